@@ -1,0 +1,211 @@
+// Package arch holds what the processor supplements of the System V ABI fix for each machine: DWARF
+// register numbers and names, which registers a call preserves, and the types of addresses.
+//
+// It is data. It reads no files and knows nothing of call frame information.
+package arch
+
+import "fmt"
+
+// A Vaddr is a link-time address: what an ELF file's headers and unwind tables speak of.
+type Vaddr uint64
+
+// An Addr is a run-time address in some process. Addr = Vaddr + the mapping's bias, modulo 2⁶⁴.
+type Addr uint64
+
+// A Reg is a DWARF register number.
+type Reg uint16
+
+// A Slot is a register's index in a walker's state. Only registers that walking can need have one.
+type Slot uint8
+
+// NumSlots is the size of a walker's register file; a set of slots fits a uint64.
+const NumSlots = 64
+
+// NoSlot marks a register that the walker does not carry, such as a vector register.
+const NoSlot Slot = 255
+
+// A Machine describes one instruction set under its System V ABI.
+type Machine struct {
+	Name   string // as the kernel spells it: "x86_64", "aarch64"
+	ELF    uint16 // e_machine
+	SP     Reg    // stack pointer
+	FP     Reg    // frame pointer, where code keeps one
+	PC     Reg    // the number expressions use for the program counter
+	RA     Reg    // the usual return address column
+	RAName string // what the judges print for that column in a table
+
+	// CalleeSaved are the registers that a call preserves, in the order in which the compact table
+	// stores them.
+	CalleeSaved []Reg
+
+	// RAInReg says that a function's return address starts in register RA (a link register) and
+	// stays there as long as no rule says otherwise.
+	RAInReg bool
+
+	// RASignState is the pseudo register that says whether the return address is signed, or 0.
+	RASignState Reg
+
+	// StepKnown says that frames of this machine can be walked. Tables of the others can be read
+	// and printed only.
+	StepKnown bool
+
+	names []string
+	slots []uint8 // by register number; NoSlot where it has none
+	saved uint64  // CalleeSaved and SP as slots
+}
+
+// Slot returns r's index in a walker's state, or NoSlot.
+func (m *Machine) Slot(r Reg) Slot {
+	if int(r) < len(m.slots) {
+		return Slot(m.slots[r])
+	}
+	return NoSlot
+}
+
+// SavedSlots is the set of slots that a call preserves.
+func (m *Machine) SavedSlots() uint64 { return m.saved }
+
+// RegName returns the name of r as readelf prints it, in lower case: "rsp", "x29", or "r123" where the
+// ABI names none.
+func (m *Machine) RegName(r Reg) string {
+	if int(r) < len(m.names) && m.names[r] != "" {
+		return m.names[r]
+	}
+	return fmt.Sprintf("r%d", r)
+}
+
+// RegByName is the inverse of RegName.
+func (m *Machine) RegByName(s string) (Reg, bool) {
+	for i, n := range m.names {
+		if n == s && n != "" {
+			return Reg(i), true
+		}
+	}
+	var r Reg
+	if _, err := fmt.Sscanf(s, "r%d", &r); err == nil && m.RegName(r) == s {
+		return r, true
+	}
+	return 0, false
+}
+
+// e_machine values (System V ABI, chapter 4).
+const (
+	EM_386     = 3
+	EM_MIPS    = 8
+	EM_PPC64   = 21
+	EM_S390    = 22
+	EM_ARM     = 40
+	EM_X86_64  = 62
+	EM_AARCH64 = 183
+	EM_RISCV   = 243
+	EM_LOONG   = 258
+)
+
+// AMD64 is x86-64 (System V ABI, AMD64 supplement, figure 3.36).
+var AMD64 = finish(&Machine{
+	Name: "x86_64", ELF: EM_X86_64,
+	SP: 7, FP: 6, PC: 16, RA: 16, RAName: "ra",
+	CalleeSaved: []Reg{3, 6, 12, 13, 14, 15},
+	StepKnown:   true,
+	names:       amd64Names(),
+}, 17, nil)
+
+// ARM64 is AArch64 (DWARF for the Arm 64-bit Architecture, section 4.1). The low halves of v8–v15
+// survive a call and have slots of their own.
+var ARM64 = finish(&Machine{
+	Name: "aarch64", ELF: EM_AARCH64,
+	SP: 31, FP: 29, PC: 32, RA: 30, RAName: "ra",
+	CalleeSaved: []Reg{19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 72, 73, 74, 75, 76, 77, 78, 79},
+	RAInReg:     true,
+	RASignState: 34,
+	StepKnown:   true,
+	names:       arm64Names(),
+}, 35, []Reg{72, 73, 74, 75, 76, 77, 78, 79})
+
+// Others are machines whose tables can be read and printed: the stack pointer and the usual return
+// address column are all that this needs.
+var others = map[uint16]*Machine{
+	EM_386:   finish(&Machine{Name: "i386", ELF: EM_386, SP: 4, FP: 5, PC: 8, RA: 8, RAName: "ra", names: []string{"eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", "edi", "eip"}}, 0, nil),
+	EM_MIPS:  finish(&Machine{Name: "mips", ELF: EM_MIPS, SP: 29, FP: 30, PC: 64, RA: 31, RAName: "ra"}, 0, nil),
+	EM_PPC64: finish(&Machine{Name: "ppc64", ELF: EM_PPC64, SP: 1, FP: 31, PC: 64, RA: 65, RAName: "ra"}, 0, nil),
+	EM_S390:  finish(&Machine{Name: "s390x", ELF: EM_S390, SP: 15, FP: 11, PC: 65, RA: 14, RAName: "ra"}, 0, nil),
+	EM_ARM:   finish(&Machine{Name: "arm", ELF: EM_ARM, SP: 13, FP: 11, PC: 15, RA: 14, RAName: "ra"}, 0, nil),
+	EM_RISCV: finish(&Machine{Name: "riscv", ELF: EM_RISCV, SP: 2, FP: 8, PC: 64, RA: 1, RAName: "ra"}, 0, nil),
+	EM_LOONG: finish(&Machine{Name: "loongarch", ELF: EM_LOONG, SP: 3, FP: 22, PC: 64, RA: 1, RAName: "ra"}, 0, nil),
+}
+
+// ByELF returns the machine of an ELF header's e_machine. It never returns nil: a machine without a
+// description gets one that can only number its registers.
+func ByELF(em uint16) *Machine {
+	switch em {
+	case EM_X86_64:
+		return AMD64
+	case EM_AARCH64:
+		return ARM64
+	}
+	if m := others[em]; m != nil {
+		return m
+	}
+	return finish(&Machine{Name: fmt.Sprintf("machine-%d", em), ELF: em, RAName: "ra"}, 0, nil)
+}
+
+// finish fills in the derived tables: registers 0 to n-1 get the slot of their number, extra ones the
+// slots after them.
+func finish(m *Machine, n int, extra []Reg) *Machine {
+	top := n
+	for _, r := range extra {
+		top = max(top, int(r)+1)
+	}
+	m.slots = make([]uint8, top)
+	for i := range m.slots {
+		m.slots[i] = uint8(NoSlot)
+	}
+	for i := range n {
+		m.slots[i] = uint8(i)
+	}
+	for i, r := range extra {
+		m.slots[r] = uint8(n + i)
+	}
+	if m.StepKnown {
+		for _, r := range append([]Reg{m.SP}, m.CalleeSaved...) {
+			m.saved |= 1 << m.Slot(r)
+		}
+		if m.RAInReg {
+			m.saved |= 1 << m.Slot(m.RA)
+		}
+	}
+	return m
+}
+
+func amd64Names() []string {
+	n := []string{"rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp"}
+	for i := 8; i < 16; i++ {
+		n = append(n, fmt.Sprintf("r%d", i))
+	}
+	n = append(n, "rip")
+	for i := range 16 {
+		n = append(n, fmt.Sprintf("xmm%d", i))
+	}
+	for i := range 8 {
+		n = append(n, fmt.Sprintf("st%d", i))
+	}
+	for i := range 8 {
+		n = append(n, fmt.Sprintf("mm%d", i))
+	}
+	return n
+}
+
+func arm64Names() []string {
+	var n []string
+	for i := range 31 {
+		n = append(n, fmt.Sprintf("x%d", i))
+	}
+	n = append(n, "sp", "pc", "", "ra_sign_state")
+	for len(n) < 64 {
+		n = append(n, "")
+	}
+	for i := range 32 {
+		n = append(n, fmt.Sprintf("v%d", i))
+	}
+	return n
+}

@@ -1,0 +1,29 @@
+// Package oracle runs the outside tools that judge this project's decoders and walkers. It is for
+// tests only.
+package oracle
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+)
+
+// Need skips the test unless every tool is installed; with UNSPOOL_REQUIRE_JUDGES=1, as in CI, a
+// missing tool is a failure.
+func Need(t testing.TB, tools ...string) {
+	t.Helper()
+	for _, tool := range tools {
+		if _, err := exec.LookPath(tool); err != nil {
+			Lacks(t, tool)
+		}
+	}
+}
+
+// Lacks skips the test, or fails it where judges are required, naming what the machine lacks.
+func Lacks(t testing.TB, what string) {
+	t.Helper()
+	if os.Getenv("UNSPOOL_REQUIRE_JUDGES") == "1" {
+		t.Fatalf("this machine lacks %s, and UNSPOOL_REQUIRE_JUDGES=1", what)
+	}
+	t.Skipf("this machine lacks %s", what)
+}

@@ -1,0 +1,357 @@
+package rows
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"github.com/unspool/unspool/arch"
+)
+
+// A Builder collects the rows of a module, range by range and in any order, and makes the Table. It is
+// for one goroutine; several Builders can work side by side and be joined by Build.
+type Builder struct {
+	Machine *arch.Machine
+
+	sets   []Set
+	index  map[string]SetID
+	key    []byte
+	ranges []span
+	rows   []Row
+}
+
+// A span is one FDE's rows, or the like: rows[first:first+n] lie in [lo, hi).
+type span struct {
+	lo, hi   arch.Vaddr
+	first, n int
+}
+
+// NewBuilder returns an empty Builder.
+func NewBuilder(m *arch.Machine) *Builder {
+	b := &Builder{Machine: m, index: map[string]SetID{}}
+	b.Intern(Set{})
+	return b
+}
+
+// Grow makes room for n rows.
+func (b *Builder) Grow(n int) { b.rows = slices.Grow(b.rows, n) }
+
+// Intern returns the id of s, which is copied the first time it is seen. Rules must be sorted by Of.
+func (b *Builder) Intern(s Set) SetID {
+	b.key = appendKey(b.key[:0], &s)
+	if id, ok := b.index[string(b.key)]; ok {
+		return id
+	}
+	id := SetID(len(b.sets))
+	s.Rules = slices.Clone(s.Rules)
+	b.sets = append(b.sets, s)
+	b.index[string(b.key)] = id
+	return id
+}
+
+// Set returns the Set that Intern gave id for.
+func (b *Builder) Set(id SetID) *Set { return &b.sets[id] }
+
+// appendKey appends bytes that are equal for equal Sets only.
+func appendKey(k []byte, s *Set) []byte {
+	le := binary.LittleEndian
+	k = append(k, byte(s.CFA.Kind), byte(s.Flags))
+	k = le.AppendUint16(le.AppendUint16(k, uint16(s.CFA.Reg)), uint16(s.RA))
+	k = le.AppendUint64(le.AppendUint64(k, uint64(s.CFA.Off)), uint64(s.CFA.Off2))
+	k = append(le.AppendUint32(k, uint32(len(s.CFA.Expr))), s.CFA.Expr...)
+	for i := range s.Rules {
+		r := &s.Rules[i]
+		k = append(k, byte(r.Kind))
+		k = le.AppendUint16(le.AppendUint16(k, uint16(r.Of)), uint16(r.Reg))
+		k = le.AppendUint64(k, uint64(r.Off))
+		k = append(le.AppendUint32(k, uint32(len(r.Expr))), r.Expr...)
+	}
+	return k
+}
+
+// Begin starts the rows of [lo, hi). An empty range, lo >= hi, takes no rows.
+func (b *Builder) Begin(lo, hi arch.Vaddr) {
+	b.ranges = append(b.ranges, span{lo: lo, hi: hi, first: len(b.rows)})
+}
+
+// Row says that from lo on, set holds, until the next Row or the end of the range. Calls are in
+// ascending order of lo; of several for one lo the last counts. Rows outside the range are dropped.
+func (b *Builder) Row(lo arch.Vaddr, set SetID) {
+	s := &b.ranges[len(b.ranges)-1]
+	if lo < s.lo || lo >= s.hi {
+		return
+	}
+	if s.n > 0 {
+		last := &b.rows[len(b.rows)-1]
+		if last.Lo >= lo {
+			last.Set = set
+			return
+		}
+		if last.Set == set {
+			return
+		}
+	}
+	b.rows = append(b.rows, Row{lo, set})
+	s.n++
+}
+
+// Drop takes back the range that was begun last, because its entry turned out to be damaged.
+func (b *Builder) Drop() {
+	n := len(b.ranges) - 1
+	b.rows = b.rows[:b.ranges[n].first]
+	b.ranges = b.ranges[:n]
+}
+
+// Build makes the Table of everything that the Builders have collected, which must be of one machine.
+// Where ranges overlap, the one with the greatest start that contains a PC holds there; of several
+// with that start, the one that was begun first.
+func Build(bs ...*Builder) *Table {
+	t := &draft{Builder: *bs[0]}
+	for _, o := range bs[1:] {
+		t.join(o)
+	}
+	for _, p := range passes {
+		p.run(t)
+		if checkPasses {
+			if err := p.check(t); err != nil {
+				panic(fmt.Sprintf("BUG: rows pass %s: %v", p.name, err))
+			}
+		}
+	}
+	return &Table{Machine: t.Machine, Rows: t.rows, Sets: t.sets}
+}
+
+// A draft is a table on its way through the passes.
+type draft struct{ Builder }
+
+// passes run in order; tests run check after each.
+var passes = []struct {
+	name  string
+	run   func(*draft)
+	check func(*draft) error
+}{
+	{"sort", sortRanges, checkSorted},
+	{"clip", clipRanges, checkDisjoint}, // needs sort
+	{"merge", mergeRows, checkMerged},   // needs clip: equal neighbours now touch
+	{"prune", pruneSets, checkSets},     // needs merge: it numbers the sets that are left
+}
+
+// checkPasses is set by tests.
+var checkPasses = false
+
+// join appends o's ranges, giving its sets b's numbers.
+func (b *Builder) join(o *Builder) {
+	ids := make([]SetID, len(o.sets))
+	for i := range o.sets {
+		ids[i] = b.Intern(o.sets[i])
+	}
+	base := len(b.rows)
+	b.Grow(len(o.rows))
+	for _, r := range o.rows {
+		b.rows = append(b.rows, Row{r.Lo, ids[r.Set]})
+	}
+	b.ranges = slices.Grow(b.ranges, len(o.ranges))
+	for _, r := range o.ranges {
+		r.first += base
+		b.ranges = append(b.ranges, r)
+	}
+}
+
+func sortRanges(d *draft) {
+	byLo := func(a, b span) int {
+		switch {
+		case a.lo < b.lo:
+			return -1
+		case a.lo > b.lo:
+			return 1
+		}
+		return 0
+	}
+	if !slices.IsSortedFunc(d.ranges, byLo) {
+		slices.SortStableFunc(d.ranges, byLo)
+	}
+}
+
+func checkSorted(d *draft) error {
+	for i := 1; i < len(d.ranges); i++ {
+		if d.ranges[i].lo < d.ranges[i-1].lo {
+			return fmt.Errorf("range %d starts at %#x, before %#x", i, d.ranges[i].lo, d.ranges[i-1].lo)
+		}
+	}
+	return nil
+}
+
+// clipRanges lays the sorted ranges out as one list of rows, with a gap wherever none holds. Ranges
+// that contain the current address wait on a stack, the greatest start on top.
+func clipRanges(d *draft) {
+	in := d.rows
+	out := make([]Row, 0, len(in)+len(in)/16+1)
+	var stack []span
+	at := arch.Vaddr(0) // everything below is laid out
+	gap := func(lo arch.Vaddr) {
+		if n := len(out); n > 0 && out[n-1].Set != GapID {
+			out = append(out, Row{lo, GapID})
+		}
+	}
+	// upTo lays out what the stack holds, up to hi.
+	upTo := func(hi arch.Vaddr) {
+		for len(stack) > 0 && at < hi {
+			top := &stack[len(stack)-1]
+			if top.hi <= at {
+				stack = stack[:len(stack)-1]
+				continue
+			}
+			end := min(top.hi, hi)
+			rs := in[top.first : top.first+top.n]
+			i := 0
+			if at > top.lo { // resumed: find the row that holds here
+				i, _ = slices.BinarySearchFunc(rs, at, func(r Row, v arch.Vaddr) int {
+					if r.Lo <= v {
+						return -1
+					}
+					return 1
+				})
+				if i > 0 {
+					i--
+				}
+			}
+			if i < len(rs) && rs[i].Lo > at {
+				gap(at) // rows that do not start with their range
+			}
+			for ; i < len(rs) && rs[i].Lo < end; i++ {
+				out = append(out, Row{max(rs[i].Lo, at), rs[i].Set})
+			}
+			at = end
+		}
+		if len(stack) == 0 && at < hi {
+			gap(at)
+			at = hi
+		}
+	}
+	for i, r := range d.ranges {
+		if r.lo >= r.hi || r.n == 0 || i > 0 && len(stack) > 0 && stack[len(stack)-1].lo == r.lo && stack[len(stack)-1].hi >= r.hi {
+			continue
+		}
+		if len(stack) > 0 && stack[len(stack)-1].lo == r.lo {
+			// The one begun first holds as far as it goes; this one takes over behind it.
+			r2 := stack[len(stack)-1]
+			stack[len(stack)-1] = r
+			stack = append(stack, r2)
+			continue
+		}
+		upTo(r.lo)
+		at = r.lo
+		stack = append(stack, r)
+	}
+	upTo(^arch.Vaddr(0))
+	gap(at)
+	d.rows, d.ranges = out, nil
+}
+
+func checkDisjoint(d *draft) error {
+	for i := 1; i < len(d.rows); i++ {
+		if d.rows[i].Lo <= d.rows[i-1].Lo {
+			return fmt.Errorf("row %d at %#x follows row at %#x", i, d.rows[i].Lo, d.rows[i-1].Lo)
+		}
+	}
+	if n := len(d.rows); n > 0 && (d.rows[n-1].Set != GapID || d.rows[0].Set == GapID) {
+		return fmt.Errorf("the table must start with a row and end with a gap")
+	}
+	return nil
+}
+
+func mergeRows(d *draft) {
+	d.rows = slices.CompactFunc(d.rows, func(a, b Row) bool { return a.Set == b.Set })
+}
+
+func checkMerged(d *draft) error {
+	for i := 1; i < len(d.rows); i++ {
+		if d.rows[i].Set == d.rows[i-1].Set {
+			return fmt.Errorf("rows %d and %d are equal", i-1, i)
+		}
+	}
+	return checkDisjoint(d)
+}
+
+// pruneSets numbers the sets in the order of their first use, the gap first, and drops the others.
+func pruneSets(d *draft) {
+	const unseen = ^SetID(0)
+	ids := make([]SetID, len(d.sets))
+	for i := range ids {
+		ids[i] = unseen
+	}
+	ids[GapID] = GapID
+	sets := []Set{{}}
+	for i := range d.rows {
+		r := &d.rows[i]
+		if ids[r.Set] == unseen {
+			ids[r.Set] = SetID(len(sets))
+			sets = append(sets, d.sets[r.Set])
+		}
+		r.Set = ids[r.Set]
+	}
+	d.sets, d.index = sets, nil
+}
+
+func checkSets(d *draft) error {
+	seen := map[string]int{}
+	for i := range d.sets {
+		k := string(appendKey(nil, &d.sets[i]))
+		if j, dup := seen[k]; dup {
+			return fmt.Errorf("sets %d and %d are equal", j, i)
+		}
+		seen[k] = i
+	}
+	for _, r := range d.rows {
+		if int(r.Set) >= len(d.sets) {
+			return fmt.Errorf("row at %#x has set %d of %d", r.Lo, r.Set, len(d.sets))
+		}
+	}
+	return checkMerged(d)
+}
+
+// Overlay returns a table that has t's rows and, in t's gaps, o's: what .debug_frame adds to .eh_frame.
+// It returns t itself where o adds nothing.
+func (t *Table) Overlay(o *Table) *Table {
+	if len(o.Rows) == 0 {
+		return t
+	}
+	if len(t.Rows) == 0 {
+		return o
+	}
+	// As ranges: a row of t is inside the range of o's table that it covers, so it wins.
+	b := NewBuilder(t.Machine)
+	ids := func(x *Table) []SetID {
+		m := make([]SetID, len(x.Sets))
+		for i := range x.Sets {
+			m[i] = b.Intern(x.Sets[i])
+		}
+		return m
+	}
+	ti, oi := ids(t), ids(o)
+	i, j := -1, -1 // the rows that hold at the current address
+	b.Begin(0, ^arch.Vaddr(0))
+	for i+1 < len(t.Rows) || j+1 < len(o.Rows) {
+		var at arch.Vaddr
+		switch {
+		case j+1 >= len(o.Rows) || i+1 < len(t.Rows) && t.Rows[i+1].Lo < o.Rows[j+1].Lo:
+			i++
+			at = t.Rows[i].Lo
+		case i+1 >= len(t.Rows) || o.Rows[j+1].Lo < t.Rows[i+1].Lo:
+			j++
+			at = o.Rows[j].Lo
+		default:
+			i, j = i+1, j+1
+			at = t.Rows[i].Lo
+		}
+		id := GapID
+		if j >= 0 {
+			id = oi[o.Rows[j].Set]
+		}
+		if i >= 0 && t.Rows[i].Set != GapID {
+			id = ti[t.Rows[i].Set]
+		}
+		b.Row(at, id)
+	}
+	return Build(b)
+}

@@ -1,0 +1,65 @@
+// Package unwind walks stacks: from a snapshot of registers and memory, and the modules of its address
+// space, to frames. Every frame says how it was found, and every stack says why it stopped.
+//
+// It finds rules through rows.Stepper and knows neither file formats nor emitters.
+package unwind
+
+import "github.com/unspool/unspool/arch"
+
+// A How says how a frame was found.
+type How uint8
+
+const (
+	HowStart        How = iota // the snapshot's own registers: frame 0
+	HowCFI                     // by call frame information of the frame below
+	HowSignal                  // by a signal frame: this frame was interrupted, and its PC is exact
+	HowPLT                     // by the shape of a procedure linkage table without information
+	HowFramePointer            // by the frame pointer: the frame below has no information
+)
+
+var howNames = [...]string{"start", "cfi", "signal", "plt", "fp"}
+
+func (h How) String() string { return name(howNames[:], int(h)) }
+
+// A Stop says why a stack ended.
+type Stop uint8
+
+const (
+	Outermost    Stop = iota // whole: there is no caller
+	NoInfo                   // no information at the PC, and no frame pointer to follow
+	BadCFA                   // the CFA does not move up, or needs a register that is lost
+	Truncated                // the captured stack ends before the frame does
+	BadMemory                // unreadable memory elsewhere
+	BadReturn                // the return address is in no executable mapping
+	DepthLimit               // the limit of frames was reached
+	NoUserStack              // nothing to walk: a kernel thread, or no registers in the sample
+	NumStops
+)
+
+var stopNames = [...]string{"outermost", "no-info", "bad-cfa", "truncated", "bad-memory", "bad-return", "depth-limit", "no-user-stack"}
+
+func (s Stop) String() string { return name(stopNames[:], int(s)) }
+
+func name(names []string, i int) string {
+	if i < len(names) {
+		return names[i]
+	}
+	return "?"
+}
+
+// A Frame is one frame of a stack.
+type Frame struct {
+	PC      arch.Addr // exact in frame 0 and in a frame that a signal interrupted; else the return address
+	Exact   bool      // PC is not a return address
+	How     How
+	Mapping *Mapping // where PC lies; nil if in none
+}
+
+// Addr is the address by which to look the frame up and by which to show it: PC where that is exact,
+// else the return address minus one, which lies in the calling instruction.
+func (f *Frame) Addr() arch.Addr {
+	if f.Exact {
+		return f.PC
+	}
+	return f.PC - 1
+}
