@@ -1,7 +1,9 @@
 package unwind
 
 import (
+	"sort"
 	"sync"
+	"sync/atomic"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
@@ -79,3 +81,92 @@ func (m *Mapping) Vaddr(a arch.Addr) (v arch.Vaddr, ok bool) {
 	}
 	return c.Vaddr(m.FileOff(a))
 }
+
+// A Space is the executable mappings of a process at one moment. It is immutable and safe to share;
+// walkers recognise it by its identity.
+type Space struct {
+	id   uint64
+	maps []Mapping // sorted, disjoint
+}
+
+var lastSpace atomic.Uint64
+
+// NewSpace returns the Space of maps, laid over each other in their order.
+func NewSpace(maps ...Mapping) *Space {
+	s := &Space{id: lastSpace.Add(1)}
+	for _, m := range maps {
+		s.maps = lay(s.maps, m.Lo, m.Hi, &m)
+	}
+	return s
+}
+
+// With returns s with m laid over whatever was there.
+func (s *Space) With(m Mapping) *Space {
+	return &Space{id: lastSpace.Add(1), maps: lay(s.maps, m.Lo, m.Hi, &m)}
+}
+
+// Without returns s without [lo, hi): s itself where nothing was mapped there.
+func (s *Space) Without(lo, hi arch.Addr) *Space {
+	if !s.Overlaps(lo, hi) {
+		return s
+	}
+	return &Space{id: lastSpace.Add(1), maps: lay(s.maps, lo, hi, nil)}
+}
+
+// Overlaps says whether anything is mapped in [lo, hi).
+func (s *Space) Overlaps(lo, hi arch.Addr) bool {
+	i := sort.Search(len(s.maps), func(i int) bool { return s.maps[i].Hi > lo })
+	return i < len(s.maps) && lo < hi && s.maps[i].Lo < hi
+}
+
+// lay returns a copy of maps in which [lo, hi) is m, or nothing where m is nil.
+func lay(maps []Mapping, lo, hi arch.Addr, m *Mapping) []Mapping {
+	if lo >= hi {
+		return maps
+	}
+	out := make([]Mapping, 0, len(maps)+2)
+	i := 0
+	for ; i < len(maps) && maps[i].Lo < lo; i++ {
+		left := maps[i]
+		left.Hi = min(left.Hi, lo)
+		out = append(out, left)
+	}
+	if m != nil {
+		out = append(out, *m)
+	}
+	if i > 0 {
+		i-- // it may stick out above hi
+	}
+	for ; i < len(maps); i++ {
+		if maps[i].Hi <= hi {
+			continue
+		}
+		right := maps[i]
+		if right.Lo < hi {
+			right.Off += uint64(hi - right.Lo)
+			right.Lo = hi
+		}
+		out = append(out, right)
+	}
+	return out
+}
+
+// Find returns the mapping that contains a, or nil. It does not allocate.
+func (s *Space) Find(a arch.Addr) *Mapping {
+	lo, hi := 0, len(s.maps)
+	for lo < hi {
+		mid := int(uint(lo+hi) >> 1)
+		if s.maps[mid].Lo <= a {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	if lo > 0 && a < s.maps[lo-1].Hi {
+		return &s.maps[lo-1]
+	}
+	return nil
+}
+
+// Mappings returns the mappings, sorted and disjoint. The slice must not be changed.
+func (s *Space) Mappings() []Mapping { return s.maps }

@@ -1,0 +1,255 @@
+package unwind
+
+import (
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/rows"
+)
+
+// DefaultDepth is the limit of frames that a Walker has unless told otherwise.
+const DefaultDepth = 4096
+
+// A Snapshot is a thread at one moment: its registers, what memory is known, and its address space.
+type Snapshot struct {
+	Machine *arch.Machine
+	Space   *Space
+	PC      uint64
+	Known   uint64                // set of slots whose value is in Regs
+	Regs    [arch.NumSlots]uint64 // by slot
+	Mem     rows.Memory           // the window is the captured stack
+}
+
+// A Walker walks stacks. It remembers what it found at each PC of a Space, so one Walker should serve
+// many stacks; it is for one goroutine at a time.
+type Walker struct {
+	depth int
+	state rows.State
+	cache []site
+}
+
+// A site is what is known about a PC of a Space.
+type site struct {
+	key     uint64 // PC, shifted left by one, plus one where it is exact
+	space   uint64 // Space.id; 0 is none
+	stepper rows.Stepper
+	mapping *Mapping
+	rule    uint32
+	kind    siteKind
+	signal  bool
+}
+
+type siteKind uint8
+
+const (
+	siteUnmapped siteKind = iota // in no executable mapping
+	siteCFI                      // stepper and rule are set
+	siteTerminal                 // no caller, by the place
+	sitePLT                      // a PLT stub without information; rule is the bytes pushed
+	siteBlind                    // mapped, without information
+)
+
+// The cache holds this many sites, direct-mapped. Measured on a compiler's recording: 32 Ki sites hit
+// in 99 % of frames and still fit the second-level cache of most machines.
+const cacheBits = 15
+
+// NewWalker returns a Walker that stops after depth frames; 0 means DefaultDepth.
+func NewWalker(depth int) *Walker {
+	if depth <= 0 {
+		depth = DefaultDepth
+	}
+	return &Walker{depth: depth, cache: make([]site, 1<<cacheBits)}
+}
+
+// find returns what is known about pc in space. The result is valid until the next call.
+func (w *Walker) find(space *Space, pc uint64, exact bool) *site {
+	key := pc << 1
+	if exact {
+		key |= 1
+	}
+	e := &w.cache[(key^space.id<<40)*0x9e3779b97f4a7c15>>(64-cacheBits)]
+	if e.key != key || e.space != space.id {
+		*e = resolve(space, arch.Addr(pc), exact)
+		e.key, e.space = key, space.id
+	}
+	return e
+}
+
+// resolve finds out about pc from the modules.
+func resolve(space *Space, pc arch.Addr, exact bool) site {
+	if !exact {
+		pc-- // a return address: the call before it is what counts
+	}
+	m := space.Find(pc)
+	if m == nil {
+		return site{}
+	}
+	e := site{mapping: m, kind: siteBlind}
+	v, ok := m.Vaddr(pc)
+	if !ok {
+		return e
+	}
+	c := m.Module.Code()
+	for _, r := range c.Terminal {
+		if r.Lo <= v && v < r.Hi {
+			e.kind = siteTerminal
+			return e
+		}
+	}
+	if c.Stepper != nil {
+		if id, ok := c.Stepper.Find(v); ok {
+			e.stepper, e.rule, e.kind, e.signal = c.Stepper, id, siteCFI, c.Stepper.Signal(id)
+			return e
+		}
+	}
+	for _, p := range c.PLT {
+		if p.Lo <= v && v < p.Hi {
+			e.kind, e.rule = sitePLT, p.pushed(v)
+			return e
+		}
+	}
+	return e
+}
+
+// pushed returns how many bytes the stub at v has pushed above the return address (AMD64 psABI,
+// figure 5.2): stubs push their index in 5 bytes after a jump of 6; the first entry starts with that and
+// pushes 8 more.
+func (p *PLTRange) pushed(v arch.Vaddr) uint32 {
+	if !p.Lazy {
+		return 0
+	}
+	switch at := uint64(v - p.Lo); {
+	case at >= 16 && at&15 < 11:
+		return 0
+	case at >= 6 && at < 16:
+		return 16
+	}
+	return 8
+}
+
+// Walk appends the frames of s to frames, innermost first, and says why there are no more. The result
+// has at least one frame. It allocates only to grow frames and to load modules.
+func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
+	st := &w.state
+	st.Start(s.PC, s.Known)
+	st.Snap = s.Regs
+	mem := &s.Mem
+	exact, how := true, HowStart
+	sp, _ := st.Get(s.Machine.Slot(s.Machine.SP), mem)
+	for n := 0; ; n++ {
+		e := w.find(s.Space, st.PC, exact)
+		if e.kind == siteUnmapped && n > 0 {
+			return frames, BadReturn
+		}
+		if n >= w.depth {
+			return frames, DepthLimit
+		}
+		frames = append(frames, Frame{PC: arch.Addr(st.PC), Exact: exact, How: how, Mapping: e.mapping})
+
+		next := HowCFI
+		switch e.kind {
+		case siteCFI:
+			if o := e.stepper.Apply(e.rule, st, mem); o != rows.OK {
+				return frames, w.stop(o, s)
+			}
+			if e.signal {
+				next = HowSignal
+			}
+		case siteTerminal:
+			return frames, Outermost
+		case sitePLT:
+			next = HowPLT
+			if o := w.stepPLT(s.Machine, uint64(e.rule), mem); o != rows.OK {
+				return frames, w.stop(o, s)
+			}
+		case siteBlind:
+			next = HowFramePointer
+			if !w.stepFP(s, sp) {
+				return frames, NoInfo
+			}
+		default:
+			return frames, NoInfo
+		}
+
+		// The stack grows down, so a caller's frame is above. A signal handler can have a stack of
+		// its own, and a function that keeps its return address in a register need not use any.
+		if st.CFA <= sp && next != HowSignal && !(n == 0 && st.CFA == sp && s.Machine.RAInReg) {
+			return frames, BadCFA
+		}
+		sp, how, exact = st.CFA, next, next == HowSignal
+	}
+}
+
+// maxStack is how far above a captured stack its missing rest may reach, in bytes. An address farther
+// away is corruption, not truncation.
+const maxStack = 1 << 30
+
+// stop translates the outcome of a step.
+func (w *Walker) stop(o rows.Outcome, s *Snapshot) Stop {
+	switch o {
+	case rows.Outermost:
+		return Outermost
+	case rows.NoRule:
+		return NoInfo
+	case rows.Unreadable:
+		end := s.Mem.Lo + uint64(len(s.Mem.Bytes))
+		if f := w.state.Fault; len(s.Mem.Bytes) > 0 && f+8 > end && f-s.Mem.Lo < maxStack {
+			return Truncated
+		}
+		return BadMemory
+	}
+	return BadCFA
+}
+
+// stepPLT leaves a PLT stub that has pushed bytes above its return address.
+func (w *Walker) stepPLT(m *arch.Machine, pushed uint64, mem *rows.Memory) rows.Outcome {
+	st := &w.state
+	sp, o := st.Get(m.Slot(m.SP), mem)
+	if o != rows.OK {
+		return o
+	}
+	ra, ok := mem.Load(sp + pushed)
+	if !ok {
+		st.Fault = sp + pushed
+		return rows.Unreadable
+	}
+	st.Known &= m.SavedSlots()
+	w.caller(m, ra, sp+pushed+8)
+	return rows.OK
+}
+
+// stepFP follows the frame pointer out of code without information: x86-64 and AArch64 keep the
+// caller's frame pointer at *FP and the return address at *(FP+8). The other registers are lost. It
+// refuses where that would leave the stack or the code.
+func (w *Walker) stepFP(s *Snapshot, sp uint64) bool {
+	st, m, mem := &w.state, s.Machine, &s.Mem
+	slot := m.Slot(m.FP)
+	fp, o := st.Get(slot, mem)
+	if o != rows.OK || fp < sp || fp-sp > maxStack || fp&7 != 0 {
+		return false
+	}
+	up, ok1 := mem.Load(fp)
+	ra, ok2 := mem.Load(fp + 8)
+	if !ok1 || !ok2 || s.Space.Find(arch.Addr(ra-1)) == nil {
+		return false
+	}
+	st.Known = 1 << slot
+	st.InMem &^= 1 << slot
+	st.InReg &^= 1 << slot
+	st.Val[slot] = up
+	w.caller(m, ra, fp+16)
+	return true
+}
+
+// caller makes ra and cfa the PC and stack pointer of the state.
+func (w *Walker) caller(m *arch.Machine, ra, cfa uint64) {
+	st := &w.state
+	st.PC, st.CFA = ra, cfa
+	for _, x := range [2]struct {
+		slot arch.Slot
+		v    uint64
+	}{{m.Slot(m.SP), cfa}, {m.Slot(m.RA), ra}} {
+		st.Known |= 1 << x.slot
+		st.InMem &^= 1 << x.slot
+		st.InReg &^= 1 << x.slot
+		st.Val[x.slot] = x.v
+	}
+}
