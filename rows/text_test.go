@@ -1,0 +1,77 @@
+package rows
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+)
+
+// cells pairs the text of a row with what it says.
+var cells = []struct {
+	text string
+	set  Set
+}{
+	{"gap", Set{}},
+	{"cfa=rsp+32816  ra=c-8", Set{CFA: CFA{Kind: CFAReg, Reg: 7, Off: 32816}, Rules: []Rule{{Of: 16, Kind: Offset, Off: -8}}}},
+	{"cfa=r11+262192  rbx=rdx  ra=u", Set{CFA: CFA{Kind: CFAReg, Reg: 11, Off: 262192}, Rules: []Rule{{Of: 3, Kind: Register, Reg: 1}, {Of: 16, Kind: Undefined}}}},
+	{"cfa=DW_OP_breg6 RBP-8, DW_OP_deref  rbp=[DW_OP_breg6 RBP+0]  ra=c-8", Set{CFA: CFA{Kind: CFARegDeref, Reg: 6, Off: -8},
+		Rules: []Rule{{Of: 6, Kind: RegDeref, Reg: 6}, {Of: 16, Kind: Offset, Off: -8}}}},
+	{"cfa=DW_OP_breg7 RSP+72, DW_OP_deref, DW_OP_plus_uconst 0x8  ra=c-8", Set{CFA: CFA{Kind: CFARegDeref, Reg: 7, Off: 72, Off2: 8},
+		Rules: []Rule{{Of: 16, Kind: Offset, Off: -8}}}},
+	{"cfa=DW_OP_breg7 RSP+8, DW_OP_breg16 RIP+0, DW_OP_lit15, DW_OP_and, DW_OP_lit11, DW_OP_ge, DW_OP_lit3, DW_OP_shl, DW_OP_plus  ra=c-8",
+		Set{CFA: CFA{Kind: CFAPLT, Reg: 7, Off: 8, Off2: 11}, Rules: []Rule{{Of: 16, Kind: Offset, Off: -8}}}},
+	{"cfa=rsp+8  rax=s  rdx=v+16  rbx=DW_OP_breg7 RSP+8  rsi=[DW_OP_drop, DW_OP_breg7 RSP+8]  ra=c-8  signal",
+		Set{CFA: CFA{Kind: CFAReg, Reg: 7, Off: 8}, Flags: Signal, Rules: []Rule{{Of: 0, Kind: SameValue}, {Of: 1, Kind: ValOffset, Off: 16},
+			{Of: 3, Kind: RegOffset, Reg: 7, Off: 8}, {Of: 4, Kind: Expr, Expr: "\x13\x77\x08"}, {Of: 16, Kind: Offset, Off: -8}}}},
+	{"cfa=DW_OP_breg7 RSP+8  ra=[DW_OP_lit8, DW_OP_minus, DW_OP_const4s -64, DW_OP_and, DW_OP_const2u 0x1234, DW_OP_plus]",
+		Set{CFA: CFA{Kind: CFAExpr, Expr: "\x77\x08"}, Rules: []Rule{{Of: 16, Kind: Expr, Expr: "\x38\x1c\x0d\xc0\xff\xff\xff\x1a\x0a\x34\x12\x22"}}}},
+	{"cfa=none  ra=u", Set{Rules: []Rule{{Of: 16, Kind: Undefined}}}},
+	{"cfa=DW_OP_bregx R40+3  xmm0=c-32", Set{CFA: CFA{Kind: CFAExpr, Expr: "\x92\x28\x03"}, Rules: []Rule{{Of: 17, Kind: Offset, Off: -32}}}},
+}
+
+func TestCells(t *testing.T) {
+	for _, c := range cells {
+		if !c.set.Gap() {
+			c.set.RA = 16
+		}
+		if got := c.set.Text(arch.AMD64); got != strings.Replace(c.text, "R40", strings.ToUpper(arch.AMD64.RegName(40)), 1) {
+			t.Errorf("Text\n got %s\nwant %s", got, c.text)
+		}
+		back, err := ParseSet(c.set.Text(arch.AMD64), arch.AMD64)
+		if err != nil {
+			t.Errorf("ParseSet(%q): %v", c.text, err)
+			continue
+		}
+		if a, b := string(appendKey(nil, &back)), string(appendKey(nil, &c.set)); a != b {
+			t.Errorf("ParseSet(%q)\n got %+v\nwant %+v", c.text, back, c.set)
+		}
+	}
+}
+
+func FuzzParseText(f *testing.F) {
+	var all strings.Builder
+	all.WriteString("machine x86_64\n")
+	for i, c := range cells {
+		all.WriteString(strings.ToLower(string("0123456789abcdef"[i+1])) + "0  " + c.text + "\n")
+	}
+	f.Add(all.String() + "f0  gap\n")
+	f.Add("machine aarch64\n10  cfa=sp+16  x29=c-16  ra=c-8  ra-signed\n20  gap\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		tab, err := ParseText(strings.NewReader(text))
+		if err != nil {
+			return
+		}
+		var one, two strings.Builder
+		if err := tab.WriteText(&one); err != nil {
+			t.Fatal(err)
+		}
+		again, err := ParseText(strings.NewReader(one.String()))
+		if err != nil {
+			t.Fatalf("does not read what it wrote: %v\n%s", err, one.String())
+		}
+		if err := again.WriteText(&two); err != nil || one.String() != two.String() {
+			t.Fatalf("round trip\n got %s\nwant %s", two.String(), one.String())
+		}
+	})
+}
