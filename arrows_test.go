@@ -1,0 +1,98 @@
+package unspool
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const modulePath = "github.com/unspool/unspool/"
+
+// arrows says which packages of this module each may import. A pattern ending in /* stands for every
+// package below; internal packages may be imported by all, and import none but themselves and arch.
+var arrows = []struct {
+	pkg string
+	may []string
+}{
+	{"arch", nil},
+	{"rows", []string{"arch"}},
+	{"module", []string{"arch"}},
+	{"format/*", []string{"rows", "module", "arch"}},
+	{"emit/*", []string{"rows", "arch"}},
+	{"store", []string{"emit/*", "format/*", "module", "rows", "arch"}},
+	{"unwind", []string{"rows", "module", "arch"}},
+	{"source", []string{"unwind", "rows", "arch"}},
+	{"source/*", []string{"source", "unwind", "rows", "arch"}},
+	{"symbol", []string{"module", "arch"}},
+	{"profile", []string{"unwind", "symbol", "arch"}},
+	{"report", []string{"profile", "unwind", "arch"}},
+	{"internal/*", []string{"arch", "internal/*"}},
+	{"cmd/*", []string{"*"}},
+	{"lab", []string{"*"}},
+	{"lab/*", []string{"*"}},
+}
+
+func matches(pattern, pkg string) bool {
+	if pattern == "*" || pattern == pkg {
+		return true
+	}
+	dir, ok := strings.CutSuffix(pattern, "/*")
+	return ok && strings.HasPrefix(pkg, dir+"/")
+}
+
+// TestArrows holds the imports of all files, tests apart, against the list.
+func TestArrows(t *testing.T) {
+	used := map[string]bool{}
+	err := filepath.WalkDir(".", func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			if d != nil && d.IsDir() && (strings.HasPrefix(d.Name(), ".") && p != "." || d.Name() == "testdata" || d.Name() == "tools") {
+				return filepath.SkipDir
+			}
+			return err
+		}
+		if !strings.HasSuffix(p, ".go") || strings.HasSuffix(p, "_test.go") {
+			return nil
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), p, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		pkg := path.Dir(filepath.ToSlash(p))
+		i := slices.IndexFunc(arrows, func(a struct {
+			pkg string
+			may []string
+		}) bool {
+			return matches(a.pkg, pkg)
+		})
+		if i < 0 {
+			t.Errorf("%s: package %s is not in the list", p, pkg)
+			return nil
+		}
+		used[arrows[i].pkg] = true
+		for _, im := range f.Imports {
+			s, _ := strconv.Unquote(im.Path.Value)
+			s, ours := strings.CutPrefix(s, modulePath)
+			if !ours || strings.HasPrefix(s, "internal/") {
+				continue
+			}
+			if !slices.ContainsFunc(arrows[i].may, func(m string) bool { return matches(m, s) }) {
+				t.Errorf("%s: %s must not import %s", p, pkg, s)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range arrows {
+		if !used[a.pkg] {
+			t.Errorf("no package matches %q: take it off the list", a.pkg)
+		}
+	}
+}
