@@ -25,14 +25,14 @@ func (h How) String() string { return name(howNames[:], int(h)) }
 type Stop uint8
 
 const (
-	Outermost    Stop = iota // whole: there is no caller
-	NoInfo                   // no information at the PC, and no frame pointer to follow
-	BadCFA                   // the CFA does not move up, or needs a register that is lost
-	Truncated                // the captured stack ends before the frame does
-	BadMemory                // unreadable memory elsewhere
-	BadReturn                // the return address is in no executable mapping
-	DepthLimit               // the limit of frames was reached
-	NoUserStack              // nothing to walk: a kernel thread, or no registers in the sample
+	Outermost   Stop = iota // whole: there is no caller
+	NoInfo                  // no information at the PC, and no frame pointer to follow
+	BadCFA                  // the CFA does not move up, or needs a register that is lost
+	Truncated               // the captured stack ends before the frame does
+	BadMemory               // unreadable memory elsewhere
+	BadReturn               // the return address is in no executable mapping
+	DepthLimit              // the limit of frames was reached
+	NoUserStack             // nothing to walk: a kernel thread, or no registers in the sample
 	NumStops
 )
 

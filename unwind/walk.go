@@ -133,6 +133,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 	st.Snap = s.Regs
 	mem := &s.Mem
 	exact, how := true, HowStart
+	left := false // a signal frame led to another stack than the captured one
 	sp, _ := st.Get(s.Machine.Slot(s.Machine.SP), mem)
 	for n := 0; ; n++ {
 		e := w.find(s.Space, st.PC, exact)
@@ -148,17 +149,18 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		switch e.kind {
 		case siteCFI:
 			if o := e.stepper.Apply(e.rule, st, mem); o != rows.OK {
-				return frames, w.stop(o, s)
+				return frames, w.stop(o, s, left)
 			}
 			if e.signal {
 				next = HowSignal
+				left = left || st.CFA-mem.Lo >= uint64(len(mem.Bytes))
 			}
 		case siteTerminal:
 			return frames, Outermost
 		case sitePLT:
 			next = HowPLT
 			if o := w.stepPLT(s.Machine, uint64(e.rule), mem); o != rows.OK {
-				return frames, w.stop(o, s)
+				return frames, w.stop(o, s, left)
 			}
 		case siteBlind:
 			next = HowFramePointer
@@ -183,15 +185,15 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 const maxStack = 1 << 30
 
 // stop translates the outcome of a step.
-func (w *Walker) stop(o rows.Outcome, s *Snapshot) Stop {
+func (w *Walker) stop(o rows.Outcome, s *Snapshot, left bool) Stop {
 	switch o {
 	case rows.Outermost:
 		return Outermost
 	case rows.NoRule:
 		return NoInfo
 	case rows.Unreadable:
-		end := s.Mem.Lo + uint64(len(s.Mem.Bytes))
-		if f := w.state.Fault; len(s.Mem.Bytes) > 0 && f+8 > end && f-s.Mem.Lo < maxStack {
+		n, f := uint64(len(s.Mem.Bytes)), w.state.Fault-s.Mem.Lo
+		if n > 0 && f+8 > n && (f < maxStack || left) {
 			return Truncated
 		}
 		return BadMemory
