@@ -1,0 +1,114 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/rows"
+)
+
+func dumpCmd() *cobra.Command {
+	format, section := "text", ""
+	c := &cobra.Command{
+		Use:   "dump FILE",
+		Short: "Print the unwind rules of a binary, row by row",
+		Long: `Print the unwind rules of a binary: for each range of addresses, how to find the caller.
+
+Text is a line a row, and can be read back. JSON is an object a row. Rules are spelled as readelf -wF
+spells them, expressions as llvm-dwarfdump does. Entries that could not be read are listed on standard
+error, and make the exit status 1; the rows of the others are printed.`,
+		Example: "  unspool dump /bin/ls | head\n  unspool dump --format json /bin/ls | jq -r 'select(.signal) | .lo'",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			write := map[string]func(*rows.Table, io.Writer) error{"text": (*rows.Table).WriteText, "json": writeRowsJSON}[format]
+			if write == nil {
+				return usage("--format is text or json, not %q", format)
+			}
+			which, ok := map[string]dwarf.Which{"": dwarf.Both, ".eh_frame": dwarf.EHFrame, ".debug_frame": dwarf.DebugFrame}[section]
+			if !ok {
+				return usage("--section is .eh_frame or .debug_frame, not %q", section)
+			}
+			t, damage, err := readRows(args[0], which)
+			if err != nil {
+				return err
+			}
+			if err := write(t, os.Stdout); err != nil {
+				return err
+			}
+			for _, d := range damage {
+				fmt.Fprintf(os.Stderr, "unspool: %s: %v\n", args[0], &d)
+			}
+			if len(damage) > 0 {
+				return &exitError{status: 1}
+			}
+			return nil
+		},
+	}
+	c.Flags().StringVar(&format, "format", format, "text or json")
+	c.Flags().StringVar(&section, "section", section, "only .eh_frame or only .debug_frame (default: both, .eh_frame first)")
+	return c
+}
+
+// readRows builds the table of a file.
+func readRows(path string, which dwarf.Which) (*rows.Table, []dwarf.Damage, error) {
+	img, err := module.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer img.Close()
+	f, err := dwarf.Open(img)
+	if err != nil {
+		return nil, nil, err
+	}
+	t, damage := f.Build(which)
+	if len(t.Rows) == 0 && len(damage) == 0 {
+		return nil, nil, fmt.Errorf("%s: no call frame information", path)
+	}
+	return t, damage, nil
+}
+
+// A jsonRow is one row; its spelling is part of the program's interface.
+type jsonRow struct {
+	Lo     string            `json:"lo"`
+	Hi     string            `json:"hi"`
+	CFA    string            `json:"cfa"`
+	RA     string            `json:"ra"`
+	Rules  map[string]string `json:"rules"`
+	Signal bool              `json:"signal"`
+}
+
+// writeRowsJSON writes an object a row; gaps are what lies between them.
+func writeRowsJSON(t *rows.Table, w io.Writer) error {
+	bw := bufio.NewWriter(w)
+	enc := json.NewEncoder(bw)
+	enc.SetEscapeHTML(false)
+	for i, r := range t.Rows {
+		if r.Set == rows.GapID {
+			continue
+		}
+		s := &t.Sets[r.Set]
+		row := jsonRow{
+			Lo: fmt.Sprintf("%#x", uint64(r.Lo)), Hi: fmt.Sprintf("%#x", uint64(t.Hi(i))),
+			CFA: s.CFACell(t.Machine), RA: "", Rules: map[string]string{}, Signal: s.Flags&rows.Signal != 0,
+		}
+		for j := range s.Rules {
+			rule := &s.Rules[j]
+			if rule.Of == s.RA {
+				row.RA = rule.Cell(t.Machine)
+			} else {
+				row.Rules[t.Machine.RegName(rule.Of)] = rule.Cell(t.Machine)
+			}
+		}
+		if err := enc.Encode(&row); err != nil {
+			return err
+		}
+	}
+	return bw.Flush()
+}

@@ -1,0 +1,98 @@
+// Command unspool turns unwind tables into stacks and stacks into pictures. Each verb has a file here;
+// what it does is in the packages that it calls.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// An exitError ends the program with a status and, where it has one, a message.
+type exitError struct {
+	status int
+	err    error
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit status %d", e.status)
+	}
+	return e.err.Error()
+}
+func (e *exitError) Unwrap() error { return e.err }
+
+// usage marks err as wrong usage: exit status 2.
+func usage(format string, args ...any) error {
+	return &exitError{2, fmt.Errorf(format, args...)}
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:]))
+}
+
+// run is the program: it returns the exit status.
+func run(ctx context.Context, args []string) int {
+	root := command()
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return 0
+	}
+	var exit *exitError
+	if !errors.As(err, &exit) {
+		exit = &exitError{1, err}
+	}
+	if exit.err != nil {
+		fmt.Fprintf(os.Stderr, "unspool: %v\n", exit.err)
+	}
+	if exit.status == 2 {
+		fmt.Fprintf(os.Stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())
+	}
+	return exit.status
+}
+
+func command() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "unspool",
+		Short: "Profile programs as they were shipped, and check the unwind tables they ship with",
+		Long: `unspool compiles the unwind tables that every native binary carries, and uses them to
+profile C, C++, Rust and Go programs without frame pointers.`,
+		Example: `  unspool record -o flame.svg -- ./program arg     record a program, draw a flame graph
+  unspool report perf.data                         a table of where a recording's time went
+  unspool dump /bin/ls                             the unwind rules of a binary`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Version:       version(),
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage("%v", err) })
+	root.AddCommand(recordCmd(), reportCmd(), unwindCmd(), dumpCmd(), compileCmd(), verifyCmd(), statsCmd())
+	for _, c := range root.Commands() {
+		if args := c.Args; args != nil {
+			c.Args = func(c *cobra.Command, a []string) error {
+				if err := args(c, a); err != nil {
+					return usage("%v", err)
+				}
+				return nil
+			}
+		}
+	}
+	root.Args = func(_ *cobra.Command, a []string) error {
+		if len(a) > 0 {
+			return usage("there is no verb %q", a[0])
+		}
+		return nil
+	}
+	root.RunE = func(c *cobra.Command, _ []string) error {
+		c.Help()
+		return &exitError{status: 2}
+	}
+	return root
+}

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/term"
+)
+
+// A progress is one line on a terminal's standard error that says how far long work is. Where standard
+// error is no terminal it says nothing.
+type progress struct {
+	mu   sync.Mutex
+	w    io.Writer // nil: silent
+	next time.Time
+	used bool
+}
+
+// newProgress returns a progress whose first line comes after half a second.
+func newProgress() *progress {
+	p := &progress{next: time.Now().Add(500 * time.Millisecond)}
+	if term.IsTerminal(int(os.Stderr.Fd())) {
+		p.w = os.Stderr
+	}
+	return p
+}
+
+// say replaces the line, ten times a second at most. It is safe for concurrent use.
+func (p *progress) say(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now := time.Now(); p.w != nil && now.After(p.next) {
+		p.next = now.Add(100 * time.Millisecond)
+		p.used = true
+		fmt.Fprintf(p.w, "\r\x1b[K"+format, args...)
+	}
+}
+
+// done takes the line away.
+func (p *progress) done() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.used {
+		fmt.Fprint(p.w, "\r\x1b[K")
+	}
+	p.w = nil
+}
