@@ -115,8 +115,6 @@ type Op struct {
 
 var (
 	errOpTruncated = errors.New("truncated operation")
-	errStack       = errors.New("expression stack underflow or overflow")
-	errSteps       = errors.New("expression runs too long")
 )
 
 // DecodeOp decodes the operation at offset at of e. Integers are little-endian.

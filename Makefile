@@ -1,0 +1,48 @@
+# The commands a developer needs. CONTRIBUTING.md says when.
+
+GO ?= go
+FUZZTIME ?= 10s
+RECORDINGS ?= recordings
+
+# Build the program.
+unspool: $(shell git ls-files '*.go' '*.s' '*.js' '*.css' go.mod go.sum)
+	$(GO) build -o unspool ./cmd/unspool
+
+# All tests. A test whose judge is not installed is skipped and names it; UNSPOOL_REQUIRE_JUDGES=1 makes
+# that a failure.
+.PHONY: test
+test:
+	$(GO) test -timeout 30m ./...
+
+# Install every judge on Debian.
+.PHONY: judges
+judges:
+	apt-get update
+	DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$(cat .ci/judges)
+
+# Formatting, vet, staticcheck.
+.PHONY: lint
+lint:
+	test -z "$$(gofmt -l . | tee /dev/stderr)"
+	$(GO) vet ./...
+	$(GO) tool -modfile=tools/go.mod staticcheck ./...
+
+# Every fuzz target for FUZZTIME each.
+.PHONY: fuzz
+fuzz:
+	@set -e; for p in $$($(GO) list ./...); do \
+	  for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz' || true); do \
+	    echo "fuzz $$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p; \
+	  done; done
+
+# The benchmarks, with the peers in the same run.
+.PHONY: bench
+bench:
+	$(GO) test -run '^$$' -bench . -timeout 60m ./...
+
+# Rows of every ELF executable and shared object of this machine against llvm-dwarfdump, and the
+# compiled tables of all of them against the reference. Takes about an hour on two cores.
+.PHONY: corpus
+corpus:
+	UNSPOOL_CORPUS=all $(GO) test -timeout 4h -run 'Corpus|Judge' -v ./format/dwarf
+	$(GO) run ./cmd/unspool verify /usr/bin /usr/sbin /usr/lib /usr/libexec
