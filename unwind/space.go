@@ -17,7 +17,7 @@ type Module struct {
 
 	load func(*Module) *Code
 	once sync.Once
-	code *Code
+	code atomic.Pointer[Code]
 }
 
 // Code is what walking needs of a module. Its fields do not change.
@@ -54,13 +54,19 @@ func NewModule(path, buildID string, load func(*Module) *Code) *Module {
 
 // Code loads the module on the first call. It returns nil if there is nothing to load.
 func (m *Module) Code() *Code {
+	if c := m.code.Load(); c != nil {
+		return c
+	}
 	m.once.Do(func() {
 		if m.load != nil {
-			m.code = m.load(m)
+			m.code.Store(m.load(m))
 		}
 	})
-	return m.code
+	return m.code.Load()
 }
+
+// Loaded returns what Code has loaded so far, or nil.
+func (m *Module) Loaded() *Code { return m.code.Load() }
 
 // A Mapping is a piece of a module in an address space.
 type Mapping struct {

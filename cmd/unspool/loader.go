@@ -1,0 +1,163 @@
+package main
+
+import (
+	"debug/elf"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/store"
+	"github.com/unspool/unspool/unwind"
+)
+
+// A loader makes the modules of address spaces: each file once, however many processes map it. It is
+// safe for concurrent use.
+type loader struct {
+	store   *store.Store
+	stepper string // "rows" or "compact"
+
+	mu   sync.Mutex
+	mods map[[2]string]*unwind.Module
+}
+
+// newLoader returns a loader that keeps tables in the user's cache. A cache that cannot be used is no
+// obstacle: the tables are built in memory, and the error says why.
+func newLoader(stepper string) (*loader, error) {
+	st, err := store.Open("")
+	return &loader{store: st, stepper: stepper, mods: map[[2]string]*unwind.Module{}}, err
+}
+
+// module returns the module of a file as a process sees it.
+func (l *loader) module(path, buildID string) *unwind.Module {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	key := [2]string{path, buildID}
+	m := l.mods[key]
+	if m == nil {
+		m = unwind.NewModule(path, buildID, l.load)
+		l.mods[key] = m
+	}
+	return m
+}
+
+// errors calls f with what went wrong with each module that was loaded.
+func (l *loader) errors(f func(m *unwind.Module, err error)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, m := range l.mods {
+		if c := m.Loaded(); c != nil && c.Err != nil {
+			f(m, c.Err)
+		}
+	}
+}
+
+// load reads a module's code. It is called once for each module that a stack leads to.
+func (l *loader) load(m *unwind.Module) *unwind.Code {
+	img, err := openModule(m.Path)
+	if img == nil {
+		if err != nil {
+			return &unwind.Code{Err: err}
+		}
+		return nil
+	}
+	if have := hex.EncodeToString(img.BuildID()); m.BuildID != "" && have != "" && have != m.BuildID {
+		return &unwind.Code{Err: fmt.Errorf("%s: the file has changed: build ID %s, recorded %s", m.Path, have, m.BuildID)}
+	}
+	c := &unwind.Code{Machine: img.Machine(), Vaddr: func(off uint64) (arch.Vaddr, bool) { return img.OffToVaddr(off) }}
+	if !c.Machine.StepKnown {
+		c.Err = fmt.Errorf("%s: cannot walk stacks of %s", m.Path, c.Machine.Name)
+		return c
+	}
+	if c.Stepper, err = l.table(img); err != nil {
+		c.Err = fmt.Errorf("%s: %w", m.Path, err)
+	}
+	c.Terminal = terminals(img, c.Stepper)
+	c.PLT = plts(img)
+	return c
+}
+
+// openModule opens the file of a mapping; nil for mappings that have none, such as JIT code.
+func openModule(path string) (*module.Image, error) {
+	switch {
+	case path == "[vdso]":
+		return module.VDSO()
+	case !strings.HasPrefix(path, "/"), strings.HasPrefix(path, "//"), strings.HasPrefix(path, "/memfd:"),
+		strings.HasPrefix(path, "/dev/"), strings.HasPrefix(path, "/SYSV"):
+		return nil, nil
+	}
+	return module.Open(path)
+}
+
+// table returns the stepper of an image; nil where it has no unwind information.
+func (l *loader) table(img *module.Image) (rows.Stepper, error) {
+	if l.stepper == "rows" {
+		f, err := dwarf.Open(img)
+		if err != nil {
+			return nil, err
+		}
+		t, _ := f.Build(dwarf.Both)
+		if len(t.Rows) == 0 {
+			return nil, nil
+		}
+		return rows.Interp{Table: t}, nil
+	}
+	t, _, err := l.store.Table(img)
+	if t == nil {
+		return nil, err
+	}
+	return t, err
+}
+
+// terminals returns the code of img that has no caller although no rule says so.
+func terminals(img *module.Image, st rows.Stepper) []unwind.Range {
+	var out []unwind.Range
+	// The entry point of an executable or an interpreter, where it has no information: ld.so's has
+	// none. Its end is unknown without a symbol; the code that runs there is short.
+	if entry := img.Entry(); entry != 0 {
+		lo, hi := entry, entry
+		for hi < entry+256 {
+			if st != nil {
+				if _, ok := st.Find(hi); ok {
+					break
+				}
+			}
+			hi++
+		}
+		if hi > lo {
+			out = append(out, unwind.Range{Lo: lo, Hi: hi})
+		}
+	}
+	// Go's first frames on a stack are found by name.
+	if img.Section(".gopclntab") != nil || img.Section(".note.go.buildid") != nil {
+		img.Symbols(func(s module.Symbol) bool {
+			switch s.Name {
+			case "runtime.goexit", "runtime.goexit.abi0", "runtime.mstart", "runtime.mstart.abi0", "runtime.rt0_go", "runtime.rt0_go.abi0":
+				if s.Size > 0 {
+					out = append(out, unwind.Range{Lo: s.Value, Hi: s.Value + arch.Vaddr(s.Size)})
+				}
+			}
+			return true
+		})
+	}
+	return out
+}
+
+// plts returns img's procedure linkage tables.
+func plts(img *module.Image) []unwind.PLTRange {
+	var out []unwind.PLTRange
+	for _, s := range img.Sections() {
+		if s.Flags&elf.SHF_EXECINSTR == 0 {
+			continue
+		}
+		switch s.Name {
+		case ".plt", ".plt.sec", ".plt.got":
+			out = append(out, unwind.PLTRange{Range: unwind.Range{Lo: s.Addr, Hi: s.Addr + arch.Vaddr(s.Size)}, Lazy: s.Name == ".plt"})
+		}
+	}
+	return out
+}
