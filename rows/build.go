@@ -95,6 +95,32 @@ func (b *Builder) Row(lo arch.Vaddr, set SetID) {
 	s.n++
 }
 
+// Range adds the rows of [lo, hi), which are ascending strictly and start no earlier than lo. It is what
+// Begin and a Row for each do, in one call. Rows from hi on are dropped; neighbours may be equal.
+func (b *Builder) Range(lo, hi arch.Vaddr, rows []Row) {
+	n := len(rows)
+	for n > 0 && rows[n-1].Lo >= hi {
+		n--
+	}
+	b.ranges = append(b.ranges, span{lo: lo, hi: hi, first: len(b.rows), n: n})
+	b.rows = append(b.rows, rows[:n]...)
+}
+
+// Clip shortens the range that was begun last to its part in [lo, hi).
+func (b *Builder) Clip(lo, hi arch.Vaddr) {
+	r := &b.ranges[len(b.ranges)-1]
+	for r.n > 0 && b.rows[r.first+r.n-1].Lo >= hi {
+		r.n--
+	}
+	for r.n > 1 && b.rows[r.first+1].Lo <= lo {
+		r.first, r.n = r.first+1, r.n-1
+	}
+	r.lo, r.hi = max(r.lo, lo), min(r.hi, hi)
+	if r.n > 0 {
+		b.rows[r.first].Lo = max(b.rows[r.first].Lo, r.lo)
+	}
+}
+
 // Drop takes back the range that was begun last, because its entry turned out to be damaged.
 func (b *Builder) Drop() {
 	n := len(b.ranges) - 1

@@ -1,0 +1,380 @@
+package dwarf
+
+import (
+	"math/bits"
+	"slices"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/rows"
+)
+
+// Call frame instructions are a walk over a finite automaton. A state is all that an instruction can
+// see: the rules of the row being built, and what its CIE fixes. An instruction, by its bytes, leads from
+// state to state. An edge is computed once, exactly, on a rows.Set; then it is a probe of a hash table.
+// Real files have few states (libLLVM: some 1,400 for 1.2 million rows).
+
+// A state is an automaton state's number.
+type state uint32
+
+// A stateKey is what tells states apart.
+type stateKey struct {
+	set     rows.SetID
+	context uint32
+}
+
+// A context is what an instruction can see of its CIE.
+type context struct {
+	daf     int64
+	initial rows.SetID // after the CIE's instructions; what restore restores to
+	inCIE   bool       // those are running: nothing can be restored
+	word    uint8      // address size
+}
+
+// An edge is a slot of the hash table. Its key is an instruction's bytes, at most maxKey of them, and
+// above them the state that it leaves.
+type edge struct {
+	key uint64
+	to  state
+}
+
+const (
+	maxKey    = 5                  // bytes of an instruction in an edge's key
+	maxStates = 1 << (64 - 8*5)    // the rest of the key
+	maxEdges  = 1 << 20            // then the table is emptied
+	maxLong   = 1 << 22            // bytes of longEdges; then they are forgotten
+	hashMul   = 0x9e3779b97f4a7c15 // 2⁶⁴ over the golden ratio
+)
+
+// A longEdge is the key of an instruction of more than maxKey bytes.
+type longEdge struct {
+	from  state
+	bytes string
+}
+
+// An automaton grows as it is walked. It is for one goroutine.
+type automaton struct {
+	b    *rows.Builder
+	mach *arch.Machine
+
+	contexts []context
+	ctxIndex map[context]uint32
+	keys     []stateKey
+	setOf    []rows.SetID // by state: what a row gets
+	index    map[stateKey]state
+
+	table []edge // a power of two long, at most half full
+	shift uint   // 64 - log₂ len(table)
+	edges int
+	long  map[longEdge]state
+
+	longBytes int
+
+	work    int // bytes of sets that may still be looked at
+	space   int // bytes of sets that may still be kept
+	scratch []rows.Rule
+}
+
+// newAutomaton returns an automaton that interns its sets in b. Hostile input can make a new large set with
+// every instruction: sets beyond the budget are refused.
+func newAutomaton(b *rows.Builder, size uint, work, space int) *automaton {
+	return &automaton{
+		b: b, mach: b.Machine,
+		ctxIndex: map[context]uint32{}, index: map[stateKey]state{}, long: map[longEdge]state{},
+		table: make([]edge, 1<<size), shift: 64 - size,
+		work: work, space: space,
+	}
+}
+
+// cost is the size of a set, in bytes, roughly.
+func cost(s *rows.Set) int {
+	n := 64 + len(s.CFA.Expr)
+	for i := range s.Rules {
+		n += 32 + len(s.Rules[i].Expr)
+	}
+	return n
+}
+
+// context returns the number of c.
+func (a *automaton) context(c context) uint32 {
+	n, ok := a.ctxIndex[c]
+	if !ok {
+		n = uint32(len(a.contexts))
+		a.contexts = append(a.contexts, c)
+		a.ctxIndex[c] = n
+	}
+	return n
+}
+
+// state returns the number of k.
+func (a *automaton) state(k stateKey) state {
+	s, ok := a.index[k]
+	if !ok {
+		s = state(len(a.keys))
+		a.space -= cost(a.b.Set(k.set))
+		a.keys = append(a.keys, k)
+		id := k.set
+		if a.b.Set(id).Gap() {
+			id = rows.GapID
+		}
+		a.setOf = append(a.setOf, id)
+		a.index[k] = s
+	}
+	return s
+}
+
+// find returns where an edge leads.
+func (a *automaton) find(key uint64) (state, bool) {
+	mask := len(a.table) - 1
+	for i := int(key * hashMul >> a.shift); ; i++ {
+		switch e := &a.table[i&mask]; e.key {
+		case key:
+			return e.to, true
+		case 0:
+			return 0, false
+		}
+	}
+}
+
+// insert adds an edge that find does not find.
+func (a *automaton) insert(key uint64, to state) {
+	if a.edges*2 >= len(a.table) {
+		old := a.table
+		if a.edges >= maxEdges {
+			old = nil
+			clear(a.table)
+		} else {
+			a.table, a.shift = make([]edge, 2*len(old)), a.shift-1
+		}
+		a.edges = 0
+		for _, e := range old {
+			if e.key != 0 {
+				a.insert(e.key, e.to)
+			}
+		}
+	}
+	a.edges++
+	mask := len(a.table) - 1
+	i := int(key*hashMul>>a.shift) & mask
+	for a.table[i].key != 0 {
+		i = (i + 1) & mask
+	}
+	a.table[i] = edge{key, to}
+}
+
+// step follows instruction i, whose bytes are raw, from a state, computing the edge if it is new.
+func (a *automaton) step(from state, raw []byte, i *Instruction) (to state, err error) {
+	if len(raw) > maxKey {
+		to, ok := a.long[longEdge{from, string(raw)}]
+		if !ok {
+			if to, err = a.apply(from, i); err != nil {
+				return 0, err
+			}
+			if a.longBytes += len(raw); a.longBytes > maxLong {
+				clear(a.long)
+				a.longBytes = len(raw)
+			}
+			a.long[longEdge{from, string(raw)}] = to
+		}
+		return to, nil
+	}
+	key := uint64(from) << (8 * maxKey)
+	for k, c := range raw {
+		key |= uint64(c) << (8 * k)
+	}
+	to, ok := a.find(key)
+	if !ok {
+		if to, err = a.apply(from, i); err != nil {
+			return 0, err
+		}
+		a.insert(key, to)
+	}
+	return to, nil
+}
+
+// apply computes an edge: what instruction i makes of a state's rules.
+func (a *automaton) apply(from state, i *Instruction) (state, error) {
+	k := a.keys[from]
+	ctx := &a.contexts[k.context]
+	set := *a.b.Set(k.set)
+	if a.work -= cost(&set) + len(i.Expr); a.work < 0 || a.space < 0 || len(a.keys) >= maxStates-1 {
+		return 0, in(i.Name(a.mach), unsupported(int(i.Off), "too many distinct rows"))
+	}
+	set.Rules = append(a.scratch[:0], set.Rules...)
+	at := int(i.Off)
+	fail := func(err error) (state, error) { return 0, in(i.Name(a.mach), err) }
+	reg := arch.Reg(i.Args[0])
+
+	switch i.Op {
+	case DW_CFA_offset, DW_CFA_offset_extended, DW_CFA_offset_extended_sf:
+		setRule(&set, rows.Rule{Of: reg, Kind: rows.Offset, Off: i.Args[1]})
+	case DW_CFA_GNU_negative_offset_extended:
+		if i.Args[1] == -i.Args[1] && i.Args[1] != 0 {
+			return fail(malformed(at, "offset %d is too large", i.Args[1]))
+		}
+		setRule(&set, rows.Rule{Of: reg, Kind: rows.Offset, Off: -i.Args[1]})
+	case DW_CFA_val_offset, DW_CFA_val_offset_sf:
+		setRule(&set, rows.Rule{Of: reg, Kind: rows.ValOffset, Off: i.Args[1]})
+	case DW_CFA_undefined:
+		setRule(&set, rows.Rule{Of: reg, Kind: rows.Undefined})
+	case DW_CFA_same_value:
+		setRule(&set, rows.Rule{Of: reg, Kind: rows.SameValue})
+	case DW_CFA_register:
+		setRule(&set, rows.Rule{Of: reg, Kind: rows.Register, Reg: arch.Reg(i.Args[1])})
+	case DW_CFA_expression:
+		setRule(&set, rows.LowerRule(rows.Rule{Of: reg, Kind: rows.Expr, Expr: i.Expr}))
+	case DW_CFA_val_expression:
+		setRule(&set, rows.LowerRule(rows.Rule{Of: reg, Kind: rows.ValExpr, Expr: i.Expr}))
+
+	case DW_CFA_restore, DW_CFA_restore_extended:
+		if ctx.inCIE {
+			return fail(malformed(at, "in a CIE, which has nothing to restore to"))
+		}
+		if r, ok := a.b.Set(ctx.initial).Rule(reg); ok {
+			setRule(&set, r)
+		} else if n, ok := findRule(&set, reg); ok {
+			set.Rules = slices.Delete(set.Rules, n, n+1)
+		}
+
+	case DW_CFA_def_cfa, DW_CFA_def_cfa_sf, DW_CFA_LLVM_def_aspace_cfa, DW_CFA_LLVM_def_aspace_cfa_sf:
+		// Only one address space holds stacks: its number adds nothing.
+		set.CFA = rows.CFA{Kind: rows.CFAReg, Reg: reg, Off: i.Args[1]}
+	case DW_CFA_def_cfa_register, DW_CFA_def_cfa_offset, DW_CFA_def_cfa_offset_sf:
+		if set.CFA.Kind != rows.CFAReg {
+			return fail(malformed(at, "the CFA is no register and offset"))
+		}
+		if i.Op == DW_CFA_def_cfa_register {
+			set.CFA.Reg = reg
+		} else {
+			set.CFA.Off = i.Args[0]
+		}
+	case DW_CFA_def_cfa_expression:
+		set.CFA = rows.LowerCFA(i.Expr, a.mach)
+
+	case DW_CFA_GNU_args_size, DW_CFA_nop:
+	case DW_CFA_AARCH64_negate_ra_state: // and DW_CFA_GNU_window_save
+		switch a.mach.ELF {
+		case arch.EM_AARCH64:
+			set.Flags ^= rows.RASigned
+		case emSPARC, emSPARC32PLUS, emSPARCV9:
+			// The window's registers, %l0 to %i7, lie at the start of the frame.
+			for n := range 16 {
+				setRule(&set, rows.Rule{Of: arch.Reg(16 + n), Kind: rows.Offset, Off: int64(n) * int64(ctx.word)})
+			}
+		default:
+			return fail(unsupported(at, "on machine %s", a.mach.Name))
+		}
+	case DW_CFA_AARCH64_negate_ra_state_with_pc:
+		set.Flags ^= rows.RASigned | rows.RASignPC
+	case DW_CFA_AARCH64_set_ra_state:
+		set.Flags &^= rows.RASigned | rows.RASignPC
+		switch i.Args[0] {
+		case 0:
+		case 1:
+			set.Flags |= rows.RASigned
+		case 2:
+			set.Flags |= rows.RASigned | rows.RASignPC
+		default:
+			return fail(malformed(at, "state %d", i.Args[0]))
+		}
+	default:
+		panic("BUG: an instruction that makes no row: " + i.Name(a.mach))
+	}
+	a.scratch = set.Rules
+	return a.state(stateKey{a.b.Intern(set), k.context}), nil
+}
+
+// e_machine values of SPARC.
+const (
+	emSPARC       = 2
+	emSPARC32PLUS = 18
+	emSPARCV9     = 43
+)
+
+func findRule(s *rows.Set, r arch.Reg) (int, bool) {
+	return slices.BinarySearchFunc(s.Rules, r, func(x rows.Rule, r arch.Reg) int { return int(x.Of) - int(r) })
+}
+
+func setRule(s *rows.Set, r rows.Rule) {
+	i, ok := findRule(s, r.Of)
+	if ok {
+		s.Rules[i] = r
+	} else {
+		s.Rules = slices.Insert(s.Rules, i, r)
+	}
+}
+
+// A plan says how the fast path of run treats an opcode.
+type plan struct {
+	kind  planKind
+	args  uint8  // of planStep: LEB128 operands
+	size  uint8  // of planAdvance: bytes of the instruction
+	shift uint8  // of planAdvance: bits below the delta
+	mask  uint64 // of planAdvance: the delta's bits
+}
+
+type planKind uint8
+
+const (
+	planSlow planKind = iota
+	planAdvance
+	planStep
+	planNop
+	planPush
+	planPop
+)
+
+// plans are for each byte order: littleEndian, bigEndian.
+var plans = [2][256]plan{makePlans(false), makePlans(true)}
+
+func makePlans(big bool) (t [256]plan) {
+	for b := range t {
+		op := primary(byte(b))
+		p := &t[b]
+		switch op {
+		case DW_CFA_advance_loc:
+			*p = plan{kind: planAdvance, size: 1, mask: 0x3f}
+		case DW_CFA_advance_loc1:
+			*p = plan{kind: planAdvance, size: 2, shift: 8, mask: 0xff}
+		case DW_CFA_advance_loc2:
+			if !big {
+				*p = plan{kind: planAdvance, size: 3, shift: 8, mask: 0xffff}
+			}
+		case DW_CFA_advance_loc4:
+			if !big {
+				*p = plan{kind: planAdvance, size: 5, shift: 8, mask: 0xffffffff}
+			}
+		case DW_CFA_nop:
+			p.kind = planNop
+		case DW_CFA_remember_state:
+			p.kind = planPush
+		case DW_CFA_restore_state:
+			p.kind = planPop
+		case DW_CFA_set_loc, DW_CFA_MIPS_advance_loc8, DW_CFA_def_cfa_expression, DW_CFA_expression, DW_CFA_val_expression:
+		default:
+			if opcodes[op].name == "" {
+				continue
+			}
+			p.kind = planStep
+			for k, arg := range opcodes[op].args {
+				if arg != opEnd && !(k == 0 && op >= DW_CFA_advance_loc) {
+					p.args++
+				}
+			}
+		}
+	}
+	return t
+}
+
+// stops marks, of eight instruction bytes, the opcode and the last byte of each LEB128 number behind it.
+func stops(w uint64) uint64 { return (^w | 0x80) & 0x8080808080808080 }
+
+// lebEnd returns how many bytes an opcode and n LEB128 operands take, at most two of them; more than 8 if
+// they do not end within w.
+func lebEnd(w uint64, n uint8) int {
+	s0 := stops(w)
+	s1 := s0 & (s0 - 1)
+	s2 := s1 & (s1 - 1)
+	s3 := s2 & (s2 - 1)
+	s := [4]uint64{s0, s1, s2, s3}[n&3]
+	return bits.TrailingZeros64(s)>>3 + 1
+}

@@ -1,0 +1,244 @@
+// Package dwarf reads call frame information, bytes to rows: the sections .eh_frame and .debug_frame, and
+// the search table .eh_frame_hdr.
+//
+// It implements DWARF 5, section 6.4, with the versions 1, 3 and 4 of the CIE and both of its formats
+// (32 and 64 bits); the Linux Standard Base's .eh_frame and .eh_frame_hdr (LSB core 5.0, sections 10.5 and
+// 10.6) with every pointer encoding and augmentation; and the instructions that GNU, LLVM, MIPS and the Arm
+// architecture added. Data of any machine and byte order can be read.
+//
+// A damaged entry costs that entry and is reported as a Damage. Bytes never cause a panic, and work
+// and memory are bounded by the size of the sections.
+//
+// The package does not evaluate rules: rows says what they mean.
+package dwarf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/unspool/unspool/arch"
+)
+
+// Which selects among the two places where a binary keeps call frame information.
+type Which uint8
+
+const (
+	EHFrame    Which = 1 << iota // .eh_frame, which is loaded with the program
+	DebugFrame                   // .debug_frame, which is for debuggers
+	Both       = EHFrame | DebugFrame
+)
+
+// A Section is the contents of one section.
+type Section struct {
+	Name string
+	Addr arch.Vaddr // link-time address of Data[0]; 0 for a section that is not loaded
+	Data []byte
+
+	// Open says that Data may go on behind the section's end, because the file has no section headers:
+	// a terminator ends it, and so does the first entry that cannot be one.
+	Open bool
+}
+
+// Sections are what New needs of a binary.
+type Sections struct {
+	Machine  *arch.Machine
+	Order    binary.ByteOrder
+	AddrSize int // bytes of a target address: 4 or 8
+
+	EHFrame    []Section // in file order
+	DebugFrame []Section
+	Hdr        *Section // .eh_frame_hdr, or nil
+
+	Text arch.Vaddr // base of DW_EH_PE_textrel: the start of .text
+	GOT  arch.Vaddr // base of DW_EH_PE_datarel
+
+	// Memory returns n bytes of the loaded image, for DW_EH_PE_indirect. It may be nil.
+	Memory func(at arch.Vaddr, n int) ([]byte, bool)
+}
+
+// Frames are the call frame information of one binary. They are safe for concurrent use.
+type Frames struct {
+	in    Sections
+	big   bool
+	mask  uint64 // of an address
+	eh    []*section
+	debug []*section
+
+	hdr     *hdr // nil where there is none, or a damaged one
+	hdrErr  error
+	indexes [2]index // of eh and debug
+	mu      sync.Mutex
+}
+
+// A section is one Section on its way to rows.
+type section struct {
+	*Frames
+	name string
+	addr uint64
+	data []byte
+	eh   bool
+	open bool
+
+	mu   sync.Mutex
+	cies map[int]*cie // by offset; those that Lookup has met
+}
+
+// New returns the call frame information of the given sections. They are read as needed and must not
+// change.
+func New(in Sections) *Frames {
+	f := &Frames{in: in, mask: ^uint64(0), big: in.Order == binary.BigEndian}
+	if in.Machine == nil {
+		f.in.Machine = arch.ByELF(0)
+	}
+	if in.AddrSize == 4 {
+		f.mask = 1<<32 - 1
+	} else {
+		f.in.AddrSize = 8
+	}
+	add := func(to *[]*section, from []Section, eh bool) {
+		for _, s := range from {
+			*to = append(*to, &section{Frames: f, name: s.Name, addr: uint64(s.Addr), data: s.Data, eh: eh, open: s.Open})
+		}
+	}
+	add(&f.eh, in.EHFrame, true)
+	add(&f.debug, in.DebugFrame, false)
+	if in.Hdr != nil {
+		f.hdr, f.hdrErr = f.openHdr(*in.Hdr)
+	}
+	return f
+}
+
+// sections returns those of one kind.
+func (f *Frames) sections(which Which) []*section {
+	switch which {
+	case EHFrame:
+		return f.eh
+	case DebugFrame:
+		return f.debug
+	}
+	return nil
+}
+
+// Sizes are the bytes that sections take, after decompression.
+type Sizes struct{ EHFrame, EHFrameHdr, DebugFrame uint64 }
+
+// Sizes returns the sizes of the sections. That of a section whose end is not known is an upper bound.
+func (f *Frames) Sizes() Sizes {
+	var z Sizes
+	for _, s := range f.eh {
+		z.EHFrame += uint64(len(s.data))
+	}
+	for _, s := range f.debug {
+		z.DebugFrame += uint64(len(s.data))
+	}
+	if f.in.Hdr != nil {
+		z.EHFrameHdr = uint64(len(f.in.Hdr.Data))
+	}
+	return z
+}
+
+// Machine returns the machine that the data is of.
+func (f *Frames) Machine() *arch.Machine { return f.in.Machine }
+
+// The three causes of damage; every Damage wraps one of them.
+var (
+	ErrTruncated   = errors.New("truncated")
+	ErrMalformed   = errors.New("malformed")
+	ErrUnsupported = errors.New("unsupported")
+)
+
+// A Damage says what could not be read, and where.
+type Damage struct {
+	Section string
+	Off     uint64     // where in the section
+	Entry   uint64     // offset of the entry that is lost, or of the first one
+	IsFDE   bool       // the entry is an FDE, of the function at PC
+	PC      arch.Vaddr // set with IsFDE
+	Err     error
+}
+
+// Error prints like ".eh_frame+0x1f8: FDE 0x4011d0: DW_CFA_restore_state: malformed: empty stack".
+func (d Damage) Error() string {
+	if d.IsFDE {
+		return fmt.Sprintf("%s+%#x: FDE %#x: %v", d.Section, d.Off, uint64(d.PC), d.Err)
+	}
+	return fmt.Sprintf("%s+%#x: %v", d.Section, d.Off, d.Err)
+}
+
+// Unwrap returns the cause.
+func (d Damage) Unwrap() error { return d.Err }
+
+// A fault is an error at an offset of the section at hand.
+type fault struct {
+	off int
+	err error
+}
+
+func (e *fault) Error() string { return fmt.Sprintf("+%#x: %v", e.off, e.err) }
+func (e *fault) Unwrap() error { return e.err }
+
+func truncated(off int, what string) error {
+	return &fault{off, fmt.Errorf("%w %s", ErrTruncated, what)}
+}
+
+func malformed(off int, format string, args ...any) error {
+	return &fault{off, fmt.Errorf("%w: "+format, append([]any{ErrMalformed}, args...)...)}
+}
+
+func unsupported(off int, format string, args ...any) error {
+	return &fault{off, fmt.Errorf("%w: "+format, append([]any{ErrUnsupported}, args...)...)}
+}
+
+// in prefixes an error's text, keeping its offset.
+func in(what string, err error) error {
+	if f, ok := err.(*fault); ok {
+		return &fault{f.off, fmt.Errorf("%s: %w", what, f.err)}
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// maxDamages bounds how many damages of one section are told apart; the last one counts the others.
+const maxDamages = 1000
+
+// damages collects what is wrong with a section.
+type damages struct {
+	list []Damage
+	more int
+}
+
+func (ds *damages) add(s *section, entry int, f *fde, err error) {
+	if len(ds.list) == maxDamages {
+		ds.more++
+		return
+	}
+	d := Damage{Section: s.name, Off: uint64(entry), Entry: uint64(entry), Err: err}
+	if e, ok := err.(*fault); ok {
+		d.Off, d.Err = uint64(e.off), e.err
+	}
+	if f != nil {
+		d.IsFDE, d.PC = true, arch.Vaddr(f.lo)
+	}
+	ds.list = append(ds.list, d)
+}
+
+func (ds *damages) join(o *damages) {
+	n := min(len(o.list), maxDamages-len(ds.list))
+	ds.list = append(ds.list, o.list[:n]...)
+	ds.more += o.more + len(o.list) - n
+}
+
+func (ds *damages) all() []Damage {
+	if ds.more > 0 {
+		last := ds.list[len(ds.list)-1]
+		last.IsFDE = false
+		last.Err = fmt.Errorf("%w: and %d more like the one before", ErrMalformed, ds.more)
+		return append(ds.list[:len(ds.list):len(ds.list)], last)
+	}
+	return ds.list
+}
+
+func wrapf(cause error, format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{cause}, args...)...)
+}

@@ -1,0 +1,328 @@
+package dwarf
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/rows"
+)
+
+const judge = "llvm-dwarfdump-19"
+
+// judged is what the judge says of one section: its FDEs, each with rows whose text is interned.
+type judged struct {
+	fdes  []judgedFDE
+	rows  []judgedRow
+	texts []string
+	ids   map[string]uint32
+}
+
+type judgedFDE struct {
+	lo, hi   uint64
+	first, n int
+}
+
+type judgedRow struct {
+	lo   uint64
+	text uint32
+}
+
+func (j *judged) intern(b []byte) uint32 {
+	id, ok := j.ids[string(b)]
+	if !ok {
+		id = uint32(len(j.texts))
+		j.texts = append(j.texts, string(b))
+		j.ids[string(b)] = id
+	}
+	return id
+}
+
+// readJudge parses what llvm-dwarfdump prints of FDEs and of their rows.
+func readJudge(in io.Reader) (*judged, error) {
+	j := &judged{ids: map[string]uint32{}}
+	r := bufio.NewReaderSize(in, 1<<20)
+	inFDE := false
+	for {
+		line, err := r.ReadSlice('\n')
+		if err == io.EOF {
+			return j, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case bytes.HasPrefix(line, []byte("  0x")) && inFDE:
+			colon := bytes.IndexByte(line, ':')
+			if colon < 0 {
+				return nil, fmt.Errorf("no address in %q", line)
+			}
+			lo, err := strconv.ParseUint(string(line[4:colon]), 16, 64)
+			if err != nil {
+				return nil, err
+			}
+			f := &j.fdes[len(j.fdes)-1]
+			j.rows = append(j.rows, judgedRow{lo, j.intern(bytes.TrimSpace(line[colon+1:]))})
+			f.n++
+		case len(line) > 8 && line[0] != ' ':
+			inFDE = false
+			if i := bytes.Index(line, []byte(" FDE cie=")); i >= 0 {
+				var f judgedFDE
+				pc := line[bytes.Index(line, []byte("pc="))+3:]
+				dots := bytes.Index(pc, []byte("..."))
+				lo, err1 := strconv.ParseUint(string(pc[:dots]), 16, 64)
+				hi, err2 := strconv.ParseUint(string(bytes.TrimSpace(pc[dots+3:])), 16, 64)
+				if err1 != nil || err2 != nil {
+					return nil, fmt.Errorf("bad range in %q", line)
+				}
+				f.lo, f.hi, f.first = lo, hi, len(j.rows)
+				j.fdes = append(j.fdes, f)
+				inFDE = true
+			}
+		}
+	}
+}
+
+// judgeText prints a Set as the judge does.
+func judgeText(s *rows.Set, m *arch.Machine) string {
+	reg := func(r arch.Reg) string { return judgeReg(m, r) }
+	var b strings.Builder
+	off := func(n int64) string {
+		if n == 0 {
+			return ""
+		}
+		return fmt.Sprintf("%+d", n)
+	}
+	breg := func(r arch.Reg, n int64) string {
+		if r < 32 {
+			return fmt.Sprintf("DW_OP_breg%d %s%+d", r, reg(r), n)
+		}
+		return fmt.Sprintf("DW_OP_bregx %s%+d", reg(r), n)
+	}
+	b.WriteString("CFA=")
+	switch c := s.CFA; c.Kind {
+	case rows.CFANone:
+		b.WriteString("unspecified")
+	case rows.CFAReg:
+		b.WriteString(reg(c.Reg) + off(c.Off))
+	case rows.CFARegDeref:
+		b.WriteString(breg(c.Reg, c.Off) + ", DW_OP_deref")
+		if c.Off2 != 0 {
+			fmt.Fprintf(&b, ", DW_OP_plus_uconst 0x%x", c.Off2)
+		}
+	case rows.CFAPLT:
+		fmt.Fprintf(&b, "%s, %s, DW_OP_lit15, DW_OP_and, DW_OP_lit%d, DW_OP_ge, DW_OP_lit3, DW_OP_shl, DW_OP_plus",
+			breg(c.Reg, c.Off), breg(m.PC, 0), c.Off2)
+	case rows.CFAExpr:
+		b.WriteString(rows.ExprString(c.Expr, m))
+	}
+	rules := slices.Clone(s.Rules)
+	if m == arch.ARM64 && s.Flags&rows.RASigned != 0 {
+		rules = append(rules, rows.Rule{Of: m.RASignState, Kind: rows.NumKinds})
+		slices.SortFunc(rules, func(a, b rows.Rule) int { return int(a.Of) - int(b.Of) })
+	}
+	for i, r := range rules {
+		b.WriteString([]string{": ", ", "}[min(i, 1)] + reg(r.Of) + "=")
+		switch r.Kind {
+		case rows.Undefined:
+			b.WriteString("undefined")
+		case rows.SameValue:
+			b.WriteString("same")
+		case rows.Offset:
+			b.WriteString("[CFA" + off(r.Off) + "]")
+		case rows.ValOffset:
+			b.WriteString("CFA" + off(r.Off))
+		case rows.Register:
+			b.WriteString(reg(r.Reg))
+		case rows.RegOffset:
+			b.WriteString(breg(r.Reg, r.Off))
+		case rows.RegDeref:
+			b.WriteString("[" + breg(r.Reg, r.Off) + "]")
+		case rows.Expr:
+			b.WriteString("[" + rows.ExprString(r.Expr, m) + "]")
+		case rows.ValExpr:
+			b.WriteString(rows.ExprString(r.Expr, m))
+		default:
+			b.WriteString("1")
+		}
+	}
+	return b.String()
+}
+
+func judgeReg(m *arch.Machine, r arch.Reg) string {
+	n := m.RegName(r)
+	if n == fmt.Sprintf("r%d", r) && m != arch.AMD64 {
+		return fmt.Sprintf("reg%d", r)
+	}
+	return strings.ToUpper(n)
+}
+
+// A difference is one range of addresses where the table and the judge disagree.
+type difference struct {
+	lo, hi    uint64
+	got, want string
+}
+
+// compare returns where t differs from the judge, up to max differences, and how many rows it compared.
+// Where FDEs overlap, the one with the greatest start that contains a PC holds; of several with that
+// start the first in the section.
+func (j *judged) compare(t *rows.Table, max int) (n int, ds []difference) {
+	m := t.Machine
+	texts := make([]uint32, len(t.Sets))
+	for i := range t.Sets {
+		texts[i] = j.intern([]byte(judgeText(&t.Sets[i], m)))
+	}
+	fdes := slices.DeleteFunc(slices.Clone(j.fdes), func(f judgedFDE) bool { return f.lo >= f.hi || f.lo == 0 })
+	slices.SortStableFunc(fdes, func(a, b judgedFDE) int { return cmp.Compare(a.lo, b.lo) })
+
+	covered := uint64(0)
+	at := 0 // index of the table's row that holds at the lowest address still of interest
+	check := func(lo, hi uint64, text uint32) {
+		covered += hi - lo
+		i := at
+		if i >= len(t.Rows) || uint64(t.Rows[i].Lo) > lo {
+			i = t.Find(arch.Vaddr(lo))
+		}
+		for i+1 < len(t.Rows) && i >= 0 && uint64(t.Rows[i+1].Lo) <= lo {
+			i++
+		}
+		for n++; lo < hi; i++ {
+			end := hi
+			if i+1 < len(t.Rows) {
+				end = min(hi, uint64(t.Rows[max0(i+1)].Lo))
+			}
+			got, same := "nothing", false
+			if i >= 0 && t.Rows[i].Set != rows.GapID {
+				got, same = j.texts[texts[t.Rows[i].Set]], texts[t.Rows[i].Set] == text
+			} else if strings.HasPrefix(j.texts[text], "CFA=unspecified") && !strings.Contains(j.texts[text], ": ") {
+				same = true
+				covered -= end - lo
+			}
+			if !same && len(ds) < max {
+				ds = append(ds, difference{lo, end, got, j.texts[text]})
+			}
+			lo, at = end, max0(i)
+		}
+	}
+	var taken []judgedFDE // what covers parts of the FDE at hand
+	done := uint64(0)     // of several with one start: how far those before went
+	for k, f := range fdes {
+		if k > 0 && fdes[k-1].lo == f.lo {
+			done = maxU(done, fdes[k-1].hi)
+		} else {
+			done = 0
+		}
+		taken = taken[:0]
+		for _, o := range fdes[k+1:] {
+			if o.lo >= f.hi {
+				break
+			}
+			if o.lo > f.lo {
+				taken = append(taken, o)
+			}
+		}
+		rs := j.rows[f.first : f.first+f.n]
+		for r := range rs {
+			lo, hi := maxU(rs[r].lo, f.lo), f.hi
+			if r+1 < len(rs) {
+				hi = min(hi, rs[r+1].lo)
+			}
+			lo = maxU(lo, done)
+			for _, o := range taken { // sorted by start
+				if lo < hi && o.lo < hi && o.hi > lo {
+					if o.lo > lo {
+						check(lo, o.lo, rs[r].text)
+					}
+					lo = maxU(lo, o.hi)
+				}
+			}
+			if lo < hi {
+				check(lo, hi, rs[r].text)
+			}
+		}
+	}
+	has := uint64(0)
+	for i, r := range t.Rows {
+		if r.Set != rows.GapID {
+			has += uint64(t.Hi(i) - r.Lo)
+		}
+	}
+	if has != covered && len(ds) < max {
+		ds = append(ds, difference{0, 0, fmt.Sprintf("%d bytes with rows", has), fmt.Sprintf("%d bytes", covered)})
+	}
+	return n, ds
+}
+
+func max0(i int) int          { return max(i, 0) }
+func maxU(a, b uint64) uint64 { return max(a, b) }
+
+// askJudge runs the judge over one kind of section of a file.
+func askJudge(path string, which Which) (*judged, error) {
+	flag := "--eh-frame"
+	if which == DebugFrame {
+		flag = "--debug-frame"
+	}
+	c := exec.Command(judge, flag, path)
+	out, err := c.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
+	if err := c.Start(); err != nil {
+		return nil, err
+	}
+	j, err := readJudge(out)
+	io.Copy(io.Discard, out)
+	if werr := c.Wait(); err == nil && werr != nil {
+		err = fmt.Errorf("%v: %s", werr, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return j, err
+}
+
+// judgeFile compares a file's rows with the judge's, and returns how many there are.
+func judgeFile(t *testing.T, path string) (rows int) {
+	f, err := openELF(path)
+	if err != nil {
+		t.Errorf("%s: %v", path, err)
+		return 0
+	}
+	for _, which := range []Which{EHFrame, DebugFrame} {
+		if len(f.sections(which)) == 0 {
+			continue
+		}
+		table, damage := f.Build(which)
+		j, err := askJudge(path, which)
+		if err != nil {
+			t.Errorf("%s: %s: %v", path, judge, err)
+			continue
+		}
+		for i, d := range damage {
+			if i < 5 {
+				t.Errorf("%s: %v", path, d)
+			}
+		}
+		n, ds := j.compare(table, 5)
+		for _, d := range ds {
+			t.Errorf("%s: rows of [%#x, %#x)\n got %s\nwant %s", path, d.lo, d.hi, d.got, d.want)
+		}
+		rows += n
+	}
+	return rows
+}
+
+func TestJudgeOne(t *testing.T) {
+	oracle.Need(t, judge)
+	for _, p := range []string{"/bin/true", "/usr/lib/x86_64-linux-gnu/libc.so.6", "/usr/lib/x86_64-linux-gnu/libcrypto.so.3", "/usr/bin/gdb", "/usr/local/go/bin/go"} {
+		t.Log(p, judgeFile(t, p))
+	}
+}
