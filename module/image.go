@@ -1,0 +1,460 @@
+// Package module opens binary images: an ELF file, mapped, with its sections, segments, symbols and build
+// ID (System V ABI, chapters 4 and 5; the GNU and Linux extensions in use). Every range is checked when
+// it is asked for, and nothing is parsed before.
+//
+// Both classes and byte orders are read, and files without section headers. Errors have the file's
+// name and an offset. The package does not know what sections mean.
+package module
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"runtime/debug"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/arch"
+)
+
+// The causes of an Error.
+var (
+	ErrNotELF      = errors.New("not an ELF file")
+	ErrTruncated   = errors.New("truncated")
+	ErrMalformed   = errors.New("malformed")
+	ErrUnsupported = errors.New("unsupported")
+)
+
+// An Error is something wrong in a file.
+type Error struct {
+	File string
+	Off  uint64
+	Msg  string
+	Err  error // ErrTruncated, ErrMalformed, ErrUnsupported
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("%s+%#x: %s: %v", e.File, e.Off, e.Msg, e.Err) }
+func (e *Error) Unwrap() error { return e.Err }
+
+// A Segment is a program header.
+type Segment struct {
+	Type   elf.ProgType
+	Flags  elf.ProgFlag
+	Off    uint64
+	Vaddr  arch.Vaddr
+	Filesz uint64
+	Memsz  uint64
+	Align  uint64
+}
+
+// A Section is a section header.
+type Section struct {
+	Name    string
+	Type    elf.SectionType
+	Flags   elf.SectionFlag
+	Addr    arch.Vaddr
+	Off     uint64
+	Size    uint64
+	Link    uint32
+	Info    uint32
+	Entsize uint64
+
+	index int
+}
+
+// An Image is an ELF file. It is safe for concurrent use until Close.
+type Image struct {
+	name    string
+	b       []byte
+	unmap   func() error
+	order   binary.ByteOrder
+	is64    bool
+	typ     elf.Type
+	machine *arch.Machine
+	entry   arch.Vaddr
+	segs    []Segment
+	secs    []Section
+	load    []Segment // PT_LOAD with file contents
+
+	mu      sync.Mutex
+	inflate map[int]inflated
+	id      string
+}
+
+type inflated struct {
+	b   []byte
+	err error
+}
+
+// Open maps a file, read-only. Pages are read when they are looked at, so opening costs the same for a
+// file of any size. A file that somebody truncates while it is mapped faults when it is read: use Guard
+// around work on files that others may write.
+func Open(path string) (*Image, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: not a regular file", path)
+	}
+	if st.Size() < 16 || st.Size() > math.MaxInt {
+		return nil, &Error{path, 0, "header", ErrNotELF}
+	}
+	b, err := unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ, unix.MAP_PRIVATE)
+	if err != nil {
+		return nil, fmt.Errorf("map %s: %w", path, err)
+	}
+	img, err := New(path, b)
+	if err != nil {
+		unix.Munmap(b)
+		return nil, err
+	}
+	img.unmap = func() error { return unix.Munmap(b) }
+	return img, nil
+}
+
+// Guard runs f and returns its error. If f reads a page of a mapped file that is no longer there, that is
+// an error too.
+func Guard(f func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if r := recover(); r != nil {
+			a, ok := r.(interface{ Addr() uintptr })
+			if !ok {
+				panic(r)
+			}
+			err = fmt.Errorf("a mapped file was truncated while it was read (at %#x): %w", a.Addr(), ErrTruncated)
+		}
+	}()
+	return f()
+}
+
+// New reads an image in memory, such as a vDSO. b must not change afterwards.
+func New(name string, b []byte) (*Image, error) {
+	img := &Image{name: name, b: b, inflate: map[int]inflated{}}
+	if len(b) < 52 || string(b[:4]) != elf.ELFMAG {
+		return nil, &Error{name, 0, "header", ErrNotELF}
+	}
+	switch elf.Class(b[elf.EI_CLASS]) {
+	case elf.ELFCLASS64:
+		img.is64 = true
+	case elf.ELFCLASS32:
+	default:
+		return nil, img.errorf(uint64(elf.EI_CLASS), ErrUnsupported, "class %d", b[elf.EI_CLASS])
+	}
+	switch elf.Data(b[elf.EI_DATA]) {
+	case elf.ELFDATA2LSB:
+		img.order = binary.LittleEndian
+	case elf.ELFDATA2MSB:
+		img.order = binary.BigEndian
+	default:
+		return nil, img.errorf(uint64(elf.EI_DATA), ErrUnsupported, "byte order %d", b[elf.EI_DATA])
+	}
+	return img, img.headers()
+}
+
+func (img *Image) errorf(off uint64, cause error, format string, args ...any) error {
+	return &Error{img.name, off, fmt.Sprintf(format, args...), cause}
+}
+
+// bytes returns n bytes at file offset off.
+func (img *Image) bytes(off, n uint64) ([]byte, bool) {
+	if size := uint64(len(img.b)); off > size || n > size-off {
+		return nil, false
+	}
+	return img.b[off : off+n : off+n], true
+}
+
+// fields reads a fixed record: word fields have 4 or 8 bytes by class.
+type fields struct {
+	b  []byte
+	o  binary.ByteOrder
+	is bool // 64 bits
+}
+
+func (f *fields) u16() uint16 { v := f.o.Uint16(f.b); f.b = f.b[2:]; return v }
+func (f *fields) u32() uint32 { v := f.o.Uint32(f.b); f.b = f.b[4:]; return v }
+func (f *fields) word() uint64 {
+	if !f.is {
+		return uint64(f.u32())
+	}
+	v := f.o.Uint64(f.b)
+	f.b = f.b[8:]
+	return v
+}
+
+func (img *Image) fields(b []byte) *fields { return &fields{b, img.order, img.is64} }
+
+// headers reads the ELF header, the program headers and the section headers.
+func (img *Image) headers() error {
+	ehsize, phsize, shsize := uint64(52), uint64(32), uint64(40)
+	if img.is64 {
+		ehsize, phsize, shsize = 64, 56, 64
+	}
+	h, ok := img.bytes(0, ehsize)
+	if !ok {
+		return img.errorf(0, ErrTruncated, "header")
+	}
+	f := img.fields(h[16:])
+	img.typ = elf.Type(f.u16())
+	img.machine = arch.ByELF(f.u16())
+	f.u32() // version
+	img.entry = arch.Vaddr(f.word())
+	phoff, shoff := f.word(), f.word()
+	f.u32() // flags
+	f.u16() // size of this header
+	phentsize, phnum := uint64(f.u16()), uint64(f.u16())
+	shentsize, shnum := uint64(f.u16()), uint64(f.u16())
+	strndx := uint64(f.u16())
+
+	// Section headers may be missing or damaged: what the program headers say stays good, so their
+	// trouble is told only where they are needed. Extended numbers are in the first section header.
+	if shoff != 0 && shentsize >= shsize {
+		if first, ok := img.bytes(shoff, shsize); ok {
+			s := img.section(first, 0)
+			if shnum == 0 {
+				shnum = s.Size
+			}
+			if strndx == uint64(elf.SHN_XINDEX) {
+				strndx = uint64(s.Link)
+			}
+			if phnum == 0xffff {
+				phnum = uint64(s.Info)
+			}
+			img.sections(shoff, shentsize, shnum, strndx)
+		}
+	}
+	if phoff != 0 && phnum > 0 {
+		if phentsize < phsize {
+			return img.errorf(phoff, ErrMalformed, "program header size %d", phentsize)
+		}
+		all, ok := img.bytes(phoff, min(phnum, math.MaxUint32)*phentsize)
+		if !ok {
+			return img.errorf(phoff, ErrTruncated, "%d program headers", phnum)
+		}
+		for ; len(all) > 0; all = all[phentsize:] {
+			s := img.segment(all)
+			img.segs = append(img.segs, s)
+			if s.Type == elf.PT_LOAD && s.Filesz > 0 {
+				img.load = append(img.load, s)
+			}
+		}
+	}
+	return nil
+}
+
+func (img *Image) segment(b []byte) Segment {
+	f := img.fields(b)
+	s := Segment{Type: elf.ProgType(f.u32())}
+	if img.is64 {
+		s.Flags = elf.ProgFlag(f.u32())
+	}
+	s.Off, s.Vaddr = f.word(), arch.Vaddr(f.word())
+	f.word() // physical address
+	s.Filesz, s.Memsz = f.word(), f.word()
+	if !img.is64 {
+		s.Flags = elf.ProgFlag(f.u32())
+	}
+	s.Align = f.word()
+	return s
+}
+
+func (img *Image) section(b []byte, index int) Section {
+	f := img.fields(b)
+	f.u32() // the name comes later
+	s := Section{index: index, Type: elf.SectionType(f.u32())}
+	s.Flags, s.Addr = elf.SectionFlag(f.word()), arch.Vaddr(f.word())
+	s.Off, s.Size = f.word(), f.word()
+	s.Link, s.Info = f.u32(), f.u32()
+	f.word() // alignment
+	s.Entsize = f.word()
+	return s
+}
+
+// sections reads the section headers that are there.
+func (img *Image) sections(off, entsize, num, strndx uint64) {
+	if room := (uint64(len(img.b)) - off) / entsize; num > room {
+		num = room
+	}
+	all, _ := img.bytes(off, num*entsize)
+	img.secs = make([]Section, num)
+	for i := range img.secs {
+		img.secs[i] = img.section(all[uint64(i)*entsize:], i)
+	}
+	if strndx >= num {
+		return
+	}
+	names, ok := img.bytes(img.secs[strndx].Off, img.secs[strndx].Size)
+	if !ok {
+		return
+	}
+	for i := range img.secs {
+		img.secs[i].Name = cstring(names, uint64(img.order.Uint32(all[uint64(i)*entsize:])))
+	}
+}
+
+// cstring returns the string at off, up to its NUL; "" where there is none.
+func cstring(b []byte, off uint64) string {
+	if off >= uint64(len(b)) {
+		return ""
+	}
+	b = b[off:]
+	if i := bytes.IndexByte(b, 0); i >= 0 {
+		return string(b[:i])
+	}
+	return ""
+}
+
+// Close unmaps the file. Nothing that came from the image may be used afterwards.
+func (img *Image) Close() error {
+	if img.unmap == nil {
+		return nil
+	}
+	u := img.unmap
+	img.unmap, img.b = nil, nil
+	return u()
+}
+
+func (img *Image) Name() string            { return img.name }
+func (img *Image) Machine() *arch.Machine  { return img.machine }
+func (img *Image) Order() binary.ByteOrder { return img.order }
+func (img *Image) Is64() bool              { return img.is64 }
+func (img *Image) Type() elf.Type          { return img.typ }
+func (img *Image) Entry() arch.Vaddr       { return img.entry }
+func (img *Image) Size() int64             { return int64(len(img.b)) }
+func (img *Image) Bytes() []byte           { return img.b }
+func (img *Image) Segments() []Segment     { return img.segs }
+func (img *Image) Sections() []Section     { return img.secs }
+
+// Interp returns the path of the program interpreter, or "".
+func (img *Image) Interp() string {
+	for _, s := range img.segs {
+		if s.Type == elf.PT_INTERP && s.Filesz < 4096 {
+			b, _ := img.bytes(s.Off, s.Filesz)
+			return cstring(b, 0)
+		}
+	}
+	return ""
+}
+
+// OffToVaddr translates an offset in the file to a link-time address, by PT_LOAD. The last segment that
+// contains it and is executable is preferred: a page may be mapped twice.
+func (img *Image) OffToVaddr(off uint64) (arch.Vaddr, bool) {
+	var v arch.Vaddr
+	found := false
+	for i := range img.load {
+		s := &img.load[i]
+		if off-s.Off < s.Filesz && (!found || s.Flags&elf.PF_X != 0) {
+			v, found = s.Vaddr+arch.Vaddr(off-s.Off), true
+		}
+	}
+	return v, found
+}
+
+// VaddrToOff translates a link-time address to an offset in the file, by PT_LOAD.
+func (img *Image) VaddrToOff(v arch.Vaddr) (uint64, bool) {
+	for i := range img.load {
+		if s := &img.load[i]; uint64(v-s.Vaddr) < s.Filesz {
+			return s.Off + uint64(v-s.Vaddr), true
+		}
+	}
+	return 0, false
+}
+
+// At returns n bytes of the loaded contents at v. ok is false unless one segment's file contents have
+// them all.
+func (img *Image) At(v arch.Vaddr, n int) ([]byte, bool) {
+	b := img.Tail(v)
+	if n < 0 || len(b) < n {
+		return nil, false
+	}
+	return b[:n:n], true
+}
+
+// Tail returns the loaded contents from v to the end of its segment's file contents; nil where v is in
+// none.
+func (img *Image) Tail(v arch.Vaddr) []byte {
+	for i := range img.load {
+		s := &img.load[i]
+		if at := uint64(v - s.Vaddr); at < s.Filesz && s.Off <= uint64(len(img.b)) {
+			all := img.b[s.Off:]
+			if s.Filesz < uint64(len(all)) {
+				all = all[:s.Filesz]
+			}
+			if at < uint64(len(all)) {
+				return all[at:]
+			}
+		}
+	}
+	return nil
+}
+
+// BuildID returns the contents of the NT_GNU_BUILD_ID note, or nil.
+func (img *Image) BuildID() []byte {
+	for i := range img.segs {
+		if s := &img.segs[i]; s.Type == elf.PT_NOTE {
+			if id := img.buildID(s.Off, s.Filesz, s.Align); id != nil {
+				return id
+			}
+		}
+	}
+	for i := range img.secs {
+		if s := &img.secs[i]; s.Type == elf.SHT_NOTE {
+			if id := img.buildID(s.Off, s.Size, 4); id != nil {
+				return id
+			}
+		}
+	}
+	return nil
+}
+
+func (img *Image) buildID(off, size, align uint64) []byte {
+	b, ok := img.bytes(off, size)
+	if !ok {
+		return nil
+	}
+	if align != 8 {
+		align = 4
+	}
+	up := func(n uint64) uint64 { return (n + align - 1) &^ (align - 1) }
+	const ntGNUBuildID = 3
+	for len(b) >= 12 {
+		namesz, descsz, typ := uint64(img.order.Uint32(b)), uint64(img.order.Uint32(b[4:])), img.order.Uint32(b[8:])
+		desc := up(12 + namesz)
+		if end := uint64(len(b)); desc > end || descsz > end-desc {
+			return nil
+		}
+		if typ == ntGNUBuildID && namesz == 4 && string(b[12:16]) == "GNU\x00" && descsz > 0 {
+			return b[desc : desc+descsz : desc+descsz]
+		}
+		b = b[min(up(desc+descsz), uint64(len(b))):]
+	}
+	return nil
+}
+
+// ID names the file's contents: its build ID in hex, or "sha256-" and the hash of all of its bytes where
+// it has none. It has no characters but 0-9, a-z and '-'.
+func (img *Image) ID() string {
+	if id := img.BuildID(); len(id) > 0 && len(id) <= 64 {
+		return hex.EncodeToString(id)
+	}
+	img.mu.Lock()
+	defer img.mu.Unlock()
+	if img.id == "" {
+		sum := sha256.Sum256(img.b)
+		img.id = "sha256-" + hex.EncodeToString(sum[:])
+	}
+	return img.id
+}
