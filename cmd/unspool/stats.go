@@ -1,0 +1,284 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/emit/compact"
+	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/rows"
+)
+
+// fileStats are one file's figures, or the sums of many. Its JSON is part of the program's interface.
+type fileStats struct {
+	File        string         `json:"file,omitempty"`
+	Files       int            `json:"files,omitempty"`
+	Size        int64          `json:"size"`
+	EHFrame     int64          `json:"eh_frame"`
+	EHFrameHdr  int64          `json:"eh_frame_hdr"`
+	DebugFrame  int64          `json:"debug_frame"`
+	CIEs        int            `json:"cies"`
+	FDEs        int            `json:"fdes"`
+	Damaged     int            `json:"damaged"`
+	Rows        int            `json:"rows"`
+	Rules       int            `json:"rules"`
+	Table       int64          `json:"table"`
+	Ratio       float64        `json:"table_to_eh_frame,omitempty"`
+	MedianRatio float64        `json:"median_table_to_eh_frame,omitempty"`
+	Opcodes     map[string]int `json:"opcodes"`
+	Expressions map[string]int `json:"expressions"`
+	RowsPerFDE  map[string]int `json:"rows_per_fde"`
+}
+
+func statsCmd() *cobra.Command {
+	format := "text"
+	c := &cobra.Command{
+		Use:   "stats PATH...",
+		Short: "Measure unwind information: rows, rules, sizes, opcodes, expressions",
+		Long: `Measure the unwind information of files, and of all ELF files in directories, and the compact tables
+made of it. Sizes are in bytes.
+
+JSON is an object a file, and for several files one more with the sums, which has "files".`,
+		Example: "  unspool stats /usr/lib/x86_64-linux-gnu/libc.so.6\n  unspool stats --format json /usr/bin | jq -c '[.file, .rows, .table]'",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if format != "text" && format != "json" {
+				return usage("--format is text or json, not %q", format)
+			}
+			files, err := elfFiles(args)
+			if err != nil {
+				return err
+			}
+			var mu sync.Mutex
+			var all []*fileStats
+			p := newProgress()
+			err = eachFile(c.Context(), files, func(path string) error {
+				s, err := statsOf(path)
+				if err != nil && !errors.Is(err, errNoRows) {
+					return err
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil {
+					all = append(all, s)
+				}
+				p.say("read %d of %d files", len(all), len(files))
+				return nil
+			})
+			p.done()
+			if len(all) == 0 {
+				if err == nil {
+					err = fmt.Errorf("no call frame information in %s", strings.Join(args, ", "))
+				}
+				return err
+			}
+			slices.SortFunc(all, func(a, b *fileStats) int { return strings.Compare(a.File, b.File) })
+			sum := sumStats(all)
+			if format == "json" {
+				enc := json.NewEncoder(os.Stdout)
+				for _, s := range all {
+					if jerr := enc.Encode(s); jerr != nil {
+						return jerr
+					}
+				}
+				if len(all) > 1 {
+					err = errors.Join(err, enc.Encode(sum))
+				}
+				return err
+			}
+			if len(all) == 1 {
+				sum = all[0]
+			}
+			sum.print()
+			return err
+		},
+	}
+	c.Flags().StringVar(&format, "format", format, "text or json")
+	return c
+}
+
+// statsOf measures one file.
+func statsOf(path string) (*fileStats, error) {
+	img, err := module.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer img.Close()
+	f, err := dwarf.Open(img)
+	if err != nil {
+		return nil, err
+	}
+	s := &fileStats{File: path, Size: img.Size(), Opcodes: map[string]int{}, Expressions: map[string]int{}, RowsPerFDE: map[string]int{}}
+	sizes := f.Sizes()
+	s.EHFrame, s.EHFrameHdr, s.DebugFrame = int64(sizes.EHFrame), int64(sizes.EHFrameHdr), int64(sizes.DebugFrame)
+	ref, damage := f.Build(dwarf.Both)
+	if len(ref.Rows) == 0 {
+		return nil, errNoRows
+	}
+	s.Damaged = len(damage)
+	s.Rows, s.Rules = len(ref.Rows), len(ref.Sets)
+	b, err := compact.Emit(ref)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	s.Table = int64(len(b))
+	if s.EHFrame > 0 {
+		s.Ratio = float64(s.Table) / float64(s.EHFrame)
+	}
+	s.countInstructions(f, img.Machine())
+	return s, nil
+}
+
+// countInstructions counts opcodes, expressions by shape, and rows by FDE.
+func (s *fileStats) countInstructions(f *dwarf.Frames, m *arch.Machine) {
+	names := map[byte]string{}
+	f.Entries(dwarf.Both, func(e dwarf.Entry) bool {
+		n := 1
+		if e.IsFDE {
+			s.FDEs++
+		} else {
+			s.CIEs++
+		}
+		e.Instructions(func(i *dwarf.Instruction) bool {
+			name := names[i.Op]
+			if name == "" {
+				name = i.Name(m)
+				names[i.Op] = name
+			}
+			s.Opcodes[name]++
+			if strings.Contains(name, "advance_loc") || strings.HasSuffix(name, "set_loc") {
+				n++
+			}
+			if i.Expr != "" {
+				s.Expressions[shape(i.Expr, m)]++
+			}
+			return true
+		})
+		if e.IsFDE {
+			lo := 1 // powers of two
+			for lo*2 <= n {
+				lo *= 2
+			}
+			s.RowsPerFDE[fmt.Sprintf("%6d-%d", lo, lo*2-1)]++
+		}
+		return true
+	})
+}
+
+// shape is an expression with its numbers left out: "breg+N, deref".
+func shape(e string, m *arch.Machine) string {
+	var out []string
+	for at := 0; at < len(e); {
+		op, err := rows.DecodeOp(e, at)
+		if err != nil {
+			return "damaged"
+		}
+		at = op.Next
+		name, _, _ := strings.Cut(strings.TrimPrefix(op.String(m), "DW_OP_"), " ")
+		switch {
+		case strings.HasPrefix(name, "breg"):
+			name = "breg+N"
+		case strings.HasPrefix(name, "const"):
+			name = "const"
+		}
+		out = append(out, name)
+	}
+	return strings.Join(out, ", ")
+}
+
+// sumStats adds the figures up. The ratio is that of the sums; the median is over the files.
+func sumStats(all []*fileStats) *fileStats {
+	t := &fileStats{Files: len(all), Opcodes: map[string]int{}, Expressions: map[string]int{}, RowsPerFDE: map[string]int{}}
+	add := func(to, from map[string]int) {
+		for k, v := range from {
+			to[k] += v
+		}
+	}
+	var ratios []float64
+	table := int64(0) // of files that have .eh_frame
+	for _, s := range all {
+		t.Size += s.Size
+		t.EHFrame += s.EHFrame
+		t.EHFrameHdr += s.EHFrameHdr
+		t.DebugFrame += s.DebugFrame
+		t.CIEs += s.CIEs
+		t.FDEs += s.FDEs
+		t.Damaged += s.Damaged
+		t.Rows += s.Rows
+		t.Rules += s.Rules
+		t.Table += s.Table
+		if s.EHFrame > 0 {
+			ratios = append(ratios, s.Ratio)
+			table += s.Table
+		}
+		add(t.Opcodes, s.Opcodes)
+		add(t.Expressions, s.Expressions)
+		add(t.RowsPerFDE, s.RowsPerFDE)
+	}
+	if len(ratios) > 0 {
+		slices.Sort(ratios)
+		t.MedianRatio = ratios[len(ratios)/2]
+		t.Ratio = float64(table) / float64(t.EHFrame)
+	}
+	return t
+}
+
+// print writes the figures for people.
+func (s *fileStats) print() {
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	row := func(name string, v int64, note string) { fmt.Fprintf(w, "%s\t%d\t%s\t\n", name, v, note) }
+	of := func(part int64) string {
+		if s.EHFrame == 0 {
+			return ""
+		}
+		return fmt.Sprintf("%.2f × .eh_frame", float64(part)/float64(s.EHFrame))
+	}
+	if s.Files > 0 {
+		row("files", int64(s.Files), "")
+	}
+	row("file size", s.Size, "")
+	row(".eh_frame", s.EHFrame, "")
+	row(".eh_frame_hdr", s.EHFrameHdr, of(s.EHFrameHdr))
+	row(".debug_frame", s.DebugFrame, "")
+	note := of(s.Table)
+	if s.Files > 0 {
+		note = fmt.Sprintf("%.2f × .eh_frame; median of files %.2f", s.Ratio, s.MedianRatio)
+	}
+	row("compact table", s.Table, note)
+	row("CIEs", int64(s.CIEs), "")
+	row("FDEs", int64(s.FDEs), "")
+	row("damaged entries", int64(s.Damaged), "")
+	row("rows", int64(s.Rows), fmt.Sprintf("%.2f table bytes a row", float64(s.Table)/float64(s.Rows)))
+	row("distinct rules", int64(s.Rules), "")
+	w.Flush()
+	for _, part := range []struct {
+		title string
+		m     map[string]int
+		byKey bool
+	}{{"instructions", s.Opcodes, false}, {"expressions", s.Expressions, false}, {"rows an FDE", s.RowsPerFDE, true}} {
+		if len(part.m) == 0 {
+			continue
+		}
+		fmt.Printf("\n%s\n", part.title)
+		keys := slices.SortedFunc(maps.Keys(part.m), func(a, b string) int {
+			if !part.byKey && part.m[a] != part.m[b] {
+				return part.m[b] - part.m[a]
+			}
+			return strings.Compare(a, b)
+		})
+		for _, k := range keys {
+			fmt.Printf("%10d  %s\n", part.m[k], k)
+		}
+	}
+}
