@@ -1,0 +1,243 @@
+package profile
+
+import (
+	"math/bits"
+	"slices"
+
+	"github.com/unspool/unspool/unwind"
+)
+
+// A Builder aggregates samples. It is not safe for concurrent use.
+type Builder struct {
+	locs   *Locations
+	stacks stackTable
+	comms  map[string]uint32
+	names  []string // of comms
+	last   uint32   // the comm of the sample before
+
+	slots   []uint32 // 1 + index in samples, open addressing; 0: free
+	samples []aggregate
+	totals  Totals
+	ids     []uint32 // scratch
+}
+
+// key is what makes samples equal.
+type key struct {
+	stack, comm uint32
+	pid, tid    int32
+	event       int32
+	stop        unwind.Stop
+}
+
+type aggregate struct {
+	key
+	count, period uint64
+}
+
+// NewBuilder returns an empty Builder.
+func NewBuilder() *Builder {
+	b := &Builder{
+		locs:  NewLocations(),
+		comms: map[string]uint32{"": 0},
+		names: []string{""},
+		slots: make([]uint32, 1<<10),
+	}
+	b.stacks.slots = make([]stackSlot, 1<<10)
+	b.stacks.seed = b.locs.seed
+	return b
+}
+
+// Add counts a sample. It allocates only for what was not seen before, and keeps no part of s but its
+// Comm and the modules of its frames.
+func (b *Builder) Add(s *Sample) {
+	b.ids = b.locs.Intern(s, b.ids[:0])
+	stop := s.Stop
+	if !s.HasUser && len(s.User) == 0 || stop >= unwind.NumStops {
+		stop = unwind.NoUserStack
+	}
+	b.totals.Samples++
+	b.totals.Period += s.Period
+	b.totals.Frames += uint64(len(b.ids))
+	b.totals.Stops[stop]++
+	b.totals.Hows[HowKernel] += uint64(len(s.Kernel))
+	for i := range s.User {
+		b.totals.Hows[howOf(s.User[i].How)]++
+	}
+	a := b.find(key{b.stacks.intern(b.ids), b.comm(s.Comm), s.PID, s.TID, int32(s.Event), stop})
+	a.count++
+	a.period += s.Period
+}
+
+// Totals returns the counts so far.
+func (b *Builder) Totals() Totals { return b.totals }
+
+func (b *Builder) comm(s string) uint32 {
+	if b.names[b.last] == s {
+		return b.last
+	}
+	id, ok := b.comms[s]
+	if !ok {
+		id = uint32(len(b.names))
+		b.comms[s] = id
+		b.names = append(b.names, s)
+	}
+	b.last = id
+	return id
+}
+
+func (b *Builder) hash(k *key) uint64 {
+	h := mix(uint64(k.stack)|uint64(k.comm)<<32, b.locs.seed[0])
+	h = mix(h^(uint64(uint32(k.pid))|uint64(uint32(k.tid))<<32), b.locs.seed[1])
+	return mix(h^(uint64(uint32(k.event))<<8|uint64(k.stop)), b.locs.seed[0])
+}
+
+func mix(a, b uint64) uint64 {
+	hi, lo := bits.Mul64(a^0x9e3779b97f4a7c15, b|1)
+	return hi ^ lo
+}
+
+func (b *Builder) find(k key) *aggregate {
+	mask := uint64(len(b.slots) - 1)
+	for i := b.hash(&k) & mask; ; i = (i + 1) & mask {
+		n := b.slots[i]
+		if n == 0 {
+			b.samples = append(b.samples, aggregate{key: k})
+			b.slots[i] = uint32(len(b.samples))
+			if len(b.samples)*2 > len(b.slots) {
+				b.grow()
+			}
+			return &b.samples[len(b.samples)-1]
+		}
+		if a := &b.samples[n-1]; a.key == k {
+			return a
+		}
+	}
+}
+
+func (b *Builder) grow() {
+	b.slots = make([]uint32, 2*len(b.slots))
+	mask := uint64(len(b.slots) - 1)
+	for n := range b.samples {
+		i := b.hash(&b.samples[n].key) & mask
+		for b.slots[i] != 0 {
+			i = (i + 1) & mask
+		}
+		b.slots[i] = uint32(n + 1)
+	}
+}
+
+// Profile returns what was added so far, with names by n; a nil Namer leaves all functions unnamed.
+func (b *Builder) Profile(n Namer, info Info) *Profile {
+	l := b.locs
+	p := &Profile{
+		Info:     info,
+		Modules:  slices.Clone(l.mods),
+		Mappings: slices.Clone(l.maps),
+		Locs:     slices.Clone(l.locs),
+		Stacks:   make([]Stack, len(b.samples)),
+		Totals:   b.totals,
+	}
+	names := l.resolve(n)
+	type funcKey struct {
+		name string
+		mod  int32
+	}
+	funcs := map[funcKey]int32{}
+	kernelMods := map[string]int32{}
+	for i := range p.Locs {
+		loc, r := &p.Locs[i], &names[i]
+		if loc.Module == modKernel && r.Module != "" && r.Module != kernelPath {
+			m, ok := kernelMods[r.Module]
+			if !ok {
+				m = int32(len(p.Modules))
+				kernelMods[r.Module] = m
+				p.Modules = append(p.Modules, Module{Path: r.Module, Kernel: true})
+			}
+			loc.Module = m
+		}
+		name, named := funcName(r, &p.Modules[loc.Module])
+		k := funcKey{name, loc.Module}
+		f, ok := funcs[k]
+		if !ok {
+			f = int32(len(p.Funcs))
+			funcs[k] = f
+			fn := Func{Name: name, Module: loc.Module, Named: named}
+			if r.Linkage != name {
+				fn.Linkage = r.Linkage
+			}
+			p.Funcs = append(p.Funcs, fn)
+		}
+		loc.Func, loc.Start = f, r.Start
+	}
+	for i := range b.samples {
+		a := &b.samples[i]
+		p.Stacks[i] = Stack{
+			Frames: b.stacks.stacks[a.stack], Comm: b.names[a.comm], PID: a.pid, TID: a.tid,
+			Stop: a.stop, Event: a.event, Count: a.count, Period: a.period,
+		}
+	}
+	return p
+}
+
+// A stackTable numbers lists of locations.
+type stackTable struct {
+	slots  []stackSlot // open addressing, a power of two
+	stacks [][]uint32
+	free   []uint32 // the rest of the block that new stacks are cut from
+	seed   [2]uint64
+}
+
+type stackSlot struct {
+	hash uint32
+	id   uint32 // 1 + the stack; 0: free
+}
+
+func (t *stackTable) intern(ids []uint32) uint32 {
+	h := t.seed[0] ^ uint64(len(ids))
+	for _, id := range ids {
+		h = mix(h^uint64(id), t.seed[1])
+	}
+	mask := uint64(len(t.slots) - 1)
+	for i := uint64(uint32(h)) & mask; ; i = (i + 1) & mask {
+		s := &t.slots[i]
+		if s.id == 0 {
+			t.stacks = append(t.stacks, t.keep(ids))
+			*s = stackSlot{uint32(h), uint32(len(t.stacks))}
+			id := s.id - 1
+			if len(t.stacks)*2 > len(t.slots) {
+				t.grow()
+			}
+			return id
+		}
+		if s.hash == uint32(h) && slices.Equal(t.stacks[s.id-1], ids) {
+			return s.id - 1
+		}
+	}
+}
+
+func (t *stackTable) grow() {
+	old := t.slots
+	t.slots = make([]stackSlot, 2*len(old))
+	mask := uint64(len(t.slots) - 1)
+	for _, s := range old {
+		if s.id == 0 {
+			continue
+		}
+		i := uint64(s.hash) & mask
+		for t.slots[i].id != 0 {
+			i = (i + 1) & mask
+		}
+		t.slots[i] = s
+	}
+}
+
+// keep copies ids into a block shared by many stacks.
+func (t *stackTable) keep(ids []uint32) []uint32 {
+	if len(ids) > len(t.free) {
+		t.free = make([]uint32, max(1<<14, len(ids)))
+	}
+	s := t.free[:len(ids):len(ids)]
+	t.free = t.free[len(ids):]
+	copy(s, ids)
+	return s
+}

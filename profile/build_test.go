@@ -1,0 +1,133 @@
+package profile
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/unwind"
+)
+
+// Samples like those of a compiler: few hot paths, many cold ones, several processes with the same
+// modules at different addresses.
+func compilerLike(n int) []Sample {
+	r := rand.New(rand.NewPCG(1, 2))
+	var mods []*unwind.Module
+	for i := range 12 {
+		mods = append(mods, unwind.NewModule(fmt.Sprintf("/usr/lib/lib%d.so", i), "", nil))
+	}
+	spaces := make([][]unwind.Mapping, 50)
+	for i := range spaces {
+		for j, m := range mods {
+			lo := arch.Addr(0x7f0000000000 + i<<32 + j<<24)
+			spaces[i] = append(spaces[i], unwind.Mapping{Lo: lo, Hi: lo + 1<<24, Off: 0x1000, Module: m})
+		}
+	}
+	samples := make([]Sample, n)
+	for i := range samples {
+		pid := r.IntN(len(spaces))
+		s := &samples[i]
+		*s = Sample{PID: int32(pid), TID: int32(pid), Comm: "cc1plus", Period: 250000, HasUser: true, Time: uint64(i)}
+		depth := 10 + r.IntN(21)
+		for d := range depth {
+			m := &spaces[pid][r.IntN(3)*r.IntN(3)]
+			off := uint64(d) << 12 // callers far out repeat, inner ones vary
+			off += uint64(r.ExpFloat64()*float64(depth-d)/2) * 64
+			s.User = append(s.User, unwind.Frame{PC: m.Lo + arch.Addr(off%(1<<24)), Exact: d == 0, How: unwind.HowCFI, Mapping: m})
+		}
+		if i%3 > 0 { // hot paths
+			s.User = samples[i/3].User
+			s.PID, s.TID = samples[i/3].PID, samples[i/3].TID
+		}
+	}
+	return samples
+}
+
+func TestBuilder(t *testing.T) {
+	samples := compilerLike(5000)
+	b := NewBuilder()
+	for i := range samples {
+		b.Add(&samples[i])
+	}
+	p := b.Profile(nil, Info{})
+	type place struct {
+		path string
+		off  uint64
+	}
+	want := map[place]uint64{}
+	for i := range samples {
+		for j := range samples[i].User {
+			f := &samples[i].User[j]
+			want[place{f.Mapping.Module.Path, f.Mapping.FileOff(f.Addr())}]++
+		}
+	}
+	got := map[place]uint64{}
+	var n, period, frames uint64
+	seen := map[string]bool{}
+	for i := range p.Stacks {
+		s := &p.Stacks[i]
+		k := fmt.Sprint(s.Frames, s.PID)
+		if seen[k] {
+			t.Errorf("stack %v twice", k)
+		}
+		seen[k] = true
+		n += s.Count
+		period += s.Period
+		frames += s.Count * uint64(len(s.Frames))
+		for _, f := range s.Frames {
+			l := &p.Locs[f]
+			got[place{p.Modules[l.Module].Path, l.Off}] += s.Count
+			m := &p.Mappings[l.Mapping]
+			if l.Addr-m.Lo+m.Off != l.Off || l.Addr >= m.Hi {
+				t.Fatalf("location %+v lies outside of %+v", l, m)
+			}
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("%d places, want %d", len(got), len(want))
+	}
+	for k, c := range want {
+		if got[k] != c {
+			t.Errorf("%v: %d, want %d", k, got[k], c)
+		}
+	}
+	if n != 5000 || period != 5000*250000 || p.Totals.Samples != n || p.Totals.Frames != frames || p.Totals.Hows[unwind.HowCFI] != frames {
+		t.Errorf("%d samples, period %d, %d frames; totals %+v", n, period, frames, p.Totals)
+	}
+	if q := p.Filter(func(*Stack) bool { return true }); q.Totals != p.Totals {
+		t.Errorf("totals after an empty filter: %+v\nwant %+v", q.Totals, p.Totals)
+	}
+}
+
+func TestAddDoesNotAllocate(t *testing.T) {
+	samples := compilerLike(100)
+	b := NewBuilder()
+	add := func() {
+		for i := range samples {
+			b.Add(&samples[i])
+		}
+	}
+	add()
+	if n := testing.AllocsPerRun(10, add); n != 0 {
+		t.Errorf("%v allocations for 100 samples seen before", n)
+	}
+}
+
+func BenchmarkAdd(b *testing.B) {
+	samples := compilerLike(104000)
+	frames := 0
+	for i := range samples {
+		frames += len(samples[i].User)
+	}
+	b.ResetTimer()
+	for b.Loop() {
+		bl := NewBuilder()
+		for i := range samples {
+			bl.Add(&samples[i])
+		}
+		b.ReportMetric(float64(bl.locs.Len()), "locations")
+		b.ReportMetric(float64(len(bl.samples)), "stacks")
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(frames), "ns/frame")
+}

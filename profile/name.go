@@ -1,0 +1,115 @@
+package profile
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+
+	"github.com/unspool/unspool/unwind"
+)
+
+// A Name is what a symbol table knows of an address.
+type Name struct {
+	Func    string // demangled; empty if there is no symbol
+	Linkage string // as in the symbol table; may be empty where it equals Func
+	Start   uint64 // where the function starts, counted as what was asked for; 0 if that is not known
+	Module  string // for kernel addresses: "[ext4]"; empty for the kernel itself
+}
+
+// A Namer finds names. It fills names, which has one entry for each offset or address; these are sorted
+// and distinct.
+//
+// A function without a symbol whose bounds are known all the same, from call frame information say, has
+// a Start only: it is shown as "[libfoo.so+0x1230]", and all its locations are one function. Where not
+// even that is known, all of a file is one function: "[libfoo.so]".
+type Namer interface {
+	User(m *unwind.Module, offs []uint64, names []Name)
+	Kernel(addrs []uint64, names []Name)
+}
+
+// kernelPath is the module of kernel code that is in no kernel module.
+const kernelPath = "[kernel]"
+
+// funcName returns the name that is shown for code that n names.
+func funcName(n *Name, m *Module) (name string, named bool) {
+	switch {
+	case n.Func != "":
+		return n.Func, true
+	case m.Path == "":
+		return Unknown, false
+	case n.Start == 0 || m.Kernel:
+		return bracket(m.Base(), ""), false
+	}
+	return bracket(m.Base(), "+0x"+strconv.FormatUint(n.Start, 16)), false
+}
+
+// bracket returns "[base+0x10]", without a second pair around the likes of "[vdso]".
+func bracket(base, off string) string {
+	if len(base) > 1 && base[0] == '[' && base[len(base)-1] == ']' {
+		base = base[1 : len(base)-1]
+	}
+	return "[" + base + off + "]"
+}
+
+// resolve asks n for the names of all locations, a module at a time.
+func (l *Locations) resolve(n Namer) []Name {
+	names := make([]Name, len(l.locs))
+	if n == nil {
+		return names
+	}
+	order := make([]uint32, len(l.locs))
+	for i := range order {
+		order[i] = uint32(i)
+	}
+	slices.SortFunc(order, func(a, b uint32) int {
+		x, y := &l.locs[a], &l.locs[b]
+		return cmp.Or(cmp.Compare(x.Module, y.Module), cmp.Compare(x.Off, y.Off))
+	})
+	var offs []uint64
+	var got []Name
+	for len(order) > 0 {
+		mod := l.locs[order[0]].Module
+		offs = offs[:0]
+		k := 0
+		for ; k < len(order) && l.locs[order[k]].Module == mod; k++ {
+			if off := l.locs[order[k]].Off; len(offs) == 0 || off != offs[len(offs)-1] {
+				offs = append(offs, off)
+			}
+		}
+		got = append(got[:0], make([]Name, len(offs))...)
+		l.ask(n, mod, offs, got)
+		for j := 0; len(order) > 0 && k > 0; k, order = k-1, order[1:] {
+			for offs[j] != l.locs[order[0]].Off {
+				j++
+			}
+			names[order[0]] = got[j]
+		}
+	}
+	return names
+}
+
+func (l *Locations) ask(n Namer, mod int32, offs []uint64, names []Name) {
+	switch {
+	case mod == modKernel:
+		n.Kernel(offs, names)
+	case mod != modUnknown:
+		n.User(l.unwindMods[mod], offs, names)
+	}
+}
+
+// Name asks n for the name of one location: what is shown, the function's linkage name and start, and
+// the module's path.
+func (l *Locations) Name(id uint32, n Namer) (Name, bool) {
+	loc := &l.locs[id]
+	var names [1]Name
+	if n != nil {
+		l.ask(n, loc.Module, []uint64{loc.Off}, names[:])
+	}
+	r, m := names[0], &l.mods[loc.Module]
+	if !m.Kernel || r.Module == "" {
+		r.Module = m.Path
+	}
+	named := false
+	r.Func, named = funcName(&r, &Module{Path: r.Module, Kernel: m.Kernel})
+	return r, named
+}

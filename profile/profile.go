@@ -1,0 +1,289 @@
+// Package profile turns stacks into a profile: it gives equal stacks one entry with a count, and each
+// distinct location one name.
+//
+// A Builder takes samples one by one; Locations alone serves those who write each sample as it comes.
+// Both know a location by its file and the offset in it, so that processes which map a file at
+// different addresses share it. Nothing is named before the end: Builder.Profile asks a Namer once for
+// each distinct location. The package reads no files and prints nothing.
+package profile
+
+import (
+	"path"
+	"strconv"
+	"time"
+
+	"github.com/unspool/unspool/unwind"
+)
+
+// A Sample is one tick of a profiler with its stack. Add and Intern keep none of its slices.
+type Sample struct {
+	PID, TID int32
+	Comm     string
+	Time     uint64 // in ns, by the clock of the recording
+	CPU      uint32
+	Period   uint64         // events since the sample before, in the event's unit
+	Event    int            // index in Info.Events
+	Kernel   []uint64       // addresses as recorded, innermost first
+	User     []unwind.Frame // innermost first
+	Stop     unwind.Stop
+	HasUser  bool // there was a user stack to walk
+}
+
+// An Event is what a profiler counts to know when to take a sample.
+type Event struct {
+	Name string // as recorded: "cycles", "cpu-clock"
+	Unit string // "nanoseconds" for clocks, else "count"
+}
+
+// NewEvent returns the event of that name with its unit.
+func NewEvent(name string) Event {
+	for _, clock := range []string{"cpu-clock", "task-clock", "cpu"} {
+		if name == clock || len(name) > len(clock) && name[:len(clock)] == clock && name[len(clock)] == ':' {
+			return Event{name, "nanoseconds"}
+		}
+	}
+	return Event{name, "count"}
+}
+
+// Info is what is known of a recording apart from its samples. All of it is optional.
+type Info struct {
+	Events   []Event
+	Start    time.Time // by the wall clock
+	Duration time.Duration
+	Host     string
+	Command  string
+	Loss     Loss
+}
+
+// Loss counts what did not reach the profile.
+type Loss struct {
+	Samples   uint64 // samples that the kernel dropped
+	Throttles uint64 // times at which the kernel paused sampling
+	Skipped   uint64 // records of unknown kind
+	Damaged   uint64 // records that could not be read
+}
+
+// A Profile is aggregated samples. Its indices are all valid; it must not be changed once shared.
+type Profile struct {
+	Info
+	Modules  []Module
+	Mappings []Mapping
+	Funcs    []Func
+	Locs     []Loc
+	Stacks   []Stack // in the order in which they were first seen
+	Totals   Totals
+}
+
+// A Module is a file that has code.
+type Module struct {
+	Path    string // "[kernel]" for the kernel, "" for code outside of all mappings
+	BuildID string // hex; may be empty
+	Kernel  bool
+}
+
+// Base is the last element of the module's path; "[unknown]" where there is none.
+func (m *Module) Base() string {
+	if m.Path == "" {
+		return Unknown
+	}
+	return path.Base(m.Path)
+}
+
+// A Mapping is where a module was mapped in the first process in which it was seen.
+type Mapping struct {
+	Lo, Hi uint64
+	Off    uint64 // offset in the file of the byte at Lo
+	Module int32
+}
+
+// A Func is a function, or what stands for one where no name is known. No two have the same name and
+// module.
+type Func struct {
+	Name    string // demangled; see Namer for functions without a name
+	Linkage string // as in the symbol table; empty where it equals Name
+	Module  int32
+	Named   bool // Name is from a symbol table
+}
+
+// A Loc is a place in the code, and how frames there were found.
+type Loc struct {
+	Addr    uint64 // run-time address in the first process in which it was seen, by the rule of unwind.Frame.Addr
+	Off     uint64 // offset in the module's file; equal to Addr for the kernel and outside of all mappings
+	Start   uint64 // offset at which the function starts; meaningful if its Func is Named
+	Func    int32
+	Module  int32
+	Mapping int32 // -1 for the kernel and outside of all mappings
+	How     How
+}
+
+// A How is an unwind.How, or one of two more.
+type How uint8
+
+const (
+	HowKernel  How = 8 + iota // the kernel's own stack, as the kernel recorded it
+	HowUnknown                // not recorded
+	numHows
+)
+
+func howOf(h unwind.How) How {
+	if How(h) < HowKernel {
+		return How(h)
+	}
+	return HowUnknown
+}
+
+func (h How) String() string {
+	switch h {
+	case HowKernel:
+		return "kernel"
+	case HowUnknown:
+		return "unknown"
+	}
+	return unwind.How(h).String()
+}
+
+// A Stack is all samples that agree in everything but time.
+type Stack struct {
+	Frames   []uint32 // indices of Locs, innermost first; shared between Stacks
+	Comm     string
+	PID, TID int32 // 0: not recorded
+	Stop     unwind.Stop
+	Event    int32
+	Count    uint64
+	Period   uint64 // sum of the periods
+}
+
+// Unknown is the name of functions in code outside of all mappings.
+const Unknown = "[unknown]"
+
+// Totals are the counts that every report shows.
+type Totals struct {
+	Samples uint64
+	Period  uint64
+	Frames  uint64
+	Stops   [unwind.NumStops]uint64 // samples by how their stack ended
+	Hows    [numHows]uint64         // frames by how they were found
+	NoStops bool                    // how stacks ended was not recorded
+}
+
+// Whole counts the samples whose stacks reached an outermost frame.
+func (t *Totals) Whole() uint64 { return t.Stops[unwind.Outermost] }
+
+// Truncated counts the samples whose stacks were cut off: by the end of the captured copy, or at the
+// limit of frames.
+func (t *Totals) Truncated() uint64 { return t.Stops[unwind.Truncated] + t.Stops[unwind.DepthLimit] }
+
+// NoUser counts the samples without a user stack: kernel threads and the like.
+func (t *Totals) NoUser() uint64 { return t.Stops[unwind.NoUserStack] }
+
+// Broken counts the samples whose stacks ended for any other reason.
+func (t *Totals) Broken() uint64 {
+	var n uint64
+	for _, c := range t.Stops {
+		n += c
+	}
+	return n - t.Whole() - t.Truncated() - t.NoUser()
+}
+
+// Grade sorts the reasons to stop into "whole", "truncated", "broken" and "no user stack".
+func Grade(s unwind.Stop) string {
+	switch s {
+	case unwind.Outermost:
+		return "whole"
+	case unwind.Truncated, unwind.DepthLimit:
+		return "truncated"
+	case unwind.NoUserStack:
+		return "no user stack"
+	}
+	return "broken"
+}
+
+// Summary says in one line how much there is and how much of it is whole:
+// "104,231 samples · 95.2 % whole · 4.6 % truncated · 0.2 % broken · 12 lost".
+func (p *Profile) Summary() string { return p.Totals.Summary(p.Loss) }
+
+// Summary is Profile.Summary for those who keep counts only.
+func (t *Totals) Summary(l Loss) string {
+	b := append(comma(nil, t.Samples), " samples"...)
+	if t.Samples == 1 {
+		b = b[:len(b)-1]
+	}
+	share := func(n uint64, what string, always bool) {
+		if n == 0 && !always || t.Samples == 0 {
+			return
+		}
+		b = append(append(append(b, " · "...), Percent(n, t.Samples)...), what...)
+	}
+	if t.NoStops {
+		b = append(b, " · completeness not recorded"...)
+	} else {
+		share(t.Whole(), " whole", true)
+		share(t.Truncated(), " truncated", true)
+		share(t.Broken(), " broken", true)
+		share(t.NoUser(), " without user stack", false)
+	}
+	count := func(n uint64, what string, always bool) {
+		if n > 0 || always {
+			b = append(append(comma(append(b, " · "...), n), ' '), what...)
+		}
+	}
+	count(l.Samples, "lost", true)
+	count(l.Throttles, "throttled", false)
+	count(l.Skipped, "records skipped", false)
+	count(l.Damaged, "records damaged", false)
+	return string(b)
+}
+
+// Percent returns n as a share of total: "4.6 %". What is neither nothing nor all never looks so.
+func Percent(n, total uint64) string {
+	if total == 0 {
+		return "0.0 %"
+	}
+	f := 100 * float64(n) / float64(total)
+	switch s := strconv.FormatFloat(f, 'f', 1, 64); {
+	case s == "0.0" && n > 0:
+		return "<0.1 %"
+	case s == "100.0" && n < total:
+		return ">99.9 %"
+	default:
+		return s + " %"
+	}
+}
+
+// Comma returns n with its digits in groups of three: "104,231".
+func Comma(n uint64) string { return string(comma(nil, n)) }
+
+func comma(b []byte, n uint64) []byte {
+	s := strconv.FormatUint(n, 10)
+	for i := range len(s) {
+		if i > 0 && (len(s)-i)%3 == 0 {
+			b = append(b, ',')
+		}
+		b = append(b, s[i])
+	}
+	return b
+}
+
+// Filter returns a profile of those stacks that keep says yes to. The Loss stays: it cannot be divided.
+func (p *Profile) Filter(keep func(*Stack) bool) *Profile {
+	q := *p
+	q.Stacks = nil
+	q.Totals = Totals{NoStops: p.Totals.NoStops}
+	for i := range p.Stacks {
+		if s := &p.Stacks[i]; keep(s) {
+			q.Stacks = append(q.Stacks, *s)
+			q.Totals.add(&q, s)
+		}
+	}
+	return &q
+}
+
+func (t *Totals) add(p *Profile, s *Stack) {
+	t.Samples += s.Count
+	t.Period += s.Period
+	t.Frames += s.Count * uint64(len(s.Frames))
+	t.Stops[min(s.Stop, unwind.NumStops-1)] += s.Count
+	for _, f := range s.Frames {
+		t.Hows[p.Locs[f].How] += s.Count
+	}
+}
