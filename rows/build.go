@@ -1,8 +1,10 @@
 package rows
 
 import (
-	"encoding/binary"
 	"fmt"
+	"hash/maphash"
+	"math/bits"
+	"math/rand/v2"
 	"slices"
 
 	"github.com/unspool/unspool/arch"
@@ -14,13 +16,20 @@ type Builder struct {
 	Machine *arch.Machine
 
 	sets   []Set
-	index  map[string]SetID
-	key    []byte
+	index  []SetID // a hash table, at most half full: a set's number and one more
+	hashes []uint64
+	rules  []Rule // the sets' rules are slices of this and its predecessors
 	ranges []span
 	rows   []Row
+
+	// Ranges that come in ascending order and do not overlap need no passes: Range lays them out as the
+	// table will have them, gaps included. loose says that this is over.
+	loose bool
+	end   arch.Vaddr // of the last range
 }
 
-// A span is one FDE's rows, or the like: rows[first:first+n] lie in [lo, hi).
+// A span is one FDE's rows, or the like: rows[first:first+n] hold in [lo, hi). The first of them may start
+// before lo, if the range before ends with the same Set.
 type span struct {
 	lo, hi   arch.Vaddr
 	first, n int
@@ -28,49 +37,89 @@ type span struct {
 
 // NewBuilder returns an empty Builder.
 func NewBuilder(m *arch.Machine) *Builder {
-	b := &Builder{Machine: m, index: map[string]SetID{}}
+	b := &Builder{Machine: m, index: make([]SetID, 64)}
 	b.Intern(Set{})
 	return b
 }
 
-// Grow makes room for n rows.
-func (b *Builder) Grow(n int) { b.rows = slices.Grow(b.rows, n) }
+// Grow makes room for so many rows more, and ranges.
+func (b *Builder) Grow(rows, ranges int) {
+	b.rows = slices.Grow(b.rows, rows)
+	b.ranges = slices.Grow(b.ranges, ranges)
+}
+
+// Len returns the number of rows so far.
+func (b *Builder) Len() int { return len(b.rows) }
 
 // Intern returns the id of s, which is copied the first time it is seen. Rules must be sorted by Of.
 func (b *Builder) Intern(s Set) SetID {
-	b.key = appendKey(b.key[:0], &s)
-	if id, ok := b.index[string(b.key)]; ok {
-		return id
+	h := hashSet(&s)
+	mask := uint64(len(b.index) - 1)
+	at := h & mask
+	for ; b.index[at] != 0; at = (at + 1) & mask {
+		if id := b.index[at] - 1; b.hashes[id] == h && equalSets(&b.sets[id], &s) {
+			return id
+		}
 	}
 	id := SetID(len(b.sets))
-	s.Rules = slices.Clone(s.Rules)
+	if n := len(s.Rules); n > 0 {
+		if cap(b.rules)-len(b.rules) < n {
+			b.rules = make([]Rule, 0, max(n, min(2*cap(b.rules), 4096), 64))
+		}
+		first := len(b.rules)
+		b.rules = append(b.rules, s.Rules...)
+		s.Rules = b.rules[first:len(b.rules):len(b.rules)]
+	} else {
+		s.Rules = nil
+	}
 	b.sets = append(b.sets, s)
-	b.index[string(b.key)] = id
+	b.hashes = append(b.hashes, h)
+	b.index[at] = id + 1
+	if 2*len(b.sets) > len(b.index) {
+		b.index = make([]SetID, 4*len(b.index))
+		mask = uint64(len(b.index) - 1)
+		for id, h := range b.hashes {
+			for at = h & mask; b.index[at] != 0; at = (at + 1) & mask {
+			}
+			b.index[at] = SetID(id) + 1
+		}
+	}
 	return id
+}
+
+// hashSeed keeps hostile files from making sets that collide.
+var hashSeed, hashWord = maphash.MakeSeed(), rand.Uint64()
+
+func hashSet(s *Set) uint64 {
+	mix := func(h, x uint64) uint64 {
+		hi, lo := bits.Mul64(h^x, hashWord|1)
+		return hi ^ lo ^ x>>32
+	}
+	h := mix(hashWord>>1, uint64(s.CFA.Kind)|uint64(s.Flags)<<8|uint64(s.CFA.Reg)<<16|uint64(s.RA)<<32)
+	h = mix(mix(h, uint64(s.CFA.Off)), uint64(s.CFA.Off2))
+	if s.CFA.Expr != "" {
+		h = mix(h, maphash.String(hashSeed, s.CFA.Expr))
+	}
+	for i := range s.Rules {
+		r := &s.Rules[i]
+		h = mix(mix(h, uint64(r.Kind)|uint64(r.Of)<<16|uint64(r.Reg)<<32), uint64(r.Off))
+		if r.Expr != "" {
+			h = mix(h, maphash.String(hashSeed, r.Expr))
+		}
+	}
+	return h
+}
+
+func equalSets(a, b *Set) bool {
+	return a.CFA == b.CFA && a.RA == b.RA && a.Flags == b.Flags && slices.Equal(a.Rules, b.Rules)
 }
 
 // Set returns the Set that Intern gave id for.
 func (b *Builder) Set(id SetID) *Set { return &b.sets[id] }
 
-// appendKey appends bytes that are equal for equal Sets only.
-func appendKey(k []byte, s *Set) []byte {
-	le := binary.LittleEndian
-	k = append(k, byte(s.CFA.Kind), byte(s.Flags))
-	k = le.AppendUint16(le.AppendUint16(k, uint16(s.CFA.Reg)), uint16(s.RA))
-	k = le.AppendUint64(le.AppendUint64(k, uint64(s.CFA.Off)), uint64(s.CFA.Off2))
-	k = append(le.AppendUint32(k, uint32(len(s.CFA.Expr))), s.CFA.Expr...)
-	for i := range s.Rules {
-		r := &s.Rules[i]
-		k = append(k, byte(r.Kind))
-		k = le.AppendUint16(le.AppendUint16(k, uint16(r.Of)), uint16(r.Reg))
-		k = le.AppendUint64(k, uint64(r.Off))
-		k = append(le.AppendUint32(k, uint32(len(r.Expr))), r.Expr...)
-	}
-	return k
-}
-
 // Begin starts the rows of [lo, hi). An empty range, lo >= hi, takes no rows.
 func (b *Builder) Begin(lo, hi arch.Vaddr) {
+	b.loose = true
 	b.ranges = append(b.ranges, span{lo: lo, hi: hi, first: len(b.rows)})
 }
 
@@ -95,19 +144,58 @@ func (b *Builder) Row(lo arch.Vaddr, set SetID) {
 	s.n++
 }
 
-// Range adds the rows of [lo, hi), which are ascending strictly and start no earlier than lo. It is what
-// Begin and a Row for each do, in one call. Rows from hi on are dropped; neighbours may be equal.
+// Range adds the rows of [lo, hi): the first starts at lo, the others ascend strictly, and neighbours differ.
+// Rows from hi on are dropped. It is what Begin and Row do, in one call, and faster still if the ranges come
+// in ascending order.
 func (b *Builder) Range(lo, hi arch.Vaddr, rows []Row) {
 	n := len(rows)
 	for n > 0 && rows[n-1].Lo >= hi {
 		n--
 	}
+	if n == 0 || lo >= hi {
+		return
+	}
+	if !b.loose {
+		if k := len(b.ranges); k > 0 && lo < b.end {
+			if last := &b.ranges[k-1]; lo == last.lo && hi <= last.hi {
+				return // the one begun first holds
+			}
+			b.loose = true
+		} else {
+			b.layOut(lo, hi, rows[:n])
+			return
+		}
+	}
 	b.ranges = append(b.ranges, span{lo: lo, hi: hi, first: len(b.rows), n: n})
 	b.rows = append(b.rows, rows[:n]...)
 }
 
+// layOut appends a range that lies behind all others.
+func (b *Builder) layOut(lo, hi arch.Vaddr, rows []Row) {
+	set := GapID // what holds right before lo
+	if n := len(b.rows); n > 0 {
+		set = b.rows[n-1].Set
+		if set != GapID && b.end < lo {
+			b.rows = append(b.rows, Row{b.end, GapID})
+			set = GapID
+		}
+	}
+	s := span{lo: lo, hi: hi, first: len(b.rows), n: len(rows)}
+	if rows[0].Set == set {
+		if rows = rows[1:]; s.first > 0 {
+			s.first--
+		} else {
+			s.n--
+		}
+	}
+	b.ranges = append(b.ranges, s)
+	b.rows = append(b.rows, rows...)
+	b.end = hi
+}
+
 // Clip shortens the range that was begun last to its part in [lo, hi).
 func (b *Builder) Clip(lo, hi arch.Vaddr) {
+	b.loose = true
 	r := &b.ranges[len(b.ranges)-1]
 	for r.n > 0 && b.rows[r.first+r.n-1].Lo >= hi {
 		r.n--
@@ -171,19 +259,30 @@ func (b *Builder) join(o *Builder) {
 	for i := range o.sets {
 		ids[i] = b.Intern(o.sets[i])
 	}
+	b.Grow(len(o.rows)+1, len(o.ranges))
+	if n := len(b.rows); n > 0 && len(o.ranges) > 0 && b.rows[n-1].Set != GapID && b.end < o.ranges[0].lo {
+		b.rows = append(b.rows, Row{b.end, GapID}) // no range has it: it does no harm to loose ones
+	}
+	b.loose = b.loose || o.loose || len(o.ranges) > 0 && o.ranges[0].lo < b.end
 	base := len(b.rows)
-	b.Grow(len(o.rows))
-	for _, r := range o.rows {
+	in := o.rows
+	if !b.loose && base > 0 && len(in) > 0 && b.rows[base-1].Set == ids[in[0].Set] {
+		base, in = base-1, in[1:]
+	}
+	for _, r := range in {
 		b.rows = append(b.rows, Row{r.Lo, ids[r.Set]})
 	}
-	b.ranges = slices.Grow(b.ranges, len(o.ranges))
 	for _, r := range o.ranges {
 		r.first += base
 		b.ranges = append(b.ranges, r)
 	}
+	b.end = max(b.end, o.end)
 }
 
 func sortRanges(d *draft) {
+	if !d.loose {
+		return
+	}
 	byLo := func(a, b span) int {
 		switch {
 		case a.lo < b.lo:
@@ -210,6 +309,13 @@ func checkSorted(d *draft) error {
 // clipRanges lays the sorted ranges out as one list of rows, with a gap wherever none holds. Ranges
 // that contain the current address wait on a stack, the greatest start on top.
 func clipRanges(d *draft) {
+	if !d.loose {
+		if n := len(d.rows); n > 0 && d.rows[n-1].Set != GapID {
+			d.rows = append(d.rows, Row{d.end, GapID})
+		}
+		d.ranges = nil
+		return
+	}
 	in := d.rows
 	out := make([]Row, 0, len(in)+len(in)/16+1)
 	var stack []span
@@ -245,6 +351,9 @@ func clipRanges(d *draft) {
 				gap(at) // rows that do not start with their range
 			}
 			for ; i < len(rs) && rs[i].Lo < end; i++ {
+				if len(out) == 0 && rs[i].Set == GapID {
+					continue
+				}
 				out = append(out, Row{max(rs[i].Lo, at), rs[i].Set})
 			}
 			at = end
@@ -287,6 +396,9 @@ func checkDisjoint(d *draft) error {
 }
 
 func mergeRows(d *draft) {
+	if !d.loose {
+		return
+	}
 	d.rows = slices.CompactFunc(d.rows, func(a, b Row) bool { return a.Set == b.Set })
 }
 
@@ -301,6 +413,19 @@ func checkMerged(d *draft) error {
 
 // pruneSets numbers the sets in the order of their first use, the gap first, and drops the others.
 func pruneSets(d *draft) {
+	top := GapID
+	for i := range d.rows {
+		if s := d.rows[i].Set; s > top {
+			if s != top+1 {
+				break
+			}
+			top = s
+		}
+	}
+	if int(top) == len(d.sets)-1 {
+		d.index = nil // they are as they should be
+		return
+	}
 	const unseen = ^SetID(0)
 	ids := make([]SetID, len(d.sets))
 	for i := range ids {
@@ -320,13 +445,11 @@ func pruneSets(d *draft) {
 }
 
 func checkSets(d *draft) error {
-	seen := map[string]int{}
+	b := NewBuilder(d.Machine)
 	for i := range d.sets {
-		k := string(appendKey(nil, &d.sets[i]))
-		if j, dup := seen[k]; dup {
-			return fmt.Errorf("sets %d and %d are equal", j, i)
+		if id := b.Intern(d.sets[i]); int(id) != i {
+			return fmt.Errorf("sets %d and %d are equal", id, i)
 		}
-		seen[k] = i
 	}
 	for _, r := range d.rows {
 		if int(r.Set) >= len(d.sets) {

@@ -43,7 +43,7 @@ func TestCells(t *testing.T) {
 			t.Errorf("ParseSet(%q): %v", c.text, err)
 			continue
 		}
-		if a, b := string(appendKey(nil, &back)), string(appendKey(nil, &c.set)); a != b {
+		if !equalSets(&back, &c.set) {
 			t.Errorf("ParseSet(%q)\n got %+v\nwant %+v", c.text, back, c.set)
 		}
 	}

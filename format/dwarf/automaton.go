@@ -53,13 +53,12 @@ type longEdge struct {
 
 // An automaton grows as it is walked. It is for one goroutine.
 type automaton struct {
-	b    *rows.Builder
 	mach *arch.Machine
+	sets *rows.Builder // interns them
 
 	contexts []context
 	ctxIndex map[context]uint32
 	keys     []stateKey
-	setOf    []rows.SetID // by state: what a row gets
 	index    map[stateKey]state
 
 	table []edge // a power of two long, at most half full
@@ -74,11 +73,11 @@ type automaton struct {
 	scratch []rows.Rule
 }
 
-// newAutomaton returns an automaton that interns its sets in b. Hostile input can make a new large set with
-// every instruction: sets beyond the budget are refused.
-func newAutomaton(b *rows.Builder, size uint, work, space int) *automaton {
+// newAutomaton returns an automaton without states. Hostile input can make a new large set with every
+// instruction: sets beyond the budgets are refused.
+func newAutomaton(m *arch.Machine, size uint, work, space int) *automaton {
 	return &automaton{
-		b: b, mach: b.Machine,
+		mach: m, sets: rows.NewBuilder(m),
 		ctxIndex: map[context]uint32{}, index: map[stateKey]state{}, long: map[longEdge]state{},
 		table: make([]edge, 1<<size), shift: 64 - size,
 		work: work, space: space,
@@ -110,13 +109,8 @@ func (a *automaton) state(k stateKey) state {
 	s, ok := a.index[k]
 	if !ok {
 		s = state(len(a.keys))
-		a.space -= cost(a.b.Set(k.set))
+		a.space -= cost(a.sets.Set(k.set))
 		a.keys = append(a.keys, k)
-		id := k.set
-		if a.b.Set(id).Gap() {
-			id = rows.GapID
-		}
-		a.setOf = append(a.setOf, id)
 		a.index[k] = s
 	}
 	return s
@@ -195,7 +189,7 @@ func (a *automaton) step(from state, raw []byte, i *Instruction) (to state, err 
 func (a *automaton) apply(from state, i *Instruction) (state, error) {
 	k := a.keys[from]
 	ctx := &a.contexts[k.context]
-	set := *a.b.Set(k.set)
+	set := *a.sets.Set(k.set)
 	if a.work -= cost(&set) + len(i.Expr); a.work < 0 || a.space < 0 || len(a.keys) >= maxStates-1 {
 		return 0, in(i.Name(a.mach), unsupported(int(i.Off), "too many distinct rows"))
 	}
@@ -229,7 +223,7 @@ func (a *automaton) apply(from state, i *Instruction) (state, error) {
 		if ctx.inCIE {
 			return fail(malformed(at, "in a CIE, which has nothing to restore to"))
 		}
-		if r, ok := a.b.Set(ctx.initial).Rule(reg); ok {
+		if r, ok := a.sets.Set(ctx.initial).Rule(reg); ok {
 			setRule(&set, r)
 		} else if n, ok := findRule(&set, reg); ok {
 			set.Rules = slices.Delete(set.Rules, n, n+1)
@@ -280,7 +274,7 @@ func (a *automaton) apply(from state, i *Instruction) (state, error) {
 		panic("BUG: an instruction that makes no row: " + i.Name(a.mach))
 	}
 	a.scratch = set.Rules
-	return a.state(stateKey{a.b.Intern(set), k.context}), nil
+	return a.state(stateKey{a.sets.Intern(set), k.context}), nil
 }
 
 // e_machine values of SPARC.
@@ -307,9 +301,9 @@ func setRule(s *rows.Set, r rows.Rule) {
 type plan struct {
 	kind  planKind
 	args  uint8  // of planStep: LEB128 operands
-	size  uint8  // of planAdvance: bytes of the instruction
+	size  uint8  // of planAdvance: bytes of the instruction, at most three
 	shift uint8  // of planAdvance: bits below the delta
-	mask  uint64 // of planAdvance: the delta's bits
+	mask  uint32 // of planAdvance: the delta's bits
 }
 
 type planKind uint8
@@ -339,17 +333,13 @@ func makePlans(big bool) (t [256]plan) {
 			if !big {
 				*p = plan{kind: planAdvance, size: 3, shift: 8, mask: 0xffff}
 			}
-		case DW_CFA_advance_loc4:
-			if !big {
-				*p = plan{kind: planAdvance, size: 5, shift: 8, mask: 0xffffffff}
-			}
 		case DW_CFA_nop:
 			p.kind = planNop
 		case DW_CFA_remember_state:
 			p.kind = planPush
 		case DW_CFA_restore_state:
 			p.kind = planPop
-		case DW_CFA_set_loc, DW_CFA_MIPS_advance_loc8, DW_CFA_def_cfa_expression, DW_CFA_expression, DW_CFA_val_expression:
+		case DW_CFA_set_loc, DW_CFA_advance_loc4, DW_CFA_MIPS_advance_loc8, DW_CFA_def_cfa_expression, DW_CFA_expression, DW_CFA_val_expression:
 		default:
 			if opcodes[op].name == "" {
 				continue

@@ -1,8 +1,11 @@
 package dwarf
 
 import (
+	"cmp"
 	"encoding/binary"
+	"math/bits"
 	"runtime"
+	"slices"
 	"sync"
 
 	"github.com/unspool/unspool/arch"
@@ -30,53 +33,120 @@ func (f *Frames) Build(which Which) (*rows.Table, []Damage) {
 	return rows.Build(bs...), ds
 }
 
-// minShare is how many bytes of a section are worth a goroutine.
-const minShare = 128 << 10
+// An item is an FDE that waits to be compiled.
+type item struct {
+	lo  uint64 // its start
+	off int
+}
 
-// build compiles all FDEs of s, on at most procs goroutines. The builders are in the order of the section.
+// minShare is how many FDEs are worth a goroutine.
+const minShare = 2000
+
+// build compiles all FDEs of s, on at most procs goroutines, in the order of their addresses: so they need no
+// sorting afterwards. The builders are in that order too.
 func (s *section) build(procs int) ([]*rows.Builder, []Damage) {
-	// A first pass over the heads finds the CIEs, and where to cut.
-	n := max(1, min(procs, len(s.data)/minShare))
-	cies := map[int]*cie{}
-	cuts := []int{0}
-	end := 0
 	ds := damages{}
-	s.walk(func(h *head) bool {
-		if h.kind == isCIE {
-			c := s.cie(h)
-			cies[h.off] = c
-			if c.err != nil {
-				ds.add(s, h.off, nil, c.err)
-			}
-		}
-		if len(cuts) < n && h.off >= len(s.data)/n*len(cuts) {
-			cuts = append(cuts, h.off)
-		}
-		end = h.end
-		return true
-	}, func(off int, err error) { ds.add(s, off, nil, err) })
-	cuts = append(cuts, end)
-
-	work, space := (minWork+maxWork*len(s.data))/(len(cuts)-1), (minSpace+maxSpace*len(s.data))/(len(cuts)-1)
-	cs := make([]*compiler, len(cuts)-1)
+	items, cies := s.items(&ds)
+	n := max(1, min(procs, len(items)/minShare))
+	work, space := (minWork+maxWork*len(s.data))/n, (minSpace+maxSpace*len(s.data))/n
+	cs := make([]*compiler, n)
 	var wg sync.WaitGroup
 	for i := range cs {
-		b := rows.NewBuilder(s.in.Machine)
-		cs[i] = &compiler{section: s, b: b, a: newAutomaton(b, 12, work, space), cies: cies, starts: map[*cie]start{}}
-		run := func() { cs[i].all(cuts[i], cuts[i+1]) }
-		if i == len(cs)-1 {
+		cs[i] = newCompiler(s, 12, work, space)
+		cs[i].cies = cies
+		run := func() { cs[i].all(items[len(items)*i/n : len(items)*(i+1)/n]) }
+		if i == n-1 {
 			run()
 		} else {
 			wg.Go(run)
 		}
 	}
 	wg.Wait()
-	bs := make([]*rows.Builder, len(cs))
+	bs := make([]*rows.Builder, n)
 	for i, c := range cs {
-		bs[i] = c.b
+		bs[i] = c.out
 		ds.join(&c.damages)
 	}
 	return bs, ds.all()
+}
+
+// items reads the heads of all entries and returns the FDEs, sorted by start (of several with one start,
+// the first in the section is the first), and the CIEs.
+func (s *section) items(ds *damages) ([]item, map[int]*cie) {
+	items := make([]item, 0, len(s.data)/48)
+	cies := map[int]*cie{}
+	var late []head // FDEs before their CIE: in .debug_frame that is allowed
+	var f fde
+	add := func(h *head, c *cie) {
+		if err := s.fde(&f, h, c); err != nil {
+			ds.add(s, h.off, &f, err)
+		} else if !f.dead && f.lo < f.hi {
+			items = append(items, item{f.lo, h.off})
+		}
+	}
+	var last *cie
+	s.walk(func(h *head) bool {
+		if h.kind == isCIE {
+			last = s.cie(h)
+			cies[h.off] = last
+			if last.err != nil {
+				ds.add(s, h.off, nil, last.err)
+			}
+		} else if last = cies[h.cieOff]; last != nil {
+			add(h, last)
+		} else {
+			late = append(late, *h)
+		}
+		for last != nil && s.quick(h.end, last, &f) { // most entries
+			items = append(items, item{f.lo, f.off})
+			h.end = f.end
+		}
+		return true
+	}, func(off int, err error) { ds.add(s, off, nil, err) })
+	for i := range late {
+		if c := cies[late[i].cieOff]; c != nil {
+			add(&late[i], c)
+		} else {
+			ds.add(s, late[i].off, nil, malformed(late[i].id, "FDE without CIE: there is none at %#x", late[i].cieOff))
+		}
+	}
+	return sortItems(items, len(late) > 0), cies
+}
+
+// sortItems sorts by start, then by offset.
+func sortItems(items []item, byOff bool) []item {
+	if byOff {
+		slices.SortFunc(items, func(a, b item) int { return cmp.Compare(a.off, b.off) })
+	}
+	least, most, sorted := ^uint64(0), uint64(0), true
+	for i := range items {
+		lo := items[i].lo
+		sorted = sorted && lo >= most
+		least, most = min(least, lo), max(most, lo)
+	}
+	if sorted {
+		return items
+	}
+	// A radix sort: it is stable, and takes three passes for most programs.
+	const digit = 11
+	from, to := items, make([]item, len(items))
+	for shift := uint(0); (most-least)>>shift != 0 && shift < 64; shift += digit {
+		var at [1 << digit]int
+		for i := range from {
+			at[(from[i].lo-least)>>shift&(1<<digit-1)]++
+		}
+		sum := 0
+		for d := range at {
+			at[d], sum = sum, sum+at[d]
+		}
+		for i := range from {
+			d := (from[i].lo - least) >> shift & (1<<digit - 1)
+			to[at[d]] = from[i]
+			at[d]++
+		}
+		from, to = to, from
+	}
+	return from
 }
 
 // Budgets for an automaton: for edges that are computed, and for distinct sets that are kept; in bytes of
@@ -89,8 +159,9 @@ const (
 // A compiler makes the rows of FDEs. It is for one goroutine.
 type compiler struct {
 	*section
-	b    *rows.Builder
 	a    *automaton
+	out  *rows.Builder
+	used []rows.SetID // by state: its set in out, or unused
 	cies map[int]*cie
 
 	last   *cie // the CIE of the FDE before, and where it starts
@@ -102,44 +173,49 @@ type compiler struct {
 	damages
 }
 
+// unused marks a state that has no row yet.
+const unused = ^rows.SetID(0)
+
+// newCompiler returns a compiler for s, whose hash table starts with 2^size slots.
+func newCompiler(s *section, size uint, work, space int) *compiler {
+	return &compiler{
+		section: s, a: newAutomaton(s.in.Machine, size, work, space),
+		out: rows.NewBuilder(s.in.Machine), starts: map[*cie]start{},
+	}
+}
+
 // A start is the state after a CIE's instructions.
 type start struct {
 	state state
 	err   error
 }
 
-// all compiles the FDEs in [off, end).
-func (c *compiler) all(off, end int) {
-	c.b.Grow((end - off) / 6)
-	for off < end {
-		h, err := c.head(off)
-		if err != nil && h.end == 0 {
-			return
+// all compiles items.
+func (c *compiler) all(items []item) {
+	var f fde
+	for i, it := range items {
+		if i == len(items)/16 {
+			c.out.Grow(16*c.out.Len(), len(items)-i) // as the first sixteenth, so the others, and one to spare
 		}
-		if err == nil && h.kind == isFDE {
-			if c.last == nil || c.last.off != h.cieOff {
+		if c.last == nil || !c.quick(it.off, c.last, &f) {
+			h, err := c.head(it.off)
+			if err == nil {
 				c.last = c.cies[h.cieOff]
-				if c.last == nil {
-					c.add(c.section, h.off, nil, malformed(h.id, "FDE without CIE: there is none at %#x", h.cieOff))
-					off = h.end
-					continue
-				}
 				c.lastAt = c.start(c.last)
+				err = c.fde(&f, &h, c.last)
 			}
-			var f fde
-			if err := c.compile(&f, &h); err != nil {
-				c.add(c.section, h.off, &f, err)
+			if err != nil {
+				panic("BUG: an FDE that could be read cannot be: " + err.Error())
 			}
 		}
-		off = h.end
+		if err := c.compile(&f); err != nil {
+			c.add(c.section, it.off, &f, err)
+		}
 	}
 }
 
-// compile adds the rows of the FDE with head h, whose CIE is c.last, and fills in f.
-func (c *compiler) compile(f *fde, h *head) error {
-	if err := c.fde(f, h, c.last); err != nil {
-		return err
-	}
+// compile adds the rows of f, whose CIE is c.last.
+func (c *compiler) compile(f *fde) error {
 	if f.dead || f.lo == f.hi {
 		return nil
 	}
@@ -149,20 +225,20 @@ func (c *compiler) compile(f *fde, h *head) error {
 	if _, err := c.run(f.cie, f.insns, f.end, f.lo, c.lastAt.state, false); err != nil {
 		return err
 	}
-	c.b.Range(arch.Vaddr(f.lo), arch.Vaddr(f.hi), c.buf)
+	c.out.Range(arch.Vaddr(f.lo), arch.Vaddr(f.hi), c.buf)
 	return nil
 }
 
 // start returns the state after the instructions of x.
 func (c *compiler) start(x *cie) start {
-	if at, ok := c.starts[x]; ok {
+	at, ok := c.starts[x]
+	if ok {
 		return at
 	}
-	at := start{err: x.err}
+	at.err = x.err
 	if x.err == nil {
-		base := c.b.Intern(rows.Set{RA: x.ra, Flags: x.flags})
+		base := c.a.sets.Intern(rows.Set{RA: x.ra, Flags: x.flags})
 		ctx := context{daf: x.daf, initial: base, inCIE: true, word: uint8(x.addrSize)}
-		var s state
 		s, err := c.run(x, x.insns, x.end, 0, c.a.state(stateKey{base, c.a.context(ctx)}), true)
 		if err != nil {
 			at.err = in("CIE", err)
@@ -175,19 +251,41 @@ func (c *compiler) start(x *cie) start {
 	return at
 }
 
+// set returns a state's set in c.out.
+func (c *compiler) set(s state) rows.SetID {
+	if int(s) < len(c.used) && c.used[s] != unused {
+		return c.used[s]
+	}
+	return c.use(s)
+}
+
+// use makes a state's set one of c.out's.
+func (c *compiler) use(s state) rows.SetID {
+	for len(c.used) < len(c.a.keys) {
+		c.used = append(c.used, unused)
+	}
+	set := c.a.sets.Set(c.a.keys[s].set)
+	if set.Gap() {
+		c.used[s] = rows.GapID
+	} else {
+		c.used[s] = c.out.Intern(*set)
+	}
+	return c.used[s]
+}
+
 // run executes the instructions in data[at:end] from a state and leaves the rows in c.buf. The first row
 // is at lo. It returns the last state.
 func (c *compiler) run(x *cie, at, end int, lo uint64, s state, inCIE bool) (state, error) {
-	const none = ^rows.SetID(0)
 	data := c.data
 	caf := x.caf
-	loc, last := lo, none // last: the set of the last row
+	loc, last := lo, unused // last: the set of the last row
 	buf := c.buf[:0]
 	c.stack = c.stack[:0]
-	table := &plans[0]
+	plan := &plans[0]
 	if c.big {
-		table = &plans[1]
+		plan = &plans[1]
 	}
+	table, shift := c.a.table, c.a.shift&63
 	for at < end {
 		var w uint64 // eight bytes from here on
 		if at+8 <= len(data) {
@@ -197,18 +295,40 @@ func (c *compiler) run(x *cie, at, end int, lo uint64, s state, inCIE bool) (sta
 			copy(tail[:], data[at:])
 			w = binary.LittleEndian.Uint64(tail[:])
 		}
-		p := &table[w&0xff]
-		delta := uint64(0)
+		p := &plan[w&0xff]
+		if p.kind == planAdvance {
+			if int(p.size) > end-at {
+				return 0, in(OpName(byte(w), c.in.Machine), truncated(at, "number"))
+			}
+			if delta := w >> (p.shift & 63) & uint64(p.mask) * caf; delta != 0 {
+				set := c.set(s)
+				if set != last {
+					buf = append(buf, rows.Row{Lo: arch.Vaddr(loc), Set: set})
+					last = set
+				}
+				if loc += delta; loc < delta || inCIE {
+					return 0, c.badAdvance(at, inCIE)
+				}
+			}
+			if at += int(p.size); at >= end {
+				break
+			}
+			w >>= 8 * p.size & 63 // at least five bytes are left
+			p = &plan[w&0xff]
+		}
 		switch p.kind {
-		case planNop:
-			at++
-			continue
 		case planStep:
-			n := lebEnd(w, p.args)
+			n := 0
+			if p.args == 1 {
+				z := stops(w)
+				n = bits.TrailingZeros64(z&(z-1))>>3 + 1
+			} else {
+				n = lebEnd(w, p.args)
+			}
 			if n <= maxKey && n <= end-at {
 				key := w&(1<<(8*uint(n)&63)-1) | uint64(s)<<(8*maxKey)
-				if e := &c.a.table[key*hashMul>>(c.a.shift&63)]; e.key == key {
-					s = e.to
+				if i := key * hashMul >> shift; i < uint64(len(table)) && table[i].key == key {
+					s = table[i].to
 					at += n
 					continue
 				}
@@ -218,16 +338,23 @@ func (c *compiler) run(x *cie, at, end int, lo uint64, s state, inCIE bool) (sta
 					continue
 				}
 			}
-			next, to, err := c.slow(x, at, end, s)
+			var i Instruction
+			next, err := c.decode(&i, x, at, end)
+			if err == nil {
+				s, err = c.a.step(s, data[at:next], &i)
+			}
 			if err != nil {
 				return 0, err
 			}
-			at, s = next, to
-			continue
+			table, shift = c.a.table, c.a.shift&63
+			at = next
+		case planAdvance:
+		case planNop:
+			for at++; at < end && data[at] == DW_CFA_nop; at++ {
+			}
 		case planPush:
 			c.stack = append(c.stack, s)
 			at++
-			continue
 		case planPop:
 			n := len(c.stack) - 1
 			if n < 0 {
@@ -235,20 +362,13 @@ func (c *compiler) run(x *cie, at, end int, lo uint64, s state, inCIE bool) (sta
 			}
 			s, c.stack = c.stack[n], c.stack[:n]
 			at++
-			continue
-		case planAdvance:
-			if int(p.size) > end-at {
-				return 0, in(OpName(byte(w), c.in.Machine), truncated(at, "number"))
-			}
-			delta = w >> (p.shift & 63) & p.mask * caf
-			at += int(p.size)
 		default:
-			r := c.reader(end)
 			var i Instruction
-			next, err := c.instruction(&i, &r, at, x)
+			next, err := c.decode(&i, x, at, end)
 			if err != nil {
 				return 0, err
 			}
+			delta := uint64(0)
 			switch i.Op {
 			case DW_CFA_advance_loc2, DW_CFA_advance_loc4, DW_CFA_MIPS_advance_loc8:
 				delta = uint64(i.Args[0])
@@ -260,39 +380,37 @@ func (c *compiler) run(x *cie, at, end int, lo uint64, s state, inCIE bool) (sta
 				if s, err = c.a.step(s, data[at:next], &i); err != nil {
 					return 0, err
 				}
-				at = next
-				continue
+			}
+			if delta != 0 {
+				if set := c.set(s); set != last {
+					buf = append(buf, rows.Row{Lo: arch.Vaddr(loc), Set: set})
+					last = set
+				}
+				if loc += delta; loc < delta || inCIE {
+					return 0, c.badAdvance(at, inCIE)
+				}
 			}
 			at = next
 		}
-		if delta == 0 {
-			continue
-		}
-		if inCIE {
-			return 0, malformed(at, "advance in a CIE")
-		}
-		if set := c.a.setOf[s]; set != last {
-			buf = append(buf, rows.Row{Lo: arch.Vaddr(loc), Set: set})
-			last = set
-		}
-		if loc += delta; loc < delta {
-			return 0, malformed(at, "advance beyond the address space")
-		}
 	}
-	if set := c.a.setOf[s]; set != last {
-		buf = append(buf, rows.Row{Lo: arch.Vaddr(loc), Set: set})
+	if !inCIE {
+		if set := c.set(s); set != last {
+			buf = append(buf, rows.Row{Lo: arch.Vaddr(loc), Set: set})
+		}
 	}
 	c.buf = buf
 	return s, nil
 }
 
-// slow follows the instruction at offset at through the automaton's slow path.
-func (c *compiler) slow(x *cie, at, end int, s state) (next int, to state, err error) {
-	r := c.reader(end)
-	var i Instruction
-	if next, err = c.instruction(&i, &r, at, x); err != nil {
-		return 0, 0, err
+func (c *compiler) badAdvance(at int, inCIE bool) error {
+	if inCIE {
+		return malformed(at, "advance in a CIE")
 	}
-	to, err = c.a.step(s, c.data[at:next], &i)
-	return next, to, err
+	return malformed(at, "advance beyond the address space")
+}
+
+// decode reads the instruction at offset at.
+func (c *compiler) decode(i *Instruction, x *cie, at, end int) (next int, err error) {
+	r := c.reader(end)
+	return c.instruction(i, &r, at, x)
 }

@@ -2,6 +2,7 @@ package dwarf
 
 import (
 	"bytes"
+	"encoding/binary"
 	"math"
 	"strings"
 
@@ -94,8 +95,10 @@ func (s *section) bases(fn uint64) bases {
 // walk calls yield for every CIE and FDE in order. What has no readable head goes to bad; the last
 // call to bad may mean that the rest of the section is lost.
 func (s *section) walk(yield func(h *head) bool, bad func(off int, err error)) {
+	var h head
 	for off := 0; off < len(s.data); {
-		h, err := s.head(off)
+		var err error
+		h, err = s.head(off)
 		switch {
 		case err != nil && s.open:
 			return
@@ -147,7 +150,8 @@ type cie struct {
 	persEnc  byte
 	pers     pointer
 	flags    rows.Flags
-	insns    int // offset; they go on to end
+	usual    bool // its FDEs may be of the shape that quick knows
+	insns    int  // offset; they go on to end
 }
 
 // maxCAF bounds the code alignment factor, so that no advance of four bytes overflows.
@@ -232,6 +236,7 @@ func (s *section) cie(h *head) (c *cie) {
 		at = c.insns
 	}
 	c.insns = at
+	c.usual = s.eh && !s.big && c.sized && c.fdeEnc == DW_EH_PE_pcrel|DW_EH_PE_sdata4 && c.addrSize == 8 && c.segSize == 0
 	return c
 }
 
@@ -290,6 +295,27 @@ type fde struct {
 	end    int
 }
 
+// quick decodes the FDE at off if it is a sound one of CIE c and of the shape that nearly all have: addresses
+// relative, of four bytes, little-endian, and not dead nor empty. It says whether it did; head and fde read the
+// others, and say what is wrong with them.
+func (s *section) quick(off int, c *cie, f *fde) bool {
+	if !c.usual || len(s.data)-off < 24 {
+		return false
+	}
+	b := s.data[off : off+24]
+	n, id := binary.LittleEndian.Uint32(b), binary.LittleEndian.Uint32(b[4:])
+	v, size := int32(binary.LittleEndian.Uint32(b[8:])), binary.LittleEndian.Uint32(b[12:])
+	end, insns := off+4+int(n), off+17+int(b[16])
+	lo := s.addr + uint64(off) + 8 + uint64(v)
+	if n >= 0xfffffff0 || end > len(s.data) || off+4-int(id) != c.off || v == 0 || size == 0 ||
+		b[16] >= 0x80 || insns > end || lo+uint64(size) < lo {
+		return false
+	}
+	f.off, f.cie, f.lo, f.hi, f.dead = off, c, lo, lo+uint64(size), false
+	f.aug, f.insns, f.end = off+17, insns, end
+	return true
+}
+
 // fde decodes the FDE whose head is h and whose CIE is c.
 func (s *section) fde(f *fde, h *head, c *cie) (err error) {
 	*f = fde{off: h.off, cie: c, end: h.end}
@@ -299,26 +325,18 @@ func (s *section) fde(f *fde, h *head, c *cie) (err error) {
 	r := reader{data: s.data, end: h.end, big: s.big}
 	at := h.body + c.segSize
 	var size uint64
-	if c.fdeEnc == DW_EH_PE_pcrel|DW_EH_PE_sdata4 && r.has(at, 8) {
-		v := fixed(s.data[at:at+4], s.big)
-		size = fixed(s.data[at+4:at+8], s.big)
-		f.dead = v == 0
-		f.lo = (s.addr + uint64(at) + uint64(int32(v))) & s.mask
-		at += 8
-	} else {
-		b := s.bases(0)
-		var p pointer
-		if p, at, err = s.encoded(&r, at, c.fdeEnc, c.addrSize, &b); err != nil {
-			return in("FDE: start", err)
-		}
-		f.lo, f.dead = p.v, p.null
-		format := c.fdeEnc & 0x0f
-		if format != DW_EH_PE_sleb128 {
-			format &^= DW_EH_PE_signed // a size has no sign
-		}
-		if size, at, err = r.number(at, format, c.addrSize); err != nil {
-			return in("FDE: size", err)
-		}
+	b := s.bases(0)
+	var p pointer
+	if p, at, err = s.encoded(&r, at, c.fdeEnc, c.addrSize, &b); err != nil {
+		return in("FDE: start", err)
+	}
+	f.lo, f.dead = p.v, p.null
+	format := c.fdeEnc & 0x0f
+	if format != DW_EH_PE_sleb128 {
+		format &^= DW_EH_PE_signed // a size has no sign
+	}
+	if size, at, err = r.number(at, format, c.addrSize); err != nil {
+		return in("FDE: size", err)
 	}
 	// What a linker leaves of a discarded function in a section that is not loaded.
 	if mask := addrMask(c.addrSize); !s.eh && f.lo >= mask-1 {
@@ -330,10 +348,7 @@ func (s *section) fde(f *fde, h *head, c *cie) (err error) {
 	}
 	if c.sized {
 		var n uint64
-		if r.has(at, 1) && s.data[at] < 0x80 {
-			n = uint64(s.data[at])
-			at++
-		} else if n, at, err = r.uleb(at); err != nil {
+		if n, at, err = r.uleb(at); err != nil {
 			return in("FDE: augmentation length", err)
 		}
 		if n > uint64(h.end-at) {

@@ -277,17 +277,19 @@ func (s *section) table(off int, lo, hi uint64) (*rows.Table, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := rows.NewBuilder(s.in.Machine)
-	c := &compiler{section: s, b: b, a: newAutomaton(b, 6, minWork, minSpace), starts: map[*cie]start{}}
+	c := newCompiler(s, 6, minWork, minSpace)
 	if c.last, err = s.cieAt(h.cieOff); err != nil {
 		return nil, err
 	}
 	var f fde
 	c.lastAt = c.start(c.last)
-	if err := c.compile(&f, &h); err != nil {
+	if err = s.fde(&f, &h, c.last); err == nil {
+		err = c.compile(&f)
+	}
+	if err != nil {
 		c.add(s, off, &f, err)
 		return nil, c.list[0]
 	}
-	b.Clip(arch.Vaddr(lo), arch.Vaddr(hi))
-	return rows.Build(b), nil
+	c.out.Clip(arch.Vaddr(lo), arch.Vaddr(hi))
+	return rows.Build(c.out), nil
 }
