@@ -3,6 +3,7 @@ package oracle
 import (
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,7 @@ import (
 type Recording struct {
 	data       []byte // the whole file
 	sampleType uint64
+	regsMask   uint64   // sample_regs_user
 	records    []record // in time order
 }
 
@@ -136,15 +138,21 @@ func (r *Recording) index() (err error) {
 	}
 	attrSize, attrOff, attrLen := int64(r.u64(16)), int64(r.u64(24)), int64(r.u64(32))
 	off, size := int64(r.u64(40)), int64(r.u64(48))
-	if attrSize < 64 || attrLen < attrSize || size == 0 {
+	if attrSize < 96 || attrLen < attrSize || size == 0 {
 		return fmt.Errorf("no attributes or no data")
 	}
 	for a := attrOff; a < attrOff+attrLen; a += attrSize {
 		st := r.u64(a + 24)
-		if r.sampleType != 0 && st != r.sampleType {
+		mask := r.u64(a + 80)
+		if r.sampleType != 0 && (st != r.sampleType || mask != r.regsMask) {
 			return fmt.Errorf("events with different sample types")
 		}
-		r.sampleType = st
+		r.sampleType, r.regsMask = st, mask
+	}
+	for _, pos := range dwarfOrder {
+		if r.sampleType&bitRegs != 0 && r.regsMask>>pos&1 == 0 {
+			return fmt.Errorf("user registers %#x lack some", r.regsMask)
+		}
 	}
 	if r.sampleType&(bitTID|bitTime) != bitTID|bitTime || r.sampleType&(bitRead|bitRaw|bitBranch) != 0 {
 		return fmt.Errorf("sample type %#x is not supported", r.sampleType)
@@ -260,18 +268,13 @@ func (r *Recording) sample(s *RecordedSample, off int64, time uint64) {
 	if abi == 0 {
 		return
 	}
-	mask := uint64(0xff0fff) // what perf asks for on x86-64: all but the segments ds, es, fs, gs
 	if abi != 2 {
 		return // a 32-bit process
 	}
 	for i, pos := range dwarfOrder {
-		n := 0
-		for b := range pos {
-			n += int(mask >> b & 1)
-		}
-		s.Regs[i] = r.u64(p + 8*int64(n))
+		s.Regs[i] = r.u64(p + 8*int64(bits.OnesCount64(r.regsMask&(1<<pos-1))))
 	}
-	p += 8 * 20
+	p += 8 * int64(bits.OnesCount64(r.regsMask))
 	size := int64(r.u64(p))
 	p += 8
 	s.User = true
