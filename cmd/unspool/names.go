@@ -1,0 +1,48 @@
+package main
+
+import (
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/symbol"
+	"github.com/unspool/unspool/unwind"
+)
+
+// A namer gives a profile the names of its locations: from symbol tables, and where a stripped file has
+// none, the function's start from its unwind information.
+type namer struct {
+	symbols *symbol.Resolver
+	addrs   []arch.Vaddr // scratch
+}
+
+// User implements profile.Namer.
+func (n *namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
+	t := n.symbols.Module(m.Path, m.BuildID)
+	n.addrs = n.addrs[:0]
+	for _, off := range offs {
+		v, ok := t.OffToVaddr(off)
+		if !ok {
+			v = ^arch.Vaddr(0)
+		}
+		n.addrs = append(n.addrs, v)
+	}
+	code := m.Loaded()
+	for i, s := range t.Resolve(n.addrs) {
+		switch {
+		case s.Name != "":
+			names[i] = profile.Name{Func: s.Name, Linkage: s.Linkage, Start: offs[i] - uint64(n.addrs[i]-s.Start)}
+		case code != nil && code.Function != nil:
+			if r, ok := code.Function(n.addrs[i]); ok {
+				names[i].Start = offs[i] - uint64(n.addrs[i]-r.Lo)
+			}
+		}
+	}
+}
+
+// Kernel implements profile.Namer.
+func (n *namer) Kernel(addrs []uint64, names []profile.Name) {
+	for i, a := range addrs {
+		if s, mod, ok := n.symbols.Kernel(a); ok {
+			names[i] = profile.Name{Func: s.Name, Linkage: s.Linkage, Start: uint64(s.Start), Module: mod}
+		}
+	}
+}

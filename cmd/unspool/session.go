@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/report"
+	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/unwind"
+)
+
+// A recording is a stream of records that knows a little of where it comes from.
+type recording interface {
+	source.RecordStream
+	Info() recordingInfo
+}
+
+// A session takes a stream of records to a profile.
+type session struct {
+	in     source.RecordStream
+	info   profile.Info
+	ours   bool
+	flt    *filter
+	loader *loader
+	names  *namer
+	stats  source.Stats
+
+	cacheErr error
+	sample   profile.Sample // scratch
+}
+
+// run walks all samples and calls each with them, in time order.
+func (s *session) run(ctx context.Context, each func(*profile.Sample) error, record func(*source.Record) error, raw func(*source.Sample) error) error {
+	p := newProgress()
+	defer p.done()
+	start, n := time.Now(), 0
+	o := source.Options{
+		Mods: s.loader.module,
+		Ours: s.ours,
+		Sample: func(x *source.Sample) error {
+			if n++; n&1023 == 0 {
+				p.say("unwound %s samples in %.1f s", profile.Comma(uint64(n)), time.Since(start).Seconds())
+			}
+			if raw != nil {
+				if err := raw(x); err != nil {
+					return err
+				}
+			}
+			s.sample = profile.Sample{
+				PID: x.PID, TID: x.TID, Comm: x.Comm, Time: x.Time, CPU: x.CPU, Period: x.Period, Event: max(x.Event, 0),
+				Kernel: x.Kernel, User: x.User, Stop: x.Stop, HasUser: x.Source != source.NoStack,
+			}
+			return each(&s.sample)
+		},
+		Record: record,
+	}
+	if s.flt.active() {
+		o.Want = s.flt.want
+	}
+	var err error
+	s.stats, err = source.Run(ctx, s.in, o)
+	s.info.Loss = profile.Loss{
+		Samples: s.stats.Lost + s.stats.LostSamples, Throttles: s.stats.Throttled,
+		Skipped: s.stats.Unknown, Damaged: s.stats.Bad,
+	}
+	if s.stats.Last > s.stats.First {
+		s.info.Duration = time.Duration(s.stats.Last - s.stats.First)
+	}
+	return err
+}
+
+// profile aggregates the samples. With an error comes the profile of what there was before it.
+func (s *session) profile(ctx context.Context) (*profile.Profile, error) {
+	b := profile.NewBuilder()
+	err := s.run(ctx, func(x *profile.Sample) error { b.Add(x); return nil }, nil, nil)
+	s.events()
+	return b.Profile(s.names, s.info), err
+}
+
+// stream writes each sample as it comes.
+func (s *session) stream(ctx context.Context, w io.Writer, o *output) error {
+	s.events()
+	open := report.NewJSON
+	if o.format == "perf" {
+		open = report.NewPerf
+	}
+	st := open(w, s.names, s.info, o.opts)
+	err := s.run(ctx, st.Sample, nil, nil)
+	if cerr := st.Close(s.info.Loss); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// events fills in what is counted; streams know it when the first records have been read.
+func (s *session) events() {
+	s.info.Events = nil
+	for _, e := range s.in.Decoder().Events() {
+		s.info.Events = append(s.info.Events, profile.NewEvent(e.Name))
+	}
+}
+
+// warn says on standard error what the reader of a report should know: why stacks are not whole, what
+// was lost, and what to do about it.
+func (s *session) warn() {
+	say := func(format string, args ...any) { fmt.Fprintf(os.Stderr, "unspool: "+format+"\n", args...) }
+	st := &s.stats
+	if s.cacheErr != nil {
+		say("tables are not kept: %v", s.cacheErr)
+	}
+	if n := st.Lost + st.LostSamples; n > 0 {
+		say("the kernel dropped %s records: record with a lower frequency (-F)", profile.Comma(n))
+	}
+	if st.Bad > 0 {
+		say("%s damaged records were skipped; the first: %v", profile.Comma(st.Bad), st.BadErr)
+	}
+	if st.Unknown > 0 {
+		say("%s records of unknown kinds were skipped", profile.Comma(st.Unknown))
+	}
+	total := st.Samples
+	if cut := st.Stops[unwind.Truncated]; cut*50 > total {
+		say("%s of the stacks were cut off by the size of their copy: record with a larger --stack-size", profile.Percent(cut, total))
+	}
+	if n := st.Stops[unwind.NoInfo]; n*50 > total {
+		say("%s of the stacks end in code without unwind information", profile.Percent(n, total))
+	}
+	shown := 0
+	s.loader.errors(func(m *unwind.Module, err error) {
+		if shown++; shown <= 5 {
+			say("%v", err)
+		}
+	})
+	if shown > 5 {
+		say("and %d more files like these", shown-5)
+	}
+}
