@@ -1,0 +1,259 @@
+package symbol
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sort"
+	"strings"
+	"sync"
+
+	"github.com/unspool/unspool/arch"
+)
+
+// KernelModule is what Kernel calls the kernel proper, as perf does.
+const KernelModule = "[kernel.kallsyms]"
+
+// maxKallsyms bounds what is read of the kernel's symbols, in bytes: forty times what a kernel has today.
+const maxKallsyms = 256 << 20
+
+// kernel has the functions of the running kernel and its modules.
+type kernel struct {
+	once sync.Once
+	err  error
+
+	funcs  []kfunc // sorted by start, one for each address
+	names  []byte
+	mods   []string // KernelModule first, then "[ext4]"
+	bias   uint64   // from the addresses that are asked for to those of funcs
+	lo, hi uint64   // the kernel's text
+}
+
+type kfunc struct {
+	start uint64
+	end   uint64
+	name  uint32 // offset of the name in names
+	len   uint16
+	mod   uint16
+}
+
+// Kernel names an address in the kernel. module is KernelModule or the name of a loadable module in
+// brackets. Start is an address of the kernel that is running. KernelNote says why nothing is found.
+func (r *Resolver) Kernel(addr uint64) (s Symbol, module string, ok bool) {
+	k := r.loadKernel()
+	a := addr + k.bias
+	i := sort.Search(len(k.funcs), func(i int) bool { return k.funcs[i].start > a }) - 1
+	if i < 0 || a >= k.funcs[i].end || k.bias != 0 && k.funcs[i].mod != 0 {
+		return Symbol{}, "", false
+	}
+	f := &k.funcs[i]
+	linkage := string(k.names[f.name:][:f.len])
+	return Symbol{Name: r.names.get(linkage, false), Linkage: linkage, Start: arch.Vaddr(f.start - k.bias), Size: f.end - f.start}, k.mods[f.mod], true
+}
+
+// KernelText returns the range of the kernel's own text, modules not included, for which Kernel is asked. ok is
+// false if it is not known.
+func (r *Resolver) KernelText() (lo, hi uint64, ok bool) {
+	k := r.loadKernel()
+	return k.lo - k.bias, k.hi - k.bias, k.lo < k.hi
+}
+
+// KernelNote says why the kernel's functions have no names; "" if they have.
+func (r *Resolver) KernelNote() string {
+	if k := r.loadKernel(); k.err != nil {
+		return k.err.Error()
+	}
+	return ""
+}
+
+func (r *Resolver) loadKernel() *kernel {
+	k := &r.kernel
+	k.once.Do(func() {
+		if k.err = k.load(&r.opt); k.err != nil {
+			k.funcs, k.lo, k.hi = nil, 0, 0
+		}
+	})
+	return k
+}
+
+func (k *kernel) load(opt *Options) error {
+	if opt.KernelID != "" {
+		if have := runningKernelID(); have != "" && !sameID(have, opt.KernelID) {
+			return fmt.Errorf("another kernel was recorded: build ID %s, running %s", opt.KernelID, have)
+		}
+	}
+	f, err := os.Open(opt.Kallsyms)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	refs, err := k.read(io.LimitReader(f, maxKallsyms))
+	if err != nil {
+		return fmt.Errorf("%s: %w", opt.Kallsyms, err)
+	}
+	text := "_text"
+	if opt.KernelTextName != "" {
+		text = opt.KernelTextName
+	}
+	if own := refs[text]; opt.KernelText != 0 && own != 0 {
+		k.bias = own - opt.KernelText
+	}
+	k.lo, k.hi = refs["_stext"], refs["_etext"]
+	return nil
+}
+
+var errHidden = errors.New("the kernel hides its addresses; read them as root, or set kernel.kptr_restrict to 0")
+
+// kline is a parsed line: every symbol bounds the one before it, and functions are kept.
+type kline struct {
+	addr uint64
+	rank uint64 // 0: not a function
+	f    kfunc
+}
+
+// read parses "ffffffff81000000 T _text" and, after a tab, "[module]"; one symbol a line. It returns the addresses
+// of the symbols that bound the text.
+func (k *kernel) read(r io.Reader) (refs map[string]uint64, err error) {
+	all, err := io.ReadAll(r)
+	if err != nil {
+		return nil, err
+	}
+	refs = map[string]uint64{"_text": 0, "_stext": 0, "_etext": 0}
+	k.mods = []string{KernelModule}
+	mods := map[string]uint16{"": 0}
+	lines := make([]kline, 0, len(all)/40)
+	for len(all) > 0 {
+		line := all
+		if i := bytes.IndexByte(all, '\n'); i >= 0 {
+			line, all = all[:i], all[i+1:]
+		} else {
+			all = nil
+		}
+		addr, typ, name, mod, ok := parseLine(line)
+		if !ok || len(name) > maxName {
+			continue
+		}
+		if _, ok := refs[string(name)]; ok && len(mod) == 0 {
+			refs[string(name)] = addr
+		}
+		l := kline{addr: addr, f: kfunc{start: addr}}
+		if m, ok := mods[string(mod)]; ok {
+			l.f.mod = m
+		} else if len(k.mods) < 1<<16-1 {
+			l.f.mod = uint16(len(k.mods))
+			mods[string(mod)] = l.f.mod
+			k.mods = append(k.mods, string(mod))
+		}
+		switch typ {
+		case 'T', 't', 'W', 'w':
+			l.rank = krank(typ, name)
+			l.f.name, l.f.len = uint32(len(k.names)), uint16(len(name))
+			k.names = append(k.names, name...)
+		}
+		lines = append(lines, l)
+	}
+	keys := make([]key, len(lines))
+	seen := false
+	for i := range lines {
+		keys[i] = key{lines[i].addr, uint32(i)}
+		seen = seen || lines[i].addr != 0
+	}
+	if !seen && len(lines) > 0 {
+		return nil, errHidden
+	}
+	keys = sortKeys(keys)
+	k.funcs = make([]kfunc, 0, len(keys))
+	for i := 0; i < len(keys); {
+		best := &lines[keys[i].ref]
+		j := i + 1
+		for ; j < len(keys) && keys[j].start == keys[i].start; j++ {
+			if l := &lines[keys[j].ref]; l.rank > best.rank {
+				best = l
+			}
+		}
+		if best.rank > 0 {
+			best.f.end = (best.f.start+0x1fff)&^0xfff // the last of its module: its size is unknown
+			if j < len(keys) {
+				if next := &lines[keys[j].ref]; next.f.mod == best.f.mod || next.addr < best.f.end {
+					best.f.end = next.addr
+				}
+			}
+			k.funcs = append(k.funcs, best.f)
+		}
+		i = j
+	}
+	return refs, nil
+}
+
+// krank is source.rank for the kernel's symbols; a function's is not 0.
+func krank(typ byte, name []byte) uint64 {
+	bind := uint64(2) // local
+	switch typ {
+	case 'T':
+		bind = 3
+	case 'W', 'w':
+		bind = 1
+	}
+	lead := 0
+	for lead < len(name) && name[lead] == '_' {
+		lead++
+	}
+	return bind<<48 | uint64(255-min(lead, 255))<<32 | uint64(len(name))
+}
+
+// parseLine splits a line. mod has its brackets.
+func parseLine(b []byte) (addr uint64, typ byte, name, mod []byte, ok bool) {
+	i := 0
+	for ; i < len(b) && i < 16; i++ {
+		c := b[i]
+		switch {
+		case '0' <= c && c <= '9':
+			c -= '0'
+		case 'a' <= c && c <= 'f':
+			c -= 'a' - 10
+		default:
+			c = 16
+		}
+		if c > 15 {
+			break
+		}
+		addr = addr<<4 | uint64(c)
+		ok = true
+		continue
+	}
+	if !ok || i+3 >= len(b) || b[i] != ' ' || b[i+2] != ' ' {
+		return 0, 0, nil, nil, false
+	}
+	typ, name = b[i+1], b[i+3:]
+	if i := bytes.IndexByte(name, '\t'); i >= 0 {
+		name, mod = name[:i], name[i+1:]
+	}
+	return addr, typ, name, mod, len(name) > 0
+}
+
+// runningKernelID returns the build ID of the running kernel in hex, or "".
+func runningKernelID() string {
+	b, err := os.ReadFile("/sys/kernel/notes")
+	if err != nil {
+		return ""
+	}
+	const ntGNUBuildID = 3
+	for len(b) >= 12 {
+		namesz, descsz := uint64(binary.NativeEndian.Uint32(b)), uint64(binary.NativeEndian.Uint32(b[4:]))
+		typ := binary.NativeEndian.Uint32(b[8:])
+		desc := (12 + namesz + 3) &^ 3
+		end := (desc + descsz + 3) &^ 3
+		if desc+descsz > uint64(len(b)) {
+			return ""
+		}
+		if typ == ntGNUBuildID && namesz == 4 && strings.HasPrefix(string(b[12:16]), "GNU") {
+			return hex.EncodeToString(b[desc : desc+descsz])
+		}
+		b = b[min(end, uint64(len(b))):]
+	}
+	return ""
+}

@@ -1,0 +1,83 @@
+package symbol
+
+import (
+	"strings"
+	"sync"
+
+	"github.com/ianlancetaylor/demangle"
+)
+
+// maxName bounds a linkage name, in bytes: a longer one is cut. Boost's longest are below 10,000. The
+// demangler's stack grows with it.
+const maxName = 1 << 14
+
+// maxNames bounds the demangled text that is kept, in bytes. What comes later is shown as it is linked.
+const maxNames = 256 << 20
+
+// names remembers demangled names. It is safe for concurrent use.
+type names struct {
+	mu    sync.Mutex
+	m     [2]map[string]string // with parameters, without
+	bytes int
+}
+
+// get returns the demangled form of a name.
+func (n *names) get(linkage string, short bool) string {
+	if !mangled(linkage) {
+		return linkage
+	}
+	k := 0
+	if short {
+		k = 1
+	}
+	n.mu.Lock()
+	s, ok := n.m[k][linkage]
+	full := n.bytes > maxNames
+	n.mu.Unlock()
+	if ok || full {
+		if !ok {
+			return linkage
+		}
+		return s
+	}
+	s = Demangle(linkage, short)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.m[k] == nil {
+		n.m[k] = map[string]string{}
+	}
+	n.m[k][linkage] = s
+	n.bytes += len(linkage) + len(s)
+	return s
+}
+
+// mangled says whether a name can be one of C++ or Rust.
+func mangled(s string) bool {
+	return len(s) > 2 && s[0] == '_' && (s[1] == 'Z' || s[1] == 'R' || s[1] == '_' && strings.HasPrefix(s, "___Z") || s[1] == 'G' && strings.HasPrefix(s, "_GLOBAL_"))
+}
+
+// Demangle returns the C++ or Rust name that linkage stands for, or linkage itself. short omits the
+// parameters. A symbol version (after '@') stays.
+func Demangle(linkage string, short bool) (name string) {
+	base, version, versioned := strings.Cut(linkage, "@")
+	if !mangled(base) || len(base) > maxName {
+		return linkage
+	}
+	defer func() {
+		if recover() != nil { // an input that the demangler does not expect
+			name = linkage
+		}
+	}()
+	opts := []demangle.Option{demangle.MaxLength(16)}
+	if short {
+		opts = append(opts, demangle.NoParams)
+	}
+	s, err := demangle.ToString(base, opts...)
+	if err != nil {
+		return linkage
+	}
+	if versioned {
+		s += "@" + version
+	}
+	return s
+}

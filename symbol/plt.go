@@ -1,0 +1,150 @@
+package symbol
+
+import (
+	"debug/elf"
+	"encoding/binary"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/module"
+)
+
+// pltNames returns symbols for the entries of img's procedure linkage tables: "puts@plt". Each entry jumps
+// through a slot of the global offset table; the relocation of the slot has the name. byAddr names the
+// resolver of an indirect function. x86-64 and AArch64 only.
+func pltNames(img *module.Image, byAddr func(v uint64) string) source {
+	out := synthetic()
+	var stubs []stub
+	secs := img.Sections()
+	for i := range secs {
+		s := &secs[i]
+		switch s.Name {
+		case ".plt", ".plt.sec", ".plt.got", ".iplt":
+		default:
+			continue
+		}
+		b, err := img.Data(s)
+		if err != nil || s.Type != elf.SHT_PROGBITS || s.Flags&elf.SHF_EXECINSTR == 0 {
+			continue
+		}
+		switch img.Machine() {
+		case arch.AMD64:
+			stubs = append(stubs, stubsAMD64(b, uint64(s.Addr), s.Entsize)...)
+		case arch.ARM64:
+			stubs = append(stubs, stubsARM64(b, uint64(s.Addr))...)
+		}
+	}
+	if len(stubs) == 0 || !img.Is64() || img.Order() != binary.LittleEndian {
+		return out
+	}
+	want := make(map[uint64]string, len(stubs)) // slot → name
+	for _, s := range stubs {
+		want[s.slot] = ""
+	}
+	left := len(want)
+	for i := range secs {
+		if left > 0 && secs[i].Type == elf.SHT_RELA {
+			left -= slotNames(img, &secs[i], want, byAddr)
+		}
+	}
+	for _, s := range stubs {
+		if name := want[s.slot]; name != "" {
+			out.add(name+"@plt", s.lo, s.hi-s.lo, byte(elf.STB_LOCAL)<<4|byte(elf.STT_FUNC), 1)
+		}
+	}
+	return out
+}
+
+// A stub is an entry [lo, hi) that jumps to where the word at slot says.
+type stub struct{ lo, hi, slot uint64 }
+
+// stubsAMD64 finds jmp *disp(%rip) in entries of 16 bytes, or 8 where the section says so (AMD64 supplement, section 5.2; with
+// IBT, endbr64 comes first).
+func stubsAMD64(b []byte, addr, entsize uint64) []stub {
+	if entsize != 8 {
+		entsize = 16
+	}
+	var out []stub
+	for at := uint64(0); at+entsize <= uint64(len(b)); at += entsize {
+		e := b[at : at+entsize]
+		for i := 0; i+6 <= len(e); i++ {
+			if e[i] == 0xff && e[i+1] == 0x25 {
+				disp := int64(int32(binary.LittleEndian.Uint32(e[i+2:])))
+				out = append(out, stub{addr + at, addr + at + entsize, addr + at + uint64(i) + 6 + uint64(disp)})
+				break
+			}
+		}
+	}
+	return out
+}
+
+// stubsARM64 finds adrp x16, slot; ldr x17, [x16, slot], with or without bti c in front. An entry ends where the
+// next one starts.
+func stubsARM64(b []byte, addr uint64) []stub {
+	var out []stub
+	for at := 0; at+8 <= len(b); at += 4 {
+		adrp, ldr := binary.LittleEndian.Uint32(b[at:]), binary.LittleEndian.Uint32(b[at+4:])
+		if adrp&0x9f00001f != 0x90000010 || ldr&0xffc003ff != 0xf9400211 {
+			continue
+		}
+		imm := int64(adrp>>5&0x7ffff)<<2 | int64(adrp>>29&3)
+		imm = imm << 43 >> 43 // 21 bits, signed
+		page := (addr + uint64(at)) &^ 0xfff
+		slot := page + uint64(imm<<12) + uint64(ldr>>10&0xfff)*8
+		lo := addr + uint64(at)
+		if at >= 4 && binary.LittleEndian.Uint32(b[at-4:]) == 0xd503245f {
+			lo -= 4
+		}
+		if n := len(out); n > 0 {
+			out[n-1].hi = lo
+		}
+		out = append(out, stub{lo, addr + uint64(len(b)), slot})
+	}
+	// The last entry is as long as the one before it.
+	if n := len(out); n > 1 {
+		out[n-1].hi = min(out[n-1].hi, out[n-1].lo+out[n-1].lo-out[n-2].lo)
+	}
+	return out
+}
+
+// slotNames fills in the names of the slots in want that the relocations of one section fill, and returns how
+// many. Linkers put relocations without a symbol first: reading stops there, coming from the end.
+func slotNames(img *module.Image, sec *module.Section, want map[uint64]string, byAddr func(uint64) string) (found int) {
+	const size = 24
+	b, err := img.Data(sec)
+	secs := img.Sections()
+	if err != nil || uint64(sec.Link) >= uint64(len(secs)) {
+		return 0
+	}
+	var syms source
+	if link := &secs[sec.Link]; link.Type == elf.SHT_DYNSYM && uint64(link.Link) < uint64(len(secs)) {
+		sb, err1 := img.Data(link)
+		nb, err2 := img.Data(&secs[link.Link])
+		if err1 == nil && err2 == nil {
+			syms = newSource(img, sb, nb)
+		}
+	}
+	le := binary.LittleEndian
+	for at := len(b)/size*size - size; at >= 0; at -= size {
+		off, info, addend := le.Uint64(b[at:]), le.Uint64(b[at+8:]), le.Uint64(b[at+16:])
+		typ, sym := uint32(info), int(info>>32)
+		if typ == uint32(elf.R_X86_64_RELATIVE) || typ == uint32(elf.R_AARCH64_RELATIVE) {
+			break
+		}
+		name, ok := want[off]
+		if !ok || name != "" {
+			continue
+		}
+		switch {
+		case sym > 0 && sym < syms.len():
+			e := syms.entry(sym)
+			name = string(syms.name(e.name))
+		case sym == 0 && (typ == uint32(elf.R_X86_64_IRELATIVE) || typ == uint32(elf.R_AARCH64_IRELATIVE)):
+			name = byAddr(addend)
+		}
+		if name != "" {
+			want[off] = name
+			found++
+		}
+	}
+	return found
+}

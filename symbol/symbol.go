@@ -1,0 +1,96 @@
+// Package symbol names addresses: link-time addresses in modules come in, function names go out, as the
+// symbol tables have them (System V ABI, chapter 4, "Symbol Table") and demangled.
+//
+// Names come from a file's .symtab; else from the separate debug file of its build ID; else from .dynsym
+// and the .symtab inside .gnu_debugdata. Entries of procedure linkage tables are named after what they
+// jump to. The kernel's names come from /proc/kallsyms. An address is named only by a function that
+// contains it.
+//
+// Lines and inlined functions are not found here.
+package symbol
+
+import (
+	"errors"
+	"sync"
+
+	"github.com/unspool/unspool/arch"
+)
+
+// A Symbol is a function. The zero Symbol stands for no name.
+type Symbol struct {
+	Name    string // demangled, with parameters, where Linkage is a C++ or Rust name
+	Linkage string // as the symbol table spells it; "puts@plt" in a procedure linkage table
+	Start   arch.Vaddr
+	Size    uint64 // bytes; up to the next symbol where the table says none
+}
+
+// Options say where names come from. The zero value is right for what was recorded on this machine.
+type Options struct {
+	// DebugDirs hold separate debug files as .build-id/xx/yyyy.debug. nil stands for
+	// /usr/lib/debug.
+	DebugDirs []string
+
+	// Kallsyms is the file of the kernel's symbols. "" stands for /proc/kallsyms.
+	Kallsyms string
+
+	// KernelID is the build ID, in hex, of the kernel whose addresses are asked for; "" if unknown.
+	// Where it is not the running kernel's, kernel addresses get no names.
+	KernelID string
+
+	// KernelText is the address of the symbol _text, or _stext where KernelTextName says so, in the
+	// kernel whose addresses are asked for, or 0 if unknown. A kernel that was booted again lies
+	// elsewhere.
+	KernelText     uint64
+	KernelTextName string
+}
+
+// A Resolver finds names. It opens each file once. It is safe for concurrent use.
+type Resolver struct {
+	opt    Options
+	names  names
+	kernel kernel
+
+	mu     sync.Mutex
+	tables map[[2]string]*Table
+}
+
+// New returns a Resolver.
+func New(opt Options) *Resolver {
+	if opt.DebugDirs == nil {
+		opt.DebugDirs = []string{"/usr/lib/debug"}
+	}
+	if opt.Kallsyms == "" {
+		opt.Kallsyms = "/proc/kallsyms"
+	}
+	return &Resolver{opt: opt, tables: map[[2]string]*Table{}}
+}
+
+// Module returns the names of the file at path, as a process sees it. buildID is what was recorded, in hex,
+// or "": a file with another one is not the file that ran. The file is opened at the first use of the
+// table.
+func (r *Resolver) Module(path, buildID string) *Table {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	key := [2]string{path, buildID}
+	t := r.tables[key]
+	if t == nil {
+		t = &Table{r: r, path: path, id: buildID}
+		r.tables[key] = t
+	}
+	return t
+}
+
+// Short returns the demangled form of a linkage name without parameters and clone suffixes, and
+// a name that is not mangled as it is.
+func (r *Resolver) Short(linkage string) string { return r.names.get(linkage, true) }
+
+// Close unmaps the files. Tables find nothing afterwards; symbols that were returned stay valid.
+func (r *Resolver) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var errs []error
+	for _, t := range r.tables {
+		errs = append(errs, t.close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,347 @@
+package symbol
+
+import (
+	"debug/elf"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/module"
+)
+
+// A Table has the names of one module. It is safe for concurrent use.
+type Table struct {
+	r    *Resolver
+	path string
+	id   string
+
+	once sync.Once
+
+	// Set by open.
+	img     *module.Image // nil if there is none, or it is not the one that ran
+	debug   *module.Image // separate debug file, if it was needed
+	owned   []*module.Image
+	sources []source
+	note    string
+
+	indexed sync.Once
+	index   *index
+
+	closed atomic.Bool
+	mu     sync.Mutex // named, and using the files while Close wants to unmap them
+	named  map[uint32]Symbol
+}
+
+// Note says why there are no names, or fewer than there might be; "" if nothing is to be said.
+func (t *Table) Note() string {
+	t.open()
+	return t.note
+}
+
+// Lookup returns the function that contains v. For many addresses Resolve is faster.
+func (t *Table) Lookup(v arch.Vaddr) (Symbol, bool) {
+	s := t.Resolve([]arch.Vaddr{v})[0]
+	return s, s.Linkage != ""
+}
+
+// Resolve returns the function that contains each address, and the zero Symbol where there is none. It is
+// fastest when addrs are sorted.
+func (t *Table) Resolve(addrs []arch.Vaddr) []Symbol {
+	out := make([]Symbol, len(addrs))
+	t.use(func() {
+		x := t.getIndex()
+		last := -1
+		for i, v := range addrs {
+			if last >= 0 && uint64(v) >= x.starts[last] && (last+1 == len(x.starts) || uint64(v) < x.starts[last+1]) {
+				out[i] = out[i-1]
+				continue
+			}
+			if last = x.find(uint64(v)); last >= 0 {
+				out[i] = t.symbol(x, last)
+			}
+		}
+	})
+	return out
+}
+
+// FuncRange returns the range of the function of that linkage name; ok is false if there is none. Of
+// several with the name it takes the first in the table.
+func (t *Table) FuncRange(linkage string) (lo, hi arch.Vaddr, ok bool) {
+	t.use(func() {
+		for i := range t.sources {
+			s := &t.sources[i]
+			for j := range s.len() {
+				e := s.entry(j)
+				if string(s.name(e.name)) != linkage || !s.code(&e) {
+					continue
+				}
+				next := uint64(1<<64 - 1)
+				if e.size == 0 {
+					x := t.getIndex()
+					if k := x.find(e.value); k >= 0 && k+1 < len(x.starts) {
+						next = x.starts[k+1]
+					}
+				}
+				lo, hi, ok = arch.Vaddr(e.value), arch.Vaddr(s.end(&e, next)), true
+				return
+			}
+		}
+	})
+	return lo, hi, ok
+}
+
+// OffToVaddr translates an offset in the module's file to its link-time address. ok is false if the file
+// that ran cannot be read, and its debug file does not tell.
+func (t *Table) OffToVaddr(off uint64) (v arch.Vaddr, ok bool) {
+	t.open()
+	switch {
+	case t.img != nil:
+		return t.img.OffToVaddr(off)
+	case t.debug != nil:
+		return t.debug.OffToVaddr(off)
+	}
+	return 0, false
+}
+
+// use opens the table and runs f while the files are mapped. If they turn out shorter than they were, f is cut
+// short.
+func (t *Table) use(f func()) {
+	t.open()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed.Load() || len(t.sources) == 0 {
+		return
+	}
+	err := module.Guard(func() error { f(); return nil })
+	if err != nil {
+		t.sources = nil // and no second try
+	}
+}
+
+// getIndex returns the index, and makes it first where there is none.
+func (t *Table) getIndex() *index {
+	t.indexed.Do(func() { t.index = t.build() })
+	return t.index
+}
+
+// symbol returns the symbol of a span.
+func (t *Table) symbol(x *index, span int) Symbol {
+	ref := x.refs[span]
+	if got, ok := t.named[ref]; ok {
+		return got
+	}
+	s, k := at(t.sources, ref)
+	e := s.entry(k)
+	sym := Symbol{Linkage: string(s.name(e.name)), Start: arch.Vaddr(e.value), Size: e.size}
+	if e.size == 0 && span+1 < len(x.starts) {
+		sym.Size = x.starts[span+1] - e.value
+	}
+	sym.Name = t.r.names.get(sym.Linkage, false)
+	if t.named == nil {
+		t.named = map[uint32]Symbol{}
+	}
+	t.named[ref] = sym
+	return sym
+}
+
+func (t *Table) close() error {
+	t.once.Do(func() {}) // it will not be opened any more
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed.Store(true)
+	t.sources, t.index = nil, nil
+	var first error
+	for _, img := range t.owned {
+		if err := img.Close(); err != nil && first == nil {
+			first = err
+		}
+	}
+	t.owned, t.img, t.debug = nil, nil, nil
+	return first
+}
+
+// open finds the files and their symbol tables.
+func (t *Table) open() {
+	t.once.Do(func() {
+		if err := module.Guard(func() error { t.load(); return nil }); err != nil {
+			t.sources, t.note = nil, err.Error()
+		}
+	})
+}
+
+func (t *Table) load() {
+	img, err := t.file()
+	if img != nil && t.id != "" {
+		if have := hex.EncodeToString(img.BuildID()); have != "" && !sameID(have, t.id) {
+			t.note = fmt.Sprintf("%s: the file was replaced: build ID %s, recorded %s", t.path, have, t.id)
+			img = nil
+		}
+	}
+	if err != nil {
+		t.note = err.Error()
+	}
+	t.img = img
+	id := t.id
+	if img != nil {
+		if own := img.BuildID(); own != nil {
+			id = hex.EncodeToString(own)
+		}
+		if s, ok := table(img, elf.SHT_SYMTAB); ok {
+			t.sources = append(t.sources, s)
+			if dyn, ok := table(img, elf.SHT_DYNSYM); ok && dyn.len() > s.len() {
+				t.sources = append(t.sources, dyn) // all but a few names were stripped
+			}
+			return
+		}
+	}
+	if t.debug = t.debugFile(id); t.debug != nil {
+		if s, ok := table(t.debug, elf.SHT_SYMTAB); ok {
+			t.sources = append(t.sources, s)
+			if img == nil {
+				t.note = ""
+			}
+			return
+		}
+	}
+	if img == nil {
+		return
+	}
+	if s, ok := t.miniDebug(img); ok {
+		t.sources = append(t.sources, s)
+	}
+	if s, ok := table(img, elf.SHT_DYNSYM); ok {
+		t.sources = append(t.sources, s)
+	} else if s, ok := dynamic(img); ok {
+		t.sources = append(t.sources, s)
+	}
+}
+
+// file opens the module's own file; nil without an error for a mapping that has none, such as JIT code.
+func (t *Table) file() (*module.Image, error) {
+	switch {
+	case t.path == "[vdso]":
+		return module.VDSO()
+	case !strings.HasPrefix(t.path, "/"), strings.HasPrefix(t.path, "//"), strings.HasPrefix(t.path, "/memfd:"),
+		strings.HasPrefix(t.path, "/dev/"), strings.HasPrefix(t.path, "/SYSV"), strings.HasSuffix(t.path, " (deleted)"):
+		return nil, nil
+	}
+	return t.map_(t.path)
+}
+
+// map_ opens a file that close will unmap.
+func (t *Table) map_(path string) (*module.Image, error) {
+	img, err := module.Open(path)
+	if err == nil {
+		t.owned = append(t.owned, img)
+	}
+	return img, err
+}
+
+// debugFile opens the separate debug file of a build ID; nil if there is none.
+func (t *Table) debugFile(id string) *module.Image {
+	if _, err := hex.DecodeString(id); err != nil || len(id) < 4 {
+		return nil
+	}
+	for _, dir := range t.r.opt.DebugDirs {
+		path := filepath.Join(dir, ".build-id", id[:2], id[2:]+".debug")
+		if _, err := os.Stat(path); err != nil {
+			continue
+		}
+		img, err := t.map_(path)
+		if err != nil {
+			t.note = err.Error()
+			continue
+		}
+		if have := hex.EncodeToString(img.BuildID()); !sameID(have, id) {
+			t.note = fmt.Sprintf("%s: it has build ID %q", path, have)
+			continue
+		}
+		return img
+	}
+	return nil
+}
+
+// sameID compares build IDs in hex. Records pad short ones with zeros.
+func sameID(a, b string) bool {
+	trim := func(s string) string { return strings.TrimRight(strings.ToLower(s), "0") }
+	return trim(a) == trim(b)
+}
+
+// table returns the symbol table of that type, if the file has one that holds symbols.
+func table(img *module.Image, typ elf.SectionType) (source, bool) {
+	secs := img.Sections()
+	for i := range secs {
+		if secs[i].Type != typ || uint64(secs[i].Link) >= uint64(len(secs)) {
+			continue
+		}
+		syms, err := img.Data(&secs[i])
+		if err != nil {
+			continue
+		}
+		names, err := img.Data(&secs[secs[i].Link])
+		if err != nil {
+			continue
+		}
+		s := newSource(img, syms, names)
+		if s.len() > 1 {
+			return s, true
+		}
+	}
+	return source{}, false
+}
+
+func newSource(img *module.Image, syms, names []byte) source {
+	return source{syms: syms, names: names, order: img.Order(), is64: img.Is64(), secs: img.Sections(), thumb: img.Machine().ELF == arch.EM_ARM}
+}
+
+// dynamic returns the dynamic symbols of a file without section headers.
+func dynamic(img *module.Image) (source, bool) {
+	s := synthetic()
+	s.thumb = img.Machine().ELF == arch.EM_ARM
+	img.Symbols(func(m module.Symbol) bool {
+		s.add(m.Name, uint64(m.Value), m.Size, byte(m.Bind)<<4|byte(m.Type), m.Section)
+		return true
+	})
+	return s, s.len() > 0
+}
+
+// synthetic returns a source to which add can add symbols.
+func synthetic() source { return source{order: binary.LittleEndian, is64: true} }
+
+func (s *source) add(name string, value, size uint64, info byte, sec elf.SectionIndex) {
+	le := binary.LittleEndian
+	s.syms = le.AppendUint32(s.syms, uint32(len(s.names)))
+	s.syms = append(s.syms, info, 0)
+	s.syms = le.AppendUint16(s.syms, uint16(sec))
+	s.syms = le.AppendUint64(le.AppendUint64(s.syms, value), size)
+	s.names = append(append(s.names, name...), 0)
+}
+
+// build makes the index, procedure linkage tables included.
+func (t *Table) build() *index {
+	x := build(t.sources)
+	if t.img == nil {
+		return x
+	}
+	plt := pltNames(t.img, func(v uint64) string {
+		if k := x.find(v); k >= 0 {
+			s, i := at(t.sources, x.refs[k])
+			e := s.entry(i)
+			if e.value == v {
+				return string(s.name(e.name))
+			}
+		}
+		return ""
+	})
+	if plt.len() == 0 {
+		return x
+	}
+	t.sources = append(t.sources, plt)
+	return build(t.sources)
+}
