@@ -51,19 +51,8 @@ func NewBuilder() *Builder {
 // Comm and the modules of its frames.
 func (b *Builder) Add(s *Sample) {
 	b.ids = b.locs.Intern(s, b.ids[:0])
-	stop := s.Stop
-	if !s.HasUser && len(s.User) == 0 || stop >= unwind.NumStops {
-		stop = unwind.NoUserStack
-	}
-	b.totals.Samples++
-	b.totals.Period += s.Period
-	b.totals.Frames += uint64(len(b.ids))
-	b.totals.Stops[stop]++
-	b.totals.Hows[HowKernel] += uint64(len(s.Kernel))
-	for i := range s.User {
-		b.totals.Hows[howOf(s.User[i].How)]++
-	}
-	a := b.find(key{b.stacks.intern(b.ids), b.comm(s.Comm), s.PID, s.TID, int32(s.Event), stop})
+	b.totals.Count(s)
+	a := b.find(key{b.stacks.intern(b.ids), b.comm(s.Comm), s.PID, s.TID, int32(s.Event), s.stop()})
 	a.count++
 	a.period += s.Period
 }

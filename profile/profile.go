@@ -19,14 +19,24 @@ import (
 type Sample struct {
 	PID, TID int32
 	Comm     string
-	Time     uint64 // in ns, by the clock of the recording
-	CPU      uint32
+	Time     uint64         // in ns, by the clock of the recording
+	CPU      uint32         // or NoCPU
 	Period   uint64         // events since the sample before, in the event's unit
 	Event    int            // index in Info.Events
 	Kernel   []uint64       // addresses as recorded, innermost first
 	User     []unwind.Frame // innermost first
 	Stop     unwind.Stop
 	HasUser  bool // there was a user stack to walk
+}
+
+// NoCPU is the CPU of a sample for which none was recorded.
+const NoCPU = ^uint32(0)
+
+func (s *Sample) stop() unwind.Stop {
+	if !s.HasUser && len(s.User) == 0 || s.Stop >= unwind.NumStops {
+		return unwind.NoUserStack
+	}
+	return s.Stop
 }
 
 // An Event is what a profiler counts to know when to take a sample.
@@ -164,6 +174,18 @@ type Totals struct {
 	Stops   [unwind.NumStops]uint64 // samples by how their stack ended
 	Hows    [numHows]uint64         // frames by how they were found
 	NoStops bool                    // how stacks ended was not recorded
+}
+
+// Count adds one sample.
+func (t *Totals) Count(s *Sample) {
+	t.Samples++
+	t.Period += s.Period
+	t.Frames += uint64(len(s.Kernel) + len(s.User))
+	t.Stops[s.stop()]++
+	t.Hows[HowKernel] += uint64(len(s.Kernel))
+	for i := range s.User {
+		t.Hows[howOf(s.User[i].How)]++
+	}
 }
 
 // Whole counts the samples whose stacks reached an outermost frame.

@@ -1,0 +1,120 @@
+// Package report writes profiles: as tables for a terminal, as folded stacks, as a flame graph, as
+// pprof, as the text of perf script, and as lines of JSON. All of them show the same numbers.
+//
+// A report of a whole profile is a function of a writer, a profile.Profile and Options. Perf and JSON
+// also write single samples, in the order in which they come, without keeping them. Nothing here
+// chooses what to count or finds names; package profile did both.
+package report
+
+import (
+	"io"
+	"strings"
+
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/unwind"
+)
+
+// A Weight is what numbers stand for.
+type Weight uint8
+
+const (
+	Samples Weight = iota // numbers of samples
+	Periods               // events: nanoseconds, cycles
+)
+
+// Options shape a report. The zero value is the usual one.
+type Options struct {
+	By Weight
+
+	Title    string  // Flame; empty: made from the profile
+	Icicle   bool    // Flame: the root is at the top at first
+	MinShare float64 // Flame, Callers: leaves out what is less than this part of all; 0: a sensible one; negative: nothing
+
+	Width int    // Top, Callers: columns of the terminal; 0: lines are not cut
+	Limit int    // Top, Callers: functions to show; 0: all (Callers: ten)
+	Func  string // Callers: a regular expression that functions must match; empty: those with the most of their own
+
+	// Summary adds the counts of whole, truncated and broken stacks where readers of the format may
+	// not expect them: to Folded as a comment at the end, to JSON as a last object {"summary": …}.
+	// Flame, Pprof, Perf, Top and Callers always have them.
+	Summary bool
+}
+
+// A Func writes a report.
+type Func func(io.Writer, *profile.Profile, Options) error
+
+// Formats are the reports by name.
+var Formats = map[string]Func{
+	"top":     Top,
+	"callers": Callers,
+	"folded":  Folded,
+	"flame":   Flame,
+	"pprof":   Pprof,
+	"perf":    Perf,
+	"json":    JSON,
+}
+
+func (o *Options) weight(s *profile.Stack) uint64 {
+	if o.By == Periods {
+		return s.Period
+	}
+	return s.Count
+}
+
+func (o *Options) total(p *profile.Profile) uint64 {
+	if o.By == Periods {
+		return p.Totals.Period
+	}
+	return p.Totals.Samples
+}
+
+// unit names what weights count: "samples", "ns", "cycles".
+func (o *Options) unit(p *profile.Profile) string {
+	switch {
+	case o.By == Samples:
+		return "samples"
+	case len(p.Events) != 1:
+		return "events"
+	case p.Events[0].Unit == "nanoseconds":
+		return "ns"
+	case p.Events[0].Unit != "count":
+		return p.Events[0].Unit
+	}
+	return eventBase(p.Events[0].Name)
+}
+
+// eventBase is an event's name without its modifiers: "cpu-clock" of "cpu-clock:ppp".
+func eventBase(s string) string {
+	base, mod, ok := strings.Cut(s, ":")
+	if ok && strings.Trim(mod, "ukhGHpPSDWebI") == "" {
+		return base
+	}
+	return s
+}
+
+// events names the events of a profile: "cycles", "cycles and faults".
+func events(p *profile.Profile) string {
+	var names []string
+	for _, e := range p.Events {
+		names = append(names, eventBase(e.Name))
+	}
+	return strings.Join(names, " and ")
+}
+
+// headline is the line of counts on top of every report that has room for one.
+func headline(p *profile.Profile) string {
+	s := p.Summary()
+	if e := events(p); e != "" {
+		what, rest, _ := strings.Cut(s, " · ")
+		s = what + " of " + e + " · " + rest
+	}
+	return s
+}
+
+// mark is the name of the frame that a flame graph puts below a stack that is not whole.
+func mark(s unwind.Stop) string {
+	if g := profile.Grade(s); g == "truncated" || g == "broken" {
+		return "[" + g + "]"
+	}
+	return ""
+}
