@@ -1,0 +1,219 @@
+package report
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	pprof "github.com/google/pprof/profile"
+
+	"github.com/unspool/unspool/profile"
+)
+
+// pprofText returns a pprof profile as text.
+func pprofText(t testing.TB, b []byte) []byte {
+	p, err := pprof.Parse(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []byte(strings.TrimRight(p.String(), "\n") + "\n")
+}
+
+// A count is the own and the total weight of a function, each stack once.
+type count struct{ self, total uint64 }
+
+func (c count) String() string { return fmt.Sprintf("%d/%d", c.self, c.total) }
+
+type counts map[string]*count
+
+// add counts one stack, innermost function first.
+func (c counts) add(n uint64, names []string) {
+	seen := map[string]bool{}
+	for i, s := range names {
+		if c[s] == nil {
+			c[s] = &count{}
+		}
+		if i == 0 {
+			c[s].self += n
+		}
+		if !seen[s] {
+			seen[s] = true
+			c[s].total += n
+		}
+	}
+}
+
+func countsOf(p *profile.Profile) counts {
+	c := counts{}
+	for _, s := range p.Stacks {
+		var names []string
+		for _, f := range s.Frames {
+			names = append(names, p.Funcs[p.Locs[f].Func].Name)
+		}
+		c.add(s.Count, names)
+	}
+	return c
+}
+
+// lines calls f with each line of b.
+func lines(b []byte, f func(string)) {
+	sc := bufio.NewScanner(bytes.NewReader(b))
+	sc.Buffer(nil, 1<<24)
+	for sc.Scan() {
+		f(sc.Text())
+	}
+}
+
+func countsOfFolded(t *testing.T, b []byte) counts {
+	c := counts{}
+	lines(b, func(s string) {
+		i := strings.LastIndexByte(s, ' ')
+		n, err := strconv.ParseUint(s[i+1:], 10, 64)
+		if err != nil {
+			t.Fatalf("%q: %v", s, err)
+		}
+		names := strings.Split(s[:i], ";")[1:]
+		for i, j := 0, len(names)-1; i < j; i, j = i+1, j-1 {
+			names[i], names[j] = names[j], names[i]
+		}
+		c.add(n, names)
+	})
+	return c
+}
+
+func countsOfTop(t *testing.T, b []byte) counts {
+	c := counts{}
+	row := regexp.MustCompile(`^ *[<>0-9.]+ % +([0-9,]+) +[<>0-9.]+ % +([0-9,]+)  \S+ +(.*)$`)
+	lines(b, func(s string) {
+		if m := row.FindStringSubmatch(s); m != nil {
+			self, _ := strconv.ParseUint(strings.ReplaceAll(m[1], ",", ""), 10, 64)
+			total, _ := strconv.ParseUint(strings.ReplaceAll(m[2], ",", ""), 10, 64)
+			c[m[3]] = &count{self, total}
+		}
+	})
+	return c
+}
+
+func countsOfJSON(t *testing.T, b []byte) counts {
+	c := counts{}
+	lines(b, func(s string) {
+		var o struct {
+			Count   uint64
+			Summary any
+			Frames  []struct{ Sym string }
+		}
+		if err := json.Unmarshal([]byte(s), &o); err != nil {
+			t.Fatalf("%s: %v", s, err)
+		}
+		var names []string
+		for _, f := range o.Frames {
+			names = append(names, f.Sym)
+		}
+		c.add(o.Count, names)
+	})
+	return c
+}
+
+// countsOfPerf reads text of perf script as the usual scripts do: a header starts at the margin, a frame
+// is an address, a name with an offset, and a module in parentheses; an empty line ends the sample. One
+// sample counts as one, or as its period.
+func countsOfPerf(t *testing.T, b []byte, periods bool, namer func(name, module string, off uint64) string) counts {
+	c := counts{}
+	header := regexp.MustCompile(`^(\S.*?)\s+(\d+)/(\d+)\s+(?:\[\d+\] )?\s*\d+\.\d{6}:\s+(\d+) (.+): $`)
+	frame := regexp.MustCompile(`^\t *([0-9a-f]+) (.+) \((.*)\)$`)
+	n, names := uint64(0), []string(nil)
+	lines(b, func(s string) {
+		if strings.HasPrefix(s, "# ") && n == 0 {
+			return
+		}
+		if s == "" {
+			c.add(n, names)
+			n, names = 0, nil
+			return
+		}
+		if m := header.FindStringSubmatch(s); m != nil {
+			n = 1
+			if periods {
+				n, _ = strconv.ParseUint(m[4], 10, 64)
+			}
+			return
+		}
+		m := frame.FindStringSubmatch(s)
+		if m == nil || n == 0 {
+			t.Fatalf("neither header nor frame: %q", s)
+		}
+		off, _ := strconv.ParseUint(m[1], 16, 64)
+		name := m[2]
+		if i := strings.LastIndex(name, "+0x"); i > 0 {
+			name = name[:i]
+		}
+		names = append(names, namer(name, m[3], off))
+	})
+	return c
+}
+
+func countsOfPprof(t *testing.T, b []byte) counts {
+	c := counts{}
+	p, err := pprof.Parse(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range p.Sample {
+		var names []string
+		for _, l := range s.Location {
+			names = append(names, l.Line[0].Function.Name)
+		}
+		c.add(uint64(s.Value[0]), names)
+	}
+	return c
+}
+
+// TestSameNumbers computes each function's own and total samples from every output.
+func TestSameNumbers(t *testing.T) {
+	_, r := load(t, "testdata/basic.txtar")
+	p := r.profile()
+	out := outputs(t, r)
+	want := countsOf(p)
+	// Text of perf knows no names for functions without a symbol.
+	byPlace := map[string]string{}
+	for i := range p.Locs {
+		byPlace[fmt.Sprint(p.Modules[p.Locs[i].Module].Path, p.Locs[i].Off)] = p.Funcs[p.Locs[i].Func].Name
+	}
+	perfName := func(name, module string, off uint64) string {
+		if name != profile.Unknown {
+			return name
+		}
+		if module == profile.Unknown {
+			module = ""
+		}
+		return byPlace[fmt.Sprint(module, off)]
+	}
+	back, err := ReadPprof(bytes.NewReader(out["pprof"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, got := range map[string]counts{
+		"folded":          countsOfFolded(t, out["folded"]),
+		"top":             countsOfTop(t, out["top"]),
+		"json":            countsOfJSON(t, out["json"]),
+		"json-aggregated": countsOfJSON(t, out["json-aggregated"]),
+		"perf":            countsOfPerf(t, out["perf"], false, perfName),
+		"perf-aggregated": countsOfPerf(t, out["perf-aggregated"], true, perfName),
+		"pprof":           countsOfPprof(t, out["pprof"]),
+		"pprof, read":     countsOf(back),
+		"flame":           countsOfFlame(t, out["flame"]),
+	} {
+		if diff := cmp.Diff(fmt.Sprint(want), fmt.Sprint(got)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	if back.Totals != p.Totals || back.Summary() != p.Summary() {
+		t.Errorf("read back: %+v\nwant %+v", back.Totals, p.Totals)
+	}
+}
