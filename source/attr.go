@@ -206,3 +206,35 @@ var (
 	ErrMalformed   = errors.New("malformed")
 	ErrUnsupported = errors.New("unsupported")
 )
+
+var (
+	hardwareNames = [...]string{"cycles", "instructions", "cache-references", "cache-misses", "branches", "branch-misses",
+		"bus-cycles", "stalled-cycles-frontend", "stalled-cycles-backend", "ref-cycles"}
+	softwareNames = [...]string{"cpu-clock", "task-clock", "page-faults", "context-switches", "cpu-migrations", "minor-faults",
+		"major-faults", "alignment-faults", "emulation-faults", "dummy", "bpf-output", "cgroup-switches"}
+)
+
+// Name returns a's name as perf spells it, for a recording that has none, with the modifiers u and k where only
+// one of them is counted.
+func (a *Attr) Name() string {
+	var s string
+	switch {
+	case a.Type == TypeHardware && a.Config < uint64(len(hardwareNames)):
+		s = hardwareNames[a.Config]
+	case a.Type == TypeSoftware && a.Config < uint64(len(softwareNames)):
+		s = softwareNames[a.Config]
+	case a.Type == TypeTracepoint:
+		return fmt.Sprintf("tracepoint:%d", a.Config)
+	case a.Type == TypeRaw:
+		s = fmt.Sprintf("r%x", a.Config)
+	default:
+		s = fmt.Sprintf("type-%d:%#x", a.Type, a.Config)
+	}
+	switch {
+	case a.Has(FlagExcludeKernel) && !a.Has(FlagExcludeUser):
+		s += ":u"
+	case a.Has(FlagExcludeUser) && !a.Has(FlagExcludeKernel):
+		s += ":k"
+	}
+	return s
+}

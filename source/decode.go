@@ -1,36 +1,509 @@
 package source
 
-// A Decoder reads records. It knows the events of a recording and which of them a record belongs to. It is safe
-// for concurrent use.
-type Decoder struct{}
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+)
 
 // An Event is one event of a recording.
 type Event struct {
 	Attr Attr
 	IDs  []uint64 // what PERF_SAMPLE_ID may say; one for each CPU and thread
-	Name string   // "" if not recorded: see Name
+	Name string   // as recorded, or as the Attr says
+}
+
+// A Decoder reads records. It knows the events of a recording and which of them a record belongs to. It is safe
+// for concurrent use; events may be added while others decode.
+type Decoder struct {
+	mu     sync.Mutex // for writers
+	events []Event
+	table  atomic.Pointer[[]layout] // of events; only appended to
+	byID   sync.Map                 // uint64 to int
+}
+
+// maxEvents bounds what a hostile stream can make a Decoder hold; all tracepoints of a kernel are 3,000.
+const maxEvents = 1 << 16
+
+// A layout is where an event's records hold what must be known before the rest is read: byte offsets from the
+// start of a sample, or from the start of a trailer; -1 where there is none.
+type layout struct {
+	attr                                  Attr
+	id, tid, time                         int // in a sample
+	trailer                               int // size of the trailer of other records
+	tTID, tTime, tID, tStrm, tCPU, tIdent int
+}
+
+const headerSize = 8
+
+func newLayout(a *Attr) layout {
+	l := layout{attr: *a, id: -1, tid: -1, time: -1, tTID: -1, tTime: -1, tID: -1, tStrm: -1, tCPU: -1, tIdent: -1}
+	off := headerSize
+	for _, f := range [...]struct {
+		bit uint64
+		pos *int
+	}{{SampleIdentifier, &l.id}, {SampleIP, nil}, {SampleTID, &l.tid}, {SampleTime, &l.time}, {SampleAddr, nil}, {SampleID, &l.id}} {
+		if a.SampleType&f.bit == 0 {
+			continue
+		}
+		if f.pos != nil && (f.pos != &l.id || l.id < 0) {
+			*f.pos = off
+		}
+		off += 8
+	}
+	if !a.Has(FlagSampleIDAll) {
+		return l
+	}
+	for _, f := range [...]struct {
+		bit uint64
+		pos *int
+	}{{SampleTID, &l.tTID}, {SampleTime, &l.tTime}, {SampleID, &l.tID}, {SampleStreamID, &l.tStrm}, {SampleCPU, &l.tCPU}, {SampleIdentifier, &l.tIdent}} {
+		if a.SampleType&f.bit != 0 {
+			*f.pos = l.trailer
+			l.trailer += 8
+		}
+	}
+	return l
 }
 
 // NewDecoder returns a Decoder without events.
-func NewDecoder() *Decoder { return &Decoder{} }
+func NewDecoder() *Decoder {
+	d := &Decoder{}
+	d.table.Store(&[]layout{})
+	return d
+}
 
-// AddAttr adds an event and returns its index. name may be empty.
-func (d *Decoder) AddAttr(a *Attr, ids []uint64, name string) int { return 0 }
+// AddAttr adds an event and returns its index. name may be empty: then the Attr gives one. It returns -1 if
+// there are more events than any recording has.
+func (d *Decoder) AddAttr(a *Attr, ids []uint64, name string) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	i := len(d.events)
+	if i >= maxEvents {
+		return -1
+	}
+	if name == "" {
+		name = a.Name()
+	}
+	d.events = append(d.events, Event{Attr: *a, Name: name})
+	t := append(*d.table.Load(), newLayout(a))
+	d.table.Store(&t)
+	d.addIDs(i, ids)
+	return i
+}
 
 // AddIDs adds ids to event i.
-func (d *Decoder) AddIDs(i int, ids []uint64) {}
+func (d *Decoder) AddIDs(i int, ids []uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if i >= 0 && i < len(d.events) {
+		d.addIDs(i, ids)
+	}
+}
+
+func (d *Decoder) addIDs(i int, ids []uint64) {
+	d.events[i].IDs = append(d.events[i].IDs, ids...)
+	for _, id := range ids {
+		d.byID.Store(id, i)
+	}
+}
 
 // SetName names event i.
-func (d *Decoder) SetName(i int, name string) {}
+func (d *Decoder) SetName(i int, name string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if i >= 0 && i < len(d.events) {
+		d.events[i].Name = name
+	}
+}
 
-// Events returns all events. They must not be changed.
-func (d *Decoder) Events() []Event { return nil }
+// Events returns a copy of all events.
+func (d *Decoder) Events() []Event {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return append([]Event(nil), d.events...)
+}
+
+// EventByID returns the index of the event that id belongs to.
+func (d *Decoder) EventByID(id uint64) (int, bool) {
+	v, ok := d.byID.Load(id)
+	if !ok {
+		return -1, false
+	}
+	return v.(int), true
+}
+
+// layout returns the layout of raw's event and the event's index. A single event has all records, and one without
+// an ID, or with the ID 0 that perf gives what it synthesises, belongs to the first. nil: there is no such event.
+func (d *Decoder) layout(raw []byte) (*layout, int) {
+	t := *d.table.Load()
+	if len(t) == 0 {
+		return nil, -1
+	}
+	l := &t[0]
+	if len(t) == 1 {
+		return l, 0
+	}
+	var id uint64
+	if binary.LittleEndian.Uint32(raw) == RecordSample {
+		if l.id < 0 || l.id+8 > len(raw) {
+			return l, 0
+		}
+		id = binary.LittleEndian.Uint64(raw[l.id:])
+	} else {
+		pos := max(l.tIdent, l.tID)
+		if pos < 0 || headerSize+l.trailer > len(raw) {
+			return l, 0
+		}
+		id = binary.LittleEndian.Uint64(raw[len(raw)-l.trailer+pos:])
+	}
+	if id == 0 {
+		return l, 0
+	}
+	if i, ok := d.EventByID(id); ok && i < len(t) {
+		return &t[i], i
+	}
+	if binary.LittleEndian.Uint32(raw) != RecordSample {
+		return l, -1 // what it says of the world is still true
+	}
+	return nil, -1
+}
+
+// when returns the time of raw, and where raw is a sample, its thread. ok is false if it has no time.
+func (d *Decoder) when(raw []byte) (time uint64, pid, tid int32, ok bool) {
+	l, _ := d.layout(raw)
+	if l == nil {
+		return
+	}
+	if binary.LittleEndian.Uint32(raw) != RecordSample {
+		if at := len(raw) - l.trailer + l.tTime; l.tTime >= 0 && headerSize+l.trailer <= len(raw) {
+			time = binary.LittleEndian.Uint64(raw[at:])
+			ok = true
+		}
+		return
+	}
+	if l.tid >= 0 && l.tid+8 <= len(raw) {
+		pid = int32(binary.LittleEndian.Uint32(raw[l.tid:]))
+		tid = int32(binary.LittleEndian.Uint32(raw[l.tid+4:]))
+	} else {
+		pid, tid = -1, -1
+	}
+	if l.time >= 0 && l.time+8 <= len(raw) {
+		time, ok = binary.LittleEndian.Uint64(raw[l.time:]), true
+	}
+	return
+}
+
+// A fields reads the fields of a record in turn. After the first that reaches beyond the record, all are 0.
+type fields struct {
+	b   []byte
+	bad bool
+}
+
+func (f *fields) bytes(n uint64) []byte {
+	if n > uint64(len(f.b)) {
+		f.b, f.bad = nil, true
+		return nil
+	}
+	v := f.b[:n:n]
+	f.b = f.b[n:]
+	return v
+}
+
+func (f *fields) u64() uint64 {
+	if len(f.b) < 8 {
+		f.b, f.bad = nil, true
+		return 0
+	}
+	v := binary.LittleEndian.Uint64(f.b)
+	f.b = f.b[8:]
+	return v
+}
+
+func (f *fields) pair() (lo, hi uint32) {
+	v := f.u64()
+	return uint32(v), uint32(v >> 32)
+}
+
+// words reads n words of 8 bytes.
+func (f *fields) words(n uint64) Words {
+	if n > uint64(len(f.b))/8 {
+		f.b, f.bad = nil, true
+		return nil
+	}
+	return Words(f.bytes(8 * n))
+}
 
 // Decode reads raw, one whole record with its header, into r. r's slices lie in raw. It does not allocate.
-// Types that it does not know get their header and, if there is one, their trailer read.
-func (d *Decoder) Decode(raw []byte, r *Record) error { return nil }
+// Types that it does not know get their header and, if there is one, their trailer read. An error wraps
+// ErrMalformed or ErrUnsupported; r then holds what could be read.
+func (d *Decoder) Decode(raw []byte, r *Record) error {
+	*r = Record{Raw: raw, Event: -1}
+	if len(raw) < headerSize {
+		return errShort
+	}
+	r.Type = binary.LittleEndian.Uint32(raw)
+	r.Misc = binary.LittleEndian.Uint16(raw[4:])
+	if r.Type >= RecordUser {
+		return nil
+	}
+	l, event := d.layout(raw)
+	if l == nil {
+		return errNoEvent
+	}
+	r.Event = event
+	f := fields{b: raw[headerSize:]}
+	if r.Type == RecordSample {
+		decodeSample(l, &f, r)
+	} else {
+		if l.trailer > len(f.b) {
+			return errShort
+		}
+		body := len(f.b) - l.trailer
+		decodeTrailer(l, f.b[body:], r)
+		f.b = f.b[:body:body]
+		decodeOther(&f, r)
+	}
+	if f.bad {
+		return errShort
+	}
+	if r.Type == RecordSample && l.attr.SampleType&^uint64(sampleKnown) != 0 {
+		return errSampleType
+	}
+	return nil
+}
 
-// Append appends r as a whole record to b, encoded as a record of event d.Events()[event] is, trailer included:
-// MMAP, MMAP2, COMM, FORK, EXIT, LOST and FINISHED_ROUND. It is for recorders that report what was there before
-// they started.
-func (d *Decoder) Append(b []byte, event int, r *Record) []byte { return b }
+var (
+	errNoEvent    = fmt.Errorf("%w: no event has the record's ID", ErrMalformed)
+	errSampleType = fmt.Errorf("%w: sample fields of a newer kernel", ErrUnsupported)
+)
+
+func decodeTrailer(l *layout, t []byte, r *Record) {
+	r.Trailer = l.trailer
+	if l.tTID >= 0 {
+		r.PID = int32(binary.LittleEndian.Uint32(t[l.tTID:]))
+		r.TID = int32(binary.LittleEndian.Uint32(t[l.tTID+4:]))
+	}
+	if l.tTime >= 0 {
+		r.Time, r.HasTime = binary.LittleEndian.Uint64(t[l.tTime:]), true
+	}
+	if l.tID >= 0 {
+		r.ID = binary.LittleEndian.Uint64(t[l.tID:])
+	}
+	if l.tStrm >= 0 {
+		r.StreamID = binary.LittleEndian.Uint64(t[l.tStrm:])
+	}
+	if l.tCPU >= 0 {
+		r.CPU = binary.LittleEndian.Uint32(t[l.tCPU:])
+	}
+	if l.tIdent >= 0 {
+		r.ID = binary.LittleEndian.Uint64(t[l.tIdent:])
+	}
+}
+
+// decodeSample reads a sample's fields in the order that perf_event_open(2) gives them.
+func decodeSample(l *layout, f *fields, r *Record) {
+	a := &l.attr
+	t := a.SampleType
+	if t&SampleIdentifier != 0 {
+		r.ID = f.u64()
+	}
+	if t&SampleIP != 0 {
+		r.IP = f.u64()
+	}
+	if t&SampleTID != 0 {
+		lo, hi := f.pair()
+		r.PID, r.TID = int32(lo), int32(hi)
+	} else {
+		r.PID, r.TID = -1, -1
+	}
+	if t&SampleTime != 0 {
+		r.Time, r.HasTime = f.u64(), true
+	}
+	if t&SampleAddr != 0 {
+		r.Addr = f.u64()
+	}
+	if t&SampleID != 0 {
+		r.ID = f.u64()
+	}
+	if t&SampleStreamID != 0 {
+		r.StreamID = f.u64()
+	}
+	if t&SampleCPU != 0 {
+		r.CPU, _ = f.pair()
+	}
+	if t&SamplePeriod != 0 {
+		r.Period = f.u64()
+	}
+	if t&SampleRead != 0 {
+		r.Read = f.read(a.ReadFormat)
+	}
+	if t&SampleCallchain != 0 {
+		r.Callchain = f.words(f.u64())
+	}
+	if t&SampleRaw != 0 {
+		r.Tracepoint = f.sized32()
+	}
+	if t&SampleBranchStack != 0 {
+		n := f.u64()
+		if a.BranchSampleType&BranchHWIndex != 0 {
+			r.BranchHWIndex = f.u64()
+		}
+		if n > uint64(len(f.b)) {
+			n, f.bad = 0, true
+		}
+		r.Branches = f.words(3 * n)
+		if a.BranchSampleType&BranchCounters != 0 {
+			r.BranchCounters = f.words(n)
+		}
+	}
+	if t&SampleRegsUser != 0 {
+		if r.UserABI = f.u64(); r.UserABI != ABINone {
+			r.UserRegsMask = a.SampleRegsUser
+			r.UserRegs = f.words(uint64(bits.OnesCount64(a.SampleRegsUser)))
+		}
+	}
+	if t&SampleStackUser != 0 {
+		if n := f.u64(); n != 0 {
+			r.Stack = f.bytes(n)
+			r.StackDyn = f.u64()
+		}
+	}
+	if t&(SampleWeight|SampleWeightStruct) != 0 {
+		r.Weight = f.u64()
+	}
+	if t&SampleDataSrc != 0 {
+		r.DataSrc = f.u64()
+	}
+	if t&SampleTransaction != 0 {
+		r.Transaction = f.u64()
+	}
+	if t&SampleRegsIntr != 0 {
+		if r.IntrABI = f.u64(); r.IntrABI != ABINone {
+			r.IntrRegs = f.words(uint64(bits.OnesCount64(a.SampleRegsIntr)))
+		}
+	}
+	if t&SamplePhysAddr != 0 {
+		r.PhysAddr = f.u64()
+	}
+	if t&SampleCgroup != 0 {
+		r.Cgroup = f.u64()
+	}
+	if t&SampleDataPageSize != 0 {
+		r.DataPageSize = f.u64()
+	}
+	if t&SampleCodePageSize != 0 {
+		r.CodePageSize = f.u64()
+	}
+	if t&SampleAux != 0 {
+		r.Aux = f.bytes(f.u64())
+	}
+}
+
+// sized32 reads bytes after their 32-bit length.
+func (f *fields) sized32() []byte {
+	if len(f.b) < 4 {
+		f.b, f.bad = nil, true
+		return nil
+	}
+	n := binary.LittleEndian.Uint32(f.b)
+	f.b = f.b[4:]
+	return f.bytes(uint64(n))
+}
+
+// read reads a counter's value, or those of a group.
+func (f *fields) read(format uint64) []byte {
+	per := uint64(1) // words for one counter
+	if format&FormatID != 0 {
+		per++
+	}
+	if format&FormatLost != 0 {
+		per++
+	}
+	var n uint64 // words after the first
+	if format&FormatGroup != 0 {
+		if len(f.b) < 8 {
+			f.b, f.bad = nil, true
+			return nil
+		}
+		nr := binary.LittleEndian.Uint64(f.b)
+		if nr > uint64(len(f.b)) {
+			f.b, f.bad = nil, true
+			return nil
+		}
+		n = nr * per
+	} else {
+		n = per - 1
+	}
+	n += uint64(bits.OnesCount64(format & (FormatTotalTimeEnabled | FormatTotalTimeRunning)))
+	return f.words(1 + n)
+}
+
+// decodeOther reads the body of a record that is no sample.
+func decodeOther(f *fields, r *Record) {
+	thread := func() {
+		lo, hi := f.pair()
+		r.PID, r.TID = int32(lo), int32(hi)
+	}
+	switch r.Type {
+	case RecordMmap, RecordMmap2:
+		thread()
+		r.Addr, r.Len, r.Pgoff = f.u64(), f.u64(), f.u64()
+		if r.Type == RecordMmap2 {
+			id := f.bytes(24)
+			if id != nil {
+				decodeFileID(id, r)
+			}
+			r.Prot, r.MapFlags = f.pair()
+		}
+		r.Filename = cString(f.b)
+	case RecordComm:
+		thread()
+		r.Comm = cString(f.b)
+	case RecordFork, RecordExit:
+		pid, ppid := f.pair()
+		tid, ptid := f.pair()
+		r.PID, r.PPID, r.TID, r.PTID = int32(pid), int32(ppid), int32(tid), int32(ptid)
+		if t := f.u64(); !r.HasTime {
+			r.Time, r.HasTime = t, true
+		}
+	case RecordLost:
+		r.ID, r.Lost = f.u64(), f.u64()
+	case RecordLostSamples:
+		r.Lost = f.u64()
+	case RecordAux:
+		f.u64()
+		r.Lost = f.u64()
+	case RecordItraceStart:
+		thread()
+	case RecordRead:
+		thread()
+		r.Read = f.b
+	case RecordCallchainDeferred:
+		r.Cookie = f.u64()
+		r.Callchain = f.words(f.u64())
+	}
+}
+
+// decodeFileID reads the 24 bytes of an MMAP2 record that say which file it is.
+func decodeFileID(b []byte, r *Record) {
+	if r.Misc&MiscMmapBuildID != 0 {
+		if n := int(b[0]); n <= 20 {
+			r.BuildID = b[4 : 4+n : 4+n]
+		}
+		return
+	}
+	r.Maj, r.Min = binary.LittleEndian.Uint32(b), binary.LittleEndian.Uint32(b[4:])
+	r.Inode, r.InodeGen = binary.LittleEndian.Uint64(b[8:]), binary.LittleEndian.Uint64(b[16:])
+}
+
+// cString returns b up to its first zero byte.
+func cString(b []byte) []byte {
+	if i := bytes.IndexByte(b, 0); i >= 0 {
+		return b[:i:i]
+	}
+	return b
+}

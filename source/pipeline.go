@@ -2,6 +2,12 @@ package source
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"sync"
 	"sync/atomic"
 
 	"github.com/unspool/unspool/arch"
@@ -9,14 +15,19 @@ import (
 )
 
 // A RecordStream gives the records of a recording in the order in which they were written.
+//
+// If it has a method Stop(), Run calls that, from another goroutine, when it needs no more records: Next must then
+// return io.EOF soon. If it has a method BuildID(path string) string, that gives, in hex, the build IDs of files
+// whose MMAP records have none.
 type RecordStream interface {
 	// Decoder knows the events of the stream. More may be added to it while the stream is read.
 	Decoder() *Decoder
 
 	// Next returns the next record, header included, as the kernel wrote it; io.EOF after the last. Besides
 	// the kernel's types it may return RecordFinishedRound; other types from RecordUser up are counted and
-	// skipped. Buf is the memory the record lies in; nil says that it stays valid as long as the stream.
-	// An error that is not io.EOF ends the stream: Run delivers what came before, and returns it.
+	// skipped. buf is the memory the record lies in, which the stream holds at least until the next call; nil
+	// says that raw stays valid as long as the stream. An error that is not io.EOF ends the stream: Run
+	// delivers what came before, and returns it.
 	Next() (raw []byte, buf *Buffer, err error)
 }
 
@@ -50,16 +61,22 @@ func (b *Buffer) Release() {
 	}
 }
 
-// Options say what Run does. The functions are called from one goroutine at a time, in time order.
+// Options say what Run does.
 type Options struct {
-	// Mods gives the modules of address spaces: see NewWorld.
+	// Mods gives the modules of address spaces: see NewWorld. Like Want, it is called from one goroutine, but
+	// not from that of Sample and Record.
 	Mods func(path, buildID string) *unwind.Module
 
 	// Machine is what the recording was made on; nil is AMD64.
 	Machine *arch.Machine
 
-	// Sample gets each sample. What it is given is valid until it returns.
+	// Sample gets each sample, in time order. What it is given is valid until it returns. It is called from
+	// the goroutine that called Run, and so is Record.
 	Sample func(*Sample) error
+
+	// Prepare, if not nil, is called with each sample before Sample is, from several goroutines at once and in
+	// no order: for what can be worked out in parallel. It returns what Sample finds in Sample.Prepared.
+	Prepare func(*Sample) uint64
 
 	// Record, if not nil, gets each record of the kernel that is not a sample, in its place among the samples.
 	Record func(*Record) error
@@ -74,8 +91,12 @@ type Options struct {
 	// Workers is how many goroutines walk; 0 is GOMAXPROCS.
 	Workers int
 
-	// Ours says that the stream's callchains were written by this project: see Provenance.
+	// Ours says that the stream's callchains were written by this project: see Sample.AppendProvenance.
 	Ours bool
+
+	// Prompt delivers what is due at the end of each round, rather than when enough has come together: for live
+	// views.
+	Prompt bool
 }
 
 // Stats counts what Run saw.
@@ -86,22 +107,377 @@ type Stats struct {
 	Frames      uint64 // user frames delivered
 	Lost        uint64 // records that the kernel could not write, as LOST says
 	LostSamples uint64 // the same as LOST_SAMPLES says
-	Throttled   uint64
-	Unknown     uint64 // records of unknown type or event, skipped
+	Throttled   uint64 // times that the kernel throttled an event
+	Unknown     uint64 // records of unknown type, skipped
 	Bad         uint64 // records that could not be decoded, skipped
 	BadErr      error  // the first such error
-	Disordered  uint64 // records older than what had been delivered: applied late
+	Disordered  uint64 // records older than what had been delivered: they came too late
 	NoTime      uint64 // samples without a time: delivered as they came
 	Orphans     uint64 // samples of processes whose beginning the recording lacks
 	Compat      uint64 // samples of 32-bit code, whose stacks are not walked
-	Deferred    uint64 // samples that wait in vain for a deferred callchain
+	Undeferred  uint64 // samples whose deferred callchain never came
+	Dropped     uint64 // mappings and threads beyond what a World holds
 	Stops       [unwind.NumStops]uint64
 	First, Last uint64 // least and greatest time of a delivered sample, ns
 }
+
+// A job is a run of records on its way: filled in order by the reader, walked by any worker, delivered in order.
+type job struct {
+	items  []item
+	done   chan struct{}
+	frames []unwind.Frame
+	kernel []uint64
+	stats  Stats
+	err    error
+}
+
+type item struct {
+	raw               []byte
+	buf, lateBuf      *Buffer
+	rec               Record
+	sample            Sample
+	comm              string
+	space             *unwind.Space
+	deferred          Words
+	bad               bool
+	kernel, kernelEnd int // in job.kernel
+	user, userEnd     int // in job.frames
+}
+
+// jobSize is how many records a job takes. Walking one takes a millisecond or less, and what it holds fits the
+// second-level cache.
+const jobSize = 128
 
 // Run reads in to its end: it puts records in time order, applies them to a World, walks the stacks of samples
 // on several processors and delivers everything in time order. It returns the first error of the stream or of the
 // functions in o, or ctx's, with the counts so far.
 func Run(ctx context.Context, in RecordStream, o Options) (Stats, error) {
-	return Stats{}, nil
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if o.Workers <= 0 {
+		o.Workers = runtime.GOMAXPROCS(0)
+	}
+	n := 2*o.Workers + 2 // jobs: some to walk, one to fill, one to deliver
+	free, work, order := make(chan *job, n), make(chan *job, n), make(chan *job, n)
+	for range n {
+		free <- &job{items: make([]item, 0, jobSize), done: make(chan struct{}, 1)}
+	}
+	var wg sync.WaitGroup
+	for range o.Workers {
+		wg.Go(func() {
+			k := newStacker(in.Decoder(), &o)
+			for j := range work {
+				if err := guard(func() { k.walk(j, o.Prepare) }); err != nil {
+					j.err = err
+				}
+				j.done <- struct{}{}
+			}
+		})
+	}
+	rd := newReader(in, &o, free, work, order)
+	var readErr error
+	wg.Go(func() {
+		defer close(order)
+		defer close(work)
+		readErr = rd.run(ctx)
+	})
+	if s, ok := in.(interface{ Stop() }); ok {
+		defer context.AfterFunc(ctx, s.Stop)()
+	}
+
+	var st Stats
+	var err error
+	for j := range order {
+		<-j.done
+		if err == nil && ctx.Err() == nil {
+			if err = guard(func() { err = j.deliver(&o, &st) }); err == nil {
+				err = j.err
+			}
+		}
+		if err != nil {
+			cancel(err)
+		}
+		j.recycle()
+		free <- j
+	}
+	wg.Wait()
+	st.add(&rd.stats)
+	st.Dropped = rd.world.Dropped()
+	if err == nil {
+		err = readErr
+	}
+	return st, err
+}
+
+// walk decodes and walks j's samples.
+func (k *stacker) walk(j *job, prepare func(*Sample) uint64) {
+	for i := range j.items {
+		it := &j.items[i]
+		if it.space == nil {
+			continue // no sample: the reader has decoded it
+		}
+		if err := k.dec.Decode(it.raw, &it.rec); err != nil && !errors.Is(err, ErrUnsupported) {
+			it.bad = true
+			j.stats.bad(err)
+			continue
+		}
+		k.fill(j, it)
+	}
+	for i := range j.items {
+		it := &j.items[i]
+		if it.space == nil || it.bad {
+			continue
+		}
+		s := &it.sample
+		s.Kernel, s.User = j.kernel[it.kernel:it.kernelEnd], j.frames[it.user:it.userEnd]
+		if prepare != nil {
+			s.Prepared = prepare(s)
+		}
+	}
+}
+
+// deliver hands j's records to the consumer.
+func (j *job) deliver(o *Options, st *Stats) error {
+	for i := range j.items {
+		it := &j.items[i]
+		switch {
+		case it.bad:
+		case it.space == nil:
+			if err := o.Record(&it.rec); err != nil {
+				return err
+			}
+		default:
+			s := &it.sample
+			if it.rec.HasTime {
+				if st.First == 0 || s.Time < st.First {
+					st.First = s.Time
+				}
+				st.Last = max(st.Last, s.Time)
+			}
+			if o.Sample != nil {
+				if err := o.Sample(s); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	st.add(&j.stats)
+	return nil
+}
+
+// recycle empties j.
+func (j *job) recycle() {
+	for i := range j.items {
+		j.items[i].buf.Release()
+		j.items[i].lateBuf.Release()
+	}
+	j.items, j.frames, j.kernel, j.stats, j.err = j.items[:0], j.frames[:0], j.kernel[:0], Stats{}, nil
+}
+
+func (s *Stats) bad(err error) {
+	s.Bad++
+	if s.BadErr == nil {
+		s.BadErr = err
+	}
+}
+
+// add adds the counts of t, First and Last apart.
+func (s *Stats) add(t *Stats) {
+	s.Records += t.Records
+	s.Samples += t.Samples
+	s.Unwanted += t.Unwanted
+	s.Frames += t.Frames
+	s.Lost += t.Lost
+	s.LostSamples += t.LostSamples
+	s.Throttled += t.Throttled
+	s.Unknown += t.Unknown
+	s.Bad += t.Bad
+	if s.BadErr == nil {
+		s.BadErr = t.BadErr
+	}
+	s.Disordered += t.Disordered
+	s.NoTime += t.NoTime
+	s.Orphans += t.Orphans
+	s.Compat += t.Compat
+	s.Undeferred += t.Undeferred
+	for i := range s.Stops {
+		s.Stops[i] += t.Stops[i]
+	}
+}
+
+// A reader takes records from the stream, orders them and fills jobs.
+type reader struct {
+	in                RecordStream
+	dec               *Decoder
+	o                 *Options
+	world             *World
+	queue             queue
+	free, work, order chan *job
+	cur               *job
+	stats             Stats
+	last              uint64 // time of the last record passed on
+	late              lateChains
+	rec               Record
+}
+
+func newReader(in RecordStream, o *Options, free, work, order chan *job) *reader {
+	mods := o.Mods
+	if b, ok := in.(interface{ BuildID(string) string }); ok && mods != nil {
+		mods = func(path, buildID string) *unwind.Module {
+			if buildID == "" {
+				buildID = b.BuildID(path)
+			}
+			return o.Mods(path, buildID)
+		}
+	}
+	return &reader{in: in, dec: in.Decoder(), o: o, world: NewWorld(mods), free: free, work: work, order: order}
+}
+
+func (rd *reader) run(ctx context.Context) (err error) {
+	var ferr error
+	ferr = guard(func() { err = rd.read(ctx) })
+	if ctx.Err() == nil {
+		if f := guard(func() { rd.pass(rd.queue.all()) }); ferr == nil {
+			ferr = f
+		}
+	} else {
+		err = context.Cause(ctx)
+	}
+	for _, e := range rd.queue.all() {
+		e.buf.Release()
+	}
+	rd.late.clear()
+	rd.dispatch()
+	return errors.Join(err, ferr)
+}
+
+func (rd *reader) read(ctx context.Context) error {
+	for n := 0; ; n++ {
+		if n&63 == 0 && ctx.Err() != nil {
+			return nil
+		}
+		raw, buf, err := rd.in.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if len(raw) < headerSize {
+			return fmt.Errorf("%w: a record of %d bytes", ErrMalformed, len(raw))
+		}
+		switch typ := binary.LittleEndian.Uint32(raw); {
+		case typ == RecordFinishedRound:
+			rd.pass(rd.queue.round())
+			if rd.o.Prompt {
+				rd.dispatch()
+			}
+			continue
+		case typ >= RecordUser:
+			rd.stats.Unknown++
+			continue
+		case typ == RecordCallchainDeferred:
+			rd.late.remember(rd.dec, raw, buf)
+		}
+		rd.stats.Records++
+		e := entry{raw: raw, buf: buf}
+		var timed bool
+		e.time, e.pid, e.tid, timed = rd.dec.when(raw)
+		buf.Hold()
+		// What a recorder synthesises has the time 0 and describes what was there before it started.
+		if !timed || e.time == 0 || e.time == ^uint64(0) {
+			rd.one(&e)
+		} else if rd.queue.add(e) {
+			rd.pass(rd.queue.half())
+		}
+	}
+}
+
+// pass applies records and puts them into jobs, in their order.
+func (rd *reader) pass(due []entry) {
+	for i := range due {
+		e := &due[i]
+		if e.time < rd.last {
+			rd.stats.Disordered++
+		}
+		rd.last = max(rd.last, e.time)
+		rd.one(e)
+	}
+}
+
+// one applies a record, or puts it into a job.
+func (rd *reader) one(e *entry) {
+	if binary.LittleEndian.Uint32(e.raw) == RecordSample {
+		rd.sample(e)
+		return
+	}
+	r := &rd.rec
+	if err := rd.dec.Decode(e.raw, r); err != nil {
+		rd.stats.bad(err)
+		e.buf.Release()
+		return
+	}
+	switch r.Type {
+	case RecordLost:
+		rd.stats.Lost += r.Lost
+	case RecordLostSamples:
+		rd.stats.LostSamples += r.Lost
+	case RecordThrottle:
+		rd.stats.Throttled++
+	}
+	if r.Type == 0 || r.Type > RecordCallchainDeferred {
+		rd.stats.Unknown++
+	}
+	rd.world.Apply(r)
+	if rd.o.Record == nil {
+		e.buf.Release()
+		return
+	}
+	it := rd.item(e)
+	it.rec = *r
+}
+
+func (rd *reader) sample(e *entry) {
+	comm, space := rd.world.Thread(e.pid, e.tid)
+	if rd.o.Want != nil && !rd.o.Want(e.pid, e.tid, comm, e.time) {
+		rd.stats.Unwanted++
+		e.buf.Release()
+		return
+	}
+	if !rd.world.Known(e.pid) {
+		rd.stats.Orphans++
+	}
+	if e.time == 0 {
+		rd.stats.NoTime++
+	}
+	it := rd.item(e)
+	it.comm, it.space = comm, space
+	if rd.late.seen {
+		it.deferred, it.lateBuf = rd.late.find(rd.dec, e.raw, &rd.rec)
+	}
+}
+
+// item returns the next item of the current job. A full job goes to the workers first.
+func (rd *reader) item(e *entry) *item {
+	if rd.cur != nil && len(rd.cur.items) == jobSize {
+		rd.dispatch()
+	}
+	if rd.cur == nil {
+		rd.cur = <-rd.free
+	}
+	j := rd.cur
+	j.items = j.items[:len(j.items)+1]
+	it := &j.items[len(j.items)-1]
+	it.raw, it.buf, it.lateBuf, it.space, it.deferred, it.bad = e.raw, e.buf, nil, nil, nil, false
+	return it
+}
+
+// dispatch sends the current job on its way.
+func (rd *reader) dispatch() {
+	if rd.cur == nil {
+		return
+	}
+	rd.work <- rd.cur
+	rd.order <- rd.cur
+	rd.cur = nil
 }

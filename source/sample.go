@@ -1,31 +1,330 @@
 package source
 
-import "github.com/unspool/unspool/unwind"
+import (
+	"encoding/binary"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/unwind"
+)
 
 // A Sample is one sample with its stack. It and all it holds is recycled after the consumer returns.
 type Sample struct {
-	Event    int // index in the Decoder; -1 where it cannot be told
+	Event    int // index in the Decoder
 	PID, TID int32
 	CPU      uint32
 	Comm     string // safe to keep
 	Time     uint64 // ns as recorded; 0 if not recorded
 	Period   uint64 // 1 if not recorded
 	IP       uint64
-	Kernel   []uint64       // kernel part of the callchain, innermost first, addresses as recorded
+	Kernel   []uint64       // kernel part of the stack, innermost first, addresses as recorded
 	User     []unwind.Frame // innermost first
 	Stop     unwind.Stop    // why User ends
-	Source   StackSource    // where User comes from
+	From     StackSource    // where User comes from
+	Space    *unwind.Space  // of the process at this time; never nil
 	Record   *Record        // as decoded; its slices are valid as long as the Sample
+	Prepared uint64         // what Options.Prepare returned
 }
 
 // A StackSource says where the user part of a stack comes from.
 type StackSource uint8
 
 const (
-	NoStack       StackSource = iota // there is none: see Sample.Why
-	Walked                           // from registers and a copy of the stack
-	Recorded                         // the recorded callchain
-	RecordedByUs                     // the recorded callchain, written by this project with its provenance
-	DeferredChain                    // a callchain that the kernel recorded at the return to user space
-	OnlyIP                           // one frame: the sample's address
+	NoStack  StackSource = iota // there is none
+	Walked                      // from registers and a copy of the stack
+	Recorded                    // the recorded callchain
+	Deferred                    // a callchain that the kernel recorded at the return to user space
+	OnlyIP                      // one frame: the sample's address
+	numSources
 )
+
+var sourceNames = [...]string{"none", "walked", "recorded", "deferred", "ip"}
+
+func (s StackSource) String() string {
+	if int(s) < len(sourceNames) {
+		return sourceNames[s]
+	}
+	return "?"
+}
+
+// AppendProvenance appends to b, what the PERF_SAMPLE_RAW field of a sample holds, how s's frames were found.
+// Samples of a stream read with Options.Ours get it back.
+func (s *Sample) AppendProvenance(b []byte) []byte {
+	return appendProvenance(b, s.User, s.Stop, s.From)
+}
+
+// Numbers of registers in a perf mask (arch/x86/include/uapi/asm/perf_regs.h, and arm64's).
+var (
+	perfAMD64 = []arch.Slot{0, 3, 2, 1, 4, 5, 6, 7, 16, arch.NoSlot, arch.NoSlot, arch.NoSlot,
+		arch.NoSlot, arch.NoSlot, arch.NoSlot, arch.NoSlot, 8, 9, 10, 11, 12, 13, 14, 15}
+	perfARM64 = func() (s []arch.Slot) {
+		for i := range arch.Slot(33) { // x0 to x30, sp, pc
+			s = append(s, i)
+		}
+		return s
+	}()
+)
+
+// UserRegsMask returns the registers that walking needs of a sample, as Attr.SampleRegsUser.
+func UserRegsMask(m *arch.Machine) uint64 {
+	var mask uint64
+	for i, s := range perfSlots(m) {
+		if s != arch.NoSlot {
+			mask |= 1 << i
+		}
+	}
+	return mask
+}
+
+func perfSlots(m *arch.Machine) []arch.Slot {
+	switch m {
+	case arch.AMD64:
+		return perfAMD64
+	case arch.ARM64:
+		return perfARM64
+	}
+	return nil
+}
+
+// pcSlot returns where perfSlots puts the program counter.
+func pcSlot(m *arch.Machine) arch.Slot { return m.Slot(m.PC) }
+
+// A stacker makes samples of records. It is for one goroutine.
+type stacker struct {
+	dec     *Decoder
+	machine *arch.Machine
+	slots   []arch.Slot
+	walker  *unwind.Walker
+	ours    bool
+	snap    unwind.Snapshot
+	mask    uint64 // whose slots are in byPos
+	byPos   []arch.Slot
+	user    []uint64
+}
+
+func newStacker(dec *Decoder, o *Options) *stacker {
+	m := o.Machine
+	if m == nil {
+		m = arch.AMD64
+	}
+	return &stacker{dec: dec, machine: m, slots: perfSlots(m), walker: unwind.NewWalker(o.Depth), ours: o.Ours}
+}
+
+// fill makes it.sample of it.rec, which is decoded. Frames go to j's slabs.
+func (k *stacker) fill(j *job, it *item) {
+	r, s := &it.rec, &it.sample
+	*s = Sample{
+		Event: r.Event, PID: r.PID, TID: r.TID, CPU: r.CPU, Comm: it.comm, Time: r.Time, Period: r.Period, IP: r.IP,
+		Space: it.space, Record: r, Stop: unwind.NoUserStack,
+	}
+	if s.Period == 0 {
+		s.Period = 1
+	}
+	it.kernel, it.user = len(j.kernel), len(j.frames)
+	wait := k.split(j, r)
+
+	var prov provenance
+	var ours bool
+	if k.ours && len(r.Tracepoint) > 0 {
+		prov, r.Tracepoint, ours = parseProvenance(r.Tracepoint)
+	}
+	switch {
+	case ours:
+		j.frames = appendRecorded(j.frames, k.user, s.Space)
+		frames := j.frames[it.user:]
+		prov.restore(frames)
+		for i := range frames {
+			if f := &frames[i]; !f.Exact {
+				f.PC++ // it was written as Frame.Addr
+			}
+		}
+		s.Stop, s.From = prov.stop, prov.from
+	case k.walkable(r):
+		j.frames, s.Stop = k.walker.Walk(&k.snap, j.frames)
+		s.From = Walked
+	case len(k.user) > 0:
+		j.frames = appendRecorded(j.frames, k.user, s.Space)
+		s.From = Recorded
+	case wait:
+		if late := it.deferred; late != nil {
+			k.user = k.user[:0]
+			for i := range late.Len() {
+				if v := late.At(i); v < ContextMax {
+					k.user = append(k.user, v)
+				}
+			}
+			j.frames = appendRecorded(j.frames, k.user, s.Space)
+			s.From = Deferred
+		} else {
+			j.stats.Undeferred++
+		}
+	case len(j.kernel) == it.kernel && r.IP != 0:
+		if kernelMode(r) {
+			j.kernel = append(j.kernel, r.IP)
+		} else if r.CPUMode() == MiscUser {
+			k.user = append(k.user[:0], r.IP)
+			j.frames = appendRecorded(j.frames, k.user, s.Space)
+			s.From = OnlyIP
+		}
+	}
+	if s.From == Recorded || s.From == Deferred {
+		s.Stop = k.recordedStop(r, s.Space, j.frames[it.user:])
+	}
+	if r.UserABI == ABI32 && s.From == NoStack {
+		j.stats.Compat++
+	}
+	it.kernelEnd, it.userEnd = len(j.kernel), len(j.frames)
+	j.stats.Samples++
+	j.stats.Frames += uint64(it.userEnd - it.user)
+	j.stats.Stops[s.Stop]++
+}
+
+func kernelMode(r *Record) bool {
+	m := r.CPUMode()
+	return m == MiscKernel || m == MiscHypervisor
+}
+
+// split sorts the recorded callchain into j.kernel and k.user. It says whether the user part was to follow in
+// another record.
+func (k *stacker) split(j *job, r *Record) (wait bool) {
+	k.user = k.user[:0]
+	where := r.CPUMode()
+	for i := range r.Callchain.Len() {
+		v := r.Callchain.At(i)
+		if v >= ContextMax {
+			switch v {
+			case ContextKernel, ContextHV:
+				where = MiscKernel
+			case ContextUser:
+				where = MiscUser
+			case ContextUserDeferred:
+				return true
+			default: // a guest's
+				where = MiscGuestUser
+			}
+			continue
+		}
+		switch where {
+		case MiscKernel, MiscHypervisor:
+			j.kernel = append(j.kernel, v)
+		case MiscUser:
+			k.user = append(k.user, v)
+		}
+	}
+	return false
+}
+
+// cookieOf returns the cookie of the deferred user callchain that r waits for.
+func cookieOf(r *Record) (uint64, bool) {
+	for i := range r.Callchain.Len() - 1 {
+		if r.Callchain.At(i) == ContextUserDeferred {
+			return r.Callchain.At(i + 1), true
+		}
+	}
+	return 0, false
+}
+
+// appendRecorded appends the frames of a recorded user callchain: the first is exact, the others are return
+// addresses that the kernel found by frame pointers.
+func appendRecorded(frames []unwind.Frame, user []uint64, space *unwind.Space) []unwind.Frame {
+	for i, v := range user {
+		f := unwind.Frame{PC: arch.Addr(v), How: unwind.HowFramePointer}
+		if i == 0 {
+			f.Exact, f.How = true, unwind.HowStart
+		}
+		f.Mapping = space.Find(f.Addr())
+		frames = append(frames, f)
+	}
+	return frames
+}
+
+// walkable prepares k.snap from r's user registers and stack copy. It says no where those are not recorded, or
+// where walking cannot start from them.
+func (k *stacker) walkable(r *Record) bool {
+	if r.UserABI != ABI64 || k.slots == nil || len(r.Stack) == 0 {
+		return false
+	}
+	if k.mask != r.UserRegsMask || k.byPos == nil {
+		k.mask, k.byPos = r.UserRegsMask, k.byPos[:0]
+		for bit := range 64 {
+			if r.UserRegsMask>>bit&1 == 0 {
+				continue
+			}
+			slot := arch.NoSlot
+			if bit < len(k.slots) {
+				slot = k.slots[bit]
+			}
+			k.byPos = append(k.byPos, slot)
+		}
+	}
+	s := &k.snap
+	s.Known = 0
+	for i, slot := range k.byPos {
+		if slot != arch.NoSlot {
+			s.Regs[slot] = r.UserRegs.At(i)
+			s.Known |= 1 << slot
+		}
+	}
+	sp, pc := k.machine.Slot(k.machine.SP), pcSlot(k.machine)
+	if s.Known>>sp&1 == 0 || s.Known>>pc&1 == 0 {
+		return false
+	}
+	s.Machine, s.PC = k.machine, s.Regs[pc]
+	s.Mem = rows.Memory{Lo: s.Regs[sp], Bytes: r.Stack[:min(r.StackDyn, uint64(len(r.Stack)))]}
+	return true
+}
+
+// recordedStop says why a recorded callchain ends: at the outermost frame if the last one is known to be that, at
+// the kernel's limit if it has so many, or else because there was no frame pointer to follow.
+func (k *stacker) recordedStop(r *Record, space *unwind.Space, user []unwind.Frame) unwind.Stop {
+	if len(user) == 0 {
+		return unwind.NoUserStack
+	}
+	limit := 127 // the default of kernel.perf_event_max_stack
+	if l, _ := k.dec.layout(r.Raw); l != nil && l.attr.SampleMaxStack > 0 {
+		limit = int(l.attr.SampleMaxStack)
+	}
+	if len(user) >= limit {
+		return unwind.DepthLimit
+	}
+	last := &user[len(user)-1]
+	if last.Mapping == nil {
+		return unwind.BadReturn
+	}
+	// A walk from the last frame with nothing but a stack pointer gets nowhere unless the rules say that there
+	// is nowhere to go.
+	s := unwind.Snapshot{Machine: k.machine, Space: space, PC: uint64(last.Addr())}
+	sp := k.machine.Slot(k.machine.SP)
+	s.Known, s.Regs[sp] = 1<<sp, 1<<32
+	var buf [4]unwind.Frame
+	if frames, stop := k.walker.Walk(&s, buf[:0]); stop == unwind.Outermost && len(frames) == 1 {
+		return unwind.Outermost
+	}
+	return unwind.NoInfo
+}
+
+// appendChain appends to b the callchain of s as a file of this project holds it: markers, kernel addresses as
+// recorded, user frames as Frame.Addr. It keeps to max words and returns how many user frames it wrote.
+func (s *Sample) appendChain(b []byte, max int) (_ []byte, user int) {
+	u64 := func(v uint64) { b = binary.LittleEndian.AppendUint64(b, v); max-- }
+	if len(s.Kernel) > 0 && max > 1 {
+		u64(ContextKernel)
+		for _, v := range s.Kernel {
+			if max > 0 && v < ContextMax {
+				u64(v)
+			}
+		}
+	}
+	if len(s.User) > 0 && max > 1 {
+		u64(ContextUser)
+		for i := range s.User {
+			v := uint64(s.User[i].Addr())
+			if max <= 0 || v >= ContextMax {
+				break
+			}
+			u64(v)
+			user++
+		}
+	}
+	return b, user
+}

@@ -1,21 +1,331 @@
 package source
 
-import "github.com/unspool/unspool/unwind"
+import (
+	"encoding/hex"
+	"fmt"
+	"strings"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/unwind"
+)
 
 // A World is the processes and threads of a recording over time, with their address spaces. Records go in in
 // time order. It is for one goroutine.
+//
+// A process starts as a copy of its parent (FORK), loses its mappings when it executes another program (COMM with
+// MiscCommExec), and keeps them after it has exited until its number is used again: the kernel can still sample
+// a thread that has reported its end. A new mapping replaces whatever lay there. The kernel reports no munmap, so
+// an address can look mapped for longer than it was.
 type World struct {
-	mods func(path, buildID string) *unwind.Module
+	mods    func(path, buildID string) *unwind.Module
+	files   map[fileID]*unwind.Module
+	names   map[string]string // interned names of threads
+	threads map[int32]*thread // by TID
+	procs   map[int32]*proc   // by PID
+	empty   *unwind.Space
+
+	gone    []int32 // TIDs that have exited, oldest first
+	dropped uint64
 }
 
+// A fileID tells files apart: a path can name another file later.
+type fileID struct {
+	path, buildID string
+	maj, min      uint32
+	inode, gen    uint64
+}
+
+type thread struct {
+	comm string
+	pid  int32
+	proc *proc
+	gone bool
+}
+
+// A proc is a process. Its Space is made when somebody asks for it: until then, mappings gather in pending. The
+// Space stays the same as long as the executable mappings do, because walkers recognise it.
+type proc struct {
+	space   *unwind.Space
+	pending []mapping
+	threads int
+	orphan  bool // its beginning is not in the recording
+}
+
+// A mapping is an MMAP or MMAP2 record that matters. One that is not executable only hides what it covers.
+type mapping struct {
+	lo, hi, off uint64
+	exec        bool
+	file        fileID
+}
+
+// Bounds on what a hostile recording can make a World hold. Real ones stay far below: by default, Linux has
+// 65,530 mappings a process at most, few of them executable, and 32,768 threads.
+const (
+	maxThreads  = 1 << 20
+	maxMappings = 1 << 14 // executable, a process
+	maxPending  = 1 << 10 // mappings that wait for a Space
+	keepGone    = 1 << 10 // threads that have exited
+	maxNames    = 1 << 16
+)
+
 // NewWorld returns an empty World. mods gives the module of an executable file or of a pseudo file such as
-// "[vdso]" or "//anon"; buildID is in hex, and empty where the recording has none. It is called once for each
-// distinct file, from Run's goroutine, and should load nothing yet.
-func NewWorld(mods func(path, buildID string) *unwind.Module) *World { return &World{mods: mods} }
+// "[vdso]" or "//anon"; buildID is in hex, and empty where the recording has none. It is called from Run's
+// goroutine, once for each distinct file, and should load nothing yet.
+func NewWorld(mods func(path, buildID string) *unwind.Module) *World {
+	return &World{
+		mods: mods, files: map[fileID]*unwind.Module{}, names: map[string]string{}, empty: unwind.NewSpace(),
+		threads: map[int32]*thread{}, procs: map[int32]*proc{},
+	}
+}
 
 // Apply brings w up to date with a record of type MMAP, MMAP2, COMM, FORK or EXIT; others change nothing.
-func (w *World) Apply(r *Record) {}
+func (w *World) Apply(r *Record) {
+	switch r.Type {
+	case RecordMmap, RecordMmap2:
+		w.mmap(r)
+	case RecordComm:
+		w.comm(r)
+	case RecordFork:
+		w.fork(r)
+	case RecordExit:
+		w.exit(r)
+	}
+}
 
 // Thread returns the name of a thread and its address space, which is never nil. An unknown thread is named ":TID",
 // as perf does it.
-func (w *World) Thread(pid, tid int32) (comm string, space *unwind.Space) { return "", nil }
+func (w *World) Thread(pid, tid int32) (comm string, space *unwind.Space) {
+	t, p := w.thread(pid, tid)
+	if t == nil {
+		return unnamed(tid), w.empty
+	}
+	return t.comm, w.freeze(p)
+}
+
+// Known says whether the recording has the beginning of a process: a FORK, an execve, or what its recorder found
+// when it started.
+func (w *World) Known(pid int32) bool {
+	p := w.procs[pid]
+	return pid == 0 || p != nil && !p.orphan
+}
+
+// Dropped returns how many mappings and threads were more than a World holds.
+func (w *World) Dropped() uint64 { return w.dropped }
+
+func unnamed(tid int32) string {
+	if tid == 0 {
+		return "swapper"
+	}
+	return fmt.Sprintf(":%d", tid)
+}
+
+// thread returns a thread and its process, new where they are unknown; nil where there are too many.
+func (w *World) thread(pid, tid int32) (*thread, *proc) {
+	if t := w.threads[tid]; t != nil && t.pid == pid && t.proc == w.procs[pid] {
+		return t, t.proc
+	}
+	comm := ""
+	if leader := w.threads[pid]; leader != nil && leader.pid == pid && tid != pid {
+		comm = leader.comm
+	}
+	t, p := w.add(pid, tid)
+	if t != nil {
+		t.comm = unnamed(tid)
+		if comm != "" {
+			t.comm = comm
+		}
+	}
+	return t, p
+}
+
+// add makes a thread of a process that may be new.
+func (w *World) add(pid, tid int32) (*thread, *proc) {
+	w.remove(tid)
+	if len(w.threads) >= maxThreads {
+		w.dropped++
+		return nil, nil
+	}
+	p := w.procs[pid]
+	if p == nil {
+		p = &proc{space: w.empty, orphan: true}
+		w.procs[pid] = p
+	}
+	p.threads++
+	t := &thread{pid: pid, proc: p}
+	w.threads[tid] = t
+	return t, p
+}
+
+// remove forgets a thread, and its process with the last one.
+func (w *World) remove(tid int32) {
+	t := w.threads[tid]
+	if t == nil {
+		return
+	}
+	delete(w.threads, tid)
+	if t.proc.threads--; t.proc.threads <= 0 && w.procs[t.pid] == t.proc {
+		delete(w.procs, t.pid)
+	}
+}
+
+// intern returns name as a string, the same one for the same name.
+func (w *World) intern(name []byte) string {
+	if s, ok := w.names[string(name)]; ok {
+		return s
+	}
+	s := string(name)
+	if len(w.names) < maxNames {
+		w.names[s] = s
+	}
+	return s
+}
+
+func (w *World) comm(r *Record) {
+	t, p := w.thread(r.PID, r.TID)
+	if t == nil {
+		return
+	}
+	t.comm = w.intern(r.Comm)
+	if r.Exec() {
+		p.space, p.pending, p.orphan = w.empty, nil, false
+	} else if r.Time == 0 {
+		p.orphan = false // the recorder found it running
+	}
+}
+
+func (w *World) fork(r *Record) {
+	if r.PID == r.PPID && r.TID != r.PID {
+		// A thread. Its process need not be known.
+		comm := unnamed(r.TID)
+		if parent := w.threads[r.PTID]; parent != nil && parent.pid == r.PID {
+			comm = parent.comm
+		} else if leader := w.threads[r.PID]; leader != nil && leader.pid == r.PID {
+			comm = leader.comm
+		}
+		if t, _ := w.add(r.PID, r.TID); t != nil {
+			t.comm = comm
+		}
+		return
+	}
+	// A process: nothing is left of an earlier one of its number.
+	comm, space := unnamed(r.TID), w.empty
+	var known bool
+	if parent := w.threads[r.PTID]; parent != nil && parent.pid == r.PPID {
+		comm = parent.comm
+	}
+	if p := w.procs[r.PPID]; p != nil && r.PPID != r.PID {
+		known = !p.orphan
+		if r.Misc&MiscForkExec == 0 {
+			space = w.freeze(p)
+		}
+	}
+	known = known || r.PPID == 0 || r.Misc&MiscForkExec != 0
+	delete(w.procs, r.PID)
+	t, p := w.add(r.PID, r.TID)
+	if t == nil {
+		return
+	}
+	t.comm, p.space, p.orphan = comm, space, !known
+}
+
+func (w *World) exit(r *Record) {
+	t := w.threads[r.TID]
+	if t == nil || t.pid != r.PID || t.gone {
+		return
+	}
+	t.gone = true
+	w.gone = append(w.gone, r.TID)
+	if len(w.gone) < 2*keepGone {
+		return
+	}
+	for _, tid := range w.gone[:keepGone] {
+		if t := w.threads[tid]; t != nil && t.gone {
+			w.remove(tid)
+		}
+	}
+	w.gone = append(w.gone[:0], w.gone[keepGone:]...)
+}
+
+func (w *World) mmap(r *Record) {
+	if r.PID == -1 || r.Len == 0 || r.CPUMode() == MiscKernel || r.CPUMode() == MiscGuestKernel {
+		return // the kernel's own
+	}
+	hi := r.Addr + r.Len
+	if hi < r.Addr {
+		return // around the end of the address space
+	}
+	t, p := w.thread(r.PID, r.TID)
+	if t == nil {
+		return
+	}
+	if r.Time == 0 {
+		p.orphan = false
+	}
+	m := mapping{lo: r.Addr, hi: hi, off: r.Pgoff, exec: r.Executable()}
+	if m.exec {
+		m.file = fileID{path: w.intern(r.Filename), maj: r.Maj, min: r.Min, inode: r.Inode, gen: r.InodeGen}
+		if len(r.BuildID) > 0 {
+			m.file.buildID = hex.EncodeToString(r.BuildID)
+		}
+		if strings.HasPrefix(m.file.path, "//anon") || strings.HasPrefix(m.file.path, "[") {
+			m.file.maj, m.file.min, m.file.inode, m.file.gen = 0, 0, 0, 0
+		}
+	} else if !p.hides(&m) {
+		return
+	}
+	p.pending = append(p.pending, m)
+	if len(p.pending) >= maxPending {
+		w.freeze(p)
+	}
+}
+
+// hides says whether m, which is not executable, covers anything that is.
+func (p *proc) hides(m *mapping) bool {
+	if p.space.Overlaps(arch.Addr(m.lo), arch.Addr(m.hi)) {
+		return true
+	}
+	for i := range p.pending {
+		if q := &p.pending[i]; q.exec && q.lo < m.hi && m.lo < q.hi {
+			return true
+		}
+	}
+	return false
+}
+
+// freeze returns p's Space with all that is pending.
+func (w *World) freeze(p *proc) *unwind.Space {
+	for i := range p.pending {
+		m := &p.pending[i]
+		lo, hi := arch.Addr(m.lo), arch.Addr(m.hi)
+		if !m.exec {
+			p.space = p.space.Without(lo, hi)
+			continue
+		}
+		mod := w.module(m.file)
+		if old := p.space.Find(lo); old != nil && old.Lo == lo && old.Hi == hi && old.Off == m.off && old.Module == mod {
+			continue
+		}
+		if len(p.space.Mappings()) >= maxMappings {
+			w.dropped++
+			continue
+		}
+		p.space = p.space.With(unwind.Mapping{Lo: lo, Hi: hi, Off: m.off, Module: mod})
+	}
+	p.pending = nil
+	return p.space
+}
+
+// module returns the module of a file: one for all processes that map it.
+func (w *World) module(id fileID) *unwind.Module {
+	m := w.files[id]
+	if m == nil {
+		if w.mods != nil {
+			m = w.mods(id.path, id.buildID)
+		}
+		if m == nil {
+			m = unwind.NewModule(id.path, id.buildID, nil)
+		}
+		w.files[id] = m
+	}
+	return m
+}
