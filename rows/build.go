@@ -44,7 +44,10 @@ func NewBuilder(m *arch.Machine) *Builder {
 
 // Grow makes room for so many rows more, and ranges.
 func (b *Builder) Grow(rows, ranges int) {
-	b.rows = slices.Grow(b.rows, rows)
+	if cap(b.rows)-len(b.rows) < rows {
+		// Unlike what append does, this touches no memory that is not used in the end.
+		b.rows = append(make([]Row, 0, len(b.rows)+rows), b.rows...)
+	}
 	b.ranges = slices.Grow(b.ranges, ranges)
 }
 
@@ -255,9 +258,12 @@ var checkPasses = false
 
 // join appends o's ranges, giving its sets b's numbers.
 func (b *Builder) join(o *Builder) {
-	ids := make([]SetID, len(o.sets))
-	for i := range o.sets {
-		ids[i] = b.Intern(o.sets[i])
+	ids := make([]SetID, len(o.sets)) // 0 until one is used
+	id := func(s SetID) SetID {
+		if ids[s] == 0 && s != GapID {
+			ids[s] = b.Intern(o.sets[s])
+		}
+		return ids[s]
 	}
 	b.Grow(len(o.rows)+1, len(o.ranges))
 	if n := len(b.rows); n > 0 && len(o.ranges) > 0 && b.rows[n-1].Set != GapID && b.end < o.ranges[0].lo {
@@ -266,11 +272,11 @@ func (b *Builder) join(o *Builder) {
 	b.loose = b.loose || o.loose || len(o.ranges) > 0 && o.ranges[0].lo < b.end
 	base := len(b.rows)
 	in := o.rows
-	if !b.loose && base > 0 && len(in) > 0 && b.rows[base-1].Set == ids[in[0].Set] {
+	if !b.loose && base > 0 && len(in) > 0 && b.rows[base-1].Set == id(in[0].Set) {
 		base, in = base-1, in[1:]
 	}
 	for _, r := range in {
-		b.rows = append(b.rows, Row{r.Lo, ids[r.Set]})
+		b.rows = append(b.rows, Row{r.Lo, id(r.Set)})
 	}
 	for _, r := range o.ranges {
 		r.first += base

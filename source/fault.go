@@ -5,8 +5,8 @@ import (
 	"runtime/debug"
 )
 
-// guard runs f. A mapped file that is cut short while it is read faults where it ends; guard makes that an error.
-func guard(f func()) (err error) {
+// guard returns what f returns. A mapped file that is cut short while it is read faults where it ends; guard makes that an error.
+func guard(f func() error) (err error) {
 	old := debug.SetPanicOnFault(true)
 	defer debug.SetPanicOnFault(old)
 	defer func() {
@@ -21,6 +21,5 @@ func guard(f func()) (err error) {
 			err = fmt.Errorf("%w: a mapped file has become shorter: %v", ErrTruncated, fault)
 		}
 	}()
-	f()
-	return nil
+	return f()
 }

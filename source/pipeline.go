@@ -167,9 +167,7 @@ func Run(ctx context.Context, in RecordStream, o Options) (Stats, error) {
 		wg.Go(func() {
 			k := newStacker(in.Decoder(), &o)
 			for j := range work {
-				if err := guard(func() { k.walk(j, o.Prepare) }); err != nil {
-					j.err = err
-				}
+				j.err = guard(func() error { return k.walk(j, o.Prepare) })
 				j.done <- struct{}{}
 			}
 		})
@@ -190,7 +188,7 @@ func Run(ctx context.Context, in RecordStream, o Options) (Stats, error) {
 	for j := range order {
 		<-j.done
 		if err == nil && ctx.Err() == nil {
-			if err = guard(func() { err = j.deliver(&o, &st) }); err == nil {
+			if err = guard(func() error { return j.deliver(&o, &st) }); err == nil {
 				err = j.err
 			}
 		}
@@ -210,7 +208,7 @@ func Run(ctx context.Context, in RecordStream, o Options) (Stats, error) {
 }
 
 // walk decodes and walks j's samples.
-func (k *stacker) walk(j *job, prepare func(*Sample) uint64) {
+func (k *stacker) walk(j *job, prepare func(*Sample) uint64) error {
 	for i := range j.items {
 		it := &j.items[i]
 		if it.space == nil {
@@ -234,6 +232,7 @@ func (k *stacker) walk(j *job, prepare func(*Sample) uint64) {
 			s.Prepared = prepare(s)
 		}
 	}
+	return nil
 }
 
 // deliver hands j's records to the consumer.
@@ -333,12 +332,12 @@ func newReader(in RecordStream, o *Options, free, work, order chan *job) *reader
 	return &reader{in: in, dec: in.Decoder(), o: o, world: NewWorld(mods), free: free, work: work, order: order}
 }
 
-func (rd *reader) run(ctx context.Context) (err error) {
-	var ferr error
-	ferr = guard(func() { err = rd.read(ctx) })
+func (rd *reader) run(ctx context.Context) error {
+	err := guard(func() error { return rd.read(ctx) })
 	if ctx.Err() == nil {
-		if f := guard(func() { rd.pass(rd.queue.all()) }); ferr == nil {
-			ferr = f
+		rest := guard(func() error { rd.pass(rd.queue.all()); return nil })
+		if err == nil {
+			err = rest
 		}
 	} else {
 		err = context.Cause(ctx)
@@ -348,7 +347,7 @@ func (rd *reader) run(ctx context.Context) (err error) {
 	}
 	rd.late.clear()
 	rd.dispatch()
-	return errors.Join(err, ferr)
+	return err
 }
 
 func (rd *reader) read(ctx context.Context) error {

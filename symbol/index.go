@@ -1,6 +1,8 @@
 package symbol
 
 import (
+	"bytes"
+	"cmp"
 	"debug/elf"
 	"encoding/binary"
 	"math"
@@ -78,91 +80,138 @@ func (s *source) name(off uint32) []byte {
 	return b
 }
 
-func isFunc(t elf.SymType) bool { return t == elf.STT_FUNC || t == elf.STT_GNU_IFUNC }
+// A kind says how well a symbol names code. The lowest is the best.
+type kind uint32
 
-// names a function says whether e can name code: a function, or a label in an executable section that is
-// neither a mapping symbol ($x, $d: AArch64 ELF, section 5.7) nor local to the assembler (.L).
-func (s *source) code(e *entry) bool {
+const (
+	function kind = iota // with a size
+	label                // with a size, but not marked as a function
+	unsized              // either, without a size: it holds up to the next symbol
+	noCode
+)
+
+// kind returns what e is: a function, or a label in an executable section that is neither a mapping symbol
+// ($x, $d: ELF for the Arm 64-bit Architecture, section 5.7) nor local to the assembler (.L).
+func (s *source) kind(e *entry) kind {
 	if e.sec == elf.SHN_UNDEF || e.sec >= elf.SHN_LORESERVE && e.sec != elf.SHN_XINDEX {
-		return false
+		return noCode
 	}
-	if isFunc(e.typ) {
-		return e.value != 0 || e.size != 0
-	}
-	if e.typ != elf.STT_NOTYPE || int(e.sec) >= len(s.secs) || s.secs[e.sec].Flags&elf.SHF_EXECINSTR == 0 {
-		return false
+	switch {
+	case e.typ == elf.STT_FUNC, e.typ == elf.STT_GNU_IFUNC:
+		if e.size > 0 {
+			return function
+		} else if e.value == 0 {
+			return noCode
+		}
+		return unsized
+	case e.typ != elf.STT_NOTYPE, int(e.sec) >= len(s.secs), s.secs[e.sec].Flags&elf.SHF_EXECINSTR == 0:
+		return noCode
 	}
 	n := s.name(e.name)
-	if len(n) == 0 || n[0] == '.' && len(n) > 1 && n[1] == 'L' {
-		return false
+	if len(n) == 0 || len(n) > 1 && (n[0] == '.' && n[1] == 'L' || n[0] == '$' && isMapping(n[1:])) {
+		return noCode
 	}
-	mapping := n[0] == '$' && len(n) >= 2 && strings.IndexByte("adtx", n[1]) >= 0 && (len(n) == 2 || n[2] == '.' || n[1] == 'x')
-	return !mapping
-}
-
-// end returns the end of e, at most next where e has no size.
-func (s *source) end(e *entry, next uint64) uint64 {
 	if e.size > 0 {
-		if end := e.value + e.size; end > e.value {
-			return end
-		}
-		return math.MaxUint64
+		return label
 	}
-	if int(e.sec) < len(s.secs) && e.sec != elf.SHN_XINDEX {
-		sec := &s.secs[e.sec]
-		if end := uint64(sec.Addr) + sec.Size; e.value >= uint64(sec.Addr) && e.value < end {
-			return min(next, end)
-		}
-	}
-	if next != math.MaxUint64 {
-		return next
-	}
-	return e.value + 1
+	return unsized
 }
 
-// rank orders symbols of one address; the greatest is shown. As perf has it: no weak symbol where there is
-// another, a global one before a local one, few leading underscores, and then the longest name, which
-// says most; of equal names without their version, the one without.
+// isMapping says whether what follows a '$' makes a mapping symbol: RISC-V has "$xrv64i", too.
+func isMapping(n []byte) bool {
+	return strings.IndexByte("adtx", n[0]) >= 0 && (len(n) == 1 || n[1] == '.' || n[0] == 'x')
+}
+
+// extent returns how many bytes from its start e can hold: its size, or what is left of its section.
+func (s *source) extent(e *entry) uint32 {
+	size := e.size
+	if size == 0 && int(e.sec) < len(s.secs) {
+		sec := &s.secs[e.sec]
+		if at := e.value - uint64(sec.Addr); at < sec.Size {
+			size = sec.Size - at
+		} else {
+			size = 1
+		}
+	}
+	if size == 0 || size > math.MaxUint32 {
+		return math.MaxUint32
+	}
+	return uint32(size)
+}
+
+// rank orders symbols of one address; the greatest is shown. A name that other files can see before one
+// that is local; few leading underscores; a global symbol before a weak one; a short name; and one without
+// a version ("free" before "cfree@GLIBC_2.2.5", "read" before "__libc_read"): the name by which people
+// know a function, which is also the one that is left when .symtab has been stripped.
 func (s *source) rank(e *entry) uint64 {
 	n := s.name(e.name)
-	lead, base := 0, len(n)
+	lead, base, plain := 0, len(n), uint64(1)
 	for lead < len(n) && n[lead] == '_' {
 		lead++
 	}
-	versioned := uint64(1)
-	for i, c := range n {
-		if c == '@' {
-			base, versioned = i, 0
-			break
-		}
+	if i := bytes.IndexByte(n, '@'); i >= 0 {
+		base, plain = i, 0
 	}
-	strong, global := uint64(1), uint64(0)
-	if e.bind == elf.STB_WEAK {
+	seen, strong := uint64(1), uint64(1)
+	switch e.bind {
+	case elf.STB_LOCAL:
+		seen = 0
+	case elf.STB_WEAK:
 		strong = 0
 	}
-	if e.bind == elf.STB_GLOBAL {
-		global = 1
-	}
-	return strong<<63 | global<<62 | uint64(255-min(lead, 255))<<32 | uint64(base)<<1 | versioned
+	return seen<<63 | uint64(255-min(lead, 255))<<40 | strong<<32 | uint64(maxName-base)<<1 | plain
 }
 
-// none marks a span without a name.
-const none = math.MaxUint32
-
-// An index says which symbol names an address: spans that start at starts, each up to the next one's
-// start, and the number of the symbol of each.
+// An index says which symbol names an address: spans that start at starts, each up to the next one's start,
+// and what names them. It is compact: 12 bytes a span, and no names are read to make it.
 type index struct {
-	starts []uint64
-	refs   []uint32
+	starts  []uint64
+	refs    []uint32 // a symbol's number, or isGroup and a group's, or none
+	groups  []uint32 // where each group starts in members
+	members []uint32 // numbers of symbols of the same start and end
 }
 
-// find returns the number of the span of v, or -1.
+const (
+	none    = math.MaxUint32
+	isGroup = 1 << 31
+	maxRef  = 1<<29 - 1
+)
+
+// find returns the number of the span of v, or -1 where it has no name.
 func (x *index) find(v uint64) int {
 	i := sort.Search(len(x.starts), func(i int) bool { return x.starts[i] > v }) - 1
 	if i < 0 || x.refs[i] == none {
 		return -1
 	}
 	return i
+}
+
+// span returns the extent of a span.
+func (x *index) span(i int) (lo, hi uint64) {
+	if i+1 < len(x.starts) {
+		return x.starts[i], x.starts[i+1]
+	}
+	return x.starts[i], math.MaxUint64
+}
+
+// symbol returns the number of the symbol to show for a span.
+func (x *index) symbol(i int, sources []source) uint32 {
+	ref := x.refs[i]
+	if ref&isGroup == 0 {
+		return ref
+	}
+	g := ref &^ isGroup
+	members := x.members[x.groups[g]:]
+	if int(g)+1 < len(x.groups) {
+		members = members[:x.groups[g+1]-x.groups[g]]
+	}
+	best, top := members[0], rank(sources, members[0])
+	for _, m := range members[1:] {
+		if r := rank(sources, m); r > top {
+			best, top = m, r
+		}
+	}
+	return best
 }
 
 // emit starts a span.
@@ -181,45 +230,28 @@ func (x *index) emit(start uint64, ref uint32) {
 
 // A key is a symbol on its way into the index.
 type key struct {
-	start uint64
-	ref   uint32
+	start  uint64
+	extent uint32
+	ref    uint32 // its number, and its kind in the two highest bits
 }
 
-// A member is one of the symbols that start at the same address.
-type member struct {
-	end  uint64
-	rank uint64
-	ref  uint32
-	size bool // it has a size
-	fun  bool // and is a function
+func (k *key) kind() kind { return kind(k.ref >> 30) }
+
+// An interval is a function that has begun.
+type interval struct {
+	end uint64
+	ref uint32
 }
 
 // build makes the index of all symbols of the sources. Symbols are numbered through, source after source.
 //
 // Where functions overlap, an address belongs to the one with the greatest start among those that contain it.
-// A label, or a function without a size, holds up to the next symbol or the end of its section; one that
-// starts inside a function with a size is part of that.
+// A label, or a function without a size, that starts inside a function with a size is part of that.
 func build(sources []source) *index {
-	var keys []key
-	base := 0
-	for i := range sources {
-		s := &sources[i]
-		n := s.len()
-		if base+n >= none {
-			break
-		}
-		keys = slices.Grow(keys, n)
-		for j := range n {
-			if e := s.entry(j); s.code(&e) {
-				keys = append(keys, key{e.value, uint32(base + j)})
-			}
-		}
-		base += n
-	}
-	keys = sortKeys(keys)
-
-	x := &index{starts: make([]uint64, 0, len(keys)+len(keys)/4), refs: make([]uint32, 0, len(keys)+len(keys)/4)}
-	var open, group []member // open: the functions around the current address, the innermost last
+	keys := sortKeys(collect(sources))
+	room := len(keys) + len(keys)/4
+	x := &index{starts: make([]uint64, 0, room), refs: make([]uint32, 0, room)}
+	var open []interval // around the current address, the innermost last
 	closeTo := func(to uint64) {
 		for len(open) > 0 && open[len(open)-1].end <= to {
 			end := open[len(open)-1].end
@@ -235,60 +267,105 @@ func build(sources []source) *index {
 	}
 	cover := uint64(0) // the greatest end of a function with a size so far
 	for i := 0; i < len(keys); {
-		start, next := keys[i].start, uint64(math.MaxUint64)
+		start, best, same := keys[i].start, keys[i].kind(), true
 		j := i + 1
-		for j < len(keys) && keys[j].start == start {
-			j++
+		for ; j < len(keys) && keys[j].start == start; j++ {
+			best = min(best, keys[j].kind())
 		}
-		if j < len(keys) {
-			next = keys[j].start
-		}
-		closeTo(start)
-		group = group[:0]
-		var best member
-		for ; i < j; i++ {
-			s, k := at(sources, keys[i].ref)
-			e := s.entry(k)
-			m := member{end: s.end(&e, next), ref: keys[i].ref, size: e.size > 0, fun: e.size > 0 && isFunc(e.typ)}
-			if m.fun {
-				cover = max(cover, m.end)
-			}
-			group = append(group, m)
-			if m.size && !best.size || m.fun && !best.fun {
-				best = m
-			}
-		}
-		if !best.fun && start < cover {
+		group := keys[i:j]
+		i = j
+		if best != function && start < cover {
 			continue
 		}
 		if len(group) > 1 {
-			group = choose(sources, group, best)
+			group = slices.DeleteFunc(group, func(k key) bool { return k.kind() != best })
+			for _, k := range group {
+				same = same && k.extent == group[0].extent
+			}
 		}
-		open = append(open, group...)
+		closeTo(start)
+		switch {
+		case best == unsized || same:
+			end, ref := addSat(start, uint64(group[0].extent)), x.group(group)
+			if best == unsized && j < len(keys) {
+				end = min(end, keys[j].start)
+			} else if best == unsized && group[0].extent == math.MaxUint32 {
+				end = addSat(start, 1) // nothing says where it ends
+			}
+			open = append(open, interval{end, ref})
+		default:
+			byRank(sources, group)
+			for _, k := range group {
+				open = append(open, interval{addSat(start, uint64(k.extent)), k.ref & maxRef})
+			}
+		}
+		if best == function {
+			for _, k := range group {
+				cover = max(cover, addSat(start, uint64(k.extent)))
+			}
+		}
 		x.emit(start, open[len(open)-1].ref)
 	}
 	closeTo(math.MaxUint64)
 	return x
 }
 
-// choose keeps those of the group that are as good as best, the one to show last.
-func choose(sources []source, group []member, best member) []member {
-	group = slices.DeleteFunc(group, func(m member) bool { return m.size != best.size || m.fun != best.fun })
-	for i := range group {
-		s, k := at(sources, group[i].ref)
-		e := s.entry(k)
-		group[i].rank = s.rank(&e)
+func addSat(a, b uint64) uint64 {
+	if a+b < a {
+		return math.MaxUint64
 	}
-	slices.SortStableFunc(group, func(a, b member) int {
-		if a.rank != b.rank {
-			if a.rank < b.rank {
-				return -1
+	return a + b
+}
+
+// collect returns the symbols that name code.
+func collect(sources []source) []key {
+	total := 0
+	for i := range sources {
+		total += sources[i].len()
+	}
+	keys := make([]key, 0, total)
+	base := 0
+	for i := range sources {
+		s := &sources[i]
+		n := min(s.len(), maxRef-base)
+		for j := range n {
+			e := s.entry(j)
+			if k := s.kind(&e); k != noCode {
+				keys = append(keys, key{e.value, s.extent(&e), uint32(base+j) | uint32(k)<<30})
 			}
-			return 1
 		}
-		return int(int64(b.ref) - int64(a.ref)) // the first in the table is shown
+		base += n
+	}
+	return keys
+}
+
+// group returns the reference to symbols of one start and end.
+func (x *index) group(keys []key) uint32 {
+	if len(keys) == 1 {
+		return keys[0].ref & maxRef
+	}
+	x.groups = append(x.groups, uint32(len(x.members)))
+	for _, k := range keys {
+		x.members = append(x.members, k.ref&maxRef)
+	}
+	return uint32(len(x.groups)-1) | isGroup
+}
+
+// byRank sorts symbols of one start, the one to show last: of equals the first in the table.
+func byRank(sources []source, group []key) {
+	ranks := make(map[uint32]uint64, len(group))
+	for _, k := range group {
+		ranks[k.ref] = rank(sources, k.ref&maxRef)
+	}
+	slices.SortFunc(group, func(a, b key) int {
+		return cmp.Or(cmp.Compare(ranks[a.ref], ranks[b.ref]), cmp.Compare(b.ref, a.ref))
 	})
-	return group
+}
+
+func rank(sources []source, ref uint32) uint64 {
+	s, k := at(sources, ref)
+	e := s.entry(k)
+	return s.rank(&e)
 }
 
 // at returns the source of symbol number ref, and its place there.
@@ -309,14 +386,7 @@ func at(sources []source, ref uint32) (*source, int) {
 // pass, over the bits that differ: for 150,000 symbols that takes a tenth of a comparison sort.
 func sortKeys(keys []key) []key {
 	if len(keys) < 128 {
-		slices.SortStableFunc(keys, func(a, b key) int {
-			if a.start < b.start {
-				return -1
-			} else if a.start > b.start {
-				return 1
-			}
-			return 0
-		})
+		slices.SortStableFunc(keys, func(a, b key) int { return cmp.Compare(a.start, b.start) })
 		return keys
 	}
 	lo, hi := keys[0].start, keys[0].start

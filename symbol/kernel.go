@@ -159,7 +159,7 @@ func (k *kernel) read(r io.Reader) (refs map[string]uint64, err error) {
 	keys := make([]key, len(lines))
 	seen := false
 	for i := range lines {
-		keys[i] = key{lines[i].addr, uint32(i)}
+		keys[i] = key{start: lines[i].addr, ref: uint32(i)}
 		seen = seen || lines[i].addr != 0
 	}
 	if !seen && len(lines) > 0 {
@@ -176,7 +176,7 @@ func (k *kernel) read(r io.Reader) (refs map[string]uint64, err error) {
 			}
 		}
 		if best.rank > 0 {
-			best.f.end = (best.f.start+0x1fff)&^0xfff // the last of its module: its size is unknown
+			best.f.end = (best.f.start + 0x1fff) &^ 0xfff // the last of its module: its size is unknown
 			if j < len(keys) {
 				if next := &lines[keys[j].ref]; next.f.mod == best.f.mod || next.addr < best.f.end {
 					best.f.end = next.addr

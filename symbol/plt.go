@@ -9,11 +9,50 @@ import (
 )
 
 // pltNames returns symbols for the entries of img's procedure linkage tables: "puts@plt". Each entry jumps
-// through a slot of the global offset table; the relocation of the slot has the name. byAddr names the
-// resolver of an indirect function. x86-64 and AArch64 only.
-func pltNames(img *module.Image, byAddr func(v uint64) string) source {
+// through a slot of the global offset table; the relocation of the slot has the name. resolvers fills in the
+// names of the functions that choose an indirect one. x86-64 and AArch64 only.
+func pltNames(img *module.Image, resolvers func(byAddr map[uint64]string)) source {
 	out := synthetic()
-	var stubs []stub
+	stubs := pltStubs(img)
+	if len(stubs) == 0 {
+		return out
+	}
+	slots := make(map[uint64]slot, len(stubs))
+	for _, s := range stubs {
+		slots[s.slot] = slot{}
+	}
+	readSlots(img, slots)
+
+	byAddr := map[uint64]string{}
+	for _, s := range slots {
+		if s.resolver != 0 {
+			byAddr[s.resolver] = ""
+		}
+	}
+	if len(byAddr) > 0 {
+		resolvers(byAddr)
+	}
+	for _, s := range stubs {
+		to := slots[s.slot]
+		name := to.name
+		if to.resolver != 0 {
+			name = byAddr[to.resolver]
+		}
+		if name != "" {
+			out.add(name+"@plt", s.lo, s.hi-s.lo, byte(elf.STB_LOCAL)<<4|byte(elf.STT_FUNC), 1)
+		}
+	}
+	return out
+}
+
+// pltStubs returns the entries of all procedure linkage tables. Sections that share their bytes are no
+// reason to read more than the file has.
+func pltStubs(img *module.Image) []stub {
+	if !img.Is64() || img.Order() != binary.LittleEndian {
+		return nil
+	}
+	var out []stub
+	left := img.Size()
 	secs := img.Sections()
 	for i := range secs {
 		s := &secs[i]
@@ -22,33 +61,18 @@ func pltNames(img *module.Image, byAddr func(v uint64) string) source {
 		default:
 			continue
 		}
+		if s.Type != elf.SHT_PROGBITS || s.Flags&elf.SHF_EXECINSTR == 0 || s.Flags&elf.SHF_COMPRESSED != 0 {
+			continue
+		}
 		b, err := img.Data(s)
-		if err != nil || s.Type != elf.SHT_PROGBITS || s.Flags&elf.SHF_EXECINSTR == 0 {
+		if left -= int64(len(b)); err != nil || left < 0 {
 			continue
 		}
 		switch img.Machine() {
 		case arch.AMD64:
-			stubs = append(stubs, stubsAMD64(b, uint64(s.Addr), s.Entsize)...)
+			out = append(out, stubsAMD64(b, uint64(s.Addr), s.Entsize)...)
 		case arch.ARM64:
-			stubs = append(stubs, stubsARM64(b, uint64(s.Addr))...)
-		}
-	}
-	if len(stubs) == 0 || !img.Is64() || img.Order() != binary.LittleEndian {
-		return out
-	}
-	want := make(map[uint64]string, len(stubs)) // slot → name
-	for _, s := range stubs {
-		want[s.slot] = ""
-	}
-	left := len(want)
-	for i := range secs {
-		if left > 0 && secs[i].Type == elf.SHT_RELA {
-			left -= slotNames(img, &secs[i], want, byAddr)
-		}
-	}
-	for _, s := range stubs {
-		if name := want[s.slot]; name != "" {
-			out.add(name+"@plt", s.lo, s.hi-s.lo, byte(elf.STB_LOCAL)<<4|byte(elf.STT_FUNC), 1)
+			out = append(out, stubsARM64(b, uint64(s.Addr))...)
 		}
 	}
 	return out
@@ -106,45 +130,51 @@ func stubsARM64(b []byte, addr uint64) []stub {
 	return out
 }
 
-// slotNames fills in the names of the slots in want that the relocations of one section fill, and returns how
-// many. Linkers put relocations without a symbol first: reading stops there, coming from the end.
-func slotNames(img *module.Image, sec *module.Section, want map[uint64]string, byAddr func(uint64) string) (found int) {
-	const size = 24
-	b, err := img.Data(sec)
-	secs := img.Sections()
-	if err != nil || uint64(sec.Link) >= uint64(len(secs)) {
-		return 0
-	}
-	var syms source
-	if link := &secs[sec.Link]; link.Type == elf.SHT_DYNSYM && uint64(link.Link) < uint64(len(secs)) {
-		sb, err1 := img.Data(link)
-		nb, err2 := img.Data(&secs[link.Link])
-		if err1 == nil && err2 == nil {
-			syms = newSource(img, sb, nb)
-		}
-	}
+// A slot is a word of the global offset table: the name of what it points to, or the address of the function that
+// chooses it.
+type slot struct {
+	name     string
+	resolver uint64
+}
+
+// readSlots fills in slots from the relocations, from the last to the first. Linkers put those without a symbol
+// in front, and there may be a million: reading stops at them.
+func readSlots(img *module.Image, slots map[uint64]slot) {
+	const size = 24 // Elf64_Rela
 	le := binary.LittleEndian
-	for at := len(b)/size*size - size; at >= 0; at -= size {
-		off, info, addend := le.Uint64(b[at:]), le.Uint64(b[at+8:]), le.Uint64(b[at+16:])
-		typ, sym := uint32(info), int(info>>32)
-		if typ == uint32(elf.R_X86_64_RELATIVE) || typ == uint32(elf.R_AARCH64_RELATIVE) {
-			break
-		}
-		name, ok := want[off]
-		if !ok || name != "" {
+	left, total := len(slots), img.Size()
+	secs := img.Sections()
+	for i := range secs {
+		sec := &secs[i]
+		if sec.Type != elf.SHT_RELA || sec.Flags&elf.SHF_COMPRESSED != 0 || left == 0 {
 			continue
 		}
-		switch {
-		case sym > 0 && sym < syms.len():
-			e := syms.entry(sym)
-			name = string(syms.name(e.name))
-		case sym == 0 && (typ == uint32(elf.R_X86_64_IRELATIVE) || typ == uint32(elf.R_AARCH64_IRELATIVE)):
-			name = byAddr(addend)
+		b, err := img.Data(sec)
+		if total -= int64(len(b)); err != nil || total < 0 {
+			continue
 		}
-		if name != "" {
-			want[off] = name
-			found++
+		syms, _ := symbols(img, int(sec.Link))
+		for at := len(b)/size*size - size; at >= 0; at -= size {
+			off, info, addend := le.Uint64(b[at:]), le.Uint64(b[at+8:]), le.Uint64(b[at+16:])
+			typ, sym := uint32(info), int(info>>32)
+			if typ == uint32(elf.R_X86_64_RELATIVE) || typ == uint32(elf.R_AARCH64_RELATIVE) {
+				break
+			}
+			old, ok := slots[off]
+			if !ok || old != (slot{}) {
+				continue
+			}
+			var s slot
+			if sym > 0 && sym < syms.len() {
+				e := syms.entry(sym)
+				s.name = string(syms.name(e.name))
+			} else if typ == uint32(elf.R_X86_64_IRELATIVE) || typ == uint32(elf.R_AARCH64_IRELATIVE) {
+				s.resolver = addend
+			}
+			if s != (slot{}) {
+				slots[off] = s
+				left--
+			}
 		}
 	}
-	return found
 }

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
@@ -27,15 +26,13 @@ type Table struct {
 	img     *module.Image // nil if there is none, or it is not the one that ran
 	debug   *module.Image // separate debug file, if it was needed
 	owned   []*module.Image
-	sources []source
+	sources []source // and under mu
 	note    string
 
-	indexed sync.Once
-	index   *index
-
-	closed atomic.Bool
-	mu     sync.Mutex // named, and using the files while Close wants to unmap them
+	mu     sync.Mutex // for what follows, and held while the files are read
+	index  *index     // nil until it is needed
 	named  map[uint32]Symbol
+	closed bool
 }
 
 // Note says why there are no names, or fewer than there might be; "" if nothing is to be said.
@@ -78,17 +75,16 @@ func (t *Table) FuncRange(linkage string) (lo, hi arch.Vaddr, ok bool) {
 			s := &t.sources[i]
 			for j := range s.len() {
 				e := s.entry(j)
-				if string(s.name(e.name)) != linkage || !s.code(&e) {
+				if string(s.name(e.name)) != linkage || s.kind(&e) == noCode {
 					continue
 				}
-				next := uint64(1<<64 - 1)
-				if e.size == 0 {
-					x := t.getIndex()
-					if k := x.find(e.value); k >= 0 && k+1 < len(x.starts) {
-						next = x.starts[k+1]
+				lo, hi, ok = arch.Vaddr(e.value), arch.Vaddr(addSat(e.value, e.size)), true
+				if x := t.getIndex(); e.size == 0 {
+					if k := x.find(e.value); k >= 0 {
+						_, end := x.span(k)
+						hi = arch.Vaddr(end)
 					}
 				}
-				lo, hi, ok = arch.Vaddr(e.value), arch.Vaddr(s.end(&e, next)), true
 				return
 			}
 		}
@@ -115,7 +111,7 @@ func (t *Table) use(f func()) {
 	t.open()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed.Load() || len(t.sources) == 0 {
+	if t.closed || len(t.sources) == 0 {
 		return
 	}
 	err := module.Guard(func() error { f(); return nil })
@@ -124,29 +120,54 @@ func (t *Table) use(f func()) {
 	}
 }
 
-// getIndex returns the index, and makes it first where there is none.
+// getIndex returns the index, and makes it first where there is none. t.mu is held.
 func (t *Table) getIndex() *index {
-	t.indexed.Do(func() { t.index = t.build() })
+	if t.index != nil {
+		return t.index
+	}
+	if t.img != nil {
+		if plt := pltNames(t.img, t.resolvers); plt.len() > 0 {
+			t.sources = append(t.sources, plt)
+		}
+	}
+	t.index = build(t.sources)
 	return t.index
 }
 
-// symbol returns the symbol of a span.
+// resolvers names the functions at the addresses in byAddr. t.mu is held.
+func (t *Table) resolvers(byAddr map[uint64]string) {
+	top := map[uint64]uint64{}
+	for i := range t.sources {
+		s := &t.sources[i]
+		for j := range s.len() {
+			e := s.entry(j)
+			if _, ok := byAddr[e.value]; !ok || s.kind(&e) == noCode {
+				continue
+			}
+			if r := s.rank(&e); r > top[e.value] {
+				byAddr[e.value], top[e.value] = string(s.name(e.name)), r
+			}
+		}
+	}
+}
+
+// symbol returns the symbol of a span. t.mu is held.
 func (t *Table) symbol(x *index, span int) Symbol {
-	ref := x.refs[span]
-	if got, ok := t.named[ref]; ok {
+	if got, ok := t.named[x.refs[span]]; ok {
 		return got
 	}
-	s, k := at(t.sources, ref)
+	s, k := at(t.sources, x.symbol(span, t.sources))
 	e := s.entry(k)
 	sym := Symbol{Linkage: string(s.name(e.name)), Start: arch.Vaddr(e.value), Size: e.size}
-	if e.size == 0 && span+1 < len(x.starts) {
-		sym.Size = x.starts[span+1] - e.value
+	if e.size == 0 {
+		lo, hi := x.span(span)
+		sym.Size = hi - lo
 	}
 	sym.Name = t.r.names.get(sym.Linkage, false)
 	if t.named == nil {
 		t.named = map[uint32]Symbol{}
 	}
-	t.named[ref] = sym
+	t.named[x.refs[span]] = sym
 	return sym
 }
 
@@ -154,7 +175,7 @@ func (t *Table) close() error {
 	t.once.Do(func() {}) // it will not be opened any more
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.closed.Store(true)
+	t.closed = true
 	t.sources, t.index = nil, nil
 	var first error
 	for _, img := range t.owned {
@@ -162,7 +183,7 @@ func (t *Table) close() error {
 			first = err
 		}
 	}
-	t.owned, t.img, t.debug = nil, nil, nil
+	t.owned = nil
 	return first
 }
 
@@ -277,27 +298,36 @@ func sameID(a, b string) bool {
 func table(img *module.Image, typ elf.SectionType) (source, bool) {
 	secs := img.Sections()
 	for i := range secs {
-		if secs[i].Type != typ || uint64(secs[i].Link) >= uint64(len(secs)) {
-			continue
-		}
-		syms, err := img.Data(&secs[i])
-		if err != nil {
-			continue
-		}
-		names, err := img.Data(&secs[secs[i].Link])
-		if err != nil {
-			continue
-		}
-		s := newSource(img, syms, names)
-		if s.len() > 1 {
-			return s, true
+		if secs[i].Type == typ {
+			if s, ok := symbols(img, i); ok && s.len() > 1 {
+				return s, true
+			}
 		}
 	}
 	return source{}, false
 }
 
-func newSource(img *module.Image, syms, names []byte) source {
-	return source{syms: syms, names: names, order: img.Order(), is64: img.Is64(), secs: img.Sections(), thumb: img.Machine().ELF == arch.EM_ARM}
+// symbols returns the symbol table in section i.
+func symbols(img *module.Image, i int) (source, bool) {
+	secs := img.Sections()
+	if uint(i) >= uint(len(secs)) || secs[i].Type != elf.SHT_SYMTAB && secs[i].Type != elf.SHT_DYNSYM {
+		return source{}, false
+	}
+	data := func(i int) []byte {
+		if uint(i) >= uint(len(secs)) || secs[i].Flags&elf.SHF_COMPRESSED != 0 {
+			return nil
+		}
+		b, err := img.Data(&secs[i])
+		if err != nil {
+			return nil
+		}
+		return b
+	}
+	s := source{
+		syms: data(i), names: data(int(secs[i].Link)), secs: secs,
+		order: img.Order(), is64: img.Is64(), thumb: img.Machine().ELF == arch.EM_ARM,
+	}
+	return s, s.syms != nil && s.names != nil
 }
 
 // dynamic returns the dynamic symbols of a file without section headers.
@@ -321,27 +351,4 @@ func (s *source) add(name string, value, size uint64, info byte, sec elf.Section
 	s.syms = le.AppendUint16(s.syms, uint16(sec))
 	s.syms = le.AppendUint64(le.AppendUint64(s.syms, value), size)
 	s.names = append(append(s.names, name...), 0)
-}
-
-// build makes the index, procedure linkage tables included.
-func (t *Table) build() *index {
-	x := build(t.sources)
-	if t.img == nil {
-		return x
-	}
-	plt := pltNames(t.img, func(v uint64) string {
-		if k := x.find(v); k >= 0 {
-			s, i := at(t.sources, x.refs[k])
-			e := s.entry(i)
-			if e.value == v {
-				return string(s.name(e.name))
-			}
-		}
-		return ""
-	})
-	if plt.len() == 0 {
-		return x
-	}
-	t.sources = append(t.sources, plt)
-	return build(t.sources)
 }

@@ -13,8 +13,11 @@ import (
 // state to state. An edge is computed once, exactly, on a rows.Set; then it is a probe of a hash table.
 // Real files have few states (libLLVM: some 1,400 for 1.2 million rows).
 
-// A state is an automaton state's number.
-type state uint32
+// A state is an automaton state: above stateShift its number, below it the rows.SetID of its rules.
+type state uint64
+
+func (s state) set() rows.SetID { return rows.SetID(s) }
+func (s state) number() uint64  { return uint64(s) >> stateShift }
 
 // A stateKey is what tells states apart.
 type stateKey struct {
@@ -31,19 +34,27 @@ type context struct {
 }
 
 // An edge is a slot of the hash table. Its key is an instruction's bytes, at most maxKey of them, and
-// above them the state that it leaves.
+// above stateShift the number of the state that it leaves.
 type edge struct {
 	key uint64
 	to  state
 }
 
 const (
-	maxKey    = 5                  // bytes of an instruction in an edge's key
-	maxStates = 1 << (64 - 8*5)    // the rest of the key
-	maxEdges  = 1 << 20            // then the table is emptied
-	maxLong   = 1 << 22            // bytes of longEdges; then they are forgotten
-	hashMul   = 0x9e3779b97f4a7c15 // 2⁶⁴ over the golden ratio
+	maxKey     = 5 // bytes of an instruction in an edge's key
+	stateShift = 8 * maxKey
+	maxStates  = 1 << (64 - stateShift)
+	maxEdges   = 1 << 20            // then the table is emptied
+	maxLong    = 1 << 22            // bytes of longEdges; then they are forgotten
+	hashMul    = 0x9e3779b97f4a7c15 // 2⁶⁴ over the golden ratio
 )
+
+// key returns an edge's key.
+func key(ins uint64, from state) uint64 { return ins | uint64(from)>>stateShift<<stateShift }
+
+// slot is where the search for an edge begins, modulo the table's size. Only the instruction is hashed:
+// what a probe has to wait for is the state, which is the result of the probe before.
+func slot(ins uint64, from state) uint64 { return ins*hashMul>>stateShift ^ from.number() }
 
 // A longEdge is the key of an instruction of more than maxKey bytes.
 type longEdge struct {
@@ -58,14 +69,12 @@ type automaton struct {
 
 	contexts []context
 	ctxIndex map[context]uint32
-	keys     []stateKey
+	keys     []stateKey // by a state's number
 	index    map[stateKey]state
 
-	table []edge // a power of two long, at most half full
-	shift uint   // 64 - log₂ len(table)
-	edges int
-	long  map[longEdge]state
-
+	table     []edge // a power of two long, at most a quarter full
+	edges     int
+	long      map[longEdge]state
 	longBytes int
 
 	work    int // bytes of sets that may still be looked at
@@ -73,14 +82,13 @@ type automaton struct {
 	scratch []rows.Rule
 }
 
-// newAutomaton returns an automaton without states. Hostile input can make a new large set with every
+// newAutomaton returns an automaton without states, of 2^size slots. Hostile input can make a new large set with every
 // instruction: sets beyond the budgets are refused.
-func newAutomaton(m *arch.Machine, size uint, work, space int) *automaton {
+func newAutomaton(sets *rows.Builder, size uint, work, space int) *automaton {
 	return &automaton{
-		mach: m, sets: rows.NewBuilder(m),
+		mach: sets.Machine, sets: sets,
 		ctxIndex: map[context]uint32{}, index: map[stateKey]state{}, long: map[longEdge]state{},
-		table: make([]edge, 1<<size), shift: 64 - size,
-		work: work, space: space,
+		table: make([]edge, 1<<size), work: work, space: space,
 	}
 }
 
@@ -104,11 +112,15 @@ func (a *automaton) context(c context) uint32 {
 	return n
 }
 
-// state returns the number of k.
+// state returns the state of k.
 func (a *automaton) state(k stateKey) state {
 	s, ok := a.index[k]
 	if !ok {
-		s = state(len(a.keys))
+		id := k.set
+		if a.sets.Set(id).Gap() {
+			id = rows.GapID
+		}
+		s = state(len(a.keys))<<stateShift | state(id)
 		a.space -= cost(a.sets.Set(k.set))
 		a.keys = append(a.keys, k)
 		a.index[k] = s
@@ -117,11 +129,11 @@ func (a *automaton) state(k stateKey) state {
 }
 
 // find returns where an edge leads.
-func (a *automaton) find(key uint64) (state, bool) {
-	mask := len(a.table) - 1
-	for i := int(key * hashMul >> a.shift); ; i++ {
+func (a *automaton) find(ins uint64, from state) (to state, ok bool) {
+	mask := uint64(len(a.table) - 1)
+	for i := slot(ins, from); ; i++ {
 		switch e := &a.table[i&mask]; e.key {
-		case key:
+		case key(ins, from):
 			return e.to, true
 		case 0:
 			return 0, false
@@ -130,29 +142,29 @@ func (a *automaton) find(key uint64) (state, bool) {
 }
 
 // insert adds an edge that find does not find.
-func (a *automaton) insert(key uint64, to state) {
-	if a.edges*2 >= len(a.table) {
+func (a *automaton) insert(ins uint64, from, to state) {
+	if a.edges*4 >= len(a.table) {
 		old := a.table
 		if a.edges >= maxEdges {
 			old = nil
 			clear(a.table)
 		} else {
-			a.table, a.shift = make([]edge, 2*len(old)), a.shift-1
+			a.table = make([]edge, 2*len(old))
 		}
 		a.edges = 0
 		for _, e := range old {
 			if e.key != 0 {
-				a.insert(e.key, e.to)
+				a.insert(e.key&(1<<stateShift-1), state(e.key), e.to)
 			}
 		}
 	}
 	a.edges++
-	mask := len(a.table) - 1
-	i := int(key*hashMul>>a.shift) & mask
+	mask := uint64(len(a.table) - 1)
+	i := slot(ins, from) & mask
 	for a.table[i].key != 0 {
 		i = (i + 1) & mask
 	}
-	a.table[i] = edge{key, to}
+	a.table[i] = edge{key(ins, from), to}
 }
 
 // step follows instruction i, whose bytes are raw, from a state, computing the edge if it is new.
@@ -171,23 +183,23 @@ func (a *automaton) step(from state, raw []byte, i *Instruction) (to state, err 
 		}
 		return to, nil
 	}
-	key := uint64(from) << (8 * maxKey)
+	ins := uint64(0)
 	for k, c := range raw {
-		key |= uint64(c) << (8 * k)
+		ins |= uint64(c) << (8 * k)
 	}
-	to, ok := a.find(key)
+	to, ok := a.find(ins, from)
 	if !ok {
 		if to, err = a.apply(from, i); err != nil {
 			return 0, err
 		}
-		a.insert(key, to)
+		a.insert(ins, from, to)
 	}
 	return to, nil
 }
 
 // apply computes an edge: what instruction i makes of a state's rules.
 func (a *automaton) apply(from state, i *Instruction) (state, error) {
-	k := a.keys[from]
+	k := a.keys[from.number()]
 	ctx := &a.contexts[k.context]
 	set := *a.sets.Set(k.set)
 	if a.work -= cost(&set) + len(i.Expr); a.work < 0 || a.space < 0 || len(a.keys) >= maxStates-1 {
@@ -297,49 +309,39 @@ func setRule(s *rows.Set, r rows.Rule) {
 	}
 }
 
-// A plan says how the fast path of run treats an opcode.
+// A plan says how run treats an opcode.
 type plan struct {
-	kind  planKind
-	args  uint8  // of planStep: LEB128 operands
-	size  uint8  // of planAdvance: bytes of the instruction, at most three
-	shift uint8  // of planAdvance: bits below the delta
-	mask  uint32 // of planAdvance: the delta's bits
+	kind planKind
+	args uint8 // of planStep: LEB128 operands
 }
 
 type planKind uint8
 
 const (
-	planSlow planKind = iota
+	planNone planKind = iota
+	planStep          // an edge, if the instruction is short enough for a key
+	planLong          // an edge, but the instruction has a block
 	planAdvance
-	planStep
 	planNop
 	planPush
 	planPop
 )
 
-// plans are for each byte order: littleEndian, bigEndian.
-var plans = [2][256]plan{makePlans(false), makePlans(true)}
-
-func makePlans(big bool) (t [256]plan) {
+var plans = func() (t [256]plan) {
 	for b := range t {
 		op := primary(byte(b))
 		p := &t[b]
 		switch op {
-		case DW_CFA_advance_loc:
-			*p = plan{kind: planAdvance, size: 1, mask: 0x3f}
-		case DW_CFA_advance_loc1:
-			*p = plan{kind: planAdvance, size: 2, shift: 8, mask: 0xff}
-		case DW_CFA_advance_loc2:
-			if !big {
-				*p = plan{kind: planAdvance, size: 3, shift: 8, mask: 0xffff}
-			}
+		case DW_CFA_advance_loc, DW_CFA_advance_loc1, DW_CFA_advance_loc2, DW_CFA_advance_loc4, DW_CFA_MIPS_advance_loc8, DW_CFA_set_loc:
+			p.kind = planAdvance
 		case DW_CFA_nop:
 			p.kind = planNop
 		case DW_CFA_remember_state:
 			p.kind = planPush
 		case DW_CFA_restore_state:
 			p.kind = planPop
-		case DW_CFA_set_loc, DW_CFA_advance_loc4, DW_CFA_MIPS_advance_loc8, DW_CFA_def_cfa_expression, DW_CFA_expression, DW_CFA_val_expression:
+		case DW_CFA_def_cfa_expression, DW_CFA_expression, DW_CFA_val_expression:
+			p.kind = planLong
 		default:
 			if opcodes[op].name == "" {
 				continue
@@ -353,18 +355,17 @@ func makePlans(big bool) (t [256]plan) {
 		}
 	}
 	return t
+}()
+
+// lebEnd returns how many bytes an opcode and n LEB128 operands take, at most three of them, if that is no
+// more than the eight in w, little-endian.
+func lebEnd(w uint64, n uint8) uint {
+	stops := (^w | 0x80) & 0x8080808080808080 // the last byte of each
+	for ; n > 0; n-- {
+		stops &= stops - 1
+	}
+	return uint(bits.TrailingZeros64(stops))>>3 + 1
 }
 
-// stops marks, of eight instruction bytes, the opcode and the last byte of each LEB128 number behind it.
-func stops(w uint64) uint64 { return (^w | 0x80) & 0x8080808080808080 }
-
-// lebEnd returns how many bytes an opcode and n LEB128 operands take, at most two of them; more than 8 if
-// they do not end within w.
-func lebEnd(w uint64, n uint8) int {
-	s0 := stops(w)
-	s1 := s0 & (s0 - 1)
-	s2 := s1 & (s1 - 1)
-	s3 := s2 & (s2 - 1)
-	s := [4]uint64{s0, s1, s2, s3}[n&3]
-	return bits.TrailingZeros64(s)>>3 + 1
-}
+// insMask keeps an instruction's bytes out of eight.
+var insMask = [8]uint64{1: 1<<8 - 1, 2: 1<<16 - 1, 3: 1<<24 - 1, 4: 1<<32 - 1, 5: 1<<40 - 1}

@@ -3,7 +3,6 @@ package dwarf
 import (
 	"cmp"
 	"encoding/binary"
-	"math/bits"
 	"runtime"
 	"slices"
 	"sync"
@@ -161,27 +160,22 @@ type compiler struct {
 	*section
 	a    *automaton
 	out  *rows.Builder
-	used []rows.SetID // by state: its set in out, or unused
 	cies map[int]*cie
 
 	last   *cie // the CIE of the FDE before, and where it starts
 	lastAt start
 	starts map[*cie]start
 
-	buf   []rows.Row
+	buf   []rows.Row // what run leaves
+	end   state
 	stack []state // of remember_state; one byte of input pushes one
 	damages
 }
 
-// unused marks a state that has no row yet.
-const unused = ^rows.SetID(0)
-
-// newCompiler returns a compiler for s, whose hash table starts with 2^size slots.
+// newCompiler returns a compiler for s, whose automaton starts with 2^size slots.
 func newCompiler(s *section, size uint, work, space int) *compiler {
-	return &compiler{
-		section: s, a: newAutomaton(s.in.Machine, size, work, space),
-		out: rows.NewBuilder(s.in.Machine), starts: map[*cie]start{},
-	}
+	out := rows.NewBuilder(s.in.Machine)
+	return &compiler{section: s, a: newAutomaton(out, size, work, space), out: out, starts: map[*cie]start{}}
 }
 
 // A start is the state after a CIE's instructions.
@@ -193,24 +187,37 @@ type start struct {
 // all compiles items.
 func (c *compiler) all(items []item) {
 	var f fde
-	for i, it := range items {
-		if i == len(items)/16 {
-			c.out.Grow(16*c.out.Len(), len(items)-i) // as the first sixteenth, so the others, and one to spare
+	// Growing to a million rows step by step would copy them several times: a sample says how many come.
+	n, sample := 0, 1+min(len(items)/256, 63)
+	for i := 0; i < len(items); i += sample {
+		c.open(items[i], &f)
+		if c.lastAt.err == nil {
+			c.run(&f, c.lastAt.state)
+			n += len(c.buf) + 1
 		}
-		if c.last == nil || !c.quick(it.off, c.last, &f) {
-			h, err := c.head(it.off)
-			if err == nil {
-				c.last = c.cies[h.cieOff]
-				c.lastAt = c.start(c.last)
-				err = c.fde(&f, &h, c.last)
-			}
-			if err != nil {
-				panic("BUG: an FDE that could be read cannot be: " + err.Error())
-			}
-		}
+	}
+	c.out.Grow(n*sample*9/8, len(items))
+	for _, it := range items {
+		c.open(it, &f)
 		if err := c.compile(&f); err != nil {
 			c.add(c.section, it.off, &f, err)
 		}
+	}
+}
+
+// open decodes the head of an FDE that items has listed.
+func (c *compiler) open(it item, f *fde) {
+	if c.last != nil && c.quick(it.off, c.last, f) {
+		return
+	}
+	h, err := c.head(it.off)
+	if err == nil {
+		c.last = c.cies[h.cieOff]
+		c.lastAt = c.start(c.last)
+		err = c.fde(f, &h, c.last)
+	}
+	if err != nil {
+		panic("BUG: an FDE that could be read cannot be: " + err.Error())
 	}
 }
 
@@ -222,7 +229,7 @@ func (c *compiler) compile(f *fde) error {
 	if c.lastAt.err != nil {
 		return c.lastAt.err
 	}
-	if _, err := c.run(f.cie, f.insns, f.end, f.lo, c.lastAt.state, false); err != nil {
+	if err := c.run(f, c.lastAt.state); err != nil {
 		return err
 	}
 	c.out.Range(arch.Vaddr(f.lo), arch.Vaddr(f.hi), c.buf)
@@ -239,11 +246,14 @@ func (c *compiler) start(x *cie) start {
 	if x.err == nil {
 		base := c.a.sets.Intern(rows.Set{RA: x.ra, Flags: x.flags})
 		ctx := context{daf: x.daf, initial: base, inCIE: true, word: uint8(x.addrSize)}
-		s, err := c.run(x, x.insns, x.end, 0, c.a.state(stateKey{base, c.a.context(ctx)}), true)
-		if err != nil {
+		// It is run as if it were an FDE, without room for an advance.
+		f := fde{cie: x, insns: x.insns, end: x.end}
+		if err := c.run(&f, c.a.state(stateKey{base, c.a.context(ctx)})); err != nil {
 			at.err = in("CIE", err)
+		} else if len(c.buf) > 1 {
+			at.err = malformed(x.off, "advance in a CIE")
 		} else {
-			ctx.initial, ctx.inCIE = c.a.keys[s].set, false
+			ctx.initial, ctx.inCIE = c.a.keys[c.end.number()].set, false
 			at.state = c.a.state(stateKey{ctx.initial, c.a.context(ctx)})
 		}
 	}
@@ -251,166 +261,169 @@ func (c *compiler) start(x *cie) start {
 	return at
 }
 
-// set returns a state's set in c.out.
-func (c *compiler) set(s state) rows.SetID {
-	if int(s) < len(c.used) && c.used[s] != unused {
-		return c.used[s]
-	}
-	return c.use(s)
-}
-
-// use makes a state's set one of c.out's.
-func (c *compiler) use(s state) rows.SetID {
-	for len(c.used) < len(c.a.keys) {
-		c.used = append(c.used, unused)
-	}
-	set := c.a.sets.Set(c.a.keys[s].set)
-	if set.Gap() {
-		c.used[s] = rows.GapID
-	} else {
-		c.used[s] = c.out.Intern(*set)
-	}
-	return c.used[s]
-}
-
-// run executes the instructions in data[at:end] from a state and leaves the rows in c.buf. The first row
-// is at lo. It returns the last state.
-func (c *compiler) run(x *cie, at, end int, lo uint64, s state, inCIE bool) (state, error) {
+// run executes f's instructions from a state. It leaves the rows in c.buf, the first one at f.lo, and the last
+// state in c.end.
+//
+// It is written for the two or three instructions that make nearly all of every file: they have branches of
+// their own, so that the processor can guess where the next instruction starts, and what remains to be waited
+// for is one load an edge.
+func (c *compiler) run(f *fde, s state) error {
+	const none = ^rows.SetID(0)
 	data := c.data
-	caf := x.caf
-	loc, last := lo, unused // last: the set of the last row
+	at, end := f.insns, f.end
+	caf := f.cie.caf
+	loc, last := f.lo, none // last: the set of the last row
+	table := c.a.table
+	mask := uint64(len(table) - 1)
 	buf := c.buf[:0]
 	c.stack = c.stack[:0]
-	plan := &plans[0]
-	if c.big {
-		plan = &plans[1]
-	}
-	table, shift := c.a.table, c.a.shift&63
 	for at < end {
 		var w uint64 // eight bytes from here on
-		if at+8 <= len(data) {
-			w = binary.LittleEndian.Uint64(data[at:])
+		if b := data[at:]; len(b) >= 8 {
+			w = binary.LittleEndian.Uint64(b)
 		} else {
-			var tail [8]byte
-			copy(tail[:], data[at:])
-			w = binary.LittleEndian.Uint64(tail[:])
+			w = tail(b)
 		}
-		p := &plan[w&0xff]
-		if p.kind == planAdvance {
-			if int(p.size) > end-at {
-				return 0, in(OpName(byte(w), c.in.Machine), truncated(at, "number"))
-			}
-			if delta := w >> (p.shift & 63) & uint64(p.mask) * caf; delta != 0 {
-				set := c.set(s)
-				if set != last {
-					buf = append(buf, rows.Row{Lo: arch.Vaddr(loc), Set: set})
-					last = set
-				}
-				if loc += delta; loc < delta || inCIE {
-					return 0, c.badAdvance(at, inCIE)
-				}
-			}
-			if at += int(p.size); at >= end {
-				break
-			}
-			w >>= 8 * p.size & 63 // at least five bytes are left
-			p = &plan[w&0xff]
+		delta := uint64(0)
+		if b := byte(w); b&0xc0 == DW_CFA_advance_loc {
+			delta = uint64(b&0x3f) * caf
+			at, w = at+1, w>>8
+		} else if b == DW_CFA_advance_loc1 && end-at >= 2 {
+			delta = w >> 8 & 0xff * caf
+			at, w = at+2, w>>16
+		} else if b == DW_CFA_advance_loc2 && end-at >= 3 && !c.big {
+			delta = w >> 8 & 0xffff * caf
+			at, w = at+3, w>>24
 		}
-		switch p.kind {
-		case planStep:
-			n := 0
-			if p.args == 1 {
-				z := stops(w)
-				n = bits.TrailingZeros64(z&(z-1))>>3 + 1
-			} else {
-				n = lebEnd(w, p.args)
+		if delta != 0 {
+			if s.set() != last {
+				last = s.set()
+				buf = append(buf, rows.Row{Lo: arch.Vaddr(loc), Set: last})
 			}
-			if n <= maxKey && n <= end-at {
-				key := w&(1<<(8*uint(n)&63)-1) | uint64(s)<<(8*maxKey)
-				if i := key * hashMul >> shift; i < uint64(len(table)) && table[i].key == key {
-					s = table[i].to
-					at += n
-					continue
+			if loc += delta; loc < delta {
+				return malformed(at, "advance beyond the address space")
+			}
+		}
+		if at >= end {
+			break
+		}
+
+		// At least five bytes are left in w.
+		var n uint
+		var ins uint64
+		switch b := byte(w); {
+		case b == DW_CFA_def_cfa_offset || b&0xc0 == DW_CFA_offset:
+			if n, ins = 2, w&0xffff; w&0x8000 != 0 {
+				if n, ins = 3, w&0xffffff; w&0x800000 != 0 {
+					if n = lebEnd(w, 1); n <= maxKey {
+						ins = w & insMask[n&7]
+					}
 				}
-				if to, ok := c.a.find(key); ok {
-					s = to
-					at += n
-					continue
-				}
 			}
-			var i Instruction
-			next, err := c.decode(&i, x, at, end)
-			if err == nil {
-				s, err = c.a.step(s, data[at:next], &i)
-			}
-			if err != nil {
-				return 0, err
-			}
-			table, shift = c.a.table, c.a.shift&63
-			at = next
-		case planAdvance:
-		case planNop:
-			for at++; at < end && data[at] == DW_CFA_nop; at++ {
-			}
-		case planPush:
-			c.stack = append(c.stack, s)
-			at++
-		case planPop:
-			n := len(c.stack) - 1
-			if n < 0 {
-				return 0, in("DW_CFA_restore_state", malformed(at, "empty stack"))
-			}
-			s, c.stack = c.stack[n], c.stack[:n]
-			at++
+		case b&0xc0 == DW_CFA_restore:
+			n, ins = 1, w&0xff
 		default:
-			var i Instruction
-			next, err := c.decode(&i, x, at, end)
-			if err != nil {
-				return 0, err
-			}
-			delta := uint64(0)
-			switch i.Op {
-			case DW_CFA_advance_loc2, DW_CFA_advance_loc4, DW_CFA_MIPS_advance_loc8:
-				delta = uint64(i.Args[0])
-			case DW_CFA_set_loc:
-				if delta = uint64(i.Args[0]) - loc; uint64(i.Args[0]) < loc {
-					return 0, in("DW_CFA_set_loc", malformed(at, "back to %#x from %#x", uint64(i.Args[0]), loc))
+			switch p := plans[b]; p.kind {
+			case planNop:
+				for at++; at < end && data[at] == DW_CFA_nop; at++ {
 				}
+				continue
+			case planPush:
+				c.stack = append(c.stack, s)
+				at++
+				continue
+			case planPop:
+				k := len(c.stack) - 1
+				if k < 0 {
+					return in("DW_CFA_restore_state", malformed(at, "empty stack"))
+				}
+				s, c.stack = c.stack[k], c.stack[:k]
+				at++
+				continue
+			case planStep:
+				if n = lebEnd(w, p.args); n <= maxKey {
+					ins = w & insMask[n&7]
+				}
+			case planAdvance:
+				if delta != 0 {
+					continue // the one before has been seen to
+				}
+				n = maxKey + 1
 			default:
-				if s, err = c.a.step(s, data[at:next], &i); err != nil {
-					return 0, err
-				}
+				n = maxKey + 1
 			}
-			if delta != 0 {
-				if set := c.set(s); set != last {
-					buf = append(buf, rows.Row{Lo: arch.Vaddr(loc), Set: set})
-					last = set
-				}
-				if loc += delta; loc < delta || inCIE {
-					return 0, c.badAdvance(at, inCIE)
-				}
+		}
+		if n <= maxKey && int(n) <= end-at {
+			if i := slot(ins, s) & mask; i < uint64(len(table)) && table[i].key == key(ins, s) {
+				s = table[i].to
+				at += int(n)
+				continue
 			}
-			at = next
+			if to, ok := c.a.find(ins, s); ok {
+				s = to
+				at += int(n)
+				continue
+			}
 		}
-	}
-	if !inCIE {
-		if set := c.set(s); set != last {
-			buf = append(buf, rows.Row{Lo: arch.Vaddr(loc), Set: set})
+		m := move{at: at, s: s, loc: loc}
+		if err := c.rare(f, &m); err != nil {
+			return err
 		}
+		if loc != m.loc && s.set() != last {
+			last = s.set()
+			buf = append(buf, rows.Row{Lo: arch.Vaddr(loc), Set: last})
+		}
+		at, s, loc = m.at, m.s, m.loc
+		table = c.a.table
+		mask = uint64(len(table) - 1)
 	}
-	c.buf = buf
-	return s, nil
+	if s.set() != last {
+		buf = append(buf, rows.Row{Lo: arch.Vaddr(loc), Set: s.set()})
+	}
+	c.buf, c.end = buf, s
+	return nil
 }
 
-func (c *compiler) badAdvance(at int, inCIE bool) error {
-	if inCIE {
-		return malformed(at, "advance in a CIE")
-	}
-	return malformed(at, "advance beyond the address space")
+// A move is what run knows before and after an instruction.
+type move struct {
+	at  int
+	s   state
+	loc uint64
 }
 
-// decode reads the instruction at offset at.
-func (c *compiler) decode(i *Instruction, x *cie, at, end int) (next int, err error) {
-	r := c.reader(end)
-	return c.instruction(i, &r, at, x)
+// rare executes an instruction for run: an edge that is new or has a long key, or a way to advance that
+// compilers do not use.
+func (c *compiler) rare(f *fde, m *move) error {
+	var i Instruction
+	r := c.reader(f.end)
+	next, err := c.instruction(&i, &r, m.at, f.cie)
+	if err != nil {
+		return err
+	}
+	switch i.Op {
+	case DW_CFA_set_loc:
+		lo := uint64(i.Args[0])
+		if lo < m.loc {
+			return in("DW_CFA_set_loc", malformed(m.at, "back to %#x from %#x", lo, m.loc))
+		}
+		m.loc = lo
+	case DW_CFA_advance_loc, DW_CFA_advance_loc1, DW_CFA_advance_loc2, DW_CFA_advance_loc4, DW_CFA_MIPS_advance_loc8:
+		delta := uint64(i.Args[0])
+		if m.loc += delta; m.loc < delta {
+			return malformed(m.at, "advance beyond the address space")
+		}
+	default:
+		if m.s, err = c.a.step(m.s, c.data[m.at:next], &i); err != nil {
+			return err
+		}
+	}
+	m.at = next
+	return nil
+}
+
+// tail is the bytes at the end of a section, with zeros behind them.
+func tail(b []byte) uint64 {
+	var w [8]byte
+	copy(w[:], b)
+	return binary.LittleEndian.Uint64(w[:])
 }

@@ -1,0 +1,303 @@
+package compact
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/unspool/unspool/rows"
+)
+
+// ErrTooLarge says that a table does not fit the layout: it would exceed 4 GiB.
+var ErrTooLarge = errors.New("compact table: more than 4 GiB")
+
+// Emit returns the compact table of t: the same bytes for the same table. Left out is what Step does not
+// look at: rules of registers that a walker does not carry, such as vector registers, and rules that
+// only repeat the ABI's default. The tables of machines whose frames cannot be walked are complete.
+func Emit(t *rows.Table) ([]byte, error) {
+	if uint64(len(t.Rows)) >= math.MaxUint32/2 {
+		return nil, ErrTooLarge
+	}
+	e := emitter{t: t, sh: shapeOf(t.Machine), pools: pools{index: map[string]uint64{}}}
+	if err := e.encodeRules(); err != nil {
+		return nil, err
+	}
+	e.merge()
+	e.cutSpans()
+	e.layRows()
+	return e.join()
+}
+
+type emitter struct {
+	t  *rows.Table
+	sh shape
+	pools
+
+	ids      []uint32 // rule of each set
+	rules    []byte
+	shift    uint
+	rows     []row
+	spans    []byte
+	regions  []byte
+	granules []byte
+	body     []byte // lows and ids
+	nrows    int
+	dir      []byte // escapes
+	keys     []byte
+	escs     []uint32
+	cuts     []cut
+}
+
+// A row is one of the table's, with the rule's id for the set.
+type row struct {
+	lo uint64
+	id uint32
+}
+
+// A cut is a run of rows that form a span: rows[first:last] in [lo, hi).
+type cut struct {
+	first, last int
+	lo, hi      uint64
+}
+
+// encodeRules encodes each set and numbers the distinct encodings, the commonest first. Rule 0 is the gap.
+func (e *emitter) encodeRules() error {
+	uses := make([]int, len(e.t.Sets))
+	for i := range e.t.Rows {
+		uses[e.t.Rows[i].Set]++
+	}
+	type draft struct {
+		rule  []byte
+		uses  int
+		first int // set
+	}
+	drafts := []draft{{rule: make([]byte, e.sh.size), uses: math.MaxInt}}
+	index := map[string]int{}
+	draftOf := make([]int, len(e.t.Sets))
+	buf := make([]byte, e.sh.size)
+	for i := range e.t.Sets {
+		if i == int(rows.GapID) || uses[i] == 0 {
+			continue
+		}
+		s := e.sh.normal(&e.t.Sets[i])
+		if len(s.Rules) > math.MaxUint16 {
+			return fmt.Errorf("compact table: a set has %d rules", len(s.Rules))
+		}
+		clear(buf)
+		key := string(buf[:0])
+		undo := len(e.wides)
+		if e.sh.fixed(buf, &s) {
+			key = string(buf)
+		} else {
+			clear(buf)
+			at := e.wide(&s)
+			key = string(e.wides[at:])
+			buf[ruleKind], buf[ruleFlags] = kindWide, byte(s.Flags)
+			le.PutUint32(buf[ruleOff:], uint32(at))
+			if uint64(len(e.wides)) > math.MaxUint32 || uint64(len(e.exprs)) > math.MaxUint32 {
+				return ErrTooLarge
+			}
+		}
+		d, dup := index[key]
+		if dup {
+			e.wides = e.wides[:undo]
+		} else {
+			d = len(drafts)
+			index[key] = d
+			drafts = append(drafts, draft{rule: slices.Clone(buf), first: i})
+		}
+		drafts[d].uses += uses[i]
+		draftOf[i] = d
+	}
+	order := make([]int, len(drafts))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int {
+		x, y := &drafts[a], &drafts[b]
+		return cmp.Or(cmp.Compare(y.uses, x.uses), cmp.Compare(x.first, y.first))
+	})
+	idOf := make([]uint32, len(drafts))
+	for id, d := range order {
+		idOf[d] = uint32(id)
+		e.rules = append(e.rules, drafts[d].rule...)
+	}
+	e.ids = make([]uint32, len(e.t.Sets))
+	for i := range e.ids {
+		e.ids[i] = idOf[draftOf[i]]
+	}
+	return nil
+}
+
+// merge makes the list of rows. Sets that differed only in what was left out are equal now.
+func (e *emitter) merge() {
+	e.rows = make([]row, 0, len(e.t.Rows))
+	low := uint64(0)
+	last := uint32(0)
+	for _, r := range e.t.Rows {
+		id := e.ids[r.Set]
+		if id == last {
+			continue
+		}
+		last = id
+		low |= uint64(r.Lo)
+		e.rows = append(e.rows, row{uint64(r.Lo), id})
+	}
+	for e.shift < maxShift && low>>e.shift&1 == 0 {
+		e.shift++
+	}
+}
+
+// cutSpans cuts the rows where gaps are so wide that bridging them would cost much: a gap costs two bytes
+// for each of its granules. Those that cost less than a new span are bridged, and of the others the
+// narrowest, as long as they add less than 1/32 to the rows.
+func (e *emitter) cutSpans() {
+	rs := e.rows
+	type gap struct {
+		at    int // the row that is the gap
+		width uint64
+	}
+	var wide []gap
+	for i := range rs {
+		if rs[i].id == 0 && i+1 < len(rs) {
+			if w := rs[i+1].lo - rs[i].lo; e.gapCost(w) > spanSize {
+				wide = append(wide, gap{i, w})
+			}
+		}
+	}
+	slices.SortFunc(wide, func(a, b gap) int {
+		return cmp.Or(cmp.Compare(a.width, b.width), cmp.Compare(a.at, b.at))
+	})
+	budget := uint64(2*len(rs)) / 32
+	n := 0
+	for n < len(wide) && e.gapCost(wide[n].width) <= budget {
+		budget -= e.gapCost(wide[n].width)
+		n++
+	}
+	wide = wide[n:]
+	slices.SortFunc(wide, func(a, b gap) int { return cmp.Compare(a.at, b.at) })
+	first := 0
+	for _, g := range wide {
+		e.cuts = append(e.cuts, cut{first, g.at, rs[first].lo, rs[g.at].lo})
+		first = g.at + 1
+	}
+	if n := len(rs); n > first {
+		e.cuts = append(e.cuts, cut{first, n - 1, rs[first].lo, rs[n-1].lo})
+	}
+}
+
+func (e *emitter) gapCost(width uint64) uint64 { return 2 * (width >> (granuleBits + e.shift)) }
+
+// layRows writes spans, regions, granules, rows and escapes.
+func (e *emitter) layRows() {
+	e.body = make([]byte, 0, 2*len(e.rows)+rowsPad)
+	e.granules = make([]byte, 0, 2*len(e.rows)/4)
+	ngran := uint32(0)
+	for _, c := range e.cuts {
+		e.spans = le.AppendUint64(le.AppendUint64(e.spans, c.lo), c.hi)
+		e.spans = le.AppendUint32(e.spans, ngran)
+		e.spans = le.AppendUint32(e.spans, uint32(len(e.regions)/4))
+		size := uint64(1) << (granuleBits + e.shift)
+		base := c.lo &^ (size - 1)
+		last := (c.hi - 1 - base) / size // granule of the last address
+		rs := e.rows[c.first:c.last]
+		for g := uint64(0); g <= last; g++ {
+			if g%(1<<(regionBits-granuleBits)) == 0 {
+				e.regions = le.AppendUint32(e.regions, uint32(e.nrows))
+			}
+			e.granules = le.AppendUint16(e.granules, uint16(e.nrows))
+			n := 0
+			for n < len(rs) && (rs[n].lo-base)/size == g {
+				e.body = append(e.body, byte((rs[n].lo-base)>>e.shift))
+				n++
+			}
+			for i := range rs[:n] {
+				e.body = append(e.body, e.rowID(rs[i].id))
+			}
+			rs = rs[n:]
+			ngran++
+		}
+	}
+	if ngran > 0 {
+		e.granules = le.AppendUint16(e.granules, uint16(e.nrows))
+	}
+	e.body = append(e.body, make([]byte, rowsPad)...)
+	if len(e.escs) > 0 {
+		for len(e.dir)/4 <= e.nrows>>escapeBits+1 {
+			e.dir = le.AppendUint32(e.dir, uint32(len(e.escs)))
+		}
+	}
+}
+
+// rowID counts a row and returns the byte for its rule.
+func (e *emitter) rowID(id uint32) byte {
+	n := e.nrows
+	e.nrows++
+	if id < escapeID {
+		return byte(id)
+	}
+	for len(e.dir)/4 <= n>>escapeBits {
+		e.dir = le.AppendUint32(e.dir, uint32(len(e.escs)))
+	}
+	e.keys = le.AppendUint16(e.keys, uint16(n&(1<<escapeBits-1)))
+	e.escs = append(e.escs, id)
+	return escapeID
+}
+
+// join puts the parts together.
+func (e *emitter) join() ([]byte, error) {
+	nrules := len(e.rules) / e.sh.size
+	escSize := 2
+	if nrules > math.MaxUint16+1 {
+		escSize = 4
+	}
+	escs := make([]byte, 0, len(e.escs)*escSize)
+	for _, id := range e.escs {
+		if escSize == 2 {
+			escs = le.AppendUint16(escs, uint16(id))
+		} else {
+			escs = le.AppendUint32(escs, id)
+		}
+	}
+	b := make([]byte, headerSize)
+	copy(b, Magic)
+	le.PutUint16(b[hdrVersion:], Version)
+	le.PutUint16(b[hdrMachine:], e.t.Machine.ELF)
+	b[hdrShift], b[hdrRuleSize], b[hdrSaves], b[hdrEscSize] = byte(e.shift), byte(e.sh.size), byte(len(e.sh.saves)), byte(escSize)
+	for i, r := range e.sh.saves {
+		b[hdrSlots+i] = byte(e.t.Machine.Slot(r))
+	}
+	u32 := func(at, v int) { le.PutUint32(b[at:], uint32(v)) }
+	u32(hdrNSpans, len(e.spans)/spanSize)
+	u32(hdrNRegions, len(e.regions)/4)
+	u32(hdrNGranules, max(len(e.granules)/2-1, 0))
+	u32(hdrNRows, e.nrows)
+	u32(hdrNRules, nrules)
+	u32(hdrNEscapes, len(e.escs))
+	u32(hdrWideSize, len(e.wides))
+	u32(hdrExprSize, len(e.exprs))
+	size := uint64(headerSize)
+	parts := []struct {
+		at   int
+		data []byte
+	}{
+		{hdrSpans, e.spans}, {hdrRules, e.rules}, {hdrRegions, e.regions}, {hdrGranules, e.granules}, {hdrRows, e.body},
+		{hdrEscDir, e.dir}, {hdrEscKeys, e.keys}, {hdrEscRules, escs}, {hdrWides, e.wides}, {hdrExprs, e.exprs},
+	}
+	for _, p := range parts {
+		size += uint64(len(p.data) + align - 1)
+	}
+	if size > math.MaxUint32 {
+		return nil, ErrTooLarge
+	}
+	b = slices.Grow(b, int(size)-len(b))
+	for _, p := range parts {
+		u32(p.at, len(b))
+		b = append(b, p.data...)
+		b = append(b, make([]byte, -len(b)&(align-1))...)
+	}
+	u32(hdrSize, len(b))
+	return b, nil
+}

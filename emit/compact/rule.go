@@ -1,0 +1,264 @@
+package compact
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"slices"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/rows"
+)
+
+var le = binary.LittleEndian
+
+// A shape is what the layout of rules takes from a machine.
+type shape struct {
+	mach  *arch.Machine
+	size  int        // bytes of a rule
+	saves []arch.Reg // the callee-saved registers, and the return address
+}
+
+func shapeOf(m *arch.Machine) shape {
+	sh := shape{mach: m, size: 16}
+	if !m.StepKnown {
+		return sh
+	}
+	sh.saves = append(slices.Clone(m.CalleeSaved), m.RA)
+	if len(sh.saves) > 7 {
+		sh.size = 32
+	}
+	return sh
+}
+
+// mask returns the bytes of a rule that say which saves are present.
+func (sh *shape) mask(rule []byte) uint32 {
+	switch sh.size - ruleHead - len(sh.saves) {
+	case 1:
+		return uint32(rule[sh.size-1])
+	case 4:
+		return le.Uint32(rule[sh.size-4:])
+	}
+	return 0
+}
+
+func (sh *shape) setMask(rule []byte, mask uint32) {
+	if sh.size-ruleHead-len(sh.saves) == 1 {
+		rule[sh.size-1] = byte(mask)
+	} else {
+		le.PutUint32(rule[sh.size-4:], mask)
+	}
+}
+
+// normal returns s without what Step does not look at: the set that a table holds in its place.
+// Gone are the rules of registers without a slot, and those that only repeat the default; of an
+// outermost frame all but the CFA and the return address.
+func (sh *shape) normal(s *rows.Set) rows.Set {
+	n := rows.Set{CFA: cleanCFA(s.CFA), RA: s.RA, Flags: s.Flags}
+	m := sh.mach
+	if m.StepKnown && s.Outermost() {
+		n.Rules = []rows.Rule{{Of: s.RA, Kind: rows.Undefined}}
+		return n
+	}
+	keep := m.SavedSlots()
+	if s.Flags&rows.Signal != 0 {
+		keep = ^uint64(0)
+	}
+	for _, r := range s.Rules {
+		slot := m.Slot(r.Of)
+		switch {
+		case !m.StepKnown:
+		case r.Of == s.RA || r.Of == m.SP:
+		case slot == arch.NoSlot,
+			r.Kind == rows.SameValue && keep>>slot&1 != 0,
+			r.Kind == rows.Undefined && keep>>slot&1 == 0:
+			continue
+		}
+		n.Rules = append(n.Rules, cleanRule(r))
+	}
+	return n
+}
+
+// cleanCFA returns c with the fields that its kind does not use set to zero.
+func cleanCFA(c rows.CFA) rows.CFA {
+	switch c.Kind {
+	case rows.CFANone:
+		return rows.CFA{}
+	case rows.CFAReg:
+		return rows.CFA{Kind: c.Kind, Reg: c.Reg, Off: c.Off}
+	case rows.CFAExpr:
+		return rows.CFA{Kind: c.Kind, Expr: c.Expr}
+	}
+	c.Expr = ""
+	return c
+}
+
+// cleanRule does the same for a register's rule.
+func cleanRule(r rows.Rule) rows.Rule {
+	switch r.Kind {
+	case rows.Undefined, rows.SameValue:
+		return rows.Rule{Of: r.Of, Kind: r.Kind}
+	case rows.Offset, rows.ValOffset:
+		return rows.Rule{Of: r.Of, Kind: r.Kind, Off: r.Off}
+	case rows.Register:
+		return rows.Rule{Of: r.Of, Kind: r.Kind, Reg: r.Reg}
+	case rows.Expr, rows.ValExpr:
+		return rows.Rule{Of: r.Of, Kind: r.Kind, Expr: r.Expr}
+	}
+	r.Expr = ""
+	return r
+}
+
+// fixed encodes the normal set s into rule, and says whether it fits.
+func (sh *shape) fixed(rule []byte, s *rows.Set) bool {
+	m := sh.mach
+	outermost := s.Outermost()
+	rule[ruleFlags] = byte(s.Flags)
+	if outermost {
+		rule[ruleFlags] |= outermostFlag
+	}
+	if s.RA != m.RA || !m.StepKnown || s.Flags >= outermostFlag {
+		return false
+	}
+	if !m.RAInReg && s.Flags&(rows.RASigned|rows.RASignPC) != 0 {
+		return false
+	}
+	switch s.CFA.Kind {
+	case rows.CFANone:
+		rule[ruleKind] = kindNone
+		return outermost || len(s.Rules) == 0
+	case rows.CFAReg:
+		rule[ruleKind] = kindReg
+	case rows.CFAPLT:
+		rule[ruleKind] = kindPLT
+		if s.CFA.Off2 < 0 || s.CFA.Off2 > 255 {
+			return false
+		}
+		rule[ruleAux] = byte(s.CFA.Off2)
+	default:
+		return false
+	}
+	slot := m.Slot(s.CFA.Reg)
+	if slot == arch.NoSlot || s.CFA.Off != int64(int32(s.CFA.Off)) {
+		return false
+	}
+	rule[ruleReg] = byte(slot)
+	le.PutUint32(rule[ruleOff:], uint32(s.CFA.Off))
+	if outermost {
+		return true
+	}
+	base := int64(0)
+	if s.CFA.Kind == rows.CFAReg {
+		low := int64(0)
+		for _, r := range s.Rules {
+			low = min(low, r.Off)
+		}
+		if low < -128*8 {
+			n := (-low - 1) / baseUnit
+			if n > 255 || m.StepKnown && !m.RAInReg {
+				return false
+			}
+			rule[ruleAux] = byte(n)
+			base = -n * baseUnit
+		}
+	}
+	mask := uint32(0)
+	for _, r := range s.Rules {
+		i := slices.Index(sh.saves, r.Of)
+		v := r.Off - base
+		if i < 0 || r.Kind != rows.Offset || v%8 != 0 || v < -128*8 || v > 127*8 {
+			return false
+		}
+		rule[ruleHead+i] = byte(int8(v / 8))
+		mask |= 1 << i
+	}
+	if !m.RAInReg && mask>>(len(sh.saves)-1) == 0 {
+		return false // the return address is lost
+	}
+	sh.setMask(rule, mask)
+	return true
+}
+
+// fixedSet decodes a rule that is not wide.
+func (sh *shape) fixedSet(rule []byte) rows.Set {
+	s := rows.Set{RA: sh.mach.RA, Flags: rows.Flags(rule[ruleFlags] &^ outermostFlag)}
+	outermost := rule[ruleFlags]&outermostFlag != 0
+	base := int64(0)
+	switch rule[ruleKind] {
+	case kindReg:
+		s.CFA.Kind = rows.CFAReg
+		base = -baseUnit * int64(rule[ruleAux])
+	case kindPLT:
+		s.CFA.Kind = rows.CFAPLT
+		s.CFA.Off2 = int64(rule[ruleAux])
+	}
+	if s.CFA.Kind != rows.CFANone {
+		s.CFA.Reg = sh.reg(arch.Slot(rule[ruleReg]))
+		s.CFA.Off = int64(int32(le.Uint32(rule[ruleOff:])))
+	}
+	if outermost {
+		s.Rules = []rows.Rule{{Of: s.RA, Kind: rows.Undefined}}
+		return s
+	}
+	for mask := sh.mask(rule); mask != 0; mask &= mask - 1 {
+		i := bits.TrailingZeros32(mask)
+		if i >= len(sh.saves) {
+			break
+		}
+		off := base + 8*int64(int8(rule[ruleHead+i]))
+		s.Rules = append(s.Rules, rows.Rule{Of: sh.saves[i], Kind: rows.Offset, Off: off})
+	}
+	slices.SortFunc(s.Rules, func(a, b rows.Rule) int { return int(a.Of) - int(b.Of) })
+	return s
+}
+
+// reg returns the register that has a slot.
+func (sh *shape) reg(slot arch.Slot) arch.Reg {
+	for r := range arch.Reg(256) {
+		if sh.mach.Slot(r) == slot {
+			return r
+		}
+	}
+	return ^arch.Reg(0)
+}
+
+// pools are the parts of a table that wide rules point into.
+type pools struct {
+	wides, exprs []byte
+	index        map[string]uint64 // expressions
+}
+
+// wide appends the set s and returns its offset.
+func (p *pools) wide(s *rows.Set) int {
+	at := len(p.wides)
+	w := append(p.wides, byte(s.CFA.Kind), byte(s.Flags))
+	w = le.AppendUint16(le.AppendUint16(w, uint16(s.RA)), uint16(s.CFA.Reg))
+	w = le.AppendUint16(w, uint16(len(s.Rules)))
+	off := uint64(s.CFA.Off)
+	if s.CFA.Kind == rows.CFAExpr {
+		off = p.expr(s.CFA.Expr)
+	}
+	w = le.AppendUint64(le.AppendUint64(w, off), uint64(s.CFA.Off2))
+	for i := range s.Rules {
+		r := &s.Rules[i]
+		off := uint64(r.Off)
+		if r.Kind == rows.Expr || r.Kind == rows.ValExpr {
+			off = p.expr(r.Expr)
+		}
+		w = append(le.AppendUint16(w, uint16(r.Of)), byte(r.Kind), 0)
+		w = le.AppendUint16(le.AppendUint16(w, uint16(r.Reg)), 0)
+		w = le.AppendUint64(w, off)
+	}
+	p.wides = w
+	return at
+}
+
+// expr returns the offset of expression e and, in the upper half, its length.
+func (p *pools) expr(e string) uint64 {
+	at, ok := p.index[e]
+	if !ok {
+		at = uint64(len(p.exprs)) | uint64(len(e))<<32
+		p.index[e] = at
+		p.exprs = append(p.exprs, e...)
+	}
+	return at
+}
