@@ -1,0 +1,51 @@
+#!/bin/sh
+# Makes the recordings that the lab works on, with stock perf: programs as they are shipped, without frame
+# pointers, with copies of 8 KiB of stack.
+#
+#	record.sh small|full DIR
+#
+# small makes about 5,000 samples of g++ and a few thousand of the others, in half a minute and 100 MB.
+# full makes about 104,000 of g++, in two minutes and 1.5 GB. It takes perf, g++, gcc, python3, openssl, and the
+# permission to record one's own processes (kernel.perf_event_paranoid at most 2).
+set -eu
+
+usage() { echo "usage: record.sh small|full DIR" >&2; exit 2; }
+[ $# = 2 ] || usage
+case $1 in
+small) compiles=1 compile_hz=1000 size=24 loops=100 seconds=1 hz=1000 turns=60 ;;
+full)  compiles=9 compile_hz=4000 size=48 loops=200 seconds=4 hz=2000 turns=300 ;;
+*) usage ;;
+esac
+src=$(cd "$(dirname "$0")/workload" && pwd)
+mkdir -p "$2"
+out=$(cd "$2" && pwd)
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+cd "$tmp"
+
+# record NAME HZ COMMAND...
+record() {
+  name=$1 rate=$2
+  shift 2
+  perf record -q -o "$name.tmp" -F "$rate" --call-graph dwarf,8192 -- "$@" >"$name.log" 2>&1 || {
+    cat "$name.log" >&2
+    exit 1
+  }
+  mv "$name.tmp" "$out/$name.data"
+  echo "$name: $(wc -c <"$out/$name.data") bytes"
+}
+
+gcc -O2 -o signals "$src/signals.c"
+
+record gxx "$compile_hz" sh -c '
+  i=0
+  while [ $i -lt '"$compiles"' ]; do
+    g++ -std=c++17 -O2 -DSIZE='"$size"' -c "$1" -o /dev/null
+    g++ -std=c++17 -O0 -g -DSIZE='"$size"' -c "$1" -o /dev/null
+    i=$((i + 1))
+  done' sh "$src/heavy.cc"
+record python "$hz" python3 "$src/calls.py" "$seconds"
+record messaging "$hz" perf bench sched messaging -l "$loops"
+record openssl "$hz" openssl speed -seconds "$seconds" rsa2048
+record signals "$hz" ./signals "$turns"
+record sigaltstack "$hz" ./signals "$turns" altstack

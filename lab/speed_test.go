@@ -1,0 +1,124 @@
+package lab
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/unwind"
+)
+
+// A contender walks batches of snapshots and says how many frames it found in what time.
+type contender struct {
+	name  string
+	batch func(snaps []oracle.Snapshot, in []*oracle.Space, passes int) (frames int, took []time.Duration)
+
+	frames, warmFrames int
+	first, warm        time.Duration // over all batches: the first pass, and the fastest of the later ones
+	perFrame           []float64     // ns, of each batch's first pass
+}
+
+func peer(t testing.TB, w *oracle.Walker) *contender {
+	known := told{}
+	return &contender{name: w.Name, batch: func(snaps []oracle.Snapshot, in []*oracle.Space, passes int) (int, []time.Duration) {
+		known.tell(t, w, in)
+		frames, took, err := w.Time(snaps, passes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return frames, took
+	}}
+}
+
+func ours(t testing.TB, name string, l *loader) *contender {
+	k := newSpaces(l)
+	w := unwind.NewWalker(0)
+	var frames []unwind.Frame
+	return &contender{name: name, batch: func(snaps []oracle.Snapshot, in []*oracle.Space, passes int) (int, []time.Duration) {
+		us := make([]unwind.Snapshot, len(snaps))
+		for i := range us {
+			us[i] = snapshot(&snaps[i], k.space(in[i]))
+		}
+		var took []time.Duration
+		n := 0
+		for range passes {
+			n = 0
+			start := time.Now()
+			for i := range us {
+				frames, _ = w.Walk(&us[i], frames[:0])
+				n += len(frames)
+			}
+			took = append(took, time.Since(start))
+		}
+		return n, took
+	}}
+}
+
+// race runs the contenders over all batches of a recording, one after the other on each batch.
+func race(t testing.TB, file string, passes int, cs []*contender) {
+	n := 0
+	batches(t, file, 2000, func(snaps []oracle.Snapshot, in []*oracle.Space) {
+		for i := range cs {
+			c := cs[(i+n)%len(cs)]
+			frames, took := c.batch(snaps, in, passes)
+			c.frames += frames
+			c.first += took[0]
+			c.perFrame = append(c.perFrame, float64(took[0])/float64(max(frames, 1)))
+			if len(took) > 1 {
+				c.warm += slices.Min(took[1:])
+				c.warmFrames += frames
+			}
+		}
+		n++
+	})
+}
+
+func median(v []float64) float64 {
+	if len(v) == 0 {
+		return 0
+	}
+	s := slices.Sorted(slices.Values(v))
+	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
+}
+
+// table formats rows of cells, the first being the heads.
+func table(rows [][]string) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+	for _, r := range rows {
+		fmt.Fprintln(w, strings.Join(r, "\t"))
+	}
+	w.Flush()
+	return b.String()
+}
+
+// TestWalkSpeed prints ns/frame of all walkers over whole recordings.
+func TestWalkSpeed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes minutes")
+	}
+	for _, file := range recordings(t) {
+		t.Log(filepath.Base(file))
+		cs := []*contender{
+			ours(t, "unspool (interpreter)", newLoader(interpreted)),
+			peer(t, oracle.Libunwind(t)), peer(t, oracle.LibunwindTuned(t)), peer(t, oracle.Dwfl(t)),
+		}
+		race(t, file, 3, cs)
+		rows := [][]string{{"walker", "frames", "ns/frame", "median batch", "warm", "times ours"}}
+		for _, c := range cs {
+			per := func(d time.Duration, n int) float64 { return float64(d) / float64(max(n, 1)) }
+			rows = append(rows, []string{c.name, fmt.Sprint(c.frames), fmt.Sprintf("%.0f", per(c.first, c.frames)),
+				fmt.Sprintf("%.0f", median(c.perFrame)), fmt.Sprintf("%.0f", per(c.warm, c.warmFrames)),
+				fmt.Sprintf("%.1f", per(c.first, c.frames)/per(cs[0].first, cs[0].frames))})
+		}
+		fmt.Fprintf(os.Stdout, "%s", table(rows))
+	}
+	_ = cmp.Compare[int]
+}

@@ -1,0 +1,115 @@
+package perfdata
+
+import (
+	"errors"
+	"io"
+
+	"github.com/unspool/unspool/source"
+)
+
+// An input is bytes to be cut into records: a mapped file, or what has been read of a stream.
+type input struct {
+	b    []byte         // not used up yet
+	off  int64          // of b[0]
+	buf  *source.Buffer // that b lies in; nil where it is mapped
+	r    io.Reader      // gives more; nil where there is no more
+	pool *pool
+}
+
+// bufferSize is how much of a stream is read at once. A record has less than 64 KiB.
+const bufferSize = 1 << 20
+
+// need makes b at least n ≤ 64 Ki bytes long. It returns io.EOF if there is no byte left, and io.ErrUnexpectedEOF
+// if there are fewer than n.
+func (in *input) need(n int) error {
+	for len(in.b) < n {
+		if in.r == nil {
+			if len(in.b) == 0 {
+				return io.EOF
+			}
+			return io.ErrUnexpectedEOF
+		}
+		if err := in.fill(); err != nil {
+			if errors.Is(err, io.EOF) {
+				in.r = nil
+				continue
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// fill reads more behind b.
+func (in *input) fill() error {
+	n, err := in.r.Read(in.room(1 << 16))
+	in.b = in.b[: len(in.b)+n : cap(in.b)]
+	if n > 0 {
+		return nil
+	}
+	return err
+}
+
+// room returns at least n bytes of memory behind b, n ≤ 256 Ki. What is there of b moves to another buffer if need
+// be.
+func (in *input) room(n int) []byte {
+	if in.buf == nil || cap(in.b)-len(in.b) < n {
+		old := in.buf
+		in.buf = in.pool.get()
+		k := copy(in.buf.Bytes, in.b)
+		in.b = in.buf.Bytes[:k]
+		old.Release()
+	}
+	return in.b[len(in.b):cap(in.b)]
+}
+
+// skip drops n bytes and says how many there were.
+func (in *input) skip(n uint64) (skipped uint64, err error) {
+	for skipped < n {
+		if len(in.b) == 0 {
+			if err := in.need(1); err != nil {
+				return skipped, err
+			}
+		}
+		k := min(n-skipped, uint64(len(in.b)))
+		in.take(int(k))
+		skipped += k
+	}
+	return skipped, nil
+}
+
+// take returns the first n bytes of b, which must be there, and drops them. They stay valid as long as buf is
+// held.
+func (in *input) take(n int) []byte {
+	out := in.b[:n:n]
+	in.b = in.b[n:]
+	in.off += int64(n)
+	return out
+}
+
+func (in *input) close() {
+	in.buf.Release()
+	in.buf, in.b, in.r = nil, nil, nil
+}
+
+// A pool keeps Buffers for their next use.
+type pool struct{ free chan *source.Buffer }
+
+func newPool() *pool { return &pool{make(chan *source.Buffer, 32)} }
+
+func (p *pool) get() *source.Buffer {
+	select {
+	case b := <-p.free:
+		b.Hold()
+		return b
+	default:
+		return source.NewBuffer(bufferSize, p.put)
+	}
+}
+
+func (p *pool) put(b *source.Buffer) {
+	select {
+	case p.free <- b:
+	default:
+	}
+}
