@@ -1,11 +1,11 @@
 package dwarf
 
 import (
-	"os"
 	"path/filepath"
 	"runtime"
 	"testing"
 
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -25,7 +25,12 @@ func BenchmarkBuild(b *testing.B) {
 			b.Logf("no %s here", f.name)
 			continue
 		}
-		fs, err := openELF(paths[0])
+		img, err := module.Open(paths[0])
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer img.Close()
+		fs, err := Open(img)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -47,5 +52,3 @@ func BenchmarkBuild(b *testing.B) {
 		}
 	}
 }
-
-func TestMain(m *testing.M) { os.Exit(m.Run()) }

@@ -6,14 +6,19 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -47,11 +52,11 @@ func (j *judged) intern(b []byte) uint32 {
 	return id
 }
 
-// readJudge parses what llvm-dwarfdump prints of FDEs and of their rows.
-func readJudge(in io.Reader) (*judged, error) {
+// readJudge parses what llvm-dwarfdump prints of a section's FDEs and of their rows.
+func readJudge(in io.Reader, section string) (*judged, error) {
 	j := &judged{ids: map[string]uint32{}}
 	r := bufio.NewReaderSize(in, 1<<20)
-	inFDE := false
+	here, inFDE := false, false
 	for {
 		line, err := r.ReadSlice('\n')
 		if err == io.EOF {
@@ -59,6 +64,12 @@ func readJudge(in io.Reader) (*judged, error) {
 		}
 		if err != nil {
 			return nil, err
+		}
+		if name, ok := bytes.CutSuffix(line, []byte(" contents:\n")); ok {
+			here, inFDE = string(name) == section, false
+		}
+		if !here {
+			continue
 		}
 		switch {
 		case bytes.HasPrefix(line, []byte("  0x")) && inFDE:
@@ -158,7 +169,16 @@ func judgeText(s *rows.Set, m *arch.Machine) string {
 	return b.String()
 }
 
+// judgeReg names a register as the judge does. For AArch64 it takes the names of the registers' low parts.
 func judgeReg(m *arch.Machine, r arch.Reg) string {
+	switch {
+	case m == arch.ARM64 && r < 31:
+		return fmt.Sprintf("W%d", r)
+	case m == arch.ARM64 && r == 31:
+		return "WSP"
+	case m == arch.ARM64 && r >= 64 && r < 96:
+		return fmt.Sprintf("B%d", r-64)
+	}
 	n := m.RegName(r)
 	if n == fmt.Sprintf("r%d", r) && m != arch.AMD64 {
 		return fmt.Sprintf("reg%d", r)
@@ -281,7 +301,7 @@ func askJudge(path string, which Which) (*judged, error) {
 	if err := c.Start(); err != nil {
 		return nil, err
 	}
-	j, err := readJudge(out)
+	j, err := readJudge(out, map[Which]string{EHFrame: ".eh_frame", DebugFrame: ".debug_frame"}[which])
 	io.Copy(io.Discard, out)
 	if werr := c.Wait(); err == nil && werr != nil {
 		err = fmt.Errorf("%v: %s", werr, bytes.TrimSpace(stderr.Bytes()))
@@ -289,12 +309,16 @@ func askJudge(path string, which Which) (*judged, error) {
 	return j, err
 }
 
-// judgeFile compares a file's rows with the judge's, and returns how many there are.
-func judgeFile(t *testing.T, path string) (rows int) {
-	f, err := openELF(path)
+// judgeFile compares a file's rows with the judge's. It returns how many rows there are, and what is wrong.
+func judgeFile(path string) (n int, errs []error) {
+	img, err := module.Open(path)
 	if err != nil {
-		t.Errorf("%s: %v", path, err)
-		return 0
+		return 0, []error{err}
+	}
+	defer img.Close()
+	f, err := Open(img)
+	if err != nil {
+		return 0, []error{err}
 	}
 	for _, which := range []Which{EHFrame, DebugFrame} {
 		if len(f.sections(which)) == 0 {
@@ -303,26 +327,54 @@ func judgeFile(t *testing.T, path string) (rows int) {
 		table, damage := f.Build(which)
 		j, err := askJudge(path, which)
 		if err != nil {
-			t.Errorf("%s: %s: %v", path, judge, err)
+			errs = append(errs, fmt.Errorf("%s: %s: %w", path, judge, err))
 			continue
 		}
-		for i, d := range damage {
-			if i < 5 {
-				t.Errorf("%s: %v", path, d)
-			}
+		for _, d := range damage[:min(5, len(damage))] {
+			errs = append(errs, fmt.Errorf("%s: %w", path, d))
 		}
-		n, ds := j.compare(table, 5)
+		rows, ds := j.compare(table, 5)
 		for _, d := range ds {
-			t.Errorf("%s: rows of [%#x, %#x)\n got %s\nwant %s", path, d.lo, d.hi, d.got, d.want)
+			errs = append(errs, fmt.Errorf("%s: rows of [%#x, %#x)\n got %s\nwant %s", path, d.lo, d.hi, d.got, d.want))
 		}
-		rows += n
+		n += rows
 	}
-	return rows
+	return n, errs
 }
 
-func TestJudgeOne(t *testing.T) {
+// TestJudgeCorpus compares every row of binaries of this machine with the judge's: of 250 that are spread evenly
+// over what it has, those that the judge reads in seconds; of all of them with UNSPOOL_CORPUS=all.
+func TestJudgeCorpus(t *testing.T) {
 	oracle.Need(t, judge)
-	for _, p := range []string{"/bin/true", "/usr/lib/x86_64-linux-gnu/libc.so.6", "/usr/lib/x86_64-linux-gnu/libcrypto.so.3", "/usr/bin/gdb", "/usr/local/go/bin/go"} {
-		t.Log(p, judgeFile(t, p))
+	paths := oracle.Binaries(t)
+	if os.Getenv("UNSPOOL_CORPUS") != "all" {
+		paths = slices.DeleteFunc(paths, func(p string) bool {
+			st, err := os.Stat(p)
+			return err != nil || st.Size() > 1<<20
+		})
+		if len(paths) < 200 {
+			oracle.Lacks(t, "200 binaries")
+		}
+		paths = oracle.Spread(paths, 250)
+	}
+	var next, rows, with atomic.Int64
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < len(paths); i = int(next.Add(1)) - 1 {
+				n, errs := judgeFile(paths[i])
+				for _, err := range errs {
+					t.Error(err)
+				}
+				if rows.Add(int64(n)); n > 0 {
+					with.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d rows of %d files, of %d looked at", rows.Load(), with.Load(), len(paths))
+	if with.Load() == 0 {
+		t.Error("no file has any rows")
 	}
 }
