@@ -265,7 +265,7 @@ func (e *emitter) join() ([]byte, error) {
 	copy(b, Magic)
 	le.PutUint16(b[hdrVersion:], Version)
 	le.PutUint16(b[hdrMachine:], e.t.Machine.ELF)
-	b[hdrShift], b[hdrRuleSize], b[hdrSaves], b[hdrEscSize] = byte(e.shift), byte(e.sh.size), byte(len(e.sh.saves)), byte(escSize)
+	b[hdrShift], b[hdrRuleSize], b[hdrNSaves], b[hdrEscSize] = byte(e.shift), byte(e.sh.size), byte(len(e.sh.saves)), byte(escSize)
 	for i, r := range e.sh.saves {
 		b[hdrSlots+i] = byte(e.t.Machine.Slot(r))
 	}
@@ -299,5 +299,6 @@ func (e *emitter) join() ([]byte, error) {
 		b = append(b, make([]byte, -len(b)&(align-1))...)
 	}
 	u32(hdrSize, len(b))
+	le.PutUint32(b[hdrChecksum:], checksum(b))
 	return b, nil
 }

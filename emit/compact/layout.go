@@ -12,37 +12,38 @@ const Version = 1
 // Magic starts every table.
 const Magic = "uTbl"
 
-// Offsets of the header's fields, in bytes. Numbers are little-endian; offsets and counts have 32 bits.
+// Offsets of the header's fields, in bytes. Numbers are little-endian.
 const (
-	hdrMagic     = 0
-	hdrVersion   = 4  // u16
-	hdrMachine   = 6  // u16: e_machine
-	hdrSize      = 8  // of the whole table
-	hdrShift     = 12 // u8: an address unit is 1<<shift bytes
-	hdrRuleSize  = 13 // u8: bytes of a rule
-	hdrSaves     = 14 // u8: saves in a rule
-	hdrEscSize   = 15 // u8: bytes of an escape's rule, 2 or 4
-	hdrNSpans    = 16
-	hdrNRegions  = 20
-	hdrNGranules = 24
-	hdrNRows     = 28
-	hdrNRules    = 32
-	hdrNEscapes  = 36
-	hdrWideSize  = 40
-	hdrExprSize  = 44
-	hdrSpans     = 48 // offsets of the parts
-	hdrRules     = 52
-	hdrRegions   = 56
-	hdrGranules  = 60
-	hdrRows      = 64
-	hdrEscDir    = 68
-	hdrEscKeys   = 72
-	hdrEscRules  = 76
-	hdrWides     = 80
-	hdrExprs     = 84
-	hdrSlots     = 88 // u8[24]: the slot of each save
+	hdrMagic     = 0  // u32: "uTbl"
+	hdrVersion   = 4  // u16: of the layout
+	hdrMachine   = 6  // u16: e_machine of the module
+	hdrSize      = 8  // u32: bytes of the whole table
+	hdrChecksum  = 12 // u32: CRC-32C of all bytes but these four
+	hdrShift     = 16 // u8: an address unit is 1<<shift bytes
+	hdrRuleSize  = 17 // u8: bytes of a rule, 16 or 32
+	hdrNSaves    = 18 // u8: saves in a rule
+	hdrEscSize   = 19 // u8: bytes of an escape's rule, 2 or 4
+	hdrNSpans    = 20 // u32: spans
+	hdrNRegions  = 24 // u32: regions
+	hdrNGranules = 28 // u32: granules; where there are any, their list has one entry more
+	hdrNRows     = 32 // u32: rows
+	hdrNRules    = 36 // u32: rules, the gap's included
+	hdrNEscapes  = 40 // u32: escapes
+	hdrWideSize  = 44 // u32: bytes of the wides
+	hdrExprSize  = 48 // u32: bytes of the expressions
+	hdrSpans     = 52 // u32: offset of the spans, from the start of the table; so for the others
+	hdrRules     = 56 // u32: offset of the rules
+	hdrRegions   = 60 // u32: offset of the regions
+	hdrGranules  = 64 // u32: offset of the granules
+	hdrRows      = 68 // u32: offset of the rows
+	hdrEscDir    = 72 // u32: offset of the escapes' directory
+	hdrEscKeys   = 76 // u32: offset of the escapes' keys
+	hdrEscRules  = 80 // u32: offset of the escapes' rules
+	hdrWides     = 84 // u32: offset of the wides
+	hdrExprs     = 88 // u32: offset of the expressions
+	hdrSlots     = 92 // u8[20]: the slot of each save
 	headerSize   = 112
-	maxSaves     = 24
+	maxSaves     = 20
 )
 
 // A granule is 256 units of text, a region 256 granules.
@@ -50,20 +51,20 @@ const (
 	granuleBits = 8
 	regionBits  = 16
 
-	escapeID      = 255 // a row's rule is in the list of escapes
-	escapeBits    = 12  // rows that share an entry of the escapes' directory
-	rowsPad       = 8   // zeros behind the rows, so that eight bytes can be read at each
-	maxShift      = 2
-	align         = 8 // of every part
-	outermostFlag = 1 << 7
-	baseUnit      = 1024 // bytes by which a rule's base lowers the CFA
+	escapeID      = 255    // a row's rule is in the list of escapes
+	escapeBits    = 12     // 1<<12 rows share an entry of the escapes' directory
+	rowsPad       = 8      // zeros behind the rows, so that eight bytes can be read at each
+	maxShift      = 2      // largest shift
+	align         = 8      // of every part
+	outermostFlag = 1 << 7 // in a rule's flags: there is no caller
+	baseUnit      = 1024   // bytes by which a rule's base lowers the CFA
 )
 
 // A span is a range of text with one run of granules.
 const (
-	spanLo      = 0  // u64: first address
-	spanHi      = 8  // u64: behind the last
-	spanGranule = 16 // u32: its first granule
+	spanLo      = 0  // u64: first address, where its first row starts
+	spanHi      = 8  // u64: end; no information from there to the next span
+	spanGranule = 16 // u32: its first granule, the one that spanLo is in
 	spanRegion  = 20 // u32: its first region
 	spanSize    = 24
 )
@@ -71,11 +72,11 @@ const (
 // A rule starts with these; then come the saves, one byte each, and the mask of those that are
 // present, in the rest of the rule: one byte on x86-64, four on AArch64.
 const (
-	ruleKind  = 0
+	ruleKind  = 0 // u8: one of the kinds below
 	ruleReg   = 1 // u8: the slot that the CFA is relative to
 	ruleFlags = 2 // u8: rows.Flags, and outermostFlag
 	ruleAux   = 3 // u8: base on kindReg; the limit of pc&15 on kindPLT
-	ruleOff   = 4 // i32: CFA offset; on kindWide a u32 offset in the wides
+	ruleOff   = 4 // i32: CFA offset; on kindWide, unsigned, an offset in the wides
 	ruleHead  = 8
 )
 
@@ -94,9 +95,9 @@ const (
 	wideFlags   = 1  // u8: rows.Flags
 	wideRA      = 2  // u16: return address column
 	wideCFAReg  = 4  // u16: DWARF register
-	wideNRules  = 6  // u16
-	wideOff     = 8  // i64; of an expression: u32 offset in the expressions, u32 length
-	wideOff2    = 16 // i64
+	wideNRules  = 6  // u16: rules that follow
+	wideOff     = 8  // i64: offset; of an expression its offset in the expressions, and its length in the upper half
+	wideOff2    = 16 // i64: second offset
 	wideHead    = 24
 )
 
@@ -104,7 +105,7 @@ const (
 const (
 	wruleOf   = 0 // u16: DWARF register
 	wruleKind = 2 // u8: rows.Kind
-	wruleReg  = 4 // u16
-	wruleOff  = 8 // i64; of an expression: u32 offset in the expressions, u32 length
+	wruleReg  = 4 // u16: DWARF register
+	wruleOff  = 8 // i64: offset; of an expression as in the head
 	wruleSize = 16
 )

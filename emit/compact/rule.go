@@ -16,12 +16,23 @@ type shape struct {
 	mach  *arch.Machine
 	size  int        // bytes of a rule
 	saves []arch.Reg // the callee-saved registers, and the return address
+	regs  [arch.NumSlots]arch.Reg
 }
+
+const noReg = ^arch.Reg(0)
 
 func shapeOf(m *arch.Machine) shape {
 	sh := shape{mach: m, size: 16}
 	if !m.StepKnown {
 		return sh
+	}
+	for i := range sh.regs {
+		sh.regs[i] = noReg
+	}
+	for r := range arch.Reg(128) {
+		if slot := m.Slot(r); slot != arch.NoSlot {
+			sh.regs[slot] = r
+		}
 	}
 	sh.saves = append(slices.Clone(m.CalleeSaved), m.RA)
 	if len(sh.saves) > 7 {
@@ -211,14 +222,12 @@ func (sh *shape) fixedSet(rule []byte) rows.Set {
 	return s
 }
 
-// reg returns the register that has a slot.
+// reg returns the register that has a slot, or noReg.
 func (sh *shape) reg(slot arch.Slot) arch.Reg {
-	for r := range arch.Reg(256) {
-		if sh.mach.Slot(r) == slot {
-			return r
-		}
+	if slot >= arch.NumSlots {
+		return noReg
 	}
-	return ^arch.Reg(0)
+	return sh.regs[slot]
 }
 
 // pools are the parts of a table that wide rules point into.

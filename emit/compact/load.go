@@ -1,0 +1,328 @@
+package compact
+
+import (
+	"fmt"
+	"hash/crc32"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/rows"
+)
+
+// An Error says what is wrong with a table, and where.
+type Error struct {
+	Off int
+	Msg string
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("compact table+%#x: %s", e.Off, e.Msg) }
+
+func bad(off int, format string, args ...any) error {
+	return &Error{off, fmt.Sprintf(format, args...)}
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// checksum returns the CRC-32C of b without the checksum itself.
+func checksum(b []byte) uint32 {
+	return crc32.Update(crc32.Checksum(b[:hdrChecksum], castagnoli), castagnoli, b[hdrChecksum+4:])
+}
+
+// Load checks a table, the checksum first, and returns it. b is not decoded and must not change. Bytes behind
+// the table are ignored. An *Error says what is wrong, and where.
+func Load(b []byte) (*Table, error) {
+	if len(b) < headerSize {
+		return nil, bad(0, "truncated: %d bytes", len(b))
+	}
+	if string(b[:len(Magic)]) != Magic {
+		return nil, bad(0, "not a compact table")
+	}
+	if v := le.Uint16(b[hdrVersion:]); v != Version {
+		return nil, bad(hdrVersion, "version %d, not %d", v, Version)
+	}
+	u32 := func(at int) uint64 { return uint64(le.Uint32(b[at:])) }
+	if n := u32(hdrSize); n > uint64(len(b)) {
+		return nil, bad(hdrSize, "truncated: %d of %d bytes", len(b), n)
+	} else {
+		b = b[:n:n]
+	}
+	if len(b) < headerSize {
+		return nil, bad(hdrSize, "truncated: %d bytes", len(b))
+	}
+	if want, got := le.Uint32(b[hdrChecksum:]), checksum(b); got != want {
+		return nil, bad(hdrChecksum, "checksum %#x, not %#x", got, want)
+	}
+	m := arch.ByELF(le.Uint16(b[hdrMachine:]))
+	t := &Table{b: b, machine: m, sh: shapeOf(m), shift: b[hdrShift], wideEscs: b[hdrEscSize] == 4,
+		arm: m == arch.ARM64, nrules: uint32(u32(hdrNRules)), saved: m.SavedSlots(), nrows: int(u32(hdrNRows)),
+		nspans: int(u32(hdrNSpans)), ngran: int(u32(hdrNGranules)), ruleBits: 4}
+	if t.sh.size == 32 {
+		t.ruleBits = 5
+	}
+	if t.shift > maxShift {
+		return nil, bad(hdrShift, "shift %d", t.shift)
+	}
+	if int(b[hdrRuleSize]) != t.sh.size || int(b[hdrNSaves]) != len(t.sh.saves) {
+		return nil, bad(hdrRuleSize, "rules of %d bytes with %d saves on %s", b[hdrRuleSize], b[hdrNSaves], m.Name)
+	}
+	for i, r := range t.sh.saves {
+		if arch.Slot(b[hdrSlots+i]) != m.Slot(r) {
+			return nil, bad(hdrSlots+i, "save %d is slot %d, not %s", i, b[hdrSlots+i], m.RegName(r))
+		}
+	}
+	escSize := uint64(b[hdrEscSize])
+	if escSize != 2 && escSize != 4 {
+		return nil, bad(hdrEscSize, "escapes of %d bytes", escSize)
+	}
+	ngran, ndir, nesc := u32(hdrNGranules), uint64(0), u32(hdrNEscapes)
+	if ngran > 0 {
+		ngran++
+	}
+	if nesc > 0 {
+		ndir = u32(hdrNRows)>>escapeBits + 2
+	}
+	for _, p := range []struct {
+		at   int
+		size uint64
+		to   *[]byte
+	}{
+		{hdrSpans, u32(hdrNSpans) * spanSize, &t.spans},
+		{hdrRules, u32(hdrNRules) * uint64(t.sh.size), &t.rules},
+		{hdrRegions, u32(hdrNRegions) * 4, &t.regions},
+		{hdrGranules, ngran * 2, &t.granules},
+		{hdrRows, u32(hdrNRows)*2 + rowsPad, &t.body},
+		{hdrEscDir, ndir * 4, &t.dir},
+		{hdrEscKeys, nesc * 2, &t.keys},
+		{hdrEscRules, nesc * escSize, &t.escs},
+		{hdrWides, u32(hdrWideSize), &t.wides},
+		{hdrExprs, u32(hdrExprSize), &t.exprs},
+	} {
+		off := u32(p.at)
+		if off%align != 0 || off < headerSize || off > uint64(len(b)) || p.size > uint64(len(b))-off {
+			return nil, bad(p.at, "part of %d bytes at %#x of %#x", p.size, off, len(b))
+		}
+		*p.to = b[off : off+p.size : off+p.size]
+	}
+	for _, check := range []func() error{t.checkIndex, t.checkRows, t.checkRules} {
+		if err := check(); err != nil {
+			return nil, err
+		}
+	}
+	if t.nspans > 0 {
+		t.first = t.span(0)
+	}
+	return t, nil
+}
+
+// off returns the offset of part in the table.
+func (t *Table) off(field int) int { return int(le.Uint32(t.b[field:])) }
+
+// checkIndex checks spans, regions and granules: each leads to the next part's items, in order.
+func (t *Table) checkIndex() error {
+	at := t.off(hdrSpans)
+	end := uint64(0)
+	granule, region := uint64(0), uint64(0)
+	row := uint32(0)
+	for i := range t.nspans {
+		s := t.span(i)
+		hi := s.lo + s.size
+		if hi <= s.lo || i > 0 && s.lo <= end {
+			return bad(at+i*spanSize, "span [%#x, %#x)", s.lo, hi)
+		}
+		end = hi
+		if uint64(s.granule) != granule || uint64(s.region) != region {
+			return bad(at+i*spanSize, "span starts at granule %d, region %d", s.granule, s.region)
+		}
+		n := s.lastGranule(t.shift) + 1
+		if n > uint64(t.ngran)-granule {
+			return bad(at+i*spanSize, "span of %d granules, %d are left", n, uint64(t.ngran)-granule)
+		}
+		nr := (n-1)>>(regionBits-granuleBits) + 1
+		if nr > uint64(len(t.regions)/4)-region {
+			return bad(at+i*spanSize, "span of %d regions", nr)
+		}
+		for k := range n {
+			if k%(1<<(regionBits-granuleBits)) == 0 {
+				if x := le.Uint32(t.regions[4*region:]); x != row {
+					return bad(t.off(hdrRegions)+int(4*region), "region starts at row %d, not %d", x, row)
+				}
+				region++
+			}
+			a, e := le.Uint16(t.granules[2*granule:]), le.Uint16(t.granules[2*granule+2:])
+			if a != uint16(row) || e-a > 1<<granuleBits {
+				return bad(t.off(hdrGranules)+int(2*granule), "granule starts at row %d, not %d", a, row)
+			}
+			row += uint32(e - a)
+			if uint64(row) > uint64(t.nrows) {
+				return bad(t.off(hdrGranules)+int(2*granule), "row %d of %d", row, t.nrows)
+			}
+			granule++
+		}
+	}
+	if granule != uint64(t.ngran) || region != uint64(len(t.regions)/4) || uint64(row) != uint64(t.nrows) {
+		return bad(at, "spans hold %d granules, %d regions, %d rows", granule, region, row)
+	}
+	return nil
+}
+
+// checkRows checks that rows ascend, that a span starts with its first row, and that rules exist.
+func (t *Table) checkRows() error {
+	nesc := 0
+	body := t.off(hdrRows)
+	for i := range t.nspans {
+		s := t.span(i)
+		end := s.lastGranule(t.shift)
+		for g := range end + 1 {
+			blk, at := t.block(uint64(s.granule)+g, s.region+uint32(g>>(regionBits-granuleBits)))
+			n := len(blk) / 2
+			last := -1
+			if g == 0 {
+				first := int(s.lo>>t.shift) & (1<<granuleBits - 1)
+				if n == 0 || int(blk[0]) != first || s.lo&(1<<t.shift-1) != 0 {
+					return bad(body+int(at), "the first row of the span at %#x", s.lo)
+				}
+			}
+			for k, lo := range blk[:n] {
+				if int(lo) <= last {
+					return bad(body+int(at)+k, "rows do not ascend")
+				}
+				last = int(lo)
+			}
+			if g == end && last > int((s.lo+s.size-1)>>t.shift)&(1<<granuleBits-1) {
+				return bad(body+int(at), "a row behind the span's end %#x", s.lo+s.size)
+			}
+			for k, id := range blk[n:] {
+				if id != escapeID {
+					if uint32(id) >= t.nrules {
+						return bad(body+int(at)+n+k, "rule %d of %d", id, t.nrules)
+					}
+					continue
+				}
+				row := uint32(at/2) + uint32(k)
+				if nesc >= len(t.keys)/2 || uint32(le.Uint16(t.keys[2*nesc:])) != row&(1<<escapeBits-1) {
+					return bad(t.off(hdrEscKeys)+2*nesc, "row %d has no escape", row)
+				}
+				if d := row >> escapeBits; uint32(nesc) < le.Uint32(t.dir[4*d:]) || uint32(nesc) >= le.Uint32(t.dir[4*d+4:]) {
+					return bad(t.off(hdrEscDir)+int(4*d), "escape %d is not in its place", nesc)
+				}
+				if x := t.escape(nesc); x >= t.nrules {
+					return bad(t.off(hdrEscRules), "escape %d has rule %d of %d", nesc, x, t.nrules)
+				}
+				nesc++
+			}
+		}
+	}
+	if nesc != len(t.keys)/2 {
+		return bad(t.off(hdrEscKeys), "%d escapes for %d rows", len(t.keys)/2, nesc)
+	}
+	for i := 4; i < len(t.dir); i += 4 {
+		if le.Uint32(t.dir[i:]) < le.Uint32(t.dir[i-4:]) || uint64(le.Uint32(t.dir[i:])) > uint64(nesc) {
+			return bad(t.off(hdrEscDir)+i, "directory of escapes does not ascend")
+		}
+	}
+	return nil
+}
+
+// checkRules checks each rule, and what wide ones point to.
+func (t *Table) checkRules() error {
+	starts, err := t.checkWides()
+	if err != nil {
+		return err
+	}
+	at := t.off(hdrRules)
+	if t.nrules == 0 {
+		return bad(at, "no rules")
+	}
+	for id := range t.nrules {
+		r := t.rule(id)
+		if id == 0 {
+			if r[ruleKind] != kindNone || r[ruleFlags] != 0 {
+				return bad(at, "rule 0 is not a gap")
+			}
+		} else if msg := t.checkRule(r, starts); msg != "" {
+			return bad(at+int(id)<<t.ruleBits, "rule %d: %s", id, msg)
+		}
+	}
+	return nil
+}
+
+// checkRule returns what is wrong with a rule. starts has a bit for each eighth byte at which a wide starts.
+func (t *Table) checkRule(r []byte, starts []uint64) string {
+	kind, flags := r[ruleKind], r[ruleFlags]
+	switch {
+	case kind >= numKinds:
+		return fmt.Sprintf("kind %d", kind)
+	case kind == kindWide:
+		off := le.Uint32(r[ruleOff:])
+		if off%align != 0 || int(off) >= len(t.wides) || starts[off/align/64]>>(off/align%64)&1 == 0 {
+			return fmt.Sprintf("no wide starts at %#x", off)
+		}
+		if t.wides[off+wideFlags] != flags {
+			return "flags are not those of its wide"
+		}
+		return ""
+	case !t.machine.StepKnown:
+		return "a fixed rule on " + t.machine.Name
+	case !t.arm && rows.Flags(flags)&(rows.RASigned|rows.RASignPC) != 0:
+		return "a signed return address"
+	}
+	if kind == kindNone {
+		return ""
+	}
+	if t.sh.reg(arch.Slot(r[ruleReg])) == noReg {
+		return fmt.Sprintf("slot %d", r[ruleReg])
+	}
+	mask, n := t.sh.mask(r), len(t.sh.saves)
+	if mask>>n != 0 || !t.arm && flags&outermostFlag == 0 && mask>>(n-1) == 0 {
+		return fmt.Sprintf("saves %#x", mask)
+	}
+	return ""
+}
+
+// checkWides checks that the wides lie one behind the other, and each of them. It returns where they start.
+func (t *Table) checkWides() (starts []uint64, err error) {
+	starts = make([]uint64, len(t.wides)/align/64+1)
+	for off := 0; off < len(t.wides); {
+		at := t.off(hdrWides) + off
+		w, ok := t.wide(uint32(off))
+		if !ok {
+			return nil, bad(at, "a wide rule that is cut off")
+		}
+		if msg := t.checkWide(&w); msg != "" {
+			return nil, bad(at, "%s", msg)
+		}
+		starts[off/align/64] |= 1 << (off / align % 64)
+		off += wideHead + w.n*wruleSize
+	}
+	return starts, nil
+}
+
+func (t *Table) checkWide(w *wide) string {
+	if k := rows.CFAKind(w.head[wideCFAKind]); k >= rows.NumCFAKinds {
+		return fmt.Sprintf("CFA kind %d", k)
+	} else if k == rows.CFAExpr {
+		if _, ok := t.expr(le.Uint64(w.head[wideOff:])); !ok {
+			return "an expression that is cut off"
+		}
+	}
+	ra, last := arch.Reg(le.Uint16(w.head[wideRA:])), -1
+	for i := range w.n {
+		r := w.rules[i*wruleSize:]
+		of := arch.Reg(le.Uint16(r[wruleOf:]))
+		if int(of) <= last {
+			return "registers do not ascend"
+		}
+		last = int(of)
+		if t.machine.StepKnown && t.machine.Slot(of) == arch.NoSlot && of != ra {
+			return fmt.Sprintf("a rule of %s", t.machine.RegName(of)) // a bound on the work of Apply
+		}
+		switch k := rows.Kind(r[wruleKind]); {
+		case k >= rows.NumKinds:
+			return fmt.Sprintf("rule kind %d", k)
+		case k == rows.Expr || k == rows.ValExpr:
+			if _, ok := t.expr(le.Uint64(r[wruleOff:])); !ok {
+				return "an expression that is cut off"
+			}
+		}
+	}
+	return ""
+}
