@@ -83,9 +83,12 @@ type Image struct {
 	secs    []Section
 	load    []Segment // PT_LOAD with file contents
 
+	buildID func() []byte
+	hash    func() string
+
 	mu      sync.Mutex
 	inflate map[int]inflated
-	id      string
+	room    uint64 // bytes that compressed sections may still grow to
 }
 
 type inflated struct {
@@ -97,7 +100,7 @@ type inflated struct {
 // file of any size. A file that somebody truncates while it is mapped faults when it is read: use Guard
 // around work on files that others may write.
 func Open(path string) (*Image, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO would block
 	if err != nil {
 		return nil, err
 	}
@@ -109,14 +112,15 @@ func Open(path string) (*Image, error) {
 	if !st.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s: not a regular file", path)
 	}
-	if st.Size() < 16 || st.Size() > math.MaxInt {
+	if st.Size() == 0 || st.Size() > math.MaxInt { // neither can be mapped
 		return nil, &Error{path, 0, "header", ErrNotELF}
 	}
 	b, err := unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ, unix.MAP_PRIVATE)
 	if err != nil {
 		return nil, fmt.Errorf("map %s: %w", path, err)
 	}
-	img, err := New(path, b)
+	var img *Image
+	err = Guard(func() (err error) { img, err = New(path, b); return err })
 	if err != nil {
 		unix.Munmap(b)
 		return nil, err
@@ -126,7 +130,7 @@ func Open(path string) (*Image, error) {
 }
 
 // Guard runs f and returns its error. If f reads a page of a mapped file that is no longer there, that is
-// an error too.
+// an error too. Goroutines that f starts are not covered.
 func Guard(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -144,8 +148,17 @@ func Guard(f func() error) (err error) {
 // New reads an image in memory, such as a vDSO. b must not change afterwards.
 func New(name string, b []byte) (*Image, error) {
 	img := &Image{name: name, b: b, inflate: map[int]inflated{}}
-	if len(b) < 52 || string(b[:4]) != elf.ELFMAG {
-		return nil, &Error{name, 0, "header", ErrNotELF}
+	img.room = min(maxGrowth+maxRatio*uint64(len(b)), maxInflated)
+	img.buildID = sync.OnceValue(img.findBuildID)
+	img.hash = sync.OnceValue(func() string {
+		sum := sha256.Sum256(img.b)
+		return "sha256-" + hex.EncodeToString(sum[:])
+	})
+	if len(b) < 4 || string(b[:4]) != elf.ELFMAG {
+		return nil, img.errorf(0, ErrNotELF, "header")
+	}
+	if len(b) < elf.EI_NIDENT {
+		return nil, img.errorf(0, ErrTruncated, "header")
 	}
 	switch elf.Class(b[elf.EI_CLASS]) {
 	case elf.ELFCLASS64:
@@ -162,7 +175,10 @@ func New(name string, b []byte) (*Image, error) {
 	default:
 		return nil, img.errorf(uint64(elf.EI_DATA), ErrUnsupported, "byte order %d", b[elf.EI_DATA])
 	}
-	return img, img.headers()
+	if err := img.headers(); err != nil {
+		return nil, err
+	}
+	return img, nil
 }
 
 func (img *Image) errorf(off uint64, cause error, format string, args ...any) error {
@@ -283,7 +299,8 @@ func (img *Image) section(b []byte, index int) Section {
 	return s
 }
 
-// sections reads the section headers that are there.
+// sections reads the section headers that are there. Names are copied, so that many long ones in one place
+// could fill the memory: together they get as many bytes as the file has.
 func (img *Image) sections(off, entsize, num, strndx uint64) {
 	if room := (uint64(len(img.b)) - off) / entsize; num > room {
 		num = room
@@ -300,21 +317,20 @@ func (img *Image) sections(off, entsize, num, strndx uint64) {
 	if !ok {
 		return
 	}
+	room := uint64(len(img.b))
 	for i := range img.secs {
-		img.secs[i].Name = cstring(names, uint64(img.order.Uint32(all[uint64(i)*entsize:])))
+		at := uint64(img.order.Uint32(all[uint64(i)*entsize:]))
+		if at >= uint64(len(names)) {
+			continue
+		}
+		img.secs[i].Name = cstring(names[at:][:min(room, uint64(len(names))-at)])
+		room -= uint64(len(img.secs[i].Name))
 	}
 }
 
-// cstring returns the string at off, up to its NUL; "" where there is none.
-func cstring(b []byte, off uint64) string {
-	if off >= uint64(len(b)) {
-		return ""
-	}
-	b = b[off:]
-	if i := bytes.IndexByte(b, 0); i >= 0 {
-		return string(b[:i])
-	}
-	return ""
+// cstring returns the string up to the first NUL; "" where there is none.
+func cstring(b []byte) string {
+	return string(b[:max(bytes.IndexByte(b, 0), 0)])
 }
 
 // Close unmaps the file. Nothing that came from the image may be used afterwards.
@@ -343,7 +359,7 @@ func (img *Image) Interp() string {
 	for _, s := range img.segs {
 		if s.Type == elf.PT_INTERP && s.Filesz < 4096 {
 			b, _ := img.bytes(s.Off, s.Filesz)
-			return cstring(b, 0)
+			return cstring(b)
 		}
 	}
 	return ""
@@ -401,18 +417,32 @@ func (img *Image) Tail(v arch.Vaddr) []byte {
 	return nil
 }
 
-// BuildID returns the contents of the NT_GNU_BUILD_ID note, or nil.
-func (img *Image) BuildID() []byte {
+// BuildID returns the contents of the NT_GNU_BUILD_ID note, or nil. The result must not be changed; it stays
+// valid when the image is closed.
+func (img *Image) BuildID() []byte { return img.buildID() }
+
+// findBuildID looks at the notes of the segments, and then at those of the sections: a separate debug file's
+// segments lie. Ranges that overlap are no reason to read more than there is, twice.
+func (img *Image) findBuildID() []byte {
+	left := 2 * uint64(len(img.b))
+	look := func(off, size, align uint64) []byte {
+		if size > left {
+			return nil
+		}
+		left -= size
+		b, _ := img.bytes(off, size)
+		return bytes.Clone(buildIDNote(b, img.order, align))
+	}
 	for i := range img.segs {
 		if s := &img.segs[i]; s.Type == elf.PT_NOTE {
-			if id := img.buildID(s.Off, s.Filesz, s.Align); id != nil {
+			if id := look(s.Off, s.Filesz, s.Align); id != nil {
 				return id
 			}
 		}
 	}
 	for i := range img.secs {
 		if s := &img.secs[i]; s.Type == elf.SHT_NOTE {
-			if id := img.buildID(s.Off, s.Size, 4); id != nil {
+			if id := look(s.Off, s.Size, 4); id != nil {
 				return id
 			}
 		}
@@ -420,24 +450,21 @@ func (img *Image) BuildID() []byte {
 	return nil
 }
 
-func (img *Image) buildID(off, size, align uint64) []byte {
-	b, ok := img.bytes(off, size)
-	if !ok {
-		return nil
-	}
+// buildIDNote returns the build ID among notes, or nil.
+func buildIDNote(b []byte, order binary.ByteOrder, align uint64) []byte {
 	if align != 8 {
 		align = 4
 	}
 	up := func(n uint64) uint64 { return (n + align - 1) &^ (align - 1) }
 	const ntGNUBuildID = 3
 	for len(b) >= 12 {
-		namesz, descsz, typ := uint64(img.order.Uint32(b)), uint64(img.order.Uint32(b[4:])), img.order.Uint32(b[8:])
+		namesz, descsz, typ := uint64(order.Uint32(b)), uint64(order.Uint32(b[4:])), order.Uint32(b[8:])
 		desc := up(12 + namesz)
 		if end := uint64(len(b)); desc > end || descsz > end-desc {
 			return nil
 		}
 		if typ == ntGNUBuildID && namesz == 4 && string(b[12:16]) == "GNU\x00" && descsz > 0 {
-			return b[desc : desc+descsz : desc+descsz]
+			return b[desc : desc+descsz]
 		}
 		b = b[min(up(desc+descsz), uint64(len(b))):]
 	}
@@ -445,16 +472,11 @@ func (img *Image) buildID(off, size, align uint64) []byte {
 }
 
 // ID names the file's contents: its build ID in hex, or "sha256-" and the hash of all of its bytes where
-// it has none. It has no characters but 0-9, a-z and '-'.
+// it has none. It has no characters but 0-9, a-z and '-'. Without a build ID the first call reads the whole
+// file.
 func (img *Image) ID() string {
 	if id := img.BuildID(); len(id) > 0 && len(id) <= 64 {
 		return hex.EncodeToString(id)
 	}
-	img.mu.Lock()
-	defer img.mu.Unlock()
-	if img.id == "" {
-		sum := sha256.Sum256(img.b)
-		img.id = "sha256-" + hex.EncodeToString(sum[:])
-	}
-	return img.id
+	return img.hash()
 }

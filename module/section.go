@@ -5,6 +5,7 @@ import (
 	"compress/zlib"
 	"debug/elf"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"strings"
 
@@ -20,18 +21,19 @@ func (img *Image) Section(name string) *Section {
 		if s.Name == name {
 			return s
 		}
-		if old == nil && strings.HasPrefix(s.Name, ".zdebug_") && s.Name[2:] == name[min(1, len(name)):] {
+		if old == nil && strings.HasPrefix(s.Name, ".zdebug_") && strings.HasPrefix(name, ".debug_") && s.Name[2:] == name[1:] {
 			old = s
 		}
 	}
 	return old
 }
 
-// maxInflated bounds what a compressed section may grow to, in bytes, and maxRatio by what factor:
-// deflate cannot do more than 1,032.
+// The compressed sections of an image may expand, all together, to maxRatio times the size of the file and
+// maxGrowth bytes more, but not to more than maxInflated bytes. Debug information shrinks to a fifth.
 const (
+	maxRatio    = 100
+	maxGrowth   = 4 << 20
 	maxInflated = 4 << 30
-	maxRatio    = 1100
 )
 
 // Data returns the contents of s, decompressed where they are compressed, and nil for one that occupies
@@ -53,14 +55,16 @@ func (img *Image) Data(s *Section) ([]byte, error) {
 	if got, ok := img.inflate[s.index]; ok {
 		return got.b, got.err
 	}
-	out, err := img.decompress(s, b, old)
+	out, err := img.decompress(s, b, old) // it has the lock: room
 	img.inflate[s.index] = inflated{out, err}
 	return out, err
 }
 
-// decompress expands a compressed section (System V ABI, chapter 4, "Section Compression"). The size
-// that its header promises is believed only as bytes come.
+// decompress expands a compressed section (System V ABI, chapter 4, "Section Compression").
 func (img *Image) decompress(s *Section, b []byte, old bool) ([]byte, error) {
+	bad := func(cause error, format string, args ...any) ([]byte, error) {
+		return nil, img.errorf(s.Off, cause, "section %d %s: %s", s.index, s.Name, fmt.Sprintf(format, args...))
+	}
 	kind, size := elf.COMPRESS_ZLIB, uint64(0)
 	if old {
 		size, b = binary.BigEndian.Uint64(b[4:]), b[12:]
@@ -70,7 +74,7 @@ func (img *Image) decompress(s *Section, b []byte, old bool) ([]byte, error) {
 			n = 24
 		}
 		if len(b) < n {
-			return nil, img.errorf(s.Off, ErrTruncated, "section %d %s: compression header", s.index, s.Name)
+			return bad(ErrTruncated, "compression header")
 		}
 		f := img.fields(b)
 		kind = elf.CompressionType(f.u32())
@@ -79,32 +83,36 @@ func (img *Image) decompress(s *Section, b []byte, old bool) ([]byte, error) {
 		}
 		size, b = f.word(), b[n:]
 	}
-	if size > maxInflated || kind == elf.COMPRESS_ZLIB && size/maxRatio > uint64(len(b)) {
-		return nil, img.errorf(s.Off, ErrMalformed, "section %d %s: %d bytes cannot expand to %d", s.index, s.Name, len(b), size)
+	if size > img.room {
+		return bad(ErrUnsupported, "%d bytes would expand to %d", len(b), size)
 	}
+	img.room -= size
 	var r io.Reader
 	switch kind {
 	case elf.COMPRESS_ZLIB:
 		z, err := zlib.NewReader(bytes.NewReader(b))
 		if err != nil {
-			return nil, img.errorf(s.Off, ErrMalformed, "section %d %s: %v", s.index, s.Name, err)
+			return bad(ErrMalformed, "%v", err)
 		}
 		r = z
 	case elf.COMPRESS_ZSTD:
-		z, err := zstd.NewReader(bytes.NewReader(b), zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxInflated))
+		// The window is memory too: 8 MB is what every decoder should allow (RFC 8878, section 3.1.1.1.2).
+		z, err := zstd.NewReader(bytes.NewReader(b), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
+			zstd.WithDecoderMaxWindow(max(8<<20, size)))
 		if err != nil {
-			return nil, img.errorf(s.Off, ErrMalformed, "section %d %s: %v", s.index, s.Name, err)
+			return bad(ErrMalformed, "%v", err)
 		}
 		defer z.Close()
 		r = z
 	default:
-		return nil, img.errorf(s.Off, ErrUnsupported, "section %d %s: compression %d", s.index, s.Name, kind)
+		return bad(ErrUnsupported, "compression %d", kind)
 	}
-	var out bytes.Buffer
-	out.Grow(int(min(size, uint64(16*len(b))+4096)))
-	n, err := io.Copy(&out, io.LimitReader(r, int64(size)))
-	if err != nil || uint64(n) != size {
-		return nil, img.errorf(s.Off, ErrMalformed, "section %d %s: decompressed %d of %d bytes: %v", s.index, s.Name, n, size, err)
+	out := make([]byte, size)
+	if n, err := io.ReadFull(r, out); err != nil {
+		return bad(ErrMalformed, "decompressed %d of %d bytes: %v", n, size, err)
 	}
-	return out.Bytes(), nil
+	if n, err := io.ReadFull(r, make([]byte, 1)); n != 0 || err != io.EOF { // and the checksum is right
+		return bad(ErrMalformed, "after %d bytes: %v", size, err)
+	}
+	return out, nil
 }

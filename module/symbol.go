@@ -19,35 +19,47 @@ type Symbol struct {
 	Dynamic bool // from the dynamic symbol table
 }
 
+// maxName bounds a symbol's name, in bytes; a longer one is cut. Without a bound, many symbols with one
+// very long name would take forever.
+const maxName = 1 << 14
+
 // Symbols yields the symbols of .symtab, and then those of the dynamic symbol table, which is found without
 // section headers too. It returns what was wrong with a table after yielding its good part.
 func (img *Image) Symbols(yield func(Symbol) bool) error {
 	var first error
-	dynamic := false
+	note := func(err error) {
+		if first == nil {
+			first = err
+		}
+	}
+	left := uint64(len(img.b)) // tables do not overlap
 	for _, typ := range []elf.SectionType{elf.SHT_SYMTAB, elf.SHT_DYNSYM} {
 		for i := range img.secs {
 			s := &img.secs[i]
 			if s.Type != typ {
 				continue
 			}
-			dynamic = dynamic || typ == elf.SHT_DYNSYM
-			var names []byte
 			syms, err := img.Data(s)
-			if err == nil && uint64(s.Link) < uint64(len(img.secs)) {
-				names, err = img.Data(&img.secs[s.Link])
+			if err == nil && s.Size > left {
+				err = img.errorf(s.Off, ErrMalformed, "section %d %s: symbol tables overlap", i, s.Name)
 			}
 			if err != nil {
-				if first == nil {
-					first = err
-				}
+				note(err)
 				continue
+			}
+			left -= s.Size
+			var names []byte
+			if uint64(s.Link) >= uint64(len(img.secs)) {
+				note(img.errorf(s.Off, ErrMalformed, "section %d %s: its names are in section %d of %d", i, s.Name, s.Link, len(img.secs)))
+			} else if names, err = img.Data(&img.secs[s.Link]); err != nil {
+				note(err)
 			}
 			if !img.symbols(syms, names, typ == elf.SHT_DYNSYM, yield) {
 				return first
 			}
 		}
 	}
-	if !dynamic {
+	if len(img.secs) == 0 {
 		syms, names := img.dynsym()
 		img.symbols(syms, names, true, yield)
 	}
@@ -85,9 +97,13 @@ func (img *Image) symbols(b, names []byte, dynamic bool, yield func(Symbol) bool
 	return true
 }
 
-// alias is the string up to the first NUL, without a copy.
+// alias is the string up to the first NUL, cut at maxName, without a copy; "" where there is no NUL.
 func alias(b []byte) string {
-	n := bytes.IndexByte(b, 0)
+	cut := b[:min(len(b), maxName)]
+	n := bytes.IndexByte(cut, 0)
+	if n < 0 && len(cut) < len(b) {
+		n = len(cut)
+	}
 	if n <= 0 {
 		return ""
 	}
@@ -111,10 +127,13 @@ func (img *Image) dynsym() (syms, names []byte) {
 		if img.is64 {
 			entry = 16
 		}
+	entries:
 		for ; len(b) >= entry; b = b[entry:] {
 			f := img.fields(b)
 			tag, v := f.word(), f.word()
 			switch elf.DynTag(tag) {
+			case elf.DT_NULL:
+				break entries
 			case elf.DT_SYMTAB:
 				symtab = v
 			case elf.DT_STRTAB:
@@ -127,6 +146,7 @@ func (img *Image) dynsym() (syms, names []byte) {
 				gnu = v
 			}
 		}
+		break
 	}
 	if symtab == 0 || strtab == 0 {
 		return nil, nil
