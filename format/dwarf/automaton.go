@@ -23,6 +23,14 @@ func (s state) number() uint64  { return uint64(s) >> stateShift }
 type stateKey struct {
 	set     rows.SetID
 	context uint32
+	behind  behind
+}
+
+// behind is the last offset of a CFA that is an expression now. Nothing but def_cfa_register sees it: see
+// docs/SEMANTICS.md.
+type behind struct {
+	off   int64
+	valid bool
 }
 
 // A context is what an instruction can see of its CIE.
@@ -245,6 +253,9 @@ func (a *automaton) apply(from state, i *Instruction) (state, error) {
 		// Only one address space holds stacks: its number adds nothing.
 		set.CFA = rows.CFA{Kind: rows.CFAReg, Reg: reg, Off: i.Args[1]}
 	case DW_CFA_def_cfa_register, DW_CFA_def_cfa_offset, DW_CFA_def_cfa_offset_sf:
+		if k.behind.valid && i.Op == DW_CFA_def_cfa_register {
+			set.CFA = rows.CFA{Kind: rows.CFAReg, Off: k.behind.off}
+		}
 		if set.CFA.Kind != rows.CFAReg {
 			return fail(malformed(at, "the CFA is no register and offset"))
 		}
@@ -254,6 +265,9 @@ func (a *automaton) apply(from state, i *Instruction) (state, error) {
 			set.CFA.Off = i.Args[0]
 		}
 	case DW_CFA_def_cfa_expression:
+		if set.CFA.Kind == rows.CFAReg {
+			k.behind = behind{set.CFA.Off, true}
+		}
 		set.CFA = rows.LowerCFA(i.Expr, a.mach)
 
 	case DW_CFA_GNU_args_size, DW_CFA_nop:
@@ -286,7 +300,11 @@ func (a *automaton) apply(from state, i *Instruction) (state, error) {
 		panic("BUG: an instruction that makes no row: " + i.Name(a.mach))
 	}
 	a.scratch = set.Rules
-	return a.state(stateKey{a.sets.Intern(set), k.context}), nil
+	if set.CFA.Kind == rows.CFAReg {
+		k.behind = behind{}
+	}
+	k.set = a.sets.Intern(set)
+	return a.state(k), nil
 }
 
 // e_machine values of SPARC.

@@ -248,13 +248,15 @@ func (c *compiler) start(x *cie) start {
 		ctx := context{daf: x.daf, initial: base, inCIE: true, word: uint8(x.addrSize)}
 		// It is run as if it were an FDE, without room for an advance.
 		f := fde{cie: x, insns: x.insns, end: x.end}
-		if err := c.run(&f, c.a.state(stateKey{base, c.a.context(ctx)})); err != nil {
+		if err := c.run(&f, c.a.state(stateKey{set: base, context: c.a.context(ctx)})); err != nil {
 			at.err = in("CIE", err)
 		} else if len(c.buf) > 1 {
 			at.err = malformed(x.off, "advance in a CIE")
 		} else {
-			ctx.initial, ctx.inCIE = c.a.keys[c.end.number()].set, false
-			at.state = c.a.state(stateKey{ctx.initial, c.a.context(ctx)})
+			k := c.a.keys[c.end.number()]
+			ctx.initial, ctx.inCIE = k.set, false
+			k.context = c.a.context(ctx)
+			at.state = c.a.state(k)
 		}
 	}
 	c.starts[x] = at

@@ -1,0 +1,127 @@
+package store
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/emit/compact"
+)
+
+// A file is the table, its name, and a trailer of little-endian words: the size of the name, the CRC-32C of all
+// bytes before it, and a magic number.
+const (
+	trailerSize = 16
+	magic       = 0x65726f74_73736e75 // "unsstore"
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Open returns the Store in a directory, which is made if need be, for this user only. "" is $UNSPOOL_CACHE, else
+// the directory unspool in $XDG_CACHE_HOME, else in ~/.cache. A directory that others own or may write to is
+// refused: its tables could be anybody's. With an error comes a Store that keeps nothing on disk.
+func Open(dir string) (*Store, error) {
+	if dir == "" {
+		dir = os.Getenv("UNSPOOL_CACHE")
+	}
+	if dir == "" {
+		base, err := os.UserCacheDir()
+		if err != nil {
+			return &Store{}, fmt.Errorf("no cache directory: %w; set UNSPOOL_CACHE", err)
+		}
+		dir = filepath.Join(base, "unspool")
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return &Store{}, fmt.Errorf("cache: %w", err)
+	}
+	st, err := os.Stat(dir)
+	if err != nil {
+		return &Store{}, fmt.Errorf("cache: %w", err)
+	}
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) != os.Geteuid() || st.Mode().Perm()&0o022 != 0 {
+		return &Store{}, fmt.Errorf("cache: %s is not this user's alone: make it so with chmod go-w, or set UNSPOOL_CACHE", dir)
+	}
+	return &Store{dir: dir}, nil
+}
+
+// load maps a table. It returns nil without an error where there is none.
+func (s *Store) load(name string) (*compact.Table, error) {
+	path := filepath.Join(s.dir, name)
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size < trailerSize || st.Size > 1<<40 {
+		return nil, fmt.Errorf("%s is no table", path)
+	}
+	b, err := unix.Mmap(fd, 0, int(st.Size), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_POPULATE)
+	if err != nil {
+		return nil, err
+	}
+	t, err := open(b, name)
+	if err != nil {
+		unix.Munmap(b)
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return t, nil
+}
+
+// open checks a file and loads its table.
+func open(b []byte, name string) (*compact.Table, error) {
+	end := len(b) - trailerSize
+	tail := b[end:]
+	if binary.LittleEndian.Uint64(tail[8:]) != magic {
+		return nil, errors.New("no trailer")
+	}
+	n := uint64(binary.LittleEndian.Uint32(tail))
+	if n > uint64(end) || string(b[end-int(n):end]) != name {
+		return nil, errors.New("the table of another module")
+	}
+	if crc32.Checksum(b[:end+4], castagnoli) != binary.LittleEndian.Uint32(tail[4:]) {
+		return nil, errors.New("damaged")
+	}
+	return compact.Load(b[: end-int(n) : end-int(n)])
+}
+
+// seal appends the name and the trailer.
+func seal(table []byte, name string) []byte {
+	b := make([]byte, 0, len(table)+len(name)+trailerSize)
+	b = append(append(b, table...), name...)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(name)))
+	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return binary.LittleEndian.AppendUint64(b, magic)
+}
+
+// save writes a table under a temporary name and renames it, so that others see all of it or nothing.
+func (s *Store) save(name string, table []byte) error {
+	f, err := os.CreateTemp(s.dir, ".new-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(seal(table, name))
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), filepath.Join(s.dir, name))
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return err
+}

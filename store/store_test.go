@@ -1,0 +1,258 @@
+package store
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/emit/compact"
+	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/rows"
+)
+
+// shell is the image of a program that every machine has.
+func shell(t testing.TB) *module.Image {
+	t.Helper()
+	img, err := module.Open("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { img.Close() })
+	return img
+}
+
+func get(t *testing.T, s *Store, want Origin) *compact.Table {
+	t.Helper()
+	table, from, err := s.Table(shell(t))
+	if err != nil || table == nil {
+		t.Fatalf("Table: %v, %v", table, err)
+	}
+	if from != want {
+		t.Fatalf("Table: from %v, want %v", from, want)
+	}
+	return table
+}
+
+// onlyFile returns the path of the one file in dir.
+func onlyFile(t *testing.T, dir string) string {
+	t.Helper()
+	list, err := os.ReadDir(dir)
+	if err != nil || len(list) != 1 {
+		t.Fatalf("the cache holds %v, %v; want one file", list, err)
+	}
+	return filepath.Join(dir, list[0].Name())
+}
+
+func open2(t *testing.T, dir string) *Store {
+	t.Helper()
+	s, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestKeeps(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "cache")
+	s := open2(t, dir)
+	built := get(t, s, Built)
+	get(t, s, Memory)
+	mapped := get(t, open2(t, dir), Disk)
+	if built.Stats() != mapped.Stats() {
+		t.Errorf("built %+v, mapped %+v", built.Stats(), mapped.Stats())
+	}
+	st, err := os.Stat(dir)
+	if err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("the directory has mode %v, %v; want 0700", st.Mode(), err)
+	}
+	// What came from disk is proven as what was built.
+	img := shell(t)
+	f, err := dwarf.Open(img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref, _ := f.Build(dwarf.Both)
+	if err := compact.Verify(mapped, ref, 2); err != nil {
+		t.Error(err)
+	}
+}
+
+// Every flipped byte, every truncation and a foreign table are noticed, and the table is made again.
+func TestTampered(t *testing.T) {
+	dir := t.TempDir()
+	get(t, open2(t, dir), Built)
+	path := onlyFile(t, dir)
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Base(path)
+	for i := 0; i < len(good); i += 1 + len(good)/997 {
+		b := bytes.Clone(good)
+		b[i] ^= 1 << (i % 8)
+		if _, err := open(b, name); err == nil {
+			t.Errorf("byte %d of %d changed, and nothing noticed", i, len(good))
+		}
+		if i >= trailerSize {
+			if _, err := open(good[:i], name); err == nil {
+				t.Errorf("truncated to %d of %d, and nothing noticed", i, len(good))
+			}
+		}
+	}
+	if _, err := open(seal(good[:len(good)-trailerSize-len(name)], "another"), name); err == nil {
+		t.Error("the table of another module was taken")
+	}
+	for _, bad := range [][]byte{nil, []byte("x"), good[:len(good)/2], bytes.Repeat([]byte{0xff}, len(good))} {
+		if err := os.WriteFile(path, bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := open2(t, dir)
+		get(t, s, Built)
+		if s.Stats().Rejected != 1 {
+			t.Errorf("%d bytes: rejected %d files, want 1", len(bad), s.Stats().Rejected)
+		}
+		get(t, open2(t, dir), Disk)
+	}
+	// A link in the file's place is not followed.
+	os.Remove(path)
+	if err := os.Symlink("/etc/passwd", path); err != nil {
+		t.Fatal(err)
+	}
+	get(t, open2(t, dir), Built)
+}
+
+func TestUnusable(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	shared := t.TempDir()
+	if err := os.Chmod(shared, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{file, filepath.Join(file, "below"), shared, "/proc/unspool"} {
+		s, err := Open(dir)
+		if err == nil {
+			t.Errorf("Open(%s) gave no error", dir)
+		}
+		get(t, s, Built)
+		get(t, s, Memory)
+	}
+}
+
+// A disk without room, and a directory that is gone, are told once and cost nothing else.
+func TestFull(t *testing.T) {
+	t.Run("removed", func(t *testing.T) {
+		dir := t.TempDir()
+		s := open2(t, dir)
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+		get(t, s, Built)
+		if s.Err() == nil || s.Stats().Unkept != 1 {
+			t.Errorf("Err() = %v, %+v", s.Err(), s.Stats())
+		}
+	})
+	t.Run("full", func(t *testing.T) {
+		dir := t.TempDir()
+		if err := unix.Mount("none", dir, "tmpfs", 0, "size=16k,mode=700"); err != nil {
+			t.Skipf("this test lacks the right to mount a small file system: %v", err)
+		}
+		defer unix.Unmount(dir, unix.MNT_DETACH)
+		s := open2(t, dir)
+		get(t, s, Built)
+		if s.Err() == nil || !strings.Contains(s.Err().Error(), "no space") {
+			t.Errorf("Err() = %v, want that there is no space", s.Err())
+		}
+		if list, _ := os.ReadDir(dir); len(list) != 0 {
+			t.Errorf("%v is left behind", list)
+		}
+	})
+}
+
+func TestConcurrent(t *testing.T) {
+	dir := t.TempDir()
+	img := shell(t)
+	var wg sync.WaitGroup
+	stores := []*Store{open2(t, dir), open2(t, dir)}
+	for i := range 8 {
+		wg.Go(func() {
+			table, _, err := stores[i%2].Table(img)
+			if err != nil || table == nil {
+				t.Errorf("Table: %v, %v", table, err)
+			}
+		})
+	}
+	wg.Wait()
+	for _, s := range stores {
+		if n := s.Stats().Built + s.Stats().Mapped; n != 1 {
+			t.Errorf("a store made or mapped %d tables, want 1", n)
+		}
+	}
+	get(t, open2(t, dir), Disk)
+}
+
+func TestNone(t *testing.T) {
+	img, err := module.New("none", bareELF())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := open2(t, t.TempDir())
+	if table, from, err := s.Table(img); table != nil || from != None || err != nil {
+		t.Errorf("Table: %v, %v, %v; want nothing", table, from, err)
+	}
+}
+
+// bareELF is an ELF header without anything.
+func bareELF() []byte {
+	b := make([]byte, 64)
+	copy(b, "\x7fELF\x02\x01\x01")
+	b[16], b[18], b[20], b[52] = 3, 62, 1, 64
+	return b
+}
+
+func FuzzOpen(f *testing.F) {
+	b := rows.NewBuilder(arch.AMD64)
+	table, err := compact.Emit(rows.Build(b))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(seal(table, "name"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) >= trailerSize {
+			open(b, "name")
+		}
+		open(seal(b, "name"), "name")
+	})
+}
+
+// BenchmarkTable measures a table from disk and one that is made: the time until the first lookup.
+func BenchmarkTable(b *testing.B) {
+	img := shell(b)
+	dir := b.TempDir()
+	b.Run("disk", func(b *testing.B) {
+		for b.Loop() {
+			s, err := Open(dir)
+			if err != nil {
+				b.Fatal(err)
+			}
+			if t, _, err := s.Table(img); t == nil || err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("built", func(b *testing.B) {
+		for b.Loop() {
+			if t, _, err := new(Store).Table(img); t == nil || err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
