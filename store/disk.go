@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,14 +14,12 @@ import (
 	"github.com/unspool/unspool/emit/compact"
 )
 
-// A file is the table, its name, and a trailer of little-endian words: the size of the name, the CRC-32C of all
-// bytes before it, and a magic number.
+// A file is the table, which has a checksum of its own, the name, and a trailer of little-endian words: the size of
+// the name and a magic number.
 const (
-	trailerSize = 16
-	magic       = 0x65726f74_73736e75 // "unsstore"
+	trailerSize = 8
+	magic       = 0x65726f74 // "tore"
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // Open returns the Store in a directory, which is made if need be, for this user only. "" is $UNSPOOL_CACHE, else
 // the directory unspool in $XDG_CACHE_HOME, else in ~/.cache. A directory that others own or may write to is
@@ -85,15 +82,12 @@ func (s *Store) load(name string) (*compact.Table, error) {
 func open(b []byte, name string) (*compact.Table, error) {
 	end := len(b) - trailerSize
 	tail := b[end:]
-	if binary.LittleEndian.Uint64(tail[8:]) != magic {
+	if binary.LittleEndian.Uint32(tail[4:]) != magic {
 		return nil, errors.New("no trailer")
 	}
 	n := uint64(binary.LittleEndian.Uint32(tail))
 	if n > uint64(end) || string(b[end-int(n):end]) != name {
 		return nil, errors.New("the table of another module")
-	}
-	if crc32.Checksum(b[:end+4], castagnoli) != binary.LittleEndian.Uint32(tail[4:]) {
-		return nil, errors.New("damaged")
 	}
 	return compact.Load(b[: end-int(n) : end-int(n)])
 }
@@ -103,8 +97,7 @@ func seal(table []byte, name string) []byte {
 	b := make([]byte, 0, len(table)+len(name)+trailerSize)
 	b = append(append(b, table...), name...)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(name)))
-	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
-	return binary.LittleEndian.AppendUint64(b, magic)
+	return binary.LittleEndian.AppendUint32(b, magic)
 }
 
 // save writes a table under a temporary name and renames it, so that others see all of it or nothing.

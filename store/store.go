@@ -2,7 +2,7 @@
 //
 // A table's file is named after the module's build ID, or the hash of its contents where it has none, and the size
 // of the unwind information that it was made of: a stripped file has its twin's build ID, and less to tell. The
-// file is the table, as package compact lays it out, and a trailer with the name and a checksum. It is mapped,
+// file is the table, as package compact lays it out, and a trailer with the name. It is mapped,
 // not read. Whatever is wrong with a file, or with the whole cache, costs time only: the table is built again.
 package store
 

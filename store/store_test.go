@@ -162,7 +162,7 @@ func TestFull(t *testing.T) {
 	})
 	t.Run("full", func(t *testing.T) {
 		dir := t.TempDir()
-		if err := unix.Mount("none", dir, "tmpfs", 0, "size=16k,mode=700"); err != nil {
+		if err := unix.Mount("none", dir, "tmpfs", 0, "size=4k,mode=700"); err != nil {
 			t.Skipf("this test lacks the right to mount a small file system: %v", err)
 		}
 		defer unix.Unmount(dir, unix.MNT_DETACH)
