@@ -5,8 +5,9 @@ import (
 	"runtime/debug"
 )
 
-// guard returns what f returns. A mapped file that is cut short while it is read faults where it ends; guard makes that an error.
-func guard(f func() error) (err error) {
+// Guard returns what f returns. A mapped file that is cut short while it is read faults where it ends: Guard makes that
+// an error, in f's own goroutine only. Run guards all that it calls.
+func Guard(f func() error) (err error) {
 	old := debug.SetPanicOnFault(true)
 	defer debug.SetPanicOnFault(old)
 	defer func() {

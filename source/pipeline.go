@@ -167,7 +167,7 @@ func Run(ctx context.Context, in RecordStream, o Options) (Stats, error) {
 		wg.Go(func() {
 			k := newStacker(in.Decoder(), &o)
 			for j := range work {
-				j.err = guard(func() error { return k.walk(j, o.Prepare) })
+				j.err = Guard(func() error { return k.walk(j, o.Prepare) })
 				j.done <- struct{}{}
 			}
 		})
@@ -188,7 +188,7 @@ func Run(ctx context.Context, in RecordStream, o Options) (Stats, error) {
 	for j := range order {
 		<-j.done
 		if err == nil && ctx.Err() == nil {
-			if err = guard(func() error { return j.deliver(&o, &st) }); err == nil {
+			if err = Guard(func() error { return j.deliver(&o, &st) }); err == nil {
 				err = j.err
 			}
 		}
@@ -333,9 +333,9 @@ func newReader(in RecordStream, o *Options, free, work, order chan *job) *reader
 }
 
 func (rd *reader) run(ctx context.Context) error {
-	err := guard(func() error { return rd.read(ctx) })
+	err := Guard(func() error { return rd.read(ctx) })
 	if ctx.Err() == nil {
-		rest := guard(func() error { rd.pass(rd.queue.all()); return nil })
+		rest := Guard(func() error { rd.pass(rd.queue.all()); return nil })
 		if err == nil {
 			err = rest
 		}

@@ -3,6 +3,7 @@ package source
 import (
 	"encoding/binary"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -14,7 +15,8 @@ import (
 //	u32 magic, u16 size of the runs in bytes, u8 StackSource, u8 Stop, runs
 //
 // A run is a byte, unwind.How with 0x80 where the frame's address is exact, and how many frames in a row are so,
-// as an unsigned varint; runs go from the innermost frame out.
+// as an unsigned varint; runs go from the innermost frame out. The field's size is 4 more than a multiple of 8, as
+// the kernel keeps it; zero bytes between what it held before and the runs see to that.
 
 const (
 	provenanceMagic = 0x70736e75 // "unsp"
@@ -61,23 +63,34 @@ func parseProvenance(raw []byte) (p provenance, rest []byte, ok bool) {
 	if runs > n || stop >= unwind.NumStops || from >= numSources {
 		return p, raw, false
 	}
-	return provenance{raw[n-runs : n], stop, from}, raw[: n-runs : n-runs], true
+	if rest = raw[: n-runs : n-runs]; len(rest) < 8 {
+		rest = nil // padding: tracepoints have 8 bytes in common
+	}
+	return provenance{raw[n-runs : n], stop, from}, rest, true
 }
 
-// restore sets How, Exact and with them PC of frames whose PC is the address as written. Frames without a run
-// are left alone.
-func (p *provenance) restore(user []unwind.Frame) {
-	for runs := p.runs; len(runs) > 0 && len(user) > 0; {
-		how := runs[0]
-		n, k := binary.Uvarint(runs[1:])
-		if k <= 0 {
-			return
+// appendFrames appends the frames whose Frame.Addr user holds. Frames that p says nothing of are return addresses.
+func (p *provenance) appendFrames(frames []unwind.Frame, user []uint64, space *unwind.Space) []unwind.Frame {
+	runs, left := p.runs, uint64(0)
+	how := byte(unwind.HowFramePointer)
+	for _, v := range user {
+		for left == 0 && len(runs) > 0 {
+			n, k := binary.Uvarint(runs[1:])
+			if k <= 0 {
+				runs = nil
+				break
+			}
+			how, left, runs = runs[0], n, runs[1+k:]
 		}
-		runs = runs[1+k:]
-		for ; n > 0 && len(user) > 0; n-- {
-			f := &user[0]
-			f.How, f.Exact = unwind.How(how&^exactBit), how&exactBit != 0
-			user = user[1:]
+		if left == 0 {
+			how, left = byte(unwind.HowFramePointer), 1
 		}
+		left--
+		f := unwind.Frame{PC: arch.Addr(v), Exact: how&exactBit != 0, How: unwind.How(how &^ exactBit), Mapping: space.Find(arch.Addr(v))}
+		if !f.Exact {
+			f.PC++
+		}
+		frames = append(frames, f)
 	}
+	return frames
 }

@@ -130,16 +130,10 @@ func (k *stacker) fill(j *job, it *item) {
 	}
 	switch {
 	case ours:
-		j.frames = appendRecorded(j.frames, k.user, s.Space)
-		frames := j.frames[it.user:]
-		prov.restore(frames)
-		for i := range frames {
-			if f := &frames[i]; !f.Exact {
-				f.PC++ // it was written as Frame.Addr
-			}
-		}
+		j.frames = prov.appendFrames(j.frames, k.user, s.Space)
 		s.Stop, s.From = prov.stop, prov.from
 	case k.walkable(r):
+		k.snap.Space = s.Space
 		j.frames, s.Stop = k.walker.Walk(&k.snap, j.frames)
 		s.From = Walked
 	case len(k.user) > 0:

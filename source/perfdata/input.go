@@ -63,6 +63,15 @@ func (in *input) room(n int) []byte {
 	return in.b[len(in.b):cap(in.b)]
 }
 
+// append adds b at the end.
+func (in *input) append(b []byte) {
+	for len(b) > 0 {
+		n := copy(in.room(min(len(b), 1<<18)), b)
+		in.b = in.b[: len(in.b)+n : cap(in.b)]
+		b = b[n:]
+	}
+}
+
 // skip drops n bytes and says how many there were.
 func (in *input) skip(n uint64) (skipped uint64, err error) {
 	for skipped < n {

@@ -13,7 +13,8 @@ import (
 // is read: a FINISHED_ROUND between them counts for them. The decoder runs as a coroutine that yields when it has
 // output, and when it needs input.
 type decompressor struct {
-	in   []byte // not decoded yet
+	in   []byte // not decoded yet; a part of buf
+	buf  []byte
 	out  []byte // decoded, until the coroutine goes on
 	err  error
 	next func() (struct{}, bool)
@@ -64,6 +65,13 @@ func (c *coroutine) Write(p []byte) (int, error) {
 		return 0, io.ErrClosedPipe
 	}
 	return len(p), nil
+}
+
+// add gives the stream another piece, which is copied: what lies in a mapped file can vanish, and the coroutine is not
+// guarded against that. All that is decoded must have been taken.
+func (d *decompressor) add(b []byte) {
+	d.buf = append(append(d.buf[:0], d.in...), b...)
+	d.in = d.buf
 }
 
 // more returns the next decoded bytes, valid until the next call; none where the input has been used up.

@@ -1,0 +1,82 @@
+package perfdata
+
+import (
+	"context"
+	"io"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/source"
+)
+
+// recording returns the file that the environment names for benchmarks: perf record --call-graph dwarf of anything.
+func recording(b *testing.B) string {
+	path := os.Getenv("UNSPOOL_RECORDING")
+	if path == "" {
+		b.Skip("UNSPOOL_RECORDING names no perf.data file")
+	}
+	return path
+}
+
+func openTest(t testing.TB, path string) *File {
+	t.Helper()
+	in, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := New(in, path)
+	if err != nil {
+		in.Close()
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close(); in.Close() })
+	return f
+}
+
+// BenchmarkNext reads a file's records without looking at them.
+func BenchmarkNext(b *testing.B) {
+	path := recording(b)
+	for b.Loop() {
+		f := openTest(b, path)
+		n := 0
+		for {
+			_, _, err := f.Next()
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+			n++
+		}
+		b.SetBytes(f.size)
+		b.ReportMetric(float64(n), "records")
+		f.Close()
+	}
+}
+
+// BenchmarkRun puts a file's records in order, decodes them and keeps the World, but has no modules to walk with.
+func BenchmarkRun(b *testing.B) {
+	path := recording(b)
+	var peak uint64
+	for b.Loop() {
+		f := openTest(b, path)
+		start := time.Now()
+		st, err := source.Run(context.Background(), f, source.Options{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		peak = max(peak, m.HeapSys)
+		b.SetBytes(f.size)
+		b.ReportMetric(float64(time.Since(start).Nanoseconds())/float64(st.Records), "ns/record")
+		b.ReportMetric(float64(peak)/1e6, "heap-MB")
+		if st.Bad+st.Unknown+st.Disordered > 0 {
+			b.Errorf("%+v", st)
+		}
+		f.Close()
+	}
+}

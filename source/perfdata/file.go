@@ -1,0 +1,328 @@
+package perfdata
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/source"
+)
+
+// A File is a perf.data file or stream that is read once, from its first record to its last. Next and BuildID are
+// for one goroutine; the other methods are safe for concurrent use.
+type File struct {
+	dec    *source.Decoder
+	in     input // the file's records
+	plain  input // those of its compressed records
+	z      *decompressor
+	inner  bool // the last record was a compressed one
+	mapped []byte
+	start  int64 // of the recording in the file
+	size   int64 // of the file; 0 for streams
+	shed   int64 // how much of mapped has been given back
+	short  int64 // by how much the file ends too early
+
+	done    atomic.Int64
+	stopped atomic.Bool
+
+	mu    sync.Mutex
+	info  Info
+	build map[string]string // hex build IDs by path
+}
+
+// Records that recorders write (tools/lib/perf/include/perf/event.h).
+const (
+	recordHeaderAttr    = 64
+	recordTracingData   = 66
+	recordBuildID       = 67
+	recordAuxtrace      = 71
+	recordEventUpdate   = 78
+	recordHeaderFeature = 80
+	recordCompressed    = 81
+	recordCompressed2   = 83
+	recordBPFMetadata   = 84 // the last one known
+)
+
+// New reads the header of the recording that starts where in stands. A regular file is mapped, anything else is
+// read as a stream. path is for messages. Errors wrap source.ErrTruncated, ErrMalformed or ErrUnsupported, or are
+// those of in, which the caller closes after the File.
+func New(in *os.File, path string) (*File, error) {
+	f := &File{dec: source.NewDecoder(), build: map[string]string{}}
+	if err := f.open(in); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return f, nil
+}
+
+func (f *File) open(in *os.File) error {
+	st, err := in.Stat()
+	if err != nil {
+		return err
+	}
+	if st.IsDir() {
+		return fmt.Errorf("%w: it is a directory, as perf record --threads makes it", source.ErrUnsupported)
+	}
+	f.plain.pool = newPool()
+	if pos, err := in.Seek(0, io.SeekCurrent); err == nil && st.Mode().IsRegular() {
+		f.start, f.size = pos, max(st.Size()-pos, 0)
+		return f.openFile(io.NewSectionReader(in, pos, f.size), in)
+	}
+	f.in.pool = newPool()
+	f.in.r = &stream{f, in}
+	if err := f.in.need(pipeHeaderSize); err != nil {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return fmt.Errorf("%w: no header", source.ErrTruncated)
+		}
+		return err
+	}
+	n, err := checkMagic(f.in.b)
+	if err != nil {
+		return err
+	}
+	if n != pipeHeaderSize {
+		return fmt.Errorf("%w: a perf.data file, unlike the output of perf record -o -, cannot be read from a pipe", source.ErrUnsupported)
+	}
+	f.in.take(int(n))
+	return f.openPipe()
+}
+
+// A stream reads a pipe, and gives up when its File is stopped.
+type stream struct {
+	f  *File
+	in *os.File
+}
+
+func (s *stream) Read(p []byte) (int, error) {
+	for {
+		if s.f.stopped.Load() {
+			return 0, io.EOF
+		}
+		fds := []unix.PollFd{{Fd: int32(s.in.Fd()), Events: unix.POLLIN}}
+		if n, err := unix.Poll(fds, 100); err != nil && err != unix.EINTR {
+			return 0, os.NewSyscallError("poll", err)
+		} else if n > 0 {
+			return s.in.Read(p)
+		}
+	}
+}
+
+// mmap maps the recording and makes the bytes [lo, hi) of it the input.
+func (f *File) mmap(in *os.File, lo, hi int64) error {
+	if hi <= lo {
+		return nil
+	}
+	page := f.start % int64(os.Getpagesize())
+	b, err := unix.Mmap(int(in.Fd()), f.start-page, int(page+f.size), unix.PROT_READ, unix.MAP_PRIVATE)
+	if err != nil {
+		return os.NewSyscallError("mmap", err)
+	}
+	unix.Madvise(b, unix.MADV_SEQUENTIAL)
+	f.mapped = b
+	f.in.b, f.in.off = b[page+lo:page+hi:page+hi], lo
+	return nil
+}
+
+// keepMapped is how much is kept of a mapped file behind the record that is read: older pages go back to the page
+// cache, and come again in the rare case that somebody still needs them.
+const keepMapped = 256 << 20
+
+func (f *File) shedPages() {
+	if lo, hi := f.shed, f.in.off-keepMapped; hi-lo >= keepMapped/4 {
+		hi &^= 1<<16 - 1 // a multiple of all page sizes
+		unix.Madvise(f.mapped[lo:hi], unix.MADV_DONTNEED)
+		f.shed = hi
+	}
+}
+
+// Decoder returns the decoder that knows the file's events.
+func (f *File) Decoder() *source.Decoder { return f.dec }
+
+// Stop makes a Next that waits for a stream return soon.
+func (f *File) Stop() { f.stopped.Store(true) }
+
+// Close gives up the file's memory: no record may be used after it.
+func (f *File) Close() error {
+	f.in.close()
+	f.plain.close()
+	if f.z != nil {
+		f.z.stop()
+		f.z = nil
+	}
+	if f.mapped == nil {
+		return nil
+	}
+	b := f.mapped
+	f.mapped = nil
+	return os.NewSyscallError("munmap", unix.Munmap(b))
+}
+
+// Progress returns how many bytes of the file have been read, and how many there are: 0 where that is unknown.
+func (f *File) Progress() (done, total int64) { return f.done.Load(), f.size }
+
+// BuildID returns the hex build ID that the recording has of the file path, or "".
+func (f *File) BuildID(path string) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.build[path]
+}
+
+// Info returns what the recording says of itself. That of a stream can grow while it is read.
+func (f *File) Info() Info {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	info := f.info
+	if e := f.dec.Events(); len(e) > 0 && e[0].Attr.Has(source.FlagUseClockID) {
+		info.ClockID = e[0].Attr.ClockID
+	} else {
+		info.ClockID = PerfClock
+	}
+	return info
+}
+
+// Next implements source.RecordStream.
+func (f *File) Next() ([]byte, *source.Buffer, error) {
+	for {
+		raw, buf, err := f.record()
+		if err != nil {
+			return nil, nil, err
+		}
+		switch typ := binary.LittleEndian.Uint32(raw); {
+		case typ < source.RecordUser || typ == source.RecordFinishedRound || typ > recordBPFMetadata:
+			return raw, buf, nil
+		default:
+			if err := f.use(typ, raw); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+}
+
+// record returns the next record of any kind.
+func (f *File) record() ([]byte, *source.Buffer, error) {
+	if f.z != nil {
+		if raw, err := f.decompressed(); raw != nil || err != nil {
+			f.inner = true
+			return raw, f.plain.buf, err
+		}
+	}
+	f.inner = false
+	in := &f.in
+	f.done.Store(in.off)
+	if f.mapped != nil {
+		f.shedPages()
+	}
+	at := in.off
+	n, err := in.recordSize()
+	if err == nil {
+		if err = in.need(n); err == nil {
+			return in.take(n), in.buf, nil
+		}
+	}
+	switch {
+	case f.stopped.Load():
+		err = io.EOF
+	case errors.Is(err, io.EOF) && f.short > 0:
+		err = fmt.Errorf("%w: the file ends at %#x, %d bytes before its last record does", source.ErrTruncated, at, f.short)
+	case errors.Is(err, io.EOF):
+		if f.z != nil && len(f.plain.b) > 0 {
+			err = fmt.Errorf("%w: a compressed record ends early", source.ErrTruncated)
+			f.plain.b = nil
+		}
+	case f.info.Unfinished: // perf was writing when it ended, or is
+		err = io.EOF
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		err = fmt.Errorf("%w: the record at %#x ends early", source.ErrTruncated, at)
+	default:
+		err = fmt.Errorf("the record at %#x: %w", at, err)
+	}
+	return nil, nil, err
+}
+
+// recordSize returns the size of the record that comes next.
+func (in *input) recordSize() (int, error) {
+	if err := in.need(8); err != nil {
+		return 0, err
+	}
+	n := int(binary.LittleEndian.Uint16(in.b[6:]))
+	if n < 8 {
+		return 0, fmt.Errorf("%w: its size is %d", source.ErrMalformed, n)
+	}
+	return n, nil
+}
+
+// decompressed returns the next whole record of those compressed, nil if there is none.
+func (f *File) decompressed() ([]byte, error) {
+	in := &f.plain
+	for {
+		n, err := in.recordSize()
+		switch {
+		case err == nil && len(in.b) >= n:
+			return in.take(n), nil
+		case err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
+			return nil, fmt.Errorf("a compressed record before %#x: %w", f.in.off, err)
+		}
+		out, err := f.z.more()
+		if err != nil {
+			return nil, fmt.Errorf("the compressed record before %#x: %w: %w", f.in.off, source.ErrMalformed, err)
+		}
+		if len(out) == 0 {
+			return nil, nil
+		}
+		in.append(out)
+	}
+}
+
+// use takes in a record that a recorder added.
+func (f *File) use(typ uint32, raw []byte) error {
+	body := raw[8:]
+	if f.inner {
+		switch typ {
+		case recordCompressed, recordCompressed2, recordAuxtrace, recordTracingData:
+			return fmt.Errorf("a compressed record before %#x: %w: it is of type %d", f.in.off, source.ErrMalformed, typ)
+		}
+	}
+	switch typ {
+	case recordCompressed, recordCompressed2:
+		if typ == recordCompressed2 {
+			if len(body) < 8 || binary.LittleEndian.Uint64(body) > uint64(len(body)-8) {
+				return fmt.Errorf("the compressed record before %#x: %w: too small", f.in.off, source.ErrMalformed)
+			}
+			body = body[8 : 8+binary.LittleEndian.Uint64(body)]
+		}
+		if f.z == nil {
+			f.z = newDecompressor()
+		}
+		f.z.add(body)
+	case recordAuxtrace, recordTracingData: // their data follow them
+		var n uint64
+		switch {
+		case typ == recordAuxtrace && len(body) >= 8:
+			n = binary.LittleEndian.Uint64(body)
+		case typ == recordTracingData && len(body) >= 4:
+			n = uint64(binary.LittleEndian.Uint32(body))
+		}
+		if skipped, err := f.in.skip(n); err != nil && err != io.EOF {
+			return err
+		} else if skipped < n && !f.info.Unfinished {
+			return fmt.Errorf("%w: the trace before %#x ends %d bytes early", source.ErrTruncated, f.in.off, n-skipped)
+		}
+	case recordHeaderAttr:
+		return f.addPipeAttr(body)
+	case recordEventUpdate:
+		f.update(body)
+	case recordHeaderFeature:
+		if len(body) >= 8 {
+			f.feature(binary.LittleEndian.Uint64(body), body[8:])
+		}
+	case recordBuildID:
+		f.addBuildID(raw)
+	}
+	return nil
+}

@@ -1,0 +1,18 @@
+// Package perfevent records live: it opens events with perf_event_open(2) for a command, processes, threads or all
+// processors, and is a source.RecordStream of what the kernel writes, so that stacks are walked while the
+// recording runs and no copy of a stack reaches the disk.
+//
+// There is one ring buffer for each processor. It belongs to a dummy event on this process, which is never
+// enabled, so rings live as long as the recording whatever becomes of its targets; all other events of the
+// processor write to it. One goroutine empties the rings in rounds into memory of its own, whether or not the
+// consumer keeps up, up to a bound; beyond that the kernel drops records and counts them.
+//
+// What was there before the recording is told by records of time 0, made from /proc after the events have been
+// enabled: what changes meanwhile is told once more by the kernel.
+//
+// A command is started by a thread that has the events itself, disabled, to be inherited by its children and to be
+// enabled by execve (PERF_EVENT attr.inherit and attr.enable_on_exec): so the command runs without a tracer or a
+// helper program before it, and the first record is that of its execve.
+//
+// The package is for Linux, on x86-64 and AArch64.
+package perfevent

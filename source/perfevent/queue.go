@@ -1,0 +1,139 @@
+package perfevent
+
+import (
+	"io"
+	"sync"
+
+	"github.com/unspool/unspool/source"
+)
+
+const (
+	chunkSize  = 256 << 10 // holds four of the largest records
+	maxBacklog = 64 << 20  // bytes that wait for the consumer, before rings are left to fill
+)
+
+// A batch is a run of whole records in one buffer, which it holds.
+type batch struct {
+	b   []byte
+	buf *source.Buffer
+}
+
+// A backlog holds the batches that have left the rings and wait for the consumer.
+type backlog struct {
+	mu      sync.Mutex
+	changed sync.Cond
+	batches []batch
+	bytes   int
+	closed  bool
+	err     error // what to say at the end, other than io.EOF
+}
+
+func newBacklog() *backlog {
+	q := &backlog{}
+	q.changed.L = &q.mu
+	return q
+}
+
+func (q *backlog) put(b batch) {
+	q.mu.Lock()
+	q.batches = append(q.batches, b)
+	q.bytes += len(b.b)
+	q.mu.Unlock()
+	q.changed.Broadcast()
+}
+
+// take waits for a batch. After the last it returns io.EOF, or the error the queue was closed with.
+func (q *backlog) take() (batch, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for len(q.batches) == 0 {
+		if q.closed {
+			if q.err != nil {
+				return batch{}, q.err
+			}
+			return batch{}, io.EOF
+		}
+		q.changed.Wait()
+	}
+	b := q.batches[0]
+	q.batches[0] = batch{}
+	q.batches = q.batches[1:]
+	q.bytes -= len(b.b)
+	if q.bytes < maxBacklog {
+		q.changed.Broadcast()
+	}
+	return b, nil
+}
+
+// room waits until there is room, or until stop returns true after a wake.
+func (q *backlog) room(stop func() bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for q.bytes >= maxBacklog && !stop() {
+		q.changed.Wait()
+	}
+}
+
+// wake makes room ask stop again.
+func (q *backlog) wake() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.changed.Broadcast()
+}
+
+func (q *backlog) close(err error) {
+	q.mu.Lock()
+	q.closed, q.err = true, err
+	q.mu.Unlock()
+	q.changed.Broadcast()
+}
+
+// A writer fills chunks with records and puts them into a backlog. Chunks come back when all their records have
+// been delivered.
+type writer struct {
+	to         *backlog
+	pool       sync.Pool
+	cur        *source.Buffer // held
+	start, end int            // of what has been written and not put
+}
+
+// space returns room for one record.
+func (w *writer) space(n int) []byte {
+	if w.cur == nil || w.end+n > len(w.cur.Bytes) {
+		w.flush()
+		w.cur.Release()
+		if b, ok := w.pool.Get().(*source.Buffer); ok {
+			b.Hold()
+			w.cur = b
+		} else {
+			w.cur = source.NewBuffer(chunkSize, func(b *source.Buffer) { w.pool.Put(b) })
+		}
+		w.start, w.end = 0, 0
+	}
+	w.end += n
+	return w.cur.Bytes[w.end-n : w.end : w.end]
+}
+
+// pending returns the records written since the last flush.
+func (w *writer) pending() []byte {
+	if w.cur == nil {
+		return nil
+	}
+	return w.cur.Bytes[w.start:w.end]
+}
+
+// flush puts what has been written.
+func (w *writer) flush() {
+	if b := w.pending(); len(b) > 0 {
+		w.cur.Hold()
+		w.to.put(batch{b, w.cur})
+		w.start = w.end
+	}
+}
+
+// close drops the current chunk.
+func (w *writer) close() {
+	w.flush()
+	w.cur.Release()
+	w.cur = nil
+}
