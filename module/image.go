@@ -323,8 +323,11 @@ func (img *Image) sections(off, entsize, num, strndx uint64) {
 		if at >= uint64(len(names)) {
 			continue
 		}
-		img.secs[i].Name = cstring(names[at:][:min(room, uint64(len(names))-at)])
-		room -= uint64(len(img.secs[i].Name))
+		in := names[at:][:min(room, uint64(len(names))-at)]
+		if img.secs[i].Name = cstring(in); img.secs[i].Name != "" {
+			in = in[:len(img.secs[i].Name)]
+		}
+		room -= uint64(len(in))
 	}
 }
 

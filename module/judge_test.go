@@ -1,0 +1,185 @@
+package module
+
+import (
+	"debug/elf"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+// sameAsStd compares an image with what debug/elf makes of the file.
+func sameAsStd(t *testing.T, path string, img *Image, ref *elf.File) {
+	t.Helper()
+	if img.Is64() != (ref.Class == elf.ELFCLASS64) || img.Order() != ref.ByteOrder || img.Type() != ref.Type || img.Machine().ELF != uint16(ref.Machine) || uint64(img.Entry()) != ref.Entry {
+		t.Errorf("%s: header differs: %v", path, ref.FileHeader)
+	}
+	if len(img.Segments()) != len(ref.Progs) || len(img.Sections()) != len(ref.Sections) {
+		t.Fatalf("%s: %d segments, %d sections, want %d and %d", path, len(img.Segments()), len(img.Sections()), len(ref.Progs), len(ref.Sections))
+	}
+	for i, p := range ref.Progs {
+		want := Segment{p.Type, p.Flags, p.Off, arch.Vaddr(p.Vaddr), p.Filesz, p.Memsz, p.Align}
+		if got := img.Segments()[i]; got != want {
+			t.Errorf("%s: segment %d\n got %+v\nwant %+v", path, i, got, want)
+		}
+	}
+	for i, s := range ref.Sections {
+		// For a compressed section, debug/elf has the size of the contents in Size.
+		want := Section{s.Name, s.Type, s.Flags, arch.Vaddr(s.Addr), s.Offset, s.FileSize, s.Link, s.Info, s.Entsize, i}
+		got := img.Sections()[i]
+		if i == 0 {
+			got.Size, want.Size = 0, 0
+		}
+		if s.Type == elf.SHT_NOBITS {
+			want.Size = s.Size
+		}
+		if got != want {
+			t.Errorf("%s: section %d\n got %+v\nwant %+v", path, i, got, want)
+		}
+	}
+	want := map[bool][]elf.Symbol{}
+	want[false], _ = ref.Symbols()
+	want[true], _ = ref.DynamicSymbols()
+	if len(want[false])+len(want[true]) > 20_000 {
+		return
+	}
+	got := map[bool][]Symbol{}
+	n := map[bool]int{}
+	if err := img.Symbols(func(s Symbol) bool {
+		if n[s.Dynamic]++; n[s.Dynamic] > 1 { // debug/elf leaves out the first
+			got[s.Dynamic] = append(got[s.Dynamic], s)
+		}
+		return true
+	}); err != nil {
+		t.Errorf("%s: %v", path, err)
+	}
+	for dyn, list := range want {
+		if len(got[dyn]) != len(list) {
+			t.Errorf("%s: %d symbols, want %d", path, len(got[dyn]), len(list))
+			continue
+		}
+		for i, w := range list {
+			g := got[dyn][i]
+			if g.Name != w.Name || uint64(g.Value) != w.Value || g.Size != w.Size || g.Type != elf.ST_TYPE(w.Info) || g.Bind != elf.ST_BIND(w.Info) || g.Section != w.Section {
+				t.Errorf("%s: symbol %d: got %+v, want %+v", path, i, g, w)
+			}
+		}
+	}
+}
+
+// TestStd: files of this machine and of others, as debug/elf reads them.
+func TestStd(t *testing.T) {
+	files := oracle.Spread(oracle.Binaries(t), 300)
+	objs, _ := filepath.Glob("/usr/lib/gcc/*/*/*.o")
+	more, _ := filepath.Glob("/usr/aarch64-linux-gnu/lib/lib[cm].so.6")
+	crts, _ := filepath.Glob("/usr/*/lib/crt1.o")
+	files = append(append(append(files, objs...), more...), crts...)
+	n := 0
+	for _, path := range files {
+		ref, err := elf.Open(path)
+		if err != nil {
+			continue
+		}
+		img, err := Open(path)
+		if err != nil {
+			t.Errorf("%v", err)
+			ref.Close()
+			continue
+		}
+		sameAsStd(t, path, img, ref)
+		img.Close()
+		ref.Close()
+		n++
+	}
+	t.Logf("%d files", n)
+}
+
+// TestReadelf: headers, program headers, sections and build IDs as readelf prints them.
+func TestReadelf(t *testing.T) {
+	oracle.Need(t, "readelf")
+	files := oracle.Spread(oracle.Binaries(t), 60)
+	objs, _ := filepath.Glob("/usr/lib/gcc/*/*/crt*.o")
+	debug, _ := filepath.Glob("/usr/lib/debug/.build-id/*/*.debug")
+	files = append(append(files, objs...), oracle.Spread(debug, 20)...)
+	for _, path := range files {
+		img := openFile(t, path)
+		out, err := exec.Command("readelf", "-hlSnW", path).Output()
+		if err != nil {
+			continue
+		}
+		likeReadelf(t, path, string(out), img)
+	}
+	t.Logf("%d files", len(files))
+}
+
+var (
+	idLine  = regexp.MustCompile(`Build ID: ([0-9a-f]+)`)
+	secLine = regexp.MustCompile(`(?m)^  \[ *(\d+)\] (.*) ([0-9a-f]{8,16}) ([0-9a-f]{6,}) ([0-9a-f]{6,}) [0-9a-f]{2,} .{3} *(\d+) +(\d+) +(\d+)$`)
+	segLine = regexp.MustCompile(`(?m)^  [A-Z0-9_+<>x:a-f ]+? +0x([0-9a-f]{6,}) 0x([0-9a-f]{8,16}) 0x[0-9a-f]{8,16} 0x([0-9a-f]+) 0x([0-9a-f]+) ([R ][W ][E ]) (0x)?([0-9a-f]+)$`)
+)
+
+func likeReadelf(t *testing.T, path, out string, img *Image) {
+	t.Helper()
+	hex64 := func(s string) uint64 { v, _ := strconv.ParseUint(s, 16, 64); return v }
+	if m := idLine.FindStringSubmatch(out); m != nil && m[1] != hex.EncodeToString(img.BuildID()) {
+		t.Errorf("%s: build ID %x, readelf says %s", path, img.BuildID(), m[1])
+	} else if m == nil && img.BuildID() != nil {
+		t.Errorf("%s: build ID %x, readelf says none", path, img.BuildID())
+	}
+	secs := secLine.FindAllStringSubmatch(out, -1)
+	if len(secs) != len(img.Sections()) {
+		t.Errorf("%s: %d sections, readelf says %d", path, len(img.Sections()), len(secs))
+	} else {
+		for i, m := range secs {
+			s := img.Sections()[i]
+			f := strings.Fields(m[2])
+			if i > 0 && len(f) > 0 && f[0] != s.Name && len(s.Name) < 17 && !strings.Contains(s.Name, " ") ||
+				hex64(m[3]) != uint64(s.Addr) || hex64(m[4]) != s.Off || hex64(m[5]) != s.Size || m[6] != fmt.Sprint(s.Link) || m[7] != fmt.Sprint(s.Info) {
+				t.Errorf("%s: section %+v, readelf says %s", path, s, m[0])
+			}
+		}
+	}
+	segs := segLine.FindAllStringSubmatch(out, -1)
+	if len(segs) != len(img.Segments()) {
+		t.Errorf("%s: %d segments, readelf says %d", path, len(img.Segments()), len(segs))
+		return
+	}
+	for i, m := range segs {
+		s := img.Segments()[i]
+		flags := ""
+		for j, c := range "RWE" {
+			if s.Flags&[]elf.ProgFlag{elf.PF_R, elf.PF_W, elf.PF_X}[j] != 0 {
+				flags += string(c)
+			} else {
+				flags += " "
+			}
+		}
+		if hex64(m[1]) != s.Off || hex64(m[2]) != uint64(s.Vaddr) || hex64(m[3]) != s.Filesz || hex64(m[4]) != s.Memsz || m[5] != flags || hex64(m[7]) != s.Align {
+			t.Errorf("%s: segment %+v, readelf says %s", path, s, m[0])
+		}
+	}
+}
+
+// TestSynthetic: what readelf makes of the files that the other tests make up.
+func TestSynthetic(t *testing.T) {
+	oracle.Need(t, "readelf")
+	for i, b := range seeds() {
+		path := filepath.Join(t.TempDir(), fmt.Sprint(i))
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.Command("readelf", "-hlSnW", path).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		likeReadelf(t, path, string(out), openFile(t, path))
+	}
+}
