@@ -9,6 +9,8 @@ package compact
 // Version is the version of the layout. A reader takes its own version only.
 const Version = 1
 
+//go:generate go run ./gen
+
 // Magic starts every table.
 const Magic = "uTbl"
 

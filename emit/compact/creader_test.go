@@ -1,0 +1,189 @@
+package compact
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/rows"
+)
+
+// The C reader's view of a state: struct unspool_state.
+type cState struct {
+	PC, CFA, Known, InMem, InReg uint64
+	Val, Snap                    [arch.NumSlots]uint64
+	Fault                        uint64
+}
+
+func toC(s *rows.State) cState {
+	return cState{s.PC, s.CFA, s.Known, s.InMem, s.InReg, s.Val, s.Snap, s.Fault}
+}
+
+func (c *cState) state() rows.State {
+	return rows.State{PC: c.PC, CFA: c.CFA, Known: c.Known, InMem: c.InMem, InReg: c.InReg, Val: c.Val, Snap: c.Snap, Fault: c.Fault}
+}
+
+type cQuestion struct {
+	PC, Seed uint64
+	State    cState
+}
+
+type cAnswer struct {
+	Rule, Outcome, Signal, _ uint32
+	State                    cState
+}
+
+const cIsWide = uint32(rows.BadExpr) + 1
+
+// hashMemory is the memory of testdata/reader.c.
+type hashMemory uint64
+
+func (m hashMemory) Read8(addr uint64) (uint64, bool) {
+	h := mix(addr ^ uint64(m))
+	return mix(h), h>>60 >= 1
+}
+
+// asBytes returns the memory of s, which is the same in C on a little-endian machine.
+func asBytes[T any](s []T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(T))))
+}
+
+// questions asks for both ends of each row, in a state of its own. Of very long tables it leaves some out.
+func questions(ref *rows.Table) []cQuestion {
+	skip := 1 + len(ref.Rows)/40_000*16
+	qs := make([]cQuestion, 0, 2*len(ref.Rows)+2)
+	ask := func(pc arch.Vaddr, set *rows.Set) {
+		var s rows.State
+		var m trialMemory
+		seed := mix(uint64(len(qs)))
+		m.setUp(&s, seed, len(qs)%states, set)
+		qs = append(qs, cQuestion{uint64(pc), seed, toC(&s)})
+	}
+	for i, r := range ref.Rows {
+		if i == 0 {
+			ask(r.Lo-1, &ref.Sets[0])
+		}
+		if i%skip != 0 {
+			continue
+		}
+		ask(r.Lo, &ref.Sets[r.Set])
+		ask(ref.Hi(i)-1, &ref.Sets[r.Set])
+	}
+	return qs
+}
+
+// TestC compiles the C reader and holds its answers against Go's: for both ends of every row of libc and
+// of random tables, each in a state of its own.
+func TestC(t *testing.T) {
+	oracle.Need(t, "cc")
+	var refs []*rows.Table
+	for _, f := range []string{libc, "/usr/aarch64-linux-gnu/lib/libc.so.6"} {
+		if _, err := os.Stat(f); err == nil {
+			ref, _ := readELF(t, f)
+			refs = append(refs, ref)
+		}
+	}
+	r := rand.New(rand.NewPCG(3, 4))
+	for i := range 40 {
+		refs = append(refs, randomTable(r, []*arch.Machine{arch.AMD64, arch.ARM64}[i%2], r.IntN(60)))
+	}
+	refs = append(refs, manyRules(arch.ARM64, 70_000))
+	var in bytes.Buffer
+	tables := make([]*Table, len(refs))
+	asked := make([][]cQuestion, len(refs))
+	for i, ref := range refs {
+		tables[i], asked[i] = emit(t, ref), questions(ref)
+		b := tables[i].Bytes()
+		in.Write(le.AppendUint32(nil, uint32(len(b))))
+		in.Write(b)
+		in.Write(le.AppendUint32(nil, uint32(len(asked[i]))))
+		in.Write(asBytes(asked[i]))
+	}
+	for _, std := range []string{"c11", "c99"} {
+		prog := filepath.Join(t.TempDir(), "reader")
+		if out, err := exec.Command("cc", "-std="+std, "-O2", "-pedantic", "-Wall", "-Wextra", "-Werror", "-I../../runtime", "-o", prog, "testdata/reader.c").CombinedOutput(); err != nil {
+			t.Fatalf("cc: %v\n%s", err, out)
+		}
+		if std == "c11" {
+			continue
+		}
+		cmd := exec.Command(prog)
+		cmd.Stdin, cmd.Stderr = bytes.NewReader(in.Bytes()), os.Stderr
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		answers, total, wide := bytes.NewReader(out), 0, 0
+		for i, ct := range tables {
+			as := make([]cAnswer, len(asked[i]))
+			if _, err := io.ReadFull(answers, asBytes(as)); err != nil {
+				t.Fatal(err)
+			}
+			for k := range as {
+				if as[k].Outcome == cIsWide {
+					wide++
+				}
+				if err := checkC(ct, &asked[i][k], &as[k]); err != nil {
+					t.Fatalf("table %d: %v", i, err)
+				}
+			}
+			total += len(as)
+		}
+		if n, _ := io.Copy(io.Discard, answers); n > 0 {
+			t.Errorf("%d bytes more than was asked for", n)
+		}
+		t.Logf("%s: %d questions, %d of them for wide rules: no difference", std, total, wide)
+	}
+}
+
+func checkC(ct *Table, q *cQuestion, a *cAnswer) error {
+	id, ok := ct.Find(arch.Vaddr(q.PC))
+	if !ok {
+		id = 0
+	}
+	if a.Rule != id || a.Signal != 0 != ct.Signal(id) {
+		return fmt.Errorf("unspool_table_find(%#x)\n got  rule %d, signal %d\n want rule %d, %v", q.PC, a.Rule, a.Signal, id, ct.Signal(id))
+	}
+	want := q.State.state()
+	m := rows.Memory{Next: hashMemory(q.Seed)}
+	o := uint32(0)
+	if ct.rule(id)[ruleKind] == kindWide {
+		o = cIsWide
+	} else {
+		o = uint32(ct.Apply(id, &want, &m))
+	}
+	if got := a.State.state(); a.Outcome != o || got != want {
+		before, set := q.State.state(), ct.Set(id)
+		return fmt.Errorf("unspool_table_apply(rule %d)\n in   %s\n got  %d %s\n want %d %s\n (%s)", id, stateText(ct.machine, &before),
+			a.Outcome, stateText(ct.machine, &got), o, stateText(ct.machine, &want), set.Text(ct.machine))
+	}
+	return nil
+}
+
+// TestBPF compiles the reader for eBPF.
+func TestBPF(t *testing.T) {
+	oracle.Need(t, "clang-19")
+	out := filepath.Join(t.TempDir(), "reader.o")
+	if text, err := exec.Command("clang-19", "-target", "bpf", "-mcpu=v3", "-O2", "-Wall", "-Wextra", "-Werror", "-I../../runtime", "-c", "-o", out, "testdata/reader_bpf.c").CombinedOutput(); err != nil {
+		t.Fatalf("clang-19: %v\n%s", err, text)
+	}
+}
+
+// manyRules makes a table with n distinct rules, one byte of text for each.
+func manyRules(mach *arch.Machine, n int) *rows.Table {
+	b := rows.NewBuilder(mach)
+	b.Begin(0x1000, 0x1000+arch.Vaddr(n))
+	for i := range n {
+		b.Row(0x1000+arch.Vaddr(i), b.Intern(rows.Set{RA: mach.RA, CFA: rows.CFA{Kind: rows.CFAReg, Reg: mach.SP, Off: int64(i)},
+			Rules: []rows.Rule{{Of: mach.RA, Kind: rows.Offset, Off: -8}}}))
+	}
+	return rows.Build(b)
+}

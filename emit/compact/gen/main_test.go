@@ -1,0 +1,61 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const root = "../../.."
+
+// TestUpToDate holds the committed header and document against what layout.go gives.
+func TestUpToDate(t *testing.T) {
+	out, err := generate(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range out {
+		got, err := os.ReadFile(filepath.Join(root, path))
+		if err != nil {
+			t.Error(err)
+		} else if !bytes.Equal(got, want) {
+			t.Errorf("%s is not what layout.go says; run go generate ./emit/compact", path)
+		}
+	}
+}
+
+// TestFields checks that a layout that contradicts itself is refused.
+func TestFields(t *testing.T) {
+	src, err := os.ReadFile(filepath.Join(root, layoutPath))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range [][2]string{
+		{"spanHi      = 8 ", "spanHi      = 4 "},
+		{"spanHi      = 8  // u64: ", "spanHi      = 8  // "},
+		{"spanSize    = 24", "spanSize    = 20"},
+		{"spanGranule = 16", "spanGranule = 18"},
+	} {
+		text := strings.Replace(string(src), change[0], change[1], 1)
+		if text == string(src) {
+			t.Fatalf("no %q in layout.go", change[0])
+		}
+		l, err := parse([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.fields(records[1]); err == nil {
+			t.Errorf("%s passes for %s", change[1], change[0])
+		}
+	}
+}
+
+func TestSnake(t *testing.T) {
+	for in, want := range map[string]string{"CFAKind": "cfa_kind", "NSpans": "n_spans", "hdrEscDir": "hdr_esc_dir", "Off2": "off2", "RA": "ra"} {
+		if got := snake(in); got != want {
+			t.Errorf("snake(%q)\n got  %s\n want %s", in, got, want)
+		}
+	}
+}
