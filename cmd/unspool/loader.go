@@ -19,6 +19,7 @@ import (
 // safe for concurrent use.
 type loader struct {
 	store   *store.Store
+	opened  error  // why the store keeps nothing on disk
 	stepper string // "rows" or "compact"
 
 	mu   sync.Mutex
@@ -26,10 +27,18 @@ type loader struct {
 }
 
 // newLoader returns a loader that keeps tables in the user's cache. A cache that cannot be used is no
-// obstacle: the tables are built in memory, and the error says why.
-func newLoader(stepper string) (*loader, error) {
+// obstacle: the tables are built in memory.
+func newLoader(stepper string) *loader {
 	st, err := store.Open("")
-	return &loader{store: st, stepper: stepper, mods: map[[2]string]*unwind.Module{}}, err
+	return &loader{store: st, opened: err, stepper: stepper, mods: map[[2]string]*unwind.Module{}}
+}
+
+// cacheErr returns why tables could not be kept, if so.
+func (l *loader) cacheErr() error {
+	if l.opened != nil {
+		return l.opened
+	}
+	return l.store.Err()
 }
 
 // module returns the module of a file as a process sees it.

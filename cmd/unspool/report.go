@@ -149,7 +149,7 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, stepper
 		return err
 	}
 	defer f.Close()
-	s := newSession(stepper, f, flt)
+	s := openFile(stepper, f, flt)
 	if o.format == "json" || o.format == "perf" {
 		err = o.write(func(w io.Writer) error { return s.stream(ctx, w, o) })
 	} else {

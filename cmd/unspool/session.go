@@ -5,45 +5,68 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/source/perfdata"
+	"github.com/unspool/unspool/symbol"
 	"github.com/unspool/unspool/unwind"
 )
 
-// A recording is a stream of records that knows a little of where it comes from.
-type recording interface {
-	source.RecordStream
-	Info() recordingInfo
-}
-
 // A session takes a stream of records to a profile.
 type session struct {
-	in     source.RecordStream
-	info   profile.Info
-	ours   bool
-	flt    *filter
-	loader *loader
-	names  *namer
-	stats  source.Stats
+	in      source.RecordStream
+	info    profile.Info
+	machine *arch.Machine
+	ours    bool
+	flt     *filter
+	loader  *loader
+	names   *namer
+	stats   source.Stats
 
-	cacheErr error
+	progress func() string  // how far it is; nil: counts samples
 	sample   profile.Sample // scratch
+}
+
+// newSession returns a session over in. stepper is "compact" or "rows". What info and ours say can be set until it
+// runs.
+func newSession(stepper string, in source.RecordStream, flt *filter) *session {
+	return &session{in: in, flt: flt, loader: newLoader(stepper), names: &namer{symbols: symbol.New(symbol.Options{})}}
+}
+
+// openFile returns a session over a perf.data file.
+func openFile(stepper string, f *perfdata.File, flt *filter) *session {
+	s := newSession(stepper, f, flt)
+	info := f.Info()
+	s.machine, s.ours = info.Machine, info.Ours
+	s.info.Host, s.info.Command = info.Hostname, strings.Join(info.Cmdline, " ")
+	if info.ClockWall != 0 && info.First >= info.ClockTime {
+		s.info.Start = time.Unix(0, int64(info.ClockWall+info.First-info.ClockTime))
+	}
+	s.progress = func() string {
+		done, total := f.Progress()
+		if total == 0 {
+			return fmt.Sprintf("read %d MiB", done>>20)
+		}
+		return fmt.Sprintf("read %d of %d MiB", done>>20, total>>20)
+	}
+	return s
 }
 
 // run walks all samples and calls each with them, in time order.
 func (s *session) run(ctx context.Context, each func(*profile.Sample) error, record func(*source.Record) error, raw func(*source.Sample) error) error {
 	p := newProgress()
 	defer p.done()
-	start, n := time.Now(), 0
+	n := uint64(0)
 	o := source.Options{
-		Mods: s.loader.module,
-		Ours: s.ours,
+		Mods: s.loader.module, Machine: s.machine, Ours: s.ours,
 		Sample: func(x *source.Sample) error {
-			if n++; n&1023 == 0 {
-				p.say("unwound %s samples in %.1f s", profile.Comma(uint64(n)), time.Since(start).Seconds())
+			if n++; n&255 == 0 {
+				p.say("%s, %s samples", s.progress(), profile.Comma(n))
 			}
 			if raw != nil {
 				if err := raw(x); err != nil {
@@ -52,7 +75,7 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 			}
 			s.sample = profile.Sample{
 				PID: x.PID, TID: x.TID, Comm: x.Comm, Time: x.Time, CPU: x.CPU, Period: x.Period, Event: max(x.Event, 0),
-				Kernel: x.Kernel, User: x.User, Stop: x.Stop, HasUser: x.Source != source.NoStack,
+				Kernel: x.Kernel, User: x.User, Stop: x.Stop, HasUser: x.From != source.NoStack,
 			}
 			return each(&s.sample)
 		},
@@ -109,8 +132,8 @@ func (s *session) events() {
 func (s *session) warn() {
 	say := func(format string, args ...any) { fmt.Fprintf(os.Stderr, "unspool: "+format+"\n", args...) }
 	st := &s.stats
-	if s.cacheErr != nil {
-		say("tables are not kept: %v", s.cacheErr)
+	if err := s.loader.cacheErr(); err != nil {
+		say("unwind tables are not kept for the next time: %v", err)
 	}
 	if n := st.Lost + st.LostSamples; n > 0 {
 		say("the kernel dropped %s records: record with a lower frequency (-F)", profile.Comma(n))
