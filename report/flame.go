@@ -1,10 +1,584 @@
 package report
 
 import (
+	"bufio"
+	"bytes"
+	"cmp"
+	_ "embed"
+	"encoding/xml"
+	"fmt"
+	"hash/fnv"
 	"io"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
 
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/unwind"
 )
 
-// Flame writes a flame graph.
-func Flame(w io.Writer, p *profile.Profile, o Options) error { return nil }
+//go:embed flame.js
+var flameJS string
+
+//go:embed flame.css
+var flameCSS string
+
+const (
+	maxFlame  = 50_000 // frames that are kept where Options.MinShare does not say
+	maxName   = 4096   // bytes of a name that are kept
+	flameHues = 8      // of flame.css, three shades each
+)
+
+// Flame writes a flame graph: one SVG file that needs nothing else. A script in it draws the graph, zooms
+// and searches; where scripts do not run, a picture of the whole is shown.
+//
+// Below all functions is the name of the thread, and between them, for a stack that is not whole, a
+// frame "[truncated]" or "[broken]" in the place of the callers that are not known.
+//
+// Of a large profile only about the heaviest 50,000 frames are kept (100,000 at most) or, with Options.MinShare, those with at least
+// that part of all. The others are shown as one frame above each caller, so that all numbers stay exact,
+// and the graph says how many there are and how much is in them.
+func Flame(w io.Writer, p *profile.Profile, o Options) error {
+	g := newFlameGraph(p, &o)
+	bw := bufio.NewWriterSize(w, 1<<16)
+	g.write(bw)
+	return bw.Flush()
+}
+
+// A flameName is what a frame shows: a function, a thread, or what stands for missing functions.
+type flameName struct {
+	text   string
+	module int32  // -1: none
+	class  string // of flame.css
+	note   string
+}
+
+// A flameNode is a frame. Nodes are in preorder: callers come before their callees, which are sorted by
+// name.
+type flameNode struct {
+	name        int32
+	depth       int32
+	hows        uint16 // bit set of profile.How
+	hidden      bool   // stands for callees that are not kept
+	total, self uint64
+}
+
+type flameGraph struct {
+	p     *profile.Profile
+	o     *Options
+	names []flameName // sorted by text
+	nodes []flameNode
+
+	cut          uint64 // nodes with less are hidden
+	hidden       int    // how many
+	hiddenWeight uint64
+}
+
+func newFlameGraph(p *profile.Profile, o *Options) *flameGraph {
+	g := &flameGraph{p: p, o: o}
+	g.build(g.paths())
+	g.trim()
+	return g
+}
+
+// A flamePath is a stack from the outside in, as indices of names.
+type flamePath struct {
+	names []int32
+	hows  []profile.How // of the last len(hows) names
+	n     uint64
+}
+
+// paths names everything and returns the stacks, sorted.
+func (g *flameGraph) paths() []flamePath {
+	p := g.p
+	classes := g.classes()
+	g.names = []flameName{{text: "all", module: -1, class: "g", note: headline(p)}}
+	for i := range p.Funcs {
+		f := &p.Funcs[i]
+		g.names = append(g.names, flameName{text: f.Name, module: f.Module, class: classes[i]})
+	}
+	extra := map[flameName]int32{}
+	add := func(n flameName) int32 {
+		i, ok := extra[n]
+		if !ok {
+			i = int32(len(g.names))
+			extra[n] = i
+			g.names = append(g.names, n)
+		}
+		return i
+	}
+	var out []flamePath
+	for i := range p.Stacks {
+		s := &p.Stacks[i]
+		n := g.o.weight(s)
+		if n == 0 {
+			continue
+		}
+		comm := s.Comm
+		if comm == "" {
+			comm = profile.Unknown
+		}
+		f := flamePath{n: n, names: []int32{0, add(flameName{text: comm, module: -1, class: "g", note: "the thread’s name"})}}
+		if !p.Totals.NoStops {
+			if m := mark(s.Stop); m != "" {
+				f.names = append(f.names, add(flameName{text: m, module: -1, class: "m", note: stopNotes[s.Stop]}))
+			}
+		}
+		for _, id := range slices.Backward(s.Frames) {
+			f.names = append(f.names, 1+p.Locs[id].Func)
+			f.hows = append(f.hows, p.Locs[id].How)
+		}
+		out = append(out, f)
+	}
+	// Number the names anew, in their order, so that sorted paths are in preorder.
+	order := make([]int32, len(g.names))
+	for i := range order {
+		order[i] = int32(i)
+	}
+	slices.SortFunc(order[1:], func(a, b int32) int {
+		x, y := &g.names[a], &g.names[b]
+		return cmp.Or(cmp.Compare(x.text, y.text), cmp.Compare(g.module(x), g.module(y)), cmp.Compare(x.note, y.note), cmp.Compare(a, b))
+	})
+	rank := make([]int32, len(order))
+	sorted := make([]flameName, len(order))
+	for r, i := range order {
+		rank[i] = int32(r)
+		sorted[r] = g.names[i]
+	}
+	g.names = sorted
+	for i := range out {
+		for k, n := range out[i].names {
+			out[i].names[k] = rank[n]
+		}
+	}
+	slices.SortFunc(out, func(a, b flamePath) int { return slices.Compare(a.names, b.names) })
+	return out
+}
+
+func (g *flameGraph) module(n *flameName) string {
+	if n.module < 0 {
+		return ""
+	}
+	return g.p.Modules[n.module].Path
+}
+
+// stopNotes say why callers are missing.
+var stopNotes = [unwind.NumStops]string{
+	unwind.NoInfo:     "the callers are not known: there is no unwind information for the outermost function shown",
+	unwind.BadCFA:     "the callers are not known: the stack pointer of the outermost function’s caller cannot be computed",
+	unwind.Truncated:  "the callers are not known: the recorded copy of the stack ends here (record with a larger --stack-size)",
+	unwind.BadMemory:  "the callers are not known: memory that is needed to find them could not be read",
+	unwind.BadReturn:  "the callers are not known: the return address lies outside of all code",
+	unwind.DepthLimit: "the callers are not known: there are more frames than the limit",
+}
+
+// build merges sorted paths that begin alike.
+func (g *flameGraph) build(paths []flamePath) {
+	g.nodes = []flameNode{{}}
+	at := []int32{0} // the path before, as nodes
+	for i := range paths {
+		f := &paths[i]
+		same := 1
+		for same < len(f.names) && same < len(at) && g.nodes[at[same]].name == f.names[same] {
+			same++
+		}
+		at = at[:same]
+		for d := same; d < len(f.names); d++ {
+			at = append(at, int32(len(g.nodes)))
+			g.nodes = append(g.nodes, flameNode{name: f.names[d], depth: int32(d)})
+		}
+		for d, id := range at {
+			n := &g.nodes[id]
+			n.total += f.n
+			if k := d - (len(at) - len(f.hows)); k >= 0 {
+				n.hows |= 1 << f.hows[k]
+			}
+		}
+		g.nodes[at[len(at)-1]].self += f.n
+	}
+}
+
+// trim puts the callees that are not kept together, for each caller.
+func (g *flameGraph) trim() {
+	switch all := g.nodes[0].total; {
+	case g.o.MinShare > 0:
+		g.cut = uint64(math.Ceil(min(g.o.MinShare, 1) * float64(all)))
+	case g.o.MinShare == 0 && len(g.nodes) > maxFlame:
+		totals := make([]uint64, len(g.nodes))
+		for i := range g.nodes {
+			totals[i] = g.nodes[i].total
+		}
+		slices.Sort(totals)
+		g.cut = totals[len(totals)-maxFlame]
+		if first, _ := slices.BinarySearch(totals, g.cut); len(totals)-first > 2*maxFlame {
+			g.cut++ // too many have just that much
+		}
+	}
+	if g.cut <= 1 {
+		return
+	}
+	var out []flameNode
+	less := int32(len(g.names))
+	g.names = append(g.names, flameName{
+		text: "[less than " + g.share(g.cut) + " each]", module: -1, class: "t",
+		note: "callees that are too small to be kept in this file, taken together",
+	})
+	rest := []uint64{} // by depth of the caller: the hidden callees of those that are open
+	leave := func(depth int32) {
+		for int32(len(rest)) > depth {
+			if n := rest[len(rest)-1]; n > 0 {
+				out = append(out, flameNode{name: less, depth: int32(len(rest)), hidden: true, total: n, self: n})
+				g.hiddenWeight += n
+			}
+			rest = rest[:len(rest)-1]
+		}
+	}
+	for i := 0; i < len(g.nodes); {
+		n := &g.nodes[i]
+		leave(n.depth)
+		if n.total >= g.cut || i == 0 {
+			out = append(out, *n)
+			rest = append(rest, 0)
+			i++
+			continue
+		}
+		rest[n.depth-1] += n.total
+		for i++; i < len(g.nodes) && g.nodes[i].depth > n.depth; i++ {
+			g.hidden++
+		}
+		g.hidden++
+	}
+	leave(0)
+	g.nodes = out
+}
+
+// share writes a weight as a part of all with two significant digits: "0.0012 %".
+func (g *flameGraph) share(n uint64) string {
+	f := 100 * float64(n) / float64(max(g.nodes[0].total, 1))
+	digits := 0
+	if f > 0 {
+		digits = max(0, 1-int(math.Floor(math.Log10(f))))
+	}
+	return strconv.FormatFloat(f, 'f', min(digits, 9), 64) + " %"
+}
+
+// classes gives each function a colour: the hue by the module's name, unless a heavier module has the
+// same, the shade by its own.
+func (g *flameGraph) classes() []string {
+	p := g.p
+	s := sum(p, g.o)
+	weight := make([]uint64, len(p.Modules))
+	for i := range p.Funcs {
+		weight[p.Funcs[i].Module] += s.self[i]
+	}
+	order := make([]int, len(p.Modules))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int {
+		return cmp.Or(cmp.Compare(weight[b], weight[a]), cmp.Compare(p.Modules[a].Path, p.Modules[b].Path), cmp.Compare(a, b))
+	})
+	hue := make([]uint32, len(p.Modules))
+	var taken, used uint32
+	for _, i := range order {
+		m := &p.Modules[i]
+		if m.Kernel || m.Path == "" {
+			continue
+		}
+		h := hash(m.Base()) % flameHues
+		for used < flameHues && taken>>h&1 != 0 {
+			h = (h + 1) % flameHues
+		}
+		taken |= 1 << h
+		used++
+		hue[i] = h
+	}
+	out := make([]string, len(p.Funcs))
+	for i := range p.Funcs {
+		f := &p.Funcs[i]
+		switch m := &p.Modules[f.Module]; {
+		case m.Kernel:
+			out[i] = "k" + strconv.Itoa(int(hash(f.Name)%3))
+		case m.Path == "":
+			out[i] = "u"
+		default:
+			out[i] = "c" + strconv.Itoa(int(3*hue[f.Module]+hash(f.Name)%3))
+		}
+	}
+	return out
+}
+
+func hash(s string) uint32 {
+	h := fnv.New32a()
+	io.WriteString(h, s)
+	return h.Sum32()
+}
+
+// title is Options.Title, or the command, or the busiest thread's name.
+func (g *flameGraph) title() string {
+	switch {
+	case g.o.Title != "":
+		return g.o.Title
+	case g.p.Command != "":
+		return g.p.Command
+	}
+	best, name, others := uint64(0), "", 0
+	comms := map[string]uint64{}
+	for i := range g.p.Stacks {
+		s := &g.p.Stacks[i]
+		comms[s.Comm] += g.o.weight(s)
+	}
+	for c, n := range comms {
+		if n > best || n == best && c < name {
+			best, name = n, c
+		}
+		others++
+	}
+	switch {
+	case name == "":
+		return "Flame graph"
+	case others > 1:
+		return fmt.Sprintf("%s and %s more", name, profile.Comma(uint64(others-1)))
+	}
+	return name
+}
+
+// lines are the text below the title.
+func (g *flameGraph) lines() []string {
+	out := []string{headline(g.p)}
+	var about []string
+	if g.p.Duration > 0 {
+		about = append(about, seconds(g.p.Duration))
+	}
+	if !g.p.Start.IsZero() {
+		about = append(about, g.p.Start.UTC().Format("2006-01-02 15:04:05 UTC"))
+	}
+	if g.p.Host != "" {
+		about = append(about, g.p.Host)
+	}
+	if g.o.By == Periods {
+		about = append(about, "widths are "+g.o.unit(g.p))
+	}
+	if g.hidden > 0 {
+		about = append(about, fmt.Sprintf("%s frames of less than %s each, %s of all, are not shown one by one",
+			profile.Comma(uint64(g.hidden)), g.share(g.cut), profile.Percent(g.hiddenWeight, g.nodes[0].total)))
+	}
+	if len(about) > 0 {
+		out = append(out, strings.Join(about, " · "))
+	}
+	return out
+}
+
+// seconds writes a duration in seconds with three significant digits: "2.00 s", "1,234 s".
+func seconds(d time.Duration) string {
+	s := d.Seconds()
+	switch {
+	case s < 1:
+		return strconv.FormatFloat(s*1000, 'g', 3, 64) + " ms"
+	case s < 100:
+		return strconv.FormatFloat(s, 'f', 2-int(math.Log10(s)), 64) + " s"
+	}
+	return profile.Comma(uint64(s+.5)) + " s"
+}
+
+// howTexts describe each profile.How.
+var howTexts = map[profile.How]string{
+	profile.How(unwind.HowStart):        "the sample’s own registers",
+	profile.How(unwind.HowCFI):          "call frame information",
+	profile.How(unwind.HowSignal):       "a signal frame",
+	profile.How(unwind.HowPLT):          "the shape of a linkage table",
+	profile.How(unwind.HowFramePointer): "the frame pointer",
+	profile.HowKernel:                   "the kernel",
+	profile.HowUnknown:                  "means that were not recorded",
+}
+
+// data appends the graph as JSON:
+//
+//	{"title": …, "lines": […], "unit": "samples", "icicle": false,
+//	 "hows": ["…"],                       by bit
+//	 "modules": ["path"],
+//	 "names": [["text", module, "class", "note"]],
+//	 "frames": [[name, hows]],
+//	 "nodes": [frame, depth, self, …]}    in preorder; a node's total is its self and its callees' totals
+//
+// It has no character that means anything to XML or HTML, wherever it is put.
+func (g *flameGraph) data() []byte {
+	b := []byte(`{"title":`)
+	b = appendQuoted(b, g.title())
+	strs := func(key string, list []string) {
+		b = append(b, ",\n\""...)
+		b = append(append(b, key...), `":[`...)
+		for i, s := range list {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = appendQuoted(b, s)
+		}
+		b = append(b, ']')
+	}
+	strs("lines", g.lines())
+	b = appendQuoted(append(b, ",\n\"unit\":"...), g.o.unit(g.p))
+	b = strconv.AppendBool(append(b, ",\n\"icicle\":"...), g.o.Icicle)
+	var hows []string
+	for h := profile.How(0); h <= profile.HowUnknown; h++ {
+		hows = append(hows, howTexts[h])
+	}
+	strs("hows", hows)
+
+	// Only the names that are left, numbered as they come.
+	type frame struct {
+		name int32
+		hows uint16
+	}
+	var names, frames, nodes []byte
+	var modules []string
+	nameID, moduleID, frameID := map[int32]int{}, map[int32]int{-1: -1}, map[frame]int{}
+	for i := range g.nodes {
+		n := &g.nodes[i]
+		f := frame{n.name, n.hows}
+		id, ok := frameID[f]
+		if !ok {
+			id = len(frameID)
+			frameID[f] = id
+			nid, ok := nameID[n.name]
+			if !ok {
+				nid = len(nameID)
+				nameID[n.name] = nid
+				fn := &g.names[n.name]
+				if _, ok := moduleID[fn.module]; !ok {
+					moduleID[fn.module] = len(modules)
+					modules = append(modules, g.p.Modules[fn.module].Path)
+				}
+				names = appendQuoted(append(names, ",\n["...), clipBytes(fn.text, maxName))
+				names = strconv.AppendInt(append(names, ','), int64(moduleID[fn.module]), 10)
+				names = appendQuoted(append(names, ','), fn.class)
+				if fn.note != "" {
+					names = appendQuoted(append(names, ','), fn.note)
+				}
+				names = append(names, ']')
+			}
+			frames = fmt.Appendf(frames, ",[%d,%d]", nid, n.hows)
+		}
+		nodes = append(nodes, ',')
+		if i%16 == 0 {
+			nodes = append(nodes, '\n')
+		}
+		nodes = strconv.AppendInt(nodes, int64(id), 10)
+		nodes = strconv.AppendInt(append(nodes, ','), int64(n.depth), 10)
+		nodes = strconv.AppendUint(append(nodes, ','), n.self, 10)
+	}
+	strs("modules", modules)
+	b = append(append(b, ",\n\"names\":["...), names[1:]...)
+	b = append(append(b, "],\n\"frames\":["...), frames[1:]...)
+	b = append(append(b, "],\n\"nodes\":["...), nodes[1:]...)
+	b = append(b, "]}"...)
+	return safe(b)
+}
+
+// safe escapes what JSON may have in its strings but XML or HTML may not.
+func safe(b []byte) []byte {
+	for _, r := range []struct{ from, to string }{
+		{"<", `\u003c`}, {">", `\u003e`}, {"&", `\u0026`}, {"\x7f", `\u007f`}, {"\ufffe", `\ufffe`}, {"\uffff", `\uffff`},
+	} {
+		b = bytes.ReplaceAll(b, []byte(r.from), []byte(r.to))
+	}
+	return b
+}
+
+// clipBytes cuts s to n bytes.
+func clipBytes(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "…"
+}
+
+// The measures of the picture that is shown without scripts.
+const (
+	flameWidth = 1200
+	flamePad   = 10
+	flameRow   = 18
+	flameChar  = 7.23 // of the font
+)
+
+func (g *flameGraph) write(w *bufio.Writer) {
+	title, lines := g.title(), g.lines()
+	deepest := int32(0)
+	scale := float64(flameWidth-2*flamePad) / float64(max(g.nodes[0].total, 1))
+	for i := range g.nodes {
+		if n := &g.nodes[i]; float64(n.total)*scale >= flameLeast {
+			deepest = max(deepest, n.depth)
+		}
+	}
+	top := 40 + 17*len(lines)
+	height := top + (int(deepest)+1)*flameRow + flamePad
+	fmt.Fprintf(w, `<?xml version="1.0" encoding="UTF-8"?>
+<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" role="group" aria-labelledby="title desc">
+<title id="title">%s</title>
+<desc id="desc">%s</desc>
+<style><![CDATA[
+%s]]></style>
+<defs><pattern id="hatch" width="8" height="8" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect class="hatch-a" width="8" height="8"/><rect class="hatch-b" width="3" height="8"/></pattern></defs>
+<g id="static">
+<rect class="paper" width="100%%" height="100%%"/>
+<text class="title" x="%d" y="27">%s</text>
+`, flameWidth, height, flameWidth, height, xmlText(title), xmlText("Flame graph. "+strings.Join(lines, ". ")), flameCSS, flamePad, xmlText(clip(title, 120)))
+	for i, l := range lines {
+		fmt.Fprintf(w, "<text class=\"line\" x=\"%d\" y=\"%d\">%s</text>\n", flamePad, 46+17*i, xmlText(l))
+	}
+	g.picture(w, scale, top, int(deepest))
+	w.WriteString("</g>\n<script type=\"application/json\" id=\"data\">\n")
+	w.Write(g.data())
+	w.WriteString("\n</script>\n<script><![CDATA[\n")
+	w.WriteString(flameJS)
+	w.WriteString("]]></script>\n</svg>\n")
+}
+
+// flameLeast is the width of the narrowest frame in the picture without scripts.
+const flameLeast = 0.5
+
+// picture draws the whole graph: wide frames with their name and a title, narrow ones as parts of one path
+// for each colour.
+func (g *flameGraph) picture(w *bufio.Writer, scale float64, top, deepest int) {
+	narrow := map[string][]byte{}
+	left := []float64{flamePad} // by depth: where the next frame begins
+	for i := range g.nodes {
+		n := &g.nodes[i]
+		d := int(n.depth)
+		x, width := left[d], float64(n.total)*scale
+		left = append(append(left[:d], x+width), x)
+		if width < flameLeast {
+			continue
+		}
+		y := top + (deepest-d)*flameRow
+		if g.o.Icicle {
+			y = top + d*flameRow
+		}
+		name := &g.names[n.name]
+		chars := int((width - 6) / flameChar)
+		if chars < 3 {
+			narrow[name.class] = fmt.Appendf(narrow[name.class], "M%.1f %dh%.2fv%dH%.1fz", x, y, max(width-.5, .3), flameRow-1, x)
+			continue
+		}
+		fmt.Fprintf(w, "<g><title>%s (%s %s, %s)</title><rect class=\"%s\" x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\"/><text x=\"%.1f\" y=\"%d\">%s</text></g>\n",
+			xmlText(clip(name.text, 400)), profile.Comma(n.total), g.o.unit(g.p), profile.Percent(n.total, g.nodes[0].total),
+			name.class, x, y, width-.5, flameRow-1, x+3, y+13, xmlText(clip(name.text, chars)))
+	}
+	for _, class := range slices.Sorted(maps.Keys(narrow)) {
+		fmt.Fprintf(w, "<path class=\"%s\" d=\"%s\"/>\n", class, narrow[class])
+	}
+}
+
+// xmlText escapes s for XML; what XML cannot have becomes U+FFFD.
+func xmlText(s string) string {
+	var b strings.Builder
+	xml.EscapeText(&b, []byte(printable(s)))
+	return b.String()
+}
