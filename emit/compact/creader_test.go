@@ -60,22 +60,21 @@ func asBytes[T any](s []T) []byte {
 func questions(ref *rows.Table) []cQuestion {
 	skip := 1 + len(ref.Rows)/40_000*16
 	qs := make([]cQuestion, 0, 2*len(ref.Rows)+2)
-	ask := func(pc arch.Vaddr, set *rows.Set) {
-		var s rows.State
-		var m trialMemory
+	ask := func(pc arch.Vaddr) {
+		var t trial
 		seed := mix(uint64(len(qs)))
-		m.setUp(&s, seed, len(qs)%states, set)
-		qs = append(qs, cQuestion{uint64(pc), seed, toC(&s)})
+		t.setUp(seed, len(qs)%states)
+		qs = append(qs, cQuestion{uint64(pc), seed, toC(&t.before)})
 	}
 	for i, r := range ref.Rows {
 		if i == 0 {
-			ask(r.Lo-1, &ref.Sets[0])
+			ask(r.Lo - 1)
 		}
 		if i%skip != 0 {
 			continue
 		}
-		ask(r.Lo, &ref.Sets[r.Set])
-		ask(ref.Hi(i)-1, &ref.Sets[r.Set])
+		ask(r.Lo)
+		ask(ref.Hi(i) - 1)
 	}
 	return qs
 }

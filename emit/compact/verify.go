@@ -11,11 +11,17 @@ import (
 // states is how many states of registers and memory each rule is tried on.
 const states = 32
 
+// A trial is one of them.
+type trial struct {
+	before rows.State
+	mem    trialMemory
+}
+
 // Verify proves that t means what ref says: the same rows; both ends of each row select its rule; each
 // rule is the set's, and does what rows.Step does on adversarial states of registers and memory, which
 // come from seed. The error can be pasted into an issue.
 func Verify(t *Table, ref *rows.Table, seed uint64) error {
-	v := verifier{t: t, ref: ref, ids: make([]uint32, len(ref.Sets)), seen: make([]bool, len(ref.Sets)), seed: seed}
+	v := &verifier{t: t, ref: ref, ids: make([]uint32, len(ref.Sets)), seen: make([]bool, len(ref.Sets)), seed: seed}
 	if t.machine != ref.Machine {
 		return fmt.Errorf("compact table: for %s, not %s", t.machine.Name, ref.Machine.Name)
 	}
@@ -24,6 +30,9 @@ func Verify(t *Table, ref *rows.Table, seed uint64) error {
 	}
 	if err := v.rows(); err != nil {
 		return err
+	}
+	for k := range v.try {
+		v.try[k].setUp(seed^uint64(k)<<56, k)
 	}
 	for id, seen := range v.seen {
 		if !seen {
@@ -42,6 +51,7 @@ type verifier struct {
 	ids  []uint32 // the rule of each set
 	seen []bool
 	seed uint64
+	try  [states]trial
 }
 
 // ends looks up the first and the last address of each row.
@@ -124,11 +134,10 @@ func (v *verifier) set(sid rows.SetID) error {
 	if !mach.StepKnown || !mach.RAInReg && mach.Slot(ref.RA) == arch.NoSlot {
 		return nil // Step does not know the machine, or the return address column
 	}
-	var a, b, before rows.State
-	var m trialMemory
-	for k := range states {
-		m.setUp(&before, v.seed^uint64(id)<<32^uint64(k)<<56, k, ref)
-		a, b = before, before
+	var a, b rows.State
+	for k := range v.try {
+		before, m := &v.try[k].before, &v.try[k].mem
+		a, b = *before, *before
 		am, bm := m.memory(), m.memory()
 		ga, gb := rows.Step(mach, ref, &a, &am), v.t.Apply(id, &b, &bm)
 		bad := ga != gb
@@ -140,11 +149,11 @@ func (v *verifier) set(sid rows.SetID) error {
 			bad = ga == rows.Unreadable && a.Fault != b.Fault
 			c := b
 			c.Fault = before.Fault
-			bad = bad || c != before
+			bad = bad || c != *before
 		}
 		if bad {
 			return fmt.Errorf("Step(rule %d, seed %#x, state %d)\n in   %s\n got  %v %s\n want %v %s\n (%s)", id, v.seed, k,
-				stateText(mach, &before), gb, stateText(mach, &b), ga, stateText(mach, &a), ref.Text(mach))
+				stateText(mach, before), gb, stateText(mach, &b), ga, stateText(mach, &a), ref.Text(mach))
 		}
 	}
 	return nil
@@ -213,8 +222,9 @@ func (m *trialMemory) memory() rows.Memory {
 	return rows.Memory{Lo: m.lo, Bytes: m.window[:], Next: m}
 }
 
-// setUp makes the k-th state. The first ones are kind, so that every rule succeeds on some.
-func (m *trialMemory) setUp(s *rows.State, seed uint64, k int, set *rows.Set) {
+// setUp makes the k-th trial. The first ones are kind, so that every rule succeeds on some.
+func (t *trial) setUp(seed uint64, k int) {
+	s, m := &t.before, &t.mem
 	*m = trialMemory{seed: mix(seed), holes: k >= states/4}
 	m.lo = mix(m.seed) &^ 7 >> (k & 16)
 	for i := 0; i < len(m.window); i += 8 {
