@@ -35,6 +35,13 @@ type Attr struct {
 // Sizes of struct perf_event_attr as published, from Linux 2.6.31 on.
 const (
 	AttrSizeVer0 = 64
+	AttrSizeVer1 = 72
+	AttrSizeVer2 = 80
+	AttrSizeVer3 = 96
+	AttrSizeVer4 = 104
+	AttrSizeVer5 = 112
+	AttrSizeVer6 = 120
+	AttrSizeVer7 = 128
 	AttrSizeVer8 = 136
 	AttrSizeVer9 = 144
 
@@ -167,13 +174,32 @@ func ParseAttr(b []byte) (Attr, error) {
 	}, nil
 }
 
-// Append appends a as the kernel and perf read it, AttrSizeVer8 bytes long: the largest that all kernels and
-// tools since Linux 6.3 know by name, and that earlier ones accept as long as its tail is 0.
-func (a *Attr) Append(b []byte) []byte {
+// Size returns the smallest published size from AttrSizeVer5 on that holds all of a: perf refuses files with attrs that
+// are longer than those it knows.
+func (a *Attr) Size() int {
+	switch {
+	case a.Config4 != 0:
+		return AttrSizeVer9
+	case a.Config3 != 0:
+		return AttrSizeVer8
+	case a.SigData != 0:
+		return AttrSizeVer7
+	case a.AuxSampleSize != 0 || a.AuxAction != 0:
+		return AttrSizeVer6
+	}
+	return AttrSizeVer5
+}
+
+// Append appends a as the kernel and perf read it, a.Size() bytes long.
+func (a *Attr) Append(b []byte) []byte { return a.AppendSize(b, a.Size()) }
+
+// AppendSize appends a in n bytes, n a published size of at least a.Size().
+func (a *Attr) AppendSize(b []byte, n int) []byte {
+	start := len(b)
 	u32 := func(v uint32) { b = binary.LittleEndian.AppendUint32(b, v) }
 	u64 := func(v uint64) { b = binary.LittleEndian.AppendUint64(b, v) }
 	u32(a.Type)
-	u32(AttrSizeVer8)
+	u32(uint32(n))
 	u64(a.Config)
 	u64(a.SamplePeriod)
 	u64(a.SampleType)
@@ -194,7 +220,8 @@ func (a *Attr) Append(b []byte) []byte {
 	u32(a.AuxAction)
 	u64(a.SigData)
 	u64(a.Config3)
-	return b
+	u64(a.Config4)
+	return b[:start+n]
 }
 
 // Has says whether all bits of flags are set in a.Flags.

@@ -1,6 +1,9 @@
 package source
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"fmt"
+)
 
 // Append appends r as a whole record to b, as the kernel would write it for the given event of d, trailer
 // included: MMAP, MMAP2, COMM, FORK, EXIT, LOST and FINISHED_ROUND. It is for recorders that report what was
@@ -96,6 +99,109 @@ func appendTrailer(b []byte, a *Attr, r *Record) []byte {
 	return b
 }
 
-// AppendTrailer appends to b a trailer for r as event a's records have it: what the Writer of a file with other
-// events than the stream's puts in place of the last r.Trailer bytes of r.Raw.
-func (a *Attr) AppendTrailer(b []byte, r *Record) []byte { return appendTrailer(b, a, r) }
+// Walked returns the attr of samples as AppendSample writes them: the same but for a callchain in place of registers
+// and stack copies.
+func (a *Attr) Walked() Attr {
+	w := *a
+	w.SampleType = a.SampleType&^(SampleRegsUser|SampleStackUser|SampleAux) | SampleCallchain | SampleRaw
+	w.SampleRegsUser, w.SampleStackUser, w.AuxSampleSize = 0, 0, 0
+	w.Flags &^= FlagExcludeCallchainUser | FlagDeferCallchain | FlagDeferOutput
+	return w
+}
+
+// maxRecord is the size of the largest record.
+const maxRecord = 1<<16 - 8
+
+var errTooLarge = fmt.Errorf("%w: the sample's other fields leave no room for its callchain", ErrUnsupported)
+
+// AppendSample appends s as a record of an event with the attr a, which Walked made: with all that was recorded but
+// registers and stack, and with the stack as a plain callchain. User frames are written as Frame.Addr; how they were
+// found follows: see Options.Ours. A stack that does not fit a record, which has room for some 6,000 frames, is cut,
+// and its Stop becomes DepthLimit. It fails if nothing fits.
+func AppendSample(b []byte, a *Attr, s *Sample) ([]byte, error) {
+	start := len(b)
+	r := s.Record
+	t := a.SampleType
+	u64 := func(bit, v uint64) {
+		if t&bit != 0 {
+			b = binary.LittleEndian.AppendUint64(b, v)
+		}
+	}
+	b = appendHeader(b, RecordSample, r.Misc)
+	u64(SampleIdentifier, r.ID)
+	u64(SampleIP, r.IP)
+	u64(SampleTID, uint64(uint32(r.PID))|uint64(uint32(r.TID))<<32)
+	u64(SampleTime, r.Time)
+	u64(SampleAddr, r.Addr)
+	u64(SampleID, r.ID)
+	u64(SampleStreamID, r.StreamID)
+	u64(SampleCPU, uint64(r.CPU))
+	u64(SamplePeriod, r.Period)
+	if t&SampleRead != 0 {
+		b = append(b, r.Read...)
+	}
+
+	// A frame takes 8 bytes, and 2 more at most to say how it was found; what is left is for the rest of the
+	// provenance and for the fields behind.
+	const rest = 256
+	room := maxRecord - (len(b) - start) - len(r.Tracepoint) - len(r.Branches) - len(r.BranchCounters) - len(r.IntrRegs) - rest
+	if room < 0 {
+		return b[:start], errTooLarge
+	}
+	chain := len(b)
+	b = append(b, make([]byte, 8)...)
+	b, user := s.appendChain(b, room/10)
+	binary.LittleEndian.PutUint64(b[chain:], uint64(len(b)-chain-8)/8)
+
+	raw := len(b)
+	b = append(b, 0, 0, 0, 0)
+	b = append(b, r.Tracepoint...)
+	b = appendProvenance(b, raw, s, user)
+	binary.LittleEndian.PutUint32(b[raw:], uint32(len(b)-raw-4))
+
+	if t&SampleBranchStack != 0 {
+		u64(SampleBranchStack, uint64(r.Branches.Len()/3))
+		if a.BranchSampleType&BranchHWIndex != 0 {
+			u64(SampleBranchStack, r.BranchHWIndex)
+		}
+		b = append(append(b, r.Branches...), r.BranchCounters...)
+	}
+	u64(SampleWeight|SampleWeightStruct, r.Weight)
+	u64(SampleDataSrc, r.DataSrc)
+	u64(SampleTransaction, r.Transaction)
+	if t&SampleRegsIntr != 0 {
+		u64(SampleRegsIntr, r.IntrABI)
+		b = append(b, r.IntrRegs...)
+	}
+	u64(SamplePhysAddr, r.PhysAddr)
+	u64(SampleCgroup, r.Cgroup)
+	u64(SampleDataPageSize, r.DataPageSize)
+	u64(SampleCodePageSize, r.CodePageSize)
+	return finishRecord(b, start), nil
+}
+
+// appendChain appends up to max words: markers, kernel addresses as recorded, user frames as Frame.Addr. It returns how
+// many user frames it wrote.
+func (s *Sample) appendChain(b []byte, max int) (_ []byte, user int) {
+	end := len(b) + 8*max
+	u64 := func(v uint64) bool {
+		if v >= ContextMax || len(b) >= end {
+			return false
+		}
+		b = binary.LittleEndian.AppendUint64(b, v)
+		return true
+	}
+	if len(s.Kernel) > 0 {
+		b = binary.LittleEndian.AppendUint64(b, ContextKernel)
+		for _, v := range s.Kernel {
+			u64(v)
+		}
+	}
+	if len(s.User) > 0 {
+		b = binary.LittleEndian.AppendUint64(b, ContextUser)
+		for user < len(s.User) && u64(uint64(s.User[user].Addr())) {
+			user++
+		}
+	}
+	return b, user
+}

@@ -2,6 +2,7 @@ package source
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/unwind"
@@ -10,9 +11,9 @@ import (
 // Files that this project writes hold walked stacks as plain callchains. How each frame was found and why the
 // stack ended follow in the PERF_SAMPLE_RAW field of the same sample, behind whatever the field held before. Other
 // tools ignore it, because they look at that field for tracepoints only, and there by offset from its start. Its
-// tail, read backwards:
+// end is
 //
-//	u32 magic, u16 size of the runs in bytes, u8 StackSource, u8 Stop, runs
+//	runs, u8 Stop, u8 StackSource, u16 size of the runs in bytes, u32 magic
 //
 // A run is a byte, unwind.How with 0x80 where the frame's address is exact, and how many frames in a row are so,
 // as an unsigned varint; runs go from the innermost frame out. The field's size is 4 more than a multiple of 8, as
@@ -24,9 +25,13 @@ const (
 	exactBit        = 0x80
 )
 
-// appendProvenance appends how s's user frames were found.
-func appendProvenance(b []byte, user []unwind.Frame, stop unwind.Stop, from StackSource) []byte {
+// appendProvenance appends how the first n of s's user frames were found to the field whose size is at b[field:].
+func appendProvenance(b []byte, field int, s *Sample, n int) []byte {
 	start := len(b)
+	user, stop := s.User[:n], s.Stop
+	if n < len(s.User) {
+		stop = unwind.DepthLimit
+	}
 	for i := 0; i < len(user); {
 		n := 1
 		for i+n < len(user) && user[i+n].How == user[i].How && user[i+n].Exact == user[i].Exact {
@@ -39,10 +44,12 @@ func appendProvenance(b []byte, user []unwind.Frame, stop unwind.Stop, from Stac
 		b = binary.AppendUvarint(append(b, how), uint64(n))
 		i += n
 	}
-	n := uint16(len(b) - start)
-	b = append(b, byte(stop), byte(from))
-	b = binary.LittleEndian.AppendUint16(b, n)
-	return binary.LittleEndian.AppendUint32(b, provenanceMagic)
+	runs := len(b) - start
+	b = append(b, byte(stop), byte(s.From))
+	b = binary.LittleEndian.AppendUint16(b, uint16(runs))
+	b = binary.LittleEndian.AppendUint32(b, provenanceMagic)
+	var zeros [8]byte
+	return slices.Insert(b, start, zeros[:-(len(b)-field)&7]...)
 }
 
 // A provenance is what appendProvenance wrote.

@@ -1,8 +1,6 @@
 package source
 
 import (
-	"encoding/binary"
-
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/unwind"
@@ -45,12 +43,6 @@ func (s StackSource) String() string {
 		return sourceNames[s]
 	}
 	return "?"
-}
-
-// AppendProvenance appends to b, what the PERF_SAMPLE_RAW field of a sample holds, how s's frames were found.
-// Samples of a stream read with Options.Ours get it back.
-func (s *Sample) AppendProvenance(b []byte) []byte {
-	return appendProvenance(b, s.User, s.Stop, s.From)
 }
 
 // Numbers of registers in a perf mask (arch/x86/include/uapi/asm/perf_regs.h, and arm64's).
@@ -295,30 +287,4 @@ func (k *stacker) recordedStop(r *Record, space *unwind.Space, user []unwind.Fra
 		return unwind.Outermost
 	}
 	return unwind.NoInfo
-}
-
-// appendChain appends to b the callchain of s as a file of this project holds it: markers, kernel addresses as
-// recorded, user frames as Frame.Addr. It keeps to max words and returns how many user frames it wrote.
-func (s *Sample) appendChain(b []byte, max int) (_ []byte, user int) {
-	u64 := func(v uint64) { b = binary.LittleEndian.AppendUint64(b, v); max-- }
-	if len(s.Kernel) > 0 && max > 1 {
-		u64(ContextKernel)
-		for _, v := range s.Kernel {
-			if max > 0 && v < ContextMax {
-				u64(v)
-			}
-		}
-	}
-	if len(s.User) > 0 && max > 1 {
-		u64(ContextUser)
-		for i := range s.User {
-			v := uint64(s.User[i].Addr())
-			if max <= 0 || v >= ContextMax {
-				break
-			}
-			u64(v)
-			user++
-		}
-	}
-	return b, user
 }
