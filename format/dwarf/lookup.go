@@ -230,29 +230,41 @@ func (f *Frames) Lookup(pc arch.Vaddr) (*rows.Table, error) {
 
 // lookupHdr is Lookup through .eh_frame_hdr. It returns nil where that cannot tell.
 func (f *Frames) lookupHdr(pc uint64) (*rows.Table, error) {
-	if f.hdr == nil {
+	s, off, d, hi := f.findHdr(pc)
+	if s == nil {
 		return nil, nil
+	}
+	t, err := s.table(off, d.lo, hi)
+	if err == nil && t.At(arch.Vaddr(pc)).Gap() {
+		return nil, nil
+	}
+	return t, err
+}
+
+// findHdr finds the FDE of pc through .eh_frame_hdr, its offset in its section, and where the next one starts, if
+// that is before its end. It returns a nil section where the table cannot tell.
+func (f *Frames) findHdr(pc uint64) (in *section, off int, d fde, hi uint64) {
+	if f.hdr == nil {
+		return nil, 0, d, 0
 	}
 	i, ok := f.hdr.find(pc)
 	if !ok {
-		return nil, nil
+		return nil, 0, d, 0
 	}
 	at := f.hdr.number(i, 1)
 	for _, s := range f.eh {
-		off := at - s.addr
-		if off >= uint64(len(s.data)) {
+		if at-s.addr >= uint64(len(s.data)) {
 			continue
 		}
-		var d fde
-		h, err := s.head(int(off))
+		h, err := s.head(int(at - s.addr))
 		if err != nil || h.kind != isFDE {
-			return nil, nil
+			return nil, 0, d, 0
 		}
 		c, err := s.cieAt(h.cieOff)
 		if err != nil || s.fde(&d, &h, c) != nil || d.dead || d.lo != f.hdr.number(i, 0) || pc >= d.hi {
-			return nil, nil
+			return nil, 0, d, 0
 		}
-		hi := d.hi
+		hi = d.hi
 		for i++; i < f.hdr.count; i++ {
 			if next := f.hdr.number(i, 0); next > d.lo {
 				hi = min(hi, next)
@@ -260,15 +272,25 @@ func (f *Frames) lookupHdr(pc uint64) (*rows.Table, error) {
 			}
 		}
 		if pc >= hi {
-			return nil, nil // the table is not sorted
+			return nil, 0, d, 0 // the table is not sorted
 		}
-		t, err := s.table(h.off, d.lo, hi)
-		if err == nil && t.At(arch.Vaddr(pc)).Gap() {
-			return nil, nil
-		}
-		return t, err
+		return s, h.off, d, hi
 	}
-	return nil, nil
+	return nil, 0, d, 0
+}
+
+// Bounds returns the range of the FDE that holds at pc: a function's, or a part of one, as far as unwind information
+// tells. It is for naming code without symbols.
+func (f *Frames) Bounds(pc arch.Vaddr) (lo, hi arch.Vaddr, ok bool) {
+	if s, _, d, _ := f.findHdr(uint64(pc)); s != nil {
+		return arch.Vaddr(d.lo), arch.Vaddr(d.hi), true
+	}
+	for _, which := range []Which{EHFrame, DebugFrame} {
+		if e, _, _ := f.index(which).find(uint64(pc)); e != nil {
+			return arch.Vaddr(e.lo), arch.Vaddr(e.hi), true
+		}
+	}
+	return 0, 0, false
 }
 
 // table compiles the FDE at off and returns its rows in [lo, hi).
