@@ -21,6 +21,7 @@ type event struct {
 	bpType                   uint32
 	mods                     modifiers
 	kernelOnly               bool // happens in the kernel only, so that leaving the kernel out leaves nothing
+	noRaw                    bool // this user may not have a tracepoint's fields
 	each                     bool // rare enough for every one to be recorded
 }
 

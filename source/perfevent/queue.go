@@ -97,9 +97,12 @@ type writer struct {
 	start, end int            // of what has been written and not put
 }
 
+// fits says whether the current chunk has room for a record.
+func (w *writer) fits(n int) bool { return w.cur != nil && w.end+n <= len(w.cur.Bytes) }
+
 // space returns room for one record.
 func (w *writer) space(n int) []byte {
-	if w.cur == nil || w.end+n > len(w.cur.Bytes) {
+	if !w.fits(n) {
 		w.flush()
 		w.cur.Release()
 		if b, ok := w.pool.Get().(*source.Buffer); ok {

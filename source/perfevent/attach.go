@@ -1,0 +1,296 @@
+package perfevent
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/source"
+)
+
+// A target is a thread, or all that runs on a processor, with its events: one for each ring.
+type target struct {
+	fds []int // -1: closed
+}
+
+func (t *target) close() {
+	for i, fd := range t.fds {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+		t.fds[i] = -1
+	}
+}
+
+// An attached is a thread that has got events of its own, and when.
+type attached struct {
+	at *target
+	ns uint64
+}
+
+// openTarget opens a for pid on all processors. The error is that of the kernel.
+func (r *Recorder) openTarget(a *source.Attr, pid int) (*target, error) {
+	t := &target{}
+	for i, cpu := range r.cpus {
+		// FD_OUTPUT takes effect before the event can happen, unlike PERF_EVENT_IOC_SET_OUTPUT.
+		fd, err := openEvent(a, pid, cpu, r.rings[i].fd, unix.PERF_FLAG_FD_NO_GROUP|unix.PERF_FLAG_FD_OUTPUT)
+		if errors.Is(err, unix.ENODEV) {
+			fd, err = -1, nil // the processor has gone offline
+		}
+		if err != nil {
+			t.close()
+			return nil, err
+		}
+		t.fds = append(t.fds, fd)
+	}
+	r.shape.Events += len(t.fds)
+	return t, nil
+}
+
+// watch adds a target to those that must have gone for the recording to end: the kernel hangs up an event when
+// its thread and all that inherited the event have exited. Those of one target do so together.
+func (r *Recorder) watch(t *target) error {
+	r.targets = append(r.targets, t)
+	for _, fd := range t.fds {
+		if fd < 0 {
+			continue
+		}
+		// The first of a ring's events that is asked takes the ring's readiness, so it must be asked for.
+		ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(len(r.targets) - 1)}
+		if err := unix.EpollCtl(r.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+			return fmt.Errorf("epoll: %w", err)
+		}
+		r.live++
+		break
+	}
+	return nil
+}
+
+func (r *Recorder) enable(on bool) {
+	req := uint(unix.PERF_EVENT_IOC_DISABLE)
+	if on {
+		req = unix.PERF_EVENT_IOC_ENABLE
+	}
+	for _, t := range r.targets {
+		for _, fd := range t.fds {
+			if fd >= 0 {
+				unix.IoctlSetInt(fd, req, 0)
+			}
+		}
+	}
+}
+
+// attach opens the events of all targets. If there is a command, start starts it.
+func (r *Recorder) attach(o *Options, p *plan) (start func() error, err error) {
+	a := p.attr
+	if len(o.Command) > 0 {
+		path, err := exec.LookPath(o.Command[0])
+		if err != nil {
+			return nil, err
+		}
+		cmd := &exec.Cmd{Path: path, Args: o.Command, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+		if !o.All && len(o.PIDs)+len(o.TIDs) == 0 {
+			a.Flags |= source.FlagDisabled | source.FlagEnableOnExec | source.FlagInherit
+			return func() error { return r.startRecorded(&a, cmd) }, nil
+		}
+		start = func() error { return r.start(cmd) }
+	}
+	a.Flags &^= source.FlagDisabled
+	if o.All {
+		a.Flags &^= source.FlagInherit
+		return start, r.attachCPUs(&a, p.level)
+	}
+	for _, pid := range o.PIDs {
+		if err := r.attachProcess(&a, pid, p.level); err != nil {
+			return nil, err
+		}
+	}
+	for _, tid := range o.TIDs {
+		err := r.attachThread(&a, tid)
+		if errors.Is(err, unix.ESRCH) {
+			return nil, fmt.Errorf("thread %d: no such thread", tid)
+		}
+		if err != nil {
+			return nil, denied(err, tid, "thread", p.level)
+		}
+	}
+	return start, nil
+}
+
+func (r *Recorder) attachCPUs(a *source.Attr, level int) error {
+	t := &target{}
+	r.targets = append(r.targets, t)
+	for i, cpu := range r.cpus {
+		fd, err := openEvent(a, -1, cpu, r.rings[i].fd, unix.PERF_FLAG_FD_NO_GROUP|unix.PERF_FLAG_FD_OUTPUT)
+		if errors.Is(err, unix.ENODEV) {
+			continue
+		}
+		if err != nil {
+			return explain(err, "recording all processors", level)
+		}
+		t.fds = append(t.fds, fd)
+	}
+	r.shape.Events = len(t.fds)
+	return nil
+}
+
+func (r *Recorder) attachThread(a *source.Attr, tid int) error {
+	t, err := r.openTarget(a, tid)
+	if err != nil {
+		return err
+	}
+	if a.Has(source.FlagInherit) {
+		r.direct[int32(tid)] = attached{t, monotonic()}
+	}
+	r.shape.Threads++
+	return r.watch(t)
+}
+
+// attachProcess attaches to all threads of a process. Threads that appear meanwhile have inherited their events
+// if they come from one that has them, and else have to be attached to as well; the FORK records tell which, at
+// once or later: see forked.
+func (r *Recorder) attachProcess(a *source.Attr, pid, level int) error {
+	done := map[int]bool{}
+	for {
+		tids, err := threads(pid)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			if len(done) > 0 {
+				return nil // it has gone
+			}
+			return fmt.Errorf("process %d: no such process", pid)
+		}
+		if err != nil {
+			return fmt.Errorf("process %d: %w", pid, err)
+		}
+		r.round()
+		fresh := false
+		for _, tid := range tids {
+			if done[tid] || r.inherited[int32(tid)] {
+				continue
+			}
+			done[tid], fresh = true, true
+			err := r.attachThread(a, tid)
+			if err != nil && !errors.Is(err, unix.ESRCH) {
+				return denied(err, pid, "process", level)
+			}
+		}
+		if !fresh {
+			return nil
+		}
+	}
+}
+
+// denied explains why a process cannot be attached to.
+func denied(err error, pid int, what string, level int) error {
+	doing := fmt.Sprintf("%s %d", what, pid)
+	if isPermission(err) {
+		if st, e := os.Stat(fmt.Sprintf("/proc/%d", pid)); e == nil {
+			if sys, ok := st.Sys().(*syscall.Stat_t); ok && os.Geteuid() != 0 && int(sys.Uid) != os.Geteuid() {
+				return fmt.Errorf("%s: %w (it belongs to another user: record it as that user or as root)", doing, err)
+			}
+		}
+	}
+	return explain(err, doing, level)
+}
+
+// threads lists the threads of a process.
+func threads(pid int) ([]int, error) { return numbersIn(fmt.Sprintf("/proc/%d/task", pid)) }
+
+// numbersIn lists the names in a directory that are numbers.
+func numbersIn(dir string) (nums []int, err error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	for _, name := range names {
+		if n, e := strconv.Atoi(name); e == nil {
+			nums = append(nums, n)
+		}
+	}
+	return nums, err
+}
+
+// forked takes note of a FORK record. A thread that was attached to after it had been born with the events of
+// its parent has them twice: its own are closed. Threads that are born in the microseconds in which their parent
+// is attached to can have a part of the events, and are left as they are.
+func (r *Recorder) forked(raw []byte) {
+	if len(raw) < recordHeader+24 {
+		return
+	}
+	tid := int32(binary.LittleEndian.Uint32(raw[16:]))
+	parent := int32(binary.LittleEndian.Uint32(raw[20:]))
+	ns := binary.LittleEndian.Uint64(raw[24:])
+	if p, ok := r.direct[parent]; ok && ns < p.ns {
+		return
+	}
+	if r.inherited != nil {
+		r.inherited[tid] = true
+	}
+	t, ok := r.direct[tid]
+	if !ok {
+		return
+	}
+	delete(r.direct, tid)
+	if ns < t.ns { // else it is another thread of the same number
+		for _, fd := range t.at.fds {
+			if fd >= 0 {
+				if unix.EpollCtl(r.epoll, unix.EPOLL_CTL_DEL, fd, nil) == nil {
+					r.live--
+				}
+			}
+		}
+		t.at.close()
+	}
+}
+
+// start starts the command.
+func (r *Recorder) start(cmd *exec.Cmd) error {
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	r.cmd = cmd
+	go func() {
+		err := cmd.Wait()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) {
+			r.exitErr = err
+		}
+		close(r.exited)
+		r.end()
+	}()
+	return nil
+}
+
+// startRecorded starts the command so that it inherits events of the thread that starts it. The thread has no
+// other use: it ends, and its events live on in the command.
+func (r *Recorder) startRecorded(a *source.Attr, cmd *exec.Cmd) error {
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and no Unlock
+		t, err := r.openTarget(a, unix.Gettid())
+		if err == nil {
+			r.targets = append(r.targets, t)
+			err = r.start(cmd)
+		}
+		result <- err
+	}()
+	return <-result
+}
+
+func monotonic() uint64 {
+	var ts unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) != nil {
+		return 0
+	}
+	return uint64(ts.Nano())
+}

@@ -1,0 +1,143 @@
+package perfevent
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/source"
+)
+
+// pollTime is how long a record may lie in a ring, ms. A ring that is a quarter full is read at once.
+const pollTime = 100
+
+// What an epoll event's data says, other than the number of a target.
+const (
+	pollRing = -1
+	pollWake = -2
+)
+
+func (r *Recorder) openPoll() (err error) {
+	if r.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return fmt.Errorf("epoll: %w", err)
+	}
+	if r.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return fmt.Errorf("eventfd: %w", err)
+	}
+	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: pollWake}
+	err = unix.EpollCtl(r.epoll, unix.EPOLL_CTL_ADD, r.wake, &ev)
+	for _, g := range r.rings {
+		ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: pollRing}
+		err = errors.Join(err, unix.EpollCtl(r.epoll, unix.EPOLL_CTL_ADD, g.fd, &ev))
+	}
+	if err != nil {
+		return fmt.Errorf("epoll: %w", err)
+	}
+	return nil
+}
+
+// drainAll empties the rings until the recording ends.
+func (r *Recorder) drainAll() {
+	defer close(r.drained)
+	for !r.stop.Load() {
+		r.poll()
+		r.queue.room(r.stop.Load)
+		r.round()
+		if r.live == 0 && r.ends {
+			break
+		}
+	}
+	r.enable(false)
+	r.round()
+	r.out.close()
+	r.queue.close(r.fault)
+}
+
+// poll waits until there is something to read, to end, or until pollTime is over.
+func (r *Recorder) poll() {
+	var events [16]unix.EpollEvent
+	n, err := unix.EpollWait(r.epoll, events[:], pollTime)
+	if err != nil {
+		return // EINTR
+	}
+	for _, ev := range events[:max(n, 0)] {
+		if ev.Fd < 0 || ev.Events&(unix.EPOLLHUP|unix.EPOLLERR) == 0 {
+			continue
+		}
+		t := r.targets[ev.Fd]
+		for _, fd := range t.fds {
+			if fd >= 0 && unix.EpollCtl(r.epoll, unix.EPOLL_CTL_DEL, fd, nil) == nil {
+				r.live--
+			}
+		}
+		t.close()
+	}
+}
+
+var finishedRound = func() []byte {
+	b := binary.LittleEndian.AppendUint32(nil, source.RecordFinishedRound)
+	return binary.LittleEndian.AppendUint32(b, recordHeader<<16)
+}()
+
+// round reads each ring once, up to where it is when its turn comes. What was written before the round began is
+// then out of all rings, which is what a FINISHED_ROUND record says.
+func (r *Recorder) round() {
+	r.rounds.Add(1)
+	var n uint64
+	for _, g := range r.rings {
+		k, err := g.drain(r.space)
+		n += k
+		if err != nil && r.fault == nil {
+			r.fault = err
+		}
+	}
+	r.bytes.Add(n)
+	if n > 0 || r.unsettled {
+		// After a round with nothing in it all that came before is due.
+		copy(r.space(len(finishedRound)), finishedRound)
+		r.unsettled = n > 0
+	}
+	r.flush()
+}
+
+// space returns room for a record, when what came before it has been looked at.
+func (r *Recorder) space(n int) []byte {
+	if !r.out.fits(n) {
+		r.flush()
+	}
+	return r.out.space(n)
+}
+
+// flush looks at the records that have been written and hands them on.
+func (r *Recorder) flush() {
+	for b := r.out.pending(); len(b) > 0; {
+		var raw []byte
+		raw, b = cutRecord(b)
+		r.records.Add(1)
+		switch binary.LittleEndian.Uint32(raw) {
+		case source.RecordFork:
+			if len(r.direct) > 0 {
+				r.forked(raw)
+			}
+		case source.RecordLost:
+			if len(raw) >= recordHeader+16 {
+				r.lost.Add(binary.LittleEndian.Uint64(raw[16:]))
+			}
+		case source.RecordLostSamples:
+			if len(raw) >= recordHeader+8 {
+				r.lostSmp.Add(binary.LittleEndian.Uint64(raw[8:]))
+			}
+		case source.RecordFinishedRound:
+			r.records.Add(^uint64(0))
+		}
+	}
+	r.out.flush()
+}
+
+// cutRecord splits the first record off. b has whole records.
+func cutRecord(b []byte) (raw, rest []byte) {
+	n := binary.LittleEndian.Uint16(b[6:])
+	return b[:n:n], b[n:]
+}

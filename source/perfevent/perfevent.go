@@ -1,0 +1,289 @@
+package perfevent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/source"
+)
+
+// Options say what to record.
+type Options struct {
+	// Event is what to record, as perf spells it: see parseEvent. Empty is the processor's cycles, or the CPU
+	// clock on a machine without hardware counters.
+	Event string
+
+	// Frequency is how many samples to take a second of each processor, Period how many events make a sample.
+	// Without either it is DefaultFrequency, or for tracepoints and breakpoints every event.
+	Frequency, Period uint64
+
+	// StackSize is how many bytes of the user stack to copy with each sample: a multiple of 8 up to
+	// MaxStackSize. 0 is 32 KiB, or 16 or 8 where the ring buffers that the kernel allows are small.
+	StackSize uint32
+
+	// User and Kernel say where events count: both in user space and in the kernel if neither or both are
+	// set. If neither is, and this user may not record the kernel, it is left out.
+	User, Kernel bool
+
+	PIDs    []int    // processes: their threads, and all that these start later
+	TIDs    []int    // threads, and nothing that they start
+	All     bool     // all processors
+	Command []string // a program to start, with what it starts. With other targets it only ends the recording
+
+	// Duration ends the recording after a while, as Stop does. 0: it does not.
+	Duration time.Duration
+}
+
+const (
+	DefaultFrequency = 999   // Hz: out of step with what runs a thousand times a second
+	MaxStackSize     = 65528 // what the kernel takes
+)
+
+// Stats counts what went through a Recorder.
+type Stats struct {
+	Records, Bytes    uint64 // copied out of the rings
+	Lost, LostSamples uint64 // records that found no room, as LOST and LOST_SAMPLES say
+	Wakeups           uint64 // rounds over the rings
+	Threads           int    // existing threads that were attached to
+	Events            int    // events opened for them, one for each processor
+	RingSize          int    // bytes of each ring
+	StackSize         uint32 // bytes copied of each stack
+}
+
+// A Recorder is a recording that runs. Next is for one goroutine at a time; other methods may be called from any.
+type Recorder struct {
+	dec     *source.Decoder
+	machine *arch.Machine
+	event   string
+	notes   []string
+	buildID bool // the kernel gives build IDs with mappings
+
+	// The drainer's alone, and Open's before it runs.
+	rings     []*ring
+	cpus      []int
+	out       writer
+	targets   []*target
+	direct    map[int32]attached // threads that may turn out to have inherited events as well
+	inherited map[int32]bool     // threads that did
+	live      int                // targets that have not gone
+	ends      bool               // when live is 0
+	epoll     int
+	wake      int  // eventfd
+	unsettled bool // the last round had records
+	fault     error
+
+	queue   *backlog
+	stop    atomic.Bool
+	drained chan struct{} // closed when the drainer has ended
+	records atomic.Uint64
+	bytes   atomic.Uint64
+	lost    atomic.Uint64
+	lostSmp atomic.Uint64
+	rounds  atomic.Uint64
+	shape   Stats // what does not change
+
+	cmd      *exec.Cmd
+	exited   chan struct{} // closed when the command has gone
+	exitErr  error
+	endTimer *time.Timer
+	unwatch  func() bool // of Open's context
+	closing  sync.Once
+	closeErr error
+
+	synth []byte // what was there before
+	cur   batch
+}
+
+// Open starts a recording. It ends when the command exits, when all processes or threads that were asked for and
+// all that these started have gone, when the duration is over, when Stop is called or when ctx is done.
+func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	r := &Recorder{
+		dec: source.NewDecoder(), machine: thisMachine(), queue: newBacklog(), drained: make(chan struct{}),
+		exited: make(chan struct{}), direct: map[int32]attached{}, inherited: map[int32]bool{}, epoll: -1, wake: -1,
+		ends: len(o.PIDs)+len(o.TIDs) > 0,
+	}
+	if r.machine == nil {
+		return nil, fmt.Errorf("recording: %w on this machine", source.ErrUnsupported)
+	}
+	r.out.to = r.queue
+	defer func() {
+		if err != nil {
+			r.release()
+		}
+	}()
+	p, err := r.plan(&o)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.openPoll(); err != nil {
+		return nil, err
+	}
+	r.dec.AddAttr(&p.attr, nil, r.event)
+	r.shape.StackSize = p.attr.SampleStackUser
+
+	start, err := r.attach(&o, p)
+	if err != nil {
+		return nil, err
+	}
+	r.inherited = nil
+	if start != nil {
+		if err := start(); err != nil {
+			return nil, err
+		}
+	}
+	go r.drainAll()
+	r.synthesise(&o)
+	if o.Duration > 0 {
+		r.endTimer = time.AfterFunc(o.Duration, r.Stop)
+	}
+	r.unwatch = context.AfterFunc(ctx, r.Stop)
+	return r, nil
+}
+
+func (o *Options) check() error {
+	switch {
+	case o.Frequency > 0 && o.Period > 0:
+		return errors.New("a frequency and a period: one of them")
+	case o.StackSize%8 != 0 || o.StackSize > MaxStackSize:
+		return fmt.Errorf("stack size %d: want a multiple of 8 up to %d", o.StackSize, MaxStackSize)
+	case o.All && len(o.PIDs)+len(o.TIDs) > 0:
+		return errors.New("all processors, and processes or threads: one of them")
+	case !o.All && len(o.PIDs)+len(o.TIDs)+len(o.Command) == 0:
+		return errors.New("nothing to record: no command, process or thread")
+	}
+	for _, id := range append(o.PIDs[:len(o.PIDs):len(o.PIDs)], o.TIDs...) {
+		if id <= 0 {
+			return fmt.Errorf("process %d: no such process", id)
+		}
+	}
+	return nil
+}
+
+// Decoder knows the recording's event.
+func (r *Recorder) Decoder() *source.Decoder { return r.dec }
+
+// Machine is what this process runs on.
+func (r *Recorder) Machine() *arch.Machine { return r.machine }
+
+// Event names what is recorded, as perf spells it.
+func (r *Recorder) Event() string { return r.event }
+
+// EventNote says in what the recording differs from what was asked for, or is empty.
+func (r *Recorder) EventNote() string { return strings.Join(r.notes, "; ") }
+
+// Stats counts what there has been so far.
+func (r *Recorder) Stats() Stats {
+	s := r.shape
+	s.Records, s.Bytes, s.Lost, s.LostSamples = r.records.Load(), r.bytes.Load(), r.lost.Load(), r.lostSmp.Load()
+	s.Wakeups = r.rounds.Load()
+	return s
+}
+
+// Next returns the next record: see source.RecordStream. It waits for one.
+func (r *Recorder) Next() (raw []byte, buf *source.Buffer, err error) {
+	if len(r.synth) > 0 {
+		raw, r.synth = cutRecord(r.synth)
+		return raw, nil, nil
+	}
+	if len(r.cur.b) == 0 {
+		r.cur.buf.Release()
+		r.cur = batch{}
+		b, err := r.queue.take()
+		if err != nil {
+			return nil, nil, err
+		}
+		r.cur = b
+	}
+	raw, r.cur.b = cutRecord(r.cur.b)
+	return raw, r.cur.buf, nil
+}
+
+// Stop ends the recording: Next returns what has been recorded and then io.EOF. A command that is still there gets
+// SIGTERM. Stop may be called again; it does not wait.
+func (r *Recorder) Stop() {
+	r.end()
+	select {
+	case <-r.exited:
+	default:
+		if r.cmd != nil {
+			r.cmd.Process.Signal(syscall.SIGTERM) // it may have gone by now
+		}
+	}
+}
+
+// end makes the drainer end.
+func (r *Recorder) end() {
+	if r.stop.Swap(true) {
+		return
+	}
+	r.queue.wake()
+	unix.Write(r.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // fails only if the counter is full: then it is awake
+}
+
+// Wait waits for the command and returns how it ended; nil if there is none. The error, if not nil, says that
+// waiting was not possible; a command's own failure is in its state only.
+func (r *Recorder) Wait() (*os.ProcessState, error) {
+	if r.cmd == nil {
+		return nil, nil
+	}
+	<-r.exited
+	return r.cmd.ProcessState, r.exitErr
+}
+
+// Close stops the recording, if it runs, and frees everything. It does not wait for the command. Records that Next
+// has returned stay valid.
+func (r *Recorder) Close() error {
+	r.closing.Do(func() {
+		r.Stop()
+		r.unwatch()
+		if r.endTimer != nil {
+			r.endTimer.Stop()
+		}
+		<-r.drained
+		r.closeErr = r.release()
+	})
+	return r.closeErr
+}
+
+// release closes all descriptors.
+func (r *Recorder) release() error {
+	var errs []error
+	for _, t := range r.targets {
+		t.close()
+	}
+	for _, g := range r.rings {
+		errs = append(errs, g.close())
+	}
+	r.targets, r.rings = nil, nil
+	for _, fd := range []int{r.epoll, r.wake} {
+		if fd >= 0 {
+			errs = append(errs, unix.Close(fd))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// BuildID returns the build ID of a file in hex, for mappings whose records have none: see source.RecordStream.
+func (r *Recorder) BuildID(path string) string {
+	if r.buildID {
+		return ""
+	}
+	return fmt.Sprintf("%x", fileBuildID(path, nil))
+}

@@ -1,0 +1,384 @@
+package perfevent
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/source"
+)
+
+var workload struct {
+	once sync.Once
+	path string
+	err  error
+}
+
+// work compiles testdata/work.c once.
+func work(t testing.TB) string {
+	t.Helper()
+	oracle.Need(t, "cc")
+	workload.once.Do(func() {
+		dir, err := os.MkdirTemp("", "perfevent")
+		if err != nil {
+			workload.err = err
+			return
+		}
+		os.Chmod(dir, 0o755)
+		workload.path = filepath.Join(dir, "work")
+		out, err := exec.Command("cc", "-O1", "-fomit-frame-pointer", "-pthread", "-o", workload.path, "testdata/work.c").CombinedOutput()
+		if err != nil {
+			workload.err = fmt.Errorf("%w\n%s", err, out)
+		}
+	})
+	if workload.err != nil {
+		t.Fatal(workload.err)
+	}
+	return workload.path
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if workload.path != "" && os.Getenv(asNobody) == "" {
+		os.RemoveAll(filepath.Dir(workload.path))
+	}
+	os.Exit(code)
+}
+
+// What source.Run saw of a recording.
+type seen struct {
+	source.Stats
+	byTID, byPID map[int32]int
+	comms        map[string]int
+	disorder     int
+	cut          int // stack copies that are full to the brim
+	stacks       int
+	mapped       int // samples whose PC lies in a mapping
+	kernel       int
+	cpus         map[uint32]int
+}
+
+func run(t *testing.T, r *Recorder) seen {
+	t.Helper()
+	s := seen{byTID: map[int32]int{}, byPID: map[int32]int{}, comms: map[string]int{}, cpus: map[uint32]int{}}
+	var last uint64
+	var err error
+	s.Stats, err = source.Run(context.Background(), r, source.Options{Machine: r.Machine(), Sample: func(p *source.Sample) error {
+		s.byTID[p.TID]++
+		s.byPID[p.PID]++
+		s.comms[p.Comm]++
+		s.cpus[p.CPU]++
+		if p.Time < last {
+			s.disorder++
+		}
+		last = p.Time
+		if len(p.Record.Stack) > 0 {
+			s.stacks++
+			if p.Record.StackDyn >= uint64(len(p.Record.Stack)) {
+				s.cut++
+			}
+		}
+		if len(p.Kernel) > 0 {
+			s.kernel++
+		}
+		if len(p.User) > 0 && p.User[0].Mapping != nil {
+			s.mapped++
+		}
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+	t.Logf("%s %q: %+v; %+v; comms %v", r.Event(), r.EventNote(), r.Stats(), s.Stats, s.comms)
+	if s.Lost+s.LostSamples+s.Bad+s.Unknown+s.Disordered > 0 || s.disorder > 0 {
+		t.Errorf("lost %d and %d, bad %d (%v), unknown %d, out of order %d and %d", s.Lost, s.LostSamples, s.Bad, s.BadErr, s.Unknown, s.Disordered, s.disorder)
+	}
+	return s
+}
+
+func open(t *testing.T, o Options) *Recorder {
+	t.Helper()
+	r, err := Open(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+// between fails unless n is near what is expected of CPU time at a frequency. The machine may be busy, and the
+// kernel's own idea of a frequency takes some time to settle, so the lower bound is low.
+func between(t *testing.T, what string, n, lo, hi int) {
+	t.Helper()
+	if n < lo || n > hi {
+		t.Errorf("%s: %d, want %d to %d", what, n, lo, hi)
+	}
+}
+
+func TestCommand(t *testing.T) {
+	w := work(t)
+	r := open(t, Options{Command: []string{w, "spin", "0.5"}})
+	s := run(t, r)
+	st, err := r.Wait()
+	if err != nil || !st.Success() {
+		t.Errorf("%v, %v", st, err)
+	}
+	between(t, "samples", int(s.Samples), 50, 520)
+	if s.comms["work"] != int(s.Samples) || len(s.byPID) != 1 {
+		t.Errorf("samples of others: %v", s.comms)
+	}
+	if s.Orphans > 0 {
+		t.Errorf("%d samples from before the execve", s.Orphans)
+	}
+	if s.mapped < int(s.Samples)-s.kernel*2-2 {
+		t.Errorf("%d of %d samples in a mapping", s.mapped, s.Samples)
+	}
+	if s.cut > 0 {
+		t.Errorf("%d of %d stacks cut", s.cut, s.stacks)
+	}
+}
+
+func TestCommandThreadsAndForks(t *testing.T) {
+	w := work(t)
+	s := run(t, open(t, Options{Command: []string{w, "threads", "0.4"}}))
+	if len(s.byTID) != 5 && len(s.byTID) != 4 || len(s.byPID) != 1 {
+		t.Errorf("threads %v", s.byTID) // the one that only waits may have no sample
+	}
+	s = run(t, open(t, Options{Command: []string{w, "fork", "0.4"}}))
+	if len(s.byPID) < 3 || len(s.byPID) > 4 || s.comms["exe"]+s.comms["work"] != int(s.Samples) || s.comms["exe"] == 0 {
+		t.Errorf("processes %v, comms %v", s.byPID, s.comms)
+	}
+	if s.Orphans > 0 {
+		t.Errorf("%d orphans", s.Orphans)
+	}
+}
+
+func TestCommandStatus(t *testing.T) {
+	r := open(t, Options{Command: []string{work(t), "exit"}})
+	run(t, r)
+	if st, err := r.Wait(); err != nil || st.ExitCode() != 7 {
+		t.Errorf("%v, %v", st, err)
+	}
+	_, err := Open(context.Background(), Options{Command: []string{"no-such-command-here"}})
+	if !errors.Is(err, exec.ErrNotFound) {
+		t.Errorf("%v", err)
+	}
+	bad := filepath.Join(t.TempDir(), "notelf")
+	os.WriteFile(bad, []byte("\x7fELF nonsense"), 0o755)
+	if _, err = Open(context.Background(), Options{Command: []string{bad}}); err == nil || !strings.Contains(err.Error(), bad) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestStop ends a recording whose command would go on.
+func TestStop(t *testing.T) {
+	start := time.Now()
+	r := open(t, Options{Command: []string{work(t), "spin", "20"}})
+	time.AfterFunc(300*time.Millisecond, func() { r.Stop(); r.Stop() })
+	s := run(t, r)
+	between(t, "samples", int(s.Samples), 20, 330)
+	if st, _ := r.Wait(); st.ExitCode() != -1 || st.String() != "signal: terminated" {
+		t.Errorf("%v", st)
+	}
+	r = open(t, Options{Command: []string{"sleep", "20"}, Duration: 100 * time.Millisecond})
+	run(t, r)
+	ctx, cancel := context.WithCancel(context.Background())
+	r, err := Open(ctx, Options{Command: []string{"sleep", "20"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	for {
+		if _, _, err = r.Next(); err != nil {
+			break
+		}
+	}
+	if err != io.EOF {
+		t.Error(err)
+	}
+	r.Close()
+	if d := time.Since(start); d > 5*time.Second {
+		t.Errorf("it took %v", d)
+	}
+	if _, err := Open(ctx, Options{Command: []string{"true"}}); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// spawn starts the workload by itself, stopped at its standard input in mode wait.
+func spawn(t *testing.T, args ...string) (*exec.Cmd, io.Closer) {
+	t.Helper()
+	cmd := exec.Command(work(t), args...)
+	in, _ := cmd.StdinPipe()
+	out, _ := cmd.StdoutPipe()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { in.Close(); cmd.Process.Kill(); cmd.Wait() })
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	return cmd, in
+}
+
+func TestProcess(t *testing.T) {
+	cmd, in := spawn(t, "wait", "0.5")
+	r := open(t, Options{PIDs: []int{cmd.Process.Pid}})
+	go func() { in.Close(); cmd.Wait() }()
+	s := run(t, r) // to its end
+	if len(s.byTID) < 4 || len(s.byPID) != 1 || s.Orphans > 0 {
+		t.Errorf("threads %v, %d orphans", s.byTID, s.Orphans)
+	}
+	for tid, n := range s.byTID {
+		between(t, fmt.Sprint("samples of thread ", tid), n, 5, 520)
+	}
+}
+
+// TestBreedingProcess attaches to a process that makes threads all the time: none may be sampled twice, which
+// would show as two samples at nearly the same time.
+func TestBreedingProcess(t *testing.T) {
+	cmd, _ := spawn(t, "breed", "2")
+	r := open(t, Options{PIDs: []int{cmd.Process.Pid}, Duration: 700 * time.Millisecond})
+	last := map[int32]uint64{}
+	close, n := 0, 0
+	_, err := source.Run(context.Background(), r, source.Options{Sample: func(p *source.Sample) error {
+		n++
+		if p.Time-last[p.TID] < 200_000 {
+			close++
+		}
+		last[p.TID] = p.Time
+		return nil
+	}})
+	t.Logf("%d samples of %d threads, %d too close; %+v", n, len(last), close, r.Stats())
+	if err != nil || n < 100 || close > n/20 {
+		t.Errorf("%d of %d samples too close, %v", close, n, err)
+	}
+}
+
+func TestThread(t *testing.T) {
+	cmd, in := spawn(t, "wait", "0.4")
+	r := open(t, Options{TIDs: []int{cmd.Process.Pid}})
+	go func() { in.Close(); cmd.Wait() }()
+	s := run(t, r)
+	if len(s.byTID) != 1 || s.byTID[int32(cmd.Process.Pid)] < 20 {
+		t.Errorf("threads %v", s.byTID)
+	}
+}
+
+func TestAll(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("for root")
+	}
+	cmd, in := spawn(t, "wait", "0.6")
+	in.Close()
+	r := open(t, Options{All: true, Duration: 400 * time.Millisecond})
+	s := run(t, r)
+	if s.byPID[int32(cmd.Process.Pid)] < 50 || s.comms["work"] < 50 || s.Orphans > s.Samples/20 {
+		t.Errorf("processes %v, %d orphans", s.byPID, s.Orphans)
+	}
+	s = run(t, open(t, Options{All: true, Command: []string{work(t), "spin", "0.3"}}))
+	if s.comms["work"] < 20 {
+		t.Errorf("comms %v", s.comms)
+	}
+}
+
+func TestGoneProcess(t *testing.T) {
+	for range 20 {
+		cmd := exec.Command(work(t), "exit")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		r, err := Open(context.Background(), Options{PIDs: []int{cmd.Process.Pid}})
+		if err != nil { // only a process that nobody has waited for is sure to have a number
+			t.Fatal(err)
+		}
+		run(t, r)
+		cmd.Wait()
+		for _, o := range []Options{{PIDs: []int{cmd.Process.Pid}}, {TIDs: []int{cmd.Process.Pid}}} {
+			if _, err := Open(context.Background(), o); err == nil || !strings.Contains(err.Error(), "no such") {
+				t.Errorf("%v", err)
+			}
+		}
+	}
+}
+
+func TestEvents(t *testing.T) {
+	w := work(t)
+	for _, c := range []struct {
+		event, mode string
+		least       int
+	}{
+		{"cpu-clock", "spin", 20}, {"cpu-clock:u", "spin", 20}, {"task-clock", "spin", 20}, {"page-faults", "faults", 20},
+		{"minor-faults:u", "faults", 20}, {"", "deep", 20},
+	} {
+		r := open(t, Options{Event: c.event, Command: []string{w, c.mode, "0.3"}})
+		s := run(t, r)
+		between(t, c.event, int(s.Samples), c.least, 1<<20)
+		if c.mode == "deep" && s.cut < int(s.Samples)/2 {
+			t.Errorf("%d of %d stacks are cut", s.cut, s.Samples)
+		}
+	}
+	r, err := Open(context.Background(), Options{Event: "cycles:u", Command: []string{w, "spin", "0.2"}})
+	if err == nil {
+		run(t, r)
+	} else if !strings.Contains(err.Error(), "does not have it") {
+		t.Error(err)
+	}
+	if os.Geteuid() == 0 {
+		s := run(t, open(t, Options{Event: "context-switches", Period: 1, Command: []string{"sleep", "0.1"}}))
+		between(t, "context-switches", int(s.Samples), 1, 100)
+		s = run(t, open(t, Options{Event: "cpu-clock", Kernel: true, Command: []string{w, "faults", "0.3"}}))
+		if s.kernel != int(s.Samples) || s.kernel == 0 {
+			t.Errorf("%d of %d in the kernel", s.kernel, s.Samples)
+		}
+		if _, err := kernelPlaces.events(); err == nil {
+			s = run(t, open(t, Options{Event: "sched:sched_switch", Command: []string{"sleep", "0.1"}}))
+			between(t, "sched_switch", int(s.Samples), 1, 100)
+		} else {
+			t.Log(err)
+		}
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for _, c := range []struct {
+		o    Options
+		want string
+	}{
+		{Options{}, "nothing to record"},
+		{Options{All: true, PIDs: []int{1}}, "one of them"},
+		{Options{Command: []string{"true"}, Frequency: 1, Period: 1}, "one of them"},
+		{Options{Command: []string{"true"}, StackSize: 9}, "multiple of 8"},
+		{Options{Command: []string{"true"}, StackSize: 65536}, "multiple of 8"},
+		{Options{PIDs: []int{-1}}, "no such process"},
+		{Options{PIDs: []int{1 << 30}}, "no such process"},
+		{Options{Command: []string{"true"}, Event: "cycels"}, "near: cycles"},
+		{Options{Command: []string{"true"}, Event: "cpu-clock:u", Kernel: true}, "nothing is left"},
+		{Options{Command: []string{"true"}, Event: "context-switches:u"}, "in the kernel"},
+	} {
+		r, err := Open(context.Background(), c.o)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v, want %q", c.o, err, c.want)
+		}
+		if r != nil {
+			r.Close()
+		}
+	}
+	r := open(t, Options{Command: []string{"true"}, Frequency: 1 << 40})
+	if !strings.Contains(r.EventNote(), "max_sample_rate") {
+		t.Errorf("note %q", r.EventNote())
+	}
+}

@@ -1,0 +1,116 @@
+// What the tests record. work MODE SECONDS: spin, threads, fork, stop (waits for a byte first), faults, deep.
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static double seconds;
+static volatile unsigned long sink;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+__attribute__((noinline)) void burn(double s) {
+    double end = now() + s;
+    while (now() < end)
+        for (int i = 0; i < 20000; i++)
+            sink += i;
+}
+
+__attribute__((noinline)) void deep(int n, double s) {
+    volatile char pad[64];
+    pad[0] = n;
+    if (n == 0)
+        burn(s);
+    else
+        deep(n - 1, s);
+    sink += pad[0];
+}
+
+static void *thread(void *arg) {
+    burn(seconds);
+    return arg;
+}
+
+static void *parent(void *arg) {
+    pthread_t t[3];
+    for (int i = 0; i < 3; i++)
+        pthread_create(&t[i], NULL, thread, NULL);
+    for (int i = 0; i < 3; i++)
+        pthread_join(t[i], NULL);
+    return arg;
+}
+
+// breed makes short threads from many threads at once.
+static void *short_thread(void *arg) {
+    burn(0.002);
+    return arg;
+}
+static void *breed(void *arg) {
+    double end = now() + seconds;
+    while (now() < end) {
+        pthread_t t;
+        if (pthread_create(&t, NULL, short_thread, NULL) == 0)
+            pthread_join(t, NULL);
+    }
+    return arg;
+}
+
+int main(int argc, char **argv) {
+    const char *mode = argc > 1 ? argv[1] : "spin";
+    seconds = argc > 2 ? atof(argv[2]) : 0.5;
+    if (!strcmp(mode, "wait")) { // until stdin ends, then a thread that has threads
+        char c;
+        puts("ready");
+        fflush(stdout);
+        while (read(0, &c, 1) > 0)
+            ;
+        mode = "threads";
+    }
+    if (!strcmp(mode, "threads")) {
+        pthread_t t;
+        pthread_create(&t, NULL, parent, NULL);
+        burn(seconds);
+        pthread_join(t, NULL);
+    } else if (!strcmp(mode, "breed")) {
+        pthread_t t[8];
+        puts("ready");
+        fflush(stdout);
+        for (int i = 0; i < 8; i++)
+            pthread_create(&t[i], NULL, breed, NULL);
+        for (int i = 0; i < 8; i++)
+            pthread_join(t[i], NULL);
+    } else if (!strcmp(mode, "fork")) {
+        for (int i = 0; i < 3; i++)
+            if (fork() == 0) {
+                if (i == 2)
+                    execl("/proc/self/exe", "again", "spin", argv[2], NULL);
+                burn(seconds);
+                _exit(0);
+            }
+        while (wait(NULL) > 0)
+            ;
+    } else if (!strcmp(mode, "faults")) {
+        double end = now() + seconds;
+        while (now() < end) {
+            char *p = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            for (int i = 0; i < 1 << 20; i += 4096)
+                p[i] = 1;
+            munmap(p, 1 << 20);
+        }
+    } else if (!strcmp(mode, "deep")) {
+        deep(2000, seconds);
+    } else if (!strcmp(mode, "exit")) {
+        return 7;
+    } else {
+        burn(seconds);
+    }
+    return 0;
+}
