@@ -29,10 +29,6 @@ type Code struct {
 	// Vaddr translates an offset in the file to its link-time address.
 	Vaddr func(off uint64) (arch.Vaddr, bool)
 
-	// Function returns the bounds of the function at v, as far as unwind information tells them. It may
-	// be nil. Walking does not need it; naming does, where there are no symbols.
-	Function func(v arch.Vaddr) (Range, bool)
-
 	// Terminal are the ranges of code that have no caller but may lack a rule that says so: the
 	// entry point of an executable, goexit.
 	Terminal []Range

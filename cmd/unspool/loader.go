@@ -85,7 +85,6 @@ func (l *loader) load(m *unwind.Module) *unwind.Code {
 	if c.Stepper, err = l.table(img); err != nil {
 		c.Err = fmt.Errorf("%s: %w", m.Path, err)
 	}
-	c.Function = functions(img)
 	c.Terminal = terminals(img, c.Stepper)
 	c.PLT = plts(img)
 	return c
@@ -121,22 +120,6 @@ func (l *loader) table(img *module.Image) (rows.Stepper, error) {
 		return nil, err
 	}
 	return t, err
-}
-
-// functions returns a function that finds the bounds of functions by unwind information, for code without symbols.
-func functions(img *module.Image) func(arch.Vaddr) (unwind.Range, bool) {
-	frames := sync.OnceValue(func() *dwarf.Frames {
-		f, _ := dwarf.Open(img)
-		return f
-	})
-	return func(v arch.Vaddr) (unwind.Range, bool) {
-		f := frames()
-		if f == nil {
-			return unwind.Range{}, false
-		}
-		lo, hi, ok := f.Bounds(v)
-		return unwind.Range{Lo: lo, Hi: hi}, ok
-	}
 }
 
 // terminals returns the code of img that has no caller although no rule says so.

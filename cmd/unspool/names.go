@@ -2,6 +2,7 @@ package main
 
 import (
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/format/dwarf"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/symbol"
 	"github.com/unspool/unspool/unwind"
@@ -11,7 +12,28 @@ import (
 // none, the function's start from its unwind information.
 type namer struct {
 	symbols *symbol.Resolver
+	frames  map[*unwind.Module]*dwarf.Frames
 	addrs   []arch.Vaddr // scratch
+}
+
+func newNamer() *namer {
+	return &namer{symbols: symbol.New(symbol.Options{}), frames: map[*unwind.Module]*dwarf.Frames{}}
+}
+
+// function returns the start of the function at v as unwind information tells it.
+func (n *namer) function(m *unwind.Module, v arch.Vaddr) (start arch.Vaddr, ok bool) {
+	f, known := n.frames[m]
+	if !known {
+		if img, _ := openModule(m.Path); img != nil {
+			f, _ = dwarf.Open(img)
+		}
+		n.frames[m] = f
+	}
+	if f == nil {
+		return 0, false
+	}
+	start, _, ok = f.Bounds(v)
+	return start, ok
 }
 
 // User implements profile.Namer.
@@ -25,14 +47,13 @@ func (n *namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 		}
 		n.addrs = append(n.addrs, v)
 	}
-	code := m.Loaded()
 	for i, s := range t.Resolve(n.addrs) {
 		switch {
 		case s.Name != "":
 			names[i] = profile.Name{Func: s.Name, Linkage: s.Linkage, Start: offs[i] - uint64(n.addrs[i]-s.Start)}
-		case code != nil && code.Function != nil:
-			if r, ok := code.Function(n.addrs[i]); ok {
-				names[i].Start = offs[i] - uint64(n.addrs[i]-r.Lo)
+		default:
+			if start, ok := n.function(m, n.addrs[i]); ok {
+				names[i].Start = offs[i] - uint64(n.addrs[i]-start)
 			}
 		}
 	}

@@ -67,26 +67,44 @@ func (o *output) resolve(fallback string) error {
 	return nil
 }
 
-// write opens the output and calls f with it. A file that could not be written in full is removed.
-func (o *output) write(f func(io.Writer) error) error {
+// create opens the output. commit closes it, and returns its argument or what went wrong then; a file
+// that could not be written in full is removed.
+func (o *output) create() (w *os.File, commit func(error) error, err error) {
 	if o.path == "" || o.path == "-" {
-		if cols, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil {
-			o.opts.Width = cols
-		}
-		return f(os.Stdout)
+		o.opts = o.terminal()
+		return os.Stdout, func(err error) error { return err }, nil
 	}
 	file, err := os.Create(o.path)
 	if err != nil {
+		return nil, nil, err
+	}
+	return file, func(err error) error {
+		if cerr := file.Close(); err == nil {
+			err = cerr
+		}
+		if st, serr := os.Lstat(o.path); err != nil && serr == nil && st.Mode().IsRegular() {
+			os.Remove(o.path)
+		}
+		return err
+	}, nil
+}
+
+// terminal returns the options for standard output: as wide as the terminal, if it is one.
+func (o *output) terminal() report.Options {
+	opts := o.opts
+	if cols, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil {
+		opts.Width = cols
+	}
+	return opts
+}
+
+// write calls f with the output.
+func (o *output) write(f func(io.Writer) error) error {
+	w, commit, err := o.create()
+	if err != nil {
 		return err
 	}
-	err = f(file)
-	if cerr := file.Close(); err == nil {
-		err = cerr
-	}
-	if st, serr := os.Lstat(o.path); err != nil && serr == nil && st.Mode().IsRegular() {
-		os.Remove(o.path)
-	}
-	return err
+	return commit(f(w))
 }
 
 func reportCmd() *cobra.Command {

@@ -13,7 +13,6 @@ import (
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfdata"
-	"github.com/unspool/unspool/symbol"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -28,14 +27,14 @@ type session struct {
 	names   *namer
 	stats   source.Stats
 
-	progress func() string  // how far it is; nil: counts samples
+	progress func() string  // how far it is; nil: nobody is to know
 	sample   profile.Sample // scratch
 }
 
 // newSession returns a session over in. stepper is "compact" or "rows". What info and ours say can be set until it
 // runs.
 func newSession(stepper string, in source.RecordStream, flt *filter) *session {
-	return &session{in: in, flt: flt, loader: newLoader(stepper), names: &namer{symbols: symbol.New(symbol.Options{})}}
+	return &session{in: in, flt: flt, loader: newLoader(stepper), names: newNamer()}
 }
 
 // openFile returns a session over a perf.data file.
@@ -65,7 +64,7 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 	o := source.Options{
 		Mods: s.loader.module, Machine: s.machine, Ours: s.ours,
 		Sample: func(x *source.Sample) error {
-			if n++; n&255 == 0 {
+			if n++; n&255 == 0 && s.progress != nil {
 				p.say("%s, %s samples", s.progress(), profile.Comma(n))
 			}
 			if raw != nil {

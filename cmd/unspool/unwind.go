@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/source/perfdata"
+)
+
+func unwindCmd() *cobra.Command {
+	var flt filter
+	c := &cobra.Command{
+		Use:   "unwind IN OUT",
+		Short: "Turn a recording with stack copies into a small one with callchains",
+		Long: `Unwind the stack copies of a perf.data file (perf record --call-graph dwarf), and write a perf.data file
+with plain callchains, which perf report, perf script and unspool report read. How each frame was found
+is kept. "-" is standard input or output.`,
+		Example: "  unspool unwind perf.data small.data && perf report -i small.data\n  perf record --call-graph dwarf -o - ./program | unspool unwind - small.data",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := flt.compile(); err != nil {
+				return err
+			}
+			return runUnwind(c.Context(), args[0], args[1], &flt)
+		},
+	}
+	flt.flags(c)
+	return c
+}
+
+func runUnwind(ctx context.Context, path, to string, flt *filter) error {
+	in, _, err := openInput(path)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	f, err := perfdata.New(in, path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	o := output{path: to}
+	if a, err := in.Stat(); err == nil {
+		if b, err := os.Stat(to); err == nil && os.SameFile(a, b) {
+			return fmt.Errorf("%s is the input: it would be overwritten", to)
+		}
+	}
+	out, commit, err := o.create()
+	if err != nil {
+		return err
+	}
+	s := openFile("compact", f, flt)
+	_, err = s.write(ctx, out, f.Info())
+	if err = commit(err); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	s.warn()
+	fmt.Fprintf(os.Stderr, "unspool: %s: %s samples, %s whole\n", to,
+		profile.Comma(s.stats.Samples), profile.Percent(s.stats.Stops[0], s.stats.Samples))
+	return nil
+}
