@@ -434,7 +434,7 @@ func (img *Image) findBuildID() []byte {
 		}
 		left -= size
 		b, _ := img.bytes(off, size)
-		return bytes.Clone(buildIDNote(b, img.order, align))
+		return bytes.Clone(BuildIDNote(b, img.order, align))
 	}
 	for i := range img.segs {
 		if s := &img.segs[i]; s.Type == elf.PT_NOTE {
@@ -453,8 +453,9 @@ func (img *Image) findBuildID() []byte {
 	return nil
 }
 
-// buildIDNote returns the build ID among notes, or nil.
-func buildIDNote(b []byte, order binary.ByteOrder, align uint64) []byte {
+// BuildIDNote returns the contents of the NT_GNU_BUILD_ID note among notes, which are aligned to 4 or 8
+// bytes; nil if there is none.
+func BuildIDNote(b []byte, order binary.ByteOrder, align uint64) []byte {
 	if align != 8 {
 		align = 4
 	}

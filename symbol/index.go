@@ -72,10 +72,8 @@ func (s *source) name(off uint32) []byte {
 	}
 	b := s.names[off:]
 	b = b[:min(len(b), maxName)]
-	for i, c := range b {
-		if c == 0 {
-			return b[:i]
-		}
+	if i := bytes.IndexByte(b, 0); i >= 0 {
+		return b[:i]
 	}
 	return b
 }
@@ -139,7 +137,7 @@ func (s *source) extent(e *entry) uint32 {
 	return uint32(size)
 }
 
-// rank orders symbols of one address; the greatest is shown. A name that other files can see before one
+// rank orders symbols of one extent; the greatest is shown. A name that other files can see before one
 // that is local; few leading underscores; a global symbol before a weak one; a short name; and one without
 // a version ("free" before "cfree@GLIBC_2.2.5", "read" before "__libc_read"): the name by which people
 // know a function, which is also the one that is left when .symtab has been stripped.

@@ -9,10 +9,10 @@ import (
 	"io"
 	"os"
 	"sort"
-	"strings"
 	"sync"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/module"
 )
 
 // KernelModule is what Kernel calls the kernel proper, as perf does.
@@ -41,9 +41,9 @@ type kfunc struct {
 	mod   uint16
 }
 
-// Kernel names an address in the kernel. module is KernelModule or the name of a loadable module in
+// Kernel names an address in the kernel. mod is KernelModule or the name of a loadable module in
 // brackets. Start is an address of the kernel that is running. KernelNote says why nothing is found.
-func (r *Resolver) Kernel(addr uint64) (s Symbol, module string, ok bool) {
+func (r *Resolver) Kernel(addr uint64) (s Symbol, mod string, ok bool) {
 	k := r.loadKernel()
 	a := addr + k.bias
 	i := sort.Search(len(k.funcs), func(i int) bool { return k.funcs[i].start > a }) - 1
@@ -176,7 +176,7 @@ func (k *kernel) read(r io.Reader) (refs map[string]uint64, err error) {
 			}
 		}
 		if best.rank > 0 {
-			best.f.end = (best.f.start + 0x1fff) &^ 0xfff // the last of its module: its size is unknown
+			best.f.end = max(best.f.start, addSat(best.f.start, 0x1fff)&^0xfff) // the last of its module: its size is unknown
 			if j < len(keys) {
 				if next := &lines[keys[j].ref]; next.f.mod == best.f.mod || next.addr < best.f.end {
 					best.f.end = next.addr
@@ -189,7 +189,8 @@ func (k *kernel) read(r io.Reader) (refs map[string]uint64, err error) {
 	return refs, nil
 }
 
-// krank is source.rank for the kernel's symbols; a function's is not 0.
+// krank orders the kernel's symbols of one address as perf does, and the greatest is shown: a global one before a
+// local before a weak one; few leading underscores; a long name. A function's is not 0.
 func krank(typ byte, name []byte) uint64 {
 	bind := uint64(2) // local
 	switch typ {
@@ -241,19 +242,5 @@ func runningKernelID() string {
 	if err != nil {
 		return ""
 	}
-	const ntGNUBuildID = 3
-	for len(b) >= 12 {
-		namesz, descsz := uint64(binary.NativeEndian.Uint32(b)), uint64(binary.NativeEndian.Uint32(b[4:]))
-		typ := binary.NativeEndian.Uint32(b[8:])
-		desc := (12 + namesz + 3) &^ 3
-		end := (desc + descsz + 3) &^ 3
-		if desc+descsz > uint64(len(b)) {
-			return ""
-		}
-		if typ == ntGNUBuildID && namesz == 4 && strings.HasPrefix(string(b[12:16]), "GNU") {
-			return hex.EncodeToString(b[desc : desc+descsz])
-		}
-		b = b[min(end, uint64(len(b))):]
-	}
-	return ""
+	return hex.EncodeToString(module.BuildIDNote(b, binary.NativeEndian, 4))
 }

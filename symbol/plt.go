@@ -11,7 +11,7 @@ import (
 // pltNames returns symbols for the entries of img's procedure linkage tables: "puts@plt". Each entry jumps
 // through a slot of the global offset table; the relocation of the slot has the name. resolvers fills in the
 // names of the functions that choose an indirect one. x86-64 and AArch64 only.
-func pltNames(img *module.Image, resolvers func(byAddr map[uint64]string)) source {
+func pltNames(img *module.Image, resolvers func(byAddr map[uint64][]byte)) source {
 	out := synthetic()
 	stubs := pltStubs(img)
 	if len(stubs) == 0 {
@@ -23,10 +23,10 @@ func pltNames(img *module.Image, resolvers func(byAddr map[uint64]string)) sourc
 	}
 	readSlots(img, slots)
 
-	byAddr := map[uint64]string{}
+	byAddr := map[uint64][]byte{}
 	for _, s := range slots {
 		if s.resolver != 0 {
-			byAddr[s.resolver] = ""
+			byAddr[s.resolver] = nil
 		}
 	}
 	if len(byAddr) > 0 {
@@ -38,8 +38,8 @@ func pltNames(img *module.Image, resolvers func(byAddr map[uint64]string)) sourc
 		if to.resolver != 0 {
 			name = byAddr[to.resolver]
 		}
-		if name != "" {
-			out.add(name+"@plt", s.lo, s.hi-s.lo, byte(elf.STB_LOCAL)<<4|byte(elf.STT_FUNC), 1)
+		if len(name) > 0 && int64(len(out.names)) < img.Size() { // many stubs may share one long name
+			out.add(string(name)+"@plt", s.lo, s.hi-s.lo, byte(elf.STB_LOCAL)<<4|byte(elf.STT_FUNC), 1)
 		}
 	}
 	return out
@@ -130,12 +130,14 @@ func stubsARM64(b []byte, addr uint64) []stub {
 	return out
 }
 
-// A slot is a word of the global offset table: the name of what it points to, or the address of the function that
-// chooses it.
+// A slot is a word of the global offset table: the name of what it points to, as it lies in the file, or the address
+// of the function that chooses it.
 type slot struct {
-	name     string
+	name     []byte
 	resolver uint64
 }
+
+func (s *slot) known() bool { return s.name != nil || s.resolver != 0 }
 
 // readSlots fills in slots from the relocations, from the last to the first. Linkers put those without a symbol
 // in front, and there may be a million: reading stops at them.
@@ -161,17 +163,17 @@ func readSlots(img *module.Image, slots map[uint64]slot) {
 				break
 			}
 			old, ok := slots[off]
-			if !ok || old != (slot{}) {
+			if !ok || old.known() {
 				continue
 			}
 			var s slot
 			if sym > 0 && sym < syms.len() {
 				e := syms.entry(sym)
-				s.name = string(syms.name(e.name))
+				s.name = syms.name(e.name)
 			} else if typ == uint32(elf.R_X86_64_IRELATIVE) || typ == uint32(elf.R_AARCH64_IRELATIVE) {
 				s.resolver = addend
 			}
-			if s != (slot{}) {
+			if s.known() {
 				slots[off] = s
 				left--
 			}

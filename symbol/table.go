@@ -135,7 +135,7 @@ func (t *Table) getIndex() *index {
 }
 
 // resolvers names the functions at the addresses in byAddr. t.mu is held.
-func (t *Table) resolvers(byAddr map[uint64]string) {
+func (t *Table) resolvers(byAddr map[uint64][]byte) {
 	top := map[uint64]uint64{}
 	for i := range t.sources {
 		s := &t.sources[i]
@@ -145,7 +145,7 @@ func (t *Table) resolvers(byAddr map[uint64]string) {
 				continue
 			}
 			if r := s.rank(&e); r > top[e.value] {
-				byAddr[e.value], top[e.value] = string(s.name(e.name)), r
+				byAddr[e.value], top[e.value] = s.name(e.name), r
 			}
 		}
 	}
@@ -207,6 +207,11 @@ func (t *Table) load() {
 	if err != nil {
 		t.note = err.Error()
 	}
+	t.find(img)
+}
+
+// find takes the symbol tables of img, which may be nil, and of what belongs to it.
+func (t *Table) find(img *module.Image) {
 	t.img = img
 	id := t.id
 	if img != nil {
@@ -330,13 +335,14 @@ func symbols(img *module.Image, i int) (source, bool) {
 	return s, s.syms != nil && s.names != nil
 }
 
-// dynamic returns the dynamic symbols of a file without section headers.
+// dynamic returns the dynamic symbols of a file without section headers. Their names together are no
+// longer than the file.
 func dynamic(img *module.Image) (source, bool) {
 	s := synthetic()
 	s.thumb = img.Machine().ELF == arch.EM_ARM
 	img.Symbols(func(m module.Symbol) bool {
 		s.add(m.Name, uint64(m.Value), m.Size, byte(m.Bind)<<4|byte(m.Type), m.Section)
-		return true
+		return int64(len(s.names)) < img.Size()
 	})
 	return s, s.len() > 0
 }

@@ -1,0 +1,187 @@
+package symbol
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const kallsyms = `0000000000000000 A fixed_percpu_data
+ffffffff81000000 T startup_64
+ffffffff81000000 T _stext
+ffffffff81000000 T _text
+ffffffff81000100 t local
+ffffffff81000100 T __global
+ffffffff81000100 W weak
+ffffffff81000200 T next
+ffffffff81000280 d data_inside
+ffffffff81000300 T _etext
+ffffffff82000000 D data
+ffffffffc0000000 t ext4_init	[ext4]
+ffffffffc0000010 T ext4_read	[ext4]
+ffffffffc0100000 T other	[other]
+not a line
+zzzz T x
+ffffffffc0100040 T
+`
+
+func kernelOf(t *testing.T, text string, opt Options) *Resolver {
+	t.Helper()
+	opt.Kallsyms = filepath.Join(t.TempDir(), "kallsyms")
+	if err := os.WriteFile(opt.Kallsyms, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return New(opt)
+}
+
+// TestKallsyms: names, modules, ends.
+func TestKallsyms(t *testing.T) {
+	r := kernelOf(t, kallsyms, Options{})
+	if note := r.KernelNote(); note != "" {
+		t.Error(note)
+	}
+	for _, c := range []struct {
+		addr uint64
+		want string
+	}{
+		{0, ""}, {0x1000, ""}, {0xffffffff80ffffff, ""},
+		{0xffffffff81000000, "startup_64+0 [kernel.kallsyms]"},
+		{0xffffffff810000ff, "startup_64+ff [kernel.kallsyms]"},
+		{0xffffffff81000100, "__global+0 [kernel.kallsyms]"},
+		{0xffffffff8100027f, "next+7f [kernel.kallsyms]"},
+		{0xffffffff81000280, ""},
+		{0xffffffff82000000, ""},
+		{0xffffffffc000000f, "ext4_init+f [ext4]"},
+		{0xffffffffc0000010, "ext4_read+0 [ext4]"},
+		{0xffffffffc0002000, ""}, // the last of its module: a guess of its size
+		{0xffffffffc0100000, "other+0 [other]"},
+		{0xffffffffffffffff, ""},
+	} {
+		got := ""
+		if s, mod, ok := r.Kernel(c.addr); ok {
+			got = fmt.Sprintf("%s+%x %s", s.Name, c.addr-uint64(s.Start), mod)
+		}
+		if got != c.want {
+			t.Errorf("%#x: %q, want %q", c.addr, got, c.want)
+		}
+	}
+	if lo, hi, ok := r.KernelText(); lo != 0xffffffff81000000 || hi != 0xffffffff81000300 || !ok {
+		t.Errorf("text %#x-%#x, %v", lo, hi, ok)
+	}
+}
+
+// TestKernelMoved: a kernel that was booted again lies elsewhere, and its modules anywhere.
+func TestKernelMoved(t *testing.T) {
+	r := kernelOf(t, kallsyms, Options{KernelText: 0xffffffff91000000})
+	if s, _, ok := r.Kernel(0xffffffff91000104); !ok || s.Name != "__global" || s.Start != 0xffffffff91000100 {
+		t.Errorf("%+v, %v", s, ok)
+	}
+	if s, _, ok := r.Kernel(0xffffffffd0000010); ok {
+		t.Errorf("a module was found: %+v", s)
+	}
+	if lo, hi, ok := r.KernelText(); lo != 0xffffffff91000000 || hi != 0xffffffff91000300 || !ok {
+		t.Errorf("text %#x-%#x, %v", lo, hi, ok)
+	}
+}
+
+// TestKptrRestrict: hidden addresses give no names, and a reason.
+func TestKptrRestrict(t *testing.T) {
+	var hidden strings.Builder
+	for line := range strings.Lines(kallsyms) {
+		if i := strings.IndexByte(line, ' '); i == 16 {
+			line = strings.Repeat("0", 16) + line[i:]
+		}
+		hidden.WriteString(line)
+	}
+	for _, r := range []*Resolver{kernelOf(t, hidden.String(), Options{}), kernelOf(t, hidden.String(), Options{KernelText: 0xffffffff81000000})} {
+		for _, a := range []uint64{0, 1, 0xffffffff81000000, 0xffffffff81000104} {
+			if s, _, ok := r.Kernel(a); ok {
+				t.Errorf("%#x is %q", a, s.Name)
+			}
+		}
+		if !strings.Contains(r.KernelNote(), "kptr_restrict") {
+			t.Errorf("note %q", r.KernelNote())
+		}
+		if _, _, ok := r.KernelText(); ok {
+			t.Error("the text is known")
+		}
+	}
+}
+
+// TestOtherKernel: another kernel's addresses get no names.
+func TestOtherKernel(t *testing.T) {
+	if runningKernelID() == "" {
+		t.Skip("the kernel does not tell its build ID")
+	}
+	r := kernelOf(t, kallsyms, Options{KernelID: "0123456789abcdef"})
+	if s, _, ok := r.Kernel(0xffffffff81000104); ok || !strings.Contains(r.KernelNote(), "another kernel") {
+		t.Errorf("%+v, note %q", s, r.KernelNote())
+	}
+	r = kernelOf(t, kallsyms, Options{KernelID: runningKernelID()})
+	if _, _, ok := r.Kernel(0xffffffff81000104); !ok {
+		t.Error(r.KernelNote())
+	}
+	if r := New(Options{Kallsyms: "/nonexistent"}); r.KernelNote() == "" {
+		t.Error("no note without a file")
+	}
+}
+
+// TestRealKernel: every function of the running kernel has its name at its start.
+func TestRealKernel(t *testing.T) {
+	r := New(Options{})
+	if r.KernelNote() != "" {
+		t.Skip(r.KernelNote())
+	}
+	b, err := os.ReadFile("/proc/kallsyms")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[uint64]map[string]bool{}
+	var order []uint64
+	for line := range bytes.Lines(b) {
+		var a uint64
+		var typ, name string
+		fmt.Sscanf(string(line), "%x %s %s", &a, &typ, &name)
+		if strings.ContainsAny(typ, "tTwW") {
+			if names[a] == nil {
+				names[a] = map[string]bool{}
+				order = append(order, a)
+			}
+			names[a][name] = true
+		}
+	}
+	bad := 0
+	for _, a := range order {
+		if s, _, ok := r.Kernel(a); !ok || !names[a][s.Linkage] || uint64(s.Start) != a {
+			if bad++; bad < 10 {
+				t.Errorf("%#x: %+v, want one of %v", a, s, names[a])
+			}
+		}
+	}
+	t.Logf("%d addresses", len(order))
+}
+
+func FuzzKallsyms(f *testing.F) {
+	f.Add([]byte(kallsyms), uint64(0xffffffff81000104))
+	f.Fuzz(func(t *testing.T, b []byte, a uint64) {
+		var k kernel
+		if _, err := k.read(bytes.NewReader(b)); err != nil {
+			return
+		}
+		r := New(Options{})
+		r.kernel.once.Do(func() {})
+		r.kernel.funcs, r.kernel.names, r.kernel.mods = k.funcs, k.names, k.mods
+		if s, _, ok := r.Kernel(a); ok && (a < uint64(s.Start) || a-uint64(s.Start) >= s.Size) {
+			t.Errorf("Kernel(%#x) = %+v", a, s)
+		}
+		for i := range k.funcs {
+			r.Kernel(k.funcs[i].start)
+			if k.funcs[i].end < k.funcs[i].start || i > 0 && k.funcs[i].start < k.funcs[i-1].end {
+				t.Fatalf("functions %+v, %+v", k.funcs[max(i-1, 0)], k.funcs[i])
+			}
+		}
+	})
+}
