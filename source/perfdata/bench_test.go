@@ -20,21 +20,6 @@ func recording(b *testing.B) string {
 	return path
 }
 
-func openTest(t testing.TB, path string) *File {
-	t.Helper()
-	in, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := New(in, path)
-	if err != nil {
-		in.Close()
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { f.Close(); in.Close() })
-	return f
-}
-
 // BenchmarkNext reads a file's records without looking at them.
 func BenchmarkNext(b *testing.B) {
 	path := recording(b)

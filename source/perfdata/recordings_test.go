@@ -1,0 +1,160 @@
+package perfdata
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/unwind"
+)
+
+// workload forks, executes, maps and unmaps, and burns a little time.
+const workload = `
+for i in 1 2 3; do
+	(n=0; while [ $n -lt 20000 ]; do n=$((n+1)); done; [ $i = 2 ] && exec ls -R /usr/share/doc) &
+done
+wait`
+
+// recordings are the ways of recording that the tests are run on, with perf's options. "-o -" makes a stream.
+var recordings = []struct{ name, options string }{
+	{"dwarf", "-F 1999 --call-graph dwarf,4096"},
+	{"compressed", "-z -F 1999 --call-graph dwarf,4096"},
+	{"two-events", "-F 1999 -e cpu-clock,page-faults --call-graph dwarf,2048"},
+	{"fp", "-F 1999 -g"},
+	{"no-chain", "-F 1999 -e cpu-clock"},
+	{"system", "-F 199 -a --call-graph dwarf,2048"},
+	{"all-fields", "-F 1999 -T -d -P --sample-cpu --switch-events --namespaces --data-page-size --code-page-size --weight --phys-data --all-cgroups -e cpu-clock,page-faults -g"},
+	{"registers", "-F 1999 -I --user-regs=ax,ip,sp,bp -g"},
+	{"group", "-F 1999 -e {cpu-clock,page-faults}:S -g"},
+	{"tracepoint", "-e sched:sched_switch,sched:sched_wakeup -g"},
+	{"build-ids", "--buildid-mmap -F 1999 -g"},
+	{"clock", "-k CLOCK_MONOTONIC -F 1999 -g"},
+	{"stream", "-o - -F 1999 --call-graph dwarf,4096"},
+	{"stream-compressed", "-o - -z -F 1999 -e cpu-clock,page-faults --call-graph dwarf,4096"},
+}
+
+var made struct {
+	sync.Mutex
+	dir   string
+	files map[string]string
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if made.dir != "" {
+		os.RemoveAll(made.dir)
+	}
+	os.Exit(code)
+}
+
+// record returns the file of a recording, which is made at the first use.
+func record(t testing.TB, name string) string {
+	t.Helper()
+	oracle.Need(t, "perf")
+	made.Lock()
+	defer made.Unlock()
+	if path := made.files[name]; path != "" {
+		return path
+	}
+	if made.dir == "" {
+		dir, err := os.MkdirTemp("", "perfdata")
+		if err != nil {
+			t.Fatal(err)
+		}
+		made.dir, made.files = dir, map[string]string{}
+	}
+	for _, r := range recordings {
+		if r.name != name {
+			continue
+		}
+		path := filepath.Join(made.dir, name+".data")
+		args := append([]string{"record", "-q", "-N"}, strings.Fields(r.options)...)
+		stream := strings.HasPrefix(r.options, "-o -")
+		if !stream {
+			args = append(args, "-o", path)
+		}
+		cmd := exec.Command("perf", append(args, "--", "sh", "-c", "exec >&2; "+workload)...)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		if stream {
+			out, err := os.Create(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer out.Close()
+			cmd.Stdout = out
+		}
+		if err := cmd.Run(); err != nil {
+			if len(stderr.Bytes()) > 400 {
+				stderr.Truncate(400)
+			}
+			t.Logf("%v: %v\n%s", cmd.Args[:len(cmd.Args)-1], err, stderr.Bytes())
+			oracle.Lacks(t, "the permission for perf "+strings.Join(args, " "))
+		}
+		made.files[name] = path
+		return path
+	}
+	t.Fatalf("BUG: no recording %q", name)
+	return ""
+}
+
+func eachRecording(t *testing.T, f func(t *testing.T, path string)) {
+	for _, r := range recordings {
+		t.Run(r.name, func(t *testing.T) { f(t, record(t, r.name)) })
+	}
+}
+
+func openTest(t testing.TB, path string) *File {
+	t.Helper()
+	in, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := New(in, path)
+	if err != nil {
+		in.Close()
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close(); in.Close() })
+	return f
+}
+
+// run reads f, giving sample and record what they are for.
+func run(t testing.TB, f *File, o source.Options) source.Stats {
+	t.Helper()
+	o.Ours = f.Info().Ours
+	st, err := source.Run(context.Background(), f, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st.Bad+st.Unknown > 0 {
+		t.Errorf("%d bad records, %d unknown: %v", st.Bad, st.Unknown, st.BadErr)
+	}
+	return st
+}
+
+// sampleText is all of a sample that a report can show.
+func sampleText(s *source.Sample) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %d/%d [%d] %d: event %d period %d ip %#x, %v %v, kernel %#x\n", s.Comm, s.PID, s.TID, s.CPU, s.Time, s.Event, s.Period, s.IP, s.From, s.Stop, s.Kernel)
+	for i := range s.User {
+		f := &s.User[i]
+		fmt.Fprintf(&b, "\t%#x %#x %v %s\n", uint64(f.PC), uint64(f.Addr()), f.How, mappingText(f.Mapping))
+	}
+	return b.String()
+}
+
+func mappingText(m *unwind.Mapping) string {
+	if m == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%#x-%#x %#x %s %s", uint64(m.Lo), uint64(m.Hi), m.Off, m.Module.Path, m.Module.BuildID)
+}
