@@ -20,6 +20,7 @@ var arrows = []struct {
 	pkg string
 	may []string
 }{
+	{".", nil},
 	{"arch", nil},
 	{"rows", []string{"arch"}},
 	{"module", []string{"arch"}},
@@ -27,6 +28,7 @@ var arrows = []struct {
 	{"emit/*", []string{"rows", "arch"}},
 	{"store", []string{"emit/*", "format/*", "module", "rows", "arch"}},
 	{"unwind", []string{"rows", "module", "arch"}},
+	{"modules", []string{"store", "unwind", "format/*", "module", "rows", "arch"}},
 	{"source", []string{"unwind", "rows", "arch"}},
 	{"source/*", []string{"source", "unwind", "rows", "arch"}},
 	{"symbol", []string{"module", "arch"}},
@@ -35,7 +37,6 @@ var arrows = []struct {
 	{"internal/*", []string{"arch", "internal/*"}},
 	{"cmd/*", []string{"*"}},
 	{"lab", []string{"*"}},
-	{"lab/*", []string{"*"}},
 }
 
 func matches(pattern, pkg string) bool {

@@ -3,6 +3,7 @@ package main
 import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/symbol"
 	"github.com/unspool/unspool/unwind"
@@ -24,7 +25,7 @@ func newNamer() *namer {
 func (n *namer) function(m *unwind.Module, v arch.Vaddr) (start arch.Vaddr, ok bool) {
 	f, known := n.frames[m]
 	if !known {
-		if img, _ := openModule(m.Path); img != nil {
+		if img, _ := modules.Open(m.Path); img != nil {
 			f, _ = dwarf.Open(img)
 		}
 		n.frames[m] = f

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
@@ -23,7 +24,7 @@ type session struct {
 	machine *arch.Machine
 	ours    bool
 	flt     *filter
-	loader  *loader
+	mods    *modules.Set
 	names   *namer
 	stats   source.Stats
 
@@ -34,7 +35,13 @@ type session struct {
 // newSession returns a session over in. stepper is "compact" or "rows". What info and ours say can be set until it
 // runs.
 func newSession(stepper string, in source.RecordStream, flt *filter) *session {
-	return &session{in: in, flt: flt, loader: newLoader(stepper), names: newNamer()}
+	s := &session{in: in, flt: flt, names: newNamer()}
+	if stepper == "rows" {
+		s.mods = modules.Interpreted()
+	} else {
+		s.mods = modules.New()
+	}
+	return s
 }
 
 // openFile returns a session over a perf.data file.
@@ -62,7 +69,7 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 	defer p.done()
 	n := uint64(0)
 	o := source.Options{
-		Mods: s.loader.module, Machine: s.machine, Ours: s.ours,
+		Mods: s.mods.Module, Machine: s.machine, Ours: s.ours,
 		Sample: func(x *source.Sample) error {
 			if n++; n&255 == 0 && s.progress != nil {
 				p.say("%s, %s samples", s.progress(), profile.Comma(n))
@@ -131,7 +138,7 @@ func (s *session) events() {
 func (s *session) warn() {
 	say := func(format string, args ...any) { fmt.Fprintf(os.Stderr, "unspool: "+format+"\n", args...) }
 	st := &s.stats
-	if err := s.loader.cacheErr(); err != nil {
+	if err := s.mods.CacheErr(); err != nil {
 		say("unwind tables are not kept for the next time: %v", err)
 	}
 	if n := st.Lost + st.LostSamples; n > 0 {
@@ -150,13 +157,11 @@ func (s *session) warn() {
 	if n := st.Stops[unwind.NoInfo]; n*50 > total {
 		say("%s of the stacks end in code without unwind information", profile.Percent(n, total))
 	}
-	shown := 0
-	s.loader.errors(func(m *unwind.Module, err error) {
-		if shown++; shown <= 5 {
-			say("%v", err)
-		}
-	})
-	if shown > 5 {
-		say("and %d more files like these", shown-5)
+	errs := s.mods.Errors()
+	for _, err := range errs[:min(5, len(errs))] {
+		say("%v", err)
+	}
+	if n := len(errs) - 5; n > 0 {
+		say("and %d more files like these", n)
 	}
 }

@@ -1,4 +1,6 @@
-package main
+// Package modules makes walkable code of files: it opens what a process maps, gets its table from a store, and adds
+// what tables do not say, which is where stacks begin and where procedure linkage tables lie.
+package modules
 
 import (
 	"debug/elf"
@@ -15,59 +17,63 @@ import (
 	"github.com/unspool/unspool/unwind"
 )
 
-// A loader makes the modules of address spaces: each file once, however many processes map it. It is
+// A Set makes the modules of address spaces: each file once, however many processes map it. It is
 // safe for concurrent use.
-type loader struct {
-	store   *store.Store
-	opened  error  // why the store keeps nothing on disk
-	stepper string // "rows" or "compact"
+type Set struct {
+	store  *store.Store
+	opened error // why the store keeps nothing on disk
+	slow   bool
 
 	mu   sync.Mutex
 	mods map[[2]string]*unwind.Module
 }
 
-// newLoader returns a loader that keeps tables in the user's cache. A cache that cannot be used is no
-// obstacle: the tables are built in memory.
-func newLoader(stepper string) *loader {
+// New returns a Set whose tables are kept in the user's cache. A cache that cannot be used is no obstacle: then
+// tables are built in memory, and CacheErr says why.
+func New() *Set {
 	st, err := store.Open("")
-	return &loader{store: st, opened: err, stepper: stepper, mods: map[[2]string]*unwind.Module{}}
+	return &Set{store: st, opened: err, mods: map[[2]string]*unwind.Module{}}
 }
 
-// cacheErr returns why tables could not be kept, if so.
-func (l *loader) cacheErr() error {
-	if l.opened != nil {
-		return l.opened
+// Interpreted returns a Set whose modules are walked by the reference interpreter.
+func Interpreted() *Set { return &Set{slow: true, mods: map[[2]string]*unwind.Module{}} }
+
+// CacheErr returns why tables could not be kept on disk; nil if they could, or none had to.
+func (s *Set) CacheErr() error {
+	if s.opened != nil || s.store == nil {
+		return s.opened
 	}
-	return l.store.Err()
+	return s.store.Err()
 }
 
-// module returns the module of a file as a process sees it.
-func (l *loader) module(path, buildID string) *unwind.Module {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// Module returns the module of a file by its path, as a process sees it, and its hex build ID, which may be empty.
+func (s *Set) Module(path, buildID string) *unwind.Module {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	key := [2]string{path, buildID}
-	m := l.mods[key]
+	m := s.mods[key]
 	if m == nil {
-		m = unwind.NewModule(path, buildID, l.load)
-		l.mods[key] = m
+		m = unwind.NewModule(path, buildID, s.load)
+		s.mods[key] = m
 	}
 	return m
 }
 
-// errors calls f with what went wrong with each module that was loaded.
-func (l *loader) errors(f func(m *unwind.Module, err error)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, m := range l.mods {
+// Errors returns what went wrong with the modules that were loaded.
+func (s *Set) Errors() (errs []error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.mods {
 		if c := m.Loaded(); c != nil && c.Err != nil {
-			f(m, c.Err)
+			errs = append(errs, c.Err)
 		}
 	}
+	return errs
 }
 
 // load reads a module's code. It is called once for each module that a stack leads to.
-func (l *loader) load(m *unwind.Module) *unwind.Code {
-	img, err := openModule(m.Path)
+func (s *Set) load(m *unwind.Module) *unwind.Code {
+	img, err := Open(m.Path)
 	if img == nil {
 		if err != nil {
 			return &unwind.Code{Err: err}
@@ -77,12 +83,12 @@ func (l *loader) load(m *unwind.Module) *unwind.Code {
 	if have := hex.EncodeToString(img.BuildID()); m.BuildID != "" && have != "" && have != m.BuildID {
 		return &unwind.Code{Err: fmt.Errorf("%s: the file has changed: build ID %s, recorded %s", m.Path, have, m.BuildID)}
 	}
-	c := &unwind.Code{Machine: img.Machine(), Vaddr: func(off uint64) (arch.Vaddr, bool) { return img.OffToVaddr(off) }}
+	c := &unwind.Code{Machine: img.Machine(), Vaddr: img.OffToVaddr}
 	if !c.Machine.StepKnown {
 		c.Err = fmt.Errorf("%s: cannot walk stacks of %s", m.Path, c.Machine.Name)
 		return c
 	}
-	if c.Stepper, err = l.table(img); err != nil {
+	if c.Stepper, err = s.table(img); err != nil {
 		c.Err = fmt.Errorf("%s: %w", m.Path, err)
 	}
 	c.Terminal = terminals(img, c.Stepper)
@@ -90,8 +96,8 @@ func (l *loader) load(m *unwind.Module) *unwind.Code {
 	return c
 }
 
-// openModule opens the file of a mapping; nil for mappings that have none, such as JIT code.
-func openModule(path string) (*module.Image, error) {
+// Open opens the file of a mapping; nil for mappings that have none, such as code that a program wrote.
+func Open(path string) (*module.Image, error) {
 	switch {
 	case path == "[vdso]":
 		return module.VDSO()
@@ -103,19 +109,19 @@ func openModule(path string) (*module.Image, error) {
 }
 
 // table returns the stepper of an image; nil where it has no unwind information.
-func (l *loader) table(img *module.Image) (rows.Stepper, error) {
-	if l.stepper == "rows" {
+func (s *Set) table(img *module.Image) (rows.Stepper, error) {
+	if s.slow {
 		f, err := dwarf.Open(img)
-		if err != nil {
+		if f == nil {
 			return nil, err
 		}
 		t, _ := f.Build(dwarf.Both)
 		if len(t.Rows) == 0 {
-			return nil, nil
+			return nil, err
 		}
-		return rows.Interp{Table: t}, nil
+		return rows.Interp{Table: t}, err
 	}
-	t, _, err := l.store.Table(img)
+	t, _, err := s.store.Table(img)
 	if t == nil {
 		return nil, err
 	}
