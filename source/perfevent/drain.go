@@ -41,13 +41,10 @@ func (r *Recorder) openPoll() (err error) {
 // drainAll empties the rings until the recording ends.
 func (r *Recorder) drainAll() {
 	defer close(r.drained)
-	for !r.stop.Load() {
+	for !r.stop.Load() && !(r.ends && r.live == 0) {
 		r.poll()
 		r.queue.room(r.stop.Load)
 		r.round()
-		if r.live == 0 && r.ends {
-			break
-		}
 	}
 	r.enable(false)
 	r.round()
@@ -87,7 +84,7 @@ func (r *Recorder) round() {
 	r.rounds.Add(1)
 	var n uint64
 	for _, g := range r.rings {
-		k, err := g.drain(r.space)
+		k, err := g.drain(r.shape.StackSize, r.space)
 		n += k
 		if err != nil && r.fault == nil {
 			r.fault = err

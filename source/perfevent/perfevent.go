@@ -52,7 +52,7 @@ const (
 
 // Stats counts what went through a Recorder.
 type Stats struct {
-	Records, Bytes    uint64 // copied out of the rings
+	Records, Bytes    uint64 // that went through the rings
 	Lost, LostSamples uint64 // records that found no room, as LOST and LOST_SAMPLES say
 	Wakeups           uint64 // rounds over the rings
 	Threads           int    // existing threads that were attached to

@@ -49,30 +49,59 @@ func (r *ring) close() error {
 	return errors.Join(err, unix.Close(r.fd))
 }
 
+// word returns the 8 bytes at a position that is a multiple of 8.
+func (r *ring) word(at uint64) uint64 {
+	return binary.LittleEndian.Uint64(r.data[at&uint64(len(r.data)-1):])
+}
+
+// copyTo copies what starts at a position.
+func (r *ring) copyTo(to []byte, at uint64) {
+	copy(to[copy(to, r.data[at&uint64(len(r.data)-1):]):], r.data)
+}
+
 // drain copies the records that are in the ring when it is called to what space returns for each, which must be
 // of the size asked for, and gives their room back to the kernel as it goes. After an error the ring is empty.
-func (r *ring) drain(space func(size int) []byte) (n uint64, err error) {
+//
+// stack is how much of the stack samples hold, as their last field. The kernel writes it in full even if the stack
+// ends earlier: that part is left out, up to a word that shows that the stack has ended.
+func (r *ring) drain(stack uint32, space func(size int) []byte) (n uint64, err error) {
 	head, tail := atomic.LoadUint64(r.head), *r.tail
-	mask := uint64(len(r.data) - 1)
 	if head-tail > uint64(len(r.data)) {
 		atomic.StoreUint64(r.tail, head)
 		return 0, fmt.Errorf("ring buffer: %w: %d bytes in %d", source.ErrMalformed, head-tail, len(r.data))
 	}
 	for tail != head {
-		at := tail & mask
-		var size uint64
+		var typ, size uint64
 		if head-tail >= recordHeader {
-			size = uint64(binary.LittleEndian.Uint16(r.data[at+6:]))
+			h := r.word(tail)
+			typ, size = h&(1<<32-1), h>>48
 		}
 		if size < recordHeader || size%8 != 0 || size > head-tail {
 			atomic.StoreUint64(r.tail, head)
 			return n, fmt.Errorf("ring buffer: %w: a record of %d bytes, with %d to come", source.ErrMalformed, size, head-tail)
 		}
-		to := space(int(size))
-		copy(to[copy(to, r.data[at:]):], r.data)
+		if keep := r.stackEnd(typ, tail, size, uint64(stack)); keep < uint64(stack) {
+			short := size - uint64(stack) + keep
+			to := space(int(short))
+			r.copyTo(to[:short-8], tail)
+			binary.LittleEndian.PutUint16(to[6:], uint16(short))
+			binary.LittleEndian.PutUint64(to[short-16-keep:], keep)
+			binary.LittleEndian.PutUint64(to[short-8:], r.word(tail+size-8))
+		} else {
+			r.copyTo(space(int(size)), tail)
+		}
 		tail += size
 		n += size
 		atomic.StoreUint64(r.tail, tail)
 	}
 	return n, nil
+}
+
+// stackEnd returns how much of a record's copy of the stack to keep: stack, if it is no sample with such a copy.
+// The copy lies between its size and how much of it is good.
+func (r *ring) stackEnd(typ, at, size, stack uint64) uint64 {
+	if typ != source.RecordSample || stack == 0 || size < recordHeader+16+stack || r.word(at+size-16-stack) != stack {
+		return stack
+	}
+	return min(stack, r.word(at+size-8)&^7+16)
 }

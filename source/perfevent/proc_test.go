@@ -1,0 +1,105 @@
+package perfevent
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/source"
+)
+
+func TestParseMapping(t *testing.T) {
+	for _, c := range []struct {
+		line string
+		want source.Record
+	}{
+		{"55d0c000-55d0d000 r-xp 00001000 fe:01 1234    /usr/bin/a b (deleted)",
+			source.Record{Addr: 0x55d0c000, Len: 0x1000, Pgoff: 0x1000, Maj: 0xfe, Min: 1, Inode: 1234, Prot: 5, MapFlags: 2, Filename: []byte("/usr/bin/a b (deleted)")}},
+		{"7f00-7f10 rwxs 00000000 00:00 0 ", source.Record{Addr: 0x7f00, Len: 0x10, Prot: 7, MapFlags: 1, Filename: []byte("//anon")}},
+		{"7f00-7f10 --xp 00000000 00:00 0 [anon:x y]", source.Record{Addr: 0x7f00, Len: 0x10, Prot: 4, MapFlags: 2, Filename: []byte("//anon")}},
+		{"7f00-7f10 r-xp 00000000 00:00 0      [vdso]", source.Record{Addr: 0x7f00, Len: 0x10, Prot: 5, MapFlags: 2, Filename: []byte("[vdso]")}},
+		{`7f00-7f10 r-xp 00000000 00:00 9 /a\012b`, source.Record{Addr: 0x7f00, Len: 0x10, Inode: 9, Prot: 5, MapFlags: 2, Filename: []byte("/a\nb")}},
+		{"ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]", source.Record{Addr: 0xffffffffff600000, Len: 0x1000, Prot: 4, MapFlags: 2, Filename: []byte("[vsyscall]")}},
+	} {
+		c.want.Type, c.want.Misc = source.RecordMmap2, source.MiscUser
+		got, ok := parseMapping([]byte(c.line))
+		if !ok || got.Addr != c.want.Addr || got.Len != c.want.Len || got.Pgoff != c.want.Pgoff || got.Maj != c.want.Maj || got.Min != c.want.Min ||
+			got.Inode != c.want.Inode || got.Prot != c.want.Prot || got.MapFlags != c.want.MapFlags || !bytes.Equal(got.Filename, c.want.Filename) {
+			t.Errorf("%q\n got %+v\nwant %+v", c.line, got, c.want)
+		}
+	}
+	for _, s := range []string{"", "a b c d e f", "7f10-7f00 r-xp 0 0:0 0", "7f00 r-xp 0 0:0 0", "7f00-7f10 r-x 0 0:0 0"} {
+		if got, ok := parseMapping([]byte(s)); ok {
+			t.Errorf("%q: %+v", s, got)
+		}
+	}
+}
+
+func FuzzParseMapping(f *testing.F) {
+	b, _ := os.ReadFile("/proc/self/maps")
+	for line := range strings.Lines(string(b)) {
+		f.Add(strings.TrimSpace(line))
+	}
+	f.Fuzz(func(t *testing.T, s string) { parseMapping([]byte(s)) })
+}
+
+func FuzzNoteBuildID(f *testing.F) {
+	f.Add([]byte("\x04\x00\x00\x00\x04\x00\x00\x00\x03\x00\x00\x00GNU\x00abcd"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if id := noteBuildID(b, binary.LittleEndian); len(id) > 20 {
+			t.Errorf("%x", id)
+		}
+	})
+}
+
+// TestSynthesised compares what is told of this process with what the kernel reports of the same files.
+func TestSynthesised(t *testing.T) {
+	oracle.Need(t, "readelf")
+	cmd, in := spawn(t, "wait", "0.2")
+	r := open(t, Options{PIDs: []int{cmd.Process.Pid}})
+	in.Close()
+	found := map[string]bool{}
+	var rec source.Record
+	for len(r.synth) > 0 {
+		raw, buf, err := r.Next()
+		if err != nil || buf != nil {
+			t.Fatal(err)
+		}
+		if err := r.dec.Decode(raw, &rec); err != nil || rec.Time != 0 || !rec.HasTime {
+			t.Errorf("%v: %+v", err, rec)
+		}
+		if rec.PID != int32(cmd.Process.Pid) {
+			t.Errorf("%+v", rec)
+		}
+		if rec.Type == source.RecordComm && string(rec.Comm) != "work" {
+			t.Errorf("comm %q", rec.Comm)
+		}
+		if rec.Type != source.RecordMmap2 {
+			continue
+		}
+		name := string(rec.Filename)
+		found[filepath.Base(name)] = true
+		if !filepath.IsAbs(name) {
+			continue
+		}
+		out, err := exec.Command("readelf", "-n", name).Output()
+		if err != nil {
+			t.Error(err)
+		}
+		_, want, _ := strings.Cut(string(out), "Build ID: ")
+		want, _, _ = strings.Cut(want, "\n")
+		fromFile := fileBuildID(name, nil)
+		if got := hex.EncodeToString(rec.BuildID); got != want || hex.EncodeToString(fromFile) != want {
+			t.Errorf("%s: build ID %s, in the file %x, want %s", name, got, fromFile, want)
+		}
+	}
+	if !found["work"] || !found["libc.so.6"] || !found["[vdso]"] {
+		t.Errorf("mappings of %v", found)
+	}
+}

@@ -1,0 +1,235 @@
+package perfevent
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/unspool/unspool/source"
+)
+
+// A kernelSide writes to a ring as the kernel does.
+type kernelSide struct {
+	ring
+	h, t uint64
+}
+
+func newKernelSide(size int, at uint64) *kernelSide {
+	k := &kernelSide{h: at, t: at}
+	k.head, k.tail, k.data = &k.h, &k.t, make([]byte, size)
+	return k
+}
+
+// put writes a record, if there is room.
+func (k *kernelSide) put(b []byte) bool {
+	if k.h+uint64(len(b))-k.t > uint64(len(k.data)) {
+		return false
+	}
+	for i, c := range b {
+		k.data[(k.h+uint64(i))&uint64(len(k.data)-1)] = c
+	}
+	k.h += uint64(len(b))
+	return true
+}
+
+func record(typ uint32, body []byte) []byte {
+	b := binary.LittleEndian.AppendUint32(nil, typ)
+	b = append(b, 2, 0)
+	b = binary.LittleEndian.AppendUint16(b, uint16(recordHeader+len(body)))
+	return append(b, body...)
+}
+
+// TestRing writes records of all sizes through rings that wrap around, and whose positions do.
+func TestRing(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, at := range []uint64{0, 8, 4096 - 8, ^uint64(0) - 7} {
+		k := newKernelSide(4096, at)
+		var want, got [][]byte
+		drain := func() {
+			_, err := k.drain(0, func(n int) []byte { got = append(got, make([]byte, n)); return got[len(got)-1] })
+			if err != nil || k.h != k.t {
+				t.Fatalf("at %#x: %v, head %#x, tail %#x", at, err, k.h, k.t)
+			}
+		}
+		for range 5000 {
+			body := make([]byte, rng.IntN(60)*8)
+			for i := range body {
+				body[i] = byte(rng.Uint32())
+			}
+			b := record(1+rng.Uint32N(20), body)
+			for !k.put(b) {
+				drain()
+			}
+			want = append(want, b)
+		}
+		drain()
+		if len(got) != len(want) {
+			t.Fatalf("%d records, want %d", len(got), len(want))
+		}
+		for i := range got {
+			if !bytes.Equal(got[i], want[i]) {
+				t.Fatalf("at %#x: record %d\n got %x\nwant %x", at, i, got[i], want[i])
+			}
+		}
+	}
+}
+
+// TestRingStacks checks that what a stack copy holds behind the stack's end is left out, and that the rest reads
+// the same.
+func TestRingStacks(t *testing.T) {
+	const size = 512
+	dec := source.NewDecoder()
+	dec.AddAttr(&source.Attr{SampleType: source.SampleIP | source.SampleStackUser, SampleStackUser: size}, nil, "")
+	k := newKernelSide(4096, 4096-64)
+	for dyn := uint64(0); dyn <= size; dyn += 4 {
+		body := binary.LittleEndian.AppendUint64(nil, 0x1234)
+		body = binary.LittleEndian.AppendUint64(body, size)
+		for i := range size {
+			body = append(body, byte(i)+1)
+		}
+		body = binary.LittleEndian.AppendUint64(body, dyn)
+		k.put(record(source.RecordSample, body))
+		var got []byte
+		k.drain(size, func(n int) []byte { got = make([]byte, n); return got })
+		var r source.Record
+		if err := dec.Decode(got, &r); err != nil || r.IP != 0x1234 || r.StackDyn != dyn || uint64(len(r.Stack)) < dyn {
+			t.Fatalf("%d bytes of stack: %v, %+v", dyn, err, r)
+		}
+		if !bytes.Equal(r.Stack[:dyn], body[16:16+dyn]) {
+			t.Errorf("%d bytes of stack: not the same", dyn)
+		}
+		if (uint64(len(r.Stack)) > dyn) != (dyn < size) || uint64(len(r.Stack)) > dyn+16 {
+			t.Errorf("%d bytes of stack: %d kept", dyn, len(r.Stack))
+		}
+	}
+	// A sample without a stack has the size 0 and nothing behind it.
+	body := make([]byte, 16)
+	k.put(record(source.RecordSample, body))
+	_, err := k.drain(size, func(n int) []byte {
+		if n != recordHeader+16 {
+			t.Errorf("%d bytes", n)
+		}
+		return make([]byte, n)
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func FuzzRing(f *testing.F) {
+	f.Add(uint64(0), uint64(64), record(source.RecordSample, make([]byte, 24)))
+	f.Add(uint64(1<<63), uint64(8), []byte{9, 0, 0, 0, 0, 0, 8, 0})
+	f.Fuzz(func(t *testing.T, tail, n uint64, data []byte) {
+		k := newKernelSide(1024, tail&^7)
+		copy(k.data, data)
+		k.h += n
+		var sum uint64
+		_, err := k.drain(32, func(n int) []byte { sum += uint64(n); return make([]byte, n) })
+		if k.h != k.t || sum > 1024 || err != nil && !errors.Is(err, source.ErrMalformed) {
+			t.Fatalf("head %#x, tail %#x, %d bytes, %v", k.h, k.t, sum, err)
+		}
+	})
+}
+
+// TestBacklog sends rounds through the chunks and the queue, with a consumer that keeps some records for later.
+func TestBacklog(t *testing.T) {
+	r := &Recorder{queue: newBacklog(), direct: map[int32]attached{}}
+	r.out.to = r.queue
+	sides := []*kernelSide{newKernelSide(1<<17, 0), newKernelSide(1<<17, 0)}
+	for _, k := range sides {
+		r.rings = append(r.rings, &k.ring)
+	}
+	const rounds, each = 50, 40
+	go func() {
+		n := uint64(0)
+		for range rounds {
+			for _, k := range sides {
+				for range each {
+					body := binary.LittleEndian.AppendUint64(make([]byte, 0, 1600), n)
+					n++
+					if !k.put(record(source.RecordThrottle, body[:8+n%200*8])) {
+						t.Error("no room")
+					}
+				}
+			}
+			k := sides[0]
+			k.put(record(source.RecordLost, binary.LittleEndian.AppendUint64(make([]byte, 8), 3)))
+			r.round()
+		}
+		r.round()
+		r.round()
+		r.out.close()
+		r.queue.close(nil)
+	}()
+	type kept struct {
+		raw []byte
+		buf *source.Buffer
+	}
+	var held []kept
+	check := func(n uint64, raw []byte) {
+		if got := binary.LittleEndian.Uint64(raw[8:]); got != n {
+			t.Fatalf("record %d is %d", n, got)
+		}
+	}
+	var n, ends uint64
+	for {
+		raw, buf, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		switch binary.LittleEndian.Uint32(raw) {
+		case source.RecordFinishedRound:
+			ends++
+		case source.RecordThrottle:
+			check(n, raw)
+			n++
+			buf.Hold()
+			if held = append(held, kept{raw, buf}); len(held) == 300 {
+				for i, h := range held {
+					check(n-300+uint64(i), h.raw)
+					h.buf.Release()
+				}
+				held = held[:0]
+			}
+		}
+	}
+	if n != rounds*each*2 || ends != rounds+1 {
+		t.Errorf("%d records and %d rounds, want %d and %d", n, ends, rounds*each*2, rounds+1)
+	}
+	if s := r.Stats(); s.Lost != 3*rounds || s.Records != n+rounds {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestForked checks who keeps the events of a thread that may have inherited others.
+func TestForked(t *testing.T) {
+	fork := func(tid, parent uint32, ns uint64) []byte {
+		b := binary.LittleEndian.AppendUint32(nil, 1)
+		for _, v := range []uint32{1, tid, parent} {
+			b = binary.LittleEndian.AppendUint32(b, v)
+		}
+		return record(source.RecordFork, binary.LittleEndian.AppendUint64(b, ns))
+	}
+	for _, c := range []struct {
+		what           string
+		tid, parent    uint32
+		ns             uint64
+		direct, inheri bool
+	}{
+		{"born of a recorded thread, then attached to", 20, 10, 150, false, true},
+		{"born before its parent was recorded", 20, 10, 50, true, false},
+		{"born of a thread that had inherited", 20, 11, 150, false, true},
+		{"another of the same number", 20, 10, 300, false, true},
+		{"not attached to", 30, 10, 150, true, true},
+	} {
+		r := &Recorder{direct: map[int32]attached{10: {&target{}, 100}, 20: {&target{}, 200}}, inherited: map[int32]bool{}}
+		r.forked(fork(c.tid, c.parent, c.ns))
+		_, direct := r.direct[20]
+		if direct != c.direct || r.inherited[int32(c.tid)] != c.inheri {
+			t.Errorf("%s: attached to %v, inherited %v", c.what, direct, r.inherited[int32(c.tid)])
+		}
+	}
+}
