@@ -37,14 +37,14 @@ enum {
 	UNSPOOL_ESCAPE_ID = 255, /* a row's rule is in the list of escapes */
 	UNSPOOL_ESCAPE_BITS = 12, /* 1<<12 rows share an entry of the escapes' directory */
 	UNSPOOL_ROWS_PAD = 8, /* zeros behind the rows, so that eight bytes can be read at each */
-	UNSPOOL_MAX_SHIFT = 2, /* largest shift */
+	UNSPOOL_MAX_SHIFT = 55, /* largest shift */
 	UNSPOOL_ALIGN = 8, /* of every part */
 	UNSPOOL_OUTERMOST_FLAG = 128, /* in a rule's flags: there is no caller */
 	UNSPOOL_BASE_UNIT = 1024, /* bytes by which a rule's base lowers the CFA */
 };
 
 enum {
-	UNSPOOL_SPAN_SIZE = 24,
+	UNSPOOL_SPAN_SIZE = 32,
 };
 
 enum {
@@ -112,10 +112,10 @@ struct unspool_table_header {
 	uint16_t machine; /* e_machine of the module */
 	uint32_t size; /* bytes of the whole table */
 	uint32_t checksum; /* CRC-32C of all bytes but these four */
-	uint8_t shift; /* an address unit is 1<<shift bytes */
 	uint8_t rule_size; /* bytes of a rule, 16 or 32 */
 	uint8_t n_saves; /* saves in a rule */
 	uint8_t esc_size; /* bytes of an escape's rule, 2 or 4 */
+	uint8_t pad19[1];
 	uint32_t n_spans; /* spans */
 	uint32_t n_regions; /* regions */
 	uint32_t n_granules; /* granules; where there are any, their list has one entry more */
@@ -143,10 +143,9 @@ enum { /* its offsets */
 	UNSPOOL_OFF_HDR_MACHINE = 6,
 	UNSPOOL_OFF_HDR_SIZE = 8,
 	UNSPOOL_OFF_HDR_CHECKSUM = 12,
-	UNSPOOL_OFF_HDR_SHIFT = 16,
-	UNSPOOL_OFF_HDR_RULE_SIZE = 17,
-	UNSPOOL_OFF_HDR_N_SAVES = 18,
-	UNSPOOL_OFF_HDR_ESC_SIZE = 19,
+	UNSPOOL_OFF_HDR_RULE_SIZE = 16,
+	UNSPOOL_OFF_HDR_N_SAVES = 17,
+	UNSPOOL_OFF_HDR_ESC_SIZE = 18,
 	UNSPOOL_OFF_HDR_N_SPANS = 20,
 	UNSPOOL_OFF_HDR_N_REGIONS = 24,
 	UNSPOOL_OFF_HDR_N_GRANULES = 28,
@@ -170,9 +169,10 @@ enum { /* its offsets */
 
 struct unspool_table_span {
 	uint64_t lo; /* first address, where its first row starts */
-	uint64_t hi; /* end; no information from there to the next span */
+	uint64_t hi; /* end; where the next span does not start here, no information holds up to it */
 	uint32_t granule; /* its first granule, the one that spanLo is in */
 	uint32_t region; /* its first region */
+	uint64_t shift; /* an address unit is 1<<spanShift bytes */
 };
 
 enum { /* its offsets */
@@ -180,6 +180,7 @@ enum { /* its offsets */
 	UNSPOOL_OFF_SPAN_HI = 8,
 	UNSPOOL_OFF_SPAN_GRANULE = 16,
 	UNSPOOL_OFF_SPAN_REGION = 20,
+	UNSPOOL_OFF_SPAN_SHIFT = 24,
 };
 
 struct unspool_table_rule {
@@ -257,10 +258,9 @@ _Static_assert(offsetof(struct unspool_table_header, version) == 4, "layout");
 _Static_assert(offsetof(struct unspool_table_header, machine) == 6, "layout");
 _Static_assert(offsetof(struct unspool_table_header, size) == 8, "layout");
 _Static_assert(offsetof(struct unspool_table_header, checksum) == 12, "layout");
-_Static_assert(offsetof(struct unspool_table_header, shift) == 16, "layout");
-_Static_assert(offsetof(struct unspool_table_header, rule_size) == 17, "layout");
-_Static_assert(offsetof(struct unspool_table_header, n_saves) == 18, "layout");
-_Static_assert(offsetof(struct unspool_table_header, esc_size) == 19, "layout");
+_Static_assert(offsetof(struct unspool_table_header, rule_size) == 16, "layout");
+_Static_assert(offsetof(struct unspool_table_header, n_saves) == 17, "layout");
+_Static_assert(offsetof(struct unspool_table_header, esc_size) == 18, "layout");
 _Static_assert(offsetof(struct unspool_table_header, n_spans) == 20, "layout");
 _Static_assert(offsetof(struct unspool_table_header, n_regions) == 24, "layout");
 _Static_assert(offsetof(struct unspool_table_header, n_granules) == 28, "layout");
@@ -285,7 +285,8 @@ _Static_assert(offsetof(struct unspool_table_span, lo) == 0, "layout");
 _Static_assert(offsetof(struct unspool_table_span, hi) == 8, "layout");
 _Static_assert(offsetof(struct unspool_table_span, granule) == 16, "layout");
 _Static_assert(offsetof(struct unspool_table_span, region) == 20, "layout");
-_Static_assert(sizeof(struct unspool_table_span) == 24, "layout");
+_Static_assert(offsetof(struct unspool_table_span, shift) == 24, "layout");
+_Static_assert(sizeof(struct unspool_table_span) == 32, "layout");
 _Static_assert(offsetof(struct unspool_table_rule, kind) == 0, "layout");
 _Static_assert(offsetof(struct unspool_table_rule, reg) == 1, "layout");
 _Static_assert(offsetof(struct unspool_table_rule, flags) == 2, "layout");
@@ -314,9 +315,7 @@ struct unspool_table {
 	const uint8_t *bytes;
 	uint32_t size;
 	uint16_t machine;
-	uint8_t shift, rule_size;
-	uint8_t n_saves, esc_size;
-	uint16_t pad;
+	uint8_t rule_size, n_saves, esc_size;
 	uint32_t n_spans, n_regions, n_granules, n_rows, n_rules, n_escapes;
 	uint32_t spans, rules, regions, granules, rows, esc_dir, esc_keys, esc_rules, wides, exprs;
 };
@@ -376,11 +375,9 @@ static inline int unspool_table_open(struct unspool_table *t, const uint8_t *byt
 	if (t->size < UNSPOOL_HEADER_SIZE || t->size > size)
 		return -1;
 	t->machine = UNSPOOL_TABLE_U16(t, UNSPOOL_OFF_HDR_MACHINE);
-	t->shift = UNSPOOL_TABLE_U8(t, UNSPOOL_OFF_HDR_SHIFT) & 3;
 	t->rule_size = UNSPOOL_TABLE_U8(t, UNSPOOL_OFF_HDR_RULE_SIZE);
 	t->n_saves = UNSPOOL_TABLE_U8(t, UNSPOOL_OFF_HDR_N_SAVES);
 	t->esc_size = UNSPOOL_TABLE_U8(t, UNSPOOL_OFF_HDR_ESC_SIZE);
-	t->pad = 0;
 	t->n_spans = UNSPOOL_TABLE_U32(t, UNSPOOL_OFF_HDR_N_SPANS);
 	t->n_regions = UNSPOOL_TABLE_U32(t, UNSPOOL_OFF_HDR_N_REGIONS);
 	t->n_granules = UNSPOOL_TABLE_U32(t, UNSPOOL_OFF_HDR_N_GRANULES);
@@ -434,6 +431,7 @@ static inline uint32_t unspool_table_find(const struct unspool_table *t, uint64_
 {
 	uint32_t lo = 0, hi = t->n_spans, start, next, base, n, id;
 	uint64_t at, first, off, g, r;
+	uint64_t shift;
 	int i;
 
 	for (i = 0; i < 32 && lo < hi; i++) {
@@ -450,8 +448,11 @@ static inline uint32_t unspool_table_find(const struct unspool_table *t, uint64_
 	first = UNSPOOL_TABLE_U64(t, at + UNSPOOL_OFF_SPAN_LO);
 	if (pc >= UNSPOOL_TABLE_U64(t, at + UNSPOOL_OFF_SPAN_HI))
 		return 0;
-	first &= ~(((uint64_t)1 << (UNSPOOL_GRANULE_BITS + t->shift)) - 1);
-	off = (pc - first) >> t->shift;
+	shift = UNSPOOL_TABLE_U64(t, at + UNSPOOL_OFF_SPAN_SHIFT);
+	if (shift > UNSPOOL_MAX_SHIFT)
+		return 0;
+	first &= ~(((uint64_t)1 << (UNSPOOL_GRANULE_BITS + shift)) - 1);
+	off = (pc - first) >> shift;
 	g = UNSPOOL_TABLE_U32(t, at + UNSPOOL_OFF_SPAN_GRANULE) + (off >> UNSPOOL_GRANULE_BITS);
 	r = UNSPOOL_TABLE_U32(t, at + UNSPOOL_OFF_SPAN_REGION) + (off >> UNSPOOL_REGION_BITS);
 	if (g >= t->n_granules || r >= t->n_regions)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"slices"
 
 	"github.com/unspool/unspool/rows"
@@ -60,6 +61,7 @@ type row struct {
 type cut struct {
 	first, last int
 	lo, hi      uint64
+	shift       uint
 }
 
 // encodeRules encodes each set and numbers the distinct encodings, the commonest first. Rule 0 is the gap.
@@ -145,50 +147,65 @@ func (e *emitter) merge() {
 		low |= uint64(r.Lo)
 		e.rows = append(e.rows, row{uint64(r.Lo), id})
 	}
-	for e.shift < maxShift && low>>e.shift&1 == 0 {
+	for e.shift < 2 && low>>e.shift&1 == 0 {
 		e.shift++
 	}
 }
 
-// cutSpans cuts the rows where gaps are so wide that bridging them would cost much: a gap costs two bytes
-// for each of its granules. Those that cost less than a new span are bridged, and of the others the
-// narrowest, as long as they add less than 1/32 to the rows.
+// cutSpans cuts the rows where one of them, a gap or not, is so long that bridging it would cost much: it costs
+// two bytes for each of its granules. Those that cost less than a new span are bridged, and of the others
+// the shortest, as long as they stay within a budget: a larger one for rows, as lookups are faster where there
+// is one span only. So a table's size is bounded by the number of its rows.
 func (e *emitter) cutSpans() {
 	rs := e.rows
-	type gap struct {
-		at    int // the row that is the gap
+	type long struct {
+		at    int
 		width uint64
 	}
-	var wide []gap
-	for i := range rs {
-		if rs[i].id == 0 && i+1 < len(rs) {
-			if w := rs[i+1].lo - rs[i].lo; e.gapCost(w) > spanSize {
-				wide = append(wide, gap{i, w})
-			}
+	var longs []long
+	for i := range len(rs) - 1 {
+		if w := rs[i+1].lo - rs[i].lo; e.cost(w) > spanSize {
+			longs = append(longs, long{i, w})
 		}
 	}
-	slices.SortFunc(wide, func(a, b gap) int {
+	slices.SortFunc(longs, func(a, b long) int {
 		return cmp.Or(cmp.Compare(a.width, b.width), cmp.Compare(a.at, b.at))
 	})
-	budget := uint64(2*len(rs)) / 32
-	n := 0
-	for n < len(wide) && e.gapCost(wide[n].width) <= budget {
-		budget -= e.gapCost(wide[n].width)
-		n++
-	}
-	wide = wide[n:]
-	slices.SortFunc(wide, func(a, b gap) int { return cmp.Compare(a.at, b.at) })
+	gaps, others := uint64(len(rs)/16), uint64(len(rs)/8+1024)
+	longs = slices.DeleteFunc(longs, func(l long) bool {
+		budget := &others
+		if rs[l.at].id == 0 {
+			budget = &gaps
+		}
+		c := e.cost(l.width)
+		if c > *budget {
+			return false
+		}
+		*budget -= c
+		return true
+	})
+	slices.SortFunc(longs, func(a, b long) int { return cmp.Compare(a.at, b.at) })
 	first := 0
-	for _, g := range wide {
-		e.cuts = append(e.cuts, cut{first, g.at, rs[first].lo, rs[g.at].lo})
-		first = g.at + 1
+	span := func(last int, shift uint) {
+		if first < last {
+			e.cuts = append(e.cuts, cut{first, last, rs[first].lo, rs[last].lo, shift})
+		}
+		first = last
 	}
-	if n := len(rs); n > first {
-		e.cuts = append(e.cuts, cut{first, n - 1, rs[first].lo, rs[n-1].lo})
+	for _, l := range longs {
+		span(l.at, e.shift)
+		if rs[l.at].id != 0 {
+			span(l.at+1, uint(min(max(bits.Len64(l.width)-granuleBits, int(e.shift)), maxShift)))
+		}
+		first = l.at + 1
+	}
+	if n := len(rs); n > 0 {
+		span(n-1, e.shift)
 	}
 }
 
-func (e *emitter) gapCost(width uint64) uint64 { return 2 * (width >> (granuleBits + e.shift)) }
+// cost returns the bytes of index for so many bytes of text.
+func (e *emitter) cost(width uint64) uint64 { return width >> (granuleBits + e.shift) * 2 }
 
 // layRows writes spans, regions, granules, rows and escapes.
 func (e *emitter) layRows() {
@@ -199,7 +216,8 @@ func (e *emitter) layRows() {
 		e.spans = le.AppendUint64(le.AppendUint64(e.spans, c.lo), c.hi)
 		e.spans = le.AppendUint32(e.spans, ngran)
 		e.spans = le.AppendUint32(e.spans, uint32(len(e.regions)/4))
-		size := uint64(1) << (granuleBits + e.shift)
+		e.spans = le.AppendUint64(e.spans, uint64(c.shift))
+		size := uint64(1) << (granuleBits + c.shift)
 		base := c.lo &^ (size - 1)
 		last := (c.hi - 1 - base) / size // granule of the last address
 		rs := e.rows[c.first:c.last]
@@ -210,7 +228,7 @@ func (e *emitter) layRows() {
 			e.granules = le.AppendUint16(e.granules, uint16(e.nrows))
 			n := 0
 			for n < len(rs) && (rs[n].lo-base)/size == g {
-				e.body = append(e.body, byte((rs[n].lo-base)>>e.shift))
+				e.body = append(e.body, byte((rs[n].lo-base)>>c.shift))
 				n++
 			}
 			for i := range rs[:n] {
@@ -265,7 +283,7 @@ func (e *emitter) join() ([]byte, error) {
 	copy(b, Magic)
 	le.PutUint16(b[hdrVersion:], Version)
 	le.PutUint16(b[hdrMachine:], e.t.Machine.ELF)
-	b[hdrShift], b[hdrRuleSize], b[hdrNSaves], b[hdrEscSize] = byte(e.shift), byte(e.sh.size), byte(len(e.sh.saves)), byte(escSize)
+	b[hdrRuleSize], b[hdrNSaves], b[hdrEscSize] = byte(e.sh.size), byte(len(e.sh.saves)), byte(escSize)
 	for i, r := range e.sh.saves {
 		b[hdrSlots+i] = byte(e.t.Machine.Slot(r))
 	}

@@ -14,7 +14,7 @@ func (t *Table) Find(pc arch.Vaddr) (id uint32, ok bool) {
 			return 0, false
 		}
 	}
-	off := (uint64(pc) - s.base) >> t.shift
+	off := (uint64(pc) - s.base) >> (s.shift & 63)
 	g := 2 * (uint64(s.granule) + off>>granuleBits)
 	r := 4 * (uint64(s.region) + off>>regionBits)
 	if g+4 > uint64(len(t.granules)) || r+4 > uint64(len(t.regions)) {

@@ -21,10 +21,9 @@ const (
 	hdrMachine   = 6  // u16: e_machine of the module
 	hdrSize      = 8  // u32: bytes of the whole table
 	hdrChecksum  = 12 // u32: CRC-32C of all bytes but these four
-	hdrShift     = 16 // u8: an address unit is 1<<shift bytes
-	hdrRuleSize  = 17 // u8: bytes of a rule, 16 or 32
-	hdrNSaves    = 18 // u8: saves in a rule
-	hdrEscSize   = 19 // u8: bytes of an escape's rule, 2 or 4
+	hdrRuleSize  = 16 // u8: bytes of a rule, 16 or 32
+	hdrNSaves    = 17 // u8: saves in a rule
+	hdrEscSize   = 18 // u8: bytes of an escape's rule, 2 or 4
 	hdrNSpans    = 20 // u32: spans
 	hdrNRegions  = 24 // u32: regions
 	hdrNGranules = 28 // u32: granules; where there are any, their list has one entry more
@@ -48,7 +47,7 @@ const (
 	maxSaves     = 20
 )
 
-// A granule is 256 units of text, a region 256 granules.
+// A granule is 256 units of text, a region 256 granules. A unit is 1<<shift bytes, the same in a span.
 const (
 	granuleBits = 8
 	regionBits  = 16
@@ -56,19 +55,22 @@ const (
 	escapeID      = 255    // a row's rule is in the list of escapes
 	escapeBits    = 12     // 1<<12 rows share an entry of the escapes' directory
 	rowsPad       = 8      // zeros behind the rows, so that eight bytes can be read at each
-	maxShift      = 2      // largest shift
+	maxShift      = 55     // largest shift
 	align         = 8      // of every part
 	outermostFlag = 1 << 7 // in a rule's flags: there is no caller
 	baseUnit      = 1024   // bytes by which a rule's base lowers the CFA
 )
 
-// A span is a range of text with one run of granules.
+// A span is a range of text with one run of granules. A row so long that granules for it would cost more than a
+// span is a span alone, with large units. Its rows' low bytes are units from spanLo, rounded down to a
+// whole granule; but the first row starts at spanLo itself.
 const (
 	spanLo      = 0  // u64: first address, where its first row starts
-	spanHi      = 8  // u64: end; no information from there to the next span
+	spanHi      = 8  // u64: end; where the next span does not start here, no information holds up to it
 	spanGranule = 16 // u32: its first granule, the one that spanLo is in
 	spanRegion  = 20 // u32: its first region
-	spanSize    = 24
+	spanShift   = 24 // u64: an address unit is 1<<spanShift bytes
+	spanSize    = 32
 )
 
 // A rule starts with these; then come the saves, one byte each, and the mask of those that are

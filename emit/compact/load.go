@@ -52,14 +52,11 @@ func Load(b []byte) (*Table, error) {
 		return nil, bad(hdrChecksum, "checksum %#x, not %#x", got, want)
 	}
 	m := arch.ByELF(le.Uint16(b[hdrMachine:]))
-	t := &Table{b: b, machine: m, sh: shapeOf(m), shift: b[hdrShift], wideEscs: b[hdrEscSize] == 4,
+	t := &Table{b: b, machine: m, sh: shapeOf(m), wideEscs: b[hdrEscSize] == 4,
 		arm: m == arch.ARM64, nrules: uint32(u32(hdrNRules)), saved: m.SavedSlots(), nrows: int(u32(hdrNRows)),
 		nspans: int(u32(hdrNSpans)), ngran: int(u32(hdrNGranules)), ruleBits: 4}
 	if t.sh.size == 32 {
 		t.ruleBits = 5
-	}
-	if t.shift > maxShift {
-		return nil, bad(hdrShift, "shift %d", t.shift)
 	}
 	if int(b[hdrRuleSize]) != t.sh.size || int(b[hdrNSaves]) != len(t.sh.saves) {
 		return nil, bad(hdrRuleSize, "rules of %d bytes with %d saves on %s", b[hdrRuleSize], b[hdrNSaves], m.Name)
@@ -125,14 +122,14 @@ func (t *Table) checkIndex() error {
 	for i := range t.nspans {
 		s := t.span(i)
 		hi := s.lo + s.size
-		if hi <= s.lo || i > 0 && s.lo <= end {
+		if hi <= s.lo || i > 0 && s.lo < end || le.Uint64(t.spans[i*spanSize+spanShift:]) > maxShift {
 			return bad(at+i*spanSize, "span [%#x, %#x)", s.lo, hi)
 		}
 		end = hi
 		if uint64(s.granule) != granule || uint64(s.region) != region {
 			return bad(at+i*spanSize, "span starts at granule %d, region %d", s.granule, s.region)
 		}
-		n := s.lastGranule(t.shift) + 1
+		n := s.lastGranule() + 1
 		if n > uint64(t.ngran)-granule {
 			return bad(at+i*spanSize, "span of %d granules, %d are left", n, uint64(t.ngran)-granule)
 		}
@@ -170,14 +167,13 @@ func (t *Table) checkRows() error {
 	body := t.off(hdrRows)
 	for i := range t.nspans {
 		s := t.span(i)
-		end := s.lastGranule(t.shift)
+		end := s.lastGranule()
 		for g := range end + 1 {
 			blk, at := t.block(uint64(s.granule)+g, s.region+uint32(g>>(regionBits-granuleBits)))
 			n := len(blk) / 2
 			last := -1
 			if g == 0 {
-				first := int(s.lo>>t.shift) & (1<<granuleBits - 1)
-				if n == 0 || int(blk[0]) != first || s.lo&(1<<t.shift-1) != 0 {
+				if first := uint8(s.lo >> s.shift); n == 0 || blk[0] != first {
 					return bad(body+int(at), "the first row of the span at %#x", s.lo)
 				}
 			}
@@ -187,7 +183,7 @@ func (t *Table) checkRows() error {
 				}
 				last = int(lo)
 			}
-			if g == end && last > int((s.lo+s.size-1)>>t.shift)&(1<<granuleBits-1) {
+			if g == end && last > int(uint8((s.lo+s.size-1)>>s.shift)) {
 				return bad(body+int(at), "a row behind the span's end %#x", s.lo+s.size)
 			}
 			for k, id := range blk[n:] {

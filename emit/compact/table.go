@@ -12,7 +12,6 @@ import (
 // what they read nonetheless: bytes that change under a mapping give wrong answers at worst.
 type Table struct {
 	first    span // most tables have no other
-	shift    uint8
 	wideEscs bool // the escapes' rules have four bytes
 	arm      bool
 	ruleBits uint8 // log2 of a rule's size
@@ -43,20 +42,19 @@ type span struct {
 	base     uint64 // address of its first granule
 	granule  uint32
 	region   uint32
+	shift    uint8
 }
 
 func (t *Table) span(i int) span {
 	b := t.spans[i*spanSize:]
-	s := span{lo: le.Uint64(b[spanLo:]), granule: le.Uint32(b[spanGranule:]), region: le.Uint32(b[spanRegion:])}
+	s := span{lo: le.Uint64(b[spanLo:]), granule: le.Uint32(b[spanGranule:]), region: le.Uint32(b[spanRegion:]), shift: b[spanShift]}
 	s.size = le.Uint64(b[spanHi:]) - s.lo
-	s.base = s.lo &^ (1<<(granuleBits+t.shift) - 1)
+	s.base = s.lo &^ (1<<(granuleBits+s.shift) - 1)
 	return s
 }
 
 // lastGranule returns the number of s's last granule, counted from its first.
-func (s *span) lastGranule(shift uint8) uint64 {
-	return (s.lo + s.size - 1 - s.base) >> (granuleBits + shift)
-}
+func (s *span) lastGranule() uint64 { return (s.lo + s.size - 1 - s.base) >> (granuleBits + s.shift) }
 
 // block returns the lows and ids of a granule, and their offset in the rows. It returns nothing if
 // the granule does not exist.
@@ -100,7 +98,7 @@ func (t *Table) Rows(yield func(lo arch.Vaddr, id uint32, gap bool) bool) {
 	gap := true // what holds before the row
 	for i := range t.nspans {
 		s := t.span(i)
-		for g := range s.lastGranule(t.shift) + 1 {
+		for g := range s.lastGranule() + 1 {
 			blk, at := t.block(uint64(s.granule)+g, s.region+uint32(g>>(regionBits-granuleBits)))
 			n := len(blk) / 2
 			for k, lo := range blk[:n] {
@@ -108,16 +106,18 @@ func (t *Table) Rows(yield func(lo arch.Vaddr, id uint32, gap bool) bool) {
 				if id == escapeID {
 					id = t.escaped(uint32(at/2) + uint32(k))
 				}
-				addr := s.base + g<<(granuleBits+t.shift) + uint64(lo)<<t.shift
+				addr := max(s.base+g<<(granuleBits+s.shift)+uint64(lo)<<s.shift, s.lo)
 				if gap = id == 0; !yield(arch.Vaddr(addr), id, gap) {
 					return
 				}
 			}
 		}
-		if !gap && !yield(arch.Vaddr(s.lo+s.size), 0, true) {
-			return
+		if end := s.lo + s.size; i+1 == t.nspans || t.span(i+1).lo != end {
+			if !gap && !yield(arch.Vaddr(end), 0, true) {
+				return
+			}
+			gap = true
 		}
-		gap = true
 	}
 }
 

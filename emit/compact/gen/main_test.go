@@ -35,7 +35,7 @@ func TestFields(t *testing.T) {
 	for _, change := range [][2]string{
 		{"spanHi      = 8 ", "spanHi      = 4 "},
 		{"spanHi      = 8  // u64: ", "spanHi      = 8  // "},
-		{"spanSize    = 24", "spanSize    = 20"},
+		{"spanSize    = 32", "spanSize    = 24"},
 		{"spanGranule = 16", "spanGranule = 18"},
 	} {
 		text := strings.Replace(string(src), change[0], change[1], 1)
