@@ -280,6 +280,7 @@ func (c *compiler) run(f *fde, s state) error {
 	buf := c.buf[:0]
 	c.stack = c.stack[:0]
 	for at < end {
+		from := at
 		var w uint64 // eight bytes from here on
 		if b := data[at:]; len(b) >= 8 {
 			w = binary.LittleEndian.Uint64(b)
@@ -303,7 +304,7 @@ func (c *compiler) run(f *fde, s state) error {
 				buf = append(buf, rows.Row{Lo: arch.Vaddr(loc), Set: last})
 			}
 			if loc += delta; loc < delta {
-				return malformed(at, "advance beyond the address space")
+				return malformed(from, "advance beyond the address space")
 			}
 		}
 		if at >= end {
@@ -398,7 +399,7 @@ type move struct {
 func (c *compiler) rare(f *fde, m *move) error {
 	var i Instruction
 	r := c.reader(f.end)
-	next, err := c.instruction(&i, &r, m.at, f.cie)
+	next, err := c.instruction(&i, &r, m.at, f.cie, f.lo)
 	if err != nil {
 		return err
 	}

@@ -177,8 +177,8 @@ func (i *Instruction) Text(m *arch.Machine) string {
 	return b.String()
 }
 
-// instruction decodes the instruction at offset at of a program of c.
-func (s *section) instruction(i *Instruction, r *reader, at int, c *cie) (next int, err error) {
+// instruction decodes the instruction at offset at of a program of c, for the function at fn.
+func (s *section) instruction(i *Instruction, r *reader, at int, c *cie, fn uint64) (next int, err error) {
 	start := at
 	b, at, err := r.u8(at)
 	if err != nil {
@@ -222,7 +222,7 @@ func (s *section) instruction(i *Instruction, r *reader, at int, c *cie) (next i
 			}
 		case opAddr:
 			var p pointer
-			bs := s.bases(0)
+			bs := s.bases(fn)
 			p, at, err = s.encoded(r, at, c.fdeEnc, c.addrSize, &bs)
 			v = int64(p.v)
 		case opBlock:

@@ -119,7 +119,7 @@ func (e *Entry) Instructions(yield func(*Instruction) bool) error {
 	r := e.s.reader(e.to)
 	var i Instruction
 	for at := e.from; at < e.to; {
-		next, err := e.s.instruction(&i, &r, at, e.c)
+		next, err := e.s.instruction(&i, &r, at, e.c, uint64(e.FDE.Lo))
 		if err != nil {
 			ds := damages{}
 			ds.add(e.s, int(e.Off), nil, err)
