@@ -369,20 +369,19 @@ func clipRanges(d *draft) {
 			at = hi
 		}
 	}
-	for i, r := range d.ranges {
-		if r.lo >= r.hi || r.n == 0 || i > 0 && len(stack) > 0 && stack[len(stack)-1].lo == r.lo && stack[len(stack)-1].hi >= r.hi {
-			continue
+	for rest := d.ranges; len(rest) > 0; {
+		lo := rest[0].lo
+		upTo(lo)
+		at = lo
+		// Of those with this start, the one begun first comes to lie on top, and those that reach no
+		// farther than one before them are left out.
+		under, reach := len(stack), lo
+		for ; len(rest) > 0 && rest[0].lo == lo; rest = rest[1:] {
+			if r := rest[0]; r.n > 0 && r.hi > reach {
+				stack, reach = append(stack, r), r.hi
+			}
 		}
-		if len(stack) > 0 && stack[len(stack)-1].lo == r.lo {
-			// The one begun first holds as far as it goes; this one takes over behind it.
-			r2 := stack[len(stack)-1]
-			stack[len(stack)-1] = r
-			stack = append(stack, r2)
-			continue
-		}
-		upTo(r.lo)
-		at = r.lo
-		stack = append(stack, r)
+		slices.Reverse(stack[under:])
 	}
 	upTo(^arch.Vaddr(0))
 	gap(at)

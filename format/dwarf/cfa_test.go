@@ -232,9 +232,10 @@ func TestBadInstructions(t *testing.T) {
 func TestFarAdvance(t *testing.T) {
 	for _, insns := range []string{"7f", "02ff", "03ffff"} {
 		l := &listing{}
+		b := unhex(t, strings.Repeat("02ff", 255)+insns)
 		fde := l.fde(l.cie(cieHead{}), ^uint64(0)-255*255, 16, b...)
 		x, ds := l.frames().Build(Both)
-		if at := uint64(fde + 24 + 1 + 2*255); len(ds) != 1 || ds[0].Off != at || len(x.Rows) != 0 {
+		if at := uint64(fde + 24 + 2*255); len(ds) != 1 || ds[0].Off != at || len(x.Rows) != 0 {
 			t.Errorf("%s: damages %v, want one at %#x", insns, ds, at)
 		}
 	}
