@@ -1,0 +1,144 @@
+package compact
+
+import (
+	"math/rand/v2"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/rows"
+)
+
+// benchFiles are found by pattern; those a machine lacks are left out.
+var benchFiles = []struct{ name, glob string }{
+	{"libLLVM", "/usr/lib/x86_64-linux-gnu/libLLVM.so.19*"},
+	{"cc1plus", "/usr/l*/gcc/x86_64-linux-gnu/*/cc1plus"},
+	{"libc", libc},
+	{"libc-arm64", "/usr/aarch64-linux-gnu/lib/libc.so.6"},
+}
+
+func eachBenchFile(b *testing.B, run func(b *testing.B, ref *rows.Table)) {
+	for _, f := range benchFiles {
+		paths, _ := filepath.Glob(f.glob)
+		if len(paths) == 0 {
+			b.Logf("no %s here", f.name)
+			continue
+		}
+		ref, _ := readELF(b, paths[0])
+		b.Run(f.name, func(b *testing.B) { run(b, ref) })
+	}
+}
+
+func perRow(b *testing.B, n int) {
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/row")
+}
+
+// BenchmarkEmit, BenchmarkLoad and BenchmarkVerify report the time for a row of the reference table.
+func BenchmarkEmit(b *testing.B) {
+	eachBenchFile(b, func(b *testing.B, ref *rows.Table) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := Emit(ref); err != nil {
+				b.Fatal(err)
+			}
+		}
+		perRow(b, len(ref.Rows))
+	})
+}
+
+func BenchmarkLoad(b *testing.B) {
+	eachBenchFile(b, func(b *testing.B, ref *rows.Table) {
+		bytes := emit(b, ref).Bytes()
+		for b.Loop() {
+			if _, err := Load(bytes); err != nil {
+				b.Fatal(err)
+			}
+		}
+		perRow(b, len(ref.Rows))
+	})
+}
+
+func BenchmarkVerify(b *testing.B) {
+	eachBenchFile(b, func(b *testing.B, ref *rows.Table) {
+		t := emit(b, ref)
+		for b.Loop() {
+			if err := Verify(t, ref, 1); err != nil {
+				b.Fatal(err)
+			}
+		}
+		perRow(b, len(ref.Rows))
+	})
+}
+
+// BenchmarkStep looks up addresses and applies their rules, with rows.Interp as the peer: whole draws them
+// from all rows of the file, each as likely as the other; warm from 64 of them.
+func BenchmarkStep(b *testing.B) {
+	eachBenchFile(b, func(b *testing.B, ref *rows.Table) {
+		t := emit(b, ref)
+		for _, n := range []struct {
+			name string
+			pcs  int
+		}{{"whole", 1 << 20}, {"warm", 64}} {
+			r := rand.New(rand.NewPCG(1, uint64(n.pcs)))
+			pcs := make([]arch.Vaddr, n.pcs)
+			for i := range pcs {
+				k := r.IntN(len(ref.Rows))
+				for ref.Rows[k].Set == rows.GapID {
+					k = r.IntN(len(ref.Rows))
+				}
+				pcs[i] = ref.Rows[k].Lo + arch.Vaddr(r.Uint64N(uint64(ref.Hi(k)-ref.Rows[k].Lo)))
+			}
+			b.Run(n.name, func(b *testing.B) {
+				peer := rows.Interp{Table: ref}
+				t0 := time.Now()
+				steps(&peer, ref.Machine, pcs, len(pcs))
+				peerNS := float64(time.Since(t0).Nanoseconds()) / float64(len(pcs))
+				b.ResetTimer()
+				steps(t, ref.Machine, pcs, b.N)
+				own := float64(b.Elapsed().Nanoseconds()) / float64(b.N)
+				b.ReportMetric(peerNS, "interp-ns")
+				b.ReportMetric(peerNS/own, "times-faster")
+			})
+		}
+	})
+}
+
+// steps walks a frame for each of n addresses. The stack is memory that can be read everywhere.
+func steps(x rows.Stepper, mach *arch.Machine, pcs []arch.Vaddr, n int) {
+	stack := make([]byte, 1<<16)
+	const base = 0x7fff_0000_0000
+	m := rows.Memory{Lo: base, Bytes: stack}
+	var s rows.State
+	for i := range s.Snap {
+		s.Snap[i] = base + 1<<15
+	}
+	for i := range n {
+		pc := pcs[i&(len(pcs)-1)]
+		s.Start(uint64(pc), ^uint64(0))
+		if id, ok := x.Find(pc); ok {
+			x.Apply(id, &s, &m)
+		}
+	}
+}
+
+// BenchmarkFind is the lookup alone.
+func BenchmarkFind(b *testing.B) {
+	eachBenchFile(b, func(b *testing.B, ref *rows.Table) {
+		t := emit(b, ref)
+		r := rand.New(rand.NewPCG(1, 2))
+		pcs := make([]arch.Vaddr, 1<<20)
+		for i := range pcs {
+			pcs[i] = ref.Rows[r.IntN(len(ref.Rows))].Lo
+		}
+		b.ResetTimer()
+		sum := uint32(0)
+		for i := range b.N {
+			id, _ := t.Find(pcs[i&(len(pcs)-1)])
+			sum += id
+		}
+		if sum == 1 {
+			b.Log("sum")
+		}
+	})
+}
