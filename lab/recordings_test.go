@@ -9,6 +9,7 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -108,6 +109,17 @@ func (k told) tell(t testing.TB, w *oracle.Walker, in []*oracle.Space) {
 	}
 }
 
+// spaces makes walkable address spaces of those of a recording.
+type spaces struct {
+	mods  *modules.Set
+	known map[uint32]*unwind.Space
+	size  map[uint32]int
+}
+
+func newSpaces(mods *modules.Set) *spaces {
+	return &spaces{mods, map[uint32]*unwind.Space{}, map[uint32]int{}}
+}
+
 // space returns the walkable space of s as it is now.
 func (k *spaces) space(s *oracle.Space) *unwind.Space {
 	u := k.known[s.ID]
@@ -115,7 +127,7 @@ func (k *spaces) space(s *oracle.Space) *unwind.Space {
 		u = unwind.NewSpace()
 	}
 	for _, m := range s.Maps[k.size[s.ID]:] {
-		u = u.With(unwind.Mapping{Lo: arch.Addr(m.Lo), Hi: arch.Addr(m.Hi), Off: m.Off, Module: k.l.module(m.Path, "")})
+		u = u.With(unwind.Mapping{Lo: arch.Addr(m.Lo), Hi: arch.Addr(m.Hi), Off: m.Off, Module: k.mods.Module(m.Path, "")})
 	}
 	k.known[s.ID], k.size[s.ID] = u, len(s.Maps)
 	return u

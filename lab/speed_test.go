@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -37,8 +37,8 @@ func peer(t testing.TB, w *oracle.Walker) *contender {
 	}}
 }
 
-func ours(t testing.TB, name string, l *loader) *contender {
-	k := newSpaces(l)
+func ours(t testing.TB, name string, mods *modules.Set) *contender {
+	k := newSpaces(mods)
 	w := unwind.NewWalker(0)
 	var frames []unwind.Frame
 	return &contender{name: name, batch: func(snaps []oracle.Snapshot, in []*oracle.Space, passes int) (int, []time.Duration) {
@@ -107,7 +107,7 @@ func TestWalkSpeed(t *testing.T) {
 	for _, file := range recordings(t) {
 		t.Log(filepath.Base(file))
 		cs := []*contender{
-			ours(t, "unspool (interpreter)", newLoader(interpreted)),
+			ours(t, "unspool", modules.New()), ours(t, "unspool (interpreter)", modules.Interpreted()),
 			peer(t, oracle.Libunwind(t)), peer(t, oracle.LibunwindTuned(t)), peer(t, oracle.Dwfl(t)),
 		}
 		race(t, file, 3, cs)
@@ -120,5 +120,4 @@ func TestWalkSpeed(t *testing.T) {
 		}
 		fmt.Fprintf(os.Stdout, "%s", table(rows))
 	}
-	_ = cmp.Compare[int]
 }

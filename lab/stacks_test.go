@@ -1,0 +1,250 @@
+package lab
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/source/perfdata"
+	"github.com/unspool/unspool/unwind"
+)
+
+// who tells samples apart.
+type who struct {
+	tid  int
+	time uint64
+}
+
+// A chain is a user stack, innermost frame first: addresses as perf prints them, where in which file they are, and
+// why it ended.
+type chain struct {
+	addrs []uint64
+	offs  []uint64 // offset in the file
+	files []string // "" where nothing is mapped
+	stop  unwind.Stop
+	space *unwind.Space
+}
+
+// walked walks a recording as unspool report does.
+func walked(t testing.TB, file string) (map[who]*chain, source.Stats) {
+	t.Helper()
+	in, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	f, err := perfdata.New(in, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	mods := modules.New()
+	out := map[who]*chain{}
+	st, err := source.Run(context.Background(), f, source.Options{Mods: mods.Module, Machine: f.Info().Machine, Sample: func(s *source.Sample) error {
+		if s.From != source.Walked {
+			return nil
+		}
+		c := &chain{stop: s.Stop, space: s.Space}
+		for i := range s.User {
+			c.add(uint64(s.User[i].Addr()), s.User[i].Mapping)
+		}
+		out[who{int(s.TID), s.Time}] = c
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range mods.Errors() {
+		t.Errorf("%s: %v", filepath.Base(file), err)
+	}
+	return out, st
+}
+
+func (c *chain) add(addr uint64, m *unwind.Mapping) {
+	c.addrs = append(c.addrs, addr)
+	if m == nil {
+		c.offs, c.files = append(c.offs, addr), append(c.files, "")
+		return
+	}
+	c.offs, c.files = append(c.offs, m.FileOff(arch.Addr(addr))), append(c.files, m.Module.Path)
+}
+
+// elfutils walks the same samples by libdwfl, in address spaces that it is told by the oracle's own reader.
+func elfutils(t testing.TB, file string) map[who][]uint64 {
+	t.Helper()
+	w := oracle.Dwfl(t)
+	known := told{}
+	out := map[who][]uint64{}
+	r, err := oracle.OpenRecording(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	err = r.Samples(func(s *oracle.RecordedSample) bool {
+		if !s.User {
+			return true
+		}
+		known.tell(t, w, []*oracle.Space{s.Space})
+		chains, err := w.Walk([]oracle.Snapshot{s.Snapshot})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[who{s.TID, s.Time}] = chains[0].Addrs()
+		return true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// stockPerf returns the user parts of what perf script prints.
+func stockPerf(t testing.TB, file string) map[who][]oracle.ScriptFrame {
+	t.Helper()
+	out := map[who][]oracle.ScriptFrame{}
+	err := oracle.PerfScript(file, func(s *oracle.ScriptSample) bool {
+		user := slices.DeleteFunc(slices.Clone(s.Frames), oracle.ScriptFrame.Kernel)
+		out[who{s.TID, s.Time}] = user
+		return true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// same says how many frames of ours, from the innermost on, are the peer's.
+func (c *chain) same(peer []oracle.ScriptFrame) int {
+	n := 0
+	for n < len(peer) && n < len(c.addrs) {
+		p := peer[n]
+		if c.files[n] == "[vdso]" && p.DSO == "[vdso]" {
+			n++
+			continue // perf prints its addresses in a way of its own
+		}
+		if p.IP != c.offs[n] && p.IP != c.addrs[n] {
+			break
+		}
+		n++
+	}
+	return n
+}
+
+func prefix(a, b []uint64) int {
+	n := 0
+	for n < len(a) && n < len(b) && a[n] == b[n] {
+		n++
+	}
+	return n
+}
+
+// Causes of differences. Each but the last says why our chain is the better one.
+const (
+	equal      = "equal"
+	afterEnd   = "perf goes on behind the outermost frame"
+	shortOne   = "perf has one frame only; elfutils has ours"
+	perfWrong  = "perf ends early or is wrong; elfutils has ours"
+	longer     = "all agree, ours goes on; elfutils ends early"
+	bothCut    = "the copy ends: perf or elfutils adds frames it cannot know"
+	unexpected = "UNEXPLAINED"
+)
+
+// cause compares three chains of one sample.
+func cause(c *chain, perf []oracle.ScriptFrame, dwfl []uint64) string {
+	n := c.same(perf)
+	d := prefix(c.addrs, dwfl)
+	whole := c.stop == unwind.Outermost
+	agrees := d == len(c.addrs) && (d == len(dwfl) || whole)
+	switch {
+	case n == len(c.addrs) && n == len(perf):
+		return equal
+	case n == len(c.addrs) && whole && d == len(c.addrs):
+		return afterEnd
+	case agrees && len(perf) <= 1:
+		return shortOne
+	case agrees:
+		return perfWrong
+	case d == len(dwfl) && n == len(perf):
+		return longer
+	case c.stop == unwind.Truncated && d == len(c.addrs):
+		return bothCut
+	}
+	return unexpected
+}
+
+// TestStacks holds every chain of the recordings against perf script and, where that differs, against elfutils, and
+// counts the differences by cause.
+func TestStacks(t *testing.T) {
+	oracle.Need(t, "perf")
+	for _, file := range recordings(t) {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".data"), func(t *testing.T) {
+			ours, st := walked(t, file)
+			perf := stockPerf(t, file)
+			dwfl := elfutils(t, file)
+			if len(ours) != len(dwfl) {
+				t.Errorf("%d user stacks, and the oracle's reader finds %d", len(ours), len(dwfl))
+			}
+			causes := map[string]int{}
+			shown := 0
+			perfWhole := 0
+			for _, k := range slices.SortedFunc(maps.Keys(ours), func(a, b who) int { return cmp.Compare(a.time, b.time) }) {
+				c := ours[k]
+				why := cause(c, perf[k], dwfl[k])
+				causes[why]++
+				if n := len(perf[k]); n > 0 && c.stop == unwind.Outermost && c.same(perf[k]) == len(c.addrs) {
+					perfWhole++
+				}
+				if why == unexpected {
+					if shown++; shown <= 3 {
+						t.Log(explain(k, c, perf[k], dwfl[k]))
+					}
+				}
+			}
+			rows := [][]string{{"chains", "", "compared with perf script --no-inline"}}
+			for _, why := range []string{equal, afterEnd, shortOne, perfWrong, longer, bothCut, unexpected} {
+				if n := causes[why]; n > 0 {
+					rows = append(rows, []string{fmt.Sprint(n), fmt.Sprintf("%.2f %%", 100*float64(n)/float64(len(ours))), why})
+				}
+			}
+			t.Logf("%d samples\n%s", len(ours), table(rows))
+			for stop, n := range st.Stops {
+				if n > 0 {
+					t.Logf("%-14s %7d  %.2f %%", unwind.Stop(stop), n, 100*float64(n)/float64(len(ours)))
+				}
+			}
+			t.Logf("perf: whole %.2f %%", 100*float64(perfWhole)/float64(len(ours)))
+			if causes[unexpected] > 0 {
+				t.Errorf("%d chains differ without explanation", causes[unexpected])
+			}
+		})
+	}
+}
+
+func explain(k who, c *chain, perf []oracle.ScriptFrame, dwfl []uint64) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "thread %d at %d: %v\n", k.tid, k.time, c.stop)
+	for i := range max(len(c.addrs), len(perf), len(dwfl)) {
+		var o, p, d string
+		if i < len(c.addrs) {
+			o = fmt.Sprintf("%#x %s+%#x", c.addrs[i], filepath.Base(c.files[i]), c.offs[i])
+		}
+		if i < len(perf) {
+			p = fmt.Sprintf("%s+%#x", filepath.Base(perf[i].DSO), perf[i].IP)
+		}
+		if i < len(dwfl) {
+			d = fmt.Sprintf("%#x", dwfl[i])
+		}
+		fmt.Fprintf(&b, "%3d  %-50s %-34s %s\n", i, o, p, d)
+	}
+	return b.String()
+}
