@@ -1,0 +1,314 @@
+package symbol
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/module"
+)
+
+func write(t testing.TB, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func run(t testing.TB, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+}
+
+// built is a program with a function that other files see and many that they do not.
+func built(t testing.TB) (path string) {
+	t.Helper()
+	oracle.Need(t, "gcc", "objcopy", "strip")
+	dir := t.TempDir()
+	var src strings.Builder
+	for i := range 300 {
+		fmt.Fprintf(&src, "__attribute__((noinline)) static int hidden%d(int a) { return a*%d+1; }\n", i, i)
+	}
+	src.WriteString("int shown(int a) { return 0")
+	for i := range 300 {
+		fmt.Fprintf(&src, "+hidden%d(a)", i)
+	}
+	src.WriteString("; }\nint main(int c, char **v) { return shown(c); }\n")
+	write(t, filepath.Join(dir, "a.c"), src.String())
+	path = filepath.Join(dir, "a")
+	run(t, "gcc", "-O1", "-g", "-rdynamic", "-Wl,--build-id", "-o", path, filepath.Join(dir, "a.c"))
+	return path
+}
+
+// TestStripped: the names that are left in a file without .symtab; those of its debug file; those of
+// .gnu_debugdata.
+func TestStripped(t *testing.T) {
+	oracle.Need(t, "xz")
+	whole := built(t)
+	dir := filepath.Dir(whole)
+	img, err := module.Open(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	id := hex.EncodeToString(img.BuildID())
+	f, err := elf.Open(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	all, _ := f.Symbols()
+	all = slices.DeleteFunc(all, func(s elf.Symbol) bool { return !strings.HasPrefix(s.Name, "hidden") && s.Name != "shown" })
+	if len(all) != 301 {
+		t.Fatalf("%d functions", len(all))
+	}
+
+	bare, debug, mini := filepath.Join(dir, "bare"), filepath.Join(dir, "debug", ".build-id", id[:2], id[2:]+".debug"), filepath.Join(dir, "mini")
+	os.MkdirAll(filepath.Dir(debug), 0o700)
+	run(t, "strip", "-o", bare, whole)
+	run(t, "objcopy", "--only-keep-debug", whole, debug)
+	run(t, "objcopy", "--strip-debug", "--only-keep-debug", whole, filepath.Join(dir, "mini.elf"))
+	embed := func(xz ...string) string {
+		os.Remove(filepath.Join(dir, "mini.elf.xz"))
+		run(t, "xz", append(xz, "-k", filepath.Join(dir, "mini.elf"))...)
+		run(t, "objcopy", "--add-section", ".gnu_debugdata="+filepath.Join(dir, "mini.elf.xz"), bare, mini)
+		b, err := os.ReadFile(mini)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := mini + strings.Join(xz, "")
+		write(t, path, string(b))
+		return path
+	}
+	nowhere := []string{filepath.Join(dir, "nowhere")}
+	for _, c := range []struct {
+		what, path string
+		dirs       []string
+		id         string
+		want       int // how many of the 301 have names
+	}{
+		{"whole", whole, nowhere, id, 301},
+		{"no recorded build ID", whole, nowhere, "", 301},
+		{"padded build ID", whole, nowhere, id + "000000", 301},
+		{"another build ID", whole, nowhere, "00112233", 0},
+		{"stripped", bare, nowhere, id, 1},
+		{"debug file", bare, []string{filepath.Join(dir, "debug")}, id, 301},
+		{"file gone, debug file there", whole + " (deleted)", []string{filepath.Join(dir, "debug")}, id, 301},
+		{"mini debug info", embed(), nowhere, id, 301},
+		{"mini debug info, best compression", embed("-9e"), nowhere, id, 301},
+		{"mini debug info, several blocks", embed("--block-size=4096", "--check=sha256"), nowhere, id, 301},
+		{"mini debug info, one thread's blocks with sizes", embed("-T2", "--block-size=4096", "--check=none"), nowhere, id, 301},
+	} {
+		r := New(Options{DebugDirs: c.dirs})
+		tab := r.Module(c.path, c.id)
+		n := 0
+		for _, s := range all {
+			got, ok := tab.Lookup(arch.Vaddr(s.Value + s.Size - 1))
+			if ok && got.Name == s.Name && uint64(got.Start) == s.Value && got.Size == s.Size {
+				n++
+			} else if ok {
+				t.Errorf("%s: %s is called %+v", c.what, s.Name, got)
+			}
+		}
+		if n != c.want {
+			t.Errorf("%s: %d names, want %d; note %q", c.what, n, c.want, tab.Note())
+		}
+		if (n == 0) != (tab.Note() != "") {
+			t.Errorf("%s: %d names, and the note is %q", c.what, n, tab.Note())
+		}
+		if n > 0 {
+			off, _ := img.VaddrToOff(arch.Vaddr(all[0].Value))
+			if v, ok := tab.OffToVaddr(off); c.path[len(c.path)-1] != ')' && (!ok || uint64(v) != all[0].Value) {
+				t.Errorf("%s: OffToVaddr(%#x) = %#x, %v", c.what, off, v, ok)
+			}
+			lo, hi, ok := tab.FuncRange("shown")
+			if s, _ := tab.Lookup(lo); !ok || s.Name != "shown" || uint64(hi-lo) != s.Size {
+				t.Errorf("%s: FuncRange = %#x, %#x, %v", c.what, lo, hi, ok)
+			}
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, ok := tab.Lookup(arch.Vaddr(all[0].Value)); ok {
+			t.Errorf("%s: names after Close", c.what)
+		}
+	}
+	// Without section headers.
+	b, _ := os.ReadFile(bare)
+	clear(b[40:48])
+	write(t, bare+"-headless", string(b))
+	r := New(Options{DebugDirs: nowhere})
+	defer r.Close()
+	if lo, _, ok := r.Module(bare+"-headless", "").FuncRange("shown"); !ok || lo == 0 {
+		t.Error("no dynamic symbols without section headers")
+	}
+	if got := r.Module("[vdso]", "").Note(); got != "" {
+		t.Error(got)
+	}
+	if tab := r.Module("//anon", ""); tab.Note() != "" || tab.Resolve([]arch.Vaddr{1})[0] != (Symbol{}) {
+		t.Error("anonymous memory has names")
+	}
+	if tab := r.Module("/nonexistent", ""); tab.Note() == "" {
+		t.Error("no note for a file that is not there")
+	}
+}
+
+// TestDebugFile: the names of a stripped C library are those of its installed debug file.
+func TestDebugFile(t *testing.T) {
+	libs, _ := filepath.Glob("/usr/lib/*-linux-gnu/libc.so.6")
+	debug, _ := filepath.Glob("/usr/lib/debug/.build-id/*/*.debug")
+	if len(libs) == 0 || len(debug) == 0 {
+		oracle.Lacks(t, "libc6-dbg")
+	}
+	r := New(Options{})
+	defer r.Close()
+	tab := r.Module(libs[0], "")
+	lo, hi, ok := tab.FuncRange("__libc_start_call_main")
+	if !ok || hi <= lo {
+		t.Fatalf("__libc_start_call_main: %#x, %#x, %v", lo, hi, ok)
+	}
+	if s, ok := tab.Lookup(hi - 1); !ok || s.Name != "__libc_start_call_main" {
+		t.Errorf("%+v", s)
+	}
+	// Where only the debug file is left, it must not say where code is in a file that it is not.
+	gone := r.Module(libs[0]+" (deleted)", hex.EncodeToString(tab.img.BuildID()))
+	if s, ok := gone.Lookup(lo); !ok || s.Name != "__libc_start_call_main" {
+		t.Errorf("by build ID: %+v", s)
+	}
+	off, _ := tab.OffToVaddr(0x30000)
+	if v, ok := gone.OffToVaddr(0x30000); ok && v != off {
+		t.Errorf("OffToVaddr = %#x, want %#x", v, off)
+	} else {
+		t.Logf("OffToVaddr by the debug file: %#x, %v; the file has %#x", v, ok, off)
+	}
+}
+
+// TestTruncatedLater: a file that shrinks under a table costs its names.
+func TestTruncatedLater(t *testing.T) {
+	path := built(t)
+	r := New(Options{})
+	defer r.Close()
+	tab := r.Module(path, "")
+	tab.open()
+	os.Truncate(path, 0)
+	if s, ok := tab.Lookup(0x1000); ok {
+		t.Errorf("%+v", s)
+	}
+	tab.FuncRange("shown")
+}
+
+// TestDamaged: files with flipped bits and cut ones.
+func TestDamaged(t *testing.T) {
+	b, err := os.ReadFile(built(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	try := func(b []byte) {
+		if img, err := module.New("damaged", b); err == nil {
+			tab := New(Options{DebugDirs: []string{}}).Module("damaged", "")
+			tab.once.Do(func() { tab.find(img) })
+			tab.Resolve([]arch.Vaddr{0, 0x1000, 0x1010, 0x1100, 0x2000, ^arch.Vaddr(0)})
+			tab.FuncRange("shown")
+		}
+	}
+	for n := 0; n < len(b); n += 1 + len(b)/200 {
+		try(b[:n:n])
+	}
+	at := len(b) - 64*40 // section headers are at the end
+	for i := 8 * at; i < 8*len(b); i += 7 {
+		b[i/8] ^= 1 << (i % 8)
+		try(b)
+		b[i/8] ^= 1 << (i % 8)
+	}
+}
+
+// TestConcurrent: one resolver, many callers. The race detector judges.
+func TestConcurrent(t *testing.T) {
+	path := built(t)
+	r := New(Options{})
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			tab := r.Module(path, "")
+			lo, hi, ok := tab.FuncRange("shown")
+			if s, found := tab.Lookup(hi - 1); !ok || !found || s.Start != lo {
+				t.Errorf("%#x, %v, %+v", lo, ok, s)
+			}
+			tab.Note()
+			tab.OffToVaddr(0x1000)
+			r.Short("_ZN1a1bEv")
+			r.Kernel(uint64(i))
+		})
+	}
+	wg.Wait()
+	for range 2 {
+		wg.Go(func() { r.Close() })
+		wg.Go(func() { r.Module(path, "").Lookup(0x1100) })
+	}
+	wg.Wait()
+}
+
+// TestDemangle: with and without parameters; what is no mangled name stays.
+func TestDemangle(t *testing.T) {
+	for _, c := range [][3]string{
+		{"_ZN1a1bEi", "a::b(int)", "a::b"},
+		{"_ZNSt6vectorIiSaIiEE9push_backERKi", "std::vector<int, std::allocator<int> >::push_back(int const&)", "std::vector<int, std::allocator<int> >::push_back"},
+		{"_ZN1a1bEi.part.0", "a::b(int) [clone .part.0]", "a::b"},
+		{"_ZN4core3fmt5write17h0123456789abcdefE", "core::fmt::write", "core::fmt::write"},
+		{"_RNvNtCs1234_7mycrate3foo3bar", "mycrate::foo::bar", "mycrate::foo::bar"},
+		{"_ZN1a1bEi@V1", "a::b(int)@V1", "a::b@V1"},
+		{"main", "main", "main"}, {"_Z", "_Z", "_Z"}, {"_Zgarbage", "_Zgarbage", "_Zgarbage"}, {"", "", ""},
+		{"runtime.mallocgc", "runtime.mallocgc", "runtime.mallocgc"},
+	} {
+		if got := Demangle(c[0], false); got != c[1] {
+			t.Errorf("Demangle(%q) = %q, want %q", c[0], got, c[1])
+		}
+		if got := Demangle(c[0], true); got != c[2] {
+			t.Errorf("Demangle(%q, short) = %q, want %q", c[0], got, c[2])
+		}
+	}
+	// Each name is demangled once.
+	var n names
+	a := n.get("_ZN1a1bEi", false)
+	if allocs := testing.AllocsPerRun(10, func() { n.get("_ZN1a1bEi", false) }); allocs != 0 || a != "a::b(int)" {
+		t.Errorf("%v allocations for a name that is known", allocs)
+	}
+}
+
+func FuzzDemangle(f *testing.F) {
+	f.Add("_ZNSt6vectorIiSaIiEE9push_backERKi@V")
+	f.Add("_RNvNtCs1234_7mycrate3foo3bar")
+	f.Fuzz(func(t *testing.T, s string) {
+		Demangle(s, false)
+		Demangle(s, true)
+	})
+}
+
+func FuzzXZ(f *testing.F) {
+	if xz, err := exec.LookPath("xz"); err == nil {
+		for _, args := range [][]string{{"-9"}, {"--check=none", "--block-size=100"}, {"-T2", "--block-size=100"}} {
+			cmd := exec.Command(xz, args...)
+			cmd.Stdin = bytes.NewReader(bytes.Repeat([]byte("symbols "), 100))
+			if out, err := cmd.Output(); err == nil {
+				f.Add(out)
+			}
+		}
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if out, err := unxz(b); err == nil && len(out) > 1<<20+100*len(b) {
+			t.Errorf("%d bytes from %d", len(out), len(b))
+		}
+	})
+}

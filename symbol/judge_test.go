@@ -1,0 +1,353 @@
+package symbol
+
+import (
+	"bufio"
+	"bytes"
+	"debug/elf"
+	"fmt"
+	"maps"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+// judged are the files whose names are compared: C, C++ and Rust, with and without .symtab, with a separate debug file
+// where one is installed.
+func judged(t testing.TB) []string {
+	t.Helper()
+	var out []string
+	for _, pattern := range []string{
+		"/usr/lib/*-linux-gnu/libc.so.6", "/lib64/ld-linux*.so.2", "/usr/lib/*-linux-gnu/libstdc++.so.6", "/usr/bin/python3.*[0-9]", "/usr/bin/gdb",
+		"/usr/bin/node", "/usr/lib/*-linux-gnu/libstd-*.so", "/usr/lib/gcc/*/*/cc1plus", "/usr/bin/perf_*",
+	} {
+		paths, _ := filepath.Glob(pattern)
+		out = append(out, paths...)
+	}
+	if len(out) == 0 {
+		oracle.Lacks(t, "binaries with symbols")
+	}
+	return out
+}
+
+// A truth is what a file's tables say, read by debug/elf.
+type truth struct {
+	funcs  []elf.Symbol            // functions with a size
+	byName map[string][]elf.Symbol // all that have a place
+	starts map[uint64]bool         // of everything in code
+}
+
+func readTruth(t *testing.T, tab *Table) *truth {
+	t.Helper()
+	tr := &truth{byName: map[string][]elf.Symbol{}, starts: map[uint64]bool{}}
+	tab.open()
+	for _, img := range []string{tab.path, debugPath(tab)} {
+		if img == "" {
+			continue
+		}
+		f, err := elf.Open(img)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, _ := f.Symbols()
+		b, _ := f.DynamicSymbols()
+		for _, s := range append(a, b...) {
+			if s.Section == elf.SHN_UNDEF {
+				continue
+			}
+			tr.byName[s.Name] = append(tr.byName[s.Name], s)
+			if int(s.Section) < len(f.Sections) && f.Sections[s.Section].Flags&elf.SHF_EXECINSTR != 0 {
+				tr.starts[s.Value] = true
+			}
+			if typ := elf.ST_TYPE(s.Info); (typ == elf.STT_FUNC || typ == elf.STT_GNU_IFUNC) && s.Size > 0 {
+				tr.funcs = append(tr.funcs, s)
+			}
+		}
+		f.Close()
+	}
+	return tr
+}
+
+func debugPath(tab *Table) string {
+	if tab.debug == nil {
+		return ""
+	}
+	return tab.debug.Name()
+}
+
+// A difference between this package and a judge must be one of these.
+var explained = []struct {
+	why string
+	ok  func(tr *truth, v uint64, ours Symbol, judge string) bool
+}{
+	{"an alias: the same start, another name", func(tr *truth, v uint64, ours Symbol, judge string) bool {
+		return slices.ContainsFunc(tr.byName[judge], func(s elf.Symbol) bool { return s.Value == uint64(ours.Start) })
+	}},
+	{"the judge looks only at the nearest start, and has no name behind a function that lies inside another, or in a hole", func(tr *truth, v uint64, ours Symbol, judge string) bool {
+		return judge == "" && ours.Name != ""
+	}},
+	{"the judge takes a label inside of a function, or a function without a size there", func(tr *truth, v uint64, ours Symbol, judge string) bool {
+		return slices.ContainsFunc(tr.byName[judge], func(s elf.Symbol) bool {
+			return s.Value > uint64(ours.Start) && s.Value <= v && (s.Size == 0 || elf.ST_TYPE(s.Info) == elf.STT_NOTYPE)
+		})
+	}},
+	{"the judge takes a function that has ended: no symbol contains the address", func(tr *truth, v uint64, ours Symbol, judge string) bool {
+		return ours.Name == "" && slices.ContainsFunc(tr.byName[judge], func(s elf.Symbol) bool { return s.Value+max(s.Size, 1) <= v })
+	}},
+	{"the judge takes a wider function: of two that contain the address, the one that starts later is the inner", func(tr *truth, v uint64, ours Symbol, judge string) bool {
+		return slices.ContainsFunc(tr.byName[judge], func(s elf.Symbol) bool {
+			return s.Value < uint64(ours.Start) && v < s.Value+s.Size && v-uint64(ours.Start) < ours.Size
+		})
+	}},
+	{"a procedure linkage table, which the judge does not know", func(tr *truth, v uint64, ours Symbol, judge string) bool {
+		return strings.HasSuffix(ours.Linkage, "@plt")
+	}},
+}
+
+// compare asks for the start, the middle and the last byte of functions, and holds the answers against the judge's.
+func compare(t *testing.T, judge string, limit int, ask func(path string, addrs []uint64) []string) {
+	r := New(Options{})
+	defer r.Close()
+	why := map[string]int{}
+	total := 0
+	for _, path := range judged(t) {
+		tab := r.Module(path, "")
+		tr := readTruth(t, tab)
+		var addrs []uint64
+		step := max(1, len(tr.funcs)/limit)
+		for i := 0; i < len(tr.funcs); i += step {
+			s := &tr.funcs[i]
+			addrs = append(addrs, s.Value, s.Value+s.Size/2, s.Value+s.Size-1)
+		}
+		slices.Sort(addrs)
+		addrs = slices.Compact(addrs)
+		theirs := ask(path, addrs)
+		if len(theirs) != len(addrs) {
+			t.Errorf("%s: %s answered %d of %d times", path, judge, len(theirs), len(addrs))
+			continue
+		}
+		vaddrs := make([]arch.Vaddr, len(addrs))
+		for i, a := range addrs {
+			vaddrs[i] = arch.Vaddr(a)
+		}
+		bad := 0
+		for i, ours := range tab.Resolve(vaddrs) {
+			total++
+			if one, _ := tab.Lookup(vaddrs[i]); one != ours {
+				t.Errorf("%s: Lookup(%#x) = %+v, Resolve has %+v", path, addrs[i], one, ours)
+			}
+			want := theirs[i]
+			// .symtab has versions in names, as "f@@V1".
+			if base, _, _ := strings.Cut(ours.Linkage, "@"); ours.Linkage == want || base == want {
+				continue
+			}
+			k := slices.IndexFunc(explained, func(e struct {
+				why string
+				ok  func(*truth, uint64, Symbol, string) bool
+			}) bool {
+				return e.ok(tr, addrs[i], ours, want)
+			})
+			if k >= 0 {
+				why[explained[k].why]++
+			} else if bad++; bad < 10 {
+				t.Errorf("%s: %#x is %+v, %s says %q", path, addrs[i], ours, judge, want)
+			}
+		}
+		if bad > 0 {
+			t.Errorf("%s: %d of %d differ", path, bad, len(addrs))
+		}
+	}
+	t.Logf("%d addresses", total)
+	for _, k := range slices.Sorted(maps.Keys(why)) {
+		t.Logf("%6d: %s", why[k], k)
+	}
+}
+
+func hexLines(addrs []uint64) *bytes.Buffer {
+	var in bytes.Buffer
+	for _, a := range addrs {
+		fmt.Fprintf(&in, "%#x\n", a)
+	}
+	return &in
+}
+
+// TestLLVM compares names with llvm-symbolizer's, of symbol tables.
+func TestLLVM(t *testing.T) {
+	oracle.Need(t, "llvm-symbolizer-19")
+	compare(t, "llvm-symbolizer", 4000, func(path string, addrs []uint64) []string {
+		cmd := exec.Command("llvm-symbolizer-19", "--obj="+path, "--functions=linkage", "--no-inlines", "--no-demangle", "--output-style=GNU")
+		cmd.Stdin = hexLines(addrs)
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(path, err)
+		}
+		var names []string
+		for i, line := range strings.Split(strings.TrimSuffix(string(out), "\n"), "\n") {
+			if i%2 == 0 { // a place in a source file is the other
+				names = append(names, strings.TrimPrefix(line, "??"))
+			}
+		}
+		return names
+	})
+}
+
+// TestElfutils compares names with those of eu-addr2line -S.
+func TestElfutils(t *testing.T) {
+	oracle.Need(t, "eu-addr2line")
+	offset := regexp.MustCompile(`\+0x[0-9a-f]+$`)
+	compare(t, "eu-addr2line", 1500, func(path string, addrs []uint64) []string {
+		cmd := exec.Command("eu-addr2line", "-S", "-e", path)
+		cmd.Stdin = hexLines(addrs)
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(path, err)
+		}
+		var names []string
+		for i, line := range strings.Split(strings.TrimSuffix(string(out), "\n"), "\n") {
+			if i%2 == 0 {
+				line = offset.ReplaceAllString(line, "")
+				line, _, _ = strings.Cut(line, "@")
+				if strings.HasPrefix(line, "()") || strings.HasPrefix(line, "(.") { // a section and an offset
+					line = ""
+				}
+				names = append(names, line)
+			}
+		}
+		return names
+	})
+}
+
+// TestNm: what a symbol is called in full, as nm -C prints it.
+func TestNm(t *testing.T) {
+	oracle.Need(t, "nm")
+	total, differ := 0, 0
+	for _, path := range judged(t) {
+		list := func(args ...string) []string {
+			out, _ := exec.Command("nm", append(args, "-p", "--without-symbol-versions", path)...).Output()
+			return strings.Split(string(out), "\n")
+		}
+		for _, table := range []string{"-a", "-D"} {
+			raw, full := list(table), list(table, "-C")
+			for i, line := range raw {
+				if len(line) < 20 || i >= len(full) || len(full[i]) < 20 {
+					continue
+				}
+				linkage, want := line[19:], full[i][19:]
+				if !mangled(linkage) {
+					continue
+				}
+				total++
+				if got := Demangle(linkage, false); strip(got) != strip(want) {
+					if differ++; differ <= 5 {
+						t.Logf("%s\n got %s\nwant %s", linkage, got, want)
+					}
+				}
+			}
+		}
+	}
+	t.Logf("%d names, %d are spelled otherwise", total, differ)
+	if differ > total/500 {
+		t.Errorf("%d of %d names are spelled otherwise", differ, total)
+	}
+}
+
+var rustHash = regexp.MustCompile(`::h[0-9a-f]{16}(\.|$)`)
+
+// strip takes away spaces, which nobody agrees on, and the hash of Rust's old mangling.
+func strip(s string) string {
+	return strings.ReplaceAll(rustHash.ReplaceAllString(s, "$1"), " ", "")
+}
+
+// TestPLT compares the names of procedure linkage tables with objdump's.
+func TestPLT(t *testing.T) {
+	oracle.Need(t, "objdump")
+	files := oracle.Spread(oracle.Binaries(t), 60)
+	files = append(files, judged(t)[:2]...)
+	files = append(files, builtPLTs(t)...)
+	r := New(Options{})
+	defer r.Close()
+	total := 0
+	for _, path := range files {
+		tool := "objdump"
+		f, err := elf.Open(path)
+		if err != nil {
+			continue
+		}
+		if f.Machine == elf.EM_AARCH64 {
+			tool = "aarch64-linux-gnu-objdump"
+		}
+		want := map[uint64]string{}
+		for _, s := range f.Sections {
+			if !slices.Contains([]string{".plt", ".plt.sec", ".plt.got", ".iplt"}, s.Name) {
+				continue
+			}
+			cmd := exec.Command(tool, "-d", "--no-show-raw-insn", "-j", s.Name, path)
+			out, err := cmd.StdoutPipe()
+			if err != nil || cmd.Start() != nil {
+				continue
+			}
+			for sc := bufio.NewScanner(out); sc.Scan(); {
+				if m := pltHead.FindStringSubmatch(sc.Text()); m != nil {
+					a, _ := strconv.ParseUint(m[1], 16, 64)
+					want[a] = pltName(m[2])
+				}
+			}
+			cmd.Wait()
+		}
+		f.Close()
+		tab := r.Module(path, "")
+		for a, name := range want {
+			total++
+			s, _ := tab.Lookup(arch.Vaddr(a))
+			got := pltName(s.Linkage)
+			if resolver := strings.HasPrefix(name, "*ABS*+0x"); resolver { // of an indirect function
+				v, _ := strconv.ParseUint(strings.TrimSuffix(name, "@plt")[8:], 16, 64)
+				if f, ok := tab.Lookup(arch.Vaddr(v)); ok {
+					name = pltName(f.Linkage + "@plt")
+				} else {
+					name = ""
+				}
+			}
+			if got != name || got != "" && uint64(s.Start) != a {
+				t.Errorf("%s: %#x is %+v, objdump says %s", path, a, s, name)
+			}
+		}
+	}
+	t.Logf("%d entries in %d files", total, len(files))
+}
+
+var pltHead = regexp.MustCompile(`^([0-9a-f]{16}) <(.+@plt)>:$`)
+
+// pltName takes the version out of "f@V1@plt".
+func pltName(s string) string {
+	base, _, ok := strings.Cut(s, "@")
+	if !ok || strings.HasPrefix(s, "*ABS*") {
+		return s
+	}
+	return base + "@plt"
+}
+
+// builtPLTs returns shared objects of every kind of table.
+func builtPLTs(t *testing.T) (out []string) {
+	dir := t.TempDir()
+	src := filepath.Join(dir, "a.c")
+	write(t, src, "int puts(const char *); void *malloc(unsigned long);\nvoid *p = malloc;\nint f(void) { puts(\"\"); return malloc(1) != p; }\n")
+	for i, cc := range [][]string{
+		{"gcc"}, {"gcc", "-Wl,-z,ibtplt"}, {"gcc", "-fcf-protection=full", "-Wl,-z,ibt"}, {"gcc", "-Wl,-z,now"}, {"clang-19", "-fuse-ld=lld"},
+		{"aarch64-linux-gnu-gcc"}, {"aarch64-linux-gnu-gcc", "-mbranch-protection=standard", "-Wl,-z,force-bti"}, {"aarch64-linux-gnu-gcc", "-Wl,-z,pac-plt"},
+	} {
+		lib := filepath.Join(dir, fmt.Sprint(i, ".so"))
+		if b, err := exec.Command(cc[0], append(cc[1:], "-shared", "-fPIC", "-O1", "-nostdlib", "-o", lib, src)...).CombinedOutput(); err != nil {
+			t.Logf("%v: %v %s", cc, err, b)
+			continue
+		}
+		out = append(out, lib)
+	}
+	return out
+}
