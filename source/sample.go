@@ -116,7 +116,7 @@ func (k *stacker) fill(j *job, it *item) {
 	wait := k.split(j, r)
 
 	var prov provenance
-	var ours bool
+	var ours, cut bool
 	if k.ours && len(r.Tracepoint) > 0 {
 		prov, r.Tracepoint, ours = parseProvenance(r.Tracepoint)
 	}
@@ -129,7 +129,7 @@ func (k *stacker) fill(j *job, it *item) {
 		j.frames, s.Stop = k.walker.Walk(&k.snap, j.frames)
 		s.From = Walked
 	case len(k.user) > 0:
-		j.frames = appendRecorded(j.frames, k.user, s.Space)
+		j.frames, cut = appendRecorded(j.frames, k.user, s.Space)
 		s.From = Recorded
 	case wait:
 		if late := it.deferred; late != nil {
@@ -139,7 +139,7 @@ func (k *stacker) fill(j *job, it *item) {
 					k.user = append(k.user, v)
 				}
 			}
-			j.frames = appendRecorded(j.frames, k.user, s.Space)
+			j.frames, cut = appendRecorded(j.frames, k.user, s.Space)
 			s.From = Deferred
 		} else {
 			j.stats.Undeferred++
@@ -149,12 +149,12 @@ func (k *stacker) fill(j *job, it *item) {
 			j.kernel = append(j.kernel, r.IP)
 		} else if r.CPUMode() == MiscUser {
 			k.user = append(k.user[:0], r.IP)
-			j.frames = appendRecorded(j.frames, k.user, s.Space)
+			j.frames, _ = appendRecorded(j.frames, k.user, s.Space)
 			s.From = OnlyIP
 		}
 	}
-	if s.From == Recorded || s.From == Deferred {
-		s.Stop = k.recordedStop(r, s.Space, j.frames[it.user:])
+	if !ours && (s.From == Recorded || s.From == Deferred) {
+		s.Stop = k.recordedStop(r, s.Space, j.frames[it.user:], cut)
 	}
 	if r.UserABI == ABI32 && s.From == NoStack {
 		j.stats.Compat++
@@ -211,17 +211,23 @@ func cookieOf(r *Record) (uint64, bool) {
 }
 
 // appendRecorded appends the frames of a recorded user callchain: the first is exact, the others are return
-// addresses that the kernel found by frame pointers.
-func appendRecorded(frames []unwind.Frame, user []uint64, space *unwind.Space) []unwind.Frame {
+// addresses that the kernel found by frame pointers. Where code keeps something else in that register, the
+// kernel finds garbage: as in a walk, a return address outside all executable mappings ends the stack, which is then
+// said to be cut. Where no mapping is known, only what cannot be an address does.
+func appendRecorded(frames []unwind.Frame, user []uint64, space *unwind.Space) (_ []unwind.Frame, cut bool) {
+	blind := len(space.Mappings()) == 0
 	for i, v := range user {
 		f := unwind.Frame{PC: arch.Addr(v), How: unwind.HowFramePointer}
 		if i == 0 {
 			f.Exact, f.How = true, unwind.HowStart
 		}
 		f.Mapping = space.Find(f.Addr())
+		if i > 0 && f.Mapping == nil && (!blind || v == 0) {
+			return frames, true
+		}
 		frames = append(frames, f)
 	}
-	return frames
+	return frames, false
 }
 
 // walkable prepares k.snap from r's user registers and stack copy. It says no where those are not recorded, or
@@ -260,11 +266,14 @@ func (k *stacker) walkable(r *Record) bool {
 	return true
 }
 
-// recordedStop says why a recorded callchain ends: at the outermost frame if the last one is known to be that, at
+// recordedStop says why a recorded callchain ends: where it was cut, at the outermost frame if the last one is known to be that, at
 // the kernel's limit if it has so many, or else because there was no frame pointer to follow.
-func (k *stacker) recordedStop(r *Record, space *unwind.Space, user []unwind.Frame) unwind.Stop {
+func (k *stacker) recordedStop(r *Record, space *unwind.Space, user []unwind.Frame, cut bool) unwind.Stop {
 	if len(user) == 0 {
 		return unwind.NoUserStack
+	}
+	if cut {
+		return unwind.BadReturn
 	}
 	limit := 127 // the default of kernel.perf_event_max_stack
 	if l, _ := k.dec.layout(r.Raw); l != nil && l.attr.SampleMaxStack > 0 {
@@ -274,9 +283,6 @@ func (k *stacker) recordedStop(r *Record, space *unwind.Space, user []unwind.Fra
 		return unwind.DepthLimit
 	}
 	last := &user[len(user)-1]
-	if last.Mapping == nil {
-		return unwind.BadReturn
-	}
 	// A walk from the last frame with nothing but a stack pointer gets nowhere unless the rules say that there
 	// is nowhere to go.
 	s := unwind.Snapshot{Machine: k.machine, Space: space, PC: uint64(last.Addr())}
