@@ -173,7 +173,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 
 		// The stack grows down, so a caller's frame is above. A signal handler can have a stack of
 		// its own, and a function that keeps its return address in a register need not use any.
-		if st.CFA <= sp && next != HowSignal && !(n == 0 && st.CFA == sp && s.Machine.RAInReg) {
+		if st.CFA <= sp && next != HowSignal && !(n == 0 && st.CFA == sp) {
 			return frames, BadCFA
 		}
 		sp, how, exact = st.CFA, next, next == HowSignal
