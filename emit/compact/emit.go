@@ -39,7 +39,7 @@ type emitter struct {
 	ids      []uint32 // rule of each set
 	rules    []byte
 	shift    uint
-	rows     []row
+	rows     []rows.Row // neighbours have different rules
 	spans    []byte
 	regions  []byte
 	granules []byte
@@ -49,12 +49,6 @@ type emitter struct {
 	keys     []byte
 	escs     []uint32
 	cuts     []cut
-}
-
-// A row is one of the table's, with the rule's id for the set.
-type row struct {
-	lo uint64
-	id uint32
 }
 
 // A cut is a run of rows that form a span: rows[first:last] in [lo, hi).
@@ -71,44 +65,46 @@ func (e *emitter) encodeRules() error {
 		uses[e.t.Rows[i].Set]++
 	}
 	type draft struct {
-		rule  []byte
+		at    int // of its rule in all
 		uses  int
 		first int // set
 	}
-	drafts := []draft{{rule: make([]byte, e.sh.size), uses: math.MaxInt}}
-	index := map[string]int{}
+	all := make([]byte, e.sh.size)
+	drafts := []draft{{uses: math.MaxInt}}
+	index := make(map[string]int, len(e.t.Sets))
+	var scratch []rows.Rule
 	draftOf := make([]int, len(e.t.Sets))
 	buf := make([]byte, e.sh.size)
 	for i := range e.t.Sets {
 		if i == int(rows.GapID) || uses[i] == 0 {
 			continue
 		}
-		s := e.sh.normal(&e.t.Sets[i])
+		s := e.sh.normal(&e.t.Sets[i], scratch)
+		scratch = s.Rules[:0]
 		if len(s.Rules) > math.MaxUint16 {
 			return fmt.Errorf("compact table: a set has %d rules", len(s.Rules))
 		}
 		clear(buf)
-		key := string(buf[:0])
+		key := buf
 		undo := len(e.wides)
-		if e.sh.fixed(buf, &s) {
-			key = string(buf)
-		} else {
+		if !e.sh.fixed(buf, &s) {
 			clear(buf)
 			at := e.wide(&s)
-			key = string(e.wides[at:])
+			key = e.wides[at:]
 			buf[ruleKind], buf[ruleFlags] = kindWide, byte(s.Flags)
 			le.PutUint32(buf[ruleOff:], uint32(at))
 			if uint64(len(e.wides)) > math.MaxUint32 || uint64(len(e.exprs)) > math.MaxUint32 {
 				return ErrTooLarge
 			}
 		}
-		d, dup := index[key]
+		d, dup := index[string(key)]
 		if dup {
 			e.wides = e.wides[:undo]
 		} else {
 			d = len(drafts)
-			index[key] = d
-			drafts = append(drafts, draft{rule: slices.Clone(buf), first: i})
+			index[string(key)] = d
+			drafts = append(drafts, draft{at: len(all), first: i})
+			all = append(all, buf...)
 		}
 		drafts[d].uses += uses[i]
 		draftOf[i] = d
@@ -122,9 +118,10 @@ func (e *emitter) encodeRules() error {
 		return cmp.Or(cmp.Compare(y.uses, x.uses), cmp.Compare(x.first, y.first))
 	})
 	idOf := make([]uint32, len(drafts))
+	e.rules = make([]byte, 0, len(all))
 	for id, d := range order {
 		idOf[d] = uint32(id)
-		e.rules = append(e.rules, drafts[d].rule...)
+		e.rules = append(e.rules, all[drafts[d].at:][:e.sh.size]...)
 	}
 	e.ids = make([]uint32, len(e.t.Sets))
 	for i := range e.ids {
@@ -133,20 +130,34 @@ func (e *emitter) encodeRules() error {
 	return nil
 }
 
-// merge makes the list of rows. Sets that differed only in what was left out are equal now.
+// merge makes the list of rows: the table's own, unless sets that differed only in what was left out are
+// equal now and neighbours.
 func (e *emitter) merge() {
-	e.rows = make([]row, 0, len(e.t.Rows))
+	rs, ids := e.t.Rows, e.ids
 	low := uint64(0)
 	last := uint32(0)
-	for _, r := range e.t.Rows {
-		id := e.ids[r.Set]
+	equal := 0
+	for i := range rs {
+		id := ids[rs[i].Set]
 		if id == last {
-			continue
+			equal++
 		}
 		last = id
-		low |= uint64(r.Lo)
-		e.rows = append(e.rows, row{uint64(r.Lo), id})
+		low |= uint64(rs[i].Lo)
 	}
+	if equal > 0 {
+		low, last = 0, 0
+		out := make([]rows.Row, 0, len(rs)-equal)
+		for _, r := range rs {
+			if id := ids[r.Set]; id != last {
+				last = id
+				low |= uint64(r.Lo)
+				out = append(out, r)
+			}
+		}
+		rs = out
+	}
+	e.rows = rs
 	for e.shift < 2 && low>>e.shift&1 == 0 {
 		e.shift++
 	}
@@ -164,7 +175,7 @@ func (e *emitter) cutSpans() {
 	}
 	var longs []long
 	for i := range len(rs) - 1 {
-		if w := rs[i+1].lo - rs[i].lo; e.cost(w) > spanSize {
+		if w := uint64(rs[i+1].Lo - rs[i].Lo); e.cost(w) > spanSize {
 			longs = append(longs, long{i, w})
 		}
 	}
@@ -174,7 +185,7 @@ func (e *emitter) cutSpans() {
 	gaps, others := uint64(len(rs)/16), uint64(len(rs)/8+1024)
 	longs = slices.DeleteFunc(longs, func(l long) bool {
 		budget := &others
-		if rs[l.at].id == 0 {
+		if e.ids[rs[l.at].Set] == 0 {
 			budget = &gaps
 		}
 		c := e.cost(l.width)
@@ -188,13 +199,13 @@ func (e *emitter) cutSpans() {
 	first := 0
 	span := func(last int, shift uint) {
 		if first < last {
-			e.cuts = append(e.cuts, cut{first, last, rs[first].lo, rs[last].lo, shift})
+			e.cuts = append(e.cuts, cut{first, last, uint64(rs[first].Lo), uint64(rs[last].Lo), shift})
 		}
 		first = last
 	}
 	for _, l := range longs {
 		span(l.at, e.shift)
-		if rs[l.at].id != 0 {
+		if e.ids[rs[l.at].Set] != 0 {
 			span(l.at+1, uint(min(max(bits.Len64(l.width)-granuleBits, int(e.shift)), maxShift)))
 		}
 		first = l.at + 1
@@ -217,25 +228,28 @@ func (e *emitter) layRows() {
 		e.spans = le.AppendUint32(e.spans, ngran)
 		e.spans = le.AppendUint32(e.spans, uint32(len(e.regions)/4))
 		e.spans = le.AppendUint64(e.spans, uint64(c.shift))
-		size := uint64(1) << (granuleBits + c.shift)
-		base := c.lo &^ (size - 1)
-		last := (c.hi - 1 - base) / size // granule of the last address
+		base := c.lo >> c.shift &^ (1<<granuleBits - 1)      // in units, as all that follows
+		last := (c.hi-1)>>c.shift&^(1<<granuleBits-1) - base // the granule of the last address
 		rs := e.rows[c.first:c.last]
-		for g := uint64(0); g <= last; g++ {
-			if g%(1<<(regionBits-granuleBits)) == 0 {
+		for at := uint64(0); at <= last; at += 1 << granuleBits {
+			if at&(1<<regionBits-1) == 0 {
 				e.regions = le.AppendUint32(e.regions, uint32(e.nrows))
 			}
 			e.granules = le.AppendUint16(e.granules, uint16(e.nrows))
+			ngran++
 			n := 0
-			for n < len(rs) && (rs[n].lo-base)/size == g {
-				e.body = append(e.body, byte((rs[n].lo-base)>>c.shift))
+			for n < len(rs) {
+				lo := uint64(rs[n].Lo)>>c.shift - base - at
+				if lo >= 1<<granuleBits {
+					break
+				}
+				e.body = append(e.body, byte(lo))
 				n++
 			}
 			for i := range rs[:n] {
-				e.body = append(e.body, e.rowID(rs[i].id))
+				e.body = append(e.body, e.rowID(e.ids[rs[i].Set]))
 			}
 			rs = rs[n:]
-			ngran++
 		}
 	}
 	if ngran > 0 {

@@ -62,12 +62,12 @@ func (sh *shape) setMask(rule []byte, mask uint32) {
 
 // normal returns s without what Step does not look at: the set that a table holds in its place.
 // Gone are the rules of registers without a slot, and those that only repeat the default; of an
-// outermost frame all but the CFA and the return address.
-func (sh *shape) normal(s *rows.Set) rows.Set {
-	n := rows.Set{CFA: cleanCFA(s.CFA), RA: s.RA, Flags: s.Flags}
+// outermost frame all but the CFA and the return address. The rules are appended to buf.
+func (sh *shape) normal(s *rows.Set, buf []rows.Rule) rows.Set {
+	n := rows.Set{CFA: cleanCFA(s.CFA), RA: s.RA, Flags: s.Flags, Rules: buf[:0]}
 	m := sh.mach
 	if m.StepKnown && s.Outermost() {
-		n.Rules = []rows.Rule{{Of: s.RA, Kind: rows.Undefined}}
+		n.Rules = append(n.Rules, rows.Rule{Of: s.RA, Kind: rows.Undefined})
 		return n
 	}
 	keep := m.SavedSlots()

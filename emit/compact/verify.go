@@ -124,7 +124,7 @@ func (v *verifier) set(sid rows.SetID) error {
 	id := v.ids[sid]
 	mach := v.ref.Machine
 	ref := &v.ref.Sets[sid]
-	got, want := v.t.Set(id), v.t.sh.normal(ref)
+	got, want := v.t.Set(id), v.t.sh.normal(ref, nil)
 	if !equalSets(&got, &want) {
 		return fmt.Errorf("rule %d\n got  %s\n want %s\n (%#v, not %#v)", id, got.Text(mach), want.Text(mach), got, want)
 	}
