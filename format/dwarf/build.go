@@ -106,7 +106,7 @@ func (s *section) items(ds *damages) ([]item, map[int]*cie) {
 		if c := cies[late[i].cieOff]; c != nil {
 			add(&late[i], c)
 		} else {
-			ds.add(s, late[i].off, nil, malformed(late[i].id, "FDE without CIE: there is none at %#x", late[i].cieOff))
+			ds.add(s, late[i].off, nil, noCIE(&late[i]))
 		}
 	}
 	return sortItems(items, len(late) > 0), cies

@@ -80,7 +80,7 @@ func (s *section) entries(yield func(Entry) bool) (all []Damage, more bool) {
 			e.CIE, e.c, e.from = c.public(), c, c.insns
 		} else {
 			var d fde
-			c, err := s.cieAt(h.cieOff)
+			c, err := s.cieOf(h)
 			if err == nil {
 				err = s.fde(&d, h, c)
 			}

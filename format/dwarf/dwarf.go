@@ -1,8 +1,8 @@
 // Package dwarf reads call frame information, bytes to rows: the sections .eh_frame and .debug_frame, and
 // the search table .eh_frame_hdr.
 //
-// It implements DWARF 5, section 6.4, with the versions 1, 3 and 4 of the CIE and both of its formats
-// (32 and 64 bits); the Linux Standard Base's .eh_frame and .eh_frame_hdr (LSB core 5.0, sections 10.5 and
+// It implements DWARF 5, section 6.4, with the versions 1, 3 and 4 of the CIE (and 5, of a draft, which is as 4) and
+// both of its formats (32 and 64 bits); the Linux Standard Base's .eh_frame and .eh_frame_hdr (LSB core 5.0, sections 10.5 and
 // 10.6) with every pointer encoding and augmentation; and the instructions that GNU, LLVM, MIPS and the Arm
 // architecture added. Data of any machine and byte order can be read.
 //

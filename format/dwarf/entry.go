@@ -157,6 +157,9 @@ type cie struct {
 // maxCAF bounds the code alignment factor, so that no advance of four bytes overflows.
 const maxCAF = 1 << 24
 
+// maxAug bounds the length of an augmentation, so that a CIE takes a constant time.
+const maxAug = 64
+
 // cie decodes the CIE whose head is h.
 func (s *section) cie(h *head) (c *cie) {
 	c = &cie{head: *h, addrSize: s.in.AddrSize, fdeEnc: DW_EH_PE_absptr, lsdaEnc: DW_EH_PE_omit, persEnc: DW_EH_PE_omit}
@@ -170,11 +173,14 @@ func (s *section) cie(h *head) (c *cie) {
 		return fail("version", err)
 	}
 	c.version = byte(v)
-	if v != 1 && v != 3 && v != 4 {
+	if v != 1 && v != 3 && v != 4 && v != 5 {
 		return fail("version", unsupported(h.body, "version %d", v))
 	}
-	n := bytes.IndexByte(s.data[at:h.end], 0)
+	n := bytes.IndexByte(s.data[at:min(h.end, at+maxAug+1)], 0)
 	if n < 0 {
+		if h.end-at > maxAug {
+			return fail("augmentation", unsupported(at, "more than %d letters", maxAug))
+		}
 		return fail("augmentation", truncated(at, "string"))
 	}
 	augAt := at
@@ -200,16 +206,17 @@ func (s *section) cie(h *head) (c *cie) {
 		}
 		at += 2
 	}
+	field := at
 	if c.caf, at, err = r.uleb(at); err != nil {
 		return fail("code alignment factor", err)
 	}
 	if c.caf > maxCAF {
-		return fail("code alignment factor", unsupported(at, "%d", c.caf))
+		return fail("code alignment factor", unsupported(field, "%d", c.caf))
 	}
 	if c.daf, at, err = r.sleb(at); err != nil {
 		return fail("data alignment factor", err)
 	}
-	if c.version == 1 {
+	if field = at; c.version == 1 {
 		v, at, err = r.u8(at)
 	} else {
 		v, at, err = r.uleb(at)
@@ -218,7 +225,7 @@ func (s *section) cie(h *head) (c *cie) {
 		return fail("return address column", err)
 	}
 	if v > math.MaxUint16 {
-		return fail("return address column", unsupported(at, "register %d", v))
+		return fail("return address column", unsupported(field, "register %d", v))
 	}
 	c.ra = arch.Reg(v)
 	if strings.HasPrefix(c.aug, "z") {

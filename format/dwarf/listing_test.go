@@ -62,7 +62,7 @@ func (l *listing) entry(cie int, body ...byte) int {
 	}
 	id := uint64(cie)
 	switch {
-	case l.eh && cie < 0:
+	case l.eh && cie == -1:
 		id = 0
 	case l.eh:
 		id = uint64(len(l.b) - cie)

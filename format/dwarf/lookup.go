@@ -125,7 +125,7 @@ func (f *Frames) index(which Which) *index {
 					return true
 				}
 				var d fde
-				c, err := s.cieAt(h.cieOff)
+				c, err := s.cieOf(h)
 				if err == nil {
 					err = s.fde(&d, h, c)
 				}
@@ -176,6 +176,19 @@ func (x *index) find(pc uint64) (e *indexed, lo, hi uint64) {
 	return nil, lo, hi
 }
 
+// cieOf returns the CIE of the FDE whose head is h.
+func (s *section) cieOf(h *head) (*cie, error) {
+	c, err := s.cieAt(h.cieOff)
+	if err != nil {
+		return nil, noCIE(h)
+	}
+	return c, nil
+}
+
+func noCIE(h *head) error {
+	return malformed(h.id, "FDE without CIE: there is none at %#x", h.cieOff)
+}
+
 // cieAt returns the CIE at an offset.
 func (s *section) cieAt(off int) (*cie, error) {
 	s.mu.Lock()
@@ -188,7 +201,7 @@ func (s *section) cieAt(off int) (*cie, error) {
 		return nil, err
 	}
 	if h.kind != isCIE {
-		return nil, malformed(off, "FDE without CIE: there is none at %#x", off)
+		return nil, malformed(off, "no CIE")
 	}
 	c := s.cie(&h)
 	if s.cies == nil {
@@ -260,7 +273,7 @@ func (f *Frames) findHdr(pc uint64) (in *section, off int, d fde, hi uint64) {
 		if err != nil || h.kind != isFDE {
 			return nil, 0, d, 0
 		}
-		c, err := s.cieAt(h.cieOff)
+		c, err := s.cieOf(&h)
 		if err != nil || s.fde(&d, &h, c) != nil || d.dead || d.lo != f.hdr.number(i, 0) || pc >= d.hi {
 			return nil, 0, d, 0
 		}
@@ -300,7 +313,7 @@ func (s *section) table(off int, lo, hi uint64) (*rows.Table, error) {
 		return nil, err
 	}
 	c := newCompiler(s, 6, minWork, minSpace)
-	if c.last, err = s.cieAt(h.cieOff); err != nil {
+	if c.last, err = s.cieOf(&h); err != nil {
 		return nil, err
 	}
 	var f fde
