@@ -147,11 +147,13 @@ func terminals(img *module.Image, st rows.Stepper) []unwind.Range {
 			out = append(out, unwind.Range{Lo: lo, Hi: hi})
 		}
 	}
-	// Go's first frames on a stack are found by name.
+	// Go's first frames on a stack are known by name: of goroutines, of threads, and of what a thread runs on a
+	// stack of its own on behalf of a goroutine, whose frames are on another stack.
 	if img.Section(".gopclntab") != nil || img.Section(".note.go.buildid") != nil {
 		img.Symbols(func(s module.Symbol) bool {
-			switch s.Name {
-			case "runtime.goexit", "runtime.goexit.abi0", "runtime.mstart", "runtime.mstart.abi0", "runtime.rt0_go", "runtime.rt0_go.abi0":
+			switch strings.TrimSuffix(s.Name, ".abi0") {
+			case "runtime.goexit", "runtime.mstart", "runtime.rt0_go",
+				"runtime.mcall", "runtime.systemstack", "runtime.morestack", "runtime.asmcgocall":
 				if s.Size > 0 {
 					out = append(out, unwind.Range{Lo: s.Value, Hi: s.Value + arch.Vaddr(s.Size)})
 				}

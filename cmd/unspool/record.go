@@ -63,6 +63,8 @@ only at 2. Recording the whole machine (-a) takes 0 or less, root or CAP_PERFMON
 				return usage("a command, -p, -t and -a exclude each other; a command with -a records everything while it runs")
 			case rec.Frequency > 0 && rec.Period > 0:
 				return usage("-F and -c exclude each other")
+			case rec.User && rec.Kernel:
+				return usage("--user and --kernel exclude each other; without either, both are recorded")
 			case rec.StackSize%8 != 0 || rec.StackSize > perfevent.MaxStackSize:
 				return usage("--stack-size is a multiple of 8 up to %d", perfevent.MaxStackSize)
 			}
@@ -97,7 +99,6 @@ only at 2. Recording the whole machine (-a) takes 0 or less, root or CAP_PERFMON
 	f.BoolVarP(&rec.All, "all", "a", false, "record the whole machine")
 	f.StringVar(&flt.comm, "comm", "", "only keep samples of commands that match this regular expression")
 	o.flags(c)
-	c.MarkFlagsMutuallyExclusive("user", "kernel")
 	return c
 }
 

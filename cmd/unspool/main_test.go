@@ -1,0 +1,301 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+// The test binary is the program, too: with this variable set it runs main.
+const asProgram = "UNSPOOL_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// A result is what the program did.
+type result struct {
+	status      int
+	out, stderr string
+}
+
+// program returns a command that runs the program in an empty directory, with a cache of its own.
+func program(t testing.TB, args ...string) *exec.Cmd {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command(exe, args...)
+	c.Dir = t.TempDir()
+	c.Env = append(os.Environ(), asProgram+"=1", "UNSPOOL_CACHE="+t.TempDir())
+	return c
+}
+
+func finish(t testing.TB, c *exec.Cmd) result {
+	t.Helper()
+	var out, stderr bytes.Buffer
+	c.Stdout, c.Stderr = &out, &stderr
+	timeout := time.AfterFunc(2*time.Minute, func() { c.Process.Kill() })
+	defer timeout.Stop()
+	err := c.Run()
+	if c.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return result{c.ProcessState.ExitCode(), out.String(), stderr.String()}
+}
+
+func runProgram(t testing.TB, args ...string) result {
+	t.Helper()
+	return finish(t, program(t, args...))
+}
+
+// want checks the exit status and that a part of what was printed matches.
+func (r result) want(t testing.TB, status int, stderr string) {
+	t.Helper()
+	if r.status != status || !regexp.MustCompile(stderr).MatchString(r.stderr) {
+		t.Fatalf("status %d, want %d\n--- stdout\n%s--- stderr, want a match of %q\n%s", r.status, status, r.out, stderr, r.stderr)
+	}
+}
+
+func TestUsage(t *testing.T) {
+	for _, c := range []struct {
+		args   string
+		status int
+		stderr string
+	}{
+		{"", 2, ""},
+		{"--help", 0, ""},
+		{"--version", 0, ""},
+		{"frobnicate", 2, `there is no verb "frobnicate"`},
+		{"report", 2, "accepts 1 arg"},
+		{"report --frobnicate x", 2, "unknown flag"},
+		{"report --format svg x", 2, `no format "svg"`},
+		{"report -o x.png y", 2, "the ending of .*\\.svg"},
+		{"report --comm ( x", 2, "--comm"},
+		{"report --time 5 x", 2, "FROM,TO"},
+		{"report /nonexistent", 1, "no such file"},
+		{"report /etc/passwd", 1, "not a perf.data file"},
+		{"record", 2, "give a command, -p PID, -t TID or -a"},
+		{"record -p 1 -- true", 2, "exclude each other"},
+		{"record --stack-size 7 -- true", 2, "multiple of 8"},
+		{"record --duration soon -- true", 2, "--duration is a time"},
+		{"record --user --kernel -- true", 2, "user.*kernel"},
+		{"dump /etc/passwd", 1, "not an ELF file"},
+		{"dump --format xml /bin/sh", 2, "text or json"},
+		{"compile --emit x /bin/sh", 2, "--emit"},
+		{"verify", 2, "requires at least 1 arg"},
+		{"stats /nonexistent", 1, "no such file"},
+		{"unwind /bin/sh out", 1, "not a perf.data file"},
+		{"completion bash", 0, ""},
+	} {
+		r := runProgram(t, strings.Fields(c.args)...)
+		if r.status != c.status || !regexp.MustCompile(c.stderr).MatchString(r.stderr) {
+			t.Errorf("unspool %s: status %d, want %d\n%s%s", c.args, r.status, c.status, r.out, r.stderr)
+		}
+		if strings.Contains(r.stderr, "goroutine") {
+			t.Errorf("unspool %s: %s", c.args, r.stderr)
+		}
+	}
+}
+
+// The JSON of dump is part of the interface: every field is there, in every row, and rows are in order.
+func TestDumpJSON(t *testing.T) {
+	r := runProgram(t, "dump", "--format", "json", "/bin/sh")
+	r.want(t, 0, "")
+	last := uint64(0)
+	lines := strings.Split(strings.TrimSpace(r.out), "\n")
+	for _, l := range lines {
+		var row map[string]any
+		if err := json.Unmarshal([]byte(l), &row); err != nil {
+			t.Fatalf("%s: %v", l, err)
+		}
+		for _, f := range []string{"lo", "hi", "cfa", "ra", "rules", "signal"} {
+			if _, ok := row[f]; !ok {
+				t.Fatalf("%s has no %q", l, f)
+			}
+		}
+		var lo, hi uint64
+		fmt.Sscanf(row["lo"].(string), "0x%x", &lo)
+		fmt.Sscanf(row["hi"].(string), "0x%x", &hi)
+		if lo < last || hi <= lo {
+			t.Fatalf("%s follows %#x", l, last)
+		}
+		last = hi
+	}
+	if len(lines) < 100 {
+		t.Errorf("%d rows", len(lines))
+	}
+}
+
+func TestVerifyStatsCompile(t *testing.T) {
+	r := runProgram(t, "verify", "/bin/sh")
+	r.want(t, 0, "")
+	if !regexp.MustCompile(`^1 files: \d+ rows and \d+ rules equal the reference`).MatchString(r.out) {
+		t.Error(r.out)
+	}
+	r = runProgram(t, "stats", "--format", "json", "/bin/sh")
+	r.want(t, 0, "")
+	var s fileStats
+	if err := json.Unmarshal([]byte(r.out), &s); err != nil || s.Rows == 0 || s.Ratio <= 0 || s.FDEs == 0 {
+		t.Errorf("%v: %s", err, r.out)
+	}
+	c := program(t, "compile", "-o", "tables", "/bin/sh")
+	finish(t, c).want(t, 0, "")
+	if list, err := filepath.Glob(filepath.Join(c.Dir, "tables", "*.unspool")); err != nil || len(list) != 1 {
+		t.Errorf("%v, %v", list, err)
+	}
+	c = program(t, "compile", "/bin/sh")
+	cache := strings.TrimPrefix(c.Env[len(c.Env)-1], "UNSPOOL_CACHE=")
+	finish(t, c).want(t, 0, "")
+	if list, err := os.ReadDir(cache); err != nil || len(list) != 1 {
+		t.Errorf("the cache holds %v, %v", list, err)
+	}
+}
+
+// busy is a command that computes for a while.
+var busy = []string{"sh", "-c", "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; exit 7"}
+
+// canRecord skips the test where perf events may not be used.
+func canRecord(t testing.TB) {
+	t.Helper()
+	r := runProgram(t, "record", "-o", os.DevNull, "--format", "folded", "--", "true")
+	if r.status != 0 {
+		oracle.Lacks(t, "the permission to record: "+r.stderr)
+	}
+}
+
+// Without -o, record writes a file that report and perf read, prints a table, and passes the status on.
+func TestRecord(t *testing.T) {
+	canRecord(t)
+	c := program(t, append([]string{"record", "--"}, busy...)...)
+	r := finish(t, c)
+	r.want(t, 7, `unspool.data: [\d,]+ samples of `)
+	if !strings.Contains(r.out, "% whole") || !strings.Contains(r.out, "libc.so") && !strings.Contains(r.out, "sh") {
+		t.Errorf("no table:\n%s", r.out)
+	}
+	file := filepath.Join(c.Dir, "unspool.data")
+	again := runProgram(t, "report", file)
+	again.want(t, 0, "")
+	if first, _, _ := strings.Cut(again.out, "\n"); !strings.HasPrefix(r.out, first) {
+		t.Errorf("report of the file says\n%s\nrecord said\n%s", first, r.out)
+	}
+	for _, ending := range []string{"x.svg", "x.pb.gz", "x.folded", "x.txt", "x.json", "x.perf"} {
+		c := program(t, "report", file, "-o", ending)
+		finish(t, c).want(t, 0, "")
+		if st, err := os.Stat(filepath.Join(c.Dir, ending)); err != nil || st.Size() == 0 {
+			t.Errorf("%s: %v", ending, err)
+		}
+		c = program(t, append([]string{"record", "-o", ending, "--"}, busy...)...)
+		finish(t, c).want(t, 7, `samples of`)
+		if st, err := os.Stat(filepath.Join(c.Dir, ending)); err != nil || st.Size() == 0 {
+			t.Errorf("record -o %s: %v", ending, err)
+		}
+	}
+	in, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	c = program(t, "report", "-")
+	c.Stdin = in
+	if piped := finish(t, c); piped.out != again.out {
+		t.Errorf("from standard input:\n%s\nwant\n%s", piped.out, again.out)
+	}
+	if _, err := exec.LookPath("perf"); err != nil {
+		oracle.Lacks(t, "perf")
+	}
+	out, err := exec.Command("perf", "report", "--stdio", "-i", file).CombinedOutput()
+	if err != nil || !bytes.Contains(out, []byte("Samples:")) {
+		t.Errorf("perf report: %v\n%s", err, out)
+	}
+}
+
+func TestRecordFails(t *testing.T) {
+	canRecord(t)
+	runProgram(t, "record", "--", "/nonexistent/program").want(t, 1, "/nonexistent/program")
+	runProgram(t, "record", "-o", "/nonexistent/x.svg", "--", "true").want(t, 1, "/nonexistent/x.svg")
+	runProgram(t, "record", "-p", "999999999").want(t, 1, "999999999")
+	runProgram(t, "record", "-e", "cycels", "--", "true").want(t, 1, "cycles")
+	runProgram(t, "record", "-o", "x.svg", "--", "sh", "-c", "kill -9 $$").want(t, 137, "")
+}
+
+// Ctrl-C ends a recording, and the result is written.
+func TestInterrupt(t *testing.T) {
+	canRecord(t)
+	c := program(t, "record", "-o", "x.folded", "--", "sh", "-c", "while :; do :; done")
+	time.AfterFunc(1500*time.Millisecond, func() { c.Process.Signal(os.Interrupt) })
+	r := finish(t, c)
+	if r.status != 143 && r.status != 130 {
+		t.Errorf("status %d\n%s", r.status, r.stderr)
+	}
+	if b, err := os.ReadFile(filepath.Join(c.Dir, "x.folded")); err != nil || len(b) == 0 {
+		t.Errorf("%d bytes, %v", len(b), err)
+	}
+}
+
+// A process that runs already is recorded for a while, and goes on.
+func TestRecordProcess(t *testing.T) {
+	canRecord(t)
+	target := exec.Command("sh", "-c", "while :; do :; done")
+	if err := target.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer target.Wait()
+	defer target.Process.Kill()
+	r := runProgram(t, "record", "-p", fmt.Sprint(target.Process.Pid), "--duration", "1s", "-o", "x.json")
+	r.want(t, 0, "samples of")
+	if err := target.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("the target is gone: %v", err)
+	}
+}
+
+// A target that exits while it is recorded ends the recording.
+func TestTargetExits(t *testing.T) {
+	canRecord(t)
+	target := exec.Command("sh", append(busy[1:2:2], "i=0; while [ $i -lt 1000000 ]; do i=$((i+1)); done")...)
+	if err := target.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go target.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c := program(t, "record", "-p", fmt.Sprint(target.Process.Pid), "-o", "x.folded")
+	context.AfterFunc(ctx, func() { c.Process.Kill() })
+	finish(t, c).want(t, 0, "samples of")
+}
+
+// What cannot be written is an error that names the file; a cache that cannot be used is a remark.
+func TestFull(t *testing.T) {
+	canRecord(t)
+	c := program(t, append([]string{"record", "--"}, busy...)...)
+	finish(t, c)
+	file := filepath.Join(c.Dir, "unspool.data")
+	for _, args := range [][]string{
+		{"report", file, "-o", "/dev/full", "--format", "flame"},
+		{"report", file, "-o", "/dev/full", "--format", "pprof"},
+		{"report", file, "-o", "/dev/full", "--format", "json"},
+		{"unwind", file, "/dev/full"},
+		append([]string{"record", "-o", "/dev/full", "--format", "data", "--"}, busy...),
+	} {
+		runProgram(t, args...).want(t, 1, "no space left")
+	}
+	c = program(t, "report", file)
+	c.Env = append(c.Env, "UNSPOOL_CACHE=/proc/nowhere")
+	finish(t, c).want(t, 0, "are not kept")
+	runProgram(t, "unwind", file, file).want(t, 1, "is the input")
+}
