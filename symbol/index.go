@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"math"
 	"slices"
-	"sort"
 	"strings"
 
 	"github.com/unspool/unspool/module"
@@ -175,13 +174,28 @@ const (
 	maxRef  = 1<<29 - 1
 )
 
-// find returns the number of the span of v, or -1 where it has no name.
-func (x *index) find(v uint64) int {
-	i := sort.Search(len(x.starts), func(i int) bool { return x.starts[i] > v }) - 1
-	if i < 0 || x.refs[i] == none {
-		return -1
+// find returns the number of the span of v, or -1 before the first. It is fast where from is a span not far before
+// it; from may be any span, or -1.
+func (x *index) find(v uint64, from int) int {
+	lo, hi := 0, len(x.starts) // of the first start after v
+	if from >= 0 && x.starts[from] <= v {
+		lo = from + 1
+		for step := 1; lo+step <= hi; step *= 2 {
+			if x.starts[lo+step-1] > v {
+				hi = lo + step - 1
+				break
+			}
+			lo += step
+		}
 	}
-	return i
+	for lo < hi {
+		if mid := int(uint(lo+hi) / 2); x.starts[mid] > v {
+			hi = mid
+		} else {
+			lo = mid + 1
+		}
+	}
+	return lo - 1
 }
 
 // span returns the extent of a span.

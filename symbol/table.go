@@ -31,7 +31,8 @@ type Table struct {
 
 	mu     sync.Mutex // for what follows, and held while the files are read
 	index  *index     // nil until it is needed
-	named  map[uint32]Symbol
+	shown  []uint32   // for each span, the place in named and 1 more; 0 if it was not asked for yet
+	named  []Symbol
 	closed bool
 }
 
@@ -53,14 +54,10 @@ func (t *Table) Resolve(addrs []arch.Vaddr) []Symbol {
 	out := make([]Symbol, len(addrs))
 	t.use(func() {
 		x := t.getIndex()
-		last := -1
+		span := -1
 		for i, v := range addrs {
-			if last >= 0 && uint64(v) >= x.starts[last] && (last+1 == len(x.starts) || uint64(v) < x.starts[last+1]) {
-				out[i] = out[i-1]
-				continue
-			}
-			if last = x.find(uint64(v)); last >= 0 {
-				out[i] = t.symbol(x, last)
+			if span = x.find(uint64(v), span); span >= 0 && x.refs[span] != none {
+				out[i] = *t.symbol(x, span)
 			}
 		}
 	})
@@ -80,7 +77,7 @@ func (t *Table) FuncRange(linkage string) (lo, hi arch.Vaddr, ok bool) {
 				}
 				lo, hi, ok = arch.Vaddr(e.value), arch.Vaddr(addSat(e.value, e.size)), true
 				if x := t.getIndex(); e.size == 0 {
-					if k := x.find(e.value); k >= 0 {
+					if k := x.find(e.value, -1); k >= 0 {
 						_, end := x.span(k)
 						hi = arch.Vaddr(end)
 					}
@@ -151,10 +148,13 @@ func (t *Table) resolvers(byAddr map[uint64][]byte) {
 	}
 }
 
-// symbol returns the symbol of a span. t.mu is held.
-func (t *Table) symbol(x *index, span int) Symbol {
-	if got, ok := t.named[x.refs[span]]; ok {
-		return got
+// symbol returns the symbol of a span that has one. t.mu is held.
+func (t *Table) symbol(x *index, span int) *Symbol {
+	if t.shown == nil {
+		t.shown = make([]uint32, len(x.starts))
+	}
+	if n := t.shown[span]; n > 0 {
+		return &t.named[n-1]
 	}
 	s, k := at(t.sources, x.symbol(span, t.sources))
 	e := s.entry(k)
@@ -164,11 +164,9 @@ func (t *Table) symbol(x *index, span int) Symbol {
 		sym.Size = hi - lo
 	}
 	sym.Name = t.r.names.get(sym.Linkage, false)
-	if t.named == nil {
-		t.named = map[uint32]Symbol{}
-	}
-	t.named[x.refs[span]] = sym
-	return sym
+	t.named = append(t.named, sym)
+	t.shown[span] = uint32(len(t.named))
+	return &t.named[len(t.named)-1]
 }
 
 func (t *Table) close() error {
@@ -176,7 +174,7 @@ func (t *Table) close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed = true
-	t.sources, t.index = nil, nil
+	t.sources, t.index, t.shown, t.named = nil, nil, nil, nil
 	var first error
 	for _, img := range t.owned {
 		if err := img.Close(); err != nil && first == nil {
