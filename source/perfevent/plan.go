@@ -237,13 +237,13 @@ func (r *Recorder) note(format string, args ...any) {
 
 const (
 	minRing = 64 << 10
-	maxRing = 8 << 20
-	allRing = 512 << 20 // of all processors
+	maxRing = 32 << 20
+	allRing = 256 << 20 // of all processors
 )
 
 // openRings opens a ring for each processor, as large as is useful and permitted, and sizes a's stack copies.
 //
-// A ring should hold a quarter of a second, so that a reader that has to wait for a processor loses nothing. An
+// A ring should hold what comes in a second, so that a reader that has to wait for a processor loses nothing. An
 // ordinary user may lock kernel.perf_event_mlock_kb for each processor and RLIMIT_MEMLOCK besides.
 func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 	stack := int(o.StackSize)
@@ -254,7 +254,7 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 	if a.Has(source.FlagFreq) {
 		rate = a.SamplePeriod
 	}
-	want := min(rate, 1<<20) * uint64(stack+512) / 4
+	want := min(rate, 1<<20) * uint64(stack+512)
 	size := min(maxRing, max(512<<10, 1<<bits.Len64(want-1)))
 	for size > minRing && size*len(r.cpus) > allRing {
 		size /= 2

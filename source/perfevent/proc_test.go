@@ -61,9 +61,9 @@ func FuzzNoteBuildID(f *testing.F) {
 // TestSynthesised compares what is told of this process with what the kernel reports of the same files.
 func TestSynthesised(t *testing.T) {
 	oracle.Need(t, "readelf")
-	cmd, in := spawn(t, "wait", "0.2")
-	r := open(t, Options{PIDs: []int{cmd.Process.Pid}})
-	in.Close()
+	pid, finish := spawn(t, "wait", "0.2")
+	r := open(t, Options{PIDs: []int{pid}})
+	go finish()
 	found := map[string]bool{}
 	var rec source.Record
 	for len(r.synth) > 0 {
@@ -74,7 +74,7 @@ func TestSynthesised(t *testing.T) {
 		if err := r.dec.Decode(raw, &rec); err != nil || rec.Time != 0 || !rec.HasTime {
 			t.Errorf("%v: %+v", err, rec)
 		}
-		if rec.PID != int32(cmd.Process.Pid) {
+		if rec.PID != int32(pid) {
 			t.Errorf("%+v", rec)
 		}
 		if rec.Type == source.RecordComm && string(rec.Comm) != "work" {

@@ -103,7 +103,7 @@ func run(t *testing.T, r *Recorder) seen {
 		t.Error(err)
 	}
 	t.Logf("%s %q: %+v; %+v; comms %v", r.Event(), r.EventNote(), r.Stats(), s.Stats, s.comms)
-	if s.Lost+s.LostSamples+s.Bad+s.Unknown+s.Disordered > 0 || s.disorder > 0 {
+	if (s.Lost+s.LostSamples)*100 > s.Records || s.Bad+s.Unknown+s.Disordered > 0 || s.disorder > 0 { // losses: the machine may be busy
 		t.Errorf("lost %d and %d, bad %d (%v), unknown %d, out of order %d and %d", s.Lost, s.LostSamples, s.Bad, s.BadErr, s.Unknown, s.Disordered, s.disorder)
 	}
 	return s
@@ -218,8 +218,8 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// spawn starts the workload by itself, stopped at its standard input in mode wait.
-func spawn(t *testing.T, args ...string) (*exec.Cmd, io.Closer) {
+// spawn starts the workload by itself. In mode wait, finish makes it go on, and waits for its end.
+func spawn(t *testing.T, args ...string) (pid int, finish func()) {
 	t.Helper()
 	cmd := exec.Command(work(t), args...)
 	in, _ := cmd.StdinPipe()
@@ -227,17 +227,18 @@ func spawn(t *testing.T, args ...string) (*exec.Cmd, io.Closer) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { in.Close(); cmd.Process.Kill(); cmd.Wait() })
+	reap := sync.OnceFunc(func() { cmd.Wait() })
+	t.Cleanup(func() { in.Close(); cmd.Process.Kill(); reap() })
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Fatal(err)
 	}
-	return cmd, in
+	return cmd.Process.Pid, func() { in.Close(); reap() }
 }
 
 func TestProcess(t *testing.T) {
-	cmd, in := spawn(t, "wait", "0.5")
-	r := open(t, Options{PIDs: []int{cmd.Process.Pid}})
-	go func() { in.Close(); cmd.Wait() }()
+	pid, finish := spawn(t, "wait", "0.5")
+	r := open(t, Options{PIDs: []int{pid}})
+	go finish()
 	s := run(t, r) // to its end
 	if len(s.byTID) < 4 || len(s.byPID) != 1 || s.Orphans > 0 {
 		t.Errorf("threads %v, %d orphans", s.byTID, s.Orphans)
@@ -250,8 +251,8 @@ func TestProcess(t *testing.T) {
 // TestBreedingProcess attaches to a process that makes threads all the time: none may be sampled twice, which
 // would show as two samples at nearly the same time.
 func TestBreedingProcess(t *testing.T) {
-	cmd, _ := spawn(t, "breed", "2")
-	r := open(t, Options{PIDs: []int{cmd.Process.Pid}, Duration: 700 * time.Millisecond})
+	pid, _ := spawn(t, "breed", "2")
+	r := open(t, Options{PIDs: []int{pid}, Duration: 700 * time.Millisecond})
 	last := map[int32]uint64{}
 	close, n := 0, 0
 	_, err := source.Run(context.Background(), r, source.Options{Sample: func(p *source.Sample) error {
@@ -269,11 +270,11 @@ func TestBreedingProcess(t *testing.T) {
 }
 
 func TestThread(t *testing.T) {
-	cmd, in := spawn(t, "wait", "0.4")
-	r := open(t, Options{TIDs: []int{cmd.Process.Pid}})
-	go func() { in.Close(); cmd.Wait() }()
+	pid, finish := spawn(t, "wait", "0.4")
+	r := open(t, Options{TIDs: []int{pid}})
+	go finish()
 	s := run(t, r)
-	if len(s.byTID) != 1 || s.byTID[int32(cmd.Process.Pid)] < 20 {
+	if len(s.byTID) != 1 || s.byTID[int32(pid)] < 20 {
 		t.Errorf("threads %v", s.byTID)
 	}
 }
@@ -282,11 +283,11 @@ func TestAll(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("for root")
 	}
-	cmd, in := spawn(t, "wait", "0.6")
-	in.Close()
+	pid, finish := spawn(t, "wait", "0.6")
+	go finish()
 	r := open(t, Options{All: true, Duration: 400 * time.Millisecond})
 	s := run(t, r)
-	if s.byPID[int32(cmd.Process.Pid)] < 50 || s.comms["work"] < 50 || s.Orphans > s.Samples/20 {
+	if s.byPID[int32(pid)] < 50 || s.comms["work"] < 50 || s.Orphans > s.Samples/20 {
 		t.Errorf("processes %v, %d orphans", s.byPID, s.Orphans)
 	}
 	s = run(t, open(t, Options{All: true, Command: []string{work(t), "spin", "0.3"}}))
