@@ -33,6 +33,10 @@ type Info struct {
 	// ClockWall is the time of day in ns since 1970 at ClockTime, in ns of the clock ClockID.
 	ClockWall, ClockTime uint64
 
+	// Tracing describes the fields of tracepoints: perf needs it to read a file that has some, and this package
+	// passes it on as it is.
+	Tracing []byte
+
 	// Damage is why some of this is missing, the first cause only.
 	Damage error
 }
@@ -42,6 +46,7 @@ const PerfClock = -1
 
 // Features (tools/perf/util/header.h): the ones read or written here.
 const (
+	featTracing    = 1
 	featBuildID    = 2
 	featHostname   = 3
 	featOSRelease  = 4
@@ -100,7 +105,7 @@ func (f *File) readFeatures(r *io.SectionReader, h *header) {
 
 func wanted(feat uint64) bool {
 	switch feat {
-	case featBuildID, featHostname, featOSRelease, featVersion, featArch, featNRCPUs, featCmdline, featEventDesc,
+	case featTracing, featBuildID, featHostname, featOSRelease, featVersion, featArch, featNRCPUs, featCmdline, featEventDesc,
 		featSampleTime, featClockID, featDirFormat, featClockData:
 		return true
 	}
@@ -117,6 +122,8 @@ func (f *File) feature(feat uint64, b []byte) {
 	f.mu.Lock()
 	i := &f.info
 	switch feat {
+	case featTracing:
+		i.Tracing = b
 	case featHostname:
 		i.Hostname = c.str()
 	case featOSRelease:

@@ -1,6 +1,7 @@
 package perfdata
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -300,18 +301,16 @@ func (f *File) use(typ uint32, raw []byte) error {
 			f.z = newDecompressor()
 		}
 		f.z.add(body)
-	case recordAuxtrace, recordTracingData: // their data follow them
-		var n uint64
-		switch {
-		case typ == recordAuxtrace && len(body) >= 8:
-			n = binary.LittleEndian.Uint64(body)
-		case typ == recordTracingData && len(body) >= 4:
-			n = uint64(binary.LittleEndian.Uint32(body))
+	case recordAuxtrace: // its data follow it
+		if len(body) >= 8 {
+			return f.trailing(binary.LittleEndian.Uint64(body), nil)
 		}
-		if skipped, err := f.in.skip(n); err != nil && err != io.EOF {
+	case recordTracingData:
+		if len(body) >= 4 {
+			var b bytes.Buffer
+			err := f.trailing(uint64(binary.LittleEndian.Uint32(body)), &b)
+			f.feature(featTracing, b.Bytes())
 			return err
-		} else if skipped < n && !f.info.Unfinished {
-			return fmt.Errorf("%w: the trace before %#x ends %d bytes early", source.ErrTruncated, f.in.off, n-skipped)
 		}
 	case recordHeaderAttr:
 		return f.addPipeAttr(body)
@@ -323,6 +322,27 @@ func (f *File) use(typ uint32, raw []byte) error {
 		}
 	case recordBuildID:
 		f.addBuildID(raw)
+	}
+	return nil
+}
+
+// trailing takes the n bytes that follow a record, to b if that is not nil.
+func (f *File) trailing(n uint64, b *bytes.Buffer) error {
+	in := &f.in
+	for n > 0 {
+		if err := in.need(1); err == io.EOF {
+			if f.info.Unfinished {
+				return nil
+			}
+			return fmt.Errorf("%w: the data before %#x end %d bytes early", source.ErrTruncated, in.off, n)
+		} else if err != nil {
+			return err
+		}
+		piece := in.take(int(min(n, uint64(len(in.b)))))
+		n -= uint64(len(piece))
+		if b != nil {
+			b.Write(piece)
+		}
 	}
 	return nil
 }

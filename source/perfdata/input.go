@@ -72,21 +72,6 @@ func (in *input) append(b []byte) {
 	}
 }
 
-// skip drops n bytes and says how many there were.
-func (in *input) skip(n uint64) (skipped uint64, err error) {
-	for skipped < n {
-		if len(in.b) == 0 {
-			if err := in.need(1); err != nil {
-				return skipped, err
-			}
-		}
-		k := min(n-skipped, uint64(len(in.b)))
-		in.take(int(k))
-		skipped += k
-	}
-	return skipped, nil
-}
-
 // take returns the first n bytes of b, which must be there, and drops them. They stay valid as long as buf is
 // held.
 func (in *input) take(n int) []byte {

@@ -2,10 +2,8 @@ package perfdata
 
 import (
 	"bufio"
-	"bytes"
 	"fmt"
 	"math/bits"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -70,13 +68,9 @@ var headLine = regexp.MustCompile(`^(?:(-?\d+) )?(\d+) (?:0x[0-9a-f]+|0)(?:@\S+)
 
 // dump returns what perf script -D says of the kernel's records, each as text like recordText's.
 func dump(t testing.TB, path string) (out []string) {
-	cmd := exec.Command("perf", "script", "-D", "-i", path)
-	b, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("perf script -D: %v", err)
-	}
-	sample, callchains := false, false
-	in := bufio.NewScanner(bytes.NewReader(b))
+	text, _ := perf(t, "script", "-D", "-i", path)
+	sample := false
+	in := bufio.NewScanner(strings.NewReader(text))
 	in.Buffer(nil, 1<<20)
 	for in.Scan() {
 		line := in.Text()
@@ -105,7 +99,6 @@ func dump(t testing.TB, path string) (out []string) {
 				s, _, _ = strings.Cut(s, ",")
 			}
 			out[len(out)-1] += "\n" + s
-			callchains = callchains || strings.HasPrefix(s, "... FP chain")
 		}
 	}
 	return out

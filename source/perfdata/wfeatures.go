@@ -27,10 +27,17 @@ type feature struct {
 	b  []byte
 }
 
-// features returns what a file says of its recording, in the order of the numbers.
-func (x *Writer) features() (list []feature) {
+// features returns what a file says of its recording, in the order of the numbers. build is the
+// records of build IDs.
+func (x *Writer) features(build []byte) (list []feature) {
 	add := func(id uint64, b []byte) { list = append(list, feature{id, b}) }
 	i := &x.opts.Info
+	if len(i.Tracing) > 0 {
+		add(featTracing, i.Tracing)
+	}
+	if len(build) > 0 {
+		add(featBuildID, build)
+	}
 	for _, s := range []struct {
 		id uint64
 		s  string

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -122,8 +123,8 @@ func (x *Writer) putHeader() {
 // pipeHead writes what a stream starts with: features, and events with their IDs and names.
 func (x *Writer) pipeHead(attrSize int) {
 	x.write(appendWords([]byte(magic), []uint64{pipeHeaderSize}))
-	for _, ft := range x.features() {
-		if ft.id != featEventDesc && ft.id != featSampleTime {
+	for _, ft := range x.features(nil) {
+		if ft.id != featTracing && ft.id != featEventDesc && ft.id != featSampleTime {
 			x.record(recordHeaderFeature, 0, pad8(append(appendWords(nil, []uint64{ft.id}), ft.b...)))
 		}
 	}
@@ -139,6 +140,10 @@ func (x *Writer) pipeHead(attrSize int) {
 			b := appendWords(nil, []uint64{name, ids[0]})
 			x.record(recordEventUpdate, 0, pad8(append(append(b, e.Name...), 0)))
 		}
+	}
+	if b := pad8(slices.Clone(x.opts.Info.Tracing)); len(b) > 0 {
+		x.record(recordTracingData, 0, appendU32(nil, uint32(len(b))))
+		x.write(b)
 	}
 }
 
@@ -284,10 +289,7 @@ func (x *Writer) Close() error {
 	for _, b := range x.buildIDs() {
 		build = append(build, b...)
 	}
-	list := x.features()
-	if build != nil {
-		list = append([]feature{{featBuildID, build}}, list...)
-	}
+	list := x.features(build)
 	at := x.n + 16*uint64(len(list))
 	var table []uint64
 	for _, ft := range list {
