@@ -32,8 +32,8 @@ enum {
 };
 
 enum {
-	UNSPOOL_GRANULE_BITS = 8,
-	UNSPOOL_REGION_BITS = 16,
+	UNSPOOL_GRANULE_BITS = 8, /* 1<<8 units in a granule */
+	UNSPOOL_REGION_BITS = 16, /* 1<<16 units in a region */
 	UNSPOOL_ESCAPE_ID = 255, /* a row's rule is in the list of escapes */
 	UNSPOOL_ESCAPE_BITS = 12, /* 1<<12 rows share an entry of the escapes' directory */
 	UNSPOOL_ROWS_PAD = 8, /* zeros behind the rows, so that eight bytes can be read at each */
@@ -52,7 +52,7 @@ enum {
 };
 
 enum {
-	UNSPOOL_KIND_NONE = 0, /* no rule for the CFA; with outermostFlag, no caller */
+	UNSPOOL_KIND_NONE = 0, /* no rule for the CFA; with UNSPOOL_OUTERMOST_FLAG, no caller */
 	UNSPOOL_KIND_REG = 1, /* CFA = reg + off */
 	UNSPOOL_KIND_PLT = 2, /* CFA = reg + off + (pc&15 >= aux ? 8 : 0) */
 	UNSPOOL_KIND_WIDE = 3, /* a complete set of rules, in the wides */
@@ -169,10 +169,10 @@ enum { /* its offsets */
 
 struct unspool_table_span {
 	uint64_t lo; /* first address, where its first row starts */
-	uint64_t hi; /* end; where the next span does not start here, no information holds up to it */
-	uint32_t granule; /* its first granule, the one that spanLo is in */
+	uint64_t hi; /* end; if the next span does not start here, there is a gap up to it */
+	uint32_t granule; /* its first granule, the one that lo is in */
 	uint32_t region; /* its first region */
-	uint64_t shift; /* an address unit is 1<<spanShift bytes */
+	uint64_t shift; /* a unit is 1 << shift bytes */
 };
 
 enum { /* its offsets */
@@ -186,9 +186,9 @@ enum { /* its offsets */
 struct unspool_table_rule {
 	uint8_t kind; /* one of the kinds below */
 	uint8_t reg; /* the slot that the CFA is relative to */
-	uint8_t flags; /* rows.Flags, and outermostFlag */
-	uint8_t aux; /* base on kindReg; the limit of pc&15 on kindPLT */
-	int32_t off; /* CFA offset; on kindWide, unsigned, an offset in the wides */
+	uint8_t flags; /* rows.Flags, and UNSPOOL_OUTERMOST_FLAG */
+	uint8_t aux; /* base on UNSPOOL_KIND_REG; the limit of pc&15 on UNSPOOL_KIND_PLT */
+	int32_t off; /* CFA offset; on UNSPOOL_KIND_WIDE, unsigned, an offset in the wides */
 };
 
 enum { /* its offsets */

@@ -119,7 +119,6 @@ func (t *Table) Apply(id uint32, s *rows.State, m *rows.Memory) rows.Outcome {
 // saveOff returns save i of a rule, in bytes.
 func saveOff(saves uint64, i uint) uint64 { return uint64(int64(saves<<(56-8*(i&7)))>>56) << 3 }
 
-
 // applyARM64 finishes a fixed rule on AArch64.
 func applyARM64(r []byte, s *rows.State, m *rows.Memory, keep uint64, flags uint8, cfa, base uint64) rows.Outcome {
 	if len(r) < 32 {

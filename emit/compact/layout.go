@@ -49,8 +49,8 @@ const (
 
 // A granule is 256 units of text, a region 256 granules. A unit is 1<<shift bytes, the same in a span.
 const (
-	granuleBits = 8
-	regionBits  = 16
+	granuleBits = 8  // 1<<8 units in a granule
+	regionBits  = 16 // 1<<16 units in a region
 
 	escapeID      = 255    // a row's rule is in the list of escapes
 	escapeBits    = 12     // 1<<12 rows share an entry of the escapes' directory
@@ -66,10 +66,10 @@ const (
 // whole granule; but the first row starts at spanLo itself.
 const (
 	spanLo      = 0  // u64: first address, where its first row starts
-	spanHi      = 8  // u64: end; where the next span does not start here, no information holds up to it
-	spanGranule = 16 // u32: its first granule, the one that spanLo is in
+	spanHi      = 8  // u64: end; if the next span does not start here, there is a gap up to it
+	spanGranule = 16 // u32: its first granule, the one that lo is in
 	spanRegion  = 20 // u32: its first region
-	spanShift   = 24 // u64: an address unit is 1<<spanShift bytes
+	spanShift   = 24 // u64: a unit is 1 << shift bytes
 	spanSize    = 32
 )
 

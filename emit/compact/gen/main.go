@@ -14,6 +14,7 @@ import (
 	"go/types"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"unicode"
 
@@ -198,6 +199,26 @@ func snake(s string) string {
 
 var cType = map[string]string{"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "i32": "int32_t", "i64": "int64_t"}
 
+// mention spells the constants that a comment names as sp does.
+func (l *layout) mention(text string, sp func(string) string) string {
+	return word.ReplaceAllStringFunc(text, func(w string) string {
+		if _, ok := l.value[w]; ok && w != strings.ToLower(w) {
+			return sp(w)
+		}
+		return w
+	})
+}
+
+var word = regexp.MustCompile(`[A-Za-z][A-Za-z0-9]*`)
+
+// upper is a constant's name in C.
+func (l *layout) upper(name string) string {
+	if l.isField(name) {
+		return "UNSPOOL_OFF_" + strings.ToUpper(snake(name))
+	}
+	return "UNSPOOL_" + strings.ToUpper(snake(name))
+}
+
 // header returns the C header.
 func (l *layout) header() ([]byte, error) {
 	var b bytes.Buffer
@@ -217,7 +238,7 @@ func (l *layout) header() ([]byte, error) {
 		for _, c := range plain {
 			text := ""
 			if c.comment != "" {
-				text = " /* " + c.comment + " */"
+				text = " /* " + l.mention(c.comment, l.upper) + " */"
 			}
 			fmt.Fprintf(&b, "\tUNSPOOL_%s = %s,%s\n", strings.ToUpper(snake(c.name)), c.value, text)
 		}
@@ -256,7 +277,7 @@ func (l *layout) header() ([]byte, error) {
 			if f.count > 1 {
 				array = fmt.Sprintf("[%d]", f.count)
 			}
-			fmt.Fprintf(&b, "\t%s %s%s; /* %s */\n", cType[f.typ], snake(f.name), array, f.text)
+			fmt.Fprintf(&b, "\t%s %s%s; /* %s */\n", cType[f.typ], snake(f.name), array, l.mention(f.text, l.upper))
 			at = f.off + f.size*f.count
 			fmt.Fprintf(&asserts, "_Static_assert(offsetof(struct %s, %s) == %d, \"layout\");\n", r.c, snake(f.name), f.off)
 		}
@@ -362,6 +383,9 @@ func (l *layout) document(doc string) (string, error) {
 	}
 }
 
+// code is a constant's name in the document.
+func code(name string) string { return "`" + snake(name) + "`" }
+
 // part returns a table of the document: a record's fields, or a group of constants by its first one's name.
 func (l *layout) part(name string) (string, error) {
 	var b strings.Builder
@@ -379,7 +403,7 @@ func (l *layout) part(name string) (string, error) {
 			if f.count > 1 {
 				typ = fmt.Sprintf("%s[%d]", typ, f.count)
 			}
-			fmt.Fprintf(&b, "| %d | %s | `%s` | %s |\n", f.off, typ, snake(f.name), f.text)
+			fmt.Fprintf(&b, "| %d | %s | `%s` | %s |\n", f.off, typ, snake(f.name), l.mention(f.text, code))
 		}
 		fmt.Fprintf(&b, "| %d | | | end |\n", l.int(r.size))
 		return b.String(), nil
@@ -409,7 +433,7 @@ func (l *layout) part(name string) (string, error) {
 			if l.isField(c.name) || strings.HasPrefix(c.name, "num") {
 				continue
 			}
-			fmt.Fprintf(&b, "| %s | `%s` | %s |\n", c.value, snake(c.name), c.comment)
+			fmt.Fprintf(&b, "| %s | `%s` | %s |\n", c.value, snake(c.name), l.mention(c.comment, code))
 		}
 		return b.String(), nil
 	}

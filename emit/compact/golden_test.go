@@ -1,0 +1,122 @@
+package compact
+
+import (
+	"bytes"
+	"encoding/hex"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/rows"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// TestGolden holds the bytes of the tables in testdata/*.txt, which are in rows' text form, against
+// testdata/*.hex: the layout does not change unnoticed.
+func TestGolden(t *testing.T) {
+	files, _ := filepath.Glob("testdata/*.txt")
+	if len(files) == 0 {
+		t.Fatal("no testdata/*.txt")
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ref, err := rows.ParseText(bytes.NewReader(text))
+		if err != nil {
+			t.Fatalf("%s: %v", f, err)
+		}
+		got := annotate(emit(t, ref))
+		golden := strings.TrimSuffix(f, ".txt") + ".hex"
+		if *update {
+			if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(golden)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got != string(want) {
+			t.Errorf("%s: the bytes have changed; run with -update, and change Version unless old readers can do with it\n got\n%s", golden, got)
+			continue
+		}
+		// The bytes of the golden file alone make the same table.
+		var b []byte
+		for line := range strings.Lines(string(want)) {
+			code, _, _ := strings.Cut(line, "#")
+			if _, code, ok := strings.Cut(code, ":"); ok {
+				x, err := hex.DecodeString(strings.ReplaceAll(strings.TrimSpace(code), " ", ""))
+				if err != nil {
+					t.Fatalf("%s: %v", golden, err)
+				}
+				b = append(b, x...)
+			}
+		}
+		ct, err := Load(b)
+		if err != nil {
+			t.Fatalf("%s: %v", golden, err)
+		}
+		if err := Verify(ct, ref, 2); err != nil {
+			t.Errorf("%s: %v", golden, err)
+		}
+	}
+}
+
+// annotate prints a table's bytes by part, with what they say.
+func annotate(t *Table) string {
+	var out strings.Builder
+	line := func(at, n int, text string) {
+		if text != "" {
+			text = "  # " + text
+		}
+		fmt.Fprintf(&out, "%04x: % x%s\n", at, t.b[at:at+n], text)
+	}
+	part := func(name string, field, size, each int, say func(i int) string) {
+		at := t.off(field)
+		fmt.Fprintf(&out, "# %s\n", name)
+		for i := 0; i*each < size; i++ {
+			text := ""
+			if say != nil {
+				text = say(i)
+			}
+			line(at+i*each, min(each, size-i*each), text)
+		}
+		if pad := -size & (align - 1); pad > 0 {
+			line(at+size, pad, "padding")
+		}
+	}
+	fmt.Fprintf(&out, "# header\n")
+	for at := 0; at < headerSize; at += 16 {
+		line(at, 16, "")
+	}
+	part("spans", hdrSpans, len(t.spans), spanSize, func(i int) string {
+		s := t.span(i)
+		return fmt.Sprintf("[%#x, %#x)", s.lo, s.lo+s.size)
+	})
+	part("rules", hdrRules, len(t.rules), t.sh.size, func(i int) string {
+		s := t.Set(uint32(i))
+		return fmt.Sprintf("%d: %s", i, s.Text(t.machine))
+	})
+	part("regions", hdrRegions, len(t.regions), 4, nil)
+	part("granules", hdrGranules, len(t.granules), 16, nil)
+	part("rows", hdrRows, len(t.body), 16, nil)
+	part("escapes: directory", hdrEscDir, len(t.dir), 16, nil)
+	part("escapes: keys", hdrEscKeys, len(t.keys), 16, nil)
+	part("escapes: rules", hdrEscRules, len(t.escs), 16, nil)
+	part("wides", hdrWides, len(t.wides), 8, nil)
+	part("expressions", hdrExprs, len(t.exprs), 16, nil)
+	fmt.Fprintf(&out, "# in words\n")
+	t.Rows(func(lo arch.Vaddr, id uint32, _ bool) bool {
+		s := t.Set(id)
+		fmt.Fprintf(&out, "# %x  rule %d, %s\n", uint64(lo), id, s.Text(t.machine))
+		return true
+	})
+	return out.String()
+}
