@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"debug/elf"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -343,3 +344,64 @@ func builtPLTs(t *testing.T) (out []string) {
 	}
 	return out
 }
+
+// TestPerf compares names with those that perf gives to samples of a program and of the kernel under it.
+func TestPerf(t *testing.T) {
+	oracle.Need(t, "perf", "python3")
+	data := filepath.Join(t.TempDir(), "perf.data")
+	prog := "import os\nfor i in range(60000): os.stat('/'); str(i).split('1'); sorted(range(30))"
+	if out, err := exec.Command("perf", "record", "-q", "-e", "cpu-clock", "-F", "2000", "-o", data, "--", "python3", "-c", prog).CombinedOutput(); err != nil {
+		t.Skipf("perf cannot record here: %v %s", err, out)
+	}
+	out, err := exec.Command("perf", "script", "-i", data, "-F", "ip,sym,symoff,dso").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := New(Options{})
+	defer r.Close()
+	truths := map[string]*truth{}
+	user, kernel, others := 0, 0, map[string]bool{}
+	for _, m := range perfLine.FindAllStringSubmatch(string(out), -1) {
+		ip, _ := strconv.ParseUint(m[1], 16, 64)
+		off, _ := strconv.ParseUint(m[3], 16, 64)
+		name, dso := m[2], m[4]
+		if dso == "[kernel.kallsyms]" {
+			if r.KernelNote() != "" {
+				continue
+			}
+			kernel++
+			if s, mod, ok := r.Kernel(ip); !ok || mod != KernelModule || ip-uint64(s.Start) != off {
+				t.Errorf("%#x is %+v in %s, perf says %s+%#x", ip, s, mod, name, off)
+			} else if s.Linkage != name {
+				others[name+" is "+s.Linkage] = true
+			}
+			continue
+		}
+		if !strings.HasPrefix(dso, "/") || strings.HasSuffix(name, "@plt") || strings.Contains(name, "::") {
+			continue
+		}
+		tab := r.Module(dso, "")
+		tr := truths[dso]
+		if tr == nil {
+			tr = readTruth(t, tab)
+			truths[dso] = tr
+		}
+		user++
+		found := false
+		for _, s := range tr.byName[name] {
+			ours, _ := tab.Lookup(arch.Vaddr(s.Value + off))
+			if found = found || uint64(ours.Start) == s.Value && ours.Name != ""; ours.Linkage != name {
+				others[name+" is "+ours.Linkage] = true
+			}
+		}
+		if !found {
+			t.Errorf("perf says %s+%#x (%s), which is not there", name, off, dso)
+		}
+	}
+	t.Logf("%d user and %d kernel addresses; other names for the same start: %q", user, kernel, slices.Sorted(maps.Keys(others)))
+	if user == 0 {
+		t.Error("no samples")
+	}
+}
+
+var perfLine = regexp.MustCompile(`(?m)^\s*([0-9a-f]+) (\S.*)\+0x([0-9a-f]+) \((.+)\)$`)

@@ -189,8 +189,9 @@ func (k *kernel) read(r io.Reader) (refs map[string]uint64, err error) {
 	return refs, nil
 }
 
-// krank orders the kernel's symbols of one address as perf does, and the greatest is shown: a global one before a
-// local before a weak one; few leading underscores; a long name. A function's is not 0.
+// krank orders the kernel's symbols of one address; the greatest is shown. A global one before a local before a weak
+// one; few leading underscores; a long name. (perf shows the last of them in the file: __pi_memset for memset.) A
+// function's is not 0.
 func krank(typ byte, name []byte) uint64 {
 	bind := uint64(2) // local
 	switch typ {

@@ -1,6 +1,7 @@
 package symbol
 
 import (
+	"strconv"
 	"strings"
 	"sync"
 
@@ -72,12 +73,50 @@ func Demangle(linkage string, short bool) (name string) {
 	if short {
 		opts = append(opts, demangle.NoParams)
 	}
+	base, clone := legacyRust(base)
 	s, err := demangle.ToString(base, opts...)
 	if err != nil {
 		return linkage
+	}
+	if clone != "" && !short {
+		s += " [clone " + clone + "]"
 	}
 	if versioned {
 		s += "@" + version
 	}
 	return s
+}
+
+// legacyRust prepares a name of Rust's first mangling, _ZN4core3fmt5write17h0123456789abcdefE, for the demangler,
+// which wants nothing after the hash and drops an underscore in front of an identifier. It returns the suffix of a
+// clone, and other names as they are. The suffix that LLVM adds to a local name that it exports says nothing.
+func legacyRust(s string) (fixed, clone string) {
+	rest, ok := strings.CutPrefix(s, "_ZN")
+	if !ok {
+		return s, ""
+	}
+	out := []byte("_ZN")
+	id := ""
+	for rest != "" && rest[0] != 'E' {
+		digits := 0
+		for digits < len(rest) && '0' <= rest[digits] && rest[digits] <= '9' {
+			digits++
+		}
+		n, err := strconv.Atoi(rest[:digits])
+		if err != nil || n == 0 || n > len(rest)-digits {
+			return s, ""
+		}
+		id, rest = rest[digits:digits+n], rest[digits+n:]
+		if id[0] == '_' {
+			id = "_" + id
+		}
+		out = append(strconv.AppendInt(out, int64(len(id)), 10), id...)
+	}
+	if len(id) != 17 || id[0] != 'h' || strings.Trim(id[1:], "0123456789abcdef") != "" || rest == "" || rest[1:] != "" && rest[1] != '.' {
+		return s, ""
+	}
+	if clone = rest[1:]; strings.HasPrefix(clone, ".llvm.") {
+		clone = ""
+	}
+	return string(append(out, 'E')), clone
 }
