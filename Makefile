@@ -41,8 +41,18 @@ bench:
 	$(GO) test -run '^$$' -bench . -timeout 60m ./...
 
 # Rows of every ELF executable and shared object of this machine against llvm-dwarfdump, and the
-# compiled tables of all of them against the reference. Takes about an hour on two cores.
+# compiled tables of all of them against the reference. Takes three minutes on two cores.
 .PHONY: corpus
 corpus:
 	UNSPOOL_CORPUS=all $(GO) test -timeout 4h -run 'Corpus|Judge' -v ./format/dwarf
 	$(GO) run ./cmd/unspool verify /usr/bin /usr/sbin /usr/lib /usr/libexec
+
+# Recordings of 104,000 samples of a compiler, and others, in RECORDINGS.
+$(RECORDINGS):
+	lab/record.sh full $(RECORDINGS)
+
+# Measure everything, with the peers in the same run, and write docs/RESULTS.md. Takes about ten minutes
+# on two cores that have nothing else to do.
+.PHONY: results
+results: $(RECORDINGS)
+	UNSPOOL_RECORDINGS=$(abspath $(RECORDINGS)) $(GO) test -count=1 -timeout 4h -run TestResults -v ./lab -update

@@ -2,12 +2,9 @@ package lab
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
-	"text/tabwriter"
 	"time"
 
 	"github.com/unspool/unspool/internal/oracle"
@@ -80,44 +77,27 @@ func race(t testing.TB, file string, passes int, cs []*contender) {
 	})
 }
 
-func median(v []float64) float64 {
-	if len(v) == 0 {
-		return 0
+// walkSpeed races all walkers over a recording and returns their ns/frame as a table.
+func walkSpeed(t testing.TB, file string) [][]string {
+	cs := []*contender{
+		ours(t, "unspool", modules.New()), ours(t, "unspool, reference interpreter", modules.Interpreted()),
+		peer(t, oracle.Libunwind(t)), peer(t, oracle.LibunwindTuned(t)), peer(t, oracle.Dwfl(t)),
 	}
-	s := slices.Sorted(slices.Values(v))
-	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
+	race(t, file, 3, cs)
+	rows := [][]string{{"walker", "frames", "ns/frame, first pass", "median of batches", "warm", "first pass, × ours"}}
+	for _, c := range cs {
+		per := func(d time.Duration, n int) float64 { return float64(d) / float64(max(n, 1)) }
+		rows = append(rows, []string{c.name, fmt.Sprint(c.frames), fmt.Sprintf("%.0f", per(c.first, c.frames)),
+			fmt.Sprintf("%.0f", median(c.perFrame)), fmt.Sprintf("%.0f", per(c.warm, c.warmFrames)),
+			fmt.Sprintf("%.1f", per(c.first, c.frames)/per(cs[0].first, cs[0].frames))})
+	}
+	return rows
 }
 
-// table formats rows of cells, the first being the heads.
-func table(rows [][]string) string {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
-	for _, r := range rows {
-		fmt.Fprintln(w, strings.Join(r, "\t"))
-	}
-	w.Flush()
-	return b.String()
-}
-
-// TestWalkSpeed prints ns/frame of all walkers over whole recordings.
+// TestWalkSpeed walks each recording with all walkers, and prints the time for a frame.
 func TestWalkSpeed(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes minutes")
-	}
 	for _, file := range recordings(t) {
-		t.Log(filepath.Base(file))
-		cs := []*contender{
-			ours(t, "unspool", modules.New()), ours(t, "unspool (interpreter)", modules.Interpreted()),
-			peer(t, oracle.Libunwind(t)), peer(t, oracle.LibunwindTuned(t)), peer(t, oracle.Dwfl(t)),
-		}
-		race(t, file, 3, cs)
-		rows := [][]string{{"walker", "frames", "ns/frame", "median batch", "warm", "times ours"}}
-		for _, c := range cs {
-			per := func(d time.Duration, n int) float64 { return float64(d) / float64(max(n, 1)) }
-			rows = append(rows, []string{c.name, fmt.Sprint(c.frames), fmt.Sprintf("%.0f", per(c.first, c.frames)),
-				fmt.Sprintf("%.0f", median(c.perFrame)), fmt.Sprintf("%.0f", per(c.warm, c.warmFrames)),
-				fmt.Sprintf("%.1f", per(c.first, c.frames)/per(cs[0].first, cs[0].frames))})
-		}
-		fmt.Fprintf(os.Stdout, "%s", table(rows))
+		rows := walkSpeed(t, file)
+		t.Logf("%s\n%s", filepath.Base(file), table(rows))
 	}
 }

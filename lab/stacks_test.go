@@ -182,49 +182,79 @@ func cause(c *chain, perf []oracle.ScriptFrame, dwfl []uint64) string {
 	return unexpected
 }
 
+// A comparison is how the chains of a recording compare.
+type comparison struct {
+	name      string
+	samples   int
+	causes    map[string]int
+	stops     [unwind.NumStops]uint64
+	perfWhole int // chains of perf's that hold all of one of ours that is whole
+	examples  []string
+}
+
+func compareStacks(t testing.TB, file string) *comparison {
+	ours, st := walked(t, file)
+	perf := stockPerf(t, file)
+	dwfl := elfutils(t, file)
+	if len(ours) != len(dwfl) {
+		t.Errorf("%s: %d user stacks, and the oracle's reader finds %d", file, len(ours), len(dwfl))
+	}
+	x := &comparison{name: strings.TrimSuffix(filepath.Base(file), ".data"), samples: len(ours), causes: map[string]int{}, stops: st.Stops}
+	for _, k := range slices.SortedFunc(maps.Keys(ours), func(a, b who) int { return cmp.Compare(a.time, b.time) }) {
+		c := ours[k]
+		why := cause(c, perf[k], dwfl[k])
+		x.causes[why]++
+		if c.stop == unwind.Outermost && c.same(perf[k]) == len(c.addrs) {
+			x.perfWhole++
+		}
+		if why == unexpected && len(x.examples) < 3 {
+			x.examples = append(x.examples, explain(k, c, perf[k], dwfl[k]))
+		}
+	}
+	return x
+}
+
+var causes = []string{equal, afterEnd, shortOne, perfWrong, longer, bothCut, unexpected}
+
+func percent(n, of int) string { return fmt.Sprintf("%.2f %%", 100*float64(n)/float64(max(of, 1))) }
+
+// whole returns the shares of stacks that end at the outermost frame: of all, and of those whose copy reaches the
+// stack's base, which are those that were not cut off.
+func (x *comparison) whole() (all, reached float64) {
+	n, cut := float64(x.stops[unwind.Outermost]), float64(x.stops[unwind.Truncated])
+	return n / float64(x.samples), n / (float64(x.samples) - cut)
+}
+
+func (x *comparison) tables() (byCause, byStop [][]string) {
+	byCause = [][]string{{"chains", "share", "compared with perf script --no-inline"}}
+	for _, why := range causes {
+		if n := x.causes[why]; n > 0 {
+			byCause = append(byCause, []string{fmt.Sprint(n), percent(n, x.samples), why})
+		}
+	}
+	byStop = [][]string{{"stacks", "share", "end"}}
+	for stop, n := range x.stops {
+		if n > 0 && unwind.Stop(stop) != unwind.NoUserStack {
+			byStop = append(byStop, []string{fmt.Sprint(n), percent(int(n), x.samples), unwind.Stop(stop).String()})
+		}
+	}
+	return byCause, byStop
+}
+
 // TestStacks holds every chain of the recordings against perf script and, where that differs, against elfutils, and
 // counts the differences by cause.
 func TestStacks(t *testing.T) {
 	oracle.Need(t, "perf")
 	for _, file := range recordings(t) {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".data"), func(t *testing.T) {
-			ours, st := walked(t, file)
-			perf := stockPerf(t, file)
-			dwfl := elfutils(t, file)
-			if len(ours) != len(dwfl) {
-				t.Errorf("%d user stacks, and the oracle's reader finds %d", len(ours), len(dwfl))
+			x := compareStacks(t, file)
+			byCause, byStop := x.tables()
+			t.Logf("%d samples\n%s\n%s\nperf: %s whole", x.samples, table(byCause), table(byStop), percent(x.perfWhole, x.samples))
+			if n := x.causes[unexpected]; n > 0 {
+				t.Errorf("%d chains differ without explanation, such as\n%s", n, strings.Join(x.examples, "\n"))
 			}
-			causes := map[string]int{}
-			shown := 0
-			perfWhole := 0
-			for _, k := range slices.SortedFunc(maps.Keys(ours), func(a, b who) int { return cmp.Compare(a.time, b.time) }) {
-				c := ours[k]
-				why := cause(c, perf[k], dwfl[k])
-				causes[why]++
-				if n := len(perf[k]); n > 0 && c.stop == unwind.Outermost && c.same(perf[k]) == len(c.addrs) {
-					perfWhole++
-				}
-				if why == unexpected {
-					if shown++; shown <= 3 {
-						t.Log(explain(k, c, perf[k], dwfl[k]))
-					}
-				}
-			}
-			rows := [][]string{{"chains", "", "compared with perf script --no-inline"}}
-			for _, why := range []string{equal, afterEnd, shortOne, perfWrong, longer, bothCut, unexpected} {
-				if n := causes[why]; n > 0 {
-					rows = append(rows, []string{fmt.Sprint(n), fmt.Sprintf("%.2f %%", 100*float64(n)/float64(len(ours))), why})
-				}
-			}
-			t.Logf("%d samples\n%s", len(ours), table(rows))
-			for stop, n := range st.Stops {
-				if n > 0 {
-					t.Logf("%-14s %7d  %.2f %%", unwind.Stop(stop), n, 100*float64(n)/float64(len(ours)))
-				}
-			}
-			t.Logf("perf: whole %.2f %%", 100*float64(perfWhole)/float64(len(ours)))
-			if causes[unexpected] > 0 {
-				t.Errorf("%d chains differ without explanation", causes[unexpected])
+			if _, reached := x.whole(); reached < 0.98 {
+				t.Errorf("only %.1f %% of the stacks whose base was copied are whole", 100*reached)
 			}
 		})
 	}
