@@ -25,7 +25,7 @@ type queue struct {
 
 const (
 	maxEntries = 1 << 20
-	maxHeld    = 512 << 20
+	maxHeld    = 128 << 20
 )
 
 // add queues a record. full says that it is time to call half.

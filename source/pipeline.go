@@ -188,8 +188,8 @@ func Run(ctx context.Context, in RecordStream, o Options) (Stats, error) {
 	for j := range order {
 		<-j.done
 		if err == nil && ctx.Err() == nil {
-			if err = Guard(func() error { return j.deliver(&o, &st) }); err == nil {
-				err = j.err
+			if err = j.err; err == nil { // else some have no stack
+				err = Guard(func() error { return j.deliver(&o, &st) })
 			}
 		}
 		if err != nil {

@@ -22,7 +22,8 @@ type World struct {
 	names   map[string]string // interned names of threads
 	threads map[int32]*thread // by TID
 	procs   map[int32]*proc   // by PID
-	empty   *unwind.Space
+	empty   *image
+	total   int // mappings in all images
 
 	gone    []int32 // TIDs that have exited, oldest first
 	dropped uint64
@@ -42,10 +43,16 @@ type thread struct {
 	gone bool
 }
 
-// A proc is a process. Its Space is made when somebody asks for it: until then, mappings gather in pending. The
+// An image is a Space and how many processes have it.
+type image struct {
+	*unwind.Space
+	procs int
+}
+
+// A proc is a process. Its image is made when somebody asks for it: until then, mappings gather in pending. The
 // Space stays the same as long as the executable mappings do, because walkers recognise it.
 type proc struct {
-	space   *unwind.Space
+	image   *image
 	pending []mapping
 	threads int
 	orphan  bool // its beginning is not in the recording
@@ -62,7 +69,8 @@ type mapping struct {
 // 65,530 mappings a process at most, few of them executable, and 32,768 threads.
 const (
 	maxThreads  = 1 << 20
-	maxMappings = 1 << 14 // executable, a process
+	maxMappings = 1 << 13 // executable, a process
+	maxTotal    = 1 << 21 // executable, in all images
 	maxPending  = 1 << 10 // mappings that wait for a Space
 	keepGone    = 1 << 10 // threads that have exited
 	maxNames    = 1 << 16
@@ -73,7 +81,7 @@ const (
 // goroutine, once for each distinct file, and should load nothing yet.
 func NewWorld(mods func(path, buildID string) *unwind.Module) *World {
 	return &World{
-		mods: mods, files: map[fileID]*unwind.Module{}, names: map[string]string{}, empty: unwind.NewSpace(),
+		mods: mods, files: map[fileID]*unwind.Module{}, names: map[string]string{}, empty: &image{unwind.NewSpace(), 1},
 		threads: map[int32]*thread{}, procs: map[int32]*proc{},
 	}
 }
@@ -97,9 +105,9 @@ func (w *World) Apply(r *Record) {
 func (w *World) Thread(pid, tid int32) (comm string, space *unwind.Space) {
 	t, p := w.thread(pid, tid)
 	if t == nil {
-		return unnamed(tid), w.empty
+		return unnamed(tid), w.empty.Space
 	}
-	return t.comm, w.freeze(p)
+	return t.comm, w.freeze(p).Space
 }
 
 // Known says whether the recording has the beginning of a process: a FORK, an execve, or what its recorder found
@@ -147,7 +155,8 @@ func (w *World) add(pid, tid int32) (*thread, *proc) {
 	}
 	p := w.procs[pid]
 	if p == nil {
-		p = &proc{space: w.empty, orphan: true}
+		p = &proc{orphan: true}
+		w.give(p, w.empty)
 		w.procs[pid] = p
 	}
 	p.threads++
@@ -163,8 +172,29 @@ func (w *World) remove(tid int32) {
 		return
 	}
 	delete(w.threads, tid)
-	if t.proc.threads--; t.proc.threads <= 0 && w.procs[t.pid] == t.proc {
+	if t.proc.threads--; t.proc.threads > 0 {
+		return
+	}
+	w.give(t.proc, nil)
+	if w.procs[t.pid] == t.proc {
 		delete(w.procs, t.pid)
+	}
+}
+
+// give makes im the image of p, which drops its old one and what was pending.
+func (w *World) give(p *proc, im *image) {
+	if im != nil {
+		im.procs++
+	}
+	if p.image != nil {
+		w.drop(p.image)
+	}
+	p.image, p.pending = im, nil
+}
+
+func (w *World) drop(im *image) {
+	if im.procs--; im.procs == 0 {
+		w.total -= len(im.Mappings())
 	}
 }
 
@@ -187,7 +217,8 @@ func (w *World) comm(r *Record) {
 	}
 	t.comm = w.intern(r.Comm)
 	if r.Exec() {
-		p.space, p.pending, p.orphan = w.empty, nil, false
+		w.give(p, w.empty)
+		p.orphan = false
 	} else if r.Time == 0 {
 		p.orphan = false // the recorder found it running
 	}
@@ -208,24 +239,25 @@ func (w *World) fork(r *Record) {
 		return
 	}
 	// A process: nothing is left of an earlier one of its number.
-	comm, space := unnamed(r.TID), w.empty
+	comm, im := unnamed(r.TID), w.empty
 	var known bool
 	if parent := w.threads[r.PTID]; parent != nil && parent.pid == r.PPID {
 		comm = parent.comm
 	}
 	if p := w.procs[r.PPID]; p != nil && r.PPID != r.PID {
 		known = !p.orphan
-		if r.Misc&MiscForkExec == 0 {
-			space = w.freeze(p)
+		if r.Misc&MiscForkExec == 0 && r.Time != 0 { // else the recorder found it, and its mappings follow
+			im = w.freeze(p)
 		}
 	}
 	known = known || r.PPID == 0 || r.Misc&MiscForkExec != 0
 	delete(w.procs, r.PID)
-	t, p := w.add(r.PID, r.TID)
-	if t == nil {
-		return
+	im.procs++ // whatever add removes
+	if t, p := w.add(r.PID, r.TID); t != nil {
+		w.give(p, im)
+		t.comm, p.orphan = comm, !known
 	}
-	t.comm, p.space, p.orphan = comm, space, !known
+	w.drop(im)
 }
 
 func (w *World) exit(r *Record) {
@@ -281,7 +313,7 @@ func (w *World) mmap(r *Record) {
 
 // hides says whether m, which is not executable, covers anything that is.
 func (p *proc) hides(m *mapping) bool {
-	if p.space.Overlaps(arch.Addr(m.lo), arch.Addr(m.hi)) {
+	if p.image.Overlaps(arch.Addr(m.lo), arch.Addr(m.hi)) {
 		return true
 	}
 	for i := range p.pending {
@@ -292,27 +324,39 @@ func (p *proc) hides(m *mapping) bool {
 	return false
 }
 
-// freeze returns p's Space with all that is pending.
-func (w *World) freeze(p *proc) *unwind.Space {
+// freeze returns p's image with all that is pending.
+func (w *World) freeze(p *proc) *image {
+	if len(p.pending) == 0 {
+		return p.image
+	}
+	space := p.image.Space
 	for i := range p.pending {
 		m := &p.pending[i]
 		lo, hi := arch.Addr(m.lo), arch.Addr(m.hi)
+		full := w.total+len(space.Mappings()) >= maxTotal
 		if !m.exec {
-			p.space = p.space.Without(lo, hi)
+			if !full {
+				space = space.Without(lo, hi)
+			}
 			continue
 		}
 		mod := w.module(m.file)
-		if old := p.space.Find(lo); old != nil && old.Lo == lo && old.Hi == hi && old.Off == m.off && old.Module == mod {
+		if old := space.Find(lo); old != nil && old.Lo == lo && old.Hi == hi && old.Off == m.off && old.Module == mod {
 			continue
 		}
-		if len(p.space.Mappings()) >= maxMappings {
+		if full || len(space.Mappings()) >= maxMappings {
 			w.dropped++
 			continue
 		}
-		p.space = p.space.With(unwind.Mapping{Lo: lo, Hi: hi, Off: m.off, Module: mod})
+		space = space.With(unwind.Mapping{Lo: lo, Hi: hi, Off: m.off, Module: mod})
 	}
 	p.pending = nil
-	return p.space
+	if space != p.image.Space {
+		im := &image{Space: space}
+		w.total += len(space.Mappings())
+		w.give(p, im)
+	}
+	return p.image
 }
 
 // module returns the module of a file: one for all processes that map it.

@@ -1,0 +1,250 @@
+package source
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/unwind"
+)
+
+// A model is a World that knows of each page of each process which page of which file it holds.
+type model struct {
+	procs   map[int32]*[modelPages]string
+	threads map[int32]modelThread
+}
+
+type modelThread struct {
+	pid  int32
+	comm string
+}
+
+const modelPages = 48
+
+func (m *model) pages(pid int32) *[modelPages]string {
+	if m.procs[pid] == nil {
+		m.procs[pid] = new([modelPages]string)
+	}
+	return m.procs[pid]
+}
+
+func (m *model) apply(r *Record) {
+	switch r.Type {
+	case RecordMmap2:
+		p := m.pages(r.PID)
+		for a := r.Addr; a < r.Addr+r.Len; a += 4096 {
+			p[a/4096] = ""
+			if r.Prot&ProtExec != 0 {
+				p[a/4096] = fmt.Sprintf("%s+%#x", r.Filename, r.Pgoff+a-r.Addr)
+			}
+		}
+	case RecordComm:
+		if r.Exec() {
+			m.procs[r.PID] = new([modelPages]string)
+		}
+		m.threads[r.TID] = modelThread{r.PID, string(r.Comm)}
+	case RecordFork:
+		m.threads[r.TID] = modelThread{r.PID, m.threads[r.PTID].comm}
+		if r.PID == r.PPID {
+			return
+		}
+		p := *m.pages(r.PPID)
+		m.procs[r.PID] = &p
+	}
+}
+
+// TestWorld applies random histories of a few processes, with pages mapped over others and in part, and holds what
+// each process has where against the model.
+func TestWorld(t *testing.T) {
+	for seed := range uint64(300) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		m := &model{map[int32]*[modelPages]string{}, map[int32]modelThread{}}
+		w := NewWorld(nil)
+		var log []string
+		leaders := []int32{1}
+		var tids []modelThread // with the TID in comm
+		apply := func(r *Record) {
+			m.apply(r)
+			w.Apply(r)
+			log = append(log, fmt.Sprintf("%+v", *r))
+		}
+		apply(&Record{Type: RecordComm, PID: 1, TID: 1, Time: 1, Comm: []byte("init")})
+		for step := range 120 {
+			pid := leaders[rnd.IntN(len(leaders))]
+			time := uint64(step + 2)
+			switch k := rnd.IntN(20); {
+			case k < 11:
+				lo := uint64(rnd.IntN(modelPages))
+				n := min(uint64(1+rnd.IntN(8)), modelPages-lo)
+				prot := uint32(1)
+				if rnd.IntN(3) > 0 {
+					prot |= ProtExec
+				}
+				apply(&Record{Type: RecordMmap2, PID: pid, TID: pid, Time: time, Addr: lo * 4096, Len: n * 4096, Pgoff: uint64(rnd.IntN(4)) * 4096,
+					Prot: prot, Filename: []byte{'/', "abc"[rnd.IntN(3)]}})
+			case k < 13:
+				child := int32(2 + rnd.IntN(8)) // numbers are used again
+				if child != pid {
+					apply(&Record{Type: RecordFork, PID: child, TID: child, PPID: pid, PTID: pid, Time: time})
+					if !slices.Contains(leaders, child) {
+						leaders = append(leaders, child)
+					}
+				}
+			case k < 14:
+				tid := int32(100 + rnd.IntN(5))
+				apply(&Record{Type: RecordFork, PID: pid, TID: tid, PPID: pid, PTID: pid, Time: time})
+				tids = append(tids, modelThread{pid, fmt.Sprint(tid)})
+			case k < 15:
+				apply(&Record{Type: RecordComm, Misc: MiscCommExec, PID: pid, TID: pid, Time: time, Comm: fmt.Append(nil, "prog", step)})
+			case k < 16:
+				apply(&Record{Type: RecordComm, PID: pid, TID: pid, Time: time, Comm: fmt.Append(nil, "name", step)})
+			case k < 17:
+				apply(&Record{Type: RecordExit, PID: pid, TID: pid, PPID: 1, PTID: 1, Time: time})
+			default:
+				comm, space := w.Thread(pid, pid)
+				if want := m.threads[pid].comm; comm != want {
+					t.Fatalf("seed %d: %d is %q, want %q\n%s", seed, pid, comm, want, strings.Join(log, "\n"))
+				}
+				checkPages(t, seed, pid, space, m.pages(pid), log)
+			}
+			checkTotal(t, w)
+		}
+		for _, pid := range leaders {
+			_, space := w.Thread(pid, pid)
+			checkPages(t, seed, pid, space, m.pages(pid), log)
+		}
+	}
+}
+
+func checkPages(t *testing.T, seed uint64, pid int32, space *unwind.Space, want *[modelPages]string, log []string) {
+	t.Helper()
+	for i, w := range want {
+		for _, a := range []arch.Addr{arch.Addr(i * 4096), arch.Addr(i*4096 + 4095)} {
+			got := ""
+			if m := space.Find(a); m != nil {
+				got = fmt.Sprintf("%s+%#x", m.Module.Path, m.FileOff(a)&^4095)
+			}
+			if got != w {
+				t.Fatalf("seed %d: process %d has %q at %#x, want %q\n%s", seed, pid, got, uint64(a), w, strings.Join(log, "\n"))
+			}
+		}
+	}
+}
+
+// checkTotal counts mappings the slow way.
+func checkTotal(t *testing.T, w *World) {
+	t.Helper()
+	seen, users := map[*image]int{w.empty: 1}, map[*proc]bool{}
+	for _, th := range w.threads {
+		users[th.proc] = true
+	}
+	for p := range users {
+		seen[p.image]++
+	}
+	total := 0
+	for im, n := range seen {
+		total += len(im.Mappings())
+		if im.procs != n {
+			t.Fatalf("an image of %d processes counts %d", n, im.procs)
+		}
+	}
+	if total != w.total {
+		t.Fatalf("%d mappings, counted %d", total, w.total)
+	}
+}
+
+// TestWorldNames covers what names a thread has, from its beginning to after its end.
+func TestWorldNames(t *testing.T) {
+	w := NewWorld(nil)
+	name := func(pid, tid int32, want string) {
+		t.Helper()
+		if got, space := w.Thread(pid, tid); got != want || space == nil {
+			t.Errorf("thread %d/%d is %q, want %q", pid, tid, got, want)
+		}
+	}
+	name(7, 7, ":7")
+	name(0, 0, "swapper")
+	w.Apply(&Record{Type: RecordComm, PID: 7, TID: 7, Time: 1, Comm: []byte("main")})
+	name(7, 7, "main")
+	name(7, 8, "main") // its FORK is missing
+	w.Apply(&Record{Type: RecordFork, PID: 7, TID: 9, PPID: 7, PTID: 7, Time: 2})
+	w.Apply(&Record{Type: RecordComm, PID: 7, TID: 9, Time: 3, Comm: []byte("worker")})
+	name(7, 9, "worker")
+	w.Apply(&Record{Type: RecordFork, PID: 20, TID: 20, PPID: 7, PTID: 9, Time: 4})
+	name(20, 20, "worker")
+	w.Apply(&Record{Type: RecordExit, PID: 7, TID: 9, PPID: 7, PTID: 7, Time: 5})
+	name(7, 9, "worker")
+	w.Apply(&Record{Type: RecordFork, PID: 9, TID: 9, PPID: 20, PTID: 20, Time: 6}) // the number again
+	w.Apply(&Record{Type: RecordComm, Misc: MiscCommExec, PID: 9, TID: 9, Time: 7, Comm: []byte("sh")})
+	name(9, 9, "sh")
+	if w.Known(7) {
+		t.Error("process 7 is known, but its beginning is not recorded")
+	}
+	if !w.Known(9) {
+		t.Error("process 9 is not known, but executed a program")
+	}
+	w.Apply(&Record{Type: RecordComm, PID: 30, TID: 30, Comm: []byte("old")}) // time 0: found by the recorder
+	if !w.Known(30) {
+		t.Error("process 30 is not known, but the recorder described it")
+	}
+}
+
+// TestWorldIdentity holds that a Space stays the same one as long as nothing executable changes: walkers remember what
+// they found by it.
+func TestWorldIdentity(t *testing.T) {
+	w := NewWorld(nil)
+	mmap := func(addr, n uint64, prot uint32, file string) {
+		w.Apply(&Record{Type: RecordMmap2, PID: 1, TID: 1, Time: 1, Addr: addr, Len: n, Prot: prot, Filename: []byte(file)})
+	}
+	mmap(0x1000, 0x1000, ProtExec, "/a")
+	_, before := w.Thread(1, 1)
+	mmap(0x9000, 0x1000, 1, "/data")
+	mmap(0x1000, 0x1000, ProtExec, "/a") // mprotect reports a mapping again
+	w.Apply(&Record{Type: RecordFork, PID: 1, TID: 2, PPID: 1, PTID: 1, Time: 2})
+	w.Apply(&Record{Type: RecordFork, PID: 3, TID: 3, PPID: 1, PTID: 1, Time: 2})
+	for _, x := range [][2]int32{{1, 1}, {1, 2}, {3, 3}} {
+		if _, s := w.Thread(x[0], x[1]); s != before {
+			t.Errorf("thread %d/%d has another Space", x[0], x[1])
+		}
+	}
+	mmap(0x1800, 0x100, 1, "/data")
+	if _, s := w.Thread(3, 3); s != before {
+		t.Error("the child's Space changes with its parent's")
+	}
+	if _, s := w.Thread(1, 1); s == before || s.Find(0x1850) != nil || s.Find(0x1900) == nil {
+		t.Error("a mapping is not hidden by another over a part of it")
+	}
+}
+
+// TestWorldBounds has a recording map and fork without end.
+func TestWorldBounds(t *testing.T) {
+	w := NewWorld(nil)
+	for i := range uint64(maxMappings + 4096) {
+		w.Apply(&Record{Type: RecordMmap2, PID: 1, TID: 1, Time: 1, Addr: i << 13, Len: 4096, Prot: ProtExec, Filename: []byte("/x")})
+	}
+	if _, s := w.Thread(1, 1); len(s.Mappings()) != maxMappings || w.Dropped() != 4096 {
+		t.Errorf("%d mappings, %d dropped", len(s.Mappings()), w.Dropped())
+	}
+	for i := range int32(300) { // each child has a Space of its own
+		pid := 10 + i
+		w.Apply(&Record{Type: RecordFork, PID: pid, TID: pid, PPID: 1, PTID: 1, Time: 2})
+		w.Apply(&Record{Type: RecordMmap2, PID: pid, TID: pid, Time: 3, Addr: 0, Len: 4096, Prot: 1, Filename: []byte("/y")})
+		w.Thread(pid, pid)
+		w.Apply(&Record{Type: RecordMmap2, PID: pid, TID: pid, Time: 3, Addr: 0, Len: 4096, Prot: ProtExec, Filename: []byte("/y")})
+		w.Thread(pid, pid)
+	}
+	if w.total > maxTotal || w.total < maxTotal/2 {
+		t.Errorf("%d mappings in all", w.total)
+	}
+	checkTotal(t, w)
+	for i := range int32(4 * keepGone) {
+		w.Apply(&Record{Type: RecordFork, PID: 1, TID: 1000 + i, PPID: 1, PTID: 1, Time: 4})
+		w.Apply(&Record{Type: RecordExit, PID: 1, TID: 1000 + i, PPID: 1, PTID: 1, Time: 4})
+	}
+	if n := len(w.threads); n > 2*keepGone+1000 {
+		t.Errorf("%d threads, of which %d have exited", n, 4*keepGone)
+	}
+}
