@@ -1,6 +1,7 @@
 package compact
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"path/filepath"
 	"runtime"
@@ -70,6 +71,36 @@ func BenchmarkVerify(b *testing.B) {
 		}
 		perRow(b, len(ref.Rows))
 	})
+}
+
+// BenchmarkCompile is what the report on compiling unwind data took 25.28 s for: hackbench, libc, ld and
+// libpthread, from the files to tables; once without verification and once with it.
+func BenchmarkCompile(b *testing.B) {
+	for _, verify := range []bool{false, true} {
+		b.Run(fmt.Sprintf("verify=%v", verify), func(b *testing.B) {
+			nrows := 0
+			for b.Loop() {
+				nrows = 0
+				for _, f := range []string{"/usr/bin/hackbench", libc, "/lib64/ld-linux-x86-64.so.2", "/lib/x86_64-linux-gnu/libpthread.so.0"} {
+					ref, _ := readELF(b, f)
+					bytes, err := Emit(ref)
+					if err != nil {
+						b.Fatal(err)
+					}
+					t, err := Load(bytes)
+					if err == nil && verify {
+						err = Verify(t, ref, 1)
+					}
+					if err != nil {
+						b.Fatal(err)
+					}
+					nrows += len(ref.Rows)
+				}
+			}
+			perRow(b, nrows)
+			b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/op")
+		})
+	}
 }
 
 // BenchmarkStep looks up addresses and applies their rules, with rows.Interp as the peer: whole draws them

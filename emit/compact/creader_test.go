@@ -91,7 +91,7 @@ func TestC(t *testing.T) {
 		}
 	}
 	r := rand.New(rand.NewPCG(3, 4))
-	for i := range 40 {
+	for i := range 12 {
 		refs = append(refs, randomTable(r, []*arch.Machine{arch.AMD64, arch.ARM64}[i%2], r.IntN(60)))
 	}
 	refs = append(refs, manyRules(arch.ARM64, 70_000))

@@ -45,6 +45,16 @@ func TestShapes(t *testing.T) {
 		}
 		return rows.Build(b)
 	}
+	long := func(width uint64, n int) *rows.Table {
+		b := rows.NewBuilder(arch.AMD64)
+		at := uint64(0x1234)
+		b.Begin(arch.Vaddr(at), arch.Vaddr(at+width*uint64(n)))
+		for i := range n {
+			b.Row(arch.Vaddr(at), b.Intern(plain(int64(8*(1+i%3)))))
+			at += width - uint64(i)%7
+		}
+		return rows.Build(b)
+	}
 	top := ^uint64(0)
 	for _, c := range []struct {
 		name string
@@ -64,6 +74,13 @@ func TestShapes(t *testing.T) {
 		{"gaps of regions", gaps(1<<16, 2000)},
 		{"gaps of 4 GiB", gaps(1<<32, 2000)},
 		{"gaps of 2⁵⁰", gaps(1<<50, 2000)},
+		{"one row", long(100, 1)},
+		{"one row of 2⁶³", long(1<<63, 1)},
+		{"one row of all", table([2]uint64{0, top}, [2]uint64{0, 8})},
+		{"rows of 100 KiB", long(100<<10, 3000)},
+		{"rows of 1 MiB", long(1<<20, 3000)},
+		{"rows of 4 GiB", long(1<<32, 3000)},
+		{"rows of 2⁵⁰", long(1<<50, 3000)},
 		{"254 rules", manyRules(arch.AMD64, 254)},
 		{"255 rules", manyRules(arch.AMD64, 255)},
 		{"256 rules", manyRules(arch.AMD64, 256)},
@@ -74,6 +91,10 @@ func TestShapes(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			ct := emit(t, c.ref)
 			agree(t, ct, c.ref)
+			s := ct.Stats()
+			if most := 4096 + 100*len(c.ref.Rows) + s.RuleSize; s.Bytes > most {
+				t.Errorf("%d bytes for %d rows, more than %d", s.Bytes, len(c.ref.Rows), most)
+			}
 			again, err := Emit(c.ref)
 			if err != nil || !bytes.Equal(again, ct.Bytes()) {
 				t.Errorf("Emit gives other bytes the second time: %v", err)

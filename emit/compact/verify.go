@@ -252,7 +252,8 @@ func (t *trial) setUp(seed uint64, k int) {
 		s.InMem, s.InReg = next(), next()
 	case 3:
 		s.InMem, s.InReg = next(), next()
-		s.Known = next() | next()
+		s.Known = next()
+		s.Known |= next()
 	}
 }
 
