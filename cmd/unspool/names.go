@@ -17,8 +17,9 @@ type namer struct {
 	addrs   []arch.Vaddr // scratch
 }
 
-func newNamer() *namer {
-	return &namer{symbols: symbol.New(symbol.Options{}), frames: map[*unwind.Module]*dwarf.Frames{}}
+// newNamer returns a namer for what was recorded on the kernel of a build ID; "" if that is not known.
+func newNamer(kernel string) *namer {
+	return &namer{symbols: symbol.New(symbol.Options{KernelID: kernel}), frames: map[*unwind.Module]*dwarf.Frames{}}
 }
 
 // function returns the start of the function at v as unwind information tells it.

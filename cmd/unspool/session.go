@@ -35,7 +35,7 @@ type session struct {
 // newSession returns a session over in. stepper is "compact" or "rows". What info and ours say can be set until it
 // runs.
 func newSession(stepper string, in source.RecordStream, flt *filter) *session {
-	s := &session{in: in, flt: flt, names: newNamer()}
+	s := &session{in: in, flt: flt, names: newNamer("")}
 	if stepper == "rows" {
 		s.mods = modules.Interpreted()
 	} else {
@@ -48,6 +48,7 @@ func newSession(stepper string, in source.RecordStream, flt *filter) *session {
 func openFile(stepper string, f *perfdata.File, flt *filter) *session {
 	s := newSession(stepper, f, flt)
 	info := f.Info()
+	s.names = newNamer(f.BuildID("[kernel.kallsyms]"))
 	s.machine, s.ours = info.Machine, info.Ours
 	s.info.Host, s.info.Command = info.Hostname, strings.Join(info.Cmdline, " ")
 	if info.ClockWall != 0 && info.First >= info.ClockTime {

@@ -21,6 +21,7 @@ import (
 // disappears meanwhile is left out.
 func (r *Recorder) synthesise(o *Options) {
 	s := synth{dec: r.dec, buildIDs: r.buildID, ids: map[inode][]byte{}}
+	s.kernel()
 	procs := map[int][]int{} // threads of interest; nil for all
 	if o.All {
 		all, _ := numbersIn("/proc")
@@ -258,4 +259,31 @@ func noteBuildID(b []byte, order binary.ByteOrder) []byte {
 		b = b[min(end, uint64(len(b))):]
 	}
 	return nil
+}
+
+// kernel adds the mapping by which perf finds the kernel's symbols: its text, under a name of perf's. Where this user
+// may not see the kernel's addresses there is none.
+func (s *synth) kernel() {
+	f, err := os.Open("/proc/kallsyms")
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	var lo, hi uint64
+	for lines := bufio.NewScanner(f); hi == 0 && lines.Scan(); {
+		addr, name, _ := bytes.Cut(lines.Bytes(), []byte(" "))
+		switch {
+		case lo == 0 && string(name) == "T _text":
+			lo, _ = strconv.ParseUint(string(addr), 16, 64)
+		case string(name) == "T _etext":
+			hi, _ = strconv.ParseUint(string(addr), 16, 64)
+		}
+		if len(addr) == 0 || addr[0] == '0' {
+			return // hidden from this user
+		}
+	}
+	if lo != 0 && lo < hi {
+		s.add(&source.Record{Type: source.RecordMmap, Misc: source.MiscKernel, PID: -1, Addr: lo, Len: hi - lo, Pgoff: lo,
+			Filename: []byte("[kernel.kallsyms]_text")})
+	}
 }
