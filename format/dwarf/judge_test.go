@@ -41,6 +41,7 @@ type judged struct {
 	rows  []judgedRow
 	texts []string
 	ids   map[string]uint32
+	spell func(*rows.Set, *arch.Machine) string // a Set as the judge prints it
 
 	cut      bool // the judge stopped at an empty entry
 	noOffset int  // rows where it lost the offset behind an expression
@@ -68,7 +69,7 @@ func (j *judged) intern(b []byte) uint32 {
 
 // readJudge parses what llvm-dwarfdump prints of a section's FDEs and of their rows.
 func readJudge(in io.Reader, section string) (*judged, error) {
-	j := &judged{ids: map[string]uint32{}}
+	j := &judged{ids: map[string]uint32{}, spell: judgeText}
 	r := bufio.NewReaderSize(in, 1<<20)
 	here, inFDE := false, false
 	for {
@@ -219,7 +220,7 @@ func (j *judged) compare(t *rows.Table, max int) (n int, ds []difference) {
 	m := t.Machine
 	texts := make([]uint32, len(t.Sets))
 	for i := range t.Sets {
-		texts[i] = j.intern([]byte(judgeText(&t.Sets[i], m)))
+		texts[i] = j.intern([]byte(j.spell(&t.Sets[i], m)))
 	}
 	fdes := slices.DeleteFunc(slices.Clone(j.fdes), func(f judgedFDE) bool { return f.lo >= f.hi || f.lo == 0 })
 	slices.SortStableFunc(fdes, func(a, b judgedFDE) int { return cmp.Compare(a.lo, b.lo) })
