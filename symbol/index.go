@@ -143,7 +143,7 @@ func (s *source) extent(e *entry) uint32 {
 func (s *source) rank(e *entry) uint64 {
 	n := s.name(e.name)
 	lead, base, plain := 0, len(n), uint64(1)
-	for lead < len(n) && n[lead] == '_' {
+	for lead < min(len(n), 255) && n[lead] == '_' {
 		lead++
 	}
 	if i := bytes.IndexByte(n, '@'); i >= 0 {
@@ -156,7 +156,7 @@ func (s *source) rank(e *entry) uint64 {
 	case elf.STB_WEAK:
 		strong = 0
 	}
-	return seen<<63 | uint64(255-min(lead, 255))<<40 | strong<<32 | uint64(maxName-base)<<1 | plain
+	return seen<<63 | uint64(255-lead)<<40 | strong<<32 | uint64(maxName-base)<<1 | plain
 }
 
 // An index says which symbol names an address: spans that start at starts, each up to the next one's start,

@@ -1,6 +1,7 @@
 package symbol
 
 import (
+	"bytes"
 	"debug/elf"
 	"encoding/binary"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
@@ -181,6 +183,24 @@ func TestSeveral(t *testing.T) {
 	b := tsource(tsym{"long", 0x1000, 8, elf.STT_FUNC, elf.STB_GLOBAL, 1}, tsym{"b", 0x1008, 8, elf.STT_FUNC, elf.STB_LOCAL, 1})
 	if got, want := show(tableOf(a, b)), "1000-1008 a, 1008-1010 b"; got != want {
 		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// TestQuadratic: a table whose every symbol has the same place and one endless name takes no time either.
+func TestQuadratic(t *testing.T) {
+	for _, name := range []string{"_", "a", "@"} {
+		s := tsource()
+		for i := range 100_000 {
+			s.add("", 0x1000, 16+uint64(i%2), byte(elf.STB_GLOBAL)<<4|byte(elf.STT_FUNC), 1)
+		}
+		s.names = bytes.Repeat([]byte(name), 4<<20)
+		tab := tableOf(s)
+		start := time.Now()
+		got, ok := tab.Lookup(0x1000)
+		tab.FuncRange("a")
+		if took := time.Since(start); took > 2*time.Second || !ok || len(got.Linkage) != maxName {
+			t.Errorf("%v, %v, %d bytes", took, ok, len(got.Linkage))
+		}
 	}
 }
 
