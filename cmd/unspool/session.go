@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -50,7 +51,7 @@ func openFile(stepper string, f *perfdata.File, flt *filter) *session {
 	info := f.Info()
 	s.names = newNamer(f.BuildID("[kernel.kallsyms]"))
 	s.machine, s.ours = info.Machine, info.Ours
-	s.info.Host, s.info.Command = info.Hostname, strings.Join(info.Cmdline, " ")
+	s.info.Host, s.info.Command = info.Hostname, strings.Join(recorded(info.Cmdline), " ")
 	if info.ClockWall != 0 && info.First >= info.ClockTime {
 		s.info.Start = time.Unix(0, int64(info.ClockWall+info.First-info.ClockTime))
 	}
@@ -62,6 +63,14 @@ func openFile(stepper string, f *perfdata.File, flt *filter) *session {
 		return fmt.Sprintf("read %d of %d MiB", done>>20, total>>20)
 	}
 	return s
+}
+
+// recorded returns the command that a recorder's command line started; all of the line where there is none.
+func recorded(cmdline []string) []string {
+	if i := slices.Index(cmdline, "--"); i >= 0 && i+1 < len(cmdline) {
+		return cmdline[i+1:]
+	}
+	return cmdline
 }
 
 // run walks all samples and calls each with them, in time order.
