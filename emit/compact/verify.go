@@ -137,7 +137,8 @@ func (v *verifier) set(sid rows.SetID) error {
 	var a, b rows.State
 	for k := range v.try {
 		before, m := &v.try[k].before, &v.try[k].mem
-		a, b = *before, *before
+		a = *before
+		b = *before
 		am, bm := m.memory(), m.memory()
 		ga, gb := rows.Step(mach, ref, &a, &am), v.t.Apply(id, &b, &bm)
 		bad := ga != gb
