@@ -70,8 +70,11 @@ func parseProvenance(raw []byte) (p provenance, rest []byte, ok bool) {
 	if runs > n || stop >= unwind.NumStops || from >= numSources {
 		return p, raw, false
 	}
-	if rest = raw[: n-runs : n-runs]; len(rest) < 8 {
-		rest = nil // padding: tracepoints have 8 bytes in common
+	// What the field held before had 4 bytes more than a multiple of 8, and more than 8, which tracepoints have in
+	// common; the rest is padding.
+	size := max((n-runs-4)&^7+4, 0)
+	if rest = raw[:size:size]; size <= 8 {
+		rest = nil
 	}
 	return provenance{raw[n-runs : n], stop, from}, rest, true
 }
