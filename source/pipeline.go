@@ -139,7 +139,7 @@ type item struct {
 	comm              string
 	space             *unwind.Space
 	deferred          Words
-	bad               bool
+	orphan, bad       bool
 	kernel, kernelEnd int // in job.kernel
 	user, userEnd     int // in job.frames
 }
@@ -247,7 +247,7 @@ func (j *job) deliver(o *Options, st *Stats) error {
 			}
 		default:
 			s := &it.sample
-			if it.rec.HasTime {
+			if s.Time != 0 {
 				if st.First == 0 || s.Time < st.First {
 					st.First = s.Time
 				}
@@ -443,14 +443,8 @@ func (rd *reader) sample(e *entry) {
 		e.buf.Release()
 		return
 	}
-	if !rd.world.Known(e.pid) {
-		rd.stats.Orphans++
-	}
-	if e.time == 0 {
-		rd.stats.NoTime++
-	}
 	it := rd.item(e)
-	it.comm, it.space = comm, space
+	it.comm, it.space, it.orphan = comm, space, !rd.world.Known(e.pid)
 	if rd.late.seen {
 		it.deferred, it.lateBuf = rd.late.find(rd.dec, e.raw, &rd.rec)
 	}

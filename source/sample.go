@@ -159,6 +159,12 @@ func (k *stacker) fill(j *job, it *item) {
 	if r.UserABI == ABI32 && s.From == NoStack {
 		j.stats.Compat++
 	}
+	if it.orphan {
+		j.stats.Orphans++
+	}
+	if s.Time == 0 {
+		j.stats.NoTime++
+	}
 	it.kernelEnd, it.userEnd = len(j.kernel), len(j.frames)
 	j.stats.Samples++
 	j.stats.Frames += uint64(it.userEnd - it.user)
