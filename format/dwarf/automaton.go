@@ -100,6 +100,9 @@ func newAutomaton(sets *rows.Builder, size uint, work, space int) *automaton {
 	}
 }
 
+// stateCost is what a state takes besides its set, in bytes, roughly: its key, its place in three tables, an edge.
+const stateCost = 256
+
 // cost is the size of a set, in bytes, roughly.
 func cost(s *rows.Set) int {
 	n := 64 + len(s.CFA.Expr)
@@ -129,7 +132,7 @@ func (a *automaton) state(k stateKey) state {
 			id = rows.GapID
 		}
 		s = state(len(a.keys))<<stateShift | state(id)
-		a.space -= cost(a.sets.Set(k.set))
+		a.space -= stateCost + cost(a.sets.Set(k.set))
 		a.keys = append(a.keys, k)
 		a.index[k] = s
 	}
