@@ -106,7 +106,7 @@ type Stats struct {
 	Unwanted    uint64 // samples that Options.Want refused
 	Frames      uint64 // user frames delivered
 	Lost        uint64 // records that the kernel could not write, as LOST says
-	LostSamples uint64 // the same as LOST_SAMPLES says
+	LostSamples uint64 // samples that were lost otherwise, as LOST_SAMPLES says
 	Throttled   uint64 // times that the kernel throttled an event
 	Unknown     uint64 // records of unknown type, skipped
 	Bad         uint64 // records that could not be decoded, skipped
@@ -201,6 +201,9 @@ func Run(ctx context.Context, in RecordStream, o Options) (Stats, error) {
 	wg.Wait()
 	st.add(&rd.stats)
 	st.Dropped = rd.world.Dropped()
+	if rd.lostSum > st.Lost {
+		st.LostSamples += rd.lostSum - st.Lost
+	}
 	if err == nil {
 		err = readErr
 	}
@@ -315,6 +318,7 @@ type reader struct {
 	cur               *job
 	stats             Stats
 	last              uint64 // time of the last record passed on
+	lostSum           uint64
 	late              lateChains
 	rec               Record
 }
@@ -420,7 +424,13 @@ func (rd *reader) one(e *entry) {
 	case RecordLost:
 		rd.stats.Lost += r.Lost
 	case RecordLostSamples:
-		rd.stats.LostSamples += r.Lost
+		switch {
+		case r.Misc&MiscLostBPF != 0: // a filter's refusals
+		case r.Time == 0: // the recorder's sum, which counts again what LOST says
+			rd.lostSum += r.Lost
+		default:
+			rd.stats.LostSamples += r.Lost
+		}
 	case RecordThrottle:
 		rd.stats.Throttled++
 	}

@@ -416,6 +416,8 @@ func TestRunCounts(t *testing.T) {
 	s.add(&Record{Type: RecordLost, Lost: 5, Time: 1})
 	s.records = append(s.records,
 		record(RecordLostSamples, 0, 7, 1<<32|1, 2),
+		record(RecordLostSamples, 0, 6, 1<<32|1, 0),           // a sum, of which LOST has 5
+		record(RecordLostSamples, MiscLostBPF, 9, 1<<32|1, 0), // none
 		record(RecordThrottle, 0, 3, 1, 1, 1<<32|1, 3),
 		record(99, 0), record(200, 0, 1, 2),
 		record(40, 0, 1<<32|1, 4),
@@ -432,7 +434,7 @@ func TestRunCounts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Stats{Records: 13, Samples: 5, Unwanted: 1, Frames: 4, Lost: 5, LostSamples: 7, Throttled: 1, Unknown: 3, Bad: 2, BadErr: st.BadErr,
+	want := Stats{Records: 15, Samples: 5, Unwanted: 1, Frames: 4, Lost: 5, LostSamples: 8, Throttled: 1, Unknown: 3, Bad: 2, BadErr: st.BadErr,
 		Disordered: 1, NoTime: 1, Orphans: 1, First: 50, Last: 80, Stops: st.Stops}
 	if st != want || !errors.Is(st.BadErr, ErrMalformed) {
 		t.Errorf(" got %+v\nwant %+v", st, want)

@@ -48,6 +48,7 @@ const (
 	MiscMmapData    = 1 << 13 // MMAP: not executable
 	MiscCommExec    = 1 << 13 // COMM: by execve
 	MiscForkExec    = 1 << 13 // FORK, as perf writes it: do not copy the parent's mappings
+	MiscLostBPF     = 1 << 15 // LOST_SAMPLES, as perf writes it: a BPF program's
 	MiscMmapBuildID = 1 << 14 // MMAP2: a build ID stands in place of device and inode
 )
 

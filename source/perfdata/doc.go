@@ -7,7 +7,7 @@
 //
 // A Writer's samples hold plain callchains. The address of a caller's frame is the return address minus one, which
 // lies in the calling instruction: stock perf shows walked stacks so, and looks up symbols and lines of the
-// addresses of a callchain as they are. A feature section of our own, number 255, says that a file has been
-// written so, and each sample says behind its other raw data how its frames were found; File undoes both.
-// perf skips what it does not know.
+// addresses of a callchain as they are. (It shows 127 frames at most unless told otherwise: --max-stack.) The version
+// that such a file gives for its recorder, "unspool 1", says that it has been written so, and each sample says behind
+// its other raw data how its frames were found; File undoes both. perf skips what it does not know.
 package perfdata

@@ -34,7 +34,7 @@ type Info struct {
 	ClockWall, ClockTime uint64
 
 	// Tracing describes the fields of tracepoints: perf needs it to read a file that has some, and this package
-	// passes it on as it is.
+	// passes it on as it is. A Writer looks for the running kernel's where it is missing.
 	Tracing []byte
 
 	// Damage is why some of this is missing, the first cause only.

@@ -53,6 +53,9 @@ const roundBytes = 1 << 20
 // NewWriter writes the head of a recording to w.
 func NewWriter(w io.Writer, o WriterOptions) (*Writer, error) {
 	x := &Writer{opts: o, w: bufio.NewWriterSize(w, 1<<18), dec: source.NewDecoder(), modules: map[string]bool{}}
+	if x.opts.Info.Tracing == nil {
+		x.opts.Info.Tracing = tracing(o.Events)
+	}
 	size := source.AttrSizeVer5
 	for _, e := range o.Events {
 		a := e.Attr.Walked()

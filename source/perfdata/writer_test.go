@@ -230,6 +230,42 @@ func TestPerfReads(t *testing.T) {
 	})
 }
 
+// TestTracing has perf script show the fields of tracepoints, by the description that the recording came with and by
+// that which a Writer makes.
+func TestTracing(t *testing.T) {
+	path := record(t, "tracepoint")
+	fields := func(path string) string {
+		out, _ := perf(t, "script", "-i", path, "-G", "-F", "time,event,trace")
+		return out
+	}
+	want := fields(path)
+	if !strings.Contains(want, "sched:sched_switch: prev_comm=") {
+		t.Fatalf("perf shows no fields:\n%.1000s", want)
+	}
+	for _, made := range []bool{false, true} {
+		for _, kind := range []string{"file", "stream"} {
+			f := openTest(t, path)
+			if made {
+				f.info.Tracing = nil
+			}
+			out := filepath.Join(t.TempDir(), "out.data")
+			file, err := os.Create(out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var w io.Writer = file
+			if kind == "stream" {
+				w = struct{ io.Writer }{file}
+			}
+			rewrite(t, f, w)
+			file.Close()
+			if got := fields(out); got != want {
+				t.Errorf("%s, made %v: got\n%.600s\nwant\n%.600s", kind, made, got, want)
+			}
+		}
+	}
+}
+
 // script returns what perf script shows of a file. perf 6.1 aborts now and then, by an assertion on build IDs: another
 // try helps.
 func script(t testing.TB, path string) (list []oracle.ScriptSample) {
