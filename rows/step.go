@@ -12,6 +12,9 @@ const pacMask = 1<<48 - 1
 // located. A register whose rule cannot be followed is lost, which is no error unless the CFA or the
 // return address needs it. After any outcome but OK, s is unchanged but for Fault.
 func Step(mach *arch.Machine, set *Set, s *State, m *Memory) Outcome {
+	if !mach.StepKnown {
+		return NoRule
+	}
 	if set.CFA.Kind == CFANone {
 		if set.Outermost() {
 			return Outermost
@@ -55,9 +58,9 @@ func Step(mach *arch.Machine, set *Set, s *State, m *Memory) Outcome {
 		ra &= pacMask
 	}
 	next.PC, next.CFA = ra, cfa
-	if !mach.RAInReg {
+	if slot := mach.Slot(set.RA); !mach.RAInReg && slot != arch.NoSlot {
 		// The column is the program counter itself, whose value in the caller is now known.
-		setLoc(&next, mach.Slot(set.RA), ra)
+		setLoc(&next, slot, ra)
 	}
 	*s = next
 	return OK

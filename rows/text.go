@@ -211,7 +211,7 @@ func parseCFA(val string, m *arch.Machine) (CFA, error) {
 	if val == "none" {
 		return CFA{}, nil
 	}
-	if strings.HasPrefix(val, "DW_OP_") {
+	if val == "" || strings.HasPrefix(val, "DW_OP_") {
 		e, err := ParseExpr(val, m)
 		return LowerCFA(e, m), err
 	}
