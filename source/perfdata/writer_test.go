@@ -304,6 +304,41 @@ func perf(t testing.TB, args ...string) (out, stderr string) {
 	}
 }
 
+// TestUnfinished reads a file whose Writer was never closed.
+func TestUnfinished(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "out.data")
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	a := plainAttr
+	x, err := NewWriter(file, WriterOptions{Events: []source.Event{{Attr: a, Name: "x"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 50000
+	for i := range uint64(n) {
+		s := &source.Sample{Record: &source.Record{HasTime: true, Time: i + 1}, Time: i + 1, Kernel: []uint64{1 << 63}, Space: unwind.NewSpace()}
+		if err := x.Sample(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	samples, info, st, err := try(path)
+	if err != nil || !info.Unfinished || len(samples) < n*9/10 || st.Bad > 0 {
+		t.Errorf("%d samples, %+v, %v", len(samples), info, err)
+	}
+	if err := x.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if samples, info, _, err := try(path); err != nil || info.Unfinished || !info.Ours || len(samples) != n {
+		t.Errorf("closed: %d samples, %+v, %v", len(samples), info, err)
+	}
+	if x.Sample(&source.Sample{Record: &source.Record{}}) == nil {
+		t.Error("a closed Writer takes samples")
+	}
+}
+
 // TestFullDisk has writes fail, at the start and later.
 func TestFullDisk(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
@@ -318,7 +353,7 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("a stream: %v, want ENOSPC", err)
 	}
 
-	for room := 200; room < 4<<20; room = room*3 + 1 {
+	for room := 200; room < 3<<20; room = room*3 + 1 {
 		w := &limited{room: room}
 		x, err := NewWriter(w, WriterOptions{Events: []source.Event{{}}})
 		r := &source.Record{Type: source.RecordComm, Comm: []byte("full")}
