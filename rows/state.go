@@ -2,6 +2,7 @@ package rows
 
 import (
 	"encoding/binary"
+	"math/bits"
 
 	"github.com/unspool/unspool/arch"
 )
@@ -58,7 +59,8 @@ type State struct {
 // Start makes s the state of a snapshot's first frame: pc, and the registers whose bit is in known.
 func (s *State) Start(pc uint64, known uint64) {
 	s.PC, s.CFA, s.Known, s.InMem, s.InReg, s.Fault = pc, 0, known, 0, known, 0
-	s.Val = identity
+	n := bits.Len64(known) // what lies behind is never looked at
+	copy(s.Val[:n], identity[:])
 }
 
 var identity = func() (v [arch.NumSlots]uint64) {

