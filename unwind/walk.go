@@ -179,11 +179,15 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		}
 
 		// The stack grows down, so a caller's frame is above. A signal handler can have a stack of
-		// its own, and a function that keeps its return address in a register need not use any.
-		if st.CFA <= sp && next != HowSignal && !(n == 0 && st.CFA == sp) {
+		// its own, and an interrupted function, as that of frame 0, may keep its return address in a register and use none.
+		if st.CFA <= sp && next != HowSignal && !(exact && st.CFA == sp) {
 			return frames, BadCFA
 		}
-		sp, how, exact = st.CFA, next, next == HowSignal
+		sp, how, exact = st.CFA, next, false
+		if next == HowSignal {
+			exact = true
+			sp, _ = st.Get(s.Machine.Slot(s.Machine.SP), mem)
+		}
 	}
 }
 

@@ -1,0 +1,263 @@
+package unwind
+
+import (
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/rows"
+)
+
+// worldOf is world for any machine.
+func worldOf(t testing.TB, m *arch.Machine, lines ...string) *Space {
+	t.Helper()
+	tab, err := rows.ParseText(strings.NewReader("machine " + m.Name + "\n" + strings.Join(lines, "\n")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := &Code{Machine: m, Stepper: rows.Interp{Table: tab}, Vaddr: func(off uint64) (arch.Vaddr, bool) { return arch.Vaddr(textLo + off), true }}
+	return NewSpace(Mapping{Lo: textLo, Hi: textLo + 0x10000, Module: NewModule("/bin/prog", "", func(*Module) *Code { return code })})
+}
+
+// TestStops has a stack for each way to end, besides those of TestWalk.
+func TestStops(t *testing.T) {
+	space := worldOf(t, arch.AMD64,
+		"400000  cfa=rsp+8  ra=c-8",
+		"400100  cfa=rsp+8  ra=rdi", // vfork
+		"400200  cfa=rsp+8  ra=u",
+		"400300  cfa=rdx+8  ra=c-8", // a register that calls do not preserve
+		"400400  cfa=DW_OP_lit1, DW_OP_skip -4  ra=c-8",
+		"400500  cfa=DW_OP_breg7 RSP+160, DW_OP_deref  rdx=[DW_OP_breg7 RSP+8]  rsp=[DW_OP_breg7 RSP+160]  ra=[DW_OP_breg7 RSP+168]  signal",
+		"400600  cfa=rsp+8",
+		"400700  cfa=none  ra=u",
+		"400800  cfa=rsp+16  rbp=c-16  ra=c-8",
+		"400900  cfa=rbp+16  rbp=c-16  ra=c-8",
+		"400a00  gap")
+	const x = 0xdeadbeef
+	signal := make([]uint64, 30)
+	signal[0] = 0x400501         // the handler's return address; its stack pointer is then stackLo+8
+	signal[1+1] = stackLo + 0xd8 // rdx
+	signal[1+20] = stackLo + 0xd0
+	signal[1+21] = 0x400300
+	signal[27] = 0x400201
+	for _, c := range []struct {
+		name string
+		s    *Snapshot
+		edit func(s *Snapshot)
+		want string
+	}{
+		{"return address in a register", snap(space, 0x400100, x), func(s *Snapshot) { s.Regs[5] = 0x400201 }, "400100:start 400200:cfi outermost"},
+		{"the same, of a caller: it is lost", snap(space, 0x400000, 0x400101, x), nil, "400000:start 400100:cfi bad-cfa"},
+		{"a register that a call has lost", snap(space, 0x400000, 0x400301, x), func(s *Snapshot) { s.Regs[1] = stackLo }, "400000:start 400300:cfi bad-cfa"},
+		{"a register of a signal's frame", snap(space, 0x400000, signal...), nil, "400000:start 400500:cfi 400300:signal 400200:cfi outermost"},
+		{"an expression without end", snap(space, 0x400400, x), nil, "400400:start bad-cfa"},
+		{"no rule for the return address", snap(space, 0x400600, x), nil, "400600:start bad-cfa"},
+		{"no caller, nor a CFA", snap(space, 0x400700), nil, "400700:start outermost"},
+		{"unreadable, far from the stack", snap(space, 0x400900, x), func(s *Snapshot) { s.Regs[6] = 0x1000 }, "400900:start bad-memory"},
+		{"the missing rest of the stack", snap(space, 0x400900, x), func(s *Snapshot) { s.Regs[6] = stackLo + 1<<20 }, "400900:start truncated"},
+		{"no stack at all", snap(space, 0x400000), nil, "400000:start bad-memory"},
+		{"a frame pointer that leads down", snap(space, 0x400800, x, 0x400901), func(s *Snapshot) { s.Mem.Bytes = append(s.Mem.Bytes, make([]byte, 64)...) }, "400800:start 400900:cfi bad-memory"},
+		{"the same CFA twice", snap(space, 0x400800, stackLo, 0x400901), nil, "400800:start 400900:cfi bad-cfa"},
+	} {
+		if c.edit != nil {
+			c.edit(c.s)
+		}
+		if got := chain(NewWalker(0).Walk(c.s, nil)); got != c.want {
+			t.Errorf("%s\n got %s\nwant %s", c.name, got, c.want)
+		}
+	}
+	for s := range NumStops {
+		if s.String() == "?" {
+			t.Errorf("Stop %d has no name", s)
+		}
+	}
+}
+
+// TestLeaf: on a machine with a link register a leaf's CFA is its stack pointer, in frame 0 and where a signal
+// interrupted it; a caller's is above.
+func TestLeaf(t *testing.T) {
+	space := worldOf(t, arch.ARM64,
+		"400000  cfa=sp+0", // a leaf
+		"400100  cfa=sp+16  x29=c-16  ra=c-8",
+		"400200  cfa=sp+0  ra=u",
+		"400300  cfa=sp+32  x30=c-32  sp=[DW_OP_breg31 SP+16]  pc=c-8  ra-column=pc  signal",
+		"400400  gap")
+	sn := snap(space, 0x400000, 0, 0x400201)
+	sn.Machine, sn.Known = arch.ARM64, 1<<32-1
+	sn.Regs[31], sn.Regs[30] = stackLo, 0x400101
+	if got, want := chain(NewWalker(0).Walk(sn, nil)), "400000:start 400100:cfi 400200:cfi outermost"; got != want {
+		t.Errorf("a leaf\n got %s\nwant %s", got, want)
+	}
+	// Its own return address again: the second time its CFA must be above.
+	sn.Regs[30] = 0x400001
+	if got, want := chain(NewWalker(0).Walk(sn, nil)), "400000:start 400000:cfi bad-cfa"; got != want {
+		t.Errorf("a leaf that calls itself\n got %s\nwant %s", got, want)
+	}
+}
+
+// TestInterruptedLeaf: the handler returns to a signal frame, above which is a leaf whose CFA is the stack pointer
+// that the signal found.
+func TestInterruptedLeaf(t *testing.T) {
+	space := worldOf(t, arch.ARM64,
+		"400000  cfa=sp+0",
+		"400200  cfa=sp+0  ra=u",
+		"400300  cfa=sp+64  ra=[DW_OP_breg31 SP+8]  sp=[DW_OP_breg31 SP+16]  signal",
+		"400400  gap")
+	// The row recovers x30 and the interrupted address from one column, so the leaf returns to where it starts.
+	sn := snap(space, 0x400300, 0, 0x400000, stackLo+0x60, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+	sn.Machine, sn.Known = arch.ARM64, 1<<32-1
+	sn.Regs[31] = stackLo
+	if got, want := chain(NewWalker(0).Walk(sn, nil)), "400300:start 400000:signal bad-return"; got != want {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+}
+
+// TestCacheOverTime lets modules come and go at random, and compares a walker that has seen it all with one that
+// has not.
+func TestCacheOverTime(t *testing.T) {
+	modules := make([]*Module, 4)
+	for i := range modules {
+		var text strings.Builder
+		text.WriteString("machine x86_64\n")
+		rnd := rand.New(rand.NewPCG(uint64(i), 8))
+		rows8 := []string{"cfa=rsp+8  ra=c-8", "cfa=rsp+16  ra=c-8", "cfa=rsp+24  rbx=c-16  ra=c-8", "cfa=rsp+8  ra=u", "cfa=rsp+16  rsp=[DW_OP_breg7 RSP+16]  ra=c-8  signal"}
+		last := -1
+		for lo := 0x1000; lo < 0x3000; lo += 8 + rnd.IntN(64) {
+			k := rnd.IntN(len(rows8) + 1)
+			if k == last || lo == 0x1000 && k == len(rows8) {
+				k = (k + 1) % len(rows8)
+			}
+			if last = k; k == len(rows8) {
+				text.WriteString(hex(lo) + "  gap\n")
+			} else {
+				text.WriteString(hex(lo) + "  " + rows8[k] + "\n")
+			}
+		}
+		if last != len(rows8) {
+			text.WriteString("3000  gap\n")
+		}
+		tab, err := rows.ParseText(strings.NewReader(text.String()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		code := &Code{Machine: arch.AMD64, Stepper: rows.Interp{Table: tab}, Vaddr: func(off uint64) (arch.Vaddr, bool) { return arch.Vaddr(off + 0x1000), off < 0x4000 }}
+		if i == 2 {
+			code.Terminal = []Range{{0x1800, 0x1900}}
+			code.PLT = []PLTRange{{Range{0x3000, 0x3100}, true}}
+		}
+		modules[i] = NewModule(hex(i), "", func(*Module) *Code { return code })
+	}
+	for seed := range uint64(20) {
+		rnd := rand.New(rand.NewPCG(seed, 9))
+		old, fresh := NewWalker(0), NewWalker(0)
+		spaces := []*Space{NewSpace()}
+		address := func() arch.Addr { return arch.Addr(textLo + 0x1000*rnd.IntN(16)) }
+		for range 60 {
+			at := rnd.IntN(len(spaces)) // several processes in turn, and some that forked
+			s := spaces[at]
+			for range rnd.IntN(4) {
+				lo := address()
+				hi := lo + arch.Addr(0x1000*(1+rnd.IntN(4)))
+				if rnd.IntN(3) == 0 {
+					s = s.Without(lo, hi)
+				} else {
+					s = s.With(Mapping{Lo: lo, Hi: hi, Off: uint64(0x1000 * rnd.IntN(3)), Module: modules[rnd.IntN(len(modules))]})
+				}
+			}
+			if rnd.IntN(3) == 0 {
+				spaces = append(spaces, s)
+			} else {
+				spaces[at] = s
+			}
+			for range 4 {
+				words := make([]uint64, 64)
+				for i := range words {
+					if words[i] = textLo + 8*rnd.Uint64N(0x2000); rnd.IntN(8) == 0 {
+						words[i] = stackLo + 8*rnd.Uint64N(64)
+					}
+				}
+				sn := snap(s, textLo+8*rnd.Uint64N(0x2000), words...)
+				sn.Regs[6] = stackLo + 8*rnd.Uint64N(64)
+				gotFrames, gotStop := old.Walk(sn, nil)
+				clear(fresh.cache)
+				wantFrames, wantStop := fresh.Walk(sn, nil)
+				if got, want := chain(gotFrames, gotStop), chain(wantFrames, wantStop); got != want {
+					t.Fatalf("seed %d\n got %s\nwant %s", seed, got, want)
+				}
+				for i := range gotFrames {
+					g, w := gotFrames[i].Mapping, wantFrames[i].Mapping
+					if (g == nil) != (w == nil) || g != nil && *g != *w {
+						t.Fatalf("seed %d: frame %d lies in %+v, want %+v", seed, i, g, w)
+					}
+				}
+			}
+		}
+	}
+}
+
+func hex(n int) string {
+	const digits = "0123456789abcdef"
+	if n < 16 {
+		return digits[n : n+1]
+	}
+	return hex(n/16) + hex(n%16)
+}
+
+// TestHostileStacks: whatever rules, registers and stack say, the walk ends within its depth, above the window nothing
+// is read, and each frame is above the one before.
+func TestHostileStacks(t *testing.T) {
+	for seed := range uint64(3000) {
+		rnd := rand.New(rand.NewPCG(seed, 10))
+		var lines []string
+		last := ""
+		for lo := textLo; lo < textLo+0x400; lo += 16 {
+			row := [...]string{"gap", "cfa=rsp+8  ra=c-8", "cfa=rsp+0  ra=c-8", "cfa=rsp-8  ra=c-8", "cfa=rbp+16  rbp=c-16  ra=c-8", "cfa=rbp-4096  ra=c-8",
+				"cfa=rsp+16  rsp=[DW_OP_breg7 RSP+0]  ra=c-8  signal", "cfa=DW_OP_breg7 RSP+0, DW_OP_deref  rbp=[DW_OP_breg7 RSP+16]  rsp=[DW_OP_breg7 RSP+8]  ra=[DW_OP_breg7 RSP+24]  signal",
+				"cfa=rsp+8  ra=rdi", "cfa=rsp+8  rbx=rbp  rbp=rbx  ra=rbx", "cfa=rsp+8  ra=v+8"}[rnd.IntN(11)]
+			if row == last || row == "gap" && len(lines) == 0 {
+				continue
+			}
+			last = row
+			lines = append(lines, hex(lo)+"  "+row)
+		}
+		if last != "gap" {
+			lines = append(lines, "400400  gap")
+		}
+		if len(lines) < 2 {
+			continue
+		}
+		space := worldOf(t, arch.AMD64, lines...)
+		words := make([]uint64, 32)
+		for i := range words {
+			switch rnd.IntN(4) {
+			case 0:
+				words[i] = stackLo + 8*rnd.Uint64N(40)
+			case 1:
+				words[i] = rnd.Uint64()
+			default:
+				words[i] = textLo + rnd.Uint64N(0x500)
+			}
+		}
+		sn := snap(space, textLo+rnd.Uint64N(0x400), words...)
+		for i := range sn.Regs[:16] {
+			sn.Regs[i] = words[rnd.IntN(len(words))]
+		}
+		sn.Known &= rnd.Uint64() | rnd.Uint64()
+		sn.Mem.Next = beyond{}
+		fs, stop := NewWalker(200).Walk(sn, nil)
+		if len(fs) < 1 || len(fs) > 200 || stop >= NumStops {
+			t.Fatalf("seed %d: %d frames, %v", seed, len(fs), stop)
+		}
+		for i, f := range fs {
+			if i > 0 && f.Mapping == nil || (i == 0) != (f.How == HowStart) || f.Exact != (f.How == HowStart || f.How == HowSignal) {
+				t.Fatalf("seed %d: frame %d of %s: %+v", seed, i, chain(fs, stop), f)
+			}
+		}
+	}
+}
+
+// beyond is memory where nothing is.
+type beyond struct{}
+
+func (beyond) Read8(uint64) (uint64, bool) { return 0, false }
