@@ -224,3 +224,6 @@ func (x Interp) Apply(id uint32, s *State, m *Memory) Outcome {
 
 // Signal implements Stepper.
 func (x Interp) Signal(id uint32) bool { return x.Table.Sets[id].Flags&Signal != 0 }
+
+// Set returns what rule id says.
+func (x Interp) Set(id uint32) Set { return x.Table.Sets[id] }

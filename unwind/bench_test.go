@@ -93,7 +93,7 @@ func BenchmarkWalkLibc(b *testing.B) {
 		for _, c := range []struct {
 			name   string
 			stacks int
-		}{{"warm", 10}, {"cold", 20000}} {
+		}{{"one", 1}, {"warm", 10}, {"cold", 20000}} {
 			b.Run(stepper.name+"/"+c.name, func(b *testing.B) {
 				snaps := synthetic(table, space, bias, c.stacks, 20, rand.New(rand.NewPCG(1, 2)))
 				w := unwind.NewWalker(0)

@@ -11,12 +11,17 @@ import (
 
 // worldOf is world for any machine.
 func worldOf(t testing.TB, m *arch.Machine, lines ...string) *Space {
+	return worldBy(t, m, func(x *rows.Table) rows.Stepper { return rows.Interp{Table: x} }, lines...)
+}
+
+// worldBy is worldOf with a Stepper of one's own.
+func worldBy(t testing.TB, m *arch.Machine, stepper func(*rows.Table) rows.Stepper, lines ...string) *Space {
 	t.Helper()
 	tab, err := rows.ParseText(strings.NewReader("machine " + m.Name + "\n" + strings.Join(lines, "\n")))
 	if err != nil {
 		t.Fatal(err)
 	}
-	code := &Code{Machine: m, Stepper: rows.Interp{Table: tab}, Vaddr: func(off uint64) (arch.Vaddr, bool) { return arch.Vaddr(textLo + off), true }}
+	code := &Code{Machine: m, Stepper: stepper(tab), Vaddr: func(off uint64) (arch.Vaddr, bool) { return arch.Vaddr(textLo + off), true }}
 	return NewSpace(Mapping{Lo: textLo, Hi: textLo + 0x10000, Module: NewModule("/bin/prog", "", func(*Module) *Code { return code })})
 }
 
@@ -180,7 +185,7 @@ func TestCacheOverTime(t *testing.T) {
 				sn := snap(s, textLo+8*rnd.Uint64N(0x2000), words...)
 				sn.Regs[6] = stackLo + 8*rnd.Uint64N(64)
 				gotFrames, gotStop := old.Walk(sn, nil)
-				clear(fresh.cache)
+				clear(fresh.cache[:])
 				wantFrames, wantStop := fresh.Walk(sn, nil)
 				if got, want := chain(gotFrames, gotStop), chain(wantFrames, wantStop); got != want {
 					t.Fatalf("seed %d\n got %s\nwant %s", seed, got, want)
@@ -207,7 +212,8 @@ func hex(n int) string {
 // TestHostileStacks: whatever rules, registers and stack say, the walk ends within its depth, above the window nothing
 // is read, and each frame is above the one before.
 func TestHostileStacks(t *testing.T) {
-	for seed := range uint64(3000) {
+	walker, total := NewWalker(200), 0
+	for seed := range uint64(10000) {
 		rnd := rand.New(rand.NewPCG(seed, 10))
 		var lines []string
 		last := ""
@@ -228,13 +234,16 @@ func TestHostileStacks(t *testing.T) {
 			continue
 		}
 		space := worldOf(t, arch.AMD64, lines...)
-		words := make([]uint64, 32)
+		words := make([]uint64, 48)
 		for i := range words {
 			switch rnd.IntN(4) {
 			case 0:
 				words[i] = stackLo + 8*rnd.Uint64N(40)
 			case 1:
-				words[i] = rnd.Uint64()
+				words[i] = textLo + rnd.Uint64N(0x400)
+				if rnd.IntN(4) == 0 {
+					words[i] = rnd.Uint64()
+				}
 			default:
 				words[i] = textLo + rnd.Uint64N(0x500)
 			}
@@ -245,7 +254,14 @@ func TestHostileStacks(t *testing.T) {
 		}
 		sn.Known &= rnd.Uint64() | rnd.Uint64()
 		sn.Mem.Next = beyond{}
-		fs, stop := NewWalker(200).Walk(sn, nil)
+		fs, stop := walker.Walk(sn, nil)
+		// Without plain rules it must come to the same.
+		slow := *sn
+		slow.Space = worldBy(t, arch.AMD64, func(x *rows.Table) rows.Stepper { return opaque{rows.Interp{Table: x}} }, lines...)
+		if got, want := chain(fs, stop), chain(walker.Walk(&slow, nil)); got != want {
+			t.Fatalf("seed %d\n got %s\nwant %s\nrows %s", seed, got, want, strings.Join(lines, "\n"))
+		}
+		total += len(fs)
 		if len(fs) < 1 || len(fs) > 200 || stop >= NumStops {
 			t.Fatalf("seed %d: %d frames, %v", seed, len(fs), stop)
 		}
@@ -255,7 +271,13 @@ func TestHostileStacks(t *testing.T) {
 			}
 		}
 	}
+	if total < 12000 {
+		t.Errorf("%d frames in all", total)
+	}
 }
+
+// opaque hides what a Stepper's rules are.
+type opaque struct{ rows.Stepper }
 
 // beyond is memory where nothing is.
 type beyond struct{}

@@ -170,14 +170,22 @@ func TestCache(t *testing.T) {
 // FuzzWalk gives the walker arbitrary stacks and registers: it ends, within its depth.
 func FuzzWalk(f *testing.F) {
 	f.Add(uint64(0x400000), uint64(0x400400), []byte("\x01\x04\x40\x00\x00\x00\x00\x00"))
+	f.Add(uint64(0x400200), uint64(stackLo), []byte(strings.Repeat("\x01\x02\x40\x00\x00\x00\x00\x00\x81\x04\x40\x00\x00\x00\x00\x00\x18\x00\xfc\x7f\x00\x00\x00\x00", 4)))
+	walker := NewWalker(100)
 	f.Fuzz(func(t *testing.T, pc, bp uint64, stack []byte) {
-		space, _ := world(t, "400000  cfa=rsp+8  ra=c-8", "400400  cfa=rbp+16  rbp=c-16  ra=c-8",
-			"400500  cfa=rsp+24  rbp=[DW_OP_breg7 RSP+8]  rsp=[DW_OP_breg7 RSP+16]  ra=c-16  signal", "400600  gap")
-		s := snap(space, pc)
+		lines := []string{"400000  cfa=rsp+8  ra=c-8", "400200  cfa=rsp+24  rbx=c-24  rbp=c-16  ra=c-8", "400400  cfa=rbp+16  rbp=c-16  ra=c-8",
+			"400480  cfa=rbx+8  ra=c-8", "4004c0  cfa=rsp+8  rbp=rbx  ra=c-8",
+			"400500  cfa=rsp+24  rbp=[DW_OP_breg7 RSP+8]  rsp=[DW_OP_breg7 RSP+16]  ra=c-16  signal", "400580  cfa=rsp+8  ra=u", "400600  gap"}
+		s := snap(worldOf(t, arch.AMD64, lines...), pc)
 		s.Mem.Bytes = stack
-		s.Regs[6] = bp
-		if fs, _ := NewWalker(100).Walk(s, nil); len(fs) < 1 || len(fs) > 100 {
+		s.Regs[6], s.Regs[3] = bp, pc
+		fs, stop := walker.Walk(s, nil)
+		if len(fs) < 1 || len(fs) > 100 {
 			t.Fatalf("%d frames", len(fs))
+		}
+		s.Space = worldBy(t, arch.AMD64, func(x *rows.Table) rows.Stepper { return opaque{rows.Interp{Table: x}} }, lines...)
+		if got, want := chain(fs, stop), chain(walker.Walk(s, nil)); got != want {
+			t.Fatalf("by plain rules\n got %s\nwant %s", got, want)
 		}
 	})
 }

@@ -1,0 +1,151 @@
+package unwind
+
+import (
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/rows"
+)
+
+// Nearly all rules are plain: the CFA is the stack pointer or the frame pointer plus a number, and the return address
+// lies right below it. To follow such a rule two registers are enough. So a Walker carries those two, and the whole
+// rows.State only where some rule needs more: then it catches up, frame by frame, with what the plain rules say of the
+// other registers. What comes out is the same; the saved registers of a stack that nobody asks for cost nothing.
+
+// A plain is what is known of a rule that is plain.
+type plain struct {
+	kind plainKind
+	off  int32 // of the CFA from its register
+	fp   int32 // where the frame pointer is saved, from the CFA; 0 where it is as it was
+}
+
+type plainKind uint8
+
+const (
+	plainUnknown   plainKind = iota // not looked at yet
+	plainNot                        // any other rule
+	plainSP                         // CFA = SP + off
+	plainFP                         // CFA = FP + off
+	plainSPOutmost                  // CFA = SP + off, and there is no caller
+	plainFPOutmost
+)
+
+// plainOf returns s as a plain rule of machine m, if it is one.
+func plainOf(s *rows.Set, m *arch.Machine) plain {
+	not := plain{kind: plainNot}
+	c := &s.CFA
+	if m.RAInReg || !m.StepKnown || s.RA != m.RA || s.Flags != 0 || c.Kind != rows.CFAReg || c.Off != int64(int32(c.Off)) {
+		return not
+	}
+	p := plain{kind: plainSP, off: int32(c.Off)}
+	switch c.Reg {
+	case m.SP:
+	case m.FP:
+		p.kind = plainFP
+	default:
+		return not
+	}
+	if s.Outermost() {
+		p.kind += plainSPOutmost - plainSP
+		return p
+	}
+	if ra, ok := s.Rule(m.RA); !ok || ra.Kind != rows.Offset || ra.Off != -8 {
+		return not
+	}
+	if _, ok := s.Rule(m.SP); ok {
+		return not
+	}
+	switch fp, ok := s.Rule(m.FP); {
+	case !ok || fp.Kind == rows.SameValue:
+	case fp.Kind == rows.Offset && fp.Off == int64(int32(fp.Off)) && fp.Off != 0:
+		p.fp = int32(fp.Off)
+	default:
+		return not
+	}
+	return p
+}
+
+// A setter is a Stepper that can say what a rule is.
+type setter interface {
+	Set(id uint32) rows.Set
+}
+
+// maxPlains bounds the rules of one module that a Walker remembers, and maxCodes the modules.
+const maxPlains, maxCodes = 1 << 16, 1 << 10
+
+// plain returns rule id of c as a plain one.
+func (w *Walker) plain(c *Code, id uint32) plain {
+	st, ok := c.Stepper.(setter)
+	if !ok || id >= maxPlains {
+		return plain{kind: plainNot}
+	}
+	ps := w.plains[c]
+	if int(id) >= len(ps) {
+		if ps == nil && len(w.plains) >= maxCodes {
+			clear(w.plains)
+		}
+		ps = append(ps, make([]plain, int(id)+64-len(ps))...)
+		w.plains[c] = ps
+	}
+	if ps[id].kind == plainUnknown {
+		set := st.Set(id)
+		ps[id] = plainOf(&set, c.Machine)
+	}
+	return ps[id]
+}
+
+// A pair is the two registers that plain rules need.
+type pair struct {
+	sp    uint64
+	fp    uint64 // the frame pointer, or its address
+	known bool   // sp is known; without it no rule is followed as a plain one
+	hasFP bool
+	fpMem bool // fp is where the frame pointer is
+}
+
+// take fills the pair from the registers of a state.
+func (p *pair) take(m *arch.Machine, st *rows.State, mem *rows.Memory) {
+	v, o := st.Get(m.Slot(m.SP), mem)
+	p.sp, p.known = v, o == rows.OK
+	fp := m.Slot(m.FP)
+	p.hasFP, p.fpMem, p.fp = st.Known>>fp&1 != 0, st.InMem>>fp&1 != 0, st.Val[fp]
+	if st.InReg>>fp&1 != 0 {
+		p.fp = st.Snap[p.fp&(arch.NumSlots-1)]
+	}
+}
+
+// frame returns the frame pointer. fault is set where it cannot be read.
+func (p *pair) frame(mem *rows.Memory, fault *uint64) (uint64, rows.Outcome) {
+	if !p.hasFP {
+		return 0, rows.LostRegister
+	}
+	if !p.fpMem {
+		return p.fp, rows.OK
+	}
+	v, ok := mem.Load(p.fp)
+	if !ok {
+		*fault = p.fp
+		return 0, rows.Unreadable
+	}
+	return v, rows.OK
+}
+
+// catchUp brings the state from the frame that it is at to the last of frames.
+func (w *Walker) catchUp(s *Snapshot, frames []Frame) rows.Outcome {
+	st := &w.state
+	if w.at < 0 {
+		st.Start(s.PC, s.Known)
+		copy(st.Snap[:], s.Regs[:])
+		w.at = 0
+	}
+	var from site
+	for ; w.at < len(frames)-1; w.at++ {
+		f := &frames[w.at]
+		e := w.find(s.Space, uint64(f.PC), tagOf(s.Space, f.Exact), &from)
+		if e.kind != siteCFI {
+			return rows.NoRule
+		}
+		if o := e.stepper.Apply(e.rule, st, &s.Mem); o != rows.OK {
+			return o // memory has changed since
+		}
+	}
+	return rows.OK
+}
