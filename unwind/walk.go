@@ -209,8 +209,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		}
 
 		kind, stepper, rule, signal := e.kind, e.stepper, e.rule, e.signal
-		switch kind {
-		case siteCFI, sitePLT, siteBlind:
+		if kind == siteCFI || kind == sitePLT {
 			if o := w.catchUp(s, frames[first:]); o != rows.OK {
 				return frames, w.stop(o, s, left)
 			}
@@ -234,13 +233,13 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 			}
 		case siteBlind:
 			how = HowFramePointer
-			if !w.stepFP(s, cfa) {
+			if !w.stepFP(s, &regs, cfa) {
 				return frames, NoInfo
 			}
 		default:
 			return frames, NoInfo
 		}
-		w.at++
+		w.at = n + 1
 
 		// The stack grows down, so a caller's frame is above. A signal handler can have a stack of
 		// its own, and an interrupted function, as that of frame 0, may keep its return address in a register and use none.
@@ -312,10 +311,10 @@ func (w *Walker) stepPLT(m *arch.Machine, pushed uint64, mem *rows.Memory) rows.
 // stepFP follows the frame pointer out of code without information: x86-64 and AArch64 keep the
 // caller's frame pointer at *FP and the return address at *(FP+8). The other registers are lost. It
 // refuses where that would leave the stack or the code.
-func (w *Walker) stepFP(s *Snapshot, sp uint64) bool {
+func (w *Walker) stepFP(s *Snapshot, regs *pair, sp uint64) bool {
 	st, m, mem := &w.state, s.Machine, &s.Mem
 	slot := m.Slot(m.FP)
-	fp, o := st.Get(slot, mem)
+	fp, o := regs.frame(mem, &st.Fault)
 	if o != rows.OK || fp < sp || fp-sp > maxStack || fp&7 != 0 {
 		return false
 	}
