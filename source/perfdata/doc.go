@@ -2,7 +2,7 @@
 // records of one, Writer makes one of walked stacks. The format is that of tools/perf/Documentation/
 // perf.data-file-format.txt, little-endian.
 //
-// A File is a mapped file, or a stream as perf record -o - makes it, plain or compressed with zstd. Records that
+// A File is a file, or a stream as perf record -o - makes it, plain or compressed with zstd. Records that
 // recorders add to those of the kernel are used here (events, names, build IDs) or skipped.
 //
 // A Writer's samples hold plain callchains. The address of a caller's frame is the return address minus one, which

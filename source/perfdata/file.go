@@ -18,16 +18,15 @@ import (
 // A File is a perf.data file or stream that is read once, from its first record to its last. Next and BuildID are
 // for one goroutine; the other methods are safe for concurrent use.
 type File struct {
-	dec    *source.Decoder
-	in     input // the file's records
-	plain  input // those of its compressed records
-	z      *decompressor
-	inner  bool // the last record was a compressed one
-	mapped []byte
-	start  int64 // of the recording in the file
-	size   int64 // of the file; 0 for streams
-	shed   int64 // how much of mapped has been given back
-	short  int64 // by how much the file ends too early
+	dec   *source.Decoder
+	in    input // the file's records
+	plain input // those of its compressed records
+	z     *decompressor
+	inner bool  // the last record was a compressed one
+	start int64 // of the recording in the file
+	size  int64 // of the file; 0 for streams
+	end   int64 // where its records end; 0 for streams
+	short int64 // by how much the file ends too early
 
 	done    atomic.Int64
 	stopped atomic.Bool
@@ -50,8 +49,8 @@ const (
 	recordBPFMetadata   = 84 // the last one known
 )
 
-// New reads the header of the recording that starts where in stands. A regular file is mapped, anything else is
-// read as a stream. path is for messages. Errors wrap source.ErrTruncated, ErrMalformed or ErrUnsupported, or are
+// New reads the header of the recording that starts where in stands. A regular file is read from there to its
+// end, anything else as a stream. path is for messages. Errors wrap source.ErrTruncated, ErrMalformed or ErrUnsupported, or are
 // those of in, which the caller closes after the File.
 func New(in *os.File, path string) (*File, error) {
 	f := &File{dec: source.NewDecoder(), build: map[string]string{}}
@@ -114,32 +113,13 @@ func (s *stream) Read(p []byte) (int, error) {
 	}
 }
 
-// mmap maps the recording and makes the bytes [lo, hi) of it the input.
-func (f *File) mmap(in *os.File, lo, hi int64) error {
-	if hi <= lo {
-		return nil
-	}
-	page := f.start % int64(os.Getpagesize())
-	b, err := unix.Mmap(int(in.Fd()), f.start-page, int(page+f.size), unix.PROT_READ, unix.MAP_PRIVATE)
-	if err != nil {
-		return os.NewSyscallError("mmap", err)
-	}
-	unix.Madvise(b, unix.MADV_SEQUENTIAL)
-	f.mapped = b
-	f.in.b, f.in.off = b[page+lo:page+hi:page+hi], lo
-	return nil
-}
-
-// keepMapped is how much is kept of a mapped file behind the record that is read: older pages go back to the page
-// cache, and come again in the rare case that somebody still needs them.
-const keepMapped = 256 << 20
-
-func (f *File) shedPages() {
-	if lo, hi := f.shed, f.in.off-keepMapped; hi-lo >= keepMapped/4 {
-		hi &^= 1<<16 - 1 // a multiple of all page sizes
-		unix.Madvise(f.mapped[lo:hi], unix.MADV_DONTNEED)
-		f.shed = hi
-	}
+// readFrom makes the bytes [lo, hi) of the recording the input. They are read, not mapped: a recording is used once,
+// from its start to its end, and copying it a piece at a time costs less than a fault for each of its pages. The
+// stacks are then in the processor's caches when they are walked.
+func (f *File) readFrom(in *os.File, lo, hi int64) {
+	f.in.r = io.NewSectionReader(in, f.start+lo, hi-lo)
+	f.in.pool = newPool()
+	f.in.off, f.end = lo, hi
 }
 
 // Decoder returns the decoder that knows the file's events.
@@ -156,12 +136,7 @@ func (f *File) Close() error {
 		f.z.stop()
 		f.z = nil
 	}
-	if f.mapped == nil {
-		return nil
-	}
-	b := f.mapped
-	f.mapped = nil
-	return os.NewSyscallError("munmap", unix.Munmap(b))
+	return nil
 }
 
 // Progress returns how many bytes of the file have been read, and how many there are: 0 where that is unknown.
@@ -216,9 +191,6 @@ func (f *File) record() ([]byte, *source.Buffer, error) {
 	f.inner = false
 	in := &f.in
 	f.done.Store(in.off)
-	if f.mapped != nil {
-		f.shedPages()
-	}
 	at := in.off
 	n, err := in.recordSize()
 	if err == nil {
@@ -229,6 +201,8 @@ func (f *File) record() ([]byte, *source.Buffer, error) {
 	switch {
 	case f.stopped.Load():
 		err = io.EOF
+	case errors.Is(err, io.EOF) && in.off < f.end:
+		err = fmt.Errorf("%w: the file ended at %#x while it was read", source.ErrTruncated, at)
 	case errors.Is(err, io.EOF) && f.short > 0:
 		err = fmt.Errorf("%w: the file ends at %#x, %d bytes before its last record does", source.ErrTruncated, at, f.short)
 	case errors.Is(err, io.EOF):

@@ -70,7 +70,7 @@ func readSection(r *io.SectionReader, s section, what string) ([]byte, error) {
 	return b, nil
 }
 
-// openFile reads the header, the events and the features of a file, and maps it.
+// openFile reads the header, the events and the features of a file, and makes its records the input.
 func (f *File) openFile(r *io.SectionReader, in *os.File) error {
 	if f.size < pipeHeaderSize {
 		return fmt.Errorf("%w: %d bytes", source.ErrTruncated, f.size)
@@ -84,10 +84,8 @@ func (f *File) openFile(r *io.SectionReader, in *os.File) error {
 		return err
 	}
 	if n == pipeHeaderSize {
-		if err := f.mmap(in, pipeHeaderSize, f.size); err != nil {
-			return err
-		}
-		return source.Guard(f.openPipe)
+		f.readFrom(in, pipeHeaderSize, f.size)
+		return f.openPipe()
 	}
 	if b, err = readSection(r, section{0, fileHeaderSize}, "the header"); err != nil {
 		return err
@@ -112,7 +110,8 @@ func (f *File) openFile(r *io.SectionReader, in *os.File) error {
 	default:
 		f.readFeatures(r, &h)
 	}
-	return f.mmap(in, int64(lo), int64(lo+size))
+	f.readFrom(in, int64(lo), int64(lo+size))
+	return nil
 }
 
 // readAttrs reads the events of a file.

@@ -7,11 +7,11 @@ import (
 	"github.com/unspool/unspool/source"
 )
 
-// An input is bytes to be cut into records: a mapped file, or what has been read of a stream.
+// An input is bytes to be cut into records: what has been read of a file or a stream.
 type input struct {
 	b    []byte         // not used up yet
 	off  int64          // of b[0]
-	buf  *source.Buffer // that b lies in; nil where it is mapped
+	buf  *source.Buffer // that b lies in; nil before the first read
 	r    io.Reader      // gives more; nil where there is no more
 	pool *pool
 }

@@ -67,7 +67,7 @@ func (c *coroutine) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// add gives the stream another piece, which is copied: what lies in a mapped file can vanish, and the coroutine is not
+// add gives the stream another piece, which is copied: what has been read is reused, and the coroutine is not
 // guarded against that. All that is decoded must have been taken.
 func (d *decompressor) add(b []byte) {
 	d.buf = append(append(d.buf[:0], d.in...), b...)
