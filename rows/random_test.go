@@ -48,7 +48,7 @@ func randomExpr(rnd *rand.Rand) string {
 func randomSet(rnd *rand.Rand, m *arch.Machine) Set {
 	off := func() int64 { return int64(rnd.Uint64()) >> rnd.IntN(64) }
 	reg := func() arch.Reg { return arch.Reg(rnd.IntN(100)) }
-	s := Set{RA: m.RA, Flags: Flags(rnd.IntN(64)) & Flags(rnd.IntN(64))}
+	s := Set{RA: m.RA, Flags: Flags(rnd.IntN(64) >> rnd.IntN(7))}
 	if rnd.IntN(4) == 0 {
 		s.RA = reg()
 	}

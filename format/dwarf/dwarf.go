@@ -69,7 +69,6 @@ type Frames struct {
 	hdr     *hdr // nil where there is none, or a damaged one
 	hdrErr  error
 	indexes [2]index // of eh and debug
-	mu      sync.Mutex
 }
 
 // A section is one Section on its way to rows.

@@ -105,7 +105,6 @@ func (h *hdr) find(pc uint64) (i int, ok bool) {
 type index struct {
 	once sync.Once
 	fdes []indexed
-	err  error // where some FDE could not be read, the first of them
 }
 
 type indexed struct {
@@ -220,7 +219,8 @@ const maxCachedCIEs = 1 << 14
 // does not know pc.
 //
 // The table equals that of Build(Both) at pc and between its own first and last row; beyond them it
-// says nothing. It is empty where there is no information. An FDE that contains pc but cannot be read
+// says nothing. It is empty where there is no information. (A search table is believed: where it leaves out an FDE that
+// lies inside another one, the outer one holds, as for the program itself.) An FDE that contains pc but cannot be read
 // is an error; Build reports such an FDE and goes on as if it were not there.
 func (f *Frames) Lookup(pc arch.Vaddr) (*rows.Table, error) {
 	if t, err := f.lookupHdr(uint64(pc)); t != nil || err != nil {
