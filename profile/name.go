@@ -2,8 +2,10 @@ package profile
 
 import (
 	"cmp"
+	"runtime"
 	"slices"
 	"strconv"
+	"sync"
 
 	"github.com/unspool/unspool/unwind"
 )
@@ -17,7 +19,7 @@ type Name struct {
 }
 
 // A Namer finds names. It fills names, which has one entry for each offset or address; these are sorted
-// and distinct.
+// and distinct. It is called from several goroutines at once.
 //
 // A function without a symbol whose bounds are known all the same, from call frame information say, has
 // a Start only: it is shown as "[libfoo.so+0x1230]", and all its locations are one function. Where not
@@ -51,41 +53,50 @@ func bracket(base, off string) string {
 	return "[" + base + off + "]"
 }
 
-// resolve asks n for the names of all locations, a module at a time.
+// resolve asks n for the names of all locations: of each module a few thousand at a time, on all processors.
 func (l *Locations) resolve(n Namer) []Name {
 	names := make([]Name, len(l.locs))
 	if n == nil {
 		return names
 	}
-	order := make([]uint32, len(l.locs))
-	for i := range order {
-		order[i] = uint32(i)
+	of := make([][]uint32, len(l.mods))
+	for i := range l.locs {
+		m := l.locs[i].Module
+		of[m] = append(of[m], uint32(i))
 	}
-	slices.SortFunc(order, func(a, b uint32) int {
-		x, y := &l.locs[a], &l.locs[b]
-		return cmp.Or(cmp.Compare(x.Module, y.Module), cmp.Compare(x.Off, y.Off))
-	})
-	var offs []uint64
-	var got []Name
-	for len(order) > 0 {
-		mod := l.locs[order[0]].Module
-		offs = offs[:0]
-		k := 0
-		for ; k < len(order) && l.locs[order[k]].Module == mod; k++ {
-			if off := l.locs[order[k]].Off; len(offs) == 0 || off != offs[len(offs)-1] {
-				offs = append(offs, off)
-			}
-		}
-		got = append(got[:0], make([]Name, len(offs))...)
-		l.ask(n, mod, offs, got)
-		for j := 0; len(order) > 0 && k > 0; k, order = k-1, order[1:] {
-			for offs[j] != l.locs[order[0]].Off {
-				j++
-			}
-			names[order[0]] = got[j]
+	var wg sync.WaitGroup
+	limit := make(chan struct{}, runtime.GOMAXPROCS(0))
+	for mod, ids := range of {
+		slices.SortFunc(ids, func(a, b uint32) int { return cmp.Compare(l.locs[a].Off, l.locs[b].Off) })
+		for part := range slices.Chunk(ids, 1<<12) {
+			limit <- struct{}{}
+			wg.Go(func() {
+				l.resolvePart(n, int32(mod), part, names)
+				<-limit
+			})
 		}
 	}
+	wg.Wait()
 	return names
+}
+
+// resolvePart names some locations of a module, sorted by offset.
+func (l *Locations) resolvePart(n Namer, mod int32, ids []uint32, names []Name) {
+	offs := make([]uint64, 0, len(ids))
+	for _, id := range ids {
+		if off := l.locs[id].Off; len(offs) == 0 || off != offs[len(offs)-1] {
+			offs = append(offs, off)
+		}
+	}
+	got := make([]Name, len(offs))
+	l.ask(n, mod, offs, got)
+	j := 0
+	for _, id := range ids {
+		for offs[j] != l.locs[id].Off {
+			j++
+		}
+		names[id] = got[j]
+	}
 }
 
 func (l *Locations) ask(n Namer, mod int32, offs []uint64, names []Name) {

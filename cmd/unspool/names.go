@@ -1,6 +1,8 @@
 package main
 
 import (
+	"sync"
+
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/format/dwarf"
 	"github.com/unspool/unspool/modules"
@@ -10,52 +12,52 @@ import (
 )
 
 // A namer gives a profile the names of its locations: from symbol tables, and where a stripped file has
-// none, the function's start from its unwind information.
+// none, the function's start from its unwind information. It is safe for concurrent use.
 type namer struct {
 	symbols *symbol.Resolver
-	frames  map[*unwind.Module]*dwarf.Frames
-	addrs   []arch.Vaddr // scratch
+
+	mu     sync.Mutex
+	frames map[*unwind.Module]func() *dwarf.Frames
 }
 
 // newNamer returns a namer for what was recorded on the kernel of a build ID; "" if that is not known.
 func newNamer(kernel string) *namer {
-	return &namer{symbols: symbol.New(symbol.Options{KernelID: kernel}), frames: map[*unwind.Module]*dwarf.Frames{}}
+	return &namer{symbols: symbol.New(symbol.Options{KernelID: kernel}), frames: map[*unwind.Module]func() *dwarf.Frames{}}
 }
 
-// function returns the start of the function at v as unwind information tells it.
-func (n *namer) function(m *unwind.Module, v arch.Vaddr) (start arch.Vaddr, ok bool) {
-	f, known := n.frames[m]
-	if !known {
-		if img, _ := modules.Open(m.Path); img != nil {
-			f, _ = dwarf.Open(img)
-		}
+// framesOf returns the unwind information of a module; nil if it has none.
+func (n *namer) framesOf(m *unwind.Module) *dwarf.Frames {
+	n.mu.Lock()
+	f := n.frames[m]
+	if f == nil {
+		f = sync.OnceValue(func() (f *dwarf.Frames) {
+			if img, _ := modules.Open(m.Path); img != nil {
+				f, _ = dwarf.Open(img)
+			}
+			return f
+		})
 		n.frames[m] = f
 	}
-	if f == nil {
-		return 0, false
-	}
-	start, _, ok = f.Bounds(v)
-	return start, ok
+	n.mu.Unlock()
+	return f()
 }
 
 // User implements profile.Namer.
 func (n *namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 	t := n.symbols.Module(m.Path, m.BuildID)
-	n.addrs = n.addrs[:0]
-	for _, off := range offs {
-		v, ok := t.OffToVaddr(off)
-		if !ok {
-			v = ^arch.Vaddr(0)
+	addrs := make([]arch.Vaddr, len(offs))
+	for i, off := range offs {
+		var ok bool
+		if addrs[i], ok = t.OffToVaddr(off); !ok {
+			addrs[i] = ^arch.Vaddr(0)
 		}
-		n.addrs = append(n.addrs, v)
 	}
-	for i, s := range t.Resolve(n.addrs) {
-		switch {
-		case s.Name != "":
-			names[i] = profile.Name{Func: s.Name, Linkage: s.Linkage, Start: offs[i] - uint64(n.addrs[i]-s.Start)}
-		default:
-			if start, ok := n.function(m, n.addrs[i]); ok {
-				names[i].Start = offs[i] - uint64(n.addrs[i]-start)
+	for i, s := range t.Resolve(addrs) {
+		if s.Name != "" {
+			names[i] = profile.Name{Func: s.Name, Linkage: s.Linkage, Start: offs[i] - uint64(addrs[i]-s.Start)}
+		} else if f := n.framesOf(m); f != nil {
+			if start, _, ok := f.Bounds(addrs[i]); ok {
+				names[i].Start = offs[i] - uint64(addrs[i]-start)
 			}
 		}
 	}
