@@ -18,7 +18,16 @@ type Builder struct {
 	slots   []uint32 // 1 + index in samples, open addressing; 0: free
 	samples []aggregate
 	totals  Totals
-	ids     []uint32 // scratch
+	ids     []uint32   // scratch
+	recent  [16]recent // by thread
+}
+
+// A recent is the last stack of a thread. The next one mostly has the same outer frames, which then need not be looked
+// up again.
+type recent struct {
+	user []unwind.Frame
+	ids  []uint32 // of user
+	sums []uint64 // hash of ids[i:]
 }
 
 // key is what makes samples equal.
@@ -50,11 +59,58 @@ func NewBuilder() *Builder {
 // Add counts a sample. It allocates only for what was not seen before, and keeps no part of s but its
 // Comm and the modules of its frames.
 func (b *Builder) Add(s *Sample) {
-	b.ids = b.locs.Intern(s, b.ids[:0])
+	h := b.intern(s)
 	b.totals.Count(s)
-	a := b.find(key{b.stacks.intern(b.ids), b.comm(s.Comm), s.PID, s.TID, int32(s.Event), s.stop()})
+	a := b.find(key{b.stacks.intern(b.ids, h), b.comm(s.Comm), s.PID, s.TID, int32(s.Event), s.stop()})
 	a.count++
 	a.period += s.Period
+}
+
+// intern makes b.ids the locations of s, and returns their hash.
+func (b *Builder) intern(s *Sample) uint64 {
+	r := &b.recent[uint32(s.TID)%uint32(len(b.recent))]
+	n := len(s.User)
+	i, j := n, len(r.user)
+	for i > 0 && j > 0 && s.User[i-1] == r.user[j-1] {
+		i--
+		j--
+	}
+	seed := b.stacks.seed
+	b.ids = b.locs.internKernel(s.Kernel, b.ids[:0])
+	kernel := len(b.ids)
+	b.ids = b.locs.internUser(s.User[:i], b.ids)
+	b.ids = append(b.ids, r.ids[j:]...)
+
+	// What the two stacks share moves to where it belongs in the new one.
+	r.user, r.ids, r.sums = shift(r.user, j, i), shift(r.ids, j, i), shift(r.sums, j, i)
+	copy(r.user, s.User[:i])
+	copy(r.ids, b.ids[kernel:])
+	h := seed[0]
+	if i < n {
+		h = r.sums[i]
+	}
+	for k := i - 1; k >= 0; k-- {
+		h = mix(h^uint64(r.ids[k]), seed[1])
+		r.sums[k] = h
+	}
+	for k := kernel - 1; k >= 0; k-- {
+		h = mix(h^uint64(b.ids[k]), seed[1])
+	}
+	return h
+}
+
+// shift returns s[from:] with n elements before it, which are not set.
+func shift[T any](s []T, from, n int) []T {
+	tail := s[from:]
+	size := n + len(tail)
+	if size > cap(s) {
+		out := make([]T, size, 2*size)
+		copy(out[n:], tail)
+		return out
+	}
+	out := s[:size]
+	copy(out[n:], tail)
+	return out
 }
 
 // Totals returns the counts so far.
@@ -181,11 +237,8 @@ type stackSlot struct {
 	id   uint32 // 1 + the stack; 0: free
 }
 
-func (t *stackTable) intern(ids []uint32) uint32 {
-	h := t.seed[0] ^ uint64(len(ids))
-	for _, id := range ids {
-		h = mix(h^uint64(id), t.seed[1])
-	}
+// intern returns the number of a list whose hash is h.
+func (t *stackTable) intern(ids []uint32, h uint64) uint32 {
 	mask := uint64(len(t.slots) - 1)
 	for i := uint64(uint32(h)) & mask; ; i = (i + 1) & mask {
 		s := &t.slots[i]

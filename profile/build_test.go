@@ -2,6 +2,7 @@ package profile
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"testing"
 
@@ -130,4 +131,71 @@ func BenchmarkAdd(b *testing.B) {
 		b.ReportMetric(float64(len(bl.samples)), "stacks")
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(frames), "ns/frame")
+}
+
+// TestAddShared adds random stacks of a few threads, most of which share their outer frames with the one before, and
+// compares what comes out with a plain count.
+func TestAddShared(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	mods := []*unwind.Module{unwind.NewModule("/a", "", nil), unwind.NewModule("/b", "", nil)}
+	places := []*unwind.Mapping{{Lo: 0x1000, Hi: 0x2000, Module: mods[0]}, {Lo: 0x4000, Hi: 0x6000, Off: 0x1000, Module: mods[1]}, nil}
+	frame := func() unwind.Frame {
+		m := places[r.IntN(len(places))]
+		lo := arch.Addr(0x9000)
+		if m != nil {
+			lo = m.Lo
+		}
+		return unwind.Frame{PC: lo + arch.Addr(1+r.IntN(4)), How: unwind.How(r.IntN(3)), Mapping: m}
+	}
+	b := NewBuilder()
+	want := map[string]uint64{}
+	stacks := map[int32][]unwind.Frame{}
+	for range 20000 {
+		tid := int32(r.IntN(40))
+		old := stacks[tid]
+		keep := old[min(len(old), r.IntN(4)):]
+		user := append([]unwind.Frame{}, frame())
+		for range r.IntN(3) {
+			user = append(user, frame())
+		}
+		if user = append(user, keep...); len(user) > 12 || r.IntN(10) == 0 {
+			user = user[:1]
+		}
+		stacks[tid] = user
+		s := Sample{TID: tid, User: user, HasUser: true, Period: 1}
+		for range r.IntN(3) {
+			s.Kernel = append(s.Kernel, uint64(0xffff0000+r.IntN(5)))
+		}
+		b.Add(&s)
+		line := fmt.Sprint(tid)
+		for _, a := range s.Kernel {
+			line += fmt.Sprintf(" %#x", a)
+		}
+		for i := range user {
+			f := &user[i]
+			path, off := "", uint64(f.Addr())
+			if f.Mapping != nil {
+				path, off = f.Mapping.Module.Path, f.Mapping.FileOff(f.Addr())
+			}
+			line += fmt.Sprintf(" %s+%#x/%d", path, off, f.How)
+		}
+		want[line]++
+	}
+	p := b.Profile(nil, Info{})
+	got := map[string]uint64{}
+	for i := range p.Stacks {
+		s := &p.Stacks[i]
+		line := fmt.Sprint(s.TID)
+		for _, f := range s.Frames {
+			if l := &p.Locs[f]; p.Modules[l.Module].Kernel {
+				line += fmt.Sprintf(" %#x", l.Off)
+			} else {
+				line += fmt.Sprintf(" %s+%#x/%d", p.Modules[l.Module].Path, l.Off, l.How)
+			}
+		}
+		got[line] += s.Count
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("%d distinct stacks, want %d, or their counts differ", len(got), len(want))
+	}
 }

@@ -62,11 +62,19 @@ func (l *Locations) Module(id uint32) *Module { return &l.mods[l.locs[id].Module
 // Intern appends the locations of s to ids: the kernel's frames, then the user's, innermost first. It
 // allocates only for locations that are new.
 func (l *Locations) Intern(s *Sample, ids []uint32) []uint32 {
-	for _, a := range s.Kernel {
+	return l.internUser(s.User, l.internKernel(s.Kernel, ids))
+}
+
+func (l *Locations) internKernel(addrs []uint64, ids []uint32) []uint32 {
+	for _, a := range addrs {
 		ids = append(ids, l.intern(a, modKernel, HowKernel, a, nil))
 	}
-	for i := range s.User {
-		f := &s.User[i]
+	return ids
+}
+
+func (l *Locations) internUser(frames []unwind.Frame, ids []uint32) []uint32 {
+	for i := range frames {
+		f := &frames[i]
 		a := uint64(f.Addr())
 		m := f.Mapping
 		if m == nil {
