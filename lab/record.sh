@@ -5,15 +5,15 @@
 #	record.sh small|full DIR
 #
 # small makes about 5,000 samples of g++ and a few thousand of the others, in half a minute and 100 MB.
-# full makes about 104,000 of g++, in two minutes and 1.5 GB. It takes perf, g++, gcc, python3, openssl, and the
+# full makes about 104,000 of g++, in a minute and 1 GB. It takes perf, g++, gcc, python3, openssl, and the
 # permission to record one's own processes (kernel.perf_event_paranoid at most 2).
 set -eu
 
 usage() { echo "usage: record.sh small|full DIR" >&2; exit 2; }
 [ $# = 2 ] || usage
 case $1 in
-small) compiles=1 compile_hz=1000 size=24 loops=100 seconds=1 hz=1000 turns=60 ;;
-full)  compiles=9 compile_hz=4000 size=48 loops=200 seconds=4 hz=2000 turns=300 ;;
+small) compiles=1 compile_hz=500 loops=100 seconds=1 hz=1000 turns=60 ;;
+full)  compiles=3 compile_hz=3200 loops=200 seconds=4 hz=2000 turns=300 ;;
 *) usage ;;
 esac
 src=$(cd "$(dirname "$0")/workload" && pwd)
@@ -40,8 +40,8 @@ gcc -O2 -o signals "$src/signals.c"
 record gxx "$compile_hz" sh -c '
   i=0
   while [ $i -lt '"$compiles"' ]; do
-    g++ -std=c++17 -O2 -DSIZE='"$size"' -c "$1" -o /dev/null
-    g++ -std=c++17 -O0 -g -DSIZE='"$size"' -c "$1" -o /dev/null
+    g++ -std=c++17 -O2 -c "$1" -o /dev/null
+    g++ -std=c++17 -O0 -g -c "$1" -o /dev/null
     i=$((i + 1))
   done' sh "$src/heavy.cc"
 record python "$hz" python3 "$src/calls.py" "$seconds"

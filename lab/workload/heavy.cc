@@ -1,7 +1,7 @@
-// heavy.cc - work for a compiler: containers, algorithms and recursive templates, SIZE times over.
+// heavy.cc - work for a compiler: what a small program makes of the standard library's larger headers.
 #include <algorithm>
-#include <array>
 #include <functional>
+#include <future>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -10,61 +10,48 @@
 #include <set>
 #include <sstream>
 #include <string>
-#include <tuple>
 #include <unordered_map>
-#include <utility>
-#include <variant>
 #include <vector>
 
-#ifndef SIZE
-#define SIZE 16
-#endif
+namespace {
 
-// A chain of distinct types, each built of the ones before.
-template <int N> struct Node {
-  using Below = Node<N - 1>;
-  std::map<std::string, Below> children;
-  std::variant<int, std::string, std::vector<double>> value;
-  std::unique_ptr<Below> next;
-
-  template <class F> void visit(F &&f) const {
-    f(N, value);
-    for (const auto &[name, child] : children)
-      child.visit(f);
-    if (next)
-      next->visit(f);
-  }
+struct Word {
+  std::string text;
+  int count = 0;
+  bool operator<(const Word &o) const { return count != o.count ? count > o.count : text < o.text; }
 };
 
-template <> struct Node<0> {
-  template <class F> void visit(F &&) const {}
-};
-
-template <std::size_t... I> auto columns(std::index_sequence<I...>) {
-  return std::make_tuple(std::vector<std::array<char, I + 1>>(I + 3)...);
-}
-
-template <int N> std::string work(std::istream &in) {
-  std::unordered_map<std::string, std::set<std::pair<int, std::string>>> index;
-  std::vector<std::function<int(int)>> steps;
-  std::string word;
-  while (in >> word) {
-    index[word.substr(0, N % 5 + 1)].emplace(N, word);
-    steps.push_back([=](int x) { return x * N + static_cast<int>(word.size()); });
+std::vector<Word> count(std::istream &in, const std::regex &separator) {
+  std::unordered_map<std::string, int> words;
+  for (std::string line; std::getline(in, line);) {
+    std::sregex_token_iterator it(line.begin(), line.end(), separator, -1), end;
+    for (; it != end; ++it)
+      if (it->length() > 0)
+        ++words[it->str()];
   }
-  std::sort(steps.begin(), steps.end(), [](const auto &a, const auto &b) { return a(N) < b(N); });
-  auto cols = columns(std::make_index_sequence<N % 7 + 2>());
-  std::size_t total = std::apply([](const auto &...c) { return (c.size() + ...); }, cols);
-  Node<N % 9 + 1> root;
-  std::ostringstream out;
-  root.visit([&](int depth, const auto &v) { out << depth << ':' << v.index() << ' '; });
-  for (const auto &[key, set] : index)
-    out << std::regex_replace(key, std::regex("[aeiou]"), "$&$&") << set.size();
-  out << std::accumulate(steps.begin(), steps.end(), static_cast<int>(total), [](int a, auto &f) { return f(a); });
-  if constexpr (N > 0)
-    return out.str() + work<N - 1>(in);
-  else
-    return out.str();
+  std::vector<Word> out;
+  for (const auto &[text, n] : words)
+    out.push_back({text, n});
+  std::sort(out.begin(), out.end());
+  return out;
 }
 
-int main() { std::cout << work<SIZE>(std::cin) << '\n'; }
+std::map<std::size_t, std::set<std::string>> byLength(const std::vector<Word> &words) {
+  std::map<std::size_t, std::set<std::string>> out;
+  for (const auto &w : words)
+    out[w.text.size()].insert(w.text);
+  return out;
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+  std::istringstream in(std::accumulate(argv, argv + argc, std::string(), [](std::string s, const char *arg) { return s + ' ' + arg; }));
+  auto words = std::async(std::launch::async, [&] { return count(in, std::regex("[^a-z]+", std::regex::icase)); });
+  std::vector<std::function<void()>> steps;
+  auto list = std::make_shared<std::vector<Word>>(words.get());
+  steps.push_back([list] { std::cout << list->size() << '\n'; });
+  for (const auto &[length, set] : byLength(*list))
+    steps.push_back([length = length, n = set.size()] { std::cout << length << ": " << n << '\n'; });
+  std::for_each(steps.begin(), steps.end(), [](auto &step) { step(); });
+}
