@@ -164,7 +164,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 	warm := cfa - mem.Lo // how much of the window has been touched
 	for n := 0; ; n++ {
 		if at := cfa - mem.Lo; at < uint64(len(mem.Bytes)) && at+touchAhead/2 > warm {
-			warm = w.touch(mem.Bytes, warm, at+touchAhead)
+			warm = w.touch(mem.Bytes, max(warm, at), at+touchAhead)
 		}
 		tag := tagOf(s.Space, exact)
 		e := &w.cache[from.next%numSites]
