@@ -1,0 +1,76 @@
+// Holds the first half of flame.js, which needs no document, against plain definitions: node flame_test.js SCRIPT DATA.
+'use strict';
+const assert = require('node:assert');
+const fs = require('node:fs');
+const f = require(process.argv[2]);
+const data = JSON.parse(fs.readFileSync(process.argv[3], 'utf8'));
+const m = f.decode(data);
+
+// Each frame spans what its callees and it itself weigh, and lies within its caller.
+let self = 0;
+for (let i = 0; i < m.n; i++) {
+  self += m.self[i];
+  assert.strictEqual(m.total[i], m.self[i] + m.kids[i].reduce((n, k) => n + m.total[k], 0));
+  for (const k of m.kids[i]) {
+    assert.strictEqual(m.parent[k], i);
+    assert.strictEqual(m.depth[k], m.depth[i] + 1);
+    assert(m.x[k] >= m.x[i] && m.x[k] + m.total[k] <= m.x[i] + m.total[i]);
+  }
+}
+assert.strictEqual(m.total[0], self);
+
+// Sorting by weight keeps the sums and puts the heaviest first.
+f.order(m, true);
+for (let i = 0; i < m.n; i++) m.kids[i].forEach((k, n, all) => assert(!n || m.total[all[n - 1]] >= m.total[k]));
+f.order(m, false);
+
+// A search matches by name, without regard to case unless there are capitals, or by module.
+const names = data.names.map(n => n[0]);
+const hits = s => names.filter((_, i) => f.find(m, s)[i]);
+assert.deepStrictEqual(hits('^main$'), ['main']);
+assert.deepStrictEqual(hits('MAIN'), []);
+assert(hits('@^libc').length > 0 && hits('@^libc').every(n => n !== 'main'));
+assert.throws(() => f.find(m, '('), SyntaxError);
+
+// A recursive function counts once in each stack.
+const walk = names.findIndex(n => n.startsWith('walk('));
+let want = 0;
+for (let i = 0; i < m.n; i++) {
+  let outer = f.nameOf(m, i) === walk;
+  for (let p = m.parent[i]; p >= 0; p = m.parent[p]) if (f.nameOf(m, p) === walk) outer = false;
+  if (outer) want += m.total[i];
+}
+assert(want > 0);
+assert.strictEqual(f.everywhere(m, walk), want);
+
+// What is visible at full width is everything; the frame at a point is the one drawn there.
+const seen = [];
+f.visible(m, 0, m.total[0], 1000, 0.001, (i, a, b) => {
+  seen.push(i);
+  assert.strictEqual(f.frameAt(m, m.depth[i], m.x[i] + m.total[i] / 2), i);
+  assert(a >= 0 && b <= 1000.001);
+});
+assert.strictEqual(seen.length, m.n);
+assert.strictEqual(f.frameAt(m, 99, 0), -1);
+
+// The neighbour to the right of the neighbour to the left is where one was.
+for (const i of seen) {
+  const r = f.neighbour(m, i, 1);
+  assert.strictEqual(m.depth[r], m.depth[i]);
+  if (r !== i) assert.strictEqual(f.neighbour(m, r, -1), i);
+}
+
+// A name is made to fit.
+for (const n of ['f', 'std::vector<int, std::allocator<int>>::push_back(int const&)', '日本語の関数', names[walk]])
+  for (let w = 0; w < 70; w++) {
+    const s = f.fit(n, w);
+    assert([...s].length <= Math.max(w, n.length <= w ? n.length : 0), `${s} in ${w}`);
+  }
+
+// What stands behind the # in the address comes back as it was.
+for (const s of ['', '#zoom=2&search=a%26b%23%28&icicle=1&order=size&colour=how', '#zoom=99999999&search=%C3%BC', '#zoom=-1']) {
+  const state = f.parseHash(s, m);
+  assert(state.zoom >= 0 && state.zoom < m.n);
+  assert.deepStrictEqual(f.parseHash(f.formatHash(state, m), m), state);
+}
+assert.strictEqual(f.parseHash('#search=a%26b%23%28', m).search, 'a&b#(');
