@@ -35,7 +35,7 @@ record() {
   echo "$name: $(wc -c <"$out/$name.data") bytes"
 }
 
-gcc -O2 -o signals "$src/signals.c"
+gcc -O2 -o "$out/signals" "$src/signals.c" # it must be there when the recording is read
 
 record gxx "$compile_hz" sh -c '
   i=0
@@ -47,5 +47,5 @@ record gxx "$compile_hz" sh -c '
 record python "$hz" python3 "$src/calls.py" "$seconds"
 record messaging "$hz" perf bench sched messaging -l "$loops"
 record openssl "$hz" openssl speed -seconds "$seconds" rsa2048
-record signals "$hz" ./signals "$turns"
-record sigaltstack "$hz" ./signals "$turns" altstack
+record signals "$hz" "$out/signals" "$turns"
+record sigaltstack "$hz" "$out/signals" "$turns" altstack

@@ -21,6 +21,6 @@ turns = 0
 while time.monotonic() < end:
     turns += 1
     ackermann(2, 9)
-    nest(30, lambda: json.loads(json.dumps(tree)))
-    nest(10, lambda: re.sub(r"(\w+)-(\w+)", lambda m: m[2] + m[1], "left-right " * 40))
+    nest(3, lambda: json.loads(json.dumps(tree)))
+    nest(2, lambda: re.sub(r"(\w+)-(\w+)", lambda m: m[2] + m[1], "left-right " * 40))
 print(turns)
