@@ -65,6 +65,7 @@ func TestSynthesised(t *testing.T) {
 	r := open(t, Options{PIDs: []int{pid}})
 	go finish()
 	found := map[string]bool{}
+	kernel := 0 // none where this user may not see its addresses
 	var rec source.Record
 	for len(r.synth) > 0 {
 		raw, buf, err := r.Next()
@@ -73,6 +74,13 @@ func TestSynthesised(t *testing.T) {
 		}
 		if err := r.dec.Decode(raw, &rec); err != nil || rec.Time != 0 || !rec.HasTime {
 			t.Errorf("%v: %+v", err, rec)
+		}
+		if rec.PID == -1 && rec.Type == source.RecordMmap && rec.Misc == source.MiscKernel {
+			kernel++
+			if rec.Addr>>63 == 0 || rec.Pgoff != rec.Addr || string(rec.Filename) != "[kernel.kallsyms]_text" {
+				t.Errorf("%+v", rec)
+			}
+			continue
 		}
 		if rec.PID != int32(pid) {
 			t.Errorf("%+v", rec)
@@ -101,5 +109,8 @@ func TestSynthesised(t *testing.T) {
 	}
 	if !found["work"] || !found["libc.so.6"] || !found["[vdso]"] {
 		t.Errorf("mappings of %v", found)
+	}
+	if kernel > 1 {
+		t.Errorf("%d mappings of the kernel", kernel)
 	}
 }
