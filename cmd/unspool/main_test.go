@@ -145,7 +145,7 @@ func TestDumpJSON(t *testing.T) {
 func TestVerifyStatsCompile(t *testing.T) {
 	r := runProgram(t, "verify", "/bin/sh")
 	r.want(t, 0, "")
-	if !regexp.MustCompile(`^1 files: \d+ rows and \d+ rules equal the reference`).MatchString(r.out) {
+	if !regexp.MustCompile(`^1 files: [\d,]+ rows and [\d,]+ rules equal the reference`).MatchString(r.out) {
 		t.Error(r.out)
 	}
 	r = runProgram(t, "stats", "--format", "json", "/bin/sh")

@@ -10,6 +10,7 @@ import (
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/format/dwarf"
 	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/profile"
 )
 
 func verifyCmd() *cobra.Command {
@@ -46,8 +47,9 @@ Exit status 1 if any differs. Damaged entries are counted; they are in no table.
 				return nil
 			})
 			p.done()
-			fmt.Printf("%d files: %d rows and %d rules equal the reference; %d damaged entries; %d files without unwind information\n",
-				len(files), nrows.Load(), nsets.Load(), damaged.Load(), without.Load())
+			n := func(v int64) string { return profile.Comma(uint64(v)) }
+			fmt.Printf("%s files: %s rows and %s rules equal the reference; %s damaged entries; %s files without unwind information\n",
+				n(int64(len(files))), n(nrows.Load()), n(nsets.Load()), n(damaged.Load()), n(without.Load()))
 			return err
 		},
 	}
