@@ -72,7 +72,14 @@ func (s *Set) Errors() (errs []error) {
 }
 
 // load reads a module's code. It is called once for each module that a stack leads to.
-func (s *Set) load(m *unwind.Module) *unwind.Code {
+func (s *Set) load(m *unwind.Module) (c *unwind.Code) {
+	if err := module.Guard(func() error { c = s.read(m); return nil }); err != nil {
+		return &unwind.Code{Err: fmt.Errorf("%s: %w", m.Path, err)}
+	}
+	return c
+}
+
+func (s *Set) read(m *unwind.Module) *unwind.Code {
 	img, err := Open(m.Path)
 	if img == nil {
 		if err != nil {

@@ -158,7 +158,7 @@ func isELF(path string) bool {
 	return typ == 2 || typ == 3
 }
 
-// eachFile calls f for each file, as many at a time as there are processors. Every error is printed;
+// eachFile calls f for each file, as many at a time as there are processors. A file may shrink meanwhile. Every error is printed;
 // what comes back says how many there were.
 func eachFile(ctx context.Context, files []string, f func(path string) error) error {
 	var next, failed atomic.Int64
@@ -170,7 +170,7 @@ func eachFile(ctx context.Context, files []string, f func(path string) error) er
 				if i >= len(files) {
 					return
 				}
-				if err := f(files[i]); err != nil {
+				if err := module.Guard(func() error { return f(files[i]) }); err != nil {
 					failed.Add(1)
 					fmt.Fprintf(os.Stderr, "unspool: %v\n", err)
 				}

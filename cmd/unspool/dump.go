@@ -57,21 +57,24 @@ error, and make the exit status 1; the rows of the others are printed.`,
 }
 
 // readRows builds the table of a file.
-func readRows(path string, which dwarf.Which) (*rows.Table, []dwarf.Damage, error) {
-	img, err := module.Open(path)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer img.Close()
-	f, err := dwarf.Open(img)
-	if err != nil {
-		return nil, nil, err
-	}
-	t, damage := f.Build(which)
-	if len(t.Rows) == 0 && len(damage) == 0 {
-		return nil, nil, fmt.Errorf("%s: no call frame information", path)
-	}
-	return t, damage, nil
+func readRows(path string, which dwarf.Which) (t *rows.Table, damage []dwarf.Damage, err error) {
+	err = module.Guard(func() error {
+		img, err := module.Open(path)
+		if err != nil {
+			return err
+		}
+		defer img.Close()
+		f, err := dwarf.Open(img)
+		if err != nil {
+			return err
+		}
+		t, damage = f.Build(which)
+		if len(t.Rows) == 0 && len(damage) == 0 {
+			return fmt.Errorf("%s: no call frame information", path)
+		}
+		return nil
+	})
+	return t, damage, err
 }
 
 // A jsonRow is one row; its spelling is part of the program's interface.

@@ -5,6 +5,7 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/symbol"
@@ -55,12 +56,22 @@ func (n *namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 	for i, s := range t.Resolve(addrs) {
 		if s.Name != "" {
 			names[i] = profile.Name{Func: s.Name, Linkage: s.Linkage, Start: offs[i] - uint64(addrs[i]-s.Start)}
-		} else if f := n.framesOf(m); f != nil {
-			if start, _, ok := f.Bounds(addrs[i]); ok {
-				names[i].Start = offs[i] - uint64(addrs[i]-start)
-			}
 		}
 	}
+	// The rest is nameless whatever becomes of the file.
+	_ = module.Guard(func() error {
+		for i := range names {
+			if names[i].Func != "" {
+				continue
+			}
+			if f := n.framesOf(m); f != nil {
+				if start, _, ok := f.Bounds(addrs[i]); ok {
+					names[i].Start = offs[i] - uint64(addrs[i]-start)
+				}
+			}
+		}
+		return nil
+	})
 }
 
 // Kernel implements profile.Namer.

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -53,7 +54,16 @@ func (s *section) build(procs int) ([]*rows.Builder, []Damage) {
 	for i := range cs {
 		cs[i] = newCompiler(s, 12, work, space)
 		cs[i].cies = cies
-		run := func() { cs[i].all(items[len(items)*i/n : len(items)*(i+1)/n]) }
+		run := func() {
+			// A file that shrinks while it is mapped faults: the caller may be guarded against that, a goroutine is not.
+			err := module.Guard(func() error {
+				cs[i].all(items[len(items)*i/n : len(items)*(i+1)/n])
+				return nil
+			})
+			if err != nil {
+				cs[i].add(s, 0, nil, err)
+			}
+		}
 		if i == n-1 {
 			run()
 		} else {

@@ -1,0 +1,79 @@
+package modules
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+)
+
+func TestModule(t *testing.T) {
+	t.Setenv("UNSPOOL_CACHE", t.TempDir())
+	for name, s := range map[string]*Set{"compiled": New(), "interpreted": Interpreted()} {
+		m := s.Module("/bin/sh", "")
+		if s.Module("/bin/sh", "") != m {
+			t.Errorf("%s: one file, two modules", name)
+		}
+		c := m.Code()
+		if c == nil || c.Err != nil || c.Stepper == nil || c.Machine == nil {
+			t.Fatalf("%s: %+v", name, c)
+		}
+		found := false
+		for off := uint64(0); off < 1<<20 && !found; off += 16 {
+			if v, ok := c.Vaddr(off); ok {
+				_, found = c.Stepper.Find(v)
+			}
+		}
+		if !found {
+			t.Errorf("%s: no rule for any address", name)
+		}
+		if len(s.Errors()) != 0 || s.CacheErr() != nil {
+			t.Errorf("%s: %v, %v", name, s.Errors(), s.CacheErr())
+		}
+	}
+}
+
+// What cannot be used says why, and what has no file is no error.
+func TestUnusable(t *testing.T) {
+	t.Setenv("UNSPOOL_CACHE", t.TempDir())
+	garbage := filepath.Join(t.TempDir(), "garbage")
+	if err := os.WriteFile(garbage, []byte(strings.Repeat("garbage ", 100)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := New()
+	for _, path := range []string{"//anon", "[heap]", "", "/memfd:x (deleted)", "/dev/zero", "/SYSV00000000"} {
+		if c := s.Module(path, "").Code(); c != nil {
+			t.Errorf("%q: %+v, want nothing", path, c)
+		}
+	}
+	if len(s.Errors()) != 0 {
+		t.Error(s.Errors())
+	}
+	for _, x := range []struct{ path, id, want string }{
+		{"/nonexistent", "", "no such file"},
+		{garbage, "", "not an ELF file"},
+		{"/bin/sh", "0123456789abcdef", "the file has changed"},
+	} {
+		c := s.Module(x.path, x.id).Code()
+		if c == nil || c.Err == nil || !strings.Contains(c.Err.Error(), x.want) || c.Stepper != nil {
+			t.Errorf("%s: %+v, want an error with %q", x.path, c, x.want)
+		}
+	}
+	if len(s.Errors()) != 3 {
+		t.Errorf("%d errors, want 3", len(s.Errors()))
+	}
+}
+
+// The vDSO is read from this process's memory.
+func TestVDSO(t *testing.T) {
+	t.Setenv("UNSPOOL_CACHE", t.TempDir())
+	c := New().Module("[vdso]", "").Code()
+	if c == nil || c.Stepper == nil {
+		t.Skip("this machine lacks a vDSO")
+	}
+	if v, ok := c.Vaddr(0); !ok || v != arch.Vaddr(0) {
+		t.Errorf("offset 0 is at %#x, %v", v, ok)
+	}
+}
