@@ -15,7 +15,8 @@ import (
 // from the outermost to the innermost, separated by semicolons, then a space and the weight. Lines are
 // sorted by their names, one after the other. A semicolon in a name becomes a colon, a control character a space.
 //
-// Stacks that are not whole look like others, as in what other tools write.
+// Stacks that are not whole look like others, as in what other tools write. The last line has the counts of them: it
+// is a comment to a person, and a stack that weighs nothing to a program.
 func Folded(w io.Writer, p *profile.Profile, o Options) error {
 	stacks, names := foldStacks(p, &o)
 	sortFolded(stacks, 0)
@@ -52,9 +53,7 @@ func Folded(w io.Writer, p *profile.Profile, o Options) error {
 			line = end[:len(line)]
 		}
 	}
-	if o.Summary {
-		fmt.Fprintf(bw, "# %s\n", headline(p))
-	}
+	fmt.Fprintf(bw, "# %s 0\n", headline(p))
 	return bw.Flush()
 }
 

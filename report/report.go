@@ -34,9 +34,8 @@ type Options struct {
 	Limit int    // Top, Callers: functions to show; 0: all (Callers: ten)
 	Func  string // Callers: a regular expression that functions must match; empty: those with the most of their own
 
-	// Summary adds the counts of whole, truncated and broken stacks where readers of the format may
-	// not expect them: to Folded as a comment at the end, to JSON as a last object {"summary": …}.
-	// Flame, Pprof, Perf, Top and Callers always have them.
+	// Summary adds the counts of whole, truncated and broken stacks to JSON, as a last object
+	// {"summary": …}, which readers may not expect. All other reports have them anyway.
 	Summary bool
 }
 

@@ -205,7 +205,7 @@ func outputs(t testing.TB, r *recording) map[string][]byte {
 	run("top-narrow", Top, Options{Width: 60, Limit: 3, By: Periods})
 	run("callers", Callers, Options{MinShare: -1})
 	run("folded", Folded, Options{})
-	run("folded-periods", Folded, Options{By: Periods, Summary: true})
+	run("folded-periods", Folded, Options{By: Periods})
 	run("json-aggregated", JSON, Options{})
 	run("perf-aggregated", Perf, Options{})
 	run("pprof", Pprof, Options{})

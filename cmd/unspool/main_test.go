@@ -184,7 +184,7 @@ func TestRecord(t *testing.T) {
 	canRecord(t)
 	c := program(t, append([]string{"record", "--"}, busy...)...)
 	r := finish(t, c)
-	r.want(t, 7, `unspool.data: [\d,]+ samples of `)
+	r.want(t, 7, `unspool.data: [\d,]+ samples · `)
 	if !strings.Contains(r.out, "% whole") || !strings.Contains(r.out, "libc.so") && !strings.Contains(r.out, "sh") {
 		t.Errorf("no table:\n%s", r.out)
 	}
@@ -201,7 +201,7 @@ func TestRecord(t *testing.T) {
 			t.Errorf("%s: %v", ending, err)
 		}
 		c = program(t, append([]string{"record", "-o", ending, "--"}, busy...)...)
-		finish(t, c).want(t, 7, `samples of`)
+		finish(t, c).want(t, 7, `samples`)
 		if st, err := os.Stat(filepath.Join(c.Dir, ending)); err != nil || st.Size() == 0 {
 			t.Errorf("record -o %s: %v", ending, err)
 		}
@@ -258,7 +258,7 @@ func TestRecordProcess(t *testing.T) {
 	defer target.Wait()
 	defer target.Process.Kill()
 	r := runProgram(t, "record", "-p", fmt.Sprint(target.Process.Pid), "--duration", "1s", "-o", "x.json")
-	r.want(t, 0, "samples of")
+	r.want(t, 0, "samples ·")
 	if err := target.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("the target is gone: %v", err)
 	}
@@ -276,7 +276,7 @@ func TestTargetExits(t *testing.T) {
 	defer cancel()
 	c := program(t, "record", "-p", fmt.Sprint(target.Process.Pid), "-o", "x.folded")
 	context.AfterFunc(ctx, func() { c.Process.Kill() })
-	finish(t, c).want(t, 0, "samples of")
+	finish(t, c).want(t, 0, "samples ·")
 }
 
 // What cannot be written is an error that names the file; a cache that cannot be used is a remark.

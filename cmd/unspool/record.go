@@ -164,9 +164,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, opts perfevent.Optio
 		}
 	}
 	s.warn()
-	if o.path != "" && o.path != "-" {
-		fmt.Fprintf(os.Stderr, "unspool: %s: %s samples of %s\n", o.path, profile.Comma(s.stats.Samples), rec.Event())
-	}
+	s.wrote(o.path)
 	if s.stats.Samples == 0 {
 		fmt.Fprintln(os.Stderr, "unspool: there were no samples: the targets did nothing that was counted")
 	}

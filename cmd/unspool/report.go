@@ -34,6 +34,7 @@ func (o *output) flags(c *cobra.Command) {
 	c.Flags().StringVarP(&o.path, "output", "o", o.path, "file to write; its ending picks the format")
 	c.Flags().StringVar(&o.format, "format", o.format, "top, callers, folded, flame, pprof, perf or json (default: by the ending of -o, else top)")
 	c.Flags().BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
+	c.Flags().BoolVar(&o.opts.Summary, "summary", false, "json: end with an object that has the counts of whole and other stacks")
 	c.Flags().StringVar(&o.opts.Func, "function", "", "callers: functions whose name matches this regular expression")
 	c.Flags().IntVar(&o.opts.Limit, "limit", 0, "top, callers: show this many functions")
 	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"top", "callers", "folded", "flame", "pprof", "perf", "json"}, cobra.ShellCompDirectiveNoFileComp))
@@ -187,6 +188,7 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, stepper
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
+	s.wrote(o.path)
 	return nil
 }
 

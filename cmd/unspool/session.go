@@ -143,6 +143,15 @@ func (s *session) events() {
 	}
 }
 
+// wrote says on standard error what went into a file.
+func (s *session) wrote(path string) {
+	if path == "" || path == "-" {
+		return
+	}
+	t := profile.Totals{Samples: s.stats.Samples, Stops: s.stats.Stops}
+	fmt.Fprintf(os.Stderr, "unspool: %s: %s\n", path, t.Summary(s.info.Loss))
+}
+
 // warn says on standard error what the reader of a report should know: why stacks are not whole, what
 // was lost, and what to do about it.
 func (s *session) warn() {

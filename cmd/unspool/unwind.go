@@ -7,7 +7,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source/perfdata"
 )
 
@@ -59,7 +58,6 @@ func runUnwind(ctx context.Context, path, to string, flt *filter) error {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	s.warn()
-	fmt.Fprintf(os.Stderr, "unspool: %s: %s samples, %s whole\n", to,
-		profile.Comma(s.stats.Samples), profile.Percent(s.stats.Stops[0], s.stats.Samples))
+	s.wrote(to)
 	return nil
 }
