@@ -261,12 +261,3 @@ func TestGolden(t *testing.T) {
 		})
 	}
 }
-
-func sortedKeys[V any](m map[string]V) []string {
-	var keys []string
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
-}

@@ -65,7 +65,6 @@ func TestWorld(t *testing.T) {
 		w := NewWorld(nil)
 		var log []string
 		leaders := []int32{1}
-		var tids []modelThread // with the TID in comm
 		apply := func(r *Record) {
 			m.apply(r)
 			w.Apply(r)
@@ -96,7 +95,6 @@ func TestWorld(t *testing.T) {
 			case k < 14:
 				tid := int32(100 + rnd.IntN(5))
 				apply(&Record{Type: RecordFork, PID: pid, TID: tid, PPID: pid, PTID: pid, Time: time})
-				tids = append(tids, modelThread{pid, fmt.Sprint(tid)})
 			case k < 15:
 				apply(&Record{Type: RecordComm, Misc: MiscCommExec, PID: pid, TID: pid, Time: time, Comm: fmt.Append(nil, "prog", step)})
 			case k < 16:

@@ -58,7 +58,6 @@ type Walker struct {
 	in     *bufio.Writer
 	out    *bufio.Reader
 	stderr bytes.Buffer
-	queued int
 }
 
 // The kinds of records in the stream.
