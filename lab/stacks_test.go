@@ -31,6 +31,7 @@ type chain struct {
 	addrs []uint64
 	offs  []uint64 // offset in the file
 	files []string // "" where nothing is mapped
+	tramp []bool   // a signal's trampoline, whose address elfutils takes to be exact
 	stop  unwind.Stop
 	space *unwind.Space
 }
@@ -57,6 +58,7 @@ func walked(t testing.TB, file string) (map[who]*chain, source.Stats) {
 		c := &chain{stop: s.Stop, space: s.Space}
 		for i := range s.User {
 			c.add(uint64(s.User[i].Addr()), s.User[i].Mapping)
+			c.tramp = append(c.tramp, i+1 < len(s.User) && s.User[i+1].How == unwind.HowSignal)
 		}
 		out[who{int(s.TID), s.Time}] = c
 		return nil
@@ -140,9 +142,10 @@ func (c *chain) same(peer []oracle.ScriptFrame) int {
 	return n
 }
 
-func prefix(a, b []uint64) int {
+// prefix says how many frames of ours, from the innermost on, are elfutils'.
+func (c *chain) prefix(peer []uint64) int {
 	n := 0
-	for n < len(a) && n < len(b) && a[n] == b[n] {
+	for n < len(c.addrs) && n < len(peer) && (c.addrs[n] == peer[n] || c.tramp[n] && c.addrs[n]+1 == peer[n]) {
 		n++
 	}
 	return n
@@ -162,7 +165,7 @@ const (
 // cause compares three chains of one sample.
 func cause(c *chain, perf []oracle.ScriptFrame, dwfl []uint64) string {
 	n := c.same(perf)
-	d := prefix(c.addrs, dwfl)
+	d := c.prefix(dwfl)
 	whole := c.stop == unwind.Outermost
 	agrees := d == len(c.addrs) && (d == len(dwfl) || whole)
 	switch {

@@ -77,38 +77,52 @@ func record(t testing.TB, name string) string {
 			continue
 		}
 		path := filepath.Join(made.dir, name+".data")
-		args := append([]string{"record", "-q", "-N"}, strings.Fields(r.options)...)
-		stream := strings.HasPrefix(r.options, "-o -")
-		if !stream {
-			args = append(args, "-o", path)
-		}
-		cmd := exec.Command("perf", append(args, "--", "sh", "-c", "exec >&2; "+workload)...)
-		var stderr bytes.Buffer
-		cmd.Stderr = &stderr
-		if stream {
-			out, err := os.Create(path)
-			if err != nil {
-				t.Fatal(err)
+		// perf 6.1 aborts now and then, by an assertion on build IDs: while it records, when the file is whole all
+		// the same, and while it reads, some files always. Those are of no use.
+		for try := 1; ; try++ {
+			perfRecord(t, path, r.options)
+			err := exec.Command("perf", "script", "-D", "-i", path).Run()
+			if err == nil {
+				break
 			}
-			defer out.Close()
-			cmd.Stdout = out
-		}
-		err := cmd.Run()
-		if st, e := os.Stat(path); err != nil && strings.Contains(stderr.String(), "build-id.c") && e == nil && st.Size() > 0 {
-			err = nil // see script: the file is whole
-		}
-		if err != nil {
-			if len(stderr.Bytes()) > 400 {
-				stderr.Truncate(400)
+			if try == 10 {
+				t.Fatalf("perf cannot read what it recorded with %s: %v", r.options, err)
 			}
-			t.Logf("%v: %v\n%s", cmd.Args[:len(cmd.Args)-1], err, stderr.Bytes())
-			oracle.Lacks(t, "the permission for perf "+strings.Join(args, " "))
 		}
 		made.files[name] = path
 		return path
 	}
 	t.Fatalf("BUG: no recording %q", name)
 	return ""
+}
+
+// perfRecord makes one recording.
+func perfRecord(t testing.TB, path, options string) {
+	t.Helper()
+	args := append([]string{"record", "-q", "-N"}, strings.Fields(options)...)
+	stream := strings.HasPrefix(options, "-o -")
+	if !stream {
+		args = append(args, "-o", path)
+	}
+	cmd := exec.Command("perf", append(args, "--", "sh", "-c", "exec >&2; "+workload)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if stream {
+		out, err := os.Create(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer out.Close()
+		cmd.Stdout = out
+	}
+	err := cmd.Run()
+	if st, e := os.Stat(path); err != nil && strings.Contains(stderr.String(), "build-id.c") && e == nil && st.Size() > 0 {
+		return
+	}
+	if err != nil {
+		t.Logf("%v: %v\n%.400s", cmd.Args[:len(cmd.Args)-1], err, stderr.Bytes())
+		oracle.Lacks(t, "the permission for perf "+strings.Join(args, " "))
+	}
 }
 
 func eachRecording(t *testing.T, f func(t *testing.T, path string)) {

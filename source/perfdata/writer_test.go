@@ -281,7 +281,7 @@ func script(t testing.TB, path string) (list []oracle.ScriptSample) {
 		if err == nil {
 			return list
 		}
-		if try == 3 {
+		if try == 8 {
 			t.Fatal(err)
 		}
 	}
@@ -298,7 +298,7 @@ func perf(t testing.TB, args ...string) (out, stderr string) {
 		if err == nil {
 			return o.String(), e.String()
 		}
-		if try == 3 {
+		if try == 8 {
 			t.Fatalf("perf %q: %v\n%s", args, err, e.String())
 		}
 	}
