@@ -3,22 +3,12 @@ package lab
 import (
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/unwind"
 )
-
-// cpuTime is the processor time of this thread's process, in ns: unlike the clock's, it does not count others.
-func cpuTime() float64 {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		panic(err)
-	}
-	return float64(u.Utime.Nano() + u.Stime.Nano())
-}
 
 // BenchmarkWalk walks the stacks of each recording, the first ones of it, again and again: a whole file with all
 // caches as they are after one pass, and ten stacks only, which stay in the processor's caches.
@@ -51,11 +41,11 @@ func BenchmarkWalk(b *testing.B) {
 					return n
 				}
 				pass()
-				n, start := 0, cpuTime()
+				n, start := 0, oracle.CPUTime()
 				for b.Loop() {
 					n += pass()
 				}
-				b.ReportMetric((cpuTime()-start)/float64(n), "cpu-ns/frame")
+				b.ReportMetric(float64(oracle.CPUTime()-start)/float64(n), "cpu-ns/frame")
 			})
 		}
 	}

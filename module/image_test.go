@@ -495,3 +495,27 @@ func run(t testing.TB, name string, args ...string) {
 		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
 	}
 }
+
+func TestIsLinked(t *testing.T) {
+	dir := t.TempDir()
+	for name, c := range map[string]struct {
+		head string
+		want bool
+	}{
+		"exec":   {"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00", true},
+		"shared": {"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x03\x00", true},
+		"big":    {"\x7fELF\x01\x02\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x03", true},
+		"object": {"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00", false},
+		"core":   {"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x04\x00", false},
+		"short":  {"\x7fELF\x02\x01\x01", false},
+		"text":   {"#!/bin/sh\necho hello world\n", false},
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(c.head), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := IsLinked(path); got != c.want {
+			t.Errorf("IsLinked(%s) = %v", name, got)
+		}
+	}
+}

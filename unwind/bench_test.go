@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"os"
-	"syscall"
 	"testing"
 
 	"github.com/unspool/unspool/arch"
@@ -15,15 +14,6 @@ import (
 	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/unwind"
 )
-
-// cpuTime is the processor time of this process, in ns.
-func cpuTime() float64 {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		panic(err)
-	}
-	return float64(u.Utime.Nano() + u.Stime.Nano())
-}
 
 // synthetic returns stacks of depth frames through a library's functions: each frame's row is one that a call
 // in the middle of a function has, and the stack is laid out so that it leads to the next.
@@ -99,7 +89,7 @@ func BenchmarkWalkLibc(b *testing.B) {
 				w := unwind.NewWalker(0)
 				var frames []unwind.Frame
 				n, k := 0, 0
-				cpu := cpuTime()
+				cpu := oracle.CPUTime()
 				for b.Loop() {
 					for range 10 {
 						frames, _ = w.Walk(&snaps[k], frames[:0])
@@ -109,7 +99,7 @@ func BenchmarkWalkLibc(b *testing.B) {
 						}
 					}
 				}
-				b.ReportMetric((cpuTime()-cpu)/float64(n), "cpu-ns/frame")
+				b.ReportMetric(float64(oracle.CPUTime()-cpu)/float64(n), "cpu-ns/frame")
 				b.ReportMetric(float64(n)/float64(10*b.N), "frames/stack")
 			})
 		}

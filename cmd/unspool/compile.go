@@ -128,7 +128,7 @@ func elfFiles(paths []string) ([]string, error) {
 				}
 				return nil
 			}
-			if d.Type().IsRegular() && isELF(p) {
+			if d.Type().IsRegular() && module.IsLinked(p) {
 				out = append(out, p)
 			}
 			return nil
@@ -138,24 +138,6 @@ func elfFiles(paths []string) ([]string, error) {
 		}
 	}
 	return out, nil
-}
-
-// isELF says whether a file is an ELF executable or shared object.
-func isELF(path string) bool {
-	f, err := os.Open(path)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	var h [18]byte
-	if _, err := f.ReadAt(h[:], 0); err != nil || string(h[:4]) != "\x7fELF" {
-		return false
-	}
-	typ := h[16]
-	if h[5] == 2 { // big-endian
-		typ = h[17]
-	}
-	return typ == 2 || typ == 3
 }
 
 // eachFile calls f for each file, as many at a time as there are processors. A file may shrink meanwhile. Every error is printed;

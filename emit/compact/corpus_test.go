@@ -1,15 +1,14 @@
 package compact
 
 import (
-	"bytes"
-	"debug/elf"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // corpusGlobs name the files that are measured by default: large and small, C, C++, Rust and assembly,
@@ -29,22 +28,15 @@ var corpusGlobs = []string{
 	"/usr/aarch64-linux-gnu/lib/libm.so.6",
 }
 
-// corpus returns the files to measure: the list's, or with UNSPOOL_CORPUS=all every ELF executable and
-// shared object below /usr.
+// corpus returns the files to measure: the list's, or with UNSPOOL_CORPUS=all every binary of the machine.
 func corpus(t testing.TB) []string {
+	if os.Getenv("UNSPOOL_CORPUS") == "all" {
+		return oracle.Binaries(t)
+	}
 	var files []string
-	if os.Getenv("UNSPOOL_CORPUS") != "all" {
-		for _, g := range corpusGlobs {
-			m, _ := filepath.Glob(g)
-			files = append(files, m[:min(len(m), 4)]...)
-		}
-	} else {
-		filepath.WalkDir("/usr", func(p string, d fs.DirEntry, err error) error {
-			if err == nil && d.Type().IsRegular() && isELF(p) {
-				files = append(files, p)
-			}
-			return nil
-		})
+	for _, g := range corpusGlobs {
+		m, _ := filepath.Glob(g)
+		files = append(files, m[:min(len(m), 4)]...)
 	}
 	seen := map[string]bool{}
 	return slices.DeleteFunc(files, func(p string) bool {
@@ -53,21 +45,6 @@ func corpus(t testing.TB) []string {
 		seen[real] = true
 		return dup
 	})
-}
-
-// isELF says that a file is an executable or a shared object.
-func isELF(path string) bool {
-	f, err := os.Open(path)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	var h [18]byte
-	if n, _ := f.Read(h[:]); n < len(h) || !bytes.HasPrefix(h[:], []byte(elf.ELFMAG)) {
-		return false
-	}
-	typ := elf.Type(h[16]) | elf.Type(h[17])
-	return typ == elf.ET_EXEC || typ == elf.ET_DYN
 }
 
 // TestCorpus emits, loads and verifies the tables of many files, and holds their total size against

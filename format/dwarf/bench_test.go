@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -21,15 +20,6 @@ var benchFiles = []struct{ name, glob string }{
 	{"cc1plus", "/usr/l*/gcc/x86_64-linux-gnu/*/cc1plus"},
 	{"libc", libcPath},
 	{"ld.so", "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"},
-}
-
-// cpuTime is the processor time that this process has used: unlike the clock's, it does not count others'.
-func cpuTime() time.Duration {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		panic(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // BenchmarkBuild reports the time for a row of the finished table, from section to table: on one core and on all.
@@ -59,11 +49,11 @@ func BenchmarkBuild(b *testing.B) {
 				defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(procs.n))
 				b.ReportAllocs()
 				var t *rows.Table
-				cpu := cpuTime()
+				cpu := oracle.CPUTime()
 				for b.Loop() {
 					t, _ = fs.Build(EHFrame)
 				}
-				cpu = cpuTime() - cpu
+				cpu = oracle.CPUTime() - cpu
 				perRow := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / float64(b.N) / float64(len(t.Rows)) }
 				b.ReportMetric(perRow(b.Elapsed()), "ns/row")
 				b.ReportMetric(perRow(cpu), "cpu-ns/row")
@@ -125,7 +115,7 @@ func BenchmarkCompile(b *testing.B) {
 		oracle.Lacks(b, "hackbench")
 	}
 	n := 0
-	cpu := cpuTime()
+	cpu := oracle.CPUTime()
 	for b.Loop() {
 		for _, p := range paths {
 			img, err := module.Open(p)
@@ -142,5 +132,5 @@ func BenchmarkCompile(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(n)/float64(b.N), "rows")
-	b.ReportMetric(float64((cpuTime()-cpu).Microseconds())/float64(b.N)/1000, "cpu-ms")
+	b.ReportMetric(float64((oracle.CPUTime()-cpu).Microseconds())/float64(b.N)/1000, "cpu-ms")
 }

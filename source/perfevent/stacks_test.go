@@ -6,9 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/format/dwarf"
@@ -122,7 +120,7 @@ func BenchmarkOverhead(b *testing.B) {
 	command := []string{work(b), "spin", "1"}
 	var own, perf, records float64
 	for b.Loop() {
-		before := cpuTime()
+		before := oracle.CPUTime()
 		r, err := Open(context.Background(), Options{Command: command})
 		if err != nil {
 			b.Fatal(err)
@@ -130,7 +128,7 @@ func BenchmarkOverhead(b *testing.B) {
 		for err == nil {
 			_, _, err = r.Next()
 		}
-		own += (cpuTime() - before).Seconds()
+		own += (oracle.CPUTime() - before).Seconds()
 		records += float64(r.Stats().Records)
 		r.Close()
 
@@ -146,15 +144,6 @@ func BenchmarkOverhead(b *testing.B) {
 		b.ReportMetric(1000*perf/n, "perf-ms/s")
 		b.ReportMetric(own/perf, "ratio")
 	}
-}
-
-// cpuTime is what this process has used.
-func cpuTime() time.Duration {
-	var u syscall.Rusage
-	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
-		return 0
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // TestSelf checks that all that the recorder opens is closed again.
