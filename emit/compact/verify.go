@@ -2,7 +2,9 @@ package compact
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
+	"sync"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
@@ -34,11 +36,38 @@ func Verify(t *Table, ref *rows.Table, seed uint64) error {
 	for k := range v.try {
 		v.try[k].setUp(seed^uint64(k)<<56, k)
 	}
+	return v.sets()
+}
+
+// sets compares all rules, on all processors where there are many.
+func (v *verifier) sets() error {
+	var ids []rows.SetID
 	for id, seen := range v.seen {
-		if !seen {
-			continue
+		if seen {
+			ids = append(ids, rows.SetID(id))
 		}
-		if err := v.set(rows.SetID(id)); err != nil {
+	}
+	n := max(1, min(runtime.GOMAXPROCS(0), len(ids)/64))
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		part := ids[len(ids)*i/n : len(ids)*(i+1)/n]
+		run := func() {
+			for _, id := range part {
+				if errs[i] = v.set(id); errs[i] != nil {
+					return
+				}
+			}
+		}
+		if i == n-1 {
+			run()
+		} else {
+			wg.Go(run)
+		}
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
 			return err
 		}
 	}
