@@ -244,33 +244,41 @@ func buildResults(t testing.TB) string {
 		img.Close()
 	}
 	files := []string{find("/usr/bin/hackbench"), libs + "libc.so.6", libs + "ld-linux-x86-64.so.2", find(libs+"libpthread.so.0", libs+"libpthread.so")}
+	one := func(path string, prove bool) error {
+		img, err := module.Open(path)
+		if err != nil {
+			return err
+		}
+		defer img.Close()
+		f, err := dwarf.Open(img)
+		if err != nil {
+			return err
+		}
+		ref, _ := f.Build(dwarf.Both)
+		b, err := compact.Emit(ref)
+		if err != nil || !prove {
+			return err
+		}
+		table, err := compact.Load(b)
+		if err != nil {
+			return err
+		}
+		return compact.Verify(table, ref, 1)
+	}
 	compile := func(prove bool) func() {
 		return func() {
+			var wg sync.WaitGroup
 			for _, path := range files {
 				if path == "" {
 					continue
 				}
-				img, err := module.Open(path)
-				if err != nil {
-					t.Fatal(err)
-				}
-				f, err := dwarf.Open(img)
-				if err != nil {
-					t.Fatal(err)
-				}
-				ref, _ := f.Build(dwarf.Both)
-				b, err := compact.Emit(ref)
-				if err == nil && prove {
-					var table *compact.Table
-					if table, err = compact.Load(b); err == nil {
-						err = compact.Verify(table, ref, 1)
+				wg.Go(func() {
+					if err := one(path, prove); err != nil {
+						t.Error(err)
 					}
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				img.Close()
+				})
 			}
+			wg.Wait()
 		}
 	}
 	took := timed(11, compile(false), compile(true))

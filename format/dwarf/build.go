@@ -57,7 +57,13 @@ func (s *section) build(procs int) ([]*rows.Builder, []Damage) {
 		run := func() {
 			// A file that shrinks while it is mapped faults: the caller may be guarded against that, a goroutine is not.
 			err := module.Guard(func() error {
-				cs[i].all(items[len(items)*i/n : len(items)*(i+1)/n])
+				part := items[len(items)*i/n : len(items)*(i+1)/n]
+				if i == 0 {
+					cs[i].room(items) // the others' rows will be appended to it
+				} else {
+					cs[i].room(part)
+				}
+				cs[i].all(part)
 				return nil
 			})
 			if err != nil {
@@ -194,10 +200,10 @@ type start struct {
 	err   error
 }
 
-// all compiles items.
-func (c *compiler) all(items []item) {
+// room makes room for the rows of items. Growing to a million rows step by step would copy them several times: a sample
+// says how many come.
+func (c *compiler) room(items []item) {
 	var f fde
-	// Growing to a million rows step by step would copy them several times: a sample says how many come.
 	n, sample := 0, 1+min(len(items)/256, 63)
 	for i := 0; i < len(items); i += sample {
 		c.open(items[i], &f)
@@ -207,6 +213,11 @@ func (c *compiler) all(items []item) {
 		}
 	}
 	c.out.Grow(n*sample*9/8, len(items))
+}
+
+// all compiles items.
+func (c *compiler) all(items []item) {
+	var f fde
 	for _, it := range items {
 		c.open(it, &f)
 		if err := c.compile(&f); err != nil {
