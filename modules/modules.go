@@ -46,6 +46,14 @@ func (s *Set) CacheErr() error {
 	return s.store.Err()
 }
 
+// CacheDir returns the directory that tables are kept in, which is this user's alone; "" if they are not kept.
+func (s *Set) CacheDir() string {
+	if s.store == nil {
+		return ""
+	}
+	return s.store.Dir()
+}
+
 // Module returns the module of a file by its path, as a process sees it, and its hex build ID, which may be empty.
 func (s *Set) Module(path, buildID string) *unwind.Module {
 	s.mu.Lock()

@@ -58,6 +58,9 @@ type entry struct {
 	err   error
 }
 
+// Dir returns the directory on disk, which is this user's alone; "" if nothing is kept.
+func (s *Store) Dir() string { return s.dir }
+
 // Stats returns the counts so far.
 func (s *Store) Stats() Stats {
 	return Stats{Mapped: s.mapped.Load(), Built: s.built.Load(), Rejected: s.rejected.Load(), Unkept: s.unkept.Load()}

@@ -107,8 +107,8 @@ func randomCode(t *Table, n int) []arch.Vaddr {
 func BenchmarkKallsyms(b *testing.B) {
 	for b.Loop() {
 		r := New(Options{})
-		if r.KernelNote() != "" {
-			b.Skip(r.KernelNote())
+		if noteOf(r) != "" {
+			b.Skip(noteOf(r))
 		}
 		b.ReportMetric(float64(len(r.kernel.funcs)), "functions")
 		runtime.KeepAlive(r)

@@ -366,7 +366,7 @@ func TestPerf(t *testing.T) {
 		off, _ := strconv.ParseUint(m[3], 16, 64)
 		name, dso := m[2], m[4]
 		if dso == "[kernel.kallsyms]" {
-			if r.KernelNote() != "" {
+			if noteOf(r) != "" {
 				continue
 			}
 			kernel++

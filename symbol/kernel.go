@@ -10,6 +10,7 @@ import (
 	"os"
 	"sort"
 	"sync"
+	"sync/atomic"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
@@ -23,15 +24,19 @@ const maxKallsyms = 256 << 20
 
 // kernel has the functions of the running kernel and its modules.
 type kernel struct {
-	once sync.Once
-	err  error
+	once  sync.Once
+	asked atomic.Bool // once is over
+	err   error
 
 	funcs  []kfunc // sorted by start, one for each address
 	names  []byte
 	mods   []string // KernelModule first, then "[ext4]"
 	bias   uint64   // from the addresses that are asked for to those of funcs
-	lo, hi uint64   // the kernel's text
+	bounds bounds
 }
+
+// bounds are the addresses of the symbols that bound the kernel's text; 0 where they are not known.
+type bounds struct{ text, stext, etext uint64 }
 
 type kfunc struct {
 	start uint64
@@ -44,7 +49,10 @@ type kfunc struct {
 // Kernel names an address in the kernel. mod is KernelModule or the name of a loadable module in
 // brackets. Start is an address of the kernel that is running. KernelNote says why nothing is found.
 func (r *Resolver) Kernel(addr uint64) (s Symbol, mod string, ok bool) {
-	k := r.loadKernel()
+	k := r.keptKernel()
+	if a := addr + k.bias; k.err != nil || a < k.bounds.stext || a >= k.bounds.etext {
+		k = r.loadKernel()
+	}
 	a := addr + k.bias
 	i := sort.Search(len(k.funcs), func(i int) bool { return k.funcs[i].start > a }) - 1
 	if i < 0 || a >= k.funcs[i].end || k.bias != 0 && k.funcs[i].mod != 0 {
@@ -59,50 +67,71 @@ func (r *Resolver) Kernel(addr uint64) (s Symbol, mod string, ok bool) {
 // false if it is not known.
 func (r *Resolver) KernelText() (lo, hi uint64, ok bool) {
 	k := r.loadKernel()
-	return k.lo - k.bias, k.hi - k.bias, k.lo < k.hi
+	return k.bounds.stext - k.bias, k.bounds.etext - k.bias, k.bounds.stext < k.bounds.etext
 }
 
-// KernelNote says why the kernel's functions have no names; "" if they have.
+// KernelNote says why the kernel's functions that Kernel was asked for have no names; "" if they have, or if it was not
+// asked.
 func (r *Resolver) KernelNote() string {
-	if k := r.loadKernel(); k.err != nil {
+	if k := &r.kernel; k.asked.Load() && k.err != nil {
 		return k.err.Error()
 	}
 	return ""
+}
+
+// keptKernel returns what is kept of the kernel proper. Its err says that nothing is.
+func (r *Resolver) keptKernel() *kernel {
+	k := &r.kept
+	k.once.Do(func() {
+		if k.err = k.loadKept(r.opt.keptDir()); k.err == nil {
+			k.err = k.fit(&r.opt)
+		}
+	})
+	return k
 }
 
 func (r *Resolver) loadKernel() *kernel {
 	k := &r.kernel
 	k.once.Do(func() {
 		if k.err = k.load(&r.opt); k.err != nil {
-			k.funcs, k.lo, k.hi = nil, 0, 0
+			k.funcs, k.bounds = nil, bounds{}
+		} else {
+			k.keep(r.opt.keptDir())
 		}
+		k.asked.Store(true)
 	})
 	return k
 }
 
 func (k *kernel) load(opt *Options) error {
-	if opt.KernelID != "" {
-		if have := runningKernelID(); have != "" && !sameID(have, opt.KernelID) {
-			return fmt.Errorf("another kernel was recorded: build ID %s, running %s", opt.KernelID, have)
-		}
+	if err := k.fit(opt); err != nil {
+		return err
 	}
 	f, err := os.Open(opt.Kallsyms)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	refs, err := k.read(io.LimitReader(f, maxKallsyms))
-	if err != nil {
+	if err := k.read(io.LimitReader(f, maxKallsyms)); err != nil {
 		return fmt.Errorf("%s: %w", opt.Kallsyms, err)
 	}
-	text := "_text"
-	if opt.KernelTextName != "" {
-		text = opt.KernelTextName
+	return k.fit(opt)
+}
+
+// fit checks that the running kernel is the one that is asked for, and finds the bias.
+func (k *kernel) fit(opt *Options) error {
+	if opt.KernelID != "" {
+		if have := runningKernelID(); have != "" && !sameID(have, opt.KernelID) {
+			return fmt.Errorf("another kernel was recorded: build ID %s, running %s", opt.KernelID, have)
+		}
 	}
-	if own := refs[text]; opt.KernelText != 0 && own != 0 {
+	own := k.bounds.text
+	if opt.KernelTextName == "_stext" {
+		own = k.bounds.stext
+	}
+	if opt.KernelText != 0 && own != 0 {
 		k.bias = own - opt.KernelText
 	}
-	k.lo, k.hi = refs["_stext"], refs["_etext"]
 	return nil
 }
 
@@ -115,14 +144,13 @@ type kline struct {
 	f    kfunc
 }
 
-// read parses "ffffffff81000000 T _text" and, after a tab, "[module]"; one symbol a line. It returns the addresses
-// of the symbols that bound the text.
-func (k *kernel) read(r io.Reader) (refs map[string]uint64, err error) {
+// read parses "ffffffff81000000 T _text" and, after a tab, "[module]"; one symbol a line.
+func (k *kernel) read(r io.Reader) error {
 	all, err := io.ReadAll(r)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	refs = map[string]uint64{"_text": 0, "_stext": 0, "_etext": 0}
+	refs := map[string]*uint64{"_text": &k.bounds.text, "_stext": &k.bounds.stext, "_etext": &k.bounds.etext}
 	k.mods = []string{KernelModule}
 	mods := map[string]uint16{"": 0}
 	lines := make([]kline, 0, len(all)/40)
@@ -137,8 +165,8 @@ func (k *kernel) read(r io.Reader) (refs map[string]uint64, err error) {
 		if !ok || len(name) > maxName {
 			continue
 		}
-		if _, ok := refs[string(name)]; ok && len(mod) == 0 {
-			refs[string(name)] = addr
+		if ref, ok := refs[string(name)]; ok && len(mod) == 0 {
+			*ref = addr
 		}
 		l := kline{addr: addr, f: kfunc{start: addr}}
 		if m, ok := mods[string(mod)]; ok {
@@ -163,7 +191,7 @@ func (k *kernel) read(r io.Reader) (refs map[string]uint64, err error) {
 		seen = seen || lines[i].addr != 0
 	}
 	if !seen && len(lines) > 0 {
-		return nil, errHidden
+		return errHidden
 	}
 	keys = sortKeys(keys)
 	k.funcs = make([]kfunc, 0, len(keys))
@@ -186,7 +214,7 @@ func (k *kernel) read(r io.Reader) (refs map[string]uint64, err error) {
 		}
 		i = j
 	}
-	return refs, nil
+	return nil
 }
 
 // krank orders the kernel's symbols of one address; the greatest is shown. A global one before a local before a weak

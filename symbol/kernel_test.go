@@ -40,7 +40,7 @@ func kernelOf(t *testing.T, text string, opt Options) *Resolver {
 // TestKallsyms: names, modules, ends.
 func TestKallsyms(t *testing.T) {
 	r := kernelOf(t, kallsyms, Options{})
-	if note := r.KernelNote(); note != "" {
+	if note := noteOf(r); note != "" {
 		t.Error(note)
 	}
 	for _, c := range []struct {
@@ -102,8 +102,8 @@ func TestKptrRestrict(t *testing.T) {
 				t.Errorf("%#x is %q", a, s.Name)
 			}
 		}
-		if !strings.Contains(r.KernelNote(), "kptr_restrict") {
-			t.Errorf("note %q", r.KernelNote())
+		if !strings.Contains(noteOf(r), "kptr_restrict") {
+			t.Errorf("note %q", noteOf(r))
 		}
 		if _, _, ok := r.KernelText(); ok {
 			t.Error("the text is known")
@@ -117,14 +117,14 @@ func TestOtherKernel(t *testing.T) {
 		t.Skip("the kernel does not tell its build ID")
 	}
 	r := kernelOf(t, kallsyms, Options{KernelID: "0123456789abcdef"})
-	if s, _, ok := r.Kernel(0xffffffff81000104); ok || !strings.Contains(r.KernelNote(), "another kernel") {
-		t.Errorf("%+v, note %q", s, r.KernelNote())
+	if s, _, ok := r.Kernel(0xffffffff81000104); ok || !strings.Contains(noteOf(r), "another kernel") {
+		t.Errorf("%+v, note %q", s, noteOf(r))
 	}
 	r = kernelOf(t, kallsyms, Options{KernelID: runningKernelID()})
 	if _, _, ok := r.Kernel(0xffffffff81000104); !ok {
-		t.Error(r.KernelNote())
+		t.Error(noteOf(r))
 	}
-	if r := New(Options{Kallsyms: "/nonexistent"}); r.KernelNote() == "" {
+	if r := New(Options{Kallsyms: "/nonexistent"}); noteOf(r) == "" {
 		t.Error("no note without a file")
 	}
 }
@@ -132,8 +132,8 @@ func TestOtherKernel(t *testing.T) {
 // TestRealKernel: every function of the running kernel has its name at its start.
 func TestRealKernel(t *testing.T) {
 	r := New(Options{})
-	if r.KernelNote() != "" {
-		t.Skip(r.KernelNote())
+	if noteOf(r) != "" {
+		t.Skip(noteOf(r))
 	}
 	b, err := os.ReadFile("/proc/kallsyms")
 	if err != nil {
@@ -168,7 +168,7 @@ func FuzzKallsyms(f *testing.F) {
 	f.Add([]byte(kallsyms), uint64(0xffffffff81000104))
 	f.Fuzz(func(t *testing.T, b []byte, a uint64) {
 		var k kernel
-		if _, err := k.read(bytes.NewReader(b)); err != nil {
+		if err := k.read(bytes.NewReader(b)); err != nil {
 			return
 		}
 		r := New(Options{})

@@ -21,9 +21,10 @@ type namer struct {
 	frames map[*unwind.Module]func() *dwarf.Frames
 }
 
-// newNamer returns a namer for what was recorded on the kernel of a build ID; "" if that is not known.
-func newNamer(kernel string) *namer {
-	return &namer{symbols: symbol.New(symbol.Options{KernelID: kernel}), frames: map[*unwind.Module]func() *dwarf.Frames{}}
+// newNamer returns a namer for what was recorded on the kernel of a build ID; "" if that is not known. cache is a
+// directory that may be "".
+func newNamer(kernel, cache string) *namer {
+	return &namer{symbols: symbol.New(symbol.Options{KernelID: kernel, CacheDir: cache}), frames: map[*unwind.Module]func() *dwarf.Frames{}}
 }
 
 // framesOf returns the unwind information of a module; nil if it has none.

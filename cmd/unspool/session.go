@@ -36,12 +36,13 @@ type session struct {
 // newSession returns a session over in. stepper is "compact" or "rows". What info and ours say can be set until it
 // runs.
 func newSession(stepper string, in source.RecordStream, flt *filter) *session {
-	s := &session{in: in, flt: flt, names: newNamer("")}
+	s := &session{in: in, flt: flt}
 	if stepper == "rows" {
 		s.mods = modules.Interpreted()
 	} else {
 		s.mods = modules.New()
 	}
+	s.names = newNamer("", s.mods.CacheDir())
 	return s
 }
 
@@ -49,7 +50,7 @@ func newSession(stepper string, in source.RecordStream, flt *filter) *session {
 func openFile(stepper string, f *perfdata.File, flt *filter) *session {
 	s := newSession(stepper, f, flt)
 	info := f.Info()
-	s.names = newNamer(f.BuildID("[kernel.kallsyms]"))
+	s.names = newNamer(f.BuildID("[kernel.kallsyms]"), s.mods.CacheDir())
 	s.machine, s.ours = info.Machine, info.Ours
 	s.info.Host, s.info.Command = info.Hostname, strings.Join(recorded(info.Cmdline), " ")
 	if info.ClockWall != 0 && info.First >= info.ClockTime {
@@ -175,6 +176,9 @@ func (s *session) warn() {
 	}
 	if n := st.Stops[unwind.NoInfo]; n*50 > total {
 		say("%s of the stacks end in code without unwind information", profile.Percent(n, total))
+	}
+	if note := s.names.symbols.KernelNote(); note != "" {
+		say("kernel functions have no names: %s", note)
 	}
 	errs := s.mods.Errors()
 	for _, err := range errs[:min(5, len(errs))] {
