@@ -255,11 +255,15 @@ func TestProcess(t *testing.T) {
 	r := open(t, Options{PIDs: []int{pid}})
 	go finish()
 	s := run(t, r) // to its end
-	if len(s.byTID) < 4 || len(s.byPID) != 1 || s.Orphans > 0 {
-		t.Errorf("threads %v, %d orphans", s.byTID, s.Orphans)
+	computing := 0
+	for tid, n := range s.byTID { // the thread that only waits for its own has few samples or none
+		between(t, fmt.Sprint("samples of thread ", tid), n, 0, s.most())
+		if n >= 5 {
+			computing++
+		}
 	}
-	for tid, n := range s.byTID {
-		between(t, fmt.Sprint("samples of thread ", tid), n, 5, s.most())
+	if computing != 4 || len(s.byPID) != 1 || s.Orphans > 0 {
+		t.Errorf("threads %v, want 4 that compute; %d orphans", s.byTID, s.Orphans)
 	}
 }
 

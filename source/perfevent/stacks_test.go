@@ -46,7 +46,9 @@ func mods(path, buildID string) *unwind.Module {
 }
 
 // whole records a command and returns how many stacks end at the outermost frame, of how many, and how many
-// copies are full. A copy that is not full reaches the stack's base, and 99.9 % of those stacks must be whole.
+// copies are full. A copy that is not full reaches the stack's base, or a page that is not in memory; 99.9 % of those
+// stacks must be whole, but for a handful: each process that starts may be hit inside execve, which has no user stack,
+// or at the first instruction of a library's _init, which has no call frame information.
 func whole(t *testing.T, o Options) (ends, cut, all int) {
 	t.Helper()
 	broken := 0
@@ -73,7 +75,7 @@ func whole(t *testing.T, o Options) (ends, cut, all int) {
 	if (st.Lost+st.LostSamples)*100 > st.Records || st.Bad+st.Disordered > 0 {
 		t.Errorf("lost %d and %d, bad %d, out of order %d", st.Lost, st.LostSamples, st.Bad, st.Disordered)
 	}
-	if broken*1000 > max(all-cut, 1000) {
+	if broken > 8+(all-cut)/1000 {
 		t.Errorf("%d of %d stacks whose base was copied are not whole", broken, all-cut)
 	}
 	t.Logf("stack copies of %d: %d of %d stacks whole, %d copies full; stops %v; %+v", r.Stats().StackSize, ends, all, cut, st.Stops, r.Stats())
@@ -103,13 +105,9 @@ func TestCompilerStacks(t *testing.T) {
 		t.Fatal(err)
 	}
 	command := []string{"g++", "-O2", "-c", src, "-o", os.DevNull}
-	for _, c := range []struct {
-		size  uint32
-		least int // %
-	}{{8192, 93}, {0, 98}} {
-		ends, _, all := whole(t, Options{Command: command, StackSize: c.size})
-		if all < 300 || ends*100 < all*c.least {
-			t.Errorf("stack size %d: %d of %d stacks are whole", c.size, ends, all)
+	for _, size := range []uint32{8192, 0} { // whole judges the stacks whose base was copied
+		if ends, cut, all := whole(t, Options{Command: command, StackSize: size}); all < 300 || ends < all-cut-8 {
+			t.Errorf("stack size %d: %d of %d stacks are whole, %d copies are full", size, ends, all, cut)
 		}
 	}
 }
