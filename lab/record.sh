@@ -6,14 +6,15 @@
 #
 # small makes about 5,000 samples of g++ and a few thousand of the others, in half a minute and 100 MB.
 # full makes about 104,000 of g++, in a minute and 1 GB. It takes perf, g++, gcc, python3, openssl, and the
-# permission to record one's own processes (kernel.perf_event_paranoid at most 2).
+# permission to record one's own processes (kernel.perf_event_paranoid at most 2); and hackbench of rt-tests, without
+# which there is no recording of it.
 set -eu
 
 usage() { echo "usage: record.sh small|full DIR" >&2; exit 2; }
 [ $# = 2 ] || usage
 case $1 in
-small) compiles=1 compile_hz=500 loops=100 seconds=1 hz=1000 turns=60 ;;
-full)  compiles=3 compile_hz=3200 loops=200 seconds=4 hz=2000 turns=300 ;;
+small) compiles=1 compile_hz=500 loops=100 seconds=1 hz=1000 turns=60 messages=600 ;;
+full)  compiles=3 compile_hz=3200 loops=200 seconds=4 hz=2000 turns=300 messages=1500 ;;
 *) usage ;;
 esac
 src=$(cd "$(dirname "$0")/workload" && pwd)
@@ -46,6 +47,9 @@ record gxx "$compile_hz" sh -c '
   done' sh "$src/heavy.cc"
 record python "$hz" python3 "$src/calls.py" "$seconds"
 record messaging "$hz" perf bench sched messaging -l "$loops"
+if command -v hackbench >/dev/null; then
+  record hackbench "$hz" hackbench -g 4 -l "$messages"
+fi
 record openssl "$hz" openssl speed -seconds "$seconds" rsa2048
 record signals "$hz" "$out/signals" "$turns"
 record sigaltstack "$hz" "$out/signals" "$turns" altstack

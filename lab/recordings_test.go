@@ -111,13 +111,15 @@ func (k told) tell(t testing.TB, w *oracle.Walker, in []*oracle.Space) {
 
 // spaces makes walkable address spaces of those of a recording.
 type spaces struct {
-	mods  *modules.Set
-	known map[uint32]*unwind.Space
-	size  map[uint32]int
+	module func(path, buildID string) *unwind.Module
+	known  map[uint32]*unwind.Space
+	size   map[uint32]int
 }
 
-func newSpaces(mods *modules.Set) *spaces {
-	return &spaces{mods, map[uint32]*unwind.Space{}, map[uint32]int{}}
+func newSpaces(mods *modules.Set) *spaces { return spacesOf(mods.Module) }
+
+func spacesOf(module func(path, buildID string) *unwind.Module) *spaces {
+	return &spaces{module, map[uint32]*unwind.Space{}, map[uint32]int{}}
 }
 
 // space returns the walkable space of s as it is now.
@@ -127,7 +129,7 @@ func (k *spaces) space(s *oracle.Space) *unwind.Space {
 		u = unwind.NewSpace()
 	}
 	for _, m := range s.Maps[k.size[s.ID]:] {
-		u = u.With(unwind.Mapping{Lo: arch.Addr(m.Lo), Hi: arch.Addr(m.Hi), Off: m.Off, Module: k.mods.Module(m.Path, "")})
+		u = u.With(unwind.Mapping{Lo: arch.Addr(m.Lo), Hi: arch.Addr(m.Hi), Off: m.Off, Module: k.module(m.Path, "")})
 	}
 	k.known[s.ID], k.size[s.ID] = u, len(s.Maps)
 	return u

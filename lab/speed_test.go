@@ -36,8 +36,10 @@ func peer(t testing.TB, w *oracle.Walker) *contender {
 	}}
 }
 
-func ours(t testing.TB, name string, mods *modules.Set) *contender {
-	k := newSpaces(mods)
+func ours(t testing.TB, name string, mods *modules.Set) *contender { return walker(name, newSpaces(mods)) }
+
+// walker is our own walker over what k makes of a space's files.
+func walker(name string, k *spaces) *contender {
 	w := unwind.NewWalker(0)
 	var frames []unwind.Frame
 	return &contender{name: name, batch: func(snaps []oracle.Snapshot, in []*oracle.Space, passes int) (int, []time.Duration) {

@@ -74,6 +74,9 @@ func Dwfl(t testing.TB) *Walker { return start(t, "elfutils", "dwfl") }
 // Libunwind starts libunwind with global caching, as stock perf uses it.
 func Libunwind(t testing.TB) *Walker { return start(t, "libunwind", "libunwind", "global") }
 
+// LibunwindUncached starts libunwind without its cache.
+func LibunwindUncached(t testing.TB) *Walker { return start(t, "libunwind uncached", "libunwind", "none") }
+
 // LibunwindTuned starts libunwind as fast as it gets unchanged: a cache of 32,768 entries instead of 128,
 // and sigprocmask for nothing.
 func LibunwindTuned(t testing.TB) *Walker {

@@ -1,0 +1,202 @@
+package lab
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/unspool/unspool/emit/compact"
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/unwind"
+)
+
+// A stepping is a form of unwind information that our walker can use.
+type stepping struct {
+	name string
+	of   func(t *rows.Table) (rows.Stepper, error)
+}
+
+// steppings take part in table 3; the first is what the others are compared with.
+var steppings = []stepping{
+	{"compact", func(t *rows.Table) (rows.Stepper, error) {
+		b, err := compact.Emit(t)
+		if err != nil {
+			return nil, err
+		}
+		return compact.Load(b)
+	}},
+	{"rows (reference interpreter)", func(t *rows.Table) (rows.Stepper, error) { return rows.Interp{Table: t}, nil }},
+}
+
+// allRegisters hides what a Stepper says of its rules: the walker then has it apply each of them to the whole state,
+// as the peers do, instead of following the stack pointer, the frame pointer and the return address where that is
+// enough.
+type allRegisters struct{ rows.Stepper }
+
+// steppingSpaces makes spaces whose modules are walked by s, and which are ready when a walk begins.
+func steppingSpaces(t testing.TB, s stepping, all bool) *spaces {
+	base := modules.Interpreted()
+	ready := map[string]*unwind.Module{}
+	return spacesOf(func(path, buildID string) *unwind.Module {
+		if m := ready[path]; m != nil {
+			return m
+		}
+		m := unwind.NewModule(path, buildID, func(*unwind.Module) *unwind.Code {
+			of := base.Module(path, buildID).Code()
+			if of == nil {
+				return nil
+			}
+			c := *of
+			if in, ok := c.Stepper.(rows.Interp); ok {
+				var err error
+				if c.Stepper, err = s.of(in.Table); err != nil {
+					t.Errorf("%s: %v", path, err)
+				}
+				if all {
+					c.Stepper = allRegisters{c.Stepper}
+				}
+			}
+			return &c
+		})
+		m.Code()
+		ready[path] = m
+		return m
+	})
+}
+
+// An entrant of table 3 is a walker that is started anew for each round.
+type entrant struct {
+	name  string
+	start func() *contender
+
+	first, warm []float64 // ns a frame, of each round
+	total       []float64 // ns, of each round's first pass
+	frames      int
+	lost        int // stacks that do not reach the outermost frame
+	complaints  int // stacks that it says it could not finish
+}
+
+// table3 unwinds a recording, in rounds, by everything there is.
+func table3(t testing.TB, file string, rounds int) (cells [][]string, chart []quantity) {
+	var es []*entrant
+	mine := func(s stepping, all bool, name string) {
+		k := steppingSpaces(t, s, all)
+		e := &entrant{name: name, start: func() *contender { return walker(name, k) }}
+		w := unwind.NewWalker(0)
+		batches(t, file, 2000, func(snaps []oracle.Snapshot, in []*oracle.Space) {
+			for i := range snaps {
+				u := snapshot(&snaps[i], k.space(in[i]))
+				if _, stop := w.Walk(&u, nil); stop != unwind.Outermost {
+					e.lost++
+					e.complaints++
+				}
+			}
+		})
+		es = append(es, e)
+	}
+	for _, s := range steppings {
+		mine(s, true, s.name+", all registers")
+		mine(s, false, s.name+", plain rules by two registers")
+	}
+	ref := wholeChains(t, file)
+	for _, start := range []func(testing.TB) *oracle.Walker{oracle.Libunwind, oracle.LibunwindUncached, oracle.LibunwindTuned, oracle.Dwfl} {
+		w := start(t)
+		e := &entrant{name: w.Name, start: func() *contender { return peer(t, start(t)) }}
+		e.judge(t, file, w, ref)
+		es = append(es, e)
+	}
+	for round := range rounds {
+		var cs []*contender
+		for i := range es {
+			cs = append(cs, es[(i+round)%len(es)].start())
+		}
+		race(t, file, 3, cs)
+		for i, c := range cs {
+			e := es[(i+round)%len(es)]
+			e.frames = c.frames
+			e.total = append(e.total, float64(c.first))
+			e.first = append(e.first, float64(c.first)/float64(max(c.frames, 1)))
+			e.warm = append(e.warm, float64(c.warm)/float64(max(c.warmFrames, 1)))
+		}
+	}
+	cells = [][]string{{"walker", "frames", "µs in total", "ns a frame", "warm", "stacks not whole", "of these it reports", "× " + es[0].name}}
+	for _, r := range []struct {
+		name                string
+		frames, total, each int
+		errors              string
+		ratio               string
+	}{
+		{"report: eh_elfs", 23506, 14837, 631, "1099", "1"},
+		{"report: libunwind, cached", 27058, 441601, 16320, "885", "25.9"},
+		{"report: libunwind, uncached", 27058, 671292, 24809, "885", "39.3"},
+	} {
+		cells = append(cells, []string{r.name, fmt.Sprint(r.frames), fmt.Sprint(r.total), fmt.Sprint(r.each), "", r.errors, "", r.ratio + " × eh_elfs"})
+		chart = append(chart, quantity{r.name, float64(r.each), true})
+	}
+	for _, e := range es {
+		each := median(e.first)
+		cells = append(cells, []string{e.name, fmt.Sprint(e.frames), fmt.Sprintf("%.0f", median(e.total)/1e3), fmt.Sprintf("%.1f", each), fmt.Sprintf("%.1f", median(e.warm)),
+			fmt.Sprint(e.lost), fmt.Sprint(e.complaints), fmt.Sprintf("%.2f", each/median(es[0].first))})
+		chart = append(chart, quantity{e.name, each, false})
+	}
+	return cells, chart
+}
+
+// wholeChains returns, for each sample in order, the chain of the reference as perf prints addresses; nil where it is
+// not whole.
+func wholeChains(t testing.TB, file string) (out []*chain) {
+	k := newSpaces(modules.Interpreted())
+	w := unwind.NewWalker(0)
+	batches(t, file, 2000, func(snaps []oracle.Snapshot, in []*oracle.Space) {
+		for i := range snaps {
+			u := snapshot(&snaps[i], k.space(in[i]))
+			frames, stop := w.Walk(&u, nil)
+			if stop != unwind.Outermost {
+				out = append(out, nil)
+				continue
+			}
+			c := &chain{}
+			for n := range frames {
+				c.add(uint64(frames[n].Addr()), frames[n].Mapping)
+				c.tramp = append(c.tramp, n+1 < len(frames) && frames[n+1].How == unwind.HowSignal)
+			}
+			out = append(out, c)
+		}
+	})
+	return out
+}
+
+// judge counts the stacks in which w does not find all frames of one that the reference finds whole, or which neither
+// finds whole.
+func (e *entrant) judge(t testing.TB, file string, w *oracle.Walker, ref []*chain) {
+	known := told{}
+	n := 0
+	batches(t, file, 2000, func(snaps []oracle.Snapshot, in []*oracle.Space) {
+		known.tell(t, w, in)
+		chains, err := w.Walk(snaps)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range chains {
+			if c := ref[n]; c == nil || c.prefix(chains[i].Addrs()) < len(c.addrs) {
+				e.lost++
+				if chains[i].Stop != "" {
+					e.complaints++
+				}
+			}
+			n++
+		}
+	})
+}
+
+// hackbench returns the recording of it among the others; "" where there is none.
+func hackbench(t testing.TB) string {
+	files := recordings(t)
+	if i := slices.IndexFunc(files, func(f string) bool { return filepath.Base(f) == "hackbench.data" }); i >= 0 {
+		return files[i]
+	}
+	return ""
+}
