@@ -36,7 +36,9 @@ func peer(t testing.TB, w *oracle.Walker) *contender {
 	}}
 }
 
-func ours(t testing.TB, name string, mods *modules.Set) *contender { return walker(name, newSpaces(mods)) }
+func ours(t testing.TB, name string, mods *modules.Set) *contender {
+	return walker(name, newSpaces(mods))
+}
 
 // walker is our own walker over what k makes of a space's files.
 func walker(name string, k *spaces) *contender {

@@ -26,7 +26,7 @@ func table(rows [][]string) string {
 	return b.String()
 }
 
-// markdown formats them for a document. Cells that start with a digit are set flush right.
+// markdown formats them for a document. A column whose first text starts with a digit is set flush right.
 func markdown(rows [][]string) string {
 	var b strings.Builder
 	line := func(r []string) { b.WriteString("| " + strings.Join(r, " | ") + " |\n") }
@@ -34,8 +34,13 @@ func markdown(rows [][]string) string {
 	rule := make([]string, len(rows[0]))
 	for i := range rule {
 		rule[i] = "---"
-		if len(rows) > 1 && rows[1][i] != "" && rows[1][i][0] >= '0' && rows[1][i][0] <= '9' {
-			rule[i] = "---:"
+		for _, r := range rows[1:] {
+			if r[i] != "" {
+				if r[i][0] >= '0' && r[i][0] <= '9' {
+					rule[i] = "---:"
+				}
+				break
+			}
 		}
 	}
 	line(rule)
