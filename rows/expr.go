@@ -253,7 +253,7 @@ func eval(mach *arch.Machine, e string, s *State, m *Memory, cfa uint64, pushCFA
 			return 0, BadExpr
 		}
 		at = op.Next
-		need, gives := stackUse(op)
+		need, gives := StackUse(op)
 		if n < need || n-need+gives > maxExprStack {
 			return 0, BadExpr
 		}
@@ -430,9 +430,9 @@ func loadSize(s *State, m *Memory, addr, n uint64) (uint64, Outcome) {
 	return 0, Unreadable
 }
 
-// stackUse returns how many values op needs on the stack, and for the pushing ones how many it leaves
+// StackUse returns how many values op needs on the stack, and for the pushing ones how many it leaves
 // in their place.
-func stackUse(op Op) (need, gives int) {
+func StackUse(op Op) (need, gives int) {
 	switch c := op.Code; {
 	case c >= DW_OP_breg0 && c <= DW_OP_breg31, c == DW_OP_bregx, c == DW_OP_addr,
 		c >= DW_OP_lit0 && c <= DW_OP_lit31, c >= DW_OP_const1u && c <= DW_OP_consts:

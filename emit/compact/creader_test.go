@@ -51,6 +51,14 @@ func (m hashMemory) Read8(addr uint64) (uint64, bool) {
 	return mix(h), h>>60 >= 1
 }
 
+// mix is SplitMix64's finalizer, as in testdata/reader.c.
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
 // asBytes returns the memory of s, which is the same in C on a little-endian machine.
 func asBytes[T any](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(T))))
@@ -61,10 +69,9 @@ func questions(ref *rows.Table) []cQuestion {
 	skip := 1 + len(ref.Rows)/40_000*16
 	qs := make([]cQuestion, 0, 2*len(ref.Rows)+2)
 	ask := func(pc arch.Vaddr) {
-		var t trial
 		seed := mix(uint64(len(qs)))
-		t.setUp(seed, len(qs)%states)
-		qs = append(qs, cQuestion{uint64(pc), seed, toC(&t.before)})
+		t := rows.NewTrial(seed, len(qs)%rows.NumTrials)
+		qs = append(qs, cQuestion{uint64(pc), seed, toC(&t.Before)})
 	}
 	for i, r := range ref.Rows {
 		if i == 0 {
@@ -161,8 +168,8 @@ func checkC(ct *Table, q *cQuestion, a *cAnswer) error {
 	}
 	if got := a.State.state(); a.Outcome != o || got != want {
 		before, set := q.State.state(), ct.Set(id)
-		return fmt.Errorf("unspool_table_apply(rule %d)\n in   %s\n got  %d %s\n want %d %s\n (%s)", id, stateText(ct.machine, &before),
-			a.Outcome, stateText(ct.machine, &got), o, stateText(ct.machine, &want), set.Text(ct.machine))
+		return fmt.Errorf("unspool_table_apply(rule %d)\n in   %s\n got  %d %s\n want %d %s\n (%s)", id, before.Text(ct.machine),
+			a.Outcome, got.Text(ct.machine), o, want.Text(ct.machine), set.Text(ct.machine))
 	}
 	return nil
 }

@@ -236,15 +236,14 @@ func exercise(t *Table, seed uint64) {
 	for _, pc := range pcs {
 		t.Find(pc)
 	}
-	var try trial
 	ids := min(t.nrules, 64)
 	for k := range 8 {
-		try.setUp(seed, k*5)
+		try := rows.NewTrial(seed, k*5)
 		for id := range ids + 2 {
 			if id >= ids {
 				id = t.nrules + id - ids
 			}
-			s, m := try.before, try.mem.memory()
+			s, m := try.Before, try.Memory()
 			t.Apply(id, &s, &m)
 			t.Signal(id)
 			t.Set(id)
@@ -294,15 +293,14 @@ func FuzzLoad(f *testing.F) {
 
 // exerciseChanged is exercise for bytes that Load has not seen: only what a walk does.
 func exerciseChanged(t *Table, seed uint64) {
-	var try trial
-	try.setUp(seed, 3)
+	try := rows.NewTrial(seed, 3)
 	for i := range uint64(64) {
 		id, _ := t.Find(arch.Vaddr(t.first.lo + mix(seed+i)%(t.first.size+1)))
-		s, m := try.before, try.mem.memory()
+		s, m := try.Before, try.Memory()
 		t.Apply(id, &s, &m)
 		t.Signal(id)
 		t.Find(arch.Vaddr(mix(i)))
-		s = try.before
+		s = try.Before
 		t.Apply(uint32(i), &s, &m)
 	}
 }

@@ -170,3 +170,47 @@ func (t *Table) Stats() Stats {
 	s.HeaderSize = s.Bytes - s.IndexSize - s.RowsSize - s.RuleSize - s.EscapeSize - s.WideSize
 	return s
 }
+
+// An Index is what leads from an address to the number of its rule: the parts of a table as they lie in it. Native code
+// searches the same bytes.
+type Index struct {
+	NumSpans    int
+	First       Span // of several spans the first one
+	Spans       []byte
+	Regions     []byte
+	Granules    []byte
+	Rows        []byte // with the zeros behind them
+	EscapeDir   []byte
+	EscapeKeys  []byte
+	EscapeRules []byte
+	EscapeSize  int // bytes of an escape's rule
+}
+
+// A Span is a range of text with one run of granules.
+type Span struct {
+	Lo, Hi uint64
+	Base   uint64 // where its first granule starts
+	Shift  uint8  // a unit is 1 << Shift bytes
+}
+
+// Constants of the layout for those who search an Index.
+const (
+	GranuleBits = granuleBits
+	RegionBits  = regionBits
+	EscapeID    = escapeID
+	EscapeBits  = escapeBits
+)
+
+// Index returns the parts of t that a search needs. They alias the table.
+func (t *Table) Index() *Index {
+	x := &Index{NumSpans: t.nspans, Spans: t.spans, Regions: t.regions, Granules: t.granules, Rows: t.body,
+		EscapeDir: t.dir, EscapeKeys: t.keys, EscapeRules: t.escs, EscapeSize: 2}
+	if t.wideEscs {
+		x.EscapeSize = 4
+	}
+	if t.nspans > 0 {
+		s := t.span(0)
+		x.First = Span{Lo: s.lo, Hi: s.lo + s.size, Base: s.base, Shift: s.shift}
+	}
+	return x
+}

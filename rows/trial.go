@@ -1,0 +1,176 @@
+package rows
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/unspool/unspool/arch"
+)
+
+// NumTrials is how many states of registers and memory each rule is tried on.
+const NumTrials = 32
+
+// Trials are adversarial states of registers and memory, on which an emitted rule is held against Step. They are not
+// changed by use, and safe for concurrent use.
+type Trials struct {
+	seed uint64
+	try  [NumTrials]*Trial
+}
+
+// A Trial is one of them.
+type Trial struct {
+	Before State
+	mem    trialMemory
+}
+
+// Memory returns the memory of t: a small window, and behind it numbers that look random, some of which cannot be read.
+func (t *Trial) Memory() Memory { return t.mem.memory() }
+
+// NewTrials returns the trials of a seed.
+func NewTrials(seed uint64) *Trials {
+	t := &Trials{seed: seed}
+	for k := range t.try {
+		t.try[k] = NewTrial(seed^uint64(k)<<56, k)
+	}
+	return t
+}
+
+// Check says whether apply, which stands for the rule id of some emitted table, does what Step does with set: outcome,
+// program counter, CFA, the location of each register, and the address at fault. The error can be pasted into an issue.
+func (t *Trials) Check(mach *arch.Machine, set *Set, id uint32, apply func(uint32, *State, *Memory) Outcome) error {
+	if !mach.StepKnown || !mach.RAInReg && mach.Slot(set.RA) == arch.NoSlot {
+		return nil // Step does not know the machine, or the return address column
+	}
+	for k := range t.try {
+		x := t.try[k]
+		am, bm := x.Memory(), x.Memory()
+		if err := check(mach, set, &x.Before, func(s *State) Outcome { return apply(id, s, &bm) }, &am); err != nil {
+			return fmt.Errorf("Step(rule %d, seed %#x, state %d)%w", id, t.seed, k, err)
+		}
+	}
+	return nil
+}
+
+// check compares one step with Step.
+func check(mach *arch.Machine, set *Set, before *State, apply func(*State) Outcome, m *Memory) error {
+	a, b := *before, *before
+	want, got := Step(mach, set, &a, m), apply(&b)
+	bad := got != want
+	switch {
+	case bad:
+	case want == OK:
+		bad = !a.Equal(&b) || a.Snap != b.Snap
+	default:
+		bad = want == Unreadable && a.Fault != b.Fault
+		c := b
+		c.Fault = before.Fault
+		bad = bad || c != *before
+	}
+	if bad {
+		return fmt.Errorf("\n in   %s\n got  %v %s\n want %v %s\n (%s)", before.Text(mach), got, b.Text(mach), want, a.Text(mach), set.Text(mach))
+	}
+	return nil
+}
+
+// Text prints a state's program counter, CFA and locations.
+func (s *State) Text(m *arch.Machine) string {
+	out := fmt.Sprintf("pc=%#x cfa=%#x fault=%#x", s.PC, s.CFA, s.Fault)
+	for r := range arch.Reg(128) {
+		slot := m.Slot(r)
+		if slot == arch.NoSlot || s.Known>>slot&1 == 0 {
+			continue
+		}
+		switch v := s.Val[slot]; {
+		case s.InMem>>slot&1 != 0:
+			out += fmt.Sprintf(" %s=*%#x", m.RegName(r), v)
+		case s.InReg>>slot&1 != 0:
+			out += fmt.Sprintf(" %s=<%d>%#x", m.RegName(r), v, s.Snap[v&(arch.NumSlots-1)])
+		default:
+			out += fmt.Sprintf(" %s=%#x", m.RegName(r), v)
+		}
+	}
+	return out
+}
+
+// A trialMemory is memory made of numbers that look random: part of it a window, part of it unreadable.
+type trialMemory struct {
+	seed   uint64
+	holes  bool // some addresses cannot be read
+	lo     uint64
+	window [256]byte
+}
+
+// Read8 implements Reader.
+func (m *trialMemory) Read8(addr uint64) (uint64, bool) {
+	h := mix(addr ^ m.seed)
+	if m.holes && h>>60 < 3 {
+		return 0, false
+	}
+	return m.number(h), true
+}
+
+// number makes a value that is likely to lead somewhere: into the window, near it, or to an edge.
+func (m *trialMemory) number(h uint64) uint64 {
+	small := int64(int8(h >> 8))
+	switch h & 7 {
+	case 0:
+		return 1<<63 + uint64(small)
+	case 1:
+		return uint64(small)
+	case 2:
+		return mix(h)
+	case 3:
+		return m.lo + h>>16&0xff // misaligned
+	default:
+		return m.lo + h>>16&0xf8
+	}
+}
+
+func (m *trialMemory) memory() Memory {
+	return Memory{Lo: m.lo, Bytes: m.window[:], Next: m}
+}
+
+// NewTrial makes the k-th trial of a seed. The first ones are kind, so that every rule succeeds on some.
+func NewTrial(seed uint64, k int) *Trial {
+	t := &Trial{}
+	s, m := &t.Before, &t.mem
+	*m = trialMemory{seed: mix(seed), holes: k >= NumTrials/4}
+	m.lo = mix(m.seed) &^ 7 >> (k & 16)
+	for i := 0; i < len(m.window); i += 8 {
+		binary.LittleEndian.PutUint64(m.window[i:], m.number(mix(m.seed+uint64(i))))
+	}
+	h := m.seed
+	next := func() uint64 { h = mix(h + 1); return h }
+	*s = State{PC: next(), CFA: next(), Fault: next()}
+	for i := range s.Val {
+		s.Snap[i] = m.number(next())
+		switch s.Val[i] = m.number(next()); k & 3 {
+		case 0:
+			s.Val[i] = uint64(i)
+		case 1:
+			s.Val[i] = next() & (arch.NumSlots - 1)
+		}
+	}
+	s.Known = ^uint64(0)
+	switch k & 3 {
+	case 0:
+		s.InReg = ^uint64(0)
+	case 1:
+		s.InReg = next()
+	case 2:
+		s.InMem, s.InReg = next(), next()
+	case 3:
+		s.InMem, s.InReg = next(), next()
+		s.Known = next()
+		s.Known |= next()
+	}
+	return t
+}
+
+// mix is a bijection that spreads every bit (the finalizer of SplitMix64).
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
