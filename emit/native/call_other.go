@@ -1,0 +1,11 @@
+//go:build !amd64
+
+package native
+
+import "unsafe"
+
+func call(uintptr, unsafe.Pointer, unsafe.Pointer, uintptr) uintptr { panic(ErrHost) }
+
+func callFind(uintptr, uintptr) uintptr { panic(ErrHost) }
+
+func readSlicePC() uintptr { panic(ErrHost) }

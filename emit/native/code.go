@@ -1,0 +1,152 @@
+package native
+
+import (
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/rows"
+
+	. "github.com/unspool/unspool/emit/native/amd64"
+)
+
+// maxExprs bounds the expressions of a module, in bytes: an operation is a hundred bytes of code at most.
+const maxExprs = maxSize / 256
+
+// code writes all code of a module: the entry points, the search, what rules share, and the rules.
+func (g *generator) code() error {
+	n := g.t.Stats().Rules + 1
+	labels := func(n int) []Label {
+		ls := make([]Label, n)
+		for i := range ls {
+			ls[i] = g.Label()
+		}
+		return ls
+	}
+	g.noRule, g.fail, g.wideExit, g.load = g.Label(), g.Label(), g.Label(), g.Label()
+	g.commit = [2]Label(labels(2))
+	g.rules = labels(n)
+	if g.o.Layout == Tree {
+		g.numbers = labels(n)
+	}
+	g.frames = []region{{g.Here(), frameNone}}
+	g.entryPoints()
+	g.finder()
+	if g.o.Layout == Tree {
+		g.outlined()
+	}
+	if g.o.Deref != Self {
+		g.loader()
+	}
+	g.commits()
+	g.exits()
+	g.Set(g.rules[0])
+	g.Jmp(g.noRule)
+	for id := 1; id < n; id++ {
+		s := g.t.Set(uint32(id))
+		if _, ok := simple(&s); ok && g.o.Layout == Inline {
+			g.Set(g.rules[id])
+			continue // it is in the tree
+		}
+		g.Set(g.rules[id])
+		g.rule(&s)
+		if g.size > maxExprs || g.Size() > maxSize {
+			return ErrTooLarge
+		}
+	}
+	for _, k := range g.tailOrder {
+		g.Set(g.tails[k])
+		g.tail(k)
+	}
+	for i := 0; i < len(g.getOrder); i++ {
+		g.getter(g.getOrder[i])
+	}
+	return nil
+}
+
+// Entry points, in the order in which the file names them.
+const (
+	entryFind = iota
+	entryApply
+	entryStep
+)
+
+var entryNames = [...]string{"eh_elf_find", "eh_elf_apply", "eh_elf_step"}
+
+// has says whether a file has an entry point.
+func (o *Options) has(entry int) bool { return o.Layout != Inline || entry == entryStep }
+
+// entryPoints writes what callers call, under the System V ABI.
+func (g *generator) entryPoints() {
+	g.find = g.Label()
+	apply := g.Label()
+	if g.o.has(entryFind) {
+		g.entries[entryFind] = g.Here()
+		g.Mov(RDX, RDI)
+		g.Jmp(g.find)
+		g.ends[entryFind] = g.Here()
+	}
+	g.entries[entryStep] = g.Here()
+	if g.o.Layout == Inline {
+		g.Jmp(g.find)
+		g.ends[entryStep] = g.Here()
+		return
+	}
+	g.Call(g.find)
+	g.Mov32(RDX, RAX)
+	g.Jmp(apply)
+	g.ends[entryStep] = g.Here()
+	g.entries[entryApply] = g.Here()
+	g.Mov32(RDX, RDX) // the upper half of an argument may be anything
+	g.RI32(CMP, RDX, int32(len(g.rules)))
+	g.Jcc(AE, g.noRule)
+	g.Set(apply)
+	g.LeaAbs(RCX, -g.start)
+	g.Load32(RDX, Indexed(RCX, RDX, 4, g.parts[partRules]))
+	g.Btr32(RDX, 31)
+	g.RR(ADD, RCX, RDX)
+	g.JmpReg(RCX)
+	g.ends[entryApply] = g.Here()
+}
+
+// directory returns the offsets of the rules' code in the file, with bit 31 for signal frames.
+func (g *generator) directory(at []uint32) []byte {
+	var b []byte
+	for id, l := range g.rules {
+		v := uint32(g.start) + at[l]
+		if g.t.Signal(uint32(id)) {
+			v |= 1 << 31
+		}
+		b = le.AppendUint32(b, v)
+	}
+	return b
+}
+
+// A region is where the code's own unwind information changes.
+type region struct {
+	from Label
+	kind frameKind
+}
+
+type frameKind uint8
+
+const (
+	frameNone   frameKind = iota // the CFA is rsp+8
+	framePushed                  // rbp was pushed: the CFA is rsp+16
+	frameBP                      // and rbp is the frame: the CFA is rbp+16
+)
+
+// unwind returns the code's own unwind information as a table.
+func (g *generator) unwind(at []uint32, size int) *rows.Table {
+	b := rows.NewBuilder(arch.AMD64)
+	lo := arch.Vaddr(g.start)
+	b.Begin(lo, lo+arch.Vaddr(size))
+	ra := rows.Rule{Of: 16, Kind: rows.Offset, Off: -8}
+	bp := rows.Rule{Of: 6, Kind: rows.Offset, Off: -16}
+	sets := [...]rows.Set{
+		frameNone:   {CFA: rows.CFA{Kind: rows.CFAReg, Reg: 7, Off: 8}, RA: 16, Rules: []rows.Rule{ra}},
+		framePushed: {CFA: rows.CFA{Kind: rows.CFAReg, Reg: 7, Off: 16}, RA: 16, Rules: []rows.Rule{bp, ra}},
+		frameBP:     {CFA: rows.CFA{Kind: rows.CFAReg, Reg: 6, Off: 16}, RA: 16, Rules: []rows.Rule{bp, ra}},
+	}
+	for _, r := range g.frames {
+		b.Row(lo+arch.Vaddr(at[r.from]), b.Intern(sets[r.kind]))
+	}
+	return rows.Build(b)
+}

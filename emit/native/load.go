@@ -1,0 +1,242 @@
+package native
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/rows"
+)
+
+// A Code is an eh_elf file that is loaded. One of layout Page or Tree and memory kind Slice is a rows.Stepper. It is safe for
+// concurrent use until Close.
+type Code struct {
+	mem  []byte // the file: readable and executable
+	in   info
+	id   string
+	base uintptr
+	dir  []byte // offsets of the rules
+}
+
+// ErrHost says that this program does not run on x86-64 under Linux, where alone the code can be called.
+var ErrHost = errors.New("machine code for x86-64 Linux cannot run here")
+
+// Load makes a file that Emit returned executable, after checking it. b is copied.
+func Load(b []byte) (*Code, error) {
+	in, id, err := check(b)
+	if err != nil {
+		return nil, err
+	}
+	if runtime.GOARCH != "amd64" || runtime.GOOS != "linux" {
+		return nil, ErrHost
+	}
+	m, err := unix.Mmap(-1, 0, len(b), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return nil, fmt.Errorf("memory for machine code: %w", err)
+	}
+	copy(m, b)
+	if err := unix.Mprotect(m, unix.PROT_READ|unix.PROT_EXEC); err != nil {
+		unix.Munmap(m)
+		return nil, fmt.Errorf("memory for machine code: %w", err)
+	}
+	return loaded(m, in, id), nil
+}
+
+// Open maps a file. It refuses one that others than the user and root could have written, or that is damaged: its code is
+// going to be run.
+func Open(path string) (*Code, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > maxSize || st.Size < headSize:
+		return nil, fmt.Errorf("%s: not an eh_elf file", path)
+	case st.Uid != 0 && int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0:
+		return nil, fmt.Errorf("%s: others than you and root can write this code: chown it, or chmod go-w", path)
+	}
+	if runtime.GOARCH != "amd64" || runtime.GOOS != "linux" {
+		return nil, ErrHost
+	}
+	m, err := unix.Mmap(fd, 0, int(st.Size), unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE|unix.MAP_POPULATE)
+	if err != nil {
+		return nil, &os.PathError{Op: "map", Path: path, Err: err}
+	}
+	in, id, err := check(m)
+	if err != nil {
+		unix.Munmap(m)
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return loaded(m, in, id), nil
+}
+
+func loaded(m []byte, in info, id string) *Code {
+	return &Code{mem: m, in: in, id: id, base: uintptr(unsafe.Pointer(unsafe.SliceData(m))), dir: m[in.Rules:][:4*in.NumRules]}
+}
+
+// check finds the notes of a file and checks what they say.
+func check(b []byte) (in info, id string, err error) {
+	bad := func(format string, args ...any) (info, string, error) {
+		return info{}, "", fmt.Errorf("eh_elf: "+format, args...)
+	}
+	if len(b) < headSize || string(b[:4]) != "\x7fELF" || len(b) > maxSize {
+		return bad("not an ELF file")
+	}
+	at, n := 0, 0
+	for i := range uint64(le.Uint16(b[56:])) {
+		p := le.Uint64(b[32:]) + i*progSize
+		if p > uint64(len(b)) || uint64(len(b))-p < progSize {
+			return bad("program header %d lies outside of the file", i)
+		}
+		if le.Uint32(b[p:]) == 4 { // PT_NOTE
+			off, size := le.Uint64(b[p+8:]), le.Uint64(b[p+32:])
+			if off > uint64(len(b)) || size > uint64(len(b))-off {
+				return bad("the notes lie outside of the file")
+			}
+			at, n = int(off), int(size)
+		}
+	}
+	end, infoAt := at+n, 0
+	for at+12 <= end {
+		nameSize, descSize, typ := uint64(le.Uint32(b[at:])), uint64(le.Uint32(b[at+4:])), le.Uint32(b[at+8:])
+		desc := uint64(at) + 12 + (nameSize+3)&^3
+		if desc > uint64(end) || descSize > uint64(end)-desc {
+			return bad("a note lies outside of the others")
+		}
+		if string(b[at+12:min(at+12+int(nameSize), end)]) == noteOwner {
+			switch {
+			case typ == noteInfo && descSize == infoSize:
+				infoAt = int(desc)
+			case typ == noteID:
+				id = string(b[desc:][:descSize])
+			}
+		}
+		at = int(desc + (descSize+3)&^3)
+	}
+	if infoAt == 0 {
+		return bad("no note of unspool")
+	}
+	binary.Read(bytes.NewReader(b[infoAt:][:infoSize]), le, &in)
+	size := uint64(len(b))
+	switch {
+	case in.Version != Version:
+		return bad("version %d, not %d", in.Version, Version)
+	case uint64(in.Size) != size:
+		return bad("%d bytes, not %d", size, in.Size)
+	case in.Checksum != checksum(b, infoAt+infoChecksum):
+		return bad("the checksum is wrong: the file is damaged")
+	case in.Machine != uint32(arch.AMD64.ELF), in.Layout >= uint8(numLayouts), in.Deref >= uint8(numDerefs):
+		return bad("machine %d, layout %d, memory %d", in.Machine, in.Layout, in.Deref)
+	case uint64(in.Rules)+4*uint64(in.NumRules) > size, in.TextLo > in.TextHi, uint64(in.TextHi) > size:
+		return bad("a part lies outside of the file")
+	}
+	for _, e := range in.Entries {
+		if e != 0 && (e < in.TextLo || e >= in.TextHi) {
+			return bad("an entry point lies outside of the code")
+		}
+	}
+	for i := range in.NumRules {
+		if e := le.Uint32(b[in.Rules+4*i:]) &^ (1 << 31); e < in.TextLo || e >= in.TextHi {
+			return bad("rule %d lies outside of the code", i)
+		}
+	}
+	return in, id, nil
+}
+
+// Close unmaps the code, which nobody may be using.
+func (c *Code) Close() error { return unix.Munmap(c.mem) }
+
+// ID returns the ID of the module that the file was made for.
+func (c *Code) ID() string { return c.id }
+
+// Layout and Deref say how the file was made.
+func (c *Code) Layout() Layout { return Layout(c.in.Layout) }
+
+// Deref says how the code reads memory.
+func (c *Code) Deref() Deref { return Deref(c.in.Deref) }
+
+// Bytes returns the file.
+func (c *Code) Bytes() []byte { return c.mem }
+
+// TextSize returns the size of the machine code, in bytes.
+func (c *Code) TextSize() int { return int(c.in.TextHi - c.in.TextLo) }
+
+// Find implements rows.Stepper.
+func (c *Code) Find(pc arch.Vaddr) (uint32, bool) {
+	e := c.in.Entries[entryFind]
+	if e == 0 {
+		return 0, false
+	}
+	id := uint32(callFind(c.base+uintptr(e), uintptr(pc)))
+	return id, id != 0
+}
+
+// Signal implements rows.Stepper.
+func (c *Code) Signal(id uint32) bool {
+	return 4*uint64(id)+4 <= uint64(len(c.dir)) && le.Uint32(c.dir[4*id:])>>31 != 0
+}
+
+// A slice is unspool_slice: memory for code of kind Slice.
+type slice struct {
+	lo    uint64
+	size  uint64
+	bytes *byte
+	words *word
+	n     uint64
+	more  uint64 // a word that is in neither is to be looked up, and the step to be done again
+}
+
+// A word is unspool_word.
+type word struct{ addr, value, ok uint64 }
+
+// maxWords bounds the words outside of the captured stack that one step may read. Steps of compilers' rules read one.
+const maxWords = 256
+
+// Apply implements rows.Stepper, for a file of kind Slice. A step that reads more than 256 words outside of the captured
+// stack is given up as unreadable; only hostile expressions do.
+func (c *Code) Apply(id uint32, s *rows.State, m *rows.Memory) rows.Outcome {
+	if 4*uint64(id)+4 > uint64(len(c.dir)) || Deref(c.in.Deref) != Slice {
+		return rows.NoRule
+	}
+	fn := c.base + uintptr(le.Uint32(c.dir[4*id:])&^(1<<31))
+	mem := slice{lo: m.Lo, size: uint64(len(m.Bytes)), bytes: unsafe.SliceData(m.Bytes)}
+	if m.Next == nil {
+		return rows.Outcome(call(fn, unsafe.Pointer(s), unsafe.Pointer(&mem), 0) & 0xff)
+	}
+	return applyMore(fn, s, m, &mem)
+}
+
+func applyMore(fn uintptr, s *rows.State, m *rows.Memory, mem *slice) rows.Outcome {
+	fault := s.Fault
+	var few [4]word
+	words := few[:0]
+	mem.more = 1
+	for {
+		o := rows.Outcome(call(fn, unsafe.Pointer(s), unsafe.Pointer(mem), 0) & 0xff)
+		if o != needWord {
+			return o
+		}
+		if len(words) == maxWords {
+			return rows.Unreadable
+		}
+		w := word{addr: s.Fault}
+		s.Fault = fault
+		if v, ok := m.Next.Read8(w.addr); ok {
+			w.value, w.ok = v, 1
+		}
+		words = append(words, w)
+		mem.words, mem.n = unsafe.SliceData(words), uint64(len(words))
+	}
+}
