@@ -1,0 +1,300 @@
+package csource
+
+import (
+	"bufio"
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/rows"
+)
+
+var le = binary.LittleEndian
+
+const (
+	libc      = "/lib/x86_64-linux-gnu/libc.so.6"
+	hackbench = "/usr/bin/hackbench"
+)
+
+// readELF builds the rows of a file.
+func readELF(t testing.TB, path string) (ref *rows.Table, ehFrame int) {
+	t.Helper()
+	e, err := elf.Open(path)
+	if err != nil {
+		t.Skipf("no %s", path)
+	}
+	defer e.Close()
+	in := dwarf.Sections{Machine: arch.ByELF(uint16(e.Machine)), Order: binary.ByteOrder(e.ByteOrder), AddrSize: 8}
+	if s := e.Section(".eh_frame"); s != nil {
+		b, err := s.Data()
+		if err != nil {
+			t.Fatal(err)
+		}
+		in.EHFrame = append(in.EHFrame, dwarf.Section{Name: s.Name, Addr: arch.Vaddr(s.Addr), Data: b})
+		ehFrame = len(b)
+	}
+	ref, _ = dwarf.New(in).Build(dwarf.EHFrame)
+	return ref, ehFrame
+}
+
+// C's view of a state is Go's: struct unspool_state.
+var _ = [1]struct{}{}[unsafe.Sizeof(rows.State{})-(5+2*arch.NumSlots+1)*8]
+
+type cQuestion struct {
+	PC           uint64
+	Rule, NWords uint32
+	Lo, Size     uint64
+	State        rows.State
+}
+
+type cAnswer struct {
+	Outcome, Differs uint32
+	State            rows.State
+}
+
+type cWord struct{ Addr, Value uint64 }
+
+// asBytes returns the memory of x, which is the same in C on a little-endian machine.
+func asBytes[T any](x *T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(x)), unsafe.Sizeof(*x))
+}
+
+// generate writes a table's C to a file.
+func generate(t testing.TB, dir string, ref *rows.Table, o Options) string {
+	t.Helper()
+	o.Prefix = "gen"
+	f, err := os.CreateTemp(dir, "*.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := Emit(f, ref, o); err != nil {
+		t.Fatal(err)
+	}
+	return f.Name()
+}
+
+var strict = []string{"-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror"}
+
+// compile compiles C and fails the test if there is a warning.
+func compile(t testing.TB, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%.3000s", strings.Join(args, " "), err, out)
+	}
+}
+
+// A build is one way to make a program of C.
+type build struct {
+	cc    string
+	flags []string
+}
+
+func (b build) String() string { return b.cc + " " + strings.Join(b.flags, " ") }
+
+var (
+	gcc0     = build{"gcc", []string{"-O0"}}
+	gcc2     = build{"gcc", []string{"-O2"}}
+	clang1   = build{"clang-19", []string{"-O1"}}
+	gccSan   = build{"gcc", []string{"-O1", "-fsanitize=undefined", "-fno-sanitize-recover=all"}}
+	clangSan = build{"clang-19", []string{"-O0", "-fsanitize=undefined", "-fno-sanitize-recover=all"}}
+)
+
+// program compiles a table's C with the driver.
+func (b build) program(t testing.TB, ref *rows.Table, o Options) string {
+	t.Helper()
+	dir := t.TempDir()
+	src := generate(t, dir, ref, o)
+	args := append([]string{b.cc}, strict...)
+	if o.Layout == Switch {
+		args = append([]string{b.cc, "-std=gnu11", "-DSTEP_ONLY"}, strict[1:3]...)
+		args = append(args, "-Werror")
+	}
+	args = append(args, b.flags...)
+	compile(t, append(args, "-c", "-o", src+".o", src)...)
+	prog := filepath.Join(dir, "program")
+	link := append([]string{b.cc, fmt.Sprintf("-DDEREF=%d", o.Deref), "-Itestdata", "-o", prog}, b.flags...)
+	if o.Layout == Switch {
+		link = append(link, "-DSTEP_ONLY")
+	}
+	compile(t, append(link, "testdata/driver.c", src+".o")...)
+	return prog
+}
+
+// agree asks the C code of a table for both ends of each row and for each rule on many states, and compares
+// the answers with those of rows.Step.
+func agree(t *testing.T, ref *rows.Table, o Options, b build) {
+	t.Helper()
+	t0 := time.Now()
+	prog := b.program(t, ref, o)
+	t1 := time.Now()
+	var in, out bytes.Buffer
+	x := newExam(ref, o)
+	x.write(&in)
+	cmd := exec.Command(prog)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = &in, &out, os.Stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v, %v: %v", o, b, err)
+	}
+	if err := x.check(&out); err != nil {
+		t.Fatalf("%v, %v: %v", o, b, err)
+	}
+	t.Logf("%v %v, %v: compiled in %.1f s; %d lookups, %d states of %d rules: outcomes %v", o.Layout, o.Deref, b, t1.Sub(t0).Seconds(), len(x.pcs),
+		len(x.asked), len(ref.Sets)-1, x.outcomes)
+}
+
+// An exam is the questions for a table, and what is to be answered.
+type exam struct {
+	ref      *rows.Table
+	opt      Options
+	pcs      []uint64
+	asked    []asked
+	outcomes map[rows.Outcome]int
+}
+
+type asked struct {
+	id   rows.SetID
+	seed uint64
+	k    int
+}
+
+func newExam(ref *rows.Table, o Options) *exam {
+	x := &exam{ref: ref, opt: o, outcomes: map[rows.Outcome]int{}}
+	for i, r := range ref.Rows {
+		if i == 0 && r.Lo > 0 {
+			x.pcs = append(x.pcs, 0, uint64(r.Lo-1))
+		}
+		x.pcs = append(x.pcs, uint64(r.Lo), uint64(ref.Hi(i))-1)
+	}
+	x.pcs = append(x.pcs, ^uint64(0))
+	return x
+}
+
+// write makes the questions.
+func (x *exam) write(w *bytes.Buffer) {
+	num := func(n uint64) { w.Write(le.AppendUint64(nil, n)) }
+	num(arenaLo)
+	num(arenaSize)
+	w.Write(arena[:])
+	num(uint64(len(x.pcs)))
+	for _, pc := range x.pcs {
+		num(pc)
+	}
+	pcOf := make([]uint64, len(x.ref.Sets))
+	for _, r := range x.ref.Rows {
+		pcOf[r.Set] = uint64(r.Lo)
+	}
+	var qs bytes.Buffer
+	for id := range x.ref.Sets {
+		if id == 0 && x.opt.Layout == Switch {
+			continue
+		}
+		for k, try := 0, uint64(0); k < states && try < 4*states; try++ {
+			q := trial{seed: mix(uint64(id)<<16 | try), k: int(try % states), deref: x.opt.Deref}
+			q.setUp(x.ref.Machine, &x.ref.Sets[id])
+			s, m := q.state, q.memory()
+			rows.Step(x.ref.Machine, &x.ref.Sets[id], &s, &m)
+			if q.outside {
+				continue // the own process has no such memory
+			}
+			k++
+			x.asked = append(x.asked, asked{rows.SetID(id), q.seed, q.k})
+			c := cQuestion{pcOf[id], uint32(id), uint32(len(q.words)), q.lo, q.size, q.state}
+			qs.Write(asBytes(&c))
+			for i := range q.words {
+				qs.Write(asBytes(&q.words[i]))
+			}
+		}
+	}
+	num(uint64(len(x.asked)))
+	qs.WriteTo(w)
+}
+
+// check compares answers.
+func (x *exam) check(r io.Reader) error {
+	br := bufio.NewReader(r)
+	want := rows.Interp{Table: x.ref}
+	for _, pc := range x.pcs {
+		if x.opt.Layout == Switch {
+			break
+		}
+		var rule uint32
+		if _, err := io.ReadFull(br, asBytes(&rule)); err != nil {
+			return err
+		}
+		if id, _ := want.Find(arch.Vaddr(pc)); id != rule {
+			return fmt.Errorf("find(%#x)\n got  %d\n want %d", pc, rule, id)
+		}
+	}
+	mach := x.ref.Machine
+	for _, q := range x.asked {
+		var a cAnswer
+		if _, err := io.ReadFull(br, asBytes(&a)); err != nil {
+			return err
+		}
+		t := trial{seed: q.seed, k: q.k, deref: x.opt.Deref}
+		set := &x.ref.Sets[q.id]
+		t.setUp(mach, set)
+		s, m := t.state, t.memory()
+		o := rows.Step(mach, set, &s, &m)
+		x.outcomes[o]++
+		code := uint32(o)
+		if want.Signal(uint32(q.id)) {
+			code |= 0x100
+		}
+		bad := a.Outcome != code || a.Differs != 0
+		switch {
+		case o == rows.OK:
+			bad = bad || !s.Equal(&a.State) || a.State.Snap != s.Snap
+		default:
+			bad = bad || o == rows.Unreadable && a.State.Fault != s.Fault
+			c := a.State
+			c.Fault = t.state.Fault
+			bad = bad || c != t.state
+		}
+		if bad {
+			return fmt.Errorf("rule %d, seed %#x, state %d, pc slice %#x+%#x\n in   %s\n got  %#x (step differs: %d) %s\n want %#x %s\n (%.600s)", q.id, q.seed, q.k, t.lo, t.size,
+				stateText(mach, &t.state), a.Outcome, a.Differs, stateText(mach, &a.State), code, stateText(mach, &s), set.Text(mach))
+		}
+	}
+	if n, _ := io.Copy(io.Discard, br); n > 0 {
+		return fmt.Errorf("%d bytes more than was asked for", n)
+	}
+	return nil
+}
+
+func TestFiles(t *testing.T) {
+	oracle.Need(t, "gcc", "clang-19")
+	for _, c := range []struct {
+		path   string
+		derefs []Deref
+		builds []build
+	}{
+		{"/usr/bin/true", []Deref{Self, Callback, Slice}, []build{gcc2, clang1}},
+		{hackbench, []Deref{Self, Callback, Slice}, []build{gcc2, clang1}},
+		{"/lib64/ld-linux-x86-64.so.2", []Deref{Slice}, []build{gcc0, clang1}},
+		{"/usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1", []Deref{Callback}, []build{gcc0}},
+		{libc, []Deref{Self}, []build{gcc0}},
+	} {
+		t.Run(filepath.Base(c.path), func(t *testing.T) {
+			ref, _ := readELF(t, c.path)
+			for _, d := range c.derefs {
+				for _, b := range c.builds {
+					agree(t, ref, Options{Deref: d}, b)
+				}
+			}
+		})
+	}
+}
