@@ -44,15 +44,15 @@ func (t *Trials) Check(mach *arch.Machine, set *Set, id uint32, apply func(uint3
 	for k := range t.try {
 		x := t.try[k]
 		am, bm := x.Memory(), x.Memory()
-		if err := check(mach, set, &x.Before, func(s *State) Outcome { return apply(id, s, &bm) }, &am); err != nil {
+		if err := Check(mach, set, &x.Before, &am, func(s *State) Outcome { return apply(id, s, &bm) }); err != nil {
 			return fmt.Errorf("Step(rule %d, seed %#x, state %d)%w", id, t.seed, k, err)
 		}
 	}
 	return nil
 }
 
-// check compares one step with Step.
-func check(mach *arch.Machine, set *Set, before *State, apply func(*State) Outcome, m *Memory) error {
+// Check says whether apply does with one state what Step does with set and m, which is called first.
+func Check(mach *arch.Machine, set *Set, before *State, m *Memory, apply func(*State) Outcome) error {
 	a, b := *before, *before
 	want, got := Step(mach, set, &a, m), apply(&b)
 	bad := got != want

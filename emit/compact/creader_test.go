@@ -14,6 +14,7 @@ import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/rows/rowstest"
 )
 
 // The C reader's view of a state: struct unspool_state.
@@ -99,7 +100,7 @@ func TestC(t *testing.T) {
 	}
 	r := rand.New(rand.NewPCG(3, 4))
 	for i := range 12 {
-		refs = append(refs, randomTable(r, []*arch.Machine{arch.AMD64, arch.ARM64}[i%2], r.IntN(60)))
+		refs = append(refs, rowstest.Table(r, []*arch.Machine{arch.AMD64, arch.ARM64}[i%2], r.IntN(60)))
 	}
 	refs = append(refs, manyRules(arch.ARM64, 70_000))
 	var in bytes.Buffer

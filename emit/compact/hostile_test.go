@@ -9,6 +9,7 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/rows/rowstest"
 )
 
 // table makes one of x86-64 from a list of rows: CFA offsets by address; 0 is a gap.
@@ -146,7 +147,7 @@ func repair(b []byte) []byte {
 func TestDamage(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 9))
 	for i, mach := range []*arch.Machine{arch.AMD64, arch.ARM64, arch.AMD64} {
-		ref := randomTable(r, mach, 8)
+		ref := rowstest.Table(r, mach, 8)
 		if i == 2 {
 			ref = manyRules(mach, 300) // has escapes
 		}
@@ -256,7 +257,7 @@ func exercise(t *Table, seed uint64) {
 func FuzzLoad(f *testing.F) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for i := range 12 {
-		b, err := Emit(randomTable(r, []*arch.Machine{arch.AMD64, arch.ARM64, arch.ByELF(arch.EM_386)}[i%3], 1+i))
+		b, err := Emit(rowstest.Table(r, []*arch.Machine{arch.AMD64, arch.ARM64, arch.ByELF(arch.EM_386)}[i%3], 1+i))
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -348,7 +349,7 @@ func fuzzTable(b []byte, mach *arch.Machine) *rows.Table {
 		for range x >> 16 & 63 {
 			y := num()
 			r := rand.New(rand.NewPCG(y>>32, 1))
-			bl.Row(arch.Vaddr(at), bl.Intern(randomSet(r, mach)))
+			bl.Row(arch.Vaddr(at), bl.Intern(rowstest.Set(r, mach)))
 			next := at + y&0xffffffff>>(y>>59)
 			if next <= at {
 				break

@@ -222,39 +222,33 @@ type leaf struct {
 	rule uint32
 }
 
-func (g *generator) leaves() []leaf {
-	out := []leaf{{0, 0}}
+// tree searches by comparisons with numbers in the code. rax is the address less the first one, where that makes the
+// numbers smaller.
+func (g *generator) tree() {
+	var rs []leaf
 	g.t.Rows(func(lo arch.Vaddr, id uint32, _ bool) bool {
-		if lo == 0 {
-			out = out[:0]
-		}
-		out = append(out, leaf{uint64(lo), id})
+		rs = append(rs, leaf{uint64(lo), id})
 		return true
 	})
-	return out
-}
-
-// tree searches by comparisons with numbers in the code. rax is the address less base, where that makes the numbers
-// smaller.
-func (g *generator) tree() {
-	rs := g.leaves()
-	g.Mov(RAX, RDX)
-	if len(rs) < 2 {
-		g.leaf(rs[0].rule)
+	if len(rs) == 0 {
+		g.leaf(0)
 		return
 	}
-	base, last := rs[1].lo, rs[len(rs)-1].lo
+	g.Mov(RAX, RDX)
+	base, last := rs[0].lo, rs[len(rs)-1].lo
 	if last-base > math.MaxInt32 {
+		if base > 0 {
+			rs = append([]leaf{{0, 0}}, rs...)
+		}
 		g.branch(rs, 0, g.cmp)
 		return
 	}
-	// Outside of the rows nothing is left to be compared; inside 32 bits are enough.
-	below := g.Label()
+	outside := g.Label()
 	g.sub(base)
 	g.cmp(last - base)
-	g.Jcc(AE, below)
-	g.branch(rs[1:len(rs)-1], base, func(v uint64) { g.RI32(CMP, RAX, int32(v)) })
-	g.Set(below)
+	g.Jcc(AE, outside)
+	g.branch(rs[:len(rs)-1], base, func(v uint64) { g.RI32(CMP, RAX, int32(v)) })
+	g.Set(outside)
 	g.leaf(0)
 }
 

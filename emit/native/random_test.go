@@ -1,0 +1,97 @@
+package native
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/rows/rowstest"
+)
+
+// prove emits a table with options, loads it, and runs it against the reference.
+func prove(t testing.TB, ref *rows.Table, o Options) {
+	t.Helper()
+	b, err := Emit(ref, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Load(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := Verify(c, ref, 1); err != nil {
+		t.Fatalf("%v %v: %v", o.Layout, o.Deref, err)
+	}
+}
+
+// TestRandom proves tables with rules of every kind, sense and nonsense.
+func TestRandom(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 40 {
+		ref := rowstest.Table(r, arch.AMD64, r.IntN(200))
+		for l := range Inline {
+			for d := range numDerefs {
+				prove(t, ref, Options{Layout: l, Deref: d})
+			}
+		}
+	}
+	for range 6 {
+		ref := rowstest.Table(r, arch.AMD64, r.IntN(20))
+		for d := range numDerefs {
+			prove(t, ref, Options{Layout: Inline, Deref: d})
+		}
+	}
+}
+
+// oneSet returns a table of one row.
+func oneSet(s rows.Set) *rows.Table {
+	b := rows.NewBuilder(arch.AMD64)
+	b.Begin(0x1000, 0x2000)
+	b.Row(0x1000, b.Intern(s))
+	return rows.Build(b)
+}
+
+// TestExpressions proves many expressions, as the CFA and as registers.
+func TestExpressions(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for range 12 {
+		b := rows.NewBuilder(arch.AMD64)
+		b.Begin(0x1000, 0x3000)
+		for i := range arch.Vaddr(200) {
+			s := rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAReg, Reg: 7, Off: 16}, Rules: []rows.Rule{{Of: 16, Kind: rows.Offset, Off: -8}}}
+			switch r.IntN(3) {
+			case 0:
+				s.CFA = rows.CFA{Kind: rows.CFAExpr, Expr: rowstest.Expr(r, r.IntN(8) == 0)}
+			case 1:
+				s.Rules = append([]rows.Rule{{Of: 3, Kind: rows.Expr, Expr: rowstest.Expr(r, r.IntN(8) == 0)}, {Of: 6, Kind: rows.ValExpr, Expr: rowstest.Expr(r, r.IntN(8) == 0)}}, s.Rules...)
+			case 2:
+				s.Rules[0] = rows.Rule{Of: 16, Kind: rows.Expr, Expr: rowstest.Expr(r, r.IntN(8) == 0)}
+			}
+			b.Row(0x1000+i, b.Intern(s))
+		}
+		ref := rows.Build(b)
+		for d := range numDerefs {
+			prove(t, ref, Options{Deref: d})
+		}
+	}
+}
+
+// FuzzExpression proves single expressions.
+func FuzzExpression(f *testing.F) {
+	r := rand.New(rand.NewPCG(5, 6))
+	for range 20 {
+		f.Add([]byte(rowstest.Expr(r, r.IntN(8) == 0)))
+	}
+	f.Fuzz(func(t *testing.T, e []byte) {
+		if len(e) > 200 {
+			return
+		}
+		ref := oneSet(rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAExpr, Expr: string(e)},
+			Rules: []rows.Rule{{Of: 3, Kind: rows.Expr, Expr: string(e)}, {Of: 16, Kind: rows.ValExpr, Expr: string(e)}}})
+		for d := range numDerefs {
+			prove(t, ref, Options{Deref: d})
+		}
+	})
+}
