@@ -20,8 +20,7 @@ func (g *generator) code() error {
 		}
 		return ls
 	}
-	g.noRule, g.fail, g.wideExit, g.load = g.Label(), g.Label(), g.Label(), g.Label()
-	g.commit = [2]Label(labels(2))
+	g.noRule, g.fail, g.wideExit, g.load, g.loadRA = g.Label(), g.Label(), g.Label(), g.Label(), g.Label()
 	g.rules = labels(n)
 	if g.o.Layout == Tree {
 		g.numbers = labels(n)
@@ -35,7 +34,6 @@ func (g *generator) code() error {
 	if g.o.Deref != Self {
 		g.loader()
 	}
-	g.commits()
 	g.exits()
 	g.Set(g.rules[0])
 	g.Jmp(g.noRule)
@@ -55,6 +53,7 @@ func (g *generator) code() error {
 		g.Set(g.tails[k])
 		g.tail(k)
 	}
+	g.commits()
 	for i := 0; i < len(g.getOrder); i++ {
 		g.getter(g.getOrder[i])
 	}

@@ -116,8 +116,9 @@ type generator struct {
 	noRule   Label
 	fail     Label    // returns the outcome in edx
 	wideExit Label    // leaves a frame, and does so
-	commit   [2]Label // of call frames, and of signal frames
+	commit   [2]Label // of call frames, and of signal frames; 0 where there are none
 	load     Label    // reads memory; not for Self
+	loadRA   Label
 
 	gets      map[getKey]Label
 	getOrder  []getKey

@@ -113,9 +113,12 @@ func (g *generator) tailOf(k tailKey) Label {
 
 // tail reads the return address and locates the saved registers, with the CFA in rax.
 func (g *generator) tail(k tailKey) {
-	if g.o.Deref == Self {
+	switch {
+	case g.o.Deref == Self:
 		g.Load(RCX, At(RAX, k.ra))
-	} else {
+	case k.ra == -8:
+		g.Call(g.loadRA)
+	default:
 		g.Lea(RCX, At(RAX, k.ra))
 		g.Call(g.load)
 		g.Jcc(B, g.fail)
@@ -132,17 +135,23 @@ func (g *generator) tail(k tailKey) {
 		g.Store(val(slot), RDX)
 	}
 	g.Imm(RDX, uint64(k.mask))
+	i := 0
 	if k.signal {
-		g.Jmp(g.commit[1])
-	} else {
-		g.Jmp(g.commit[0])
+		i = 1
 	}
+	if g.commit[i] == 0 {
+		g.commit[i] = g.Label()
+	}
+	g.Jmp(g.commit[i])
 }
 
 // commits makes the state that of the caller: rax is the CFA, rcx the return address, edx the slots that were saved.
 func (g *generator) commits() {
 	const both = 1<<slotSP | 1<<slotRA
 	for i, l := range g.commit {
+		if l == 0 {
+			continue
+		}
 		g.Set(l)
 		g.Load(R8, field(offKnown))
 		if i == 0 {
@@ -162,7 +171,11 @@ func (g *generator) commits() {
 		g.Store(val(slotRA), RCX)
 		g.Store(field(offPC), RCX)
 		g.Store(field(offCFA), RAX)
-		g.Imm(RAX, uint64(i*signalBit))
+		if i == 0 {
+			g.RR32(XOR, RAX, RAX)
+		} else {
+			g.Imm(RAX, signalBit)
+		}
 		g.Ret()
 	}
 }
@@ -250,8 +263,21 @@ const (
 )
 
 // loader writes the routine that reads the eight bytes at rcx into rcx. It keeps all but rdx and r11. Where they cannot be
-// read it sets the carry, the state's fault, and the outcome in edx.
+// read it sets the carry, the state's fault, and the outcome in edx. Behind it, loadRA reads the eight bytes below the CFA,
+// or returns the outcome for the simple rule that called.
 func (g *generator) loader() {
+	defer func() {
+		bad := g.Label()
+		g.Set(g.loadRA)
+		g.Lea(RCX, At(RAX, -8))
+		g.Call(g.load)
+		g.Jcc(B, bad)
+		g.Ret()
+		g.Set(bad)
+		g.Pop(RCX)
+		g.Mov32(RAX, RDX)
+		g.Ret()
+	}()
 	switch g.o.Deref {
 	case Slice:
 		g.Set(g.load)
