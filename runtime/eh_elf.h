@@ -1,0 +1,891 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * eh_elf.h: walks stacks with eh_elf files, which hold the unwind information of a module as machine code. The files
+ * and what their code may touch are described in docs/EH_ELF.md.
+ *
+ * C11 or C++17, gcc or clang, x86-64 Linux. All functions are inline; there is nothing to link. Include this file
+ * first, or define _GNU_SOURCE. A program that includes unspool_table.h too includes that before this.
+ *
+ *	static struct eh_elf_module modules[256];
+ *	static struct eh_elf_map map;
+ *
+ *	eh_elf_map_init(&map, modules, 256, EH_ELF_SELF);
+ *	eh_elf_map_self(&map, "/var/cache/eh_elf");            once, and again after dlopen
+ *
+ *	struct eh_elf_cursor c;                                 at any time, in signal handlers too
+ *	eh_elf_capture(&c.state);
+ *	eh_elf_begin(&c, &map, NULL);
+ *	do
+ *		use(c.state.pc, c.exact);
+ *	while ((stop = eh_elf_next(&c)) == EH_ELF_OK);
+ *
+ * Sections: memory and outcomes, a file, the modules of this process, memory readers, walking. The last two are
+ * async-signal-safe: they take no lock, call nothing of libc, keep errno, and use less than 2 KiB of stack beside the
+ * caller's cursor, which takes 1.1 KiB.
+ */
+#ifndef UNSPOOL_EH_ELF_H
+#define UNSPOOL_EH_ELF_H
+
+#if !defined __x86_64__ || !defined __LP64__ || !defined __linux__
+#error "eh_elf files hold machine code for x86-64 Linux"
+#endif
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <elf.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <link.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#ifndef __USE_GNU
+#error "define _GNU_SOURCE before the first #include, or include eh_elf.h first"
+#endif
+
+#ifdef __cplusplus
+#define EH_ELF_ASSERT static_assert
+extern "C" {
+#else
+#define EH_ELF_ASSERT _Static_assert
+#endif
+
+/* ---- Memory and outcomes ---- */
+
+/*
+ * A frame's registers, each with its location. Slot i is lost if known lacks bit i; else at address val[i] if in_mem has
+ * the bit; else in the snapshot's register val[i] if in_reg has it; else it is val[i]. Slots 0 to 15 are the registers
+ * by their DWARF numbers (rax rdx rcx rbx rsi rdi rbp rsp r8..r15), 16 is the return address. What lies in slots that
+ * are not known, and above, does not matter and need not be set.
+ */
+#if !defined UNSPOOL_STATE_DEFINED && !(defined UNSPOOL_TABLE_H && defined UNSPOOL_LOAD)
+struct unspool_state {
+	uint64_t pc;  /* of this frame: after a step, the return address */
+	uint64_t cfa; /* of the frame that was stepped out of */
+	uint64_t known, in_mem, in_reg;
+	uint64_t val[64];
+	uint64_t snap[64]; /* the snapshot's registers; a step does not change them */
+	uint64_t fault;    /* the address that could not be read */
+};
+#endif
+
+#ifndef UNSPOOL_STATE_DEFINED
+#define UNSPOOL_STATE_DEFINED
+
+/* Memory for files of the kind callback. Nonzero: *value is what was read. */
+struct unspool_reader {
+	int (*read8)(void *ctx, uint64_t addr, uint64_t *value);
+	void *ctx;
+};
+
+struct unspool_word {
+	uint64_t addr, value;
+	uint64_t ok; /* zero: it is known that it cannot be read */
+};
+
+/* Memory for files of the kind slice: a copy of some, and single words outside of it. */
+struct unspool_slice {
+	uint64_t lo, size; /* the addresses that are in bytes: lo to lo+size */
+	const unsigned char *bytes;
+	const struct unspool_word *words; /* in any order */
+	uint64_t n_words;
+	uint64_t more; /* nonzero: a word that is in neither ends the step with EH_ELF_MISSING; zero: it is unreadable */
+};
+#endif
+
+enum { /* slots with a part of their own */
+	EH_ELF_SP = 7,
+	EH_ELF_RA = 16,
+	EH_ELF_NUM_SLOTS = 17,
+};
+
+EH_ELF_ASSERT(offsetof(struct unspool_state, pc) == 0, "unspool_state");
+EH_ELF_ASSERT(offsetof(struct unspool_state, cfa) == 8, "unspool_state");
+EH_ELF_ASSERT(offsetof(struct unspool_state, known) == 16, "unspool_state");
+EH_ELF_ASSERT(offsetof(struct unspool_state, in_mem) == 24, "unspool_state");
+EH_ELF_ASSERT(offsetof(struct unspool_state, in_reg) == 32, "unspool_state");
+EH_ELF_ASSERT(offsetof(struct unspool_state, val) == 40, "unspool_state");
+EH_ELF_ASSERT(offsetof(struct unspool_state, snap) == 552, "unspool_state");
+EH_ELF_ASSERT(offsetof(struct unspool_state, fault) == 1064, "unspool_state");
+EH_ELF_ASSERT(sizeof(struct unspool_state) == 1072, "unspool_state");
+EH_ELF_ASSERT(offsetof(struct unspool_reader, ctx) == 8, "unspool_reader");
+EH_ELF_ASSERT(offsetof(struct unspool_word, ok) == 16 && sizeof(struct unspool_word) == 24, "unspool_word");
+EH_ELF_ASSERT(offsetof(struct unspool_slice, bytes) == 16, "unspool_slice");
+EH_ELF_ASSERT(offsetof(struct unspool_slice, words) == 24, "unspool_slice");
+EH_ELF_ASSERT(offsetof(struct unspool_slice, n_words) == 32, "unspool_slice");
+EH_ELF_ASSERT(offsetof(struct unspool_slice, more) == 40, "unspool_slice");
+
+/* How a file's code reads memory. */
+enum eh_elf_deref {
+	EH_ELF_SELF = 0,     /* plain loads in this process; the mem argument is ignored. For stacks that are trusted */
+	EH_ELF_CALLBACK = 1, /* mem is a struct unspool_reader */
+	EH_ELF_SLICE = 2,    /* mem is a struct unspool_slice */
+};
+
+/*
+ * What a step comes to, and why a walk ended. The first seven come from the emitted code, which leaves the state as it was
+ * but for fault unless it returns EH_ELF_OK; the others from eh_elf_next, and then the state has moved on.
+ */
+enum eh_elf_outcome {
+	EH_ELF_OK = 0,
+	EH_ELF_OUTERMOST = 1,     /* whole: there is no caller */
+	EH_ELF_NO_INFO = 2,       /* no information at the pc, or no file for its module */
+	EH_ELF_LOST_REGISTER = 3, /* the CFA or the return address needs a register that is lost */
+	EH_ELF_UNREADABLE = 4,    /* or memory that cannot be read: fault */
+	EH_ELF_BAD_EXPR = 5,      /* or an expression that is ill-formed or does not end */
+	EH_ELF_MISSING = 6,       /* slice, more is set: fault is in neither part. Add it to the words and go on */
+	EH_ELF_BAD_CFA = 7,       /* the CFA does not move up: the stack is damaged */
+	EH_ELF_BAD_RETURN = 8,    /* the return address is in no module: the stack is damaged, or the code was made at run time */
+	EH_ELF_DEPTH_LIMIT = 9,
+};
+
+#define EH_ELF_SIGNAL 0x100 /* set in what apply and step return when they left a signal frame: the pc is exact */
+
+typedef uint32_t eh_elf_find_fn(uint64_t pc);                                           /* 0: no information */
+typedef int eh_elf_apply_fn(struct unspool_state *s, const void *mem, uint32_t rule);   /* outcome | EH_ELF_SIGNAL */
+typedef int eh_elf_step_fn(struct unspool_state *s, const void *mem, uint64_t pc);      /* find, and apply */
+
+/* ---- A file ---- */
+
+enum { EH_ELF_VERSION = 1, EH_ELF_MAX_ID = 128 };
+
+enum eh_elf_layout { EH_ELF_PAGE = 0, EH_ELF_TREE = 1, EH_ELF_INLINE = 2 };
+
+/* The note with the owner "unspool" and the type 1. Offsets are those in the file. */
+struct eh_elf_info {
+	uint16_t version;
+	uint8_t layout, deref;
+	uint32_t machine;           /* e_machine of the module */
+	uint32_t size;              /* of the file, in bytes */
+	uint32_t checksum;          /* CRC-32C of all bytes, these four being zero */
+	uint32_t find, apply, step; /* entry points; 0: there is none */
+	uint32_t rules, n_rules;    /* u32 each: where the rule's code is; bit 31: a signal frame's */
+	uint32_t text_lo, text_hi;
+	uint32_t zero;
+	uint64_t lo, hi; /* link-time addresses that are covered */
+};
+
+EH_ELF_ASSERT(offsetof(struct eh_elf_info, checksum) == 12, "eh_elf_info");
+EH_ELF_ASSERT(offsetof(struct eh_elf_info, find) == 16, "eh_elf_info");
+EH_ELF_ASSERT(offsetof(struct eh_elf_info, rules) == 28, "eh_elf_info");
+EH_ELF_ASSERT(offsetof(struct eh_elf_info, lo) == 48 && sizeof(struct eh_elf_info) == 64, "eh_elf_info");
+
+/* A loaded file. Addresses given to find and step are link-time addresses of its module. Pure code: any thread may call it. */
+struct eh_elf {
+	const unsigned char *base; /* the file, readable and executable; NULL: none */
+	eh_elf_find_fn *find;      /* NULL in the layout inline, as is apply */
+	eh_elf_apply_fn *apply;
+	eh_elf_step_fn *step;
+	struct eh_elf_info info;
+	char id[EH_ELF_MAX_ID + 1]; /* the module's build ID, in hex */
+};
+
+/* Why a file was refused. */
+enum eh_elf_error {
+	EH_ELF_E_SYSTEM = -1,    /* a system call: errno says why */
+	EH_ELF_E_FILE = -2,      /* not a regular file, or of absurd size */
+	EH_ELF_E_OWNER = -3,     /* others than the user and root could have written it */
+	EH_ELF_E_FORMAT = -4,    /* not an eh_elf file */
+	EH_ELF_E_VERSION = -5,   /* of another version */
+	EH_ELF_E_SIZE = -6,      /* truncated, or something was appended */
+	EH_ELF_E_CHECKSUM = -7,  /* damaged */
+	EH_ELF_E_MALFORMED = -8, /* a part lies outside of the file */
+	EH_ELF_E_ID = -9,        /* made for another module, or not a name that a file can have */
+	EH_ELF_E_DEREF = -10,    /* made for another kind of memory */
+	EH_ELF_E_FULL = -11,     /* more modules than there is room for */
+	EH_ELF_E_OVERLAP = -12,  /* a module lies where another is */
+	EH_ELF_E_NO_ID = -13,    /* the module has no build ID */
+};
+
+static inline const char *eh_elf_strerror(int e)
+{
+	switch (e) {
+	case 0: return "no error";
+	case EH_ELF_E_SYSTEM: return "a system call did not succeed: see errno";
+	case EH_ELF_E_FILE: return "not a regular file of a size that can be";
+	case EH_ELF_E_OWNER: return "others than you and root can write this code: chown it, or chmod go-w";
+	case EH_ELF_E_FORMAT: return "not an eh_elf file";
+	case EH_ELF_E_VERSION: return "an eh_elf file of another version";
+	case EH_ELF_E_SIZE: return "the size is not what the file says";
+	case EH_ELF_E_CHECKSUM: return "the checksum is wrong: the file is damaged";
+	case EH_ELF_E_MALFORMED: return "a part lies outside of the file";
+	case EH_ELF_E_ID: return "made for another module";
+	case EH_ELF_E_DEREF: return "made for another kind of memory";
+	case EH_ELF_E_FULL: return "more modules than there is room for";
+	case EH_ELF_E_OVERLAP: return "a module lies where another is";
+	case EH_ELF_E_NO_ID: return "the module has no build ID";
+	}
+	return e > 0 ? "no error" : "unknown error";
+}
+
+/* CRC-32C (Castagnoli) of n bytes, behind those of which crc is. Eight at a time where the processor can. */
+static inline uint32_t eh_elf_crc32c(uint32_t crc, const unsigned char *p, size_t n)
+{
+	uint32_t eax = 1, ebx, ecx = 0, edx, table[16], i, k;
+	uint64_t c = ~crc, word;
+
+	__asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
+	if (ecx >> 20 & 1) { /* SSE 4.2 */
+		for (; n >= 8; n -= 8, p += 8) {
+			memcpy(&word, p, 8);
+			__asm__("crc32q %1, %0" : "+r"(c) : "rm"(word));
+		}
+		for (; n > 0; n--, p++)
+			__asm__("crc32b %1, %0" : "+r"(c) : "rm"(*p));
+		return ~(uint32_t)c;
+	}
+	for (i = 0; i < 16; i++) {
+		table[i] = i;
+		for (k = 0; k < 4; k++)
+			table[i] = table[i] >> 1 ^ (table[i] & 1 ? 0x82f63b78u : 0);
+	}
+	crc = ~crc;
+	for (; n > 0; n--, p++) {
+		crc = crc >> 4 ^ table[(crc ^ *p) & 15];
+		crc = crc >> 4 ^ table[(crc ^ *p >> 4) & 15];
+	}
+	return ~crc;
+}
+
+static inline uint32_t eh_elf_u32(const unsigned char *p)
+{
+	uint32_t v;
+
+	memcpy(&v, p, 4);
+	return v;
+}
+
+/*
+ * Finds a note among those in [at, end) and returns its contents, or NULL. Nothing outside is looked at. at is aligned as the
+ * notes are: to 4.
+ */
+static inline const unsigned char *eh_elf_note(const unsigned char *at, const unsigned char *end, const char *owner,
+	uint32_t type, uint32_t *size)
+{
+	while (end - at >= 12) {
+		uint64_t owner_size = eh_elf_u32(at), desc_size = eh_elf_u32(at + 4);
+		uint64_t desc = 12 + ((owner_size + 3) & ~(uint64_t)3), left = (uint64_t)(end - at);
+
+		if (desc > left || desc_size > left - desc)
+			return NULL;
+		if (eh_elf_u32(at + 8) == type && owner_size == strlen(owner) + 1 && memcmp(at + 12, owner, owner_size) == 0) {
+			*size = (uint32_t)desc_size;
+			return at + desc;
+		}
+		desc += (desc_size + 3) & ~(uint64_t)3;
+		at += desc < left ? desc : left;
+	}
+	return NULL;
+}
+
+/* Fills f from a file that is mapped, after checking every offset that is followed later. */
+static inline int eh_elf_check(const unsigned char *b, uint64_t size, struct eh_elf *f)
+{
+	static const unsigned char zero[4] = {0, 0, 0, 0};
+	const unsigned char *notes = NULL, *end = NULL, *info, *id;
+	struct eh_elf_info in;
+	uint32_t info_size = 0, id_size = 0, crc, i;
+	uint64_t at;
+	Elf64_Ehdr h;
+
+	if (size < sizeof h)
+		return EH_ELF_E_FORMAT;
+	memcpy(&h, b, sizeof h);
+	if (memcmp(h.e_ident, ELFMAG, SELFMAG) != 0 || h.e_ident[EI_CLASS] != ELFCLASS64 || h.e_ident[EI_DATA] != ELFDATA2LSB)
+		return EH_ELF_E_FORMAT;
+	for (i = 0; i < h.e_phnum; i++) {
+		Elf64_Phdr p;
+
+		at = h.e_phoff + (uint64_t)i * sizeof p;
+		if (h.e_phoff > size || at > size || size - at < sizeof p)
+			return EH_ELF_E_FORMAT;
+		memcpy(&p, b + at, sizeof p);
+		if (p.p_type != PT_NOTE)
+			continue;
+		if (p.p_offset > size || p.p_filesz > size - p.p_offset)
+			return EH_ELF_E_FORMAT;
+		notes = b + p.p_offset;
+		end = notes + p.p_filesz;
+	}
+	if (notes == NULL)
+		return EH_ELF_E_FORMAT;
+	info = eh_elf_note(notes, end, "unspool", 1, &info_size);
+	id = eh_elf_note(notes, end, "unspool", 2, &id_size);
+	if (info == NULL || info_size < 2)
+		return EH_ELF_E_FORMAT;
+	if ((info[0] | info[1] << 8) != EH_ELF_VERSION)
+		return EH_ELF_E_VERSION;
+	if (info_size != sizeof in)
+		return EH_ELF_E_FORMAT;
+	memcpy(&in, info, sizeof in);
+	if (in.size != size)
+		return EH_ELF_E_SIZE;
+	at = (uint64_t)(info - b) + offsetof(struct eh_elf_info, checksum);
+	crc = eh_elf_crc32c(0, b, at);
+	crc = eh_elf_crc32c(crc, zero, 4);
+	if (eh_elf_crc32c(crc, b + at + 4, size - at - 4) != in.checksum)
+		return EH_ELF_E_CHECKSUM;
+
+	if (in.machine != EM_X86_64 || in.layout > EH_ELF_INLINE || in.deref > EH_ELF_SLICE || in.step == 0 ||
+	    (in.layout == EH_ELF_INLINE) != (in.find == 0) || (in.find == 0) != (in.apply == 0))
+		return EH_ELF_E_MALFORMED;
+	if (in.text_lo > in.text_hi || in.text_hi > size || in.rules + 4 * (uint64_t)in.n_rules > size)
+		return EH_ELF_E_MALFORMED;
+	{
+		const uint32_t entries[3] = {in.find, in.apply, in.step};
+
+		for (i = 0; i < 3; i++)
+			if (entries[i] != 0 && (entries[i] < in.text_lo || entries[i] >= in.text_hi))
+				return EH_ELF_E_MALFORMED;
+	}
+	for (i = 0; i < in.n_rules; i++) {
+		uint32_t rule = eh_elf_u32(b + in.rules + 4 * (uint64_t)i) & 0x7fffffff;
+
+		if (rule < in.text_lo || rule >= in.text_hi)
+			return EH_ELF_E_MALFORMED;
+	}
+	if (id == NULL || id_size > EH_ELF_MAX_ID || memchr(id, 0, id_size) != NULL)
+		return EH_ELF_E_MALFORMED;
+
+	memset(f, 0, sizeof *f);
+	f->base = b;
+	f->info = in;
+	memcpy(f->id, id, id_size);
+	if (in.find != 0) {
+		f->find = (eh_elf_find_fn *)(uintptr_t)(b + in.find);
+		f->apply = (eh_elf_apply_fn *)(uintptr_t)(b + in.apply);
+	}
+	f->step = (eh_elf_step_fn *)(uintptr_t)(b + in.step);
+	return 0;
+}
+
+/*
+ * Loads a file: maps it readable and executable, never writable. A file that is damaged, or that others than the user and
+ * root could have written, is refused: its code is going to be run. Returns 0, or an eh_elf_error, and then f holds
+ * nothing. A loaded file may be replaced by renaming another over it, but must not be truncated.
+ */
+static inline int eh_elf_open(const char *path, struct eh_elf *f)
+{
+	int fd, e, saved;
+	struct stat st;
+	void *m;
+
+	memset(f, 0, sizeof *f);
+	fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+	if (fd < 0)
+		return EH_ELF_E_SYSTEM;
+	m = MAP_FAILED;
+	if (fstat(fd, &st) != 0) {
+		e = EH_ELF_E_SYSTEM;
+	} else if (!S_ISREG(st.st_mode) || st.st_size < (off_t)sizeof(Elf64_Ehdr) || st.st_size > 1 << 30) {
+		e = EH_ELF_E_FILE;
+	} else if ((st.st_uid != 0 && st.st_uid != geteuid()) || (st.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+		e = EH_ELF_E_OWNER;
+	} else {
+		m = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_POPULATE, fd, 0);
+		e = m == MAP_FAILED ? EH_ELF_E_SYSTEM : eh_elf_check((const unsigned char *)m, (uint64_t)st.st_size, f);
+	}
+	saved = errno;
+	if (e != 0 && m != MAP_FAILED)
+		munmap(m, (size_t)st.st_size);
+	close(fd);
+	errno = saved;
+	return e;
+}
+
+/* Unloads a file, which nobody may be using. */
+static inline void eh_elf_close(struct eh_elf *f)
+{
+	if (f->base != NULL)
+		munmap((void *)(uintptr_t)f->base, f->info.size);
+	memset(f, 0, sizeof *f);
+}
+
+/* Loads DIR/ID.eh_elf.so, which must be made for that module. An ID has no characters but 0-9, a-z and '-'. */
+static inline int eh_elf_open_id(const char *dir, const char *id, struct eh_elf *f)
+{
+	char path[PATH_MAX];
+	size_t n = strspn(id, "0123456789abcdefghijklmnopqrstuvwxyz-");
+	int e;
+
+	memset(f, 0, sizeof *f);
+	if (n == 0 || n > EH_ELF_MAX_ID || id[n] != 0)
+		return EH_ELF_E_ID;
+	e = snprintf(path, sizeof path, "%s/%s.eh_elf.so", dir, id);
+	if (e < 0 || (size_t)e >= sizeof path) {
+		errno = ENAMETOOLONG;
+		return EH_ELF_E_SYSTEM;
+	}
+	e = eh_elf_open(path, f);
+	if (e == 0 && strcmp(f->id, id) != 0) {
+		eh_elf_close(f);
+		e = EH_ELF_E_ID;
+	}
+	return e;
+}
+
+/* ---- The modules of a process ---- */
+
+/* Whether n bytes at a link-time address were loaded with a module. */
+static inline int eh_elf_loaded(const struct dl_phdr_info *info, uint64_t at, uint64_t n)
+{
+	uint32_t i;
+
+	for (i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *p = &info->dlpi_phdr[i];
+
+		if (p->p_type == PT_LOAD && at >= p->p_vaddr && n <= p->p_filesz && at - p->p_vaddr <= p->p_filesz - n)
+			return 1;
+	}
+	return 0;
+}
+
+/* The build ID of a module that is loaded in this process, in hex. Returns 0 if it has none, or if there is no room for it. */
+static inline int eh_elf_build_id(const struct dl_phdr_info *info, char *hex, size_t size)
+{
+	static const char digits[] = "0123456789abcdef";
+	uint32_t i, k, n = 0;
+
+	for (i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *p = &info->dlpi_phdr[i];
+		const unsigned char *at = (const unsigned char *)(uintptr_t)(info->dlpi_addr + p->p_vaddr), *id;
+
+		if (p->p_type != PT_NOTE || p->p_align > 4 || !eh_elf_loaded(info, p->p_vaddr, p->p_filesz))
+			continue; /* notes that are aligned to 8 hold properties */
+		id = eh_elf_note(at, at + p->p_filesz, "GNU", NT_GNU_BUILD_ID, &n);
+		if (id == NULL || n == 0 || 2 * (size_t)n + 1 > size)
+			continue;
+		for (k = 0; k < n; k++) {
+			hex[2 * k] = digits[id[k] >> 4];
+			hex[2 * k + 1] = digits[id[k] & 15];
+		}
+		hex[2 * n] = 0;
+		return 1;
+	}
+	return 0;
+}
+
+/* Executable memory that came from a module. */
+struct eh_elf_module {
+	uint64_t start, end; /* run-time addresses */
+	uint64_t bias;       /* run-time less link-time addresses */
+	struct eh_elf file;  /* none if its base is NULL */
+	int error;           /* why there is none */
+	int owned;           /* this module's file is closed with the map */
+};
+
+/*
+ * The modules of a process, by address. It must not change while somebody walks with it: a program that loads more makes a
+ * second map, and closes the first when no walk uses it any more.
+ */
+struct eh_elf_map {
+	struct eh_elf_module *modules;
+	uint32_t n, room;
+	enum eh_elf_deref deref;             /* of all files */
+	unsigned long long added, removed;   /* objects, when eh_elf_map_self looked */
+};
+
+/* Makes an empty map in storage for so many modules. A module has as many as it has executable segments: one, as a rule. */
+static inline void eh_elf_map_init(struct eh_elf_map *map, struct eh_elf_module *storage, uint32_t room, enum eh_elf_deref deref)
+{
+	memset(map, 0, sizeof *map);
+	map->modules = storage;
+	map->room = room;
+	map->deref = deref;
+}
+
+/* Adds a module, which may be one of another process. f may be NULL, and stays the caller's. Returns 0 or an eh_elf_error. */
+static inline int eh_elf_map_add(struct eh_elf_map *map, uint64_t start, uint64_t end, uint64_t bias, const struct eh_elf *f)
+{
+	struct eh_elf_module *m;
+	uint32_t i = map->n;
+
+	if (f != NULL && f->base != NULL && f->info.deref != (uint8_t)map->deref)
+		return EH_ELF_E_DEREF;
+	while (i > 0 && map->modules[i - 1].start > start)
+		i--;
+	if (start >= end || (i > 0 && map->modules[i - 1].end > start) || (i < map->n && map->modules[i].start < end))
+		return EH_ELF_E_OVERLAP;
+	if (map->n == map->room)
+		return EH_ELF_E_FULL;
+	m = &map->modules[i];
+	memmove(m + 1, m, (map->n - i) * sizeof *m);
+	map->n++;
+	memset(m, 0, sizeof *m);
+	m->start = start;
+	m->end = end;
+	m->bias = bias;
+	if (f != NULL)
+		m->file = *f;
+	return 0;
+}
+
+/* Looks up the module at an address; NULL if there is none. Async-signal-safe. */
+static inline const struct eh_elf_module *eh_elf_map_find(const struct eh_elf_map *map, uint64_t pc)
+{
+	uint32_t lo = 0, hi = map->n;
+
+	while (lo < hi) {
+		uint32_t mid = lo + (hi - lo) / 2;
+
+		if (map->modules[mid].start <= pc)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return lo > 0 && pc < map->modules[lo - 1].end ? &map->modules[lo - 1] : NULL;
+}
+
+struct eh_elf_filling {
+	struct eh_elf_map *map;
+	const char *dir;
+	int error;
+};
+
+static inline int eh_elf_map_object(struct dl_phdr_info *info, size_t size, void *ctx)
+{
+	struct eh_elf_filling *c = (struct eh_elf_filling *)ctx;
+	char id[EH_ELF_MAX_ID + 1];
+	struct eh_elf f;
+	int i, e, owned = 0;
+
+	if (size >= offsetof(struct dl_phdr_info, dlpi_subs) + sizeof info->dlpi_subs) {
+		c->map->added = info->dlpi_adds;
+		c->map->removed = info->dlpi_subs;
+	}
+	memset(&f, 0, sizeof f);
+	e = eh_elf_build_id(info, id, sizeof id) ? eh_elf_open_id(c->dir, id, &f) : (int)EH_ELF_E_NO_ID;
+	if (e == 0 && f.info.deref != (uint8_t)c->map->deref) {
+		eh_elf_close(&f);
+		e = EH_ELF_E_DEREF;
+	}
+	for (i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *p = &info->dlpi_phdr[i];
+		uint64_t start = info->dlpi_addr + p->p_vaddr;
+		int added;
+
+		if (p->p_type != PT_LOAD || (p->p_flags & PF_X) == 0 || p->p_memsz == 0)
+			continue;
+		added = eh_elf_map_add(c->map, start, start + p->p_memsz, info->dlpi_addr, &f);
+		if (added == 0) {
+			struct eh_elf_module *m = (struct eh_elf_module *)(uintptr_t)eh_elf_map_find(c->map, start);
+
+			m->error = e;
+			m->owned = f.base != NULL && !owned;
+			owned |= m->owned;
+		} else if (c->error == 0) {
+			c->error = added;
+		}
+	}
+	if (!owned)
+		eh_elf_close(&f);
+	return c->error == EH_ELF_E_FULL;
+}
+
+/*
+ * Adds the program, the libraries that are loaded now, and the vDSO, each with its file DIR/BUILD-ID.eh_elf.so if there is
+ * one of the map's kind: a module's error says why there is none. Returns the number of modules with a file, or an
+ * eh_elf_error. Not for signal handlers.
+ */
+static inline int eh_elf_map_self(struct eh_elf_map *map, const char *dir)
+{
+	struct eh_elf_filling c = {map, dir, 0};
+	uint32_t i;
+	int n = 0;
+
+	dl_iterate_phdr(eh_elf_map_object, &c);
+	for (i = 0; i < map->n; i++)
+		n += map->modules[i].owned;
+	return c.error != 0 ? c.error : n;
+}
+
+static inline int eh_elf_map_counts(struct dl_phdr_info *info, size_t size, void *ctx)
+{
+	struct eh_elf_map *map = (struct eh_elf_map *)ctx;
+
+	if (size >= offsetof(struct dl_phdr_info, dlpi_subs) + sizeof info->dlpi_subs) {
+		map->added = info->dlpi_adds;
+		map->removed = info->dlpi_subs;
+	}
+	return 1;
+}
+
+/* Whether libraries were loaded or unloaded since eh_elf_map_self: then it is time for a new map. Not for signal handlers. */
+static inline int eh_elf_map_stale(const struct eh_elf_map *map)
+{
+	struct eh_elf_map now;
+
+	memset(&now, 0, sizeof now);
+	dl_iterate_phdr(eh_elf_map_counts, &now);
+	return now.added != map->added || now.removed != map->removed;
+}
+
+/* Closes the files that eh_elf_map_self loaded, and empties the map, which nobody may be using. */
+static inline void eh_elf_map_close(struct eh_elf_map *map)
+{
+	uint32_t i;
+
+	for (i = 0; i < map->n; i++)
+		if (map->modules[i].owned)
+			eh_elf_close(&map->modules[i].file);
+	map->n = 0;
+}
+
+/* ---- Memory readers ---- */
+
+/* A word at any address. */
+typedef uint64_t __attribute__((may_alias, aligned(1))) eh_elf_word;
+
+/*
+ * Memory that may be read: plainly in [lo, hi), a stack's bounds; elsewhere by asking the kernel for the memory of process
+ * pid, or not at all if pid is 0. With a pid, lo = hi = 0 and a map of its modules it reads another process.
+ */
+struct eh_elf_memory {
+	uint64_t lo, hi;
+	pid_t pid;
+};
+
+/*
+ * A read8 for struct unspool_reader, whose ctx is a struct eh_elf_memory. It does not fault on any address outside of the
+ * bounds. Async-signal-safe.
+ */
+__attribute__((no_sanitize("address", "undefined"))) static inline int eh_elf_read8(void *ctx, uint64_t addr, uint64_t *value)
+{
+	const struct eh_elf_memory *m = (const struct eh_elf_memory *)ctx;
+	struct iovec to = {value, 8}, from = {(void *)(uintptr_t)addr, 8};
+	register long r10 __asm__("r10") = (long)&from;
+	register long r8 __asm__("r8") = 1;
+	register long r9 __asm__("r9") = 0;
+	long n;
+
+	if (addr >= m->lo && addr < m->hi && m->hi - addr >= 8) {
+		*value = *(const eh_elf_word *)(uintptr_t)addr;
+		return 1;
+	}
+	if (m->pid == 0)
+		return 0;
+	__asm__ volatile("syscall" /* libc's function would set errno */
+		: "=a"(n)
+		: "a"((long)SYS_process_vm_readv), "D"((long)m->pid), "S"(&to), "d"(1L), "r"(r10), "r"(r8), "r"(r9)
+		: "rcx", "r11", "memory");
+	return n == 8;
+}
+
+/* Reads a word as files of a kind do. */
+__attribute__((no_sanitize("address", "undefined"))) static inline enum eh_elf_outcome eh_elf_load(enum eh_elf_deref deref,
+	const void *mem, uint64_t addr, uint64_t *value)
+{
+	if (deref == EH_ELF_CALLBACK) {
+		const struct unspool_reader *r = (const struct unspool_reader *)mem;
+
+		return r->read8(r->ctx, addr, value) ? EH_ELF_OK : EH_ELF_UNREADABLE;
+	}
+	if (deref == EH_ELF_SLICE) {
+		const struct unspool_slice *m = (const struct unspool_slice *)mem;
+		uint64_t i;
+
+		if (addr - m->lo < m->size && m->size - (addr - m->lo) >= 8) {
+			*value = *(const eh_elf_word *)(m->bytes + (addr - m->lo));
+			return EH_ELF_OK;
+		}
+		for (i = 0; i < m->n_words; i++) {
+			if (m->words[i].addr == addr) {
+				*value = m->words[i].value;
+				return m->words[i].ok ? EH_ELF_OK : EH_ELF_UNREADABLE;
+			}
+		}
+		return m->more ? EH_ELF_MISSING : EH_ELF_UNREADABLE;
+	}
+	*value = *(const eh_elf_word *)(uintptr_t)addr;
+	return EH_ELF_OK;
+}
+
+/* ---- Walking ---- */
+
+/* A walk in progress. */
+struct eh_elf_cursor {
+	struct unspool_state state; /* of the frame at hand */
+	const struct eh_elf_map *map;
+	const struct eh_elf_module *module; /* that state.pc lies in; NULL if none */
+	const void *mem;
+	uint64_t cfa;    /* that the next one must exceed */
+	uint32_t frames; /* so far */
+	uint32_t limit;  /* of frames; eh_elf_begin sets 4096 */
+	int exact;       /* state.pc is not a return address: frame 0, and a frame that a signal interrupted */
+};
+
+/* Captures the registers of the function that calls this, at this place. Async-signal-safe. */
+__attribute__((always_inline)) static inline void eh_elf_capture(struct unspool_state *s)
+{
+	__asm__ volatile(
+		"movq %%rax, 40(%0)\n\t"
+		"movq %%rdx, 48(%0)\n\t"
+		"movq %%rcx, 56(%0)\n\t"
+		"movq %%rbx, 64(%0)\n\t"
+		"movq %%rsi, 72(%0)\n\t"
+		"movq %%rdi, 80(%0)\n\t"
+		"movq %%rbp, 88(%0)\n\t"
+		"movq %%rsp, 96(%0)\n\t"
+		"movq %%r8, 104(%0)\n\t"
+		"movq %%r9, 112(%0)\n\t"
+		"movq %%r10, 120(%0)\n\t"
+		"movq %%r11, 128(%0)\n\t"
+		"movq %%r12, 136(%0)\n\t"
+		"movq %%r13, 144(%0)\n\t"
+		"movq %%r14, 152(%0)\n\t"
+		"movq %%r15, 160(%0)\n\t"
+		"leaq 0(%%rip), %%rax\n\t"
+		"movq %%rax, 0(%0)"
+		:
+		: "r"(s)
+		: "rax", "memory");
+	s->val[EH_ELF_RA] = s->pc;
+	s->cfa = 0;
+	s->known = ((uint64_t)1 << EH_ELF_NUM_SLOTS) - 1;
+	s->in_mem = 0;
+	s->in_reg = 0;
+	s->fault = 0;
+}
+
+/* Takes the registers that a signal interrupted from what its handler was given. Async-signal-safe. */
+static inline void eh_elf_from_ucontext(struct unspool_state *s, const ucontext_t *uc)
+{
+	static const unsigned char at[16] = {REG_RAX, REG_RDX, REG_RCX, REG_RBX, REG_RSI, REG_RDI, REG_RBP, REG_RSP,
+		REG_R8, REG_R9, REG_R10, REG_R11, REG_R12, REG_R13, REG_R14, REG_R15};
+	int i;
+
+	for (i = 0; i < 16; i++)
+		s->val[i] = (uint64_t)uc->uc_mcontext.gregs[at[i]];
+	s->pc = (uint64_t)uc->uc_mcontext.gregs[REG_RIP];
+	s->val[EH_ELF_RA] = s->pc;
+	s->cfa = 0;
+	s->known = ((uint64_t)1 << EH_ELF_NUM_SLOTS) - 1;
+	s->in_mem = 0;
+	s->in_reg = 0;
+	s->fault = 0;
+}
+
+/*
+ * Starts a walk at frame 0, whose registers are in c->state. map says what kind of memory mem is: NULL, a struct
+ * unspool_reader, or a struct unspool_slice. Async-signal-safe.
+ */
+static inline void eh_elf_begin(struct eh_elf_cursor *c, const struct eh_elf_map *map, const void *mem)
+{
+	c->map = map;
+	c->module = eh_elf_map_find(map, c->state.pc);
+	c->mem = mem;
+	c->cfa = c->state.known >> EH_ELF_SP & 1 ? c->state.val[EH_ELF_SP] : 0;
+	c->frames = 1;
+	c->limit = 4096;
+	c->exact = 1;
+}
+
+/*
+ * Goes to the caller: EH_ELF_OK, or why there is none. It never loops: each frame lies above the one before, except behind
+ * a signal frame, whose handler can have a stack of its own, and there is the limit. With files of the kind self, a damaged
+ * stack can lead the code to memory that is not there, and the process gets a SIGSEGV: where a stack
+ * is not trusted, use the kind callback with eh_elf_read8. Async-signal-safe.
+ */
+static inline enum eh_elf_outcome eh_elf_next(struct eh_elf_cursor *c)
+{
+	const struct eh_elf_module *m = c->module;
+	uint64_t pc;
+	int o;
+
+	if (c->frames >= c->limit)
+		return EH_ELF_DEPTH_LIMIT;
+	if (m == NULL || m->file.step == NULL)
+		return EH_ELF_NO_INFO;
+	o = m->file.step(&c->state, c->mem, c->state.pc - !c->exact - m->bias);
+	if ((o & ~EH_ELF_SIGNAL) != EH_ELF_OK)
+		return (enum eh_elf_outcome)o;
+	if (c->state.cfa <= c->cfa && !(o & EH_ELF_SIGNAL) && !(c->exact && c->state.cfa == c->cfa))
+		return EH_ELF_BAD_CFA;
+	c->exact = (o & EH_ELF_SIGNAL) != 0;
+	c->cfa = c->state.cfa;
+	if (c->exact) { /* the interrupted frame's stack pointer is what the next CFA must exceed: it is seldom the signal frame's CFA */
+		uint64_t sp = c->state.val[EH_ELF_SP];
+
+		c->cfa = 0;
+		if (!(c->state.known >> EH_ELF_SP & 1) || (c->state.in_reg >> EH_ELF_SP & 1))
+			sp = 0;
+		else if (c->state.in_mem >> EH_ELF_SP & 1 && eh_elf_load(c->map->deref, c->mem, sp, &sp) != EH_ELF_OK)
+			sp = 0;
+		c->cfa = sp;
+	}
+	pc = c->state.pc - !c->exact;
+	if (pc < m->start || pc >= m->end)
+		c->module = eh_elf_map_find(c->map, pc);
+	if (c->module == NULL)
+		return EH_ELF_BAD_RETURN;
+	c->frames++;
+	return EH_ELF_OK;
+}
+
+/* Reads a register of the frame at hand. Async-signal-safe. */
+static inline enum eh_elf_outcome eh_elf_get(struct eh_elf_cursor *c, uint32_t slot, uint64_t *value)
+{
+	struct unspool_state *s = &c->state;
+	enum eh_elf_outcome o = EH_ELF_OK;
+
+	if (slot >= EH_ELF_NUM_SLOTS || !(s->known >> slot & 1))
+		return EH_ELF_LOST_REGISTER;
+	*value = s->val[slot];
+	if (s->in_mem >> slot & 1) {
+		o = eh_elf_load(c->map->deref, c->mem, s->val[slot], value);
+		if (o != EH_ELF_OK)
+			s->fault = s->val[slot];
+	} else if (s->in_reg >> slot & 1) {
+		*value = s->snap[s->val[slot] & 63];
+	}
+	return o;
+}
+
+/*
+ * Calls fn for the frame at hand and then for each caller, until it returns nonzero (EH_ELF_OK), or there are no more.
+ * Async-signal-safe if fn is.
+ */
+static inline enum eh_elf_outcome eh_elf_walk(struct eh_elf_cursor *c, int (*fn)(void *ctx, struct eh_elf_cursor *c), void *ctx)
+{
+	enum eh_elf_outcome o = EH_ELF_OK;
+
+	while (fn(ctx, c) == 0 && (o = eh_elf_next(c)) == EH_ELF_OK)
+		;
+	return o;
+}
+
+/*
+ * Writes the pc of the frame at hand and of each caller to pcs, as backtrace(3) does: those of callers are return addresses,
+ * which point behind the call. Returns how many; *why says why there are no more, EH_ELF_DEPTH_LIMIT that max was
+ * reached, and that another call goes on from there; why may be NULL. Async-signal-safe.
+ */
+static inline uint32_t eh_elf_pcs(struct eh_elf_cursor *c, uint64_t *pcs, uint32_t max, enum eh_elf_outcome *why)
+{
+	enum eh_elf_outcome o = EH_ELF_DEPTH_LIMIT;
+	uint32_t n = 0;
+
+	while (n < max) {
+		pcs[n++] = c->state.pc;
+		o = eh_elf_next(c);
+		if (o != EH_ELF_OK)
+			break;
+	}
+	if (why != NULL)
+		*why = o == EH_ELF_OK ? EH_ELF_DEPTH_LIMIT : o;
+	return n;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* UNSPOOL_EH_ELF_H */
