@@ -31,7 +31,7 @@ var arrows = []struct {
 	{"emit/*", []string{"rows", "arch"}},
 	{"store", []string{"emit/*", "format/*", "module", "rows", "arch"}},
 	{"unwind", []string{"rows", "module", "arch"}},
-	{"modules", []string{"store", "unwind", "format/*", "module", "rows", "arch"}},
+	{"modules", []string{"store", "emit/*", "unwind", "format/*", "module", "rows", "arch"}},
 	{"source", []string{"unwind", "rows", "arch"}},
 	{"source/*", []string{"source", "unwind", "rows", "arch"}},
 	{"symbol", []string{"module", "arch"}},

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format/dwarf"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
@@ -22,10 +23,36 @@ import (
 type Set struct {
 	store  *store.Store
 	opened error // why the store keeps nothing on disk
-	slow   bool
+	kind   kind
 
 	mu   sync.Mutex
 	mods map[[2]string]*unwind.Module
+}
+
+// A kind says what finds and applies rules.
+type kind uint8
+
+const (
+	compacts kind = iota
+	interpreted
+	natives
+)
+
+// Steppers are the names that ByName takes.
+var Steppers = []string{"compact", "native", "rows"}
+
+// ByName returns a Set by what finds and applies its rules: compact tables (New), machine code (Native), or rows
+// (Interpreted).
+func ByName(stepper string) (*Set, error) {
+	switch stepper {
+	case "compact":
+		return New(), nil
+	case "native":
+		return Native(), nil
+	case "rows":
+		return Interpreted(), nil
+	}
+	return nil, fmt.Errorf("%q is none of %s", stepper, strings.Join(Steppers, ", "))
 }
 
 // New returns a Set whose tables are kept in the user's cache. A cache that cannot be used is no obstacle: then
@@ -35,8 +62,16 @@ func New() *Set {
 	return &Set{store: st, opened: err, mods: map[[2]string]*unwind.Module{}}
 }
 
+// Native returns a Set whose modules are walked by machine code, which is kept in the user's cache as tables are. It is
+// for x86-64 only: other modules have no rules, and say why.
+func Native() *Set {
+	s := New()
+	s.kind = natives
+	return s
+}
+
 // Interpreted returns a Set whose modules are walked by the reference interpreter.
-func Interpreted() *Set { return &Set{slow: true, mods: map[[2]string]*unwind.Module{}} }
+func Interpreted() *Set { return &Set{kind: interpreted, mods: map[[2]string]*unwind.Module{}} }
 
 // CacheErr returns why tables could not be kept on disk; nil if they could, or none had to.
 func (s *Set) CacheErr() error {
@@ -125,7 +160,14 @@ func Open(path string) (*module.Image, error) {
 
 // table returns the stepper of an image; nil where it has no unwind information.
 func (s *Set) table(img *module.Image) (rows.Stepper, error) {
-	if s.slow {
+	switch s.kind {
+	case natives:
+		c, _, err := s.store.Native(img, native.Options{Layout: native.Page, Deref: native.Slice})
+		if c == nil {
+			return nil, err
+		}
+		return c, err
+	case interpreted:
 		f, err := dwarf.Open(img)
 		if f == nil {
 			return nil, err

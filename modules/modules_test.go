@@ -11,7 +11,7 @@ import (
 
 func TestModule(t *testing.T) {
 	t.Setenv("UNSPOOL_CACHE", t.TempDir())
-	for name, s := range map[string]*Set{"compiled": New(), "interpreted": Interpreted()} {
+	for name, s := range map[string]*Set{"compact": New(), "native": Native(), "rows": Interpreted()} {
 		m := s.Module("/bin/sh", "")
 		if s.Module("/bin/sh", "") != m {
 			t.Errorf("%s: one file, two modules", name)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/emit/compact"
+	"github.com/unspool/unspool/emit/native"
 )
 
 // A file is the table, which has a checksum of its own, the name, and a trailer of little-endian words: the size of
@@ -92,6 +93,19 @@ func open(b []byte, name string) (*compact.Table, error) {
 	return compact.Load(b[: end-int(n) : end-int(n)])
 }
 
+// loadNative maps machine code. It returns nil without an error where there is none.
+func (s *Store) loadNative(name string, o native.Options) (*native.Code, error) {
+	c, err := native.Open(filepath.Join(s.dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil && (c.ID() != o.ID || c.Layout() != o.Layout || c.Deref() != o.Deref) {
+		c.Close()
+		return nil, errors.New("the machine code of another module")
+	}
+	return c, err
+}
+
 // seal appends the name and the trailer.
 func seal(table []byte, name string) []byte {
 	b := make([]byte, 0, len(table)+len(name)+trailerSize)
@@ -100,13 +114,13 @@ func seal(table []byte, name string) []byte {
 	return binary.LittleEndian.AppendUint32(b, magic)
 }
 
-// save writes a table under a temporary name and renames it, so that others see all of it or nothing.
-func (s *Store) save(name string, table []byte) error {
+// save writes a file under a temporary name and renames it, so that others see all of it or nothing.
+func (s *Store) save(name string, b []byte) error {
 	f, err := os.CreateTemp(s.dir, ".new-*")
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(seal(table, name))
+	_, err = f.Write(b)
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}

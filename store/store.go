@@ -1,9 +1,10 @@
-// Package store keeps compiled tables: in memory, one for each module, and on disk, where the next run finds them.
+// Package store keeps compiled tables and machine code: in memory, one for each module, and on disk, where the next run
+// finds them.
 //
-// A table's file is named after the module's build ID, or the hash of its contents where it has none, and the size
-// of the unwind information that it was made of: a stripped file has its twin's build ID, and less to tell. The
-// file is the table, as package compact lays it out, and a trailer with the name. It is mapped,
-// not read. Whatever is wrong with a file, or with the whole cache, costs time only: the table is built again.
+// A file is named after the module's build ID, or the hash of its contents where it has none, and the size
+// of the unwind information that it was made of: a stripped file has its twin's build ID, and less to tell. A
+// table's file is the table, as package compact lays it out, and a trailer with the name; machine code is an eh_elf file,
+// as package native writes it. Both are mapped, not read. Whatever is wrong with a file, or with the whole cache, costs time only: the table is built again.
 package store
 
 import (
@@ -13,8 +14,10 @@ import (
 	"sync/atomic"
 
 	"github.com/unspool/unspool/emit/compact"
+	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format/dwarf"
 	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/rows"
 )
 
 // An Origin says where a table came from.
@@ -31,7 +34,7 @@ var originNames = [...]string{"none", "memory", "disk", "built"}
 
 func (o Origin) String() string { return originNames[o] }
 
-// Stats count what a Store did.
+// Stats count what a Store did, tables and machine code alike.
 type Stats struct {
 	Mapped   int64 // tables found on disk
 	Built    int64 // tables made
@@ -39,21 +42,22 @@ type Stats struct {
 	Unkept   int64 // tables that could not be written
 }
 
-// A Store gives out tables. It is safe for concurrent use. The zero Store keeps nothing on disk.
+// A Store gives out what modules were compiled to. It is safe for concurrent use. The zero Store keeps nothing on disk.
 type Store struct {
 	dir string
 
-	mu     sync.Mutex
-	tables map[string]*entry
+	mu      sync.Mutex
+	tables  map[string]*entry[*compact.Table]
+	natives map[string]*entry[*native.Code]
 
 	mapped, built, rejected, unkept atomic.Int64
 	fault                           atomic.Pointer[error]
 }
 
-// An entry is one module's table, being made or ready.
-type entry struct {
+// An entry is what one module was compiled to, being made or ready.
+type entry[T any] struct {
 	ready sync.Once
-	table *compact.Table
+	made  T
 	from  Origin
 	err   error
 }
@@ -78,40 +82,69 @@ func (s *Store) Err() error {
 // is closed. An error with a table says that some of the information is damaged and not in it: a table
 // from disk does not remember.
 func (s *Store) Table(img *module.Image) (*compact.Table, Origin, error) {
+	return obtain(s, &s.tables, img, fmt.Sprint(compact.Version), kept[*compact.Table]{
+		load: s.load,
+		make: Build,
+		pack: seal,
+	})
+}
+
+// Native returns an image's machine code, as Table returns its table. o needs no ID.
+func (s *Store) Native(img *module.Image, o native.Options) (*native.Code, Origin, error) {
+	o.ID = img.ID()
+	suffix := fmt.Sprintf("%v-%v.%d.eh_elf.so", o.Layout, o.Deref, native.Version)
+	return obtain(s, &s.natives, img, suffix, kept[*native.Code]{
+		load: func(name string) (*native.Code, error) { return s.loadNative(name, o) },
+		make: func(f *dwarf.Frames) ([]byte, *native.Code, error) { return BuildNative(f, o) },
+		pack: func(b []byte, _ string) []byte { return b },
+	})
+}
+
+// A kept says how something compiled is found on disk and made.
+type kept[T comparable] struct {
+	load func(name string) (T, error)
+	make func(*dwarf.Frames) ([]byte, T, error)
+	pack func(b []byte, name string) []byte // what is written
+}
+
+// obtain returns what an image was compiled to: by this process, on disk, or now.
+func obtain[T comparable](s *Store, all *map[string]*entry[T], img *module.Image, suffix string, k kept[T]) (T, Origin, error) {
+	var none T
 	frames, err := dwarf.Open(img)
 	if err != nil && frames == nil {
-		return nil, None, err
+		return none, None, err
 	}
 	z := frames.Sizes()
 	if z.EHFrame+z.DebugFrame == 0 {
-		return nil, None, err
+		return none, None, err
 	}
-	name := fmt.Sprintf("%s-%x-%x.%d", img.ID(), z.EHFrame, z.DebugFrame, compact.Version)
+	name := fmt.Sprintf("%s-%x-%x.%s", img.ID(), z.EHFrame, z.DebugFrame, suffix)
 	s.mu.Lock()
-	if s.tables == nil {
-		s.tables = map[string]*entry{}
+	if *all == nil {
+		*all = map[string]*entry[T]{}
 	}
-	e := s.tables[name]
+	e := (*all)[name]
 	if e == nil {
-		e = &entry{}
-		s.tables[name] = e
+		e = &entry[T]{}
+		(*all)[name] = e
 	}
 	s.mu.Unlock()
 	from := Memory
 	e.ready.Do(func() {
-		s.fill(e, name, frames)
+		e.err = errors.New("it could not be compiled") // unless what follows returns
+		fill(s, e, name, frames, k)
 		from = e.from
 	})
-	return e.table, from, errors.Join(err, e.err)
+	return e.made, from, errors.Join(err, e.err)
 }
 
-// fill gets a table from disk, or else makes and keeps it.
-func (s *Store) fill(e *entry, name string, frames *dwarf.Frames) {
-	e.err = errors.New("the table could not be made") // unless what follows returns
+// fill gets an entry from disk, or else makes and keeps it.
+func fill[T comparable](s *Store, e *entry[T], name string, frames *dwarf.Frames, k kept[T]) {
+	var none T
 	if s.dir != "" {
-		t, err := s.load(name)
-		if t != nil {
-			e.table, e.from, e.err = t, Disk, nil
+		t, err := k.load(name)
+		if t != none {
+			e.made, e.from, e.err = t, Disk, nil
 			s.mapped.Add(1)
 			return
 		}
@@ -119,13 +152,13 @@ func (s *Store) fill(e *entry, name string, frames *dwarf.Frames) {
 			s.rejected.Add(1)
 		}
 	}
-	b, t, err := Build(frames)
-	e.table, e.from, e.err = t, Built, err
+	b, t, err := k.make(frames)
+	e.made, e.from, e.err = t, Built, err
 	s.built.Add(1)
-	if t == nil || s.dir == "" {
+	if t == none || s.dir == "" {
 		return
 	}
-	if err := s.save(name, b); err != nil {
+	if err := s.save(name, k.pack(b, name)); err != nil {
 		s.unkept.Add(1)
 		s.fault.CompareAndSwap(nil, &err)
 	}
@@ -133,11 +166,7 @@ func (s *Store) fill(e *entry, name string, frames *dwarf.Frames) {
 
 // Build makes a table and proves it equal to what it was made of. An error with a table says what is damaged.
 func Build(frames *dwarf.Frames) ([]byte, *compact.Table, error) {
-	ref, damage := frames.Build(dwarf.Both)
-	var lost error
-	if len(damage) > 0 {
-		lost = fmt.Errorf("%d damaged entries; the first: %w", len(damage), damage[0])
-	}
+	ref, lost := read(frames)
 	if len(ref.Rows) == 0 {
 		return nil, nil, lost
 	}
@@ -153,4 +182,34 @@ func Build(frames *dwarf.Frames) ([]byte, *compact.Table, error) {
 		return nil, nil, fmt.Errorf("BUG: %w", err)
 	}
 	return b, t, lost
+}
+
+// BuildNative makes machine code, as Build makes a table.
+func BuildNative(frames *dwarf.Frames, o native.Options) ([]byte, *native.Code, error) {
+	ref, lost := read(frames)
+	if len(ref.Rows) == 0 {
+		return nil, nil, lost
+	}
+	b, err := native.Emit(ref, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := native.Load(b)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := native.Verify(c, ref, 1); err != nil {
+		c.Close()
+		return nil, nil, fmt.Errorf("BUG: %w", err)
+	}
+	return b, c, lost
+}
+
+// read returns the rows of frames; an error says what is damaged.
+func read(frames *dwarf.Frames) (*rows.Table, error) {
+	ref, damage := frames.Build(dwarf.Both)
+	if len(damage) > 0 {
+		return ref, fmt.Errorf("%d damaged entries; the first: %w", len(damage), damage[0])
+	}
+	return ref, nil
 }

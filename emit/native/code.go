@@ -49,6 +49,14 @@ func (g *generator) code() error {
 			return ErrTooLarge
 		}
 	}
+	g.frames = append(g.frames, region{g.Here(), frameBP})
+	for _, k := range g.wideOrder {
+		g.wideCommit(k)
+	}
+	for _, k := range g.exprOrder {
+		g.evaluator(k)
+	}
+	g.frames = append(g.frames, region{g.Here(), frameNone})
 	for _, k := range g.tailOrder {
 		g.Set(g.tails[k])
 		g.tail(k)

@@ -15,12 +15,18 @@ const (
 	maxExprSteps = 4096
 )
 
-// An expression becomes code on the processor's own stack. One without jumps has a depth that is known at each
+// An exprKey is an expression: each is code once, a routine that evaluates it into rax. The carry says that it
+// failed, with the outcome in edx. It is called from the frame of a wide rule.
+type exprKey struct {
+	e       string
+	pushCFA bool
+}
+
+// An expression runs on the processor's own stack. One without jumps has a depth that is known at each
 // operation; one with jumps counts its operations and checks its depth as it runs, and has code for each offset
 // that can be reached, be it within an operation.
 type expression struct {
 	g    *generator
-	w    *wideRule
 	e    string
 	fail Label // outcome in edx, stack as it may be
 	bad  Label // ill-formed, or too long
@@ -35,12 +41,27 @@ type spot struct {
 	written bool
 }
 
-// expr writes code that evaluates e into rax, or goes to failed with an outcome in edx. The stack is then as before.
-func (g *generator) expr(w *wideRule, e string, pushCFA bool, failed Label) {
-	x := expression{g: g, w: w, e: e, fail: g.Label(), bad: g.Label(), end: g.Label(), at: map[int]*spot{}}
-	g.size += len(e)
+// expr evaluates e into rax, or goes to failed with an outcome in edx.
+func (g *generator) expr(e string, pushCFA bool, failed Label) {
+	k := exprKey{e, pushCFA}
+	l, ok := g.exprs[k]
+	if !ok {
+		l = g.Label()
+		g.exprs[k] = l
+		g.exprOrder = append(g.exprOrder, k)
+		g.size += len(e)
+	}
+	g.Call(l)
+	g.Jcc(B, failed)
+}
+
+// evaluator writes the routine of an expression.
+func (g *generator) evaluator(k exprKey) {
+	x := expression{g: g, e: k.e, fail: g.Label(), bad: g.Label(), end: g.Label(), at: map[int]*spot{}}
+	g.Set(g.exprs[k])
+	g.Store(At(RBP, wideStack), RSP)
 	depth := 0
-	if pushCFA {
+	if k.pushCFA {
 		g.PushMem(At(RBP, wideCFA))
 		depth = 1
 	}
@@ -48,11 +69,14 @@ func (g *generator) expr(w *wideRule, e string, pushCFA bool, failed Label) {
 	g.Set(x.bad)
 	g.Imm(RDX, uint64(rows.BadExpr))
 	g.Set(x.fail)
-	g.Lea(RSP, At(RBP, w.base))
-	g.Jmp(failed)
+	g.Load(RSP, At(RBP, wideStack))
+	g.Stc()
+	g.Ret()
 	g.Set(x.end)
 	g.Pop(RAX)
-	g.Lea(RSP, At(RBP, w.base))
+	g.Load(RSP, At(RBP, wideStack))
+	g.Clc()
+	g.Ret()
 }
 
 // straight writes operations one after the other as long as none of them jumps.
@@ -178,7 +202,7 @@ func (x *expression) depthAbove(n int) {
 
 // depth puts the size of the stack into rax, in bytes.
 func (x *expression) depth() {
-	x.g.Lea(RAX, At(RBP, x.w.base))
+	x.g.Load(RAX, At(RBP, wideStack))
 	x.g.RR(SUB, RAX, RSP)
 }
 

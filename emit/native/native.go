@@ -96,7 +96,7 @@ func Emit(t *rows.Table, o Options) ([]byte, error) {
 	if len(b) > maxSize || o.Layout == Tree && len(t.Rows) > maxSize/16 || o.Layout == Inline && len(t.Rows) > maxSize/256 {
 		return nil, ErrTooLarge
 	}
-	g := generator{Asm: &Asm{}, t: ct, o: o, gets: map[getKey]Label{}, tails: map[tailKey]Label{}}
+	g := generator{Asm: &Asm{}, t: ct, o: o, gets: map[getKey]Label{}, tails: map[tailKey]Label{}, exprs: map[exprKey]Label{}, wides: map[wideKey]Label{}}
 	return g.file(t)
 }
 
@@ -124,6 +124,10 @@ type generator struct {
 	getOrder  []getKey
 	tails     map[tailKey]Label
 	tailOrder []tailKey
+	wides     map[wideKey]Label
+	wideOrder []wideKey
+	exprs     map[exprKey]Label
+	exprOrder []exprKey
 	frames    []region
 	size      int // of expressions so far, in bytes
 }

@@ -13,18 +13,13 @@ const (
 	wideCFA   = -8
 	wideRA    = -16
 	wideFrom  = -24 // the outcome of the return address's rule
-	wideSteps = -32 // operations that an expression with jumps may still do
-	wideFirst = -40 // results by rule
+	wideStack = -32 // rsp at the start of an expression
+	wideSteps = -40 // operations that an expression with jumps may still do
+	wideFirst = -48 // results by rule
 )
 
-// A wideRule is what a generator knows of the rule it is writing.
-type wideRule struct {
-	base int32 // of the expressions' stack, from rbp
-	lost Label // where the step ends without the CFA
-}
-
-// wide writes any rule: in the order of rows.Step, so that the same memory is at fault. The new masks are in r8
-// (known), r9 (in memory) and r10 (in a register).
+// wide writes any rule: in the order of rows.Step, so that the same memory is at fault. r8 has the slots that are to be
+// forgotten, lost ones among them, and r9 those that get a value, until all that can fail is done.
 func (g *generator) wide(s *rows.Set) {
 	m := arch.AMD64
 	g.frames = append(g.frames, region{g.Here(), frameNone})
@@ -32,71 +27,215 @@ func (g *generator) wide(s *rows.Set) {
 	g.frames = append(g.frames, region{g.Here(), framePushed})
 	g.Mov(RBP, RSP)
 	g.frames = append(g.frames, region{g.Here(), frameBP})
-	w := wideRule{base: wideFirst - 8*int32(len(s.Rules)-1)}
-	g.Lea(RSP, At(RBP, w.base))
-
-	g.wideCFA(&w, &s.CFA)
+	g.Lea(RSP, At(RBP, wideFirst-8*int32(len(s.Rules)-1)))
+	g.wideCFA(&s.CFA)
 	g.Store(At(RBP, wideCFA), RAX)
-	g.Load(R8, field(offKnown))
-	if s.Flags&rows.Signal == 0 {
-		g.RI32(AND, R8, int32(m.SavedSlots()))
-	}
-	g.Load(R9, field(offInMem))
-	g.Load(R10, field(offInReg))
-	g.located(slotSP, false)
-	g.StoreImm(At(RBP, wideFrom), int32(rows.LostRegister))
 
-	type result struct {
-		slot arch.Slot
-		at   int32
-	}
-	results := []result{{slotSP, wideCFA}}
-	for i := range s.Rules {
-		r := &s.Rules[i]
+	// What the rules come to, as far as it is known now.
+	var forget, values, inMem uint64
+	var later []rows.Rule // neither read memory nor fail
+	var results []result
+	raLast := s.RA == m.RA // no rule behind it reads memory
+	for i, r := range s.Rules {
 		slot := m.Slot(r.Of)
-		if r.Of == s.RA {
-			if r.Kind == rows.Undefined {
-				g.Imm(RDX, uint64(rows.Outermost))
-				g.Jmp(g.wideExit)
-				return
-			}
-			g.wideReturn(&w, r)
-			if slot == slotRA {
-				continue // it becomes the return address itself
-			}
-		}
-		if slot == arch.NoSlot {
+		if slot == arch.NoSlot || r.Of == s.RA {
 			continue
 		}
+		from := slot
+		if r.Kind == rows.Register {
+			if from = m.Slot(r.Reg); from == arch.NoSlot {
+				r.Kind = rows.Undefined
+			}
+		}
+		bit := uint64(1) << slot
+		switch r.Kind {
+		case rows.Undefined:
+			forget |= bit
+		case rows.SameValue, rows.Register:
+			forget |= bit
+			results = append(results, result{slot, from, wideFirst - 8*int32(i)})
+		case rows.Offset:
+			inMem |= bit
+			later = append(later, r)
+		case rows.ValOffset:
+			forget |= bit
+			values |= bit
+			later = append(later, r)
+		case rows.RegDeref, rows.Expr:
+			inMem |= bit
+			results = append(results, result{slot, arch.NoSlot, wideFirst - 8*int32(i)})
+		default:
+			forget |= bit
+			values |= bit
+			results = append(results, result{slot, arch.NoSlot, wideFirst - 8*int32(i)})
+		}
+	}
+	g.Imm(R8, forget)
+	g.Imm(R9, values)
+	if !raLast {
+		g.StoreImm(At(RBP, wideFrom), int32(rows.LostRegister))
+	}
+	hasRA := false
+	for i := range s.Rules {
+		r := &s.Rules[i]
 		at := wideFirst - 8*int32(i)
-		g.locate(&w, r, slot, at)
-		results = append(results, result{slot, at})
+		slot := m.Slot(r.Of)
+		switch {
+		case r.Of == s.RA && r.Kind == rows.Undefined:
+			g.Imm(RDX, uint64(rows.Outermost))
+			g.Jmp(g.wideExit)
+			return
+		case r.Of == s.RA:
+			hasRA = true
+			g.wideReturn(r, raLast)
+			continue
+		case slot == arch.NoSlot:
+			continue
+		}
+		switch r.Kind {
+		case rows.RegOffset, rows.RegDeref, rows.Expr, rows.ValExpr:
+			found, lost := g.Label(), g.Label()
+			g.value(r, lost)
+			g.Store(At(RBP, at), RAX)
+			g.Jmp(found)
+			g.Set(lost)
+			g.Bts(R8, byte(slot))
+			if values>>slot&1 != 0 {
+				g.Btr(R9, byte(slot))
+			}
+			g.needsWord()
+			g.Set(found)
+		}
+	}
+	switch {
+	case !hasRA && raLast:
+		g.Imm(RDX, uint64(rows.LostRegister))
+		g.Jmp(g.wideExit)
+		return
+	case !raLast:
+		g.Load(RDX, At(RBP, wideFrom))
+		g.Test32(RDX)
+		g.Jcc(NE, g.wideExit)
 	}
 
-	g.Load(RDX, At(RBP, wideFrom))
-	g.Test32(RDX)
-	g.Jcc(NE, g.wideExit)
+	// Nothing fails any more. Copies see the registers as they were.
+	copies := false
+	for _, r := range results {
+		if r.from != arch.NoSlot && !copies {
+			copies = true
+			g.RR32(XOR, R10, R10)
+			g.RR32(XOR, R11, R11)
+		}
+		g.copyLocation(r)
+	}
 	for _, r := range results {
 		g.Load(RAX, At(RBP, r.at))
 		g.Store(val(r.slot), RAX)
 	}
+	for i := range later {
+		g.value(&later[i], 0)
+		g.Store(val(m.Slot(later[i].Of)), RAX)
+	}
 	g.Load(RAX, At(RBP, wideCFA))
-	g.Load(RCX, At(RBP, wideRA))
+	if !raLast {
+		g.Load(RCX, At(RBP, wideRA))
+	}
 	if s.Flags&(rows.RASigned|rows.RASignPC) != 0 {
 		g.Shift(SHL, RCX, 16)
 		g.Shift(SHR, RCX, 16)
 	}
-	if slot := m.Slot(s.RA); slot != arch.NoSlot {
-		g.located(slot, false)
-		g.Store(val(slot), RCX)
+	g.Imm(RDX, inMem)
+	k := wideKey{copies: copies, signal: s.Flags&rows.Signal != 0, ra: m.Slot(s.RA), sp: true}
+	for _, r := range s.Rules {
+		if r.Of == m.SP && r.Of != s.RA {
+			k.sp = false // it has a rule of its own
+		}
 	}
-	g.Store(field(offKnown), R8)
-	g.Store(field(offInMem), R9)
-	g.Store(field(offInReg), R10)
+	if g.wides[k] == 0 {
+		g.wides[k] = g.Label()
+		g.wideOrder = append(g.wideOrder, k)
+	}
+	g.Jmp(g.wides[k])
+}
+
+// A result is what a rule comes to: the slot gets what waits at an offset from rbp; of a copy, with the location of from.
+type result struct {
+	slot, from arch.Slot
+	at         int32
+}
+
+// copyLocation puts a copy's value where results wait, and its location into r9 (known), r10 (in memory) and r11 (in a
+// register).
+func (g *generator) copyLocation(r result) {
+	if r.from == arch.NoSlot {
+		return
+	}
+	g.Load(RAX, val(r.from))
+	g.Store(At(RBP, r.at), RAX)
+	for _, x := range [...]struct {
+		mask Reg
+		off  int32
+	}{{R9, offKnown}, {R10, offInMem}, {R11, offInReg}} {
+		not := g.Label()
+		g.TestByte(bit(x.off, r.from))
+		g.Jcc(E, not)
+		g.Bts(x.mask, byte(r.slot))
+		g.Set(not)
+	}
+}
+
+// A wideKey is how a wide rule ends.
+type wideKey struct {
+	copies bool      // r10 and r11 are set
+	signal bool      // all registers are kept
+	ra     arch.Slot // gets the return address
+	sp     bool      // the stack pointer is the CFA
+}
+
+// wideCommit makes the state that of the caller: rax is the CFA, rcx the return address; r8 has the slots that are
+// forgotten, r9 those that are known nonetheless, rdx those that are in memory.
+func (g *generator) wideCommit(k wideKey) {
+	g.Set(g.wides[k])
+	if !k.copies {
+		g.RR32(XOR, R10, R10)
+		g.RR32(XOR, R11, R11)
+	}
+	var set uint64 // slots that get a value here; the return address goes before the CFA
+	if k.sp {
+		set |= 1 << slotSP
+		g.Store(val(slotSP), RAX)
+	}
+	if k.ra != arch.NoSlot {
+		set |= 1 << k.ra
+		g.Store(val(k.ra), RCX)
+	}
 	g.Store(field(offPC), RCX)
 	g.Store(field(offCFA), RAX)
+	g.RI(OR, R9, int32(set))
+	g.RI(OR, R8, int32(set))
+	g.Load(RCX, field(offInReg))
+	g.Mov(RAX, R8)
+	g.RR(OR, RAX, RDX)
+	g.Not(RAX)
+	g.RR(AND, RCX, RAX)
+	g.RR(OR, RCX, R11)
+	g.Store(field(offInReg), RCX)
+	g.Not(R8)
+	g.Load(RCX, field(offInMem))
+	g.RR(OR, RCX, RDX)
+	g.RR(AND, RCX, R8)
+	g.RR(OR, RCX, R10)
+	g.Store(field(offInMem), RCX)
+	g.Load(RCX, field(offKnown))
+	if !k.signal {
+		g.RI32(AND, RCX, int32(arch.AMD64.SavedSlots()))
+	}
+	g.RR(OR, RCX, RDX)
+	g.RR(AND, RCX, R8)
+	g.RR(OR, RCX, R9)
+	g.Store(field(offKnown), RCX)
 	g.Imm(RDX, 0)
-	if s.Flags&rows.Signal != 0 {
+	if k.signal {
 		g.Imm(RDX, signalBit)
 	}
 	g.Jmp(g.wideExit)
@@ -118,26 +257,15 @@ func (g *generator) exits() {
 	g.Ret()
 }
 
-// located marks a slot as known: at an address, or as a value.
-func (g *generator) located(slot arch.Slot, inMem bool) {
-	g.Bts(R8, byte(slot))
-	if inMem {
-		g.Bts(R9, byte(slot))
-	} else {
-		g.Btr(R9, byte(slot))
-	}
-	g.Btr(R10, byte(slot))
-}
-
-// add adds a number of any size to rax.
+// add adds a number of any size to rax. It may use rdx.
 func (g *generator) add(v int64) {
 	switch {
 	case v == 0:
 	case v == int64(int32(v)):
 		g.RI(ADD, RAX, int32(v))
 	default:
-		g.Imm(RCX, uint64(v))
-		g.RR(ADD, RAX, RCX)
+		g.Imm(RDX, uint64(v))
+		g.RR(ADD, RAX, RDX)
 	}
 }
 
@@ -159,9 +287,9 @@ func (g *generator) register(r arch.Reg, bad Label) {
 	g.Jcc(B, bad)
 }
 
-func (g *generator) wideCFA(w *wideRule, c *rows.CFA) {
+func (g *generator) wideCFA(c *rows.CFA) {
 	if c.Kind == rows.CFAExpr {
-		g.expr(w, c.Expr, false, g.wideExit)
+		g.expr(c.Expr, false, g.wideExit)
 		return
 	}
 	g.register(c.Reg, g.wideExit)
@@ -176,7 +304,7 @@ func (g *generator) wideCFA(w *wideRule, c *rows.CFA) {
 }
 
 // value computes what a rule says into rax; isAddr says that it is where the value lies.
-func (g *generator) value(w *wideRule, r *rows.Rule, bad Label) (isAddr bool) {
+func (g *generator) value(r *rows.Rule, bad Label) (isAddr bool) {
 	switch r.Kind {
 	case rows.Offset, rows.ValOffset:
 		g.Load(RAX, At(RBP, wideCFA))
@@ -185,7 +313,7 @@ func (g *generator) value(w *wideRule, r *rows.Rule, bad Label) (isAddr bool) {
 		g.register(r.Reg, bad)
 		g.add(r.Off)
 	case rows.Expr, rows.ValExpr:
-		g.expr(w, r.Expr, true, bad)
+		g.expr(r.Expr, true, bad)
 	case rows.SameValue:
 		g.register(r.Of, bad)
 	case rows.Register:
@@ -194,10 +322,18 @@ func (g *generator) value(w *wideRule, r *rows.Rule, bad Label) (isAddr bool) {
 	return r.Kind == rows.Offset || r.Kind == rows.RegDeref || r.Kind == rows.Expr
 }
 
-// wideReturn reads the return address, or keeps the reason why there is none.
-func (g *generator) wideReturn(w *wideRule, r *rows.Rule) {
+// wideReturn reads the return address into rcx, or ends the step; where other rules follow, it keeps it, or the reason why
+// there is none, for later.
+func (g *generator) wideReturn(r *rows.Rule, last bool) {
+	if last {
+		if g.value(r, g.wideExit) {
+			g.read(g.wideExit)
+		}
+		g.Mov(RCX, RAX)
+		return
+	}
 	bad, done := g.Label(), g.Label()
-	if g.value(w, r, bad) {
+	if g.value(r, bad) {
 		g.read(bad)
 	}
 	g.Store(At(RBP, wideRA), RAX)
@@ -215,49 +351,4 @@ func (g *generator) needsWord() {
 		g.RI32(CMP, RDX, int32(needWord))
 		g.Jcc(E, g.wideExit)
 	}
-}
-
-// locate puts where a register lies into the frame, at an offset from rbp, and into the masks.
-func (g *generator) locate(w *wideRule, r *rows.Rule, slot arch.Slot, at int32) {
-	from := slot
-	switch r.Kind {
-	case rows.Undefined:
-		g.Btr(R8, byte(slot))
-		return
-	case rows.Register:
-		if from = arch.AMD64.Slot(r.Reg); from == arch.NoSlot {
-			g.Btr(R8, byte(slot))
-			return
-		}
-		fallthrough
-	case rows.SameValue:
-		g.Load(RAX, val(from))
-		g.Store(At(RBP, at), RAX)
-		for _, x := range [...]struct {
-			mask Reg
-			off  int32
-		}{{R8, offKnown}, {R9, offInMem}, {R10, offInReg}} {
-			off := g.Label()
-			g.Btr(x.mask, byte(slot))
-			g.TestByte(bit(x.off, from))
-			g.Jcc(E, off)
-			g.Bts(x.mask, byte(slot))
-			g.Set(off)
-		}
-		return
-	case rows.Offset, rows.ValOffset: // cannot fail
-		inMem := g.value(w, r, 0)
-		g.Store(At(RBP, at), RAX)
-		g.located(slot, inMem)
-		return
-	}
-	bad, done := g.Label(), g.Label()
-	inMem := g.value(w, r, bad)
-	g.Store(At(RBP, at), RAX)
-	g.located(slot, inMem)
-	g.Jmp(done)
-	g.Set(bad)
-	g.needsWord()
-	g.Btr(R8, byte(slot))
-	g.Set(done)
 }
