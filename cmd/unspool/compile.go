@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,103 +9,265 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/emit/compact"
+	"github.com/unspool/unspool/emit/csource"
+	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format/dwarf"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/store"
 )
 
-func compileCmd() *cobra.Command {
-	emit, dir := "table", ""
-	c := &cobra.Command{
-		Use:   "compile FILE...",
-		Short: "Compile unwind tables ahead of time",
-		Long: `Compile the unwind information of files, and of all ELF files in directories, into compact tables.
+// A compilation is what unspool compile is asked to do.
+type compilation struct {
+	emit, dir     string
+	layout, deref string
+	pid           int
 
-Without -o the tables go to the cache, where report and record find them by build ID. With -o each
-table is written to DIR as BUILDID.unspool.`,
-		Example: "  unspool compile /usr/lib/x86_64-linux-gnu/libc.so.6\n  unspool compile -o tables /opt/app",
-		Args:    cobra.MinimumNArgs(1),
+	native native.Options
+	c      csource.Options
+	store  *store.Store
+
+	made, found, none   atomic.Int64
+	bytes, source, done atomic.Int64
+}
+
+func compileCmd() *cobra.Command {
+	o := compilation{emit: "table", layout: "page"}
+	c := &cobra.Command{
+		Use:   "compile [FILE...]",
+		Short: "Compile unwind tables ahead of time",
+		Long: `Compile the unwind information of files, of all ELF files in directories, and of all files that a process
+has mapped: into compact tables, into machine code (eh_elf files, shared objects that are called to step
+from a frame to its caller), or into C. Everything that is made is proven equal to the unwind information.
+
+Without -o, tables and machine code go to the cache, where report and record find them by build ID. With -o
+they are written to DIR as BUILDID.unspool, BUILDID.eh_elf.so and BUILDID.c. What is there already is left.
+
+--deref says how machine code and C read memory: self in their own process (the default with -o), callback
+through a function, slice in a captured piece of stack (the default without -o: walkers use it).`,
+		Example: `  unspool compile /usr/lib/x86_64-linux-gnu/libc.so.6
+  unspool compile -o tables /opt/app
+  unspool compile --emit native -o eh_elf --pid $(pidof nginx)
+  unspool compile --emit c -o . /bin/true`,
 		RunE: func(c *cobra.Command, args []string) error {
-			if emit != "table" {
-				return usage("--emit is table, not %q", emit)
-			}
-			if dir != "" {
-				if err := os.MkdirAll(dir, 0o777); err != nil {
-					return err
-				}
-			}
-			st, err := store.Open("")
-			if err != nil && dir == "" {
+			if err := o.resolve(); err != nil {
 				return err
 			}
 			files, err := elfFiles(args)
 			if err != nil {
 				return err
 			}
-			var bytes, source, done, built atomic.Int64
-			p := newProgress()
-			err = eachFile(c.Context(), files, func(path string) error {
-				defer func() { p.say("compiled %d of %d files", done.Add(1), len(files)) }()
-				img, err := module.Open(path)
+			if o.pid != 0 {
+				mapped, err := mappedFiles(o.pid)
 				if err != nil {
 					return err
 				}
-				defer img.Close()
-				n := 0
-				if dir != "" {
-					n, err = compileTo(img, dir)
-				} else {
-					var t *compact.Table
-					if t, _, err = st.Table(img); err == nil {
-						n = t.Stats().Bytes
-					}
+				files = append(files, mapped...)
+			}
+			if len(files) == 0 {
+				return usage("which files? Name some, or --pid")
+			}
+			if o.dir != "" {
+				if err := os.MkdirAll(o.dir, 0o777); err != nil {
+					return err
 				}
-				if err == nil && n > 0 {
-					built.Add(1)
-					bytes.Add(int64(n))
-					if f, ferr := dwarf.Open(img); ferr == nil {
-						source.Add(int64(f.Sizes().EHFrame))
-					}
-				}
-				return err
+			}
+			p := newProgress()
+			err = eachFile(c.Context(), files, func(path string) error {
+				defer func() { p.say("compiled %d of %d files", o.done.Add(1), len(files)) }()
+				return o.file(path)
 			})
 			p.done()
-			if built.Load() > 0 {
-				fmt.Printf("%d files, %s of tables from %s of .eh_frame\n", built.Load(), size(bytes.Load()), size(source.Load()))
-			}
+			fmt.Println(o.summary())
 			return err
 		},
 	}
-	c.Flags().StringVar(&emit, "emit", emit, "what to make: table")
-	c.Flags().StringVarP(&dir, "output", "o", dir, "directory to write to (default: the cache)")
+	f := c.Flags()
+	f.StringVar(&o.emit, "emit", o.emit, "what to make: table, native or c")
+	f.StringVarP(&o.dir, "output", "o", o.dir, "directory to write to (default: the cache)")
+	f.StringVar(&o.layout, "layout", o.layout, "how machine code and C find the rule of an address: page (native only), tree, or inline, where each row has its own code")
+	f.StringVar(&o.deref, "deref", o.deref, "how machine code and C read memory: self, callback or slice")
+	f.IntVarP(&o.pid, "pid", "p", o.pid, "compile what process `PID` has mapped")
 	return c
 }
 
-// compileTo writes img's table into dir, and returns its size.
-func compileTo(img *module.Image, dir string) (int, error) {
+// resolve checks what was asked for.
+func (o *compilation) resolve() (err error) {
+	if o.store, err = store.Open(""); err != nil && o.dir == "" && o.emit != "c" {
+		return err
+	}
+	if o.deref == "" {
+		o.deref = "self"
+		if o.dir == "" {
+			o.deref = "slice"
+		}
+	}
+	if o.native.Layout, err = native.ParseLayout(o.layout); err != nil {
+		return usage("--%v", err)
+	}
+	if o.native.Deref, err = native.ParseDeref(o.deref); err != nil {
+		return usage("--%v", err)
+	}
+	o.c.Deref = [...]csource.Deref{native.Self: csource.Self, native.Callback: csource.Callback, native.Slice: csource.Slice}[o.native.Deref]
+	o.c.Layout = csource.Tree
+	if o.native.Layout == native.Inline {
+		o.c.Layout = csource.Switch
+	}
+	switch o.emit {
+	case "table", "native":
+	case "c":
+		if o.dir == "" {
+			o.dir = "."
+		}
+	default:
+		return usage("--emit is table, native or c, not %q", o.emit)
+	}
+	return nil
+}
+
+// file compiles one file.
+func (o *compilation) file(path string) error {
+	img, err := module.Open(path)
+	if err != nil {
+		return err
+	}
+	defer img.Close()
 	f, err := dwarf.Open(img)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	ref, _ := f.Build(dwarf.Both)
-	b, err := compact.Emit(ref)
+	n, was, err := o.compile(img, f)
+	switch {
+	case n == 0:
+		o.none.Add(1)
+	case was:
+		o.found.Add(1)
+	default:
+		o.made.Add(1)
+	}
+	o.bytes.Add(int64(n))
+	if n > 0 {
+		o.source.Add(int64(f.Sizes().EHFrame))
+	}
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w", img.Name(), err)
+		return fmt.Errorf("%s: %w", path, err)
 	}
-	t, err := compact.Load(b)
+	return nil
+}
+
+// compile returns the size of what it made or found.
+func (o *compilation) compile(img *module.Image, f *dwarf.Frames) (size int, found bool, err error) {
+	to := func(ending string) string { return filepath.Join(o.dir, img.ID()+ending) }
+	o2 := o.native
+	o2.ID = img.ID()
+	var b []byte
+	switch {
+	case o.emit == "c":
+		ref, _ := f.Build(dwarf.Both)
+		if len(ref.Rows) == 0 {
+			return 0, false, nil
+		}
+		var buf bytes.Buffer
+		if err = csource.Emit(&buf, ref, o.c); err != nil {
+			return 0, false, err
+		}
+		return buf.Len(), false, writeFile(to(".c"), buf.Bytes())
+	case o.emit == "table" && o.dir == "":
+		t, from, err := o.store.Table(img)
+		if t != nil {
+			size = len(t.Bytes())
+		}
+		return size, from != store.Built, errors.Join(err, o.store.Err())
+	case o.emit == "native" && o.dir == "":
+		c, from, err := o.store.Native(img, o.native)
+		if c != nil {
+			size = len(c.Bytes())
+		}
+		return size, from != store.Built, errors.Join(err, o.store.Err())
+	case o.emit == "table":
+		if old, err := os.ReadFile(to(".unspool")); err == nil {
+			if _, err := compact.Load(old); err == nil {
+				return len(old), true, nil
+			}
+		}
+		b, _, err = store.Build(f)
+		if b == nil {
+			return 0, false, err
+		}
+		return len(b), false, errors.Join(err, writeFile(to(".unspool"), b))
+	}
+	if c, err := native.Open(to(".eh_elf.so")); err == nil {
+		defer c.Close()
+		if c.ID() == o2.ID && c.Layout() == o2.Layout && c.Deref() == o2.Deref {
+			return len(c.Bytes()), true, nil
+		}
+	}
+	b, c, err := store.BuildNative(f, o2)
+	if b == nil {
+		return 0, false, err
+	}
+	defer c.Close()
+	return len(b), false, errors.Join(err, writeFile(to(".eh_elf.so"), b))
+}
+
+// summary says what was done.
+func (o *compilation) summary() string {
+	what := map[string]string{"table": "tables", "native": "machine code", "c": "C"}[o.emit]
+	out := fmt.Sprintf("%d files compiled: %s of %s from %s of .eh_frame", o.made.Load()+o.found.Load(), size(o.bytes.Load()), what, size(o.source.Load()))
+	if n := o.found.Load(); n > 0 {
+		out += fmt.Sprintf("; %d were there already", n)
+	}
+	if n := o.none.Load(); n > 0 {
+		out += fmt.Sprintf("; %d have no unwind information", n)
+	}
+	return out
+}
+
+// writeFile writes a file under a temporary name and renames it.
+func writeFile(path string, b []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	err = errors.Join(err, f.Chmod(0o644), f.Close())
 	if err == nil {
-		err = compact.Verify(t, ref, 1)
+		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w", img.Name(), err)
+		os.Remove(f.Name())
 	}
-	return len(b), os.WriteFile(filepath.Join(dir, img.ID()+".unspool"), b, 0o666)
+	return err
+}
+
+// mappedFiles returns the files whose code a process has mapped.
+func mappedFiles(pid int) ([]string, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return nil, fmt.Errorf("process %d: %w", pid, err)
+	}
+	seen := map[string]bool{}
+	var out []string
+	for line := range strings.Lines(string(b)) {
+		// lo-hi perms offset dev inode path (proc_pid_maps(5)); the path may have spaces.
+		f := strings.SplitN(strings.TrimSuffix(line, "\n"), "/", 2)
+		if len(f) < 2 || len(strings.Fields(f[0])) < 5 || !strings.Contains(strings.Fields(f[0])[1], "x") {
+			continue
+		}
+		if path := "/" + f[1]; !seen[path] {
+			seen[path] = true
+			if module.IsLinked(path) {
+				out = append(out, path)
+			}
+		}
+	}
+	return out, nil
 }
 
 // elfFiles returns the paths, with directories replaced by the ELF executables and shared objects below

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
@@ -27,6 +28,7 @@ func recordCmd() *cobra.Command {
 	var o output
 	var flt filter
 	var rec perfevent.Options
+	var stepper func() (*modules.Set, error)
 	duration := ""
 	c := &cobra.Command{
 		Use:   "record [flags] -- COMMAND [ARG...]",
@@ -75,6 +77,10 @@ only at 2. Recording the whole machine (-a) takes 0 or less, root or CAP_PERFMON
 			if err := flt.compile(); err != nil {
 				return err
 			}
+			mods, err := stepper()
+			if err != nil {
+				return err
+			}
 			table := o.path == "" && o.format == ""
 			if table {
 				o.path, o.format = defaultRecording, "data"
@@ -82,7 +88,7 @@ only at 2. Recording the whole machine (-a) takes 0 or less, root or CAP_PERFMON
 			if err := o.resolve("top"); err != nil {
 				return err
 			}
-			return runRecord(c.Context(), &o, &flt, rec, table)
+			return runRecord(c.Context(), &o, &flt, rec, mods, table)
 		},
 	}
 	f := c.Flags()
@@ -99,6 +105,7 @@ only at 2. Recording the whole machine (-a) takes 0 or less, root or CAP_PERFMON
 	f.BoolVarP(&rec.All, "all", "a", false, "record the whole machine")
 	f.StringVar(&flt.comm, "comm", "", "only keep samples of commands that match this regular expression")
 	o.flags(c)
+	stepper = stepperFlag(c)
 	return c
 }
 
@@ -118,7 +125,7 @@ func parseDuration(s string) (time.Duration, error) {
 }
 
 // runRecord records until there is nothing more to record or ctx is done, and writes the result.
-func runRecord(ctx context.Context, o *output, flt *filter, opts perfevent.Options, table bool) error {
+func runRecord(ctx context.Context, o *output, flt *filter, opts perfevent.Options, mods *modules.Set, table bool) error {
 	// Before the command starts, because it may run long.
 	out, commit, err := o.create()
 	if err != nil {
@@ -136,7 +143,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, opts perfevent.Optio
 		fmt.Fprintf(os.Stderr, "unspool: %s\n", note)
 	}
 
-	s := newSession("compact", rec, flt)
+	s := newSession(mods, rec, flt)
 	host := perfdata.Host()
 	s.machine, s.info.Host, s.info.Command, s.info.Start = rec.Machine(), host.Hostname, strings.Join(opts.Command, " "), start
 	if len(opts.Command) == 0 {

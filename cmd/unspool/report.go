@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
@@ -111,7 +112,7 @@ func (o *output) write(f func(io.Writer) error) error {
 func reportCmd() *cobra.Command {
 	var o output
 	var flt filter
-	stepper := "compact"
+	var stepper func() (*modules.Set, error)
 	c := &cobra.Command{
 		Use:   "report FILE",
 		Short: "Show where a recording's time went",
@@ -133,22 +134,23 @@ Every report says how many stacks are whole. A stack is whole when it ends at a 
 			if o.format == "data" {
 				return usage("to write perf.data, use unspool unwind")
 			}
-			if stepper != "compact" && stepper != "rows" {
-				return usage("--stepper is compact or rows, not %q", stepper)
+			mods, err := stepper()
+			if err != nil {
+				return err
 			}
 			if err := flt.compile(); err != nil {
 				return err
 			}
-			return runReport(c.Context(), args[0], &o, &flt, stepper)
+			return runReport(c.Context(), args[0], &o, &flt, mods)
 		},
 	}
 	o.flags(c)
 	flt.flags(c)
-	c.Flags().StringVar(&stepper, "stepper", stepper, "what applies unwind rules: compact, or rows, the slow reference")
+	stepper = stepperFlag(c)
 	return c
 }
 
-func runReport(ctx context.Context, path string, o *output, flt *filter, stepper string) error {
+func runReport(ctx context.Context, path string, o *output, flt *filter, mods *modules.Set) error {
 	in, head, err := openInput(path)
 	if err != nil {
 		return err
@@ -168,7 +170,7 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, stepper
 		return err
 	}
 	defer f.Close()
-	s := openFile(stepper, f, flt)
+	s := openFile(mods, f, flt)
 	if o.format == "json" || o.format == "perf" {
 		err = o.write(func(w io.Writer) error { return s.stream(ctx, w, o) })
 	} else {

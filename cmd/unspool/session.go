@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
@@ -33,22 +35,30 @@ type session struct {
 	sample   profile.Sample // scratch
 }
 
-// newSession returns a session over in. stepper is "compact" or "rows". What info and ours say can be set until it
-// runs.
-func newSession(stepper string, in source.RecordStream, flt *filter) *session {
-	s := &session{in: in, flt: flt}
-	if stepper == "rows" {
-		s.mods = modules.Interpreted()
-	} else {
-		s.mods = modules.New()
+// stepperFlag adds the flag that chooses what applies unwind rules. The function it returns is to be called when the
+// flags are known.
+func stepperFlag(c *cobra.Command) func() (*modules.Set, error) {
+	name := c.Flags().String("stepper", "compact", "what applies unwind rules: compact tables, native machine code, or rows, the slow reference")
+	return func() (*modules.Set, error) {
+		mods, err := modules.ByName(*name)
+		if err != nil {
+			return nil, usage("--stepper: %v", err)
+		}
+		return mods, nil
 	}
+}
+
+// newSession returns a session over in, whose stacks are walked with mods. What info and ours say can be set until it
+// runs.
+func newSession(mods *modules.Set, in source.RecordStream, flt *filter) *session {
+	s := &session{in: in, flt: flt, mods: mods}
 	s.names = newNamer("", s.mods.CacheDir())
 	return s
 }
 
 // openFile returns a session over a perf.data file.
-func openFile(stepper string, f *perfdata.File, flt *filter) *session {
-	s := newSession(stepper, f, flt)
+func openFile(mods *modules.Set, f *perfdata.File, flt *filter) *session {
+	s := newSession(mods, f, flt)
 	info := f.Info()
 	s.names = newNamer(f.BuildID("[kernel.kallsyms]"), s.mods.CacheDir())
 	s.machine, s.ours = info.Machine, info.Ours

@@ -7,11 +7,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/source/perfdata"
 )
 
 func unwindCmd() *cobra.Command {
 	var flt filter
+	var stepper func() (*modules.Set, error)
 	c := &cobra.Command{
 		Use:   "unwind IN OUT",
 		Short: "Turn a recording with stack copies into a small one with callchains",
@@ -24,14 +26,19 @@ is kept. "-" is standard input or output.`,
 			if err := flt.compile(); err != nil {
 				return err
 			}
-			return runUnwind(c.Context(), args[0], args[1], &flt)
+			mods, err := stepper()
+			if err != nil {
+				return err
+			}
+			return runUnwind(c.Context(), args[0], args[1], &flt, mods)
 		},
 	}
 	flt.flags(c)
+	stepper = stepperFlag(c)
 	return c
 }
 
-func runUnwind(ctx context.Context, path, to string, flt *filter) error {
+func runUnwind(ctx context.Context, path, to string, flt *filter, mods *modules.Set) error {
 	in, _, err := openInput(path)
 	if err != nil {
 		return err
@@ -52,7 +59,7 @@ func runUnwind(ctx context.Context, path, to string, flt *filter) error {
 	if err != nil {
 		return err
 	}
-	s := openFile("compact", f, flt)
+	s := openFile(mods, f, flt)
 	_, err = s.write(ctx, out, f.Info())
 	if err = commit(err); err != nil {
 		return fmt.Errorf("%s: %w", path, err)

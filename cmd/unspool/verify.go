@@ -8,23 +8,30 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/emit/compact"
+	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format/dwarf"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/rows"
 )
 
 func verifyCmd() *cobra.Command {
+	emit := "table"
 	c := &cobra.Command{
 		Use:   "verify FILE...",
 		Short: "Prove that the compiled tables of files equal their unwind information",
 		Long: `Compile each file, and each ELF file in a directory, and compare the result with the reference
 interpreter: both ends of every row must select that row's rule, and every distinct rule must do the
-same as the reference on adversarial states of registers and memory.
+same as the reference on adversarial states of registers and memory. Machine code (--emit native) is run, in both
+of its layouts and with each way of reading memory.
 
 Exit status 1 if any differs. Damaged entries are counted; they are in no table.`,
 		Example: "  unspool verify /bin/bash /usr/lib",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			if emit != "table" && emit != "native" {
+				return usage("--emit is table or native, not %q", emit)
+			}
 			files, err := elfFiles(args)
 			if err != nil {
 				return err
@@ -33,7 +40,7 @@ Exit status 1 if any differs. Damaged entries are counted; they are in no table.
 			p := newProgress()
 			err = eachFile(c.Context(), files, func(path string) error {
 				defer func() { p.say("verified %d of %d files", done.Add(1), len(files)) }()
-				t, damage, err := verifyFile(path)
+				t, err := verifyFile(path, emit)
 				if errors.Is(err, errNoRows) {
 					without.Add(1)
 					return nil
@@ -41,9 +48,9 @@ Exit status 1 if any differs. Damaged entries are counted; they are in no table.
 				if err != nil {
 					return err
 				}
-				nrows.Add(int64(t.Rows))
-				nsets.Add(int64(t.Rules))
-				damaged.Add(int64(damage))
+				nrows.Add(int64(t.rows))
+				nsets.Add(int64(t.rules))
+				damaged.Add(int64(t.damaged))
 				return nil
 			})
 			p.done()
@@ -53,36 +60,65 @@ Exit status 1 if any differs. Damaged entries are counted; they are in no table.
 			return err
 		},
 	}
+	c.Flags().StringVar(&emit, "emit", emit, "what to prove: table or native")
 	return c
 }
 
 var errNoRows = errors.New("no call frame information")
 
-// verifyFile proves one file's table, and returns its figures and the number of damaged entries.
-func verifyFile(path string) (compact.Stats, int, error) {
+// A proof is what was proven of a file.
+type proof struct{ rows, rules, damaged int }
+
+// verifyFile proves what is made of one file.
+func verifyFile(path, emit string) (proof, error) {
 	img, err := module.Open(path)
 	if err != nil {
-		return compact.Stats{}, 0, err
+		return proof{}, err
 	}
 	defer img.Close()
 	f, err := dwarf.Open(img)
 	if err != nil {
-		return compact.Stats{}, 0, err
+		return proof{}, err
 	}
 	ref, damage := f.Build(dwarf.Both)
 	if len(ref.Rows) == 0 {
-		return compact.Stats{}, len(damage), errNoRows
+		return proof{}, errNoRows
 	}
 	b, err := compact.Emit(ref)
 	if err != nil {
-		return compact.Stats{}, 0, fmt.Errorf("%s: %w", path, err)
+		return proof{}, fmt.Errorf("%s: %w", path, err)
 	}
 	t, err := compact.Load(b)
 	if err == nil {
 		err = compact.Verify(t, ref, 1)
 	}
-	if err != nil {
-		return compact.Stats{}, 0, fmt.Errorf("%s: %w", path, err)
+	if err == nil && emit == "native" {
+		err = verifyNative(ref)
 	}
-	return t.Stats(), len(damage), nil
+	if err != nil {
+		return proof{}, fmt.Errorf("%s: %w", path, err)
+	}
+	s := t.Stats()
+	return proof{s.Rows, s.Rules, len(damage)}, nil
+}
+
+func verifyNative(ref *rows.Table) error {
+	for _, l := range []native.Layout{native.Page, native.Tree} {
+		for _, d := range []native.Deref{native.Self, native.Callback, native.Slice} {
+			b, err := native.Emit(ref, native.Options{Layout: l, Deref: d})
+			if err != nil {
+				return err
+			}
+			c, err := native.Load(b)
+			if err != nil {
+				return err
+			}
+			err = native.Verify(c, ref, 1)
+			c.Close()
+			if err != nil {
+				return fmt.Errorf("%v, %v: %w", l, d, err)
+			}
+		}
+	}
+	return nil
 }
