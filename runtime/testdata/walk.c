@@ -439,6 +439,7 @@ static void dlopened(void)
 			if (oa != ob || memcmp(&a, &b, sizeof a) != 0)
 				fail("apply", (uint64_t)oa, (uint64_t)ob);
 		}
+		m->file.apply = apply;
 		m->file.step = step;
 	}
 }
@@ -460,6 +461,39 @@ NOINLINE int traced_read8(void *ctx, uint64_t addr, uint64_t *value)
 	}
 	traces++;
 	return eh_elf_read8(ctx, addr, value);
+}
+
+/* Applies each rule of each file, in states that make it read: for the CFA, for the return address, for expressions. */
+
+static int traced_arena(void *ctx, uint64_t addr, uint64_t *value)
+{
+	uint64_t v;
+
+	(void)ctx;
+	(void)addr;
+	traced_read8(&(struct eh_elf_memory){(uint64_t)(uintptr_t)stack, (uint64_t)(uintptr_t)(stack + COUNT(stack)), 0}, (uint64_t)(uintptr_t)stack, &v);
+	*value = (uint64_t)(uintptr_t)stack;
+	return 1;
+}
+
+static void trace_rules(void)
+{
+	struct unspool_reader reader = {traced_arena, NULL};
+
+	for (uint32_t i = 0; i < map.n; i++) {
+		for (uint32_t rule = 1; modules[i].file.apply != NULL && rule < 2 * modules[i].file.info.n_rules; rule++) {
+			struct unspool_state s;
+
+			memset(&s, 0, sizeof s);
+			s.known = (1 << EH_ELF_NUM_SLOTS) - 1;
+			s.in_mem = rule & 1 ? s.known : 0;
+			for (int r = 0; r < EH_ELF_NUM_SLOTS; r++)
+				s.val[r] = (uint64_t)(uintptr_t)stack;
+			modules[i].file.apply(&s, &reader, rule / 2);
+		}
+	}
+	depth = -1;
+	leaf = NULL;
 }
 
 /* Prints why each file of the standard input is refused. */
@@ -663,6 +697,8 @@ int main(int argc, char **argv)
 		leaf = interrupt;
 		on_signal(SIGUSR1, handler, 0);
 		top(3);
+		leaf = trace_rules;
+		top(0);
 		if (traces == 0)
 			fail("no traces", 0, 0);
 		printf("traced: %d backtraces inside of emitted code\n", traces);
