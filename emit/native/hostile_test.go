@@ -1,0 +1,227 @@
+package native
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/rows/rowstest"
+)
+
+// mnemonics are all that the emitter may write.
+var mnemonics = strings.Fields(`add and bsf btr bts call clc cmova cmove cmp cqo div idiv imul ja jae jb je jmp jne
+	lea leave mov movabs movd movdqa movdqu movzx neg not or pcmpeqb pminub pmovmskb pop pshuflw punpcklbw punpcklqdq push ret
+	sar sbb sete setg setge setl setle setne shl shr stc sub test xor`)
+
+// TestInstructions disassembles all that is written for real modules and for nonsense: there is no instruction among it
+// that the emitter does not know, and none is cut.
+func TestInstructions(t *testing.T) {
+	oracle.Need(t, "objdump")
+	known := map[string]bool{}
+	for _, m := range mnemonics {
+		known[m] = true
+	}
+	used := map[string]bool{}
+	r := rand.New(rand.NewPCG(8, 9))
+	tables := []*rows.Table{readTable(t, ld), readTable(t, libc)}
+	for range 4 {
+		tables = append(tables, rowstest.Table(r, arch.AMD64, 100))
+	}
+	tables = append(tables, oneSet(rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAExpr, Expr: "\x30\x2f\xfc\xff"}})) // a loop that pushes
+	line := regexp.MustCompile(`(?m)^ +[0-9a-f]+:\t(\S+)`)
+	all(t, func(t *testing.T, o Options) {
+		for i, ref := range tables {
+			if o.Layout == Inline && i == 1 {
+				continue // like the others, but long
+			}
+			b, err := Emit(ref, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(t.TempDir(), "x.so")
+			if err := os.WriteFile(path, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			out, err := exec.Command("objdump", "-d", "-M", "intel", "--no-show-raw-insn", path).Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range line.FindAllSubmatch(out, -1) {
+				used[string(m[1])] = true
+				if !known[string(m[1])] {
+					t.Fatalf("%v, table %d: %s", o, i, m[0])
+				}
+			}
+		}
+	})
+	for m := range known {
+		if !used[m] {
+			t.Errorf("%s is in the list and was never written", m)
+		}
+	}
+}
+
+// TestAbsurd: tables that no compiler makes give code in proportion, or a clear error, in reasonable time.
+func TestAbsurd(t *testing.T) {
+	cfa := func(off int64) rows.CFA { return rows.CFA{Kind: rows.CFAReg, Reg: 7, Off: off} }
+	ra := rows.Rule{Of: 16, Kind: rows.Offset, Off: -8}
+	million := func(distinct int) *rows.Table {
+		b := rows.NewBuilder(arch.AMD64)
+		b.Begin(0x1000, 0x1000+1_000_000)
+		for i := range arch.Vaddr(1_000_000) {
+			b.Row(0x1000+i, b.Intern(rows.Set{RA: 16, CFA: cfa(int64(i) % int64(distinct) * 8), Rules: []rows.Rule{ra}}))
+		}
+		return rows.Build(b)
+	}
+	long := func(op string) *rows.Table {
+		return oneSet(rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAExpr, Expr: "\x77\x00" + strings.Repeat(op, 65_000/len(op))}, Rules: []rows.Rule{ra}})
+	}
+	spread := func() *rows.Table {
+		b := rows.NewBuilder(arch.AMD64)
+		for i := range arch.Vaddr(200) {
+			b.Begin(i<<55, i<<55+1<<50)
+			b.Row(i<<55, b.Intern(rows.Set{RA: 16, CFA: cfa(int64(i)), Rules: []rows.Rule{ra}}))
+		}
+		return rows.Build(b)
+	}
+	for _, x := range []struct {
+		name string
+		t    *rows.Table
+		max  int // bytes
+	}{
+		{"offsets", oneSet(rows.Set{RA: 16, CFA: cfa(-1 << 63), Rules: []rows.Rule{{Of: 3, Kind: rows.Offset, Off: 1<<63 - 1}, {Of: 16, Kind: rows.Offset, Off: 1 << 62}}}), 4 << 10},
+		{"a million rows", million(1000), 8 << 20},
+		{"many rules", million(100_000), 60 << 20},
+		{"no end", oneSet(rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAExpr, Expr: "\x2f\xfd\xff"}, Rules: []rows.Rule{ra}}), 4 << 10},
+		{"a loop that pushes", oneSet(rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAExpr, Expr: "\x30\x2f\xfc\xff"}, Rules: []rows.Rule{ra}}), 4 << 10},
+		{"jumps everywhere", long("\x28\x01\x00"), 16 << 20},
+		{"jumps backward", long("\x28\xf0\xff"), 16 << 20},
+		{"additions", long("\x23\x80\x01"), 16 << 20},
+		{"values", long("\x12"), 4 << 10},
+		{"far apart", spread(), 32 << 10},
+		{"nothing", rows.Build(rows.NewBuilder(arch.AMD64)), 4 << 10},
+	} {
+		for l := range Inline {
+			o := Options{Layout: l, Deref: Slice}
+			start := time.Now()
+			b, err := Emit(x.t, o)
+			if err != nil {
+				t.Errorf("%s, %v: %v", x.name, l, err)
+				continue
+			}
+			took := time.Since(start)
+			if limit := x.max + int(l)*len(x.t.Rows)*24; len(b) > limit || took > 10*time.Second {
+				t.Errorf("%s, %v: %d bytes in %v; want %d at most", x.name, l, len(b), took, limit)
+			}
+			c, err := Load(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := Verify(c, x.t, 1); err != nil {
+				t.Errorf("%s, %v: %v", x.name, l, err)
+			}
+			c.Close()
+		}
+	}
+	if _, err := Emit(rows.Build(rows.NewBuilder(arch.ARM64)), Options{}); err != ErrMachine {
+		t.Errorf("AArch64: %v, want %v", err, ErrMachine)
+	}
+}
+
+// TestDamaged: a file with any byte changed, and one that is cut, is refused.
+func TestDamaged(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	b, err := Emit(rowstest.Table(r, arch.AMD64, 3), Options{ID: "abc"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range b {
+		flip := byte(1) << r.IntN(8)
+		b[i] ^= flip
+		if _, _, err := check(b); err == nil {
+			t.Fatalf("byte %#x: not refused", i)
+		}
+		b[i] ^= flip
+	}
+	for n := range len(b) {
+		if _, _, err := check(b[:n]); err == nil {
+			t.Fatalf("%d bytes of %d: not refused", n, len(b))
+		}
+	}
+}
+
+// TestOpen refuses files that others could have written, and takes those of the user.
+func TestOpen(t *testing.T) {
+	good, err := Emit(oneSet(rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAReg, Reg: 7, Off: 8}, Rules: []rows.Rule{{Of: 16, Kind: rows.Offset, Off: -8}}}), Options{Deref: Slice, ID: "abc"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	write := func(name string, b []byte, mode os.FileMode) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, b, mode); err != nil {
+			t.Fatal(err)
+		}
+		os.Chmod(path, mode)
+		return path
+	}
+	path := write("good", good, 0o600)
+	c, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if id, ok := c.Find(0x1800); !ok || c.ID() != "abc" || c.Deref() != Slice {
+		t.Errorf("rule %d %v of %q", id, ok, c.ID())
+	}
+	c.Close()
+	os.Symlink(path, filepath.Join(dir, "link"))
+	bad := bytes.Clone(good)
+	bad[len(bad)/2] ^= 1
+	refused := []string{write("group", good, 0o660), write("others", good, 0o606), filepath.Join(dir, "link"), dir, filepath.Join(dir, "none"),
+		write("bad", bad, 0o600), write("empty", nil, 0o600), write("text", []byte(strings.Repeat("text ", 1000)), 0o600)}
+	if os.Geteuid() == 0 {
+		foreign := write("foreign", good, 0o600)
+		if err := os.Chown(foreign, 65534, 65534); err != nil {
+			t.Fatal(err)
+		}
+		refused = append(refused, foreign)
+	}
+	for _, path := range refused {
+		if c, err := Open(path); err == nil {
+			c.Close()
+			t.Errorf("%s: not refused", path)
+		}
+	}
+}
+
+// FuzzCheck changes files whose checksum is made right again: no file makes the loader read outside of it.
+func FuzzCheck(f *testing.F) {
+	r := rand.New(rand.NewPCG(1, 1))
+	for range 3 {
+		b, err := Emit(rowstest.Table(r, arch.AMD64, 2), Options{ID: "abc"})
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		// Where the checksum is expected in files of ours; elsewhere it stays wrong.
+		const at = headSize + numProgs*progSize + 12 + len(noteOwner) + infoChecksum
+		if len(b) > at+4 {
+			le.PutUint32(b[at:], checksum(b, at))
+		}
+		in, _, err := check(b)
+		if err == nil && (int(in.TextHi) > len(b) || int(in.Rules)+4*int(in.NumRules) > len(b)) {
+			t.Errorf("%+v", in)
+		}
+	})
+}
