@@ -31,14 +31,15 @@ func (ev *evaluation) speed(t testing.TB) string {
 	if file == "" {
 		oracle.Lacks(t, "a recording of hackbench")
 	}
-	cells, chart := table3(t, file, ev.rounds)
+	cells, chart, ratios := table3(t, file, ev.rounds)
+	ev.bars(t, "speedup.svg", "Times as fast as libunwind cached in the same run, hackbench", "×", ratios)
 	ev.bars(t, "speed.svg", "Time a frame, hackbench", "ns", chart)
 	return fmt.Sprintf("All user stacks of one recording of hackbench, copies of 8 KiB, unwound by each walker in the same run: %d rounds, each with fresh walkers, in turns over batches of 2,000 stacks. "+
 		"Times are medians of the rounds: of the first pass, with what it finds cached afterwards, and of the best of two more (warm). Modules are opened, and compiled, before. ", ev.rounds) +
 		"A stack is whole if it reaches the outermost frame through all frames that the reference interpreter finds; the report counts errors that libunwind returned, mostly truncated copies.\n\n" +
-		"Our walker follows plain rules with two registers and without the stepper; \"all registers\" hides what allows that, so that each frame's rule is applied to all registers, as the peers do it. " +
+		"*compact* and *rows* (the reference interpreter) are our walker. It follows plain rules with two registers and without the stepper; *all registers* hides what allows that, so that each frame's rule is applied to all registers, as the peers do it. " +
 		"Uncached is `UNW_CACHE_NONE`; tuned is a cache of 32,768 entries instead of 128 and no `sigprocmask`.\n\n" +
-		markdown(cells) + "\n![Time a frame](speed.svg)\n"
+		markdown(cells) + "\n![Time a frame](speed.svg)\n\n![Ratios](speedup.svg)\n\nIn the plots, what is not of this run is in another colour.\n"
 }
 
 // sections are the parts of the document, in its order.

@@ -31,8 +31,9 @@ type step struct {
 // An entry is a CIE or an FDE of a section.
 type entry struct {
 	dwarf.Entry
-	head  []byte // up to its program
-	steps []step // of an FDE; at least one
+	head    []byte // up to its program
+	program []byte // without padding
+	steps   []step // of an FDE; at least one
 }
 
 // A takenApart is a section of call frame information.
@@ -90,17 +91,17 @@ func (x *takenApart) read() (err error) {
 		n := entry{Entry: e, head: data[e.Off : e.Off+e.Size-uint64(len(e.Raw()))]}
 		if !e.IsFDE {
 			r := &ruleText{}
-			if perr := r.run(x, &e, data, nil); perr != nil {
-				err = perr
+			if n.program, err = r.run(x, &e, data, nil); err != nil {
 				return false
 			}
 			initial[e.Off] = r
 		} else {
 			r := initial[e.CIE.Off].clone()
 			r.initial = initial[e.CIE.Off]
-			if r.run(x, &e, data, &n.steps) != nil {
-				whole := bytes.TrimRight(e.Raw(), "\x00")
-				n.steps = []step{{text: x.texts.number(whole), rule: x.rules.number(whole)}}
+			var odd error
+			if n.program, odd = r.run(x, &e, data, &n.steps); odd != nil {
+				n.program = e.Raw()
+				n.steps = []step{{text: x.texts.number(n.program), rule: x.rules.number(n.program)}}
 			}
 			x.fdes++
 		}
@@ -177,25 +178,27 @@ func appendSLEB(b []byte, v int64) []byte {
 	}
 }
 
-// run follows the program of e and appends its steps.
-func (r *ruleText) run(x *takenApart, e *dwarf.Entry, data []byte, steps *[]step) error {
+// run follows the program of e and appends its steps. It returns the program without what pads it.
+func (r *ruleText) run(x *takenApart, e *dwarf.Entry, data []byte, steps *[]step) ([]byte, error) {
 	r.dataUnit = e.CIE.DataAlign
 	var text, rule []byte
-	var pending *dwarf.Instruction // its bytes end where the next instruction starts
-	var copyOf dwarf.Instruction
+	var last dwarf.Instruction // its bytes end where the next instruction starts
+	last.Op = dwarf.DW_CFA_nop
+	begin := e.Off + e.Size - uint64(len(e.Raw()))
+	used := begin // where the last instruction ends that is no nop
+	moves := false
 	loc, advance := uint64(e.FDE.Lo), uint64(0)
 	var bad error
 	finish := func(end uint64) {
-		if pending == nil {
+		if last.Op == dwarf.DW_CFA_nop {
 			return
 		}
-		i, raw := pending, data[pending.Off:end]
-		pending = nil
-		if i.Op == dwarf.DW_CFA_nop {
+		if used = end; moves {
 			return
 		}
+		raw := data[last.Off:end]
 		text = append(text, raw...)
-		if err := r.apply(i, string(raw)); err != nil {
+		if err := r.apply(&last, string(raw)); err != nil {
 			bad = err
 		}
 	}
@@ -208,6 +211,7 @@ func (r *ruleText) run(x *takenApart, e *dwarf.Entry, data []byte, steps *[]step
 	}
 	err := e.Instructions(func(i *dwarf.Instruction) bool {
 		finish(i.Off)
+		last, moves = *i, true
 		to := loc
 		switch i.Op {
 		case dwarf.DW_CFA_advance_loc, dwarf.DW_CFA_advance_loc1, dwarf.DW_CFA_advance_loc2, dwarf.DW_CFA_advance_loc4, dwarf.DW_CFA_MIPS_advance_loc8:
@@ -215,8 +219,7 @@ func (r *ruleText) run(x *takenApart, e *dwarf.Entry, data []byte, steps *[]step
 		case dwarf.DW_CFA_set_loc:
 			to = uint64(i.Args[0])
 		default:
-			copyOf = *i
-			pending = &copyOf
+			moves = false
 			return bad == nil
 		}
 		flush()
@@ -229,7 +232,7 @@ func (r *ruleText) run(x *takenApart, e *dwarf.Entry, data []byte, steps *[]step
 	})
 	finish(e.Off + e.Size)
 	flush()
-	return cmp.Or(err, bad)
+	return data[begin:used], cmp.Or(err, bad)
 }
 
 // apply follows one instruction.
@@ -295,7 +298,7 @@ func (x *takenApart) write(program func(e *entry) []byte) []byte {
 				relocate(out[aug+n:], e.CIE.LSDAEncoding, int64(e.Off)-int64(at))
 			}
 		} else {
-			out = append(out, bytes.TrimRight(e.Raw(), "\x00")...)
+			out = append(out, e.program...)
 			cies[e.Off] = at
 		}
 		binary.LittleEndian.PutUint32(out[at:], uint32(len(out)-at-4))
@@ -604,9 +607,8 @@ func packHeads(x *takenApart) (dicts, section []byte) {
 		e := &x.entries[i]
 		if !e.IsFDE {
 			cies[e.Off] = uint64(len(cies) + 1)
-			p := bytes.TrimRight(e.Raw(), "\x00")
-			b = binary.AppendUvarint(append(b, 0), uint64(len(e.head)+len(p)))
-			b = append(append(b, e.head...), p...)
+			b = binary.AppendUvarint(append(b, 0), uint64(len(e.head)+len(e.program)))
+			b = append(append(b, e.head...), e.program...)
 			continue
 		}
 		b = binary.AppendUvarint(b, cies[e.CIE.Off])
@@ -683,7 +685,7 @@ func (x *takenApart) unpackForm(f *form, dicts, section []byte) (*takenApart, er
 	in.EHFrame = []dwarf.Section{{Name: ".eh_frame", Addr: x.in.EHFrame[0].Addr, Data: section}}
 	y := &takenApart{in: in, frames: dwarf.New(in)}
 	if ds := y.frames.Entries(dwarf.EHFrame, func(e dwarf.Entry) bool {
-		y.entries = append(y.entries, entry{Entry: e, head: section[e.Off : e.Off+e.Size-uint64(len(e.Raw()))]})
+		y.entries = append(y.entries, entry{Entry: e, head: section[e.Off : e.Off+e.Size-uint64(len(e.Raw()))], program: e.Raw()})
 		return true
 	}); len(ds) > 0 {
 		return nil, ds[0]

@@ -81,11 +81,11 @@ func outlineFile(path string) (*outlined, error) {
 	}
 	for i := range x.entries {
 		e := &x.entries[i]
-		if p := len(bytes.TrimRight(e.Raw(), "\x00")); e.IsFDE {
+		if e.IsFDE {
 			z.heads += len(e.head)
-			z.programs += p
+			z.programs += len(e.program)
 		} else {
-			z.cies += len(e.head) + p
+			z.cies += len(e.head) + len(e.program)
 		}
 	}
 	for i := range forms {

@@ -76,7 +76,7 @@ func (h histogram) write(t testing.TB, path string) {
 	for e := loY; e <= hiY; e++ {
 		v := math.Pow(10, e)
 		p.line(left, y(v), w-right, y(v), "grid")
-		p.text(left-8, y(v)+4, "end", fmt.Sprintf("%g", v))
+		p.text(left-8, y(v)+4, "end", power(int(e)))
 	}
 	for _, b := range h {
 		if b.n > 0 {
@@ -100,6 +100,15 @@ func (h histogram) write(t testing.TB, path string) {
 	p.text((left+w-right)/2, ht-12, "mid", "rows")
 	fmt.Fprintf(p, `<text transform="translate(16 %.0f) rotate(-90)" class="mid">share of FDEs, for each number of rows</text>`+"\n", (top+ht-bottom)/2)
 	p.write(t, path)
+}
+
+// power is the text of a power of ten.
+func power(e int) string {
+	if e >= -3 {
+		return fmt.Sprintf("%g", math.Pow(10, float64(e)))
+	}
+	digits := strings.NewReplacer("-", "⁻", "0", "⁰", "1", "¹", "2", "²", "3", "³", "4", "⁴", "5", "⁵", "6", "⁶", "7", "⁷", "8", "⁸", "9", "⁹")
+	return "10" + digits.Replace(fmt.Sprint(e))
 }
 
 // A quantity is one bar of a chart. Those of others, such as the report's, are drawn in another colour.
@@ -141,7 +150,11 @@ func bars(t testing.TB, path, title, unit string, qs []quantity) {
 		}
 		p.text(left-8, y+line/2+4, "end", q.name)
 		p.rect(left, y+4, length(q.v), line-8, class, fmt.Sprintf("%s: %.4g %s", q.name, q.v, unit))
-		p.text(left+length(q.v)+6, y+line/2+4, "", fmt.Sprintf("%.3g %s", q.v, unit))
+		number := fmt.Sprintf("%.3g", q.v)
+		if q.v >= 100 {
+			number = fmt.Sprintf("%.0f", q.v)
+		}
+		p.text(left+length(q.v)+6, y+line/2+4, "", number+" "+unit)
 	}
 	p.line(left, top, left, top+line*float64(len(qs)), "axis")
 	p.write(t, path)

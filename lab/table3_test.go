@@ -19,7 +19,7 @@ type stepping struct {
 	of   func(t *rows.Table) (rows.Stepper, error)
 }
 
-// steppings take part in table 3; the first is what the others are compared with.
+// steppings take part in table 3.
 var steppings = []stepping{
 	{"compact", func(t *rows.Table) (rows.Stepper, error) {
 		b, err := compact.Emit(t)
@@ -28,7 +28,7 @@ var steppings = []stepping{
 		}
 		return compact.Load(b)
 	}},
-	{"rows (reference interpreter)", func(t *rows.Table) (rows.Stepper, error) { return rows.Interp{Table: t}, nil }},
+	{"rows", func(t *rows.Table) (rows.Stepper, error) { return rows.Interp{Table: t}, nil }},
 }
 
 // allRegisters hides what a Stepper says of its rules: the walker then has it apply each of them to the whole state,
@@ -79,8 +79,9 @@ type entrant struct {
 	complaints  int // stacks that it says it could not finish
 }
 
-// table3 unwinds a recording, in rounds, by everything there is.
-func table3(t testing.TB, file string, rounds int) (cells [][]string, chart []quantity) {
+// table3 unwinds a recording, in rounds, by everything there is. The charts are of the time for a frame, and of
+// libunwind's time, with its cache, over that of each in the same run.
+func table3(t testing.TB, file string, rounds int) (cells [][]string, chart, ratios []quantity) {
 	var es []*entrant
 	mine := func(s stepping, all bool, name string) {
 		k := steppingSpaces(t, s, all)
@@ -99,10 +100,10 @@ func table3(t testing.TB, file string, rounds int) (cells [][]string, chart []qu
 	}
 	for _, s := range steppings {
 		mine(s, true, s.name+", all registers")
-		mine(s, false, s.name+", plain rules by two registers")
+		mine(s, false, s.name+", two registers")
 	}
 	ref := wholeChains(t, file)
-	for _, start := range []func(testing.TB) *oracle.Walker{oracle.Libunwind, oracle.LibunwindUncached, oracle.LibunwindTuned, oracle.Dwfl} {
+	for _, start := range []func(testing.TB) *oracle.Walker{oracle.Libunwind /* the first: others are compared with it */, oracle.LibunwindUncached, oracle.LibunwindTuned, oracle.Dwfl} {
 		w := start(t)
 		e := &entrant{name: w.Name, start: func() *contender { return peer(t, start(t)) }}
 		e.judge(t, file, w, ref)
@@ -122,27 +123,31 @@ func table3(t testing.TB, file string, rounds int) (cells [][]string, chart []qu
 			e.warm = append(e.warm, float64(c.warm)/float64(max(c.warmFrames, 1)))
 		}
 	}
-	cells = [][]string{{"walker", "frames", "µs in total", "ns a frame", "warm", "stacks not whole", "of these it reports", "× " + es[0].name}}
+	cells = [][]string{{"walker", "frames", "µs in total", "ns a frame", "warm", "stacks not whole", "of these it reports", "libunwind cached ÷ this", "the same, warm"}}
 	for _, r := range []struct {
 		name                string
 		frames, total, each int
 		errors              string
-		ratio               string
 	}{
-		{"report: eh_elfs", 23506, 14837, 631, "1099", "1"},
-		{"report: libunwind, cached", 27058, 441601, 16320, "885", "25.9"},
-		{"report: libunwind, uncached", 27058, 671292, 24809, "885", "39.3"},
+		{"report: eh_elfs", 23506, 14837, 631, "1099"},
+		{"report: libunwind cached", 27058, 441601, 16320, "885"},
+		{"report: libunwind uncached", 27058, 671292, 24809, "885"},
 	} {
-		cells = append(cells, []string{r.name, fmt.Sprint(r.frames), fmt.Sprint(r.total), fmt.Sprint(r.each), "", r.errors, "", r.ratio + " × eh_elfs"})
+		ratio := 16320 / float64(r.each)
+		cells = append(cells, []string{r.name, fmt.Sprint(r.frames), fmt.Sprint(r.total), fmt.Sprint(r.each), "", r.errors, "", fmt.Sprintf("%.2f", ratio), ""})
 		chart = append(chart, quantity{r.name, float64(r.each), true})
+		ratios = append(ratios, quantity{r.name, ratio, true})
 	}
+	cached := es[2*len(steppings)]
 	for _, e := range es {
 		each := median(e.first)
+		ratio := median(cached.first) / each
 		cells = append(cells, []string{e.name, fmt.Sprint(e.frames), fmt.Sprintf("%.0f", median(e.total)/1e3), fmt.Sprintf("%.1f", each), fmt.Sprintf("%.1f", median(e.warm)),
-			fmt.Sprint(e.lost), fmt.Sprint(e.complaints), fmt.Sprintf("%.2f", each/median(es[0].first))})
+			fmt.Sprint(e.lost), fmt.Sprint(e.complaints), fmt.Sprintf("%.2f", ratio), fmt.Sprintf("%.2f", median(cached.warm)/median(e.warm))})
 		chart = append(chart, quantity{e.name, each, false})
+		ratios = append(ratios, quantity{e.name, ratio, false})
 	}
-	return cells, chart
+	return cells, chart, ratios
 }
 
 // wholeChains returns, for each sample in order, the chain of the reference as perf prints addresses; nil where it is

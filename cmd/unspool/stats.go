@@ -38,7 +38,13 @@ type fileStats struct {
 	MedianRatio float64        `json:"median_table_to_eh_frame,omitempty"`
 	Opcodes     map[string]int `json:"opcodes"`
 	Expressions map[string]int `json:"expressions"`
+	CFAKinds    map[string]int `json:"cfa_by_kind"`       // once for each row
+	RuleKinds   map[string]int `json:"registers_by_kind"` // the same
 	RowsPerFDE  map[string]int `json:"rows_per_fde"`
+}
+
+func newStats() *fileStats {
+	return &fileStats{Opcodes: map[string]int{}, Expressions: map[string]int{}, CFAKinds: map[string]int{}, RuleKinds: map[string]int{}, RowsPerFDE: map[string]int{}}
 }
 
 func statsCmd() *cobra.Command {
@@ -119,7 +125,8 @@ func statsOf(path string) (*fileStats, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &fileStats{File: path, Size: img.Size(), Opcodes: map[string]int{}, Expressions: map[string]int{}, RowsPerFDE: map[string]int{}}
+	s := newStats()
+	s.File, s.Size = path, img.Size()
 	sizes := f.Sizes()
 	s.EHFrame, s.EHFrameHdr, s.DebugFrame = int64(sizes.EHFrame), int64(sizes.EHFrameHdr), int64(sizes.DebugFrame)
 	ref, damage := f.Build(dwarf.Both)
@@ -137,7 +144,34 @@ func statsOf(path string) (*fileStats, error) {
 		s.Ratio = float64(s.Table) / float64(s.EHFrame)
 	}
 	s.countInstructions(f, img.Machine())
+	s.countRules(ref)
 	return s, nil
+}
+
+// kindNames are the instructions that rules come from: rows keeps the plainest expressions as rules of their own.
+var kindNames = [rows.NumKinds]string{
+	rows.Undefined: "undefined", rows.SameValue: "same_value", rows.Offset: "offset", rows.ValOffset: "val_offset",
+	rows.Register: "register", rows.RegDeref: "expression", rows.Expr: "expression", rows.RegOffset: "val_expression", rows.ValExpr: "val_expression",
+}
+
+// countRules counts the rules of all rows by their kind.
+func (s *fileStats) countRules(t *rows.Table) {
+	uses := make([]int, len(t.Sets))
+	for _, r := range t.Rows {
+		uses[r.Set]++
+	}
+	for id, n := range uses {
+		switch set := &t.Sets[id]; set.CFA.Kind {
+		case rows.CFANone:
+		case rows.CFAReg:
+			s.CFAKinds["register"] += n
+		default:
+			s.CFAKinds["expression"] += n
+		}
+		for _, r := range t.Sets[id].Rules {
+			s.RuleKinds[kindNames[r.Kind]] += n
+		}
+	}
 }
 
 // countInstructions counts opcodes, expressions by shape, and rows by FDE.
@@ -199,7 +233,8 @@ func shape(e string, m *arch.Machine) string {
 
 // sumStats adds the figures up. The ratio is that of the sums; the median is over the files.
 func sumStats(all []*fileStats) *fileStats {
-	t := &fileStats{Files: len(all), Opcodes: map[string]int{}, Expressions: map[string]int{}, RowsPerFDE: map[string]int{}}
+	t := newStats()
+	t.Files = len(all)
 	add := func(to, from map[string]int) {
 		for k, v := range from {
 			to[k] += v
@@ -224,6 +259,8 @@ func sumStats(all []*fileStats) *fileStats {
 		}
 		add(t.Opcodes, s.Opcodes)
 		add(t.Expressions, s.Expressions)
+		add(t.CFAKinds, s.CFAKinds)
+		add(t.RuleKinds, s.RuleKinds)
 		add(t.RowsPerFDE, s.RowsPerFDE)
 	}
 	if len(ratios) > 0 {
@@ -266,7 +303,7 @@ func (s *fileStats) print() {
 		title string
 		m     map[string]int
 		byKey bool
-	}{{"instructions", s.Opcodes, false}, {"expressions", s.Expressions, false}, {"rows an FDE", s.RowsPerFDE, true}} {
+	}{{"instructions", s.Opcodes, false}, {"expressions", s.Expressions, false}, {"rules of the CFA, of all rows", s.CFAKinds, false}, {"rules of registers, of all rows", s.RuleKinds, false}, {"rows an FDE", s.RowsPerFDE, true}} {
 		if len(part.m) == 0 {
 			continue
 		}
