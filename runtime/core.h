@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * core.h: what both halves of the runtime walk with: a frame's registers, the rules that recover the caller's, modules
+ * and their rules, and a cache of rules by program counter. docs/SEMANTICS.md says what a rule means; rows.Step is the
+ * same in Go, and core.c is tested against it. x86-64 only.
+ *
+ * "Async-signal-safe" here means: no lock, no malloc, no libc call but memcpy and the like. What is built on the way is
+ * in memory from mmap that is never given back, and is published with one atomic store. All functions are safe in many
+ * threads at once, and in a child after fork.
+ *
+ * A walk, in short:
+ *
+ *	struct us_state s;			registers: us_start, then fill s.snap
+ *	while (n < max) {
+ *		pc = s.pc - !exact;		a return address is looked up minus one
+ *		if (!us_cache_get(&us_cache, space, s.pc, exact, &rule)) {
+ *			... find the module of pc, its bias ...
+ *			if (us_module_rule(module, pc - bias, &window, flags, &rule) != US_FOUND) break;
+ *			us_cache_put(&us_cache, space, s.pc, exact, &rule);
+ *		}
+ *		if (us_apply(&rule, &s, &mem, US_SAVED) != US_OK) break;
+ *		exact = rule.flags & US_SIGNAL;
+ *	}
+ */
+#ifndef UNSPOOL_CORE_H
+#define UNSPOOL_CORE_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define US_HIDDEN __attribute__((visibility("hidden")))
+#define US_COLD __attribute__((cold, noinline))
+#define US_INLINE static inline __attribute__((always_inline))
+#define us_likely(x) __builtin_expect(!!(x), 1)
+#define us_unlikely(x) __builtin_expect(!!(x), 0)
+
+/* ---- Registers ---- */
+
+/* Slots are DWARF's numbers: 0 to 15 the general registers, 16 the return address, which is the program counter. */
+enum { US_RAX = 0, US_RBX = 3, US_RBP = 6, US_RSP = 7, US_RA = 16, US_SLOTS = 17 };
+
+#define US_ALL 0x1ffffu   /* every slot */
+#define US_SAVED 0x0f0c8u /* the slots that a call preserves: rbx, rbp, rsp, r12 to r15 */
+
+/*
+ * A frame's registers, each with its location (rows.State): slot i is lost if known lacks bit i; else at address val[i]
+ * if in_mem has the bit; else in the snapshot's register val[i] if in_reg has it; else it is val[i].
+ */
+struct us_state {
+	uint64_t pc;
+	uint64_t cfa; /* of the frame that was stepped out of; 0 before the first step */
+	uint32_t known, in_mem, in_reg;
+	uint32_t pad;
+	uint64_t val[US_SLOTS];
+	uint64_t snap[US_SLOTS]; /* the snapshot; a step does not change it */
+	uint64_t fault;          /* the address that could not be read, after US_UNREADABLE */
+};
+
+/* What a step comes to; the numbers are rows.Outcome's. */
+enum us_outcome {
+	US_OK = 0,
+	US_OUTERMOST = 1,     /* the return address is undefined by rule */
+	US_NO_RULE = 2,       /* a gap, or a row without a rule for the CFA */
+	US_LOST_REGISTER = 3, /* the CFA or the return address needs a register that is lost */
+	US_UNREADABLE = 4,    /* or memory that cannot be read */
+	US_BAD_EXPR = 5,      /* or an expression that is ill-formed or too long */
+};
+
+/* Reads eight bytes at addr into *to and returns nonzero; or returns 0. It must not write *to then. */
+typedef int (*us_load)(void *ctx, uint64_t addr, uint64_t *to);
+
+/* Reads the snapshot's register i, below US_SLOTS, in the same way. */
+typedef int (*us_reg)(void *ctx, unsigned i, uint64_t *to);
+
+/* What a walk may read. Without reg, the registers are in the state's snap. */
+struct us_mem {
+	us_load load;
+	us_reg reg;
+	void *ctx;
+};
+
+/* Makes s the first frame at pc, of which the registers in known can be read. snap is the caller's to fill. */
+US_INLINE void us_start(struct us_state *s, uint64_t pc, uint32_t known)
+{
+	s->pc = pc;
+	s->cfa = s->fault = 0;
+	s->known = s->in_reg = known;
+	s->in_mem = 0;
+	for (unsigned i = 0; i < US_SLOTS; i++)
+		s->val[i] = i;
+}
+
+/* The value of a slot. */
+US_INLINE int us_get_with(struct us_state *s, unsigned slot, us_load load, us_reg reg, void *ctx, uint64_t *to)
+{
+	uint64_t v;
+
+	if (slot >= US_SLOTS || !(s->known >> slot & 1))
+		return US_LOST_REGISTER;
+	v = s->val[slot];
+	if (s->in_mem >> slot & 1) {
+		if (load(ctx, v, to))
+			return US_OK;
+		s->fault = v;
+		return US_UNREADABLE;
+	}
+	if (us_unlikely(s->in_reg >> slot & 1)) {
+		if (v >= US_SLOTS)
+			return US_LOST_REGISTER;
+		if (reg)
+			return reg(ctx, (unsigned)v, to) ? US_OK : US_LOST_REGISTER;
+		v = s->snap[v];
+	}
+	*to = v;
+	return US_OK;
+}
+
+/* ---- Rules ---- */
+
+/* Flags of a rule. */
+enum {
+	US_SIGNAL = 1,      /* a signal frame: its caller is looked up by its exact PC */
+	US_OUTERMOST_FLAG = 0x80, /* there is no caller */
+};
+
+/* Kinds, as in the compact table (docs/TABLE.md). */
+enum { US_KIND_NONE = 0, US_KIND_REG = 1, US_KIND_PLT = 2, US_KIND_WIDE = 3 };
+
+/* Where the wide rules and expressions of a rule's owner are. They are not checked, but every read of them is. */
+struct us_wides {
+	const uint8_t *wides, *exprs;
+	uint32_t wide_size, expr_size;
+};
+
+/*
+ * A rule: the 16 bytes of a compact table's rule, but a wide one has a pointer to its owner's wides in the place of its
+ * saves. kind REG: CFA = reg + off, base = CFA - 1024 aux; kind PLT: CFA = base = reg + off + (pc & 15 >= aux ? 8 : 0).
+ * Bit i of mask: the register us_save_slot[i] is at base + 8 saves[i]; the last one is the return address.
+ */
+struct us_rule {
+	uint8_t kind, reg, flags, aux;
+	int32_t off; /* of a wide one, its offset in the wides */
+	union {
+		struct {
+			int8_t saves[7];
+			uint8_t mask;
+		};
+		const struct us_wides *wide;
+	};
+};
+_Static_assert(sizeof(struct us_rule) == 16, "as in the table");
+
+static const uint8_t us_save_slot[7] = {3, 6, 12, 13, 14, 15, 16};
+
+/* A rule of kind WIDE. It is us_apply's business. */
+US_HIDDEN int us_apply_wide(const struct us_rule *r, struct us_state *s, const struct us_mem *m, uint32_t keep);
+
+/*
+ * Turns s, the state of a frame whose rule is r, into that of its caller. keep is the set of registers that a call
+ * frame leaves in place: US_SAVED, or US_ALL to take the stale values of lost registers for theirs, as libunwind does.
+ * After any outcome but US_OK s is unchanged but for fault. Async-signal-safe if m's functions are.
+ *
+ * It is inlined so that a caller whose memory is known at compile time pays for no indirect call.
+ */
+US_INLINE int us_apply_with(const struct us_rule *r, struct us_state *s, us_load load, us_reg reg, void *ctx, uint32_t keep)
+{
+	uint64_t cfa, base, ra;
+	uint32_t mask, set;
+	int o;
+
+	if (us_unlikely(r->kind != US_KIND_REG)) {
+		if (r->kind == US_KIND_WIDE) {
+			struct us_mem m = {load, reg, ctx};
+
+			return us_apply_wide(r, s, &m, keep);
+		}
+		if (r->kind != US_KIND_PLT)
+			return r->kind == US_KIND_NONE && r->flags & US_OUTERMOST_FLAG ? US_OUTERMOST : US_NO_RULE;
+	}
+	o = us_get_with(s, r->reg, load, reg, ctx, &cfa);
+	if (us_unlikely(o != US_OK))
+		return o;
+	cfa += (uint64_t)(int64_t)r->off;
+	if (us_unlikely(r->kind == US_KIND_PLT)) {
+		if ((s->pc & 15) >= r->aux)
+			cfa += 8;
+		base = cfa;
+	} else {
+		base = cfa - (uint64_t)r->aux * 1024;
+	}
+	if (us_unlikely(r->flags & US_OUTERMOST_FLAG))
+		return US_OUTERMOST;
+	mask = r->mask;
+	if (us_likely(mask & 0x40)) {
+		uint64_t at = base + (uint64_t)((int64_t)r->saves[6] * 8);
+
+		if (us_unlikely(!load(ctx, at, &ra))) {
+			s->fault = at;
+			return US_UNREADABLE;
+		}
+	} else {
+		o = us_get_with(s, US_RA, load, reg, ctx, &ra);
+		if (o != US_OK)
+			return o;
+	}
+	set = 0;
+	for (mask &= 0x3f; mask; mask &= mask - 1) {
+		unsigned i = (unsigned)__builtin_ctz(mask), slot = us_save_slot[i];
+
+		s->val[slot] = base + (uint64_t)((int64_t)r->saves[i] * 8);
+		set |= 1u << slot;
+	}
+	if (us_unlikely(r->flags & US_SIGNAL))
+		keep = US_ALL;
+	s->known = (s->known & keep) | set | 1u << US_RSP | 1u << US_RA;
+	s->in_mem = (s->in_mem | set) & ~(1u << US_RSP | 1u << US_RA);
+	s->in_reg &= ~(set | 1u << US_RSP | 1u << US_RA);
+	s->val[US_RSP] = cfa;
+	s->val[US_RA] = ra;
+	s->pc = ra;
+	s->cfa = cfa;
+	return US_OK;
+}
+
+US_HIDDEN int us_apply(const struct us_rule *r, struct us_state *s, const struct us_mem *m, uint32_t keep);
+
+/* ---- Memory that is never given back ---- */
+
+/* Zeroed memory aligned to 16, or NULL when there is none. Lock-free; may call mmap; async-signal-safe. */
+US_HIDDEN void *us_alloc(size_t size);
+
+/* ---- Bytes of a module ---- */
+
+/*
+ * A window on memory by address: p[0] is at lo, and up to hi it can be read. Where it ends, refill is asked to move it
+ * so that it contains addr; it returns 0 if there is nothing. Without refill, what lies outside is not there.
+ */
+struct us_window {
+	const uint8_t *p;
+	uint64_t lo, hi;
+	int (*refill)(struct us_window *w, uint64_t addr);
+	void *ctx;
+};
+
+/* ---- Call frame information ---- */
+
+enum us_found {
+	US_FOUND = 0,
+	US_NOT_FOUND = 1, /* no FDE holds there */
+	US_DAMAGED = 2,   /* the FDE that does is damaged, or cannot be read */
+};
+
+/* Where a module's call frame information is. Addresses are those of the window. */
+struct us_frames {
+	uint64_t hdr;      /* of .eh_frame_hdr; 0 for none */
+	uint64_t table;    /* of its search table: pairs of int32 from hdr */
+	uint64_t n;        /* pairs in it */
+	uint64_t eh_frame; /* of .eh_frame; used without a search table, 0 for none */
+	uint64_t eh_end;   /* its end, or 0 where only a terminator tells */
+};
+
+/* Fills f from the .eh_frame_hdr at hdr. Returns US_FOUND, also without a search table; else US_DAMAGED. */
+US_HIDDEN int us_frames_open(struct us_frames *f, struct us_window *w, uint64_t hdr);
+
+/* An FDE, found and decoded so far. Addresses are those of the window. */
+struct us_fde {
+	uint64_t at, end;       /* the FDE */
+	uint64_t lo, hi;        /* the code it describes */
+	uint64_t insns;         /* its instructions, up to end */
+	uint64_t lsda, handler; /* 0 for none; where indirect, the address of the pointer */
+	uint64_t cie, cie_insns, cie_end;
+	uint64_t caf;
+	int64_t daf;
+	uint32_t ra;
+	uint8_t enc, lsda_enc, handler_enc, addr_size;
+	uint8_t signal, sized;
+	uint8_t lsda_indirect, handler_indirect;
+};
+
+/* Finds the FDE of pc, by the search table where there is one. Async-signal-safe; does not allocate. */
+US_HIDDEN int us_frames_find(const struct us_frames *f, struct us_window *w, uint64_t pc, struct us_fde *fde);
+
+/* Decodes the FDE at an address. */
+US_HIDDEN int us_fde_open(struct us_window *w, uint64_t at, struct us_fde *fde);
+
+/*
+ * Runs fde's instructions up to pc and makes the rule that holds there. What does not fit 16 bytes is put into memory
+ * from us_alloc. If flat is not NULL, *flat says whether the rule could be kept: it is 0 if memory was short.
+ */
+US_HIDDEN int us_fde_rule(struct us_window *w, const struct us_fde *fde, uint64_t pc, struct us_rule *r);
+
+/* ---- Tables from the store ---- */
+
+struct us_table; /* a compact table, mapped and checked */
+
+/*
+ * Opens the stored table of a build ID, in $UNSPOOL_CACHE, $XDG_CACHE_HOME/unspool or ~/.cache/unspool; eh_frame_size is
+ * that of the section. NULL if there is none, or it is damaged, or the directory is not this user's alone. Not for
+ * signal handlers: it calls open and mmap, and may read the environment.
+ */
+US_HIDDEN const struct us_table *us_table_stored(const uint8_t *id, size_t id_size, uint64_t eh_frame_size, uint64_t debug_frame_size);
+
+/* The rule at link-time address pc. Async-signal-safe. */
+US_HIDDEN int us_table_rule(const struct us_table *t, uint64_t pc, struct us_rule *r);
+
+/* Opens a table in memory, which stays; checks everything. */
+US_HIDDEN const struct us_table *us_table_open(const uint8_t *bytes, size_t size);
+
+/* ---- The cache ---- */
+
+/*
+ * Rules by program counter, direct-mapped, for all threads: each slot has a sequence number, which is odd while it is
+ * written; who finds it so, or changed, has missed. A writer that finds it odd does not write. So nobody waits: not a
+ * signal handler that interrupts a writer, nor a child of fork that finds one half done.
+ */
+enum { US_CACHE_BITS = 15 };
+
+struct us_slot {
+	_Atomic uint32_t seq;
+	_Atomic uint32_t tag;
+	_Atomic uint64_t pc;
+	_Atomic uint64_t rule[2];
+};
+
+struct us_cache {
+	struct us_slot slot[1 << US_CACHE_BITS];
+};
+
+extern US_HIDDEN struct us_cache us_cache;
+
+/* A number for an address space, not used before; after it, what the cache holds for another is not found. */
+US_HIDDEN uint32_t us_new_space(void);
+
+US_INLINE struct us_slot *us_cache_slot(struct us_cache *c, uint32_t tag, uint64_t pc)
+{
+	return &c->slot[(pc ^ (uint64_t)tag << 40) * 0x9e3779b97f4a7c15u >> (64 - US_CACHE_BITS)];
+}
+
+/* Gets a rule; 0 if it is not there. exact: pc is no return address. */
+US_INLINE int us_cache_get(struct us_cache *c, uint32_t space, uint64_t pc, int exact, struct us_rule *r)
+{
+	uint32_t tag = space << 1 | (exact != 0);
+	struct us_slot *e = us_cache_slot(c, tag, pc);
+	uint32_t seq = atomic_load_explicit(&e->seq, memory_order_acquire);
+	uint64_t w[2];
+
+	if (atomic_load_explicit(&e->pc, memory_order_relaxed) != pc ||
+	    atomic_load_explicit(&e->tag, memory_order_relaxed) != tag)
+		return 0;
+	w[0] = atomic_load_explicit(&e->rule[0], memory_order_relaxed);
+	w[1] = atomic_load_explicit(&e->rule[1], memory_order_relaxed);
+	atomic_thread_fence(memory_order_acquire);
+	if (seq & 1 || atomic_load_explicit(&e->seq, memory_order_relaxed) != seq)
+		return 0;
+	__builtin_memcpy(r, w, sizeof w);
+	return 1;
+}
+
+US_HIDDEN void us_cache_put(struct us_cache *c, uint32_t space, uint64_t pc, int exact, const struct us_rule *r);
+
+#endif /* UNSPOOL_CORE_H */
