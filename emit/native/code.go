@@ -37,17 +37,28 @@ func (g *generator) code() error {
 	g.exits()
 	g.Set(g.rules[0])
 	g.Jmp(g.noRule)
-	for id := 1; id < n; id++ {
-		s := g.t.Set(uint32(id))
-		if _, ok := simple(&s); ok && g.o.Layout == Inline {
+	tails := map[tailKey][]uint32{}
+	var order []tailKey
+	for id := uint32(1); id < uint32(n); id++ {
+		s := g.t.Set(id)
+		switch k, ok := simple(&s); {
+		case ok && g.o.Layout == Inline:
+			g.Set(g.rules[id]) // it is in the tree
+		case ok && s.CFA.Kind == rows.CFAReg && !s.Outermost():
+			if tails[k] == nil {
+				order = append(order, k)
+			}
+			tails[k] = append(tails[k], id)
+		default:
 			g.Set(g.rules[id])
-			continue // it is in the tree
+			g.rule(&s)
 		}
-		g.Set(g.rules[id])
-		g.rule(&s)
 		if g.size > maxExprs || g.Size() > maxSize {
 			return ErrTooLarge
 		}
+	}
+	for _, k := range order {
+		g.tailRules(k, tails[k])
 	}
 	g.frames = append(g.frames, region{g.Here(), frameBP})
 	for _, k := range g.wideOrder {
@@ -57,10 +68,6 @@ func (g *generator) code() error {
 		g.evaluator(k)
 	}
 	g.frames = append(g.frames, region{g.Here(), frameNone})
-	for _, k := range g.tailOrder {
-		g.Set(g.tails[k])
-		g.tail(k)
-	}
 	g.commits()
 	for i := 0; i < len(g.getOrder); i++ {
 		g.getter(g.getOrder[i])
@@ -80,6 +87,9 @@ var entryNames = [...]string{"eh_elf_find", "eh_elf_apply", "eh_elf_step"}
 // has says whether a file has an entry point.
 func (o *Options) has(entry int) bool { return o.Layout != Inline || entry == entryStep }
 
+// inlineRows is from how many rows on a step has a search of its own: in small modules 200 bytes count.
+const inlineRows = 4096
+
 // entryPoints writes what callers call, under the System V ABI.
 func (g *generator) entryPoints() {
 	g.find = g.Label()
@@ -96,17 +106,23 @@ func (g *generator) entryPoints() {
 		g.ends[entryStep] = g.Here()
 		return
 	}
-	g.Call(g.find)
-	g.Mov32(RDX, RAX)
-	g.Jmp(apply)
+	if g.o.Layout == Page && g.t.Stats().Rows >= inlineRows {
+		g.after = apply // the search once more, in line: that saves a call and a return
+		g.page()
+		g.after = 0
+	} else {
+		g.Call(g.find)
+		g.Jmp(apply)
+	}
 	g.ends[entryStep] = g.Here()
 	g.entries[entryApply] = g.Here()
 	g.Mov32(RDX, RDX) // the upper half of an argument may be anything
 	g.RI32(CMP, RDX, int32(len(g.rules)))
 	g.Jcc(AE, g.noRule)
+	g.Mov32(RAX, RDX)
 	g.Set(apply)
 	g.LeaAbs(RCX, -g.start)
-	g.Load32(RDX, Indexed(RCX, RDX, 4, g.parts[partRules]))
+	g.Load32(RDX, Indexed(RCX, RAX, 4, g.parts[partRules]))
 	g.Btr32(RDX, 31)
 	g.RR(ADD, RCX, RDX)
 	g.JmpReg(RCX)

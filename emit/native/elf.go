@@ -48,13 +48,22 @@ const (
 	symSize   = 24
 	pageSize  = 0x1000
 	numProgs  = 6
-	numDynTag = 8
+	numDynTag = 7
 )
 
 // checksum is that of a file whose checksum lies at an offset.
 func checksum(b []byte, at int) uint32 {
 	return crc32.Update(crc32.Update(crc32.Checksum(b[:at], castagnoli), castagnoli, make([]byte, 4)), castagnoli, b[at+4:])
 }
+
+// sectionNames are the sections of a file, in their order. The null section comes before them.
+var sectionNames = []string{".note.unspool", ".dynstr", ".dynsym", ".hash", ".rodata", ".text", ".eh_frame", ".eh_frame_hdr", ".dynamic"}
+
+const (
+	dynstrIndex = 2
+	dynsymIndex = 3
+	textIndex   = 6
+)
 
 // A section is a piece of the file on its way.
 type section struct {
@@ -91,9 +100,13 @@ func (g *generator) file(t *rows.Table) ([]byte, error) {
 	notes := o.add(section{name: ".note.unspool", typ: elf.SHT_NOTE, flags: elf.SHF_ALLOC}, 4, append(note(noteInfo, make([]byte, infoSize)), note(noteID, []byte(g.o.ID))...))
 	infoAt := notes.off + 12 + len(noteOwner)
 
+	// One string table holds the names of symbols and of sections.
 	strs := []byte{0}
 	name := func(s string) uint32 { at := len(strs); strs = append(append(strs, s...), 0); return uint32(at) }
-	soname := name(g.o.ID + ".eh_elf.so")
+	nameOf := map[string]uint32{"": 0}
+	for _, s := range sectionNames {
+		nameOf[s] = name(s)
+	}
 	var names []uint32
 	nsyms := 1
 	for i, n := range entryNames {
@@ -103,8 +116,8 @@ func (g *generator) file(t *rows.Table) ([]byte, error) {
 		}
 	}
 	dynstr := o.add(section{name: ".dynstr", typ: elf.SHT_STRTAB, flags: elf.SHF_ALLOC}, 1, strs)
-	dynsym := o.add(section{name: ".dynsym", typ: elf.SHT_DYNSYM, flags: elf.SHF_ALLOC, link: 2, info: 1, entsize: symSize}, 8, make([]byte, nsyms*symSize))
-	hash := o.add(section{name: ".hash", typ: elf.SHT_HASH, flags: elf.SHF_ALLOC, link: 3, entsize: 4}, 4, hashTable(nsyms))
+	dynsym := o.add(section{name: ".dynsym", typ: elf.SHT_DYNSYM, flags: elf.SHF_ALLOC, link: dynstrIndex, info: 1, entsize: symSize}, 8, make([]byte, nsyms*symSize))
+	hash := o.add(section{name: ".hash", typ: elf.SHT_HASH, flags: elf.SHF_ALLOC, link: dynsymIndex, entsize: 4}, 4, hashTable(nsyms))
 
 	// The index and the directory of rules, whose size is known before the code.
 	x := g.t.Index()
@@ -149,14 +162,14 @@ func (g *generator) file(t *rows.Table) ([]byte, error) {
 	hdr.size = len(o.b) - hdr.off
 
 	// .dynamic is the last that is loaded, and again behind everything.
-	dynamic := o.add(section{name: ".dynamic", typ: elf.SHT_DYNAMIC, flags: elf.SHF_ALLOC | elf.SHF_WRITE, link: 2, entsize: 16}, 8, make([]byte, numDynTag*16))
+	dynamic := o.add(section{name: ".dynamic", typ: elf.SHT_DYNAMIC, flags: elf.SHF_ALLOC | elf.SHF_WRITE, link: dynstrIndex, entsize: 16}, 8, make([]byte, numDynTag*16))
 	dynVaddr := uint64((len(o.b)+pageSize-1)&^(pageSize-1)) + uint64(dynamic.off)&(pageSize-1)
 	if dynVaddr < uint64(len(o.b)) {
 		dynVaddr += pageSize
 	}
 	loaded := len(o.b)
 	for i, e := range [numDynTag][2]uint64{
-		{uint64(elf.DT_SONAME), uint64(soname)}, {uint64(elf.DT_HASH), uint64(hash.off)}, {uint64(elf.DT_STRTAB), uint64(dynstr.off)},
+		{uint64(elf.DT_HASH), uint64(hash.off)}, {uint64(elf.DT_STRTAB), uint64(dynstr.off)},
 		{uint64(elf.DT_STRSZ), uint64(dynstr.size)}, {uint64(elf.DT_SYMTAB), uint64(dynsym.off)}, {uint64(elf.DT_SYMENT), symSize},
 		{uint64(elf.DT_FLAGS), uint64(elf.DF_BIND_NOW)}, {uint64(elf.DT_NULL), 0},
 	} {
@@ -164,13 +177,6 @@ func (g *generator) file(t *rows.Table) ([]byte, error) {
 		le.PutUint64(o.b[dynamic.off+16*i+8:], e[1])
 	}
 
-	// Symbols. .text is the section they are in.
-	textIndex := uint16(0)
-	for i := range o.sects {
-		if o.sects[i].name == ".text" {
-			textIndex = uint16(i)
-		}
-	}
 	in := info{Version: Version, Layout: uint8(g.o.Layout), Deref: uint8(g.o.Deref), Machine: uint32(t.Machine.ELF),
 		Rules: uint32(dir), NumRules: uint32(nrules), TextLo: uint32(text.off), TextHi: uint32(text.off + text.size)}
 	if n := len(t.Rows); n > 0 {
@@ -194,7 +200,7 @@ func (g *generator) file(t *rows.Table) ([]byte, error) {
 		k++
 	}
 
-	o.headers(dynamic, dynVaddr, loaded, notes, hdr)
+	o.headers(nameOf, dynamic, dynVaddr, loaded, notes, hdr)
 	in.Size = uint32(len(o.b))
 	var buf bytes.Buffer
 	binary.Write(&buf, le, &in)
@@ -300,21 +306,7 @@ func (o *object) frameHdr(frame, fde, text int) {
 }
 
 // headers appends the section headers and fills in those of the file and of its segments.
-func (o *object) headers(dynamic *section, dynVaddr uint64, loaded int, notes, hdr *section) {
-	strs := []byte{0}
-	var nameOf []uint32
-	o.sects = append(o.sects, section{name: ".shstrtab", typ: elf.SHT_STRTAB, align: 1})
-	for _, s := range o.sects {
-		if s.name == "" {
-			nameOf = append(nameOf, 0)
-			continue
-		}
-		nameOf = append(nameOf, uint32(len(strs)))
-		strs = append(append(strs, s.name...), 0)
-	}
-	last := &o.sects[len(o.sects)-1]
-	last.off, last.size = len(o.b), len(strs)
-	o.b = append(o.b, strs...)
+func (o *object) headers(nameOf map[string]uint32, dynamic *section, dynVaddr uint64, loaded int, notes, hdr *section) {
 	o.b = append(o.b, make([]byte, -len(o.b)&7)...)
 	shoff := len(o.b)
 	for i := range o.sects {
@@ -326,7 +318,7 @@ func (o *object) headers(dynamic *section, dynVaddr uint64, loaded int, notes, h
 		case s.flags&elf.SHF_ALLOC != 0:
 			addr = uint64(s.off)
 		}
-		b := le.AppendUint32(o.b, nameOf[i])
+		b := le.AppendUint32(o.b, nameOf[s.name])
 		b = le.AppendUint32(b, uint32(s.typ))
 		for _, v := range [...]uint64{uint64(s.flags), addr, uint64(s.off), uint64(s.size), uint64(s.link) | uint64(s.info)<<32, uint64(s.align), s.entsize} {
 			b = le.AppendUint64(b, v)
@@ -343,7 +335,7 @@ func (o *object) headers(dynamic *section, dynVaddr uint64, loaded int, notes, h
 		h = le.AppendUint64(h, v)
 	}
 	h = le.AppendUint32(h, 0)
-	for _, v := range [...]int{headSize, progSize, numProgs, sectSize, len(o.sects), len(o.sects) - 1} {
+	for _, v := range [...]int{headSize, progSize, numProgs, sectSize, len(o.sects), dynstrIndex} {
 		h = le.AppendUint16(h, uint16(v))
 	}
 	p := o.b[headSize:headSize:cap(o.b)]

@@ -53,7 +53,7 @@ func (g *generator) page() {
 	none := g.Label()
 	if x.NumSpans == 0 {
 		g.RR32(XOR, RAX, RAX)
-		g.Ret()
+		g.found()
 		return
 	}
 	part := func(r Reg, scale uint8, i int, add int32) Mem {
@@ -109,7 +109,7 @@ func (g *generator) page() {
 	g.Equal8(2, 1)
 	g.Mask8(RAX, 2)
 	g.RI32(XOR, RAX, -1)
-	g.Bsf32(RAX, RAX)
+	g.Tzcnt32(RAX, RAX)
 	g.RR32(ADD, RDX, RAX)
 	g.RI32(CMP, RAX, 16)
 	g.Jcc(NE, counted)
@@ -129,15 +129,15 @@ func (g *generator) page() {
 		escaped := g.Label()
 		g.RI32(CMP, RAX, compact.EscapeID)
 		g.Jcc(E, escaped)
-		g.Ret()
+		g.found()
 		g.Set(escaped)
 		g.escapes(x, part, none)
 	} else {
-		g.Ret()
+		g.found()
 	}
 	g.Set(none)
 	g.RR32(XOR, RAX, RAX)
-	g.Ret()
+	g.found()
 }
 
 // spans finds the span of the address in rdx: rax becomes the offset in it, in units, rcx the granule, r9 the region.
@@ -213,7 +213,7 @@ func (g *generator) escapes(x *compact.Index, part func(Reg, uint8, int, int32) 
 	} else {
 		g.Load16(RAX, part(RCX, 2, partEscRules, 0))
 	}
-	g.Ret()
+	g.found()
 }
 
 // A leaf is a row of a tree: where it starts, and its rule.
@@ -298,6 +298,15 @@ func (g *generator) outlined() {
 		} else {
 			g.Imm(RAX, uint64(id))
 		}
+		g.Ret()
+	}
+}
+
+// found ends the search of a Page: it returns, or goes on where the step does.
+func (g *generator) found() {
+	if g.after != 0 {
+		g.Jmp(g.after)
+	} else {
 		g.Ret()
 	}
 }

@@ -18,9 +18,9 @@ import (
 )
 
 // mnemonics are all that the emitter may write.
-var mnemonics = strings.Fields(`add and bsf btr bts call clc cmova cmove cmp cqo div idiv imul ja jae jb je jmp jne
+var mnemonics = strings.Fields(`add and btr bts call clc cmova cmove cmp cqo div idiv imul ja jae jb je jmp jne
 	lea leave mov movabs movd movdqa movdqu movzx neg not or pcmpeqb pminub pmovmskb pop pshuflw punpcklbw punpcklqdq push ret
-	sar sbb sete setg setge setl setle setne shl shr stc sub test xor`)
+	sar sbb sete setg setge setl setle setne shl shr stc sub test tzcnt xor`)
 
 // TestInstructions disassembles all that is written for real modules and for nonsense: there is no instruction among it
 // that the emitter does not know, and none is cut.

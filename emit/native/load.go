@@ -52,7 +52,7 @@ func Load(b []byte) (*Code, error) {
 // Open maps a file. It refuses one that others than the user and root could have written, or that is damaged: its code is
 // going to be run.
 func Open(path string) (*Code, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
@@ -142,8 +142,9 @@ func check(b []byte) (in info, id string, err error) {
 	case uint64(in.Rules)+4*uint64(in.NumRules) > size, in.TextLo > in.TextHi, uint64(in.TextHi) > size:
 		return bad("a part lies outside of the file")
 	}
-	for _, e := range in.Entries {
-		if e != 0 && (e < in.TextLo || e >= in.TextHi) {
+	o := Options{Layout: Layout(in.Layout)}
+	for i, e := range in.Entries {
+		if o.has(i) != (e != 0) || e != 0 && (e < in.TextLo || e >= in.TextHi) {
 			return bad("an entry point lies outside of the code")
 		}
 	}

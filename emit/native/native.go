@@ -96,7 +96,7 @@ func Emit(t *rows.Table, o Options) ([]byte, error) {
 	if len(b) > maxSize || o.Layout == Tree && len(t.Rows) > maxSize/16 || o.Layout == Inline && len(t.Rows) > maxSize/256 {
 		return nil, ErrTooLarge
 	}
-	g := generator{Asm: &Asm{}, t: ct, o: o, gets: map[getKey]Label{}, tails: map[tailKey]Label{}, exprs: map[exprKey]Label{}, wides: map[wideKey]Label{}}
+	g := generator{Asm: &Asm{}, t: ct, o: o, gets: map[getKey]Label{}, exprs: map[exprKey]Label{}, wides: map[wideKey]Label{}}
 	return g.file(t)
 }
 
@@ -114,6 +114,7 @@ type generator struct {
 	numbers  []Label  // leaves of a Tree, by rule
 	rules    []Label  // code, by rule
 	noRule   Label
+	after    Label    // where a search goes on instead of returning; 0: it returns
 	fail     Label    // returns the outcome in edx
 	wideExit Label    // leaves a frame, and does so
 	commit   [2]Label // of call frames, and of signal frames; 0 where there are none
@@ -122,8 +123,6 @@ type generator struct {
 
 	gets      map[getKey]Label
 	getOrder  []getKey
-	tails     map[tailKey]Label
-	tailOrder []tailKey
 	wides     map[wideKey]Label
 	wideOrder []wideKey
 	exprs     map[exprKey]Label

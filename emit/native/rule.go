@@ -15,9 +15,10 @@ type getKey struct {
 	simple bool
 }
 
-// A tailKey is what follows in a simple rule when the CFA is known: where the return address and the registers were saved.
+// A tailKey is what a simple rule says but for the offset of the CFA.
 type tailKey struct {
-	mask   uint32 // slots that were saved
+	reg    arch.Slot // of the CFA
+	mask   uint32    // slots that were saved
 	ra     int32
 	signal bool
 	offs   [16]int32 // by slot
@@ -25,7 +26,6 @@ type tailKey struct {
 
 // rule writes the code of a rule. It is entered by a jump, and returns an outcome to who called the entry point.
 func (g *generator) rule(s *rows.Set) {
-	m := arch.AMD64
 	switch {
 	case s.CFA.Kind == rows.CFANone && s.Outermost():
 		g.Imm(RAX, uint64(rows.Outermost))
@@ -35,27 +35,42 @@ func (g *generator) rule(s *rows.Set) {
 		g.Jmp(g.noRule)
 		return
 	}
-	key, ok := simple(s)
+	k, ok := simple(s)
 	if !ok {
 		g.wide(s)
+		g.frames = append(g.frames, region{g.Here(), frameNone})
 		return
 	}
-	g.Call(g.get(m.Slot(s.CFA.Reg), true))
+	g.Call(g.get(k.reg, true))
 	if s.CFA.Off != 0 {
 		g.RI(ADD, RAX, int32(s.CFA.Off))
 	}
 	if s.CFA.Kind == rows.CFAPLT {
 		g.plt(s.CFA.Off2)
 	}
-	switch {
-	case s.Outermost():
+	if s.Outermost() {
 		g.Imm(RAX, uint64(rows.Outermost))
 		g.Ret()
-	case g.o.Layout == Inline:
-		g.tail(key)
-	default:
-		g.Jmp(g.tailOf(key))
+		return
 	}
+	g.tail(k)
+}
+
+// tailRules writes simple rules that only differ in the offset of the CFA, and their common end.
+func (g *generator) tailRules(k tailKey, ids []uint32) {
+	end := g.Label()
+	for i, id := range ids {
+		g.Set(g.rules[id])
+		s := g.t.Set(id)
+		g.Imm(R8, uint64(s.CFA.Off))
+		if i+1 < len(ids) {
+			g.Jmp(end)
+		}
+	}
+	g.Set(end)
+	g.Call(g.get(k.reg, true))
+	g.RR(ADD, RAX, R8)
+	g.tail(k)
 }
 
 // simple returns what is behind the CFA of a rule that has only saved registers at offsets from it.
@@ -68,7 +83,7 @@ func simple(s *rows.Set) (k tailKey, ok bool) {
 	if s.Flags&(rows.RASigned|rows.RASignPC) != 0 {
 		return k, false
 	}
-	k.signal = s.Flags&rows.Signal != 0
+	k.reg, k.signal = m.Slot(c.Reg), s.Flags&rows.Signal != 0
 	if s.Outermost() {
 		return k, true
 	}
@@ -99,16 +114,6 @@ func (g *generator) plt(limit int64) {
 	g.Jcc(B, below)
 	g.RI(ADD, RAX, 8)
 	g.Set(below)
-}
-
-func (g *generator) tailOf(k tailKey) Label {
-	l, ok := g.tails[k]
-	if !ok {
-		l = g.Label()
-		g.tails[k] = l
-		g.tailOrder = append(g.tailOrder, k)
-	}
-	return l
 }
 
 // tail reads the return address and locates the saved registers, with the CFA in rax.

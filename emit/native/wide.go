@@ -53,7 +53,7 @@ func (g *generator) wide(s *rows.Set) {
 			forget |= bit
 		case rows.SameValue, rows.Register:
 			forget |= bit
-			results = append(results, result{slot, from, wideFirst - 8*int32(i)})
+			results = append(results, result{slot: slot, from: from, at: wideFirst - 8*int32(i)})
 		case rows.Offset:
 			inMem |= bit
 			later = append(later, r)
@@ -63,11 +63,9 @@ func (g *generator) wide(s *rows.Set) {
 			later = append(later, r)
 		case rows.RegDeref, rows.Expr:
 			inMem |= bit
-			results = append(results, result{slot, arch.NoSlot, wideFirst - 8*int32(i)})
 		default:
 			forget |= bit
 			values |= bit
-			results = append(results, result{slot, arch.NoSlot, wideFirst - 8*int32(i)})
 		}
 	}
 	g.Imm(R8, forget)
@@ -75,7 +73,7 @@ func (g *generator) wide(s *rows.Set) {
 	if !raLast {
 		g.StoreImm(At(RBP, wideFrom), int32(rows.LostRegister))
 	}
-	hasRA := false
+	hasRA, done := false, uint64(0)
 	for i := range s.Rules {
 		r := &s.Rules[i]
 		at := wideFirst - 8*int32(i)
@@ -92,20 +90,41 @@ func (g *generator) wide(s *rows.Set) {
 		case slot == arch.NoSlot:
 			continue
 		}
-		switch r.Kind {
-		case rows.RegOffset, rows.RegDeref, rows.Expr, rows.ValExpr:
-			found, lost := g.Label(), g.Label()
-			g.value(r, lost)
-			g.Store(At(RBP, at), RAX)
-			g.Jmp(found)
-			g.Set(lost)
-			g.Bts(R8, byte(slot))
-			if values>>slot&1 != 0 {
-				g.Btr(R9, byte(slot))
-			}
-			g.needsWord()
-			g.Set(found)
+		if r.Kind < rows.RegOffset || done>>slot&1 != 0 {
+			continue
 		}
+		// Rules relative to one register read it once.
+		got := []result{{slot: slot, from: arch.NoSlot, at: at}}
+		if near := r.Off == int64(int32(r.Off)); near && (r.Kind == rows.RegOffset || r.Kind == rows.RegDeref) {
+			got[0].off = int32(r.Off)
+			for _, o := range s.Rules[i+1:] {
+				slot := m.Slot(o.Of)
+				if raLast && slot != arch.NoSlot && o.Of != s.RA && (o.Kind == rows.RegOffset || o.Kind == rows.RegDeref) && o.Reg == r.Reg && o.Off == int64(int32(o.Off)) {
+					got = append(got, result{slot: slot, from: arch.NoSlot, at: at, off: int32(o.Off)})
+				}
+			}
+		}
+		mask := uint64(0)
+		for _, x := range got {
+			mask |= 1 << x.slot
+		}
+		done |= mask
+		results = append(results, got...)
+		found, lost := g.Label(), g.Label()
+		if got[0].off != 0 {
+			g.register(r.Reg, lost)
+		} else {
+			g.value(r, lost)
+		}
+		g.Store(At(RBP, at), RAX)
+		g.Jmp(found)
+		g.Set(lost)
+		g.RI(OR, R8, int32(mask))
+		if values&mask != 0 {
+			g.RI(AND, R9, ^int32(mask))
+		}
+		g.needsWord()
+		g.Set(found)
 	}
 	switch {
 	case !hasRA && raLast:
@@ -128,9 +147,16 @@ func (g *generator) wide(s *rows.Set) {
 		}
 		g.copyLocation(r)
 	}
-	for _, r := range results {
-		g.Load(RAX, At(RBP, r.at))
-		g.Store(val(r.slot), RAX)
+	for i, r := range results {
+		if i == 0 || results[i-1].at != r.at {
+			g.Load(RAX, At(RBP, r.at))
+		}
+		if r.off == 0 {
+			g.Store(val(r.slot), RAX)
+			continue
+		}
+		g.Lea(RDX, At(RAX, r.off))
+		g.Store(val(r.slot), RDX)
 	}
 	for i := range later {
 		g.value(&later[i], 0)
@@ -158,10 +184,12 @@ func (g *generator) wide(s *rows.Set) {
 	g.Jmp(g.wides[k])
 }
 
-// A result is what a rule comes to: the slot gets what waits at an offset from rbp; of a copy, with the location of from.
+// A result is what a rule comes to: the slot gets what waits at an offset from rbp, plus off; of a copy, with the location
+// of from.
 type result struct {
 	slot, from arch.Slot
 	at         int32
+	off        int32
 }
 
 // copyLocation puts a copy's value where results wait, and its location into r9 (known), r10 (in memory) and r11 (in a

@@ -524,8 +524,9 @@ func (a *Asm) Cmov(c Cond, dst, src Reg) {
 	a.encode(0, true, uint8(dst), uint8(src), nil, 0x0f, 0x40|byte(c))
 }
 
-// Bsf32 is bsf dst, src of 32 bits: the lowest bit that is set. src is not zero.
-func (a *Asm) Bsf32(dst, src Reg) { a.encode(0, false, uint8(dst), uint8(src), nil, 0x0f, 0xbc) }
+// Tzcnt32 is tzcnt dst, src of 32 bits: the lowest bit that is set. Where the processor does not know it, it is bsf, which
+// is the same as long as src is not zero.
+func (a *Asm) Tzcnt32(dst, src Reg) { a.encode(0xf3, false, uint8(dst), uint8(src), nil, 0x0f, 0xbc) }
 
 // MovdX is movd dst, src of 32 bits.
 func (a *Asm) MovdX(dst Xmm, src Reg) { a.encode(0x66, false, uint8(dst), uint8(src), nil, 0x0f, 0x6e) }

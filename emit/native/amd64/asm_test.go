@@ -83,7 +83,7 @@ var instructions = []struct {
 	{func(a *Asm) { a.Stc() }, "stc", "f9"},
 	{func(a *Asm) { a.Setcc(GE, RCX) }, "setge cl", "0f 9d c1"},
 	{func(a *Asm) { a.Cmov(A, RDX, RCX) }, "cmova rdx,rcx", "48 0f 47 d1"},
-	{func(a *Asm) { a.Bsf32(RAX, RAX) }, "bsf eax,eax", "0f bc c0"},
+	{func(a *Asm) { a.Tzcnt32(RAX, RAX) }, "tzcnt eax,eax", "f3 0f bc c0"},
 	{func(a *Asm) { a.MovdX(0, RAX) }, "movd xmm0,eax", "66 0f 6e c0"},
 	{func(a *Asm) { a.LoadX(1, Indexed(R10, RDX, 1, 0)) }, "movdqu xmm1,XMMWORD PTR [r10+rdx*1]", "f3 41 0f 6f 0c 12"},
 	{func(a *Asm) { a.MovX(2, 1) }, "movdqa xmm2,xmm1", "66 0f 6f d1"},
