@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * table.c: compact tables out of the store, where package store puts them: the table (docs/TABLE.md), then the file's
+ * name, the name's size, and a magic number. A file is named after the module's build ID and the sizes of .eh_frame and
+ * .debug_frame; it is never changed, only replaced, so a mapping of it stays what was checked.
+ */
+#define _GNU_SOURCE
+#include "core.h"
+#include "unspool_table.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct us_table {
+	struct unspool_table t;
+	struct us_wides wides;
+};
+
+/* ---- The checksum: CRC-32C ---- */
+
+static uint32_t crc_table(uint32_t crc, const uint8_t *b, size_t n)
+{
+	static const uint32_t nibble[16] = {
+		0x00000000, 0x105ec76f, 0x20bd8ede, 0x30e349b1, 0x417b1dbc, 0x5125dad3, 0x61c69362, 0x7198540d,
+		0x82f63b78, 0x92a8fc17, 0xa24bb5a6, 0xb21572c9, 0xc38d26c4, 0xd3d3e1ab, 0xe330a81a, 0xf36e6f75,
+	};
+
+	for (size_t i = 0; i < n; i++) {
+		crc ^= b[i];
+		crc = crc >> 4 ^ nibble[crc & 15];
+		crc = crc >> 4 ^ nibble[crc & 15];
+	}
+	return crc;
+}
+
+__attribute__((target("sse4.2"))) static uint32_t crc_sse(uint32_t crc, const uint8_t *b, size_t n)
+{
+	uint64_t c = crc, w;
+
+	for (; n >= 8; b += 8, n -= 8) {
+		memcpy(&w, b, 8);
+		c = __builtin_ia32_crc32di(c, w);
+	}
+	for (; n > 0; b++, n--)
+		c = __builtin_ia32_crc32qi((uint32_t)c, *b);
+	return (uint32_t)c;
+}
+
+static uint32_t crc(uint32_t c, const uint8_t *b, size_t n)
+{
+	return __builtin_cpu_supports("sse4.2") ? crc_sse(c, b, n) : crc_table(c, b, n);
+}
+
+/* ---- A table in memory ---- */
+
+const struct us_table *us_table_open(const uint8_t *bytes, size_t size)
+{
+	struct us_table *t;
+	struct unspool_table x;
+	uint32_t sum;
+
+	if (unspool_table_open(&x, bytes, size) != 0 || x.machine != UNSPOOL_X86_64 || x.rule_size != sizeof(struct us_rule) ||
+	    x.n_saves != sizeof us_save_slot || memcmp(bytes + UNSPOOL_OFF_HDR_SLOTS, us_save_slot, sizeof us_save_slot))
+		return NULL;
+	sum = crc(~0u, bytes, UNSPOOL_OFF_HDR_CHECKSUM);
+	sum = ~crc(sum, bytes + UNSPOOL_OFF_HDR_CHECKSUM + 4, x.size - UNSPOOL_OFF_HDR_CHECKSUM - 4);
+	if (sum != unspool_table_u32(&x, UNSPOOL_OFF_HDR_CHECKSUM))
+		return NULL;
+	t = us_alloc(sizeof *t);
+	if (!t)
+		return NULL;
+	t->t = x;
+	if (x.wides <= x.size && x.exprs <= x.size) {
+		t->wides.wides = bytes + x.wides;
+		t->wides.wide_size = unspool_table_u32(&x, UNSPOOL_OFF_HDR_WIDE_SIZE);
+		t->wides.exprs = bytes + x.exprs;
+		t->wides.expr_size = unspool_table_u32(&x, UNSPOOL_OFF_HDR_EXPR_SIZE);
+		if (t->wides.wide_size > x.size - x.wides || t->wides.expr_size > x.size - x.exprs)
+			return NULL;
+	}
+	return t;
+}
+
+int us_table_rule(const struct us_table *t, uint64_t pc, struct us_rule *r)
+{
+	uint32_t id = unspool_table_find(&t->t, pc);
+	uint64_t at = unspool_table_rule_at(&t->t, id);
+
+	if (id == 0 || at == 0 || at > t->t.size || t->t.size - at < sizeof *r)
+		return US_NOT_FOUND;
+	memcpy(r, t->t.bytes + at, sizeof *r);
+	if (r->kind == US_KIND_WIDE)
+		r->wide = &t->wides;
+	return US_FOUND;
+}
+
+/* ---- The store ---- */
+
+enum { TRAILER = 8, TRAILER_MAGIC = 0x65726f74 };
+
+/* The store's directory, opened; -1 if there is none that can be trusted. */
+static int open_dir(void)
+{
+	const char *dir = getenv("UNSPOOL_CACHE"), *base;
+	char path[4096];
+	struct stat st;
+	int fd, n = 0;
+
+	if (!dir || !*dir) {
+		base = getenv("XDG_CACHE_HOME");
+		if (base && *base)
+			n = snprintf(path, sizeof path, "%s/unspool", base);
+		else if ((base = getenv("HOME")) != NULL)
+			n = snprintf(path, sizeof path, "%s/.cache/unspool", base);
+		if (n <= 0 || n >= (int)sizeof path)
+			return -1;
+		dir = path;
+	}
+	fd = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (fd < 0)
+		return -1;
+	if (fstat(fd, &st) != 0 || st.st_uid != geteuid() || st.st_mode & 022) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+/* Maps the file name and checks all of it. */
+static const struct us_table *load(int dir, const char *name)
+{
+	const struct us_table *t = NULL;
+	struct unspool_table x;
+	struct stat st;
+	uint8_t *b;
+	uint64_t end, n = strlen(name);
+	int fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+
+	if (fd < 0)
+		return NULL;
+	if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_uid != geteuid() || st.st_size < TRAILER ||
+	    st.st_size > (off_t)1 << 40) {
+		close(fd);
+		return NULL;
+	}
+	b = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, 0);
+	close(fd);
+	if (b == MAP_FAILED)
+		return NULL;
+	end = (uint64_t)st.st_size - TRAILER;
+	x.bytes = b;
+	x.size = (uint32_t)st.st_size;
+	if (st.st_size <= UINT32_MAX && n <= end && unspool_table_u32(&x, end) == n &&
+	    unspool_table_u32(&x, end + 4) == TRAILER_MAGIC && !memcmp(b + end - n, name, n))
+		t = us_table_open(b, end - n);
+	if (!t)
+		munmap(b, (size_t)st.st_size);
+	return t;
+}
+
+const struct us_table *us_table_stored(const uint8_t *id, size_t n, uint64_t eh_frame_size, uint64_t debug_frame_size)
+{
+	const struct us_table *t = NULL;
+	char name[200];
+	size_t at = 0;
+	int dir, saved = errno;
+
+	if (n == 0 || n > 64)
+		return NULL;
+	dir = open_dir();
+	if (dir >= 0) {
+		for (size_t i = 0; i < n; i++)
+			at += (size_t)snprintf(name + at, sizeof name - at, "%02x", id[i]);
+		snprintf(name + at, sizeof name - at, "-%llx-%llx.%d", (unsigned long long)eh_frame_size,
+			 (unsigned long long)debug_frame_size, UNSPOOL_TABLE_VERSION);
+		t = load(dir, name);
+		close(dir);
+	}
+	errno = saved;
+	return t;
+}
