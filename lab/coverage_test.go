@@ -82,12 +82,15 @@ func (s *scope) add(o *scope) {
 	s.cfax += o.cfax
 }
 
+// A refusal says that an emission did not take a file.
+type refusal struct{ emission, path string }
+
 // A coverage is what is in the .eh_frame sections of files.
 type coverage struct {
 	files, withExpr int
 	fdes, damaged   int
 	four, all       scope
-	failed          map[string]int // rules, of all registers, of the files that an emission refused
+	failed          map[string][2]scope // rules of the files that an emission refused: of four registers, and of all
 	opcodes         map[string]int
 	shapes          map[string]int // expressions, once for each row
 	rowsPerFDE      map[int]int    // FDEs by their number of rows
@@ -95,7 +98,7 @@ type coverage struct {
 }
 
 func newCoverage() *coverage {
-	return &coverage{failed: map[string]int{}, opcodes: map[string]int{}, shapes: map[string]int{}, rowsPerFDE: map[int]int{}, others: map[string]int{}}
+	return &coverage{failed: map[string][2]scope{}, opcodes: map[string]int{}, shapes: map[string]int{}, rowsPerFDE: map[int]int{}, others: map[string]int{}}
 }
 
 func (c *coverage) add(o *coverage) {
@@ -110,7 +113,12 @@ func (c *coverage) add(o *coverage) {
 			to[k] += v
 		}
 	}
-	sum(c.failed, o.failed)
+	for k, v := range o.failed {
+		f := c.failed[k]
+		f[0].add(&v[0])
+		f[1].add(&v[1])
+		c.failed[k] = f
+	}
 	sum(c.opcodes, o.opcodes)
 	sum(c.shapes, o.shapes)
 	sum(c.others, o.others)
@@ -119,8 +127,8 @@ func (c *coverage) add(o *coverage) {
 	}
 }
 
-// coverageOf reads one file.
-func coverageOf(path string) (*coverage, error) {
+// coverageOf reads one file, which some emissions have refused.
+func coverageOf(path string, refused map[refusal]bool) (*coverage, error) {
 	img, err := module.Open(path)
 	if err != nil {
 		return nil, err
@@ -171,8 +179,8 @@ func coverageOf(path string) (*coverage, error) {
 		c.withExpr = 1
 	}
 	for _, e := range emissions {
-		if _, err := e.size(t); err != nil {
-			c.failed[e.name] += c.all.rules()
+		if refused[refusal{e.name, path}] {
+			c.failed[e.name] = [2]scope{c.four, c.all}
 		}
 	}
 	return c, nil
@@ -219,11 +227,11 @@ func shape(text string) string {
 	return strings.Join(out, " ")
 }
 
-func measureCoverage(t testing.TB, paths []string) *coverage {
+func measureCoverage(t testing.TB, paths []string, refused map[refusal]bool) *coverage {
 	sum := newCoverage()
 	var mu sync.Mutex
 	eachFile(t, paths, func(path string) error {
-		c, err := coverageOf(path)
+		c, err := coverageOf(path, refused)
 		if err != nil {
 			return err
 		}
@@ -268,11 +276,8 @@ func (c *coverage) table5() [][]string {
 		name := []string{"CFA, rip, rsp, rbp, rbx", "all"}[i]
 		line(name, "report", reported.rules[i], reported.unsupported[i], reported.exprs[i], reported.badExpr[i])
 		for _, e := range emissions {
-			bad, badx := 0, 0
-			if c.failed[e.name] > 0 {
-				bad, badx = min(c.failed[e.name], s.rules()), s.expressions()
-			}
-			line(name, e.name, s.rules(), bad, s.expressions(), badx)
+			bad := c.failed[e.name][i]
+			line(name, e.name, s.rules(), bad.rules(), s.expressions(), bad.expressions())
 		}
 	}
 	return out

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/emit/compact"
+	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/rows"
@@ -28,7 +29,19 @@ var steppings = []stepping{
 		}
 		return compact.Load(b)
 	}},
+	{"native page", nativeStepper(native.Page)},
+	{"native tree", nativeStepper(native.Tree)},
 	{"rows", func(t *rows.Table) (rows.Stepper, error) { return rows.Interp{Table: t}, nil }},
+}
+
+func nativeStepper(l native.Layout) func(t *rows.Table) (rows.Stepper, error) {
+	return func(t *rows.Table) (rows.Stepper, error) {
+		b, err := native.Emit(t, native.Options{Layout: l, Deref: native.Slice})
+		if err != nil {
+			return nil, err
+		}
+		return native.Load(b)
+	}
 }
 
 // allRegisters hides what a Stepper says of its rules: the walker then has it apply each of them to the whole state,
@@ -72,11 +85,11 @@ type entrant struct {
 	name  string
 	start func() *contender
 
-	first, warm []float64 // ns a frame, of each round
-	total       []float64 // ns, of each round's first pass
-	frames      int
-	lost        int // stacks that do not reach the outermost frame
-	complaints  int // stacks that it says it could not finish
+	first      []float64 // ns a frame, of each batch's first pass
+	warm       []float64 // the same of later passes, of each round
+	frames     int
+	lost       int // stacks that do not reach the outermost frame
+	complaints int // stacks that it says it could not finish
 }
 
 // table3 unwinds a recording, in rounds, by everything there is. The charts are of the time for a frame, and of
@@ -118,8 +131,7 @@ func table3(t testing.TB, file string, rounds int) (cells [][]string, chart, rat
 		for i, c := range cs {
 			e := es[(i+round)%len(es)]
 			e.frames = c.frames
-			e.total = append(e.total, float64(c.first))
-			e.first = append(e.first, float64(c.first)/float64(max(c.frames, 1)))
+			e.first = append(e.first, c.perFrame...)
 			e.warm = append(e.warm, float64(c.warm)/float64(max(c.warmFrames, 1)))
 		}
 	}
@@ -142,7 +154,7 @@ func table3(t testing.TB, file string, rounds int) (cells [][]string, chart, rat
 	for _, e := range es {
 		each := median(e.first)
 		ratio := median(cached.first) / each
-		cells = append(cells, []string{e.name, fmt.Sprint(e.frames), fmt.Sprintf("%.0f", median(e.total)/1e3), fmt.Sprintf("%.1f", each), fmt.Sprintf("%.1f", median(e.warm)),
+		cells = append(cells, []string{e.name, fmt.Sprint(e.frames), fmt.Sprintf("%.0f", each*float64(e.frames)/1e3), fmt.Sprintf("%.1f", each), fmt.Sprintf("%.1f", median(e.warm)),
 			fmt.Sprint(e.lost), fmt.Sprint(e.complaints), fmt.Sprintf("%.2f", ratio), fmt.Sprintf("%.2f", median(cached.warm)/median(e.warm))})
 		chart = append(chart, quantity{e.name, each, false})
 		ratios = append(ratios, quantity{e.name, ratio, false})
