@@ -60,6 +60,9 @@ func (g *generator) code() error {
 	for _, k := range order {
 		g.tailRules(k, tails[k])
 	}
+	for _, b := range g.bodyOrder {
+		g.wideBody(b)
+	}
 	g.frames = append(g.frames, region{g.Here(), frameBP})
 	for _, k := range g.wideOrder {
 		g.wideCommit(k)

@@ -56,13 +56,13 @@ func checksum(b []byte, at int) uint32 {
 	return crc32.Update(crc32.Update(crc32.Checksum(b[:at], castagnoli), castagnoli, make([]byte, 4)), castagnoli, b[at+4:])
 }
 
-// sectionNames are the sections of a file, in their order. The null section comes before them.
-var sectionNames = []string{".note.unspool", ".dynstr", ".dynsym", ".hash", ".rodata", ".text", ".eh_frame", ".eh_frame_hdr", ".dynamic"}
+// sectionNames are the sections of a file, in their order. The null section comes before them. What tools find through
+// segments has no section of its own: the hash table and .eh_frame_hdr are in .rodata.
+var sectionNames = []string{".note.unspool", ".dynstr", ".dynsym", ".rodata", ".text", ".eh_frame", ".dynamic"}
 
 const (
 	dynstrIndex = 2
-	dynsymIndex = 3
-	textIndex   = 6
+	textIndex   = 5
 )
 
 // A section is a piece of the file on its way.
@@ -117,11 +117,14 @@ func (g *generator) file(t *rows.Table) ([]byte, error) {
 	}
 	dynstr := o.add(section{name: ".dynstr", typ: elf.SHT_STRTAB, flags: elf.SHF_ALLOC}, 1, strs)
 	dynsym := o.add(section{name: ".dynsym", typ: elf.SHT_DYNSYM, flags: elf.SHF_ALLOC, link: dynstrIndex, info: 1, entsize: symSize}, 8, make([]byte, nsyms*symSize))
-	hash := o.add(section{name: ".hash", typ: elf.SHT_HASH, flags: elf.SHF_ALLOC, link: dynsymIndex, entsize: 4}, 4, hashTable(nsyms))
 
 	// The index and the directory of rules, whose size is known before the code.
 	x := g.t.Index()
 	ro := o.add(section{name: ".rodata", typ: elf.SHT_PROGBITS, flags: elf.SHF_ALLOC}, 8, nil)
+	hash := len(o.b)
+	o.b = append(o.b, hashTable(nsyms)...)
+	hdr := len(o.b)
+	o.b = append(o.b, make([]byte, hdrSize)...)
 	if g.o.Layout == Page {
 		if x.NumSpans < 2 {
 			x.Spans = nil
@@ -157,9 +160,7 @@ func (g *generator) file(t *rows.Table) ([]byte, error) {
 	frame := o.add(section{name: ".eh_frame", typ: elf.SHT_PROGBITS, flags: elf.SHF_ALLOC}, 8, nil)
 	fde := o.frame(g.unwind(at, len(code)))
 	frame.size = len(o.b) - frame.off
-	hdr := o.add(section{name: ".eh_frame_hdr", typ: elf.SHT_PROGBITS, flags: elf.SHF_ALLOC}, 4, nil)
-	o.frameHdr(frame.off, fde, int(g.start))
-	hdr.size = len(o.b) - hdr.off
+	o.frameHdr(hdr, frame.off, fde, int(g.start))
 
 	// .dynamic is the last that is loaded, and again behind everything.
 	dynamic := o.add(section{name: ".dynamic", typ: elf.SHT_DYNAMIC, flags: elf.SHF_ALLOC | elf.SHF_WRITE, link: dynstrIndex, entsize: 16}, 8, make([]byte, numDynTag*16))
@@ -169,7 +170,7 @@ func (g *generator) file(t *rows.Table) ([]byte, error) {
 	}
 	loaded := len(o.b)
 	for i, e := range [numDynTag][2]uint64{
-		{uint64(elf.DT_HASH), uint64(hash.off)}, {uint64(elf.DT_STRTAB), uint64(dynstr.off)},
+		{uint64(elf.DT_HASH), uint64(hash)}, {uint64(elf.DT_STRTAB), uint64(dynstr.off)},
 		{uint64(elf.DT_STRSZ), uint64(dynstr.size)}, {uint64(elf.DT_SYMTAB), uint64(dynsym.off)}, {uint64(elf.DT_SYMENT), symSize},
 		{uint64(elf.DT_FLAGS), uint64(elf.DF_BIND_NOW)}, {uint64(elf.DT_NULL), 0},
 	} {
@@ -296,17 +297,19 @@ func (o *object) frame(t *rows.Table) (fde int) {
 	return fde
 }
 
-// frameHdr appends .eh_frame_hdr.
-func (o *object) frameHdr(frame, fde, text int) {
-	at := len(o.b)
-	o.b = append(o.b, 1, pcrelSdata4, udata4, datarelSdata4)
+// hdrSize is the size of .eh_frame_hdr.
+const hdrSize = 20
+
+// frameHdr writes .eh_frame_hdr at an offset.
+func (o *object) frameHdr(at, frame, fde, text int) {
+	b := append(o.b[:at], 1, pcrelSdata4, udata4, datarelSdata4)
 	for _, v := range [...]int{frame - (at + 4), 1, text - at, fde - at} {
-		o.b = le.AppendUint32(o.b, uint32(v))
+		b = le.AppendUint32(b, uint32(v))
 	}
 }
 
 // headers appends the section headers and fills in those of the file and of its segments.
-func (o *object) headers(nameOf map[string]uint32, dynamic *section, dynVaddr uint64, loaded int, notes, hdr *section) {
+func (o *object) headers(nameOf map[string]uint32, dynamic *section, dynVaddr uint64, loaded int, notes *section, hdr int) {
 	o.b = append(o.b, make([]byte, -len(o.b)&7)...)
 	shoff := len(o.b)
 	for i := range o.sects {
@@ -350,7 +353,7 @@ func (o *object) headers(nameOf map[string]uint32, dynamic *section, dynVaddr ui
 		{elf.PT_LOAD, elf.PF_R | elf.PF_W, uint64(dynamic.off), dynVaddr, dynamic.size, pageSize},
 		{elf.PT_DYNAMIC, elf.PF_R | elf.PF_W, uint64(dynamic.off), dynVaddr, dynamic.size, 8},
 		{elf.PT_NOTE, elf.PF_R, uint64(notes.off), uint64(notes.off), notes.size, 4},
-		{elf.PT_GNU_EH_FRAME, elf.PF_R, uint64(hdr.off), uint64(hdr.off), hdr.size, 4},
+		{elf.PT_GNU_EH_FRAME, elf.PF_R, uint64(hdr), uint64(hdr), hdrSize, 4},
 		{elf.PT_GNU_STACK, elf.PF_R | elf.PF_W, 0, 0, 0, 16},
 	} {
 		p = le.AppendUint32(le.AppendUint32(p, uint32(s.typ)), uint32(s.flags))

@@ -96,7 +96,7 @@ func Emit(t *rows.Table, o Options) ([]byte, error) {
 	if len(b) > maxSize || o.Layout == Tree && len(t.Rows) > maxSize/16 || o.Layout == Inline && len(t.Rows) > maxSize/256 {
 		return nil, ErrTooLarge
 	}
-	g := generator{Asm: &Asm{}, t: ct, o: o, gets: map[getKey]Label{}, exprs: map[exprKey]Label{}, wides: map[wideKey]Label{}}
+	g := generator{Asm: &Asm{}, t: ct, o: o, gets: map[getKey]Label{}, exprs: map[exprKey]Label{}, wides: map[wideKey]Label{}, bodies: map[string]*body{}}
 	return g.file(t)
 }
 
@@ -123,6 +123,8 @@ type generator struct {
 
 	gets      map[getKey]Label
 	getOrder  []getKey
+	bodies    map[string]*body
+	bodyOrder []*body
 	wides     map[wideKey]Label
 	wideOrder []wideKey
 	exprs     map[exprKey]Label

@@ -38,7 +38,6 @@ func (g *generator) rule(s *rows.Set) {
 	k, ok := simple(s)
 	if !ok {
 		g.wide(s)
-		g.frames = append(g.frames, region{g.Here(), frameNone})
 		return
 	}
 	g.Call(g.get(k.reg, true))

@@ -21,14 +21,58 @@ const (
 // wide writes any rule: in the order of rows.Step, so that the same memory is at fault. r8 has the slots that are to be
 // forgotten, lost ones among them, and r9 those that get a value, until all that can fail is done.
 func (g *generator) wide(s *rows.Set) {
-	m := arch.AMD64
+	// What follows is shared with the rules that differ in the CFA only.
+	rest := *s
+	rest.CFA = rows.CFA{Kind: rows.CFAReg}
+	k := rest.Text(arch.AMD64)
+	b, ok := g.bodies[k]
+	if !ok {
+		b = &body{g.Label(), g.Label(), rest}
+		g.bodies[k] = b
+		g.bodyOrder = append(g.bodyOrder, b)
+	}
+	c := &s.CFA
+	if c.Kind == rows.CFAExpr {
+		g.enterFrame(len(s.Rules))
+		g.expr(c.Expr, false, g.wideExit)
+		g.Jmp(b.inFrame)
+		g.frames = append(g.frames, region{g.Here(), frameNone})
+		return
+	}
+	g.Call(g.get(arch.AMD64.Slot(c.Reg), true))
+	g.add(c.Off)
+	switch c.Kind {
+	case rows.CFARegDeref:
+		g.read(g.fail)
+		g.add(c.Off2)
+	case rows.CFAPLT:
+		g.plt(c.Off2)
+	}
+	g.Jmp(b.start)
+}
+
+// enterFrame makes a frame with room for the results of n rules.
+func (g *generator) enterFrame(n int) {
 	g.frames = append(g.frames, region{g.Here(), frameNone})
 	g.Push(RBP)
 	g.frames = append(g.frames, region{g.Here(), framePushed})
 	g.Mov(RBP, RSP)
 	g.frames = append(g.frames, region{g.Here(), frameBP})
-	g.Lea(RSP, At(RBP, wideFirst-8*int32(len(s.Rules)-1)))
-	g.wideCFA(&s.CFA)
+	g.Lea(RSP, At(RBP, wideFirst-8*int32(n-1)))
+}
+
+// A body is the code of wide rules behind their CFA, which is in rax.
+type body struct {
+	start, inFrame Label
+	rules          rows.Set
+}
+
+func (g *generator) wideBody(b *body) {
+	m := arch.AMD64
+	s := &b.rules
+	g.Set(b.start)
+	g.enterFrame(len(s.Rules))
+	g.Set(b.inFrame)
 	g.Store(At(RBP, wideCFA), RAX)
 
 	// What the rules come to, as far as it is known now.
@@ -68,8 +112,8 @@ func (g *generator) wide(s *rows.Set) {
 			values |= bit
 		}
 	}
-	g.Imm(R8, forget)
-	g.Imm(R9, values)
+	g.zeroOr(R8, forget)
+	g.zeroOr(R9, values)
 	if !raLast {
 		g.StoreImm(At(RBP, wideFrom), int32(rows.LostRegister))
 	}
@@ -158,11 +202,20 @@ func (g *generator) wide(s *rows.Set) {
 		g.Lea(RDX, At(RAX, r.off))
 		g.Store(val(r.slot), RDX)
 	}
-	for i := range later {
-		g.value(&later[i], 0)
-		g.Store(val(m.Slot(later[i].Of)), RAX)
-	}
 	g.Load(RAX, At(RBP, wideCFA))
+	for _, r := range later {
+		switch {
+		case r.Off == 0:
+			g.Store(val(m.Slot(r.Of)), RAX)
+			continue
+		case r.Off == int64(int32(r.Off)):
+			g.Lea(RDX, At(RAX, int32(r.Off)))
+		default:
+			g.Imm(RDX, uint64(r.Off))
+			g.RR(ADD, RDX, RAX)
+		}
+		g.Store(val(m.Slot(r.Of)), RDX)
+	}
 	if !raLast {
 		g.Load(RCX, At(RBP, wideRA))
 	}
@@ -171,17 +224,17 @@ func (g *generator) wide(s *rows.Set) {
 		g.Shift(SHR, RCX, 16)
 	}
 	g.Imm(RDX, inMem)
-	k := wideKey{copies: copies, signal: s.Flags&rows.Signal != 0, ra: m.Slot(s.RA), sp: true}
+	end := wideKey{copies: copies, signal: s.Flags&rows.Signal != 0, ra: m.Slot(s.RA), sp: true}
 	for _, r := range s.Rules {
 		if r.Of == m.SP && r.Of != s.RA {
-			k.sp = false // it has a rule of its own
+			end.sp = false // it has a rule of its own
 		}
 	}
-	if g.wides[k] == 0 {
-		g.wides[k] = g.Label()
-		g.wideOrder = append(g.wideOrder, k)
+	if g.wides[end] == 0 {
+		g.wides[end] = g.Label()
+		g.wideOrder = append(g.wideOrder, end)
 	}
-	g.Jmp(g.wides[k])
+	g.Jmp(g.wides[end])
 }
 
 // A result is what a rule comes to: the slot gets what waits at an offset from rbp, plus off; of a copy, with the location
@@ -285,6 +338,15 @@ func (g *generator) exits() {
 	g.Ret()
 }
 
+// zeroOr puts a number into r.
+func (g *generator) zeroOr(r Reg, v uint64) {
+	if v == 0 {
+		g.RR32(XOR, r, r)
+	} else {
+		g.Imm(r, v)
+	}
+}
+
 // add adds a number of any size to rax. It may use rdx.
 func (g *generator) add(v int64) {
 	switch {
@@ -315,22 +377,6 @@ func (g *generator) register(r arch.Reg, bad Label) {
 	g.Jcc(B, bad)
 }
 
-func (g *generator) wideCFA(c *rows.CFA) {
-	if c.Kind == rows.CFAExpr {
-		g.expr(c.Expr, false, g.wideExit)
-		return
-	}
-	g.register(c.Reg, g.wideExit)
-	g.add(c.Off)
-	switch c.Kind {
-	case rows.CFARegDeref:
-		g.read(g.wideExit)
-		g.add(c.Off2)
-	case rows.CFAPLT:
-		g.plt(c.Off2)
-	}
-}
-
 // value computes what a rule says into rax; isAddr says that it is where the value lies.
 func (g *generator) value(r *rows.Rule, bad Label) (isAddr bool) {
 	switch r.Kind {
@@ -354,6 +400,11 @@ func (g *generator) value(r *rows.Rule, bad Label) (isAddr bool) {
 // there is none, for later.
 func (g *generator) wideReturn(r *rows.Rule, last bool) {
 	if last {
+		if g.o.Deref == Self && r.Kind == rows.Offset && r.Off == int64(int32(r.Off)) {
+			g.Load(RAX, At(RBP, wideCFA))
+			g.Load(RCX, At(RAX, int32(r.Off)))
+			return
+		}
 		if g.value(r, g.wideExit) {
 			g.read(g.wideExit)
 		}
