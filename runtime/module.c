@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* module.c: see module.h. */
+#define _GNU_SOURCE
+#include "module.h"
+
+#include <elf.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PAGE = 4096 };
+
+static struct us_module *_Atomic modules;
+static struct us_cache rules; /* by module and link-time address */
+
+/* ---- Windows on a target's memory ---- */
+
+static int view_refill(struct us_window *w, uint64_t at)
+{
+	struct us_view *v = w->ctx;
+	uint64_t lo = at & ~(uint64_t)(US_WINDOW - 1);
+
+	for (unsigned n = US_WINDOW; n >= 8; n /= 8) { /* all of it, or the word at the edge of what is there */
+		if (n < US_WINDOW)
+			lo = at & ~(uint64_t)7;
+		if (v->t->read(v->t->ctx, lo + v->bias, v->buf, n)) {
+			w->p = v->buf;
+			w->lo = lo;
+			w->hi = lo + n;
+			return 1;
+		}
+	}
+	return 0;
+}
+
+void us_view(struct us_view *v, const struct us_target *t, uint64_t bias)
+{
+	v->w = (struct us_window){v->buf, 1, 1, view_refill, v};
+	v->t = t;
+	v->bias = bias;
+}
+
+/* ---- ELF headers, in memory or in a file ---- */
+
+/* What the headers of a module say. Offsets are link-time addresses; file offsets where they are said to be. */
+struct elf {
+	Elf64_Ehdr e;
+	uint64_t first;
+	uint64_t hdr, hdr_size;
+	uint64_t note;
+	uint32_t id_size;
+	uint8_t id[US_MAX_ID];
+	uint32_t n_segments;
+	struct {
+		uint64_t lo, hi;
+	} segment[US_MAX_SEGMENTS];
+	uint32_t n_loads;
+	struct {
+		uint64_t vaddr, off, filesz;
+	} load[16];
+};
+
+/* Finds NT_GNU_BUILD_ID among notes of size bytes, at link-time address at; pos is where they are read. */
+static void find_id(struct elf *x, const struct us_target *t, uint64_t pos, uint64_t at, uint64_t size)
+{
+	Elf64_Nhdr n;
+	char name[4];
+
+	for (uint64_t i = 0; x->id_size == 0 && size >= sizeof n && i <= size - sizeof n && i < 4096;) {
+		uint64_t desc;
+
+		if (!t->read(t->ctx, pos + i, &n, sizeof n) || n.n_namesz > 4096 || n.n_descsz > 4096)
+			return;
+		desc = i + sizeof n + ((n.n_namesz + 3u) & ~3u);
+		if (n.n_type == NT_GNU_BUILD_ID && n.n_namesz == 4 && n.n_descsz > 0 && n.n_descsz <= US_MAX_ID &&
+		    desc + n.n_descsz <= size && t->read(t->ctx, pos + i + sizeof n, name, 4) && !memcmp(name, "GNU", 4) &&
+		    t->read(t->ctx, pos + desc, x->id, n.n_descsz)) {
+			x->id_size = n.n_descsz;
+			x->note = at + desc;
+		}
+		i = desc + ((n.n_descsz + 3u) & ~3u);
+	}
+}
+
+/* Reads the headers at base; in a file, positions are offsets from its start. Returns 0 where there are none of x86-64. */
+static int read_elf(struct elf *x, const struct us_target *t, uint64_t base, int file)
+{
+	Elf64_Phdr p;
+	uint64_t bias = 0;
+
+	memset(x, 0, sizeof *x);
+	if (!t->read(t->ctx, base, &x->e, sizeof x->e) || memcmp(x->e.e_ident, ELFMAG, SELFMAG) ||
+	    x->e.e_ident[EI_CLASS] != ELFCLASS64 || x->e.e_ident[EI_DATA] != ELFDATA2LSB || x->e.e_machine != EM_X86_64 ||
+	    x->e.e_phentsize != sizeof p || x->e.e_phnum > 256 || x->e.e_phoff > 1 << 20)
+		return 0;
+	x->first = UINT64_MAX;
+	for (int pass = 0; pass < 2; pass++) {
+		for (unsigned i = 0; i < x->e.e_phnum; i++) {
+			if (!t->read(t->ctx, base + x->e.e_phoff + i * sizeof p, &p, sizeof p))
+				return 0;
+			if (pass == 1) { /* what lies in memory: its place is known once the first segment is */
+				if (p.p_type == PT_NOTE)
+					find_id(x, t, file ? base + p.p_offset : bias + p.p_vaddr, p.p_vaddr, p.p_filesz);
+				continue;
+			}
+			if (p.p_type == PT_GNU_EH_FRAME) {
+				x->hdr = p.p_vaddr;
+				x->hdr_size = p.p_memsz;
+			}
+			if (p.p_type != PT_LOAD)
+				continue;
+			if (x->first == UINT64_MAX && p.p_offset < PAGE)
+				x->first = (p.p_vaddr - p.p_offset);
+			if (x->n_loads < 16) {
+				x->load[x->n_loads].vaddr = p.p_vaddr;
+				x->load[x->n_loads].off = p.p_offset;
+				x->load[x->n_loads++].filesz = p.p_filesz;
+			}
+			if (p.p_flags & PF_X && x->n_segments < US_MAX_SEGMENTS) {
+				x->segment[x->n_segments].lo = p.p_vaddr & -(uint64_t)PAGE;
+				x->segment[x->n_segments++].hi = (p.p_vaddr + p.p_memsz + PAGE - 1) & -(uint64_t)PAGE;
+			}
+		}
+		if (x->first == UINT64_MAX)
+			return 0;
+		bias = base - x->first;
+	}
+	return 1;
+}
+
+/* ---- The file ---- */
+
+static int read_fd(void *ctx, uint64_t at, void *to, size_t n)
+{
+	return pread(*(int *)ctx, to, n, (off_t)at) == (ssize_t)n;
+}
+
+/* Sizes of the sections that a table is named after, and where .eh_frame is. */
+struct sections {
+	uint64_t eh, eh_size, debug_size;
+};
+
+static int read_sections(int fd, const struct elf *x, struct sections *z)
+{
+	Elf64_Shdr s, names;
+	char name[16];
+
+	memset(z, 0, sizeof *z);
+	if (x->e.e_shentsize != sizeof s || x->e.e_shnum == 0 || x->e.e_shnum > 4096 || x->e.e_shstrndx >= x->e.e_shnum ||
+	    !read_fd(&fd, x->e.e_shoff + x->e.e_shstrndx * sizeof s, &names, sizeof names))
+		return 0;
+	for (unsigned i = 0; i < x->e.e_shnum; i++) {
+		ssize_t n;
+
+		if (!read_fd(&fd, x->e.e_shoff + i * sizeof s, &s, sizeof s))
+			return 0;
+		n = pread(fd, name, sizeof name - 1, (off_t)(names.sh_offset + s.sh_name));
+		if (n <= 0)
+			return 0;
+		name[n] = 0;
+		if (!strcmp(name, ".eh_frame") && s.sh_type != SHT_NOBITS) {
+			z->eh = s.sh_addr;
+			z->eh_size += s.sh_size;
+		} else if (!strcmp(name, ".debug_frame") && s.sh_type != SHT_NOBITS) {
+			Elf64_Chdr c;
+
+			if (!(s.sh_flags & SHF_COMPRESSED))
+				z->debug_size += s.sh_size;
+			else if (read_fd(&fd, s.sh_offset, &c, sizeof c))
+				z->debug_size += c.ch_size;
+		}
+	}
+	return z->eh_size > 0;
+}
+
+/*
+ * Finds the module's file among those that this process has open: who reads it for us, by our call, has just done so,
+ * and a new file gets the lowest number that is free. So the search starts there and goes down.
+ */
+static int find_fd(const struct us_module *m, struct elf *x)
+{
+	int top = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+	if (top < 0)
+		return -1;
+	close(top);
+	if (top > 4096)
+		top = 4096;
+	for (int fd = top; fd-- > 3;) {
+		struct us_target t = {read_fd, &fd};
+		struct stat st;
+
+		if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && read_elf(x, &t, 0, 1) && x->id_size == m->id_size &&
+		    !memcmp(x->id, m->id, m->id_size) && x->hdr == m->hdr)
+			return fd;
+	}
+	return -1;
+}
+
+enum { MAX_IMAGE = 1 << 28 };
+
+/* Copies [lo, hi), link-time addresses, out of the file. A mapping would fault if the file were cut off. */
+static void load_image(struct us_module *m, int fd, const struct elf *x, uint64_t lo, uint64_t hi)
+{
+	for (unsigned i = 0; i < x->n_loads; i++) {
+		uint64_t at = lo - x->load[i].vaddr, end = x->load[i].vaddr + x->load[i].filesz;
+		uint8_t *p;
+
+		if (at >= x->load[i].filesz)
+			continue;
+		if (hi > end)
+			hi = end;
+		if (hi <= lo || hi - lo > MAX_IMAGE)
+			return;
+		p = mmap(NULL, hi - lo, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+		if (p == MAP_FAILED)
+			return;
+		if (!read_fd(&fd, x->load[i].off + at, p, hi - lo)) {
+			munmap(p, hi - lo);
+			return;
+		}
+		m->image = (struct us_window){p, lo, hi, NULL, NULL};
+		return;
+	}
+}
+
+/* Gets what there is about a new module: a stored table, or the file's call frame information. */
+static void load(struct us_module *m, int strict)
+{
+	struct sections z;
+	struct elf x;
+	int fd = find_fd(m, &x);
+
+	if (fd < 0)
+		return;
+	if (!read_sections(fd, &x, &z))
+		z.eh_size = 0;
+	if (!strict && z.eh_size)
+		m->table = us_table_stored(m->id, m->id_size, z.eh_size, z.debug_size);
+	if (m->table)
+		return;
+	if (z.eh_size && z.eh + z.eh_size > z.eh) {
+		uint64_t lo = m->hdr < z.eh ? m->hdr : z.eh, hi = m->hdr < z.eh ? z.eh + z.eh_size : m->hdr + x.hdr_size;
+
+		load_image(m, fd, &x, lo, hi);
+	} else {
+		load_image(m, fd, &x, m->hdr, m->hdr + MAX_IMAGE);
+	}
+	if (m->image.hi && us_frames_open(&m->frames, &m->image, m->hdr) == US_FOUND && z.eh_size) {
+		m->frames.eh_frame = z.eh;
+		m->frames.eh_end = z.eh + z.eh_size;
+	}
+}
+
+/* ---- Modules ---- */
+
+int us_module_is(const struct us_module *m, const struct us_target *t, uint64_t bias, int quick)
+{
+	uint8_t b[US_MAX_ID];
+	uint32_t n = quick && m->id_size > 8 ? 8 : m->id_size;
+
+	if (!quick && (!t->read(t->ctx, m->first + bias, b, 8) || memcmp(b, ELFMAG "\2\1\1", 7)))
+		return 0;
+	return t->read(t->ctx, m->note + bias, b, n) && !memcmp(b, m->id, n);
+}
+
+/* How far below .eh_frame_hdr the ELF header is looked for. */
+enum { MAX_BACK = 1 << 30 };
+
+static US_COLD struct us_module *find_new(const struct us_target *t, uint64_t segbase, uint64_t *bias, int strict)
+{
+	struct us_module *m, *first;
+	struct elf x;
+
+	x.id_size = 0;
+	for (uint64_t at = segbase & -(uint64_t)PAGE, n = 0; n < MAX_BACK / PAGE && at >= PAGE; n++, at -= PAGE) {
+		char magic[8];
+
+		if (!t->read(t->ctx, at, magic, 8))
+			return NULL;
+		if (memcmp(magic, ELFMAG "\2\1\1", 7) || !read_elf(&x, t, at, 0) || x.hdr == 0 || at - x.first + x.hdr != segbase) {
+			x.id_size = 0; /* the same bytes are in the data of some programs */
+			continue;
+		}
+		*bias = at - x.first;
+		break;
+	}
+	if (!x.id_size)
+		return NULL;
+	first = atomic_load_explicit(&modules, memory_order_acquire);
+	for (m = first; m; m = m->next)
+		if (m->id_size == x.id_size && !memcmp(m->id, x.id, x.id_size) && m->hdr == x.hdr)
+			return m;
+	m = us_alloc(sizeof *m);
+	if (!m)
+		return NULL;
+	memcpy(m->id, x.id, x.id_size);
+	m->id_size = x.id_size;
+	m->first = x.first;
+	m->hdr = x.hdr;
+	m->note = x.note;
+	m->n_segments = x.n_segments;
+	memcpy(m->segment, x.segment, sizeof m->segment);
+	m->space = us_new_space();
+	load(m, strict);
+	if (m->frames.hdr == 0) {
+		struct us_view v;
+
+		us_view(&v, t, *bias);
+		us_frames_open(&m->frames, &v.w, m->hdr);
+	}
+	/* If another thread has added the same module meanwhile, there are two: no harm. */
+	m->next = first;
+	while (!atomic_compare_exchange_weak_explicit(&modules, &m->next, m, memory_order_release, memory_order_relaxed))
+		;
+	return m;
+}
+
+struct us_module *us_module_at(const struct us_target *t, uint64_t segbase, uint64_t *bias, int strict)
+{
+	int saved = errno;
+	struct us_module *m;
+
+	for (m = atomic_load_explicit(&modules, memory_order_acquire); m; m = m->next)
+		if (((segbase - m->hdr) & (PAGE - 1)) == 0 && us_module_is(m, t, segbase - m->hdr, 0)) {
+			*bias = segbase - m->hdr;
+			return m;
+		}
+	m = find_new(t, segbase, bias, strict);
+	errno = saved;
+	return m;
+}
+
+int us_module_fde(struct us_module *m, const struct us_target *t, uint64_t bias, uint64_t pc, struct us_fde *fde)
+{
+	struct us_view v;
+
+	if (m->image.hi) {
+		struct us_window w = m->image;
+
+		return us_frames_find(&m->frames, &w, pc, fde);
+	}
+	us_view(&v, t, bias);
+	return us_frames_find(&m->frames, &v.w, pc, fde);
+}
+
+int us_module_rule(struct us_module *m, const struct us_target *t, uint64_t bias, uint64_t pc, struct us_rule *r)
+{
+	struct us_fde fde;
+	int found;
+
+	if (m->table)
+		return us_table_rule(m->table, pc, r);
+	if (us_cache_get(&rules, m->space, pc, 0, r))
+		return US_FOUND;
+	if (m->image.hi) {
+		struct us_window w = m->image;
+
+		found = us_frames_find(&m->frames, &w, pc, &fde);
+		if (found == US_FOUND)
+			found = us_fde_rule(&w, &fde, pc, r);
+	} else {
+		struct us_view v;
+
+		us_view(&v, t, bias);
+		found = us_frames_find(&m->frames, &v.w, pc, &fde);
+		if (found == US_FOUND)
+			found = us_fde_rule(&v.w, &fde, pc, r);
+	}
+	if (found == US_FOUND)
+		us_cache_put(&rules, m->space, pc, 0, r);
+	return found;
+}
