@@ -89,6 +89,12 @@ func (t *Table) rule(id uint32) []byte {
 // Machine returns the machine that the table is for.
 func (t *Table) Machine() *arch.Machine { return t.machine }
 
+// NumRules returns how many rules there are, the gap's included: ids are below.
+func (t *Table) NumRules() int { return int(t.nrules) }
+
+// NumRows returns how many rows there are, but for the gaps at the ends of spans.
+func (t *Table) NumRows() int { return t.nrows }
+
 // Bytes returns the table itself.
 func (t *Table) Bytes() []byte { return t.b }
 

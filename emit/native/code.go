@@ -12,7 +12,7 @@ const maxExprs = maxSize / 256
 
 // code writes all code of a module: the entry points, the search, what rules share, and the rules.
 func (g *generator) code() error {
-	n := g.t.Stats().Rules + 1
+	n := g.t.NumRules()
 	labels := func(n int) []Label {
 		ls := make([]Label, n)
 		for i := range ls {
@@ -109,7 +109,7 @@ func (g *generator) entryPoints() {
 		g.ends[entryStep] = g.Here()
 		return
 	}
-	if g.o.Layout == Page && g.t.Stats().Rows >= inlineRows {
+	if g.o.Layout == Page && g.t.NumRows() >= inlineRows {
 		g.after = apply // the search once more, in line: that saves a call and a return
 		g.page()
 		g.after = 0

@@ -138,7 +138,7 @@ func (g *generator) file(t *rows.Table) ([]byte, error) {
 	o.b = append(o.b, make([]byte, -len(o.b)&7)...)
 	dir := len(o.b)
 	g.parts[partRules] = int32(dir)
-	nrules := g.t.Stats().Rules + 1
+	nrules := g.t.NumRules()
 	if g.o.Layout != Inline {
 		o.b = append(o.b, make([]byte, 4*nrules)...)
 	}

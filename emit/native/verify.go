@@ -180,28 +180,50 @@ type reader struct {
 }
 
 // Code of kind Self reads real memory. The arena is some, full of numbers that lead into its middle.
+type arena struct {
+	b      []byte
+	states [4 * rows.NumTrials]rows.State // whose registers lead there, too
+}
+
 const arenaSize = 8 << 20
 
-var arena = sync.OnceValues(func() ([]byte, error) {
+var theArena = sync.OnceValues(func() (*arena, error) {
 	b, err := unix.Mmap(-1, 0, arenaSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return nil, fmt.Errorf("memory to verify machine code: %w", err)
 	}
-	r := rand.New(rand.NewPCG(1, 2))
-	for at := 0; at < arenaSize; at += 8 {
-		le.PutUint64(b[at:], arenaNumber(b, r))
-	}
-	return b, nil
-})
-
-func arenaNumber(b []byte, r *rand.Rand) uint64 {
+	a := &arena{b: b}
 	mid := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) + arenaSize/2
-	x := r.Uint64()
-	if x&7 == 0 {
-		return mid + x>>3&0xffff // not aligned
+	r := rand.New(rand.NewPCG(1, 2))
+	number := func() uint64 {
+		x := r.Uint64()
+		if x&7 == 0 {
+			return mid + x>>3&0xffff // not aligned
+		}
+		return mid + x>>3&0xfff8
 	}
-	return mid + x>>3&0xfff8
-}
+	// Only the middle is written: what lies around it is read, as zero, where offsets are large.
+	for at := arenaSize/2 - 64<<10; at < arenaSize/2+128<<10; at += 8 {
+		le.PutUint64(b[at:], number())
+	}
+	for k := range a.states {
+		s := &a.states[k]
+		*s = rows.State{PC: r.Uint64(), CFA: r.Uint64(), Fault: r.Uint64(), Known: ^uint64(0), InReg: r.Uint64()}
+		if k&1 != 0 {
+			s.Known = r.Uint64() | r.Uint64()
+		}
+		if k&2 == 0 {
+			s.InMem = r.Uint64() & r.Uint64()
+		}
+		for i := range s.Val {
+			s.Snap[i] = number()
+			if s.Val[i] = number(); s.InMem>>i&1 == 0 && s.InReg>>i&1 != 0 {
+				s.Val[i] = r.Uint64() & (arch.NumSlots - 1)
+			}
+		}
+	}
+	return a, nil
+})
 
 // An arenaReader reads the arena, and notes what lies outside of it.
 type arenaReader struct {
@@ -225,7 +247,7 @@ func checkSelf(mach *arch.Machine, set *rows.Set, id uint32, apply func(*rows.St
 	if mach.Slot(set.RA) == arch.NoSlot {
 		return nil
 	}
-	mem, err := arena()
+	mem, err := theArena()
 	if err != nil {
 		return err
 	}
@@ -235,29 +257,18 @@ func checkSelf(mach *arch.Machine, set *rows.Set, id uint32, apply func(*rows.St
 		shifts[2] += uint64(ra.Off)
 		shifts[3] = uint64(ra.Off)
 	}
-	r := rand.New(rand.NewPCG(uint64(id), 3))
 	tried := 0
-	for k := 0; tried < rows.NumTrials && k < 4*rows.NumTrials; k++ {
-		s := rows.State{PC: r.Uint64(), CFA: r.Uint64(), Fault: r.Uint64(), Known: ^uint64(0), InMem: r.Uint64() & r.Uint64(), InReg: r.Uint64()}
-		if k&1 != 0 {
-			s.Known = r.Uint64() | r.Uint64()
-		}
-		if k&2 != 0 {
-			s.InMem = 0
-		}
-		for i := range s.Val {
-			shift := shifts[k>>2&3]
-			s.Snap[i] = arenaNumber(mem, r) - shift
-			switch {
-			case s.InMem>>i&1 != 0:
-				s.Val[i] = arenaNumber(mem, r)
-			case s.InReg>>i&1 != 0:
-				s.Val[i] = r.Uint64() & (arch.NumSlots - 1)
-			default:
-				s.Val[i] = arenaNumber(mem, r) - shift
+	for k := 0; tried < rows.NumTrials && k < len(mem.states); k++ {
+		s := mem.states[(k+int(id))%len(mem.states)]
+		if shift := shifts[k&3]; shift != 0 {
+			for i := range s.Val {
+				s.Snap[i] -= shift
+				if (s.InMem|s.InReg)>>i&1 == 0 {
+					s.Val[i] -= shift
+				}
 			}
 		}
-		m := rows.Memory{Next: &arenaReader{b: mem}}
+		m := rows.Memory{Next: &arenaReader{b: mem.b}}
 		probe := s
 		if rows.Step(mach, set, &probe, &m); m.Next.(*arenaReader).outside {
 			continue
