@@ -9,11 +9,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/internal/oracle"
 )
 
@@ -164,6 +166,70 @@ func TestVerifyStatsCompile(t *testing.T) {
 	finish(t, c).want(t, 0, "")
 	if list, err := os.ReadDir(cache); err != nil || len(list) != 1 {
 		t.Errorf("the cache holds %v, %v", list, err)
+	}
+}
+
+// TestCompileNative makes machine code and C: for a file, for a process, into a directory and into the cache; and leaves
+// what is there.
+func TestCompileNative(t *testing.T) {
+	c := program(t, "compile", "--emit", "native", "-o", "native", "/bin/sh", "/lib/x86_64-linux-gnu/libc.so.6")
+	r := finish(t, c)
+	r.want(t, 0, "")
+	list, err := filepath.Glob(filepath.Join(c.Dir, "native", "*.eh_elf.so"))
+	if err != nil || len(list) != 2 || !strings.HasPrefix(r.out, "2 files compiled: ") {
+		t.Errorf("%v, %v: %s", list, err, r.out)
+	}
+	for _, path := range list {
+		code, err := native.Open(path)
+		if err != nil || code.Deref() != native.Self || code.ID()+".eh_elf.so" != filepath.Base(path) {
+			t.Fatalf("%s: %v", path, err)
+		}
+		code.Close()
+	}
+	again := exec.Command(c.Path, c.Args[1:]...)
+	again.Dir, again.Env = c.Dir, c.Env
+	r = finish(t, again)
+	if r.want(t, 0, ""); !strings.Contains(r.out, "; 2 were there already") {
+		t.Error(r.out)
+	}
+	c = program(t, "compile", "--emit", "native", "--pid", strconv.Itoa(os.Getpid()))
+	cache := strings.TrimPrefix(c.Env[len(c.Env)-1], "UNSPOOL_CACHE=")
+	r = finish(t, c)
+	r.want(t, 0, "")
+	if list, err := filepath.Glob(filepath.Join(cache, "*.page-slice.1.eh_elf.so")); err != nil || len(list) == 0 {
+		t.Errorf("%v, %v: %s", list, err, r.out)
+	}
+	c = program(t, "compile", "--emit", "c", "-o", ".", "/bin/sh")
+	finish(t, c).want(t, 0, "")
+	if list, err := filepath.Glob(filepath.Join(c.Dir, "*.c")); err != nil || len(list) != 1 {
+		t.Errorf("%v, %v", list, err)
+	}
+	r = runProgram(t, "verify", "--emit", "native", "/bin/sh")
+	r.want(t, 0, "")
+}
+
+// TestSteppers walks one recording with all steppers: they say the same.
+func TestSteppers(t *testing.T) {
+	canRecord(t)
+	oracle.Need(t, "perf")
+	file := filepath.Join(t.TempDir(), "perf.data")
+	args := append([]string{"record", "-q", "-F", "999", "--call-graph", "dwarf", "-o", file, "--"}, busy...)
+	if out, err := exec.Command("perf", args...).CombinedOutput(); err != nil && !strings.Contains(err.Error(), "status 7") {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var want string
+	for _, stepper := range []string{"rows", "compact", "native"} {
+		r := runProgram(t, "report", "--stepper", stepper, "--format", "json", file)
+		r.want(t, 0, "")
+		switch {
+		case stepper == "rows":
+			want = r.out
+		case r.out != want:
+			t.Errorf("%s: %d bytes that are not the reference's %d", stepper, len(r.out), len(want))
+		}
+	}
+	if strings.Count(want, "\n") < 20 {
+		t.Errorf("%d samples", strings.Count(want, "\n"))
 	}
 }
 
