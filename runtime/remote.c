@@ -521,7 +521,8 @@ static US_COLD int step_blind(struct cursor *c)
 	s->in_mem = 1u << US_RBP;
 	s->in_reg = 0;
 	s->val[US_RBP] = rbp;
-	c->cfa = s->cfa = rbp + 16;
+	/* libunwind takes the frame to be as large as its two words. */
+	c->cfa = s->cfa = c->as->strict ? cfa + 16 : rbp + 16;
 	set_value(s, US_RSP, c->cfa);
 	set_value(s, US_RA, ra);
 	s->pc = ra;
