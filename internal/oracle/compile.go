@@ -30,6 +30,7 @@ type program struct {
 var programs = map[string]program{
 	"dwfl":      {[]string{"dwfl.c", "snap.c"}, []string{"dw", "elf"}, "libdw-dev"},
 	"libunwind": {[]string{"libunwind.c", "snap.c"}, []string{"unwind-x86_64", "unwind"}, "libunwind-dev"},
+	"ehelf":     {[]string{"ehelf.c", "snap.c"}, []string{"dl"}, "libc6-dev"},
 	"cfirows":   {[]string{"cfirows.c"}, []string{"dw", "elf"}, "libdw-dev"},
 	"witness":   {[]string{"witness.c"}, nil, "libc6-dev"},
 }

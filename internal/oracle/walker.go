@@ -83,6 +83,10 @@ func LibunwindTuned(t testing.TB) *Walker {
 	return start(t, "libunwind tuned", "libunwind", "global", "cache=32768", "nosigmask")
 }
 
+// EhElf starts a walk through eh_elf files of memory kind slice, by a call a frame as the research report has it. list is
+// the path of a file with a line for each module: its path, a tab, and the path of its eh_elf file.
+func EhElf(t testing.TB, name, list string) *Walker { return start(t, name, "ehelf", list) }
+
 func start(t testing.TB, name, prog string, args ...string) *Walker {
 	t.Helper()
 	w := &Walker{Name: name, cmd: exec.Command(Program(t, prog), args...)}

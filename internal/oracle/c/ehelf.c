@@ -1,0 +1,167 @@
+/* ehelf.c - walks snapshots through eh_elf files, as the research report did: dlopen and a call a frame.
+ * gcc ehelf.c snap.c
+ *
+ *	ehelf LIST
+ *
+ * LIST has a line for each module: its path, a tab, and the path of its eh_elf file, of memory kind slice. */
+#define _GNU_SOURCE
+#include "snap.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* docs/EH_ELF.md. */
+struct state {
+	uint64_t pc, cfa, known, in_mem, in_reg, val[64], snap[64], fault;
+};
+struct word {
+	uint64_t addr, value, ok;
+};
+struct slice {
+	uint64_t lo, size;
+	const uint8_t *bytes;
+	const struct word *words;
+	uint64_t n_words, more;
+};
+typedef int step_fn(struct state *, const struct slice *, uint64_t pc);
+enum { OK, OUTERMOST, NO_RULE, LOST_REGISTER, UNREADABLE, BAD_EXPRESSION, MISSING, SIGNAL = 0x100 };
+
+static struct entry {
+	char *path, *so;
+	step_fn *step;
+	bool tried;
+} *entries;
+static size_t nentries;
+
+static void read_list(const char *path)
+{
+	FILE *f = fopen(path, "r");
+	char *line = NULL;
+	size_t room = 0;
+	if (!f)
+		snap_die(path);
+	while (getline(&line, &room, f) > 0) {
+		char *tab = strchr(line, '\t');
+		if (!tab)
+			continue;
+		*tab = 0;
+		tab[1 + strcspn(tab + 1, "\n")] = 0;
+		entries = realloc(entries, (nentries + 1) * sizeof *entries);
+		if (!entries)
+			snap_die("out of memory");
+		entries[nentries++] = (struct entry){strdup(line), strdup(tab + 1), NULL, false};
+	}
+	free(line);
+	fclose(f);
+}
+
+static step_fn *step_of(const char *path)
+{
+	for (size_t i = 0; i < nentries; i++) {
+		struct entry *e = &entries[i];
+		if (strcmp(e->path, path))
+			continue;
+		if (!e->tried) {
+			e->tried = true;
+			void *so = dlopen(e->so, RTLD_NOW | RTLD_LOCAL);
+			if (!so) {
+				fprintf(stderr, "%s\n", dlerror());
+				exit(2);
+			}
+			/* POSIX has it that a function's address fits a void *. */
+			void *sym = dlsym(so, "eh_elf_step");
+			memcpy(&e->step, &sym, sizeof sym);
+		}
+		return e->step;
+	}
+	return NULL;
+}
+
+/* A space keeps the step of each of its modules. */
+static bool update_space(struct space *s)
+{
+	step_fn **steps = realloc(s->peer, (s->nmod + 1) * sizeof *steps);
+	if (!steps)
+		return false;
+	for (unsigned i = 0; i < s->nmod; i++)
+		steps[i] = step_of(s->mod[i].file->path);
+	s->peer = steps;
+	return true;
+}
+
+static void close_space(struct space *s)
+{
+	free(s->peer);
+	s->peer = NULL;
+}
+
+static void walk(const struct sample *x, struct chain *c)
+{
+	static const char *const outcomes[] = {"ok", "outermost", "no rule", "lost register", "unreadable", "bad expression", "missing"};
+	static struct state s;
+	struct word words[64];
+	struct slice mem = {x->lo, x->size, x->stack, words, 0, 1};
+	const struct space *space = x->space;
+	const struct mapping *m = NULL;
+	step_fn *const *steps = space->peer;
+	uint64_t sp = x->regs[REG_SP];
+
+	s.pc = x->regs[REG_IP];
+	s.cfa = 0;
+	s.known = s.in_reg = (1u << NREGS) - 1;
+	s.in_mem = 0;
+	for (unsigned i = 0; i < NREGS; i++) {
+		s.val[i] = i;
+		s.snap[i] = x->regs[i];
+	}
+	c->pc[0] = s.pc;
+	c->exact[0] = 1;
+	c->n = 1;
+	for (;;) {
+		uint64_t at = s.pc - !c->exact[c->n - 1];
+		if (!m || at < m->lo || at >= m->hi)
+			m = snap_find(space, at);
+		if (!m || m->module == NO_MODULE || !steps[m->module]) {
+			c->stop = "no information";
+			return;
+		}
+		int r;
+		mem.n_words = 0;
+		while ((r = steps[m->module](&s, &mem, at - space->mod[m->module].bias)) == MISSING && mem.n_words < 64) {
+			struct word *w = &words[mem.n_words++];
+			w->addr = s.fault;
+			w->value = 0;
+			w->ok = snap_read(x, w->addr, &w->value);
+		}
+		if (r != OK && r != SIGNAL) {
+			c->stop = outcomes[r];
+			return;
+		}
+		if (s.cfa <= sp && r != SIGNAL && !(c->n == 1 && s.cfa == sp)) {
+			c->stop = "bad cfa";
+			return;
+		}
+		sp = r == SIGNAL ? 0 : s.cfa;
+		if (c->n == MAX_DEPTH) {
+			c->stop = "depth limit";
+			return;
+		}
+		if (!snap_find(space, s.pc - (r != SIGNAL))) {
+			c->stop = "bad return address";
+			return;
+		}
+		c->pc[c->n] = s.pc;
+		c->exact[c->n++] = r == SIGNAL;
+	}
+}
+
+int main(int argc, char **argv)
+{
+	if (argc != 2)
+		snap_die("usage: ehelf LIST");
+	read_list(argv[1]);
+	static const struct peer p = {512, update_space, update_space, close_space, walk};
+	return snap_serve(&p);
+}
