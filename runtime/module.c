@@ -177,30 +177,6 @@ static int read_sections(int fd, const struct elf *x, struct sections *z)
 	return z->eh_size > 0;
 }
 
-/*
- * Finds the module's file among those that this process has open: who reads it for us, by our call, has just done so,
- * and a new file gets the lowest number that is free. So the search starts there and goes down.
- */
-static int find_fd(const struct us_module *m, struct elf *x)
-{
-	int top = open("/dev/null", O_RDONLY | O_CLOEXEC);
-
-	if (top < 0)
-		return -1;
-	close(top);
-	if (top > 4096)
-		top = 4096;
-	for (int fd = top; fd-- > 3;) {
-		struct us_target t = {read_fd, &fd};
-		struct stat st;
-
-		if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && read_elf(x, &t, 0, 1) && x->id_size == m->id_size &&
-		    !memcmp(x->id, m->id, m->id_size) && x->hdr == m->hdr)
-			return fd;
-	}
-	return -1;
-}
-
 enum { MAX_IMAGE = 1 << 28 };
 
 /* Copies [lo, hi), link-time addresses, out of the file. A mapping would fault if the file were cut off. */
@@ -228,34 +204,6 @@ static void load_image(struct us_module *m, int fd, const struct elf *x, uint64_
 	}
 }
 
-/* Gets what there is about a new module: a stored table, or the file's call frame information. */
-static void load(struct us_module *m, int strict)
-{
-	struct sections z;
-	struct elf x;
-	int fd = find_fd(m, &x);
-
-	if (fd < 0)
-		return;
-	if (!read_sections(fd, &x, &z))
-		z.eh_size = 0;
-	if (!strict && z.eh_size)
-		m->table = us_table_stored(m->id, m->id_size, z.eh_size, z.debug_size);
-	if (m->table)
-		return;
-	if (z.eh_size && z.eh + z.eh_size > z.eh) {
-		uint64_t lo = m->hdr < z.eh ? m->hdr : z.eh, hi = m->hdr < z.eh ? z.eh + z.eh_size : m->hdr + x.hdr_size;
-
-		load_image(m, fd, &x, lo, hi);
-	} else {
-		load_image(m, fd, &x, m->hdr, m->hdr + MAX_IMAGE);
-	}
-	if (m->image.hi && us_frames_open(&m->frames, &m->image, m->hdr) == US_FOUND && z.eh_size) {
-		m->frames.eh_frame = z.eh;
-		m->frames.eh_end = z.eh + z.eh_size;
-	}
-}
-
 /* ---- Modules ---- */
 
 int us_module_is(const struct us_module *m, const struct us_target *t, uint64_t bias, int quick)
@@ -268,33 +216,92 @@ int us_module_is(const struct us_module *m, const struct us_target *t, uint64_t 
 	return t->read(t->ctx, m->note + bias, b, n) && !memcmp(b, m->id, n);
 }
 
+/* Gets what the module's file has: the table that is stored for it, or its call frame information. */
+static void load(struct us_module *m, int fd, const struct elf *x, int strict)
+{
+	struct sections z;
+
+	if (!read_sections(fd, x, &z))
+		z.eh_size = 0;
+	if (!strict && z.eh_size)
+		m->table = us_table_stored(m->id, m->id_size, z.eh_size, z.debug_size);
+	if (m->table)
+		return;
+	if (z.eh_size && z.eh + z.eh_size > z.eh) {
+		uint64_t lo = m->hdr < z.eh ? m->hdr : z.eh, hi = m->hdr < z.eh ? z.eh + z.eh_size : m->hdr + x->hdr_size;
+
+		load_image(m, fd, x, lo, hi);
+	} else {
+		load_image(m, fd, x, m->hdr, m->hdr + MAX_IMAGE);
+	}
+	if (m->image.hi && us_frames_open(&m->frames, &m->image, m->hdr) == US_FOUND && z.eh_size) {
+		m->frames.eh_frame = z.eh;
+		m->frames.eh_end = z.eh + z.eh_size;
+	}
+}
+
+/* Whether the process has the file of x mapped with this bias. */
+static int is_mapped(const struct elf *x, const struct us_target *t, uint64_t bias)
+{
+	uint8_t b[US_MAX_ID];
+
+	return t->read(t->ctx, x->first + bias, b, 8) && !memcmp(b, ELFMAG "\2\1\1", 7) &&
+	       t->read(t->ctx, x->note + bias, b, x->id_size) && !memcmp(b, x->id, x->id_size);
+}
+
+/*
+ * Finds the file of the module whose .eh_frame_hdr is at segbase among those that this process has open: who reads the
+ * module for us, by our call, has it open in most cases, and has just done so in many; a new file gets the lowest number
+ * that is free. So the search starts there and goes down. Returns the file's number, or -1.
+ */
+static int find_fd(struct elf *x, const struct us_target *t, uint64_t segbase)
+{
+	int top = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+	if (top < 0)
+		return -1;
+	close(top);
+	if (top > 4096)
+		top = 4096;
+	for (int fd = top; fd-- > 3;) {
+		struct us_target file = {read_fd, &fd};
+		struct stat st;
+
+		if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && read_elf(x, &file, 0, 1) && x->id_size && x->hdr &&
+		    ((segbase - x->hdr) & (PAGE - 1)) == 0 && is_mapped(x, t, segbase - x->hdr))
+			return fd;
+	}
+	return -1;
+}
+
 /* How far below .eh_frame_hdr the ELF header is looked for. */
 enum { MAX_BACK = 1 << 30 };
+
+/* Finds the ELF header of the module whose .eh_frame_hdr is at segbase in memory. */
+static int find_header(struct elf *x, const struct us_target *t, uint64_t segbase)
+{
+	for (uint64_t at = segbase & -(uint64_t)PAGE, n = 0; n < MAX_BACK / PAGE && at >= PAGE; n++, at -= PAGE) {
+		char magic[8];
+
+		if (!t->read(t->ctx, at, magic, 8))
+			return 0;
+		/* The same bytes are in the data of some programs: what they say must fit. */
+		if (!memcmp(magic, ELFMAG "\2\1\1", 7) && read_elf(x, t, at, 0) && x->hdr && at - x->first + x->hdr == segbase)
+			return x->id_size > 0;
+	}
+	return 0;
+}
 
 static US_COLD struct us_module *find_new(const struct us_target *t, uint64_t segbase, uint64_t *bias, int strict)
 {
 	struct us_module *m, *first;
 	struct elf x;
+	int fd = find_fd(&x, t, segbase);
 
-	x.id_size = 0;
-	for (uint64_t at = segbase & -(uint64_t)PAGE, n = 0; n < MAX_BACK / PAGE && at >= PAGE; n++, at -= PAGE) {
-		char magic[8];
-
-		if (!t->read(t->ctx, at, magic, 8))
-			return NULL;
-		if (memcmp(magic, ELFMAG "\2\1\1", 7) || !read_elf(&x, t, at, 0) || x.hdr == 0 || at - x.first + x.hdr != segbase) {
-			x.id_size = 0; /* the same bytes are in the data of some programs */
-			continue;
-		}
-		*bias = at - x.first;
-		break;
-	}
-	if (!x.id_size)
+	if (fd < 0 && !find_header(&x, t, segbase))
 		return NULL;
+	*bias = segbase - x.hdr;
 	first = atomic_load_explicit(&modules, memory_order_acquire);
-	for (m = first; m; m = m->next)
-		if (m->id_size == x.id_size && !memcmp(m->id, x.id, x.id_size) && m->hdr == x.hdr)
-			return m;
 	m = us_alloc(sizeof *m);
 	if (!m)
 		return NULL;
@@ -306,7 +313,8 @@ static US_COLD struct us_module *find_new(const struct us_target *t, uint64_t se
 	m->n_segments = x.n_segments;
 	memcpy(m->segment, x.segment, sizeof m->segment);
 	m->space = us_new_space();
-	load(m, strict);
+	if (fd >= 0)
+		load(m, fd, &x, strict);
 	if (m->frames.hdr == 0) {
 		struct us_view v;
 
