@@ -649,10 +649,8 @@ uint32_t us_new_space(void)
 	return atomic_fetch_add_explicit(&spaces, 1, memory_order_relaxed) + 1;
 }
 
-void us_cache_put(struct us_cache *c, uint32_t space, uint64_t pc, int exact, const struct us_rule *r)
+void us_slot_put(struct us_slot *e, uint32_t tag, uint64_t pc, const struct us_rule *r)
 {
-	uint32_t tag = space << 1 | (exact != 0);
-	struct us_slot *e = us_cache_slot(c, tag, pc);
 	uint32_t seq = atomic_load_explicit(&e->seq, memory_order_relaxed);
 	uint64_t w[2];
 

@@ -329,19 +329,14 @@ struct us_cache {
 
 extern US_HIDDEN struct us_cache us_cache;
 
-/* A number for an address space, not used before; after it, what the cache holds for another is not found. */
-US_HIDDEN uint32_t us_new_space(void);
-
-US_INLINE struct us_slot *us_cache_slot(struct us_cache *c, uint32_t tag, uint64_t pc)
+US_INLINE struct us_slot *us_slot_of(struct us_slot *slots, unsigned bits, uint32_t tag, uint64_t pc)
 {
-	return &c->slot[(pc ^ (uint64_t)tag << 40) * 0x9e3779b97f4a7c15u >> (64 - US_CACHE_BITS)];
+	return &slots[(pc ^ (uint64_t)tag << 40) * 0x9e3779b97f4a7c15u >> (64 - bits)];
 }
 
-/* Gets a rule; 0 if it is not there. exact: pc is no return address. */
-US_INLINE int us_cache_get(struct us_cache *c, uint32_t space, uint64_t pc, int exact, struct us_rule *r)
+/* Gets a rule out of slot e; 0 if it is not there. */
+US_INLINE int us_slot_get(struct us_slot *e, uint32_t tag, uint64_t pc, struct us_rule *r)
 {
-	uint32_t tag = space << 1 | (exact != 0);
-	struct us_slot *e = us_cache_slot(c, tag, pc);
 	uint32_t seq = atomic_load_explicit(&e->seq, memory_order_acquire);
 	uint64_t w[2];
 
@@ -357,6 +352,24 @@ US_INLINE int us_cache_get(struct us_cache *c, uint32_t space, uint64_t pc, int 
 	return 1;
 }
 
-US_HIDDEN void us_cache_put(struct us_cache *c, uint32_t space, uint64_t pc, int exact, const struct us_rule *r);
+US_HIDDEN void us_slot_put(struct us_slot *e, uint32_t tag, uint64_t pc, const struct us_rule *r);
+
+/* A number for an address space, not used before; after it, what the cache holds for another is not found. */
+US_HIDDEN uint32_t us_new_space(void);
+
+/* Gets a rule; 0 if it is not there. exact: pc is no return address. */
+US_INLINE int us_cache_get(struct us_cache *c, uint32_t space, uint64_t pc, int exact, struct us_rule *r)
+{
+	uint32_t tag = space << 1 | (exact != 0);
+
+	return us_slot_get(us_slot_of(c->slot, US_CACHE_BITS, tag, pc), tag, pc, r);
+}
+
+US_INLINE void us_cache_put(struct us_cache *c, uint32_t space, uint64_t pc, int exact, const struct us_rule *r)
+{
+	uint32_t tag = space << 1 | (exact != 0);
+
+	us_slot_put(us_slot_of(c->slot, US_CACHE_BITS, tag, pc), tag, pc, r);
+}
 
 #endif /* UNSPOOL_CORE_H */

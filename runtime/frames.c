@@ -422,6 +422,23 @@ static US_COLD int scan(const struct us_frames *f, struct us_window *w, uint64_t
 	return found;
 }
 
+/* The number of pairs whose start is not above pc, of a table that is all in the window. */
+static uint64_t search(const struct us_frames *f, const uint8_t *table, uint64_t pc)
+{
+	int64_t key = (int64_t)(pc - f->hdr);
+	const uint8_t *p = table;
+	int32_t v;
+
+	for (uint64_t n = f->n; n > 0;) {
+		uint64_t half = (n + 1) / 2;
+
+		memcpy(&v, p + 8 * (half - 1), 4);
+		p = v <= key ? p + 8 * half : p; /* without a branch, which would be wrong half of the time */
+		n = v <= key ? n - half : half - 1;
+	}
+	return (uint64_t)(p - table) / 8;
+}
+
 int us_frames_find(const struct us_frames *f, struct us_window *w, uint64_t pc, struct us_fde *fde)
 {
 	uint64_t lo = 0, hi = f->n, at;
@@ -429,6 +446,8 @@ int us_frames_find(const struct us_frames *f, struct us_window *w, uint64_t pc, 
 
 	if (f->n == 0)
 		return scan(f, w, pc, fde);
+	if (f->table >= w->lo && f->table < w->hi && f->n <= (w->hi - f->table) / 8)
+		lo = hi = search(f, w->p + (f->table - w->lo), pc);
 	while (lo < hi) {
 		uint64_t mid = lo + (hi - lo) / 2;
 

@@ -15,7 +15,10 @@
 enum { PAGE = 4096 };
 
 static struct us_module *_Atomic modules;
-static struct us_cache rules; /* by module and link-time address */
+
+/* Rules by module and link-time address. Only what is used of it takes memory. */
+enum { RULE_BITS = 17 };
+static struct us_slot rules[1 << RULE_BITS];
 
 /* ---- Windows on a target's memory ---- */
 
@@ -358,12 +361,14 @@ int us_module_fde(struct us_module *m, const struct us_target *t, uint64_t bias,
 
 int us_module_rule(struct us_module *m, const struct us_target *t, uint64_t bias, uint64_t pc, struct us_rule *r)
 {
+	struct us_slot *slot;
 	struct us_fde fde;
 	int found;
 
 	if (m->table)
 		return us_table_rule(m->table, pc, r);
-	if (us_cache_get(&rules, m->space, pc, 0, r))
+	slot = us_slot_of(rules, RULE_BITS, m->space, pc);
+	if (us_slot_get(slot, m->space, pc, r))
 		return US_FOUND;
 	if (m->image.hi) {
 		struct us_window w = m->image;
@@ -380,6 +385,6 @@ int us_module_rule(struct us_module *m, const struct us_target *t, uint64_t bias
 			found = us_fde_rule(&v.w, &fde, pc, r);
 	}
 	if (found == US_FOUND)
-		us_cache_put(&rules, m->space, pc, 0, r);
+		us_slot_put(slot, m->space, pc, r);
 	return found;
 }
