@@ -75,7 +75,9 @@ func Dwfl(t testing.TB) *Walker { return start(t, "elfutils", "dwfl") }
 func Libunwind(t testing.TB) *Walker { return start(t, "libunwind", "libunwind", "global") }
 
 // LibunwindUncached starts libunwind without its cache.
-func LibunwindUncached(t testing.TB) *Walker { return start(t, "libunwind uncached", "libunwind", "none") }
+func LibunwindUncached(t testing.TB) *Walker {
+	return start(t, "libunwind uncached", "libunwind", "none")
+}
 
 // LibunwindTuned starts libunwind as fast as it gets unchanged: a cache of 32,768 entries instead of 128,
 // and sigprocmask for nothing.
@@ -120,7 +122,7 @@ func (w *Walker) Map(space uint32, maps ...Map) error {
 	for _, m := range maps {
 		path := m.Path
 		if path == "[vdso]" {
-			path = vdso()
+			path = VDSO()
 		}
 		for _, v := range [...]uint64{m.Lo, m.Hi, m.Off, uint64(len(path))} {
 			b = binary.LittleEndian.AppendUint64(b, v)
@@ -227,9 +229,9 @@ func (w *Walker) Time(snaps []Snapshot, passes int) (frames int, took []time.Dur
 	return int(binary.LittleEndian.Uint64(b)), took, nil
 }
 
-// vdso returns a file with the content of this process's vDSO, which is that of every process on this
+// VDSO returns a file with the content of this process's vDSO, which is that of every process on this
 // kernel, or "[vdso]" where there is none.
-var vdso = sync.OnceValue(func() string {
+var VDSO = sync.OnceValue(func() string {
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
 		return "[vdso]"
