@@ -1,4 +1,4 @@
-package runtime_test
+package test
 
 import (
 	"bytes"
@@ -21,7 +21,7 @@ import (
 	"github.com/unspool/unspool/rows"
 )
 
-var cflags = []string{"-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I.", "-Wl,--build-id", "-pthread"}
+var cflags = []string{"-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I..", "-Wl,--build-id", "-pthread"}
 
 // compile compiles a C program of testdata, or skips the test.
 func compile(t testing.TB, cc, source string, flags ...string) string {
