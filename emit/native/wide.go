@@ -58,7 +58,7 @@ func (g *generator) enterFrame(n int) {
 	g.frames = append(g.frames, region{g.Here(), framePushed})
 	g.Mov(RBP, RSP)
 	g.frames = append(g.frames, region{g.Here(), frameBP})
-	g.Lea(RSP, At(RBP, wideFirst-8*int32(n-1)))
+	g.Lea(RSP, At(RBP, resultAt(n-1)))
 }
 
 // A body is the code of wide rules behind their CFA, which is in rax.
@@ -67,19 +67,17 @@ type body struct {
 	rules          rows.Set
 }
 
-func (g *generator) wideBody(b *body) {
-	m := arch.AMD64
-	s := &b.rules
-	g.Set(b.start)
-	g.enterFrame(len(s.Rules))
-	g.Set(b.inFrame)
-	g.Store(At(RBP, wideCFA), RAX)
+// A plan is what the rules of a body come to, as far as it is known before the code runs.
+type plan struct {
+	forget uint64      // slots whose location in this frame says nothing of the caller's
+	values uint64      // slots that get a value
+	inMem  uint64      // slots that were saved
+	later  []rows.Rule // neither read memory nor fail
+	copies []result
+}
 
-	// What the rules come to, as far as it is known now.
-	var forget, values, inMem uint64
-	var later []rows.Rule // neither read memory nor fail
-	var results []result
-	raLast := s.RA == m.RA // no rule behind it reads memory
+func planOf(s *rows.Set) (p plan) {
+	m := arch.AMD64
 	for i, r := range s.Rules {
 		slot := m.Slot(r.Of)
 		if slot == arch.NoSlot || r.Of == s.RA {
@@ -91,38 +89,47 @@ func (g *generator) wideBody(b *body) {
 				r.Kind = rows.Undefined
 			}
 		}
-		bit := uint64(1) << slot
-		switch r.Kind {
-		case rows.Undefined:
-			forget |= bit
-		case rows.SameValue, rows.Register:
-			forget |= bit
-			results = append(results, result{slot: slot, from: from, at: wideFirst - 8*int32(i)})
-		case rows.Offset:
-			inMem |= bit
-			later = append(later, r)
-		case rows.ValOffset:
-			forget |= bit
-			values |= bit
-			later = append(later, r)
-		case rows.RegDeref, rows.Expr:
-			inMem |= bit
-		default:
-			forget |= bit
-			values |= bit
+		if r.Kind == rows.Offset || r.Kind == rows.ValOffset {
+			p.later = append(p.later, r)
 		}
+		switch r.Kind {
+		case rows.Offset, rows.RegDeref, rows.Expr:
+			p.inMem |= 1 << slot
+			continue
+		case rows.SameValue, rows.Register:
+			p.copies = append(p.copies, result{slot, from, resultAt(i), 0})
+		case rows.ValOffset, rows.RegOffset, rows.ValExpr:
+			p.values |= 1 << slot
+		}
+		p.forget |= 1 << slot
 	}
-	g.zeroOr(R8, forget)
-	g.zeroOr(R9, values)
+	return p
+}
+
+// resultAt is where the result of rule i waits, from rbp.
+func resultAt(i int) int32 { return wideFirst - 8*int32(i) }
+
+func (g *generator) wideBody(b *body) {
+	m := arch.AMD64
+	s := &b.rules
+	g.Set(b.start)
+	g.enterFrame(len(s.Rules))
+	g.Set(b.inFrame)
+	g.Store(At(RBP, wideCFA), RAX)
+	p := planOf(s)
+	g.zeroOr(R8, p.forget)
+	g.zeroOr(R9, p.values)
+
+	// What can fail, in the order of the registers. Nearly always the return address is the last.
+	raLast := s.RA == m.RA
 	if !raLast {
 		g.StoreImm(At(RBP, wideFrom), int32(rows.LostRegister))
 	}
 	hasRA, done := false, uint64(0)
+	results := p.copies
 	for i := range s.Rules {
 		r := &s.Rules[i]
-		at := wideFirst - 8*int32(i)
-		slot := m.Slot(r.Of)
-		switch {
+		switch slot := m.Slot(r.Of); {
 		case r.Of == s.RA && r.Kind == rows.Undefined:
 			g.Imm(RDX, uint64(rows.Outermost))
 			g.Jmp(g.wideExit)
@@ -130,45 +137,14 @@ func (g *generator) wideBody(b *body) {
 		case r.Of == s.RA:
 			hasRA = true
 			g.wideReturn(r, raLast)
-			continue
-		case slot == arch.NoSlot:
-			continue
-		}
-		if r.Kind < rows.RegOffset || done>>slot&1 != 0 {
-			continue
-		}
-		// Rules relative to one register read it once.
-		got := []result{{slot: slot, from: arch.NoSlot, at: at}}
-		if near := r.Off == int64(int32(r.Off)); near && (r.Kind == rows.RegOffset || r.Kind == rows.RegDeref) {
-			got[0].off = int32(r.Off)
-			for _, o := range s.Rules[i+1:] {
-				slot := m.Slot(o.Of)
-				if raLast && slot != arch.NoSlot && o.Of != s.RA && (o.Kind == rows.RegOffset || o.Kind == rows.RegDeref) && o.Reg == r.Reg && o.Off == int64(int32(o.Off)) {
-					got = append(got, result{slot: slot, from: arch.NoSlot, at: at, off: int32(o.Off)})
-				}
+		case slot != arch.NoSlot && r.Kind >= rows.RegOffset && done>>slot&1 == 0:
+			got := sharing(s, i, raLast)
+			for _, x := range got {
+				done |= 1 << x.slot
 			}
+			results = append(results, got...)
+			g.wideRule(r, got, p.values)
 		}
-		mask := uint64(0)
-		for _, x := range got {
-			mask |= 1 << x.slot
-		}
-		done |= mask
-		results = append(results, got...)
-		found, lost := g.Label(), g.Label()
-		if got[0].off != 0 {
-			g.register(r.Reg, lost)
-		} else {
-			g.value(r, lost)
-		}
-		g.Store(At(RBP, at), RAX)
-		g.Jmp(found)
-		g.Set(lost)
-		g.RI(OR, R8, int32(mask))
-		if values&mask != 0 {
-			g.RI(AND, R9, ^int32(mask))
-		}
-		g.needsWord()
-		g.Set(found)
 	}
 	switch {
 	case !hasRA && raLast:
@@ -182,39 +158,22 @@ func (g *generator) wideBody(b *body) {
 	}
 
 	// Nothing fails any more. Copies see the registers as they were.
-	copies := false
-	for _, r := range results {
-		if r.from != arch.NoSlot && !copies {
-			copies = true
-			g.RR32(XOR, R10, R10)
-			g.RR32(XOR, R11, R11)
-		}
+	if len(p.copies) > 0 {
+		g.RR32(XOR, R10, R10)
+		g.RR32(XOR, R11, R11)
+	}
+	for _, r := range p.copies {
 		g.copyLocation(r)
 	}
 	for i, r := range results {
 		if i == 0 || results[i-1].at != r.at {
 			g.Load(RAX, At(RBP, r.at))
 		}
-		if r.off == 0 {
-			g.Store(val(r.slot), RAX)
-			continue
-		}
-		g.Lea(RDX, At(RAX, r.off))
-		g.Store(val(r.slot), RDX)
+		g.storeSum(r.slot, int64(r.off))
 	}
 	g.Load(RAX, At(RBP, wideCFA))
-	for _, r := range later {
-		switch {
-		case r.Off == 0:
-			g.Store(val(m.Slot(r.Of)), RAX)
-			continue
-		case r.Off == int64(int32(r.Off)):
-			g.Lea(RDX, At(RAX, int32(r.Off)))
-		default:
-			g.Imm(RDX, uint64(r.Off))
-			g.RR(ADD, RDX, RAX)
-		}
-		g.Store(val(m.Slot(r.Of)), RDX)
+	for _, r := range p.later {
+		g.storeSum(m.Slot(r.Of), r.Off)
 	}
 	if !raLast {
 		g.Load(RCX, At(RBP, wideRA))
@@ -223,18 +182,73 @@ func (g *generator) wideBody(b *body) {
 		g.Shift(SHL, RCX, 16)
 		g.Shift(SHR, RCX, 16)
 	}
-	g.Imm(RDX, inMem)
-	end := wideKey{copies: copies, signal: s.Flags&rows.Signal != 0, ra: m.Slot(s.RA), sp: true}
-	for _, r := range s.Rules {
-		if r.Of == m.SP && r.Of != s.RA {
-			end.sp = false // it has a rule of its own
-		}
-	}
+	g.Imm(RDX, p.inMem)
+	_, spRule := s.Rule(m.SP)
+	end := wideKey{copies: len(p.copies) > 0, signal: s.Flags&rows.Signal != 0, ra: m.Slot(s.RA), sp: !spRule || s.RA == m.SP}
 	if g.wides[end] == 0 {
 		g.wides[end] = g.Label()
 		g.wideOrder = append(g.wideOrder, end)
 	}
 	g.Jmp(g.wides[end])
+}
+
+// sharing returns the result of rule i of s, and of the rules behind it that are relative to the same register: that is
+// read once. Where others may be at fault after them, the order is kept.
+func sharing(s *rows.Set, i int, raLast bool) []result {
+	m := arch.AMD64
+	r := &s.Rules[i]
+	near := func(o *rows.Rule) bool {
+		return (o.Kind == rows.RegOffset || o.Kind == rows.RegDeref) && o.Reg == r.Reg && o.Off == int64(int32(o.Off))
+	}
+	out := []result{{m.Slot(r.Of), arch.NoSlot, resultAt(i), 0}}
+	if !near(r) {
+		return out
+	}
+	out[0].off = int32(r.Off)
+	for k := i + 1; raLast && k < len(s.Rules); k++ {
+		if o := &s.Rules[k]; near(o) && m.Slot(o.Of) != arch.NoSlot && o.Of != s.RA {
+			out = append(out, result{m.Slot(o.Of), arch.NoSlot, resultAt(i), int32(o.Off)})
+		}
+	}
+	return out
+}
+
+// wideRule computes what the results of r have in common, and puts it where they wait; or forgets their slots.
+func (g *generator) wideRule(r *rows.Rule, got []result, values uint64) {
+	mask := uint64(0)
+	for _, x := range got {
+		mask |= 1 << x.slot
+	}
+	found, lost := g.Label(), g.Label()
+	if got[0].off != 0 {
+		g.register(r.Reg, lost)
+	} else {
+		g.value(r, lost)
+	}
+	g.Store(At(RBP, got[0].at), RAX)
+	g.Jmp(found)
+	g.Set(lost)
+	g.RI(OR, R8, int32(mask))
+	if values&mask != 0 {
+		g.RI(AND, R9, ^int32(mask))
+	}
+	g.needsWord()
+	g.Set(found)
+}
+
+// storeSum writes rax + off as what is known of a slot. It may use rdx.
+func (g *generator) storeSum(slot arch.Slot, off int64) {
+	switch {
+	case off == 0:
+		g.Store(val(slot), RAX)
+		return
+	case off == int64(int32(off)):
+		g.Lea(RDX, At(RAX, int32(off)))
+	default:
+		g.Imm(RDX, uint64(off))
+		g.RR(ADD, RDX, RAX)
+	}
+	g.Store(val(slot), RDX)
 }
 
 // A result is what a rule comes to: the slot gets what waits at an offset from rbp, plus off; of a copy, with the location
@@ -248,9 +262,6 @@ type result struct {
 // copyLocation puts a copy's value where results wait, and its location into r9 (known), r10 (in memory) and r11 (in a
 // register).
 func (g *generator) copyLocation(r result) {
-	if r.from == arch.NoSlot {
-		return
-	}
 	g.Load(RAX, val(r.from))
 	g.Store(At(RBP, r.at), RAX)
 	for _, x := range [...]struct {
