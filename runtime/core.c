@@ -573,6 +573,8 @@ US_COLD int us_apply_wide(const struct us_rule *rule, struct us_state *s, const 
 		return US_NO_RULE;
 	if (ra_from != US_OK)
 		return ra_from;
+	if (b[UNSPOOL_OFF_WIDE_FLAGS] & US_SIGNED)
+		ra &= US_ADDRESS;
 	next.fault = s->fault;
 	next.pc = ra;
 	next.cfa = cfa;

@@ -121,8 +121,11 @@ US_INLINE int us_get_with(struct us_state *s, unsigned slot, us_load load, us_re
 /* Flags of a rule. */
 enum {
 	US_SIGNAL = 1,      /* a signal frame: its caller is looked up by its exact PC */
+	US_SIGNED = 2 | 4,  /* the return address is signed: no x86-64 program says so, but a table can */
 	US_OUTERMOST_FLAG = 0x80, /* there is no caller */
 };
+
+#define US_ADDRESS (((uint64_t)1 << 48) - 1) /* what is an address in a signed one */
 
 /* Kinds, as in the compact table (docs/TABLE.md). */
 enum { US_KIND_NONE = 0, US_KIND_REG = 1, US_KIND_PLT = 2, US_KIND_WIDE = 3 };
@@ -204,6 +207,10 @@ US_INLINE int us_apply_with(const struct us_rule *r, struct us_state *s, us_load
 		if (o != US_OK)
 			return o;
 	}
+	if (us_unlikely(r->flags & (US_SIGNAL | US_SIGNED))) {
+		keep = r->flags & US_SIGNAL ? US_ALL : keep;
+		ra = r->flags & US_SIGNED ? ra & US_ADDRESS : ra;
+	}
 	set = 0;
 	for (mask &= 0x3f; mask; mask &= mask - 1) {
 		unsigned i = (unsigned)__builtin_ctz(mask), slot = us_save_slot[i];
@@ -211,8 +218,6 @@ US_INLINE int us_apply_with(const struct us_rule *r, struct us_state *s, us_load
 		s->val[slot] = base + (uint64_t)((int64_t)r->saves[i] * 8);
 		set |= 1u << slot;
 	}
-	if (us_unlikely(r->flags & US_SIGNAL))
-		keep = US_ALL;
 	s->known = (s->known & keep) | set | 1u << US_RSP | 1u << US_RA;
 	s->in_mem = (s->in_mem | set) & ~(1u << US_RSP | 1u << US_RA);
 	s->in_reg &= ~(set | 1u << US_RSP | 1u << US_RA);

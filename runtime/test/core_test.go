@@ -1,0 +1,344 @@
+package test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/emit/compact"
+	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/rows/rowstest"
+)
+
+// What testdata/core.c reads and writes.
+const coreSlots = 17
+
+type coreState struct {
+	PC, CFA, Known, InMem, InReg uint64
+	Val, Snap                    [coreSlots]uint64
+	Fault                        uint64
+}
+
+type coreQuestion struct {
+	PC, Seed uint64
+	State    coreState
+}
+
+type coreAnswer struct {
+	Found, Outcome, Signal, _ uint32
+	State                     coreState
+}
+
+type coreHead struct{ Kind, Size, Lo, Hdr, EH, EHEnd, N uint64 }
+
+// A coreCase is bytes and questions about them.
+type coreCase struct {
+	name  string
+	head  coreHead
+	bytes []byte
+	ref   *rows.Table // nil: only that the answers come
+	ask   []coreQuestion
+}
+
+func memOf[T any](s []T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(T))))
+}
+
+// coreMemory is the memory of testdata/core.c.
+type coreMemory uint64
+
+func (m coreMemory) Read8(addr uint64) (uint64, bool) {
+	h := mixed(addr ^ uint64(m))
+	return mixed(h), h>>60 != 0
+}
+
+func mixed(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// question asks about pc in the n-th adversarial state.
+func question(pc arch.Vaddr, n int) coreQuestion {
+	seed := mixed(uint64(n) ^ uint64(pc)<<8)
+	b := &rows.NewTrial(seed, n%rows.NumTrials).Before
+	const all = 1<<coreSlots - 1
+	c := coreState{PC: b.PC, CFA: b.CFA, Known: b.Known & all, InMem: b.InMem & all, InReg: b.InReg & all, Fault: b.Fault}
+	for i := range c.Val {
+		c.Val[i], c.Snap[i] = b.Val[i], b.Snap[i]
+		if c.InReg>>i&1 != 0 && c.InMem>>i&1 == 0 {
+			c.Val[i] %= coreSlots
+		}
+	}
+	return coreQuestion{uint64(pc), seed, c}
+}
+
+func (c *coreState) rows() (s rows.State) {
+	s = rows.State{PC: c.PC, CFA: c.CFA, Known: c.Known, InMem: c.InMem, InReg: c.InReg, Fault: c.Fault}
+	copy(s.Val[:], c.Val[:])
+	copy(s.Snap[:], c.Snap[:])
+	return s
+}
+
+// ends asks about both ends of each row, of about limit rows.
+func ends(ref *rows.Table, limit int) (qs []coreQuestion) {
+	skip := 1 + len(ref.Rows)/limit
+	for i, r := range ref.Rows {
+		if i%skip == 0 {
+			qs = append(qs, question(r.Lo, len(qs)), question(ref.Hi(i)-1, len(qs)+1))
+		}
+	}
+	return qs
+}
+
+// sections makes a case of an ELF file's .eh_frame and .eh_frame_hdr. ok is false where it has none.
+func sections(img *module.Image) (c coreCase, ok bool) {
+	hdr, eh := img.Section(".eh_frame_hdr"), img.Section(".eh_frame")
+	if img.Machine() != arch.AMD64 || eh == nil {
+		return c, false
+	}
+	lo, hi := eh.Addr, eh.Addr+arch.Vaddr(eh.Size)
+	c.head = coreHead{Kind: 1, EH: uint64(lo), EHEnd: uint64(hi)}
+	if hdr != nil {
+		lo, hi = min(lo, hdr.Addr), max(hi, hdr.Addr+arch.Vaddr(hdr.Size))
+		c.head.Hdr = uint64(hdr.Addr)
+	}
+	b, ok := img.At(lo, int(hi-lo))
+	if !ok {
+		return c, false
+	}
+	c.name, c.bytes, c.head.Lo = img.Name(), b, uint64(lo)
+	return c, true
+}
+
+// buildCore compiles testdata/core.c with the core.
+func buildCore(t *testing.T, cc string, flags ...string) string {
+	t.Helper()
+	oracle.Need(t, cc)
+	prog := filepath.Join(t.TempDir(), "core")
+	args := append([]string{"-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-I.."}, flags...)
+	args = append(args, "-o", prog, "testdata/core.c", "../core.c", "../frames.c", "../table.c")
+	if out, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", cc, err, out)
+	}
+	return prog
+}
+
+// answers runs the program on the cases.
+func answers(t *testing.T, prog string, cases []coreCase) [][]coreAnswer {
+	t.Helper()
+	var in bytes.Buffer
+	for i := range cases {
+		c := &cases[i]
+		c.head.Size, c.head.N = uint64(len(c.bytes)), uint64(len(c.ask))
+		in.Write(memOf([]coreHead{c.head}))
+		in.Write(c.bytes)
+		in.Write(memOf(c.ask))
+	}
+	cmd := exec.Command(prog)
+	cmd.Stdin, cmd.Stderr = &in, os.Stderr
+	cmd.Env = append(os.Environ(), "ASAN_OPTIONS=detect_leaks=0")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := bytes.NewReader(out)
+	all := make([][]coreAnswer, len(cases))
+	for i := range cases {
+		all[i] = make([]coreAnswer, len(cases[i].ask))
+		if _, err := io.ReadFull(r, memOf(all[i])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
+
+// checkCore holds an answer against Step.
+func checkCore(ref *rows.Table, q *coreQuestion, a *coreAnswer) error {
+	set := ref.At(arch.Vaddr(q.PC))
+	if found := a.Found == 0; found == set.Gap() {
+		return fmt.Errorf("at %#x: found %d, but the row is %s", q.PC, a.Found, set.Text(arch.AMD64))
+	} else if !found {
+		return nil
+	}
+	if signal := set.Flags&rows.Signal != 0; signal != (a.Signal != 0) {
+		return fmt.Errorf("at %#x: signal %d, want %v", q.PC, a.Signal, signal)
+	}
+	before := q.State.rows()
+	m := rows.Memory{Next: coreMemory(q.Seed)}
+	err := rows.Check(arch.AMD64, set, &before, &m, func(s *rows.State) rows.Outcome {
+		*s = a.State.rows()
+		return rows.Outcome(a.Outcome)
+	})
+	if err != nil {
+		return fmt.Errorf("us_apply at %#x%w", q.PC, err)
+	}
+	return nil
+}
+
+func checkCases(t *testing.T, prog string, cases []coreCase) {
+	t.Helper()
+	n := 0
+	for i, as := range answers(t, prog, cases) {
+		bad := 0
+		for k := range as {
+			if cases[i].ref == nil {
+				continue
+			}
+			n++
+			if err := checkCore(cases[i].ref, &cases[i].ask[k], &as[k]); err != nil {
+				if bad++; bad <= 2 {
+					t.Errorf("%s: %v", cases[i].name, err)
+				}
+			}
+		}
+		if bad > 2 {
+			t.Errorf("%s: %d of %d answers differ", cases[i].name, bad, len(as))
+		}
+	}
+	t.Logf("%d answers in %d cases", n, len(cases))
+}
+
+// reseal makes a damaged table's checksum right, if it still has a header that says its size.
+func reseal(b []byte) {
+	if len(b) < 16 {
+		return
+	}
+	copy(b, "uTbl")
+	n := min(uint64(binary.LittleEndian.Uint32(b[8:])), uint64(len(b)))
+	if n < 16 {
+		return
+	}
+	sum := crc32.Update(crc32.Checksum(b[:12], castagnoli), castagnoli, b[16:n])
+	binary.LittleEndian.PutUint32(b[12:], sum)
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// TestCoreTables: rules of compact tables, wide ones and expressions included, do what Step does.
+func TestCoreTables(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	var cases []coreCase
+	add := func(name string, ref *rows.Table, limit int) {
+		b, err := compact.Emit(ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cases = append(cases, coreCase{name: name, bytes: b, ref: ref, ask: ends(ref, limit)})
+	}
+	for i := range 60 {
+		add(fmt.Sprint("random table ", i), rowstest.Table(r, arch.AMD64, r.IntN(60)), 3000)
+	}
+	for _, path := range []string{"/lib/x86_64-linux-gnu/libc.so.6", "/usr/lib/x86_64-linux-gnu/libcrypto.so.3"} {
+		if ref := ehRows(t, path); ref != nil {
+			add(path, ref, 20_000)
+		}
+	}
+	for _, cc := range []string{"gcc", "clang-19"} {
+		t.Run(cc, func(t *testing.T) { checkCases(t, buildCore(t, cc), cases) })
+	}
+	t.Run("sanitized", func(t *testing.T) {
+		prog := buildCore(t, "gcc", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
+		checkCases(t, prog, cases[:20])
+		checkCases(t, prog, damaged(r, cases[:20], 20, true))
+	})
+}
+
+func openImage(t *testing.T, path string) *module.Image {
+	img, err := module.Open(path)
+	if err != nil {
+		return nil
+	}
+	t.Cleanup(func() { img.Close() })
+	return img
+}
+
+// ehRows returns the rows of a file's .eh_frame, or nil.
+func ehRows(t *testing.T, path string) *rows.Table {
+	img := openImage(t, path)
+	if img == nil {
+		return nil
+	}
+	f, err := dwarf.Open(img)
+	if err != nil {
+		return nil
+	}
+	ref, _ := f.Build(dwarf.EHFrame)
+	return ref
+}
+
+// damaged returns cases with bytes changed, about which only questions are asked.
+func damaged(r *rand.Rand, cases []coreCase, times int, sealed bool) (out []coreCase) {
+	for _, c := range cases {
+		for range times {
+			x := c
+			x.ref, x.bytes, x.ask = nil, bytes.Clone(c.bytes), nil
+			for range 1 + r.IntN(30) {
+				if len(x.bytes) > 0 {
+					x.bytes[r.IntN(len(x.bytes))] = byte(r.Uint32())
+				}
+			}
+			if sealed {
+				reseal(x.bytes)
+			}
+			for i := 0; i < len(c.ask); i += 1 + len(c.ask)/50 {
+				x.ask = append(x.ask, c.ask[i])
+			}
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+// TestCoreFrames: the C reader of .eh_frame makes the rules that package dwarf makes.
+func TestCoreFrames(t *testing.T) {
+	var cases []coreCase
+	paths := append(oracle.Spread(oracle.Binaries(t), 60), "/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2",
+		"/usr/lib/x86_64-linux-gnu/libcrypto.so.3", "/usr/lib/x86_64-linux-gnu/libgcrypt.so.20")
+	for _, path := range paths {
+		img := openImage(t, path)
+		if img == nil || img.Type() == 1 {
+			continue
+		}
+		c, ok := sections(img)
+		if !ok {
+			continue
+		}
+		if c.ref = ehRows(t, path); c.ref == nil {
+			continue
+		}
+		c.ask = ends(c.ref, 4000)
+		if c.head.Hdr == 0 {
+			c.ask = c.ask[:min(len(c.ask), 200)] // each looks at all entries
+		}
+		cases = append(cases, c)
+	}
+	for _, cc := range []string{"gcc", "clang-19"} {
+		t.Run(cc, func(t *testing.T) { checkCases(t, buildCore(t, cc), cases) })
+	}
+	t.Run("sanitized", func(t *testing.T) {
+		r := rand.New(rand.NewPCG(7, 8))
+		prog := buildCore(t, "gcc", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
+		var small []coreCase
+		for _, c := range cases {
+			if len(c.bytes) < 20_000 {
+				small = append(small, c)
+			}
+		}
+		checkCases(t, prog, small)
+		checkCases(t, prog, damaged(r, small, 30, false))
+	})
+}
