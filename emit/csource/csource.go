@@ -96,7 +96,7 @@ func Emit(w io.Writer, t *rows.Table, o Options) error {
 	g := &gen{t: t, mach: t.Machine, opt: o, used: map[string]bool{}, exprs: map[expression]int{}}
 	g.names = slotNames(t.Machine)
 
-	// What the rules use is known when they have been written: expressions, helpers, variables.
+	// What the rules use is known when they have been written: expressions, helpers.
 	bodies := make([]code, len(t.Sets))
 	for id := 1; id < len(t.Sets); id++ {
 		bodies[id] = g.rule(&t.Sets[id])
@@ -146,7 +146,7 @@ type gen struct {
 	mach     *arch.Machine
 	opt      Options
 	names    []string        // of the slots
-	used     map[string]bool // helpers, and variables of the main function
+	used     map[string]bool // helpers
 	exprs    map[expression]int
 	exprList []expression
 }

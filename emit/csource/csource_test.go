@@ -109,7 +109,7 @@ var (
 	gcc2     = build{"gcc", []string{"-O2"}}
 	clang1   = build{"clang-19", []string{"-O1"}}
 	gccSan   = build{"gcc", []string{"-O1", "-fsanitize=undefined", "-fno-sanitize-recover=all"}}
-	clangSan = build{"clang-19", []string{"-O0", "-fsanitize=undefined", "-fno-sanitize-recover=all"}}
+	clangSan = build{"clang-19", []string{"-O0", "-fsanitize=undefined", "-fsanitize-trap=undefined"}}
 )
 
 // program compiles a table's C with the driver.

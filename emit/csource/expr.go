@@ -209,7 +209,7 @@ func (g *gen) expr(w *bytes.Buffer, i int, e expression) {
 	} else if e.pushCFA {
 		fmt.Fprintf(w, "\tv[0] = cfa;\n")
 	}
-	if end := x.nodes[len(e.bytes)]; !x.dynamic && (end == nil || end.depth == 0) {
+	if end := x.nodes[len(e.bytes)]; end == nil || end.depth == 0 {
 		fmt.Fprintf(w, "\t(void)v;\n")
 	}
 	for k, at := range x.order {

@@ -3,6 +3,7 @@ package csource
 import (
 	"bufio"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -291,72 +292,125 @@ func (g *gen) prelude(w *bufio.Writer) {
 	w.WriteString("\n")
 }
 
-// variables declares what the rules of the main function share.
-func (g *gen) variables(w *bufio.Writer) {
-	if g.used["cfa"] {
-		w.WriteString("\tuint64_t cfa;\n")
-	}
-	if g.used["ra"] {
-		w.WriteString("\tuint64_t ra;\n")
-	}
-	if g.used["o"] {
-		w.WriteString("\tint o;\n")
-	}
-	w.WriteString("\n\t(void)s, (void)mem, (void)pc;\n")
-}
+// partRows is how many rows one C function searches, at most: optimizers need time by the square of it, and so must
+// not join them.
+const partRows = 1024
 
-// tree writes the layout Tree. One function has it all: a search by pc, which is skipped where the rule is
-// known, and the rules. Without a state, it returns the rule's number.
+// tree writes the layout Tree: a function for each rule, the search, and the exported functions. Without a
+// state, a rule returns its number, so that one search serves all.
 func (g *gen) tree(w *bufio.Writer, bodies []code) {
 	p := g.opt.Prefix
-	fmt.Fprintf(w, "static int unwind(struct unspool_state *s, const void *mem, uint64_t pc, uint32_t rule)\n{\n")
-	g.variables(w)
-	w.WriteString("\tswitch (rule) {\n\tcase 0:\n\t\tbreak; /* look for pc */\n")
 	for id := 1; id < len(bodies); id++ {
-		fmt.Fprintf(w, "\tcase %d:\n\t\tgoto rule_%d;\n", id, id)
-	}
-	w.WriteString("\tdefault:\n\t\treturn NO_RULE;\n\t}\n\n")
-	g.search(w)
-	w.WriteString("\nnone:\n\treturn s ? NO_RULE : 0;\n")
-	for id := 1; id < len(bodies); id++ {
-		fmt.Fprintf(w, "\nrule_%d: /* %s */\n\tif (!s)\n\t\treturn %d;\n", id, g.comment(id), id)
-		if b := &bodies[id]; b.locals != "" {
-			w.WriteString("\t{\n" + indent(b.locals+"\n"+b.text) + "\t}\n")
-		} else {
-			w.WriteString(b.text)
+		b := &bodies[id]
+		fmt.Fprintf(w, "/* %s */\nstatic int rule_%d(struct unspool_state *s, const void *mem)\n{\n", g.comment(id), id)
+		if b.locals != "" {
+			w.WriteString(b.locals + "\n")
 		}
+		if !strings.Contains(b.text, "mem") {
+			w.WriteString("\t(void)mem;\n")
+		}
+		fmt.Fprintf(w, "\tif (!s)\n\t\treturn %d;\n%s}\n\n", id, b.text)
 	}
-	fmt.Fprintf(w, "}\n\nuint32_t %s_find(uint64_t pc);\nint %s_apply(struct unspool_state *s, const void *mem, uint32_t rule);\n", p, p)
+	n := len(g.t.Rows)
+	if n > partRows {
+		w.WriteString("#ifdef __GNUC__\n#define APART __attribute__((noinline))\n#else\n#define APART\n#endif\n\n")
+	}
+	parts := g.parts(w, 0, n, nil)
+	if len(parts) != 1 {
+		g.searchFunction(w, "", "search", func() { g.choose(w, parts, "\t") })
+	}
+
+	fmt.Fprintf(w, "uint32_t %s_find(uint64_t pc);\nint %s_apply(struct unspool_state *s, const void *mem, uint32_t rule);\n", p, p)
 	fmt.Fprintf(w, "int %s_step(struct unspool_state *s, const void *mem, uint64_t pc);\n\n", p)
-	fmt.Fprintf(w, "uint32_t %s_find(uint64_t pc)\n{\n\treturn (uint32_t)unwind(0, 0, pc, 0);\n}\n\n", p)
-	fmt.Fprintf(w, "int %s_apply(struct unspool_state *s, const void *mem, uint32_t rule)\n{\n\treturn rule == 0 ? NO_RULE : unwind(s, mem, 0, rule);\n}\n\n", p)
-	fmt.Fprintf(w, "int %s_step(struct unspool_state *s, const void *mem, uint64_t pc)\n{\n\treturn unwind(s, mem, pc, 0);\n}\n", p)
+	fmt.Fprintf(w, "uint32_t %s_find(uint64_t pc)\n{\n\treturn (uint32_t)search(0, 0, pc);\n}\n\n", p)
+	fmt.Fprintf(w, "int %s_apply(struct unspool_state *s, const void *mem, uint32_t rule)\n{\n\t(void)s, (void)mem;\n\tswitch (rule) {\n", p)
+	for id := 1; id < len(bodies); id++ {
+		fmt.Fprintf(w, "\tcase %d:\n\t\treturn rule_%d(s, mem);\n", id, id)
+	}
+	w.WriteString("\tdefault:\n\t\treturn NO_RULE;\n\t}\n}\n\n")
+	fmt.Fprintf(w, "int %s_step(struct unspool_state *s, const void *mem, uint64_t pc)\n{\n\treturn search(s, mem, pc);\n}\n", p)
 }
 
-// search writes the search for pc.
-func (g *gen) search(w *bufio.Writer) {
-	if len(g.t.Rows) == 0 {
-		w.WriteString("\tgoto none;\n")
-		return
-	}
-	if first := g.t.Rows[0].Lo; first > 0 {
-		fmt.Fprintf(w, "\tif (pc < %#x)\n\t\tgoto none;\n", uint64(first))
-	}
-	g.among(w, 0, len(g.t.Rows), "\t")
+// A part is the rows [lo, hi), which are searched by one function.
+type part struct {
+	lo, hi int
+	name   string
 }
 
-// among writes the search among rows [lo, hi), one of which holds.
+// parts writes the functions that search rows [lo, hi).
+func (g *gen) parts(w *bufio.Writer, lo, hi int, done []part) []part {
+	if hi-lo > partRows {
+		mid := int(uint(lo+hi) >> 1)
+		return g.parts(w, mid, hi, g.parts(w, lo, mid, done))
+	}
+	p := part{lo, hi, fmt.Sprintf("part_%d", len(done))}
+	if hi-lo == len(g.t.Rows) {
+		p.name = "search"
+	}
+	apart := "APART "
+	if hi-lo == len(g.t.Rows) {
+		apart = ""
+	}
+	g.searchFunction(w, apart, p.name, func() {
+		seen := map[rows.SetID]bool{}
+		for _, r := range g.t.Rows[lo:hi] {
+			seen[r.Set] = true
+		}
+		none := g.first(w, lo, "\t")
+		if lo < hi {
+			g.among(w, lo, hi, "\t")
+		}
+		if none || seen[rows.GapID] {
+			w.WriteString("\nnone:\n\treturn s ? NO_RULE : 0;\n")
+		}
+		for _, id := range slices.Sorted(maps.Keys(seen)) {
+			if id != rows.GapID {
+				fmt.Fprintf(w, "rule_%d:\n\treturn rule_%d(s, mem);\n", id, id)
+			}
+		}
+	})
+	return append(done, p)
+}
+
+func (g *gen) searchFunction(w *bufio.Writer, apart, name string, body func()) {
+	fmt.Fprintf(w, "%sstatic int %s(struct unspool_state *s, const void *mem, uint64_t pc)\n{\n\t(void)mem, (void)pc;\n", apart, name)
+	body()
+	w.WriteString("}\n\n")
+}
+
+// choose writes the search among parts.
+func (g *gen) choose(w *bufio.Writer, parts []part, tabs string) {
+	for len(parts) > 1 {
+		mid := len(parts) / 2
+		fmt.Fprintf(w, "%sif (pc < %#x) {\n", tabs, uint64(g.t.Rows[parts[mid].lo].Lo))
+		g.choose(w, parts[:mid], tabs+"\t")
+		fmt.Fprintf(w, "%s}\n", tabs)
+		parts = parts[mid:]
+	}
+	fmt.Fprintf(w, "%sreturn %s(s, mem, pc);\n", tabs, parts[0].name)
+}
+
+// first sends what lies before all rows to none, if lo is the first row.
+func (g *gen) first(w *bufio.Writer, lo int, tabs string) bool {
+	switch {
+	case len(g.t.Rows) == 0:
+		fmt.Fprintf(w, "%sgoto none;\n", tabs)
+	case lo == 0 && g.t.Rows[0].Lo > 0:
+		fmt.Fprintf(w, "%sif (pc < %#x) {\n%s\tgoto none;\n%s}\n", tabs, uint64(g.t.Rows[0].Lo), tabs, tabs)
+	default:
+		return false
+	}
+	return true
+}
+
+// among writes the search among rows [lo, hi), one of which holds. The braces around a single goto save gcc from
+// looking for misleading indentation, for which it reads the source again at each.
 func (g *gen) among(w *bufio.Writer, lo, hi int, tabs string) {
 	for hi-lo > 1 {
 		mid := int(uint(lo+hi) >> 1)
-		at := uint64(g.t.Rows[mid].Lo)
-		if mid-lo == 1 {
-			fmt.Fprintf(w, "%sif (pc < %#x)\n%s\tgoto %s;\n", tabs, at, tabs, label(g.t.Rows[lo].Set))
-		} else {
-			fmt.Fprintf(w, "%sif (pc < %#x) {\n", tabs, at)
-			g.among(w, lo, mid, tabs+"\t")
-			fmt.Fprintf(w, "%s}\n", tabs)
-		}
+		fmt.Fprintf(w, "%sif (pc < %#x) {\n", tabs, uint64(g.t.Rows[mid].Lo))
+		g.among(w, lo, mid, tabs+"\t")
+		fmt.Fprintf(w, "%s}\n", tabs)
 		lo = mid
 	}
 	fmt.Fprintf(w, "%sgoto %s;\n", tabs, label(g.t.Rows[lo].Set))
@@ -374,8 +428,7 @@ func (g *gen) monolith(w *bufio.Writer, bodies []code) {
 	p := g.opt.Prefix
 	fmt.Fprintf(w, "int %s_step(struct unspool_state *s, const void *mem, uint64_t pc);\n\n", p)
 	fmt.Fprintf(w, "int %s_step(struct unspool_state *s, const void *mem, uint64_t pc)\n{\n", p)
-	g.variables(w)
-	w.WriteString("\tswitch (pc) {\n")
+	w.WriteString("\t(void)s, (void)mem;\n\tswitch (pc) {\n")
 	inner := make([]string, len(bodies))
 	for i, r := range g.t.Rows {
 		if r.Set == rows.GapID {

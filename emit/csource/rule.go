@@ -3,6 +3,7 @@ package csource
 import (
 	"fmt"
 	"math/bits"
+	"slices"
 	"strings"
 
 	"github.com/unspool/unspool/arch"
@@ -41,18 +42,33 @@ func (g *gen) rule(set *rows.Set) code {
 	case b.cfa():
 		b.rest()
 	}
+	slices.SortStableFunc(b.locals, func(x, y string) int { return rank(x) - rank(y) })
 	return code{strings.Join(b.locals, ""), b.out.String()}
 }
 
-// A code is declarations and statements.
+// rank puts declarations in order: the outcome is the last.
+func rank(decl string) int {
+	if decl == "\tint o;\n" {
+		return 1
+	}
+	return 0
+}
+
+// A code is declarations, none of which reads the state, and statements.
 type code struct{ locals, text string }
 
 func (b *body) line(format string, args ...any) {
 	fmt.Fprintf(&b.out, "\t"+format+"\n", args...)
 }
 
-func (b *body) local(format string, args ...any) {
-	b.locals = append(b.locals, fmt.Sprintf("\t"+format+"\n", args...))
+// local declares a variable, unless that is done already.
+func (b *body) local(format string, args ...any) bool {
+	l := fmt.Sprintf("\t"+format+"\n", args...)
+	if slices.Contains(b.locals, l) {
+		return false
+	}
+	b.locals = append(b.locals, l)
+	return true
 }
 
 // give ends the rule with an outcome.
@@ -65,7 +81,7 @@ func (b *body) give(outcome string) {
 
 // try ends the rule if call, which gives an outcome, does not give OK.
 func (b *body) try(call string) {
-	b.used["o"] = true
+	b.local("int o;")
 	b.line("if ((o = %s) != OK)", call)
 	b.out.WriteByte('\t')
 	b.give("o")
@@ -96,8 +112,8 @@ func (b *body) eval(expr string, pushCFA bool, to string) string {
 // cfa finds the canonical frame address. It returns false if there is no more to say.
 func (b *body) cfa() bool {
 	c := &b.set.CFA
-	b.used["cfa"] = true
 	if c.Kind == rows.CFAExpr {
+		b.local("uint64_t cfa;")
 		b.try(b.eval(c.Expr, false, "cfa"))
 		return true
 	}
@@ -106,6 +122,7 @@ func (b *body) cfa() bool {
 		b.give("LOST")
 		return false
 	}
+	b.local("uint64_t cfa;")
 	b.try(b.get(slot, "cfa"))
 	if c.Kind == rows.CFARegDeref {
 		b.try(b.load(plus("cfa", c.Off), "cfa"))
@@ -178,19 +195,20 @@ func (b *body) rest() {
 
 // returnAddress reads the return address into ra, and with place says where it lies.
 func (b *body) returnAddress(r *rows.Rule, place bool) {
-	b.used["ra"] = true
 	slot, _ := b.slot(r.Of)
 	from, _ := b.slot(r.Reg)
 	// Where a later rule reads memory in vain, it is that address which a failed step reports.
-	try := b.try
+	try, initial := b.try, ""
 	if r.Kind != rows.ValOffset && b.faultsAfter(r.Of) {
-		b.local("int from = OK;")
+		initial = " = 0"
+		b.local("int from = OK; /* outcome of reading ra */")
 		b.deferred = true
 		try = func(call string) {
 			b.line("if (from == OK)")
 			b.line("\tfrom = %s;", call)
 		}
 	}
+	b.local("uint64_t ra%s;", initial)
 	bit := slotBit(b.gen, r.Of)
 	switch r.Kind {
 	case rows.SameValue:
@@ -221,7 +239,7 @@ func (b *body) returnAddress(r *rows.Rule, place bool) {
 			b.writeAt(slot, "ra", &b.val, bit)
 		}
 	case rows.RegDeref, rows.Expr:
-		b.local("uint64_t at_ra;")
+		b.local("uint64_t at_ra%s;", initial)
 		if r.Kind == rows.RegDeref {
 			try(b.get(from, "at_ra"))
 		} else {
@@ -266,9 +284,7 @@ func (b *body) locate(r *rows.Rule, slot string) {
 	to := "to_" + strings.ToLower(slot)
 	lossy := func(call string) {
 		b.local("uint64_t %s;", to)
-		if !b.lossy {
-			b.local("uint64_t lost = 0;")
-		}
+		b.local("uint64_t lost = 0; /* registers whose rules cannot be followed */")
 		b.lossy = true
 		b.line("if (%s != OK)", call)
 		b.line("\tlost |= BIT(%s);", slot)
@@ -320,13 +336,8 @@ func (b *body) writeAt(slot, value string, mask *uint64, bit uint64) {
 // copyPlace notes that a slot's location becomes what that of another is now.
 func (b *body) copyPlace(slot, from string, bit uint64) {
 	name := "was_" + strings.ToLower(from)
-	decl := fmt.Sprintf("\tconst struct place %s = %s(s, %s);\n", name, b.use("place"), from)
-	known := false
-	for _, l := range b.locals {
-		known = known || l == decl
-	}
-	if !known {
-		b.locals = append(b.locals, decl)
+	if b.local("struct place %s;", name) {
+		b.line("%s = %s(s, %s);", name, b.use("place"), from)
 	}
 	b.puts = append(b.puts, fmt.Sprintf("%s(s, %s, %s);", b.use("put"), slot, name))
 	b.gone |= bit
@@ -349,6 +360,10 @@ func (b *body) write(raHasSlot bool) {
 	} else {
 		plain = false
 	}
+	ra := "ra"
+	if b.set.Flags&(rows.RASigned|rows.RASignPC) != 0 {
+		ra = "ra & ADDRESS"
+	}
 	raWrite := ""
 	if !m.RAInReg {
 		bit := slotBit(b.gen, b.set.RA)
@@ -361,7 +376,7 @@ func (b *body) write(raHasSlot bool) {
 		b.val |= bit
 		if raHasSlot {
 			name, _ := b.slot(b.set.RA)
-			raWrite = fmt.Sprintf("s->val[%s] = ra;", name)
+			raWrite = fmt.Sprintf("s->val[%s] = %s;", name, ra)
 		}
 	}
 	if !plain {
@@ -392,10 +407,6 @@ func (b *body) write(raHasSlot bool) {
 	if b.lossy {
 		keep += " & ~lost"
 		mem, val = paren(mem)+" & ~lost", paren(val)+" & ~lost"
-	}
-	ra := "ra"
-	if b.set.Flags&(rows.RASigned|rows.RASignPC) != 0 {
-		ra = "ra & ADDRESS"
 	}
 	f := "done"
 	if !plain {
