@@ -67,10 +67,10 @@ func walker(name string, k *spaces) *contender {
 	}}
 }
 
-// race runs the contenders over all batches of a recording, one after the other on each batch.
-func race(t testing.TB, file string, passes int, cs []*contender) {
+// race runs the contenders over all batches of a recording, of size samples each, one after the other on each batch.
+func race(t testing.TB, file string, size, passes int, cs []*contender) {
 	n := 0
-	batches(t, file, 2000, func(snaps []oracle.Snapshot, in []*oracle.Space) {
+	batches(t, file, size, func(snaps []oracle.Snapshot, in []*oracle.Space) {
 		for i := range cs {
 			c := cs[(i+n)%len(cs)]
 			frames, took := c.batch(snaps, in, passes)
@@ -92,7 +92,7 @@ func walkSpeed(t testing.TB, file string) [][]string {
 		ours(t, "unspool", modules.New()), ours(t, "unspool, reference interpreter", modules.Interpreted()),
 		peer(t, oracle.Libunwind(t)), peer(t, oracle.LibunwindTuned(t)), peer(t, oracle.Dwfl(t)),
 	}
-	race(t, file, 3, cs)
+	race(t, file, 2000, 3, cs)
 	rows := [][]string{{"walker", "frames", "ns/frame, first pass", "median of batches", "warm", "first pass, × ours"}}
 	for _, c := range cs {
 		per := func(d time.Duration, n int) float64 { return float64(d) / float64(max(n, 1)) }

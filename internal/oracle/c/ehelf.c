@@ -79,6 +79,27 @@ static step_fn *step_of(const char *path)
 	return NULL;
 }
 
+/* Where addresses lie, by page: most stacks lead through a few modules by turns. */
+static struct {
+	uint64_t key;
+	const struct mapping *m;
+} pages[1024];
+
+static const struct mapping *find(const struct space *s, uint64_t at)
+{
+	uint64_t key = (at >> 12) ^ (uint64_t)(s->id + 1) << 48;
+	size_t i = (key ^ key >> 48) % (sizeof pages / sizeof *pages);
+
+	if (pages[i].key != key || at < pages[i].m->lo || at >= pages[i].m->hi) {
+		const struct mapping *m = snap_find(s, at);
+		if (!m)
+			return NULL;
+		pages[i].key = key;
+		pages[i].m = m;
+	}
+	return pages[i].m;
+}
+
 /* A space keeps the step of each of its modules. */
 static bool update_space(struct space *s)
 {
@@ -88,6 +109,7 @@ static bool update_space(struct space *s)
 	for (unsigned i = 0; i < s->nmod; i++)
 		steps[i] = step_of(s->mod[i].file->path);
 	s->peer = steps;
+	memset(pages, 0, sizeof pages); /* the mappings have moved */
 	return true;
 }
 
@@ -97,35 +119,44 @@ static void close_space(struct space *s)
 	s->peer = NULL;
 }
 
+/* A step waits for the return address that the one before has found; what lies above on the stack is fetched
+ * meanwhile. */
+static void prefetch(const struct sample *x, uint64_t from, uint64_t to)
+{
+	for (from -= x->lo, to -= x->lo; from < to && from < x->size; from += 64)
+		__builtin_prefetch(x->stack + from);
+}
+
+enum { AHEAD = 1024 };
+
 static void walk(const struct sample *x, struct chain *c)
 {
 	static const char *const outcomes[] = {"ok", "outermost", "no rule", "lost register", "unreadable", "bad expression", "missing"};
 	static struct state s;
+	static const uint64_t identity[NREGS] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 	struct word words[64];
 	struct slice mem = {x->lo, x->size, x->stack, words, 0, 1};
 	const struct space *space = x->space;
-	const struct mapping *m = NULL;
 	step_fn *const *steps = space->peer;
-	uint64_t sp = x->regs[REG_SP];
+	uint64_t sp = x->regs[REG_SP], ahead = sp + AHEAD;
+	uint64_t at = x->regs[REG_IP];
+	unsigned n = 1;
 
-	s.pc = x->regs[REG_IP];
+	prefetch(x, sp, ahead);
+	s.pc = at;
 	s.cfa = 0;
 	s.known = s.in_reg = (1u << NREGS) - 1;
 	s.in_mem = 0;
-	for (unsigned i = 0; i < NREGS; i++) {
-		s.val[i] = i;
-		s.snap[i] = x->regs[i];
-	}
-	c->pc[0] = s.pc;
+	memcpy(s.val, identity, sizeof identity);
+	memcpy(s.snap, x->regs, NREGS * sizeof *x->regs);
+	c->pc[0] = at;
 	c->exact[0] = 1;
-	c->n = 1;
-	for (;;) {
-		uint64_t at = s.pc - !c->exact[c->n - 1];
-		if (!m || at < m->lo || at >= m->hi)
-			m = snap_find(space, at);
+	c->stop = NULL;
+	const struct mapping *m = find(space, at);
+	do {
 		if (!m || m->module == NO_MODULE || !steps[m->module]) {
 			c->stop = "no information";
-			return;
+			break;
 		}
 		int r;
 		mem.n_words = 0;
@@ -137,24 +168,28 @@ static void walk(const struct sample *x, struct chain *c)
 		}
 		if (r != OK && r != SIGNAL) {
 			c->stop = outcomes[r];
-			return;
+			break;
 		}
-		if (s.cfa <= sp && r != SIGNAL && !(c->n == 1 && s.cfa == sp)) {
+		if (s.cfa <= sp && r != SIGNAL && !(n == 1 && s.cfa == sp)) {
 			c->stop = "bad cfa";
-			return;
+			break;
 		}
 		sp = r == SIGNAL ? 0 : s.cfa;
-		if (c->n == MAX_DEPTH) {
-			c->stop = "depth limit";
-			return;
+		if (s.cfa + AHEAD / 2 > ahead) {
+			prefetch(x, ahead, s.cfa + AHEAD);
+			ahead = s.cfa + AHEAD;
 		}
-		if (!snap_find(space, s.pc - (r != SIGNAL))) {
+		at = s.pc - (r != SIGNAL);
+		if ((at < m->lo || at >= m->hi) && !(m = find(space, at))) {
 			c->stop = "bad return address";
-			return;
+			break;
 		}
-		c->pc[c->n] = s.pc;
-		c->exact[c->n++] = r == SIGNAL;
-	}
+		c->pc[n] = s.pc;
+		c->exact[n++] = r == SIGNAL;
+	} while (n < MAX_DEPTH);
+	if (!c->stop)
+		c->stop = "depth limit";
+	c->n = n;
 }
 
 int main(int argc, char **argv)
