@@ -1,0 +1,410 @@
+package test
+
+import (
+	"bytes"
+	"debug/elf"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+// shared are the directories that all tests of this process use; TestMain removes them.
+var shared struct {
+	sync.Mutex
+	dirs map[string]string
+}
+
+// once returns a directory that make has filled, once in this process.
+func once(t testing.TB, name string, make func(dir string) error) string {
+	t.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	if dir := shared.dirs[name]; dir != "" {
+		return dir
+	}
+	dir, err := os.MkdirTemp("", "unspool-test")
+	if err == nil {
+		err = make(dir)
+	}
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	if shared.dirs == nil {
+		shared.dirs = map[string]string{}
+	}
+	shared.dirs[name] = dir
+	return dir
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	for _, dir := range shared.dirs {
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// dropIn builds the library with a compiler and returns its directory.
+func dropIn(t testing.TB, cc string) string {
+	t.Helper()
+	oracle.Need(t, "make", cc)
+	return once(t, "library by "+cc, func(dir string) error {
+		out, err := exec.Command("make", "-C", "..", "BUILD="+dir, "CC="+cc).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
+		return nil
+	})
+}
+
+// recordings returns the recordings to work on: those in $UNSPOOL_RECORDINGS, or small ones made now.
+func recordings(t testing.TB) []string {
+	t.Helper()
+	dir := os.Getenv("UNSPOOL_RECORDINGS")
+	if dir == "" {
+		oracle.Need(t, "perf", "g++", "python3", "openssl", "gcc")
+		if err := exec.Command("perf", "record", "-q", "-o", os.DevNull, "--call-graph", "dwarf", "true").Run(); err != nil {
+			oracle.Lacks(t, "the permission to record")
+		}
+		dir = once(t, "recordings", func(dir string) error {
+			out, err := exec.Command("sh", "../../lab/record.sh", "small", dir).CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("%w\n%s", err, out)
+			}
+			return nil
+		})
+	}
+	files, _ := filepath.Glob(filepath.Join(dir, "*.data"))
+	if len(files) == 0 {
+		t.Fatalf("no recordings in %s", dir)
+	}
+	return files
+}
+
+// stockEnv is the environment with Debian's library.
+func stockEnv() []string {
+	return slices.DeleteFunc(os.Environ(), func(s string) bool {
+		return strings.HasPrefix(s, "LD_LIBRARY_PATH=") || strings.HasPrefix(s, "UNSPOOL_STRICT=") || strings.HasPrefix(s, "UNSPOOL_CACHE=")
+	})
+}
+
+// dropInEnv is the environment with ours, and a store that is empty.
+func dropInEnv(lib string, more ...string) []string {
+	return append(append(stockEnv(), "LD_LIBRARY_PATH="+lib, "UNSPOOL_CACHE=/nonexistent"), more...)
+}
+
+// script runs perf script, or another of perf's commands, and writes what it prints to w.
+func script(env []string, w io.Writer, args ...string) error {
+	cmd := exec.Command("perf", args...)
+	var stderr bytes.Buffer
+	cmd.Env, cmd.Stdout, cmd.Stderr = env, w, &stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("perf %v: %w\n%s", args, err, stderr.Bytes())
+	}
+	return nil
+}
+
+// printed returns a file with what perf prints.
+func printed(t *testing.T, env []string, args ...string) string {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := script(env, f, args...); err != nil {
+		t.Fatal(err)
+	}
+	return f.Name()
+}
+
+// sameFiles says whether two files are equal, and where they are not.
+func sameFiles(t *testing.T, a, b string) string {
+	t.Helper()
+	out, err := exec.Command("cmp", a, b).CombinedOutput()
+	if err != nil {
+		return string(out)
+	}
+	return ""
+}
+
+// TestStrict: in strict mode, stock perf prints the same bytes with the drop-in as with Debian's library.
+func TestStrict(t *testing.T) {
+	for _, file := range recordings(t) {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".data"), func(t *testing.T) {
+			for _, args := range [][]string{
+				{"script", "--no-inline", "-i", file},
+				{"report", "--stdio", "--no-inline", "-i", file},
+			} {
+				if args[0] == "report" && tooLarge(file) {
+					continue // sorting by perf takes minutes
+				}
+				stock := printed(t, stockEnv(), args...)
+				for _, cc := range []string{"gcc", "clang-19"} {
+					if diff := sameFiles(t, stock, printed(t, dropInEnv(dropIn(t, cc), "UNSPOOL_STRICT=1"), args...)); diff != "" {
+						t.Errorf("perf %v, library by %s: %s", args, cc, diff)
+					}
+				}
+			}
+		})
+	}
+}
+
+func tooLarge(file string) bool {
+	st, err := os.Stat(file)
+	return err != nil || st.Size() > 200<<20
+}
+
+// A sampleKey tells samples apart.
+type sampleKey struct {
+	tid  int
+	time uint64
+}
+
+// userChains returns the user frames of what perf script prints.
+func userChains(t *testing.T, env []string, file string) map[sampleKey][]oracle.ScriptFrame {
+	t.Helper()
+	f, err := os.Open(printed(t, env, "script", "--no-inline", "--ns", "-F", "comm,pid,tid,time,ip,sym,dso", "-i", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	out := map[sampleKey][]oracle.ScriptFrame{}
+	_, err = oracle.ParseScript(f, func(s *oracle.ScriptSample) bool {
+		out[sampleKey{s.TID, s.Time}] = slices.DeleteFunc(slices.Clone(s.Frames), oracle.ScriptFrame.Kernel)
+		return true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// elfutilsChains walks some samples of a recording by libdwfl. Addresses are as perf prints them: offsets in files.
+func elfutilsChains(t *testing.T, file string, want map[sampleKey]bool) map[sampleKey][]uint64 {
+	t.Helper()
+	w := oracle.Dwfl(t)
+	told := map[uint32]int{}
+	out := map[sampleKey][]uint64{}
+	r, err := oracle.OpenRecording(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	err = r.Samples(func(s *oracle.RecordedSample) bool {
+		k := sampleKey{s.TID, s.Time}
+		if !s.User || !want[k] {
+			return true
+		}
+		if n := told[s.Space.ID]; n < len(s.Space.Maps) {
+			if err := w.Map(s.Space.ID, s.Space.Maps[n:]...); err != nil {
+				t.Fatal(err)
+			}
+			told[s.Space.ID] = len(s.Space.Maps)
+		}
+		chains, err := w.Walk([]oracle.Snapshot{s.Snapshot})
+		if err != nil {
+			t.Fatal(err)
+		}
+		addrs := chains[0].Addrs()
+		for i, a := range addrs {
+			if m := s.Space.Find(a); m != nil && strings.HasPrefix(m.Path, "/") && !strings.HasPrefix(m.Path, "//") {
+				addrs[i] = a - m.Lo + m.Off
+			}
+		}
+		out[k] = addrs
+		return true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// What a chain of the default mode is to those of stock perf and elfutils. The last two are errors.
+const (
+	asStock     = "as stock perf"
+	asElfutils  = "changed, and now as elfutils"
+	elfutilsEnd = "changed, goes on where elfutils ends"
+	depthLimit  = "changed, as elfutils up to perf's limit of frames"
+	shorter     = "CHANGED, SHORTER THAN ELFUTILS'"
+	different   = "CHANGED, OTHER THAN ELFUTILS'"
+)
+
+// maxFrames is how many frames perf shows.
+const maxFrames = 127
+
+func judge(ours []oracle.ScriptFrame, peer []uint64) string {
+	n := 0
+	for n < len(ours) && n < len(peer) && sameFrame(ours[n], peer[n]) {
+		n++
+	}
+	switch {
+	case n == len(ours) && n == len(peer):
+		return asElfutils
+	case n == len(peer):
+		return elfutilsEnd
+	case n == len(ours) && n >= maxFrames-1:
+		return depthLimit
+	case n == len(ours):
+		return shorter
+	}
+	return different
+}
+
+// sameFrame compares a frame with an address. elfutils takes the address of a signal's trampoline to be exact; the
+// addresses of the vDSO are printed in a way of their own.
+func sameFrame(f oracle.ScriptFrame, addr uint64) bool {
+	return f.IP == addr || f.IP+1 == addr || f.DSO == "[vdso]"
+}
+
+// TestDefault: in default mode, every chain that the drop-in changes is elfutils', or goes on where that ends.
+func TestDefault(t *testing.T) {
+	for _, file := range recordings(t) {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".data"), func(t *testing.T) {
+			stock := userChains(t, stockEnv(), file)
+			ours := userChains(t, dropInEnv(dropIn(t, "gcc")), file)
+			changed := map[sampleKey]bool{}
+			for k, c := range ours {
+				if !slices.Equal(c, stock[k]) {
+					changed[k] = true
+				}
+			}
+			if len(ours) != len(stock) {
+				t.Errorf("%d samples, with stock perf %d", len(ours), len(stock))
+			}
+			counts := map[string]int{asStock: len(ours) - len(changed)}
+			peers := elfutilsChains(t, file, changed)
+			shown, more := 0, 0
+			for k := range changed {
+				why := judge(ours[k], peers[k])
+				counts[why]++
+				more += len(ours[k]) - len(stock[k])
+				if why == shorter || why == different {
+					if shown++; shown <= 3 {
+						t.Errorf("thread %d at %d: %s\n%s", k.tid, k.time, why, beside(stock[k], ours[k], peers[k]))
+					}
+				}
+			}
+			var b strings.Builder
+			for _, why := range slices.Sorted(maps.Keys(counts)) {
+				fmt.Fprintf(&b, "%8d %6.2f %%  %s\n", counts[why], 100*float64(counts[why])/float64(len(ours)), why)
+			}
+			t.Logf("%d samples, %d frames more than with stock perf\n%s", len(ours), more, b.String())
+		})
+	}
+}
+
+func beside(stock, ours []oracle.ScriptFrame, peer []uint64) string {
+	var b strings.Builder
+	at := func(l []oracle.ScriptFrame, i int) string {
+		if i < len(l) {
+			return fmt.Sprintf("%s+%#x", filepath.Base(l[i].DSO), l[i].IP)
+		}
+		return ""
+	}
+	for i := range max(len(stock), len(ours), len(peer)) {
+		p := ""
+		if i < len(peer) {
+			p = fmt.Sprintf("%#x", peer[i])
+		}
+		fmt.Fprintf(&b, "%3d  %-40s %-40s %s\n", i, at(stock, i), at(ours, i), p)
+	}
+	return b.String()
+}
+
+// exported returns the names that a library defines for others.
+func exported(t *testing.T, path string) (names []string) {
+	t.Helper()
+	f, err := elf.Open(path)
+	if err != nil {
+		oracle.Lacks(t, path)
+	}
+	defer f.Close()
+	syms, err := f.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range syms {
+		if s.Section != elf.SHN_UNDEF {
+			names = append(names, fmt.Sprintf("%s %v", s.Name, elf.ST_TYPE(s.Info)))
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// TestABI: the drop-in exports the names that Debian's library exports, and its layouts are those of Debian's header.
+func TestABI(t *testing.T) {
+	for _, cc := range []string{"gcc", "clang-19"} {
+		got := exported(t, filepath.Join(dropIn(t, cc), "libunwind-x86_64.so.8"))
+		want := exported(t, "/usr/lib/x86_64-linux-gnu/libunwind-x86_64.so.8")
+		if !slices.Equal(got, want) {
+			t.Errorf("exported by the library of %s:\n got  %q\n want %q", cc, got, want)
+		}
+	}
+	layouts := func(flags ...string) string {
+		prog := filepath.Join(t.TempDir(), "abi")
+		args := append(flags, "-o", prog, "testdata/abi.c")
+		if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+			if len(flags) == 1 {
+				oracle.Lacks(t, "libunwind-dev")
+			}
+			t.Fatalf("gcc: %v\n%s", err, out)
+		}
+		out, err := exec.Command(prog).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	if got, want := layouts("-DOURS", "-I.."), layouts("-w"); got != want {
+		t.Errorf("layouts:\n got\n%s\n want\n%s", got, want)
+	}
+}
+
+// BenchmarkScript times stock perf script with Debian's library, with the drop-in that makes its rules itself, and with
+// tables stored where $UNSPOOL_CACHE says, by turns; it reports the ratios of the medians.
+func BenchmarkScript(b *testing.B) {
+	lib := dropIn(b, "gcc")
+	ways := []struct {
+		name string
+		env  []string
+	}{
+		{"stock", stockEnv()},
+		{"built", dropInEnv(lib)},
+		{"stored", append(dropInEnv(lib), "UNSPOOL_CACHE="+os.Getenv("UNSPOOL_CACHE"))},
+	}
+	for _, file := range recordings(b) {
+		b.Run(strings.TrimSuffix(filepath.Base(file), ".data"), func(b *testing.B) {
+			took := make([][]time.Duration, len(ways))
+			for range b.N {
+				for i, w := range ways {
+					start := time.Now()
+					if err := script(w.env, nil, "script", "--no-inline", "-i", file); err != nil {
+						b.Fatal(err)
+					}
+					took[i] = append(took[i], time.Since(start))
+				}
+			}
+			medians := make([]float64, len(ways))
+			for i := range ways {
+				slices.Sort(took[i])
+				medians[i] = took[i][len(took[i])/2].Seconds()
+				b.ReportMetric(medians[i]*1e3, ways[i].name+"-ms")
+			}
+			b.ReportMetric(medians[0]/medians[1], "stock/built")
+			b.ReportMetric(medians[0]/medians[2], "stock/stored")
+		})
+	}
+}
