@@ -140,11 +140,29 @@ static struct cursor *cursor(unw_cursor_t *c)
 US_INLINE int load(void *ctx, uint64_t addr, uint64_t *to)
 {
 	struct cursor *c = ctx;
-	unw_word_t v;
+	unw_word_t v = 0;
+	int r = c->as->acc.access_mem(c->as, addr, &v, 0, c->arg);
 
-	if (us_unlikely(c->as->acc.access_mem(c->as, addr, &v, 0, c->arg) < 0))
+	/* perf says 1, and 0 for the value, of what lies in no file. libunwind takes that for success. */
+	if (us_unlikely(r != 0) && (r < 0 || !c->as->strict))
 		return 0;
 	*to = v;
+	return 1;
+}
+
+/*
+ * Reads an address of the program, also where memory ends with it: perf does not give the last word of a copied stack,
+ * but all of its bytes except the highest, which is 0 in the addresses of programs.
+ */
+static int load_address(void *ctx, uint64_t addr, uint64_t *to)
+{
+	uint64_t v;
+
+	if (load(ctx, addr, to))
+		return 1;
+	if (!load(ctx, addr - 1, &v) || v >> 8 >= (uint64_t)1 << 47)
+		return 0;
+	*to = v >> 8;
 	return 1;
 }
 
@@ -172,14 +190,14 @@ static int read_target(void *ctx, uint64_t addr, void *to, size_t n)
 	unw_word_t v;
 
 	for (; n >= 8; n -= 8, addr += 8, b += 8) {
-		if (r->as->acc.access_mem(r->as, addr, &v, 0, r->arg) < 0)
+		if (r->as->acc.access_mem(r->as, addr, &v, 0, r->arg) != 0)
 			return 0;
 		memcpy(b, &v, 8);
 	}
 	if (n) {
 		/* A word that crosses no more than must be read: the one that ends with the value, if the one that starts with it is not there. */
-		if (r->as->acc.access_mem(r->as, addr, &v, 0, r->arg) < 0) {
-			if (r->as->acc.access_mem(r->as, addr + n - 8, &v, 0, r->arg) < 0)
+		if (r->as->acc.access_mem(r->as, addr, &v, 0, r->arg) != 0) {
+			if (r->as->acc.access_mem(r->as, addr + n - 8, &v, 0, r->arg) != 0)
 				return 0;
 			v >>= 64 - 8 * n;
 		}
@@ -561,8 +579,15 @@ US_API int _Ux86_64_step(unw_cursor_t *cur)
 			return o;
 	}
 	o = us_apply_with(&rule, &c->s, load, reg, c, as->strict ? US_ALL : US_SAVED);
-	if (us_unlikely(o != US_OK))
-		return failed(c, o);
+	if (us_unlikely(o != US_OK)) {
+		if (o == US_UNREADABLE && !as->strict) {
+			struct us_mem m = {load_address, reg, c};
+
+			o = us_apply(&rule, &c->s, &m, US_SAVED);
+		}
+		if (o != US_OK)
+			return failed(c, o);
+	}
 	c->cfa = c->s.cfa;
 	c->exact = c->from_signal = rule.flags & US_SIGNAL;
 	if (us_unlikely(c->s.pc == ip && c->cfa == cfa))
