@@ -370,6 +370,12 @@ US_INLINE int us_cache_get(struct us_cache *c, uint32_t space, uint64_t pc, int 
 	return us_slot_get(us_slot_of(c->slot, US_CACHE_BITS, tag, pc), tag, pc, r);
 }
 
+/* Fetches the slot of a program counter that will be asked for soon. */
+US_INLINE void us_cache_fetch(struct us_cache *c, uint32_t space, uint64_t pc, int exact)
+{
+	__builtin_prefetch(us_slot_of(c->slot, US_CACHE_BITS, space << 1 | (exact != 0), pc));
+}
+
 US_INLINE void us_cache_put(struct us_cache *c, uint32_t space, uint64_t pc, int exact, const struct us_rule *r)
 {
 	uint32_t tag = space << 1 | (exact != 0);

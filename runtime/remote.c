@@ -566,12 +566,12 @@ US_API int _Ux86_64_step(unw_cursor_t *cur)
 {
 	struct cursor *c = cursor(cur);
 	unw_addr_space_t as = c->as;
+	uint32_t space = atomic_load_explicit(&as->space, memory_order_relaxed);
 	uint64_t ip = c->s.pc, cfa = c->cfa;
 	struct us_rule rule;
 	int o;
 
-	if (us_unlikely(as->policy == UNW_CACHE_NONE) ||
-	    us_unlikely(!us_cache_get(&us_cache, atomic_load_explicit(&as->space, memory_order_relaxed), ip, c->exact, &rule))) {
+	if (us_unlikely(as->policy == UNW_CACHE_NONE) || us_unlikely(!us_cache_get(&us_cache, space, ip, c->exact, &rule))) {
 		o = miss(c, &rule);
 		if (o == -UNW_ENOINFO)
 			return step_blind(c);
@@ -590,6 +590,7 @@ US_API int _Ux86_64_step(unw_cursor_t *cur)
 	}
 	c->cfa = c->s.cfa;
 	c->exact = c->from_signal = rule.flags & US_SIGNAL;
+	us_cache_fetch(&us_cache, space, c->s.pc, c->exact); /* the caller is about to ask for registers: time enough */
 	if (us_unlikely(c->s.pc == ip && c->cfa == cfa))
 		return -UNW_EBADFRAME;
 	return 1;
