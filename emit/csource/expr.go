@@ -3,7 +3,6 @@ package csource
 import (
 	"bytes"
 	"fmt"
-	"slices"
 
 	"github.com/unspool/unspool/rows"
 )
@@ -32,12 +31,12 @@ type node struct {
 // constant at each of them, as compilers write expressions; if it is not, the C code counts.
 type flow struct {
 	e        expression
-	nodes    map[int]*node
+	nodes    []*node // by offset, up to the end; nil where nothing leads
 	g        *gen
-	order    []int        // their offsets, ascending
-	target   map[int]bool // offsets that are jumped to
-	dynamic  bool         // the depth depends on the way
-	counted  bool         // the number of steps may exceed the limit
+	order    []int  // their offsets, ascending
+	target   []bool // by offset: is jumped to
+	dynamic  bool   // the depth depends on the way
+	counted  bool   // the number of steps may exceed the limit
 	maxDepth int
 }
 
@@ -48,10 +47,11 @@ func (g *gen) analyse(e expression) *flow {
 		f.dynamic = true
 		f.follow()
 	}
-	for at := range f.nodes {
-		f.order = append(f.order, at)
+	for at, n := range f.nodes {
+		if n != nil {
+			f.order = append(f.order, at)
+		}
 	}
-	slices.Sort(f.order)
 	for k, at := range f.order[:len(f.order)-1] {
 		if n := f.nodes[at]; !n.bad && !n.ends && n.op.Code != rows.DW_OP_skip && n.op.Next != f.order[k+1] {
 			f.target[n.op.Next] = true // operations that overlap: the next one is elsewhere
@@ -62,7 +62,8 @@ func (g *gen) analyse(e expression) *flow {
 
 // follow finds all nodes. It returns false where depths disagree and f is not dynamic.
 func (f *flow) follow() bool {
-	f.nodes, f.target, f.counted, f.maxDepth = map[int]*node{}, map[int]bool{}, false, 1
+	size, count := len(f.e.bytes)+1, 0
+	f.nodes, f.target, f.counted, f.maxDepth = make([]*node, size), make([]bool, size), false, 1
 	type visit struct{ at, depth, steps int }
 	start := visit{}
 	if f.e.pushCFA {
@@ -88,6 +89,7 @@ func (f *flow) follow() bool {
 		}
 		n := &node{depth: v.depth}
 		f.nodes[v.at] = n
+		count++
 		op, err := rows.DecodeOp(f.e.bytes, v.at)
 		if n.op = op; err != nil || !branches && v.steps >= maxSteps {
 			n.bad = true
@@ -123,7 +125,7 @@ func (f *flow) follow() bool {
 	if endSeen {
 		f.nodes[len(f.e.bytes)] = &node{depth: end}
 	}
-	f.counted = f.counted || branches && len(f.nodes) > maxSteps
+	f.counted = f.counted || branches && count > maxSteps
 	return true
 }
 
@@ -225,7 +227,7 @@ func (g *gen) expr(w *bytes.Buffer, i int, e expression) {
 // fails says whether an operation is a call that can fail.
 func (x *exprWriter) fails() bool {
 	for at, n := range x.nodes {
-		if at < len(x.e.bytes) && !n.bad && !n.ends && x.call(n.op) {
+		if at < len(x.e.bytes) && n != nil && !n.bad && !n.ends && x.call(n.op) {
 			return true
 		}
 	}
@@ -257,6 +259,15 @@ func (x *exprWriter) top(i int) string {
 	}
 }
 
+// opaque spells a value that may become an address of the own memory. Where it is a constant, compilers would
+// have an opinion on what lies there.
+func (x *exprWriter) opaque(v string) string {
+	if x.opt.Deref != Self {
+		return v
+	}
+	return x.use("opaque") + "(" + v + ")"
+}
+
 // node writes the operation at an offset; next is the offset of what is written after it.
 func (x *exprWriter) node(at, next int) {
 	x.n = x.nodes[at]
@@ -272,7 +283,7 @@ func (x *exprWriter) node(at, next int) {
 			x.line("return BAD_EXPR;")
 			return
 		}
-		x.line("*to = %s;\n\treturn OK;", x.top(0))
+		x.line("*to = %s;\n\treturn OK;", x.opaque(x.top(0)))
 		return
 	}
 	if x.counted {
@@ -353,13 +364,13 @@ func (x *exprWriter) operation(op rows.Op) bool {
 	case pushes(op):
 		x.line("%s = %#x;", above, uint64(op.Arg))
 	case code == rows.DW_OP_deref:
-		try("%s(s, mem, %s, &%s)", x.use("load"), a, a)
+		try("%s(s, mem, %s, &%s)", x.use("load"), x.opaque(a), a)
 	case code == rows.DW_OP_deref_size:
 		if x.n.ends {
 			x.line("return BAD_EXPR;")
 			return false
 		}
-		try("%s(s, mem, %s, %d, &%s)", x.use("load_size"), a, op.Arg, a)
+		try("%s(s, mem, %s, %d, &%s)", x.use("load_size"), x.opaque(a), op.Arg, a)
 	case code == rows.DW_OP_dup:
 		x.line("%s = %s;", above, a)
 	case code == rows.DW_OP_over:

@@ -116,7 +116,15 @@ static int modulo(uint64_t x, uint64_t by, uint64_t *to)
 // memory are the helpers that read memory, by Deref.
 var memory = [numDerefs][]helper{
 	Self: {
-		{"load", nil, `
+		{"opaque", nil, `
+/* Gives x, and keeps the compiler from knowing that it is a constant. */
+static uint64_t opaque(uint64_t x)
+{
+	const volatile uint64_t y = x;
+
+	return y;
+}
+`}, {"load", nil, `
 /* Reads eight bytes of the own memory. */
 static int load(struct unspool_state *s, const void *mem, uint64_t addr, uint64_t *to)
 {
