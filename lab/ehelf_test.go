@@ -123,7 +123,10 @@ func TestSteppersAgree(t *testing.T) {
 				oracle.EhElf(t, "eh_elf tree, from C", ehElfs(t, file, emitNative(native.Tree))),
 			}
 			rowsOf := 0
-			list := ehElfs(t, file, func(to string, ref *rows.Table) error { rowsOf += len(ref.Rows); return emitC(to, ref, rowsOf > maxCRows) })
+			list := ehElfs(t, file, func(to string, ref *rows.Table) error {
+				rowsOf += len(ref.Rows)
+				return emitC(to, ref, rowsOf > maxCRows)
+			})
 			if rowsOf <= maxCRows {
 				drivers = append(drivers, oracle.EhElf(t, "C source", list))
 			}

@@ -270,31 +270,11 @@ const (
 // read it sets the carry, the state's fault, and the outcome in edx. Behind it, loadRA reads the eight bytes below the CFA,
 // or returns the outcome for the simple rule that called.
 func (g *generator) loader() {
-	defer func() {
-		bad := g.Label()
-		g.Set(g.loadRA)
-		g.Lea(RCX, At(RAX, -8))
-		g.Call(g.load)
-		g.Jcc(B, bad)
-		g.Ret()
-		g.Set(bad)
-		g.Pop(RCX)
-		g.Mov32(RAX, RDX)
-		g.Ret()
-	}()
 	switch g.o.Deref {
 	case Slice:
 		g.Set(g.load)
 		other, miss, unreadable := g.Label(), g.Label(), g.Label()
-		g.Mov(RDX, RCX)
-		g.RM(SUB, RDX, At(rMem, sliceLo))
-		g.Load(R11, At(rMem, sliceSize))
-		g.RR(SUB, R11, RDX)
-		g.Jcc(B, other)
-		g.RI(CMP, R11, 8)
-		g.Jcc(B, other)
-		g.RM(ADD, RDX, At(rMem, sliceBytes))
-		g.Load(RCX, At(RDX, 0))
+		g.window(other)
 		g.Clc()
 		g.Ret()
 		g.Set(other)
@@ -364,4 +344,34 @@ func (g *generator) loader() {
 		g.frames = append(g.frames, region{from, frameNone}, region{pushed, framePushed}, region{framed, frameBP},
 			region{left, frameNone}, region{again, frameBP}, region{gone, frameNone})
 	}
+
+	bad := g.Label()
+	g.Set(g.loadRA)
+	g.Lea(RCX, At(RAX, -8))
+	if g.o.Deref == Slice {
+		other := g.Label()
+		g.window(other)
+		g.Ret()
+		g.Set(other)
+	}
+	g.Call(g.load)
+	g.Jcc(B, bad)
+	g.Ret()
+	g.Set(bad)
+	g.Pop(RCX)
+	g.Mov32(RAX, RDX)
+	g.Ret()
+}
+
+// window reads the eight bytes at rcx into rcx if they are in the captured stack, else goes to other.
+func (g *generator) window(other Label) {
+	g.Mov(RDX, RCX)
+	g.RM(SUB, RDX, At(rMem, sliceLo))
+	g.Load(R11, At(rMem, sliceSize))
+	g.RR(SUB, R11, RDX)
+	g.Jcc(B, other)
+	g.RI(CMP, R11, 8)
+	g.Jcc(B, other)
+	g.RM(ADD, RDX, At(rMem, sliceBytes))
+	g.Load(RCX, At(RDX, 0))
 }
