@@ -118,6 +118,9 @@ var nasty = []string{
 	ops(rows.DW_OP_breg0+7, 0, rows.DW_OP_lit0+8, rows.DW_OP_and, rows.DW_OP_bra, 1, 0, rows.DW_OP_lit0+3),                                       // one or no value at the end
 	ops(rows.DW_OP_lit0+2, rows.DW_OP_skip, 1, 0, rows.DW_OP_const1u, rows.DW_OP_lit0+4),                                                         // into an operand
 	ops(rows.DW_OP_breg0+7, 0, rows.DW_OP_bra, 1, 0, rows.DW_OP_const1u, rows.DW_OP_lit0+4, rows.DW_OP_lit0+7),                                   // both
+	ops(rows.DW_OP_lit0+1, rows.DW_OP_const1u, 63, rows.DW_OP_shl, rows.DW_OP_const1s, 0xff, rows.DW_OP_div),                                     // overflows
+	ops(rows.DW_OP_breg0+7, 0, rows.DW_OP_const1s, 0xff, rows.DW_OP_div),
+	ops(rows.DW_OP_breg0+7, 0, rows.DW_OP_lit0, rows.DW_OP_div),
 	ops(rows.DW_OP_skip, 0, 0),
 	ops(rows.DW_OP_skip, 0xff, 0x7f),
 	ops(rows.DW_OP_breg0+7, 0, rows.DW_OP_dup, rows.DW_OP_bra, 0, 0x80),
