@@ -127,9 +127,17 @@ struct cursor {
 	void *arg;
 	struct us_state s;
 	uint64_t cfa;        /* what the stack pointer is */
+	uint64_t sp;         /* strict: the stack pointer's location, by sp_kind */
+	uint8_t sp_kind;
 	uint8_t exact;       /* the program counter is not a return address */
 	uint8_t from_signal; /* the last step left a signal frame */
 };
+
+/*
+ * libunwind keeps a location for the stack pointer beside the CFA, which stands for its value. Steps do not change it,
+ * except where a rule says so; it matters after a bad instruction pointer only.
+ */
+enum { SP_LOST, SP_REG, SP_MEM, SP_VALUE };
 _Static_assert(sizeof(struct cursor) <= sizeof(unw_cursor_t), "it must fit");
 
 static struct cursor *cursor(unw_cursor_t *c)
@@ -226,6 +234,8 @@ US_API int _Ux86_64_init_remote(unw_cursor_t *cur, unw_addr_space_t as, void *ar
 	c->cfa = c->s.cfa = sp;
 	c->s.val[US_RSP] = sp;
 	c->s.in_reg &= ~(1u << US_RSP);
+	c->sp = US_RSP;
+	c->sp_kind = SP_REG;
 	c->exact = 1;
 	c->from_signal = 0;
 	return 0;
@@ -350,6 +360,14 @@ static int search_table(unw_addr_space_t as, uint64_t ip, const unw_dyn_info_t *
 	return f.n ? us_frames_find(&f, &v->w, ip, fde) : US_NOT_FOUND;
 }
 
+/* libunwind finds nothing for a function whose personality routine it cannot read. */
+static int unreadable_handler(unw_addr_space_t as, const struct us_fde *fde, uint64_t bias, void *arg)
+{
+	unw_word_t v;
+
+	return fde->handler && fde->handler_indirect ? as->acc.access_mem(as, fde->handler + bias, &v, 0, arg) : 0;
+}
+
 static void fill_info(unw_proc_info_t *pi, const struct us_fde *fde, uint64_t bias, const struct us_target *t)
 {
 	memset(pi, 0, sizeof *pi);
@@ -375,7 +393,7 @@ US_API int _Ux86_64_dwarf_search_unwind_table(unw_addr_space_t as, unw_word_t ip
 	struct reader rd = {as, arg};
 	struct us_target t = {read_target, &rd};
 	struct us_module *m;
-	struct us_fde fde;
+	struct us_fde fde = {0};
 	struct range *r;
 	uint64_t bias = 0;
 	int mine = q && q->as == as && q->ip == ip && need_unwind_info && !q->asked, found;
@@ -394,6 +412,11 @@ US_API int _Ux86_64_dwarf_search_unwind_table(unw_addr_space_t as, unw_word_t ip
 	}
 	if (mine) {
 		q->asked = 1;
+		if (m && as->strict && us_module_fde(m, &t, bias, ip - bias, &fde) != US_DAMAGED) {
+			found = unreadable_handler(as, &fde, bias, arg); /* also of a function that ends before ip */
+			if (found < 0)
+				return found;
+		}
 		if (m) {
 			found = us_module_rule(m, &t, bias, ip - bias, &q->rule);
 		} else {
@@ -479,6 +502,39 @@ static int is_plt(struct cursor *c)
 	return ((a & 0xffff) == 0x25ff && (a >> 48 & 0xff) == 0x68 && (b >> 24 & 0xff) == 0xe9);
 }
 
+/* The stack pointer. */
+static int stack_pointer(struct cursor *c, uint64_t *to)
+{
+	*to = c->as->strict ? c->sp : c->cfa;
+	if (!c->as->strict || c->sp_kind == SP_VALUE)
+		return 1;
+	if (c->sp_kind == SP_REG)
+		return reg(c, (unsigned)c->sp, to);
+	return c->sp_kind == SP_MEM && load(c, c->sp, to);
+}
+
+/* After a step in strict mode: the stack pointer's location, where a rule has said it, is set apart; its value is the CFA. */
+static US_COLD void keep_stack_pointer(struct cursor *c)
+{
+	struct us_state *s = &c->s;
+
+	if (!(s->known >> US_RSP & 1)) {
+		c->sp_kind = SP_LOST;
+	} else if (s->in_mem >> US_RSP & 1) {
+		c->sp_kind = SP_MEM;
+		c->sp = s->val[US_RSP];
+	} else if (s->in_reg >> US_RSP & 1) {
+		c->sp_kind = SP_REG;
+		c->sp = s->val[US_RSP];
+	} else if (s->val[US_RSP] != s->cfa) {
+		c->sp_kind = SP_VALUE;
+		c->sp = s->val[US_RSP];
+	} else {
+		return;
+	}
+	set_value(s, US_RSP, s->cfa);
+}
+
 /* How far above the CFA a frame pointer may lead. */
 enum { MAX_FRAME = 0x4000 };
 
@@ -490,8 +546,8 @@ enum { MAX_FRAME = 0x4000 };
 static US_COLD int step_blind(struct cursor *c)
 {
 	struct us_state *s = &c->s;
-	uint64_t ip = s->pc, cfa = c->cfa, rbp, ra, v;
-	int o;
+	uint64_t ip = s->pc, cfa = c->cfa, rbp, sp, ra, v;
+	int o, valid, at;
 
 	c->from_signal = 0;
 	if (is_plt(c)) {
@@ -509,27 +565,34 @@ static US_COLD int step_blind(struct cursor *c)
 	o = us_get_with(s, US_RBP, load, reg, c, &rbp);
 	if (o != US_OK)
 		return -UNW_EINVAL;
-	if (load(c, ip, &v)) {
+	valid = load(c, ip, &v);
+	if (valid) {
 		if (rbp == 0) {
 			s->known = 1u << US_RSP;
 			return 0;
 		}
-	} else if (load(c, cfa, &ra) && load(c, ra, &v)) {
-		uint64_t val = s->val[US_RBP];
-		uint32_t mem = s->in_mem & 1u << US_RBP, in = s->in_reg & 1u << US_RBP;
+	} else if (stack_pointer(c, &sp) && load(c, sp, &ra) && load(c, ra, &v)) {
+		/* The frame pointer is still the caller's. libunwind takes it to be saved where it points to. */
+		uint64_t val = c->as->strict ? rbp : s->val[US_RBP];
+		uint32_t bit = 1u << US_RBP, mem = c->as->strict ? bit : s->in_mem & bit, in = c->as->strict ? 0 : s->in_reg & bit;
 
 		c->cfa = s->cfa = cfa + 8;
-		s->known = 1u << US_RBP;
+		s->known = bit;
 		s->in_mem = mem;
 		s->in_reg = in;
 		s->val[US_RBP] = val;
 		set_value(s, US_RSP, c->cfa);
 		set_value(s, US_RA, ra);
 		s->pc = ra;
+		c->sp = sp; /* and of the stack pointer, in the same way */
+		c->sp_kind = SP_MEM;
 		c->exact = 0;
-		return ra == ip ? -UNW_EBADFRAME : 1;
+		return 1;
 	}
-	if (!load(c, rbp, &v) || rbp < cfa || rbp - cfa > MAX_FRAME) {
+	at = load(c, rbp, &v);
+	if (!at && !valid && c->as->strict)
+		return rbp ? -UNW_EINVAL : -UNW_EBADREG;
+	if (!at || rbp < cfa || rbp - cfa > MAX_FRAME) {
 		s->known = 1u << US_RSP;
 		return 0;
 	}
@@ -544,6 +607,7 @@ static US_COLD int step_blind(struct cursor *c)
 	set_value(s, US_RSP, c->cfa);
 	set_value(s, US_RA, ra);
 	s->pc = ra;
+	c->sp_kind = SP_LOST;
 	c->exact = 0;
 	return ra == ip && c->cfa == cfa ? -UNW_EBADFRAME : 1;
 }
@@ -589,6 +653,8 @@ US_API int _Ux86_64_step(unw_cursor_t *cur)
 			return failed(c, o);
 	}
 	c->cfa = c->s.cfa;
+	if (us_unlikely(as->strict))
+		keep_stack_pointer(c);
 	c->exact = c->from_signal = rule.flags & US_SIGNAL;
 	us_cache_fetch(&us_cache, space, c->s.pc, c->exact); /* the caller is about to ask for registers: time enough */
 	if (us_unlikely(c->s.pc == ip && c->cfa == cfa))
