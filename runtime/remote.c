@@ -577,7 +577,7 @@ static US_COLD int step_blind(struct cursor *c)
 		uint32_t bit = 1u << US_RBP, mem = c->as->strict ? bit : s->in_mem & bit, in = c->as->strict ? 0 : s->in_reg & bit;
 
 		c->cfa = s->cfa = cfa + 8;
-		s->known = bit;
+		s->known = c->as->strict && rbp == 0 ? 0 : bit;
 		s->in_mem = mem;
 		s->in_reg = in;
 		s->val[US_RBP] = val;
@@ -621,6 +621,10 @@ static US_COLD int failed(struct cursor *c, int outcome)
 	case US_LOST_REGISTER:
 		return -UNW_EBADREG;
 	case US_UNREADABLE:
+		if (c->as->strict && c->s.fault == 0) { /* to libunwind, what is saved at 0 is not saved */
+			c->s.pc = 0;
+			return 0;
+		}
 		return -UNW_EINVAL;
 	}
 	return -UNW_EBADFRAME;
@@ -659,7 +663,7 @@ US_API int _Ux86_64_step(unw_cursor_t *cur)
 	us_cache_fetch(&us_cache, space, c->s.pc, c->exact); /* the caller is about to ask for registers: time enough */
 	if (us_unlikely(c->s.pc == ip && c->cfa == cfa))
 		return -UNW_EBADFRAME;
-	return 1;
+	return us_likely(c->s.known >> US_RBP & 1) || !as->strict; /* libunwind takes a frame pointer that is lost for the end */
 }
 
 US_API int _Ux86_64_is_signal_frame(unw_cursor_t *c)
