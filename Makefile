@@ -8,6 +8,13 @@ RECORDINGS ?= recordings
 unspool: $(shell git ls-files '*.go' '*.s' '*.js' '*.css' go.mod go.sum)
 	$(GO) build -o unspool ./cmd/unspool
 
+# The drop-in for libunwind, and its installation for unspool run and LD_LIBRARY_PATH.
+.PHONY: runtime install-runtime
+runtime:
+	$(MAKE) -C runtime
+install-runtime:
+	$(MAKE) -C runtime install $(if $(PREFIX),PREFIX=$(PREFIX))
+
 # All tests. A test whose judge is not installed is skipped and names it; UNSPOOL_REQUIRE_JUDGES=1 makes
 # that a failure.
 .PHONY: test

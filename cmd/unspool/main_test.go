@@ -233,6 +233,24 @@ func TestSteppers(t *testing.T) {
 	}
 }
 
+// TestRun starts a program on the drop-in, passes its status on, and says what to do where there is no drop-in.
+func TestRun(t *testing.T) {
+	dir := t.TempDir()
+	r := runProgram(t, "run", "--runtime", dir, "--", "true")
+	if r.want(t, 1, ""); !strings.Contains(r.stderr, "make install-runtime") {
+		t.Error(r.stderr)
+	}
+	if err := os.WriteFile(filepath.Join(dir, dropin), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r = runProgram(t, "run", "--strict", "--runtime", dir, "--", "sh", "-c", `echo "$LD_LIBRARY_PATH" "$UNSPOOL_STRICT"; exit 7`)
+	if r.want(t, 7, ""); r.out != dir+" 1\n" {
+		t.Error(r.out)
+	}
+	r = runProgram(t, "run", "--runtime", dir, "--", "/no/such")
+	r.want(t, 1, "no such file")
+}
+
 // busy is a command that computes for a while.
 var busy = []string{"sh", "-c", "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; exit 7"}
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -147,6 +148,13 @@ func (f *File) BuildID(path string) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.build[path]
+}
+
+// BuildIDs returns the hex build IDs that the recording has, by path: those of its header, before it is read.
+func (f *File) BuildIDs() map[string]string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.build)
 }
 
 // Info returns what the recording says of itself. That of a stream can grow while it is read.

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/source/perfdata"
+	"github.com/unspool/unspool/store"
+)
+
+// The drop-in is this library, and this is the directory below PREFIX/lib that make install-runtime puts it in.
+const (
+	dropin    = "libunwind-x86_64.so.8"
+	dropinDir = "lib/unspool"
+)
+
+func runCmd() *cobra.Command {
+	strict, dir := false, ""
+	c := &cobra.Command{
+		Use:   "run [--strict] -- COMMAND [ARG...]",
+		Short: "Run a program that uses libunwind on compiled tables",
+		Long: `Run a program with unspool's libunwind in place of the system's: stock perf script and perf report then
+unwind by compiled tables. The program itself is not changed. Tables of what a perf.data file among the arguments
+maps, and of the program, are compiled first where the cache lacks them.
+
+The library is built and installed by make install-runtime. It is looked for in --runtime, in $UNSPOOL_RUNTIME,
+beside this program (../lib/unspool, runtime/build), and in /usr/local/lib/unspool.
+
+Stacks that stock libunwind gets wrong are got right, such as those of processes that have forked and executed;
+with --strict they are as stock libunwind has them, to the byte.`,
+		Example: "  unspool run -- perf script -i perf.data\n  unspool run --strict -- perf report --stdio",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			lib, err := findRuntime(dir)
+			if err != nil {
+				return err
+			}
+			path, err := exec.LookPath(args[0])
+			if err != nil {
+				return err
+			}
+			prepare(path, args[1:])
+			env := append(os.Environ(), "LD_LIBRARY_PATH="+strings.TrimSuffix(lib+":"+os.Getenv("LD_LIBRARY_PATH"), ":"))
+			if strict {
+				env = append(env, "UNSPOOL_STRICT=1")
+			}
+			return fmt.Errorf("%s: %w", path, syscall.Exec(path, args, env))
+		},
+	}
+	f := c.Flags()
+	f.SetInterspersed(false) // what follows the command is the command's
+	f.BoolVar(&strict, "strict", false, "the same stacks as stock libunwind, wrong ones included")
+	f.StringVar(&dir, "runtime", "", "directory of "+dropin)
+	return c
+}
+
+// findRuntime returns the directory of the drop-in.
+func findRuntime(dir string) (string, error) {
+	var dirs []string
+	switch {
+	case dir != "":
+		dirs = []string{dir}
+	case os.Getenv("UNSPOOL_RUNTIME") != "":
+		dirs = []string{os.Getenv("UNSPOOL_RUNTIME")}
+	default:
+		if exe, err := os.Executable(); err == nil {
+			at := filepath.Dir(exe)
+			dirs = []string{filepath.Join(at, "..", dropinDir), filepath.Join(at, "runtime", "build")}
+		}
+		dirs = append(dirs, filepath.Join("/usr/local", dropinDir))
+	}
+	for _, d := range dirs {
+		if _, err := os.Stat(filepath.Join(d, dropin)); err == nil {
+			return filepath.Abs(d)
+		}
+	}
+	return "", fmt.Errorf("no %s in %s: make install-runtime builds it", dropin, strings.Join(dirs, ", "))
+}
+
+// prepare compiles the tables that a program on the drop-in will want: its own, and those of the files that a recording
+// among its arguments says it has samples of. What cannot be compiled now is built on the way.
+func prepare(program string, args []string) {
+	st, err := store.Open("")
+	if err != nil {
+		return
+	}
+	files := []string{program}
+	for _, a := range args {
+		files = append(files, recordedFiles(a)...)
+	}
+	if len(args) > 0 && len(files) == 1 && strings.HasPrefix(filepath.Base(program), "perf") {
+		files = append(files, recordedFiles("perf.data")...)
+	}
+	var wg sync.WaitGroup
+	for _, path := range files {
+		if !module.IsLinked(path) {
+			continue
+		}
+		wg.Go(func() {
+			module.Guard(func() error {
+				img, err := module.Open(path)
+				if err != nil {
+					return err
+				}
+				defer img.Close()
+				_, _, err = st.Table(img)
+				return err
+			})
+		})
+	}
+	wg.Wait()
+}
+
+// recordedFiles returns the files that a perf.data file has samples of; nil for any other file.
+func recordedFiles(path string) []string {
+	in, err := os.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer in.Close()
+	magic := make([]byte, 8)
+	if st, err := in.Stat(); err != nil || !st.Mode().IsRegular() {
+		return nil
+	}
+	if _, err := in.ReadAt(magic, 0); err != nil || string(magic) != "PERFILE2" {
+		return nil
+	}
+	f, err := perfdata.New(in, path)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	return slices.Sorted(maps.Keys(f.BuildIDs()))
+}
