@@ -663,7 +663,8 @@ US_API int _Ux86_64_step(unw_cursor_t *cur)
 	us_cache_fetch(&us_cache, space, c->s.pc, c->exact); /* the caller is about to ask for registers: time enough */
 	if (us_unlikely(c->s.pc == ip && c->cfa == cfa))
 		return -UNW_EBADFRAME;
-	return us_likely(c->s.known >> US_RBP & 1) || !as->strict; /* libunwind takes a frame pointer that is lost for the end */
+	/* A thread's first function is called from nowhere. To libunwind the end is where the frame pointer is lost. */
+	return as->strict ? (int)(c->s.known >> US_RBP & 1) : c->s.pc != 0;
 }
 
 US_API int _Ux86_64_is_signal_frame(unw_cursor_t *c)
@@ -820,36 +821,6 @@ US_API int _Ux86_64_get_proc_name(unw_cursor_t *cur, char *buf, size_t size, unw
 }
 
 /* ---- What is not there ---- */
-
-/* Needs the innards of libunwind-ptrace and -coredump, which are replaced together with it. */
-US_API int _Ux86_64_dwarf_find_unwind_table(void *edi, unw_addr_space_t as, char *path, unw_word_t segbase, unw_word_t mapoff, unw_word_t ip)
-{
-	(void)edi;
-	(void)as;
-	(void)path;
-	(void)segbase;
-	(void)mapoff;
-	(void)ip;
-	return -UNW_ENOINFO;
-}
-
-US_API int _Ux86_64_get_elf_image(void *ei, int pid, unw_word_t ip, unsigned long *segbase, unsigned long *mapoff, char *path, size_t n)
-{
-	(void)ei;
-	(void)pid;
-	(void)ip;
-	(void)segbase;
-	(void)mapoff;
-	(void)path;
-	(void)n;
-	return -UNW_ENOINFO;
-}
-
-US_API void _Ux86_64_get_exe_image_path(char *path)
-{
-	*path = 0;
-	strcpy(path, "/proc/self/exe");
-}
 
 US_API int _Ux86_64_reg_states_iterate(unw_cursor_t *c, void *callback, void *token)
 {
