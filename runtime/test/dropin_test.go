@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/store"
 )
 
 // shared are the directories that all tests of this process use; TestMain removes them.
@@ -424,6 +425,67 @@ func BenchmarkScript(b *testing.B) {
 			}
 			b.ReportMetric(medians[0]/medians[1], "stock/built")
 			b.ReportMetric(medians[0]/medians[2], "stock/stored")
+		})
+	}
+}
+
+// TestStored: with tables stored, stock perf prints the same as when the drop-in reads .eh_frame itself; and it does take
+// the tables.
+func TestStored(t *testing.T) {
+	for _, file := range recordings(t) {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".data"), func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.Chmod(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			paths := map[string]bool{}
+			r, err := oracle.OpenRecording(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			err = r.Samples(func(s *oracle.RecordedSample) bool {
+				for _, m := range s.Space.Maps {
+					paths[m.Path] = true
+				}
+				return true
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			kept, err := store.Open(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for path := range paths {
+				if img := openImage(t, path); img != nil {
+					kept.Table(img)
+				}
+			}
+			lib := dropIn(t, "gcc")
+			args := []string{"script", "--no-inline", "-i", file}
+			stored := append(dropInEnv(lib), "UNSPOOL_CACHE="+dir)
+			if diff := sameFiles(t, printed(t, dropInEnv(lib), args...), printed(t, stored, args...)); diff != "" {
+				t.Error(diff)
+			}
+			if _, err := exec.LookPath("strace"); err != nil {
+				return
+			}
+			trace := filepath.Join(t.TempDir(), "trace")
+			cmd := exec.Command("strace", append([]string{"-o", trace, "-f", "-e", "trace=openat", "perf"}, args...)...)
+			cmd.Env = stored
+			if err := cmd.Run(); err != nil {
+				return // not allowed to trace
+			}
+			b, err := os.ReadFile(trace)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := bytes.Count(b, []byte(".1\", O_RDONLY|O_NOFOLLOW|O_CLOEXEC) = ")); n == 0 {
+				t.Error("no stored table was opened")
+			} else {
+				t.Logf("%d stored tables opened, of %d files", n, len(paths))
+			}
 		})
 	}
 }
