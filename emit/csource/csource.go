@@ -9,8 +9,8 @@
 //	int PREFIX_apply(struct unspool_state *s, const void *mem, uint32_t rule);
 //	int PREFIX_step(struct unspool_state *s, const void *mem, uint64_t pc);      // find and apply
 //
-// Rules are numbered by their rows.SetID. apply and step return the rows.Outcome, with 0x100 added if the
-// rule is a signal frame's; the state after it is the one that rows.Step leaves. The code keeps nothing and
+// Rules are numbered by their rows.SetID. apply and step return the rows.Outcome; 0x100 is added to OK
+// if the rule is a signal frame's; the state after it is the one that rows.Step leaves. The code keeps nothing and
 // calls nothing but the caller's reader of memory.
 //
 // It needs <stdint.h>, <string.h>, and 64-bit integers whose signed form is two's complement. Layout Tree

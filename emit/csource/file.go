@@ -178,7 +178,7 @@ static int read8(const void *mem, uint64_t addr, uint64_t *to)
 	for (i = 0; i < m->n_words; i++)
 		if (m->words[i].addr == addr) {
 			*to = m->words[i].value;
-			return 1;
+			return m->words[i].ok != 0;
 		}
 	return 0;
 }
@@ -240,6 +240,7 @@ struct unspool_reader {
 
 struct unspool_word {
 	uint64_t addr, value;
+	uint64_t ok; /* zero: it is known that it cannot be read */
 };
 
 struct unspool_slice {
@@ -247,6 +248,7 @@ struct unspool_slice {
 	const unsigned char *bytes;
 	const struct unspool_word *words;
 	uint64_t n_words;
+	uint64_t more; /* of machine code only: here a word that is in neither is unreadable */
 };
 #endif
 

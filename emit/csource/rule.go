@@ -73,10 +73,15 @@ func (b *body) local(format string, args ...any) bool {
 
 // give ends the rule with an outcome.
 func (b *body) give(outcome string) {
-	if b.set.Flags&rows.Signal != 0 {
-		outcome += " | SIGNAL"
-	}
 	b.line("return %s;", outcome)
+}
+
+// succeed ends the rule with what is OK, or gives it.
+func (b *body) succeed(ok string) {
+	if b.set.Flags&rows.Signal != 0 {
+		ok += " | SIGNAL"
+	}
+	b.give(ok)
 }
 
 // try ends the rule if call, which gives an outcome, does not give OK.
@@ -414,14 +419,14 @@ func (b *body) write(raHasSlot bool) {
 	}
 	call := fmt.Sprintf("%s(s, cfa, %s, %s, %s, %s)", b.use(f), ra, keep, mem, val)
 	if len(b.puts) == 0 {
-		b.give(call)
+		b.succeed(call)
 		return
 	}
 	b.line("%s;", call)
 	for _, p := range b.puts {
 		b.line("%s", p)
 	}
-	b.give("OK")
+	b.succeed("OK")
 }
 
 // mask spells a set of slots.

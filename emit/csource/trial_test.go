@@ -69,7 +69,7 @@ func (t *trial) Read8(addr uint64) (uint64, bool) {
 		}
 	}
 	v := number(mix(h))
-	t.words = append(t.words, cWord{addr, v})
+	t.words = append(t.words, cWord{addr, v, 1})
 	return v, true
 }
 

@@ -88,7 +88,7 @@ int main(void)
 		if (q.n_words > sizeof words / sizeof *words)
 			return 5;
 		get(words, q.n_words * sizeof *words);
-		slice = (struct unspool_slice){q.lo, q.size, bytes + (q.lo - arena[0]), words, q.n_words};
+		slice = (struct unspool_slice){q.lo, q.size, bytes + (q.lo - arena[0]), words, q.n_words, 0};
 		memset(&a, 0, sizeof a);
 		s = q.state;
 		a.outcome = (uint32_t)gen_step(&s, mem, q.pc);

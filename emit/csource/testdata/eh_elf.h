@@ -11,14 +11,14 @@ struct unspool_reader {
 };
 
 struct unspool_word {
-	uint64_t addr, value;
+	uint64_t addr, value, ok;
 };
 
 struct unspool_slice {
 	uint64_t lo, size;
 	const unsigned char *bytes;
 	const struct unspool_word *words;
-	uint64_t n_words;
+	uint64_t n_words, more;
 };
 
 uint32_t gen_find(uint64_t pc);
