@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * local.h: walking in the own process: the memory of stacks, the modules that are loaded, and rules by program counter.
+ * libunwind.so.8 (local.c) and libunspool.so (libunspool.c) are made of it. Everything is async-signal-safe but what says
+ * otherwise.
+ */
+#ifndef UNSPOOL_LOCAL_H
+#define UNSPOOL_LOCAL_H
+
+#include "core.h"
+
+/* ---- Memory (local_mem.c) ---- */
+
+/* Memory that can be read: what lies from lo up to and without hi. */
+struct us_span {
+	uint64_t lo, hi;
+};
+
+/* This thread's own stack, as far as it has been seen; empty at first. It stays as long as the thread. */
+extern US_HIDDEN _Thread_local struct us_span us_stack __attribute__((tls_model("initial-exec")));
+
+/* Reads memory that is known to be there; not seen by sanitizers, whose red zones lie between the words of a stack. */
+US_INLINE uint64_t us_word(uint64_t addr)
+{
+	uint64_t v;
+
+	__asm__("mov %1, %0" : "=r"(v) : "m"(*(const uint64_t *)addr));
+	return v;
+}
+
+US_INLINE int us_within(const struct us_span *s, uint64_t addr)
+{
+	return addr - s->lo < s->hi - s->lo && s->hi - addr >= 8;
+}
+
+/* Makes *s the memory around addr, if the eight bytes there can be read; grows us_stack where it is a part of that. */
+US_HIDDEN int us_span_at(struct us_span *s, uint64_t addr);
+
+/* Copies n bytes; 0 unless all can be read. */
+US_HIDDEN int us_peek(uint64_t addr, void *to, size_t n);
+
+/* ---- Modules (local_mod.c) ---- */
+
+struct us_names;
+
+struct us_loaded {
+	uint64_t lo, hi;     /* all of its mapping */
+	uint64_t bias;
+	const void *link_map;
+	uint64_t hdr;        /* .eh_frame_hdr */
+	struct us_span text; /* what is known to be readable: the segment of .eh_frame_hdr */
+	uint64_t id_at;      /* where the build ID is; 0 for none */
+	uint8_t id[8];       /* as much of it as is compared */
+	uint16_t index;      /* in the caches, from 1 */
+	uint8_t permanent;   /* cannot be unloaded */
+	struct us_frames frames;
+	const struct us_table *table;
+	struct us_names *_Atomic names;
+};
+
+/* The module of pc; NULL for none. */
+US_HIDDEN struct us_loaded *us_loaded_at(uint64_t pc);
+
+/* Whether the module with this index is still there at pc. careful: pc may be garbage. */
+US_HIDDEN int us_still_loaded(unsigned index, uint64_t pc, int careful);
+
+/* A window on a module's call frame information; buf is for what is not known to be readable. */
+struct us_glass {
+	struct us_window w;
+	uint8_t buf[512];
+};
+US_HIDDEN void us_glass(struct us_glass *g, const struct us_loaded *m);
+
+/* Finds the FDE at pc, among everything that is known. *m is NULL where it was registered at run time. */
+US_HIDDEN int us_local_fde(uint64_t pc, int in_handler, struct us_glass *g, struct us_fde *fde, struct us_loaded **m);
+
+/* Finds or makes the rule at pc. *index: 0 if it holds for good, the module that must still be there, or US_VOLATILE. */
+enum { US_VOLATILE = 0xffff };
+US_HIDDEN int us_local_rule(uint64_t pc, int in_handler, struct us_rule *r, unsigned *index);
+
+/* Code that a program has registered in libunwind's way: called after modules and before libgcc's registry. */
+extern US_HIDDEN int (*us_find_registered)(uint64_t pc, struct us_glass *g, struct us_fde *fde);
+
+/* ---- Names (names.c) ---- */
+
+struct us_symbol {
+	const char *name;
+	uint64_t lo, size; /* run-time address */
+};
+
+/* The function symbol with the greatest address not above pc. Maps the file the first time. */
+US_HIDDEN int us_symbol_at(struct us_loaded *m, uint64_t pc, struct us_symbol *s);
+
+/* ---- Walking (local_walk.c) ---- */
+
+struct us_walk {
+	struct us_state s;
+	struct us_span span;  /* of the stack at hand */
+	uint64_t sp;          /* the stack pointer */
+	uint64_t ra_at;       /* where the return address was read; 0 if that is not known */
+	uint64_t sig;         /* the ucontext_t of the signal frame that was left last; 0 for none */
+	uint32_t module;      /* the last one that was seen to be still loaded */
+	uint8_t exact;        /* the program counter is not a return address */
+	uint8_t from_signal;  /* the last step left a signal frame */
+	uint8_t in_handler;   /* one of the steps did: the thread may have been interrupted anywhere */
+	uint8_t blind;        /* a frame was guessed: what follows may be garbage */
+	uint8_t uncached;
+	uint8_t saved_only;   /* registers that a call does not preserve are lost */
+};
+
+enum us_step {
+	US_STEPPED = 1,
+	US_END = 0, /* the outermost frame, or nothing leads on */
+	/* below 0: -UNW_E... */
+};
+
+/* How the last frame was found, for those who ask. */
+enum us_how { US_BY_CFI, US_BY_SIGNAL, US_BY_PLT, US_BY_POINTER, US_BY_CALL };
+
+/* Starts at the registers of a ucontext_t, which stays where it is. */
+US_HIDDEN void us_walk_context(struct us_walk *w, uint64_t uc, int exact);
+
+/* Starts at the caller of us_backtrace: saved is r15, r14, r13, r12, rbp, rbx, return address. */
+US_HIDDEN void us_walk_saved(struct us_walk *w, const uint64_t *saved);
+
+US_HIDDEN int us_walk_step(struct us_walk *w, enum us_how *how);
+
+/* Applies a rule that is given. */
+US_HIDDEN int us_walk_apply(struct us_walk *w, const struct us_rule *r);
+
+/* The value of a register, by DWARF's number; an us_outcome. */
+US_HIDDEN int us_walk_get(struct us_walk *w, unsigned slot, uint64_t *to);
+
+/* Program counters of at most max frames, the caller's first. saved as for us_walk_saved. */
+US_HIDDEN int us_backtrace(void **pcs, int max, const uint64_t *saved);
+
+/* Forgets all rules. */
+US_HIDDEN void us_local_flush(void);
+
+US_HIDDEN void us_resume(const uint64_t *regs) __attribute__((noreturn));
+US_HIDDEN void us_sigreturn(uint64_t uc) __attribute__((noreturn));
+
+/* Where register slot is in a ucontext_t. */
+extern US_HIDDEN const uint8_t us_greg[US_SLOTS];
+
+#endif /* UNSPOOL_LOCAL_H */

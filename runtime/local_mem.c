@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* local_mem.c: which memory of the own process can be read, without a signal if it cannot. */
+#define _GNU_SOURCE
+#include "local.h"
+
+#include <errno.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+
+enum { PAGE = 4096, PROBE = 64 };
+
+_Thread_local struct us_span us_stack __attribute__((tls_model("initial-exec")));
+
+extern void *__libc_stack_end __attribute__((weak));
+
+/* A system call that leaves errno alone. */
+static long call6(long n, long a, long b, long c, long d, long e, long f)
+{
+	register long r10 __asm__("r10") = d;
+	register long r8 __asm__("r8") = e;
+	register long r9 __asm__("r9") = f;
+	long ret;
+
+	__asm__ volatile("syscall" : "=a"(ret) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9) : "rcx", "r11", "memory");
+	return ret;
+}
+
+static long vm_read(const struct iovec *local, const struct iovec *remote, unsigned n)
+{
+	return call6(SYS_process_vm_readv, call6(SYS_getpid, 0, 0, 0, 0, 0, 0), (long)local, 1, (long)remote, n, 0);
+}
+
+/*
+ * Where process_vm_readv is not allowed: rt_sigprocmask reads its set before it finds that there is no such way to
+ * change the mask, so the error tells whether these eight bytes can be read.
+ */
+static int word_there(uint64_t addr)
+{
+	return call6(SYS_rt_sigprocmask, -1, (long)addr, 0, 8, 0, 0) != -EFAULT;
+}
+
+int us_peek(uint64_t addr, void *to, size_t n)
+{
+	struct iovec local = {to, n}, remote = {(void *)addr, n};
+	long r = vm_read(&local, &remote, 1);
+	uint8_t *b = to;
+
+	if (r == (long)n)
+		return 1;
+	if (r != -ENOSYS && r != -EPERM)
+		return 0;
+	for (; n > 0; n--, addr++, b++) {
+		uint64_t at = addr & ~(uint64_t)7;
+
+		if (!word_there(at))
+			return 0;
+		*b = (uint8_t)(us_word(at) >> 8 * (addr & 7));
+	}
+	return 1;
+}
+
+/* How many pages from page on can be read, of at most n. */
+static unsigned pages_there(uint64_t page, unsigned n)
+{
+	uint8_t bytes[PROBE];
+	struct iovec remote[PROBE], local = {bytes, n};
+	long r;
+
+	for (unsigned i = 0; i < n; i++)
+		remote[i] = (struct iovec){(void *)(page + (uint64_t)i * PAGE), 1};
+	r = vm_read(&local, remote, n);
+	if (r >= 0)
+		return (unsigned)r;
+	if (r == -ENOSYS || r == -EPERM)
+		for (r = 0; r < (long)n && word_there(page + (uint64_t)r * PAGE); r++)
+			;
+	return r > 0 ? (unsigned)r : 0;
+}
+
+static uint64_t thread_pointer(void)
+{
+	uint64_t fs;
+
+	__asm__("mov %%fs:0, %0" : "=r"(fs));
+	return fs;
+}
+
+int us_span_at(struct us_span *s, uint64_t addr)
+{
+	uint64_t lo = addr & ~(uint64_t)(PAGE - 1), hi, end[2];
+	unsigned n;
+
+	if (addr >= (uint64_t)1 << 47 || addr < PAGE)
+		return 0;
+	if (us_within(&us_stack, addr)) {
+		*s = us_stack;
+		return 1;
+	}
+	n = pages_there(lo, PROBE);
+	hi = lo + (uint64_t)n * PAGE;
+	if (hi < addr + 8)
+		return 0;
+	/* A thread's stack ends at its control block, the first one's where the program's arguments are. */
+	end[0] = thread_pointer();
+	end[1] = &__libc_stack_end ? (uint64_t)__libc_stack_end : 0;
+	if (us_stack.hi > us_stack.lo && lo < us_stack.lo && hi >= us_stack.lo) {
+		us_stack.lo = lo;
+		*s = us_stack;
+		return 1;
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		uint64_t e = (end[i] + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+
+		if (us_stack.hi > us_stack.lo || end[i] <= addr || end[i] - addr > (uint64_t)16 << 20)
+			continue;
+		while (hi < e && n == PROBE) {
+			n = pages_there(hi, PROBE);
+			hi += (uint64_t)n * PAGE;
+		}
+		if (hi >= e) {
+			/* A handler that runs between these two finds an empty span. */
+			us_stack.lo = e;
+			__asm__ volatile("" ::: "memory");
+			us_stack.hi = e;
+			__asm__ volatile("" ::: "memory");
+			us_stack.lo = lo;
+			*s = us_stack;
+			return 1;
+		}
+	}
+	*s = (struct us_span){lo, hi};
+	return 1;
+}

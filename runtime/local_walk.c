@@ -1,0 +1,500 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * local_walk.c: one step, and whole backtraces, through the stacks of the own process.
+ *
+ * Two caches. One has rules by program counter, for steps that recover every register. The other, for backtraces, has
+ * what little they need: where the CFA is and where rbp was saved, in 8 bytes. Both are direct-mapped and shared by all
+ * threads. Nearby code has nearby slots, so that a first walk touches few pages.
+ */
+#define _GNU_SOURCE
+#include "local.h"
+#include "abi.h"
+
+#include <string.h>
+
+const uint8_t us_greg[US_SLOTS] = {144, 136, 152, 128, 112, 104, 120, 160, 40, 48, 56, 64, 72, 80, 88, 96, 168};
+
+/* ---- Caches ---- */
+
+enum { SLOT_BITS = 12, GROUP_BITS = 6 };
+
+struct rule_slot {
+	_Atomic uint32_t seq; /* odd while it is written */
+	_Atomic uint32_t index;
+	_Atomic uint64_t key;
+	_Atomic uint64_t rule[2];
+};
+
+/* word ^ key is data times a constant: who reads halves of two writes sees that they do not match. */
+struct trace_slot {
+	_Atomic uint64_t word, data;
+};
+
+static struct rule_slot rules[1 << SLOT_BITS] __attribute__((aligned(64)));
+static struct trace_slot traces[1 << SLOT_BITS] __attribute__((aligned(64)));
+
+US_INLINE unsigned slot_of(uint64_t pc)
+{
+	uint64_t group = pc >> 10;
+
+	return (unsigned)(((group ^ group >> 6) << GROUP_BITS & ((1 << SLOT_BITS) - 1)) | ((pc ^ pc >> 5) & ((1 << GROUP_BITS) - 1)));
+}
+
+/* Addresses of code are below 2^47: bit 47 says that it is looked up exactly. */
+US_INLINE uint64_t key_of(uint64_t pc, int exact)
+{
+	return pc | (uint64_t)exact << 47;
+}
+
+US_INLINE int rule_get(uint64_t pc, int exact, struct us_rule *r, uint32_t *index)
+{
+	struct rule_slot *e = &rules[slot_of(pc)];
+	uint32_t seq = atomic_load_explicit(&e->seq, memory_order_acquire);
+	uint64_t w[2];
+
+	if (atomic_load_explicit(&e->key, memory_order_acquire) != key_of(pc, exact))
+		return 0;
+	*index = atomic_load_explicit(&e->index, memory_order_acquire);
+	w[0] = atomic_load_explicit(&e->rule[0], memory_order_acquire);
+	w[1] = atomic_load_explicit(&e->rule[1], memory_order_acquire);
+	if (seq & 1 || atomic_load_explicit(&e->seq, memory_order_relaxed) != seq)
+		return 0;
+	memcpy(r, w, sizeof w);
+	return 1;
+}
+
+static void rule_put(uint64_t pc, int exact, const struct us_rule *r, uint32_t index)
+{
+	struct rule_slot *e = &rules[slot_of(pc)];
+	uint32_t seq = atomic_load_explicit(&e->seq, memory_order_relaxed);
+	uint64_t w[2];
+
+	if (seq & 1 || !atomic_compare_exchange_strong_explicit(&e->seq, &seq, seq + 1, memory_order_acq_rel, memory_order_relaxed))
+		return;
+	memcpy(w, r, sizeof w);
+	atomic_store_explicit(&e->key, key_of(pc, exact), memory_order_release);
+	atomic_store_explicit(&e->index, index, memory_order_release);
+	atomic_store_explicit(&e->rule[0], w[0], memory_order_release);
+	atomic_store_explicit(&e->rule[1], w[1], memory_order_release);
+	atomic_store_explicit(&e->seq, seq + 2, memory_order_release);
+}
+
+void us_local_flush(void)
+{
+	for (unsigned i = 0; i < 1 << SLOT_BITS; i++) {
+		if (atomic_load_explicit(&rules[i].key, memory_order_relaxed))
+			atomic_store_explicit(&rules[i].key, 0, memory_order_relaxed);
+		if (atomic_load_explicit(&traces[i].word, memory_order_relaxed))
+			atomic_store_explicit(&traces[i].word, 0, memory_order_relaxed);
+	}
+}
+
+/* ---- Memory ---- */
+
+static US_COLD int load_elsewhere(struct us_walk *w, uint64_t addr, uint64_t *to)
+{
+	struct us_span s;
+
+	if (!us_span_at(&s, addr)) {
+		/* Across the end of what is there, or not there at all. */
+		return 0;
+	}
+	w->span = s;
+	*to = us_word(addr);
+	return 1;
+}
+
+US_INLINE int load(void *ctx, uint64_t addr, uint64_t *to)
+{
+	struct us_walk *w = ctx;
+
+	if (us_unlikely(!us_within(&w->span, addr)))
+		return load_elsewhere(w, addr, to);
+	*to = us_word(addr);
+	return 1;
+}
+
+/* ---- Starts ---- */
+
+static void start(struct us_walk *w, uint64_t pc, uint64_t sp, int exact)
+{
+	w->span = us_stack;
+	w->s.pc = pc;
+	w->s.cfa = w->sp = sp;
+	w->s.fault = 0;
+	w->s.in_reg = 0;
+	w->s.val[US_RSP] = sp;
+	w->s.val[US_RA] = pc;
+	w->ra_at = w->sig = 0;
+	w->module = 0;
+	w->exact = (uint8_t)exact;
+	w->from_signal = 0;
+	w->in_handler = (uint8_t)exact;
+	w->blind = w->uncached = w->saved_only = 0;
+}
+
+void us_walk_context(struct us_walk *w, uint64_t uc, int exact)
+{
+	/* The program has it: it can be read. */
+	start(w, us_word(uc + us_greg[US_RA]), us_word(uc + us_greg[US_RSP]), exact);
+	w->s.known = US_ALL;
+	w->s.in_mem = US_ALL & ~(1u << US_RSP | 1u << US_RA);
+	for (unsigned i = 0; i < US_RA; i++)
+		if (i != US_RSP)
+			w->s.val[i] = uc + us_greg[i];
+	w->ra_at = uc + us_greg[US_RA];
+}
+
+void us_walk_saved(struct us_walk *w, const uint64_t *saved)
+{
+	static const uint8_t slot[6] = {15, 14, 13, 12, US_RBP, US_RBX};
+
+	start(w, saved[6], (uint64_t)(saved + 7), 0);
+	w->s.known = US_SAVED | 1u << US_RA;
+	w->s.in_mem = 0;
+	for (unsigned i = 0; i < 6; i++)
+		w->s.val[slot[i]] = saved[i];
+	w->ra_at = (uint64_t)(saved + 6);
+}
+
+/* ---- Steps ---- */
+
+static void set_value(struct us_state *s, unsigned slot, uint64_t v)
+{
+	s->known |= 1u << slot;
+	s->in_mem &= ~(1u << slot);
+	s->in_reg &= ~(1u << slot);
+	s->val[slot] = v;
+}
+
+static void called_from(struct us_walk *w, uint64_t cfa, uint64_t ra_at, uint64_t ra)
+{
+	w->sp = w->s.cfa = cfa;
+	w->ra_at = ra_at;
+	w->s.pc = ra;
+	w->exact = w->from_signal = 0;
+	set_value(&w->s, US_RSP, cfa);
+	set_value(&w->s, US_RA, ra);
+}
+
+/* mov $15, %rax; syscall: what a signal handler returns to. */
+static int is_sigreturn(const uint8_t *b)
+{
+	static const uint8_t code[9] = {0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05};
+
+	return memcmp(b, code, sizeof code) == 0;
+}
+
+/* A stub of the procedure linkage table: jmp *x(%rip); push $n; jmp. */
+static int is_plt(const uint8_t *b)
+{
+	return b[0] == 0xff && b[1] == 0x25 && b[6] == 0x68 && b[11] == 0xe9;
+}
+
+/* How far above the stack pointer a frame pointer may lead. */
+enum { MAX_FRAME = 0x4000 };
+
+/*
+ * A step where there is no unwind information: signal frames and stubs of the linkage table are known by their code; a
+ * frame whose code is not there was called through a bad pointer; else the frame pointer leads on, if it leads up the
+ * stack and not far.
+ */
+static US_COLD int step_blind(struct us_walk *w, enum us_how *how)
+{
+	struct us_state *s = &w->s;
+	uint64_t ip = s->pc, cfa = w->sp, rbp, ra, v;
+	uint8_t code[16];
+	int there;
+
+	if (ip == 0 && !w->exact)
+		return US_END;
+	there = us_peek(ip, code, sizeof code);
+	if (there && is_sigreturn(code) && load(w, cfa + us_greg[US_RSP], &v) && load(w, cfa + us_greg[US_RA], &ra)) {
+		for (unsigned i = 0; i < US_RA; i++)
+			s->val[i] = cfa + us_greg[i];
+		s->known = US_ALL;
+		s->in_mem = US_ALL;
+		s->in_reg = 0;
+		w->sig = cfa;
+		called_from(w, v, cfa + us_greg[US_RA], ra);
+		w->exact = w->from_signal = w->in_handler = 1;
+		if (how)
+			*how = US_BY_SIGNAL;
+		return US_STEPPED;
+	}
+	if (there && is_plt(code)) {
+		/* Nothing but the return address is on the stack yet. */
+		if (!load(w, cfa, &ra))
+			return -UNW_EINVAL;
+		called_from(w, cfa + 8, cfa, ra);
+		if (how)
+			*how = US_BY_PLT;
+		return US_STEPPED;
+	}
+	w->blind = 1;
+	if (!there && w->exact && load(w, cfa, &ra) && us_peek(ra, &v, 8)) {
+		called_from(w, cfa + 8, cfa, ra);
+		if (how)
+			*how = US_BY_CALL;
+		return US_STEPPED;
+	}
+	if (us_get_with(s, US_RBP, load, NULL, w, &rbp) != US_OK || rbp == 0 || rbp < cfa || rbp - cfa > MAX_FRAME ||
+	    !load(w, rbp, &v)) {
+		s->known = 1u << US_RSP;
+		return US_END;
+	}
+	if (!load(w, rbp + 8, &ra))
+		return -UNW_EINVAL;
+	if (ra == 0)
+		return US_END;
+	s->known = 1u << US_RBP;
+	s->in_mem = 1u << US_RBP;
+	s->in_reg = 0;
+	s->val[US_RBP] = rbp;
+	called_from(w, rbp + 16, rbp + 8, ra);
+	if (how)
+		*how = US_BY_POINTER;
+	return US_STEPPED;
+}
+
+static US_COLD int failed(struct us_walk *w, int outcome)
+{
+	switch (outcome) {
+	case US_OUTERMOST:
+		w->s.pc = 0;
+		w->exact = 0;
+		return US_END;
+	case US_LOST_REGISTER:
+		return -UNW_EBADREG;
+	case US_UNREADABLE:
+		return -UNW_EINVAL;
+	}
+	return -UNW_EBADFRAME;
+}
+
+US_INLINE int apply(struct us_walk *w, const struct us_rule *r)
+{
+	uint64_t ip = w->s.pc, sp = w->sp;
+	int o = us_apply_with(r, &w->s, load, NULL, w, w->saved_only ? US_SAVED : US_ALL);
+
+	if (us_unlikely(o != US_OK))
+		return failed(w, o);
+	w->sp = w->s.cfa;
+	w->exact = w->from_signal = r->flags & US_SIGNAL;
+	w->ra_at = us_likely(r->kind == US_KIND_REG) ? w->sp - (uint64_t)r->aux * 1024 + (uint64_t)((int64_t)r->saves[6] * 8) : 0;
+	if (us_unlikely(w->exact)) {
+		/* The stack pointer was at the ucontext_t that the kernel made. */
+		w->sig = sp;
+		w->in_handler = 1;
+		if (w->s.known >> US_RSP & 1)
+			us_get_with(&w->s, US_RSP, load, NULL, w, &w->sp);
+		w->ra_at = sp + us_greg[US_RA];
+	} else if (us_unlikely(w->sp < sp)) {
+		/* A caller's frame is above: anything else goes round in circles. */
+		return -UNW_EBADFRAME;
+	}
+	if (us_unlikely(w->s.pc == ip && w->sp == sp))
+		return -UNW_EBADFRAME;
+	return US_STEPPED;
+}
+
+int us_walk_apply(struct us_walk *w, const struct us_rule *r)
+{
+	return apply(w, r);
+}
+
+static US_COLD int make_rule(struct us_walk *w, struct us_rule *r)
+{
+	unsigned index;
+	int o = us_local_rule(w->s.pc - !w->exact, w->in_handler, r, &index);
+
+	if (o == US_FOUND && index != US_VOLATILE && !w->uncached && w->s.pc >> 47 == 0)
+		rule_put(w->s.pc, w->exact, r, index);
+	return o;
+}
+
+US_INLINE int step(struct us_walk *w, enum us_how *how)
+{
+	struct us_rule r;
+	uint32_t index;
+
+	if (us_unlikely(w->uncached) || us_unlikely(!rule_get(w->s.pc, w->exact, &r, &index)) ||
+	    (us_unlikely(index != 0) && index != w->module && !us_still_loaded(index, w->s.pc - !w->exact, w->blind))) {
+		if (make_rule(w, &r) != US_FOUND)
+			return step_blind(w, how);
+	} else if (us_unlikely(index != 0)) {
+		w->module = index;
+	}
+	if (how)
+		*how = r.flags & US_SIGNAL ? US_BY_SIGNAL : r.kind == US_KIND_PLT ? US_BY_PLT : US_BY_CFI;
+	return apply(w, &r);
+}
+
+int us_walk_step(struct us_walk *w, enum us_how *how)
+{
+	return step(w, how);
+}
+
+int us_walk_get(struct us_walk *w, unsigned slot, uint64_t *to)
+{
+	return us_get_with(&w->s, slot, load, NULL, w, to);
+}
+
+/* ---- Backtraces ---- */
+
+/*
+ * A frame in 8 bytes: CFA = sp + off or rbp + off, the return address at CFA - 8, rbp at CFA + 8 save where it is saved.
+ * Other shapes are walked in steps.
+ */
+enum { T_OTHER = 0, T_SP = 1, T_BP = 2, T_SIGNAL = 3, T_END = 4, T_SAVES = 8 };
+
+#define MIX 0xd6e8feb86659fd93u
+
+US_INLINE int32_t t_off(uint64_t d)
+{
+	return (int32_t)d;
+}
+
+US_INLINE int64_t t_save(uint64_t d)
+{
+	return (int64_t)(d << 16) >> 48;
+}
+
+static int load_nothing(void *ctx, uint64_t addr, uint64_t *to)
+{
+	(void)ctx;
+	(void)addr;
+	*to = 0;
+	return 1;
+}
+
+static uint64_t pack(const struct us_rule *r, uint64_t pc)
+{
+	uint8_t code[16];
+	uint64_t kind;
+
+	if (r->kind == US_KIND_WIDE && !(r->flags & US_SIGNAL)) {
+		/* It says of itself whether it is the outermost frame's. */
+		struct us_mem m = {load_nothing, NULL, NULL};
+		struct us_state s;
+
+		memset(&s, 0, sizeof s);
+		us_start(&s, pc, US_ALL);
+		return us_apply(r, &s, &m, US_ALL) == US_OUTERMOST ? (uint64_t)T_END << 48 : 0;
+	}
+
+	if (r->kind == US_KIND_WIDE && r->flags & US_SIGNAL)
+		return us_peek(pc, code, sizeof code) && is_sigreturn(code) ? (uint64_t)T_SIGNAL << 48 : 0;
+	if (r->kind == US_KIND_NONE && r->flags & US_OUTERMOST_FLAG)
+		return (uint64_t)T_END << 48;
+	if (r->kind != US_KIND_REG || r->aux || r->flags & ~US_OUTERMOST_FLAG)
+		return 0;
+	if (r->flags & US_OUTERMOST_FLAG)
+		return (uint64_t)T_END << 48;
+	if (!(r->mask & 0x40) || r->saves[6] != -1)
+		return 0;
+	kind = r->reg == US_RSP ? T_SP : r->reg == US_RBP ? T_BP : T_OTHER;
+	if (kind == T_OTHER)
+		return 0;
+	if (r->mask & 2)
+		kind |= T_SAVES;
+	return kind << 48 | (uint64_t)(uint16_t)r->saves[1] << 32 | (uint32_t)r->off;
+}
+
+/* Fills the slot of pc. Returns the data, or 0 where there is none. */
+static US_COLD uint64_t trace_miss(uint64_t pc, int exact, int in_handler, uint32_t *index)
+{
+	struct trace_slot *e = &traces[slot_of(pc)];
+	struct us_rule r;
+	uint64_t d;
+
+	if (pc >> 47 || (!rule_get(pc, exact, &r, index) && us_local_rule(pc - !exact, in_handler, &r, index) != US_FOUND))
+		return 0;
+	if (*index == US_VOLATILE)
+		return pack(&r, pc);
+	if (*index && !us_still_loaded(*index, pc - !exact, 0))
+		return 0;
+	d = pack(&r, pc);
+	atomic_store_explicit(&e->word, key_of(pc, exact) ^ (uint64_t)*index << 48 ^ d * MIX, memory_order_relaxed);
+	atomic_store_explicit(&e->data, d, memory_order_relaxed);
+	return d;
+}
+
+/* The same in steps, for stacks with frames of other shapes. */
+static US_COLD int backtrace_slow(void **pcs, int max, const uint64_t *saved)
+{
+	struct us_walk w;
+	int n = 0;
+
+	us_walk_saved(&w, saved);
+	while (n < max) {
+		pcs[n++] = (void *)w.s.pc;
+		if (step(&w, NULL) <= 0 || w.s.pc == 0)
+			break;
+	}
+	return n;
+}
+
+int us_backtrace(void **pcs, int max, const uint64_t *saved)
+{
+	uint64_t pc = saved[6], sp = (uint64_t)(saved + 7), bp = saved[4], cfa;
+	struct us_span span = us_stack;
+	uint32_t module = 0, index;
+	int n = 0, exact = 0, in_handler = 0;
+
+	while (n < max) {
+		struct trace_slot *e = &traces[slot_of(pc)];
+		uint64_t d = atomic_load_explicit(&e->data, memory_order_relaxed);
+		uint64_t k = atomic_load_explicit(&e->word, memory_order_relaxed) ^ d * MIX ^ key_of(pc, exact);
+		unsigned kind;
+
+		pcs[n++] = (void *)pc;
+		if (us_unlikely(k != 0)) {
+			index = (uint32_t)(k >> 48);
+			if (k << 16 || (index != module && !us_still_loaded(index, pc - !exact, 0)))
+				d = trace_miss(pc, exact, in_handler, &index);
+			module = index;
+		}
+		kind = (unsigned)(d >> 48);
+		if (us_likely((kind & 7) == T_SP))
+			cfa = sp;
+		else if (us_likely((kind & 7) == T_BP))
+			cfa = bp;
+		else if (kind == T_END)
+			return n;
+		else if (kind == T_SIGNAL) {
+			uint64_t at = sp;
+
+			if (!us_within(&span, at + us_greg[US_RA]) && !us_span_at(&span, at + us_greg[US_RA]))
+				return n;
+			if (!us_within(&span, at + us_greg[US_RBP]))
+				return backtrace_slow(pcs, max, saved);
+			pc = us_word(at + us_greg[US_RA]);
+			sp = us_word(at + us_greg[US_RSP]);
+			bp = us_word(at + us_greg[US_RBP]);
+			exact = in_handler = 1;
+			if (pc == 0)
+				return backtrace_slow(pcs, max, saved);
+			continue;
+		} else
+			return backtrace_slow(pcs, max, saved);
+		cfa += (uint64_t)(int64_t)t_off(d);
+		if (us_unlikely(cfa <= sp))
+			return n;
+		if (us_unlikely(!us_within(&span, cfa - 8)) && !us_span_at(&span, cfa - 8))
+			return n;
+		pc = us_word(cfa - 8);
+		if (kind & T_SAVES) {
+			uint64_t at = cfa + (uint64_t)(t_save(d) * 8);
+
+			if (us_unlikely(!us_within(&span, at)))
+				return backtrace_slow(pcs, max, saved);
+			bp = us_word(at);
+		}
+		sp = cfa;
+		exact = 0;
+		if (us_unlikely(pc == 0))
+			return n;
+	}
+	return n;
+}
