@@ -23,7 +23,7 @@
 struct range {
 	uint64_t lo, hi, segbase;
 	uint64_t bias;
-	struct us_module *module;
+	struct us_module *module; /* NULL where it cannot be told */
 	_Atomic uint32_t epoch; /* of the space when it was added; 0 while it is written */
 };
 
@@ -402,13 +402,12 @@ US_API int _Ux86_64_dwarf_search_unwind_table(unw_addr_space_t as, unw_word_t ip
 		return -UNW_ENOINFO;
 	r = find_range(as, ip);
 	if (r && r->lo == di->start_ip && r->hi == di->end_ip && r->segbase == di->u.rti.segbase &&
-	    us_module_is(r->module, &t, r->bias, 1)) {
+	    (!r->module || us_module_is(r->module, &t, r->bias, 1))) {
 		m = r->module;
 		bias = r->bias;
 	} else {
 		m = module_of(as, ip, di, &t, &bias);
-		if (m)
-			add_range(as, di, m, bias);
+		add_range(as, di, m, bias); /* also that it cannot be told: to find that out takes long */
 	}
 	if (mine) {
 		q->asked = 1;
@@ -458,7 +457,7 @@ static US_COLD int miss(struct cursor *c, struct us_rule *rule)
 
 	/* Known code, if it is still there. */
 	r = as->strict || as->policy == UNW_CACHE_NONE ? NULL : find_range(as, ip);
-	if (r) {
+	if (r && r->module) {
 		struct reader rd = {as, c->arg};
 		struct us_target t = {read_target, &rd};
 
