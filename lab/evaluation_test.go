@@ -37,10 +37,11 @@ func (ev *evaluation) speed(t testing.TB) string {
 	cells, chart, ratios := table3(t, file, ev.rounds)
 	ev.bars(t, "speedup.svg", "Times as fast as libunwind cached in the same run, hackbench", "×", ratios)
 	ev.bars(t, "speed.svg", "Time a frame, hackbench", "ns", chart)
-	return fmt.Sprintf("All user stacks of one recording of hackbench, copies of 8 KiB, unwound by each walker in the same run: %d rounds, each with fresh walkers, in turns over batches of 2,000 stacks. "+
+	return fmt.Sprintf("All user stacks of one recording of hackbench, copies of 8 KiB, unwound by each walker in the same run: %d rounds, each with fresh walkers, in turns over batches of 32 stacks, so that a stack is in the processor's caches when it is unwound, as it is in perf. "+
 		"Times are medians: of the batches' first passes, and of the rounds' later ones (warm); the total is of all frames at the first. Modules are opened, and compiled, before. ", ev.rounds) +
 		"A stack is whole if it reaches the outermost frame through all frames that the reference interpreter finds; the report counts errors that libunwind returned, mostly truncated copies.\n\n" +
-		"*compact* and *rows* (the reference interpreter) are our walker. It follows plain rules with two registers and without the stepper; *all registers* hides what allows that, so that each frame's rule is applied to all registers, as the peers do it. " +
+		"*eh_elf, from C* is the report's own way: a C program that opens eh_elf files by dlopen and calls them for each frame. It only follows rules, so that it does not leave code without any. " +
+		"*compact*, *native* and *rows* (the reference interpreter) are our walker in Go. It follows plain rules with two registers and without the stepper; *all registers* hides what allows that, so that each frame's rule is applied to all registers, as the peers do it. " +
 		"Uncached is `UNW_CACHE_NONE`; tuned is a cache of 32,768 entries instead of 128 and no `sigprocmask`.\n\n" +
 		markdown(cells) + "\n![Time a frame](speed.svg)\n\n![Ratios](speedup.svg)\n\nIn the plots, what is not of this run is in another colour.\n"
 }
