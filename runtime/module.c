@@ -25,19 +25,19 @@ static struct us_slot rules[1 << RULE_BITS];
 static int view_refill(struct us_window *w, uint64_t at)
 {
 	struct us_view *v = w->ctx;
-	uint64_t lo = at & ~(uint64_t)(US_WINDOW - 1);
+	uint64_t lo = at & ~(uint64_t)7;
 
-	for (unsigned n = US_WINDOW; n >= 8; n /= 8) { /* all of it, or the word at the edge of what is there */
-		if (n < US_WINDOW)
-			lo = at & ~(uint64_t)7;
+	/* Who reads on will want more; a search does not. At the edge of what is there, a word can be all. */
+	for (unsigned n = at == w->hi ? US_WINDOW : 16;; n = 8) {
 		if (v->t->read(v->t->ctx, lo + v->bias, v->buf, n)) {
 			w->p = v->buf;
 			w->lo = lo;
 			w->hi = lo + n;
 			return 1;
 		}
+		if (n == 8)
+			return 0;
 	}
-	return 0;
 }
 
 void us_view(struct us_view *v, const struct us_target *t, uint64_t bias)
@@ -182,65 +182,62 @@ static int read_sections(int fd, const struct elf *x, struct sections *z)
 
 enum { MAX_IMAGE = 1 << 28 };
 
-/* Copies [lo, hi), link-time addresses, out of the file. A mapping would fault if the file were cut off. */
-static void load_image(struct us_module *m, int fd, const struct elf *x, uint64_t lo, uint64_t hi)
+/*
+ * Copies what m wants of the file: reading it through the target is slow, and a mapping would fault if the file were cut
+ * off.
+ */
+static US_COLD void copy_file(struct us_module *m, int fd, const struct elf *x)
 {
+	struct us_window *w, *none = NULL;
+	uint64_t size = m->hi - m->lo;
+
 	for (unsigned i = 0; i < x->n_loads; i++) {
-		uint64_t at = lo - x->load[i].vaddr, end = x->load[i].vaddr + x->load[i].filesz;
+		uint64_t at = m->lo - x->load[i].vaddr;
 		uint8_t *p;
 
 		if (at >= x->load[i].filesz)
 			continue;
-		if (hi > end)
-			hi = end;
-		if (hi <= lo || hi - lo > MAX_IMAGE)
+		if (size > x->load[i].filesz - at)
+			size = x->load[i].filesz - at;
+		w = us_alloc(sizeof *w);
+		if (!w || size > MAX_IMAGE)
 			return;
-		p = mmap(NULL, hi - lo, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+		p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 		if (p == MAP_FAILED)
 			return;
-		if (!read_fd(&fd, x->load[i].off + at, p, hi - lo)) {
-			munmap(p, hi - lo);
-			return;
-		}
-		m->image = (struct us_window){p, lo, hi, NULL, NULL};
+		*w = (struct us_window){p, m->lo, m->lo + size, NULL, NULL};
+		if (!read_fd(&fd, x->load[i].off + at, p, size) ||
+		    !atomic_compare_exchange_strong_explicit(&m->image, &none, w, memory_order_release, memory_order_relaxed))
+			munmap(p, size);
 		return;
 	}
 }
 
-/* ---- Modules ---- */
+/* A file with more call frame information than this is copied when it has been asked for some rules. */
+enum { SMALL = 1 << 17, MANY = 64 };
 
-int us_module_is(const struct us_module *m, const struct us_target *t, uint64_t bias, int quick)
-{
-	uint8_t b[US_MAX_ID];
-	uint32_t n = quick && m->id_size > 8 ? 8 : m->id_size;
-
-	if (!quick && (!t->read(t->ctx, m->first + bias, b, 8) || memcmp(b, ELFMAG "\2\1\1", 7)))
-		return 0;
-	return t->read(t->ctx, m->note + bias, b, n) && !memcmp(b, m->id, n);
-}
-
-/* Gets what the module's file has: the table that is stored for it, or its call frame information. */
-static void load(struct us_module *m, int fd, const struct elf *x, int strict)
+/* Gets what the file of a new module has: the table that is stored for it, or where its call frame information is. */
+static void open_file(struct us_module *m, int fd, const struct elf *x, int strict)
 {
 	struct sections z;
 
-	if (!read_sections(fd, x, &z))
+	if (!read_sections(fd, x, &z) || z.eh + z.eh_size < z.eh)
 		z.eh_size = 0;
 	if (!strict && z.eh_size)
 		m->table = us_table_stored(m->id, m->id_size, z.eh_size, z.debug_size);
 	if (m->table)
 		return;
-	if (z.eh_size && z.eh + z.eh_size > z.eh) {
-		uint64_t lo = m->hdr < z.eh ? m->hdr : z.eh, hi = m->hdr < z.eh ? z.eh + z.eh_size : m->hdr + x->hdr_size;
-
-		load_image(m, fd, x, lo, hi);
-	} else {
-		load_image(m, fd, x, m->hdr, m->hdr + MAX_IMAGE);
-	}
-	if (m->image.hi && us_frames_open(&m->frames, &m->image, m->hdr) == US_FOUND && z.eh_size) {
+	if (z.eh_size) {
 		m->frames.eh_frame = z.eh;
 		m->frames.eh_end = z.eh + z.eh_size;
+		m->lo = m->hdr < z.eh ? m->hdr : z.eh;
+		m->hi = m->hdr < z.eh ? m->frames.eh_end : m->hdr + x->hdr_size;
+	} else {
+		m->lo = m->hdr;
+		m->hi = m->hdr + MAX_IMAGE;
 	}
+	if (m->hi - m->lo <= SMALL)
+		copy_file(m, fd, x);
 }
 
 /* Whether the process has the file of x mapped with this bias. */
@@ -298,6 +295,7 @@ static int find_header(struct elf *x, const struct us_target *t, uint64_t segbas
 static US_COLD struct us_module *find_new(const struct us_target *t, uint64_t segbase, uint64_t *bias, int strict)
 {
 	struct us_module *m, *first;
+	struct us_view v;
 	struct elf x;
 	int fd = find_fd(&x, t, segbase);
 
@@ -316,19 +314,25 @@ static US_COLD struct us_module *find_new(const struct us_target *t, uint64_t se
 	m->n_segments = x.n_segments;
 	memcpy(m->segment, x.segment, sizeof m->segment);
 	m->space = us_new_space();
+	us_view(&v, t, *bias);
+	us_frames_open(&m->frames, &v.w, m->hdr);
 	if (fd >= 0)
-		load(m, fd, &x, strict);
-	if (m->frames.hdr == 0) {
-		struct us_view v;
-
-		us_view(&v, t, *bias);
-		us_frames_open(&m->frames, &v.w, m->hdr);
-	}
+		open_file(m, fd, &x, strict);
 	/* If another thread has added the same module meanwhile, there are two: no harm. */
 	m->next = first;
 	while (!atomic_compare_exchange_weak_explicit(&modules, &m->next, m, memory_order_release, memory_order_relaxed))
 		;
 	return m;
+}
+
+int us_module_is(const struct us_module *m, const struct us_target *t, uint64_t bias, int quick)
+{
+	uint8_t b[US_MAX_ID];
+	uint32_t n = quick && m->id_size > 8 ? 8 : m->id_size;
+
+	if (!quick && (!t->read(t->ctx, m->first + bias, b, 8) || memcmp(b, ELFMAG "\2\1\1", 7)))
+		return 0;
+	return t->read(t->ctx, m->note + bias, b, n) && !memcmp(b, m->id, n);
 }
 
 struct us_module *us_module_at(const struct us_target *t, uint64_t segbase, uint64_t *bias, int strict)
@@ -346,22 +350,41 @@ struct us_module *us_module_at(const struct us_target *t, uint64_t segbase, uint
 	return m;
 }
 
+/* A window on m's call frame information: its copy, or v. */
+static struct us_window *window(struct us_module *m, const struct us_target *t, uint64_t bias, struct us_window *w, struct us_view *v)
+{
+	struct us_window *image = atomic_load_explicit(&m->image, memory_order_acquire);
+
+	if (!image && m->hi && atomic_fetch_add_explicit(&m->lookups, 1, memory_order_relaxed) == MANY) {
+		struct elf x;
+		int saved = errno, fd = find_fd(&x, t, m->hdr + bias);
+
+		if (fd >= 0)
+			copy_file(m, fd, &x);
+		errno = saved;
+		image = atomic_load_explicit(&m->image, memory_order_acquire);
+	}
+	if (image) {
+		*w = *image;
+		return w;
+	}
+	us_view(v, t, bias);
+	return &v->w;
+}
+
 int us_module_fde(struct us_module *m, const struct us_target *t, uint64_t bias, uint64_t pc, struct us_fde *fde)
 {
+	struct us_window w;
 	struct us_view v;
 
-	if (m->image.hi) {
-		struct us_window w = m->image;
-
-		return us_frames_find(&m->frames, &w, pc, fde);
-	}
-	us_view(&v, t, bias);
-	return us_frames_find(&m->frames, &v.w, pc, fde);
+	return us_frames_find(&m->frames, window(m, t, bias, &w, &v), pc, fde);
 }
 
 int us_module_rule(struct us_module *m, const struct us_target *t, uint64_t bias, uint64_t pc, struct us_rule *r)
 {
+	struct us_window w, *x;
 	struct us_slot *slot;
+	struct us_view v;
 	struct us_fde fde;
 	int found;
 
@@ -370,20 +393,10 @@ int us_module_rule(struct us_module *m, const struct us_target *t, uint64_t bias
 	slot = us_slot_of(rules, RULE_BITS, m->space, pc);
 	if (us_slot_get(slot, m->space, pc, r))
 		return US_FOUND;
-	if (m->image.hi) {
-		struct us_window w = m->image;
-
-		found = us_frames_find(&m->frames, &w, pc, &fde);
-		if (found == US_FOUND)
-			found = us_fde_rule(&w, &fde, pc, r);
-	} else {
-		struct us_view v;
-
-		us_view(&v, t, bias);
-		found = us_frames_find(&m->frames, &v.w, pc, &fde);
-		if (found == US_FOUND)
-			found = us_fde_rule(&v.w, &fde, pc, r);
-	}
+	x = window(m, t, bias, &w, &v);
+	found = us_frames_find(&m->frames, x, pc, &fde);
+	if (found == US_FOUND)
+		found = us_fde_rule(x, &fde, pc, r);
 	if (found == US_FOUND)
 		us_slot_put(slot, m->space, pc, r);
 	return found;

@@ -29,7 +29,9 @@ struct us_module {
 		uint64_t lo, hi;
 	} segment[US_MAX_SEGMENTS];
 	const struct us_table *table; /* from the store; NULL for none */
-	struct us_window image;       /* the file's call frame information by link-time address; empty where it is not at hand */
+	uint64_t lo, hi;              /* what there is to copy of the file, link-time addresses; none if equal */
+	_Atomic uint32_t lookups;     /* until it has been copied */
+	struct us_window *_Atomic image; /* the copy; NULL where the target is read instead */
 	struct us_frames frames;
 };
 
