@@ -127,7 +127,7 @@ static void prefetch(const struct sample *x, uint64_t from, uint64_t to)
 		__builtin_prefetch(x->stack + from);
 }
 
-enum { AHEAD = 1024 };
+enum { AHEAD = 512 };
 
 static void walk(const struct sample *x, struct chain *c)
 {
