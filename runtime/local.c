@@ -249,9 +249,7 @@ US_API const char *_Ux86_64_strerror(int e)
 		"unsupported operation or bad value", "unwind info has unsupported version", "no unwind info found",
 	};
 
-	if (e < 0)
-		e = -e;
-	return e >= 0 && e <= UNW_ENOINFO ? names[e] : "invalid error code";
+	return e <= 0 && e >= -UNW_ENOINFO ? names[-e] : "invalid error code";
 }
 
 /*
@@ -379,7 +377,7 @@ static int find_dyn(uint64_t pc, struct us_glass *g, struct us_fde *fde)
 
 /* ---- Procedures ---- */
 
-static void fill(unw_proc_info_t *pi, const struct us_fde *fde)
+static void fill(unw_proc_info_t *pi, const struct us_fde *fde, uint64_t gp)
 {
 	memset(pi, 0, sizeof *pi);
 	pi->start_ip = fde->lo;
@@ -390,6 +388,7 @@ static void fill(unw_proc_info_t *pi, const struct us_fde *fde)
 		pi->handler = 0;
 	if (fde->lsda && fde->lsda_indirect && !us_peek(fde->lsda, &pi->lsda, 8))
 		pi->lsda = 0;
+	pi->gp = gp;
 	pi->format = UNW_INFO_FORMAT_TABLE;
 }
 
@@ -404,7 +403,7 @@ static int find_proc_info(unw_addr_space_t as, unw_word_t ip, unw_proc_info_t *p
 	(void)need;
 	(void)arg;
 	if (us_local_fde(ip, 0, &g, &fde, &m) == US_FOUND) {
-		fill(pi, &fde);
+		fill(pi, &fde, m ? m->gp : 0);
 		return 0;
 	}
 	di = dyn_at(ip);
@@ -449,7 +448,7 @@ US_API int _ULx86_64_dwarf_search_unwind_table(unw_addr_space_t as, unw_word_t i
 	(void)arg;
 	if (!search(di, ip, &g, &fde))
 		return -UNW_ENOINFO;
-	fill(pi, &fde);
+	fill(pi, &fde, di->gp);
 	return 0;
 }
 

@@ -49,6 +49,7 @@ struct us_loaded {
 	const void *link_map;
 	uint64_t hdr;        /* .eh_frame_hdr */
 	struct us_span text; /* what is known to be readable: the segment of .eh_frame_hdr */
+	uint64_t gp;         /* what DT_PLTGOT says; 0 for nothing */
 	uint64_t id_at;      /* where the build ID is; 0 for none */
 	uint8_t id[8];       /* as much of it as is compared */
 	uint16_t index;      /* in the caches, from 1 */

@@ -122,6 +122,13 @@ static void read_headers(struct us_loaded *m)
 
 		if (ph[i].p_type == PT_LOAD && m->hdr >= lo && m->hdr < hi && hi > lo && hi <= m->hi)
 			m->text = (struct us_span){lo, hi};
+		if (ph[i].p_type == PT_DYNAMIC) {
+			Elf64_Dyn d;
+
+			for (uint64_t at = lo; at + sizeof d <= lo + ph[i].p_memsz && us_peek(at, &d, sizeof d) && d.d_tag != DT_NULL; at += sizeof d)
+				if (d.d_tag == DT_PLTGOT)
+					m->gp = d.d_un.d_ptr < m->lo ? d.d_un.d_ptr + m->bias : d.d_un.d_ptr;
+		}
 		if (ph[i].p_type == PT_NOTE && !m->id_at && ph[i].p_filesz < 4096) {
 			uint32_t h[4];
 

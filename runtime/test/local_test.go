@@ -1,0 +1,212 @@
+package test
+
+import (
+	"bytes"
+	"debug/elf"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+const stockLocal = "/usr/lib/x86_64-linux-gnu/libunwind.so.8"
+
+// localSources are what libunwind.so.8 is made of.
+var localSources = []string{"core.c", "frames.c", "table.c", "local.c", "local_walk.c", "local_mod.c", "local_mem.c", "names.c", "local_asm.S"}
+
+// localLib builds libunwind.so.8 with a compiler and flags and returns its directory.
+func localLib(t testing.TB, cc string, flags ...string) string {
+	t.Helper()
+	oracle.Need(t, cc)
+	return once(t, "local "+cc+strings.Join(flags, ""), func(dir string) error {
+		args := append([]string{"-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-shared",
+			"-Wl,-soname,libunwind.so.8", "-Wl,-z,now", "-o", filepath.Join(dir, "libunwind.so.8")}, flags...)
+		for _, s := range localSources {
+			args = append(args, filepath.Join("..", s))
+		}
+		out, err := exec.Command(cc, append(args, "-Wl,--no-as-needed", "-lgcc_s")...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%v: %s", err, out)
+		}
+		return nil
+	})
+}
+
+// stockLib returns a directory with Debian's library, of a name as long as that of ours: where the stack starts depends on
+// the size of the environment.
+func stockLib(t testing.TB, like string) string {
+	t.Helper()
+	oracle.Need(t, stockLocal)
+	dir := like[:len(like)-1] + "_"
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Symlink(stockLocal, filepath.Join(dir, "libunwind.so.8")); err != nil && !os.IsExist(err) {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// localProgram compiles a program that is linked against Debian's library.
+func localProgram(t testing.TB, cc, source string, flags ...string) string {
+	t.Helper()
+	oracle.Need(t, cc)
+	oracle.Need(t, stockLocal)
+	prog := filepath.Join(t.TempDir(), "prog")
+	args := append([]string{"-O2", "-g", "-Wall", "-o", prog, filepath.Join("testdata", source)}, flags...)
+	if out, err := exec.Command(cc, append(args, "-lunwind", "-lpthread")...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return prog
+}
+
+func runWith(dir string, env []string, prog string, args ...string) ([]byte, error) {
+	cmd := exec.Command("timeout", append([]string{"60", prog}, args...)...)
+	cmd.Env = append(append(os.Environ(), "LD_LIBRARY_PATH="+dir), env...)
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		err = fmt.Errorf("%v: %s", err, errs.Bytes())
+	}
+	return out, err
+}
+
+// TestLocalSame runs one program against Debian's library and ours.
+func TestLocalSame(t *testing.T) {
+	for _, cc := range []string{"gcc", "clang-19"} {
+		for _, opt := range []string{"-O0", "-O2", "-O2 -fno-omit-frame-pointer"} {
+			t.Run(cc+opt, func(t *testing.T) {
+				lib := localLib(t, cc)
+				stock := stockLib(t, lib)
+				prog := localProgram(t, cc, "local_same.c", strings.Fields(opt)...)
+				want, err := runWith(stock, nil, prog)
+				if err != nil {
+					t.Fatalf("with Debian's: %v", err)
+				}
+				got, err := runWith(lib, nil, prog)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if bytes.Equal(got, want) {
+					return
+				}
+				w, g := strings.Split(string(want), "\n"), strings.Split(string(got), "\n")
+				for i := range max(len(w), len(g)) {
+					if i >= len(w) || i >= len(g) || w[i] != g[i] {
+						t.Fatalf("line %d:\n got %v\nwant %v", i+1, g[min(i, len(g)):min(i+1, len(g))], w[min(i, len(w)):min(i+1, len(w))])
+					}
+				}
+			})
+		}
+	}
+}
+
+// localMissing are the names of Debian's library that ours does not have, and why.
+func localMissing(name string) string {
+	switch {
+	case strings.HasPrefix(name, "_Unwind_"), strings.HasPrefix(name, "__libunwind_Unwind_"):
+		return "libgcc's, which the loader finds through DT_NEEDED"
+	case name == "backtrace":
+		return "glibc's"
+	}
+	return ""
+}
+
+func exportedBy(t *testing.T, path string) (names []string) {
+	f, err := elf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	syms, err := f.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range syms {
+		if s.Section != elf.SHN_UNDEF {
+			names = append(names, s.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// TestLocalExports compares the exported names with those of Debian's library.
+func TestLocalExports(t *testing.T) {
+	oracle.Need(t, stockLocal)
+	path := filepath.Join(localLib(t, "gcc"), "libunwind.so.8")
+	got, want := exportedBy(t, path), exportedBy(t, stockLocal)
+	for _, name := range want {
+		if why := localMissing(name); (why == "") != slices.Contains(got, name) {
+			t.Errorf("%s: exported %v; allowed to be missing: %q", name, slices.Contains(got, name), why)
+		}
+	}
+	for _, name := range got {
+		if !slices.Contains(want, name) && name != "unw_backtrace2" && name != "_ULx86_64_get_proc_name_by_ip" {
+			t.Errorf("%s is exported, but not by Debian's library", name)
+		}
+	}
+	f, err := elf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if libs, _ := f.ImportedLibraries(); !slices.Contains(libs, "libgcc_s.so.1") {
+		t.Errorf("needs %v, without libgcc_s.so.1", libs)
+	}
+	syms, _ := f.DynamicSymbols()
+	for _, s := range syms {
+		if s.Name == "_ULx86_64_local_addr_space" && s.Size != 8 {
+			t.Errorf("%s has %d bytes", s.Name, s.Size)
+		}
+	}
+}
+
+// plugins are two shared objects that are different where one looks the same as the other.
+func plugins(t *testing.T) []string {
+	var libs []string
+	for i, flag := range []string{"-DNONE", "-DDEPTH"} {
+		lib := filepath.Join(t.TempDir(), "plugin"+strconv.Itoa(i)+".so")
+		if out, err := exec.Command("gcc", "-O2", "-g", "-shared", "-fPIC", flag, "-o", lib, "testdata/local_plugin.c").CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		libs = append(libs, lib)
+	}
+	return libs
+}
+
+// TestLocalStress walks under bad conditions, plain and under the sanitizers.
+func TestLocalStress(t *testing.T) {
+	libs := plugins(t)
+	for _, kind := range []struct {
+		name, env string
+		flags     []string
+	}{
+		{"plain", "NONE=1", nil},
+		{"address", "ASAN_OPTIONS=detect_stack_use_after_return=0:use_sigaltstack=0:handle_segv=0", []string{"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"}},
+		{"thread", "TSAN_OPTIONS=handle_segv=0:report_signal_unsafe=0", []string{"-fsanitize=thread"}},
+	} {
+		t.Run(kind.name, func(t *testing.T) {
+			lib := localLib(t, "gcc", kind.flags...)
+			prog := localProgram(t, "gcc", "local_stress.c", kind.flags...)
+			for _, what := range []string{"storm", "altstorm", "fork", "dlopen", "corrupt", "guard", "alt"} {
+				if kind.name == "thread" && what == "fork" {
+					continue // ThreadSanitizer does not support threads that fork
+				}
+				t.Run(what, func(t *testing.T) {
+					if out, err := runWith(lib, []string{kind.env}, prog, append([]string{what}, libs...)...); err != nil {
+						t.Errorf("%v\n%s", err, out)
+					}
+				})
+			}
+		})
+	}
+}

@@ -1,0 +1,340 @@
+/*
+ * Walks under bad conditions. The argument says which; 0 is returned if all walks ended as they should.
+ */
+#define _GNU_SOURCE
+#define UNW_LOCAL_ONLY
+#include <libunwind.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define NOINLINE __attribute__((noinline))
+#define CHECK(x) do { if (!(x)) { fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x); abort(); } } while (0)
+
+extern int unw_backtrace(void **, int);
+
+static int steps(int max)
+{
+	unw_context_t uc;
+	unw_cursor_t c;
+	int n = 0;
+
+	unw_getcontext(&uc);
+	unw_init_local(&c, &uc);
+	while (n < max && unw_step(&c) > 0)
+		n++;
+	return n;
+}
+
+NOINLINE static int deep(int n)
+{
+	volatile int r;
+
+	if (n > 0) {
+		r = deep(n - 1);
+	} else {
+		void *b[256];
+
+		r = unw_backtrace(b, 256);
+		CHECK(r > 10);
+		CHECK(steps(256) > 10);
+	}
+	return r;
+}
+
+static volatile sig_atomic_t storms, in;
+static void storm(int s)
+{
+	void *b[128];
+	int n = unw_backtrace(b, 128);
+
+	(void)s;
+	storms++;
+	CHECK(n > 3);
+	CHECK(steps(128) > 3);
+	/* A handler in a handler. */
+	if (in < 2) {
+		in++;
+		raise(SIGUSR1);
+		in--;
+	}
+}
+
+static void catch(int sig, void (*f)(int), int flags)
+{
+	struct sigaction a = {.sa_handler = f, .sa_flags = flags};
+
+	sigaction(sig, &a, NULL);
+}
+
+static void tick(int us)
+{
+	struct itimerval t = {{0, us}, {0, us}};
+
+	setitimer(ITIMER_PROF, &t, NULL);
+}
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static double until;
+
+static void *walker(void *p)
+{
+	while (now() < until)
+		deep(20 + (int)(intptr_t)p);
+	return NULL;
+}
+
+static void threads(int n, void *(*f)(void *))
+{
+	pthread_t t[16];
+
+	for (int i = 0; i < n; i++)
+		CHECK(pthread_create(&t[i], NULL, f, (void *)(intptr_t)i) == 0);
+	for (int i = 0; i < n; i++)
+		pthread_join(t[i], NULL);
+}
+
+static void test_storm(void)
+{
+	catch(SIGPROF, storm, SA_RESTART | SA_NODEFER);
+	catch(SIGUSR1, storm, SA_NODEFER);
+	tick(200);
+	threads(4, walker);
+	tick(0);
+	CHECK(storms > 10);
+}
+
+static void *forker(void *p)
+{
+	(void)p;
+	while (now() < until) {
+		pid_t pid = fork();
+		int st;
+
+		if (pid == 0) {
+			deep(15);
+			_exit(0);
+		}
+		CHECK(waitpid(pid, &st, 0) == pid && st == 0);
+	}
+	return NULL;
+}
+
+static void *mixed(void *p)
+{
+	return (intptr_t)p & 1 ? forker(p) : walker(p);
+}
+
+static const char *lib[2];
+
+static int from_plugin(void)
+{
+	void *b[64];
+	int n = unw_backtrace(b, 64), k = steps(64);
+
+	CHECK(n >= 4 && k >= 3);
+	return n;
+}
+
+static void *loader(void *p)
+{
+	for (unsigned i = (unsigned)(intptr_t)p; now() < until; i++) {
+		void *h = dlopen(lib[i & 1], RTLD_NOW | RTLD_LOCAL);
+		int (*f)(int (*)(void)), n;
+
+		CHECK(h);
+		f = (int (*)(int (*)(void)))dlsym(h, "plugin");
+		CHECK(f);
+		n = f(from_plugin);
+		/* plugin 0 has one frame, plugin 1 has three, at the same addresses. */
+		CHECK(n > 0);
+		dlclose(h);
+	}
+	return NULL;
+}
+
+/* One after the other in the same place: what is known of one is not used for the other. */
+static void reload(void)
+{
+	int first[2] = {0, 0};
+
+	for (int i = 0; i < 200; i++) {
+		void *h = dlopen(lib[i & 1], RTLD_NOW);
+		int n = ((int (*)(int (*)(void)))dlsym(h, "plugin"))(from_plugin);
+
+		if (first[i & 1] == 0)
+			first[i & 1] = n;
+		if (n != first[i & 1])
+			fprintf(stderr, "%d: %d frames, %d before\n", i, n, first[i & 1]);
+		CHECK(n == first[i & 1]);
+		dlclose(h);
+	}
+	CHECK(first[1] == first[0] + 2);
+}
+
+static void test_dlopen(void)
+{
+	reload();
+	until = now() + 1;
+	threads(3, loader);
+}
+
+/* A stack full of garbage behind a frame. */
+NOINLINE static void corrupt(unsigned seed)
+{
+	uint64_t page[512] __attribute__((aligned(16)));
+	unw_context_t uc;
+	unw_cursor_t c;
+	int n = 0;
+
+	srandom(seed);
+	for (int i = 0; i < 512; i++) {
+		switch (random() % 6) {
+		case 0: page[i] = (uint64_t)random() << 32 | (uint64_t)random(); break;
+		case 1: page[i] = (uint64_t)&page[random() % 512]; break;
+		case 2: page[i] = (uint64_t)(void *)corrupt + (uint64_t)random() % 512; break;
+		case 3: page[i] = (uint64_t)(void *)qsort + (uint64_t)random() % 4096; break;
+		case 4: page[i] = (uint64_t)(void *)deep + (uint64_t)random() % 64; break;
+		case 5: page[i] = (uint64_t)random() % 4096; break;
+		}
+	}
+	unw_getcontext(&uc);
+	uc.uc_mcontext.gregs[15] = (long long)&page[8]; /* rsp */
+	uc.uc_mcontext.gregs[10] = (long long)&page[random() % 512]; /* rbp */
+	if (random() % 2)
+		uc.uc_mcontext.gregs[16] = (long long)page[random() % 512];
+	if (random() % 8 == 0)
+		uc.uc_mcontext.gregs[15] = (long long)random() << (random() % 32);
+	unw_init_local2(&c, &uc, (int)(random() % 2));
+	while (n < 1000 && unw_step(&c) > 0) {
+		unw_word_t v, off;
+		unw_proc_info_t pi;
+		char name[64];
+
+		n++;
+		for (int i = 0; i < 17; i++)
+			unw_get_reg(&c, i, &v);
+		unw_get_proc_info(&c, &pi);
+		unw_get_proc_name(&c, name, sizeof name, &off);
+	}
+	CHECK(n < 1000);
+}
+
+static void test_corrupt(void)
+{
+	for (unsigned i = 0; i < 20000 && now() < until; i++)
+		corrupt(i);
+}
+
+/* A stack whose first words are the last that can be read. */
+static void *small(void *p)
+{
+	(void)p;
+	deep(10);
+	return NULL;
+}
+
+static void test_guard(void)
+{
+	uint8_t *m = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	unw_context_t uc;
+	unw_cursor_t c;
+	pthread_attr_t a;
+	pthread_t t;
+
+	/* A frame whose caller's would be in the guard page. */
+	mprotect(m + (1 << 19), 4096, PROT_NONE);
+	for (int i = 0; i <= 128; i++) {
+		unw_getcontext(&uc);
+		uc.uc_mcontext.gregs[15] = (long long)(m + (1 << 19) - 8 * i);
+		uc.uc_mcontext.gregs[10] = (long long)(m + (1 << 19) - 16);
+		uc.uc_mcontext.gregs[16] = (long long)(void *)deep + i % 16;
+		unw_init_local(&c, &uc);
+		for (int n = 0; n < 100 && unw_step(&c) > 0; n++)
+			CHECK(n < 99);
+	}
+	/* The smallest stacks, at their ends. */
+	pthread_attr_init(&a);
+	pthread_attr_setstack(&a, m, 1 << 16);
+	pthread_create(&t, &a, small, NULL);
+	pthread_join(t, NULL);
+	munmap(m, 1 << 20);
+	for (int i = 0; i < 50; i++) {
+		pthread_attr_init(&a);
+		pthread_attr_setstacksize(&a, 1 << 16);
+		pthread_create(&t, &a, small, NULL);
+		pthread_join(t, NULL);
+	}
+}
+
+/* Stacks that come and go: what is known of one is not used for another. */
+static void on_alt(int s)
+{
+	(void)s;
+	CHECK(deep(5) > 7);
+}
+
+static void test_alt(void)
+{
+	catch(SIGUSR2, on_alt, SA_ONSTACK);
+	for (int i = 0; i < 2000; i++) {
+		size_t size = (size_t)(16 + i % 16) * 4096;
+		stack_t ss = {.ss_size = size}, off = {.ss_flags = SS_DISABLE};
+
+		ss.ss_sp = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		sigaltstack(&ss, NULL);
+		raise(SIGUSR2);
+		sigaltstack(&off, NULL);
+		munmap(ss.ss_sp, size);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	const char *what = argc > 1 ? argv[1] : "";
+	static char alt[1 << 17];
+	stack_t ss = {.ss_sp = alt, .ss_size = sizeof alt};
+
+	until = now() + 1.5;
+	alarm(60);
+	if (!strcmp(what, "storm")) {
+		test_storm();
+	} else if (!strcmp(what, "altstorm")) {
+		sigaltstack(&ss, NULL);
+		catch(SIGPROF, storm, SA_RESTART | SA_ONSTACK);
+		catch(SIGUSR1, storm, SA_NODEFER);
+		tick(200);
+		walker(NULL);
+		tick(0);
+	} else if (!strcmp(what, "fork")) {
+		threads(4, mixed);
+	} else if (!strcmp(what, "dlopen")) {
+		lib[0] = argv[2];
+		lib[1] = argv[3];
+		test_dlopen();
+	} else if (!strcmp(what, "corrupt")) {
+		test_corrupt();
+	} else if (!strcmp(what, "guard")) {
+		test_guard();
+	} else if (!strcmp(what, "alt")) {
+		test_alt();
+	} else {
+		return 2;
+	}
+	return 0;
+}
