@@ -9,116 +9,9 @@
  * registers that a call does not preserve are lost in the caller; stored tables may know more than .eh_frame_hdr.
  */
 #define _GNU_SOURCE
-#include "abi.h"
-#include "module.h"
+#include "space.h"
 
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-
-/* ---- Address spaces ---- */
-
-/* A part of an address space in which a module's code lies, as find_proc_info said. */
-struct range {
-	uint64_t lo, hi, segbase;
-	uint64_t bias;
-	struct us_module *module; /* NULL where it cannot be told */
-	_Atomic uint32_t epoch; /* of the space when it was added; 0 while it is written */
-};
-
-enum { MAX_RANGES = 1000 };
-
-struct unw_addr_space {
-	unw_accessors_t acc;
-	int big;      /* byte order: other than ours */
-	int strict;
-	int policy;
-	_Atomic uint32_t space; /* for the cache; a new one after each flush */
-	_Atomic uint32_t epoch; /* counts flushes, from 1 */
-	_Atomic uint32_t next;  /* ranges ever added: a ring */
-	struct range range[MAX_RANGES];
-};
-
-static struct unw_addr_space local_space;
-US_API struct unw_addr_space *_Ux86_64_local_addr_space = &local_space;
-
-static int strict_mode(void)
-{
-	static _Atomic int known; /* 0: not asked yet, 1: no, 2: yes */
-	int k = atomic_load_explicit(&known, memory_order_relaxed);
-
-	if (k == 0) {
-		const char *e = getenv("UNSPOOL_STRICT");
-
-		k = e && *e && strcmp(e, "0") != 0 ? 2 : 1;
-		atomic_store_explicit(&known, k, memory_order_relaxed);
-	}
-	return k == 2;
-}
-
-US_API unw_addr_space_t _Ux86_64_create_addr_space(unw_accessors_t *a, int byte_order)
-{
-	struct unw_addr_space *as;
-
-	if (byte_order != 0 && byte_order != 1234) /* x86-64 has one */
-		return NULL;
-	as = mmap(NULL, sizeof *as, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (as == MAP_FAILED)
-		return NULL;
-	as->acc = *a;
-	as->strict = strict_mode();
-	as->policy = UNW_CACHE_NONE;
-	atomic_init(&as->space, us_new_space());
-	atomic_init(&as->epoch, 1);
-	return as;
-}
-
-US_API void _Ux86_64_destroy_addr_space(unw_addr_space_t as)
-{
-	if (as && as != &local_space)
-		munmap(as, sizeof *as);
-}
-
-US_API unw_accessors_t *_Ux86_64_get_accessors(unw_addr_space_t as)
-{
-	return &as->acc;
-}
-
-static void flush(unw_addr_space_t as)
-{
-	atomic_store_explicit(&as->space, us_new_space(), memory_order_relaxed);
-	atomic_fetch_add_explicit(&as->epoch, 1, memory_order_relaxed);
-}
-
-/* Everything is forgotten, whatever the range: as in libunwind. */
-US_API void _Ux86_64_flush_cache(unw_addr_space_t as, unw_word_t lo, unw_word_t hi)
-{
-	(void)lo;
-	(void)hi;
-	flush(as);
-}
-
-US_API int _Ux86_64_set_caching_policy(unw_addr_space_t as, int policy)
-{
-	if (policy != UNW_CACHE_NONE && policy != UNW_CACHE_GLOBAL && policy != UNW_CACHE_PER_THREAD)
-		return -UNW_EINVAL;
-	if (policy != as->policy) {
-		as->policy = policy;
-		flush(as);
-	}
-	return 0;
-}
-
-/* The cache is for all address spaces, and of one size. */
-US_API int _Ux86_64_set_cache_size(unw_addr_space_t as, size_t size, int flag)
-{
-	if (flag != 0)
-		return -UNW_EINVAL;
-	(void)size;
-	flush(as);
-	return 0;
-}
 
 /* ---- Cursors ---- */
 
@@ -185,42 +78,13 @@ US_INLINE int reg(void *ctx, unsigned i, uint64_t *to)
 	return 1;
 }
 
-/* A target that is read by a space's accessors. */
-struct reader {
-	unw_addr_space_t as;
-	void *arg;
-};
-
-static int read_target(void *ctx, uint64_t addr, void *to, size_t n)
-{
-	struct reader *r = ctx;
-	uint8_t *b = to;
-	unw_word_t v;
-
-	for (; n >= 8; n -= 8, addr += 8, b += 8) {
-		if (r->as->acc.access_mem(r->as, addr, &v, 0, r->arg) != 0)
-			return 0;
-		memcpy(b, &v, 8);
-	}
-	if (n) {
-		/* A word that crosses no more than must be read: the one that ends with the value, if the one that starts with it is not there. */
-		if (r->as->acc.access_mem(r->as, addr, &v, 0, r->arg) != 0) {
-			if (r->as->acc.access_mem(r->as, addr + n - 8, &v, 0, r->arg) != 0)
-				return 0;
-			v >>= 64 - 8 * n;
-		}
-		memcpy(b, &v, n);
-	}
-	return 1;
-}
-
 US_API int _Ux86_64_init_remote(unw_cursor_t *cur, unw_addr_space_t as, void *arg)
 {
 	struct cursor *c = cursor(cur);
 	unw_word_t ip, sp;
 	int r;
 
-	if (as == &local_space)
+	if (as == &us_local_space)
 		return -UNW_EINVAL;
 	c->as = as;
 	c->arg = arg;
@@ -254,230 +118,6 @@ US_API int _Ux86_64_init_local2(unw_cursor_t *c, void *uc, int flag)
 	(void)uc;
 	(void)flag;
 	return -UNW_EINVAL;
-}
-
-/* ---- From an instruction pointer to a rule ---- */
-
-/* What a step wants of find_proc_info, which finds its way to dwarf_search_unwind_table with it. */
-struct request {
-	struct request *outer;
-	unw_addr_space_t as;
-	uint64_t ip;
-	int found; /* US_FOUND: rule is set */
-	int asked;
-	struct us_rule rule;
-};
-
-static _Thread_local struct request *_Atomic request __attribute__((tls_model("initial-exec")));
-
-/* The range that ip is in, among those that were added since the last flush; the newest first. */
-static struct range *find_range(unw_addr_space_t as, uint64_t ip)
-{
-	uint32_t n = atomic_load_explicit(&as->next, memory_order_acquire), epoch = atomic_load_explicit(&as->epoch, memory_order_relaxed);
-
-	for (uint32_t i = n; i-- > 0 && n - i <= MAX_RANGES;) {
-		struct range *r = &as->range[i % MAX_RANGES];
-
-		if (atomic_load_explicit(&r->epoch, memory_order_acquire) != epoch)
-			continue;
-		if (ip - r->lo < r->hi - r->lo)
-			return r;
-	}
-	return NULL;
-}
-
-static void add_range(unw_addr_space_t as, const unw_dyn_info_t *di, struct us_module *m, uint64_t bias)
-{
-	uint32_t i = atomic_load_explicit(&as->next, memory_order_relaxed);
-	struct range *r;
-
-	if (i >= MAX_RANGES)
-		return; /* slower, but right: a range that is in use is not written over */
-	i = atomic_fetch_add_explicit(&as->next, 1, memory_order_acq_rel);
-	if (i >= MAX_RANGES) {
-		atomic_store_explicit(&as->next, MAX_RANGES, memory_order_relaxed);
-		return;
-	}
-	r = &as->range[i];
-	r->lo = di->start_ip;
-	r->hi = di->end_ip;
-	r->segbase = di->u.rti.segbase;
-	r->bias = bias;
-	r->module = m;
-	atomic_store_explicit(&r->epoch, atomic_load_explicit(&as->epoch, memory_order_relaxed), memory_order_release);
-}
-
-/* Whether the code of m reaches over link-time address v. */
-static int in_code(const struct us_module *m, uint64_t v)
-{
-	for (unsigned i = 0; i < m->n_segments; i++)
-		if (v - m->segment[i].lo < m->segment[i].hi - m->segment[i].lo)
-			return 1;
-	return 0;
-}
-
-/*
- * The module in which di says that ip is, and where it lies. A program may name the place of another mapping of the same
- * file, such as one that is gone since exec: then ip is not in the code that would be there. It is in the mapping that
- * di describes, so that is where the module's executable segment lies, if the module's ELF header can be found from
- * there.
- */
-static struct us_module *module_of(unw_addr_space_t as, uint64_t ip, const unw_dyn_info_t *di, const struct us_target *t, uint64_t *bias)
-{
-	struct us_module *m = us_module_at(t, di->u.rti.segbase, bias, as->strict);
-
-	if (!m || as->strict || (in_code(m, ip - *bias) && in_code(m, di->start_ip - *bias)))
-		return m;
-	for (unsigned i = 0; i < m->n_segments; i++) {
-		uint64_t b = di->start_ip - m->segment[i].lo;
-
-		if (di->end_ip - di->start_ip <= m->segment[i].hi - m->segment[i].lo && us_module_is(m, t, b, 0)) {
-			*bias = b;
-			return m;
-		}
-	}
-	return m;
-}
-
-static int is_remote_table(const unw_dyn_info_t *di)
-{
-	return di->format == UNW_INFO_FORMAT_REMOTE_TABLE || di->format == UNW_INFO_FORMAT_IP_OFFSET;
-}
-
-/* Finds the FDE of ip by di's own table, read by the accessors: for modules that cannot be told. Addresses are run-time ones. */
-static int search_table(unw_addr_space_t as, uint64_t ip, const unw_dyn_info_t *di, void *arg, struct us_view *v, struct us_target *t,
-			struct reader *r, struct us_fde *fde)
-{
-	struct us_frames f = {
-		.hdr = di->u.rti.segbase,
-		.table = di->u.rti.table_data,
-		.n = di->u.rti.table_len * sizeof(unw_word_t) / 8,
-	};
-
-	*r = (struct reader){as, arg};
-	*t = (struct us_target){read_target, r};
-	us_view(v, t, 0);
-	return f.n ? us_frames_find(&f, &v->w, ip, fde) : US_NOT_FOUND;
-}
-
-/* libunwind finds nothing for a function whose personality routine it cannot read. */
-static int unreadable_handler(unw_addr_space_t as, const struct us_fde *fde, uint64_t bias, void *arg)
-{
-	unw_word_t v;
-
-	return fde->handler && fde->handler_indirect ? as->acc.access_mem(as, fde->handler + bias, &v, 0, arg) : 0;
-}
-
-static void fill_info(unw_proc_info_t *pi, const struct us_fde *fde, uint64_t bias, const struct us_target *t)
-{
-	memset(pi, 0, sizeof *pi);
-	pi->start_ip = fde->lo + bias;
-	pi->end_ip = fde->hi + bias;
-	pi->lsda = fde->lsda ? fde->lsda + bias : 0;
-	pi->handler = fde->handler ? fde->handler + bias : 0;
-	if (pi->handler && fde->handler_indirect)
-		t->read(t->ctx, pi->handler, &pi->handler, 8);
-	if (pi->lsda && fde->lsda_indirect)
-		t->read(t->ctx, pi->lsda, &pi->lsda, 8);
-	pi->format = UNW_INFO_FORMAT_TABLE;
-}
-
-/*
- * Finds unwind information for ip in the table that di describes. pi->unwind_info stays NULL: it is for libunwind's own
- * use, and this one needs none.
- */
-US_API int _Ux86_64_dwarf_search_unwind_table(unw_addr_space_t as, unw_word_t ip, unw_dyn_info_t *di, unw_proc_info_t *pi,
-					      int need_unwind_info, void *arg)
-{
-	struct request *q = atomic_load_explicit(&request, memory_order_relaxed);
-	struct reader rd = {as, arg};
-	struct us_target t = {read_target, &rd};
-	struct us_module *m;
-	struct us_fde fde = {0};
-	struct range *r;
-	uint64_t bias = 0;
-	int mine = q && q->as == as && q->ip == ip && need_unwind_info && !q->asked, found;
-
-	if (!is_remote_table(di) && di->format != UNW_INFO_FORMAT_TABLE)
-		return -UNW_ENOINFO;
-	r = find_range(as, ip);
-	if (r && r->lo == di->start_ip && r->hi == di->end_ip && r->segbase == di->u.rti.segbase &&
-	    (!r->module || us_module_is(r->module, &t, r->bias, 1))) {
-		m = r->module;
-		bias = r->bias;
-	} else {
-		m = module_of(as, ip, di, &t, &bias);
-		add_range(as, di, m, bias); /* also that it cannot be told: to find that out takes long */
-	}
-	if (mine) {
-		q->asked = 1;
-		if (m && as->strict && us_module_fde(m, &t, bias, ip - bias, &fde) != US_DAMAGED) {
-			found = unreadable_handler(as, &fde, bias, arg); /* also of a function that ends before ip */
-			if (found < 0)
-				return found;
-		}
-		if (m) {
-			found = us_module_rule(m, &t, bias, ip - bias, &q->rule);
-		} else {
-			struct us_view v;
-
-			found = search_table(as, ip, di, arg, &v, &t, &rd, &fde);
-			if (found == US_FOUND)
-				found = us_fde_rule(&v.w, &fde, ip, &q->rule);
-		}
-		q->found = found == US_FOUND;
-		memset(pi, 0, sizeof *pi);
-		pi->start_ip = di->start_ip;
-		pi->end_ip = di->end_ip;
-		pi->format = UNW_INFO_FORMAT_TABLE;
-		return found == US_FOUND ? 0 : -UNW_ENOINFO;
-	}
-	if (m) {
-		found = us_module_fde(m, &t, bias, ip - bias, &fde);
-	} else {
-		struct us_view v;
-
-		found = search_table(as, ip, di, arg, &v, &t, &rd, &fde);
-	}
-	if (found != US_FOUND)
-		return -UNW_ENOINFO;
-	fill_info(pi, &fde, bias, &t);
-	return 0;
-}
-
-/* Gets the rule at the cursor from the accessors. Returns 0, or what is wrong. */
-static US_COLD int miss(struct cursor *c, struct us_rule *rule)
-{
-	unw_addr_space_t as = c->as;
-	uint64_t ip = c->s.pc - !c->exact;
-	struct request q = {.as = as, .ip = ip};
-	unw_proc_info_t pi;
-	struct range *r;
-	int ret;
-
-	/* Known code, if it is still there. */
-	r = as->strict || as->policy == UNW_CACHE_NONE ? NULL : find_range(as, ip);
-	if (r && r->module) {
-		struct reader rd = {as, c->arg};
-		struct us_target t = {read_target, &rd};
-
-		if (us_module_is(r->module, &t, r->bias, 1) && us_module_rule(r->module, &t, r->bias, ip - r->bias, rule) == US_FOUND)
-			goto keep;
-	}
-	memset(&pi, 0, sizeof pi);
-	q.outer = atomic_load_explicit(&request, memory_order_relaxed);
-	atomic_store_explicit(&request, &q, memory_order_relaxed);
-	ret = as->acc.find_proc_info(as, ip, &pi, 1, c->arg);
-	atomic_store_explicit(&request, q.outer, memory_order_relaxed);
-	if (ret < 0)
-		return ret;
-	if (!q.found)
-		return -UNW_ENOINFO;
-	*rule = q.rule;
-keep:
-	if (as->policy != UNW_CACHE_NONE)
-		us_cache_put(&us_cache, atomic_load_explicit(&as->space, memory_order_relaxed), c->s.pc, c->exact, rule);
-	return 0;
 }
 
 /* ---- Steps ---- */
@@ -639,11 +279,13 @@ US_API int _Ux86_64_step(unw_cursor_t *cur)
 	int o;
 
 	if (us_unlikely(as->policy == UNW_CACHE_NONE) || us_unlikely(!us_cache_get(&us_cache, space, ip, c->exact, &rule))) {
-		o = miss(c, &rule);
+		o = us_space_rule(as, c->arg, ip - !c->exact, &rule);
 		if (o == -UNW_ENOINFO)
 			return step_blind(c);
 		if (o < 0)
 			return o;
+		if (as->policy != UNW_CACHE_NONE)
+			us_cache_put(&us_cache, space, ip, c->exact, &rule);
 	}
 	o = us_apply_with(&rule, &c->s, load, reg, c, as->strict ? US_ALL : US_SAVED);
 	if (us_unlikely(o != US_OK)) {

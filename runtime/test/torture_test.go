@@ -27,7 +27,7 @@ func TestTorture(t *testing.T) {
 				oracle.Need(t, c.cc)
 				prog := filepath.Join(t.TempDir(), "torture")
 				args := append([]string{"-std=c11", "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-I..", "-pthread", "-o", prog, "testdata/torture.c",
-					"../core.c", "../frames.c", "../table.c", "../module.c", "../remote.c"}, c.flags...)
+					"../core.c", "../frames.c", "../table.c", "../module.c", "../space.c", "../remote.c"}, c.flags...)
 				if out, err := exec.Command(c.cc, args...).CombinedOutput(); err != nil {
 					t.Fatalf("%s: %v\n%s", c.cc, err, out)
 				}
