@@ -45,3 +45,29 @@ func TestTorture(t *testing.T) {
 		}
 	}
 }
+
+// TestHostile: a module of nonsense ends walks, and nothing else.
+func TestHostile(t *testing.T) {
+	oracle.Need(t, "gcc")
+	prog := filepath.Join(t.TempDir(), "hostile")
+	out, err := exec.Command("gcc", "-std=c11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-I..", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
+		"-o", prog, "testdata/hostile.c", "../core.c", "../frames.c", "../table.c", "../module.c", "../space.c", "../remote.c").CombinedOutput()
+	if err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	for _, mode := range []string{"", "1"} {
+		for _, file := range []string{"/lib64/ld-linux-x86-64.so.2", "/bin/true"} {
+			cmd := exec.Command(prog, file, "400")
+			cmd.Env = append(os.Environ(), "UNSPOOL_STRICT="+mode)
+			out, err := cmd.CombinedOutput()
+			if len(out) > 4000 {
+				out = out[:4000]
+			}
+			if err != nil {
+				t.Errorf("%s, UNSPOOL_STRICT=%s: %v\n%s", file, mode, err, out)
+			} else {
+				t.Logf("%s: %s", file, out)
+			}
+		}
+	}
+}
