@@ -569,3 +569,135 @@ static int resume(unw_addr_space_t as, unw_cursor_t *c, void *arg)
 	(void)arg;
 	return _ULx86_64_resume(c);
 }
+
+/* ---- States of registers ---- */
+
+/* What reg_states_iterate gives, and apply_reg_state takes. */
+struct reg_state {
+	struct us_rule rule;
+};
+
+/* The next address above pc at which the rule can change. */
+static uint64_t same_until(struct us_glass *g, const struct us_fde *fde, uint64_t pc, const struct us_rule *r)
+{
+	struct us_rule x;
+
+	for (pc++; pc < fde->hi; pc++)
+		if (us_fde_rule(&g->w, fde, pc, &x) != US_FOUND || (x.kind != US_KIND_WIDE && memcmp(&x, r, sizeof x)) || x.kind != r->kind)
+			break;
+	return pc;
+}
+
+typedef int (*reg_states_callback)(void *token, void *data, size_t size, unw_word_t start, unw_word_t end);
+
+/*
+ * Calls back for each range of the cursor's procedure that has the same rules. Not for signal handlers. Procedures of
+ * more than 64 KiB are cut off.
+ */
+US_API int _ULx86_64_reg_states_iterate(unw_cursor_t *cur, reg_states_callback cb, void *token)
+{
+	struct us_walk *w = &cursor(cur)->w;
+	struct us_loaded *m;
+	struct us_glass g;
+	struct us_fde fde;
+	int ret = 0;
+
+	if (us_local_fde(w->s.pc - !w->exact, w->in_handler, &g, &fde, &m) != US_FOUND)
+		return -UNW_ENOINFO;
+	for (uint64_t pc = fde.lo, end; ret == 0 && pc < fde.hi && pc - fde.lo < 1 << 16; pc = end) {
+		struct reg_state s;
+
+		if (us_fde_rule(&g.w, &fde, pc, &s.rule) != US_FOUND)
+			return -UNW_ENOINFO;
+		end = same_until(&g, &fde, pc, &s.rule);
+		ret = cb(token, &s, sizeof s, pc, end);
+	}
+	return ret;
+}
+
+US_API int _ULx86_64_apply_reg_state(unw_cursor_t *cur, void *data)
+{
+	struct reg_state s;
+
+	memcpy(&s, data, sizeof s);
+	return us_walk_apply(&cursor(cur)->w, &s.rule);
+}
+
+/* ---- What libunwind's other libraries call ---- */
+
+/* Numbers in LEB128; *at is moved behind them. */
+US_API unw_word_t _ReadULEB(unsigned char **at)
+{
+	unw_word_t v = 0;
+	unsigned shift = 0;
+	unsigned char c;
+
+	do {
+		c = *(*at)++;
+		if (shift < 64)
+			v |= (unw_word_t)(c & 0x7f) << shift;
+		shift += 7;
+	} while (c & 0x80);
+	return v;
+}
+
+US_API int64_t _ReadSLEB(unsigned char **at)
+{
+	unw_word_t v = 0;
+	unsigned shift = 0;
+	unsigned char c;
+
+	do {
+		c = *(*at)++;
+		if (shift < 64)
+			v |= (unw_word_t)(c & 0x7f) << shift;
+		shift += 7;
+	} while (c & 0x80);
+	if (shift < 64 && c & 0x40)
+		v |= ~(unw_word_t)0 << shift;
+	return (int64_t)v;
+}
+
+US_API void _Ux86_64_get_exe_image_path(char *path)
+{
+	strcpy(path, "/proc/self/exe");
+}
+
+struct image {
+	void *at;
+	size_t size;
+};
+
+/* Maps the file that process pid has mapped at ip: its path, the mapping's start, and its offset. Not for signal handlers. */
+US_API int _Ux86_64_get_elf_image(struct image *to, pid_t pid, unw_word_t ip, unsigned long *segbase, unsigned long *mapoff, char *path, size_t n)
+{
+	char name[64], line[4400], file[4097];
+	unsigned long lo, hi, off;
+	struct stat st;
+	FILE *f;
+	int fd, found = 0;
+
+	snprintf(name, sizeof name, "/proc/%d/maps", (int)pid);
+	f = fopen(name, "re");
+	if (!f)
+		return -UNW_ENOINFO;
+	while (!found && fgets(line, sizeof line, f))
+		found = sscanf(line, "%lx-%lx %*s %lx %*s %*s %4096[^\n]", &lo, &hi, &off, file) == 4 && ip >= lo && ip < hi;
+	fclose(f);
+	if (!found || file[0] != '/')
+		return -UNW_ENOINFO;
+	*segbase = lo;
+	*mapoff = off;
+	if (path && n)
+		snprintf(path, n, "%s", file);
+	fd = open(file, O_RDONLY | O_CLOEXEC);
+	if (fd < 0 || fstat(fd, &st) != 0 || st.st_size < 64) {
+		if (fd >= 0)
+			close(fd);
+		return -UNW_ENOINFO;
+	}
+	to->size = (size_t)st.st_size;
+	to->at = mmap(NULL, to->size, PROT_READ, MAP_PRIVATE, fd, 0);
+	close(fd);
+	return to->at == MAP_FAILED || memcmp(to->at, ELFMAG, SELFMAG) ? -UNW_ENOINFO : 0;
+}

@@ -210,22 +210,6 @@ static void *thread(void *p)
 	return p;
 }
 
-/* The first frame is left out: libunwind forgets its registers. */
-static void call_null(int s, siginfo_t *i, void *uc)
-{
-	unw_cursor_t c;
-	unw_word_t off;
-	char name[128];
-
-	(void)s, (void)i;
-	printf("== a call of NULL\n");
-	unw_init_local2(&c, uc, UNW_INIT_SIGNAL_FRAME);
-	while (unw_step(&c) > 0)
-		if (unw_get_proc_name(&c, name, sizeof name, &off) == 0)
-			printf("%s+%#lx\n", name, (long)off);
-	exit(0);
-}
-
 int main(int argc, char **argv)
 {
 	static char alt[1 << 16];
@@ -273,14 +257,5 @@ int main(int argc, char **argv)
 	       unw_set_caching_policy(unw_local_addr_space, UNW_CACHE_GLOBAL), unw_set_caching_policy(unw_local_addr_space, UNW_CACHE_PER_THREAD),
 	       unw_set_cache_size(unw_local_addr_space, 1024, 0));
 	here("after flushes");
-	fflush(stdout);
-	{
-		struct sigaction a = {.sa_sigaction = call_null, .sa_flags = SA_SIGINFO};
-		void (*volatile f)(void) = NULL;
-
-		setvbuf(stdout, NULL, _IOLBF, 0);
-		sigaction(SIGSEGV, &a, NULL);
-		f();
-	}
 	return 0;
 }

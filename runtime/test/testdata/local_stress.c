@@ -50,7 +50,8 @@ NOINLINE static int deep(int n)
 	return r;
 }
 
-static volatile sig_atomic_t storms, in;
+static _Atomic int storms;
+static _Thread_local volatile sig_atomic_t in;
 static void storm(int s)
 {
 	void *b[128];
@@ -304,6 +305,32 @@ static void test_alt(void)
 	}
 }
 
+/* A call through a bad pointer. */
+static void on_bad_call(int s, siginfo_t *i, void *uc)
+{
+	unw_word_t ip, lo = (unw_word_t)(void *)deep;
+	unw_cursor_t c;
+	int n = 0;
+
+	(void)s, (void)i, (void)lo;
+	unw_init_local2(&c, uc, UNW_INIT_SIGNAL_FRAME);
+	unw_get_reg(&c, UNW_REG_IP, &ip);
+	CHECK(ip == 0);
+	while (unw_step(&c) > 0)
+		n++;
+	CHECK(n >= 3);
+	_exit(0);
+}
+
+static void test_call(void)
+{
+	struct sigaction a = {.sa_sigaction = on_bad_call, .sa_flags = SA_SIGINFO};
+	void (*volatile f)(void) = NULL;
+
+	sigaction(SIGSEGV, &a, NULL);
+	f();
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
@@ -312,7 +339,9 @@ int main(int argc, char **argv)
 
 	until = now() + 1.5;
 	alarm(60);
-	if (!strcmp(what, "storm")) {
+	if (!strcmp(what, "threads")) {
+		threads(4, walker);
+	} else if (!strcmp(what, "storm")) {
 		test_storm();
 	} else if (!strcmp(what, "altstorm")) {
 		sigaltstack(&ss, NULL);
@@ -333,6 +362,9 @@ int main(int argc, char **argv)
 		test_guard();
 	} else if (!strcmp(what, "alt")) {
 		test_alt();
+	} else if (!strcmp(what, "call")) {
+		test_call();
+		return 1;
 	} else {
 		return 2;
 	}
