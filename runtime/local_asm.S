@@ -161,6 +161,10 @@ us_sigreturn:
  * int unw_backtrace(void **, int): saves what a call preserves where us_backtrace finds it: r15, r14, r13, r12, rbp, rbx,
  * and the return address, upwards.
  */
+#ifdef UNSPOOL_NATIVE /* libunspool.so has it by another name, and nothing of libunwind's */
+#define unw_backtrace unspool_backtrace
+	.hidden _Ux86_64_getcontext, _Ux86_64_setcontext
+#endif
 	.globl unw_backtrace
 	.type unw_backtrace, @function
 	.p2align 4

@@ -96,7 +96,10 @@ int us_span_at(struct us_span *s, uint64_t addr)
 		*s = us_stack;
 		return 1;
 	}
-	n = pages_there(lo, PROBE);
+	n = PROBE;
+	if (us_stack.hi > us_stack.lo && lo < us_stack.lo && us_stack.lo - lo < (uint64_t)PROBE * PAGE)
+		n = (unsigned)((us_stack.lo - lo) / PAGE);
+	n = pages_there(lo, n);
 	hi = lo + (uint64_t)n * PAGE;
 	if (hi < addr + 8)
 		return 0;

@@ -123,11 +123,21 @@ static void read_headers(struct us_loaded *m)
 		if (ph[i].p_type == PT_LOAD && m->hdr >= lo && m->hdr < hi && hi > lo && hi <= m->hi)
 			m->text = (struct us_span){lo, hi};
 		if (ph[i].p_type == PT_DYNAMIC) {
-			Elf64_Dyn d;
+			Elf64_Dyn d[32];
+			uint64_t left = ph[i].p_memsz / sizeof d[0];
 
-			for (uint64_t at = lo; at + sizeof d <= lo + ph[i].p_memsz && us_peek(at, &d, sizeof d) && d.d_tag != DT_NULL; at += sizeof d)
-				if (d.d_tag == DT_PLTGOT)
-					m->gp = d.d_un.d_ptr < m->lo ? d.d_un.d_ptr + m->bias : d.d_un.d_ptr;
+			for (uint64_t at = lo; left > 0; at += sizeof d) {
+				unsigned k, room = left < 32 ? (unsigned)left : 32;
+
+				if (!us_peek(at, d, room * sizeof d[0]))
+					break;
+				for (k = 0; k < room && d[k].d_tag != DT_NULL; k++)
+					if (d[k].d_tag == DT_PLTGOT)
+						m->gp = d[k].d_un.d_ptr < m->lo ? d[k].d_un.d_ptr + m->bias : d[k].d_un.d_ptr;
+				if (k < room)
+					break;
+				left -= room;
+			}
 		}
 		if (ph[i].p_type == PT_NOTE && !m->id_at && ph[i].p_filesz < 4096) {
 			uint32_t h[4];
@@ -361,5 +371,4 @@ __attribute__((constructor)) static void at_load(void)
 		keep((uint64_t)&dl_iterate_phdr);
 		keep(getauxval(AT_BASE));
 	}
-	us_local_flush();
 }

@@ -16,7 +16,7 @@ const uint8_t us_greg[US_SLOTS] = {144, 136, 152, 128, 112, 104, 120, 160, 40, 4
 
 /* ---- Caches ---- */
 
-enum { SLOT_BITS = 12, GROUP_BITS = 6 };
+enum { SLOT_BITS = 13, GROUP_BITS = 8 };
 
 struct rule_slot {
 	_Atomic uint32_t seq; /* odd while it is written */
@@ -33,11 +33,12 @@ struct trace_slot {
 static struct rule_slot rules[1 << SLOT_BITS] __attribute__((aligned(64)));
 static struct trace_slot traces[1 << SLOT_BITS] __attribute__((aligned(64)));
 
+/* The slot of pc; with its lowest bit changed, the one where it goes if another pc has that. */
 US_INLINE unsigned slot_of(uint64_t pc)
 {
-	uint64_t group = pc >> 10;
+	unsigned group = (unsigned)((pc >> 12 ^ pc >> 17) & ((1 << (SLOT_BITS - GROUP_BITS)) - 1));
 
-	return (unsigned)(((group ^ group >> 6) << GROUP_BITS & ((1 << SLOT_BITS) - 1)) | ((pc ^ pc >> 5) & ((1 << GROUP_BITS) - 1)));
+	return group << GROUP_BITS | (uint32_t)pc * 0x9e3779b1u >> (32 - GROUP_BITS);
 }
 
 /* Addresses of code are below 2^47: bit 47 says that it is looked up exactly. */
@@ -46,9 +47,8 @@ US_INLINE uint64_t key_of(uint64_t pc, int exact)
 	return pc | (uint64_t)exact << 47;
 }
 
-US_INLINE int rule_get(uint64_t pc, int exact, struct us_rule *r, uint32_t *index)
+US_INLINE int rule_get_in(struct rule_slot *e, uint64_t pc, int exact, struct us_rule *r, uint32_t *index)
 {
-	struct rule_slot *e = &rules[slot_of(pc)];
 	uint32_t seq = atomic_load_explicit(&e->seq, memory_order_acquire);
 	uint64_t w[2];
 
@@ -63,9 +63,18 @@ US_INLINE int rule_get(uint64_t pc, int exact, struct us_rule *r, uint32_t *inde
 	return 1;
 }
 
+US_INLINE int rule_get(uint64_t pc, int exact, struct us_rule *r, uint32_t *index)
+{
+	unsigned at = slot_of(pc);
+
+	return us_likely(rule_get_in(&rules[at], pc, exact, r, index)) || rule_get_in(&rules[at ^ 1], pc, exact, r, index);
+}
+
 static void rule_put(uint64_t pc, int exact, const struct us_rule *r, uint32_t index)
 {
-	struct rule_slot *e = &rules[slot_of(pc)];
+	unsigned at = slot_of(pc);
+	uint64_t there = atomic_load_explicit(&rules[at].key, memory_order_relaxed);
+	struct rule_slot *e = &rules[there && there != key_of(pc, exact) ? at ^ 1 : at];
 	uint32_t seq = atomic_load_explicit(&e->seq, memory_order_relaxed);
 	uint64_t w[2];
 
@@ -404,10 +413,15 @@ static uint64_t pack(const struct us_rule *r, uint64_t pc)
 /* Fills the slot of pc. Returns the data, or 0 where there is none. */
 static US_COLD uint64_t trace_miss(uint64_t pc, int exact, int in_handler, uint32_t *index)
 {
-	struct trace_slot *e = &traces[slot_of(pc)];
+	unsigned at = slot_of(pc);
+	struct trace_slot *e = &traces[at ^ 1];
 	struct us_rule r;
-	uint64_t d;
+	uint64_t d = atomic_load_explicit(&e->data, memory_order_relaxed), k;
 
+	k = atomic_load_explicit(&e->word, memory_order_relaxed) ^ d * MIX ^ key_of(pc, exact);
+	*index = (uint32_t)(k >> 48);
+	if (k << 16 == 0 && (*index == 0 || us_still_loaded(*index, pc - !exact, 0)))
+		return d;
 	if (pc >> 47 || (!rule_get(pc, exact, &r, index) && us_local_rule(pc - !exact, in_handler, &r, index) != US_FOUND))
 		return 0;
 	if (*index == US_VOLATILE)
@@ -415,6 +429,9 @@ static US_COLD uint64_t trace_miss(uint64_t pc, int exact, int in_handler, uint3
 	if (*index && !us_still_loaded(*index, pc - !exact, 0))
 		return 0;
 	d = pack(&r, pc);
+	k = atomic_load_explicit(&traces[at].data, memory_order_relaxed) * MIX ^ atomic_load_explicit(&traces[at].word, memory_order_relaxed);
+	if (atomic_load_explicit(&traces[at].word, memory_order_relaxed) == 0 || (k ^ key_of(pc, exact)) << 16 == 0)
+		e = &traces[at];
 	atomic_store_explicit(&e->word, key_of(pc, exact) ^ (uint64_t)*index << 48 ^ d * MIX, memory_order_relaxed);
 	atomic_store_explicit(&e->data, d, memory_order_relaxed);
 	return d;

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* libunspool.c: see libunspool.h. */
+#define _GNU_SOURCE
+#include "libunspool.h"
+#include "abi.h"
+#include "local.h"
+#include "module.h"
+
+#include <elf.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ptrace.h>
+#include <sys/uio.h>
+#include <sys/user.h>
+#include <sys/wait.h>
+
+static enum unspool_stop stop_of(int r)
+{
+	switch (r) {
+	case US_END:
+		return UNSPOOL_OUTERMOST;
+	case -UNW_EINVAL:
+		return UNSPOOL_UNREADABLE;
+	}
+	return UNSPOOL_BAD_FRAME;
+}
+
+static uint32_t how_of(enum us_how how)
+{
+	return how == US_BY_SIGNAL ? UNSPOOL_SIGNAL : how == US_BY_PLT ? UNSPOOL_PLT : how == US_BY_POINTER ? UNSPOOL_FRAME_POINTER :
+	       how == US_BY_CALL ? UNSPOOL_BAD_CALL : UNSPOOL_CFI;
+}
+
+US_API int unspool_backtrace_context(const ucontext_t *uc, int in_signal, struct unspool_frame *f, int max, enum unspool_stop *stop)
+{
+	enum unspool_stop why = UNSPOOL_MAX;
+	enum us_how how = US_BY_CFI;
+	struct us_walk w;
+	int n = 0, r;
+
+	us_walk_context(&w, (uint64_t)uc, in_signal != 0);
+	w.saved_only = 1;
+	while (n < max) {
+		f[n] = (struct unspool_frame){w.s.pc, w.sp, n ? how_of(how) : UNSPOOL_FIRST, 0};
+		n++;
+		r = us_walk_step(&w, &how);
+		if (r <= 0 || w.s.pc == 0) {
+			why = r == US_END && w.s.pc ? UNSPOOL_NO_INFO : r > 0 ? UNSPOOL_OUTERMOST : stop_of(r);
+			break;
+		}
+	}
+	if (stop)
+		*stop = why;
+	return n;
+}
+
+US_API int unspool_name(uint64_t pc, char *name, size_t size, uint64_t *offset)
+{
+	struct us_loaded *m = us_loaded_at(pc);
+	struct us_symbol s;
+
+	if (!m || !us_symbol_at(m, pc, &s) || size == 0)
+		return -1;
+	snprintf(name, size, "%s", s.name);
+	if (offset)
+		*offset = pc - s.lo;
+	return 0;
+}
+
+/* ---- Other processes ---- */
+
+struct process {
+	pid_t pid;
+};
+
+static int read_process(void *ctx, uint64_t addr, void *to, size_t n)
+{
+	struct process *p = ctx;
+	struct iovec local = {to, n}, remote = {(void *)addr, n};
+
+	return process_vm_readv(p->pid, &local, 1, &remote, 1, 0) == (ssize_t)n;
+}
+
+static int load(void *ctx, uint64_t addr, uint64_t *to)
+{
+	uint64_t v;
+
+	if (!read_process(ctx, addr, &v, 8))
+		return 0;
+	*to = v;
+	return 1;
+}
+
+/* Finds the mapping of pc, and in its file's headers, as they are in memory, where .eh_frame_hdr is; 0 for nowhere. */
+static uint64_t find_hdr(struct process *p, uint64_t pc)
+{
+	char name[64], line[4400], file[4097], last[4097] = "";
+	unsigned long lo, hi, off;
+	uint64_t start = 0, hdr = 0;
+	FILE *f;
+
+	snprintf(name, sizeof name, "/proc/%d/maps", (int)p->pid);
+	f = fopen(name, "re");
+	if (!f)
+		return 0;
+	while (fgets(line, sizeof line, f)) {
+		file[0] = 0;
+		if (sscanf(line, "%lx-%lx %*s %lx %*s %*s %4096[^\n]", &lo, &hi, &off, file) < 3)
+			continue;
+		if (off == 0 && (strcmp(file, last) || file[0] == 0 || pc < hi))
+			if (start == 0 || strcmp(file, last) || pc >= hi || pc >= lo)
+				start = lo;
+		snprintf(last, sizeof last, "%s", file);
+		if (pc >= lo && pc < hi) {
+			Elf64_Ehdr e;
+			Elf64_Phdr ph;
+			uint64_t first = UINT64_MAX, eh = 0;
+
+			if (!read_process(p, start, &e, sizeof e) || memcmp(e.e_ident, ELFMAG, SELFMAG) || e.e_phentsize != sizeof ph)
+				break;
+			for (unsigned i = 0; i < e.e_phnum && i < 64; i++) {
+				if (!read_process(p, start + e.e_phoff + i * sizeof ph, &ph, sizeof ph))
+					break;
+				if (ph.p_type == PT_LOAD && ph.p_vaddr < first)
+					first = ph.p_vaddr & -(uint64_t)4096;
+				if (ph.p_type == PT_GNU_EH_FRAME)
+					eh = ph.p_vaddr;
+			}
+			if (eh && first != UINT64_MAX)
+				hdr = start - first + eh;
+			break;
+		}
+	}
+	fclose(f);
+	return hdr;
+}
+
+static int find_rule(struct process *p, uint64_t pc, struct us_rule *r)
+{
+	struct us_target t = {read_process, p};
+	uint64_t bias, hdr = find_hdr(p, pc);
+	struct us_module *m = hdr ? us_module_at(&t, hdr, &bias, 0) : NULL;
+
+	return m ? us_module_rule(m, &t, bias, pc - bias, r) : US_NOT_FOUND;
+}
+
+static int walk_process(struct process *p, const struct user_regs_struct *u, struct unspool_frame *f, int max, enum unspool_stop *stop)
+{
+	const uint64_t regs[US_SLOTS] = {u->rax, u->rdx, u->rcx, u->rbx, u->rsi, u->rdi, u->rbp, u->rsp, u->r8,
+					 u->r9, u->r10, u->r11, u->r12, u->r13, u->r14, u->r15, u->rip};
+	struct us_mem mem = {load, NULL, p};
+	uint32_t how = UNSPOOL_FIRST;
+	uint64_t sp = u->rsp, rbp, ra;
+	struct us_state s;
+	struct us_rule r;
+	int n = 0, exact = 1, o;
+
+	us_start(&s, u->rip, US_ALL);
+	memcpy(s.snap, regs, sizeof regs);
+	*stop = UNSPOOL_MAX;
+	while (n < max) {
+		f[n++] = (struct unspool_frame){s.pc, sp, how, 0};
+		if (find_rule(p, s.pc - !exact, &r) == US_FOUND) {
+			o = us_apply(&r, &s, &mem, US_SAVED);
+			if (o != US_OK) {
+				*stop = o == US_OUTERMOST ? UNSPOOL_OUTERMOST : o == US_UNREADABLE ? UNSPOOL_UNREADABLE : UNSPOOL_BAD_FRAME;
+				break;
+			}
+			exact = r.flags & US_SIGNAL;
+			how = exact ? UNSPOOL_SIGNAL : UNSPOOL_CFI;
+			if (!exact && s.cfa <= sp && n > 1) {
+				*stop = UNSPOOL_BAD_FRAME;
+				break;
+			}
+			sp = s.cfa;
+		} else {
+			/* For want of information: the frame pointer, if it leads up the stack. */
+			if (us_get_with(&s, US_RBP, load, NULL, p, &rbp) != US_OK || rbp < sp || rbp - sp > 0x4000 || !load(p, rbp + 8, &ra) || ra == 0) {
+				*stop = UNSPOOL_NO_INFO;
+				break;
+			}
+			s.known = 1u << US_RBP | 1u << US_RSP | 1u << US_RA;
+			s.in_mem = 1u << US_RBP;
+			s.in_reg = 0;
+			s.val[US_RBP] = rbp;
+			s.val[US_RSP] = s.cfa = sp = rbp + 16;
+			s.val[US_RA] = s.pc = ra;
+			exact = 0;
+			how = UNSPOOL_FRAME_POINTER;
+		}
+		if (s.pc == 0) {
+			*stop = UNSPOOL_OUTERMOST;
+			break;
+		}
+	}
+	return n;
+}
+
+US_API int unspool_backtrace_thread(pid_t tid, struct unspool_frame *f, int max, enum unspool_stop *stop)
+{
+	enum unspool_stop why = UNSPOOL_NO_INFO;
+	struct user_regs_struct regs;
+	struct process p = {tid};
+	int status, n = -1, e;
+
+	if (ptrace(PTRACE_SEIZE, tid, 0, 0) != 0)
+		return -1;
+	if (ptrace(PTRACE_INTERRUPT, tid, 0, 0) == 0 && waitpid(tid, &status, __WALL) == tid && WIFSTOPPED(status)) {
+		if (ptrace(PTRACE_GETREGS, tid, 0, &regs) == 0)
+			n = walk_process(&p, &regs, f, max, &why);
+		e = errno;
+		/* A signal that arrived instead of the stop is passed on. */
+		ptrace(PTRACE_DETACH, tid, 0, status >> 16 ? 0 : WSTOPSIG(status));
+		errno = e;
+	}
+	if (stop)
+		*stop = why;
+	return n;
+}
