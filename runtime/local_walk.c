@@ -317,7 +317,7 @@ static US_COLD int make_rule(struct us_walk *w, struct us_rule *r)
 	unsigned index;
 	int o = us_local_rule(w->s.pc - !w->exact, w->in_handler, r, &index);
 
-	if (o == US_FOUND && index != US_VOLATILE && !w->uncached && w->s.pc >> 47 == 0)
+	if (o == US_FOUND && index != US_VOLATILE && (index == 0 || !w->uncached) && w->s.pc >> 47 == 0)
 		rule_put(w->s.pc, w->exact, r, index);
 	return o;
 }
@@ -327,8 +327,9 @@ US_INLINE int step(struct us_walk *w, enum us_how *how)
 	struct us_rule r;
 	uint32_t index;
 
-	if (us_unlikely(w->uncached) || us_unlikely(!rule_get(w->s.pc, w->exact, &r, &index)) ||
-	    (us_unlikely(index != 0) && index != w->module && !us_still_loaded(index, w->s.pc - !w->exact, w->blind))) {
+	/* Without a cache too: the rules of what cannot be unloaded do not change. */
+	if (us_unlikely(!rule_get(w->s.pc, w->exact, &r, &index)) ||
+	    (us_unlikely(index != 0) && (w->uncached || (index != w->module && !us_still_loaded(index, w->s.pc - !w->exact, w->blind))))) {
 		if (make_rule(w, &r) != US_FOUND)
 			return step_blind(w, how);
 	} else if (us_unlikely(index != 0)) {
