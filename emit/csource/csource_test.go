@@ -33,7 +33,7 @@ func readELF(t testing.TB, path string) (ref *rows.Table, ehFrame int) {
 	t.Helper()
 	e, err := elf.Open(path)
 	if err != nil {
-		t.Skipf("no %s", path)
+		t.Skipf("this test lacks %s", path)
 	}
 	defer e.Close()
 	in := dwarf.Sections{Machine: arch.ByELF(uint16(e.Machine)), Order: binary.ByteOrder(e.ByteOrder), AddrSize: 8}
@@ -278,7 +278,7 @@ func (x *exam) check(r io.Reader) error {
 		}
 		if bad {
 			return fmt.Errorf("rule %d, seed %#x, state %d, pc slice %#x+%#x\n in   %s\n got  %#x (step differs: %d) %s\n want %#x %s\n (%.600s)", q.id, q.seed, q.k, t.lo, t.size,
-				stateText(mach, &t.state), a.Outcome, a.Differs, stateText(mach, &a.State), code, stateText(mach, &s), set.Text(mach))
+				t.state.Text(mach), a.Outcome, a.Differs, a.State.Text(mach), code, s.Text(mach), set.Text(mach))
 		}
 	}
 	if n, _ := io.Copy(io.Discard, br); n > 0 {

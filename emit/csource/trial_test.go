@@ -1,8 +1,6 @@
 package csource
 
 import (
-	"fmt"
-
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
 )
@@ -127,24 +125,4 @@ func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
-}
-
-// stateText prints a state's program counter, CFA and locations.
-func stateText(m *arch.Machine, s *rows.State) string {
-	out := fmt.Sprintf("pc=%#x cfa=%#x fault=%#x", s.PC, s.CFA, s.Fault)
-	for r := range arch.Reg(128) {
-		slot := m.Slot(r)
-		if slot == arch.NoSlot || s.Known>>slot&1 == 0 {
-			continue
-		}
-		switch v := s.Val[slot]; {
-		case s.InMem>>slot&1 != 0:
-			out += fmt.Sprintf(" %s=*%#x", m.RegName(r), v)
-		case s.InReg>>slot&1 != 0:
-			out += fmt.Sprintf(" %s=<%d>%#x", m.RegName(r), v, s.Snap[v&(arch.NumSlots-1)])
-		default:
-			out += fmt.Sprintf(" %s=%#x", m.RegName(r), v)
-		}
-	}
-	return out
 }
