@@ -96,7 +96,7 @@ const inlineRows = 4096
 // entryPoints writes what callers call, under the System V ABI.
 func (g *generator) entryPoints() {
 	g.find = g.Label()
-	apply := g.Label()
+	apply, found := g.Label(), g.Label()
 	if g.o.has(entryFind) {
 		g.entries[entryFind] = g.Here()
 		g.Mov(RDX, RDI)
@@ -110,7 +110,8 @@ func (g *generator) entryPoints() {
 		return
 	}
 	if g.o.Layout == Page && g.t.NumRows() >= inlineRows {
-		g.after = apply // the search once more, in line: that saves a call and a return
+		// The search once more, in line: that saves a call and a return. It leaves the start of the file in r11.
+		g.after = found
 		g.page()
 		g.after = 0
 	} else {
@@ -124,11 +125,12 @@ func (g *generator) entryPoints() {
 	g.Jcc(AE, g.noRule)
 	g.Mov32(RAX, RDX)
 	g.Set(apply)
-	g.LeaAbs(RCX, -g.start)
-	g.Load32(RDX, Indexed(RCX, RAX, 4, g.parts[partRules]))
+	g.LeaAbs(R11, -g.start)
+	g.Set(found)
+	g.Load32(RDX, Indexed(R11, RAX, 4, g.parts[partRules]))
 	g.Btr32(RDX, 31)
-	g.RR(ADD, RCX, RDX)
-	g.JmpReg(RCX)
+	g.RR(ADD, RDX, R11)
+	g.JmpReg(RDX)
 	g.ends[entryApply] = g.Here()
 }
 
