@@ -33,7 +33,7 @@ func TestResults(t *testing.T) {
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
 	say("# Results\n\n`make results` writes this file. It was measured on %s.\n", machine())
-	say("Times are medians; a peer's runs are interleaved with ours.\n")
+	say("Times are medians; a peer's runs are interleaved with ours. [EVALUATION.md](EVALUATION.md) has the research report's tables, made again.\n")
 	for _, s := range []struct {
 		title string
 		f     func(testing.TB) string
