@@ -192,6 +192,7 @@ type comparison struct {
 	causes    map[string]int
 	stops     [unwind.NumStops]uint64
 	perfWhole int // chains of perf's that hold all of one of ours that is whole
+	bare      int // samples of a process that is being made: one frame without information, as perf has it
 	examples  []string
 }
 
@@ -209,6 +210,9 @@ func compareStacks(t testing.TB, file string) *comparison {
 		x.causes[why]++
 		if c.stop == unwind.Outermost && c.same(perf[k]) == len(c.addrs) {
 			x.perfWhole++
+		}
+		if c.stop == unwind.NoInfo && len(c.addrs) == 1 && why == equal {
+			x.bare++
 		}
 		if why == unexpected && len(x.examples) < 3 {
 			x.examples = append(x.examples, explain(k, c, perf[k], dwfl[k]))
@@ -252,12 +256,14 @@ func TestStacks(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".data"), func(t *testing.T) {
 			x := compareStacks(t, file)
 			byCause, byStop := x.tables()
-			t.Logf("%d samples\n%s\n%s\nperf: %s whole", x.samples, table(byCause), table(byStop), percent(x.perfWhole, x.samples))
+			t.Logf("%d samples, %d of processes that are being made\n%s\n%s\nperf: %s whole", x.samples, x.bare, table(byCause), table(byStop), percent(x.perfWhole, x.samples))
 			if n := x.causes[unexpected]; n > 0 {
 				t.Errorf("%d chains differ without explanation, such as\n%s", n, strings.Join(x.examples, "\n"))
 			}
-			if _, reached := x.whole(); reached < 0.98 {
-				t.Errorf("only %.1f %% of the stacks whose base was copied are whole", 100*reached)
+			// How many samples hit processes that are being made depends on how busy the machine is.
+			rest := float64(x.samples) - float64(x.stops[unwind.Truncated]) - float64(x.bare)
+			if reached := float64(x.stops[unwind.Outermost]) / rest; reached < 0.98 {
+				t.Errorf("only %.1f %% of the stacks whose base was copied are whole; %d are of processes that are being made", 100*reached, x.bare)
 			}
 		})
 	}
