@@ -3,6 +3,8 @@ package rows
 import (
 	"encoding/binary"
 	"fmt"
+	"runtime"
+	"sync"
 
 	"github.com/unspool/unspool/arch"
 )
@@ -41,35 +43,100 @@ func (t *Trials) Check(mach *arch.Machine, set *Set, id uint32, apply func(uint3
 	if !mach.StepKnown || !mach.RAInReg && mach.Slot(set.RA) == arch.NoSlot {
 		return nil // Step does not know the machine, or the return address column
 	}
-	for k := range t.try {
-		x := t.try[k]
+	var c Checker
+	for k, x := range t.try {
 		am, bm := x.Memory(), x.Memory()
-		if err := Check(mach, set, &x.Before, &am, func(s *State) Outcome { return apply(id, s, &bm) }); err != nil {
+		if err := c.Check(mach, set, &x.Before, &am, func(s *State) Outcome { return apply(id, s, &bm) }); err != nil {
 			return fmt.Errorf("Step(rule %d, seed %#x, state %d)%w", id, t.seed, k, err)
 		}
 	}
 	return nil
 }
 
+// A Checker compares steps with Step. It has room for the states, which are large; one serves many checks, in turn.
+type Checker struct{ a, b State }
+
 // Check says whether apply does with one state what Step does with set and m, which is called first.
-func Check(mach *arch.Machine, set *Set, before *State, m *Memory, apply func(*State) Outcome) error {
-	a, b := *before, *before
-	want, got := Step(mach, set, &a, m), apply(&b)
+func (x *Checker) Check(mach *arch.Machine, set *Set, before *State, m *Memory, apply func(*State) Outcome) error {
+	a, b := &x.a, &x.b
+	*a, *b = *before, *before
+	want, got := Step(mach, set, a, m), apply(b)
 	bad := got != want
 	switch {
 	case bad:
 	case want == OK:
-		bad = !a.Equal(&b) || a.Snap != b.Snap
+		bad = !a.Equal(b) || a.Snap != b.Snap
 	default:
 		bad = want == Unreadable && a.Fault != b.Fault
-		c := b
-		c.Fault = before.Fault
-		bad = bad || c != *before
+		fault := b.Fault
+		b.Fault = before.Fault
+		bad = bad || *b != *before
+		b.Fault = fault
 	}
 	if bad {
 		return fmt.Errorf("\n in   %s\n got  %v %s\n want %v %s\n (%s)", before.Text(mach), got, b.Text(mach), want, a.Text(mach), set.Text(mach))
 	}
 	return nil
+}
+
+// Prove says whether an emitted table means what ref says: find selects one rule for each set, at the first and the last
+// address of each of its rows, and none in gaps; and rule, which is called for each set that is used, from several
+// goroutines, finds its rule to be right. It returns the rule of each set, 0 where it is not used.
+func Prove(ref *Table, find func(arch.Vaddr) (uint32, bool), rule func(s SetID, id uint32) error) ([]uint32, error) {
+	ids, seen := make([]uint32, len(ref.Sets)), make([]bool, len(ref.Sets))
+	var used []SetID
+	look := func(pc arch.Vaddr, row int, set SetID) error {
+		id, ok := find(pc)
+		switch {
+		case ok != (set != GapID), ok && seen[set] && id != ids[set]:
+			return fmt.Errorf("Find(%#x)\n got  rule %d, %v\n want rule %d: %s (row %d)", uint64(pc), id, ok, ids[set], ref.Sets[set].Text(ref.Machine), row)
+		case ok && !seen[set]:
+			seen[set], ids[set] = true, id
+			used = append(used, set)
+		}
+		return nil
+	}
+	if len(ref.Rows) == 0 || ref.Rows[0].Lo > 0 {
+		if err := look(0, -1, GapID); err != nil {
+			return nil, err
+		}
+	}
+	if len(ref.Rows) > 0 && ref.Rows[0].Lo > 0 {
+		if err := look(ref.Rows[0].Lo-1, -1, GapID); err != nil {
+			return nil, err
+		}
+	}
+	for i, r := range ref.Rows {
+		hi := ref.Hi(i)
+		if i+1 < len(ref.Rows) {
+			hi--
+		}
+		if err := look(r.Lo, i, r.Set); err != nil {
+			return nil, err
+		}
+		if err := look(hi, i, r.Set); err != nil {
+			return nil, err
+		}
+	}
+	n := max(1, min(runtime.GOMAXPROCS(0), len(used)/64))
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			for _, s := range used[len(used)*i/n : len(used)*(i+1)/n] {
+				if errs[i] = rule(s, ids[s]); errs[i] != nil {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return ids, nil
 }
 
 // Text prints a state's program counter, CFA and locations.

@@ -2,7 +2,6 @@ package native
 
 import (
 	"github.com/unspool/unspool/arch"
-
 	"github.com/unspool/unspool/rows"
 
 	. "github.com/unspool/unspool/emit/native/amd64"

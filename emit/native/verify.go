@@ -3,7 +3,6 @@ package native
 import (
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"sync"
 	"unsafe"
 
@@ -17,94 +16,34 @@ import (
 // rule being one row, and each rule does what rows.Step does on adversarial states of registers and memory,
 // which come from seed. The error can be pasted into an issue.
 func Verify(c *Code, ref *rows.Table, seed uint64) error {
-	v := verifier{c: c, ref: ref, rule: make([]uint32, len(ref.Sets)), seen: make([]bool, len(ref.Sets))}
-	v.set = make([]rows.SetID, c.in.NumRules)
+	v := verifier{c, ref, rows.NewTrials(seed)}
 	if c.Layout() == Inline {
-		return v.inline(rows.NewTrials(seed))
+		return v.inline()
 	}
-	if err := v.ends(); err != nil {
-		return err
-	}
-	return v.rules(rows.NewTrials(seed))
+	_, err := rows.Prove(ref, c.Find, v.try)
+	return err
 }
 
 type verifier struct {
-	c    *Code
-	ref  *rows.Table
-	rule []uint32     // by set
-	seen []bool       // by set
-	set  []rows.SetID // one of a rule's sets
-}
-
-// ends looks up the first and the last address of each row.
-func (v *verifier) ends() error {
-	if len(v.ref.Rows) == 0 || v.ref.Rows[0].Lo > 0 {
-		if id, ok := v.c.Find(0); ok {
-			return fmt.Errorf("Find(0)\n got  rule %d\n want none", id)
-		}
-	}
-	for i, r := range v.ref.Rows {
-		hi := v.ref.Hi(i)
-		if i+1 < len(v.ref.Rows) {
-			hi--
-		}
-		for _, pc := range [2]arch.Vaddr{r.Lo, hi} {
-			id, ok := v.c.Find(pc)
-			switch {
-			case ok != (r.Set != rows.GapID), ok && v.seen[r.Set] && id != v.rule[r.Set], int(id) >= len(v.set):
-				return fmt.Errorf("Find(%#x)\n got  rule %d, %v\n want rule %d: %s (row %d, [%#x, %#x))", uint64(pc), id, ok, v.rule[r.Set],
-					v.ref.Sets[r.Set].Text(v.ref.Machine), i, uint64(r.Lo), uint64(v.ref.Hi(i)))
-			case ok && !v.seen[r.Set]:
-				v.seen[r.Set], v.rule[r.Set], v.set[id] = true, id, r.Set
-			}
-		}
-	}
-	return nil
-}
-
-// rules tries all sets that are used, on all processors where there are many.
-func (v *verifier) rules(trials *rows.Trials) error {
-	var sets []rows.SetID
-	for s, seen := range v.seen {
-		if seen {
-			sets = append(sets, rows.SetID(s))
-		}
-	}
-	n := max(1, min(runtime.GOMAXPROCS(0), len(sets)/64))
-	errs := make([]error, n)
-	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() {
-			for _, s := range sets[len(sets)*i/n : len(sets)*(i+1)/n] {
-				if errs[i] = v.try(trials, s); errs[i] != nil {
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	c      *Code
+	ref    *rows.Table
+	trials *rows.Trials
 }
 
 // try compares one rule with a set, through the entry point that C programs use.
-func (v *verifier) try(trials *rows.Trials, s rows.SetID) error {
-	id, set := v.rule[s], &v.ref.Sets[s]
+func (v *verifier) try(s rows.SetID, id uint32) error {
+	set := &v.ref.Sets[s]
 	if got, want := v.c.Signal(id), set.Flags&rows.Signal != 0; got != want {
 		return fmt.Errorf("Signal(%d)\n got  %v\n want %v (%s)", id, got, want, set.Text(v.ref.Machine))
 	}
-	return v.check(trials, set, id, entryApply, uintptr(id))
+	return v.check(set, id, entryApply, uintptr(id))
 }
 
 // inline steps from both ends of each row. A rule is there as often as there are rows: each gets the trials once in full.
-func (v *verifier) inline(trials *rows.Trials) error {
+func (v *verifier) inline() error {
 	var none rows.Set
 	if len(v.ref.Rows) == 0 || v.ref.Rows[0].Lo > 0 {
-		if err := v.check(trials, &none, 0, entryStep, 0); err != nil {
+		if err := v.check(&none, 0, entryStep, 0); err != nil {
 			return err
 		}
 	}
@@ -114,7 +53,7 @@ func (v *verifier) inline(trials *rows.Trials) error {
 			hi--
 		}
 		for _, pc := range [2]arch.Vaddr{r.Lo, hi} {
-			if err := v.check(trials, &v.ref.Sets[r.Set], uint32(i), entryStep, uintptr(pc)); err != nil {
+			if err := v.check(&v.ref.Sets[r.Set], uint32(i), entryStep, uintptr(pc)); err != nil {
 				return fmt.Errorf("%#x: %w", uint64(pc), err)
 			}
 		}
@@ -123,7 +62,7 @@ func (v *verifier) inline(trials *rows.Trials) error {
 }
 
 // check runs an entry point with an argument on states that suit the file's memory kind.
-func (v *verifier) check(trials *rows.Trials, set *rows.Set, id uint32, entry int, arg uintptr) error {
+func (v *verifier) check(set *rows.Set, id uint32, entry int, arg uintptr) error {
 	fn := v.c.base + uintptr(v.c.in.Entries[entry])
 	signal := uintptr(0)
 	if set.Flags&rows.Signal != 0 {
@@ -143,7 +82,7 @@ func (v *verifier) check(trials *rows.Trials, set *rows.Set, id uint32, entry in
 	if v.c.Deref() == Self {
 		return checkSelf(mach, set, id, func(s *rows.State) rows.Outcome { return run(s, nil) })
 	}
-	return trials.Check(mach, set, id, func(_ uint32, s *rows.State, m *rows.Memory) rows.Outcome {
+	return v.trials.Check(mach, set, id, func(_ uint32, s *rows.State, m *rows.Memory) rows.Outcome {
 		// What the step reads outside of the window is known from the reference.
 		rec := recorder{Reader: m.Next}
 		probe := *s
@@ -258,6 +197,7 @@ func checkSelf(mach *arch.Machine, set *rows.Set, id uint32, apply func(*rows.St
 		shifts[3] = uint64(ra.Off)
 	}
 	tried := 0
+	var c rows.Checker
 	for k := 0; tried < rows.NumTrials && k < len(mem.states); k++ {
 		s := mem.states[(k+int(id))%len(mem.states)]
 		if shift := shifts[k&3]; shift != 0 {
@@ -274,7 +214,7 @@ func checkSelf(mach *arch.Machine, set *rows.Set, id uint32, apply func(*rows.St
 			continue
 		}
 		tried++
-		if err := rows.Check(mach, set, &s, &m, apply); err != nil {
+		if err := c.Check(mach, set, &s, &m, apply); err != nil {
 			return fmt.Errorf("Step(rule %d, state %d)%w", id, k, err)
 		}
 	}
