@@ -82,24 +82,29 @@ func emitNative(l native.Layout) func(string, *rows.Table) error {
 	}
 }
 
+// rowsOf returns how many rows the modules of a recording have.
+func rowsOf(t testing.TB, file string) (n int) {
+	ehElfs(t, file, func(_ string, ref *rows.Table) error { n += len(ref.Rows); return nil })
+	return n
+}
+
 // maxCRows is of how many rows C source is compiled: 50,000 take gcc eight seconds.
 const maxCRows = 50_000
 
-// emitC makes shared objects with the same entry points of C source.
-func emitC(to string, ref *rows.Table, skip bool) error {
-	if skip {
+// emitC makes shared objects with the same entry points of C source, compiled with an option of optimization.
+func emitC(level string) func(string, *rows.Table) error {
+	return func(to string, ref *rows.Table) error {
+		var src bytes.Buffer
+		if err := csource.Emit(&src, ref, csource.Options{Deref: csource.Slice}); err != nil {
+			return err
+		}
+		cmd := exec.Command("gcc", "-std=c11", level, "-shared", "-fPIC", "-x", "c", "-", "-o", to)
+		cmd.Stdin = &src
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
 		return nil
 	}
-	var src bytes.Buffer
-	if err := csource.Emit(&src, ref, csource.Options{Deref: csource.Slice}); err != nil {
-		return err
-	}
-	cmd := exec.Command("gcc", "-std=c11", "-O0", "-shared", "-fPIC", "-x", "c", "-", "-o", to)
-	cmd.Stdin = &src
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%w\n%s", err, out)
-	}
-	return nil
 }
 
 // TestSteppersAgree walks each recording with every form of its modules' rules: our walker with tables, machine code and
@@ -122,13 +127,8 @@ func TestSteppersAgree(t *testing.T) {
 				oracle.EhElf(t, "eh_elf page, from C", ehElfs(t, file, emitNative(native.Page))),
 				oracle.EhElf(t, "eh_elf tree, from C", ehElfs(t, file, emitNative(native.Tree))),
 			}
-			rowsOf := 0
-			list := ehElfs(t, file, func(to string, ref *rows.Table) error {
-				rowsOf += len(ref.Rows)
-				return emitC(to, ref, rowsOf > maxCRows)
-			})
-			if rowsOf <= maxCRows {
-				drivers = append(drivers, oracle.EhElf(t, "C source", list))
+			if rowsOf(t, file) <= maxCRows {
+				drivers = append(drivers, oracle.EhElf(t, "C source", ehElfs(t, file, emitC("-O0"))))
 			}
 			var known []told
 			for range drivers {

@@ -14,10 +14,11 @@ import (
 	"github.com/unspool/unspool/unwind"
 )
 
-// A contender walks batches of snapshots and says how many frames it found in what time.
+// A contender walks batches of snapshots and says how many frames it found in what time. fresh is oracle.TimeFresh's:
+// stacks have just been read.
 type contender struct {
 	name  string
-	batch func(snaps []oracle.Snapshot, in []*oracle.Space, passes int) (frames int, took []time.Duration)
+	batch func(snaps []oracle.Snapshot, in []*oracle.Space, passes int, fresh bool) (frames int, took []time.Duration)
 
 	frames, warmFrames int
 	first, warm        time.Duration // over all batches: the first pass, and the fastest of the later ones
@@ -26,9 +27,13 @@ type contender struct {
 
 func peer(t testing.TB, w *oracle.Walker) *contender {
 	known := told{}
-	return &contender{name: w.Name, batch: func(snaps []oracle.Snapshot, in []*oracle.Space, passes int) (int, []time.Duration) {
+	return &contender{name: w.Name, batch: func(snaps []oracle.Snapshot, in []*oracle.Space, passes int, fresh bool) (int, []time.Duration) {
 		known.tell(t, w, in)
-		frames, took, err := w.Time(snaps, passes)
+		timed := w.Time
+		if fresh {
+			timed = w.TimeFresh
+		}
+		frames, took, err := timed(snaps, passes)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -40,11 +45,13 @@ func ours(t testing.TB, name string, mods *modules.Set) *contender {
 	return walker(name, newSpaces(mods))
 }
 
+var read byte // what was read of stacks, so that it is read
+
 // walker is our own walker over what k makes of a space's files.
 func walker(name string, k *spaces) *contender {
 	w := unwind.NewWalker(0)
 	var frames []unwind.Frame
-	return &contender{name: name, batch: func(snaps []oracle.Snapshot, in []*oracle.Space, passes int) (int, []time.Duration) {
+	return &contender{name: name, batch: func(snaps []oracle.Snapshot, in []*oracle.Space, passes int, fresh bool) (int, []time.Duration) {
 		us := make([]unwind.Snapshot, len(snaps))
 		for i := range us {
 			us[i] = snapshot(&snaps[i], k.space(in[i]))
@@ -53,27 +60,39 @@ func walker(name string, k *spaces) *contender {
 		runtime.GC()
 		defer debug.SetGCPercent(debug.SetGCPercent(-1))
 		var took []time.Duration
-		n := 0
+		n, group := 0, len(us)
+		if fresh {
+			group = 8 // as the drivers do it
+		}
 		for range passes {
 			n = 0
-			start := time.Now()
-			for i := range us {
-				frames, _ = w.Walk(&us[i], frames[:0])
-				n += len(frames)
+			var sum time.Duration
+			for part := range slices.Chunk(us, group) {
+				for i := range part {
+					for at := 0; fresh && at < len(part[i].Mem.Bytes); at += 64 {
+						read += part[i].Mem.Bytes[at]
+					}
+				}
+				start := time.Now()
+				for i := range part {
+					frames, _ = w.Walk(&part[i], frames[:0])
+					n += len(frames)
+				}
+				sum += time.Since(start)
 			}
-			took = append(took, time.Since(start))
+			took = append(took, sum)
 		}
 		return n, took
 	}}
 }
 
-// race runs the contenders over all batches of a recording, of size samples each, one after the other on each batch.
-func race(t testing.TB, file string, size, passes int, cs []*contender) {
+// race runs the contenders over all batches of a recording, one after the other on each batch.
+func race(t testing.TB, file string, passes int, fresh bool, cs []*contender) {
 	n := 0
-	batches(t, file, size, func(snaps []oracle.Snapshot, in []*oracle.Space) {
+	batches(t, file, 2000, func(snaps []oracle.Snapshot, in []*oracle.Space) {
 		for i := range cs {
 			c := cs[(i+n)%len(cs)]
-			frames, took := c.batch(snaps, in, passes)
+			frames, took := c.batch(snaps, in, passes, fresh)
 			c.frames += frames
 			c.first += took[0]
 			c.perFrame = append(c.perFrame, float64(took[0])/float64(max(frames, 1)))
@@ -92,7 +111,7 @@ func walkSpeed(t testing.TB, file string) [][]string {
 		ours(t, "unspool", modules.New()), ours(t, "unspool, reference interpreter", modules.Interpreted()),
 		peer(t, oracle.Libunwind(t)), peer(t, oracle.LibunwindTuned(t)), peer(t, oracle.Dwfl(t)),
 	}
-	race(t, file, 2000, 3, cs)
+	race(t, file, 3, false, cs)
 	rows := [][]string{{"walker", "frames", "ns/frame, first pass", "median of batches", "warm", "first pass, × ours"}}
 	for _, c := range cs {
 		per := func(d time.Duration, n int) float64 { return float64(d) / float64(max(n, 1)) }

@@ -103,7 +103,7 @@ type entrant struct {
 }
 
 // table3 unwinds a recording, in rounds, by everything there is. The charts are of the time for a frame, and of
-// libunwind's time, with its cache, over that of each in the same run. Batches are small, so that stacks are in the
+// libunwind's time, with its cache, over that of each in the same run. Stacks are in the
 // processor's caches when they are unwound, as they are in perf, which unwinds each as it reads it.
 func table3(t testing.TB, file string, rounds int) (cells [][]string, chart, ratios []quantity) {
 	var es []*entrant
@@ -130,10 +130,11 @@ func table3(t testing.TB, file string, rounds int) (cells [][]string, chart, rat
 		mine(s, false, s.name+", two registers")
 	}
 	ref := wholeChains(t, file)
-	page, tree := ehElfs(t, file, emitNative(native.Page)), ehElfs(t, file, emitNative(native.Tree))
+	page, tree, c := ehElfs(t, file, emitNative(native.Page)), ehElfs(t, file, emitNative(native.Tree)), ehElfs(t, file, emitC("-O2"))
 	for _, start := range []func(testing.TB) *oracle.Walker{
 		func(t testing.TB) *oracle.Walker { return oracle.EhElf(t, "eh_elf page, from C", page) },
 		func(t testing.TB) *oracle.Walker { return oracle.EhElf(t, "eh_elf tree, from C", tree) },
+		func(t testing.TB) *oracle.Walker { return oracle.EhElf(t, "C source, gcc -O2", c) },
 		oracle.Libunwind, oracle.LibunwindUncached, oracle.LibunwindTuned, oracle.Dwfl,
 	} {
 		w := start(t)
@@ -146,7 +147,7 @@ func table3(t testing.TB, file string, rounds int) (cells [][]string, chart, rat
 		for i := range es {
 			cs = append(cs, es[(i+round)%len(es)].start())
 		}
-		race(t, file, 32, 3, cs)
+		race(t, file, 3, true, cs)
 		for i, c := range cs {
 			e := es[(i+round)%len(es)]
 			e.frames = c.frames

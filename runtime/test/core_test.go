@@ -179,7 +179,8 @@ func checkCore(ref *rows.Table, q *coreQuestion, a *coreAnswer) error {
 	}
 	before := q.State.rows()
 	m := rows.Memory{Next: coreMemory(q.Seed)}
-	err := rows.Check(arch.AMD64, set, &before, &m, func(s *rows.State) rows.Outcome {
+	var c rows.Checker
+	err := c.Check(arch.AMD64, set, &before, &m, func(s *rows.State) rows.Outcome {
 		*s = a.State.rows()
 		return rows.Outcome(a.Outcome)
 	})

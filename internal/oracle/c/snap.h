@@ -13,6 +13,8 @@
  *	        the reason, padded
  *	TIME    walk the samples since the last answer id times over:
  *	        u64 frames of the last pass; u64 ns[id], walking alone
+ *	FRESH   the same, but each eight samples' stacks are read, untimed, before they are walked: as they
+ *	        are where a profiler has just read them
  *
  * Mappings are executable ones. Two mappings of one space never overlap. */
 #ifndef SNAP_H
@@ -23,7 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SNAP_SPACE = 1, SNAP_SAMPLE, SNAP_WALK, SNAP_TIME };
+enum { SNAP_SPACE = 1, SNAP_SAMPLE, SNAP_WALK, SNAP_TIME, SNAP_FRESH };
 enum { NREGS = 17, REG_SP = 7, REG_IP = 16, MAX_DEPTH = 4096 };
 
 /* A file is mapped once for all spaces. image is null if it is no x86-64 ELF file. */
