@@ -35,6 +35,7 @@ func exercise(img *Image) {
 	}
 	for i := range img.segs {
 		s := &img.segs[i]
+		img.Contents(s)
 		img.Tail(s.Vaddr)
 		img.At(s.Vaddr+arch.Vaddr(s.Filesz)-1, 1)
 		if i > 64 {

@@ -8,6 +8,7 @@ package module
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"debug/elf"
 	"encoding/binary"
@@ -81,6 +82,7 @@ type Image struct {
 	entry   arch.Vaddr
 	segs    []Segment
 	secs    []Section
+	secsErr error
 	load    []Segment // PT_LOAD with file contents
 
 	buildID func() []byte
@@ -237,8 +239,12 @@ func (img *Image) headers() error {
 
 	// Section headers may be missing or damaged: what the program headers say stays good, so their
 	// trouble is told only where they are needed. Extended numbers are in the first section header.
-	if shoff != 0 && shentsize >= shsize {
-		if first, ok := img.bytes(shoff, shsize); ok {
+	if shoff != 0 {
+		if first, ok := img.bytes(shoff, shsize); !ok {
+			img.secsErr = img.errorf(shoff, ErrTruncated, "section headers")
+		} else if shentsize < shsize {
+			img.secsErr = img.errorf(shoff, ErrMalformed, "section header size %d", shentsize)
+		} else {
 			s := img.section(first, 0)
 			if shnum == 0 {
 				shnum = s.Size
@@ -303,6 +309,7 @@ func (img *Image) section(b []byte, index int) Section {
 // could fill the memory: together they get as many bytes as the file has.
 func (img *Image) sections(off, entsize, num, strndx uint64) {
 	if room := (uint64(len(img.b)) - off) / entsize; num > room {
+		img.secsErr = img.errorf(off, ErrTruncated, "%d section headers", num)
 		num = room
 	}
 	all, _ := img.bytes(off, num*entsize)
@@ -315,6 +322,7 @@ func (img *Image) sections(off, entsize, num, strndx uint64) {
 	}
 	names, ok := img.bytes(img.secs[strndx].Off, img.secs[strndx].Size)
 	if !ok {
+		img.secsErr = cmp.Or(img.secsErr, img.errorf(img.secs[strndx].Off, ErrTruncated, "section names"))
 		return
 	}
 	room := uint64(len(img.b))
@@ -355,7 +363,12 @@ func (img *Image) Entry() arch.Vaddr       { return img.entry }
 func (img *Image) Size() int64             { return int64(len(img.b)) }
 func (img *Image) Bytes() []byte           { return img.b }
 func (img *Image) Segments() []Segment     { return img.segs }
-func (img *Image) Sections() []Section     { return img.secs }
+
+// Sections returns the sections whose headers can be read.
+func (img *Image) Sections() []Section { return img.secs }
+
+// SectionsErr says what is wrong with the section headers or their names; nil where nothing is, and where there are none.
+func (img *Image) SectionsErr() error { return img.secsErr }
 
 // Interp returns the path of the program interpreter, or "".
 func (img *Image) Interp() string {
@@ -418,6 +431,15 @@ func (img *Image) Tail(v arch.Vaddr) []byte {
 		}
 	}
 	return nil
+}
+
+// Contents returns the bytes that s has in the file. With an error, ErrTruncated, come those that are there.
+func (img *Image) Contents(s *Segment) ([]byte, error) {
+	b, ok := img.bytes(s.Off, s.Filesz)
+	if ok {
+		return b, nil
+	}
+	return img.b[min(s.Off, uint64(len(img.b))):], img.errorf(s.Off, ErrTruncated, "segment %v of %#x bytes", s.Type, s.Filesz)
 }
 
 // BuildID returns the contents of the NT_GNU_BUILD_ID note, or nil. The result must not be changed; it stays

@@ -162,6 +162,39 @@ func TestErrors(t *testing.T) {
 	if b, err := img.Data(img.Section(".text")); err != nil || len(b) != 64 {
 		t.Errorf("the section next to a damaged one: %v", err)
 	}
+	// Damaged section headers leave the program headers, and what is said of them.
+	word := func(at int, v uint64) []byte { return edit(at, binary.LittleEndian.AppendUint64(nil, v)...) }
+	for _, c := range []struct {
+		b     []byte
+		cause error
+		text  string
+	}{
+		{b, nil, ""},
+		{word(40, 0), nil, ""},
+		{word(40, 1<<62), ErrTruncated, "f+0x4000000000000000: section headers: truncated"},
+		{b[:shoff], ErrTruncated, fmt.Sprintf("f+%#x: section headers: truncated", shoff)},
+		{b[:len(b)-1], ErrTruncated, fmt.Sprintf("f+%#x: 9 section headers: truncated", shoff)},
+		{edit(58, 63), ErrMalformed, fmt.Sprintf("f+%#x: section header size 63: malformed", shoff)},
+		{word(int(shoff)+8*64+24, 1<<62), ErrTruncated, "f+0x4000000000000000: section names: truncated"},
+	} {
+		img, err := New("f", c.b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := img.SectionsErr(); c.cause == nil && err != nil || c.cause != nil && (!errors.Is(err, c.cause) || err.Error() != c.text) {
+			t.Errorf("SectionsErr() = %v, want %s", err, c.text)
+		}
+		if len(img.Segments()) != 4 {
+			t.Errorf("%s: %d segments, want 4", c.text, len(img.Segments()))
+		}
+	}
+	// So do bytes of a segment behind the end.
+	cut := img.Segments()[3]
+	cut.Filesz = uint64(len(b))
+	want = fmt.Sprintf("f+%#x: segment PT_LOAD of %#x bytes: truncated", cut.Off, len(b))
+	if got, err := img.Contents(&cut); err == nil || err.Error() != want || !bytes.Equal(got, c[cut.Off:]) {
+		t.Errorf("Contents: %d bytes, %v, want %s", len(got), err, want)
+	}
 	if _, err := Open(t.TempDir()); err == nil {
 		t.Error("a directory opened")
 	}

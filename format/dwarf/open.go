@@ -1,8 +1,10 @@
 package dwarf
 
 import (
+	"cmp"
 	"debug/elf"
 	"fmt"
+	"slices"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
@@ -12,14 +14,15 @@ import (
 // without any gives empty Frames.
 //
 // Where there are no section headers, the program header PT_GNU_EH_FRAME leads to .eh_frame_hdr, and that to
-// .eh_frame, whose end is then not known. With an error, which has the offset in the file, come the Frames of
-// what could be read; nil only for an image whose sections cannot be had at all.
+// .eh_frame, whose end is then not known. What lies outside of a truncated file is an error, and so are section headers
+// that do: unwind information may be lost with them. With an error, which has the offset in the file, come the Frames
+// of what could be read.
 func Open(img *module.Image) (*Frames, error) {
 	in := Sections{Machine: img.Machine(), Order: img.Order(), AddrSize: 8, Memory: img.At}
 	if !img.Is64() {
 		in.AddrSize = 4
 	}
-	var first error
+	first := img.SectionsErr()
 	contents := func(s *module.Section) (Section, bool) {
 		b, err := img.Data(s)
 		if err != nil && first == nil {
@@ -28,8 +31,10 @@ func Open(img *module.Image) (*Frames, error) {
 		return Section{Name: s.Name, Addr: s.Addr, Data: b}, err == nil && len(b) > 0
 	}
 	secs := img.Sections()
+	named := false // one of the two that PT_GNU_EH_FRAME leads to
 	for i := range secs {
 		s := &secs[i]
+		named = named || s.Name == ".eh_frame" || s.Name == ".eh_frame_hdr"
 		switch s.Name {
 		case ".eh_frame":
 			if x, ok := contents(s); ok {
@@ -49,8 +54,8 @@ func Open(img *module.Image) (*Frames, error) {
 			in.GOT = s.Addr
 		}
 	}
-	if len(in.EHFrame) == 0 && in.Hdr == nil {
-		in.bySegment(img)
+	if !named { // a separate debug file has the sections, without contents, and segments that lie
+		first = cmp.Or(first, in.bySegment(img))
 	}
 	if img.Type() == elf.ET_REL && len(in.EHFrame) > 0 {
 		return New(in), fmt.Errorf("%s: %w: the file is not linked: the addresses in its .eh_frame are not known yet", img.Name(), ErrUnsupported)
@@ -58,23 +63,35 @@ func Open(img *module.Image) (*Frames, error) {
 	return New(in), first
 }
 
-// bySegment finds .eh_frame_hdr and .eh_frame by the program headers.
-func (in *Sections) bySegment(img *module.Image) {
-	for _, s := range img.Segments() {
-		if s.Type != elf.PT_GNU_EH_FRAME {
-			continue
-		}
-		tail := img.Tail(s.Vaddr)
-		if s.Filesz < uint64(len(tail)) {
-			tail = tail[:s.Filesz]
-		}
-		in.Hdr = &Section{Name: ".eh_frame_hdr", Addr: s.Vaddr, Data: tail}
-		if h := New(*in).hdr; h != nil {
-			at := arch.Vaddr(h.ehAddr)
-			if b := img.Tail(at); len(b) > 0 {
-				in.EHFrame = append(in.EHFrame, Section{Name: ".eh_frame", Addr: at, Data: b, Open: true})
-			}
-		}
-		return
+// bySegment finds .eh_frame_hdr and .eh_frame by the program headers. It finds nothing where there is no
+// PT_GNU_EH_FRAME; with an error, it has what the file has of them.
+func (in *Sections) bySegment(img *module.Image) error {
+	segs := img.Segments()
+	i := slices.IndexFunc(segs, func(s module.Segment) bool { return s.Type == elf.PT_GNU_EH_FRAME && s.Filesz > 0 })
+	if i < 0 {
+		return nil
 	}
+	b, err := img.Contents(&segs[i])
+	in.Hdr = &Section{Name: ".eh_frame_hdr", Addr: segs[i].Vaddr, Data: b}
+	f := New(*in)
+	if f.hdr == nil {
+		if err == nil {
+			err = fmt.Errorf("%s: %w", img.Name(), f.hdrErr)
+		}
+		return err
+	}
+	at := arch.Vaddr(f.hdr.ehAddr)
+	i = slices.IndexFunc(segs, func(s module.Segment) bool { return s.Type == elf.PT_LOAD && uint64(at-s.Vaddr) <= s.Filesz })
+	if i < 0 {
+		if err == nil {
+			d := Damage{Section: ".eh_frame_hdr", Off: 4, Err: wrapf(ErrMalformed, "no segment has .eh_frame, at %#x", uint64(at))}
+			err = fmt.Errorf("%s: %w", img.Name(), d)
+		}
+		return err
+	}
+	b, cut := img.Contents(&segs[i])
+	if b = b[min(uint64(at-segs[i].Vaddr), uint64(len(b))):]; len(b) > 0 {
+		in.EHFrame = append(in.EHFrame, Section{Name: ".eh_frame", Addr: at, Data: b, Open: true})
+	}
+	return cmp.Or(err, cut)
 }
