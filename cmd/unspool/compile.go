@@ -84,7 +84,9 @@ through a function, slice in a captured piece of stack (the default without -o: 
 				return o.file(path)
 			})
 			p.done()
-			fmt.Println(o.summary())
+			if s := o.summary(); s != "" {
+				fmt.Println(s)
+			}
 			return err
 		},
 	}
@@ -144,6 +146,7 @@ func (o *compilation) file(path string) error {
 	}
 	n, was, err := o.compile(img, f)
 	switch {
+	case n == 0 && err != nil:
 	case n == 0:
 		o.none.Add(1)
 	case was:
@@ -216,15 +219,22 @@ func (o *compilation) compile(img *module.Image, f *dwarf.Frames) (size int, fou
 	return len(b), false, errors.Join(err, writeFile(to(".eh_elf.so"), b))
 }
 
-// summary says what was done.
+// summary says what was done; "" where all files were errors.
 func (o *compilation) summary() string {
-	what := map[string]string{"table": "tables", "native": "machine code", "c": "C"}[o.emit]
-	out := fmt.Sprintf("%d files compiled: %s of %s from %s of .eh_frame", o.made.Load()+o.found.Load(), size(o.bytes.Load()), what, size(o.source.Load()))
-	if n := o.found.Load(); n > 0 {
-		out += fmt.Sprintf("; %d were there already", n)
+	compiled, found, none := o.made.Load()+o.found.Load(), o.found.Load(), o.none.Load()
+	if compiled+none == 0 {
+		return ""
 	}
-	if n := o.none.Load(); n > 0 {
-		out += fmt.Sprintf("; %d have no unwind information", n)
+	out := fmt.Sprintf("%d files compiled", compiled)
+	if compiled > 0 {
+		what := map[string]string{"table": "tables", "native": "machine code", "c": "C"}[o.emit]
+		out += fmt.Sprintf(": %s of %s from %s of .eh_frame", size(o.bytes.Load()), what, size(o.source.Load()))
+	}
+	if found > 0 {
+		out += fmt.Sprintf("; %d were there already", found)
+	}
+	if none > 0 {
+		out += fmt.Sprintf("; %d without unwind information", none)
 	}
 	return out
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -166,6 +167,42 @@ func TestVerifyStatsCompile(t *testing.T) {
 	finish(t, c).want(t, 0, "")
 	if list, err := os.ReadDir(cache); err != nil || len(list) != 1 {
 		t.Errorf("the cache holds %v, %v", list, err)
+	}
+}
+
+// TestNothingMade: files that are cut short are errors, and no success is told; files without unwind information are none.
+func TestNothingMade(t *testing.T) {
+	sh, err := os.ReadFile("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	short, bare := filepath.Join(dir, "short"), filepath.Join(dir, "bare")
+	header := bytes.Clone(sh[:64])
+	for _, f := range [][2]int{{0x20, 8}, {0x28, 8}, {0x38, 2}, {0x3c, 4}} { // no program headers, no section headers
+		clear(header[f[0]:][:f[1]])
+	}
+	if err := errors.Join(os.WriteFile(short, sh[:len(sh)/2], 0o600), os.WriteFile(bare, header, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	const cut = `^unspool: \S*short\+0x[0-9a-f]+: section headers: truncated\n$`
+	for _, c := range []struct {
+		args        []string
+		status      int
+		stderr, out string
+	}{
+		{[]string{"compile", short}, 1, cut, ""},
+		{[]string{"compile", "--emit", "native", short}, 1, cut, ""},
+		{[]string{"compile", bare}, 0, "^$", "0 files compiled; 1 without unwind information\n"},
+		{[]string{"compile", short, bare}, 1, cut, "0 files compiled; 1 without unwind information\n"},
+		{[]string{"verify", short}, 1, cut, ""},
+		{[]string{"verify", short, bare}, 1, cut, "1 files: 0 rows and 0 rules equal the reference; 0 damaged entries; 1 files without unwind information\n"},
+		{[]string{"dump", short}, 1, cut, ""},
+	} {
+		r := runProgram(t, c.args...)
+		if r.want(t, c.status, c.stderr); r.out != c.out {
+			t.Errorf("unspool %s: %q, want %q", strings.Join(c.args, " "), r.out, c.out)
+		}
 	}
 }
 

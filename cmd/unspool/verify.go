@@ -36,7 +36,7 @@ Exit status 1 if any differs. Damaged entries are counted; they are in no table.
 			if err != nil {
 				return err
 			}
-			var done, without, nrows, nsets, damaged atomic.Int64
+			var done, proven, without, nrows, nsets, damaged atomic.Int64
 			p := newProgress()
 			err = eachFile(c.Context(), files, func(path string) error {
 				defer func() { p.say("verified %d of %d files", done.Add(1), len(files)) }()
@@ -48,6 +48,7 @@ Exit status 1 if any differs. Damaged entries are counted; they are in no table.
 				if err != nil {
 					return err
 				}
+				proven.Add(1)
 				nrows.Add(int64(t.rows))
 				nsets.Add(int64(t.rules))
 				damaged.Add(int64(t.damaged))
@@ -55,8 +56,10 @@ Exit status 1 if any differs. Damaged entries are counted; they are in no table.
 			})
 			p.done()
 			n := func(v int64) string { return profile.Comma(uint64(v)) }
-			fmt.Printf("%s files: %s rows and %s rules equal the reference; %s damaged entries; %s files without unwind information\n",
-				n(int64(len(files))), n(nrows.Load()), n(nsets.Load()), n(damaged.Load()), n(without.Load()))
+			if right := proven.Load() + without.Load(); right > 0 {
+				fmt.Printf("%s files: %s rows and %s rules equal the reference; %s damaged entries; %s files without unwind information\n",
+					n(right), n(nrows.Load()), n(nsets.Load()), n(damaged.Load()), n(without.Load()))
+			}
 			return err
 		},
 	}
