@@ -47,6 +47,8 @@ const (
 	sectSize  = 64
 	symSize   = 24
 	pageSize  = 0x1000
+	hdrPhoff  = 32 // in the ELF header
+	hdrPhnum  = 56
 	numProgs  = 6
 	numDynTag = 7
 )

@@ -2,6 +2,7 @@ package native
 
 import (
 	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -159,6 +160,64 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
+// infoPlace is where Emit puts a file's info.
+const infoPlace = headSize + numProgs*progSize + 12 + len(noteOwner)
+
+// TestPlaces: an error says where in the file it is.
+func TestPlaces(t *testing.T) {
+	good, err := Emit(rowstest.Table(rand.New(rand.NewPCG(1, 1)), arch.AMD64, 3), Options{ID: "abc"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, _, err := check(good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const notes = headSize + 3*progSize // the program header
+	long := []byte{0xff, 0xff, 0xff, 0x7f}
+	for _, c := range []struct {
+		what  string
+		at    int
+		b     []byte
+		off   int
+		error string
+	}{
+		{"magic number", 0, []byte("\x7fELG"), 0, "not an ELF file"},
+		{"e_phoff", 32, long, 32, "program header 0 lies outside"},
+		{"offset of the notes", notes + 8, long, notes + 8, "the notes lie outside"},
+		{"size of the notes", notes + 32, []byte{8}, infoPlace - 12 - len(noteOwner), "bytes of notes, and none of unspool"},
+		{"size of a note", infoPlace - 16, long, infoPlace - 20, "a note lies outside"},
+		{"owner", infoPlace - 8, []byte("U"), infoPlace - 20, "none of unspool"},
+		{"version", infoPlace, []byte{Version + 1}, infoPlace, fmt.Sprintf("version %d, not %d", Version+1, Version)},
+		{"layout", infoPlace + 2, []byte{9}, infoPlace + 2, "layout 9"},
+		{"memory kind", infoPlace + 3, []byte{9}, infoPlace + 2, "memory 9"},
+		{"machine", infoPlace + 4, []byte{183}, infoPlace + 2, "machine 183"},
+		{"size", infoPlace + 8, []byte{good[infoPlace+8] + 1}, infoPlace + 8, "bytes, not"},
+		{"entry point", infoPlace + 20, []byte{1, 0, 0, 0}, infoPlace + 20, "eh_elf_apply at 0x1, outside of the code"},
+		{"number of rules", infoPlace + 32, long, infoPlace + 28, "2147483647 rules at"},
+		{"end of the code", infoPlace + 40, long, infoPlace + 36, "code at"},
+		{"rule", int(in.Rules) + 4, []byte{0, 0, 0, 0}, int(in.Rules) + 4, "rule 1 at 0x0, outside of the code"},
+	} {
+		b := bytes.Clone(good)
+		copy(b[c.at:], c.b)
+		le.PutUint32(b[infoPlace+infoChecksum:], checksum(b, infoPlace+infoChecksum))
+		_, _, err := check(b)
+		if e, ok := err.(*Error); !ok || e.Off != c.off || !strings.Contains(e.Msg, c.error) {
+			t.Errorf("%s: %v, want eh_elf+%#x: … %s", c.what, err, c.off, c.error)
+		}
+	}
+	b := bytes.Clone(good)
+	b[len(b)-1] ^= 1
+	path := filepath.Join(t.TempDir(), "x.so")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want := regexp.MustCompile(`x\.so: eh_elf\+0x1b0: checksum 0x[0-9a-f]+, not 0x[0-9a-f]+: the file is damaged$`)
+	if _, err := Open(path); err == nil || !want.MatchString(err.Error()) {
+		t.Errorf("Open: %v, want %s", err, want)
+	}
+}
+
 // TestOpen refuses files that others could have written, and takes those of the user.
 func TestOpen(t *testing.T) {
 	good, err := Emit(oneSet(rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAReg, Reg: 7, Off: 8}, Rules: []rows.Rule{{Of: 16, Kind: rows.Offset, Off: -8}}}), Options{Deref: Slice, ID: "abc"})
@@ -215,7 +274,7 @@ func FuzzCheck(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		// Where the checksum is expected in files of ours; elsewhere it stays wrong.
-		const at = headSize + numProgs*progSize + 12 + len(noteOwner) + infoChecksum
+		const at = infoPlace + infoChecksum
 		if len(b) > at+4 {
 			le.PutUint32(b[at:], checksum(b, at))
 		}

@@ -2,6 +2,7 @@ package native
 
 import (
 	"bytes"
+	"debug/elf"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -86,24 +87,32 @@ func loaded(m []byte, in info, id string) *Code {
 	return &Code{mem: m, in: in, id: id, base: uintptr(unsafe.Pointer(unsafe.SliceData(m))), dir: m[in.Rules:][:4*in.NumRules]}
 }
 
-// check finds the notes of a file and checks what they say.
+// An Error says what is wrong with a file, and at which byte of it.
+type Error struct {
+	Off int
+	Msg string
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("eh_elf+%#x: %s", e.Off, e.Msg) }
+
+// check finds the notes of a file and checks what they say. Its errors are of type *Error.
 func check(b []byte) (in info, id string, err error) {
-	bad := func(format string, args ...any) (info, string, error) {
-		return info{}, "", fmt.Errorf("eh_elf: "+format, args...)
+	bad := func(off int, format string, args ...any) (info, string, error) {
+		return info{}, "", &Error{off, fmt.Sprintf(format, args...)}
 	}
 	if len(b) < headSize || string(b[:4]) != "\x7fELF" || len(b) > maxSize {
-		return bad("not an ELF file")
+		return bad(0, "not an ELF file of %d to %d bytes", headSize, maxSize)
 	}
 	at, n := 0, 0
-	for i := range uint64(le.Uint16(b[56:])) {
-		p := le.Uint64(b[32:]) + i*progSize
+	for i := range uint64(le.Uint16(b[hdrPhnum:])) {
+		p := le.Uint64(b[hdrPhoff:]) + i*progSize
 		if p > uint64(len(b)) || uint64(len(b))-p < progSize {
-			return bad("program header %d lies outside of the file", i)
+			return bad(hdrPhoff, "program header %d lies outside of the file", i)
 		}
-		if le.Uint32(b[p:]) == 4 { // PT_NOTE
+		if elf.ProgType(le.Uint32(b[p:])) == elf.PT_NOTE {
 			off, size := le.Uint64(b[p+8:]), le.Uint64(b[p+32:])
 			if off > uint64(len(b)) || size > uint64(len(b))-off {
-				return bad("the notes lie outside of the file")
+				return bad(int(p)+8, "the notes lie outside of the file")
 			}
 			at, n = int(off), int(size)
 		}
@@ -113,7 +122,7 @@ func check(b []byte) (in info, id string, err error) {
 		nameSize, descSize, typ := uint64(le.Uint32(b[at:])), uint64(le.Uint32(b[at+4:])), le.Uint32(b[at+8:])
 		desc := uint64(at) + 12 + (nameSize+3)&^3
 		if desc > uint64(end) || descSize > uint64(end)-desc {
-			return bad("a note lies outside of the others")
+			return bad(at, "a note lies outside of the others")
 		}
 		if string(b[at+12:min(at+12+int(nameSize), end)]) == noteOwner {
 			switch {
@@ -126,31 +135,34 @@ func check(b []byte) (in info, id string, err error) {
 		at = int(desc + (descSize+3)&^3)
 	}
 	if infoAt == 0 {
-		return bad("no note of unspool")
+		return bad(end-n, "%d bytes of notes, and none of unspool", n)
 	}
 	binary.Read(bytes.NewReader(b[infoAt:][:infoSize]), le, &in)
 	size := uint64(len(b))
 	switch {
 	case in.Version != Version:
-		return bad("version %d, not %d", in.Version, Version)
+		return bad(infoAt+int(unsafe.Offsetof(in.Version)), "version %d, not %d", in.Version, Version)
 	case uint64(in.Size) != size:
-		return bad("%d bytes, not %d", size, in.Size)
+		return bad(infoAt+int(unsafe.Offsetof(in.Size)), "%d bytes, not %d", size, in.Size)
 	case in.Checksum != checksum(b, infoAt+infoChecksum):
-		return bad("the checksum is wrong: the file is damaged")
+		return bad(infoAt+infoChecksum, "checksum %#x, not %#x: the file is damaged", checksum(b, infoAt+infoChecksum), in.Checksum)
 	case in.Machine != uint32(arch.AMD64.ELF), in.Layout >= uint8(numLayouts), in.Deref >= uint8(numDerefs):
-		return bad("machine %d, layout %d, memory %d", in.Machine, in.Layout, in.Deref)
-	case uint64(in.Rules)+4*uint64(in.NumRules) > size, in.TextLo > in.TextHi, uint64(in.TextHi) > size:
-		return bad("a part lies outside of the file")
+		return bad(infoAt+int(unsafe.Offsetof(in.Layout)), "machine %d, layout %d, memory %d", in.Machine, in.Layout, in.Deref)
+	case uint64(in.Rules)+4*uint64(in.NumRules) > size:
+		return bad(infoAt+int(unsafe.Offsetof(in.Rules)), "%d rules at %#x of %#x", in.NumRules, in.Rules, size)
+	case in.TextLo > in.TextHi, uint64(in.TextHi) > size:
+		return bad(infoAt+int(unsafe.Offsetof(in.TextLo)), "code at [%#x, %#x) of %#x", in.TextLo, in.TextHi, size)
 	}
 	o := Options{Layout: Layout(in.Layout)}
 	for i, e := range in.Entries {
 		if o.has(i) != (e != 0) || e != 0 && (e < in.TextLo || e >= in.TextHi) {
-			return bad("an entry point lies outside of the code")
+			return bad(infoAt+int(unsafe.Offsetof(in.Entries))+4*i, "%s at %#x, outside of the code", entryNames[i], e)
 		}
 	}
 	for i := range in.NumRules {
-		if e := le.Uint32(b[in.Rules+4*i:]) &^ (1 << 31); e < in.TextLo || e >= in.TextHi {
-			return bad("rule %d lies outside of the code", i)
+		at := in.Rules + 4*i
+		if e := le.Uint32(b[at:]) &^ (1 << 31); e < in.TextLo || e >= in.TextHi {
+			return bad(int(at), "rule %d at %#x, outside of the code", i, e)
 		}
 	}
 	return in, id, nil
