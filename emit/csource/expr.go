@@ -95,7 +95,7 @@ func (f *flow) follow() bool {
 			n.bad = true
 			continue
 		}
-		need, gives := stackUse(op)
+		need, gives := rows.StackUse(op)
 		after := v.depth - need + gives
 		if op.Code == rows.DW_OP_pick {
 			need = max(need, int(op.Arg)+1)
@@ -127,31 +127,6 @@ func (f *flow) follow() bool {
 	}
 	f.counted = f.counted || branches && count > maxSteps
 	return true
-}
-
-// stackUse returns how many values op takes from the stack, and how many it leaves in their place.
-func stackUse(op rows.Op) (need, gives int) {
-	switch c := op.Code; {
-	case pushes(op):
-		return 0, 1
-	case c == rows.DW_OP_dup, c == rows.DW_OP_pick:
-		return 1, 2
-	case c == rows.DW_OP_over:
-		return 2, 3
-	case c == rows.DW_OP_drop, c == rows.DW_OP_bra:
-		return 1, 0
-	case c == rows.DW_OP_swap:
-		return 2, 2
-	case c == rows.DW_OP_rot:
-		return 3, 3
-	case c == rows.DW_OP_skip, c == rows.DW_OP_nop:
-		return 0, 0
-	}
-	switch op.Code {
-	case rows.DW_OP_deref, rows.DW_OP_deref_size, rows.DW_OP_abs, rows.DW_OP_neg, rows.DW_OP_not, rows.DW_OP_plus_uconst:
-		return 1, 1
-	}
-	return 2, 1
 }
 
 // pushes says whether op puts a constant or a register's value on the stack.
@@ -293,7 +268,7 @@ func (x *exprWriter) node(at, next int) {
 		x.line("return BAD_EXPR;")
 		return
 	}
-	need, gives := stackUse(op)
+	need, gives := rows.StackUse(op)
 	if x.dynamic {
 		if need > 0 {
 			x.line("if (n < %d)\n\t\treturn BAD_EXPR;", need)
