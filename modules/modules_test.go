@@ -1,12 +1,15 @@
 package modules
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/module"
 )
 
 func TestModule(t *testing.T) {
@@ -70,8 +73,11 @@ func TestUnusable(t *testing.T) {
 func TestVDSO(t *testing.T) {
 	t.Setenv("UNSPOOL_CACHE", t.TempDir())
 	c := New().Module("[vdso]", "").Code()
-	if c == nil || c.Stepper == nil {
-		t.Skip("this machine lacks a vDSO")
+	if _, err := module.VDSO(); errors.Is(err, module.ErrUnsupported) {
+		oracle.Lacks(t, "a vDSO")
+	}
+	if c == nil || c.Err != nil || c.Stepper == nil {
+		t.Fatalf("the vDSO: %+v", c)
 	}
 	if v, ok := c.Vaddr(0); !ok || v != arch.Vaddr(0) {
 		t.Errorf("offset 0 is at %#x, %v", v, ok)

@@ -3,10 +3,11 @@ package csource
 import (
 	"bufio"
 	"bytes"
-	"debug/elf"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/format/dwarf"
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -31,22 +33,19 @@ const (
 // readELF builds the rows of a file.
 func readELF(t testing.TB, path string) (ref *rows.Table, ehFrame int) {
 	t.Helper()
-	e, err := elf.Open(path)
+	img, err := module.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		oracle.Lacks(t, path)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	f, err := dwarf.Open(img)
 	if err != nil {
-		t.Skipf("this test lacks %s", path)
+		t.Fatal(err)
 	}
-	defer e.Close()
-	in := dwarf.Sections{Machine: arch.ByELF(uint16(e.Machine)), Order: binary.ByteOrder(e.ByteOrder), AddrSize: 8}
-	if s := e.Section(".eh_frame"); s != nil && s.Type != elf.SHT_NOBITS {
-		b, err := s.Data()
-		if err != nil {
-			t.Fatal(err)
-		}
-		in.EHFrame = append(in.EHFrame, dwarf.Section{Name: s.Name, Addr: arch.Vaddr(s.Addr), Data: b})
-		ehFrame = len(b)
-	}
-	ref, _ = dwarf.New(in).Build(dwarf.EHFrame)
-	return ref, ehFrame
+	ref, _ = f.Build(dwarf.EHFrame)
+	return ref, int(f.Sizes().EHFrame)
 }
 
 // C's view of a state is Go's: struct unspool_state.

@@ -7,6 +7,7 @@ import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 )
@@ -15,7 +16,7 @@ import (
 func first(b *testing.B, glob string) string {
 	m, _ := filepath.Glob(glob)
 	if len(m) == 0 {
-		b.Skipf("this benchmark lacks %s", glob)
+		oracle.Lacks(b, glob)
 	}
 	return m[0]
 }

@@ -107,7 +107,7 @@ func TestCorpus(t *testing.T) {
 	}
 	wg.Wait()
 	if files == 0 {
-		t.Skip("this test lacks binaries with .eh_frame")
+		oracle.Lacks(t, "binaries with .eh_frame")
 	}
 	for d := range numDerefs {
 		slices.Sort(ratios[d])

@@ -2,6 +2,8 @@ package native
 
 import (
 	"bytes"
+	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,8 +25,10 @@ const (
 func readTable(t testing.TB, path string) *rows.Table {
 	t.Helper()
 	img, err := module.Open(path)
-	if err != nil {
-		t.Skipf("this test lacks %s: %v", path, err)
+	if errors.Is(err, fs.ErrNotExist) {
+		oracle.Lacks(t, path)
+	} else if err != nil {
+		t.Fatal(err)
 	}
 	defer img.Close()
 	f, err := dwarf.Open(img)
