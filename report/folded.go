@@ -53,7 +53,7 @@ func Folded(w io.Writer, p *profile.Profile, o Options) error {
 			line = end[:len(line)]
 		}
 	}
-	fmt.Fprintf(bw, "# %s 0\n", headline(p))
+	fmt.Fprintf(bw, "# %s 0\n", foldName(headline(p)))
 	return bw.Flush()
 }
 

@@ -77,13 +77,14 @@ func (o *Options) unit(p *profile.Profile) string {
 	case p.Events[0].Unit == "nanoseconds":
 		return "ns"
 	case p.Events[0].Unit != "count":
-		return p.Events[0].Unit
+		return printable(p.Events[0].Unit)
 	}
 	return eventBase(p.Events[0].Name)
 }
 
-// eventBase is an event's name without its modifiers: "cpu-clock" of "cpu-clock:ppp".
+// eventBase is an event's name without its modifiers, fit for a line of text: "cpu-clock" of "cpu-clock:ppp".
 func eventBase(s string) string {
+	s = printable(s)
 	base, mod, ok := strings.Cut(s, ":")
 	if ok && strings.Trim(mod, "ukhGHpPSDWebI") == "" {
 		return base

@@ -231,6 +231,32 @@ func outputs(t testing.TB, r *recording) map[string][]byte {
 	return out
 }
 
+// TestHostileEvent: what a recording calls its event makes no line, no stack, and no command to a terminal.
+func TestHostileEvent(t *testing.T) {
+	of := func(f Func, event string) string {
+		_, r := load(t, "testdata/basic.txtar")
+		r.info.Events[0].Name = event
+		var b bytes.Buffer
+		if err := f(&b, r.profile(), Options{By: Periods}); err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	for name, f := range Formats {
+		if name == "json" { // it quotes
+			continue
+		}
+		got, want := of(f, "c\n\x1b[2J\tb\x00k;l main;x 7"), of(f, "c  [2J b k;l main;x 7")
+		if got != want {
+			t.Errorf("%s\n got %q\nwant %q", name, got, want)
+		}
+		if last := got[strings.LastIndexByte(strings.TrimSpace(got), '\n')+1:]; name == "folded" &&
+			(!strings.HasPrefix(last, "# ") || !strings.Contains(last, "c  [2J b k:l main:x 7") || strings.Contains(last, ";")) {
+			t.Errorf("folded ends with %q", last)
+		}
+	}
+}
+
 func TestGolden(t *testing.T) {
 	files, _ := filepath.Glob("testdata/*.txtar")
 	if len(files) == 0 {
