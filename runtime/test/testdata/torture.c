@@ -2,11 +2,14 @@
  * Walks its own threads' stacks through the interface to other address spaces: in many threads, in signal handlers that
  * interrupt walks, in children of fork, while caches are flushed, and on stacks of nonsense.
  *
- *	torture SECONDS
+ *	torture SECONDS [MICROSECONDS]
+ *
+ * The second is the time between signals. Where a handler takes longer than that, they pile up.
  */
 #define _GNU_SOURCE
 #include "abi.h"
 
+#include <errno.h>
 #include <link.h>
 #include <pthread.h>
 #include <signal.h>
@@ -81,6 +84,7 @@ static int mem(unw_addr_space_t as, unw_word_t a, unw_word_t *v, int write, void
 {
 	struct walk *w = arg;
 	struct iovec to = {v, 8}, from = {(void *)a, 8};
+	int saved = errno, ok;
 
 	(void)as;
 	if (write)
@@ -89,7 +93,9 @@ static int mem(unw_addr_space_t as, unw_word_t a, unw_word_t *v, int write, void
 		memcpy(v, w->bytes + (a - w->lo), 8);
 		return 0;
 	}
-	return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 8 ? 0 : -UNW_EINVAL;
+	ok = process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 8;
+	errno = saved;
+	return ok ? 0 : -UNW_EINVAL;
 }
 
 static int reg(unw_addr_space_t as, unw_regnum_t n, unw_word_t *v, int write, void *arg)
@@ -207,12 +213,20 @@ static void nonsense(unsigned *seed)
 	go(&w, pcs, 64);
 }
 
-static time_t until;
+static double until; /* in seconds */
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
 
 __attribute__((noinline)) static void work(unsigned seed)
 {
 	outer = (uint64_t)__builtin_return_address(0);
-	for (unsigned i = 0; time(NULL) < until; i++) {
+	for (unsigned i = 0; now() < until; i++) {
 		deeper(i % 20);
 		for (int k = 0; k < 20; k++)
 			nonsense(&seed);
@@ -230,26 +244,25 @@ static void *thread(void *arg)
 
 int main(int argc, char **argv)
 {
-	struct itimerval storm = {{0, 500}, {0, 500}};
 	struct sigaction sa = {.sa_sigaction = handler, .sa_flags = SA_SIGINFO | SA_RESTART | SA_NODEFER};
-	int storms = argc > 2 ? atoi(argv[2]) : 1, status;
+	int us = argc > 2 ? atoi(argv[2]) : 500, status;
+	struct itimerval storm = {{0, us}, {0, us}};
 	pthread_t t[4];
 
-	until = time(NULL) + (argc > 1 ? atoi(argv[1]) : 2);
+	until = now() + (argc > 1 ? atoi(argv[1]) : 2);
 	dl_iterate_phdr(list, NULL);
 	as = _Ux86_64_create_addr_space(&acc, 0);
 	_Ux86_64_set_caching_policy(as, UNW_CACHE_GLOBAL);
 	sigaction(SIGPROF, &sa, NULL);
-	if (storms)
-		setitimer(ITIMER_PROF, &storm, NULL);
+	setitimer(ITIMER_PROF, &storm, NULL);
 	for (int i = 0; i < 4; i++)
 		pthread_create(&t[i], NULL, thread, (void *)(uintptr_t)(i + 1));
-	while (storms && time(NULL) < until) {
+	while (now() < until) {
 		pid_t pid = fork();
 
 		if (pid == 0) {
 			outer = (uint64_t)__builtin_return_address(0);
-			until = time(NULL);
+			until = now();
 			thread((void *)9);
 			unsigned seed = 5;
 			for (int i = 0; i < 100; i++)
@@ -264,6 +277,7 @@ int main(int argc, char **argv)
 	}
 	for (int i = 0; i < 4; i++)
 		pthread_join(t[i], NULL);
+	setitimer(ITIMER_PROF, &(struct itimerval){{0, 0}, {0, 0}}, NULL);
 	_Ux86_64_destroy_addr_space(as);
 	printf("%lu walks, %lu frames\n", atomic_load(&walks), atomic_load(&frames));
 	return failures != 0;
