@@ -169,9 +169,6 @@ func (s *Set) table(img *module.Image) (rows.Stepper, error) {
 		return c, err
 	case interpreted:
 		f, err := dwarf.Open(img)
-		if f == nil {
-			return nil, err
-		}
 		t, _ := f.Build(dwarf.Both)
 		if len(t.Rows) == 0 {
 			return nil, err

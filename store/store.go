@@ -109,13 +109,10 @@ type kept[T comparable] struct {
 
 // obtain returns what an image was compiled to: by this process, on disk, or now.
 func obtain[T comparable](s *Store, all *map[string]*entry[T], img *module.Image, suffix string, k kept[T]) (T, Origin, error) {
-	var none T
 	frames, err := dwarf.Open(img)
-	if err != nil && frames == nil {
-		return none, None, err
-	}
 	z := frames.Sizes()
 	if z.EHFrame+z.DebugFrame == 0 {
+		var none T
 		return none, None, err
 	}
 	name := fmt.Sprintf("%s-%x-%x.%s", img.ID(), z.EHFrame, z.DebugFrame, suffix)

@@ -135,15 +135,11 @@ func (o *compilation) resolve() (err error) {
 
 // file compiles one file.
 func (o *compilation) file(path string) error {
-	img, err := module.Open(path)
+	img, f, err := openFrames(path)
 	if err != nil {
 		return err
 	}
 	defer img.Close()
-	f, err := dwarf.Open(img)
-	if err != nil {
-		return err
-	}
 	n, was, err := o.compile(img, f)
 	switch {
 	case n == 0 && err != nil:

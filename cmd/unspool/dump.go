@@ -56,18 +56,28 @@ error, and make the exit status 1; the rows of the others are printed.`,
 	return c
 }
 
+// openFrames opens a file whose unwind information can be read; it is for whoever calls to close.
+func openFrames(path string) (*module.Image, *dwarf.Frames, error) {
+	img, err := module.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	f, err := dwarf.Open(img)
+	if err != nil {
+		img.Close()
+		return nil, nil, err
+	}
+	return img, f, nil
+}
+
 // readRows builds the table of a file.
 func readRows(path string, which dwarf.Which) (t *rows.Table, damage []dwarf.Damage, err error) {
 	err = module.Guard(func() error {
-		img, err := module.Open(path)
+		img, f, err := openFrames(path)
 		if err != nil {
 			return err
 		}
 		defer img.Close()
-		f, err := dwarf.Open(img)
-		if err != nil {
-			return err
-		}
 		t, damage = f.Build(which)
 		if len(t.Rows) == 0 && len(damage) == 0 {
 			return fmt.Errorf("%s: no call frame information", path)

@@ -16,7 +16,6 @@ import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/format/dwarf"
-	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -116,15 +115,11 @@ JSON is an object a file, and for several files one more with the sums, which ha
 
 // statsOf measures one file.
 func statsOf(path string) (*fileStats, error) {
-	img, err := module.Open(path)
+	img, f, err := openFrames(path)
 	if err != nil {
 		return nil, err
 	}
 	defer img.Close()
-	f, err := dwarf.Open(img)
-	if err != nil {
-		return nil, err
-	}
 	s := newStats()
 	s.File, s.Size = path, img.Size()
 	sizes := f.Sizes()

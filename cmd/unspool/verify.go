@@ -10,7 +10,6 @@ import (
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format/dwarf"
-	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/rows"
 )
@@ -74,15 +73,11 @@ type proof struct{ rows, rules, damaged int }
 
 // verifyFile proves what is made of one file.
 func verifyFile(path, emit string) (proof, error) {
-	img, err := module.Open(path)
+	img, f, err := openFrames(path)
 	if err != nil {
 		return proof{}, err
 	}
 	defer img.Close()
-	f, err := dwarf.Open(img)
-	if err != nil {
-		return proof{}, err
-	}
 	ref, damage := f.Build(dwarf.Both)
 	if len(ref.Rows) == 0 {
 		return proof{}, errNoRows

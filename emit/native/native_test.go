@@ -49,7 +49,8 @@ func all(t *testing.T, f func(t *testing.T, o Options)) {
 	}
 }
 
-func mustLoad(t testing.TB, ref *rows.Table, o Options) *Code {
+// emitted returns a table's code, loaded; mustLoad closes it at the end of the test.
+func emitted(t testing.TB, ref *rows.Table, o Options) *Code {
 	t.Helper()
 	b, err := Emit(ref, o)
 	if err != nil {
@@ -59,6 +60,12 @@ func mustLoad(t testing.TB, ref *rows.Table, o Options) *Code {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return c
+}
+
+func mustLoad(t testing.TB, ref *rows.Table, o Options) *Code {
+	t.Helper()
+	c := emitted(t, ref, o)
 	t.Cleanup(func() { c.Close() })
 	return c
 }

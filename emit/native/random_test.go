@@ -12,14 +12,7 @@ import (
 // prove emits a table with options, loads it, and runs it against the reference.
 func prove(t testing.TB, ref *rows.Table, o Options) {
 	t.Helper()
-	b, err := Emit(ref, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := Load(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := emitted(t, ref, o)
 	defer c.Close()
 	if err := Verify(c, ref, 1); err != nil {
 		t.Fatalf("%v %v: %v", o.Layout, o.Deref, err)
