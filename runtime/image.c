@@ -5,8 +5,7 @@
  * for signal handlers.
  */
 #define _GNU_SOURCE
-#include "abi.h"
-#include "core.h"
+#include "space.h"
 
 #include <elf.h>
 #include <fcntl.h>
@@ -86,21 +85,36 @@ US_API int _Ux86_64_get_elf_image(struct image *to, int pid, unw_word_t ip, unsi
 }
 
 /*
+ * How far segment p lies from its link-time address, if file offset mapoff is mapped at segbase: by the rule of
+ * libunwind-ptrace. Returns 0 if p is not what is mapped there.
+ */
+static int place(const Elf64_Phdr *p, uint64_t segbase, uint64_t mapoff, uint64_t *bias)
+{
+	if (mapoff < (p->p_offset & -(uint64_t)4096) || mapoff >= p->p_offset + p->p_filesz)
+		return 0;
+	*bias = segbase - (p->p_vaddr - p->p_offset + mapoff);
+	return 1;
+}
+
+/*
  * Describes the .eh_frame_hdr of the image, of which the part from file offset mapoff on is mapped at segbase. Returns 1,
  * 0 without one, or an error.
+ *
+ * libunwind-coredump says 0 for mapoff, whatever is mapped at segbase, which is where the mapping starts that has ip:
+ * right only if the code is in the file's first segment. Where that cannot be, an executable segment that starts there
+ * and has ip is taken, but not in strict mode.
  */
 US_API int _Ux86_64_dwarf_find_unwind_table(struct elf_dyn_info *edi, unw_addr_space_t as, char *path, unw_word_t segbase,
 					    unw_word_t mapoff, unw_word_t ip)
 {
 	const struct image *x = &edi->image;
-	uint64_t lo = UINT64_MAX, hi = 0, bias = 0, hdr = 0, at = 0, room = 0;
+	uint64_t lo = UINT64_MAX, hi = 0, bias = 0, by_code = 0, hdr = 0, at = 0, room = 0, b;
 	struct us_window w;
 	struct us_frames f;
 	Elf64_Ehdr e;
 	Elf64_Phdr p;
-	int placed = 0;
+	int placed = 0, has_ip = 0, coded = 0;
 
-	(void)as;
 	(void)path;
 	if (!x->bytes || x->size < sizeof e)
 		return -UNW_ENOINFO;
@@ -115,19 +129,27 @@ US_API int _Ux86_64_dwarf_find_unwind_table(struct elf_dyn_info *edi, unw_addr_s
 				lo = p.p_vaddr;
 			if (p.p_vaddr + p.p_memsz > hi)
 				hi = p.p_vaddr + p.p_memsz;
-			/* The segment that mapoff is in: the one that ip is in, if there are several in a page. */
-			if (mapoff >= (p.p_offset & -(uint64_t)4096) && mapoff < p.p_offset + p.p_filesz) {
-				uint64_t b = segbase - (p.p_vaddr - p.p_offset + mapoff);
-
-				if (!placed || ip - b - p.p_vaddr < p.p_memsz)
+			/* Of several segments in a page, the one that has ip. */
+			if (place(&p, segbase, mapoff, &b) && !has_ip) {
+				has_ip = p.p_flags & PF_X && ip - b - p.p_vaddr < p.p_memsz;
+				if (!placed || has_ip)
 					bias = b;
 				placed = 1;
+			}
+			b = segbase - (p.p_vaddr & -(uint64_t)4096);
+			if (p.p_flags & PF_X && ip - b - p.p_vaddr < p.p_memsz && !coded) {
+				by_code = b;
+				coded = 1;
 			}
 		} else if (p.p_type == PT_GNU_EH_FRAME && p.p_offset < x->size) {
 			hdr = p.p_vaddr;
 			at = p.p_offset;
 			room = x->size - p.p_offset;
 		}
+	}
+	if (!as->strict && !has_ip && coded && mapoff == 0) {
+		bias = by_code;
+		placed = 1;
 	}
 	if (!placed)
 		return -UNW_ENOINFO;

@@ -24,7 +24,13 @@ struct cursor {
 	uint8_t sp_kind;
 	uint8_t exact;       /* the program counter is not a return address */
 	uint8_t from_signal; /* the last step left a signal frame */
+	uint8_t ra_kind;
+	uint64_t ra_at;      /* where the return address was read, by ra_kind */
+	uint64_t sig;        /* the ucontext_t of the signal frame that was left last */
 };
+
+/* Where the program counter is: MAYBE holds if it is there. */
+enum { RA_REG, RA_MEM, RA_MAYBE, RA_LOST };
 
 /*
  * libunwind keeps a location for the stack pointer beside the CFA, which stands for its value. Steps do not change it,
@@ -84,8 +90,6 @@ US_API int _Ux86_64_init_remote(unw_cursor_t *cur, unw_addr_space_t as, void *ar
 	unw_word_t ip, sp;
 	int r;
 
-	if (as == &us_local_space)
-		return -UNW_EINVAL;
 	c->as = as;
 	c->arg = arg;
 	r = as->acc.access_reg(as, US_RA, &ip, 0, arg);
@@ -102,22 +106,26 @@ US_API int _Ux86_64_init_remote(unw_cursor_t *cur, unw_addr_space_t as, void *ar
 	c->sp_kind = SP_REG;
 	c->exact = 1;
 	c->from_signal = 0;
+	c->ra_kind = RA_REG;
+	c->ra_at = c->sig = 0;
 	return 0;
 }
 
-US_API int _Ux86_64_init_local(unw_cursor_t *c, void *uc)
+/* flag: 0, or UNW_INIT_SIGNAL_FRAME (1) where uc is what a signal handler got. */
+US_API int _Ux86_64_init_local2(unw_cursor_t *cur, void *uc, int flag)
 {
-	(void)c;
-	(void)uc;
-	return -UNW_EINVAL;
+	int r;
+
+	if (flag != 0 && flag != 1)
+		return -UNW_EINVAL;
+	r = _Ux86_64_init_remote(cur, &us_local_space, uc);
+	cursor(cur)->exact = (uint8_t)flag;
+	return r;
 }
 
-US_API int _Ux86_64_init_local2(unw_cursor_t *c, void *uc, int flag)
+US_API int _Ux86_64_init_local(unw_cursor_t *cur, void *uc)
 {
-	(void)c;
-	(void)uc;
-	(void)flag;
-	return -UNW_EINVAL;
+	return _Ux86_64_init_local2(cur, uc, 0);
 }
 
 /* ---- Steps ---- */
@@ -174,6 +182,17 @@ static US_COLD void keep_stack_pointer(struct cursor *c)
 	set_value(s, US_RSP, s->cfa);
 }
 
+/* A step to the caller, whose return address is at an address. */
+static void called_from(struct cursor *c, uint64_t cfa, uint64_t at, uint64_t ra)
+{
+	c->cfa = c->s.cfa = cfa;
+	set_value(&c->s, US_RSP, cfa);
+	set_value(&c->s, US_RA, ra);
+	c->s.pc = ra;
+	c->ra_kind = RA_MEM;
+	c->ra_at = at;
+}
+
 /* How far above the CFA a frame pointer may lead. */
 enum { MAX_FRAME = 0x4000 };
 
@@ -192,10 +211,7 @@ static US_COLD int step_blind(struct cursor *c)
 	if (is_plt(c)) {
 		if (!load(c, cfa, &ra))
 			return -UNW_EINVAL;
-		c->cfa = s->cfa = cfa + 8;
-		set_value(s, US_RSP, c->cfa);
-		set_value(s, US_RA, ra);
-		s->pc = ra;
+		called_from(c, cfa + 8, cfa, ra);
 		/* exact stays: libunwind does not change it here */
 		return ra == ip && c->cfa == cfa ? -UNW_EBADFRAME : 1;
 	}
@@ -215,14 +231,11 @@ static US_COLD int step_blind(struct cursor *c)
 		uint64_t val = c->as->strict ? rbp : s->val[US_RBP];
 		uint32_t bit = 1u << US_RBP, mem = c->as->strict ? bit : s->in_mem & bit, in = c->as->strict ? 0 : s->in_reg & bit;
 
-		c->cfa = s->cfa = cfa + 8;
 		s->known = c->as->strict && rbp == 0 ? 0 : bit;
 		s->in_mem = mem;
 		s->in_reg = in;
 		s->val[US_RBP] = val;
-		set_value(s, US_RSP, c->cfa);
-		set_value(s, US_RA, ra);
-		s->pc = ra;
+		called_from(c, cfa + 8, sp, ra);
 		c->sp = sp; /* and of the stack pointer, in the same way */
 		c->sp_kind = SP_MEM;
 		c->exact = 0;
@@ -242,10 +255,7 @@ static US_COLD int step_blind(struct cursor *c)
 	s->in_reg = 0;
 	s->val[US_RBP] = rbp;
 	/* libunwind takes the frame to be as large as its two words. */
-	c->cfa = s->cfa = c->as->strict ? cfa + 16 : rbp + 16;
-	set_value(s, US_RSP, c->cfa);
-	set_value(s, US_RA, ra);
-	s->pc = ra;
+	called_from(c, c->as->strict ? cfa + 16 : rbp + 16, rbp + 8, ra);
 	c->sp_kind = SP_LOST;
 	c->exact = 0;
 	return ra == ip && c->cfa == cfa ? -UNW_EBADFRAME : 1;
@@ -269,30 +279,19 @@ static US_COLD int failed(struct cursor *c, int outcome)
 	return -UNW_EBADFRAME;
 }
 
-US_API int _Ux86_64_step(unw_cursor_t *cur)
-{
-	struct cursor *c = cursor(cur);
-	unw_addr_space_t as = c->as;
-	uint32_t space = atomic_load_explicit(&as->space, memory_order_relaxed);
-	uint64_t ip = c->s.pc, cfa = c->cfa;
-	struct us_rule rule;
-	int o;
+enum { UC_RIP = 168 }; /* in ucontext_t */
 
-	if (us_unlikely(as->policy == UNW_CACHE_NONE) || us_unlikely(!us_cache_get(&us_cache, space, ip, c->exact, &rule))) {
-		o = us_space_rule(as, c->arg, ip - !c->exact, &rule);
-		if (o == -UNW_ENOINFO)
-			return step_blind(c);
-		if (o < 0)
-			return o;
-		if (as->policy != UNW_CACHE_NONE)
-			us_cache_put(&us_cache, space, ip, c->exact, &rule);
-	}
-	o = us_apply_with(&rule, &c->s, load, reg, c, as->strict ? US_ALL : US_SAVED);
+static int apply(struct cursor *c, const struct us_rule *r)
+{
+	unw_addr_space_t as = c->as;
+	uint64_t ip = c->s.pc, cfa = c->cfa;
+	int o = us_apply_with(r, &c->s, load, reg, c, as->keep);
+
 	if (us_unlikely(o != US_OK)) {
 		if (o == US_UNREADABLE && !as->strict) {
 			struct us_mem m = {load_address, reg, c};
 
-			o = us_apply(&rule, &c->s, &m, US_SAVED);
+			o = us_apply(r, &c->s, &m, as->keep);
 		}
 		if (o != US_OK)
 			return failed(c, o);
@@ -300,12 +299,54 @@ US_API int _Ux86_64_step(unw_cursor_t *cur)
 	c->cfa = c->s.cfa;
 	if (us_unlikely(as->strict))
 		keep_stack_pointer(c);
-	c->exact = c->from_signal = rule.flags & US_SIGNAL;
-	us_cache_fetch(&us_cache, space, c->s.pc, c->exact); /* the caller is about to ask for registers: time enough */
+	c->exact = c->from_signal = r->flags & US_SIGNAL;
+	if (us_likely(r->kind != US_KIND_WIDE)) {
+		if (us_likely(r->mask & 0x40)) {
+			c->ra_kind = RA_MEM;
+			c->ra_at = c->cfa - (r->kind == US_KIND_REG ? (uint64_t)r->aux * 1024 : 0) + (uint64_t)((int64_t)r->saves[6] * 8);
+		}
+	} else {
+		c->ra_kind = RA_MAYBE;
+		c->ra_at = c->cfa - 8;
+		if (c->s.in_mem >> US_RSP & 1) {
+			c->sp_kind = SP_MEM;
+			c->sp = c->s.val[US_RSP];
+		}
+		if (c->from_signal) {
+			/* The stack pointer was at the ucontext_t that the kernel made. */
+			c->sig = cfa;
+			c->ra_at = cfa + UC_RIP;
+		}
+	}
 	if (us_unlikely(c->s.pc == ip && c->cfa == cfa))
 		return -UNW_EBADFRAME;
 	/* A thread's first function is called from nowhere. To libunwind the end is where the frame pointer is lost. */
-	return as->strict ? (int)(c->s.known >> US_RBP & 1) : c->s.pc != 0;
+	if (us_unlikely(as->strict) && !(c->s.known >> US_RBP & 1))
+		return c->s.pc = 0;
+	return as->strict || c->s.pc != 0;
+}
+
+US_API int _Ux86_64_step(unw_cursor_t *cur)
+{
+	struct cursor *c = cursor(cur);
+	unw_addr_space_t as = c->as;
+	uint32_t space = atomic_load_explicit(&as->space, memory_order_relaxed);
+	uint64_t ip = c->s.pc;
+	struct us_rule rule;
+	int o;
+
+	if (us_unlikely(!as->cached) || us_unlikely(!us_cache_get(&us_cache, space, ip, c->exact, &rule))) {
+		o = us_space_rule(as, c->arg, ip - !c->exact, &rule);
+		if (o == -UNW_ENOINFO)
+			return step_blind(c);
+		if (o < 0)
+			return o;
+		if (as->cached)
+			us_cache_put(&us_cache, space, ip, c->exact, &rule);
+	}
+	o = apply(c, &rule);
+	us_cache_fetch(&us_cache, space, c->s.pc, c->exact); /* the caller is about to ask for registers: time enough */
+	return o;
 }
 
 US_API int _Ux86_64_is_signal_frame(unw_cursor_t *c)
@@ -337,39 +378,84 @@ US_API int _Ux86_64_get_reg(unw_cursor_t *cur, int n, unw_word_t *to)
 	return error_of(us_get_with(&c->s, (unsigned)n, load, reg, c, to));
 }
 
+/* The address where the program counter was read; 0 if it is not known. */
+static uint64_t pc_at(struct cursor *c)
+{
+	uint64_t v;
+
+	if (c->ra_kind == RA_MEM || (c->ra_kind == RA_MAYBE && load(c, c->ra_at, &v) && v == c->s.pc))
+		return c->ra_at;
+	return 0;
+}
+
 US_API int _Ux86_64_set_reg(unw_cursor_t *cur, int n, unw_word_t v)
 {
 	struct cursor *c = cursor(cur);
 	unw_addr_space_t as = c->as;
 	struct us_state *s = &c->s;
+	uint64_t at;
 
 	if (n == US_RSP || n == UNW_X86_64_CFA)
 		return -UNW_EREADONLYREG;
+	if (n == US_RAX || n == US_RAX + 1) {
+		/* rax and rdx: what an exception handler is given by resume. The place where they were saved stays as it is. */
+		set_value(s, (unsigned)n, v);
+		return 0;
+	}
 	if (n < 0 || n >= UNW_NUM_REGS || !(s->known >> n & 1))
 		return -UNW_EBADREG;
-	if (n == UNW_X86_64_RIP)
+	if (n == UNW_X86_64_RIP) {
+		at = pc_at(c);
 		s->pc = v;
+		set_value(s, US_RA, v);
+		if (at)
+			return as->acc.access_mem(as, at, &v, 1, c->arg);
+		return c->ra_kind == RA_REG ? as->acc.access_reg(as, US_RA, &v, 1, c->arg) : 0;
+	}
 	if (s->in_mem >> n & 1)
 		return as->acc.access_mem(as, s->val[n], &v, 1, c->arg);
 	if (s->in_reg >> n & 1)
 		return as->acc.access_reg(as, (int)s->val[n], &v, 1, c->arg);
 	s->val[n] = v;
-	return n == UNW_X86_64_RIP ? 0 : -UNW_EREADONLYREG;
+	return -UNW_EREADONLYREG;
 }
 
+static void in_memory(unw_save_loc_t *to, uint64_t addr)
+{
+	to->type = UNW_SLT_MEMORY;
+	to->u.addr = addr;
+}
+
+static void in_register(unw_save_loc_t *to, uint64_t n)
+{
+	to->type = UNW_SLT_REG;
+	to->u.regnum = (int)n;
+}
+
+/* Of the program counter, the stack pointer, and the registers that a call preserves. */
 US_API int _Ux86_64_get_save_loc(unw_cursor_t *cur, int n, unw_save_loc_t *to)
 {
-	struct us_state *s = &cursor(cur)->s;
+	struct cursor *c = cursor(cur);
+	struct us_state *s = &c->s;
+	uint64_t at;
 
 	memset(to, 0, sizeof *to);
-	if (n < 0 || n >= UNW_NUM_REGS || !(s->known >> n & 1))
-		return 0;
-	if (s->in_mem >> n & 1) {
-		to->type = UNW_SLT_MEMORY;
-		to->u.addr = s->val[n];
-	} else if (s->in_reg >> n & 1) {
-		to->type = UNW_SLT_REG;
-		to->u.regnum = (int)s->val[n];
+	if (n == UNW_X86_64_RIP) {
+		at = pc_at(c);
+		if (at)
+			in_memory(to, at);
+		else if (c->ra_kind == RA_REG)
+			in_register(to, US_RA);
+	} else if (n == US_RSP) {
+		if (c->sp_kind == SP_REG)
+			in_register(to, c->sp);
+		else if (c->sp_kind == SP_MEM)
+			in_memory(to, c->sp);
+	} else if (n >= 0 && n < UNW_NUM_REGS && US_SAVED & s->known & 1u << n) {
+		if (s->in_mem >> n & 1)
+			in_memory(to, s->val[n]);
+		else if (s->in_reg >> n & 1)
+			in_register(to, s->val[n]);
 	}
 	return 0;
 }
@@ -419,31 +505,48 @@ US_API const char *_Ux86_64_strerror(int e)
 	return e <= UNW_ENOINFO ? names[e] : "invalid error code";
 }
 
+uint64_t us_signal_context(const unw_cursor_t *cur)
+{
+	const struct cursor *c = (const struct cursor *)(const void *)cur;
+
+	return c->sig;
+}
+
+/* Writes the frame's registers where the accessors put them, and lets them go on there. */
 US_API int _Ux86_64_resume(unw_cursor_t *cur)
 {
 	struct cursor *c = cursor(cur);
+	unw_addr_space_t as = c->as;
+	uint64_t v[UNW_NUM_REGS];
+	uint32_t got = 0;
 
-	return c->as->acc.resume ? c->as->acc.resume(c->as, cur, c->arg) : -UNW_EINVAL;
+	if (!as->acc.resume)
+		return -UNW_EINVAL;
+	for (unsigned i = 0; i < UNW_NUM_REGS; i++)
+		if (_Ux86_64_get_reg(cur, (int)i, &v[i]) == 0)
+			got |= 1u << i;
+	for (unsigned i = 0; i < UNW_NUM_REGS; i++)
+		if (got >> i & 1)
+			as->acc.access_reg(as, (int)i, &v[i], 1, c->arg);
+	return as->acc.resume(as, cur, c->arg);
 }
 
 /* ---- Procedures ---- */
 
 US_API int _Ux86_64_get_proc_info_by_ip(unw_addr_space_t as, unw_word_t ip, unw_proc_info_t *pi, void *arg)
 {
-	return as->acc.find_proc_info(as, ip, pi, 0, arg);
+	return us_space_info(as, arg, ip, pi);
 }
 
 US_API int _Ux86_64_get_proc_info(unw_cursor_t *cur, unw_proc_info_t *pi)
 {
 	struct cursor *c = cursor(cur);
-	int r = c->as->acc.find_proc_info(c->as, c->s.pc - !c->exact, pi, 0, c->arg);
 
-	if (r < 0) {
+	if (us_space_info(c->as, c->arg, c->s.pc - !c->exact, pi) < 0) {
 		/* Code without information: all that is known is where it starts from here. */
 		memset(pi, 0, sizeof *pi);
 		pi->start_ip = c->s.pc;
 		pi->end_ip = c->s.pc + 1;
-		return 0;
 	}
 	return 0;
 }
@@ -453,27 +556,28 @@ US_API int _Ux86_64_get_proc_name(unw_cursor_t *cur, char *buf, size_t size, unw
 	struct cursor *c = cursor(cur);
 	int r;
 
+	if (size > 0)
+		buf[0] = 0;
 	if (!c->as->acc.get_proc_name)
 		return -UNW_ENOINFO;
 	r = c->as->acc.get_proc_name(c->as, c->s.pc - !c->exact, buf, size, off, c->arg);
-	if (r >= 0 && off && !c->exact)
+	if (r == 0 && off && !c->exact)
 		(*off)++;
 	return r;
 }
 
-/* ---- What is not there ---- */
-
-US_API int _Ux86_64_reg_states_iterate(unw_cursor_t *c, void *callback, void *token)
+US_API int _Ux86_64_reg_states_iterate(unw_cursor_t *cur, us_states_callback callback, void *token)
 {
-	(void)c;
-	(void)callback;
-	(void)token;
-	return -UNW_ENOINFO;
+	struct cursor *c = cursor(cur);
+
+	return us_space_states(c->as, c->arg, c->s.pc - !c->exact, callback, token);
 }
 
-US_API int _Ux86_64_apply_reg_state(unw_cursor_t *c, void *data)
+/* Steps by a rule that reg_states_iterate has given. */
+US_API int _Ux86_64_apply_reg_state(unw_cursor_t *cur, void *data)
 {
-	(void)c;
-	(void)data;
-	return -UNW_EINVAL;
+	struct us_rule rule;
+
+	memcpy(&rule, data, sizeof rule);
+	return apply(cursor(cur), &rule);
 }

@@ -7,10 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-struct unw_addr_space us_local_space;
-US_API struct unw_addr_space *_Ux86_64_local_addr_space = &us_local_space;
-
-static int strict_mode(void)
+int us_strict_mode(void)
 {
 	static _Atomic int known; /* 0: not asked yet, 1: no, 2: yes */
 	int k = atomic_load_explicit(&known, memory_order_relaxed);
@@ -34,8 +31,9 @@ US_API unw_addr_space_t _Ux86_64_create_addr_space(unw_accessors_t *a, int byte_
 	if (as == MAP_FAILED)
 		return NULL;
 	as->acc = *a;
-	as->strict = strict_mode();
+	as->strict = us_strict_mode();
 	as->policy = UNW_CACHE_NONE;
+	as->keep = as->strict ? US_ALL : US_SAVED;
 	atomic_init(&as->space, us_new_space());
 	atomic_init(&as->epoch, 1);
 	return as;
@@ -72,6 +70,8 @@ US_API int _Ux86_64_set_caching_policy(unw_addr_space_t as, int policy)
 		return -UNW_EINVAL;
 	if (policy != as->policy) {
 		as->policy = policy;
+		/* Modules of the own process come and go without a flush: they are looked at each time. */
+		as->cached = policy != UNW_CACHE_NONE && as != &us_local_space;
 		flush(as);
 	}
 	return 0;
@@ -125,9 +125,12 @@ struct request {
 	struct request *outer;
 	unw_addr_space_t as;
 	uint64_t ip;
-	int found; /* US_FOUND: rule is set */
+	int found;
 	int asked;
 	struct us_rule rule;
+	us_states_callback callback; /* or NULL: then all rules of the procedure are wanted */
+	void *token;
+	int ret;
 };
 
 static _Thread_local struct request *_Atomic request __attribute__((tls_model("initial-exec")));
@@ -211,20 +214,83 @@ static int is_remote_table(const unw_dyn_info_t *di)
 	return di->format == UNW_INFO_FORMAT_REMOTE_TABLE || di->format == UNW_INFO_FORMAT_IP_OFFSET;
 }
 
-/* Finds the FDE of ip by di's own table, read by the accessors: for modules that cannot be told. Addresses are run-time ones. */
-static int search_table(unw_addr_space_t as, uint64_t ip, const unw_dyn_info_t *di, void *arg, struct us_view *v, struct us_target *t,
-			struct reader *r, struct us_fde *fde)
+/* Where there is unwind information: in a module that is known, or in a table that is read by the accessors. */
+struct place {
+	struct reader rd;
+	struct us_target t;
+	struct us_module *m; /* or NULL: then addresses are run-time ones, and bias is 0 */
+	uint64_t bias;
+	struct us_frames table;
+	struct us_view view;
+};
+
+static void no_place(struct place *p, unw_addr_space_t as, void *arg)
 {
-	struct us_frames f = {
-		.hdr = di->u.rti.segbase,
+	p->rd = (struct reader){as, arg};
+	p->t = (struct us_target){read_target, &p->rd};
+	p->m = NULL;
+	p->bias = 0;
+}
+
+static void table_place(struct place *p, const unw_dyn_info_t *di)
+{
+	p->table = (struct us_frames){
+		.hdr = di->format == UNW_INFO_FORMAT_IP_OFFSET ? di->start_ip : di->u.rti.segbase,
 		.table = di->u.rti.table_data,
 		.n = di->u.rti.table_len * sizeof(unw_word_t) / 8,
 	};
+	us_view(&p->view, &p->t, 0);
+}
 
-	*r = (struct reader){as, arg};
-	*t = (struct us_target){read_target, r};
-	us_view(v, t, 0);
-	return f.n ? us_frames_find(&f, &v->w, ip, fde) : US_NOT_FOUND;
+/* Finds the FDE of ip. Its addresses lack the place's bias. */
+static int find_fde(struct place *p, uint64_t ip, struct us_fde *fde)
+{
+	if (p->m)
+		return us_module_fde(p->m, &p->t, p->bias, ip - p->bias, fde);
+	return p->table.n ? us_frames_find(&p->table, &p->view.w, ip, fde) : US_NOT_FOUND;
+}
+
+static int find_rule(struct place *p, uint64_t ip, struct us_rule *r)
+{
+	struct us_fde fde;
+	int found;
+
+	if (p->m)
+		return us_module_rule(p->m, &p->t, p->bias, ip - p->bias, r);
+	found = find_fde(p, ip, &fde);
+	return found == US_FOUND ? us_fde_rule(&p->view.w, &fde, ip, r) : found;
+}
+
+enum { MAX_PROCEDURE = 1 << 16 };
+
+/* us_space_states, in the place that has been found. */
+static int each_state(struct place *p, uint64_t ip, us_states_callback callback, void *token)
+{
+	struct us_rule r, next;
+	struct us_fde fde;
+	uint64_t lo, hi;
+	int ret = 0;
+
+	if (find_fde(p, ip, &fde) != US_FOUND)
+		return -UNW_ENOINFO;
+	lo = fde.lo + p->bias;
+	hi = fde.hi + p->bias;
+	if (hi - lo > MAX_PROCEDURE)
+		return -UNW_EINVAL;
+	if (find_rule(p, lo, &r) != US_FOUND)
+		return -UNW_ENOINFO;
+	for (uint64_t pc = lo + 1; ret >= 0 && lo < hi; pc++) {
+		int found = pc < hi ? find_rule(p, pc, &next) : US_NOT_FOUND;
+
+		if (found == US_FOUND && memcmp(&r, &next, sizeof r) == 0)
+			continue;
+		if (found != US_FOUND && pc < hi)
+			return -UNW_ENOINFO;
+		ret = callback(token, &r, sizeof r, lo, pc);
+		lo = pc;
+		r = next;
+	}
+	return ret;
 }
 
 /* libunwind finds nothing for a function whose personality routine it cannot read. */
@@ -249,6 +315,28 @@ static void fill_info(unw_proc_info_t *pi, const struct us_fde *fde, uint64_t bi
 	pi->format = UNW_INFO_FORMAT_TABLE;
 }
 
+/* Finds the place of what di describes, in which ip is: known from before, or by asking. */
+static void find_place(struct place *p, uint64_t ip, const unw_dyn_info_t *di)
+{
+	unw_addr_space_t as = p->rd.as;
+	struct us_range r;
+
+	if (find_range(as, ip, &r) && r.lo == di->start_ip && r.hi == di->end_ip && r.segbase == di->u.rti.segbase &&
+	    (!r.module || us_module_is(r.module, &p->t, r.bias, 1))) {
+		p->m = r.module;
+		p->bias = r.bias;
+	} else {
+		p->m = module_of(as, ip, di, &p->t, &p->bias);
+		/* Also that it cannot be told: to find that out takes long. */
+		r = (struct us_range){di->start_ip, di->end_ip, di->u.rti.segbase, p->bias, p->m};
+		add_range(as, &r);
+	}
+	if (!p->m) {
+		p->bias = 0;
+		table_place(p, di);
+	}
+}
+
 /*
  * Finds unwind information for ip in the table that di describes. pi->unwind_info stays NULL: it is for libunwind's own
  * use, and this one needs none.
@@ -257,60 +345,113 @@ US_API int _Ux86_64_dwarf_search_unwind_table(unw_addr_space_t as, unw_word_t ip
 					      int need_unwind_info, void *arg)
 {
 	struct request *q = atomic_load_explicit(&request, memory_order_relaxed);
-	struct reader rd = {as, arg};
-	struct us_target t = {read_target, &rd};
-	struct us_module *m;
 	struct us_fde fde = {0};
-	struct us_range r;
-	uint64_t bias = 0;
-	int mine = q && q->as == as && q->ip == ip && need_unwind_info && !q->asked, found;
+	struct place p;
+	int mine = q && q->as == as && q->ip == ip && need_unwind_info && !q->asked, ret;
 
 	if (!is_remote_table(di) && di->format != UNW_INFO_FORMAT_TABLE)
 		return -UNW_ENOINFO;
-	if (find_range(as, ip, &r) && r.lo == di->start_ip && r.hi == di->end_ip && r.segbase == di->u.rti.segbase &&
-	    (!r.module || us_module_is(r.module, &t, r.bias, 1))) {
-		m = r.module;
-		bias = r.bias;
+	no_place(&p, as, arg);
+	find_place(&p, ip, di);
+	if (!mine) {
+		if (find_fde(&p, ip, &fde) != US_FOUND)
+			return -UNW_ENOINFO;
+		fill_info(pi, &fde, p.bias, &p.t);
+		pi->gp = di->gp;
+		return 0;
+	}
+	q->asked = 1;
+	if (p.m && as->strict && find_fde(&p, ip, &fde) != US_DAMAGED) {
+		ret = unreadable_handler(as, &fde, p.bias, arg); /* also of a function that ends before ip */
+		if (ret < 0)
+			return ret;
+	}
+	if (q->callback) {
+		q->ret = each_state(&p, ip, q->callback, q->token);
+		q->found = q->ret != -UNW_ENOINFO;
 	} else {
-		m = module_of(as, ip, di, &t, &bias);
-		/* Also that it cannot be told: to find that out takes long. */
-		r = (struct us_range){di->start_ip, di->end_ip, di->u.rti.segbase, bias, m};
-		add_range(as, &r);
+		ret = find_rule(&p, ip, &q->rule);
+		/* To libunwind, a table that cannot be read is an error, and not one without ip. */
+		if (ret == US_DAMAGED && !p.m && as->strict)
+			return -UNW_EINVAL;
+		q->found = ret == US_FOUND;
 	}
-	if (mine) {
-		q->asked = 1;
-		if (m && as->strict && us_module_fde(m, &t, bias, ip - bias, &fde) != US_DAMAGED) {
-			found = unreadable_handler(as, &fde, bias, arg); /* also of a function that ends before ip */
-			if (found < 0)
-				return found;
-		}
-		if (m) {
-			found = us_module_rule(m, &t, bias, ip - bias, &q->rule);
-		} else {
-			struct us_view v;
+	memset(pi, 0, sizeof *pi);
+	pi->start_ip = di->start_ip;
+	pi->end_ip = di->end_ip;
+	pi->format = UNW_INFO_FORMAT_TABLE;
+	return q->found ? 0 : -UNW_ENOINFO;
+}
 
-			found = search_table(as, ip, di, arg, &v, &t, &rd, &fde);
-			if (found == US_FOUND)
-				found = us_fde_rule(&v.w, &fde, ip, &q->rule);
-		}
-		q->found = found == US_FOUND;
-		memset(pi, 0, sizeof *pi);
-		pi->start_ip = di->start_ip;
-		pi->end_ip = di->end_ip;
-		pi->format = UNW_INFO_FORMAT_TABLE;
-		return found == US_FOUND ? 0 : -UNW_ENOINFO;
-	}
-	if (m) {
-		found = us_module_fde(m, &t, bias, ip - bias, &fde);
-	} else {
-		struct us_view v;
+/* ---- Code that a program has registered ---- */
 
-		found = search_table(as, ip, di, arg, &v, &t, &rd, &fde);
+/*
+ * Finds ip in the list of unw_dyn_info_t that get_dyn_info_list_addr leads to: a version, a count of changes, and the
+ * first of them. The list may change while it is read.
+ */
+static int find_registered(unw_addr_space_t as, void *arg, uint64_t ip, unw_dyn_info_t *di)
+{
+	struct reader rd = {as, arg};
+	unw_word_t at;
+
+	if (!as->acc.get_dyn_info_list_addr || as->acc.get_dyn_info_list_addr(as, &at, arg) < 0 || at == 0 ||
+	    !read_target(&rd, at + 8, &at, 8))
+		return 0;
+	for (unsigned n = 0; at && n < 1 << 16; n++, at = (unw_word_t)di->next) {
+		if (!read_target(&rd, at, di, sizeof *di))
+			return 0;
+		if (ip - di->start_ip < di->end_ip - di->start_ip)
+			return 1;
 	}
-	if (found != US_FOUND)
-		return -UNW_ENOINFO;
-	fill_info(pi, &fde, bias, &t);
 	return 0;
+}
+
+/* ---- What the rest asks ---- */
+
+int us_space_info(unw_addr_space_t as, void *arg, uint64_t ip, unw_proc_info_t *pi)
+{
+	int ret = as->acc.find_proc_info(as, ip, pi, 0, arg);
+	unw_dyn_info_t di;
+
+	if (ret != -UNW_ENOINFO || !find_registered(as, arg, ip, &di))
+		return ret;
+	if (di.format != UNW_INFO_FORMAT_DYNAMIC)
+		return _Ux86_64_dwarf_search_unwind_table(as, ip, &di, pi, 0, arg);
+	memset(pi, 0, sizeof *pi);
+	pi->start_ip = di.start_ip;
+	pi->end_ip = di.end_ip;
+	pi->gp = di.gp;
+	pi->handler = di.u.pi.handler;
+	pi->flags = di.u.pi.flags;
+	pi->format = di.format;
+	return 0;
+}
+
+/* Lets find_proc_info, or the list of registered code, answer q. */
+static int ask(struct request *q, void *arg)
+{
+	unw_proc_info_t pi;
+	unw_dyn_info_t di;
+	int ret;
+
+	memset(&pi, 0, sizeof pi);
+	q->outer = atomic_load_explicit(&request, memory_order_relaxed);
+	atomic_store_explicit(&request, q, memory_order_relaxed);
+	ret = q->as->acc.find_proc_info(q->as, q->ip, &pi, 1, arg);
+	if (ret == -UNW_ENOINFO && find_registered(q->as, arg, q->ip, &di)) {
+		q->asked = 0;
+		ret = _Ux86_64_dwarf_search_unwind_table(q->as, q->ip, &di, &pi, 1, arg);
+	}
+	atomic_store_explicit(&request, q->outer, memory_order_relaxed);
+	return ret < 0 ? ret : q->found ? 0 : -UNW_ENOINFO;
+}
+
+int us_space_states(unw_addr_space_t as, void *arg, uint64_t ip, us_states_callback callback, void *token)
+{
+	struct request q = {.as = as, .ip = ip, .callback = callback, .token = token};
+	int ret = ask(&q, arg);
+
+	return ret < 0 ? ret : q.ret;
 }
 
 US_COLD int us_space_rule(unw_addr_space_t as, void *arg, uint64_t ip, struct us_rule *rule)
@@ -318,7 +459,6 @@ US_COLD int us_space_rule(unw_addr_space_t as, void *arg, uint64_t ip, struct us
 	struct request q = {.as = as, .ip = ip};
 	struct reader rd = {as, arg};
 	struct us_target t = {read_target, &rd};
-	unw_proc_info_t pi;
 	struct us_range r;
 	int ret;
 
@@ -326,15 +466,8 @@ US_COLD int us_space_rule(unw_addr_space_t as, void *arg, uint64_t ip, struct us
 	if (!as->strict && as->policy != UNW_CACHE_NONE && find_range(as, ip, &r) && r.module && us_module_is(r.module, &t, r.bias, 1) &&
 	    us_module_rule(r.module, &t, r.bias, ip - r.bias, rule) == US_FOUND)
 		return 0;
-	memset(&pi, 0, sizeof pi);
-	q.outer = atomic_load_explicit(&request, memory_order_relaxed);
-	atomic_store_explicit(&request, &q, memory_order_relaxed);
-	ret = as->acc.find_proc_info(as, ip, &pi, 1, arg);
-	atomic_store_explicit(&request, q.outer, memory_order_relaxed);
-	if (ret < 0)
-		return ret;
-	if (!q.found)
-		return -UNW_ENOINFO;
-	*rule = q.rule;
-	return 0;
+	ret = ask(&q, arg);
+	if (ret == 0)
+		*rule = q.rule;
+	return ret;
 }
