@@ -41,7 +41,7 @@ US_INLINE uint8_t u8(struct reader *r)
 	return w->p[at - w->lo];
 }
 
-static uint64_t fixed(struct reader *r, unsigned n)
+static US_COLD uint64_t fixed_slow(struct reader *r, unsigned n)
 {
 	uint64_t v = 0;
 
@@ -49,13 +49,19 @@ static uint64_t fixed(struct reader *r, unsigned n)
 		r->bad = 1;
 		return 0;
 	}
-	if (us_likely(r->at >= r->w->lo && r->at < r->w->hi && r->w->hi - r->at >= n)) {
-		memcpy(&v, r->w->p + (r->at - r->w->lo), n);
-		r->at += n;
-		return v;
-	}
 	for (unsigned i = 0; i < n; i++)
 		v |= (uint64_t)u8(r) << 8 * i;
+	return v;
+}
+
+US_INLINE uint64_t fixed(struct reader *r, unsigned n)
+{
+	uint64_t v = 0, off = r->at - r->w->lo, size = r->w->hi - r->w->lo;
+
+	if (us_unlikely(r->at > r->end || r->end - r->at < n || off >= size || size - off < n))
+		return fixed_slow(r, n);
+	memcpy(&v, r->w->p + off, n);
+	r->at += n;
 	return v;
 }
 
@@ -475,18 +481,29 @@ struct block {
 	uint64_t at, n;
 };
 
-/* A set of rules. Rules without an entry have kind NO_KIND. */
-enum { NO_KIND = 0xff };
+/* A register's rule: kind is UNSPOOL_UNDEFINED and the like; off an offset, a register, or an expression's address. */
+struct reg_rule {
+	int64_t off;
+	uint32_t len;
+	uint32_t kind;
+};
 
+/* A set of rules. Of the registers, only those whose bit is in has have one, and are initialized. */
 struct set {
-	uint8_t kind[US_SLOTS]; /* UNSPOOL_UNDEFINED and the like */
+	uint32_t has;
 	uint8_t cfa_kind, behind;
 	uint16_t cfa_reg;
 	int64_t cfa_off;
 	struct block cfa_expr;
-	int64_t off[US_SLOTS]; /* an offset, a register, or of an expression the address */
-	uint32_t len[US_SLOTS];
+	struct reg_rule reg[US_SLOTS];
 };
+
+static void copy_set(struct set *to, const struct set *from)
+{
+	memcpy(to, from, offsetof(struct set, reg));
+	for (uint32_t m = from->has; m; m &= m - 1)
+		to->reg[__builtin_ctz(m)] = from->reg[__builtin_ctz(m)];
+}
 
 enum { INLINE_DEPTH = 6, MAX_DEPTH = 4096 };
 
@@ -507,7 +524,8 @@ static US_COLD int grow(struct stack *s)
 	p = mmap(NULL, room * sizeof *p, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (p == MAP_FAILED)
 		return 0;
-	memcpy(p, s->sets, s->n * sizeof *p);
+	for (unsigned i = 0; i < s->n; i++)
+		copy_set(&p[i], &s->sets[i]);
 	if (s->sets != s->few)
 		munmap(s->sets, s->room * sizeof *p);
 	s->sets = p;
@@ -591,9 +609,8 @@ static void set_rule(struct set *s, uint64_t slot, unsigned kind, int64_t off, u
 {
 	if (slot >= US_SLOTS)
 		return; /* a register that walking does not need */
-	s->kind[slot] = (uint8_t)kind;
-	s->off[slot] = off;
-	s->len[slot] = (uint32_t)len;
+	s->has |= 1u << slot;
+	s->reg[slot] = (struct reg_rule){off, (uint32_t)len, kind};
 }
 
 /*
@@ -691,8 +708,10 @@ static int run(struct us_window *w, const struct us_fde *f, uint64_t at, uint64_
 		restore:
 			if (!initial)
 				r.bad = 1;
+			else if (v < US_SLOTS && initial->has >> v & 1)
+				set_rule(s, v, initial->reg[v].kind, initial->reg[v].off, initial->reg[v].len);
 			else if (v < US_SLOTS)
-				set_rule(s, v, initial->kind[v], initial->off[v], initial->len[v]);
+				s->has &= ~(1u << v);
 			break;
 		case CFA_undefined:
 			set_rule(s, reg(&r), UNSPOOL_UNDEFINED, 0, 0);
@@ -710,13 +729,13 @@ static int run(struct us_window *w, const struct us_fde *f, uint64_t at, uint64_
 				r.bad = 1;
 				break;
 			}
-			stack.sets[stack.n++] = *s;
+			copy_set(&stack.sets[stack.n++], s);
 			break;
 		case CFA_restore_state:
 			if (stack.n == 0)
 				r.bad = 1;
 			else
-				*s = stack.sets[--stack.n];
+				copy_set(s, &stack.sets[--stack.n]);
 			break;
 		case CFA_def_cfa:
 		case CFA_LLVM_def_aspace_cfa:
@@ -791,7 +810,7 @@ static int narrow(const struct us_fde *f, const struct set *s, struct us_rule *r
 	memset(r, 0, sizeof *r);
 	r->flags = f->signal ? US_SIGNAL : 0;
 	if (s->cfa_kind == UNSPOOL_CFA_NONE) {
-		if (s->kind[f->ra] == UNSPOOL_UNDEFINED)
+		if (s->has >> f->ra & 1 && s->reg[f->ra].kind == UNSPOOL_UNDEFINED)
 			r->flags |= US_OUTERMOST_FLAG;
 		return 1;
 	}
@@ -800,17 +819,21 @@ static int narrow(const struct us_fde *f, const struct set *s, struct us_rule *r
 	r->kind = US_KIND_REG;
 	r->reg = (uint8_t)s->cfa_reg;
 	r->off = (int32_t)s->cfa_off;
-	for (unsigned i = 0; i < US_SLOTS; i++) {
-		uint8_t k = s->kind[i];
+	if (s->has >> US_RA & 1 && s->reg[US_RA].kind == UNSPOOL_UNDEFINED) {
+		r->flags |= US_OUTERMOST_FLAG;
+		return 1;
+	}
+	for (uint32_t m = s->has; m; m &= m - 1) {
+		unsigned i = (unsigned)__builtin_ctz(m), k = s->reg[i].kind;
 		int save = save_of(i);
 
-		if (k == NO_KIND || (k == UNSPOOL_SAME_VALUE && i != US_RA && i != US_RSP && (f->signal || US_SAVED >> i & 1)))
+		if (k == UNSPOOL_SAME_VALUE && i != US_RA && i != US_RSP && (f->signal || US_SAVED >> i & 1))
 			continue;
-		if (k != UNSPOOL_OFFSET || save < 0 || s->off[i] & 7)
+		if (k != UNSPOOL_OFFSET || save < 0 || s->reg[i].off & 7)
 			return 0;
 		r->mask |= (uint8_t)(1 << save);
-		if (s->off[i] < least)
-			least = s->off[i];
+		if (s->reg[i].off < least)
+			least = s->reg[i].off;
 	}
 	/* Without a rule, a return address is lost on x86-64; a rule of 16 bytes would take it for unchanged. */
 	if (!(r->mask & 0x40))
@@ -822,11 +845,10 @@ static int narrow(const struct us_fde *f, const struct set *s, struct us_rule *r
 			return 0;
 		r->aux = (uint8_t)aux;
 	}
-	for (unsigned i = 0; i < 7; i++) {
-		int64_t n = s->off[us_save_slot[i]];
+	for (uint32_t m = r->mask; m; m &= m - 1) {
+		unsigned i = (unsigned)__builtin_ctz(m);
+		int64_t n = s->reg[us_save_slot[i]].off;
 
-		if (!(r->mask >> i & 1))
-			continue;
 		if (n > 1 << 20)
 			return 0;
 		n = (n + 1024 * (int64_t)r->aux) / 8;
@@ -911,12 +933,11 @@ static US_COLD int wide(struct us_window *w, const struct us_fde *f, const struc
 	uint64_t off = (uint64_t)s->cfa_off;
 
 	memset(bytes, 0, HEAD);
-	for (unsigned i = 0; i < US_SLOTS; i++) {
-		uint8_t *x = bytes + UNSPOOL_WIDE_HEAD + n * UNSPOOL_WRULE_SIZE, k = s->kind[i];
-		uint64_t v = (uint64_t)s->off[i];
+	for (uint32_t m = s->has; m; m &= m - 1) {
+		unsigned i = (unsigned)__builtin_ctz(m);
+		uint8_t *x = bytes + UNSPOOL_WIDE_HEAD + n * UNSPOOL_WRULE_SIZE, k = (uint8_t)s->reg[i].kind;
+		uint64_t v = (uint64_t)s->reg[i].off;
 
-		if (k == NO_KIND)
-			continue;
 		n++;
 		put(x + UNSPOOL_OFF_WRULE_OF, i, 2);
 		x[UNSPOOL_OFF_WRULE_KIND] = k;
@@ -924,7 +945,7 @@ static US_COLD int wide(struct us_window *w, const struct us_fde *f, const struc
 			put(x + UNSPOOL_OFF_WRULE_REG, v, 2);
 			v = 0;
 		} else if (k == UNSPOOL_EXPR || k == UNSPOOL_VAL_EXPR) {
-			v = copy(w, v, s->len[i], exprs, &used, MAX_WIDE - HEAD, &bad);
+			v = copy(w, v, s->reg[i].len, exprs, &used, MAX_WIDE - HEAD, &bad);
 		}
 		put(x + UNSPOOL_OFF_WRULE_OFF, v, 8);
 	}
@@ -939,7 +960,8 @@ static US_COLD int wide(struct us_window *w, const struct us_fde *f, const struc
 	put(bytes + UNSPOOL_OFF_WIDE_N_RULES, n, 2);
 	put(bytes + UNSPOOL_OFF_WIDE_OFF, off, 8);
 	size = UNSPOOL_WIDE_HEAD + n * UNSPOOL_WRULE_SIZE;
-	memmove(bytes + size, exprs, used);
+	if (used)
+		memmove(bytes + size, exprs, used);
 	memset(r, 0, sizeof *r);
 	r->kind = US_KIND_WIDE;
 	r->flags = f->signal ? US_SIGNAL : 0;
@@ -951,11 +973,10 @@ int us_fde_rule(struct us_window *w, const struct us_fde *f, uint64_t pc, struct
 {
 	struct set s, initial;
 
-	memset(&s, 0, sizeof s);
-	memset(s.kind, NO_KIND, sizeof s.kind);
+	memset(&s, 0, offsetof(struct set, reg));
 	if (!run(w, f, f->cie_insns, f->cie_end, UINT64_MAX, &s, NULL))
 		return US_DAMAGED;
-	initial = s;
+	copy_set(&initial, &s);
 	if (!run(w, f, f->insns, f->end, pc, &s, &initial))
 		return US_DAMAGED;
 	return narrow(f, &s, r) ? US_FOUND : wide(w, f, &s, r);

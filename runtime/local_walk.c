@@ -30,8 +30,20 @@ struct trace_slot {
 	_Atomic uint64_t word, data;
 };
 
-static struct rule_slot rules[1 << SLOT_BITS] __attribute__((aligned(64)));
-static struct trace_slot traces[1 << SLOT_BITS] __attribute__((aligned(64)));
+static struct rule_slot rules[1 << SLOT_BITS] __attribute__((aligned(4096)));
+static struct trace_slot traces[1 << SLOT_BITS] __attribute__((aligned(4096)));
+
+/*
+ * The pages of either that have been written to. Others are not read: that would map a page of zeros, which the write
+ * that follows would replace.
+ */
+static struct {
+	_Atomic uint64_t rules, traces;
+} used;
+
+enum { RULE_PAGE = 7, TRACE_PAGE = 8 }; /* bits of a slot's number in its page */
+_Static_assert(sizeof(struct rule_slot) << RULE_PAGE == 4096 && sizeof(struct trace_slot) << TRACE_PAGE == 4096, "pages");
+_Static_assert(SLOT_BITS - RULE_PAGE <= 6 && SLOT_BITS - TRACE_PAGE <= 6, "a bit of 64 for each page");
 
 /* The slot of pc; with its lowest bit changed, the one where it goes if another pc has that. */
 US_INLINE unsigned slot_of(uint64_t pc)
@@ -39,6 +51,16 @@ US_INLINE unsigned slot_of(uint64_t pc)
 	unsigned group = (unsigned)((pc >> 12 ^ pc >> 17) & ((1 << (SLOT_BITS - GROUP_BITS)) - 1));
 
 	return group << GROUP_BITS | (uint32_t)pc * 0x9e3779b1u >> (32 - GROUP_BITS);
+}
+
+US_INLINE int is_used(_Atomic uint64_t *pages, unsigned page)
+{
+	return atomic_load_explicit(pages, memory_order_relaxed) >> page & 1;
+}
+
+static void use(_Atomic uint64_t *pages, unsigned page)
+{
+	atomic_fetch_or_explicit(pages, (uint64_t)1 << page, memory_order_relaxed);
 }
 
 /* Addresses of code are below 2^47: bit 47 says that it is looked up exactly. */
@@ -67,16 +89,26 @@ US_INLINE int rule_get(uint64_t pc, int exact, struct us_rule *r, uint32_t *inde
 {
 	unsigned at = slot_of(pc);
 
+	if (us_unlikely(!is_used(&used.rules, at >> RULE_PAGE)))
+		return 0;
 	return us_likely(rule_get_in(&rules[at], pc, exact, r, index)) || rule_get_in(&rules[at ^ 1], pc, exact, r, index);
 }
 
 static void rule_put(uint64_t pc, int exact, const struct us_rule *r, uint32_t index)
 {
 	unsigned at = slot_of(pc);
-	uint64_t there = atomic_load_explicit(&rules[at].key, memory_order_relaxed);
-	struct rule_slot *e = &rules[there && there != key_of(pc, exact) ? at ^ 1 : at];
-	uint32_t seq = atomic_load_explicit(&e->seq, memory_order_relaxed);
-	uint64_t w[2];
+	struct rule_slot *e = &rules[at];
+	uint32_t seq = 0;
+	uint64_t there, w[2];
+
+	if (is_used(&used.rules, at >> RULE_PAGE)) {
+		there = atomic_load_explicit(&e->key, memory_order_relaxed);
+		if (there && there != key_of(pc, exact))
+			e = &rules[at ^ 1];
+		seq = atomic_load_explicit(&e->seq, memory_order_relaxed);
+	} else {
+		use(&used.rules, at >> RULE_PAGE);
+	}
 
 	if (seq & 1 || !atomic_compare_exchange_strong_explicit(&e->seq, &seq, seq + 1, memory_order_acq_rel, memory_order_relaxed))
 		return;
@@ -91,9 +123,9 @@ static void rule_put(uint64_t pc, int exact, const struct us_rule *r, uint32_t i
 void us_local_flush(void)
 {
 	for (unsigned i = 0; i < 1 << SLOT_BITS; i++) {
-		if (atomic_load_explicit(&rules[i].key, memory_order_relaxed))
+		if (is_used(&used.rules, i >> RULE_PAGE) && atomic_load_explicit(&rules[i].key, memory_order_relaxed))
 			atomic_store_explicit(&rules[i].key, 0, memory_order_relaxed);
-		if (atomic_load_explicit(&traces[i].word, memory_order_relaxed))
+		if (is_used(&used.traces, i >> TRACE_PAGE) && atomic_load_explicit(&traces[i].word, memory_order_relaxed))
 			atomic_store_explicit(&traces[i].word, 0, memory_order_relaxed);
 	}
 }
@@ -416,13 +448,17 @@ static US_COLD uint64_t trace_miss(uint64_t pc, int exact, int in_handler, uint3
 {
 	unsigned at = slot_of(pc);
 	struct trace_slot *e = &traces[at ^ 1];
+	int there = is_used(&used.traces, at >> TRACE_PAGE);
 	struct us_rule r;
-	uint64_t d = atomic_load_explicit(&e->data, memory_order_relaxed), k;
+	uint64_t d, k;
 
-	k = atomic_load_explicit(&e->word, memory_order_relaxed) ^ d * MIX ^ key_of(pc, exact);
-	*index = (uint32_t)(k >> 48);
-	if (k << 16 == 0 && (*index == 0 || us_still_loaded(*index, pc - !exact, 0)))
-		return d;
+	if (there) {
+		d = atomic_load_explicit(&e->data, memory_order_relaxed);
+		k = atomic_load_explicit(&e->word, memory_order_relaxed) ^ d * MIX ^ key_of(pc, exact);
+		*index = (uint32_t)(k >> 48);
+		if (k << 16 == 0 && (*index == 0 || us_still_loaded(*index, pc - !exact, 0)))
+			return d;
+	}
 	if (pc >> 47 || (!rule_get(pc, exact, &r, index) && us_local_rule(pc - !exact, in_handler, &r, index) != US_FOUND))
 		return 0;
 	if (*index == US_VOLATILE)
@@ -430,9 +466,16 @@ static US_COLD uint64_t trace_miss(uint64_t pc, int exact, int in_handler, uint3
 	if (*index && !us_still_loaded(*index, pc - !exact, 0))
 		return 0;
 	d = pack(&r, pc);
-	k = atomic_load_explicit(&traces[at].data, memory_order_relaxed) * MIX ^ atomic_load_explicit(&traces[at].word, memory_order_relaxed);
-	if (atomic_load_explicit(&traces[at].word, memory_order_relaxed) == 0 || (k ^ key_of(pc, exact)) << 16 == 0)
+	if (!there) {
+		use(&used.traces, at >> TRACE_PAGE);
 		e = &traces[at];
+	} else {
+		uint64_t word = atomic_load_explicit(&traces[at].word, memory_order_relaxed);
+
+		k = atomic_load_explicit(&traces[at].data, memory_order_relaxed) * MIX ^ word;
+		if (word == 0 || (k ^ key_of(pc, exact)) << 16 == 0)
+			e = &traces[at];
+	}
 	atomic_store_explicit(&e->word, key_of(pc, exact) ^ (uint64_t)*index << 48 ^ d * MIX, memory_order_relaxed);
 	atomic_store_explicit(&e->data, d, memory_order_relaxed);
 	return d;
@@ -461,12 +504,16 @@ int us_backtrace(void **pcs, int max, const uint64_t *saved)
 	int n = 0, exact = 0, in_handler = 0;
 
 	while (n < max) {
-		struct trace_slot *e = &traces[slot_of(pc)];
-		uint64_t d = atomic_load_explicit(&e->data, memory_order_relaxed);
-		uint64_t k = atomic_load_explicit(&e->word, memory_order_relaxed) ^ d * MIX ^ key_of(pc, exact);
+		unsigned at = slot_of(pc);
+		struct trace_slot *e = &traces[at];
+		uint64_t d = 0, k = ~(uint64_t)0;
 		unsigned kind;
 
 		pcs[n++] = (void *)pc;
+		if (us_likely(is_used(&used.traces, at >> TRACE_PAGE))) {
+			d = atomic_load_explicit(&e->data, memory_order_relaxed);
+			k = atomic_load_explicit(&e->word, memory_order_relaxed) ^ d * MIX ^ key_of(pc, exact);
+		}
 		if (us_unlikely(k != 0)) {
 			index = (uint32_t)(k >> 48);
 			if (k << 16 || (index != module && !us_still_loaded(index, pc - !exact, 0)))
@@ -481,15 +528,15 @@ int us_backtrace(void **pcs, int max, const uint64_t *saved)
 		else if (kind == T_END)
 			return n;
 		else if (kind == T_SIGNAL) {
-			uint64_t at = sp;
+			uint64_t uc = sp;
 
-			if (!us_within(&span, at + us_greg[US_RA]) && !us_span_at(&span, at + us_greg[US_RA]))
+			if (!us_within(&span, uc + us_greg[US_RA]) && !us_span_at(&span, uc + us_greg[US_RA]))
 				return n;
-			if (!us_within(&span, at + us_greg[US_RBP]))
+			if (!us_within(&span, uc + us_greg[US_RBP]))
 				return backtrace_slow(pcs, max, saved);
-			pc = us_word(at + us_greg[US_RA]);
-			sp = us_word(at + us_greg[US_RSP]);
-			bp = us_word(at + us_greg[US_RBP]);
+			pc = us_word(uc + us_greg[US_RA]);
+			sp = us_word(uc + us_greg[US_RSP]);
+			bp = us_word(uc + us_greg[US_RBP]);
 			exact = in_handler = 1;
 			if (pc == 0)
 				return backtrace_slow(pcs, max, saved);
@@ -503,11 +550,11 @@ int us_backtrace(void **pcs, int max, const uint64_t *saved)
 			return n;
 		pc = us_word(cfa - 8);
 		if (kind & T_SAVES) {
-			uint64_t at = cfa + (uint64_t)(t_save(d) * 8);
+			uint64_t bp_at = cfa + (uint64_t)(t_save(d) * 8);
 
-			if (us_unlikely(!us_within(&span, at)))
+			if (us_unlikely(!us_within(&span, bp_at)))
 				return backtrace_slow(pcs, max, saved);
-			bp = us_word(at);
+			bp = us_word(bp_at);
 		}
 		sp = cfa;
 		exact = 0;
