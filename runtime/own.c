@@ -306,4 +306,5 @@ US_API struct unw_addr_space *_Ux86_64_local_addr_space = &us_local_space;
 __attribute__((constructor)) static void at_load(void)
 {
 	us_local_space.strict = us_strict_mode();
+	us_alloc(16); /* maps room for the first modules: a program may limit its memory later */
 }
