@@ -145,6 +145,19 @@ static int find_rule(struct process *p, uint64_t pc, struct us_rule *r)
 	return m ? us_module_rule(m, &t, bias, pc - bias, r) : US_NOT_FOUND;
 }
 
+/*
+ * Whether nothing but the return address can be on the stack yet at pc, where there is no call frame information: in a
+ * stub of the linkage table (jmp *x(%rip); push $n; jmp), or where there is no code.
+ */
+static uint32_t just_called(struct process *p, uint64_t pc)
+{
+	uint8_t b[16];
+
+	if (!read_process(p, pc, b, sizeof b))
+		return UNSPOOL_BAD_CALL;
+	return b[0] == 0xff && b[1] == 0x25 && b[6] == 0x68 && b[11] == 0xe9 ? UNSPOOL_PLT : UNSPOOL_FIRST;
+}
+
 static int walk_process(struct process *p, const struct user_regs_struct *u, struct unspool_frame *f, int max, enum unspool_stop *stop)
 {
 	const uint64_t regs[US_SLOTS] = {u->rax, u->rdx, u->rcx, u->rbx, u->rsi, u->rdi, u->rbp, u->rsp, u->r8,
@@ -174,6 +187,13 @@ static int walk_process(struct process *p, const struct user_regs_struct *u, str
 				break;
 			}
 			sp = s.cfa;
+		} else if (exact && (how = just_called(p, s.pc)) != UNSPOOL_FIRST && load(p, sp, &ra) && load(p, ra, &rbp)) {
+			s.known |= 1u << US_RSP | 1u << US_RA;
+			s.in_mem &= ~(1u << US_RSP | 1u << US_RA);
+			s.in_reg &= ~(1u << US_RSP | 1u << US_RA);
+			s.val[US_RSP] = s.cfa = sp += 8;
+			s.val[US_RA] = s.pc = ra;
+			exact = 0;
 		} else {
 			/* For want of information: the frame pointer, if it leads up the stack. */
 			if (us_get_with(&s, US_RBP, load, NULL, p, &rbp) != US_OK || rbp < sp || rbp - sp > 0x4000 || !load(p, rbp + 8, &ra) || ra == 0) {
@@ -189,12 +209,25 @@ static int walk_process(struct process *p, const struct user_regs_struct *u, str
 			exact = 0;
 			how = UNSPOOL_FRAME_POINTER;
 		}
-		if (s.pc == 0) {
+		if (s.pc == 0 && !exact) {
 			*stop = UNSPOOL_OUTERMOST;
 			break;
 		}
 	}
 	return n;
+}
+
+/* Waits until a thread stops; a signal that arrives here meanwhile changes nothing. */
+static int stopped(pid_t tid, int *status)
+{
+	pid_t got;
+
+	do
+		got = waitpid(tid, status, __WALL);
+	while (got < 0 && errno == EINTR);
+	if (got == tid && !WIFSTOPPED(*status))
+		errno = ESRCH;
+	return got == tid && WIFSTOPPED(*status);
 }
 
 US_API int unspool_backtrace_thread(pid_t tid, struct unspool_frame *f, int max, enum unspool_stop *stop)
@@ -206,7 +239,7 @@ US_API int unspool_backtrace_thread(pid_t tid, struct unspool_frame *f, int max,
 
 	if (ptrace(PTRACE_SEIZE, tid, 0, 0) != 0)
 		return -1;
-	if (ptrace(PTRACE_INTERRUPT, tid, 0, 0) == 0 && waitpid(tid, &status, __WALL) == tid && WIFSTOPPED(status)) {
+	if (ptrace(PTRACE_INTERRUPT, tid, 0, 0) == 0 && stopped(tid, &status)) {
 		if (ptrace(PTRACE_GETREGS, tid, 0, &regs) == 0)
 			n = walk_process(&p, &regs, f, max, &why);
 		e = errno;

@@ -20,7 +20,7 @@ func TestTorture(t *testing.T) {
 		{"thread", []string{"-fsanitize=thread", "-Wno-tsan"}, "5000"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			prog := remoteProgram(t, "torture.c", append(c.flags, "-O2")...)
+			prog := remoteProgram(t, "torture.c", append(c.flags, "-O1")...)
 			for _, mode := range []string{"", "1"} {
 				out, err := sanitized(prog, "UNSPOOL_STRICT="+mode, "1", c.storm)
 				if err != nil {
