@@ -87,10 +87,11 @@ static const uint8_t *map_file(const struct us_loaded *m, uint64_t *size)
 		}
 	} else if (fd < 0 && m->permanent) {
 		Elf64_Ehdr *h = (void *)head;
+		uint64_t all = (m->hi - m->lo + 4095) & ~(uint64_t)4095;
 
-		/* The vDSO is a file that is all in memory. */
-		if (h->e_shoff && h->e_shoff < m->hi - m->lo && (uint64_t)h->e_shnum * sizeof(Elf64_Shdr) <= m->hi - m->lo - h->e_shoff) {
-			*size = m->hi - m->lo;
+		/* The vDSO is a file that is all in memory, in whole pages: its section headers can lie behind its segment. */
+		if (h->e_shoff && h->e_shoff < all && (uint64_t)h->e_shnum * sizeof(Elf64_Shdr) <= all - h->e_shoff) {
+			*size = all;
 			b = (const uint8_t *)m->lo;
 		}
 	}
