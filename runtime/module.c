@@ -277,29 +277,37 @@ static int find_fd(struct elf *x, const struct us_target *t, uint64_t segbase)
 /* How far below .eh_frame_hdr the ELF header is looked for. */
 enum { MAX_BACK = 1 << 30 };
 
-/* Finds the ELF header of the module whose .eh_frame_hdr is at segbase in memory. */
-static int find_header(struct elf *x, const struct us_target *t, uint64_t segbase)
+/* Reads the ELF header at an address, if it is that of the module whose .eh_frame_hdr is at segbase. */
+static int is_header(struct elf *x, const struct us_target *t, uint64_t at, uint64_t segbase)
 {
+	return read_elf(x, t, at, 0) && x->hdr && at - x->first + x->hdr == segbase;
+}
+
+/* Finds the ELF header of the module whose .eh_frame_hdr is at segbase in memory: at an address, or below segbase. */
+static int find_header(struct elf *x, const struct us_target *t, uint64_t segbase, uint64_t header)
+{
+	if (header && (header & (PAGE - 1)) == 0 && is_header(x, t, header, segbase))
+		return x->id_size > 0;
 	for (uint64_t at = segbase & -(uint64_t)PAGE, n = 0; n < MAX_BACK / PAGE && at >= PAGE; n++, at -= PAGE) {
 		char magic[8];
 
 		if (!t->read(t->ctx, at, magic, 8))
 			return 0;
 		/* The same bytes are in the data of some programs: what they say must fit. */
-		if (!memcmp(magic, ELFMAG "\2\1\1", 7) && read_elf(x, t, at, 0) && x->hdr && at - x->first + x->hdr == segbase)
+		if (!memcmp(magic, ELFMAG "\2\1\1", 7) && is_header(x, t, at, segbase))
 			return x->id_size > 0;
 	}
 	return 0;
 }
 
-static US_COLD struct us_module *find_new(const struct us_target *t, uint64_t segbase, uint64_t *bias, int strict)
+static US_COLD struct us_module *find_new(const struct us_target *t, uint64_t segbase, uint64_t header, uint64_t *bias, int strict)
 {
 	struct us_module *m, *first;
 	struct us_view v;
 	struct elf x;
 	int fd = find_fd(&x, t, segbase);
 
-	if (fd < 0 && !find_header(&x, t, segbase))
+	if (fd < 0 && !find_header(&x, t, segbase, header))
 		return NULL;
 	*bias = segbase - x.hdr;
 	first = atomic_load_explicit(&modules, memory_order_acquire);
@@ -335,7 +343,7 @@ int us_module_is(const struct us_module *m, const struct us_target *t, uint64_t 
 	return t->read(t->ctx, m->note + bias, b, n) && !memcmp(b, m->id, n);
 }
 
-struct us_module *us_module_at(const struct us_target *t, uint64_t segbase, uint64_t *bias, int strict)
+struct us_module *us_module_near(const struct us_target *t, uint64_t segbase, uint64_t header, uint64_t *bias, int strict)
 {
 	int saved = errno;
 	struct us_module *m;
@@ -345,9 +353,14 @@ struct us_module *us_module_at(const struct us_target *t, uint64_t segbase, uint
 			*bias = segbase - m->hdr;
 			return m;
 		}
-	m = find_new(t, segbase, bias, strict);
+	m = find_new(t, segbase, header, bias, strict);
 	errno = saved;
 	return m;
+}
+
+struct us_module *us_module_at(const struct us_target *t, uint64_t segbase, uint64_t *bias, int strict)
+{
+	return us_module_near(t, segbase, 0, bias, strict);
 }
 
 /* A window on m's call frame information: its copy, or v. */

@@ -41,6 +41,9 @@ struct us_module {
  */
 US_HIDDEN struct us_module *us_module_at(const struct us_target *t, uint64_t segbase, uint64_t *bias, int strict);
 
+/* The same, with an address where the ELF header may be: if it is there, it need not be looked for. */
+US_HIDDEN struct us_module *us_module_near(const struct us_target *t, uint64_t segbase, uint64_t header, uint64_t *bias, int strict);
+
 /* Whether m is mapped with this bias: compares the ELF header's start and the build ID; quick looks at a part of the ID only. */
 US_HIDDEN int us_module_is(const struct us_module *m, const struct us_target *t, uint64_t bias, int quick);
 

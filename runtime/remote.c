@@ -27,6 +27,7 @@ struct cursor {
 	uint8_t ra_kind;
 	uint64_t ra_at;      /* where the return address was read, by ra_kind */
 	uint64_t sig;        /* the ucontext_t of the signal frame that was left last */
+	struct us_seen seen;
 };
 
 /* Where the program counter is: MAYBE holds if it is there. */
@@ -108,6 +109,7 @@ US_API int _Ux86_64_init_remote(unw_cursor_t *cur, unw_addr_space_t as, void *ar
 	c->from_signal = 0;
 	c->ra_kind = RA_REG;
 	c->ra_at = c->sig = 0;
+	c->seen.module = NULL;
 	return 0;
 }
 
@@ -320,6 +322,9 @@ static int apply(struct cursor *c, const struct us_rule *r)
 	}
 	if (us_unlikely(c->s.pc == ip && c->cfa == cfa))
 		return -UNW_EBADFRAME;
+	/* A caller's frame is above: anything else goes round in circles. Other programs may have stacks of their own kinds. */
+	if (us_unlikely(c->cfa < cfa) && as == &us_local_space && !as->strict && !c->from_signal)
+		return -UNW_EBADFRAME;
 	/* A thread's first function is called from nowhere. To libunwind the end is where the frame pointer is lost. */
 	if (us_unlikely(as->strict) && !(c->s.known >> US_RBP & 1))
 		return c->s.pc = 0;
@@ -336,7 +341,7 @@ US_API int _Ux86_64_step(unw_cursor_t *cur)
 	int o;
 
 	if (us_unlikely(!as->cached) || us_unlikely(!us_cache_get(&us_cache, space, ip, c->exact, &rule))) {
-		o = us_space_rule(as, c->arg, ip - !c->exact, &rule);
+		o = us_space_rule(as, c->arg, ip - !c->exact, &c->seen, &rule);
 		if (o == -UNW_ENOINFO)
 			return step_blind(c);
 		if (o < 0)

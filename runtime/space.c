@@ -194,7 +194,7 @@ static int in_code(const struct us_module *m, uint64_t v)
  */
 static struct us_module *module_of(unw_addr_space_t as, uint64_t ip, const unw_dyn_info_t *di, const struct us_target *t, uint64_t *bias)
 {
-	struct us_module *m = us_module_at(t, di->u.rti.segbase, bias, as->strict);
+	struct us_module *m = us_module_near(t, di->u.rti.segbase, di->start_ip, bias, as->strict);
 
 	if (!m || as->strict || (in_code(m, ip - *bias) && in_code(m, di->start_ip - *bias)))
 		return m;
@@ -454,7 +454,18 @@ int us_space_states(unw_addr_space_t as, void *arg, uint64_t ip, us_states_callb
 	return ret < 0 ? ret : q.ret;
 }
 
-US_COLD int us_space_rule(unw_addr_space_t as, void *arg, uint64_t ip, struct us_rule *rule)
+/* Whether r's module is still there; it is looked at once in a walk. */
+static int still_there(const struct us_range *r, const struct us_target *t, struct us_seen *seen)
+{
+	if (r->module == seen->module && r->bias == seen->bias)
+		return 1;
+	if (!us_module_is(r->module, t, r->bias, 1))
+		return 0;
+	*seen = (struct us_seen){r->module, r->bias};
+	return 1;
+}
+
+US_COLD int us_space_rule(unw_addr_space_t as, void *arg, uint64_t ip, struct us_seen *seen, struct us_rule *rule)
 {
 	struct request q = {.as = as, .ip = ip};
 	struct reader rd = {as, arg};
@@ -463,7 +474,7 @@ US_COLD int us_space_rule(unw_addr_space_t as, void *arg, uint64_t ip, struct us
 	int ret;
 
 	/* Known code, if it is still there. libunwind asks each time. */
-	if (!as->strict && as->policy != UNW_CACHE_NONE && find_range(as, ip, &r) && r.module && us_module_is(r.module, &t, r.bias, 1) &&
+	if (!as->strict && as->policy != UNW_CACHE_NONE && find_range(as, ip, &r) && r.module && still_there(&r, &t, seen) &&
 	    us_module_rule(r.module, &t, r.bias, ip - r.bias, rule) == US_FOUND)
 		return 0;
 	ret = ask(&q, arg);

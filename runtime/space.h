@@ -41,11 +41,17 @@ US_HIDDEN uint64_t us_signal_context(const unw_cursor_t *c);
 
 US_HIDDEN int us_strict_mode(void);
 
+/* The module that a walk has last seen to be where it was; NULL at first. */
+struct us_seen {
+	const struct us_module *module;
+	uint64_t bias;
+};
+
 /*
  * Asks the accessors of a space, or what is known from before, for the rule at instruction pointer ip, which is not a
  * return address. Returns 0, or what is wrong: -UNW_ENOINFO where there is none, or the error of an accessor.
  */
-US_HIDDEN int us_space_rule(unw_addr_space_t as, void *arg, uint64_t ip, struct us_rule *rule);
+US_HIDDEN int us_space_rule(unw_addr_space_t as, void *arg, uint64_t ip, struct us_seen *seen, struct us_rule *rule);
 
 /* What find_proc_info says, or the space's list of registered code. */
 US_HIDDEN int us_space_info(unw_addr_space_t as, void *arg, uint64_t ip, unw_proc_info_t *pi);
