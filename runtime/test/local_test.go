@@ -3,7 +3,9 @@ package test
 import (
 	"bytes"
 	"debug/elf"
+	"encoding/binary"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -243,5 +245,66 @@ func TestLocalStress(t *testing.T) {
 				})
 			}
 		})
+	}
+}
+
+// damage writes copies of a shared object in which bytes are changed that the loader does not look at.
+func damage(t *testing.T, lib string, copies int) (paths []string) {
+	b, err := os.ReadFile(lib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := elf.NewFile(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := &elf.Section{SectionHeader: elf.SectionHeader{Offset: binary.LittleEndian.Uint64(b[40:])}}
+	table.FileSize = uint64(len(f.Sections)) * 64
+	parts := []*elf.Section{table}
+	for _, name := range []string{".eh_frame", ".eh_frame_hdr", ".note.gnu.build-id", ".symtab", ".strtab"} {
+		if s := f.Section(name); s != nil {
+			parts = append(parts, s)
+		}
+	}
+	r := rand.New(rand.NewPCG(11, 12))
+	for i := range copies {
+		x := bytes.Clone(b)
+		for range 1 + r.IntN(40) {
+			s := parts[r.IntN(len(parts))]
+			x[s.Offset+r.Uint64N(s.FileSize)] = byte(r.Uint32())
+		}
+		path := filepath.Join(t.TempDir(), fmt.Sprintf("damaged%d.so", i))
+		if err := os.WriteFile(path, x, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		paths = append(paths, path)
+	}
+	return paths
+}
+
+// TestLocalDamaged: a damaged module ends walks, and nothing else, whether it was loaded at the start or later.
+func TestLocalDamaged(t *testing.T) {
+	damaged := damage(t, plugins(t)[1], 40)
+	for _, flags := range [][]string{nil, {"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"}} {
+		lib := localLib(t, "gcc", flags...)
+		prog := localProgram(t, "gcc", "local_stress.c", flags...)
+		preload := "LD_PRELOAD="
+		if flags != nil {
+			damaged = damaged[:6] // they are slow
+			asan, err := exec.Command("gcc", "-print-file-name=libasan.so").Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			preload += strings.TrimSpace(string(asan)) + ":"
+		}
+		env := []string{"ASAN_OPTIONS=detect_stack_use_after_return=0:detect_leaks=0"}
+		for _, path := range damaged {
+			if out, err := runWith(lib, env, prog, "damaged", path); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+			if out, err := runWith(lib, env, "env", preload+path, prog, "damaged"); err != nil {
+				t.Errorf("there from the start: %v\n%s", err, out)
+			}
+		}
 	}
 }

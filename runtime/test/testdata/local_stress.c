@@ -264,6 +264,40 @@ static void test_corrupt(void)
 		corrupt(i);
 }
 
+/*
+ * Walks from everywhere in a module whose call frame information, notes, symbols and section headers are damaged. h: what
+ * dlopen gave, or RTLD_DEFAULT for one that was there from the start, which is read in another way.
+ */
+static void test_damaged(void *h)
+{
+	uint64_t words[64], at = (uint64_t)dlsym(h, "plugin") & ~(uint64_t)4095;
+
+	CHECK(at);
+	for (unsigned i = 0; i < 64; i++)
+		words[i] = i % 3 ? (uint64_t)&words[i / 2 + 16] : at + i * 7;
+	for (unsigned i = 0; i < 1024; i += 3) {
+		unw_word_t v, off;
+		unw_proc_info_t pi;
+		unw_context_t uc;
+		unw_cursor_t c;
+		char name[64];
+
+		unw_getcontext(&uc);
+		uc.uc_mcontext.gregs[16] = (long long)(at + i);
+		uc.uc_mcontext.gregs[15] = (long long)&words[i % 16];
+		uc.uc_mcontext.gregs[10] = (long long)&words[i % 32];
+		unw_init_local2(&c, &uc, (int)(i & 1));
+		for (int n = 0; n < 100; n++) {
+			unw_get_proc_info(&c, &pi);
+			unw_get_proc_name(&c, name, sizeof name, &off);
+			for (int k = 0; k < 17; k++)
+				unw_get_reg(&c, k, &v);
+			if (unw_step(&c) <= 0)
+				break;
+		}
+	}
+}
+
 /* A stack whose first words are the last that can be read. */
 static void *small(void *p)
 {
@@ -443,6 +477,8 @@ int main(int argc, char **argv)
 		test_corrupt();
 	} else if (!strcmp(what, "guard")) {
 		test_guard();
+	} else if (!strcmp(what, "damaged")) {
+		test_damaged(argc > 2 ? dlopen(argv[2], RTLD_NOW) : RTLD_DEFAULT);
 	} else if (!strcmp(what, "overflow")) {
 		test_overflow();
 	} else if (!strcmp(what, "alt")) {
