@@ -17,7 +17,7 @@ import (
 
 // clientLibs returns three directories whose names are of one length, because where a stack starts depends on the
 // environment: with Debian's libraries, with ours, and with our libunwind-x86_64.so.8 beside Debian's libunwind.so.8.
-func clientLibs(t *testing.T) (stock, ours, mixed string) {
+func clientLibs(t testing.TB) (stock, ours, mixed string) {
 	t.Helper()
 	needStock(t)
 	built, dir := dropIn(t, "gcc"), t.TempDir()
@@ -36,7 +36,7 @@ func clientLibs(t *testing.T) (stock, ours, mixed string) {
 }
 
 // compileC compiles a program of testdata.
-func compileC(t *testing.T, source string, flags ...string) string {
+func compileC(t testing.TB, source string, flags ...string) string {
 	t.Helper()
 	oracle.Need(t, "gcc")
 	prog := filepath.Join(t.TempDir(), "prog")
@@ -50,13 +50,13 @@ func compileC(t *testing.T, source string, flags ...string) string {
 	return prog
 }
 
-func remoteClient(t *testing.T) string {
+func remoteClient(t testing.TB) string {
 	t.Helper()
 	return compileC(t, "remote_client.c", "-lunwind-ptrace", "-lunwind-coredump", "-lunwind-x86_64", "-lunwind")
 }
 
 // runClient returns what remote_client prints with the libraries of dir.
-func runClient(t *testing.T, dir, env, prog string, args ...string) []string {
+func runClient(t testing.TB, dir, env, prog string, args ...string) []string {
 	t.Helper()
 	cmd := exec.Command("timeout", append([]string{"-s", "KILL", "60", "setarch", "-R", prog}, args...)...)
 	cmd.Env = append(slices.DeleteFunc(stockEnv(), func(s string) bool { return strings.HasPrefix(s, "CACHED=") }),
@@ -127,6 +127,29 @@ func TestOwnProcess(t *testing.T) {
 		if !slices.Contains(got, line) {
 			t.Errorf("no line %q in\n%s", line, strings.Join(got, "\n"))
 		}
+	}
+}
+
+// BenchmarkOwn times walks of the own process, of 55 frames, by turns with Debian's libraries and with ours.
+func BenchmarkOwn(b *testing.B) {
+	oracle.Need(b, "setarch")
+	stock, ours, _ := clientLibs(b)
+	prog := remoteClient(b)
+	var cold, warm [2][]float64
+	for range b.N {
+		for i, lib := range []string{stock, ours} {
+			var c, w float64
+			if _, err := fmt.Sscan(runClient(b, lib, "UNSPOOL_STRICT=0", prog, "bench")[0], &c, &w); err != nil {
+				b.Fatal(err)
+			}
+			cold[i], warm[i] = append(cold[i], c), append(warm[i], w)
+		}
+	}
+	for i, name := range []string{"stock", "own"} {
+		slices.Sort(cold[i])
+		slices.Sort(warm[i])
+		b.ReportMetric(cold[i][len(cold[i])/2], name+"-cold-µs")
+		b.ReportMetric(warm[i][len(warm[i])/2], name+"-ns/frame")
 	}
 }
 
