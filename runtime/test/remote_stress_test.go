@@ -11,19 +11,27 @@ import (
 	"github.com/unspool/unspool/internal/oracle"
 )
 
-// remoteSources are what libunwind-x86_64.so.8 is made of.
-var remoteSources = []string{"core.c", "frames.c", "table.c", "module.c", "space.c", "remote.c", "image.c", "own.c", "local_mem.c", "names.c"}
+// remoteSources are what libunwind-x86_64.so.8 is made of, as the Makefile has it.
+func remoteSources(t *testing.T) []string {
+	t.Helper()
+	oracle.Need(t, "make")
+	out, err := exec.Command("make", "-s", "-C", "..", "--no-print-directory", "--eval", "print: ; @echo $(remote)", "print").Output()
+	if err != nil || len(out) == 0 {
+		t.Fatalf("make: %v", err)
+	}
+	return strings.Fields(string(out))
+}
 
 // bothLibs builds both drop-ins with flags and returns their directory.
 func bothLibs(t *testing.T, flags ...string) string {
 	t.Helper()
 	oracle.Need(t, "gcc")
-	local := localLib(t, "gcc", flags...)
+	local, sources := localLib(t, "gcc", flags...), remoteSources(t)
 	return once(t, "both "+strings.Join(flags, ""), func(dir string) error {
 		// ThreadSanitizer does not know fences; all that they order here is atomic, which is all that it asks for.
 		args := append([]string{"-Wno-tsan", "-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-shared",
 			"-Wl,-soname,libunwind-x86_64.so.8", "-Wl,-z,now", "-o", filepath.Join(dir, "libunwind-x86_64.so.8")}, flags...)
-		for _, s := range remoteSources {
+		for _, s := range sources {
 			args = append(args, filepath.Join("..", s))
 		}
 		if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
