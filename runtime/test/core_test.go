@@ -130,7 +130,7 @@ func buildCore(t *testing.T, cc string, flags ...string) string {
 	oracle.Need(t, cc)
 	prog := filepath.Join(t.TempDir(), "core")
 	args := append([]string{"-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-I.."}, flags...)
-	args = append(args, "-o", prog, "testdata/core.c", "../core.c", "../frames.c", "../table.c")
+	args = append(args, "-o", prog, "testdata/core.c", "../core.c", "../frames.c", "../rule.c", "../table.c")
 	if out, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", cc, err, out)
 	}
