@@ -42,6 +42,7 @@ func TestResults(t *testing.T) {
 		{"From unwind information to tables", buildResults},
 		{"From perf.data to folded stacks", reportResults},
 		{"Walking recorded stacks", walkResults},
+		{"A drop-in libunwind", dropInResults},
 		{"Stacks, compared", stackResults},
 	} {
 		start := time.Now()
