@@ -20,9 +20,9 @@ import (
 // installed installs the runtime below a directory, as packagers do, and returns that directory. PREFIX is /usr.
 func installed(t testing.TB) string {
 	t.Helper()
-	oracle.Need(t, "make", "gcc")
+	build := dropIn(t, "gcc")
 	return once(t, "installation", func(dir string) error {
-		out, err := exec.Command("make", "-C", "..", "install", "BUILD="+filepath.Join(dir, "build"), "DESTDIR="+dir, "PREFIX=/usr").CombinedOutput()
+		out, err := exec.Command("make", "-C", "..", "install", "BUILD="+build, "DESTDIR="+dir, "PREFIX=/usr").CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%w\n%s", err, out)
 		}

@@ -220,6 +220,9 @@ func plugins(t *testing.T) []string {
 	return libs
 }
 
+// asan are flags for AddressSanitizer and UndefinedBehaviorSanitizer; -O1, for at -O2 the compiler takes twice as long.
+var asan = []string{"-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"}
+
 // TestLocalStress walks under bad conditions, plain and under the sanitizers. Two things ThreadSanitizer does not do: it
 // lets a handler run only where the program makes a call that it intercepts, and blocks signals meanwhile, so that handlers
 // do not interrupt a walk or each other (they do in the other runs). And it knows nothing of the loader's lock, for the
@@ -231,7 +234,7 @@ func TestLocalStress(t *testing.T) {
 		flags     []string
 	}{
 		{"plain", "NONE=1", nil},
-		{"address", "ASAN_OPTIONS=detect_stack_use_after_return=0:use_sigaltstack=0:handle_segv=0", []string{"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"}},
+		{"address", "ASAN_OPTIONS=detect_stack_use_after_return=0:use_sigaltstack=0:handle_segv=0", asan},
 		{"thread", "TSAN_OPTIONS=handle_segv=0:report_signal_unsafe=0:ignore_noninstrumented_modules=1", []string{"-fsanitize=thread"}},
 	} {
 		t.Run(kind.name, func(t *testing.T) {
@@ -285,17 +288,17 @@ func damage(t *testing.T, lib string, copies int) (paths []string) {
 // TestLocalDamaged: a damaged module ends walks, and nothing else, whether it was loaded at the start or later.
 func TestLocalDamaged(t *testing.T) {
 	damaged := damage(t, plugins(t)[1], 40)
-	for _, flags := range [][]string{nil, {"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"}} {
+	for _, flags := range [][]string{nil, asan} {
 		lib := localLib(t, "gcc", flags...)
 		prog := localProgram(t, "gcc", "local_stress.c", flags...)
 		preload := "LD_PRELOAD="
 		if flags != nil {
 			damaged = damaged[:6] // they are slow
-			asan, err := exec.Command("gcc", "-print-file-name=libasan.so").Output()
+			so, err := exec.Command("gcc", "-print-file-name=libasan.so").Output()
 			if err != nil {
 				t.Fatal(err)
 			}
-			preload += strings.TrimSpace(string(asan)) + ":"
+			preload += strings.TrimSpace(string(so)) + ":"
 		}
 		env := []string{"ASAN_OPTIONS=detect_stack_use_after_return=0:detect_leaks=0"}
 		for _, path := range damaged {
