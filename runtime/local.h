@@ -55,7 +55,6 @@ struct us_loaded {
 	uint16_t index;      /* in the caches, from 1 */
 	uint8_t permanent;   /* cannot be unloaded */
 	struct us_frames frames;
-	const struct us_table *table;
 	struct us_names *_Atomic names;
 };
 

@@ -293,12 +293,6 @@ int us_local_rule(uint64_t pc, int in_handler, struct us_rule *r, unsigned *inde
 
 	o = us_local_fde(pc, in_handler, &g, &fde, &m);
 	*index = !m ? US_VOLATILE : m->permanent ? 0 : m->id_at ? m->index : US_VOLATILE;
-	if (m && m->table) {
-		int t = us_table_rule(m->table, pc - m->bias, r);
-
-		if (t == US_FOUND)
-			return t;
-	}
 	return o == US_FOUND ? us_fde_rule(&g.w, &fde, pc, r) : o;
 }
 
