@@ -37,7 +37,7 @@ func (ev *evaluation) speed(t testing.TB) string {
 	cells, chart, ratios := table3(t, file, ev.rounds)
 	ev.bars(t, "speedup.svg", "Times as fast as libunwind cached in the same run, hackbench", "×", ratios)
 	ev.bars(t, "speed.svg", "Time a frame, hackbench", "ns", chart)
-	return fmt.Sprintf("All user stacks of one recording of hackbench, copies of 8 KiB, unwound by each walker in the same run: %d rounds, each with fresh walkers, in turns over batches of 32 stacks, so that a stack is in the processor's caches when it is unwound, as it is in perf. "+
+	return fmt.Sprintf("All user stacks of one recording of hackbench, copies of 8 KiB, unwound by each walker in the same run: %d rounds, each with fresh walkers, in turns over batches of 2,000 stacks. Each eight are read, untimed, before they are unwound, so that they are in the processor's caches, as in perf, which unwinds each when it has just read it. "+
 		"Times are medians: of the batches' first passes, and of the rounds' later ones (warm); the total is of all frames at the first. Modules are opened, and compiled, before. ", ev.rounds) +
 		"A stack is whole if it reaches the outermost frame through all frames that the reference interpreter finds; the report counts errors that libunwind returned, mostly truncated copies.\n\n" +
 		"*eh_elf, from C* is the report's own way: a C program that opens eh_elf files by dlopen and calls them for each frame. It only follows rules, so that it does not leave code without any. " +

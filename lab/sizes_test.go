@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"debug/elf"
 	"fmt"
 	"path/filepath"
 	"runtime"
@@ -81,20 +82,21 @@ type fileSizes struct {
 	emitted      [2][]int // by scope and emission
 }
 
-// sizesOf measures one file. It returns nil for one without .eh_frame or of a machine other than x86-64.
-func sizesOf(path string) (*fileSizes, error) {
+// readFile measures a file's sections, and reads its rows. It returns nil for one without .eh_frame or of a machine other
+// than x86-64.
+func readFile(path string) (*fileSizes, *rows.Table, error) {
 	img, err := module.Open(path)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer img.Close()
 	f, err := dwarf.Open(img)
 	if err != nil || img.Machine() != arch.AMD64 {
-		return nil, err
+		return nil, nil, err
 	}
 	t, _ := f.Build(dwarf.EHFrame)
 	if len(t.Rows) == 0 {
-		return nil, nil
+		return nil, nil, nil
 	}
 	z := &fileSizes{name: filepath.Base(path), file: img.Size()}
 	of := f.Sizes()
@@ -103,6 +105,15 @@ func sizesOf(path string) (*fileSizes, error) {
 		if s := img.Section(name); s != nil {
 			z.code += int(s.Size)
 		}
+	}
+	return z, t, nil
+}
+
+// sizesOf measures one file and all that it is compiled to; nil as for readFile.
+func sizesOf(path string) (*fileSizes, error) {
+	z, t, err := readFile(path)
+	if z == nil {
+		return nil, err
 	}
 	for i, s := range scopes {
 		x := s.of(t)
@@ -217,6 +228,7 @@ func (ev *evaluation) sizes(t testing.TB) string {
 		}
 		say("### Here, %s\n\n%s\n", s.name, markdown(cells))
 	}
+	say("### Here, the report's way: C, compiled by gcc\n\nThe code alone, `.text`, of all registers, and the time of the compiler.\n\n%s\n", markdown(compiledC(t)))
 	say("The report's libc has 20,827 rows, of which 302 distinct, of four registers.\n\n")
 
 	var all []*fileSizes
@@ -257,6 +269,37 @@ func (ev *evaluation) sizes(t testing.TB) string {
 	ev.bars(t, "sizes.svg", "Size, × .eh_frame", "×", chart)
 	say("### All %d files\n\n%d bytes of `.eh_frame`, %d of `.eh_frame_hdr`.\n\n%s\n![Sizes](sizes.svg)\n", len(all), total.ehFrame, total.hdr, markdown(cells))
 	return b.String()
+}
+
+// compiledC has the sizes of the report's set as C that gcc compiles.
+func compiledC(t testing.TB) [][]string {
+	oracle.Need(t, "gcc")
+	cells := [][]string{{"file", "`.eh_frame`", "gcc -O2", "s", "gcc -Os", "s"}}
+	for _, path := range reportSet() {
+		z, ref, err := readFile(path)
+		if err != nil || z == nil {
+			continue // there is no such file here
+		}
+		line := []string{filepath.Base(path), kib(z.ehFrame)}
+		for _, level := range []string{"-O2", "-Os"} {
+			to := filepath.Join(t.TempDir(), "c.so")
+			start := time.Now()
+			if err := emitC(level)(to, ref); err != nil {
+				t.Error(err)
+				continue
+			}
+			took := time.Since(start)
+			f, err := elf.Open(to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := int(f.Section(".text").Size)
+			f.Close()
+			line = append(line, fmt.Sprintf("%s (%s ×)", kib(n), times(n, z.ehFrame)), fmt.Sprintf("%.1f", took.Seconds()))
+		}
+		cells = append(cells, line)
+	}
+	return cells
 }
 
 // compileFile takes a file from disk to an emission, in memory.

@@ -79,7 +79,7 @@ enum { US_VOLATILE = 0xffff };
 US_HIDDEN int us_local_rule(uint64_t pc, int in_handler, struct us_rule *r, unsigned *index);
 
 /* Code that a program has registered in libunwind's way: called after modules and before libgcc's registry. */
-extern US_HIDDEN int (*us_find_registered)(uint64_t pc, struct us_glass *g, struct us_fde *fde);
+extern US_HIDDEN int (*_Atomic us_find_registered)(uint64_t pc, struct us_glass *g, struct us_fde *fde);
 
 /* ---- Names (names.c) ---- */
 

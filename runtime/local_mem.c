@@ -4,6 +4,7 @@
 #include "local.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
@@ -85,6 +86,26 @@ static uint64_t thread_pointer(void)
 	return fs;
 }
 
+/* Whether a part of this lies on the stack for signal handlers, which can be right below the thread's own, and go away. */
+static int on_alternate(uint64_t lo, uint64_t hi)
+{
+	stack_t s;
+	uint64_t at;
+
+	if (call6(SYS_sigaltstack, 0, (long)&s, 0, 0, 0, 0) != 0 || s.ss_flags & SS_DISABLE)
+		return 0;
+	at = (uint64_t)s.ss_sp;
+	return lo < at + s.ss_size && at < hi;
+}
+
+/* Whether pages from lo to hi are this thread's stack: they begin where it is now, or above. */
+static int own(uint64_t lo, uint64_t hi)
+{
+	uint64_t here = (uint64_t)__builtin_frame_address(0) & ~(uint64_t)(PAGE - 1);
+
+	return lo >= here && !on_alternate(lo, hi);
+}
+
 int us_span_at(struct us_span *s, uint64_t addr)
 {
 	uint64_t lo = addr & ~(uint64_t)(PAGE - 1), hi, end[2];
@@ -106,7 +127,7 @@ int us_span_at(struct us_span *s, uint64_t addr)
 	/* A thread's stack ends at its control block, the first one's where the program's arguments are. */
 	end[0] = thread_pointer();
 	end[1] = &__libc_stack_end ? (uint64_t)__libc_stack_end : 0;
-	if (us_stack.hi > us_stack.lo && lo < us_stack.lo && hi >= us_stack.lo) {
+	if (us_stack.hi > us_stack.lo && lo < us_stack.lo && hi >= us_stack.lo && own(lo, us_stack.lo)) {
 		us_stack.lo = lo;
 		*s = us_stack;
 		return 1;
@@ -120,7 +141,7 @@ int us_span_at(struct us_span *s, uint64_t addr)
 			n = pages_there(hi, PROBE);
 			hi += (uint64_t)n * PAGE;
 		}
-		if (hi >= e) {
+		if (hi >= e && own(lo, e)) {
 			/* A handler that runs between these two finds an empty span. */
 			us_stack.lo = e;
 			__asm__ volatile("" ::: "memory");

@@ -24,7 +24,7 @@ static struct us_loaded *_Atomic by_index[MAX_MODULES + 1];
 static _Atomic uint16_t by_place[BUCKETS]; /* an index; the newest for a place wins */
 static _Atomic uint32_t n_modules;
 
-int (*us_find_registered)(uint64_t pc, struct us_glass *g, struct us_fde *fde);
+int (*_Atomic us_find_registered)(uint64_t pc, struct us_glass *g, struct us_fde *fde);
 
 /* ---- Where the C library has no _dl_find_object ---- */
 

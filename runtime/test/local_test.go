@@ -240,7 +240,7 @@ func TestLocalStress(t *testing.T) {
 		t.Run(kind.name, func(t *testing.T) {
 			lib := localLib(t, "gcc", kind.flags...)
 			prog := localProgram(t, "gcc", "local_stress.c", kind.flags...)
-			for _, what := range []string{"threads", "storm", "altstorm", "fork", "dlopen", "dlstorm", "corrupt", "guard", "overflow", "alt", "call"} {
+			for _, what := range []string{"threads", "storm", "altstorm", "fork", "dlopen", "dlstorm", "corrupt", "guard", "gone", "overflow", "alt", "call"} {
 				t.Run(what, func(t *testing.T) {
 					if out, err := runWith(lib, []string{kind.env}, prog, append([]string{what}, libs...)...); err != nil {
 						t.Errorf("%v\n%s", err, out)

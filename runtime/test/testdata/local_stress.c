@@ -339,6 +339,52 @@ static void test_guard(void)
 	}
 }
 
+/* A handler's stack right below a thread's, without a page between them; then it is gone, and a walk leads there. */
+enum { HALF = 1 << 20 };
+
+static void on_below(int s)
+{
+	(void)s;
+	CHECK(steps(64) > 2);
+	CHECK(unw_backtrace((void *[64]){0}, 64) > 2);
+}
+
+static void *above(void *m)
+{
+	stack_t on = {.ss_sp = m, .ss_size = HALF}, off = {.ss_flags = SS_DISABLE};
+	struct sigaction a = {.sa_handler = on_below, .sa_flags = SA_ONSTACK};
+	unw_context_t uc;
+	unw_cursor_t c;
+
+	for (int known = 0; known < 2; known++) {
+		if (known)
+			deep(15); /* the thread's own stack has been seen before */
+		CHECK(sigaltstack(&on, NULL) == 0);
+		sigaction(SIGUSR2, &a, NULL);
+		raise(SIGUSR2);
+		CHECK(sigaltstack(&off, NULL) == 0);
+	}
+	munmap(m, HALF);
+	unw_getcontext(&uc);
+	uc.uc_mcontext.gregs[15] = (long long)m + HALF - 4096;
+	unw_init_local(&c, &uc);
+	CHECK(unw_step(&c) <= 0);
+	return NULL;
+}
+
+static void test_gone(void)
+{
+	uint8_t *m = mmap(NULL, 2 * HALF, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	pthread_attr_t a;
+	pthread_t t;
+
+	pthread_attr_init(&a);
+	pthread_attr_setstack(&a, m + HALF, HALF);
+	CHECK(pthread_create(&t, &a, above, m) == 0);
+	pthread_join(t, NULL);
+	munmap(m + HALF, HALF);
+}
+
 /* A stack that runs into its guard page: the handler, on a stack of its own, walks all of it. */
 static _Atomic int overflows;
 static void on_overflow(int s, siginfo_t *i, void *uc)
@@ -477,6 +523,8 @@ int main(int argc, char **argv)
 		test_corrupt();
 	} else if (!strcmp(what, "guard")) {
 		test_guard();
+	} else if (!strcmp(what, "gone")) {
+		test_gone();
 	} else if (!strcmp(what, "damaged")) {
 		test_damaged(argc > 2 ? dlopen(argv[2], RTLD_NOW) : RTLD_DEFAULT);
 	} else if (!strcmp(what, "overflow")) {

@@ -189,6 +189,37 @@ FUNC static void edges(void)
 	       unw_set_caching_policy(unw_local_addr_space, UNW_CACHE_GLOBAL));
 }
 
+/* Code that the program registers. */
+FUNC static void registered(void)
+{
+	static unw_dyn_info_t di;
+	unw_proc_info_t pi;
+	unw_context_t uc;
+	unw_cursor_t c;
+	unw_word_t off = 0;
+	char name[32], part[4];
+
+	di.start_ip = 0x10000;
+	di.end_ip = 0x11000;
+	di.gp = 5;
+	di.format = UNW_INFO_FORMAT_DYNAMIC;
+	di.u.pi.name_ptr = (unw_word_t)"registered";
+	di.u.pi.handler = 0x77;
+	_U_dyn_register(&di);
+	unw_getcontext(&uc);
+	uc.uc_mcontext.gregs[REG_RIP] = 0x10010;
+	unw_init_local2(&c, &uc, UNW_INIT_SIGNAL_FRAME);
+	memset(&pi, 0, sizeof pi);
+	printf("info %d", unw_get_proc_info_by_ip(unw_local_addr_space, 0x10010, &pi, NULL));
+	printf(" %lx %lx gp %lx handler %lx format %d\n", pi.start_ip, pi.end_ip, pi.gp, pi.handler, pi.format);
+	printf("name %d", unw_get_proc_name(&c, name, sizeof name, &off));
+	printf(" %s+%lx\n", name, off);
+	printf("part %d", unw_get_proc_name(&c, part, sizeof part, &off));
+	printf(" %s\n", part);
+	_U_dyn_cancel(&di);
+	printf("gone %d\n", unw_get_proc_info_by_ip(unw_local_addr_space, 0x10010, &pi, NULL));
+}
+
 static int count_states(void *token, void *data, size_t size, unw_word_t lo, unw_word_t hi)
 {
 	unw_word_t *last = token;
@@ -264,6 +295,7 @@ static int own_process(void)
 			 "xor %%r8d, %%r8d\n\txor %%r9d, %%r9d\n\txor %%r10d, %%r10d\n\txor %%r11d, %%r11d\n\tud2"
 			 : : : "rax", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11", "memory", "cc");
 	edges();
+	registered();
 	by_states();
 	printf("returned %ld, %d\n", middle(), resumed);
 	return 0;
