@@ -108,7 +108,7 @@ func BenchmarkKallsyms(b *testing.B) {
 	for b.Loop() {
 		r := New(Options{})
 		if noteOf(r) != "" {
-			b.Skip(noteOf(r))
+			b.Skipf("this benchmark lacks the kernel's symbols: %s", noteOf(r))
 		}
 		b.ReportMetric(float64(len(r.kernel.funcs)), "functions")
 		runtime.KeepAlive(r)

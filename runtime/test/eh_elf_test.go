@@ -27,7 +27,7 @@ var cflags = []string{"-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I..", "-Wl,
 func compile(t testing.TB, cc, source string, flags ...string) string {
 	t.Helper()
 	if runtime.GOARCH != "amd64" || runtime.GOOS != "linux" {
-		t.Skip("eh_elf files run on x86-64 Linux")
+		t.Skip("this test lacks x86-64 Linux, which eh_elf files run on")
 	}
 	oracle.Need(t, cc)
 	prog := filepath.Join(t.TempDir(), "prog")
