@@ -563,9 +563,9 @@ US_API int _Ux86_64_get_proc_name(unw_cursor_t *cur, char *buf, size_t size, unw
 
 	if (size > 0)
 		buf[0] = 0;
-	if (!c->as->acc.get_proc_name)
-		return -UNW_ENOINFO;
-	r = c->as->acc.get_proc_name(c->as, c->s.pc - !c->exact, buf, size, off, c->arg);
+	r = us_space_name(c->as, c->arg, c->s.pc - !c->exact, buf, size, off);
+	if (r == -UNW_ENOINFO && c->as->acc.get_proc_name)
+		r = c->as->acc.get_proc_name(c->as, c->s.pc - !c->exact, buf, size, off, c->arg);
 	if (r == 0 && off && !c->exact)
 		(*off)++;
 	return r;

@@ -392,7 +392,7 @@ US_API int _Ux86_64_dwarf_search_unwind_table(unw_addr_space_t as, unw_word_t ip
 static int find_registered(unw_addr_space_t as, void *arg, uint64_t ip, unw_dyn_info_t *di)
 {
 	struct reader rd = {as, arg};
-	unw_word_t at;
+	unw_word_t at = 0;
 
 	if (!as->acc.get_dyn_info_list_addr || as->acc.get_dyn_info_list_addr(as, &at, arg) < 0 || at == 0 ||
 	    !read_target(&rd, at + 8, &at, 8))
@@ -425,6 +425,26 @@ int us_space_info(unw_addr_space_t as, void *arg, uint64_t ip, unw_proc_info_t *
 	pi->flags = di.u.pi.flags;
 	pi->format = di.format;
 	return 0;
+}
+
+int us_space_name(unw_addr_space_t as, void *arg, uint64_t ip, char *to, size_t size, unw_word_t *off)
+{
+	struct reader rd = {as, arg};
+	unw_dyn_info_t di;
+
+	if (!find_registered(as, arg, ip, &di) || di.format != UNW_INFO_FORMAT_DYNAMIC || !di.u.pi.name_ptr)
+		return -UNW_ENOINFO;
+	if (off)
+		*off = ip - di.start_ip;
+	for (size_t i = 0; i < size; i++) {
+		if (!read_target(&rd, di.u.pi.name_ptr + i, to + i, 1))
+			return -UNW_EINVAL;
+		if (to[i] == 0)
+			return 0;
+	}
+	if (size > 0)
+		to[size - 1] = 0;
+	return -UNW_ENOMEM;
 }
 
 /* Lets find_proc_info, or the list of registered code, answer q. */

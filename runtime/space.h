@@ -56,6 +56,9 @@ US_HIDDEN int us_space_rule(unw_addr_space_t as, void *arg, uint64_t ip, struct 
 /* What find_proc_info says, or the space's list of registered code. */
 US_HIDDEN int us_space_info(unw_addr_space_t as, void *arg, uint64_t ip, unw_proc_info_t *pi);
 
+/* The name of registered code, as unw_get_proc_name gives names. */
+US_HIDDEN int us_space_name(unw_addr_space_t as, void *arg, uint64_t ip, char *to, size_t size, unw_word_t *off);
+
 typedef int (*us_states_callback)(void *token, void *data, size_t size, unw_word_t start, unw_word_t end);
 
 /*
