@@ -583,7 +583,7 @@ static uint64_t same_until(struct us_glass *g, const struct us_fde *fde, uint64_
 	struct us_rule x;
 
 	for (pc++; pc < fde->hi; pc++)
-		if (us_fde_rule(&g->w, fde, pc, &x) != US_FOUND || (x.kind != US_KIND_WIDE && memcmp(&x, r, sizeof x)) || x.kind != r->kind)
+		if (us_fde_rule(&g->w, fde, pc, &x) != US_FOUND || memcmp(&x, r, sizeof x)) /* equal wide rules are one */
 			break;
 	return pc;
 }
