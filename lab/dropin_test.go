@@ -62,17 +62,25 @@ func plainEnv(more ...string) []string {
 	}), more...)
 }
 
-// dropInResults measures the drop-ins in the place of libunwind: under stock perf, alone, and in a program that walks its
-// own stack.
-func dropInResults(t testing.TB) string {
-	return "Stock `perf script --no-inline`, seconds, by libunwind as it is installed; by the same with a cache of 32,768 entries and\n" +
-		"`sigprocmask` for nothing; and by the drop-in, which makes its rules itself, or takes stored tables:\n\n" +
-		markdown(scriptTimes(t, 3)) +
-		"\nUnwinding alone, ns a frame: the same calls without perf, over all of the recording's user stacks, caches empty at first:\n\n" +
-		markdown(aloneTimes(t)) +
-		"\nA process's walks of its own stack, with libunwind.so.8 and with the drop-in, in turns. `work` is arithmetic: what two\n" +
-		"threads can gain on this machine. Cold is the first walk of a forked child, of which most is page faults.\n\n" +
-		markdown(localTimes(t, 5))
+// TestResultsDropIn measures the drop-ins in the place of libunwind, under stock perf and in a program that walks its own
+// stack, and writes docs/DROPIN_RESULTS.md.
+func TestResultsDropIn(t *testing.T) {
+	if !*update {
+		t.Skip("this test lacks -update: it measures for minutes (make results)")
+	}
+	oracle.Need(t, "perf", "gcc", "make")
+	text := fmt.Sprintf("# The drop-ins, measured\n\n`make results` writes this file. It was measured on %s. Times are medians of runs in turns.\n\n"+
+		"## Stock perf\n\nSeconds of `perf script --no-inline`, by libunwind as it is installed; by the same with a cache of 32,768 entries and "+
+		"`sigprocmask` for nothing; and by the drop-in, which makes its rules itself, or takes stored tables.\n\n%s\n"+
+		"Of these, seconds in `unw_init_remote` and `unw_step`, perf's call-backs included.\n\n%s\n"+
+		"## A process's own stack\n\nThe same program with libunwind.so.8 and with the drop-in. `work` is arithmetic: what two threads can gain on this machine. "+
+		"Cold is the first walk of a forked child, most of which is page faults.\n\n%s",
+		machine(), markdown(scriptTimes(t, 3)), markdown(stepTimes(t, 3)), markdown(localTimes(t, 7)))
+	if !t.Failed() {
+		if err := os.WriteFile("../docs/DROPIN_RESULTS.md", []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // scriptTimes races stock perf with all libraries.
@@ -111,23 +119,39 @@ func scriptTimes(t testing.TB, rounds int) [][]string {
 	return cells
 }
 
-// aloneTimes races the libraries without perf around them.
-func aloneTimes(t testing.TB) [][]string {
-	lib := dropIn(t)
-	cells := [][]string{{"recording", "frames, libunwind", "drop-in", "ns, libunwind", "tuned", "drop-in", "drop-in, stored", "libunwind, × drop-in", "× stored"}}
+// stepTimes measures what perf waits for the libraries.
+func stepTimes(t testing.TB, rounds int) [][]string {
+	lib, shim := dropIn(t), gcc(t, "steps.c", "-shared", "-fPIC")
+	cells := [][]string{{"recording", "steps, libunwind", "drop-in", "s, libunwind", "drop-in", "drop-in, stored", "libunwind, × drop-in", "× stored"}}
 	for _, file := range recordings(t) {
-		cs := []*contender{
-			peer(t, oracle.Libunwind(t)), peer(t, oracle.LibunwindTuned(t)),
-			peer(t, oracle.DropIn(t, "drop-in", lib, "/nonexistent")), peer(t, oracle.DropIn(t, "drop-in, stored", lib, storedTables(t, file))),
+		out := filepath.Join(t.TempDir(), "steps")
+		envs := [][]string{
+			plainEnv(), plainEnv("LD_LIBRARY_PATH="+lib, "UNSPOOL_CACHE=/nonexistent"), plainEnv("LD_LIBRARY_PATH="+lib, "UNSPOOL_CACHE="+storedTables(t, file)),
 		}
-		race(t, file, 1, true, cs)
-		row := []string{strings.TrimSuffix(filepath.Base(file), ".data"), fmt.Sprint(cs[0].frames), fmt.Sprint(cs[2].frames)}
-		var ns []float64
-		for _, c := range cs {
-			ns = append(ns, float64(c.first)/float64(max(c.frames, 1)))
-			row = append(row, fmt.Sprintf("%.0f", ns[len(ns)-1]))
+		steps, took := make([]int, len(envs)), make([][]float64, len(envs))
+		for range rounds {
+			for i, env := range envs {
+				cmd := exec.Command("perf", "script", "--no-inline", "-i", file)
+				cmd.Env = append(env, "LD_PRELOAD="+shim, "STEPS="+out)
+				if err := cmd.Run(); err != nil {
+					t.Fatalf("%s: %v", file, err)
+				}
+				b, err := os.ReadFile(out)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var ns float64
+				if _, err := fmt.Sscanf(string(b), "steps %d %f", &steps[i], &ns); err != nil {
+					t.Fatalf("%q: %v", b, err)
+				}
+				took[i] = append(took[i], ns/1e9)
+			}
 		}
-		cells = append(cells, append(row, fmt.Sprintf("%.1f", ns[0]/ns[2]), fmt.Sprintf("%.1f", ns[0]/ns[3])))
+		row := []string{strings.TrimSuffix(filepath.Base(file), ".data"), fmt.Sprint(steps[0]), fmt.Sprint(steps[1])}
+		for _, v := range took {
+			row = append(row, fmt.Sprintf("%.3f", median(v)))
+		}
+		cells = append(cells, append(row, fmt.Sprintf("%.1f", median(took[0])/median(took[1])), fmt.Sprintf("%.1f", median(took[0])/median(took[2]))))
 	}
 	return cells
 }
@@ -183,12 +207,4 @@ func localTimes(t testing.TB, rounds int) [][]string {
 		cells = append(cells, row)
 	}
 	return cells
-}
-
-// TestDropInSpeed prints dropInResults for the recordings.
-func TestDropInSpeed(t *testing.T) {
-	if testing.Short() || os.Getenv("UNSPOOL_RECORDINGS") == "" {
-		t.Skip("this test lacks UNSPOOL_RECORDINGS: it measures for minutes")
-	}
-	t.Log("\n" + dropInResults(t))
 }

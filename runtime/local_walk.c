@@ -45,7 +45,9 @@ enum { RULE_PAGE = 7, TRACE_PAGE = 8 }; /* bits of a slot's number in its page *
 _Static_assert(sizeof(struct rule_slot) << RULE_PAGE == 4096 && sizeof(struct trace_slot) << TRACE_PAGE == 4096, "pages");
 _Static_assert(SLOT_BITS - RULE_PAGE <= 6 && SLOT_BITS - TRACE_PAGE <= 6, "a bit of 64 for each page");
 
-/* The slot of pc; with its lowest bit changed, the one where it goes if another pc has that. */
+/* The slot of pc. If another pc has that, it can be in the other slots of its set, whose numbers differ in these bits. */
+enum { WAYS = 4 };
+
 US_INLINE unsigned slot_of(uint64_t pc)
 {
 	unsigned group = (unsigned)((pc >> 12 ^ pc >> 17) & ((1 << (SLOT_BITS - GROUP_BITS)) - 1));
@@ -91,7 +93,12 @@ US_INLINE int rule_get(uint64_t pc, int exact, struct us_rule *r, uint32_t *inde
 
 	if (us_unlikely(!is_used(&used.rules, at >> RULE_PAGE)))
 		return 0;
-	return us_likely(rule_get_in(&rules[at], pc, exact, r, index)) || rule_get_in(&rules[at ^ 1], pc, exact, r, index);
+	if (us_likely(rule_get_in(&rules[at], pc, exact, r, index)))
+		return 1;
+	for (unsigned way = 1; way < WAYS; way++)
+		if (rule_get_in(&rules[at ^ way], pc, exact, r, index))
+			return 1;
+	return 0;
 }
 
 static void rule_put(uint64_t pc, int exact, const struct us_rule *r, uint32_t index)
@@ -102,9 +109,13 @@ static void rule_put(uint64_t pc, int exact, const struct us_rule *r, uint32_t i
 	uint64_t there, w[2];
 
 	if (is_used(&used.rules, at >> RULE_PAGE)) {
-		there = atomic_load_explicit(&e->key, memory_order_relaxed);
-		if (there && there != key_of(pc, exact))
-			e = &rules[at ^ 1];
+		/* The first that is free, or has it already; else the last. */
+		for (unsigned way = 0; way < WAYS; way++) {
+			e = &rules[at ^ way];
+			there = atomic_load_explicit(&e->key, memory_order_relaxed);
+			if (there == 0 || there == key_of(pc, exact))
+				break;
+		}
 		seq = atomic_load_explicit(&e->seq, memory_order_relaxed);
 	} else {
 		use(&used.rules, at >> RULE_PAGE);
@@ -443,21 +454,37 @@ static uint64_t pack(const struct us_rule *r, uint64_t pc)
 	return kind << 48 | (uint64_t)(uint16_t)r->saves[1] << 32 | (uint32_t)r->off;
 }
 
-/* Fills the slot of pc. Returns the data, or 0 where there is none. */
+/* Whether a slot is pc's: its data, and the module that must still be there. */
+US_INLINE int trace_get(struct trace_slot *e, uint64_t pc, int exact, uint64_t *data, uint32_t *index)
+{
+	uint64_t d = atomic_load_explicit(&e->data, memory_order_relaxed);
+	uint64_t k = atomic_load_explicit(&e->word, memory_order_relaxed) ^ d * MIX ^ key_of(pc, exact);
+
+	*data = d;
+	*index = (uint32_t)(k >> 48);
+	return k << 16 == 0;
+}
+
+/* Finds pc in the other slots of its set, or fills one. Returns the data, or 0 where there is none. */
 static US_COLD uint64_t trace_miss(uint64_t pc, int exact, int in_handler, uint32_t *index)
 {
 	unsigned at = slot_of(pc);
-	struct trace_slot *e = &traces[at ^ 1];
-	int there = is_used(&used.traces, at >> TRACE_PAGE);
+	struct trace_slot *e = &traces[at];
 	struct us_rule r;
-	uint64_t d, k;
+	uint64_t d;
 
-	if (there) {
-		d = atomic_load_explicit(&e->data, memory_order_relaxed);
-		k = atomic_load_explicit(&e->word, memory_order_relaxed) ^ d * MIX ^ key_of(pc, exact);
-		*index = (uint32_t)(k >> 48);
-		if (k << 16 == 0 && (*index == 0 || us_still_loaded(*index, pc - !exact, 0)))
-			return d;
+	if (is_used(&used.traces, at >> TRACE_PAGE)) {
+		unsigned way;
+
+		for (way = 1; way < WAYS; way++)
+			if (trace_get(&traces[at ^ way], pc, exact, &d, index) && (*index == 0 || us_still_loaded(*index, pc - !exact, 0)))
+				return d;
+		/* The first that is free, or has it already; else the last. */
+		for (way = 0; way < WAYS; way++) {
+			e = &traces[at ^ way];
+			if (atomic_load_explicit(&e->word, memory_order_relaxed) == 0 || trace_get(e, pc, exact, &d, index))
+				break;
+		}
 	}
 	if (pc >> 47 || (!rule_get(pc, exact, &r, index) && us_local_rule(pc - !exact, in_handler, &r, index) != US_FOUND))
 		return 0;
@@ -466,16 +493,7 @@ static US_COLD uint64_t trace_miss(uint64_t pc, int exact, int in_handler, uint3
 	if (*index && !us_still_loaded(*index, pc - !exact, 0))
 		return 0;
 	d = pack(&r, pc);
-	if (!there) {
-		use(&used.traces, at >> TRACE_PAGE);
-		e = &traces[at];
-	} else {
-		uint64_t word = atomic_load_explicit(&traces[at].word, memory_order_relaxed);
-
-		k = atomic_load_explicit(&traces[at].data, memory_order_relaxed) * MIX ^ word;
-		if (word == 0 || (k ^ key_of(pc, exact)) << 16 == 0)
-			e = &traces[at];
-	}
+	use(&used.traces, at >> TRACE_PAGE);
 	atomic_store_explicit(&e->word, key_of(pc, exact) ^ (uint64_t)*index << 48 ^ d * MIX, memory_order_relaxed);
 	atomic_store_explicit(&e->data, d, memory_order_relaxed);
 	return d;
@@ -500,26 +518,20 @@ int us_backtrace(void **pcs, int max, const uint64_t *saved)
 {
 	uint64_t pc = saved[6], sp = (uint64_t)(saved + 7), bp = saved[4], cfa;
 	struct us_span span = us_stack;
-	uint32_t module = 0, index;
+	uint32_t module = 0, index = 0;
 	int n = 0, exact = 0, in_handler = 0;
 
 	while (n < max) {
 		unsigned at = slot_of(pc);
-		struct trace_slot *e = &traces[at];
-		uint64_t d = 0, k = ~(uint64_t)0;
+		uint64_t d = 0;
 		unsigned kind;
 
 		pcs[n++] = (void *)pc;
-		if (us_likely(is_used(&used.traces, at >> TRACE_PAGE))) {
-			d = atomic_load_explicit(&e->data, memory_order_relaxed);
-			k = atomic_load_explicit(&e->word, memory_order_relaxed) ^ d * MIX ^ key_of(pc, exact);
-		}
-		if (us_unlikely(k != 0)) {
-			index = (uint32_t)(k >> 48);
-			if (k << 16 || (index != module && !us_still_loaded(index, pc - !exact, 0)))
-				d = trace_miss(pc, exact, in_handler, &index);
+		if (us_unlikely(!is_used(&used.traces, at >> TRACE_PAGE)) || us_unlikely(!trace_get(&traces[at], pc, exact, &d, &index)) ||
+		    us_unlikely(index != 0 && index != module && !us_still_loaded(index, pc - !exact, 0)))
+			d = trace_miss(pc, exact, in_handler, &index);
+		if (us_unlikely(index != 0))
 			module = index;
-		}
 		kind = (unsigned)(d >> 48);
 		if (us_likely((kind & 7) == T_SP))
 			cfa = sp;

@@ -86,24 +86,13 @@ func LibunwindTuned(t testing.TB) *Walker {
 	return start(t, "libunwind tuned", "libunwind", "global", "cache=32768", "nosigmask")
 }
 
-// DropIn starts the same with the drop-in for libunwind that is in dir, and the tables of a cache.
-func DropIn(t testing.TB, name, dir, cache string) *Walker {
-	return startEnv(t, name, []string{"LD_LIBRARY_PATH=" + dir, "UNSPOOL_CACHE=" + cache}, "libunwind", "global")
-}
-
 // EhElf starts a walk through eh_elf files of memory kind slice, by a call a frame as the research report has it. list is
 // the path of a file with a line for each module: its path, a tab, and the path of its eh_elf file.
 func EhElf(t testing.TB, name, list string) *Walker { return start(t, name, "ehelf", list) }
 
 func start(t testing.TB, name, prog string, args ...string) *Walker {
 	t.Helper()
-	return startEnv(t, name, nil, prog, args...)
-}
-
-func startEnv(t testing.TB, name string, env []string, prog string, args ...string) *Walker {
-	t.Helper()
 	w := &Walker{Name: name, cmd: exec.Command(Program(t, prog), args...)}
-	w.cmd.Env = append(os.Environ(), env...)
 	in, err := w.cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/store"
@@ -390,42 +389,6 @@ func TestABI(t *testing.T) {
 	}
 	if got, want := layouts("-DOURS", "-I.."), layouts("-w"); got != want {
 		t.Errorf("layouts:\n got\n%s\n want\n%s", got, want)
-	}
-}
-
-// BenchmarkScript times stock perf script with Debian's library, with the drop-in that makes its rules itself, and with
-// tables stored where $UNSPOOL_CACHE says, by turns; it reports the ratios of the medians.
-func BenchmarkScript(b *testing.B) {
-	lib := dropIn(b, "gcc")
-	ways := []struct {
-		name string
-		env  []string
-	}{
-		{"stock", stockEnv()},
-		{"built", dropInEnv(lib)},
-		{"stored", append(dropInEnv(lib), "UNSPOOL_CACHE="+os.Getenv("UNSPOOL_CACHE"))},
-	}
-	for _, file := range recordings(b) {
-		b.Run(strings.TrimSuffix(filepath.Base(file), ".data"), func(b *testing.B) {
-			took := make([][]time.Duration, len(ways))
-			for range b.N {
-				for i, w := range ways {
-					start := time.Now()
-					if err := script(w.env, nil, "script", "--no-inline", "-i", file); err != nil {
-						b.Fatal(err)
-					}
-					took[i] = append(took[i], time.Since(start))
-				}
-			}
-			medians := make([]float64, len(ways))
-			for i := range ways {
-				slices.Sort(took[i])
-				medians[i] = took[i][len(took[i])/2].Seconds()
-				b.ReportMetric(medians[i]*1e3, ways[i].name+"-ms")
-			}
-			b.ReportMetric(medians[0]/medians[1], "stock/built")
-			b.ReportMetric(medians[0]/medians[2], "stock/stored")
-		})
 	}
 }
 
