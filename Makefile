@@ -58,8 +58,8 @@ corpus:
 $(RECORDINGS):
 	lab/record.sh full $(RECORDINGS)
 
-# Measure everything, with the peers in the same run, and write docs/RESULTS.md. Takes about ten minutes
-# on two cores that have nothing else to do.
+# Measure everything, with the peers in the same run, and write docs/RESULTS.md, EVALUATION.md and DROPIN_RESULTS.md.
+# Takes half an hour on two cores that have nothing else to do.
 .PHONY: results
 results: $(RECORDINGS)
 	UNSPOOL_RECORDINGS=$(abspath $(RECORDINGS)) $(GO) test -count=1 -timeout 4h -run TestResults -v ./lab -update
