@@ -41,10 +41,11 @@ gcc -O2 -o "$out/signals" "$src/signals.c" # it must be there when the recording
 record gxx "$compile_hz" sh -c '
   i=0
   while [ $i -lt '"$compiles"' ]; do
-    g++ -std=c++17 -O2 -c "$1" -o /dev/null
-    g++ -std=c++17 -O0 -g -c "$1" -o /dev/null
+    g++ -std=c++17 -O2 -c "$1" -o "$2"
+    g++ -std=c++17 -O0 -g -c "$1" -o "$2"
     i=$((i + 1))
-  done' sh "$src/heavy.cc"
+  done' sh "$src/heavy.cc" "$out/heavy.o" # not /dev/null, which a compiler that is root may remove
+rm -f "$out/heavy.o"
 record python "$hz" python3 "$src/calls.py" "$seconds"
 record messaging "$hz" perf bench sched messaging -l "$loops"
 if command -v hackbench >/dev/null; then

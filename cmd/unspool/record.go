@@ -17,6 +17,7 @@ import (
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/source/ebpf"
 	"github.com/unspool/unspool/source/perfdata"
 	"github.com/unspool/unspool/source/perfevent"
 )
@@ -29,7 +30,7 @@ func recordCmd() *cobra.Command {
 	var flt filter
 	var rec perfevent.Options
 	var stepper func() (*modules.Set, error)
-	duration := ""
+	duration, from := "", ""
 	c := &cobra.Command{
 		Use:   "record [flags] -- COMMAND [ARG...]",
 		Short: "Record where a program, some processes or the whole machine spend their time",
@@ -48,7 +49,8 @@ only at 2. Recording the whole machine (-a) takes 0 or less, root or CAP_PERFMON
   unspool record -o flame.svg -- make
   unspool record -p 1234 --duration 10s -o profile.pb.gz
   unspool record -a --duration 30s --comm '^nginx'
-  unspool record -e page-faults -o faults.svg -- ./program`,
+  unspool record -e page-faults -o faults.svg -- ./program
+  unspool record --source ebpf -a --duration 10s -o machine.svg`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			rec.Command = args
@@ -71,6 +73,12 @@ only at 2. Recording the whole machine (-a) takes 0 or less, root or CAP_PERFMON
 				return usage("--stack-size is a multiple of 8 up to %d", perfevent.MaxStackSize)
 			}
 			var err error
+			if from != "perf" && from != "ebpf" {
+				return usage("--source is perf or ebpf, not %q", from)
+			}
+			if from == "ebpf" && c.Flag("stepper").Value.String() != "compact" {
+				return usage("--source ebpf walks by compact tables, not --stepper %s", c.Flag("stepper").Value)
+			}
 			if rec.Duration, err = parseDuration(duration); err != nil {
 				return err
 			}
@@ -88,7 +96,7 @@ only at 2. Recording the whole machine (-a) takes 0 or less, root or CAP_PERFMON
 			if err := o.resolve("top"); err != nil {
 				return err
 			}
-			return runRecord(c.Context(), &o, &flt, rec, mods, table)
+			return runRecord(c.Context(), &o, &flt, rec, mods, from, table)
 		},
 	}
 	f := c.Flags()
@@ -103,6 +111,7 @@ only at 2. Recording the whole machine (-a) takes 0 or less, root or CAP_PERFMON
 	f.IntSliceVarP(&rec.PIDs, "pid", "p", nil, "record these processes, and what they start")
 	f.IntSliceVarP(&rec.TIDs, "tid", "t", nil, "record these threads")
 	f.BoolVarP(&rec.All, "all", "a", false, "record the whole machine")
+	f.StringVar(&from, "source", "perf", "perf copies stacks and walks them here; ebpf walks them in the kernel, to any depth (root, x86-64, Linux 6.1)")
 	f.StringVar(&flt.comm, "comm", "", "only keep samples of commands that match this regular expression")
 	o.flags(c)
 	stepper = stepperFlag(c)
@@ -125,13 +134,21 @@ func parseDuration(s string) (time.Duration, error) {
 }
 
 // runRecord records until there is nothing more to record or ctx is done, and writes the result.
-func runRecord(ctx context.Context, o *output, flt *filter, opts perfevent.Options, mods *modules.Set, table bool) error {
+func runRecord(ctx context.Context, o *output, flt *filter, opts perfevent.Options, mods *modules.Set, from string, table bool) error {
 	// Before the command starts, because it may run long.
 	out, commit, err := o.create()
 	if err != nil {
 		return err
 	}
 	start := time.Now()
+	var prog *ebpf.Program
+	if from == "ebpf" {
+		if prog, err = ebpf.Load(ebpf.Options{Mods: mods.Module}); err != nil {
+			return commit(err)
+		}
+		defer prog.Close()
+		opts.Program = prog
+	}
 	rec, err := perfevent.Open(ctx, opts)
 	if err != nil {
 		return commit(err)
@@ -144,6 +161,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, opts perfevent.Optio
 	}
 
 	s := newSession(mods, rec, flt)
+	s.ours = prog != nil
 	host := perfdata.Host()
 	s.machine, s.info.Host, s.info.Command, s.info.Start = rec.Machine(), host.Hostname, strings.Join(opts.Command, " "), start
 	if len(opts.Command) == 0 {
@@ -162,6 +180,17 @@ func runRecord(ctx context.Context, o *output, flt *filter, opts perfevent.Optio
 		}
 	}
 	s.stats.Lost = max(s.stats.Lost, rec.Stats().Lost)
+	if prog != nil {
+		st := prog.Stats()
+		s.info.Loss.Samples += st.RingFull + st.Nested
+		s.stats.Lost += st.RingFull + st.Nested
+		if st.Unknown > 0 {
+			fmt.Fprintf(os.Stderr, "unspool: %s samples came before the kernel knew their processes: they have one frame\n", profile.Comma(st.Unknown))
+		}
+		if st.Failed > 0 {
+			fmt.Fprintf(os.Stderr, "unspool: %s tables or address spaces did not get into the kernel: %v\n", profile.Comma(uint64(st.Failed)), st.Err)
+		}
+	}
 	if err = commit(err); err != nil {
 		return err
 	}

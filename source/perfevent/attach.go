@@ -36,12 +36,25 @@ type attached struct {
 	ns uint64
 }
 
+// openSampling opens a into the i-th ring, with the program if there is one.
+func (r *Recorder) openSampling(a *source.Attr, pid, i int) (fd int, err error) {
+	// FD_OUTPUT takes effect before the event can happen, unlike PERF_EVENT_IOC_SET_OUTPUT.
+	fd, err = openEvent(a, pid, r.cpus[i], r.rings[i].fd, unix.PERF_FLAG_FD_NO_GROUP|unix.PERF_FLAG_FD_OUTPUT)
+	if err != nil || r.program == nil {
+		return fd, err
+	}
+	if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_SET_BPF, r.program.FD()); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("attaching the program to %s: %w (it is for counters and clocks, not for tracepoints)", r.event, err)
+	}
+	return fd, nil
+}
+
 // openTarget opens a for pid on all processors. The error is that of the kernel.
 func (r *Recorder) openTarget(a *source.Attr, pid int) (*target, error) {
 	t := &target{}
-	for i, cpu := range r.cpus {
-		// FD_OUTPUT takes effect before the event can happen, unlike PERF_EVENT_IOC_SET_OUTPUT.
-		fd, err := openEvent(a, pid, cpu, r.rings[i].fd, unix.PERF_FLAG_FD_NO_GROUP|unix.PERF_FLAG_FD_OUTPUT)
+	for i := range r.cpus {
+		fd, err := r.openSampling(a, pid, i)
 		if errors.Is(err, unix.ENODEV) {
 			fd, err = -1, nil // the processor has gone offline
 		}
@@ -128,8 +141,8 @@ func (r *Recorder) attach(o *Options, p *plan) (start func() error, err error) {
 func (r *Recorder) attachCPUs(a *source.Attr, level int) error {
 	t := &target{}
 	r.targets = append(r.targets, t)
-	for i, cpu := range r.cpus {
-		fd, err := openEvent(a, -1, cpu, r.rings[i].fd, unix.PERF_FLAG_FD_NO_GROUP|unix.PERF_FLAG_FD_OUTPUT)
+	for i := range r.cpus {
+		fd, err := r.openSampling(a, -1, i)
 		if errors.Is(err, unix.ENODEV) {
 			continue
 		}

@@ -10,8 +10,12 @@ import (
 	"github.com/unspool/unspool/source"
 )
 
-// pollTime is how long a record may lie in a ring, ms. A ring that is a quarter full is read at once.
-const pollTime = 100
+// pollTime is how long a record may lie in a ring, ms. A ring that is a quarter full is read at once. soonTime is how long
+// where the program wants to see more.
+const (
+	pollTime = 100
+	soonTime = 1
+)
 
 // What an epoll event's data says, other than the number of a target.
 const (
@@ -32,6 +36,10 @@ func (r *Recorder) openPoll() (err error) {
 		ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: pollRing}
 		err = errors.Join(err, unix.EpollCtl(r.epoll, unix.EPOLL_CTL_ADD, g.fd, &ev))
 	}
+	if r.program != nil {
+		ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: pollRing}
+		err = errors.Join(err, unix.EpollCtl(r.epoll, unix.EPOLL_CTL_ADD, r.program.Ready(), &ev))
+	}
 	if err != nil {
 		return fmt.Errorf("epoll: %w", err)
 	}
@@ -41,10 +49,14 @@ func (r *Recorder) openPoll() (err error) {
 // drainAll empties the rings until the recording ends.
 func (r *Recorder) drainAll() {
 	defer close(r.drained)
+	wait := pollTime
 	for !r.stop.Load() && !(r.ends && r.live == 0) {
-		r.poll()
+		r.poll(wait)
 		r.queue.room(r.stop.Load)
-		r.round()
+		wait = pollTime
+		if r.round() {
+			wait = soonTime
+		}
 	}
 	r.enable(false)
 	r.round()
@@ -52,10 +64,10 @@ func (r *Recorder) drainAll() {
 	r.queue.close(r.fault)
 }
 
-// poll waits until there is something to read, to end, or until pollTime is over.
-func (r *Recorder) poll() {
+// poll waits until there is something to read, to end, or until so many milliseconds are over.
+func (r *Recorder) poll(wait int) {
 	var events [16]unix.EpollEvent
-	n, err := unix.EpollWait(r.epoll, events[:], pollTime)
+	n, err := unix.EpollWait(r.epoll, events[:], wait)
 	if err != nil {
 		return // EINTR
 	}
@@ -79,9 +91,10 @@ var finishedRound = func() []byte {
 }()
 
 // round reads each ring once, up to where it is when its turn comes. What was written before the round began is
-// then out of all rings, which is what a FINISHED_ROUND record says.
-func (r *Recorder) round() {
+// then out of all rings, which is what a FINISHED_ROUND record says. It says whether the program wants another one soon.
+func (r *Recorder) round() (again bool) {
 	r.rounds.Add(1)
+	began := monotonic()
 	var n uint64
 	for _, g := range r.rings {
 		k, err := g.drain(r.shape.StackSize, r.space)
@@ -90,6 +103,13 @@ func (r *Recorder) round() {
 			r.fault = err
 		}
 	}
+	if r.program != nil {
+		r.flush() // it has seen all
+		again = r.program.Samples(began, func(size int) []byte {
+			n += uint64(size)
+			return r.space(size)
+		})
+	}
 	r.bytes.Add(n)
 	if n > 0 || r.unsettled {
 		// After a round with nothing in it all that came before is due.
@@ -97,6 +117,7 @@ func (r *Recorder) round() {
 		r.unsettled = n > 0
 	}
 	r.flush()
+	return again
 }
 
 // space returns room for a record, when what came before it has been looked at.
@@ -113,6 +134,9 @@ func (r *Recorder) flush() {
 		var raw []byte
 		raw, b = cutRecord(b)
 		r.records.Add(1)
+		if r.program != nil {
+			r.program.Saw(raw)
+		}
 		switch binary.LittleEndian.Uint32(raw) {
 		case source.RecordFork:
 			if len(r.direct) > 0 {

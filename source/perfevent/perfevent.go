@@ -43,6 +43,34 @@ type Options struct {
 
 	// Duration ends the recording after a while, as Stop does. 0: it does not.
 	Duration time.Duration
+
+	// Program, if not nil, is in the kernel in the place of sample records, and makes samples itself: see Program.
+	Program Program
+}
+
+// A Program is a BPF program that handles events in the kernel, and what reads its results.
+type Program interface {
+	// FD is the program, of type perf_event.
+	FD() int
+
+	// Pass says that the program returns 1 and the kernel writes its own samples, too, with a copy of the stack. Else it is to
+	// return 0.
+	Pass() bool
+
+	// Ready is a descriptor that epoll finds readable when Samples should be called soon.
+	Ready() int
+
+	// Begin is called once, with records of what was there before the recording, and the decoder for all records.
+	Begin(records []byte, dec *source.Decoder)
+
+	// Saw is called with each record of the kernel's, in the order of the rings. It must not keep raw. Calls can come before
+	// Begin's.
+	Saw(raw []byte)
+
+	// Samples is called after each round over the rings, which began at a time of CLOCK_MONOTONIC: what is older has been
+	// seen. It writes records of samples, as Attr.Walked has them, into memory that space gives: all that was there before the
+	// call. It says whether it wants another round soon.
+	Samples(began uint64, space func(n int) []byte) (again bool)
 }
 
 const (
@@ -83,6 +111,8 @@ type Recorder struct {
 	unsettled bool // the last round had records
 	fault     error
 
+	program Program
+
 	queue   *backlog
 	stop    atomic.Bool
 	drained chan struct{} // closed when the drainer has ended
@@ -116,7 +146,7 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 	}
 	r := &Recorder{
 		dec: source.NewDecoder(), machine: thisMachine(), queue: newBacklog(), drained: make(chan struct{}),
-		exited: make(chan struct{}), direct: map[int32]attached{}, inherited: map[int32]bool{}, epoll: -1, wake: -1,
+		program: o.Program, exited: make(chan struct{}), direct: map[int32]attached{}, inherited: map[int32]bool{}, epoll: -1, wake: -1,
 		ends: len(o.PIDs)+len(o.TIDs) > 0,
 	}
 	if r.machine == nil {
@@ -135,7 +165,11 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 	if err := r.openPoll(); err != nil {
 		return nil, err
 	}
-	r.dec.AddAttr(&p.attr, nil, r.event)
+	attr := p.attr
+	if r.program != nil && !r.program.Pass() {
+		attr = attr.Walked()
+	}
+	r.dec.AddAttr(&attr, nil, r.event)
 	r.shape.StackSize = p.attr.SampleStackUser
 
 	start, err := r.attach(&o, p)

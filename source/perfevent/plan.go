@@ -80,6 +80,11 @@ func (r *Recorder) plan(o *Options) (*plan, error) {
 		ClockID:        unix.CLOCK_MONOTONIC,
 		SampleRegsUser: source.UserRegsMask(r.machine),
 	}
+	ours := o.Program != nil && !o.Program.Pass() // no samples of the kernel's
+	if ours {
+		a.SampleType &^= source.SampleRegsUser | source.SampleStackUser
+		a.SampleRegsUser = 0
+	}
 	r.rate(o, &e, &a)
 	if err := r.openRings(o, &a); err != nil {
 		return nil, err
@@ -94,7 +99,7 @@ func (r *Recorder) plan(o *Options) (*plan, error) {
 	p := &plan{attr: a, level: e.level(o)}
 	for {
 		e.set(&p.attr)
-		if !p.attr.Has(source.FlagExcludeKernel) {
+		if !p.attr.Has(source.FlagExcludeKernel) && !ours {
 			// The user part comes from the stack copy.
 			p.attr.SampleType |= source.SampleCallchain
 			p.attr.Flags |= source.FlagExcludeCallchainUser
@@ -260,6 +265,10 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 		size /= 2
 	}
 	size = max(size, unix.Getpagesize())
+	ours := o.Program != nil && !o.Program.Pass()
+	if ours {
+		size, stack = minRing<<2, 0 // for mappings, names and processes
+	}
 	dummy := *a
 	dummy.Type, dummy.Config, dummy.SamplePeriod = source.TypeSoftware, swDummy, 0
 	dummy.SampleType, dummy.SampleRegsUser = source.SampleTID|source.SampleTime|source.SampleCPU, 0
@@ -267,13 +276,16 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 	r.buildID = true
 	for {
 		dummy.WakeupEvents = uint32(size / 4)
+		if o.Program != nil {
+			dummy.WakeupEvents = 1 // what a process maps is wanted at once
+		}
 		err := r.openRingsOf(&dummy, size)
 		switch {
 		case err == nil:
 			if r.buildID {
 				a.Flags |= source.FlagBuildID
 			}
-			if o.StackSize == 0 {
+			if o.StackSize == 0 && !ours {
 				for stack > minStack && size/stack < minSamples {
 					stack /= 2
 				}

@@ -21,7 +21,6 @@ import (
 // disappears meanwhile is left out.
 func (r *Recorder) synthesise(o *Options) {
 	s := synth{dec: r.dec, buildIDs: r.buildID, ids: map[inode][]byte{}}
-	s.kernel()
 	procs := map[int][]int{} // threads of interest; nil for all
 	if o.All {
 		all, _ := numbersIn("/proc")
@@ -39,6 +38,10 @@ func (r *Recorder) synthesise(o *Options) {
 	for pid, tids := range procs {
 		s.process(pid, tids)
 	}
+	if r.program != nil {
+		r.program.Begin(s.b, r.dec)
+	}
+	s.kernel() // last, because it takes a while
 	r.synth = s.b
 }
 

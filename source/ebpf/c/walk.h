@@ -1,0 +1,609 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
+/*
+ * walk.h: walks one user stack with compact tables (docs/TABLE.md). The same text is compiled into the kernel's program
+ * and, for tests, as user-space code that is held against rows.Step and unwind.Walker.
+ *
+ * Who includes it has fixed-width types u8 to u64, s8, s16, s32 and s64, and defines
+ *
+ *	const u8 *walk_value(u32 table, u32 k)		value k of a table: VALUE_SIZE bytes, of which the last VALUE_OVERLAP
+ *							repeat the start of the next; or NULL
+ *	const struct range *walk_range(u32 space, u64 i)	range i of a space, or NULL
+ *	int walk_read(void *to, u32 n, u64 addr)		reads user memory; 0, or less than 0 where it cannot be read
+ *	long walk_loop(u32 n, long (*f)(u32 i, void *ctx), void *ctx)	calls f n times at most, until it returns nonzero
+ *	struct walk *walk_state(void)			where the walk is kept
+ *	PART						before functions that the kernel's verifier looks at once, not at each call
+ *
+ * x86-64. What is read on every frame is inline, all else is a PART of its own. A table is memory that user space has checked, but nothing here depends on that: every offset is masked or
+ * compared where it is used.
+ */
+#ifndef UNSPOOL_WALK_H
+#define UNSPOOL_WALK_H
+
+#define VALUE_BITS 12
+#define VALUE_BYTES (1 << VALUE_BITS)
+#define VALUE_OVERLAP 8
+#define VALUE_SIZE (VALUE_BYTES + VALUE_OVERLAP)
+#define VALUE_MASK (VALUE_BYTES - 1)
+
+#define MAX_FRAMES 1024
+#define WINDOW 4096	/* bytes of the stack that are read at once */
+#define WINDOW_BELOW 64 /* of them below what was asked for */
+#define EXPR_STACK 64
+#define EXPR_STEPS 4096
+#define MAX_UP (1ull << 30) /* a frame pointer that leads farther is none */
+
+#define SLOTS 17 /* DWARF's numbers; 16 is the program counter */
+#define SLOT_ROOM 32 /* so that a mask bounds an index */
+
+/* An index below n, a power of two, in a way that the verifier can follow: the compiler does not see that it was before. */
+#define BOUNDED(i, n) ({ u64 _i = (i); __asm__ volatile("" : "+r"(_i)); _i & ((n) - 1); })
+#define SLOT_RBP 6
+#define SLOT_RSP 7
+#define SLOT_RA 16
+#define ALL_SLOTS 0x1ffffu
+#define SAVED_SLOTS 0x0f0c8u /* rbx, rbp, rsp, r12 to r15 */
+
+/* What a range of addresses is. */
+enum {
+	RANGE_CODE = 1,     /* has a table; where that has no rule, frame pointers */
+	RANGE_TERMINAL = 2, /* has no caller */
+	RANGE_PLT = 3,      /* as RANGE_CODE, but where there is no rule, a procedure linkage table */
+	RANGE_LAZY = 4,     /* the same, whose stubs push */
+};
+
+/* A part of a process's address space. Ranges ascend and do not overlap. */
+struct range {
+	u64 lo, hi;
+	u64 bias; /* a link-time address is the run-time address minus this */
+	u32 table; /* 0 for none */
+	u32 kind;
+};
+
+/* What a step comes to: rows.Outcome. */
+enum { OK, OUTERMOST, NO_RULE, LOST_REGISTER, UNREADABLE, BAD_EXPR };
+
+/* Why a stack ends: unwind.Stop. */
+enum { STOP_OUTERMOST, STOP_NO_INFO, STOP_BAD_CFA, STOP_TRUNCATED, STOP_BAD_MEMORY, STOP_BAD_RETURN, STOP_DEPTH, STOP_NO_STACK };
+
+/* How a frame was found: unwind.How, in the upper bits of its word. */
+enum { HOW_START, HOW_CFI, HOW_SIGNAL, HOW_PLT, HOW_FP };
+#define HOW_SHIFT 60
+
+#define MAX_KERNEL 127
+
+/* What becomes of a sample. It is followed by the user stack's words, each an address with how it was found, and the kernel's. */
+struct sample {
+	u64 time, period, ip;
+	u32 pid, tid, cpu, stop;
+	u32 n_user, n_kernel;
+};
+
+struct walk {
+	u64 pc, cfa;
+	u32 known, in_mem; /* sets of slots: lost if not known; at address val if in_mem, else val itself */
+	u64 val[SLOT_ROOM];
+	u64 fault;
+
+	/* The walk. */
+	u64 sp;          /* of the frame at hand */
+	u32 space, n_ranges;
+	u32 n;           /* frames */
+	u32 exact;       /* pc is no return address */
+	u32 stop;
+	u32 how;         /* how the frame at hand was found */
+	struct range range;     /* where the frame before was */
+
+	/* The rule at hand. */
+	u64 r0, r1;
+	u32 table, pad;
+
+	/* A set of rules that does not fit, while it is applied. */
+	u64 wide;     /* its offset in the table */
+	u64 new_val[SLOT_ROOM];
+	u32 new_known, new_in_mem;
+	u64 new_cfa, ra;
+	u32 ra_column;
+	s32 ra_outcome;
+
+	/* An expression that is run. */
+	u64 e_stack[2 * EXPR_STACK];
+	u64 e_base;            /* offset of its bytes in the table */
+	u32 e_at, e_len, e_n;  /* the next byte, how many there are, values on the stack */
+	s32 e_outcome;
+
+	u32 lo, hi; /* of a search. Here, the verifier forgets what it knows of them, so that all turns of the loop look alike */
+
+	u64 win_lo;
+	u32 win_len; /* 0 for no window */
+	u32 pad2;
+	u8 win[WINDOW + 8];
+	struct sample s;
+	u64 words[MAX_FRAMES + MAX_KERNEL]; /* right behind it */
+};
+
+/* ---- Memory ---- */
+
+PART int load_far(struct walk *w, u64 addr, u64 *to)
+{
+	u64 at = addr - WINDOW_BELOW;
+	u32 len;
+
+	if (!w || !to)
+		return 0;
+	if (at >> 12 != addr >> 12)
+		at = addr;
+	len = WINDOW - (u32)(at & (WINDOW - 1));
+	w->win_len = 0;
+	if ((addr & (WINDOW - 1)) > WINDOW - 8) /* across two pages */
+		return walk_read(to, 8, addr) == 0;
+	if (len > WINDOW || walk_read(w->win, len, at) != 0)
+		return walk_read(to, 8, addr) == 0;
+	w->win_lo = at;
+	w->win_len = len;
+	*to = *(u64 *)(w->win + ((addr - at) & (WINDOW - 1)));
+	return 1;
+}
+
+static __always_inline int load(struct walk *w, u64 addr, u64 *to)
+{
+	u64 off = addr - w->win_lo;
+
+	if (off + 8 <= w->win_len && off < w->win_len) {
+		*to = *(u64 *)(w->win + (off & (WINDOW - 1)));
+		return 1;
+	}
+	return load_far(w, addr, to);
+}
+
+/* The value of a slot. */
+static __always_inline int get(struct walk *w, u32 slot, u64 *to)
+{
+	u64 v;
+
+	if (slot >= SLOTS || !(w->known >> slot & 1))
+		return LOST_REGISTER;
+	v = w->val[BOUNDED(slot, SLOT_ROOM)];
+	if (w->in_mem >> slot & 1) {
+		if (!load(w, v, to)) {
+			w->fault = v;
+			return UNREADABLE;
+		}
+		return OK;
+	}
+	*to = v;
+	return OK;
+}
+
+/* ---- Tables ---- */
+
+/* Eight bytes at an offset; 0 where there are none. */
+PART u64 word_at(u32 table, u64 off)
+{
+	const u8 *v = walk_value(table, (u32)(off >> VALUE_BITS));
+
+	return v ? *(const u64 *)(v + (off & VALUE_MASK)) : 0;
+}
+
+/* The same, which may be in the table's first value. */
+static __always_inline u64 word_near(const u8 *first, u32 table, u64 off)
+{
+	if (off < VALUE_BYTES)
+		return *(const u64 *)(first + (off & VALUE_MASK));
+	return word_at(table, off);
+}
+
+#define HEADER(first, field) (((const struct unspool_table_header *)(first))->field)
+
+/* The rule number of a row whose byte says that it is among the escapes. */
+PART u32 escape(struct walk *w, u32 table, u32 row)
+{
+	const u8 *h;
+	u32 key = row & ((1u << UNSPOOL_ESCAPE_BITS) - 1), i;
+	u64 dir;
+
+	if (!w)
+		return 0;
+	h = walk_value(table, 0);
+	if (!h)
+		return 0;
+	dir = word_at(table, (u64)HEADER(h, esc_dir) + 4 * (u64)(row >> UNSPOOL_ESCAPE_BITS));
+	w->lo = (u32)dir;
+	w->hi = (u32)(dir >> 32);
+	if (w->hi > HEADER(h, n_escapes))
+		w->hi = HEADER(h, n_escapes);
+	for (i = 0; i <= UNSPOOL_ESCAPE_BITS && w->lo < w->hi; i++) {
+		u32 mid = w->lo + (w->hi - w->lo) / 2;
+		u32 k = (u16)word_at(table, (u64)HEADER(h, esc_keys) + 2 * (u64)mid);
+
+		if (k == key) {
+			if (HEADER(h, esc_size) == 4)
+				return (u32)word_at(table, (u64)HEADER(h, esc_rules) + 4 * (u64)mid);
+			return (u16)word_at(table, (u64)HEADER(h, esc_rules) + 2 * (u64)mid);
+		}
+		if (k < key)
+			w->lo = mid + 1;
+		else
+			w->hi = mid;
+	}
+	return 0;
+}
+
+/* Where the span of a link-time address is in the table; 0 for none. Tables have one span, nearly all. */
+PART u64 span_of(struct walk *w, u32 table, u64 pc)
+{
+	const u8 *h;
+	u64 spans;
+	u32 i;
+
+	if (!w)
+		return 0;
+	h = walk_value(table, 0);
+	if (!h)
+		return 0;
+	w->lo = 0;
+	w->hi = HEADER(h, n_spans);
+	spans = HEADER(h, spans);
+	for (i = 0; i < 32 && w->lo < w->hi; i++) {
+		u32 mid = w->lo + (w->hi - w->lo) / 2;
+
+		if (word_at(table, spans + (u64)mid * UNSPOOL_SPAN_SIZE) <= pc)
+			w->lo = mid + 1;
+		else
+			w->hi = mid;
+	}
+	return w->lo ? spans + (u64)(w->lo - 1) * UNSPOOL_SPAN_SIZE : 0;
+}
+
+/*
+ * Finds the rule of a link-time address and leaves it in w->r0 and w->r1, and its table. Returns 0 where there is none.
+ */
+PART u32 find(struct walk *w, u32 table, u64 pc)
+{
+	const u8 *first, *v, *v2;
+	u64 at, lo_pc, off, g, r, shift, k, k2;
+	u32 n, base, start, lo, id, i;
+
+	if (!w)
+		return 0;
+	first = walk_value(table, 0);
+	if (!first)
+		return 0;
+	at = HEADER(first, spans);
+	if (HEADER(first, n_spans) != 1) {
+		at = span_of(w, table, pc);
+		if (at == 0)
+			return 0;
+	}
+	lo_pc = word_near(first, table, at + UNSPOOL_OFF_SPAN_LO);
+	shift = word_near(first, table, at + UNSPOOL_OFF_SPAN_SHIFT);
+	if (pc < lo_pc || pc >= word_near(first, table, at + UNSPOOL_OFF_SPAN_HI) || shift > UNSPOOL_MAX_SHIFT)
+		return 0;
+	lo_pc &= ~(((u64)1 << (UNSPOOL_GRANULE_BITS + shift)) - 1);
+	off = (pc - lo_pc) >> shift;
+	at = word_near(first, table, at + UNSPOOL_OFF_SPAN_GRANULE); /* and the region, behind it */
+	g = (u32)at + (off >> UNSPOOL_GRANULE_BITS);
+	r = (at >> 32) + (off >> UNSPOOL_REGION_BITS);
+	if (g >= HEADER(first, n_granules) || r >= HEADER(first, n_regions))
+		return 0;
+	base = (u32)word_near(first, table, HEADER(first, regions) + 4 * r);
+	at = word_near(first, table, HEADER(first, granules) + 2 * g);
+	start = (u16)at;
+	n = (u16)((u32)(at >> 16) - start);
+	start = base + (u16)(start - base);
+	if (n > 1u << UNSPOOL_GRANULE_BITS || (u64)start + n > HEADER(first, n_rows))
+		return 0;
+
+	/* A granule's rows: n low bytes, then n rule bytes. They can lie across two values. */
+	at = HEADER(first, rows) + 2 * (u64)start;
+	k = at >> VALUE_BITS;
+	v = walk_value(table, (u32)k);
+	if (!v)
+		return 0;
+	k2 = (at + 2 * (u64)n) >> VALUE_BITS;
+	v2 = v;
+	if (k2 != k) {
+		v2 = walk_value(table, (u32)k2);
+		if (!v2)
+			return 0;
+	}
+	w->lo = 0;
+	w->hi = n;
+	for (i = 0; i <= UNSPOOL_GRANULE_BITS && w->lo < w->hi; i++) {
+		u32 mid = (w->lo + w->hi) / 2;
+		u64 x = at + mid;
+		u8 b = x >> VALUE_BITS == k ? v[x & VALUE_MASK] : v2[x & VALUE_MASK];
+
+		if (b <= (u8)off)
+			w->lo = mid + 1;
+		else
+			w->hi = mid;
+	}
+	lo = w->lo;
+	if (start + lo == 0)
+		return 0;
+	at = lo > 0 ? at + n + lo - 1 : at - 1;
+	if (at >> VALUE_BITS == k)
+		id = v[at & VALUE_MASK];
+	else if (at >> VALUE_BITS == k2)
+		id = v2[at & VALUE_MASK];
+	else
+		id = (u8)word_at(table, at);
+	if (id == UNSPOOL_ESCAPE_ID)
+		id = escape(w, table, start + lo - 1);
+	if (id == 0 || id >= HEADER(first, n_rules))
+		return 0;
+	at = HEADER(first, rules) + 16 * (u64)id;
+	if (at < VALUE_BYTES) {
+		v = first;
+	} else {
+		v = walk_value(table, (u32)(at >> VALUE_BITS));
+		if (!v)
+			return 0;
+	}
+	at &= VALUE_MASK & ~7ull; /* so the second word is in the overlap at worst */
+	w->r0 = *(const u64 *)(v + at);
+	w->r1 = *(const u64 *)(v + at + 8);
+	w->table = table;
+	return id;
+}
+
+/* ---- Steps ---- */
+
+#include "wide.h"
+
+/* The register of save i is at base + 8 times its byte. */
+#define SAVE(i, slot)                                                                                                  \
+	if (mask >> i & 1) {                                                                                           \
+		w->val[slot] = base + (u64)((s64)(s8)(w->r1 >> 8 * i) * 8);                                            \
+		set |= 1u << slot;                                                                                     \
+	}
+
+/*
+ * Applies the rule in w->r0 and w->r1: w, the state of a frame, becomes that of its caller. After any outcome but OK its
+ * registers are unchanged.
+ */
+static __always_inline int apply(struct walk *w)
+{
+	u32 kind = (u8)w->r0, flags = (u8)(w->r0 >> 16), aux = (u8)(w->r0 >> 24), mask = (u8)(w->r1 >> 56), set = 0, keep;
+	u64 cfa, base, ra;
+	int o;
+
+	if (kind == UNSPOOL_KIND_WIDE)
+		return apply_wide(w);
+	if (kind == UNSPOOL_KIND_NONE)
+		return flags & UNSPOOL_OUTERMOST_FLAG ? OUTERMOST : NO_RULE;
+	o = get(w, (u8)(w->r0 >> 8), &cfa);
+	if (o != OK)
+		return o;
+	cfa += (u64)(s64)(s32)(w->r0 >> 32);
+	if (kind == UNSPOOL_KIND_PLT) {
+		if ((w->pc & 15) >= aux)
+			cfa += 8;
+		base = cfa;
+	} else {
+		base = cfa - (u64)aux * UNSPOOL_BASE_UNIT;
+	}
+	if (flags & UNSPOOL_OUTERMOST_FLAG)
+		return OUTERMOST;
+	if (mask & 0x40) {
+		u64 at = base + (u64)((s64)(s8)(w->r1 >> 48) * 8);
+
+		if (!load(w, at, &ra)) {
+			w->fault = at;
+			return UNREADABLE;
+		}
+	} else {
+		o = get(w, SLOT_RA, &ra);
+		if (o != OK)
+			return o;
+	}
+	if (flags & (UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))
+		ra &= ((u64)1 << 48) - 1;
+	if (mask & 0x3f) {
+		SAVE(0, 3)
+		SAVE(1, 6)
+		SAVE(2, 12)
+		SAVE(3, 13)
+		SAVE(4, 14)
+		SAVE(5, 15)
+	}
+	keep = flags & UNSPOOL_SIGNAL ? ALL_SLOTS : SAVED_SLOTS;
+	w->known = (w->known & keep) | set | 1u << SLOT_RSP | 1u << SLOT_RA;
+	w->in_mem = (w->in_mem | set) & ~(1u << SLOT_RSP | 1u << SLOT_RA);
+	w->val[SLOT_RSP] = cfa;
+	w->val[SLOT_RA] = ra;
+	w->pc = ra;
+	w->cfa = cfa;
+	return OK;
+}
+
+/* ---- The walk ---- */
+
+/* Finds the range of an address. The one before it is tried first. */
+PART int find_range(struct walk *w, u64 pc)
+{
+	u32 i;
+
+	if (!w)
+		return 0;
+	if (pc - w->range.lo < w->range.hi - w->range.lo)
+		return 1;
+	w->lo = 0;
+	w->hi = w->n_ranges;
+	for (i = 0; i < 20 && w->lo < w->hi; i++) {
+		u32 mid = (w->lo + w->hi) / 2;
+		const struct range *r = walk_range(w->space, mid);
+
+		if (!r)
+			return 0;
+		if (pc >= r->hi) {
+			w->lo = mid + 1;
+		} else if (pc < r->lo) {
+			w->hi = mid;
+		} else {
+			w->range = *r;
+			return 1;
+		}
+	}
+	return 0;
+}
+
+/* The caller has the stack pointer cfa, and goes on at ra. */
+static __always_inline void called_from(struct walk *w, u64 ra, u64 cfa)
+{
+	w->pc = ra;
+	w->cfa = cfa;
+	w->known |= 1u << SLOT_RSP | 1u << SLOT_RA;
+	w->in_mem &= ~(1u << SLOT_RSP | 1u << SLOT_RA);
+	w->val[SLOT_RSP] = cfa;
+	w->val[SLOT_RA] = ra;
+}
+
+/* Leaves a stub of a procedure linkage table (AMD64 psABI, figure 5.2), which may have pushed two words. */
+PART int step_plt(struct walk *w, u64 at, int lazy)
+{
+	u64 pushed = 0, sp, ra;
+	int o;
+
+	if (!w)
+		return NO_RULE;
+	if (lazy) {
+		if (at >= 16 && (at & 15) < 11)
+			pushed = 0;
+		else if (at >= 6 && at < 16)
+			pushed = 16;
+		else
+			pushed = 8;
+	}
+	o = get(w, SLOT_RSP, &sp);
+	if (o != OK)
+		return o;
+	if (!load(w, sp + pushed, &ra)) {
+		w->fault = sp + pushed;
+		return UNREADABLE;
+	}
+	w->known &= SAVED_SLOTS;
+	called_from(w, ra, sp + pushed + 8);
+	return OK;
+}
+
+/* Follows the frame pointer out of code without information. Returns 0 where that would leave the stack or the code. */
+PART int step_fp(struct walk *w)
+{
+	u64 fp, up, ra;
+
+	if (!w)
+		return 0;
+	if (get(w, SLOT_RBP, &fp) != OK || fp < w->sp || fp - w->sp > MAX_UP || fp & 7)
+		return 0;
+	if (!load(w, fp, &up) || !load(w, fp + 8, &ra) || !find_range(w, ra - 1))
+		return 0;
+	w->known = 1u << SLOT_RBP;
+	w->in_mem = 0;
+	w->val[SLOT_RBP] = up;
+	called_from(w, ra, fp + 16);
+	return 1;
+}
+
+static __always_inline u32 stop_of(int outcome, u64 fault, u64 sp)
+{
+	switch (outcome) {
+	case OUTERMOST: return STOP_OUTERMOST;
+	case NO_RULE: return STOP_NO_INFO;
+	/* The stack is there, but a page of it is not in memory; anything else is no memory of the stack's. */
+	case UNREADABLE: return fault - sp < MAX_UP ? STOP_TRUNCATED : STOP_BAD_MEMORY;
+	}
+	return STOP_BAD_CFA;
+}
+
+/* One frame of the walk, and the step to its caller. Returns nonzero at the end. */
+static __always_inline long walk_frame(struct walk *w)
+{
+	u64 pc = w->pc, cfa = w->sp;
+	u32 exact = w->exact, how, signal = 0, id = 0;
+	int o;
+
+	if (!find_range(w, pc - !exact)) {
+		if (w->n > 0) {
+			w->stop = STOP_BAD_RETURN;
+			return 1;
+		}
+		w->range.lo = w->range.hi = 0;
+		w->range.kind = 0;
+		w->range.table = 0;
+	}
+	if (w->n >= MAX_FRAMES) {
+		w->stop = STOP_DEPTH;
+		return 1;
+	}
+	w->words[BOUNDED(w->n, MAX_FRAMES)] = pc | (u64)w->how << HOW_SHIFT;
+	w->n++;
+	if (w->range.kind == 0) {
+		w->stop = STOP_NO_INFO;
+		return 1;
+	}
+	if (w->range.kind == RANGE_TERMINAL) {
+		w->stop = STOP_OUTERMOST;
+		return 1;
+	}
+	if (w->range.table)
+		id = find(w, w->range.table, pc - !exact - w->range.bias);
+	if (id) {
+		signal = (u32)(w->r0 >> 16) & UNSPOOL_SIGNAL;
+		o = apply(w);
+		how = signal ? HOW_SIGNAL : HOW_CFI;
+	} else if (w->range.kind >= RANGE_PLT) {
+		o = step_plt(w, pc - !exact - w->range.lo, w->range.kind == RANGE_LAZY);
+		how = HOW_PLT;
+	} else {
+		how = HOW_FP;
+		o = step_fp(w) ? OK : NO_RULE;
+	}
+	if (o != OK) {
+		w->stop = stop_of(o, w->fault, cfa);
+		return 1;
+	}
+	/* Stacks grow down: a caller's frame is above, save where a signal handler has a stack of its own. */
+	if (w->cfa <= cfa && !signal && !(exact && w->cfa == cfa)) {
+		w->stop = STOP_BAD_CFA;
+		return 1;
+	}
+	w->sp = w->cfa;
+	w->exact = 0;
+	if (signal) {
+		w->exact = 1;
+		if (get(w, SLOT_RSP, &w->sp) != OK)
+			w->sp = w->cfa;
+	}
+	w->how = how;
+	return 0;
+}
+
+static long walk_one(u32 i, void *ctx)
+{
+	struct walk *w = walk_state();
+
+	(void)i;
+	(void)ctx;
+	return w ? walk_frame(w) : 1;
+}
+
+/* Walks the stack of the registers in w->val, of which the program counter is the last. */
+static __always_inline void walk(struct walk *w, u32 space, u32 n_ranges)
+{
+	w->pc = w->val[SLOT_RA];
+	w->sp = w->cfa = w->val[SLOT_RSP];
+	w->known = ALL_SLOTS;
+	w->in_mem = 0;
+	w->n = 0;
+	w->exact = 1;
+	w->how = HOW_START;
+	w->stop = STOP_DEPTH;
+	w->win_len = 0;
+	w->range.lo = w->range.hi = 0;
+	w->space = space;
+	w->n_ranges = n_ranges;
+	walk_loop(MAX_FRAMES + 1, walk_one, NULL);
+}
+
+#endif /* UNSPOOL_WALK_H */

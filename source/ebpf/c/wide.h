@@ -1,0 +1,539 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
+/*
+ * wide.h: rules that do not fit 16 bytes, and expressions (docs/TABLE.md, docs/SEMANTICS.md section 3). They are rare: signal
+ * frames, the first instructions of a program, hand-written code. Part of walk.h.
+ */
+
+/* ---- Expressions ---- */
+
+enum {
+	OP_ADDR = 0x03,
+	OP_DEREF = 0x06,
+	OP_CONST1U = 0x08,
+	OP_CONST8S = 0x0f,
+	OP_CONSTU = 0x10,
+	OP_CONSTS = 0x11,
+	OP_DUP = 0x12,
+	OP_DROP = 0x13,
+	OP_OVER = 0x14,
+	OP_PICK = 0x15,
+	OP_SWAP = 0x16,
+	OP_ROT = 0x17,
+	OP_ABS = 0x19,
+	OP_AND = 0x1a,
+	OP_DIV = 0x1b,
+	OP_MINUS = 0x1c,
+	OP_MOD = 0x1d,
+	OP_MUL = 0x1e,
+	OP_NEG = 0x1f,
+	OP_NOT = 0x20,
+	OP_OR = 0x21,
+	OP_PLUS = 0x22,
+	OP_PLUS_UCONST = 0x23,
+	OP_SHL = 0x24,
+	OP_SHR = 0x25,
+	OP_SHRA = 0x26,
+	OP_XOR = 0x27,
+	OP_BRA = 0x28,
+	OP_EQ = 0x29,
+	OP_GE = 0x2a,
+	OP_GT = 0x2b,
+	OP_LE = 0x2c,
+	OP_LT = 0x2d,
+	OP_NE = 0x2e,
+	OP_SKIP = 0x2f,
+	OP_LIT0 = 0x30,
+	OP_LIT31 = 0x4f,
+	OP_BREG0 = 0x70,
+	OP_BREG31 = 0x8f,
+	OP_BREGX = 0x92,
+	OP_DEREF_SIZE = 0x94,
+	OP_NOP = 0x96,
+};
+
+/* A LEB128 may have so many bytes, trailing ones without meaning included. */
+#define MAX_LEB 24
+
+/*
+ * Decodes a LEB128 at the expression's next byte. An unsigned one must fit 64 bits; of a signed one, what does not is
+ * dropped. Returns 0 where it is cut off.
+ */
+PART int leb(struct walk *w, u32 is_signed, u64 *to)
+{
+	u64 v = 0;
+	u32 i;
+
+	if (!w || !to)
+		return 0;
+	for (i = 0; i < MAX_LEB; i++) {
+		u32 shift = 7 * i;
+		u64 c;
+
+		if (w->e_at >= w->e_len)
+			return 0;
+		c = (u8)word_at(w->table, w->e_base + w->e_at);
+		w->e_at++;
+		if (!is_signed && ((shift >= 64 && c & 0x7f) || (shift == 63 && (c & 0x7f) > 1)))
+			return 0;
+		if (shift < 64)
+			v |= (c & 0x7f) << shift;
+		if (c < 0x80) {
+			if (is_signed && c & 0x40 && shift + 7 < 64)
+				v |= ~(u64)0 << (shift + 7);
+			*to = v;
+			return 1;
+		}
+	}
+	return 0;
+}
+
+/* A number of 1, 2, 4 or 8 bytes. Returns 0 where it is cut off. */
+PART int fixed(struct walk *w, u32 size, u32 is_signed, u64 *to)
+{
+	u64 v;
+
+	if (!w || !to || w->e_len - w->e_at < size || w->e_at > w->e_len)
+		return 0;
+	v = word_at(w->table, w->e_base + w->e_at);
+	w->e_at += size;
+	switch (size) {
+	case 1: v = is_signed ? (u64)(s64)(s8)v : (u8)v; break;
+	case 2: v = is_signed ? (u64)(s64)(s16)v : (u16)v; break;
+	case 4: v = is_signed ? (u64)(s64)(s32)v : (u32)v; break;
+	}
+	*to = v;
+	return 1;
+}
+
+/* What an operation takes from the stack and what it leaves there instead, as takes << 8 | gives; 0xffff: not allowed. */
+static __always_inline u32 stack_use(u32 op)
+{
+	if ((op >= OP_LIT0 && op <= OP_LIT31) || (op >= OP_BREG0 && op <= OP_BREG31) || (op >= OP_CONST1U && op <= OP_CONSTS))
+		return 0x001;
+	switch (op) {
+	case OP_ADDR:
+	case OP_BREGX: return 0x001;
+	case OP_DUP:
+	case OP_PICK: return 0x102;
+	case OP_OVER: return 0x203;
+	case OP_DROP:
+	case OP_BRA: return 0x100;
+	case OP_DEREF:
+	case OP_DEREF_SIZE:
+	case OP_ABS:
+	case OP_NEG:
+	case OP_NOT:
+	case OP_PLUS_UCONST: return 0x101;
+	case OP_SWAP: return 0x202;
+	case OP_ROT: return 0x303;
+	case OP_SKIP:
+	case OP_NOP: return 0x000;
+	case OP_AND:
+	case OP_DIV:
+	case OP_MINUS:
+	case OP_MOD:
+	case OP_MUL:
+	case OP_OR:
+	case OP_PLUS:
+	case OP_SHL:
+	case OP_SHR:
+	case OP_SHRA:
+	case OP_XOR:
+	case OP_EQ:
+	case OP_GE:
+	case OP_GT:
+	case OP_LE:
+	case OP_LT:
+	case OP_NE: return 0x201;
+	}
+	return 0xffff;
+}
+
+/* Reads size bytes at addr; where eight cannot be read there, the eight that end with them. */
+PART int load_size(struct walk *w, u64 addr, u32 size, u64 *to)
+{
+	u64 v, mask;
+
+	if (!w || !to || size == 0 || size > 8)
+		return BAD_EXPR;
+	mask = ~(u64)0 >> (64 - 8 * size);
+	if (load(w, addr, &v)) {
+		*to = v & mask;
+		return OK;
+	}
+	if (size < 8 && load(w, addr - (8 - size), &v)) {
+		*to = v >> (64 - 8 * size) & mask;
+		return OK;
+	}
+	w->fault = addr;
+	return UNREADABLE;
+}
+
+/* Operations on one or two values, of which a is the top of the stack. */
+PART int arith(u32 op, u64 a, u64 b, u64 arg, u64 *to)
+{
+	s64 sa = (s64)a, sb = (s64)b;
+	u64 ua, ub;
+
+	if (!to)
+		return 0;
+	switch (op) {
+	case OP_ABS: *to = sa < 0 ? -a : a; break;
+	case OP_AND: *to = b & a; break;
+	case OP_DIV: /* signed; the kernel's program has unsigned division only */
+		if (a == 0)
+			return 0;
+		ua = sa < 0 ? -a : a;
+		ub = sb < 0 ? -b : b;
+		*to = (sa < 0) != (sb < 0) ? -(ub / ua) : ub / ua;
+		break;
+	case OP_MINUS: *to = b - a; break;
+	case OP_MOD:
+		if (a == 0)
+			return 0;
+		*to = b % a;
+		break;
+	case OP_MUL: *to = b * a; break;
+	case OP_NEG: *to = -a; break;
+	case OP_NOT: *to = ~a; break;
+	case OP_OR: *to = b | a; break;
+	case OP_PLUS: *to = b + a; break;
+	case OP_PLUS_UCONST: *to = a + arg; break;
+	case OP_SHL: *to = a < 64 ? b << (a & 63) : 0; break;
+	case OP_SHR: *to = a < 64 ? b >> (a & 63) : 0; break;
+	case OP_SHRA: *to = (u64)(sb >> (a < 64 ? a & 63 : 63)); break;
+	case OP_XOR: *to = b ^ a; break;
+	case OP_EQ: *to = b == a; break;
+	case OP_NE: *to = b != a; break;
+	case OP_GE: *to = sb >= sa; break;
+	case OP_GT: *to = sb > sa; break;
+	case OP_LE: *to = sb <= sa; break;
+	case OP_LT: *to = sb < sa; break;
+	default: return 0;
+	}
+	return 1;
+}
+
+#define TOP(w, i) ((w)->e_stack[((w)->e_n - 1 - (i)) & (2 * EXPR_STACK - 1)])
+
+/* Runs one operation. Returns OK to go on. */
+static __always_inline int expr_op(struct walk *w)
+{
+	u64 a, b, c, r = 0, arg = 0, reg = 0;
+	u32 op, use, takes, gives;
+	int o;
+
+	if (!w)
+		return BAD_EXPR;
+	op = (u8)word_at(w->table, w->e_base + w->e_at);
+	w->e_at++;
+	use = stack_use(op);
+	takes = use >> 8;
+	gives = use & 0xff;
+
+	/* The operand. */
+	o = 1;
+	if (op >= OP_LIT0 && op <= OP_LIT31) {
+		arg = op - OP_LIT0;
+	} else if (op >= OP_BREG0 && op <= OP_BREG31) {
+		reg = op - OP_BREG0;
+		o = leb(w, 1, &arg);
+	} else if (op >= OP_CONST1U && op <= OP_CONST8S) {
+		o = fixed(w, 1u << ((op - OP_CONST1U) >> 1 & 3), op & 1, &arg);
+	} else if (op == OP_ADDR) {
+		o = fixed(w, 8, 0, &arg);
+	} else if (op == OP_CONSTU || op == OP_PLUS_UCONST) {
+		o = leb(w, 0, &arg);
+	} else if (op == OP_CONSTS) {
+		o = leb(w, 1, &arg);
+	} else if (op == OP_BREGX) {
+		o = leb(w, 0, &reg) && reg <= 0xffff && leb(w, 1, &arg);
+	} else if (op == OP_PICK || op == OP_DEREF_SIZE) {
+		o = fixed(w, 1, 0, &arg);
+	} else if (op == OP_BRA || op == OP_SKIP) {
+		o = fixed(w, 2, 1, &arg);
+	}
+	if (use == 0xffff || !o || w->e_n < takes || w->e_n - takes + gives > EXPR_STACK)
+		return BAD_EXPR;
+
+	a = TOP(w, 0);
+	b = TOP(w, 1);
+	c = TOP(w, 2);
+	if ((op >= OP_BREG0 && op <= OP_BREG31) || op == OP_BREGX) {
+		if (reg == SLOT_RA) {
+			r = w->pc;
+		} else {
+			o = get(w, (u32)reg, &r);
+			if (o != OK)
+				return o;
+		}
+		r += arg;
+	} else if ((op >= OP_LIT0 && op <= OP_LIT31) || (op >= OP_CONST1U && op <= OP_CONSTS) || op == OP_ADDR) {
+		r = arg;
+	} else {
+		switch (op) {
+		case OP_DEREF:
+			if (!load(w, a, &r)) {
+				w->fault = a;
+				return UNREADABLE;
+			}
+			break;
+		case OP_DEREF_SIZE:
+			o = load_size(w, a, (u32)arg, &r);
+			if (o != OK)
+				return o;
+			break;
+		case OP_DUP: r = a; takes = 0; break;
+		case OP_OVER: r = b; takes = 0; break;
+		case OP_PICK:
+			if (arg >= w->e_n)
+				return BAD_EXPR;
+			r = TOP(w, (u32)arg);
+			takes = 0;
+			break;
+		case OP_DROP: w->e_n--; return OK;
+		case OP_SWAP:
+			TOP(w, 0) = b;
+			TOP(w, 1) = a;
+			return OK;
+		case OP_ROT:
+			TOP(w, 0) = b;
+			TOP(w, 1) = c;
+			TOP(w, 2) = a;
+			return OK;
+		case OP_BRA:
+			w->e_n--;
+			if (a == 0)
+				return OK;
+			/* fallthrough */
+		case OP_SKIP: {
+			s64 at = (s64)(u64)w->e_at + (s64)arg;
+
+			if (at < 0 || at > (s64)(u64)w->e_len)
+				return BAD_EXPR;
+			w->e_at = (u32)at;
+			return OK;
+		}
+		case OP_NOP: return OK;
+		default:
+			if (!arith(op, a, b, arg, &r))
+				return BAD_EXPR;
+		}
+	}
+	w->e_n = w->e_n - takes + 1;
+	TOP(w, 0) = r;
+	return OK;
+}
+
+static long expr_next(u32 i, void *ctx)
+{
+	struct walk *w = walk_state();
+
+	(void)ctx;
+	if (!w)
+		return 1;
+	if (w->e_at >= w->e_len)
+		return 1;
+	w->e_outcome = i < EXPR_STEPS ? expr_op(w) : BAD_EXPR;
+	return w->e_outcome != OK;
+}
+
+/* Runs the expression that off says, its length in the upper half; with push, the stack starts with the CFA. */
+PART int eval(struct walk *w, u64 off, u32 push, u64 *to)
+{
+	const u8 *h;
+	u64 at = (u32)off, n = off >> 32;
+
+	if (!w || !to)
+		return BAD_EXPR;
+	h = walk_value(w->table, 0);
+	if (!h || at > HEADER(h, expr_size) || n > HEADER(h, expr_size) - at)
+		return BAD_EXPR;
+	w->e_base = HEADER(h, exprs) + at;
+	w->e_at = 0;
+	w->e_len = (u32)n;
+	w->e_n = push ? 1 : 0;
+	w->e_stack[0] = w->new_cfa;
+	w->e_outcome = OK;
+	walk_loop(EXPR_STEPS + 1, expr_next, NULL);
+	if (w->e_outcome != OK)
+		return w->e_outcome;
+	if (w->e_n == 0)
+		return BAD_EXPR;
+	*to = TOP(w, 0);
+	return OK;
+}
+
+/* ---- Rules ---- */
+
+/* Where register of a wide's rule lies in the caller: loc. Returns OK; or why its value is not known. */
+PART int wide_rule(struct walk *w, u64 at)
+{
+	u64 head, off, v = 0;
+	u32 of, kind, reg;
+	int o = OK, mem = 0, lost = 0, copied = 0;
+
+	if (!w)
+		return NO_RULE;
+	head = word_at(w->table, at);
+	off = word_at(w->table, at + UNSPOOL_OFF_WRULE_OFF);
+	of = (u16)head;
+	kind = (u8)(head >> 8 * UNSPOOL_OFF_WRULE_KIND);
+	reg = (u16)(head >> 8 * UNSPOOL_OFF_WRULE_REG);
+	if (of >= SLOTS)
+		return OK;
+	switch (kind) {
+	case UNSPOOL_SAME_VALUE:
+		reg = of;
+		copied = 1;
+		break;
+	case UNSPOOL_REGISTER:
+		copied = 1;
+		break;
+	case UNSPOOL_OFFSET:
+		v = w->new_cfa + off;
+		mem = 1;
+		break;
+	case UNSPOOL_VAL_OFFSET:
+		v = w->new_cfa + off;
+		break;
+	case UNSPOOL_REG_OFFSET:
+	case UNSPOOL_REG_DEREF:
+		o = get(w, reg, &v);
+		v += off;
+		mem = kind == UNSPOOL_REG_DEREF;
+		break;
+	case UNSPOOL_EXPR:
+	case UNSPOOL_VAL_EXPR:
+		o = eval(w, off, 1, &v);
+		mem = kind == UNSPOOL_EXPR;
+		break;
+	default:
+		lost = 1;
+	}
+	if (copied) {
+		o = OK;
+		lost = reg >= SLOTS || !(w->known >> (reg & 31) & 1);
+		if (!lost) {
+			mem = w->in_mem >> (reg & 31) & 1;
+			v = w->val[BOUNDED(reg, SLOT_ROOM)];
+		}
+	}
+	if (of == w->ra_column) {
+		if (kind == UNSPOOL_UNDEFINED)
+			return OUTERMOST;
+		w->ra_outcome = o != OK ? o : lost ? LOST_REGISTER : OK;
+		if (w->ra_outcome == OK) {
+			w->ra = v;
+			if (mem && !load(w, v, &w->ra)) {
+				w->fault = v;
+				w->ra_outcome = UNREADABLE;
+			}
+		}
+	}
+	if (o != OK || lost) {
+		w->new_known &= ~(1u << of);
+		return OK;
+	}
+	w->new_known |= 1u << of;
+	w->new_in_mem = (w->new_in_mem & ~(1u << of)) | (u32)mem << of;
+	w->new_val[BOUNDED(of, SLOT_ROOM)] = v;
+	return OK;
+}
+
+/* Applies a rule of kind wide, as apply does. */
+PART int apply_wide(struct walk *w)
+{
+	const u8 *h;
+	u64 head, off, off2, size, cfa = 0, ra;
+	u32 kind, flags, n, i;
+	int o;
+
+	if (!w)
+		return NO_RULE;
+	h = walk_value(w->table, 0);
+	off = w->r0 >> 32;
+	if (!h)
+		return NO_RULE;
+	size = HEADER(h, wide_size);
+	if (off > size || size - off < UNSPOOL_WIDE_HEAD)
+		return NO_RULE;
+	w->wide = HEADER(h, wides) + off;
+	head = word_at(w->table, w->wide);
+	n = (u32)(head >> 48);
+	if (n > (size - off - UNSPOOL_WIDE_HEAD) / UNSPOOL_WRULE_SIZE)
+		return NO_RULE;
+	kind = (u8)head;
+	flags = (u8)(head >> 8);
+	w->ra_column = (u16)(head >> 16);
+	off = word_at(w->table, w->wide + UNSPOOL_OFF_WIDE_OFF);
+	off2 = word_at(w->table, w->wide + UNSPOOL_OFF_WIDE_OFF2);
+
+	/* The CFA. */
+	if (kind == UNSPOOL_CFA_EXPR) {
+		o = eval(w, off, 0, &cfa);
+		if (o != OK)
+			return o;
+	} else if (kind != UNSPOOL_CFA_NONE) {
+		o = get(w, (u16)(head >> 32), &cfa);
+		if (o != OK)
+			return o;
+		cfa += off;
+		if (kind == UNSPOOL_CFA_REG_DEREF) {
+			u64 at = cfa;
+
+			if (!load(w, at, &cfa)) {
+				w->fault = at;
+				return UNREADABLE;
+			}
+			cfa += off2;
+		} else if (kind == UNSPOOL_CFA_PLT && (s64)(w->pc & 15) >= (s64)off2) {
+			cfa += 8;
+		}
+	}
+
+	/* All rules see this frame's registers: the caller's are located beside them. */
+	w->new_cfa = cfa;
+	w->new_known = (w->known & (flags & UNSPOOL_SIGNAL ? ALL_SLOTS : SAVED_SLOTS)) | 1u << SLOT_RSP;
+	w->new_in_mem = w->in_mem & ~(1u << SLOT_RSP);
+	for (i = 0; i < SLOTS; i++)
+		w->new_val[i] = w->val[i];
+	w->new_val[SLOT_RSP] = cfa;
+	w->ra_outcome = LOST_REGISTER;
+	for (i = 0; i < 4 * SLOTS; i++) {
+		u64 at = w->wide + UNSPOOL_WIDE_HEAD + UNSPOOL_WRULE_SIZE * (u64)i;
+
+		if (i >= n)
+			break;
+		if (kind == UNSPOOL_CFA_NONE) {
+			u64 x = word_at(w->table, at);
+
+			if ((u16)x == w->ra_column && (u8)(x >> 8 * UNSPOOL_OFF_WRULE_KIND) == UNSPOOL_UNDEFINED)
+				return OUTERMOST;
+			continue;
+		}
+		o = wide_rule(w, at);
+		if (o != OK)
+			return o;
+	}
+	if (kind == UNSPOOL_CFA_NONE)
+		return NO_RULE;
+	if (w->ra_outcome != OK)
+		return w->ra_outcome;
+	ra = w->ra;
+	if (flags & (UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))
+		ra &= ((u64)1 << 48) - 1;
+	for (i = 0; i < SLOTS; i++)
+		w->val[i] = w->new_val[i];
+	w->known = w->new_known;
+	w->in_mem = w->new_in_mem;
+	i = w->ra_column;
+	if (i < SLOTS) {
+		w->known |= 1u << i;
+		w->in_mem &= ~(1u << i);
+		w->val[BOUNDED(i, SLOT_ROOM)] = ra;
+	}
+	w->pc = ra;
+	w->cfa = cfa;
+	return OK;
+}

@@ -1,0 +1,224 @@
+/*
+ * The walk that runs in the kernel, compiled for user space. Reads cases like core.c's: of kind 0, a compact table and
+ * questions about single steps; of kind 2, the ranges of an address space, to be followed by stacks.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef uint8_t u8;
+typedef uint16_t u16;
+typedef uint32_t u32;
+typedef uint64_t u64;
+typedef int8_t s8;
+typedef int16_t s16;
+typedef int32_t s32;
+typedef int64_t s64;
+
+#define PART static __attribute__((noinline))
+#ifndef __always_inline
+#define __always_inline inline __attribute__((always_inline))
+#endif
+
+#include "unspool_table.h"
+
+struct walk;
+struct range;
+static struct walk *walk_state(void);
+static const u8 *walk_value(u32 table, u32 k);
+static const struct range *walk_range(u32 space, u64 i);
+static int walk_read(void *to, u32 n, u64 addr);
+
+static long walk_loop(u32 n, long (*f)(u32 i, void *ctx), void *ctx)
+{
+	for (u32 i = 0; i < n; i++)
+		if (f(i, ctx))
+			break;
+	return 0;
+}
+
+#include "../c/walk.h"
+
+enum { MAX_TABLES = 1 << 16 };
+
+static struct walk state;
+static struct table {
+	u8 *values; /* as the kernel has them: each with the start of the next */
+	u32 n;
+} tables[MAX_TABLES];
+static u32 n_tables = 1; /* 0 is none */
+static struct range *ranges;
+static u32 n_ranges;
+
+/* What walk_read reads. */
+static u64 seed; /* not 0: numbers that look random */
+static const u8 *stack;
+static u64 stack_lo, stack_size;
+
+static struct walk *walk_state(void) { return &state; }
+
+static const u8 *walk_value(u32 table, u32 k)
+{
+	return table < n_tables && k < tables[table].n ? tables[table].values + (size_t)k * VALUE_SIZE : NULL;
+}
+
+static const struct range *walk_range(u32 space, u64 i)
+{
+	(void)space;
+	return i < n_ranges ? &ranges[i] : NULL;
+}
+
+static u64 mix(u64 x)
+{
+	x += 0x9e3779b97f4a7c15;
+	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+	x = (x ^ x >> 27) * 0x94d049bb133111eb;
+	return x ^ x >> 31;
+}
+
+static int walk_read(void *to, u32 n, u64 addr)
+{
+	u64 h;
+
+	if (seed) {
+		/* Eight bytes are one number wherever they are, so no window can be made of them. */
+		h = mix(addr ^ seed);
+		if (n != 8 || h >> 60 == 0)
+			return -1;
+		h = mix(h);
+		memcpy(to, &h, 8);
+		return 0;
+	}
+	if (addr < stack_lo || addr - stack_lo > stack_size || stack_size - (addr - stack_lo) < n)
+		return -1;
+	memcpy(to, stack + (addr - stack_lo), n);
+	return 0;
+}
+
+static void must(int ok, const char *what)
+{
+	if (!ok) {
+		fprintf(stderr, "user: %s\n", what);
+		exit(1);
+	}
+}
+
+static void take(void *to, size_t n)
+{
+	must(n == 0 || fread(to, n, 1, stdin) == 1, "the input is cut off");
+}
+
+static u32 add_table(u64 size)
+{
+	struct table *t = &tables[n_tables];
+	u8 *bytes = calloc(1, size + VALUE_SIZE);
+
+	must(bytes && n_tables < MAX_TABLES, "too many tables");
+	take(bytes, size);
+	t->n = (u32)((size + VALUE_BYTES - 1) / VALUE_BYTES);
+	t->values = malloc((size_t)t->n * VALUE_SIZE + 1);
+	for (u32 i = 0; i < t->n; i++)
+		memcpy(t->values + (size_t)i * VALUE_SIZE, bytes + (size_t)i * VALUE_BYTES, VALUE_SIZE);
+	free(bytes);
+	return n_tables++;
+}
+
+struct head {
+	u64 kind, size, lo, hdr, eh, eh_end, n;
+};
+
+struct regs {
+	u64 pc, cfa, known, in_mem, in_reg, val[SLOTS], snap[SLOTS], fault;
+};
+
+struct question {
+	u64 pc, seed;
+	struct regs s;
+};
+
+struct answer {
+	u32 found, outcome, signal, pad;
+	struct regs s;
+};
+
+static void step(u32 table)
+{
+	struct question q;
+	struct answer a = {0};
+	struct walk *w = &state;
+
+	take(&q, sizeof q);
+	seed = q.seed | 1;
+	w->win_len = 0;
+	w->pc = q.s.pc;
+	w->cfa = q.s.cfa;
+	w->known = (u32)q.s.known;
+	w->in_mem = (u32)q.s.in_mem;
+	w->fault = q.s.fault;
+	memcpy(w->val, q.s.val, sizeof q.s.val);
+	a.found = find(w, table, q.pc) == 0;
+	if (!a.found) {
+		a.signal = (u32)(w->r0 >> 16) & UNSPOOL_SIGNAL;
+		a.outcome = (u32)apply(w);
+		a.s = (struct regs){.pc = w->pc, .cfa = w->cfa, .known = w->known, .in_mem = w->in_mem, .fault = w->fault};
+		memcpy(a.s.val, w->val, sizeof a.s.val);
+		memcpy(a.s.snap, q.s.snap, sizeof a.s.snap);
+	}
+	must(fwrite(&a, sizeof a, 1, stdout) == 1, "output");
+}
+
+/* A stack: 17 registers, the memory's address and size, the memory. The answer: stop, frames, and a word for each. */
+static void whole(void)
+{
+	u64 head[2], n;
+	u8 *b;
+
+	take(state.val, SLOTS * sizeof state.val[0]);
+	take(head, sizeof head);
+	b = malloc(head[1] + 1);
+	must(b != NULL, "no memory");
+	take(b, head[1]);
+	seed = 0;
+	stack = b;
+	stack_lo = head[0];
+	stack_size = head[1];
+	walk(&state, 0, n_ranges);
+	n = state.n | (u64)state.stop << 32;
+	must(fwrite(&n, 8, 1, stdout) == 1 && fwrite(state.words, 8, state.n, stdout) == state.n, "output");
+	free(b);
+}
+
+int main(void)
+{
+	struct head h;
+
+	while (fread(&h, sizeof h, 1, stdin) == 1) {
+		switch (h.kind) {
+		case 0: { /* a table, and n questions */
+			u32 t = add_table(h.size);
+
+			for (u64 i = 0; i < h.n; i++)
+				step(t);
+			break;
+		}
+		case 1: /* a table: the next number */
+			add_table(h.size);
+			break;
+		case 2: /* ranges */
+			free(ranges);
+			n_ranges = (u32)(h.size / sizeof *ranges);
+			ranges = malloc(h.size + 1);
+			take(ranges, h.size);
+			break;
+		case 3:
+			for (u64 i = 0; i < h.n; i++)
+				whole();
+			fflush(stdout);
+			break;
+		default:
+			must(0, "what is this?");
+		}
+	}
+	return 0;
+}
