@@ -9,8 +9,8 @@
 //
 // A table goes to the kernel as it is, in an array of its own length whose values are 4 KiB of it and the first 8 bytes of
 // the next. An address space is its executable mappings, cut where something else than rules ends or continues a stack.
-// Both come a moment after a process has mapped a file: 10 to 60 ms where the table is new to the kernel, which waits for its
-// programs then. Samples in between have fewer frames; Stats.Unknown counts those of processes that are new.
+// Both come a moment after a process has mapped a file, some milliseconds. Samples in between have fewer frames;
+// Stats.Unknown counts those of processes that are new.
 //
 // x86-64, Linux 6.1 and later, with CAP_BPF and CAP_PERFMON.
 package ebpf

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -45,7 +46,8 @@ type tracker struct {
 	spaces    map[*unwind.Space]*shared
 	procs     map[int32]*shared
 	fresh     []*loaded // that are not in the kernel yet
-	free      []uint32  // numbers of spaces
+	puts      sync.WaitGroup
+	free      []uint32 // numbers of spaces
 	nextID    uint32
 	lastTable uint32
 }
@@ -80,6 +82,7 @@ func (t *tracker) stop() {
 	t.mu.Unlock()
 	t.changed.Broadcast()
 	<-t.done
+	t.puts.Wait()
 	for _, l := range t.tables {
 		if l.m != nil {
 			l.m.Close()
@@ -287,7 +290,7 @@ func (t *tracker) table(mod *unwind.Module) uint32 {
 	return l.id
 }
 
-// load brings tables into the kernel, all at once: the kernel waits for its programs after each, ten milliseconds or so.
+// load brings tables into the kernel.
 func (t *tracker) load() {
 	var wg sync.WaitGroup
 	for _, l := range t.fresh {
@@ -319,7 +322,7 @@ func (t *tracker) put(l *loaded) (err error) {
 	if _, err := l.m.BatchUpdate(keys, values, nil); err != nil {
 		return err
 	}
-	if err := t.coll.Maps["tables"].Put(l.id, l.m); err != nil {
+	if err := t.publish(l); err != nil {
 		return err
 	}
 	t.mu.Lock()
@@ -332,6 +335,24 @@ func (t *tracker) put(l *loaded) (err error) {
 		}
 	}
 	return nil
+}
+
+// publish makes a table known to the program. The kernel changes the map at once, and then waits for all programs that might
+// still see the old one, ten milliseconds and more. Here there was none, so nobody need wait for that.
+func (t *tracker) publish(l *loaded) error {
+	tables, done := t.coll.Maps["tables"], make(chan error, 1)
+	t.puts.Go(func() { done <- tables.Put(l.id, l.m) })
+	for {
+		var id uint32
+		if tables.Lookup(l.id, &id) == nil {
+			return nil
+		}
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(50 * time.Microsecond):
+		}
+	}
 }
 
 type (
