@@ -134,6 +134,11 @@ func (s *Set) read(m *unwind.Module) *unwind.Code {
 		return &unwind.Code{Err: fmt.Errorf("%s: the file has changed: build ID %s, recorded %s", m.Path, have, m.BuildID)}
 	}
 	c := &unwind.Code{Machine: img.Machine(), Vaddr: img.OffToVaddr}
+	for _, x := range img.Segments() {
+		if x.Type == elf.PT_LOAD && x.Flags&elf.PF_X != 0 && x.Filesz > 0 {
+			c.Segments = append(c.Segments, unwind.Segment{Off: x.Off, Size: x.Filesz, Vaddr: x.Vaddr})
+		}
+	}
 	if !c.Machine.StepKnown {
 		c.Err = fmt.Errorf("%s: cannot walk stacks of %s", m.Path, c.Machine.Name)
 		return c

@@ -55,6 +55,7 @@ type proc struct {
 	image   *image
 	pending []mapping
 	threads int
+	gone    int  // of them, that have exited
 	orphan  bool // its beginning is not in the recording
 }
 
@@ -117,6 +118,15 @@ func (w *World) Known(pid int32) bool {
 	return pid == 0 || p != nil && !p.orphan
 }
 
+// Process returns the address space of a process, nil if it is not known, and whether one of its threads has not exited.
+func (w *World) Process(pid int32) (space *unwind.Space, alive bool) {
+	p := w.procs[pid]
+	if p == nil {
+		return nil, false
+	}
+	return w.freeze(p).Space, p.threads > p.gone
+}
+
 // Dropped returns how many mappings and threads were more than a World holds.
 func (w *World) Dropped() uint64 { return w.dropped }
 
@@ -172,6 +182,9 @@ func (w *World) remove(tid int32) {
 		return
 	}
 	delete(w.threads, tid)
+	if t.gone {
+		t.proc.gone--
+	}
 	if t.proc.threads--; t.proc.threads > 0 {
 		return
 	}
@@ -266,6 +279,7 @@ func (w *World) exit(r *Record) {
 		return
 	}
 	t.gone = true
+	t.proc.gone++
 	w.gone = append(w.gone, r.TID)
 	if len(w.gone) < 2*keepGone {
 		return

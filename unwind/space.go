@@ -29,12 +29,21 @@ type Code struct {
 	// Vaddr translates an offset in the file to its link-time address.
 	Vaddr func(off uint64) (arch.Vaddr, bool)
 
+	// Segments are the executable parts of the file, for which Vaddr adds the same to each offset.
+	Segments []Segment
+
 	// Terminal are the ranges of code that have no caller but may lack a rule that says so: the
 	// entry point of an executable, goexit.
 	Terminal []Range
 
 	// PLT are procedure linkage tables; Lazy ones push before they jump.
 	PLT []PLTRange
+}
+
+// A Segment is [Off, Off+Size) in a file, and where that is at link time.
+type Segment struct {
+	Off, Size uint64
+	Vaddr     arch.Vaddr
 }
 
 // A Range is [Lo, Hi) at link time.

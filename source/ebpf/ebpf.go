@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -38,7 +39,7 @@ const howShift = 60
 type Stats struct {
 	Samples    uint64 // walked in the kernel and read
 	RingFull   uint64 // lost: the ring buffer had no room
-	Nested     uint64 // lost: the event interrupted the program
+	Nested     uint64 // lost: the event interrupted the program. Where it interrupts another BPF program, nobody counts
 	Unknown    uint64 // of a process whose mappings had not come to the kernel yet: the first frame only
 	Processes  int    // that are known to the kernel now
 	Tables     int    // loaded into the kernel
@@ -74,8 +75,16 @@ type Options struct {
 	Pass bool
 }
 
+// initialPIDs is the inode of the first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
+const initialPIDs = 0xeffffffc
+
 // Load loads the program into the kernel. Close it after the recording.
 func Load(o Options) (_ *Program, err error) {
+	if st, err := os.Stat("/proc/self/ns/pid"); err == nil {
+		if sys, ok := st.Sys().(*syscall.Stat_t); ok && sys.Ino != initialPIDs {
+			return nil, errors.New("loading the kernel's program: it knows processes by other numbers than this PID namespace does")
+		}
+	}
 	if err := rlimit.RemoveMemlock(); err != nil && !errors.Is(err, os.ErrPermission) {
 		return nil, fmt.Errorf("loading the kernel's program: %w", err)
 	}
@@ -128,7 +137,8 @@ func (p *Program) Saw(raw []byte) { p.track.saw(raw) }
 
 // Samples implements perfevent.Program.
 func (p *Program) Samples(began uint64, space func(n int) []byte) (again bool) {
-	for p.ring.ReadInto(&p.rec) == nil {
+	for left := p.ring.AvailableBytes(); left > 0 && p.ring.ReadInto(&p.rec) == nil; {
+		left -= min(left, len(p.rec.RawSample)+8)
 		if p.parse(p.rec.RawSample) {
 			p.samples.Add(1)
 			copy(space(len(p.buf)), p.buf)
@@ -151,7 +161,7 @@ func (p *Program) parse(b []byte) bool {
 		Type: source.RecordSample, Misc: source.MiscUser, Time: le.Uint64(b), Period: le.Uint64(b[8:]), IP: le.Uint64(b[16:]),
 		PID: int32(le.Uint32(b[24:])), TID: int32(le.Uint32(b[28:])), CPU: le.Uint32(b[32:]),
 	}
-	if kernel > 0 {
+	if r.IP>>63 != 0 {
 		r.Misc = source.MiscKernel
 	}
 	s := &p.sample

@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/unspool/unspool/arch"
@@ -31,17 +32,43 @@ func Ranges(space *unwind.Space, table func(*unwind.Module) uint32) []Range {
 	var out []Range
 	for i := range space.Mappings() {
 		m := &space.Mappings()[i]
-		r := Range{Lo: uint64(m.Lo), Hi: uint64(m.Hi), Kind: Code}
-		v, ok := m.Vaddr(m.Lo)
-		if !ok {
-			out = append(out, r)
-			continue
+		blind := func(lo, hi uint64) {
+			if lo < hi {
+				out = append(out, Range{Lo: lo, Hi: hi, Kind: Code})
+			}
 		}
-		r.Bias, r.Table = r.Lo-uint64(v), table(m.Module)
-		out = append(out, cut(r, m.Module.Code())...)
+		at := uint64(m.Lo)
+		c := m.Module.Code()
+		for _, s := range segments(c) {
+			// The part of the mapping that is of this segment. What lies before, on the same page, is another's.
+			lo, hi := max(m.Off, s.Off), min(m.Off+uint64(m.Hi-m.Lo), s.Off+s.Size)
+			if lo >= hi {
+				continue
+			}
+			r := Range{Lo: uint64(m.Lo) + lo - m.Off, Hi: uint64(m.Lo) + hi - m.Off, Table: table(m.Module), Kind: Code}
+			if r.Lo < at {
+				continue // segments that overlap: the first counts
+			}
+			r.Bias = r.Lo - uint64(s.Vaddr) - (lo - s.Off)
+			blind(at, r.Lo)
+			out = append(out, cut(r, c)...)
+			at = r.Hi
+		}
+		blind(at, uint64(m.Hi))
 	}
 	return out
 }
+
+// segments returns those of c, in the order of the file; none where there is no code.
+func segments(c *unwind.Code) []unwind.Segment {
+	if c == nil {
+		return nil
+	}
+	return slices.SortedFunc(slices.Values(c.Segments), func(a, b unwind.Segment) int { return cmp.Compare(a.Off, b.Off) })
+}
+
+// maxParts bounds what a module's range is cut into: real ones have a few.
+const maxParts = 64
 
 // cut divides a module's range by where stacks begin, and where procedure linkage tables are.
 func cut(r Range, c *unwind.Code) []Range {
@@ -65,14 +92,12 @@ func cut(r Range, c *unwind.Code) []Range {
 			}
 		}
 		parts = append(next, x)
-		slices.SortFunc(parts, func(a, b Range) int {
-			if a.Lo < b.Lo {
-				return -1
-			}
-			return 1
-		})
+		slices.SortFunc(parts, func(a, b Range) int { return cmp.Compare(a.Lo, b.Lo) })
 	}
 	if c.Machine != arch.AMD64 {
+		return parts
+	}
+	if len(c.PLT)+len(c.Terminal) > maxParts {
 		return parts
 	}
 	for _, p := range c.PLT {

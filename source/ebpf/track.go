@@ -47,8 +47,7 @@ type tracker struct {
 	procs     map[int32]*shared
 	fresh     []*loaded // that are not in the kernel yet
 	puts      sync.WaitGroup
-	free      []uint32 // numbers of spaces
-	nextID    uint32
+	lastSpace uint32
 	lastTable uint32
 }
 
@@ -72,7 +71,6 @@ func (t *tracker) start(coll *ebpf.Collection, mods func(path, buildID string) *
 	t.done = make(chan struct{})
 	t.coll, t.world = coll, source.NewWorld(mods)
 	t.tables, t.spaces, t.procs = map[*unwind.Module]*loaded{}, map[*unwind.Space]*shared{}, map[int32]*shared{}
-	t.nextID = 1
 	go t.run()
 }
 
@@ -184,7 +182,13 @@ func (t *tracker) run() {
 		held = slices.Delete(held, 0, n)
 		last = until
 		for pid := range touched {
-			_, space := t.world.Thread(pid, pid)
+			if t.isClosed() {
+				return
+			}
+			space, alive := t.world.Process(pid)
+			if !alive {
+				space = nil
+			}
 			t.set(pid, space)
 		}
 	}
@@ -193,15 +197,15 @@ func (t *tracker) run() {
 // apply applies a record, and notes whose address space may have changed.
 func (t *tracker) apply(r *source.Record, touched map[int32]bool) {
 	t.world.Apply(r)
-	switch {
-	case r.Type == source.RecordExit:
-		if r.PID == r.TID {
-			t.set(r.PID, nil)
-			delete(touched, r.PID)
-		}
-	case r.Type != source.RecordFork || r.PID != r.PPID:
+	if r.Type != source.RecordFork || r.PID != r.PPID {
 		touched[r.PID] = true
 	}
+}
+
+func (t *tracker) isClosed() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.closed
 }
 
 // set makes space that of a process; nil: it has gone.
@@ -220,24 +224,22 @@ func (t *tracker) set(pid int32, space *unwind.Space) {
 			var err error
 			if s, err = t.share(space); err != nil {
 				t.failed(err)
+				t.set(pid, nil) // no space is better than an old one
 				return
 			}
 		}
 		var v [8]byte
 		binary.LittleEndian.PutUint32(v[:], s.id)
 		binary.LittleEndian.PutUint32(v[4:], s.n)
-		if err := processes.Put(uint32(pid), v[:]); err != nil {
-			t.failed(err)
-		}
 		s.procs++
 		t.procs[pid] = s
+		if err := processes.Put(uint32(pid), v[:]); err != nil {
+			t.failed(fmt.Errorf("a process: %w", err))
+		}
 	}
 	if old != nil {
 		if old.procs--; old.procs == 0 {
-			for k := uint32(0); k*rangesPerValue < old.n; k++ {
-				t.coll.Maps["spaces"].Delete(uint64(old.id)<<32 | uint64(k))
-			}
-			t.free = append(t.free, old.id)
+			t.unshare(old)
 			delete(t.spaces, old.space)
 		}
 	}
@@ -248,12 +250,8 @@ func (t *tracker) share(space *unwind.Space) (*shared, error) {
 	ranges := Ranges(space, t.table)
 	t.load()
 	s := &shared{space: space, n: uint32(len(ranges))}
-	if k := len(t.free); k > 0 {
-		s.id, t.free = t.free[k-1], t.free[:k-1]
-	} else {
-		s.id = t.nextID
-		t.nextID++
-	}
+	t.lastSpace++
+	s.id = t.lastSpace // never used before: a walk may still look at another
 	for k := 0; k*rangesPerValue < len(ranges); k++ {
 		var v rangeValue
 		for i, r := range ranges[k*rangesPerValue : min(len(ranges), (k+1)*rangesPerValue)] {
@@ -265,11 +263,19 @@ func (t *tracker) share(space *unwind.Space) (*shared, error) {
 			binary.LittleEndian.PutUint32(x[28:], uint32(r.Kind))
 		}
 		if err := t.coll.Maps["spaces"].Put(uint64(s.id)<<32|uint64(k), v[:]); err != nil {
+			t.unshare(s)
 			return nil, fmt.Errorf("an address space: %w", err)
 		}
 	}
 	t.spaces[space] = s
 	return s, nil
+}
+
+// unshare takes an address space out of the kernel.
+func (t *tracker) unshare(s *shared) {
+	for k := uint32(0); k*rangesPerValue < s.n; k++ {
+		t.coll.Maps["spaces"].Delete(uint64(s.id)<<32 | uint64(k))
+	}
 }
 
 // table returns the number of a module's table, which it leaves to load to bring into the kernel; 0 where there is none.
@@ -293,8 +299,11 @@ func (t *tracker) table(mod *unwind.Module) uint32 {
 // load brings tables into the kernel.
 func (t *tracker) load() {
 	var wg sync.WaitGroup
+	some := make(chan bool, 16)
 	for _, l := range t.fresh {
+		some <- true
 		wg.Go(func() {
+			defer func() { <-some }()
 			if err := t.put(l); err != nil {
 				t.failed(fmt.Errorf("a table: %w", err))
 			}

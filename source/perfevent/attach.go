@@ -39,11 +39,21 @@ type attached struct {
 // openSampling opens a into the i-th ring, with the program if there is one.
 func (r *Recorder) openSampling(a *source.Attr, pid, i int) (fd int, err error) {
 	// FD_OUTPUT takes effect before the event can happen, unlike PERF_EVENT_IOC_SET_OUTPUT.
-	fd, err = openEvent(a, pid, r.cpus[i], r.rings[i].fd, unix.PERF_FLAG_FD_NO_GROUP|unix.PERF_FLAG_FD_OUTPUT)
-	if err != nil || r.program == nil {
-		return fd, err
+	const flags = unix.PERF_FLAG_FD_NO_GROUP | unix.PERF_FLAG_FD_OUTPUT
+	if r.program == nil {
+		return openEvent(a, pid, r.cpus[i], r.rings[i].fd, flags)
 	}
-	if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_SET_BPF, r.program.FD()); err != nil {
+	// Without the program, the event would write samples that are none of ours.
+	off := *a
+	off.Flags |= source.FlagDisabled
+	if fd, err = openEvent(&off, pid, r.cpus[i], r.rings[i].fd, flags); err != nil {
+		return -1, err
+	}
+	err = unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_SET_BPF, r.program.FD())
+	if err == nil && !a.Has(source.FlagDisabled) {
+		err = unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_ENABLE, 0)
+	}
+	if err != nil {
 		unix.Close(fd)
 		return -1, fmt.Errorf("attaching the program to %s: %w (it is for counters and clocks, not for tracepoints)", r.event, err)
 	}

@@ -160,6 +160,7 @@ struct task_struct {
 } __attribute__((preserve_access_index));
 
 #define PF_KTHREAD 0x00200000
+#define PF_IO_WORKER 0x00000010
 
 static __always_inline void count(u32 what)
 {
@@ -175,7 +176,7 @@ static __always_inline int registers(struct walk *w)
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct pt_regs regs;
 
-	if (task->flags & PF_KTHREAD)
+	if (task->flags & (PF_KTHREAD | PF_IO_WORKER))
 		return 0;
 	if (bpf_probe_read_kernel(&regs, sizeof regs, (void *)bpf_task_pt_regs(task)) != 0)
 		return 0;

@@ -30,6 +30,7 @@
 #define WINDOW_BELOW 64 /* of them below what was asked for */
 #define EXPR_STACK 64
 #define EXPR_STEPS 4096
+#define WALK_STEPS 8192 /* of all expressions of a walk, which holds up a processor */
 #define MAX_UP (1ull << 30) /* a frame pointer that leads farther is none */
 
 #define SLOTS 17 /* DWARF's numbers; 16 is the program counter */
@@ -110,6 +111,7 @@ struct walk {
 	u64 e_base;            /* offset of its bytes in the table */
 	u32 e_at, e_len, e_n;  /* the next byte, how many there are, values on the stack */
 	s32 e_outcome;
+	u32 e_left;            /* operations that the walk may still run */
 
 	u32 lo, hi; /* of a search. Here, the verifier forgets what it knows of them, so that all turns of the loop look alike */
 
@@ -600,6 +602,7 @@ static __always_inline void walk(struct walk *w, u32 space, u32 n_ranges)
 	w->how = HOW_START;
 	w->stop = STOP_DEPTH;
 	w->win_len = 0;
+	w->e_left = WALK_STEPS;
 	w->range.lo = w->range.hi = 0;
 	w->space = space;
 	w->n_ranges = n_ranges;

@@ -334,7 +334,12 @@ static long expr_next(u32 i, void *ctx)
 		return 1;
 	if (w->e_at >= w->e_len)
 		return 1;
-	w->e_outcome = i < EXPR_STEPS ? expr_op(w) : BAD_EXPR;
+	if (i >= EXPR_STEPS || w->e_left == 0) {
+		w->e_outcome = BAD_EXPR;
+		return 1;
+	}
+	w->e_left--;
+	w->e_outcome = expr_op(w);
 	return w->e_outcome != OK;
 }
 
@@ -380,7 +385,7 @@ PART int wide_rule(struct walk *w, u64 at)
 	of = (u16)head;
 	kind = (u8)(head >> 8 * UNSPOOL_OFF_WRULE_KIND);
 	reg = (u16)(head >> 8 * UNSPOOL_OFF_WRULE_REG);
-	if (of >= SLOTS)
+	if (of >= SLOTS && of != w->ra_column)
 		return OK;
 	switch (kind) {
 	case UNSPOOL_SAME_VALUE:
@@ -431,6 +436,8 @@ PART int wide_rule(struct walk *w, u64 at)
 			}
 		}
 	}
+	if (of >= SLOTS)
+		return OK;
 	if (o != OK || lost) {
 		w->new_known &= ~(1u << of);
 		return OK;

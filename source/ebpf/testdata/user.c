@@ -151,6 +151,7 @@ static void step(u32 table)
 	take(&q, sizeof q);
 	seed = q.seed | 1;
 	w->win_len = 0;
+	w->e_left = ~0u;
 	w->pc = q.s.pc;
 	w->cfa = q.s.cfa;
 	w->known = (u32)q.s.known;
