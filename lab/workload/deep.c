@@ -11,7 +11,7 @@ __attribute__((noinline)) static void down(int n)
 	if (n > 0)
 		down(n - 1);
 	else
-		for (unsigned long i = 0; i < 300000000; i++)
+		for (unsigned long i = 0; i < 1000000000; i++)
 			sum += i;
 	sum += (unsigned long)frame[0];
 }
