@@ -209,12 +209,6 @@ US_API int _ULx86_64_get_save_loc(unw_cursor_t *cur, int n, unw_save_loc_t *to)
 	return 0;
 }
 
-US_API int _Ux86_64_is_fpreg(int n)
-{
-	(void)n;
-	return 0;
-}
-
 US_API int _ULx86_64_get_fpreg(unw_cursor_t *c, int n, unw_fpreg_t *to)
 {
 	(void)c;
@@ -229,27 +223,6 @@ US_API int _ULx86_64_set_fpreg(unw_cursor_t *c, int n, unw_fpreg_t v)
 	(void)n;
 	(void)v;
 	return -UNW_EBADREG;
-}
-
-US_API const char *_Ux86_64_regname(int n)
-{
-	static const char *const names[] = {
-		"RAX", "RDX", "RCX", "RBX", "RSI", "RDI", "RBP", "RSP", "R8",
-		"R9", "R10", "R11", "R12", "R13", "R14", "R15", "RIP",
-	};
-
-	return n >= 0 && n < UNW_NUM_REGS ? names[n] : "???";
-}
-
-US_API const char *_Ux86_64_strerror(int e)
-{
-	static const char *const names[] = {
-		"no error", "unspecified (general) error", "out of memory", "bad register number",
-		"attempt to write read-only register", "stop unwinding", "invalid IP", "bad frame",
-		"unsupported operation or bad value", "unwind info has unsupported version", "no unwind info found",
-	};
-
-	return e <= 0 && e >= -UNW_ENOINFO ? names[-e] : "invalid error code";
 }
 
 /*

@@ -185,7 +185,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, opts perfevent.Optio
 		s.info.Loss.Samples += st.RingFull + st.Nested
 		s.stats.Lost += st.RingFull + st.Nested
 		if st.Unknown > 0 {
-			fmt.Fprintf(os.Stderr, "unspool: %s samples came before the kernel knew their processes: they have one frame\n", profile.Comma(st.Unknown))
+			fmt.Fprintf(os.Stderr, "unspool: %s samples came before the kernel knew what their processes had mapped: they have one frame\n", profile.Comma(st.Unknown))
 		}
 		if st.Failed > 0 {
 			fmt.Fprintf(os.Stderr, "unspool: %s tables or address spaces did not get into the kernel: %v\n", profile.Comma(uint64(st.Failed)), st.Err)

@@ -56,24 +56,9 @@ func memOf[T any](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(T))))
 }
 
-// coreMemory is the memory of testdata/core.c.
-type coreMemory uint64
-
-func (m coreMemory) Read8(addr uint64) (uint64, bool) {
-	h := mixed(addr ^ uint64(m))
-	return mixed(h), h>>60 != 0
-}
-
-func mixed(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
-
 // question asks about pc in the n-th adversarial state.
 func question(pc arch.Vaddr, n int) coreQuestion {
-	seed := mixed(uint64(n) ^ uint64(pc)<<8)
+	seed := rowstest.Mix(uint64(n) ^ uint64(pc)<<8)
 	b := &rows.NewTrial(seed, n%rows.NumTrials).Before
 	const all = 1<<coreSlots - 1
 	c := coreState{PC: b.PC, CFA: b.CFA, Known: b.Known & all, InMem: b.InMem & all, InReg: b.InReg & all, Fault: b.Fault}
@@ -178,7 +163,7 @@ func checkCore(ref *rows.Table, q *coreQuestion, a *coreAnswer) error {
 		return fmt.Errorf("at %#x: signal %d, want %v", q.PC, a.Signal, signal)
 	}
 	before := q.State.rows()
-	m := rows.Memory{Next: coreMemory(q.Seed)}
+	m := rows.Memory{Next: rowstest.Numbers(q.Seed)}
 	var c rows.Checker
 	err := c.Check(arch.AMD64, set, &before, &m, func(s *rows.State) rows.Outcome {
 		*s = a.State.rows()

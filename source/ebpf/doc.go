@@ -10,8 +10,8 @@
 // A table goes to the kernel as it is, in an array of its own length whose values are 4 KiB of it and the first 8 bytes of
 // the next. An address space is its executable mappings, cut where something else than rules ends or continues a stack.
 // Both come a moment after a process has mapped a file, some milliseconds. Samples in between have fewer frames,
-// or, where a program has just replaced another at the same addresses, frames of that; Stats.Unknown counts those of processes
-// that are new.
+// or, where a program has just replaced another at the same addresses, frames of that; Stats.Unknown counts those that
+// begin in code that is new.
 //
 // x86-64, Linux 6.1 and later, with CAP_BPF and CAP_PERFMON.
 package ebpf

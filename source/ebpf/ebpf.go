@@ -40,7 +40,7 @@ type Stats struct {
 	Samples    uint64 // walked in the kernel and read
 	RingFull   uint64 // lost: the ring buffer had no room
 	Nested     uint64 // lost: the event interrupted the program. Where it interrupts another BPF program, nobody counts
-	Unknown    uint64 // of a process whose mappings had not come to the kernel yet: the first frame only
+	Unknown    uint64 // in code whose mapping had not come to the kernel yet: the first frame only
 	Processes  int    // that are known to the kernel now
 	Tables     int    // loaded into the kernel
 	TableBytes uint64 // their payload

@@ -54,25 +54,10 @@ type (
 	}
 )
 
-// memory is that of testdata/user.c: numbers that look random, of which some cannot be read.
-type memory uint64
-
-func (m memory) Read8(addr uint64) (uint64, bool) {
-	h := mix(addr ^ uint64(m))
-	return mix(h), h>>60 != 0
-}
-
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
-
 // ask makes a question about pc, in the n-th adversarial state. The kernel's walk has no registers of a snapshot besides
 // the values that it begins with, so those are in the place of what the state says of them.
 func ask(pc arch.Vaddr, n int) question {
-	seed := mix(uint64(n)^uint64(pc)<<8) | 1
+	seed := rowstest.Mix(uint64(n)^uint64(pc)<<8) | 1
 	b := &rows.NewTrial(seed, n%rows.NumTrials).Before
 	const all = 1<<slots - 1
 	r := userRegs{PC: b.PC, CFA: b.CFA, Known: b.Known & all, InMem: b.InMem & all, Fault: b.Fault}
@@ -103,7 +88,7 @@ func check(ref *rows.Table, q *question, a *answer, c *rows.Checker) error {
 		return fmt.Errorf("at %#x: signal %d, want %v", q.PC, a.Signal, signal)
 	}
 	before := q.Regs.state()
-	m := rows.Memory{Next: memory(q.Seed)}
+	m := rows.Memory{Next: rowstest.Numbers(q.Seed)}
 	if err := c.Check(arch.AMD64, set, &before, &m, func(s *rows.State) rows.Outcome { *s = a.Regs.state(); return rows.Outcome(a.Outcome) }); err != nil {
 		return fmt.Errorf("at %#x%w", q.PC, err)
 	}

@@ -94,7 +94,7 @@ struct {
 	__uint(max_entries, RING_SIZE);
 } stacks SEC(".maps");
 
-/* What happened to samples: lost, because the ring buffer was full or an event interrupted the program; of a process that is not known yet. */
+/* What happened to samples: lost, because the ring buffer was full or an event interrupted the program; in code that is not known to be mapped yet. */
 enum { RING_FULL, NESTED, UNKNOWN, NUM_COUNTERS };
 
 struct {
@@ -228,9 +228,9 @@ int on_event(struct bpf_perf_event_data *ctx)
 	r->w.stop = STOP_NO_STACK;
 	if (registers(&r->w)) {
 		p = bpf_map_lookup_elem(&processes, &pid);
-		if (!p)
-			count(UNKNOWN);
 		walk(&r->w, p ? p->space : 0, p ? p->n_ranges : 0);
+		if (r->w.n == 1 && r->w.range.kind == 0)
+			count(UNKNOWN);
 	}
 	n = r->w.n;
 	if (n > MAX_FRAMES)
