@@ -14,9 +14,6 @@ import (
 	"strings"
 	"testing"
 
-	bpf "github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
-
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/modules"
@@ -317,48 +314,6 @@ func TestKernelSamples(t *testing.T) {
 			if n < 100 || equal+longer < n/2 { // how soon a mapping is known depends on what else the machine does
 				t.Error("too few")
 			}
-		})
-	}
-}
-
-// BenchmarkKernelWalk is what a sample costs in the kernel, by its own statistics, at the depths of the budget.
-func BenchmarkKernelWalk(b *testing.B) {
-	oracle.Need(b, "gcc")
-	deep := gcc(b, "deep.c")
-	for _, depth := range []string{"8", "32", "128", "1000"} {
-		b.Run(depth, func(b *testing.B) {
-			for b.Loop() {
-				stats, err := bpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
-				if errors.Is(err, os.ErrPermission) {
-					oracle.Lacks(b, "the permission to load programs into the kernel")
-				}
-				if err != nil {
-					b.Fatal(err)
-				}
-				defer stats.Close()
-				prog, err := ebpf.Load(ebpf.Options{Mods: modules.New().Module})
-				if err != nil {
-					b.Fatal(err)
-				}
-				defer prog.Close()
-				rec, err := perfevent.Open(b.Context(), perfevent.Options{Command: []string{deep, depth}, Frequency: 3999, User: true, Program: prog})
-				if err != nil {
-					b.Fatal(err)
-				}
-				defer rec.Close()
-				frames := uint64(0)
-				if _, err := source.Run(b.Context(), rec, source.Options{Mods: modules.New().Module, Ours: true, Sample: func(s *source.Sample) error {
-					frames += uint64(len(s.User))
-					return nil
-				}}); err != nil {
-					b.Fatal(err)
-				}
-				st := prog.Stats()
-				b.ReportMetric(float64(st.RunTime)/float64(st.Runs), "ns/sample")
-				b.ReportMetric(float64(st.RunTime)/float64(frames), "ns/frame")
-				b.ReportMetric(float64(st.Runs), "samples")
-			}
-			b.ReportMetric(0, "ns/op")
 		})
 	}
 }
