@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -17,7 +16,6 @@ import (
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
-	"github.com/unspool/unspool/source/ebpf"
 	"github.com/unspool/unspool/source/perfdata"
 	"github.com/unspool/unspool/source/perfevent"
 )
@@ -28,9 +26,9 @@ const defaultRecording = "unspool.data"
 func recordCmd() *cobra.Command {
 	var o output
 	var flt filter
-	var rec perfevent.Options
+	var p plan
 	var stepper func() (*modules.Set, error)
-	duration, from := "", ""
+	duration := ""
 	c := &cobra.Command{
 		Use:   "record [flags] -- COMMAND [ARG...]",
 		Short: "Record where a program, some processes or the whole machine spend their time",
@@ -53,35 +51,15 @@ only at 2. Recording the whole machine (-a) takes 0 or less, root or CAP_PERFMON
   unspool record --source ebpf -a --duration 10s -o machine.svg`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			rec.Command = args
-			targets := 0
-			for _, given := range []bool{len(args) > 0 || rec.All, len(rec.PIDs) > 0, len(rec.TIDs) > 0} {
-				if given {
-					targets++
-				}
-			}
-			switch {
-			case targets == 0:
-				return usage("what to record? give a command, -p PID, -t TID or -a")
-			case targets > 1:
-				return usage("a command, -p, -t and -a exclude each other; a command with -a records everything while it runs")
-			case rec.Frequency > 0 && rec.Period > 0:
-				return usage("-F and -c exclude each other")
-			case rec.User && rec.Kernel:
-				return usage("--user and --kernel exclude each other; without either, both are recorded")
-			case rec.StackSize%8 != 0 || rec.StackSize > perfevent.MaxStackSize:
-				return usage("--stack-size is a multiple of 8 up to %d", perfevent.MaxStackSize)
-			}
-			var err error
-			if from != "perf" && from != "ebpf" {
-				return usage("--source is perf or ebpf, not %q", from)
-			}
-			if from == "ebpf" && c.Flag("stepper").Value.String() != "compact" {
-				return usage("--source ebpf walks by compact tables, not --stepper %s", c.Flag("stepper").Value)
-			}
-			if rec.Duration, err = parseDuration(duration); err != nil {
+			p.Command = args
+			if err := p.check(c.Flag("stepper").Value.String()); err != nil {
 				return err
 			}
+			var err error
+			if p.Duration, err = parseDuration("--duration", duration); err != nil {
+				return err
+			}
+			flt.comm = p.comm
 			if err := flt.compile(); err != nil {
 				return err
 			}
@@ -96,30 +74,21 @@ only at 2. Recording the whole machine (-a) takes 0 or less, root or CAP_PERFMON
 			if err := o.resolve("top"); err != nil {
 				return err
 			}
-			return runRecord(c.Context(), &o, &flt, rec, mods, from, table)
+			return runRecord(c.Context(), &o, &flt, &p, mods, table)
 		},
 	}
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
-	f.Uint64VarP(&rec.Frequency, "frequency", "F", 0, fmt.Sprintf("samples a second on each processor (default %d)", perfevent.DefaultFrequency))
-	f.Uint64VarP(&rec.Period, "count", "c", 0, "take a sample every so many events, instead of a frequency")
-	f.StringVarP(&rec.Event, "event", "e", "", "what to count, as perf spells it (default: cycles, or cpu-clock where the machine has no counters)")
+	p.flags(c)
 	f.StringVar(&duration, "duration", "", `end after this time, such as "10s" or "2m"`)
-	f.Uint32Var(&rec.StackSize, "stack-size", 0, "bytes of each stack to unwind (default: 32 KiB if the kernel has room for it)")
-	f.BoolVar(&rec.User, "user", false, "only count in user space")
-	f.BoolVar(&rec.Kernel, "kernel", false, "only count in the kernel")
-	f.IntSliceVarP(&rec.PIDs, "pid", "p", nil, "record these processes, and what they start")
-	f.IntSliceVarP(&rec.TIDs, "tid", "t", nil, "record these threads")
-	f.BoolVarP(&rec.All, "all", "a", false, "record the whole machine")
-	f.StringVar(&from, "source", "perf", "perf copies stacks and walks them here; ebpf walks them in the kernel, to any depth (root, x86-64, Linux 6.1)")
-	f.StringVar(&flt.comm, "comm", "", "only keep samples of commands that match this regular expression")
+	f.IntSliceVarP(&p.TIDs, "tid", "t", nil, "record these threads")
 	o.flags(c)
 	stepper = stepperFlag(c)
 	return c
 }
 
 // parseDuration reads "10s", "1m30s" or a number of seconds; "" is 0.
-func parseDuration(s string) (time.Duration, error) {
+func parseDuration(flag, s string) (time.Duration, error) {
 	if s == "" {
 		return 0, nil
 	}
@@ -128,74 +97,51 @@ func parseDuration(s string) (time.Duration, error) {
 		d, err = time.Duration(sec*1e9), nil
 	}
 	if err != nil || d <= 0 {
-		return 0, usage("--duration is a time such as 10s, not %q", s)
+		return 0, usage("%s is a time such as 10s, not %q", flag, s)
 	}
 	return d, nil
 }
 
 // runRecord records until there is nothing more to record or ctx is done, and writes the result.
-func runRecord(ctx context.Context, o *output, flt *filter, opts perfevent.Options, mods *modules.Set, from string, table bool) error {
+func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modules.Set, table bool) error {
 	// Before the command starts, because it may run long.
 	out, commit, err := o.create()
 	if err != nil {
 		return err
 	}
-	start := time.Now()
-	var prog *ebpf.Program
-	if from == "ebpf" {
-		if prog, err = ebpf.Load(ebpf.Options{Mods: mods.Module}); err != nil {
-			return commit(err)
-		}
-		defer prog.Close()
-		opts.Program = prog
-	}
-	rec, err := perfevent.Open(ctx, opts)
+	rec, err := p.open(ctx, mods)
 	if err != nil {
 		return commit(err)
 	}
 	defer rec.Close()
 	// A second Ctrl-C is for those who do not want to wait for the result.
 	defer context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt, syscall.SIGTERM) })()
-	if note := rec.EventNote(); note != "" {
-		fmt.Fprintf(os.Stderr, "unspool: %s\n", note)
-	}
+	rec.note()
 
-	s := newSession(mods, rec, flt)
-	s.ours = prog != nil
-	host := perfdata.Host()
-	s.machine, s.info.Host, s.info.Command, s.info.Start = rec.Machine(), host.Hostname, strings.Join(opts.Command, " "), start
-	if len(opts.Command) == 0 {
-		s.progress = func() string { return fmt.Sprintf("recording %s: %.0f s", rec.Event(), time.Since(start).Seconds()) }
+	s := rec.session(mods, flt)
+	if len(p.Command) == 0 {
+		s.progress = func() string {
+			return fmt.Sprintf("recording %s: %.0f s", rec.Event(), time.Since(rec.start).Seconds())
+		}
 	}
-	var p *profile.Profile
+	var prof *profile.Profile
 	// Not ctx: when it is done, the recording ends, and what has been recorded is still to be read.
 	switch bg := context.Background(); o.format {
 	case "data":
-		p, err = s.write(bg, out, host)
+		prof, err = s.write(bg, out, perfdata.Host())
 	case "json", "perf":
 		err = s.stream(bg, out, o)
 	default:
-		if p, err = s.profile(bg); err == nil {
-			err = report.Formats[o.format](out, p, o.opts)
+		if prof, err = s.profile(bg); err == nil {
+			err = report.Formats[o.format](out, prof, o.opts)
 		}
 	}
-	s.stats.Lost = max(s.stats.Lost, rec.Stats().Lost)
-	if prog != nil {
-		st := prog.Stats()
-		s.info.Loss.Samples += st.RingFull + st.Nested
-		s.stats.Lost += st.RingFull + st.Nested
-		if st.Unknown > 0 {
-			fmt.Fprintf(os.Stderr, "unspool: %s samples came before the kernel knew what their processes had mapped: they have one frame\n", profile.Comma(st.Unknown))
-		}
-		if st.Failed > 0 {
-			fmt.Fprintf(os.Stderr, "unspool: %s tables or address spaces did not get into the kernel: %v\n", profile.Comma(uint64(st.Failed)), st.Err)
-		}
-	}
+	rec.settle(s)
 	if err = commit(err); err != nil {
 		return err
 	}
 	if table && s.stats.Samples > 0 {
-		if err := report.Formats["top"](os.Stdout, p, o.terminal()); err != nil {
+		if err := report.Formats["top"](os.Stdout, prof, o.terminal()); err != nil {
 			return err
 		}
 	}
@@ -204,7 +150,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, opts perfevent.Optio
 	if s.stats.Samples == 0 {
 		fmt.Fprintln(os.Stderr, "unspool: there were no samples: the targets did nothing that was counted")
 	}
-	return exitStatus(ctx, rec, opts.Duration > 0 && time.Since(start) >= opts.Duration)
+	return exitStatus(ctx, rec.Recorder, p.Duration > 0 && time.Since(rec.start) >= p.Duration)
 }
 
 // exitStatus passes on how the command ended. ours says that it was this program that ended it.

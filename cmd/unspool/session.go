@@ -26,6 +26,7 @@ type session struct {
 	info    profile.Info
 	machine *arch.Machine
 	ours    bool
+	prompt  bool // samples are wanted as soon as they are there
 	flt     *filter
 	mods    *modules.Set
 	names   *namer
@@ -90,7 +91,7 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 	defer p.done()
 	n := uint64(0)
 	o := source.Options{
-		Mods: s.mods.Module, Machine: s.machine, Ours: s.ours,
+		Mods: s.mods.Module, Machine: s.machine, Ours: s.ours, Prompt: s.prompt,
 		Sample: func(x *source.Sample) error {
 			if n++; n&255 == 0 && s.progress != nil {
 				p.say("%s, %s samples", s.progress(), profile.Comma(n))

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/source/ebpf"
+	"github.com/unspool/unspool/source/perfdata"
+	"github.com/unspool/unspool/source/perfevent"
+)
+
+// A plan says what to record live, and where stacks are walked: what the flags of record and top say alike.
+type plan struct {
+	perfevent.Options
+	from string // auto, perf or ebpf
+	comm string
+}
+
+// defaultSource walks where it is best tested.
+const defaultSource = "perf"
+
+func (p *plan) flags(c *cobra.Command) {
+	f := c.Flags()
+	f.Uint64VarP(&p.Frequency, "frequency", "F", 0, fmt.Sprintf("samples a second on each processor (default %d)", perfevent.DefaultFrequency))
+	f.Uint64VarP(&p.Period, "count", "c", 0, "take a sample every so many events, instead of a frequency")
+	f.StringVarP(&p.Event, "event", "e", "", "what to count, as perf spells it (default: cycles, or cpu-clock where the machine has no counters)")
+	f.Uint32Var(&p.StackSize, "stack-size", 0, "bytes of each stack to copy and unwind (default: 32 KiB if the kernel has room for it)")
+	f.BoolVar(&p.User, "user", false, "only count in user space")
+	f.BoolVar(&p.Kernel, "kernel", false, "only count in the kernel")
+	f.IntSliceVarP(&p.PIDs, "pid", "p", nil, "record these processes, and what they start")
+	f.BoolVarP(&p.All, "all", "a", false, "record the whole machine")
+	f.StringVar(&p.from, "source", defaultSource, "perf copies stacks and walks them here; ebpf walks them in the kernel, to any depth (root, x86-64, Linux 6.1); auto: ebpf where it may, else perf")
+	f.StringVar(&p.comm, "comm", "", "only samples of commands that match this regular expression")
+	c.RegisterFlagCompletionFunc("source", cobra.FixedCompletions([]string{"auto", "perf", "ebpf"}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// check refuses what contradicts itself.
+func (p *plan) check(stepper string) error {
+	targets := 0
+	for _, given := range []bool{len(p.Command) > 0 || p.All, len(p.PIDs) > 0, len(p.TIDs) > 0} {
+		if given {
+			targets++
+		}
+	}
+	switch {
+	case targets == 0:
+		return usage("what to record? give a command, -p PID, -t TID or -a")
+	case targets > 1:
+		return usage("a command, -p, -t and -a exclude each other; a command with -a records everything while it runs")
+	case p.Frequency > 0 && p.Period > 0:
+		return usage("-F and -c exclude each other")
+	case p.User && p.Kernel:
+		return usage("--user and --kernel exclude each other; without either, both are recorded")
+	case p.StackSize%8 != 0 || p.StackSize > perfevent.MaxStackSize:
+		return usage("--stack-size is a multiple of 8 up to %d", perfevent.MaxStackSize)
+	case p.from != "auto" && p.from != "perf" && p.from != "ebpf":
+		return usage("--source is auto, perf or ebpf, not %q", p.from)
+	case p.from == "ebpf" && stepper != "compact":
+		return usage("--source ebpf walks by compact tables, not --stepper %s", stepper)
+	}
+	if stepper != "compact" {
+		p.from = "perf"
+	}
+	return nil
+}
+
+// A live is a recording that runs.
+type live struct {
+	*perfevent.Recorder
+	prog  *ebpf.Program // nil: stacks are copied by the kernel and walked here
+	why   error         // it was to be seen whether the kernel may walk, and it may not
+	start time.Time
+	plan  *plan
+}
+
+// open starts a recording, and the command if there is one.
+func (p *plan) open(ctx context.Context, mods *modules.Set) (*live, error) {
+	l := &live{plan: p, start: time.Now()}
+	if p.from != "perf" {
+		err := l.inKernel(ctx, mods)
+		if err == nil {
+			return l, nil
+		}
+		if p.from == "ebpf" || l.why == nil {
+			return nil, err
+		}
+	}
+	var err error
+	if l.Recorder, err = perfevent.Open(ctx, p.Options); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// inKernel starts a recording whose stacks the kernel walks. Where it may not, l.why says so; any other error is one that
+// copies would meet, too.
+func (l *live) inKernel(ctx context.Context, mods *modules.Set) error {
+	if runtime.GOARCH != "amd64" {
+		l.why = fmt.Errorf("walking in the kernel: %w on %s", errors.ErrUnsupported, runtime.GOARCH)
+		return l.why
+	}
+	prog, err := ebpf.Load(ebpf.Options{Mods: mods.Module})
+	if err != nil {
+		l.why = err
+		return err
+	}
+	o := l.plan.Options
+	o.Program = prog
+	rec, err := perfevent.Open(ctx, o)
+	if err != nil {
+		prog.Close()
+		if errors.Is(err, errors.ErrUnsupported) {
+			l.why = err
+		}
+		return err
+	}
+	l.Recorder, l.prog = rec, prog
+	return nil
+}
+
+// Close ends the recording.
+func (l *live) Close() error {
+	err := l.Recorder.Close()
+	if l.prog != nil {
+		err = errors.Join(err, l.prog.Close())
+	}
+	return err
+}
+
+// walks says who walks stacks.
+func (l *live) walks() string {
+	if l.prog != nil {
+		return "walking stacks in the kernel"
+	}
+	return "walking copies of stacks"
+}
+
+// summary says who walks stacks, and what that takes.
+func (l *live) summary() string {
+	if l.prog == nil {
+		return l.walks()
+	}
+	st := l.prog.Stats()
+	return fmt.Sprintf("%s: %s tables of %.1f MiB for %s processes", l.walks(), profile.Comma(uint64(st.Tables)),
+		float64(st.TableBytes)/(1<<20), profile.Comma(uint64(st.Processes)))
+}
+
+// note says on standard error in what the recording is not what was asked for, and where stacks are walked if that was left
+// open.
+func (l *live) note() {
+	if note := l.EventNote(); note != "" {
+		fmt.Fprintf(os.Stderr, "unspool: %s\n", note)
+	}
+	switch {
+	case l.plan.from != "auto":
+	case l.prog != nil:
+		fmt.Fprintf(os.Stderr, "unspool: %s\n", l.walks())
+	case l.why != nil && os.Geteuid() == 0:
+		fmt.Fprintf(os.Stderr, "unspool: %s, not in the kernel: %v\n", l.walks(), l.why)
+	}
+}
+
+// lost counts the samples that the recorder has lost so far.
+func (l *live) lost() uint64 {
+	st := l.Stats()
+	n := st.Lost + st.LostSamples
+	if l.prog != nil {
+		k := l.prog.Stats()
+		n += k.RingFull + k.Nested
+	}
+	return n
+}
+
+// session returns a session over the recording.
+func (l *live) session(mods *modules.Set, flt *filter) *session {
+	s := newSession(mods, l.Recorder, flt)
+	s.ours = l.prog != nil
+	s.machine, s.info.Host, s.info.Command, s.info.Start = l.Machine(), perfdata.Host().Hostname, strings.Join(l.plan.Command, " "), l.start
+	return s
+}
+
+// settle brings the recorder's own counts into a session that has ended, and says what else is to be known.
+func (l *live) settle(s *session) {
+	s.stats.Lost = max(s.stats.Lost, l.Stats().Lost)
+	if l.prog == nil {
+		return
+	}
+	st := l.prog.Stats()
+	s.info.Loss.Samples += st.RingFull + st.Nested
+	s.stats.Lost += st.RingFull + st.Nested
+	if st.Cut > 0 {
+		fmt.Fprintf(os.Stderr, "unspool: %s stacks end early: the kernel did not know yet what their processes had mapped\n", profile.Comma(st.Cut))
+	}
+	if st.Failed > 0 {
+		fmt.Fprintf(os.Stderr, "unspool: %s tables or address spaces did not get into the kernel: %v\n", profile.Comma(uint64(st.Failed)), st.Err)
+	}
+}

@@ -1,0 +1,221 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"charm.land/lipgloss/v2"
+)
+
+// A watcher is a view on a terminal.
+type watcher struct {
+	v             *view
+	f             *feed
+	every         time.Duration
+	left          int // rounds; 0: no end
+	width, height int
+	latest        ranked
+	over          bool // nothing more comes
+}
+
+// A ranked is what a round has brought.
+type ranked struct {
+	r     *ranking
+	walks string
+}
+
+type (
+	dueMsg  struct{}
+	overMsg struct{ note string }
+)
+
+// watch shows v on the terminal until the user has seen enough. It says whether the recording ended by itself.
+func watch(ctx context.Context, t *top, f *feed, v *view, ended <-chan error) (over bool, err error) {
+	v.paint = paint(os.Getenv("NO_COLOR") == "")
+	w := &watcher{v: v, f: f, every: t.every, left: t.rounds}
+	p := tea.NewProgram(w, tea.WithoutSignalHandler())
+	defer context.AfterFunc(ctx, p.Quit)()
+	shown, told := make(chan struct{}), make(chan error, 1)
+	go func() {
+		select {
+		case err := <-ended:
+			note := "ended"
+			if err != nil {
+				note = "ended: " + clean(err.Error())
+			}
+			told <- err
+			p.Send(overMsg{note})
+		case <-shown:
+		}
+	}()
+	_, err = p.Run()
+	close(shown)
+	select {
+	case end := <-told:
+		if err == nil {
+			err = end
+		}
+		return true, err
+	default:
+		return false, err
+	}
+}
+
+// paint returns what styles text.
+func paint(colour bool) func(style, string) string {
+	styles := map[style]lipgloss.Style{
+		strong: lipgloss.NewStyle().Bold(true),
+		faint:  lipgloss.NewStyle().Faint(true),
+		chosen: lipgloss.NewStyle().Reverse(true),
+	}
+	if colour {
+		styles[strong] = styles[strong].Foreground(lipgloss.Cyan)
+	}
+	return func(st style, s string) string {
+		if st == plain {
+			return s
+		}
+		return styles[st].Render(s)
+	}
+}
+
+func (w *watcher) Init() tea.Cmd { return w.wait() }
+
+// wait lets an interval go by.
+func (w *watcher) wait() tea.Cmd {
+	return tea.Tick(w.every, func(time.Time) tea.Msg { return dueMsg{} })
+}
+
+// next works out a ranking besides the screen: names of a new file can take a while.
+func (w *watcher) next() tea.Msg { return ranked{w.f.next(), w.f.rec.summary()} }
+
+func (w *watcher) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	switch msg := msg.(type) {
+	case tea.WindowSizeMsg:
+		w.width, w.height = msg.Width, msg.Height
+	case dueMsg:
+		if !w.over {
+			return w, w.next
+		}
+	case overMsg:
+		w.over, w.v.note = true, fmt.Sprintf("%s · q to quit", msg.note)
+		return w, w.next
+	case ranked:
+		w.latest = msg
+		if !w.v.paused {
+			w.show()
+		}
+		if w.left > 0 {
+			if w.left--; w.left == 0 {
+				return w, tea.Quit
+			}
+		}
+		if !w.over {
+			return w, w.wait()
+		}
+	case tea.KeyPressMsg:
+		if w.v.typing {
+			w.typed(msg)
+			return w, nil
+		}
+		return w, w.pressed(msg.String())
+	}
+	return w, nil
+}
+
+func (w *watcher) show() {
+	if w.latest.r != nil {
+		w.v.walks = w.latest.walks
+		w.v.show(w.latest.r)
+	}
+}
+
+// pressed does what a key is for.
+func (w *watcher) pressed(key string) tea.Cmd {
+	v := w.v
+	page := max(1, w.height-7)
+	switch key {
+	case "q", "ctrl+c":
+		return tea.Quit
+	case "ctrl+z":
+		return tea.Suspend
+	case "tab", "right", "l":
+		v.table = (v.table + 1) % numTables
+	case "shift+tab", "left", "h":
+		v.table = (v.table + numTables - 1) % numTables
+	case "1", "2", "3":
+		v.table = int(key[0] - '1')
+	case "j", "down":
+		v.move(1)
+	case "k", "up":
+		v.move(-1)
+	case "pgdown", "ctrl+f":
+		v.move(page)
+	case "pgup", "ctrl+b":
+		v.move(-page)
+	case "home", "g":
+		v.move(-1 << 30)
+	case "end", "G":
+		v.move(1 << 30)
+	case "enter", "space":
+		v.open[v.table] = !v.open[v.table]
+	case "p":
+		if v.paused = !v.paused; !v.paused {
+			w.show()
+		}
+	case "r":
+		w.latest = ranked{&ranking{}, w.latest.walks}
+		w.show()
+		return func() tea.Msg { w.f.reset(); return nil }
+	case "?":
+		v.help = !v.help
+	case "/":
+		v.typing, v.typed, v.wrong, v.help = true, "", nil, false
+	case "esc":
+		v.help = false
+		v.setFilter(nil)
+	}
+	return nil
+}
+
+// typed edits the regular expression.
+func (w *watcher) typed(key tea.KeyPressMsg) {
+	v := w.v
+	switch key.String() {
+	case "esc", "ctrl+c":
+		v.typing = false
+		return
+	case "enter":
+		re, err := regexp.Compile(v.typed)
+		if v.wrong = err; err != nil {
+			return
+		}
+		v.typing = false
+		if v.typed == "" {
+			re = nil
+		}
+		v.setFilter(re)
+		return
+	case "backspace":
+		if r := []rune(v.typed); len(r) > 0 {
+			v.typed = string(r[:len(r)-1])
+		}
+	case "ctrl+u":
+		v.typed = ""
+	default:
+		if len(v.typed)+len(key.Text) <= 1000 {
+			v.typed += key.Text
+		}
+	}
+	v.wrong = nil
+}
+
+func (w *watcher) View() tea.View {
+	out := tea.NewView(w.v.text(max(w.width, 1), max(w.height, 1)))
+	out.AltScreen = true
+	return out
+}

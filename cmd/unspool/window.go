@@ -1,0 +1,283 @@
+package main
+
+import (
+	"cmp"
+	"encoding/binary"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/unwind"
+)
+
+// A tally counts samples until somebody cuts it off. It is safe for concurrent use.
+type tally struct {
+	mu    sync.Mutex
+	b     *profile.Builder
+	idle  uint64
+	since time.Time
+	was   uint64 // lost before
+}
+
+// An interval is what a tally held when it was cut off.
+type interval struct {
+	p    *profile.Profile
+	idle uint64 // samples of processors that had nothing to do: they are nowhere else
+	lost uint64
+	dur  time.Duration
+}
+
+func newTally(now time.Time) *tally { return &tally{b: profile.NewBuilder(), since: now} }
+
+// add counts a sample.
+func (t *tally) add(s *profile.Sample) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s.PID == 0 {
+		t.idle++
+		return nil
+	}
+	t.b.Add(s)
+	return nil
+}
+
+// cut returns what has come since the last cut. lost is how many samples were lost since the beginning.
+func (t *tally) cut(now time.Time, lost uint64, n profile.Namer, info profile.Info) interval {
+	t.mu.Lock()
+	b, idle, since, was := t.b, t.idle, t.since, t.was
+	t.b, t.idle, t.since, t.was = profile.NewBuilder(), 0, now, lost
+	t.mu.Unlock()
+	return interval{b.Profile(n, info), idle, lost - min(was, lost), now.Sub(since)}
+}
+
+// A window is the last intervals of a recording.
+type window struct {
+	size    int
+	periods bool       // what weighs is the sum of periods, such as the ns that a thread was blocked, not the number of samples
+	parts   []interval // oldest first
+}
+
+// push adds an interval. The oldest goes where there are too many.
+func (w *window) push(p interval) {
+	w.parts = append(w.parts, p)
+	if n := len(w.parts) - w.size; n > 0 {
+		w.parts = slices.Delete(w.parts, 0, n)
+	}
+}
+
+func (w *window) reset() { w.parts = nil }
+
+// A ranking is what a window holds, added up. Functions, stacks and processes are numbered; the orders are by falling weight.
+type ranking struct {
+	dur    time.Duration
+	weight uint64 // of all
+	totals profile.Totals
+	idle   uint64
+	lost   uint64
+
+	funcs  []rankedFunc
+	stacks []rankedStack
+	procs  []rankedProc
+	shares []share
+
+	byFunc, byStack, byProc []int32
+}
+
+type rankedFunc struct {
+	name, module string
+	self, total  uint64
+}
+
+type rankedStack struct {
+	frames []int32 // functions, innermost first
+	stop   unwind.Stop
+	n      uint64
+}
+
+type rankedProc struct {
+	pid            int32
+	comm           string
+	n              uint64
+	samples, whole uint64
+}
+
+// A share is how often a process had a stack.
+type share struct {
+	stack, proc int32
+	n           uint64
+}
+
+// rank adds up. Numbers are the ranking's own: nothing grows from one to the next.
+func (w *window) rank() *ranking {
+	r := &ranking{}
+	type name struct{ fn, module string }
+	fns, stacks, procs, shares := map[name]int32{}, map[string]int32{}, map[int32]int32{}, map[[2]int32]int32{}
+	var key []byte
+	var seen []int // by function: 1 + the last stack that had it
+	n := 0
+	for i := range w.parts {
+		part := &w.parts[i]
+		p := part.p
+		r.dur += part.dur
+		r.idle += part.idle
+		r.lost += part.lost
+		addTotals(&r.totals, &p.Totals)
+		of := make([]int32, len(p.Funcs))
+		for j := range p.Funcs {
+			f := &p.Funcs[j]
+			k := name{f.Name, p.Modules[f.Module].Base()}
+			id, ok := fns[k]
+			if !ok {
+				id = int32(len(r.funcs))
+				fns[k] = id
+				r.funcs = append(r.funcs, rankedFunc{name: k.fn, module: k.module})
+				seen = append(seen, 0)
+			}
+			of[j] = id
+		}
+		for j := range p.Stacks {
+			s := &p.Stacks[j]
+			n++
+			weight := s.Count
+			if w.periods {
+				weight = s.Period
+			}
+			r.weight += weight
+			key = append(key[:0], byte(s.Stop))
+			for k, loc := range s.Frames {
+				f := of[p.Locs[loc].Func]
+				key = binary.LittleEndian.AppendUint32(key, uint32(f))
+				if k == 0 {
+					r.funcs[f].self += weight
+				}
+				if seen[f] != n {
+					seen[f] = n
+					r.funcs[f].total += weight
+				}
+			}
+			stack, ok := stacks[string(key)]
+			if !ok {
+				stack = int32(len(r.stacks))
+				stacks[string(key)] = stack
+				frames := make([]int32, len(s.Frames))
+				for k, loc := range s.Frames {
+					frames[k] = of[p.Locs[loc].Func]
+				}
+				r.stacks = append(r.stacks, rankedStack{frames: frames, stop: s.Stop})
+			}
+			r.stacks[stack].n += weight
+			proc, ok := procs[s.PID]
+			if !ok {
+				proc = int32(len(r.procs))
+				procs[s.PID] = proc
+				r.procs = append(r.procs, rankedProc{pid: s.PID, comm: s.Comm})
+			}
+			q := &r.procs[proc]
+			if s.TID == s.PID {
+				q.comm = s.Comm // threads may have names of their own
+			}
+			q.n += weight
+			q.samples += s.Count
+			if s.Stop == unwind.Outermost {
+				q.whole += s.Count
+			}
+			sh, ok := shares[[2]int32{stack, proc}]
+			if !ok {
+				sh = int32(len(r.shares))
+				shares[[2]int32{stack, proc}] = sh
+				r.shares = append(r.shares, share{stack: stack, proc: proc})
+			}
+			r.shares[sh].n += weight
+		}
+	}
+	r.byFunc = order(len(r.funcs), func(a, b int32) int {
+		x, y := &r.funcs[a], &r.funcs[b]
+		return cmp.Or(cmp.Compare(y.self, x.self), cmp.Compare(y.total, x.total), cmp.Compare(x.name, y.name), cmp.Compare(x.module, y.module))
+	})
+	r.byStack = order(len(r.stacks), func(a, b int32) int {
+		x, y := &r.stacks[a], &r.stacks[b]
+		return cmp.Or(cmp.Compare(y.n, x.n), r.compareStacks(x, y))
+	})
+	r.byProc = order(len(r.procs), func(a, b int32) int {
+		x, y := &r.procs[a], &r.procs[b]
+		return cmp.Or(cmp.Compare(y.n, x.n), cmp.Compare(x.pid, y.pid))
+	})
+	return r
+}
+
+// compareStacks orders stacks of the same weight by their names.
+func (r *ranking) compareStacks(x, y *rankedStack) int {
+	return cmp.Or(slices.CompareFunc(x.frames, y.frames, func(f, g int32) int {
+		if f == g {
+			return 0
+		}
+		return cmp.Or(cmp.Compare(r.funcs[f].name, r.funcs[g].name), cmp.Compare(r.funcs[f].module, r.funcs[g].module))
+	}), cmp.Compare(x.stop, y.stop))
+}
+
+// order returns 0…n-1 sorted.
+func order(n int, compare func(a, b int32) int) []int32 {
+	s := make([]int32, n)
+	for i := range s {
+		s[i] = int32(i)
+	}
+	slices.SortFunc(s, compare)
+	return s
+}
+
+func addTotals(t, u *profile.Totals) {
+	t.Samples += u.Samples
+	t.Period += u.Period
+	t.Frames += u.Frames
+	for i, n := range u.Stops {
+		t.Stops[i] += n
+	}
+	for i, n := range u.Hows {
+		t.Hows[i] += n
+	}
+}
+
+// callers returns the functions that call one, with how many samples they did so in, in falling order. In a stack that has the
+// function several times the innermost one's caller counts, if it is another function.
+func (r *ranking) callers(fn int32) []weighted {
+	n := map[int32]uint64{}
+	for i := range r.stacks {
+		s := &r.stacks[i]
+		k := slices.Index(s.frames, fn)
+		for k >= 0 && k < len(s.frames) && s.frames[k] == fn {
+			k++
+		}
+		if k > 0 && k < len(s.frames) {
+			n[s.frames[k]] += s.n
+		}
+	}
+	return r.sorted(n)
+}
+
+// inside returns the functions that a process was in, by their own weight.
+func (r *ranking) inside(proc int32) []weighted {
+	n := map[int32]uint64{}
+	for _, sh := range r.shares {
+		if f := r.stacks[sh.stack].frames; sh.proc == proc && len(f) > 0 {
+			n[f[0]] += sh.n
+		}
+	}
+	return r.sorted(n)
+}
+
+type weighted struct {
+	fn int32
+	n  uint64
+}
+
+func (r *ranking) sorted(n map[int32]uint64) []weighted {
+	var out []weighted
+	for f, k := range n {
+		out = append(out, weighted{f, k})
+	}
+	slices.SortFunc(out, func(a, b weighted) int {
+		return cmp.Or(cmp.Compare(b.n, a.n), cmp.Compare(r.funcs[a.fn].name, r.funcs[b.fn].name), cmp.Compare(a.fn, b.fn))
+	})
+	return out
+}
