@@ -234,7 +234,7 @@ func TestKernelSamples(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer prog.Close()
-			attr := source.Attr{SampleType: source.SampleIP | source.SampleTID | source.SampleTime | source.SampleCPU | source.SamplePeriod}
+			attr := source.Attr{SampleType: source.SampleIdentifier | source.SampleIP | source.SampleTID | source.SampleTime | source.SampleCPU | source.SamplePeriod}
 			attr = attr.Walked()
 			d := &doubled{Program: prog, dec: source.NewDecoder(), got: map[uint32][]source.Record{}}
 			d.dec.AddAttr(&attr, nil, "")
@@ -310,7 +310,7 @@ func TestKernelSamples(t *testing.T) {
 				}
 			}
 			t.Logf("%d samples: %d equal, %d longer than the copy, %d before the mapping was known (%d before the process; the last after %d ms); deepest %d; %d copies whole; lost %d",
-				n, equal, longer, early, st.Unknown, latest/1e6, deepest, whole, st.RingFull+st.Nested)
+				n, equal, longer, early, st.Cut, latest/1e6, deepest, whole, st.RingFull+st.Nested)
 			if n < 100 || equal+longer < n/2 { // how soon a mapping is known depends on what else the machine does
 				t.Error("too few")
 			}

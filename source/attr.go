@@ -229,9 +229,9 @@ func (a *Attr) Has(flags uint64) bool { return a.Flags&flags == flags }
 
 // The causes of an error in a record, an attr or a file.
 var (
-	ErrTruncated   = errors.New("truncated")
-	ErrMalformed   = errors.New("malformed")
-	ErrUnsupported = errors.New("unsupported")
+	ErrTruncated         = errors.New("truncated")
+	ErrMalformed         = errors.New("malformed")
+	ErrUnsupported error = unsupported{}
 )
 
 var (
@@ -265,3 +265,9 @@ func (a *Attr) Name() string {
 	}
 	return s
 }
+
+// unsupported is errors.ErrUnsupported in fewer words.
+type unsupported struct{}
+
+func (unsupported) Error() string        { return "unsupported" }
+func (unsupported) Is(target error) bool { return target == errors.ErrUnsupported }

@@ -21,8 +21,8 @@ type Event struct {
 type Decoder struct {
 	mu     sync.Mutex // for writers
 	events []Event
-	table  atomic.Pointer[[]layout] // of events; only appended to
-	byID   sync.Map                 // uint64 to int
+	table  atomic.Pointer[[]layout] // of events, and of walked samples; only appended to
+	byID   sync.Map                 // uint64 to int, an index of table
 }
 
 // maxEvents bounds what a hostile stream can make a Decoder hold; all tracepoints of a kernel are 3,000.
@@ -32,6 +32,7 @@ const maxEvents = 1 << 16
 // start of a sample, or from the start of a trailer; -1 where there is none.
 type layout struct {
 	attr                                  Attr
+	event                                 int
 	id, tid, time                         int // in a sample
 	trailer                               int // size of the trailer of other records
 	tTID, tTime, tID, tStrm, tCPU, tIdent int
@@ -89,10 +90,30 @@ func (d *Decoder) AddAttr(a *Attr, ids []uint64, name string) int {
 		name = a.Name()
 	}
 	d.events = append(d.events, Event{Attr: *a, Name: name})
-	t := append(*d.table.Load(), newLayout(a))
-	d.table.Store(&t)
+	d.addLayout(a, i)
 	d.addIDs(i, ids)
 	return i
+}
+
+func (d *Decoder) addLayout(a *Attr, event int) {
+	l := newLayout(a)
+	l.event = event
+	t := append(*d.table.Load(), l)
+	d.table.Store(&t)
+}
+
+// WalkedID is the ID of samples that AppendSample wrote, in a stream where an event's other samples are the kernel's: see
+// AddWalked.
+const WalkedID = 1<<64 - 2
+
+// AddWalked says that samples with the ID WalkedID are of event 0, the only one, and as its Attr.Walked has them. The others,
+// whatever their ID, are as its Attr has them.
+func (d *Decoder) AddWalked() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w := d.events[0].Attr.Walked()
+	d.addLayout(&w, 0)
+	d.byID.Store(uint64(WalkedID), len(*d.table.Load())-1)
 }
 
 // AddIDs adds ids to event i.
@@ -133,7 +154,7 @@ func (d *Decoder) EventByID(id uint64) (int, bool) {
 	if !ok {
 		return -1, false
 	}
-	return v.(int), true
+	return (*d.table.Load())[v.(int)].event, true
 }
 
 // layout returns the layout of raw's event and the event's index. A single event has all records, and one without
@@ -163,8 +184,12 @@ func (d *Decoder) layout(raw []byte) (*layout, int) {
 	if id == 0 {
 		return l, 0
 	}
-	if i, ok := d.EventByID(id); ok && i < len(t) {
-		return &t[i], i
+	if v, ok := d.byID.Load(id); ok && v.(int) < len(t) {
+		l = &t[v.(int)]
+		return l, l.event
+	}
+	if t[len(t)-1].event == 0 {
+		return l, 0 // there is one event, with two layouts
 	}
 	if binary.LittleEndian.Uint32(raw) != RecordSample {
 		return l, -1 // what it says of the world is still true

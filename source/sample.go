@@ -117,7 +117,7 @@ func (k *stacker) fill(j *job, it *item) {
 
 	var prov provenance
 	var ours, cut bool
-	if k.ours && len(r.Tracepoint) > 0 {
+	if k.ours && len(r.Tracepoint) > 0 && r.UserABI == 0 {
 		prov, r.Tracepoint, ours = parseProvenance(r.Tracepoint)
 	}
 	switch {

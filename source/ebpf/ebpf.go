@@ -6,16 +6,20 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/cilium/ebpf/rlimit"
 
-	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/unwind"
 )
@@ -23,46 +27,41 @@ import (
 //go:embed unspool.bpf.o
 var object []byte
 
-// sampleSize is that of struct sample.
-const sampleSize = 48
-
-// maxFrames and maxKernel are the most words that follow a sample.
-const (
-	maxFrames = 1024
-	maxKernel = 127
-)
-
-// How a frame was found is in the upper bits of its word.
-const howShift = 60
-
 // Stats counts what a Program did.
 type Stats struct {
 	Samples    uint64 // walked in the kernel and read
+	Copied     uint64 // left to a copy of the stack by the same event: a mapping or a table had not come to the kernel yet
+	Cut        uint64 // the same, where there is no copy: they end early
 	RingFull   uint64 // lost: the ring buffer had no room
 	Nested     uint64 // lost: the event interrupted the program. Where it interrupts another BPF program, nobody counts
-	Unknown    uint64 // in code whose mapping had not come to the kernel yet: the first frame only
+	Forgotten  uint64 // lost: a blocked thread that there was no room to remember, or a stack that never came
 	Processes  int    // that are known to the kernel now
-	Tables     int    // loaded into the kernel
+	Tables     int    // in the kernel now
 	TableBytes uint64 // their payload
 	MapBytes   uint64 // what the kernel says that their maps take
+	Evicted    int    // tables that were taken out for want of memory
 	Runs       uint64 // of the program, and their time, where the kernel counts (kernel.bpf_stats_enabled)
 	RunTime    time.Duration
 	Failed     int   // address spaces and tables that could not be brought into the kernel
 	Err        error // the first reason
 }
 
+// Lost returns how many samples there are that nobody will see.
+func (s *Stats) Lost() uint64 { return s.RingFull + s.Nested + s.Forgotten }
+
 // A Program walks stacks in the kernel. It is what perfevent.Options.Program takes.
 type Program struct {
-	coll   *ebpf.Collection
-	pass   bool
-	ring   *ringbuf.Reader
-	rec    ringbuf.Record
-	sample source.Sample
-	frames []unwind.Frame
-	kernel []uint64
-	buf    []byte
-
+	spec    *ebpf.CollectionSpec
+	coll    *ebpf.Collection
+	more    *ebpf.Collection // the program that is not for counters and clocks
+	prog    string           // the one that takes samples
+	links   []link.Link
+	ring    *ringbuf.Reader
+	rec     ringbuf.Record
+	stacks  stacks
+	ended   bool
 	samples atomic.Uint64
+	names   func(string) bool
 	track   tracker
 }
 
@@ -71,144 +70,309 @@ type Options struct {
 	// Mods gives the modules of address spaces, as source.NewWorld has it. Only compact tables can be used.
 	Mods func(path, buildID string) *unwind.Module
 
+	// Memory is how many bytes of the kernel's memory tables may take; 0 is DefaultMemory. Where there are more, those go
+	// that have not been used for the longest time.
+	Memory uint64
+
+	// Comm, if not nil, says which commands are of interest. The kernel refuses the others' samples.
+	Comm func(comm string) bool
+
+	// Cgroup is the directory of a cgroup (version 2): samples of tasks outside of it are refused. Empty: none are.
+	Cgroup string
+
 	// Pass lets events write the kernel's own samples, too, with a copy of the stack: to compare.
 	Pass bool
 }
+
+// DefaultMemory is 1 GiB: the tables of 10 GiB of code.
+const DefaultMemory = 1 << 30
 
 // initialPIDs is the inode of the first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 const initialPIDs = 0xeffffffc
 
 // Load loads the program into the kernel. Close it after the recording.
 func Load(o Options) (_ *Program, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("loading the kernel's program: %w", err)
+		}
+	}()
 	if st, err := os.Stat("/proc/self/ns/pid"); err == nil {
 		if sys, ok := st.Sys().(*syscall.Stat_t); ok && sys.Ino != initialPIDs {
-			return nil, errors.New("loading the kernel's program: it knows processes by other numbers than this PID namespace does")
+			return nil, errors.New("it knows processes by other numbers than this PID namespace does")
 		}
 	}
 	if err := rlimit.RemoveMemlock(); err != nil && !errors.Is(err, os.ErrPermission) {
-		return nil, fmt.Errorf("loading the kernel's program: %w", err)
+		return nil, err
 	}
-	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
-	if err != nil {
-		return nil, fmt.Errorf("loading the kernel's program: BUG: %w", err)
-	}
-	p := &Program{pass: o.Pass}
-	if o.Pass {
-		if err := spec.Variables["pass"].Set(uint32(1)); err != nil {
-			return nil, fmt.Errorf("loading the kernel's program: BUG: %w", err)
+	p := &Program{prog: "on_event", names: o.Comm}
+	defer func() {
+		if err != nil {
+			p.close()
 		}
+	}()
+	if p.spec, err = ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object)); err != nil {
+		return nil, fmt.Errorf("BUG: %w", err)
 	}
-	if p.coll, err = ebpf.NewCollection(spec); errors.Is(err, os.ErrPermission) {
-		return nil, fmt.Errorf("loading the kernel's program: %w (it takes root, or CAP_BPF and CAP_PERFMON)", os.ErrPermission)
-	} else if err != nil {
-		return nil, fmt.Errorf("loading the kernel's program: %w", err)
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return nil, err
 	}
-	if p.ring, err = ringbuf.NewReader(p.coll.Maps["stacks"]); err != nil {
-		p.coll.Close()
-		return nil, fmt.Errorf("the kernel's ring buffer: %w", err)
+	p.spec.Maps["caches"].MaxEntries = uint32(cpus)
+	if p.coll, err = p.load("on_event", "on_exec", "on_fork"); err != nil {
+		return nil, err
+	}
+	if err := p.set("seed", rand.Uint64()); err != nil {
+		return nil, err
+	}
+	if o.Pass {
+		err = p.set("pass", uint32(1))
+	}
+	if o.Comm != nil {
+		err = errors.Join(err, p.set("by_name", uint32(1)))
+	}
+	if o.Cgroup != "" {
+		err = errors.Join(err, p.cgroup(o.Cgroup))
+	}
+	if err != nil {
+		return nil, err
+	}
+	if p.ring, err = ringbuf.NewReader(p.coll.Maps["samples"]); err != nil {
+		return nil, err
 	}
 	p.ring.SetDeadline(time.Unix(1, 0)) // reads never wait
-	p.track.start(p.coll, o.Mods)
+	for _, name := range []string{"on_exec", "on_fork"} {
+		if err := p.trace(p.coll, name); err != nil {
+			return nil, err
+		}
+	}
+	if o.Memory == 0 {
+		o.Memory = DefaultMemory
+	}
+	p.track.start(p.coll, o.Mods, o.Memory)
 	return p, nil
+}
+
+// load loads some of the programs, over the maps that there are.
+func (p *Program) load(names ...string) (*ebpf.Collection, error) {
+	spec := p.spec.Copy()
+	for name := range spec.Programs {
+		if !slices.Contains(names, name) {
+			delete(spec.Programs, name)
+		}
+	}
+	var o ebpf.CollectionOptions
+	if p.coll != nil {
+		o.MapReplacements = p.coll.Maps
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, o)
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		return nil, fmt.Errorf("%w (it takes root, or CAP_BPF and CAP_PERFMON)", os.ErrPermission)
+	case errors.Is(err, btf.ErrNotFound):
+		return nil, fmt.Errorf("%w (it takes a kernel with CONFIG_DEBUG_INFO_BTF)", err)
+	}
+	return coll, err
+}
+
+// set sets a variable of the program.
+func (p *Program) set(name string, v any) error {
+	if err := p.coll.Variables[name].Set(v); err != nil {
+		return fmt.Errorf("BUG: %w", err)
+	}
+	return nil
+}
+
+// cgroup makes the program refuse tasks that are not in a cgroup.
+func (p *Program) cgroup(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := p.coll.Maps["cgroups"].Put(uint32(0), uint32(dir.Fd())); err != nil {
+		return fmt.Errorf("%s: %w (it takes a directory of cgroup version 2)", path, err)
+	}
+	return p.set("by_cgroup", uint32(1))
+}
+
+// trace attaches a program to its tracepoint.
+func (p *Program) trace(coll *ebpf.Collection, name string) error {
+	l, err := link.AttachTracing(link.TracingOptions{Program: coll.Programs[name]})
+	if err != nil {
+		return fmt.Errorf("attaching %s: %w", name, err)
+	}
+	p.links = append(p.links, l)
+	return nil
 }
 
 // Close unloads the program.
 func (p *Program) Close() error {
 	p.track.stop()
-	err := p.ring.Close()
-	p.coll.Close()
+	return p.close()
+}
+
+func (p *Program) close() (err error) {
+	for _, l := range p.links {
+		err = errors.Join(err, l.Close())
+	}
+	if p.ring != nil {
+		err = errors.Join(err, p.ring.Close())
+	}
+	if p.more != nil {
+		p.more.Close()
+	}
+	if p.coll != nil {
+		p.coll.Close()
+	}
+	return err
+}
+
+// Start implements perfevent.Program.
+func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
+	p.stacks.start(dec)
+	p.track.dec = dec
+	switch use.Kind {
+	case source.OnTracepoints:
+		p.prog = "on_tracepoint"
+		err = p.set("every", uint32(min(use.Period, 1<<32-1)))
+	case source.OnBlocking:
+		p.prog = "on_switch"
+	}
+	if p.prog == "on_event" || err != nil {
+		return err
+	}
+	if p.more, err = p.load(p.prog); err != nil {
+		return fmt.Errorf("loading the kernel's program: %w", err)
+	}
+	if !use.All {
+		// What this process starts is known from its first moment; it itself is not of interest.
+		err = errors.Join(p.set("scoped", uint32(1)), p.set("self", uint32(os.Getpid())), p.coll.Maps["processes"].Put(uint32(os.Getpid()), uint64(0)))
+	}
+	if p.prog == "on_switch" && err == nil {
+		err = p.trace(p.more, p.prog)
+	}
 	return err
 }
 
 // FD implements perfevent.Program.
-func (p *Program) FD() int { return p.coll.Programs["on_event"].FD() }
-
-// Pass implements perfevent.Program.
-func (p *Program) Pass() bool { return p.pass }
+func (p *Program) FD() int {
+	if p.more != nil {
+		return p.more.Programs[p.prog].FD()
+	}
+	return p.coll.Programs[p.prog].FD()
+}
 
 // Ready implements perfevent.Program.
-func (p *Program) Ready() int { return p.coll.Maps["stacks"].FD() }
+func (p *Program) Ready() int { return p.coll.Maps["samples"].FD() }
 
 // Begin implements perfevent.Program.
-func (p *Program) Begin(records []byte, dec *source.Decoder) { p.track.begin(records, dec) }
+func (p *Program) Begin(records []byte) {
+	if p.names != nil {
+		for b := records; len(b) >= 8; {
+			n := int(binary.LittleEndian.Uint16(b[6:]))
+			if n < 8 || n > len(b) {
+				break
+			}
+			p.name(b[:n])
+			b = b[n:]
+		}
+	}
+	p.track.begin(records)
+}
 
 // Saw implements perfevent.Program.
-func (p *Program) Saw(raw []byte) { p.track.saw(raw) }
+func (p *Program) Saw(raw []byte) {
+	if p.names != nil {
+		p.name(raw)
+	}
+	p.track.saw(raw)
+}
+
+// name tells the kernel whether samples of a name that a COMM record gives are of interest. There, names that are not known
+// are; whoever reads the samples has to refuse them.
+func (p *Program) name(raw []byte) {
+	if binary.LittleEndian.Uint32(raw) != source.RecordComm || len(raw) < 24 {
+		return
+	}
+	var name [16]byte
+	s, _, _ := strings.Cut(string(raw[16:]), "\x00")
+	copy(name[:15], s)
+	yes := uint8(0)
+	if p.names(s) {
+		yes = 1
+	}
+	if err := p.coll.Maps["names"].Put(name, yes); err != nil {
+		p.track.failed(fmt.Errorf("the name of a thread: %w", err))
+	}
+}
 
 // Samples implements perfevent.Program.
 func (p *Program) Samples(began uint64, space func(n int) []byte) (again bool) {
 	for left := p.ring.AvailableBytes(); left > 0 && p.ring.ReadInto(&p.rec) == nil; {
 		left -= min(left, len(p.rec.RawSample)+8)
-		if p.parse(p.rec.RawSample) {
-			p.samples.Add(1)
-			copy(space(len(p.buf)), p.buf)
-		}
+		p.sample(space)
 	}
+	p.stacks.tidy(p)
 	return p.track.round(began)
 }
 
-// parse makes a record in p.buf of a sample.
-func (p *Program) parse(b []byte) bool {
-	if len(b) < sampleSize {
-		return false
+// End implements perfevent.Program: threads that are still blocked have been so until now.
+func (p *Program) End(now uint64, space func(n int) []byte) {
+	if p.prog != "on_switch" || p.ended {
+		return
 	}
-	le := binary.LittleEndian
-	user, kernel := int(le.Uint32(b[40:])), int(le.Uint32(b[44:]))
-	if user > maxFrames || kernel > maxKernel || len(b) < sampleSize+8*(user+kernel) {
-		return false
+	p.ended = true
+	for _, l := range p.links {
+		l.Close()
 	}
-	r := source.Record{
-		Type: source.RecordSample, Misc: source.MiscUser, Time: le.Uint64(b), Period: le.Uint64(b[8:]), IP: le.Uint64(b[16:]),
-		PID: int32(le.Uint32(b[24:])), TID: int32(le.Uint32(b[28:])), CPU: le.Uint32(b[32:]),
+	p.links = nil
+	var tid int32
+	var b blocked
+	for it := p.coll.Maps["blocked"].Iterate(); it.Next(&tid, &b); {
+		if s := p.stacks.again(&sample{time: now, period: now - min(now, b.Since), id: b.ID, pid: b.PID, tid: tid}); s != nil {
+			p.samples.Add(1)
+			copy(space(len(s)), s)
+		}
 	}
-	if r.IP>>63 != 0 {
-		r.Misc = source.MiscKernel
-	}
-	s := &p.sample
-	*s = source.Sample{Record: &r, Stop: unwind.Stop(le.Uint32(b[36:])), From: source.Walked}
-	if s.Stop >= unwind.NumStops {
-		return false
-	}
-	if s.Stop == unwind.NoUserStack {
-		s.From = source.NoStack
-	}
-	p.frames, p.kernel = p.frames[:0], p.kernel[:0]
-	for i := range user {
-		w := le.Uint64(b[sampleSize+8*i:])
-		how := unwind.How(w >> howShift)
-		p.frames = append(p.frames, unwind.Frame{
-			PC: arch.Addr(w & (1<<howShift - 1)), How: how, Exact: how == unwind.HowStart || how == unwind.HowSignal,
-		})
-	}
-	for i := range kernel {
-		p.kernel = append(p.kernel, le.Uint64(b[sampleSize+8*(user+i):]))
-	}
-	s.User, s.Kernel = p.frames, p.kernel
-	var err error
-	p.buf, err = source.AppendSample(p.buf[:0], &sampleAttr, s)
-	return err == nil
 }
 
-// sampleAttr is the event's attr as the decoder knows it, as far as samples go.
-var sampleAttr = func() source.Attr {
-	a := source.Attr{SampleType: source.SampleIP | source.SampleTID | source.SampleTime | source.SampleCPU | source.SamplePeriod}
-	return a.Walked()
-}()
+// A blocked is struct blocked of c/unspool.bpf.c.
+type blocked struct {
+	Since, ID uint64
+	PID, _    int32
+}
+
+func (p *Program) sample(space func(n int) []byte) {
+	s, ok := parse(p.rec.RawSample)
+	if !ok {
+		return
+	}
+	if b := p.stacks.record(&s); b != nil {
+		p.samples.Add(1)
+		copy(space(len(b)), b)
+	}
+}
 
 // Stats returns what there has been so far.
 func (p *Program) Stats() Stats {
 	s := Stats{Samples: p.samples.Load()}
 	p.track.stats(&s)
-	if st, err := p.coll.Programs["on_event"].Stats(); err == nil {
+	progs := p.coll.Programs
+	if p.more != nil {
+		progs = p.more.Programs
+	}
+	if st, err := progs[p.prog].Stats(); err == nil {
 		s.Runs, s.RunTime = st.RunCount, st.Runtime
 	}
 	var per []uint64
-	for i, to := range []*uint64{&s.RingFull, &s.Nested, &s.Unknown} {
+	for i, to := range []*uint64{&s.RingFull, &s.Nested, &s.Forgotten, &s.Copied, &s.Cut} {
 		if p.coll.Maps["counters"].Lookup(uint32(i), &per) == nil {
 			for _, n := range per {
 				*to += n
 			}
 		}
 	}
+	s.Forgotten += p.stacks.unknown.Load()
 	return s
 }

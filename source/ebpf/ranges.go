@@ -26,8 +26,11 @@ const (
 	LazyPLT                  // the same, whose stubs push
 )
 
+// Pending is the table of a module that is not compiled yet.
+const Pending = 1<<32 - 1
+
 // Ranges returns the executable mappings of a space, cut where what walking does changes: ascending and disjoint. table
-// gives the number of a module's table, and 0 where it has none.
+// gives the number of a module's table: 0 where it has none, Pending where it may have one later.
 func Ranges(space *unwind.Space, table func(*unwind.Module) uint32) []Range {
 	var out []Range
 	for i := range space.Mappings() {
@@ -38,6 +41,11 @@ func Ranges(space *unwind.Space, table func(*unwind.Module) uint32) []Range {
 			}
 		}
 		at := uint64(m.Lo)
+		id := table(m.Module)
+		if id == Pending {
+			out = append(out, Range{Lo: at, Hi: uint64(m.Hi), Table: id, Kind: Code})
+			continue
+		}
 		c := m.Module.Code()
 		for _, s := range segments(c) {
 			// The part of the mapping that is of this segment. What lies before, on the same page, is another's.
@@ -45,7 +53,7 @@ func Ranges(space *unwind.Space, table func(*unwind.Module) uint32) []Range {
 			if lo >= hi {
 				continue
 			}
-			r := Range{Lo: uint64(m.Lo) + lo - m.Off, Hi: uint64(m.Lo) + hi - m.Off, Table: table(m.Module), Kind: Code}
+			r := Range{Lo: uint64(m.Lo) + lo - m.Off, Hi: uint64(m.Lo) + hi - m.Off, Table: id, Kind: Code}
 			if r.Lo < at {
 				continue // segments that overlap: the first counts
 			}

@@ -40,7 +40,7 @@ type attached struct {
 func (r *Recorder) openSampling(a *source.Attr, pid, i int) (fd int, err error) {
 	// FD_OUTPUT takes effect before the event can happen, unlike PERF_EVENT_IOC_SET_OUTPUT.
 	const flags = unix.PERF_FLAG_FD_NO_GROUP | unix.PERF_FLAG_FD_OUTPUT
-	if r.program == nil {
+	if r.program == nil || r.trigger.Kind != source.OnEvents {
 		return openEvent(a, pid, r.cpus[i], r.rings[i].fd, flags)
 	}
 	// Without the program, the event would write samples that are none of ours.
@@ -55,9 +55,26 @@ func (r *Recorder) openSampling(a *source.Attr, pid, i int) (fd int, err error) 
 	}
 	if err != nil {
 		unix.Close(fd)
-		return -1, fmt.Errorf("attaching the program to %s: %w (it is for counters and clocks, not for tracepoints)", r.event, err)
+		if !isPermission(err) {
+			err = fmt.Errorf("%w (%w)", source.ErrUnsupported, err)
+		}
+		return -1, fmt.Errorf("a program at %s: %w", r.event, err)
 	}
 	return fd, nil
+}
+
+// trace has the program run at a tracepoint, which it does for all tasks, whatever the event counts. So it has an event of its
+// own, which stays.
+func (r *Recorder) trace(a *source.Attr) (err error) {
+	off := *a
+	off.Flags = off.Flags&^(source.FlagInherit|source.FlagEnableOnExec) | source.FlagDisabled
+	if r.tracing, err = openEvent(&off, -1, r.cpus[0], -1, 0); err == nil {
+		err = unix.IoctlSetInt(r.tracing, unix.PERF_EVENT_IOC_SET_BPF, r.program.FD())
+	}
+	if err != nil {
+		return fmt.Errorf("a program at %s: %w", r.event, err)
+	}
+	return nil
 }
 
 // openTarget opens a for pid on all processors. The error is that of the kernel.
@@ -114,6 +131,11 @@ func (r *Recorder) enable(on bool) {
 // attach opens the events of all targets. If there is a command, start starts it.
 func (r *Recorder) attach(o *Options, p *plan) (start func() error, err error) {
 	a := p.attr
+	if r.program != nil && r.trigger.Kind == source.OnTracepoints {
+		if err := r.trace(&a); err != nil {
+			return nil, err
+		}
+	}
 	if len(o.Command) > 0 {
 		path, err := exec.LookPath(o.Command[0])
 		if err != nil {

@@ -59,6 +59,9 @@ func (r *Recorder) drainAll() {
 		}
 	}
 	r.enable(false)
+	if r.program != nil {
+		r.program.End(monotonic(), r.space)
+	}
 	r.round()
 	r.out.close()
 	r.queue.close(r.fault)

@@ -118,6 +118,8 @@ func parseEvent(s string, at places) (event, error) {
 		return event{}, errors.New("event: no name")
 	case strings.HasPrefix(s, "mem:"):
 		return parseBreakpoint(s)
+	case s == OffCPU: // the event itself only brings records of mappings
+		return event{name: s, typ: source.TypeSoftware, config: swDummy, each: true}, nil
 	}
 	if pmu, rest, ok := strings.Cut(s, "/"); ok {
 		return parsePMU(s, pmu, rest, at)

@@ -44,34 +44,41 @@ type Options struct {
 	// Duration ends the recording after a while, as Stop does. 0: it does not.
 	Duration time.Duration
 
-	// Program, if not nil, is in the kernel in the place of sample records, and makes samples itself: see Program.
+	// Program, if not nil, handles events in the kernel, and makes samples of those that it wants to: see Program.
 	Program Program
 }
 
 // A Program is a BPF program that handles events in the kernel, and what reads its results.
 type Program interface {
-	// FD is the program, of type perf_event.
-	FD() int
+	// Start is called once, before any event is open. dec decodes all records. The error ends Open.
+	Start(dec *source.Decoder, t source.Trigger) error
 
-	// Pass says that the program returns 1 and the kernel writes its own samples, too, with a copy of the stack. Else it is to
-	// return 0.
-	Pass() bool
+	// FD is the program: of type perf_event, or tracepoint. Where it returns 0, the kernel writes no sample of its own.
+	FD() int
 
 	// Ready is a descriptor that epoll finds readable when Samples should be called soon.
 	Ready() int
 
-	// Begin is called once, with records of what was there before the recording, and the decoder for all records.
-	Begin(records []byte, dec *source.Decoder)
+	// Begin is called once, after Start, with records of what was there before the recording.
+	Begin(records []byte)
 
 	// Saw is called with each record of the kernel's, in the order of the rings. It must not keep raw. Calls can come before
 	// Begin's.
 	Saw(raw []byte)
 
 	// Samples is called after each round over the rings, which began at a time of CLOCK_MONOTONIC: what is older has been
-	// seen. It writes records of samples, as Attr.Walked has them, into memory that space gives: all that was there before the
-	// call. It says whether it wants another round soon.
+	// seen. It writes records of samples, with the ID source.WalkedID and as the event's Attr.Walked has them, into memory that
+	// space gives: all that was there before the call. It says whether it wants another round soon.
 	Samples(began uint64, space func(n int) []byte) (again bool)
+
+	// End is called once, before the last call of Samples, when the events have been disabled: it may write samples of what
+	// lasts until now, of CLOCK_MONOTONIC.
+	End(now uint64, space func(n int) []byte)
 }
+
+// OffCPU is an Options.Event that only a Program can count: the time for which threads are blocked, with the stack that
+// blocked. The period of its samples is that time in ns.
+const OffCPU = "off-cpu"
 
 const (
 	DefaultFrequency = 999   // Hz: out of step with what runs a thousand times a second
@@ -112,6 +119,8 @@ type Recorder struct {
 	fault     error
 
 	program Program
+	trigger source.Trigger
+	tracing int // the event that has the program on a tracepoint
 
 	queue   *backlog
 	stop    atomic.Bool
@@ -146,7 +155,7 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 	}
 	r := &Recorder{
 		dec: source.NewDecoder(), machine: thisMachine(), queue: newBacklog(), drained: make(chan struct{}),
-		program: o.Program, exited: make(chan struct{}), direct: map[int32]attached{}, inherited: map[int32]bool{}, epoll: -1, wake: -1,
+		program: o.Program, exited: make(chan struct{}), direct: map[int32]attached{}, inherited: map[int32]bool{}, epoll: -1, wake: -1, tracing: -1,
 		ends: len(o.PIDs)+len(o.TIDs) > 0,
 	}
 	if r.machine == nil {
@@ -165,11 +174,13 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 	if err := r.openPoll(); err != nil {
 		return nil, err
 	}
-	attr := p.attr
-	if r.program != nil && !r.program.Pass() {
-		attr = attr.Walked()
+	r.dec.AddAttr(&p.attr, nil, r.event)
+	if r.program != nil {
+		r.dec.AddWalked()
+		if err := r.program.Start(r.dec, r.trigger); err != nil {
+			return nil, err
+		}
 	}
-	r.dec.AddAttr(&attr, nil, r.event)
 	r.shape.StackSize = p.attr.SampleStackUser
 
 	start, err := r.attach(&o, p)
@@ -199,6 +210,8 @@ func (o *Options) check() error {
 		return fmt.Errorf("stack size %d: want a multiple of 8 up to %d", o.StackSize, MaxStackSize)
 	case o.All && len(o.PIDs)+len(o.TIDs) > 0:
 		return errors.New("all processors, and processes or threads: one of them")
+	case o.Event == OffCPU && o.Program == nil:
+		return fmt.Errorf("%s: %w by copies of stacks: it takes a program in the kernel", OffCPU, source.ErrUnsupported)
 	case !o.All && len(o.PIDs)+len(o.TIDs)+len(o.Command) == 0:
 		return errors.New("nothing to record: no command, process or thread")
 	}
@@ -306,7 +319,7 @@ func (r *Recorder) release() error {
 		errs = append(errs, g.close())
 	}
 	r.targets, r.rings = nil, nil
-	for _, fd := range []int{r.epoll, r.wake} {
+	for _, fd := range []int{r.tracing, r.epoll, r.wake} {
 		if fd >= 0 {
 			errs = append(errs, unix.Close(fd))
 		}

@@ -80,10 +80,11 @@ func (r *Recorder) plan(o *Options) (*plan, error) {
 		ClockID:        unix.CLOCK_MONOTONIC,
 		SampleRegsUser: source.UserRegsMask(r.machine),
 	}
-	ours := o.Program != nil && !o.Program.Pass() // no samples of the kernel's
-	if ours {
-		a.SampleType &^= source.SampleRegsUser | source.SampleStackUser
-		a.SampleRegsUser = 0
+	if o.Program != nil {
+		a.SampleType |= source.SampleIdentifier // tells the program's samples from the kernel's
+		if err := r.trig(o, &e); err != nil {
+			return nil, err
+		}
 	}
 	r.rate(o, &e, &a)
 	if err := r.openRings(o, &a); err != nil {
@@ -99,7 +100,7 @@ func (r *Recorder) plan(o *Options) (*plan, error) {
 	p := &plan{attr: a, level: e.level(o)}
 	for {
 		e.set(&p.attr)
-		if !p.attr.Has(source.FlagExcludeKernel) && !ours {
+		if !p.attr.Has(source.FlagExcludeKernel) {
 			// The user part comes from the stack copy.
 			p.attr.SampleType |= source.SampleCallchain
 			p.attr.Flags |= source.FlagExcludeCallchainUser
@@ -129,6 +130,33 @@ func (r *Recorder) plan(o *Options) (*plan, error) {
 			return nil, explain(err, "recording "+asked, p.level)
 		}
 	}
+}
+
+// trig finds out when the program takes samples.
+func (r *Recorder) trig(o *Options, e *event) error {
+	cannot := func(why string) error {
+		return fmt.Errorf("event %q: a program in the kernel: %w: %s", o.Event, source.ErrUnsupported, why)
+	}
+	r.trigger = source.Trigger{All: o.All, Period: max(o.Period, 1)}
+	switch {
+	case o.Event == OffCPU:
+		r.trigger.Kind = source.OnBlocking
+		if o.Frequency > 0 || o.Period > 1 {
+			return cannot("each time is counted, without -F and -c")
+		}
+	case e.typ == source.TypeTracepoint:
+		r.trigger.Kind = source.OnTracepoints
+		if o.Frequency > 0 {
+			return cannot("tracepoints have no frequency")
+		}
+	}
+	if r.trigger.Kind != source.OnEvents && len(o.TIDs) > 0 {
+		return cannot("it knows processes, not single threads")
+	}
+	if e.mods.precise > 0 {
+		return cannot("the registers of a precise sample are not those of the stack")
+	}
+	return nil
 }
 
 // try opens a and closes it: on all processors' behalf, or on this process's.
@@ -217,6 +245,9 @@ func (e *event) spelled(a *source.Attr) string {
 func (r *Recorder) rate(o *Options, e *event, a *source.Attr) {
 	a.Flags &^= source.FlagFreq
 	switch {
+	case r.trigger.Kind == source.OnTracepoints:
+		a.SamplePeriod = 1 // the program counts
+		return
 	case o.Period > 0:
 		a.SamplePeriod = o.Period
 		return
@@ -244,6 +275,8 @@ const (
 	minRing = 64 << 10
 	maxRing = 32 << 20
 	allRing = 256 << 20 // of all processors
+
+	programRing = 2 << 20 // where a program makes most samples
 )
 
 // openRings opens a ring for each processor, as large as is useful and permitted, and sizes a's stack copies.
@@ -265,9 +298,8 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 		size /= 2
 	}
 	size = max(size, unix.Getpagesize())
-	ours := o.Program != nil && !o.Program.Pass()
-	if ours {
-		size, stack = minRing<<2, 0 // for mappings, names and processes
+	if o.Program != nil {
+		size = min(size, programRing)
 	}
 	dummy := *a
 	dummy.Type, dummy.Config, dummy.SamplePeriod = source.TypeSoftware, swDummy, 0
@@ -285,7 +317,7 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 			if r.buildID {
 				a.Flags |= source.FlagBuildID
 			}
-			if o.StackSize == 0 && !ours {
+			if o.StackSize == 0 {
 				for stack > minStack && size/stack < minSamples {
 					stack /= 2
 				}

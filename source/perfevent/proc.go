@@ -39,7 +39,7 @@ func (r *Recorder) synthesise(o *Options) {
 		s.process(pid, tids)
 	}
 	if r.program != nil {
-		r.program.Begin(s.b, r.dec)
+		r.program.Begin(s.b)
 	}
 	s.kernel() // last, because it takes a while
 	r.synth = s.b

@@ -31,24 +31,21 @@ typedef s64 int64_t;
 #define PART __attribute__((noinline))
 
 struct walk;
-struct range;
+struct range_block;
 static struct walk *walk_state(void);
 static const u8 *walk_value(u32 table, u32 k);
-static const struct range *walk_range(u32 space, u64 i);
+static const struct range_block *walk_block(u32 space, u32 k);
 static int walk_read(void *to, u32 n, u64 addr);
+static void walk_used(u32 table, int found, u64 time);
 #define walk_loop(n, f, ctx) bpf_loop(n, f, ctx, 0)
 
 #include "walk.h"
 
 #define MAX_TABLES 16384
 #define RING_SIZE (1 << 22)
-#define RANGES_PER_VALUE 32
+#define MAX_STACKS (1 << 16)
 
 /* ---- Maps ---- */
-
-struct range_block {
-	struct range r[RANGES_PER_VALUE];
-};
 
 /* One table: VALUE_SIZE bytes a value. */
 struct {
@@ -64,6 +61,18 @@ struct {
 	});
 } tables SEC(".maps");
 
+/* When a table was last used, and when it was last not there. */
+struct use {
+	u64 found, missed;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_TABLES);
+	__type(key, u32);
+	__type(value, struct use);
+} uses SEC(".maps");
+
 /*
  * The ranges of address spaces, by the space's number in the upper half and the block's. A hash, because a change of a map of
  * maps waits for all programs that run.
@@ -76,7 +85,7 @@ struct {
 	__type(value, struct range_block);
 } spaces SEC(".maps");
 
-/* Processes: which space, and how many ranges it has. */
+/* Processes: which space, and how many ranges it has; 0 where that is not known yet. */
 struct process {
 	u32 space, n_ranges;
 };
@@ -89,13 +98,58 @@ struct {
 	__type(value, struct process);
 } processes SEC(".maps");
 
+/* Stacks that have been written, by their IDs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_STACKS);
+	__type(key, u64);
+	__type(value, u8);
+} seen SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, RING_SIZE);
-} stacks SEC(".maps");
+} samples SEC(".maps");
 
-/* What happened to samples: lost, because the ring buffer was full or an event interrupted the program; in code that is not known to be mapped yet. */
-enum { RING_FULL, NESTED, UNKNOWN, NUM_COUNTERS };
+/* Threads that are blocked, since when, and the stack that blocked. */
+struct blocked {
+	u64 since, id;
+	u32 pid, pad;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 20);
+	__type(key, u32);
+	__type(value, struct blocked);
+} blocked SEC(".maps");
+
+/* Names of threads, and whether samples of theirs are wanted. */
+struct name {
+	char s[16];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 16);
+	__type(key, struct name);
+	__type(value, u8);
+} names SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_CGROUP_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u32);
+} cgroups SEC(".maps");
+
+/*
+ * What happened to samples. Lost: the ring buffer was full; an event interrupted the program; a blocked thread could not be
+ * remembered. Not lost: left to a copy of the stack, or cut, because a mapping or a table was not there yet.
+ */
+enum { RING_FULL, NESTED, FORGOTTEN, COPIED, CUT, NUM_COUNTERS };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -106,7 +160,8 @@ struct {
 
 /* The walk of a processor. */
 struct room {
-	u32 busy, pad; /* an event can interrupt another one's program */
+	u32 busy; /* an event can interrupt another one's program */
+	u32 hits; /* of tracepoints */
 	struct walk w;
 };
 
@@ -116,6 +171,23 @@ struct {
 	__type(key, u32);
 	__type(value, struct room);
 } rooms SEC(".maps");
+
+/* One for each processor: user space sets how many there are. Values of per-processor maps are smaller. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct cache);
+} caches SEC(".maps");
+
+/* What user space asks for: set before there are events, seed apart. */
+volatile u32 pass;	/* let events write their own samples, too */
+volatile u32 scoped;	/* only processes that are known */
+volatile u32 self;	/* not this one */
+volatile u32 by_name;	/* those whose names say so, or are not known */
+volatile u32 by_cgroup; /* those in the cgroup */
+volatile u32 every;	/* take a sample at each so many tracepoints */
+volatile u64 seed;	/* of stack IDs */
 
 /* ---- What the walk needs ---- */
 
@@ -140,12 +212,11 @@ static __always_inline const u8 *walk_value(u32 table, u32 k)
 	return inner ? bpf_map_lookup_elem(inner, &k) : NULL;
 }
 
-static __always_inline const struct range *walk_range(u32 space, u64 i)
+static __always_inline const struct range_block *walk_block(u32 space, u32 k)
 {
-	u64 k = (u64)space << 32 | i / RANGES_PER_VALUE;
-	struct range_block *b = bpf_map_lookup_elem(&spaces, &k);
+	u64 key = (u64)space << 32 | k;
 
-	return b ? &b->r[i & (RANGES_PER_VALUE - 1)] : NULL;
+	return bpf_map_lookup_elem(&spaces, &key);
 }
 
 static __always_inline int walk_read(void *to, u32 n, u64 addr)
@@ -153,10 +224,22 @@ static __always_inline int walk_read(void *to, u32 n, u64 addr)
 	return bpf_probe_read_user(to, n, (const void *)addr);
 }
 
-/* ---- The program ---- */
+static __always_inline void walk_used(u32 table, int found, u64 time)
+{
+	struct use *u = bpf_map_lookup_elem(&uses, &table);
+
+	if (u && found)
+		u->found = time;
+	else if (u)
+		u->missed = time;
+}
+
+/* ---- Samples ---- */
 
 struct task_struct {
 	unsigned int flags;
+	unsigned int __state;
+	int pid, tgid;
 } __attribute__((preserve_access_index));
 
 #define PF_KTHREAD 0x00200000
@@ -202,57 +285,231 @@ static __always_inline int registers(struct walk *w)
 	return 1;
 }
 
-volatile const u32 pass; /* let the event write its own sample, too */
-
-SEC("perf_event")
-int on_event(struct bpf_perf_event_data *ctx)
+/* Whether samples of the current task are asked for, and what is known of its process. */
+static __always_inline int wanted(u32 pid, struct process **p)
 {
-	u64 id = bpf_get_current_pid_tgid(), ip = ctx->regs.rip, flags;
-	u32 pid = (u32)(id >> 32), n;
-	struct process *p;
-	struct room *r = room();
-	long k;
+	*p = bpf_map_lookup_elem(&processes, &pid);
+	if ((scoped && !*p) || (self && pid == self))
+		return 0;
+	if (by_cgroup && bpf_current_task_under_cgroup(&cgroups, 0) != 1)
+		return 0;
+	if (by_name) {
+		struct name n = {};
+		u8 *yes;
 
-	if (!r || r->busy) {
-		count(NESTED);
-		return pass;
+		bpf_get_current_comm(n.s, sizeof n.s);
+		yes = bpf_map_lookup_elem(&names, &n);
+		if (yes && !*yes)
+			return 0;
 	}
-	r->busy = 1;
-	r->w.s.time = bpf_ktime_get_ns();
-	r->w.s.period = ctx->sample_period;
-	r->w.s.ip = ip;
-	r->w.s.pid = pid;
-	r->w.s.tid = (u32)id;
-	r->w.s.cpu = bpf_get_smp_processor_id();
-	r->w.n = 0;
-	r->w.stop = STOP_NO_STACK;
-	if (registers(&r->w)) {
-		p = bpf_map_lookup_elem(&processes, &pid);
-		walk(&r->w, p ? p->space : 0, p ? p->n_ranges : 0);
-		if (r->w.n == 1 && r->w.range.kind == 0)
-			count(UNKNOWN);
+	return 1;
+}
+
+/* Walks the current task's stack: its words, user and kernel, are in w. */
+static __always_inline void stack(void *ctx, struct walk *w, struct process *p, int in_kernel)
+{
+	u32 cpu = bpf_get_smp_processor_id(), n, i;
+	struct cache *c = bpf_map_lookup_elem(&caches, &cpu);
+	long k = 0;
+
+	w->n = 0;
+	w->id = seed;
+	w->missing = 0;
+	w->stop = STOP_NO_STACK;
+	if (registers(w)) {
+		if (c && p && p->space) {
+			walk(w, c, p->space, p->n_ranges);
+		} else {
+			w->words[0] = w->val[SLOT_RA] | (u64)HOW_START << HOW_SHIFT;
+			w->id = mix(w->id, w->words[0]);
+			w->n = 1;
+			w->stop = STOP_NO_INFO;
+			w->missing = 1;
+		}
 	}
-	n = r->w.n;
+	n = w->n;
 	if (n > MAX_FRAMES)
 		n = MAX_FRAMES;
-	r->w.s.n_user = n;
-	r->w.s.stop = r->w.stop;
-	k = 0;
-	if (!(ctx->regs.cs & 3)) {
-		k = bpf_get_stack(ctx, &r->w.words[n], MAX_KERNEL * 8, 0);
+	if (in_kernel) {
+		k = bpf_get_stack(ctx, &w->words[n], MAX_KERNEL * 8, 0);
 		if (k < 0)
 			k = 0;
 		k >>= 3;
 		if (k > MAX_KERNEL)
 			k = MAX_KERNEL;
+		for (i = 0; i < MAX_KERNEL && i < k; i++)
+			w->id = mix(w->id, w->words[n + i]);
 	}
-	r->w.s.n_kernel = (u32)k;
+	w->id = mix(w->id, (u64)w->stop << 32 | n << 16 | (u32)k);
+	w->s.id = w->id;
+	w->s.cpu = cpu;
+	w->s.stop = (u8)w->stop;
+	w->s.n_user = n;
+	w->s.n_kernel = (u16)k;
+}
+
+static __always_inline int output(struct walk *w, u64 size)
+{
 	/* User space looks ten times a second; a wake-up costs more than the walk. */
-	flags = bpf_ringbuf_query(&stacks, BPF_RB_AVAIL_DATA) > RING_SIZE / 4 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
-	if (bpf_ringbuf_output(&stacks, &r->w.s, sizeof r->w.s + 8 * (n + (u32)k), flags) != 0)
-		count(RING_FULL);
+	u64 flags = bpf_ringbuf_query(&samples, BPF_RB_AVAIL_DATA) > RING_SIZE / 4 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+
+	if (bpf_ringbuf_output(&samples, &w->s, size, flags) == 0)
+		return 1;
+	count(RING_FULL);
+	return 0;
+}
+
+/* Writes the sample in w, with the words of its stack where they have not been written. Returns 0 where there is no room. */
+static __always_inline int write(struct walk *w, u32 what)
+{
+	u64 id = w->s.id;
+	u32 n = w->s.n_user, k = w->s.n_kernel;
+	u8 yes = 1;
+
+	if (bpf_map_lookup_elem(&seen, &id)) {
+		w->s.what = SAMPLE_SEEN;
+		return what == SAMPLE_STACK || output(w, sizeof w->s);
+	}
+	w->s.what = (u8)what;
+	if (n > MAX_FRAMES)
+		n = MAX_FRAMES;
+	if (k > MAX_KERNEL)
+		k = MAX_KERNEL;
+	if (!output(w, sizeof w->s + 8 * (n + k)))
+		return 0;
+	bpf_map_update_elem(&seen, &id, &yes, BPF_ANY); /* else it is written again */
+	return 1;
+}
+
+/* Takes a sample of the current task. Returns whether the event is to write its own, with a copy of the stack. */
+static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, int may_copy)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	struct room *r = room();
+	struct process *p;
+	struct walk *w;
+	int copy = 0;
+
+	if (!wanted((u32)(id >> 32), &p))
+		return pass;
+	if (!r || r->busy) {
+		count(NESTED);
+		return pass;
+	}
+	r->busy = 1;
+	w = &r->w;
+	w->s.time = bpf_ktime_get_ns();
+	w->s.period = period;
+	w->s.ip = ip;
+	w->s.pid = (u32)(id >> 32);
+	w->s.tid = (u32)id;
+	stack(ctx, w, p, in_kernel);
+	if (w->missing && may_copy && !pass) {
+		copy = 1;
+		count(COPIED);
+	} else {
+		if (w->missing)
+			count(CUT);
+		write(w, SAMPLE_NEW);
+	}
 	r->busy = 0;
-	return pass;
+	return copy | pass;
+}
+
+/* ---- Programs ---- */
+
+SEC("perf_event")
+int on_event(struct bpf_perf_event_data *ctx)
+{
+	return take(ctx, ctx->regs.rip, ctx->sample_period, !(ctx->regs.cs & 3), 1);
+}
+
+SEC("tracepoint")
+int on_tracepoint(void *ctx)
+{
+	struct room *r = room();
+
+	if (!r || (every > 1 && ++r->hits % every != 0))
+		return pass;
+	return take(ctx, 0, every, 1, every == 1);
+}
+
+/* A thread blocks, another one goes on. */
+SEC("tp_btf/sched_switch")
+int on_switch(u64 *ctx)
+{
+	struct task_struct *prev = (void *)ctx[1], *next = (void *)ctx[2];
+	u32 from = (u32)prev->pid, to = (u32)next->pid;
+	struct blocked *was = bpf_map_lookup_elem(&blocked, &to), is = {};
+	struct room *r = room();
+	struct process *p;
+	struct walk *w;
+
+	if (!r || r->busy) {
+		count(NESTED);
+		return 0;
+	}
+	r->busy = 1;
+	w = &r->w;
+	w->s.time = is.since = bpf_ktime_get_ns();
+	w->s.ip = 0;
+	if (was) {
+		w->s.period = is.since - was->since;
+		w->s.id = was->id;
+		w->s.pid = (u32)next->tgid;
+		w->s.tid = to;
+		w->s.cpu = bpf_get_smp_processor_id();
+		w->s.n_user = w->s.n_kernel = 0;
+		w->s.what = SAMPLE_SEEN;
+		output(w, sizeof w->s);
+		bpf_map_delete_elem(&blocked, &to);
+	}
+	if (!ctx[0] && prev->__state && from && wanted((u32)prev->tgid, &p)) {
+		stack(ctx, w, p, 1);
+		if (w->missing)
+			count(CUT);
+		w->s.pid = (u32)prev->tgid;
+		w->s.tid = from;
+		is.id = w->id;
+		is.pid = w->s.pid;
+		if (write(w, SAMPLE_STACK) && bpf_map_update_elem(&blocked, &from, &is, BPF_ANY) != 0)
+			count(FORGOTTEN);
+	}
+	r->busy = 0;
+	return 0;
+}
+
+/* A process that has another program has other mappings, which come soon. */
+SEC("tp_btf/sched_process_exec")
+int on_exec(u64 *ctx)
+{
+	u32 pid = (u32)(bpf_get_current_pid_tgid() >> 32);
+	struct process *p = bpf_map_lookup_elem(&processes, &pid);
+
+	(void)ctx;
+	if (p)
+		*(volatile u64 *)p = 0;
+	return 0;
+}
+
+/* A new process has its parent's mappings. */
+SEC("tp_btf/sched_process_fork")
+int on_fork(u64 *ctx)
+{
+	struct task_struct *parent = (void *)ctx[0], *child = (void *)ctx[1];
+	u32 from = (u32)parent->tgid, to = (u32)child->tgid;
+	struct process *p, copy;
+
+	if (from == to)
+		return 0;
+	p = bpf_map_lookup_elem(&processes, &from);
+	if (p) {
+		copy = *p;
+		bpf_map_update_elem(&processes, &to, &copy, BPF_ANY);
+	} else {
+		bpf_map_delete_elem(&processes, &to);
+	}
+	return 0;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -7,8 +7,9 @@
  *
  *	const u8 *walk_value(u32 table, u32 k)		value k of a table: VALUE_SIZE bytes, of which the last VALUE_OVERLAP
  *							repeat the start of the next; or NULL
- *	const struct range *walk_range(u32 space, u64 i)	range i of a space, or NULL
+ *	const struct range_block *walk_block(u32 space, u32 k)	block k of a space's ranges, or NULL
  *	int walk_read(void *to, u32 n, u64 addr)		reads user memory; 0, or less than 0 where it cannot be read
+ *	void walk_used(u32 table, int found, u64 time)	notes that a table was looked for
  *	long walk_loop(u32 n, long (*f)(u32 i, void *ctx), void *ctx)	calls f n times at most, until it returns nonzero
  *	struct walk *walk_state(void)			where the walk is kept
  *	PART						before functions that the kernel's verifier looks at once, not at each call
@@ -60,6 +61,38 @@ struct range {
 	u32 kind;
 };
 
+/* A space's ranges come in blocks. Behind the last range, all have the greatest address. */
+#define RANGE_BITS 5
+#define RANGES (1 << RANGE_BITS)
+
+struct range_block {
+	struct range r[RANGES];
+};
+
+/*
+ * What was found for addresses, so that frames that come again need no search. Neither a space nor the table of one of its
+ * modules ever changes, so it stays right.
+ */
+#define CACHE_BITS 12
+
+struct cached {
+	u64 pc; /* that was looked up, at run time */
+	u32 space, table;
+	u64 r0, r1;
+};
+
+struct cache {
+	struct cached e[1 << CACHE_BITS];
+};
+
+#define MIX 0x9e3779b97f4a7c15ull /* 2^64 by the golden ratio */
+
+static __always_inline u64 mix(u64 h, u64 x)
+{
+	h = (h ^ x) * MIX;
+	return h ^ h >> 32;
+}
+
 /* What a step comes to: rows.Outcome. */
 enum { OK, OUTERMOST, NO_RULE, LOST_REGISTER, UNREADABLE, BAD_EXPR };
 
@@ -72,11 +105,20 @@ enum { HOW_START, HOW_CFI, HOW_SIGNAL, HOW_PLT, HOW_FP };
 
 #define MAX_KERNEL 127
 
-/* What becomes of a sample. It is followed by the user stack's words, each an address with how it was found, and the kernel's. */
+/*
+ * What becomes of a sample. Where its stack has not been seen before, it is followed by the user stack's words, each an address
+ * with how it was found, and the kernel's. SAMPLE_STACK: there is a stack to be known, and no sample.
+ */
+enum { SAMPLE_NEW, SAMPLE_SEEN, SAMPLE_STACK };
+
 struct sample {
 	u64 time, period, ip;
-	u32 pid, tid, cpu, stop;
-	u32 n_user, n_kernel;
+	u64 id; /* of the stack, by content */
+	u32 pid, tid, cpu;
+	u8 what, stop;
+	u16 n_kernel;
+	u32 n_user;
+	u32 pad;
 };
 
 struct walk {
@@ -92,7 +134,9 @@ struct walk {
 	u32 exact;       /* pc is no return address */
 	u32 stop;
 	u32 how;         /* how the frame at hand was found */
-	struct range range;     /* where the frame before was */
+	u32 missing;     /* an address or a table was not there, and may come */
+	u64 id;          /* of the frames so far, by content */
+	struct range range;     /* the last that was found */
 
 	/* The rule at hand. */
 	u64 r0, r1;
@@ -424,30 +468,75 @@ static __always_inline int apply(struct walk *w)
 /* Finds the range of an address. The one before it is tried first. */
 PART int find_range(struct walk *w, u64 pc)
 {
+	const struct range_block *b;
 	u32 i;
 
 	if (!w)
 		return 0;
 	if (pc - w->range.lo < w->range.hi - w->range.lo)
 		return 1;
-	w->lo = 0;
-	w->hi = w->n_ranges;
-	for (i = 0; i < 20 && w->lo < w->hi; i++) {
-		u32 mid = (w->lo + w->hi) / 2;
-		const struct range *r = walk_range(w->space, mid);
 
-		if (!r)
+	/* The last block that does not begin above it, and in that the last range. */
+	w->lo = 0;
+	w->hi = (w->n_ranges + RANGES - 1) / RANGES;
+	for (i = 0; i < 16 && w->hi - w->lo > 1; i++) {
+		u32 mid = (w->lo + w->hi) / 2;
+
+		b = walk_block(w->space, mid);
+		if (!b)
 			return 0;
-		if (pc >= r->hi) {
-			w->lo = mid + 1;
-		} else if (pc < r->lo) {
+		if (b->r[0].lo <= pc)
+			w->lo = mid;
+		else
 			w->hi = mid;
-		} else {
-			w->range = *r;
-			return 1;
+	}
+	b = walk_block(w->space, w->lo);
+	if (!b)
+		return 0;
+	w->lo = 0;
+	w->hi = RANGES;
+	for (i = 0; i < RANGE_BITS; i++) {
+		u32 mid = (w->lo + w->hi) / 2;
+
+		if (b->r[BOUNDED(mid, RANGES)].lo <= pc)
+			w->lo = mid;
+		else
+			w->hi = mid;
+	}
+	w->range = b->r[BOUNDED(w->lo, RANGES)];
+	return pc - w->range.lo < w->range.hi - w->range.lo;
+}
+
+/* How the caller of an address's frame is found. */
+enum { UNMAPPED, BY_RULE, BY_PLT, BY_LAZY_PLT, BY_FP, NO_CALLER, NO_TABLE };
+
+/* Finds out how, and leaves a rule in w and in e. */
+PART u32 look_up(struct walk *w, struct cached *e, u64 at)
+{
+	if (!w || !e)
+		return UNMAPPED;
+	if (!find_range(w, at)) {
+		w->range.lo = w->range.hi = 0;
+		return UNMAPPED;
+	}
+	if (w->range.kind == RANGE_TERMINAL)
+		return NO_CALLER;
+	if (w->range.table) {
+		int there = walk_value(w->range.table, 0) != NULL;
+
+		walk_used(w->range.table, there, w->s.time);
+		if (!there)
+			return NO_TABLE;
+		if (find(w, w->range.table, at - w->range.bias)) {
+			e->pc = at;
+			e->space = w->space;
+			e->table = w->table;
+			e->r0 = w->r0;
+			e->r1 = w->r1;
+			return BY_RULE;
 		}
 	}
-	return 0;
+	return w->range.kind == RANGE_PLT ? BY_PLT : w->range.kind == RANGE_LAZY ? BY_LAZY_PLT : BY_FP;
 }
 
 /* The caller has the stack pointer cfa, and goes on at ra. */
@@ -519,54 +608,62 @@ static __always_inline u32 stop_of(int outcome, u64 fault, u64 sp)
 }
 
 /* One frame of the walk, and the step to its caller. Returns nonzero at the end. */
-static __always_inline long walk_frame(struct walk *w)
+static __always_inline long walk_frame(struct walk *w, struct cache *c)
 {
-	u64 pc = w->pc, cfa = w->sp;
-	u32 exact = w->exact, how, signal = 0, id = 0;
+	u64 pc = w->pc, sp = w->sp, at = pc - !w->exact, word;
+	u32 exact = w->exact, how, signal = 0, by = BY_RULE;
+	struct cached *e = &c->e[BOUNDED((at ^ (u64)w->space << 32) * MIX >> (64 - CACHE_BITS), 1 << CACHE_BITS)];
 	int o;
 
-	if (!find_range(w, pc - !exact)) {
-		if (w->n > 0) {
+	if (e->pc == at && e->space == w->space) {
+		w->r0 = e->r0;
+		w->r1 = e->r1;
+		w->table = e->table;
+	} else {
+		by = look_up(w, e, at);
+		if (by == UNMAPPED || by == NO_TABLE)
+			w->missing = 1;
+		if (by == UNMAPPED && w->n > 0) {
 			w->stop = STOP_BAD_RETURN;
 			return 1;
 		}
-		w->range.lo = w->range.hi = 0;
-		w->range.kind = 0;
-		w->range.table = 0;
 	}
 	if (w->n >= MAX_FRAMES) {
 		w->stop = STOP_DEPTH;
 		return 1;
 	}
-	w->words[BOUNDED(w->n, MAX_FRAMES)] = pc | (u64)w->how << HOW_SHIFT;
+	word = pc | (u64)w->how << HOW_SHIFT;
+	w->words[BOUNDED(w->n, MAX_FRAMES)] = word;
 	w->n++;
-	if (w->range.kind == 0) {
+	w->id = mix(w->id, word);
+	switch (by) {
+	case BY_RULE:
+		signal = (u32)(w->r0 >> 16) & UNSPOOL_SIGNAL;
+		how = signal ? HOW_SIGNAL : HOW_CFI;
+		o = apply(w);
+		break;
+	case BY_PLT:
+	case BY_LAZY_PLT:
+		how = HOW_PLT;
+		o = step_plt(w, at - w->range.lo, by == BY_LAZY_PLT);
+		break;
+	case BY_FP:
+		how = HOW_FP;
+		o = step_fp(w) ? OK : NO_RULE;
+		break;
+	case NO_CALLER:
+		w->stop = STOP_OUTERMOST;
+		return 1;
+	default:
 		w->stop = STOP_NO_INFO;
 		return 1;
 	}
-	if (w->range.kind == RANGE_TERMINAL) {
-		w->stop = STOP_OUTERMOST;
-		return 1;
-	}
-	if (w->range.table)
-		id = find(w, w->range.table, pc - !exact - w->range.bias);
-	if (id) {
-		signal = (u32)(w->r0 >> 16) & UNSPOOL_SIGNAL;
-		o = apply(w);
-		how = signal ? HOW_SIGNAL : HOW_CFI;
-	} else if (w->range.kind >= RANGE_PLT) {
-		o = step_plt(w, pc - !exact - w->range.lo, w->range.kind == RANGE_LAZY);
-		how = HOW_PLT;
-	} else {
-		how = HOW_FP;
-		o = step_fp(w) ? OK : NO_RULE;
-	}
 	if (o != OK) {
-		w->stop = stop_of(o, w->fault, cfa);
+		w->stop = stop_of(o, w->fault, sp);
 		return 1;
 	}
 	/* Stacks grow down: a caller's frame is above, save where a signal handler has a stack of its own. */
-	if (w->cfa <= cfa && !signal && !(exact && w->cfa == cfa)) {
+	if (w->cfa <= sp && !signal && !(exact && w->cfa == sp)) {
 		w->stop = STOP_BAD_CFA;
 		return 1;
 	}
@@ -581,18 +678,25 @@ static __always_inline long walk_frame(struct walk *w)
 	return 0;
 }
 
+/* What the loop needs, at hand. */
+struct walker {
+	struct walk *w;
+	struct cache *c;
+};
+
 static long walk_one(u32 i, void *ctx)
 {
-	struct walk *w = walk_state();
+	struct walker *k = ctx;
 
 	(void)i;
-	(void)ctx;
-	return w ? walk_frame(w) : 1;
+	return walk_frame(k->w, k->c);
 }
 
-/* Walks the stack of the registers in w->val, of which the program counter is the last. */
-static __always_inline void walk(struct walk *w, u32 space, u32 n_ranges)
+/* Walks the stack of the registers in w->val, of which the program counter is the last, in a space, which is not 0. */
+static __always_inline void walk(struct walk *w, struct cache *c, u32 space, u32 n_ranges)
 {
+	struct walker k = {w, c};
+
 	w->pc = w->val[SLOT_RA];
 	w->sp = w->cfa = w->val[SLOT_RSP];
 	w->known = ALL_SLOTS;
@@ -601,12 +705,13 @@ static __always_inline void walk(struct walk *w, u32 space, u32 n_ranges)
 	w->exact = 1;
 	w->how = HOW_START;
 	w->stop = STOP_DEPTH;
+	w->missing = 0;
 	w->win_len = 0;
 	w->e_left = WALK_STEPS;
 	w->range.lo = w->range.hi = 0;
 	w->space = space;
 	w->n_ranges = n_ranges;
-	walk_loop(MAX_FRAMES + 1, walk_one, NULL);
+	walk_loop(MAX_FRAMES + 1, walk_one, &k);
 }
 
 #endif /* UNSPOOL_WALK_H */

@@ -24,11 +24,15 @@ typedef int64_t s64;
 #include "unspool_table.h"
 
 struct walk;
-struct range;
+struct range_block;
 static struct walk *walk_state(void);
 static const u8 *walk_value(u32 table, u32 k);
-static const struct range *walk_range(u32 space, u64 i);
+static const struct range_block *walk_block(u32 space, u32 k);
 static int walk_read(void *to, u32 n, u64 addr);
+static void walk_used(u32 table, int found, u64 time)
+{
+	(void)table, (void)found, (void)time;
+}
 
 static long walk_loop(u32 n, long (*f)(u32 i, void *ctx), void *ctx)
 {
@@ -48,8 +52,9 @@ static struct table {
 	u32 n;
 } tables[MAX_TABLES];
 static u32 n_tables = 1; /* 0 is none */
-static struct range *ranges;
-static u32 n_ranges;
+static struct range_block *blocks;
+static u32 n_ranges, space; /* a new number for each space: the cache knows them by that */
+static struct cache cache;
 
 /* What walk_read reads. */
 static u64 seed; /* not 0: numbers that look random */
@@ -63,13 +68,13 @@ static const u8 *walk_value(u32 table, u32 k)
 	return table < n_tables && k < tables[table].n ? tables[table].values + (size_t)k * VALUE_SIZE : NULL;
 }
 
-static const struct range *walk_range(u32 space, u64 i)
+static const struct range_block *walk_block(u32 of, u32 k)
 {
-	(void)space;
-	return i < n_ranges ? &ranges[i] : NULL;
+	(void)of;
+	return k < (n_ranges + RANGES - 1) / RANGES ? &blocks[k] : NULL;
 }
 
-static u64 mix(u64 x)
+static u64 mixed(u64 x)
 {
 	x += 0x9e3779b97f4a7c15;
 	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
@@ -83,10 +88,10 @@ static int walk_read(void *to, u32 n, u64 addr)
 
 	if (seed) {
 		/* Eight bytes are one number wherever they are, so no window can be made of them. */
-		h = mix(addr ^ seed);
+		h = mixed(addr ^ seed);
 		if (n != 8 || h >> 60 == 0)
 			return -1;
-		h = mix(h);
+		h = mixed(h);
 		memcpy(to, &h, 8);
 		return 0;
 	}
@@ -184,7 +189,7 @@ static void whole(void)
 	stack = b;
 	stack_lo = head[0];
 	stack_size = head[1];
-	walk(&state, 0, n_ranges);
+	walk(&state, &cache, space, n_ranges);
 	n = state.n | (u64)state.stop << 32;
 	must(fwrite(&n, 8, 1, stdout) == 1 && fwrite(state.words, 8, state.n, stdout) == state.n, "output");
 	free(b);
@@ -207,10 +212,12 @@ int main(void)
 			add_table(h.size);
 			break;
 		case 2: /* ranges */
-			free(ranges);
-			n_ranges = (u32)(h.size / sizeof *ranges);
-			ranges = malloc(h.size + 1);
-			take(ranges, h.size);
+			free(blocks);
+			space++;
+			n_ranges = (u32)(h.size / sizeof(struct range));
+			blocks = malloc(h.size + sizeof *blocks);
+			memset(blocks, 0xff, h.size + sizeof *blocks);
+			take(blocks, h.size);
 			break;
 		case 3:
 			for (u64 i = 0; i < h.n; i++)

@@ -1,0 +1,197 @@
+package ebpf
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/unwind"
+)
+
+// A sample is struct sample of c/walk.h, with the words behind it.
+type sample struct {
+	time, period, ip, id uint64
+	pid, tid             int32
+	cpu                  uint32
+	what                 uint8
+	stop                 unwind.Stop
+	user, kernel         []byte // words of 8 bytes
+}
+
+// What a sample is.
+const (
+	sampleNew   = iota // with its stack
+	sampleSeen         // its stack has come before
+	sampleStack        // a stack without a sample
+)
+
+const sampleSize = 56
+
+// maxFrames and maxKernel are the most words that follow a sample.
+const (
+	maxFrames = 1024
+	maxKernel = 127
+)
+
+// How a frame was found is in the upper bits of its word.
+const howShift = 60
+
+// parse reads what the program wrote.
+func parse(b []byte) (s sample, ok bool) {
+	if len(b) < sampleSize {
+		return s, false
+	}
+	le := binary.LittleEndian
+	s = sample{
+		time: le.Uint64(b), period: le.Uint64(b[8:]), ip: le.Uint64(b[16:]), id: le.Uint64(b[24:]),
+		pid: int32(le.Uint32(b[32:])), tid: int32(le.Uint32(b[36:])), cpu: le.Uint32(b[40:]), what: b[44], stop: unwind.Stop(b[45]),
+	}
+	if s.what == sampleSeen {
+		return s, true
+	}
+	kernel, user := int(le.Uint16(b[46:])), int(le.Uint32(b[48:]))
+	if b = b[sampleSize:]; user > maxFrames || kernel > maxKernel || len(b) < 8*(user+kernel) || s.stop >= unwind.NumStops {
+		return s, false
+	}
+	s.user, s.kernel = b[:8*user], b[8*user:8*(user+kernel)]
+	return s, true
+}
+
+// stacks makes records of samples. It keeps those of the stacks that the kernel has written, which it writes once.
+type stacks struct {
+	attr     source.Attr
+	now, old map[uint64][]byte // records, by stack
+	since    time.Time         // of now
+	unknown  atomic.Uint64     // stacks that never came
+
+	sample source.Sample
+	frames []unwind.Frame
+	kernel []uint64
+}
+
+// A stack's ID changes when the seed does, so that neither side has to keep for ever what has been seen: there are maxStacks
+// in one generation, or as many as come in maxAge.
+const (
+	maxStacks = 1 << 16
+	maxAge    = 10 * time.Minute
+)
+
+func (k *stacks) start(dec *source.Decoder) {
+	a := dec.Events()[0].Attr
+	k.attr, k.now, k.since = a.Walked(), map[uint64][]byte{}, time.Now()
+}
+
+// tidy begins a new generation when it is time. What blocked threads refer to stays.
+func (k *stacks) tidy(p *Program) {
+	if len(k.now) < maxStacks && (len(k.now) == 0 || time.Since(k.since) < maxAge) {
+		return
+	}
+	keep := map[uint64][]byte{}
+	if p.prog == "on_switch" {
+		var tid int32
+		var b blocked
+		for it := p.coll.Maps["blocked"].Iterate(); it.Next(&tid, &b); {
+			if r := k.find(b.ID); r != nil {
+				keep[b.ID] = r
+			}
+		}
+	}
+	if p.set("seed", rand.Uint64()) == nil {
+		k.old, k.now, k.since = k.now, keep, time.Now()
+	}
+}
+
+func (k *stacks) find(id uint64) []byte {
+	if b := k.now[id]; b != nil {
+		return b
+	}
+	return k.old[id]
+}
+
+// record returns the record of a sample; nil where there is none. It is valid until the next call.
+func (k *stacks) record(s *sample) []byte {
+	if s.what == sampleSeen {
+		return k.again(s)
+	}
+	b := k.first(s)
+	if b == nil {
+		return nil
+	}
+	k.now[s.id] = b
+	if s.what == sampleStack {
+		return nil
+	}
+	return b
+}
+
+// Where a record of the walked attr has what differs between samples of one stack.
+const (
+	atMisc   = 4
+	atIP     = 16
+	atPID    = 24
+	atTID    = 28
+	atTime   = 32
+	atCPU    = 40
+	atPeriod = 48
+)
+
+// again returns the record of a sample whose stack has come before.
+func (k *stacks) again(s *sample) []byte {
+	b := k.find(s.id)
+	if b == nil {
+		k.unknown.Add(1)
+		return nil
+	}
+	le := binary.LittleEndian
+	if s.ip != 0 {
+		misc := uint16(source.MiscUser)
+		if s.ip>>63 != 0 {
+			misc = source.MiscKernel
+		}
+		le.PutUint16(b[atMisc:], misc)
+		le.PutUint64(b[atIP:], s.ip)
+	}
+	le.PutUint32(b[atPID:], uint32(s.pid))
+	le.PutUint32(b[atTID:], uint32(s.tid))
+	le.PutUint64(b[atTime:], s.time)
+	le.PutUint32(b[atCPU:], s.cpu)
+	le.PutUint64(b[atPeriod:], s.period)
+	return b
+}
+
+// first makes the record of a sample with its stack.
+func (k *stacks) first(s *sample) []byte {
+	r := source.Record{
+		Type: source.RecordSample, Misc: source.MiscUser, ID: source.WalkedID, Time: s.time, Period: s.period, IP: s.ip,
+		PID: s.pid, TID: s.tid, CPU: s.cpu,
+	}
+	k.frames, k.kernel = k.frames[:0], k.kernel[:0]
+	for b := s.user; len(b) > 0; b = b[8:] {
+		w := binary.LittleEndian.Uint64(b)
+		how := unwind.How(w >> howShift)
+		k.frames = append(k.frames, unwind.Frame{
+			PC: arch.Addr(w & (1<<howShift - 1)), How: how, Exact: how == unwind.HowStart || how == unwind.HowSignal,
+		})
+	}
+	for b := s.kernel; len(b) > 0; b = b[8:] {
+		k.kernel = append(k.kernel, binary.LittleEndian.Uint64(b))
+	}
+	if r.IP == 0 && len(k.kernel) > 0 {
+		r.IP = k.kernel[0] // a tracepoint's
+	}
+	if r.IP>>63 != 0 {
+		r.Misc = source.MiscKernel
+	}
+	k.sample = source.Sample{Record: &r, Stop: s.stop, From: source.Walked, User: k.frames, Kernel: k.kernel}
+	if s.stop == unwind.NoUserStack {
+		k.sample.From = source.NoStack
+	}
+	b, err := source.AppendSample(nil, &k.attr, &k.sample)
+	if err != nil {
+		return nil
+	}
+	return b
+}

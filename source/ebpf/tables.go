@@ -1,0 +1,370 @@
+package ebpf
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/unwind"
+)
+
+// tables are the compact tables of modules, and which of them are in the kernel. All is the tracker's goroutine's, save what
+// is said to be under its lock.
+type tables struct {
+	track     *tracker
+	tables    *ebpf.Map // by slot
+	uses      *ebpf.Map // struct use, by slot
+	memory    uint64
+	all       map[*unwind.Module]*table
+	free      []uint32 // slots that nothing uses
+	last      uint32   // slot that has been used
+	size      uint64   // bytes of the kernel's memory
+	missing   bool     // a space has a table that was taken out
+	looked    time.Time
+	compiling chan bool // so many at once
+	jobs      sync.WaitGroup
+
+	news   bool     // under the lock: something has been compiled or loaded
+	loaded []loaded // under the lock: by jobs that have ended
+}
+
+// A table is that of one module.
+type table struct {
+	mod   *unwind.Module
+	made  chan struct{} // closed when the module has been compiled
+	bytes []byte        // then; nil: it has none
+	slot  uint32        // 0: none
+	refs  int           // spaces that name it
+	busy  bool          // a job writes it
+	m     *ebpf.Map     // in the kernel; nil: not there
+	bad   bool          // it cannot be brought there
+	size  uint64        // bytes of the kernel's memory
+	since uint64        // when it came or went: CLOCK_MONOTONIC
+}
+
+// A loaded is what became of a job that wrote a table.
+type loaded struct {
+	*table
+	m   *ebpf.Map
+	err error
+}
+
+// compiled says whether it is known what table the module has.
+func (l *table) compiled() bool {
+	select {
+	case <-l.made:
+		return true
+	default:
+		return false
+	}
+}
+
+// Bounds. maxTables is MAX_TABLES of c/unspool.bpf.c.
+const (
+	maxTables = 1 << 14
+	patience  = 2 * time.Millisecond // that a space waits for its modules
+	lookEvery = time.Second          // for tables that were taken out and are wanted again
+)
+
+func (t *tables) start(track *tracker, outer, uses *ebpf.Map, memory uint64) {
+	*t = tables{track: track, tables: outer, uses: uses, memory: memory, all: map[*unwind.Module]*table{}, compiling: make(chan bool, 4)}
+}
+
+// close ends all jobs and takes all tables out of the kernel.
+func (t *tables) close() {
+	t.jobs.Wait()
+	t.settle()
+	for _, l := range t.all {
+		if l.m != nil {
+			l.m.Close()
+		}
+	}
+}
+
+// of returns the slots of a space's modules, which it has compiled and loaded when they are not, and their tables, which it
+// holds for the space: those that have a slot, and those that are not compiled yet.
+func (t *tables) of(space *unwind.Space) (slot func(*unwind.Module) uint32, held, wait []*table) {
+	slots := map[*unwind.Module]uint32{}
+	var late <-chan time.Time
+	var fresh []*table
+	for i := range space.Mappings() {
+		mod := space.Mappings()[i].Module
+		if _, ok := slots[mod]; ok {
+			continue
+		}
+		slots[mod] = Pending
+		l := t.all[mod]
+		if l == nil {
+			l = &table{mod: mod, made: make(chan struct{})}
+			t.all[mod] = l
+			t.jobs.Go(func() { t.compile(l) })
+		}
+		fresh = append(fresh, l)
+	}
+	for _, l := range fresh {
+		if late == nil && !l.compiled() {
+			late = time.After(patience)
+		}
+		select {
+		case <-l.made:
+		case <-late:
+			late = closed
+		}
+		if !l.compiled() {
+			wait = append(wait, l)
+			continue
+		}
+		if slots[l.mod] = t.slot(l); l.slot != 0 {
+			l.refs++
+			held = append(held, l)
+		}
+	}
+	return func(m *unwind.Module) uint32 { return slots[m] }, held, wait
+}
+
+// closed is a time that has come.
+var closed = func() <-chan time.Time { c := make(chan time.Time); close(c); return c }()
+
+// compile finds out what table a module has.
+func (t *tables) compile(l *table) {
+	t.compiling <- true
+	if c := l.mod.Code(); c != nil && c.Machine == arch.AMD64 {
+		if s, ok := c.Stepper.(interface{ Bytes() []byte }); ok && bytes.HasPrefix(s.Bytes(), []byte("uTbl")) {
+			l.bytes = s.Bytes()
+		}
+	}
+	<-t.compiling
+	close(l.made)
+	t.say()
+}
+
+// say wakes the tracker: a module has been compiled, or tables loaded.
+func (t *tables) say(done ...loaded) {
+	t.track.mu.Lock()
+	t.news = true
+	t.loaded = append(t.loaded, done...)
+	t.track.mu.Unlock()
+	t.track.changed.Broadcast()
+}
+
+// slot returns the slot of a table, which it begins to load where it is not in the kernel; Pending where it cannot get there.
+func (t *tables) slot(l *table) uint32 {
+	if l.bytes == nil {
+		return 0
+	}
+	if l.bad {
+		return Pending
+	}
+	if l.slot == 0 {
+		switch {
+		case len(t.free) > 0:
+			l.slot, t.free = t.free[len(t.free)-1], t.free[:len(t.free)-1]
+		case t.last < maxTables-1:
+			t.last++
+			l.slot = t.last
+		default:
+			t.evict(t.size, 64)
+			if len(t.free) == 0 {
+				t.track.failed(fmt.Errorf("the table of %s: there are %d", l.mod.Path, maxTables))
+				return Pending
+			}
+			return t.slot(l)
+		}
+	}
+	if l.m == nil {
+		t.load(l)
+	}
+	return l.slot
+}
+
+// load has a table written into the kernel.
+func (t *tables) load(l *table) {
+	if l.busy {
+		return
+	}
+	l.busy = true
+	t.jobs.Go(func() {
+		m, err := t.put(l)
+		t.say(loaded{l, m, err})
+	})
+}
+
+// settle takes note of jobs that have ended.
+func (t *tables) settle() {
+	t.track.mu.Lock()
+	done := t.loaded
+	t.loaded = nil
+	t.track.mu.Unlock()
+	for _, d := range done {
+		l := d.table
+		l.m, l.bad, l.busy, l.since = d.m, d.err != nil, false, monotonic()
+		if l.bad {
+			t.track.failed(fmt.Errorf("the table of %s: %w", l.mod.Path, d.err))
+			continue
+		}
+		l.size = uint64(len(l.bytes))
+		if info, err := l.m.Info(); err == nil {
+			if n, ok := info.Memlock(); ok {
+				l.size = n
+			}
+		}
+		t.account(l, 1)
+	}
+}
+
+func (t *tables) account(l *table, n int) {
+	t.size += uint64(n) * l.size
+	c := &t.track.count
+	t.track.mu.Lock()
+	c.Tables += n
+	c.TableBytes += uint64(n) * uint64(len(l.bytes))
+	c.MapBytes = t.size
+	t.track.mu.Unlock()
+}
+
+// put writes a table into the kernel.
+func (t *tables) put(l *table) (*ebpf.Map, error) {
+	values := make([]tableValue, (len(l.bytes)+valueBytes-1)/valueBytes)
+	keys := make([]uint32, len(values))
+	for i := range values {
+		keys[i] = uint32(i)
+		copy(values[i][:], l.bytes[i*valueBytes:])
+	}
+	m, err := ebpf.NewMap(&ebpf.MapSpec{
+		Name: "unspool_table", Type: ebpf.Array, KeySize: 4, ValueSize: valueSize, MaxEntries: uint32(len(values)), Flags: innerMap,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if _, err = m.BatchUpdate(keys, values, nil); err == nil {
+		err = t.publish(l, m)
+	}
+	if err != nil {
+		m.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// publish makes a table known to the program. The kernel changes the map at once, and then waits for all programs that might
+// still see the old one, ten milliseconds and more. Here there was none, so nobody need wait for that.
+func (t *tables) publish(l *table, m *ebpf.Map) error {
+	done := make(chan error, 1)
+	t.jobs.Go(func() { done <- t.tables.Put(l.slot, m) })
+	for {
+		var id uint32
+		if t.tables.Lookup(l.slot, &id) == nil {
+			return nil
+		}
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(50 * time.Microsecond):
+		}
+	}
+}
+
+// release says that a space that held tables is none any more.
+func (t *tables) release(held []*table) {
+	for _, l := range held {
+		if l.refs--; l.refs == 0 && l.m == nil && !l.busy {
+			t.vacate(l)
+		}
+	}
+}
+
+// vacate frees the slot of a table that is not in the kernel and that no space names.
+func (t *tables) vacate(l *table) {
+	t.free = append(t.free, l.slot)
+	l.slot = 0
+}
+
+func monotonic() uint64 {
+	var ts unix.Timespec
+	unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return uint64(ts.Nano())
+}
+
+// due says whether it is time to look for tables that are wanted again.
+func (t *tables) due() bool { return t.missing && time.Since(t.looked) >= lookEvery }
+
+// fit keeps the tables within the memory that they may take, and brings those back that were taken out and are wanted again.
+func (t *tables) fit() {
+	if t.due() {
+		t.looked, t.missing = time.Now(), false
+		for _, l := range t.all {
+			if l.refs == 0 || l.m != nil || l.slot == 0 || l.bad {
+				continue
+			}
+			t.missing = true
+			var u [2]uint64 // found, missed
+			if t.uses.Lookup(l.slot, &u) == nil && u[1] > l.since {
+				t.load(l)
+			}
+		}
+	}
+	if t.size > t.memory {
+		t.evict(t.memory-t.memory/8, 0)
+	}
+}
+
+// evict takes tables out of the kernel until they take no more than so many bytes and so many slots are free: first those that
+// no space names, then those that have not been used for the longest time. What was used or came in the last second stays.
+func (t *tables) evict(size uint64, slots int) {
+	type old struct {
+		*table
+		used uint64
+	}
+	var olds []old
+	for l := range maps.Values(t.all) {
+		if l.m == nil || l.busy || slots > 0 && l.refs > 0 {
+			continue
+		}
+		var u [2]uint64
+		if l.refs > 0 && t.uses.Lookup(l.slot, &u) != nil {
+			continue
+		}
+		olds = append(olds, old{l, max(u[0], l.since)})
+	}
+	slices.SortFunc(olds, func(a, b old) int {
+		return cmp.Or(min(a.refs, 1)-min(b.refs, 1), cmp.Compare(a.used, b.used))
+	})
+	now := monotonic()
+	for _, l := range olds {
+		if t.size <= size && len(t.free) >= slots {
+			return
+		}
+		if l.refs > 0 && now-l.used < uint64(time.Second) {
+			continue
+		}
+		t.tables.Delete(l.slot)
+		l.m.Close()
+		t.account(l.table, -1)
+		l.m, l.since = nil, now
+		t.track.mu.Lock()
+		t.track.count.Evicted++
+		t.track.mu.Unlock()
+		if l.refs == 0 {
+			t.vacate(l.table)
+		} else {
+			t.missing = true
+		}
+	}
+}
+
+// A tableValue is VALUE_SIZE bytes of a table: see c/walk.h.
+type tableValue [valueSize]byte
+
+const (
+	valueBytes = 4096
+	valueSize  = valueBytes + 8
+	innerMap   = 1 << 12 // BPF_F_INNER_MAP: arrays of different lengths in one map
+)

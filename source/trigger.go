@@ -1,0 +1,17 @@
+package source
+
+// A Trigger says when a program in the kernel takes samples.
+type Trigger struct {
+	Kind   TriggerKind
+	All    bool   // of all processes: else of those whose records come
+	Period uint64 // at each so many tracepoints
+}
+
+// A TriggerKind is a kind of Trigger.
+type TriggerKind uint8
+
+const (
+	OnEvents      TriggerKind = iota // at events of counters, clocks and breakpoints
+	OnTracepoints                    // at a tracepoint
+	OnBlocking                       // when a thread that was blocked goes on, with the stack that blocked
+)
