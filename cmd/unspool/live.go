@@ -80,6 +80,8 @@ type live struct {
 	why   error         // it was to be seen whether the kernel may walk, and it may not
 	start time.Time
 	plan  *plan
+
+	loaded time.Duration // that loading the kernel's program took
 }
 
 // open starts a recording, and the command if there is one.
@@ -113,6 +115,7 @@ func (l *live) inKernel(ctx context.Context, mods *modules.Set) error {
 		l.why = err
 		return err
 	}
+	l.loaded = time.Since(l.start)
 	o := l.plan.Options
 	o.Program = prog
 	rec, err := perfevent.Open(ctx, o)

@@ -73,7 +73,7 @@ profile C, C++, Rust and Go programs without frame pointers.`,
 		Version:       version(),
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage("%v", err) })
-	root.AddCommand(recordCmd(), topCmd(), reportCmd(), unwindCmd(), dumpCmd(), compileCmd(), verifyCmd(), statsCmd(), runCmd())
+	root.AddCommand(recordCmd(), topCmd(), reportCmd(), unwindCmd(), dumpCmd(), compileCmd(), verifyCmd(), statsCmd(), runCmd(), doctorCmd())
 	for _, c := range root.Commands() {
 		if args := c.Args; args != nil {
 			c.Args = func(c *cobra.Command, a []string) error {

@@ -1,0 +1,315 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+
+	bpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/source/ebpf"
+	"github.com/unspool/unspool/symbol"
+)
+
+// A caps is a set of capabilities, a bit each (include/uapi/linux/capability.h).
+type caps uint64
+
+type capability struct {
+	bit  int
+	name string
+}
+
+// ours are the capabilities that recording makes use of: to load and feed the kernel's program, to open events, and to read what
+// other users' processes map and the files of that.
+var ours = []capability{
+	{unix.CAP_BPF, "cap_bpf"}, {unix.CAP_PERFMON, "cap_perfmon"}, {unix.CAP_SYS_PTRACE, "cap_sys_ptrace"}, {unix.CAP_DAC_READ_SEARCH, "cap_dac_read_search"},
+}
+
+func (c caps) has(bit int) bool { return c>>bit&1 != 0 }
+
+// ownCaps returns the effective capabilities of this thread.
+func ownCaps() caps {
+	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var d [2]unix.CapUserData
+	if unix.Capget(&h, &d[0]) != nil {
+		return 0
+	}
+	return caps(d[0].Effective) | caps(d[1].Effective)<<32
+}
+
+// lacks names those of ours that are missing.
+func (c caps) lacks() (names []string) {
+	for _, o := range ours {
+		if !c.has(o.bit) && !(c.has(unix.CAP_SYS_ADMIN) && (o.bit == unix.CAP_BPF || o.bit == unix.CAP_PERFMON)) {
+			names = append(names, o.name)
+		}
+	}
+	return names
+}
+
+// setcap returns the command that gives this program capabilities.
+func setcap(names ...string) string {
+	exe, err := os.Executable()
+	if err != nil {
+		exe = "unspool"
+	}
+	return fmt.Sprintf("sudo setcap %s=ep %s", strings.Join(names, ","), exe)
+}
+
+func setcapOurs() string {
+	var names []string
+	for _, o := range ours {
+		names = append(names, o.name)
+	}
+	return setcap(names...)
+}
+
+// setting reads a number below /proc/sys. ok is false if it is not there, or not this user's to read.
+func setting(path string) (n int, ok bool) {
+	b, err := os.ReadFile("/proc/sys/" + path)
+	n, nerr := strconv.Atoi(strings.TrimSpace(string(b)))
+	return n, err == nil && nerr == nil
+}
+
+// tryEvent opens a sampling event and closes it.
+func tryEvent(typ uint32, config uint64, bits uint64, pid, cpu int) error {
+	a := unix.PerfEventAttr{
+		Type: typ, Config: config, Size: unix.PERF_ATTR_SIZE_VER1, Sample: 99, Bits: bits | unix.PerfBitFreq | unix.PerfBitDisabled,
+		Sample_type: unix.PERF_SAMPLE_IP | unix.PERF_SAMPLE_TID,
+	}
+	fd, err := unix.PerfEventOpen(&a, pid, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+	if err == nil {
+		unix.Close(fd)
+	}
+	return err
+}
+
+const userOnly = unix.PerfBitExcludeKernel | unix.PerfBitExcludeHv
+
+// ways tries each way of working.
+func ways(needs []finding) []finding {
+	byName := map[string]*finding{}
+	for i := range needs {
+		byName[needs[i].Name] = &needs[i]
+	}
+	clock := func(bits uint64, pid, cpu int) error {
+		return tryEvent(unix.PERF_TYPE_SOFTWARE, unix.PERF_COUNT_SW_CPU_CLOCK, bits, pid, cpu)
+	}
+	list := []finding{
+		event("record-user", "record own processes by copies of stacks, user space", clock(userOnly, 0, -1), 2),
+		event("record-kernel", "record own processes by copies, with the kernel's part", clock(0, 0, -1), 1),
+		event("record-all", "record the whole machine (-a) by copies", clock(0, -1, 0), 0),
+	}
+	inKernel := finding{Name: "record-ebpf", What: "record with stacks walked in the kernel (--source ebpf)"}
+	prog, err := ebpf.Load(ebpf.Options{})
+	if err == nil {
+		err = prog.Close()
+	}
+	if inKernel.OK = err == nil; err != nil {
+		inKernel.Reason = err.Error()
+	}
+	lacks := ownCaps().lacks()
+	switch {
+	case err != nil && len(lacks) > 0:
+		inKernel.Change = setcapOurs()
+	case err != nil:
+		for _, name := range []string{"pid-namespace", "bpf-jit", "btf", "bpf-program", "bpf-loop", "bpf-ring-buffer", "lockdown"} {
+			if f := byName[name]; !f.OK && f.Change != "" {
+				inKernel.Change = f.Change
+				break
+			}
+		}
+	case len(lacks) > 0:
+		inKernel.Reason = "but not other users' processes: " + strings.Join(lacks, " and ") + " is missing"
+		inKernel.Change = setcapOurs()
+	}
+	list = append(list, inKernel)
+
+	names := finding{Name: "kernel-names", What: "names of kernel functions"}
+	r := symbol.New(symbol.Options{})
+	if _, _, names.OK = r.KernelText(); !names.OK {
+		names.Reason = r.KernelNote()
+		names.Change = "sudo sysctl kernel.kptr_restrict=0 kernel.perf_event_paranoid=1"
+	}
+	run := finding{Name: "run", What: "unspool run: stock perf on compiled tables", OK: true}
+	if _, err := findRuntime(""); err != nil {
+		reason, _, _ := strings.Cut(err.Error(), ": make")
+		run.OK, run.Reason, run.Change = false, reason, "make install-runtime"
+	}
+	cache := finding{Name: "cache", What: "compiled tables are kept for the next time", OK: true}
+	if err := modules.New().CacheErr(); err != nil {
+		cache.OK, cache.Reason, cache.Change = false, err.Error(), "set UNSPOOL_CACHE to a directory of this user's"
+	}
+	return append(list, names, run, cache)
+}
+
+// event says what became of trying an event that takes a kernel.perf_event_paranoid of at most level.
+func event(name, what string, err error, level int) finding {
+	f := finding{Name: name, What: what, OK: err == nil}
+	if f.OK {
+		return f
+	}
+	have, known := setting("kernel/perf_event_paranoid")
+	switch {
+	case !known:
+		f.Reason, f.Change = "this kernel has no perf events", "a kernel with CONFIG_PERF_EVENTS"
+	case (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)) && have > level && !ownCaps().has(unix.CAP_PERFMON):
+		f.Reason = fmt.Sprintf("kernel.perf_event_paranoid is %d", have)
+		f.Change = fmt.Sprintf("sudo sysctl kernel.perf_event_paranoid=%d, or %s", level, setcap("cap_perfmon"))
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.ENOSYS):
+		f.Reason = fmt.Sprintf("%v, although the settings allow it: a container's seccomp filter, most likely", err)
+		f.Change = "run it outside of the container, or with a filter that allows perf_event_open"
+	default:
+		f.Reason = err.Error()
+	}
+	return f
+}
+
+// needs looks at what the ways of working stand on.
+func needs() []finding {
+	c := ownCaps()
+	var list []finding
+	add := func(name, what string, ok bool, value, reason, change string) {
+		f := finding{Name: name, What: what, OK: ok, Value: value}
+		if !ok {
+			f.Reason, f.Change = reason, change
+		}
+		list = append(list, f)
+	}
+	lacks := c.lacks()
+	add("capabilities", "capabilities to walk in the kernel", len(lacks) == 0, "", "missing: "+strings.Join(lacks, " "), setcapOurs())
+	level, ok := setting("kernel/perf_event_paranoid")
+	permits := []string{"", "own processes, the kernel's part included", "user space of own processes"}
+	allowed := "nothing to ordinary users"
+	if level >= 0 && level < len(permits) {
+		allowed = permits[level]
+	}
+	add("perf-event-paranoid", "kernel.perf_event_paranoid", ok && (level <= 0 || c.has(unix.CAP_PERFMON) || c.has(unix.CAP_SYS_ADMIN)), number(level, ok),
+		"it allows "+allowed, "sudo sysctl kernel.perf_event_paranoid=0")
+	level, ok = setting("kernel/kptr_restrict")
+	add("kptr-restrict", "kernel.kptr_restrict", ok && (level == 0 || level == 1 && c.has(unix.CAP_SYSLOG)), number(level, ok),
+		"it hides the kernel's addresses", "sudo sysctl kernel.kptr_restrict=0")
+	locked, ok := setting("kernel/perf_event_mlock_kb")
+	var limit unix.Rlimit
+	memlock := "unlimited"
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil {
+		memlock = err.Error()
+	} else if limit.Cur != unix.RLIM_INFINITY {
+		memlock = fmt.Sprintf("%d KiB", limit.Cur>>10)
+	}
+	add("locked-memory", "memory for ring buffers", c.has(unix.CAP_IPC_LOCK) || ok && locked >= 132 || limit.Cur >= 1<<20,
+		fmt.Sprintf("kernel.perf_event_mlock_kb %s, limit of locked memory %s", number(locked, ok), memlock),
+		"too little for a ring on each processor", "sudo sysctl kernel.perf_event_mlock_kb=516")
+	err := tryEvent(unix.PERF_TYPE_HARDWARE, unix.PERF_COUNT_HW_CPU_CYCLES, userOnly, 0, -1)
+	why := "this machine has none: samples are taken by the processors' clock"
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
+		why = "not known: " + err.Error()
+	}
+	add("hardware-counters", "hardware counters", err == nil, "", why, "")
+	lock := lockdown()
+	add("lockdown", "kernel lockdown allows to read memory", lock != "confidentiality", lock, "perf and BPF programs may not", "boot without lockdown=confidentiality")
+	_, err = os.Stat("/sys/kernel/btf/vmlinux")
+	add("btf", "kernel types (BTF)", err == nil, "", "/sys/kernel/btf/vmlinux is not there", "a kernel with CONFIG_DEBUG_INFO_BTF")
+	for _, p := range []struct {
+		name, what string
+		err        error
+	}{
+		{"bpf-program", "BPF programs on perf events", features.HaveProgramType(bpf.PerfEvent)},
+		{"bpf-loop", "bpf_loop", features.HaveProgramHelper(bpf.PerfEvent, asm.FnLoop)},
+		{"bpf-task-registers", "bpf_task_pt_regs", features.HaveProgramHelper(bpf.PerfEvent, asm.FnTaskPtRegs)},
+		{"bpf-ring-buffer", "BPF ring buffers", features.HaveMapType(bpf.RingBuf)},
+		{"bpf-inner-maps", "maps of arrays of different lengths", features.HaveMapFlag(features.BPF_F_INNER_MAP)},
+	} {
+		why, change := "this kernel lacks it", "Linux 6.1 or later"
+		if p.err != nil && !errors.Is(p.err, bpf.ErrNotSupported) {
+			if why, change = "not known: "+p.err.Error(), ""; errors.Is(p.err, os.ErrPermission) || errors.Is(p.err, unix.EPERM) {
+				why = "not known: this user may not ask"
+			}
+		}
+		add(p.name, p.what, p.err == nil, "", why, change)
+	}
+	on, ok := setting("net/core/bpf_jit_enable")
+	value := number(on, ok)
+	if !ok {
+		value = "not this user's to read"
+	}
+	add("bpf-jit", "net.core.bpf_jit_enable", !ok || on > 0, value, "programs with callbacks need it", "sudo sysctl net.core.bpf_jit_enable=1")
+	add("pid-namespace", "in the first PID namespace", firstPIDs(), "", "the kernel's program knows processes by other numbers", "run it outside of the container, or give that the host's (--pid=host)")
+	at := mounted("cgroup2")
+	add("cgroup2", "cgroup v2, for --cgroup", at != "", at, "not mounted", "sudo mount -t cgroup2 none /sys/fs/cgroup")
+	tracing, err := tracefs()
+	why, change := "not mounted", "sudo mount -t tracefs nodev /sys/kernel/tracing"
+	if errors.Is(err, fs.ErrPermission) {
+		why, change = err.Error(), "run it as root"
+	}
+	add("tracefs", "tracefs, for tracepoints", err == nil, tracing, why, change)
+	return list
+}
+
+func number(n int, ok bool) string {
+	if !ok {
+		return "?"
+	}
+	return strconv.Itoa(n)
+}
+
+// lockdown returns the mode of kernel lockdown: none, integrity or confidentiality.
+func lockdown() string {
+	b, err := os.ReadFile("/sys/kernel/security/lockdown")
+	if err != nil {
+		return "none"
+	}
+	_, s, _ := strings.Cut(string(b), "[")
+	s, _, _ = strings.Cut(s, "]")
+	return s
+}
+
+// firstPIDs says whether this process is in the initial PID namespace, whose inode is PROC_PID_INIT_INO
+// (include/linux/proc_ns.h).
+func firstPIDs() bool {
+	st, err := os.Stat("/proc/self/ns/pid")
+	if err != nil {
+		return true
+	}
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	return !ok || sys.Ino == 0xeffffffc
+}
+
+// mounted returns where a file system of a type is mounted first; "" if nowhere (proc_pid_mountinfo(5)).
+func mounted(fstype string) string {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(b)) {
+		left, right, ok := strings.Cut(line, " - ")
+		f, g := strings.Fields(left), strings.Fields(right)
+		if ok && len(f) > 4 && len(g) > 0 && g[0] == fstype {
+			return f[4]
+		}
+	}
+	return ""
+}
+
+// tracefs returns where the descriptions of tracepoints are to be read.
+func tracefs() (dir string, err error) {
+	for _, dir = range []string{"/sys/kernel/tracing", "/sys/kernel/debug/tracing"} {
+		var d *os.File
+		if d, err = os.Open(dir + "/events/sched"); err == nil {
+			d.Close()
+			return dir, nil
+		}
+		if errors.Is(err, fs.ErrPermission) {
+			return "", err
+		}
+	}
+	return "", err
+}
