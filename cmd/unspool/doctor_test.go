@@ -205,7 +205,7 @@ func TestDoctorNothing(t *testing.T) {
 
 // In another PID namespace, the kernel's program would know processes by numbers that are not ours.
 func TestDoctorNamespace(t *testing.T) {
-	if !ownCaps().has(unix.CAP_SYS_ADMIN) {
+	if c, _ := ownCaps(); !c.has(unix.CAP_SYS_ADMIN) {
 		oracle.Lacks(t, "CAP_SYS_ADMIN, to make a PID namespace")
 	}
 	c := program(t, "doctor", "--json", "--quick")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"time"
 
@@ -21,30 +22,33 @@ import (
 // A plan says what to record live, and where stacks are walked: what the flags of record and top say alike.
 type plan struct {
 	perfevent.Options
-	from string // auto, perf or ebpf
-	comm string
+	kernel ebpf.Options // Memory, Cgroup and Comm
+	from   string       // auto, perf or ebpf
+	comm   string
+	memory string
+	offCPU bool
 }
-
-// defaultSource walks where it is best tested.
-const defaultSource = "perf"
 
 func (p *plan) flags(c *cobra.Command) {
 	f := c.Flags()
 	f.Uint64VarP(&p.Frequency, "frequency", "F", 0, fmt.Sprintf("samples a second on each processor (default %d)", perfevent.DefaultFrequency))
 	f.Uint64VarP(&p.Period, "count", "c", 0, "take a sample every so many events, instead of a frequency")
 	f.StringVarP(&p.Event, "event", "e", "", "what to count, as perf spells it (default: cycles, or cpu-clock where the machine has no counters)")
+	f.BoolVar(&p.offCPU, "off-cpu", false, "count the time for which threads are blocked, as -e off-cpu: takes --source ebpf")
 	f.Uint32Var(&p.StackSize, "stack-size", 0, "bytes of each stack to copy and unwind (default: 32 KiB if the kernel has room for it)")
 	f.BoolVar(&p.User, "user", false, "only count in user space")
 	f.BoolVar(&p.Kernel, "kernel", false, "only count in the kernel")
 	f.IntSliceVarP(&p.PIDs, "pid", "p", nil, "record these processes, and what they start")
 	f.BoolVarP(&p.All, "all", "a", false, "record the whole machine")
-	f.StringVar(&p.from, "source", defaultSource, "perf copies stacks and walks them here; ebpf walks them in the kernel, to any depth (root, x86-64, Linux 6.1); auto: ebpf where it may, else perf")
+	f.StringVar(&p.from, "source", "auto", "ebpf: the kernel walks stacks, to any depth up to 1,024 frames (root, x86-64, Linux 6.1); perf: it copies them, and they are walked here; auto: ebpf where it may, else perf")
 	f.StringVar(&p.comm, "comm", "", "only samples of commands that match this regular expression")
+	f.StringVar(&p.kernel.Cgroup, "cgroup", "", "only tasks in this directory of cgroup v2 and below: takes --source ebpf")
+	f.StringVar(&p.memory, "memory", "", "memory of the kernel's for unwind tables, such as 512M; those not used for longest go first (default 1G)")
 	c.RegisterFlagCompletionFunc("source", cobra.FixedCompletions([]string{"auto", "perf", "ebpf"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// check refuses what contradicts itself.
-func (p *plan) check(stepper string) error {
+// check refuses what contradicts itself. It is called when the flags are known.
+func (p *plan) check(stepper string, flt *filter) error {
 	targets := 0
 	for _, given := range []bool{len(p.Command) > 0 || p.All, len(p.PIDs) > 0, len(p.TIDs) > 0} {
 		if given {
@@ -66,11 +70,59 @@ func (p *plan) check(stepper string) error {
 		return usage("--source is auto, perf or ebpf, not %q", p.from)
 	case p.from == "ebpf" && stepper != "compact":
 		return usage("--source ebpf walks by compact tables, not --stepper %s", stepper)
+	case p.offCPU && p.Event != "" && p.Event != perfevent.OffCPU:
+		return usage("--off-cpu and -e %s exclude each other", p.Event)
 	}
-	if stepper != "compact" {
+	if p.offCPU {
+		p.Event = perfevent.OffCPU
+	}
+	must := ""
+	switch {
+	case p.Event == perfevent.OffCPU:
+		must = "--off-cpu"
+	case p.kernel.Cgroup != "":
+		must = "--cgroup"
+	case p.memory != "" && p.from == "perf":
+		must = "--memory"
+	}
+	switch {
+	case must != "" && (p.from == "perf" || stepper != "compact"):
+		return usage("%s takes --source ebpf, which walks by compact tables", must)
+	case must != "" && p.from == "auto":
+		p.from = "ebpf"
+	case stepper != "compact":
 		p.from = "perf"
 	}
+	var err error
+	if p.kernel.Memory, err = parseSize(p.memory); err != nil {
+		return err
+	}
+	flt.comm = p.comm
+	if err := flt.compile(); err != nil {
+		return err
+	}
+	if flt.re != nil {
+		p.kernel.Comm = flt.re.MatchString
+	}
 	return nil
+}
+
+// parseSize reads a number of bytes, of KiB, MiB or GiB with K, M or G; "" is 0.
+func parseSize(s string) (uint64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	digits, shift := s, 0
+	for i, unit := range "KMG" {
+		if d, ok := strings.CutSuffix(s, string(unit)); ok {
+			digits, shift = d, 10*(i+1)
+		}
+	}
+	n, err := strconv.ParseUint(digits, 10, 32)
+	if err != nil || n == 0 {
+		return 0, usage("--memory is a size such as 512M, not %q", s)
+	}
+	return n << shift, nil
 }
 
 // A live is a recording that runs.
@@ -110,7 +162,9 @@ func (l *live) inKernel(ctx context.Context, mods *modules.Set) error {
 		l.why = fmt.Errorf("walking in the kernel: %w on %s", errors.ErrUnsupported, runtime.GOARCH)
 		return l.why
 	}
-	prog, err := ebpf.Load(ebpf.Options{Mods: mods.Module})
+	k := l.plan.kernel
+	k.Mods = mods.Module
+	prog, err := ebpf.Load(k)
 	if err != nil {
 		l.why = err
 		return err
@@ -153,8 +207,12 @@ func (l *live) summary() string {
 		return l.walks()
 	}
 	st := l.prog.Stats()
-	return fmt.Sprintf("%s: %s tables of %.1f MiB for %s processes", l.walks(), profile.Comma(uint64(st.Tables)),
+	s := fmt.Sprintf("%s: %s tables of %.1f MiB for %s processes", l.walks(), profile.Comma(uint64(st.Tables)),
 		float64(st.TableBytes)/(1<<20), profile.Comma(uint64(st.Processes)))
+	if st.Copied > 0 {
+		s += ", " + profile.Comma(st.Copied) + " copies so far"
+	}
+	return s
 }
 
 // note says on standard error in what the recording is not what was asked for, and where stacks are walked if that was left
@@ -178,7 +236,7 @@ func (l *live) lost() uint64 {
 	n := st.Lost + st.LostSamples
 	if l.prog != nil {
 		k := l.prog.Stats()
-		n += k.RingFull + k.Nested
+		n += k.Lost()
 	}
 	return n
 }
@@ -198,10 +256,13 @@ func (l *live) settle(s *session) {
 		return
 	}
 	st := l.prog.Stats()
-	s.info.Loss.Samples += st.RingFull + st.Nested
-	s.stats.Lost += st.RingFull + st.Nested
-	if st.Cut > 0 {
+	s.info.Loss.Samples += st.Lost()
+	s.stats.Lost += st.Lost()
+	if s.cut = st.Cut; st.Cut > 0 {
 		fmt.Fprintf(os.Stderr, "unspool: %s stacks end early: the kernel did not know yet what their processes had mapped\n", profile.Comma(st.Cut))
+	}
+	if st.Evicted > 0 {
+		fmt.Fprintf(os.Stderr, "unspool: %s unwind tables had to leave the kernel's memory, and their stacks were copied: give more --memory\n", profile.Comma(uint64(st.Evicted)))
 	}
 	if st.Failed > 0 {
 		fmt.Fprintf(os.Stderr, "unspool: %s tables or address spaces did not get into the kernel: %v\n", profile.Comma(uint64(st.Failed)), st.Err)

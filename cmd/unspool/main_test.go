@@ -27,6 +27,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		main()
 	}
+	if os.Getenv(asDropped) != "" {
+		afterDrop()
+		os.Exit(0)
+	}
 	os.Exit(m.Run())
 }
 
@@ -98,6 +102,14 @@ func TestUsage(t *testing.T) {
 		{"record --stack-size 7 -- true", 2, "multiple of 8"},
 		{"record --duration soon -- true", 2, "--duration is a time"},
 		{"record --user --kernel -- true", 2, "user.*kernel"},
+		{"record --source x -- true", 2, "auto, perf or ebpf"},
+		{"record --source ebpf --stepper rows -- true", 2, "compact tables"},
+		{"record --source perf --off-cpu -- true", 2, "--off-cpu takes --source ebpf"},
+		{"record --stepper rows --cgroup / -- true", 2, "--cgroup takes --source ebpf"},
+		{"record --off-cpu -e cycles -- true", 2, "exclude each other"},
+		{"record --memory much -- true", 2, "--memory is a size"},
+		{"record --memory 0 -- true", 2, "--memory is a size"},
+		{"record --comm ( -- true", 2, "--comm"},
 		{"dump /etc/passwd", 1, "not an ELF file"},
 		{"dump --format xml /bin/sh", 2, "text or json"},
 		{"compile --emit x /bin/sh", 2, "--emit"},
@@ -303,7 +315,18 @@ func canRecord(t testing.TB) {
 // Without -o, record writes a file that report and perf read, prints a table, and passes the status on.
 func TestRecord(t *testing.T) {
 	canRecord(t)
-	c := program(t, append([]string{"record", "--"}, busy...)...)
+	for _, source := range []string{"perf", "ebpf"} {
+		t.Run(source, func(t *testing.T) {
+			if source == "ebpf" {
+				canWalk(t)
+			}
+			testRecord(t, source)
+		})
+	}
+}
+
+func testRecord(t *testing.T, source string) {
+	c := program(t, append([]string{"record", "--source", source, "--"}, busy...)...)
 	r := finish(t, c)
 	r.want(t, 7, `unspool.data: [\d,]+ samples · `)
 	if !strings.Contains(r.out, "% whole") || !strings.Contains(r.out, "libc.so") && !strings.Contains(r.out, "sh") {
@@ -315,13 +338,13 @@ func TestRecord(t *testing.T) {
 	if first, _, _ := strings.Cut(again.out, "\n"); !strings.HasPrefix(r.out, first) {
 		t.Errorf("report of the file says\n%s\nrecord said\n%s", first, r.out)
 	}
-	for _, ending := range []string{"x.svg", "x.pb.gz", "x.folded", "x.txt", "x.json", "x.perf"} {
+	for _, ending := range []string{"x.svg", "x.pb.gz", "x.folded", "x.txt", "x.json", "x.jsonl", "x.perf"} {
 		c := program(t, "report", file, "-o", ending)
 		finish(t, c).want(t, 0, "")
 		if st, err := os.Stat(filepath.Join(c.Dir, ending)); err != nil || st.Size() == 0 {
 			t.Errorf("%s: %v", ending, err)
 		}
-		c = program(t, append([]string{"record", "-o", ending, "--"}, busy...)...)
+		c = program(t, append([]string{"record", "--source", source, "-o", ending, "--"}, busy...)...)
 		finish(t, c).want(t, 7, `samples`)
 		if st, err := os.Stat(filepath.Join(c.Dir, ending)); err != nil || st.Size() == 0 {
 			t.Errorf("record -o %s: %v", ending, err)

@@ -19,42 +19,6 @@ import (
 	"github.com/unspool/unspool/symbol"
 )
 
-// A caps is a set of capabilities, a bit each (include/uapi/linux/capability.h).
-type caps uint64
-
-type capability struct {
-	bit  int
-	name string
-}
-
-// ours are the capabilities that recording makes use of: to load and feed the kernel's program, to open events, and to read what
-// other users' processes map and the files of that.
-var ours = []capability{
-	{unix.CAP_BPF, "cap_bpf"}, {unix.CAP_PERFMON, "cap_perfmon"}, {unix.CAP_SYS_PTRACE, "cap_sys_ptrace"}, {unix.CAP_DAC_READ_SEARCH, "cap_dac_read_search"},
-}
-
-func (c caps) has(bit int) bool { return c>>bit&1 != 0 }
-
-// ownCaps returns the effective capabilities of this thread.
-func ownCaps() caps {
-	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var d [2]unix.CapUserData
-	if unix.Capget(&h, &d[0]) != nil {
-		return 0
-	}
-	return caps(d[0].Effective) | caps(d[1].Effective)<<32
-}
-
-// lacks names those of ours that are missing.
-func (c caps) lacks() (names []string) {
-	for _, o := range ours {
-		if !c.has(o.bit) && !(c.has(unix.CAP_SYS_ADMIN) && (o.bit == unix.CAP_BPF || o.bit == unix.CAP_PERFMON)) {
-			names = append(names, o.name)
-		}
-	}
-	return names
-}
-
 // setcap returns the command that gives this program capabilities.
 func setcap(names ...string) string {
 	exe, err := os.Executable()
@@ -116,7 +80,8 @@ func ways(needs []finding) []finding {
 	if inKernel.OK = err == nil; err != nil {
 		inKernel.Reason = err.Error()
 	}
-	lacks := ownCaps().lacks()
+	have, _ := ownCaps()
+	lacks := have.lacks()
 	switch {
 	case err != nil && len(lacks) > 0:
 		inKernel.Change = setcapOurs()
@@ -157,11 +122,12 @@ func event(name, what string, err error, level int) finding {
 	if f.OK {
 		return f
 	}
+	has, _ := ownCaps()
 	have, known := setting("kernel/perf_event_paranoid")
 	switch {
 	case !known:
 		f.Reason, f.Change = "this kernel has no perf events", "a kernel with CONFIG_PERF_EVENTS"
-	case (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)) && have > level && !ownCaps().has(unix.CAP_PERFMON):
+	case (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)) && have > level && !has.has(unix.CAP_PERFMON):
 		f.Reason = fmt.Sprintf("kernel.perf_event_paranoid is %d", have)
 		f.Change = fmt.Sprintf("sudo sysctl kernel.perf_event_paranoid=%d, or %s", level, setcap("cap_perfmon"))
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.ENOSYS):
@@ -175,7 +141,7 @@ func event(name, what string, err error, level int) finding {
 
 // needs looks at what the ways of working stand on.
 func needs() []finding {
-	c := ownCaps()
+	c, _ := ownCaps()
 	var list []finding
 	add := func(name, what string, ok bool, value, reason, change string) {
 		f := finding{Name: name, What: what, OK: ok, Value: value}
@@ -186,6 +152,8 @@ func needs() []finding {
 	}
 	lacks := c.lacks()
 	add("capabilities", "capabilities to walk in the kernel", len(lacks) == 0, "", "missing: "+strings.Join(lacks, " "), setcapOurs())
+	add("gives-up-capabilities", "recordings give up all other capabilities once they run", canDrop() == nil, "",
+		"this program was built with cgo, whose threads keep them", "build it with CGO_ENABLED=0")
 	level, ok := setting("kernel/perf_event_paranoid")
 	permits := []string{"", "own processes, the kernel's part included", "user space of own processes"}
 	allowed := "nothing to ordinary users"

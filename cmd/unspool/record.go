@@ -35,32 +35,31 @@ func recordCmd() *cobra.Command {
 		Long: `Record stacks while a command runs, or of processes that run already, or of the whole machine.
 
 Stacks are unwound as they come, by the unwind tables of the programs: no frame pointers are needed, and no
-copies of stacks are written to disk. Ctrl-C ends the recording and writes the result. The exit
-status is the command's.
+copies of stacks are written to disk. Where it may (root, x86-64), the kernel walks them itself; a line on standard
+error says so. Else it copies them, and they are walked here. Ctrl-C ends the recording and writes the result. The
+exit status is the command's.
 
 The ending of -o picks the format: .data (perf.data with callchains, for unspool report and perf report),
-.svg, .pb.gz, .folded, .txt, .json, .perf. Without -o, everything goes to ` + defaultRecording + ` and a table is printed.
+.svg, .pb.gz, .folded, .txt, .json (an object for each different stack, with its count), .jsonl (an object for each
+sample, as it comes), .perf. Without -o, everything goes to ` + defaultRecording + ` and a table is printed.
 
 An ordinary user may record his own processes where kernel.perf_event_paranoid is 2 or less: in user space
-only at 2. Recording the whole machine (-a) takes 0 or less, root or CAP_PERFMON.`,
+only at 2. Recording the whole machine (-a) takes 0 or less, root or CAP_PERFMON. unspool doctor says what is allowed.`,
 		Example: `  unspool record -- ./program arg
   unspool record -o flame.svg -- make
   unspool record -p 1234 --duration 10s -o profile.pb.gz
   unspool record -a --duration 30s --comm '^nginx'
   unspool record -e page-faults -o faults.svg -- ./program
-  unspool record --source ebpf -a --duration 10s -o machine.svg`,
+  unspool record --off-cpu -p 1234 --duration 10s -o blocked.svg
+  unspool record -a --cgroup /sys/fs/cgroup/system.slice --duration 10s -o services.svg`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			p.Command = args
-			if err := p.check(c.Flag("stepper").Value.String()); err != nil {
+			if err := p.check(c.Flag("stepper").Value.String(), &flt); err != nil {
 				return err
 			}
 			var err error
 			if p.Duration, err = parseDuration("--duration", duration); err != nil {
-				return err
-			}
-			flt.comm = p.comm
-			if err := flt.compile(); err != nil {
 				return err
 			}
 			mods, err := stepper()
@@ -119,6 +118,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	rec.note()
 
 	s := rec.session(mods, flt)
+	rec.drop(s)
 	if len(p.Command) == 0 {
 		s.progress = func() string {
 			return fmt.Sprintf("recording %s: %.0f s", rec.Event(), time.Since(rec.start).Seconds())
@@ -128,11 +128,11 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	// Not ctx: when it is done, the recording ends, and what has been recorded is still to be read.
 	switch bg := context.Background(); o.format {
 	case "data":
-		prof, err = s.write(bg, out, perfdata.Host())
-	case "json", "perf":
+		prof, err = s.write(bg, out, o, perfdata.Host())
+	case "jsonl", "perf":
 		err = s.stream(bg, out, o)
 	default:
-		if prof, err = s.profile(bg); err == nil {
+		if prof, err = s.profile(bg, o); err == nil {
 			err = report.Formats[o.format](out, prof, o.opts)
 		}
 	}
@@ -195,16 +195,16 @@ func exitStatus(ctx context.Context, rec *perfevent.Recorder, ours bool) error {
 }
 
 // write writes perf.data with callchains, and returns the profile of the same samples.
-func (s *session) write(ctx context.Context, out *os.File, info perfdata.Info) (*profile.Profile, error) {
+func (s *session) write(ctx context.Context, out *os.File, o *output, info perfdata.Info) (*profile.Profile, error) {
 	var w *perfdata.Writer
 	open := func() (err error) {
 		if w == nil {
 			build, _ := s.in.(interface{ BuildID(string) string })
-			o := perfdata.WriterOptions{Events: s.in.Decoder().Events(), Info: info}
+			opts := perfdata.WriterOptions{Events: s.in.Decoder().Events(), Info: info}
 			if build != nil {
-				o.BuildID = build.BuildID
+				opts.BuildID = build.BuildID
 			}
-			w, err = perfdata.NewWriter(out, o)
+			w, err = perfdata.NewWriter(out, opts)
 		}
 		return err
 	}
@@ -231,6 +231,6 @@ func (s *session) write(ctx context.Context, out *os.File, info perfdata.Info) (
 	if n := w.Dropped(); n > 0 && err == nil {
 		fmt.Fprintf(os.Stderr, "unspool: %s samples were too large for perf.data and are not in it\n", profile.Comma(n))
 	}
-	s.events()
+	s.events(o)
 	return b.Profile(s.names, s.info), err
 }

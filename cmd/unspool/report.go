@@ -22,7 +22,7 @@ import (
 // endings say which format the name of an output file asks for.
 var endings = []struct{ ending, format string }{
 	{".svg", "flame"}, {".pb.gz", "pprof"}, {".pb", "pprof"}, {".pprof", "pprof"}, {".folded", "folded"},
-	{".txt", "top"}, {".jsonl", "json"}, {".json", "json"}, {".perf", "perf"}, {".data", "data"},
+	{".txt", "top"}, {".jsonl", "jsonl"}, {".json", "json"}, {".perf", "perf"}, {".data", "data"},
 }
 
 // An output is where a report goes and what it looks like; its flags are shared by report and record.
@@ -33,12 +33,12 @@ type output struct {
 
 func (o *output) flags(c *cobra.Command) {
 	c.Flags().StringVarP(&o.path, "output", "o", o.path, "file to write; its ending picks the format")
-	c.Flags().StringVar(&o.format, "format", o.format, "top, callers, folded, flame, pprof, perf or json (default: by the ending of -o, else top)")
+	c.Flags().StringVar(&o.format, "format", o.format, "top, callers, folded, flame, pprof, perf, json or jsonl (default: by the ending of -o, else top)")
 	c.Flags().BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
-	c.Flags().BoolVar(&o.opts.Summary, "summary", false, "json: end with an object that has the counts of whole and other stacks")
+	c.Flags().BoolVar(&o.opts.Summary, "summary", false, "json, jsonl: end with an object that has the counts of whole and other stacks")
 	c.Flags().StringVar(&o.opts.Func, "function", "", "callers: functions whose name matches this regular expression")
 	c.Flags().IntVar(&o.opts.Limit, "limit", 0, "top, callers: show this many functions")
-	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"top", "callers", "folded", "flame", "pprof", "perf", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"top", "callers", "folded", "flame", "pprof", "perf", "json", "jsonl"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // resolve picks the format.
@@ -55,12 +55,12 @@ func (o *output) resolve(fallback string) error {
 		o.format = "callers"
 	}
 	if o.format == "" && o.path != "" && o.path != "-" {
-		return usage("the ending of %q says no format: .svg .pb.gz .folded .txt .json .perf, or give --format", o.path)
+		return usage("the ending of %q says no format: .svg .pb.gz .folded .txt .json .jsonl .perf, or give --format", o.path)
 	}
 	if o.format == "" {
 		o.format = fallback
 	}
-	if o.format != "data" && report.Formats[o.format] == nil {
+	if o.format != "data" && o.format != "jsonl" && report.Formats[o.format] == nil {
 		return usage("there is no format %q", o.format)
 	}
 	if o.format == "pprof" && (o.path == "" || o.path == "-") && term.IsTerminal(int(os.Stdout.Fd())) {
@@ -81,6 +81,9 @@ func (o *output) create() (w *os.File, commit func(error) error, err error) {
 		return nil, nil, err
 	}
 	return file, func(err error) error {
+		if err != nil {
+			file.Truncate(0) // the directory may be another user's
+		}
 		if cerr := file.Close(); err == nil {
 			err = cerr
 		}
@@ -120,6 +123,8 @@ func reportCmd() *cobra.Command {
 
 FILE is a perf.data file, as perf record or unspool record write it, or a pprof profile; "-" is standard
 input. Stack copies (perf record --call-graph dwarf) are unwound here.
+
+json and jsonl are one object a line for each sample, in the order of time; of a pprof profile, for each different stack.
 
 Every report says how many stacks are whole. A stack is whole when it ends at a thread's first frame.`,
 		Example: `  unspool report perf.data
@@ -162,6 +167,9 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, mods *m
 			return fmt.Errorf("%s: %w", path, err)
 		}
 		p = p.Filter(flt.stack)
+		if o.format == "jsonl" {
+			o.format = "json" // it has no single samples
+		}
 		return o.write(func(w io.Writer) error { return report.Formats[o.format](w, p, o.opts) })
 	}
 
@@ -171,11 +179,11 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, mods *m
 	}
 	defer f.Close()
 	s := openFile(mods, f, flt)
-	if o.format == "json" || o.format == "perf" {
+	if o.format == "json" || o.format == "jsonl" || o.format == "perf" {
 		err = o.write(func(w io.Writer) error { return s.stream(ctx, w, o) })
 	} else {
 		var p *profile.Profile
-		if p, err = s.profile(ctx); p != nil && p.Totals.Samples > 0 {
+		if p, err = s.profile(ctx, o); p != nil && p.Totals.Samples > 0 {
 			if werr := o.write(func(w io.Writer) error { return report.Formats[o.format](w, p, o.opts) }); werr != nil {
 				return werr
 			}

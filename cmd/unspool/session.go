@@ -17,6 +17,7 @@ import (
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfdata"
+	"github.com/unspool/unspool/source/perfevent"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -26,7 +27,8 @@ type session struct {
 	info    profile.Info
 	machine *arch.Machine
 	ours    bool
-	prompt  bool // samples are wanted as soon as they are there
+	cut     uint64 // samples whose stacks end early for another reason than the size of a copy
+	prompt  bool   // samples are wanted as soon as they are there
 	flt     *filter
 	mods    *modules.Set
 	names   *namer
@@ -125,16 +127,16 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 }
 
 // profile aggregates the samples. With an error comes the profile of what there was before it.
-func (s *session) profile(ctx context.Context) (*profile.Profile, error) {
+func (s *session) profile(ctx context.Context, o *output) (*profile.Profile, error) {
 	b := profile.NewBuilder()
 	err := s.run(ctx, func(x *profile.Sample) error { b.Add(x); return nil }, nil, nil)
-	s.events()
+	s.events(o)
 	return b.Profile(s.names, s.info), err
 }
 
 // stream writes each sample as it comes.
 func (s *session) stream(ctx context.Context, w io.Writer, o *output) error {
-	s.events()
+	s.events(o)
 	open := report.NewJSON
 	if o.format == "perf" {
 		open = report.NewPerf
@@ -147,11 +149,21 @@ func (s *session) stream(ctx context.Context, w io.Writer, o *output) error {
 	return err
 }
 
-// events fills in what is counted; streams know it when the first records have been read.
-func (s *session) events() {
+// events fills in what is counted; streams know it when the first records have been read. Time that threads were blocked for is
+// what weighs in a report of it, not how often.
+func (s *session) events(o *output) {
 	s.info.Events = nil
+	blocked := 0
 	for _, e := range s.in.Decoder().Events() {
-		s.info.Events = append(s.info.Events, profile.NewEvent(e.Name))
+		event := profile.NewEvent(e.Name)
+		if e.Name == perfevent.OffCPU {
+			event.Unit = "nanoseconds"
+			blocked++
+		}
+		s.info.Events = append(s.info.Events, event)
+	}
+	if blocked > 0 && blocked == len(s.info.Events) {
+		o.opts.By = report.Periods
 	}
 }
 
@@ -182,7 +194,7 @@ func (s *session) warn() {
 		say("%s records of unknown kinds were skipped", profile.Comma(st.Unknown))
 	}
 	total := st.Samples
-	if cut := st.Stops[unwind.Truncated]; cut*50 > total {
+	if cut := st.Stops[unwind.Truncated] - min(s.cut, st.Stops[unwind.Truncated]); cut*50 > total {
 		say("%s of the stacks were cut off by the size of their copy: record with a larger --stack-size", profile.Percent(cut, total))
 	}
 	if n := st.Stops[unwind.NoInfo]; n*50 > total {

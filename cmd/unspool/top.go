@@ -18,6 +18,7 @@ import (
 
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/source/perfevent"
 )
 
 // A top is how a live view is asked for.
@@ -55,7 +56,8 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 			if len(args) == 0 && len(t.PIDs) == 0 {
 				t.All = true
 			}
-			if err := t.check("compact"); err != nil {
+			var flt filter
+			if err := t.check("compact", &flt); err != nil {
 				return err
 			}
 			var err error
@@ -74,7 +76,7 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 			if t.rounds < 0 || t.rows < 1 {
 				return usage("-n and --limit are numbers from 1 on")
 			}
-			return t.run(c.Context())
+			return t.run(c.Context(), &flt)
 		},
 	}
 	f := c.Flags()
@@ -89,11 +91,7 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 	return c
 }
 
-func (t *top) run(ctx context.Context) error {
-	flt := filter{comm: t.comm}
-	if err := flt.compile(); err != nil {
-		return err
-	}
+func (t *top) run(ctx context.Context, flt *filter) error {
 	mods := modules.New()
 	tty := term.IsTerminal(int(os.Stdout.Fd()))
 	var rec *live
@@ -110,7 +108,8 @@ func (t *top) run(ctx context.Context) error {
 		rec.note()
 	}
 
-	s := rec.session(mods, &flt)
+	s := rec.session(mods, flt)
+	rec.drop(s)
 	s.prompt = true
 	f := newFeed(rec, s.names, t)
 	ended := make(chan error, 1)
@@ -197,7 +196,7 @@ type feed struct {
 func newFeed(rec *live, names profile.Namer, t *top) *feed {
 	return &feed{
 		rec: rec, names: names, tally: newTally(time.Now()),
-		window: window{size: int((t.window + t.every - 1) / t.every), periods: t.Event == "off-cpu"},
+		window: window{size: int((t.window + t.every - 1) / t.every), periods: t.Event == perfevent.OffCPU},
 	}
 }
 

@@ -190,7 +190,7 @@ unspool top · whole machine · last 1 s
   0.0 %  30.0 %         0  a.out                 std::vector<int>::at
 
 20 samples/s · 50.0 % idle · 3 lost · walking copies of stacks
-60.0 % of stacks whole · 10.0 % without user stack · 30.0 % beyond the copy of the stack
+60.0 % of stacks whole · 10.0 % without user stack · 30.0 % cut off
 tab table · ↑↓ select · enter unfold · / filter · p pause · r reset · ? help · q quit`)
 	v.table = stacks
 	v.move(1)
@@ -204,7 +204,7 @@ unspool top · whole machine · last 1 s
           0  [kernel]              k_read
           1  a.out                 std::vector<int>::at
           2  a.out                 main
-             not whole: beyond the copy of the stack
+             not whole: cut off
  10.0 %       1.0  k_work
 20 samples/s · 50.0 % idle · 3 lost · walking copies of sta…
 60.0 % of stacks whole · 10.0 % without user stack · 30.0 %…

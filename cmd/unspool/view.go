@@ -402,7 +402,7 @@ func (v *view) unfolded(table int, id int32, width int) (out []string) {
 var stopText = [unwind.NumStops]string{
 	unwind.NoInfo:     "code without unwind information",
 	unwind.BadCFA:     "the frame address did not move up",
-	unwind.Truncated:  "beyond the copy of the stack",
+	unwind.Truncated:  "cut off",
 	unwind.BadMemory:  "memory that cannot be read",
 	unwind.BadReturn:  "a return address outside of all code",
 	unwind.DepthLimit: "more frames than are walked",
