@@ -130,7 +130,8 @@ type live struct {
 	*perfevent.Recorder
 	prog  *ebpf.Program // nil: stacks are copied by the kernel and walked here
 	why   error         // it was to be seen whether the kernel may walk, and it may not
-	start time.Time
+	start time.Time // of setting it up
+	since time.Time // it records
 	plan  *plan
 
 	loaded time.Duration // that loading the kernel's program took
@@ -142,6 +143,7 @@ func (p *plan) open(ctx context.Context, mods *modules.Set) (*live, error) {
 	if p.from != "perf" {
 		err := l.inKernel(ctx, mods)
 		if err == nil {
+			l.since = time.Now()
 			return l, nil
 		}
 		if p.from == "ebpf" || l.why == nil {
@@ -152,6 +154,7 @@ func (p *plan) open(ctx context.Context, mods *modules.Set) (*live, error) {
 	if l.Recorder, err = perfevent.Open(ctx, p.Options); err != nil {
 		return nil, err
 	}
+	l.since = time.Now()
 	return l, nil
 }
 

@@ -195,7 +195,7 @@ type feed struct {
 
 func newFeed(rec *live, names profile.Namer, t *top) *feed {
 	return &feed{
-		rec: rec, names: names, tally: newTally(time.Now()),
+		rec: rec, names: names, tally: newTally(rec.since),
 		window: window{size: int((t.window + t.every - 1) / t.every), periods: t.Event == perfevent.OffCPU},
 	}
 }

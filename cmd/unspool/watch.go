@@ -37,7 +37,7 @@ type (
 func watch(ctx context.Context, t *top, f *feed, v *view, ended <-chan error) (over bool, err error) {
 	v.paint = paint(os.Getenv("NO_COLOR") == "")
 	w := &watcher{v: v, f: f, every: t.every, left: t.rounds}
-	p := tea.NewProgram(w, tea.WithoutSignalHandler())
+	p := tea.NewProgram(w, tea.WithoutSignalHandler(), tea.WithFPS(20))
 	defer context.AfterFunc(ctx, p.Quit)()
 	shown, told := make(chan struct{}), make(chan error, 1)
 	go func() {

@@ -196,24 +196,13 @@ func (w *window) rank() *ranking {
 		return cmp.Or(cmp.Compare(y.self, x.self), cmp.Compare(y.total, x.total), cmp.Compare(x.name, y.name), cmp.Compare(x.module, y.module))
 	})
 	r.byStack = order(len(r.stacks), func(a, b int32) int {
-		x, y := &r.stacks[a], &r.stacks[b]
-		return cmp.Or(cmp.Compare(y.n, x.n), r.compareStacks(x, y))
+		return cmp.Or(cmp.Compare(r.stacks[b].n, r.stacks[a].n), cmp.Compare(a, b)) // of equals, the one that was seen first
 	})
 	r.byProc = order(len(r.procs), func(a, b int32) int {
 		x, y := &r.procs[a], &r.procs[b]
 		return cmp.Or(cmp.Compare(y.n, x.n), cmp.Compare(x.pid, y.pid))
 	})
 	return r
-}
-
-// compareStacks orders stacks of the same weight by their names.
-func (r *ranking) compareStacks(x, y *rankedStack) int {
-	return cmp.Or(slices.CompareFunc(x.frames, y.frames, func(f, g int32) int {
-		if f == g {
-			return 0
-		}
-		return cmp.Or(cmp.Compare(r.funcs[f].name, r.funcs[g].name), cmp.Compare(r.funcs[f].module, r.funcs[g].module))
-	}), cmp.Compare(x.stop, y.stop))
 }
 
 // order returns 0…n-1 sorted.
