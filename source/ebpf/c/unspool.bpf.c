@@ -43,7 +43,6 @@ static void walk_used(u32 table, int found, u64 time);
 
 #define MAX_TABLES 16384
 #define RING_SIZE (1 << 22)
-#define MAX_STACKS (1 << 16)
 
 /* ---- Maps ---- */
 
@@ -97,14 +96,6 @@ struct {
 	__type(key, u32);
 	__type(value, struct process);
 } processes SEC(".maps");
-
-/* Stacks that have been written, by their IDs. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, MAX_STACKS);
-	__type(key, u64);
-	__type(value, u8);
-} seen SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -242,6 +233,13 @@ struct task_struct {
 	int pid, tgid;
 } __attribute__((preserve_access_index));
 
+/* As the kernel has it: <asm/ptrace.h> is user space's. */
+struct pt_regs___kernel {
+	unsigned long r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si, di, orig_ax, ip;
+	unsigned short cs;
+	unsigned long flags, sp;
+} __attribute__((preserve_access_index));
+
 #define PF_KTHREAD 0x00200000
 #define PF_IO_WORKER 0x00000010
 
@@ -257,31 +255,30 @@ static __always_inline void count(u32 what)
 static __always_inline int registers(struct walk *w)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	struct pt_regs regs;
+	struct pt_regs___kernel *regs;
 
 	if (task->flags & (PF_KTHREAD | PF_IO_WORKER))
 		return 0;
-	if (bpf_probe_read_kernel(&regs, sizeof regs, (void *)bpf_task_pt_regs(task)) != 0)
+	regs = (void *)bpf_task_pt_regs(task);
+	if (regs->cs != 0x33)
 		return 0;
-	if (regs.cs != 0x33)
-		return 0;
-	w->val[0] = regs.rax;
-	w->val[1] = regs.rdx;
-	w->val[2] = regs.rcx;
-	w->val[3] = regs.rbx;
-	w->val[4] = regs.rsi;
-	w->val[5] = regs.rdi;
-	w->val[6] = regs.rbp;
-	w->val[7] = regs.rsp;
-	w->val[8] = regs.r8;
-	w->val[9] = regs.r9;
-	w->val[10] = regs.r10;
-	w->val[11] = regs.r11;
-	w->val[12] = regs.r12;
-	w->val[13] = regs.r13;
-	w->val[14] = regs.r14;
-	w->val[15] = regs.r15;
-	w->val[16] = regs.rip;
+	w->val[0] = regs->ax;
+	w->val[1] = regs->dx;
+	w->val[2] = regs->cx;
+	w->val[3] = regs->bx;
+	w->val[4] = regs->si;
+	w->val[5] = regs->di;
+	w->val[6] = regs->bp;
+	w->val[7] = regs->sp;
+	w->val[8] = regs->r8;
+	w->val[9] = regs->r9;
+	w->val[10] = regs->r10;
+	w->val[11] = regs->r11;
+	w->val[12] = regs->r12;
+	w->val[13] = regs->r13;
+	w->val[14] = regs->r14;
+	w->val[15] = regs->r15;
+	w->val[16] = regs->ip;
 	return 1;
 }
 
@@ -306,10 +303,9 @@ static __always_inline int wanted(u32 pid, struct process **p)
 }
 
 /* Walks the current task's stack: its words, user and kernel, are in w. */
-static __always_inline void stack(void *ctx, struct walk *w, struct process *p, int in_kernel)
+static __always_inline void stack(void *ctx, struct walk *w, struct cache *c, struct process *p, int in_kernel)
 {
-	u32 cpu = bpf_get_smp_processor_id(), n, i;
-	struct cache *c = bpf_map_lookup_elem(&caches, &cpu);
+	u32 n, i;
 	long k = 0;
 
 	w->n = 0;
@@ -317,7 +313,7 @@ static __always_inline void stack(void *ctx, struct walk *w, struct process *p, 
 	w->missing = 0;
 	w->stop = STOP_NO_STACK;
 	if (registers(w)) {
-		if (c && p && p->space) {
+		if (p && p->space) {
 			walk(w, c, p->space, p->n_ranges);
 		} else {
 			w->words[0] = w->val[SLOT_RA] | (u64)HOW_START << HOW_SHIFT;
@@ -342,7 +338,6 @@ static __always_inline void stack(void *ctx, struct walk *w, struct process *p, 
 	}
 	w->id = mix(w->id, (u64)w->stop << 32 | n << 16 | (u32)k);
 	w->s.id = w->id;
-	w->s.cpu = cpu;
 	w->s.stop = (u8)w->stop;
 	w->s.n_user = n;
 	w->s.n_kernel = (u16)k;
@@ -350,9 +345,14 @@ static __always_inline void stack(void *ctx, struct walk *w, struct process *p, 
 
 static __always_inline int output(struct walk *w, u64 size)
 {
-	/* User space looks ten times a second; a wake-up costs more than the walk. */
-	u64 flags = bpf_ringbuf_query(&samples, BPF_RB_AVAIL_DATA) > RING_SIZE / 4 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+	u64 flags = BPF_RB_NO_WAKEUP;
 
+	/* User space looks ten times a second; a wake-up costs more than the walk. */
+	if ((w->written += (u32)size) > RING_SIZE / 256) {
+		w->written = 0;
+		if (bpf_ringbuf_query(&samples, BPF_RB_AVAIL_DATA) > RING_SIZE / 4)
+			flags = BPF_RB_FORCE_WAKEUP;
+	}
 	if (bpf_ringbuf_output(&samples, &w->s, size, flags) == 0)
 		return 1;
 	count(RING_FULL);
@@ -360,13 +360,12 @@ static __always_inline int output(struct walk *w, u64 size)
 }
 
 /* Writes the sample in w, with the words of its stack where they have not been written. Returns 0 where there is no room. */
-static __always_inline int write(struct walk *w, u32 what)
+static __always_inline int write(struct walk *w, struct cache *c, u32 what)
 {
-	u64 id = w->s.id;
+	u64 id = w->s.id, *seen = &c->seen[BOUNDED(id, 1 << SEEN_BITS)];
 	u32 n = w->s.n_user, k = w->s.n_kernel;
-	u8 yes = 1;
 
-	if (bpf_map_lookup_elem(&seen, &id)) {
+	if (*seen == id) {
 		w->s.what = SAMPLE_SEEN;
 		return what == SAMPLE_STACK || output(w, sizeof w->s);
 	}
@@ -377,7 +376,7 @@ static __always_inline int write(struct walk *w, u32 what)
 		k = MAX_KERNEL;
 	if (!output(w, sizeof w->s + 8 * (n + k)))
 		return 0;
-	bpf_map_update_elem(&seen, &id, &yes, BPF_ANY); /* else it is written again */
+	*seen = id;
 	return 1;
 }
 
@@ -385,6 +384,8 @@ static __always_inline int write(struct walk *w, u32 what)
 static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, int may_copy)
 {
 	u64 id = bpf_get_current_pid_tgid();
+	u32 cpu = bpf_get_smp_processor_id();
+	struct cache *c = bpf_map_lookup_elem(&caches, &cpu);
 	struct room *r = room();
 	struct process *p;
 	struct walk *w;
@@ -392,7 +393,7 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, in
 
 	if (!wanted((u32)(id >> 32), &p))
 		return pass;
-	if (!r || r->busy) {
+	if (!c || !r || r->busy) {
 		count(NESTED);
 		return pass;
 	}
@@ -403,14 +404,15 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, in
 	w->s.ip = ip;
 	w->s.pid = (u32)(id >> 32);
 	w->s.tid = (u32)id;
-	stack(ctx, w, p, in_kernel);
+	w->s.cpu = cpu;
+	stack(ctx, w, c, p, in_kernel);
 	if (w->missing && may_copy && !pass) {
 		copy = 1;
 		count(COPIED);
 	} else {
 		if (w->missing)
 			count(CUT);
-		write(w, SAMPLE_NEW);
+		write(w, c, SAMPLE_NEW);
 	}
 	r->busy = 0;
 	return copy | pass;
@@ -440,12 +442,14 @@ int on_switch(u64 *ctx)
 {
 	struct task_struct *prev = (void *)ctx[1], *next = (void *)ctx[2];
 	u32 from = (u32)prev->pid, to = (u32)next->pid;
+	u32 cpu = bpf_get_smp_processor_id();
 	struct blocked *was = bpf_map_lookup_elem(&blocked, &to), is = {};
+	struct cache *c = bpf_map_lookup_elem(&caches, &cpu);
 	struct room *r = room();
 	struct process *p;
 	struct walk *w;
 
-	if (!r || r->busy) {
+	if (!c || !r || r->busy) {
 		count(NESTED);
 		return 0;
 	}
@@ -453,26 +457,26 @@ int on_switch(u64 *ctx)
 	w = &r->w;
 	w->s.time = is.since = bpf_ktime_get_ns();
 	w->s.ip = 0;
+	w->s.cpu = cpu;
 	if (was) {
 		w->s.period = is.since - was->since;
 		w->s.id = was->id;
 		w->s.pid = (u32)next->tgid;
 		w->s.tid = to;
-		w->s.cpu = bpf_get_smp_processor_id();
 		w->s.n_user = w->s.n_kernel = 0;
 		w->s.what = SAMPLE_SEEN;
 		output(w, sizeof w->s);
 		bpf_map_delete_elem(&blocked, &to);
 	}
 	if (!ctx[0] && prev->__state && from && wanted((u32)prev->tgid, &p)) {
-		stack(ctx, w, p, 1);
+		stack(ctx, w, c, p, 1);
 		if (w->missing)
 			count(CUT);
 		w->s.pid = (u32)prev->tgid;
 		w->s.tid = from;
 		is.id = w->id;
 		is.pid = w->s.pid;
-		if (write(w, SAMPLE_STACK) && bpf_map_update_elem(&blocked, &from, &is, BPF_ANY) != 0)
+		if (write(w, c, SAMPLE_STACK) && bpf_map_update_elem(&blocked, &from, &is, BPF_ANY) != 0)
 			count(FORGOTTEN);
 	}
 	r->busy = 0;

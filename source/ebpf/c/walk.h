@@ -28,6 +28,7 @@
 
 #define MAX_FRAMES 1024
 #define WINDOW 4096	/* bytes of the stack that are read at once */
+#define WINDOW_FIRST 1024 /* the first time: most stacks are not deep */
 #define WINDOW_BELOW 64 /* of them below what was asked for */
 #define EXPR_STACK 64
 #define EXPR_STEPS 4096
@@ -71,7 +72,7 @@ struct range_block {
 
 /*
  * What was found for addresses, so that frames that come again need no search. Neither a space nor the table of one of its
- * modules ever changes, so it stays right.
+ * modules ever changes, so it stays right. Two addresses can have the same place: the one that came first is the second.
  */
 #define CACHE_BITS 12
 
@@ -81,8 +82,25 @@ struct cached {
 	u64 r0, r1;
 };
 
+/* What a table's header and its only span say. */
+#define HEADS 64
+
+struct head {
+	u32 space, table;
+	u64 lo, hi;
+	u32 shift, granule, region;
+	u32 n_granules, n_regions, n_rows, n_rules;
+	u32 granules, regions, rows, rules;
+	u32 pad;
+};
+
+/* The stacks that were written last. */
+#define SEEN_BITS 12
+
 struct cache {
-	struct cached e[1 << CACHE_BITS];
+	struct cached e[1 << CACHE_BITS][2];
+	struct head heads[HEADS];
+	u64 seen[1 << SEEN_BITS];
 };
 
 #define MIX 0x9e3779b97f4a7c15ull /* 2^64 by the golden ratio */
@@ -161,6 +179,8 @@ struct walk {
 
 	u64 win_lo;
 	u32 win_len; /* 0 for no window */
+	u32 win_next; /* how long the next may be */
+	u32 written;  /* bytes, since somebody looked whether there is room */
 	u32 pad2;
 	u8 win[WINDOW + 8];
 	struct sample s;
@@ -179,6 +199,9 @@ PART int load_far(struct walk *w, u64 addr, u64 *to)
 	if (at >> 12 != addr >> 12)
 		at = addr;
 	len = WINDOW - (u32)(at & (WINDOW - 1));
+	if (len > w->win_next)
+		len = w->win_next;
+	w->win_next = WINDOW;
 	w->win_len = 0;
 	if ((addr & (WINDOW - 1)) > WINDOW - 8) /* across two pages */
 		return walk_read(to, 8, addr) == 0;
@@ -228,14 +251,6 @@ PART u64 word_at(u32 table, u64 off)
 	const u8 *v = walk_value(table, (u32)(off >> VALUE_BITS));
 
 	return v ? *(const u64 *)(v + (off & VALUE_MASK)) : 0;
-}
-
-/* The same, which may be in the table's first value. */
-static __always_inline u64 word_near(const u8 *first, u32 table, u64 off)
-{
-	if (off < VALUE_BYTES)
-		return *(const u64 *)(first + (off & VALUE_MASK));
-	return word_at(table, off);
 }
 
 #define HEADER(first, field) (((const struct unspool_table_header *)(first))->field)
@@ -300,92 +315,126 @@ PART u64 span_of(struct walk *w, u32 table, u64 pc)
 	return w->lo ? spans + (u64)(w->lo - 1) * UNSPOOL_SPAN_SIZE : 0;
 }
 
-/*
- * Finds the rule of a link-time address and leaves it in w->r0 and w->r1, and its table. Returns 0 where there is none.
- */
-PART u32 find(struct walk *w, u32 table, u64 pc)
+/* Fills h, of a table in a space, for an address: from its span, where there are several. Returns 0 where there is none. */
+PART u32 read_head(struct walk *w, struct head *h, u32 table, u64 pc)
 {
-	const u8 *first, *v, *v2;
-	u64 at, lo_pc, off, g, r, shift, k, k2;
-	u32 n, base, start, lo, id, i;
+	const u8 *first;
+	u64 at;
 
-	if (!w)
+	if (!w || !h)
 		return 0;
+	h->space = 0;
 	first = walk_value(table, 0);
 	if (!first)
 		return 0;
 	at = HEADER(first, spans);
-	if (HEADER(first, n_spans) != 1) {
+	if (HEADER(first, n_spans) != 1)
 		at = span_of(w, table, pc);
-		if (at == 0)
-			return 0;
-	}
-	lo_pc = word_near(first, table, at + UNSPOOL_OFF_SPAN_LO);
-	shift = word_near(first, table, at + UNSPOOL_OFF_SPAN_SHIFT);
-	if (pc < lo_pc || pc >= word_near(first, table, at + UNSPOOL_OFF_SPAN_HI) || shift > UNSPOOL_MAX_SHIFT)
+	if (at == 0)
 		return 0;
-	lo_pc &= ~(((u64)1 << (UNSPOOL_GRANULE_BITS + shift)) - 1);
-	off = (pc - lo_pc) >> shift;
-	at = word_near(first, table, at + UNSPOOL_OFF_SPAN_GRANULE); /* and the region, behind it */
-	g = (u32)at + (off >> UNSPOOL_GRANULE_BITS);
-	r = (at >> 32) + (off >> UNSPOOL_REGION_BITS);
-	if (g >= HEADER(first, n_granules) || r >= HEADER(first, n_regions))
+	h->lo = word_at(table, at + UNSPOOL_OFF_SPAN_LO);
+	h->hi = word_at(table, at + UNSPOOL_OFF_SPAN_HI);
+	h->shift = (u32)word_at(table, at + UNSPOOL_OFF_SPAN_SHIFT);
+	if (h->shift > UNSPOOL_MAX_SHIFT)
 		return 0;
-	base = (u32)word_near(first, table, HEADER(first, regions) + 4 * r);
-	at = word_near(first, table, HEADER(first, granules) + 2 * g);
-	start = (u16)at;
-	n = (u16)((u32)(at >> 16) - start);
-	start = base + (u16)(start - base);
-	if (n > 1u << UNSPOOL_GRANULE_BITS || (u64)start + n > HEADER(first, n_rows))
-		return 0;
+	at = word_at(table, at + UNSPOOL_OFF_SPAN_GRANULE); /* and the region, behind it */
+	h->granule = (u32)at;
+	h->region = (u32)(at >> 32);
+	h->n_granules = HEADER(first, n_granules);
+	h->n_regions = HEADER(first, n_regions);
+	h->n_rows = HEADER(first, n_rows);
+	h->n_rules = HEADER(first, n_rules);
+	h->granules = HEADER(first, granules);
+	h->regions = HEADER(first, regions);
+	h->rows = HEADER(first, rows);
+	h->rules = HEADER(first, rules);
+	h->table = table;
+	if (HEADER(first, n_spans) == 1)
+		h->space = w->space; /* it will do for all addresses */
+	return 1;
+}
 
-	/* A granule's rows: n low bytes, then n rule bytes. They can lie across two values. */
-	at = HEADER(first, rows) + 2 * (u64)start;
-	k = at >> VALUE_BITS;
-	v = walk_value(table, (u32)k);
-	if (!v)
+/* Finds how many of n rows at an offset of a table begin at off or before: w->lo. what is n << 8 | off. */
+PART int search_across(struct walk *w, u32 table, u64 at, u32 what)
+{
+	u32 i;
+
+	if (!w)
 		return 0;
-	k2 = (at + 2 * (u64)n) >> VALUE_BITS;
-	v2 = v;
-	if (k2 != k) {
-		v2 = walk_value(table, (u32)k2);
-		if (!v2)
-			return 0;
-	}
 	w->lo = 0;
-	w->hi = n;
+	w->hi = what >> 8;
 	for (i = 0; i <= UNSPOOL_GRANULE_BITS && w->lo < w->hi; i++) {
 		u32 mid = (w->lo + w->hi) / 2;
-		u64 x = at + mid;
-		u8 b = x >> VALUE_BITS == k ? v[x & VALUE_MASK] : v2[x & VALUE_MASK];
 
-		if (b <= (u8)off)
+		if ((u8)word_at(table, at + mid) <= (u8)what)
 			w->lo = mid + 1;
 		else
 			w->hi = mid;
+	}
+	return 0;
+}
+
+/*
+ * Finds the rule of a link-time address and leaves it in w->r0 and w->r1, and its table. Returns 0 where there is none.
+ */
+PART u32 find(struct walk *w, struct head *h, u32 table, u64 pc)
+{
+	const u8 *v = NULL;
+	u64 at, off, g, r, k;
+	u32 n, base, start, lo, id, i;
+
+	if (!w || !h)
+		return 0;
+	if ((h->space == 0 || h->space != w->space || h->table != table) && !read_head(w, h, table, pc))
+		return 0;
+	if (pc < h->lo || pc >= h->hi)
+		return 0;
+	off = (pc - (h->lo & ~(((u64)1 << (UNSPOOL_GRANULE_BITS + (h->shift & 63))) - 1))) >> (h->shift & 63);
+	g = h->granule + (off >> UNSPOOL_GRANULE_BITS);
+	r = h->region + (off >> UNSPOOL_REGION_BITS);
+	if (g >= h->n_granules || r >= h->n_regions)
+		return 0;
+	base = (u32)word_at(table, h->regions + 4 * r);
+	at = word_at(table, h->granules + 2 * g);
+	start = (u16)at;
+	n = (u16)((u32)(at >> 16) - start);
+	start = base + (u16)(start - base);
+	if (n > 1u << UNSPOOL_GRANULE_BITS || (u64)start + n > h->n_rows)
+		return 0;
+
+	/* A granule's rows: n low bytes, then n rule bytes. They can lie across two values. */
+	at = h->rows + 2 * (u64)start;
+	k = at >> VALUE_BITS;
+	if ((at + 2 * (u64)n) >> VALUE_BITS == k) {
+		v = walk_value(table, (u32)k);
+		if (!v)
+			return 0;
+		w->lo = 0;
+		w->hi = n;
+		for (i = 0; i <= UNSPOOL_GRANULE_BITS && w->lo < w->hi; i++) {
+			u32 mid = (w->lo + w->hi) / 2;
+
+			if (v[(at + mid) & VALUE_MASK] <= (u8)off)
+				w->lo = mid + 1;
+			else
+				w->hi = mid;
+		}
+	} else {
+		search_across(w, table, at, n << 8 | (u8)off);
 	}
 	lo = w->lo;
 	if (start + lo == 0)
 		return 0;
 	at = lo > 0 ? at + n + lo - 1 : at - 1;
-	if (at >> VALUE_BITS == k)
-		id = v[at & VALUE_MASK];
-	else if (at >> VALUE_BITS == k2)
-		id = v2[at & VALUE_MASK];
-	else
-		id = (u8)word_at(table, at);
+	id = v && at >> VALUE_BITS == k ? v[at & VALUE_MASK] : (u8)word_at(table, at);
 	if (id == UNSPOOL_ESCAPE_ID)
 		id = escape(w, table, start + lo - 1);
-	if (id == 0 || id >= HEADER(first, n_rules))
+	if (id == 0 || id >= h->n_rules)
 		return 0;
-	at = HEADER(first, rules) + 16 * (u64)id;
-	if (at < VALUE_BYTES) {
-		v = first;
-	} else {
-		v = walk_value(table, (u32)(at >> VALUE_BITS));
-		if (!v)
-			return 0;
-	}
+	at = h->rules + 16 * (u64)id;
+	v = walk_value(table, (u32)(at >> VALUE_BITS));
+	if (!v)
+		return 0;
 	at &= VALUE_MASK & ~7ull; /* so the second word is in the overlap at worst */
 	w->r0 = *(const u64 *)(v + at);
 	w->r1 = *(const u64 *)(v + at + 8);
@@ -397,12 +446,16 @@ PART u32 find(struct walk *w, u32 table, u64 pc)
 
 #include "wide.h"
 
-/* The register of save i is at base + 8 times its byte. */
+/*
+ * Where the mask has bit i, the register of save i is at base + 8 times its byte. Without a branch: which registers a
+ * function saves cannot be predicted.
+ */
 #define SAVE(i, slot)                                                                                                  \
-	if (mask >> i & 1) {                                                                                           \
-		w->val[slot] = base + (u64)((s64)(s8)(w->r1 >> 8 * i) * 8);                                            \
-		set |= 1u << slot;                                                                                     \
-	}
+	do {                                                                                                           \
+		u64 m = -(u64)(mask >> i & 1);                                                                         \
+                                                                                                                       \
+		w->val[slot] ^= (w->val[slot] ^ (base + (u64)((s64)(s8)(w->r1 >> 8 * i) * 8))) & m;                    \
+	} while (0)
 
 /*
  * Applies the rule in w->r0 and w->r1: w, the state of a frame, becomes that of its caller. After any outcome but OK its
@@ -446,12 +499,13 @@ static __always_inline int apply(struct walk *w)
 	if (flags & (UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))
 		ra &= ((u64)1 << 48) - 1;
 	if (mask & 0x3f) {
-		SAVE(0, 3)
-		SAVE(1, 6)
-		SAVE(2, 12)
-		SAVE(3, 13)
-		SAVE(4, 14)
-		SAVE(5, 15)
+		SAVE(0, 3);
+		SAVE(1, 6);
+		SAVE(2, 12);
+		SAVE(3, 13);
+		SAVE(4, 14);
+		SAVE(5, 15);
+		set = (mask & 1) << 3 | (mask & 2) << 5 | (mask & 0x3c) << 10;
 	}
 	keep = flags & UNSPOOL_SIGNAL ? ALL_SLOTS : SAVED_SLOTS;
 	w->known = (w->known & keep) | set | 1u << SLOT_RSP | 1u << SLOT_RA;
@@ -510,33 +564,27 @@ PART int find_range(struct walk *w, u64 pc)
 /* How the caller of an address's frame is found. */
 enum { UNMAPPED, BY_RULE, BY_PLT, BY_LAZY_PLT, BY_FP, NO_CALLER, NO_TABLE };
 
-/* Finds out how, and leaves a rule in w and in e. */
-PART u32 look_up(struct walk *w, struct cached *e, u64 at)
+/* Finds out how, and leaves a rule in w. h is for the range's table. */
+PART u32 look_up(struct walk *w, struct head *h, u64 at)
 {
-	if (!w || !e)
+	u32 kind;
+
+	if (!w || !h)
 		return UNMAPPED;
-	if (!find_range(w, at)) {
-		w->range.lo = w->range.hi = 0;
-		return UNMAPPED;
-	}
-	if (w->range.kind == RANGE_TERMINAL)
+	kind = w->range.kind;
+	if (kind == RANGE_TERMINAL)
 		return NO_CALLER;
 	if (w->range.table) {
-		int there = walk_value(w->range.table, 0) != NULL;
-
-		walk_used(w->range.table, there, w->s.time);
-		if (!there)
-			return NO_TABLE;
-		if (find(w, w->range.table, at - w->range.bias)) {
-			e->pc = at;
-			e->space = w->space;
-			e->table = w->table;
-			e->r0 = w->r0;
-			e->r1 = w->r1;
+		if (find(w, h, w->range.table, at - w->range.bias)) {
+			walk_used(w->range.table, 1, w->s.time);
 			return BY_RULE;
 		}
+		if (!walk_value(w->range.table, 0)) {
+			walk_used(w->range.table, 0, w->s.time);
+			return NO_TABLE;
+		}
 	}
-	return w->range.kind == RANGE_PLT ? BY_PLT : w->range.kind == RANGE_LAZY ? BY_LAZY_PLT : BY_FP;
+	return kind == RANGE_PLT ? BY_PLT : kind == RANGE_LAZY ? BY_LAZY_PLT : BY_FP;
 }
 
 /* The caller has the stack pointer cfa, and goes on at ra. */
@@ -612,15 +660,31 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 {
 	u64 pc = w->pc, sp = w->sp, at = pc - !w->exact, word;
 	u32 exact = w->exact, how, signal = 0, by = BY_RULE;
-	struct cached *e = &c->e[BOUNDED((at ^ (u64)w->space << 32) * MIX >> (64 - CACHE_BITS), 1 << CACHE_BITS)];
+	struct cached *e = c->e[BOUNDED((at ^ (u64)w->space << 32) * MIX >> (64 - CACHE_BITS), 1 << CACHE_BITS)];
 	int o;
 
 	if (e->pc == at && e->space == w->space) {
 		w->r0 = e->r0;
 		w->r1 = e->r1;
 		w->table = e->table;
+	} else if (e[1].pc == at && e[1].space == w->space) {
+		w->r0 = e[1].r0;
+		w->r1 = e[1].r1;
+		w->table = e[1].table;
 	} else {
-		by = look_up(w, e, at);
+		by = UNMAPPED;
+		if (find_range(w, at))
+			by = look_up(w, &c->heads[BOUNDED(w->range.table, HEADS)], at);
+		else
+			w->range.lo = w->range.hi = 0;
+		if (by == BY_RULE) {
+			e[1] = e[0];
+			e->pc = at;
+			e->space = w->space;
+			e->table = w->table;
+			e->r0 = w->r0;
+			e->r1 = w->r1;
+		}
 		if (by == UNMAPPED || by == NO_TABLE)
 			w->missing = 1;
 		if (by == UNMAPPED && w->n > 0) {
@@ -707,6 +771,7 @@ static __always_inline void walk(struct walk *w, struct cache *c, u32 space, u32
 	w->stop = STOP_DEPTH;
 	w->missing = 0;
 	w->win_len = 0;
+	w->win_next = WINDOW_FIRST;
 	w->e_left = WALK_STEPS;
 	w->range.lo = w->range.hi = 0;
 	w->space = space;

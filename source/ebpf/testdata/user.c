@@ -129,7 +129,7 @@ static u32 add_table(u64 size)
 	return n_tables++;
 }
 
-struct head {
+struct asked {
 	u64 kind, size, lo, hdr, eh, eh_end, n;
 };
 
@@ -151,11 +151,13 @@ static void step(u32 table)
 {
 	struct question q;
 	struct answer a = {0};
+	struct head h = {0};
 	struct walk *w = &state;
 
 	take(&q, sizeof q);
 	seed = q.seed | 1;
 	w->win_len = 0;
+	w->win_next = WINDOW;
 	w->e_left = ~0u;
 	w->pc = q.s.pc;
 	w->cfa = q.s.cfa;
@@ -163,7 +165,7 @@ static void step(u32 table)
 	w->in_mem = (u32)q.s.in_mem;
 	w->fault = q.s.fault;
 	memcpy(w->val, q.s.val, sizeof q.s.val);
-	a.found = find(w, table, q.pc) == 0;
+	a.found = find(w, &h, table, q.pc) == 0;
 	if (!a.found) {
 		a.signal = (u32)(w->r0 >> 16) & UNSPOOL_SIGNAL;
 		a.outcome = (u32)apply(w);
@@ -197,7 +199,7 @@ static void whole(void)
 
 int main(void)
 {
-	struct head h;
+	struct asked h;
 
 	while (fread(&h, sizeof h, 1, stdin) == 1) {
 		switch (h.kind) {
