@@ -3,7 +3,15 @@ package lab
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -147,11 +155,12 @@ func TestKernelChains(t *testing.T) {
 
 // A walkCost is what samples cost in the kernel: medians of rounds in which each had its turn.
 type walkCost struct {
-	empty                  float64           // a program that does nothing, ns a sample
-	ours                   float64           // ns a sample
-	oursFrame              float64           // ns a frame
-	peer, peerFrame, times [numPeers]float64 // the same, and the ratio of a frame's
-	samples                uint64            // ours
+	empty           float64           // a program that does nothing, ns a sample
+	read            float64           // bpf_probe_read_user of eight bytes, in a loop, ns
+	ours, oursFrame float64           // ns a sample, ns a frame
+	peer, peerFrame [numPeers]float64 // the same
+	times           [numPeers]float64 // peerFrame to oursFrame, of each round
+	samples         uint64            // ours
 }
 
 // measureWalks measures in rounds.
@@ -161,7 +170,7 @@ func measureWalks(t testing.TB, run *callRun, peers []*bpfPeer, rounds int) (c w
 		p.process(t, run.pid)
 	}
 	frequency := frequencyAt(run.depth)
-	var empty, ours, oursFrame []float64
+	var empty, read, ours, oursFrame []float64
 	var peer, peerFrame, times [numPeers][]float64
 	broken := 0
 	each := func(_ []uint64, whole bool) {
@@ -172,6 +181,8 @@ func measureWalks(t testing.TB, run *callRun, peers []*bpfPeer, rounds int) (c w
 	for range rounds {
 		x := attached(t, peers[0].coll.Programs["empty"], run.pid, frequency, func() { time.Sleep(d) })
 		empty = append(empty, x.perSample())
+		x = attached(t, peers[0].coll.Programs["reads"], run.pid, 999, func() { time.Sleep(d / 4) })
+		read = append(read, x.perSample()/peerReads)
 		us := walkOurs(t, run.pid, frequency, d, each)
 		ours, oursFrame = append(ours, us.perSample()), append(oursFrame, us.perFrame())
 		c.samples += us.runs
@@ -184,7 +195,7 @@ func measureWalks(t testing.TB, run *callRun, peers []*bpfPeer, rounds int) (c w
 	if broken > 0 {
 		t.Errorf("%d stacks were not whole", broken)
 	}
-	c.empty, c.ours, c.oursFrame = median(empty), median(ours), median(oursFrame)
+	c.empty, c.read, c.ours, c.oursFrame = median(empty), median(read), median(ours), median(oursFrame)
 	for k := range peers {
 		c.peer[k], c.peerFrame[k], c.times[k] = median(peer[k]), median(peerFrame[k]), median(times[k])
 	}
@@ -203,6 +214,7 @@ func BenchmarkKernelWalk(b *testing.B) {
 				for b.Loop() {
 					c := measureWalks(b, runChains(b, prog, mode, depth), peers, 5)
 					b.ReportMetric(c.empty, "empty-ns/sample")
+					b.ReportMetric(c.read, "read-ns")
 					b.ReportMetric(c.ours, "ns/sample")
 					b.ReportMetric(c.oursFrame, "ns/frame")
 					b.ReportMetric(c.peerFrame[peerSized], "peer-ns/frame")
@@ -214,4 +226,296 @@ func BenchmarkKernelWalk(b *testing.B) {
 			})
 		}
 	}
+}
+
+// The budgets: ns a frame, and what a recording may take beside it.
+const (
+	frameBudget   = 60  // ns, varied, from deepBudget frames on
+	deepBudget    = 128 // frames
+	gxxBudget     = 200 // ns a frame of g++
+	loadBudget    = 0.5 // seconds
+	userBudget    = 1   // % of a core, at 99 Hz
+	memoryBudget  = 1.1 // × payload
+	recordSeconds = 30
+)
+
+// TestResultsKernel measures the walks in the kernel, with the peer in the same run, and writes docs/KERNEL_RESULTS.md.
+func TestResultsKernel(t *testing.T) {
+	if !*update {
+		t.Skip("this test lacks -update: it measures for minutes (make results)")
+	}
+	oracle.Need(t, "gcc", "g++", "clang-19", "python3")
+	countRuns(t)
+	var b strings.Builder
+	say := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
+	say("# Walking in the kernel, measured\n\n`make results` writes this file. It was measured on %s. Times in the kernel are its own statistics "+
+		"(`BPF_ENABLE_STATS`), of all samples in user mode; medians of rounds in which each program had its turn on the same process.\n", machine())
+	prog := buildCalls(t)
+	for _, f := range []func(testing.TB, func(string, ...any), *callProgram){kernelWalkResults, gxxResults, loadResults, userResults, memoryResults} {
+		start, from := time.Now(), b.Len()
+		f(t, say, prog)
+		t.Logf("%.0f s%s", time.Since(start).Seconds(), b.String()[from:])
+	}
+	if !t.Failed() {
+		if err := os.WriteFile("../docs/KERNEL_RESULTS.md", []byte(b.String()), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// within says whether a figure is in its budget.
+func within(v, budget float64) string {
+	if v <= budget {
+		return "within"
+	}
+	return "over"
+}
+
+func kernelWalkResults(t testing.TB, say func(string, ...any), prog *callProgram) {
+	peers := loadPeers(t, buildPeer(t))
+	cells := [][]string{{"chains", "depth", "ours, ns a sample", "ns a frame", "peer, ns a sample", "ns a frame", "× ours", "peer, any length, ns a frame", "× ours", "samples"}}
+	var budgets []string
+	var empty, read []float64
+	for _, mode := range kernelModes {
+		for _, depth := range kernelDepths {
+			c := measureWalks(t, runChains(t, prog, mode, depth), peers, 7)
+			empty, read = append(empty, c.empty), append(read, c.read)
+			cells = append(cells, []string{mode, fmt.Sprint(depth), fmt.Sprintf("%.0f", c.ours), fmt.Sprintf("%.1f", c.oursFrame),
+				fmt.Sprintf("%.0f", c.peer[peerSized]), fmt.Sprintf("%.0f", c.peerFrame[peerSized]), fmt.Sprintf("%.1f", c.times[peerSized]),
+				fmt.Sprintf("%.0f", c.peerFrame[peerAny]), fmt.Sprintf("%.1f", c.times[peerAny]), fmt.Sprint(c.samples)})
+			if mode == "varied" && depth >= deepBudget {
+				budgets = append(budgets, fmt.Sprintf("%.1f ns at depth %d (%s)", c.oursFrame, depth, within(c.oursFrame, frameBudget)))
+			}
+		}
+	}
+	say("\n## A frame\n\nThe program has %d generated C functions (`-O2 -fomit-frame-pointer`), of which one in sixteen has a CFA by rbp, with %d calls each. At depth d a chain of d "+
+		"calls chosen at random works at its end. *Varied* chains are new every one or two samples, so that branches are mispredicted as in life; a *fixed* one is the same for all samples. "+
+		"A stack has %d frames more. All stacks are whole, and `TestKernelChains` holds them, the peer's as well, against the chains that the program called.\n\n"+
+		"The peer (`lab/peer`) does what eBPF profilers do today: for each frame a lookup of the mapping in an LPM trie, of the page, of the file's rows in a hash of maps, a binary search "+
+		"with one map lookup a step, a rule from an array, reads of the return address and, where it was saved, rbp. It follows two registers, as they do; ours all that are callee-saved. "+
+		"Arrays of one length have inlined lookups; of any length, calls.\n\n%s\n"+
+		"A program that returns at once takes %.0f ns a sample, which is not subtracted. A `bpf_probe_read_user` of eight bytes takes %.0f ns here, in a loop.\n\n"+
+		"Budget: %d ns a frame on varied chains from depth %d on. Measured: %s.\n",
+		numFuncs, numSites, outside+2, markdown(cells), median(empty), median(read), frameBudget, deepBudget, strings.Join(budgets, ", "))
+}
+
+// gxxResults records a compiler.
+func gxxResults(t testing.TB, say func(string, ...any), _ *callProgram) {
+	var perSample, perFrame, frames, whole []float64
+	var samples, copied uint64
+	object := filepath.Join(t.TempDir(), "heavy.o")
+	for range 3 {
+		prog, err := ebpf.Load(ebpf.Options{Mods: modules.New().Module})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec, err := perfevent.Open(t.Context(), perfevent.Options{
+			Command: []string{"g++", "-std=c++17", "-O2", "-c", "workload/heavy.cc", "-o", object}, Frequency: 1999, User: true, Program: prog,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		walked, all, ended, depth := 0, 0, 0, 0
+		if _, err := source.Run(t.Context(), rec, source.Options{Mods: modules.New().Module, Ours: true, Sample: func(s *source.Sample) error {
+			all++
+			if s.Stop == unwind.Outermost {
+				ended++
+			}
+			if s.From == source.Walked {
+				walked++
+				depth += len(s.User)
+			}
+			return nil
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		rec.Close()
+		st := prog.Stats()
+		prog.Close()
+		mean := float64(depth) / float64(walked)
+		ns := float64(st.RunTime) / float64(st.Runs)
+		perSample, perFrame, frames = append(perSample, ns), append(perFrame, ns/mean), append(frames, mean)
+		whole = append(whole, 100*float64(ended)/float64(all))
+		samples += uint64(all)
+		copied += st.Copied
+	}
+	say("\n## A compiler\n\ng++ on `lab/workload/heavy.cc`, all its processes, %d samples of user mode.\n\n%s\nBudget: %d ns a frame. Measured: %.1f ns (%s).\n", samples, markdown([][]string{
+		{"ns a sample", "ns a frame", "frames a stack", "stacks whole, %", "left to a copy, %"},
+		{fmt.Sprintf("%.0f", median(perSample)), fmt.Sprintf("%.1f", median(perFrame)), fmt.Sprintf("%.1f", median(frames)),
+			fmt.Sprintf("%.2f", median(whole)), fmt.Sprintf("%.2f", 100*float64(copied)/float64(samples))},
+	}), gxxBudget, median(perFrame), within(median(perFrame), gxxBudget))
+}
+
+// loadResults measures how long it takes until the program is in the kernel, and what the verifier says of it.
+func loadResults(t testing.TB, say func(string, ...any), _ *callProgram) {
+	var took []float64
+	for range 7 {
+		start := time.Now()
+		prog, err := ebpf.Load(ebpf.Options{Mods: modules.New().Module})
+		if err != nil {
+			t.Fatal(err)
+		}
+		took = append(took, time.Since(start).Seconds())
+		prog.Close()
+	}
+	spec, err := bpf.LoadCollectionSpec("../source/ebpf/unspool.bpf.o")
+	if err != nil {
+		t.Fatal(err)
+	}
+	coll, err := bpf.NewCollectionWithOptions(spec, bpf.CollectionOptions{Programs: bpf.ProgramOptions{LogLevel: bpf.LogLevelStats}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer coll.Close()
+	cells := [][]string{{"program", "instructions", "verified", "states", "verified in, ms", "machine code, bytes"}}
+	said := regexp.MustCompile(`(?s)verification time (\d+) usec.*total_states (\d+)`)
+	for _, name := range slices.Sorted(maps.Keys(coll.Programs)) {
+		p := coll.Programs[name]
+		m := said.FindStringSubmatch(p.VerifierLog)
+		info, err := p.Info()
+		if err != nil || m == nil {
+			t.Fatalf("%s: %v; the verifier said %q", name, err, p.VerifierLog)
+		}
+		verified, _ := info.VerifiedInstructions()
+		translated, err1 := info.TranslatedSize()
+		jited, err2 := info.JitedSize()
+		if err := errors.Join(err1, err2); err != nil {
+			t.Fatal(err)
+		}
+		us, _ := strconv.ParseFloat(m[1], 64)
+		cells = append(cells, []string{"`" + name + "`", fmt.Sprint(translated / 8), fmt.Sprint(verified), m[2], fmt.Sprintf("%.1f", us/1e3), fmt.Sprint(jited)})
+	}
+	say("\n## Loading\n\n%s\nBudget: %.1f s from the object to programs and maps that are ready. Measured: %.3f s (%s).\n",
+		markdown(cells), loadBudget, median(took), within(median(took), loadBudget))
+}
+
+// userResults measures what user space takes of the processors while both are busy, and what is lost.
+func userResults(t testing.TB, say func(string, ...any), prog *callProgram) {
+	for i := range runtime.NumCPU() {
+		prog.run(t, 32, 375*time.Microsecond, uint64(i)+1)
+	}
+	program, dir := build(t), t.TempDir()
+	record := func(frequency int, seconds int) float64 {
+		cmd := exec.Command(program, "record", "-a", "--source", "ebpf", "-F", fmt.Sprint(frequency), "--duration", fmt.Sprint(seconds, "s"), "-o", filepath.Join(dir, "out.pb.gz"))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
+	}
+	record(99, 1) // tables come into the cache
+	cells := [][]string{{"samples a second and processor", "one second, ms of CPU", fmt.Sprint(recordSeconds, " seconds"), "% of a core", "samples", "lost"}}
+	measured := 0.0
+	for _, frequency := range []int{99, 999} {
+		var short []float64
+		for range 3 {
+			short = append(short, record(frequency, 1))
+		}
+		long := record(frequency, recordSeconds)
+		percent := 100 * (long - median(short)) / (recordSeconds - 1)
+		if frequency == 99 {
+			measured = percent
+		}
+		samples, lost := lostSamples(t, uint64(frequency), recordSeconds/3*time.Second)
+		if lost > 0 {
+			t.Errorf("of %d samples at %d Hz, %d were lost", samples, frequency, lost)
+		}
+		cells = append(cells, []string{fmt.Sprint(frequency), fmt.Sprintf("%.0f", 1e3*median(short)), fmt.Sprintf("%.0f", 1e3*long), fmt.Sprintf("%.2f", percent), fmt.Sprint(samples), fmt.Sprint(lost)})
+	}
+	say("\n## User space\n\n`unspool record -a --source ebpf -o out.pb.gz` while each processor runs the program above at depth 32. A recording of a second is the start and the end; "+
+		"the percentage is what a longer one takes beyond that, over its additional time. Samples and losses are those of another recording, of %d seconds.\n\n%s\n"+
+		"Budget: %d %% of a core at 99 Hz, and no loss at 999 Hz. Measured: %.2f %% (%s).\n", recordSeconds/3, markdown(cells), userBudget, measured, within(measured, userBudget))
+}
+
+// lostSamples records the whole machine and counts.
+func lostSamples(t testing.TB, frequency uint64, d time.Duration) (samples int, lost uint64) {
+	prog, err := ebpf.Load(ebpf.Options{Mods: modules.New().Module})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer prog.Close()
+	rec, err := perfevent.Open(t.Context(), perfevent.Options{All: true, Frequency: frequency, Program: prog, Duration: d})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rec.Close()
+	if _, err := source.Run(t.Context(), rec, source.Options{Mods: modules.New().Module, Ours: true, Sample: func(*source.Sample) error {
+		samples++
+		return nil
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	st, rst := prog.Stats(), rec.Stats()
+	return samples, st.Lost() + rst.Lost + rst.LostSamples
+}
+
+// memoryResults compares what tables take in the kernel, as it says itself, with their bytes.
+func memoryResults(t testing.TB, say func(string, ...any), _ *callProgram) {
+	cells := [][]string{{"recording", "tables", "their bytes", "in the kernel", "×", "other maps"}}
+	worst := 0.0
+	object := filepath.Join(t.TempDir(), "heavy.o")
+	for _, x := range []struct {
+		name string
+		o    perfevent.Options
+	}{
+		{"g++", perfevent.Options{Command: []string{"g++", "-std=c++17", "-O2", "-c", "workload/heavy.cc", "-o", object}}},
+		{"python3", perfevent.Options{Command: []string{"python3", "workload/calls.py", "1"}}},
+		{"the machine, two seconds", perfevent.Options{All: true, Duration: 2 * time.Second}},
+	} {
+		prog, err := ebpf.Load(ebpf.Options{Mods: modules.New().Module})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.o.Program = prog
+		stdout := os.Stdout
+		os.Stdout, _ = os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+		rec, err := perfevent.Open(t.Context(), x.o)
+		os.Stdout = stdout
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := source.Run(t.Context(), rec, source.Options{Mods: modules.New().Module, Ours: true, Sample: func(*source.Sample) error { return nil }}); err != nil {
+			t.Fatal(err)
+		}
+		st := prog.Stats()
+		tables, others := mapMemory(t)
+		rec.Close()
+		prog.Close()
+		times := float64(tables) / float64(st.TableBytes)
+		worst = max(worst, times)
+		cells = append(cells, []string{x.name, fmt.Sprint(st.Tables), fmt.Sprint(st.TableBytes), fmt.Sprint(tables), fmt.Sprintf("%.3f", times), fmt.Sprint(others)})
+	}
+	say("\n## The kernel's memory\n\nTables at the end of a recording, in bytes, and what all maps but those of tables take.\n\n%s\nBudget: %.1f × the tables' bytes. Measured: %.3f × at most (%s).\n",
+		markdown(cells), memoryBudget, worst, within(worst, memoryBudget))
+}
+
+// mapMemory returns what the maps of this process's program take: those of tables, and the others.
+func mapMemory(t testing.TB) (tables, others uint64) {
+	entries, err := os.ReadDir("/proc/self/fdinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, e := range entries {
+		b, _ := os.ReadFile(filepath.Join("/proc/self/fdinfo", e.Name()))
+		field := map[string]string{}
+		for line := range strings.Lines(string(b)) {
+			k, v, _ := strings.Cut(line, ":")
+			field[k] = strings.TrimSpace(v)
+		}
+		id := field["map_id"]
+		if id == "" || seen[id] {
+			continue
+		}
+		seen[id] = true
+		n, err := strconv.ParseUint(field["memlock"], 10, 64)
+		if err != nil {
+			t.Fatalf("map %s: %v", id, err)
+		}
+		if flags, err := strconv.ParseUint(field["map_flags"], 0, 64); err == nil && flags&unix.BPF_F_INNER_MAP != 0 {
+			tables += n
+		} else {
+			others += n
+		}
+	}
+	return tables, others
 }

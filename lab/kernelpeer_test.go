@@ -43,6 +43,7 @@ const (
 	peerPageBits = 16
 	peerEnd      = 1 // how a whole stack ends
 	peerHead     = 48
+	peerReads    = 1000
 
 	peerCFARSP = 1
 	peerCFARBP = 2

@@ -21,6 +21,7 @@ typedef __s32 s32;
 #define MAX_STEPS 17 /* a page has at most 65,536 rows */
 #define PAGE_BITS 16
 #define RING_SIZE (1 << 22)
+#define READS 1000
 
 enum { RUNNING, END, NO_MAPPING, NO_ROW, NO_RULE, UNREADABLE, DEPTH };
 
@@ -262,6 +263,28 @@ SEC("perf_event")
 int empty(struct bpf_perf_event_data *ctx)
 {
 	(void)ctx;
+	return 0;
+}
+
+/* What this machine takes for a read of user memory, which is most of what a walk without a window does. */
+static long read_one(u32 i, void *ctx)
+{
+	struct walk *w = walk_state();
+
+	(void)i;
+	(void)ctx;
+	return !w || bpf_probe_read_user(&w->pc, 8, (void *)w->sp) != 0;
+}
+
+SEC("perf_event")
+int reads(struct bpf_perf_event_data *ctx)
+{
+	struct walk *w = walk_state();
+
+	if (!w)
+		return 0;
+	w->sp = ctx->regs.rsp;
+	bpf_loop(READS, read_one, NULL, 0);
 	return 0;
 }
 
