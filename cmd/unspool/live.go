@@ -130,8 +130,8 @@ type live struct {
 	*perfevent.Recorder
 	prog  *ebpf.Program // nil: stacks are copied by the kernel and walked here
 	why   error         // it was to be seen whether the kernel may walk, and it may not
-	start time.Time // of setting it up
-	since time.Time // it records
+	start time.Time     // of setting it up
+	since time.Time     // it records
 	plan  *plan
 
 	loaded time.Duration // that loading the kernel's program took

@@ -188,15 +188,15 @@ func TestScope(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(fmt.Sprint(in.Process.Pid)), 0); err != nil {
 		t.Fatal(err)
 	}
-	c := program(t, "record", "-a", "--cgroup", dir, "--duration", "500ms", "-o", "x.json")
-	finish(t, c).want(t, 0, "samples")
+	c := program(t, "record", "-a", "--cgroup", dir, "--duration", "1s", "-o", "x.json")
+	finish(t, c).want(t, 0, `[\d,]+ samples ·`)
 	for _, o := range objects(t, c, "x.json") {
 		if o.PID != in.Process.Pid {
 			t.Errorf("%+v is not in the cgroup", o)
 		}
 	}
-	c = program(t, "record", "-a", "--comm", "^spinner$", "--memory", "64M", "--duration", "500ms", "-o", "x.json")
-	finish(t, c).want(t, 0, "samples")
+	c = program(t, "record", "-a", "--comm", "^spinner$", "--memory", "64M", "--duration", "1s", "-o", "x.json")
+	finish(t, c).want(t, 0, `[\d,]+ samples ·`)
 	pids := map[int]bool{}
 	for _, o := range objects(t, c, "x.json") {
 		pids[o.PID] = true
@@ -323,7 +323,7 @@ func TestDrop(t *testing.T) {
 	time.Sleep(300 * time.Millisecond)
 	list = taskCaps(strconv.Itoa(c.Process.Pid))
 	c.Process.Signal(os.Interrupt)
-	if r := <-ended; !strings.Contains(r.stderr, "samples") {
+	if r := <-ended; !strings.Contains(r.stderr, "samples") || strings.Contains(r.stderr, "did not get into the kernel") {
 		t.Errorf("%d: %s", r.status, r.stderr)
 	}
 	if len(list) < 4 {

@@ -86,7 +86,7 @@ func ways(needs []finding) []finding {
 	case err != nil && len(lacks) > 0:
 		inKernel.Change = setcapOurs()
 	case err != nil:
-		for _, name := range []string{"pid-namespace", "bpf-jit", "btf", "bpf-program", "bpf-loop", "bpf-ring-buffer", "lockdown"} {
+		for _, name := range []string{"pid-namespace", "bpf-jit", "btf", "bpf-program", "bpf-tracing", "bpf-loop", "bpf-ring-buffer", "lockdown"} {
 			if f := byName[name]; !f.OK && f.Change != "" {
 				inKernel.Change = f.Change
 				break
@@ -191,6 +191,7 @@ func needs() []finding {
 		err        error
 	}{
 		{"bpf-program", "BPF programs on perf events", features.HaveProgramType(bpf.PerfEvent)},
+		{"bpf-tracing", "BPF programs on the scheduler's tracepoints", features.HaveProgramType(bpf.Tracing)},
 		{"bpf-loop", "bpf_loop", features.HaveProgramHelper(bpf.PerfEvent, asm.FnLoop)},
 		{"bpf-task-registers", "bpf_task_pt_regs", features.HaveProgramHelper(bpf.PerfEvent, asm.FnTaskPtRegs)},
 		{"bpf-ring-buffer", "BPF ring buffers", features.HaveMapType(bpf.RingBuf)},

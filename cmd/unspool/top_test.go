@@ -484,12 +484,17 @@ func TestTopTerminal(t *testing.T) {
 	if err != nil || *after != p.before {
 		t.Errorf("terminal settings are\n%+v, %v\nwere\n%+v", after, err, p.before)
 	}
-	out := p.text()
-	if on, off := strings.LastIndex(out, "\x1b[?1049h"), strings.LastIndex(out, "\x1b[?1049l"); on < 0 || off < on {
-		t.Errorf("the alternate screen was entered at %d and left at %d", on, off)
+	// It has been written, but may not have been read.
+	restored := func(out string) bool {
+		last := func(s string) int { return strings.LastIndex(out, s) }
+		return last("\x1b[?1049h") >= 0 && last("\x1b[?1049l") > last("\x1b[?1049h") && last("\x1b[?25h") >= last("\x1b[?25l")
 	}
-	if hid, shown := strings.LastIndex(out, "\x1b[?25l"), strings.LastIndex(out, "\x1b[?25h"); shown < hid {
-		t.Errorf("the cursor was hidden at %d and shown at %d", hid, shown)
+	out := p.text()
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && !restored(out); out = p.text() {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if !restored(out) {
+		t.Errorf("the alternate screen, or a hidden cursor, is left behind: %q", out)
 	}
 	if m := regexp.MustCompile(`\x1b\[[\d;]*\b3[0-8]m`).FindString(out); m != "" {
 		t.Errorf("a colour, although NO_COLOR is set: %q", m)
