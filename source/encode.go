@@ -3,6 +3,8 @@ package source
 import (
 	"encoding/binary"
 	"fmt"
+
+	"github.com/unspool/unspool/arch"
 )
 
 // Append appends r as a whole record to b, as the kernel would write it for the given event of d, trailer
@@ -178,6 +180,46 @@ func AppendSample(b []byte, a *Attr, s *Sample) ([]byte, error) {
 	u64(SampleDataPageSize, r.DataPageSize)
 	u64(SampleCodePageSize, r.CodePageSize)
 	return finishRecord(b, start), nil
+}
+
+// AppendCopy appends r as a record of an event with the attr a, as the kernel would write it with the user registers, by DWARF
+// number, and a copy of the stack, whose length is a multiple of 8. Of other fields than those of a recorder's own events, a has
+// none.
+func AppendCopy(b []byte, a *Attr, r *Record, kernel []uint64, m *arch.Machine, regs []uint64, stack []byte) []byte {
+	start := len(b)
+	u64 := func(bit, v uint64) {
+		if a.SampleType&bit != 0 {
+			b = binary.LittleEndian.AppendUint64(b, v)
+		}
+	}
+	b = appendHeader(b, RecordSample, r.Misc)
+	u64(SampleIdentifier, r.ID)
+	u64(SampleIP, r.IP)
+	u64(SampleTID, uint64(uint32(r.PID))|uint64(uint32(r.TID))<<32)
+	u64(SampleTime, r.Time)
+	u64(SampleCPU, uint64(r.CPU))
+	u64(SamplePeriod, r.Period)
+	if len(kernel) > 0 {
+		u64(SampleCallchain, uint64(len(kernel)+1))
+		u64(SampleCallchain, ContextKernel)
+		for _, v := range kernel {
+			u64(SampleCallchain, v)
+		}
+	} else {
+		u64(SampleCallchain, 0)
+	}
+	u64(SampleRegsUser, ABI64)
+	for bit, slot := range perfSlots(m) {
+		if a.SampleRegsUser>>bit&1 != 0 {
+			u64(SampleRegsUser, regs[slot])
+		}
+	}
+	u64(SampleStackUser, uint64(len(stack)))
+	if len(stack) > 0 && a.SampleType&SampleStackUser != 0 {
+		b = append(b, stack...)
+		b = binary.LittleEndian.AppendUint64(b, uint64(len(stack)))
+	}
+	return finishRecord(b, start)
 }
 
 // appendChain appends up to max words: markers, kernel addresses as recorded, user frames as Frame.Addr. It returns how

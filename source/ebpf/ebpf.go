@@ -31,7 +31,7 @@ var object []byte
 type Stats struct {
 	Samples    uint64 // walked in the kernel and read
 	Copied     uint64 // left to a copy of the stack by the same event: a mapping or a table had not come to the kernel yet
-	Cut        uint64 // the same, where there is no copy: they end early
+	Cut        uint64
 	RingFull   uint64 // lost: the ring buffer had no room
 	Nested     uint64 // lost: the event interrupted the program. Where it interrupts another BPF program, nobody counts
 	Forgotten  uint64 // lost: a blocked thread that there was no room to remember, or a stack that never came
@@ -166,7 +166,10 @@ func (p *Program) load(names ...string) (*ebpf.Collection, error) {
 		o.MapReplacements = p.coll.Maps
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, o)
+	var refused *ebpf.VerifierError
 	switch {
+	case errors.As(err, &refused) && len(refused.Log) > 1: // also with EACCES
+		return nil, fmt.Errorf("the kernel's verifier refuses it: %w", err)
 	case errors.Is(err, os.ErrPermission):
 		return nil, fmt.Errorf("%w (it takes root, or CAP_BPF and CAP_PERFMON)", os.ErrPermission)
 	case errors.Is(err, btf.ErrNotFound):
@@ -366,7 +369,7 @@ func (p *Program) Stats() Stats {
 		s.Runs, s.RunTime = st.RunCount, st.Runtime
 	}
 	var per []uint64
-	for i, to := range []*uint64{&s.RingFull, &s.Nested, &s.Forgotten, &s.Copied, &s.Cut} {
+	for i, to := range []*uint64{&s.RingFull, &s.Nested, &s.Forgotten, &s.Copied} {
 		if p.coll.Maps["counters"].Lookup(uint32(i), &per) == nil {
 			for _, n := range per {
 				*to += n

@@ -26,13 +26,15 @@ const (
 	sampleNew   = iota // with its stack
 	sampleSeen         // its stack has come before
 	sampleStack        // a stack without a sample
+	sampleCopy         // the same, as registers and a copy
 )
 
 const sampleSize = 56
 
 // maxFrames and maxKernel are the most words that follow a sample.
 const (
-	maxFrames = 1024
+	numRegs   = 17
+	maxUser   = numRegs + 1024
 	maxKernel = 127
 )
 
@@ -53,7 +55,7 @@ func parse(b []byte) (s sample, ok bool) {
 		return s, true
 	}
 	kernel, user := int(le.Uint16(b[46:])), int(le.Uint32(b[48:]))
-	if b = b[sampleSize:]; user > maxFrames || kernel > maxKernel || len(b) < 8*(user+kernel) || s.stop >= unwind.NumStops {
+	if b = b[sampleSize:]; user > maxUser || kernel > maxKernel || len(b) < 8*(user+kernel) || s.stop >= unwind.NumStops {
 		return s, false
 	}
 	s.user, s.kernel = b[:8*user], b[8*user:8*(user+kernel)]
@@ -62,7 +64,8 @@ func parse(b []byte) (s sample, ok bool) {
 
 // stacks makes records of samples. It keeps those of the stacks that the kernel has written, which it writes once.
 type stacks struct {
-	attr     source.Attr
+	event    source.Attr       // the kernel's
+	attr     source.Attr       // of walked samples
 	now, old map[uint64][]byte // records, by stack
 	since    time.Time         // of now
 	unknown  atomic.Uint64     // stacks that never came
@@ -80,8 +83,8 @@ const (
 )
 
 func (k *stacks) start(dec *source.Decoder) {
-	a := dec.Events()[0].Attr
-	k.attr, k.now, k.since = a.Walked(), map[uint64][]byte{}, time.Now()
+	k.event = dec.Events()[0].Attr
+	k.attr, k.now, k.since = k.event.Walked(), map[uint64][]byte{}, time.Now()
 }
 
 // tidy begins a new generation when it is time. What blocked threads refer to stays.
@@ -121,13 +124,13 @@ func (k *stacks) record(s *sample) []byte {
 		return nil
 	}
 	k.now[s.id] = b
-	if s.what == sampleStack {
+	if s.what != sampleNew {
 		return nil
 	}
 	return b
 }
 
-// Where a record of the walked attr has what differs between samples of one stack.
+// Where a record has what differs between samples of one stack.
 const (
 	atMisc   = 4
 	atIP     = 16
@@ -169,13 +172,6 @@ func (k *stacks) first(s *sample) []byte {
 		PID: s.pid, TID: s.tid, CPU: s.cpu,
 	}
 	k.frames, k.kernel = k.frames[:0], k.kernel[:0]
-	for b := s.user; len(b) > 0; b = b[8:] {
-		w := binary.LittleEndian.Uint64(b)
-		how := unwind.How(w >> howShift)
-		k.frames = append(k.frames, unwind.Frame{
-			PC: arch.Addr(w & (1<<howShift - 1)), How: how, Exact: how == unwind.HowStart || how == unwind.HowSignal,
-		})
-	}
 	for b := s.kernel; len(b) > 0; b = b[8:] {
 		k.kernel = append(k.kernel, binary.LittleEndian.Uint64(b))
 	}
@@ -184,6 +180,24 @@ func (k *stacks) first(s *sample) []byte {
 	}
 	if r.IP>>63 != 0 {
 		r.Misc = source.MiscKernel
+	}
+	if s.what == sampleCopy {
+		if len(s.user) < 8*numRegs {
+			return nil
+		}
+		var regs [numRegs]uint64
+		for i := range regs {
+			regs[i] = binary.LittleEndian.Uint64(s.user[8*i:])
+		}
+		r.ID = 0
+		return source.AppendCopy(nil, &k.event, &r, k.kernel, arch.AMD64, regs[:], s.user[8*numRegs:])
+	}
+	for b := s.user; len(b) > 0; b = b[8:] {
+		w := binary.LittleEndian.Uint64(b)
+		how := unwind.How(w >> howShift)
+		k.frames = append(k.frames, unwind.Frame{
+			PC: arch.Addr(w & (1<<howShift - 1)), How: how, Exact: how == unwind.HowStart || how == unwind.HowSignal,
+		})
 	}
 	k.sample = source.Sample{Record: &r, Stop: s.stop, From: source.Walked, User: k.frames, Kernel: k.kernel}
 	if s.stop == unwind.NoUserStack {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -24,12 +25,11 @@ type tables struct {
 	uses      *ebpf.Map // struct use, by slot
 	memory    uint64
 	all       map[*unwind.Module]*table
-	free      []uint32 // slots that nothing uses
-	last      uint32   // slot that has been used
-	size      uint64   // bytes of the kernel's memory
-	missing   bool     // a space has a table that was taken out
-	looked    time.Time
-	compiling chan bool // so many at once
+	free      []uint32     // slots that nothing uses
+	last      uint32       // slot that has been used
+	size      uint64       // bytes of the kernel's memory
+	look      atomic.Int64 // when to see whether all is as it should be: CLOCK_MONOTONIC; 0: it is
+	compiling chan bool    // so many at once
 	jobs      sync.WaitGroup
 
 	news   bool     // under the lock: something has been compiled or loaded
@@ -71,11 +71,12 @@ func (l *table) compiled() bool {
 const (
 	maxTables = 1 << 14
 	patience  = 2 * time.Millisecond // that a space waits for its modules
-	lookEvery = time.Second          // for tables that were taken out and are wanted again
+	lookEvery = time.Second          // for tables that were taken out and are wanted again, or could not go
 )
 
 func (t *tables) start(track *tracker, outer, uses *ebpf.Map, memory uint64) {
-	*t = tables{track: track, tables: outer, uses: uses, memory: memory, all: map[*unwind.Module]*table{}, compiling: make(chan bool, 4)}
+	t.track, t.tables, t.uses, t.memory = track, outer, uses, memory
+	t.all, t.compiling = map[*unwind.Module]*table{}, make(chan bool, 4)
 }
 
 // close ends all jobs and takes all tables out of the kernel.
@@ -293,32 +294,44 @@ func monotonic() uint64 {
 	return uint64(ts.Nano())
 }
 
-// due says whether it is time to look for tables that are wanted again.
-func (t *tables) due() bool { return t.missing && time.Since(t.looked) >= lookEvery }
+// due says whether it is time to fit the tables again. Any goroutine may ask.
+func (t *tables) due() bool {
+	at := t.look.Load()
+	return at != 0 && monotonic() >= uint64(at)
+}
 
 // fit keeps the tables within the memory that they may take, and brings those back that were taken out and are wanted again.
 func (t *tables) fit() {
+	missing := false
 	if t.due() {
-		t.looked, t.missing = time.Now(), false
 		for _, l := range t.all {
 			if l.refs == 0 || l.m != nil || l.slot == 0 || l.bad {
 				continue
 			}
-			t.missing = true
+			missing = true
 			var u [2]uint64 // found, missed
 			if t.uses.Lookup(l.slot, &u) == nil && u[1] > l.since {
 				t.load(l)
 			}
 		}
+	} else if t.look.Load() != 0 {
+		missing = true // not yet
 	}
 	if t.size > t.memory {
-		t.evict(t.memory-t.memory/8, 0)
+		missing = t.evict(t.memory-t.memory/8, 0) || t.size > t.memory || missing
+	}
+	switch {
+	case !missing:
+		t.look.Store(0)
+	case t.look.Load() == 0 || t.due():
+		t.look.Store(int64(monotonic() + uint64(lookEvery)))
 	}
 }
 
 // evict takes tables out of the kernel until they take no more than so many bytes and so many slots are free: first those that
-// no space names, then those that have not been used for the longest time. What was used or came in the last second stays.
-func (t *tables) evict(size uint64, slots int) {
+// no space names, then those that have not been used for the longest time. What was used or came in the last second stays. It
+// returns whether a table has gone that a space names.
+func (t *tables) evict(size uint64, slots int) (missing bool) {
 	type old struct {
 		*table
 		used uint64
@@ -340,7 +353,7 @@ func (t *tables) evict(size uint64, slots int) {
 	now := monotonic()
 	for _, l := range olds {
 		if t.size <= size && len(t.free) >= slots {
-			return
+			break
 		}
 		if l.refs > 0 && now-l.used < uint64(time.Second) {
 			continue
@@ -355,9 +368,10 @@ func (t *tables) evict(size uint64, slots int) {
 		if l.refs == 0 {
 			t.vacate(l.table)
 		} else {
-			t.missing = true
+			missing = true
 		}
 	}
+	return missing
 }
 
 // A tableValue is VALUE_SIZE bytes of a table: see c/walk.h.

@@ -129,7 +129,7 @@ func (t *tracker) run() {
 		t.mu.Lock()
 		t.count.Processes = len(t.procs)
 		t.held = len(held) > 0
-		for !t.closed && !t.tables.news && (!t.begun || len(t.pending) == 0 && (t.until == last || len(held) == 0)) {
+		for !t.closed && !t.tables.news && !t.tables.due() && (!t.begun || len(t.pending) == 0 && (t.until == last || len(held) == 0)) {
 			t.changed.Wait()
 		}
 		b, until := t.pending, t.until

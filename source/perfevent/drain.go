@@ -131,6 +131,10 @@ func (r *Recorder) space(n int) []byte {
 	return r.out.space(n)
 }
 
+// pastPeriod is where the period ends in a sample for a Program: behind identifier, address, thread, time and processor. At
+// tracepoints it is the program that counts to it.
+const pastPeriod = recordHeader + 6*8
+
 // flush looks at the records that have been written and hands them on.
 func (r *Recorder) flush() {
 	for b := r.out.pending(); len(b) > 0; {
@@ -141,6 +145,10 @@ func (r *Recorder) flush() {
 			r.program.Saw(raw)
 		}
 		switch binary.LittleEndian.Uint32(raw) {
+		case source.RecordSample:
+			if r.trigger.Period > 1 && len(raw) > pastPeriod && binary.LittleEndian.Uint64(raw[recordHeader:]) != source.WalkedID {
+				binary.LittleEndian.PutUint64(raw[pastPeriod-8:], r.trigger.Period)
+			}
 		case source.RecordFork:
 			if len(r.direct) > 0 {
 				r.forked(raw)

@@ -137,7 +137,7 @@ func (r *Recorder) trig(o *Options, e *event) error {
 	cannot := func(why string) error {
 		return fmt.Errorf("event %q: a program in the kernel: %w: %s", o.Event, source.ErrUnsupported, why)
 	}
-	r.trigger = source.Trigger{All: o.All, Period: max(o.Period, 1)}
+	r.trigger = source.Trigger{All: o.All}
 	switch {
 	case o.Event == OffCPU:
 		r.trigger.Kind = source.OnBlocking
@@ -145,7 +145,7 @@ func (r *Recorder) trig(o *Options, e *event) error {
 			return cannot("each time is counted, without -F and -c")
 		}
 	case e.typ == source.TypeTracepoint:
-		r.trigger.Kind = source.OnTracepoints
+		r.trigger.Kind, r.trigger.Period = source.OnTracepoints, max(o.Period, 1)
 		if o.Frequency > 0 {
 			return cannot("tracepoints have no frequency")
 		}

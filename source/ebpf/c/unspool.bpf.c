@@ -138,9 +138,9 @@ struct {
 
 /*
  * What happened to samples. Lost: the ring buffer was full; an event interrupted the program; a blocked thread could not be
- * remembered. Not lost: left to a copy of the stack, or cut, because a mapping or a table was not there yet.
+ * remembered. Not lost: left to a copy of the stack, because a mapping or a table was not there yet.
  */
-enum { RING_FULL, NESTED, FORGOTTEN, COPIED, CUT, NUM_COUNTERS };
+enum { RING_FULL, NESTED, FORGOTTEN, COPIED, NUM_COUNTERS };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -240,6 +240,7 @@ struct pt_regs___kernel {
 	unsigned long flags, sp;
 } __attribute__((preserve_access_index));
 
+#define TASK_DEAD 0x80
 #define PF_KTHREAD 0x00200000
 #define PF_IO_WORKER 0x00000010
 
@@ -302,10 +303,38 @@ static __always_inline int wanted(u32 pid, struct process **p)
 	return 1;
 }
 
-/* Walks the current task's stack: its words, user and kernel, are in w. */
-static __always_inline void stack(void *ctx, struct walk *w, struct cache *c, struct process *p, int in_kernel)
+/* Puts the registers and what can be read of the stack, up to MAX_FRAMES words, in the place of the words of a walk. */
+PART int copy(struct walk *w)
 {
-	u32 n, i;
+	u32 i, n = 0;
+	u64 sp;
+
+	if (!w || !registers(w))
+		return 0;
+	sp = w->val[SLOT_RSP] & ~7ull;
+	for (i = 0; i < SLOTS; i++)
+		w->words[i] = w->val[i];
+	for (i = 0; i < MAX_FRAMES * 8 / WINDOW + 1 && n < MAX_FRAMES * 8; i++) {
+		u32 len = WINDOW - (u32)((sp + n) & (WINDOW - 1));
+
+		if (len > MAX_FRAMES * 8 - n)
+			len = MAX_FRAMES * 8 - n;
+		if (len > WINDOW || walk_read((u8 *)&w->words[SLOTS] + BOUNDED(n, MAX_FRAMES * 8), len, sp + n) != 0)
+			break;
+		n += len;
+	}
+	w->n = SLOTS + n / 8;
+	w->id = mix(mix(w->id, w->s.time), w->s.tid); /* another one each time */
+	return 1;
+}
+
+/*
+ * Walks the current task's stack: its words, user and kernel, the latter without the first skip, are in w. Returns what it
+ * comes to: a copy where it may, and the walk wants for a mapping or a table.
+ */
+static __always_inline u32 stack(void *ctx, struct walk *w, struct cache *c, struct process *p, int in_kernel, u32 skip, int may_copy)
+{
+	u32 n, i, what = SAMPLE_NEW;
 	long k = 0;
 
 	w->n = 0;
@@ -323,11 +352,13 @@ static __always_inline void stack(void *ctx, struct walk *w, struct cache *c, st
 			w->missing = 1;
 		}
 	}
+	if (may_copy && w->missing && copy(w))
+		what = SAMPLE_COPY;
 	n = w->n;
-	if (n > MAX_FRAMES)
-		n = MAX_FRAMES;
+	if (n > MAX_USER)
+		n = MAX_USER;
 	if (in_kernel) {
-		k = bpf_get_stack(ctx, &w->words[n], MAX_KERNEL * 8, 0);
+		k = bpf_get_stack(ctx, &w->words[n], MAX_KERNEL * 8, skip);
 		if (k < 0)
 			k = 0;
 		k >>= 3;
@@ -341,6 +372,7 @@ static __always_inline void stack(void *ctx, struct walk *w, struct cache *c, st
 	w->s.stop = (u8)w->stop;
 	w->s.n_user = n;
 	w->s.n_kernel = (u16)k;
+	return what;
 }
 
 static __always_inline int output(struct walk *w, u64 size)
@@ -367,11 +399,11 @@ static __always_inline int write(struct walk *w, struct cache *c, u32 what)
 
 	if (*seen == id) {
 		w->s.what = SAMPLE_SEEN;
-		return what == SAMPLE_STACK || output(w, sizeof w->s);
+		return what != SAMPLE_NEW || output(w, sizeof w->s);
 	}
 	w->s.what = (u8)what;
-	if (n > MAX_FRAMES)
-		n = MAX_FRAMES;
+	if (n > MAX_USER)
+		n = MAX_USER;
 	if (k > MAX_KERNEL)
 		k = MAX_KERNEL;
 	if (!output(w, sizeof w->s + 8 * (n + k)))
@@ -381,7 +413,7 @@ static __always_inline int write(struct walk *w, struct cache *c, u32 what)
 }
 
 /* Takes a sample of the current task. Returns whether the event is to write its own, with a copy of the stack. */
-static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, int may_copy)
+static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel)
 {
 	u64 id = bpf_get_current_pid_tgid();
 	u32 cpu = bpf_get_smp_processor_id();
@@ -405,13 +437,11 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, in
 	w->s.pid = (u32)(id >> 32);
 	w->s.tid = (u32)id;
 	w->s.cpu = cpu;
-	stack(ctx, w, c, p, in_kernel);
-	if (w->missing && may_copy && !pass) {
+	stack(ctx, w, c, p, in_kernel, 0, 0);
+	if (w->missing && !pass) {
 		copy = 1;
 		count(COPIED);
 	} else {
-		if (w->missing)
-			count(CUT);
 		write(w, c, SAMPLE_NEW);
 	}
 	r->busy = 0;
@@ -423,7 +453,7 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, in
 SEC("perf_event")
 int on_event(struct bpf_perf_event_data *ctx)
 {
-	return take(ctx, ctx->regs.rip, ctx->sample_period, !(ctx->regs.cs & 3), 1);
+	return take(ctx, ctx->regs.rip, ctx->sample_period, !(ctx->regs.cs & 3));
 }
 
 SEC("tracepoint")
@@ -433,7 +463,7 @@ int on_tracepoint(void *ctx)
 
 	if (!r || (every > 1 && ++r->hits % every != 0))
 		return pass;
-	return take(ctx, 0, every, 1, every == 1);
+	return take(ctx, 0, every, 1);
 }
 
 /* A thread blocks, another one goes on. */
@@ -448,6 +478,7 @@ int on_switch(u64 *ctx)
 	struct room *r = room();
 	struct process *p;
 	struct walk *w;
+	u32 what;
 
 	if (!c || !r || r->busy) {
 		count(NESTED);
@@ -468,15 +499,19 @@ int on_switch(u64 *ctx)
 		output(w, sizeof w->s);
 		bpf_map_delete_elem(&blocked, &to);
 	}
-	if (!ctx[0] && prev->__state && from && wanted((u32)prev->tgid, &p)) {
-		stack(ctx, w, c, p, 1);
-		if (w->missing)
-			count(CUT);
+	/* One that was preempted could go on, one that is dead will not. */
+	if (!ctx[0] && prev->__state && !(prev->__state & TASK_DEAD) && from && wanted((u32)prev->tgid, &p)) {
 		w->s.pid = (u32)prev->tgid;
 		w->s.tid = from;
+		/* Without this function and who calls it for the tracepoint. */
+		what = stack(ctx, w, c, p, 1, 2, 1);
+		if (what == SAMPLE_COPY)
+			count(COPIED);
+		else
+			what = SAMPLE_STACK;
 		is.id = w->id;
 		is.pid = w->s.pid;
-		if (write(w, c, SAMPLE_STACK) && bpf_map_update_elem(&blocked, &from, &is, BPF_ANY) != 0)
+		if (write(w, c, what) && bpf_map_update_elem(&blocked, &from, &is, BPF_ANY) != 0)
 			count(FORGOTTEN);
 	}
 	r->busy = 0;

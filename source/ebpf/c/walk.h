@@ -122,12 +122,14 @@ enum { HOW_START, HOW_CFI, HOW_SIGNAL, HOW_PLT, HOW_FP };
 #define HOW_SHIFT 60
 
 #define MAX_KERNEL 127
+#define MAX_USER (SLOTS + MAX_FRAMES) /* words */
 
 /*
  * What becomes of a sample. Where its stack has not been seen before, it is followed by the user stack's words, each an address
- * with how it was found, and the kernel's. SAMPLE_STACK: there is a stack to be known, and no sample.
+ * with how it was found, and the kernel's. There is no sample yet, but a stack to be known: SAMPLE_STACK; or SAMPLE_COPY, where
+ * the user stack's words are the registers and a copy of it.
  */
-enum { SAMPLE_NEW, SAMPLE_SEEN, SAMPLE_STACK };
+enum { SAMPLE_NEW, SAMPLE_SEEN, SAMPLE_STACK, SAMPLE_COPY };
 
 struct sample {
 	u64 time, period, ip;
@@ -184,7 +186,7 @@ struct walk {
 	u32 pad2;
 	u8 win[WINDOW + 8];
 	struct sample s;
-	u64 words[MAX_FRAMES + MAX_KERNEL]; /* right behind it */
+	u64 words[MAX_USER + WINDOW / 8]; /* right behind it: the kernel's, too, and room for the verifier's doubts */
 };
 
 /* ---- Memory ---- */

@@ -1,0 +1,238 @@
+package ebpf
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/source/perfevent"
+	"github.com/unspool/unspool/unwind"
+)
+
+// load loads the program, or skips the test.
+func load(t *testing.T, o Options) *Program {
+	t.Helper()
+	o.Mods = modules.New().Module
+	p, err := Load(o)
+	if errors.Is(err, os.ErrPermission) {
+		oracle.Lacks(t, "the permission to load programs into the kernel")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// record records with p and calls each with every sample.
+func record(t *testing.T, p *Program, o perfevent.Options, each func(*source.Sample)) source.Stats {
+	t.Helper()
+	o.Program = p
+	rec, err := perfevent.Open(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rec.Close()
+	st, err := source.Run(t.Context(), rec, source.Options{Mods: modules.New().Module, Ours: true, Sample: func(s *source.Sample) error {
+		each(s)
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+func compile(t *testing.T, code string) string {
+	t.Helper()
+	oracle.Need(t, "gcc")
+	path := filepath.Join(t.TempDir(), "prog")
+	cmd := exec.Command("gcc", "-O2", "-x", "c", "-o", path, "-")
+	cmd.Stdin = strings.NewReader(code)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return path
+}
+
+// inside counts s's frames in the file at a path.
+func inside(s *source.Sample, path string) (n int) {
+	for i := range s.User {
+		if m := s.User[i].Mapping; m != nil && m.Module.Path == path {
+			n++
+		}
+	}
+	return n
+}
+
+// TestOffCPU: the time for which a program is blocked is all there, with the stack that blocked, and so is that of a thread that
+// is still blocked when the recording ends.
+func TestOffCPU(t *testing.T) {
+	prog := compile(t, `#include <pthread.h>
+#include <time.h>
+static struct timespec ms = {0, 20000000}, s = {30, 0};
+__attribute__((noinline)) static void *forever(void *p) { nanosleep(&s, 0); return p; }
+__attribute__((noinline)) static void naps(void) { for (int i = 0; i < 25; i++) nanosleep(&ms, 0); }
+int main(void) { pthread_t t; pthread_create(&t, 0, forever, 0); naps(); return 0; }`)
+	p := load(t, Options{})
+	began := time.Now()
+	threads, naps, whole, n := map[int32]uint64{}, 0, 0, 0
+	record(t, p, perfevent.Options{Command: []string{prog}, Event: perfevent.OffCPU}, func(s *source.Sample) {
+		n++
+		if s.Stop == unwind.Outermost {
+			whole++
+		}
+		if inside(s, prog) == 0 || len(s.Kernel) == 0 {
+			return
+		}
+		threads[s.TID] += s.Period
+		if s.TID == s.PID && s.Period > 19e6 {
+			naps++
+		}
+	})
+	took := uint64(time.Since(began))
+	if naps < 20 || naps > 25 || len(threads) != 2 {
+		t.Errorf("%d naps of 25 in %d threads", naps, len(threads))
+	}
+	for tid, ns := range threads {
+		if ns < 400e6 || ns > took {
+			t.Errorf("thread %d was blocked for %d ms", tid, ns/1e6)
+		}
+	}
+	st := p.Stats()
+	if whole < n || st.Lost() > 0 {
+		t.Errorf("%d of %d stacks are whole; lost %d", whole, n, st.Lost())
+	}
+}
+
+// TestTracepoint: each time that a program passes a tracepoint is there, once; and at each so many, as many times that many.
+func TestTracepoint(t *testing.T) {
+	prog := compile(t, `#include <unistd.h>
+#include <sys/syscall.h>
+int main(void) { for (int i = 0; i < 5000; i++) syscall(SYS_getpgid, 0); return 0; }`)
+	for _, every := range []uint64{0, 100} {
+		p := load(t, Options{})
+		sum, walked, copied := uint64(0), 0, 0
+		st := record(t, p, perfevent.Options{Command: []string{prog}, Event: "syscalls:sys_enter_getpgid", Period: every}, func(s *source.Sample) {
+			if s.Stop != unwind.Outermost || inside(s, prog) < 2 {
+				t.Errorf("%d frames, %v", len(s.User), s.Stop)
+			}
+			sum += s.Period
+			if s.Record.ID == source.WalkedID {
+				walked++
+			} else {
+				copied++
+			}
+		})
+		ps := p.Stats()
+		// Samples are counted by processor, and the program can move.
+		if sum+st.Lost+ps.Lost() > 5000 || sum+max(st.Lost, 1)*every+ps.Lost() < 5000-every*uint64(2) || st.Lost > 4500 {
+			t.Errorf("every %d: %d, by %d samples in the kernel and %d copies; lost %d and %d", every, sum, walked, copied, st.Lost, ps.Lost())
+		}
+		if uint64(copied)+st.Lost != ps.Copied {
+			t.Errorf("%d copies and %d lost, not %d", copied, st.Lost, ps.Copied)
+		}
+	}
+}
+
+// TestMemory: tables keep to the memory that they are given. Stacks are whole all the same, by copies.
+func TestMemory(t *testing.T) {
+	prog := compile(t, `#include <stdlib.h>
+static int less(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+int main(void) { static int v[1 << 16]; for (;;) { for (int i = 0; i < 1 << 16; i++) v[i] = rand(); qsort(v, 1 << 16, 4, less); } }`)
+	p := load(t, Options{Memory: 20 << 10})
+	n, whole := 0, 0
+	record(t, p, perfevent.Options{Command: []string{prog}, User: true, Duration: 4 * time.Second}, func(s *source.Sample) {
+		n++
+		if s.Stop == unwind.Outermost {
+			whole++
+		}
+	})
+	st := p.Stats()
+	t.Logf("%d samples, %d whole, %d copied; %d tables, %d bytes, %d evicted", n, whole, st.Copied, st.Tables, st.MapBytes, st.Evicted)
+	if n < 50 || whole < n*99/100 {
+		t.Errorf("%d of %d stacks are whole", whole, n)
+	}
+	if st.Evicted == 0 {
+		t.Error("nothing was evicted")
+	}
+}
+
+// TestComm: the kernel refuses samples of commands that are not wanted.
+func TestComm(t *testing.T) {
+	p := load(t, Options{Comm: func(c string) bool { return c == "wanted" }})
+	spin := compile(t, `#include <sys/prctl.h>
+int main(int argc, char **argv) { prctl(PR_SET_NAME, argv[1]); for (volatile long i = 0; i < 400000000; i++); return 0; }`)
+	seen := map[string]int{}
+	record(t, p, perfevent.Options{Command: []string{"sh", "-c", spin + " wanted & " + spin + " other; wait"}, User: true}, func(s *source.Sample) { seen[s.Comm]++ })
+	if seen["wanted"] < 20 || seen["other"] > 20 {
+		t.Errorf("%v", seen)
+	}
+}
+
+// TestStacks: what comes of samples, whatever the bytes are that the kernel is said to have written.
+func TestStacks(t *testing.T) {
+	dec := source.NewDecoder()
+	a := source.Attr{SampleType: source.SampleIdentifier | source.SampleIP | source.SampleTID | source.SampleTime | source.SampleCPU | source.SamplePeriod}
+	dec.AddAttr(&a, nil, "")
+	dec.AddWalked()
+	var k stacks
+	k.start(dec)
+	words := func(w ...uint64) (b []byte) {
+		for _, x := range w {
+			b = binary.LittleEndian.AppendUint64(b, x)
+		}
+		return b
+	}
+	def := words(10, 1, 0x1000, 77, 5|6<<32, 3|uint64(sampleNew)<<32|uint64(unwind.Outermost)<<40|1<<48, 2, 0x1000, 0x2000|1<<howShift, 0xffffffff81000000)
+	ref := words(20, 9, 0x1000, 77, 7|8<<32, 1|uint64(sampleSeen)<<32, 0)
+	check := func(b []byte, time, period uint64, pid, tid int32, cpu uint32) {
+		t.Helper()
+		s, ok := parse(b)
+		if !ok {
+			t.Fatal("not parsed")
+		}
+		var r source.Record
+		if err := dec.Decode(k.record(&s), &r); err != nil {
+			t.Fatal(err)
+		}
+		if r.Time != time || r.Period != period || r.PID != pid || r.TID != tid || r.CPU != cpu || r.IP != 0x1000 || r.Event != 0 {
+			t.Errorf("%+v", r)
+		}
+		var chain []uint64
+		for i := range r.Callchain.Len() {
+			chain = append(chain, r.Callchain.At(i))
+		}
+		if want := []uint64{source.ContextKernel, 0xffffffff81000000, source.ContextUser, 0x1000, 0x1fff}; !slices.Equal(chain, want) {
+			t.Errorf("%x, not %x", chain, want)
+		}
+	}
+	check(def, 10, 1, 5, 6, 3)
+	check(ref, 20, 9, 7, 8, 1)
+	k.old, k.now = k.now, map[uint64][]byte{}
+	check(ref, 20, 9, 7, 8, 1)
+	k.old = nil
+	if s, _ := parse(ref); k.record(&s) != nil || k.unknown.Load() != 1 {
+		t.Error("a stack that never came is not counted")
+	}
+	for n := range len(def) {
+		parse(def[:n])
+		for _, x := range []byte{0, 0x7f, 0xff} {
+			b := bytes.Clone(def)
+			b[n] = x
+			if s, ok := parse(b); ok {
+				k.record(&s)
+			}
+		}
+	}
+}
