@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -19,6 +18,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/unwind"
@@ -97,11 +97,6 @@ func Load(o Options) (_ *Program, err error) {
 			err = fmt.Errorf("loading the kernel's program: %w", err)
 		}
 	}()
-	if st, err := os.Stat("/proc/self/ns/pid"); err == nil {
-		if sys, ok := st.Sys().(*syscall.Stat_t); ok && sys.Ino != initialPIDs {
-			return nil, errors.New("it knows processes by other numbers than this PID namespace does")
-		}
-	}
 	if err := rlimit.RemoveMemlock(); err != nil && !errors.Is(err, os.ErrPermission) {
 		return nil, err
 	}
@@ -135,6 +130,9 @@ func Load(o Options) (_ *Program, err error) {
 		err = errors.Join(err, p.cgroup(o.Cgroup))
 	}
 	if err != nil {
+		return nil, err
+	}
+	if err := p.number(); err != nil {
 		return nil, err
 	}
 	if p.ring, err = ringbuf.NewReader(p.coll.Maps["samples"]); err != nil {
@@ -184,6 +182,16 @@ func (p *Program) set(name string, v any) error {
 		return fmt.Errorf("BUG: %w", err)
 	}
 	return nil
+}
+
+// number makes the program number processes as this one's PID namespace does. It knows them by other numbers in the first.
+func (p *Program) number() error {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil || st.Ino == initialPIDs {
+		return nil
+	}
+	dev := uint64(unix.Major(st.Dev))<<20 | uint64(unix.Minor(st.Dev)) // as the kernel has it (MKDEV in linux/kdev_t.h)
+	return errors.Join(p.set("ns_dev", dev), p.set("ns_ino", st.Ino))
 }
 
 // cgroup makes the program refuse tasks that are not in a cgroup.
@@ -333,7 +341,7 @@ func (p *Program) End(now uint64, space func(n int) []byte) {
 	var tid int32
 	var b blocked
 	for it := p.coll.Maps["blocked"].Iterate(); it.Next(&tid, &b); {
-		if s := p.stacks.again(&sample{time: now, period: now - min(now, b.Since), id: b.ID, pid: b.PID, tid: tid}); s != nil {
+		if s := p.stacks.again(&sample{time: now, period: now - min(now, b.Since), id: b.ID, pid: b.PID, tid: b.TID}); s != nil {
 			p.samples.Add(1)
 			copy(space(len(s)), s)
 		}
@@ -343,7 +351,7 @@ func (p *Program) End(now uint64, space func(n int) []byte) {
 // A blocked is struct blocked of c/unspool.bpf.c.
 type blocked struct {
 	Since, ID uint64
-	PID, _    int32
+	PID, TID  int32
 }
 
 func (p *Program) sample(space func(n int) []byte) {

@@ -236,3 +236,12 @@ func TestStacks(t *testing.T) {
 		}
 	}
 }
+
+// TestNamespace: in another PID namespace, processes have its numbers.
+func TestNamespace(t *testing.T) {
+	oracle.Need(t, "unshare")
+	load(t, Options{}).Close()
+	if out, err := exec.Command("unshare", "--pid", "--fork", "--mount-proc", os.Args[0], "-test.run", "^(TestOffCPU|TestComm)$", "-test.v").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

@@ -105,7 +105,7 @@ struct {
 /* Threads that are blocked, since when, and the stack that blocked. */
 struct blocked {
 	u64 since, id;
-	u32 pid, pad;
+	u32 pid, tid; /* as user space numbers them */
 };
 
 struct {
@@ -178,6 +178,7 @@ volatile u32 self;	/* not this one */
 volatile u32 by_name;	/* those whose names say so, or are not known */
 volatile u32 by_cgroup; /* those in the cgroup */
 volatile u32 every;	/* take a sample at each so many tracepoints */
+volatile u64 ns_dev, ns_ino; /* of the PID namespace that numbers processes; 0: the first */
 volatile u64 seed;	/* of stack IDs */
 
 /* ---- What the walk needs ---- */
@@ -281,6 +282,18 @@ static __always_inline int registers(struct walk *w)
 	w->val[15] = regs->r15;
 	w->val[16] = regs->ip;
 	return 1;
+}
+
+/* The current task's process in the upper half, and thread; 0 where user space has no numbers for them. */
+static __always_inline u64 ids(void)
+{
+	struct bpf_pidns_info i;
+
+	if (!ns_ino)
+		return bpf_get_current_pid_tgid();
+	if (bpf_get_ns_current_pid_tgid(ns_dev, ns_ino, &i, sizeof i) != 0)
+		return 0;
+	return (u64)i.tgid << 32 | i.pid;
 }
 
 /* Whether samples of the current task are asked for, and what is known of its process. */
@@ -415,7 +428,7 @@ static __always_inline int write(struct walk *w, struct cache *c, u32 what)
 /* Takes a sample of the current task. Returns whether the event is to write its own, with a copy of the stack. */
 static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel)
 {
-	u64 id = bpf_get_current_pid_tgid();
+	u64 id = ids();
 	u32 cpu = bpf_get_smp_processor_id();
 	struct cache *c = bpf_map_lookup_elem(&caches, &cpu);
 	struct room *r = room();
@@ -423,7 +436,7 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel)
 	struct walk *w;
 	int copy = 0;
 
-	if (!wanted((u32)(id >> 32), &p))
+	if ((!id && ns_ino) || !wanted((u32)(id >> 32), &p))
 		return pass;
 	if (!c || !r || r->busy) {
 		count(NESTED);
@@ -479,6 +492,7 @@ int on_switch(u64 *ctx)
 	struct process *p;
 	struct walk *w;
 	u32 what;
+	u64 id;
 
 	if (!c || !r || r->busy) {
 		count(NESTED);
@@ -492,17 +506,17 @@ int on_switch(u64 *ctx)
 	if (was) {
 		w->s.period = is.since - was->since;
 		w->s.id = was->id;
-		w->s.pid = (u32)next->tgid;
-		w->s.tid = to;
+		w->s.pid = was->pid;
+		w->s.tid = was->tid;
 		w->s.n_user = w->s.n_kernel = 0;
 		w->s.what = SAMPLE_SEEN;
 		output(w, sizeof w->s);
 		bpf_map_delete_elem(&blocked, &to);
 	}
 	/* One that was preempted could go on, one that is dead will not. */
-	if (!ctx[0] && prev->__state && !(prev->__state & TASK_DEAD) && from && wanted((u32)prev->tgid, &p)) {
-		w->s.pid = (u32)prev->tgid;
-		w->s.tid = from;
+	if (!ctx[0] && prev->__state && !(prev->__state & TASK_DEAD) && (id = ids()) != 0 && wanted((u32)(id >> 32), &p)) {
+		w->s.pid = is.pid = (u32)(id >> 32);
+		w->s.tid = is.tid = (u32)id;
 		/* Without this function and who calls it for the tracepoint. */
 		what = stack(ctx, w, c, p, 1, 2, 1);
 		if (what == SAMPLE_COPY)
@@ -510,7 +524,6 @@ int on_switch(u64 *ctx)
 		else
 			what = SAMPLE_STACK;
 		is.id = w->id;
-		is.pid = w->s.pid;
 		if (write(w, c, what) && bpf_map_update_elem(&blocked, &from, &is, BPF_ANY) != 0)
 			count(FORGOTTEN);
 	}
@@ -522,7 +535,7 @@ int on_switch(u64 *ctx)
 SEC("tp_btf/sched_process_exec")
 int on_exec(u64 *ctx)
 {
-	u32 pid = (u32)(bpf_get_current_pid_tgid() >> 32);
+	u32 pid = (u32)(ids() >> 32);
 	struct process *p = bpf_map_lookup_elem(&processes, &pid);
 
 	(void)ctx;
@@ -539,7 +552,7 @@ int on_fork(u64 *ctx)
 	u32 from = (u32)parent->tgid, to = (u32)child->tgid;
 	struct process *p, copy;
 
-	if (from == to)
+	if (from == to || ns_ino)
 		return 0;
 	p = bpf_map_lookup_elem(&processes, &from);
 	if (p) {
