@@ -1,17 +1,27 @@
-// Package ebpf walks stacks in the kernel: a BPF program, attached to perf events, walks the user stack of the task at hand by
-// compact tables when the event happens. No stack is copied, and none is too deep below 1,024 frames. Package perfevent opens the
-// events and reads what processes map; a Program here is given to it, keeps the kernel's tables and address spaces up to date with
-// that, and makes records of samples.
+// Package ebpf walks stacks in the kernel: a BPF program walks the user stack of the task at hand by compact tables when an event
+// happens, a tracepoint is passed or a thread blocks. No stack is copied, and none is too deep below 1,024 frames. Package
+// perfevent opens the events and reads what processes map; a Program here is given to it, keeps the kernel's tables and address
+// spaces up to date with that, and makes records of samples.
 //
-// The program is c/unspool.bpf.c; c/walk.h and c/wide.h, the walk itself, are also compiled for user space by the tests,
+// The programs are c/unspool.bpf.c; c/walk.h and c/wide.h, the walk itself, are also compiled for user space by the tests,
 // which hold it against rows.Step and unwind.Walker. unspool.bpf.o is committed: who builds this package needs no compiler for
 // it.
 //
 // A table goes to the kernel as it is, in an array of its own length whose values are 4 KiB of it and the first 8 bytes of
-// the next. An address space is its executable mappings, cut where something else than rules ends or continues a stack.
-// Both come a moment after a process has mapped a file, some milliseconds. Samples in between have fewer frames,
-// or, where a program has just replaced another at the same addresses, frames of that; Stats.Unknown counts those that
-// begin in code that is new.
+// the next. An address space is its executable mappings, cut where something else than rules ends or continues a stack; it
+// never changes, but is replaced by another with another number. So what was found for an address of a space stays right, and
+// each processor keeps it: a frame that comes again needs no search.
+//
+// Spaces and tables come some milliseconds after a process has mapped a file. A walk that wants for one has its event write the
+// registers and a copy of the stack, as it would without the program, and the stack is walked in user space, where everything
+// is known in the end: Stats.Copied counts these. So a process is profiled from its first sample. The same happens where a table
+// was taken out of the kernel for want of memory.
+//
+// Stacks are written once, with an ID that is a hash of their content under a secret seed; after that, a sample is 56 bytes with
+// the ID. Nothing is lost without being counted, but for events that interrupt another BPF program, which the kernel drops.
+//
+// The kernel reports no munmap: where nothing new is mapped, an address looks mapped for longer than it was. As no code runs
+// there, only a corrupted stack can tell.
 //
 // x86-64, Linux 6.1 and later, with CAP_BPF and CAP_PERFMON.
 package ebpf

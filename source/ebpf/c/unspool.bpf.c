@@ -228,10 +228,30 @@ static __always_inline void walk_used(u32 table, int found, u64 time)
 
 /* ---- Samples ---- */
 
+struct ns_common {
+	unsigned int inum;
+} __attribute__((preserve_access_index));
+
+struct pid_namespace {
+	struct ns_common ns;
+} __attribute__((preserve_access_index));
+
+struct upid {
+	int nr;
+	struct pid_namespace *ns;
+} __attribute__((preserve_access_index));
+
+struct pid {
+	unsigned int level;
+	struct upid numbers[];
+} __attribute__((preserve_access_index));
+
 struct task_struct {
 	unsigned int flags;
 	unsigned int __state;
 	int pid, tgid;
+	struct task_struct *group_leader;
+	struct pid *thread_pid;
 } __attribute__((preserve_access_index));
 
 /* As the kernel has it: <asm/ptrace.h> is user space's. */
@@ -242,6 +262,7 @@ struct pt_regs___kernel {
 } __attribute__((preserve_access_index));
 
 #define TASK_DEAD 0x80
+#define MAX_NS_LEVELS 8 /* of PID namespaces that are looked at */
 #define PF_KTHREAD 0x00200000
 #define PF_IO_WORKER 0x00000010
 
@@ -544,16 +565,35 @@ int on_exec(u64 *ctx)
 	return 0;
 }
 
+/* The number of a task as user space has it; 0 where it has none. */
+static __always_inline u32 number(struct task_struct *task)
+{
+	struct pid *pid = task->thread_pid;
+	u32 i, level = pid->level;
+
+	if (!ns_ino)
+		return (u32)task->pid;
+	for (i = 0; i < MAX_NS_LEVELS && i <= level; i++) {
+		struct pid_namespace *ns = pid->numbers[i].ns;
+
+		if (ns->ns.inum == ns_ino)
+			return (u32)pid->numbers[i].nr;
+	}
+	return 0;
+}
+
 /* A new process has its parent's mappings. */
 SEC("tp_btf/sched_process_fork")
 int on_fork(u64 *ctx)
 {
 	struct task_struct *parent = (void *)ctx[0], *child = (void *)ctx[1];
-	u32 from = (u32)parent->tgid, to = (u32)child->tgid;
+	u32 from, to;
 	struct process *p, copy;
 
-	if (from == to || ns_ino)
+	if (child->pid != child->tgid)
 		return 0;
+	from = number(parent->group_leader);
+	to = number(child);
 	p = bpf_map_lookup_elem(&processes, &from);
 	if (p) {
 		copy = *p;
