@@ -277,6 +277,7 @@ const (
 	allRing = 256 << 20 // of all processors
 
 	programRing = 2 << 20 // where a program makes most samples
+	programAll  = 64 << 20
 )
 
 // openRings opens a ring for each processor, as large as is useful and permitted, and sizes a's stack copies.
@@ -294,13 +295,14 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 	}
 	want := min(rate, 1<<20) * uint64(stack+512)
 	size := min(maxRing, max(512<<10, 1<<bits.Len64(want-1)))
-	for size > minRing && size*len(r.cpus) > allRing {
+	all := allRing
+	if o.Program != nil {
+		size, all = min(size, programRing), programAll
+	}
+	for size > minRing && size*len(r.cpus) > all {
 		size /= 2
 	}
 	size = max(size, unix.Getpagesize())
-	if o.Program != nil {
-		size = min(size, programRing)
-	}
 	dummy := *a
 	dummy.Type, dummy.Config, dummy.SamplePeriod = source.TypeSoftware, swDummy, 0
 	dummy.SampleType, dummy.SampleRegsUser = source.SampleTID|source.SampleTime|source.SampleCPU, 0
