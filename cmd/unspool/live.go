@@ -210,12 +210,20 @@ func (l *live) summary() string {
 		return l.walks()
 	}
 	st := l.prog.Stats()
-	s := fmt.Sprintf("%s: %s tables of %.1f MiB for %s processes", l.walks(), profile.Comma(uint64(st.Tables)),
-		float64(st.TableBytes)/(1<<20), profile.Comma(uint64(st.Processes)))
+	s := fmt.Sprintf("%s: %s of %.1f MiB for %s", l.walks(), number(uint64(st.Tables), "table", "tables"),
+		float64(st.TableBytes)/(1<<20), number(uint64(st.Processes), "process", "processes"))
 	if st.Copied > 0 {
-		s += ", " + profile.Comma(st.Copied) + " copies so far"
+		s += ", " + number(st.Copied, "copy", "copies") + " so far"
 	}
 	return s
+}
+
+// number says how many there are of something.
+func number(n uint64, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return profile.Comma(n) + " " + many
 }
 
 // note says on standard error in what the recording is not what was asked for, and where stacks are walked if that was left

@@ -160,10 +160,10 @@ func needs() []finding {
 	if level >= 0 && level < len(permits) {
 		allowed = permits[level]
 	}
-	add("perf-event-paranoid", "kernel.perf_event_paranoid", ok && (level <= 0 || c.has(unix.CAP_PERFMON) || c.has(unix.CAP_SYS_ADMIN)), number(level, ok),
+	add("perf-event-paranoid", "kernel.perf_event_paranoid", ok && (level <= 0 || c.has(unix.CAP_PERFMON) || c.has(unix.CAP_SYS_ADMIN)), value(level, ok),
 		"it allows "+allowed, "sudo sysctl kernel.perf_event_paranoid=0")
 	level, ok = setting("kernel/kptr_restrict")
-	add("kptr-restrict", "kernel.kptr_restrict", ok && (level == 0 || level == 1 && c.has(unix.CAP_SYSLOG)), number(level, ok),
+	add("kptr-restrict", "kernel.kptr_restrict", ok && (level == 0 || level == 1 && c.has(unix.CAP_SYSLOG)), value(level, ok),
 		"it hides the kernel's addresses", "sudo sysctl kernel.kptr_restrict=0")
 	locked, ok := setting("kernel/perf_event_mlock_kb")
 	var limit unix.Rlimit
@@ -174,7 +174,7 @@ func needs() []finding {
 		memlock = fmt.Sprintf("%d KiB", limit.Cur>>10)
 	}
 	add("locked-memory", "memory for ring buffers", c.has(unix.CAP_IPC_LOCK) || ok && locked >= 132 || limit.Cur >= 1<<20,
-		fmt.Sprintf("kernel.perf_event_mlock_kb %s, limit of locked memory %s", number(locked, ok), memlock),
+		fmt.Sprintf("kernel.perf_event_mlock_kb %s, limit of locked memory %s", value(locked, ok), memlock),
 		"too little for a ring on each processor", "sudo sysctl kernel.perf_event_mlock_kb=516")
 	err := tryEvent(unix.PERF_TYPE_HARDWARE, unix.PERF_COUNT_HW_CPU_CYCLES, userOnly, 0, -1)
 	why := "this machine has none: samples are taken by the processors' clock"
@@ -206,11 +206,11 @@ func needs() []finding {
 		add(p.name, p.what, p.err == nil, "", why, change)
 	}
 	on, ok := setting("net/core/bpf_jit_enable")
-	value := number(on, ok)
+	jit := value(on, ok)
 	if !ok {
-		value = "not this user's to read"
+		jit = "not this user's to read"
 	}
-	add("bpf-jit", "net.core.bpf_jit_enable", !ok || on > 0, value, "programs with callbacks need it", "sudo sysctl net.core.bpf_jit_enable=1")
+	add("bpf-jit", "net.core.bpf_jit_enable", !ok || on > 0, jit, "programs with callbacks need it", "sudo sysctl net.core.bpf_jit_enable=1")
 	add("pid-namespace", "in the first PID namespace", firstPIDs(), "", "the kernel's program knows processes by other numbers", "run it outside of the container, or give that the host's (--pid=host)")
 	at := mounted("cgroup2")
 	add("cgroup2", "cgroup v2, for --cgroup", at != "", at, "not mounted", "sudo mount -t cgroup2 none /sys/fs/cgroup")
@@ -223,7 +223,7 @@ func needs() []finding {
 	return list
 }
 
-func number(n int, ok bool) string {
+func value(n int, ok bool) string {
 	if !ok {
 		return "?"
 	}

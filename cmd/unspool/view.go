@@ -85,7 +85,6 @@ func (v *view) show(r *ranking) {
 		}
 		i := slices.IndexFunc(v.rows[t], func(now int32) bool { return v.same(t, old, id, now) })
 		if i < 0 {
-			v.open[t] = false
 			i = min(v.sel[t], len(v.rows[t])-1)
 		}
 		v.sel[t] = max(i, 0)
@@ -257,10 +256,7 @@ func (v *view) row(table int, id int32) string {
 func (v *view) folded(s *rankedStack) string {
 	var b strings.Builder
 	for i := 0; i < len(s.frames); {
-		n := 1
-		for i+n < len(s.frames) && s.frames[i+n] == s.frames[i] {
-			n++
-		}
+		n := s.again(i)
 		if i > 0 {
 			b.WriteString(" ← ")
 		}
@@ -277,6 +273,15 @@ func (v *view) folded(s *rankedStack) string {
 		b.WriteString(m)
 	}
 	return b.String()
+}
+
+// again counts how often the i-th function called itself, and it.
+func (s *rankedStack) again(i int) int {
+	n := 1
+	for i+n < len(s.frames) && s.frames[i+n] == s.frames[i] {
+		n++
+	}
+	return n
 }
 
 // briefWidth is how many columns a function's name has where many stand on one line.
@@ -335,8 +340,7 @@ func (v *view) body(width, height int) []string {
 	}
 	var below []string
 	if v.open[t] {
-		below = v.unfolded(t, rows[v.sel[t]], width)
-		below = below[:min(len(below), max(height-1, 0))]
+		below = v.elide(v.unfolded(t, rows[v.sel[t]], width), max(height*2/3, min(height-1, 8)), width)
 	}
 	// The selected row and what is below it are to be seen.
 	off := min(v.off[t], v.sel[t])
@@ -358,6 +362,20 @@ func (v *view) body(width, height int) []string {
 	return out[:min(len(out), height)]
 }
 
+// elide leaves out what is in the middle of more than n lines.
+func (v *view) elide(lines []string, n, width int) []string {
+	if len(lines) <= n {
+		return lines
+	}
+	const last = 3 // the outermost frames, and whether the stack is whole
+	if n <= last+1 {
+		return lines[:max(n, 0)]
+	}
+	first := n - last - 1
+	note := v.paint(faint, clip(fmt.Sprintf("          … %d more lines", len(lines)-first-last), width))
+	return slices.Concat(lines[:first], []string{note}, lines[len(lines)-last:])
+}
+
 // maxBelow is how many lines of callers or functions are unfolded.
 const maxBelow = 12
 
@@ -369,16 +387,21 @@ func (v *view) unfolded(table int, id int32, width int) (out []string) {
 	}
 	if table == stacks {
 		s := &r.stacks[id]
-		for i, f := range s.frames {
-			add("%3d  %s  %s", i, pad(clip(clean(r.funcs[f].module), 20), 20), clean(r.funcs[f].name))
+		for i := 0; i < len(s.frames); {
+			f, n, times := s.frames[i], s.again(i), ""
+			if n > 1 {
+				times = fmt.Sprintf(" ×%d", n)
+			}
+			add("%4d  %s  %s%s", i, pad(clip(clean(r.funcs[f].module), 20), 20), clean(r.funcs[f].name), times)
+			i += n
 		}
 		switch profile.Grade(s.stop) {
 		case "whole":
-			add("     whole")
+			add("      whole")
 		case "no user stack":
-			add("     no user stack")
+			add("      no user stack")
 		default:
-			add("     not whole: %s", stopText[s.stop])
+			add("      not whole: %s", stopText[s.stop])
 		}
 		return out
 	}

@@ -36,6 +36,7 @@ type (
 // watch shows v on the terminal until the user has seen enough. It says whether the recording ended by itself.
 func watch(ctx context.Context, t *top, f *feed, v *view, ended <-chan error) (over bool, err error) {
 	v.paint = paint(os.Getenv("NO_COLOR") == "")
+	v.open[stacks] = true
 	w := &watcher{v: v, f: f, every: t.every, left: t.rounds}
 	p := tea.NewProgram(w, tea.WithoutSignalHandler(), tea.WithFPS(20))
 	defer context.AfterFunc(ctx, p.Quit)()
