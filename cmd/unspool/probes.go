@@ -86,7 +86,7 @@ func ways(needs []finding) []finding {
 	case err != nil && len(lacks) > 0:
 		inKernel.Change = setcapOurs()
 	case err != nil:
-		for _, name := range []string{"pid-namespace", "bpf-jit", "btf", "bpf-program", "bpf-tracing", "bpf-loop", "bpf-ring-buffer", "lockdown"} {
+		for _, name := range []string{"bpf-jit", "btf", "bpf-program", "bpf-tracing", "bpf-loop", "bpf-ring-buffer", "lockdown"} {
 			if f := byName[name]; !f.OK && f.Change != "" {
 				inKernel.Change = f.Change
 				break
@@ -211,7 +211,7 @@ func needs() []finding {
 		jit = "not this user's to read"
 	}
 	add("bpf-jit", "net.core.bpf_jit_enable", !ok || on > 0, jit, "programs with callbacks need it", "sudo sysctl net.core.bpf_jit_enable=1")
-	add("pid-namespace", "in the first PID namespace", firstPIDs(), "", "the kernel's program knows processes by other numbers", "run it outside of the container, or give that the host's (--pid=host)")
+	add("pid-namespace", "in the first PID namespace", firstPIDs(), "", "processes outside of this one are not told apart", "run it outside of the container, or give that the host's (--pid=host)")
 	at := mounted("cgroup2")
 	add("cgroup2", "cgroup v2, for --cgroup", at != "", at, "not mounted", "sudo mount -t cgroup2 none /sys/fs/cgroup")
 	tracing, err := tracefs()

@@ -34,7 +34,7 @@ func newTally(now time.Time) *tally { return &tally{b: profile.NewBuilder(), sin
 func (t *tally) add(s *profile.Sample) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s.PID == 0 {
+	if s.PID == 0 && !s.HasUser { // not a process of another PID namespace, which has no number here
 		t.idle++
 		return nil
 	}
