@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -38,52 +40,108 @@ func countRuns(t testing.TB) {
 	t.Cleanup(func() { stats.Close() })
 }
 
-// walkOurs walks a process's stacks for a while. each is called with the lookup addresses of every stack, and whether it is
-// whole. What comes before the first whole stack is not counted: tables are on their way.
-func walkOurs(t testing.TB, pid int, frequency uint64, d time.Duration, each func(stack []uint64, whole bool)) part {
+// An ourWalk is our program in the kernel, which knows a process.
+type ourWalk struct {
+	stop func()
+	prog *ebpf.Program
+	raw  *bpf.Program
+	pid  int
+
+	mu              sync.Mutex
+	each            func(stack []uint64, whole bool)
+	samples, frames uint64
+}
+
+// loadOurs loads the program and waits until it walks the process's stacks to their ends. Its stop, or the test's end, ends that.
+func loadOurs(t testing.TB, pid int) *ourWalk {
 	prog, err := ebpf.Load(ebpf.Options{Mods: modules.New().Module})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer prog.Close()
-	rec, err := perfevent.Open(t.Context(), perfevent.Options{PIDs: []int{pid}, Frequency: frequency, User: true, Program: prog, Duration: d})
+	w := &ourWalk{prog: prog, pid: pid}
+	fd, err := unix.Dup(prog.FD())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer rec.Close()
-	var before ebpf.Stats
-	samples, frames := 0, 0
-	var stack []uint64
-	if _, err := source.Run(t.Context(), rec, source.Options{Mods: modules.New().Module, Ours: true, Sample: func(s *source.Sample) error {
-		if s.From != source.Walked {
-			return nil
-		}
-		if samples == 0 {
-			if s.Stop != unwind.Outermost {
-				return nil
-			}
-			before = prog.Stats()
-		}
-		samples++
-		frames += len(s.User)
-		stack = stack[:0]
-		for i := range s.User {
-			stack = append(stack, uint64(s.User[i].Addr()))
-		}
-		each(stack, s.Stop == unwind.Outermost)
-		return nil
-	}}); err != nil {
+	if w.raw, err = bpf.NewProgramFromFD(fd); err != nil {
 		t.Fatal(err)
 	}
-	after := prog.Stats()
-	if lost := after.RingFull + after.Nested; lost > 0 {
-		t.Errorf("%d samples were lost", lost)
+	// Its own event is rare: those that count are others, as the peer's.
+	rec, err := perfevent.Open(t.Context(), perfevent.Options{PIDs: []int{pid}, Frequency: 1, User: true, Program: prog})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if samples == 0 {
-		t.Fatal("there was no whole stack")
+	whole, done := make(chan bool, 1), make(chan error, 1)
+	var stack []uint64
+	go func() {
+		_, err := source.Run(context.Background(), rec, source.Options{Mods: modules.New().Module, Ours: true, Prompt: true, Sample: func(s *source.Sample) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if s.From != source.Walked {
+				return nil
+			}
+			w.samples++
+			w.frames += uint64(len(s.User))
+			stack = stack[:0]
+			for i := range s.User {
+				stack = append(stack, uint64(s.User[i].Addr()))
+			}
+			if w.each != nil {
+				w.each(stack, s.Stop == unwind.Outermost)
+			} else if s.Stop == unwind.Outermost {
+				select {
+				case whole <- true:
+				default:
+				}
+			}
+			return nil
+		}})
+		done <- err
+	}()
+	w.stop = sync.OnceFunc(func() {
+		rec.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		rec.Close()
+		w.raw.Close()
+		prog.Close()
+	})
+	t.Cleanup(w.stop)
+	attached(t, w.raw, pid, 999, func() {
+		select {
+		case <-whole:
+		case <-time.After(30 * time.Second):
+			t.Fatal("there was no whole stack")
+		}
+	})
+	return w
+}
+
+// walk walks the process's stacks for a while. each is called with the lookup addresses of every stack, and whether it is whole.
+func (w *ourWalk) walk(t testing.TB, frequency uint64, d time.Duration, each func(stack []uint64, whole bool)) part {
+	before := w.prog.Stats()
+	w.mu.Lock()
+	w.each = each
+	samples, frames := w.samples, w.frames
+	w.mu.Unlock()
+	x := attached(t, w.raw, w.pid, frequency, func() { time.Sleep(d) })
+	after := w.prog.Stats()
+	if lost := after.Lost() - before.Lost() + after.Copied - before.Copied; lost > 0 {
+		t.Errorf("of %d samples, %d were not walked to the end", x.runs, lost)
 	}
-	x := part{runs: after.Runs - before.Runs, time: after.RunTime - before.RunTime}
-	x.frames = x.runs * uint64(frames) / uint64(samples)
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		w.mu.Lock()
+		if w.samples-samples >= x.runs || time.Now().After(end) {
+			break
+		}
+		w.mu.Unlock()
+	}
+	defer w.mu.Unlock()
+	if w.samples-samples < x.runs {
+		t.Errorf("of %d samples, %d came", x.runs, w.samples-samples)
+	}
+	x.frames = x.runs * (w.frames - frames) / max(w.samples-samples, 1)
 	return x
 }
 
@@ -139,8 +197,9 @@ func TestKernelChains(t *testing.T) {
 						t.Errorf("%s: of %d stacks, %d were not whole, %d wrong, %d as deep as asked for", name, n, broken, wrong, c.full)
 					}
 				}
+				us := loadOurs(t, run.pid)
 				walk("ours", func(each func([]uint64, bool)) part {
-					return walkOurs(t, run.pid, frequencyAt(depth), 400*time.Millisecond, each)
+					return us.walk(t, frequencyAt(depth), 400*time.Millisecond, each)
 				})
 				for _, p := range peers {
 					p.process(t, run.pid)
@@ -166,6 +225,8 @@ type walkCost struct {
 // measureWalks measures in rounds.
 func measureWalks(t testing.TB, run *callRun, peers []*bpfPeer, rounds int) (c walkCost) {
 	const d = 300 * time.Millisecond
+	w := loadOurs(t, run.pid)
+	defer w.stop()
 	for _, p := range peers {
 		p.process(t, run.pid)
 	}
@@ -183,7 +244,7 @@ func measureWalks(t testing.TB, run *callRun, peers []*bpfPeer, rounds int) (c w
 		empty = append(empty, x.perSample())
 		x = attached(t, peers[0].coll.Programs["reads"], run.pid, 999, func() { time.Sleep(d / 4) })
 		read = append(read, x.perSample()/peerReads)
-		us := walkOurs(t, run.pid, frequency, d, each)
+		us := w.walk(t, frequency, d, each)
 		ours, oursFrame = append(ours, us.perSample()), append(oursFrame, us.perFrame())
 		c.samples += us.runs
 		for k, p := range peers {
@@ -278,7 +339,9 @@ func kernelWalkResults(t testing.TB, say func(string, ...any), prog *callProgram
 	var empty, read []float64
 	for _, mode := range kernelModes {
 		for _, depth := range kernelDepths {
-			c := measureWalks(t, runChains(t, prog, mode, depth), peers, 7)
+			run := runChains(t, prog, mode, depth)
+			c := measureWalks(t, run, peers, 7)
+			run.stop()
 			empty, read = append(empty, c.empty), append(read, c.read)
 			cells = append(cells, []string{mode, fmt.Sprint(depth), fmt.Sprintf("%.0f", c.ours), fmt.Sprintf("%.1f", c.oursFrame),
 				fmt.Sprintf("%.0f", c.peer[peerSized]), fmt.Sprintf("%.0f", c.peerFrame[peerSized]), fmt.Sprintf("%.1f", c.times[peerSized]),
@@ -392,7 +455,7 @@ func loadResults(t testing.TB, say func(string, ...any), _ *callProgram) {
 // userResults measures what user space takes of the processors while both are busy, and what is lost.
 func userResults(t testing.TB, say func(string, ...any), prog *callProgram) {
 	for i := range runtime.NumCPU() {
-		prog.run(t, 32, 375*time.Microsecond, uint64(i)+1)
+		defer prog.run(t, 32, 375*time.Microsecond, uint64(i)+1).stop()
 	}
 	program, dir := build(t), t.TempDir()
 	record := func(frequency int, seconds int) float64 {

@@ -231,6 +231,7 @@ func writeFunction(b *strings.Builder, rnd *rand.Rand, i int, callees []uint16) 
 // A callRun is the program as it runs.
 type callRun struct {
 	*callProgram
+	stop   func() // ends it, as the test's end does
 	pid    int
 	bias   uint64
 	depth  int
@@ -249,14 +250,15 @@ func (p *callProgram) run(t testing.TB, depth int, every time.Duration, seed uin
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	stop := sync.OnceFunc(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
 	})
+	t.Cleanup(stop)
 	if _, err := out.Read(make([]byte, 6)); err != nil {
 		t.Fatal(err)
 	}
-	r := &callRun{callProgram: p, pid: cmd.Process.Pid, depth: depth, varied: every > 0, seed: seed}
+	r := &callRun{callProgram: p, stop: stop, pid: cmd.Process.Pid, depth: depth, varied: every > 0, seed: seed}
 	for _, m := range mapsOf(t, r.pid) {
 		if m.path == p.path && m.off == 0 {
 			r.bias = m.lo
