@@ -206,21 +206,7 @@ func terminals(img *module.Image, st rows.Stepper) []unwind.Range {
 			out = append(out, unwind.Range{Lo: lo, Hi: hi})
 		}
 	}
-	// Go's first frames on a stack are known by name: of goroutines, of threads, and of what a thread runs on a
-	// stack of its own on behalf of a goroutine, whose frames are on another stack.
-	if img.Section(".gopclntab") != nil || img.Section(".note.go.buildid") != nil {
-		img.Symbols(func(s module.Symbol) bool {
-			switch strings.TrimSuffix(s.Name, ".abi0") {
-			case "runtime.goexit", "runtime.mstart", "runtime.rt0_go",
-				"runtime.mcall", "runtime.systemstack", "runtime.morestack", "runtime.asmcgocall":
-				if s.Size > 0 {
-					out = append(out, unwind.Range{Lo: s.Value, Hi: s.Value + arch.Vaddr(s.Size)})
-				}
-			}
-			return true
-		})
-	}
-	return out
+	return append(out, goTerminals(img)...)
 }
 
 // plts returns img's procedure linkage tables.

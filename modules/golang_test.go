@@ -1,0 +1,88 @@
+package modules
+
+import (
+	"encoding/binary"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/module"
+)
+
+// TestGoFunctions: what a Go program's own table says of functions is what its symbols say, however it was linked.
+func TestGoFunctions(t *testing.T) {
+	oracle.Need(t, "go", "gcc")
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\n\nimport \"fmt\"\n\nfunc main() { fmt.Println() }\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, flags := range []string{"", "-buildmode=pie", "-ldflags=-linkmode=external", "-buildmode=pie -ldflags=-linkmode=external"} {
+		path := filepath.Join(dir, "prog")
+		cmd := exec.Command("go", append(append([]string{"build", "-o", path}, strings.Fields(flags)...), "main.go")...)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		img, err := module.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		type function struct {
+			name string
+			at   arch.Vaddr
+		}
+		symbols, want := map[function]bool{}, 0
+		img.Symbols(func(s module.Symbol) bool {
+			f := function{strings.TrimSuffix(s.Name, ".abi0"), s.Value}
+			if symbols[f] = true; goFirst[f.name] {
+				want++
+			}
+			return true
+		})
+		b, err := img.Data(img.Section(".gopclntab"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, first := 0, 0
+		goFunctions(img, b, func(name string, lo, hi arch.Vaddr) {
+			f := function{strings.TrimSuffix(name, ".abi0"), lo}
+			if symbols[f] {
+				n++
+			}
+			if goFirst[f.name] {
+				if first++; !symbols[f] {
+					t.Errorf("%q: there is no symbol %s at %#x", flags, f.name, lo)
+				}
+			}
+		})
+		if n < 1000 || first != want || want < len(goFirst) {
+			t.Errorf("%q: %d functions are where their symbols are; %d of %d first ones", flags, n, first, want)
+		}
+		img.Close()
+	}
+}
+
+func FuzzGoFunctions(f *testing.F) {
+	b := make([]byte, 128)
+	binary.LittleEndian.PutUint32(b, pcln120)
+	b[7], b[8], b[24], b[32], b[64] = 8, 1, 0x10, 72, 80
+	copy(b[72:], "main\x00")
+	binary.LittleEndian.PutUint32(b[84:], 20)
+	binary.LittleEndian.PutUint32(b[88:], 64)
+	f.Add(b)
+	img, err := module.Open("/proc/self/exe")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		n := 0
+		goFunctions(img, b, func(string, arch.Vaddr, arch.Vaddr) { n++ })
+		if n > len(b)/8 {
+			t.Errorf("%d functions in %d bytes", n, len(b))
+		}
+	})
+}
