@@ -4,9 +4,9 @@ GO ?= go
 FUZZTIME ?= 10s
 RECORDINGS ?= recordings
 
-# Build the program.
-unspool: $(shell git ls-files '*.go' '*.s' '*.js' '*.css' go.mod go.sum)
-	$(GO) build -o unspool ./cmd/unspool
+# Build the program. Without cgo, whose threads would keep the capabilities that a recording gives up.
+unspool: $(shell git ls-files '*.go' '*.s' '*.o' '*.js' '*.css' go.mod go.sum)
+	CGO_ENABLED=0 $(GO) build -o unspool ./cmd/unspool
 
 # The drop-in for libunwind, and its installation for unspool run and LD_LIBRARY_PATH.
 .PHONY: runtime install-runtime
