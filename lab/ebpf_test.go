@@ -3,23 +3,18 @@ package lab
 import (
 	"bufio"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/modules"
-	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/ebpf"
-	"github.com/unspool/unspool/source/perfevent"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -173,147 +168,4 @@ func differs(words []uint64, stop unwind.Stop, frames []unwind.Frame, want unwin
 		return fmt.Sprintf("%d frames and %v, not %d and %v", len(words), stop, len(frames), want)
 	}
 	return ""
-}
-
-// A doubled program takes samples in the kernel while the kernel writes its own, and keeps them by processor.
-type doubled struct {
-	*ebpf.Program
-	dec *source.Decoder
-	got map[uint32][]source.Record
-}
-
-func (d *doubled) Samples(began uint64, _ func(n int) []byte) bool {
-	var raws [][]byte
-	again := d.Program.Samples(began, func(n int) []byte {
-		raws = append(raws, make([]byte, n))
-		return raws[len(raws)-1]
-	})
-	for _, raw := range raws {
-		var r source.Record
-		if d.dec.Decode(raw, &r) == nil {
-			d.got[r.CPU] = append(d.got[r.CPU], r)
-		}
-	}
-	return again
-}
-
-// userChain returns the user part of a callchain.
-func userChain(r *source.Record) (chain []uint64) {
-	user := false
-	for i := range r.Callchain.Len() {
-		switch v := r.Callchain.At(i); {
-		case v >= source.ContextMax:
-			user = v == source.ContextUser
-		case user:
-			chain = append(chain, v)
-		}
-	}
-	return chain
-}
-
-// TestKernelSamples: stacks that are walked in the kernel equal those of copies that the very same events made. Where a copy
-// ends, the kernel goes on.
-func TestKernelSamples(t *testing.T) {
-	oracle.Need(t, "gcc", "g++", "openssl", "python3")
-	signals, deep := gcc(t, "signals.c"), gcc(t, "deep.c")
-	object := filepath.Join(t.TempDir(), "heavy.o")
-	for _, cmd := range [][]string{
-		{"openssl", "speed", "-seconds", "1", "rsa2048"},
-		{"g++", "-std=c++17", "-O2", "-c", "workload/heavy.cc", "-o", object},
-		{"python3", "workload/calls.py", "1"},
-		{signals, "3000"}, {signals, "3000", "altstack"},
-		{deep, "1000"},
-	} {
-		t.Run(strings.Join(append([]string{filepath.Base(cmd[0])}, cmd[1:min(len(cmd), 2)]...), " "), func(t *testing.T) {
-			mods := modules.New()
-			prog, err := ebpf.Load(ebpf.Options{Mods: mods.Module, Pass: true})
-			if errors.Is(err, os.ErrPermission) {
-				oracle.Lacks(t, "the permission to load programs into the kernel")
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer prog.Close()
-			attr := source.Attr{SampleType: source.SampleIdentifier | source.SampleIP | source.SampleTID | source.SampleTime | source.SampleCPU | source.SamplePeriod}
-			attr = attr.Walked()
-			d := &doubled{Program: prog, dec: source.NewDecoder(), got: map[uint32][]source.Record{}}
-			d.dec.AddAttr(&attr, nil, "")
-			null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer null.Close()
-			stdout, stderr := os.Stdout, os.Stderr
-			os.Stdout, os.Stderr = null, null
-			rec, err := perfevent.Open(t.Context(), perfevent.Options{Command: cmd, Frequency: 999, StackSize: 65528, Program: d})
-			os.Stdout, os.Stderr = stdout, stderr
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer rec.Close()
-			type copied struct {
-				time  uint64
-				tid   int32
-				chain []uint64
-				stop  unwind.Stop
-			}
-			copies := map[uint32][]copied{}
-			_, err = source.Run(t.Context(), rec, source.Options{Mods: mods.Module, Sample: func(s *source.Sample) error {
-				c := copied{s.Time, s.TID, nil, s.Stop}
-				for i := range s.User {
-					c.chain = append(c.chain, uint64(s.User[i].Addr()))
-				}
-				copies[s.CPU] = append(copies[s.CPU], c)
-				return nil
-			}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			st := prog.Stats()
-			equal, longer, early, whole, deepest, n := 0, 0, 0, 0, 0, 0
-			first, latest := uint64(math.MaxUint64), uint64(0)
-			for _, cs := range copies {
-				first = min(first, cs[0].time)
-			}
-			for cpu, cs := range copies {
-				ks := d.got[cpu]
-				for len(cs) > 0 && len(ks) > 0 {
-					c, k := cs[0], &ks[0]
-					// The program's time is a moment after the event's. Where a record was lost, the other has no partner.
-					if k.Time < c.time {
-						ks = ks[1:]
-						continue
-					}
-					if k.TID != c.tid || len(cs) > 1 && k.Time > cs[1].time {
-						cs = cs[1:]
-						continue
-					}
-					cs, ks = cs[1:], ks[1:]
-					chain := userChain(k)
-					n++
-					deepest = max(deepest, len(chain))
-					common := min(len(chain), len(c.chain))
-					switch {
-					case len(chain) < len(c.chain) && slices.Equal(chain, c.chain[:len(chain)]):
-						early++ // what the process had just mapped was not known yet
-						latest = max(latest, k.Time-first)
-					case !slices.Equal(chain[:common], c.chain[:common]) || len(chain) > common && c.stop == unwind.Outermost:
-						t.Errorf("copied %x, %v\nwalked %x", c.chain, c.stop, chain)
-					case len(chain) > common:
-						longer++
-					default:
-						equal++
-					}
-					if c.stop == unwind.Outermost {
-						whole++
-					}
-				}
-			}
-			t.Logf("%d samples: %d equal, %d longer than the copy, %d before the mapping was known (%d before the process; the last after %d ms); deepest %d; %d copies whole; lost %d",
-				n, equal, longer, early, st.Cut, latest/1e6, deepest, whole, st.RingFull+st.Nested)
-			if n < 100 || equal+longer < n/2 { // how soon a mapping is known depends on what else the machine does
-				t.Error("too few")
-			}
-		})
-	}
 }

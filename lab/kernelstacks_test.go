@@ -1,0 +1,423 @@
+package lab
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/source/ebpf"
+	"github.com/unspool/unspool/source/perfevent"
+	"github.com/unspool/unspool/symbol"
+	"github.com/unspool/unspool/unwind"
+)
+
+// A kernelWorkload is a program whose stacks the kernel walks.
+type kernelWorkload struct {
+	name  string
+	cmd   func(t *testing.T) []string
+	whole float64 // the least share of user stacks that end at the outermost frame
+}
+
+// most is what the share of whole stacks has to be of programs whose code all has unwind information.
+const most = 0.995
+
+// compiled builds a program of workload with a compiler and its flags.
+func compiled(t *testing.T, cc, source string, flags ...string) string {
+	t.Helper()
+	oracle.Need(t, cc)
+	path := filepath.Join(t.TempDir(), strings.TrimSuffix(source, filepath.Ext(source)))
+	args := append([]string{"-O2", "-Wall", "-Wextra", "-o", path, filepath.Join("workload", source)}, flags...)
+	if out, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %q: %v\n%s", cc, args, err, out)
+	}
+	return path
+}
+
+func goBuild(t *testing.T, flags ...string) string {
+	t.Helper()
+	oracle.Need(t, "go")
+	path := filepath.Join(t.TempDir(), "goroutines")
+	cmd := exec.Command("go", append(append([]string{"build"}, flags...), "-o", path, "workload/testdata/goroutines.go")...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return path
+}
+
+// lld returns the flags with which gcc links by lld.
+func lld(t *testing.T) []string {
+	dirs, _ := filepath.Glob("/usr/lib/llvm-*/bin")
+	if out, err := exec.Command("rustc", "--print", "sysroot").Output(); err == nil {
+		more, _ := filepath.Glob(filepath.Join(strings.TrimSpace(string(out)), "lib/rustlib/*/bin/gcc-ld"))
+		dirs = append(dirs, more...)
+	}
+	for _, dir := range dirs {
+		if _, err := os.Stat(filepath.Join(dir, "ld.lld")); err == nil {
+			return []string{"-fuse-ld=lld", "-B" + dir}
+		}
+	}
+	oracle.Lacks(t, "lld")
+	return nil
+}
+
+// workMS is how long most workloads take.
+var workMS = shortly("700", "5000")
+
+var kernelWorkloads = []kernelWorkload{
+	{"openssl rsa", func(t *testing.T) []string {
+		oracle.Need(t, "openssl")
+		return []string{"openssl", "speed", "-seconds", "1", "rsa2048"}
+	}, most},
+	{"g++", func(t *testing.T) []string {
+		oracle.Need(t, "g++")
+		return []string{"g++", "-std=c++17", shortly("-fsyntax-only", "-O2"), "-c", "workload/heavy.cc", "-o", filepath.Join(t.TempDir(), "heavy.o")}
+	}, most},
+	{"python3", func(t *testing.T) []string {
+		oracle.Need(t, "python3")
+		path, err := exec.Command("python3", "-c", "import sys; print(sys.executable)").Output() // what is in $PATH may be a script
+		if err != nil {
+			t.Fatal(err)
+		}
+		return []string{strings.TrimSpace(string(path)), "workload/calls.py", shortly("1", "5")}
+	}, most},
+	{"node", func(t *testing.T) []string {
+		oracle.Need(t, "node")
+		return []string{"node", "workload/jit.js", shortly("2", "10")}
+	}, 0.95},
+	{"signals", func(t *testing.T) []string { return []string{compiled(t, "gcc", "signals.c"), shortly("200", "2000")} }, most},
+	{"signals on their own stack", func(t *testing.T) []string {
+		return []string{compiled(t, "gcc", "signals.c"), shortly("200", "2000"), "altstack"}
+	}, most},
+	{"dlopen", func(t *testing.T) []string {
+		return []string{compiled(t, "gcc", "dlopen.c"), "2", workMS, compiled(t, "gcc", "plugin.c", "-shared", "-fPIC")}
+	}, most},
+	{"dlopen at the same addresses", func(t *testing.T) []string {
+		cmd := []string{compiled(t, "gcc", "dlopen.c"), shortly("50", "1000"), "5"}
+		for _, pad := range []string{"40", "328", "1000"} {
+			cmd = append(cmd, compiled(t, "gcc", "plugin.c", "-shared", "-fPIC", "-DPAD="+pad))
+		}
+		return cmd
+	}, most},
+	{"static", func(t *testing.T) []string {
+		return []string{compiled(t, "gcc", "signals.c", "-static"), shortly("200", "2000")}
+	}, most},
+	{"static-pie", func(t *testing.T) []string {
+		return []string{compiled(t, "gcc", "signals.c", "-static-pie"), shortly("200", "2000")}
+	}, most},
+	{"go, stripped", func(t *testing.T) []string { return []string{goBuild(t, "-ldflags=-s -w"), shortly("1", "5")} }, most},
+	{"exceptions in threads", func(t *testing.T) []string {
+		return []string{compiled(t, "g++", "throws.cc", "-pthread"), "4", workMS}
+	}, most},
+	{"lld", func(t *testing.T) []string {
+		return []string{compiled(t, "g++", "throws.cc", append(lld(t), "-pthread")...), "4", workMS}
+	}, most},
+}
+
+var kernelErr = sync.OnceValue(func() error {
+	prog, err := ebpf.Load(ebpf.Options{Mods: modules.New().Module})
+	if err == nil {
+		err = prog.Close()
+	}
+	return err
+})
+
+// needKernel skips the test where programs must not be loaded into the kernel.
+func needKernel(t testing.TB) {
+	t.Helper()
+	if errors.Is(kernelErr(), os.ErrPermission) {
+		oracle.Lacks(t, "the permission to load programs into the kernel")
+	}
+	if err := kernelErr(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// loadKernel loads a Program, which the caller closes.
+func loadKernel(t *testing.T, o ebpf.Options) *ebpf.Program {
+	t.Helper()
+	prog, err := ebpf.Load(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return prog
+}
+
+// kernelRecording records with a Program until there is nothing more to record.
+func kernelRecording(t *testing.T, e ebpf.Options, o perfevent.Options, sample func(*source.Sample) error) (source.Stats, ebpf.Stats) {
+	t.Helper()
+	mods := modules.New()
+	e.Mods = mods.Module
+	prog := loadKernel(t, e)
+	defer prog.Close()
+	o.Program = prog
+	rec, err := quietly(func() (*perfevent.Recorder, error) { return perfevent.Open(t.Context(), o) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rec.Close()
+	st, err := source.Run(t.Context(), rec, source.Options{Mods: mods.Module, Ours: true, Sample: sample})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st, prog.Stats()
+}
+
+// quietly starts a program that writes nowhere.
+func quietly[T any](start func() (T, error)) (x T, err error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return x, err
+	}
+	defer null.Close()
+	stdout, stderr := os.Stdout, os.Stderr
+	defer func() { os.Stdout, os.Stderr = stdout, stderr }()
+	os.Stdout, os.Stderr = null, null
+	return start()
+}
+
+// A tally counts stacks by how they end.
+type tally struct {
+	user, whole int
+	frames      int
+	why         map[string]int
+	kernel      *symbol.Resolver
+}
+
+func newTally() *tally { return &tally{why: map[string]int{}, kernel: symbol.New(symbol.Options{})} }
+
+func (c *tally) add(s *source.Sample) {
+	if s.From == source.NoStack {
+		return
+	}
+	c.user++
+	c.frames += len(s.User)
+	if s.Stop == unwind.Outermost {
+		c.whole++
+		return
+	}
+	where := "nowhere"
+	if n := len(s.User); n > 0 {
+		f := &s.User[n-1]
+		if f.Mapping == nil {
+			where = fmt.Sprintf("%#x, unmapped", f.Addr())
+		} else {
+			where = fmt.Sprintf("%s+%#x", filepath.Base(f.Mapping.Module.Path), f.Mapping.FileOff(f.Addr()))
+		}
+		where = fmt.Sprintf("%s, by %v, after %d frames", where, f.How, n)
+	}
+	c.why[fmt.Sprintf("%s: %v at %s%s", s.Comm, s.Stop, where, c.doing(s.Kernel))]++
+}
+
+// doing says in which phase of a process's life the kernel is.
+func (c *tally) doing(kernel []uint64) string {
+	for _, a := range kernel {
+		s, _, _ := c.kernel.Kernel(a)
+		switch s.Name {
+		case "bprm_execve", "begin_new_exec", "load_elf_binary", "do_exit", "do_group_exit", "ret_from_fork", "schedule_tail":
+			return ", in " + s.Name
+		}
+	}
+	return ""
+}
+
+func (c *tally) share() float64 { return float64(c.whole) / float64(max(c.user, 1)) }
+
+func (c *tally) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d user stacks, %.3f %% whole, %.1f frames", c.user, 100*c.share(), float64(c.frames)/float64(max(c.user, 1)))
+	keys := slices.SortedFunc(maps.Keys(c.why), func(x, y string) int { return cmp.Or(c.why[y]-c.why[x], strings.Compare(x, y)) })
+	for i, k := range keys {
+		if i == 12 {
+			fmt.Fprintf(&b, "\n\tand %d other places", len(keys)-i)
+			break
+		}
+		fmt.Fprintf(&b, "\n\t%d %s", c.why[k], k)
+	}
+	return b.String()
+}
+
+// A kernelStack is the user part of a sample.
+type kernelStack struct {
+	time   uint64
+	tid    int32
+	stop   unwind.Stop
+	frames []unwind.Frame
+	empty  bool // the copy has no bytes: a page at the stack's end that nobody has written to is not there
+}
+
+func (s *kernelStack) String() string {
+	var b strings.Builder
+	for i := range s.frames {
+		if i == 30 {
+			fmt.Fprintf(&b, "\n\tand %d more", len(s.frames)-i)
+			break
+		}
+		f := &s.frames[i]
+		fmt.Fprintf(&b, "\n\t%#x %v", f.Addr(), f.How)
+		if f.Mapping != nil {
+			fmt.Fprintf(&b, " %s+%#x", filepath.Base(f.Mapping.Module.Path), f.Mapping.FileOff(f.Addr()))
+		}
+	}
+	return fmt.Sprintf("%v%s", s.stop, b.String())
+}
+
+// A likeness says how the kernel's walk of a stack compares to that of the event's copy.
+type likeness int
+
+const (
+	same      likeness = iota
+	further            // the copy ended, or, where there is no information, the frame pointer leads out of it
+	popped             // the copy lacks what is below the stack pointer, where rules have registers that have just been popped
+	other              // the same frames. Neither reached the end, and a copy cannot tell what is unreadable from what it has not
+	unknown            // the kernel did not know yet what is mapped where it stopped. It says so: without Pass, the copy would count
+	misled             // the same, after the rules of what was mapped there before had led astray
+	different          // anything else
+)
+
+// liken compares the kernel's walk k with that of the copy c.
+func liken(k, c *kernelStack) likeness {
+	common := 0
+	for common < min(len(k.frames), len(c.frames)) && k.frames[common].PC == c.frames[common].PC && k.frames[common].How == c.frames[common].How {
+		common++
+	}
+	missing := k.stop == unwind.NoInfo || k.stop == unwind.BadReturn
+	switch {
+	case common == len(k.frames) && common == len(c.frames) && k.stop == c.stop:
+		return same
+	case common == len(c.frames) && (c.stop == unwind.Truncated || c.empty && c.stop == unwind.BadMemory),
+		common == len(c.frames) && c.stop == unwind.NoInfo && common < len(k.frames) && k.frames[common].How == unwind.HowFramePointer:
+		return further
+	case common == len(c.frames) && (c.stop == unwind.BadMemory || c.stop == unwind.NoInfo) && below(&c.frames[0]):
+		return popped
+	case common == len(k.frames) && missing:
+		return unknown
+	case common == len(k.frames) && common == len(c.frames) && k.stop != unwind.Outermost && c.stop != unwind.Outermost:
+		return other
+	case missing:
+		return misled
+	}
+	return different
+}
+
+// below says whether the rule at the first frame of a stack has a register below the stack pointer, as compilers leave it after they
+// have popped that: the value is still there.
+func below(f *unwind.Frame) bool {
+	if f.Mapping == nil {
+		return false
+	}
+	v, ok := f.Mapping.Vaddr(f.PC)
+	c := f.Mapping.Module.Code()
+	if !ok || c.Stepper == nil {
+		return false
+	}
+	rule, ok := c.Stepper.Find(v)
+	if !ok {
+		return false
+	}
+	const sp = 1 << 40
+	mem := rows.Memory{Lo: sp, Bytes: make([]byte, 1<<12)}
+	var st rows.State
+	st.Start(uint64(f.PC), 1<<arch.NumSlots-1)
+	for i := range st.Snap {
+		st.Snap[i] = sp + 1<<11
+	}
+	st.Snap[arch.AMD64.Slot(arch.AMD64.SP)] = sp
+	if c.Stepper.Apply(rule, &st, &mem) != rows.OK {
+		return false
+	}
+	for slot := range arch.NumSlots {
+		if st.InMem>>slot&1 != 0 && st.Val[slot] < sp {
+			return true
+		}
+	}
+	return false
+}
+
+// TestKernelStacks records each workload twice. First, nearly all stacks have to end at the outermost frame. Then each event copies
+// its stack, too, and what the kernel finds has to be what our walker finds in the copy.
+func TestKernelStacks(t *testing.T) {
+	needKernel(t)
+	for _, w := range kernelWorkloads {
+		t.Run(w.name, func(t *testing.T) {
+			cmd := w.cmd(t)
+			t.Run("whole", func(t *testing.T) { wholeStacks(t, cmd, w.whole) })
+			t.Run("as copied", func(t *testing.T) { copiedStacks(t, cmd) })
+		})
+	}
+}
+
+func wholeStacks(t *testing.T, cmd []string, want float64) {
+	c := newTally()
+	st, ks := kernelRecording(t, ebpf.Options{}, perfevent.Options{Command: cmd, Frequency: 3999}, func(s *source.Sample) error { c.add(s); return nil })
+	t.Logf("%v", c)
+	t.Logf("%d by copies; %d tables, %d KB; lost %d, %d and %d", ks.Copied, ks.Tables, ks.TableBytes>>10, st.Lost+st.LostSamples, ks.RingFull, ks.Nested)
+	if ks.Failed > 0 {
+		t.Errorf("%d failed: %v", ks.Failed, ks.Err)
+	}
+	if c.user < 500 || c.share() < want {
+		t.Errorf("%.3f %% of %d stacks are whole: want %g %%", 100*c.share(), c.user, 100*want)
+	}
+}
+
+func copiedStacks(t *testing.T, cmd []string) {
+	walks, copies := map[uint32][]kernelStack{}, map[uint32][]kernelStack{} // by processor
+	o := perfevent.Options{Command: cmd, Frequency: 999, StackSize: perfevent.MaxStackSize}
+	st, ks := kernelRecording(t, ebpf.Options{Pass: true}, o, func(s *source.Sample) error {
+		to := copies
+		if s.Record.ID == source.WalkedID {
+			to = walks
+		}
+		to[s.CPU] = append(to[s.CPU], kernelStack{s.Time, s.TID, s.Stop, slices.Clone(s.User), s.Record.StackDyn == 0})
+		return nil
+	})
+	var counts [different + 1]int
+	n, whole, deepest := 0, 0, 0
+	for cpu, cs := range copies {
+		ks := walks[cpu]
+		for len(cs) > 0 && len(ks) > 0 {
+			c, k := &cs[0], &ks[0]
+			// The program's time is a moment after the event's. Where a record was lost, the other has no partner.
+			if k.time < c.time {
+				ks = ks[1:]
+				continue
+			}
+			if k.tid != c.tid || len(cs) > 1 && k.time > cs[1].time {
+				cs = cs[1:]
+				continue
+			}
+			cs, ks = cs[1:], ks[1:]
+			n++
+			deepest = max(deepest, len(k.frames))
+			if c.stop == unwind.Outermost {
+				whole++
+			}
+			like := liken(k, c)
+			if counts[like]++; like == different && counts[like] <= 3 {
+				t.Errorf("walked in the kernel %v\ncopied %v", k, c)
+			}
+		}
+	}
+	t.Logf("%d samples: %d equal, %d longer than the copy, %d where it lacks what was popped, %d end as early for another reason, %d before a mapping was known, %d differ",
+		n, counts[same], counts[further], counts[popped], counts[other], counts[unknown]+counts[misled], counts[different])
+	t.Logf("deepest %d; %d copies whole; lost %d, %d and %d", deepest, whole, st.Lost+st.LostSamples, ks.RingFull, ks.Nested)
+	if counts[different] > 0 {
+		t.Errorf("%d of %d differ", counts[different], n)
+	}
+	if n < 100 || counts[same]+counts[further] < n/2 {
+		t.Error("too few")
+	}
+}
