@@ -193,7 +193,7 @@ func TestKernelChains(t *testing.T) {
 						}
 					})
 					t.Logf("%s: %d stacks, %d to depth %d, %d on the way; chains up to %d; %.0f ns a sample, %.1f a frame", name, n, c.full, depth, c.part, c.at, x.perSample(), x.perFrame())
-					if broken > 0 || wrong > 0 || n < 50 || c.full < n*3/4 {
+					if broken > 0 || wrong > 0 || n < 20 || c.full < n*3/4 {
 						t.Errorf("%s: of %d stacks, %d were not whole, %d wrong, %d as deep as asked for", name, n, broken, wrong, c.full)
 					}
 				}
@@ -466,14 +466,16 @@ func userResults(t testing.TB, say func(string, ...any), prog *callProgram) {
 		return (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
 	}
 	record(99, 1) // tables come into the cache
-	cells := [][]string{{"samples a second and processor", "one second, ms of CPU", fmt.Sprint(recordSeconds, " seconds"), "% of a core", "samples", "lost"}}
+	cells := [][]string{{"samples a second and processor", "one second, ms of CPU", fmt.Sprint(recordSeconds, " seconds"), "% of a core", "processes started meanwhile", "samples", "lost"}}
 	measured := 0.0
 	for _, frequency := range []int{99, 999} {
 		var short []float64
 		for range 3 {
 			short = append(short, record(frequency, 1))
 		}
+		began := forks(t)
 		long := record(frequency, recordSeconds)
+		began = forks(t) - began
 		percent := 100 * (long - median(short)) / (recordSeconds - 1)
 		if frequency == 99 {
 			measured = percent
@@ -482,11 +484,23 @@ func userResults(t testing.TB, say func(string, ...any), prog *callProgram) {
 		if lost > 0 {
 			t.Errorf("of %d samples at %d Hz, %d were lost", samples, frequency, lost)
 		}
-		cells = append(cells, []string{fmt.Sprint(frequency), fmt.Sprintf("%.0f", 1e3*median(short)), fmt.Sprintf("%.0f", 1e3*long), fmt.Sprintf("%.2f", percent), fmt.Sprint(samples), fmt.Sprint(lost)})
+		cells = append(cells, []string{fmt.Sprint(frequency), fmt.Sprintf("%.0f", 1e3*median(short)), fmt.Sprintf("%.0f", 1e3*long), fmt.Sprintf("%.2f", percent), fmt.Sprint(began), fmt.Sprint(samples), fmt.Sprint(lost)})
 	}
 	say("\n## User space\n\n`unspool record -a --source ebpf -o out.pb.gz` while each processor runs the program above at depth 32. A recording of a second is the start and the end; "+
-		"the percentage is what a longer one takes beyond that, over its additional time. Samples and losses are those of another recording, of %d seconds.\n\n%s\n"+
+		"the percentage is what a longer one takes beyond that, over its additional time: some of it is for processes that others start. Samples and losses are those of another recording, of %d seconds.\n\n%s\n"+
 		"Budget: %d %% of a core at 99 Hz, and no loss at 999 Hz. Measured: %.2f %% (%s).\n", recordSeconds/3, markdown(cells), userBudget, measured, within(measured, userBudget))
+}
+
+// forks is how many processes and threads the machine has started.
+func forks(t testing.TB) (n uint64) {
+	b, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, rest, ok := strings.Cut(string(b), "\nprocesses "); ok {
+		fmt.Sscan(rest, &n)
+	}
+	return n
 }
 
 // lostSamples records the whole machine and counts.
