@@ -237,7 +237,7 @@ func TestKernelModules(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	took := time.Since(began)
-	time.Sleep(200 * time.Millisecond)
+	time.Sleep(time.Second) // address spaces follow the tables
 	settled.Store(true)
 	if err := r.wait(t); err != nil && err != errEnough {
 		t.Error(err)

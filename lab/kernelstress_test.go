@@ -300,7 +300,7 @@ func jsonStacks(t *testing.T, path string) (all []jsonStack) {
 func TestKernelKilledTargets(t *testing.T) {
 	needKernel(t)
 	deep, throws := compiled(t, "gcc", "deep.c"), compiled(t, "g++", "throws.cc", "-pthread")
-	for i := range shortly(6, 100) {
+	for i := range shortly(4, 100) {
 		target := exec.Command(deep, "500")
 		if i&1 == 1 {
 			target = exec.Command(throws, "8", "10000")
@@ -333,7 +333,7 @@ func TestKernelKilledTargets(t *testing.T) {
 		target.Wait()
 		prog.Close()
 	}
-	for range shortly(2, 50) {
+	for range shortly(1, 50) {
 		n := 0
 		kill := fmt.Sprintf("(sleep %.3f; kill -KILL $$) & exec %s 500", rand.Float64()/3, deep)
 		kernelRecording(t, ebpf.Options{}, perfevent.Options{Command: []string{"sh", "-c", kill}}, func(*source.Sample) error { n++; return nil })
@@ -366,7 +366,7 @@ func TestKernelKilledProfiler(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Duration(rand.Int64N(int64(400 * time.Millisecond))))
+		time.Sleep(time.Duration(rand.Int64N(int64(300 * time.Millisecond))))
 		cmd.Process.Signal(syscall.SIGSTOP) // so that it makes nothing after it was looked at
 		waitStopped(cmd.Process.Pid)
 		objects := kernelObjects(t, cmd.Process.Pid)
