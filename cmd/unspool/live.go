@@ -269,9 +269,6 @@ func (l *live) settle(s *session) {
 	st := l.prog.Stats()
 	s.info.Loss.Samples += st.Lost()
 	s.stats.Lost += st.Lost()
-	if s.cut = st.Cut; st.Cut > 0 {
-		fmt.Fprintf(os.Stderr, "unspool: %s stacks end early: the kernel did not know yet what their processes had mapped\n", profile.Comma(st.Cut))
-	}
 	if st.Evicted > 0 {
 		fmt.Fprintf(os.Stderr, "unspool: %s unwind tables had to leave the kernel's memory, and their stacks were copied: give more --memory\n", profile.Comma(uint64(st.Evicted)))
 	}

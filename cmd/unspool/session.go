@@ -27,8 +27,7 @@ type session struct {
 	info    profile.Info
 	machine *arch.Machine
 	ours    bool
-	cut     uint64 // samples whose stacks end early for another reason than the size of a copy
-	prompt  bool   // samples are wanted as soon as they are there
+	prompt  bool // samples are wanted as soon as they are there
 	flt     *filter
 	mods    *modules.Set
 	names   *namer
@@ -194,7 +193,7 @@ func (s *session) warn() {
 		say("%s records of unknown kinds were skipped", profile.Comma(st.Unknown))
 	}
 	total := st.Samples
-	if cut := st.Stops[unwind.Truncated] - min(s.cut, st.Stops[unwind.Truncated]); cut*50 > total {
+	if cut := st.Stops[unwind.Truncated]; cut*50 > total {
 		say("%s of the stacks were cut off by the size of their copy: record with a larger --stack-size", profile.Percent(cut, total))
 	}
 	if n := st.Stops[unwind.NoInfo]; n*50 > total {

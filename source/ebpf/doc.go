@@ -7,7 +7,7 @@
 // which hold it against rows.Step and unwind.Walker. unspool.bpf.o is committed: who builds this package needs no compiler for
 // it.
 //
-// A table goes to the kernel as it is, in an array of its own length whose values are 4 KiB of it and the first 8 bytes of
+// A table goes to the kernel as it is, in an array of its own length whose values are 1 KiB of it and the first 8 bytes of
 // the next. An address space is its executable mappings, cut where something else than rules ends or continues a stack; it
 // never changes, but is replaced by another with another number. So what was found for an address of a space stays right, and
 // each processor keeps it: a frame that comes again needs no search.

@@ -30,8 +30,7 @@ var object []byte
 // Stats counts what a Program did.
 type Stats struct {
 	Samples    uint64 // walked in the kernel and read
-	Copied     uint64 // left to a copy of the stack by the same event: a mapping or a table had not come to the kernel yet
-	Cut        uint64
+	Copied     uint64 // left to a copy of the stack by the same event: a mapping or a table had not come, or the walk was broken
 	RingFull   uint64 // lost: the ring buffer had no room
 	Nested     uint64 // lost: the event interrupted the program. Where it interrupts another BPF program, nobody counts
 	Forgotten  uint64 // lost: a blocked thread that there was no room to remember, or a stack that never came
@@ -163,6 +162,9 @@ func (p *Program) load(names ...string) (*ebpf.Collection, error) {
 	if p.coll != nil {
 		o.MapReplacements = p.coll.Maps
 	}
+	if !slices.Contains(names, "on_switch") {
+		delete(spec.Maps, "blocked")
+	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, o)
 	var refused *ebpf.VerifierError
 	switch {
@@ -258,7 +260,7 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 	}
 	if !use.All {
 		// What this process starts is known from its first moment; it itself is not of interest.
-		err = errors.Join(p.set("scoped", uint32(1)), p.set("self", uint32(os.Getpid())), p.coll.Maps["processes"].Put(uint32(os.Getpid()), uint64(0)))
+		err = errors.Join(p.set("scoped", uint32(1)), p.set("self", uint32(os.Getpid())), p.coll.Maps["processes"].Put(uint32(os.Getpid()), make([]byte, processSize)))
 	}
 	if p.prog == "on_switch" && err == nil {
 		err = p.trace(p.more, p.prog)
@@ -340,7 +342,7 @@ func (p *Program) End(now uint64, space func(n int) []byte) {
 	p.links = nil
 	var tid int32
 	var b blocked
-	for it := p.coll.Maps["blocked"].Iterate(); it.Next(&tid, &b); {
+	for it := p.more.Maps["blocked"].Iterate(); it.Next(&tid, &b); {
 		if s := p.stacks.again(&sample{time: now, period: now - min(now, b.Since), id: b.ID, pid: b.PID, tid: b.TID}); s != nil {
 			p.samples.Add(1)
 			copy(space(len(s)), s)

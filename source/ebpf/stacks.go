@@ -96,7 +96,7 @@ func (k *stacks) tidy(p *Program) {
 	if p.prog == "on_switch" {
 		var tid int32
 		var b blocked
-		for it := p.coll.Maps["blocked"].Iterate(); it.Next(&tid, &b); {
+		for it := p.more.Maps["blocked"].Iterate(); it.Next(&tid, &b); {
 			if r := k.find(b.ID); r != nil {
 				keep[b.ID] = r
 			}

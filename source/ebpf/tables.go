@@ -378,7 +378,7 @@ func (t *tables) evict(size uint64, slots int) (missing bool) {
 type tableValue [valueSize]byte
 
 const (
-	valueBytes = 4096
+	valueBytes = 1024
 	valueSize  = valueBytes + 8
 	innerMap   = 1 << 12 // BPF_F_INNER_MAP: arrays of different lengths in one map
 )

@@ -173,27 +173,25 @@ func (t *tracker) run() {
 			if !alive {
 				space = nil
 			}
-			t.set(pid, space)
+			t.set(pid, space, until)
 		}
 		if ready {
 			t.tables.settle()
-			t.refresh()
+			t.refresh(until)
 		}
 		t.tables.fit()
 	}
 }
 
-// set makes space that of a process; nil: it has gone.
-func (t *tracker) set(pid int32, space *unwind.Space) {
+// set makes space that of a process at a time; nil: it has gone.
+func (t *tracker) set(pid int32, space *unwind.Space, asOf uint64) {
 	old := t.procs[pid]
 	if space != nil && len(space.Mappings()) > 0 {
 		s := t.spaces[space]
 		if s == nil {
 			s = t.share(space)
 		}
-		if s != old {
-			t.give(pid, s)
-		}
+		t.give(pid, s, asOf)
 		return
 	}
 	if old != nil {
@@ -205,15 +203,18 @@ func (t *tracker) set(pid int32, space *unwind.Space) {
 	}
 }
 
-// give makes s the space of a process.
-func (t *tracker) give(pid int32, s *shared) {
+// give makes s the space of a process at a time. The kernel says when the process changed; should it do so right now, the record of
+// that is on its way.
+func (t *tracker) give(pid int32, s *shared, asOf uint64) {
 	old := t.procs[pid]
-	var v [8]byte
+	var v [processSize]byte
+	t.coll.Maps["processes"].Lookup(uint32(pid), &v)
 	binary.LittleEndian.PutUint32(v[:], s.id)
 	binary.LittleEndian.PutUint32(v[4:], s.n)
+	binary.LittleEndian.PutUint64(v[8:], asOf)
 	s.procs++
 	t.procs[pid] = s
-	if err := t.coll.Maps["processes"].Put(uint32(pid), v[:]); err != nil {
+	if err := t.coll.Maps["processes"].Put(uint32(pid), v); err != nil {
 		t.failed(fmt.Errorf("a process: %w", err))
 	}
 	if old != nil {
@@ -261,7 +262,7 @@ func (t *tracker) unshare(s *shared) {
 }
 
 // refresh shares spaces again whose modules have been compiled since.
-func (t *tracker) refresh() {
+func (t *tracker) refresh(asOf uint64) {
 	fresh := map[*shared]*shared{}
 	for _, s := range t.spaces {
 		if slices.ContainsFunc(s.waits, (*table).compiled) {
@@ -277,12 +278,14 @@ func (t *tracker) refresh() {
 			next = t.share(s.space)
 			fresh[s] = next
 		}
-		t.give(pid, next)
+		t.give(pid, next, asOf)
 	}
 }
 
-// blockRanges is RANGES of c/walk.h, and rangeSize the size of a struct range.
+// processSize is the size of struct process of c/unspool.bpf.c, blockRanges is RANGES of c/walk.h, and rangeSize the size of a
+// struct range.
 const (
+	processSize = 24
 	blockRanges = 32
 	rangeSize   = 32
 )

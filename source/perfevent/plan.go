@@ -276,8 +276,8 @@ const (
 	maxRing = 32 << 20
 	allRing = 256 << 20 // of all processors
 
-	programRing = 2 << 20 // where a program makes most samples
-	programAll  = 64 << 20
+	programRing = 8 << 20 // where a program makes most samples
+	programAll  = 128 << 20
 )
 
 // openRings opens a ring for each processor, as large as is useful and permitted, and sizes a's stack copies.

@@ -7,6 +7,7 @@
 #include <linux/bpf.h>
 #include <linux/bpf_perf_event.h>
 #include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
 
 typedef __u8 u8;
 typedef __u16 u16;
@@ -42,6 +43,8 @@ static void walk_used(u32 table, int found, u64 time);
 #include "walk.h"
 
 #define MAX_TABLES 16384
+#define DOUBTS 10
+#define DOUBT_TIME 100000000 /* ns */
 #define RING_SIZE (1 << 22)
 
 /* ---- Maps ---- */
@@ -79,20 +82,24 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 20);
+	__uint(max_entries, 1 << 18);
 	__type(key, u64);
 	__type(value, struct range_block);
 } spaces SEC(".maps");
 
-/* Processes: which space, and how many ranges it has; 0 where that is not known yet. */
+/*
+ * Processes: which space, how many ranges it has, of when that is, and when the process got another program. What is older
+ * is not used: another file can lie at the same address.
+ */
 struct process {
-	u32 space, n_ranges;
+	u32 space, n_ranges; /* 0: not known yet */
+	u64 as_of, changed;
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 20);
+	__uint(max_entries, 1 << 17);
 	__type(key, u32);
 	__type(value, struct process);
 } processes SEC(".maps");
@@ -111,7 +118,7 @@ struct blocked {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 20);
+	__uint(max_entries, 1 << 18);
 	__type(key, u32);
 	__type(value, struct blocked);
 } blocked SEC(".maps");
@@ -124,7 +131,7 @@ struct name {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 16);
+	__uint(max_entries, 1 << 14);
 	__type(key, struct name);
 	__type(value, u8);
 } names SEC(".maps");
@@ -153,6 +160,8 @@ struct {
 struct room {
 	u32 busy; /* an event can interrupt another one's program */
 	u32 hits; /* of tracepoints */
+	u64 since;
+	u32 doubts, pad; /* that there have been since then */
 	struct walk w;
 };
 
@@ -249,6 +258,8 @@ struct pid {
 struct task_struct {
 	unsigned int flags;
 	unsigned int __state;
+	void *mm;
+	unsigned in_execve : 1;
 	int pid, tgid;
 	struct task_struct *group_leader;
 	struct pid *thread_pid;
@@ -280,7 +291,7 @@ static __always_inline int registers(struct walk *w)
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct pt_regs___kernel *regs;
 
-	if (task->flags & (PF_KTHREAD | PF_IO_WORKER))
+	if (task->flags & (PF_KTHREAD | PF_IO_WORKER) || !task->mm) /* one without memory is about to go */
 		return 0;
 	regs = (void *)bpf_task_pt_regs(task);
 	if (regs->cs != 0x33)
@@ -376,7 +387,7 @@ static __always_inline u32 stack(void *ctx, struct walk *w, struct cache *c, str
 	w->missing = 0;
 	w->stop = STOP_NO_STACK;
 	if (registers(w)) {
-		if (p && p->space) {
+		if (p && p->space && p->changed <= p->as_of) {
 			walk(w, c, p->space, p->n_ranges);
 		} else {
 			w->words[0] = w->val[SLOT_RA] | (u64)HOW_START << HOW_SHIFT;
@@ -385,6 +396,12 @@ static __always_inline u32 stack(void *ctx, struct walk *w, struct cache *c, str
 			w->stop = STOP_NO_INFO;
 			w->missing = 1;
 		}
+	}
+	/* Between two programs, the registers are of one and the memory of the other. */
+	if (w->stop != STOP_OUTERMOST && w->n && BPF_CORE_READ_BITFIELD(bpf_get_current_task_btf(), in_execve)) {
+		w->n = w->missing = 0;
+		w->id = seed;
+		w->stop = STOP_NO_STACK;
 	}
 	if (may_copy && w->missing && copy(w))
 		what = SAMPLE_COPY;
@@ -446,6 +463,21 @@ static __always_inline int write(struct walk *w, struct cache *c, u32 what)
 	return 1;
 }
 
+/*
+ * Whether user space is to look at a stack that is not whole, a hundred times a second: something else may have been mapped at an address,
+ * which takes a moment to be known.
+ */
+static __always_inline int doubt(struct room *r)
+{
+	if (r->w.stop == STOP_OUTERMOST || r->w.stop == STOP_NO_STACK || r->w.stop == STOP_DEPTH)
+		return 0;
+	if (r->w.s.time - r->since > DOUBT_TIME) {
+		r->since = r->w.s.time;
+		r->doubts = 0;
+	}
+	return r->doubts++ < DOUBTS;
+}
+
 /* Takes a sample of the current task. Returns whether the event is to write its own, with a copy of the stack. */
 static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel)
 {
@@ -472,12 +504,11 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel)
 	w->s.tid = (u32)id;
 	w->s.cpu = cpu;
 	stack(ctx, w, c, p, in_kernel, 0, 0);
-	if (w->missing && !pass) {
-		copy = 1;
+	copy = w->missing || doubt(r);
+	if (copy)
 		count(COPIED);
-	} else {
+	if (!copy || pass)
 		write(w, c, SAMPLE_NEW);
-	}
 	r->busy = 0;
 	return copy | pass;
 }
@@ -561,7 +592,7 @@ int on_exec(u64 *ctx)
 
 	(void)ctx;
 	if (p)
-		*(volatile u64 *)p = 0;
+		p->changed = bpf_ktime_get_ns();
 	return 0;
 }
 
