@@ -15,9 +15,41 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/source/ebpf"
 	"github.com/unspool/unspool/source/perfevent"
 	"github.com/unspool/unspool/unwind"
 )
+
+// TestKernelReplaced: plug-ins that come and go at the same addresses, and that replace each other under one name, with build IDs
+// and without.
+func TestKernelReplaced(t *testing.T) {
+	needKernel(t)
+	dir := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", dir)
+	for _, id := range []string{"sha1", "none"} {
+		var so []string
+		for _, pad := range []string{"40", "328", "1000"} {
+			so = append(so, compiled(t, "gcc", "plugin.c", "-shared", "-fPIC", "-Wl,--build-id="+id, "-DPAD="+pad))
+		}
+		check := func(t *testing.T, turns, ms string, plugins ...string) {
+			c := newTally()
+			cmd := append([]string{compiled(t, "gcc", "dlopen.c"), turns, ms}, plugins...)
+			_, ks := kernelRecording(t, ebpf.Options{}, perfevent.Options{Command: cmd, Frequency: 3999}, func(s *source.Sample) error { c.add(s); return nil })
+			t.Logf("%v", c)
+			if ks.Failed > 0 {
+				t.Errorf("%d failed: %v", ks.Failed, ks.Err)
+			}
+			if c.user < 500 || c.share() < most {
+				t.Errorf("%.3f %% of %d stacks are whole", 100*c.share(), c.user)
+			}
+		}
+		t.Run("loops, build ID "+id, func(t *testing.T) { check(t, fmt.Sprint(shortly(100, 2000)), "3", so...) })
+		t.Run("renamed, build ID "+id, func(t *testing.T) {
+			name := filepath.Join(t.TempDir(), "plugin.so")
+			check(t, "1", "300", name+"="+so[0], name+"="+so[1], name+"="+so[2])
+		})
+	}
+}
 
 // hostile records a program, and wants nothing of its stacks but that all have a reason to end. It returns the share of those that are
 // whole.

@@ -102,8 +102,30 @@ var kernelWorkloads = []kernelWorkload{
 	{"signals on their own stack", func(t *testing.T) []string {
 		return []string{compiled(t, "gcc", "signals.c"), shortly("150", "2000"), "altstack"}
 	}, most},
+	// No copy has all of these frames, so what comes before the tables is not whole, some milliseconds. The same goes for large frames.
+	{"1,000 frames", func(t *testing.T) []string {
+		path := compiled(t, "gcc", "execs.c", "-DDEPTH=1000")
+		return []string{path, "0", "3000", path}
+	}, most},
 	{"dlopen", func(t *testing.T) []string {
 		return []string{compiled(t, "gcc", "dlopen.c"), "2", workMS, compiled(t, "gcc", "plugin.c", "-shared", "-fPIC")}
+	}, most},
+	{"dlopen at the same addresses", func(t *testing.T) []string {
+		cmd := []string{compiled(t, "gcc", "dlopen.c"), shortly("50", "1000"), "5"}
+		for _, pad := range []string{"40", "328", "1000"} {
+			cmd = append(cmd, compiled(t, "gcc", "plugin.c", "-shared", "-fPIC", "-DPAD="+pad))
+		}
+		return cmd
+	}, most},
+	{"execs", func(t *testing.T) []string {
+		return []string{
+			compiled(t, "gcc", "execs.c"), shortly("30", "500"), "20",
+			compiled(t, "gcc", "execs.c", "-DPAD=328"), compiled(t, "gcc", "execs.c", "-O0", "-no-pie"),
+			compiled(t, "gcc", "execs.c", "-static", "-DPAD=72"), compiled(t, "gcc", "execs.c", "-static-pie"),
+		}
+	}, most},
+	{"vfork", func(t *testing.T) []string {
+		return []string{compiled(t, "gcc", "vforks.c"), workMS, compiled(t, "gcc", "tiny.c")}
 	}, most},
 	{"static", func(t *testing.T) []string {
 		return []string{compiled(t, "gcc", "signals.c", "-static"), shortly("150", "2000")}
@@ -111,6 +133,7 @@ var kernelWorkloads = []kernelWorkload{
 	{"static-pie", func(t *testing.T) []string {
 		return []string{compiled(t, "gcc", "signals.c", "-static-pie"), shortly("150", "2000")}
 	}, most},
+	{"go", func(t *testing.T) []string { return []string{goBuild(t), shortly("0.7", "5")} }, most},
 	{"go, stripped", func(t *testing.T) []string { return []string{goBuild(t, "-ldflags=-s -w"), shortly("0.7", "5")} }, most},
 	{"exceptions in threads", func(t *testing.T) []string {
 		return []string{compiled(t, "g++", "throws.cc", "-pthread"), "4", workMS}
@@ -118,6 +141,7 @@ var kernelWorkloads = []kernelWorkload{
 	{"lld", func(t *testing.T) []string {
 		return []string{compiled(t, "g++", "throws.cc", append(lld(t), "-pthread")...), "4", workMS}
 	}, most},
+	{"aligned and large frames", func(t *testing.T) []string { return []string{compiled(t, "gcc", "frames.c"), shortly("2500", "5000")} }, most},
 }
 
 var kernelErr = sync.OnceValue(func() error {

@@ -271,6 +271,59 @@ func TestKernelShortLives(t *testing.T) {
 	}
 }
 
+// TestKernelStarved: when the profiler could not read for a while what processes did, and records were lost, it finds out what there
+// is now.
+func TestKernelStarved(t *testing.T) {
+	needKernel(t)
+	program, tiny, late := build(t), compiled(t, "gcc", "tiny.c"), compiled(t, "gcc", "execs.c")
+	spawn := exec.Command(compiled(t, "gcc", "spawn.c"), "500", "4", tiny)
+	out := filepath.Join(t.TempDir(), "x.json")
+	cmd := exec.Command(program, "record", "--source", "ebpf", "-a", "-o", out)
+	var complaints bytes.Buffer
+	cmd.Stderr = &complaints
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { cmd.Process.Kill(); cmd.Wait() }()
+	time.Sleep(time.Second)
+	procs := kernelMap(t, cmd.Process.Pid, "processes")
+	defer procs.Close()
+	if err := spawn.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(500 * time.Millisecond)
+	cmd.Process.Signal(syscall.SIGSTOP)
+	time.Sleep(2 * time.Second)
+	latecomer := exec.Command(late, "0", "4000", late)
+	if err := latecomer.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Second)
+	unread := len(ghosts(t, procs))
+	cmd.Process.Signal(syscall.SIGCONT)
+	if err := errors.Join(spawn.Wait(), latecomer.Wait()); err != nil {
+		t.Fatal(err)
+	}
+	left := ghosts(t, procs)
+	cmd.Process.Signal(syscall.SIGINT)
+	cmd.Wait()
+	n, whole := 0, 0
+	for _, s := range jsonStacks(t, out) {
+		if s.PID == latecomer.Process.Pid && s.Stop != unwind.NoUserStack.String() {
+			if n += s.Count; s.Stop == unwind.Outermost.String() {
+				whole += s.Count
+			}
+		}
+	}
+	t.Logf("%d processes had ended unread, %d are still known; %d of %d stacks of the program that began meanwhile are whole\n%s", unread, len(left), whole, n, complaints.Bytes())
+	if len(left) > 0 {
+		t.Errorf("%d processes have ended and are still known", len(left))
+	}
+	if n < 500 || float64(whole) < 0.9*float64(n) {
+		t.Error("the program that began meanwhile is not known")
+	}
+}
+
 // A jsonStack is a line that unspool record writes as .json.
 type jsonStack struct {
 	PID   int

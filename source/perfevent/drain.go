@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -25,6 +27,13 @@ const (
 
 func (r *Recorder) openPoll() (err error) {
 	if r.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return fmt.Errorf("epoll: %w", err)
+	}
+	if err = unix.SetNonblock(r.epoll, true); err != nil { // so that Go's poller takes it
+		return fmt.Errorf("epoll: %w", err)
+	}
+	r.ready = os.NewFile(uintptr(r.epoll), "epoll")
+	if r.readyConn, err = r.ready.SyscallConn(); err != nil {
 		return fmt.Errorf("epoll: %w", err)
 	}
 	if r.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
@@ -67,13 +76,18 @@ func (r *Recorder) drainAll() {
 	r.queue.close(r.fault)
 }
 
-// poll waits until there is something to read, to end, or until so many milliseconds are over.
+// poll waits until there is something to read, to end, or until so many milliseconds are over. Waiting is Go's own poller's: a
+// system call that blocks would keep its scheduler awake, which costs more than all else that a quiet recording does.
 func (r *Recorder) poll(wait int) {
 	var events [16]unix.EpollEvent
-	n, err := unix.EpollWait(r.epoll, events[:], wait)
-	if err != nil {
-		return // EINTR
-	}
+	n, woken := 0, false
+	r.ready.SetReadDeadline(time.Now().Add(time.Duration(wait) * time.Millisecond))
+	r.readyConn.Read(func(fd uintptr) bool {
+		n, _ = unix.EpollWait(int(fd), events[:], 0)
+		done := n > 0 || woken // a ring says once that it is ready, and has said so to the poller
+		woken = true
+		return done
+	})
 	for _, ev := range events[:max(n, 0)] {
 		if ev.Fd < 0 || ev.Events&(unix.EPOLLHUP|unix.EPOLLERR) == 0 {
 			continue

@@ -113,7 +113,9 @@ type Recorder struct {
 	inherited map[int32]bool     // threads that did
 	live      int                // targets that have not gone
 	ends      bool               // when live is 0
-	epoll     int
+	epoll     int                // ready's descriptor
+	ready     *os.File           // it is, when one of the descriptors in it is
+	readyConn syscall.RawConn
 	wake      int  // eventfd
 	unsettled bool // the last round had records
 	fault     error
@@ -319,6 +321,10 @@ func (r *Recorder) release() error {
 		errs = append(errs, g.close())
 	}
 	r.targets, r.rings = nil, nil
+	if r.ready != nil {
+		errs = append(errs, r.ready.Close())
+		r.epoll = -1
+	}
 	for _, fd := range []int{r.tracing, r.epoll, r.wake} {
 		if fd >= 0 {
 			errs = append(errs, unix.Close(fd))
