@@ -13,10 +13,10 @@ import (
 )
 
 // pollTime is how long a record may lie in a ring, ms. A ring that is a quarter full is read at once. soonTime is how long
-// where the program wants to see more.
+// where the program wants to see more: what comes before it knows costs a copy of a stack, and looking costs, too.
 const (
 	pollTime = 100
-	soonTime = 1
+	soonTime = 4
 )
 
 // What an epoll event's data says, other than the number of a target.
@@ -60,7 +60,9 @@ func (r *Recorder) drainAll() {
 	defer close(r.drained)
 	wait := pollTime
 	for !r.stop.Load() && !(r.ends && r.live == 0) {
-		r.poll(wait)
+		if r.poll(wait); r.program != nil && wait > soonTime {
+			time.Sleep(soonTime * time.Millisecond) // every record wakes, and seldom comes alone
+		}
 		r.queue.room(r.stop.Load)
 		wait = pollTime
 		if r.round() {
