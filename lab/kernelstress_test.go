@@ -305,6 +305,10 @@ func TestKernelStarved(t *testing.T) {
 		t.Fatal(err)
 	}
 	left := ghosts(t, procs)
+	for wait := 0; wait < 20 && len(left) > 0; wait++ { // the last ones have ended this moment
+		time.Sleep(100 * time.Millisecond)
+		left = ghosts(t, procs)
+	}
 	cmd.Process.Signal(syscall.SIGINT)
 	cmd.Wait()
 	n, whole := 0, 0

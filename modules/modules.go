@@ -6,8 +6,10 @@ import (
 	"debug/elf"
 	"encoding/hex"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/emit/native"
@@ -89,11 +91,18 @@ func (s *Set) CacheDir() string {
 	return s.store.Dir()
 }
 
-// Module returns the module of a file by its path, as a process sees it, and its hex build ID, which may be empty.
+// Module returns the module of a file by its path, as a process sees it, and its hex build ID, which may be empty: then it is that of the
+// file which lies there now.
 func (s *Set) Module(path, buildID string) *unwind.Module {
+	key := [2]string{path, buildID}
+	if buildID == "" {
+		if st, err := os.Stat(path); err == nil {
+			sys, _ := st.Sys().(*syscall.Stat_t)
+			key[1] = fmt.Sprint("file ", sys.Dev, sys.Ino, st.ModTime())
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	key := [2]string{path, buildID}
 	m := s.mods[key]
 	if m == nil {
 		m = unwind.NewModule(path, buildID, s.load)

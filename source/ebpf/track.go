@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/unwind"
@@ -25,7 +28,8 @@ type tracker struct {
 	closed  bool
 	held    bool // the goroutine waits for a round to be over
 	done    chan struct{}
-	count   Stats // Processes and below
+	count   Stats        // Processes and below
+	again   atomic.Int64 // when to bury again: CLOCK_MONOTONIC; 0: never
 
 	dec *source.Decoder
 
@@ -80,7 +84,7 @@ func (t *tracker) round(began uint64) bool {
 	defer t.mu.Unlock()
 	news := t.news
 	t.until, t.news = began, false
-	if len(t.pending) > 0 || t.held || t.tables.due() {
+	if len(t.pending) > 0 || t.held || t.tables.due() || t.due() {
 		t.changed.Broadcast()
 	}
 	return news
@@ -89,7 +93,7 @@ func (t *tracker) round(began uint64) bool {
 // saw notes a record that changes address spaces.
 func (t *tracker) saw(raw []byte) {
 	switch binary.LittleEndian.Uint32(raw) {
-	case source.RecordMmap, source.RecordMmap2, source.RecordComm, source.RecordFork, source.RecordExit:
+	case source.RecordMmap, source.RecordMmap2, source.RecordComm, source.RecordFork, source.RecordExit, source.RecordLost:
 	default:
 		return
 	}
@@ -129,7 +133,7 @@ func (t *tracker) run() {
 		t.mu.Lock()
 		t.count.Processes = len(t.procs)
 		t.held = len(held) > 0
-		for !t.closed && !t.tables.news && !t.tables.due() && (!t.begun || len(t.pending) == 0 && (t.until == last || len(held) == 0)) {
+		for !t.closed && !t.tables.news && !t.tables.due() && !t.due() && (!t.begun || len(t.pending) == 0 && (t.until == last || len(held) == 0)) {
 			t.changed.Wait()
 		}
 		b, until := t.pending, t.until
@@ -159,11 +163,15 @@ func (t *tracker) run() {
 		clear(touched)
 		n := 0
 		for ; n < len(held) && held[n].time < until; n++ {
-			if t.dec.Decode(held[n].raw, &r) == nil {
-				t.world.Apply(&r)
-				if r.Type != source.RecordFork || r.PID != r.PPID {
-					touched[r.PID] = true
-				}
+			if t.dec.Decode(held[n].raw, &r) != nil {
+				continue
+			}
+			switch t.world.Apply(&r); {
+			case r.Type == source.RecordLost:
+				t.bury(touched)
+				t.again.Store(int64(monotonic() + uint64(time.Second))) // some have ended and are waited for
+			case r.Type != source.RecordFork || r.PID != r.PPID:
+				touched[r.PID] = true
 			}
 		}
 		held = slices.Delete(held, 0, n)
@@ -175,11 +183,37 @@ func (t *tracker) run() {
 			}
 			t.set(pid, space, until)
 		}
+		if t.due() {
+			t.again.Store(0)
+			t.bury(touched)
+		}
 		if ready {
 			t.tables.settle()
 			t.refresh(until)
 		}
 		t.tables.fit()
+	}
+}
+
+// due says whether it is time to bury again.
+func (t *tracker) due() bool {
+	at := t.again.Load()
+	return at != 0 && monotonic() >= uint64(at)
+}
+
+// bury finds the processes that have ended after records have been lost, which may have said so.
+func (t *tracker) bury(touched map[int32]bool) {
+	var pid int32
+	var gone []int32
+	var v [processSize]byte
+	for it := t.coll.Maps["processes"].Iterate(); it.Next(&pid, &v); {
+		if unix.Kill(int(pid), 0) == unix.ESRCH {
+			gone = append(gone, pid)
+		}
+	}
+	for _, pid := range gone {
+		t.set(pid, nil, 0)
+		delete(touched, pid)
 	}
 }
 

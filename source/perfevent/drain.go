@@ -16,8 +16,11 @@ import (
 // where the program wants to see more: what comes before it knows costs a copy of a stack, and looking costs, too.
 const (
 	pollTime = 100
-	soonTime = 4
+	soonTime = 2
 )
+
+// againTime is how soon after each other the machine is looked at again.
+const againTime = time.Second
 
 // What an epoll event's data says, other than the number of a target.
 const (
@@ -68,6 +71,9 @@ func (r *Recorder) drainAll() {
 		if r.round() {
 			wait = soonTime
 		}
+		if r.lacking && time.Since(r.resumed) > againTime {
+			r.resume()
+		}
 	}
 	r.enable(false)
 	if r.program != nil {
@@ -76,6 +82,26 @@ func (r *Recorder) drainAll() {
 	r.round()
 	r.out.close()
 	r.queue.close(r.fault)
+}
+
+// resume looks at the whole machine again after records have been lost: processes may have begun, and mapped files. What they did between is
+// not to be had.
+func (r *Recorder) resume() {
+	r.lacking, r.resumed = false, time.Now()
+	if !r.all {
+		return
+	}
+	s := synth{dec: r.dec, buildIDs: r.buildID, ids: map[inode][]byte{}}
+	pids, _ := numbersIn("/proc")
+	for _, pid := range pids {
+		s.process(pid, nil)
+	}
+	for len(s.b) > 0 {
+		var raw []byte
+		raw, s.b = cutRecord(s.b)
+		copy(r.space(len(raw)), raw)
+	}
+	r.flush()
 }
 
 // poll waits until there is something to read, to end, or until so many milliseconds are over. Waiting is Go's own poller's: a
@@ -173,6 +199,7 @@ func (r *Recorder) flush() {
 			if len(raw) >= recordHeader+16 {
 				r.lost.Add(binary.LittleEndian.Uint64(raw[16:]))
 			}
+			r.lacking = true
 		case source.RecordLostSamples:
 			if len(raw) >= recordHeader+8 {
 				r.lostSmp.Add(binary.LittleEndian.Uint64(raw[8:]))

@@ -118,6 +118,9 @@ type Recorder struct {
 	readyConn syscall.RawConn
 	wake      int  // eventfd
 	unsettled bool // the last round had records
+	lacking   bool // records have been lost
+	resumed   time.Time
+	all       bool // the whole machine is recorded
 	fault     error
 
 	program Program
@@ -158,7 +161,7 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 	r := &Recorder{
 		dec: source.NewDecoder(), machine: thisMachine(), queue: newBacklog(), drained: make(chan struct{}),
 		program: o.Program, exited: make(chan struct{}), direct: map[int32]attached{}, inherited: map[int32]bool{}, epoll: -1, wake: -1, tracing: -1,
-		ends: len(o.PIDs)+len(o.TIDs) > 0,
+		ends: len(o.PIDs)+len(o.TIDs) > 0, all: o.All,
 	}
 	if r.machine == nil {
 		return nil, fmt.Errorf("recording: %w on this machine", source.ErrUnsupported)
