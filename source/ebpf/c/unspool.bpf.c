@@ -43,7 +43,7 @@ static void walk_used(u32 table, int found, u64 time);
 #include "walk.h"
 
 #define MAX_TABLES 16384
-#define DOUBTS 40
+#define DOUBTS 100
 #define DOUBT_TIME 100000000 /* ns */
 #define RING_SIZE (1 << 22)
 
@@ -464,7 +464,7 @@ static __always_inline int write(struct walk *w, struct cache *c, u32 what)
 }
 
 /*
- * Whether user space is to look at a stack that is not whole, 400 times a second: something else may have been mapped at an address,
+ * Whether user space is to look at a stack that is not whole, a thousand times a second: something else may have been mapped at an address,
  * which takes a moment to be known.
  */
 static __always_inline int doubt(struct room *r)
