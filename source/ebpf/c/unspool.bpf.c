@@ -34,6 +34,7 @@ typedef s64 int64_t;
 struct walk;
 struct range_block;
 static struct walk *walk_state(void);
+static int walk_registers(struct walk *w);
 static const u8 *walk_value(u32 table, u32 k);
 static const struct range_block *walk_block(u32 space, u32 k);
 static int walk_read(void *to, u32 n, u64 addr);
@@ -286,7 +287,7 @@ static __always_inline void count(u32 what)
 }
 
 /* Fills w's registers with those of user space. Returns 0 where there are none, or they are of 32-bit code. */
-static __always_inline int registers(struct walk *w)
+static __always_inline int walk_registers(struct walk *w)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct pt_regs___kernel *regs;
@@ -354,7 +355,7 @@ PART int copy(struct walk *w)
 	u32 i, n = 0;
 	u64 sp;
 
-	if (!w || !registers(w))
+	if (!w || !walk_registers(w))
 		return 0;
 	sp = w->val[SLOT_RSP] & ~7ull;
 	for (i = 0; i < SLOTS; i++)
@@ -386,7 +387,7 @@ static __always_inline u32 stack(void *ctx, struct walk *w, struct cache *c, str
 	w->id = seed;
 	w->missing = 0;
 	w->stop = STOP_NO_STACK;
-	if (registers(w)) {
+	if (walk_registers(w)) {
 		if (p && p->space && p->changed <= p->as_of) {
 			walk(w, c, p->space, p->n_ranges);
 		} else {

@@ -12,6 +12,7 @@
  *	void walk_used(u32 table, int found, u64 time)	notes that a table was looked for
  *	long walk_loop(u32 n, long (*f)(u32 i, void *ctx), void *ctx)	calls f n times at most, until it returns nonzero
  *	struct walk *walk_state(void)			where the walk is kept
+ *	int walk_registers(struct walk *w)		fills w->val with the registers that the walk begins with; or 0
  *	PART						before functions that the kernel's verifier looks at once, not at each call
  *
  * x86-64. What is read on every frame is inline, all else is a PART of its own. A table is memory that user space has checked, but nothing here depends on that: every offset is masked or
@@ -27,6 +28,7 @@
 #define VALUE_MASK (VALUE_BYTES - 1)
 
 #define MAX_FRAMES 1024
+#define PLAIN_FRAMES 8 /* in a turn of the loop */
 #define WINDOW 4096	/* bytes of the stack that are read at once */
 #define WINDOW_FIRST 1024 /* the first time: most stacks are not deep */
 #define WINDOW_BELOW 64 /* of them below what was asked for */
@@ -78,7 +80,7 @@ struct range_block {
 
 struct cached {
 	u64 pc; /* that was looked up, at run time */
-	u32 space, table;
+	u32 space, table; /* table 0: the rule is plain, and needs none */
 	u64 r0, r1;
 };
 
@@ -155,7 +157,10 @@ struct walk {
 	u32 stop;
 	u32 how;         /* how the frame at hand was found */
 	u32 missing;     /* an address or a table was not there, and may come */
+	u32 brief;       /* registers that plain rules save need not be located */
+	u32 wanted;      /* a register was asked for that was not known */
 	u64 id;          /* of the frames so far, by content */
+	u64 first_id;    /* of no frames */
 	struct range range;     /* the last that was found */
 
 	/* The rule at hand. */
@@ -231,8 +236,10 @@ static __always_inline int get(struct walk *w, u32 slot, u64 *to)
 {
 	u64 v;
 
-	if (slot >= SLOTS || !(w->known >> slot & 1))
+	if (slot >= SLOTS || !(w->known >> slot & 1)) {
+		w->wanted = 1;
 		return LOST_REGISTER;
+	}
 	v = w->val[BOUNDED(slot, SLOT_ROOM)];
 	if (w->in_mem >> slot & 1) {
 		if (!load(w, v, to)) {
@@ -657,12 +664,82 @@ static __always_inline u32 stop_of(int outcome, u64 fault, u64 sp)
 	return STOP_BAD_CFA;
 }
 
+/* Where what was found for an address is kept: two places. */
+static __always_inline struct cached *places(struct walk *w, struct cache *c, u64 at)
+{
+	return c->e[BOUNDED((at ^ (u64)w->space << 32) * MIX >> (64 - CACHE_BITS), 1 << CACHE_BITS)];
+}
+
+/* Adds a frame. There is room. */
+static __always_inline void add_frame(struct walk *w)
+{
+	u64 word = w->pc | (u64)w->how << HOW_SHIFT;
+
+	w->words[BOUNDED(w->n, MAX_FRAMES)] = word;
+	w->n++;
+	w->id = mix(w->id, word);
+}
+
+/* Whether a rule is plain: the CFA is rsp or rbp and an offset, the return address is right below it, and there are no flags. */
+static __always_inline int is_plain(u64 r0, u64 r1)
+{
+	u32 reg = (u8)(r0 >> 8);
+
+	return (r0 & 0xffff00ff) == UNSPOOL_KIND_REG && (reg == SLOT_RSP || reg == SLOT_RBP) && r1 >> 62 & 1 && (s8)(r1 >> 48) == -1;
+}
+
+/*
+ * Does what walk_frame does, for up to PLAIN_FRAMES frames whose rules are cached and plain, but locates rbp only: other
+ * registers that they save are not known from then on. So what is known stays a part, and a right one, of what it would be
+ * otherwise. Returns 0 at a frame that is anything else, or where the step fails: walk_frame does that one.
+ */
+static __always_inline int walk_plain(struct walk *w, struct cache *c)
+{
+	u32 i, saved = 0, done = 1;
+
+	if (!(w->known & ~w->in_mem & 1u << SLOT_RSP))
+		return 0;
+	for (i = 0; i < PLAIN_FRAMES; i++) {
+		u64 at = w->pc - !w->exact, sp = w->sp, cfa, ra, m;
+		struct cached *e = places(w, c, at);
+
+		done = 0;
+		if (e->pc != at || e->space != w->space)
+			e++;
+		if (e->pc != at || e->space != w->space || e->table || w->n >= MAX_FRAMES)
+			break;
+		cfa = w->val[SLOT_RSP];
+		if ((u8)(e->r0 >> 8) == SLOT_RBP && get(w, SLOT_RBP, &cfa) != OK)
+			break;
+		cfa += (u64)((s64)e->r0 >> 32);
+		if (cfa <= sp || !load(w, cfa - 8, &ra))
+			break;
+		add_frame(w);
+		m = -(e->r1 >> 57 & 1);
+		w->val[SLOT_RBP] ^= (w->val[SLOT_RBP] ^ (cfa + (u64)((s64)(s8)(e->r1 >> 8) * 8))) & m;
+		w->known |= (u32)m & 1u << SLOT_RBP;
+		w->in_mem |= (u32)m & 1u << SLOT_RBP;
+		saved |= (u32)(e->r1 >> 56);
+		w->val[SLOT_RSP] = w->sp = w->cfa = cfa;
+		w->val[SLOT_RA] = w->pc = ra;
+		w->exact = 0;
+		w->how = HOW_CFI;
+		done = 1;
+	}
+	if (i) {
+		w->known &= SAVED_SLOTS & ~((saved & 1) << 3 | (saved & 0x3c) << 10);
+		w->known |= 1u << SLOT_RA;
+		w->in_mem &= ~(1u << SLOT_RA);
+	}
+	return done;
+}
+
 /* One frame of the walk, and the step to its caller. Returns nonzero at the end. */
 static __always_inline long walk_frame(struct walk *w, struct cache *c)
 {
-	u64 pc = w->pc, sp = w->sp, at = pc - !w->exact, word;
+	u64 sp = w->sp, at = w->pc - !w->exact;
 	u32 exact = w->exact, how, signal = 0, by = BY_RULE;
-	struct cached *e = c->e[BOUNDED((at ^ (u64)w->space << 32) * MIX >> (64 - CACHE_BITS), 1 << CACHE_BITS)];
+	struct cached *e = places(w, c, at);
 	int o;
 
 	if (e->pc == at && e->space == w->space) {
@@ -683,7 +760,7 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 			e[1] = e[0];
 			e->pc = at;
 			e->space = w->space;
-			e->table = w->table;
+			e->table = is_plain(w->r0, w->r1) ? 0 : w->table;
 			e->r0 = w->r0;
 			e->r1 = w->r1;
 		}
@@ -698,10 +775,7 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 		w->stop = STOP_DEPTH;
 		return 1;
 	}
-	word = pc | (u64)w->how << HOW_SHIFT;
-	w->words[BOUNDED(w->n, MAX_FRAMES)] = word;
-	w->n++;
-	w->id = mix(w->id, word);
+	add_frame(w);
 	switch (by) {
 	case BY_RULE:
 		signal = (u32)(w->r0 >> 16) & UNSPOOL_SIGNAL;
@@ -750,19 +824,12 @@ struct walker {
 	struct cache *c;
 };
 
-static long walk_one(u32 i, void *ctx)
+/* Begins a walk with the registers in w->val. */
+static __always_inline void begin(struct walk *w, u32 brief)
 {
-	struct walker *k = ctx;
-
-	(void)i;
-	return walk_frame(k->w, k->c);
-}
-
-/* Walks the stack of the registers in w->val, of which the program counter is the last, in a space, which is not 0. */
-static __always_inline void walk(struct walk *w, struct cache *c, u32 space, u32 n_ranges)
-{
-	struct walker k = {w, c};
-
+	w->brief = brief;
+	w->wanted = 0;
+	w->id = w->first_id;
 	w->pc = w->val[SLOT_RA];
 	w->sp = w->cfa = w->val[SLOT_RSP];
 	w->known = ALL_SLOTS;
@@ -776,9 +843,36 @@ static __always_inline void walk(struct walk *w, struct cache *c, u32 space, u32
 	w->win_next = WINDOW_FIRST;
 	w->e_left = WALK_STEPS;
 	w->range.lo = w->range.hi = 0;
+}
+
+static long walk_one(u32 i, void *ctx)
+{
+	struct walker *k = ctx;
+	struct walk *w = k->w;
+
+	(void)i;
+	if ((w->brief && walk_plain(w, k->c)) || !walk_frame(w, k->c))
+		return 0;
+	if (!w->brief || !w->wanted || !walk_registers(w))
+		return 1;
+	begin(w, 0);
+	return 0;
+}
+
+/*
+ * Walks the stack of the registers in w->val, of which the program counter is the last, in a space, which is not 0. Few
+ * stacks need another register than rsp and rbp. So it is walked in brief first; where a register is asked for that is not
+ * known then, whether it was lost or left out, the result does not count, and the stack is walked again with all of them.
+ */
+static __always_inline void walk(struct walk *w, struct cache *c, u32 space, u32 n_ranges)
+{
+	struct walker k = {w, c};
+
 	w->space = space;
 	w->n_ranges = n_ranges;
-	walk_loop(MAX_FRAMES + 1, walk_one, &k);
+	w->first_id = w->id;
+	begin(w, 1);
+	walk_loop(2 * (MAX_FRAMES + 1), walk_one, &k);
 }
 
 #endif /* UNSPOOL_WALK_H */

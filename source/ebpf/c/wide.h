@@ -428,6 +428,7 @@ PART int wide_rule(struct walk *w, u64 at)
 		if (kind == UNSPOOL_UNDEFINED)
 			return OUTERMOST;
 		w->ra_outcome = o != OK ? o : lost ? LOST_REGISTER : OK;
+		w->wanted |= lost;
 		if (w->ra_outcome == OK) {
 			w->ra = v;
 			if (mem && !load(w, v, &w->ra)) {

@@ -26,6 +26,7 @@ typedef int64_t s64;
 struct walk;
 struct range_block;
 static struct walk *walk_state(void);
+static int walk_registers(struct walk *w);
 static const u8 *walk_value(u32 table, u32 k);
 static const struct range_block *walk_block(u32 space, u32 k);
 static int walk_read(void *to, u32 n, u64 addr);
@@ -61,7 +62,15 @@ static u64 seed; /* not 0: numbers that look random */
 static const u8 *stack;
 static u64 stack_lo, stack_size;
 
+static u64 begun[SLOTS]; /* the registers of the stack at hand */
+
 static struct walk *walk_state(void) { return &state; }
+
+static int walk_registers(struct walk *w)
+{
+	memcpy(w->val, begun, sizeof begun);
+	return 1;
+}
 
 static const u8 *walk_value(u32 table, u32 k)
 {
@@ -176,13 +185,30 @@ static void step(u32 table)
 	must(fwrite(&a, sizeof a, 1, stdout) == 1, "output");
 }
 
+/* Walks the stack that was walked last with all registers from the start: that must come to the same. */
+static void again(void)
+{
+	static u64 words[MAX_FRAMES];
+	struct walker k = {&state, &cache};
+	u64 id = state.id;
+	u32 n = state.n, stop = state.stop, missing = state.missing;
+
+	memcpy(words, state.words, n * sizeof words[0]);
+	walk_registers(&state);
+	begin(&state, 0);
+	walk_loop(MAX_FRAMES + 1, walk_one, &k);
+	must(state.n == n && state.stop == stop && state.missing == missing && state.id == id, "without all registers, a stack is another");
+	must(memcmp(words, state.words, n * sizeof words[0]) == 0, "without all registers, a stack's words are others");
+}
+
 /* A stack: 17 registers, the memory's address and size, the memory. The answer: stop, frames, and a word for each. */
 static void whole(void)
 {
 	u64 head[2], n;
 	u8 *b;
 
-	take(state.val, SLOTS * sizeof state.val[0]);
+	take(begun, sizeof begun);
+	walk_registers(&state);
 	take(head, sizeof head);
 	b = malloc(head[1] + 1);
 	must(b != NULL, "no memory");
@@ -192,6 +218,7 @@ static void whole(void)
 	stack_lo = head[0];
 	stack_size = head[1];
 	walk(&state, &cache, space, n_ranges);
+	again();
 	n = state.n | (u64)state.stop << 32;
 	must(fwrite(&n, 8, 1, stdout) == 1 && fwrite(state.words, 8, state.n, stdout) == state.n, "output");
 	free(b);
