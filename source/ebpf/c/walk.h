@@ -76,7 +76,7 @@ struct range_block {
  * What was found for addresses, so that frames that come again need no search. Neither a space nor the table of one of its
  * modules ever changes, so it stays right. Two addresses can have the same place: the one that came first is the second.
  */
-#define CACHE_BITS 12
+#define CACHE_BITS 13
 
 struct cached {
 	u64 pc; /* that was looked up, at run time */
