@@ -2,9 +2,10 @@ package source
 
 // A Trigger says when a program in the kernel takes samples.
 type Trigger struct {
-	Kind   TriggerKind
-	All    bool   // of all processes: else of those whose records come
-	Period uint64 // at each so many tracepoints
+	Kind     TriggerKind
+	All      bool   // of all processes: else of those whose records come
+	Children bool   // and of what they start
+	Period   uint64 // at each so many tracepoints
 }
 
 // A TriggerKind is a kind of Trigger.

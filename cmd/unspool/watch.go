@@ -42,6 +42,7 @@ func watch(ctx context.Context, t *top, f *feed, v *view, ended <-chan error) (o
 	defer context.AfterFunc(ctx, p.Quit)()
 	shown, told := make(chan struct{}), make(chan error, 1)
 	go func() {
+		defer close(told)
 		select {
 		case err := <-ended:
 			note := "ended"
@@ -55,15 +56,11 @@ func watch(ctx context.Context, t *top, f *feed, v *view, ended <-chan error) (o
 	}()
 	_, err = p.Run()
 	close(shown)
-	select {
-	case end := <-told:
-		if err == nil {
-			err = end
-		}
-		return true, err
-	default:
-		return false, err
+	end, over := <-told
+	if err == nil {
+		err = end
 	}
+	return over, err
 }
 
 // paint returns what styles text.

@@ -38,7 +38,7 @@ type Stats struct {
 	Tables     int    // in the kernel now
 	TableBytes uint64 // their payload
 	MapBytes   uint64 // what the kernel says that their maps take
-	Evicted    int    // tables that were taken out for want of memory
+	Evicted    int    // tables in use that were taken out for want of memory
 	Runs       uint64 // of the program, and their time, where the kernel counts (kernel.bpf_stats_enabled)
 	RunTime    time.Duration
 	Failed     int   // address spaces and tables that could not be brought into the kernel
@@ -70,7 +70,7 @@ type Options struct {
 	Mods func(path, buildID string) *unwind.Module
 
 	// Memory is how many bytes of the kernel's memory tables may take; 0 is DefaultMemory. Where there are more, those go
-	// that have not been used for the longest time.
+	// that have not been searched for the longest time.
 	Memory uint64
 
 	// Comm, if not nil, says which commands are of interest. The kernel refuses the others' samples.
@@ -138,10 +138,8 @@ func Load(o Options) (_ *Program, err error) {
 		return nil, err
 	}
 	p.ring.SetDeadline(time.Unix(1, 0)) // reads never wait
-	for _, name := range []string{"on_exec", "on_fork"} {
-		if err := p.trace(p.coll, name); err != nil {
-			return nil, err
-		}
+	if err := p.trace(p.coll, "on_exec"); err != nil {
+		return nil, err
 	}
 	if o.Memory == 0 {
 		o.Memory = DefaultMemory
@@ -192,8 +190,7 @@ func (p *Program) number() error {
 	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil || st.Ino == initialPIDs {
 		return nil
 	}
-	dev := uint64(unix.Major(st.Dev))<<20 | uint64(unix.Minor(st.Dev)) // as the kernel has it (MKDEV in linux/kdev_t.h)
-	return errors.Join(p.set("ns_dev", dev), p.set("ns_ino", st.Ino))
+	return p.set("ns_ino", st.Ino)
 }
 
 // cgroup makes the program refuse tasks that are not in a cgroup.
@@ -245,6 +242,11 @@ func (p *Program) close() (err error) {
 func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 	p.stacks.start(dec)
 	p.track.dec = dec
+	if use.Children {
+		if err := p.trace(p.coll, "on_fork"); err != nil {
+			return fmt.Errorf("loading the kernel's program: %w", err)
+		}
+	}
 	switch use.Kind {
 	case source.OnTracepoints:
 		p.prog = "on_tracepoint"
@@ -315,23 +317,25 @@ func (p *Program) name(raw []byte) {
 	if p.names(s) {
 		yes = 1
 	}
-	if err := p.coll.Maps["names"].Put(name, yes); err != nil {
-		p.track.failed(fmt.Errorf("the name of a thread: %w", err))
-	}
+	p.coll.Maps["names"].Put(name, yes) // where there is no room, it is one that is not known
 }
 
 // Samples implements perfevent.Program.
 func (p *Program) Samples(began uint64, space func(n int) []byte) (again bool) {
-	for left := p.ring.AvailableBytes(); left > 0 && p.ring.ReadInto(&p.rec) == nil; {
-		left -= min(left, len(p.rec.RawSample)+8)
-		p.sample(space)
-	}
+	p.drain(space)
 	p.stacks.tidy(p)
 	return p.track.round(began)
 }
 
+func (p *Program) drain(space func(n int) []byte) {
+	for left := p.ring.AvailableBytes(); left > 0 && p.ring.ReadInto(&p.rec) == nil; {
+		left -= min(left, len(p.rec.RawSample)+8)
+		p.sample(space)
+	}
+}
+
 // End implements perfevent.Program: threads that are still blocked have been so until now.
-func (p *Program) End(now uint64, space func(n int) []byte) {
+func (p *Program) End(space func(n int) []byte) {
 	if p.prog != "on_switch" || p.ended {
 		return
 	}
@@ -340,6 +344,8 @@ func (p *Program) End(now uint64, space func(n int) []byte) {
 		l.Close()
 	}
 	p.links = nil
+	p.drain(space) // stacks that blocked only now
+	now := monotonic()
 	var tid int32
 	var b blocked
 	for it := p.more.Maps["blocked"].Iterate(); it.Next(&tid, &b); {

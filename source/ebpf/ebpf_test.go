@@ -242,7 +242,23 @@ func TestStacks(t *testing.T) {
 func TestNamespace(t *testing.T) {
 	oracle.Need(t, "unshare")
 	load(t, Options{}).Close()
-	if out, err := exec.Command("unshare", "--pid", "--fork", "--mount-proc", os.Args[0], "-test.run", "^(TestOffCPU|TestComm)$", "-test.v").CombinedOutput(); err != nil {
+	if out, err := exec.Command("unshare", "--pid", "--fork", "--mount-proc", os.Args[0], "-test.run", "^(TestOffCPU|TestComm|TestNested)$", "-test.v").CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestNested: so have those in namespaces below.
+func TestNested(t *testing.T) {
+	oracle.Need(t, "unshare")
+	p := load(t, Options{})
+	spin := compile(t, "int main(void) { for (volatile long i = 0; i < 200000000; i++); return 0; }")
+	n := 0
+	record(t, p, perfevent.Options{Command: []string{"unshare", "--pid", "--fork", spin}, User: true}, func(s *source.Sample) {
+		if n++; inside(s, spin) == 0 {
+			n--
+		}
+	})
+	if n < 50 {
+		t.Errorf("%d samples", n)
 	}
 }

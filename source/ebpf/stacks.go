@@ -67,6 +67,7 @@ type stacks struct {
 	event    source.Attr       // the kernel's
 	attr     source.Attr       // of walked samples
 	now, old map[uint64][]byte // records, by stack
+	size     int               // bytes in now
 	since    time.Time         // of now
 	unknown  atomic.Uint64     // stacks that never came
 
@@ -76,9 +77,10 @@ type stacks struct {
 }
 
 // A stack's ID changes when the seed does, so that neither side has to keep for ever what has been seen: there are maxStacks
-// in one generation, or as many as come in maxAge.
+// in one generation, of maxBytes, or as many as come in maxAge.
 const (
 	maxStacks = 1 << 16
+	maxBytes  = 64 << 20
 	maxAge    = 10 * time.Minute
 )
 
@@ -89,7 +91,7 @@ func (k *stacks) start(dec *source.Decoder) {
 
 // tidy begins a new generation when it is time. What blocked threads refer to stays.
 func (k *stacks) tidy(p *Program) {
-	if len(k.now) < maxStacks && (len(k.now) == 0 || time.Since(k.since) < maxAge) {
+	if len(k.now) < maxStacks && k.size < maxBytes && (len(k.now) == 0 || time.Since(k.since) < maxAge) {
 		return
 	}
 	keep := map[uint64][]byte{}
@@ -103,7 +105,7 @@ func (k *stacks) tidy(p *Program) {
 		}
 	}
 	if p.set("seed", rand.Uint64()) == nil {
-		k.old, k.now, k.since = k.now, keep, time.Now()
+		k.old, k.now, k.size, k.since = k.now, keep, 0, time.Now()
 	}
 }
 
@@ -124,6 +126,7 @@ func (k *stacks) record(s *sample) []byte {
 		return nil
 	}
 	k.now[s.id] = b
+	k.size += len(b)
 	if s.what != sampleNew {
 		return nil
 	}
@@ -133,6 +136,7 @@ func (k *stacks) record(s *sample) []byte {
 // Where a record has what differs between samples of one stack.
 const (
 	atMisc   = 4
+	atID     = 8
 	atIP     = 16
 	atPID    = 24
 	atTID    = 28
@@ -149,6 +153,10 @@ func (k *stacks) again(s *sample) []byte {
 		return nil
 	}
 	le := binary.LittleEndian
+	if le.Uint64(b[atID:]) != source.WalkedID { // a copy is of one sample
+		delete(k.now, s.id)
+		delete(k.old, s.id)
+	}
 	if s.ip != 0 {
 		misc := uint16(source.MiscUser)
 		if s.ip>>63 != 0 {

@@ -137,7 +137,9 @@ var closed = func() <-chan time.Time { c := make(chan time.Time); close(c); retu
 // compile finds out what table a module has.
 func (t *tables) compile(l *table) {
 	t.compiling <- true
-	if c := l.mod.Code(); c != nil && c.Machine == arch.AMD64 {
+	if t.track.isClosed() {
+		// Nobody waits for it.
+	} else if c := l.mod.Code(); c != nil && c.Machine == arch.AMD64 {
 		if s, ok := c.Stepper.(interface{ Bytes() []byte }); ok && bytes.HasPrefix(s.Bytes(), []byte("uTbl")) {
 			l.bytes = s.Bytes()
 		}
@@ -209,6 +211,9 @@ func (t *tables) settle() {
 		l.m, l.bad, l.busy, l.since = d.m, d.err != nil, false, monotonic()
 		if l.bad {
 			t.track.failed(fmt.Errorf("the table of %s: %w", l.mod.Path, d.err))
+			if l.refs == 0 {
+				t.vacate(l)
+			}
 			continue
 		}
 		l.size = uint64(len(l.bytes))
@@ -329,7 +334,7 @@ func (t *tables) fit() {
 }
 
 // evict takes tables out of the kernel until they take no more than so many bytes and so many slots are free: first those that
-// no space names, then those that have not been used for the longest time. What was used or came in the last second stays. It
+// no space names, then those that have not been searched for the longest time. What was searched or came in the last second stays. It
 // returns whether a table has gone that a space names.
 func (t *tables) evict(size uint64, slots int) (missing bool) {
 	type old struct {
@@ -362,14 +367,14 @@ func (t *tables) evict(size uint64, slots int) (missing bool) {
 		l.m.Close()
 		t.account(l.table, -1)
 		l.m, l.since = nil, now
+		if l.refs == 0 {
+			t.vacate(l.table)
+			continue
+		}
+		missing = true
 		t.track.mu.Lock()
 		t.track.count.Evicted++
 		t.track.mu.Unlock()
-		if l.refs == 0 {
-			t.vacate(l.table)
-		} else {
-			missing = true
-		}
 	}
 	return missing
 }

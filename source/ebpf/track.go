@@ -128,12 +128,12 @@ func (t *tracker) run() {
 	var held []timed
 	var r source.Record
 	last := uint64(0) // until when records have been applied
-	touched := map[int32]bool{}
+	touched, execs := map[int32]bool{}, map[int32]bool{}
 	for {
 		t.mu.Lock()
 		t.count.Processes = len(t.procs)
-		t.held = len(held) > 0
-		for !t.closed && !t.tables.news && !t.tables.due() && !t.due() && (!t.begun || len(t.pending) == 0 && (t.until == last || len(held) == 0)) {
+		t.held = len(held) > 0 || len(execs) > 0
+		for !t.closed && !t.tables.news && !t.tables.due() && !t.due() && (!t.begun || len(t.pending) == 0 && (t.until == last || !t.held)) {
 			t.changed.Wait()
 		}
 		b, until := t.pending, t.until
@@ -160,7 +160,11 @@ func (t *tracker) run() {
 			b = b[n:]
 		}
 		slices.SortStableFunc(held, func(x, y timed) int { return cmp.Compare(x.time, y.time) })
+		// The kernel marks a process as changed a moment after it has said so: what it has now is current.
 		clear(touched)
+		if until != last {
+			touched, execs = execs, touched
+		}
 		n := 0
 		for ; n < len(held) && held[n].time < until; n++ {
 			if t.dec.Decode(held[n].raw, &r) != nil {
@@ -172,6 +176,9 @@ func (t *tracker) run() {
 				t.again.Store(int64(monotonic() + uint64(time.Second))) // some have ended and are waited for
 			case r.Type != source.RecordFork || r.PID != r.PPID:
 				touched[r.PID] = true
+				if r.Type == source.RecordComm && r.Exec() {
+					execs[r.PID] = true
+				}
 			}
 		}
 		held = slices.Delete(held, 0, n)
@@ -193,6 +200,12 @@ func (t *tracker) run() {
 		}
 		t.tables.fit()
 	}
+}
+
+func (t *tracker) isClosed() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.closed
 }
 
 // due says whether it is time to bury again.
@@ -228,12 +241,14 @@ func (t *tracker) set(pid int32, space *unwind.Space, asOf uint64) {
 		t.give(pid, s, asOf)
 		return
 	}
+	if space == nil {
+		t.coll.Maps["processes"].Delete(uint32(pid)) // even where only the kernel's program knows it, as a child
+	} else if err := t.coll.Maps["processes"].Put(uint32(pid), [processSize]byte{}); err != nil { // between two programs
+		t.failed(fmt.Errorf("a process: %w", err))
+	}
 	if old != nil {
-		t.coll.Maps["processes"].Delete(uint32(pid))
 		delete(t.procs, pid)
 		t.leave(old)
-	} else if space == nil {
-		t.coll.Maps["processes"].Delete(uint32(pid)) // a child, as the kernel's program knows it
 	}
 }
 

@@ -71,13 +71,15 @@ func (r *Recorder) drainAll() {
 		if r.round() {
 			wait = soonTime
 		}
-		if r.lacking && time.Since(r.resumed) > againTime {
+		if r.lacking > 1 {
+			r.lacking--
+		} else if r.lacking == 1 && time.Since(r.resumed) > againTime {
 			r.resume()
 		}
 	}
 	r.enable(false)
 	if r.program != nil {
-		r.program.End(monotonic(), r.space)
+		r.program.End(r.space)
 	}
 	r.round()
 	r.out.close()
@@ -87,7 +89,7 @@ func (r *Recorder) drainAll() {
 // resume looks at the whole machine again after records have been lost: processes may have begun, and mapped files. What they did between is
 // not to be had.
 func (r *Recorder) resume() {
-	r.lacking, r.resumed = false, time.Now()
+	r.lacking, r.resumed = 0, time.Now()
 	if !r.all {
 		return
 	}
@@ -199,7 +201,7 @@ func (r *Recorder) flush() {
 			if len(raw) >= recordHeader+16 {
 				r.lost.Add(binary.LittleEndian.Uint64(raw[16:]))
 			}
-			r.lacking = true
+			r.lacking = 4 // Run keeps records for two rounds, to put them in order
 		case source.RecordLostSamples:
 			if len(raw) >= recordHeader+8 {
 				r.lostSmp.Add(binary.LittleEndian.Uint64(raw[8:]))

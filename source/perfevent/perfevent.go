@@ -72,8 +72,8 @@ type Program interface {
 	Samples(began uint64, space func(n int) []byte) (again bool)
 
 	// End is called once, before the last call of Samples, when the events have been disabled: it may write samples of what
-	// lasts until now, of CLOCK_MONOTONIC.
-	End(now uint64, space func(n int) []byte)
+	// lasts until now.
+	End(space func(n int) []byte)
 }
 
 // OffCPU is an Options.Event that only a Program can count: the time for which threads are blocked, with the stack that
@@ -118,7 +118,7 @@ type Recorder struct {
 	readyConn syscall.RawConn
 	wake      int  // eventfd
 	unsettled bool // the last round had records
-	lacking   bool // records have been lost
+	lacking   int  // records have been lost: so many rounds until those that were not have been applied
 	resumed   time.Time
 	all       bool // the whole machine is recorded
 	fault     error

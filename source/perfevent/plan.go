@@ -137,7 +137,7 @@ func (r *Recorder) trig(o *Options, e *event) error {
 	cannot := func(why string) error {
 		return fmt.Errorf("event %q: a program in the kernel: %w: %s", o.Event, source.ErrUnsupported, why)
 	}
-	r.trigger = source.Trigger{All: o.All}
+	r.trigger = source.Trigger{All: o.All, Children: len(o.TIDs) == 0}
 	switch {
 	case o.Event == OffCPU:
 		r.trigger.Kind = source.OnBlocking

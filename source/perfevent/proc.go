@@ -216,7 +216,7 @@ func queryBuildID(maps *os.File, addr uint64) (id []byte, ok bool) {
 
 // fileBuildID reads the NT_GNU_BUILD_ID note of an ELF file. If key is not nil it must be that file.
 func fileBuildID(path string, key *inode) []byte {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // it may be a pipe by now
 	if err != nil {
 		return nil
 	}

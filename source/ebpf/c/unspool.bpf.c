@@ -188,7 +188,7 @@ volatile u32 self;	/* not this one */
 volatile u32 by_name;	/* those whose names say so, or are not known */
 volatile u32 by_cgroup; /* those in the cgroup */
 volatile u32 every;	/* take a sample at each so many tracepoints */
-volatile u64 ns_dev, ns_ino; /* of the PID namespace that numbers processes; 0: the first */
+volatile u64 ns_ino; /* of the PID namespace that numbers processes; 0: the first */
 volatile u64 seed;	/* of stack IDs */
 
 /* ---- What the walk needs ---- */
@@ -317,16 +317,32 @@ static __always_inline int walk_registers(struct walk *w)
 	return 1;
 }
 
+/* The number of a task as user space has it; 0 where it has none. */
+static __always_inline u32 number(struct task_struct *task)
+{
+	struct pid *pid = task->thread_pid;
+	u32 i, level = pid->level;
+
+	if (!ns_ino)
+		return (u32)task->pid;
+	for (i = 0; i < MAX_NS_LEVELS && i <= level; i++) {
+		struct pid_namespace *ns = pid->numbers[i].ns;
+
+		if (ns->ns.inum == ns_ino)
+			return (u32)pid->numbers[i].nr;
+	}
+	return 0;
+}
+
 /* The current task's process in the upper half, and thread; 0 where user space has no numbers for them. */
 static __always_inline u64 ids(void)
 {
-	struct bpf_pidns_info i;
+	struct task_struct *task;
 
 	if (!ns_ino)
 		return bpf_get_current_pid_tgid();
-	if (bpf_get_ns_current_pid_tgid(ns_dev, ns_ino, &i, sizeof i) != 0)
-		return 0;
-	return (u64)i.tgid << 32 | i.pid;
+	task = bpf_get_current_task_btf();
+	return (u64)number(task->group_leader) << 32 | number(task);
 }
 
 /* Whether samples of the current task are asked for, and what is known of its process. */
@@ -479,8 +495,8 @@ static __always_inline int doubt(struct room *r)
 	return r->doubts++ < DOUBTS;
 }
 
-/* Takes a sample of the current task. Returns whether the event is to write its own, with a copy of the stack. */
-static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel)
+/* Takes a sample of the current task, at each of so many events. Returns whether the event is to write its own, with a copy of the stack. */
+static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, u32 of)
 {
 	u64 id = ids();
 	u32 cpu = bpf_get_smp_processor_id();
@@ -491,6 +507,8 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel)
 	int copy = 0;
 
 	if ((!id && ns_ino) || !wanted((u32)(id >> 32), &p))
+		return pass;
+	if (r && of > 1 && ++r->hits % of != 0)
 		return pass;
 	if (!c || !r || r->busy) {
 		count(NESTED);
@@ -519,17 +537,13 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel)
 SEC("perf_event")
 int on_event(struct bpf_perf_event_data *ctx)
 {
-	return take(ctx, ctx->regs.rip, ctx->sample_period, !(ctx->regs.cs & 3));
+	return take(ctx, ctx->regs.rip, ctx->sample_period, !(ctx->regs.cs & 3), 1);
 }
 
 SEC("tracepoint")
 int on_tracepoint(void *ctx)
 {
-	struct room *r = room();
-
-	if (!r || (every > 1 && ++r->hits % every != 0))
-		return pass;
-	return take(ctx, 0, every, 1);
+	return take(ctx, 0, every, 1, every);
 }
 
 /* A thread blocks, another one goes on. */
@@ -594,23 +608,6 @@ int on_exec(u64 *ctx)
 	(void)ctx;
 	if (p)
 		p->changed = bpf_ktime_get_ns();
-	return 0;
-}
-
-/* The number of a task as user space has it; 0 where it has none. */
-static __always_inline u32 number(struct task_struct *task)
-{
-	struct pid *pid = task->thread_pid;
-	u32 i, level = pid->level;
-
-	if (!ns_ino)
-		return (u32)task->pid;
-	for (i = 0; i < MAX_NS_LEVELS && i <= level; i++) {
-		struct pid_namespace *ns = pid->numbers[i].ns;
-
-		if (ns->ns.inum == ns_ino)
-			return (u32)pid->numbers[i].nr;
-	}
 	return 0;
 }
 

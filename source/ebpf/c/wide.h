@@ -343,6 +343,14 @@ static long expr_next(u32 i, void *ctx)
 	return w->e_outcome != OK;
 }
 
+/* A rule is still cached whose table has been taken out. */
+static __always_inline int no_table(struct walk *w)
+{
+	walk_used(w->table, 0, w->s.time);
+	w->missing = 1;
+	return NO_RULE;
+}
+
 /* Runs the expression that off says, its length in the upper half; with push, the stack starts with the CFA. */
 PART int eval(struct walk *w, u64 off, u32 push, u64 *to)
 {
@@ -352,7 +360,9 @@ PART int eval(struct walk *w, u64 off, u32 push, u64 *to)
 	if (!w || !to)
 		return BAD_EXPR;
 	h = walk_value(w->table, 0);
-	if (!h || at > HEADER(h, expr_size) || n > HEADER(h, expr_size) - at)
+	if (!h)
+		return no_table(w);
+	if (at > HEADER(h, expr_size) || n > HEADER(h, expr_size) - at)
 		return BAD_EXPR;
 	w->e_base = HEADER(h, exprs) + at;
 	w->e_at = 0;
@@ -462,7 +472,7 @@ PART int apply_wide(struct walk *w)
 	h = walk_value(w->table, 0);
 	off = w->r0 >> 32;
 	if (!h)
-		return NO_RULE;
+		return no_table(w);
 	size = HEADER(h, wide_size);
 	if (off > size || size - off < UNSPOOL_WIDE_HEAD)
 		return NO_RULE;
