@@ -273,7 +273,9 @@ func BenchmarkKernelWalk(b *testing.B) {
 		for _, depth := range kernelDepths {
 			b.Run(fmt.Sprint(mode, "/", depth), func(b *testing.B) {
 				for b.Loop() {
-					c := measureWalks(b, runChains(b, prog, mode, depth), peers, 5)
+					run := runChains(b, prog, mode, depth)
+					c := measureWalks(b, run, peers, 3)
+					run.stop()
 					b.ReportMetric(c.empty, "empty-ns/sample")
 					b.ReportMetric(c.read, "read-ns")
 					b.ReportMetric(c.ours, "ns/sample")
