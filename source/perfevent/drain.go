@@ -19,6 +19,9 @@ const (
 	soonTime = 2
 )
 
+// promptTime is how long at the beginning, when a command starts, records are looked at at once.
+const promptTime = 300 * time.Millisecond
+
 // againTime is how soon after each other the machine is looked at again.
 const againTime = time.Second
 
@@ -62,14 +65,18 @@ func (r *Recorder) openPoll() (err error) {
 func (r *Recorder) drainAll() {
 	defer close(r.drained)
 	wait := pollTime
+	began := time.Now()
 	for !r.stop.Load() && !(r.ends && r.live == 0) {
-		if r.poll(wait); r.program != nil && wait > soonTime {
+		if r.poll(wait); r.program != nil && wait > soonTime && time.Since(began) > promptTime {
 			time.Sleep(soonTime * time.Millisecond) // every record wakes, and seldom comes alone
 		}
 		r.queue.room(r.stop.Load)
 		wait = pollTime
 		if r.round() {
 			wait = soonTime
+			if time.Since(began) < promptTime {
+				wait = 1
+			}
 		}
 		if r.lacking > 1 {
 			r.lacking--
