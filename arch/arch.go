@@ -45,6 +45,9 @@ type Machine struct {
 	// RASignState is the pseudo register that says whether the return address is signed, or 0.
 	RASignState Reg
 
+	// Signal is what Linux leaves on the stack of a signal handler; nil where that is not known.
+	Signal *Signal
+
 	// StepKnown says that frames of this machine can be walked. Tables of the others can be read
 	// and printed only.
 	StepKnown bool
@@ -106,6 +109,7 @@ var AMD64 = finish(&Machine{
 	Name: "x86_64", ELF: EM_X86_64,
 	SP: 7, FP: 6, PC: 16, RA: 16, RAName: "ra",
 	CalleeSaved: []Reg{3, 6, 12, 13, 14, 15},
+	Signal:      &amd64Signal,
 	StepKnown:   true,
 	names:       amd64Names(),
 }, 17, nil)
@@ -118,6 +122,7 @@ var ARM64 = finish(&Machine{
 	CalleeSaved: []Reg{19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 72, 73, 74, 75, 76, 77, 78, 79},
 	RAInReg:     true,
 	RASignState: 34,
+	Signal:      &arm64Signal,
 	StepKnown:   true,
 	names:       arm64Names(),
 }, 35, []Reg{72, 73, 74, 75, 76, 77, 78, 79})

@@ -18,6 +18,7 @@ import (
 	"math"
 	"os"
 	"runtime/debug"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -102,11 +103,22 @@ type inflated struct {
 // file of any size. A file that somebody truncates while it is mapped faults when it is read: use Guard
 // around work on files that others may write.
 func Open(path string) (*Image, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO would block
+	f, err := OpenFile(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	return Map(f)
+}
+
+// OpenFile opens a file to be mapped.
+func OpenFile(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO would block
+}
+
+// Map is Open for a file that is open already, which the caller may close afterwards.
+func Map(f *os.File) (*Image, error) {
+	path := f.Name()
 	st, err := f.Stat()
 	if err != nil {
 		return nil, err
@@ -495,6 +507,12 @@ func BuildIDNote(b []byte, order binary.ByteOrder, align uint64) []byte {
 		b = b[min(up(desc+descsz), uint64(len(b))):]
 	}
 	return nil
+}
+
+// SameBuildID compares build IDs in hex. Records pad short ones with zeros.
+func SameBuildID(a, b string) bool {
+	trim := func(s string) string { return strings.TrimRight(strings.ToLower(s), "0") }
+	return trim(a) == trim(b)
 }
 
 // ID names the file's contents: its build ID in hex, or "sha256-" and the hash of all of its bytes where

@@ -17,32 +17,39 @@ var goFirst = map[string]bool{
 	"runtime.mcall": true, "runtime.systemstack": true, "runtime.morestack": true, "runtime.asmcgocall": true,
 }
 
-// goTerminals returns the code of a Go program that has no caller: by its symbols, or, where it is stripped, by the table of
-// functions that every Go program keeps.
-func goTerminals(img *module.Image) (out []unwind.Range) {
+// goInjected are what Go calls on behalf of code that a signal has interrupted (runtime/traceback.go: isInjectedCall), and what leads there.
+var goInjected = map[string]bool{
+	"runtime.sigpanic": true, "runtime.sigpanic0": true, "runtime.asyncPreempt": true, "runtime.debugCallV2": true,
+}
+
+// goRanges returns the code of a Go program that has no caller, and goInjected: by its symbols, or, where it is stripped, by the
+// table of functions that every Go program keeps.
+func goRanges(img *module.Image) (terminal, injected []unwind.Range) {
 	tab := img.Section(".gopclntab")
 	if tab == nil && img.Section(".note.go.buildid") == nil {
-		return nil
+		return nil, nil
+	}
+	add := func(name string, lo, hi arch.Vaddr) {
+		switch name = strings.TrimSuffix(name, ".abi0"); {
+		case goInjected[name]:
+			injected = append(injected, unwind.Range{Lo: lo, Hi: hi})
+		case goFirst[name]:
+			terminal = append(terminal, unwind.Range{Lo: lo, Hi: hi})
+		}
 	}
 	img.Symbols(func(s module.Symbol) bool {
-		if s.Size > 0 && goFirst[strings.TrimSuffix(s.Name, ".abi0")] {
-			out = append(out, unwind.Range{Lo: s.Value, Hi: s.Value + arch.Vaddr(s.Size)})
+		if s.Size > 0 {
+			add(s.Name, s.Value, s.Value+arch.Vaddr(s.Size))
 		}
 		return true
 	})
-	if len(out) > 0 || tab == nil {
-		return out
+	if len(terminal) > 0 || tab == nil {
+		return terminal, injected
 	}
-	b, err := img.Data(tab)
-	if err != nil {
-		return nil
+	if b, err := img.Data(tab); err == nil {
+		goFunctions(img, b, add)
 	}
-	goFunctions(img, b, func(name string, lo, hi arch.Vaddr) {
-		if goFirst[strings.TrimSuffix(name, ".abi0")] {
-			out = append(out, unwind.Range{Lo: lo, Hi: hi})
-		}
-	})
-	return out
+	return terminal, injected
 }
 
 // The values of pcHeader.magic (internal/abi/symtab.go): since Go 1.18, and since Go 1.20.

@@ -62,6 +62,9 @@ func TestGoFunctions(t *testing.T) {
 		if n < 1000 || first != want || want < len(goFirst) {
 			t.Errorf("%q: %d functions are where their symbols are; %d of %d first ones", flags, n, first, want)
 		}
+		if _, injected := goRanges(img); len(injected) < len(goInjected) {
+			t.Errorf("%q: %d of %d functions that are called for interrupted code", flags, len(injected), len(goInjected))
+		}
 		img.Close()
 	}
 }

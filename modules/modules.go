@@ -29,6 +29,8 @@ type Set struct {
 
 	mu   sync.Mutex
 	mods map[[2]string]*unwind.Module
+
+	hidden map[*unwind.Module]*module.Image // see Hidden
 }
 
 // A kind says what finds and applies rules.
@@ -61,7 +63,7 @@ func ByName(stepper string) (*Set, error) {
 // tables are built in memory, and CacheErr says why.
 func New() *Set {
 	st, err := store.Open("")
-	return &Set{store: st, opened: err, mods: map[[2]string]*unwind.Module{}}
+	return newSet(&Set{store: st, opened: err})
 }
 
 // Native returns a Set whose modules are walked by machine code, which is kept in the user's cache as tables are. It is
@@ -73,7 +75,12 @@ func Native() *Set {
 }
 
 // Interpreted returns a Set whose modules are walked by the reference interpreter.
-func Interpreted() *Set { return &Set{kind: interpreted, mods: map[[2]string]*unwind.Module{}} }
+func Interpreted() *Set { return newSet(&Set{kind: interpreted}) }
+
+func newSet(s *Set) *Set {
+	s.mods, s.hidden = map[[2]string]*unwind.Module{}, map[*unwind.Module]*module.Image{}
+	return s
+}
 
 // CacheErr returns why tables could not be kept on disk; nil if they could, or none had to.
 func (s *Set) CacheErr() error {
@@ -92,7 +99,7 @@ func (s *Set) CacheDir() string {
 }
 
 // Module returns the module of a file by its path, as a process sees it, and its hex build ID, which may be empty: then it is that of the
-// file which lies there now.
+// file which lies there now. Where that is another file, or none, a container may have it.
 func (s *Set) Module(path, buildID string) *unwind.Module {
 	key := [2]string{path, buildID}
 	if buildID == "" {
@@ -109,6 +116,35 @@ func (s *Set) Module(path, buildID string) *unwind.Module {
 		s.mods[key] = m
 	}
 	return m
+}
+
+// Image returns the module of an image that is open, such as another kernel's vDSO. It is not kept: each call makes one.
+func (s *Set) Image(img *module.Image) *unwind.Module {
+	return unwind.NewModule(img.Name(), hex.EncodeToString(img.BuildID()), func(m *unwind.Module) (c *unwind.Code) {
+		if err := module.Guard(func() error { c = s.code(m.Path, img); return nil }); err != nil {
+			return &unwind.Code{Err: fmt.Errorf("%s: %w", m.Path, err)}
+		}
+		return c
+	})
+}
+
+// Kept returns the module of a file that is gone, by the beginning that is left of it, which has the program headers and the build ID, and the
+// table that an earlier run kept of it; nil where there is none. Each call makes one.
+func (s *Set) Kept(head *module.Image) *unwind.Module {
+	id := hex.EncodeToString(head.BuildID())
+	if s.store == nil {
+		return nil
+	}
+	t := s.store.Kept(id)
+	if t == nil {
+		return nil
+	}
+	return unwind.NewModule(head.Name(), id, func(m *unwind.Module) (c *unwind.Code) {
+		if err := module.Guard(func() error { c = codeOf(head, t); return nil }); err != nil {
+			return &unwind.Code{Err: fmt.Errorf("%s: %w", m.Path, err)}
+		}
+		return c
+	})
 }
 
 // Errors returns what went wrong with the modules that were loaded.
@@ -132,44 +168,63 @@ func (s *Set) load(m *unwind.Module) (c *unwind.Code) {
 }
 
 func (s *Set) read(m *unwind.Module) *unwind.Code {
-	img, err := Open(m.Path)
+	img, hidden, err := find(m.Path, m.BuildID, int(m.Process()))
+	if err != nil {
+		return &unwind.Code{Err: err}
+	}
 	if img == nil {
-		if err != nil {
-			return &unwind.Code{Err: err}
-		}
 		return nil
 	}
-	if have := hex.EncodeToString(img.BuildID()); m.BuildID != "" && have != "" && have != m.BuildID {
-		return &unwind.Code{Err: fmt.Errorf("%s: the file has changed: build ID %s, recorded %s", m.Path, have, m.BuildID)}
+	if hidden {
+		s.mu.Lock()
+		s.hidden[m] = img
+		s.mu.Unlock()
 	}
-	c := &unwind.Code{Machine: img.Machine(), Vaddr: img.OffToVaddr}
+	return s.code(m.Path, img)
+}
+
+// Hidden returns the file of a module that was loaded although no path of this machine's leads to it: a container's, or one that has been
+// deleted. For others it returns nil.
+func (s *Set) Hidden(m *unwind.Module) *module.Image {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hidden[m]
+}
+
+// code returns the walkable code of an image.
+func (s *Set) code(path string, img *module.Image) *unwind.Code {
+	var st rows.Stepper
+	var err error
+	if img.Machine().StepKnown {
+		if st, err = s.table(img); err != nil {
+			err = fmt.Errorf("%s: %w", path, err)
+		}
+	} else {
+		err = fmt.Errorf("%s: cannot walk stacks of %s", path, img.Machine().Name)
+	}
+	c := codeOf(img, st)
+	c.Err = err
+	return c
+}
+
+// codeOf returns the code of an image that a stepper walks; nil is none.
+func codeOf(img *module.Image, st rows.Stepper) *unwind.Code {
+	c := &unwind.Code{Machine: img.Machine(), Vaddr: img.OffToVaddr, Stepper: st, Text: func(v arch.Vaddr, to []byte) (n int) {
+		_ = module.Guard(func() error { n = copy(to, img.Tail(v)); return nil })
+		return n
+	}}
 	for _, x := range img.Segments() {
 		if x.Type == elf.PT_LOAD && x.Flags&elf.PF_X != 0 && x.Filesz > 0 {
 			c.Segments = append(c.Segments, unwind.Segment{Off: x.Off, Size: x.Filesz, Vaddr: x.Vaddr})
 		}
 	}
 	if !c.Machine.StepKnown {
-		c.Err = fmt.Errorf("%s: cannot walk stacks of %s", m.Path, c.Machine.Name)
 		return c
 	}
-	if c.Stepper, err = s.table(img); err != nil {
-		c.Err = fmt.Errorf("%s: %w", m.Path, err)
-	}
-	c.Terminal = terminals(img, c.Stepper)
+	c.Terminal, c.Injected = goRanges(img)
+	c.Terminal = append(c.Terminal, terminals(img, st)...)
 	c.PLT = plts(img)
 	return c
-}
-
-// Open opens the file of a mapping; nil for mappings that have none, such as code that a program wrote.
-func Open(path string) (*module.Image, error) {
-	switch {
-	case path == "[vdso]":
-		return module.VDSO()
-	case !strings.HasPrefix(path, "/"), strings.HasPrefix(path, "//"), strings.HasPrefix(path, "/memfd:"),
-		strings.HasPrefix(path, "/dev/"), strings.HasPrefix(path, "/SYSV"):
-		return nil, nil
-	}
-	return module.Open(path)
 }
 
 // table returns the stepper of an image; nil where it has no unwind information.
@@ -215,7 +270,7 @@ func terminals(img *module.Image, st rows.Stepper) []unwind.Range {
 			out = append(out, unwind.Range{Lo: lo, Hi: hi})
 		}
 	}
-	return append(out, goTerminals(img)...)
+	return out
 }
 
 // plts returns img's procedure linkage tables.

@@ -1,7 +1,10 @@
 package modules
 
 import (
+	"encoding/hex"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -66,6 +69,65 @@ func TestUnusable(t *testing.T) {
 	}
 	if len(s.Errors()) != 3 {
 		t.Errorf("%d errors, want 3", len(s.Errors()))
+	}
+}
+
+// A file that only a container has is found there, if it is the one that was recorded.
+func TestContainer(t *testing.T) {
+	t.Setenv("UNSPOOL_CACHE", t.TempDir())
+	root := t.TempDir()
+	pid := oracle.Contained(t, root, "only-in-there", "#include <unistd.h>\nint main(void) { write(1, \"\", 1); char c; return read(0, &c, 1); }\n")
+	img, err := module.Open(filepath.Join(root, "only-in-there"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	s, id := New(), hex.EncodeToString(img.BuildID())
+	m := s.Module("/only-in-there", id)
+	m.Mapped(int32(pid))
+	if c := m.Code(); c == nil || c.Err != nil || c.Stepper == nil || s.Hidden(m) == nil {
+		t.Errorf("%+v, %v", c, s.Hidden(m))
+	}
+	if s.Hidden(s.Module("/bin/sh", "")) != nil {
+		t.Error("/bin/sh is hidden")
+	}
+	for _, other := range []string{"", strings.Repeat("ab", 20)} {
+		if c := s.Module("/only-in-there", other).Code(); c == nil || c.Err == nil || !errors.Is(c.Err, fs.ErrNotExist) {
+			t.Errorf("build ID %q: %+v", other, c)
+		}
+	}
+}
+
+// Of files that followed each other at a path and are gone, each is found where a process has both mapped.
+func TestDeleted(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	var ids []string
+	for _, from := range []string{"/bin/ls", "/bin/sh"} {
+		b, err := os.ReadFile(from)
+		if err == nil {
+			err = os.WriteFile(path, b, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		img, err := module.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer img.Close()
+		ids = append(ids, hex.EncodeToString(img.BuildID()))
+		os.Remove(path)
+	}
+	if _, err := os.Open(fmt.Sprintf("/proc/self/map_files/%x-%x", 0, 1)); errors.Is(err, fs.ErrPermission) {
+		t.Skip("takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE")
+	}
+	for _, id := range ids {
+		img, hidden, err := find(path, id, os.Getpid())
+		if err != nil || !hidden || hex.EncodeToString(img.BuildID()) != id {
+			t.Errorf("%q: %v, %v", id, hidden, err)
+			continue
+		}
+		img.Close()
 	}
 }
 

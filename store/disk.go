@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sort"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -77,6 +79,45 @@ func (s *Store) load(name string) (*compact.Table, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return t, nil
+}
+
+// Kept returns the table of the module with a build ID, in lower-case hex, that an earlier run has put on disk; nil if there is none. So
+// stacks lead through modules whose files are gone. Of several, such as those of a file and of its stripped copy, it is the largest. The
+// directory is read once, and so is each table.
+func (s *Store) Kept(buildID string) *compact.Table {
+	if s.dir == "" || buildID == "" {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone == nil {
+		s.gone = map[string]*compact.Table{}
+		s.files, _ = os.ReadDir(s.dir) // sorted; an error is no table
+	}
+	best, ok := s.gone[buildID]
+	if ok {
+		return best
+	}
+	prefix := buildID + "-"
+	first := sort.Search(len(s.files), func(i int) bool { return s.files[i].Name() >= prefix })
+	for _, f := range s.files[first:] {
+		if !strings.HasPrefix(f.Name(), prefix) {
+			break
+		}
+		if !strings.HasSuffix(f.Name(), fmt.Sprint(".", compact.Version)) {
+			continue
+		}
+		if t, err := s.load(f.Name()); err != nil {
+			s.rejected.Add(1)
+		} else if t != nil && (best == nil || t.NumRows() > best.NumRows()) {
+			best = t
+		}
+	}
+	if best != nil {
+		s.mapped.Add(1)
+	}
+	s.gone[buildID] = best
+	return best
 }
 
 // open checks a file and loads its table.

@@ -10,6 +10,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 
@@ -49,6 +50,9 @@ type Store struct {
 	mu      sync.Mutex
 	tables  map[string]*entry[*compact.Table]
 	natives map[string]*entry[*native.Code]
+
+	files []os.DirEntry             // what was in dir when Kept was called first
+	gone  map[string]*compact.Table // what Kept has found, by build ID; nil before
 
 	mapped, built, rejected, unkept atomic.Int64
 	fault                           atomic.Pointer[error]

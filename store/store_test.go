@@ -84,6 +84,34 @@ func TestKeeps(t *testing.T) {
 	}
 }
 
+// A table is found by its module's build ID alone, when the file is gone; not by a part of it, nor by what is not its table.
+func TestKept(t *testing.T) {
+	dir := t.TempDir()
+	built := get(t, open2(t, dir), Built)
+	path := onlyFile(t, dir)
+	s, id := open2(t, dir), shell(t).ID()
+	if kept := s.Kept(id); kept == nil || kept.Stats() != built.Stats() || s.Stats().Mapped != 1 {
+		t.Errorf("the table was not found: %v, %+v", kept, s.Stats())
+	}
+	for _, none := range []string{"", id[:8], id + "00", "..", "/", "*"} {
+		if s.Kept(none) != nil {
+			t.Errorf("%q found a table", none)
+		}
+	}
+	if (&Store{}).Kept(id) != nil {
+		t.Error("a store that keeps nothing found a table")
+	}
+	if s.Kept(id); s.Stats().Mapped != 1 {
+		t.Errorf("the table was mapped again: %+v", s.Stats())
+	}
+	if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if s := open2(t, dir); s.Kept(id) != nil || s.Stats().Rejected != 1 {
+		t.Errorf("what is no table was taken, %+v", s.Stats())
+	}
+}
+
 // Every flipped byte, every truncation and a foreign table are noticed, and the table is made again.
 func TestTampered(t *testing.T) {
 	dir := t.TempDir()

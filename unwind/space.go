@@ -1,6 +1,8 @@
 package unwind
 
 import (
+	"cmp"
+	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -15,10 +17,21 @@ type Module struct {
 	Path    string // as the process sees it: "/usr/lib/libc.so.6", "[vdso]"
 	BuildID string // hex, as recorded; may be empty
 
-	load func(*Module) *Code
-	once sync.Once
-	code atomic.Pointer[Code]
+	// PID is the process in whose memory the code lies, where that is no file's: code that it made itself.
+	// Offsets in such a module are addresses. 0: a file.
+	PID int32
+
+	load    func(*Module) *Code
+	once    sync.Once
+	code    atomic.Pointer[Code]
+	process atomic.Int32
 }
+
+// Mapped tells m of a process that has mapped it. Code may be found through that where no path of this machine's leads to the file.
+func (m *Module) Mapped(pid int32) { m.process.Store(pid) }
+
+// Process returns the PID that Mapped was last called with; 0 if it was not.
+func (m *Module) Process() int32 { return m.process.Load() }
 
 // Code is what walking needs of a module. Its fields do not change.
 type Code struct {
@@ -29,12 +42,20 @@ type Code struct {
 	// Vaddr translates an offset in the file to its link-time address.
 	Vaddr func(off uint64) (arch.Vaddr, bool)
 
+	// Text copies code from link-time address v on, as the file has it, and returns how many bytes there were. nil: the
+	// code is not at hand.
+	Text func(v arch.Vaddr, to []byte) int
+
 	// Segments are the executable parts of the file, for which Vaddr adds the same to each offset.
 	Segments []Segment
 
 	// Terminal are the ranges of code that have no caller but may lack a rule that says so: the
 	// entry point of an executable, goexit.
 	Terminal []Range
+
+	// Injected are functions that a signal's handler makes look as if the interrupted code had called them: Go's sigpanic. Their
+	// caller's PC is exact.
+	Injected []Range
 
 	// PLT are procedure linkage tables; Lazy ones push before they jump.
 	PLT []PLTRange
@@ -109,6 +130,10 @@ var lastSpace atomic.Uint64
 // NewSpace returns the Space of maps, laid over each other in their order.
 func NewSpace(maps ...Mapping) *Space {
 	s := &Space{id: lastSpace.Add(1)}
+	if slices.IsSortedFunc(maps, func(a, b Mapping) int { return cmp.Compare(a.Lo, b.Hi) }) && !slices.ContainsFunc(maps, func(m Mapping) bool { return m.Lo >= m.Hi }) {
+		s.maps = slices.Clone(maps) // laying out many one by one takes the square of their number
+		return s
+	}
 	for _, m := range maps {
 		s.maps = lay(s.maps, m.Lo, m.Hi, &m)
 	}

@@ -22,6 +22,7 @@ func worldBy(t testing.TB, m *arch.Machine, stepper func(*rows.Table) rows.Stepp
 		t.Fatal(err)
 	}
 	code := &Code{Machine: m, Stepper: stepper(tab), Vaddr: func(off uint64) (arch.Vaddr, bool) { return arch.Vaddr(textLo + off), true }}
+	withText(code, map[arch.Vaddr]string{0x407000: musl, 0x407100: call})
 	return NewSpace(Mapping{Lo: textLo, Hi: textLo + 0x10000, Module: NewModule("/bin/prog", "", func(*Module) *Code { return code })})
 }
 

@@ -15,9 +15,15 @@ const (
 	HowSignal                  // by a signal frame: this frame was interrupted, and its PC is exact
 	HowPLT                     // by the shape of a procedure linkage table without information
 	HowFramePointer            // by the frame pointer: the frame below has no information
+	HowSigReturn               // as HowSignal, by the code that a signal handler returns to, which has no information
+	HowCall                    // by the call that led to where no code is: through a null pointer, say
+	NumHows
 )
 
-var howNames = [...]string{"start", "cfi", "signal", "plt", "fp"}
+var howNames = [...]string{"start", "cfi", "signal", "plt", "fp", "sigreturn", "call"}
+
+// Interrupted says that a signal has interrupted the frame: its PC is exact, and the frame below it is where a handler returns to.
+func (h How) Interrupted() bool { return h == HowSignal || h == HowSigReturn }
 
 func (h How) String() string { return name(howNames[:], int(h)) }
 

@@ -1,6 +1,8 @@
 package unwind
 
 import (
+	"slices"
+
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
 )
@@ -25,6 +27,7 @@ type Walker struct {
 	state   rows.State
 	at      int // the frame of the stack at hand that state belongs to; -1 where it is not set yet
 	plains  map[*Code][]plain
+	text    [16]byte // instructions that are looked at
 	cache   *[numSites]site
 	start   site // its next is where the last stack began
 	touched byte
@@ -39,6 +42,7 @@ type site struct {
 	rule    uint32
 	kind    siteKind
 	signal  bool
+	inject  bool // in Code.Injected
 	plain   plain
 
 	// next is where in the cache the caller was the last time. It is a guess: with it the processor goes on to the
@@ -49,11 +53,12 @@ type site struct {
 type siteKind uint8
 
 const (
-	siteUnmapped siteKind = iota // in no executable mapping
-	siteCFI                      // stepper and rule are set
-	siteTerminal                 // no caller, by the place
-	sitePLT                      // a PLT stub without information; rule is the bytes pushed
-	siteBlind                    // mapped, without information
+	siteUnmapped  siteKind = iota // in no executable mapping
+	siteCFI                       // stepper and rule are set
+	siteTerminal                  // no caller, by the place
+	sitePLT                       // a PLT stub without information; rule is the bytes pushed
+	siteBlind                     // mapped, without information
+	siteSigReturn                 // the same, but signal handlers return to it
 )
 
 // The cache holds this many sites, direct-mapped. Measured on a compiler's recording: 32 Ki sites hit
@@ -116,6 +121,7 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool) site {
 	if c.Stepper != nil {
 		if id, ok := c.Stepper.Find(v); ok {
 			e.stepper, e.rule, e.kind, e.signal, e.plain = c.Stepper, id, siteCFI, c.Stepper.Signal(id), w.plain(c, id)
+			e.inject = slices.ContainsFunc(c.Injected, func(r Range) bool { return r.Lo <= v && v < r.Hi })
 			return e
 		}
 	}
@@ -124,6 +130,9 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool) site {
 			e.kind, e.rule = sitePLT, p.pushed(v)
 			return e
 		}
+	}
+	if w.sigReturn(c, v, exact) {
+		e.kind = siteSigReturn
 	}
 	return e
 }
@@ -173,14 +182,16 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		}
 		from = e
 		if e.kind == siteUnmapped && n > 0 {
-			return frames, BadReturn
+			if _, _, ok := w.called(s); !exact || !ok {
+				return frames, BadReturn
+			}
 		}
 		if n >= w.depth {
 			return frames, DepthLimit
 		}
 		frames = append(frames, Frame{PC: arch.Addr(pc), Exact: exact, How: how, Mapping: e.mapping})
 
-		if e.plain.kind > plainNot && regs.known {
+		if e.plain.kind > plainNot && regs.known && !e.inject {
 			up := regs.sp
 			if e.plain.kind == plainFP || e.plain.kind == plainFPOutmost {
 				v, o := regs.frame(mem, &st.Fault)
@@ -208,7 +219,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 			continue
 		}
 
-		kind, stepper, rule, signal := e.kind, e.stepper, e.rule, e.signal
+		kind, stepper, rule, signal, inject := e.kind, e.stepper, e.rule, e.signal, e.inject
 		if kind == siteCFI || kind == sitePLT {
 			if o := w.catchUp(s, frames[first:]); o != rows.OK {
 				return frames, w.stop(o, s, left)
@@ -236,19 +247,29 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 			if !w.stepFP(s, &regs, cfa) {
 				return frames, NoInfo
 			}
+		case siteSigReturn:
+			how = HowSigReturn
+			if o := w.stepSigReturn(m, &regs, mem); o != rows.OK {
+				return frames, w.stop(o, s, left)
+			}
+			left = left || st.CFA-mem.Lo >= uint64(len(mem.Bytes))
 		default:
-			return frames, NoInfo
+			how = HowCall
+			if !exact || w.catchUp(s, frames[first:]) != rows.OK || !w.stepCall(s) {
+				return frames, NoInfo
+			}
 		}
 		w.at = n + 1
 
 		// The stack grows down, so a caller's frame is above. A signal handler can have a stack of
 		// its own, and an interrupted function, as that of frame 0, may keep its return address in a register and use none.
-		if st.CFA <= cfa && how != HowSignal && !(exact && st.CFA == cfa) {
+		signal = how.Interrupted()
+		if st.CFA <= cfa && !signal && !(exact && st.CFA == cfa) {
 			return frames, BadCFA
 		}
 		regs.take(m, st, mem)
-		pc, cfa, exact = st.PC, st.CFA, false
-		if how == HowSignal {
+		pc, cfa, exact = st.PC, st.CFA, inject
+		if signal {
 			cfa, exact = regs.sp, true
 		}
 	}

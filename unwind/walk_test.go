@@ -50,6 +50,25 @@ func TestLay(t *testing.T) {
 	}
 }
 
+// NewSpace gives what laying one mapping after the other does, whether they are in order or not.
+func TestNewSpace(t *testing.T) {
+	for seed := range uint64(500) {
+		rnd := rand.New(rand.NewPCG(seed, 3))
+		var maps []Mapping
+		want, at := NewSpace(), 0
+		for range 6 {
+			lo := at + rnd.IntN(4) - rnd.IntN(1+int(seed%3))
+			hi := lo + rnd.IntN(6)
+			at = hi
+			maps = append(maps, Mapping{Lo: arch.Addr(lo + 10), Hi: arch.Addr(hi + 10), Off: uint64(lo)})
+			want = want.With(maps[len(maps)-1])
+		}
+		if got := NewSpace(maps...); fmt.Sprint(got.maps) != fmt.Sprint(want.maps) {
+			t.Fatalf("seed %d: NewSpace(%v)\n got %v\nwant %v", seed, maps, got.maps, want.maps)
+		}
+	}
+}
+
 const (
 	textLo  = 0x400000
 	stackLo = 0x7ffc0000
@@ -171,6 +190,7 @@ func TestCache(t *testing.T) {
 func FuzzWalk(f *testing.F) {
 	f.Add(uint64(0x400000), uint64(0x400400), []byte("\x01\x04\x40\x00\x00\x00\x00\x00"))
 	f.Add(uint64(0x400200), uint64(stackLo), []byte(strings.Repeat("\x01\x02\x40\x00\x00\x00\x00\x00\x81\x04\x40\x00\x00\x00\x00\x00\x18\x00\xfc\x7f\x00\x00\x00\x00", 4)))
+	f.Add(uint64(0x400000), uint64(0), []byte("\x00\x70\x40\x00\x00\x00\x00\x00"+strings.Repeat("\x00\x00\xfc\x7f\x00\x00\x00\x00\x05\x71\x40\x00\x00\x00\x00\x00", 20)))
 	walker := NewWalker(100)
 	f.Fuzz(func(t *testing.T, pc, bp uint64, stack []byte) {
 		lines := []string{"400000  cfa=rsp+8  ra=c-8", "400200  cfa=rsp+24  rbx=c-24  rbp=c-16  ra=c-8", "400400  cfa=rbp+16  rbp=c-16  ra=c-8",

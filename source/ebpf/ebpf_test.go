@@ -195,7 +195,7 @@ func TestStacks(t *testing.T) {
 		}
 		return b
 	}
-	def := words(10, 1, 0x1000, 77, 5|6<<32, 3|uint64(sampleNew)<<32|uint64(unwind.Outermost)<<40|1<<48, 2, 0x1000, 0x2000|1<<howShift, 0xffffffff81000000)
+	def := words(10, 1, 0x1000, 77, 5|6<<32, 3|uint64(sampleNew)<<32|uint64(unwind.Outermost)<<40|1<<48, 3, 0x1000, 0x2000|1<<howShift, 0x3000|1<<howShift|howExact, 0xffffffff81000000)
 	ref := words(20, 9, 0x1000, 77, 7|8<<32, 1|uint64(sampleSeen)<<32, 0)
 	check := func(b []byte, time, period uint64, pid, tid int32, cpu uint32) {
 		t.Helper()
@@ -214,7 +214,7 @@ func TestStacks(t *testing.T) {
 		for i := range r.Callchain.Len() {
 			chain = append(chain, r.Callchain.At(i))
 		}
-		if want := []uint64{source.ContextKernel, 0xffffffff81000000, source.ContextUser, 0x1000, 0x1fff}; !slices.Equal(chain, want) {
+		if want := []uint64{source.ContextKernel, 0xffffffff81000000, source.ContextUser, 0x1000, 0x1fff, 0x3000}; !slices.Equal(chain, want) {
 			t.Errorf("%x, not %x", chain, want)
 		}
 	}
@@ -251,7 +251,7 @@ func TestNamespace(t *testing.T) {
 func TestNested(t *testing.T) {
 	oracle.Need(t, "unshare")
 	p := load(t, Options{})
-	spin := compile(t, "int main(void) { for (volatile long i = 0; i < 200000000; i++); return 0; }")
+	spin := compile(t, "#include <time.h>\nint main(void) { while (clock() < CLOCKS_PER_SEC / 2) for (volatile long i = 0; i < 1000000; i++); return 0; }")
 	n := 0
 	record(t, p, perfevent.Options{Command: []string{"unshare", "--pid", "--fork", spin}, User: true}, func(s *source.Sample) {
 		if n++; inside(s, spin) == 0 {

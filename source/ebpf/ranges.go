@@ -24,6 +24,7 @@ const (
 	Terminal                 // nothing: there is no caller
 	PLT                      // as Code, but where there is no rule, as in a procedure linkage table
 	LazyPLT                  // the same, whose stubs push
+	Injected                 // as Code, but the caller's PC is exact: unwind.Code
 )
 
 // Pending is the table of a module that is not compiled yet.
@@ -105,7 +106,7 @@ func cut(r Range, c *unwind.Code) []Range {
 	if c.Machine != arch.AMD64 {
 		return parts
 	}
-	if len(c.PLT)+len(c.Terminal) > maxParts {
+	if len(c.PLT)+len(c.Injected)+len(c.Terminal) > maxParts {
 		return parts
 	}
 	for _, p := range c.PLT {
@@ -114,6 +115,9 @@ func cut(r Range, c *unwind.Code) []Range {
 			k = LazyPLT
 		}
 		lay(at(p.Range, k))
+	}
+	for _, x := range c.Injected {
+		lay(at(x, Injected))
 	}
 	for _, x := range c.Terminal {
 		lay(at(x, Terminal))

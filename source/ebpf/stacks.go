@@ -38,8 +38,12 @@ const (
 	maxKernel = 127
 )
 
-// How a frame was found is in the upper bits of its word.
-const howShift = 60
+// How a frame was found is in the upper bits of its word; the uppermost says that its PC is exact although it was found by call frame
+// information.
+const (
+	howShift = 60
+	howExact = 1 << 63
+)
 
 // parse reads what the program wrote.
 func parse(b []byte) (s sample, ok bool) {
@@ -202,9 +206,9 @@ func (k *stacks) first(s *sample) []byte {
 	}
 	for b := s.user; len(b) > 0; b = b[8:] {
 		w := binary.LittleEndian.Uint64(b)
-		how := unwind.How(w >> howShift)
+		how := unwind.How(w &^ howExact >> howShift)
 		k.frames = append(k.frames, unwind.Frame{
-			PC: arch.Addr(w & (1<<howShift - 1)), How: how, Exact: how == unwind.HowStart || how == unwind.HowSignal,
+			PC: arch.Addr(w & (1<<howShift - 1)), How: how, Exact: how == unwind.HowStart || how.Interrupted() || w&howExact != 0,
 		})
 	}
 	k.sample = source.Sample{Record: &r, Stop: s.stop, From: source.Walked, User: k.frames, Kernel: k.kernel}

@@ -101,6 +101,10 @@ func (t *tables) of(space *unwind.Space) (slot func(*unwind.Module) uint32, held
 		if _, ok := slots[mod]; ok {
 			continue
 		}
+		if mod.PID != 0 {
+			slots[mod] = 0 // memory has no table
+			continue
+		}
 		slots[mod] = Pending
 		l := t.all[mod]
 		if l == nil {

@@ -54,6 +54,7 @@ enum {
 	RANGE_TERMINAL = 2, /* has no caller */
 	RANGE_PLT = 3,      /* as RANGE_CODE, but where there is no rule, a procedure linkage table */
 	RANGE_LAZY = 4,     /* the same, whose stubs push */
+	RANGE_INJECTED = 5, /* as RANGE_CODE, but the caller goes on exactly at the return address */
 };
 
 /* A part of a process's address space. Ranges ascend and do not overlap. */
@@ -120,8 +121,9 @@ enum { OK, OUTERMOST, NO_RULE, LOST_REGISTER, UNREADABLE, BAD_EXPR };
 enum { STOP_OUTERMOST, STOP_NO_INFO, STOP_BAD_CFA, STOP_TRUNCATED, STOP_BAD_MEMORY, STOP_BAD_RETURN, STOP_DEPTH, STOP_NO_STACK };
 
 /* How a frame was found: unwind.How, in the upper bits of its word. */
-enum { HOW_START, HOW_CFI, HOW_SIGNAL, HOW_PLT, HOW_FP };
+enum { HOW_START, HOW_CFI, HOW_SIGNAL, HOW_PLT, HOW_FP, HOW_SIGRETURN };
 #define HOW_SHIFT 60
+#define HOW_EXACT 8 /* a bit beside: the frame's address is exact although it was found by HOW_CFI */
 
 #define MAX_KERNEL 127
 #define MAX_USER (SLOTS + MAX_FRAMES) /* words */
@@ -571,6 +573,9 @@ PART int find_range(struct walk *w, u64 pc)
 }
 
 /* How the caller of an address's frame is found. */
+/* In the flags of a rule that was found in a RANGE_INJECTED; tables have no such flag. */
+enum { INJECTED = 64 };
+
 enum { UNMAPPED, BY_RULE, BY_PLT, BY_LAZY_PLT, BY_FP, NO_CALLER, NO_TABLE };
 
 /* Finds out how, and leaves a rule in w. h is for the range's table. */
@@ -585,6 +590,8 @@ PART u32 look_up(struct walk *w, struct head *h, u64 at)
 		return NO_CALLER;
 	if (w->range.table) {
 		if (find(w, h, w->range.table, at - w->range.bias)) {
+			if (kind == RANGE_INJECTED)
+				w->r0 |= INJECTED << 16;
 			walk_used(w->range.table, 1, w->s.time);
 			return BY_RULE;
 		}
@@ -651,6 +658,72 @@ PART int step_fp(struct walk *w)
 	w->val[SLOT_RBP] = up;
 	called_from(w, ra, fp + 16);
 	return 1;
+}
+
+/* Whether the code at an address is what signal handlers return to: arch.Signal. Less than 0 where it cannot be read. */
+static __always_inline int sigreturn_at(u64 at)
+{
+	u64 code;
+
+	if (walk_read(&code, 8, at) != 0)
+		return -1;
+	if ((code & 0xffffffffffffff) == 0x50f0000000fb8) /* mov $15,%eax; syscall */
+		return 1;
+	if (code != 0x0f0000000fc0c748) /* mov $15,%rax; syscall */
+		return 0;
+	return walk_read(&code, 8, at + 1) == 0 && code >> 56 == 0x05;
+}
+
+/*
+ * Goes on to where a signal came, with the registers that the kernel has saved, if a signal handler returns to w->pc, which is in
+ * code without information. Else it returns -1. What the kernel has left is looked at first, because it is at hand: uc_flags,
+ * of which there are three, and uc_link, which is 0.
+ */
+PART int step_sigreturn(struct walk *w)
+{
+	u64 sp, flags, link, pc, up;
+	int is;
+
+	if (!w)
+		return -1;
+	if (get(w, SLOT_RSP, &sp) != OK || !load(w, sp, &flags) || flags > 7 || !load(w, sp + 8, &link) || link)
+		return -1;
+	is = sigreturn_at(w->pc);
+	if (is == 0 && w->exact) { /* at its last instruction, the stack pointer is the same */
+		is = sigreturn_at(w->pc - 5);
+		if (is == 0)
+			is = sigreturn_at(w->pc - 7);
+	}
+	if (is < 0)
+		w->missing = 1; /* a page that may come */
+	if (is <= 0)
+		return -1;
+	if (!load(w, sp + 168, &pc)) {
+		w->fault = sp + 168;
+		return UNREADABLE;
+	}
+	if (!load(w, sp + 160, &up)) {
+		w->fault = sp + 160;
+		return UNREADABLE;
+	}
+	w->val[0] = sp + 144;
+	w->val[1] = sp + 136;
+	w->val[2] = sp + 152;
+	w->val[3] = sp + 128;
+	w->val[4] = sp + 112;
+	w->val[5] = sp + 104;
+	w->val[6] = sp + 120;
+	w->val[8] = sp + 40;
+	w->val[9] = sp + 48;
+	w->val[10] = sp + 56;
+	w->val[11] = sp + 64;
+	w->val[12] = sp + 72;
+	w->val[13] = sp + 80;
+	w->val[14] = sp + 88;
+	w->val[15] = sp + 96;
+	w->known = w->in_mem = ALL_SLOTS;
+	called_from(w, pc, up);
+	return OK;
 }
 
 static __always_inline u32 stop_of(int outcome, u64 fault, u64 sp)
@@ -738,7 +811,7 @@ static __always_inline int walk_plain(struct walk *w, struct cache *c)
 static __always_inline long walk_frame(struct walk *w, struct cache *c)
 {
 	u64 sp = w->sp, at = w->pc - !w->exact;
-	u32 exact = w->exact, how, signal = 0, by = BY_RULE;
+	u32 exact = w->exact, how, signal = 0, injected = 0, by = BY_RULE;
 	struct cached *e = places(w, c, at);
 	int o;
 
@@ -779,7 +852,8 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 	switch (by) {
 	case BY_RULE:
 		signal = (u32)(w->r0 >> 16) & UNSPOOL_SIGNAL;
-		how = signal ? HOW_SIGNAL : HOW_CFI;
+		injected = (u32)(w->r0 >> 16) & INJECTED ? 1 : 0;
+		how = signal ? HOW_SIGNAL : injected ? HOW_CFI | HOW_EXACT : HOW_CFI;
 		o = apply(w);
 		break;
 	case BY_PLT:
@@ -788,7 +862,13 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 		o = step_plt(w, at - w->range.lo, by == BY_LAZY_PLT);
 		break;
 	case BY_FP:
+		how = HOW_SIGRETURN;
+		signal = 1;
+		o = step_sigreturn(w);
+		if (o >= 0)
+			break;
 		how = HOW_FP;
+		signal = 0;
 		o = step_fp(w) ? OK : NO_RULE;
 		break;
 	case NO_CALLER:
@@ -808,7 +888,7 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 		return 1;
 	}
 	w->sp = w->cfa;
-	w->exact = 0;
+	w->exact = injected;
 	if (signal) {
 		w->exact = 1;
 		if (get(w, SLOT_RSP, &w->sp) != OK)

@@ -1,0 +1,134 @@
+// Package procfs reads what Linux says of a process below /proc (proc(5)): its mappings, its threads, and the build
+// IDs of the files that it maps.
+package procfs
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Bits of Mapping.Prot, as in mmap(2).
+const (
+	Read  = unix.PROT_READ
+	Write = unix.PROT_WRITE
+	Exec  = unix.PROT_EXEC
+)
+
+// A Mapping is a line of /proc/PID/maps.
+type Mapping struct {
+	Lo, Hi, Off uint64
+	Prot        uint32
+	Shared      bool
+	Maj, Min    uint32
+	Inode       uint64 // 0: not of a file
+	Name        string // "" where there is none; with " (deleted)" where the file is
+}
+
+// ParseMapping reads a line of /proc/PID/maps, without its end.
+func ParseMapping(line []byte) (m Mapping, ok bool) {
+	f := strings.SplitN(string(line), " ", 6)
+	if len(f) < 5 || len(f[1]) < 4 {
+		return m, false
+	}
+	var bad bool
+	num := func(s string, base, size int) uint64 {
+		v, err := strconv.ParseUint(s, base, size)
+		bad = bad || err != nil
+		return v
+	}
+	lo, hi, _ := strings.Cut(f[0], "-")
+	maj, min, _ := strings.Cut(f[3], ":")
+	m = Mapping{
+		Lo: num(lo, 16, 64), Hi: num(hi, 16, 64), Off: num(f[2], 16, 64), Shared: f[1][3] == 's',
+		Maj: uint32(num(maj, 16, 32)), Min: uint32(num(min, 16, 32)), Inode: num(f[4], 10, 64),
+	}
+	for i, c := range "rwx" {
+		if f[1][i] == byte(c) {
+			m.Prot |= 1 << i
+		}
+	}
+	if len(f) == 6 {
+		m.Name = strings.ReplaceAll(strings.TrimLeft(f[5], " "), `\012`, "\n")
+	}
+	return m, !bad && m.Lo < m.Hi && int64(m.Hi-m.Lo) > 0
+}
+
+// maxMaps bounds what is read of a process's mappings: the most that Linux allows by default is 65,530.
+const maxMaps = 32 << 20
+
+// Mappings reads the text of /proc/PID/maps from its beginning. Lines that cannot be read are left out.
+func Mappings(f *os.File) ([]Mapping, error) {
+	b, err := io.ReadAll(io.NewSectionReader(f, 0, maxMaps))
+	if err != nil {
+		return nil, err
+	}
+	return ParseMappings(b), nil
+}
+
+// ParseMappings reads the text of /proc/PID/maps.
+func ParseMappings(text []byte) []Mapping {
+	var maps []Mapping
+	for line := range bytes.Lines(text) {
+		if m, ok := ParseMapping(bytes.TrimSuffix(line, []byte("\n"))); ok {
+			maps = append(maps, m)
+		}
+	}
+	return maps
+}
+
+// Threads lists the threads of a process.
+func Threads(pid int) ([]int, error) { return Numbers(fmt.Sprintf("/proc/%d/task", pid)) }
+
+// Numbers lists the names in a directory that are numbers.
+func Numbers(dir string) (nums []int, err error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	for _, name := range names {
+		if n, e := strconv.Atoi(name); e == nil {
+			nums = append(nums, n)
+		}
+	}
+	return nums, err
+}
+
+// Status returns a line of /proc/TID/status, such as "Tgid"; "" if there is none.
+func Status(tid int, key string) string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, key+":"); ok {
+			return strings.TrimSpace(v)
+		}
+	}
+	return ""
+}
+
+// Leader returns the process of a thread; tid itself if that is not known.
+func Leader(tid int) int {
+	if pid, err := strconv.Atoi(Status(tid, "Tgid")); err == nil {
+		return pid
+	}
+	return tid
+}
+
+// State returns the state of a thread from the text of /proc/PID/task/TID/stat: 'R', 'S', 'D', 'T', 't', 'Z', 'X' and others;
+// 0 if the text has none.
+func State(stat []byte) byte {
+	// The name, in parentheses, may contain some.
+	if i := bytes.LastIndexByte(stat, ')'); i >= 0 && i+2 < len(stat) {
+		return stat[i+2]
+	}
+	return 0
+}

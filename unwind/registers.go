@@ -1,0 +1,56 @@
+package unwind
+
+import (
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/rows"
+)
+
+// Registers calls each with the registers of each frame that Walk has found of s, innermost first: those whose value is
+// known there, and can be read. A call loses all but the callee-saved ones, a signal none. known is the set of slots in regs.
+// Memory must not have changed since; if it has, there are fewer calls than frames.
+func (w *Walker) Registers(s *Snapshot, frames []Frame, each func(i int, known uint64, regs *[arch.NumSlots]uint64)) {
+	st, m, mem := &w.state, s.Machine, &s.Mem
+	st.Start(s.PC, s.Known)
+	copy(st.Snap[:], s.Regs[:])
+	var regs pair
+	for i := range frames {
+		f := &frames[i]
+		var known uint64
+		var vals [arch.NumSlots]uint64
+		for slot := range arch.Slot(arch.NumSlots) {
+			if v, o := st.Get(slot, mem); o == rows.OK {
+				known |= 1 << slot
+				vals[slot] = v
+			}
+		}
+		each(i, known, &vals)
+		if i == len(frames)-1 {
+			return
+		}
+		e := w.resolve(s.Space, f.PC, f.Exact)
+		o := rows.NoRule
+		switch frames[i+1].How {
+		case HowCFI, HowSignal:
+			if e.kind == siteCFI {
+				o = e.stepper.Apply(e.rule, st, mem)
+			}
+		case HowPLT:
+			o = w.stepPLT(m, uint64(e.rule), mem)
+		case HowFramePointer:
+			regs.take(m, st, mem)
+			if w.stepFP(s, &regs, vals[m.Slot(m.SP)]) {
+				o = rows.OK
+			}
+		case HowSigReturn:
+			regs.take(m, st, mem)
+			o = w.stepSigReturn(m, &regs, mem)
+		case HowCall:
+			if w.stepCall(s) {
+				o = rows.OK
+			}
+		}
+		if o != rows.OK {
+			return
+		}
+	}
+}

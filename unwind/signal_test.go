@@ -1,0 +1,162 @@
+package unwind
+
+import (
+	"encoding/binary"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/rows"
+)
+
+// withText gives code the instructions in at, by address.
+func withText(c *Code, at map[arch.Vaddr]string) {
+	c.Text = func(v arch.Vaddr, to []byte) int {
+		for i := range to {
+			to[i] = 0xcc
+		}
+		for lo, s := range at {
+			for i := range to {
+				if k := v + arch.Vaddr(i) - lo; k < arch.Vaddr(len(s)) {
+					to[i] = s[k]
+				}
+			}
+		}
+		return len(to)
+	}
+}
+
+const (
+	musl   = "\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05"
+	short  = "\xb8\x0f\x00\x00\x00\x0f\x05"
+	arm    = "\x68\x11\x80\xd2\x01\x00\x00\xd4"
+	call   = "\xe8\x00\x00\x00\x00"
+	armBLR = "\x60\x00\x3f\xd6" // blr x3
+)
+
+// sigframe is what the kernel leaves for a handler, with values of registers in it.
+func sigframe(m *arch.Machine, regs map[arch.Reg]uint64) []uint64 {
+	words := make([]uint64, 80)
+	for r, v := range regs {
+		words[m.Signal.Saved[r]/8] = v
+	}
+	return words
+}
+
+func TestSigReturn(t *testing.T) {
+	lines := []string{"400000  cfa=rsp+8  ra=c-8", "400100  cfa=rbx+8  rbp=c-16  ra=c-8", "400200  cfa=rsp+8  ra=u", "400300  gap"}
+	space, code := world(t, lines...)
+	withText(code, map[arch.Vaddr]string{0x400900: musl, 0x400a00: short, 0x400b00: musl[:8]})
+	const there = stackLo + 8*30 // the interrupted stack
+	frame := sigframe(arch.AMD64, map[arch.Reg]uint64{16: 0x400100, 7: there, 3: there + 8})
+	frame[30] = 0x400201 // where rbx says
+	stack := func(ra uint64) []uint64 { return append([]uint64{ra}, frame...) }
+	for _, c := range []struct {
+		name string
+		s    *Snapshot
+		want string
+	}{
+		{"musl's and Go's", snap(space, 0x400000, stack(0x400900)...), "400000:start 4008ff:cfi 400100:sigreturn 400200:cfi outermost"},
+		{"the short one", snap(space, 0x400000, stack(0x400a00)...), "400000:start 4009ff:cfi 400100:sigreturn 400200:cfi outermost"},
+		{"half of one", snap(space, 0x400000, stack(0x400b00)...), "400000:start 400aff:cfi no-info"},
+		{"behind its beginning", snap(space, 0x400000, stack(0x400901)...), "400000:start 400900:cfi no-info"},
+		{"about to begin", snap(space, 0x400900, frame...), "400900:start 400100:sigreturn "},
+		{"about to call", snap(space, 0x400907, frame...), "400907:start 400100:sigreturn "},
+		{"about to call, the short one", snap(space, 0x400a05, frame...), "400a05:start 400100:sigreturn "},
+		{"cut off", snap(space, 0x400000, stack(0x400900)[:20]...), "400000:start 4008ff:cfi truncated"},
+	} {
+		if got := chain(NewWalker(0).Walk(c.s, nil)); !strings.HasPrefix(got, c.want) {
+			t.Errorf("%s\n got %s\nwant %s", c.name, got, c.want)
+		}
+	}
+
+	// Registers has what was saved.
+	s := snap(space, 0x400000, stack(0x400900)...)
+	w := NewWalker(0)
+	fs, _ := w.Walk(s, nil)
+	n := 0
+	w.Registers(s, fs, func(i int, known uint64, regs *[arch.NumSlots]uint64) {
+		n++
+		if i == 2 && (regs[3] != there+8 || regs[7] != there || known != 1<<17-1) {
+			t.Errorf("registers of the interrupted frame: %x, known %#x", regs[:17], known)
+		}
+	})
+	if n != len(fs) {
+		t.Errorf("registers of %d frames, of %d", n, len(fs))
+	}
+}
+
+func TestSigReturnARM64(t *testing.T) {
+	tab, err := rows.ParseText(strings.NewReader("machine aarch64\n400000  cfa=sp+0\n400100  cfa=x19+16  ra=c-8\n400200  cfa=sp+8  ra=u\n400300  gap\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := &Code{Machine: arch.ARM64, Stepper: rows.Interp{Table: tab}, Vaddr: func(off uint64) (arch.Vaddr, bool) { return arch.Vaddr(textLo + off), true }}
+	withText(code, map[arch.Vaddr]string{0x400900: arm, 0x400240: armBLR})
+	space := NewSpace(Mapping{Lo: textLo, Hi: textLo + 0x10000, Module: NewModule("", "", func(*Module) *Code { return code })})
+	frame := sigframe(arch.ARM64, map[arch.Reg]uint64{32: 0x400100, 31: stackLo + 8*76, 19: stackLo + 8*76})
+	frame[77] = 0x400244
+	var b []byte
+	for _, w := range frame {
+		b = binary.LittleEndian.AppendUint64(b, w)
+	}
+	s := &Snapshot{Machine: arch.ARM64, Space: space, PC: 0x400000, Known: 1<<33 - 1, Mem: rows.Memory{Lo: stackLo, Bytes: b}}
+	s.Regs[31], s.Regs[30] = stackLo, 0x400900
+	if got, want := chain(NewWalker(0).Walk(s, nil)), "400000:start 4008ff:cfi 400100:sigreturn 400243:cfi outermost"; got != want {
+		t.Errorf("a handler\n got %s\nwant %s", got, want)
+	}
+	s.PC, s.Regs[30] = 0, 0x400244
+	if got, want := chain(NewWalker(0).Walk(s, nil)), "0:start 400243:call outermost"; got != want {
+		t.Errorf("a null call\n got %s\nwant %s", got, want)
+	}
+	s.Regs[30] = 0x400248
+	if got, want := chain(NewWalker(0).Walk(s, nil)), "0:start no-info"; got != want {
+		t.Errorf("no call\n got %s\nwant %s", got, want)
+	}
+}
+
+func TestCall(t *testing.T) {
+	lines := []string{"400000  cfa=rsp+8  ra=c-8", "400100  cfa=rbx+8  ra=c-8", "400200  cfa=rsp+8  ra=u", "400300  gap"}
+	space, code := world(t, lines...)
+	withText(code, map[arch.Vaddr]string{0x400900: musl, 0x400110: call, 0x400210: call, 0x400ffb: call})
+	const there = stackLo + 8*30
+	handler := func(pc uint64) []uint64 {
+		f := append([]uint64{0x400900}, sigframe(arch.AMD64, map[arch.Reg]uint64{16: pc, 7: there, 3: there + 16})...)
+		f[30], f[32] = 0x400115, 0x400215
+		return f
+	}
+	for _, c := range []struct {
+		name string
+		s    *Snapshot
+		want string
+	}{
+		{"null", snap(space, 0, 0x400215), "0:start 400214:call outermost"},
+		{"elsewhere", snap(space, 0x123456, 0x400215), "123456:start 400214:call outermost"},
+		{"not after a call", snap(space, 0, 0x400216), "0:start no-info"},
+		{"to unmapped code", snap(space, 0, 0x123456), "0:start no-info"},
+		{"no stack", snap(space, 0), "0:start no-info"},
+		{"below a handler", snap(space, 0x400000, handler(0)...), "400000:start 4008ff:cfi 0:sigreturn 400114:call 400214:cfi outermost"},
+		{"below a handler, no call", snap(space, 0x400000, append(handler(0)[:30], 7)...), "400000:start 4008ff:cfi bad-return"},
+		{"a return address, not below a handler", snap(space, 0x400000, 0, 0x400215), "400000:start bad-return"},
+	} {
+		c.s.Regs[3] = stackLo
+		if got := chain(NewWalker(0).Walk(c.s, nil)); got != c.want {
+			t.Errorf("%s\n got %s\nwant %s", c.name, got, c.want)
+		}
+	}
+
+	// Without the file, memory has the code.
+	code.Text = nil
+	s := snap(space, 0, 0x400215)
+	s.Mem.Next = memory(func(addr uint64) (uint64, bool) {
+		return binary.LittleEndian.Uint64([]byte("\x00\x00\x00" + call)), addr == 0x40020d
+	})
+	if got, want := chain(NewWalker(0).Walk(s, nil)), "0:start 400214:call outermost"; got != want {
+		t.Errorf("code in memory\n got %s\nwant %s", got, want)
+	}
+}
+
+// A memory is a function as a rows.Reader.
+type memory func(addr uint64) (uint64, bool)
+
+func (m memory) Read8(addr uint64) (uint64, bool) { return m(addr) }
