@@ -290,7 +290,7 @@ func (d *Decoder) Decode(raw []byte, r *Record) error {
 		body := len(f.b) - l.trailer
 		decodeTrailer(l, f.b[body:], r)
 		f.b = f.b[:body:body]
-		decodeOther(&f, r)
+		decodeOther(l, &f, r)
 	}
 	if f.bad {
 		return errShort
@@ -468,7 +468,7 @@ func (f *fields) read(format uint64) []byte {
 }
 
 // decodeOther reads the body of a record that is no sample.
-func decodeOther(f *fields, r *Record) {
+func decodeOther(l *layout, f *fields, r *Record) {
 	thread := func() {
 		lo, hi := f.pair()
 		r.PID, r.TID = int32(lo), int32(hi)
@@ -480,7 +480,7 @@ func decodeOther(f *fields, r *Record) {
 		if r.Type == RecordMmap2 {
 			id := f.bytes(24)
 			if id != nil {
-				decodeFileID(id, r)
+				decodeFileID(l, id, r)
 			}
 			r.Prot, r.MapFlags = f.pair()
 		}
@@ -513,13 +513,17 @@ func decodeOther(f *fields, r *Record) {
 	}
 }
 
-// decodeFileID reads the 24 bytes of an MMAP2 record that say which file it is.
-func decodeFileID(b []byte, r *Record) {
+// decodeFileID reads the 24 bytes of an MMAP2 record that say which file it is. The mark that it is by build ID may be
+// wrong: as long as one event asks for build IDs, Linux marks everybody's records. Where the event has not asked, only the sizes that
+// build IDs usually have are believed, which are not the major number of any device with files.
+func decodeFileID(l *layout, b []byte, r *Record) {
 	if r.Misc&MiscMmapBuildID != 0 {
-		if n := int(b[0]); n <= 20 {
+		n := binary.LittleEndian.Uint32(b)
+		if n <= 20 && (l.attr.Has(FlagBuildID) || n == 20 || n == 16) {
 			r.BuildID = b[4 : 4+n : 4+n]
+			return
 		}
-		return
+		r.Misc &^= MiscMmapBuildID
 	}
 	r.Maj, r.Min = binary.LittleEndian.Uint32(b), binary.LittleEndian.Uint32(b[4:])
 	r.Inode, r.InodeGen = binary.LittleEndian.Uint64(b[8:]), binary.LittleEndian.Uint64(b[16:])

@@ -211,7 +211,7 @@ func randomSample(rnd *rand.Rand) (Attr, *Sample) {
 		s.Kernel = append(s.Kernel, 1<<63|rnd.Uint64()>>8)
 	}
 	for i := range rnd.IntN(40) {
-		f := unwind.Frame{PC: 1 + archAddr(rnd.Uint64()>>17), How: unwind.How(rnd.IntN(5)), Exact: i == 0 || rnd.IntN(9) == 0}
+		f := unwind.Frame{PC: 1 + archAddr(rnd.Uint64()>>17), How: unwind.How(rnd.IntN(int(unwind.NumHows))), Exact: i == 0 || rnd.IntN(9) == 0}
 		s.User = append(s.User, f)
 	}
 	return a, s
@@ -449,5 +449,30 @@ func TestAppend(t *testing.T) {
 	var r Record
 	if err := d.Decode(long, &r); err != nil || len(r.Comm) != maxName {
 		t.Errorf("a long name: %d bytes, %v", len(r.Comm), err)
+	}
+}
+
+// TestSpoiltMark holds that a record which is marked as if it had a build ID, because another recorder asked for them, is read
+// as what it is.
+func TestSpoiltMark(t *testing.T) {
+	plain, asked := NewDecoder(), NewDecoder()
+	a := Attr{SampleType: SampleTID}
+	plain.AddAttr(&a, nil, "")
+	a.Flags |= FlagBuildID
+	asked.AddAttr(&a, nil, "")
+	rec := Record{Type: RecordMmap2, PID: 1, TID: 1, Len: 4096, Prot: ProtExec, Maj: 8, Min: 1, Inode: 99, InodeGen: 7, Filename: []byte("/a")}
+	raw := plain.Append(nil, 0, &rec)
+	binary.LittleEndian.PutUint16(raw[4:], rec.Misc|MiscMmapBuildID)
+	var r Record
+	if err := plain.Decode(raw, &r); err != nil || r.BuildID != nil || r.Misc&MiscMmapBuildID != 0 || r.Maj != 8 || r.Min != 1 || r.Inode != 99 || r.InodeGen != 7 {
+		t.Errorf("not asked for: %v: %+v", err, r)
+	}
+	if err := asked.Decode(raw, &r); err != nil || len(r.BuildID) != 8 {
+		t.Errorf("asked for: %v: %+v", err, r)
+	}
+	rec.Misc, rec.BuildID = MiscMmapBuildID, []byte("0123456789abcdefghij")
+	raw = plain.Append(nil, 0, &rec)
+	if err := plain.Decode(raw, &r); err != nil || string(r.BuildID) != string(rec.BuildID) {
+		t.Errorf("of 20 bytes: %v: %+v", err, r)
 	}
 }

@@ -34,6 +34,7 @@ type fileID struct {
 	path, buildID string
 	maj, min      uint32
 	inode, gen    uint64
+	pid           int32 // of memory that is no file's
 }
 
 type thread struct {
@@ -52,6 +53,7 @@ type image struct {
 // A proc is a process. Its image is made when somebody asks for it: until then, mappings gather in pending. The
 // Space stays the same as long as the executable mappings do, because walkers recognise it.
 type proc struct {
+	pid     int32
 	image   *image
 	pending []mapping
 	threads int
@@ -78,7 +80,7 @@ const (
 )
 
 // NewWorld returns an empty World. mods gives the module of an executable file or of a pseudo file such as
-// "[vdso]" or "//anon"; buildID is in hex, and empty where the recording has none. It is called from Run's
+// "[vdso]"; memory that is no file's has a module for each process. buildID is in hex, and empty where the recording has none. It is called from Run's
 // goroutine, once for each distinct file, and should load nothing yet.
 func NewWorld(mods func(path, buildID string) *unwind.Module) *World {
 	return &World{
@@ -165,7 +167,7 @@ func (w *World) add(pid, tid int32) (*thread, *proc) {
 	}
 	p := w.procs[pid]
 	if p == nil {
-		p = &proc{orphan: true}
+		p = &proc{pid: pid, orphan: true}
 		w.give(p, w.empty)
 		w.procs[pid] = p
 	}
@@ -313,7 +315,9 @@ func (w *World) mmap(r *Record) {
 		if len(r.BuildID) > 0 {
 			m.file.buildID = hex.EncodeToString(r.BuildID)
 		}
-		if strings.HasPrefix(m.file.path, "//anon") || strings.HasPrefix(m.file.path, "[") {
+		if anonymous(&m.file) {
+			m.file, m.off = fileID{path: m.file.path, pid: r.PID}, m.lo
+		} else if strings.HasPrefix(m.file.path, "[") {
 			m.file.maj, m.file.min, m.file.inode, m.file.gen = 0, 0, 0, 0
 		}
 	} else if !p.hides(&m) {
@@ -323,6 +327,20 @@ func (w *World) mmap(r *Record) {
 	if len(p.pending) >= maxPending {
 		w.freeze(p)
 	}
+}
+
+// anonymous says whether a mapping's memory is its process's own, or is shared without being a program's file. A memfd may be one; then
+// the recording knows its build ID.
+func anonymous(f *fileID) bool {
+	if strings.HasPrefix(f.path, "/memfd:") {
+		return f.buildID == ""
+	}
+	for _, prefix := range []string{"//anon", "[anon", "[heap]", "[stack", "/anon_hugepage", "/dev/zero", "/SYSV"} {
+		if strings.HasPrefix(f.path, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // hides says whether m, which is not executable, covers anything that is.
@@ -355,6 +373,7 @@ func (w *World) freeze(p *proc) *image {
 			continue
 		}
 		mod := w.module(m.file)
+		mod.Mapped(p.pid)
 		if old := space.Find(lo); old != nil && old.Lo == lo && old.Hi == hi && old.Off == m.off && old.Module == mod {
 			continue
 		}
@@ -377,7 +396,9 @@ func (w *World) freeze(p *proc) *image {
 func (w *World) module(id fileID) *unwind.Module {
 	m := w.files[id]
 	if m == nil {
-		if w.mods != nil {
+		if id.pid != 0 {
+			m = &unwind.Module{Path: id.path, PID: id.pid}
+		} else if w.mods != nil {
 			m = w.mods(id.path, id.buildID)
 		}
 		if m == nil {

@@ -8,11 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/source"
 )
 
@@ -205,7 +205,7 @@ func (r *Recorder) attachThread(a *source.Attr, tid int) error {
 func (r *Recorder) attachProcess(a *source.Attr, pid, level int) error {
 	done := map[int]bool{}
 	for {
-		tids, err := threads(pid)
+		tids, err := procfs.Threads(pid)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 			if len(done) > 0 {
 				return nil // it has gone
@@ -244,25 +244,6 @@ func denied(err error, pid int, what string, level int) error {
 		}
 	}
 	return explain(err, doing, level)
-}
-
-// threads lists the threads of a process.
-func threads(pid int) ([]int, error) { return numbersIn(fmt.Sprintf("/proc/%d/task", pid)) }
-
-// numbersIn lists the names in a directory that are numbers.
-func numbersIn(dir string) (nums []int, err error) {
-	d, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer d.Close()
-	names, err := d.Readdirnames(-1)
-	for _, name := range names {
-		if n, e := strconv.Atoi(name); e == nil {
-			nums = append(nums, n)
-		}
-	}
-	return nums, err
 }
 
 // forked takes note of a FORK record. A thread that was attached to after it had been born with the events of

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/source"
 )
 
@@ -100,8 +101,8 @@ func (r *Recorder) resume() {
 	if !r.all {
 		return
 	}
-	s := synth{dec: r.dec, buildIDs: r.buildID, ids: map[inode][]byte{}}
-	pids, _ := numbersIn("/proc")
+	s := synth{dec: r.dec, ids: r.ids}
+	pids, _ := procfs.Numbers("/proc")
 	for _, pid := range pids {
 		s.process(pid, nil)
 	}
@@ -192,6 +193,7 @@ func (r *Recorder) flush() {
 		var raw []byte
 		raw, b = cutRecord(b)
 		r.records.Add(1)
+		r.ids.identify(raw)
 		if r.program != nil {
 			r.program.Saw(raw)
 		}

@@ -33,14 +33,19 @@ type modifiers struct {
 
 // A places says where the kernel describes its events; tests have their own.
 type places struct {
-	tracefs []string // the first that has events/ is used
+	tracefs []string               // the first that has events/ is used
+	mount   func() (string, error) // makes one more; may be nil
 	devices string
 }
 
 var kernelPlaces = places{
 	tracefs: []string{"/sys/kernel/tracing", "/sys/kernel/debug/tracing"},
+	mount:   mountTracefs,
 	devices: "/sys/bus/event_source/devices",
 }
+
+// clock says whether e is cpu-clock or task-clock, PERF_COUNT_SW_* 0 and 1, by which samples are taken by a timer.
+func (e *event) clock() bool { return e.typ == source.TypeSoftware && e.config <= 1 }
 
 // PERF_COUNT_HW_*, PERF_COUNT_SW_* by number. The first spelling is the usual one.
 var (
@@ -251,7 +256,7 @@ func parseTracepoint(system, rest string, at places) (event, error) {
 
 // events returns tracefs' directory of tracepoints.
 func (at places) events() (string, error) {
-	err := fmt.Errorf("tracefs is not mounted: mount -t tracefs tracefs %s", kernelPlaces.tracefs[0])
+	err := fmt.Errorf("tracefs is not mounted: sudo mount -t tracefs tracefs %s", kernelPlaces.tracefs[0])
 	for _, dir := range at.tracefs {
 		dir = filepath.Join(dir, "events")
 		f, e := os.Open(dir)
@@ -261,6 +266,11 @@ func (at places) events() (string, error) {
 		}
 		if errors.Is(e, fs.ErrPermission) {
 			err = fmt.Errorf("%w: tracepoints are for root, or whom root lets read tracefs", e)
+		}
+	}
+	if at.mount != nil {
+		if dir, e := at.mount(); e == nil {
+			return filepath.Join(dir, "events"), nil
 		}
 	}
 	return "", err

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/source"
 )
 
@@ -102,7 +103,7 @@ type Recorder struct {
 	machine *arch.Machine
 	event   string
 	notes   []string
-	buildID bool // the kernel gives build IDs with mappings
+	ids     buildIDs
 
 	// The drainer's alone, and Open's before it runs.
 	rings     []*ring
@@ -159,6 +160,7 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 		return nil, err
 	}
 	r := &Recorder{
+		ids: buildIDs{},
 		dec: source.NewDecoder(), machine: thisMachine(), queue: newBacklog(), drained: make(chan struct{}),
 		program: o.Program, exited: make(chan struct{}), direct: map[int32]attached{}, inherited: map[int32]bool{}, epoll: -1, wake: -1, tracing: -1,
 		ends: len(o.PIDs)+len(o.TIDs) > 0, all: o.All,
@@ -179,7 +181,9 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 	if err := r.openPoll(); err != nil {
 		return nil, err
 	}
-	r.dec.AddAttr(&p.attr, nil, r.event)
+	decoded := p.attr
+	decoded.Flags |= source.FlagBuildID // which the kernel is not asked for: see buildIDs
+	r.dec.AddAttr(&decoded, nil, r.event)
 	if r.program != nil {
 		r.dec.AddWalked()
 		if err := r.program.Start(r.dec, r.trigger); err != nil {
@@ -338,8 +342,6 @@ func (r *Recorder) release() error {
 
 // BuildID returns the build ID of a file in hex, for mappings whose records have none: see source.RecordStream.
 func (r *Recorder) BuildID(path string) string {
-	if r.buildID {
-		return ""
-	}
-	return fmt.Sprintf("%x", fileBuildID(path, nil))
+	id, _ := procfs.FileBuildID(path, 0)
+	return fmt.Sprintf("%x", id)
 }

@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"time"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/source"
@@ -241,6 +242,10 @@ func (e *event) spelled(a *source.Attr) string {
 	return e.name + ":" + mods
 }
 
+// maxClock is how often a second a clock event samples. The kernel slows counters down that interrupt too much, but not clocks: on a virtual machine,
+// 100,000 interrupts, the default of kernel.perf_event_max_sample_rate, left no time to anything else.
+const maxClock = 20_000
+
 // rate sets how often a samples.
 func (r *Recorder) rate(o *Options, e *event, a *source.Attr) {
 	a.Flags &^= source.FlagFreq
@@ -250,6 +255,10 @@ func (r *Recorder) rate(o *Options, e *event, a *source.Attr) {
 		return
 	case o.Period > 0:
 		a.SamplePeriod = o.Period
+		if least := uint64(time.Second / maxClock); e.clock() && a.SamplePeriod < least {
+			r.note("clocks interrupt %d times a second at most: every %d ns instead of %d", maxClock, least, a.SamplePeriod)
+			a.SamplePeriod = least
+		}
 		return
 	case o.Frequency == 0 && e.each:
 		a.SamplePeriod = 1
@@ -264,6 +273,10 @@ func (r *Recorder) rate(o *Options, e *event, a *source.Attr) {
 	if err == nil && limit > 0 && a.SamplePeriod > limit {
 		r.note("kernel.perf_event_max_sample_rate=%d: %d Hz instead of %d", limit, limit, a.SamplePeriod)
 		a.SamplePeriod = limit
+	}
+	if e.clock() && a.SamplePeriod > maxClock {
+		r.note("clocks interrupt %d times a second at most: %d Hz instead of %d", maxClock, maxClock, a.SamplePeriod)
+		a.SamplePeriod = maxClock
 	}
 }
 
@@ -306,8 +319,7 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 	dummy := *a
 	dummy.Type, dummy.Config, dummy.SamplePeriod = source.TypeSoftware, swDummy, 0
 	dummy.SampleType, dummy.SampleRegsUser = source.SampleTID|source.SampleTime|source.SampleCPU, 0
-	dummy.Flags = source.FlagDisabled | source.FlagExcludeKernel | source.FlagExcludeHV | source.FlagWatermark | source.FlagUseClockID | source.FlagBuildID | source.FlagMmap | source.FlagMmap2 | source.FlagTask
-	r.buildID = true
+	dummy.Flags = source.FlagDisabled | source.FlagExcludeKernel | source.FlagExcludeHV | source.FlagWatermark | source.FlagUseClockID | source.FlagMmap | source.FlagMmap2 | source.FlagTask
 	for {
 		dummy.WakeupEvents = uint32(size / 4)
 		if o.Program != nil {
@@ -316,9 +328,6 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 		err := r.openRingsOf(&dummy, size)
 		switch {
 		case err == nil:
-			if r.buildID {
-				a.Flags |= source.FlagBuildID
-			}
 			if o.StackSize == 0 {
 				for stack > minStack && size/stack < minSamples {
 					stack /= 2
@@ -327,9 +336,6 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 			a.SampleStackUser = uint32(stack)
 			r.shape.RingSize = size
 			return nil
-		case errors.Is(err, unix.EINVAL) && r.buildID:
-			r.buildID = false // before Linux 5.12
-			dummy.Flags &^= source.FlagBuildID
 		case (errors.Is(err, errMap) && (errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOMEM))) && size > minRing && size > unix.Getpagesize():
 			size /= 2
 		default:

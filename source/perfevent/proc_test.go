@@ -2,15 +2,17 @@ package perfevent
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/hex"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/source"
 )
 
@@ -28,34 +30,18 @@ func TestParseMapping(t *testing.T) {
 		{"ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]", source.Record{Addr: 0xffffffffff600000, Len: 0x1000, Prot: 4, MapFlags: 2, Filename: []byte("[vsyscall]")}},
 	} {
 		c.want.Type, c.want.Misc = source.RecordMmap2, source.MiscUser
-		got, ok := parseMapping([]byte(c.line))
+		m, ok := procfs.ParseMapping([]byte(c.line))
+		got := mapped(&m)
 		if !ok || got.Addr != c.want.Addr || got.Len != c.want.Len || got.Pgoff != c.want.Pgoff || got.Maj != c.want.Maj || got.Min != c.want.Min ||
 			got.Inode != c.want.Inode || got.Prot != c.want.Prot || got.MapFlags != c.want.MapFlags || !bytes.Equal(got.Filename, c.want.Filename) {
 			t.Errorf("%q\n got %+v\nwant %+v", c.line, got, c.want)
 		}
 	}
 	for _, s := range []string{"", "a b c d e f", "7f10-7f00 r-xp 0 0:0 0", "7f00 r-xp 0 0:0 0", "7f00-7f10 r-x 0 0:0 0"} {
-		if got, ok := parseMapping([]byte(s)); ok {
+		if got, ok := procfs.ParseMapping([]byte(s)); ok {
 			t.Errorf("%q: %+v", s, got)
 		}
 	}
-}
-
-func FuzzParseMapping(f *testing.F) {
-	b, _ := os.ReadFile("/proc/self/maps")
-	for line := range strings.Lines(string(b)) {
-		f.Add(strings.TrimSpace(line))
-	}
-	f.Fuzz(func(t *testing.T, s string) { parseMapping([]byte(s)) })
-}
-
-func FuzzNoteBuildID(f *testing.F) {
-	f.Add([]byte("\x04\x00\x00\x00\x04\x00\x00\x00\x03\x00\x00\x00GNU\x00abcd"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if id := noteBuildID(b, binary.LittleEndian); len(id) > 20 {
-			t.Errorf("%x", id)
-		}
-	})
 }
 
 // TestSynthesised compares what is told of this process with what the kernel reports of the same files.
@@ -102,7 +88,7 @@ func TestSynthesised(t *testing.T) {
 		}
 		_, want, _ := strings.Cut(string(out), "Build ID: ")
 		want, _, _ = strings.Cut(want, "\n")
-		fromFile := fileBuildID(name, nil)
+		fromFile, _ := procfs.FileBuildID(name, 0)
 		if got := hex.EncodeToString(rec.BuildID); got != want || hex.EncodeToString(fromFile) != want {
 			t.Errorf("%s: build ID %s, in the file %x, want %s", name, got, fromFile, want)
 		}
@@ -112,5 +98,31 @@ func TestSynthesised(t *testing.T) {
 	}
 	if kernel > 1 {
 		t.Errorf("%d mappings of the kernel", kernel)
+	}
+}
+
+// TestSynthesisedZombie holds that a process which has ended, and which nobody has waited for, is not told of: that it ended has been said.
+func TestSynthesisedZombie(t *testing.T) {
+	cmd := exec.Command("true")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	stat := fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid)
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if b, _ := os.ReadFile(stat); procfs.State(b) == 'Z' {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("true has not ended")
+		}
+	}
+	s := synth{dec: source.NewDecoder(), ids: buildIDs{}}
+	s.dec.AddAttr(&source.Attr{}, nil, "")
+	if s.process(cmd.Process.Pid, nil); len(s.b) != 0 {
+		t.Errorf("%d bytes of records", len(s.b))
+	}
+	if s.process(os.Getpid(), nil); len(s.b) == 0 {
+		t.Error("no records of this process")
 	}
 }

@@ -400,8 +400,11 @@ func TestOptions(t *testing.T) {
 			r.Close()
 		}
 	}
-	r := open(t, Options{Command: []string{"true"}, Frequency: 1 << 40})
-	if !strings.Contains(r.EventNote(), "max_sample_rate") {
-		t.Errorf("note %q", r.EventNote())
+	for _, o := range []Options{{Frequency: 1 << 40}, {Period: 1}} {
+		o.Command, o.Event = []string{"true"}, "cpu-clock"
+		r := open(t, o)
+		if n := r.EventNote(); o.Frequency > 0 && !strings.Contains(n, "max_sample_rate") || !strings.Contains(n, "20000 times a second at most") {
+			t.Errorf("note %q", n)
+		}
 	}
 }

@@ -1,0 +1,182 @@
+// Package ptrace has the requests of ptrace(2) that this project makes, of threads that were seized (PTRACE_SEIZE): those
+// stop only when they are asked to, and go on by themselves when the tracer ends, however that comes about.
+//
+// A thread's tracer is a thread, not a process: all calls for one tracee come from one thread. See Do.
+package ptrace
+
+import (
+	"os"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/arch"
+)
+
+// Do calls f on a thread of its own, which has ended when Do returns: what f seized and did not detach has been detached by the
+// kernel, and goes on.
+func Do(f func()) {
+	on := make(chan int)
+	go func() {
+		onThread(func() {
+			defer func() { on <- unix.Gettid() }()
+			f()
+		})
+	}()
+	tid := <-on
+	// The kernel ends the thread a moment after the goroutine. Until then, whoever waits for a tracee could take a stop away that was
+	// for the tracer, and with it the signal that came.
+	for range 1_000_000 { // of Nap: for ever, unless something is wrong
+		if unix.Tgkill(os.Getpid(), tid, 0) == unix.ESRCH {
+			return
+		}
+		Nap()
+	}
+}
+
+// onThread calls f on the calling goroutine's thread, which ends with the goroutine. The process's first thread cannot end: while that
+// is kept busy, another goroutine is on another thread.
+func onThread(f func()) {
+	runtime.LockOSThread() // and no Unlock
+	if unix.Gettid() != os.Getpid() {
+		f()
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		onThread(f)
+	}()
+	<-done
+	runtime.UnlockOSThread()
+}
+
+// Hurry gives the calling thread, which Do has made, all the priority that this user may: others are stopped until it has had its turn.
+// What it starts later inherits that.
+func Hurry() {
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, -20)
+	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // else its timers are 50 µs late
+}
+
+// Nap waits for some ten microseconds, in which others can run.
+func Nap() { _ = unix.Nanosleep(&unix.Timespec{Nsec: 10_000}, nil) }
+
+// request makes a request that does not return data.
+func request(req, tid int, addr, data uintptr) error {
+	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, uintptr(req), uintptr(tid), addr, data, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// Seize begins to trace a thread, which does not stop. options are PTRACE_O_*.
+func Seize(tid int, options int) error { return request(unix.PTRACE_SEIZE, tid, 0, uintptr(options)) }
+
+// Interrupt makes a thread stop soon: Wait tells when. It cannot while it waits uninterruptibly, as in vfork(2).
+func Interrupt(tid int) error { return request(unix.PTRACE_INTERRUPT, tid, 0, 0) }
+
+// Cont lets a thread that has stopped go on, with a signal if sig is not 0.
+func Cont(tid int, sig unix.Signal) error { return request(unix.PTRACE_CONT, tid, 0, uintptr(sig)) }
+
+// Listen leaves a thread in a group-stop stopped, and lets it take part in what ends that.
+func Listen(tid int) error { return request(unix.PTRACE_LISTEN, tid, 0, 0) }
+
+// Detach ends the tracing of a thread that has stopped; it goes on with a signal if sig is not 0, or stays in its group-stop.
+func Detach(tid int, sig unix.Signal) error {
+	return request(unix.PTRACE_DETACH, tid, 0, uintptr(sig))
+}
+
+// EventMsg returns what belongs to the event at which a thread has stopped, such as a child's number.
+func EventMsg(tid int) (int, error) {
+	var msg uint64
+	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GETEVENTMSG, uintptr(tid), 0, uintptr(unsafe.Pointer(&msg)), 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(msg), nil
+}
+
+// A Stop is what Wait tells of a thread.
+type Stop struct {
+	TID    int
+	Status unix.WaitStatus
+}
+
+// Gone says that the thread has exited.
+func (s Stop) Gone() bool { return s.Status.Exited() || s.Status.Signaled() }
+
+// Event is the PTRACE_EVENT_* at which the thread has stopped; 0 before the delivery of a signal.
+func (s Stop) Event() int { return int(s.Status >> 16) }
+
+// Signal is the signal to be delivered, or in a group-stop the one that caused it.
+func (s Stop) Signal() unix.Signal { return s.Status.StopSignal() }
+
+// GroupStop says that the thread has been stopped as by SIGSTOP.
+func (s Stop) GroupStop() bool {
+	return s.Event() == unix.PTRACE_EVENT_STOP && s.Signal() != unix.SIGTRAP
+}
+
+// Inject is what to pass to Cont or Detach so that the thread goes on as if it were not traced.
+func (s Stop) Inject() unix.Signal {
+	if s.Event() != 0 {
+		return 0
+	}
+	return s.Signal()
+}
+
+// Next returns what there is to be told of a thread traced by the calling thread, or of a child that it started; of any if tid
+// is -1. It tells of a signal until the thread goes on, so that the kernel delivers one that the tracer, if it is killed, has not passed on.
+// ok is false if there is nothing to tell. The error is ECHILD if there is nobody to wait for.
+func Next(tid int) (s Stop, ok bool, err error) {
+	which := unix.P_PID
+	if tid == -1 {
+		which = unix.P_ALL
+	}
+	const look = unix.WEXITED | unix.WNOHANG | unix.WALL | unix.WNOTHREAD
+	for {
+		var si struct {
+			_           [2]int32
+			code, _     int32
+			pid, _, why int32
+			_           [100]byte
+		}
+		if err = unix.Waitid(which, max(tid, 0), (*unix.Siginfo)(unsafe.Pointer(&si)), look|unix.WNOWAIT, nil); err == unix.EINTR {
+			continue
+		}
+		if err != nil || si.pid == 0 {
+			return s, false, err
+		}
+		if si.code == cldTrapped && si.why>>8 == 0 { // not an event, which has to be taken
+			return Stop{int(si.pid), unix.WaitStatus(si.why<<8 | 0x7f)}, true, nil
+		}
+		s.TID, err = unix.Wait4(int(si.pid), &s.Status, unix.WNOHANG|unix.WALL|unix.WNOTHREAD, nil)
+		return s, err == nil && s.TID > 0, err
+	}
+}
+
+const cldTrapped = 4 // CLD_TRAPPED of siginfo.h
+
+// Registers are those of a thread, by slot.
+type Registers struct {
+	PC, SP uint64
+	Known  uint64
+	Regs   [arch.NumSlots]uint64
+}
+
+func (r *Registers) set(s arch.Slot, v uint64) {
+	r.Regs[s] = v
+	r.Known |= 1 << s
+}
+
+// getRegs reads the general registers (NT_PRSTATUS) into b and returns how much there was: less for 32-bit code.
+func getRegs(tid int, b []byte) (int, error) {
+	iov := unix.Iovec{Base: &b[0]}
+	iov.SetLen(len(b))
+	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GETREGSET, uintptr(tid), 1 /* NT_PRSTATUS */, uintptr(unsafe.Pointer(&iov)), 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(iov.Len), nil
+}

@@ -1,0 +1,259 @@
+package corefile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/unwind"
+)
+
+// options make modules that load nothing.
+func options() Options {
+	return Options{
+		Mods:      func(path, id string) *unwind.Module { return unwind.NewModule(path, id, nil) },
+		Image:     func(img *module.Image) *unwind.Module { return unwind.NewModule(img.Name(), "", nil) },
+		DebugDirs: []string{},
+	}
+}
+
+func open(t testing.TB, b []byte) *File {
+	t.Helper()
+	f, err := New("core", b, options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func TestProcess(t *testing.T) {
+	for _, m := range []*arch.Machine{arch.AMD64, arch.ARM64} {
+		for _, tail := range []bool{false, true} {
+			c := sample()
+			c.machine, c.tail = m, tail
+			f := open(t, c.build())
+			if f.PID != 12 || f.Machine != m || strings.Join(f.Command, "|") != "/bin/program|-x" || f.Exe != "/nonexistent/program" {
+				t.Errorf("PID %d, %s, %q, %q", f.PID, f.Machine.Name, f.Command, f.Exe)
+			}
+			if want := (source.Signal{Number: 11, Code: 1, Addr: 0x10, HasAddr: true}); f.Signal == nil || *f.Signal != want {
+				t.Errorf("signal %+v, want %+v", f.Signal, want)
+			}
+			var got []string
+			for i := range f.Threads {
+				th := &f.Threads[i]
+				got = append(got, fmt.Sprintf("%d %q %#x %#x", th.TID, th.Name, th.Snapshot.PC, th.Snapshot.Regs[m.Slot(m.SP)]))
+			}
+			if want := `12 "program" 0x401010 0x7ff010, 10 "" 0x401020 0x8ff010, 11 "" 0x401030 0x7ff020`; strings.Join(got, ", ") != want {
+				t.Errorf("threads %s\n    want %s", strings.Join(got, ", "), want)
+			}
+			if s := &f.Threads[0].Snapshot; m == arch.AMD64 && (s.Regs[0] != 1010 || s.Regs[6] != 1004 || s.Regs[12] != 1003 || s.Known != 1<<17-1) {
+				t.Errorf("registers %v, known %#x", s.Regs, s.Known) // rax, rbp and r12 are words 10, 4 and 3
+			}
+			maps := f.Space.Mappings()
+			if len(maps) != 1 || maps[0].Lo != 0x401000 || maps[0].Off != 0x1000 || maps[0].Module.Path != "/nonexistent/program (lost)" {
+				t.Errorf("mappings %+v", maps)
+			}
+			wantNotes(t, f, `/nonexistent/program: file does not exist`, `1 of 3 threads' stacks`)
+		}
+	}
+}
+
+// wantNotes checks that there are just these notes, in any order.
+func wantNotes(t testing.TB, f *File, want ...string) {
+	t.Helper()
+	ok := len(want) == len(f.Notes)
+	for _, w := range want {
+		ok = ok && regexp.MustCompile(w).MatchString(strings.Join(f.Notes, "\n"))
+	}
+	if !ok {
+		t.Errorf("notes %q, want %q", f.Notes, want)
+	}
+}
+
+// A living process of which gcore has written a core has no signal, although there is a siginfo_t; the leader comes first.
+func TestNoSignal(t *testing.T) {
+	c := sample()
+	c.threads[0].tid, c.threads[1].tid = 10, 12
+	c.signal = 0
+	f := open(t, c.build())
+	if f.Signal != nil || f.Threads[0].TID != 10 {
+		t.Errorf("signal %+v, first TID %d", f.Signal, f.Threads[0].TID)
+	}
+	c.signal, c.code = 11, 0x80
+	if f := open(t, c.build()); f.Signal == nil || f.Signal.HasAddr {
+		t.Errorf("SI_KERNEL: %+v", f.Signal)
+	}
+}
+
+// Notes go to a terminal.
+func TestNotesPrintable(t *testing.T) {
+	c := sample()
+	c.threads = c.threads[:1]
+	for i := range c.files {
+		c.files[i].path = "/nonexistent/\x1b[2Jé\n"
+	}
+	wantNotes(t, open(t, c.build()), `^/nonexistent/\?\[2Jé\?: file does not exist`)
+}
+
+// No path leads to a device.
+func TestDevice(t *testing.T) {
+	c := sample()
+	for i := range c.files {
+		c.files[i].path = "/nonexistent/..//dev/full"
+	}
+	if p := open(t, c.build()).Space.Mappings()[0].Module.Path; p != "/dev/full (lost)" {
+		t.Errorf("the file is %s", p)
+	}
+}
+
+func TestMemory(t *testing.T) {
+	f := open(t, sample().build())
+	whole, half := &f.Threads[0].Snapshot.Mem, &f.Threads[1].Snapshot.Mem
+	for _, c := range []struct {
+		addr uint64
+		want uint64
+		ok   bool
+	}{
+		{0x7ff000, 0x0807060504030201, true},
+		{0x7ff004, 0x0403020108070605, true},
+		{0x7ffff8, 0x0807060504030201, true},
+		{0x7ffff9, 0, false},
+		{0x400ffc, 0, false}, // goes on where nothing is
+		{0x401000, 0, false},
+		{0x8ff7f8, 0x0909090909090909, true},
+		{0x8ff7f9, 0, false},
+		{0xfffffffffffffffc, 0, false},
+	} {
+		for _, m := range []struct {
+			name string
+			load func(uint64) (uint64, bool)
+		}{{"whole", whole.Load}, {"half", half.Load}} {
+			if v, ok := m.load(c.addr); v != c.want || ok != c.ok {
+				t.Errorf("%s: Load(%#x) = %#x, %v, want %#x, %v", m.name, c.addr, v, ok, c.want, c.ok)
+			}
+		}
+	}
+	if whole.Bytes != nil || half.Lo != 0x8ff000 || len(half.Bytes) != 0x800 {
+		t.Errorf("windows: %d bytes, %d at %#x", len(whole.Bytes), len(half.Bytes), half.Lo)
+	}
+}
+
+// Memory that the core lacks is the file's where it could not be written to, and only if the file is the same.
+func TestBehind(t *testing.T) {
+	// This file is an ELF file in which nothing lies but its header, a page of numbers, and one more.
+	content := sample().build()[:64]
+	le.PutUint16(content[16:], 2) // ET_EXEC
+	le.PutUint16(content[56:], 0) // no program headers
+	content = append(content, bytes.Repeat([]byte{0xab}, 3*page-64)...)
+	path := filepath.Join(t.TempDir(), "program")
+	for _, x := range []struct {
+		name   string
+		change func(file []byte, c *core)
+		ok     bool
+		notes  []string
+	}{
+		{"same", func([]byte, *core) {}, true, nil},
+		{"changed", func(f []byte, _ *core) { f[100]++ }, false, []string{"has changed since"}},
+		{"writable", func(_ []byte, c *core) { c.mem[1].flags = 7 }, false, nil},
+		{"unchecked", func(_ []byte, c *core) { c.mem[0].b = nil }, true, []string{"cannot be checked"}},
+	} {
+		c := sample()
+		file := bytes.Clone(content)
+		c.threads = c.threads[:1]
+		for i := range c.files {
+			c.files[i].path = path
+		}
+		c.mem[0].b = bytes.Clone(content[:page])
+		x.change(file, c)
+		if err := os.WriteFile(path, file, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f := open(t, c.build())
+		v, ok := f.Threads[0].Snapshot.Mem.Load(0x401000)
+		if ok != x.ok || ok && v != 0xabababababababab {
+			t.Errorf("%s: Load = %#x, %v", x.name, v, ok)
+		}
+		wantNotes(t, f, x.notes...)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	edit := func(at int, b ...byte) []byte {
+		out := sample().build()
+		copy(out[at:], b)
+		return out
+	}
+	for _, c := range []struct {
+		name  string
+		b     []byte
+		cause error
+		text  string
+	}{
+		{"text", []byte("hello"), ErrNotCore, "not a core file"},
+		{"short", sample().build()[:40], module.ErrTruncated, "header is cut off"},
+		{"zstd", []byte("\x28\xb5\x2f\xfd..."), ErrCompressed, "zstd -d core"},
+		{"gzip", []byte("\x1f\x8b..."), ErrCompressed, "gunzip"},
+		{"xz", []byte("\xfd7zXZ\x00..."), ErrCompressed, "xz -d"},
+		{"lz4", []byte("\x04\x22\x4d\x18..."), ErrCompressed, "lz4 -d"},
+		{"executable", edit(16, 3), ErrNotCore, "give the core file first"},
+		{"object", edit(16, 1), ErrNotCore, "ET_REL"},
+		{"32-bit", edit(4, 1), module.ErrUnsupported, "32-bit"},
+		{"big-endian", edit(5, 2), module.ErrUnsupported, "big-endian"},
+		{"machine", edit(18, 243), module.ErrUnsupported, "riscv"},
+		{"no notes", edit(64, 6), module.ErrMalformed, "no NT_PRSTATUS"},
+		{"size of headers", edit(54, 8), module.ErrMalformed, "program headers"},
+	} {
+		_, err := New("core", c.b, options())
+		if !errors.Is(err, c.cause) || !strings.Contains(fmt.Sprint(err), c.text) {
+			t.Errorf("%s: %v, want %v, %q", c.name, err, c.cause, c.text)
+		}
+	}
+	dir := t.TempDir()
+	for path, text := range map[string]string{dir: "not a regular file", "/dev/null": "not a regular file", filepath.Join(dir, "none"): "no such file"} {
+		if _, err := Open(path, options()); !strings.Contains(fmt.Sprint(err), text) {
+			t.Errorf("Open(%s): %v, want %q", path, err, text)
+		}
+	}
+}
+
+// Wherever a core is cut, it gives what it has, or an error that says that it is cut off.
+func TestCut(t *testing.T) {
+	for _, tail := range []bool{false, true} {
+		c := sample()
+		c.tail = tail
+		b := c.build()
+		threads := 0
+		for n := 64; n < len(b); n += 4 {
+			f, err := New("core", b[:n], options())
+			if err != nil {
+				if threads > 0 {
+					t.Fatalf("tail %v, cut at %d of %d: %v, but cut earlier there were %d threads", tail, n, len(b), err, threads)
+				}
+				if !errors.Is(err, module.ErrTruncated) {
+					t.Fatalf("tail %v, cut at %d of %d: %v", tail, n, len(b), err)
+				}
+				continue
+			}
+			if len(f.Threads) < threads {
+				t.Fatalf("cut at %d: %d threads, cut earlier there were %d", n, len(f.Threads), threads)
+			}
+			threads = len(f.Threads)
+			if !strings.Contains(strings.Join(f.Notes, "\n"), "cut off") {
+				t.Fatalf("cut at %d of %d: notes %q", n, len(b), f.Notes)
+			}
+			f.Close()
+		}
+		if want := map[bool]int{false: 3, true: 2}[tail]; threads != want {
+			t.Errorf("tail %v: %d threads in the end", tail, threads)
+		}
+	}
+}

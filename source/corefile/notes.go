@@ -1,0 +1,213 @@
+package corefile
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/source"
+)
+
+// Types of notes whose name is "CORE" (include/uapi/linux/elf.h).
+const (
+	ntPRSTATUS = 1
+	ntPRPSINFO = 3
+	ntAUXV     = 6
+	ntFILE     = 0x46494c45
+	ntSIGINFO  = 0x53494749
+)
+
+// Keys of the auxiliary vector (include/uapi/linux/auxvec.h).
+const (
+	atPHDR        = 3
+	atSYSINFOEHDR = 33
+)
+
+// A fileRange is a mapping of a file.
+type fileRange struct {
+	lo, hi, off uint64
+	path        string
+	object      *object // nil: not looked for
+	flags       uint32  // of the segment; pfW where that is not known
+}
+
+// regsOf are the slots of user_regs_struct (arch/x86/include/asm/user_64.h) and user_pt_regs, word by word, and where they
+// begin in struct elf_prstatus.
+const regsAt = 112
+
+var (
+	regsAMD64 = []arch.Slot{15, 14, 13, 12, 6, 3, 11, 10, 9, 8, 0, 2, 1, 4, 5, arch.NoSlot, 16, arch.NoSlot, arch.NoSlot, 7}
+	regsARM64 = func() (s []arch.Slot) {
+		for i := range arch.Slot(33) { // x0 to x30, sp, pc
+			s = append(s, i)
+		}
+		return s
+	}()
+)
+
+func regsOf(m *arch.Machine) []arch.Slot {
+	if m == arch.ARM64 {
+		return regsARM64
+	}
+	return regsAMD64
+}
+
+// readNotes reads the notes of a segment, as many as are there.
+func (f *File) readNotes(r noteRange) {
+	size := uint64(len(f.b))
+	b := f.b[min(r.off, size):]
+	if r.size < uint64(len(b)) {
+		b = b[:r.size]
+	}
+	align := uint64(4) // of cores, whatever p_align says (System V ABI, chapter 5, "Note Section")
+	up := func(n uint64) uint64 { return (n + align - 1) &^ (align - 1) }
+	first := true
+	for n := 0; len(b) > 0; n++ {
+		if n >= maxNote {
+			f.notes.add("more than %d notes: the rest is not read", maxNote)
+			return
+		}
+		if len(b) < 12 {
+			break
+		}
+		namesz, descsz, typ := uint64(le.Uint32(b)), uint64(le.Uint32(b[4:])), le.Uint32(b[8:])
+		desc := up(12 + namesz)
+		if end := uint64(len(b)); desc > end || descsz > end-desc {
+			break
+		}
+		if name := b[12 : 12+namesz]; string(bytes.TrimRight(name, "\x00")) == "CORE" {
+			f.note(typ, b[desc:desc+descsz], &first)
+		}
+		b = b[min(up(desc+descsz), uint64(len(b))):]
+	}
+	if r.size > size-min(r.off, size) {
+		f.cut = true
+		f.notes.add("the core is cut off in its notes: threads and files may be missing")
+	} else if len(b) > 0 {
+		f.notes.add("a note is longer than its segment at %#x: what follows is not read", r.off)
+	}
+}
+
+// note reads one note. A note that is too short for its type is no note. first is whether no NT_SIGINFO was there yet: that is
+// of the first thread.
+func (f *File) note(typ uint32, d []byte, first *bool) {
+	switch typ {
+	case ntPRSTATUS:
+		f.prstatus(d)
+	case ntPRPSINFO:
+		if len(d) >= 136 {
+			f.PID = int(int32(le.Uint32(d[24:])))
+			f.Command = strings.Fields(text(d[56:136]))
+			f.comm = text(d[40:56])
+		}
+	case ntSIGINFO:
+		if *first && len(d) >= 24 {
+			*first = false
+			f.siginfo(d)
+		}
+	case ntAUXV:
+		for ; len(d) >= 16 && len(f.auxv) < 64; d = d[16:] {
+			f.auxv[le.Uint64(d)] = le.Uint64(d[8:])
+		}
+	case ntFILE:
+		f.ntFile(d)
+	}
+}
+
+// text returns the string in a field of fixed size.
+func text(b []byte) string {
+	if i := bytes.IndexByte(b, 0); i >= 0 {
+		b = b[:i]
+	}
+	return strings.ToValidUTF8(string(b), "?")
+}
+
+// prstatus adds a thread (struct elf_prstatus). The kernel and gdb put the one that the signal was for first.
+func (f *File) prstatus(d []byte) {
+	slots := regsOf(f.Machine)
+	if len(d) < regsAt+8*len(slots) {
+		return
+	}
+	if len(f.Threads) == maxThreads {
+		f.notes.add("more than %d threads: the others are left out", maxThreads)
+		return
+	}
+	if len(f.Threads) > maxThreads {
+		return
+	}
+	t := source.Thread{TID: int(int32(le.Uint32(d[32:])))}
+	s := &t.Snapshot
+	for i, slot := range slots {
+		if slot != arch.NoSlot {
+			s.Regs[slot] = le.Uint64(d[regsAt+8*i:])
+			s.Known |= 1 << slot
+		}
+	}
+	s.PC = s.Regs[pcSlot(f.Machine)]
+	if len(f.Threads) == 0 {
+		if sig := int(le.Uint16(d[12:])); sig != 0 {
+			f.Signal = &source.Signal{Number: sig, Code: int(int32(le.Uint32(d[4:])))}
+		}
+	}
+	f.Threads = append(f.Threads, t)
+}
+
+// siginfo reads the signal that ended the process (siginfo_t).
+func (f *File) siginfo(d []byte) {
+	sig, code, addr := int(int32(le.Uint32(d))), int(int32(le.Uint32(d[8:]))), le.Uint64(d[16:])
+	if f.Signal == nil || f.Signal.Number != sig { // gcore writes one for living processes, too
+		return
+	}
+	f.Signal = &source.Signal{Number: sig, Code: code}
+	const (
+		sigILL, sigTRAP, sigBUS, sigFPE, sigSEGV = 4, 5, 7, 8, 11
+		siKERNEL                                 = 0x80 // from the kernel, which does not say where
+	)
+	switch sig {
+	case sigILL, sigTRAP, sigBUS, sigFPE, sigSEGV:
+		if code > 0 && code != siKERNEL {
+			f.Signal.Addr, f.Signal.HasAddr = addr, true
+		}
+	}
+}
+
+// ntFile reads the mappings of files: how many, the size of a page, ranges with offsets in pages, paths.
+func (f *File) ntFile(d []byte) {
+	if len(d) < 16 || len(f.files) > 0 {
+		return
+	}
+	n, page := le.Uint64(d), le.Uint64(d[8:])
+	if n > uint64(len(d)-16)/24 || n > maxFiles {
+		f.notes.add("NT_FILE says that it has %d mappings, for which it is too short: it is not used", n)
+		return
+	}
+	entries, names := d[16:16+24*n], d[16+24*n:]
+	room := uint64(len(d)) // for all paths together: they are copied
+	last := ""
+	for ; len(entries) > 0; entries = entries[24:] {
+		end := bytes.IndexByte(names, 0)
+		if end < 0 || uint64(end) > room {
+			f.notes.add("NT_FILE ends within its paths: %d of %d mappings are used", len(f.files), n)
+			break
+		}
+		if string(names[:end]) != last {
+			last = string(names[:end])
+		}
+		room -= uint64(end)
+		names = names[end+1:]
+		r := fileRange{lo: le.Uint64(entries), hi: le.Uint64(entries[8:]), off: le.Uint64(entries[16:]) * page, path: last, flags: pfW}
+		if r.lo < r.hi && r.off+(r.hi-r.lo) >= r.off {
+			f.files = append(f.files, r)
+		}
+	}
+	slices.SortStableFunc(f.files, func(a, b fileRange) int { return cmp.Compare(a.lo, b.lo) })
+	out, top := f.files[:0], uint64(0)
+	for _, r := range f.files {
+		if r.lo >= top {
+			out, top = append(out, r), r.hi
+		}
+	}
+	f.files = out
+}

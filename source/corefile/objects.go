@@ -1,0 +1,308 @@
+package corefile
+
+import (
+	"bytes"
+	"cmp"
+	"debug/elf"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strings"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/unwind"
+)
+
+// An object is an ELF file whose code was mapped.
+type object struct {
+	path string           // as the core says, without dots: to open a device may do something
+	head []byte           // what the core's memory has of its beginning; nil if nothing
+	top  *module.Image    // the same, as a file; nil if it is none
+	id   []byte           // its build ID, by head; nil if unknown
+	segs []module.Segment // by head, or by img
+	img  *module.Image    // the same file on this machine; nil if there is none
+	mod  *unwind.Module
+
+	ranges []int // of it, in File.files
+}
+
+// deleted is what the kernel appends to the path of a file that has none any more.
+const deleted = " (deleted)"
+
+// headSize is how much of a file's beginning is looked at. Headers and the note of the build ID are in the first page.
+const headSize = 1 << 16
+
+// page is how much of two files' beginnings is compared where there is no build ID: the kernel dumps that much.
+const page = 1 << 12
+
+// findObjects groups the mappings of NT_FILE by path and looks for the files whose code was mapped.
+func (f *File) findObjects(o *Options) {
+	byPath := map[string]*object{}
+	room := uint64(len(f.b)) // segments that lie in the same bytes are no reason to read more than there is
+	for i := range f.files {
+		r := &f.files[i]
+		if seg := f.mem.find(r.lo); seg != nil {
+			r.flags = seg.flags
+		}
+		obj := byPath[r.path]
+		if obj == nil {
+			obj = &object{path: filepath.Clean(r.path)}
+			byPath[r.path] = obj
+		}
+		if r.off == 0 && obj.head == nil {
+			obj.readHead(f.mem.tail(r.lo), min(r.hi-r.lo, room))
+			room -= uint64(len(obj.head))
+		}
+		r.object = obj
+		obj.ranges = append(obj.ranges, i)
+	}
+	var unchecked []string
+	located := 0
+	exe := f.exe()
+	if exe != nil {
+		f.Exe = strings.TrimSuffix(exe.path, deleted)
+	} else if o.Exe != "" {
+		f.notes.add("%s is not used: the core does not say where its program was mapped", o.Exe)
+	}
+	for i := range f.files {
+		r := &f.files[i]
+		if f.mem.find(r.lo) == nil { // gcore leaves out what it does not dump
+			r.flags = r.object.flagsAt(r.off)
+		}
+		if r.flags&pfX == 0 || r.object.mod != nil {
+			continue
+		}
+		if located++; located > maxCode {
+			f.notes.add("more than %d files with code: the others are left out", maxCode)
+			break
+		}
+		if f.locate(r.object, r.object == exe, o) {
+			unchecked = append(unchecked, r.path)
+		}
+	}
+	if len(unchecked) > 0 {
+		list := strings.Join(unchecked[:min(len(unchecked), 3)], ", ")
+		if len(unchecked) > 3 {
+			list += ", …"
+		}
+		f.notes.add("%d files cannot be checked, because the core lacks their first page; they are taken as they are now: %s", len(unchecked), list)
+	}
+	f.mem.files = f.files
+}
+
+// readHead takes what it can from the beginning of a file, of which size bytes were mapped.
+func (obj *object) readHead(b []byte, size uint64) {
+	obj.head = b[:min(uint64(len(b)), size, headSize)]
+	// Only what lies in the head is of interest.
+	if img, err := module.New(obj.path, obj.head); err == nil {
+		obj.top, obj.id, obj.segs = img, img.BuildID(), img.Segments()
+	} else if !errors.Is(err, module.ErrTruncated) {
+		obj.head = nil
+	}
+}
+
+// flagsAt returns how the page at an offset is mapped by the program headers; pfW alone, which nothing is done with, where
+// they do not say. A page that two segments share is mapped twice, and begins the second one's mapping.
+func (obj *object) flagsAt(off uint64) uint32 {
+	flags := uint32(pfW)
+	for i := range obj.segs {
+		s := &obj.segs[i]
+		lo := s.Off &^ (page - 1)
+		if s.Type == elf.PT_LOAD && off-lo < s.Off-lo+s.Filesz && (flags == pfW || off == lo) {
+			flags = uint32(s.Flags)
+		}
+	}
+	return flags
+}
+
+// exe returns the executable: it has the program headers that the kernel told the program of.
+func (f *File) exe() *object {
+	if at := f.auxv[atPHDR]; at != 0 {
+		for i := range f.files {
+			if r := &f.files[i]; at >= r.lo && at < r.hi {
+				return r.object
+			}
+		}
+	}
+	return nil
+}
+
+// locate finds the file of an object on this machine and makes the object's module. unchecked says that nothing tells whether
+// it is the same file.
+func (f *File) locate(obj *object, isExe bool, o *Options) (unchecked bool) {
+	path := strings.TrimSuffix(obj.path, deleted)
+	var candidates []string
+	if isExe && o.Exe != "" {
+		candidates = append(candidates, o.Exe)
+	}
+	if strings.HasPrefix(path, "/") && !strings.HasPrefix(path, "/dev/") && !strings.HasPrefix(path, "/proc/") && !strings.HasPrefix(path, "/sys/") {
+		if o.Sysroot != "" {
+			candidates = append(candidates, filepath.Join(o.Sysroot, path))
+		}
+		candidates = append(candidates, path)
+	}
+	id := hex.EncodeToString(obj.id)
+	if len(obj.id) >= 2 {
+		for _, dir := range o.DebugDirs {
+			candidates = append(candidates, filepath.Join(dir, ".build-id", id[:2], id[2:]))
+		}
+	}
+	why := fmt.Sprintf("%s: %v", obj.path, fs.ErrNotExist)
+	changed := false
+	for _, c := range candidates {
+		img, err := module.Open(c)
+		if err != nil {
+			if c == o.Exe && isExe {
+				f.notes.add("%v", err)
+			}
+			continue
+		}
+		differs := obj.differs(img)
+		if differs == "" {
+			f.images = append(f.images, img)
+			obj.img, obj.segs, obj.mod = img, img.Segments(), o.Mods(c, id)
+			return obj.head == nil
+		}
+		img.Close()
+		if c == o.Exe && isExe {
+			f.notes.add("%s is not the program of this core: %s", c, differs)
+		} else if !changed {
+			changed, why = true, fmt.Sprintf("%s has changed since: %s", c, differs)
+		}
+	}
+	if img := f.fromMemory(obj); img != nil {
+		f.notes.add("%s; what the core's memory has of it is used", why)
+		obj.mod = o.Image(img)
+		return false
+	}
+	if obj.top != nil && id != "" && o.Kept != nil {
+		if obj.mod = o.Kept(obj.top); obj.mod != nil {
+			f.notes.add("%s; the table that was kept of it is used", why)
+			return false
+		}
+	}
+	f.notes.add("%s; its frames are found without it", why)
+	if id != "" { // a file with another one is not used; there may be a file of symbols with this one
+		obj.mod = o.Mods(obj.path, id)
+	} else {
+		obj.mod = unwind.NewModule(path+" (lost)", "", nil)
+	}
+	return false
+}
+
+// differs says why img is another file than the one that was mapped; "" if it is the same as far as can be told.
+func (obj *object) differs(img *module.Image) string {
+	switch {
+	case obj.id != nil:
+		if have := img.BuildID(); !bytes.Equal(have, obj.id) {
+			if have == nil {
+				return fmt.Sprintf("it has no build ID, the core has %x", obj.id)
+			}
+			return fmt.Sprintf("build ID %x, the core has %x", have, obj.id)
+		}
+	case obj.head != nil:
+		n := min(len(obj.head), page)
+		if b := img.Bytes(); !bytes.Equal(obj.head[:min(n, len(b))], b[:min(n, len(b))]) || len(b) < n && len(b) < len(obj.head) {
+			return "its headers are not those in the core"
+		}
+	}
+	return ""
+}
+
+// maxFromMemory bounds the size of all files that are put together. They are no larger than the core either, nor is what is copied.
+const maxFromMemory = 1 << 30
+
+// fromMemory puts a file together from what the core's memory has of it: gcore writes all of one that has been deleted. It returns
+// nil where code or unwind information is missing.
+func (f *File) fromMemory(obj *object) *module.Image {
+	var size, have uint64
+	for _, i := range obj.ranges {
+		r := &f.files[i]
+		n := min(uint64(len(f.mem.tail(r.lo))), r.hi-r.lo)
+		if n < r.hi-r.lo && r.flags&pfX != 0 {
+			return nil
+		}
+		size, have = max(size, r.off+n), have+n
+	}
+	if size > 2*have || max(size, have) > min(maxFromMemory, uint64(len(f.b)))-f.put {
+		return nil
+	}
+	f.put += max(size, have)
+	b := make([]byte, size)
+	for _, i := range obj.ranges {
+		r := &f.files[i]
+		t := f.mem.tail(r.lo)
+		copy(b[r.off:], t[:min(uint64(len(t)), r.hi-r.lo)])
+	}
+	img, err := module.New(obj.path, b)
+	if err != nil {
+		return nil
+	}
+	for _, s := range img.Segments() {
+		if hdr, err := img.Contents(&s); s.Type == elf.PT_GNU_EH_FRAME && err == nil && len(hdr) >= 4 && le.Uint32(hdr) != 0 {
+			return img
+		}
+	}
+	return nil
+}
+
+// space returns the executable mappings.
+func (f *File) space(o *Options) *unwind.Space {
+	var maps []unwind.Mapping
+	vdso := f.auxv[atSYSINFOEHDR]
+	for i := range f.mem.segs {
+		s := &f.mem.segs[i]
+		if s.flags&pfX == 0 || len(maps) >= maxCode || f.hasFile(s) {
+			continue
+		}
+		m := unwind.Mapping{Lo: arch.Addr(s.lo), Hi: arch.Addr(s.hi)}
+		switch {
+		case vdso >= s.lo && vdso < s.hi:
+			m.Off, m.Module = s.lo-vdso, f.vdso(vdso, s, o)
+		case s.lo == vsyscall:
+			m.Module = o.Mods("[vsyscall]", "")
+		default:
+			m.Module = o.Mods("//anon", "")
+		}
+		maps = append(maps, m)
+	}
+	for i := range f.files {
+		r := &f.files[i]
+		if r.flags&pfX == 0 || r.object.mod == nil {
+			continue
+		}
+		if len(maps) >= 2*maxCode {
+			f.notes.add("more than %d executable mappings: the others are left out", 2*maxCode)
+			break
+		}
+		maps = append(maps, unwind.Mapping{Lo: arch.Addr(r.lo), Hi: arch.Addr(r.hi), Off: r.off, Module: r.object.mod})
+	}
+	slices.SortFunc(maps, func(a, b unwind.Mapping) int { return cmp.Compare(a.Lo, b.Lo) })
+	return unwind.NewSpace(maps...)
+}
+
+// hasFile says whether a file was mapped in a segment.
+func (f *File) hasFile(s *segment) bool {
+	i := sort.Search(len(f.files), func(i int) bool { return f.files[i].hi > s.lo })
+	return i < len(f.files) && f.files[i].lo < s.hi
+}
+
+// vsyscall is where x86-64 has a page of the kernel's, in every process.
+const vsyscall = 0xffffffffff600000
+
+// vdso returns the module of the vDSO, which is that of the kernel that ran then.
+func (f *File) vdso(at uint64, s *segment, o *Options) *unwind.Module {
+	const limit = 1 << 20
+	b := f.mem.tail(at)
+	img, err := module.New("[vdso]", b[:min(len(b), limit)])
+	if err != nil || uint64(len(s.b)) < s.hi-s.lo {
+		f.notes.add("the core lacks the vDSO: frames in it are found without it")
+		return unwind.NewModule("[vdso] (lost)", "", nil)
+	}
+	return o.Image(img)
+}

@@ -1,0 +1,100 @@
+package live
+
+import (
+	"encoding/hex"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/procfs"
+	"github.com/unspool/unspool/internal/procroot"
+	"github.com/unspool/unspool/unwind"
+)
+
+// deleted is what the kernel adds to the name of a mapped file that has been deleted.
+const deleted = " (deleted)"
+
+// A file tells mapped files apart.
+type file struct {
+	name     string
+	maj, min uint32
+	inode    uint64
+}
+
+// space makes the address space of the executable mappings.
+func (t *target) space(mods func(path, buildID string) *unwind.Module) *unwind.Space {
+	root := t.root()
+	known := map[file]*unwind.Module{}
+	var out []unwind.Mapping
+	for i := range t.layout {
+		m := &t.layout[i]
+		if m.Prot&procfs.Exec == 0 {
+			continue
+		}
+		key := file{m.Name, m.Maj, m.Min, m.Inode}
+		mod := known[key]
+		if mod == nil {
+			path, id := t.file(root, m)
+			if mods != nil {
+				mod = mods(path, id)
+			}
+			if mod == nil {
+				mod = unwind.NewModule(path, id, nil)
+			}
+			known[key] = mod
+		}
+		out = append(out, unwind.Mapping{Lo: arch.Addr(m.Lo), Hi: arch.Addr(m.Hi), Off: m.Off, Module: mod})
+	}
+	return unwind.NewSpace(out...)
+}
+
+// root returns what to put before the names of the process's files: nothing where it has this process's root and mounts.
+func (t *target) root() string {
+	if procroot.Same(t.pid) {
+		return ""
+	}
+	return t.dir + "/root"
+}
+
+// file returns a path that opens what m maps, and its build ID in hex, which may be empty.
+func (t *target) file(root string, m *procfs.Mapping) (path, buildID string) {
+	switch {
+	case m.Name == "" || strings.HasPrefix(m.Name, "[anon"):
+		return "//anon", ""
+	case m.Inode == 0 || m.Name[0] != '/':
+		return m.Name, ""
+	}
+	id, asked := procfs.BuildID(t.maps, m)
+	path = root + strings.TrimSuffix(m.Name, deleted)
+	found := false
+	for _, p := range []string{
+		root + m.Name, // its name may end like that
+		fmt.Sprintf("/proc/%d/map_files/%x-%x", t.pid, m.Lo, m.Hi), // takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE
+		t.dir + "/exe",
+	} {
+		if opens(p, m.Inode) {
+			path, found = p, true
+			break
+		}
+	}
+	if !found && asked && len(id) > 0 {
+		// Inode numbers differ between stat and maps on some file systems. The build ID decides when the module is loaded.
+		is, _ := procfs.FileBuildID(path, 0)
+		found = string(is) == string(id)
+	}
+	if !found {
+		t.notes = append(t.notes, fmt.Sprintf("%s: the file that is mapped has been deleted or replaced, and cannot be opened", m.Name))
+	}
+	if !asked && found {
+		id, _ = procfs.FileBuildID(path, 0)
+	}
+	return path, hex.EncodeToString(id)
+}
+
+// opens says whether path is a regular file with an inode number that this user may read.
+func opens(path string, inode uint64) bool {
+	var st unix.Stat_t
+	return unix.Stat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Ino == inode && unix.Access(path, unix.R_OK) == nil
+}

@@ -1,0 +1,353 @@
+package live
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/internal/procfs"
+	"github.com/unspool/unspool/internal/ptrace"
+)
+
+// Bounds on waiting for threads that have been asked to stop. One that does not run stops within microseconds, one that runs when
+// it gets a processor, or leaves the kernel.
+const (
+	patience = 2 * time.Second
+	uneasy   = time.Millisecond      // after that, those are looked at that have not stopped
+	blocked  = 20 * time.Millisecond // for those that wait uninterruptibly, such as for a disk
+)
+
+// stop stops all threads, reads their registers and stacks, and releases them.
+func (t *target) stop() (p Pause, err error) {
+	if _, err := t.list(); err != nil {
+		return p, ptrace.Refused(t.pid, err)
+	}
+	for _, th := range t.threads {
+		t.name(th)
+	}
+	slab := newSlab(len(t.threads))
+	ptrace.Do(func() {
+		ptrace.Hurry()
+		if err = t.seize(); err == nil {
+			err = t.snapshot(slab)
+		}
+	})
+	if err != nil {
+		return p, err
+	}
+	var first, last time.Time
+	for _, th := range t.threads {
+		if !th.stopped || th.held {
+			continue
+		}
+		if p.Threads == 0 || th.from.Before(first) {
+			first = th.from
+		}
+		if th.to.After(last) {
+			last = th.to
+		}
+		p.Longest = max(p.Longest, th.to.Sub(th.from))
+		p.Threads++
+	}
+	if p.Threads > 0 {
+		p.Total = last.Sub(first)
+	}
+	return p, nil
+}
+
+// seize begins to trace all threads, which run on. It fails if none can be traced.
+func (t *target) seize() error {
+	var refusal error
+	seized := 0
+	fresh := t.threads
+	for len(fresh) > 0 {
+		for _, th := range fresh {
+			t.seizeOne(th)
+			if th.seized {
+				seized++
+			} else if refusal == nil && !th.gone {
+				refusal = th.err
+			}
+		}
+		var err error
+		if fresh, err = t.list(); err != nil {
+			return ptrace.Refused(t.pid, err)
+		}
+	}
+	if seized > 0 {
+		return nil
+	}
+	if refusal == nil {
+		refusal = unix.ESRCH
+	}
+	return ptrace.Refused(t.pid, refusal)
+}
+
+// seizeOne begins to trace a thread. Of those that have exited, the first stays in the list until all have.
+func (t *target) seizeOne(th *thread) {
+	switch err := ptrace.Seize(th.tid, 0); {
+	case err == nil:
+		th.seized = true
+	case err == unix.ESRCH || strings.IndexByte("ZX", t.state(th)) >= 0:
+		th.gone = true
+		if th.tid == t.pid {
+			th.err = errors.New("it has exited; other threads of the process have not")
+		}
+	default:
+		th.err = err
+	}
+}
+
+// state returns the state of a thread, as proc(5) has it: 'X' if it has gone.
+func (t *target) state(th *thread) byte {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", t.pid, th.tid))
+	if err != nil {
+		return 'X'
+	}
+	return procfs.State(b)
+}
+
+// snapshot stops what seize has seized, and what appears meanwhile, and reads it.
+func (t *target) snapshot(slab []byte) error {
+	fresh := t.threads
+	for len(fresh) > 0 {
+		t.interrupt(fresh)
+		t.wait(fresh)
+		var err error
+		// A thread that was not known yet may have started another before it was stopped.
+		if fresh, err = t.list(); err != nil {
+			break
+		}
+		for _, th := range fresh {
+			t.seizeOne(th)
+		}
+	}
+	err := t.readMaps()
+	if err == nil && len(t.layout) == 0 {
+		err = errReplaced // or it was killed
+	}
+	if err == nil {
+		err = t.readStacks(t.threads, slab)
+	}
+	for _, th := range t.threads {
+		if th.stopped {
+			// It fails if the thread has been killed.
+			_ = ptrace.Detach(th.tid, th.at.Inject())
+			th.to = time.Now()
+		}
+	}
+	switch {
+	case err == errReplaced:
+		return fmt.Errorf("process %d: %w", t.pid, err)
+	case err != nil:
+		return ptrace.Refused(t.pid, err)
+	}
+	return nil
+}
+
+func (t *target) interrupt(threads []*thread) {
+	for _, th := range threads {
+		if !th.seized {
+			continue
+		}
+		th.from = time.Now()
+		if ptrace.Interrupt(th.tid) != nil {
+			th.gone = true
+		}
+	}
+}
+
+// wait waits until all of threads have stopped, or do not, and reads the registers of those that have.
+func (t *target) wait(threads []*thread) {
+	start := time.Now()
+	looked := start
+	for {
+		pending, news := 0, false
+		for _, th := range threads {
+			if !th.seized || th.stopped || th.gone || th.err != nil || th.has {
+				continue
+			}
+			stop, ok, err := ptrace.Next(th.tid)
+			switch {
+			case err != nil || ok && stop.Gone():
+				th.gone, news = true, true
+			case ok:
+				th.stopped, th.at, news = true, stop, true
+				th.held = stop.GroupStop()
+				if th.regs, err = ptrace.Get(th.tid); err == unix.ESRCH {
+					th.gone = true
+				} else if err != nil {
+					th.err = err
+				} else {
+					th.has = true
+				}
+			default:
+				pending++
+			}
+		}
+		if pending == 0 {
+			return
+		}
+		if news {
+			continue
+		}
+		now := time.Now()
+		if now.Sub(looked) >= uneasy {
+			t.giveUp(threads, now.Sub(start))
+			looked = now
+		}
+		ptrace.Nap()
+	}
+}
+
+// giveUp sorts out those that have not stopped and will not soon. What their system call tells of their registers is better than nothing: they
+// do not run.
+func (t *target) giveUp(threads []*thread, waited time.Duration) {
+	for _, th := range threads {
+		if !th.seized || th.stopped || th.gone || th.err != nil || th.has {
+			continue
+		}
+		state := t.state(th)
+		c, ok, err := ptrace.Blocked(t.pid, th.tid)
+		ok = ok && err == nil
+		switch {
+		case state == 'D' && ok && (c.Starting() || waited >= blocked):
+			th.regs, th.has, th.call = c.Registers, true, true
+		case waited >= patience:
+			th.err = fmt.Errorf("it did not stop within %v: state %c", patience, state)
+		}
+	}
+}
+
+const (
+	window  = 32 << 10 // of each stack, which holds nearly all of them
+	redZone = 128      // below the stack pointer that a function may use (AMD64 psABI, 3.2.2)
+
+	// More of a stack is read if its mapping has more: of what is known to be a stack, and of other mappings, such as a heap with
+	// the stacks of coroutines in it.
+	maxStack = 16 << 20
+	maxOther = 256 << 10
+	maxAll   = 256 << 20
+)
+
+// newSlab returns memory for the windows of n threads, which is there when it is wanted.
+func newSlab(n int) []byte {
+	slab := make([]byte, n*(window+redZone))
+	for i := 0; i < len(slab); i += os.Getpagesize() {
+		slab[i] = 1
+	}
+	return slab
+}
+
+// readStacks reads the windows of all stacks, and then the rest of those that are larger.
+func (t *target) readStacks(threads []*thread, slab []byte) error {
+	var owners []*thread
+	var pieces []ptrace.Piece
+	room := func(n int) []byte {
+		if n > len(slab) {
+			return make([]byte, n)
+		}
+		b := slab[:n:n]
+		slab = slab[n:]
+		return b
+	}
+	for _, th := range threads {
+		m := t.find(th.regs.SP)
+		if !th.has || m == nil || m.Prot&procfs.Read == 0 {
+			continue
+		}
+		lo := max(m.Lo, th.regs.SP-redZone)
+		owners = append(owners, th)
+		pieces = append(pieces, ptrace.Piece{Addr: lo, Bytes: room(int(min(m.Hi-lo, window+redZone)))})
+	}
+	if err := ptrace.Read(t.via, pieces); err != nil {
+		return err
+	}
+	total := 0
+	for i, th := range owners {
+		p := pieces[i]
+		end := p.Addr + uint64(len(p.Bytes))
+		th.stack = p
+		more := min(t.rest(th.regs.SP, end), maxAll-total)
+		if len(p.Bytes) < window || more == 0 {
+			continue
+		}
+		whole := make([]byte, len(p.Bytes)+more)
+		copy(whole, p.Bytes)
+		rest := []ptrace.Piece{{Addr: end, Bytes: whole[len(p.Bytes):]}}
+		if err := ptrace.Read(t.via, rest); err != nil {
+			return err
+		}
+		th.stack.Bytes = whole[:len(p.Bytes)+len(rest[0].Bytes)]
+		total += more
+	}
+	return nil
+}
+
+// rest returns how much of the stack that sp points into to read from end on.
+func (t *target) rest(sp, end uint64) int {
+	m := t.find(sp)
+	if m == nil || end >= m.Hi {
+		return 0
+	}
+	most := uint64(maxOther)
+	guard := t.find(m.Lo - 1)
+	if m.Name == "[stack]" || m.Inode == 0 && guard != nil && guard.Prot == 0 && guard.Hi-guard.Lo <= maxGuard {
+		most = maxStack
+	}
+	return int(min(m.Hi-end, most))
+}
+
+// maxGuard is the size of the largest guard below a thread's stack that is taken for one: a heap's reserve is larger.
+const maxGuard = 1 << 20
+
+// peek reads registers and stacks of threads that do not run, and leaves them alone.
+func (t *target) peek() error {
+	if _, err := t.list(); err != nil {
+		return ptrace.Refused(t.pid, err)
+	}
+	var refusal error
+	n := 0
+	for _, th := range t.threads {
+		t.name(th)
+		// What was read while the thread stayed in the same call belongs together.
+		for range 3 {
+			c, ok, err := ptrace.Blocked(t.pid, th.tid)
+			if err != nil || !ok {
+				if th.err = err; err == nil {
+					th.err = errors.New("it runs: registers are known of blocked threads only")
+				}
+				break
+			}
+			th.regs, th.has, th.call, th.err = c.Registers, true, true, nil
+			if t.find(th.regs.SP) == nil {
+				_ = t.readMaps() // it may be new
+			}
+			if err := t.readStacks([]*thread{th}, nil); err != nil {
+				th.err, th.has = err, false
+				break
+			}
+			again, ok, err := ptrace.Blocked(t.pid, th.tid)
+			if err == nil && ok && again == c {
+				break
+			}
+			th.has, th.err = false, errors.New("it runs again and again: registers are known of blocked threads only")
+		}
+		switch {
+		case errors.Is(th.err, os.ErrNotExist), errors.Is(th.err, unix.ESRCH):
+			th.gone, th.err = true, nil
+		case errors.Is(th.err, os.ErrPermission):
+			refusal = th.err
+		default:
+			n++
+		}
+	}
+	if n == 0 && refusal != nil {
+		return ptrace.Refused(t.pid, refusal)
+	}
+	return nil
+}

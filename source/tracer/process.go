@@ -1,0 +1,358 @@
+package tracer
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/internal/procfs"
+	"github.com/unspool/unspool/internal/ptrace"
+	"github.com/unspool/unspool/source"
+)
+
+// A thread is one that is traced.
+type thread struct {
+	tid    int
+	proc   *proc
+	comm   string
+	fresh  bool // it has not run yet: it stops before it does
+	wanted bool // it has been asked to stop for a sample
+
+	stat, sched int           // descriptors of its files stat and schedstat; -1 if there is none
+	ran         time.Duration // on a processor, when last looked at
+	credit      time.Duration // for which it has run without being sampled
+}
+
+// A proc is a process. Its files are opened at the first sample.
+type proc struct {
+	pid     int
+	threads int
+	maps    *os.File
+	statm   *os.File
+	size    string               // what statm said when the mappings were read
+	read    time.Time            // when that was
+	told    map[mapping]struct{} // executable mappings that have been reported
+}
+
+// A mapping is what a MMAP2 record says of one.
+type mapping struct {
+	lo, hi, off, inode uint64
+	name               string
+}
+
+func now() uint64 {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return uint64(ts.Nano())
+}
+
+// add appends a record, of now unless it has a time. Records at time 0 describe what was there before.
+func (r *Recorder) add(rec *source.Record) { r.out = r.dec.Append(r.out, 0, rec) }
+
+// insert makes a thread.
+func (r *Recorder) insert(pid, tid int) *thread {
+	p := r.procs[pid]
+	if p == nil {
+		p = &proc{pid: pid, told: map[mapping]struct{}{}}
+		r.procs[pid] = p
+	}
+	p.threads++
+	open := func(name string) int {
+		fd, err := unix.Open(fmt.Sprintf("/proc/%d/task/%d/%s", pid, tid, name), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return -1
+		}
+		return fd
+	}
+	// The first sample is due at the first tick that finds it running: that is how often short lives have to be sampled.
+	th := &thread{tid: tid, proc: p, stat: open("stat"), sched: open("schedstat"), credit: r.tick}
+	th.ran = r.runtime(th)
+	r.threads[tid] = th
+	return th
+}
+
+func (th *thread) close() {
+	for _, fd := range []int{th.stat, th.sched} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
+// found reports a thread that was there before the recording.
+func (r *Recorder) found(pid, tid int) {
+	if r.threads[tid] != nil {
+		return
+	}
+	fresh := r.procs[pid] == nil
+	th := r.insert(pid, tid)
+	if tid != pid {
+		r.add(&source.Record{Type: source.RecordFork, PID: int32(pid), TID: int32(tid), PPID: int32(pid), PTID: int32(pid)})
+	}
+	r.rename(th, 0, 0)
+	if fresh {
+		r.remap(th.proc, 0)
+	}
+}
+
+// began reports the command before its first instruction.
+func (r *Recorder) began(pid int) {
+	th := r.insert(pid, pid)
+	r.rename(th, source.MiscCommExec, now())
+	delete(r.threads, pid) // until it is seized
+	th.close()
+	th.proc.threads--
+}
+
+// known returns a thread that has something to tell. One that has not been heard of has been started by another.
+func (r *Recorder) known(tid int) *thread {
+	if th := r.threads[tid]; th != nil {
+		return th
+	}
+	return r.born(tid, nil)
+}
+
+// born reports a new thread or process. parent may not be known yet: the child may be heard of first.
+func (r *Recorder) born(tid int, parent *thread) *thread {
+	if th := r.threads[tid]; th != nil {
+		return th
+	}
+	pid := procfs.Leader(tid)
+	rec := source.Record{Type: source.RecordFork, PID: int32(pid), TID: int32(tid), PPID: int32(pid), PTID: int32(pid), Time: now(), HasTime: true}
+	if tid == pid {
+		var ppid int
+		if parent == nil {
+			fmt.Sscan(procfs.Status(tid, "PPid"), &ppid)
+			parent = r.threads[ppid]
+		}
+		if parent != nil {
+			ppid = parent.proc.pid
+		}
+		rec.PPID, rec.PTID = int32(ppid), int32(ppid)
+	}
+	fresh := r.procs[pid] == nil
+	th := r.insert(pid, tid)
+	th.fresh = true
+	if fresh && parent != nil {
+		th.proc.told = maps.Clone(parent.proc.told) // as the child's address space is a copy
+	}
+	if tid != r.pid {
+		r.add(&rec)
+	}
+	return th
+}
+
+// exec takes note that a process executes another program: of its threads, one is left, which has the number of the first.
+func (r *Recorder) exec(th *thread, former int) {
+	if former != th.tid {
+		r.exit(former)
+		th.ran = r.runtime(th) // of another thread until now
+	}
+	p := th.proc
+	p.close()
+	clear(p.told)
+	th.wanted = false
+	r.rename(th, source.MiscCommExec, now())
+}
+
+// exit takes note of a thread's end.
+func (r *Recorder) exit(tid int) {
+	th := r.threads[tid]
+	if th == nil {
+		return
+	}
+	delete(r.threads, tid)
+	th.close()
+	p := th.proc
+	r.add(&source.Record{Type: source.RecordExit, PID: int32(p.pid), TID: int32(tid), PPID: int32(p.pid), PTID: int32(p.pid), Time: now(), HasTime: true})
+	if p.threads--; p.threads == 0 {
+		p.close()
+		delete(r.procs, p.pid)
+	}
+}
+
+// release closes what is open.
+func (r *Recorder) release() {
+	for _, th := range r.threads {
+		th.close()
+		th.proc.close()
+	}
+}
+
+func (p *proc) close() {
+	p.maps.Close()
+	p.statm.Close()
+	p.maps, p.statm, p.size = nil, nil, ""
+}
+
+// rename reports the name of a thread if it is new, or has just been given by execve.
+func (r *Recorder) rename(th *thread, misc uint16, time uint64) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/comm", th.proc.pid, th.tid))
+	if err != nil {
+		return
+	}
+	r.call(th, string(bytes.TrimSuffix(b, []byte("\n"))), misc, time)
+}
+
+func (r *Recorder) call(th *thread, name string, misc uint16, time uint64) {
+	if name == th.comm && misc == 0 {
+		return
+	}
+	th.comm = name
+	r.add(&source.Record{Type: source.RecordComm, Misc: misc, PID: int32(th.proc.pid), TID: int32(th.tid), Comm: []byte(name), Time: time, HasTime: true})
+}
+
+// read reads one of a thread's files into r.text.
+func (r *Recorder) read(fd int) []byte {
+	n, err := unix.Pread(fd, r.text, 0)
+	if err != nil {
+		return nil
+	}
+	return r.text[:n]
+}
+
+// runtime returns how long a thread has run, as the scheduler counts it (Documentation/scheduler/sched-stats.rst).
+func (r *Recorder) runtime(th *thread) time.Duration {
+	ns, _, ok := bytes.Cut(r.read(th.sched), []byte(" "))
+	n, err := strconv.ParseInt(string(ns), 10, 64)
+	if !ok || err != nil {
+		return th.ran + r.tick // not told: then being ready to run has to do
+	}
+	return time.Duration(n)
+}
+
+// due says whether a thread is to be sampled at this tick: it runs, and has run for a tick since the last time that it was. Being ready
+// to run is not enough: on a busy machine, that would count the time for which threads wait for a processor.
+func (r *Recorder) due(th *thread) bool {
+	ran := r.runtime(th)
+	th.credit = min(th.credit+ran-th.ran, maxCredit*r.tick)
+	th.ran = ran
+	if th.credit < r.tick {
+		return false
+	}
+	b := r.read(th.stat)
+	if procfs.State(b) != 'R' {
+		return false
+	}
+	if lo, hi := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')'); lo >= 0 && hi > lo && string(b[lo+1:hi]) != th.comm {
+		r.call(th, string(b[lo+1:hi]), 0, now())
+	}
+	th.credit -= r.tick
+	return true
+}
+
+// maxCredit bounds how many ticks a thread may lag behind: one that runs for short times is seldom found running.
+const maxCredit = 100
+
+// sample records a thread that has stopped.
+func (r *Recorder) sample(th *thread) {
+	regs, err := ptrace.Get(th.tid)
+	if err == unix.ESRCH {
+		return // killed
+	}
+	if err != nil || r.queue.full() {
+		r.lose()
+		return
+	}
+	r.remapIfChanged(th.proc)
+	piece := []ptrace.Piece{{Addr: regs.SP, Bytes: r.stackBuf()}}
+	if err = ptrace.Read(th.tid, piece); err == unix.ESRCH {
+		return // killed
+	} else if err != nil { // such as of a process that has had itself made not dumpable
+		r.lose()
+		return
+	}
+	stack := piece[0].Bytes
+	rec := source.Record{
+		Misc: source.MiscUser, IP: regs.PC, PID: int32(th.proc.pid), TID: int32(th.tid), Time: now(), Period: uint64(r.tick),
+	}
+	r.out = source.AppendCopy(r.out, &r.attr, &rec, nil, ptrace.Machine, regs.Regs[:], stack[:len(stack)&^7])
+}
+
+func (r *Recorder) lose() {
+	r.lost.Add(1)
+	r.unsaid++
+}
+
+func (r *Recorder) stackBuf() []byte {
+	if r.copied == nil {
+		r.copied = make([]byte, r.o.StackSize)
+	}
+	return r.copied
+}
+
+// refresh is after what time mappings are read again, even if the size of the address space is the same.
+const refresh = time.Second
+
+// remapIfChanged reports what a process maps now, if that may have changed.
+func (r *Recorder) remapIfChanged(p *proc) {
+	if p.statm == nil {
+		p.statm, _ = os.Open(fmt.Sprintf("/proc/%d/statm", p.pid))
+	}
+	var b [64]byte
+	n, _ := p.statm.ReadAt(b[:], 0)
+	size, _, _ := strings.Cut(string(b[:max(n, 0)]), " ")
+	if size != "" && size == p.size && time.Since(p.read) < refresh {
+		return
+	}
+	p.size, p.read = size, time.Now()
+	r.remap(p, now())
+}
+
+// remap reports the executable mappings that have not been reported.
+func (r *Recorder) remap(p *proc, time uint64) {
+	if p.maps == nil {
+		f, err := os.Open(fmt.Sprintf("/proc/%d/maps", p.pid))
+		if err != nil {
+			return
+		}
+		p.maps = f
+	}
+	list, err := procfs.Mappings(p.maps)
+	if err != nil {
+		return
+	}
+	there := make(map[mapping]struct{}, len(p.told))
+	for i := range list {
+		m := &list[i]
+		if m.Prot&procfs.Exec == 0 {
+			continue
+		}
+		key := mapping{m.Lo, m.Hi, m.Off, m.Inode, m.Name}
+		there[key] = struct{}{}
+		if _, ok := p.told[key]; !ok {
+			r.mmap(p, m, time)
+		}
+	}
+	p.told = there
+}
+
+func (r *Recorder) mmap(p *proc, m *procfs.Mapping, time uint64) {
+	rec := source.Record{
+		Type: source.RecordMmap2, Misc: source.MiscUser, PID: int32(p.pid), TID: int32(p.pid), Time: time, HasTime: true, Addr: m.Lo, Len: m.Hi - m.Lo,
+		Pgoff: m.Off, Maj: m.Maj, Min: m.Min, Inode: m.Inode, Prot: m.Prot, MapFlags: unix.MAP_PRIVATE, Filename: []byte(m.Name),
+	}
+	if m.Shared {
+		rec.MapFlags = unix.MAP_SHARED
+	}
+	if m.Name == "" || strings.HasPrefix(m.Name, "[anon") {
+		rec.Filename = []byte("//anon")
+	}
+	if m.Inode != 0 {
+		id, ok := procfs.BuildID(p.maps, m)
+		if !ok {
+			id, _ = procfs.FileBuildID(fmt.Sprintf("/proc/%d/root%s", p.pid, m.Name), m.Inode)
+		}
+		if len(id) > 0 {
+			rec.Misc |= source.MiscMmapBuildID
+			rec.BuildID = id
+		}
+	}
+	r.add(&rec)
+}

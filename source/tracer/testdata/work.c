@@ -1,0 +1,113 @@
+/* Programs to record: work NAME [ARGUMENT]. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* burn runs for some of its thread's processor time, in ms; for ever if that is 0. */
+__attribute__((noinline)) static void burn(int ms)
+{
+	struct timespec t;
+	do
+		for (volatile int i = 0; i < 100000; i++)
+			;
+	while (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) == 0 && (ms == 0 || t.tv_sec * 1000 + t.tv_nsec / 1000000 < ms));
+}
+
+__attribute__((noinline)) static void in_first(void) { burn(300); __asm__ volatile(""); }
+__attribute__((noinline)) static void in_child(void) { burn(300); __asm__ volatile(""); }
+__attribute__((noinline)) static void in_executed(void) { burn(300); __asm__ volatile(""); }
+__attribute__((noinline)) static void in_thread(void) { burn(300); __asm__ volatile(""); }
+__attribute__((noinline)) static void spin(void) { burn(0); __asm__ volatile(""); }
+
+static void *thread(void *arg)
+{
+	prctl(PR_SET_NAME, "named");
+	in_thread();
+	return arg;
+}
+
+static void *spins(void *arg)
+{
+	spin();
+	return arg;
+}
+
+static void *ends(void *arg) { return arg; }
+
+static void *churns(void *arg)
+{
+	for (pthread_t t;;)
+		if (!pthread_create(&t, NULL, ends, NULL))
+			pthread_join(t, NULL);
+	return arg;
+}
+
+static void *executes(void *arg)
+{
+	execl("/proc/self/exe", "work", "executed", NULL);
+	return arg;
+}
+
+static void *asleep(void *arg)
+{
+	for (;;)
+		pause();
+	return arg;
+}
+
+int main(int argc, char **argv)
+{
+	pthread_t t;
+	if (argc > 1 && !strcmp(argv[1], "family")) {
+		pthread_create(&t, NULL, thread, NULL);
+		pid_t child = fork();
+		if (child == 0) {
+			in_child();
+			_exit(1);
+		}
+		pid_t other = vfork();
+		if (other == 0) {
+			execl("/proc/self/exe", "work", "executed", NULL);
+			_exit(1);
+		}
+		in_first();
+		pthread_join(t, NULL);
+		int a, b;
+		waitpid(child, &a, 0);
+		waitpid(other, &b, 0);
+		return WEXITSTATUS(a) + WEXITSTATUS(b);
+	}
+	if (argc > 1 && !strcmp(argv[1], "churn")) {
+		for (int i = 0; i < 4; i++)
+			pthread_create(&t, NULL, churns, NULL);
+		return write(1, "up\n", 3) == 3 ? churns(NULL) != NULL : 1;
+	}
+	if (argc > 1 && !strcmp(argv[1], "heir")) { /* another thread executes a program, which runs for less than the first has */
+		burn(600);
+		pthread_create(&t, NULL, executes, NULL);
+		pthread_join(t, NULL);
+	}
+	if (argc > 1 && !strcmp(argv[1], "executed")) {
+		prctl(PR_SET_NAME, "executed");
+		in_executed();
+		return 22;
+	}
+	if (argc > 2 && !strcmp(argv[1], "threads")) {
+		for (int i = 0; i < atoi(argv[2]); i++)
+			pthread_create(&t, NULL, spins, NULL);
+		pthread_create(&t, NULL, asleep, NULL);
+		if (write(1, "up\n", 3) != 3)
+			return 1;
+		/* And threads that come and go. */
+		for (;;) {
+			pthread_create(&t, NULL, thread, NULL);
+			pthread_join(t, NULL);
+		}
+	}
+	return 2;
+}

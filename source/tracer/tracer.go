@@ -1,0 +1,208 @@
+// Package tracer records where processes run by ptrace(2), where perf_event_open(2) is refused: in containers and on hardened
+// kernels. Options come in; a source.RecordStream comes out, of the records that the kernel's sampling would have written, with
+// registers and a copy of the stack in each sample.
+//
+// At each tick, the threads that run are stopped for some tens of microseconds. What follows is as without: signals, group-stops,
+// what the processes' parents are told, and exit statuses. What a tracer changes all the same: set-user-ID programs get no
+// rights, and some system calls that wait, such as epoll_wait(2), return EINTR when a thread is stopped in them: those threads do
+// not run, so they are left alone.
+package tracer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/ptrace"
+	"github.com/unspool/unspool/source"
+)
+
+// Options say what to record.
+type Options struct {
+	Frequency uint64 // ticks a second, up to MaxFrequency; 0 is DefaultFrequency
+	StackSize uint32 // bytes to copy of each stack, a multiple of 8 up to MaxStackSize; 0 is 32 KiB
+
+	PIDs    []int    // processes: their threads, and all that these start
+	TIDs    []int    // threads, and nothing that they start
+	Command []string // or else a program to start, with what it starts
+
+	// Duration ends the recording after a while, as Stop does. 0: it does not.
+	Duration time.Duration
+}
+
+const (
+	DefaultFrequency = 99 // Hz: out of step with what runs a hundred times a second
+	MaxFrequency     = 1000
+	MaxStackSize     = 64000 // what a record has room for
+
+	defaultStack = 32 << 10
+)
+
+// A Recorder is a recording that runs. Next is for one goroutine at a time; other methods may be called from any.
+type Recorder struct {
+	o    Options
+	dec  *source.Decoder
+	attr source.Attr
+	tick time.Duration
+
+	queue  queue
+	cur    []byte        // of what Next returns
+	ended  chan struct{} // closed when nothing is traced any more
+	stop   chan struct{} // closed to end the recording
+	once   sync.Once
+	timer  *time.Timer
+	detach func() bool // of Open's context
+	lost   atomic.Uint64
+
+	pid    int           // the command
+	exited chan struct{} // closed when it has gone, and status is set
+	status syscall.WaitStatus
+
+	tracer // of the thread that traces
+}
+
+// Open starts a recording. It ends when the command exits, when all that is recorded has gone, when the duration is over, when
+// Stop is called or when ctx is done.
+func Open(ctx context.Context, o Options) (*Recorder, error) {
+	if o.Frequency == 0 {
+		o.Frequency = DefaultFrequency
+	}
+	if o.StackSize == 0 {
+		o.StackSize = defaultStack
+	}
+	switch {
+	case ptrace.Machine == nil:
+		return nil, fmt.Errorf("recording by ptrace: %w on this machine", source.ErrUnsupported)
+	case o.Frequency > MaxFrequency:
+		return nil, fmt.Errorf("recording by ptrace: %d Hz: at most %d", o.Frequency, MaxFrequency)
+	case o.StackSize%8 != 0 || o.StackSize > MaxStackSize:
+		return nil, fmt.Errorf("recording by ptrace: stack size %d: want a multiple of 8 up to %d", o.StackSize, MaxStackSize)
+	case (len(o.Command) > 0) == (len(o.PIDs)+len(o.TIDs) > 0):
+		return nil, errors.New("recording by ptrace: a command, or processes and threads that run already")
+	}
+	path := ""
+	if len(o.Command) > 0 {
+		var err error
+		if path, err = exec.LookPath(o.Command[0]); err != nil {
+			return nil, err
+		}
+	}
+	r := &Recorder{
+		o: o, dec: source.NewDecoder(), tick: time.Second / time.Duration(o.Frequency),
+		ended: make(chan struct{}), stop: make(chan struct{}), exited: make(chan struct{}),
+	}
+	r.attr = source.Attr{
+		Type: source.TypeSoftware, SamplePeriod: o.Frequency, // cpu-clock
+		SampleType: source.SampleIP | source.SampleTID | source.SampleTime | source.SamplePeriod | source.SampleRegsUser | source.SampleStackUser,
+		Flags: source.FlagFreq | source.FlagInherit | source.FlagExcludeCallchainKernel | source.FlagSampleIDAll | source.FlagUseClockID |
+			source.FlagMmap | source.FlagMmap2 | source.FlagComm | source.FlagCommExec | source.FlagTask | source.FlagBuildID,
+		ClockID: unix.CLOCK_MONOTONIC, SampleRegsUser: source.UserRegsMask(ptrace.Machine), SampleStackUser: o.StackSize,
+	}
+	r.dec.AddAttr(&r.attr, nil, r.Event())
+	r.queue.init()
+	r.tracer.init()
+
+	begun := make(chan error)
+	go func() {
+		ptrace.Do(func() { r.trace(path, begun) })
+		// The thread has ended, and has let go of what it traced. A command that is still there is asked to end, and waited for.
+		r.queue.close()
+		close(r.ended)
+		r.reap()
+	}()
+	if err := <-begun; err != nil {
+		return nil, err
+	}
+	if o.Duration > 0 {
+		r.timer = time.AfterFunc(o.Duration, r.Stop)
+	}
+	r.detach = context.AfterFunc(ctx, r.Stop)
+	return r, nil
+}
+
+// Decoder knows the recording's event.
+func (r *Recorder) Decoder() *source.Decoder { return r.dec }
+
+// Machine is what this process runs on.
+func (r *Recorder) Machine() *arch.Machine { return ptrace.Machine }
+
+// Event names what is recorded, as perf spells it.
+func (r *Recorder) Event() string { return "cpu-clock" }
+
+// EventNote says what this recording is.
+func (r *Recorder) EventNote() string {
+	return fmt.Sprintf("sampling by ptrace: threads that run are stopped %d times a second, and the kernel's part of stacks is not seen", r.o.Frequency)
+}
+
+// Lost returns how many samples found no room so far.
+func (r *Recorder) Lost() uint64 { return r.lost.Load() }
+
+// Next returns the next record: see source.RecordStream. It waits for one.
+func (r *Recorder) Next() (raw []byte, buf *source.Buffer, err error) {
+	if len(r.cur) == 0 {
+		if r.cur, err = r.queue.take(); err != nil {
+			return nil, nil, err
+		}
+	}
+	n := recordSize(r.cur)
+	raw, r.cur = r.cur[:n:n], r.cur[n:]
+	return raw, nil, nil
+}
+
+// Stop ends the recording: Next returns what has been recorded and then io.EOF. A command that is still there gets SIGTERM.
+// Stop may be called again; it does not wait.
+func (r *Recorder) Stop() { r.once.Do(func() { close(r.stop) }) }
+
+// Wait waits for the command and returns how it ended. ok is false if there is none.
+func (r *Recorder) Wait() (status syscall.WaitStatus, ok bool) {
+	if r.pid == 0 {
+		return 0, false
+	}
+	<-r.exited
+	return r.status, true
+}
+
+// Close stops the recording, if it runs. It does not wait for the command. Records that Next has returned stay valid.
+func (r *Recorder) Close() error {
+	r.Stop()
+	r.detach()
+	if r.timer != nil {
+		r.timer.Stop()
+	}
+	<-r.ended
+	return nil
+}
+
+// reap asks a command that was let go of to end, and waits for it.
+func (r *Recorder) reap() {
+	select {
+	case <-r.exited:
+		return
+	default:
+	}
+	if r.pid == 0 {
+		close(r.exited)
+		return
+	}
+	_ = unix.Kill(r.pid, unix.SIGTERM) // it may have gone by now
+	for {
+		var ws syscall.WaitStatus
+		_, err := syscall.Wait4(r.pid, &ws, 0, nil)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err == nil {
+			r.status = ws
+		}
+		close(r.exited)
+		return
+	}
+}
