@@ -1,0 +1,176 @@
+package shadow
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/modules"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "verify" { // as a program of its own: TestKilled
+		cmd := exec.Command(os.Args[2])
+		cmd.Stdout = os.Stdout
+		Run(context.Background(), cmd, Options{Modules: modules.Interpreted()})
+		os.Exit(0)
+	}
+	dir, err := os.MkdirTemp("", "shadow")
+	if err != nil {
+		panic(err)
+	}
+	os.Setenv("XDG_CACHE_HOME", dir) // for tables
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// build compiles a program of testdata, linked statically: the dynamic linker would be most of what is executed.
+func build(t testing.TB, source string, args ...string) string {
+	t.Helper()
+	cc := "gcc"
+	if filepath.Ext(source) == ".cc" {
+		cc = "g++"
+	}
+	oracle.Need(t, cc)
+	path := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), filepath.Ext(source)))
+	args = append([]string{"-O2", "-o", path, filepath.Join("testdata", source)}, args...)
+	if out, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %v: %v\n%s", cc, args, err, out)
+	}
+	return path
+}
+
+// execute runs a command step by step. It must print, and end, as it does by itself.
+func execute(t testing.TB, o Options, path string, args ...string) *Result {
+	t.Helper()
+	alone := exec.Command(path, args...)
+	want, _ := alone.Output()
+	var got bytes.Buffer
+	cmd := exec.Command(path, args...)
+	cmd.Stdout = &got
+	r, err := Run(t.Context(), cmd, o)
+	if err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+	if !bytes.Equal(got.Bytes(), want) || r.Exit != unix.WaitStatus(alone.ProcessState.Sys().(interface{ ExitStatus() int }).ExitStatus()<<8) {
+		t.Errorf("%s printed %q and %s; by itself it prints %q, %v", path, got.Bytes(), r.How(), want, alone.ProcessState)
+	}
+	return r
+}
+
+// right fails the test where a finding is not known.
+func right(t testing.TB, r *Result) {
+	t.Helper()
+	if len(r.Wrong()) > 0 {
+		var b bytes.Buffer
+		r.WriteText(&b)
+		t.Errorf("%s", b.Bytes())
+	}
+}
+
+// TestPlanted executes functions whose call frame information is wrong on purpose. It must find what is wrong in each, once, and
+// nothing in those that are right.
+func TestPlanted(t *testing.T) {
+	path := build(t, "planted.s", "-static")
+	src, err := os.ReadFile("testdata/planted.s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, m := range regexp.MustCompile(`(?m)^(wrong_(\w+)):`).FindAllStringSubmatch(string(src), -1) {
+		what := strings.Split(strings.TrimSuffix(m[2], "_outermost"), "_")
+		slices.Sort(what)
+		want = append(want, fmt.Sprint(m[1], what))
+	}
+	r := execute(t, Options{}, path)
+	var got []string
+	for _, f := range r.Findings {
+		got = append(got, fmt.Sprint(f.Function, f.What()))
+		if f.Known != nil || f.Ours || f.Row == "" || len(f.Code) < 2 {
+			t.Errorf("%+v", f)
+		}
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if len(want) < 7 || !slices.Equal(got, want) {
+		t.Errorf("wrong rows:\ngot  %v\nwant %v", got, want)
+	}
+	should := map[string]string{
+		"wrong_cfa_ra_rbx":   "cfa=rsp+16  ra=c-8",
+		"wrong_r12":          "cfa=rsp+8  ra=c-8  r12=rcx",
+		"wrong_cfa_ra":       "cfa=rsp+8  ra=c-8",
+		"wrong_ra":           "cfa=rsp+0  ra=rdx",
+		"wrong_ra_outermost": "cfa=rsp+8  ra=c-8",
+	}
+	for _, f := range r.Findings {
+		if s := should[f.Function]; s != "" && f.Should != s {
+			t.Errorf("%s should be %q, it says %q", f.Function, s, f.Should)
+		}
+	}
+}
+
+// TestJumps executes a program with signals, longjmp, threads, forks, contexts, and stacks of its own.
+func TestJumps(t *testing.T) {
+	r := execute(t, Options{}, build(t, "jumps.c", "-static", "-pthread"))
+	right(t, r)
+	if r.Threads < 11 || r.Processes < 7 {
+		t.Errorf("%d threads in %d processes, not 11 in 7", r.Threads, r.Processes)
+	}
+	sum(t, r)
+}
+
+// TestThrow executes exceptions through frames with and without handlers.
+func TestThrow(t *testing.T) {
+	r := execute(t, Options{}, build(t, "throw.cc", "-static-pie"))
+	right(t, r)
+	sum(t, r)
+	if !slices.ContainsFunc(r.Findings, func(f *Finding) bool { return f.Known.Name == "eh-return" }) {
+		t.Errorf("_Unwind_RaiseException was not executed")
+	}
+}
+
+// sum checks that nearly everything was compared.
+func sum(t *testing.T, r *Result) {
+	t.Helper()
+	var compared, steps, rest uint64
+	for _, m := range r.Modules {
+		compared, steps, rest = compared+m.Compared, steps+m.Steps, rest+m.NoInfo+m.Unknown
+	}
+	if compared != r.Compared || steps != r.Steps || compared+rest != steps || rest*50 > steps {
+		t.Errorf("%d instructions: %d compared, %d not; the modules have %d and %d", r.Steps, r.Compared, rest, steps, compared)
+	}
+}
+
+// TestOptions holds the filters and limits against a run without.
+func TestOptions(t *testing.T) {
+	path := build(t, "planted.s", "-static")
+	all := execute(t, Options{}, path)
+	for _, c := range []struct {
+		name string
+		o    Options
+		ok   func(*Result) bool
+	}{
+		{"module", Options{Module: regexp.MustCompile("no such")}, func(r *Result) bool { return r.Compared == 0 && r.Steps == all.Steps }},
+		{"function", Options{Function: regexp.MustCompile("^wrong_rbp$")}, func(r *Result) bool {
+			return r.Compared == 9 && len(r.Findings) == 1 && r.Findings[0].Function == "wrong_rbp"
+		}},
+		{"thread", Options{Thread: 2}, func(r *Result) bool { return r.Compared == 0 && r.Steps == all.Steps }},
+		{"every", Options{Every: 10}, func(r *Result) bool { return r.Compared > 0 && r.Compared <= all.Steps/10+1 }},
+		{"steps", Options{Steps: 1000}, func(r *Result) bool { return r.Stopped && r.Steps == 1000 }},
+	} {
+		if r := execute(t, c.o, path); !c.ok(r) {
+			t.Errorf("%s: %d instructions, %d compared, %d findings; without it %d, %d, %d", c.name, r.Steps, r.Compared, len(r.Findings), all.Steps, all.Compared, len(all.Findings))
+		}
+	}
+}
