@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"debug/elf"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -276,7 +277,7 @@ func TestDemangle(t *testing.T) {
 		{"_ZN43_$LT$alloc..vec..Vec$u20$as$u20$core..X$GT$1f17h0123456789abcdefE.llvm.1234567", "<alloc::vec::Vec as core::X>::f", "<alloc::vec::Vec as core::X>::f"},
 		{"_ZN3std2io5Write3fmt17h0123456789abcdefE.cold", "std::io::Write::fmt [clone .cold]", "std::io::Write::fmt"},
 		{"_RNvNtCs1234_7mycrate3foo3bar", "mycrate::foo::bar", "mycrate::foo::bar"},
-		{"_ZN1a1bEi@V1", "a::b(int)@V1", "a::b@V1"},
+		{"_ZN1a1bEi@V1", "a::b(int)", "a::b"}, {"memcpy@@GLIBC_2.14", "memcpy", "memcpy"}, {"f@V1@plt", "f@plt", "f@plt"}, {"_ZN1a1bEi@plt", "a::b(int)@plt", "a::b@plt"}, {"@x", "@x", "@x"},
 		{"main", "main", "main"}, {"_Z", "_Z", "_Z"}, {"_Zgarbage", "_Zgarbage", "_Zgarbage"}, {"", "", ""},
 		{"runtime.mallocgc", "runtime.mallocgc", "runtime.mallocgc"},
 	} {
@@ -302,6 +303,15 @@ func FuzzDemangle(f *testing.F) {
 		Demangle(s, false)
 		Demangle(s, true)
 	})
+}
+
+// TestXZWindows: empty blocks that ask for large windows are not worth the memory.
+func TestXZWindows(t *testing.T) {
+	block := []byte{2, 0, 0x21, 1, 40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0} // 40 is 4 GiB less one byte; the header's checksum is not looked at
+	b := slices.Concat([]byte("\xfd7zXZ\x00\x00\x00\x00\x00\x00\x00"), bytes.Repeat(block, 1000), make([]byte, 6<<20))
+	if _, err := unxz(b); !errors.Is(err, errXZ) {
+		t.Errorf("1000 windows of 512 MiB: %v", err)
+	}
 }
 
 func FuzzXZ(f *testing.F) {

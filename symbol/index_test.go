@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
@@ -186,20 +185,20 @@ func TestSeveral(t *testing.T) {
 	}
 }
 
-// TestQuadratic: a table whose every symbol has the same place and one endless name takes no time either.
+// TestQuadratic: a table whose every symbol has the same place and one endless name takes no time either: if it did, it would
+// be minutes.
 func TestQuadratic(t *testing.T) {
 	for _, name := range []string{"_", "a", "@"} {
 		s := tsource()
 		for i := range 100_000 {
 			s.add("", 0x1000, 16+uint64(i%2), byte(elf.STB_GLOBAL)<<4|byte(elf.STT_FUNC), 1)
 		}
-		s.names = bytes.Repeat([]byte(name), 4<<20)
+		s.names = bytes.Repeat([]byte(name), 64<<20)
 		tab := tableOf(s)
-		start := time.Now()
 		got, ok := tab.Lookup(0x1000)
 		tab.FuncRange("a")
-		if took := time.Since(start); took > 2*time.Second || !ok || len(got.Linkage) != maxName {
-			t.Errorf("%v, %v, %d bytes", took, ok, len(got.Linkage))
+		if !ok || len(got.Linkage) != maxName {
+			t.Errorf("%v, %d bytes", ok, len(got.Linkage))
 		}
 	}
 }

@@ -37,6 +37,37 @@ func judged(t testing.TB) []string {
 	return out
 }
 
+// others are large files, for which llvm-symbolizer is fast enough, and programs of languages with names of their own, with debug
+// information and without. What is left in stripped ones is for the tests of packages debuginfo and gosym.
+func others(t *testing.T) []string {
+	t.Helper()
+	oracle.Need(t, "rustc", "go")
+	var out []string
+	for _, pattern := range []string{"/usr/lib/llvm-19/bin/clang", "/usr/lib/*-linux-gnu/libLLVM.so.19*", "/usr/lib/*-linux-gnu/libclang-cpp.so.19*"} {
+		paths, _ := filepath.Glob(pattern)
+		out = append(out, paths...)
+	}
+	dir := t.TempDir()
+	rust, golang := filepath.Join(dir, "a.rs"), filepath.Join(dir, "a.go")
+	write(t, rust, "trait T { fn f(&self) -> usize; }\nimpl<X: std::fmt::Debug> T for Vec<X> { #[inline(never)] fn f(&self) -> usize { format!(\"{:?}\", self).len() } }\n"+
+		"fn main() { println!(\"{}\", vec![1, 2, 3].f() + vec![\"a\"].f()); }\n")
+	write(t, golang, "package main\n\nimport \"fmt\"\n\nfunc main() { fmt.Println(fmt.Sprint(1)) }\n")
+	for i, build := range [][]string{{"rustc", "-O", "-g"}, {"rustc", "-O"}, {"rustc", "-C", "symbol-mangling-version=v0"}, {"go", "build"}, {"go", "build", "-ldflags=-w"}} {
+		src := rust
+		if build[0] == "go" {
+			src = golang
+		}
+		exe := filepath.Join(dir, fmt.Sprint(build[0], i))
+		cmd := exec.Command(build[0], append(build[1:], "-o", exe, src)...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GO111MODULE=off", "GOFLAGS=")
+		if b, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", build, err, b)
+		}
+		out = append(out, exe)
+	}
+	return out
+}
+
 // A truth is what a file's tables say, read by debug/elf.
 type truth struct {
 	funcs  []elf.Symbol            // functions with a size
@@ -85,11 +116,11 @@ func (tr *truth) alias(ours Symbol, judge string) bool {
 }
 
 // compare asks for the start, the middle and the last byte of functions, and holds the answers against the judge's.
-func compare(t *testing.T, judge string, limit int, ask func(path string, addrs []uint64) []string) {
+func compare(t *testing.T, judge string, files []string, limit int, ask func(path string, addrs []uint64) []string) {
 	r := New(Options{})
 	defer r.Close()
 	total, aliases := 0, 0
-	for _, path := range judged(t) {
+	for _, path := range files {
 		tab := r.Module(path, "")
 		tr := readTruth(t, tab)
 		var addrs []uint64
@@ -148,14 +179,16 @@ func TestLLVM(t *testing.T) {
 	r := New(Options{})
 	defer r.Close()
 	plain := filepath.Join(t.TempDir(), "plain")
-	compare(t, "llvm-symbolizer", 4000, func(path string, addrs []uint64) []string {
+	compare(t, "llvm-symbolizer", append(judged(t), others(t)...), 4000, func(path string, addrs []uint64) []string {
 		tab := r.Module(path, "")
 		tab.open()
 		if d := debugPath(tab); d != "" {
 			path = d
 		}
-		run(t, "objcopy", "--strip-debug", "--remove-section=.note.gnu.build-id", "--remove-section=.gnu_debuglink", path, plain)
-		path = plain
+		if tab.debug != nil || tab.img.Section(".debug_info") != nil {
+			run(t, "objcopy", "--strip-debug", "--remove-section=.note.gnu.build-id", "--remove-section=.gnu_debuglink", path, plain)
+			path = plain
+		}
 		cmd := exec.Command("llvm-symbolizer-19", "--obj="+path, "--functions=linkage", "--no-inlines", "--no-demangle", "--output-style=GNU")
 		cmd.Stdin = hexLines(addrs)
 		out, err := cmd.Output()
@@ -176,7 +209,7 @@ func TestLLVM(t *testing.T) {
 func TestElfutils(t *testing.T) {
 	oracle.Need(t, "eu-addr2line")
 	offset := regexp.MustCompile(`\+0x[0-9a-f]+$`)
-	compare(t, "eu-addr2line", 300, func(path string, addrs []uint64) []string {
+	compare(t, "eu-addr2line", judged(t), 300, func(path string, addrs []uint64) []string {
 		cmd := exec.Command("eu-addr2line", "-S", "-e", path)
 		cmd.Stdin = hexLines(addrs)
 		out, err := cmd.Output()

@@ -121,7 +121,7 @@ func (k *kernel) load(opt *Options) error {
 // fit checks that the running kernel is the one that is asked for, and finds the bias.
 func (k *kernel) fit(opt *Options) error {
 	if opt.KernelID != "" {
-		if have := runningKernelID(); have != "" && !sameID(have, opt.KernelID) {
+		if have := runningKernelID(); have != "" && !module.SameBuildID(have, opt.KernelID) {
 			return fmt.Errorf("another kernel was recorded: build ID %s, running %s", opt.KernelID, have)
 		}
 	}

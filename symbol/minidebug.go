@@ -29,7 +29,7 @@ func (t *Table) miniDebug(img *module.Image) (source, bool) {
 		in, err = module.New(t.path+" .gnu_debugdata", b)
 	}
 	if err != nil {
-		t.note = fmt.Sprintf("%s: .gnu_debugdata: %v", t.path, err)
+		t.setNote("%s: .gnu_debugdata: %v", t.path, err)
 		return source{}, false
 	}
 	return table(in, elf.SHT_SYMTAB)
@@ -49,6 +49,7 @@ func unxz(b []byte) ([]byte, error) {
 	check := checks[b[7]&15]
 	b = b[12:]
 	var out bytes.Buffer
+	windows := int64(1 << 30)     // what those of all blocks together may take
 	for len(b) > 0 && b[0] != 0 { // 0 starts the index
 		head := 4 * (int(b[0]) + 1)
 		if len(b) < head {
@@ -58,8 +59,12 @@ func unxz(b []byte) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
+		dict = min(dict, int64(limit))
+		if windows -= dict; windows < 0 {
+			return nil, fmt.Errorf("%w: its blocks ask for too much memory", errXZ)
+		}
 		in := bytes.NewReader(b[head:])
-		r, err := lzma.Reader2Config{DictCap: int(min(dict, int64(limit)))}.NewReader2(in)
+		r, err := lzma.Reader2Config{DictCap: int(dict)}.NewReader2(in)
 		if err != nil {
 			return nil, err
 		}

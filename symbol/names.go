@@ -25,7 +25,10 @@ type names struct {
 // get returns the demangled form of a name.
 func (n *names) get(linkage string, short bool) string {
 	if !mangled(linkage) {
-		return linkage
+		if strings.IndexByte(linkage, '@') < 0 {
+			return linkage
+		}
+		return Demangle(linkage, short)
 	}
 	k := 0
 	if short {
@@ -58,33 +61,38 @@ func mangled(s string) bool {
 }
 
 // Demangle returns the C++ or Rust name that linkage stands for, or linkage itself. short omits the
-// parameters. A symbol version (after '@') stays.
+// parameters. A symbol's version (after '@') is left out; that a name is of a procedure linkage table is not.
 func Demangle(linkage string, short bool) (name string) {
-	base, version, versioned := strings.Cut(linkage, "@")
-	if !mangled(base) || len(base) > maxName {
+	base, version, _ := strings.Cut(linkage, "@")
+	if version == "plt" || strings.HasSuffix(version, "@plt") {
+		version = "@plt"
+	} else {
+		version = ""
+	}
+	if base == "" {
 		return linkage
+	}
+	if !mangled(base) || len(base) > maxName {
+		return base + version
 	}
 	defer func() {
 		if recover() != nil { // an input that the demangler does not expect
-			name = linkage
+			name = base + version
 		}
 	}()
 	opts := []demangle.Option{demangle.MaxLength(16)}
 	if short {
 		opts = append(opts, demangle.NoParams)
 	}
-	base, clone := legacyRust(base)
-	s, err := demangle.ToString(base, opts...)
+	fixed, clone := legacyRust(base)
+	s, err := demangle.ToString(fixed, opts...)
 	if err != nil {
-		return linkage
+		return base + version
 	}
 	if clone != "" && !short {
 		s += " [clone " + clone + "]"
 	}
-	if versioned {
-		s += "@" + version
-	}
-	return s
+	return s + version
 }
 
 // legacyRust prepares a name of Rust's first mangling, _ZN4core3fmt5write17h0123456789abcdefE, for the demangler,

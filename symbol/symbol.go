@@ -11,9 +11,12 @@ package symbol
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/module"
 )
 
 // A Symbol is a function. The zero Symbol stands for no name.
@@ -30,11 +33,15 @@ type Options struct {
 	// /usr/lib/debug.
 	DebugDirs []string
 
+	// Fetch gets a file that this machine does not have, of kind "debuginfo" or "executable": it returns its path. nil: nothing is
+	// fetched.
+	Fetch func(buildID []byte, kind string) (path string, err error)
+
 	// Kallsyms is the file of the kernel's symbols. "" stands for /proc/kallsyms.
 	Kallsyms string
 
 	// CacheDir is a directory, this user's alone, in which the names of the running kernel are kept: they take a
-	// tenth of a second to get. "" keeps nothing.
+	// tenth of a second to get; and where the units of debug information are. "" keeps nothing.
 	CacheDir string
 
 	// KernelID is the build ID, in hex, of the kernel whose addresses are asked for; "" if unknown.
@@ -57,6 +64,7 @@ type Resolver struct {
 
 	mu     sync.Mutex
 	tables map[[2]string]*Table
+	images map[*module.Image]*Table
 }
 
 const runningKallsyms = "/proc/kallsyms"
@@ -69,7 +77,7 @@ func New(opt Options) *Resolver {
 	if opt.Kallsyms == "" {
 		opt.Kallsyms = runningKallsyms
 	}
-	return &Resolver{opt: opt, tables: map[[2]string]*Table{}}
+	return &Resolver{opt: opt, tables: map[[2]string]*Table{}, images: map[*module.Image]*Table{}}
 }
 
 // Module returns the names of the file at path, as a process sees it. buildID is what was recorded, in hex,
@@ -87,6 +95,31 @@ func (r *Resolver) Module(path, buildID string) *Table {
 	return t
 }
 
+// Image returns the names of an image that is open, such as another kernel's vDSO. Close does not close it.
+func (r *Resolver) Image(img *module.Image) *Table {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := r.images[img]
+	if t == nil {
+		t = &Table{r: r, path: img.Name(), given: img}
+		r.images[img] = t
+	}
+	return t
+}
+
+// Notes says what was found missing or damaged in debug files and debug information of files that are there.
+func (r *Resolver) Notes() (out []string) {
+	r.mu.Lock()
+	tables := slices.Collect(maps.Values(r.tables))
+	tables = slices.AppendSeq(tables, maps.Values(r.images))
+	r.mu.Unlock()
+	for _, t := range tables {
+		out = append(out, t.notes()...)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
 // Short returns the demangled form of a linkage name without parameters and clone suffixes, and
 // a name that is not mangled as it is.
 func (r *Resolver) Short(linkage string) string { return r.names.get(linkage, true) }
@@ -97,6 +130,9 @@ func (r *Resolver) Close() error {
 	defer r.mu.Unlock()
 	var errs []error
 	for _, t := range r.tables {
+		errs = append(errs, t.close())
+	}
+	for _, t := range r.images {
 		errs = append(errs, t.close())
 	}
 	return errors.Join(errs...)

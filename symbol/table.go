@@ -3,15 +3,13 @@ package symbol
 import (
 	"debug/elf"
 	"encoding/binary"
-	"encoding/hex"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/symbol/debuginfo"
+	"github.com/unspool/unspool/symbol/gosym"
 )
 
 // A Table has the names of one module. It is safe for concurrent use.
@@ -20,26 +18,48 @@ type Table struct {
 	path string
 	id   string
 
+	given *module.Image // nil: that of path
+
 	once sync.Once
 
 	// Set by open.
 	img     *module.Image // nil if there is none, or it is not the one that ran
-	debug   *module.Image // separate debug file, if it was needed
-	owned   []*module.Image
-	sources []source // and under mu
-	note    string
+	pid     int           // of the process through whose root it was opened; 0: it is this machine's
+	sources []source      // and under mu
 
-	mu     sync.Mutex // for what follows, and held while the files are read
-	index  *index     // nil until it is needed
-	shown  []uint32   // for each span, the place in named and 1 more; 0 if it was not asked for yet
-	named  []Symbol
+	debug    *module.Image // separate debug file, if it was needed
+	debugged sync.Once
+
+	lined sync.Once
+	info  *debuginfo.Info // nil: none
+	gosym *gosym.Table    // nil: none
+
+	life   sync.RWMutex // held while the files are read
 	closed bool
+
+	mu    sync.Mutex // for what follows
+	index *index     // nil until it is needed
+	shown []uint32   // for each span, the place in named and 1 more; 0 if it was not asked for yet
+	named []Symbol
+
+	owning sync.Mutex // for what follows
+	owned  []*module.Image
+	there  bool // the file is
+	note   string
 }
 
 // Note says why there are no names, or fewer than there might be; "" if nothing is to be said.
 func (t *Table) Note() string {
 	t.open()
+	t.owning.Lock()
+	defer t.owning.Unlock()
 	return t.note
+}
+
+func (t *Table) setNote(format string, args ...any) {
+	t.owning.Lock()
+	defer t.owning.Unlock()
+	t.note = fmt.Sprintf(format, args...)
 }
 
 // Lookup returns the function that contains v. For many addresses Resolve is faster.
@@ -106,6 +126,8 @@ func (t *Table) OffToVaddr(off uint64) (v arch.Vaddr, ok bool) {
 // short.
 func (t *Table) use(f func()) {
 	t.open()
+	t.life.RLock()
+	defer t.life.RUnlock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed || len(t.sources) == 0 {
@@ -171,11 +193,17 @@ func (t *Table) symbol(x *index, span int) *Symbol {
 
 func (t *Table) close() error {
 	t.once.Do(func() {}) // it will not be opened any more
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.life.Lock()
+	defer t.life.Unlock()
+	if t.closed {
+		return nil
+	}
 	t.closed = true
-	t.sources, t.index, t.shown, t.named = nil, nil, nil, nil
 	var first error
+	if t.info != nil {
+		first = t.info.Close()
+	}
+	t.sources, t.index, t.shown, t.named = nil, nil, nil, nil
 	for _, img := range t.owned {
 		if err := img.Close(); err != nil && first == nil {
 			first = err
@@ -189,21 +217,21 @@ func (t *Table) close() error {
 func (t *Table) open() {
 	t.once.Do(func() {
 		if err := module.Guard(func() error { t.load(); return nil }); err != nil {
-			t.sources, t.note = nil, err.Error()
+			t.sources = nil
+			t.setNote("%v", err)
 		}
 	})
 }
 
 func (t *Table) load() {
 	img, err := t.file()
-	if img != nil && t.id != "" {
-		if have := hex.EncodeToString(img.BuildID()); have != "" && !sameID(have, t.id) {
-			t.note = fmt.Sprintf("%s: the file was replaced: build ID %s, recorded %s", t.path, have, t.id)
-			img = nil
-		}
-	}
 	if err != nil {
-		t.note = err.Error()
+		t.setNote("%v", err)
+	}
+	if img == nil {
+		if img = t.fetch(t.id, "executable"); img != nil {
+			t.setNote("")
+		}
 	}
 	t.find(img)
 }
@@ -211,11 +239,10 @@ func (t *Table) load() {
 // find takes the symbol tables of img, which may be nil, and of what belongs to it.
 func (t *Table) find(img *module.Image) {
 	t.img = img
-	id := t.id
 	if img != nil {
-		if own := img.BuildID(); own != nil {
-			id = hex.EncodeToString(own)
-		}
+		t.owning.Lock()
+		t.there = true
+		t.owning.Unlock()
 		if s, ok := table(img, elf.SHT_SYMTAB); ok {
 			t.sources = append(t.sources, s)
 			if dyn, ok := table(img, elf.SHT_DYNSYM); ok && dyn.len() > s.len() {
@@ -223,12 +250,13 @@ func (t *Table) find(img *module.Image) {
 			}
 			return
 		}
+		t.gosym, _ = gosym.Open(img)
 	}
-	if t.debug = t.debugFile(id); t.debug != nil {
-		if s, ok := table(t.debug, elf.SHT_SYMTAB); ok {
+	if debug := t.debugFile(); debug != nil {
+		if s, ok := table(debug, elf.SHT_SYMTAB); ok {
 			t.sources = append(t.sources, s)
 			if img == nil {
-				t.note = ""
+				t.setNote("")
 			}
 			return
 		}
@@ -244,57 +272,20 @@ func (t *Table) find(img *module.Image) {
 	} else if s, ok := dynamic(img); ok {
 		t.sources = append(t.sources, s)
 	}
+	if t.gosym != nil {
+		t.sources = append(t.sources, goSymbols(t.gosym, img.Size()))
+	}
 }
 
-// file opens the module's own file; nil without an error for a mapping that has none, such as JIT code.
-func (t *Table) file() (*module.Image, error) {
-	switch {
-	case t.path == "[vdso]":
-		return module.VDSO()
-	case !strings.HasPrefix(t.path, "/"), strings.HasPrefix(t.path, "//"), strings.HasPrefix(t.path, "/memfd:"),
-		strings.HasPrefix(t.path, "/dev/"), strings.HasPrefix(t.path, "/SYSV"), strings.HasSuffix(t.path, " (deleted)"):
-		return nil, nil
-	}
-	return t.map_(t.path)
-}
-
-// map_ opens a file that close will unmap.
-func (t *Table) map_(path string) (*module.Image, error) {
-	img, err := module.Open(path)
-	if err == nil {
-		t.owned = append(t.owned, img)
-	}
-	return img, err
-}
-
-// debugFile opens the separate debug file of a build ID; nil if there is none.
-func (t *Table) debugFile(id string) *module.Image {
-	if _, err := hex.DecodeString(id); err != nil || len(id) < 4 {
-		return nil
-	}
-	for _, dir := range t.r.opt.DebugDirs {
-		path := filepath.Join(dir, ".build-id", id[:2], id[2:]+".debug")
-		if _, err := os.Stat(path); err != nil {
-			continue
-		}
-		img, err := t.map_(path)
-		if err != nil {
-			t.note = err.Error()
-			continue
-		}
-		if have := hex.EncodeToString(img.BuildID()); !sameID(have, id) {
-			t.note = fmt.Sprintf("%s: it has build ID %q", path, have)
-			continue
-		}
-		return img
-	}
-	return nil
-}
-
-// sameID compares build IDs in hex. Records pad short ones with zeros.
-func sameID(a, b string) bool {
-	trim := func(s string) string { return strings.TrimRight(strings.ToLower(s), "0") }
-	return trim(a) == trim(b)
+// goSymbols returns the functions of a Go program whose symbol table was stripped. Their names together are no longer than
+// the file.
+func goSymbols(g *gosym.Table, size int64) source {
+	s := synthetic()
+	g.Funcs(func(name string, lo, hi arch.Vaddr) bool {
+		s.add(name, uint64(lo), uint64(hi-lo), byte(elf.STB_GLOBAL)<<4|byte(elf.STT_FUNC), 1)
+		return int64(len(s.names)) < size
+	})
+	return s
 }
 
 // table returns the symbol table of that type, if the file has one that holds symbols.

@@ -1,0 +1,128 @@
+package debuginfo
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// A file of the cache, units-BUILDID, is a magic number, the CRC-32C of what follows, 0, the key, and the index: first
+// address, end and unit of each range, 24 bytes; all little-endian.
+const (
+	cacheMagic = "unspunt1"
+	cacheHead  = 8 + 4 + 4 + cacheKeyLen
+	cacheRange = 24
+
+	// minUnits is from how many units on an index is kept: fewer are read as fast.
+	minUnits = 64
+
+	// maxCache bounds what is read, in bytes.
+	maxCache = 1 << 30
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+const cacheKeyLen = 16 * 5
+
+// cacheKey is where the sections lie that the index was made of: dwz changes them and leaves the build ID.
+func (in *Info) cacheKey() []byte {
+	key := binary.LittleEndian.AppendUint64(nil, uint64(in.main.img.Size()))
+	key = binary.LittleEndian.AppendUint64(key, 0)
+	for _, s := range []section{secInfo, secAranges, secRanges, secRnglists} {
+		var off, size uint64
+		if sec := in.main.img.Section(sectionNames[s]); sec != nil {
+			off, size = sec.Off, sec.Size
+		}
+		key = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(key, off), size)
+	}
+	return key
+}
+
+// cachePath returns "" where nothing is kept.
+func (in *Info) cachePath() string {
+	id := in.main.img.BuildID()
+	if in.opt.CacheDir == "" || len(id) == 0 || len(id) > 64 {
+		return ""
+	}
+	return filepath.Join(in.opt.CacheDir, "units-"+hex.EncodeToString(id))
+}
+
+// loadIndex reads the index from the cache. Whatever is wrong with it, it can be built.
+func (in *Info) loadIndex() ([]span, bool) {
+	path := in.cachePath()
+	if path == "" {
+		return nil, false
+	}
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, false
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil || !st.Mode().IsRegular() || st.Size() < cacheHead || st.Size() > maxCache {
+		return nil, false
+	}
+	b := make([]byte, st.Size())
+	if _, err := f.ReadAt(b, 0); err != nil {
+		return nil, false
+	}
+	return decodeIndex(b, in.cacheKey())
+}
+
+func encodeIndex(spans []span, key []byte) []byte {
+	b := append(make([]byte, 16, cacheHead+cacheRange*len(spans)), key...)
+	for _, s := range spans {
+		b = binary.LittleEndian.AppendUint64(b, s.lo)
+		b = binary.LittleEndian.AppendUint64(b, s.hi)
+		b = binary.LittleEndian.AppendUint64(b, s.id)
+	}
+	copy(b, cacheMagic)
+	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b[12:], castagnoli))
+	return b
+}
+
+func decodeIndex(b, key []byte) ([]span, bool) {
+	le := binary.LittleEndian
+	if len(b) < cacheHead || string(b[:8]) != cacheMagic || le.Uint32(b[8:]) != crc32.Checksum(b[12:], castagnoli) ||
+		string(b[16:cacheHead]) != string(key) || (len(b)-cacheHead)%cacheRange != 0 {
+		return nil, false
+	}
+	spans := make([]span, (len(b)-cacheHead)/cacheRange)
+	end := uint64(0)
+	for i := range spans {
+		r := b[cacheHead+i*cacheRange:]
+		s := span{le.Uint64(r), le.Uint64(r[8:]), le.Uint64(r[16:])}
+		if s.lo < end || s.lo >= s.hi {
+			return nil, false
+		}
+		spans[i], end = s, s.hi
+	}
+	return spans, true
+}
+
+// saveIndex writes the index, if it can, under a temporary name first.
+func (in *Info) saveIndex(spans []span) {
+	path := in.cachePath()
+	if path == "" {
+		return
+	}
+	f, err := os.CreateTemp(in.opt.CacheDir, ".new-*")
+	if err != nil {
+		return
+	}
+	_, err = f.Write(encodeIndex(spans, in.cacheKey()))
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+}

@@ -1,0 +1,244 @@
+package symbol
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/internal/procroot"
+	"github.com/unspool/unspool/module"
+)
+
+// file opens the module's own file; nil without an error for a mapping that has none, such as JIT code. Where this machine has another file
+// at the path, or none, a container that runs may have it.
+func (t *Table) file() (*module.Image, error) {
+	switch {
+	case t.given != nil:
+		return t.given, nil
+	case t.path == "[vdso]":
+		img, err := module.VDSO()
+		if err == nil {
+			err = t.isOurs(img)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return img, nil
+	case !strings.HasPrefix(t.path, "/"), strings.HasPrefix(t.path, "//"), strings.HasPrefix(t.path, "/memfd:"),
+		strings.HasPrefix(t.path, "/dev/"), strings.HasPrefix(t.path, "/SYSV"), strings.HasSuffix(t.path, " (deleted)"):
+		return nil, nil
+	}
+	img, err := t.map_(t.path, t.isOurs)
+	if err == nil || t.id == "" {
+		return img, err
+	}
+	for _, pid := range procroot.Others() {
+		f, ferr := procroot.Open(pid, t.path)
+		if ferr != nil {
+			continue
+		}
+		img, ferr := t.mapFile(f, t.isOurs)
+		if f.Close(); ferr == nil {
+			t.pid = pid
+			return img, nil
+		}
+	}
+	return nil, err
+}
+
+// isOurs says why an image is not the file that was recorded.
+func (t *Table) isOurs(img *module.Image) error {
+	if have := hex.EncodeToString(img.BuildID()); t.id != "" && have != "" && !module.SameBuildID(have, t.id) {
+		return fmt.Errorf("%s: the file was replaced: build ID %s, recorded %s", t.path, have, t.id)
+	}
+	return nil
+}
+
+// map_ opens a file that close will unmap, if check has nothing against it.
+func (t *Table) map_(path string, check func(*module.Image) error) (*module.Image, error) {
+	f, err := module.OpenFile(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return t.mapFile(f, check)
+}
+
+func (t *Table) mapFile(f *os.File, check func(*module.Image) error) (*module.Image, error) {
+	img, err := module.Map(f)
+	if err != nil {
+		return nil, err
+	}
+	if err := module.Guard(func() error { return check(img) }); err != nil {
+		img.Close()
+		return nil, err
+	}
+	t.owning.Lock()
+	t.owned = append(t.owned, img)
+	t.owning.Unlock()
+	return img, nil
+}
+
+// debugFile opens the separate debug file: by build ID, by the name in .gnu_debuglink, or from a debuginfod; nil if there is none.
+func (t *Table) debugFile() *module.Image {
+	t.debugged.Do(func() {
+		id := t.buildID()
+		if t.debug = t.byID(id); t.debug == nil {
+			t.debug = t.byLink()
+		}
+		if t.debug == nil && t.gosym == nil {
+			t.debug = t.fetch(id, "debuginfo")
+		}
+	})
+	return t.debug
+}
+
+// buildID returns the build ID in hex; "" if it is not known.
+func (t *Table) buildID() string {
+	if t.img != nil {
+		if own := t.img.BuildID(); own != nil {
+			return hex.EncodeToString(own)
+		}
+	}
+	return t.id
+}
+
+// byID looks in the directories of debug files by build ID.
+func (t *Table) byID(id string) *module.Image {
+	if _, err := hex.DecodeString(id); err != nil || len(id) < 4 {
+		return nil
+	}
+	for _, dir := range t.r.opt.DebugDirs {
+		img, err := t.map_(filepath.Join(dir, ".build-id", id[:2], id[2:]+".debug"), hasID(id))
+		if err == nil {
+			return img
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			t.setNote("%v", err)
+		}
+	}
+	return nil
+}
+
+// hasID returns a check for a build ID.
+func hasID(id string) func(*module.Image) error {
+	return func(img *module.Image) error {
+		if have := hex.EncodeToString(img.BuildID()); !module.SameBuildID(have, id) {
+			return fmt.Errorf("%s: it has build ID %q, not %s", img.Name(), have, id)
+		}
+		return nil
+	}
+}
+
+// maxLinked bounds a file whose checksum is computed, in bytes: all of it is read.
+const maxLinked = 8 << 30
+
+// byLink looks for the file that .gnu_debuglink names: beside the module's, in .debug there, and in the directories of debug files
+// ("Debugging Information in Separate Files" in the GDB manual).
+func (t *Table) byLink() *module.Image {
+	if t.img == nil {
+		return nil
+	}
+	name, sum, ok := debugLink(t.img)
+	if !ok {
+		return nil
+	}
+	dir := filepath.Dir(t.path)
+	paths := []string{filepath.Join(dir, name), filepath.Join(dir, ".debug", name)}
+	for _, d := range t.r.opt.DebugDirs {
+		paths = append(paths, filepath.Join(d, dir, name))
+	}
+	for _, path := range paths {
+		if path == t.path {
+			continue // it names itself
+		}
+		img, err := t.mapIn(path, func(img *module.Image) error {
+			if img.Size() > maxLinked {
+				return fmt.Errorf("%s: %d bytes are too many", path, img.Size())
+			}
+			if have := crc32.ChecksumIEEE(img.Bytes()); have != sum {
+				return fmt.Errorf("%s: its checksum is %08x; .gnu_debuglink of %s says %08x", path, have, t.path, sum)
+			}
+			return nil
+		})
+		if err == nil {
+			return img
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			t.setNote("%v", err)
+		}
+	}
+	return nil
+}
+
+// mapIn is map_ in the root directory in which the module was found.
+func (t *Table) mapIn(path string, check func(*module.Image) error) (*module.Image, error) {
+	f, err := t.openIn(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return t.mapFile(f, check)
+}
+
+// openIn opens a file in that root directory. Names that were made from an image's may have the directory already.
+func (t *Table) openIn(path string) (*os.File, error) {
+	if t.pid == 0 {
+		return module.OpenFile(path)
+	}
+	return procroot.Open(t.pid, strings.TrimPrefix(path, fmt.Sprintf("/proc/%d/root", t.pid)))
+}
+
+// debugLink reads .gnu_debuglink.
+func debugLink(img *module.Image) (name string, sum uint32, ok bool) {
+	s := img.Section(".gnu_debuglink")
+	if s == nil {
+		return "", 0, false
+	}
+	b, err := img.Data(s)
+	if err != nil {
+		return "", 0, false
+	}
+	return parseLink(b, img.Order())
+}
+
+// parseLink reads a file's name, without a directory, and the CRC-32 of its contents, aligned to 4 bytes.
+func parseLink(b []byte, order binary.ByteOrder) (name string, sum uint32, ok bool) {
+	n := bytes.IndexByte(b, 0)
+	at := (n + 4) &^ 3
+	if n <= 0 || n > unix.NAME_MAX || len(b) < at+4 {
+		return "", 0, false
+	}
+	name = string(b[:n])
+	if name == "." || name == ".." || strings.Contains(name, "/") {
+		return "", 0, false
+	}
+	return name, order.Uint32(b[at:]), true
+}
+
+// fetch gets a file from elsewhere; nil if it is not there.
+func (t *Table) fetch(id, kind string) *module.Image {
+	b, err := hex.DecodeString(id)
+	if t.r.opt.Fetch == nil || err != nil || len(b) < 2 {
+		return nil
+	}
+	path, err := t.r.opt.Fetch(b, kind)
+	if err != nil {
+		return nil // whoever fetches tells
+	}
+	img, err := t.map_(path, hasID(id))
+	if err != nil {
+		t.setNote("%v", err)
+		return nil
+	}
+	return img
+}

@@ -1,0 +1,170 @@
+// Package jit names code that a process made while it ran. Such code is in no file; what made it can write down where it is,
+// in one of two forms: the map that perf reads, /tmp/perf-PID.map, and the dump that perf inject reads, jit-PID.dump
+// (Linux: tools/perf/Documentation/jit-interface.txt, jitdump-specification.txt).
+//
+// Code comes, moves and is overwritten: an address can have several names, one after the other. What was written down
+// later wins.
+package jit
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"sort"
+
+	"github.com/unspool/unspool/arch"
+)
+
+// A Func is a piece of code with a name.
+type Func struct {
+	Name  string
+	Start arch.Addr
+	Size  uint64 // bytes
+	File  string // of the source; empty if not known
+	Line  uint32 // 0: not known
+}
+
+// Always is a time after all that was written down.
+const Always = math.MaxUint64
+
+// A Map has the functions of one process. It does not change once it is built, and is safe for concurrent use.
+type Map struct {
+	entries []entry
+	names   []byte
+	lines   []line // of each entry together, sorted by offset
+	files   []string
+
+	// A segment tree over the n pieces between bounds: piece i is node n+i, and nodes 2k and 2k+1 are the children of k. An entry is in the
+	// nodes that it covers but whose parents it does not. So an address finds all entries that contain it in as many nodes as there are bits
+	// in n, whatever overlaps what.
+	bounds []uint64
+	starts []uint32 // of each node in refs
+	refs   []int32  // entries in the order in which they were written
+}
+
+// An entry is a range that has a name from a time on.
+type entry struct {
+	lo, hi   uint64
+	time     uint64 // 0 where times are not known
+	name     uint32 // offset in names
+	size     uint32 // of the name; 0: the code went away
+	from, to uint32 // lines
+}
+
+type line struct {
+	off  uint64 // from the entry's start
+	file uint32
+	line uint32
+}
+
+// The most that is read of a process, and kept: what real ones write is a tenth of it.
+const (
+	maxFile    = 1 << 30  // bytes; a dump has the code, too
+	maxText    = 64 << 20 // bytes of names and files
+	maxName    = 1 << 14
+	maxEntries = 1 << 19
+	maxLines   = 1 << 22
+)
+
+// add enters a range; false if there are too many.
+func (m *Map) add(lo, size, time uint64, name []byte) bool {
+	if size == 0 || lo+size < lo {
+		return true
+	}
+	name = name[:min(len(name), maxName)]
+	if len(m.entries) >= maxEntries || len(m.names)+len(name) > maxText {
+		return false
+	}
+	m.entries = append(m.entries, entry{lo: lo, hi: lo + size, time: time, name: uint32(len(m.names)), size: uint32(len(name))})
+	m.names = append(m.names, name...)
+	return true
+}
+
+// build makes the tree.
+func (m *Map) build() {
+	m.bounds = m.bounds[:0]
+	for i := range m.entries {
+		m.bounds = append(m.bounds, m.entries[i].lo, m.entries[i].hi)
+	}
+	slices.Sort(m.bounds)
+	m.bounds = slices.Compact(m.bounds)
+	n := len(m.bounds) - 1 // pieces
+	if n < 1 {
+		return
+	}
+	// Times are in order but for what a writer got wrong.
+	order := make([]int32, len(m.entries))
+	for i := range order {
+		order[i] = int32(i)
+	}
+	slices.SortStableFunc(order, func(a, b int32) int { return cmp.Compare(m.entries[a].time, m.entries[b].time) })
+	m.starts = make([]uint32, 2*n+1)
+	for i := range m.entries {
+		m.cover(&m.entries[i], func(node int) { m.starts[node]++ })
+	}
+	sum := uint32(0)
+	for i, c := range m.starts {
+		m.starts[i] = sum
+		sum += c
+	}
+	m.refs = make([]int32, sum)
+	for _, k := range order {
+		m.cover(&m.entries[k], func(node int) {
+			m.refs[m.starts[node]] = k
+			m.starts[node]++
+		})
+	}
+	copy(m.starts[1:], m.starts) // each is where the one before began
+	m.starts[0] = 0
+}
+
+// cover calls f with the nodes that e is in.
+func (m *Map) cover(e *entry, f func(node int)) {
+	n := len(m.bounds) - 1
+	lo, _ := slices.BinarySearch(m.bounds, e.lo)
+	hi, _ := slices.BinarySearch(m.bounds, e.hi)
+	for lo, hi = lo+n, hi+n; lo < hi; lo, hi = lo/2, hi/2 {
+		if lo&1 == 1 {
+			f(lo)
+			lo++
+		}
+		if hi&1 == 1 {
+			hi--
+			f(hi)
+		}
+	}
+}
+
+// Len returns how many functions there are.
+func (m *Map) Len() int { return len(m.entries) }
+
+// Lookup returns the function that lay at addr at a time, by the clock of who wrote it down, in ns; Always is the last.
+func (m *Map) Lookup(addr arch.Addr, time uint64) (Func, bool) {
+	i := sort.Search(len(m.bounds), func(i int) bool { return m.bounds[i] > uint64(addr) }) - 1
+	if i < 0 || i >= len(m.bounds)-1 {
+		return Func{}, false
+	}
+	best := int32(-1)
+	for k := i + len(m.bounds) - 1; k > 0; k /= 2 {
+		in := m.refs[m.starts[k]:m.starts[k+1]]
+		j := sort.Search(len(in), func(j int) bool { return m.entries[in[j]].time > time }) - 1
+		if j >= 0 && (best < 0 || m.later(in[j], best)) {
+			best = in[j]
+		}
+	}
+	if best < 0 || m.entries[best].size == 0 {
+		return Func{}, false
+	}
+	e := &m.entries[best]
+	f := Func{Name: string(m.names[e.name:][:e.size]), Start: arch.Addr(e.lo), Size: e.hi - e.lo}
+	rows := m.lines[e.from:e.to]
+	if j := sort.Search(len(rows), func(j int) bool { return rows[j].off > uint64(addr)-e.lo }) - 1; j >= 0 {
+		f.File, f.Line = m.files[rows[j].file], rows[j].line
+	}
+	return f, true
+}
+
+// later says whether entry a was written after b.
+func (m *Map) later(a, b int32) bool {
+	return cmp.Or(cmp.Compare(m.entries[a].time, m.entries[b].time), cmp.Compare(a, b)) > 0
+}

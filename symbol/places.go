@@ -1,0 +1,165 @@
+package symbol
+
+import (
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/symbol/debuginfo"
+	"github.com/unspool/unspool/symbol/gosym"
+)
+
+// A Place is where an address is in the source. Its Name is demangled, as a Symbol's is.
+type Place = debuginfo.Place
+
+// Places returns for each address where it is in the source: the place itself, then the call that it was inlined into, and so on; the last
+// is in the function that has the address. It is nil where nothing is known. It is fastest when addrs are sorted.
+//
+// Places come from debug information in the module's file or the separate debug file, or else from a Go program's own tables.
+func (t *Table) Places(addrs []arch.Vaddr) (out [][]Place) {
+	t.open()
+	t.life.RLock()
+	defer t.life.RUnlock()
+	if t.closed {
+		return make([][]Place, len(addrs))
+	}
+	t.lined.Do(t.findLines)
+	if t.info != nil {
+		out = t.info.Places(addrs)
+		for _, places := range out {
+			for i := range places {
+				if p := &places[i]; p.Linkage != "" {
+					p.Name = t.r.names.get(p.Linkage, false)
+				}
+			}
+		}
+	} else {
+		out = make([][]Place, len(addrs))
+	}
+	if t.gosym != nil {
+		t.goPlaces(addrs, out)
+	}
+	return out
+}
+
+// goPlaces fills in what debug information does not know.
+func (t *Table) goPlaces(addrs []arch.Vaddr, out [][]Place) {
+	var want []arch.Vaddr
+	for i, v := range addrs {
+		if out[i] == nil {
+			want = append(want, v)
+		}
+	}
+	if len(want) == 0 {
+		return
+	}
+	var got [][]gosym.Place
+	if module.Guard(func() error { got = t.gosym.Places(want); return nil }) != nil {
+		return
+	}
+	k := 0
+	for i := range addrs {
+		if out[i] != nil {
+			continue
+		}
+		for _, p := range got[k] {
+			out[i] = append(out[i], Place{Name: p.Func, File: p.File, Line: p.Line})
+		}
+		k++
+	}
+}
+
+// notes says what is wrong with what belongs to a file that is there.
+func (t *Table) notes() (out []string) {
+	t.life.Lock() // nobody opens t.info meanwhile
+	defer t.life.Unlock()
+	t.owning.Lock()
+	defer t.owning.Unlock()
+	if t.there && t.note != "" {
+		out = append(out, t.note)
+	}
+	if t.info != nil && !t.closed {
+		out = append(out, t.info.Notes()...)
+	}
+	return out
+}
+
+// findLines opens what knows lines.
+func (t *Table) findLines() {
+	err := module.Guard(func() (err error) {
+		opt := debuginfo.Options{Open: t.linked, CacheDir: t.r.opt.CacheDir}
+		if t.img != nil {
+			if t.info, err = debuginfo.Open(t.img, opt); t.info != nil {
+				return err
+			}
+			if t.gosym == nil {
+				t.gosym, _ = gosym.Open(t.img)
+			}
+		}
+		if debug := t.debugFile(); debug != nil {
+			t.info, err = debuginfo.Open(debug, opt)
+		}
+		return err
+	})
+	if err != nil {
+		t.setNote("%v", err)
+	}
+}
+
+// linked opens a file that debug information names: a .dwo or .dwp by its path, or beside the module's; an alternate file, which several
+// debug files share, by its build ID or by its path.
+func (t *Table) linked(path string, buildID []byte) (*module.Image, error) {
+	var err error
+	try := func(path string, check func(*module.Image) error) *module.Image {
+		f, ferr := t.openIn(path)
+		if ferr != nil {
+			if err == nil || errors.Is(err, fs.ErrNotExist) {
+				err = ferr
+			}
+			return nil
+		}
+		defer f.Close()
+		img, ferr := module.Map(f)
+		if ferr == nil {
+			if ferr = module.Guard(func() error { return check(img) }); ferr == nil {
+				return img
+			}
+			img.Close()
+		}
+		err = ferr
+		return nil
+	}
+	if len(buildID) == 0 {
+		any := func(*module.Image) error { return nil }
+		img := try(path, any)
+		if own := filepath.Join(filepath.Dir(t.path), filepath.Base(path)); img == nil && own != path {
+			img = try(own, any)
+		}
+		return img, errIf(img, err)
+	}
+	id := hex.EncodeToString(buildID)
+	for _, dir := range t.r.opt.DebugDirs {
+		if len(id) < 4 {
+			break
+		}
+		if img := try(filepath.Join(dir, ".build-id", id[:2], id[2:]+".debug"), hasID(id)); img != nil {
+			return img, nil
+		}
+	}
+	img := try(path, hasID(id))
+	for i := 0; img == nil && i < len(t.r.opt.DebugDirs); i++ {
+		img = try(filepath.Join(t.r.opt.DebugDirs[i], ".dwz", filepath.Base(path)), hasID(id))
+	}
+	return img, errIf(img, err)
+}
+
+// errIf returns err if there is no image.
+func errIf(img *module.Image, err error) error {
+	if img != nil {
+		return nil
+	}
+	return err
+}
