@@ -56,14 +56,16 @@ func NewBuilder() *Builder {
 	return b
 }
 
-// Add counts a sample. It allocates only for what was not seen before, and keeps no part of s but its
-// Comm and the modules of its frames.
-func (b *Builder) Add(s *Sample) {
+// Add counts a sample, and returns the index that its Stack has in Profile. It allocates only for what was not seen
+// before, and keeps no part of s but its Comm and the modules of its frames.
+func (b *Builder) Add(s *Sample) int {
 	h := b.intern(s)
 	b.totals.Count(s)
-	a := b.find(key{b.stacks.intern(b.ids, h), b.comm(s.Comm), s.PID, s.TID, int32(s.Event), s.stop()})
+	i := b.find(key{b.stacks.intern(b.ids, h), b.comm(s.Comm), s.PID, s.TID, int32(s.Event), s.stop()})
+	a := &b.samples[i]
 	a.count++
 	a.period += s.Period
+	return i
 }
 
 // intern makes b.ids the locations of s, and returns their hash.
@@ -141,7 +143,7 @@ func mix(a, b uint64) uint64 {
 	return hi ^ lo
 }
 
-func (b *Builder) find(k key) *aggregate {
+func (b *Builder) find(k key) int {
 	mask := uint64(len(b.slots) - 1)
 	for i := b.hash(&k) & mask; ; i = (i + 1) & mask {
 		n := b.slots[i]
@@ -151,10 +153,10 @@ func (b *Builder) find(k key) *aggregate {
 			if len(b.samples)*2 > len(b.slots) {
 				b.grow()
 			}
-			return &b.samples[len(b.samples)-1]
+			return len(b.samples) - 1
 		}
-		if a := &b.samples[n-1]; a.key == k {
-			return a
+		if b.samples[n-1].key == k {
+			return int(n - 1)
 		}
 	}
 }
@@ -174,50 +176,31 @@ func (b *Builder) grow() {
 // Profile returns what was added so far, with names by n; a nil Namer leaves all functions unnamed.
 func (b *Builder) Profile(n Namer, info Info) *Profile {
 	l := b.locs
+	mods, to := l.merged()
 	p := &Profile{
 		Info:     info,
-		Modules:  slices.Clone(l.mods),
+		Modules:  mods,
 		Mappings: slices.Clone(l.maps),
 		Locs:     slices.Clone(l.locs),
 		Stacks:   make([]Stack, len(b.samples)),
 		Totals:   b.totals,
 	}
-	names := l.resolve(n)
-	type funcKey struct {
-		name string
-		mod  int32
-	}
-	funcs := map[funcKey]int32{}
-	kernelMods := map[string]int32{}
 	for i := range p.Locs {
-		loc, r := &p.Locs[i], &names[i]
-		if loc.Module == modKernel && r.Module != "" && r.Module != kernelPath {
-			m, ok := kernelMods[r.Module]
-			if !ok {
-				m = int32(len(p.Modules))
-				kernelMods[r.Module] = m
-				p.Modules = append(p.Modules, Module{Path: r.Module, Kernel: true})
-			}
-			loc.Module = m
-		}
-		name, named := funcName(r, &p.Modules[loc.Module])
-		k := funcKey{name, loc.Module}
-		f, ok := funcs[k]
-		if !ok {
-			f = int32(len(p.Funcs))
-			funcs[k] = f
-			fn := Func{Name: name, Module: loc.Module, Named: named}
-			if r.Linkage != name {
-				fn.Linkage = r.Linkage
-			}
-			p.Funcs = append(p.Funcs, fn)
-		}
-		loc.Func, loc.Start = f, r.Start
+		p.Locs[i].Module = to[p.Locs[i].Module]
 	}
+	for i := range p.Mappings {
+		p.Mappings[i].Module = to[p.Mappings[i].Module]
+	}
+	names := l.resolve(n)
+	x := newExpander(p)
+	for i := range names {
+		x.loc(uint32(i), &names[i])
+	}
+	stacks := x.stacks(b.stacks.stacks)
 	for i := range b.samples {
 		a := &b.samples[i]
 		p.Stacks[i] = Stack{
-			Frames: b.stacks.stacks[a.stack], Comm: b.names[a.comm], PID: a.pid, TID: a.tid,
+			Frames: stacks[a.stack], Comm: b.names[a.comm], PID: a.pid, TID: a.tid,
 			Stop: a.stop, Event: a.event, Count: a.count, Period: a.period,
 		}
 	}

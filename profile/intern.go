@@ -108,6 +108,25 @@ func (l *Locations) module(m *unwind.Mapping) uint32 {
 	return id
 }
 
+// merged returns the modules, with those that are memory of one name in several processes made one, and where each of l.mods is
+// in them.
+func (l *Locations) merged() (mods []Module, to []int32) {
+	first := map[string]int32{}
+	to = make([]int32, len(l.mods))
+	for i := range l.mods {
+		to[i] = int32(len(mods))
+		if m := l.unwindMods[i]; m != nil && m.PID != 0 {
+			if k, ok := first[m.Path]; ok {
+				to[i] = k
+				continue
+			}
+			first[m.Path] = to[i]
+		}
+		mods = append(mods, l.mods[i])
+	}
+	return mods, to
+}
+
 const howBits = 4
 
 func (l *Locations) hash(off uint64, meta uint32) uint64 {

@@ -16,10 +16,32 @@ type Name struct {
 	Linkage string // as in the symbol table; may be empty where it equals Func
 	Start   uint64 // where the function starts, counted as what was asked for; 0 if that is not known
 	Module  string // for kernel addresses: "[ext4]"; empty for the kernel itself
+
+	// Source is where the address is in the source: the place itself first, then the call that it was inlined into,
+	// and so on; the last is the place in the function itself, whose Func and Linkage may be empty. Empty: not known.
+	Source []Source
+}
+
+// A Source is a place in the source of a function.
+type Source struct {
+	Func    string // demangled
+	Linkage string // may be empty where it equals Func
+	File    string // absolute, or as the debug information spells it; may be empty
+	Line    uint32 // from 1; 0: unknown
+	Column  uint32 // from 1; 0: unknown
+}
+
+// Name is the function's name; Unknown where there is none.
+func (s *Source) Name() string {
+	if s.Func == "" {
+		return Unknown
+	}
+	return s.Func
 }
 
 // A Namer finds names. It fills names, which has one entry for each offset or address; these are sorted
-// and distinct. It is called from several goroutines at once.
+// and distinct. It is called from several goroutines at once. Code that a process made is asked for with the
+// module of that process's memory: see unwind.Module.PID.
 //
 // A function without a symbol whose bounds are known all the same, from call frame information say, has
 // a Start only: it is shown as "[libfoo.so+0x1230]", and all its locations are one function. Where not

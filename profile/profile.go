@@ -67,7 +67,7 @@ type Info struct {
 
 // Loss counts what did not reach the profile.
 type Loss struct {
-	Samples   uint64 // samples that the kernel dropped
+	Samples   uint64 // samples that were taken and lost
 	Throttles uint64 // times at which the kernel paused sampling
 	Skipped   uint64 // records of unknown kind
 	Damaged   uint64 // records that could not be read
@@ -79,6 +79,7 @@ type Profile struct {
 	Modules  []Module
 	Mappings []Mapping
 	Funcs    []Func
+	Files    []string // source files, as the debug information spells them, made absolute; the first is ""
 	Locs     []Loc
 	Stacks   []Stack // in the order in which they were first seen
 	Totals   Totals
@@ -118,12 +119,28 @@ type Func struct {
 // A Loc is a place in the code, and how frames there were found.
 type Loc struct {
 	Addr    uint64 // run-time address in the first process in which it was seen, by the rule of unwind.Frame.Addr
-	Off     uint64 // offset in the module's file; equal to Addr for the kernel and outside of all mappings
+	Off     uint64 // offset in the module's file; equal to Addr for the kernel, anonymous memory, and outside of all mappings
 	Start   uint64 // offset at which the function starts; meaningful if its Func is Named
 	Func    int32
 	Module  int32
 	Mapping int32 // -1 for the kernel and outside of all mappings
 	How     How
+
+	// Inlined says that the call of Func is no frame of its own: its code is in the frame that follows in the stack,
+	// whose Addr and How it has.
+	Inlined bool
+
+	// Where Addr is in the source: the line being executed in Func, or of the call that leads further inward. File
+	// is an index in Profile.Files; 0 is no file. Line and Column count from 1; 0: unknown.
+	File, Line, Column uint32
+}
+
+// File is the source file of a location; "" where it is not known.
+func (p *Profile) File(l *Loc) string {
+	if l.File == 0 {
+		return ""
+	}
+	return p.Files[l.File]
 }
 
 // A How is an unwind.How, or one of two more.
@@ -134,6 +151,9 @@ const (
 	HowUnknown                // not recorded
 	numHows
 )
+
+// All of unwind's are below HowKernel.
+const _ = uint(HowKernel) - uint(unwind.NumHows)
 
 func howOf(h unwind.How) How {
 	if How(h) < HowKernel {
@@ -154,7 +174,7 @@ func (h How) String() string {
 
 // A Stack is all samples that agree in everything but time.
 type Stack struct {
-	Frames   []uint32 // indices of Locs, innermost first; shared between Stacks
+	Frames   []uint32 // indices of Locs, innermost first, inlined calls included; shared between Stacks
 	Comm     string
 	PID, TID int32 // 0: not recorded
 	Stop     unwind.Stop
@@ -170,7 +190,7 @@ const Unknown = "[unknown]"
 type Totals struct {
 	Samples uint64
 	Period  uint64
-	Frames  uint64
+	Frames  uint64                  // without inlined calls
 	Stops   [unwind.NumStops]uint64 // samples by how their stack ended
 	Hows    [numHows]uint64         // frames by how they were found
 	NoStops bool                    // how stacks ended was not recorded
@@ -303,9 +323,11 @@ func (p *Profile) Filter(keep func(*Stack) bool) *Profile {
 func (t *Totals) add(p *Profile, s *Stack) {
 	t.Samples += s.Count
 	t.Period += s.Period
-	t.Frames += s.Count * uint64(len(s.Frames))
 	t.Stops[min(s.Stop, unwind.NumStops-1)] += s.Count
 	for _, f := range s.Frames {
-		t.Hows[p.Locs[f].How] += s.Count
+		if loc := &p.Locs[f]; !loc.Inlined {
+			t.Frames += s.Count
+			t.Hows[loc.How] += s.Count
+		}
 	}
 }

@@ -43,7 +43,13 @@ const (
 // that part of all. The others are shown as one frame above each caller, so that all numbers stay exact,
 // and the graph says how many there are and how much is in them.
 func Flame(w io.Writer, p *profile.Profile, o Options) error {
-	g := newFlameGraph(p, &o)
+	g := &flameGraph{p: p, o: &o}
+	g.build(g.paths())
+	g.trim()
+	return g.writeTo(w)
+}
+
+func (g *flameGraph) writeTo(w io.Writer) error {
 	bw := bufio.NewWriterSize(w, 1<<16)
 	g.write(bw)
 	return bw.Flush()
@@ -62,9 +68,28 @@ type flameName struct {
 type flameNode struct {
 	name        int32
 	depth       int32
-	hows        uint16 // bit set of profile.How
+	hows        uint16 // bit set of profile.How, and flameInlined and flameCalled
 	hidden      bool   // stands for callees that are not kept
 	total, self uint64
+
+	change *flameChange // nil unless two profiles are compared
+}
+
+// Bits of flameNode.hows besides those of profile.How.
+const (
+	flameInlined = 1 << 14 // at least once as an inlined call
+	flameCalled  = 1 << 15 // at least once as a frame
+)
+
+// inlined is 1 for a node that was inlined wherever it was seen, 2 for one that was so in part, else 0.
+func (n *flameNode) inlined() int {
+	switch n.hows & (flameInlined | flameCalled) {
+	case flameInlined:
+		return 1
+	case flameInlined | flameCalled:
+		return 2
+	}
+	return 0
 }
 
 type flameGraph struct {
@@ -76,27 +101,26 @@ type flameGraph struct {
 	cut          uint64 // nodes with less are hidden
 	hidden       int    // how many
 	hiddenWeight uint64
-}
 
-func newFlameGraph(p *profile.Profile, o *Options) *flameGraph {
-	g := &flameGraph{p: p, o: o}
-	g.build(g.paths())
-	g.trim()
-	return g
+	diff *flameDiff // nil unless two profiles are compared
 }
 
 // A flamePath is a stack from the outside in, as indices of names.
 type flamePath struct {
 	names []int32
-	hows  []profile.How // of the last len(hows) names
+	hows  []uint16 // of the last len(hows) names, as a node's
 	n     uint64
+	stack int // index in Profile.Stacks
 }
 
 // paths names everything and returns the stacks, sorted.
 func (g *flameGraph) paths() []flamePath {
 	p := g.p
 	classes := g.classes()
-	g.names = []flameName{{text: "all", module: -1, class: "g", note: headline(p)}}
+	g.names = []flameName{{text: "all", module: -1, class: "g"}}
+	if g.diff == nil {
+		g.names[0].note = headline(p)
+	}
 	for i := range p.Funcs {
 		f := &p.Funcs[i]
 		g.names = append(g.names, flameName{text: f.Name, module: f.Module, class: classes[i]})
@@ -122,15 +146,19 @@ func (g *flameGraph) paths() []flamePath {
 		if comm == "" {
 			comm = profile.Unknown
 		}
-		f := flamePath{n: n, names: []int32{0, add(flameName{text: comm, module: -1, class: "g", note: "the thread’s name"})}}
+		f := flamePath{n: n, stack: i, names: []int32{0, add(flameName{text: comm, module: -1, class: "g", note: "the thread’s name"})}}
 		if !p.Totals.NoStops {
 			if m := mark(s.Stop); m != "" {
 				f.names = append(f.names, add(flameName{text: m, module: -1, class: "m", note: stopNotes[s.Stop]}))
 			}
 		}
 		for _, id := range slices.Backward(s.Frames) {
-			f.names = append(f.names, 1+p.Locs[id].Func)
-			f.hows = append(f.hows, p.Locs[id].How)
+			l := &p.Locs[id]
+			how := uint16(1<<l.How | flameCalled)
+			if l.Inlined {
+				how = 1<<l.How | flameInlined
+			}
+			f.names, f.hows = append(f.names, 1+l.Func), append(f.hows, how)
 		}
 		out = append(out, f)
 	}
@@ -193,24 +221,34 @@ func (g *flameGraph) build(paths []flamePath) {
 		}
 		for d, id := range at {
 			n := &g.nodes[id]
-			n.total += f.n
 			if k := d - (len(at) - len(f.hows)); k >= 0 {
-				n.hows |= 1 << f.hows[k]
+				n.hows |= f.hows[k]
 			}
+			g.add(n, f, d == len(at)-1)
 		}
-		g.nodes[at[len(at)-1]].self += f.n
+	}
+}
+
+// add adds a stack's weight to a node in it, the last of which is its leaf.
+func (g *flameGraph) add(n *flameNode, f *flamePath, leaf bool) {
+	if g.diff != nil && g.diff.add(n, f, &g.p.Stacks[f.stack], leaf) {
+		return
+	}
+	n.total += f.n
+	if leaf {
+		n.self += f.n
 	}
 }
 
 // trim puts the callees that are not kept together, for each caller.
 func (g *flameGraph) trim() {
-	switch all := g.nodes[0].total; {
+	switch all := g.nodes[0].most(); {
 	case g.o.MinShare > 0:
 		g.cut = uint64(math.Ceil(min(g.o.MinShare, 1) * float64(all)))
 	case g.o.MinShare == 0 && len(g.nodes) > maxFlame:
 		totals := make([]uint64, len(g.nodes))
 		for i := range g.nodes {
-			totals[i] = g.nodes[i].total
+			totals[i] = g.nodes[i].most()
 		}
 		slices.Sort(totals)
 		g.cut = totals[len(totals)-maxFlame]
@@ -227,12 +265,13 @@ func (g *flameGraph) trim() {
 		text: "[less than " + g.share(g.cut) + " each]", module: -1, class: "t",
 		note: "callees that are too small to be kept in this file, taken together",
 	})
-	rest := []uint64{} // by depth of the caller: the hidden callees of those that are open
+	rest := []flameNode{} // by depth of the caller: the hidden callees of those that are open
 	leave := func(depth int32) {
 		for int32(len(rest)) > depth {
-			if n := rest[len(rest)-1]; n > 0 {
-				out = append(out, flameNode{name: less, depth: int32(len(rest)), hidden: true, total: n, self: n})
-				g.hiddenWeight += n
+			if n := rest[len(rest)-1]; n.most() > 0 {
+				n.name, n.depth, n.hidden = less, int32(len(rest)), true
+				out = append(out, n)
+				g.hiddenWeight += n.total
 			}
 			rest = rest[:len(rest)-1]
 		}
@@ -240,13 +279,13 @@ func (g *flameGraph) trim() {
 	for i := 0; i < len(g.nodes); {
 		n := &g.nodes[i]
 		leave(n.depth)
-		if n.total >= g.cut || i == 0 {
+		if n.most() >= g.cut || i == 0 {
 			out = append(out, *n)
-			rest = append(rest, 0)
+			rest = append(rest, flameNode{})
 			i++
 			continue
 		}
-		rest[n.depth-1] += n.total
+		rest[n.depth-1].hide(n)
 		for i++; i < len(g.nodes) && g.nodes[i].depth > n.depth; i++ {
 			g.hidden++
 		}
@@ -256,9 +295,29 @@ func (g *flameGraph) trim() {
 	g.nodes = out
 }
 
+// most is the greater weight of two profiles.
+func (n *flameNode) most() uint64 {
+	if n.change == nil {
+		return n.total
+	}
+	return max(n.total, n.change.total)
+}
+
+// hide adds a callee that is not kept.
+func (n *flameNode) hide(callee *flameNode) {
+	n.total += callee.total
+	n.self += callee.total
+	if c := callee.change; c != nil {
+		if n.change == nil {
+			n.change = &flameChange{}
+		}
+		n.change.hide(c)
+	}
+}
+
 // share writes a weight as a part of all with two significant digits: "0.0012 %".
 func (g *flameGraph) share(n uint64) string {
-	f := 100 * float64(n) / float64(max(g.nodes[0].total, 1))
+	f := 100 * float64(n) / float64(max(g.nodes[0].most(), 1))
 	digits := 0
 	if f > 0 {
 		digits = max(0, 1-int(math.Floor(math.Log10(f))))
@@ -319,18 +378,18 @@ func hash(s string) uint32 {
 }
 
 // title is Options.Title, or the command, or the busiest thread's name.
-func (g *flameGraph) title() string {
+func title(p *profile.Profile, o *Options) string {
 	switch {
-	case g.o.Title != "":
-		return g.o.Title
-	case g.p.Command != "":
-		return g.p.Command
+	case o.Title != "":
+		return o.Title
+	case p.Command != "":
+		return p.Command
 	}
 	best, name, others := uint64(0), "", 0
 	comms := map[string]uint64{}
-	for i := range g.p.Stacks {
-		s := &g.p.Stacks[i]
-		comms[s.Comm] += g.o.weight(s)
+	for i := range p.Stacks {
+		s := &p.Stacks[i]
+		comms[s.Comm] += o.weight(s)
 	}
 	for c, n := range comms {
 		if n > best || n == best && c < name {
@@ -340,7 +399,7 @@ func (g *flameGraph) title() string {
 	}
 	switch {
 	case name == "":
-		return "Flame graph"
+		return "Profile"
 	case others > 1:
 		return fmt.Sprintf("%s and %s more", name, profile.Comma(uint64(others-1)))
 	}
@@ -349,6 +408,9 @@ func (g *flameGraph) title() string {
 
 // lines are the text below the title.
 func (g *flameGraph) lines() []string {
+	if g.diff != nil {
+		return g.diff.lines(g)
+	}
 	out := []string{headline(g.p)}
 	var about []string
 	if g.p.Duration > 0 {
@@ -363,14 +425,20 @@ func (g *flameGraph) lines() []string {
 	if g.o.By == Periods {
 		about = append(about, "widths are "+g.o.unit(g.p))
 	}
-	if g.hidden > 0 {
-		about = append(about, fmt.Sprintf("%s frames of less than %s each, %s of all, are not shown one by one",
-			profile.Comma(uint64(g.hidden)), g.share(g.cut), profile.Percent(g.hiddenWeight, g.nodes[0].total)))
-	}
+	about = append(about, g.left()...)
 	if len(about) > 0 {
 		out = append(out, strings.Join(about, " · "))
 	}
 	return out
+}
+
+// left says what is not shown, if anything.
+func (g *flameGraph) left() []string {
+	if g.hidden == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s frames of less than %s each, %s of all, are not shown one by one",
+		profile.Comma(uint64(g.hidden)), g.share(g.cut), profile.Percent(g.hiddenWeight, g.nodes[0].total))}
 }
 
 // seconds writes a duration in seconds with three significant digits: "2.00 s", "1,234 s".
@@ -392,6 +460,8 @@ var howTexts = map[profile.How]string{
 	profile.How(unwind.HowSignal):       "a signal frame",
 	profile.How(unwind.HowPLT):          "the shape of a linkage table",
 	profile.How(unwind.HowFramePointer): "the frame pointer",
+	profile.How(unwind.HowSigReturn):    "what the kernel saved for a signal handler",
+	profile.How(unwind.HowCall):         "a call to where no code is",
 	profile.HowKernel:                   "the kernel",
 	profile.HowUnknown:                  "means that were not recorded",
 }
@@ -402,13 +472,16 @@ var howTexts = map[profile.How]string{
 //	 "hows": ["…"],                       by bit
 //	 "modules": ["path"],
 //	 "names": [["text", module, "class", "note"]],
-//	 "frames": [[name, hows]],
+//	 "frames": [[name, hows]],            and, of calls that were inlined, 1, or 2 if they were so in part
 //	 "nodes": [frame, depth, self, …]}    in preorder; a node's total is its self and its callees' totals
+//
+// Where two profiles are compared, there is "diff": ["before", "after"], and a node is five numbers: after its self that in the
+// profile before, and its level of change; see flameChange.
 //
 // It has no character that means anything to XML or HTML, wherever it is put.
 func (g *flameGraph) data() []byte {
 	b := []byte(`{"title":`)
-	b = appendQuoted(b, g.title())
+	b = appendQuoted(b, title(g.p, g.o))
 	strs := func(key string, list []string) {
 		b = append(b, ",\n\""...)
 		b = append(append(b, key...), `":[`...)
@@ -428,18 +501,22 @@ func (g *flameGraph) data() []byte {
 		hows = append(hows, howTexts[h])
 	}
 	strs("hows", hows)
+	if g.diff != nil {
+		strs("diff", []string{"before", "after"})
+	}
 
 	// Only the names that are left, numbered as they come.
 	type frame struct {
 		name int32
 		hows uint16
+		in   int
 	}
 	var names, frames, nodes []byte
 	var modules []string
 	nameID, moduleID, frameID := map[int32]int{}, map[int32]int{-1: -1}, map[frame]int{}
 	for i := range g.nodes {
 		n := &g.nodes[i]
-		f := frame{n.name, n.hows}
+		f := frame{n.name, n.hows & (flameInlined - 1), n.inlined()}
 		id, ok := frameID[f]
 		if !ok {
 			id = len(frameID)
@@ -461,7 +538,11 @@ func (g *flameGraph) data() []byte {
 				}
 				names = append(names, ']')
 			}
-			frames = fmt.Appendf(frames, ",[%d,%d]", nid, n.hows)
+			frames = fmt.Appendf(frames, ",[%d,%d", nid, f.hows)
+			if f.in > 0 {
+				frames = strconv.AppendInt(append(frames, ','), int64(f.in), 10)
+			}
+			frames = append(frames, ']')
 		}
 		nodes = append(nodes, ',')
 		if i%16 == 0 {
@@ -470,6 +551,9 @@ func (g *flameGraph) data() []byte {
 		nodes = strconv.AppendInt(nodes, int64(id), 10)
 		nodes = strconv.AppendInt(append(nodes, ','), int64(n.depth), 10)
 		nodes = strconv.AppendUint(append(nodes, ','), n.self, 10)
+		if n.change != nil {
+			nodes = fmt.Appendf(nodes, ",%d,%d", n.change.self, n.change.level)
+		}
 	}
 	strs("modules", modules)
 	b = append(append(b, ",\n\"names\":["...), names[1:]...)
@@ -509,7 +593,7 @@ const (
 )
 
 func (g *flameGraph) write(w *bufio.Writer) {
-	title, lines := g.title(), g.lines()
+	title, lines := title(g.p, g.o), g.lines()
 	deepest := int32(0)
 	scale := float64(flameWidth-2*flamePad) / float64(max(g.nodes[0].total, 1))
 	for i := range g.nodes {
@@ -561,15 +645,22 @@ func (g *flameGraph) picture(w *bufio.Writer, scale float64, top, deepest int) {
 		if g.o.Icicle {
 			y = top + d*flameRow
 		}
-		name := &g.names[n.name]
+		name := g.names[n.name]
+		if n.change != nil {
+			name.class = n.change.class()
+		}
+		label := ""
+		if n.inlined() == 1 {
+			label = ` class="in"`
+		}
 		chars := int((width - 6) / flameChar)
 		if chars < 3 {
 			narrow[name.class] = fmt.Appendf(narrow[name.class], "M%.1f %dh%.2fv%dH%.1fz", x, y, max(width-.5, .3), flameRow-1, x)
 			continue
 		}
-		fmt.Fprintf(w, "<g><title>%s (%s %s, %s)</title><rect class=\"%s\" x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\"/><text x=\"%.1f\" y=\"%d\">%s</text></g>\n",
-			xmlText(clip(name.text, 400)), profile.Comma(n.total), g.o.unit(g.p), profile.Percent(n.total, g.nodes[0].total),
-			name.class, x, y, width-.5, flameRow-1, x+3, y+13, xmlText(clip(name.text, chars)))
+		fmt.Fprintf(w, "<g><title>%s (%s %s, %s)</title><rect class=\"%s\" x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\"/><text%s x=\"%.1f\" y=\"%d\">%s</text></g>\n",
+			xmlText(clip(name.text, 400)), profile.Comma(n.total), xmlText(g.o.unit(g.p)), profile.Percent(n.total, g.nodes[0].total),
+			name.class, x, y, width-.5, flameRow-1, label, x+3, y+13, xmlText(clip(name.text, chars)))
 	}
 	for _, class := range slices.Sorted(maps.Keys(narrow)) {
 		fmt.Fprintf(w, "<path class=\"%s\" d=\"%s\"/>\n", class, narrow[class])

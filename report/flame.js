@@ -4,27 +4,38 @@
 // The first half has no document: what Go wrote becomes a tree, and questions about it are answered.
 
 // decode returns the tree: for each frame its name, depth, caller, callees, weights, and where it starts.
+// Of two profiles, there are the weights of each, and how much each frame has changed.
 function decode(data) {
-  const n = data.nodes.length / 3;
+  const size = data.diff ? 5 : 3, n = data.nodes.length / size;
   const m = {
     data, n,
     frame: new Int32Array(n), depth: new Int32Array(n), parent: new Int32Array(n), kids: [],
-    self: new Float64Array(n), total: new Float64Array(n), x: new Float64Array(n),
+    x: new Float64Array(n), level: new Int8Array(n), weights: [],
   };
+  for (let w = 0; w < (data.diff ? 2 : 1); w++) m.weights.push({ self: new Float64Array(n), total: new Float64Array(n) });
   const path = [];
   for (let i = 0; i < n; i++) {
-    const d = data.nodes[3 * i + 1];
-    m.frame[i] = data.nodes[3 * i];
+    const d = data.nodes[size * i + 1];
+    m.frame[i] = data.nodes[size * i];
     m.depth[i] = d;
-    m.self[i] = m.total[i] = data.nodes[3 * i + 2];
+    m.weights.forEach((w, k) => { w.self[i] = w.total[i] = data.nodes[size * i + 2 + k]; });
+    if (data.diff) m.level[i] = data.nodes[size * i + 4];
     m.kids.push([]);
     m.parent[i] = d ? path[d - 1] : -1;
     if (d) m.kids[path[d - 1]].push(i);
     path[d] = i;
   }
-  for (let i = n - 1; i > 0; i--) m.total[m.parent[i]] += m.total[i];
-  order(m, false);
+  for (let i = n - 1; i > 0; i--) for (const w of m.weights) w.total[m.parent[i]] += w.total[i];
+  use(m, false, false);
   return m;
+}
+
+// use makes frames as wide as they are after, or before.
+function use(m, before, heavy) {
+  const w = m.weights[before && m.weights[1] ? 1 : 0];
+  m.self = w.self;
+  m.total = w.total;
+  order(m, heavy);
 }
 
 // order sorts callees by name, or the heaviest first, and puts them side by side.
@@ -41,6 +52,7 @@ function order(m, heavy) {
 
 const nameOf = (m, i) => m.data.frames[m.frame[i]][0];
 const howsOf = (m, i) => m.data.frames[m.frame[i]][1];
+const inlinedOf = (m, i) => m.data.frames[m.frame[i]][2] || 0;
 
 // everywhere adds up the frames of one name, each stack once.
 function everywhere(m, name) {
@@ -182,9 +194,13 @@ function parseHash(hash, m) {
     search: q.get('search') || '',
     icicle: q.has('icicle') ? q.get('icicle') !== '0' : m.data.icicle,
     heavy: q.get('order') === 'size',
-    how: q.get('colour') === 'how',
+    colour: colours(m).includes(q.get('colour')) ? q.get('colour') : colours(m)[0],
+    before: !!m.data.diff && q.get('width') === 'before',
   };
 }
+
+// colours are what frames can be coloured by, the usual first.
+const colours = m => m.data.diff ? ['change', 'module', 'how'] : ['module', 'how'];
 
 function formatHash(s, m) {
   const q = new URLSearchParams();
@@ -192,14 +208,15 @@ function formatHash(s, m) {
   if (s.search) q.set('search', s.search);
   if (s.icicle !== m.data.icicle) q.set('icicle', s.icicle ? 1 : 0);
   if (s.heavy) q.set('order', 'size');
-  if (s.how) q.set('colour', 'how');
+  if (s.colour !== colours(m)[0]) q.set('colour', s.colour);
+  if (s.before) q.set('width', 'before');
   const h = q.toString();
   return h && '#' + h;
 }
 
 function percent(n, all) {
   if (!(all > 0)) return '0.0 %';
-  const s = (100 * n / all).toFixed(1);
+  const p = 100 * n / all, s = (p % 1 === 0.25 ? p - 0.05 : p).toFixed(1); // halves to even, as in Go
   if (s === '0.0' && n > 0) return '<0.1 %';
   if (s === '100.0' && n < all) return '>99.9 %';
   return s + ' %';
@@ -208,7 +225,7 @@ function percent(n, all) {
 const comma = n => n.toLocaleString('en-US');
 
 if (typeof module === 'object' && module.exports) {
-  module.exports = { decode, order, everywhere, outermost, find, visible, frameAt, neighbour, fit, parseHash, formatHash, percent, weakest, nameOf };
+  module.exports = { decode, order, everywhere, outermost, find, visible, frameAt, neighbour, fit, parseHash, formatHash, percent, weakest, nameOf, use, colours };
 }
 if (typeof document !== 'object') return;
 
@@ -221,7 +238,7 @@ const me = document.currentScript;
 const svg = me && me.ownerSVGElement || document.documentElement;
 const data = JSON.parse(svg.getElementById('data').textContent);
 const m = decode(data);
-const all = m.total[0];
+let all = m.total[0];
 
 // el makes an element: attributes by name, on… as listeners, the rest as children.
 function el(ns, tag, attrs, ...children) {
@@ -251,11 +268,12 @@ const found = h('output', {});
 const reset = h('button', { type: 'button', title: 'Show everything (Esc)', onclick: () => go({ zoom: 0, search: '' }) }, 'Reset');
 const flip = h('button', { type: 'button', title: 'Turn upside down (i)', onclick: () => go({ icicle: !state.icicle }) });
 const sort = h('button', { type: 'button', title: 'Order callees by name or by size (o)', onclick: () => go({ heavy: !state.heavy }) });
-const colour = h('button', { type: 'button', title: 'Colour by module, or by how frames were found (c)', onclick: () => go({ how: !state.how }) });
+const colour = h('button', { type: 'button', title: 'Colour by module, how frames were found, or how they have changed (c)', onclick: () => go({ colour: nextColour() }) });
+const side = h('button', { type: 'button', title: 'Frames as wide as they are after, or were before (w)', onclick: () => go({ before: !state.before }) });
 const legend = h('ul', { class: 'legend' });
 const bar = h('div', { class: 'bar' },
   h('h1', {}, data.title), ...data.lines.map(s => h('p', {}, s)),
-  h('form', { role: 'search', onsubmit: e => e.preventDefault() }, search, found, reset, flip, sort, colour), legend);
+  h('form', { role: 'search', onsubmit: e => e.preventDefault() }, search, found, reset, flip, sort, colour, ...data.diff ? [side] : []), legend);
 const head = el(SVG, 'foreignObject', { x: 0 }, bar);
 const tip = h('div', { class: 'tip' });
 const tipBox = el(SVG, 'foreignObject', { 'pointer-events': 'none', visibility: 'hidden' }, tip);
@@ -264,34 +282,35 @@ bar.append(live);
 
 const paths = new Map(); // by class
 const layer = el(SVG, 'g', {}), labels = el(SVG, 'g', {});
+const inlined = el(SVG, 'path', { class: 'inlined' });
 const same = el(SVG, 'path', { class: 'same' }), edge = el(SVG, 'rect', { class: 'edge', visibility: 'hidden' });
 const over = el(SVG, 'rect', { class: 'over', x: 0, width: '100%' });
 const graph = el(SVG, 'g', {
   class: 'graph', tabindex: 0, role: 'application', 'aria-roledescription': 'flame graph',
   'aria-label': data.title + '. Arrow keys go from frame to frame, Enter zooms, Escape shows everything.',
-}, over, layer, labels, same, edge);
+}, over, layer, inlined, labels, same, edge);
 
 const y = depth => state.icicle ? top + depth * ROW : bottom - (depth + 1) * ROW;
 
 // draw shows lo to hi.
 function draw() {
-  const w = width - 2 * PAD, d = new Map(), texts = [];
+  const w = width - 2 * PAD, d = new Map(), texts = [], dashes = [];
   const ancestors = new Set();
   for (let i = m.parent[state.zoom]; i >= 0; i = m.parent[i]) ancestors.add(i);
   let deepest = 0;
   visible(m, lo, hi, w, LEAST, i => { deepest = Math.max(deepest, m.depth[i]); });
   bottom = Math.max(top + (deepest + 1) * ROW, floor);
   visible(m, lo, hi, w, LEAST, (i, a, b) => {
-    const [, , c] = data.names[nameOf(m, i)];
     const hit = hits && hits[nameOf(m, i)];
-    const hows = howsOf(m, i);
-    const cls = hit ? 'hit' : ancestors.has(i) ? 'up' : state.how && hows ? 'h' + weakest(hows) : c;
+    const cls = hit ? 'hit' : ancestors.has(i) ? 'up' : classOf(i);
     const s = `M${(a + PAD).toFixed(2)} ${y(m.depth[i])}h${Math.max(b - a - 0.5, 0.3).toFixed(2)}v${ROW - 1}H${(a + PAD).toFixed(2)}z`;
     const list = d.get(cls);
     if (list) list.push(s); else d.set(cls, [s]);
+    if (inlinedOf(m, i) === 1 && b - a > 3) dashes.push(`M${(a + PAD + 1).toFixed(2)} ${y(m.depth[i]) + ROW - 2}h${(b - a - 2.5).toFixed(2)}`);
     const n = Math.floor((b - a - 5) / char);
     if (n >= 3) texts.push(i, a + PAD + 3, n, hit);
   });
+  inlined.setAttribute('d', dashes.join(''));
   for (const [c, p] of paths) if (!d.has(c)) p.removeAttribute('d');
   for (const [c, list] of d) {
     if (!paths.has(c)) {
@@ -306,7 +325,7 @@ function draw() {
     const i = texts[k];
     t.setAttribute('x', texts[k + 1]);
     t.setAttribute('y', y(m.depth[i]) + 13);
-    t.setAttribute('class', texts[k + 3] ? 'hit' : '');
+    t.setAttribute('class', (texts[k + 3] ? 'hit ' : '') + (inlinedOf(m, i) === 1 ? 'in' : ''));
     const s = fit(data.names[nameOf(m, i)][0], texts[k + 2]);
     if (t.textContent !== s) t.textContent = s;
     t = t.nextSibling;
@@ -322,6 +341,15 @@ function draw() {
   over.setAttribute('height', bottom - top);
   point();
 }
+
+// classOf is the class of a frame's colour.
+function classOf(i) {
+  const hows = howsOf(m, i), n = m.level[i];
+  if (state.colour === 'change') return n > 0 ? 'more' + n : n < 0 ? 'less' + -n : 'even';
+  return state.colour === 'how' && hows ? 'h' + weakest(hows) : data.names[nameOf(m, i)][2];
+}
+
+const nextColour = () => colours(m)[(colours(m).indexOf(state.colour) + 1) % colours(m).length];
 
 let floor = 0; // bottom is not above this, so that the root stays where it is
 
@@ -361,7 +389,8 @@ function show(smooth) {
   reset.disabled = !state.zoom && !state.search;
   flip.textContent = state.icicle ? 'Flame' : 'Icicle';
   sort.textContent = state.heavy ? 'Order: size' : 'Order: name';
-  colour.textContent = state.how ? 'Colour: how found' : 'Colour: module';
+  colour.textContent = 'Colour: ' + { module: 'module', how: 'how found', change: 'change' }[state.colour];
+  side.textContent = 'Width: ' + data.diff?.[state.before ? 0 : 1];
   key();
   const from = [lo, hi], to = [m.x[state.zoom], m.x[state.zoom] + m.total[state.zoom]];
   cancelAnimationFrame(frameRequest);
@@ -397,7 +426,13 @@ function key() {
   const items = [];
   const item = (c, text, title, click) => items.push(h('li', {}, h('button', { type: 'button', title, onclick: click },
     el(SVG, 'svg', { width: 12, height: 12, 'aria-hidden': 'true' }, el(SVG, 'rect', { class: c, width: 12, height: 12, rx: 2 })), text)));
-  if (state.how) {
+  if (state.colour === 'change') {
+    const text = ['none, or chance', '0.05', '0.2', '1', '3', '10'];
+    for (let n = -5; n <= 5; n++) {
+      item(n > 0 ? 'more' + n : n < 0 ? 'less' + -n : 'even', n ? `${n > 0 ? '+' : '−'}${text[Math.abs(n)]} pp` : text[0],
+        n ? `Frames whose part of all has ${n > 0 ? 'grown' : 'shrunk'} by ${text[Math.abs(n)]} points of a percent or more` : 'Frames whose change can be chance', () => {});
+    }
+  } else if (state.colour === 'how') {
     let bits = 0;
     for (const [, b] of data.frames) bits |= b;
     data.hows.forEach((text, b) => {
@@ -418,6 +453,7 @@ function key() {
         () => go({ search: '@^' + name.replace(/[\\^$.*+?()[\]{}|]/g, '\\$&') + '$' }));
     }
   }
+  if (data.frames.some(f => f[2])) items.push(h('li', { class: 'key' }, h('i', {}, 'italic'), ': inlined'));
   legend.replaceChildren(...items);
 }
 
@@ -425,7 +461,7 @@ function key() {
 function go(change, replace) {
   const before = state;
   state = Object.assign({}, state, change);
-  if (state.heavy !== before.heavy) order(m, state.heavy);
+  arrange(before);
   try {
     history[replace ? 'replaceState' : 'pushState'](null, '', formatHash(state, m) || location.pathname + location.search);
   } catch (e) { /* not allowed in some frames; the view changes all the same */ }
@@ -435,8 +471,15 @@ function go(change, replace) {
 function back() {
   const before = state;
   state = parseHash(location.hash, m);
-  if (state.heavy !== before.heavy) order(m, state.heavy);
+  arrange(before);
   show(state.zoom !== before.zoom);
+}
+
+// arrange lays frames out anew if that is what has changed.
+function arrange(before) {
+  if (state.before !== before.before) use(m, state.before, state.heavy);
+  else if (state.heavy !== before.heavy) order(m, state.heavy);
+  all = m.total[0];
 }
 
 // point outlines the frame in question, and the others of its name, and describes it.
@@ -489,9 +532,12 @@ function describe(i) {
     if (state.zoom) cells.push(percent(n, m.total[state.zoom]) + ' of zoom');
     rows.push(h('tr', {}, ...cells.map(c => h('td', {}, c))));
   };
-  row('total', m.total[i]);
-  row('self', m.self[i]);
-  if (mod >= 0) {
+  if (data.diff) compared(i, rows);
+  else {
+    row('total', m.total[i]);
+    row('self', m.self[i]);
+  }
+  if (mod >= 0 && !data.diff) {
     const n = everywhere(m, nameOf(m, i));
     if (n !== m.total[i]) row('everywhere', n);
   }
@@ -501,7 +547,22 @@ function describe(i) {
   if (note) lines.push(h('div', { class: 'dim' }, note));
   const hows = data.hows.filter((_, b) => howsOf(m, i) >> b & 1);
   if (hows.length) lines.push(h('div', { class: 'dim' }, 'found by ' + hows.join(', ')));
+  const inl = inlinedOf(m, i);
+  if (inl) lines.push(h('div', { class: 'dim' }, inl === 1 ? 'inlined into its caller' : 'inlined into its caller in part'));
   tip.replaceChildren(...lines);
+}
+
+// compared fills the rows about a frame in two profiles.
+function compared(i, rows) {
+  const [now, was] = m.weights;
+  const row = (...cells) => rows.push(h('tr', {}, ...cells.map(c => h('td', {}, c))));
+  const points = (a, b) => (a / now.total[0] - b / was.total[0] || 0) * 100;
+  const signed = n => `${n < 0 ? '−' : '+'}${Math.abs(n).toFixed(2)} pp`;
+  row('', 'before', '', 'after', '', 'change');
+  for (const [what, k] of [['total', 'total'], ['self', 'self']]) {
+    row(what, comma(was[k][i]), percent(was[k][i], was.total[0]), comma(now[k][i]), percent(now[k][i], now.total[0]), signed(points(now[k][i], was[k][i])));
+  }
+  if (!m.level[i]) row('', '', '', '', '', 'small, or chance');
 }
 
 // choose moves the keyboard's cursor.
@@ -554,6 +615,7 @@ function onkey(e) {
   case 'i': flip.click(); return;
   case 'o': sort.click(); return;
   case 'c': colour.click(); return;
+  case 'w': if (data.diff) side.click(); return;
   case 'n': case 'N': to = match(i, e.key === 'n' ? 1 : -1); break;
   default: return;
   }
@@ -608,7 +670,8 @@ const ruler = el(SVG, 'text', { visibility: 'hidden' }, 'm'.repeat(100));
 svg.append(ruler);
 char = ruler.getComputedTextLength() / 100 || char;
 ruler.remove();
-if (state.heavy) order(m, true);
+use(m, state.before, state.heavy);
+all = m.total[0];
 show(false);
 if (!state.icicle) scrollTo(0, height);
 }());

@@ -124,8 +124,10 @@ func manyStacks(n int) *profile.Profile {
 
 // However hostile the names, the file is XML, and nothing in it ends a script early.
 func TestFlameHostile(t *testing.T) {
+	p := manyStacks(300)
+	p.Events = []profile.Event{{Name: "x", Unit: "</title></g><script>"}}
 	var b bytes.Buffer
-	if err := Flame(&b, manyStacks(300), Options{}); err != nil {
+	if err := Flame(&b, p, Options{By: Periods}); err != nil {
 		t.Fatal(err)
 	}
 	f := decodeFlame(t, b.Bytes())

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/unspool/unspool/profile"
 )
@@ -61,6 +63,7 @@ func Folded(w io.Writer, p *profile.Profile, o Options) error {
 type folded struct {
 	names  []uint32
 	weight uint64
+	after  bool // of two profiles', the second's
 }
 
 // foldStacks numbers all names in their order.
@@ -107,7 +110,7 @@ func foldStacks(p *profile.Profile, o *Options) (stacks []folded, names []string
 		for _, f := range slices.Backward(s.Frames) {
 			slab = append(slab, ofLoc[f])
 		}
-		stacks[i] = folded{slab[start:len(slab):len(slab)], o.weight(s)}
+		stacks[i] = folded{names: slab[start:len(slab):len(slab)], weight: o.weight(s)}
 	}
 	return stacks, sorted
 }
@@ -151,29 +154,23 @@ func foldName(s string) string {
 	if s == "" {
 		return profile.Unknown
 	}
-	if strings.IndexFunc(s, func(r rune) bool { return r == ';' || r < ' ' || r == 0x7f }) < 0 {
+	return strings.ReplaceAll(printable(s), ";", ":")
+}
+
+// printable returns s fit for a line of text: what would end the line, turn it around, or tell a terminal to do something becomes
+// a space, and bytes that are not UTF-8 become U+FFFD.
+func printable(s string) string {
+	if strings.IndexFunc(s, func(r rune) bool { return r == utf8.RuneError || control(r) }) < 0 {
 		return s
 	}
 	return strings.Map(func(r rune) rune {
-		switch {
-		case r == ';':
-			return ':'
-		case r < ' ' || r == 0x7f:
+		if control(r) {
 			return ' '
 		}
 		return r
 	}, s)
 }
 
-// printable returns s fit for a line of text: control characters become spaces.
-func printable(s string) string {
-	if strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) < 0 {
-		return s
-	}
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return ' '
-		}
-		return r
-	}, s)
+func control(r rune) bool {
+	return unicode.IsControl(r) || r > unicode.MaxLatin1 && unicode.In(r, unicode.Zl, unicode.Zp, unicode.Bidi_Control)
 }

@@ -13,14 +13,17 @@ import (
 //	{"pid":1,"tid":1,"comm":"cc1","time":4918072454123,"count":1,"stop":"outermost","frames":[
 //	  {"ip":"0x55d0c8401172","off":"0x1172","sym":"main","module":"/usr/bin/cc1","how":"cfi"}]}
 //
-// Frames go from the innermost to the outermost. A sym in brackets is no symbol. Where several events
-// were recorded, each object has its "event" too.
-type jsonLines struct{}
+// Frames go from the innermost to the outermost. A sym in brackets is no symbol. Where the debug information says it,
+// a frame has its "file", "line" and "column", and a call that was inlined has "inlined":true and the ip of the frame
+// that follows. Where several events were recorded, each object has its "event" too.
+type jsonLines struct{ tails }
+
+func (f *jsonLines) location(frames []frame) { f.add(frames, f.tail) }
 
 // JSON writes the stacks of p, one object each, with the number of samples that had it as "count" and
 // without "time".
 func JSON(w io.Writer, p *profile.Profile, o Options) error {
-	f := jsonLines{}
+	f := &jsonLines{}
 	return writeAll(w, p, o, f, func(b []byte, s *profile.Stack, tails [][]byte) []byte {
 		b = f.head(b, s.PID, s.TID, s.Comm)
 		stop := s.Stop.String()
@@ -35,7 +38,7 @@ func JSON(w io.Writer, p *profile.Profile, o Options) error {
 	})
 }
 
-func (f jsonLines) sample(b []byte, st *Stream, s *profile.Sample, ids []uint32) []byte {
+func (f *jsonLines) sample(b []byte, info *profile.Info, s *profile.Sample, ids []uint32) []byte {
 	b = f.head(b, s.PID, s.TID, s.Comm)
 	b = append(b, `,"time":`...)
 	b = strconv.AppendUint(b, s.Time, 10)
@@ -43,7 +46,7 @@ func (f jsonLines) sample(b []byte, st *Stream, s *profile.Sample, ids []uint32)
 	if !s.HasUser && len(s.User) == 0 {
 		stop = unwind.NoUserStack
 	}
-	b = f.mid(b, 1, stop.String(), &st.info, s.Event)
+	b = f.mid(b, 1, stop.String(), info, s.Event)
 	for i, id := range ids {
 		var addr uint64
 		if k := i - len(s.Kernel); k < 0 {
@@ -51,7 +54,9 @@ func (f jsonLines) sample(b []byte, st *Stream, s *profile.Sample, ids []uint32)
 		} else {
 			addr = uint64(s.User[k].Addr())
 		}
-		b = f.frame(b, i, addr, st.tails[id])
+		for k, tail := range f.tails[id] {
+			b = f.frame(b, i+k, addr, tail)
+		}
 	}
 	return append(b, "]}\n"...)
 }
@@ -84,11 +89,24 @@ func (jsonLines) tail(b []byte, f *frame) []byte {
 	b = appendQuoted(append(b, `","sym":`...), f.name)
 	b = appendQuoted(append(b, `,"module":`...), f.module)
 	b = append(append(append(b, `,"how":"`...), f.how.String()...), '"')
+	if f.inlined {
+		b = append(b, `,"inlined":true`...)
+	}
+	if f.file != "" {
+		b = appendQuoted(append(b, `,"file":`...), f.file)
+	}
+	if f.line > 0 {
+		b = strconv.AppendUint(append(b, `,"line":`...), uint64(f.line), 10)
+	}
+	if f.column > 0 {
+		b = strconv.AppendUint(append(b, `,"column":`...), uint64(f.column), 10)
+	}
 	return append(b, '}')
 }
 
-func (jsonLines) close(b []byte, t *profile.Totals, info *profile.Info, o *Options) []byte {
-	if !o.Summary {
+func (jsonLines) close(b []byte, end *ending) []byte {
+	t := end.totals
+	if !end.opts.Summary {
 		return b
 	}
 	b = append(b, `{"summary":{`...)
@@ -105,7 +123,7 @@ func (jsonLines) close(b []byte, t *profile.Totals, info *profile.Info, o *Optio
 		field("broken", t.Broken())
 		field("no-user-stack", t.NoUser())
 	}
-	field("lost", info.Loss.Samples)
+	field("lost", end.info.Loss.Samples)
 	b = append(b, `,"stops":{`...)
 	for s, n := range t.Stops {
 		if n > 0 && !t.NoStops {

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -100,6 +101,43 @@ func countsOfTop(t *testing.T, b []byte) counts {
 	return c
 }
 
+// countsOfTree counts functions in a call tree's text, by what each row has of its own: a row with a branch is called by the
+// last one of less indentation, one without by the row before, and one without any indentation is a thread.
+func countsOfTree(t *testing.T, b []byte, all uint64) counts {
+	c := counts{}
+	row := regexp.MustCompile(`^ *[<>0-9.]+ % +([<>0-9.]+) %  ([│├└─ ]*)(.*)$`)
+	type open struct {
+		indent int
+		name   string
+	}
+	var path []open
+	lines(b, func(s string) {
+		m := row.FindStringSubmatch(s)
+		if m == nil {
+			return
+		}
+		indent := len([]rune(m[2]))
+		for len(path) > 0 && (indent == 0 || strings.Contains(m[2], "─") && path[len(path)-1].indent >= indent) {
+			path = path[:len(path)-1]
+		}
+		path = append(path, open{indent, strings.TrimSuffix(m[3], " (inlined)")})
+		self, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for i := len(path) - 1; i > 0; i-- {
+			if name := path[i].name; i > 1 || name != "[truncated]" && name != "[broken]" {
+				names = append(names, name)
+			}
+		}
+		if n := uint64(self*float64(all)/100 + 0.5); n > 0 {
+			c.add(n, names)
+		}
+	})
+	return c
+}
+
 func countsOfJSON(t *testing.T, b []byte) counts {
 	c := counts{}
 	lines(b, func(s string) {
@@ -167,7 +205,9 @@ func countsOfPprof(t *testing.T, b []byte) counts {
 	for _, s := range p.Sample {
 		var names []string
 		for _, l := range s.Location {
-			names = append(names, l.Line[0].Function.Name)
+			for _, line := range l.Line {
+				names = append(names, line.Function.Name)
+			}
 		}
 		c.add(uint64(s.Value[0]), names)
 	}
@@ -176,7 +216,13 @@ func countsOfPprof(t *testing.T, b []byte) counts {
 
 // TestSameNumbers computes each function's own and total samples from every output.
 func TestSameNumbers(t *testing.T) {
-	_, r := load(t, "testdata/basic.txtar")
+	for _, path := range []string{"testdata/basic.txtar", "testdata/inlined.txtar"} {
+		t.Run(filepath.Base(path), func(t *testing.T) { sameNumbers(t, path) })
+	}
+}
+
+func sameNumbers(t *testing.T, path string) {
+	_, r := load(t, path)
 	p := r.profile()
 	out := outputs(t, r)
 	want := countsOf(p)
@@ -186,7 +232,7 @@ func TestSameNumbers(t *testing.T) {
 		byPlace[fmt.Sprint(p.Modules[p.Locs[i].Module].Path, p.Locs[i].Off)] = p.Funcs[p.Locs[i].Func].Name
 	}
 	perfName := func(name, module string, off uint64) string {
-		if name != profile.Unknown {
+		if name != profile.Unknown || module == "inlined" {
 			return name
 		}
 		if module == profile.Unknown {
@@ -199,15 +245,19 @@ func TestSameNumbers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, got := range map[string]counts{
-		"folded":          countsOfFolded(t, out["folded"]),
-		"top":             countsOfTop(t, out["top"]),
-		"json":            countsOfJSON(t, out["json"]),
-		"json-aggregated": countsOfJSON(t, out["json-aggregated"]),
-		"perf":            countsOfPerf(t, out["perf"], false, perfName),
-		"perf-aggregated": countsOfPerf(t, out["perf-aggregated"], true, perfName),
-		"pprof":           countsOfPprof(t, out["pprof"]),
-		"pprof, read":     countsOf(back),
-		"flame":           countsOfFlame(t, out["flame"]),
+		"folded":             countsOfFolded(t, out["folded"]),
+		"top":                countsOfTop(t, out["top"]),
+		"json":               countsOfJSON(t, out["json"]),
+		"json-aggregated":    countsOfJSON(t, out["json-aggregated"]),
+		"perf":               countsOfPerf(t, out["perf"], false, perfName),
+		"perf-aggregated":    countsOfPerf(t, out["perf-aggregated"], true, perfName),
+		"pprof":              countsOfPprof(t, out["pprof"]),
+		"pprof, read":        countsOf(back),
+		"tree":               countsOfTree(t, out["tree"], p.Totals.Samples),
+		"flame":              countsOfFlame(t, out["flame"]),
+		"speedscope":         countsOfSpeedscope(t, out["speedscope"]),
+		"firefox":            countsOfFirefox(t, out["firefox"]),
+		"firefox-aggregated": countsOfFirefox(t, out["firefox-aggregated"]),
 	} {
 		if diff := cmp.Diff(fmt.Sprint(want), fmt.Sprint(got)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)

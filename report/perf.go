@@ -16,13 +16,15 @@ import (
 //	↹           70831 __sin_fma+0x571 (/usr/lib/x86_64-linux-gnu/libm.so.6)
 //
 // As there, the number in front of a symbol is an address for the kernel, and an offset in the file for
-// user code.
-type perfText struct{}
+// user code, and a call that was inlined has "(inlined)" in the place of a module.
+type perfText struct{ tails }
+
+func (f *perfText) location(frames []frame) { f.add(frames, f.tail) }
 
 // Perf writes the stacks of p as perf script prints samples, with three differences: one entry stands
 // for all samples with that stack, its period is their weight, and its time is 0.
 func Perf(w io.Writer, p *profile.Profile, o Options) error {
-	f := perfText{}
+	f := &perfText{}
 	return writeAll(w, p, o, f, func(b []byte, s *profile.Stack, tails [][]byte) []byte {
 		b = f.head(b, s.Comm, s.PID, s.TID, profile.NoCPU, 0, o.weight(s), &p.Info, int(s.Event))
 		for _, id := range s.Frames {
@@ -32,10 +34,12 @@ func Perf(w io.Writer, p *profile.Profile, o Options) error {
 	})
 }
 
-func (f perfText) sample(b []byte, st *Stream, s *profile.Sample, ids []uint32) []byte {
-	b = f.head(b, s.Comm, s.PID, s.TID, s.CPU, s.Time, s.Period, &st.info, s.Event)
+func (f *perfText) sample(b []byte, info *profile.Info, s *profile.Sample, ids []uint32) []byte {
+	b = f.head(b, s.Comm, s.PID, s.TID, s.CPU, s.Time, s.Period, info, s.Event)
 	for _, id := range ids {
-		b = append(b, st.tails[id]...)
+		for _, tail := range f.tails[id] {
+			b = append(b, tail...)
+		}
 	}
 	return append(b, '\n')
 }
@@ -74,6 +78,9 @@ func (perfText) tail(b []byte, f *frame) []byte {
 		b = append(b, profile.Unknown...)
 	}
 	module := printable(f.module)
+	if f.inlined {
+		module = "inlined"
+	}
 	switch module {
 	case "":
 		module = profile.Unknown
@@ -84,6 +91,6 @@ func (perfText) tail(b []byte, f *frame) []byte {
 	return append(b, ")\n"...)
 }
 
-func (perfText) close(b []byte, t *profile.Totals, info *profile.Info, _ *Options) []byte {
-	return fmt.Appendf(b, "# %s\n", t.Summary(info.Loss))
+func (perfText) close(b []byte, end *ending) []byte {
+	return fmt.Appendf(b, "# %s\n", end.totals.Summary(end.info.Loss))
 }

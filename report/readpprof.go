@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"path"
 	"slices"
 	"strconv"
@@ -52,7 +53,8 @@ func ReadPprof(r io.Reader) (*profile.Profile, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pprof: %w", err)
 	}
-	return fromPprof(in)
+	// Locations are small in the file, and calls inlined in them are written once only.
+	return fromPprof(in, 16*len(b)+1<<16)
 }
 
 // values says which of a sample's values mean what.
@@ -95,8 +97,9 @@ func pprofValues(in *pprof.Profile, p *profile.Profile, ours bool) values {
 	return v
 }
 
-func fromPprof(in *pprof.Profile) (*profile.Profile, error) {
-	p := &profile.Profile{Info: profile.Info{Duration: time.Duration(in.DurationNanos)}}
+// fromPprof makes a profile of at most so many frames.
+func fromPprof(in *pprof.Profile, most int) (*profile.Profile, error) {
+	p := &profile.Profile{Info: profile.Info{Duration: time.Duration(max(in.DurationNanos, 0))}}
 	if in.TimeNanos != 0 {
 		p.Start = time.Unix(0, in.TimeNanos)
 	}
@@ -152,6 +155,17 @@ func fromPprof(in *pprof.Profile) (*profile.Profile, error) {
 		}
 		return i
 	}
+	p.Files = []string{""}
+	files := map[string]uint32{"": 0}
+	file := func(name string) uint32 {
+		i, ok := files[name]
+		if !ok {
+			i = uint32(len(p.Files))
+			files[name] = i
+			p.Files = append(p.Files, name)
+		}
+		return i
+	}
 	// A location of pprof with inlined functions becomes one location for each of them.
 	locs := map[*pprof.Location][]uint32{}
 	for _, l := range in.Location {
@@ -170,9 +184,12 @@ func fromPprof(in *pprof.Profile) (*profile.Profile, error) {
 				continue
 			}
 			loc.Func = function(line.Function.Name, line.Function.SystemName, mod)
+			loc.File, loc.Line, loc.Column = file(line.Function.Filename), count32(line.Line), count32(line.Column)
+			loc.Inlined = true
 			locs[l] = append(locs[l], uint32(len(p.Locs)))
 			p.Locs = append(p.Locs, loc)
 		}
+		loc.File, loc.Line, loc.Column, loc.Inlined = 0, 0, 0, false
 		if len(locs[l]) == 0 {
 			name := profile.Unknown
 			if base := p.Modules[mod].Base(); base != profile.Unknown {
@@ -182,6 +199,7 @@ func fromPprof(in *pprof.Profile) (*profile.Profile, error) {
 			locs[l] = []uint32{uint32(len(p.Locs))}
 			p.Locs = append(p.Locs, loc)
 		}
+		p.Locs[len(p.Locs)-1].Inlined = false
 	}
 
 	comm := ""
@@ -195,6 +213,9 @@ func fromPprof(in *pprof.Profile) (*profile.Profile, error) {
 			continue
 		}
 		for _, l := range s.Location {
+			if most -= len(locs[l]); most < 0 {
+				return nil, errors.New("pprof: far more frames than the file has room for")
+			}
 			st.Frames = append(st.Frames, locs[l]...)
 		}
 		if c := s.Label["comm"]; len(c) > 0 {
@@ -236,6 +257,14 @@ func readValues(s *pprof.Sample, v values, st *profile.Stack) bool {
 		st.Count = uint64(s.Value[v.count])
 	}
 	return true
+}
+
+// count32 returns a line or column; 0 where it can be none.
+func count32(n int64) uint32 {
+	if n < 0 || n > math.MaxUint32 {
+		return 0
+	}
+	return uint32(n)
 }
 
 func number(s *pprof.Sample, label string) int32 {

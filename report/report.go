@@ -1,7 +1,8 @@
-// Package report writes profiles: as tables for a terminal, as folded stacks, as a flame graph, as
-// pprof, as the text of perf script, and as lines of JSON. All of them show the same numbers.
+// Package report writes profiles: as tables and trees for a terminal, as folded stacks, as a flame graph, as
+// pprof, for the Firefox Profiler and speedscope, as the text of perf script, and as lines of JSON. All of them show the
+// same numbers, and each call that was inlined as a frame.
 //
-// A report of a whole profile is a function of a writer, a profile.Profile and Options. Perf and JSON
+// A report of a whole profile is a function of a writer, a profile.Profile and Options. Perf, JSON and Firefox
 // also write single samples, in the order in which they come, without keeping them. Nothing here
 // chooses what to count or finds names; package profile did both.
 package report
@@ -28,11 +29,14 @@ type Options struct {
 
 	Title    string  // Flame; empty: made from the profile
 	Icicle   bool    // Flame: the root is at the top at first
-	MinShare float64 // Flame, Callers: leaves out what is less than this part of all; 0: a sensible one; negative: nothing
+	MinShare float64 // Flame, Tree, Callers, Callees: leaves out what is less than this part of all; 0: a sensible one; negative: nothing
 
-	Width int    // Top, Callers: columns of the terminal; 0: lines are not cut
-	Limit int    // Top, Callers: functions to show; 0: all (Callers: ten)
-	Func  string // Callers: a regular expression that functions must match; empty: those with the most of their own
+	Width int    // Top, Tree, Callers, Callees: columns of the terminal; 0: lines are not cut
+	Limit int    // Top, Callers, Callees: functions to show; 0: all (Callers, Callees: ten)
+	Func  string // Callers, Callees: a regular expression that functions must match; empty: those with the most of their own
+
+	// Absolute compares two profiles by what things weigh, not by their parts of all.
+	Absolute bool
 
 	// Summary adds the counts of whole, truncated and broken stacks to JSON, as a last object
 	// {"summary": …}, which readers may not expect. All other reports have them anyway.
@@ -44,13 +48,17 @@ type Func func(io.Writer, *profile.Profile, Options) error
 
 // Formats are the reports by name.
 var Formats = map[string]Func{
-	"top":     Top,
-	"callers": Callers,
-	"folded":  Folded,
-	"flame":   Flame,
-	"pprof":   Pprof,
-	"perf":    Perf,
-	"json":    JSON,
+	"top":        Top,
+	"tree":       Tree,
+	"callees":    Callees,
+	"callers":    Callers,
+	"folded":     Folded,
+	"flame":      Flame,
+	"pprof":      Pprof,
+	"perf":       Perf,
+	"json":       JSON,
+	"firefox":    Firefox,
+	"speedscope": Speedscope,
 }
 
 func (o *Options) weight(s *profile.Stack) uint64 {
@@ -104,7 +112,7 @@ func events(p *profile.Profile) string {
 // headline is the line of counts on top of every report that has room for one.
 func headline(p *profile.Profile) string {
 	s := p.Summary()
-	if e := events(p); e != "" {
+	if e := events(p); e != "" && e != "samples" {
 		what, rest, _ := strings.Cut(s, " · ")
 		s = what + " of " + e + " · " + rest
 	}

@@ -29,6 +29,8 @@ var update = flag.Bool("update", false, "rewrite golden files")
 //	sym NAME START SIZE FUNCTION                 a function, by file offset; FUNCTION is the rest of the line
 //	fn NAME START SIZE                           a function without a symbol
 //	ksym START SIZE [MODULE] FUNCTION            a function of the kernel
+//	src NAME START SIZE PLACE; PLACE; ...        the source of a range, innermost first: FILE:LINE:COLUMN, and of inlined calls
+//	                                             FUNCTION after it
 //	sample PID/TID COMM TIME PERIOD STOP FRAMES  FRAMES: k:ADDR, or NAME+OFF:HOW, or ?ADDR; innermost first
 //
 // OFF of a frame that is not exact is that of the return address.
@@ -37,12 +39,18 @@ type recording struct {
 	samples []profile.Sample
 	maps    map[string]*unwind.Mapping
 	syms    map[*unwind.Module][]sym
+	srcs    map[*unwind.Module][]src
 	ksyms   []sym
 }
 
 type sym struct {
 	start, size  uint64
 	name, module string
+}
+
+type src struct {
+	start, size uint64
+	places      []profile.Source
 }
 
 func (r *recording) find(syms []sym, a uint64) profile.Name {
@@ -57,6 +65,11 @@ func (r *recording) find(syms []sym, a uint64) profile.Name {
 func (r *recording) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 	for i, o := range offs {
 		names[i] = r.find(r.syms[m], o)
+		for _, s := range r.srcs[m] {
+			if o-s.start < s.size {
+				names[i].Source = s.places
+			}
+		}
 	}
 }
 
@@ -75,7 +88,7 @@ func (r *recording) profile() *profile.Profile {
 }
 
 func parseRecording(text string) (*recording, error) {
-	r := &recording{maps: map[string]*unwind.Mapping{}, syms: map[*unwind.Module][]sym{}}
+	r := &recording{maps: map[string]*unwind.Mapping{}, syms: map[*unwind.Module][]sym{}, srcs: map[*unwind.Module][]src{}}
 	var bad error
 	num := func(s string) uint64 {
 		n, err := strconv.ParseUint(s, 0, 64)
@@ -90,7 +103,7 @@ func parseRecording(text string) (*recording, error) {
 		if len(f) == 0 || f[0] == "#" {
 			continue
 		}
-		if need := map[string]int{"event": 2, "lost": 2, "map": 6, "sym": 5, "fn": 4, "ksym": 4, "sample": 6}[f[0]]; need == 0 || len(f) < need {
+		if need := map[string]int{"event": 2, "lost": 2, "map": 6, "sym": 5, "fn": 4, "ksym": 4, "src": 5, "sample": 6}[f[0]]; need == 0 || len(f) < need {
 			return nil, fmt.Errorf("line %d: %q", i+1, line)
 		}
 		switch f[0] {
@@ -113,6 +126,15 @@ func parseRecording(text string) (*recording, error) {
 			s := sym{start: num(f[2]), size: num(f[3]), name: strings.Join(f[4:], " ")}
 			m := r.maps[f[1]].Module
 			r.syms[m] = append(r.syms[m], s)
+		case "src":
+			s := src{start: num(f[2]), size: num(f[3])}
+			for _, place := range strings.Split(strings.Join(f[4:], " "), "; ") {
+				at, name, _ := strings.Cut(place, " ")
+				p := strings.Split(at, ":")
+				s.places = append(s.places, profile.Source{Func: name, File: p[0], Line: uint32(num(p[1])), Column: uint32(num(p[2]))})
+			}
+			m := r.maps[f[1]].Module
+			r.srcs[m] = append(r.srcs[m], s)
 		case "ksym":
 			s := sym{start: num(f[1]), size: num(f[2]), name: f[len(f)-1]}
 			if len(f) > 4 {
@@ -204,6 +226,9 @@ func outputs(t testing.TB, r *recording) map[string][]byte {
 	run("top", Top, Options{})
 	run("top-narrow", Top, Options{Width: 60, Limit: 3, By: Periods})
 	run("callers", Callers, Options{MinShare: -1})
+	run("callees", Callees, Options{MinShare: -1})
+	run("tree", Tree, Options{MinShare: -1})
+	run("tree-narrow", Tree, Options{MinShare: 0.3, Width: 50})
 	run("folded", Folded, Options{})
 	run("folded-periods", Folded, Options{By: Periods})
 	run("json-aggregated", JSON, Options{})
@@ -226,6 +251,9 @@ func outputs(t testing.TB, r *recording) map[string][]byte {
 		}
 		out[name] = b.Bytes()
 	}
+	run("firefox-aggregated", Firefox, Options{})
+	run("speedscope", Speedscope, Options{})
+	stream("firefox", func(b *bytes.Buffer) *Stream { return NewFirefox(b, r, r.info, Options{}) })
 	stream("json", func(b *bytes.Buffer) *Stream { return NewJSON(b, r, r.info, Options{Summary: true}) })
 	stream("perf", func(b *bytes.Buffer) *Stream { return NewPerf(b, r, r.info, Options{}) })
 	return out
@@ -246,7 +274,7 @@ func TestHostileEvent(t *testing.T) {
 		if name == "json" { // it quotes
 			continue
 		}
-		got, want := of(f, "c\n\x1b[2J\tb\x00k;l main;x 7"), of(f, "c  [2J b k;l main;x 7")
+		got, want := of(f, "c\n\x1b[2J\tb\u009bk;l main;x\u202e7"), of(f, "c  [2J b k;l main;x 7")
 		if got != want {
 			t.Errorf("%s\n got %q\nwant %q", name, got, want)
 		}
@@ -268,7 +296,7 @@ func TestGolden(t *testing.T) {
 			out := outputs(t, r)
 			out["pprof"] = pprofText(t, out["pprof"])
 			got := slices.Clone(a[:2])
-			for _, name := range []string{"top", "top-narrow", "callers", "folded", "folded-periods", "json", "json-aggregated", "perf", "perf-aggregated", "pprof", "flame"} {
+			for _, name := range []string{"top", "top-narrow", "callers", "callees", "tree", "tree-narrow", "folded", "folded-periods", "json", "json-aggregated", "perf", "perf-aggregated", "pprof", "flame", "speedscope", "firefox", "firefox-aggregated"} {
 				b := out[name]
 				if name == "flame" {
 					b = flameData(t, b)

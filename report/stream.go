@@ -13,10 +13,10 @@ import (
 type Stream struct {
 	w      io.Writer
 	locs   *profile.Locations
+	known  int // locations that format knows
 	namer  profile.Namer
 	info   profile.Info
 	totals profile.Totals
-	tails  [][]byte // by location: what does not change from frame to frame; nil: not written yet
 	ids    []uint32
 	buf    []byte
 	err    error
@@ -24,33 +24,64 @@ type Stream struct {
 	opts   Options
 }
 
-// A streamFormat is what JSON and Perf differ in.
+// A streamFormat is what streams differ in.
 type streamFormat interface {
-	tail(b []byte, f *frame) []byte
-	sample(b []byte, st *Stream, s *profile.Sample, ids []uint32) []byte
-	close(b []byte, totals *profile.Totals, info *profile.Info, o *Options) []byte
+	// location tells of the next location: the calls that were inlined there, innermost first, and the frame.
+	location(frames []frame)
+	sample(b []byte, info *profile.Info, s *profile.Sample, ids []uint32) []byte
+	close(b []byte, end *ending) []byte
+}
+
+// An ending is what is known after the last sample.
+type ending struct {
+	totals *profile.Totals
+	info   *profile.Info
+	opts   *Options
+	flush  func([]byte) []byte // writes what is not small any more
+}
+
+// tails is the part of a text format that does not change from sample to sample, by location and frame.
+type tails [][][]byte
+
+func (t *tails) add(frames []frame, tail func([]byte, *frame) []byte) {
+	var list [][]byte
+	for i := range frames {
+		list = append(list, tail(nil, &frames[i]))
+	}
+	*t = append(*t, list)
 }
 
 // A frame is what is written of a location.
 type frame struct {
-	name   string // as all reports have it
-	named  bool
-	module string
-	kernel bool
-	addr   uint64
-	off    uint64
-	start  uint64
-	how    profile.How
+	name    string // as all reports have it
+	named   bool
+	module  string
+	buildID string
+	kernel  bool
+	addr    uint64
+	off     uint64
+	start   uint64
+	how     profile.How
+
+	inlined      bool
+	file         string // "": not known
+	line, column uint32 // 0: not known
 }
 
 // NewPerf returns a Stream of text as perf script prints it.
 func NewPerf(w io.Writer, n profile.Namer, info profile.Info, o Options) *Stream {
-	return newStream(w, n, info, o, perfText{})
+	return newStream(w, n, info, o, &perfText{})
+}
+
+// NewFirefox returns a Stream of a profile for the Firefox Profiler; see Firefox. Its samples have their times. Until it
+// is closed, it keeps about 20 bytes for each.
+func NewFirefox(w io.Writer, n profile.Namer, info profile.Info, o Options) *Stream {
+	return newStream(w, n, info, o, newFirefox(&o))
 }
 
 // NewJSON returns a Stream of one JSON object a sample.
 func NewJSON(w io.Writer, n profile.Namer, info profile.Info, o Options) *Stream {
-	return newStream(w, n, info, o, jsonLines{})
+	return newStream(w, n, info, o, &jsonLines{})
 }
 
 func newStream(w io.Writer, n profile.Namer, info profile.Info, o Options, f streamFormat) *Stream {
@@ -65,20 +96,35 @@ func (st *Stream) Sample(s *profile.Sample) error {
 	}
 	st.totals.Count(s)
 	st.ids = st.locs.Intern(s, st.ids[:0])
-	for len(st.tails) < st.locs.Len() {
-		id := uint32(len(st.tails))
-		name, named := st.locs.Name(id, st.namer)
-		l := st.locs.Loc(id)
-		st.tails = append(st.tails, st.format.tail(nil, &frame{
-			name: name.Func, named: named, module: name.Module, kernel: l.How == profile.HowKernel,
-			addr: l.Addr, off: l.Off, start: name.Start, how: l.How,
-		}))
+	for ; st.known < st.locs.Len(); st.known++ {
+		st.format.location(st.frames(uint32(st.known)))
 	}
-	st.buf = st.format.sample(st.buf, st, s, st.ids)
-	if len(st.buf) >= 1<<16 {
-		st.flush()
-	}
+	st.buf = st.flush(st.format.sample(st.buf, &st.info, s, st.ids))
 	return st.err
+}
+
+// frames returns what is written of a location: the calls that were inlined there, innermost first, and the frame.
+func (st *Stream) frames(id uint32) []frame {
+	name, named := st.locs.Name(id, st.namer)
+	l := st.locs.Loc(id)
+	f := frame{
+		name: name.Func, named: named, module: name.Module, buildID: st.locs.Module(id).BuildID, kernel: l.How == profile.HowKernel,
+		addr: l.Addr, off: l.Off, start: name.Start, how: l.How,
+	}
+	var out []frame
+	for i := range name.Source {
+		s, in := &name.Source[i], f
+		in.file, in.line, in.column = s.File, s.Line, s.Column
+		if i < len(name.Source)-1 {
+			in.name, in.named, in.inlined = s.Name(), s.Func != "", true
+			in.start = 0
+		}
+		out = append(out, in)
+	}
+	if out == nil {
+		out = []frame{f}
+	}
+	return out
 }
 
 // Totals returns the counts so far.
@@ -88,28 +134,34 @@ func (st *Stream) Totals() profile.Totals { return st.totals }
 // only now.
 func (st *Stream) Close(l profile.Loss) error {
 	st.info.Loss = l
-	st.buf = st.format.close(st.buf, &st.totals, &st.info, &st.opts)
-	st.flush()
+	st.write(st.format.close(st.buf, &ending{&st.totals, &st.info, &st.opts, st.flush}))
 	return st.err
 }
 
-func (st *Stream) flush() {
-	if st.err == nil {
-		_, st.err = st.w.Write(st.buf)
+// flush writes b if there is much of it, and returns what is left.
+func (st *Stream) flush(b []byte) []byte {
+	if len(b) < 1<<16 {
+		return b
 	}
-	st.buf = st.buf[:0]
+	st.write(b)
+	return b[:0]
 }
 
-// writeAll writes a profile's stacks, each once, by format f.
-func writeAll(w io.Writer, p *profile.Profile, o Options, f streamFormat, stack func(b []byte, s *profile.Stack, tails [][]byte) []byte) error {
+func (st *Stream) write(b []byte) {
+	if st.err == nil {
+		_, st.err = st.w.Write(b)
+	}
+}
+
+// writeAll writes a profile's stacks, each once, in a format of text.
+func writeAll(w io.Writer, p *profile.Profile, o Options, f interface {
+	streamFormat
+	tail([]byte, *frame) []byte
+}, stack func(b []byte, s *profile.Stack, tails [][]byte) []byte) error {
 	tails := make([][]byte, len(p.Locs))
 	for i := range p.Locs {
-		l := &p.Locs[i]
-		fn, m := &p.Funcs[l.Func], &p.Modules[l.Module]
-		tails[i] = f.tail(nil, &frame{
-			name: fn.Name, named: fn.Named, module: m.Path, kernel: m.Kernel,
-			addr: l.Addr, off: l.Off, start: l.Start, how: l.How,
-		})
+		fr := frameOf(p, &p.Locs[i])
+		tails[i] = f.tail(nil, &fr)
 	}
 	var b []byte
 	for i := range p.Stacks {
@@ -121,8 +173,18 @@ func writeAll(w io.Writer, p *profile.Profile, o Options, f streamFormat, stack 
 			b = b[:0]
 		}
 	}
-	_, err := w.Write(f.close(b, &p.Totals, &p.Info, &o))
+	_, err := w.Write(f.close(b, &ending{&p.Totals, &p.Info, &o, nil}))
 	return err
+}
+
+// frameOf returns what is written of a location of p.
+func frameOf(p *profile.Profile, l *profile.Loc) frame {
+	fn, m := &p.Funcs[l.Func], &p.Modules[l.Module]
+	return frame{
+		name: fn.Name, named: fn.Named, module: m.Path, buildID: m.BuildID, kernel: m.Kernel,
+		addr: l.Addr, off: l.Off, start: l.Start, how: l.How,
+		inlined: l.Inlined, file: p.File(l), line: l.Line, column: l.Column,
+	}
 }
 
 func appendHex(b []byte, n uint64) []byte { return strconv.AppendUint(b, n, 16) }

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -93,119 +92,6 @@ func Top(w io.Writer, p *profile.Profile, o Options) error {
 		fmt.Fprintf(bw, "%7s %*s  in %s more functions\n", profile.Percent(rest, all), digits, profile.Comma(rest), profile.Comma(uint64(len(left))))
 	}
 	return bw.Flush()
-}
-
-// Callers writes, for each function that o.Func matches, the tree of its callers: who called it, who
-// called them, and in what part of its samples. Direct recursion counts as one caller, and a caller
-// that is the only one stays on its callee's level.
-func Callers(w io.Writer, p *profile.Profile, o Options) error {
-	re, err := regexp.Compile(o.Func)
-	if err != nil {
-		return err
-	}
-	bw := bufio.NewWriterSize(w, 1<<16)
-	fmt.Fprintf(bw, "%s\n", headline(p))
-	s := sum(p, &o)
-	shown, limit := 0, o.Limit
-	if limit == 0 && o.Func == "" {
-		limit = 10
-	}
-	min := minShare(o.MinShare, 0.005)
-	for _, f := range s.ranked(p) {
-		if limit > 0 && shown == limit {
-			break
-		}
-		if !re.MatchString(p.Funcs[f].Name) || o.Func == "" && s.self[f] == 0 {
-			continue
-		}
-		shown++
-		callers(bw, p, &o, f, &s, min)
-	}
-	if shown == 0 {
-		fmt.Fprintf(bw, "\nno function matches %q\n", o.Func)
-	}
-	return bw.Flush()
-}
-
-func minShare(given, usual float64) float64 {
-	switch {
-	case given == 0:
-		return usual
-	case given < 0:
-		return 0
-	}
-	return given
-}
-
-// callers writes the callers of one function.
-func callers(w io.Writer, p *profile.Profile, o *Options, fn int32, s *sums, least float64) {
-	t := newTree()
-	for i := range p.Stacks {
-		st := &p.Stacks[i]
-		n := o.weight(st)
-		at, last := int32(-1), fn
-		for _, f := range st.Frames {
-			l := &p.Locs[f]
-			if at < 0 {
-				if l.Func == fn {
-					at = 0
-					t.nodes[0].total += n
-				}
-				continue
-			}
-			if l.Func != last {
-				at, last = t.down(at, l.Func, l.How, n), l.Func
-			}
-		}
-		if at >= 0 {
-			t.nodes[at].self += n // the stack ends here
-		}
-	}
-	all := o.total(p)
-	f := &p.Funcs[fn]
-	fmt.Fprintln(w)
-	fmt.Fprintln(w, clip(fmt.Sprintf("%s  %s (%s %s, %s of its own)", printable(f.Name), profile.Percent(s.total[fn], all),
-		profile.Comma(s.total[fn]), o.unit(p), profile.Percent(s.self[fn], all)), o.Width))
-	kids := t.order(heavier(p))
-	floor := uint64(least * float64(all))
-	var walk func(at int32, indent string)
-	walk = func(at int32, indent string) {
-		for {
-			k := kids[at]
-			if len(k) == 1 && t.nodes[k[0]].total == t.nodes[at].total && at != 0 {
-				at = k[0]
-				fmt.Fprintln(w, clip(indent+"        "+printable(p.Funcs[t.nodes[at].fn].Name), o.Width))
-				continue
-			}
-			break
-		}
-		k := kids[at]
-		shown := 0
-		for shown < len(k) && t.nodes[k[shown]].total >= floor && t.nodes[k[shown]].total > 0 {
-			shown++
-		}
-		var rest uint64
-		for _, c := range k[shown:] {
-			rest += t.nodes[c].total
-		}
-		for i, c := range k[:shown] {
-			branch, below := "├─", "│ "
-			if i == shown-1 && rest == 0 {
-				branch, below = "└─", "  "
-			}
-			n := &t.nodes[c]
-			fmt.Fprintln(w, clip(fmt.Sprintf("%s%s%7s %s", indent, branch, profile.Percent(n.total, all), printable(p.Funcs[n.fn].Name)), o.Width))
-			walk(c, indent+below)
-		}
-		if rest > 0 {
-			what := "callers"
-			if len(k)-shown == 1 {
-				what = what[:len(what)-1]
-			}
-			fmt.Fprintln(w, clip(fmt.Sprintf("%s└─%7s in %d more %s", indent, profile.Percent(rest, all), len(k)-shown, what), o.Width))
-		}
-	}
-	walk(0, "")
 }
 
 // width counts the columns of s.

@@ -13,6 +13,7 @@ type node struct {
 	fn     int32 // index in a list of functions; -1 for the root
 	parent int32
 	hows   uint16 // bit set of profile.How
+	called bool   // at least once, and not inlined
 	total  uint64
 	self   uint64
 }
@@ -27,8 +28,15 @@ func newTree() *tree {
 	return &tree{nodes: []node{{fn: -1, parent: -1}}, child: map[uint64]int32{}}
 }
 
-// down returns the child fn of node at, after adding n to it.
-func (t *tree) down(at, fn int32, how profile.How, n uint64) int32 {
+// down returns the child of node at for a location's function, after adding n to it.
+func (t *tree) down(at int32, l *profile.Loc, n uint64) int32 {
+	c := t.add(at, l.Func, n)
+	t.nodes[c].hows |= 1 << l.How
+	t.nodes[c].called = t.nodes[c].called || !l.Inlined
+	return c
+}
+
+func (t *tree) add(at, fn int32, n uint64) int32 {
 	k := uint64(at)<<32 | uint64(uint32(fn))
 	c, ok := t.child[k]
 	if !ok {
@@ -37,8 +45,17 @@ func (t *tree) down(at, fn int32, how profile.How, n uint64) int32 {
 		t.nodes = append(t.nodes, node{fn: fn, parent: at})
 	}
 	t.nodes[c].total += n
-	t.nodes[c].hows |= 1 << how
 	return c
+}
+
+// label is the name of a node's function, fit for a line of text.
+func (t *tree) label(p *profile.Profile, at int32) string {
+	n := &t.nodes[at]
+	s := printable(p.Funcs[n.fn].Name)
+	if !n.called {
+		s += " (inlined)"
+	}
+	return s
 }
 
 // order returns the children of every node, sorted by less.

@@ -24,6 +24,10 @@ f.order(m, true);
 for (let i = 0; i < m.n; i++) m.kids[i].forEach((k, n, all) => assert(!n || m.total[all[n - 1]] >= m.total[k]));
 f.order(m, false);
 
+// Shares are rounded as profile.Percent does it: what lies in the middle to the even digit.
+assert.deepStrictEqual([1, 3, 5, 7].map(n => f.percent(n, 16)), ['6.2 %', '18.8 %', '31.2 %', '43.8 %']);
+assert.deepStrictEqual([f.percent(1, 400), f.percent(12251, 100000), f.percent(1, 1e6), f.percent(999999, 1e6)], ['0.2 %', '12.3 %', '<0.1 %', '>99.9 %']);
+
 // A search matches by name, without regard to case unless there are capitals, or by module.
 const names = data.names.map(n => n[0]);
 const hits = s => names.filter((_, i) => f.find(m, s)[i]);
@@ -74,3 +78,20 @@ for (const s of ['', '#zoom=2&search=a%26b%23%28&icicle=1&order=size&colour=how'
   assert.deepStrictEqual(f.parseHash(f.formatHash(state, m), m), state);
 }
 assert.strictEqual(f.parseHash('#search=a%26b%23%28', m).search, 'a&b#(');
+
+// Of two profiles, widths are those after or before, and the other weights stay.
+const two = JSON.parse(JSON.stringify(data));
+two.diff = ['before', 'after'];
+two.nodes = [];
+for (let i = 0; i < m.n; i++) two.nodes.push(...data.nodes.slice(3 * i, 3 * i + 3), i, i % 11 - 5);
+const d = f.decode(two);
+assert.deepStrictEqual([...d.total], [...m.total]);
+f.use(d, true, false);
+assert.strictEqual(d.total[0], m.n * (m.n - 1) / 2);
+assert.strictEqual(d.level[7], 7 % 11 - 5);
+for (let i = 0; i < d.n; i++) for (const k of d.kids[i]) assert(d.x[k] >= d.x[i] && d.x[k] + d.total[k] <= d.x[i] + d.total[i]);
+for (const s of ['#colour=module&width=before', '#colour=how', '']) {
+  assert.strictEqual(f.formatHash(f.parseHash(s, d), d), s);
+}
+assert.strictEqual(f.parseHash('', d).colour, 'change');
+assert.strictEqual(f.parseHash('#width=before', m).before, false);

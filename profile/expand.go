@@ -1,0 +1,102 @@
+package profile
+
+// An expander gives the locations of a profile their names, and each call that was inlined a location of its own.
+type expander struct {
+	p       *Profile
+	funcs   map[funcKey]int32
+	kernels map[string]int32 // modules of the kernel, by path
+	files   map[string]uint32
+	inner   map[uint32][]uint32 // the inlined calls of a location, innermost first
+}
+
+type funcKey struct {
+	name   string
+	module int32
+}
+
+func newExpander(p *Profile) *expander {
+	p.Files = []string{""}
+	return &expander{
+		p: p, funcs: map[funcKey]int32{}, kernels: map[string]int32{}, files: map[string]uint32{"": 0}, inner: map[uint32][]uint32{},
+	}
+}
+
+// loc sets what n says of location id.
+func (x *expander) loc(id uint32, n *Name) {
+	p := x.p
+	loc := p.Locs[id]
+	if loc.Module == modKernel && n.Module != "" && n.Module != kernelPath {
+		m, ok := x.kernels[n.Module]
+		if !ok {
+			m = int32(len(p.Modules))
+			x.kernels[n.Module] = m
+			p.Modules = append(p.Modules, Module{Path: n.Module, Kernel: true})
+		}
+		loc.Module = m
+	}
+	name, named := funcName(n, &p.Modules[loc.Module])
+	loc.Func, loc.Start = x.function(name, n.Linkage, loc.Module, named), n.Start
+	if k := len(n.Source) - 1; k >= 0 {
+		x.place(&loc, &n.Source[k])
+		for i := range n.Source[:k] {
+			s := &n.Source[i]
+			in := loc
+			in.Inlined, in.Start = true, 0
+			in.Func = x.function(s.Name(), s.Linkage, loc.Module, s.Func != "")
+			x.place(&in, s)
+			x.inner[id] = append(x.inner[id], uint32(len(p.Locs)))
+			p.Locs = append(p.Locs, in)
+		}
+	}
+	p.Locs[id] = loc
+}
+
+func (x *expander) place(loc *Loc, s *Source) {
+	f, ok := x.files[s.File]
+	if !ok {
+		f = uint32(len(x.p.Files))
+		x.files[s.File] = f
+		x.p.Files = append(x.p.Files, s.File)
+	}
+	loc.File, loc.Line, loc.Column = f, s.Line, s.Column
+}
+
+// function returns the number of a function, which is entered if it is new.
+func (x *expander) function(name, linkage string, module int32, named bool) int32 {
+	k := funcKey{name, module}
+	f, ok := x.funcs[k]
+	if !ok {
+		f = int32(len(x.p.Funcs))
+		x.funcs[k] = f
+		fn := Func{Name: name, Module: module, Named: named}
+		if linkage != name {
+			fn.Linkage = linkage
+		}
+		x.p.Funcs = append(x.p.Funcs, fn)
+	}
+	return f
+}
+
+// stacks returns lists of locations with the inlined calls in their places. A list without any is the same list.
+func (x *expander) stacks(in [][]uint32) [][]uint32 {
+	if len(x.inner) == 0 {
+		return in
+	}
+	out := make([][]uint32, len(in))
+	for i, s := range in {
+		n := len(s)
+		for _, id := range s {
+			n += len(x.inner[id])
+		}
+		if n == len(s) {
+			out[i] = s
+			continue
+		}
+		t := make([]uint32, 0, n)
+		for _, id := range s {
+			t = append(append(t, x.inner[id]...), id)
+		}
+		out[i] = t
+	}
+	return out
+}

@@ -1,0 +1,275 @@
+// Package annotate puts a profile's samples on the lines and the instructions of a function: a profile and the
+// number of a function come in, lines of source with their instructions and the samples of each go out.
+//
+// It opens no files and finds no names by itself: Options say where code, lines, names and text come from. Whatever
+// is missing leaves out what depends on it, with a note. Bytes of code, lines and text may be hostile.
+package annotate
+
+import (
+	"cmp"
+	"encoding/hex"
+	"fmt"
+	"slices"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/profile"
+)
+
+// A Line is a row of a line table: it holds from Addr up to the next row.
+type Line struct {
+	Addr arch.Vaddr
+	File string // absolute, or as the debug information spells it; "": no source
+	Line uint32 // from 1; 0: no source
+}
+
+// Options say where what a profile does not have comes from. A nil function knows nothing.
+type Options struct {
+	// Open returns the file of a module. The image must stay open while Function runs, which does not close it.
+	// It does not have to compare build IDs.
+	Open func(m *profile.Module) (*module.Image, error)
+
+	// Bounds returns the range of the function that has code at v.
+	Bounds func(m *profile.Module, v arch.Vaddr) (lo, hi arch.Vaddr, ok bool)
+
+	// Lines returns the rows of the line table in [lo, hi), sorted by address; the first may begin before lo.
+	Lines func(m *profile.Module, lo, hi arch.Vaddr) []Line
+
+	// Symbol returns the name of what lies at v and the distance from its start; "" if there is none.
+	Symbol func(m *profile.Module, v arch.Vaddr) (name string, off uint64)
+
+	// Source returns the text of a source file.
+	Source func(path string) ([]byte, error)
+
+	Syntax  string // of instructions: "intel", "gnu" (AT&T on x86-64) or "go"; "": intel. Other machines have one for both.
+	Periods bool   // weigh stacks by their periods instead of their samples
+}
+
+// An Annotation is a function with the weight of its parts. Weights count each stack once, and inlined calls belong to
+// the instructions that they became.
+type Annotation struct {
+	Func    string   `json:"func"`
+	Module  string   `json:"module"` // path
+	BuildID string   `json:"buildID,omitempty"`
+	Syntax  string   `json:"syntax,omitempty"`
+	Notes   []string `json:"notes,omitempty"` // what a reader should know: what is missing, and why
+	Self    uint64   `json:"self"`            // of stacks that end in the function
+	Total   uint64   `json:"total"`           // of stacks that contain it
+	All     uint64   `json:"all"`             // of all stacks of the profile
+
+	// Lines are those of the function's main file first, in order; then those of other files that it has code of.
+	Lines []SourceLine `json:"lines,omitempty"`
+
+	// Insts are in order of addresses. Where one does not follow the other, another part of the function begins.
+	Insts   []Inst `json:"insts,omitempty"`
+	Unknown int    `json:"unknown,omitempty"` // instructions that could not be decoded
+}
+
+// A SourceLine is a line of source. Its weight is that of all code of the line in this function, calls inlined there
+// included in Total.
+type SourceLine struct {
+	File  string `json:"file"`
+	Line  uint32 `json:"line"`
+	Text  string `json:"text"` // without the line's end; "" if the source is not there
+	Self  uint64 `json:"self"`
+	Total uint64 `json:"total"`
+	Insts []int  `json:"insts,omitempty"` // indices in Annotation.Insts, in order
+}
+
+// An Inst is an instruction, or bytes that are none that is known.
+type Inst struct {
+	Addr  arch.Vaddr `json:"addr"`
+	Off   uint64     `json:"off"` // from the start of its part of the function
+	Bytes string     `json:"bytes"`
+	Text  string     `json:"text"`
+	Self  uint64     `json:"self"`
+	Total uint64     `json:"total"`
+
+	// Target is where a direct branch or call leads, or what an operand relative to the program counter refers to;
+	// HasTarget says if there is one. TargetName is "memcpy", "main+0x10", or "". Jump says that it is a branch which
+	// stays in the function.
+	Target     arch.Vaddr `json:"target,omitempty"`
+	HasTarget  bool       `json:"hasTarget,omitempty"`
+	TargetName string     `json:"targetName,omitempty"`
+	Jump       bool       `json:"jump,omitempty"`
+
+	File string `json:"file,omitempty"`
+	Line uint32 `json:"line,omitempty"`
+
+	Unknown bool `json:"unknown,omitempty"` // the bytes are not decoded
+}
+
+// Bounds of what is read for one function.
+const (
+	maxCode  = 1 << 19 // bytes
+	maxParts = 64
+	maxLines = 1 << 16
+)
+
+// A part is a range of code of a function.
+type part struct {
+	lo, hi arch.Vaddr
+	lines  []Line
+}
+
+// A builder makes one Annotation.
+type builder struct {
+	Options
+	p     *profile.Profile
+	fn    int32
+	a     *Annotation
+	img   *module.Image
+	parts []part
+	addrs map[uint64]arch.Vaddr // of offsets in the file: code of fn that was seen
+	sums  sums
+}
+
+// Function annotates function fn of p. There is an error only if p has no such function.
+func Function(p *profile.Profile, fn int32, o Options) (*Annotation, error) {
+	if fn < 0 || int(fn) >= len(p.Funcs) {
+		return nil, fmt.Errorf("there is no function %d", fn)
+	}
+	m := &p.Modules[p.Funcs[fn].Module]
+	b := &builder{Options: o, p: p, fn: fn, addrs: map[uint64]arch.Vaddr{}}
+	b.a = &Annotation{Func: p.Funcs[fn].Name, Module: m.Path, BuildID: m.BuildID}
+	err := module.Guard(func() error {
+		b.code(m)
+		b.count()
+		b.disassemble(m)
+		return nil
+	})
+	if err != nil {
+		b.note("%v", err)
+	}
+	b.source()
+	return b.a, nil
+}
+
+func (b *builder) note(format string, args ...any) {
+	if n := fmt.Sprintf(format, args...); !slices.Contains(b.a.Notes, n) {
+		b.a.Notes = append(b.a.Notes, n)
+	}
+}
+
+// code opens the module's file and finds the parts of the function and their lines.
+func (b *builder) code(m *profile.Module) {
+	var offs []uint64
+	inlined := false
+	for i := range b.p.Locs {
+		if l := &b.p.Locs[i]; l.Func == b.fn {
+			if l.Inlined {
+				inlined = true
+			} else {
+				offs = append(offs, l.Off)
+			}
+		}
+	}
+	switch {
+	case len(offs) == 0 && inlined:
+		b.note("all calls of the function were inlined: its instructions are those of its callers")
+		return
+	case m.Kernel:
+		b.note("the kernel's code is not read")
+		return
+	case b.Open == nil || m.Path == "":
+		b.note("its code is in no file")
+		return
+	}
+	if inlined {
+		b.note("some calls of the function were inlined: their instructions are those of its callers")
+	}
+	img, err := b.Open(m)
+	if err != nil {
+		b.note("%v", err)
+		return
+	}
+	if img == nil {
+		b.note("%s: its code is in no file", m.Path)
+		return
+	}
+	have := hex.EncodeToString(img.BuildID())
+	switch {
+	case m.BuildID != "" && have != "" && !module.SameBuildID(have, m.BuildID):
+		b.note("%s: the file was replaced: build ID %s, recorded %s", m.Path, have, m.BuildID)
+		return
+	case m.BuildID == "" || have == "":
+		b.note("%s: without a build ID it cannot be told whether the file is the one that ran", m.Path)
+	}
+	b.img = img
+	slices.Sort(offs)
+	for _, off := range slices.Compact(offs) {
+		if v, ok := img.OffToVaddr(off); ok {
+			b.addrs[off] = v
+			b.addPart(m, v)
+		} else {
+			b.note("%s: there is no code at %#x in the file", m.Path, off)
+		}
+	}
+	slices.SortFunc(b.parts, func(x, y part) int { return cmp.Compare(x.lo, y.lo) })
+	room := arch.Vaddr(maxCode)
+	for i := range b.parts {
+		p := &b.parts[i]
+		if i+1 < len(b.parts) { // aliases of different lengths
+			p.hi = min(p.hi, b.parts[i+1].lo)
+		}
+		if p.hi-p.lo > room {
+			b.note("not all parts of the function are shown: it has more than %d bytes", maxCode)
+			b.parts = b.parts[:i]
+			break
+		}
+		room -= p.hi - p.lo
+		if b.Lines != nil {
+			p.lines = b.Lines(m, p.lo, p.hi)
+		}
+	}
+}
+
+// addPart enters the part that has v.
+func (b *builder) addPart(m *profile.Module, v arch.Vaddr) {
+	for i := range b.parts {
+		if v >= b.parts[i].lo && v < b.parts[i].hi {
+			return
+		}
+	}
+	if b.Bounds == nil || len(b.parts) == maxParts {
+		return
+	}
+	lo, hi, ok := b.Bounds(m, v)
+	switch {
+	case !ok || v < lo || v >= hi:
+		b.note("where the function at %#x begins and ends is not known", uint64(v))
+		return
+	case hi-lo > maxCode:
+		b.note("of the function's %d bytes the first %d are shown", uint64(hi-lo), maxCode)
+		hi = lo + maxCode
+		if v >= hi {
+			return
+		}
+	}
+	b.parts = append(b.parts, part{lo: lo, hi: hi})
+}
+
+// line returns the row that holds at v.
+func (p *part) line(v arch.Vaddr) Line {
+	i, ok := slices.BinarySearchFunc(p.lines, v, func(l Line, v arch.Vaddr) int { return cmp.Compare(l.Addr, v) })
+	if !ok {
+		i--
+	}
+	for ok && i+1 < len(p.lines) && p.lines[i+1].Addr == v { // the last of several rows for an address holds
+		i++
+	}
+	if i < 0 || p.lines[i].File == "" || p.lines[i].Line == 0 {
+		return Line{}
+	}
+	return p.lines[i]
+}
+
+// lineOf returns the row that holds at v in the function.
+func (b *builder) lineOf(v arch.Vaddr) Line {
+	for i := range b.parts {
+		if p := &b.parts[i]; v >= p.lo && v < p.hi {
+			return p.line(v)
+		}
+	}
+	return Line{}
+}

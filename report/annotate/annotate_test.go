@@ -1,0 +1,312 @@
+package annotate
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/profile"
+)
+
+var update = flag.Bool("update", false, "write testdata/f.txt")
+
+// program is an image of one executable segment with the code at 0x1000, which is at offset 0x1000 of the file too.
+func program(t testing.TB, machine uint16, code string) *module.Image {
+	b := make([]byte, 0x1000, 0x1000+len(code))
+	copy(b, "\x7fELF\x02\x01\x01")
+	le := field(b)
+	le(16, 2, 3) // ET_DYN
+	le(18, 2, uint64(machine))
+	le(32, 8, 64) // e_phoff
+	le(54, 2, 56) // e_phentsize
+	le(56, 2, 1)  // e_phnum
+	le(64, 4, 1)  // PT_LOAD
+	le(68, 4, 5)  // R X
+	le(72, 8, 0x1000)
+	le(80, 8, 0x1000)
+	le(96, 8, uint64(len(code)))
+	le(104, 8, uint64(len(code)))
+	img, err := module.New("program", append(b, code...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return img
+}
+
+func field(b []byte) func(off, n int, v uint64) {
+	return func(off, n int, v uint64) {
+		for i := range n {
+			b[off+i] = byte(v >> (8 * i))
+		}
+	}
+}
+
+// sample is a profile of a function "f" with a call inlined, called by "g":
+//
+//	1000  push rbx        f.c:10
+//	1001  call 0x1010     f.c:11
+//	1006  xor eax, eax    h.h:5, inlined at f.c:12
+//	1008  jne 0x1006      h.h:6, inlined at f.c:12
+//	100a  (0xd6)          f.c:13
+//	100b  ret             f.c:13
+const code = "\x53\xe8\x0a\x00\x00\x00\x31\xc0\x75\xfc\xd6\xc3\x90\x90\x90\x90\xc3"
+
+func sample() *profile.Profile {
+	return &profile.Profile{
+		Modules: []profile.Module{{Path: "/bin/prog"}},
+		Funcs:   []profile.Func{{Name: "f"}, {Name: "h"}, {Name: "g"}},
+		Files:   []string{"", "/src/f.c", "/src/h.h"},
+		Locs: []profile.Loc{
+			0: {Off: 0x1005, Func: 0, File: 1, Line: 11},
+			1: {Off: 0x1006, Func: 1, Inlined: true, File: 2, Line: 5},
+			2: {Off: 0x1006, Func: 0, File: 1, Line: 12},
+			3: {Off: 0x1008, Func: 1, Inlined: true, File: 2, Line: 6},
+			4: {Off: 0x1008, Func: 0, File: 1, Line: 12},
+			5: {Off: 0x1010, Func: 2},
+			6: {Off: 0x100b, Func: 0},
+		},
+		Stacks: []profile.Stack{
+			{Frames: []uint32{1, 2, 5}, Count: 3, Period: 30},
+			{Frames: []uint32{3, 4, 0, 5}, Count: 2, Period: 20}, // recursion
+			{Frames: []uint32{5, 0, 0}, Count: 4, Period: 40},
+			{Frames: []uint32{6}, Count: 1, Period: 10},
+			{Frames: []uint32{5}, Count: 10, Period: 100},
+		},
+	}
+}
+
+func options(t testing.TB) Options {
+	img := program(t, arch.EM_X86_64, code)
+	return Options{
+		Open: func(*profile.Module) (*module.Image, error) { return img, nil },
+		Bounds: func(_ *profile.Module, v arch.Vaddr) (lo, hi arch.Vaddr, ok bool) {
+			if v < 0x100c {
+				return 0x1000, 0x100c, true
+			}
+			return 0x1010, 0x1011, v == 0x1010
+		},
+		Lines: func(*profile.Module, arch.Vaddr, arch.Vaddr) []Line {
+			return []Line{
+				{0x1000, "/src/f.c", 10}, {0x1001, "/src/f.c", 11}, {0x1006, "/src/h.h", 5}, {0x1008, "/src/h.h", 6},
+				{0x100a, "/src/f.c", 13}, {0x100c, "", 0},
+			}
+		},
+		Symbol: func(_ *profile.Module, v arch.Vaddr) (string, uint64) {
+			if v >= 0x1010 {
+				return "g", uint64(v - 0x1010)
+			}
+			return "f", uint64(v - 0x1000)
+		},
+		Source: func(path string) ([]byte, error) {
+			if path == "/src/h.h" {
+				return nil, errors.New("/src/h.h: it is gone")
+			}
+			return []byte(strings.Repeat("\n", 9) + "int f(void)\n{\tg();\n\th();\r\n}\x1b\n"), nil
+		},
+	}
+}
+
+func TestFunction(t *testing.T) {
+	a, err := Function(sample(), 0, options(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := json.Marshal(a); err != nil {
+		t.Error(err)
+	}
+	var b strings.Builder
+	a.Text(&b, TextOptions{Source: true, Unit: "samples"})
+	b.WriteString("\n")
+	a.Text(&b, TextOptions{Unit: "samples", Width: 70})
+	if *update {
+		if err := os.WriteFile("testdata/f.txt", []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile("testdata/f.txt")
+	if d := cmp.Diff(string(want), b.String()); d != "" || err != nil {
+		t.Errorf("%v\n%s\ngot\n%s", err, d, b.String())
+	}
+}
+
+// TestInlined has a function without code of its own.
+func TestInlined(t *testing.T) {
+	o := options(t)
+	o.Periods = true
+	a, err := Function(sample(), 1, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := []any{a.Self, a.Total, a.All, len(a.Insts), a.Lines}
+	want := []any{uint64(50), uint64(50), uint64(200), 0, []SourceLine{
+		{File: "/src/h.h", Line: 5, Self: 30, Total: 30}, {File: "/src/h.h", Line: 6, Self: 20, Total: 20}}}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	if !slices.Contains(a.Notes, "source: /src/h.h: it is gone") {
+		t.Error(a.Notes)
+	}
+}
+
+// TestMissing takes away what annotations are made from, one by one: something is left, and a note.
+func TestMissing(t *testing.T) {
+	p := sample()
+	for name, c := range map[string]struct {
+		spoil func(o *Options, p *profile.Profile)
+		note  string
+	}{
+		"file": {func(o *Options, p *profile.Profile) {
+			o.Open = func(*profile.Module) (*module.Image, error) { return nil, os.ErrNotExist }
+		}, "file does not exist"},
+		"no file": {func(o *Options, p *profile.Profile) {
+			o.Open = func(*profile.Module) (*module.Image, error) { return nil, nil }
+		}, "/bin/prog: its code is in no file"},
+		"bounds": {func(o *Options, p *profile.Profile) {
+			o.Bounds = func(*profile.Module, arch.Vaddr) (lo, hi arch.Vaddr, ok bool) { return }
+		}, "where the function at 0x1005 begins and ends is not known"},
+		"long": {func(o *Options, p *profile.Profile) {
+			o.Bounds = func(*profile.Module, arch.Vaddr) (lo, hi arch.Vaddr, ok bool) { return 0, 1 << 40, true }
+		}, "of the function's 1099511627776 bytes the first 524288 are shown"},
+		"beyond": {func(o *Options, p *profile.Profile) {
+			o.Bounds = func(*profile.Module, arch.Vaddr) (lo, hi arch.Vaddr, ok bool) { return 0x1000, 0x3000, true }
+		}, "the code at 0x1000 is not in the file"},
+		"kernel":   {func(o *Options, p *profile.Profile) { p.Modules[0].Kernel = true }, "the kernel's code is not read"},
+		"offset":   {func(o *Options, p *profile.Profile) { p.Locs[6].Off = 1 << 60 }, "/bin/prog: there is no code at 0x1000000000000000 in the file"},
+		"build ID": {func(o *Options, p *profile.Profile) { p.Modules[0].BuildID = "" }, "/bin/prog: without a build ID it cannot be told whether the file is the one that ran"},
+		"machine": {func(o *Options, p *profile.Profile) {
+			img := program(t, arch.EM_S390, code)
+			o.Open = func(*profile.Module) (*module.Image, error) { return img, nil }
+		}, "instructions of s390x are not known"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o, p := options(t), *p
+			p.Modules, p.Locs = slices.Clone(p.Modules), slices.Clone(p.Locs)
+			c.spoil(&o, &p)
+			a, err := Function(&p, 0, o)
+			if err != nil || a.Total != 10 || a.Self != 6 || len(a.Lines) == 0 || !slices.Contains(a.Notes, c.note) {
+				t.Errorf("Function: %+v, %v; want a note %q", a, err, c.note)
+			}
+		})
+	}
+	if _, err := Function(p, 3, Options{}); err == nil {
+		t.Error("there is no function 3")
+	}
+}
+
+func TestReplaced(t *testing.T) {
+	img, err := module.Open("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	o := options(t)
+	o.Open = func(*profile.Module) (*module.Image, error) { return img, nil }
+	p := sample()
+	p.Modules[0].BuildID = strings.Repeat("ab", 20)
+	if img.BuildID() == nil {
+		t.Skip("the test has no build ID")
+	}
+	if a, _ := Function(p, 0, o); len(a.Insts) > 0 || !strings.Contains(strings.Join(a.Notes, "\n"), "the file was replaced") {
+		t.Errorf("%+v", a)
+	}
+}
+
+func TestSources(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, s string) string {
+		p := filepath.Join(dir, name)
+		os.MkdirAll(filepath.Dir(p), 0o755)
+		if err := os.WriteFile(p, []byte(s), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	a := write("a.c", "a")
+	write("root/src/a.c", "rooted")
+	write("moved/b.c", "b")
+	binary := write("binary", "\x7fELF\x00")
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s := Sources{Root: dir + "/root", Paths: [][2]string{{"/old", dir + "/moved"}}}
+	for _, c := range []struct{ path, text, err string }{
+		{a, "a", ""},
+		{"/src/a.c", "rooted", ""},
+		{"src/../src/a.c", "rooted", ""},
+		{"../../src/a.c", "rooted", ""},
+		{"/old/b.c", "b", ""},
+		{"/older/b.c", "", "no such file"},
+		{"relative.c", "", "not an absolute path"},
+		{binary, "", "not text"},
+		{fifo, "", "not a regular file"},
+		{"/dev/zero", "", "not a regular file"},
+		{dir, "", "not a regular file"},
+	} {
+		b, err := s.Read(c.path)
+		if string(b) != c.text || (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("Read(%q) = %q, %v; want %q, %s", c.path, b, err, c.text, c.err)
+		}
+	}
+}
+
+// FuzzCode disassembles anything, in all syntaxes: instructions follow each other, and together they are the code.
+func FuzzCode(f *testing.F) {
+	f.Add([]byte(code), byte(0))
+	f.Add([]byte("\x62\xf1\x7c\x48\x28\x04\x25\x00\x00\x00\x00\xc5\xf8\x77\xf3\x0f\x1e\xfa\xc4"), byte(1))
+	f.Add([]byte("\x00\x00\x00\x94\x00\x00\x00\x90\x41\x7c\xa0\x88\x20\x80\x20\xb8\x00"), byte(5))
+	f.Fuzz(func(t *testing.T, code []byte, how byte) {
+		m := arch.AMD64
+		if how&4 != 0 {
+			m = arch.ARM64
+		}
+		b := &builder{a: &Annotation{}}
+		p := &part{lo: 0x1000, hi: 0x1000 + arch.Vaddr(len(code)), lines: []Line{{0x1003, "x", 1}, {0x1009, "x", 2}}}
+		b.part(newDecoder(m, Syntaxes[int(how&3)%len(Syntaxes)]), p, code)
+		at := p.lo
+		for _, x := range b.a.Insts {
+			if x.Addr != at || x.Text == "" {
+				t.Fatalf("% x: %+v at %#x", code, x, at)
+			}
+			at += arch.Vaddr(len(x.Bytes)+1) / 3
+		}
+		if at != p.hi {
+			t.Fatalf("% x: ends at %#x", code, at)
+		}
+	})
+}
+
+// TestManyParts: lines are asked for where the function is shown, and nowhere else.
+func TestManyParts(t *testing.T) {
+	const size = maxCode / 2
+	img := program(t, 62, strings.Repeat("\x90", 10*size))
+	p := &profile.Profile{Modules: []profile.Module{{Path: "/bin/prog"}}, Funcs: []profile.Func{{Name: "f"}}, Files: []string{""}}
+	for i := range uint64(10) {
+		p.Locs = append(p.Locs, profile.Loc{Off: 0x1000 + i*size})
+	}
+	asked := 0
+	a, err := Function(p, 0, Options{
+		Open: func(*profile.Module) (*module.Image, error) { return img, nil },
+		Bounds: func(_ *profile.Module, v arch.Vaddr) (lo, hi arch.Vaddr, ok bool) {
+			lo = v - (v-0x1000)%size
+			return lo, lo + size, true
+		},
+		Lines: func(_ *profile.Module, lo, hi arch.Vaddr) []Line {
+			asked += int(hi - lo)
+			return nil
+		},
+	})
+	if err != nil || asked != maxCode || len(a.Insts) != maxCode || !strings.Contains(strings.Join(a.Notes, "\n"), "not all parts") {
+		t.Errorf("%v, lines of %d bytes, %d instructions, notes %q", err, asked, len(a.Insts), a.Notes)
+	}
+}

@@ -1,0 +1,196 @@
+package annotate
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/unspool/unspool/profile"
+)
+
+// Hottest returns the functions that have samples and whose names match says yes to, those with the most of their own
+// first.
+func Hottest(p *profile.Profile, match func(name string) bool, periods bool) []int32 {
+	self, total := make([]uint64, len(p.Funcs)), make([]uint64, len(p.Funcs))
+	for i := range p.Stacks {
+		st := &p.Stacks[i]
+		n := st.Count
+		if periods {
+			n = st.Period
+		}
+		for j, f := range st.Frames {
+			fn := p.Locs[f].Func
+			if j == 0 {
+				self[fn] += n
+			}
+			total[fn] += n
+		}
+	}
+	var fns []int32
+	for i := range p.Funcs {
+		if total[i] > 0 && match(p.Funcs[i].Name) {
+			fns = append(fns, int32(i))
+		}
+	}
+	slices.SortStableFunc(fns, func(a, b int32) int {
+		return cmp.Or(cmp.Compare(self[b], self[a]), cmp.Compare(total[b], total[a]))
+	})
+	return fns
+}
+
+// TextOptions shape the text of an Annotation.
+type TextOptions struct {
+	Source bool   // lines of source, and the instructions of each under it; else instructions only, by address
+	Width  int    // columns; 0: lines are not cut
+	Unit   string // of weights: "samples"
+}
+
+// Text writes the annotation as text. Percentages are shares of what the function has, calls of others included.
+func (a *Annotation) Text(w io.Writer, o TextOptions) error {
+	t := &text{w: bufio.NewWriterSize(w, 1<<16), o: o, a: a, digits: max(len(profile.Comma(a.Self)), 4)}
+	t.line("%s (%s)", printable(a.Func), printable(a.Module))
+	t.line("%s: %s %s, %s of its own and of calls inlined in it", share(a.Total, a.All), profile.Comma(a.Total), o.Unit, profile.Comma(a.Self))
+	for _, n := range a.Notes {
+		t.line("note: %s", printable(n))
+	}
+	if len(a.Lines)+len(a.Insts) > 0 {
+		t.line("\n%7s %*s %7s", "self", t.digits, "", "total")
+	}
+	for _, x := range a.Insts {
+		t.address = max(t.address, len(fmt.Sprintf("%x", uint64(x.Addr))))
+	}
+	if o.Source && len(a.Lines) > 0 {
+		t.source()
+	} else {
+		t.insts()
+	}
+	return t.w.Flush()
+}
+
+type text struct {
+	w       *bufio.Writer
+	o       TextOptions
+	a       *Annotation
+	digits  int // columns of a weight
+	address int
+}
+
+func (t *text) line(format string, args ...any) {
+	s := fmt.Sprintf(format, args...)
+	if n := t.o.Width; n > 0 && utf8.RuneCountInString(s) > n {
+		s = string([]rune(s)[:n-1]) + "…"
+	}
+	fmt.Fprintln(t.w, s)
+}
+
+// weights are the columns to the left of a line.
+func (t *text) weights(self, total uint64) string {
+	blank := func(n uint64, s string) string {
+		if n == 0 {
+			return ""
+		}
+		return s
+	}
+	return fmt.Sprintf("%7s %*s %7s", blank(self, share(self, t.a.Total)), t.digits, blank(self, profile.Comma(self)), blank(total, share(total, t.a.Total)))
+}
+
+// source writes the lines, each with its instructions.
+func (t *text) source() {
+	digits := 1
+	for _, l := range t.a.Lines {
+		digits = max(digits, len(fmt.Sprint(l.Line)))
+	}
+	file, last := "", uint32(0)
+	for _, l := range t.a.Lines {
+		switch {
+		case l.File != file:
+			t.line("\n%s", printable(l.File))
+		case l.Line != last+1:
+			t.line("%s │ %*s", t.weights(0, 0), digits, "…")
+		}
+		file, last = l.File, l.Line
+		t.line("%s │ %*d  %s", t.weights(l.Self, l.Total), digits, l.Line, printable(l.Text))
+		for _, i := range l.Insts {
+			t.inst(&t.a.Insts[i], fmt.Sprintf("%*s    ", digits, ""), "")
+		}
+	}
+	header := false
+	for i := range t.a.Insts {
+		if x := &t.a.Insts[i]; x.Line == 0 {
+			if !header {
+				header = true
+				t.line("\ninstructions without a line")
+			}
+			t.inst(x, "", "")
+		}
+	}
+}
+
+// insts writes the instructions in order of addresses.
+func (t *text) insts() {
+	for i := range t.a.Insts {
+		x := &t.a.Insts[i]
+		where := ""
+		if i == 0 || x.Off == 0 {
+			t.line("")
+		}
+		if x.Line != 0 && (i == 0 || t.a.Insts[i-1].Line != x.Line || t.a.Insts[i-1].File != x.File) {
+			where = fmt.Sprintf("%s:%d", x.File[strings.LastIndexByte(x.File, '/')+1:], x.Line)
+		}
+		t.inst(x, "", where)
+	}
+}
+
+// inst writes an instruction, with what its operand leads to, and a remark.
+func (t *text) inst(x *Inst, indent, remark string) {
+	s := x.Text
+	if name := x.TargetName; name != "" {
+		mark := " <%s>"
+		if !strings.Contains(s, fmt.Sprintf("%#x", uint64(x.Target))) {
+			mark = "  # <%s>"
+		}
+		s += fmt.Sprintf(mark, name)
+	}
+	if remark != "" {
+		s = fmt.Sprintf("%-48s ; %s", s, remark)
+	}
+	t.line("%s │ %s%*x:  %s", t.weights(x.Self, x.Total), indent, t.address, uint64(x.Addr), printable(s))
+}
+
+// share is profile.Percent without a space.
+func share(n, total uint64) string { return strings.ReplaceAll(profile.Percent(n, total), " ", "") }
+
+// printable returns s fit for a terminal: tabs as blanks, and no other characters that are not printed.
+func printable(s string) string {
+	plain := true
+	for _, r := range s {
+		if !unicode.IsPrint(r) {
+			plain = false
+			break
+		}
+	}
+	if plain {
+		return s
+	}
+	var b strings.Builder
+	column := 0
+	for _, r := range s {
+		switch {
+		case r == '\t':
+			n := 8 - column%8
+			b.WriteString(strings.Repeat(" ", n))
+			column += n
+			continue
+		case !unicode.IsPrint(r):
+			r = '\ufffd'
+		}
+		b.WriteRune(r)
+		column++
+	}
+	return b.String()
+}
