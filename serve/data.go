@@ -1,0 +1,286 @@
+package serve
+
+import (
+	"cmp"
+	"math"
+	"path"
+	"slices"
+
+	"github.com/unspool/unspool/profile"
+)
+
+// A Recording is a profile and, where they are known, the times of its samples.
+type Recording struct {
+	Profile *profile.Profile
+	Times   *Times // nil: not recorded
+
+	// Local says that the profile's modules, and so the source files that they name, are those of this machine as far
+	// as they are there. Only then is source shown.
+	Local bool
+
+	// Periods says that periods are what matters, not numbers of samples: times that threads were blocked for.
+	Periods bool
+}
+
+// Times holds when each sample of a profile was taken, in 16 bytes a sample. The zero value has none.
+type Times struct {
+	chunks []*chunk
+	n      int
+	lo, hi uint64           // of all samples
+	large  map[int32]uint64 // periods that need more than 32 bits, by index in all samples
+}
+
+const (
+	chunkSize   = 1 << 15
+	maxSamples  = math.MaxInt32
+	largePeriod = math.MaxUint32
+)
+
+// A chunk has samples as columns.
+type chunk struct {
+	n      int
+	lo, hi uint64
+	time   [chunkSize]uint64
+	stack  [chunkSize]int32
+	period [chunkSize]uint32
+}
+
+// Add enters a sample that is counted in the profile's Stack of that index. Samples after the first 2^31 are left out.
+func (t *Times) Add(time uint64, stack int, period uint64) {
+	if t.n == maxSamples {
+		return
+	}
+	if t.n%chunkSize == 0 {
+		t.chunks = append(t.chunks, &chunk{lo: time, hi: time})
+	}
+	if t.n == 0 {
+		t.lo, t.hi = time, time
+	}
+	c := t.chunks[len(t.chunks)-1]
+	c.time[c.n], c.stack[c.n], c.period[c.n] = time, int32(stack), uint32(min(period, largePeriod))
+	if period >= largePeriod {
+		if t.large == nil {
+			t.large = map[int32]uint64{}
+		}
+		t.large[int32(t.n)] = period
+	}
+	c.lo, c.hi = min(c.lo, time), max(c.hi, time)
+	t.lo, t.hi = min(t.lo, time), max(t.hi, time)
+	c.n++
+	t.n++
+}
+
+// each calls f with the samples of a half-open range of time, a chunk's at a time: f(samples of the chunk that lie in the
+// range or, if all do, nil). It ends early if stop says so.
+func (t *Times) each(lo, hi uint64, stop func() bool, f func(c *chunk, first int, all bool)) {
+	for i, c := range t.chunks {
+		if i%16 == 0 && stop() {
+			return
+		}
+		if c.n > 0 && c.lo < hi && c.hi >= lo {
+			f(c, i*chunkSize, lo <= c.lo && c.hi < hi)
+		}
+	}
+}
+
+// periodAt returns the period of sample i of c, whose first sample has the index first.
+func (t *Times) periodAt(c *chunk, first, i int) uint64 {
+	if p := c.period[i]; p != largePeriod {
+		return uint64(p)
+	}
+	return t.large[int32(first+i)]
+}
+
+// data is what views are computed from: one profile, or two in one. It does not change.
+type data struct {
+	p     *profile.Profile // its Stacks from base on are those of the baseline
+	base  int
+	times *Times // nil if not recorded; of the profile, not the baseline
+
+	summary  [2]string
+	totals   [2]profile.Totals
+	local    bool
+	periods  bool
+	threads  []thread
+	threadOf []int32 // by stack
+	rank     []int32 // by module: its place by weight, for its hue
+}
+
+// A thread is one that samples were taken of. In comparisons it is one of the profile's, not of the baseline's.
+type thread struct {
+	PID     int32  `json:"pid"`
+	TID     int32  `json:"tid"`
+	Comm    string `json:"comm"`
+	Samples uint64 `json:"samples"`
+	Base    bool   `json:"-"`
+}
+
+func newData(a, b *Recording) *data {
+	d := &data{p: a.Profile, base: len(a.Profile.Stacks), times: a.Times, local: a.Local, periods: a.Periods}
+	d.totals[0], d.summary[0] = a.Profile.Totals, a.Profile.Summary()
+	if d.times != nil && d.times.n == 0 {
+		d.times = nil
+	}
+	if b != nil {
+		d.p = join(a.Profile, b.Profile)
+		d.totals[1], d.summary[1] = b.Profile.Totals, b.Profile.Summary()
+	}
+	d.findThreads()
+	d.rankModules()
+	return d
+}
+
+func (d *data) two() bool { return d.base < len(d.p.Stacks) }
+
+// side is 1 for stacks of the baseline.
+func (d *data) side(stack int) int {
+	if stack >= d.base {
+		return 1
+	}
+	return 0
+}
+
+func (d *data) findThreads() {
+	type key struct {
+		pid, tid int32
+		base     bool
+	}
+	ids := map[key]int32{}
+	most := map[key]uint64{} // samples under the name that is shown
+	d.threadOf = make([]int32, len(d.p.Stacks))
+	for i := range d.p.Stacks {
+		s := &d.p.Stacks[i]
+		k := key{s.PID, s.TID, i >= d.base}
+		id, ok := ids[k]
+		if !ok {
+			id = int32(len(d.threads))
+			ids[k] = id
+			d.threads = append(d.threads, thread{PID: s.PID, TID: s.TID, Base: k.base})
+		}
+		d.threadOf[i] = id
+		t := &d.threads[id]
+		t.Samples += s.Count
+		if s.Count > most[k] || t.Comm == "" {
+			t.Comm, most[k] = s.Comm, s.Count
+		}
+	}
+}
+
+// heaviest returns at most n threads, those with the most samples first, and how many there are.
+func (d *data) heaviest(n int) ([]thread, int) {
+	ts := slices.DeleteFunc(slices.Clone(d.threads), func(t thread) bool { return t.Base })
+	slices.SortStableFunc(ts, func(a, b thread) int { return cmp.Compare(b.Samples, a.Samples) })
+	return ts[:min(n, len(ts))], len(ts)
+}
+
+func (d *data) rankModules() {
+	weight := make([]uint64, len(d.p.Modules))
+	for i := range d.p.Stacks {
+		if s := &d.p.Stacks[i]; len(s.Frames) > 0 {
+			weight[d.p.Locs[s.Frames[0]].Module] += s.Count
+		}
+	}
+	order := make([]int32, len(weight))
+	for i := range order {
+		order[i] = int32(i)
+	}
+	slices.SortStableFunc(order, func(a, b int32) int { return cmp.Compare(weight[b], weight[a]) })
+	d.rank = make([]int32, len(weight))
+	n := int32(0)
+	for _, m := range order {
+		if !d.p.Modules[m].Kernel && d.p.Modules[m].Path != "" {
+			d.rank[m] = n
+			n++
+		}
+	}
+}
+
+// join returns a profile with the stacks of a and, after them, those of b. A function of b is one of a if it has the
+// same name and its module the same path or, failing that, the same file name.
+func join(a, b *profile.Profile) *profile.Profile {
+	p := *a
+	p.Modules = slices.Clip(a.Modules)
+	p.Mappings = slices.Clip(a.Mappings)
+	p.Funcs = slices.Clip(a.Funcs)
+	p.Files = slices.Clip(a.Files)
+	p.Locs = slices.Clip(a.Locs)
+	p.Stacks = slices.Clip(a.Stacks)
+	p.Events = slices.Clone(a.Events)
+
+	modules := map[[2]string]int32{} // by path and build ID
+	for i, m := range a.Modules {
+		modules[[2]string{m.Path, m.BuildID}] = int32(i)
+	}
+	module := make([]int32, len(b.Modules))
+	for i, m := range b.Modules {
+		k := [2]string{m.Path, m.BuildID}
+		id, ok := modules[k]
+		if !ok {
+			id = int32(len(p.Modules))
+			modules[k] = id
+			p.Modules = append(p.Modules, m)
+		}
+		module[i] = id
+	}
+
+	type name struct{ name, module string }
+	byPath, byFile := map[name]int32{}, map[name]int32{}
+	for i, f := range a.Funcs {
+		m := a.Modules[f.Module].Path
+		byPath[name{f.Name, m}] = int32(i)
+		byFile[name{f.Name, path.Base(m)}] = int32(i)
+	}
+	function := make([]int32, len(b.Funcs))
+	for i, f := range b.Funcs {
+		m := b.Modules[f.Module].Path
+		id, ok := byPath[name{f.Name, m}]
+		if !ok {
+			id, ok = byFile[name{f.Name, path.Base(m)}]
+		}
+		if !ok {
+			id = int32(len(p.Funcs))
+			f.Module = module[f.Module]
+			p.Funcs = append(p.Funcs, f)
+		}
+		function[i] = id
+	}
+
+	events := make([]int32, len(b.Events))
+	for i, e := range b.Events {
+		at := slices.Index(p.Events, e)
+		if at < 0 {
+			at = len(p.Events)
+			p.Events = append(p.Events, e)
+		}
+		events[i] = int32(at)
+	}
+
+	mappings, files, locs := int32(len(p.Mappings)), uint32(len(p.Files)), uint32(len(p.Locs))
+	for _, m := range b.Mappings {
+		m.Module = module[m.Module]
+		p.Mappings = append(p.Mappings, m)
+	}
+	p.Files = append(p.Files, b.Files...)
+	for _, l := range b.Locs {
+		l.Func, l.Module = function[l.Func], module[l.Module]
+		if l.Mapping >= 0 {
+			l.Mapping += mappings
+		}
+		if l.File != 0 {
+			l.File += files
+		}
+		p.Locs = append(p.Locs, l)
+	}
+	for _, s := range b.Stacks {
+		frames := make([]uint32, len(s.Frames))
+		for k, f := range s.Frames {
+			frames[k] = f + locs
+		}
+		s.Frames = frames
+		if int(s.Event) < len(events) {
+			s.Event = events[s.Event]
+		}
+		p.Stacks = append(p.Stacks, s)
+	}
+	return &p
+}

@@ -1,0 +1,97 @@
+package serve
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"slices"
+)
+
+const (
+	maxBins  = 2000
+	maxLanes = 100
+)
+
+// A timelineQuery says which time is drawn in how many bins, and which threads. The filter's own range of time does not matter.
+type timelineQuery struct {
+	lo, hi        uint64 // half open; ns since the first sample; hi may be past the end
+	bins          int
+	offset, limit int // threads, those with the most samples first
+}
+
+// A timeline has a lane for all threads and one for each of some.
+type timeline struct {
+	Lo    uint64 `json:"lo"`
+	Hi    uint64 `json:"hi"`
+	Lanes []lane `json:"lanes"` // the first is all
+	Count int    `json:"count"` // threads that there are
+}
+
+// A lane counts the samples of a thread in each bin, and of those the ones that the filter wants.
+type lane struct {
+	Thread *thread  `json:"thread,omitempty"`
+	All    []uint32 `json:"all"`
+	Kept   []uint32 `json:"kept"`
+}
+
+// length is the time from the first sample to the last, which is in it.
+func (t *Times) length() uint64 { return max(t.hi-t.lo, t.hi-t.lo+1) }
+
+// newTimeline counts samples by time. It returns nil if ctx ends before.
+func newTimeline(ctx context.Context, d *data, t *tree, f *filter, q *timelineQuery) *timeline {
+	bins := min(max(q.bins, 1), maxBins)
+	out := &timeline{Lo: min(q.lo, d.times.length()-1), Hi: min(q.hi, d.times.length())}
+	if out.Hi <= out.Lo {
+		out.Hi = out.Lo + 1
+	}
+	var order []int32
+	for i := range d.threads {
+		if !d.threads[i].Base {
+			order = append(order, int32(i))
+		}
+	}
+	slices.SortStableFunc(order, func(a, b int32) int { return cmp.Compare(d.threads[b].Samples, d.threads[a].Samples) })
+	out.Count = len(order)
+	first := min(max(q.offset, 0), len(order))
+	order = order[first:min(first+min(max(q.limit, 0), maxLanes), len(order))]
+
+	counts := func(th *thread) lane { return lane{th, make([]uint32, bins), make([]uint32, bins)} }
+	out.Lanes = append(out.Lanes, counts(nil))
+	at := make([]int32, len(d.threads)) // the lane; 0: none
+	for _, id := range order {
+		at[id] = int32(len(out.Lanes))
+		out.Lanes = append(out.Lanes, counts(&d.threads[id]))
+	}
+	keep := d.keep(t, f)
+	lo, hi := d.times.lo+out.Lo, d.times.lo+out.Hi
+	if hi < lo {
+		hi = math.MaxUint64
+	}
+	scale := float64(bins) / float64(hi-lo)
+	stopped := func() bool { return ctx.Err() != nil }
+	d.times.each(lo, hi, stopped, func(c *chunk, _ int, all bool) {
+		for i := range c.n {
+			x := c.time[i]
+			if !all && (x < lo || x >= hi) {
+				continue
+			}
+			s := c.stack[i]
+			bin := min(int(float64(x-lo)*scale), bins-1)
+			one := &out.Lanes[at[d.threadOf[s]]]
+			out.Lanes[0].All[bin]++
+			if keep[s] {
+				out.Lanes[0].Kept[bin]++
+			}
+			if one != &out.Lanes[0] {
+				one.All[bin]++
+				if keep[s] {
+					one.Kept[bin]++
+				}
+			}
+		}
+	})
+	if stopped() {
+		return nil
+	}
+	return out
+}
