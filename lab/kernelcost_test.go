@@ -180,18 +180,21 @@ func TestKernelChains(t *testing.T) {
 				walk := func(name string, f func(each func([]uint64, bool)) part) {
 					c := &chainCheck{callRun: run}
 					n, broken, wrong := 0, 0, 0
-					x := f(func(stack []uint64, whole bool) {
-						n++
-						if !whole {
-							broken++
-							return
-						}
-						if diff := c.check(stack); diff != "" {
-							if wrong++; wrong <= 3 {
-								t.Errorf("%s: %s", name, diff)
+					var x part
+					for run := 0; run < busyRuns && n < 20; run++ {
+						x = f(func(stack []uint64, whole bool) {
+							n++
+							if !whole {
+								broken++
+								return
 							}
-						}
-					})
+							if diff := c.check(stack); diff != "" {
+								if wrong++; wrong <= 3 {
+									t.Errorf("%s: %s", name, diff)
+								}
+							}
+						})
+					}
 					t.Logf("%s: %d stacks, %d to depth %d, %d on the way; chains up to %d; %.0f ns a sample, %.1f a frame", name, n, c.full, depth, c.part, c.at, x.perSample(), x.perFrame())
 					if broken > 0 || wrong > 0 || n < 20 || c.full < n*3/4 {
 						t.Errorf("%s: of %d stacks, %d were not whole, %d wrong, %d as deep as asked for", name, n, broken, wrong, c.full)

@@ -49,9 +49,14 @@ func compiled(t *testing.T, cc, source string, flags ...string) string {
 
 func goBuild(t *testing.T, flags ...string) string {
 	t.Helper()
+	return goBuildFile(t, "workload/testdata/goroutines.go", flags...)
+}
+
+func goBuildFile(t *testing.T, source string, flags ...string) string {
+	t.Helper()
 	oracle.Need(t, "go")
-	path := filepath.Join(t.TempDir(), "goroutines")
-	cmd := exec.Command("go", append(append([]string{"build"}, flags...), "-o", path, "workload/testdata/goroutines.go")...)
+	path := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), ".go"))
+	cmd := exec.Command("go", append(append([]string{"build"}, flags...), "-o", path, source)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -103,6 +108,14 @@ var kernelWorkloads = []kernelWorkload{
 	{"signals on their own stack", func(t *testing.T) []string {
 		return []string{compiled(t, "gcc", "signals.c"), shortly("150", "2000"), "altstack"}
 	}, most, false},
+	// Go's own table is wrong where handlers return, and where time.now changes stacks.
+	{"Go's faults", func(t *testing.T) []string {
+		return []string{goBuildFile(t, "workload/testdata/recovers.go"), shortly("700", "5000")}
+	}, 0.8, false},
+	// What musl has compiled has no information, main's caller neither, so no stack is whole.
+	{"signals, musl", func(t *testing.T) []string {
+		return []string{compiled(t, "musl-gcc", "signals.c", "-static"), shortly("30", "2000"), "altstack"}
+	}, 0, false},
 	// No copy has all of these frames, so what comes before the tables is not whole, some milliseconds. The same goes for large frames.
 	{"1,000 frames", func(t *testing.T) []string {
 		path := compiled(t, "gcc", "execs.c", "-DDEPTH=1000")
@@ -324,7 +337,7 @@ const (
 // liken compares the kernel's walk k with that of the copy c.
 func liken(k, c *kernelStack) likeness {
 	common := 0
-	for common < min(len(k.frames), len(c.frames)) && k.frames[common].PC == c.frames[common].PC && k.frames[common].How == c.frames[common].How {
+	for common < min(len(k.frames), len(c.frames)) && k.frames[common].PC == c.frames[common].PC && k.frames[common].Exact == c.frames[common].Exact && k.frames[common].How == c.frames[common].How {
 		common++
 	}
 	missing := k.stop == unwind.NoInfo || k.stop == unwind.BadReturn
@@ -397,74 +410,85 @@ func TestKernelStacks(t *testing.T) {
 	}
 }
 
+// busyRuns is how often a program is recorded that, on a busy machine, runs too little to be sampled often enough.
+const busyRuns = 8
+
 func wholeStacks(t *testing.T, cmd []string, want float64) {
 	c := newTally()
-	st, ks := kernelRecording(t, ebpf.Options{}, perfevent.Options{Command: cmd, Frequency: 3999}, func(s *source.Sample) error { c.add(s); return nil })
-	t.Logf("%v", c)
-	t.Logf("%d by copies; %d tables, %d KB; lost %d, %d and %d", ks.Copied, ks.Tables, ks.TableBytes>>10, st.Lost+st.LostSamples, ks.RingFull, ks.Nested)
-	if ks.Failed > 0 {
-		t.Errorf("%d failed: %v", ks.Failed, ks.Err)
+	for run := 0; run < busyRuns && c.user < 500; run++ {
+		st, ks := kernelRecording(t, ebpf.Options{}, perfevent.Options{Command: cmd, Frequency: 3999}, func(s *source.Sample) error { c.add(s); return nil })
+		t.Logf("%d by copies; %d tables, %d KB; lost %d, %d and %d", ks.Copied, ks.Tables, ks.TableBytes>>10, st.Lost+st.LostSamples, ks.RingFull, ks.Nested)
+		if ks.Failed > 0 {
+			t.Errorf("%d failed: %v", ks.Failed, ks.Err)
+		}
 	}
+	t.Logf("%v", c)
 	if c.user < 500 || c.share() < want {
 		t.Errorf("%.3f %% of %d stacks are whole: want %g %%", 100*c.share(), c.user, 100*want)
 	}
 }
 
 func copiedStacks(t *testing.T, cmd []string, over bool) {
-	walks, copies := map[uint32][]kernelStack{}, map[uint32][]kernelStack{} // by processor
 	o := perfevent.Options{Command: cmd, Frequency: 999, StackSize: perfevent.MaxStackSize}
 	names := symbol.New(symbol.Options{})
 	inExec := func(kernel []uint64) bool {
 		return slices.ContainsFunc(kernel, func(a uint64) bool { s, _, _ := names.Kernel(a); return s.Name == "bprm_execve" })
 	}
-	st, ks := kernelRecording(t, ebpf.Options{Pass: true}, o, func(s *source.Sample) error {
-		to := copies
-		if s.Record.ID == source.WalkedID {
-			to = walks
-		}
-		to[s.CPU] = append(to[s.CPU], kernelStack{s.Time, s.TID, s.Stop, slices.Clone(s.User), s.Record.StackDyn == 0, inExec(s.Kernel)})
-		return nil
-	})
 	var counts [different + 1]int
 	n, whole, deepest := 0, 0, 0
-	for cpu, cs := range copies {
-		ks := walks[cpu]
-		for len(cs) > 0 && len(ks) > 0 {
-			c, k := &cs[0], &ks[0]
-			// The program's time is a moment after the event's. Where a record was lost, the other has no partner.
-			if k.time < c.time {
-				ks = ks[1:]
-				continue
+	var copied uint64
+	for run := 0; run < busyRuns && n < 100; run++ {
+		walks, copies := map[uint32][]kernelStack{}, map[uint32][]kernelStack{} // by processor
+		st, ks := kernelRecording(t, ebpf.Options{Pass: true}, o, func(s *source.Sample) error {
+			to := copies
+			if s.Record.ID == source.WalkedID {
+				to = walks
 			}
-			if k.tid != c.tid || len(cs) > 1 && k.time > cs[1].time {
-				cs = cs[1:]
-				continue
-			}
-			cs, ks = cs[1:], ks[1:]
-			n++
-			deepest = max(deepest, len(k.frames))
-			if c.stop == unwind.Outermost {
-				whole++
-			}
-			like := liken(k, c)
-			if like == doubted && !over {
-				like = different
-			}
-			if counts[like]++; like == different && counts[like] <= 3 {
-				t.Errorf("walked in the kernel %v\ncopied %v", k, c)
+			to[s.CPU] = append(to[s.CPU], kernelStack{s.Time, s.TID, s.Stop, slices.Clone(s.User), s.Record.StackDyn == 0, inExec(s.Kernel)})
+			return nil
+		})
+		copied += ks.Copied
+		t.Logf("lost %d, %d and %d", st.Lost+st.LostSamples, ks.RingFull, ks.Nested)
+		for cpu, cs := range copies {
+			ks := walks[cpu]
+			for len(cs) > 0 && len(ks) > 0 {
+				c, k := &cs[0], &ks[0]
+				// The program's time is a moment after the event's. Where a record was lost, the other has no partner.
+				if k.time < c.time {
+					ks = ks[1:]
+					continue
+				}
+				if k.tid != c.tid || len(cs) > 1 && k.time > cs[1].time {
+					cs = cs[1:]
+					continue
+				}
+				cs, ks = cs[1:], ks[1:]
+				n++
+				deepest = max(deepest, len(k.frames))
+				if c.stop == unwind.Outermost {
+					whole++
+				}
+				like := liken(k, c)
+				if like == doubted && !over {
+					like = different
+				}
+				if counts[like]++; like == different && counts[like] <= 3 {
+					t.Errorf("walked in the kernel %v\ncopied %v", k, c)
+				}
 			}
 		}
 	}
 	t.Logf("%d samples: %d equal, %d longer than the copy, %d where it lacks what was popped, %d end as early for another reason, %d in an execve after a vfork, %d before a mapping was known, %d differ",
 		n, counts[same], counts[further], counts[popped], counts[other], counts[raced], counts[unknown]+counts[misled]+counts[doubted], counts[different])
-	t.Logf("deepest %d; %d copies whole; lost %d, %d and %d", deepest, whole, st.Lost+st.LostSamples, ks.RingFull, ks.Nested)
-	if n := uint64(counts[unknown] + counts[misled] + counts[doubted]); n > ks.Copied {
-		t.Errorf("%d would have been copied, but the kernel counts %d", n, ks.Copied)
+	t.Logf("deepest %d; %d copies whole", deepest, whole)
+	if n := uint64(counts[unknown] + counts[misled] + counts[doubted]); n > copied {
+		t.Errorf("%d would have been copied, but the kernel counts %d", n, copied)
 	}
 	if counts[different] > 0 {
 		t.Errorf("%d of %d differ", counts[different], n)
 	}
-	least := n / 2
+	// On a busy machine, short-lived processes are over before their mappings are known.
+	least := max((n-counts[unknown])/2, 20)
 	if over {
 		least = n / 5
 	}

@@ -36,7 +36,9 @@ record() {
   echo "$name: $(wc -c <"$out/$name.data") bytes"
 }
 
-gcc -O2 -o "$out/signals" "$src/signals.c" # it must be there when the recording is read
+# They must be there when the recordings are read.
+gcc -O2 -o "$out/signals" "$src/signals.c"
+g++ -std=c++17 -O2 -g -o "$out/inlined" "$src/inlined.cc"
 
 record gxx "$compile_hz" sh -c '
   i=0
@@ -52,5 +54,6 @@ if command -v hackbench >/dev/null; then
   record hackbench "$hz" hackbench -g 4 -l "$messages"
 fi
 record openssl "$hz" openssl speed -seconds "$seconds" rsa2048
+record inlined "$hz" "$out/inlined" "$seconds"
 record signals "$hz" "$out/signals" "$turns"
 record sigaltstack "$hz" "$out/signals" "$turns" altstack

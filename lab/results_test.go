@@ -33,7 +33,7 @@ func TestResults(t *testing.T) {
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
 	say("# Results\n\n`make results` writes this file. It was measured on %s.\n", machine())
-	say("Times are medians; a peer's runs are interleaved with ours. [EVALUATION.md](EVALUATION.md) has the research report's tables, made again; [DROPIN_RESULTS.md](DROPIN_RESULTS.md) the drop-ins for libunwind.\n")
+	say("Times are medians; a peer's runs are interleaved with ours. [EVALUATION.md](EVALUATION.md) has the research report's tables, made again; [DROPIN_RESULTS.md](DROPIN_RESULTS.md) the drop-ins for libunwind, [STACK_RESULTS.md](STACK_RESULTS.md) stacks of processes, and lines; [EXECUTION_RESULTS.md](EXECUTION_RESULTS.md) says what became of executing programs step by step (`make execution`).\n")
 	for _, s := range []struct {
 		title string
 		f     func(testing.TB) string

@@ -58,7 +58,7 @@ func walked(t testing.TB, file string) (map[who]*chain, source.Stats) {
 		c := &chain{stop: s.Stop, space: s.Space}
 		for i := range s.User {
 			c.add(uint64(s.User[i].Addr()), s.User[i].Mapping)
-			c.tramp = append(c.tramp, i+1 < len(s.User) && s.User[i+1].How == unwind.HowSignal)
+			c.tramp = append(c.tramp, i+1 < len(s.User) && s.User[i+1].How.Interrupted())
 		}
 		out[who{int(s.TID), s.Time}] = c
 		return nil

@@ -198,7 +198,7 @@ func wholeChains(t testing.TB, file string) (out []*chain) {
 			c := &chain{}
 			for n := range frames {
 				c.add(uint64(frames[n].Addr()), frames[n].Mapping)
-				c.tramp = append(c.tramp, n+1 < len(frames) && frames[n+1].How == unwind.HowSignal)
+				c.tramp = append(c.tramp, n+1 < len(frames) && frames[n+1].How.Interrupted())
 			}
 			out = append(out, c)
 		}

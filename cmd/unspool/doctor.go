@@ -71,7 +71,8 @@ not, and what to change.
 Where the kernel may walk, its program is loaded and follows the whole machine for a second: what it takes is measured.
 
 The exit status is 0, or 1 if nothing at all can be recorded.`,
-		Args: cobra.NoArgs,
+		Example: "  unspool doctor\n  sudo unspool doctor",
+		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			d := diagnose()
 			if !quick && d.way("record-ebpf").OK {

@@ -8,22 +8,28 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/ebpf"
 	"github.com/unspool/unspool/source/perfdata"
 	"github.com/unspool/unspool/source/perfevent"
+	"github.com/unspool/unspool/source/tracer"
 )
 
 // A plan says what to record live, and where stacks are walked: what the flags of record and top say alike.
 type plan struct {
 	perfevent.Options
 	kernel ebpf.Options // Memory, Cgroup and Comm
-	from   string       // auto, perf or ebpf
+	from   string       // auto, ebpf, perf or ptrace
+	fall   bool         // from the kernel's events to ptrace, where they are refused
 	comm   string
 	memory string
 	offCPU bool
@@ -40,11 +46,11 @@ func (p *plan) flags(c *cobra.Command) {
 	f.BoolVar(&p.Kernel, "kernel", false, "only count in the kernel")
 	f.IntSliceVarP(&p.PIDs, "pid", "p", nil, "record these processes, and what they start")
 	f.BoolVarP(&p.All, "all", "a", false, "record the whole machine")
-	f.StringVar(&p.from, "source", "auto", "ebpf: the kernel walks stacks, to any depth up to 1,024 frames (root, x86-64, Linux 6.1); perf: it copies them, and they are walked here; auto: ebpf where it may, else perf")
+	f.StringVar(&p.from, "source", "auto", "ebpf: the kernel walks stacks, to any depth up to 1,024 frames (root, x86-64, Linux 6.1); perf: it copies them, and they are walked here; ptrace: threads that run are stopped and looked at, which takes no events; auto: the first of these that may")
 	f.StringVar(&p.comm, "comm", "", "only samples of commands that match this regular expression")
 	f.StringVar(&p.kernel.Cgroup, "cgroup", "", "only tasks in this directory of cgroup v2 and below: takes --source ebpf")
 	f.StringVar(&p.memory, "memory", "", "memory of the kernel's for unwind tables, such as 512M; those not used for longest go first (default 1G)")
-	c.RegisterFlagCompletionFunc("source", cobra.FixedCompletions([]string{"auto", "perf", "ebpf"}, cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc("source", cobra.FixedCompletions([]string{"auto", "ebpf", "perf", "ptrace"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // check refuses what contradicts itself. It is called when the flags are known.
@@ -66,8 +72,10 @@ func (p *plan) check(stepper string, flt *filter) error {
 		return usage("--user and --kernel exclude each other; without either, both are recorded")
 	case p.StackSize%8 != 0 || p.StackSize > perfevent.MaxStackSize:
 		return usage("--stack-size is a multiple of 8 up to %d", perfevent.MaxStackSize)
-	case p.from != "auto" && p.from != "perf" && p.from != "ebpf":
-		return usage("--source is auto, perf or ebpf, not %q", p.from)
+	case p.from != "auto" && p.from != "perf" && p.from != "ebpf" && p.from != "ptrace":
+		return usage("--source is auto, ebpf, perf or ptrace, not %q", p.from)
+	case p.from == "ptrace" && p.untraceable() != "":
+		return usage("%s: not by --source ptrace", p.untraceable())
 	case p.from == "ebpf" && stepper != "compact":
 		return usage("--source ebpf walks by compact tables, not --stepper %s", stepper)
 	case p.offCPU && p.Event != "" && p.Event != perfevent.OffCPU:
@@ -82,15 +90,16 @@ func (p *plan) check(stepper string, flt *filter) error {
 		must = "--off-cpu"
 	case p.kernel.Cgroup != "":
 		must = "--cgroup"
-	case p.memory != "" && p.from == "perf":
+	case p.memory != "" && p.from != "auto" && p.from != "ebpf":
 		must = "--memory"
 	}
+	p.fall = p.from == "auto" && p.untraceable() == ""
 	switch {
-	case must != "" && (p.from == "perf" || stepper != "compact"):
+	case must != "" && (p.from == "perf" || p.from == "ptrace" || stepper != "compact"):
 		return usage("%s takes --source ebpf, which walks by compact tables", must)
 	case must != "" && p.from == "auto":
 		p.from = "ebpf"
-	case stepper != "compact":
+	case stepper != "compact" && p.from == "auto":
 		p.from = "perf"
 	}
 	var err error
@@ -105,6 +114,27 @@ func (p *plan) check(stepper string, flt *filter) error {
 		p.kernel.Comm = flt.re.MatchString
 	}
 	return nil
+}
+
+// untraceable says what of p ptrace cannot do, or is empty.
+func (p *plan) untraceable() string {
+	switch {
+	case p.All:
+		return "-a"
+	case p.Kernel:
+		return "--kernel"
+	case p.Period > 0:
+		return "-c"
+	case p.Frequency > tracer.MaxFrequency:
+		return fmt.Sprintf("-F over %d", tracer.MaxFrequency)
+	case p.StackSize > tracer.MaxStackSize:
+		return fmt.Sprintf("--stack-size over %d", tracer.MaxStackSize)
+	case p.offCPU || p.kernel.Cgroup != "" || p.memory != "":
+		return "--off-cpu, --cgroup and --memory"
+	case p.Event != "" && p.Event != "cpu-clock" && p.Event != "cycles":
+		return "-e " + p.Event
+	}
+	return ""
 }
 
 // parseSize reads a number of bytes, of KiB, MiB or GiB with K, M or G; "" is 0.
@@ -125,14 +155,27 @@ func parseSize(s string) (uint64, error) {
 	return n << shift, nil
 }
 
+// A recorder is what records live.
+type recorder interface {
+	source.RecordStream
+	Machine() *arch.Machine
+	Event() string     // what is recorded
+	EventNote() string // in what that differs from what was asked for
+	Stop()
+	Close() error
+}
+
 // A live is a recording that runs.
 type live struct {
-	*perfevent.Recorder
-	prog  *ebpf.Program // nil: stacks are copied by the kernel and walked here
-	why   error         // it was to be seen whether the kernel may walk, and it may not
-	start time.Time     // of setting it up
-	since time.Time     // it records
-	plan  *plan
+	recorder
+	perf    *perfevent.Recorder // it is one of these two
+	trace   *tracer.Recorder
+	prog    *ebpf.Program // nil: stacks are copied and walked here
+	why     error         // it was to be seen whether the kernel may walk, and it may not
+	refused error         // perf events are, so this is by ptrace
+	start   time.Time     // of setting it up
+	since   time.Time     // it records
+	plan    *plan
 
 	loaded time.Duration // that loading the kernel's program took
 }
@@ -140,22 +183,53 @@ type live struct {
 // open starts a recording, and the command if there is one.
 func (p *plan) open(ctx context.Context, mods *modules.Set) (*live, error) {
 	l := &live{plan: p, start: time.Now()}
-	if p.from != "perf" {
+	if p.from != "perf" && p.from != "ptrace" {
 		err := l.inKernel(ctx, mods)
 		if err == nil {
-			l.since = time.Now()
 			return l, nil
 		}
-		if p.from == "ebpf" || l.why == nil {
+		if p.from == "ebpf" || l.why == nil && !p.fall {
 			return nil, err
 		}
 	}
-	var err error
-	if l.Recorder, err = perfevent.Open(ctx, p.Options); err != nil {
-		return nil, err
+	err := error(nil)
+	if p.from != "ptrace" {
+		if err = l.use(perfevent.Open(ctx, p.Options)); err == nil {
+			return l, nil
+		}
 	}
-	l.since = time.Now()
-	return l, nil
+	if p.from == "ptrace" || p.fall && refused(err) {
+		r, terr := tracer.Open(ctx, tracer.Options{
+			Frequency: p.Frequency, StackSize: p.StackSize, PIDs: p.PIDs, TIDs: p.TIDs, Command: p.Command, Duration: p.Duration,
+		})
+		if terr == nil {
+			l.recorder, l.trace, l.refused, l.since = r, r, err, time.Now()
+			return l, nil
+		}
+		if err == nil || !errors.Is(terr, unix.EPERM) && !errors.Is(terr, unix.EACCES) {
+			return nil, terr
+		}
+		err = fmt.Errorf("%w; and by ptrace: %w", err, terr)
+	}
+	return nil, err
+}
+
+// refused says whether an error of perf events is one that ptrace need not meet.
+func refused(err error) bool {
+	for _, e := range []error{unix.EPERM, unix.EACCES, unix.ENOSYS, unix.ENOENT, unix.EOPNOTSUPP, unix.ENODEV, errors.ErrUnsupported} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// use makes rec the recorder.
+func (l *live) use(rec *perfevent.Recorder, err error) error {
+	if err == nil {
+		l.recorder, l.perf, l.since = rec, rec, time.Now()
+	}
+	return err
 }
 
 // inKernel starts a recording whose stacks the kernel walks. Where it may not, l.why says so; any other error is one that
@@ -175,21 +249,20 @@ func (l *live) inKernel(ctx context.Context, mods *modules.Set) error {
 	l.loaded = time.Since(l.start)
 	o := l.plan.Options
 	o.Program = prog
-	rec, err := perfevent.Open(ctx, o)
-	if err != nil {
+	if err = l.use(perfevent.Open(ctx, o)); err != nil {
 		prog.Close()
 		if errors.Is(err, errors.ErrUnsupported) {
 			l.why = err
 		}
 		return err
 	}
-	l.Recorder, l.prog = rec, prog
+	l.prog = prog
 	return nil
 }
 
 // Close ends the recording.
 func (l *live) Close() error {
-	err := l.Recorder.Close()
+	err := l.recorder.Close()
 	if l.prog != nil {
 		err = errors.Join(err, l.prog.Close())
 	}
@@ -198,8 +271,11 @@ func (l *live) Close() error {
 
 // walks says who walks stacks.
 func (l *live) walks() string {
-	if l.prog != nil {
+	switch {
+	case l.prog != nil:
 		return "walking stacks in the kernel"
+	case l.trace != nil:
+		return "sampling by ptrace"
 	}
 	return "walking copies of stacks"
 }
@@ -229,10 +305,14 @@ func number(n uint64, one, many string) string {
 // note says on standard error in what the recording is not what was asked for, and where stacks are walked if that was left
 // open.
 func (l *live) note() {
+	if l.refused != nil {
+		fmt.Fprintf(os.Stderr, "unspool: %v\n", l.refused)
+	}
 	if note := l.EventNote(); note != "" {
 		fmt.Fprintf(os.Stderr, "unspool: %s\n", note)
 	}
 	switch {
+	case l.trace != nil:
 	case l.plan.from != "auto":
 	case l.prog != nil:
 		fmt.Fprintf(os.Stderr, "unspool: %s\n", l.walks())
@@ -243,7 +323,10 @@ func (l *live) note() {
 
 // lost counts the samples that the recorder has lost so far.
 func (l *live) lost() uint64 {
-	st := l.Stats()
+	if l.trace != nil {
+		return l.trace.Lost()
+	}
+	st := l.perf.Stats()
 	n := st.Lost + st.LostSamples
 	if l.prog != nil {
 		k := l.prog.Stats()
@@ -252,9 +335,22 @@ func (l *live) lost() uint64 {
 	return n
 }
 
+// wait waits for the command and returns how it ended. ok is false if there is none.
+func (l *live) wait() (status syscall.WaitStatus, ok bool, err error) {
+	if l.trace != nil {
+		status, ok = l.trace.Wait()
+		return status, ok, nil
+	}
+	state, err := l.perf.Wait()
+	if state != nil {
+		status, ok = state.Sys().(syscall.WaitStatus)
+	}
+	return status, ok, err
+}
+
 // session returns a session over the recording.
 func (l *live) session(mods *modules.Set, flt *filter) *session {
-	s := newSession(mods, l.Recorder, flt)
+	s := newSession(mods, l.recorder, flt)
 	s.ours = l.prog != nil
 	s.machine, s.info.Host, s.info.Command, s.info.Start = l.Machine(), perfdata.Host().Hostname, strings.Join(l.plan.Command, " "), l.start
 	return s
@@ -262,7 +358,9 @@ func (l *live) session(mods *modules.Set, flt *filter) *session {
 
 // settle brings the recorder's own counts into a session that has ended, and says what else is to be known.
 func (l *live) settle(s *session) {
-	s.stats.Lost = max(s.stats.Lost, l.Stats().Lost)
+	if l.perf != nil {
+		s.stats.Lost = max(s.stats.Lost, l.perf.Stats().Lost)
+	}
 	if l.prog == nil {
 		return
 	}

@@ -34,7 +34,8 @@ func usage(format string, args ...any) error {
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	// A second Ctrl-C is for those who do not want to wait for the result of what there is.
+	context.AfterFunc(ctx, stop)
 	os.Exit(run(ctx, os.Args[1:]))
 }
 
@@ -73,7 +74,8 @@ profile C, C++, Rust and Go programs without frame pointers.`,
 		Version:       version(),
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage("%v", err) })
-	root.AddCommand(recordCmd(), topCmd(), reportCmd(), unwindCmd(), dumpCmd(), compileCmd(), verifyCmd(), statsCmd(), runCmd(), doctorCmd())
+	root.AddCommand(recordCmd(), topCmd(), reportCmd(), diffCmd(), serveCmd(), unwindCmd(), stackCmd(), dumpCmd(), compileCmd(), verifyCmd(), statsCmd(), runCmd(), doctorCmd(), manCmd())
+	generated(root)
 	for _, c := range root.Commands() {
 		if args := c.Args; args != nil {
 			c.Args = func(c *cobra.Command, a []string) error {

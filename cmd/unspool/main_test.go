@@ -24,6 +24,7 @@ import (
 const asProgram = "UNSPOOL_TEST_MAIN"
 
 func TestMain(m *testing.M) {
+	refuseEvents()
 	if os.Getenv(asProgram) != "" {
 		main()
 	}
@@ -31,7 +32,9 @@ func TestMain(m *testing.M) {
 		afterDrop()
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	status := m.Run()
+	os.RemoveAll(stackDir())
+	os.Exit(status)
 }
 
 // A result is what the program did.
@@ -90,6 +93,9 @@ func TestUsage(t *testing.T) {
 		{"--version", 0, ""},
 		{"frobnicate", 2, `there is no verb "frobnicate"`},
 		{"report", 2, "accepts 1 arg"},
+		{"verify --steps 5 x", 2, "--steps goes with --run"},
+		{"verify --run --module ( -- x", 2, "--module"},
+		{"verify --run --format xml -- x", 2, "text or json"},
 		{"report --frobnicate x", 2, "unknown flag"},
 		{"report --format svg x", 2, `no format "svg"`},
 		{"report -o x.png y", 2, "the ending of .*\\.svg"},
@@ -97,12 +103,22 @@ func TestUsage(t *testing.T) {
 		{"report --time 5 x", 2, "FROM,TO"},
 		{"report /nonexistent", 1, "no such file"},
 		{"report /etc/passwd", 1, "not a perf.data file"},
+		{"diff x", 2, "accepts 2 arg"},
+		{"diff --by weight x y", 2, "--by is share, samples or periods"},
+		{"diff --format pprof x y", 2, "a comparison is top, flame, folded or json"},
+		{"diff - -", 2, "only one of the two"},
+		{"diff /nonexistent /etc/passwd", 1, "no such file"},
+		{"man", 2, "accepts 1 arg"},
+		{"serve", 2, "accepts between 1 and 2 arg"},
+		{"serve --listen :80 x", 2, "--listen .*127.0.0.1:80"},
+		{"serve /nonexistent", 1, "no such file"},
+		{"serve /etc/passwd", 1, "not a perf.data file"},
 		{"record", 2, "give a command, -p PID, -t TID or -a"},
 		{"record -p 1 -- true", 2, "exclude each other"},
 		{"record --stack-size 7 -- true", 2, "multiple of 8"},
 		{"record --duration soon -- true", 2, "--duration is a time"},
 		{"record --user --kernel -- true", 2, "user.*kernel"},
-		{"record --source x -- true", 2, "auto, perf or ebpf"},
+		{"record --source x -- true", 2, "auto, ebpf, perf or ptrace"},
 		{"record --source ebpf --stepper rows -- true", 2, "compact tables"},
 		{"record --source perf --off-cpu -- true", 2, "--off-cpu takes --source ebpf"},
 		{"record --stepper rows --cgroup / -- true", 2, "--cgroup takes --source ebpf"},
@@ -306,7 +322,7 @@ var busy = []string{"sh", "-c", "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); do
 // canRecord skips the test where perf events may not be used.
 func canRecord(t testing.TB) {
 	t.Helper()
-	r := runProgram(t, "record", "-o", os.DevNull, "--format", "folded", "--", "true")
+	r := runProgram(t, "record", "--source", "perf", "-o", os.DevNull, "--format", "folded", "--", "true")
 	if r.status != 0 {
 		oracle.Lacks(t, "the permission to record: "+r.stderr)
 	}
@@ -315,7 +331,7 @@ func canRecord(t testing.TB) {
 // Without -o, record writes a file that report and perf read, prints a table, and passes the status on.
 func TestRecord(t *testing.T) {
 	canRecord(t)
-	for _, source := range []string{"perf", "ebpf"} {
+	for _, source := range []string{"perf", "ebpf", "ptrace"} {
 		t.Run(source, func(t *testing.T) {
 			if source == "ebpf" {
 				canWalk(t)

@@ -1,14 +1,25 @@
 package main
 
 import (
+	"context"
+	"os"
+	"os/signal"
+	"slices"
 	"sync"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/format/dwarf"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/symbol"
+	"github.com/unspool/unspool/symbol/debuginfod"
+	"github.com/unspool/unspool/symbol/jit"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -16,15 +27,95 @@ import (
 // none, the function's start from its unwind information. It is safe for concurrent use.
 type namer struct {
 	symbols *symbol.Resolver
+	images  map[*unwind.Module]*module.Image // modules that are no file of this machine; set before the first use
+	mods    *modules.Set                     // may be nil
+	source  bool                             // lines and inlined calls are wanted
 
 	mu     sync.Mutex
 	frames map[*unwind.Module]func() *dwarf.Frames
+	dumps  map[int32][]string // of code that processes made, by PID
+	code   map[int32]*jit.Code
+
+	fetcher *debuginfod.Client // nil: nothing is fetched
+	show    *progress
 }
 
-// newNamer returns a namer for what was recorded on the kernel of a build ID; "" if that is not known. cache is a
-// directory that may be "".
-func newNamer(kernel, cache string) *namer {
-	return &namer{symbols: symbol.New(symbol.Options{KernelID: kernel, CacheDir: cache}), frames: map[*unwind.Module]func() *dwarf.Frames{}}
+// maxProcesses is of how many processes dumps are remembered; maxDumps, how many of one.
+const (
+	maxProcesses = 1 << 12
+	maxDumps     = 8
+)
+
+// newNamer returns a namer for what was recorded on the kernel of a build ID; "" if that is not known. mods are what is named, if
+// they were loaded here; may be nil.
+func newNamer(kernel string, mods *modules.Set) *namer {
+	n := &namer{
+		mods: mods, frames: map[*unwind.Module]func() *dwarf.Frames{}, dumps: map[int32][]string{}, code: map[int32]*jit.Code{},
+	}
+	opt := symbol.Options{KernelID: kernel}
+	if mods != nil {
+		opt.CacheDir = mods.CacheDir()
+	}
+	if c, ok := debuginfod.FromEnv(os.Getenv); ok {
+		c.Progress = n.fetching
+		n.fetcher = debuginfod.New(c)
+		// The interrupt that ends a recording does not stop what is fetched for it; the next one does, and nothing more is fetched.
+		var stopped atomic.Bool
+		opt.Fetch = func(buildID []byte, kind string) (string, error) {
+			if stopped.Load() {
+				return "", context.Canceled
+			}
+			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+			defer stop()
+			path, err := n.fetcher.Fetch(ctx, buildID, kind)
+			if ctx.Err() != nil {
+				stopped.Store(true)
+			}
+			return path, err
+		}
+	}
+	n.symbols = symbol.New(opt)
+	return n
+}
+
+// fetching shows what is being fetched.
+func (n *namer) fetching(what string, have, total int64, done bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.show == nil {
+		n.show = newProgress()
+	}
+	switch {
+	case done:
+		n.show.done()
+		n.show = nil
+	case total > 0:
+		n.show.say("fetching %s: %d of %d MiB", what, have>>20, total>>20)
+	default:
+		n.show.say("fetching %s: %d MiB", what, have>>20)
+	}
+}
+
+// notes says what is wrong with what names come from.
+func (n *namer) notes() (out []string) {
+	if n.fetcher != nil {
+		out = n.fetcher.Notes()
+	}
+	out = append(out, n.symbols.Notes()...)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, c := range n.code {
+		if note := c.Note(); note != "" {
+			out = append(out, note)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// sourceFlag adds the flag that leaves out what namer.source asks for.
+func sourceFlag(c *cobra.Command, plain *bool) {
+	c.Flags().BoolVar(plain, "no-inline", false, "leave out lines and inlined calls (faster)")
 }
 
 // framesOf returns the unwind information of a module; nil if it has none.
@@ -33,7 +124,11 @@ func (n *namer) framesOf(m *unwind.Module) *dwarf.Frames {
 	f := n.frames[m]
 	if f == nil {
 		f = sync.OnceValue(func() (f *dwarf.Frames) {
-			if img, _ := modules.Open(m.Path); img != nil {
+			img := n.image(m)
+			if img == nil {
+				img, _ = modules.Find(m.Path, m.BuildID)
+			}
+			if img != nil {
 				f, _ = dwarf.Open(img)
 			}
 			return f
@@ -44,9 +139,66 @@ func (n *namer) framesOf(m *unwind.Module) *dwarf.Frames {
 	return f()
 }
 
+// image returns the image of a module that is no file of this machine; nil for others.
+func (n *namer) image(m *unwind.Module) *module.Image {
+	if img := n.images[m]; img != nil || n.mods == nil {
+		return img
+	}
+	return n.mods.Hidden(m)
+}
+
+// table returns the symbols of a module.
+func (n *namer) table(m *unwind.Module) *symbol.Table {
+	if img := n.image(m); img != nil {
+		return n.symbols.Image(img)
+	}
+	return n.symbols.Module(m.Path, m.BuildID)
+}
+
+// saw looks whether a record tells where a process writes down the code that it makes.
+func (n *namer) saw(r *source.Record) {
+	if r.Type != source.RecordMmap && r.Type != source.RecordMmap2 || r.PID <= 0 || !jit.IsDump(string(r.Filename)) {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if d := n.dumps[r.PID]; !slices.Contains(d, string(r.Filename)) && len(n.dumps) < maxProcesses && len(d) < maxDumps {
+		n.dumps[r.PID] = append(d, string(r.Filename))
+		delete(n.code, r.PID) // which knows no more dumps than there were
+	}
+}
+
+// made names code that a process made.
+func (n *namer) made(pid int32, addrs []uint64, names []profile.Name) {
+	n.mu.Lock()
+	c := n.code[pid]
+	if c == nil {
+		c = jit.Open(int(pid), n.dumps[pid])
+		n.code[pid] = c
+	}
+	n.mu.Unlock()
+	as := make([]arch.Addr, len(addrs))
+	for i, a := range addrs {
+		as[i] = arch.Addr(a)
+	}
+	for i, f := range c.Lookup(as, jit.Always) {
+		if f.Name == "" {
+			continue
+		}
+		names[i] = profile.Name{Func: f.Name, Linkage: f.Name, Start: uint64(f.Start)}
+		if f.File != "" {
+			names[i].Source = []profile.Source{{File: f.File, Line: f.Line}}
+		}
+	}
+}
+
 // User implements profile.Namer.
 func (n *namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
-	t := n.symbols.Module(m.Path, m.BuildID)
+	if m.PID != 0 {
+		n.made(m.PID, offs, names)
+		return
+	}
+	t := n.table(m)
 	addrs := make([]arch.Vaddr, len(offs))
 	for i, off := range offs {
 		var ok bool
@@ -57,6 +209,14 @@ func (n *namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 	for i, s := range t.Resolve(addrs) {
 		if s.Name != "" {
 			names[i] = profile.Name{Func: s.Name, Linkage: s.Linkage, Start: offs[i] - uint64(addrs[i]-s.Start)}
+		}
+	}
+	if n.source {
+		for i, places := range t.Places(addrs) {
+			names[i].Source = sourceOf(places)
+			if k := len(places); names[i].Func == "" && k > 0 {
+				names[i].Func, names[i].Linkage = places[k-1].Name, places[k-1].Linkage
+			}
 		}
 	}
 	// The rest is nameless whatever becomes of the file.
@@ -73,6 +233,18 @@ func (n *namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 		}
 		return nil
 	})
+}
+
+func sourceOf(places []symbol.Place) []profile.Source {
+	if len(places) == 0 {
+		return nil
+	}
+	out := make([]profile.Source, len(places))
+	for i := range places {
+		p := &places[i]
+		out[i] = profile.Source{Func: p.Name, Linkage: p.Linkage, File: p.File, Line: p.Line, Column: p.Column}
+	}
+	return out
 }
 
 // Kernel implements profile.Namer.

@@ -3,8 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/source/ebpf"
+	"github.com/unspool/unspool/source/perfevent"
 	"github.com/unspool/unspool/symbol"
 )
 
@@ -214,12 +215,15 @@ func needs() []finding {
 	add("pid-namespace", "in the first PID namespace", firstPIDs(), "", "processes outside of this one are not told apart", "run it outside of the container, or give that the host's (--pid=host)")
 	at := mounted("cgroup2")
 	add("cgroup2", "cgroup v2, for --cgroup", at != "", at, "not mounted", "sudo mount -t cgroup2 none /sys/fs/cgroup")
-	tracing, err := tracefs()
-	why, change := "not mounted", "sudo mount -t tracefs nodev /sys/kernel/tracing"
-	if errors.Is(err, fs.ErrPermission) {
-		why, change = err.Error(), "run it as root"
+	tracing, err := perfevent.Tracefs()
+	why = ""
+	if err != nil {
+		why = err.Error()
 	}
-	add("tracefs", "tracefs, for tracepoints", err == nil, tracing, why, change)
+	if tracing = filepath.Dir(tracing); strings.HasPrefix(tracing, "/proc/self/fd/") {
+		tracing = "mounted for this process"
+	}
+	add("tracefs", "tracefs, for tracepoints", err == nil, tracing, why, "run it as root")
 	return list
 }
 
@@ -266,19 +270,4 @@ func mounted(fstype string) string {
 		}
 	}
 	return ""
-}
-
-// tracefs returns where the descriptions of tracepoints are to be read.
-func tracefs() (dir string, err error) {
-	for _, dir = range []string{"/sys/kernel/tracing", "/sys/kernel/debug/tracing"} {
-		var d *os.File
-		if d, err = os.Open(dir + "/events/sched"); err == nil {
-			d.Close()
-			return dir, nil
-		}
-		if errors.Is(err, fs.ErrPermission) {
-			return "", err
-		}
-	}
-	return "", err
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"strconv"
 	"syscall"
 	"time"
@@ -17,7 +16,6 @@ import (
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfdata"
-	"github.com/unspool/unspool/source/perfevent"
 )
 
 // defaultRecording is where record writes unless told otherwise.
@@ -40,11 +38,13 @@ error says so. Else it copies them, and they are walked here. Ctrl-C ends the re
 exit status is the command's.
 
 The ending of -o picks the format: .data (perf.data with callchains, for unspool report and perf report),
-.svg, .pb.gz, .folded, .txt, .json (an object for each different stack, with its count), .jsonl (an object for each
+.svg, .pb.gz, .firefox.json, .speedscope.json, .folded, .txt, .json (an object for each different stack, with its count), .jsonl (an object for each
 sample, as it comes), .perf. Without -o, everything goes to ` + defaultRecording + ` and a table is printed.
 
 An ordinary user may record his own processes where kernel.perf_event_paranoid is 2 or less: in user space
-only at 2. Recording the whole machine (-a) takes 0 or less, root or CAP_PERFMON. unspool doctor says what is allowed.`,
+only at 2. Where perf events are refused, as in containers, a command or processes are sampled by ptrace instead, 99
+times a second unless -F says otherwise, and a line on standard error says so. Recording the whole machine (-a) takes
+0 or less, root or CAP_PERFMON. unspool doctor says what is allowed.`,
 		Example: `  unspool record -- ./program arg
   unspool record -o flame.svg -- make
   unspool record -p 1234 --duration 10s -o profile.pb.gz
@@ -113,8 +113,6 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 		return commit(err)
 	}
 	defer rec.Close()
-	// A second Ctrl-C is for those who do not want to wait for the result.
-	defer context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt, syscall.SIGTERM) })()
 	rec.note()
 
 	s := rec.session(mods, flt)
@@ -129,10 +127,10 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	switch bg := context.Background(); o.format {
 	case "data":
 		prof, err = s.write(bg, out, o, perfdata.Host())
-	case "jsonl", "perf":
+	case "jsonl", "perf", "firefox":
 		err = s.stream(bg, out, o)
 	default:
-		if prof, err = s.profile(bg, o); err == nil {
+		if prof, err = s.profile(bg, o, nil); err == nil {
 			err = report.Formats[o.format](out, prof, o.opts)
 		}
 	}
@@ -150,19 +148,20 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	if s.stats.Samples == 0 {
 		fmt.Fprintln(os.Stderr, "unspool: there were no samples: the targets did nothing that was counted")
 	}
-	return exitStatus(ctx, rec.Recorder, p.Duration > 0 && time.Since(rec.start) >= p.Duration)
+	return exitStatus(ctx, rec, p.Duration > 0 && time.Since(rec.start) >= p.Duration)
 }
 
 // exitStatus passes on how the command ended. ours says that it was this program that ended it.
-func exitStatus(ctx context.Context, rec *perfevent.Recorder, ours bool) error {
+func exitStatus(ctx context.Context, rec *live, ours bool) error {
 	type result struct {
-		state *os.ProcessState
-		err   error
+		status syscall.WaitStatus
+		ok     bool
+		err    error
 	}
 	done := make(chan result, 1)
 	go func() {
-		state, err := rec.Wait()
-		done <- result{state, err}
+		status, ok, err := rec.wait()
+		done <- result{status, ok, err}
 	}()
 	var r result
 	patience := make(<-chan time.Time)
@@ -178,14 +177,14 @@ func exitStatus(ctx context.Context, rec *perfevent.Recorder, ours bool) error {
 	if r.err != nil {
 		return r.err
 	}
-	if r.state == nil || ours {
+	if !r.ok || ours {
 		return nil
 	}
-	status := r.state.ExitCode()
-	if w, ok := r.state.Sys().(syscall.WaitStatus); ok && w.Signaled() {
-		status = 128 + int(w.Signal())
+	status := r.status.ExitStatus()
+	if r.status.Signaled() {
+		status = 128 + int(r.status.Signal())
 		if ctx.Err() == nil {
-			fmt.Fprintf(os.Stderr, "unspool: the command was ended by a signal: %v\n", w.Signal())
+			fmt.Fprintf(os.Stderr, "unspool: the command was ended by a signal: %v\n", r.status.Signal())
 		}
 	}
 	if status != 0 {
@@ -232,5 +231,6 @@ func (s *session) write(ctx context.Context, out *os.File, o *output, info perfd
 		fmt.Fprintf(os.Stderr, "unspool: %s samples were too large for perf.data and are not in it\n", profile.Comma(n))
 	}
 	s.events(o)
+	s.names.source = !o.plain
 	return b.Profile(s.names, s.info), err
 }

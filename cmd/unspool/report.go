@@ -2,14 +2,18 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/unspool/unspool/modules"
@@ -22,23 +26,42 @@ import (
 // endings say which format the name of an output file asks for.
 var endings = []struct{ ending, format string }{
 	{".svg", "flame"}, {".pb.gz", "pprof"}, {".pb", "pprof"}, {".pprof", "pprof"}, {".folded", "folded"},
-	{".txt", "top"}, {".jsonl", "jsonl"}, {".json", "json"}, {".perf", "perf"}, {".data", "data"},
+	{".firefox.json", "firefox"}, {".speedscope.json", "speedscope"}, {".txt", "top"}, {".jsonl", "jsonl"}, {".json", "json"}, {".perf", "perf"}, {".data", "data"},
+}
+
+// formats are what a report can be.
+var formats = []string{"top", "tree", "callers", "callees", "annotate", "disasm", "folded", "flame", "pprof", "firefox", "speedscope", "perf", "json", "jsonl"}
+
+// streams are the formats that single samples have, with their times.
+var streams = map[string]func(io.Writer, profile.Namer, profile.Info, report.Options) *report.Stream{
+	"json": report.NewJSON, "jsonl": report.NewJSON, "perf": report.NewPerf, "firefox": report.NewFirefox,
 }
 
 // An output is where a report goes and what it looks like; its flags are shared by report and record.
 type output struct {
 	path, format string
 	opts         report.Options
+	more         map[string]report.Func // formats besides those of package report
+	plain        bool                   // no lines and inlined calls
+}
+
+// report returns the writer of the format; nil if there is none.
+func (o *output) report() report.Func {
+	if f := o.more[o.format]; f != nil {
+		return f
+	}
+	return report.Formats[o.format]
 }
 
 func (o *output) flags(c *cobra.Command) {
 	c.Flags().StringVarP(&o.path, "output", "o", o.path, "file to write; its ending picks the format")
-	c.Flags().StringVar(&o.format, "format", o.format, "top, callers, folded, flame, pprof, perf, json or jsonl (default: by the ending of -o, else top)")
+	c.Flags().StringVar(&o.format, "format", o.format, "top, tree, callers, callees, annotate, disasm, folded, flame, pprof, firefox, speedscope, perf, json or jsonl (default: by the ending of -o, else top)")
 	c.Flags().BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
 	c.Flags().BoolVar(&o.opts.Summary, "summary", false, "json, jsonl: end with an object that has the counts of whole and other stacks")
-	c.Flags().StringVar(&o.opts.Func, "function", "", "callers: functions whose name matches this regular expression")
-	c.Flags().IntVar(&o.opts.Limit, "limit", 0, "top, callers: show this many functions")
-	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"top", "callers", "folded", "flame", "pprof", "perf", "json", "jsonl"}, cobra.ShellCompDirectiveNoFileComp))
+	c.Flags().StringVar(&o.opts.Func, "function", "", "callers, callees, annotate, disasm: functions whose name matches this regular expression")
+	c.Flags().IntVar(&o.opts.Limit, "limit", 0, "top, callers, callees, annotate, disasm: show this many functions")
+	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
+	sourceFlag(c, &o.plain)
 }
 
 // resolve picks the format.
@@ -55,13 +78,16 @@ func (o *output) resolve(fallback string) error {
 		o.format = "callers"
 	}
 	if o.format == "" && o.path != "" && o.path != "-" {
-		return usage("the ending of %q says no format: .svg .pb.gz .folded .txt .json .jsonl .perf, or give --format", o.path)
+		return usage("the ending of %q says no format: .svg .pb.gz .firefox.json .speedscope.json .folded .txt .json .jsonl .perf, or give --format", o.path)
 	}
 	if o.format == "" {
 		o.format = fallback
 	}
-	if o.format != "data" && o.format != "jsonl" && report.Formats[o.format] == nil {
+	if o.format != "data" && o.format != "jsonl" && o.report() == nil {
 		return usage("there is no format %q", o.format)
+	}
+	if _, err := regexp.Compile(o.opts.Func); err != nil {
+		return usage("--function: %v", err)
 	}
 	if o.format == "pprof" && (o.path == "" || o.path == "-") && term.IsTerminal(int(os.Stdout.Fd())) {
 		return usage("pprof is binary: give -o FILE.pb.gz, or pipe it")
@@ -116,6 +142,7 @@ func reportCmd() *cobra.Command {
 	var o output
 	var flt filter
 	var stepper func() (*modules.Set, error)
+	var ann annotator
 	c := &cobra.Command{
 		Use:   "report FILE",
 		Short: "Show where a recording's time went",
@@ -126,13 +153,23 @@ input. Stack copies (perf record --call-graph dwarf) are unwound here.
 
 json and jsonl are one object a line for each sample, in the order of time; of a pprof profile, for each different stack.
 
+On a terminal, and without -o or another flag that shapes a report, the recording is there to be walked through: a tree
+of calls, a table of functions, their callers. In a pipe, or with --format top, it is a table.
+
 Every report says how many stacks are whole. A stack is whole when it ends at a thread's first frame.`,
 		Example: `  unspool report perf.data
   unspool report perf.data -o flame.svg
   unspool report perf.data --comm cc1plus --format callers --function malloc
+  unspool report perf.data --format annotate --function '^main$'
+  unspool report perf.data -o profile.firefox.json           for profiler.firefox.com, with times
   perf record --call-graph dwarf -o - ./program | unspool report - -o profile.pb.gz`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			var err error
+			if o.more, err = ann.formats(); err != nil {
+				return err
+			}
+			walk := args[0] != "-" && o.path == "" && o.format == "" && o.opts.Func == "" && !c.Flags().Changed("limit") && onTerminal()
 			if err := o.resolve("top"); err != nil {
 				return err
 			}
@@ -146,51 +183,62 @@ Every report says how many stacks are whole. A stack is whole when it ends at a 
 			if err := flt.compile(); err != nil {
 				return err
 			}
+			if walk {
+				p, err := readProfile(c.Context(), args[0], &o, &flt, mods)
+				if err != nil {
+					return err
+				}
+				return browse(c.Context(), p, args[0], o.opts.By)
+			}
 			return runReport(c.Context(), args[0], &o, &flt, mods)
 		},
 	}
 	o.flags(c)
 	flt.flags(c)
+	ann.flags(c)
 	stepper = stepperFlag(c)
 	return c
 }
 
+// onTerminal says whether a person can be shown pages and asked for keys.
+func onTerminal() bool {
+	return os.Getenv("TERM") != "dumb" && term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd()))
+}
+
 func runReport(ctx context.Context, path string, o *output, flt *filter, mods *modules.Set) error {
-	in, head, err := openInput(path)
+	r, err := openRecording(path, flt, mods)
 	if err != nil {
 		return err
 	}
-	defer in.Close()
-	if len(head) >= 2 && head[0] == 0x1f && head[1] == 0x8b || o.pprofInput(head) {
-		p, err := report.ReadPprof(in)
-		if err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-		p = p.Filter(flt.stack)
+	defer r.Close()
+	write := func(p *profile.Profile) error {
 		if o.format == "jsonl" {
 			o.format = "json" // it has no single samples
 		}
-		return o.write(func(w io.Writer) error { return report.Formats[o.format](w, p, o.opts) })
+		return o.write(func(w io.Writer) error { return o.report()(w, p, o.opts) })
 	}
-
-	f, err := perfdata.New(in, path)
-	if err != nil {
-		return err
+	if r.pprof != nil {
+		return write(r.pprof)
 	}
-	defer f.Close()
-	s := openFile(mods, f, flt)
-	if o.format == "json" || o.format == "jsonl" || o.format == "perf" {
-		err = o.write(func(w io.Writer) error { return s.stream(ctx, w, o) })
+	s := r.session
+	if streams[o.format] != nil {
+		var bad error // what was there before it is good
+		err = o.write(func(w io.Writer) error {
+			err := s.stream(ctx, w, o)
+			if errors.Is(err, source.ErrTruncated) || errors.Is(err, source.ErrMalformed) {
+				bad, err = err, nil
+			}
+			if err == nil && s.stats.Samples == 0 {
+				return cmp.Or(bad, s.none())
+			}
+			return err
+		})
+		err = cmp.Or(err, bad)
 	} else {
 		var p *profile.Profile
-		if p, err = s.profile(ctx, o); p != nil && p.Totals.Samples > 0 {
-			if werr := o.write(func(w io.Writer) error { return report.Formats[o.format](w, p, o.opts) }); werr != nil {
+		if p, err = r.profile(ctx, o); p != nil {
+			if werr := write(p); werr != nil {
 				return werr
-			}
-		} else if err == nil {
-			err = errors.New("no samples")
-			if flt.active() && s.stats.Unwanted > 0 {
-				err = fmt.Errorf("none of the %d samples matches", s.stats.Unwanted)
 			}
 		}
 	}
@@ -202,26 +250,144 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, mods *m
 	return nil
 }
 
-// openInput opens a file or standard input, and looks at its first bytes.
-func openInput(path string) (in *os.File, head []byte, err error) {
-	if path == "-" {
-		return os.Stdin, nil, nil
+// A recordingFile is a file of samples: a session over one that is still to be walked, or a pprof profile.
+type recordingFile struct {
+	session *session
+	file    *perfdata.File // of the session
+	pprof   *profile.Profile
+	close   []io.Closer
+}
+
+// Close closes the file.
+func (r *recordingFile) Close() {
+	for _, c := range slices.Backward(r.close) {
+		c.Close()
 	}
-	if in, err = os.Open(path); err != nil {
-		return nil, nil, err
+}
+
+// openRecording opens a file of samples, or standard input. Errors name the file.
+func openRecording(path string, flt *filter, mods *modules.Set) (*recordingFile, error) {
+	in, head, err := openInput(path)
+	if err != nil {
+		return nil, err
+	}
+	r := &recordingFile{close: []io.Closer{in}}
+	if len(head) >= 2 && head[0] == 0x1f && head[1] == 0x8b || pprofInput(head) {
+		if r.pprof, err = readPprof(in, flt); err != nil {
+			r.Close()
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		return r, nil
+	}
+	f, err := perfdata.New(in, path)
+	if err != nil {
+		r.Close()
+		return nil, err
+	}
+	r.close = append(r.close, f)
+	r.session, r.file = openFile(mods, f, flt), f
+	return r, nil
+}
+
+func readPprof(in io.Reader, flt *filter) (*profile.Profile, error) {
+	if flt.time != "" {
+		return nil, errors.New("--time: a pprof profile does not say when samples were taken")
+	}
+	p, err := report.ReadPprof(in)
+	if err != nil || !flt.active() {
+		return p, err
+	}
+	q := p.Filter(flt.stack)
+	if q.Totals.Samples == 0 {
+		return nil, fmt.Errorf("none of the %d samples matches", p.Totals.Samples)
+	}
+	return q, nil
+}
+
+// profile aggregates the samples. There is no profile without any; with an error can come one of what there was before it.
+func (r *recordingFile) profile(ctx context.Context, o *output) (*profile.Profile, error) {
+	if r.pprof != nil {
+		return r.pprof, nil
+	}
+	s := r.session
+	p, err := s.profile(ctx, o, nil)
+	if p != nil && p.Totals.Samples > 0 {
+		return p, err
+	}
+	return nil, cmp.Or(err, s.none())
+}
+
+// none says why there are no samples.
+func (s *session) none() error {
+	if s.flt.active() && s.stats.Unwanted > 0 {
+		return fmt.Errorf("none of the %d samples matches", s.stats.Unwanted)
+	}
+	return errors.New("no samples")
+}
+
+// readProfile reads all of a recording, and says on standard error what its reader should know.
+func readProfile(ctx context.Context, path string, o *output, flt *filter, mods *modules.Set) (*profile.Profile, error) {
+	r, err := openRecording(path, flt, mods)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	p, err := r.profile(ctx, o)
+	if r.session != nil {
+		r.session.warn()
+	}
+	switch {
+	case err == nil:
+	case p == nil:
+		return nil, fmt.Errorf("%s: %w", path, err)
+	default:
+		fmt.Fprintf(os.Stderr, "unspool: %s: %v\n", path, err)
+	}
+	return p, nil
+}
+
+// openInput opens a file or standard input, and looks at the first bytes.
+func openInput(path string) (in *os.File, head []byte, err error) {
+	if in = os.Stdin; path != "-" {
+		if in, err = os.Open(path); err != nil {
+			return nil, nil, err
+		}
 	}
 	head = make([]byte, 8)
-	n, err := io.ReadFull(in, head)
-	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+	var n int
+	if st, serr := in.Stat(); serr == nil && st.Mode().IsRegular() {
+		var at int64
+		if at, err = in.Seek(0, io.SeekCurrent); err == nil {
+			n, err = in.ReadAt(head, at)
+		}
+	} else {
+		n = peek(in, head)
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
 		in.Close()
 		return nil, nil, fmt.Errorf("%s: %w", path, err)
 	}
-	_, err = in.Seek(0, io.SeekStart)
-	return in, head[:n], err
+	return in, head[:n], nil
+}
+
+// peek looks at the first bytes of a pipe, which stay there (tee(2)). Of what is no pipe it sees none.
+func peek(in *os.File, head []byte) int {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return 0
+	}
+	defer r.Close()
+	defer w.Close()
+	there, err := unix.Tee(int(in.Fd()), int(w.Fd()), len(head), 0) // it waits for the first
+	if err != nil {
+		return 0
+	}
+	n, _ := io.ReadFull(r, head[:there])
+	return n
 }
 
 // pprofInput says whether a file that starts with head may be an uncompressed pprof profile.
-func (o *output) pprofInput(head []byte) bool {
+func pprofInput(head []byte) bool {
 	return len(head) > 0 && head[0] == 0x0a && !bytes.HasPrefix(head, []byte("PERFILE"))
 }
 

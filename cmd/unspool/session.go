@@ -54,7 +54,7 @@ func stepperFlag(c *cobra.Command) func() (*modules.Set, error) {
 // runs.
 func newSession(mods *modules.Set, in source.RecordStream, flt *filter) *session {
 	s := &session{in: in, flt: flt, mods: mods}
-	s.names = newNamer("", s.mods.CacheDir())
+	s.names = newNamer("", mods)
 	return s
 }
 
@@ -62,7 +62,7 @@ func newSession(mods *modules.Set, in source.RecordStream, flt *filter) *session
 func openFile(mods *modules.Set, f *perfdata.File, flt *filter) *session {
 	s := newSession(mods, f, flt)
 	info := f.Info()
-	s.names = newNamer(f.BuildID("[kernel.kallsyms]"), s.mods.CacheDir())
+	s.names = newNamer(f.BuildID("[kernel.kallsyms]"), mods)
 	s.machine, s.ours = info.Machine, info.Ours
 	s.info.Host, s.info.Command = info.Hostname, strings.Join(recorded(info.Cmdline), " ")
 	if info.ClockWall != 0 && info.First >= info.ClockTime {
@@ -108,7 +108,13 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 			}
 			return each(&s.sample)
 		},
-		Record: record,
+		Record: func(r *source.Record) error {
+			s.names.saw(r)
+			if record != nil {
+				return record(r)
+			}
+			return nil
+		},
 	}
 	if s.flt.active() {
 		o.Want = s.flt.want
@@ -125,22 +131,26 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 	return err
 }
 
-// profile aggregates the samples. With an error comes the profile of what there was before it.
-func (s *session) profile(ctx context.Context, o *output) (*profile.Profile, error) {
+// profile aggregates the samples, and calls added with each and the index of its Stack; nil calls nothing. With an error comes the profile of what
+// there was before it.
+func (s *session) profile(ctx context.Context, o *output, added func(x *profile.Sample, stack int)) (*profile.Profile, error) {
 	b := profile.NewBuilder()
-	err := s.run(ctx, func(x *profile.Sample) error { b.Add(x); return nil }, nil, nil)
+	err := s.run(ctx, func(x *profile.Sample) error {
+		if at := b.Add(x); added != nil {
+			added(x, at)
+		}
+		return nil
+	}, nil, nil)
 	s.events(o)
+	s.names.source = !o.plain
 	return b.Profile(s.names, s.info), err
 }
 
 // stream writes each sample as it comes.
 func (s *session) stream(ctx context.Context, w io.Writer, o *output) error {
 	s.events(o)
-	open := report.NewJSON
-	if o.format == "perf" {
-		open = report.NewPerf
-	}
-	st := open(w, s.names, s.info, o.opts)
+	s.names.source = !o.plain
+	st := streams[o.format](w, s.names, s.info, o.opts)
 	err := s.run(ctx, st.Sample, nil, nil)
 	if cerr := st.Close(s.info.Loss); err == nil {
 		err = cerr
@@ -184,7 +194,7 @@ func (s *session) warn() {
 		say("unwind tables are not kept for the next time: %v", err)
 	}
 	if n := st.Lost + st.LostSamples; n > 0 {
-		say("the kernel dropped %s records: record with a lower frequency (-F)", profile.Comma(n))
+		say("%s records were lost: record with a lower frequency (-F)", profile.Comma(n))
 	}
 	if st.Bad > 0 {
 		say("%s damaged records were skipped; the first: %v", profile.Comma(st.Bad), st.BadErr)
@@ -208,5 +218,12 @@ func (s *session) warn() {
 	}
 	if n := len(errs) - 5; n > 0 {
 		say("and %d more files like these", n)
+	}
+	notes := s.names.notes()
+	for _, note := range notes[:min(5, len(notes))] {
+		say("%s", note)
+	}
+	if n := len(notes) - 5; n > 0 {
+		say("and %d more notes on names", n)
 	}
 }

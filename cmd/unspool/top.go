@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -103,7 +101,6 @@ func (t *top) run(ctx context.Context, flt *filter) error {
 		return err
 	}
 	defer rec.Close()
-	defer context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt, syscall.SIGTERM) })()
 	if !tty {
 		rec.note()
 	}
@@ -133,7 +130,7 @@ func (t *top) run(ctx context.Context, flt *filter) error {
 		return err
 	}
 	s.warn()
-	return exitStatus(ctx, rec.Recorder, !over)
+	return exitStatus(ctx, rec, !over)
 }
 
 // what says what is recorded.

@@ -58,11 +58,9 @@ func (c *scene) Kernel(addrs []uint64, names []profile.Name) {
 	}
 }
 
-// interval returns what a tally that gets the lines has after a second.
-func (c *scene) interval(t *testing.T, lines ...string) interval {
+// samples calls each with the samples of the lines.
+func (c *scene) samples(t *testing.T, lines []string, each func(*profile.Sample) error) {
 	t.Helper()
-	t0 := time.Unix(100, 0)
-	tally := newTally(t0)
 	for _, l := range lines {
 		head, frames, _ := strings.Cut(l, ":")
 		var n int
@@ -83,11 +81,19 @@ func (c *scene) interval(t *testing.T, lines ...string) interval {
 			s.User = append(s.User, unwind.Frame{PC: c.at.Lo + arch.Addr(c.id(f)) + 4, How: unwind.HowCFI, Mapping: &c.at})
 		}
 		for range n {
-			if err := tally.add(&s); err != nil {
+			if err := each(&s); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
+}
+
+// interval returns what a tally that gets the lines has after a second.
+func (c *scene) interval(t *testing.T, lines ...string) interval {
+	t.Helper()
+	t0 := time.Unix(100, 0)
+	tally := newTally(t0)
+	c.samples(t, lines, tally.add)
 	return tally.cut(t0.Add(time.Second), 3, c, profile.Info{})
 }
 

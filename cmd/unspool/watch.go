@@ -198,18 +198,27 @@ func (w *watcher) typed(key tea.KeyPressMsg) {
 		}
 		v.setFilter(re)
 		return
-	case "backspace":
-		if r := []rune(v.typed); len(r) > 0 {
-			v.typed = string(r[:len(r)-1])
-		}
-	case "ctrl+u":
-		v.typed = ""
 	default:
-		if len(v.typed)+len(key.Text) <= 1000 {
-			v.typed += key.Text
-		}
+		v.typed = edit(v.typed, key)
 	}
 	v.wrong = nil
+}
+
+// edit returns a line after a key.
+func edit(line string, key tea.KeyPressMsg) string {
+	switch key.String() {
+	case "backspace":
+		if r := []rune(line); len(r) > 0 {
+			return string(r[:len(r)-1])
+		}
+	case "ctrl+u":
+		return ""
+	default:
+		if len(line)+len(key.Text) <= 1000 {
+			return line + key.Text
+		}
+	}
+	return line
 }
 
 func (w *watcher) View() tea.View {

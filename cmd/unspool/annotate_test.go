@@ -1,0 +1,160 @@
+package main
+
+import (
+	"bytes"
+	"debug/elf"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/report"
+	"github.com/unspool/unspool/report/annotate"
+)
+
+// hashProgram compiles a program with debug information.
+func hashProgram(t *testing.T) string {
+	t.Helper()
+	oracle.Need(t, "gcc", "objdump")
+	dir := t.TempDir()
+	src, err := os.ReadFile("testdata/annotate/hash.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "hash.c"), src, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "hash")
+	if out, err := exec.Command("gcc", "-O2", "-g", "-o", path, filepath.Join(dir, "hash.c")).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return path
+}
+
+// sampled returns a profile with one sample at each byte of code of the functions.
+func sampled(t *testing.T, path string, names ...string) *profile.Profile {
+	t.Helper()
+	f, err := elf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	syms, err := f.Symbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &profile.Profile{Modules: []profile.Module{{Path: path}}}
+	for _, name := range names {
+		for _, s := range syms {
+			if s.Name != name {
+				continue
+			}
+			sec := f.Sections[s.Section]
+			for i := range s.Size {
+				off := s.Value + i - sec.Addr + sec.Offset
+				p.Stacks = append(p.Stacks, profile.Stack{Frames: []uint32{uint32(len(p.Locs))}, Count: 1})
+				p.Locs = append(p.Locs, profile.Loc{Off: off, Func: int32(len(p.Funcs))})
+			}
+			p.Funcs = append(p.Funcs, profile.Func{Name: name, Named: true})
+		}
+	}
+	if len(p.Funcs) != len(names) {
+		t.Fatalf("%v are not all in the symbol table", names)
+	}
+	return p.Filter(func(*profile.Stack) bool { return true })
+}
+
+// TestAnnotatedLines holds the lines of instructions against objdump.
+func TestAnnotatedLines(t *testing.T) {
+	path := hashProgram(t)
+	p := sampled(t, path, "hash", "main")
+	out, err := exec.Command("objdump", "-d", "-l", "--no-show-raw-insn", path).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, where := map[arch.Vaddr]string{}, ""
+	place := regexp.MustCompile(`^(/.*:\d+)( \(discriminator \d+\))?$`)
+	for l := range strings.Lines(string(out)) {
+		l = strings.TrimSuffix(l, "\n")
+		if m := place.FindStringSubmatch(l); m != nil {
+			where = m[1]
+		} else if head, _, ok := strings.Cut(l, ":\t"); ok {
+			if v, err := strconv.ParseUint(strings.TrimSpace(head), 16, 64); err == nil {
+				want[arch.Vaddr(v)] = where
+			}
+		} else if strings.HasSuffix(l, ">:") {
+			where = ""
+		}
+	}
+	o := newCode(nil).options()
+	for fn := range p.Funcs {
+		a, err := annotate.Function(p, int32(fn), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(a.Insts) < 10 || a.Unknown > 0 {
+			t.Errorf("%s: %d instructions, %d unknown; %v", a.Func, len(a.Insts), a.Unknown, a.Notes)
+		}
+		for _, x := range a.Insts {
+			if got := fmt.Sprintf("%s:%d", x.File, x.Line); got != want[x.Addr] {
+				t.Errorf("%#x %s: %s; objdump has %q", x.Addr, x.Text, got, want[x.Addr])
+			}
+			if n := uint64(len(x.Bytes)+1) / 3; x.Self != n || x.Total != n {
+				t.Errorf("%#x %s: %d and %d samples, want %d", x.Addr, x.Text, x.Self, x.Total, n)
+			}
+		}
+	}
+}
+
+func TestAnnotateFormats(t *testing.T) {
+	path := hashProgram(t)
+	p := sampled(t, path, "hash")
+	moved := filepath.Join(t.TempDir(), "elsewhere")
+	if err := os.Rename(filepath.Dir(path), moved); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Rename(moved, filepath.Dir(path)) })
+	p.Modules[0].Path = filepath.Join(moved, "hash")
+	for _, c := range []struct {
+		format, syntax, fn string
+		paths              []string
+		has, lacks         []string
+	}{
+		{"annotate", "intel", "^hash$", []string{filepath.Dir(path) + "=" + moved}, []string{"h = mix(h, s[i]);", "imul eax, eax, 0x1000193", "hash.c"}, []string{"note: source"}},
+		{"annotate", "gnu", "hash", nil, []string{"imul $0x1000193,%eax,%eax", "note: source: open"}, []string{"mix(h"}},
+		{"disasm", "go", "hash", nil, []string{"IMULL $0x1000193, AX, AX", "; hash.c:"}, []string{"mix(h"}},
+		{"annotate", "intel", "nosuch", nil, []string{`no function matches "nosuch"`}, nil},
+	} {
+		a := annotator{syntax: c.syntax, paths: c.paths}
+		formats, err := a.formats()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		if err := formats[c.format](&b, p, report.Options{Func: c.fn}); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range c.has {
+			if !strings.Contains(b.String(), s) {
+				t.Errorf("%+v: there is no %q in\n%s", c, s, b.String())
+			}
+		}
+		for _, s := range c.lacks {
+			if strings.Contains(b.String(), s) {
+				t.Errorf("%+v: there is %q in\n%s", c, s, b.String())
+			}
+		}
+	}
+	for _, a := range []annotator{{syntax: "att"}, {syntax: "go", paths: []string{"=x"}}, {syntax: "go", paths: []string{"x"}}} {
+		if _, err := a.formats(); err == nil {
+			t.Errorf("%+v is accepted", a)
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/report"
+)
+
+// diffs are the formats of a comparison.
+var diffs = map[string]func(w io.Writer, before, after *profile.Profile, o report.Options) error{
+	"top": report.Diff, "flame": report.FlameDiff, "folded": report.DiffFolded, "json": report.DiffJSON,
+}
+
+func diffCmd() *cobra.Command {
+	var o output
+	var flt filter
+	var stepper func() (*modules.Set, error)
+	by, all := "share", false
+	c := &cobra.Command{
+		Use:   "diff BEFORE AFTER",
+		Short: "Show what has changed between two recordings",
+		Long: `Compare two recordings, or pprof profiles: which functions take more, and which less.
+
+The table has functions by how certain their change is: "sigma" is how many standard deviations lie between the numbers of
+samples, of their own or in total, the greater of the two, measured by how far all functions have moved. What chance can do
+is only counted; --all shows it too.
+
+--by share compares parts of all, so the recordings need not be as long; --by samples or --by periods compares numbers.
+
+A flame graph (-o diff.svg) has red frames for what takes more, blue ones for what takes less. folded has two numbers a
+line, before and after, as flamegraph.pl reads them.`,
+		Example: `  unspool diff before.data after.data
+  unspool diff before.data after.data -o diff.svg
+  unspool diff monday.pb.gz friday.pb.gz --comm '^nginx'
+  unspool diff before.data after.data --by samples --format folded | flamegraph.pl > diff.svg`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := o.resolve("top"); err != nil {
+				return err
+			}
+			write := diffs[o.format]
+			if write == nil {
+				return usage("a comparison is top, flame, folded or json, not %s", o.format)
+			}
+			switch by {
+			case "share":
+			case "samples":
+				o.opts.Absolute = true
+			case "periods":
+				o.opts.Absolute, o.opts.By = true, report.Periods
+			default:
+				return usage("--by is share, samples or periods, not %q", by)
+			}
+			if args[0] == "-" && args[1] == "-" {
+				return usage("only one of the two can be standard input")
+			}
+			if all {
+				o.opts.MinShare = -1
+			}
+			mods, err := stepper()
+			if err != nil {
+				return err
+			}
+			if err := flt.compile(); err != nil {
+				return err
+			}
+			var p [2]*profile.Profile
+			for i, path := range args {
+				if p[i], err = readProfile(c.Context(), path, &o, &flt, mods); err != nil {
+					return err
+				}
+			}
+			return o.write(func(w io.Writer) error { return write(w, p[0], p[1], o.opts) })
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&o.path, "output", "o", "", "file to write; its ending picks the format")
+	f.StringVar(&o.format, "format", "", "top, flame, folded or json (default: by the ending of -o, else top)")
+	f.StringVar(&by, "by", by, "compare share, samples or periods")
+	f.BoolVar(&all, "all", false, "top: show what can be chance, too")
+	f.IntVar(&o.opts.Limit, "limit", 0, "top: show this many functions")
+	f.BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
+	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"top", "flame", "folded", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc("by", cobra.FixedCompletions([]string{"share", "samples", "periods"}, cobra.ShellCompDirectiveNoFileComp))
+	sourceFlag(c, &o.plain)
+	flt.flags(c)
+	stepper = stepperFlag(c)
+	return c
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+// Every verb says what it does, how it is used, and shows an example that uses it and only flags that exist.
+func TestExamples(t *testing.T) {
+	root := command()
+	flag := regexp.MustCompile(`(?:^| )(-[a-zA-Z]|--[a-z][a-z-]*)\b`)
+	n := 0
+	eachVerb(root, func(c *cobra.Command) error {
+		n++
+		if c.Short == "" || c.Long == "" && c.Name() != "help" {
+			t.Errorf("%s: no description", c.CommandPath())
+		}
+		used := false
+		for _, line := range strings.Split(c.Example, "\n") {
+			for _, part := range strings.FieldsFunc(line, func(r rune) bool { return r == '|' || r == '&' }) {
+				part, _, _ = strings.Cut(part, " -- ")
+				at := strings.Index(part, c.CommandPath())
+				if at < 0 || c == root {
+					used = used || at >= 0
+					continue
+				}
+				used = true
+				for _, m := range flag.FindAllStringSubmatch(part[at:], -1) {
+					name := strings.TrimLeft(m[1], "-")
+					if c.Flags().Lookup(name) == nil && c.Flags().ShorthandLookup(name[:1]) == nil && name != "help" {
+						t.Errorf("%s: the example's %s does not exist: %s", c.CommandPath(), m[1], line)
+					}
+				}
+			}
+		}
+		if !used {
+			t.Errorf("%s: no example that uses it: %q", c.CommandPath(), c.Example)
+		}
+		return nil
+	})
+	if n < 15 {
+		t.Errorf("only %d verbs", n)
+	}
+	r := runProgram(t, "diff", "--help")
+	if r.want(t, 0, ""); !strings.Contains(r.out, "Examples:\n  unspool diff before.data after.data\n") {
+		t.Error(r.out)
+	}
+}
+
+// Manual pages are what groff and mandoc take without a word.
+func TestMan(t *testing.T) {
+	oracle.Need(t, "groff", "mandoc")
+	dir := t.TempDir()
+	runProgram(t, "man", dir).want(t, 0, "")
+	pages, _ := filepath.Glob(filepath.Join(dir, "unspool*.1"))
+	if len(pages) < 15 {
+		t.Fatalf("only %q", pages)
+	}
+	for _, page := range pages {
+		cmd := exec.Command("groff", "-K", "utf8", "-man", "-ww", "-z", "-Tutf8", page)
+		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+			t.Errorf("groff: %v\n%s", err, out)
+		}
+		out, _ := exec.Command("mandoc", "-Tlint", "-Wwarning", page).CombinedOutput()
+		for line := range strings.Lines(string(out)) {
+			if !strings.Contains(line, "missing date") { // a test has no commit
+				t.Error(strings.TrimSpace(line))
+			}
+		}
+	}
+	out, err := exec.Command("mandoc", "-Tascii", filepath.Join(dir, "unspool-report.1")).Output()
+	text := regexp.MustCompile(`.\x08`).ReplaceAllString(string(out), "")
+	for _, want := range []string{
+		"unspool-report - Show where", "unspool report FILE [flags]", "-o, --output string", "EXAMPLES", "unspool report perf.data -o flame.svg", "unspool(1)",
+	} {
+		if err != nil || !strings.Contains(text, want) {
+			t.Errorf("no %q (%v) in\n%s", want, err, text)
+		}
+	}
+}
+
+// Completion scripts are what the shells take, and fish completes with one.
+func TestCompletion(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		oracle.Need(t, shell)
+		r := runProgram(t, "completion", shell)
+		r.want(t, 0, "")
+		path := filepath.Join(t.TempDir(), "unspool."+shell)
+		if err := os.WriteFile(path, []byte(r.out), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command(shell, "-n", path).CombinedOutput(); err != nil || len(out) > 0 || len(r.out) < 1000 {
+			t.Errorf("%s -n: %v\n%s", shell, err, out)
+		}
+	}
+	for args, want := range map[string]string{
+		"report --format f":  "folded\nflame\npprof\nfirefox\n",
+		"diff --by s":        "share\nsamples\n",
+		"completion \x00":    "",
+		"di":                 "diff\tShow what has changed between two recordings\n",
+		"report --stepper n": "",
+	} {
+		args := strings.ReplaceAll(args, "\x00", "")
+		r := runProgram(t, append([]string{"__complete"}, strings.Split(args, " ")...)...)
+		if r.want(t, 0, ""); !strings.Contains(r.out, want) {
+			t.Errorf("%q completes to %q, want %q", args, r.out, want)
+		}
+	}
+}

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/source"
+)
+
+// script has a function that is compiled while it runs. It prints its process's number, which the name of a map in /tmp has.
+const script = `function hot(n) { let h = 0; for (let i = 0; i < n; i++) h = (h * 31 + i) | 0; return h; }
+let t = 0;
+for (let i = 0; i < 300; i++) t += hot(500000);
+console.log(process.pid);
+`
+
+var hotName = regexp.MustCompile(`(?m);JS:[*^~]hot [^;]*/script\.js:1:\d+[; ]`)
+
+// TestJavaScript: what node compiles has names, from a perf map and from a jitdump, recorded by perf and by this program.
+func TestJavaScript(t *testing.T) {
+	oracle.Need(t, "node", "perf")
+	canRecord(t)
+	dir := t.TempDir()
+	js := filepath.Join(dir, "script.js")
+	if err := os.WriteFile(js, []byte(script), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	clean := func(stdout []byte) {
+		if pid := bytes.TrimSpace(stdout); regexp.MustCompile(`^\d+$`).Match(pid) {
+			os.Remove("/tmp/perf-" + string(pid) + ".map")
+		}
+	}
+
+	data := filepath.Join(dir, "perf.data")
+	cmd := exec.Command("perf", "record", "-q", "-e", "cpu-clock", "-F", "500", "--call-graph", "dwarf", "-o", data, "--", "node", "--perf-basic-prof", js)
+	cmd.Dir = dir
+	pid, err := cmd.Output()
+	defer clean(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := runProgram(t, "report", data, "--format", "folded")
+	if r.want(t, 0, ""); !hotName.MatchString(r.out) {
+		t.Errorf("a map, and a recording of perf's: no %v in\n%.2000s", hotName, r.out)
+	}
+
+	for _, flag := range []string{"--perf-basic-prof", "--perf-prof"} {
+		folded := filepath.Join(dir, "out.folded")
+		c := program(t, "record", "-e", "cpu-clock", "-o", folded, "--", "node", flag, js)
+		c.Dir = dir // node leaves the dump there
+		r := finish(t, c)
+		clean([]byte(r.out))
+		r.want(t, 0, "")
+		if b, _ := os.ReadFile(folded); !hotName.Match(b) {
+			t.Errorf("%s: no %v in\n%.2000s", flag, hotName, b)
+		}
+		if strings.Contains(r.stderr, "jit-") {
+			t.Errorf("%s: %s", flag, r.stderr)
+		}
+	}
+}
+
+const inliningC = `static inline __attribute__((always_inline)) unsigned mix(unsigned a, unsigned b) { return a * 31 + (b ^ a >> 3); }
+__attribute__((noinline)) unsigned outer(unsigned n) {
+	unsigned h = 1;
+	for (unsigned i = 0; i < n; i++)
+		h = mix(h, i);
+	return h;
+}
+int main(int c, char **v) {
+	unsigned s = 0;
+	for (int i = 0; i < 3000; i++)
+		s += outer(100000 + c + i);
+	return s == 1;
+}
+`
+
+// TestInlined: calls that were inlined are in a report, and are not with --no-inline.
+func TestInlined(t *testing.T) {
+	oracle.Need(t, "gcc", "perf")
+	canRecord(t)
+	dir := t.TempDir()
+	src, prog, data := filepath.Join(dir, "a.c"), filepath.Join(dir, "prog"), filepath.Join(dir, "perf.data")
+	if err := os.WriteFile(src, []byte(inliningC), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"gcc", "-O2", "-g", "-o", prog, src},
+		{"perf", "record", "-q", "-e", "cpu-clock", "-F", "500", "--call-graph", "dwarf", "-o", data, "--", prog},
+	} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+	}
+	r := runProgram(t, "report", data, "--format", "folded")
+	if r.want(t, 0, ""); !strings.Contains(r.out, ";main;outer;mix ") {
+		t.Errorf("no inlined call:\n%s", r.out)
+	}
+	r = runProgram(t, "report", data, "--format", "folded", "--no-inline")
+	if r.want(t, 0, ""); strings.Contains(r.out, ";mix ") || !strings.Contains(r.out, ";main;outer ") {
+		t.Errorf("--no-inline:\n%s", r.out)
+	}
+}
+
+// TestFetchInterrupted: an interrupt ends what is being fetched, and nothing more is.
+func TestFetchInterrupted(t *testing.T) {
+	var asked atomic.Int32
+	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if asked.Add(1) == 1 {
+			syscall.Kill(os.Getpid(), syscall.SIGINT)
+		}
+		<-r.Context().Done()
+	}))
+	defer s.Close()
+	t.Setenv("DEBUGINFOD_URLS", s.URL)
+	t.Setenv("DEBUGINFOD_CACHE_PATH", t.TempDir())
+	n := newNamer("", nil)
+	defer n.symbols.Close()
+	for _, id := range []string{"0123456789", "9876543210"} {
+		if _, ok := n.symbols.Module("/none/"+id, id).Lookup(0x1000); ok {
+			t.Error("a name for nothing")
+		}
+	}
+	if got := asked.Load(); got != 1 {
+		t.Errorf("%d requests", got)
+	}
+}
+
+// TestLateDump: a process maps its dump after code of it was asked for.
+func TestLateDump(t *testing.T) {
+	dump := filepath.Join(t.TempDir(), "jit-1.dump")
+	le := binary.LittleEndian
+	b := le.AppendUint32([]byte("DTiJ"), 1)
+	b = le.AppendUint32(b, 40) // the size of the header
+	b = append(b, make([]byte, 28)...)
+	b = le.AppendUint32(append(b, 0, 0, 0, 0), 16+40+5) // JIT_CODE_LOAD
+	for _, v := range []uint64{1, 0, 0x7000, 0x7000, 0x100, 1} {
+		b = le.AppendUint64(b, v)
+	}
+	if err := os.WriteFile(dump, append(b, "late\x00"...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n := newNamer("", nil)
+	defer n.symbols.Close()
+	pid := int32(os.Getpid())
+	var names [1]profile.Name
+	if n.made(pid, []uint64{0x7010}, names[:]); names[0].Func != "" {
+		t.Fatalf("before: %v", names[0])
+	}
+	n.saw(&source.Record{Type: source.RecordMmap2, PID: pid, Filename: []byte(dump)})
+	if n.made(pid, []uint64{0x7010}, names[:]); names[0].Func != "late" {
+		t.Errorf("after: %v, %q", names[0], n.notes())
+	}
+}

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/report"
+	"github.com/unspool/unspool/report/annotate"
+	"github.com/unspool/unspool/serve"
+)
+
+func serveCmd() *cobra.Command {
+	var listen, root string
+	var open, plain bool
+	var stepper func() (*modules.Set, error)
+	c := &cobra.Command{
+		Use:   "serve FILE [BASELINE]",
+		Short: "Explore a recording in the browser",
+		Long: `Show a recording on a local web page: flame graph, table of functions, callers and callees, samples by thread and time,
+source and disassembly, all of it by process, thread, time and function.
+
+FILE is a perf.data file or a pprof profile, as for unspool report. With a second one, the first is compared with it.
+
+The page is served to this machine only, unless --listen names another address. It loads nothing from elsewhere.`,
+		Example: `  unspool serve perf.data
+  unspool serve --open unspool.data
+  unspool serve after.data before.data`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(c *cobra.Command, args []string) error {
+			mods, err := stepper()
+			if err != nil {
+				return err
+			}
+			a := pageAnnotator{code: newCode(mods)}
+			a.sources.Root = root
+			return runServe(c.Context(), args, listen, open, mods, plain, &a)
+		},
+	}
+	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "address and port to listen on; port 0: any that is free")
+	c.Flags().BoolVar(&open, "open", false, "open the page in a browser")
+	c.Flags().StringVar(&root, "source-root", "", "look for source files below this directory first")
+	c.MarkFlagDirname("source-root")
+	sourceFlag(c, &plain)
+	stepper = stepperFlag(c)
+	return c
+}
+
+func runServe(ctx context.Context, paths []string, listen string, open bool, mods *modules.Set, plain bool, a serve.Annotator) error {
+	if host, _, err := net.SplitHostPort(listen); err != nil {
+		return usage("--listen: %v", err)
+	} else if host == "" {
+		return usage("--listen %q: name the address too, 127.0.0.1%s or, for all, 0.0.0.0%s", listen, listen, listen)
+	}
+	o := serve.Options{Annotator: a}
+	for _, p := range paths {
+		if p != "-" {
+			if _, err := os.Stat(p); err != nil {
+				return err
+			}
+		}
+		o.Inputs = append(o.Inputs, serveInput(p, mods, plain))
+	}
+	l, err := net.Listen("tcp", listen)
+	if err != nil {
+		return err
+	}
+	s := serve.New(o)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	h := serve.NewHTTPServer(s)
+	served := make(chan error, 1)
+	go func() { served <- h.Serve(l) }()
+	addr := l.Addr().String()
+	if at := l.Addr().(*net.TCPAddr); at.IP.IsUnspecified() {
+		addr = fmt.Sprint("localhost:", at.Port) // for all addresses, of which this is the one that is known
+	}
+	url := "http://" + addr + "/"
+	fmt.Println(url)
+	if open {
+		browser := exec.Command("xdg-open", url)
+		if err := browser.Start(); err != nil {
+			fmt.Fprintf(os.Stderr, "unspool: the browser: %v\n", err)
+		} else {
+			go browser.Wait()
+		}
+	}
+	failed := make(chan error, 1)
+	go func() {
+		if err := s.Load(ctx); err != nil {
+			failed <- err
+		}
+	}()
+	select {
+	case err = <-failed:
+	case err = <-served:
+	case <-ctx.Done():
+	}
+	// Answers under way get a moment.
+	end, stop := context.WithTimeout(context.Background(), time.Second)
+	defer stop()
+	h.Shutdown(end)
+	if errors.Is(err, http.ErrServerClosed) || ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// A pageAnnotator annotates functions for the page.
+type pageAnnotator struct {
+	*code
+	sources annotate.Sources
+}
+
+// Annotate implements serve.Annotator.
+func (a *pageAnnotator) Annotate(p *profile.Profile, fn int32, periods bool) (any, error) {
+	o := a.options()
+	o.Source, o.Periods = a.source, periods
+	return annotate.Function(p, fn, o)
+}
+
+// source reads what looks like source: debug information may name any file of the user's.
+func (a *pageAnnotator) source(path string) ([]byte, error) {
+	names := []string{path}
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		names = append(names, real)
+	}
+	for _, n := range names {
+		if !slices.Contains(sourceEndings, strings.ToLower(filepath.Ext(n))) {
+			return nil, fmt.Errorf("%s: its name is not that of source", n)
+		}
+	}
+	return a.sources.Read(path)
+}
+
+var sourceEndings = []string{
+	".c", ".h", ".cc", ".cpp", ".cxx", ".c++", ".hh", ".hpp", ".hxx", ".h++", ".inl", ".inc", ".ipp", ".tcc", ".def", ".go", ".rs", ".s", ".asm",
+	".m", ".mm", ".swift", ".zig", ".d", ".nim", ".f", ".f90", ".f95", ".ada", ".adb", ".ads", ".pas", ".ml", ".hs", ".y", ".l", ".cu", ".v",
+}
+
+// serveInput returns how a file is read for the page; plain leaves out lines and inlined calls.
+func serveInput(path string, mods *modules.Set, plain bool) serve.Input {
+	return serve.Input{Name: path, Read: func(ctx context.Context, progress func(serve.Progress)) (*serve.Recording, error) {
+		r, err := openRecording(path, &filter{}, mods)
+		if err != nil {
+			return nil, err
+		}
+		defer r.Close()
+		if r.pprof != nil {
+			return &serve.Recording{Profile: r.pprof}, nil
+		}
+		o := output{plain: plain}
+		times := &serve.Times{}
+		n := uint64(0)
+		p, err := r.session.profile(ctx, &o, func(x *profile.Sample, stack int) {
+			if n++; n&1023 == 0 {
+				done, total := r.file.Progress()
+				progress(serve.Progress{Done: done, Total: total, Samples: n})
+			}
+			times.Add(x.Time, stack, x.Period)
+		})
+		r.session.warn()
+		if err != nil {
+			err = fmt.Errorf("%s: %w", path, err)
+			if n == 0 {
+				return nil, err
+			}
+			fmt.Fprintf(os.Stderr, "unspool: %v\n", err)
+		}
+		return &serve.Recording{Profile: p, Times: times, Local: true, Periods: o.opts.By == report.Periods}, nil
+	}}
+}

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/profile"
+)
+
+// TestServe serves a recording, and the same as pprof: the page has the numbers of report.
+func TestServe(t *testing.T) {
+	canRecord(t)
+	dir := t.TempDir()
+	file, pb := filepath.Join(dir, "x.data"), filepath.Join(dir, "x.pb.gz")
+	runProgram(t, append([]string{"record", "-o", file, "--"}, busy...)...).want(t, 7, "samples")
+	runProgram(t, "report", file, "-o", pb).want(t, 0, "")
+	r := runProgram(t, "report", file)
+	r.want(t, 0, "")
+	head, _, _ := strings.Cut(r.out, " ")
+
+	for _, args := range [][]string{{file}, {pb}, {file, pb}, {"--listen", "0.0.0.0:0", file}} {
+		c := program(t, append([]string{"serve"}, args...)...)
+		out, err := c.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var stderr strings.Builder
+		c.Stderr = &stderr
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		timeout := time.AfterFunc(2*time.Minute, func() { c.Process.Kill() })
+		url, err := bufio.NewReader(out).ReadString('\n')
+		if err != nil {
+			t.Fatalf("no address: %v\n%s", err, stderr.String())
+		}
+		url = strings.TrimSpace(url)
+		get := func(path string, v any) int {
+			r, err := http.Get(url + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Body.Close()
+			b, err := io.ReadAll(r.Body)
+			if err == nil && r.StatusCode == http.StatusOK {
+				err = json.Unmarshal(b, v)
+			}
+			if err != nil {
+				t.Fatalf("%s: %v", path, err)
+			}
+			return r.StatusCode
+		}
+		if got := get("api/status", new(any)); got != http.StatusOK {
+			t.Fatalf("%s: status %d", url, got)
+		}
+		var st struct{ State, Error string }
+		for st.State != "ready" {
+			get("api/status", &st)
+			if st.State == "failed" {
+				t.Fatal(st.Error)
+			}
+		}
+		var top struct {
+			All  [2]uint64
+			Rows []struct{ ID int }
+		}
+		if get("api/top", &top); profile.Comma(top.All[0]) != head {
+			t.Errorf("serve %v: %d samples, report has %s", args, top.All[0], head)
+		}
+		if len(args) == 2 && top.All[0] != top.All[1] {
+			t.Errorf("a recording and the same as pprof: %v", top.All)
+		}
+		var source map[string]any
+		want := http.StatusOK
+		if args[0] == pb {
+			want = http.StatusBadRequest // pprof's files lead to no source
+		}
+		if got := get(fmt.Sprintf("api/source?fn=%d", top.Rows[0].ID), &source); got != want {
+			t.Errorf("serve %v: source: status %d, want %d", args, got, want)
+		}
+		c.Process.Signal(syscall.SIGTERM)
+		if err := c.Wait(); err != nil {
+			t.Errorf("serve %v: %v\n%s", args, err, stderr.String())
+		}
+		timeout.Stop()
+	}
+}
+
+// Debug information may name any file as source; the page shows what looks like source.
+func TestServeSource(t *testing.T) {
+	dir := t.TempDir()
+	secret, source := filepath.Join(dir, "shadow"), filepath.Join(dir, "a.c")
+	for _, name := range []string{secret, source} {
+		if err := os.WriteFile(name, []byte("x\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(secret, filepath.Join(dir, "b.c")); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "c.c"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var a pageAnnotator
+	if b, err := a.source(source); err != nil || string(b) != "x\n" {
+		t.Errorf("%s: %q, %v", source, b, err)
+	}
+	for _, name := range []string{secret, filepath.Join(dir, "b.c"), filepath.Join(dir, "c.c"), dir, "/etc/shadow", "/proc/self/environ", ""} {
+		if b, err := a.source(name); err == nil {
+			t.Errorf("%q is read as source: %d bytes", name, len(b))
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+
+	"github.com/spf13/cobra"
+
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/shadow"
+)
+
+// An execution is what verify --run is told.
+type execution struct {
+	on               bool
+	module, function string
+	format, path     string
+	opts             shadow.Options
+}
+
+var executionFlags = []string{"module", "function", "thread", "entry", "every", "steps", "format", "output"}
+
+func (x *execution) flags(c *cobra.Command) {
+	f := c.Flags()
+	f.BoolVar(&x.on, "run", false, "execute a command step by step, and compare at each instruction")
+	f.StringVar(&x.module, "module", "", "with --run: only in files whose path matches this regular expression")
+	f.StringVar(&x.function, "function", "", "with --run: only in functions whose name matches this regular expression")
+	f.IntVar(&x.opts.Thread, "thread", 0, "with --run: only in this thread, counted from 1 in the order in which they start")
+	f.BoolVar(&x.opts.Entry, "entry", false, "with --run: begin at the program's entry point, not in the dynamic linker")
+	f.Uint64Var(&x.opts.Every, "every", 1, "with --run: compare at every n-th instruction only")
+	f.Uint64Var(&x.opts.Steps, "steps", 0, "with --run: after so many instructions let the command run on by itself")
+	f.StringVar(&x.format, "format", "text", "with --run: text or json")
+	f.StringVarP(&x.path, "output", "o", "", "with --run: the report's file instead of standard error; \"-\" is standard output")
+}
+
+// unused returns an error where flags were given that only --run has.
+func (x *execution) unused(c *cobra.Command) error {
+	for _, name := range executionFlags {
+		if c.Flags().Changed(name) {
+			return usage("--%s goes with --run", name)
+		}
+	}
+	return nil
+}
+
+// verify executes a command and reports what its tables get wrong.
+func (x *execution) verify(ctx context.Context, args []string) error {
+	o := x.opts
+	var write func(*shadow.Result, io.Writer) error
+	switch x.format {
+	case "text":
+		write = (*shadow.Result).WriteText
+	case "json":
+		write = (*shadow.Result).WriteJSON
+	default:
+		return usage("--format is text or json, not %q", x.format)
+	}
+	if o.Thread < 0 {
+		return usage("--thread counts from 1")
+	}
+	for _, r := range []struct {
+		flag, text string
+		to         **regexp.Regexp
+	}{{"--module", x.module, &o.Module}, {"--function", x.function, &o.Function}} {
+		if r.text == "" {
+			continue
+		}
+		re, err := regexp.Compile(r.text)
+		if err != nil {
+			return usage("%s: %v", r.flag, err)
+		}
+		*r.to = re
+	}
+	out := os.Stderr
+	switch x.path {
+	case "":
+	case "-":
+		out = os.Stdout
+	default:
+		f, err := os.Create(x.path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		out = f
+	}
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	p := newProgress()
+	o.Progress = func(steps, compared uint64) {
+		p.say("%s instructions, %s compared", profile.Comma(steps), profile.Comma(compared))
+	}
+	r, err := shadow.Run(ctx, cmd, o)
+	p.done()
+	if r.Steps == 0 && err != nil {
+		return err
+	}
+	if werr := write(r, out); werr != nil {
+		return werr
+	}
+	if err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	if n := len(r.Wrong()); n > 0 {
+		return fmt.Errorf("%d wrong rows that docs/FINDINGS.md does not list", n)
+	}
+	return nil
+}
