@@ -117,6 +117,16 @@ func TestPage(t *testing.T) {
 	p.Wait(`document.getElementById('notice').textContent.includes('missing closing )') && !document.getElementById('notice').hidden && document.getElementById('loading').hidden`)
 	p.Key("Escape")
 	p.Wait(`document.getElementById('notice').hidden && document.getElementById('found').textContent === '' && document.getElementById('search').value === ''`)
+	// Escape is faster than the search that was just typed.
+	if got := p.Eval(`new Promise(done => {
+		const s = document.getElementById('search');
+		s.value = 'at once';
+		s.dispatchEvent(new Event('input', { bubbles: true }));
+		s.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }));
+		setTimeout(() => done(s.value + location.hash), 200);
+	})`).(string); strings.Contains(got, "at") {
+		t.Errorf("a search that was left is back: %q", got)
+	}
 
 	// Upside down, inside out, dark.
 	p.Eval(`document.getElementById('flip').click()`)
@@ -144,9 +154,17 @@ func TestPage(t *testing.T) {
 	p.Wait(`document.querySelectorAll('#chips .chip').length === 0`)
 
 	// The filter's form.
+	if got := p.Eval(`new Promise(done => {
+		const f = document.getElementById('filters'), w = document.getElementById('f-with');
+		f.addEventListener('toggle', () => setTimeout(() => { done(w.value); f.hidePopover(); }), { once: true });
+		f.showPopover();
+		w.value = 'typed at once';
+	})`); got != "typed at once" {
+		t.Errorf("what was typed as the form opened became %q", got)
+	}
 	p.Eval(`document.activeElement.blur()`)
 	p.Key("f")
-	p.Wait(`document.getElementById('filters').matches(':popover-open')`)
+	p.Wait(`document.getElementById('filters').matches(':popover-open') && document.getElementById('f-with').value === ''`)
 	p.Eval(`document.getElementById('f-with').focus()`)
 	p.Type("sys_1")
 	p.Key("Enter")

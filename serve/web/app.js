@@ -228,7 +228,8 @@ function fillFilters(info) {
   $('f-event').replaceChildren(one('', 'All'), ...events.map((e, i) => one(`${i}`, e.name)));
   $('f-eventbox').hidden = events.length < 2;
   $('f-by').replaceChildren(one('samples', 'Samples'), one('periods', events.length !== 1 ? 'Events' : events[0].unit === 'nanoseconds' ? 'Time' : events[0].name));
-  $('filters').addEventListener('toggle', e => {
+  // Before it opens: "toggle" comes some time after, over what was typed since.
+  $('filters').addEventListener('beforetoggle', e => {
     if (e.newState !== 'open') return;
     const s = app.state;
     $('f-thread').value = s.tid !== '' ? `${s.pid}/${s.tid}` : `${s.pid}`;
@@ -305,6 +306,8 @@ function controls() {
     if (e.ctrlKey || e.metaKey || e.altKey || $('keys').open) return;
     if (e.target.matches('input, select')) {
       if (e.key === 'Escape' && e.target === $('search')) {
+        clearTimeout(timer);
+        e.target.value = '';
         app.set({ search: '' }, true);
         $(app.state.tab === 'top' ? 'table' : 'graph').querySelector('[tabindex]').focus();
       }
