@@ -202,6 +202,18 @@ func TestPage(t *testing.T) {
 	p.Wait(`document.getElementById('picked').textContent === 'No function matches.'`)
 	p.Eval(`history.back()`)
 	p.Wait(fmt.Sprintf(`document.getElementById('pick').value === %q`, name))
+	if got := p.Eval(`new Promise(done => {
+		const k = document.getElementById('pick');
+		history.forward();
+		addEventListener('popstate', () => {
+			k.value = 'typed';
+			k.dispatchEvent(new Event('input', { bubbles: true }));
+			setTimeout(() => { done(k.value); history.back(); }, 500);
+		}, { once: true });
+	})`); got != "typed" {
+		t.Errorf("what was typed while an answer came became %q", got)
+	}
+	p.Wait(fmt.Sprintf(`document.getElementById('pick').value === %q`, name))
 	p.Eval(`document.getElementById('go-with').click()`)
 	p.Wait(fmt.Sprintf(`document.getElementById('picked').textContent.startsWith('total 100.0 %%') && document.getElementById('pick').value === %q`, name))
 	p.Eval(`document.querySelector('#chips .chip').click()`)

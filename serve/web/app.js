@@ -85,6 +85,7 @@ const app = {
 
   sandwich() {
     const { fn } = this.state;
+    this.picking = false;
     for (const g of [this.callers, this.callees]) {
       if (this.state.fn === '') continue;
       if (g.extra?.fn !== fn) g.path = [];
@@ -105,7 +106,7 @@ const app = {
     this.badge(g);
     if (from === this.table) $('found').textContent = this.state.search ? `${comma(g.count)} functions` : '';
     else $('found').textContent = g.found ? `${percent(g.found.weight[0], g.all[0])} in ${comma(g.found.functions)}` : '';
-    if (from === this.callers) {
+    if (from === this.callers && !this.picking) { // an answer is not written over what somebody types
       const l = from.name(0), all = g.all[0];
       $('pick').value = l.text;
       $('picked').textContent = `total ${percent(from.total(0), all)} · ${weight(from.total(0), this.unit())}`;
@@ -278,6 +279,7 @@ function controls() {
   // named returns functions that match, the heaviest first; null if it was asked again.
   const named = match => picks.ask('top', { ...app.params(), match, sort: 'total', limit: 20 }).then(t => t && t.rows, () => []);
   $('pick').addEventListener('input', async e => {
+    app.picking = true;
     const hit = list.find(r => r.text === e.target.value);
     if (hit) return app.go('sandwich', hit.id);
     const rows = await named(quoted(e.target.value));
