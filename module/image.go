@@ -111,6 +111,23 @@ func Open(path string) (*Image, error) {
 	return Map(f)
 }
 
+// OnDisk says whether the name of a mapping can be a file's, as far as the name tells: devices, System V shared memory and what has no
+// file but a name in /proc/PID/maps or in a recording are none. In /dev/shm are files like others, until they are deleted.
+func OnDisk(name string) bool {
+	if shm, ok := strings.CutPrefix(name, "/dev/shm/"); ok {
+		return !strings.HasSuffix(shm, " (deleted)")
+	}
+	if !strings.HasPrefix(name, "/") {
+		return false
+	}
+	for _, p := range []string{"//", "/memfd:", "/dev/", "/SYSV"} {
+		if strings.HasPrefix(name, p) {
+			return false
+		}
+	}
+	return true
+}
+
 // OpenFile opens a file to be mapped.
 func OpenFile(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO would block

@@ -17,11 +17,14 @@ func Open(name string) (*module.Image, error) {
 	switch {
 	case name == "[vdso]":
 		return module.VDSO()
-	case !strings.HasPrefix(name, "/"), strings.HasPrefix(name, "//"), strings.HasPrefix(name, "/memfd:"),
-		strings.HasPrefix(name, "/dev/"), strings.HasPrefix(name, "/SYSV"), isDump(name):
+	case !module.OnDisk(name):
 		return nil, nil
 	}
-	return module.Open(name)
+	img, err := module.Open(name)
+	if err != nil && isDump(name) {
+		return nil, nil
+	}
+	return img, err
 }
 
 // isDump says whether a mapping only tells where a process writes down the code that it makes (package symbol/jit).

@@ -41,6 +41,29 @@ func TestModule(t *testing.T) {
 	}
 }
 
+// Programs have odd names and places.
+func TestPlaces(t *testing.T) {
+	t.Setenv("UNSPOOL_CACHE", t.TempDir())
+	sh, err := os.ReadFile("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shm, err := os.MkdirTemp("/dev/shm", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(shm) })
+	s := New()
+	for _, path := range []string{filepath.Join(shm, "sh"), filepath.Join(t.TempDir(), "jit-1.dump"), filepath.Join(t.TempDir(), "sh (deleted)")} {
+		if err := os.WriteFile(path, sh, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if c := s.Module(path, "").Code(); c == nil || c.Err != nil || c.Stepper == nil {
+			t.Errorf("%s: %+v", path, c)
+		}
+	}
+}
+
 // What cannot be used says why, and what has no file is no error.
 func TestUnusable(t *testing.T) {
 	t.Setenv("UNSPOOL_CACHE", t.TempDir())
@@ -49,7 +72,7 @@ func TestUnusable(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := New()
-	for _, path := range []string{"//anon", "[heap]", "", "/memfd:x (deleted)", "/dev/zero", "/SYSV00000000"} {
+	for _, path := range []string{"//anon", "[heap]", "", "/memfd:x (deleted)", "/dev/zero", "/dev/shm/x (deleted)", filepath.Join(t.TempDir(), "jit-1.dump"), "/SYSV00000000"} {
 		if c := s.Module(path, "").Code(); c != nil {
 			t.Errorf("%q: %+v, want nothing", path, c)
 		}

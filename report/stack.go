@@ -42,6 +42,7 @@ type ThreadStack struct {
 	Name   string // may be empty
 	Frames []StackFrame
 	Stop   unwind.Stop // why there are no more frames
+	Return uint64      // with BadReturn: the address that is in no code
 	Err    error       // why there are none
 	Same   []int       // other threads whose stacks are the same
 }
@@ -182,6 +183,8 @@ func (t *ThreadStack) Incomplete() string {
 	switch {
 	case t.Err != nil:
 		return fmt.Sprintf("no registers: %v", t.Err)
+	case t.Stop == unwind.BadReturn:
+		return fmt.Sprintf("not whole, %s: the return address %#x is not in code", t.Stop, t.Return)
 	case t.Stop != unwind.Outermost:
 		return fmt.Sprintf("not whole, %s: %s", t.Stop, stopText[t.Stop])
 	}
@@ -195,7 +198,6 @@ var stopText = [unwind.NumStops]string{
 	unwind.BadCFA:      "the caller's frame is not above the last one, or needs a register that is lost",
 	unwind.Truncated:   "the captured stack ends before the last frame does",
 	unwind.BadMemory:   "memory that the last frame's caller is found by cannot be read",
-	unwind.BadReturn:   "the return address is not in code",
 	unwind.DepthLimit:  "the limit of frames",
 	unwind.NoUserStack: "there is nothing to walk",
 }

@@ -45,7 +45,7 @@ func sampleStacks() *Stacks {
 		Notes: []string{"/opt/plugin.so: file does not exist"},
 		Threads: []ThreadStack{
 			{TID: 10, Name: "app", Frames: crashed},
-			{TID: 11, Name: "a \"b\"", Frames: []StackFrame{frame(libc, 0x7f0000003000, unwind.HowStart, "read", 0x22ff0)}, Stop: unwind.BadReturn, Same: []int{12, 13}},
+			{TID: 11, Name: "a \"b\"", Frames: []StackFrame{frame(libc, 0x7f0000003000, unwind.HowStart, "read", 0x22ff0)}, Stop: unwind.BadReturn, Return: 0x4141414141414141, Same: []int{12, 13}},
 			{TID: 14, Stop: unwind.NoUserStack, Err: errors.New("it ended")},
 		},
 	}

@@ -36,6 +36,7 @@ type jsonThread struct {
 	Name   string           `json:"name"`
 	Same   []int            `json:"same,omitempty"`
 	Stop   string           `json:"stop"`
+	Return string           `json:"return,omitempty"`
 	Whole  bool             `json:"whole"`
 	Error  string           `json:"error,omitempty"`
 	Frames []jsonStackFrame `json:"frames"`
@@ -75,6 +76,9 @@ func StackJSON(w io.Writer, s *Stacks) error {
 		out := jsonThread{TID: t.TID, Name: t.Name, Same: t.Same, Stop: t.Stop.String(), Whole: t.Err == nil && t.Stop == unwind.Outermost, Frames: []jsonStackFrame{}}
 		if t.Err != nil {
 			out.Error = t.Err.Error()
+		}
+		if t.Stop == unwind.BadReturn {
+			out.Return = hexText(t.Return)
 		}
 		for k := range t.Frames {
 			for _, l := range t.Frames[k].lines() {

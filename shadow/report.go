@@ -21,6 +21,9 @@ func (r *Result) Wrong() []*Finding {
 
 // How says how the command ended: "exit status 3".
 func (r *Result) How() string {
+	if r.Cut {
+		return "was ended here: unspool was interrupted"
+	}
 	if r.Exit.Signaled() {
 		return "was ended by signal " + unix.SignalName(r.Exit.Signal())
 	}
@@ -100,7 +103,8 @@ type (
 		Processes    int           `json:"processes"`
 		Exit         int           `json:"exit"` // -1 where a signal ended it
 		Signal       string        `json:"signal,omitempty"`
-		RanOn        bool          `json:"ran_on"` // after the limit of steps
+		RanOn        bool          `json:"ran_on"`      // after the limit of steps
+		Interrupted  bool          `json:"interrupted"` // before the command had ended
 		Modules      []jsonModule  `json:"modules"`
 		Findings     []jsonFinding `json:"findings"`
 		Errors       []string      `json:"errors"`
@@ -145,7 +149,7 @@ func (r *Result) WriteJSON(w io.Writer) error {
 	hex := func(v uint64) string { return fmt.Sprintf("%#x", v) }
 	at := func(v arch.Vaddr) string { return hex(uint64(v)) }
 	out := jsonResult{Instructions: r.Steps, Compared: r.Compared, Threads: r.Threads, Processes: r.Processes, Exit: r.Exit.ExitStatus(),
-		RanOn: r.Stopped, Modules: []jsonModule{}, Findings: []jsonFinding{}, Errors: []string{}}
+		RanOn: r.Stopped, Interrupted: r.Cut, Modules: []jsonModule{}, Findings: []jsonFinding{}, Errors: []string{}}
 	if r.Exit.Signaled() {
 		out.Signal = unix.SignalName(r.Exit.Signal())
 	}

@@ -55,6 +55,7 @@ type Result struct {
 	Findings  []*Finding // in the order in which they were found
 	Exit      unix.WaitStatus
 	Stopped   bool    // the limit of steps was reached
+	Cut       bool    // the context was done before the command was
 	Foreign   bool    // some process had 32-bit code, and was not followed
 	Errors    []error // tables that could not be read, or not whole
 }
@@ -104,6 +105,7 @@ func Run(ctx context.Context, cmd *exec.Cmd, o Options) (*Result, error) {
 		done <- result{t.result(), err}
 	}()
 	r := <-done
+	r.r.Cut = r.err != nil && ctx.Err() != nil
 	return r.r, r.err
 }
 

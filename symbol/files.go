@@ -33,11 +33,13 @@ func (t *Table) file() (*module.Image, error) {
 			return nil, err
 		}
 		return img, nil
-	case !strings.HasPrefix(t.path, "/"), strings.HasPrefix(t.path, "//"), strings.HasPrefix(t.path, "/memfd:"),
-		strings.HasPrefix(t.path, "/dev/"), strings.HasPrefix(t.path, "/SYSV"), strings.HasSuffix(t.path, " (deleted)"):
+	case !module.OnDisk(t.path):
 		return nil, nil
 	}
 	img, err := t.map_(t.path, t.isOurs)
+	if errors.Is(err, fs.ErrNotExist) && strings.HasSuffix(t.path, " (deleted)") {
+		return nil, nil
+	}
 	if err == nil || t.id == "" {
 		return img, err
 	}

@@ -23,6 +23,8 @@ type Snapshot struct {
 // A Walker walks stacks. It remembers what it found at each PC of a Space, so one Walker should serve
 // many stacks; it is for one goroutine at a time.
 type Walker struct {
+	Return uint64 // where the last stack stopped with BadReturn: the address that is in no code
+
 	depth   int
 	state   rows.State
 	at      int // the frame of the stack at hand that state belongs to; -1 where it is not set yet
@@ -183,6 +185,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		from = e
 		if e.kind == siteUnmapped && n > 0 {
 			if _, _, ok := w.called(s); !exact || !ok {
+				w.Return = pc
 				return frames, BadReturn
 			}
 		}

@@ -228,6 +228,9 @@ func writeStacks(s *report.Stacks, p *source.Process, o *stackOptions, names *na
 func walkThread(w *unwind.Walker, s *unwind.Snapshot, out *report.ThreadStack, o *stackOptions) {
 	frames, stop := w.Walk(s, nil)
 	out.Stop = stop
+	if stop == unwind.BadReturn {
+		out.Return = w.Return
+	}
 	out.Frames = make([]report.StackFrame, len(frames))
 	for i := range frames {
 		out.Frames[i] = report.StackFrame{Frame: frames[i], Trampoline: i+1 < len(frames) && frames[i+1].How.Interrupted()}
@@ -250,7 +253,7 @@ func walkThread(w *unwind.Walker, s *unwind.Snapshot, out *report.ThreadStack, o
 // uniqueStacks merges the threads that have the same stack into the first of them.
 func uniqueStacks(threads []report.ThreadStack) (out []report.ThreadStack) {
 	same := func(a, b *report.ThreadStack) bool {
-		return a.Stop == b.Stop && (a.Err == nil) == (b.Err == nil) && slices.EqualFunc(a.Frames, b.Frames, func(x, y report.StackFrame) bool {
+		return a.Stop == b.Stop && a.Return == b.Return && (a.Err == nil) == (b.Err == nil) && slices.EqualFunc(a.Frames, b.Frames, func(x, y report.StackFrame) bool {
 			return x.Frame == y.Frame
 		})
 	}

@@ -71,12 +71,12 @@ func TestCoreFiles(t *testing.T) {
 	p := stackProgram{}
 	core := p.anyCore(t, []string{exe, "abort"})
 	dir := t.TempDir()
-	cache := t.TempDir()
+	cache, here := t.TempDir(), ""
 	const whole = `raise abort give_up main\S* __libc_start_call_main`
 	check := func(name, functions, notes string, args ...string) {
 		t.Helper()
 		c := program(t, append([]string{"stack", "--format", "json"}, args...)...)
-		c.Env = append(c.Env, "UNSPOOL_CACHE="+cache)
+		c.Env, c.Dir = append(c.Env, "UNSPOOL_CACHE="+cache), here
 		r := finish(t, c)
 		r.want(t, 0, "^$")
 		s := parseStack(t, r.out)
@@ -118,6 +118,11 @@ func TestCoreFiles(t *testing.T) {
 	}
 	check("--debug-dir", whole, "^$", core, "--debug-dir", dir)
 	check("--sysroot", whole, "^$", core, "--sysroot", filepath.Join(dir, "root"))
+	here = dir // paths from where the program runs
+	cache = t.TempDir()
+	check("EXE from here", whole, "^$", core, "kept")
+	check("--debug-dir from here", whole, "^$", core, "--debug-dir", ".")
+	check("--sysroot from here", whole, "^$", core, "--sysroot", "root")
 
 	sh, err := os.ReadFile("/bin/sh")
 	if err != nil {

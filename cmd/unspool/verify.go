@@ -29,7 +29,8 @@ Exit status 1 if any differs. Damaged entries are counted; they are in no table.
 With --run, execute a command step by step, and compare at each instruction what the tables recover (return address, CFA,
 callee-saved registers) with the truth: a shadow stack of calls, returns, signals and longjmp. Each wrong row is reported once, with
 the instructions around it and what it should be. Forked children, and what they execute, are followed, and so are threads. A
-million instructions take half a minute. Exit status 1 if a row is wrong that is not listed in docs/FINDINGS.md; how the command ended is reported.`,
+million instructions take half a minute. Exit status 1 if a row is wrong that is not listed in docs/FINDINGS.md, 2 if the
+filters leave nothing to compare, 130 if it was interrupted; how the command ended is reported.`,
 		Example: "  unspool verify /bin/bash /usr/lib\n  unspool verify --run -- ls -l\n  unspool verify --run --module libcrypto --steps 5000000 -- openssl speed -seconds 1 sha256",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {

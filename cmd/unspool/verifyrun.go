@@ -109,5 +109,11 @@ func (x *execution) verify(ctx context.Context, args []string) error {
 	if n := len(r.Wrong()); n > 0 {
 		return fmt.Errorf("%d wrong rows that docs/FINDINGS.md does not list", n)
 	}
+	switch filtered := o.Module != nil || o.Function != nil || o.Thread != 0; {
+	case r.Cut:
+		return &exitError{status: 130}
+	case filtered && r.Compared == 0:
+		return usage("nothing was compared: none of the %s instructions is what --module, --function and --thread ask for", profile.Comma(r.Steps))
+	}
 	return nil
 }

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"bufio"
 	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/unspool/unspool/internal/oracle"
@@ -57,4 +60,26 @@ func TestVerifyRun(t *testing.T) {
 	}
 	runProgram(t, "verify", "--run", "--entry", "--", "sh", "-c", "kill -TERM $$").want(t, 0, "was ended by signal SIGTERM")
 	runProgram(t, "verify", "--run", "--", "/nonexistent").want(t, 1, "no such file")
+	for _, f := range []string{"--module=nosuchthing", "--function=nosuchthing", "--thread=99"} {
+		runProgram(t, "verify", "--run", "--entry", f, "--", "true").want(t, 2, "nothing was compared: none of the [0-9,]+ instructions")
+	}
+	c := program(t, "verify", "--run", "--entry", "--", "sh", "-c", "echo $$; exec sleep 1000")
+	c.Stdout = nil
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stderr strings.Builder
+	c.Stderr = &stderr
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Error(err)
+	}
+	c.Process.Signal(syscall.SIGTERM)
+	c.Wait()
+	if c.ProcessState.ExitCode() != 130 || !strings.Contains(stderr.String(), "was ended here: unspool was interrupted") {
+		t.Errorf("%v\n%s", c.ProcessState, stderr.String())
+	}
 }

@@ -115,6 +115,23 @@ func Status(tid int, key string) string {
 	return ""
 }
 
+// KernelThread says whether a thread has never had an address space of its own. Since Linux 6.11 its status says so, and before a flag
+// in proc_pid_stat(5).
+func KernelThread(tid int) bool {
+	if v := Status(tid, "Kthread"); v != "" {
+		return v == "1"
+	}
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", tid))
+	_, b, _ = bytes.Cut(b[max(0, bytes.LastIndexByte(b, ')')):], []byte(" ")) // names may have parentheses
+	f := bytes.Fields(b)
+	if len(f) < 7 {
+		return false
+	}
+	flags, _ := strconv.ParseUint(string(f[6]), 10, 64)
+	const kthread = 0x00200000 // PF_KTHREAD
+	return flags&kthread != 0
+}
+
 // Leader returns the process of a thread; tid itself if that is not known.
 func Leader(tid int) int {
 	if pid, err := strconv.Atoi(Status(tid, "Tgid")); err == nil {

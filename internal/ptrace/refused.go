@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -23,8 +22,10 @@ func Refused(pid int, err error) error {
 		return fmt.Errorf("process %d: no such process", pid)
 	case strings.HasPrefix(state, "Z"), strings.HasPrefix(state, "X"):
 		return fmt.Errorf("process %d: it has exited, and its parent has not asked for its status", pid)
-	case status("Kthread") == "1", errors.Is(err, fs.ErrNotExist):
+	case procfs.KernelThread(pid):
 		return fmt.Errorf("process %d: a kernel thread has no user stack", pid)
+	case errors.Is(err, unix.ESRCH):
+		return fmt.Errorf("process %d: it is ending", pid)
 	case !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES):
 		return fmt.Errorf("process %d: %w", pid, err)
 	}

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"unicode"
@@ -128,6 +129,12 @@ func New(name string, b []byte, o Options) (*File, error) {
 	if o.DebugDirs == nil {
 		o.DebugDirs = []string{"/usr/lib/debug"}
 	}
+	// Modules go by whole paths: others are names of mappings that have no file.
+	o.DebugDirs = slices.Clone(o.DebugDirs)
+	o.Exe, o.Sysroot = whole(o.Exe), whole(o.Sysroot)
+	for i, d := range o.DebugDirs {
+		o.DebugDirs[i] = whole(d)
+	}
 	f := &File{path: name, b: b, auxv: map[uint64]uint64{}}
 	err := source.Guard(func() error { return f.read(&o) })
 	if err != nil {
@@ -136,6 +143,13 @@ func New(name string, b []byte, o Options) (*File, error) {
 	}
 	f.Notes = f.notes.list()
 	return f, nil
+}
+
+func whole(path string) string {
+	if abs, err := filepath.Abs(path); err == nil && path != "" {
+		return abs
+	}
+	return path
 }
 
 func (f *File) read(o *Options) error {

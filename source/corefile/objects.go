@@ -140,7 +140,7 @@ func (f *File) locate(obj *object, isExe bool, o *Options) (unchecked bool) {
 	if isExe && o.Exe != "" {
 		candidates = append(candidates, o.Exe)
 	}
-	if strings.HasPrefix(path, "/") && !strings.HasPrefix(path, "/dev/") && !strings.HasPrefix(path, "/proc/") && !strings.HasPrefix(path, "/sys/") {
+	if module.OnDisk(path) && !strings.HasPrefix(path, "/proc/") && !strings.HasPrefix(path, "/sys/") {
 		if o.Sysroot != "" {
 			candidates = append(candidates, filepath.Join(o.Sysroot, path))
 		}

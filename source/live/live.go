@@ -55,13 +55,17 @@ func Open(pid int, o Options) (*source.Process, Pause, error) {
 		if tries == maxTries || !errors.Is(err, errReplaced) {
 			return p, pause, err
 		}
+		time.Sleep(time.Duration(tries) * time.Millisecond)
 	}
 }
 
 // maxTries is how often a process is looked at again that has executed another program meanwhile.
 const maxTries = 10
 
-var errReplaced = errors.New("it executes one program after another: try again")
+var (
+	errReplaced = errors.New("it executes one program after another, or is ending: try again")
+	errNoMemory = errors.New("it has no address space") // a kernel thread, one that has exited, or one that executes another program just now
+)
 
 func once(pid int, o Options) (*source.Process, Pause, error) {
 	t, err := newTarget(pid)
@@ -133,6 +137,9 @@ func newTarget(pid int) (*target, error) {
 			}
 		}
 	}
+	if errors.Is(err, errNoMemory) && !procfs.KernelThread(t.pid) && !strings.ContainsAny(procfs.Status(t.pid, "State"), "ZX") {
+		return nil, fmt.Errorf("process %d: %w", pid, errReplaced)
+	}
 	if err != nil {
 		return nil, ptrace.Refused(t.pid, err)
 	}
@@ -149,7 +156,7 @@ func (t *target) open() (err error) {
 		return err
 	}
 	if err = t.readMaps(); err == nil && len(t.layout) == 0 {
-		err = fs.ErrNotExist // a kernel thread, or one that has exited
+		err = errNoMemory
 	}
 	if err != nil {
 		t.maps.Close()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
@@ -160,6 +161,26 @@ func TestReplaced(t *testing.T) {
 	released(t, pid, false)
 }
 
+// A process that executes one program after another is seen, in whichever it is, or the error says what it does.
+func TestExecutes(t *testing.T) {
+	script := filepath.Join(t.TempDir(), "again")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\n[ $1 ] || echo up\nexec \"$0\" again\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	pid := start(t, exec.Command(script))
+	seen := 0
+	for range 200 {
+		if _, _, err := Open(pid, Options{Mods: func(string, string) *unwind.Module { return unwind.NewModule("", "", nil) }}); err == nil {
+			seen++
+		} else if !errors.Is(err, errReplaced) {
+			t.Error(err)
+		}
+	}
+	if seen == 0 {
+		t.Error("it was never seen")
+	}
+}
+
 // Errors say what can be done.
 func TestRefused(t *testing.T) {
 	check := func(pid int, want string) {
@@ -171,8 +192,10 @@ func TestRefused(t *testing.T) {
 	check(0, "no such process")
 	check(1999999999, "no such process")
 	check(os.Getpid(), "unspool itself")
-	if strings.HasPrefix(procfs.Status(2, "Kthread"), "1") {
+	if procfs.KernelThread(2) {
 		check(2, "kernel thread")
+	} else if procfs.Status(2, "Name") == "kthreadd" {
+		t.Error("kthreadd is no kernel thread")
 	}
 	dead := exec.Command("true")
 	if err := dead.Start(); err != nil {
