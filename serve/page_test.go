@@ -117,7 +117,32 @@ func TestPage(t *testing.T) {
 	p.Wait(`document.getElementById('notice').textContent.includes('missing closing )') && !document.getElementById('notice').hidden && document.getElementById('loading').hidden`)
 	p.Key("Escape")
 	p.Wait(`document.getElementById('notice').hidden && document.getElementById('found').textContent === '' && document.getElementById('search').value === ''`)
-	// Escape is faster than the search that was just typed.
+	// A click is faster than the search that was just typed, and Escape too.
+	if got := p.Eval(`new Promise(done => {
+		const s = document.getElementById('search');
+		s.value = 'f3';
+		s.dispatchEvent(new Event('input', { bubbles: true }));
+		document.getElementById('tab-top').click();
+		setTimeout(() => done(s.value + location.hash), 200);
+	})`); got != "f3#tab=top&search=f3" {
+		t.Errorf("a search before a click is lost: %q", got)
+	}
+	p.Wait(`document.body.dataset.ready === 'top' && document.getElementById('found').textContent.endsWith(' functions')`)
+	p.Eval(`document.querySelector('.tscroll').focus()`)
+	for range 2 {
+		p.Key("ArrowDown")
+	}
+	p.Wait(`document.querySelector('.tr.at').getAttribute('aria-rowindex') === '3'`)
+	p.Eval(`document.getElementById('search').focus(); document.getElementById('search').select()`)
+	p.Type("sys_1$")
+	p.Wait(`document.getElementById('found').textContent === '1 function' && document.querySelector('.tr.at').getAttribute('aria-rowindex') === '1'`)
+	p.Eval(`document.querySelector('.tscroll').focus()`)
+	p.Key("Enter")
+	p.Wait(`document.body.dataset.ready === 'sandwich' && document.getElementById('pick').value === 'sys_1'`)
+	p.Eval(`document.getElementById('search').focus()`)
+	p.Key("Escape")
+	p.Eval(`document.getElementById('tab-flame').click()`)
+	p.Wait(`document.body.dataset.ready === 'flame' && document.getElementById('found').textContent === ''`)
 	if got := p.Eval(`new Promise(done => {
 		const s = document.getElementById('search');
 		s.value = 'at once';
@@ -168,6 +193,10 @@ func TestPage(t *testing.T) {
 	p.Eval(`document.getElementById('f-with').focus()`)
 	p.Type("sys_1")
 	p.Key("Enter")
+	p.Wait(`document.querySelector('#chips .chip').textContent.startsWith('with sys_1')`)
+	p.Eval(`location.hash = 'with=nosuchthing&pid=abc'`)
+	p.Wait(`document.getElementById('badge').textContent === 'no samples' && document.getElementById('badge').dataset.grade === 'none'`)
+	p.Eval(`history.back()`)
 	p.Wait(`document.querySelector('#chips .chip').textContent.startsWith('with sys_1')`)
 	p.Eval(`document.querySelector('#chips .chip').click()`)
 

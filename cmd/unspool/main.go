@@ -48,7 +48,11 @@ func run(ctx context.Context, args []string) int {
 		return 0
 	}
 	var exit *exitError
-	if !errors.As(err, &exit) {
+	switch {
+	case errors.As(err, &exit):
+	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
+		exit = &exitError{130, errors.New("interrupted")}
+	default:
 		exit = &exitError{1, err}
 	}
 	if exit.err != nil {

@@ -202,7 +202,13 @@ Every report says how many stacks are whole. A stack is whole when it ends at a 
 
 // onTerminal says whether a person can be shown pages and asked for keys.
 func onTerminal() bool {
-	return os.Getenv("TERM") != "dumb" && term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd()))
+	return !dumb() && term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd()))
+}
+
+// dumb says whether the terminal cannot move its cursor; of one without a name that is not known.
+func dumb() bool {
+	t := os.Getenv("TERM")
+	return t == "" || t == "dumb"
 }
 
 func runReport(ctx context.Context, path string, o *output, flt *filter, mods *modules.Set) error {

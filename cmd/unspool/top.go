@@ -91,7 +91,7 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 
 func (t *top) run(ctx context.Context, flt *filter) error {
 	mods := modules.New()
-	tty := term.IsTerminal(int(os.Stdout.Fd())) && os.Getenv("TERM") != "dumb"
+	tty := term.IsTerminal(int(os.Stdout.Fd())) && !dumb()
 	var rec *live
 	err := commandFiles(tty, func() (err error) {
 		rec, err = t.open(ctx, mods)

@@ -12,6 +12,7 @@ const numeric = new Set(['fn', 'pid', 'tid', 'lo', 'hi', 'event']);
 
 const app = {
   state: { ...defaults }, info: null,
+  typed: null, // a search that is not in the address yet
 
   // params are what every question says.
   params() {
@@ -30,6 +31,8 @@ const app = {
   // set changes the state and shows what follows from it.
   set(change, replace) {
     this.tip(null);
+    if (this.typed !== null) change = { search: this.typed, ...change };
+    this.typed = null;
     const next = { ...this.state, ...change };
     if (next.group !== this.state.group || next.view !== this.state.view) next.path = '';
     const hash = '#' + new URLSearchParams(Object.entries(next).filter(([k, v]) => v !== defaults[k]));
@@ -41,7 +44,7 @@ const app = {
   // show brings the page to what the address says.
   show() {
     const old = this.state, s = this.state = { ...defaults };
-    for (const [k, v] of new URLSearchParams(location.hash.slice(1))) if (k in s) s[k] = numeric.has(k) && v !== '' ? +v : v;
+    for (const [k, v] of new URLSearchParams(location.hash.slice(1))) if (k in s && !(numeric.has(k) && Number.isNaN(+v))) s[k] = numeric.has(k) && v !== '' ? +v : v;
     if (!views.includes(s.tab)) s.tab = 'flame';
     const changed = (...names) => this.first || names.some(n => old[n] !== s[n]), filtered = changed(...filters);
     for (const v of views) {
@@ -104,7 +107,7 @@ const app = {
   loaded(from, g) {
     this.fail(null);
     this.badge(g);
-    if (from === this.table) $('found').textContent = this.state.search ? `${comma(g.count)} functions` : '';
+    if (from === this.table) $('found').textContent = this.state.search ? `${comma(g.count)} ${g.count === 1 ? 'function' : 'functions'}` : '';
     else $('found').textContent = g.found ? `${percent(g.found.weight[0], g.all[0])} in ${comma(g.found.functions)}` : '';
     if (from === this.callers && !this.picking) { // an answer is not written over what somebody types
       const l = from.name(0), all = g.all[0];
@@ -160,9 +163,9 @@ const app = {
     const b = $('badge'), t = g.totals[0], of = grade => t.byStop.reduce((n, v, i) => n + (this.info.stops[i].grade === grade ? v : 0), 0);
     b.hidden = false;
     if (t.noStops) b.textContent = 'completeness not recorded';
-    else b.textContent = `${percent(of('whole'), t.samples)} whole`;
+    else b.textContent = t.samples ? `${percent(of('whole'), t.samples)} whole` : 'no samples';
     const whole = t.samples ? of('whole') / t.samples : 1;
-    b.dataset.grade = t.noStops ? 'none' : whole >= 0.95 ? 'good' : whole >= 0.8 ? 'fair' : 'poor';
+    b.dataset.grade = t.noStops || !t.samples ? 'none' : whole >= 0.95 ? 'good' : whole >= 0.8 ? 'fair' : 'poor';
     const box = $('completeness');
     box.replaceChildren(el('h2', {}, 'How stacks end'), el('p', { class: 'dim' }, this.info.inputs[0].summary));
     if (t.noStops) return void box.append(el('p', {}, 'This format does not say how stacks ended.'));
@@ -271,8 +274,9 @@ function controls() {
   $('group').onchange = e => app.set({ group: e.target.value });
   let timer;
   $('search').addEventListener('input', e => {
+    app.typed = e.target.value;
     clearTimeout(timer);
-    timer = setTimeout(() => app.set({ search: e.target.value }, true), 120);
+    timer = setTimeout(() => app.typed !== null && app.set({}, true), 120);
   });
   const picks = new Channel();
   let list = [];
@@ -302,13 +306,15 @@ function controls() {
   $('go-source').onclick = () => app.chosen && app.go('source', app.chosen.id);
   $('go-with').onclick = () => app.chosen && app.set({ with: only(app.chosen.text) });
   $('help').onclick = () => $('keys').showModal();
-  addEventListener('popstate', () => app.show());
+  addEventListener('popstate', () => {
+    app.typed = null;
+    app.show();
+  });
   addEventListener('keydown', e => {
     app.tip(null);
     if (e.ctrlKey || e.metaKey || e.altKey || $('keys').open) return;
     if (e.target.matches('input, select')) {
       if (e.key === 'Escape' && e.target === $('search')) {
-        clearTimeout(timer);
         e.target.value = '';
         app.set({ search: '' }, true);
         $(app.state.tab === 'top' ? 'table' : 'graph').querySelector('[tabindex]').focus();

@@ -30,6 +30,11 @@ export class Table {
 
   // load forgets all rows and asks for those in sight.
   load() {
+    const asked = JSON.stringify([this.app.params(), this.app.state.search]);
+    if (asked !== this.query) {
+      this.at = this.scroll.scrollTop = 0;
+      this.query = asked;
+    }
     this.pages.clear();
     for (const c of this.asked) c.stop();
     this.asked.clear();
