@@ -37,7 +37,7 @@ var arrows = []struct {
 	{"source/*", []string{"source", "unwind", "rows", "arch"}},
 	{"symbol", []string{"symbol/*", "module", "arch"}},
 	{"symbol/*", []string{"module", "arch"}},
-	{"shadow", []string{"modules", "unwind", "format/*", "module", "symbol", "rows", "arch"}},
+	{"shadow", []string{"modules", "store", "unwind", "format/*", "module", "symbol", "rows", "arch"}},
 	{"profile", []string{"unwind", "symbol", "arch"}},
 	{"report", []string{"profile", "unwind", "arch"}},
 	{"serve", []string{"report", "profile", "unwind"}},

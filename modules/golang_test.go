@@ -1,7 +1,6 @@
 package modules
 
 import (
-	"encoding/binary"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/format/pclntab"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
 )
@@ -43,12 +43,8 @@ func TestGoFunctions(t *testing.T) {
 			}
 			return true
 		})
-		b, err := img.Data(img.Section(".gopclntab"))
-		if err != nil {
-			t.Fatal(err)
-		}
 		n, first := 0, 0
-		goFunctions(img, b, func(name string, lo, hi arch.Vaddr) {
+		pclntab.Open(img).Funcs(func(name string, lo, hi arch.Vaddr) {
 			f := function{strings.TrimSuffix(name, ".abi0"), lo}
 			if symbols[f] {
 				n++
@@ -67,25 +63,4 @@ func TestGoFunctions(t *testing.T) {
 		}
 		img.Close()
 	}
-}
-
-func FuzzGoFunctions(f *testing.F) {
-	b := make([]byte, 128)
-	binary.LittleEndian.PutUint32(b, pcln120)
-	b[7], b[8], b[24], b[32], b[64] = 8, 1, 0x10, 72, 80
-	copy(b[72:], "main\x00")
-	binary.LittleEndian.PutUint32(b[84:], 20)
-	binary.LittleEndian.PutUint32(b[88:], 64)
-	f.Add(b)
-	img, err := module.Open("/proc/self/exe")
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		n := 0
-		goFunctions(img, b, func(string, arch.Vaddr, arch.Vaddr) { n++ })
-		if n > len(b)/8 {
-			t.Errorf("%d functions in %d bytes", n, len(b))
-		}
-	})
 }

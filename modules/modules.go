@@ -237,7 +237,7 @@ func (s *Set) table(img *module.Image) (rows.Stepper, error) {
 		}
 		return c, err
 	case interpreted:
-		f, err := dwarf.Open(img)
+		f, err := store.OpenFrames(img)
 		t, _ := f.Build(dwarf.Both)
 		if len(t.Rows) == 0 {
 			return nil, err

@@ -13,6 +13,7 @@ import (
 	image "github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/store"
 )
 
 // A Finding is a row that recovers something else than what is true at an instruction where it holds.
@@ -93,7 +94,7 @@ func (t *tracer) finding(th *thread) *Finding {
 			defer img.Close()
 		}
 		if s.mod.ref == nil {
-			fr, err := dwarf.Open(img)
+			fr, err := store.OpenFrames(img)
 			if err != nil {
 				return err
 			}

@@ -62,7 +62,7 @@ func TestKeepsNative(t *testing.T) {
 	if !bytes.Equal(built.Bytes(), mapped.Bytes()) {
 		t.Error("what is mapped is not what was built")
 	}
-	f, err := dwarf.Open(shell(t))
+	f, err := OpenFrames(shell(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestRefusesNative(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := dwarf.Open(shell(t))
+	f, err := OpenFrames(shell(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,9 +16,7 @@ import (
 
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/native"
-	"github.com/unspool/unspool/format/dwarf"
 	"github.com/unspool/unspool/module"
-	"github.com/unspool/unspool/rows"
 )
 
 // An Origin says where a table came from.
@@ -99,7 +97,7 @@ func (s *Store) Native(img *module.Image, o native.Options) (*native.Code, Origi
 	suffix := fmt.Sprintf("%v-%v.%d.eh_elf.so", o.Layout, o.Deref, native.Version)
 	return obtain(s, &s.natives, img, suffix, kept[*native.Code]{
 		load: func(name string) (*native.Code, error) { return s.loadNative(name, o) },
-		make: func(f *dwarf.Frames) ([]byte, *native.Code, error) { return BuildNative(f, o) },
+		make: func(f *Frames) ([]byte, *native.Code, error) { return BuildNative(f, o) },
 		pack: func(b []byte, _ string) []byte { return b },
 	})
 }
@@ -107,19 +105,19 @@ func (s *Store) Native(img *module.Image, o native.Options) (*native.Code, Origi
 // A kept says how something compiled is found on disk and made.
 type kept[T comparable] struct {
 	load func(name string) (T, error)
-	make func(*dwarf.Frames) ([]byte, T, error)
+	make func(*Frames) ([]byte, T, error)
 	pack func(b []byte, name string) []byte // what is written
 }
 
 // obtain returns what an image was compiled to: by this process, on disk, or now.
 func obtain[T comparable](s *Store, all *map[string]*entry[T], img *module.Image, suffix string, k kept[T]) (T, Origin, error) {
-	frames, err := dwarf.Open(img)
-	z := frames.Sizes()
-	if z.EHFrame+z.DebugFrame == 0 {
+	frames, err := OpenFrames(img)
+	key := frames.key()
+	if key == "" {
 		var none T
 		return none, None, err
 	}
-	name := fmt.Sprintf("%s-%x-%x.%s", img.ID(), z.EHFrame, z.DebugFrame, suffix)
+	name := fmt.Sprintf("%s-%s.%s", img.ID(), key, suffix)
 	s.mu.Lock()
 	if *all == nil {
 		*all = map[string]*entry[T]{}
@@ -140,7 +138,7 @@ func obtain[T comparable](s *Store, all *map[string]*entry[T], img *module.Image
 }
 
 // fill gets an entry from disk, or else makes and keeps it.
-func fill[T comparable](s *Store, e *entry[T], name string, frames *dwarf.Frames, k kept[T]) {
+func fill[T comparable](s *Store, e *entry[T], name string, frames *Frames, k kept[T]) {
 	var none T
 	if s.dir != "" {
 		t, err := k.load(name)
@@ -166,8 +164,8 @@ func fill[T comparable](s *Store, e *entry[T], name string, frames *dwarf.Frames
 }
 
 // Build makes a table and proves it equal to what it was made of. An error with a table says what is damaged.
-func Build(frames *dwarf.Frames) ([]byte, *compact.Table, error) {
-	ref, lost := read(frames)
+func Build(frames *Frames) ([]byte, *compact.Table, error) {
+	ref, lost := frames.read()
 	if len(ref.Rows) == 0 {
 		return nil, nil, lost
 	}
@@ -186,8 +184,8 @@ func Build(frames *dwarf.Frames) ([]byte, *compact.Table, error) {
 }
 
 // BuildNative makes machine code, as Build makes a table.
-func BuildNative(frames *dwarf.Frames, o native.Options) ([]byte, *native.Code, error) {
-	ref, lost := read(frames)
+func BuildNative(frames *Frames, o native.Options) ([]byte, *native.Code, error) {
+	ref, lost := frames.read()
 	if len(ref.Rows) == 0 {
 		return nil, nil, lost
 	}
@@ -204,13 +202,4 @@ func BuildNative(frames *dwarf.Frames, o native.Options) ([]byte, *native.Code, 
 		return nil, nil, fmt.Errorf("BUG: %w", err)
 	}
 	return b, c, lost
-}
-
-// read returns the rows of frames; an error says what is damaged.
-func read(frames *dwarf.Frames) (*rows.Table, error) {
-	ref, damage := frames.Build(dwarf.Both)
-	if len(damage) > 0 {
-		return ref, fmt.Errorf("%d damaged entries; the first: %w", len(damage), damage[0])
-	}
-	return ref, nil
 }

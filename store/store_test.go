@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 )
@@ -283,4 +285,37 @@ func BenchmarkTable(b *testing.B) {
 			}
 		}
 	})
+}
+
+// TestGo: a Go program without .debug_frame has the table of one that has it, made of its pclntab, and under a name of its own.
+func TestGo(t *testing.T) {
+	oracle.Need(t, "go")
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\n\nfunc main() { println() }\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	table := func(s *Store, ldflags string) *compact.Table {
+		t.Helper()
+		path := filepath.Join(dir, "prog"+ldflags)
+		cmd := exec.Command("go", "build", "-o", path, "-ldflags="+ldflags, "main.go")
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		img, err := module.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer img.Close()
+		b, from, err := s.Table(img)
+		if b == nil || from != Built || err != nil {
+			t.Fatalf("%q: %v, %v, %v", ldflags, b, from, err)
+		}
+		return b
+	}
+	s := &Store{}
+	whole, stripped := table(s, ""), table(s, "-s")
+	if whole.NumRows() < 5000 || !bytes.Equal(whole.Bytes(), stripped.Bytes()) {
+		t.Errorf("%d rows, and stripped %d", whole.NumRows(), stripped.NumRows())
+	}
 }

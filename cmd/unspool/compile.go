@@ -161,7 +161,7 @@ func (o *compilation) file(path string) error {
 }
 
 // compile returns the size of what it made or found.
-func (o *compilation) compile(img *module.Image, f *dwarf.Frames) (size int, found bool, err error) {
+func (o *compilation) compile(img *module.Image, f *store.Frames) (size int, found bool, err error) {
 	to := func(ending string) string { return filepath.Join(o.dir, img.ID()+ending) }
 	o2 := o.native
 	o2.ID = img.ID()

@@ -12,6 +12,7 @@ import (
 	"github.com/unspool/unspool/format/dwarf"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/store"
 )
 
 func dumpCmd() *cobra.Command {
@@ -52,17 +53,17 @@ error, and make the exit status 1; the rows of the others are printed.`,
 		},
 	}
 	c.Flags().StringVar(&format, "format", format, "text or json")
-	c.Flags().StringVar(&section, "section", section, "only .eh_frame or only .debug_frame (default: both, .eh_frame first)")
+	c.Flags().StringVar(&section, "section", section, "only .eh_frame or only .debug_frame (default: both, .eh_frame first, and Go's pclntab where there is no .debug_frame)")
 	return c
 }
 
 // openFrames opens a file whose unwind information can be read; it is for whoever calls to close.
-func openFrames(path string) (*module.Image, *dwarf.Frames, error) {
+func openFrames(path string) (*module.Image, *store.Frames, error) {
 	img, err := module.Open(path)
 	if err != nil {
 		return nil, nil, err
 	}
-	f, err := dwarf.Open(img)
+	f, err := store.OpenFrames(img)
 	if err != nil {
 		img.Close()
 		return nil, nil, err

@@ -138,7 +138,7 @@ func statsOf(path string) (*fileStats, error) {
 	if s.EHFrame > 0 {
 		s.Ratio = float64(s.Table) / float64(s.EHFrame)
 	}
-	s.countInstructions(f, img.Machine())
+	s.countInstructions(f.Frames, img.Machine())
 	s.countRules(ref)
 	return s, nil
 }

@@ -1,0 +1,111 @@
+package pclntab
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/rows"
+)
+
+const program = `package main
+
+import "fmt"
+
+func main() {
+	defer func() { fmt.Println(recover()) }()
+	var p *int
+	fmt.Println(*p)
+}
+`
+
+// TestJudge: the rows are those of the .debug_frame that the linker made of the same numbers, at every PC, also of the program without
+// .debug_frame.
+func TestJudge(t *testing.T) {
+	oracle.Need(t, "go", "gcc")
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(program), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, mode, ldflags string
+		env                 []string
+	}{
+		{"plain", "exe", "", []string{"GOARCH=amd64", "CGO_ENABLED=0"}},
+		{"pie", "pie", "", []string{"GOARCH=amd64", "CGO_ENABLED=0"}},
+		{"external", "exe", "-linkmode=external", []string{"GOARCH=amd64", "CGO_ENABLED=1"}},
+		{"aarch64", "exe", "", []string{"GOARCH=arm64", "CGO_ENABLED=0"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			build := func(path, more string) *module.Image {
+				t.Helper()
+				cmd := exec.Command("go", "build", "-o", path, "-buildmode="+c.mode, "-ldflags="+c.ldflags+more, "main.go")
+				cmd.Dir, cmd.Env = dir, append(append(os.Environ(), "GOFLAGS="), c.env...)
+				if out, err := cmd.CombinedOutput(); err != nil {
+					t.Fatalf("%v\n%s", err, out)
+				}
+				img, err := module.Open(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { img.Close() })
+				return img
+			}
+			img := build(filepath.Join(dir, c.name), "")
+			f, err := dwarf.Open(img)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, damage := f.Build(dwarf.DebugFrame)
+			if len(damage) > 0 || len(want.Rows) < 5000 {
+				t.Fatalf("%d rows, %v", len(want.Rows), damage)
+			}
+			same(t, want, Open(img).Rows())
+			stripped := build(filepath.Join(dir, c.name+"-stripped"), " -s")
+			if f, err := dwarf.Open(stripped); err != nil || f.Sizes().DebugFrame != 0 {
+				t.Fatalf("it is not stripped: %v", err)
+			}
+			if n := len(Open(stripped).Rows().Rows); n < 5000 {
+				t.Errorf("stripped: %d rows", n)
+			}
+			if err := exec.Command("strip", "-o", filepath.Join(dir, "bare"), filepath.Join(dir, c.name)).Run(); err != nil && c.name != "aarch64" {
+				t.Fatal(err)
+			} else if err == nil {
+				bare, err := module.Open(filepath.Join(dir, "bare"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer bare.Close()
+				same(t, want, Open(bare).Rows())
+			}
+		})
+	}
+}
+
+// same compares tables at both ends of the rows of each.
+func same(t *testing.T, want, got *rows.Table) {
+	t.Helper()
+	bad, n := 0, 0
+	for _, x := range []*rows.Table{want, got} {
+		for i, r := range x.Rows {
+			hi := r.Lo
+			if i+1 < len(x.Rows) {
+				hi = x.Rows[i+1].Lo - 1
+			}
+			for _, pc := range []arch.Vaddr{r.Lo, hi} {
+				n++
+				if w, g := want.At(pc).Text(want.Machine), got.At(pc).Text(got.Machine); w != g {
+					if bad++; bad < 10 {
+						t.Errorf("%#x: %s, .debug_frame has %s", uint64(pc), g, w)
+					}
+				}
+			}
+		}
+	}
+	t.Logf("%d addresses, %d differ", n, bad)
+}
