@@ -24,6 +24,11 @@ import (
 //go:embed flame.js
 var flameJS string
 
+// Names is a script's function fit, which shortens the names of functions, and what it needs.
+//
+//go:embed names.js
+var Names string
+
 //go:embed flame.css
 var flameCSS string
 
@@ -32,6 +37,9 @@ const (
 	maxName   = 4096   // bytes of a name that are kept
 	flameHues = 8      // of flame.css, three shades each
 )
+
+// flameScript is flame.js with what it shares.
+func flameScript() string { return strings.Replace(flameJS, "// names.js is put here.\n", Names, 1) }
 
 // Flame writes a flame graph: one SVG file that needs nothing else. A script in it draws the graph, zooms
 // and searches; where scripts do not run, a picture of the whole is shown.
@@ -621,7 +629,7 @@ func (g *flameGraph) write(w *bufio.Writer) {
 	w.WriteString("</g>\n<script type=\"application/json\" id=\"data\">\n")
 	w.Write(g.data())
 	w.WriteString("\n</script>\n<script><![CDATA[\n")
-	w.WriteString(flameJS)
+	w.WriteString(flameScript())
 	w.WriteString("]]></script>\n</svg>\n")
 }
 

@@ -173,8 +173,8 @@ func TestFlameScript(t *testing.T) {
 	if err := os.WriteFile(data, flameData(t, svg), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	script, err := filepath.Abs("flame.js")
-	if err != nil {
+	script := filepath.Join(dir, "flame.js")
+	if err := os.WriteFile(script, []byte(flameScript()), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command("node", "testdata/flame_test.js", script, data)

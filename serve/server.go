@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -22,6 +23,7 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/report"
 )
 
 //go:embed web
@@ -88,6 +90,10 @@ func New(o Options) *Server {
 	for _, name := range []string{"{$}", "app.css", "app.js", "graph.js", "model.js", "tables.js", "timeline.js", "source.js", "icon.svg"} {
 		s.mux.Handle("GET /"+name, static)
 	}
+	s.mux.HandleFunc("GET /names.js", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/javascript; charset=utf-8")
+		io.WriteString(w, report.Names+"\nexport { fit };\n")
+	})
 	s.mux.HandleFunc("GET /api/status", func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		st := s.status

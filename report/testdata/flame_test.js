@@ -71,6 +71,15 @@ for (const n of ['f', 'std::vector<int, std::allocator<int>>::push_back(int cons
     assert([...s].length <= Math.max(w, n.length <= w ? n.length : 0), `${s} in ${w}`);
   }
 
+for (const [n, w, want] of [
+  ['std::vector<int, std::allocator<int>>::push_back(int const&)', 50, 'std::vector<int, std::allocator<int>>::push_back()'],
+  ['std::vector<int, std::allocator<int>>::push_back(int const&)', 30, 'std::vector<…>::push_back()'],
+  ['std::vector<int, std::allocator<int>>::push_back(int const&)', 12, 'push_back()'],
+  ['<alloc::vec::Vec<Thing> as core::ops::Drop>::drop', 48, '<alloc::vec::Vec<…> as core::ops::Drop>::drop'],
+  ['github.com/a/b.(*Reader).Read', 20, 'b.(*Reader).Read'],
+  ['日本語の関数', 5, '日本…'],
+]) assert.strictEqual(f.fit(n, w), want);
+
 // What stands behind the # in the address comes back as it was.
 for (const s of ['', '#zoom=2&search=a%26b%23%28&icicle=1&order=size&colour=how', '#zoom=99999999&search=%C3%BC', '#zoom=-1']) {
   const state = f.parseHash(s, m);

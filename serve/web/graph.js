@@ -1,5 +1,6 @@
 // A flame graph on a canvas: it draws what the server cut to its width, and asks for more when somebody zooms.
-import { Channel, Inlined, Kind, base, change, colour, el, fit, onScheme, palette, percent, points, weight } from './model.js';
+import { Channel, Inlined, Kind, base, change, colour, el, onScheme, palette, percent, points, weight } from './model.js';
+import { fit } from './names.js';
 
 const row = 20; // pixels
 const size = 6; // numbers of a node, as in graph.go

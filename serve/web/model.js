@@ -101,46 +101,6 @@ export function weight(n, unit) {
 
 export const base = path => path.slice(path.lastIndexOf('/') + 1) || '[unknown]';
 
-// fit shortens a name to n columns: first the parameters go, then the arguments of templates, then the namespaces.
-export function fit(name, n) {
-  if (name.length <= n) return name;
-  if (n < 3) return '';
-  let f = shorter.get(name);
-  if (!f) {
-    const plain = fold(name, '(', ')', '()'), bare = fold(plain, '<', '>', '<…>');
-    shorter.set(name, f = [plain, bare, bare.slice(scope(bare))]);
-    if (shorter.size > 50000) shorter.clear();
-  }
-  for (const s of f) if (s.length <= n) return s;
-  return f[2].slice(0, n - 1) + '…';
-}
-
-const shorter = new Map();
-const operator = /operator ?(\(\)|\[\]|<=>|->\*?|<<=?|>>=?|<=?|>=?)/y;
-
-// fold replaces what open and close enclose; names of operators, "(anonymous namespace)" and Go's "(*T)" stay.
-function fold(s, open, close, by) {
-  let out = '', depth = 0;
-  for (let i = 0; i < s.length; i++) {
-    operator.lastIndex = i;
-    const op = s[i] === 'o' && operator.exec(s);
-    if (op) {
-      if (!depth) out += op[0];
-      i += op[0].length - 1;
-    } else if (s[i] === open && (depth || open === '<' && i || open === '(' && !/^\((anonymous|\*)/.test(s.slice(i, i + 11)))) {
-      if (!depth++) out += by;
-    } else if (s[i] === close && depth && s[i - 1] !== '-') depth--;
-    else if (!depth) out += s[i];
-  }
-  return depth ? s : out;
-}
-
-// scope returns where the last part of a qualified name begins.
-function scope(s) {
-  const i = Math.max(s.lastIndexOf('::') + 2, s.lastIndexOf('/') + 1);
-  return i > 1 && i < s.length ? i : 0;
-}
-
 // kinds of labels, as in tree.go.
 export const Kind = { func: 0, kernel: 1, none: 2, group: 3, stop: 4 };
 export const Inlined = 1 << 14;
