@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 )
 
@@ -183,7 +184,7 @@ func Diff(w io.Writer, before, after *profile.Profile, o Options) error {
 	for i := range shown {
 		c := &shown[i]
 		row(c.Self.before(), c.Self.after(), c.Self.delta(), c.Total.before(), c.Total.after(), c.Total.delta(),
-			strconv.FormatFloat(c.z(), 'f', 1, 64), printable(c.Module.Base()), printable(c.Func.Name))
+			strconv.FormatFloat(c.z(), 'f', 1, 64), printable.String(c.Module.Base()), printable.String(c.Func.Name))
 	}
 	if cut > 0 {
 		fmt.Fprintf(bw, "and %s more\n", profile.Comma(uint64(cut)))

@@ -17,6 +17,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
 )
@@ -678,6 +679,6 @@ func (g *flameGraph) picture(w *bufio.Writer, scale float64, top, deepest int) {
 // xmlText escapes s for XML; what XML cannot have becomes U+FFFD.
 func xmlText(s string) string {
 	var b strings.Builder
-	xml.EscapeText(&b, []byte(printable(s)))
+	xml.EscapeText(&b, []byte(printable.String(s)))
 	return b.String()
 }

@@ -7,9 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 )
 
@@ -154,23 +153,5 @@ func foldName(s string) string {
 	if s == "" {
 		return profile.Unknown
 	}
-	return strings.ReplaceAll(printable(s), ";", ":")
-}
-
-// printable returns s fit for a line of text: what would end the line, turn it around, or tell a terminal to do something becomes
-// a space, and bytes that are not UTF-8 become U+FFFD.
-func printable(s string) string {
-	if strings.IndexFunc(s, func(r rune) bool { return r == utf8.RuneError || control(r) }) < 0 {
-		return s
-	}
-	return strings.Map(func(r rune) rune {
-		if control(r) {
-			return ' '
-		}
-		return r
-	}, s)
-}
-
-func control(r rune) bool {
-	return unicode.IsControl(r) || r > unicode.MaxLatin1 && unicode.In(r, unicode.Zl, unicode.Zp, unicode.Bidi_Control)
+	return strings.ReplaceAll(printable.String(s), ";", ":")
 }

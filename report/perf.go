@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 )
 
@@ -45,7 +46,7 @@ func (f *perfText) sample(b []byte, info *profile.Info, s *profile.Sample, ids [
 }
 
 func (perfText) head(b []byte, comm string, pid, tid int32, cpu uint32, time, period uint64, info *profile.Info, event int) []byte {
-	if comm = printable(comm); comm == "" {
+	if comm = printable.String(comm); comm == "" {
 		comm = ":" + strconv.Itoa(int(tid))
 	}
 	b = append(append(b, comm...), ' ')
@@ -55,7 +56,7 @@ func (perfText) head(b []byte, comm string, pid, tid int32, cpu uint32, time, pe
 	}
 	name := "samples"
 	if event >= 0 && event < len(info.Events) {
-		name = printable(info.Events[event].Name)
+		name = printable.String(info.Events[event].Name)
 	}
 	return fmt.Appendf(b, "%5d.%06d: %10d %s: \n", time/1e9, time%1e9/1e3, period, name)
 }
@@ -70,14 +71,14 @@ func (perfText) tail(b []byte, f *frame) []byte {
 	}
 	b = append(b, ' ')
 	if f.named {
-		b = append(b, printable(f.name)...)
+		b = append(b, printable.String(f.name)...)
 		if f.start != 0 && f.off >= f.start {
 			b = appendHex(append(b, "+0x"...), f.off-f.start)
 		}
 	} else {
 		b = append(b, profile.Unknown...)
 	}
-	module := printable(f.module)
+	module := printable.String(f.module)
 	if f.inlined {
 		module = "inlined"
 	}

@@ -11,6 +11,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
 )
@@ -85,14 +86,14 @@ func (o *Options) unit(p *profile.Profile) string {
 	case p.Events[0].Unit == "nanoseconds":
 		return "ns"
 	case p.Events[0].Unit != "count":
-		return printable(p.Events[0].Unit)
+		return printable.String(p.Events[0].Unit)
 	}
 	return eventBase(p.Events[0].Name)
 }
 
 // eventBase is an event's name without its modifiers, fit for a line of text: "cpu-clock" of "cpu-clock:ppp".
 func eventBase(s string) string {
-	s = printable(s)
+	s = printable.String(s)
 	base, mod, ok := strings.Cut(s, ":")
 	if ok && strings.Trim(mod, "ukhGHpPSDWebI") == "" {
 		return base

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
 )
@@ -130,7 +131,7 @@ func (l *line) place() string {
 	if l.src == nil || l.src.File == "" {
 		return ""
 	}
-	return fmt.Sprintf("%s:%d", printable(l.src.File), l.src.Line)
+	return fmt.Sprintf("%s:%d", printable.String(l.src.File), l.src.Line)
 }
 
 // StackText writes stacks with all that is known: how each frame was found where it was not by call frame information, and
@@ -139,12 +140,12 @@ func StackText(out io.Writer, s *Stacks) error {
 	w := bufio.NewWriter(out)
 	fmt.Fprintf(w, "PID %d", s.PID)
 	if len(s.Command) > 0 {
-		fmt.Fprintf(w, ": %s", printable(strings.Join(s.Command, " ")))
+		fmt.Fprintf(w, ": %s", printable.String(strings.Join(s.Command, " ")))
 	} else if s.Exe != "" {
-		fmt.Fprintf(w, ": %s", printable(s.Exe))
+		fmt.Fprintf(w, ": %s", printable.String(s.Exe))
 	}
 	if s.Core != "" {
-		fmt.Fprintf(w, " (core %s)", printable(s.Core))
+		fmt.Fprintf(w, " (core %s)", printable.String(s.Core))
 	} else if s.Pause > 0 {
 		fmt.Fprintf(w, " (stopped for %s, no thread for more than %s)", s.Pause.Round(time.Microsecond), s.Longest.Round(time.Microsecond))
 	}
@@ -205,9 +206,9 @@ var stopText = [unwind.NumStops]string{
 func (l *line) text(w io.Writer, s *Stacks) {
 	switch off, ok := l.offset(); {
 	case l.fn != "" && ok:
-		fmt.Fprintf(w, " in %s+0x%x", printable(l.fn), off)
+		fmt.Fprintf(w, " in %s+0x%x", printable.String(l.fn), off)
 	case l.fn != "":
-		fmt.Fprintf(w, " in %s", printable(l.fn))
+		fmt.Fprintf(w, " in %s", printable.String(l.fn))
 	case !s.Raw:
 		fmt.Fprintf(w, " in %s", profile.Unknown)
 	}
@@ -215,7 +216,7 @@ func (l *line) text(w io.Writer, s *Stacks) {
 		fmt.Fprintf(w, " (%s)", p)
 	}
 	if m := s.module(l.StackFrame); m != "" {
-		fmt.Fprintf(w, " from %s", printable(m))
+		fmt.Fprintf(w, " from %s", printable.String(m))
 		if l.fn == "" {
 			fmt.Fprintf(w, "+0x%x", l.Mapping.FileOff(l.PC))
 		}
@@ -279,7 +280,7 @@ func StackGDB(out io.Writer, s *Stacks) error {
 			for _, l := range f.lines() {
 				name := "??"
 				if l.fn != "" {
-					name = printable(l.fn)
+					name = printable.String(l.fn)
 				}
 				fmt.Fprintf(w, "#%-3d", n)
 				n++
@@ -290,7 +291,7 @@ func StackGDB(out io.Writer, s *Stacks) error {
 				if p := l.place(); p != "" {
 					fmt.Fprintf(w, " at %s", p)
 				} else if m := s.module(l.StackFrame); m != "" {
-					fmt.Fprintf(w, " from %s", printable(m))
+					fmt.Fprintf(w, " from %s", printable.String(m))
 				}
 				fmt.Fprintln(w)
 			}
@@ -324,10 +325,10 @@ func StackEU(out io.Writer, s *Stacks) error {
 				fmt.Fprintf(w, "#%-2d 0x%016x", n, uint64(l.PC))
 				n++
 				if l.fn != "" {
-					fmt.Fprintf(w, " %s", printable(l.fn))
+					fmt.Fprintf(w, " %s", printable.String(l.fn))
 				}
 				if m := s.module(l.StackFrame); m != "" {
-					fmt.Fprintf(w, " - %s", printable(m))
+					fmt.Fprintf(w, " - %s", printable.String(m))
 				}
 				fmt.Fprintln(w)
 			}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 )
 
@@ -82,7 +83,7 @@ func Top(w io.Writer, p *profile.Profile, o Options) error {
 	for _, f := range fns {
 		fn := &p.Funcs[f]
 		line(profile.Percent(s.self[f], all), profile.Comma(s.self[f]), profile.Percent(s.total[f], all), profile.Comma(s.total[f]),
-			printable(p.Modules[fn.Module].Base()), printable(fn.Name))
+			printable.String(p.Modules[fn.Module].Base()), printable.String(fn.Name))
 	}
 	if len(left) > 0 {
 		var rest uint64

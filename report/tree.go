@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 )
 
@@ -51,7 +52,7 @@ func (t *tree) add(at, fn int32, n uint64) int32 {
 // label is the name of a node's function, fit for a line of text.
 func (t *tree) label(p *profile.Profile, at int32) string {
 	n := &t.nodes[at]
-	s := printable(p.Funcs[n.fn].Name)
+	s := printable.String(p.Funcs[n.fn].Name)
 	if !n.called {
 		s += " (inlined)"
 	}

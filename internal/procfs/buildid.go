@@ -62,12 +62,7 @@ func BuildID(maps *os.File, m *Mapping) (id []byte, ok bool) {
 // FileBuildID reads the NT_GNU_BUILD_ID note of an ELF file; nil if there is none. ok is false if the file cannot be read, or if
 // inode is not 0 and not that of the file.
 func FileBuildID(path string, inode uint64) (id []byte, ok bool) {
-	at, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, false
-	}
-	defer unix.Close(at)
-	f, err := Regular(at, path)
+	f, err := Open(path)
 	if err != nil {
 		return nil, false
 	}
@@ -83,6 +78,17 @@ func FileBuildID(path string, inode uint64) (id []byte, ok bool) {
 	return elfBuildID(f), true
 }
 
+// Open opens a regular file to be read, once: links are followed, and what they lead to is judged by what was opened. A device, a FIFO or a
+// terminal is an error, and nothing happens to it.
+func Open(path string) (*os.File, error) {
+	at, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(at)
+	return Regular(at, path)
+}
+
 // Regular opens the regular file that an O_PATH descriptor stands for, to be read. What else may be there by now, such as a device whose
 // opening does something, is left alone.
 func Regular(at int, name string) (*os.File, error) {
@@ -93,7 +99,7 @@ func Regular(at int, name string) (*os.File, error) {
 	}
 	fd := -1
 	if err == nil {
-		fd, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", at), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+		fd, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", at), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	}
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: name, Err: err}
