@@ -350,3 +350,71 @@ func FuzzQuery(f *testing.F) {
 		}
 	})
 }
+
+// TestToken answers those who know the token, by the address that has it or the cookie that it leaves, and nobody else.
+func TestToken(t *testing.T) {
+	rec, _ := record(10, 1)
+	s := New(Options{Token: NewToken(), Inputs: []Input{{"a", func(context.Context, func(Progress)) (*Recording, error) { return rec, nil }}}})
+	if err := s.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h := httptest.NewServer(s)
+	defer h.Close()
+	token, key := s.opts.Token, s.pprofKey()
+	_, port, _ := net.SplitHostPort(strings.TrimPrefix(h.URL, "http://"))
+	if len(token) < 26 || token == NewToken() || strings.Contains(key, token) {
+		t.Fatalf("token %q, key %q", token, key)
+	}
+	cookie := "unspool-" + port + "=" + token
+	for _, c := range []struct {
+		path, cookie string
+		want         int
+	}{
+		{"/?token=" + token, "", 200},
+		{"/?token=" + token[1:], "", 403},
+		{"/?token=" + token + "A", "", 403},
+		{"/?token=", "", 403},
+		{"/", "", 403},
+		{"/", cookie, 200},
+		{"/?token=wrong", cookie, 200},
+		{"/", "unspool-" + port + "=; " + cookie, 200},
+		{"/", "unspool-" + port + "=" + key, 403},
+		{"/", "unspool-1=" + token, 403},
+		{"/app.js", "", 403},
+		{"/app.js", cookie, 200},
+		{"/names.js", "", 403},
+		{"/nothing", "", 403},
+		{"/api/info?token=" + token, "", 403},
+		{"/api/status", "", 403},
+		{"/api/info", "", 403},
+		{"/api/info", cookie, 200},
+		{"/api/source?fn=0", "", 403},
+		{"/pprof/", "", 403},
+		{"/pprof/top", "", 403},
+		{"/pprof/top?f=x", cookie, 303},
+		{"/pprof/" + key + "/top", "", 200},
+		{"/pprof/" + key + "/top", cookie, 200},
+		{"/pprof/" + key, "", 403},
+		{"/pprof/" + key + "/source?f=.", "", 404},
+		{"/pprof/" + key + "/../../api/info", "", 307}, // to /api/info
+		{"/pprof/" + token + "/top", "", 403},
+		{"/pprof//top", "", 403},
+	} {
+		headers := map[string]string{}
+		if c.cookie != "" {
+			headers["Cookie"] = c.cookie
+		}
+		r, body := ask(t, h, "GET", c.path, headers)
+		if r.StatusCode != c.want || c.want == 403 && body != unknown+"\n" {
+			t.Errorf("%s with cookie %q: %s, want %d\n%.200s", c.path, c.cookie, r.Status, c.want, body)
+		}
+		set := r.Cookies()
+		if byToken := c.path == "/?token="+token; byToken != (len(set) == 1) ||
+			byToken && (set[0].Value != token || !set[0].HttpOnly || set[0].SameSite != http.SameSiteStrictMode) {
+			t.Errorf("%s: cookies %v", c.path, set)
+		}
+		if to := r.Header.Get("Location"); c.want == 303 && to != "/pprof/"+key+"/top?f=x" {
+			t.Errorf("%s leads to %q", c.path, to)
+		}
+	}
+}

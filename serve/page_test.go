@@ -77,9 +77,11 @@ func point(p *oracle.Page, box string, at float64, depth int) (x, y float64) {
 func TestPage(t *testing.T) {
 	rec, _ := record(4000, 13)
 	base, _ := record(4000, 14)
-	one, two, bad := start(t, &annotator{}, rec), start(t, nil, rec, base), start(t, nil, hostile(), hostile())
-	p := oracle.OpenPage(t, one.URL, 1280, 800)
+	token := NewToken()
+	one, two, bad := startWith(t, Options{Annotator: &annotator{}, Token: token}, rec), start(t, nil, rec, base), start(t, nil, hostile(), hostile())
+	p := oracle.OpenPage(t, one.URL+"/?token="+token, 1280, 800)
 	p.Scheme("light")
+	p.Wait(`location.search === '' && document.cookie === ''`) // no script reads the token
 
 	// The flame graph: what is under the pointer, zoom by click, and back.
 	p.Wait(graphReady)
@@ -307,9 +309,9 @@ func TestPage(t *testing.T) {
 
 	// pprof's own pages.
 	p.Go(one.URL + "/pprof/")
-	p.Wait(`location.pathname === '/pprof/flamegraph' && document.querySelectorAll('#stack-chart *').length > 5`)
+	p.Wait(`/^\/pprof\/[0-9a-f]{32}\/flamegraph$/.test(location.pathname) && document.querySelectorAll('#stack-chart *').length > 5`)
 	picture(t, p, "pprof")
 	p.Eval(`document.querySelector('a[href^="./top"]').click()`)
-	p.Wait(`location.pathname === '/pprof/top' && document.querySelectorAll('#toptable tr').length > 20`)
+	p.Wait(`/^\/pprof\/[0-9a-f]{32}\/top$/.test(location.pathname) && document.querySelectorAll('#toptable tr').length > 20`)
 	quiet(t, p, one.URL, two.URL, bad.URL, plain.URL)
 }

@@ -15,6 +15,9 @@ import (
 	"github.com/unspool/unspool/report"
 )
 
+// pprofPath is where pprof's pages are; with a token, below a key.
+const pprofPath = "/pprof/"
+
 // pprofPolicy lets the pages of pprof run the scripts that are in them, in an origin of their own: they get nothing from
 // this server but pages.
 const pprofPolicy = "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; " +
@@ -47,7 +50,18 @@ func (s *Server) servePprof(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "pprof: "+v.err.Error(), http.StatusInternalServerError)
 		return
 	}
-	page := v.pages[strings.TrimPrefix(r.URL.Path, "/pprof")]
+	base := pprofPath
+	if key := s.pprofKey(); key != "" {
+		if base += key + "/"; !strings.HasPrefix(r.URL.Path, base) {
+			to := base + strings.TrimPrefix(r.URL.Path, pprofPath)
+			if r.URL.RawQuery != "" {
+				to += "?" + r.URL.RawQuery
+			}
+			http.Redirect(w, r, to, http.StatusSeeOther)
+			return
+		}
+	}
+	page := v.pages["/"+strings.TrimPrefix(r.URL.Path, base)]
 	if page == nil {
 		http.Error(w, "pprof's pages with source and graphs are not offered here: see the source view of unspool", http.StatusNotFound)
 		return

@@ -96,7 +96,11 @@ func record(n int, seed uint64) (*Recording, []sample) {
 // start returns a server that has read its recordings.
 func start(t testing.TB, a Annotator, recs ...*Recording) *httptest.Server {
 	t.Helper()
-	o := Options{Annotator: a}
+	return startWith(t, Options{Annotator: a}, recs...)
+}
+
+func startWith(t testing.TB, o Options, recs ...*Recording) *httptest.Server {
+	t.Helper()
 	for i, r := range recs {
 		o.Inputs = append(o.Inputs, Input{fmt.Sprintf("rec%d.data", i), func(context.Context, func(Progress)) (*Recording, error) { return r, nil }})
 	}

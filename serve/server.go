@@ -3,7 +3,7 @@
 // rectangles and rows.
 //
 // A Server gives out what it was made for and nothing else: functions have numbers, and no request names a file. It
-// answers GET from the host that it listens on, and to pages of its own only.
+// answers GET from the host that it listens on, to pages of its own only, and to those who know its token.
 package serve
 
 import (
@@ -33,6 +33,7 @@ var web embed.FS
 type Options struct {
 	Inputs    []Input   // one, or two: the profile, and the baseline that it is compared with
 	Annotator Annotator // nil: there is no source
+	Token     string    // what a request needs to be answered (NewToken); "": nothing
 }
 
 // An Input is a profile that is still to be read.
@@ -106,7 +107,7 @@ func New(o Options) *Server {
 	} {
 		s.mux.HandleFunc("GET /api/"+name, func(w http.ResponseWriter, r *http.Request) { s.answer(w, r, f) })
 	}
-	s.mux.HandleFunc("GET /pprof/", s.servePprof)
+	s.mux.HandleFunc("GET "+pprofPath, s.servePprof)
 	return s
 }
 
@@ -163,6 +164,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet {
 		h.Set("Allow", "GET")
 		http.Error(w, "only GET", http.StatusMethodNotAllowed)
+		return
+	}
+	if !s.allowed(w, r) {
+		http.Error(w, unknown, http.StatusForbidden)
 		return
 	}
 	s.mux.ServeHTTP(w, r)

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"debug/elf"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -155,6 +156,48 @@ func TestAnnotateFormats(t *testing.T) {
 	for _, a := range []annotator{{syntax: "att"}, {syntax: "go", paths: []string{"=x"}}, {syntax: "go", paths: []string{"x"}}} {
 		if _, err := a.formats(); err == nil {
 			t.Errorf("%+v is accepted", a)
+		}
+	}
+}
+
+// TestAnnotateForeign annotates a user's program whose debug information names files of root's as its source.
+func TestAnnotateForeign(t *testing.T) {
+	oracle.Need(t, "gcc")
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := t.TempDir()
+	hidden := filepath.Join(dir, "hidden.c")
+	if err := os.WriteFile(hidden, bytes.Repeat([]byte("root's secret\n"), 30), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	user := filepath.Join(dir, "user")
+	for d := user; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := errors.Join(os.MkdirAll(d, 0o755), os.Chmod(d, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, owner := range map[string]int{"/etc/shadow": 12345, hidden: 12345, hidden + " ": 0} {
+		source, path := filepath.Join(user, "a.c"), filepath.Join(user, "prog")
+		text := fmt.Sprintf("#line 1 %q\nint f(int x) {\n return x * 3;\n}\nint main(int n, char **v) { return f(n); }\n", strings.TrimSpace(name))
+		if err := os.WriteFile(source, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command("gcc", "-g", "-o", path, source).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		for _, x := range []string{path, user} {
+			if err := os.Chown(x, owner, owner); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var b bytes.Buffer
+		if err := new(annotator).write(&b, sampled(t, path, "f"), report.Options{Func: "."}, true); err != nil {
+			t.Fatal(err)
+		}
+		shown := strings.Contains(b.String(), "secret") || strings.Contains(b.String(), "root:")
+		if shown != (owner == 0) || !shown && !strings.Contains(b.String(), "note: source: ") {
+			t.Errorf("%s of user %d's program: shown %v\n%s", name, owner, shown, b.String())
 		}
 	}
 }

@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"html"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -34,7 +32,8 @@ source and disassembly, all of it by process, thread, time and function.
 
 FILE is a perf.data file or a pprof profile, as for unspool report. With a second one, the first is compared with it.
 
-The page is served to this machine only, unless --listen names another address. It loads nothing from elsewhere.`,
+The page is served to this machine only, unless --listen names another address, and to those who know the token in the
+address that is printed. It loads nothing from elsewhere. Source is shown where the owner of the program may read it.`,
 		Example: `  unspool serve perf.data
   unspool serve --open unspool.data
   unspool serve after.data before.data`,
@@ -64,7 +63,7 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 	} else if host == "" {
 		return usage("--listen %q: name the address too, 127.0.0.1%s or, for all, 0.0.0.0%s", listen, listen, listen)
 	}
-	o := serve.Options{Annotator: a}
+	o := serve.Options{Annotator: a, Token: serve.NewToken()}
 	for _, p := range paths {
 		if p != "-" {
 			if _, err := os.Stat(p); err != nil {
@@ -87,14 +86,14 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 	if at := l.Addr().(*net.TCPAddr); at.IP.IsUnspecified() {
 		addr = fmt.Sprint("localhost:", at.Port) // for all addresses, of which this is the one that is known
 	}
-	url := "http://" + addr + "/"
+	url := "http://" + addr + "/?token=" + o.Token
 	fmt.Println(url)
 	if open {
-		browser := exec.Command("xdg-open", url)
-		if err := browser.Start(); err != nil {
+		closed, err := openBrowser(url)
+		if err != nil {
 			fmt.Fprintf(os.Stderr, "unspool: the browser: %v\n", err)
 		} else {
-			go browser.Wait()
+			defer closed()
 		}
 	}
 	failed := make(chan error, 1)
@@ -118,6 +117,28 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 	return err
 }
 
+// openBrowser opens an address in a browser, by a file that only the user may read: arguments of programs are read by everybody. The
+// function that it returns removes the file.
+func openBrowser(url string) (closed func(), err error) {
+	f, err := os.CreateTemp("", "unspool-*.html") // its mode is 0600
+	if err != nil {
+		return nil, err
+	}
+	closed = func() { os.Remove(f.Name()) }
+	_, err = fmt.Fprintf(f, "<!doctype html><meta http-equiv=\"refresh\" content=\"0; url=%s\"><a href=\"%[1]s\">unspool</a>\n", html.EscapeString(url))
+	err = errors.Join(err, f.Close())
+	browser := exec.Command("xdg-open", f.Name())
+	if err == nil {
+		err = browser.Start()
+	}
+	if err != nil {
+		closed()
+		return nil, err
+	}
+	go browser.Wait()
+	return closed, nil
+}
+
 // A pageAnnotator annotates functions for the page.
 type pageAnnotator struct {
 	*code
@@ -127,27 +148,8 @@ type pageAnnotator struct {
 // Annotate implements serve.Annotator.
 func (a *pageAnnotator) Annotate(p *profile.Profile, fn int32, periods bool) (any, error) {
 	o := a.options()
-	o.Source, o.Periods = a.source, periods
+	o.Source, o.Periods = a.sources.Read, periods
 	return annotate.Function(p, fn, o)
-}
-
-// source reads what looks like source: debug information may name any file of the user's.
-func (a *pageAnnotator) source(path string) ([]byte, error) {
-	names := []string{path}
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		names = append(names, real)
-	}
-	for _, n := range names {
-		if !slices.Contains(sourceEndings, strings.ToLower(filepath.Ext(n))) {
-			return nil, fmt.Errorf("%s: its name is not that of source", n)
-		}
-	}
-	return a.sources.Read(path)
-}
-
-var sourceEndings = []string{
-	".c", ".h", ".cc", ".cpp", ".cxx", ".c++", ".hh", ".hpp", ".hxx", ".h++", ".inl", ".inc", ".ipp", ".tcc", ".def", ".go", ".rs", ".s", ".asm",
-	".m", ".mm", ".swift", ".zig", ".d", ".nim", ".f", ".f90", ".f95", ".ada", ".adb", ".ads", ".pas", ".ml", ".hs", ".y", ".l", ".cu", ".v",
 }
 
 // serveInput returns how a file is read for the page; plain leaves out lines and inlined calls.

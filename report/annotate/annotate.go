@@ -1,7 +1,8 @@
 // Package annotate puts a profile's samples on the lines and the instructions of a function: a profile and the
 // number of a function come in, lines of source with their instructions and the samples of each go out.
 //
-// It opens no files and finds no names by itself: Options say where code, lines, names and text come from. Whatever
+// Function opens no files and finds no names by itself: Options say where code, lines, names and text come from. Sources read text, and
+// judge who may see it. Whatever
 // is missing leaves out what depends on it, with a note. Bytes of code, lines and text may be hostile.
 package annotate
 
@@ -38,8 +39,8 @@ type Options struct {
 	// Symbol returns the name of what lies at v and the distance from its start; "" if there is none.
 	Symbol func(m *profile.Module, v arch.Vaddr) (name string, off uint64)
 
-	// Source returns the text of a source file.
-	Source func(path string) ([]byte, error)
+	// Source returns the text of a source file that a module's lines name.
+	Source func(m *profile.Module, path string) ([]byte, error)
 
 	Syntax  string // of instructions: "intel", "gnu" (AT&T on x86-64) or "go"; "": intel. Other machines have one for both.
 	Periods bool   // weigh stacks by their periods instead of their samples

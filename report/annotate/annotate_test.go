@@ -5,13 +5,11 @@ import (
 	"errors"
 	"flag"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
@@ -107,7 +105,7 @@ func options(t testing.TB) Options {
 			}
 			return "f", uint64(v - 0x1000)
 		},
-		Source: func(path string) ([]byte, error) {
+		Source: func(_ *profile.Module, path string) ([]byte, error) {
 			if path == "/src/h.h" {
 				return nil, errors.New("/src/h.h: it is gone")
 			}
@@ -218,45 +216,6 @@ func TestReplaced(t *testing.T) {
 	}
 	if a, _ := Function(p, 0, o); len(a.Insts) > 0 || !strings.Contains(strings.Join(a.Notes, "\n"), "the file was replaced") {
 		t.Errorf("%+v", a)
-	}
-}
-
-func TestSources(t *testing.T) {
-	dir := t.TempDir()
-	write := func(name, s string) string {
-		p := filepath.Join(dir, name)
-		os.MkdirAll(filepath.Dir(p), 0o755)
-		if err := os.WriteFile(p, []byte(s), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return p
-	}
-	a := write("a.c", "a")
-	write("root/src/a.c", "rooted")
-	write("moved/b.c", "b")
-	binary := write("binary", "\x7fELF\x00")
-	fifo := filepath.Join(dir, "fifo")
-	if err := unix.Mkfifo(fifo, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	s := Sources{Root: dir + "/root", Paths: [][2]string{{"/old", dir + "/moved"}}}
-	for _, c := range []struct{ path, text, err string }{
-		{a, "a", ""},
-		{"/src/a.c", "rooted", ""},
-		{"src/../src/a.c", "rooted", ""},
-		{"../../src/a.c", "rooted", ""},
-		{"/old/b.c", "b", ""},
-		{"/older/b.c", "", "no such file"},
-		{"relative.c", "", "not an absolute path"},
-		{binary, "", "not text"},
-		{fifo, "", "not a regular file"},
-		{"/dev/zero", "", "not a regular file"},
-		{dir, "", "not a regular file"},
-	} {
-		b, err := s.Read(c.path)
-		if string(b) != c.text || (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("Read(%q) = %q, %v; want %q, %s", c.path, b, err, c.text, c.err)
-		}
 	}
 }
 

@@ -3,19 +3,9 @@ package annotate
 import (
 	"bytes"
 	"cmp"
-	"errors"
-	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
-
-// maxSource bounds the size of a source file.
-const maxSource = 16 << 20
 
 // context is how many lines without code may lie between two that have some and are shown all the same.
 const context = 6
@@ -136,60 +126,9 @@ func (b *builder) text(path string) ([][]byte, error) {
 	if b.Source == nil {
 		return nil, nil
 	}
-	t, err := b.Source(path)
+	t, err := b.Source(&b.p.Modules[b.p.Funcs[b.fn].Module], path)
 	if err != nil {
 		return nil, err
 	}
 	return bytes.Split(t, []byte{'\n'}), nil
-}
-
-// Sources find source files.
-type Sources struct {
-	Root  string      // a directory below which the paths are looked for first; may be ""
-	Paths [][2]string // prefixes of paths and what they are replaced by; the first that fits holds
-}
-
-// Read returns the text of a source file. Only regular files of at most 16 MiB without NUL bytes are read.
-func (s *Sources) Read(path string) ([]byte, error) {
-	for _, p := range s.Paths {
-		if rest, ok := strings.CutPrefix(path, p[0]); ok && (rest == "" || rest[0] == '/' || strings.HasSuffix(p[0], "/")) {
-			path = p[1] + rest
-			break
-		}
-	}
-	if s.Root != "" {
-		b, err := readText(filepath.Join(s.Root, filepath.Clean("/"+path)))
-		if !errors.Is(err, os.ErrNotExist) {
-			return b, err
-		}
-	}
-	if !filepath.IsAbs(path) {
-		return nil, fmt.Errorf("%s: not an absolute path", path)
-	}
-	return readText(path)
-}
-
-func readText(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0) // a FIFO would block
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: not a regular file", path)
-	}
-	b, err := io.ReadAll(io.LimitReader(f, maxSource+1))
-	switch {
-	case err != nil:
-		return nil, err
-	case len(b) > maxSource:
-		return nil, fmt.Errorf("%s: more than %d MiB", path, maxSource>>20)
-	case bytes.IndexByte(b, 0) >= 0:
-		return nil, fmt.Errorf("%s: not text", path)
-	}
-	return b, nil
 }

@@ -206,7 +206,7 @@ const app = {
 // wait follows the reading of the profile.
 async function wait() {
   for (;;) {
-    const s = await fetch('api/status').then(r => r.json(), () => ({ state: 'failed', error: 'The server has ended; see its terminal.' }));
+    const s = await fetch('api/status').then(async r => r.ok ? r.json() : { state: 'failed', error: await r.text() }, () => ({ state: 'failed', error: 'The server has ended; see its terminal.' }));
     $('name').textContent = s.name || 'unspool';
     document.title = `${s.name || 'unspool'} – unspool`;
     if (s.state === 'failed') throw new Error(s.error);
@@ -338,6 +338,7 @@ function controls() {
 }
 
 async function start() {
+  if (location.search) history.replaceState(null, '', location.pathname + location.hash); // the token is in a cookie now
   try {
     await wait();
     app.info = await new Channel().ask('info', {});

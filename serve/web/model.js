@@ -45,7 +45,7 @@ export const busy = {
     const bar = document.getElementById('busy'), fill = bar.firstElementChild;
     bar.classList.add('on');
     while (this.n) {
-      const s = await fetch('api/status').then(r => r.json(), () => ({}));
+      const s = await fetch('api/status').then(r => r.json()).catch(() => ({}));
       bar.classList.toggle('known', !!s.work);
       fill.style.width = s.work ? `${100 * s.work}%` : '';
       if (s.work) bar.setAttribute('aria-valuenow', Math.round(100 * s.work));
