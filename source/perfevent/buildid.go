@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"sync"
 
 	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/source"
@@ -12,8 +13,12 @@ import (
 
 // buildIDs are the build IDs of mapped files, looked up when a file is first seen. The kernel would give them with its
 // records (attr.build_id), but as long as one event asks for them, Linux marks the records of all others as if they had
-// them, too: another recorder's file is spoilt, and perf record crashes.
-type buildIDs map[inode][]byte
+// them, too: another recorder's file is spoilt, and perf record crashes. It is safe for concurrent use: the drainer looks files
+// up, and whoever reads /proc meanwhile. Nobody holds the lock while a file is read.
+type buildIDs struct {
+	mu sync.Mutex
+	by map[inode][]byte
+}
 
 // An inode is a file, as an MMAP2 record has it. /proc does not say the generation.
 type inode struct {
@@ -26,9 +31,9 @@ const maxBuildIDs = 1 << 16
 // of returns the build ID of the file that process pid has mapped at m: what the kernel finds in it, if it can be asked, or else
 // what the file has, if it is still there; nil if it has none, or if nobody can tell. maps is the process's open
 // /proc/PID/maps; nil if it has none any more.
-func (b buildIDs) of(maps *os.File, pid int, m *procfs.Mapping, gen uint64) []byte {
+func (b *buildIDs) of(maps *os.File, pid int, m *procfs.Mapping, gen uint64) []byte {
 	key := inode{m.Maj, m.Min, m.Inode, gen}
-	id, ok := b[key]
+	id, ok := b.known(key)
 	if ok || m.Inode == 0 {
 		return id
 	}
@@ -40,13 +45,26 @@ func (b buildIDs) of(maps *os.File, pid int, m *procfs.Mapping, gen uint64) []by
 	if !ok {
 		id, ok = procfs.FileBuildID(m.Name, m.Inode)
 	}
-	if len(b) >= maxBuildIDs {
-		clear(b)
-	}
 	if ok {
-		b[key] = id
+		b.keep(key, id)
 	}
 	return id
+}
+
+func (b *buildIDs) known(file inode) (id []byte, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	id, ok = b.by[file]
+	return id, ok
+}
+
+func (b *buildIDs) keep(file inode, id []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.by == nil || len(b.by) >= maxBuildIDs {
+		b.by = map[inode][]byte{}
+	}
+	b.by[file] = id
 }
 
 // Where an MMAP2 record has what identify wants (struct perf_record_mmap2), from its beginning.
@@ -60,7 +78,7 @@ const (
 )
 
 // identify gives an executable MMAP2 record of the kernel's the build ID of its file, in place of the inode.
-func (b buildIDs) identify(raw []byte) {
+func (b *buildIDs) identify(raw []byte) {
 	if len(raw) <= mmapName || binary.LittleEndian.Uint32(raw) != source.RecordMmap2 {
 		return
 	}
@@ -77,7 +95,7 @@ func (b buildIDs) identify(raw []byte) {
 		Maj: binary.LittleEndian.Uint32(file), Min: binary.LittleEndian.Uint32(file[4:]), Inode: num(file[8:]),
 	}
 	gen := num(file[16:])
-	id, ok := b[inode{m.Maj, m.Min, m.Inode, gen}]
+	id, ok := b.known(inode{m.Maj, m.Min, m.Inode, gen})
 	if !ok && m.Inode != 0 {
 		pid := int(binary.LittleEndian.Uint32(raw[mmapPID:]))
 		maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))

@@ -17,7 +17,7 @@ import (
 // synthesise makes the records of what exists: names of threads and executable mappings, at time 0. Whoever
 // disappears meanwhile is left out.
 func (r *Recorder) synthesise(o *Options) {
-	s := synth{dec: r.dec, ids: r.ids}
+	s := synth{dec: r.dec, ids: &r.ids}
 	procs := map[int][]int{} // threads of interest; nil for all
 	if o.All {
 		all, _ := procfs.Numbers("/proc")
@@ -45,7 +45,7 @@ func (r *Recorder) synthesise(o *Options) {
 // A synth makes records of /proc.
 type synth struct {
 	dec *source.Decoder
-	ids buildIDs
+	ids *buildIDs
 	b   []byte
 }
 

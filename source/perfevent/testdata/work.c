@@ -1,4 +1,6 @@
 // What the tests record. work MODE SECONDS, of processor time in each thread where it burns.
+#include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,6 +71,46 @@ static void *breed(void *arg) {
     return arg;
 }
 
+// maps keeps half of the files 0, 1, … of a directory mapped, maps and unmaps the others, and starts processes and threads that do
+// and that execute a program, until stdin ends.
+static void *map_file(const char *dir, int i) {
+    char name[4096];
+    snprintf(name, sizeof name, "%s/%d", dir, i);
+    int fd = open(name, O_RDONLY);
+    if (fd < 0)
+        return NULL;
+    void *p = mmap(NULL, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0);
+    close(fd);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static void maps(const char *dir, int n) {
+    for (int i = 0; i < n / 2; i++)
+        map_file(dir, i);
+    puts("ready");
+    fflush(stdout);
+    struct pollfd in = {.fd = 0, .events = POLLIN};
+    for (int i = 0; poll(&in, 1, i % 16 == 0) == 0; i++) {
+        void *p = map_file(dir, n / 2 + i % (n - n / 2));
+        if (i % 64 == 0) {
+            pthread_t t;
+            if (pthread_create(&t, NULL, short_thread, NULL) == 0)
+                pthread_join(t, NULL);
+            if (fork() == 0) {
+                for (int k = 0; k < 8; k++)
+                    map_file(dir, n / 2 + (i + k) % (n - n / 2));
+                if (i % 128 == 0)
+                    execl("/proc/self/exe", "again", "exit", NULL);
+                _exit(0);
+            }
+            while (waitpid(-1, NULL, WNOHANG) > 0)
+                ;
+        }
+        if (p)
+            munmap(p, 4096);
+    }
+}
+
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "spin";
     seconds = argc > 2 ? atof(argv[2]) : 0.5;
@@ -111,6 +153,9 @@ int main(int argc, char **argv) {
                 p[i] = 1;
             munmap(p, 1 << 20);
         }
+    } else if (!strcmp(mode, "maps")) { // DIRECTORY, how many files
+        if (argc > 3)
+            maps(argv[2], atoi(argv[3]));
     } else if (!strcmp(mode, "deep")) {
         deep(2000, seconds);
     } else if (!strcmp(mode, "exit")) {
