@@ -20,6 +20,10 @@
 // Stacks are written once, with an ID that is a hash of their content under a secret seed; after that, a sample is 56 bytes with
 // the ID. Nothing is lost without being counted, but for events that interrupt another BPF program, which the kernel drops.
 //
+// A program at the end of the function that writes records of mappings notes when a process last got executable ones, and user space
+// notes until when it has applied such records. Between the two, the process's stacks are copied: no stack is walked by the rules of
+// code that was mapped there before. What a walk reads is taken away only when all that could have begun with it have ended.
+//
 // The kernel reports no munmap: where nothing new is mapped, an address looks mapped for longer than it was. As no code runs
 // there, only a corrupted stack can tell.
 //

@@ -30,7 +30,7 @@ var object []byte
 // Stats counts what a Program did.
 type Stats struct {
 	Samples    uint64 // walked in the kernel and read
-	Copied     uint64 // left to a copy of the stack by the same event: a mapping or a table had not come, or the walk was broken
+	Copied     uint64 // left to a copy of the stack by the same event: a mapping or a table had not come
 	RingFull   uint64 // lost: the ring buffer had no room
 	Nested     uint64 // lost: the event interrupted the program. Where it interrupts another BPF program, nobody counts
 	Forgotten  uint64 // lost: a blocked thread that there was no room to remember, or a stack that never came
@@ -53,6 +53,7 @@ type Program struct {
 	spec    *ebpf.CollectionSpec
 	coll    *ebpf.Collection
 	more    *ebpf.Collection // the program that is not for counters and clocks
+	maps    *ebpf.Collection // the one that notes mappings
 	prog    string           // the one that takes samples
 	links   []link.Link
 	ring    *ringbuf.Reader
@@ -138,7 +139,7 @@ func Load(o Options) (_ *Program, err error) {
 		return nil, err
 	}
 	p.ring.SetDeadline(time.Unix(1, 0)) // reads never wait
-	if err := p.trace(p.coll, "on_exec"); err != nil {
+	if err := errors.Join(p.trace(p.coll, "on_exec"), p.traceMappings()); err != nil {
 		return nil, err
 	}
 	if o.Memory == 0 {
@@ -216,6 +217,28 @@ func (p *Program) trace(coll *ebpf.Collection, name string) error {
 	return nil
 }
 
+// mappingPrograms note that a process has other mappings: the first that can be attached does.
+var mappingPrograms = []string{"on_map", "on_mapped"}
+
+// traceMappings attaches what notes that a process has other mappings: to the function in which the kernel says so, or, where
+// functions cannot be traced, to the ends of system calls.
+func (p *Program) traceMappings() error {
+	var errs error
+	for _, name := range mappingPrograms {
+		coll, err := p.load(name)
+		if err == nil {
+			p.maps = coll
+			if err = p.trace(coll, name); err == nil {
+				return nil
+			}
+			coll.Close()
+			p.maps = nil
+		}
+		errs = errors.Join(errs, err)
+	}
+	return errs
+}
+
 // Close unloads the program.
 func (p *Program) Close() error {
 	p.track.stop()
@@ -231,6 +254,9 @@ func (p *Program) close() (err error) {
 	}
 	if p.more != nil {
 		p.more.Close()
+	}
+	if p.maps != nil {
+		p.maps.Close()
 	}
 	if p.coll != nil {
 		p.coll.Close()
@@ -262,7 +288,7 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 	}
 	if !use.All {
 		// What this process starts is known from its first moment; it itself is not of interest.
-		err = errors.Join(p.set("scoped", uint32(1)), p.set("self", uint32(os.Getpid())), p.coll.Maps["processes"].Put(uint32(os.Getpid()), make([]byte, processSize)))
+		err = errors.Join(p.set("scoped", uint32(1)), p.set("self", uint32(os.Getpid())), p.coll.Maps["processes"].Put(uint32(os.Getpid()), processOf(int32(os.Getpid()), 0, 0)))
 	}
 	if p.prog == "on_switch" && err == nil {
 		err = p.trace(p.more, p.prog)

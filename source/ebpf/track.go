@@ -26,7 +26,7 @@ type tracker struct {
 	until   uint64 // what is older is all here
 	begun   bool
 	closed  bool
-	held    bool // the goroutine waits for a round to be over
+	freed   bool // no walk has what free waits for
 	done    chan struct{}
 	count   Stats        // Processes and below
 	again   atomic.Int64 // when to bury again: CLOCK_MONOTONIC; 0: never
@@ -40,6 +40,8 @@ type tracker struct {
 	spaces    map[*unwind.Space]*shared
 	procs     map[int32]*shared
 	lastSpace uint32
+	dead      []*shared // spaces that no process has any more, and that a walk that runs can still read
+	burying   int       // so many of them wait for that
 }
 
 // A shared is an address space in the kernel, and how many processes have it.
@@ -84,9 +86,7 @@ func (t *tracker) round(began uint64) bool {
 	defer t.mu.Unlock()
 	news := t.news
 	t.until, t.news = began, false
-	if len(t.pending) > 0 || t.held || t.tables.due() || t.due() {
-		t.changed.Broadcast()
-	}
+	t.changed.Broadcast()
 	return news
 }
 
@@ -128,12 +128,11 @@ func (t *tracker) run() {
 	var held []timed
 	var r source.Record
 	last := uint64(0) // until when records have been applied
-	touched, execs := map[int32]bool{}, map[int32]bool{}
+	touched := map[int32]bool{}
 	for {
 		t.mu.Lock()
 		t.count.Processes = len(t.procs)
-		t.held = len(held) > 0 || len(execs) > 0
-		for !t.closed && !t.tables.news && !t.tables.due() && !t.due() && (!t.begun || len(t.pending) == 0 && (t.until == last || !t.held)) {
+		for !t.closed && !t.tables.news && !t.tables.due() && !t.due() && (!t.begun || len(t.pending) == 0 && t.until == last) {
 			t.changed.Wait()
 		}
 		b, until := t.pending, t.until
@@ -160,11 +159,7 @@ func (t *tracker) run() {
 			b = b[n:]
 		}
 		slices.SortStableFunc(held, func(x, y timed) int { return cmp.Compare(x.time, y.time) })
-		// The kernel marks a process as changed a moment after it has said so: what it has now is current.
 		clear(touched)
-		if until != last {
-			touched, execs = execs, touched
-		}
 		n := 0
 		for ; n < len(held) && held[n].time < until; n++ {
 			if t.dec.Decode(held[n].raw, &r) != nil {
@@ -176,19 +171,22 @@ func (t *tracker) run() {
 				t.again.Store(int64(monotonic() + uint64(time.Second))) // some have ended and are waited for
 			case r.Type != source.RecordFork || r.PID != r.PPID:
 				touched[r.PID] = true
-				if r.Type == source.RecordComm && r.Exec() {
-					execs[r.PID] = true
-				}
 			}
 		}
 		held = slices.Delete(held, 0, n)
-		last = until
 		for pid := range touched {
 			space, alive := t.world.Process(pid)
 			if !alive {
 				space = nil
 			}
-			t.set(pid, space, until)
+			t.set(pid, space)
+		}
+		if until != last {
+			// All that happened before is where the kernel's program finds it: see applied in c/unspool.bpf.c.
+			if err := t.coll.Maps["applied"].Put(uint32(0), until); err != nil {
+				t.failed(fmt.Errorf("the time: %w", err))
+			}
+			last = until
 		}
 		if t.due() {
 			t.again.Store(0)
@@ -196,7 +194,8 @@ func (t *tracker) run() {
 		}
 		if ready {
 			t.tables.settle()
-			t.refresh(until)
+			t.refresh()
+			t.free()
 		}
 		t.tables.fit()
 	}
@@ -225,25 +224,25 @@ func (t *tracker) bury(touched map[int32]bool) {
 		}
 	}
 	for _, pid := range gone {
-		t.set(pid, nil, 0)
+		t.set(pid, nil)
 		delete(touched, pid)
 	}
 }
 
-// set makes space that of a process at a time; nil: it has gone.
-func (t *tracker) set(pid int32, space *unwind.Space, asOf uint64) {
+// set makes space that of a process; nil: it has gone.
+func (t *tracker) set(pid int32, space *unwind.Space) {
 	old := t.procs[pid]
 	if space != nil && len(space.Mappings()) > 0 {
 		s := t.spaces[space]
 		if s == nil {
 			s = t.share(space)
 		}
-		t.give(pid, s, asOf)
+		t.give(pid, s)
 		return
 	}
 	if space == nil {
 		t.coll.Maps["processes"].Delete(uint32(pid)) // even where only the kernel's program knows it, as a child
-	} else if err := t.coll.Maps["processes"].Put(uint32(pid), [processSize]byte{}); err != nil { // between two programs
+	} else if err := t.coll.Maps["processes"].Put(uint32(pid), processOf(pid, 0, 0)); err != nil { // between two programs
 		t.failed(fmt.Errorf("a process: %w", err))
 	}
 	if old != nil {
@@ -252,23 +251,27 @@ func (t *tracker) set(pid int32, space *unwind.Space, asOf uint64) {
 	}
 }
 
-// give makes s the space of a process at a time. The kernel says when the process changed; should it do so right now, the record of
-// that is on its way.
-func (t *tracker) give(pid int32, s *shared, asOf uint64) {
+// give makes s the space of a process.
+func (t *tracker) give(pid int32, s *shared) {
 	old := t.procs[pid]
-	var v [processSize]byte
-	t.coll.Maps["processes"].Lookup(uint32(pid), &v)
-	binary.LittleEndian.PutUint32(v[:], s.id)
-	binary.LittleEndian.PutUint32(v[4:], s.n)
-	binary.LittleEndian.PutUint64(v[8:], asOf)
 	s.procs++
 	t.procs[pid] = s
-	if err := t.coll.Maps["processes"].Put(uint32(pid), v); err != nil {
-		t.failed(fmt.Errorf("a process: %w", err))
+	if old != s {
+		if err := t.coll.Maps["processes"].Put(uint32(pid), processOf(pid, s.id, s.n)); err != nil {
+			t.failed(fmt.Errorf("a process: %w", err))
+		}
 	}
 	if old != nil {
 		t.leave(old)
 	}
+}
+
+// processOf returns a struct process.
+func processOf(pid int32, space, ranges uint32) (v [processSize]byte) {
+	binary.LittleEndian.PutUint32(v[:], uint32(pid))
+	binary.LittleEndian.PutUint32(v[8:], space)
+	binary.LittleEndian.PutUint32(v[12:], ranges)
+	return v
 }
 
 // leave says that a process has another space, or has gone.
@@ -276,7 +279,8 @@ func (t *tracker) leave(s *shared) {
 	if s.procs--; s.procs > 0 {
 		return
 	}
-	t.unshare(s)
+	t.dead = append(t.dead, s)
+	t.free()
 	if t.spaces[s.space] == s {
 		delete(t.spaces, s.space)
 	}
@@ -302,6 +306,36 @@ func (t *tracker) share(space *unwind.Space) *shared {
 	return s
 }
 
+// free takes spaces out of the kernel when all walks have ended that could have begun with them: their memory, and the slots of
+// their tables, become others' at once.
+func (t *tracker) free() {
+	t.mu.Lock()
+	freed := t.freed
+	t.freed = false
+	t.mu.Unlock()
+	if freed {
+		for _, s := range t.dead[:t.burying] {
+			t.unshare(s)
+		}
+		t.dead = slices.Delete(t.dead, 0, t.burying)
+		t.burying = 0
+	}
+	if t.burying > 0 || len(t.dead) == 0 {
+		return
+	}
+	t.burying = len(t.dead)
+	t.tables.jobs.Go(func() {
+		// MEMBARRIER_CMD_GLOBAL waits as the kernel does before it frees what programs read.
+		if _, _, e := unix.Syscall(unix.SYS_MEMBARRIER, 1, 0, 0); e != 0 {
+			time.Sleep(time.Second)
+		}
+		t.mu.Lock()
+		t.freed, t.tables.news = true, true
+		t.mu.Unlock()
+		t.changed.Broadcast()
+	})
+}
+
 // unshare takes an address space out of the kernel.
 func (t *tracker) unshare(s *shared) {
 	for k := uint32(0); k*blockRanges < s.n; k++ {
@@ -311,7 +345,7 @@ func (t *tracker) unshare(s *shared) {
 }
 
 // refresh shares spaces again whose modules have been compiled since.
-func (t *tracker) refresh(asOf uint64) {
+func (t *tracker) refresh() {
 	fresh := map[*shared]*shared{}
 	for _, s := range t.spaces {
 		if slices.ContainsFunc(s.waits, (*table).compiled) {
@@ -327,14 +361,14 @@ func (t *tracker) refresh(asOf uint64) {
 			next = t.share(s.space)
 			fresh[s] = next
 		}
-		t.give(pid, next, asOf)
+		t.give(pid, next)
 	}
 }
 
 // processSize is the size of struct process of c/unspool.bpf.c, blockRanges is RANGES of c/walk.h, and rangeSize the size of a
 // struct range.
 const (
-	processSize = 24
+	processSize = 16
 	blockRanges = 32
 	rangeSize   = 32
 )

@@ -44,8 +44,6 @@ static void walk_used(u32 table, int found, u64 time);
 #include "walk.h"
 
 #define MAX_TABLES 16384
-#define DOUBTS 100
-#define DOUBT_TIME 100000000 /* ns */
 #define RING_SIZE (1 << 22)
 
 /* ---- Maps ---- */
@@ -89,12 +87,12 @@ struct {
 } spaces SEC(".maps");
 
 /*
- * Processes: which space, how many ranges it has, of when that is, and when the process got another program. What is older
- * is not used: another file can lie at the same address.
+ * Processes, and which space they have. The memory of an entry can become another process's while it is read: its number is
+ * written first, so it must be read last.
  */
 struct process {
-	u32 space, n_ranges; /* 0: not known yet */
-	u64 as_of, changed;
+	u32 pid, pad;
+	u64 space; /* its number, and how many ranges it has in the upper half; 0: not known yet */
 };
 
 struct {
@@ -104,6 +102,28 @@ struct {
 	__type(key, u32);
 	__type(value, struct process);
 } processes SEC(".maps");
+
+/*
+ * When processes were last given executable mappings, by the lower bits of their numbers, and until when all such changes are in
+ * the maps above. What a process has mapped since then is not known: another file can lie at the same address. Programs write
+ * the former, after the kernel has written its record of the change, and user space the latter: the time at which it began to
+ * read the records that it has applied.
+ */
+#define CHANGES (1 << 16)
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CHANGES);
+	__type(key, u32);
+	__type(value, u64);
+} changes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u64);
+} applied SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -161,8 +181,6 @@ struct {
 struct room {
 	u32 busy; /* an event can interrupt another one's program */
 	u32 hits; /* of tracepoints */
-	u64 since;
-	u32 doubts, pad; /* that there have been since then */
 	struct walk w;
 };
 
@@ -266,6 +284,10 @@ struct task_struct {
 	struct pid *thread_pid;
 } __attribute__((preserve_access_index));
 
+struct vm_area_struct {
+	unsigned long vm_flags;
+} __attribute__((preserve_access_index));
+
 /* As the kernel has it: <asm/ptrace.h> is user space's. */
 struct pt_regs___kernel {
 	unsigned long r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si, di, orig_ax, ip;
@@ -345,6 +367,43 @@ static __always_inline u64 ids(void)
 	return (u64)number(task->group_leader) << 32 | number(task);
 }
 
+static __always_inline u64 *change(u32 pid)
+{
+	u32 slot = pid & (CHANGES - 1);
+
+	return bpf_map_lookup_elem(&changes, &slot);
+}
+
+/* Notes that a process has other mappings since a time. Another processor can do so for another process: the later time counts. */
+static __always_inline void change_at(u32 pid, u64 time)
+{
+	u64 *at = change(pid), old;
+	u32 i;
+
+	if (!at)
+		return;
+	for (i = 0; i < 8; i++) {
+		old = *(volatile u64 *)at;
+		if (old >= time || __sync_val_compare_and_swap(at, old, time) == old)
+			return;
+	}
+}
+
+/* The space of a process and how many ranges it has; 0 where what is known of it is nothing, or older than its mappings. */
+static __always_inline u64 space_of(struct process *p, u32 pid)
+{
+	u64 *at = change(pid), *until, space;
+	u32 zero = 0;
+
+	until = bpf_map_lookup_elem(&applied, &zero);
+	if (!p || !at || !until)
+		return 0;
+	space = *(volatile u64 *)&p->space;
+	if (*(volatile u32 *)&p->pid != pid || *(volatile u64 *)at > *(volatile u64 *)until)
+		return 0;
+	return space;
+}
+
 /* Whether samples of the current task are asked for, and what is known of its process. */
 static __always_inline int wanted(u32 pid, struct process **p)
 {
@@ -397,6 +456,7 @@ PART int copy(struct walk *w)
 static __always_inline u32 stack(void *ctx, struct walk *w, struct cache *c, struct process *p, int in_kernel, u32 skip, int may_copy)
 {
 	u32 n, i, what = SAMPLE_NEW;
+	u64 space = space_of(p, w->s.pid);
 	long k = 0;
 
 	w->n = 0;
@@ -404,8 +464,8 @@ static __always_inline u32 stack(void *ctx, struct walk *w, struct cache *c, str
 	w->missing = 0;
 	w->stop = STOP_NO_STACK;
 	if (walk_registers(w)) {
-		if (p && p->space && p->changed <= p->as_of) {
-			walk(w, c, p->space, p->n_ranges);
+		if (space) {
+			walk(w, c, (u32)space, (u32)(space >> 32));
 		} else {
 			w->words[0] = w->val[SLOT_RA] | (u64)HOW_START << HOW_SHIFT;
 			w->id = mix(w->id, w->words[0]);
@@ -480,21 +540,6 @@ static __always_inline int write(struct walk *w, struct cache *c, u32 what)
 	return 1;
 }
 
-/*
- * Whether user space is to look at a stack that is not whole, a thousand times a second: something else may have been mapped at an address,
- * which takes a moment to be known.
- */
-static __always_inline int doubt(struct room *r)
-{
-	if (r->w.stop == STOP_OUTERMOST || r->w.stop == STOP_NO_STACK || r->w.stop == STOP_DEPTH)
-		return 0;
-	if (r->w.s.time - r->since > DOUBT_TIME) {
-		r->since = r->w.s.time;
-		r->doubts = 0;
-	}
-	return r->doubts++ < DOUBTS;
-}
-
 /* Takes a sample of the current task, at each of so many events. Returns whether the event is to write its own, with a copy of the stack. */
 static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, u32 of)
 {
@@ -523,7 +568,7 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, u3
 	w->s.tid = (u32)id;
 	w->s.cpu = cpu;
 	stack(ctx, w, c, p, in_kernel, 0, 0);
-	copy = w->missing || doubt(r);
+	copy = w->missing != 0;
 	if (copy)
 		count(COPIED);
 	if (!copy || pass)
@@ -602,12 +647,36 @@ int on_switch(u64 *ctx)
 SEC("tp_btf/sched_process_exec")
 int on_exec(u64 *ctx)
 {
-	u32 pid = (u32)(ids() >> 32);
-	struct process *p = bpf_map_lookup_elem(&processes, &pid);
-
 	(void)ctx;
-	if (p)
-		p->changed = bpf_ktime_get_ns();
+	change_at((u32)(ids() >> 32), bpf_ktime_get_ns());
+	return 0;
+}
+
+#define VM_EXEC 4
+
+/* The kernel has written its record of a mapping, and the call that made the mapping has not returned. */
+SEC("fexit/perf_event_mmap")
+int on_map(u64 *ctx)
+{
+	struct vm_area_struct *vma = (void *)ctx[0];
+
+	if (vma->vm_flags & VM_EXEC)
+		change_at((u32)(ids() >> 32), bpf_ktime_get_ns());
+	return 0;
+}
+
+#define SYS_MMAP 9
+#define SYS_MPROTECT 10
+#define PROT_EXEC 4
+
+/* The same, where the kernel's functions cannot be traced, at a cost for all system calls. */
+SEC("tp_btf/sys_exit")
+int on_mapped(u64 *ctx)
+{
+	struct pt_regs___kernel *regs = (void *)ctx[0];
+
+	if ((regs->orig_ax == SYS_MMAP || regs->orig_ax == SYS_MPROTECT) && regs->dx & PROT_EXEC)
+		change_at((u32)(ids() >> 32), bpf_ktime_get_ns());
 	return 0;
 }
 
@@ -617,7 +686,7 @@ int on_fork(u64 *ctx)
 {
 	struct task_struct *parent = (void *)ctx[0], *child = (void *)ctx[1];
 	u32 from, to;
-	struct process *p, copy;
+	struct process *p, copy = {};
 
 	if (child->pid != child->tgid)
 		return 0;
@@ -625,7 +694,8 @@ int on_fork(u64 *ctx)
 	to = number(child);
 	p = bpf_map_lookup_elem(&processes, &from);
 	if (p) {
-		copy = *p;
+		copy.pid = to;
+		copy.space = space_of(p, from);
 		bpf_map_update_elem(&processes, &to, &copy, BPF_ANY);
 	} else {
 		bpf_map_delete_elem(&processes, &to);
