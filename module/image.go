@@ -18,12 +18,14 @@ import (
 	"math"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/procfs"
 )
 
 // The causes of an Error.
@@ -89,10 +91,22 @@ type Image struct {
 	buildID func() []byte
 	hash    func() string
 
+	file  *File  // nil: it is in memory
+	reach uint64 // the longest range that is given out
+
 	mu      sync.Mutex
 	inflate map[int]inflated
 	room    uint64 // bytes that compressed sections may still grow to
 }
+
+// A File is what was known of an image's file when it was opened.
+type File struct {
+	unix.Stat_t
+	Private bool // only root and this user could change it, or put another in its place
+}
+
+// File returns what is known of the image's file; nil for one in memory.
+func (img *Image) File() *File { return img.file }
 
 type inflated struct {
 	b   []byte
@@ -128,10 +142,8 @@ func OnDisk(name string) bool {
 	return true
 }
 
-// OpenFile opens a file to be mapped.
-func OpenFile(path string) (*os.File, error) {
-	return os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO would block
-}
+// OpenFile opens a regular file to be mapped, and nothing else: opening a device can do something.
+func OpenFile(path string) (*os.File, error) { return procfs.Open(path) }
 
 // Map is Open for a file that is open already, which the caller may close afterwards.
 func Map(f *os.File) (*Image, error) {
@@ -151,10 +163,17 @@ func Map(f *os.File) (*Image, error) {
 		return nil, fmt.Errorf("map %s: %w", path, err)
 	}
 	var img *Image
-	err = Guard(func() (err error) { img, err = New(path, b); return err })
+	filled, err := procfs.Filled(f)
+	if err == nil {
+		err = Guard(func() (err error) { img, err = newImage(path, b, uint64(filled)); return err })
+	}
 	if err != nil {
 		unix.Munmap(b)
 		return nil, err
+	}
+	img.file = &File{Private: procfs.Private(f)}
+	if err := unix.Fstat(int(f.Fd()), &img.file.Stat_t); err != nil {
+		img.file = nil
 	}
 	img.unmap = func() error { return unix.Munmap(b) }
 	return img, nil
@@ -177,14 +196,17 @@ func Guard(f func() error) (err error) {
 }
 
 // New reads an image in memory, such as a vDSO. b must not change afterwards.
-func New(name string, b []byte) (*Image, error) {
-	img := &Image{name: name, b: b, inflate: map[int]inflated{}}
-	img.room = min(maxGrowth+maxRatio*uint64(len(b)), maxInflated)
+func New(name string, b []byte) (*Image, error) { return newImage(name, b, uint64(len(b))) }
+
+// maxHoles is how many bytes of holes may be read as if something was there: some linkers and file systems leave holes.
+const maxHoles = 16 << 20
+
+// newImage is New for a file of which so many bytes are not in holes: no section has more, so that a long hole costs nothing.
+func newImage(name string, b []byte, filled uint64) (*Image, error) {
+	img := &Image{name: name, b: b, inflate: map[int]inflated{}, reach: filled + maxHoles}
+	img.room = min(maxGrowth+maxRatio*filled, maxInflated)
 	img.buildID = sync.OnceValue(img.findBuildID)
-	img.hash = sync.OnceValue(func() string {
-		sum := sha256.Sum256(img.b)
-		return "sha256-" + hex.EncodeToString(sum[:])
-	})
+	img.hash = sync.OnceValue(img.sum)
 	if len(b) < 4 || string(b[:4]) != elf.ELFMAG {
 		return nil, img.errorf(0, ErrNotELF, "header")
 	}
@@ -218,7 +240,7 @@ func (img *Image) errorf(off uint64, cause error, format string, args ...any) er
 
 // bytes returns n bytes at file offset off.
 func (img *Image) bytes(off, n uint64) ([]byte, bool) {
-	if size := uint64(len(img.b)); off > size || n > size-off {
+	if size := uint64(len(img.b)); off > size || n > size-off || n > img.reach {
 		return nil, false
 	}
 	return img.b[off : off+n : off+n], true
@@ -337,7 +359,7 @@ func (img *Image) section(b []byte, index int) Section {
 // sections reads the section headers that are there. Names are copied, so that many long ones in one place
 // could fill the memory: together they get as many bytes as the file has.
 func (img *Image) sections(off, entsize, num, strndx uint64) {
-	if room := (uint64(len(img.b)) - off) / entsize; num > room {
+	if room := min(uint64(len(img.b))-off, img.reach) / entsize; num > room {
 		img.secsErr = img.errorf(off, ErrTruncated, "%d section headers", num)
 		num = room
 	}
@@ -354,7 +376,7 @@ func (img *Image) sections(off, entsize, num, strndx uint64) {
 		img.secsErr = cmp.Or(img.secsErr, img.errorf(img.secs[strndx].Off, ErrTruncated, "section names"))
 		return
 	}
-	room := uint64(len(img.b))
+	room := min(uint64(len(img.b)), img.reach)
 	for i := range img.secs {
 		at := uint64(img.order.Uint32(all[uint64(i)*entsize:]))
 		if at >= uint64(len(names)) {
@@ -380,6 +402,12 @@ func (img *Image) Close() error {
 	}
 	u := img.unmap
 	img.unmap, img.b = nil, nil
+	img.mu.Lock()
+	defer img.mu.Unlock()
+	for k, x := range img.inflate {
+		inflating.Add(-int64(cap(x.b)))
+		delete(img.inflate, k)
+	}
 	return u()
 }
 
@@ -392,6 +420,9 @@ func (img *Image) Entry() arch.Vaddr       { return img.entry }
 func (img *Image) Size() int64             { return int64(len(img.b)) }
 func (img *Image) Bytes() []byte           { return img.b }
 func (img *Image) Segments() []Segment     { return img.segs }
+
+// Reach returns how many bytes a range of the file can have: what of the file is not in holes, and a little more.
+func (img *Image) Reach() int64 { return int64(min(uint64(len(img.b)), img.reach)) }
 
 // Sections returns the sections whose headers can be read.
 func (img *Image) Sections() []Section { return img.secs }
@@ -444,8 +475,8 @@ func (img *Image) At(v arch.Vaddr, n int) ([]byte, bool) {
 	return b[:n:n], true
 }
 
-// Tail returns the loaded contents from v to the end of its segment's file contents; nil where v is in
-// none.
+// Tail returns the loaded contents from v to the end of its segment's file contents, or as many bytes of them as the file has outside of
+// holes; nil where v is in none.
 func (img *Image) Tail(v arch.Vaddr) []byte {
 	for i := range img.load {
 		s := &img.load[i]
@@ -455,7 +486,7 @@ func (img *Image) Tail(v arch.Vaddr) []byte {
 				all = all[:s.Filesz]
 			}
 			if at < uint64(len(all)) {
-				return all[at:]
+				return all[at:][:min(uint64(len(all))-at, img.reach)]
 			}
 		}
 	}
@@ -468,17 +499,21 @@ func (img *Image) Contents(s *Segment) ([]byte, error) {
 	if ok {
 		return b, nil
 	}
-	return img.b[min(s.Off, uint64(len(img.b))):], img.errorf(s.Off, ErrTruncated, "segment %v of %#x bytes", s.Type, s.Filesz)
+	b = img.b[min(s.Off, uint64(len(img.b))):]
+	return b[:min(uint64(len(b)), s.Filesz, img.reach)], img.errorf(s.Off, ErrTruncated, "segment %v of %#x bytes", s.Type, s.Filesz)
 }
 
 // BuildID returns the contents of the NT_GNU_BUILD_ID note, or nil. The result must not be changed; it stays
 // valid when the image is closed.
 func (img *Image) BuildID() []byte { return img.buildID() }
 
+// maxNotes bounds what is read of notes, in bytes: those of programs have some hundreds, and those of cores, which come first, have no build ID.
+const maxNotes = 4 << 20
+
 // findBuildID looks at the notes of the segments, and then at those of the sections: a separate debug file's
-// segments lie. Ranges that overlap are no reason to read more than there is, twice.
+// segments lie.
 func (img *Image) findBuildID() []byte {
-	left := 2 * uint64(len(img.b))
+	left := uint64(maxNotes)
 	look := func(off, size, align uint64) []byte {
 		if size > left {
 			return nil
@@ -532,12 +567,40 @@ func SameBuildID(a, b string) bool {
 	return trim(a) == trim(b)
 }
 
-// ID names the file's contents: its build ID in hex, or "sha256-" and the hash of all of its bytes where
-// it has none. It has no characters but 0-9, a-z and '-'. Without a build ID the first call reads the whole
-// file.
+// ID names the file: its build ID in hex, or "sha256-" and a hash of its headers and of what unwinding and naming read where it has none. It has
+// no characters but 0-9, a-z and '-'.
 func (img *Image) ID() string {
 	if id := img.BuildID(); len(id) > 0 && len(id) <= 64 {
 		return hex.EncodeToString(id)
 	}
 	return img.hash()
+}
+
+// hashed are the sections that sum reads. Of each, and of each segment of a file without sections, it reads no more than maxHashed bytes.
+var hashed = []string{".text", ".eh_frame_hdr", ".eh_frame", ".debug_frame", ".gopclntab", ".dynsym", ".dynstr", ".symtab", ".strtab"}
+
+const maxHashed = 64 << 20
+
+// sum hashes the headers and the sections that are read, whatever the size of the file.
+func (img *Image) sum() string {
+	h := sha256.New()
+	fmt.Fprint(h, len(img.b), img.typ, img.entry, img.machine.ELF, img.segs)
+	for i := range img.secs {
+		fmt.Fprint(h, img.secs[i])
+	}
+	add := func(off, size uint64) {
+		b, _ := img.bytes(off, min(size, maxHashed))
+		h.Write(b)
+	}
+	for i := range img.secs {
+		if s := &img.secs[i]; slices.Contains(hashed, s.Name) && s.Type != elf.SHT_NOBITS {
+			add(s.Off, s.Size)
+		}
+	}
+	if len(img.secs) == 0 {
+		for _, s := range img.load[:min(len(img.load), 16)] {
+			add(s.Off, s.Filesz)
+		}
+	}
+	return "sha256-" + hex.EncodeToString(h.Sum(nil))
 }

@@ -2,12 +2,13 @@ package module
 
 import (
 	"debug/elf"
-	"os"
+
+	"github.com/unspool/unspool/internal/procfs"
 )
 
 // IsLinked says whether a file is an ELF executable or shared object, by its first bytes.
 func IsLinked(path string) bool {
-	f, err := os.Open(path)
+	f, err := procfs.Open(path)
 	if err != nil {
 		return false
 	}

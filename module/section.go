@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync/atomic"
 
 	"github.com/klauspost/compress/zlib"
 	"github.com/klauspost/compress/zstd"
@@ -28,13 +29,16 @@ func (img *Image) Section(name string) *Section {
 	return old
 }
 
-// The compressed sections of an image may expand, all together, to maxRatio times the size of the file and
-// maxGrowth bytes more, but not to more than maxInflated bytes. Debug information shrinks to a fifth.
+// A compressed section may expand to maxRatio times its size and maxGrowth bytes more, and those of an image, all together, to as many times
+// what the file has outside of holes. All images of this process together get maxInflated bytes. Debug information shrinks to a fifth.
 const (
 	maxRatio    = 100
 	maxGrowth   = 4 << 20
 	maxInflated = 4 << 30
 )
+
+// inflating is how many bytes the expanded sections of all images have.
+var inflating atomic.Int64
 
 // Data returns the contents of s, decompressed where they are compressed, and nil for one that occupies
 // no bytes in the file. The result must not be changed.
@@ -83,7 +87,7 @@ func (img *Image) decompress(s *Section, b []byte, old bool) ([]byte, error) {
 		}
 		size, b = f.word(), b[n:]
 	}
-	if size > img.room {
+	if size > img.room || size > maxGrowth+maxRatio*uint64(len(b)) {
 		return bad(ErrUnsupported, "%d bytes would expand to %d", len(b), size)
 	}
 	img.room -= size
@@ -107,6 +111,16 @@ func (img *Image) decompress(s *Section, b []byte, old bool) ([]byte, error) {
 	default:
 		return bad(ErrUnsupported, "compression %d", kind)
 	}
+	if inflating.Add(int64(size)) > maxInflated {
+		inflating.Add(-int64(size))
+		return bad(ErrUnsupported, "%d bytes more would be too many", size)
+	}
+	kept := false
+	defer func() {
+		if !kept {
+			inflating.Add(-int64(size))
+		}
+	}()
 	out := make([]byte, size)
 	if n, err := io.ReadFull(r, out); err != nil {
 		return bad(ErrMalformed, "decompressed %d of %d bytes: %v", n, size, err)
@@ -114,5 +128,6 @@ func (img *Image) decompress(s *Section, b []byte, old bool) ([]byte, error) {
 	if n, err := io.ReadFull(r, make([]byte, 1)); n != 0 || err != io.EOF { // and the checksum is right
 		return bad(ErrMalformed, "after %d bytes: %v", size, err)
 	}
+	kept = img.file != nil // until Close
 	return out, nil
 }

@@ -32,7 +32,7 @@ func (img *Image) Symbols(yield func(Symbol) bool) error {
 			first = err
 		}
 	}
-	left := uint64(len(img.b)) // tables do not overlap
+	left := min(uint64(len(img.b)), img.reach) // tables do not overlap
 	for _, typ := range []elf.SectionType{elf.SHT_SYMTAB, elf.SHT_DYNSYM} {
 		for i := range img.secs {
 			s := &img.secs[i]

@@ -2,6 +2,7 @@ package symbol
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -14,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/internal/procroot"
 	"github.com/unspool/unspool/module"
 )
@@ -141,8 +143,26 @@ func hasID(id string) func(*module.Image) error {
 	}
 }
 
-// maxLinked bounds a file whose checksum is computed, in bytes: all of it is read.
-const maxLinked = 8 << 30
+// maxLinked bounds a file whose checksum is computed, in bytes: all of it is read, linkChunk bytes at a time.
+const (
+	maxLinked = 8 << 30
+	linkChunk = 16 << 20
+)
+
+// checksum computes the CRC-32 of a file, until ctx is done.
+func checksum(ctx context.Context, img *module.Image) (sum uint32, err error) {
+	if img.Size() > maxLinked || img.Reach() < img.Size() {
+		return 0, fmt.Errorf("%s: %d bytes, of which %d are not in holes, are not read for a checksum", img.Name(), img.Size(), img.Reach())
+	}
+	for b := img.Bytes(); len(b) > 0; {
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
+		}
+		n := min(len(b), linkChunk)
+		sum, b = crc32.Update(sum, crc32.IEEETable, b[:n]), b[n:]
+	}
+	return sum, nil
+}
 
 // byLink looks for the file that .gnu_debuglink names: beside the module's, in .debug there, and in the directories of debug files
 // ("Debugging Information in Separate Files" in the GDB manual).
@@ -164,13 +184,11 @@ func (t *Table) byLink() *module.Image {
 			continue // it names itself
 		}
 		img, err := t.mapIn(path, func(img *module.Image) error {
-			if img.Size() > maxLinked {
-				return fmt.Errorf("%s: %d bytes are too many", path, img.Size())
-			}
-			if have := crc32.ChecksumIEEE(img.Bytes()); have != sum {
+			have, err := checksum(t.r.opt.Context, img)
+			if err == nil && have != sum {
 				return fmt.Errorf("%s: its checksum is %08x; .gnu_debuglink of %s says %08x", path, have, t.path, sum)
 			}
-			return nil
+			return err
 		})
 		if err == nil {
 			return img
@@ -192,12 +210,22 @@ func (t *Table) mapIn(path string, check func(*module.Image) error) (*module.Ima
 	return t.mapFile(f, check)
 }
 
-// openIn opens a file in that root directory. Names that were made from an image's may have the directory already.
-func (t *Table) openIn(path string) (*os.File, error) {
+// openIn opens a file in that root directory that the module's file has named, if the owner of that may read it. Names that were made from an
+// image's may have the directory already.
+func (t *Table) openIn(path string) (f *os.File, err error) {
 	if t.pid == 0 {
-		return module.OpenFile(path)
+		f, err = module.OpenFile(path)
+	} else {
+		f, err = procroot.Open(t.pid, strings.TrimPrefix(path, fmt.Sprintf("/proc/%d/root", t.pid)))
 	}
-	return procroot.Open(t.pid, strings.TrimPrefix(path, fmt.Sprintf("/proc/%d/root", t.pid)))
+	if err != nil || t.img == nil || t.img.File() == nil {
+		return f, err
+	}
+	if by := t.img.File(); !procfs.Readable(f, by.Uid, by.Gid) {
+		f.Close()
+		return nil, fmt.Errorf("%s: user %d, whose %s names it, may not read it", path, by.Uid, t.path)
+	}
+	return f, nil
 }
 
 // debugLink reads .gnu_debuglink.

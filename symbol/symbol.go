@@ -10,6 +10,7 @@
 package symbol
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -29,6 +30,9 @@ type Symbol struct {
 
 // Options say where names come from. The zero value is right for what was recorded on this machine.
 type Options struct {
+	// Context ends what takes long, such as the checksum of a large file. nil: nothing does.
+	Context context.Context
+
 	// DebugDirs hold separate debug files as .build-id/xx/yyyy.debug. nil stands for
 	// /usr/lib/debug.
 	DebugDirs []string
@@ -73,6 +77,9 @@ const runningKallsyms = "/proc/kallsyms"
 func New(opt Options) *Resolver {
 	if opt.DebugDirs == nil {
 		opt.DebugDirs = []string{"/usr/lib/debug"}
+	}
+	if opt.Context == nil {
+		opt.Context = context.Background()
 	}
 	if opt.Kallsyms == "" {
 		opt.Kallsyms = runningKallsyms

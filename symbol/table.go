@@ -273,7 +273,7 @@ func (t *Table) find(img *module.Image) {
 		t.sources = append(t.sources, s)
 	}
 	if t.gosym != nil {
-		t.sources = append(t.sources, goSymbols(t.gosym, img.Size()))
+		t.sources = append(t.sources, goSymbols(t.gosym, img.Reach()))
 	}
 }
 
@@ -331,7 +331,7 @@ func dynamic(img *module.Image) (source, bool) {
 	s.thumb = img.Machine().ELF == arch.EM_ARM
 	img.Symbols(func(m module.Symbol) bool {
 		s.add(m.Name, uint64(m.Value), m.Size, byte(m.Bind)<<4|byte(m.Type), m.Section)
-		return int64(len(s.names)) < img.Size()
+		return int64(len(s.names)) < img.Reach()
 	})
 	return s, s.len() > 0
 }

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"debug/elf"
 	"encoding/binary"
-	"errors"
-	"fmt"
 	"io"
 	"os"
 	"runtime"
@@ -76,35 +74,6 @@ func FileBuildID(path string, inode uint64) (id []byte, ok bool) {
 		return nil, false
 	}
 	return elfBuildID(f), true
-}
-
-// Open opens a regular file to be read, once: links are followed, and what they lead to is judged by what was opened. A device, a FIFO or a
-// terminal is an error, and nothing happens to it.
-func Open(path string) (*os.File, error) {
-	at, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: path, Err: err}
-	}
-	defer unix.Close(at)
-	return Regular(at, path)
-}
-
-// Regular opens the regular file that an O_PATH descriptor stands for, to be read. What else may be there by now, such as a device whose
-// opening does something, is left alone.
-func Regular(at int, name string) (*os.File, error) {
-	var st unix.Stat_t
-	err := unix.Fstat(at, &st)
-	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
-		err = errors.New("not a regular file")
-	}
-	fd := -1
-	if err == nil {
-		fd, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", at), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
-	}
-	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: name, Err: err}
-	}
-	return os.NewFile(uintptr(fd), name), nil
 }
 
 // maxNotes bounds what is read of an ELF file's notes.

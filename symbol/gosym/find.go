@@ -26,7 +26,7 @@ func find(img *module.Image) ([]byte, arch.Vaddr, error) {
 	if !isGo {
 		return nil, 0, nil
 	}
-	left := int(img.Size()) // segments that share their bytes are no reason to read more than the file has
+	left := int(img.Reach()) // segments that share their bytes are no reason to read more than the file has
 	for _, s := range img.Segments() {
 		if s.Type != elf.PT_LOAD || s.Flags&elf.PF_X != 0 && s.Flags&elf.PF_W != 0 {
 			continue
@@ -128,7 +128,7 @@ func (t *Table) candidates(img *module.Image, addr arch.Vaddr) (out []arch.Vaddr
 	} else {
 		t.order.PutUint32(want, uint32(addr))
 	}
-	left := int(img.Size()) // as in find
+	left := int(img.Reach()) // as in find
 	for _, s := range img.Segments() {
 		if s.Type != elf.PT_LOAD || s.Flags&elf.PF_W == 0 {
 			continue

@@ -11,9 +11,8 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/internal/procroot"
 )
 
@@ -120,7 +119,7 @@ func (f *file) read(pid int) (changed bool, err error) {
 	if err != nil || f.m != nil && st.Size() == f.size && st.ModTime().Equal(f.time) {
 		return false, err
 	}
-	if err := trusted(pid, st); err != nil {
+	if err := trusted(pid, f.path, in, st); err != nil {
 		return false, err
 	}
 	f.size, f.time = st.Size(), st.ModTime()
@@ -141,22 +140,33 @@ func openOwn(pid int, name string) (*os.File, error) {
 	if !procroot.Same(pid) {
 		return procroot.Open(pid, name)
 	}
-	return os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	return procfs.Open(name)
 }
 
-// trusted says why a file is not to be believed: anybody can make one in /tmp. It must be root's, this user's, or the process's own.
-func trusted(pid int, st os.FileInfo) error {
-	if !st.Mode().IsRegular() {
-		return errors.New("not a regular file")
-	}
+// trusted says why a file is not to be believed: anybody can make one in /tmp. It must be root's, this user's, or the process's own. Nor is it
+// where the process's user, or who made the link that led to it, could not read it: then it is not theirs to be shown.
+func trusted(pid int, path string, f *os.File, st os.FileInfo) error {
 	sys, ok := st.Sys().(*syscall.Stat_t)
-	if !ok || sys.Uid == 0 || sys.Uid == uint32(os.Geteuid()) {
+	if !ok {
 		return nil
 	}
-	if proc, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
-		if p, ok := proc.Sys().(*syscall.Stat_t); ok && p.Uid == sys.Uid {
-			return nil
-		}
+	proc, alive := owner(os.Stat(fmt.Sprintf("/proc/%d", pid)))
+	if own := uint32(os.Geteuid()); sys.Uid != 0 && sys.Uid != own && (!alive || proc.Uid != sys.Uid) {
+		return fmt.Errorf("it belongs to user %d, who is neither root nor who runs this program nor the process", sys.Uid)
 	}
-	return fmt.Errorf("it belongs to user %d, who is neither root nor who runs this program nor the process", sys.Uid)
+	if alive && proc.Uid != sys.Uid && procroot.Same(pid) && !procfs.Readable(f, proc.Uid, proc.Gid) {
+		return fmt.Errorf("the process's user %d may not read it", proc.Uid)
+	}
+	if l, ok := owner(os.Lstat(path)); ok && l.Mode&syscall.S_IFMT == syscall.S_IFLNK && !procfs.Readable(f, l.Uid, l.Gid) {
+		return fmt.Errorf("user %d, who made the link, may not read it", l.Uid)
+	}
+	return nil
+}
+
+func owner(st os.FileInfo, err error) (*syscall.Stat_t, bool) {
+	if err != nil {
+		return nil, false
+	}
+	s, ok := st.Sys().(*syscall.Stat_t)
+	return s, ok
 }
