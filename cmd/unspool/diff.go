@@ -74,7 +74,7 @@ line, before and after, as flamegraph.pl reads them.`,
 					return err
 				}
 			}
-			return o.write(func(w io.Writer) error { return write(w, p[0], p[1], o.opts) })
+			return o.write(c.Context(), func(w io.Writer) error { return write(w, p[0], p[1], o.opts) })
 		},
 	}
 	f := c.Flags()

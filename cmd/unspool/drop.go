@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/outfile"
 	"github.com/unspool/unspool/source"
 )
 
@@ -23,6 +25,9 @@ type capability struct {
 var ours = []capability{
 	{unix.CAP_BPF, "cap_bpf"}, {unix.CAP_PERFMON, "cap_perfmon"}, {unix.CAP_SYS_PTRACE, "cap_sys_ptrace"}, {unix.CAP_DAC_READ_SEARCH, "cap_dac_read_search"},
 }
+
+// forOutputs are those that put an output into its place in another user's directory. They are kept for that, and not in effect until then.
+const forOutputs = caps(1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER)
 
 // A caps is a set of capabilities, a bit each (include/uapi/linux/capability.h).
 type caps uint64
@@ -58,12 +63,15 @@ func drop() error {
 	for _, o := range ours {
 		keep |= 1 << o.bit
 	}
-	if effective&^keep == 0 && permitted&^keep == 0 {
+	later := caps(0)
+	if outfile.Others() {
+		later = forOutputs
+	}
+	if effective&^keep == 0 && permitted&^(keep|later) == 0 {
 		return nil
 	}
 	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	e, p := effective&keep, permitted&keep
-	d := [2]unix.CapUserData{{Effective: uint32(e), Permitted: uint32(p)}, {Effective: uint32(e >> 32), Permitted: uint32(p >> 32)}}
+	d := capData(effective&keep, permitted&(keep|later))
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&h)), uintptr(unsafe.Pointer(&d[0])), 0)
 	switch {
 	case errno == syscall.ENOTSUP:
@@ -72,6 +80,35 @@ func drop() error {
 		return fmt.Errorf("giving up capabilities: %w", errno)
 	}
 	return nil
+}
+
+func capData(effective, permitted caps) [2]unix.CapUserData {
+	return [2]unix.CapUserData{
+		{Effective: uint32(effective), Permitted: uint32(permitted)},
+		{Effective: uint32(effective >> 32), Permitted: uint32(permitted >> 32)},
+	}
+}
+
+// raised calls f, in a thread that has the capabilities forOutputs if this process still may have them.
+func raised(f func() error) error {
+	effective, permitted := ownCaps()
+	if permitted&forOutputs&^effective == 0 {
+		return f()
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends
+		set := func(effective caps) {
+			h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+			d := capData(effective, permitted)
+			unix.Capset(&h, &d[0]) // if not, f says what it lacks
+		}
+		set(effective | permitted&forOutputs)
+		err := f()
+		set(effective)
+		done <- err
+	}()
+	return <-done
 }
 
 // drop gives up the capabilities that a recording needs only to begin. The names of the kernel's functions, which may take

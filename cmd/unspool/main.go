@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/unspool/unspool/internal/outfile"
 )
 
 // An exitError ends the program with a status and, where it has one, a message.
@@ -33,10 +35,31 @@ func usage(format string, args ...any) error {
 }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// A second Ctrl-C is for those who do not want to wait for the result of what there is.
-	context.AfterFunc(ctx, stop)
-	os.Exit(run(ctx, os.Args[1:]))
+	os.Exit(run(untilSignal(), os.Args[1:]))
+}
+
+// untilSignal returns a context that ends with the first signal that asks for the end: what there is is written then. A second Ctrl-C is for
+// those who do not want to wait for that.
+func untilSignal() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	c := make(chan os.Signal, 2)
+	signal.Notify(c, os.Interrupt, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) { // by nohup
+		signal.Notify(c, syscall.SIGHUP)
+	}
+	go func() {
+		<-c
+		cancel()
+		for s := range c {
+			if s == syscall.SIGHUP { // a terminal that goes away can send it twice
+				continue
+			}
+			outfile.DiscardAll()
+			signal.Reset(s)
+			syscall.Kill(os.Getpid(), s.(syscall.Signal))
+		}
+	}()
+	return ctx
 }
 
 // run is the program: it returns the exit status.

@@ -457,5 +457,5 @@ func TestFull(t *testing.T) {
 	c = program(t, "report", file)
 	c.Env = append(c.Env, "UNSPOOL_CACHE=/proc/nowhere")
 	finish(t, c).want(t, 0, "are not kept")
-	runProgram(t, "unwind", file, file).want(t, 1, "is the input")
+	runProgram(t, "unwind", file, file).want(t, 2, "is the input")
 }

@@ -24,7 +24,7 @@ func manCmd() *cobra.Command {
 				return err
 			}
 			return eachVerb(c.Root(), func(c *cobra.Command) error {
-				return os.WriteFile(filepath.Join(args[0], manName(c)+".1"), []byte(manPage(c)), 0o666)
+				return writeFile(filepath.Join(args[0], manName(c)+".1"), []byte(manPage(c)))
 			})
 		},
 	}

@@ -39,7 +39,11 @@ exit status is the command's.
 
 The ending of -o picks the format: .data (perf.data with callchains, for unspool report and perf report),
 .svg, .pb.gz, .firefox.json, .speedscope.json, .folded, .txt, .json (an object for each different stack, with its count), .jsonl (an object for each
-sample, as it comes), .perf. Without -o, everything goes to ` + defaultRecording + ` and a table is printed.
+sample, as it comes), .perf. Without -o, everything goes to ` + defaultRecording + ` and a table is printed;
+the recording before it is kept, once, as ` + defaultRecording + `.old.
+
+An output takes its place when it is whole: until then, and where recording fails, what was there stays. Formats with addresses (.data,
+.json, .jsonl, .perf) are for their owner only. .jsonl can be read as it grows.
 
 An ordinary user may record his own processes where kernel.perf_event_paranoid is 2 or less: in user space
 only at 2. Where perf events are refused, as in containers, a command or processes are sampled by ptrace instead, 99
@@ -68,7 +72,7 @@ times a second unless -F says otherwise, and a line on standard error says so. R
 			}
 			table := o.path == "" && o.format == ""
 			if table {
-				o.path, o.format = defaultRecording, "data"
+				o.path, o.format, o.keep = defaultRecording, "data", true
 			}
 			if err := o.resolve("top"); err != nil {
 				return err
@@ -104,7 +108,7 @@ func parseDuration(flag, s string) (time.Duration, error) {
 // runRecord records until there is nothing more to record or ctx is done, and writes the result.
 func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modules.Set, table bool) error {
 	// Before the command starts, because it may run long.
-	out, commit, err := o.create()
+	out, commit, err := o.create(ctx)
 	if err != nil {
 		return err
 	}
@@ -114,6 +118,11 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	}
 	defer rec.Close()
 	rec.note()
+	if o.format == "jsonl" {
+		if err := o.publish(); err != nil {
+			return err
+		}
+	}
 
 	s := rec.session(mods, flt)
 	rec.drop(s)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"regexp"
 	"slices"
@@ -43,6 +44,9 @@ type output struct {
 	opts         report.Options
 	more         map[string]report.Func // formats besides those of package report
 	plain        bool                   // no lines and inlined calls
+	inputs       []fs.FileInfo          // what is read, and must not be written
+	keep         bool                   // what is there, as PATH.old
+	publish      func() error           // of what create has made: to be seen as it grows
 }
 
 // report returns the writer of the format; nil if there is none.
@@ -95,31 +99,6 @@ func (o *output) resolve(fallback string) error {
 	return nil
 }
 
-// create opens the output. commit closes it, and returns its argument or what went wrong then; a file
-// that could not be written in full is removed.
-func (o *output) create() (w *os.File, commit func(error) error, err error) {
-	if o.path == "" || o.path == "-" {
-		o.opts = o.terminal()
-		return os.Stdout, func(err error) error { return err }, nil
-	}
-	file, err := os.Create(o.path)
-	if err != nil {
-		return nil, nil, err
-	}
-	return file, func(err error) error {
-		if err != nil {
-			file.Truncate(0) // the directory may be another user's
-		}
-		if cerr := file.Close(); err == nil {
-			err = cerr
-		}
-		if st, serr := os.Lstat(o.path); err != nil && serr == nil && st.Mode().IsRegular() {
-			os.Remove(o.path)
-		}
-		return err
-	}, nil
-}
-
 // terminal returns the options for standard output: as wide as the terminal, if it is one.
 func (o *output) terminal() report.Options {
 	opts := o.opts
@@ -130,8 +109,8 @@ func (o *output) terminal() report.Options {
 }
 
 // write calls f with the output.
-func (o *output) write(f func(io.Writer) error) error {
-	w, commit, err := o.create()
+func (o *output) write(ctx context.Context, f func(io.Writer) error) error {
+	w, commit, err := o.create(ctx)
 	if err != nil {
 		return err
 	}
@@ -217,11 +196,12 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, mods *m
 		return err
 	}
 	defer r.Close()
+	o.inputs = append(o.inputs, r.stat)
 	write := func(p *profile.Profile) error {
 		if o.format == "jsonl" {
 			o.format = "json" // it has no single samples
 		}
-		return o.write(func(w io.Writer) error { return o.report()(w, p, o.opts) })
+		return o.write(ctx, func(w io.Writer) error { return o.report()(w, p, o.opts) })
 	}
 	if r.pprof != nil {
 		return write(r.pprof)
@@ -229,7 +209,7 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, mods *m
 	s := r.session
 	if streams[o.format] != nil {
 		var bad error // what was there before it is good
-		err = o.write(func(w io.Writer) error {
+		err = o.write(ctx, func(w io.Writer) error {
 			err := s.stream(ctx, w, o)
 			if errors.Is(err, source.ErrTruncated) || errors.Is(err, source.ErrMalformed) {
 				bad, err = err, nil
@@ -262,6 +242,7 @@ type recordingFile struct {
 	file    *perfdata.File // of the session
 	pprof   *profile.Profile
 	close   []io.Closer
+	stat    fs.FileInfo
 }
 
 // Close closes the file.
@@ -278,6 +259,10 @@ func openRecording(path string, flt *filter, mods *modules.Set) (*recordingFile,
 		return nil, err
 	}
 	r := &recordingFile{close: []io.Closer{in}}
+	if r.stat, err = in.Stat(); err != nil {
+		r.Close()
+		return nil, err
+	}
 	if len(head) >= 2 && head[0] == 0x1f && head[1] == 0x8b || pprofInput(head) {
 		if r.pprof, err = readPprof(in, flt); err != nil {
 			r.Close()
@@ -338,6 +323,7 @@ func readProfile(ctx context.Context, path string, o *output, flt *filter, mods 
 		return nil, err
 	}
 	defer r.Close()
+	o.inputs = append(o.inputs, r.stat)
 	p, err := r.profile(ctx, o)
 	if r.session != nil {
 		r.session.warn()

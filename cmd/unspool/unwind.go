@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
+	"io/fs"
 
 	"github.com/spf13/cobra"
 
@@ -49,13 +49,12 @@ func runUnwind(ctx context.Context, path, to string, flt *filter, mods *modules.
 		return err
 	}
 	defer f.Close()
-	o := output{path: to}
-	if a, err := in.Stat(); err == nil {
-		if b, err := os.Stat(to); err == nil && os.SameFile(a, b) {
-			return fmt.Errorf("%s is the input: it would be overwritten", to)
-		}
+	st, err := in.Stat()
+	if err != nil {
+		return err
 	}
-	out, commit, err := o.create()
+	o := output{path: to, format: "data", inputs: []fs.FileInfo{st}}
+	out, commit, err := o.create(ctx)
 	if err != nil {
 		return err
 	}

@@ -76,18 +76,11 @@ func (x *execution) verify(ctx context.Context, args []string) error {
 		}
 		*r.to = re
 	}
-	out := os.Stderr
-	switch x.path {
-	case "":
-	case "-":
-		out = os.Stdout
-	default:
-		f, err := os.Create(x.path)
-		if err != nil {
+	out, commit, err := io.Writer(os.Stderr), func(err error) error { return err }, error(nil)
+	if x.path != "" {
+		if out, commit, err = (&output{path: x.path}).create(ctx); err != nil {
 			return err
 		}
-		defer f.Close()
-		out = f
 	}
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -98,9 +91,9 @@ func (x *execution) verify(ctx context.Context, args []string) error {
 	r, err := shadow.Run(ctx, cmd, o)
 	p.done()
 	if r.Steps == 0 && err != nil {
-		return err
+		return commit(err)
 	}
-	if werr := write(r, out); werr != nil {
+	if werr := commit(write(r, out)); werr != nil {
 		return werr
 	}
 	if err != nil && !errors.Is(err, context.Canceled) {

@@ -1,0 +1,370 @@
+// Package outfile writes a program's outputs: beside their place first, and into it when they are whole. What was there stays until then, a
+// link is followed only where nobody else can have put it, and what is no file (a pipe, a device) is written through.
+package outfile
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrInput says that an output is also an input.
+var ErrInput = errors.New("is the input, too")
+
+// Options say what an output is.
+type Options struct {
+	Private bool          // only its owner may read it, whatever the umask is
+	Keep    bool          // a regular file that is there becomes PATH.old; what is no file is an error
+	Inputs  []fs.FileInfo // are read meanwhile, and are not to be written
+}
+
+// A File is an output that is being written.
+type File struct {
+	*os.File
+	Notes []string // what Commit did that its user should know
+
+	path      string
+	place     string // where it goes: path, or where the link leads that path is
+	dir       int    // O_PATH, of the directory of place; -1: written through, or in its place
+	tmp, name string // in dir
+	keep      bool
+	link      string // where the link led that stands in the place
+	inode     uint64 // of tmp
+	uid, mode uint32 // of dir
+}
+
+// Create begins an output. For a FIFO it waits until somebody reads, or ctx is done.
+//
+// /dev/stdout and the like are this process's own descriptors. A link is followed where it belongs to this process's user or to root, in a
+// directory in which others cannot replace it; elsewhere, the output takes its place. A regular file that this process must not write
+// is an error, although its directory could be written.
+func Create(ctx context.Context, path string, o Options) (*File, error) {
+	f, err := create(ctx, path, o)
+	if err != nil {
+		if pe := (*fs.PathError)(nil); !errors.As(err, &pe) {
+			err = &fs.PathError{Op: "create", Path: path, Err: err}
+		}
+		return nil, err
+	}
+	return f, nil
+}
+
+func create(ctx context.Context, path string, o Options) (*File, error) {
+	if fd, ok := descriptor(path); ok {
+		return own(fd, path, o)
+	}
+	given := path
+	for range 40 { // as many links as the kernel follows
+		dir, name := filepath.Split(path)
+		if name == "" || name == "." || name == ".." {
+			return nil, unix.EISDIR
+		}
+		f := &File{path: given, place: path, name: name, keep: o.Keep}
+		var err error
+		if f.dir, err = unix.Open(dir+".", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+			return nil, err
+		}
+		next, err := f.begin(ctx, o)
+		if next == "" && err == nil {
+			return f, nil
+		}
+		unix.Close(f.dir)
+		if err != nil {
+			return nil, err
+		}
+		if path = next; !filepath.IsAbs(next) {
+			path = dir + next
+		}
+		if fd, ok := descriptor(path); ok {
+			return own(fd, given, o)
+		}
+	}
+	return nil, unix.ELOOP
+}
+
+// descriptor returns the number of the own descriptor that a path stands for.
+func descriptor(path string) (fd int, ok bool) {
+	switch path {
+	case "/dev/stdout":
+		return 1, true
+	case "/dev/stderr":
+		return 2, true
+	}
+	for _, dir := range []string{"/dev/fd/", "/proc/self/fd/"} {
+		if n, is := strings.CutPrefix(path, dir); is {
+			fd, err := strconv.Atoi(n)
+			return fd, err == nil && fd >= 0
+		}
+	}
+	return 0, false
+}
+
+// own returns an output that writes through one of this process's descriptors.
+func own(fd int, path string, o Options) (*File, error) {
+	fd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, err
+	}
+	file := os.NewFile(uintptr(fd), path)
+	if err := notInput(file, o); err != nil {
+		file.Close()
+		return nil, err
+	}
+	return &File{File: file, path: path, dir: -1}, nil
+}
+
+// notInput returns ErrInput for one of the inputs, if it is a regular file.
+func notInput(file *os.File, o Options) error {
+	st, err := file.Stat()
+	if err != nil || !st.Mode().IsRegular() {
+		return err
+	}
+	for _, in := range o.Inputs {
+		if os.SameFile(in, st) {
+			return ErrInput
+		}
+	}
+	return nil
+}
+
+// begin opens what is to be written. next is where a link leads that is to be followed.
+func (f *File) begin(ctx context.Context, o Options) (next string, err error) {
+	var dir, st unix.Stat_t
+	if err := unix.Fstat(f.dir, &dir); err != nil {
+		return "", err
+	}
+	f.uid, f.mode = dir.Uid, dir.Mode
+	// What is there is opened once, without consequences, and judged by that.
+	at, err := unix.Openat(f.dir, f.name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return "", f.temporary(o, 0)
+	}
+	if err != nil {
+		return "", err
+	}
+	there := os.NewFile(uintptr(at), f.path)
+	defer there.Close()
+	if err := unix.Fstat(at, &st); err != nil {
+		return "", err
+	}
+	us := uint32(os.Geteuid())
+	others := uint32(unix.S_IWOTH) // who may write in dir; the group may be the user's own
+	if us == 0 {
+		others |= unix.S_IWGRP
+	}
+	trusted := (dir.Uid == us || dir.Uid == 0) && (dir.Mode&others == 0 || dir.Mode&unix.S_ISVTX != 0)
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		if err := notInput(there, o); err != nil {
+			return "", err
+		}
+		if err := unix.Faccessat(f.dir, f.name, unix.W_OK, unix.AT_EACCESS|unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return "", err
+		}
+		if us != 0 && dir.Mode&unix.S_ISVTX != 0 && dir.Uid != us && st.Uid != us {
+			return "", unix.EPERM // rename would say so, when all is done
+		}
+		mode := uint32(0)
+		if st.Uid == us {
+			mode = st.Mode & 0o777
+		}
+		return "", f.temporary(o, mode)
+	case unix.S_IFLNK:
+		buf := make([]byte, unix.PathMax)
+		n, err := unix.Readlinkat(at, "", buf)
+		if err != nil {
+			return "", err
+		}
+		if trusted && (st.Uid == us || st.Uid == 0) {
+			return string(buf[:n]), nil
+		}
+		f.link = string(buf[:n])
+		return "", f.temporary(o, 0)
+	case unix.S_IFDIR:
+		return "", unix.EISDIR
+	case unix.S_IFIFO, unix.S_IFCHR:
+		// As fs.protected_fifos has it: in a directory for all, not what somebody else has put there.
+		if dir.Mode&unix.S_ISVTX != 0 && dir.Mode&(unix.S_IWGRP|unix.S_IWOTH) != 0 && st.Uid != us && st.Uid != dir.Uid {
+			return "", unix.EPERM
+		}
+		if !o.Keep {
+			return "", f.through(ctx, at, st.Mode&unix.S_IFMT == unix.S_IFIFO)
+		}
+	}
+	return "", errors.New("not a regular file")
+}
+
+// through opens the FIFO or device that an O_PATH descriptor stands for.
+func (f *File) through(ctx context.Context, at int, fifo bool) error {
+	for {
+		fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", at), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+		if fifo && errors.Is(err, unix.ENXIO) { // nobody reads yet
+			select {
+			case <-time.After(20 * time.Millisecond):
+				continue
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if !fifo {
+			unix.SetNonblock(fd, false)
+		}
+		unix.Close(f.dir)
+		f.dir, f.File = -1, os.NewFile(uintptr(fd), f.path)
+		return nil
+	}
+}
+
+// unfinished are the outputs that have a temporary file.
+var unfinished struct {
+	sync.Mutex
+	files map[*File]bool
+}
+
+// temporary makes the file beside the place. mode is that of a file of this user's that is there already, or 0.
+func (f *File) temporary(o Options, mode uint32) error {
+	create := uint32(0o666)
+	if o.Private {
+		create, mode = 0o600, 0
+	}
+	unfinished.Lock()
+	defer unfinished.Unlock()
+	for {
+		var random [6]byte
+		rand.Read(random[:])
+		f.tmp = "." + f.name[:min(len(f.name), 200)] + ".tmp-" + hex.EncodeToString(random[:])
+		fd, err := unix.Openat(f.dir, f.tmp, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, create)
+		if errors.Is(err, unix.EEXIST) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if mode != 0 {
+			unix.Fchmod(fd, mode)
+		}
+		f.File = os.NewFile(uintptr(fd), f.path)
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return err
+		}
+		f.inode = st.Ino
+		if unfinished.files == nil {
+			unfinished.files = map[*File]bool{}
+		}
+		unfinished.files[f] = true
+		return nil
+	}
+}
+
+// Others says whether an output that is not yet in its place goes into a directory of somebody else's: root needs CAP_DAC_OVERRIDE and
+// CAP_FOWNER then.
+func Others() bool {
+	unfinished.Lock()
+	defer unfinished.Unlock()
+	for f := range unfinished.files {
+		if f.uid != uint32(os.Geteuid()) || f.mode&0o300 != 0o300 {
+			return true
+		}
+	}
+	return false
+}
+
+// Commit closes the output and puts it into its place. What cannot be put there stays beside it, and the error says where.
+func (f *File) Commit() error {
+	if err := f.File.Close(); err != nil {
+		return errors.Join(err, f.remove())
+	}
+	return f.Publish()
+}
+
+// Publish puts the output into its place before it is whole, for those who read what is written as it comes. It is written on, and Commit
+// only closes it.
+func (f *File) Publish() error {
+	unfinished.Lock()
+	defer unfinished.Unlock()
+	if !unfinished.files[f] {
+		return nil
+	}
+	err := f.rename()
+	if err != nil {
+		err = fmt.Errorf("%s: %w; what was written is in %s", f.path, err, filepath.Join(filepath.Dir(f.place), f.tmp))
+	}
+	f.over()
+	return err
+}
+
+// over ends the life of the temporary file. unfinished is locked.
+func (f *File) over() {
+	delete(unfinished.files, f)
+	unix.Close(f.dir)
+	f.dir = -1
+}
+
+func (f *File) rename() error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(f.dir, f.tmp, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil || st.Ino != f.inode {
+		return fmt.Errorf("%s has been taken away", f.tmp)
+	}
+	old := ""
+	if f.keep {
+		if err := unix.Fstatat(f.dir, f.name, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG {
+			old = f.name + ".old"
+			if err := unix.Renameat(f.dir, f.name, f.dir, old); err != nil {
+				return err
+			}
+		}
+	}
+	if err := unix.Renameat(f.dir, f.tmp, f.dir, f.name); err != nil {
+		if old != "" {
+			unix.Renameat(f.dir, old, f.dir, f.name)
+		}
+		return err
+	}
+	if old != "" {
+		f.Notes = append(f.Notes, fmt.Sprintf("what was in %s before is in %s.old", f.place, f.place))
+	}
+	if f.link != "" {
+		f.Notes = append(f.Notes, fmt.Sprintf("%s was a link to %s, and has been replaced", f.path, f.link))
+	}
+	return nil
+}
+
+// Discard takes the output away: its place is as it was. What was written through, or published, stays.
+func (f *File) Discard() error {
+	return errors.Join(f.File.Close(), f.remove())
+}
+
+func (f *File) remove() (err error) {
+	unfinished.Lock()
+	defer unfinished.Unlock()
+	if unfinished.files[f] {
+		err = unix.Unlinkat(f.dir, f.tmp, 0)
+		f.over()
+	}
+	return err
+}
+
+// DiscardAll takes away all outputs that are not whole: the program ends at once.
+func DiscardAll() {
+	unfinished.Lock()
+	defer unfinished.Unlock()
+	for f := range unfinished.files {
+		unix.Unlinkat(f.dir, f.tmp, 0)
+		f.over()
+	}
+}
