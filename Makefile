@@ -76,6 +76,12 @@ $(RECORDINGS):
 results: $(RECORDINGS)
 	UNSPOOL_RECORDINGS=$(abspath $(RECORDINGS)) $(GO) test -count=1 -timeout 4h -run TestResults -v ./lab -update
 
+# Programs whose chains of calls are known by construction, compiled in thirty ways and walked live, from cores, from copies, in the kernel
+# and by ptrace: every walk is whole and right, or permitted with a reason. Half an hour on two cores.
+.PHONY: shapes
+shapes:
+	UNSPOOL_SHAPES=all UNSPOOL_REQUIRE_JUDGES=1 $(GO) test -count=1 -timeout 4h -v ./lab/shapes
+
 # Execute some forty programs step by step, EXECUTION_STEPS instructions in all, compare at each instruction what the tables recover
 # with the truth, and write docs/EXECUTION_RESULTS.md. A million instructions take half a minute on a core.
 EXECUTION_STEPS ?= 100000000

@@ -45,6 +45,7 @@ var arrows = []struct {
 	{"internal/*", []string{"arch", "internal/*"}},
 	{"cmd/*", []string{"*"}},
 	{"lab", []string{"*"}},
+	{"lab/*", []string{"*"}},
 }
 
 func matches(pattern, pkg string) bool {

@@ -1,0 +1,203 @@
+package shapes
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+// A build is one way to make a program of a shape.
+type build struct {
+	name  string
+	cc    string // a compiler, or musl-clang for clang with musl
+	flags string
+	strip bool
+}
+
+// builds are all ways. A shape says which of them cannot make it.
+var builds = []build{
+	{"gcc-O0", "gcc", "-O0", false},
+	{"gcc-O1", "gcc", "-O1", false},
+	{"gcc-O2", "gcc", "-O2", false},
+	{"gcc-O3", "gcc", "-O3", false},
+	{"gcc-Os", "gcc", "-Os", false},
+	{"gcc-O2-fp", "gcc", "-O2 -fno-omit-frame-pointer", false},
+	{"gcc-O2-nopie", "gcc", "-O2 -fno-pie -no-pie", false},
+	{"gcc-O2-static", "gcc", "-O2 -static", false},
+	{"gcc-O2-static-pie", "gcc", "-O2 -static-pie -fPIE", false},
+	{"gcc-O2-cet", "gcc", "-O2 -fcf-protection=full", false},
+	{"gcc-O2-lto", "gcc", "-O2 -flto", false},
+	{"gcc-O2-lld", "gcc", "-O2 -fuse-ld=lld -B/usr/lib/llvm-19/bin", false},
+	{"gcc-O2-stripped", "gcc", "-O2", true},
+	{"gcc-O2-now", "gcc", "-O2 -Wl,-z,now -fno-plt", false},
+	{"gcc-O2-debugframe", "gcc", "-O2 -g -fno-asynchronous-unwind-tables -fno-exceptions", false},
+	{"gcc-O2-protected", "gcc", "-O2 -fstack-protector-all -fstack-clash-protection", false},
+	{"clang-O0", "clang", "-O0", false},
+	{"clang-O1", "clang", "-O1", false},
+	{"clang-O2", "clang", "-O2", false},
+	{"clang-O3", "clang", "-O3", false},
+	{"clang-Os", "clang", "-Os", false},
+	{"clang-O2-fp", "clang", "-O2 -fno-omit-frame-pointer", false},
+	{"clang-O2-static-pie", "clang", "-O2 -static-pie -fPIE", false},
+	{"clang-O2-lto", "clang", "-O2 -flto -fuse-ld=lld --ld-path=/usr/lib/llvm-19/bin/ld.lld", false},
+	{"clang-O2-stripped", "clang", "-O2 -fuse-ld=lld --ld-path=/usr/lib/llvm-19/bin/ld.lld", true},
+	{"musl-gcc-O0", "musl-gcc", "-O0", false},
+	{"musl-gcc-O2", "musl-gcc", "-O2", false},
+	{"musl-gcc-O2-static", "musl-gcc", "-O2 -static", false},
+	{"musl-gcc-O2-static-stripped", "musl-gcc", "-O2 -static", true},
+	{"musl-clang-O2", "musl-clang", "-O2", false},
+	{"tcc", "tcc", "", false},
+}
+
+// few are the builds that are walked on every commit, two of them for each shape in turn, so that each has one with glibc and one of the others.
+var few = [][]string{
+	{"gcc-O2", "clang-O2-fp", "musl-gcc-O2-static", "gcc-O0", "clang-O1"},
+	{"clang-O2", "musl-gcc-O2", "gcc-Os", "gcc-O2-static-pie", "clang-O2-stripped"},
+}
+
+// A shape is a program's source and what it says of itself.
+type shape struct {
+	name   string
+	file   string
+	truth  []truth // any of them
+	link   []string
+	not    []string // prefixes of builds
+	only   []string // builds, where not all of them make sense
+	wait   bool     // it waits: there is nothing to sample
+	gdb    bool     // gdb is known never to agree
+	source string
+}
+
+// A truth is a chain, of the builds whose names match.
+type truth struct {
+	builds *regexp.Regexp
+	chain  string // a regular expression
+}
+
+// chains returns the expression of a shape's chains in a build.
+func (s *shape) chains(b *build) string {
+	var or []string
+	for _, x := range s.truth {
+		if x.builds.MatchString(b.name) {
+			or = append(or, x.chain)
+		}
+	}
+	return strings.Join(or, "|")
+}
+
+var directive = regexp.MustCompile(`^// (chain|link|not|builds|waits|gdb)(?: \[(.*)\])?: *(.*)$`)
+
+// readShape reads the lines at the beginning of a source: name: value.
+func readShape(t testing.TB, file string) *shape {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &shape{name: strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)), file: file, source: string(b)}
+	for line := range strings.Lines(s.source) {
+		m := directive.FindStringSubmatch(strings.TrimSpace(line))
+		if m == nil {
+			break
+		}
+		switch v := m[3]; m[1] {
+		case "chain":
+			s.truth = append(s.truth, truth{regexp.MustCompile(m[2]), pattern(v)})
+		case "link":
+			s.link = strings.Fields(v)
+		case "not":
+			s.not = append(s.not, strings.Fields(v)[0])
+		case "builds":
+			s.only = strings.Fields(v)
+		case "waits":
+			s.wait = true
+		case "gdb":
+			s.gdb = true
+		}
+	}
+	if len(s.truth) == 0 {
+		t.Fatalf("%s: no chain", file)
+	}
+	return s
+}
+
+func (s *shape) takes(b *build) bool {
+	for _, p := range s.not {
+		if strings.HasPrefix(b.name, p) {
+			return false
+		}
+	}
+	return len(s.only) == 0 || slices.Contains(s.only, b.name)
+}
+
+// A program is a shape as it was built.
+type program struct {
+	path  string
+	names symbols // before it was stripped
+}
+
+// make compiles a shape.
+func (b *build) make(t testing.TB, s *shape, dir string) *program {
+	t.Helper()
+	src, err := filepath.Abs(s.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &program{path: filepath.Join(dir, s.name)}
+	cc := map[string]string{"gcc": "gcc", "clang": "clang-19", "musl-gcc": "musl-gcc", "musl-clang": "clang-19", "tcc": "tcc"}[b.cc]
+	if strings.HasSuffix(src, ".cc") {
+		cc = map[string]string{"gcc": "g++", "clang": "clang++-19"}[b.cc]
+	}
+	oracle.Need(t, cc)
+	args := strings.Fields(b.flags)
+	if b.cc != "tcc" {
+		args = append(args, "-Wall", "-Wextra")
+	}
+	if b.cc == "musl-clang" {
+		// clang has no wrapper for musl: it compiles with musl's headers, and musl-gcc links.
+		object := p.path + ".o"
+		run(t, cc, append(args, "-nostdinc", "-isystem", "/usr/include/x86_64-linux-musl", "-fPIE", "-c", "-o", object, src)...)
+		cc, src = "musl-gcc", object
+		oracle.Need(t, cc)
+	}
+	args = append(args, "-o", p.path, src)
+	if b.cc == "tcc" {
+		args = append([]string{"-I" + filepath.Dir(src)}, args...)
+	}
+	run(t, cc, append(args, s.link...)...)
+	p.names = readSymbols(t, p.path)
+	if b.strip {
+		run(t, "strip", p.path)
+	}
+	return p
+}
+
+func run(t testing.TB, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+}
+
+// unspool compiles the program once.
+var unspool = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "shapes")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "unspool")
+	cmd := exec.Command("go", "build", "-o", path, "github.com/unspool/unspool/cmd/unspool")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%v\n%s", err, out)
+	}
+	return path, nil
+})

@@ -1,0 +1,18 @@
+package shapes
+
+// permitted are walks that are not whole, or not right, for a reason that is known. In a full run, an entry that matches nothing fails.
+var permitted = []struct {
+	shapes, builds, sources string // regular expressions of names
+	stop                    string // why the walk ends
+	chain                   string // as the lines of shapes; TRUTH is the shape's chain without START or THREAD
+	why                     string
+}{
+	{".*", "musl.*", ".*", "no-info", "TRUTH LIB", "musl has no unwind information and no frame pointers: nothing leads out of what calls main"},
+	{"thread", "musl.*", ".*", "no-info", "LIB", "the same where musl waits in the kernel"},
+	{"deeper", ".*", "perf|ptrace", "truncated", "s_spin (s_odd s_even)* s_odd?", "1,000 frames are more than the 32 KiB of a copy"},
+	{"deeper", "musl.*", "ebpf", "truncated", "s_spin (s_odd s_even)* s_odd?", "the kernel's walk ends in code without information, so that the copy counts"},
+	{"deeper", ".*", "ebpf", "truncated", "s_spin (s_odd s_even)* s_odd?", "until tables have come to the kernel, events copy 32 KiB"},
+	{"qsort", "musl.*", ".*", "no-info", "s_spin s_compare LIB", "the same in what calls back"},
+	{"altstack", ".*", "ebpf", "truncated", "s_handler SIGRETURN s_loop", "the same of the copies that events make until tables have come, or where there is no information"},
+	{"altstack", ".*", "perf|ptrace", "truncated", "s_handler SIGRETURN s_loop", "a copy holds the handler's stack, not the one that was interrupted"},
+}
