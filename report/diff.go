@@ -77,7 +77,7 @@ type Compared struct {
 // Compare returns the functions of two profiles, those whose part of all has changed most certainly first: by the greater
 // of the distances (Change.Z) of what is their own and of stacks that they are in.
 func Compare(before, after *profile.Profile, o Options) []Compared {
-	p, split := merge(before, after)
+	p, split := profile.Join(after, before)
 	side := func(from, to int, o Options) sums {
 		q := *p
 		q.Stacks = p.Stacks[from:to]
@@ -85,10 +85,10 @@ func Compare(before, after *profile.Profile, o Options) []Compared {
 	}
 	n := len(p.Stacks)
 	count := Options{}
-	old, now := side(0, split, o), side(split, n, o)
+	now, old := side(0, split, o), side(split, n, o)
 	oldCount, nowCount := old, now
 	if o.By != Samples {
-		oldCount, nowCount = side(0, split, count), side(split, n, count)
+		nowCount, oldCount = side(0, split, count), side(split, n, count)
 	}
 	all := Change{
 		AllBefore: o.total(before), AllAfter: o.total(after),
@@ -226,10 +226,10 @@ func (c *Change) delta() string {
 // DiffFolded writes a line for each distinct stack of either profile, as Folded does, with two weights: before and after. It
 // is the input of flamegraph.pl for a differential flame graph.
 func DiffFolded(w io.Writer, before, after *profile.Profile, o Options) error {
-	p, split := merge(before, after)
+	p, split := profile.Join(after, before)
 	stacks, names := foldStacks(p, &o)
 	for i := range stacks {
-		stacks[i].after = i >= split
+		stacks[i].after = i < split
 	}
 	sortFolded(stacks, 0)
 	bw := bufio.NewWriterSize(w, 1<<18)

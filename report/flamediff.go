@@ -14,7 +14,7 @@ func FlameDiff(w io.Writer, before, after *profile.Profile, o Options) error {
 	if a, b := title(before, &o), title(after, &o); a != b {
 		o.Title = a + " → " + b
 	}
-	p, split := merge(before, after)
+	p, split := profile.Join(after, before)
 	g := &flameGraph{p: p, o: &o, diff: &flameDiff{before: before, after: after, split: split}}
 	g.build(g.paths())
 	like := Change{Absolute: o.Absolute} // what changes have in common
@@ -40,7 +40,7 @@ func FlameDiff(w io.Writer, before, after *profile.Profile, o Options) error {
 // A flameDiff is what a flame graph of two profiles has besides.
 type flameDiff struct {
 	before, after *profile.Profile
-	split         int // stacks from here on are after
+	split         int // stacks from here on are before
 }
 
 // A flameChange is a node's weight before, and how it has changed.
@@ -58,7 +58,7 @@ func (d *flameDiff) add(n *flameNode, f *flamePath, s *profile.Stack, leaf bool)
 	if n.change == nil {
 		n.change = &flameChange{}
 	}
-	if f.stack >= d.split {
+	if f.stack < d.split {
 		n.change.samples[1] += s.Count
 		return false
 	}

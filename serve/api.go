@@ -281,6 +281,7 @@ func (q *request) source() (any, error) {
 // counted returns the profile, without the baseline, with the counts of a filter.
 func (d *data) counted(w *weights) *profile.Profile {
 	q := *d.p
+	q.Locs = q.Locs[:d.locs] // those of another build lie elsewhere in the file
 	q.Stacks = make([]profile.Stack, 0, d.base)
 	for i := range d.p.Stacks[:d.base] {
 		if w.stacks[i] > 0 {

@@ -3,7 +3,6 @@ package serve
 import (
 	"cmp"
 	"math"
-	"path"
 	"slices"
 
 	"github.com/unspool/unspool/profile"
@@ -95,6 +94,7 @@ func (t *Times) periodAt(c *chunk, first, i int) uint64 {
 type data struct {
 	p     *profile.Profile // its Stacks from base on are those of the baseline
 	base  int
+	locs  int    // so many of its Locs are not the baseline's
 	times *Times // nil if not recorded; of the profile, not the baseline
 
 	summary  [2]string
@@ -116,13 +116,13 @@ type thread struct {
 }
 
 func newData(a, b *Recording) *data {
-	d := &data{p: a.Profile, base: len(a.Profile.Stacks), times: a.Times, local: a.Local, periods: a.Periods}
+	d := &data{p: a.Profile, base: len(a.Profile.Stacks), locs: len(a.Profile.Locs), times: a.Times, local: a.Local, periods: a.Periods}
 	d.totals[0], d.summary[0] = a.Profile.Totals, a.Profile.Summary()
 	if d.times != nil && d.times.n == 0 {
 		d.times = nil
 	}
 	if b != nil {
-		d.p = join(a.Profile, b.Profile)
+		d.p, _ = profile.Join(a.Profile, b.Profile)
 		d.totals[1], d.summary[1] = b.Profile.Totals, b.Profile.Summary()
 	}
 	d.findThreads()
@@ -193,94 +193,4 @@ func (d *data) rankModules() {
 			n++
 		}
 	}
-}
-
-// join returns a profile with the stacks of a and, after them, those of b. A function of b is one of a if it has the
-// same name and its module the same path or, failing that, the same file name.
-func join(a, b *profile.Profile) *profile.Profile {
-	p := *a
-	p.Modules = slices.Clip(a.Modules)
-	p.Mappings = slices.Clip(a.Mappings)
-	p.Funcs = slices.Clip(a.Funcs)
-	p.Files = slices.Clip(a.Files)
-	p.Locs = slices.Clip(a.Locs)
-	p.Stacks = slices.Clip(a.Stacks)
-	p.Events = slices.Clone(a.Events)
-
-	modules := map[[2]string]int32{} // by path and build ID
-	for i, m := range a.Modules {
-		modules[[2]string{m.Path, m.BuildID}] = int32(i)
-	}
-	module := make([]int32, len(b.Modules))
-	for i, m := range b.Modules {
-		k := [2]string{m.Path, m.BuildID}
-		id, ok := modules[k]
-		if !ok {
-			id = int32(len(p.Modules))
-			modules[k] = id
-			p.Modules = append(p.Modules, m)
-		}
-		module[i] = id
-	}
-
-	type name struct{ name, module string }
-	byPath, byFile := map[name]int32{}, map[name]int32{}
-	for i, f := range a.Funcs {
-		m := a.Modules[f.Module].Path
-		byPath[name{f.Name, m}] = int32(i)
-		byFile[name{f.Name, path.Base(m)}] = int32(i)
-	}
-	function := make([]int32, len(b.Funcs))
-	for i, f := range b.Funcs {
-		m := b.Modules[f.Module].Path
-		id, ok := byPath[name{f.Name, m}]
-		if !ok {
-			id, ok = byFile[name{f.Name, path.Base(m)}]
-		}
-		if !ok {
-			id = int32(len(p.Funcs))
-			f.Module = module[f.Module]
-			p.Funcs = append(p.Funcs, f)
-		}
-		function[i] = id
-	}
-
-	events := make([]int32, len(b.Events))
-	for i, e := range b.Events {
-		at := slices.Index(p.Events, e)
-		if at < 0 {
-			at = len(p.Events)
-			p.Events = append(p.Events, e)
-		}
-		events[i] = int32(at)
-	}
-
-	mappings, files, locs := int32(len(p.Mappings)), uint32(len(p.Files)), uint32(len(p.Locs))
-	for _, m := range b.Mappings {
-		m.Module = module[m.Module]
-		p.Mappings = append(p.Mappings, m)
-	}
-	p.Files = append(p.Files, b.Files...)
-	for _, l := range b.Locs {
-		l.Func, l.Module = function[l.Func], module[l.Module]
-		if l.Mapping >= 0 {
-			l.Mapping += mappings
-		}
-		if l.File != 0 {
-			l.File += files
-		}
-		p.Locs = append(p.Locs, l)
-	}
-	for _, s := range b.Stacks {
-		frames := make([]uint32, len(s.Frames))
-		for k, f := range s.Frames {
-			frames[k] = f + locs
-		}
-		s.Frames = frames
-		if int(s.Event) < len(events) {
-			s.Event = events[s.Event]
-		}
-		p.Stacks = append(p.Stacks, s)
-	}
-	return &p
 }

@@ -272,7 +272,10 @@ func TestPage(t *testing.T) {
 	p.Wait(`document.getElementById('tip').textContent.includes('Baseline') && document.getElementById('tip').textContent.includes('percentage points')`)
 	picture(t, p, "compare")
 	p.Key("2")
-	p.Wait(`document.querySelector('.tbody .c-delta') !== null`)
+	p.Wait(`document.querySelector('.tbody .c-delta') !== null && document.querySelector('.tbody .c-tdelta') !== null`)
+	p.Eval(`document.querySelector('.th .c-tdelta button').click()`)
+	p.Wait(`document.querySelector('.th .c-tdelta').getAttribute('aria-sort') === 'descending' && document.querySelector('.tbody .c-tdelta').textContent.startsWith('+')`)
+	picture(t, p, "compare-table")
 	quiet(t, p, one.URL, two.URL)
 
 	// Names that want to be markup are text.

@@ -486,6 +486,38 @@ func TestCompare(t *testing.T) {
 	if ans.All != [2]uint64{2000, 1000} {
 		t.Errorf("all %v", ans.All)
 	}
+	get(t, h, "/api/top?limit=500&sort=tdelta", &ans)
+	change := func(n [2]uint64) float64 { return float64(n[0])/2000 - float64(n[1])/1000 }
+	for i := range ans.Rows[1:] {
+		if x, y := change(ans.Rows[i].Total), change(ans.Rows[i+1].Total); x < y {
+			t.Errorf("row %d: the total has changed by %v, in the next by %v", i, x, y)
+		}
+	}
+	// The same program in another directory is the same, and the page has the numbers of a report.
+	moved := *b.Profile
+	moved.Modules = slices.Clone(moved.Modules)
+	for i := range moved.Modules {
+		if m := &moved.Modules[i]; m.Path != "" && !m.Kernel {
+			m.Path = "/elsewhere/" + m.Base()
+		}
+	}
+	h = start(t, nil, a, &Recording{Profile: &moved})
+	get(t, h, "/api/top?limit=500&sort=total", &ans)
+	for _, r := range ans.Rows {
+		if got := fmt.Sprint(r.Self[1], " ", r.Total[1]); r.Total[1] > 0 && got != wantB[r.Text] {
+			t.Errorf("%s, moved: %s, want %s", r.Text, got, wantB[r.Text])
+		}
+	}
+	page := map[string][2][2]uint64{}
+	for _, r := range ans.Rows {
+		page[r.Text] = [2][2]uint64{r.Self, r.Total}
+	}
+	for _, c := range report.Compare(&moved, a.Profile, report.Options{}) {
+		want := [2][2]uint64{{c.Self.After, c.Self.Before}, {c.Total.After, c.Total.Before}}
+		if page[c.Func.Name] != want {
+			t.Errorf("%s: the page has %v, the report %v", c.Func.Name, page[c.Func.Name], want)
+		}
+	}
 	// With itself nothing changes.
 	h = start(t, nil, a, a)
 	get(t, h, "/api/top?limit=500", &ans)

@@ -12,7 +12,7 @@ const maxRows = 500
 // A topQuery says which rows of the table are wanted.
 type topQuery struct {
 	search        string // a regular expression for names
-	sort          string // "self", "total", "name", "module", "delta"
+	sort          string // "self", "total", "name", "module", "delta" (of self), "tdelta" (of total)
 	ascending     bool
 	offset, limit int
 }
@@ -69,8 +69,8 @@ func newTop(ctx context.Context, d *data, w *weights, q *topQuery) (*top, error)
 	}
 	module := func(r *topRow) string { return d.p.Modules[r.Module].Base() }
 	// A share of the baseline weighs as much as the same share of the profile.
-	delta := func(r *topRow) float64 {
-		return float64(r.Self[0])/float64(max(w.all[0], 1)) - float64(r.Self[1])/float64(max(w.all[1], 1))
+	delta := func(n [2]uint64) float64 {
+		return float64(n[0])/float64(max(w.all[0], 1)) - float64(n[1])/float64(max(w.all[1], 1))
 	}
 	slices.SortFunc(rows, func(a, b topRow) int {
 		c := 0
@@ -81,7 +81,9 @@ func newTop(ctx context.Context, d *data, w *weights, q *topQuery) (*top, error)
 		case "total":
 			c = cmp.Compare(a.Total[0], b.Total[0])
 		case "delta":
-			c = cmp.Compare(delta(&a), delta(&b))
+			c = cmp.Compare(delta(a.Self), delta(b.Self))
+		case "tdelta":
+			c = cmp.Compare(delta(a.Total), delta(b.Total))
 		default:
 			c = cmp.Or(cmp.Compare(a.Self[0], b.Self[0]), cmp.Compare(a.Total[0], b.Total[0]))
 		}

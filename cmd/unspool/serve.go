@@ -21,27 +21,36 @@ import (
 )
 
 func serveCmd() *cobra.Command {
-	var listen, root string
+	var listen, root, baseline string
 	var open, plain bool
 	var stepper func() (*modules.Set, error)
 	c := &cobra.Command{
-		Use:   "serve FILE [BASELINE]",
+		Use:   "serve FILE",
 		Short: "Explore a recording in the browser",
 		Long: `Show a recording on a local web page: flame graph, table of functions, callers and callees, samples by thread and time,
 source and disassembly, all of it by process, thread, time and function.
 
-FILE is a perf.data file or a pprof profile, as for unspool report. With a second one, the first is compared with it.
+FILE is a perf.data file or a pprof profile, as for unspool report. With --baseline, FILE is compared with what was before, as
+unspool diff BEFORE FILE does.
 
 The page is served to this machine only, unless --listen names another address, and to those who know the token in the
 address that is printed. It loads nothing from elsewhere. Source is shown where the owner of the program may read it.`,
 		Example: `  unspool serve perf.data
   unspool serve --open unspool.data
-  unspool serve after.data before.data`,
+  unspool serve after.data --baseline before.data`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(c *cobra.Command, args []string) error {
 			mods, err := stepper()
 			if err != nil {
 				return err
+			}
+			switch {
+			case len(args) == 2 && baseline != "":
+				return usage("the baseline is given twice: %s and %s", args[1], baseline)
+			case len(args) == 2: // as it was before the flag
+				fmt.Fprintf(os.Stderr, "unspool: %s is compared with %s, the baseline: better write --baseline %[2]s\n", args[0], args[1])
+			case baseline != "":
+				args = append(args, baseline)
 			}
 			a := pageAnnotator{code: newCode(mods)}
 			a.sources.Root = root
@@ -50,6 +59,8 @@ address that is printed. It loads nothing from elsewhere. Source is shown where 
 	}
 	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "address and port to listen on; port 0: any that is free")
 	c.Flags().BoolVar(&open, "open", false, "open the page in a browser")
+	c.Flags().StringVar(&baseline, "baseline", "", "compare FILE with this recording, which was before")
+	c.MarkFlagFilename("baseline")
 	c.Flags().StringVar(&root, "source-root", "", "look for source files below this directory first")
 	c.MarkFlagDirname("source-root")
 	sourceFlag(c, &plain)

@@ -27,7 +27,7 @@ func TestServe(t *testing.T) {
 	r.want(t, 0, "")
 	head, _, _ := strings.Cut(r.out, " ")
 
-	for _, args := range [][]string{{file}, {pb}, {file, pb}, {"--listen", "0.0.0.0:0", file}} {
+	for _, args := range [][]string{{file}, {pb}, {file, "--baseline", pb}, {file, pb}, {"--listen", "0.0.0.0:0", file}} {
 		c := program(t, append([]string{"serve"}, args...)...)
 		out, err := c.StdoutPipe()
 		if err != nil {
@@ -85,7 +85,8 @@ func TestServe(t *testing.T) {
 		if get("api/top", &top); profile.Comma(top.All[0]) != head {
 			t.Errorf("serve %v: %d samples, report has %s", args, top.All[0], head)
 		}
-		if len(args) == 2 && top.All[0] != top.All[1] {
+		two := args[0] == file && len(args) > 1
+		if two && top.All[0] != top.All[1] || !two && top.All[1] != 0 {
 			t.Errorf("a recording and the same as pprof: %v", top.All)
 		}
 		var source map[string]any
@@ -99,6 +100,9 @@ func TestServe(t *testing.T) {
 		c.Process.Signal(syscall.SIGTERM)
 		if err := c.Wait(); err != nil {
 			t.Errorf("serve %v: %v\n%s", args, err, stderr.String())
+		}
+		if note := strings.Contains(stderr.String(), "better write --baseline "+pb); note != (len(args) == 2 && two) {
+			t.Errorf("serve %v: %s", args, stderr.String())
 		}
 		timeout.Stop()
 	}

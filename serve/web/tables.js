@@ -25,7 +25,8 @@ export class Table {
   columns() {
     const two = this.app.info.inputs.length > 1;
     const unit = this.app.unit();
-    return [['self', `Self, ${unit}`], ['total', `Total, ${unit}`], ...(two ? [['delta', 'Self, change']] : []), ['module', 'Module'], ['name', 'Function']];
+    const all = [['self', `Self, ${unit}`], ['delta', 'Self, change'], ['total', `Total, ${unit}`], ['tdelta', 'Total, change'], ['module', 'Module'], ['name', 'Function']];
+    return two ? all : all.filter(([id]) => !id.includes('delta'));
   }
 
   // load forgets all rows and asks for those in sight.
@@ -100,10 +101,12 @@ export class Table {
       return el('div', { class: 'c-' + id, role: 'cell', title: weight(n, unit) }, el('span', { class: 'p' }, percent(n, all)),
         el('span', { class: 'meter', 'aria-hidden': 'true' }, fill), el('span', { class: 'n' }, unit === 'ns' ? weight(n, unit) : comma(n)));
     };
-    const cells = [share(r.self[0], 'self', this.most), share(r.total[0], 'total', all)];
-    if (info.inputs.length > 1) {
-      const d = r.self[0] / (all || 1) - r.self[1] / (this.all[1] || 1);
-      cells.push(el('div', { class: 'c-delta ' + (d > 0 ? 'more' : d < 0 ? 'less' : ''), role: 'cell', title: `was ${percent(r.self[1], this.all[1])}` }, points(d)));
+    const cells = [];
+    for (const [id, n, most] of [['self', r.self, this.most], ['total', r.total, all]]) {
+      cells.push(share(n[0], id, most));
+      if (info.inputs.length < 2) continue;
+      const d = n[0] / (all || 1) - n[1] / (this.all[1] || 1);
+      cells.push(el('div', { class: `c-${id === 'self' ? '' : 't'}delta ` + (d > 0 ? 'more' : d < 0 ? 'less' : ''), role: 'cell', title: `was ${percent(n[1], this.all[1])}` }, points(d)));
     }
     const dot = el('i', { class: 'dot' });
     dot.style.background = colour(palette(), r, info.modules);
