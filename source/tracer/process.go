@@ -23,6 +23,7 @@ type thread struct {
 	comm   string
 	fresh  bool // it has not run yet: it stops before it does
 	wanted bool // it has been asked to stop for a sample
+	on     int  // the processor on which it was seen last
 
 	stat, sched int           // descriptors of its files stat and schedstat; -1 if there is none
 	ran         time.Duration // on a processor, when last looked at
@@ -101,8 +102,8 @@ func (r *Recorder) found(pid, tid int) {
 	}
 }
 
-// began reports the command before its first instruction.
-func (r *Recorder) began(pid int) {
+// started reports the command before its first instruction.
+func (r *Recorder) started(pid int) {
 	th := r.insert(pid, pid)
 	r.rename(th, source.MiscCommExec, now())
 	delete(r.threads, pid) // until it is seized
@@ -139,6 +140,7 @@ func (r *Recorder) born(tid int, parent *thread) *thread {
 	fresh := r.procs[pid] == nil
 	th := r.insert(pid, tid)
 	th.fresh = true
+	r.ready = append(r.ready, th)
 	if fresh && parent != nil {
 		th.proc.told = maps.Clone(parent.proc.told) // as the child's address space is a copy
 	}
@@ -227,31 +229,12 @@ func (r *Recorder) runtime(th *thread) time.Duration {
 	return time.Duration(n)
 }
 
-// due says whether a thread is to be sampled at this tick: it runs, and has run for a tick since the last time that it was. Being ready
-// to run is not enough: on a busy machine, that would count the time for which threads wait for a processor.
-func (r *Recorder) due(th *thread) bool {
-	ran := r.runtime(th)
-	th.credit = min(th.credit+ran-th.ran, maxCredit*r.tick)
-	th.ran = ran
-	if th.credit < r.tick {
-		return false
-	}
-	b := r.read(th.stat)
-	if procfs.State(b) != 'R' {
-		return false
-	}
-	if lo, hi := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')'); lo >= 0 && hi > lo && string(b[lo+1:hi]) != th.comm {
-		r.call(th, string(b[lo+1:hi]), 0, now())
-	}
-	th.credit -= r.tick
-	return true
-}
-
-// maxCredit bounds how many ticks a thread may lag behind: one that runs for short times is seldom found running.
-const maxCredit = 100
-
 // sample records a thread that has stopped.
 func (r *Recorder) sample(th *thread) {
+	if r.moved(th) {
+		return
+	}
+	th.credit -= r.tick
 	regs, err := ptrace.Get(th.tid)
 	if err == unix.ESRCH {
 		return // killed

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,11 +20,18 @@ import (
 type tracer struct {
 	threads map[int]*thread
 	procs   map[int]*proc
-	out     []byte    // records not put yet
-	text    []byte    // scratch
-	copied  []byte    // scratch
-	unsaid  uint64    // samples that were lost and not reported
-	again   time.Time // when running threads were last looked for
+	out     []byte // records not put yet
+	text    []byte // scratch
+	copied  []byte // scratch
+	unsaid  uint64 // samples that were lost and not reported
+
+	alarm  *alarm
+	here   int       // the processor that this thread stays on; -1: any
+	visits []visit   // of this tick
+	ready  []*thread // that may run
+	at     int       // the next of them
+	since  time.Time // when the tick has
+	next   time.Time // when the visit is due, or the next tick if there is none
 }
 
 func (t *tracer) init() {
@@ -38,27 +44,27 @@ const follow = unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACEFORK | unix.PTRACE_
 // trace is the whole life of the thread that traces. begun gets the error of the beginning, or nil.
 func (r *Recorder) trace(path string, begun chan<- error) {
 	defer r.release()
-	// The kernel sends SIGCHLD when a thread that is traced has stopped or exited.
-	news := make(chan os.Signal, 1)
-	signal.Notify(news, unix.SIGCHLD)
-	defer signal.Stop(news)
-	err := r.begin(path)
+	var err error
+	if r.alarm, err = newAlarm(r.stop); err == nil {
+		defer r.alarm.close()
+		err = r.begin(path)
+	}
 	begun <- err
 	if err != nil {
 		return
 	}
 	ptrace.Hurry()
-	tick := time.NewTicker(r.tick)
-	defer tick.Stop()
-	r.again = time.Now()
+	r.next, r.here = time.Now(), -1
+	r.plan()
 	for r.drain() {
 		select {
 		case <-r.stop:
 			r.flush()
 			return
-		case <-news:
-		case <-tick.C:
-			r.sampleRunning()
+		default:
+		}
+		if r.alarm.wait(r.next) {
+			r.tickOver()
 		}
 	}
 	r.flush()
@@ -108,7 +114,7 @@ func (r *Recorder) start(path string) error {
 		return nil
 	}
 	if err == nil {
-		r.began(pid)
+		r.started(pid)
 		if err = ptrace.Detach(pid, 0); err == nil {
 			err = r.attach(pid)
 		}
@@ -199,8 +205,8 @@ func (r *Recorder) drain() bool {
 			return true
 		}
 		r.handle(s)
-		if time.Since(r.again) >= r.tick {
-			return true // a tick is due, whatever there is still to tell
+		if time.Since(r.next) >= r.tick {
+			return true // a tick is overdue, whatever there is still to tell
 		}
 	}
 }
@@ -237,38 +243,6 @@ func (r *Recorder) handle(s ptrace.Stop) {
 	}
 	_ = ptrace.Cont(s.TID, s.Inject()) // it fails if the thread has been killed
 }
-
-// sampleRunning asks the threads that run to stop, and waits a moment for them: handle samples them.
-func (r *Recorder) sampleRunning() {
-	r.again = time.Now()
-	r.flush()
-	asked := 0
-	for _, th := range r.threads {
-		if th.wanted || th.fresh {
-			continue // it has been asked, and has not got a processor since
-		}
-		if r.due(th) && ptrace.Interrupt(th.tid) == nil {
-			th.wanted = true
-			asked++
-		}
-	}
-	for end := r.again.Add(min(r.tick/2, moment)); asked > 0 && time.Now().Before(end); {
-		switch s, ok, err := ptrace.Next(-1); {
-		case err != nil:
-			return
-		case ok:
-			if th := r.threads[s.TID]; th != nil && th.wanted && s.Event() == unix.PTRACE_EVENT_STOP {
-				asked--
-			}
-			r.handle(s)
-		default:
-			ptrace.Nap()
-		}
-	}
-}
-
-// moment is how long a thread that runs takes at most to stop, unless it has to wait for a processor.
-const moment = 2 * time.Millisecond
 
 // flush puts the records so far.
 func (r *Recorder) flush() {

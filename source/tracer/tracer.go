@@ -2,7 +2,12 @@
 // kernels. Options come in; a source.RecordStream comes out, of the records that the kernel's sampling would have written, with
 // registers and a copy of the stack in each sample.
 //
-// At each tick, the threads that run are stopped for some tens of microseconds. What follows is as without: signals, group-stops,
+// At each tick, the threads that run are stopped for some tens of microseconds. A thread is sampled where the clock interrupted it, so that
+// system calls have their share of the samples: see visit. Three things remain. A processor that this process may not run on, and a kernel
+// without /proc/PID/sched, make it ask from afar, which counts short system calls too often. Page faults and interrupts are the instruction's
+// that they came at. A tick visits 64 processors at most.
+//
+// What follows is as without: signals, group-stops,
 // what the processes' parents are told, and exit statuses. What a tracer changes all the same: set-user-ID programs get no
 // rights, and some system calls that wait, such as epoll_wait(2), return EINTR when a thread is stopped in them: those threads do
 // not run, so they are left alone.

@@ -99,6 +99,7 @@ func open(t testing.TB, o Options) *Recorder {
 type got struct {
 	source.Stats
 	stacks  map[string]int // "comm;outermost;…;innermost"
+	byPID   map[int32]map[string]int
 	pids    map[int32]int
 	tids    map[int32]int
 	records map[uint32]int
@@ -109,7 +110,7 @@ var set = sync.OnceValue(modules.New)
 // run reads a recording to its end. each is called with each sample.
 func run(t testing.TB, r *Recorder, each func(stack string)) got {
 	t.Helper()
-	g := got{stacks: map[string]int{}, pids: map[int32]int{}, tids: map[int32]int{}, records: map[uint32]int{}}
+	g := got{stacks: map[string]int{}, byPID: map[int32]map[string]int{}, pids: map[int32]int{}, tids: map[int32]int{}, records: map[uint32]int{}}
 	names := symbol.New(symbol.Options{})
 	var err error
 	g.Stats, err = source.Run(context.Background(), r, source.Options{
@@ -120,7 +121,10 @@ func run(t testing.TB, r *Recorder, each func(stack string)) got {
 				stack += ";" + name(names, &s.User[len(s.User)-1-i])
 			}
 			g.stacks[stack]++
-			g.pids[s.PID]++
+			if g.pids[s.PID]++; g.pids[s.PID] == 1 {
+				g.byPID[s.PID] = map[string]int{}
+			}
+			g.byPID[s.PID][stack]++
 			g.tids[s.TID]++
 			if each != nil {
 				each(stack)

@@ -1,0 +1,96 @@
+package tracer
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+// times returns the ticks that a process has spent in user and in kernel mode.
+func times(t *testing.T, pid int) (user, kernel float64) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	f := bytes.Fields(b)
+	if err != nil || len(f) < 15 { // the program's name has no spaces
+		t.Fatal(err)
+	}
+	user, _ = strconv.ParseFloat(string(f[13]), 64)
+	kernel, _ = strconv.ParseFloat(string(f[14]), 64)
+	return user, kernel
+}
+
+// System calls have the share of samples that they have of the time, whether they are many and short or few and long. perf says what that is,
+// of the same programs at the same time. The kernel's account of user and system time has interrupts and stops in it, too.
+func TestShares(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes ten seconds")
+	}
+	oracle.Need(t, "perf")
+	programs := []struct{ share, size string }{{"1", "4096"}, {"10", "4096"}, {"50", "1000000"}, {"90", "1000000"}}
+	var pids []int
+	var list []string
+	user, kernel := make([]float64, len(programs)), make([]float64, len(programs))
+	for _, p := range programs {
+		pid, _ := spawn(t, "share", p.share, p.size)
+		pids, list = append(pids, pid), append(list, fmt.Sprint(pid))
+	}
+	for i, pid := range pids {
+		user[i], kernel[i] = times(t, pid)
+	}
+	const length = 10 * time.Second
+	data := filepath.Join(t.TempDir(), "perf.data")
+	perf := exec.Command("perf", "record", "-q", "-g", "-e", "cpu-clock", "-F", "997", "-o", data, "-p", strings.Join(list, ","), "--", "sleep", fmt.Sprint(length.Seconds()))
+	if err := perf.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r := open(t, Options{PIDs: pids, Frequency: 499, Duration: length}) // programs share processors: 99 a second would be few for each
+	g := run(t, r, nil)
+	for i, pid := range pids {
+		u, k := times(t, pid)
+		user[i], kernel[i] = u-user[i], k-kernel[i]
+	}
+	if err := perf.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("perf", "script", "-i", data, "-F", "pid,time,ip,sym").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// In the call is who is in the kernel by a system call, or in the functions that enter it. Interrupts are not, nor is being stopped.
+	in, all := map[int]float64{}, map[int]float64{}
+	for sample := range strings.SplitSeq(string(out), "\n\n") {
+		head, chain, _ := strings.Cut(strings.TrimLeft(sample, "\n"), "\n")
+		var pid int
+		if fmt.Sscan(head, &pid); !slices.Contains(pids, pid) || strings.Contains(chain, "ptrace") || strings.Contains(chain, "get_signal") {
+			continue
+		}
+		all[pid]++
+		first, _, _ := strings.Cut(chain, "\n")
+		if strings.Contains(chain, "entry_SYSCALL") || strings.HasSuffix(first, "read") || strings.HasSuffix(first, "in_call") {
+			in[pid]++
+		}
+	}
+	for i, p := range programs {
+		shown, total := 0.0, float64(g.pids[int32(pids[i])])
+		for s, n := range g.byPID[int32(pids[i])] {
+			if strings.Contains(s, "in_call") {
+				shown += float64(n)
+			}
+		}
+		truth, accounted := 100*in[pids[i]]/all[pids[i]], 100*kernel[i]/(kernel[i]+user[i])
+		shown *= 100 / total
+		t.Logf("%s %%: shown %.1f %% of %.0f samples; perf %.1f %% of %.0f, the kernel's account %.1f %%", p.share, shown, total, truth, all[pids[i]], accounted)
+		if math.Abs(shown-truth) > 3 || total < 200 {
+			t.Errorf("%s %%: shown %.1f %% of %.0f samples, want %.1f %% of %.0f", p.share, shown, total, truth, all[pids[i]])
+		}
+	}
+}

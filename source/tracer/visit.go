@@ -1,0 +1,245 @@
+package tracer
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/internal/procfs"
+	"github.com/unspool/unspool/internal/ptrace"
+)
+
+// A thread that runs on another processor goes on for microseconds after it has been asked to stop, until an interrupt comes. If it leaves
+// a system call meanwhile, it stops there: calls that take 1 % of the time would get 40 % of the samples. So the tracer sleeps on the
+// processor that threads run on. The timer that ends the sleep interrupts one of them, which does not run while the tracer does: it stops
+// where it was interrupted. Others that wait for the processor are left alone: they gave it up earlier, in a system call perhaps.
+
+// A visit is to a processor, to sample what runs there; -1 is to none.
+type visit int
+
+const (
+	maxVisits = 64                    // in a tick
+	maxLooked = 256                   // threads that are looked at in every visit, wherever they ran when it was planned
+	leastNap  = 50 * time.Microsecond // before a visit
+	recently  = 50 * time.Microsecond // for which this thread has run at most when it asks for how long others have not
+	maxCredit = 100                   // ticks that a thread may lag behind
+
+	// moment is how long a thread that runs takes at most to stop, unless it has to wait for a processor.
+	moment = 2 * time.Millisecond
+)
+
+// look returns the state of a thread, and the processor that it runs on, or did last (proc_pid_stat(5)). It takes note of a new name.
+func (r *Recorder) look(th *thread) (state byte, cpu int) {
+	b := r.read(th.stat)
+	state = procfs.State(b)
+	lo, hi := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
+	if lo < 0 || hi < lo {
+		return 0, -1
+	}
+	if string(b[lo+1:hi]) != th.comm {
+		r.call(th, string(b[lo+1:hi]), 0, now())
+	}
+	const processor = 39 - 3 // of the fields after the name
+	if f := bytes.Fields(b[hi+1:]); len(f) > processor {
+		if n, err := strconv.Atoi(string(f[processor])); err == nil {
+			return state, n
+		}
+	}
+	return state, -1
+}
+
+// plan makes the visits of the tick that begins now: to where threads run or have run in the last tick.
+func (r *Recorder) plan() {
+	r.flush()
+	r.visits, r.at, r.ready = r.visits[:0], 0, r.ready[:0]
+	for _, th := range r.threads {
+		if th.wanted || th.fresh {
+			continue // it has been asked, and has not got a processor since
+		}
+		ran := r.runtime(th)
+		recent := ran != th.ran
+		th.credit = min(th.credit+ran-th.ran, maxCredit*r.tick)
+		th.ran = ran
+		state, cpu := r.look(th)
+		if !recent && state != 'R' {
+			continue
+		}
+		th.on = cpu
+		r.ready = append(r.ready, th)
+		if v := visit(cpu); !slices.Contains(r.visits, v) && len(r.visits) < maxVisits {
+			r.visits = append(r.visits, v) // the order of threads is another each time
+		}
+	}
+	if r.since = r.next; time.Since(r.since) > r.tick {
+		r.since = time.Now()
+	}
+	r.await()
+}
+
+// await goes to the processor of the next visit, and says when that is due. The visits of a tick are spread over it.
+func (r *Recorder) await() {
+	r.next = r.since.Add(r.tick * time.Duration(r.at+1) / time.Duration(max(len(r.visits), 1)))
+	if r.at == len(r.visits) || int(r.visits[r.at]) == r.here {
+		return
+	}
+	cpu := int(r.visits[r.at])
+	var set unix.CPUSet
+	set.Set(max(cpu, 0))
+	if r.here = -1; cpu >= 0 && unix.SchedSetaffinity(0, &set) == nil { // it fails where others may run, but not this process
+		r.here = cpu
+	}
+}
+
+// tickOver makes the visit that is due.
+func (r *Recorder) tickOver() {
+	if r.at < len(r.visits) {
+		r.visit(int(r.visits[r.at]))
+		r.at++
+	}
+	if r.at < len(r.visits) {
+		r.await()
+	} else {
+		r.plan()
+	}
+}
+
+// visit asks the thread that was interrupted to stop, and waits a moment for it: handle samples it.
+func (r *Recorder) visit(cpu int) {
+	since := r.began(unix.Getpid(), unix.Gettid())
+	var ran []*thread
+	for _, th := range r.ready {
+		if r.threads[th.tid] != th || th.wanted || th.on != cpu && len(r.ready) > maxLooked {
+			continue
+		}
+		var state byte
+		if state, th.on = r.look(th); state != 'R' {
+			continue
+		}
+		switch {
+		case r.here < 0 || since == 0: // it is not known what ran
+			if th.on == cpu && th.credit >= r.tick {
+				ran = append(ran, th)
+			}
+		case th.on == r.here && r.began(th.proc.pid, th.tid)+uint64(recently) >= since:
+			ran = append(ran, th)
+		}
+	}
+	if r.here >= 0 && !r.alarm.straight() {
+		return
+	}
+	asked := 0
+	for _, th := range ran {
+		if ptrace.Interrupt(th.tid) == nil {
+			th.wanted = true
+			asked++
+		}
+	}
+	for end := time.Now().Add(min(r.tick/2, moment)); asked > 0 && time.Now().Before(end); {
+		switch s, ok, err := ptrace.Next(-1); {
+		case err != nil:
+			return
+		case ok:
+			if th := r.threads[s.TID]; th != nil && th.wanted && s.Event() == unix.PTRACE_EVENT_STOP {
+				asked--
+			}
+			r.handle(s)
+		default:
+			ptrace.Nap()
+		}
+	}
+}
+
+// began returns when the scheduler last began to count a thread's time, by the processor's clock in nanoseconds; 0 if it is not told. For the
+// thread that runs, that is no earlier than when it got the processor, and for others when they lost it.
+func (r *Recorder) began(pid, tid int) uint64 {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/task/%d/sched", pid, tid))
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	n, _ := f.Read(r.text)
+	_, b, _ := bytes.Cut(r.text[:n], []byte("\nse.exec_start"))
+	b, _, _ = bytes.Cut(b, []byte("\n"))
+	_, b, _ = bytes.Cut(b, []byte(":"))
+	ms, frac, _ := bytes.Cut(bytes.TrimSpace(b), []byte("."))
+	ns, err := strconv.ParseUint(string(ms)+string(frac), 10, 64) // six digits follow the point
+	if err != nil || len(frac) != 6 {
+		return 0
+	}
+	return ns
+}
+
+// moved says whether a thread that has stopped had gone to another processor before, where it may have run on.
+func (r *Recorder) moved(th *thread) bool {
+	_, cpu := r.look(th)
+	return r.here >= 0 && cpu != th.on
+}
+
+// An alarm wakes the thread that traces: at a time, or when there is something to tell.
+type alarm struct {
+	fd         int
+	news       chan os.Signal
+	quit, gone chan struct{}
+	switches   int64 // of this thread, before it slept
+}
+
+// newAlarm makes an alarm that tells of news of tracees and of the end of stop. The kernel sends SIGCHLD when a tracee has stopped or exited.
+func newAlarm(stop <-chan struct{}) (*alarm, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, os.NewSyscallError("eventfd", err)
+	}
+	a := &alarm{fd: fd, news: make(chan os.Signal, 1), quit: make(chan struct{}), gone: make(chan struct{})}
+	signal.Notify(a.news, unix.SIGCHLD)
+	go func() {
+		defer close(a.gone)
+		one := binary.NativeEndian.AppendUint64(nil, 1)
+		for {
+			select {
+			case <-a.news:
+			case <-stop:
+				stop = nil
+			case <-a.quit:
+				return
+			}
+			_, _ = unix.Write(fd, one) // of a counter, which cannot be full
+		}
+	}()
+	return a, nil
+}
+
+func (a *alarm) close() {
+	signal.Stop(a.news)
+	close(a.quit)
+	<-a.gone
+	unix.Close(a.fd)
+}
+
+// wait sleeps until t, or until there are news. It says whether it is t.
+func (a *alarm) wait(t time.Time) bool {
+	ts := unix.NsecToTimespec(int64(max(time.Until(t), leastNap)))
+	fds := []unix.PollFd{{Fd: int32(a.fd), Events: unix.POLLIN}}
+	a.switches = switches()
+	if n, err := unix.Ppoll(fds, &ts, nil); n > 0 && err == nil {
+		var b [8]byte
+		_, _ = unix.Read(a.fd, b[:])
+	}
+	return !time.Now().Before(t)
+}
+
+// straight says whether this thread has run since the timer woke it. If Go's scheduler made it wait, others have run meanwhile.
+func (a *alarm) straight() bool { return switches() == a.switches+1 }
+
+// switches returns how often this thread has waited (getrusage(2), ru_nvcsw).
+func switches() int64 {
+	var u unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_THREAD, &u)
+	return int64(u.Nvcsw)
+}
