@@ -48,13 +48,28 @@ type Machine struct {
 	// Signal is what Linux leaves on the stack of a signal handler; nil where that is not known.
 	Signal *Signal
 
+	// RedZone is how many bytes below the stack pointer a function may use, which signal handlers leave alone.
+	RedZone uint64
+
+	// Syscall is how Linux is called.
+	Syscall Syscall
+
 	// StepKnown says that frames of this machine can be walked. Tables of the others can be read
 	// and printed only.
 	StepKnown bool
 
+	// Numbered says that nothing is known of the machine but its number, ELF's e_machine. No tables are made for it.
+	Numbered bool
+
 	names []string
 	slots []uint8 // by register number; NoSlot where it has none
 	saved uint64  // CalleeSaved and SP as slots
+}
+
+// A Syscall is the instruction for a system call, and the register that has the result behind it.
+type Syscall struct {
+	Code   []byte
+	Result Reg
 }
 
 // Slot returns r's index in a walker's state, or NoSlot.
@@ -110,6 +125,8 @@ var AMD64 = finish(&Machine{
 	SP: 7, FP: 6, PC: 16, RA: 16, RAName: "ra",
 	CalleeSaved: []Reg{3, 6, 12, 13, 14, 15},
 	Signal:      &amd64Signal,
+	RedZone:     128,
+	Syscall:     Syscall{Code: []byte("\x0f\x05"), Result: 0}, // syscall
 	StepKnown:   true,
 	names:       amd64Names(),
 }, 17, nil)
@@ -123,6 +140,7 @@ var ARM64 = finish(&Machine{
 	RAInReg:     true,
 	RASignState: 34,
 	Signal:      &arm64Signal,
+	Syscall:     Syscall{Code: []byte("\x01\x00\x00\xd4"), Result: 0}, // svc #0
 	StepKnown:   true,
 	names:       arm64Names(),
 }, 35, []Reg{72, 73, 74, 75, 76, 77, 78, 79})
@@ -151,7 +169,7 @@ func ByELF(em uint16) *Machine {
 	if m := others[em]; m != nil {
 		return m
 	}
-	return finish(&Machine{Name: fmt.Sprintf("machine-%d", em), ELF: em, RAName: "ra"}, 0, nil)
+	return finish(&Machine{Name: fmt.Sprintf("machine-%d", em), ELF: em, RAName: "ra", Numbered: true}, 0, nil)
 }
 
 // finish fills in the derived tables: registers 0 to n-1 get the slot of their number, extra ones the

@@ -160,8 +160,11 @@ func differs(words []uint64, stop unwind.Stop, frames []unwind.Frame, want unwin
 		if i >= len(words) {
 			return fmt.Sprintf("%d frames and %v, not %d and %v", len(words), stop, len(frames), want)
 		}
-		if pc, how := words[i]&(1<<60-1), unwind.How(words[i]>>60); pc != uint64(f.PC) || how != f.How {
-			return fmt.Sprintf("frame %d is %#x by %v, not %#x by %v", i, pc, how, f.PC, f.How)
+		pc, how := words[i]&(1<<60-1), unwind.How(words[i]>>60&7)
+		exact := words[i]>>63 != 0 || how == unwind.HowStart || how.Interrupted()
+		// Permitted: that no call has led to a place can be seen of the code there, which the program is not given here.
+		if pc != uint64(f.PC) || how != f.How || exact && !f.Exact {
+			return fmt.Sprintf("frame %d is %#x by %v, exact %v, not %#x by %v, exact %v", i, pc, how, exact, f.PC, f.How, f.Exact)
 		}
 	}
 	if len(words) > len(frames) || stop != want {

@@ -470,7 +470,7 @@ var howTexts = map[profile.How]string{
 	profile.How(unwind.HowPLT):          "the shape of a linkage table",
 	profile.How(unwind.HowFramePointer): "the frame pointer",
 	profile.How(unwind.HowSigReturn):    "what the kernel saved for a signal handler",
-	profile.How(unwind.HowCall):         "a call to where no code is",
+	profile.How(unwind.HowCall):         "the call that led there",
 	profile.HowKernel:                   "the kernel",
 	profile.HowUnknown:                  "means that were not recorded",
 }

@@ -143,7 +143,7 @@ func (w *Walker) catchUp(s *Snapshot, frames []Frame) rows.Outcome {
 		if e.kind != siteCFI {
 			return rows.NoRule
 		}
-		if o := e.stepper.Apply(e.rule, st, &s.Mem); o != rows.OK {
+		if o := w.apply(e, s.Machine, &s.Mem, f.How.alive()); o != rows.OK {
 			return o // memory has changed since
 		}
 	}

@@ -32,7 +32,7 @@ func (w *Walker) Registers(s *Snapshot, frames []Frame, each func(i int, known u
 		switch frames[i+1].How {
 		case HowCFI, HowSignal:
 			if e.kind == siteCFI {
-				o = e.stepper.Apply(e.rule, st, mem)
+				o = w.apply(&e, m, mem, f.How.alive())
 			}
 		case HowPLT:
 			o = w.stepPLT(m, uint64(e.rule), mem)

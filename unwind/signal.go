@@ -1,8 +1,6 @@
 package unwind
 
 import (
-	"encoding/binary"
-
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
 )
@@ -58,57 +56,4 @@ func (w *Walker) stepSigReturn(m *arch.Machine, regs *pair, mem *rows.Memory) ro
 	st.Known, st.InMem, st.InReg = saved, saved&^(1<<m.Slot(m.SP)|1<<m.Slot(m.PC)), 0
 	st.Val[m.Slot(m.PC)], st.Val[m.Slot(m.SP)] = v[0], v[1]
 	return rows.OK
-}
-
-// stepCall leaves a place without code, to which a call has led: w.state is that of the place.
-func (w *Walker) stepCall(s *Snapshot) bool {
-	ra, sp, ok := w.called(s)
-	if ok {
-		w.state.Known &= s.Machine.SavedSlots()
-		w.caller(s.Machine, ra, sp)
-	}
-	return ok
-}
-
-// called returns the return address that the call to a place without code has left, if there is a call before it, and the
-// stack pointer that the caller had. w.state is that of the place.
-func (w *Walker) called(s *Snapshot) (ra, sp uint64, ok bool) {
-	st, m := &w.state, s.Machine
-	sp, o := st.Get(m.Slot(m.SP), &s.Mem)
-	if o != rows.OK {
-		return 0, 0, false
-	}
-	if m.RAInReg {
-		if ra, o = st.Get(m.Slot(m.RA), &s.Mem); o != rows.OK {
-			return 0, 0, false
-		}
-	} else {
-		if ra, ok = s.Mem.Load(sp); !ok {
-			return 0, 0, false
-		}
-		sp += 8
-	}
-	return ra, sp, m.AfterCall(w.before(s, ra))
-}
-
-// before returns the last bytes of the code before ra, by its module, or as memory has it; fewer, or none, where there are no
-// more.
-func (w *Walker) before(s *Snapshot, ra uint64) []byte {
-	mapping := s.Space.Find(arch.Addr(ra - 1))
-	if mapping == nil {
-		return nil
-	}
-	if v, ok := mapping.Vaddr(arch.Addr(ra - 1)); ok && mapping.Module.Code().Text != nil {
-		text := mapping.Module.Code().Text
-		for n := arch.MaxCall; n > 1; n-- { // fewer where the code begins
-			if b := w.text[:n]; text(v+1-arch.Vaddr(n), b) == n {
-				return b
-			}
-		}
-	}
-	if x, ok := s.Mem.Load(ra - arch.MaxCall); ok {
-		binary.LittleEndian.PutUint64(w.text[:], x)
-		return w.text[:arch.MaxCall]
-	}
-	return nil
 }

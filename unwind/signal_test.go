@@ -9,25 +9,21 @@ import (
 	"github.com/unspool/unspool/rows"
 )
 
-// withText gives code the instructions in at, by address.
+// withText gives code the instructions in at, by address. There are no others.
 func withText(c *Code, at map[arch.Vaddr]string) {
 	c.Text = func(v arch.Vaddr, to []byte) int {
-		for i := range to {
-			to[i] = 0xcc
-		}
 		for lo, s := range at {
-			for i := range to {
-				if k := v + arch.Vaddr(i) - lo; k < arch.Vaddr(len(s)) {
-					to[i] = s[k]
-				}
+			if v >= lo && v < lo+arch.Vaddr(len(s)) {
+				return copy(to, s[v-lo:])
 			}
 		}
-		return len(to)
+		return 0
 	}
 }
 
 const (
 	musl   = "\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05"
+	nops   = "\xcc\xcc\xcc\xcc\xcc\xcc\xcc\xcc"
 	short  = "\xb8\x0f\x00\x00\x00\x0f\x05"
 	arm    = "\x68\x11\x80\xd2\x01\x00\x00\xd4"
 	call   = "\xe8\x00\x00\x00\x00"
@@ -46,7 +42,7 @@ func sigframe(m *arch.Machine, regs map[arch.Reg]uint64) []uint64 {
 func TestSigReturn(t *testing.T) {
 	lines := []string{"400000  cfa=rsp+8  ra=c-8", "400100  cfa=rbx+8  rbp=c-16  ra=c-8", "400200  cfa=rsp+8  ra=u", "400300  gap"}
 	space, code := world(t, lines...)
-	withText(code, map[arch.Vaddr]string{0x400900: musl, 0x400a00: short, 0x400b00: musl[:8]})
+	withText(code, map[arch.Vaddr]string{0x400900: musl, 0x400a00: short, 0x400b00: musl[:8], 0x4001f8: nops, 0x400200: musl})
 	const there = stackLo + 8*30 // the interrupted stack
 	frame := sigframe(arch.AMD64, map[arch.Reg]uint64{16: 0x400100, 7: there, 3: there + 8})
 	frame[30] = 0x400201 // where rbx says
@@ -56,14 +52,15 @@ func TestSigReturn(t *testing.T) {
 		s    *Snapshot
 		want string
 	}{
-		{"musl's and Go's", snap(space, 0x400000, stack(0x400900)...), "400000:start 4008ff:cfi 400100:sigreturn 400200:cfi outermost"},
-		{"the short one", snap(space, 0x400000, stack(0x400a00)...), "400000:start 4009ff:cfi 400100:sigreturn 400200:cfi outermost"},
+		{"musl's and Go's", snap(space, 0x400000, stack(0x400900)...), "400000:start 400900:cfi 400100:sigreturn 400200:cfi outermost"},
+		{"the short one", snap(space, 0x400000, stack(0x400a00)...), "400000:start 400a00:cfi 400100:sigreturn 400200:cfi outermost"},
+		{"one with a rule, as Go's", snap(space, 0x400000, stack(0x400200)...), "400000:start 400200:cfi 400100:sigreturn 400200:cfi outermost"},
 		{"half of one", snap(space, 0x400000, stack(0x400b00)...), "400000:start 400aff:cfi no-info"},
 		{"behind its beginning", snap(space, 0x400000, stack(0x400901)...), "400000:start 400900:cfi no-info"},
 		{"about to begin", snap(space, 0x400900, frame...), "400900:start 400100:sigreturn "},
 		{"about to call", snap(space, 0x400907, frame...), "400907:start 400100:sigreturn "},
 		{"about to call, the short one", snap(space, 0x400a05, frame...), "400a05:start 400100:sigreturn "},
-		{"cut off", snap(space, 0x400000, stack(0x400900)[:20]...), "400000:start 4008ff:cfi truncated"},
+		{"cut off", snap(space, 0x400000, stack(0x400900)[:20]...), "400000:start 400900:cfi truncated"},
 	} {
 		if got := chain(NewWalker(0).Walk(c.s, nil)); !strings.HasPrefix(got, c.want) {
 			t.Errorf("%s\n got %s\nwant %s", c.name, got, c.want)
@@ -102,7 +99,7 @@ func TestSigReturnARM64(t *testing.T) {
 	}
 	s := &Snapshot{Machine: arch.ARM64, Space: space, PC: 0x400000, Known: 1<<33 - 1, Mem: rows.Memory{Lo: stackLo, Bytes: b}}
 	s.Regs[31], s.Regs[30] = stackLo, 0x400900
-	if got, want := chain(NewWalker(0).Walk(s, nil)), "400000:start 4008ff:cfi 400100:sigreturn 400243:cfi outermost"; got != want {
+	if got, want := chain(NewWalker(0).Walk(s, nil)), "400000:start 400900:cfi 400100:sigreturn 400243:cfi outermost"; got != want {
 		t.Errorf("a handler\n got %s\nwant %s", got, want)
 	}
 	s.PC, s.Regs[30] = 0, 0x400244
@@ -135,8 +132,8 @@ func TestCall(t *testing.T) {
 		{"not after a call", snap(space, 0, 0x400216), "0:start no-info"},
 		{"to unmapped code", snap(space, 0, 0x123456), "0:start no-info"},
 		{"no stack", snap(space, 0), "0:start no-info"},
-		{"below a handler", snap(space, 0x400000, handler(0)...), "400000:start 4008ff:cfi 0:sigreturn 400114:call 400214:cfi outermost"},
-		{"below a handler, no call", snap(space, 0x400000, append(handler(0)[:30], 7)...), "400000:start 4008ff:cfi bad-return"},
+		{"below a handler", snap(space, 0x400000, handler(0)...), "400000:start 400900:cfi 0:sigreturn 400114:call 400214:cfi outermost"},
+		{"below a handler, no call", snap(space, 0x400000, append(handler(0)[:30], 7)...), "400000:start 400900:cfi bad-return"},
 		{"a return address, not below a handler", snap(space, 0x400000, 0, 0x400215), "400000:start bad-return"},
 	} {
 		c.s.Regs[3] = stackLo

@@ -57,6 +57,9 @@ type Code struct {
 	// caller's PC is exact.
 	Injected []Range
 
+	// Moved is code that has another stack pointer than its rules say: Go's, while it calls the vDSO on a bigger stack.
+	Moved []Moved
+
 	// PLT are procedure linkage tables; Lazy ones push before they jump.
 	PLT []PLTRange
 }
@@ -69,6 +72,12 @@ type Segment struct {
 
 // A Range is [Lo, Hi) at link time.
 type Range struct{ Lo, Hi arch.Vaddr }
+
+// Moved is code in which a register has the value that the rules take the stack pointer for.
+type Moved struct {
+	Range
+	SP arch.Reg
+}
 
 // A PLTRange is a procedure linkage table.
 type PLTRange struct {

@@ -16,7 +16,7 @@ const (
 	HowPLT                     // by the shape of a procedure linkage table without information
 	HowFramePointer            // by the frame pointer: the frame below has no information
 	HowSigReturn               // as HowSignal, by the code that a signal handler returns to, which has no information
-	HowCall                    // by the call that led to where no code is: through a null pointer, say
+	HowCall                    // by the call that led there: to where no code is, or to code without information that seems to use no stack
 	NumHows
 )
 
@@ -24,6 +24,9 @@ var howNames = [...]string{"start", "cfi", "signal", "plt", "fp", "sigreturn", "
 
 // Interrupted says that a signal has interrupted the frame: its PC is exact, and the frame below it is where a handler returns to.
 func (h How) Interrupted() bool { return h == HowSignal || h == HowSigReturn }
+
+// alive says that the frame has called nobody: all its registers have their values.
+func (h How) alive() bool { return h == HowStart || h.Interrupted() }
 
 func (h How) String() string { return name(howNames[:], int(h)) }
 
@@ -33,7 +36,7 @@ type Stop uint8
 const (
 	Outermost   Stop = iota // whole: there is no caller
 	NoInfo                  // no information at the PC, and no frame pointer to follow
-	BadCFA                  // the CFA does not move up, or needs a register that is lost
+	BadCFA                  // the CFA leads in circles, or needs a register that is lost
 	Truncated               // the captured stack ends before the frame does
 	BadMemory               // unreadable memory elsewhere
 	BadReturn               // the return address is in no executable mapping
@@ -55,8 +58,8 @@ func name(names []string, i int) string {
 
 // A Frame is one frame of a stack.
 type Frame struct {
-	PC      arch.Addr // exact in frame 0 and in a frame that a signal interrupted; else the return address
-	Exact   bool      // PC is not a return address
+	PC      arch.Addr // exact in frame 0, in a frame that a signal interrupted, and where no call has led; else the return address
+	Exact   bool      // PC is where the frame is, and not behind a call
 	How     How
 	Mapping *Mapping // where PC lies; nil if in none
 }

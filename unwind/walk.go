@@ -29,6 +29,7 @@ type Walker struct {
 	state   rows.State
 	at      int // the frame of the stack at hand that state belongs to; -1 where it is not set yet
 	plains  map[*Code][]plain
+	stacks  stacks
 	text    [16]byte // instructions that are looked at
 	cache   *[numSites]site
 	start   site // its next is where the last stack began
@@ -44,7 +45,9 @@ type site struct {
 	rule    uint32
 	kind    siteKind
 	signal  bool
-	inject  bool // in Code.Injected
+	inject  bool     // in Code.Injected
+	exact   bool     // no call has led there: the place is pc itself, though it was found as a return address
+	moved   arch.Reg // in Code.Moved: the register that has the stack pointer; else 0
 	plain   plain
 
 	// next is where in the cache the caller was the last time. It is a guess: with it the processor goes on to the
@@ -61,6 +64,7 @@ const (
 	sitePLT                       // a PLT stub without information; rule is the bytes pushed
 	siteBlind                     // mapped, without information
 	siteSigReturn                 // the same, but signal handlers return to it
+	siteSyscall                   // the same, behind a system call that begins it; rule is the distance from that
 )
 
 // The cache holds this many sites, direct-mapped. Measured on a compiler's recording: 32 Ki sites hit
@@ -101,14 +105,17 @@ func (w *Walker) find(space *Space, pc, tag uint64, from *site) *site {
 
 // resolve finds out about pc from the modules.
 func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool) site {
+	var e site
 	if !exact {
-		pc-- // a return address: the call before it is what counts
+		if e.exact = w.place(space, pc); !e.exact {
+			pc-- // a return address: the call before it is what counts
+		}
 	}
 	m := space.Find(pc)
 	if m == nil {
-		return site{}
+		return e
 	}
-	e := site{mapping: m, kind: siteBlind}
+	e.mapping, e.kind = m, siteBlind
 	v, ok := m.Vaddr(pc)
 	if !ok {
 		return e
@@ -121,9 +128,18 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool) site {
 		}
 	}
 	if c.Stepper != nil {
-		if id, ok := c.Stepper.Find(v); ok {
+		if id, ok := c.Stepper.Find(v); ok && !(e.exact && !c.Stepper.Signal(id) && w.sigReturn(c, v, true)) {
 			e.stepper, e.rule, e.kind, e.signal, e.plain = c.Stepper, id, siteCFI, c.Stepper.Signal(id), w.plain(c, id)
 			e.inject = slices.ContainsFunc(c.Injected, func(r Range) bool { return r.Lo <= v && v < r.Hi })
+			for i := range c.Moved {
+				if r := &c.Moved[i]; r.Lo <= v && v < r.Hi {
+					e.moved, e.plain = r.SP, plain{kind: plainNot}
+				}
+			}
+			if !exact && e.signal { // a handler returns there: the kernel has put that address on the stack
+				next, ok := c.Stepper.Find(v + 1)
+				e.exact = e.exact || ok && next == id
+			}
 			return e
 		}
 	}
@@ -133,8 +149,10 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool) site {
 			return e
 		}
 	}
-	if w.sigReturn(c, v, exact) {
-		e.kind = siteSigReturn
+	if w.sigReturn(c, v, exact || e.exact) {
+		e.kind, e.exact = siteSigReturn, true
+	} else if n, ok := w.afterSyscall(c, v); exact && ok {
+		e.kind, e.rule = siteSyscall, n
 	}
 	return e
 }
@@ -170,7 +188,8 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 	if regs.known {
 		cfa = regs.sp
 	}
-	left := false // a signal frame led to another stack than the captured one
+	w.stacks.start(cfa)
+	left := false // a frame led to another stack than the captured one
 	from := &w.start
 	warm := cfa - mem.Lo // how much of the window has been touched
 	for n := 0; ; n++ {
@@ -192,7 +211,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		if n >= w.depth {
 			return frames, DepthLimit
 		}
-		frames = append(frames, Frame{PC: arch.Addr(pc), Exact: exact, How: how, Mapping: e.mapping})
+		frames = append(frames, Frame{PC: arch.Addr(pc), Exact: exact || e.exact, How: how, Mapping: e.mapping})
 
 		if e.plain.kind > plainNot && regs.known && !e.inject {
 			up := regs.sp
@@ -212,17 +231,23 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 				st.Fault = up - 8
 				return frames, w.stop(rows.Unreadable, s, left)
 			}
-			if up <= cfa && !(exact && up == cfa) {
-				return frames, BadCFA
+			if up-cfa-1 >= maxPiece && !(exact && up == cfa) {
+				if !w.stacks.move(cfa, up, ra) {
+					return frames, BadCFA
+				}
+				left = left || up-mem.Lo >= uint64(len(mem.Bytes))
 			}
 			if e.plain.fp != 0 {
-				regs.fp, regs.hasFP, regs.fpMem = up+uint64(int64(e.plain.fp)), true, true
+				if at := up + uint64(int64(e.plain.fp)); !how.alive() || !gone(m, mem, regs.sp, at) {
+					regs.fp, regs.hasFP, regs.fpMem = at, true, true
+				}
 			}
 			regs.sp, cfa, pc, exact, how = up, up, ra, false, HowCFI
 			continue
 		}
 
-		kind, stepper, rule, signal, inject := e.kind, e.stepper, e.rule, e.signal, e.inject
+		kind, rule, signal, inject := e.kind, e.rule, e.signal, e.inject
+		here, alive := *e, how.alive()
 		if kind == siteCFI || kind == sitePLT {
 			if o := w.catchUp(s, frames[first:]); o != rows.OK {
 				return frames, w.stop(o, s, left)
@@ -231,7 +256,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		how = HowCFI
 		switch kind {
 		case siteCFI:
-			if o := stepper.Apply(rule, st, mem); o != rows.OK {
+			if o := w.apply(&here, m, mem, alive); o != rows.OK {
 				return frames, w.stop(o, s, left)
 			}
 			if signal {
@@ -248,6 +273,20 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		case siteBlind:
 			how = HowFramePointer
 			if !w.stepFP(s, &regs, cfa) {
+				how = HowCall
+				if !alive || m.RAInReg || w.catchUp(s, frames[first:]) != rows.OK || !w.stepCall(s) {
+					return frames, NoInfo
+				}
+			}
+		case siteSyscall:
+			how = HowCall
+			if w.catchUp(s, frames[first:]) != rows.OK {
+				return frames, NoInfo
+			}
+			if w.newThread(m, mem, rule) {
+				return frames, Outermost
+			}
+			if !w.stepCall(s) {
 				return frames, NoInfo
 			}
 		case siteSigReturn:
@@ -264,17 +303,20 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		}
 		w.at = n + 1
 
-		// The stack grows down, so a caller's frame is above. A signal handler can have a stack of
-		// its own, and an interrupted function, as that of frame 0, may keep its return address in a register and use none.
+		// An interrupted function, as that of frame 0, may keep its return address in a register and use no stack.
 		signal = how.Interrupted()
-		if st.CFA <= cfa && !signal && !(exact && st.CFA == cfa) {
-			return frames, BadCFA
-		}
 		regs.take(m, st, mem)
-		pc, cfa, exact = st.PC, st.CFA, inject
+		up := st.CFA
 		if signal {
-			cfa, exact = regs.sp, true
+			up = regs.sp
+			w.stacks.low = up
+		} else if up-cfa-1 >= maxPiece && !(exact && up == cfa) {
+			if !w.stacks.move(cfa, up, st.PC) {
+				return frames, BadCFA
+			}
+			left = left || up-mem.Lo >= uint64(len(mem.Bytes))
 		}
+		pc, cfa, exact = st.PC, up, inject || signal
 	}
 }
 
@@ -344,7 +386,10 @@ func (w *Walker) stepFP(s *Snapshot, regs *pair, sp uint64) bool {
 	}
 	up, ok1 := mem.Load(fp)
 	ra, ok2 := mem.Load(fp + 8)
-	if !ok1 || !ok2 || s.Space.Find(arch.Addr(ra-1)) == nil {
+	if !ok1 || !ok2 {
+		return false
+	}
+	if ra, ok1 = unsigned(s, ra); !ok1 {
 		return false
 	}
 	st.Known = 1 << slot
@@ -353,6 +398,22 @@ func (w *Walker) stepFP(s *Snapshot, regs *pair, sp uint64) bool {
 	st.Val[slot] = up
 	w.caller(m, ra, fp+16)
 	return true
+}
+
+// unsigned returns a return address without the code that may sign it (AArch64: pointer authentication), and whether it is in
+// executable memory then. Addresses have 52 bits, or 48.
+func unsigned(s *Snapshot, ra uint64) (uint64, bool) {
+	if s.Space.Find(arch.Addr(ra-1)) != nil {
+		return ra, true
+	}
+	if s.Machine.RASignState != 0 {
+		for _, bits := range [2]int{52, 48} {
+			if ra &= 1<<bits - 1; s.Space.Find(arch.Addr(ra-1)) != nil {
+				return ra, true
+			}
+		}
+	}
+	return ra, false
 }
 
 // caller makes ra and cfa the PC and stack pointer of the state.

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"syscall"
 	"unsafe"
@@ -120,7 +121,7 @@ func (l *live) drop(s *session) {
 		s.names.symbols.KernelText()
 	}
 	if err := drop(); err != nil {
-		fmt.Fprintf(stderr, "unspool: %v\n", err)
+		fmt.Fprintf(os.Stderr, "unspool: %v\n", err)
 	}
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -120,9 +121,8 @@ func TestUsage(t *testing.T) {
 		{"record --user --kernel -- true", 2, "user.*kernel"},
 		{"record --source x -- true", 2, "auto, ebpf, perf or ptrace"},
 		{"record --source ebpf --stepper rows -- true", 2, "compact tables"},
-		{"record --source perf --off-cpu -- true", 2, `--off-cpu works only with --source ebpf \(root\)`},
-		{"record --stepper rows --cgroup / -- true", 2, "--cgroup walks by compact tables, not --stepper rows"},
-		{"record --source perf --cgroup / -- true", 2, `--cgroup works only with --source ebpf \(root\)`},
+		{"record --source perf --off-cpu -- true", 2, "--off-cpu takes --source ebpf"},
+		{"record --stepper rows --cgroup / -- true", 2, "--cgroup takes --source ebpf"},
 		{"record --off-cpu -e cycles -- true", 2, "exclude each other"},
 		{"record --memory much -- true", 2, "--memory is a size"},
 		{"record --memory 0 -- true", 2, "--memory is a size"},
@@ -206,12 +206,14 @@ func TestNothingMade(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	short, bare := filepath.Join(dir, "short"), filepath.Join(dir, "bare")
+	short, bare, odd := filepath.Join(dir, "short"), filepath.Join(dir, "bare"), filepath.Join(dir, "odd")
+	other := bytes.Clone(sh)
+	binary.LittleEndian.PutUint16(other[18:], 9999) // e_machine
 	header := bytes.Clone(sh[:64])
 	for _, f := range [][2]int{{0x20, 8}, {0x28, 8}, {0x38, 2}, {0x3c, 4}} { // no program headers, no section headers
 		clear(header[f[0]:][:f[1]])
 	}
-	if err := errors.Join(os.WriteFile(short, sh[:len(sh)/2], 0o600), os.WriteFile(bare, header, 0o600)); err != nil {
+	if err := errors.Join(os.WriteFile(odd, other, 0o600), os.WriteFile(short, sh[:len(sh)/2], 0o600), os.WriteFile(bare, header, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	const cut = `^unspool: \S*short\+0x[0-9a-f]+: section headers: truncated\n$`
@@ -224,6 +226,7 @@ func TestNothingMade(t *testing.T) {
 		{[]string{"compile", "--emit", "native", short}, 1, cut, ""},
 		{[]string{"compile", bare}, 0, "^$", "0 files compiled; 1 without unwind information\n"},
 		{[]string{"compile", short, bare}, 1, cut, "0 files compiled; 1 without unwind information\n"},
+		{[]string{"compile", odd}, 1, `^unspool: \S*odd: made for a machine that is not known here: e_machine is 9999\n$`, ""},
 		{[]string{"verify", short}, 1, cut, ""},
 		{[]string{"verify", short, bare}, 1, cut, "1 files: 0 rows and 0 rules equal the reference; 0 damaged entries; 1 files without unwind information\n"},
 		{[]string{"dump", short}, 1, cut, ""},

@@ -333,7 +333,7 @@ func readProfile(ctx context.Context, path string, o *output, flt *filter, mods 
 	case p == nil:
 		return nil, fmt.Errorf("%s: %w", path, err)
 	default:
-		fmt.Fprintf(stderr, "unspool: %s: %v\n", path, err)
+		fmt.Fprintf(os.Stderr, "unspool: %s: %v\n", path, err)
 	}
 	return p, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -181,13 +182,13 @@ func (s *session) wrote(path string) {
 		return
 	}
 	t := profile.Totals{Samples: s.stats.Samples, Stops: s.stats.Stops}
-	fmt.Fprintf(stderr, "unspool: %s: %s\n", path, t.Summary(s.info.Loss))
+	fmt.Fprintf(os.Stderr, "unspool: %s: %s\n", path, t.Summary(s.info.Loss))
 }
 
 // warn says on standard error what the reader of a report should know: why stacks are not whole, what
 // was lost, and what to do about it.
 func (s *session) warn() {
-	say := func(format string, args ...any) { fmt.Fprintf(stderr, "unspool: "+format+"\n", args...) }
+	say := func(format string, args ...any) { fmt.Fprintf(os.Stderr, "unspool: "+format+"\n", args...) }
 	st := &s.stats
 	if err := s.mods.CacheErr(); err != nil {
 		say("unwind tables are not kept for the next time: %v", err)

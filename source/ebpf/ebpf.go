@@ -274,11 +274,8 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 		}
 	}
 	switch use.Kind {
-	case source.OnTracepoints, source.OnProbes:
+	case source.OnTracepoints:
 		p.prog = "on_tracepoint"
-		if use.Kind == source.OnProbes {
-			p.prog = "on_probe"
-		}
 		err = p.set("every", uint32(min(use.Period, 1<<32-1)))
 	case source.OnBlocking:
 		p.prog = "on_switch"

@@ -36,6 +36,10 @@
 #define EXPR_STEPS 4096
 #define WALK_STEPS 8192 /* of all expressions of a walk, which holds up a processor */
 #define MAX_UP (1ull << 30) /* a frame pointer that leads farther is none */
+#define MAX_MOVES 64 /* times that a walk may go down to another stack: maxMoves of unwind */
+#define MAX_PIECE 4096 /* a frame farther above is not of the same piece of a stack: maxPiece */
+#define RED_ZONE 128 /* below the stack pointer, which signal handlers leave alone */
+#define MAX_AFTER_SYSCALL 24 /* maxAfterSyscall */
 
 #define SLOTS 17 /* DWARF's numbers; 16 is the program counter */
 #define SLOT_ROOM 32 /* so that a mask bounds an index */
@@ -55,6 +59,7 @@ enum {
 	RANGE_PLT = 3,      /* as RANGE_CODE, but where there is no rule, a procedure linkage table */
 	RANGE_LAZY = 4,     /* the same, whose stubs push */
 	RANGE_INJECTED = 5, /* as RANGE_CODE, but the caller goes on exactly at the return address */
+	RANGE_MOVED = 6,    /* as RANGE_CODE, but r12 has the stack pointer */
 };
 
 /* A part of a process's address space. Ranges ascend and do not overlap. */
@@ -121,9 +126,9 @@ enum { OK, OUTERMOST, NO_RULE, LOST_REGISTER, UNREADABLE, BAD_EXPR };
 enum { STOP_OUTERMOST, STOP_NO_INFO, STOP_BAD_CFA, STOP_TRUNCATED, STOP_BAD_MEMORY, STOP_BAD_RETURN, STOP_DEPTH, STOP_NO_STACK };
 
 /* How a frame was found: unwind.How, in the upper bits of its word. */
-enum { HOW_START, HOW_CFI, HOW_SIGNAL, HOW_PLT, HOW_FP, HOW_SIGRETURN };
+enum { HOW_START, HOW_CFI, HOW_SIGNAL, HOW_PLT, HOW_FP, HOW_SIGRETURN, HOW_CALL };
 #define HOW_SHIFT 60
-#define HOW_EXACT 8 /* a bit beside: the frame's address is exact although it was found by HOW_CFI */
+#define HOW_EXACT 8 /* a bit beside: the frame's address is exact although no signal interrupted it */
 
 #define MAX_KERNEL 127
 #define MAX_USER (SLOTS + MAX_FRAMES) /* words */
@@ -161,6 +166,15 @@ struct walk {
 	u32 missing;     /* an address or a table was not there, and may come */
 	u32 brief;       /* registers that plain rules save need not be located */
 	u32 wanted;      /* a register was asked for that was not known */
+	u64 low;         /* where the piece of a stack at hand begins */
+	u32 n_moves, pad3; /* how often the walk went down */
+	struct {
+		u64 pc, cfa;
+	} moves[MAX_MOVES];
+
+	/* The registers of a frame that has called nobody, while its rule is applied. */
+	u64 old_val[SLOT_ROOM];
+	u32 old_known, old_in_mem;
 	u64 id;          /* of the frames so far, by content */
 	u64 first_id;    /* of no frames */
 	struct range range;     /* the last that was found */
@@ -573,10 +587,29 @@ PART int find_range(struct walk *w, u64 pc)
 }
 
 /* How the caller of an address's frame is found. */
-/* In the flags of a rule that was found in a RANGE_INJECTED; tables have no such flag. */
-enum { INJECTED = 64 };
+/*
+ * In the flags of a rule that was found in a RANGE_INJECTED, or RANGE_MOVED; or that is a signal frame's, and holds at the return
+ * address, too. Tables have no such flags.
+ */
+enum { INJECTED = 64, MOVED = 32, HERE = 16 };
 
-enum { UNMAPPED, BY_RULE, BY_PLT, BY_LAZY_PLT, BY_FP, NO_CALLER, NO_TABLE };
+enum { UNMAPPED, BY_RULE, BY_PLT, BY_LAZY_PLT, BY_FP, NO_CALLER, NO_TABLE, BY_SIGRETURN, BY_CALL };
+
+/* Marks the rule of a signal frame that holds at the next address, too, as HERE. */
+PART int signal_here(struct walk *w, struct head *h, u64 next)
+{
+	u64 r0, r1;
+
+	if (!w || !h)
+		return 0;
+	r0 = w->r0;
+	r1 = w->r1;
+	if (find(w, h, w->range.table, next) && w->r0 == r0 && w->r1 == r1)
+		r0 |= HERE << 16;
+	w->r0 = r0;
+	w->r1 = r1;
+	return 0;
+}
 
 /* Finds out how, and leaves a rule in w. h is for the range's table. */
 PART u32 look_up(struct walk *w, struct head *h, u64 at)
@@ -592,6 +625,10 @@ PART u32 look_up(struct walk *w, struct head *h, u64 at)
 		if (find(w, h, w->range.table, at - w->range.bias)) {
 			if (kind == RANGE_INJECTED)
 				w->r0 |= INJECTED << 16;
+			if (kind == RANGE_MOVED)
+				w->r0 |= MOVED << 16;
+			if ((u32)(w->r0 >> 16) & UNSPOOL_SIGNAL)
+				signal_here(w, h, at + 1 - w->range.bias);
 			walk_used(w->range.table, 1, w->s.time);
 			return BY_RULE;
 		}
@@ -675,19 +712,16 @@ static __always_inline int sigreturn_at(u64 at)
 }
 
 /*
- * Goes on to where a signal came, with the registers that the kernel has saved, if a signal handler returns to w->pc, which is in
- * code without information. Else it returns -1. What the kernel has left is looked at first, because it is at hand: uc_flags,
- * of which there are three, and uc_link, which is 0.
+ * Whether a signal handler returns to the frame at hand, which is in code without information. What the kernel has left is looked
+ * at first, because it is at hand: uc_flags, of which there are three, and uc_link, which is 0.
  */
-PART int step_sigreturn(struct walk *w)
+PART int is_sigreturn(struct walk *w)
 {
-	u64 sp, flags, link, pc, up;
+	u64 sp, flags, link;
 	int is;
 
-	if (!w)
-		return -1;
-	if (get(w, SLOT_RSP, &sp) != OK || !load(w, sp, &flags) || flags > 7 || !load(w, sp + 8, &link) || link)
-		return -1;
+	if (!w || get(w, SLOT_RSP, &sp) != OK || !load(w, sp, &flags) || flags > 7 || !load(w, sp + 8, &link) || link)
+		return 0;
 	is = sigreturn_at(w->pc);
 	if (is == 0 && w->exact) { /* at its last instruction, the stack pointer is the same */
 		is = sigreturn_at(w->pc - 5);
@@ -696,8 +730,20 @@ PART int step_sigreturn(struct walk *w)
 	}
 	if (is < 0)
 		w->missing = 1; /* a page that may come */
-	if (is <= 0)
-		return -1;
+	return is > 0;
+}
+
+/* Goes on to where a signal came, with the registers that the kernel has saved. */
+PART int step_sigreturn(struct walk *w)
+{
+	u64 sp, pc, up;
+	int o;
+
+	if (!w)
+		return NO_RULE;
+	o = get(w, SLOT_RSP, &sp);
+	if (o != OK)
+		return o;
 	if (!load(w, sp + 168, &pc)) {
 		w->fault = sp + 168;
 		return UNREADABLE;
@@ -726,6 +772,170 @@ PART int step_sigreturn(struct walk *w)
 	return OK;
 }
 
+/* Whether code, the eight bytes before an address, ends with a call, as far as they tell: arch.AfterCall. */
+static __always_inline int after_call(u64 code)
+{
+	u32 n;
+
+	if ((u8)(code >> 24) == 0xe8)
+		return 1;
+	for (n = 2; n <= 7; n++) {
+		u64 c = code >> 8 * (8 - n);
+		u32 modrm = (u8)(c >> 8), mod = modrm >> 6, rm = modrm & 7, size = 2;
+
+		if ((u8)c != 0xff || (modrm >> 3 & 7) != 2)
+			continue;
+		if (mod != 3 && rm == 4) {
+			size++;
+			if (n > 2 && mod == 0 && ((c >> 16) & 7) == 5)
+				size += 4;
+		}
+		if (mod == 1)
+			size++;
+		else if (mod == 2 || (mod == 0 && rm == 5))
+			size += 4;
+		if (size == n)
+			return 1;
+	}
+	return 0;
+}
+
+/* Whether the return address w->pc is a place that no call has led to: unwind.Walker.place. */
+PART int is_place(struct walk *w)
+{
+	u64 code;
+
+	if (!w)
+		return 0;
+	if (!find_range(w, w->pc - 1))
+		return find_range(w, w->pc);
+	return walk_read(&code, 8, w->pc - 8) == 0 && !after_call(code) && find_range(w, w->pc);
+}
+
+/* Leaves a place to which a call has led, and which uses no stack. Returns 0 where no call has. */
+PART int step_call(struct walk *w)
+{
+	u64 sp, ra, code;
+
+	if (!w)
+		return 0;
+	if (get(w, SLOT_RSP, &sp) != OK || !load(w, sp, &ra) || !find_range(w, ra - 1))
+		return 0;
+	if (walk_read(&code, 8, ra - 8) != 0) {
+		w->missing = 1;
+		return 0;
+	}
+	if (!after_call(code))
+		return 0;
+	w->known &= SAVED_SLOTS;
+	called_from(w, ra, sp + 8);
+	return 1;
+}
+
+/*
+ * Whether an address lies in a gap of a table that begins with a system call, of which one that makes a thread is: unwind.Walker.afterSyscall. Returns
+ * the distance plus one, or 0. h is for the range's table.
+ */
+PART int after_syscall(struct walk *w, struct head *h, u64 at)
+{
+	u8 *code;
+	u32 n;
+
+	if (!w || !h || !w->range.table)
+		return 0;
+	code = (u8 *)w->new_val; /* free between rules */
+	if (walk_read(code, MAX_AFTER_SYSCALL + 2, at - MAX_AFTER_SYSCALL) != 0)
+		return 0;
+	for (n = 0; n <= MAX_AFTER_SYSCALL; n++) {
+		u64 pc = at - n - w->range.bias;
+
+		if (code[MAX_AFTER_SYSCALL - n] != 0x0f || code[MAX_AFTER_SYSCALL + 1 - n] != 0x05)
+			continue;
+		if (!find(w, h, w->range.table, pc) && find(w, h, w->range.table, pc - 1))
+			return (int)n + 1;
+	}
+	return 0;
+}
+
+/*
+ * Whether the walk may go on from a frame whose caller's is at cfa to one at up, which is not right above: unwind.stacks.move.
+ * What its program counter is, w->pc says.
+ */
+PART int moved(struct walk *w, u64 cfa, u64 up)
+{
+	u32 i;
+
+	if (!w)
+		return 0;
+	if (up <= cfa) {
+		if (up >= w->low || up & 7 || w->n_moves >= MAX_MOVES)
+			return 0;
+		for (i = 0; i < MAX_MOVES; i++)
+			if (i < w->n_moves && w->moves[i].pc == w->pc && w->moves[i].cfa == up)
+				return 0;
+		i = BOUNDED(w->n_moves, MAX_MOVES);
+		w->moves[i].pc = w->pc;
+		w->moves[i].cfa = up;
+		w->n_moves++;
+	}
+	w->low = up;
+	return 1;
+}
+
+/* Whether a saved register is not to be had from an address below the stack pointer: unwind.gone. */
+static __always_inline int gone(struct walk *w, u64 sp, u64 at)
+{
+	u64 v;
+
+	return sp - at > RED_ZONE || !load(w, at, &v);
+}
+
+/* Keeps the registers of a frame that has called nobody, before its rule is applied. */
+PART int keep_registers(struct walk *w)
+{
+	u32 i;
+
+	if (!w)
+		return 0;
+	for (i = 0; i < SLOTS; i++)
+		w->old_val[i] = w->val[i];
+	w->old_known = w->known;
+	w->old_in_mem = w->in_mem;
+	return 0;
+}
+
+/*
+ * Once the rule is applied: a register whose place is below the frame's stack pointer, and is not the function's any more, has the
+ * value that it had. unwind.Walker.apply says why.
+ */
+PART int restore_registers(struct walk *w, u64 sp)
+{
+	u32 i, j, set;
+
+	if (!w)
+		return 0;
+	set = w->known & w->in_mem & SAVED_SLOTS;
+	for (i = 0; i < SLOTS; i++) {
+		u64 at = w->val[i], same = 0;
+		u32 only = 1u << i;
+
+		if (!(set & only) || at >= sp)
+			continue;
+		/* Where a signal has put a register, which the rule copies. Without a branch: the verifier would follow each. */
+		for (j = 0; j < SLOTS; j++) {
+			u64 d = w->old_val[j] ^ at;
+
+			same |= (((d | -d) >> 63) ^ 1) & ((w->old_known & w->old_in_mem) >> j);
+		}
+		if (same & 1 || !gone(w, sp, at))
+			continue;
+		w->known = (w->known & ~only) | (w->old_known & only);
+		w->in_mem = (w->in_mem & ~only) | (w->old_in_mem & only);
+		w->val[i] = w->old_val[i];
+	}
+	return 0;
+}
+
 static __always_inline u32 stop_of(int outcome, u64 fault, u64 sp)
 {
 	switch (outcome) {
@@ -744,9 +954,9 @@ static __always_inline struct cached *places(struct walk *w, struct cache *c, u6
 }
 
 /* Adds a frame. There is room. */
-static __always_inline void add_frame(struct walk *w)
+static __always_inline void add_frame(struct walk *w, u32 place)
 {
-	u64 word = w->pc | (u64)w->how << HOW_SHIFT;
+	u64 word = w->pc | (u64)(w->how | place) << HOW_SHIFT;
 
 	w->words[BOUNDED(w->n, MAX_FRAMES)] = word;
 	w->n++;
@@ -787,8 +997,12 @@ static __always_inline int walk_plain(struct walk *w, struct cache *c)
 		cfa += (u64)((s64)e->r0 >> 32);
 		if (cfa <= sp || !load(w, cfa - 8, &ra))
 			break;
-		add_frame(w);
 		m = -(e->r1 >> 57 & 1);
+		if (w->exact && m && (s64)(s8)(e->r1 >> 8) * 8 < (s64)(sp - cfa))
+			break;
+		add_frame(w, 0);
+		if (cfa - sp > MAX_PIECE)
+			w->low = cfa;
 		w->val[SLOT_RBP] ^= (w->val[SLOT_RBP] ^ (cfa + (u64)((s64)(s8)(e->r1 >> 8) * 8))) & m;
 		w->known |= (u32)m & 1u << SLOT_RBP;
 		w->in_mem |= (u32)m & 1u << SLOT_RBP;
@@ -811,7 +1025,7 @@ static __always_inline int walk_plain(struct walk *w, struct cache *c)
 static __always_inline long walk_frame(struct walk *w, struct cache *c)
 {
 	u64 sp = w->sp, at = w->pc - !w->exact;
-	u32 exact = w->exact, how, signal = 0, injected = 0, by = BY_RULE;
+	u32 exact = w->exact, alive = exact && !(w->how & HOW_EXACT), how, signal = 0, injected = 0, place = 0, gap = 0, by = BY_RULE;
 	struct cached *e = places(w, c, at);
 	int o;
 
@@ -825,10 +1039,25 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 		w->table = e[1].table;
 	} else {
 		by = UNMAPPED;
+		if (!exact && is_place(w)) {
+			at = w->pc;
+			e = places(w, c, at);
+			place = HOW_EXACT;
+		}
 		if (find_range(w, at))
 			by = look_up(w, &c->heads[BOUNDED(w->range.table, HEADS)], at);
 		else
 			w->range.lo = w->range.hi = 0;
+		if (by == BY_FP) {
+			if (alive)
+				gap = (u32)after_syscall(w, &c->heads[BOUNDED(w->range.table, HEADS)], at);
+			if (is_sigreturn(w)) {
+				by = BY_SIGRETURN;
+				place = HOW_EXACT;
+			} else if (gap) {
+				by = BY_CALL;
+			}
+		}
 		if (by == BY_RULE) {
 			e[1] = e[0];
 			e->pc = at;
@@ -837,6 +1066,8 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 			e->r0 = w->r0;
 			e->r1 = w->r1;
 		}
+		if (by == BY_RULE && place && !((u32)(w->r0 >> 16) & UNSPOOL_SIGNAL) && is_sigreturn(w))
+			by = BY_SIGRETURN; /* Go's has a rule, as if it were called */
 		if (by == UNMAPPED || by == NO_TABLE)
 			w->missing = 1;
 		if (by == UNMAPPED && w->n > 0) {
@@ -848,28 +1079,60 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 		w->stop = STOP_DEPTH;
 		return 1;
 	}
-	add_frame(w);
+	if (by == BY_RULE && (u32)(w->r0 >> 16) & HERE)
+		place = HOW_EXACT;
+	add_frame(w, exact ? 0 : place);
 	switch (by) {
 	case BY_RULE:
 		signal = (u32)(w->r0 >> 16) & UNSPOOL_SIGNAL;
 		injected = (u32)(w->r0 >> 16) & INJECTED ? 1 : 0;
 		how = signal ? HOW_SIGNAL : injected ? HOW_CFI | HOW_EXACT : HOW_CFI;
-		o = apply(w);
+		o = OK;
+		if ((u32)(w->r0 >> 16) & MOVED) {
+			u64 up;
+
+			o = get(w, 12, &up);
+			if (o == OK) {
+				w->in_mem &= ~(1u << SLOT_RSP);
+				w->val[SLOT_RSP] = up;
+			}
+		}
+		if (alive && !signal)
+			keep_registers(w);
+		if (o == OK)
+			o = apply(w);
+		if (o == OK && alive && !signal)
+			restore_registers(w, sp);
 		break;
 	case BY_PLT:
 	case BY_LAZY_PLT:
 		how = HOW_PLT;
 		o = step_plt(w, at - w->range.lo, by == BY_LAZY_PLT);
 		break;
-	case BY_FP:
+	case BY_SIGRETURN:
 		how = HOW_SIGRETURN;
 		signal = 1;
 		o = step_sigreturn(w);
-		if (o >= 0)
-			break;
+		break;
+	case BY_CALL:
+		how = HOW_CALL;
+		if (gap > 1) { /* behind the call, a new thread has 0 */
+			u64 rax;
+
+			if (get(w, 0, &rax) == OK && rax == 0) {
+				w->stop = STOP_OUTERMOST;
+				return 1;
+			}
+		}
+		o = step_call(w) ? OK : NO_RULE;
+		break;
+	case BY_FP:
 		how = HOW_FP;
-		signal = 0;
 		o = step_fp(w) ? OK : NO_RULE;
+		if (o != OK && alive) {
+			how = HOW_CALL;
+			o = step_call(w) ? OK : NO_RULE;
+		}
 		break;
 	case NO_CALLER:
 		w->stop = STOP_OUTERMOST;
@@ -882,17 +1145,16 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 		w->stop = stop_of(o, w->fault, sp);
 		return 1;
 	}
-	/* Stacks grow down: a caller's frame is above, save where a signal handler has a stack of its own. */
-	if (w->cfa <= sp && !signal && !(exact && w->cfa == sp)) {
-		w->stop = STOP_BAD_CFA;
-		return 1;
-	}
-	w->sp = w->cfa;
 	w->exact = injected;
+	w->sp = w->cfa;
 	if (signal) {
 		w->exact = 1;
 		if (get(w, SLOT_RSP, &w->sp) != OK)
 			w->sp = w->cfa;
+		w->low = w->sp;
+	} else if (w->cfa - sp - 1 >= MAX_PIECE && !(exact && w->cfa == sp) && !moved(w, sp, w->cfa)) {
+		w->stop = STOP_BAD_CFA;
+		return 1;
 	}
 	w->how = how;
 	return 0;
@@ -911,7 +1173,8 @@ static __always_inline void begin(struct walk *w, u32 brief)
 	w->wanted = 0;
 	w->id = w->first_id;
 	w->pc = w->val[SLOT_RA];
-	w->sp = w->cfa = w->val[SLOT_RSP];
+	w->sp = w->cfa = w->low = w->val[SLOT_RSP];
+	w->n_moves = 0;
 	w->known = ALL_SLOTS;
 	w->in_mem = 0;
 	w->n = 0;

@@ -1,0 +1,122 @@
+package unwind
+
+import (
+	"bytes"
+	"encoding/binary"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/rows"
+)
+
+// stepCall leaves a place to which a call has led, and which has not used the stack yet, or no more: w.state is that of the place.
+func (w *Walker) stepCall(s *Snapshot) bool {
+	ra, sp, ok := w.called(s)
+	if ok {
+		w.state.Known &= s.Machine.SavedSlots()
+		w.caller(s.Machine, ra, sp)
+	}
+	return ok
+}
+
+// called returns the return address that the call to such a place has left, if there is a call before it, and the
+// stack pointer that the caller had. w.state is that of the place.
+func (w *Walker) called(s *Snapshot) (ra, sp uint64, ok bool) {
+	st, m := &w.state, s.Machine
+	sp, o := st.Get(m.Slot(m.SP), &s.Mem)
+	if o != rows.OK {
+		return 0, 0, false
+	}
+	if m.RAInReg {
+		if ra, o = st.Get(m.Slot(m.RA), &s.Mem); o != rows.OK {
+			return 0, 0, false
+		}
+		ra, _ = unsigned(s, ra)
+	} else {
+		if ra, ok = s.Mem.Load(sp); !ok {
+			return 0, 0, false
+		}
+		sp += 8
+	}
+	return ra, sp, m.AfterCall(w.before(s, ra))
+}
+
+// before returns the last bytes of the code before ra, by its module, or as memory has it; fewer, or none, where there are no
+// more.
+func (w *Walker) before(s *Snapshot, ra uint64) []byte {
+	if b := w.codeBefore(s.Space, arch.Addr(ra)); b != nil {
+		return b
+	}
+	if s.Space.Find(arch.Addr(ra-1)) == nil {
+		return nil
+	}
+	if x, ok := s.Mem.Load(ra - arch.MaxCall); ok {
+		binary.LittleEndian.PutUint64(w.text[:], x)
+		return w.text[:arch.MaxCall]
+	}
+	return nil
+}
+
+// codeBefore returns the last bytes of the code before an address, by its module; none where that has none.
+func (w *Walker) codeBefore(space *Space, ra arch.Addr) []byte {
+	mapping := space.Find(ra - 1)
+	if mapping == nil {
+		return nil
+	}
+	v, ok := mapping.Vaddr(ra - 1)
+	if !ok || mapping.Module.Code().Text == nil {
+		return nil
+	}
+	text := mapping.Module.Code().Text
+	for n := arch.MaxCall; n > 1; n-- { // fewer where the code begins
+		if b := w.text[:n]; text(v+1-arch.Vaddr(n), b) == n {
+			return b
+		}
+	}
+	return nil
+}
+
+// place says whether the return address ra is a place that no call has led to, but somebody who wrote its address: the context
+// of makecontext, or the kernel. Then the code before it is another's, or there is none.
+func (w *Walker) place(space *Space, ra arch.Addr) bool {
+	here := space.Find(ra)
+	if here == nil {
+		return false
+	}
+	if space.Find(ra-1) == nil {
+		return true
+	}
+	b := w.codeBefore(space, ra)
+	return b != nil && !here.Module.Code().Machine.AfterCall(b)
+}
+
+// afterSyscall says whether v lies in a gap of the information that begins with a system call, and how far behind that.
+// C libraries end the information there where a system call makes a thread: it returns twice, and what was true before is
+// not true of the new thread. The code up to the return uses no stack.
+func (w *Walker) afterSyscall(c *Code, v arch.Vaddr) (n uint32, ok bool) {
+	call := c.Machine.Syscall.Code
+	if c.Stepper == nil || c.Text == nil || len(call) == 0 {
+		return 0, false
+	}
+	var b [4]byte
+	for n := arch.Vaddr(0); n <= maxAfterSyscall && n < v; n++ {
+		if c.Text(v-n, b[:len(call)]) != len(call) || !bytes.Equal(b[:len(call)], call) {
+			continue
+		}
+		_, in := c.Stepper.Find(v - n)
+		_, before := c.Stepper.Find(v - n - 1)
+		if !in && before {
+			return uint32(n), true
+		}
+	}
+	return 0, false
+}
+
+// maxAfterSyscall is how far behind such a system call its function may return, in bytes: it compares, and jumps twice.
+const maxAfterSyscall = 24
+
+// newThread says whether the thread has just been made by the system call that is n bytes before the program counter: what it
+// returns there is 0. Nothing has called it. w.state is that of the place.
+func (w *Walker) newThread(m *arch.Machine, mem *rows.Memory, n uint32) bool {
+	v, o := w.state.Get(m.Slot(m.Syscall.Result), mem)
+	return n > 0 && o == rows.OK && v == 0
+}
