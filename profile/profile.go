@@ -45,8 +45,15 @@ type Event struct {
 	Unit string // "nanoseconds" for clocks, else "count"
 }
 
+// OffCPU is the event of the time that threads are blocked for. A sample is a wait: it ends at the sample's time, and its period is how long
+// it was.
+const OffCPU = "off-cpu"
+
 // NewEvent returns the event of that name with its unit.
 func NewEvent(name string) Event {
+	if name == OffCPU {
+		return Event{name, "nanoseconds"}
+	}
 	for _, clock := range []string{"cpu-clock", "task-clock", "cpu"} {
 		if name == clock || len(name) > len(clock) && name[:len(clock)] == clock && name[len(clock)] == ':' {
 			return Event{name, "nanoseconds"}
@@ -63,6 +70,16 @@ type Info struct {
 	Host     string
 	Command  string
 	Loss     Loss
+}
+
+// Waits says that all that was counted is time that threads were blocked for. Then periods matter, and not numbers of samples.
+func (i *Info) Waits() bool {
+	for _, e := range i.Events {
+		if e.Name != OffCPU {
+			return false
+		}
+	}
+	return len(i.Events) > 0
 }
 
 // Loss counts what did not reach the profile.
@@ -290,6 +307,34 @@ func Percent(n, total uint64) string {
 	default:
 		return s + " %"
 	}
+}
+
+// Number returns a weight in a unit, for people: "1.235 s" of "ns", "104,231" of all else.
+func Number(n uint64, unit string) string {
+	if unit != "ns" || n == 0 {
+		return Comma(n)
+	}
+	for _, u := range []struct {
+		of   uint64
+		name string
+	}{{1e9, " s"}, {1e6, " ms"}, {1e3, " µs"}} {
+		if n >= u.of {
+			f := float64(n) / float64(u.of)
+			if f >= 1000 {
+				return Comma(uint64(f+0.5)) + u.name
+			}
+			return strconv.FormatFloat(f, 'g', 4, 64) + u.name
+		}
+	}
+	return strconv.FormatUint(n, 10) + " ns"
+}
+
+// Quantity is Number with the unit: "1.235 s", "104,231 samples".
+func Quantity(n uint64, unit string) string {
+	if unit == "ns" {
+		return Number(n, unit)
+	}
+	return Comma(n) + " " + unit
 }
 
 // Comma returns n with its digits in groups of three: "104,231".

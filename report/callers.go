@@ -114,8 +114,8 @@ func (r *relation) write(w io.Writer, p *profile.Profile, o *Options, fn int32, 
 	all := o.total(p)
 	f := &p.Funcs[fn]
 	fmt.Fprintln(w)
-	fmt.Fprintln(w, clip(fmt.Sprintf("%s  %s (%s %s, %s of its own)", printable.String(f.Name), profile.Percent(s.total[fn], all),
-		profile.Comma(s.total[fn]), o.unit(p), profile.Percent(s.self[fn], all)), o.Width))
+	fmt.Fprintln(w, clip(fmt.Sprintf("%s  %s (%s, %s of its own)", printable.String(f.Name), profile.Percent(s.total[fn], all),
+		profile.Quantity(s.total[fn], o.unit(p)), profile.Percent(s.self[fn], all)), o.Width))
 	kids := t.order(heavier(p))
 	floor := uint64(least * float64(all))
 	var walk func(at int32, indent string)

@@ -18,6 +18,7 @@ type Change struct {
 	Before, After       uint64
 	AllBefore, AllAfter uint64    // of all that was recorded
 	Samples, AllSamples [2]uint64 // before and after: the numbers of samples behind the weights
+	Unit                string    // of weights, as profile.Number takes it
 	Absolute            bool      // weights are compared, not parts of all
 	Spread              float64   // how much further numbers lie apart than those of independent samples; 0 is 1
 	Least               float64   // distance (Z) from which on the change is news
@@ -92,7 +93,7 @@ func Compare(before, after *profile.Profile, o Options) []Compared {
 	}
 	all := Change{
 		AllBefore: o.total(before), AllAfter: o.total(after),
-		AllSamples: [2]uint64{before.Totals.Samples, after.Totals.Samples}, Absolute: o.Absolute,
+		AllSamples: [2]uint64{before.Totals.Samples, after.Totals.Samples}, Absolute: o.Absolute, Unit: o.unit(after),
 	}
 	change := func(a, b, ca, cb uint64) Change {
 		c := all
@@ -166,8 +167,8 @@ func Diff(w io.Writer, before, after *profile.Profile, o Options) error {
 	for i := range shown {
 		c := &shown[i]
 		module = max(module, width(c.Module.Base()))
-		number = max(number, len(c.Total.before()), len(c.Total.after()))
-		delta = max(delta, len(c.Self.delta()), len(c.Total.delta()))
+		number = max(number, width(c.Total.before()), width(c.Total.after()), width(c.Self.before()), width(c.Self.after()))
+		delta = max(delta, width(c.Self.delta()), width(c.Total.delta()))
 	}
 	module = min(module, 28)
 	if o.Width > 0 {
@@ -207,7 +208,7 @@ func (c *Change) after() string  { return c.weight(c.After, c.AllAfter) }
 
 func (c *Change) weight(n, all uint64) string {
 	if c.Absolute {
-		return profile.Comma(n)
+		return profile.Number(n, c.Unit)
 	}
 	return profile.Percent(n, all)
 }
@@ -216,9 +217,9 @@ func (c *Change) weight(n, all uint64) string {
 func (c *Change) delta() string {
 	if c.Absolute {
 		if c.After < c.Before {
-			return "-" + profile.Comma(c.Before-c.After)
+			return "-" + profile.Number(c.Before-c.After, c.Unit)
 		}
-		return "+" + profile.Comma(c.After-c.Before)
+		return "+" + profile.Number(c.After-c.Before, c.Unit)
 	}
 	return fmt.Sprintf("%+.2f pp", 100*c.Share())
 }

@@ -432,7 +432,7 @@ func (g *flameGraph) lines() []string {
 		about = append(about, g.p.Host)
 	}
 	if g.o.By == Periods {
-		about = append(about, "widths are "+g.o.unit(g.p))
+		about = append(about, "widths are "+widths(g.o.unit(g.p)))
 	}
 	about = append(about, g.left()...)
 	if len(about) > 0 {
@@ -667,13 +667,21 @@ func (g *flameGraph) picture(w *bufio.Writer, scale float64, top, deepest int) {
 			narrow[name.class] = fmt.Appendf(narrow[name.class], "M%.1f %dh%.2fv%dH%.1fz", x, y, max(width-.5, .3), flameRow-1, x)
 			continue
 		}
-		fmt.Fprintf(w, "<g><title>%s (%s %s, %s)</title><rect class=\"%s\" x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\"/><text%s x=\"%.1f\" y=\"%d\">%s</text></g>\n",
-			xmlText(clip(name.text, 400)), profile.Comma(n.total), xmlText(g.o.unit(g.p)), profile.Percent(n.total, g.nodes[0].total),
+		fmt.Fprintf(w, "<g><title>%s (%s, %s)</title><rect class=\"%s\" x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\"/><text%s x=\"%.1f\" y=\"%d\">%s</text></g>\n",
+			xmlText(clip(name.text, 400)), xmlText(profile.Quantity(n.total, g.o.unit(g.p))), profile.Percent(n.total, g.nodes[0].total),
 			name.class, x, y, width-.5, flameRow-1, label, x+3, y+13, xmlText(clip(name.text, chars)))
 	}
 	for _, class := range slices.Sorted(maps.Keys(narrow)) {
 		fmt.Fprintf(w, "<path class=\"%s\" d=\"%s\"/>\n", class, narrow[class])
 	}
+}
+
+// widths says what widths stand for.
+func widths(unit string) string {
+	if unit == "ns" {
+		return "time"
+	}
+	return unit
 }
 
 // xmlText escapes s for XML; what XML cannot have becomes U+FFFD.

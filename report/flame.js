@@ -170,6 +170,15 @@ function percent(n, all) {
 }
 
 const comma = n => n.toLocaleString('en-US');
+const units = [[1e9, 's'], [1e6, 'ms'], [1e3, 'µs'], [1, 'ns']];
+
+// number is a weight, for people; quantity has the unit, too.
+function number(n) {
+  if (data.unit !== 'ns') return comma(n);
+  const [f, unit] = units.find(([f]) => n >= f) || units[3];
+  return `${n / f >= 1000 ? comma(Math.round(n / f)) : +(n / f).toPrecision(4)} ${unit}`;
+}
+const quantity = n => data.unit === 'ns' ? number(n) : `${comma(n)} ${data.unit}`;
 
 if (typeof module === 'object' && module.exports) {
   module.exports = { decode, order, everywhere, outermost, find, visible, frameAt, neighbour, fit, parseHash, formatHash, percent, weakest, nameOf, use, colours };
@@ -475,7 +484,7 @@ function describe(i) {
   const [text, mod, , note] = data.names[nameOf(m, i)];
   const rows = [];
   const row = (what, n) => {
-    const cells = [what, `${comma(n)} ${data.unit}`, percent(n, all)];
+    const cells = [what, quantity(n), percent(n, all)];
     if (state.zoom) cells.push(percent(n, m.total[state.zoom]) + ' of zoom');
     rows.push(h('tr', {}, ...cells.map(c => h('td', {}, c))));
   };
@@ -507,7 +516,7 @@ function compared(i, rows) {
   const signed = n => `${n < 0 ? '−' : '+'}${Math.abs(n).toFixed(2)} pp`;
   row('', 'before', '', 'after', '', 'change');
   for (const [what, k] of [['total', 'total'], ['self', 'self']]) {
-    row(what, comma(was[k][i]), percent(was[k][i], was.total[0]), comma(now[k][i]), percent(now[k][i], now.total[0]), signed(points(now[k][i], was[k][i])));
+    row(what, number(was[k][i]), percent(was[k][i], was.total[0]), number(now[k][i]), percent(now[k][i], now.total[0]), signed(points(now[k][i], was[k][i])));
   }
   if (!m.level[i]) row('', '', '', '', '', 'small, or chance');
 }

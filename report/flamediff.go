@@ -114,7 +114,7 @@ func (d *flameDiff) lines(g *flameGraph) []string {
 	out := []string{"before: " + headline(d.before), "after: " + headline(d.after)}
 	what := "colours are changes of the part of all"
 	if g.o.Absolute {
-		what = "colours are changes of " + g.o.unit(d.after)
+		what = "colours are changes of " + widths(g.o.unit(d.after))
 	}
 	last := what + "; grey: none, or one that can be chance"
 	for _, s := range g.left() {

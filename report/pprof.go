@@ -21,7 +21,7 @@ const (
 )
 
 // Pprof writes p in pprof's format (profile.proto), compressed. Sample types are samples/count and one for each
-// event: cpu/nanoseconds for clocks. Samples have the labels comm, pid, tid, and stop where a stack is
+// event: cpu/nanoseconds for clocks, else its name and unit. Samples have the labels comm, pid, tid, and stop where a stack is
 // not whole; the counts are in comments. An address is that of the first process that mapped the file.
 func Pprof(w io.Writer, p *profile.Profile, _ Options) error {
 	out := &pprof.Profile{
@@ -36,7 +36,7 @@ func Pprof(w io.Writer, p *profile.Profile, _ Options) error {
 		out.SampleType = append(out.SampleType, v)
 		out.DefaultSampleType = out.SampleType[1].Type
 	}
-	if len(p.Events) == 1 && p.Totals.Samples > 0 {
+	if len(p.Events) == 1 && p.Totals.Samples > 0 && !p.Waits() { // waits have no rate
 		out.PeriodType = out.SampleType[1]
 		out.Period = clampInt64(p.Totals.Period / p.Totals.Samples)
 	}
@@ -106,7 +106,7 @@ func eventTypes(p *profile.Profile) []*pprof.ValueType {
 	var out []*pprof.ValueType
 	for _, e := range p.Events {
 		name := eventBase(e.Name)
-		if e.Unit == "nanoseconds" {
+		if e.Unit == "nanoseconds" && e.Name != profile.OffCPU {
 			name = "cpu"
 		}
 		if used[name] {

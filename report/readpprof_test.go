@@ -177,3 +177,59 @@ func FuzzReadPprof(f *testing.F) {
 		}
 	})
 }
+
+// TestPprofEvents: types and units say what was counted, and come back as they were.
+func TestPprofEvents(t *testing.T) {
+	for _, c := range []struct{ event, typ, unit string }{
+		{profile.OffCPU, "off-cpu", "nanoseconds"},
+		{"cpu-clock:u", "cpu", "nanoseconds"},
+		{"task-clock", "cpu", "nanoseconds"},
+		{"page-faults", "page-faults", "count"},
+		{"sched:sched_switch", "sched:sched_switch", "count"},
+		{"cycles:P", "cycles", "count"},
+	} {
+		p := manyStacks(3)
+		p.Events = []profile.Event{profile.NewEvent(c.event)}
+		var b bytes.Buffer
+		if err := Pprof(&b, p, Options{}); err != nil {
+			t.Fatal(err)
+		}
+		out, err := pprof.ParseData(b.Bytes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v := out.SampleType[1]; v.Type != c.typ || v.Unit != c.unit || out.DefaultSampleType != c.typ {
+			t.Errorf("%s: type %s, unit %s, shown %s", c.event, v.Type, v.Unit, out.DefaultSampleType)
+		}
+		if waits := c.event == profile.OffCPU; (out.PeriodType.Type == "") != waits {
+			t.Errorf("%s: period type %v", c.event, out.PeriodType)
+		}
+		q, err := ReadPprof(&b)
+		if err != nil || q.Waits() != p.Waits() || q.Events[0].Unit != p.Events[0].Unit {
+			t.Errorf("%s: read as %+v, %v", c.event, q.Events, err)
+		}
+		o := Options{By: Periods}
+		if got, want := o.unit(q), o.unit(p); got != want && c.typ != "cpu" {
+			t.Errorf("%s: unit %s, was %s", c.event, got, want)
+		}
+		weights := "samples"
+		if c.unit == "nanoseconds" {
+			weights = "tracing-ms"
+		}
+		b.Reset()
+		if err := Firefox(&b, p, o); err != nil || !bytes.Contains(b.Bytes(), []byte(`"weightType":"`+weights+`"`)) {
+			t.Errorf("%s: no weights of type %s in Firefox's format: %v", c.event, weights, err)
+		}
+	}
+}
+
+func TestNumber(t *testing.T) {
+	for n, want := range map[uint64]string{0: "0", 7: "7 ns", 999: "999 ns", 1500: "1.5 µs", 12_345_678: "12.35 ms", 1_234_567_890: "1.235 s", 5e15: "5,000,000 s"} {
+		if got := profile.Number(n, "ns"); got != want {
+			t.Errorf("%d: %q, want %q", n, got, want)
+		}
+	}
+	if got := profile.Quantity(1234, "samples"); got != "1,234 samples" {
+		t.Error(got)
+	}
+}

@@ -64,9 +64,15 @@ func Top(w io.Writer, p *profile.Profile, o Options) error {
 	if o.Limit > 0 && len(fns) > o.Limit {
 		fns, left = fns[:o.Limit], fns[o.Limit:]
 	}
-	digits, module := len(o.unit(p)), len("module")
+	unit := o.unit(p)
+	number := func(n uint64) string { return profile.Number(n, unit) }
+	column := unit
+	if unit == "ns" {
+		column = "time"
+	}
+	digits, module := len(column), len("module")
 	for _, f := range fns {
-		digits = max(digits, len(profile.Comma(s.total[f])))
+		digits = max(digits, width(number(s.total[f])), width(number(s.self[f])))
 		module = max(module, width(p.Modules[p.Funcs[f].Module].Base()))
 	}
 	module = min(module, 28)
@@ -78,11 +84,10 @@ func Top(w io.Writer, p *profile.Profile, o Options) error {
 			pad(clip(cols[4], module), module), cols[5])
 		fmt.Fprintln(bw, clip(b, o.Width))
 	}
-	unit := o.unit(p)
-	line("self", unit, "total", unit, "module", "function")
+	line("self", column, "total", column, "module", "function")
 	for _, f := range fns {
 		fn := &p.Funcs[f]
-		line(profile.Percent(s.self[f], all), profile.Comma(s.self[f]), profile.Percent(s.total[f], all), profile.Comma(s.total[f]),
+		line(profile.Percent(s.self[f], all), number(s.self[f]), profile.Percent(s.total[f], all), number(s.total[f]),
 			printable.String(p.Modules[fn.Module].Base()), printable.String(fn.Name))
 	}
 	if len(left) > 0 {
@@ -90,7 +95,7 @@ func Top(w io.Writer, p *profile.Profile, o Options) error {
 		for _, f := range left {
 			rest += s.self[f]
 		}
-		fmt.Fprintf(bw, "%7s %*s  in %s more functions\n", profile.Percent(rest, all), digits, profile.Comma(rest), profile.Comma(uint64(len(left))))
+		fmt.Fprintf(bw, "%7s %*s  in %s more functions\n", profile.Percent(rest, all), digits, number(rest), profile.Comma(uint64(len(left))))
 	}
 	return bw.Flush()
 }

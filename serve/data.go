@@ -23,6 +23,9 @@ type Recording struct {
 
 // Times holds when each sample of a profile was taken, in 16 bytes a sample. The zero value has none.
 type Times struct {
+	// Waits says that a sample is a wait, which ends at its time and lasted for its period (profile.OffCPU). Set it before the first Add.
+	Waits bool
+
 	chunks []*chunk
 	n      int
 	lo, hi uint64           // of all samples
@@ -55,6 +58,10 @@ func (t *Times) Add(time uint64, stack int, period uint64) {
 	if t.n == 0 {
 		t.lo, t.hi = time, time
 	}
+	begin := time
+	if t.Waits {
+		begin -= min(period, time)
+	}
 	c := t.chunks[len(t.chunks)-1]
 	c.time[c.n], c.stack[c.n], c.period[c.n] = time, int32(stack), uint32(min(period, largePeriod))
 	if period >= largePeriod {
@@ -63,14 +70,14 @@ func (t *Times) Add(time uint64, stack int, period uint64) {
 		}
 		t.large[int32(t.n)] = period
 	}
-	c.lo, c.hi = min(c.lo, time), max(c.hi, time)
-	t.lo, t.hi = min(t.lo, time), max(t.hi, time)
+	c.lo, c.hi = min(c.lo, begin), max(c.hi, time)
+	t.lo, t.hi = min(t.lo, begin), max(t.hi, time)
 	c.n++
 	t.n++
 }
 
-// each calls f with the samples of a half-open range of time, a chunk's at a time: f(samples of the chunk that lie in the
-// range or, if all do, nil). It ends early if stop says so.
+// each calls f with the chunks that have samples in a half-open range of time; all says that the whole chunk lies in it. It ends early if
+// stop says so.
 func (t *Times) each(lo, hi uint64, stop func() bool, f func(c *chunk, first int, all bool)) {
 	for i, c := range t.chunks {
 		if i%16 == 0 && stop() {
@@ -88,6 +95,15 @@ func (t *Times) periodAt(c *chunk, first, i int) uint64 {
 		return uint64(p)
 	}
 	return t.large[int32(first+i)]
+}
+
+// span returns when sample i of c began and ended: at once, if it is no wait.
+func (t *Times) span(c *chunk, first, i int) (begin, end uint64) {
+	begin, end = c.time[i], c.time[i]
+	if t.Waits {
+		begin -= min(t.periodAt(c, first, i), begin)
+	}
+	return begin, end
 }
 
 // data is what views are computed from: one profile, or two in one. It does not change.

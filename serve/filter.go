@@ -199,11 +199,16 @@ func (d *data) recount(ctx context.Context, f *filter, keep []bool, counts, peri
 	d.times.each(lo, hi, func() bool { return ctx.Err() != nil }, func(c *chunk, first int, all bool) {
 		for i := range c.n {
 			s := c.stack[i]
-			if !keep[s] || !all && (c.time[i] < lo || c.time[i] >= hi) {
+			begin, end := d.times.span(c, first, i)
+			if !keep[s] || !all && (end < lo || begin >= hi) {
 				continue
 			}
 			counts[s]++
-			if f.periods {
+			switch {
+			case !f.periods:
+			case d.times.Waits:
+				periods[s] += min(end, hi) - max(begin, lo) // what of the wait lies in the range
+			default:
 				periods[s] += d.times.periodAt(c, first, i)
 			}
 		}

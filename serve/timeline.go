@@ -25,9 +25,11 @@ type timeline struct {
 	Hi    uint64 `json:"hi"`
 	Lanes []lane `json:"lanes"` // the first is all
 	Count int    `json:"count"` // threads that there are
+	Waits bool   `json:"waits"`
 }
 
-// A lane counts the samples of a thread in each bin, and of those the ones that the filter wants.
+// A lane counts the samples of a thread in each bin, and of those the ones that the filter wants. Of waits it has how long they were in the
+// bin, in thousandths of its length: a thread that waits all the time has 1000 in each.
 type lane struct {
 	Thread *thread  `json:"thread,omitempty"`
 	All    []uint32 `json:"all"`
@@ -69,13 +71,34 @@ func newTimeline(ctx context.Context, d *data, t *tree, f *filter, q *timelineQu
 	}
 	scale := float64(bins) / float64(hi-lo)
 	stopped := func() bool { return ctx.Err() != nil }
-	d.times.each(lo, hi, stopped, func(c *chunk, _ int, all bool) {
+	out.Waits = d.times.Waits
+	var waits []spans // of waits, by lane
+	if out.Waits {
+		waits = make([]spans, len(out.Lanes))
+		for i := range waits {
+			waits[i] = newSpans(bins)
+		}
+	}
+	d.times.each(lo, hi, stopped, func(c *chunk, first int, all bool) {
 		for i := range c.n {
 			x := c.time[i]
+			s := c.stack[i]
+			if out.Waits {
+				from, to := d.times.span(c, first, i)
+				from, to = max(from, lo), min(to, hi)
+				if from >= to {
+					continue
+				}
+				a, b := float64(from-lo)*scale, float64(to-lo)*scale
+				waits[0].add(a, b, keep[s])
+				if l := at[d.threadOf[s]]; l > 0 {
+					waits[l].add(a, b, keep[s])
+				}
+				continue
+			}
 			if !all && (x < lo || x >= hi) {
 				continue
 			}
-			s := c.stack[i]
 			bin := min(int(float64(x-lo)*scale), bins-1)
 			one := &out.Lanes[at[d.threadOf[s]]]
 			out.Lanes[0].All[bin]++
@@ -93,5 +116,48 @@ func newTimeline(ctx context.Context, d *data, t *tree, f *filter, q *timelineQu
 	if stopped() {
 		return nil
 	}
+	for i := range waits {
+		waits[i].write(&out.Lanes[i])
+	}
 	return out
+}
+
+// spans adds up waits: what they have of the bins at their ends, and where whole bins begin and end.
+type spans struct{ part, whole [2][]float64 } // of all, and of those that are kept
+
+func newSpans(bins int) (s spans) {
+	for i := range s.part {
+		s.part[i], s.whole[i] = make([]float64, bins), make([]float64, bins+1)
+	}
+	return s
+}
+
+// add adds a wait from bin a to bin b, where 1.5 is in the middle of the second.
+func (s *spans) add(a, b float64, kept bool) {
+	sides := 1
+	if kept {
+		sides = 2
+	}
+	last := len(s.part[0]) - 1
+	i, j := min(int(a), last), min(int(b), last)
+	for k := range sides {
+		if i == j {
+			s.part[k][i] += b - a
+			continue
+		}
+		s.part[k][i] += float64(i+1) - a
+		s.part[k][j] += b - float64(j)
+		s.whole[k][i+1]++
+		s.whole[k][j]--
+	}
+}
+
+func (s *spans) write(l *lane) {
+	for k, to := range [][]uint32{l.All, l.Kept} {
+		n := 0.0
+		for i := range to {
+			n += s.whole[k][i]
+			to[i] = uint32(math.Ceil(1000*(n+s.part[k][i]) - 1e-6)) // less than a thousandth is seen, too
+		}
+	}
 }

@@ -40,7 +40,7 @@ func TestDiff(t *testing.T) {
 	has("300 600 +300 300 600 +300 10.0 a.out hash", "--by", "samples")
 	has("30.0 % 46.2 % +16.15 pp", "--comm", "cc1")
 	has("cc1;main;hash 300 600", "--format", "folded")
-	has("600,000,000 1,200,000,000 +600,000,000", "--by", "periods")
+	has("600 ms 1.2 s +600 ms", "--by", "periods")
 	has("1.0 % 0.8 %", "--all")
 	svg := filepath.Join(dir, "diff.svg")
 	has("", "-o", svg)

@@ -204,7 +204,8 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, mods *m
 		return o.write(ctx, func(w io.Writer) error { return o.report()(w, p, o.opts) })
 	}
 	if r.pprof != nil {
-		return write(r.pprof)
+		p, _ := r.profile(ctx, o)
+		return write(p)
 	}
 	s := r.session
 	if streams[o.format] != nil {
@@ -298,6 +299,9 @@ func readPprof(in io.Reader, flt *filter) (*profile.Profile, error) {
 // profile aggregates the samples. There is no profile without any; with an error can come one of what there was before it.
 func (r *recordingFile) profile(ctx context.Context, o *output) (*profile.Profile, error) {
 	if r.pprof != nil {
+		if r.pprof.Waits() {
+			o.opts.By = report.Periods
+		}
 		return r.pprof, nil
 	}
 	s := r.session

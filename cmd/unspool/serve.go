@@ -172,7 +172,7 @@ func serveInput(path string, mods *modules.Set, plain bool) serve.Input {
 		}
 		defer r.Close()
 		if r.pprof != nil {
-			return &serve.Recording{Profile: r.pprof}, nil
+			return &serve.Recording{Profile: r.pprof, Periods: r.pprof.Waits()}, nil
 		}
 		o := output{plain: plain}
 		times := &serve.Times{}
@@ -181,6 +181,10 @@ func serveInput(path string, mods *modules.Set, plain bool) serve.Input {
 			if n++; n&1023 == 0 {
 				done, total := r.file.Progress()
 				progress(serve.Progress{Done: done, Total: total, Samples: n})
+			}
+			if n == 1 {
+				r.session.events(&o)
+				times.Waits = r.session.info.Waits()
 			}
 			times.Add(x.Time, stack, x.Period)
 		})

@@ -17,7 +17,6 @@ import (
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfdata"
-	"github.com/unspool/unspool/source/perfevent"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -162,16 +161,10 @@ func (s *session) stream(ctx context.Context, w io.Writer, o *output) error {
 // what weighs in a report of it, not how often.
 func (s *session) events(o *output) {
 	s.info.Events = nil
-	blocked := 0
 	for _, e := range s.in.Decoder().Events() {
-		event := profile.NewEvent(e.Name)
-		if e.Name == perfevent.OffCPU {
-			event.Unit = "nanoseconds"
-			blocked++
-		}
-		s.info.Events = append(s.info.Events, event)
+		s.info.Events = append(s.info.Events, profile.NewEvent(e.Name))
 	}
-	if blocked > 0 && blocked == len(s.info.Events) {
+	if s.info.Waits() {
 		o.opts.By = report.Periods
 	}
 }

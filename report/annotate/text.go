@@ -50,11 +50,19 @@ type TextOptions struct {
 	Unit   string // of weights: "samples"
 }
 
+// digits is how wide the column of numbers must be.
+func digits(a *Annotation, unit string) int {
+	if unit == "ns" {
+		return len("999.9 ms")
+	}
+	return max(len(profile.Comma(a.Self)), 4)
+}
+
 // Text writes the annotation as text. Percentages are shares of what the function has, calls of others included.
 func (a *Annotation) Text(w io.Writer, o TextOptions) error {
-	t := &text{w: bufio.NewWriterSize(w, 1<<16), o: o, a: a, digits: max(len(profile.Comma(a.Self)), 4)}
+	t := &text{w: bufio.NewWriterSize(w, 1<<16), o: o, a: a, digits: digits(a, o.Unit)}
 	t.line("%s (%s)", printable(a.Func), printable(a.Module))
-	t.line("%s: %s %s, %s of its own and of calls inlined in it", share(a.Total, a.All), profile.Comma(a.Total), o.Unit, profile.Comma(a.Self))
+	t.line("%s: %s, %s of its own and of calls inlined in it", share(a.Total, a.All), profile.Quantity(a.Total, o.Unit), profile.Number(a.Self, o.Unit))
 	for _, n := range a.Notes {
 		t.line("note: %s", printable(n))
 	}
@@ -96,7 +104,7 @@ func (t *text) weights(self, total uint64) string {
 		}
 		return s
 	}
-	return fmt.Sprintf("%7s %*s %7s", blank(self, share(self, t.a.Total)), t.digits, blank(self, profile.Comma(self)), blank(total, share(total, t.a.Total)))
+	return fmt.Sprintf("%7s %*s %7s", blank(self, share(self, t.a.Total)), t.digits, blank(self, profile.Number(self, t.o.Unit)), blank(total, share(total, t.a.Total)))
 }
 
 // source writes the lines, each with its instructions.

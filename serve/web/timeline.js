@@ -1,5 +1,5 @@
 // Samples by time: one lane for all threads and, if wanted, one for each. Dragging selects a range of time.
-import { $, Channel, comma, el, onScheme, palette, seconds } from './model.js';
+import { $, Channel, comma, el, onScheme, palette, percent, seconds } from './model.js';
 
 const axis = 18, tall = 40, low = 22; // pixels
 
@@ -174,9 +174,11 @@ export class Timeline {
     const g = this.g, l = g?.lanes[this.laneAt(e.offsetY)];
     if (!l) return;
     const i = Math.max(0, Math.min(l.all.length - 1, Math.floor(e.offsetX / this.width * l.all.length))), t = l.thread;
+    // Of waits there are thousandths of a thread.
+    const number = n => !g.waits ? comma(n) : t ? percent(n, 1000) : `${+(n / 1000).toFixed(2)} threads`;
     this.app.tip(e, {
       name: t ? `${t.comm} ${t.tid}` : 'All threads',
-      lines: [['At', seconds(this.time(e.offsetX), 5)], ['Samples', comma(l.all[i])], ...l.kept[i] !== l.all[i] ? [['Matching', comma(l.kept[i])]] : []],
+      lines: [['At', seconds(this.time(e.offsetX), 5)], [g.waits ? 'Blocked' : 'Samples', number(l.all[i])], ...l.kept[i] !== l.all[i] ? [['Matching', number(l.kept[i])]] : []],
       notes: [t ? `process ${t.pid}; click to see this thread only` : 'drag to choose a range of time'],
     });
   }
