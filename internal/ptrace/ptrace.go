@@ -161,6 +161,7 @@ const cldTrapped = 4 // CLD_TRAPPED of siginfo.h
 // Registers are those of a thread, by slot.
 type Registers struct {
 	PC, SP uint64
+	TLS    uint64 // where the thread's own variables are; 0 if that is not known
 	Known  uint64
 	Regs   [arch.NumSlots]uint64
 }
@@ -171,10 +172,13 @@ func (r *Registers) set(s arch.Slot, v uint64) {
 }
 
 // getRegs reads the general registers (NT_PRSTATUS) into b and returns how much there was: less for 32-bit code.
-func getRegs(tid int, b []byte) (int, error) {
+func getRegs(tid int, b []byte) (int, error) { return getSet(tid, 1, b) }
+
+// getSet reads a set of registers, by its note's number in core files.
+func getSet(tid int, set uintptr, b []byte) (int, error) {
 	iov := unix.Iovec{Base: &b[0]}
 	iov.SetLen(len(b))
-	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GETREGSET, uintptr(tid), 1 /* NT_PRSTATUS */, uintptr(unsafe.Pointer(&iov)), 0, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GETREGSET, uintptr(tid), set, uintptr(unsafe.Pointer(&iov)), 0, 0)
 	if errno != 0 {
 		return 0, errno
 	}

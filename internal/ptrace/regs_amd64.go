@@ -22,6 +22,7 @@ var words = [27]arch.Slot{
 
 const (
 	wordCS = 17
+	wordFS = 21   // fs_base
 	user32 = 0x23 // __USER32_CS
 )
 
@@ -40,7 +41,7 @@ func Get(tid int) (r Registers, err error) {
 			r.set(s, binary.LittleEndian.Uint64(b[8*i:]))
 		}
 	}
-	r.PC, r.SP = r.Regs[16], r.Regs[7]
+	r.PC, r.SP, r.TLS = r.Regs[16], r.Regs[7], binary.LittleEndian.Uint64(b[8*wordFS:])
 	return r, nil
 }
 

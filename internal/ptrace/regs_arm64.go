@@ -27,6 +27,11 @@ func Get(tid int) (r Registers, err error) {
 		r.set(i, binary.LittleEndian.Uint64(b[8*i:]))
 	}
 	r.PC, r.SP = r.Regs[32], r.Regs[31]
+	const ntARMTLS = 0x401 // NT_ARM_TLS
+	var tls [16]byte       // TPIDR_EL0, and TPIDR2_EL0 where there is one
+	if n, err := getSet(tid, ntARMTLS, tls[:]); err == nil && n >= 8 {
+		r.TLS = binary.LittleEndian.Uint64(tls[:])
+	}
 	return r, nil
 }
 

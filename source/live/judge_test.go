@@ -47,8 +47,8 @@ var programs = []struct {
 }{
 	{name: "threads", cmd: worker("threads", "20", "10"), has: `^(__libc_)?pause (down ){11}deep start_thread`},
 	{name: "deep", cmd: worker("threads", "2", "3000"), has: `^\S+ (down ){1000}(down ){1000}(down ){901}(down ){100}deep start_thread`},
-	{name: "handler", cmd: worker("handler"), has: `handler( \S+)? \S+ raise main `},
-	{name: "altstack", cmd: worker("altstack"), has: `handler( \S+)? \S+ raise main `},
+	{name: "handler", cmd: worker("handler"), has: `handler( \S+)? \S+ raise in_handler main `},
+	{name: "altstack", cmd: worker("altstack"), has: `handler( \S+)? \S+ raise in_handler main `},
 	{name: "vfork", cmd: worker("vfork"), has: `^\S*vfork\S* in_vfork main \S*libc_start`, alone: "a thread that waits in vfork does not stop for a tracer: judges wait for it"},
 	{name: "system call", cmd: worker("read"), has: `^\S*read\S* main \S*libc_start`},
 	{name: "corrupt", cmd: worker("corrupt"), has: `^\S*pause\S* corrupt$`},

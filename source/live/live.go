@@ -110,6 +110,7 @@ type thread struct {
 	has  bool // regs are set
 
 	stack ptrace.Piece // from below its pointer, upward
+	home  ptrace.Piece // of its own stack, where it runs on another
 
 	seized, stopped, held bool // held: it had been stopped before
 	gone                  bool
@@ -249,7 +250,7 @@ func (t *target) process(mods func(path, buildID string) *unwind.Module) *source
 			x.Snapshot = unwind.Snapshot{
 				Machine: p.Machine, Space: p.Space, PC: th.regs.PC, Known: th.regs.Known, Regs: th.regs.Regs,
 			}
-			late := &lateMemory{mem: t.mem}
+			late := &lateMemory{mem: t.mem, home: th.home}
 			x.Snapshot.Mem.Next = late
 			if len(th.stack.Bytes) > 0 {
 				x.Snapshot.Mem.Lo, x.Snapshot.Mem.Bytes = th.stack.Addr, th.stack.Bytes
@@ -274,8 +275,10 @@ func btoi(b bool) int {
 	return 0
 }
 
-// A lateMemory reads what the snapshot lacks from the process that runs again, and counts that. It is safe for concurrent use.
+// A lateMemory has the thread's own stack, where it ran on another. What is still missing it reads from the process that runs again, and
+// counts that. It is safe for concurrent use.
 type lateMemory struct {
+	home  ptrace.Piece
 	mem   *os.File
 	words atomic.Uint64
 }
@@ -283,6 +286,9 @@ type lateMemory struct {
 // Read8 implements rows.Reader.
 func (l *lateMemory) Read8(addr uint64) (uint64, bool) {
 	var b [8]byte
+	if off, n := addr-l.home.Addr, uint64(len(l.home.Bytes)); off < n && n-off >= 8 {
+		return binary.LittleEndian.Uint64(l.home.Bytes[off:]), true
+	}
 	if int64(addr) < 0 {
 		return 0, false
 	}

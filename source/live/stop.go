@@ -1,9 +1,11 @@
 package live
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -285,7 +287,55 @@ func (t *target) readStacks(threads []*thread, slab []byte) error {
 		th.stack.Bytes = whole[:len(p.Bytes)+len(rest[0].Bytes)]
 		total += more
 	}
+	return t.readHomes(owners, maxAll-total)
+}
+
+// readHomes reads the own stacks of threads that run on others: a signal's, a coroutine's, a segment of a split stack. A word there, or a
+// register, says where the own stack goes on. The lowest that points into it is no higher than that.
+func (t *target) readHomes(threads []*thread, room int) error {
+	for _, th := range threads {
+		m := t.home(th)
+		if m == nil || m == t.find(th.regs.SP) {
+			continue
+		}
+		least := m.Hi
+		for slot, v := range th.regs.Regs {
+			if th.regs.Known>>slot&1 != 0 && v >= m.Lo && v < least {
+				least = v
+			}
+		}
+		for b := th.stack.Bytes[:min(len(th.stack.Bytes), maxOther)&^7]; len(b) > 0; b = b[8:] {
+			if v := binary.LittleEndian.Uint64(b); v >= m.Lo && v < least {
+				least = v
+			}
+		}
+		least = max(m.Lo, least-min(least, redZone))
+		n := int(min(m.Hi-least, maxStack, uint64(room)))
+		p := []ptrace.Piece{{Addr: least, Bytes: make([]byte, n)}}
+		if err := ptrace.Read(t.via, p); err != nil {
+			return err
+		}
+		th.home = p[0]
+		room -= n
+	}
 	return nil
+}
+
+// home returns the mapping of the stack that a thread was started with: the C libraries put the thread's own variables at its end. nil if
+// that is not known.
+func (t *target) home(th *thread) *procfs.Mapping {
+	if th.tid == t.pid {
+		i := slices.IndexFunc(t.layout, func(m procfs.Mapping) bool { return m.Name == "[stack]" })
+		if i < 0 {
+			return nil
+		}
+		return &t.layout[i]
+	}
+	m := t.find(th.regs.TLS)
+	if m == nil || m.Inode != 0 || m.Prot&(procfs.Read|procfs.Write|procfs.Exec) != procfs.Read|procfs.Write {
+		return nil
+	}
+	return m
 }
 
 // rest returns how much of the stack that sp points into to read from end on.

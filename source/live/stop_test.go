@@ -77,6 +77,21 @@ func TestStop(t *testing.T) {
 	}
 }
 
+// A thread that runs on another stack is seen with its own, as that was when it was stopped.
+func TestOtherStacks(t *testing.T) {
+	for what, caller := range map[string]string{"altstack": "main", "thread-altstack": "start_thread", "own": "to_own main", "thread-own": "to_own start_thread"} {
+		p, _ := look(t, start(t, exec.Command(work(t), what)), Options{})
+		for _, s := range walked(p) {
+			if s.late > 0 || s.stop != unwind.Outermost {
+				t.Errorf("%s: %v", what, s)
+			}
+		}
+		if s := walked(p)[len(p.Threads)-1]; !strings.Contains(s.names(), caller) {
+			t.Errorf("%s: %v, want %s", what, s, caller)
+		}
+	}
+}
+
 // Without stopping, blocked threads are as they are when stopped, and of others it is said that they run.
 func TestNoPause(t *testing.T) {
 	pid := start(t, exec.Command(work(t), "threads", "10", "20"))

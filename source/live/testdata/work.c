@@ -61,13 +61,46 @@ static void handler(int sig)
 }
 
 /* handler, altstack */
-static void in_handler(int alt)
+__attribute__((noinline)) static void in_handler(int alt)
 {
 	struct sigaction a = {.sa_handler = handler, .sa_flags = alt ? SA_ONSTACK : 0};
 	stack_t s = {.ss_sp = malloc(65536), .ss_size = 65536};
 	sigaltstack(&s, NULL);
 	sigaction(SIGUSR1, &a, NULL);
 	raise(SIGUSR1);
+}
+
+static void *thread_in_handler(void *arg)
+{
+	in_handler(1);
+	return arg;
+}
+
+/* own: on a stack of its own, called from a thread's */
+#if defined(__x86_64__)
+__attribute__((noinline)) static void wait_here(void)
+{
+	up();
+	for (;;)
+		pause();
+}
+
+__attribute__((noinline, optimize("no-omit-frame-pointer"))) static void *to_own(void *arg)
+{
+	char *top = (char *)malloc(65536) + 65536;
+	top -= (unsigned long)top % 16;
+	__asm__ volatile("mov %%rsp, %%rbx\n mov %0, %%rsp\n call *%1\n mov %%rbx, %%rsp" ::"r"(top), "r"(wait_here) : "rbx", "memory", "cc");
+	return arg;
+}
+#else
+static void *to_own(void *arg) { return thread_in_handler(arg); }
+#endif
+
+static void join(void *(*f)(void *))
+{
+	pthread_t t;
+	if (!pthread_create(&t, NULL, f, NULL))
+		pthread_join(t, NULL);
 }
 
 /* vfork: the parent waits until the child has gone, which is never */
@@ -128,6 +161,12 @@ int main(int argc, char **argv)
 		threads(n, argc > 3 ? atoi(argv[3]) : 5);
 	if (!strcmp(what, "handler") || !strcmp(what, "altstack"))
 		in_handler(!strcmp(what, "altstack"));
+	if (!strcmp(what, "thread-altstack"))
+		join(thread_in_handler);
+	if (!strcmp(what, "own"))
+		to_own(NULL);
+	if (!strcmp(what, "thread-own"))
+		join(to_own);
 	if (!strcmp(what, "vfork"))
 		in_vfork();
 	if (!strcmp(what, "corrupt"))
