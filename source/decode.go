@@ -362,6 +362,8 @@ func decodeSample(l *layout, f *fields, r *Record) {
 	}
 	if t&SamplePeriod != 0 {
 		r.Period = f.u64()
+	} else if !a.Has(FlagFreq) {
+		r.Period = a.SamplePeriod
 	}
 	if t&SampleRead != 0 {
 		r.Read = f.read(a.ReadFormat)

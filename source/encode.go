@@ -8,7 +8,7 @@ import (
 )
 
 // Append appends r as a whole record to b, as the kernel would write it for the given event of d, trailer
-// included: MMAP, MMAP2, COMM, FORK, EXIT, LOST and FINISHED_ROUND. It is for recorders that report what was
+// included: MMAP, MMAP2, COMM, FORK, EXIT, LOST, LOST_SAMPLES and FINISHED_ROUND. It is for recorders that report what was
 // there before they started. A name that does not fit a record is cut.
 func (d *Decoder) Append(b []byte, event int, r *Record) []byte {
 	start := len(b)
@@ -78,6 +78,8 @@ func appendBody(b []byte, r *Record) []byte {
 		u64(r.Time)
 	case RecordLost:
 		u64(r.ID, r.Lost)
+	case RecordLostSamples:
+		u64(r.Lost)
 	}
 	return b
 }
@@ -102,10 +104,13 @@ func appendTrailer(b []byte, a *Attr, r *Record) []byte {
 }
 
 // Walked returns the attr of samples as AppendSample writes them: the same but for a callchain in place of registers
-// and stack copies.
+// and stack copies. A fixed period is in each sample, too.
 func (a *Attr) Walked() Attr {
 	w := *a
 	w.SampleType = a.SampleType&^(SampleRegsUser|SampleStackUser|SampleAux) | SampleCallchain | SampleRaw
+	if !a.Has(FlagFreq) && a.SamplePeriod > 0 {
+		w.SampleType |= SamplePeriod
+	}
 	w.SampleRegsUser, w.SampleStackUser, w.AuxSampleSize = 0, 0, 0
 	w.Flags &^= FlagExcludeCallchainUser | FlagDeferCallchain | FlagDeferOutput
 	return w

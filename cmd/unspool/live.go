@@ -351,22 +351,26 @@ func (l *live) wait() (status syscall.WaitStatus, ok bool, err error) {
 // session returns a session over the recording.
 func (l *live) session(mods *modules.Set, flt *filter) *session {
 	s := newSession(mods, l.recorder, flt)
-	s.ours = l.prog != nil
+	s.ours, s.unsaid = l.prog != nil, l.unsaid
 	s.machine, s.info.Host, s.info.Command, s.info.Start = l.Machine(), perfdata.Host().Hostname, strings.Join(l.plan.Command, " "), l.start
 	return s
 }
 
-// settle brings the recorder's own counts into a session that has ended, and says what else is to be known.
-func (l *live) settle(s *session) {
-	if l.perf != nil {
-		s.stats.Lost = max(s.stats.Lost, l.perf.Stats().Lost)
+// unsaid counts the samples that were lost without a record that says so: those of the kernel's program.
+func (l *live) unsaid() uint64 {
+	if l.prog == nil {
+		return 0
 	}
+	st := l.prog.Stats()
+	return st.Lost()
+}
+
+// settle says what is to be known of a recording that has ended.
+func (l *live) settle() {
 	if l.prog == nil {
 		return
 	}
 	st := l.prog.Stats()
-	s.info.Loss.Samples += st.Lost()
-	s.stats.Lost += st.Lost()
 	if st.Evicted > 0 {
 		fmt.Fprintf(os.Stderr, "unspool: %s unwind tables had to leave the kernel's memory, and their stacks were copied: give more --memory\n", profile.Comma(uint64(st.Evicted)))
 	}

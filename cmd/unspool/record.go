@@ -143,7 +143,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 			err = report.Formats[o.format](out, prof, o.opts)
 		}
 	}
-	rec.settle(s)
+	rec.settle()
 	if err = commit(err); err != nil {
 		return err
 	}
@@ -233,10 +233,15 @@ func (s *session) write(ctx context.Context, out *os.File, o *output, info perfd
 	if oerr := open(); oerr != nil {
 		return nil, errors.Join(err, oerr)
 	}
+	n := w.Dropped()
+	s.info.Loss.Samples += n
+	if lerr := w.Lost(s.lost + n); err == nil {
+		err = lerr
+	}
 	if cerr := w.Close(); err == nil {
 		err = cerr
 	}
-	if n := w.Dropped(); n > 0 && err == nil {
+	if n > 0 && err == nil {
 		fmt.Fprintf(os.Stderr, "unspool: %s samples were too large for perf.data and are not in it\n", profile.Comma(n))
 	}
 	s.events(o)

@@ -17,6 +17,7 @@ import (
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfdata"
+	"github.com/unspool/unspool/source/perfevent"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -33,6 +34,8 @@ type session struct {
 	stats   source.Stats
 
 	progress func() string  // how far it is; nil: nobody is to know
+	unsaid   func() uint64  // after the last record: samples that the recorder lost and that the stream does not say; nil: none
+	lost     uint64         // what unsaid said
 	sample   profile.Sample // scratch
 }
 
@@ -120,6 +123,10 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 	}
 	var err error
 	s.stats, err = source.Run(ctx, s.in, o)
+	if s.unsaid != nil {
+		s.lost = s.unsaid()
+		s.stats.LostSamples += s.lost
+	}
 	s.info.Loss = profile.Loss{
 		Samples: s.stats.Lost + s.stats.LostSamples, Throttles: s.stats.Throttled,
 		Skipped: s.stats.Unknown, Damaged: s.stats.Bad,
@@ -178,6 +185,19 @@ func (s *session) wrote(path string) {
 	fmt.Fprintf(os.Stderr, "unspool: %s: %s\n", path, t.Summary(s.info.Loss))
 }
 
+// lossAdvice says how to record less, by what the events take.
+func lossAdvice(events []source.Event) string {
+	for _, e := range events {
+		switch {
+		case e.Name == perfevent.OffCPU:
+			return "fewer tasks (-p, --cgroup, --comm)"
+		case !e.Attr.Has(source.FlagFreq):
+			return fmt.Sprintf("only one of so many %s (-c N)", e.Name)
+		}
+	}
+	return "with a lower frequency (-F)"
+}
+
 // warn says on standard error what the reader of a report should know: why stacks are not whole, what
 // was lost, and what to do about it.
 func (s *session) warn() {
@@ -187,7 +207,7 @@ func (s *session) warn() {
 		say("unwind tables are not kept for the next time: %v", err)
 	}
 	if n := st.Lost + st.LostSamples; n > 0 {
-		say("%s records were lost: record with a lower frequency (-F)", profile.Comma(n))
+		say("%s records were lost: record %s", profile.Comma(n), lossAdvice(s.in.Decoder().Events()))
 	}
 	if st.Bad > 0 {
 		say("%s damaged records were skipped; the first: %v", profile.Comma(st.Bad), st.BadErr)

@@ -125,7 +125,7 @@ func (t *top) run(ctx context.Context, flt *filter) error {
 	if !over {
 		err = errors.Join(err, <-ended)
 	}
-	rec.settle(s)
+	rec.settle()
 	if err != nil {
 		return err
 	}

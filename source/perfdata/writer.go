@@ -218,6 +218,18 @@ func (x *Writer) Sample(s *source.Sample) error {
 	return x.data(b)
 }
 
+// Lost says that so many samples were lost of which no record tells: a LOST_SAMPLES record, in the file's last moment.
+func (x *Writer) Lost(n uint64) error {
+	if n == 0 {
+		return x.err
+	}
+	r := source.Record{Type: source.RecordLostSamples, Misc: source.MiscUser, PID: -1, TID: -1, Time: max(x.last, 1), Lost: n}
+	if e := x.opts.Events; len(e) > 0 && len(e[0].IDs) > 0 {
+		r.ID = e[0].IDs[0]
+	}
+	return x.Record(&r)
+}
+
 // data writes a record of the kernel, and ends a round where it is time to.
 func (x *Writer) data(b []byte) error {
 	x.write(b)

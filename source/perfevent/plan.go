@@ -255,6 +255,11 @@ func (r *Recorder) rate(o *Options, e *event, a *source.Attr) {
 		return
 	case o.Period > 0:
 		a.SamplePeriod = o.Period
+		if o.Period > 1 {
+			// A sample of a software event or of a tracepoint that is to have its period is taken each time, with the period 1
+			// (perf_swevent_event in kernel/events/core.c). The attr says it, too.
+			a.SampleType &^= source.SamplePeriod
+		}
 		if least := uint64(time.Second / maxClock); e.clock() && a.SamplePeriod < least {
 			r.note("clocks interrupt %d times a second at most: every %d ns instead of %d", maxClock, least, a.SamplePeriod)
 			a.SamplePeriod = least

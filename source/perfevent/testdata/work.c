@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -156,6 +157,14 @@ int main(int argc, char **argv) {
     } else if (!strcmp(mode, "maps")) { // DIRECTORY, how many files
         if (argc > 3)
             maps(argv[2], atoi(argv[3]));
+    } else if (!strcmp(mode, "count")) { // so many page faults and system calls
+        long n = argc > 2 ? atol(argv[2]) : 0;
+        char *p = mmap(NULL, n * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        madvise(p, n * 4096, MADV_NOHUGEPAGE);
+        for (long i = 0; p != MAP_FAILED && i < n; i++) {
+            p[i * 4096] = 1;
+            syscall(SYS_getppid);
+        }
     } else if (!strcmp(mode, "deep")) {
         deep(2000, seconds);
     } else if (!strcmp(mode, "exit")) {
