@@ -54,7 +54,7 @@ var builds = []build{
 	{"musl-gcc-O2-static", "musl-gcc", "-O2 -static", false},
 	{"musl-gcc-O2-static-stripped", "musl-gcc", "-O2 -static", true},
 	{"musl-clang-O2", "musl-clang", "-O2", false},
-	{"tcc", "tcc", "", false},
+	{"tcc", "tcc", "-g", false},
 }
 
 // few are the builds that are walked on every commit, two of them for each shape in turn, so that each has one with glibc and one of the others.

@@ -75,13 +75,13 @@ func ours(name string) string {
 	case strings.HasPrefix(name, "_Z"):
 		// The name of a C++ function is in its mangled one, after its length.
 		if m := mangled.FindString(name); m != "" {
-			return m
+			return m[1:]
 		}
 	}
 	return "."
 }
 
-var mangled = regexp.MustCompile(`s_[a-z_]+`)
+var mangled = regexp.MustCompile(`[0-9]s_[a-z_]+`)
 
 // A place is a frame: a file, and an offset in it.
 type place struct {
@@ -99,7 +99,7 @@ func (p *program) chain(frames []place) string {
 			b.WriteString(p.names.at(f.off))
 		case strings.HasPrefix(f.module, "[vdso]"):
 			b.WriteString("vdso")
-		case f.module == "" || f.module[0] != '/':
+		case f.module == "" || f.module[0] != '/' || strings.HasPrefix(f.module, "//anon"):
 			b.WriteString("jit")
 		case filepath.Dir(f.module) == filepath.Dir(p.path):
 			b.WriteString("?")

@@ -168,7 +168,7 @@ func walks(t *testing.T, s *shape, b *build, mu *sync.Mutex, used []int) (out []
 func explained(s *shape, b *build, w walk, mu *sync.Mutex, used []int) bool {
 	for i, e := range permitted {
 		match := func(pattern, name string) bool { return regexp.MustCompile("^(?:" + pattern + ")$").MatchString(name) }
-		if !match(e.shapes, s.name) || !match(e.builds, b.name) || !match(e.sources, w.source) || e.stop != w.stop {
+		if !match(e.shapes, s.name) || !match(e.builds, b.name) || !match(e.sources, w.source) || !match(e.stop, w.stop) {
 			continue
 		}
 		for _, x := range s.truth {

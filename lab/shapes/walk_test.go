@@ -143,7 +143,7 @@ func (p *program) record(t testing.TB, source string, args ...string) (out []wal
 	t.Helper()
 	for range 5 {
 		file := filepath.Join(t.TempDir(), "x.jsonl")
-		p.unspool(t, append([]string{"record", "--source", source, "--user", "--no-inline", "-o", file}, args...)...)
+		p.unspool(t, append([]string{"record", "--source", source, "--no-inline", "-o", file}, args...)...)
 		f, err := os.Open(file)
 		if err != nil {
 			t.Fatal(err)
