@@ -24,6 +24,9 @@
 // notes until when it has applied such records. Between the two, the process's stacks are copied: no stack is walked by the rules of
 // code that was mapped there before. What a walk reads is taken away only when all that could have begun with it have ended.
 //
+// A thread is blocked when it leaves the processor in any state but that of a runnable one, as sched:sched_switch has it. One that is
+// preempted on its way to sleep is runnable: if what it was to wait for comes before it goes on, there was no wait.
+//
 // The kernel reports no munmap: where nothing new is mapped, an address looks mapped for longer than it was. As no code runs
 // there, only a corrupted stack can tell.
 //

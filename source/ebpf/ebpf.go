@@ -408,7 +408,7 @@ func (p *Program) Stats() Stats {
 		progs = p.more.Programs
 	}
 	if st, err := progs[p.prog].Stats(); err == nil {
-		s.Runs, s.RunTime = st.RunCount, st.Runtime
+		s.Runs, s.RunTime, s.Nested = st.RunCount, st.Runtime, st.RecursionMisses
 	}
 	var per []uint64
 	for i, to := range []*uint64{&s.RingFull, &s.Nested, &s.Forgotten, &s.Copied} {

@@ -176,7 +176,7 @@ func TestComm(t *testing.T) {
 int main(int argc, char **argv) { prctl(PR_SET_NAME, argv[1]); for (volatile long i = 0; i < 400000000; i++); return 0; }`)
 	seen := map[string]int{}
 	record(t, p, perfevent.Options{Command: []string{"sh", "-c", spin + " wanted & " + spin + " other; wait"}, User: true}, func(s *source.Sample) { seen[s.Comm]++ })
-	if seen["wanted"] < 20 || seen["other"] > 20 {
+	if seen["wanted"] < 20 || seen["other"] > seen["wanted"]/2 { // until its name has been read
 		t.Errorf("%v", seen)
 	}
 }

@@ -44,7 +44,7 @@ static void walk_used(u32 table, int found, u64 time);
 #include "walk.h"
 
 #define MAX_TABLES 16384
-#define RING_SIZE (1 << 22)
+#define RING_SIZE (1 << 24)
 
 /* ---- Maps ---- */
 
@@ -276,7 +276,6 @@ struct pid {
 
 struct task_struct {
 	unsigned int flags;
-	unsigned int __state;
 	void *mm;
 	unsigned in_execve : 1;
 	int pid, tgid;
@@ -596,7 +595,7 @@ SEC("tp_btf/sched_switch")
 int on_switch(u64 *ctx)
 {
 	struct task_struct *prev = (void *)ctx[1], *next = (void *)ctx[2];
-	u32 from = (u32)prev->pid, to = (u32)next->pid;
+	u32 from = (u32)prev->pid, to = (u32)next->pid, state = (u32)ctx[3];
 	u32 cpu = bpf_get_smp_processor_id();
 	struct blocked *was = bpf_map_lookup_elem(&blocked, &to), is = {};
 	struct cache *c = bpf_map_lookup_elem(&caches, &cpu);
@@ -615,18 +614,23 @@ int on_switch(u64 *ctx)
 	w->s.time = is.since = bpf_ktime_get_ns();
 	w->s.ip = 0;
 	w->s.cpu = cpu;
-	if (was) {
-		w->s.period = is.since - was->since;
+	if (was && was->since) {
+		/* Another processor's clock can be a little ahead. */
+		w->s.period = is.since > was->since ? is.since - was->since : 1;
 		w->s.id = was->id;
 		w->s.pid = was->pid;
 		w->s.tid = was->tid;
 		w->s.n_user = w->s.n_kernel = 0;
 		w->s.what = SAMPLE_SEEN;
 		output(w, sizeof w->s);
+		was->since = 0; /* also where it cannot be deleted now */
 		bpf_map_delete_elem(&blocked, &to);
 	}
-	/* One that was preempted could go on, one that is dead will not. */
-	if (!ctx[0] && prev->__state && !(prev->__state & TASK_DEAD) && (id = ids()) != 0 && wanted((u32)(id >> 32), &p)) {
+	/*
+	 * One that was preempted could go on, even on its way to sleep; one that is dead will not. The state is the tracepoint's: that of
+	 * the task can have changed since.
+	 */
+	if (!ctx[0] && state && !(state & TASK_DEAD) && (id = ids()) != 0 && wanted((u32)(id >> 32), &p)) {
 		w->s.pid = is.pid = (u32)(id >> 32);
 		w->s.tid = is.tid = (u32)id;
 		/* Without this function and who calls it for the tracepoint. */

@@ -1,0 +1,154 @@
+package lab
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/source/ebpf"
+	"github.com/unspool/unspool/source/perfevent"
+)
+
+// A wait is a time for which a thread was blocked, ns.
+type wait struct{ begin, end uint64 }
+
+// perfSwitches has perf record all that the scheduler does until stop is called, which returns the waits of each thread. The
+// thread's last, which does not end, has the end 0.
+func perfSwitches(t *testing.T) (stop func() map[int32][]wait) {
+	t.Helper()
+	oracle.Need(t, "perf")
+	oracle.Need(t, "unshare")
+	file := filepath.Join(t.TempDir(), "perf.data")
+	// perf finds tracepoints where tracefs is mounted.
+	inside := func(args ...string) *exec.Cmd {
+		return exec.Command("unshare", append([]string{"-m", "sh", "-c", `mountpoint -q /sys/kernel/tracing || mount -t tracefs none /sys/kernel/tracing; exec "$@"`, "sh"}, args...)...)
+	}
+	rec := inside("perf", "record", "-q", "-a", "-e", "sched:sched_switch", "-c", "1", "-k", "CLOCK_MONOTONIC", "-m", "8192", "-o", file)
+	var complaints bytes.Buffer
+	rec.Stderr = &complaints
+	if err := rec.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { rec.Process.Kill(); rec.Wait() })
+	time.Sleep(2 * time.Second) // until it records
+	return func() map[int32][]wait {
+		t.Helper()
+		rec.Process.Signal(syscall.SIGINT)
+		if err := rec.Wait(); err != nil && rec.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGINT {
+			t.Fatalf("perf record: %v\n%s", err, complaints.Bytes())
+		}
+		script := inside("perf", "script", "-i", file, "--ns", "--show-lost-events", "-F", "time,event,trace")
+		out, err := script.StdoutPipe()
+		if err == nil {
+			err = script.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		waits := map[int32][]wait{}
+		field := func(line, name string) string {
+			_, s, _ := strings.Cut(line, name+"=")
+			s, _, _ = strings.Cut(s, " ")
+			return strings.TrimSpace(s)
+		}
+		lines := bufio.NewScanner(out)
+		for lines.Scan() {
+			line := lines.Text()
+			if strings.Contains(line, "LOST") {
+				t.Fatalf("perf has lost events: %s", line)
+			}
+			stamp, _, ok := strings.Cut(strings.TrimSpace(line), ":")
+			sec, frac, _ := strings.Cut(stamp, ".")
+			s, err := strconv.ParseUint(sec, 10, 64)
+			ns, err2 := strconv.ParseUint(frac, 10, 64)
+			if !ok || err != nil || err2 != nil || len(frac) != 9 {
+				continue
+			}
+			now := s*1e9 + ns
+			prev, _ := strconv.Atoi(field(line, "prev_pid"))
+			next, _ := strconv.Atoi(field(line, "next_pid"))
+			if w := waits[int32(next)]; len(w) > 0 && w[len(w)-1].end == 0 {
+				w[len(w)-1].end = now
+			}
+			if state := field(line, "prev_state"); strings.HasPrefix(state, "S") || strings.HasPrefix(state, "D") {
+				if w := waits[int32(prev)]; len(w) > 0 && w[len(w)-1].end == 0 {
+					// It went on elsewhere, by another processor's clock, before it blocked.
+					waits[int32(prev)] = w[:len(w)-1]
+				}
+				waits[int32(prev)] = append(waits[int32(prev)], wait{begin: now})
+			}
+		}
+		if err := script.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		return waits
+	}
+}
+
+// TestOffCPUComplete: on a machine that is busy, each wait of each thread is there, as long as it was.
+func TestOffCPUComplete(t *testing.T) {
+	needKernel(t)
+	prog := compiled(t, "gcc", "sleeps.c", "-pthread")
+	threads, sleeps := 40, shortly(500, 2500)
+	stop := perfSwitches(t)
+	got := map[int32][]wait{}
+	st, ks := kernelRecording(t, ebpf.Options{}, perfevent.Options{Event: perfevent.OffCPU, Command: []string{prog, fmt.Sprint(threads), fmt.Sprint(sleeps), "2"}}, func(s *source.Sample) error {
+		if s.Comm == "sleeps" {
+			got[s.TID] = append(got[s.TID], wait{s.Time - s.Period, s.Time})
+		}
+		return nil
+	})
+	judge := stop()
+	n, missing, off, extra := 0, 0, 0, 0
+	for tid, mine := range got {
+		theirs := judge[tid]
+		for len(theirs) > 0 && len(mine) > 0 && theirs[0].end < mine[0].begin {
+			theirs = theirs[1:] // before it was of the program
+		}
+		for len(theirs) > 0 && theirs[len(theirs)-1].end == 0 {
+			theirs = theirs[:len(theirs)-1]
+		}
+		i := 0
+		for _, w := range theirs {
+			n++
+			for i < len(mine) && mine[i].end <= w.begin {
+				extra++
+				i++
+			}
+			// Waits follow each other within microseconds: it is this one if it has most of it.
+			if i == len(mine) || mine[i].begin >= w.end || 2*(min(mine[i].end, w.end)-max(mine[i].begin, w.begin)) < w.end-w.begin {
+				if missing++; missing < 10 {
+					t.Logf("thread %d: missing %d ns at %d", tid, w.end-w.begin, w.begin)
+				}
+				continue
+			}
+			near := max(10_000, (w.end-w.begin)/100)
+			if diff(mine[i].begin, w.begin) > near || diff(mine[i].end, w.end) > near {
+				if off++; off < 10 {
+					t.Logf("thread %d: %v, perf has %v", tid, mine[i], w)
+				}
+			}
+			i++
+		}
+		extra += len(mine) - i
+	}
+	t.Logf("%d waits: %d missing, %d not as long, %d that perf has not; lost %d, %d, %d and %d", n, missing, off, extra, st.Lost+st.LostSamples, ks.RingFull, ks.Nested, ks.Forgotten)
+	if n < threads*sleeps {
+		t.Errorf("%d waits of %d", n, threads*sleeps)
+	}
+	// perf and the program look at the clock one after the other. Seldom, something interrupts in between.
+	if missing+extra > 0 || off > n/2000 {
+		t.Errorf("%d missing, %d not as long, %d too many of %d", missing, off, extra, n)
+	}
+}
+
+func diff(a, b uint64) uint64 { return max(a, b) - min(a, b) }
