@@ -34,7 +34,11 @@ func ReadPprof(r io.Reader) (*profile.Profile, error) {
 		if err != nil {
 			return nil, fmt.Errorf("pprof: %w", err)
 		}
-		r = z
+		zr := bufio.NewReaderSize(z, 1<<16)
+		if magic, _ := zr.Peek(8); string(magic) == "PERFILE2" {
+			return nil, errors.New("a perf.data file that gzip has compressed: gunzip it first")
+		}
+		r = zr
 	}
 	b, err := io.ReadAll(io.LimitReader(r, maxPprof+1))
 	if err != nil {

@@ -33,6 +33,7 @@ type plan struct {
 	comm   string
 	memory string
 	offCPU bool
+	given  func(flag string) bool // whether it is on the command line
 }
 
 func (p *plan) flags(c *cobra.Command) {
@@ -48,13 +49,26 @@ func (p *plan) flags(c *cobra.Command) {
 	f.BoolVarP(&p.All, "all", "a", false, "record the whole machine")
 	f.StringVar(&p.from, "source", "auto", "ebpf: the kernel walks stacks, to any depth up to 1,024 frames (root, x86-64, Linux 6.1); perf: it copies them, and they are walked here; ptrace: threads that run are stopped and looked at, which takes no events; auto: the first of these that may")
 	f.StringVar(&p.comm, "comm", "", "only samples of commands that match this regular expression")
-	f.StringVar(&p.kernel.Cgroup, "cgroup", "", "only tasks in this directory of cgroup v2 and below: takes --source ebpf")
+	f.StringVar(&p.kernel.Cgroup, "cgroup", "", "only tasks in this directory of cgroup v2 and below, of the whole machine unless told otherwise: takes --source ebpf")
 	f.StringVar(&p.memory, "memory", "", "memory of the kernel's for unwind tables, such as 512M; those not used for longest go first (default 1G)")
+	// What perf's users type: stacks are recorded without.
+	f.BoolP("with-stacks", "g", false, "")
+	f.String("call-graph", "", "")
+	for _, name := range []string{"with-stacks", "call-graph"} {
+		f.MarkHidden(name)
+	}
+	p.given = f.Changed
 	c.RegisterFlagCompletionFunc("source", cobra.FixedCompletions([]string{"auto", "ebpf", "perf", "ptrace"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // check refuses what contradicts itself. It is called when the flags are known.
 func (p *plan) check(stepper string, flt *filter) error {
+	if p.given("with-stacks") || p.given("call-graph") {
+		fmt.Fprintln(os.Stderr, "unspool: stacks are always recorded, and walked by unwind tables: -g and --call-graph change nothing")
+	}
+	if p.kernel.Cgroup != "" && len(p.Command)+len(p.PIDs)+len(p.TIDs) == 0 {
+		p.All = true
+	}
 	targets := 0
 	for _, given := range []bool{len(p.Command) > 0 || p.All, len(p.PIDs) > 0, len(p.TIDs) > 0} {
 		if given {
@@ -66,6 +80,10 @@ func (p *plan) check(stepper string, flt *filter) error {
 		return usage("what to record? give a command, -p PID, -t TID or -a")
 	case targets > 1:
 		return usage("a command, -p, -t and -a exclude each other; a command with -a records everything while it runs")
+	case p.given("frequency") && p.Frequency == 0:
+		return usage("-F is a number of samples a second, from 1 on")
+	case p.given("count") && p.Period == 0:
+		return usage("-c is a number of events, from 1 on")
 	case p.Frequency > 0 && p.Period > 0:
 		return usage("-F and -c exclude each other")
 	case p.User && p.Kernel:

@@ -90,14 +90,14 @@ times a second unless -F says otherwise, and a line on standard error says so. R
 	return c
 }
 
-// parseDuration reads "10s", "1m30s" or a number of seconds; "" is 0.
+// parseDuration reads "10s" or "1m30s"; "" is 0.
 func parseDuration(flag, s string) (time.Duration, error) {
 	if s == "" {
 		return 0, nil
 	}
 	d, err := time.ParseDuration(s)
-	if sec, ferr := strconv.ParseFloat(s, 64); err != nil && ferr == nil && sec < 1e9 {
-		d, err = time.Duration(sec*1e9), nil
+	if _, ferr := strconv.ParseFloat(s, 64); err != nil && ferr == nil {
+		return 0, usage("%s is a time with its unit: %ss or %sm", flag, s, s)
 	}
 	if err != nil || d <= 0 {
 		return 0, usage("%s is a time such as 10s, not %q", flag, s)

@@ -1,6 +1,7 @@
 package perfdata
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -28,6 +29,15 @@ type header struct {
 	features    [numFeatures / 64]uint64 // which of them follow the data
 }
 
+// Files that a compressor wrote, by their first bytes.
+var compressed = []struct{ magic, by, undo string }{
+	{"\x1f\x8b", "gzip", "gunzip"},
+	{"\x28\xb5\x2f\xfd", "zstd", "unzstd"},
+	{"\xfd7zXZ\x00", "xz", "unxz"},
+	{"BZh", "bzip2", "bunzip2"},
+	{"\x04\x22\x4d\x18", "lz4", "unlz4"},
+}
+
 // checkMagic returns the size of the header that starts with b.
 func checkMagic(b []byte) (uint64, error) {
 	switch string(b[:8]) {
@@ -41,6 +51,11 @@ func checkMagic(b []byte) (uint64, error) {
 		return 0, fmt.Errorf("%w: recorded on a big-endian machine", source.ErrUnsupported)
 	case "PERFFILE", "ELIFFREP":
 		return 0, fmt.Errorf("%w: written by perf of Linux 2.6, before version 2 of its format", source.ErrUnsupported)
+	}
+	for _, c := range compressed {
+		if bytes.HasPrefix(b, []byte(c.magic)) {
+			return 0, fmt.Errorf("%w: compressed by %s: %s it first", source.ErrUnsupported, c.by, c.undo)
+		}
 	}
 	return 0, fmt.Errorf("%w: not a perf.data file: it starts with %q", source.ErrMalformed, b[:8])
 }

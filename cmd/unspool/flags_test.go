@@ -1,0 +1,91 @@
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/binary"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+// TestNothingAsked: numbers that ask for nothing, or for no one knows what, are wrong usage.
+func TestNothingAsked(t *testing.T) {
+	for _, c := range []struct{ flag, value, want string }{
+		{"-F", "0", "-F is"}, {"-c", "0", "-c is"}, {"--duration", "5", "5s or 5m"}, {"--duration", "0s", "such as 10s"},
+	} {
+		r := runProgram(t, "record", c.flag, c.value, "-o", "x.data", "--", "true")
+		r.want(t, 2, c.want)
+	}
+}
+
+// TestFlagsOfPerf: who types -g or --call-graph gets a recording.
+func TestFlagsOfPerf(t *testing.T) {
+	canRecord(t)
+	for _, flags := range [][]string{{"-g"}, {"--call-graph", "dwarf"}, {"--call-graph=lbr"}} {
+		r := runProgram(t, append(append(append([]string{"record"}, flags...), "-o", "x.folded", "--"), busy...)...)
+		r.want(t, 7, "stacks are always recorded")
+	}
+}
+
+// TestCgroupAlone: a cgroup needs no other target.
+func TestCgroupAlone(t *testing.T) {
+	p := plan{from: "auto", given: func(string) bool { return false }}
+	p.kernel.Cgroup = "/sys/fs/cgroup"
+	if err := p.check("compact", &filter{}); err != nil || !p.All {
+		t.Errorf("%v, all: %v", err, p.All)
+	}
+	p = plan{from: "auto", given: p.given}
+	p.kernel.Cgroup, p.PIDs = "/sys/fs/cgroup", []int{1}
+	if err := p.check("compact", &filter{}); err != nil || p.All {
+		t.Errorf("with a process: %v, all: %v", err, p.All)
+	}
+}
+
+// TestDamagedRecording: samples before a record of size 0 are in every output; a compressed recording says what to do.
+func TestDamagedRecording(t *testing.T) {
+	canRecord(t)
+	oracle.Need(t, "perf")
+	dir := t.TempDir()
+	file := func(name string) string { return filepath.Join(dir, name) }
+	if out, err := exec.Command("perf", append([]string{"record", "-q", "-e", "cpu-clock", "-F", "999", "-o", file("whole"), "--"}, busy...)...).CombinedOutput(); len(out) > 0 {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	b, err := os.ReadFile(file("whole"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var z bytes.Buffer
+	w := gzip.NewWriter(&z)
+	w.Write(b)
+	w.Close()
+	const want = 20
+	at, samples := binary.LittleEndian.Uint64(b[40:]), 0
+	for ; samples < want; at += uint64(binary.LittleEndian.Uint16(b[at+6:])) {
+		if binary.LittleEndian.Uint32(b[at:]) == 9 {
+			samples++
+		}
+	}
+	clear(b[at : at+8])
+	for name, content := range map[string][]byte{"damaged": b, "gz": z.Bytes(), "zst": []byte("\x28\xb5\x2f\xfd, and more than a header"), "xz": []byte("\xfd7zXZ\x00, and more than a header")} {
+		if err := os.WriteFile(file(name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, format := range []string{"json", "jsonl"} {
+		r := runProgram(t, "report", "--format", format, file("damaged"))
+		if r.want(t, 1, "its size is 0"); format == "jsonl" && strings.Count(r.out, `"pid"`) != want {
+			t.Errorf("%d samples of %d:\n%.1000s", strings.Count(r.out, `"pid"`), want, r.out)
+		} else if len(r.out) == 0 {
+			t.Errorf("--format %s: nothing", format)
+		}
+	}
+	for name, want := range map[string]string{"gz": "gunzip", "zst": "unzstd", "xz": "unxz"} {
+		r := runProgram(t, "report", file(name))
+		r.want(t, 1, want)
+	}
+}
