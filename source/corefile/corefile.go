@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/source"
@@ -96,7 +96,7 @@ func (f *File) errorf(off uint64, cause error, format string, args ...any) error
 // Whoever reads memory of the result afterwards, as a walk does, should do so under source.Guard: somebody may cut the
 // file short.
 func Open(path string, o Options) (*File, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO would block
+	file, err := procfs.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -104,9 +104,6 @@ func Open(path string, o Options) (*File, error) {
 	st, err := file.Stat()
 	if err != nil {
 		return nil, err
-	}
-	if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: not a regular file", path)
 	}
 	if st.Size() == 0 || st.Size() > math.MaxInt {
 		return nil, &Error{path, 0, fmt.Sprintf("a file of %d bytes: %v", st.Size(), ErrNotCore), ErrNotCore}
@@ -172,6 +169,7 @@ func (f *File) read(o *Options) error {
 	default:
 		return f.errorf(0, module.ErrMalformed, "no NT_PRSTATUS note: the core has no registers of any thread")
 	}
+	f.linkMaps(o)
 	f.findObjects(o)
 	f.Space = f.space(o)
 	f.threads()

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/source"
@@ -218,7 +220,11 @@ func TestErrors(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	for path, text := range map[string]string{dir: "not a regular file", "/dev/null": "not a regular file", filepath.Join(dir, "none"): "no such file"} {
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, text := range map[string]string{dir: "not a regular file", "/dev/ptmx": "not a regular file", fifo: "not a regular file", filepath.Join(dir, "none"): "no such file"} {
 		if _, err := Open(path, options()); !strings.Contains(fmt.Sprint(err), text) {
 			t.Errorf("Open(%s): %v, want %q", path, err, text)
 		}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/unspool/unspool/rows"
@@ -125,6 +126,11 @@ func TestHostile(t *testing.T) {
 		{"unwind information at the end of a file", func() []byte {
 			return aliased(1, elfHead(1, 0x6474e550, page), func(int) string { return "/nonexistent/program" })
 		}},
+		{"a linker's list that is a ring", func() []byte { return linked(func(int) uint64 { return 0 }, "/nonexistent/lib.so") }},
+		{"a linker's list that never ends", func() []byte {
+			return linked(func(i int) uint64 { return uint64(i+1) * 32 }, "/"+strings.Repeat("a", maxPath-2))
+		}},
+		{"a linker's list of what is no file", func() []byte { return linked(func(int) uint64 { return 0 }, "/dev/zero") }},
 		{"64 MiB of empty notes", func() []byte {
 			b := sample().build()
 			le.PutUint64(b[64+8:], uint64(len(b)))
@@ -145,6 +151,25 @@ func TestHostile(t *testing.T) {
 			t.Errorf("%s: %d MiB for %d bytes", c.name, used>>20, len(b))
 		}
 	}
+}
+
+// linked returns a core without files whose program says that it has libraries of a name, with next the offsets of the list's entries.
+func linked(next func(i int) uint64, name string) []byte {
+	const at, list, names = 0x400000, 0x500000, 0x700000
+	c := sample()
+	c.files = nil
+	c.auxv = []uint64{atPHDR, at, atPHNUM, 2, 0, 0}
+	prog := put(nil, uint32(2), uint32(6), uint64(0), uint64(0x200), uint64(0), uint64(0x20), uint64(0x20), uint64(8)) // PT_DYNAMIC
+	prog = put(prog, uint32(6), uint32(4), uint64(0), uint64(0), uint64(0), uint64(0), uint64(0), uint64(8))           // PT_PHDR
+	prog = append(prog, make([]byte, 0x200-len(prog))...)
+	prog = put(prog, uint64(21), uint64(at+0x220), uint64(0), uint64(0)) // DT_DEBUG
+	prog = put(prog, uint64(1), uint64(list))                            // struct r_debug
+	var maps []byte
+	for i := range 1 << 15 {
+		maps = put(maps, uint64(0x10000000+i<<12), uint64(names), uint64(0), list+next(i))
+	}
+	c.mem = append(c.mem[2:], coreMemory{at, 0x1000, prog, 6}, coreMemory{list, uint64(len(maps)), maps, 6}, coreMemory{names, 0x1000, append([]byte(name), 0), 6})
+	return c.build()
 }
 
 // A terabyte of memory, of which nothing but the headers takes room.

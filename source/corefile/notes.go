@@ -2,8 +2,6 @@ package corefile
 
 import (
 	"bytes"
-	"cmp"
-	"slices"
 	"strings"
 
 	"github.com/unspool/unspool/arch"
@@ -22,6 +20,10 @@ const (
 // Keys of the auxiliary vector (include/uapi/linux/auxvec.h).
 const (
 	atPHDR        = 3
+	atPHNUM       = 5
+	atBASE        = 7
+	atENTRY       = 9
+	atEXECFN      = 31
 	atSYSINFOEHDR = 33
 )
 
@@ -202,12 +204,5 @@ func (f *File) ntFile(d []byte) {
 			f.files = append(f.files, r)
 		}
 	}
-	slices.SortStableFunc(f.files, func(a, b fileRange) int { return cmp.Compare(a.lo, b.lo) })
-	out, top := f.files[:0], uint64(0)
-	for _, r := range f.files {
-		if r.lo >= top {
-			out, top = append(out, r), r.hi
-		}
-	}
-	f.files = out
+	f.setFiles(f.files)
 }
