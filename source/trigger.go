@@ -14,5 +14,6 @@ type TriggerKind uint8
 const (
 	OnEvents      TriggerKind = iota // at events of counters, clocks and breakpoints
 	OnTracepoints                    // at a tracepoint
+	OnProbes                         // at a kprobe or a uprobe, which are defined as tracepoints are
 	OnBlocking                       // when a thread that was blocked goes on, with the stack that blocked
 )

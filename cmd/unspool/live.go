@@ -34,6 +34,7 @@ type plan struct {
 	memory string
 	offCPU bool
 	given  func(flag string) bool // whether it is on the command line
+	must   string                 // the flag that only the kernel's program can do; "": none
 }
 
 func (p *plan) flags(c *cobra.Command) {
@@ -41,7 +42,7 @@ func (p *plan) flags(c *cobra.Command) {
 	f.Uint64VarP(&p.Frequency, "frequency", "F", 0, fmt.Sprintf("samples a second on each processor (default %d)", perfevent.DefaultFrequency))
 	f.Uint64VarP(&p.Period, "count", "c", 0, "take a sample every so many events, instead of a frequency")
 	f.StringVarP(&p.Event, "event", "e", "", "what to count, as perf spells it (default: cycles, or cpu-clock where the machine has no counters)")
-	f.BoolVar(&p.offCPU, "off-cpu", false, "count the time for which threads are blocked, as -e off-cpu: takes --source ebpf")
+	f.BoolVar(&p.offCPU, "off-cpu", false, "count the time for which threads are blocked, as -e off-cpu: only with --source ebpf (root)")
 	f.Uint32Var(&p.StackSize, "stack-size", 0, "bytes of each stack to copy and unwind (default: 32 KiB if the kernel has room for it)")
 	f.BoolVar(&p.User, "user", false, "only count in user space")
 	f.BoolVar(&p.Kernel, "kernel", false, "only count in the kernel")
@@ -49,7 +50,7 @@ func (p *plan) flags(c *cobra.Command) {
 	f.BoolVarP(&p.All, "all", "a", false, "record the whole machine")
 	f.StringVar(&p.from, "source", "auto", "ebpf: the kernel walks stacks, to any depth up to 1,024 frames (root, x86-64, Linux 6.1); perf: it copies them, and they are walked here; ptrace: threads that run are stopped and looked at, which takes no events; auto: the first of these that may")
 	f.StringVar(&p.comm, "comm", "", "only samples of commands that match this regular expression")
-	f.StringVar(&p.kernel.Cgroup, "cgroup", "", "only tasks in this directory of cgroup v2 and below, of the whole machine unless told otherwise: takes --source ebpf")
+	f.StringVar(&p.kernel.Cgroup, "cgroup", "", "only tasks in this directory of cgroup v2 and below, of the whole machine unless told otherwise: only with --source ebpf (root)")
 	f.StringVar(&p.memory, "memory", "", "memory of the kernel's for unwind tables, such as 512M; those not used for longest go first (default 1G)")
 	// What perf's users type: stacks are recorded without.
 	f.BoolP("with-stacks", "g", false, "")
@@ -111,10 +112,13 @@ func (p *plan) check(stepper string, flt *filter) error {
 	case p.memory != "" && p.from != "auto" && p.from != "ebpf":
 		must = "--memory"
 	}
+	p.must = must
 	p.fall = p.from == "auto" && p.untraceable() == ""
 	switch {
-	case must != "" && (p.from == "perf" || p.from == "ptrace" || stepper != "compact"):
-		return usage("%s takes --source ebpf, which walks by compact tables", must)
+	case must != "" && stepper != "compact":
+		return usage("%s walks by compact tables, not --stepper %s", must, stepper)
+	case must != "" && (p.from == "perf" || p.from == "ptrace"):
+		return usage("%s works only with --source ebpf (root)", must)
 	case must != "" && p.from == "auto":
 		p.from = "ebpf"
 	case stepper != "compact" && p.from == "auto":
@@ -261,8 +265,10 @@ func (l *live) inKernel(ctx context.Context, mods *modules.Set) error {
 	k.Mods = mods.Module
 	prog, err := ebpf.Load(k)
 	if err != nil {
-		l.why = err
-		return err
+		if l.why = err; errors.Is(err, os.ErrPermission) && l.plan.must != "" {
+			l.why = fmt.Errorf("%s needs root (or CAP_BPF and CAP_PERFMON)", l.plan.must)
+		}
+		return l.why
 	}
 	l.loaded = time.Since(l.start)
 	o := l.plan.Options

@@ -1,5 +1,5 @@
 // Package ebpf walks stacks in the kernel: a BPF program walks the user stack of the task at hand by compact tables when an event
-// happens, a tracepoint is passed or a thread blocks. No stack is copied, and none is too deep below 1,024 frames. Package
+// happens, a tracepoint or a probe is passed or a thread blocks. No stack is copied, and none is too deep below 1,024 frames. Package
 // perfevent opens the events and reads what processes map; a Program here is given to it, keeps the kernel's tables and address
 // spaces up to date with that, and makes records of samples.
 //

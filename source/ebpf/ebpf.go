@@ -274,8 +274,11 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 		}
 	}
 	switch use.Kind {
-	case source.OnTracepoints:
+	case source.OnTracepoints, source.OnProbes:
 		p.prog = "on_tracepoint"
+		if use.Kind == source.OnProbes {
+			p.prog = "on_probe"
+		}
 		err = p.set("every", uint32(min(use.Period, 1<<32-1)))
 	case source.OnBlocking:
 		p.prog = "on_switch"

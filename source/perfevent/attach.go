@@ -131,7 +131,7 @@ func (r *Recorder) enable(on bool) {
 // attach opens the events of all targets. If there is a command, start starts it.
 func (r *Recorder) attach(o *Options, p *plan) (start func() error, err error) {
 	a := p.attr
-	if r.program != nil && r.trigger.Kind == source.OnTracepoints {
+	if r.program != nil && (r.trigger.Kind == source.OnTracepoints || r.trigger.Kind == source.OnProbes) {
 		if err := r.trace(&a); err != nil {
 			return nil, err
 		}

@@ -1,6 +1,7 @@
 package perfevent
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,6 +24,7 @@ type event struct {
 	kernelOnly               bool // happens in the kernel only, so that leaving the kernel out leaves nothing
 	noRaw                    bool // this user may not have a tracepoint's fields
 	each                     bool // rare enough for every one to be recorded
+	probe                    bool // of a kprobe or a uprobe
 }
 
 // A modifiers is what stands behind an event's name.
@@ -251,6 +253,8 @@ func parseTracepoint(system, rest string, at places) (event, error) {
 	if err != nil {
 		return event{}, fmt.Errorf("event %q: its id in tracefs: %w", full, err)
 	}
+	format, _ := os.ReadFile(filepath.Join(root, system, name, "format"))
+	e.probe = bytes.Contains(format, []byte(" __probe_")) // a field that probes have, and nothing else
 	return e, nil
 }
 

@@ -147,6 +147,9 @@ func (r *Recorder) trig(o *Options, e *event) error {
 		}
 	case e.typ == source.TypeTracepoint:
 		r.trigger.Kind, r.trigger.Period = source.OnTracepoints, max(o.Period, 1)
+		if e.probe {
+			r.trigger.Kind = source.OnProbes
+		}
 		if o.Frequency > 0 {
 			return cannot("tracepoints have no frequency")
 		}
@@ -250,7 +253,7 @@ const maxClock = 20_000
 func (r *Recorder) rate(o *Options, e *event, a *source.Attr) {
 	a.Flags &^= source.FlagFreq
 	switch {
-	case r.trigger.Kind == source.OnTracepoints:
+	case r.trigger.Kind == source.OnTracepoints || r.trigger.Kind == source.OnProbes:
 		a.SamplePeriod = 1 // the program counts
 		return
 	case o.Period > 0:

@@ -590,6 +590,12 @@ int on_tracepoint(void *ctx)
 	return take(ctx, 0, every, 1, every);
 }
 
+SEC("kprobe") /* also of uprobes */
+int on_probe(void *ctx)
+{
+	return take(ctx, 0, every, 1, every);
+}
+
 /* A thread blocks, another one goes on. */
 SEC("tp_btf/sched_switch")
 int on_switch(u64 *ctx)
