@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/printable"
 )
 
 // Wrong returns the findings that are not listed as known.
@@ -32,7 +33,8 @@ func (r *Result) How() string {
 
 // WriteText writes the findings, a line for each that is known, and counts by module.
 func (r *Result) WriteText(to io.Writer) error {
-	w := bufio.NewWriter(to)
+	buf := bufio.NewWriter(to)
+	w := printable.Writer{W: buf} // a line at a time: names of files and functions are the command's
 	for _, f := range r.Findings {
 		if f.Known == nil {
 			f.writeText(w)
@@ -60,7 +62,7 @@ func (r *Result) WriteText(to io.Writer) error {
 	for _, err := range r.Errors {
 		fmt.Fprintf(w, "without tables: %v\n", err)
 	}
-	return w.Flush()
+	return buf.Flush()
 }
 
 // place names where the finding is: "main+0x12", or an address where there is no name.

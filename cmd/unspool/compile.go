@@ -274,7 +274,7 @@ func elfFiles(paths []string) ([]string, error) {
 		}
 		err = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
 			if err != nil {
-				fmt.Fprintf(os.Stderr, "unspool: %v\n", err)
+				fmt.Fprintf(stderr, "unspool: %v\n", err)
 				if d != nil && d.IsDir() {
 					return fs.SkipDir
 				}
@@ -306,7 +306,7 @@ func eachFile(ctx context.Context, files []string, f func(path string) error) er
 				}
 				if err := module.Guard(func() error { return f(files[i]) }); err != nil {
 					failed.Add(1)
-					fmt.Fprintf(os.Stderr, "unspool: %v\n", err)
+					fmt.Fprintf(stderr, "unspool: %v\n", err)
 				}
 			}
 		})

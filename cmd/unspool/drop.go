@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"syscall"
 	"unsafe"
@@ -121,7 +120,7 @@ func (l *live) drop(s *session) {
 		s.names.symbols.KernelText()
 	}
 	if err := drop(); err != nil {
-		fmt.Fprintf(os.Stderr, "unspool: %v\n", err)
+		fmt.Fprintf(stderr, "unspool: %v\n", err)
 	}
 }
 

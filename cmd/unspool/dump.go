@@ -44,7 +44,7 @@ error, and make the exit status 1; the rows of the others are printed.`,
 				return err
 			}
 			for _, d := range damage {
-				fmt.Fprintf(os.Stderr, "unspool: %s: %v\n", args[0], &d)
+				fmt.Fprintf(stderr, "unspool: %s: %v\n", args[0], &d)
 			}
 			if len(damage) > 0 {
 				return &exitError{status: 1}

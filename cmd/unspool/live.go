@@ -330,18 +330,18 @@ func number(n uint64, one, many string) string {
 // open.
 func (l *live) note() {
 	if l.refused != nil {
-		fmt.Fprintf(os.Stderr, "unspool: %v\n", l.refused)
+		fmt.Fprintf(stderr, "unspool: %v\n", l.refused)
 	}
 	if note := l.EventNote(); note != "" {
-		fmt.Fprintf(os.Stderr, "unspool: %s\n", note)
+		fmt.Fprintf(stderr, "unspool: %s\n", note)
 	}
 	switch {
 	case l.trace != nil:
 	case l.plan.from != "auto":
 	case l.prog != nil:
-		fmt.Fprintf(os.Stderr, "unspool: %s\n", l.walks())
+		fmt.Fprintf(stderr, "unspool: %s\n", l.walks())
 	case l.why != nil && os.Geteuid() == 0:
-		fmt.Fprintf(os.Stderr, "unspool: %s, not in the kernel: %v\n", l.walks(), l.why)
+		fmt.Fprintf(stderr, "unspool: %s, not in the kernel: %v\n", l.walks(), l.why)
 	}
 }
 
@@ -396,9 +396,9 @@ func (l *live) settle() {
 	}
 	st := l.prog.Stats()
 	if st.Evicted > 0 {
-		fmt.Fprintf(os.Stderr, "unspool: %s unwind tables had to leave the kernel's memory, and their stacks were copied: give more --memory\n", profile.Comma(uint64(st.Evicted)))
+		fmt.Fprintf(stderr, "unspool: %s unwind tables had to leave the kernel's memory, and their stacks were copied: give more --memory\n", profile.Comma(uint64(st.Evicted)))
 	}
 	if st.Failed > 0 {
-		fmt.Fprintf(os.Stderr, "unspool: %s tables or address spaces did not get into the kernel: %v\n", profile.Comma(uint64(st.Failed)), st.Err)
+		fmt.Fprintf(stderr, "unspool: %s tables or address spaces did not get into the kernel: %v\n", profile.Comma(uint64(st.Failed)), st.Err)
 	}
 }

@@ -66,6 +66,7 @@ func untilSignal() context.Context {
 func run(ctx context.Context, args []string) int {
 	root := command()
 	root.SetArgs(args)
+	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return 0
@@ -79,10 +80,10 @@ func run(ctx context.Context, args []string) int {
 		exit = &exitError{1, err}
 	}
 	if exit.err != nil {
-		fmt.Fprintf(os.Stderr, "unspool: %v\n", exit.err)
+		fmt.Fprintf(stderr, "unspool: %s\n", message(exit.err))
 	}
 	if exit.status == 2 {
-		fmt.Fprintf(os.Stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())
+		fmt.Fprintf(stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())
 	}
 	return exit.status
 }

@@ -36,7 +36,7 @@ func (o *output) create(ctx context.Context) (w *os.File, commit func(error) err
 		}
 		err = raised(f.Commit)
 		for _, note := range f.Notes {
-			fmt.Fprintf(os.Stderr, "unspool: %s\n", note)
+			fmt.Fprintf(stderr, "unspool: %s\n", note)
 		}
 		return err
 	}, nil

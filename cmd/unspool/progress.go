@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/term"
+
+	"github.com/unspool/unspool/internal/printable"
 )
 
 // A progress is one line on a terminal's standard error that says how far long work is. Where standard
@@ -35,7 +37,7 @@ func (p *progress) say(format string, args ...any) {
 	if now := time.Now(); p.w != nil && now.After(p.next) {
 		p.next = now.Add(100 * time.Millisecond)
 		p.used = true
-		fmt.Fprintf(p.w, "\r\x1b[K"+format, args...)
+		fmt.Fprint(p.w, "\r\x1b[K", printable.String(fmt.Sprintf(format, args...)))
 	}
 }
 

@@ -155,7 +155,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	s.warn()
 	s.wrote(o.path)
 	if s.stats.Samples == 0 {
-		fmt.Fprintln(os.Stderr, "unspool: there were no samples: the targets did nothing that was counted")
+		fmt.Fprintln(stderr, "unspool: there were no samples: the targets did nothing that was counted")
 	}
 	return exitStatus(ctx, rec, p.Duration > 0 && time.Since(rec.start) >= p.Duration)
 }
@@ -180,7 +180,7 @@ func exitStatus(ctx context.Context, rec *live, ours bool) error {
 	select {
 	case r = <-done:
 	case <-patience:
-		fmt.Fprintln(os.Stderr, "unspool: the command is still running")
+		fmt.Fprintln(stderr, "unspool: the command is still running")
 		return nil
 	}
 	if r.err != nil {
@@ -193,7 +193,7 @@ func exitStatus(ctx context.Context, rec *live, ours bool) error {
 	if r.status.Signaled() {
 		status = 128 + int(r.status.Signal())
 		if ctx.Err() == nil {
-			fmt.Fprintf(os.Stderr, "unspool: the command was ended by a signal: %v\n", r.status.Signal())
+			fmt.Fprintf(stderr, "unspool: the command was ended by a signal: %v\n", r.status.Signal())
 		}
 	}
 	if status != 0 {
@@ -242,7 +242,7 @@ func (s *session) write(ctx context.Context, out *os.File, o *output, info perfd
 		err = cerr
 	}
 	if n > 0 && err == nil {
-		fmt.Fprintf(os.Stderr, "unspool: %s samples were too large for perf.data and are not in it\n", profile.Comma(n))
+		fmt.Fprintf(stderr, "unspool: %s samples were too large for perf.data and are not in it\n", profile.Comma(n))
 	}
 	s.events(o)
 	s.names.source = !o.plain

@@ -337,7 +337,7 @@ func readProfile(ctx context.Context, path string, o *output, flt *filter, mods 
 	case p == nil:
 		return nil, fmt.Errorf("%s: %w", path, err)
 	default:
-		fmt.Fprintf(os.Stderr, "unspool: %s: %v\n", path, err)
+		fmt.Fprintf(stderr, "unspool: %s: %v\n", path, err)
 	}
 	return p, nil
 }

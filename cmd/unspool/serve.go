@@ -102,7 +102,7 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 	if open {
 		closed, err := openBrowser(url)
 		if err != nil {
-			fmt.Fprintf(os.Stderr, "unspool: the browser: %v\n", err)
+			fmt.Fprintf(stderr, "unspool: the browser: %v\n", err)
 		} else {
 			defer closed()
 		}
@@ -194,7 +194,7 @@ func serveInput(path string, mods *modules.Set, plain bool) serve.Input {
 			if n == 0 {
 				return nil, err
 			}
-			fmt.Fprintf(os.Stderr, "unspool: %v\n", err)
+			fmt.Fprintf(stderr, "unspool: %v\n", err)
 		}
 		return &serve.Recording{Profile: p, Times: times, Local: true, Periods: o.opts.By == report.Periods}, nil
 	}}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -182,7 +181,7 @@ func (s *session) wrote(path string) {
 		return
 	}
 	t := profile.Totals{Samples: s.stats.Samples, Stops: s.stats.Stops}
-	fmt.Fprintf(os.Stderr, "unspool: %s: %s\n", path, t.Summary(s.info.Loss))
+	fmt.Fprintf(stderr, "unspool: %s: %s\n", path, t.Summary(s.info.Loss))
 }
 
 // lossAdvice says how to record less, by what the events take.
@@ -201,7 +200,7 @@ func lossAdvice(events []source.Event) string {
 // warn says on standard error what the reader of a report should know: why stacks are not whole, what
 // was lost, and what to do about it.
 func (s *session) warn() {
-	say := func(format string, args ...any) { fmt.Fprintf(os.Stderr, "unspool: "+format+"\n", args...) }
+	say := func(format string, args ...any) { fmt.Fprintf(stderr, "unspool: "+format+"\n", args...) }
 	st := &s.stats
 	if err := s.mods.CacheErr(); err != nil {
 		say("unwind tables are not kept for the next time: %v", err)

@@ -213,12 +213,12 @@ func writeStacks(s *report.Stacks, p *source.Process, o *stackOptions, names *na
 	}
 	if o.format != "json" {
 		for _, n := range s.Notes {
-			fmt.Fprintf(os.Stderr, "unspool: %s\n", n)
+			fmt.Fprintf(stderr, "unspool: %s\n", n)
 		}
 	}
 	for i := range s.Threads {
 		if why := s.Threads[i].Incomplete(); why != "" && o.format == "eu" { // as eu-stack, which has no place for it
-			fmt.Fprintf(os.Stderr, "unspool: TID %d: %s\n", s.Threads[i].TID, why)
+			fmt.Fprintf(stderr, "unspool: TID %d: %s\n", s.Threads[i].TID, why)
 		}
 	}
 	return report.StackFormats[o.format](io.Writer(os.Stdout), s)
