@@ -297,14 +297,15 @@ US_HIDDEN int us_fde_rule(struct us_window *w, const struct us_fde *fde, uint64_
 
 /* ---- Tables from the store ---- */
 
+struct stat;
 struct us_table; /* a compact table, mapped and checked */
 
 /*
- * Opens the stored table of a build ID, in $UNSPOOL_CACHE, $XDG_CACHE_HOME/unspool or ~/.cache/unspool; eh_frame_size is
- * that of the section. NULL if there is none, or it is damaged, or the directory is not this user's alone. Not for
+ * Opens the stored table of a file with a build ID, in $UNSPOOL_CACHE, $XDG_CACHE_HOME/unspool or ~/.cache/unspool; st is
+ * the file's. NULL if there is none, or it is damaged, or the directory is not this user's alone. Not for
  * signal handlers: it calls open and mmap, and may read the environment.
  */
-US_HIDDEN const struct us_table *us_table_stored(const uint8_t *id, size_t id_size, uint64_t eh_frame_size, uint64_t debug_frame_size);
+US_HIDDEN const struct us_table *us_table_stored(const uint8_t *id, size_t id_size, const struct stat *st);
 
 /* The rule at link-time address pc. Async-signal-safe. */
 US_HIDDEN int us_table_rule(const struct us_table *t, uint64_t pc, struct us_rule *r);

@@ -142,9 +142,9 @@ static int read_fd(void *ctx, uint64_t at, void *to, size_t n)
 	return pread(*(int *)ctx, to, n, (off_t)at) == (ssize_t)n;
 }
 
-/* Sizes of the sections that a table is named after, and where .eh_frame is. */
+/* Where .eh_frame is. */
 struct sections {
-	uint64_t eh, eh_size, debug_size;
+	uint64_t eh, eh_size;
 };
 
 static int read_sections(int fd, const struct elf *x, struct sections *z)
@@ -168,13 +168,6 @@ static int read_sections(int fd, const struct elf *x, struct sections *z)
 		if (!strcmp(name, ".eh_frame") && s.sh_type != SHT_NOBITS) {
 			z->eh = s.sh_addr;
 			z->eh_size += s.sh_size;
-		} else if (!strcmp(name, ".debug_frame") && s.sh_type != SHT_NOBITS) {
-			Elf64_Chdr c;
-
-			if (!(s.sh_flags & SHF_COMPRESSED))
-				z->debug_size += s.sh_size;
-			else if (read_fd(&fd, s.sh_offset, &c, sizeof c))
-				z->debug_size += c.ch_size;
 		}
 	}
 	return z->eh_size > 0;
@@ -220,11 +213,12 @@ enum { SMALL = 1 << 17, MANY = 64 };
 static void open_file(struct us_module *m, int fd, const struct elf *x, int strict)
 {
 	struct sections z;
+	struct stat st;
 
 	if (!read_sections(fd, x, &z) || z.eh + z.eh_size < z.eh)
 		z.eh_size = 0;
-	if (!strict && z.eh_size)
-		m->table = us_table_stored(m->id, m->id_size, z.eh_size, z.debug_size);
+	if (!strict && z.eh_size && fstat(fd, &st) == 0)
+		m->table = us_table_stored(m->id, m->id_size, &st);
 	if (m->table)
 		return;
 	if (z.eh_size) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * table.c: compact tables out of the store, where package store puts them: the table (docs/TABLE.md), then the file's
- * name, the name's size, and a magic number. A file is named after the module's build ID and the sizes of .eh_frame and
- * .debug_frame; it is never changed, only replaced, so a mapping of it stays what was checked.
+ * name, the name's size, and a magic number. A file is named after the module's build ID and a hash of its unwind
+ * information, and a link to it after the module's file; it is never changed, only replaced, so a mapping of it stays what
+ * was checked.
  */
 #define _GNU_SOURCE
 #include "core.h"
@@ -122,7 +123,7 @@ static int open_dir(void)
 			return -1;
 		dir = path;
 	}
-	fd = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	fd = open(dir, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0)
 		return -1;
 	if (fstat(fd, &st) != 0 || st.st_uid != geteuid() || st.st_mode & 022) {
@@ -164,22 +165,30 @@ static const struct us_table *load(int dir, const char *name)
 	return t;
 }
 
-const struct us_table *us_table_stored(const uint8_t *id, size_t n, uint64_t eh_frame_size, uint64_t debug_frame_size)
+const struct us_table *us_table_stored(const uint8_t *id, size_t n, const struct stat *st)
 {
 	const struct us_table *t = NULL;
-	char name[200];
+	char link[200], name[256], ends[16];
 	size_t at = 0;
+	ssize_t len;
 	int dir, saved = errno;
 
 	if (n == 0 || n > 64)
 		return NULL;
 	dir = open_dir();
 	if (dir >= 0) {
-		for (size_t i = 0; i < n; i++)
-			at += (size_t)snprintf(name + at, sizeof name - at, "%02x", id[i]);
-		snprintf(name + at, sizeof name - at, "-%llx-%llx.%d", (unsigned long long)eh_frame_size,
-			 (unsigned long long)debug_frame_size, UNSPOOL_TABLE_VERSION);
-		t = load(dir, name);
+		snprintf(link, sizeof link, "at-%llx-%llx-%llx-%llx-%lx-%llx-%lx.%d", (unsigned long long)st->st_dev,
+			 (unsigned long long)st->st_ino, (unsigned long long)st->st_size, (unsigned long long)st->st_mtim.tv_sec,
+			 (long)st->st_mtim.tv_nsec, (unsigned long long)st->st_ctim.tv_sec, (long)st->st_ctim.tv_nsec,
+			 UNSPOOL_TABLE_VERSION);
+		len = readlinkat(dir, link, name, sizeof name - 1);
+		name[len > 0 ? len : 0] = 0;
+		snprintf(ends, sizeof ends, ".%d", UNSPOOL_TABLE_VERSION);
+		for (char hex[3]; at < 2 * n && (snprintf(hex, sizeof hex, "%02x", id[at / 2]), !memcmp(name + at, hex, 2)); at += 2)
+			;
+		if (at == 2 * n && name[at] == '-' && !strchr(name, '/') && strlen(name) > strlen(ends) &&
+		    !strcmp(name + strlen(name) - strlen(ends), ends))
+			t = load(dir, name);
 		close(dir);
 	}
 	errno = saved;

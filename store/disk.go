@@ -10,11 +10,13 @@ import (
 	"sort"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/native"
+	"github.com/unspool/unspool/module"
 )
 
 // A file is the table, which has a checksum of its own, the name, and a trailer of little-endian words: the size of
@@ -26,7 +28,7 @@ const (
 
 // Open returns the Store in a directory, which is made if need be, for this user only. "" is $UNSPOOL_CACHE, else
 // the directory unspool in $XDG_CACHE_HOME, else in ~/.cache. A directory that others own or may write to is
-// refused: its tables could be anybody's. With an error comes a Store that keeps nothing on disk.
+// refused, and so is a link to one: its tables could be anybody's. With an error comes a Store that keeps nothing on disk.
 func Open(dir string) (*Store, error) {
 	if dir == "" {
 		dir = os.Getenv("UNSPOOL_CACHE")
@@ -41,14 +43,77 @@ func Open(dir string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return &Store{}, fmt.Errorf("cache: %w", err)
 	}
-	st, err := os.Stat(dir)
+	st, err := os.Lstat(dir)
 	if err != nil {
 		return &Store{}, fmt.Errorf("cache: %w", err)
+	}
+	if !st.IsDir() {
+		return &Store{}, fmt.Errorf("cache: %s is not a directory itself: who owns a link can let it lead elsewhere; set UNSPOOL_CACHE", dir)
 	}
 	if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) != os.Geteuid() || st.Mode().Perm()&0o022 != 0 {
 		return &Store{}, fmt.Errorf("cache: %s is not this user's alone: make it so with chmod go-w, or set UNSPOOL_CACHE", dir)
 	}
+	if err := foreign(dir); err != nil {
+		return &Store{}, fmt.Errorf("cache: %w; set UNSPOOL_CACHE", err)
+	}
 	return &Store{dir: dir}, nil
+}
+
+// foreign says which of the directories that lead to one is another user's, or everybody's: who has it can put another directory in its place.
+func foreign(dir string) error {
+	dir, err := filepath.Abs(dir)
+	if err == nil {
+		dir, err = filepath.EvalSymlinks(dir)
+	}
+	for err == nil && dir != "/" {
+		dir = filepath.Dir(dir)
+		var st os.FileInfo
+		if st, err = os.Lstat(dir); err != nil {
+			break
+		}
+		sys, ok := st.Sys().(*syscall.Stat_t)
+		if ok && sys.Uid != 0 && int(sys.Uid) != os.Geteuid() {
+			return fmt.Errorf("it would be below %s, which belongs to user %d", dir, sys.Uid)
+		}
+		if st.Mode().Perm()&0o002 != 0 && st.Mode()&os.ModeSticky == 0 {
+			return fmt.Errorf("it would be below %s, which everybody may write to", dir)
+		}
+	}
+	return err
+}
+
+// The name of a table says behind the build ID whether only root and this user could change the module's file.
+const (
+	ownFile = "own"
+	anyFile = "any"
+)
+
+// settled is how old a file's last change must be before its hash is remembered: a change within the same tick of the clock is not seen.
+var settled = 2 * time.Second // but for tests
+
+// name returns the name of an image's table. A link is the name of what can remember it, "" where that is known, or is not to be.
+func (s *Store) name(img *module.Image, frames *Frames, suffix string) (name, link string) {
+	st, whose := img.File(), anyFile
+	if st != nil && st.Private {
+		whose = ownFile
+	}
+	prefix := fmt.Sprintf("%s-%s-", img.ID(), whose)
+	if s.dir != "" && whose == ownFile && time.Since(time.Unix(st.Ctim.Unix())) > settled {
+		// The same in runtime/table.c.
+		link = fmt.Sprintf("at-%x-%x-%x-%x-%x-%x-%x.%s", st.Dev, st.Ino, st.Size, st.Mtim.Sec, st.Mtim.Nsec, st.Ctim.Sec, st.Ctim.Nsec, suffix)
+		if to, err := os.Readlink(filepath.Join(s.dir, link)); err == nil && strings.HasPrefix(to, prefix) && strings.HasSuffix(to, "."+suffix) && !strings.Contains(to, "/") {
+			return to, ""
+		}
+	}
+	return prefix + frames.key() + "." + suffix, link
+}
+
+// remember makes a link, if it can.
+func (s *Store) remember(link, name string) {
+	link = filepath.Join(s.dir, link)
+	if os.Symlink(name, link) != nil && os.Remove(link) == nil {
+		os.Symlink(name, link)
+	}
 }
 
 // load maps a table. It returns nil without an error where there is none.
@@ -82,8 +147,8 @@ func (s *Store) load(name string) (*compact.Table, error) {
 }
 
 // Kept returns the table of the module with a build ID, in lower-case hex, that an earlier run has put on disk; nil if there is none. So
-// stacks lead through modules whose files are gone. Of several, such as those of a file and of its stripped copy, it is the largest. The
-// directory is read once, and so is each table.
+// stacks lead through modules whose files are gone. Of several, such as those of a file and of its stripped copy, it is the largest. Only files
+// that root and this user alone could change are believed. The directory is read once, and so is each table.
 func (s *Store) Kept(buildID string) *compact.Table {
 	if s.dir == "" || buildID == "" {
 		return nil
@@ -98,7 +163,7 @@ func (s *Store) Kept(buildID string) *compact.Table {
 	if ok {
 		return best
 	}
-	prefix := buildID + "-"
+	prefix := buildID + "-" + ownFile + "-"
 	first := sort.Search(len(s.files), func(i int) bool { return s.files[i].Name() >= prefix })
 	for _, f := range s.files[first:] {
 		if !strings.HasPrefix(f.Name(), prefix) {

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 
 	"github.com/unspool/unspool/format/dwarf"
@@ -36,16 +38,20 @@ func (f *Frames) Build(which dwarf.Which) (*rows.Table, []dwarf.Damage) {
 	return t, damage
 }
 
-// key names what there is by its sizes; "" is nothing.
-func (f *Frames) key() string {
+// empty says that there is nothing to make a table of.
+func (f *Frames) empty() bool {
 	z := f.Sizes()
-	switch {
-	case f.golang != nil:
-		return fmt.Sprintf("%x-%x-%x", z.EHFrame, z.DebugFrame, f.golang.Size())
-	case z.EHFrame+z.DebugFrame == 0:
-		return ""
+	return f.golang == nil && z.EHFrame+z.DebugFrame == 0
+}
+
+// key is a hash of all that a table is made of.
+func (f *Frames) key() string {
+	h := sha256.New()
+	f.Sum(h)
+	if f.golang != nil {
+		f.golang.Sum(h)
 	}
-	return fmt.Sprintf("%x-%x", z.EHFrame, z.DebugFrame)
+	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
 // read returns all rows; an error says what is damaged.

@@ -73,7 +73,7 @@ func TestKeepsNative(t *testing.T) {
 	// Another kind is another file, and so is the table.
 	getNative(t, again, native.Options{Layout: native.Tree, Deref: native.Self}, Built)
 	get(t, again, Built)
-	if list, err := os.ReadDir(dir); err != nil || len(list) != 3 {
+	if list, err := filepath.Glob(filepath.Join(dir, "*-own-*")); err != nil || len(list) != 3 {
 		t.Errorf("the cache holds %v, %v; want three files", list, err)
 	}
 }

@@ -1,10 +1,11 @@
 // Package store keeps compiled tables and machine code: in memory, one for each module, and on disk, where the next run
 // finds them.
 //
-// A file is named after the module's build ID, or the hash of its contents where it has none, and the size
-// of the unwind information that it was made of: a stripped file has its twin's build ID, and less to tell. A
-// table's file is the table, as package compact lays it out, and a trailer with the name; machine code is an eh_elf file,
-// as package native writes it. Both are mapped, not read. Whatever is wrong with a file, or with the whole cache, costs time only: the table is built again.
+// A file is named after the module's build ID, or a hash of its headers where it has none, and a hash of the unwind information that it was made
+// of: anybody can make a file with libc's build ID. Of files that only root and this user can change the hash is remembered, by device, inode,
+// size and times, in a symbolic link. A table's file is the table, as package compact lays it out, and a trailer with the name; machine code is
+// an eh_elf file, as package native writes it. Both are mapped, not read. Whatever is wrong with a file, or with the whole cache, costs time
+// only: the table is built again.
 package store
 
 import (
@@ -112,12 +113,11 @@ type kept[T comparable] struct {
 // obtain returns what an image was compiled to: by this process, on disk, or now.
 func obtain[T comparable](s *Store, all *map[string]*entry[T], img *module.Image, suffix string, k kept[T]) (T, Origin, error) {
 	frames, err := OpenFrames(img)
-	key := frames.key()
-	if key == "" {
+	if frames.empty() {
 		var none T
 		return none, None, err
 	}
-	name := fmt.Sprintf("%s-%s.%s", img.ID(), key, suffix)
+	name, link := s.name(img, frames, suffix)
 	s.mu.Lock()
 	if *all == nil {
 		*all = map[string]*entry[T]{}
@@ -131,21 +131,23 @@ func obtain[T comparable](s *Store, all *map[string]*entry[T], img *module.Image
 	from := Memory
 	e.ready.Do(func() {
 		e.err = errors.New("it could not be compiled") // unless what follows returns
-		fill(s, e, name, frames, k)
+		if fill(s, e, name, frames, k) && link != "" {
+			s.remember(link, name)
+		}
 		from = e.from
 	})
 	return e.made, from, errors.Join(err, e.err)
 }
 
-// fill gets an entry from disk, or else makes and keeps it.
-func fill[T comparable](s *Store, e *entry[T], name string, frames *Frames, k kept[T]) {
+// fill gets an entry from disk, or else makes and keeps it. It says whether it is on disk.
+func fill[T comparable](s *Store, e *entry[T], name string, frames *Frames, k kept[T]) bool {
 	var none T
 	if s.dir != "" {
 		t, err := k.load(name)
 		if t != none {
 			e.made, e.from, e.err = t, Disk, nil
 			s.mapped.Add(1)
-			return
+			return true
 		}
 		if err != nil {
 			s.rejected.Add(1)
@@ -154,13 +156,15 @@ func fill[T comparable](s *Store, e *entry[T], name string, frames *Frames, k ke
 	b, t, err := k.make(frames)
 	e.made, e.from, e.err = t, Built, err
 	s.built.Add(1)
-	if t == none || s.dir == "" {
-		return
+	if t == none || s.dir == "" || frames.Indirect() { // then the name does not say all that it was made of
+		return false
 	}
 	if err := s.save(name, k.pack(b, name)); err != nil {
 		s.unkept.Add(1)
 		s.fault.CompareAndSwap(nil, &err)
+		return false
 	}
+	return true
 }
 
 // Build makes a table and proves it equal to what it was made of. An error with a table says what is damaged.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -42,10 +43,11 @@ func get(t *testing.T, s *Store, want Origin) *compact.Table {
 	return table
 }
 
-// onlyFile returns the path of the one file in dir.
+// onlyFile returns the path of the one file in dir, links apart.
 func onlyFile(t *testing.T, dir string) string {
 	t.Helper()
 	list, err := os.ReadDir(dir)
+	list = slices.DeleteFunc(list, func(e os.DirEntry) bool { return e.Type()&os.ModeSymlink != 0 })
 	if err != nil || len(list) != 1 {
 		t.Fatalf("the cache holds %v, %v; want one file", list, err)
 	}
@@ -167,7 +169,14 @@ func TestUnusable(t *testing.T) {
 	if err := os.Chmod(shared, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	for _, dir := range []string{file, filepath.Join(file, "below"), shared, "/proc/unspool"} {
+	own := t.TempDir()
+	os.Chmod(own, 0o700)
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(own, link); err != nil {
+		t.Fatal(err)
+	}
+	below := filepath.Join(shared, "below") // others can put another in its place
+	for _, dir := range []string{file, filepath.Join(file, "below"), shared, below, link, "/proc/unspool"} {
 		s, err := Open(dir)
 		if err == nil {
 			t.Errorf("Open(%s) gave no error", dir)

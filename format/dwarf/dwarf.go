@@ -16,7 +16,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
+	"sync/atomic"
 
 	"github.com/unspool/unspool/arch"
 )
@@ -69,6 +71,8 @@ type Frames struct {
 	hdr     *hdr // nil where there is none, or a damaged one
 	hdrErr  error
 	indexes [2]index // of eh and debug
+
+	indirect atomic.Bool // a pointer of the sections led to Memory
 }
 
 // A section is one Section on its way to rows.
@@ -137,6 +141,20 @@ func (f *Frames) Sizes() Sizes {
 	}
 	return z
 }
+
+// Sum writes to w all that rows are made of, but what Memory was asked for: Indirect says whether it was.
+func (f *Frames) Sum(w io.Writer) {
+	fmt.Fprintln(w, f.in.Machine.ELF, f.big, f.in.AddrSize, f.in.Text, f.in.GOT)
+	for i, all := range [][]*section{f.eh, f.debug} {
+		for _, s := range all {
+			fmt.Fprintln(w, i, s.name, s.addr, s.open, len(s.data))
+			w.Write(s.data)
+		}
+	}
+}
+
+// Indirect says whether rows that were made depend on what Memory returned (DW_EH_PE_indirect).
+func (f *Frames) Indirect() bool { return f.indirect.Load() }
 
 // Machine returns the machine that the data is of.
 func (f *Frames) Machine() *arch.Machine { return f.in.Machine }

@@ -180,6 +180,7 @@ func (f *Frames) encoded(r *reader, at int, enc byte, addrSize int, b *bases) (p
 		if f.in.Memory == nil {
 			return pointer{}, at, unsupported(start, "indirect pointer to %#x without memory", v)
 		}
+		f.indirect.Store(true)
 		m, ok := f.in.Memory(arch.Vaddr(v), addrSize)
 		if !ok || len(m) < addrSize {
 			return pointer{}, at, malformed(start, "indirect pointer to %#x, where there is nothing", v)

@@ -9,6 +9,8 @@ package pclntab
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
+	"io"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
@@ -30,7 +32,7 @@ const (
 // A Table is a program's pclntab. It is valid as long as its image is open, and safe for concurrent use.
 type Table struct {
 	machine *arch.Machine
-	size    int
+	bytes   []byte
 	n       uint64 // functions
 	text    uint64 // what their addresses count from
 	quantum uint64 // least size of an instruction
@@ -64,7 +66,7 @@ func parse(img *module.Image, b []byte) *Table {
 	// Its words: the count of functions, of files, the text's start, and offsets of names, units, files, numbers, functions.
 	word := func(i int) uint64 { return le.Uint64(b[8+8*i:]) }
 	part := func(i int) []byte { return b[min(word(i), uint64(len(b))):] }
-	t := &Table{machine: img.Machine(), size: len(b), n: word(0), text: word(2), quantum: uint64(b[6]), flags: 33, names: part(3), numbers: part(6), funcs: part(7)}
+	t := &Table{machine: img.Machine(), bytes: b, n: word(0), text: word(2), quantum: uint64(b[6]), flags: 33, names: part(3), numbers: part(6), funcs: part(7)}
 	if le.Uint32(b) == magic120 {
 		t.flags += 4 // behind the line at which the function starts
 	}
@@ -79,8 +81,11 @@ func parse(img *module.Image, b []byte) *Table {
 
 var le = binary.LittleEndian
 
-// Size returns the table's size, in bytes.
-func (t *Table) Size() int { return t.size }
+// Sum writes to w all that rows are made of.
+func (t *Table) Sum(w io.Writer) {
+	fmt.Fprintln(w, t.machine.ELF, t.text, len(t.bytes))
+	w.Write(t.bytes)
+}
 
 // function returns where function i starts, where the next one does, and its description (runtime._func), from the name on.
 func (t *Table) function(i uint64) (lo, hi arch.Vaddr, desc []byte) {
@@ -123,7 +128,7 @@ func (t *Table) Rows() *rows.Table {
 	sets := map[state]rows.SetID{}
 	var fn []rows.Row
 	// Functions share their numbers, but on average there are few of them.
-	for i, left := uint64(0), t.size/4; i < t.n && left > 0; i++ {
+	for i, left := uint64(0), len(t.bytes)/4; i < t.n && left > 0; i++ {
 		lo, hi, desc := t.function(i)
 		if desc == nil {
 			continue
