@@ -16,6 +16,7 @@ import (
 
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/native"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/module"
 )
 
@@ -43,43 +44,17 @@ func Open(dir string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return &Store{}, fmt.Errorf("cache: %w", err)
 	}
-	st, err := os.Lstat(dir)
+	if err := procfs.OwnDir(dir); err != nil {
+		return &Store{}, fmt.Errorf("cache: %w; or set UNSPOOL_CACHE", err)
+	}
+	st, err := os.Stat(dir)
 	if err != nil {
 		return &Store{}, fmt.Errorf("cache: %w", err)
 	}
-	if !st.IsDir() {
-		return &Store{}, fmt.Errorf("cache: %s is not a directory itself: who owns a link can let it lead elsewhere; set UNSPOOL_CACHE", dir)
-	}
-	if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) != os.Geteuid() || st.Mode().Perm()&0o022 != 0 {
-		return &Store{}, fmt.Errorf("cache: %s is not this user's alone: make it so with chmod go-w, or set UNSPOOL_CACHE", dir)
-	}
-	if err := foreign(dir); err != nil {
-		return &Store{}, fmt.Errorf("cache: %w; set UNSPOOL_CACHE", err)
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) != os.Geteuid() {
+		return &Store{}, fmt.Errorf("cache: %s belongs to root: set UNSPOOL_CACHE", dir)
 	}
 	return &Store{dir: dir}, nil
-}
-
-// foreign says which of the directories that lead to one is another user's, or everybody's: who has it can put another directory in its place.
-func foreign(dir string) error {
-	dir, err := filepath.Abs(dir)
-	if err == nil {
-		dir, err = filepath.EvalSymlinks(dir)
-	}
-	for err == nil && dir != "/" {
-		dir = filepath.Dir(dir)
-		var st os.FileInfo
-		if st, err = os.Lstat(dir); err != nil {
-			break
-		}
-		sys, ok := st.Sys().(*syscall.Stat_t)
-		if ok && sys.Uid != 0 && int(sys.Uid) != os.Geteuid() {
-			return fmt.Errorf("it would be below %s, which belongs to user %d", dir, sys.Uid)
-		}
-		if st.Mode().Perm()&0o002 != 0 && st.Mode()&os.ModeSticky == 0 {
-			return fmt.Errorf("it would be below %s, which everybody may write to", dir)
-		}
-	}
-	return err
 }
 
 // The name of a table says behind the build ID whether only root and this user could change the module's file.

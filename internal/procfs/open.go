@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"path/filepath"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -145,4 +146,37 @@ func Private(f *os.File) bool {
 			return true
 		}
 	}
+}
+
+// OwnDir says why a directory is not to be trusted with what this program keeps: it is a link, or others own it or may write to it, or they can
+// put another in its place.
+func OwnDir(dir string) error {
+	st, err := os.Lstat(dir)
+	switch {
+	case err != nil:
+		return err
+	case !st.IsDir():
+		return fmt.Errorf("%s is not a directory itself: who owns a link can let it lead elsewhere", dir)
+	case st.Mode().Perm()&0o022 != 0:
+		return fmt.Errorf("%s can be written by others: make it this user's alone with chmod go-w", dir)
+	}
+	if dir, err = filepath.Abs(dir); err == nil {
+		dir, err = filepath.EvalSymlinks(dir)
+	}
+	for err == nil {
+		if st, err = os.Lstat(dir); err != nil {
+			break
+		}
+		if s, ok := st.Sys().(*syscall.Stat_t); ok && s.Uid != 0 && int(s.Uid) != os.Geteuid() {
+			return fmt.Errorf("%s belongs to another user, %d", dir, s.Uid)
+		}
+		if st.Mode().Perm()&0o002 != 0 && st.Mode()&os.ModeSticky == 0 {
+			return fmt.Errorf("everybody can write to %s", dir)
+		}
+		if dir == "/" {
+			break
+		}
+		dir = filepath.Dir(dir)
+	}
+	return err
 }

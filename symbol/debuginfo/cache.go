@@ -6,14 +6,17 @@ import (
 	"hash/crc32"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/module"
 )
 
 // A file of the cache, units-BUILDID, is a magic number, the CRC-32C of what follows, 0, the key, and the index: first
 // address, end and unit of each range, 24 bytes; all little-endian.
 const (
-	cacheMagic = "unspunt1"
+	cacheMagic = "unspunt2"
 	cacheHead  = 8 + 4 + 4 + cacheKeyLen
 	cacheRange = 24
 
@@ -26,11 +29,16 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-const cacheKeyLen = 16 * 5
+const cacheKeyLen = 16*5 + 8*6
 
-// cacheKey is where the sections lie that the index was made of: dwz changes them and leaves the build ID.
+// cacheKey is the file that the index was made of, as it was, and where the sections lie: dwz changes them and leaves the build ID.
 func (in *Info) cacheKey() []byte {
-	key := binary.LittleEndian.AppendUint64(nil, uint64(in.main.img.Size()))
+	var st module.File
+	if f := in.main.img.File(); f != nil {
+		st = *f
+	}
+	key, _ := binary.Append(nil, binary.LittleEndian, []uint64{uint64(st.Dev), st.Ino, uint64(st.Mtim.Sec), uint64(st.Mtim.Nsec), uint64(st.Ctim.Sec), uint64(st.Ctim.Nsec)})
+	key = binary.LittleEndian.AppendUint64(key, uint64(in.main.img.Size()))
 	key = binary.LittleEndian.AppendUint64(key, 0)
 	for _, s := range []section{secInfo, secAranges, secRanges, secRnglists} {
 		var off, size uint64
@@ -42,10 +50,14 @@ func (in *Info) cacheKey() []byte {
 	return key
 }
 
-// cachePath returns "" where nothing is kept.
+// settled is how old a file's last change must be: a change within the same tick of the clock is not seen.
+var settled = 2 * time.Second // but for tests
+
+// cachePath returns "" where nothing is kept: only of files that nobody but root and this user can change. To hash what the index of others is made
+// of takes longer than to make it.
 func (in *Info) cachePath() string {
-	id := in.main.img.BuildID()
-	if in.opt.CacheDir == "" || len(id) == 0 || len(id) > 64 {
+	id, f := in.main.img.BuildID(), in.main.img.File()
+	if in.opt.CacheDir == "" || len(id) == 0 || len(id) > 64 || f == nil || !f.Private || time.Since(time.Unix(f.Ctim.Unix())) < settled {
 		return ""
 	}
 	return filepath.Join(in.opt.CacheDir, "units-"+hex.EncodeToString(id))

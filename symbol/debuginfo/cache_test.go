@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
@@ -17,16 +18,26 @@ func manyUnits(t testing.TB, n int) *module.Image {
 	for i := range n {
 		info = append(info, unit4(uleb(1), u64(uint64(0x1000*i)), u64(0x1000), u32(1<<20), uleb(2), u64(uint64(0x1000*i)), u64(0x1000), u32(0), []byte{0, 0})...)
 	}
-	img := synthImage(t, "units", map[string][]byte{".debug_info": info, ".debug_abbrev": synthAbbrevs,
-		".note.gnu.build-id": cat(u32(4), u32(8), u32(3), []byte("GNU\x00unitunit"))})
-	if img.BuildID() == nil {
-		t.Fatal("no build ID")
+	path := filepath.Join(t.TempDir(), "units")
+	if err := os.WriteFile(path, elfFile(map[string][]byte{".debug_info": info, ".debug_abbrev": synthAbbrevs,
+		".note.gnu.build-id": cat(u32(4), u32(8), u32(3), []byte("GNU\x00unitunit"))}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	img, err := module.Open(path)
+	if err != nil || img.BuildID() == nil {
+		t.Fatal("no build ID", err)
+	}
+	t.Cleanup(func() { img.Close() })
+	if !img.File().Private {
+		t.Skip("this test lacks a temporary directory that is this user's and root's alone")
 	}
 	return img
 }
 
 // TestCache keeps an index, and finds the same with it, without it, and with one that is damaged in any byte.
 func TestCache(t *testing.T) {
+	defer func(d time.Duration) { settled = d }(settled)
+	settled = 0
 	img := manyUnits(t, 100)
 	dir := t.TempDir()
 	look := func(dir string) []span {
@@ -79,6 +90,26 @@ func TestCache(t *testing.T) {
 	other, _ := Open(manyUnits(t, 99), Options{CacheDir: dir})
 	if got := other.units(); len(got) != 99 {
 		t.Errorf("another file with this build ID: %d ranges", len(got))
+	}
+	// The same bytes but for one unit's address, in a file of another user: it neither finds nor leaves anything.
+	b, _ := os.ReadFile(img.Name())
+	forged := filepath.Join(t.TempDir(), "forged")
+	at := bytes.Index(b, u64(0x5000))
+	b[at+2]++
+	os.WriteFile(forged, b, 0o666)
+	os.Chmod(forged, 0o666)
+	theirs, err := module.Open(forged)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	before, _ := os.ReadFile(path)
+	in, _ = Open(theirs, Options{CacheDir: dir})
+	if got := in.units(); reflect.DeepEqual(got, want) {
+		t.Error("another user's file has the index of ours")
+	}
+	if after, _ := os.ReadFile(path); !bytes.Equal(after, before) {
+		t.Error("another user's file has left its index")
 	}
 	if got := look(filepath.Join(dir, "missing")); !reflect.DeepEqual(got, want) {
 		t.Errorf("without a directory: %v, want %v", got, want)

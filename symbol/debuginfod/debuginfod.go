@@ -1,11 +1,13 @@
 // Package debuginfod fetches debug files from debuginfod servers, by build ID, and keeps them in the cache directory that it shares with
 // elfutils and all that use its library (debuginfod_find_debuginfo(3), "ENVIRONMENT VARIABLES" and "CACHE"; debuginfod(8), "WEBAPI").
 //
-// Servers can hang, lie and never end. What they send is kept only if it is an ELF file with the build ID that was asked for; each has a
+// Servers can hang, lie and never end. A redirection is followed to the same host only, or from http to https there: another would be asked
+// with this machine's rights. What they send is kept only if it is an ELF file with the build ID that was asked for; each has a
 // limit on how slow it may be, and one that was too slow or lied is not asked again.
 package debuginfod
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -19,8 +21,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
+
+	"github.com/unspool/unspool/internal/procfs"
 )
 
 // Kinds of files.
@@ -173,13 +176,13 @@ func (c *Client) Fetch(ctx context.Context, buildID []byte, kind string) (string
 }
 
 func (c *Client) fetch(ctx context.Context, buildID []byte, id, kind string) (string, error) {
-	if err := foreign(c.c.Cache); err != nil {
+	dir := filepath.Join(c.c.Cache, id)
+	if err := cmp.Or(foreign(c.c.Cache), foreign(dir)); err != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.unused = err
 		return "", err
 	}
-	dir := filepath.Join(c.c.Cache, id)
 	path := filepath.Join(dir, kind)
 	if st, err := os.Lstat(path); err == nil && st.Mode().IsRegular() {
 		if st.Size() > 0 {
@@ -230,16 +233,13 @@ func (c *Client) missing() time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-// foreign says why a cache directory is not used: what is left there is in its owner's way, who can make it lead elsewhere.
+// foreign says why a directory of the cache is not used: what is there could be anybody's, and lead anywhere.
 func foreign(dir string) error {
-	st, err := os.Stat(dir)
-	if err != nil {
-		return nil // it is to be made
+	err := procfs.OwnDir(dir)
+	if err == nil || errors.Is(err, fs.ErrNotExist) { // it is to be made
+		return nil
 	}
-	if sys, ok := st.Sys().(*syscall.Stat_t); ok && sys.Uid != 0 && int(sys.Uid) != os.Geteuid() {
-		return fmt.Errorf("the cache %s belongs to another user: set DEBUGINFOD_CACHE_PATH to a directory of your own", dir)
-	}
-	return nil
+	return fmt.Errorf("the cache is not used: %w; or set DEBUGINFOD_CACHE_PATH to a directory of your own", err)
 }
 
 // alive returns the servers that may be asked.

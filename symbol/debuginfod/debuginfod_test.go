@@ -10,10 +10,12 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -182,6 +184,14 @@ func TestHostile(t *testing.T) {
 	wrong := bytes.Clone(good)
 	at := bytes.Index(wrong, id)
 	wrong[at] ^= 1
+	asked := atomic.Int64{} // a service that only this machine may ask
+	inner := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { asked.Add(1); w.Write(good) }))
+	t.Cleanup(func() {
+		inner.Close()
+		if n := asked.Load(); n > 0 {
+			t.Errorf("another service was asked %d times", n)
+		}
+	})
 	handlers := map[string]http.HandlerFunc{
 		"hangs":       func(w http.ResponseWriter, r *http.Request) { forever(r) },
 		"wrong file":  func(w http.ResponseWriter, r *http.Request) { w.Write(wrong) },
@@ -234,6 +244,9 @@ func TestHostile(t *testing.T) {
 		"goes in circles": func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) },
 		"leads elsewhere": func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "file:///etc/passwd", http.StatusFound)
+		},
+		"leads to another service": func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, inner.URL+r.URL.Path, http.StatusFound)
 		},
 	}
 	fine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.Write(good) }))
@@ -314,6 +327,39 @@ func TestCacheDir(t *testing.T) {
 	if _, err := fetch(); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}
+	for what, spoil := range map[string]func() func(){
+		"others can write": func() func() { os.Chmod(cache, 0o777); return func() { os.Chmod(cache, 0o755) } },
+		"its group can":    func() func() { os.Chmod(cache, 0o775); return func() { os.Chmod(cache, 0o755) } },
+		"others can write to the file's directory": func() func() {
+			dir := filepath.Join(cache, hex.EncodeToString(none))
+			os.MkdirAll(dir, 0o700)
+			os.Chmod(dir, 0o777)
+			return func() { os.RemoveAll(dir) }
+		},
+		"a link": func() func() {
+			was := cache
+			cache = filepath.Join(t.TempDir(), "link")
+			os.Symlink(was, cache)
+			return func() { cache = was }
+		},
+		"others can exchange it": func() func() {
+			was, open := cache, filepath.Join(t.TempDir(), "open")
+			os.Mkdir(open, 0o700)
+			os.Chmod(open, 0o777)
+			cache = filepath.Join(open, "cache")
+			os.Mkdir(cache, 0o700)
+			return func() { cache = was }
+		},
+	} {
+		undo := spoil()
+		if notes, err := fetch(); err == nil || errors.Is(err, ErrNotFound) || !strings.Contains(strings.Join(notes, " "), "is not used") {
+			t.Errorf("%s: %v, %q", what, err, notes)
+		}
+		undo()
+		if _, err := fetch(); !errors.Is(err, ErrNotFound) {
+			t.Errorf("after %s: %v", what, err)
+		}
+	}
 	if os.Chown(cache, 54321, -1) != nil {
 		return // only root can
 	}
@@ -349,5 +395,23 @@ func TestFromEnv(t *testing.T) {
 	env["DEBUGINFOD_URLS"], env["DEBUGINFOD_TIMEOUT"] = "", ""
 	if c, ok := FromEnv(get); ok || c.Timeout != defaultTimeout {
 		t.Errorf("%+v, %v", c, ok)
+	}
+}
+
+// TestSameHost: where a server may lead.
+func TestSameHost(t *testing.T) {
+	for _, c := range []struct {
+		from, to string
+		want     bool
+	}{
+		{"http://a/x", "http://a/y", true}, {"https://A/x", "https://a/y", true}, {"http://a", "https://a", true}, {"http://a:80", "https://a:443", true},
+		{"https://a", "http://a", false}, {"http://a", "http://b", false}, {"http://a", "http://a:8080", false}, {"http://a:8080", "https://a", false},
+		{"http://a", "https://b", false}, {"http://a", "file:///a", false}, {"http://a", "http://169.254.169.254", false}, {"http://a", "ftp://a", false},
+	} {
+		from, _ := url.Parse(c.from)
+		to, _ := url.Parse(c.to)
+		if got := sameHost(from, to); got != c.want {
+			t.Errorf("from %s to %s: %v", c.from, c.to, got)
+		}
 	}
 }

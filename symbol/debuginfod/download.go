@@ -9,15 +9,17 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/unspool/unspool/module"
 )
 
-// newHTTP returns a client that follows a few redirections, to http and https only, and decompresses nothing.
+// newHTTP returns a client that follows a few redirections, on the same host only, and decompresses nothing.
 func newHTTP() *http.Client {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.DisableCompression = true
@@ -29,12 +31,21 @@ func newHTTP() *http.Client {
 			if len(via) >= 5 {
 				return errors.New("too many redirections")
 			}
-			if s := r.URL.Scheme; s != "http" && s != "https" {
-				return fmt.Errorf("a redirection to %s", s)
+			if !sameHost(via[0].URL, r.URL) {
+				return fmt.Errorf("a redirection to %s, which is not the same host", (&url.URL{Scheme: r.URL.Scheme, Host: r.URL.Host}).String())
 			}
 			return nil
 		},
 	}
+}
+
+// sameHost says whether a server may send this program from one URL to another: not where another service listens.
+func sameHost(from, to *url.URL) bool {
+	if from.Scheme == to.Scheme {
+		return strings.EqualFold(from.Host, to.Host)
+	}
+	plain := func(u *url.URL, port string) bool { return u.Port() == "" || u.Port() == port }
+	return from.Scheme == "http" && to.Scheme == "https" && strings.EqualFold(from.Hostname(), to.Hostname()) && plain(from, "80") && plain(to, "443")
 }
 
 // An answer is the beginning of what a server sends.
