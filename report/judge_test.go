@@ -245,19 +245,20 @@ func sameNumbers(t *testing.T, path string) {
 		t.Fatal(err)
 	}
 	for name, got := range map[string]counts{
-		"folded":             countsOfFolded(t, out["folded"]),
-		"top":                countsOfTop(t, out["top"]),
-		"json":               countsOfJSON(t, out["json"]),
-		"json-aggregated":    countsOfJSON(t, out["json-aggregated"]),
-		"perf":               countsOfPerf(t, out["perf"], false, perfName),
-		"perf-aggregated":    countsOfPerf(t, out["perf-aggregated"], true, perfName),
-		"pprof":              countsOfPprof(t, out["pprof"]),
-		"pprof, read":        countsOf(back),
-		"tree":               countsOfTree(t, out["tree"], p.Totals.Samples),
-		"flame":              countsOfFlame(t, out["flame"]),
-		"speedscope":         countsOfSpeedscope(t, out["speedscope"]),
-		"firefox":            countsOfFirefox(t, out["firefox"]),
-		"firefox-aggregated": countsOfFirefox(t, out["firefox-aggregated"]),
+		"folded":                countsOfFolded(t, out["folded"]),
+		"top":                   countsOfTop(t, out["top"]),
+		"json":                  countsOfJSON(t, out["json"]),
+		"json-aggregated":       countsOfJSON(t, out["json-aggregated"]),
+		"perf":                  countsOfPerf(t, out["perf"], false, perfName),
+		"perf-aggregated":       countsOfPerf(t, out["perf-aggregated"], true, perfName),
+		"pprof":                 countsOfPprof(t, out["pprof"]),
+		"pprof, read":           countsOf(back),
+		"tree":                  countsOfTree(t, out["tree"], p.Totals.Samples),
+		"flame":                 countsOfFlame(t, out["flame"]),
+		"speedscope":            countsOfSpeedscope(t, out["speedscope"]),
+		"speedscope-aggregated": countsOfSpeedscope(t, out["speedscope-aggregated"]),
+		"firefox":               countsOfFirefox(t, out["firefox"]),
+		"firefox-aggregated":    countsOfFirefox(t, out["firefox-aggregated"]),
 	} {
 		if diff := cmp.Diff(fmt.Sprint(want), fmt.Sprint(got)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)

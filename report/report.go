@@ -102,7 +102,7 @@ func eventBase(s string) string {
 }
 
 // events names the events of a profile: "cycles", "cycles and faults".
-func events(p *profile.Profile) string {
+func events(p *profile.Info) string {
 	var names []string
 	for _, e := range p.Events {
 		names = append(names, eventBase(e.Name))
@@ -111,9 +111,11 @@ func events(p *profile.Profile) string {
 }
 
 // headline is the line of counts on top of every report that has room for one.
-func headline(p *profile.Profile) string {
-	s := p.Summary()
-	if e := events(p); e != "" && e != "samples" {
+func headline(p *profile.Profile) string { return head(p.Summary(), &p.Info) }
+
+// head puts the events into a summary.
+func head(s string, info *profile.Info) string {
+	if e := events(info); e != "" && e != "samples" {
 		what, rest, _ := strings.Cut(s, " · ")
 		s = what + " of " + e + " · " + rest
 	}

@@ -252,7 +252,8 @@ func outputs(t testing.TB, r *recording) map[string][]byte {
 		out[name] = b.Bytes()
 	}
 	run("firefox-aggregated", Firefox, Options{})
-	run("speedscope", Speedscope, Options{})
+	run("speedscope-aggregated", Speedscope, Options{})
+	stream("speedscope", func(b *bytes.Buffer) *Stream { return NewSpeedscope(b, r, r.info, Options{}) })
 	stream("firefox", func(b *bytes.Buffer) *Stream { return NewFirefox(b, r, r.info, Options{}) })
 	stream("json", func(b *bytes.Buffer) *Stream { return NewJSON(b, r, r.info, Options{Summary: true}) })
 	stream("perf", func(b *bytes.Buffer) *Stream { return NewPerf(b, r, r.info, Options{}) })
@@ -296,7 +297,7 @@ func TestGolden(t *testing.T) {
 			out := outputs(t, r)
 			out["pprof"] = pprofText(t, out["pprof"])
 			got := slices.Clone(a[:2])
-			for _, name := range []string{"top", "top-narrow", "callers", "callees", "tree", "tree-narrow", "folded", "folded-periods", "json", "json-aggregated", "perf", "perf-aggregated", "pprof", "flame", "speedscope", "firefox", "firefox-aggregated"} {
+			for _, name := range []string{"top", "top-narrow", "callers", "callees", "tree", "tree-narrow", "folded", "folded-periods", "json", "json-aggregated", "perf", "perf-aggregated", "pprof", "flame", "speedscope", "speedscope-aggregated", "firefox", "firefox-aggregated"} {
 				b := out[name]
 				if name == "flame" {
 					b = flameData(t, b)

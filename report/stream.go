@@ -79,6 +79,14 @@ func NewFirefox(w io.Writer, n profile.Namer, info profile.Info, o Options) *Str
 	return newStream(w, n, info, o, newFirefox(&o))
 }
 
+// NewSpeedscope returns a Stream of profiles for speedscope, one for each thread; see Speedscope. Its samples stand where their times are, in
+// ns: its "time order" is that. Until it is closed, it keeps 24 bytes for each.
+func NewSpeedscope(w io.Writer, n profile.Namer, info profile.Info, o Options) *Stream {
+	f := newSpeedscope(&o)
+	f.timed = true
+	return newStream(w, n, info, o, f)
+}
+
 // NewJSON returns a Stream of one JSON object a sample.
 func NewJSON(w io.Writer, n profile.Namer, info profile.Info, o Options) *Stream {
 	return newStream(w, n, info, o, &jsonLines{})

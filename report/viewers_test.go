@@ -16,37 +16,117 @@ import (
 
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/unwind"
 )
 
-// countsOfSpeedscope counts functions: what is within the thread's name and a mark.
-func countsOfSpeedscope(t *testing.T, b []byte) counts {
-	var f struct {
-		Shared   struct{ Frames []struct{ Name string } }
-		Profiles []struct {
-			EndValue uint64
-			Samples  [][]int
-			Weights  []uint64
-		}
+// A speedscopeFile is the part of the format that tests read.
+type speedscopeFile struct {
+	Shared   struct{ Frames []struct{ Name string } }
+	Profiles []struct {
+		Name, Unit           string
+		StartValue, EndValue uint64
+		Samples              [][]int
+		Weights              []uint64
 	}
+}
+
+// countsOfSpeedscope counts functions: what is within the thread's name and a mark. Where there are times, all samples weigh the same.
+func countsOfSpeedscope(t *testing.T, b []byte) counts {
+	var f speedscopeFile
 	if err := json.Unmarshal(b, &f); err != nil {
 		t.Fatalf("%v\n%s", err, b)
 	}
-	c, all := counts{}, uint64(0)
-	p := f.Profiles[0]
-	for i, s := range p.Samples {
-		var names []string
-		for k := len(s) - 1; k > 0; k-- {
-			if name := f.Shared.Frames[s[k]].Name; k > 1 || name != "[truncated]" && name != "[broken]" {
-				names = append(names, name)
+	c := counts{}
+	for _, p := range f.Profiles {
+		all, one := p.StartValue, uint64(1)
+		for i, s := range p.Samples {
+			if all += p.Weights[i]; len(s) > 0 && p.Unit == "nanoseconds" {
+				one = p.Weights[i]
 			}
 		}
-		c.add(p.Weights[i], names)
-		all += p.Weights[i]
-	}
-	if all != p.EndValue || len(f.Profiles) != 1 {
-		t.Errorf("%d weights, the end is %d, %d profiles", all, p.EndValue, len(f.Profiles))
+		for i, s := range p.Samples {
+			var names []string
+			for k := len(s) - 1; k > 0; k-- {
+				if name := f.Shared.Frames[s[k]].Name; k > 1 || name != "[truncated]" && name != "[broken]" {
+					names = append(names, name)
+				}
+			}
+			if len(s) == 0 {
+				continue // a gap
+			}
+			if p.Weights[i]%one != 0 {
+				t.Errorf("%s: a sample weighs %d, another %d", p.Name, p.Weights[i], one)
+			}
+			c.add(p.Weights[i]/one, names)
+		}
+		if all != p.EndValue {
+			t.Errorf("%s: weights end at %d, the end is %d", p.Name, all, p.EndValue)
+		}
 	}
 	return c
+}
+
+// TestSpeedscopeOrder: a thread's samples stand at their times, waits from begin to end, with gaps between.
+func TestSpeedscopeOrder(t *testing.T) {
+	for _, c := range []struct {
+		event string
+		by    Weight
+		want  string
+	}{
+		{"cpu-clock", Samples, "a (1/1) 0-66: 10 [a x] 10 [a y] 36 [] 10 [a x]; b (1/2) 20-40: 10 [b z] 10 [b z]"},
+		{profile.OffCPU, Periods, "a (1/1) 500-560: 4 [a x] 6 [] 4 [a y] 42 [] 4 [a x]; b (1/2) 0-534: 524 [b z] 6 [] 4 [b z]"},
+	} {
+		n := namer{}
+		var b bytes.Buffer
+		info := profile.Info{Events: []profile.Event{profile.NewEvent(c.event)}, Duration: 50}
+		st := NewSpeedscope(&b, n, info, Options{By: c.by})
+		for _, s := range []struct {
+			tid    int32
+			comm   string
+			addr   uint64
+			at     uint64
+			period uint64
+		}{{1, "a", 1, 1010, 4}, {1, "a", 2, 1020, 4}, {2, "b", 3, 1030, 524}, {2, "b", 3, 1040, 4}, {1, "a", 1, 1066, 4}} {
+			if c.event == "cpu-clock" {
+				s.period = 10
+			}
+			if err := st.Sample(&profile.Sample{PID: 1, TID: s.tid, Comm: s.comm, Time: s.at, Period: s.period, Kernel: []uint64{s.addr}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := st.Close(profile.Loss{}); err != nil {
+			t.Fatal(err)
+		}
+		var f speedscopeFile
+		if err := json.Unmarshal(b.Bytes(), &f); err != nil {
+			t.Fatalf("%v\n%s", err, b.Bytes())
+		}
+		var got []string
+		for _, p := range f.Profiles {
+			s := fmt.Sprintf("%s %d-%d:", p.Name, p.StartValue, p.EndValue)
+			for i, st := range p.Samples {
+				var names []string
+				for _, k := range st {
+					names = append(names, f.Shared.Frames[k].Name)
+				}
+				s += fmt.Sprint(" ", p.Weights[i], " ", names)
+			}
+			got = append(got, s)
+		}
+		if diff := cmp.Diff(c.want, strings.Join(got, "; ")); diff != "" {
+			t.Errorf("%s (-want +got)\n%s", c.event, diff)
+		}
+	}
+}
+
+// A namer calls addresses of the kernel x, y, z.
+type namer struct{}
+
+func (namer) User(*unwind.Module, []uint64, []profile.Name) {}
+func (namer) Kernel(addrs []uint64, names []profile.Name) {
+	for i, a := range addrs {
+		names[i].Func = string(rune('x' + a - 1))
+	}
 }
 
 // A firefoxProfile is the part of the format that tests read.
@@ -115,6 +195,10 @@ for (const f of files) if (!check(read(f))) { console.log(f, check.errors); proc
 			t.Fatal(err)
 		}
 		args = append(args, keep(t, b.Bytes()))
+	}
+	for _, path := range []string{"testdata/basic.txtar", "testdata/hostile.txtar"} {
+		_, r := load(t, path)
+		args = append(args, keep(t, outputs(t, r)["speedscope"]))
 	}
 	if out, err := exec.Command("node", args...).CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)

@@ -108,6 +108,17 @@ func TestInlined(t *testing.T) {
 	if r.want(t, 0, ""); !strings.Contains(r.out, ";main;outer;mix ") {
 		t.Errorf("no inlined call:\n%s", r.out)
 	}
+	// A live view has the numbers of a report.
+	for _, plain := range []bool{false, true} {
+		args := []string{"top", "-n", "1", "--interval", "1s", "--limit", "5", "--", prog}
+		if plain {
+			args = append([]string{"top", "--no-inline"}, args[1:]...)
+		}
+		r := runProgram(t, args...)
+		if has := regexp.MustCompile(`(?m) prog +mix$`).MatchString(r.out); has == plain {
+			t.Errorf("%v: mix is there: %v\n%s%s", args, has, r.out, r.stderr)
+		}
+	}
 	r = runProgram(t, "report", data, "--format", "folded", "--no-inline")
 	if r.want(t, 0, ""); strings.Contains(r.out, ";mix ") || !strings.Contains(r.out, ";main;outer ") {
 		t.Errorf("--no-inline:\n%s", r.out)

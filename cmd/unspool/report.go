@@ -35,7 +35,7 @@ var formats = []string{"top", "tree", "callers", "callees", "annotate", "disasm"
 
 // streams are the formats that single samples have, with their times.
 var streams = map[string]func(io.Writer, profile.Namer, profile.Info, report.Options) *report.Stream{
-	"json": report.NewJSON, "jsonl": report.NewJSON, "perf": report.NewPerf, "firefox": report.NewFirefox,
+	"json": report.NewJSON, "jsonl": report.NewJSON, "perf": report.NewPerf, "firefox": report.NewFirefox, "speedscope": report.NewSpeedscope,
 }
 
 // An output is where a report goes and what it looks like; its flags are shared by report and record.

@@ -26,6 +26,7 @@ type top struct {
 	rounds        int // 0: no end
 	rows          int
 	table         int
+	plain         bool // no inlined calls
 }
 
 func topCmd() *cobra.Command {
@@ -85,6 +86,7 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 	f.IntVarP(&t.rounds, "intervals", "n", 0, "end after so many intervals")
 	f.StringVar(&table, "table", tableNames[functions], "what to show (first): "+strings.Join(tableNames[:], ", "))
 	f.IntVar(&t.rows, "limit", 20, "text: rows of a table")
+	sourceFlag(c, &t.plain)
 	c.RegisterFlagCompletionFunc("table", cobra.FixedCompletions(tableNames[:], cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
@@ -108,6 +110,7 @@ func (t *top) run(ctx context.Context, flt *filter) error {
 	s := rec.session(mods, flt)
 	rec.drop(s)
 	s.prompt = true
+	s.names.source = !t.plain // as in a report: the numbers are the same
 	f := newFeed(rec, s.names, t)
 	ended := make(chan error, 1)
 	go func() {

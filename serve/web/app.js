@@ -55,6 +55,7 @@ const app = {
     $('chosen').hidden = s.tab === 'source' || !this.chosen;
     if ($('search').value !== s.search) $('search').value = s.search;
     if (!s.search) $('found').textContent = '';
+    if (filtered) $('chosen-text').textContent = ''; // the view that it is of knows the new numbers
     for (const [id, on] of [['calls', s.view !== 'inverted'], ['inverted', s.view === 'inverted'], ['flip', s.flip], ['heavy', s.heavy], ['side', s.side]]) $(id).setAttribute('aria-pressed', !!on);
     $('group').value = s.group;
     this.chips();
@@ -134,14 +135,20 @@ const app = {
 
   say(text) { $('live').textContent = text; },
 
-  // choose shows a function in the bar at the bottom.
-  choose(label, d) {
+  // choose shows a function of a view in the bar at the bottom.
+  choose(label, d, from) {
     this.chosen = label && label.kind < 3 ? label : null;
+    this.chosenBy = from;
     $('chosen').hidden = false;
     $('chosen-name').textContent = d.name;
-    $('chosen-text').textContent = d.lines.filter(l => l[0] !== 'At').map(l => `${l[0].toLowerCase()} ${l.slice(1).join(' · ')}`).join('   ');
+    this.numbers(d);
     for (const id of ['go-sandwich', 'go-source', 'go-with']) $(id).hidden = !this.chosen;
     $('go-source').hidden ||= !this.info.source;
+  },
+
+  // numbers writes those of what is in the bar; without any it is not in what is shown now.
+  numbers(d) {
+    $('chosen-text').textContent = d ? d.lines.map(l => `${l[0].toLowerCase()} ${l.slice(1).join(' · ')}`).join('   ') : 'not in what is shown';
   },
 
   // tip shows what is under the pointer.

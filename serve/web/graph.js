@@ -80,6 +80,10 @@ export class Graph {
       if (was >= 0) this.animate([this.x[was], this.x[was] + this.total(was)], this.win);
     }
     this.focus = chosen ? this.find(chosen, true) : -1;
+    if (this.picked && this.app.chosenBy === this) {
+      const same = this.find(this.picked);
+      this.app.numbers(same < 0 ? null : this.describe(same));
+    }
     this.hover = -1;
     this.layout();
     this.app.loaded?.(this, g);
@@ -273,7 +277,8 @@ export class Graph {
     this.focus = i;
     this.draw();
     const d = this.describe(i);
-    this.app.choose(this.label[i] ? this.name(i) : null, d);
+    this.picked = this.labels(i);
+    this.app.choose(this.label[i] ? this.name(i) : null, d, this);
   }
 
   // zoom makes a node fill the width.

@@ -73,6 +73,10 @@ export class Table {
     this.most = t.most;
     this.scroll.setAttribute('aria-rowcount', t.count);
     this.app.loaded(this, t);
+    if (this.app.chosenBy === this && this.app.chosen) {
+      const same = [...this.pages.values()].flatMap(p => p.rows).find(r => r.id === this.app.chosen.id);
+      if (same || t.count <= page) this.app.numbers(same && this.describe(same));
+    }
     this.draw();
   }
 
@@ -128,9 +132,14 @@ export class Table {
     this.draw();
     const r = this.row(this.at);
     if (!r) return;
+    const d = this.describe(r);
+    this.app.choose(r, d, this);
+    this.app.say(`${r.text}, ${d.lines.map(l => l.join(' ')).join(', ')}`);
+  }
+
+  describe(r) {
     const lines = [['Self', percent(r.self[0], this.all[0])], ['Total', percent(r.total[0], this.all[0]), weight(r.total[0], this.app.unit())]];
-    this.app.choose(r, { name: r.text, lines, notes: [base(this.app.info.modules[r.module].path)] });
-    this.app.say(`${r.text}, ${lines.map(l => l.join(' ')).join(', ')}`);
+    return { name: r.text, lines, notes: [base(this.app.info.modules[r.module].path)] };
   }
 
   key(e) {
