@@ -48,7 +48,7 @@ address that is printed. It loads nothing from elsewhere. Source is shown where 
 			case len(args) == 2 && baseline != "":
 				return usage("the baseline is given twice: %s and %s", args[1], baseline)
 			case len(args) == 2: // as it was before the flag
-				fmt.Fprintf(os.Stderr, "unspool: %s is compared with %s, the baseline: better write --baseline %[2]s\n", args[0], args[1])
+				fmt.Fprintf(stderr, "unspool: %s is compared with %s, the baseline: better write --baseline %[2]s\n", args[0], args[1])
 			case baseline != "":
 				args = append(args, baseline)
 			}
