@@ -74,7 +74,7 @@ through a function, slice in a captured piece of stack (the default without -o: 
 				return usage("which files? Name some, or --pid")
 			}
 			if o.dir != "" {
-				if err := os.MkdirAll(o.dir, 0o777); err != nil {
+				if err := raised(func() error { return os.MkdirAll(o.dir, 0o777) }); err != nil {
 					return err
 				}
 			}
@@ -85,7 +85,7 @@ through a function, slice in a captured piece of stack (the default without -o: 
 			})
 			p.done()
 			if s := o.summary(); s != "" {
-				fmt.Println(s)
+				fmt.Fprintln(stdout, s)
 			}
 			return err
 		},

@@ -25,6 +25,19 @@ var ours = []capability{
 	{unix.CAP_BPF, "cap_bpf"}, {unix.CAP_PERFMON, "cap_perfmon"}, {unix.CAP_SYS_PTRACE, "cap_sys_ptrace"}, {unix.CAP_DAC_READ_SEARCH, "cap_dac_read_search"},
 }
 
+// recording are ours as a set.
+const recording = caps(1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_SYS_PTRACE | 1<<unix.CAP_DAC_READ_SEARCH)
+
+// parsing are those that a verb keeps that reads other people's bytes: to read its inputs and the files that they name, also those of other
+// users and, by way of their processes, in containers; to read a process's registers and stacks; and the names of the kernel's functions.
+const parsing = caps(1<<unix.CAP_DAC_READ_SEARCH | 1<<unix.CAP_SYS_PTRACE | 1<<unix.CAP_SYSLOG)
+
+// parsers are the verbs that give up all else before they begin. verify --run and run start programs; doctor tries everything.
+var parsers = map[string]caps{
+	"report": parsing, "diff": parsing, "unwind": parsing, "serve": parsing | 1<<unix.CAP_NET_BIND_SERVICE, "stack": parsing,
+	"dump": parsing, "compile": parsing, "verify": parsing, "stats": parsing,
+}
+
 // forOutputs are those that put an output into its place in another user's directory. They are kept for that, and not in effect until then.
 const forOutputs = caps(1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER)
 
@@ -53,19 +66,11 @@ func (c caps) lacks() (names []string) {
 	return names
 }
 
-// drop gives up all capabilities but ours, in all threads: what follows reads other people's bytes. What this process starts
-// later has what its user has: a program that root starts gets all capabilities again. An errors.ErrUnsupported says that this
-// program was built with cgo, whose threads cannot be reached.
-func drop() error {
+// drop gives up all capabilities but keep, and later, which are not in effect until they are raised; in all threads: what follows reads
+// other people's bytes. What this process starts later has what its user has: a program that root starts gets all capabilities again. An
+// errors.ErrUnsupported says that this program was built with cgo, whose threads cannot be reached.
+func drop(keep, later caps) error {
 	effective, permitted := ownCaps()
-	var keep caps
-	for _, o := range ours {
-		keep |= 1 << o.bit
-	}
-	later := caps(0)
-	if outfile.Others() {
-		later = forOutputs
-	}
 	if effective&^keep == 0 && permitted&^(keep|later) == 0 {
 		return nil
 	}
@@ -119,7 +124,11 @@ func (l *live) drop(s *session) {
 	if c, _ := ownCaps(); c.has(unix.CAP_SYSLOG) && !l.Decoder().Events()[0].Attr.Has(source.FlagExcludeKernel) && kernelHides() {
 		s.names.symbols.KernelText()
 	}
-	if err := drop(); err != nil {
+	later := caps(0)
+	if outfile.Others() {
+		later = forOutputs
+	}
+	if err := drop(recording, later); err != nil {
 		fmt.Fprintf(stderr, "unspool: %v\n", err)
 	}
 }

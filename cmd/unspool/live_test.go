@@ -224,7 +224,7 @@ func afterDrop() {
 	pid, file, _ := strings.Cut(os.Getenv(asDropped), " ")
 	n, _ := strconv.Atoi(pid)
 	before, _ := ownCaps()
-	fail("drop", drop())
+	fail("drop", drop(recording, 0))
 	for _, c := range taskCaps("self") {
 		if c != keptCaps {
 			fmt.Printf("a thread has %x\n", c)

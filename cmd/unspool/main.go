@@ -54,7 +54,7 @@ func untilSignal() context.Context {
 			if s == syscall.SIGHUP { // a terminal that goes away can send it twice
 				continue
 			}
-			outfile.DiscardAll()
+			raised(func() error { outfile.DiscardAll(); return nil })
 			signal.Reset(s)
 			syscall.Kill(os.Getpid(), s.(syscall.Signal))
 		}
@@ -67,7 +67,11 @@ func run(ctx context.Context, args []string) int {
 	root := command()
 	root.SetArgs(args)
 	root.SetErr(stderr)
+	root.SetOut(stdout)
 	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		err = stdout.err
+	}
 	if err == nil {
 		return 0
 	}
@@ -111,6 +115,19 @@ profile C, C++, Rust and Go programs without frame pointers.`,
 					return usage("%v", err)
 				}
 				return nil
+			}
+		}
+	}
+	for _, c := range root.Commands() {
+		if keep, ok := parsers[c.Name()]; ok {
+			run := c.RunE
+			c.RunE = func(c *cobra.Command, args []string) error {
+				if on, err := c.Flags().GetBool("run"); (err != nil || !on) && canDrop() == nil {
+					if err := drop(keep, forOutputs); err != nil {
+						fmt.Fprintf(stderr, "unspool: %v\n", err)
+					}
+				}
+				return run(c, args)
 			}
 		}
 	}

@@ -459,6 +459,48 @@ func TestFull(t *testing.T) {
 	} {
 		runProgram(t, args...).want(t, 1, "no space left")
 	}
+	// Each verb that prints something, to a standard output that takes nothing.
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	printing := map[string][][]string{
+		"record":     {append([]string{"record", "--"}, busy...), append([]string{"record", "-o", "-", "--format", "folded", "--"}, busy...)},
+		"top":        {append([]string{"top", "-n", "1", "--"}, busy...)},
+		"diff":       {{"diff", file, file}, {"diff", file, file, "--format", "json"}},
+		"serve":      {{"serve", file}},
+		"unwind":     {{"unwind", file, "-"}},
+		"stack":      {{"stack", fmt.Sprint(os.Getpid())}, {"stack", "--format", "json", fmt.Sprint(os.Getpid())}},
+		"dump":       {{"dump", "/bin/sh"}, {"dump", "--format", "json", "/bin/sh"}},
+		"compile":    {{"compile", "/bin/sh"}},
+		"verify":     {{"verify", "/bin/sh"}, {"verify", "--run", "--steps", "1000", "-o", "-", "--", "true"}},
+		"stats":      {{"stats", "/bin/sh"}, {"stats", "--format", "json", "/bin/sh"}},
+		"doctor":     {{"doctor", "--quick"}, {"doctor", "--quick", "--json"}},
+		"help":       {{"help"}, {"--help"}, {"--version"}, {"help", "record"}},
+		"completion": {{"completion", "bash"}, {"completion", "zsh"}, {"completion", "fish"}},
+	}
+	for _, format := range formats {
+		printing["report"] = append(printing["report"], []string{"report", file, "--format", format, "--function", "."})
+	}
+	for _, verb := range command().Commands() {
+		runs := printing[verb.Name()]
+		if len(runs) == 0 && verb.Name() != "man" && verb.Name() != "run" {
+			t.Errorf("%s is not tried", verb.Name())
+		}
+		for _, args := range runs {
+			c := program(t, args...)
+			c.Stdout = full
+			var text bytes.Buffer
+			c.Stderr = &text
+			timeout := time.AfterFunc(time.Minute, func() { c.Process.Kill() })
+			c.Run()
+			timeout.Stop()
+			if c.ProcessState.ExitCode() != 1 || !strings.Contains(text.String(), "no space left") {
+				t.Errorf("%s >/dev/full: status %d\n%s", strings.Join(args, " "), c.ProcessState.ExitCode(), text.String())
+			}
+		}
+	}
 	c = program(t, "report", file)
 	c.Env = append(c.Env, "UNSPOOL_CACHE=/proc/nowhere")
 	finish(t, c).want(t, 0, "are not kept")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 
@@ -21,7 +22,11 @@ func (o *output) create(ctx context.Context) (w *os.File, commit func(error) err
 		o.opts = o.terminal()
 		return os.Stdout, func(err error) error { return err }, nil
 	}
-	f, err := outfile.Create(ctx, o.path, outfile.Options{Private: slices.Contains(ownersOnly, o.format), Keep: o.keep, Inputs: o.inputs})
+	var f *outfile.File
+	err = raised(func() (err error) {
+		f, err = outfile.Create(ctx, o.path, outfile.Options{Private: slices.Contains(ownersOnly, o.format), Keep: o.keep, Inputs: o.inputs})
+		return err
+	})
 	if errors.Is(err, outfile.ErrInput) {
 		return nil, nil, usage("%s is the input: it would be overwritten", o.path)
 	}
@@ -31,7 +36,7 @@ func (o *output) create(ctx context.Context) (w *os.File, commit func(error) err
 	o.publish = f.Publish
 	return f.File, func(err error) error {
 		if err != nil {
-			f.Discard()
+			raised(f.Discard)
 			return err
 		}
 		err = raised(f.Commit)
@@ -44,13 +49,32 @@ func (o *output) create(ctx context.Context) (w *os.File, commit func(error) err
 
 // writeFile writes a file.
 func writeFile(path string, b []byte) error {
-	f, err := outfile.Create(context.Background(), path, outfile.Options{})
-	if err != nil {
-		return err
+	return raised(func() error {
+		f, err := outfile.Create(context.Background(), path, outfile.Options{})
+		if err != nil {
+			return err
+		}
+		if _, err := f.Write(b); err != nil {
+			f.Discard()
+			return err
+		}
+		return f.Commit()
+	})
+}
+
+// stdout is where results go that are not written by a package which returns what goes wrong: it remembers that.
+var stdout = &remembers{w: os.Stdout}
+
+// A remembers is a writer that keeps its first error.
+type remembers struct {
+	w   io.Writer
+	err error
+}
+
+func (r *remembers) Write(b []byte) (int, error) {
+	n, err := r.w.Write(b)
+	if r.err == nil {
+		r.err = err
 	}
-	if _, err := f.Write(b); err != nil {
-		f.Discard()
-		return err
-	}
-	return f.Commit()
+	return n, err
 }

@@ -98,7 +98,10 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 		addr = fmt.Sprint("localhost:", at.Port) // for all addresses, of which this is the one that is known
 	}
 	url := "http://" + addr + "/?token=" + o.Token
-	fmt.Println(url)
+	if _, err := fmt.Fprintln(stdout, url); err != nil {
+		l.Close()
+		return err
+	}
 	if open {
 		closed, err := openBrowser(url)
 		if err != nil {

@@ -268,7 +268,7 @@ func sumStats(all []*fileStats) *fileStats {
 
 // print writes the figures for people.
 func (s *fileStats) print() {
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	w := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
 	row := func(name string, v int64, note string) { fmt.Fprintf(w, "%s\t%d\t%s\t\n", name, v, note) }
 	of := func(part int64) string {
 		if s.EHFrame == 0 {
@@ -302,7 +302,7 @@ func (s *fileStats) print() {
 		if len(part.m) == 0 {
 			continue
 		}
-		fmt.Printf("\n%s\n", part.title)
+		fmt.Fprintf(stdout, "\n%s\n", part.title)
 		keys := slices.SortedFunc(maps.Keys(part.m), func(a, b string) int {
 			if !part.byKey && part.m[a] != part.m[b] {
 				return part.m[b] - part.m[a]
@@ -310,7 +310,7 @@ func (s *fileStats) print() {
 			return strings.Compare(a, b)
 		})
 		for _, k := range keys {
-			fmt.Printf("%10d  %s\n", part.m[k], k)
+			fmt.Fprintf(stdout, "%10d  %s\n", part.m[k], k)
 		}
 	}
 }

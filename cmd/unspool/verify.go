@@ -68,7 +68,7 @@ filters leave nothing to compare, 130 if it was interrupted; how the command end
 			p.done()
 			n := func(v int64) string { return profile.Comma(uint64(v)) }
 			if right := proven.Load() + without.Load(); right > 0 {
-				fmt.Printf("%s files: %s rows and %s rules equal the reference; %s damaged entries; %s files without unwind information\n",
+				fmt.Fprintf(stdout, "%s files: %s rows and %s rules equal the reference; %s damaged entries; %s files without unwind information\n",
 					n(right), n(nrows.Load()), n(nsets.Load()), n(damaged.Load()), n(without.Load()))
 			}
 			return err
