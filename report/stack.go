@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"path"
 	"strings"
 	"time"
 
@@ -42,6 +43,8 @@ type ThreadStack struct {
 	TID    int
 	Name   string // may be empty
 	Frames []StackFrame
+	Left   int         // frames that are left out: the stack is too deep to show
+	LeftAt int         // how many of Frames lie within them; the others are the outermost of the stack
 	Stop   unwind.Stop // why there are no more frames
 	Return uint64      // with BadReturn: the address that is in no code
 	Err    error       // why there are none
@@ -111,11 +114,11 @@ func (s *Stacks) module(f *StackFrame) string {
 	if f.Mapping == nil || f.Mapping.Module == nil {
 		return ""
 	}
-	path := f.Mapping.Module.Path
-	if p, ok := s.Paths[path]; ok {
+	own := f.Mapping.Module.Path
+	if p, ok := s.Paths[own]; ok {
 		return p
 	}
-	return path
+	return own
 }
 
 // offset returns how far the program counter is in its function.
@@ -145,7 +148,7 @@ func StackText(out io.Writer, s *Stacks) error {
 		fmt.Fprintf(w, ": %s", printable.String(s.Exe))
 	}
 	if s.Core != "" {
-		fmt.Fprintf(w, " (core %s)", printable.String(s.Core))
+		fmt.Fprintf(w, " (from %s)", printable.String(s.Core))
 	} else if s.Pause > 0 {
 		fmt.Fprintf(w, " (stopped for %s, no thread for more than %s)", s.Pause.Round(time.Microsecond), s.Longest.Round(time.Microsecond))
 	}
@@ -165,8 +168,9 @@ func StackText(out io.Writer, s *Stacks) error {
 		fmt.Fprintln(w)
 		n := 0
 		for j := range t.Frames {
+			t.leftOut(w, j, &n)
 			for _, l := range t.Frames[j].lines() {
-				fmt.Fprintf(w, "#%-3d0x%016x", n, uint64(l.PC))
+				fmt.Fprintf(w, "#%-2d 0x%016x", n, uint64(l.PC))
 				n++
 				l.text(w, s)
 			}
@@ -177,6 +181,14 @@ func StackText(out io.Writer, s *Stacks) error {
 		}
 	}
 	return w.Flush()
+}
+
+// leftOut says before frame j that others are left out, and counts them.
+func (t *ThreadStack) leftOut(w io.Writer, j int, n *int) {
+	if t.Left > 0 && j == t.LeftAt {
+		fmt.Fprintf(w, "... %s frames are left out ...\n", profile.Comma(uint64(t.Left)))
+		*n += t.Left
+	}
 }
 
 // Incomplete says why a stack is not whole; "" if it is.
@@ -210,14 +222,14 @@ func (l *line) text(w io.Writer, s *Stacks) {
 	case l.fn != "":
 		fmt.Fprintf(w, " in %s", printable.String(l.fn))
 	case !s.Raw:
-		fmt.Fprintf(w, " in %s", profile.Unknown)
+		fmt.Fprintf(w, " in %s", l.unnamed(s))
 	}
 	if p := l.place(); p != "" {
 		fmt.Fprintf(w, " (%s)", p)
 	}
 	if m := s.module(l.StackFrame); m != "" {
 		fmt.Fprintf(w, " from %s", printable.String(m))
-		if l.fn == "" {
+		if s.Raw {
 			fmt.Fprintf(w, "+0x%x", l.Mapping.FileOff(l.PC))
 		}
 	}
@@ -228,6 +240,19 @@ func (l *line) text(w io.Writer, s *Stacks) {
 		fmt.Fprintf(w, " [%s]", l.How)
 	}
 	fmt.Fprintln(w)
+}
+
+// unnamed stands for a function without a name: its module and where it begins there, or where the frame is if that is not known.
+func (l *line) unnamed(s *Stacks) string {
+	m := s.module(l.StackFrame)
+	if m == "" {
+		return profile.Unknown
+	}
+	base := strings.Trim(path.Base(m), "[]")
+	if off, ok := l.offset(); ok {
+		return fmt.Sprintf("[%s+0x%x]+0x%x", printable.String(base), l.start, off)
+	}
+	return fmt.Sprintf("[%s+0x%x]", printable.String(base), l.Mapping.FileOff(l.PC))
 }
 
 // maxTIDs is how many threads with the same stack are listed.
@@ -272,8 +297,9 @@ func StackGDB(out io.Writer, s *Stacks) error {
 		n := 0
 		for j := range t.Frames {
 			f := &t.Frames[j]
+			t.leftOut(w, j, &n)
 			if f.Trampoline {
-				fmt.Fprintf(w, "#%-3d<signal handler called>\n", n)
+				fmt.Fprintf(w, "#%-2d <signal handler called>\n", n)
 				n++
 				continue
 			}
@@ -282,7 +308,7 @@ func StackGDB(out io.Writer, s *Stacks) error {
 				if l.fn != "" {
 					name = printable.String(l.fn)
 				}
-				fmt.Fprintf(w, "#%-3d", n)
+				fmt.Fprintf(w, "#%-2d ", n)
 				n++
 				if !l.inlined {
 					fmt.Fprintf(w, "0x%016x in ", uint64(l.PC))
@@ -318,6 +344,7 @@ func StackEU(out io.Writer, s *Stacks) error {
 		fmt.Fprintf(w, "TID %d:\n", t.TID)
 		n := 0
 		for j := range t.Frames {
+			t.leftOut(w, j, &n)
 			for _, l := range t.Frames[j].lines() {
 				if l.inlined {
 					continue // as eu-stack without -i

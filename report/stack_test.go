@@ -46,6 +46,7 @@ func sampleStacks() *Stacks {
 		Threads: []ThreadStack{
 			{TID: 10, Name: "app", Frames: crashed},
 			{TID: 11, Name: "a \"b\"", Frames: []StackFrame{frame(libc, 0x7f0000003000, unwind.HowStart, "read", 0x22ff0)}, Stop: unwind.BadReturn, Return: 0x4141414141414141, Same: []int{12, 13}},
+			{TID: 15, Frames: []StackFrame{frame(libc, 0x7f0000003000, unwind.HowStart, "read", 0x22ff0), frame(libc, 0x7f0000004000, unwind.HowCFI, "", 0x23f00), frame(app, 0x403005, unwind.HowCFI, "main", 0x3000)}, Left: 12345, LeftAt: 1},
 			{TID: 14, Stop: unwind.NoUserStack, Err: errors.New("it ended")},
 		},
 	}

@@ -39,6 +39,8 @@ type jsonThread struct {
 	Return string           `json:"return,omitempty"`
 	Whole  bool             `json:"whole"`
 	Error  string           `json:"error,omitempty"`
+	Left   int              `json:"left_out,omitempty"`
+	LeftAt int              `json:"left_out_at,omitempty"`
 	Frames []jsonStackFrame `json:"frames"`
 }
 
@@ -80,7 +82,11 @@ func StackJSON(w io.Writer, s *Stacks) error {
 		if t.Stop == unwind.BadReturn {
 			out.Return = hexText(t.Return)
 		}
+		out.Left = t.Left
 		for k := range t.Frames {
+			if t.Left > 0 && k == t.LeftAt {
+				out.LeftAt = len(out.Frames)
+			}
 			for _, l := range t.Frames[k].lines() {
 				out.Frames = append(out.Frames, l.json(s))
 			}

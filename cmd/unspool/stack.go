@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -88,7 +89,7 @@ stack that is not whole says why. docs/STACK.md has the JSON.`,
 	f := c.Flags()
 	f.StringVar(&o.format, "format", o.format, "text, gdb (as thread apply all bt), eu (as eu-stack -m) or json")
 	f.IntVarP(&o.tid, "tid", "t", 0, "only this thread")
-	f.IntVar(&o.depth, "depth", 0, fmt.Sprintf("at most this many frames of a thread (default %d)", unwind.DefaultDepth))
+	f.IntVar(&o.depth, "depth", 0, fmt.Sprintf("only the innermost frames of a thread, at most this many (default: the innermost %d and the outermost %d)", unwind.DefaultDepth, outermost))
 	sourceFlag(c, &o.plain)
 	f.BoolVar(&o.noPause, "no-pause", false, "do not stop the process: a stack that changes meanwhile may come out wrong")
 	f.BoolVarP(&o.registers, "registers", "v", false, "print the registers that are known in each frame")
@@ -166,14 +167,23 @@ const (
 	shortDepth = 64
 )
 
+// A stack is walked to its end, or to deepest frames: an endless recursion in 16 MiB of stack has no more. Of all stacks together,
+// maxWalked frames are, before no more than what is shown is walked.
+const (
+	deepest   = 1 << 20
+	maxWalked = 1 << 23
+	outermost = 64 // frames that are shown of a stack besides the innermost
+)
+
 // writeStacks walks the threads of p and writes what comes out.
 func writeStacks(s *report.Stacks, p *source.Process, o *stackOptions, names *namer) error {
 	s.PID, s.Exe, s.Command, s.Machine, s.Notes = p.PID, p.Exe, p.Command, p.Machine, p.Notes
 	if g := p.Signal; g != nil {
 		s.Signal = &report.Signal{Number: g.Number, Code: g.Code, Addr: g.Addr, HasAddr: g.HasAddr}
 	}
-	w := unwind.NewWalker(o.depth)
-	late, frames, cut := 0, 0, 0
+	w := unwind.NewWalker(cmp.Or(o.depth, deepest))
+	late, frames, walked, cut := 0, 0, 0, 0
+	var buf []unwind.Frame
 	for i := range p.Threads {
 		t := &p.Threads[i]
 		if o.tid != 0 && t.TID != o.tid {
@@ -181,15 +191,22 @@ func writeStacks(s *report.Stacks, p *source.Process, o *stackOptions, names *na
 		}
 		out := report.ThreadStack{TID: t.TID, Name: t.Name, Err: t.Err, Stop: unwind.NoUserStack}
 		if t.Err == nil {
-			if frames > o.frames {
+			switch {
+			case frames > o.frames:
 				if cut++; cut == 1 {
 					w = unwind.NewWalker(min(shortDepth, cmp.Or(o.depth, shortDepth)))
 				}
+			case walked > maxWalked && walked < math.MaxInt:
+				w, walked = unwind.NewWalker(o.depth), math.MaxInt
 			}
-			if err := source.Guard(func() error { walkThread(w, &t.Snapshot, &out, o); return nil }); err != nil {
+			err := source.Guard(func() error { buf = walkThread(w, &t.Snapshot, &out, o, buf); return nil })
+			if err != nil {
 				out.Err = err
 			}
 			frames += len(out.Frames)
+			if walked < math.MaxInt {
+				walked += len(buf)
+			}
 		}
 		if t.Late != nil && t.Late() > 0 {
 			late++
@@ -224,36 +241,56 @@ func writeStacks(s *report.Stacks, p *source.Process, o *stackOptions, names *na
 	return report.StackFormats[o.format](io.Writer(os.Stdout), s)
 }
 
-// walkThread walks one stack.
-func walkThread(w *unwind.Walker, s *unwind.Snapshot, out *report.ThreadStack, o *stackOptions) {
-	frames, stop := w.Walk(s, nil)
+// walkThread walks one stack. buf is room for its frames, and is returned with them.
+func walkThread(w *unwind.Walker, s *unwind.Snapshot, out *report.ThreadStack, o *stackOptions, buf []unwind.Frame) []unwind.Frame {
+	frames, stop := w.Walk(s, buf[:0])
 	out.Stop = stop
 	if stop == unwind.BadReturn {
 		out.Return = w.Return
 	}
-	out.Frames = make([]report.StackFrame, len(frames))
+	const inner = unwind.DefaultDepth
+	if n := len(frames) - inner - outermost; n > 0 && o.depth == 0 {
+		out.Left, out.LeftAt = n, inner
+	}
+	shown := func(i int) int { // where frame i is in out; -1 if it is left out
+		switch {
+		case out.Left == 0 || i < inner:
+			return i
+		case i < inner+out.Left:
+			return -1
+		}
+		return i - out.Left
+	}
+	out.Frames = make([]report.StackFrame, len(frames)-out.Left)
 	for i := range frames {
-		out.Frames[i] = report.StackFrame{Frame: frames[i], Trampoline: i+1 < len(frames) && frames[i+1].How.Interrupted()}
+		if j := shown(i); j >= 0 {
+			out.Frames[j] = report.StackFrame{Frame: frames[i], Trampoline: i+1 < len(frames) && frames[i+1].How.Interrupted()}
+		}
 	}
 	if !o.registers {
-		return
+		return frames
 	}
 	m := s.Machine
 	w.Registers(s, frames, func(i int, known uint64, regs *[arch.NumSlots]uint64) {
+		j := shown(i)
+		if j < 0 {
+			return
+		}
 		var list []report.Register
 		for r := range arch.Reg(128) {
 			if slot := m.Slot(r); slot != arch.NoSlot && known>>slot&1 != 0 {
 				list = append(list, report.Register{Name: m.RegName(r), Value: regs[slot]})
 			}
 		}
-		out.Frames[i].Regs = list
+		out.Frames[j].Regs = list
 	})
+	return frames
 }
 
 // uniqueStacks merges the threads that have the same stack into the first of them.
 func uniqueStacks(threads []report.ThreadStack) (out []report.ThreadStack) {
 	same := func(a, b *report.ThreadStack) bool {
-		return a.Stop == b.Stop && a.Return == b.Return && (a.Err == nil) == (b.Err == nil) && slices.EqualFunc(a.Frames, b.Frames, func(x, y report.StackFrame) bool {
+		return a.Stop == b.Stop && a.Left == b.Left && a.Return == b.Return && (a.Err == nil) == (b.Err == nil) && slices.EqualFunc(a.Frames, b.Frames, func(x, y report.StackFrame) bool {
 			return x.Frame == y.Frame
 		})
 	}

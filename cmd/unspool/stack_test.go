@@ -322,6 +322,31 @@ func TestStackFlags(t *testing.T) {
 	}
 }
 
+// Of a stack that is too deep to show, both ends are, and how many frames lie between them.
+func TestStackDeep(t *testing.T) {
+	core := (&stackProgram{}).anyCore(t, []string{private(t), "deep"})
+	s := runStack(t, core)
+	all := runStack(t, "--depth", "1000000", "-t", strconv.Itoa(s.Threads[0].TID), core).Threads[0]
+	th := s.Threads[0]
+	n := len(th.Frames)
+	if th.LeftOut == 0 || th.LeftOut+n != len(all.Frames) || n < 4160 || !th.Whole || !all.Whole {
+		t.Fatalf("%d frames, %d left out, %s; %d in all, %s", n, th.LeftOut, th.Stop, len(all.Frames), all.Stop)
+	}
+	for i, f := range th.Frames {
+		if i >= th.LeftOutAt {
+			i += th.LeftOut
+		}
+		if f.PC != all.Frames[i].PC || f.Function != all.Frames[i].Function {
+			t.Fatalf("frame %d is %s %s, want %s %s", i, f.PC, f.Function, all.Frames[i].PC, all.Frames[i].Function)
+		}
+	}
+	r := runProgram(t, "stack", core)
+	r.want(t, 0, "^$")
+	if last := fmt.Sprintf("(?m)^#%d +0x[0-9a-f]{16} in _start", len(all.Frames)-1); !regexp.MustCompile(last).MatchString(r.out) || strings.Count(r.out, " frames are left out ...\n") != 1 {
+		t.Errorf("no match of %s:\n%s", last, r.out[max(0, len(r.out)-1000):])
+	}
+}
+
 // Usage, and what is no core.
 func TestStackErrors(t *testing.T) {
 	dir := t.TempDir()

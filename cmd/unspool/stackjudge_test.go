@@ -124,6 +124,9 @@ type stackJSON struct {
 		Stop   string
 		Whole  bool
 		Frames []frameJSON
+
+		LeftOut   int `json:"left_out"`
+		LeftOutAt int `json:"left_out_at"`
 	}
 }
 

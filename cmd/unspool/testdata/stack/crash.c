@@ -38,6 +38,14 @@ OUT static int overflow(int n) {
 	return r + 1;
 }
 
+OUT static int deep(int n) {
+	volatile char room[16];
+	room[0] = n;
+	if (n == 0)
+		abort();
+	return deep(n - 1) + room[0];
+}
+
 static sem_t go;
 
 OUT static void *overflow_thread(void *arg) {
@@ -139,6 +147,8 @@ int main(int argc, char **argv) {
 		null_call();
 	else if (!strcmp(how, "abort"))
 		give_up();
+	else if (!strcmp(how, "deep"))
+		deep(10000);
 	else if (!strcmp(how, "overflow"))
 		small_stack();
 	else if (!strcmp(how, "handler"))
