@@ -1,6 +1,7 @@
 package modules
 
 import (
+	"bytes"
 	"strings"
 
 	"github.com/unspool/unspool/arch"
@@ -21,19 +22,27 @@ var goInjected = map[string]bool{
 	"runtime.sigpanic": true, "runtime.sigpanic0": true, "runtime.asyncPreempt": true, "runtime.debugCallV2": true,
 }
 
-// goRanges returns the code of a Go program that has no caller, and goInjected: by its symbols, or, where it is stripped, by the
+// goMoves are Go's functions that call the vDSO on the thread's own stack, which is bigger than a goroutine's (runtime/sys_linux_amd64.s,
+// time_linux_amd64.s, sys_linux_arm64.s). The stack pointer that they had is in a register meanwhile, and their rules do not know.
+var goMoves = map[string]bool{
+	"runtime.nanotime1": true, "runtime.walltime": true, "time.now": true, "runtime.vgetrandom1": true,
+}
+
+// goRanges adds to c where stacks of a Go program begin, goInjected, and goMoves: by its symbols, or, where it is stripped, by the
 // table of functions that every Go program keeps.
-func goRanges(img *module.Image) (terminal, injected []unwind.Range) {
+func goRanges(c *unwind.Code, img *module.Image) {
 	tab := pclntab.Open(img)
 	if tab == nil && img.Section(".note.go.buildid") == nil {
-		return nil, nil
+		return
 	}
 	add := func(name string, lo, hi arch.Vaddr) {
 		switch name = strings.TrimSuffix(name, ".abi0"); {
 		case goInjected[name]:
-			injected = append(injected, unwind.Range{Lo: lo, Hi: hi})
+			c.Injected = append(c.Injected, unwind.Range{Lo: lo, Hi: hi})
 		case goFirst[name]:
-			terminal = append(terminal, unwind.Range{Lo: lo, Hi: hi})
+			c.Terminal = append(c.Terminal, unwind.Range{Lo: lo, Hi: hi})
+		case goMoves[name]:
+			c.Moved = append(c.Moved, moved(c, img, lo, hi)...)
 		}
 	}
 	img.Symbols(func(s module.Symbol) bool {
@@ -42,9 +51,41 @@ func goRanges(img *module.Image) (terminal, injected []unwind.Range) {
 		}
 		return true
 	})
-	if len(terminal) > 0 || tab == nil {
-		return terminal, injected
+	if len(c.Terminal) == 0 && tab != nil {
+		c.Injected, c.Moved = nil, nil
+		tab.Funcs(add)
 	}
-	tab.Funcs(add)
-	return terminal, injected
+}
+
+// maxMoved bounds the size of a function of goMoves, in bytes: real ones have 200.
+const maxMoved = 1 << 10
+
+// moved returns the code of a function in which a register has the stack pointer: behind the instruction that copies it there, wherever
+// the frame has the size that it has there. The register is not changed before the function returns.
+func moved(c *unwind.Code, img *module.Image, lo, hi arch.Vaddr) (out []unwind.Moved) {
+	copies, reg := []byte("\x49\x89\xe4"), arch.Reg(12) // mov %rsp,%r12
+	if c.Machine == arch.ARM64 {
+		copies, reg = []byte("\xf4\x03\x00\x91"), 20 // mov x20,sp
+	}
+	text := img.Tail(lo)
+	if hi <= lo || hi-lo > maxMoved || uint64(len(text)) < uint64(hi-lo) || c.Stepper == nil {
+		return nil
+	}
+	at := bytes.Index(text[:hi-lo], copies)
+	if at < 0 {
+		return nil
+	}
+	lo += arch.Vaddr(at + len(copies))
+	frame, ok := c.Stepper.Find(lo)
+	for v := lo; ok && v < hi; v++ {
+		if id, in := c.Stepper.Find(v); !in || id != frame {
+			continue
+		}
+		if n := len(out); n > 0 && out[n-1].Hi == v {
+			out[n-1].Hi++
+		} else {
+			out = append(out, unwind.Moved{Range: unwind.Range{Lo: v, Hi: v + 1}, SP: reg})
+		}
+	}
+	return out
 }

@@ -221,7 +221,7 @@ func codeOf(img *module.Image, st rows.Stepper) *unwind.Code {
 	if !c.Machine.StepKnown {
 		return c
 	}
-	c.Terminal, c.Injected = goRanges(img)
+	goRanges(c, img)
 	c.Terminal = append(c.Terminal, terminals(img, st)...)
 	c.PLT = plts(img)
 	return c

@@ -58,7 +58,7 @@ func (w *Walker) apply(e *site, m *arch.Machine, mem *rows.Memory, alive bool) r
 		slot := m.Slot(m.SP)
 		st.InMem, st.InReg, st.Val[slot] = st.InMem&^(1<<slot), st.InReg&^(1<<slot), v
 	}
-	if !alive || e.signal {
+	if !alive || e.signal || e.moved != 0 {
 		return e.stepper.Apply(e.rule, st, mem)
 	}
 	sp, o := st.Get(m.Slot(m.SP), mem)

@@ -25,6 +25,7 @@ const (
 	PLT                      // as Code, but where there is no rule, as in a procedure linkage table
 	LazyPLT                  // the same, whose stubs push
 	Injected                 // as Code, but the caller's PC is exact: unwind.Code
+	Moved                    // as Code, but r12 has the stack pointer
 )
 
 // Pending is the table of a module that is not compiled yet.
@@ -106,7 +107,7 @@ func cut(r Range, c *unwind.Code) []Range {
 	if c.Machine != arch.AMD64 {
 		return parts
 	}
-	if len(c.PLT)+len(c.Injected)+len(c.Terminal) > maxParts {
+	if len(c.PLT)+len(c.Injected)+len(c.Moved)+len(c.Terminal) > maxParts {
 		return parts
 	}
 	for _, p := range c.PLT {
@@ -118,6 +119,11 @@ func cut(r Range, c *unwind.Code) []Range {
 	}
 	for _, x := range c.Injected {
 		lay(at(x, Injected))
+	}
+	for _, x := range c.Moved {
+		if x.SP == 12 {
+			lay(at(x.Range, Moved))
+		}
 	}
 	for _, x := range c.Terminal {
 		lay(at(x, Terminal))

@@ -1096,6 +1096,7 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 				w->in_mem &= ~(1u << SLOT_RSP);
 				w->val[SLOT_RSP] = up;
 			}
+			alive = 0;
 		}
 		if (alive && !signal)
 			keep_registers(w);
