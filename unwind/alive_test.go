@@ -149,14 +149,16 @@ func TestOtherStacks(t *testing.T) {
 // TestPlaces: a return address that no call has left is the place itself.
 func TestPlaces(t *testing.T) {
 	for _, plain := range []bool{true, false} {
-		lines := []string{"400000  cfa=rsp+8  ra=c-8", "400100  cfa=rsp+24  ra=c-8", "400200  cfa=rsp+8  ra=u", "400300  gap"}
+		lines := []string{"400000  cfa=rsp+8  ra=c-8", "400100  cfa=rsp+24  ra=c-8", "400200  cfa=rsp+8  ra=u", "400280  cfa=rsp+24  ra=c-8", "400300  gap"}
 		space, code := in(t, arch.AMD64, plain, lines...)
-		withText(code, map[arch.Vaddr]string{0x4000fb: call, 0x4001f8: "\x90\x90\x90\x90\x90\x90\x90\xc3"})
+		withText(code, map[arch.Vaddr]string{0x4000fb: call, 0x4001f8: nops, 0x400278: nops, 0x400288: nops})
 		for _, c := range []struct {
 			name, want string
 			words      []uint64
 		}{
 			{"a function's first byte, behind another", "400000:start 400200:cfi outermost", []uint64{0x400200}},
+			{"one that nobody has called", "400000:start 400280:cfi outermost", []uint64{0x400280, 7, 7, 7}},
+			{"amid a function", "400000:start 400290:cfi bad-return", []uint64{0x400290, 7, 7, 7}},
 			{"behind a call that ends a function", "400000:start 4000ff:cfi 400200:cfi outermost", []uint64{0x400100, 0x400200}},
 			{"a mapping's first byte", "400000:start 400000:cfi 400200:cfi outermost", []uint64{0x400000, 0x400200}},
 		} {

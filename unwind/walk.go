@@ -47,6 +47,7 @@ type site struct {
 	signal  bool
 	inject  bool     // in Code.Injected
 	exact   bool     // no call has led there: the place is pc itself, though it was found as a return address
+	begins  bool     // exact, and what begins there is another function than before
 	moved   arch.Reg // in Code.Moved: the register that has the stack pointer; else 0
 	plain   plain
 
@@ -136,6 +137,10 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool) site {
 					e.moved, e.plain = r.SP, plain{kind: plainNot}
 				}
 			}
+			if e.exact && !e.signal {
+				before, ok := c.Stepper.Find(v - 1)
+				e.begins = !ok || before != id
+			}
 			if !exact && e.signal { // a handler returns there: the kernel has put that address on the stack
 				next, ok := c.Stepper.Find(v + 1)
 				e.exact = e.exact || ok && next == id
@@ -189,7 +194,8 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		cfa = regs.sp
 	}
 	w.stacks.start(cfa)
-	left := false // a frame led to another stack than the captured one
+	begins := false // the frame below is at the beginning of a function that nobody has called
+	left := false   // a frame led to another stack than the captured one
 	from := &w.start
 	warm := cfa - mem.Lo // how much of the window has been touched
 	for n := 0; ; n++ {
@@ -203,6 +209,9 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		}
 		from = e
 		if e.kind == siteUnmapped && n > 0 {
+			if begins {
+				return frames, Outermost
+			}
 			if _, _, ok := w.called(s); !exact || !ok {
 				w.Return = pc
 				return frames, BadReturn
@@ -211,6 +220,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		if n >= w.depth {
 			return frames, DepthLimit
 		}
+		begins = e.begins
 		frames = append(frames, Frame{PC: arch.Addr(pc), Exact: exact || e.exact, How: how, Mapping: e.mapping})
 
 		if e.plain.kind > plainNot && regs.known && !e.inject {

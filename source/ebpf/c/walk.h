@@ -167,7 +167,8 @@ struct walk {
 	u32 brief;       /* registers that plain rules save need not be located */
 	u32 wanted;      /* a register was asked for that was not known */
 	u64 low;         /* where the piece of a stack at hand begins */
-	u32 n_moves, pad3; /* how often the walk went down */
+	u32 n_moves;     /* how often the walk went down */
+	u32 begins;      /* the frame below is at the beginning of a function that nobody has called */
 	struct {
 		u64 pc, cfa;
 	} moves[MAX_MOVES];
@@ -611,6 +612,22 @@ PART int signal_here(struct walk *w, struct head *h, u64 next)
 	return 0;
 }
 
+/* Whether the rule at hand, of an address, is another than before that. */
+PART int begins_here(struct walk *w, struct head *h, u64 at)
+{
+	u64 r0, r1;
+	int other;
+
+	if (!w || !h)
+		return 0;
+	r0 = w->r0;
+	r1 = w->r1;
+	other = !find(w, h, w->range.table, at - 1 - w->range.bias) || w->r0 != (r0 & ~((u64)(INJECTED | MOVED | HERE) << 16)) || w->r1 != r1;
+	w->r0 = r0;
+	w->r1 = r1;
+	return other;
+}
+
 /* Finds out how, and leaves a rule in w. h is for the range's table. */
 PART u32 look_up(struct walk *w, struct head *h, u64 at)
 {
@@ -1014,6 +1031,7 @@ static __always_inline int walk_plain(struct walk *w, struct cache *c)
 		done = 1;
 	}
 	if (i) {
+		w->begins = 0;
 		w->known &= SAVED_SLOTS & ~((saved & 1) << 3 | (saved & 0x3c) << 10);
 		w->known |= 1u << SLOT_RA;
 		w->in_mem &= ~(1u << SLOT_RA);
@@ -1025,7 +1043,7 @@ static __always_inline int walk_plain(struct walk *w, struct cache *c)
 static __always_inline long walk_frame(struct walk *w, struct cache *c)
 {
 	u64 sp = w->sp, at = w->pc - !w->exact;
-	u32 exact = w->exact, alive = exact && !(w->how & HOW_EXACT), how, signal = 0, injected = 0, place = 0, gap = 0, by = BY_RULE;
+	u32 exact = w->exact, alive = exact && !(w->how & HOW_EXACT), how, signal = 0, injected = 0, place = 0, begins = 0, gap = 0, by = BY_RULE;
 	struct cached *e = places(w, c, at);
 	int o;
 
@@ -1068,6 +1086,11 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 		}
 		if (by == BY_RULE && place && !((u32)(w->r0 >> 16) & UNSPOOL_SIGNAL) && is_sigreturn(w))
 			by = BY_SIGRETURN; /* Go's has a rule, as if it were called */
+		if (by == UNMAPPED && w->n > 0 && w->begins) {
+			w->stop = STOP_OUTERMOST;
+			return 1;
+		}
+		begins = by == BY_RULE && place && !((u32)(w->r0 >> 16) & UNSPOOL_SIGNAL) && begins_here(w, &c->heads[BOUNDED(w->range.table, HEADS)], at);
 		if (by == UNMAPPED || by == NO_TABLE)
 			w->missing = 1;
 		if (by == UNMAPPED && w->n > 0) {
@@ -1079,6 +1102,7 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 		w->stop = STOP_DEPTH;
 		return 1;
 	}
+	w->begins = begins;
 	if (by == BY_RULE && (u32)(w->r0 >> 16) & HERE)
 		place = HOW_EXACT;
 	add_frame(w, exact ? 0 : place);
@@ -1175,7 +1199,7 @@ static __always_inline void begin(struct walk *w, u32 brief)
 	w->id = w->first_id;
 	w->pc = w->val[SLOT_RA];
 	w->sp = w->cfa = w->low = w->val[SLOT_RSP];
-	w->n_moves = 0;
+	w->n_moves = w->begins = 0;
 	w->known = ALL_SLOTS;
 	w->in_mem = 0;
 	w->n = 0;
