@@ -39,7 +39,11 @@ func readSymbols(t testing.TB, path string) symbols {
 		}
 		sec := f.Sections[s.Section]
 		lo := s.Value - sec.Addr + sec.Offset
-		out = append(out, symbol{lo, lo + s.Size, s.Name})
+		size := s.Size
+		if size == 1 {
+			size = 0 // musl's _init
+		}
+		out = append(out, symbol{lo, lo + size, s.Name})
 	}
 	for _, sec := range f.Sections {
 		if strings.HasPrefix(sec.Name, ".plt") {

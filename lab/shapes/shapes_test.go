@@ -65,7 +65,7 @@ func TestShapes(t *testing.T) {
 	})
 	t.Log(table(tallies))
 	for name, ok := range agreed {
-		if !ok {
+		if !ok && only == nil {
 			t.Errorf("%s: gdb never finds the chain that is said to be true", name)
 		}
 	}
