@@ -561,6 +561,9 @@ func BuildIDNote(b []byte, order binary.ByteOrder, align uint64) []byte {
 	return nil
 }
 
+// Another stands for the build ID of a file that has been recorded without one, and is known not to be the one at its path.
+const Another = "another"
+
 // SameBuildID compares build IDs in hex. Records pad short ones with zeros.
 func SameBuildID(a, b string) bool {
 	trim := func(s string) string { return strings.TrimRight(strings.ToLower(s), "0") }

@@ -45,6 +45,9 @@ func find(path, buildID string, pid int) (img *module.Image, hidden bool, err er
 	img, err = Open(path)
 	if err == nil && img != nil && buildID != "" {
 		err = module.Guard(func() error {
+			if buildID == module.Another {
+				return fmt.Errorf("%s: another file was recorded, and not its build ID", path)
+			}
 			if have := hex.EncodeToString(img.BuildID()); have != "" && !module.SameBuildID(have, buildID) {
 				return fmt.Errorf("%s: the file has changed: build ID %s, recorded %s", path, have, buildID)
 			}
@@ -57,7 +60,7 @@ func find(path, buildID string, pid int) (img *module.Image, hidden bool, err er
 	if err == nil {
 		return img, false, nil
 	}
-	if buildID == "" || !strings.HasPrefix(path, "/") {
+	if buildID == "" || buildID == module.Another || !strings.HasPrefix(path, "/") {
 		return nil, false, err
 	}
 	open := withID(buildID)

@@ -67,6 +67,10 @@ type Options struct {
 	// not from that of Sample and Record.
 	Mods func(path, buildID string) *unwind.Module
 
+	// Identify, if not nil, returns what stands for the build ID of a file that was recorded without one, by where it lay; "" takes what is at
+	// the path. It is called as Mods is.
+	Identify func(path string, maj, min uint32, inode uint64) string
+
 	// Machine is what the recording was made on; nil is AMD64.
 	Machine *arch.Machine
 
@@ -333,7 +337,16 @@ func newReader(in RecordStream, o *Options, free, work, order chan *job) *reader
 			return o.Mods(path, buildID)
 		}
 	}
-	return &reader{in: in, dec: in.Decoder(), o: o, world: NewWorld(mods), free: free, work: work, order: order}
+	rd := &reader{in: in, dec: in.Decoder(), o: o, world: NewWorld(mods), free: free, work: work, order: order}
+	if b, ok := in.(interface{ BuildID(string) string }); o.Identify != nil {
+		rd.world.identify = func(id *fileID) string {
+			if ok && b.BuildID(id.path) != "" {
+				return ""
+			}
+			return o.Identify(id.path, id.maj, id.min, id.inode)
+		}
+	}
+	return rd
 }
 
 func (rd *reader) run(ctx context.Context) error {

@@ -17,13 +17,15 @@ import (
 // a thread that has reported its end. A new mapping replaces whatever lay there. The kernel reports no munmap, so
 // an address can look mapped for longer than it was.
 type World struct {
-	mods    func(path, buildID string) *unwind.Module
-	files   map[fileID]*unwind.Module
-	names   map[string]string // interned names of threads
-	threads map[int32]*thread // by TID
-	procs   map[int32]*proc   // by PID
-	empty   *image
-	total   int // mappings in all images
+	mods  func(path, buildID string) *unwind.Module
+	files map[fileID]*unwind.Module
+
+	identify func(*fileID) string // see Options.Identify; may be nil
+	names    map[string]string    // interned names of threads
+	threads  map[int32]*thread    // by TID
+	procs    map[int32]*proc      // by PID
+	empty    *image
+	total    int // mappings in all images
 
 	gone    []int32 // TIDs that have exited, oldest first
 	dropped uint64
@@ -399,7 +401,11 @@ func (w *World) module(id fileID) *unwind.Module {
 		if id.pid != 0 {
 			m = &unwind.Module{Path: id.path, PID: id.pid}
 		} else if w.mods != nil {
-			m = w.mods(id.path, id.buildID)
+			buildID := id.buildID
+			if buildID == "" && id.inode != 0 && w.identify != nil {
+				buildID = w.identify(&id)
+			}
+			m = w.mods(id.path, buildID)
 		}
 		if m == nil {
 			m = unwind.NewModule(id.path, id.buildID, nil)

@@ -42,7 +42,7 @@ func (t *Table) file() (*module.Image, error) {
 	if errors.Is(err, fs.ErrNotExist) && strings.HasSuffix(t.path, " (deleted)") {
 		return nil, nil
 	}
-	if err == nil || t.id == "" {
+	if err == nil || t.id == "" || t.id == module.Another {
 		return img, err
 	}
 	for _, pid := range procroot.Others() {
@@ -61,6 +61,9 @@ func (t *Table) file() (*module.Image, error) {
 
 // isOurs says why an image is not the file that was recorded.
 func (t *Table) isOurs(img *module.Image) error {
+	if t.id == module.Another {
+		return fmt.Errorf("%s: another file was recorded, and not its build ID: it has no names", t.path)
+	}
 	if have := hex.EncodeToString(img.BuildID()); t.id != "" && have != "" && !module.SameBuildID(have, t.id) {
 		return fmt.Errorf("%s: the file was replaced: build ID %s, recorded %s", t.path, have, t.id)
 	}

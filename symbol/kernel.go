@@ -12,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
 )
@@ -79,12 +81,31 @@ func (r *Resolver) KernelNote() string {
 	return ""
 }
 
+// KernelAt says where the kernel lay that was recorded: Options.KernelText and KernelTextName. It is to be called before the first name is asked
+// for; later it does nothing.
+func (r *Resolver) KernelAt(text uint64, name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.kernelUsed {
+		r.opt.KernelText, r.opt.KernelTextName = text, name
+	}
+}
+
+// kernelOptions returns the options for the kernel, which do not change any more.
+func (r *Resolver) kernelOptions() *Options {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.kernelUsed = true
+	opt := r.opt
+	return &opt
+}
+
 // keptKernel returns what is kept of the kernel proper. Its err says that nothing is.
 func (r *Resolver) keptKernel() *kernel {
 	k := &r.kept
 	k.once.Do(func() {
 		if k.err = k.loadKept(r.opt.keptDir()); k.err == nil {
-			k.err = k.fit(&r.opt)
+			k.err = k.fit(r.kernelOptions())
 		}
 	})
 	return k
@@ -93,7 +114,7 @@ func (r *Resolver) keptKernel() *kernel {
 func (r *Resolver) loadKernel() *kernel {
 	k := &r.kernel
 	k.once.Do(func() {
-		if k.err = k.load(&r.opt); k.err != nil {
+		if k.err = k.load(r.kernelOptions()); k.err != nil {
 			k.funcs, k.bounds = nil, bounds{}
 		} else {
 			k.keep(r.opt.keptDir())
@@ -125,9 +146,18 @@ func (k *kernel) fit(opt *Options) error {
 			return fmt.Errorf("another kernel was recorded: build ID %s, running %s", opt.KernelID, have)
 		}
 	}
+	var u unix.Utsname
+	if opt.KernelID == "" && opt.KernelRelease != "" && unix.Uname(&u) == nil {
+		if have := unix.ByteSliceToString(u.Release[:]); have != opt.KernelRelease {
+			return fmt.Errorf("another kernel was recorded: Linux %s, running %s", opt.KernelRelease, have)
+		}
+	}
 	own := k.bounds.text
 	if opt.KernelTextName == "_stext" {
 		own = k.bounds.stext
+	}
+	if known := opt.KernelID != "" || opt.KernelRelease != ""; opt.Recorded && !known && (opt.KernelText == 0 || own != 0 && own != opt.KernelText) {
+		return errors.New("the recording does not say which kernel it was made on")
 	}
 	if opt.KernelText != 0 && own != 0 {
 		k.bias = own - opt.KernelText

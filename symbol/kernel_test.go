@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 const kallsyms = `0000000000000000 A fixed_percpu_data
@@ -184,4 +186,36 @@ func FuzzKallsyms(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestRecordedKernel: a recording without its kernel's build ID has names where the release is this kernel's, or where that lies at the same
+// address; else the note says why not.
+func TestRecordedKernel(t *testing.T) {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		t.Fatal(err)
+	}
+	here := unix.ByteSliceToString(u.Release[:])
+	for _, c := range []struct {
+		what string
+		o    Options
+		at   uint64
+		want bool
+	}{
+		{"this release", Options{Recorded: true, KernelRelease: here}, 0, true},
+		{"another release", Options{Recorded: true, KernelRelease: "4.19.0-other"}, 0, false},
+		{"another release at the same address", Options{Recorded: true, KernelRelease: "4.19.0-other"}, 0xffffffff81000000, false},
+		{"nothing", Options{Recorded: true}, 0, false},
+		{"the same address", Options{Recorded: true}, 0xffffffff81000000, true},
+		{"another address", Options{Recorded: true}, 0xffffffff91000000, false},
+		{"live", Options{}, 0, true},
+	} {
+		r := kernelOf(t, kallsyms, c.o)
+		if c.at != 0 {
+			r.KernelAt(c.at, "_text")
+		}
+		if s, _, ok := r.Kernel(0xffffffff81000104); ok != c.want || (noteOf(r) == "") != c.want {
+			t.Errorf("%s: %+v, %v, note %q", c.what, s, ok, noteOf(r))
+		}
+	}
 }

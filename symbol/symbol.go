@@ -52,6 +52,11 @@ type Options struct {
 	// Where it is not the running kernel's, kernel addresses get no names.
 	KernelID string
 
+	// Recorded says that the kernel's addresses come from a recording, and KernelRelease what that says uname -r was, or "". Without a build
+	// ID, names are those of a kernel of the same release, or, where that is not known, of one that lies at the same address.
+	Recorded      bool
+	KernelRelease string
+
 	// KernelText is the address of the symbol _text, or _stext where KernelTextName says so, in the
 	// kernel whose addresses are asked for, or 0 if unknown. A kernel that was booted again lies
 	// elsewhere.
@@ -66,9 +71,10 @@ type Resolver struct {
 	kernel kernel
 	kept   kernel // the part of it that is kept
 
-	mu     sync.Mutex
-	tables map[[2]string]*Table
-	images map[*module.Image]*Table
+	mu         sync.Mutex
+	kernelUsed bool
+	tables     map[[2]string]*Table
+	images     map[*module.Image]*Table
 }
 
 const runningKallsyms = "/proc/kallsyms"

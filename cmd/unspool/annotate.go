@@ -113,7 +113,7 @@ type codeFile struct {
 }
 
 func newCode(mods *modules.Set) *code {
-	return &code{symbols: newNamer("", mods).symbols, files: map[string]*codeFile{}}
+	return &code{symbols: newNamer(symbol.Options{}, mods).symbols, files: map[string]*codeFile{}}
 }
 
 // options returns what annotations need, without what only the user can say.

@@ -46,13 +46,11 @@ const (
 	maxDumps     = 8
 )
 
-// newNamer returns a namer for what was recorded on the kernel of a build ID; "" if that is not known. mods are what is named, if
-// they were loaded here; may be nil.
-func newNamer(kernel string, mods *modules.Set) *namer {
+// newNamer returns a namer; opt says what is known of the kernel. mods are what is named, if they were loaded here; may be nil.
+func newNamer(opt symbol.Options, mods *modules.Set) *namer {
 	n := &namer{
 		mods: mods, frames: map[*unwind.Module]func() *dwarf.Frames{}, dumps: map[int32][]string{}, code: map[int32]*jit.Code{},
 	}
-	opt := symbol.Options{KernelID: kernel}
 	if mods != nil {
 		opt.CacheDir = mods.CacheDir()
 	}

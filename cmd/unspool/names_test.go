@@ -17,6 +17,7 @@ import (
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/symbol"
 )
 
 // script has a function that is compiled while it runs. It prints its process's number, which the name of a map in /tmp has.
@@ -137,7 +138,7 @@ func TestFetchInterrupted(t *testing.T) {
 	defer s.Close()
 	t.Setenv("DEBUGINFOD_URLS", s.URL)
 	t.Setenv("DEBUGINFOD_CACHE_PATH", t.TempDir())
-	n := newNamer("", nil)
+	n := newNamer(symbol.Options{}, nil)
 	defer n.symbols.Close()
 	for _, id := range []string{"0123456789", "9876543210"} {
 		if _, ok := n.symbols.Module("/none/"+id, id).Lookup(0x1000); ok {
@@ -163,7 +164,7 @@ func TestLateDump(t *testing.T) {
 	if err := os.WriteFile(dump, append(b, "late\x00"...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	n := newNamer("", nil)
+	n := newNamer(symbol.Options{}, nil)
 	defer n.symbols.Close()
 	pid := int32(os.Getpid())
 	var names [1]profile.Name

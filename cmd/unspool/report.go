@@ -278,6 +278,7 @@ func openRecording(path string, flt *filter, mods *modules.Set) (*recordingFile,
 	}
 	r.close = append(r.close, f)
 	r.session, r.file = openFile(mods, f, flt), f
+	r.session.identify = identify(f.Info, writtenAt(in))
 	return r, nil
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfdata"
 	"github.com/unspool/unspool/source/perfevent"
+	"github.com/unspool/unspool/symbol"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -31,6 +32,8 @@ type session struct {
 	mods    *modules.Set
 	names   *namer
 	stats   source.Stats
+
+	identify func(path string, maj, min uint32, inode uint64) string // see source.Options
 
 	progress func() string  // how far it is; nil: nobody is to know
 	unsaid   func() uint64  // after the last record: samples that the recorder lost and that the stream does not say; nil: none
@@ -55,7 +58,7 @@ func stepperFlag(c *cobra.Command) func() (*modules.Set, error) {
 // runs.
 func newSession(mods *modules.Set, in source.RecordStream, flt *filter) *session {
 	s := &session{in: in, flt: flt, mods: mods}
-	s.names = newNamer("", mods)
+	s.names = newNamer(symbol.Options{}, mods)
 	return s
 }
 
@@ -63,7 +66,7 @@ func newSession(mods *modules.Set, in source.RecordStream, flt *filter) *session
 func openFile(mods *modules.Set, f *perfdata.File, flt *filter) *session {
 	s := newSession(mods, f, flt)
 	info := f.Info()
-	s.names = newNamer(f.BuildID("[kernel.kallsyms]"), mods)
+	s.names = newNamer(symbol.Options{KernelID: f.BuildID("[kernel.kallsyms]"), Recorded: true, KernelRelease: info.OSRelease}, mods)
 	s.machine, s.ours = info.Machine, info.Ours
 	s.info.Host, s.info.Command = info.Hostname, strings.Join(recorded(info.Cmdline), " ")
 	if info.ClockWall != 0 && info.First >= info.ClockTime {
@@ -93,7 +96,7 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 	defer p.done()
 	n := uint64(0)
 	o := source.Options{
-		Mods: s.mods.Module, Machine: s.machine, Ours: s.ours, Prompt: s.prompt,
+		Mods: s.mods.Module, Identify: s.identify, Machine: s.machine, Ours: s.ours, Prompt: s.prompt,
 		Sample: func(x *source.Sample) error {
 			if n++; n&255 == 0 && s.progress != nil {
 				p.say("%s, %s samples", s.progress(), profile.Comma(n))
@@ -111,6 +114,7 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 		},
 		Record: func(r *source.Record) error {
 			s.names.saw(r)
+			s.names.sawKernel(r)
 			if record != nil {
 				return record(r)
 			}

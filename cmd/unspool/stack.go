@@ -130,7 +130,7 @@ func ownPaths(p *source.Process) map[string]string {
 
 // stackNamer returns what names the frames of stacks.
 func stackNamer(o *stackOptions, mods *modules.Set) *namer {
-	n := newNamer("", mods)
+	n := newNamer(symbol.Options{}, mods)
 	if len(o.debugDirs) > 0 {
 		n.symbols = symbol.New(symbol.Options{DebugDirs: o.dirs(), CacheDir: mods.CacheDir()})
 	}
