@@ -95,6 +95,8 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 	p := newProgress()
 	defer p.done()
 	n := uint64(0)
+	scheduler := profile.NewScheduler(s.names)
+	var waits []bool // by event
 	o := source.Options{
 		Mods: s.mods.Module, Identify: s.identify, Machine: s.machine, Ours: s.ours, Prompt: s.prompt,
 		Sample: func(x *source.Sample) error {
@@ -109,6 +111,18 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 			s.sample = profile.Sample{
 				PID: x.PID, TID: x.TID, Comm: x.Comm, Time: x.Time, CPU: x.CPU, Period: x.Period, Event: max(x.Event, 0),
 				Kernel: x.Kernel, User: x.User, Stop: x.Stop, HasUser: x.From != source.NoStack,
+			}
+			if waits == nil || s.sample.Event >= len(waits) {
+				waits = waits[:0]
+				for _, e := range s.in.Decoder().Events() {
+					waits = append(waits, e.Name == profile.OffCPU)
+				}
+				for len(waits) <= s.sample.Event {
+					waits = append(waits, false)
+				}
+			}
+			if waits[s.sample.Event] {
+				s.sample.Kernel = scheduler.Outside(s.sample.Kernel)
 			}
 			return each(&s.sample)
 		},
