@@ -142,12 +142,12 @@ func matchModules(now, before []Module) []int32 {
 
 	paths := map[string]int{}
 	for j := range now {
-		if _, ok := paths[now[j].Path]; !ok {
-			paths[now[j].Path] = j
+		if _, ok := paths[now[j].place()]; !ok {
+			paths[now[j].place()] = j
 		}
 	}
 	for i := range before { // a path can be there twice: builds of one recording
-		if j, ok := paths[before[i].Path]; ok {
+		if j, ok := paths[before[i].place()]; ok {
 			match(i, j)
 		}
 	}
@@ -180,6 +180,14 @@ func matchModules(now, before []Module) []int32 {
 		}
 	}
 	return to
+}
+
+// place is the module's path; the kernel has two.
+func (m *Module) place() string {
+	if m.Kernel && m.Path == "[kernel.kallsyms]" {
+		return kernelPath
+	}
+	return m.Path
 }
 
 // fileName is the name of a module that is a file of a program; "" for others.

@@ -3,6 +3,7 @@ package profile
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -23,7 +24,7 @@ func TestUnversioned(t *testing.T) {
 func TestMatchModules(t *testing.T) {
 	mods := func(paths []string) (out []Module) {
 		for _, p := range paths {
-			out = append(out, Module{Path: p, Kernel: p == "[kernel]"})
+			out = append(out, Module{Path: p, Kernel: strings.HasPrefix(p, "[kernel")})
 		}
 		return out
 	}
@@ -44,6 +45,7 @@ func TestMatchModules(t *testing.T) {
 		{[]string{"/x/app (deleted)"}, []string{"/x/app"}, []int32{0}},
 		{[]string{"[vdso]"}, []string{"[vsyscall]"}, []int32{-1}},
 		{[]string{"[ext4]"}, []string{""}, []int32{-1}},
+		{[]string{"[kernel.kallsyms]"}, []string{"[kernel]"}, []int32{0}},
 	} {
 		if got := matchModules(mods(c.now), mods(c.before)); !slices.Equal(got, c.want) {
 			t.Errorf("now %q, before %q: %v, want %v", c.now, c.before, got, c.want)

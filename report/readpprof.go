@@ -1,9 +1,7 @@
 package report
 
 import (
-	"bufio"
 	"cmp"
-	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
@@ -20,35 +18,23 @@ import (
 	"github.com/unspool/unspool/unwind"
 )
 
-// maxPprof bounds the size of a profile after decompression.
-const maxPprof = 1 << 29
-
 // ReadPprof reads a profile in pprof's format, compressed or not. From profiles that Pprof wrote it restores
 // all that reports need; what is missing in others shows as unknown. Negative values, which only
 // differences of profiles have, are counted as damaged and left out.
 func ReadPprof(r io.Reader) (*profile.Profile, error) {
-	br := bufio.NewReaderSize(r, 1<<16)
-	r = br
-	if magic, err := br.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
-		z, err := gzip.NewReader(br)
-		if err != nil {
-			return nil, fmt.Errorf("pprof: %w", err)
-		}
-		zr := bufio.NewReaderSize(z, 1<<16)
-		if magic, _ := zr.Peek(8); string(magic) == "PERFILE2" {
-			return nil, errors.New("a perf.data file that gzip has compressed: gunzip it first")
-		}
-		r = zr
-	}
-	b, err := io.ReadAll(io.LimitReader(r, maxPprof+1))
+	b, err := inflate(r)
 	if err != nil {
-		return nil, fmt.Errorf("pprof: after %d bytes: %w", len(b), err)
-	}
-	if len(b) > maxPprof {
-		return nil, fmt.Errorf("pprof: more than %d MiB", maxPprof>>20)
+		return nil, fmt.Errorf("pprof: %w", err)
 	}
 	if len(b) == 0 {
 		return nil, errors.New("pprof: empty")
+	}
+	size, err := parsedSize(b)
+	if err == nil && size > min(freeParsed+maxParsed*int64(len(b)), maxMemory) {
+		err = fmt.Errorf("its %d MiB would take %d MiB of memory, which is too much", len(b)>>20, size>>20)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pprof: %w", err)
 	}
 	in, err := pprof.ParseUncompressed(b)
 	if err == nil {
@@ -58,7 +44,7 @@ func ReadPprof(r io.Reader) (*profile.Profile, error) {
 		return nil, fmt.Errorf("pprof: %w", err)
 	}
 	// Locations are small in the file, and calls inlined in them are written once only.
-	return fromPprof(in, 16*len(b)+1<<16)
+	return fromPprof(in, min(16*len(b)+1<<16, maxExpanded))
 }
 
 // values says which of a sample's values mean what.

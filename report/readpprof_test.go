@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"compress/gzip"
 	"fmt"
 	"io"
 	"maps"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -129,6 +131,57 @@ func TestPprofExpands(t *testing.T) {
 	}
 	if _, err := ReadPprof(&b); err == nil || !strings.Contains(err.Error(), "more frames") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestPprofBombs: what is small and becomes large is refused before it is, and what real tools write is not.
+func TestPprofBombs(t *testing.T) {
+	zip := func(b []byte) []byte {
+		var out bytes.Buffer
+		z := gzip.NewWriter(&out)
+		z.Write(b)
+		z.Close()
+		return out.Bytes()
+	}
+	for _, c := range []struct {
+		name, want string
+		data       []byte
+	}{
+		{"zeros", "inflate to", zip(make([]byte, maxPprof/2))},
+		{"zeros, large", "more than 256 MiB", make([]byte, maxPprof+1)},
+		{"empty locations", "of memory", zip(bytes.Repeat([]byte{4<<3 | 2, 0}, 8<<20))},
+		{"lines", "of memory", zip(append([]byte{4<<3 | 2, 0x80, 0x80, 0x80, 0x07}, bytes.Repeat([]byte{4<<3 | 2, 0}, 7<<20)...))},
+		{"labels", "of memory", zip(append([]byte{2<<3 | 2, 0x80, 0x80, 0x80, 0x07}, bytes.Repeat([]byte{3<<3 | 2, 0}, 7<<20)...))},
+		{"malformed", "malformed field", []byte{4<<3 | 2, 0x7f}},
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := ReadPprof(bytes.NewReader(c.data))
+		runtime.ReadMemStats(&after)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.want)
+		}
+		if took := after.TotalAlloc - before.TotalAlloc; took > 3*maxPprof {
+			t.Errorf("%s: %d bytes of input took %d MiB", c.name, len(c.data), took>>20)
+		}
+	}
+	// Short stacks with labels, deep ones without: of real profiles the largest for their size.
+	for _, depth := range []int{1, 100} {
+		p := manyStacks(1000)
+		for i := range p.Stacks {
+			for len(p.Stacks[i].Frames) < depth {
+				p.Stacks[i].Frames = append(p.Stacks[i].Frames, p.Stacks[i].Frames[0])
+			}
+		}
+		var b bytes.Buffer
+		if err := Pprof(&b, p, Options{}); err != nil {
+			t.Fatal(err)
+		}
+		raw, err := inflate(&b)
+		size, serr := parsedSize(raw)
+		if err != nil || serr != nil || size > maxParsed*2/3*int64(len(raw)) {
+			t.Errorf("depth %d: %d bytes take %d, %v %v", depth, len(raw), size, err, serr)
+		}
 	}
 }
 
