@@ -71,7 +71,7 @@ through a function, slice in a captured piece of stack (the default without -o: 
 				files = append(files, mapped...)
 			}
 			if len(files) == 0 {
-				return usage("which files? Name some, or --pid")
+				return usage("nothing to compile: name files or directories, or give --pid")
 			}
 			if o.dir != "" {
 				if err := raised(func() error { return os.MkdirAll(o.dir, 0o777) }); err != nil {

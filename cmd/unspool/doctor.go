@@ -22,12 +22,13 @@ import (
 
 // A finding is one thing that was looked at.
 type finding struct {
-	Name   string `json:"name"`             // does not change from version to version
-	What   string `json:"what"`             // in words
-	OK     bool   `json:"ok"`               //
-	Value  string `json:"value,omitempty"`  // of a setting
-	Reason string `json:"reason,omitempty"` // why it is not so
-	Change string `json:"change,omitempty"` // a command, or what else to do
+	Name    string `json:"name"`              // does not change from version to version
+	What    string `json:"what"`              // in words
+	OK      bool   `json:"ok"`                //
+	Value   string `json:"value,omitempty"`   // of a setting
+	Unknown bool   `json:"unknown,omitempty"` // it cannot be found out, so OK says nothing
+	Reason  string `json:"reason,omitempty"`  // why it is not so
+	Change  string `json:"change,omitempty"`  // a command, or what else to do
 }
 
 // A diagnosis is what doctor has to say.
@@ -66,7 +67,7 @@ func doctorCmd() *cobra.Command {
 		Short: "Say what this kernel and this user allow, and what to change",
 		Long: `Try each way of working: recording by copies of stacks, in user space, with the kernel's part and of the whole
 machine; recording with stacks walked in the kernel; names of kernel functions; unspool run. Each line says yes or no, why
-not, and what to change.
+not, and what to change, or ? for what this user cannot find out.
 
 Where the kernel may walk, its program is loaded and follows the whole machine for a second: what it takes is measured.
 
@@ -120,6 +121,13 @@ func diagnose() *diagnosis {
 	d := &diagnosis{Version: version(), Kernel: host.OSRelease, Machine: host.Arch, CPUs: runtime.NumCPU(), UID: os.Geteuid()}
 	d.Needs = needs()
 	d.Ways = ways(d.Needs)
+	if d.way("record-ebpf").OK { // it has just been loaded, with all that it stands on
+		for i := range d.Needs {
+			if f := &d.Needs[i]; f.Unknown && strings.HasPrefix(f.Name, "bpf-") {
+				*f = finding{Name: f.Name, What: f.What, OK: true}
+			}
+		}
+	}
 	return d
 }
 
@@ -141,6 +149,8 @@ func (d *diagnosis) write(w io.Writer) error {
 			yes := "no "
 			if f.OK {
 				yes = "yes"
+			} else if f.Unknown {
+				yes = "?  "
 			}
 			line := "  " + yes + "  " + pad(f.What, width)
 			for _, s := range []string{f.Value, f.Reason} {

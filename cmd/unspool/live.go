@@ -65,7 +65,7 @@ func (p *plan) flags(c *cobra.Command) {
 // check refuses what contradicts itself. It is called when the flags are known.
 func (p *plan) check(stepper string, flt *filter) error {
 	if p.given("with-stacks") || p.given("call-graph") {
-		fmt.Fprintln(os.Stderr, "unspool: stacks are always recorded, and walked by unwind tables: -g and --call-graph change nothing")
+		fmt.Fprintln(stderr, "unspool: stacks are always recorded, and walked by unwind tables: -g and --call-graph change nothing")
 	}
 	if p.kernel.Cgroup != "" && len(p.Command)+len(p.PIDs)+len(p.TIDs) == 0 {
 		p.All = true
@@ -78,7 +78,7 @@ func (p *plan) check(stepper string, flt *filter) error {
 	}
 	switch {
 	case targets == 0:
-		return usage("what to record? give a command, -p PID, -t TID or -a")
+		return usage("nothing to record: give a command, -p PID, -t TID or -a")
 	case targets > 1:
 		return usage("a command, -p, -t and -a exclude each other; a command with -a records everything while it runs")
 	case p.given("frequency") && p.Frequency == 0:

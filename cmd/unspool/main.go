@@ -105,14 +105,14 @@ profile C, C++, Rust and Go programs without frame pointers.`,
 		SilenceErrors: true,
 		Version:       version(),
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage("%v", err) })
-	root.AddCommand(recordCmd(), topCmd(), reportCmd(), diffCmd(), serveCmd(), unwindCmd(), stackCmd(), dumpCmd(), compileCmd(), verifyCmd(), statsCmd(), runCmd(), doctorCmd(), manCmd())
+	root.SetFlagErrorFunc(flagError)
+	root.AddCommand(recordCmd(), topCmd(), reportCmd(), diffCmd(), serveCmd(), unwindCmd(), stackCmd(), dumpCmd(), compileCmd(), verifyCmd(), statsCmd(), runCmd(), doctorCmd(), manCmd(), versionCmd())
 	generated(root)
 	for _, c := range root.Commands() {
 		if args := c.Args; args != nil {
 			c.Args = func(c *cobra.Command, a []string) error {
-				if err := args(c, a); err != nil {
-					return usage("%v", err)
+				if args(c, a) != nil {
+					return argsError(c, args, a)
 				}
 				return nil
 			}
@@ -133,7 +133,7 @@ profile C, C++, Rust and Go programs without frame pointers.`,
 	}
 	root.Args = func(_ *cobra.Command, a []string) error {
 		if len(a) > 0 {
-			return usage("there is no verb %q", a[0])
+			return unknownCommand(root, a[0])
 		}
 		return nil
 	}

@@ -17,7 +17,6 @@ func manCmd() *cobra.Command {
 		Short:   "Write manual pages",
 		Long:    "Write a manual page for unspool and each of its verbs into a directory, for man(1).",
 		Example: "  unspool man /usr/local/share/man/man1",
-		Hidden:  true,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := os.MkdirAll(args[0], 0o777); err != nil {
@@ -176,6 +175,7 @@ func roff(s string) string {
 
 // generated adds the verbs that cobra makes, with examples.
 func generated(root *cobra.Command) {
+	root.SuggestionsMinimumDistance = 2
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	examples := map[string]string{

@@ -180,9 +180,10 @@ func needs() []finding {
 	err := tryEvent(unix.PERF_TYPE_HARDWARE, unix.PERF_COUNT_HW_CPU_CYCLES, userOnly, 0, -1)
 	why := "this machine has none: samples are taken by the processors' clock"
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
-		why = "not known: " + err.Error()
+		why = err.Error()
 	}
 	add("hardware-counters", "hardware counters", err == nil, "", why, "")
+	list[len(list)-1].Unknown = errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)
 	lock := lockdown()
 	add("lockdown", "kernel lockdown allows to read memory", lock != "confidentiality", lock, "perf and BPF programs may not", "boot without lockdown=confidentiality")
 	_, err = os.Stat("/sys/kernel/btf/vmlinux")
@@ -200,11 +201,12 @@ func needs() []finding {
 	} {
 		why, change := "this kernel lacks it", "Linux 6.1 or later"
 		if p.err != nil && !errors.Is(p.err, bpf.ErrNotSupported) {
-			if why, change = "not known: "+p.err.Error(), ""; errors.Is(p.err, os.ErrPermission) || errors.Is(p.err, unix.EPERM) {
-				why = "not known: this user may not ask"
+			if why, change = p.err.Error(), ""; errors.Is(p.err, os.ErrPermission) || errors.Is(p.err, unix.EPERM) {
+				why = "the kernel does not say: it refuses to try"
 			}
 		}
 		add(p.name, p.what, p.err == nil, "", why, change)
+		list[len(list)-1].Unknown = p.err != nil && !errors.Is(p.err, bpf.ErrNotSupported)
 	}
 	on, ok := setting("net/core/bpf_jit_enable")
 	jit := value(on, ok)

@@ -155,7 +155,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	s.warn()
 	s.wrote(o.path)
 	if s.stats.Samples == 0 {
-		fmt.Fprintln(stderr, "unspool: there were no samples: the targets did nothing that was counted")
+		fmt.Fprintln(stderr, "unspool: no samples: the program ended too soon, or used no CPU time")
 	}
 	return exitStatus(ctx, rec, p.Duration > 0 && time.Since(rec.start) >= p.Duration)
 }

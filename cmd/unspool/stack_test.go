@@ -359,7 +359,7 @@ func TestStackErrors(t *testing.T) {
 		status int
 		stderr string
 	}{
-		{"stack", 2, "accepts between 1 and 2"},
+		{"stack", 2, "an argument is missing: unspool stack"},
 		{"stack --format xml 1", 2, "--format is text, gdb, eu or json"},
 		{"stack 1 /bin/sh", 2, "EXE goes with a core file"},
 		{"stack --no-pause core", 2, "--no-pause goes with a PID"},

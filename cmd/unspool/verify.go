@@ -18,7 +18,7 @@ func verifyCmd() *cobra.Command {
 	emit, run := "table", execution{}
 	c := &cobra.Command{
 		Use:   "verify [flags] {FILE... | --run -- COMMAND [ARG...]}",
-		Short: "Prove that compiled tables equal the unwind information, or that this is right where a program runs",
+		Short: "Check that compiled tables match the originals, or that these are right where a program runs",
 		Long: `Compile each file, and each ELF file in a directory, and compare the result with the reference
 interpreter: both ends of every row must select that row's rule, and every distinct rule must do the
 same as the reference on adversarial states of registers and memory. Machine code (--emit native) is run, in both

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// flagError says in words what is wrong with a flag.
+func flagError(c *cobra.Command, err error) error {
+	var value *pflag.InvalidValueError
+	var missing *pflag.ValueRequiredError
+	var unknown *pflag.NotExistError
+	switch {
+	case errors.As(err, &value):
+		return usage("%s, not %q", takes(value.GetFlag()), value.GetValue())
+	case errors.As(err, &missing):
+		return usage("%s: give it a value", takes(missing.GetFlag()))
+	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() != "":
+		return usage("unknown flag -%s", unknown.GetSpecifiedName())
+	case errors.As(err, &unknown):
+		return usage("unknown flag --%s%s", unknown.GetSpecifiedName(), didYouMean(nearFlags(c, unknown.GetSpecifiedName())))
+	}
+	return usage("%v", err)
+}
+
+// takes says what values a flag takes.
+func takes(f *pflag.Flag) string {
+	name := "--" + f.Name
+	if f.Shorthand != "" {
+		name = "-" + f.Shorthand
+	}
+	what := "a value"
+	switch f.Value.Type() {
+	case "int", "int64", "uint", "uint32", "uint64":
+		what = "a number such as 10"
+	case "intSlice":
+		what = "numbers such as 12,34"
+	case "bool":
+		what = "true or false"
+	}
+	switch f.Name {
+	case "pid":
+		what = "process IDs such as 1234"
+		if f.Value.Type() == "int" {
+			what = "a process ID such as 1234"
+		}
+	case "tid":
+		what = "thread IDs such as 1234"
+		if f.Value.Type() == "int" {
+			what = "a thread ID such as 1234"
+		}
+	case "stack-size":
+		what = "a number of bytes such as 16384"
+	case "limit":
+		what = "a number of rows such as 20"
+	}
+	return name + " takes " + what
+}
+
+// argsError says in words that there are too few or too many arguments.
+func argsError(c *cobra.Command, check cobra.PositionalArgs, args []string) error {
+	more := slices.Clone(args)
+	for range 3 {
+		if more = append(more, "x"); check(c, more) == nil {
+			return usage("an argument is missing: %s", c.UseLine())
+		}
+	}
+	return usage("too many arguments: %s", c.UseLine())
+}
+
+// unknownCommand is the error of a verb that there is not.
+func unknownCommand(root *cobra.Command, name string) error {
+	return usage("unknown command %q%s", name, didYouMean(root.SuggestionsFor(name)))
+}
+
+// didYouMean offers what is like a word, or is empty.
+func didYouMean(names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %s?", strings.Join(names[:min(len(names), 3)], " or "))
+}
+
+// nearFlags returns the flags of c that are like name.
+func nearFlags(c *cobra.Command, name string) (near []string) {
+	// What cobra says of commands, said of flags.
+	list := &cobra.Command{SuggestionsMinimumDistance: 2}
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			list.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
+		}
+	})
+	for _, s := range list.SuggestionsFor(name) {
+		near = append(near, "--"+s)
+	}
+	return near
+}
+
+// versionCmd is for those who type it as a verb.
+func versionCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version",
+		Long:    "Print the version, and the commit where the build knows it.",
+		Example: "  unspool version",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			fmt.Fprintf(stdout, "unspool version %s\n", version())
+			return nil
+		},
+	}
+}
