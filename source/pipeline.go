@@ -16,7 +16,7 @@ import (
 
 // A RecordStream gives the records of a recording in the order in which they were written.
 //
-// If it has a method Stop(), Run calls that, from another goroutine, when it needs no more records: Next must then
+// If it has a method Tree() *Tree, Run leaves out all that does not concern it. If it has a method Stop(), Run calls that, from another goroutine, when it needs no more records: Next must then
 // return io.EOF soon. If it has a method BuildID(path string) string, that gives, in hex, the build IDs of files
 // whose MMAP records have none.
 type RecordStream interface {
@@ -325,6 +325,7 @@ type reader struct {
 	lostSum           uint64
 	late              lateChains
 	rec               Record
+	members           *Members
 }
 
 func newReader(in RecordStream, o *Options, free, work, order chan *job) *reader {
@@ -345,6 +346,9 @@ func newReader(in RecordStream, o *Options, free, work, order chan *job) *reader
 			}
 			return o.Identify(id.path, id.maj, id.min, id.inode)
 		}
+	}
+	if t, ok := in.(interface{ Tree() *Tree }); ok {
+		rd.members = t.Tree().Members()
 	}
 	return rd
 }
@@ -433,6 +437,10 @@ func (rd *reader) one(e *entry) {
 		e.buf.Release()
 		return
 	}
+	if !rd.members.Apply(r) {
+		e.buf.Release()
+		return
+	}
 	switch r.Type {
 	case RecordLost:
 		rd.stats.Lost += r.Lost
@@ -460,6 +468,10 @@ func (rd *reader) one(e *entry) {
 }
 
 func (rd *reader) sample(e *entry) {
+	if !rd.members.Has(e.pid) {
+		e.buf.Release()
+		return
+	}
 	comm, space := rd.world.Thread(e.pid, e.tid)
 	if rd.o.Want != nil && !rd.o.Want(e.pid, e.tid, comm, e.time) {
 		rd.stats.Unwanted++

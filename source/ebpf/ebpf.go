@@ -267,7 +267,7 @@ func (p *Program) close() (err error) {
 // Start implements perfevent.Program.
 func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 	p.stacks.start(dec)
-	p.track.dec = dec
+	p.track.dec, p.track.members = dec, use.Tree.Members()
 	if use.Children {
 		if err := p.trace(p.coll, "on_fork"); err != nil {
 			return fmt.Errorf("loading the kernel's program: %w", err)
@@ -283,15 +283,15 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 	case source.OnBlocking:
 		p.prog = "on_switch"
 	}
+	if err == nil && !use.All && (p.prog != "on_event" || use.Tree != nil) {
+		// What this process starts is known from its first moment; it itself is not of interest.
+		err = errors.Join(p.set("scoped", uint32(1)), p.set("self", uint32(os.Getpid())), p.coll.Maps["processes"].Put(uint32(os.Getpid()), processOf(int32(os.Getpid()), 0, 0)))
+	}
 	if p.prog == "on_event" || err != nil {
 		return err
 	}
 	if p.more, err = p.load(p.prog); err != nil {
 		return fmt.Errorf("loading the kernel's program: %w", err)
-	}
-	if !use.All {
-		// What this process starts is known from its first moment; it itself is not of interest.
-		err = errors.Join(p.set("scoped", uint32(1)), p.set("self", uint32(os.Getpid())), p.coll.Maps["processes"].Put(uint32(os.Getpid()), processOf(int32(os.Getpid()), 0, 0)))
 	}
 	if p.prog == "on_switch" && err == nil {
 		err = p.trace(p.more, p.prog)

@@ -35,6 +35,7 @@ type tracker struct {
 
 	// The goroutine's.
 	world     *source.World
+	members   *source.Members // who is of interest; nil: everybody
 	coll      *ebpf.Collection
 	tables    tables
 	spaces    map[*unwind.Space]*shared
@@ -162,7 +163,7 @@ func (t *tracker) run() {
 		clear(touched)
 		n := 0
 		for ; n < len(held) && held[n].time < until; n++ {
-			if t.dec.Decode(held[n].raw, &r) != nil {
+			if t.dec.Decode(held[n].raw, &r) != nil || !t.members.Apply(&r) {
 				continue
 			}
 			switch t.world.Apply(&r); {

@@ -142,6 +142,19 @@ func (r *Recorder) attach(o *Options, p *plan) (start func() error, err error) {
 			return nil, err
 		}
 		cmd := &exec.Cmd{Path: path, Args: o.Command, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+		if r.tree != nil {
+			a.Flags &^= source.FlagDisabled | source.FlagInherit
+			if a.Type == source.TypeSoftware {
+				a.Flags |= source.FlagExcludeIdle
+			}
+			return func() error {
+				err := r.start(cmd)
+				if err == nil {
+					r.tree.Start(cmd.Process.Pid)
+				}
+				return err
+			}, r.attachCPUs(&a, p.level)
+		}
 		if !o.All && len(o.PIDs)+len(o.TIDs) == 0 {
 			a.Flags |= source.FlagDisabled | source.FlagEnableOnExec | source.FlagInherit
 			return func() error { return r.startRecorded(&a, cmd) }, nil

@@ -10,7 +10,10 @@
 // What was there before the recording is told by records of time 0, made from /proc after the events have been
 // enabled: what changes meanwhile is told once more by the kernel.
 //
-// A command is started by a thread that has the events itself, disabled, to be inherited by its children and to be
+// A command is sampled by events of the processors where its recorder may open them, as root may: samples of others are left out, by the tree
+// of processes that FORK and EXIT records tell of. So the shortest process is sampled as often as its share of the time says.
+//
+// Elsewhere, and for events that are counted rather than sampled, a command is started by a thread that has the events itself, disabled, to be inherited by its children and to be
 // enabled by execve (PERF_EVENT attr.inherit and attr.enable_on_exec): so the command runs without a tracer or a
 // helper program before it, and the first record is that of its execve.
 //

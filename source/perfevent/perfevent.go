@@ -124,6 +124,7 @@ type Recorder struct {
 	all       bool // the whole machine is recorded
 	fault     error
 
+	tree    *source.Tree // not nil: only the command's samples count of those of all processors
 	program Program
 	trigger source.Trigger
 	tracing int // the event that has the program on a tracepoint
@@ -233,6 +234,9 @@ func (o *Options) check() error {
 
 // Decoder knows the recording's event.
 func (r *Recorder) Decoder() *source.Decoder { return r.dec }
+
+// Tree is the command of which the recording is; nil if all that it has is of interest. See source.RecordStream.
+func (r *Recorder) Tree() *source.Tree { return r.tree }
 
 // Machine is what this process runs on.
 func (r *Recorder) Machine() *arch.Machine { return r.machine }

@@ -113,6 +113,10 @@ func (r *Recorder) plan(o *Options) (*plan, error) {
 		switch {
 		case err == nil:
 			r.event = e.spelled(&p.attr)
+			if e.wide(o) && r.try(&Options{All: true}, &p.attr) == nil {
+				r.tree = &source.Tree{}
+				r.trigger.Tree = r.tree
+			}
 			return p, nil
 		case isPermission(err) && p.attr.SampleType&source.SampleRaw != 0:
 			p.attr.SampleType &^= source.SampleRaw
@@ -161,6 +165,15 @@ func (r *Recorder) trig(o *Options, e *event) error {
 		return cannot("the registers of a precise sample are not those of the stack")
 	}
 	return nil
+}
+
+// wide says whether o, a command, is better recorded by events of the processors, whose samples of others are left out: those that sample by
+// time or by what the processor does. Each process has its own events otherwise, which begin anew with it and miss the short ones.
+func (e *event) wide(o *Options) bool {
+	if len(o.Command) == 0 || o.All || len(o.PIDs)+len(o.TIDs) > 0 {
+		return false
+	}
+	return e.clock() || e.typ == source.TypeHardware || e.typ == source.TypeHWCache || e.typ == source.TypeRaw
 }
 
 // try opens a and closes it: on all processors' behalf, or on this process's.

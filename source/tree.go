@@ -1,0 +1,54 @@
+package source
+
+import "sync/atomic"
+
+// A Tree is a command and all that it starts, of which a recording is although its events are those of all processes: an event of a
+// processor samples at every moment alike, one of a short process begins anew with each. The zero Tree has no command yet.
+type Tree struct{ root atomic.Int32 }
+
+// Start says which process the command is, before any of its records is used.
+func (t *Tree) Start(pid int) { t.root.Store(int32(pid)) }
+
+// Members returns who is in t before the first record: nobody. That of a nil Tree has everybody.
+func (t *Tree) Members() *Members {
+	if t == nil {
+		return nil
+	}
+	return &Members{tree: t, pids: map[int32]bool{}}
+}
+
+// Members are the processes of a Tree over time, the command from its execve on. They are for one goroutine.
+type Members struct {
+	tree *Tree
+	pids map[int32]bool
+}
+
+// Has says whether a process is in m, or was until it ended.
+func (m *Members) Has(pid int32) bool { return m == nil || m.pids[pid] }
+
+// Apply brings m up to date with a record, in time order, and says whether the record concerns m: one of a process in it, or of none.
+func (m *Members) Apply(r *Record) bool {
+	if m == nil {
+		return true
+	}
+	switch r.Type {
+	case RecordComm:
+		if r.Exec() && r.PID == m.tree.root.Load() {
+			m.pids[r.PID] = true
+		}
+	case RecordFork:
+		if r.PID != r.PPID { // else a thread
+			if delete(m.pids, r.PID); m.pids[r.PPID] && len(m.pids) < maxThreads {
+				m.pids[r.PID] = true
+			}
+		}
+	case RecordExit, RecordRead:
+	case RecordMmap, RecordMmap2:
+		if r.PID == -1 { // the kernel's
+			return true
+		}
+	default:
+		return true
+	}
+	return m.pids[r.PID]
+}
