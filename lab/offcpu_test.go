@@ -98,7 +98,19 @@ func perfSwitches(t *testing.T) (stop func() map[int32][]wait) {
 func TestOffCPUComplete(t *testing.T) {
 	needKernel(t)
 	prog := compiled(t, "gcc", "sleeps.c", "-pthread")
-	threads, sleeps := 40, shortly(500, 2500)
+	for run := 1; ; run++ {
+		if lost := offCPUComplete(t, prog, 40, shortly(500, 2500)); lost == 0 {
+			return
+		}
+		if run == busyRuns { // others can take all of the processors for so long that a ring is full
+			t.Fatal("waits are lost each time")
+		}
+	}
+}
+
+// offCPUComplete returns how many waits the program counts as lost. No others may be.
+func offCPUComplete(t *testing.T, prog string, threads, sleeps int) (lost int) {
+	t.Helper()
 	stop := perfSwitches(t)
 	got := map[int32][]wait{}
 	st, ks := kernelRecording(t, ebpf.Options{}, perfevent.Options{Event: perfevent.OffCPU, Command: []string{prog, fmt.Sprint(threads), fmt.Sprint(sleeps), "2"}}, func(s *source.Sample) error {
@@ -142,13 +154,15 @@ func TestOffCPUComplete(t *testing.T) {
 		extra += len(mine) - i
 	}
 	t.Logf("%d waits: %d missing, %d not as long, %d that perf has not; lost %d, %d, %d and %d", n, missing, off, extra, st.Lost+st.LostSamples, ks.RingFull, ks.Nested, ks.Forgotten)
-	if n < threads*sleeps {
+	lost = int(st.Lost + st.LostSamples + ks.Lost())
+	if n < threads*sleeps && lost == 0 {
 		t.Errorf("%d waits of %d", n, threads*sleeps)
 	}
 	// perf and the program look at the clock one after the other. Seldom, something interrupts in between.
-	if missing+extra > 0 || off > n/2000 {
+	if missing > lost || extra > 0 || off > n/2000 {
 		t.Errorf("%d missing, %d not as long, %d too many of %d", missing, off, extra, n)
 	}
+	return lost
 }
 
 func diff(a, b uint64) uint64 { return max(a, b) - min(a, b) }

@@ -45,6 +45,8 @@ const (
 	MiscGuestKernel = 4
 	MiscGuestUser   = 5
 
+	MiscCutBegin    = 1 << 8  // a sample of ours of a wait: it had begun before the recording
+	MiscCutEnd      = 1 << 9  // it had not ended when the recording did
 	MiscMmapData    = 1 << 13 // MMAP: not executable
 	MiscCommExec    = 1 << 13 // COMM: by execve
 	MiscForkExec    = 1 << 13 // FORK, as perf writes it: do not copy the parent's mappings

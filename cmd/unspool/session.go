@@ -38,6 +38,7 @@ type session struct {
 	progress func() string  // how far it is; nil: nobody is to know
 	unsaid   func() uint64  // after the last record: samples that the recorder lost and that the stream does not say; nil: none
 	lost     uint64         // what unsaid said
+	cut      cuts           // waits that are longer than they look
 	sample   profile.Sample // scratch
 }
 
@@ -122,6 +123,7 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 				}
 			}
 			if waits[s.sample.Event] {
+				s.cut.note(x)
 				s.sample.Kernel = scheduler.Outside(s.sample.Kernel)
 			}
 			return each(&s.sample)
@@ -225,6 +227,9 @@ func (s *session) warn() {
 	}
 	if n := st.Lost + st.LostSamples; n > 0 {
 		say("%s records were lost: record %s", profile.Comma(n), lossAdvice(s.in.Decoder().Events()))
+	}
+	if note := s.cut.String(); note != "" {
+		say("%s", note)
 	}
 	if st.Bad > 0 {
 		say("%s damaged records were skipped; the first: %v", profile.Comma(st.Bad), st.BadErr)

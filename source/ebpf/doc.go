@@ -25,7 +25,9 @@
 // code that was mapped there before. What a walk reads is taken away only when all that could have begun with it have ended.
 //
 // A thread is blocked when it leaves the processor in any state but that of a runnable one, as sched:sched_switch has it. One that is
-// preempted on its way to sleep is runnable: if what it was to wait for comes before it goes on, there was no wait.
+// preempted on its way to sleep is runnable: if what it was to wait for comes before it goes on, there was no wait. When the
+// processes are known that there were, an iterator over all tasks copies the stacks of those that are blocked; they are not touched. Such
+// waits, and those that last longer than the recording, are marked in their records (source.MiscCutBegin, MiscCutEnd).
 //
 // The kernel reports no munmap: where nothing new is mapped, an address looks mapped for longer than it was. As no code runs
 // there, only a corrupted stack can tell.

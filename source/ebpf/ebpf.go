@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -159,10 +161,16 @@ func (p *Program) load(names ...string) (*ebpf.Collection, error) {
 	}
 	var o ebpf.CollectionOptions
 	if p.coll != nil {
-		o.MapReplacements = p.coll.Maps
+		o.MapReplacements = maps.Clone(p.coll.Maps)
 	}
-	if !slices.Contains(names, "on_switch") {
+	switch {
+	case p.more != nil:
+		o.MapReplacements["blocked"] = p.more.Maps["blocked"]
+	case !slices.Contains(names, "on_switch"):
 		delete(spec.Maps, "blocked")
+	}
+	if !slices.Contains(names, "on_still") {
+		delete(spec.Maps, "still")
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, o)
 	var refused *ebpf.VerifierError
@@ -204,7 +212,11 @@ func (p *Program) cgroup(path string) error {
 	if err := p.coll.Maps["cgroups"].Put(uint32(0), uint32(dir.Fd())); err != nil {
 		return fmt.Errorf("%s: %w (it takes a directory of cgroup version 2)", path, err)
 	}
-	return p.set("by_cgroup", uint32(1))
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return err
+	}
+	return errors.Join(p.set("cgroup", st.Ino), p.set("by_cgroup", uint32(1)))
 }
 
 // trace attaches a program to its tracepoint.
@@ -294,8 +306,31 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 		return fmt.Errorf("loading the kernel's program: %w", err)
 	}
 	if p.prog == "on_switch" && err == nil {
-		err = p.trace(p.more, p.prog)
+		if err = p.trace(p.more, p.prog); err == nil {
+			p.track.known(p.still)
+		}
 	}
+	return err
+}
+
+// still has the kernel look for threads that are blocked already.
+func (p *Program) still() error {
+	coll, err := p.load("on_still")
+	if err != nil {
+		return err
+	}
+	defer coll.Close()
+	it, err := link.AttachIter(link.IterOptions{Program: coll.Programs["on_still"]})
+	if err != nil {
+		return err
+	}
+	defer it.Close()
+	r, err := it.Open()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	_, err = io.Copy(io.Discard, r)
 	return err
 }
 
@@ -378,7 +413,14 @@ func (p *Program) End(space func(n int) []byte) {
 	var tid int32
 	var b blocked
 	for it := p.more.Maps["blocked"].Iterate(); it.Next(&tid, &b); {
-		if s := p.stacks.again(&sample{time: now, period: now - min(now, b.Since), id: b.ID, pid: b.PID, tid: b.TID}); s != nil {
+		if b.Since == 0 {
+			continue // it has ended
+		}
+		cut := uint16(source.MiscCutEnd)
+		if b.Cut&cutBegin != 0 {
+			cut |= source.MiscCutBegin
+		}
+		if s := p.stacks.again(&sample{time: now, period: now - min(now, b.Since), id: b.ID, pid: b.PID, tid: b.TID, cut: cut}); s != nil {
 			p.samples.Add(1)
 			copy(space(len(s)), s)
 		}
@@ -389,6 +431,7 @@ func (p *Program) End(space func(n int) []byte) {
 type blocked struct {
 	Since, ID uint64
 	PID, TID  int32
+	Cut, _    uint32
 }
 
 func (p *Program) sample(space func(n int) []byte) {

@@ -18,6 +18,7 @@ type sample struct {
 	cpu                  uint32
 	what                 uint8
 	stop                 unwind.Stop
+	cut                  uint16 // of source.MiscCutBegin and MiscCutEnd
 	user, kernel         []byte // words of 8 bytes
 }
 
@@ -30,6 +31,9 @@ const (
 )
 
 const sampleSize = 56
+
+// cutBegin is CUT_BEGIN of c/unspool.bpf.c.
+const cutBegin = 1
 
 // maxFrames and maxKernel are the most words that follow a sample.
 const (
@@ -54,6 +58,9 @@ func parse(b []byte) (s sample, ok bool) {
 	s = sample{
 		time: le.Uint64(b), period: le.Uint64(b[8:]), ip: le.Uint64(b[16:]), id: le.Uint64(b[24:]),
 		pid: int32(le.Uint32(b[32:])), tid: int32(le.Uint32(b[36:])), cpu: le.Uint32(b[40:]), what: b[44], stop: unwind.Stop(b[45]),
+	}
+	if b[52]&cutBegin != 0 {
+		s.cut = source.MiscCutBegin
 	}
 	if s.what == sampleSeen {
 		return s, true
@@ -161,14 +168,15 @@ func (k *stacks) again(s *sample) []byte {
 		delete(k.now, s.id)
 		delete(k.old, s.id)
 	}
+	misc := le.Uint16(b[atMisc:]) & source.MiscCPUModeMask
 	if s.ip != 0 {
-		misc := uint16(source.MiscUser)
+		misc = source.MiscUser
 		if s.ip>>63 != 0 {
 			misc = source.MiscKernel
 		}
-		le.PutUint16(b[atMisc:], misc)
 		le.PutUint64(b[atIP:], s.ip)
 	}
+	le.PutUint16(b[atMisc:], misc|s.cut)
 	le.PutUint32(b[atPID:], uint32(s.pid))
 	le.PutUint32(b[atTID:], uint32(s.tid))
 	le.PutUint64(b[atTime:], s.time)

@@ -31,6 +31,8 @@ type tracker struct {
 	count   Stats        // Processes and below
 	again   atomic.Int64 // when to bury again: CLOCK_MONOTONIC; 0: never
 
+	first func() error // to be called when the processes are known that there were; nil: nothing, or it has been
+
 	dec *source.Decoder
 
 	// The goroutine's.
@@ -62,6 +64,13 @@ func (t *tracker) start(coll *ebpf.Collection, mods func(path, buildID string) *
 	t.tables.start(t, coll.Maps["tables"], coll.Maps["uses"], memory)
 	t.spaces, t.procs = map[*unwind.Space]*shared{}, map[int32]*shared{}
 	go t.run()
+}
+
+// known has f called when the kernel's program knows the processes that there were before the recording.
+func (t *tracker) known(f func() error) {
+	t.mu.Lock()
+	t.first = f
+	t.mu.Unlock()
 }
 
 func (t *tracker) stop() {
@@ -142,7 +151,12 @@ func (t *tracker) run() {
 		} else {
 			t.pending = nil
 		}
-		ready := t.tables.news
+		ready, first := t.tables.news, t.first
+		if !t.begun || until == last {
+			first = nil
+		} else {
+			t.first = nil
+		}
 		t.tables.news = false
 		closed := t.closed
 		t.mu.Unlock()
@@ -188,6 +202,11 @@ func (t *tracker) run() {
 				t.failed(fmt.Errorf("the time: %w", err))
 			}
 			last = until
+		}
+		if first != nil {
+			if err := first(); err != nil {
+				t.failed(fmt.Errorf("threads that are blocked: %w", err))
+			}
 		}
 		if t.due() {
 			t.again.Store(0)

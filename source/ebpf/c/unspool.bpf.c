@@ -134,7 +134,10 @@ struct {
 struct blocked {
 	u64 since, id;
 	u32 pid, tid; /* as user space numbers them */
+	u32 cut, pad; /* CUT_BEGIN: it was blocked already, and since says when that was seen */
 };
+
+#define CUT_BEGIN 1
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -143,6 +146,14 @@ struct {
 	__type(key, u32);
 	__type(value, struct blocked);
 } blocked SEC(".maps");
+
+/* The walk of the one that looks for threads that are blocked. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct walk);
+} still SEC(".maps");
 
 /* Names of threads, and whether samples of theirs are wanted. */
 struct name {
@@ -206,6 +217,7 @@ volatile u32 self;	/* not this one */
 volatile u32 by_name;	/* those whose names say so, or are not known */
 volatile u32 by_cgroup; /* those in the cgroup */
 volatile u32 every;	/* take a sample at each so many tracepoints */
+volatile u64 cgroup;	/* the number of that */
 volatile u64 ns_ino; /* of the PID namespace that numbers processes; 0: the first */
 volatile u64 seed;	/* of stack IDs */
 
@@ -274,8 +286,26 @@ struct pid {
 	struct upid numbers[];
 } __attribute__((preserve_access_index));
 
+struct kernfs_node {
+	u64 id;
+} __attribute__((preserve_access_index));
+
+struct cgroup {
+	int level;
+	struct kernfs_node *kn;
+	struct cgroup *ancestors[];
+} __attribute__((preserve_access_index));
+
+struct css_set {
+	struct cgroup *dfl_cgrp;
+} __attribute__((preserve_access_index));
+
 struct task_struct {
-	unsigned int flags;
+	unsigned int flags, __state;
+	int on_cpu, exit_state;
+	unsigned long nvcsw, nivcsw;
+	char comm[16];
+	struct css_set *cgroups;
 	void *mm;
 	unsigned in_execve : 1;
 	int pid, tgid;
@@ -308,9 +338,8 @@ static __always_inline void count(u32 what)
 }
 
 /* Fills w's registers with those of user space. Returns 0 where there are none, or they are of 32-bit code. */
-static __always_inline int walk_registers(struct walk *w)
+static __always_inline int registers_of(struct walk *w, struct task_struct *task)
 {
-	struct task_struct *task = bpf_get_current_task_btf();
 	struct pt_regs___kernel *regs;
 
 	if (task->flags & (PF_KTHREAD | PF_IO_WORKER) || !task->mm) /* one without memory is about to go */
@@ -336,6 +365,11 @@ static __always_inline int walk_registers(struct walk *w)
 	w->val[15] = regs->r15;
 	w->val[16] = regs->ip;
 	return 1;
+}
+
+static __always_inline int walk_registers(struct walk *w)
+{
+	return registers_of(w, bpf_get_current_task_btf());
 }
 
 /* The number of a task as user space has it; 0 where it has none. */
@@ -628,7 +662,9 @@ int on_switch(u64 *ctx)
 		w->s.tid = was->tid;
 		w->s.n_user = w->s.n_kernel = 0;
 		w->s.what = SAMPLE_SEEN;
+		w->s.pad = was->cut;
 		output(w, sizeof w->s);
+		w->s.pad = 0;
 		was->since = 0; /* also where it cannot be deleted now */
 		bpf_map_delete_elem(&blocked, &to);
 	}
@@ -650,6 +686,115 @@ int on_switch(u64 *ctx)
 			count(FORGOTTEN);
 	}
 	r->busy = 0;
+	return 0;
+}
+
+struct bpf_iter__task {
+	void *meta;
+	struct task_struct *task;
+} __attribute__((preserve_access_index));
+
+#define MAX_CGROUPS 64 /* of a task's cgroup and those above */
+
+/* As wanted, of another task than the current one. */
+static __always_inline int wanted_of(struct task_struct *task, u32 pid)
+{
+	u32 i;
+
+	if ((scoped && !bpf_map_lookup_elem(&processes, &pid)) || (self && pid == self))
+		return 0;
+	if (by_cgroup) {
+		struct cgroup *c = task->cgroups->dfl_cgrp, *up;
+
+		for (i = 0; i < MAX_CGROUPS && (int)i <= c->level; i++)
+			if (bpf_core_read(&up, sizeof up, &c->ancestors[i]) == 0 && BPF_CORE_READ(up, kn, id) == cgroup)
+				break;
+		if (i == MAX_CGROUPS || (int)i > c->level)
+			return 0;
+	}
+	if (by_name) {
+		struct name n = {};
+		u8 *yes;
+
+		bpf_probe_read_kernel_str(n.s, sizeof n.s, task->comm);
+		yes = bpf_map_lookup_elem(&names, &n);
+		if (yes && !*yes)
+			return 0;
+	}
+	return 1;
+}
+
+/*
+ * Looks at each task when the recording has begun. One that is blocked has a wait that began before: it begins now, with a copy
+ * of its stack.
+ */
+SEC("iter.s/task")
+int on_still(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	u32 zero = 0, tid, n = 0, k, i;
+	struct blocked is = {.cut = CUT_BEGIN}, *now;
+	struct walk *w = bpf_map_lookup_elem(&still, &zero);
+	u64 switches, sp;
+	long got;
+
+	if (!task || !w)
+		return 0;
+	tid = (u32)task->pid;
+	switches = task->nvcsw + task->nivcsw;
+	if (!tid || !task->__state || task->__state & TASK_DEAD || task->exit_state || task->on_cpu)
+		return 0;
+	is.pid = number(task->group_leader);
+	is.tid = number(task);
+	if (!is.tid || !wanted_of(task, is.pid))
+		return 0;
+	is.since = w->s.time = bpf_ktime_get_ns();
+	is.id = w->s.id = mix(mix(seed, is.since), is.tid);
+	w->s.pid = is.pid;
+	w->s.tid = is.tid;
+	w->s.cpu = 0;
+	w->s.ip = 0;
+	w->s.what = SAMPLE_COPY;
+	if (registers_of(w, task)) {
+		for (i = 0; i < SLOTS; i++)
+			w->words[i] = w->val[i];
+		sp = w->val[SLOT_RSP] & ~7ull;
+		for (i = 0; i < MAX_FRAMES * 8 / WINDOW + 1 && n < MAX_FRAMES * 8; i++) {
+			u32 len = WINDOW - (u32)((sp + n) & (WINDOW - 1));
+
+			if (len > MAX_FRAMES * 8 - n)
+				len = MAX_FRAMES * 8 - n;
+			if (len > WINDOW || bpf_copy_from_user_task((u8 *)&w->words[SLOTS] + BOUNDED(n, MAX_FRAMES * 8), len, (void *)(sp + n), task, 0) != 0)
+				break;
+			n += len;
+		}
+		n = SLOTS + n / 8;
+		w->s.stop = STOP_DEPTH;
+	} else { /* a thread of the kernel */
+		w->s.what = SAMPLE_STACK;
+		w->s.stop = STOP_NO_STACK;
+	}
+	if (n > MAX_USER)
+		n = MAX_USER;
+	got = bpf_get_task_stack(task, &w->words[n], MAX_KERNEL * 8, 0);
+	k = got < 0 ? 0 : (u32)got >> 3;
+	w->s.n_user = n;
+	w->s.n_kernel = (u16)k;
+	__asm__ volatile("" : "+r"(n), "+r"(k)); /* the compiler is not to leave out what the verifier wants to see */
+	if (n > MAX_USER)
+		n = MAX_USER;
+	if (k > MAX_KERNEL)
+		k = MAX_KERNEL;
+	if (!output(w, sizeof w->s + 8 * (n + k)))
+		return 0;
+	/* It may have gone on, which on_switch has told or not, and have blocked again, which on_switch knows better. */
+	if (bpf_map_update_elem(&blocked, &tid, &is, BPF_NOEXIST) != 0)
+		return 0;
+	if (task->on_cpu || task->nvcsw + task->nivcsw != switches) {
+		now = bpf_map_lookup_elem(&blocked, &tid);
+		if (now && now->since == is.since && now->cut)
+			bpf_map_delete_elem(&blocked, &tid);
+	}
 	return 0;
 }
 
