@@ -34,14 +34,24 @@ func isDump(file string) bool {
 }
 
 // Find opens the file of a mapping as Open does, but none whose build ID, in hex, is another than buildID, where both are known. Where there is
-// no such file at the path it may be a container's.
-func Find(path, buildID string) (*module.Image, error) {
-	img, _, err := find(path, buildID, 0)
+// no such file at the path it may be where s says, or a container's.
+func Find(s *module.Search, path, buildID string) (*module.Image, error) {
+	img, _, err := find(s, path, buildID, 0)
 	return img, err
 }
 
 // find is Find for what process pid may have mapped; 0 is none. hidden says that the file is not at its path.
-func find(path, buildID string, pid int) (img *module.Image, hidden bool, err error) {
+func find(s *module.Search, path, buildID string, pid int) (img *module.Image, hidden bool, err error) {
+	if f := s.First(path); f != nil {
+		if buildID == "" || buildID == module.Another {
+			img, err = module.Map(f)
+			if f.Close(); err == nil {
+				return img, false, nil
+			}
+		} else if img, err = withID(buildID)(f, nil), nil; img != nil {
+			return img, false, nil
+		}
+	}
 	img, err = Open(path)
 	if err == nil && img != nil && buildID != "" {
 		err = module.Guard(func() error {
@@ -53,8 +63,11 @@ func find(path, buildID string, pid int) (img *module.Image, hidden bool, err er
 			}
 			return nil
 		})
-		if err != nil && path != "[vdso]" { // that is this process's own
-			img.Close()
+		if err != nil {
+			if path != "[vdso]" { // that is this process's own
+				img.Close()
+			}
+			img = nil
 		}
 	}
 	if err == nil {
@@ -64,6 +77,11 @@ func find(path, buildID string, pid int) (img *module.Image, hidden bool, err er
 		return nil, false, err
 	}
 	open := withID(buildID)
+	img = nil
+	s.ByID(buildID, func(f *os.File) bool { img = open(f, nil); return img != nil })
+	if img != nil {
+		return img, false, nil
+	}
 	if pid != 0 {
 		if img := inProcess(pid, path, open); img != nil {
 			return img, true, nil

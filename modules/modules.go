@@ -23,6 +23,9 @@ import (
 // A Set makes the modules of address spaces: each file once, however many processes map it. It is
 // safe for concurrent use.
 type Set struct {
+	// Search says where files lie that are not at their paths. It is to be set before the first module is asked for.
+	Search *module.Search
+
 	store  *store.Store
 	opened error // why the store keeps nothing on disk
 	kind   kind
@@ -168,7 +171,7 @@ func (s *Set) load(m *unwind.Module) (c *unwind.Code) {
 }
 
 func (s *Set) read(m *unwind.Module) *unwind.Code {
-	img, hidden, err := find(m.Path, m.BuildID, int(m.Process()))
+	img, hidden, err := find(s.Search, m.Path, m.BuildID, int(m.Process()))
 	if err != nil {
 		return &unwind.Code{Err: err}
 	}

@@ -145,7 +145,7 @@ func TestDeleted(t *testing.T) {
 		t.Skip("takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE")
 	}
 	for _, id := range ids {
-		img, hidden, err := find(path, id, os.Getpid())
+		img, hidden, err := find(nil, path, id, os.Getpid())
 		if err != nil || !hidden || hex.EncodeToString(img.BuildID()) != id {
 			t.Errorf("%q: %v, %v", id, hidden, err)
 			continue

@@ -38,7 +38,27 @@ func (t *Table) file() (*module.Image, error) {
 	case !module.OnDisk(t.path):
 		return nil, nil
 	}
+	if f := t.r.opt.Search.First(t.path); f != nil {
+		img, err := t.mapFile(f, func(img *module.Image) error {
+			if t.id == module.Another {
+				return nil
+			}
+			return t.isOurs(img)
+		})
+		if f.Close(); err == nil {
+			return img, nil
+		}
+	}
 	img, err := t.map_(t.path, t.isOurs)
+	if err != nil {
+		t.r.opt.Search.ByID(t.id, func(f *os.File) bool {
+			found, ferr := t.mapFile(f, hasID(t.id))
+			if f.Close(); ferr == nil {
+				img, err = found, nil
+			}
+			return ferr == nil
+		})
+	}
 	if errors.Is(err, fs.ErrNotExist) && strings.HasSuffix(t.path, " (deleted)") {
 		return nil, nil
 	}
@@ -124,12 +144,21 @@ func (t *Table) byID(id string) *module.Image {
 	if _, err := hex.DecodeString(id); err != nil || len(id) < 4 {
 		return nil
 	}
+	var names []string
 	for _, dir := range t.r.opt.DebugDirs {
-		img, err := t.map_(filepath.Join(dir, ".build-id", id[:2], id[2:]+".debug"), hasID(id))
+		names = append(names, filepath.Join(dir, ".build-id", id[:2], id[2:]+".debug"))
+	}
+	if t.r.opt.Search != nil {
+		for _, dir := range t.r.opt.Search.Dirs { // as perf buildid-cache keeps them
+			names = append(names, filepath.Join(dir, ".build-id", id[:2], id[2:], "debug"))
+		}
+	}
+	for _, name := range names {
+		img, err := t.map_(name, hasID(id))
 		if err == nil {
 			return img
 		}
-		if !errors.Is(err, fs.ErrNotExist) {
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
 			t.setNote("%v", err)
 		}
 	}

@@ -37,6 +37,9 @@ type Options struct {
 	// /usr/lib/debug.
 	DebugDirs []string
 
+	// Search says where the modules' files lie that are not at their paths; may be nil.
+	Search *module.Search
+
 	// Fetch gets a file that this machine does not have, of kind "debuginfo" or "executable": it returns its path. nil: nothing is
 	// fetched.
 	Fetch func(buildID []byte, kind string) (path string, err error)

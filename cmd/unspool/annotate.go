@@ -24,8 +24,8 @@ import (
 type annotator struct {
 	syntax  string
 	sources annotate.Sources
-	paths   []string // as given
-
+	paths   []string     // as given
+	mods    *modules.Set // where files are looked for; may be nil
 }
 
 func (a *annotator) flags(c *cobra.Command) {
@@ -60,7 +60,7 @@ func (a *annotator) write(w io.Writer, p *profile.Profile, o report.Options, sou
 	if err != nil {
 		return err
 	}
-	opts := newCode(nil).options()
+	opts := newCode(a.mods).options()
 	opts.Syntax, opts.Source, opts.Periods = a.syntax, a.sources.Read, o.By == report.Periods
 	unit := "samples"
 	if opts.Periods {
@@ -99,6 +99,7 @@ func (a *annotator) write(w io.Writer, p *profile.Profile, o report.Options, sou
 // code finds the code, the names and the bounds of functions for annotations. It is safe for concurrent use.
 type code struct {
 	symbols *symbol.Resolver
+	search  *module.Search
 
 	mu    sync.Mutex
 	files map[string]*codeFile
@@ -113,7 +114,8 @@ type codeFile struct {
 }
 
 func newCode(mods *modules.Set) *code {
-	return &code{symbols: newNamer(symbol.Options{}, mods).symbols, files: map[string]*codeFile{}}
+	n := newNamer(symbol.Options{}, mods)
+	return &code{symbols: n.symbols, search: n.search(), files: map[string]*codeFile{}}
 }
 
 // options returns what annotations need, without what only the user can say.
@@ -139,7 +141,7 @@ func (c *code) file(m *profile.Module) *codeFile {
 	}
 	c.mu.Unlock()
 	f.once.Do(func() {
-		f.img, f.err = modules.Find(m.Path, m.BuildID)
+		f.img, f.err = modules.Find(c.search, m.Path, m.BuildID)
 		f.frames = sync.OnceValue(func() (fr *dwarf.Frames) {
 			if f.img != nil {
 				fr, _ = dwarf.Open(f.img)

@@ -88,6 +88,6 @@ line, before and after, as flamegraph.pl reads them.`,
 	c.RegisterFlagCompletionFunc("by", cobra.FixedCompletions([]string{"share", "samples", "periods"}, cobra.ShellCompDirectiveNoFileComp))
 	sourceFlag(c, &o.plain)
 	flt.flags(c)
-	stepper = stepperFlag(c)
+	stepper = lookingFlag(c)
 	return c
 }

@@ -53,6 +53,9 @@ func newNamer(opt symbol.Options, mods *modules.Set) *namer {
 	}
 	if mods != nil {
 		opt.CacheDir = mods.CacheDir()
+		if opt.Search = mods.Search; opt.Search != nil {
+			opt.DebugDirs = append([]string{"/usr/lib/debug"}, opt.Search.Dirs...)
+		}
 	}
 	if c, ok := debuginfod.FromEnv(os.Getenv); ok {
 		c.Progress = n.fetching
@@ -124,7 +127,7 @@ func (n *namer) framesOf(m *unwind.Module) *dwarf.Frames {
 		f = sync.OnceValue(func() (f *dwarf.Frames) {
 			img := n.image(m)
 			if img == nil {
-				img, _ = modules.Find(m.Path, m.BuildID)
+				img, _ = modules.Find(n.search(), m.Path, m.BuildID)
 			}
 			if img != nil {
 				f, _ = dwarf.Open(img)
@@ -135,6 +138,14 @@ func (n *namer) framesOf(m *unwind.Module) *dwarf.Frames {
 	}
 	n.mu.Unlock()
 	return f()
+}
+
+// search returns where files are looked for; may be nil.
+func (n *namer) search() *module.Search {
+	if n.mods == nil {
+		return nil
+	}
+	return n.mods.Search
 }
 
 // image returns the image of a module that is no file of this machine; nil for others.

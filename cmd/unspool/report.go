@@ -159,6 +159,7 @@ Every report says how many stacks are whole. A stack is whole when it ends at a 
 			if err != nil {
 				return err
 			}
+			ann.mods = mods
 			if err := flt.compile(); err != nil {
 				return err
 			}
@@ -175,7 +176,7 @@ Every report says how many stacks are whole. A stack is whole when it ends at a 
 	o.flags(c)
 	flt.flags(c)
 	ann.flags(c)
-	stepper = stepperFlag(c)
+	stepper = lookingFlag(c)
 	return c
 }
 

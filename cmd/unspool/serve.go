@@ -64,7 +64,7 @@ address that is printed. It loads nothing from elsewhere. Source is shown where 
 	c.Flags().StringVar(&root, "source-root", "", "look for source files below this directory first")
 	c.MarkFlagDirname("source-root")
 	sourceFlag(c, &plain)
-	stepper = stepperFlag(c)
+	stepper = lookingFlag(c)
 	return c
 }
 

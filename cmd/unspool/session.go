@@ -55,6 +55,18 @@ func stepperFlag(c *cobra.Command) func() (*modules.Set, error) {
 	}
 }
 
+// lookingFlag is stepperFlag for commands that read recordings, whose files may lie elsewhere.
+func lookingFlag(c *cobra.Command) func() (*modules.Set, error) {
+	stepper, search := stepperFlag(c), searchFlags(c)
+	return func() (*modules.Set, error) {
+		mods, err := stepper()
+		if err == nil {
+			mods.Search = search()
+		}
+		return mods, err
+	}
+}
+
 // newSession returns a session over in, whose stacks are walked with mods. What info and ours say can be set until it
 // runs.
 func newSession(mods *modules.Set, in source.RecordStream, flt *filter) *session {

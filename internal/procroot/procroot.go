@@ -17,8 +17,13 @@ import (
 // Open opens a regular file, read-only, by its absolute path in the process. What else may be there, such as a device whose opening does
 // something, is left alone. It needs the right to trace the process, and Linux 5.6.
 func Open(pid int, path string) (*os.File, error) {
-	name := fmt.Sprintf("/proc/%d/root%s", pid, path)
-	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	return In(fmt.Sprintf("/proc/%d/root", pid), path)
+}
+
+// In opens a regular file, read-only, by its absolute path below a root directory: links lead to nothing outside.
+func In(dir, path string) (*os.File, error) {
+	name := dir + path
+	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: name, Err: err}
 	}
