@@ -1,6 +1,7 @@
 package source
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 
@@ -187,8 +188,49 @@ func AppendSample(b []byte, a *Attr, s *Sample) ([]byte, error) {
 	return finishRecord(b, start), nil
 }
 
+// A Piece is memory of a process.
+type Piece struct {
+	Addr  uint64
+	Bytes []byte
+}
+
+// otherMark ends a copy of a stack that has a piece of another stack behind what was captured of the first: the piece, its address, its length,
+// the mark. Readers that do not know of it leave out what lies behind what was captured.
+const otherMark = 0x6b63_6174_732d_3232 // "22-stack"
+
+// AppendOther appends a piece of another stack to a copy of one, of which both are multiples of 8 bytes long.
+func AppendOther(stack []byte, p Piece) []byte {
+	stack = append(stack, p.Bytes...)
+	for _, v := range []uint64{p.Addr, uint64(len(p.Bytes)), otherMark} {
+		stack = binary.LittleEndian.AppendUint64(stack, v)
+	}
+	return stack
+}
+
+// other returns the piece of another stack that lies in what was not captured of a copy.
+func other(b []byte) (p Piece, ok bool) {
+	n := len(b) - 24
+	if n < 0 || binary.LittleEndian.Uint64(b[n+16:]) != otherMark {
+		return p, false
+	}
+	size := binary.LittleEndian.Uint64(b[n+8:])
+	if size > uint64(n) {
+		return p, false
+	}
+	return Piece{binary.LittleEndian.Uint64(b[n:]), b[n-int(size) : n]}, true
+}
+
+// Read8 implements rows.Reader.
+func (p *Piece) Read8(addr uint64) (uint64, bool) {
+	off, n := addr-p.Addr, uint64(len(p.Bytes))
+	if off >= n || n-off < 8 {
+		return 0, false
+	}
+	return binary.LittleEndian.Uint64(p.Bytes[off:]), true
+}
+
 // AppendCopy appends r as a record of an event with the attr a, as the kernel would write it with the user registers, by DWARF
-// number, and a copy of the stack, whose length is a multiple of 8. Of other fields than those of a recorder's own events, a has
+// number, and a copy of the stack, whose length is a multiple of 8, and of which r.StackDyn bytes were captured if that is not 0. Of other fields than those of a recorder's own events, a has
 // none.
 func AppendCopy(b []byte, a *Attr, r *Record, kernel []uint64, m *arch.Machine, regs []uint64, stack []byte) []byte {
 	start := len(b)
@@ -222,7 +264,7 @@ func AppendCopy(b []byte, a *Attr, r *Record, kernel []uint64, m *arch.Machine, 
 	u64(SampleStackUser, uint64(len(stack)))
 	if len(stack) > 0 && a.SampleType&SampleStackUser != 0 {
 		b = append(b, stack...)
-		b = binary.LittleEndian.AppendUint64(b, uint64(len(stack)))
+		b = binary.LittleEndian.AppendUint64(b, cmp.Or(r.StackDyn, uint64(len(stack))))
 	}
 	return finishRecord(b, start)
 }

@@ -268,7 +268,11 @@ func (k *stacker) walkable(r *Record) bool {
 		return false
 	}
 	s.Machine, s.PC = k.machine, s.Regs[pc]
-	s.Mem = rows.Memory{Lo: s.Regs[sp], Bytes: r.Stack[:min(r.StackDyn, uint64(len(r.Stack)))]}
+	dyn := min(r.StackDyn, uint64(len(r.Stack)))
+	s.Mem = rows.Memory{Lo: s.Regs[sp], Bytes: r.Stack[:dyn]}
+	if p, ok := other(r.Stack[dyn:]); ok {
+		s.Mem.Next = &p
+	}
 	return true
 }
 

@@ -1,6 +1,10 @@
 package ptrace
 
-import "golang.org/x/sys/unix"
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+)
 
 // A Piece is memory of another process.
 type Piece struct {
@@ -49,4 +53,22 @@ func Read(pid int, pieces []Piece) error {
 		}
 	}
 	return nil
+}
+
+// Lowest returns where to read the stack [lo, hi) that a thread began with and does not run on now: from below the lowest address in it that
+// a register or a word of the stack at hand holds, one of which says where that stack goes on.
+func Lowest(r *Registers, stack []byte, lo, hi uint64) uint64 {
+	least := hi
+	for slot, v := range r.Regs {
+		if r.Known>>slot&1 != 0 && v >= lo && v < least {
+			least = v
+		}
+	}
+	for b := stack[:len(stack)&^7]; len(b) > 0; b = b[8:] {
+		if v := binary.LittleEndian.Uint64(b); v >= lo && v < least {
+			least = v
+		}
+	}
+	const below = 128 // the red zone of x86-64 (AMD64 psABI, 3.2.2)
+	return max(lo, (least-min(least, below))&^7)
 }

@@ -23,5 +23,5 @@ var permitted = []struct {
 	{"deeper", ".*", "ebpf", "truncated", "s_spin (s_odd s_even)* s_odd?", "until tables have come to the kernel, events copy 32 KiB"},
 	{"qsort", "musl.*", ".*", "no-info", "s_spin s_compare LIB", "the same in what calls back"},
 	{"altstack", ".*", "ebpf", "truncated", "s_handler SIGRETURN s_loop", "the same of the copies that events make until tables have come, or where there is no information"},
-	{"altstack", ".*", "perf|ptrace", "truncated", "s_handler SIGRETURN s_loop", "a copy holds the handler's stack, not the one that was interrupted"},
+	{"altstack", ".*", "perf", "truncated", "s_handler SIGRETURN s_loop", "a copy holds the handler's stack, not the one that was interrupted"},
 }

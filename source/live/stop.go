@@ -1,7 +1,6 @@
 package live
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -290,26 +289,14 @@ func (t *target) readStacks(threads []*thread, slab []byte) error {
 	return t.readHomes(owners, maxAll-total)
 }
 
-// readHomes reads the own stacks of threads that run on others: a signal's, a coroutine's, a segment of a split stack. A word there, or a
-// register, says where the own stack goes on. The lowest that points into it is no higher than that.
+// readHomes reads the own stacks of threads that run on others: a signal's, a coroutine's, a segment of a split stack.
 func (t *target) readHomes(threads []*thread, room int) error {
 	for _, th := range threads {
 		m := t.home(th)
 		if m == nil || m == t.find(th.regs.SP) {
 			continue
 		}
-		least := m.Hi
-		for slot, v := range th.regs.Regs {
-			if th.regs.Known>>slot&1 != 0 && v >= m.Lo && v < least {
-				least = v
-			}
-		}
-		for b := th.stack.Bytes[:min(len(th.stack.Bytes), maxOther)&^7]; len(b) > 0; b = b[8:] {
-			if v := binary.LittleEndian.Uint64(b); v >= m.Lo && v < least {
-				least = v
-			}
-		}
-		least = max(m.Lo, least-min(least, redZone))
+		least := ptrace.Lowest(&th.regs, th.stack.Bytes[:min(len(th.stack.Bytes), maxOther)], m.Lo, m.Hi)
 		n := int(min(m.Hi-least, maxStack, uint64(room)))
 		p := []ptrace.Piece{{Addr: least, Bytes: make([]byte, n)}}
 		if err := ptrace.Read(t.via, p); err != nil {

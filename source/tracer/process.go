@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -39,7 +40,13 @@ type proc struct {
 	size    string               // what statm said when the mappings were read
 	read    time.Time            // when that was
 	told    map[mapping]struct{} // executable mappings that have been reported
+
+	stack    span   // of its first thread
+	writable []span // mappings that belong to no file, in order
 }
+
+// A span is of addresses.
+type span struct{ lo, hi uint64 }
 
 // A mapping is what a MMAP2 record says of one.
 type mapping struct {
@@ -251,11 +258,47 @@ func (r *Recorder) sample(th *thread) {
 		r.lose()
 		return
 	}
-	stack := piece[0].Bytes
+	stack := piece[0].Bytes[:len(piece[0].Bytes)&^7]
 	rec := source.Record{
 		Misc: source.MiscUser, IP: regs.PC, PID: int32(th.proc.pid), TID: int32(th.tid), Time: now(), Period: uint64(r.tick),
 	}
-	r.out = source.AppendCopy(r.out, &r.attr, &rec, nil, ptrace.Machine, regs.Regs[:], stack[:len(stack)&^7])
+	if own, ok := r.home(th, &regs, stack); ok {
+		half := min(len(stack), int(r.o.StackSize)/2&^7)
+		rec.StackDyn = uint64(half)
+		stack = source.AppendOther(slices.Clip(stack[:half]), own)
+	}
+	r.out = source.AppendCopy(r.out, &r.attr, &rec, nil, ptrace.Machine, regs.Regs[:], stack)
+}
+
+// home reads of the stack that a thread began with what it lies on, if it runs on another: a signal's, a coroutine's. See ptrace.Home.
+func (r *Recorder) home(th *thread, regs *ptrace.Registers, stack []byte) (p source.Piece, ok bool) {
+	where := regs.TLS
+	if th.tid == th.proc.pid {
+		where = th.proc.stack.lo
+	}
+	i, ok := slices.BinarySearchFunc(th.proc.writable, where, func(s span, a uint64) int {
+		switch {
+		case s.hi <= a:
+			return -1
+		case s.lo > a:
+			return 1
+		}
+		return 0
+	})
+	if !ok || where == 0 {
+		return p, false
+	}
+	own := th.proc.writable[i]
+	if regs.SP >= own.lo && regs.SP < own.hi {
+		return p, false
+	}
+	const trailer = 24
+	lo := ptrace.Lowest(regs, stack, own.lo, own.hi)
+	piece := []ptrace.Piece{{Addr: lo, Bytes: make([]byte, min(own.hi-lo, uint64(r.o.StackSize)/2-trailer))}}
+	if ptrace.Read(th.tid, piece) != nil {
+		return p, false
+	}
+	return source.Piece{Addr: lo, Bytes: piece[0].Bytes[:len(piece[0].Bytes)&^7]}, true
 }
 
 func (r *Recorder) lose() {
@@ -302,8 +345,15 @@ func (r *Recorder) remap(p *proc, time uint64) {
 		return
 	}
 	there := make(map[mapping]struct{}, len(p.told))
+	p.stack, p.writable = span{}, p.writable[:0]
 	for i := range list {
 		m := &list[i]
+		if m.Inode == 0 && m.Prot&(procfs.Read|procfs.Write) == procfs.Read|procfs.Write {
+			p.writable = append(p.writable, span{m.Lo, m.Hi})
+			if m.Name == "[stack]" {
+				p.stack = span{m.Lo, m.Hi}
+			}
+		}
 		if m.Prot&procfs.Exec == 0 {
 			continue
 		}

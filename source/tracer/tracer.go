@@ -3,7 +3,8 @@
 // registers and a copy of the stack in each sample.
 //
 // At each tick, the threads that run are stopped for some tens of microseconds. A thread is sampled where the clock interrupted it, so that
-// system calls have their share of the samples: see visit. Three things remain. A processor that this process may not run on, and a kernel
+// system calls have their share of the samples: see visit. Of a thread on a signal's stack, or another, the sample has a piece of the stack
+// that it began with, too (source.AppendOther). Three things remain. A processor that this process may not run on, and a kernel
 // without /proc/PID/sched, make it ask from afar, which counts short system calls too often. Page faults and interrupts are the instruction's
 // that they came at. A tick visits 64 processors at most.
 //

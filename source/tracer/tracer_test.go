@@ -244,6 +244,22 @@ func TestChurn(t *testing.T) {
 	released(t, pid)
 }
 
+// Threads that run on a signal's stack are seen with the stack that they began with.
+func TestAlternate(t *testing.T) {
+	pid, _ := spawn(t, "alternate")
+	r := open(t, Options{PIDs: []int{pid}})
+	n := 0
+	g := run(t, r, func(string) {
+		if n++; n == 40 {
+			r.Stop()
+		}
+	})
+	first, other := g.has(";main;", "alternate;", "in_handler"), g.has("start_thread;", "alternate;", "in_handler")
+	if whole := g.Stops[unwind.Outermost]; int(whole) < n-4 || first == 0 || other == 0 { // those before the handler began are others
+		t.Errorf("%d of %d are whole, %d of main, %d of the other\n%v", whole, n, first, other, g.String())
+	}
+}
+
 // A single thread is recorded, and nothing else.
 func TestThread(t *testing.T) {
 	pid, _ := spawn(t, "threads", "2")

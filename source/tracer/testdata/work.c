@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -62,6 +63,23 @@ static int share(double share, size_t size)
 		in_user(call * (1 - share) / share / turn);
 		in_call(fd, to, size);
 	}
+}
+
+__attribute__((noinline)) static void in_handler(int sig)
+{
+	burn(0);
+	(void)sig;
+}
+
+/* alternate runs on a signal's stack */
+static void *alternate(void *arg)
+{
+	struct sigaction a = {.sa_handler = in_handler, .sa_flags = SA_ONSTACK};
+	stack_t s = {.ss_sp = malloc(65536), .ss_size = 65536};
+	sigaltstack(&s, NULL);
+	sigaction(SIGUSR1, &a, NULL);
+	raise(SIGUSR1);
+	return arg;
 }
 
 static void *thread(void *arg)
@@ -136,6 +154,12 @@ int main(int argc, char **argv)
 		prctl(PR_SET_NAME, "executed");
 		in_executed();
 		return 22;
+	}
+	if (argc > 1 && !strcmp(argv[1], "alternate")) {
+		pthread_create(&t, NULL, alternate, NULL);
+		if (write(1, "up\n", 3) != 3)
+			return 1;
+		alternate(NULL);
 	}
 	if (argc > 3 && !strcmp(argv[1], "share"))
 		return share(atoi(argv[2]) / 100.0, atoi(argv[3]));
