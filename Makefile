@@ -20,11 +20,11 @@ runtime:
 install-runtime:
 	$(MAKE) -C runtime install $(if $(PREFIX),PREFIX=$(PREFIX))
 
-# All tests. A test whose judge is not installed is skipped and names it; UNSPOOL_REQUIRE_JUDGES=1 makes
-# that a failure.
+# All tests. A test whose judge is not installed is skipped and names it, and the last line counts what is lacking;
+# UNSPOOL_REQUIRE_JUDGES=1 makes that a failure.
 .PHONY: test
 test:
-	$(GO) test -timeout 30m $(TESTFLAGS) ./...
+	@$(GO) run ./internal/testlog $(GO) test -timeout 30m $(TESTFLAGS) ./...
 
 # Install every judge on Debian.
 .PHONY: judges

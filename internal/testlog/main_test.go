@@ -1,0 +1,96 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// module is a module whose tests pass, fail and are skipped in all ways.
+var module = map[string]string{
+	"go.mod": "module example.org/m\n\ngo 1.24\n",
+	"good/a_test.go": `package good
+import "testing"
+func TestGood(t *testing.T) { t.Log("of no interest") }
+func TestLacks(t *testing.T) { t.Log("before"); t.Skip("this machine lacks gdb: not found") }
+func TestSub(t *testing.T) {
+	t.Run("a", func(t *testing.T) { t.Skip("this machine lacks gdb") })
+	t.Run("b", func(t *testing.T) { t.Skip("for root") })
+	t.Run("c", func(t *testing.T) { t.Skip("part of TestGood") })
+}`,
+	"bad/a_test.go": `package bad
+import "testing"
+func TestGood(t *testing.T) {}
+func TestBad(t *testing.T) { t.Run("inner", func(t *testing.T) { t.Error("is wrong") }) }
+func TestOther(t *testing.T) { t.Error("too") }`,
+	"worse/a_test.go": "package worse\nimport \"testing\"\nfunc TestPanics(t *testing.T) { panic(\"at the disco\") }",
+	"none/a.go":       "package none\n",
+	"broken/a.go":     "package broken\nvar x int = \"text\"\n",
+	"broken/a_test.go": `package broken
+import "testing"
+func TestNone(t *testing.T) {}`,
+}
+
+// TestLog: what is printed has the lines of go test that scripts look for, and its exit status.
+func TestLog(t *testing.T) {
+	dir := t.TempDir()
+	bin := filepath.Join(dir, "testlog")
+	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for name, text := range module {
+		path := filepath.Join(dir, name)
+		os.MkdirAll(filepath.Dir(path), 0o700)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func(args ...string) (string, int) {
+		c := exec.Command(args[0], args[1:]...)
+		c.Dir = dir
+		c.Env = append(os.Environ(), "XDG_CACHE_HOME="+dir)
+		if os.Getenv("GOCACHE") == "" {
+			cache, _ := exec.Command("go", "env", "GOCACHE").Output()
+			c.Env = append(c.Env, "GOCACHE="+strings.TrimSpace(string(cache)))
+		}
+		var out bytes.Buffer
+		c.Stdout, c.Stderr = &out, &out
+		c.Run()
+		return out.String(), c.ProcessState.ExitCode()
+	}
+	for _, pkgs := range []string{"./good", "./bad", "./worse", "./none", "./broken", "./...", "./nowhere"} {
+		plain, status := run("go", "test", pkgs)
+		got, gotStatus := run(bin, "go", "test", pkgs)
+		if (gotStatus == 0) != (status == 0) {
+			t.Errorf("%s: status %d, want %d\n%s", pkgs, gotStatus, status, got)
+		}
+		// All lines that .ci/run and people look for, of both.
+		lines := func(s string) (list []string) {
+			for _, m := range regexp.MustCompile(`(?m)^(--- FAIL: \w+|(?:ok|FAIL|\?)\s+\S+|panic: .*|.*\[(?:build|setup) failed\]|\s+\w+\.go:\d+: .*|.*no required module.*|.*cannot use "text".*)`).FindAllString(s, -1) {
+				list = append(list, strings.Join(strings.Fields(m), " "))
+			}
+			return list
+		}
+		want := lines(plain)
+		have := strings.Join(lines(got), "\n")
+		for _, l := range want {
+			if !strings.Contains(have, l) {
+				t.Errorf("%s: %q is missing\n%s\ngo test says\n%s", pkgs, l, got, plain)
+			}
+		}
+		if strings.Contains(got, "of no interest") || strings.Contains(got, "=== RUN") || !strings.HasPrefix(got, "All tests take ") {
+			t.Errorf("%s:\n%s", pkgs, got)
+		}
+		last := "No tests skipped.\n"
+		if pkgs == "./good" || pkgs == "./..." {
+			last = "3 tests skipped for want of: gdb (2), root (1)\n"
+		}
+		if !strings.HasSuffix(got, last) {
+			t.Errorf("%s: the last line is not %q:\n%s", pkgs, last, got)
+		}
+	}
+}
