@@ -47,6 +47,9 @@ var (
 	}}
 )
 
+// NoFunction is the error of a report about functions that are not there.
+func NoFunction(re string) error { return fmt.Errorf("no function matches %q", re) }
+
 func around(w io.Writer, p *profile.Profile, o *Options, r relation) error {
 	re, err := regexp.Compile(o.Func)
 	if err != nil {
@@ -60,7 +63,7 @@ func around(w io.Writer, p *profile.Profile, o *Options, r relation) error {
 		limit = 10
 	}
 	min := minShare(o.MinShare, 0.005)
-	for _, f := range s.ranked(p) {
+	for _, f := range s.ranked(p, o.Total) {
 		if limit > 0 && shown == limit {
 			break
 		}
@@ -70,8 +73,8 @@ func around(w io.Writer, p *profile.Profile, o *Options, r relation) error {
 		shown++
 		r.write(bw, p, o, f, &s, min)
 	}
-	if shown == 0 {
-		fmt.Fprintf(bw, "\nno function matches %q\n", o.Func)
+	if shown == 0 && o.Func != "" {
+		return NoFunction(o.Func)
 	}
 	return bw.Flush()
 }

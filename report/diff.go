@@ -159,9 +159,9 @@ func Diff(w io.Writer, before, after *profile.Profile, o Options) error {
 		shown = list
 	}
 	cut := 0
-	if o.Limit > 0 && len(shown) > o.Limit {
-		cut = len(shown) - o.Limit
-		shown = shown[:o.Limit]
+	if limit := o.limit(10); limit > 0 && len(shown) > limit {
+		cut = len(shown) - limit
+		shown = shown[:limit]
 	}
 	module, number, delta := len("module"), len("before"), len("change")
 	for i := range shown {
@@ -175,8 +175,12 @@ func Diff(w io.Writer, before, after *profile.Profile, o Options) error {
 		module = max(min(module, o.Width/6), len("module"))
 	}
 	row := func(c ...string) {
-		fmt.Fprintln(bw, clip(fmt.Sprintf("%*s %*s %*s  %*s %*s %*s %6s  %s  %s",
-			number, c[0], number, c[1], delta, c[2], number, c[3], number, c[4], delta, c[5], c[6], pad(clip(c[7], module), module), c[8]), o.Width))
+		b := fmt.Sprintf("%*s %*s %*s  %*s %*s %*s %6s  %s  ",
+			number, c[0], number, c[1], delta, c[2], number, c[3], number, c[4], delta, c[5], c[6], pad(clip(c[7], module), module))
+		if o.Width > 0 {
+			c[8] = Fit(c[8], max(o.Width-width(b), 1))
+		}
+		fmt.Fprintln(bw, clip(b+c[8], o.Width))
 	}
 	if len(shown) > 0 {
 		row("self", "", "", "total", "", "", "", "", "")

@@ -33,7 +33,9 @@ type Options struct {
 	MinShare float64 // Flame, Tree, Callers, Callees: leaves out what is less than this part of all; 0: a sensible one; negative: nothing
 
 	Width int    // Top, Tree, Callers, Callees: columns of the terminal; 0: lines are not cut
+	Rows  int    // Top, Diff: rows of the terminal, where Limit is 0; 0: no bound
 	Limit int    // Top, Callers, Callees: functions to show; 0: all (Callers, Callees: ten)
+	Total bool   // Top, Callers, Callees: the functions with the largest total come first, not those with the most of their own
 	Func  string // Callers, Callees: a regular expression that functions must match; empty: those with the most of their own
 
 	// Absolute compares two profiles by what things weigh, not by their parts of all.
@@ -60,6 +62,14 @@ var Formats = map[string]Func{
 	"json":       JSON,
 	"firefox":    Firefox,
 	"speedscope": Speedscope,
+}
+
+// limit is how many lines a table may have, with so many others around it; 0: no bound.
+func (o *Options) limit(others int) int {
+	if o.Limit > 0 || o.Rows == 0 {
+		return o.Limit
+	}
+	return max(o.Rows-others, 10)
 }
 
 func (o *Options) weight(s *profile.Stack) uint64 {

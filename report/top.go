@@ -38,8 +38,8 @@ func sum(p *profile.Profile, o *Options) sums {
 	return s
 }
 
-// ranked returns the functions in falling order of their own weight, without those of no weight.
-func (s *sums) ranked(p *profile.Profile) []int32 {
+// ranked returns the functions in falling order of their own weight or their total, without those of no weight.
+func (s *sums) ranked(p *profile.Profile, byTotal bool) []int32 {
 	var fns []int32
 	for i := range p.Funcs {
 		if s.total[i] > 0 {
@@ -47,6 +47,9 @@ func (s *sums) ranked(p *profile.Profile) []int32 {
 		}
 	}
 	slices.SortFunc(fns, func(a, b int32) int {
+		if byTotal && s.total[a] != s.total[b] {
+			return cmp.Compare(s.total[b], s.total[a])
+		}
 		return cmp.Or(cmp.Compare(s.self[b], s.self[a]), cmp.Compare(s.total[b], s.total[a]), compareFuncs(p, a, b))
 	})
 	return fns
@@ -59,10 +62,10 @@ func Top(w io.Writer, p *profile.Profile, o Options) error {
 	fmt.Fprintf(bw, "%s\n\n", headline(p))
 	all := o.total(p)
 	s := sum(p, &o)
-	fns := s.ranked(p)
+	fns := s.ranked(p, o.Total)
 	var left []int32
-	if o.Limit > 0 && len(fns) > o.Limit {
-		fns, left = fns[:o.Limit], fns[o.Limit:]
+	if limit := o.limit(6); limit > 0 && len(fns) > limit { // headline, header, the last line, a prompt
+		fns, left = fns[:limit], fns[limit:]
 	}
 	unit := o.unit(p)
 	number := func(n uint64) string { return profile.Number(n, unit) }
@@ -80,9 +83,11 @@ func Top(w io.Writer, p *profile.Profile, o Options) error {
 		module = max(min(module, o.Width/5), len("module"))
 	}
 	line := func(cols ...string) {
-		b := fmt.Sprintf("%7s %*s  %7s %*s  %s  %s", cols[0], digits, cols[1], cols[2], digits, cols[3],
-			pad(clip(cols[4], module), module), cols[5])
-		fmt.Fprintln(bw, clip(b, o.Width))
+		b := fmt.Sprintf("%7s %*s  %7s %*s  %s  ", cols[0], digits, cols[1], cols[2], digits, cols[3], pad(clip(cols[4], module), module))
+		if o.Width > 0 {
+			cols[5] = Fit(cols[5], max(o.Width-width(b), 1))
+		}
+		fmt.Fprintln(bw, clip(b+cols[5], o.Width))
 	}
 	line("self", column, "total", column, "module", "function")
 	for _, f := range fns {

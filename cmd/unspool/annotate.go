@@ -74,6 +74,9 @@ func (a *annotator) write(w io.Writer, p *profile.Profile, o report.Options, sou
 	if limit == 0 {
 		limit = 3
 	}
+	if len(fns) == 0 {
+		return report.NoFunction(o.Func)
+	}
 	if _, err := fmt.Fprintln(w, p.Summary()); err != nil {
 		return err
 	}
@@ -87,10 +90,7 @@ func (a *annotator) write(w io.Writer, p *profile.Profile, o report.Options, sou
 			return err
 		}
 	}
-	switch n := len(fns) - limit; {
-	case len(fns) == 0:
-		fmt.Fprintf(w, "\nno function matches %q\n", o.Func)
-	case n > 0:
+	if n := len(fns) - limit; n > 0 {
 		fmt.Fprintf(w, "\n%s more functions match: give --limit, or a --function that fewer match\n", profile.Comma(uint64(n)))
 	}
 	return nil
@@ -181,8 +181,11 @@ func (c *code) lines(m *profile.Module, lo, hi arch.Vaddr) (out []annotate.Line)
 			l := annotate.Line{Addr: addrs[i]}
 			if len(places) > 0 {
 				l.File, l.Line = places[0].File, places[0].Line
+				for _, p := range places[:len(places)-1] {
+					l.Inlined = append(l.Inlined, p.Name)
+				}
 			}
-			if k := len(out); k == 0 || out[k-1].File != l.File || out[k-1].Line != l.Line {
+			if k := len(out); k == 0 || out[k-1].File != l.File || out[k-1].Line != l.Line || !slices.Equal(out[k-1].Inlined, l.Inlined) {
 				out = append(out, l)
 			}
 		}

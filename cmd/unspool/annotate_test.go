@@ -131,7 +131,6 @@ func TestAnnotateFormats(t *testing.T) {
 		{"annotate", "intel", "^hash$", []string{filepath.Dir(path) + "=" + moved}, []string{"h = mix(h, s[i]);", "imul eax, eax, 0x1000193", "hash.c"}, []string{"note: source"}},
 		{"annotate", "gnu", "hash", nil, []string{"imul $0x1000193,%eax,%eax", "note: source: open"}, []string{"mix(h"}},
 		{"disasm", "go", "hash", nil, []string{"IMULL $0x1000193, AX, AX", "; hash.c:"}, []string{"mix(h"}},
-		{"annotate", "intel", "nosuch", nil, []string{`no function matches "nosuch"`}, nil},
 	} {
 		a := annotator{syntax: c.syntax, paths: c.paths}
 		formats, err := a.formats()
@@ -151,6 +150,16 @@ func TestAnnotateFormats(t *testing.T) {
 			if strings.Contains(b.String(), s) {
 				t.Errorf("%+v: there is %q in\n%s", c, s, b.String())
 			}
+		}
+	}
+	for _, f := range []string{"annotate", "disasm"} {
+		formats, err := (&annotator{syntax: "intel"}).formats()
+		var b bytes.Buffer
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := formats[f](&b, p, report.Options{Func: "nosuch"}); err == nil || err.Error() != `no function matches "nosuch"` || b.Len() > 0 {
+			t.Errorf("%v\n%s", err, b.String())
 		}
 	}
 	for _, a := range []annotator{{syntax: "att"}, {syntax: "go", paths: []string{"=x"}}, {syntax: "go", paths: []string{"x"}}} {

@@ -109,6 +109,26 @@ func TestInlined(t *testing.T) {
 	if r.want(t, 0, ""); !strings.Contains(r.out, ";main;outer;mix ") {
 		t.Errorf("no inlined call:\n%s", r.out)
 	}
+	// A function that has no code of its own is shown in its callers.
+	r = runProgram(t, "report", data, "--format", "disasm", "--function", "^mix$")
+	if r.want(t, 0, ""); !regexp.MustCompile(`(?m)^note: .*shown in outer$`).MatchString(r.out) || !regexp.MustCompile(`(?m)^in outer$`).MatchString(r.out) || !regexp.MustCompile(`(?m)^ +\d+\.\d% .*│ .*(imul|shr|xor|sub|shl) `).MatchString(r.out) {
+		t.Errorf("mix has no instructions:\n%s", r.out)
+	}
+	r = runProgram(t, "report", data, "--format", "annotate", "--function", "^mix$")
+	if r.want(t, 0, ""); strings.Contains(r.out, "h = mix(h, i)") || !strings.Contains(r.out, "a * 31") {
+		t.Errorf("mix has other lines:\n%s", r.out)
+	}
+	for _, format := range []string{"callers", "callees", "annotate", "disasm"} {
+		r = runProgram(t, "report", data, "--format", format, "--function", "^nosuch$")
+		if r.want(t, 1, `no function matches "\^nosuch\$"`); r.out != "" {
+			t.Errorf("%s: %s", format, r.out)
+		}
+	}
+	runProgram(t, "report", data, "--sort", "time").want(t, 2, "--sort is self or total")
+	r = runProgram(t, "report", data, "--sort", "total", "--limit", "1")
+	if r.want(t, 0, ""); !regexp.MustCompile(`(?m) 100\.0 % +\d+ `).MatchString(r.out) && !regexp.MustCompile(`(?m) >?9\d\.\d % +[\d,]+ `).MatchString(r.out) {
+		t.Errorf("by total:\n%s", r.out)
+	}
 	// A live view has the numbers of a report.
 	for _, plain := range []bool{false, true} {
 		args := []string{"top", "-n", "1", "--interval", "1s", "--limit", "5", "--", prog}

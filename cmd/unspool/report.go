@@ -44,6 +44,7 @@ type output struct {
 	opts         report.Options
 	more         map[string]report.Func // formats besides those of package report
 	plain        bool                   // no lines and inlined calls
+	sort         string                 // "self" or "total"
 	inputs       []fs.FileInfo          // what is read, and must not be written
 	keep         bool                   // what is there, as PATH.old
 	publish      func() error           // of what create has made: to be seen as it grows
@@ -63,6 +64,8 @@ func (o *output) flags(c *cobra.Command) {
 	c.Flags().BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
 	c.Flags().BoolVar(&o.opts.Summary, "summary", false, "json, jsonl: end with an object that has the counts of whole and other stacks")
 	c.Flags().StringVar(&o.opts.Func, "function", "", "callers, callees, annotate, disasm: functions whose name matches this regular expression")
+	c.Flags().StringVar(&o.sort, "sort", "self", "top, callers, callees: put functions first by self, their own weight, or by total, that of all stacks that they are in")
+	c.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions([]string{"self", "total"}, cobra.ShellCompDirectiveNoFileComp))
 	c.Flags().IntVar(&o.opts.Limit, "limit", 0, "top, callers, callees, annotate, disasm: show this many functions")
 	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 	sourceFlag(c, &o.plain)
@@ -77,6 +80,13 @@ func (o *output) resolve(fallback string) error {
 				break
 			}
 		}
+	}
+	switch o.sort {
+	case "", "self":
+	case "total":
+		o.opts.Total = true
+	default:
+		return usage("--sort is self or total, not %q", o.sort)
 	}
 	if o.format == "" && o.opts.Func != "" {
 		o.format = "callers"
@@ -102,8 +112,8 @@ func (o *output) resolve(fallback string) error {
 // terminal returns the options for standard output: as wide as the terminal, if it is one.
 func (o *output) terminal() report.Options {
 	opts := o.opts
-	if cols, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil {
-		opts.Width = cols
+	if cols, rows, err := term.GetSize(int(os.Stdout.Fd())); err == nil {
+		opts.Width, opts.Rows = cols, rows
 	}
 	return opts
 }
@@ -148,7 +158,7 @@ Every report says how many stacks are whole. A stack is whole when it ends at a 
 			if o.more, err = ann.formats(); err != nil {
 				return err
 			}
-			walk := args[0] != "-" && o.path == "" && o.format == "" && o.opts.Func == "" && !c.Flags().Changed("limit") && onTerminal()
+			walk := args[0] != "-" && o.path == "" && o.format == "" && o.opts.Func == "" && !c.Flags().Changed("limit") && !c.Flags().Changed("sort") && onTerminal()
 			if err := o.resolve("top"); err != nil {
 				return err
 			}

@@ -22,6 +22,8 @@ type Line struct {
 	Addr arch.Vaddr
 	File string // absolute, or as the debug information spells it; "": no source
 	Line uint32 // from 1; 0: no source
+
+	Inlined []string // functions whose calls were inlined there
 }
 
 // Options say where what a profile does not have comes from. A nil function knows nothing.
@@ -98,6 +100,8 @@ type Inst struct {
 	Line uint32 `json:"line,omitempty"`
 
 	Unknown bool `json:"unknown,omitempty"` // the bytes are not decoded
+
+	In string `json:"in,omitempty"` // of the first of a range that was inlined: the function that it is in
 }
 
 // Bounds of what is read for one function.
@@ -111,6 +115,7 @@ const (
 type part struct {
 	lo, hi arch.Vaddr
 	lines  []Line
+	in     string // the function that it was inlined into; "": none
 }
 
 // A builder makes one Annotation.
@@ -123,6 +128,8 @@ type builder struct {
 	parts []part
 	addrs map[uint64]arch.Vaddr // of offsets in the file: code of fn that was seen
 	sums  sums
+
+	hosted bool // all calls were inlined: instructions are those of callers
 }
 
 // Function annotates function fn of p. There is an error only if p has no such function.
@@ -156,6 +163,7 @@ func (b *builder) note(format string, args ...any) {
 func (b *builder) code(m *profile.Module) {
 	var offs []uint64
 	inlined := false
+	var hosts []host
 	for i := range b.p.Locs {
 		if l := &b.p.Locs[i]; l.Func == b.fn {
 			if l.Inlined {
@@ -165,10 +173,14 @@ func (b *builder) code(m *profile.Module) {
 			}
 		}
 	}
+	if b.hosted = len(offs) == 0 && inlined; b.hosted {
+		if hosts = b.hosts(); len(hosts) == 0 {
+			b.note("all calls of the function were inlined: its instructions are those of its callers")
+			return
+		}
+		b.note("all calls of the function were inlined: its instructions are shown in %s", names(hosts))
+	}
 	switch {
-	case len(offs) == 0 && inlined:
-		b.note("all calls of the function were inlined: its instructions are those of its callers")
-		return
 	case m.Kernel:
 		b.note("the kernel's code is not read")
 		return
@@ -176,7 +188,7 @@ func (b *builder) code(m *profile.Module) {
 		b.note("its code is in no file")
 		return
 	}
-	if inlined {
+	if inlined && !b.hosted {
 		b.note("some calls of the function were inlined: their instructions are those of its callers")
 	}
 	img, err := b.Open(m)
@@ -197,6 +209,10 @@ func (b *builder) code(m *profile.Module) {
 		b.note("%s: without a build ID it cannot be told whether the file is the one that ran", m.Path)
 	}
 	b.img = img
+	if b.hosted {
+		b.inHosts(m, hosts)
+		return
+	}
 	slices.Sort(offs)
 	for _, off := range slices.Compact(offs) {
 		if v, ok := img.OffToVaddr(off); ok {

@@ -95,8 +95,8 @@ func options(t testing.TB) Options {
 		},
 		Lines: func(*profile.Module, arch.Vaddr, arch.Vaddr) []Line {
 			return []Line{
-				{0x1000, "/src/f.c", 10}, {0x1001, "/src/f.c", 11}, {0x1006, "/src/h.h", 5}, {0x1008, "/src/h.h", 6},
-				{0x100a, "/src/f.c", 13}, {0x100c, "", 0},
+				{Addr: 0x1000, File: "/src/f.c", Line: 10}, {Addr: 0x1001, File: "/src/f.c", Line: 11}, {Addr: 0x1006, File: "/src/h.h", Line: 5}, {Addr: 0x1008, File: "/src/h.h", Line: 6},
+				{Addr: 0x100a, File: "/src/f.c", Line: 13}, {Addr: 0x100c, File: "", Line: 0},
 			}
 		},
 		Symbol: func(_ *profile.Module, v arch.Vaddr) (string, uint64) {
@@ -230,7 +230,7 @@ func FuzzCode(f *testing.F) {
 			m = arch.ARM64
 		}
 		b := &builder{a: &Annotation{}}
-		p := &part{lo: 0x1000, hi: 0x1000 + arch.Vaddr(len(code)), lines: []Line{{0x1003, "x", 1}, {0x1009, "x", 2}}}
+		p := &part{lo: 0x1000, hi: 0x1000 + arch.Vaddr(len(code)), lines: []Line{{Addr: 0x1003, File: "x", Line: 1}, {Addr: 0x1009, File: "x", Line: 2}}}
 		b.part(newDecoder(m, Syntaxes[int(how&3)%len(Syntaxes)]), p, code)
 		at := p.lo
 		for _, x := range b.a.Insts {

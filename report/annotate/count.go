@@ -70,7 +70,7 @@ func (b *builder) count() {
 				continue
 			}
 			whole.add(i, n, leaf)
-			if frame := &p.Locs[f]; last == len(group)-1 && !frame.Inlined {
+			if frame := &p.Locs[f]; (last == len(group)-1 || b.hosted) && !frame.Inlined {
 				at(b.sums.offs, frame.Off).add(i, n, leaf)
 			}
 			for k, f := range group[:last+1] {

@@ -102,6 +102,9 @@ func (b *builder) part(d decoder, p *part, code []byte) {
 		})
 		at += x.n
 	}
+	if first < len(b.a.Insts) {
+		b.a.Insts[first].In = p.in
+	}
 }
 
 // starts returns the addresses in p where an instruction is known to begin: rows of the line table, and targets of the

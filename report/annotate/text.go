@@ -147,6 +147,9 @@ func (t *text) insts() {
 		if i == 0 || x.Off == 0 {
 			t.line("")
 		}
+		if x.In != "" {
+			t.line("in %s", printable(x.In))
+		}
 		if x.Line != 0 && (i == 0 || t.a.Insts[i-1].Line != x.Line || t.a.Insts[i-1].File != x.File) {
 			where = fmt.Sprintf("%s:%d", x.File[strings.LastIndexByte(x.File, '/')+1:], x.Line)
 		}
