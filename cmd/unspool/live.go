@@ -43,7 +43,7 @@ func (p *plan) flags(c *cobra.Command) {
 	f.Uint64VarP(&p.Period, "count", "c", 0, "take a sample every so many events, instead of a frequency")
 	f.StringVarP(&p.Event, "event", "e", "", "what to count, as perf spells it (default: cycles, or cpu-clock where the machine has no counters)")
 	f.BoolVar(&p.offCPU, "off-cpu", false, "count the time for which threads are blocked, as -e off-cpu: only with --source ebpf (root)")
-	f.Uint32Var(&p.StackSize, "stack-size", 0, "bytes of each stack to copy and unwind (default: 32 KiB if the kernel has room for it)")
+	f.Uint32Var(&p.StackSize, "stack-size", 0, "bytes of each stack to copy and unwind (default: 32 KiB, or all that the kernel copies where it walks most stacks)")
 	f.BoolVar(&p.User, "user", false, "only count in user space")
 	f.BoolVar(&p.Kernel, "kernel", false, "only count in the kernel")
 	f.IntSliceVarP(&p.PIDs, "pid", "p", nil, "record these processes, and what they start")
@@ -262,7 +262,7 @@ func (l *live) inKernel(ctx context.Context, mods *modules.Set) error {
 		return l.why
 	}
 	k := l.plan.kernel
-	k.Mods = mods.Module
+	k.Mods, k.Command = mods.Module, l.plan.Command
 	prog, err := ebpf.Load(k)
 	if err != nil {
 		if l.why = err; errors.Is(err, os.ErrPermission) && l.plan.must != "" {

@@ -17,6 +17,8 @@
 // is known in the end: Stats.Copied counts these. So a process is profiled from its first sample. The same happens where a table
 // was taken out of the kernel for want of memory.
 //
+// The tables of a command's program, its interpreter and its libraries are brought into the kernel before it starts (ahead.go).
+//
 // Stacks are written once, with an ID that is a hash of their content under a secret seed; after that, a sample is 56 bytes with
 // the ID. Nothing is lost without being counted, but for events that interrupt another BPF program, which the kernel drops.
 //

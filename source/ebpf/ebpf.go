@@ -76,6 +76,9 @@ type Options struct {
 	// that have not been searched for the longest time.
 	Memory uint64
 
+	// Command is what will be started: the tables of its program and libraries are brought into the kernel first.
+	Command []string
+
 	// Comm, if not nil, says which commands are of interest. The kernel refuses the others' samples.
 	Comm func(comm string) bool
 
@@ -147,7 +150,7 @@ func Load(o Options) (_ *Program, err error) {
 	if o.Memory == 0 {
 		o.Memory = DefaultMemory
 	}
-	p.track.start(p.coll, o.Mods, o.Memory)
+	p.track.start(p.coll, o.Mods, o.Memory, filesOf(o.Command))
 	return p, nil
 }
 

@@ -106,13 +106,7 @@ func (t *tables) of(space *unwind.Space) (slot func(*unwind.Module) uint32, held
 			continue
 		}
 		slots[mod] = Pending
-		l := t.all[mod]
-		if l == nil {
-			l = &table{mod: mod, made: make(chan struct{})}
-			t.all[mod] = l
-			t.jobs.Go(func() { t.compile(l) })
-		}
-		fresh = append(fresh, l)
+		fresh = append(fresh, t.add(mod))
 	}
 	for _, l := range fresh {
 		if late == nil && !l.compiled() {
@@ -133,6 +127,17 @@ func (t *tables) of(space *unwind.Space) (slot func(*unwind.Module) uint32, held
 		}
 	}
 	return func(m *unwind.Module) uint32 { return slots[m] }, held, wait
+}
+
+// add returns the table of a module, which it has compiled where it is not yet.
+func (t *tables) add(mod *unwind.Module) *table {
+	l := t.all[mod]
+	if l == nil {
+		l = &table{mod: mod, made: make(chan struct{})}
+		t.all[mod] = l
+		t.jobs.Go(func() { t.compile(l) })
+	}
+	return l
 }
 
 // closed is a time that has come.

@@ -57,12 +57,15 @@ type shared struct {
 	waits  []*table // that were not compiled
 }
 
-func (t *tracker) start(coll *ebpf.Collection, mods func(path, buildID string) *unwind.Module, memory uint64) {
+func (t *tracker) start(coll *ebpf.Collection, mods func(path, buildID string) *unwind.Module, memory uint64, files []string) {
 	t.changed.L = &t.mu
 	t.done = make(chan struct{})
 	t.coll, t.world = coll, source.NewWorld(mods)
 	t.tables.start(t, coll.Maps["tables"], coll.Maps["uses"], memory)
 	t.spaces, t.procs = map[*unwind.Space]*shared{}, map[int32]*shared{}
+	if mods != nil {
+		t.ahead(files, mods)
+	}
 	go t.run()
 }
 

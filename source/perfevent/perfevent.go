@@ -30,7 +30,7 @@ type Options struct {
 	Frequency, Period uint64
 
 	// StackSize is how many bytes of the user stack to copy with each sample: a multiple of 8 up to
-	// MaxStackSize. 0 is 32 KiB, or 16 or 8 where the ring buffers that the kernel allows are small.
+	// MaxStackSize. 0 is 32 KiB (with a Program, MaxStackSize: there are few copies), or 16 or 8 where the ring buffers that the kernel allows are small.
 	StackSize uint32
 
 	// User and Kernel say where events count: both in user space and in the kernel if neither or both are

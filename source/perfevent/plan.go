@@ -321,7 +321,9 @@ const (
 func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 	stack := int(o.StackSize)
 	if stack == 0 {
-		stack = defaultStack
+		if stack = defaultStack; o.Program != nil {
+			stack = MaxStackSize // only what comes before tables and mappings are known is copied: all of it
+		}
 	}
 	rate := uint64(4000) // a guess, where the period rules
 	if a.Has(source.FlagFreq) {
@@ -351,7 +353,7 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 		case err == nil:
 			if o.StackSize == 0 {
 				for stack > minStack && size/stack < minSamples {
-					stack /= 2
+					stack = stack / 2 &^ 7
 				}
 			}
 			a.SampleStackUser = uint32(stack)
