@@ -55,6 +55,12 @@ var builds = []build{
 	{"musl-gcc-O2-static-stripped", "musl-gcc", "-O2 -static", true},
 	{"musl-clang-O2", "musl-clang", "-O2", false},
 	{"tcc", "tcc", "-g", false},
+	{"go", "go", "", false},
+	{"go-stripped", "go", "", true},
+	{"go-pie", "go", "-buildmode=pie", false},
+	{"rustc-O", "rustc", "-O", false},
+	{"rustc-debug", "rustc", "-g", false},
+	{"rustc-stripped", "rustc", "-O -C panic=abort", true},
 }
 
 // few are the builds that are walked on every commit, two of them for each shape in turn, so that each has one with glibc and one of the others.
@@ -72,6 +78,8 @@ type shape struct {
 	not    []string // prefixes of builds
 	only   []string // builds, where not all of them make sense
 	wait   bool     // it waits: there is nothing to sample
+	runs   bool     // it is recorded from its start to its end, and not walked otherwise
+	libs   []string // libraries of the same source, each with that name defined
 	gdb    bool     // gdb is known never to agree
 	source string
 }
@@ -93,7 +101,7 @@ func (s *shape) chains(b *build) string {
 	return strings.Join(or, "|")
 }
 
-var directive = regexp.MustCompile(`^// (chain|link|not|builds|waits|gdb)(?: \[(.*)\])?: *(.*)$`)
+var directive = regexp.MustCompile(`^// (chain|link|not|builds|waits|runs|libraries|gdb)(?: \[(.*)\])?: *(.*)$`)
 
 // readShape reads the lines at the beginning of a source: name: value.
 func readShape(t testing.TB, file string) *shape {
@@ -103,6 +111,9 @@ func readShape(t testing.TB, file string) *shape {
 		t.Fatal(err)
 	}
 	s := &shape{name: strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)), file: file, source: string(b)}
+	if filepath.Ext(file) == ".go" {
+		s.name = filepath.Base(filepath.Dir(file)) // a package of its own
+	}
 	for line := range strings.Lines(s.source) {
 		m := directive.FindStringSubmatch(strings.TrimSpace(line))
 		if m == nil {
@@ -119,6 +130,10 @@ func readShape(t testing.TB, file string) *shape {
 			s.only = strings.Fields(v)
 		case "waits":
 			s.wait = true
+		case "runs":
+			s.runs = true
+		case "libraries":
+			s.libs = strings.Fields(v)
 		case "gdb":
 			s.gdb = true
 		}
@@ -129,7 +144,12 @@ func readShape(t testing.TB, file string) *shape {
 	return s
 }
 
+// takes says whether a build can make the shape.
 func (s *shape) takes(b *build) bool {
+	language := map[string]string{"go": ".go", "rustc": ".rs"}[b.cc]
+	if ext := filepath.Ext(s.file); language != "" && language != ext || language == "" && !strings.HasPrefix(ext, ".c") {
+		return false
+	}
 	for _, p := range s.not {
 		if strings.HasPrefix(b.name, p) {
 			return false
@@ -142,6 +162,7 @@ func (s *shape) takes(b *build) bool {
 type program struct {
 	path  string
 	names symbols // before it was stripped
+	libs  map[string]symbols
 }
 
 // make compiles a shape.
@@ -151,15 +172,23 @@ func (b *build) make(t testing.TB, s *shape, dir string) *program {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &program{path: filepath.Join(dir, s.name)}
-	cc := map[string]string{"gcc": "gcc", "clang": "clang-19", "musl-gcc": "musl-gcc", "musl-clang": "clang-19", "tcc": "tcc"}[b.cc]
+	p := &program{path: filepath.Join(dir, s.name), libs: map[string]symbols{}}
+	cc := map[string]string{"gcc": "gcc", "clang": "clang-19", "musl-gcc": "musl-gcc", "musl-clang": "clang-19", "tcc": "tcc", "go": "go", "rustc": "rustc"}[b.cc]
 	if strings.HasSuffix(src, ".cc") {
 		cc = map[string]string{"gcc": "g++", "clang": "clang++-19"}[b.cc]
 	}
 	oracle.Need(t, cc)
 	args := strings.Fields(b.flags)
-	if b.cc != "tcc" {
+	switch b.cc {
+	case "go":
+		args = append([]string{"build"}, args...)
+	case "gcc", "clang", "musl-gcc", "musl-clang":
 		args = append(args, "-Wall", "-Wextra")
+	}
+	for _, name := range s.libs {
+		lib := p.path + "." + name
+		run(t, cc, append(args, "-shared", "-fPIC", "-D"+name, "-o", lib, src)...)
+		p.libs[lib] = readSymbols(t, lib)
 	}
 	if b.cc == "musl-clang" {
 		// clang has no wrapper for musl: it compiles with musl's headers, and musl-gcc links.

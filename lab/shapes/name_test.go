@@ -72,12 +72,12 @@ func (s symbols) at(off uint64) string {
 
 // ours keeps the names that chains have: of clones and cold parts, that of the function.
 func ours(name string) string {
-	name, _, _ = strings.Cut(name, ".")
+	name, _, _ = strings.Cut(strings.TrimPrefix(name, "main."), ".")
 	switch {
 	case strings.HasPrefix(name, "s_"), name == "main", name == "_start", name == "plt", name == "_init", name == "_fini":
 		return name
-	case strings.HasPrefix(name, "_Z"):
-		// The name of a C++ function is in its mangled one, after its length.
+	case strings.HasPrefix(name, "_Z"), strings.HasPrefix(name, "_R"):
+		// The name of a C++ or a Rust function is in its mangled one, after its length.
 		if m := mangled.FindString(name); m != "" {
 			return m[1:]
 		}
@@ -106,7 +106,7 @@ func (p *program) chain(frames []place) string {
 		case f.module == "" || f.module[0] != '/' || strings.HasPrefix(f.module, "//anon"):
 			b.WriteString("jit")
 		case filepath.Dir(f.module) == filepath.Dir(p.path):
-			b.WriteString("?")
+			b.WriteString(p.libs[f.module].at(f.off))
 		default:
 			b.WriteString(".")
 		}

@@ -40,9 +40,13 @@ func TestMain(m *testing.M) {
 // TestShapes walks each shape in each build, a few of them unless UNSPOOL_SHAPES=all.
 func TestShapes(t *testing.T) {
 	oracle.Need(t, "gdb")
-	files, err := filepath.Glob("testdata/*.c*")
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
+	var files []string
+	for _, pattern := range []string{"testdata/*.c", "testdata/*.cc", "testdata/*.rs", "testdata/*/*.go"} {
+		some, err := filepath.Glob(pattern)
+		if err != nil || len(some) == 0 {
+			t.Fatal(pattern, err)
+		}
+		files = append(files, some...)
 	}
 	var mu sync.Mutex
 	var tallies []tally
@@ -58,7 +62,7 @@ func TestShapes(t *testing.T) {
 					mu.Lock()
 					defer mu.Unlock()
 					tallies = append(tallies, ts...)
-					agreed[s.name] = agreed[s.name] || gdb || s.gdb
+					agreed[s.name] = agreed[s.name] || gdb || s.gdb || s.runs
 				})
 			}
 		}
@@ -85,18 +89,21 @@ func (s *shape) builds(i int) (out []*build) {
 			return regexp.MustCompile("^("+only[0]+")$").MatchString(s.name) && regexp.MustCompile("^("+only[1]+")$").MatchString(b.name)
 		}
 	case !all:
-		var few2 []string
+		var chosen []string
 		for k, list := range few {
 			// The next one in turn that the shape takes.
 			for n := range list {
 				b := byName(list[(i+k+n)%len(list)])
-				if s.takes(b) && !slices.Contains(few2, b.name) {
-					few2 = append(few2, b.name)
+				if s.takes(b) && !slices.Contains(chosen, b.name) {
+					chosen = append(chosen, b.name)
 					break
 				}
 			}
 		}
-		want = func(b *build) bool { return slices.Contains(few2, b.name) }
+		want = func(b *build) bool {
+			// Of another language than C, the first two.
+			return slices.Contains(chosen, b.name) || len(chosen) == 0 && len(out) < 2
+		}
 	}
 	for k := range builds {
 		if b := &builds[k]; s.takes(b) && want(b) {
@@ -114,23 +121,7 @@ func byName(name string) *build {
 func walks(t *testing.T, s *shape, b *build, mu *sync.Mutex, used []int) (out []tally, gdb bool) {
 	dir := t.TempDir()
 	p := b.make(t, s, dir)
-	pid := p.start(t)
-	var ws []walk
-	for range 5 {
-		ws = append(ws, p.stack(t, "live", fmt.Sprint(pid))...)
-	}
-	if !s.wait {
-		for _, source := range []string{"perf", "ebpf", "ptrace"} {
-			got := p.record(t, source, "-p", fmt.Sprint(pid), "--duration", "200ms")
-			if len(got) < 3 {
-				t.Errorf("%s: only %d samples", source, len(got))
-			}
-			ws = append(ws, got...)
-		}
-	}
-	core := filepath.Join(dir, "core")
-	ws = append(ws, p.core(t, pid, core)...)
-	ws = append(ws, p.stack(t, "core", core, p.path)...)
+	ws := p.walks(t, s, dir)
 	truth := regexp.MustCompile("^(?:" + s.chains(b) + ")$")
 	wrong := map[string]int{}
 	gdb = true
@@ -162,6 +153,32 @@ func walks(t *testing.T, s *shape, b *build, mu *sync.Mutex, used []int) (out []
 		t.Errorf("%d × %s\nwant ^%s$", n, w, s.chains(b))
 	}
 	return out, gdb
+}
+
+// walks walks a program in all ways that there are.
+func (p *program) walks(t *testing.T, s *shape, dir string) (out []walk) {
+	how := []string{"--", p.path}
+	if !s.runs {
+		pid := fmt.Sprint(p.start(t))
+		for range 5 {
+			out = append(out, p.stack(t, "live", pid)...)
+		}
+		core := filepath.Join(dir, "core")
+		out = append(out, p.core(t, pid, core)...)
+		out = append(out, p.stack(t, "core", core, p.path)...)
+		how = []string{"-p", pid, "--duration", "200ms"}
+	}
+	for _, source := range []string{"perf", "ebpf", "ptrace"} {
+		if s.wait {
+			break
+		}
+		got := p.record(t, source, how...)
+		if len(got) == 0 {
+			t.Errorf("%s: no samples", source)
+		}
+		out = append(out, got...)
+	}
+	return out
 }
 
 // explained looks for the walk among those that are permitted.

@@ -21,10 +21,20 @@ type walk struct {
 	source string
 	chain  string
 	stop   string // why it ends, as JSON has it; gdb's is ""
+	last   place  // of the last frame
 }
 
 func (w walk) String() string {
-	return fmt.Sprintf("%s: %sends: %s", w.source, shorter(w.chain), w.stop)
+	return fmt.Sprintf("%s: %sends: %s at %s+%#x", w.source, shorter(w.chain), w.stop, filepath.Base(w.last.module), w.last.off)
+}
+
+// walk makes a walk of frames.
+func (p *program) walk(source string, frames []place, stop string) walk {
+	w := walk{source: source, chain: p.chain(frames), stop: stop}
+	if len(frames) > 0 {
+		w.last = frames[len(frames)-1]
+	}
+	return w
 }
 
 // shorter writes what is repeated once, with how often.
@@ -116,7 +126,7 @@ func (p *program) stack(t testing.TB, source string, args ...string) (out []walk
 		for _, f := range th.Frames {
 			frames = append(frames, place{f.Module, uint64(f.Offset)})
 		}
-		out = append(out, walk{source, p.chain(frames), th.Stop})
+		out = append(out, p.walk(source, frames, th.Stop))
 	}
 	return out
 }
@@ -141,7 +151,7 @@ func (p *program) unspool(t testing.TB, args ...string) []byte {
 // record samples with unspool record, for a short time, and again where a busy machine let the program run too little.
 func (p *program) record(t testing.TB, source string, args ...string) (out []walk) {
 	t.Helper()
-	for range 5 {
+	for range 10 {
 		file := filepath.Join(t.TempDir(), "x.jsonl")
 		p.unspool(t, append([]string{"record", "--source", source, "--no-inline", "-o", file}, args...)...)
 		f, err := os.Open(file)
@@ -172,7 +182,7 @@ func (p *program) record(t testing.TB, source string, args ...string) (out []wal
 				}
 			}
 			if got.Stop != "no-user-stack" {
-				out = append(out, walk{source, p.chain(frames), got.Stop})
+				out = append(out, p.walk(source, frames, got.Stop))
 			}
 		}
 		if len(out) >= 10 {
@@ -207,17 +217,17 @@ for t in gdb.selected_inferior().threads():
 `
 
 // core has gdb write a core and say what it sees at this moment itself.
-func (p *program) core(t testing.TB, pid int, core string) (out []walk) {
+func (p *program) core(t testing.TB, pid, core string) (out []walk) {
 	t.Helper()
 	script := core + ".py"
 	if err := os.WriteFile(script, []byte(gdbScript), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%s/maps", pid))
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("gdb", "-nx", "-batch", "-p", fmt.Sprint(pid), "-ex", "source "+script, "-ex", "generate-core-file "+core)
+	cmd := exec.Command("gdb", "-nx", "-batch", "-p", pid, "-ex", "source "+script, "-ex", "generate-core-file "+core)
 	b, err := cmd.CombinedOutput()
 	if _, none := os.Stat(core); err != nil || none != nil {
 		t.Fatalf("gdb: %v %v\n%s", err, none, b)
@@ -235,7 +245,7 @@ func (p *program) core(t testing.TB, pid int, core string) (out []walk) {
 			}
 			frames = append(frames, placeOf(string(maps), addr))
 		}
-		out = append(out, walk{"gdb", p.chain(frames), ""})
+		out = append(out, p.walk("gdb", frames, ""))
 	}
 	return out
 }
