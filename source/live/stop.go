@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -30,11 +32,13 @@ func (t *target) stop() (p Pause, err error) {
 	for _, th := range t.threads {
 		t.name(th)
 	}
-	slab := newSlab(len(t.threads))
+	expected := t.expect()
+	slab, r := newSlab(expected), newReaders(expected)
+	defer r.close()
 	ptrace.Do(func() {
 		ptrace.Hurry()
 		if err = t.seize(); err == nil {
-			err = t.snapshot(slab)
+			err = t.snapshot(slab, r)
 		}
 	})
 	if err != nil {
@@ -113,7 +117,7 @@ func (t *target) state(th *thread) byte {
 }
 
 // snapshot stops what seize has seized, and what appears meanwhile, and reads it.
-func (t *target) snapshot(slab []byte) error {
+func (t *target) snapshot(slab []byte, r *readers) error {
 	fresh := t.threads
 	for len(fresh) > 0 {
 		t.interrupt(fresh)
@@ -132,7 +136,7 @@ func (t *target) snapshot(slab []byte) error {
 		err = errReplaced // or it was killed
 	}
 	if err == nil {
-		err = t.readStacks(t.threads, slab)
+		err = t.readStacks(t.threads, slab, r)
 	}
 	for _, th := range t.threads {
 		if th.stopped {
@@ -235,58 +239,120 @@ const (
 	maxAll   = 256 << 20
 )
 
-// newSlab returns memory for the windows of n threads, which is there when it is wanted.
+// newSlab returns n bytes, whose pages are there when they are wanted: to make them takes longer than to copy into them.
 func newSlab(n int) []byte {
-	slab := make([]byte, n*(window+redZone))
+	slab := make([]byte, n)
 	for i := 0; i < len(slab); i += os.Getpagesize() {
 		slab[i] = 1
 	}
 	return slab
 }
 
-// readStacks reads the windows of all stacks, and then the rest of those that are larger.
-func (t *target) readStacks(threads []*thread, slab []byte) error {
+// expect returns about how much readStacks will read: of threads that are blocked, the kernel tells where their stack pointers are.
+func (t *target) expect() int {
+	n := 0
+	for _, th := range t.threads {
+		size := window + redZone
+		if c, ok, err := ptrace.Blocked(t.pid, th.tid); ok && err == nil {
+			if m := t.find(c.Registers.SP); m != nil {
+				size = t.size(c.Registers.SP, m) + slack
+			}
+		}
+		if n += size; n > maxAll {
+			return maxAll
+		}
+	}
+	return n
+}
+
+// slack is how much deeper a stack may be when it is read than when it was looked at.
+const slack = 1 << 10
+
+// size returns how much of the stack in m that sp points into to read, from the red zone on.
+func (t *target) size(sp uint64, m *procfs.Mapping) int {
+	lo := max(m.Lo, sp-redZone)
+	most := uint64(window + redZone)
+	if m.Hi-lo > most {
+		most += uint64(t.rest(sp, lo+most))
+	}
+	return int(min(m.Hi-lo, most))
+}
+
+// readStacks reads all stacks in as few calls as possible. It needs slab, and more where that is too small.
+func (t *target) readStacks(threads []*thread, slab []byte, r *readers) error {
 	var owners []*thread
 	var pieces []ptrace.Piece
-	room := func(n int) []byte {
-		if n > len(slab) {
-			return make([]byte, n)
-		}
-		b := slab[:n:n]
-		slab = slab[n:]
-		return b
-	}
+	total := 0
 	for _, th := range threads {
 		m := t.find(th.regs.SP)
 		if !th.has || m == nil || m.Prot&procfs.Read == 0 {
 			continue
 		}
-		lo := max(m.Lo, th.regs.SP-redZone)
+		n := t.size(th.regs.SP, m)
+		if n > window+redZone {
+			n = max(min(n, maxAll-total), window+redZone)
+		}
+		total += n
+		if n > len(slab) {
+			slab = make([]byte, max(n, window))
+		}
 		owners = append(owners, th)
-		pieces = append(pieces, ptrace.Piece{Addr: lo, Bytes: room(int(min(m.Hi-lo, window+redZone)))})
+		pieces = append(pieces, ptrace.Piece{Addr: max(m.Lo, th.regs.SP-redZone), Bytes: slab[:n:n]})
+		slab = slab[n:]
 	}
-	if err := ptrace.Read(t.via, pieces); err != nil {
+	if err := r.read(t.via, pieces, total); err != nil {
 		return err
 	}
-	total := 0
 	for i, th := range owners {
-		p := pieces[i]
-		end := p.Addr + uint64(len(p.Bytes))
-		th.stack = p
-		more := min(t.rest(th.regs.SP, end), maxAll-total)
-		if len(p.Bytes) < window || more == 0 {
-			continue
-		}
-		whole := make([]byte, len(p.Bytes)+more)
-		copy(whole, p.Bytes)
-		rest := []ptrace.Piece{{Addr: end, Bytes: whole[len(p.Bytes):]}}
-		if err := ptrace.Read(t.via, rest); err != nil {
-			return err
-		}
-		th.stack.Bytes = whole[:len(p.Bytes)+len(rest[0].Bytes)]
-		total += more
+		th.stack = pieces[i]
 	}
-	return t.readHomes(owners, maxAll-total)
+	return t.readHomes(owners, max(maxAll-total, 0))
+}
+
+// Readers read stacks on other processors than the one that the tracer runs on: those that the threads ran on have nothing to do.
+type readers struct {
+	n    int
+	jobs chan func()
+}
+
+// share is what one processor reads at least: that takes half a millisecond or so.
+const share = 2 << 20
+
+// newReaders starts as many as are worth it for so many bytes. They wait, with the priority of the tracer, until close.
+func newReaders(bytes int) *readers {
+	r := &readers{min(runtime.GOMAXPROCS(0), bytes/share) - 1, make(chan func())}
+	for range r.n {
+		go func() {
+			runtime.LockOSThread() // and no Unlock: the thread ends
+			ptrace.Hurry()
+			for f := range r.jobs {
+				f()
+			}
+		}()
+	}
+	return r
+}
+
+func (r *readers) close() { close(r.jobs) }
+
+// read reads pieces of total bytes.
+func (r *readers) read(pid int, pieces []ptrace.Piece, total int) error {
+	n := 1 + min(r.n, total/share)
+	var wg sync.WaitGroup
+	errs := make([]error, max(n, 1))
+	for i := range n - 1 {
+		k, got := 0, 0
+		for ; k < len(pieces) && got < total/n; k++ {
+			got += len(pieces[k].Bytes)
+		}
+		part := pieces[:k]
+		pieces = pieces[k:]
+		wg.Add(1)
+		r.jobs <- func() { errs[i] = ptrace.Read(pid, part); wg.Done() }
+	}
+	errs[max(n, 1)-1] = ptrace.Read(pid, pieces)
+	wg.Wait()
+	return errors.Join(errs...)
 }
 
 // readHomes reads the own stacks of threads that run on others: a signal's, a coroutine's, a segment of a split stack.
@@ -364,7 +430,7 @@ func (t *target) peek() error {
 			if t.find(th.regs.SP) == nil {
 				_ = t.readMaps() // it may be new
 			}
-			if err := t.readStacks([]*thread{th}, nil); err != nil {
+			if err := t.readStacks([]*thread{th}, nil, &readers{}); err != nil {
 				th.err, th.has = err, false
 				break
 			}

@@ -92,6 +92,32 @@ func TestOtherStacks(t *testing.T) {
 	}
 }
 
+// The memory for all stacks is there before threads are stopped, and it is not much more than they need.
+func TestExpect(t *testing.T) {
+	for _, depth := range []string{"10", "1000"} {
+		x, err := newTarget(start(t, exec.Command(work(t), "threads", "50", depth)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.mem.Close()
+		defer x.maps.Close()
+		if _, err := x.list(); err != nil {
+			t.Fatal(err)
+		}
+		expected, got := 0, 0
+		eventually(t, "all threads wait", func() bool { expected = x.expect(); return strings.Trim(states(x.pid), "S") == "" })
+		if _, err := x.stop(); err != nil {
+			t.Fatal(err)
+		}
+		for _, th := range x.threads {
+			got += len(th.stack.Bytes)
+		}
+		if got > expected || expected > got+51*2*slack {
+			t.Errorf("depth %s: %d bytes, %d expected", depth, got, expected)
+		}
+	}
+}
+
 // Without stopping, blocked threads are as they are when stopped, and of others it is said that they run.
 func TestNoPause(t *testing.T) {
 	pid := start(t, exec.Command(work(t), "threads", "10", "20"))
