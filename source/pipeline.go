@@ -16,7 +16,7 @@ import (
 
 // A RecordStream gives the records of a recording in the order in which they were written.
 //
-// If it has a method Tree() *Tree, Run leaves out all that does not concern it. If it has a method Stop(), Run calls that, from another goroutine, when it needs no more records: Next must then
+// If it has a method Owner(pid int32) uint32, that is the user that a process runs as: see World.Owners. If it has a method Tree() *Tree, Run leaves out all that does not concern it. If it has a method Stop(), Run calls that, from another goroutine, when it needs no more records: Next must then
 // return io.EOF soon. If it has a method BuildID(path string) string, that gives, in hex, the build IDs of files
 // whose MMAP records have none.
 type RecordStream interface {
@@ -346,6 +346,9 @@ func newReader(in RecordStream, o *Options, free, work, order chan *job) *reader
 			}
 			return o.Identify(id.path, id.maj, id.min, id.inode)
 		}
+	}
+	if u, ok := in.(interface{ Owner(pid int32) uint32 }); ok {
+		rd.world.Owners(u.Owner)
 	}
 	if t, ok := in.(interface{ Tree() *Tree }); ok {
 		rd.members = t.Tree().Members()

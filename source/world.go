@@ -25,7 +25,9 @@ type World struct {
 	threads  map[int32]*thread    // by TID
 	procs    map[int32]*proc      // by PID
 	empty    *image
-	total    int // mappings in all images
+	owned    map[uint32]int         // mappings in all images, by user
+	owner    func(pid int32) uint32 // nil: nobody asks
+	total    int                    // mappings in all images
 
 	gone    []int32 // TIDs that have exited, oldest first
 	dropped uint64
@@ -50,6 +52,7 @@ type thread struct {
 type image struct {
 	*unwind.Space
 	procs int
+	owner uint32 // the user that it counts for
 }
 
 // A proc is a process. Its image is made when somebody asks for it: until then, mappings gather in pending. The
@@ -74,8 +77,9 @@ type mapping struct {
 // 65,530 mappings a process at most, few of them executable, and 32,768 threads.
 const (
 	maxThreads  = 1 << 20
-	maxMappings = 1 << 13 // executable, a process
+	MaxMappings = 1 << 13 // executable, a process
 	maxTotal    = 1 << 21 // executable, in all images
+	MaxOwned    = 1 << 17 // executable, in all images of one user: of those that run now, where a recorder knows them
 	maxPending  = 1 << 10 // mappings that wait for a Space
 	keepGone    = 1 << 10 // threads that have exited
 	maxNames    = 1 << 16
@@ -86,10 +90,14 @@ const (
 // goroutine, once for each distinct file, and should load nothing yet.
 func NewWorld(mods func(path, buildID string) *unwind.Module) *World {
 	return &World{
-		mods: mods, files: map[fileID]*unwind.Module{}, names: map[string]string{}, empty: &image{unwind.NewSpace(), 1},
+		mods: mods, files: map[fileID]*unwind.Module{}, names: map[string]string{}, empty: &image{Space: unwind.NewSpace(), procs: 1}, owned: map[uint32]int{},
 		threads: map[int32]*thread{}, procs: map[int32]*proc{},
 	}
 }
+
+// Owners has w ask for the user that a process runs as, so that what it holds is bounded for each: one user's flood of mappings costs that
+// user's own stacks. It is called before the first record.
+func (w *World) Owners(owner func(pid int32) uint32) { w.owner = owner }
 
 // Apply brings w up to date with a record of type MMAP, MMAP2, COMM, FORK or EXIT; others change nothing.
 func (w *World) Apply(r *Record) {
@@ -212,6 +220,9 @@ func (w *World) give(p *proc, im *image) {
 func (w *World) drop(im *image) {
 	if im.procs--; im.procs == 0 {
 		w.total -= len(im.Mappings())
+		if w.owned[im.owner] -= len(im.Mappings()); w.owned[im.owner] <= 0 {
+			delete(w.owned, im.owner)
+		}
 	}
 }
 
@@ -363,35 +374,54 @@ func (w *World) freeze(p *proc) *image {
 	if len(p.pending) == 0 {
 		return p.image
 	}
-	space := p.image.Space
+	old := p.image.Space
+	owner, most := w.owns(p.pid)
+	left := min(maxTotal-w.total, most-w.owned[owner]) - len(old.Mappings()) // where others have the old image, it stays
+	room := min(left, MaxMappings-len(old.Mappings()))
+	edits := make([]unwind.Mapping, 0, len(p.pending))
 	for i := range p.pending {
 		m := &p.pending[i]
-		lo, hi := arch.Addr(m.lo), arch.Addr(m.hi)
-		full := w.total+len(space.Mappings()) >= maxTotal
+		e := unwind.Mapping{Lo: arch.Addr(m.lo), Hi: arch.Addr(m.hi), Off: m.off}
 		if !m.exec {
-			if !full {
-				space = space.Without(lo, hi)
+			if left > 0 {
+				edits = append(edits, e)
 			}
 			continue
 		}
-		mod := w.module(m.file)
-		mod.Mapped(p.pid)
-		if old := space.Find(lo); old != nil && old.Lo == lo && old.Hi == hi && old.Off == m.off && old.Module == mod {
-			continue
-		}
-		if full || len(space.Mappings()) >= maxMappings {
+		if room <= 0 {
 			w.dropped++
 			continue
 		}
-		space = space.With(unwind.Mapping{Lo: lo, Hi: hi, Off: m.off, Module: mod})
+		e.Module = w.module(m.file)
+		e.Module.Mapped(p.pid)
+		if len(edits) == 0 {
+			if is := old.Find(e.Lo); is != nil && *is == e {
+				continue
+			}
+		}
+		edits = append(edits, e)
+		room--
 	}
 	p.pending = nil
-	if space != p.image.Space {
-		im := &image{Space: space}
-		w.total += len(space.Mappings())
+	if len(edits) > 0 {
+		im := &image{Space: old.Overlay(edits), owner: owner}
+		w.total += len(im.Mappings())
+		w.owned[owner] += len(im.Mappings())
 		w.give(p, im)
 	}
 	return p.image
+}
+
+// owns returns the user that a process runs as, and how many mappings are kept for one. Root's are bounded together with all others.
+func (w *World) owns(pid int32) (owner uint32, most int) {
+	if w.owner == nil {
+		return 0, maxTotal
+	}
+	owner = w.owner(pid)
+	if owner == 0 {
+		return 0, maxTotal
+	}
+	return owner, MaxOwned
 }
 
 // module returns the module of a file: one for all processes that map it.

@@ -220,10 +220,10 @@ func TestWorldIdentity(t *testing.T) {
 // TestWorldBounds has a recording map and fork without end.
 func TestWorldBounds(t *testing.T) {
 	w := NewWorld(nil)
-	for i := range uint64(maxMappings + 4096) {
+	for i := range uint64(MaxMappings + 4096) {
 		w.Apply(&Record{Type: RecordMmap2, PID: 1, TID: 1, Time: 1, Addr: i << 13, Len: 4096, Prot: ProtExec, Filename: []byte("/x")})
 	}
-	if _, s := w.Thread(1, 1); len(s.Mappings()) != maxMappings || w.Dropped() != 4096 {
+	if _, s := w.Thread(1, 1); len(s.Mappings()) != MaxMappings || w.Dropped() != 4096 {
 		t.Errorf("%d mappings, %d dropped", len(s.Mappings()), w.Dropped())
 	}
 	for i := range int32(300) { // each child has a Space of its own

@@ -149,6 +149,79 @@ func NewSpace(maps ...Mapping) *Space {
 	return s
 }
 
+// Overlay returns s with maps laid over it, each over those before; one without a Module only hides. It takes time by the sum of both
+// lengths where maps are few, while laying one after the other takes that for each.
+func (s *Space) Overlay(maps []Mapping) *Space {
+	var over []Mapping
+	for i := range maps {
+		if maps[i].Lo < maps[i].Hi {
+			over = put(over, maps[i])
+		}
+	}
+	if len(over) == 0 {
+		return s
+	}
+	out := make([]Mapping, 0, len(s.maps)+len(over)+1)
+	base := s.maps
+	var rest Mapping // of the mapping before base that sticks out above what has been laid
+	for i := range over {
+		o := &over[i]
+		for rest.Lo < rest.Hi || len(base) > 0 {
+			m := rest
+			if m.Lo >= m.Hi {
+				if base[0].Lo >= o.Hi {
+					break
+				}
+				m, base = base[0], base[1:]
+			} else if m.Lo >= o.Hi {
+				break
+			}
+			rest = Mapping{}
+			if m.Lo < o.Lo {
+				left := m
+				left.Hi = min(m.Hi, o.Lo)
+				out = append(out, left)
+			}
+			if m.Hi > o.Hi {
+				rest = above(m, o.Hi)
+				break
+			}
+		}
+		if o.Module != nil {
+			out = append(out, *o)
+		}
+	}
+	if rest.Lo < rest.Hi {
+		out = append(out, rest)
+	}
+	return &Space{id: lastSpace.Add(1), maps: append(out, base...)}
+}
+
+// put lays m into maps, in place where there is room.
+func put(maps []Mapping, m Mapping) []Mapping {
+	i := sort.Search(len(maps), func(i int) bool { return maps[i].Hi > m.Lo })
+	j := sort.Search(len(maps), func(j int) bool { return maps[j].Lo >= m.Hi })
+	var pieces [3]Mapping
+	p := pieces[:0]
+	if i < j && maps[i].Lo < m.Lo {
+		left := maps[i]
+		left.Hi = m.Lo
+		p = append(p, left)
+	}
+	p = append(p, m)
+	if i < j && maps[j-1].Hi > m.Hi {
+		p = append(p, above(maps[j-1], m.Hi))
+	}
+	return slices.Replace(maps, i, max(i, j), p...)
+}
+
+// above returns the part of m from an address on.
+func above(m Mapping, lo arch.Addr) Mapping {
+	m.Off += uint64(lo - m.Lo)
+	m.Lo = lo
+	return m
+}
+
 // With returns s with m laid over whatever was there.
 func (s *Space) With(m Mapping) *Space {
 	return &Space{id: lastSpace.Add(1), maps: lay(s.maps, m.Lo, m.Hi, &m)}

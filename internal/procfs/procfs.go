@@ -82,6 +82,16 @@ func ParseMappings(text []byte) []Mapping {
 	return maps
 }
 
+// Owner returns the user that a process runs as, as /proc has it: root, where other users may not look into it. It is the last number there
+// is if the process has gone.
+func Owner(pid int32) uint32 {
+	var st unix.Stat_t
+	if unix.Stat(fmt.Sprintf("/proc/%d", pid), &st) != nil {
+		return 1<<32 - 1
+	}
+	return st.Uid
+}
+
 // Threads lists the threads of a process.
 func Threads(pid int) ([]int, error) { return Numbers(fmt.Sprintf("/proc/%d/task", pid)) }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/unwind"
 )
@@ -61,6 +62,7 @@ func (t *tracker) start(coll *ebpf.Collection, mods func(path, buildID string) *
 	t.changed.L = &t.mu
 	t.done = make(chan struct{})
 	t.coll, t.world = coll, source.NewWorld(mods)
+	t.world.Owners(procfs.Owner)
 	t.tables.start(t, coll.Maps["tables"], coll.Maps["uses"], memory)
 	t.spaces, t.procs = map[*unwind.Space]*shared{}, map[int32]*shared{}
 	if mods != nil {

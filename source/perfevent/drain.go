@@ -101,7 +101,7 @@ func (r *Recorder) resume() {
 	if !r.all {
 		return
 	}
-	s := synth{dec: r.dec, ids: &r.ids}
+	s := synth{dec: r.dec, ids: &r.ids, owned: map[uint32]int{}, ended: r.stop.Load}
 	pids, _ := procfs.Numbers("/proc")
 	for _, pid := range pids {
 		s.process(pid, nil)

@@ -238,6 +238,9 @@ func (r *Recorder) Decoder() *source.Decoder { return r.dec }
 // Tree is the command of which the recording is; nil if all that it has is of interest. See source.RecordStream.
 func (r *Recorder) Tree() *source.Tree { return r.tree }
 
+// Owner returns the user that a process runs as; an impossible one if it has gone.
+func (r *Recorder) Owner(pid int32) uint32 { return procfs.Owner(pid) }
+
 // Machine is what this process runs on.
 func (r *Recorder) Machine() *arch.Machine { return r.machine }
 

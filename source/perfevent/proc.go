@@ -17,7 +17,7 @@ import (
 // synthesise makes the records of what exists: names of threads and executable mappings, at time 0. Whoever
 // disappears meanwhile is left out.
 func (r *Recorder) synthesise(o *Options) {
-	s := synth{dec: r.dec, ids: &r.ids}
+	s := synth{dec: r.dec, ids: &r.ids, owned: map[uint32]int{}, ended: r.stop.Load}
 	procs := map[int][]int{} // threads of interest; nil for all
 	if o.All {
 		all, _ := procfs.Numbers("/proc")
@@ -47,7 +47,12 @@ type synth struct {
 	dec *source.Decoder
 	ids *buildIDs
 	b   []byte
+
+	owned map[uint32]int // mappings, by user
+	ended func() bool    // nobody waits for the rest; nil: somebody does
 }
+
+func (s *synth) stop() bool { return s.ended != nil && s.ended() }
 
 func (s *synth) add(rec *source.Record) { s.b = s.dec.Append(s.b, 0, rec) }
 
@@ -93,7 +98,12 @@ func (s *synth) maps(pid int) {
 	defer f.Close()
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 64<<10)
-	for lines.Scan() {
+	left := source.MaxMappings
+	if owner := procfs.Owner(int32(pid)); owner != 0 {
+		left = min(left, source.MaxOwned-s.owned[owner])
+		defer func(most int) { s.owned[owner] += most - left }(left)
+	}
+	for left > 0 && !s.stop() && lines.Scan() {
 		m, ok := procfs.ParseMapping(lines.Bytes())
 		if !ok || m.Prot&source.ProtExec == 0 {
 			continue
@@ -104,6 +114,7 @@ func (s *synth) maps(pid int) {
 			rec.Misc |= source.MiscMmapBuildID
 		}
 		s.add(&rec)
+		left--
 	}
 }
 

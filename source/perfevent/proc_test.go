@@ -117,7 +117,7 @@ func TestSynthesisedZombie(t *testing.T) {
 			t.Fatal("true has not ended")
 		}
 	}
-	s := synth{dec: source.NewDecoder(), ids: &buildIDs{}}
+	s := synth{dec: source.NewDecoder(), ids: &buildIDs{}, owned: map[uint32]int{}}
 	s.dec.AddAttr(&source.Attr{}, nil, "")
 	if s.process(cmd.Process.Pid, nil); len(s.b) != 0 {
 		t.Errorf("%d bytes of records", len(s.b))

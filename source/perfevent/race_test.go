@@ -60,7 +60,7 @@ func TestRaceAll(t *testing.T) {
 func TestRaceBuildIDs(t *testing.T) {
 	var ids buildIDs
 	processes := func(ids *buildIDs) []byte {
-		s := synth{dec: source.NewDecoder(), ids: ids}
+		s := synth{dec: source.NewDecoder(), ids: ids, owned: map[uint32]int{}}
 		s.dec.AddAttr(&source.Attr{}, nil, "")
 		s.process(os.Getpid(), nil)
 		return s.b
