@@ -105,7 +105,8 @@ func TestExpect(t *testing.T) {
 			t.Fatal(err)
 		}
 		expected, got := 0, 0
-		eventually(t, "all threads wait", func() bool { expected = x.expect(); return strings.Trim(states(x.pid), "S") == "" })
+		eventually(t, "all threads wait", func() bool { return strings.Trim(states(x.pid), "S") == "" })
+		expected = x.expect()
 		if _, err := x.stop(); err != nil {
 			t.Fatal(err)
 		}
