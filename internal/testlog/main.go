@@ -68,7 +68,8 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		status = 1
 	}
-	if took := time.Since(start).Round(time.Second); status == 0 && took > time.Minute && kept != "" {
+	all := !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "-run") || strings.HasPrefix(a, "-short") })
+	if took := time.Since(start).Round(time.Second); status == 0 && all && took > time.Minute && kept != "" {
 		os.WriteFile(kept, []byte(took.String()+"\n"), 0o600) // what cannot be kept is not known the next time
 	}
 	os.Exit(status)
