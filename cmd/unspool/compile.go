@@ -264,6 +264,7 @@ func mappedFiles(pid int) ([]string, error) {
 func elfFiles(paths []string) ([]string, error) {
 	var out []string
 	for _, root := range paths {
+		before := len(out)
 		st, err := os.Stat(root)
 		if err != nil {
 			return nil, err
@@ -288,6 +289,12 @@ func elfFiles(paths []string) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
+		if len(out) == before {
+			fmt.Fprintf(stderr, "unspool: %s: no ELF executables or shared objects\n", root)
+		}
+	}
+	if len(out) == 0 && len(paths) > 0 {
+		return nil, &exitError{status: 1}
 	}
 	return out, nil
 }

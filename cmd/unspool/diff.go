@@ -21,9 +21,10 @@ func diffCmd() *cobra.Command {
 	var stepper func() (*modules.Set, error)
 	by, all := "share", false
 	c := &cobra.Command{
-		Use:   "diff BEFORE AFTER",
+		Use:   "diff [BEFORE AFTER]",
 		Short: "Show what has changed between two recordings",
-		Long: `Compare two recordings, or pprof profiles: which functions take more, and which less.
+		Long: `Compare two recordings, or pprof profiles: which functions take more, and which less. Without
+arguments, ` + defaultRecording + ` is compared with the recording before it, ` + defaultRecording + `.old.
 
 The table has functions by how certain their change is: "sigma" is how many standard deviations lie between the numbers of
 samples, of their own or in total, the greater of the two, measured by how far all functions have moved. What chance can do
@@ -37,8 +38,12 @@ line, before and after, as flamegraph.pl reads them.`,
   unspool diff before.data after.data -o diff.svg
   unspool diff monday.pb.gz friday.pb.gz --comm '^nginx'
   unspool diff before.data after.data --by samples --format folded | flamegraph.pl > diff.svg`,
-		Args: cobra.ExactArgs(2),
+		Args: noneOr(2),
 		RunE: func(c *cobra.Command, args []string) error {
+			args, err := recordings(args, defaultRecording+".old", defaultRecording)
+			if err != nil {
+				return err
+			}
 			if err := o.resolve("top"); err != nil {
 				return err
 			}

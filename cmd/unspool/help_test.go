@@ -79,7 +79,7 @@ func TestMan(t *testing.T) {
 	out, err := exec.Command("mandoc", "-Tascii", filepath.Join(dir, "unspool-report.1")).Output()
 	text := regexp.MustCompile(`.\x08`).ReplaceAllString(string(out), "")
 	for _, want := range []string{
-		"unspool-report - Show where", "unspool report FILE [flags]", "-o, --output string", "EXAMPLES", "unspool report perf.data -o flame.svg", "unspool(1)",
+		"unspool-report - Show where", "unspool report [FILE] [flags]", "-o, --output string", "EXAMPLES", "unspool report perf.data -o flame.svg", "unspool(1)",
 	} {
 		if err != nil || !strings.Contains(text, want) {
 			t.Errorf("no %q (%v) in\n%s", want, err, text)

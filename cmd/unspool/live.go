@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
@@ -220,7 +221,7 @@ func (p *plan) open(ctx context.Context, mods *modules.Set) (*live, error) {
 			return l, nil
 		}
 	}
-	if p.from == "ptrace" || p.fall && refused(err) {
+	if p.from == "ptrace" || p.fall && refused(err) && !unstarted(err) {
 		r, terr := tracer.Open(ctx, tracer.Options{
 			Frequency: p.Frequency, StackSize: p.StackSize, PIDs: p.PIDs, TIDs: p.TIDs, Command: p.Command, Duration: p.Duration,
 		})
@@ -244,6 +245,12 @@ func refused(err error) bool {
 		}
 	}
 	return false
+}
+
+// unstarted says whether an error is that a command cannot be started.
+func unstarted(err error) bool {
+	var e *exec.Error
+	return errors.As(err, &e)
 }
 
 // use makes rec the recorder.

@@ -108,6 +108,7 @@ profile C, C++, Rust and Go programs without frame pointers.`,
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(recordCmd(), topCmd(), reportCmd(), diffCmd(), serveCmd(), unwindCmd(), stackCmd(), dumpCmd(), compileCmd(), verifyCmd(), statsCmd(), runCmd(), doctorCmd(), manCmd(), versionCmd())
 	generated(root)
+	grouped(root)
 	for _, c := range root.Commands() {
 		if args := c.Args; args != nil {
 			c.Args = func(c *cobra.Command, a []string) error {

@@ -98,7 +98,7 @@ func (o *output) resolve(fallback string) error {
 		o.format = fallback
 	}
 	if o.format != "data" && o.format != "jsonl" && o.report() == nil {
-		return usage("there is no format %q", o.format)
+		return usage("--format is one of %s, not %q", strings.Join(formats, ", "), o.format)
 	}
 	if _, err := regexp.Compile(o.opts.Func); err != nil {
 		return usage("--function: %v", err)
@@ -133,12 +133,12 @@ func reportCmd() *cobra.Command {
 	var stepper func() (*modules.Set, error)
 	var ann annotator
 	c := &cobra.Command{
-		Use:   "report FILE",
+		Use:   "report [FILE]",
 		Short: "Show where a recording's time went",
 		Long: `Turn a recording into a table, a flame graph, or another tool's format.
 
 FILE is a perf.data file, as perf record or unspool record write it, or a pprof profile; "-" is standard
-input. Stack copies (perf record --call-graph dwarf) are unwound here.
+input, and without FILE it is ` + defaultRecording + `. Stack copies (perf record --call-graph dwarf) are unwound here.
 
 json and jsonl are one object a line for each sample, in the order of time; of a pprof profile, for each different stack.
 
@@ -146,15 +146,19 @@ On a terminal, and without -o or another flag that shapes a report, the recordin
 of calls, a table of functions, their callers. In a pipe, or with --format top, it is a table.
 
 Every report says how many stacks are whole. A stack is whole when it ends at a thread's first frame.`,
-		Example: `  unspool report perf.data
+		Example: `  unspool report
+  unspool report perf.data
   unspool report perf.data -o flame.svg
   unspool report perf.data --comm cc1plus --format callers --function malloc
   unspool report perf.data --format annotate --function '^main$'
   unspool report perf.data -o profile.firefox.json           for profiler.firefox.com, with times
   perf record --call-graph dwarf -o - ./program | unspool report - -o profile.pb.gz`,
-		Args: cobra.ExactArgs(1),
+		Args: noneOr(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			var err error
+			args, err := recordings(args, defaultRecording)
+			if err != nil {
+				return err
+			}
 			if o.more, err = ann.formats(); err != nil {
 				return err
 			}

@@ -25,12 +25,12 @@ func serveCmd() *cobra.Command {
 	var open, plain bool
 	var stepper func() (*modules.Set, error)
 	c := &cobra.Command{
-		Use:   "serve FILE",
+		Use:   "serve [FILE]",
 		Short: "Explore a recording in the browser",
 		Long: `Show a recording on a local web page: flame graph, table of functions, callers and callees, samples by thread and time,
 source and disassembly, all of it by process, thread, time and function.
 
-FILE is a perf.data file or a pprof profile, as for unspool report. With --baseline, FILE is compared with what was before, as
+FILE is a perf.data file or a pprof profile, as for unspool report, and ` + defaultRecording + ` without it. With --baseline, FILE is compared with what was before, as
 unspool diff BEFORE FILE does.
 
 The page is served to this machine only, unless --listen names another address, and to those who know the token in the
@@ -38,8 +38,12 @@ address that is printed. It loads nothing from elsewhere. Source is shown where 
 		Example: `  unspool serve perf.data
   unspool serve --open unspool.data
   unspool serve after.data --baseline before.data`,
-		Args: cobra.RangeArgs(1, 2),
+		Args: cobra.MaximumNArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
+			args, err := recordings(args, defaultRecording)
+			if err != nil {
+				return err
+			}
 			mods, err := stepper()
 			if err != nil {
 				return err

@@ -25,6 +25,7 @@ type top struct {
 	window, every time.Duration
 	rounds        int // 0: no end
 	rows          int
+	sort          string // "self" or "total"
 	table         int
 	plain         bool // no inlined calls
 }
@@ -72,6 +73,9 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 			if t.table = slices.Index(tableNames[:], table); t.table < 0 {
 				return usage("--table is one of %s, not %q", strings.Join(tableNames[:], ", "), table)
 			}
+			if t.sort != "self" && t.sort != "total" {
+				return usage("--sort is self or total, not %q", t.sort)
+			}
 			if t.rounds < 0 || t.rows < 1 {
 				return usage("-n and --limit are numbers from 1 on")
 			}
@@ -87,6 +91,8 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 	f.StringVar(&table, "table", tableNames[functions], "what to show (first): "+strings.Join(tableNames[:], ", "))
 	f.IntVar(&t.rows, "limit", 20, "text: rows of a table")
 	sourceFlag(c, &t.plain)
+	f.StringVar(&t.sort, "sort", "self", "put functions first by self, their own weight, or by total, that of all stacks that they are in")
+	c.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions([]string{"self", "total"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("table", cobra.FixedCompletions(tableNames[:], cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
@@ -196,7 +202,7 @@ type feed struct {
 func newFeed(rec *live, names profile.Namer, t *top) *feed {
 	return &feed{
 		rec: rec, names: names, tally: newTally(rec.since),
-		window: window{size: int((t.window + t.every - 1) / t.every), periods: t.Event == perfevent.OffCPU},
+		window: window{size: int((t.window + t.every - 1) / t.every), periods: t.Event == perfevent.OffCPU, total: t.sort == "total"},
 	}
 }
 

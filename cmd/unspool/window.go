@@ -55,6 +55,7 @@ func (t *tally) cut(now time.Time, lost uint64, n profile.Namer, info profile.In
 type window struct {
 	size    int
 	periods bool       // what weighs is the sum of periods, such as the ns that a thread was blocked, not the number of samples
+	total   bool       // functions come in the order of their total weight, not of their own
 	parts   []interval // oldest first
 }
 
@@ -193,6 +194,9 @@ func (w *window) rank() *ranking {
 	}
 	r.byFunc = order(len(r.funcs), func(a, b int32) int {
 		x, y := &r.funcs[a], &r.funcs[b]
+		if w.total {
+			x, y = &rankedFunc{x.name, x.module, x.total, x.self}, &rankedFunc{y.name, y.module, y.total, y.self}
+		}
 		return cmp.Or(cmp.Compare(y.self, x.self), cmp.Compare(y.total, x.total), cmp.Compare(x.name, y.name), cmp.Compare(x.module, y.module))
 	})
 	r.byStack = order(len(r.stacks), func(a, b int32) int {
