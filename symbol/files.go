@@ -82,12 +82,20 @@ func (t *Table) file() (*module.Image, error) {
 // isOurs says why an image is not the file that was recorded.
 func (t *Table) isOurs(img *module.Image) error {
 	if t.id == module.Another {
+		t.noteReplaced()
 		return fmt.Errorf("%s: another file was recorded, and not its build ID: it has no names", t.path)
 	}
 	if have := hex.EncodeToString(img.BuildID()); t.id != "" && have != "" && !module.SameBuildID(have, t.id) {
+		t.noteReplaced()
 		return fmt.Errorf("%s: the file was replaced: build ID %s, recorded %s", t.path, have, t.id)
 	}
 	return nil
+}
+
+func (t *Table) noteReplaced() {
+	t.owning.Lock()
+	defer t.owning.Unlock()
+	t.replaced = true
 }
 
 // map_ opens a file that close will unmap, if check has nothing against it.

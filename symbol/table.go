@@ -26,6 +26,7 @@ type Table struct {
 	img     *module.Image // nil if there is none, or it is not the one that ran
 	pid     int           // of the process through whose root it was opened; 0: it is this machine's
 	sources []source      // and under mu
+	lacks   bool          // the file has no .symtab, and no debug file was found
 
 	debug    *module.Image // separate debug file, if it was needed
 	debugged sync.Once
@@ -45,7 +46,9 @@ type Table struct {
 	owning sync.Mutex // for what follows
 	owned  []*module.Image
 	there  bool // the file is
-	note   string
+
+	replaced bool // another is there
+	note     string
 }
 
 // Note says why there are no names, or fewer than there might be; "" if nothing is to be said.
@@ -107,6 +110,27 @@ func (t *Table) FuncRange(linkage string) (lo, hi arch.Vaddr, ok bool) {
 		}
 	})
 	return lo, hi, ok
+}
+
+// Private says whether only root and this user could change the module's file, or put another in its place. Of a module whose file is not the
+// one that ran it is false.
+func (t *Table) Private() bool {
+	t.open()
+	return t.img != nil && t.img.File() != nil && t.img.File().Private
+}
+
+// Replaced says whether another file has taken the place of the one that ran.
+func (t *Table) Replaced() bool {
+	t.open()
+	t.owning.Lock()
+	defer t.owning.Unlock()
+	return t.replaced
+}
+
+// Lacks says whether the file is there, and has no symbols but those that a program needs to run.
+func (t *Table) Lacks() bool {
+	t.open()
+	return t.img != nil && t.lacks
 }
 
 // OffToVaddr translates an offset in the module's file to its link-time address. ok is false if the file
@@ -264,6 +288,7 @@ func (t *Table) find(img *module.Image) {
 	if img == nil {
 		return
 	}
+	t.lacks = t.gosym == nil
 	if s, ok := t.miniDebug(img); ok {
 		t.sources = append(t.sources, s)
 	}

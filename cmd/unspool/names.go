@@ -36,6 +36,9 @@ type namer struct {
 	dumps  map[int32][]string // of code that processes made, by PID
 	code   map[int32]*jit.Code
 
+	kept     map[*unwind.Module]*keptModule // what was found, to be kept; nil: nothing is
+	recalled map[*unwind.Module]*keptModule // what was kept of files that are gone; nil where there is none
+
 	fetcher *debuginfod.Client // nil: nothing is fetched
 	show    *progress
 }
@@ -209,10 +212,12 @@ func (n *namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 	}
 	t := n.table(m)
 	addrs := make([]arch.Vaddr, len(offs))
+	gone := false
 	for i, off := range offs {
 		var ok bool
 		if addrs[i], ok = t.OffToVaddr(off); !ok {
 			addrs[i] = ^arch.Vaddr(0)
+			gone = true
 		}
 	}
 	for i, s := range t.Resolve(addrs) {
@@ -227,6 +232,11 @@ func (n *namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 				names[i].Func, names[i].Linkage = places[k-1].Name, places[k-1].Linkage
 			}
 		}
+	}
+	if gone {
+		n.recall(m, offs, names)
+	} else {
+		n.collect(m, t.Private(), offs, names)
 	}
 	// The rest is nameless whatever becomes of the file.
 	_ = module.Guard(func() error {

@@ -16,6 +16,7 @@ import (
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfdata"
+	"github.com/unspool/unspool/unwind"
 )
 
 // defaultRecording is where record writes unless told otherwise.
@@ -132,10 +133,11 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 		}
 	}
 	var prof *profile.Profile
+	var name func() *profile.Profile // what takes long, and waits until the recording is whole on disk
 	// Not ctx: when it is done, the recording ends, and what has been recorded is still to be read.
 	switch bg := context.Background(); o.format {
 	case "data":
-		prof, err = s.write(bg, out, o, perfdata.Host())
+		name, err = s.write(bg, out, o, perfdata.Host())
 	case "jsonl", "perf", "firefox":
 		err = s.stream(bg, out, o)
 	default:
@@ -147,12 +149,18 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	if err = commit(err); err != nil {
 		return err
 	}
+	if name != nil { // a second Ctrl-C ends it
+		s.names.kept = map[*unwind.Module]*keptModule{}
+		prof = name()
+		s.names.keep()
+	}
 	if table && s.stats.Samples > 0 {
 		if err := report.Formats["top"](os.Stdout, prof, o.terminal()); err != nil {
 			return err
 		}
 	}
 	s.warn()
+	s.hints(prof)
 	s.wrote(o.path)
 	if s.stats.Samples == 0 {
 		fmt.Fprintln(stderr, "unspool: no samples: the program ended too soon, or used no CPU time")
@@ -202,8 +210,8 @@ func exitStatus(ctx context.Context, rec *live, ours bool) error {
 	return nil
 }
 
-// write writes perf.data with callchains, and returns the profile of the same samples.
-func (s *session) write(ctx context.Context, out *os.File, o *output, info perfdata.Info) (*profile.Profile, error) {
+// write writes perf.data with callchains, and returns what makes the profile of the same samples: that finds their names.
+func (s *session) write(ctx context.Context, out *os.File, o *output, info perfdata.Info) (func() *profile.Profile, error) {
 	var w *perfdata.Writer
 	open := func() (err error) {
 		if w == nil {
@@ -246,5 +254,5 @@ func (s *session) write(ctx context.Context, out *os.File, o *output, info perfd
 	}
 	s.events(o)
 	s.names.source = !o.plain
-	return b.Profile(s.names, s.info), err
+	return func() *profile.Profile { return b.Profile(s.names, s.info) }, err
 }

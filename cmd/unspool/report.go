@@ -242,6 +242,7 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, mods *m
 			if werr := write(p); werr != nil {
 				return werr
 			}
+			s.hints(p)
 		}
 	}
 	s.warn()
@@ -347,6 +348,7 @@ func readProfile(ctx context.Context, path string, o *output, flt *filter, mods 
 	p, err := r.profile(ctx, o)
 	if r.session != nil {
 		r.session.warn()
+		r.session.hints(p)
 	}
 	switch {
 	case err == nil:

@@ -196,6 +196,7 @@ func serveInput(path string, mods *modules.Set, plain bool) serve.Input {
 			times.Add(x.Time, stack, x.Period)
 		})
 		r.session.warn()
+		r.session.hints(p)
 		if err != nil {
 			err = fmt.Errorf("%s: %w", path, err)
 			if n == 0 {

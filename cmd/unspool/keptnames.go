@@ -1,0 +1,322 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"hash/crc32"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/unwind"
+)
+
+// When a recording ends, the names and lines of what was sampled are kept: a program that is built again in place takes them with it. A file of
+// the cache, names-BUILDID, has those of one module. Where others could change the module's file, which then can have any build ID, a hash of
+// its path is part of the name, and they are for modules at that path only.
+
+// A keptModule has the names of places in one module, by offset in its file.
+type keptModule struct {
+	path, id string
+	own      bool // only root and this user could change the file
+	at       map[uint64]profile.Name
+}
+
+// Bounds of what is kept.
+const (
+	maxKeptPlaces = 1 << 17   // of a module
+	maxKeptFile   = 64 << 20  // bytes
+	maxKeptFiles  = 256 << 20 // bytes of all files in the cache; those go first that were not used for longest
+	keptPrefix    = "names-"
+	keptMagic     = "unspnam1"
+)
+
+// add takes in names that were found; those without a function say nothing.
+func (k *keptModule) add(offs []uint64, names []profile.Name) {
+	for i, off := range offs {
+		if names[i].Func != "" && (len(k.at) < maxKeptPlaces || k.at[off].Func != "") {
+			k.at[off] = names[i]
+		}
+	}
+}
+
+// give fills in the names that are missing.
+func (k *keptModule) give(offs []uint64, names []profile.Name, source bool) {
+	for i, off := range offs {
+		if n, ok := k.at[off]; ok && names[i].Func == "" {
+			if names[i] = n; !source {
+				names[i].Source = nil
+			}
+		}
+	}
+}
+
+// keptName returns what a module's file in the cache is called; "" where it has none.
+func keptName(m *unwind.Module, own bool) string {
+	if id, err := hex.DecodeString(m.BuildID); err != nil || len(id) < 4 || len(id) > 64 {
+		return ""
+	}
+	if own {
+		return keptPrefix + m.BuildID
+	}
+	sum := sha256.Sum256([]byte(m.Path))
+	return keptPrefix + m.BuildID + "-" + hex.EncodeToString(sum[:8])
+}
+
+// collect remembers names that were found in the file of m.
+func (n *namer) collect(m *unwind.Module, own bool, offs []uint64, names []profile.Name) {
+	if n.kept == nil {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	k := n.kept[m]
+	if k == nil {
+		k = &keptModule{path: m.Path, id: m.BuildID, own: own, at: map[uint64]profile.Name{}}
+		n.kept[m] = k
+	}
+	k.add(offs, names)
+}
+
+// recall fills in names of a module whose file is gone, or is another by now.
+func (n *namer) recall(m *unwind.Module, offs []uint64, names []profile.Name) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mods == nil || n.mods.CacheDir() == "" {
+		return
+	}
+	old, ok := n.recalled[m]
+	if !ok {
+		for _, own := range []bool{true, false} {
+			if name := keptName(m, own); name != "" && old == nil {
+				old = loadKept(filepath.Join(n.mods.CacheDir(), name))
+			}
+		}
+		if n.recalled == nil {
+			n.recalled = map[*unwind.Module]*keptModule{}
+		}
+		n.recalled[m] = old
+	}
+	if old != nil {
+		old.give(offs, names, n.source)
+	}
+}
+
+// keep writes what was collected to the cache, and takes out of it what was not used for longest. Whatever goes wrong costs names only.
+func (n *namer) keep() {
+	if n.mods == nil || n.mods.CacheDir() == "" {
+		return
+	}
+	dir := n.mods.CacheDir()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for m, k := range n.kept {
+		name := keptName(m, k.own)
+		if name == "" || len(k.at) == 0 {
+			continue
+		}
+		path := filepath.Join(dir, name)
+		all := *k
+		if old := loadKept(path); old != nil {
+			all.at = old.at
+			offs := slices.Sorted(maps.Keys(k.at))
+			names := make([]profile.Name, len(offs))
+			for i, off := range offs {
+				names[i] = k.at[off]
+			}
+			all.add(offs, names)
+		}
+		saveKept(path, encodeKept([]*keptModule{&all}))
+	}
+	pruneKept(dir, maxKeptFiles)
+}
+
+// pruneKept removes files until the rest has no more bytes than there may be.
+func pruneKept(dir string, most int64) {
+	names, _ := filepath.Glob(filepath.Join(dir, keptPrefix+"*"))
+	type file struct {
+		path string
+		size int64
+		used time.Time
+	}
+	var files []file
+	for _, name := range names {
+		if st, err := os.Lstat(name); err == nil {
+			files = append(files, file{name, st.Size(), st.ModTime()})
+			most -= st.Size()
+		}
+	}
+	slices.SortFunc(files, func(a, b file) int { return a.used.Compare(b.used) })
+	for _, f := range files {
+		if most >= 0 {
+			break
+		}
+		if os.Remove(f.path) == nil {
+			most += f.size
+		}
+	}
+}
+
+func saveKept(path string, b []byte) {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return
+	}
+	_, err = f.Write(b)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+}
+
+// loadKept reads a file of the cache, and notes that it was used; nil where there is none that can be read.
+func loadKept(path string) *keptModule {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil || !st.Mode().IsRegular() || st.Size() > maxKeptFile {
+		return nil
+	}
+	b := make([]byte, st.Size())
+	if _, err := f.ReadAt(b, 0); err != nil {
+		return nil
+	}
+	mods, err := decodeKept(b)
+	if err != nil || len(mods) != 1 {
+		return nil
+	}
+	now := time.Now()
+	os.Chtimes(path, now, now)
+	return mods[0]
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// encodeKept writes modules: a magic number, the CRC-32C of what follows, the strings, and for each module its path and build ID, and its places by
+// ascending offset. All numbers are varints, strings are numbers of them.
+func encodeKept(mods []*keptModule) []byte {
+	numbers, list := map[string]uint64{}, []string{}
+	var body []byte
+	num := func(v uint64) { body = binary.AppendUvarint(body, v) }
+	str := func(s string) {
+		n, ok := numbers[s]
+		if !ok {
+			n = uint64(len(list))
+			numbers[s], list = n, append(list, s)
+		}
+		num(n)
+	}
+	num(uint64(len(mods)))
+	for _, m := range mods {
+		str(m.path)
+		str(m.id)
+		num(uint64(len(m.at)))
+		last := uint64(0)
+		for _, off := range slices.Sorted(maps.Keys(m.at)) {
+			n := m.at[off]
+			num(off - last)
+			last = off
+			str(n.Func)
+			str(n.Linkage)
+			str(n.Module)
+			num(n.Start)
+			num(uint64(len(n.Source)))
+			for _, s := range n.Source {
+				str(s.Func)
+				str(s.Linkage)
+				str(s.File)
+				num(uint64(s.Line))
+				num(uint64(s.Column))
+			}
+		}
+	}
+	b := make([]byte, 12)
+	b = binary.AppendUvarint(b, uint64(len(list)))
+	for _, s := range list {
+		b = append(binary.AppendUvarint(b, uint64(len(s))), s...)
+	}
+	b = append(b, body...)
+	return sealKept(b)
+}
+
+// sealKept puts in what comes first.
+func sealKept(b []byte) []byte {
+	copy(b, keptMagic)
+	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b[12:], castagnoli))
+	return b
+}
+
+var errKept = errors.New("names that cannot be read")
+
+// decodeKept reads what encodeKept wrote. What it allocates is bounded by the bytes that are there: each string, place and line takes some.
+func decodeKept(b []byte) (mods []*keptModule, err error) {
+	if len(b) < 12 || !bytes.HasPrefix(b, []byte(keptMagic)) || binary.LittleEndian.Uint32(b[8:]) != crc32.Checksum(b[12:], castagnoli) {
+		return nil, errKept
+	}
+	b = b[12:]
+	num := func() uint64 {
+		v, n := binary.Uvarint(b)
+		if n <= 0 {
+			err, b = errKept, nil
+			return 0
+		}
+		b = b[n:]
+		return v
+	}
+	count := func() int { // of what takes a byte each, at least
+		if n := num(); n <= uint64(len(b)) {
+			return int(n)
+		}
+		err = cmp.Or(err, errKept)
+		return 0
+	}
+	list := make([]string, count())
+	for i := range list {
+		n := count()
+		list[i] = strings.Clone(string(b[:n]))
+		b = b[n:]
+	}
+	str := func() string {
+		if n := num(); n < uint64(len(list)) {
+			return list[n]
+		}
+		err = cmp.Or(err, errKept)
+		return ""
+	}
+	for n := count(); n > 0 && err == nil; n-- {
+		m := &keptModule{path: str(), id: str(), at: map[uint64]profile.Name{}}
+		off := uint64(0)
+		for k := min(count(), maxKeptPlaces); k > 0 && err == nil; k-- {
+			off += num()
+			x := profile.Name{Func: str(), Linkage: str(), Module: str(), Start: num()}
+			for s := count(); s > 0 && err == nil; s-- {
+				x.Source = append(x.Source, profile.Source{Func: str(), Linkage: str(), File: str(), Line: uint32(num()), Column: uint32(num())})
+			}
+			m.at[off] = x
+		}
+		mods = append(mods, m)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return mods, nil
+}

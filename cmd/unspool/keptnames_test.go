@@ -1,0 +1,130 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/unwind"
+)
+
+// TestRebuilt: a program that is built again in place keeps the names and lines of the recording before; where they were not kept, every output
+// says what is missing.
+func TestRebuilt(t *testing.T) {
+	canRecord(t)
+	dir := t.TempDir()
+	prog, data, cache, home := filepath.Join(dir, "rb"), filepath.Join(dir, "rb.data"), t.TempDir(), t.TempDir()
+	os.Chmod(cache, 0o700)
+	build(t, prog, spins, "-Wl,--build-id")
+	run := func(cache string, args ...string) result {
+		t.Helper()
+		p := program(t, args...)
+		p.Env = append(p.Env, "UNSPOOL_CACHE="+cache, "HOME="+home, "DEBUGINFOD_URLS=")
+		r := finish(t, p)
+		r.want(t, 0, "")
+		return r
+	}
+	run(cache, "record", "-o", data, "--", prog)
+	before := run(cache, "report", data, "--format", "folded").out
+	if !strings.Contains(before, "where_it_spins") {
+		t.Fatalf("nothing was recorded:\n%s", before)
+	}
+	build(t, prog, strings.ReplaceAll(spins, "where_it_spins", "what_never_ran"), "-Wl,--build-id")
+	after := run(cache, "report", data, "--format", "folded")
+	if after.out != before || strings.Contains(after.stderr, "has been rebuilt") {
+		t.Errorf("%s\nthe program was built again, and the report is\n%s\nbefore it was\n%s", after.stderr, after.out, before)
+	}
+	if r := run(cache, "report", data, "--format", "pprof", "-o", filepath.Join(dir, "p.pb.gz")); !strings.Contains(r.stderr, "whole") {
+		t.Error(r.stderr)
+	}
+	oracle.Need(t, "go")
+	if out, err := exec.Command("go", "tool", "pprof", "-top", "-lines", filepath.Join(dir, "p.pb.gz")).CombinedOutput(); err != nil || !strings.Contains(string(out), "a.c:3") {
+		t.Errorf("the lines are gone: %v\n%s", err, out)
+	}
+	other := t.TempDir()
+	os.Chmod(other, 0o700)
+	for _, verb := range [][]string{{"report", data, "--format", "folded"}, {"report", data}, {"diff", data, data, "--all"}, {"report", data, "-o", filepath.Join(dir, "x.svg")}} {
+		if r := run(other, verb...); strings.Contains(r.out, "where_it_spins") || strings.Contains(r.out, "what_never_ran") ||
+			!strings.Contains(r.stderr, "rb has been rebuilt since this recording: ") || !strings.Contains(r.stderr, "of the time has no names") {
+			t.Errorf("%v, and nothing was kept:\n%s%s", verb, r.stderr, r.out)
+		}
+	}
+	// Stripped.
+	oracle.Need(t, "strip")
+	if out, err := exec.Command("strip", prog).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	run(other, "record", "-o", data, "--", prog)
+	if r := run(other, "report", data, "--format", "folded"); !strings.Contains(r.stderr, "no symbols for rb (") || !strings.Contains(r.stderr, "-dbgsym") {
+		t.Errorf("stripped:\n%s%s", r.stderr, r.out)
+	}
+}
+
+// TestKeptNames: what is written is read again, whatever is damaged is nothing, and the oldest goes first.
+func TestKeptNames(t *testing.T) {
+	k := &keptModule{path: "/a", id: "0123456789", at: map[uint64]profile.Name{
+		5:  {Func: "f(int)", Linkage: "_Z1fi", Start: 1, Source: []profile.Source{{Func: "g", File: "/a.c", Line: 3, Column: 4}, {File: "/b.c", Line: 1 << 31}}},
+		90: {Func: "f(int)", Linkage: "_Z1fi", Start: 1}, 1 << 60: {Func: "h", Module: "[x]"}}}
+	good := encodeKept([]*keptModule{k, {path: "/b", id: "ff", at: map[uint64]profile.Name{}}})
+	got, err := decodeKept(good)
+	if err != nil || len(got) != 2 || !reflect.DeepEqual(got[0], k) {
+		t.Fatalf("%+v, %v; want %+v", got, err, k)
+	}
+	for i := range good {
+		bad := bytes.Clone(good)
+		bad[i] ^= 0x21
+		if _, err := decodeKept(bad); err == nil {
+			t.Errorf("byte %d damaged: not noticed", i)
+		}
+		if _, err := decodeKept(good[:i]); err == nil {
+			t.Errorf("cut to %d bytes: not noticed", i)
+		}
+	}
+	// What others can change is for its own path only.
+	a, b := &unwind.Module{Path: "/a", BuildID: "0123456789"}, &unwind.Module{Path: "/tmp/forged", BuildID: "0123456789"}
+	if keptName(a, true) != keptName(b, true) || keptName(a, false) == keptName(b, false) || keptName(b, false) == keptName(a, true) {
+		t.Errorf("%s, %s, %s", keptName(a, true), keptName(a, false), keptName(b, false))
+	}
+	for _, id := range []string{"", "another", "../../../etc", "0123", strings.Repeat("ab", 65)} {
+		if name := keptName(&unwind.Module{Path: "/a", BuildID: id}, true); name != "" {
+			t.Errorf("build ID %q has a file, %s", id, name)
+		}
+	}
+	dir := t.TempDir()
+	for i := range 5 {
+		path := filepath.Join(dir, fmt.Sprint(keptPrefix, i))
+		saveKept(path, good)
+		at := time.Now().Add(time.Duration(i-10) * time.Hour)
+		os.Chtimes(path, at, at)
+	}
+	saveKept(filepath.Join(dir, keptPrefix+"one"), encodeKept([]*keptModule{k}))
+	if m := loadKept(filepath.Join(dir, keptPrefix+"one")); m == nil || !reflect.DeepEqual(m, k) {
+		t.Errorf("%+v", m)
+	}
+	pruneKept(dir, int64(len(good))*3)
+	left, _ := filepath.Glob(filepath.Join(dir, "*"))
+	if len(left) != 3 || !strings.HasSuffix(left[0], "3") || !strings.HasSuffix(left[2], "one") {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func FuzzKeptNames(f *testing.F) {
+	f.Add(encodeKept([]*keptModule{{path: "/a", id: "01", at: map[uint64]profile.Name{5: {Func: "f", Source: []profile.Source{{Line: 3}}}}}})[12:])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		b = sealKept(append(make([]byte, 12), b...))
+		if mods, err := decodeKept(b); err == nil {
+			again, err := decodeKept(encodeKept(mods))
+			if err != nil || !reflect.DeepEqual(again, mods) {
+				t.Errorf("%+v, %v; want %+v", again, err, mods)
+			}
+		}
+	})
+}
