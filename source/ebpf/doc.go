@@ -19,6 +19,8 @@
 //
 // The tables of a command's program, its interpreter and its libraries are brought into the kernel before it starts (ahead.go).
 //
+// Processes and users that map more than bounds.go permits are not walked in the kernel, but copied; others lose nothing.
+//
 // Stacks are written once, with an ID that is a hash of their content under a secret seed; after that, a sample is 56 bytes with
 // the ID. Nothing is lost without being counted, but for events that interrupt another BPF program, which the kernel drops.
 //

@@ -43,6 +43,7 @@ type table struct {
 	bytes []byte        // then; nil: it has none
 	slot  uint32        // 0: none
 	refs  int           // spaces that name it
+	user  *user         // who pays for it while there are some
 	busy  bool          // a job writes it
 	m     *ebpf.Map     // in the kernel; nil: not there
 	bad   bool          // it cannot be brought there
@@ -90,9 +91,9 @@ func (t *tables) close() {
 	}
 }
 
-// of returns the slots of a space's modules, which it has compiled and loaded when they are not, and their tables, which it
+// of returns the slots of a space's modules, which it has compiled and loaded when they are not, at u's cost, and their tables, which it
 // holds for the space: those that have a slot, and those that are not compiled yet.
-func (t *tables) of(space *unwind.Space) (slot func(*unwind.Module) uint32, held, wait []*table) {
+func (t *tables) of(space *unwind.Space, u *user) (slot func(*unwind.Module) uint32, held, wait []*table) {
 	slots := map[*unwind.Module]uint32{}
 	var late <-chan time.Time
 	var fresh []*table
@@ -121,8 +122,15 @@ func (t *tables) of(space *unwind.Space) (slot func(*unwind.Module) uint32, held
 			wait = append(wait, l)
 			continue
 		}
-		if slots[l.mod] = t.slot(l); l.slot != 0 {
-			l.refs++
+		if l.refs == 0 && !u.table() {
+			continue // what it is of is copied
+		}
+		if slots[l.mod] = t.slot(l); l.slot == 0 {
+			u.release()
+		} else {
+			if l.refs++; l.refs == 1 {
+				l.user = u
+			}
 			held = append(held, l)
 		}
 	}
@@ -290,7 +298,11 @@ func (t *tables) publish(l *table, m *ebpf.Map) error {
 // release says that a space that held tables is none any more.
 func (t *tables) release(held []*table) {
 	for _, l := range held {
-		if l.refs--; l.refs == 0 && l.m == nil && !l.busy {
+		if l.refs--; l.refs > 0 {
+			continue
+		}
+		l.user.release()
+		if l.user = nil; l.m == nil && !l.busy {
 			t.vacate(l)
 		}
 	}

@@ -3,6 +3,7 @@ package ebpf
 import (
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -29,7 +30,8 @@ type tracker struct {
 	closed  bool
 	freed   bool // no walk has what free waits for
 	done    chan struct{}
-	count   Stats        // Processes and below
+	count   Stats // Processes and below
+	bounds  bounds
 	again   atomic.Int64 // when to bury again: CLOCK_MONOTONIC; 0: never
 
 	first func() error // to be called when the processes are known that there were; nil: nothing, or it has been
@@ -54,6 +56,8 @@ type shared struct {
 	id     uint32
 	n      uint32 // ranges
 	procs  int
+	user   *user // who pays; nil: nobody
+	blocks int
 	tables []*table // that its ranges name
 	waits  []*table // that were not compiled
 }
@@ -64,6 +68,7 @@ func (t *tracker) start(coll *ebpf.Collection, mods func(path, buildID string) *
 	t.coll, t.world = coll, source.NewWorld(mods)
 	t.world.Owners(procfs.Owner)
 	t.tables.start(t, coll.Maps["tables"], coll.Maps["uses"], memory)
+	t.bounds.start()
 	t.spaces, t.procs = map[*unwind.Space]*shared{}, map[int32]*shared{}
 	if mods != nil {
 		t.ahead(files, mods)
@@ -113,7 +118,9 @@ func (t *tracker) saw(raw []byte) {
 		return
 	}
 	t.mu.Lock()
-	t.pending = append(t.pending, raw...)
+	if t.bounds.admits(raw, monotonic()) {
+		t.pending = append(t.pending, raw...)
+	}
 	t.news = true
 	t.mu.Unlock()
 }
@@ -151,10 +158,11 @@ func (t *tracker) run() {
 			t.changed.Wait()
 		}
 		b, until := t.pending, t.until
+		var flooded map[int32]bool
 		if !t.begun {
 			b = nil
 		} else {
-			t.pending = nil
+			t.pending, flooded = nil, t.bounds.taken()
 		}
 		ready, first := t.tables.news, t.first
 		if !t.begun || until == last {
@@ -185,6 +193,7 @@ func (t *tracker) run() {
 			if t.dec.Decode(held[n].raw, &r) != nil || !t.members.Apply(&r) {
 				continue
 			}
+			t.bounds.follow(&r)
 			switch t.world.Apply(&r); {
 			case r.Type == source.RecordLost:
 				t.bury(touched)
@@ -194,12 +203,17 @@ func (t *tracker) run() {
 			}
 		}
 		held = slices.Delete(held, 0, n)
-		for pid := range touched {
-			space, alive := t.world.Process(pid)
-			if !alive {
-				space = nil
+		for pid := range flooded {
+			t.bounds.partial[pid], touched[pid] = true, true
+		}
+		now := monotonic()
+		for pid := range t.bounds.late {
+			touched[pid] = touched[pid] || now-t.bounds.shared[pid] >= uint64(heavyEvery)
+		}
+		for pid, is := range touched {
+			if is {
+				t.update(pid)
 			}
-			t.set(pid, space)
 		}
 		if until != last {
 			// All that happened before is where the kernel's program finds it: see applied in c/unspool.bpf.c.
@@ -254,13 +268,27 @@ func (t *tracker) bury(touched map[int32]bool) {
 	}
 }
 
+// update brings what is known of a process into the kernel.
+func (t *tracker) update(pid int32) {
+	space, alive := t.world.Process(pid)
+	if !alive {
+		t.bounds.forget(pid)
+		t.set(pid, nil)
+		return
+	}
+	if t.bounds.partial[pid] || t.bounds.waits(pid, len(space.Mappings()), monotonic()) {
+		space = unwind.NewSpace() // not known: its stacks are copied
+	}
+	t.set(pid, space)
+}
+
 // set makes space that of a process; nil: it has gone.
 func (t *tracker) set(pid int32, space *unwind.Space) {
 	old := t.procs[pid]
 	if space != nil && len(space.Mappings()) > 0 {
 		s := t.spaces[space]
 		if s == nil {
-			s = t.share(space)
+			s = t.share(space, t.bounds.of(pid))
 		}
 		t.give(pid, s)
 		return
@@ -312,18 +340,23 @@ func (t *tracker) leave(s *shared) {
 }
 
 // share brings an address space into the kernel. Where that fails, it is one without ranges.
-func (t *tracker) share(space *unwind.Space) *shared {
-	s := &shared{space: space}
+func (t *tracker) share(space *unwind.Space, u *user) *shared {
+	s := &shared{space: space, user: u}
 	var slot func(*unwind.Module) uint32
-	slot, s.tables, s.waits = t.tables.of(space)
+	slot, s.tables, s.waits = t.tables.of(space, u)
 	ranges := Ranges(space, slot)
 	t.lastSpace++
-	s.id, s.n = t.lastSpace, uint32(len(ranges)) // never used before: what is cached for an ID stays right
+	s.id = t.lastSpace // never used before: what is cached for an ID stays right
+	if s.blocks = (len(ranges) + blockRanges - 1) / blockRanges; !u.fits(s.blocks) {
+		s.blocks, ranges = 0, nil
+		t.failed(errors.New("an address space: this user's take too much"))
+	}
+	s.n = uint32(len(ranges))
 	for k := 0; k*blockRanges < len(ranges); k++ {
 		if err := t.coll.Maps["spaces"].Put(uint64(s.id)<<32|uint64(k), blockOf(ranges[k*blockRanges:])); err != nil {
 			t.failed(fmt.Errorf("an address space: %w", err))
 			t.unshare(s)
-			s.n, s.tables, s.waits = 0, nil, nil
+			s.n, s.blocks, s.tables, s.waits = 0, 0, nil, nil
 			break
 		}
 	}
@@ -366,6 +399,9 @@ func (t *tracker) unshare(s *shared) {
 	for k := uint32(0); k*blockRanges < s.n; k++ {
 		t.coll.Maps["spaces"].Delete(uint64(s.id)<<32 | uint64(k))
 	}
+	if s.user != nil {
+		s.user.blocks -= s.blocks
+	}
 	t.tables.release(s.tables)
 }
 
@@ -383,7 +419,7 @@ func (t *tracker) refresh() {
 			continue
 		}
 		if next == nil {
-			next = t.share(s.space)
+			next = t.share(s.space, s.user)
 			fresh[s] = next
 		}
 		t.give(pid, next)
