@@ -143,7 +143,7 @@ func (t *tables) add(mod *unwind.Module) *table {
 	if l == nil {
 		l = &table{mod: mod, made: make(chan struct{})}
 		t.all[mod] = l
-		t.jobs.Go(func() { t.compile(l) })
+		go t.compile(l) // which nobody waits for in the end: a file may take long to be read
 	}
 	return l
 }

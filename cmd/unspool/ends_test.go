@@ -1,0 +1,111 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+// until waits for something to be so.
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not in 30 s", what)
+		}
+	}
+}
+
+// TestRecordingBeforeNames: the first Ctrl-C puts the recording into its place, before names are looked for; the second ends that, and the
+// recording is whole.
+func TestRecordingBeforeNames(t *testing.T) {
+	canRecord(t)
+	asked, leave := atomic.Bool{}, make(chan bool)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { // which never answers
+		asked.Store(true)
+		select {
+		case <-r.Context().Done():
+		case <-leave:
+		}
+	}))
+	defer server.Close()
+	defer close(leave)
+	c := program(t, "record", "-p", fmt.Sprint(spinner(t).Process.Pid))
+	c.Env = append(c.Env, "DEBUGINFOD_URLS="+server.URL, "DEBUGINFOD_CACHE_PATH="+t.TempDir())
+	var text strings.Builder
+	c.Stderr = &text
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Process.Kill()
+	time.Sleep(2 * time.Second)
+	file := filepath.Join(c.Dir, defaultRecording)
+	if _, err := os.Stat(file); err == nil {
+		t.Error("the recording is in its place before it has ended")
+	}
+	began := time.Now()
+	c.Process.Signal(os.Interrupt)
+	until(t, "the recording", func() bool { _, err := os.Stat(file); return err == nil })
+	t.Logf("the recording is there after %v", time.Since(began))
+	until(t, "a name", asked.Load)
+	c.Process.Signal(os.Interrupt)
+	c.Wait()
+	if st := c.ProcessState.Sys().(syscall.WaitStatus); !st.Signaled() && st.ExitStatus() != 130 && st.ExitStatus() != 0 {
+		t.Errorf("%v: %s", c.ProcessState, text.String())
+	}
+	r := runProgram(t, "report", file)
+	if r.status != 0 || !strings.Contains(r.out, " samples of ") || strings.Contains(r.stderr, "truncated") {
+		t.Errorf("status %d: %.300s\n%s", r.status, r.out, r.stderr)
+	}
+}
+
+// TestHole: a program without a build ID that is a hole of 20 GiB does not hold a recording up.
+func TestHole(t *testing.T) {
+	canRecord(t)
+	oracle.Need(t, "gcc")
+	prog := filepath.Join(t.TempDir(), "hole")
+	c := exec.Command("gcc", "-O1", "-Wl,--build-id=none", "-x", "c", "-o", prog, "-")
+	c.Stdin = strings.NewReader(`int main(void) { for (volatile long i = 0;; i++); }`)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if err := os.Truncate(prog, 20<<30); err != nil {
+		t.Skipf("a file of 20 GiB: %v", err)
+	}
+	hole := exec.Command(prog)
+	if err := hole.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer hole.Wait()
+	defer hole.Process.Kill()
+	for _, from := range []string{"perf", "ebpf"} {
+		if from == "ebpf" && os.Geteuid() != 0 {
+			continue
+		}
+		c := program(t, "record", "--source", from, "-p", fmt.Sprint(hole.Process.Pid), "-o", "x.data")
+		var text strings.Builder
+		c.Stderr = &text
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Second)
+		began := time.Now()
+		c.Process.Signal(syscall.SIGTERM)
+		c.Wait()
+		took := time.Since(began)
+		t.Logf("--source %s: %v, %s", from, took, text.String())
+		if took > 10*time.Second || !strings.Contains(text.String(), " samples") { // to hash the hole takes longer
+			t.Errorf("--source %s: it ended after %v: %s", from, took, text.String())
+		}
+	}
+}
