@@ -25,6 +25,8 @@ type thread struct {
 	fresh  bool // it has not run yet: it stops before it does
 	wanted bool // it has been asked to stop for a sample
 	on     int  // the processor on which it was seen last
+	state  byte // in which it was seen last
+	seen   int  // the tick in which it was
 
 	stat, sched int           // descriptors of its files stat and schedstat; -1 if there is none
 	ran         time.Duration // on a processor, when last looked at

@@ -29,6 +29,8 @@ type tracer struct {
 	here   int       // the processor that this thread stays on; -1: any
 	visits []visit   // of this tick
 	ready  []*thread // that may run
+	spare  []*thread // scratch
+	ticks  int
 	at     int       // the next of them
 	since  time.Time // when the tick has
 	next   time.Time // when the visit is due, or the next tick if there is none

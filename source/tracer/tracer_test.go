@@ -260,6 +260,29 @@ func TestAlternate(t *testing.T) {
 	}
 }
 
+// One thread that runs is sampled although thousands do not, and Stop is heard at once.
+func TestThousands(t *testing.T) {
+	pid, _ := spawn(t, "asleep", "5000")
+	ticks := func() float64 { u, k := times(t, pid); return u + k } // of 10 ms
+	began := time.Now()
+	r := open(t, Options{PIDs: []int{pid}})
+	opened := time.Since(began)
+	before, n := ticks(), 0
+	var stopped time.Time
+	g := run(t, r, func(string) {
+		if n++; n == 50 {
+			stopped = time.Now()
+			r.Stop()
+		}
+	})
+	took := time.Since(stopped)
+	t.Logf("open %v, stop %v", opened, took)
+	if used := ticks() - before; float64(n) < used/4 || g.has("main;", "spin") < 50 || took > 10*time.Second {
+		t.Errorf("%d samples of %.0f ms, stopped after %v\n%v", n, 10*used, took, g.String())
+	}
+	released(t, pid)
+}
+
 // A single thread is recorded, and nothing else.
 func TestThread(t *testing.T) {
 	pid, _ := spawn(t, "threads", "2")

@@ -163,6 +163,17 @@ int main(int argc, char **argv)
 	}
 	if (argc > 3 && !strcmp(argv[1], "share"))
 		return share(atoi(argv[2]) / 100.0, atoi(argv[3]));
+	if (argc > 2 && !strcmp(argv[1], "asleep")) { /* so many threads, and one that runs */
+		pthread_attr_t small;
+		pthread_attr_init(&small);
+		pthread_attr_setstacksize(&small, 16384);
+		for (int i = 0; i < atoi(argv[2]); i++)
+			if (pthread_create(&t, &small, asleep, NULL))
+				return 1;
+		if (write(1, "up\n", 3) != 3)
+			return 1;
+		spin();
+	}
 	if (argc > 2 && !strcmp(argv[1], "threads")) {
 		for (int i = 0; i < atoi(argv[2]); i++)
 			pthread_create(&t, NULL, spins, NULL);
