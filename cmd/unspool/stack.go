@@ -6,9 +6,11 @@ import (
 	"io"
 	"math"
 	"os"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -60,6 +62,8 @@ stack that is not whole says why. docs/STACK.md has the JSON.`,
   unspool stack --unique --format json 1234 | jq '.threads[].frames[0].function'`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(c *cobra.Command, args []string) error {
+			// Nothing is left behind, not even a thread that is stopped: Ctrl-C ends at once, wherever this is.
+			signal.Reset(os.Interrupt, syscall.SIGTERM)
 			if report.StackFormats[o.format] == nil {
 				return usage("--format is text, gdb, eu or json, not %q", o.format)
 			}

@@ -10,7 +10,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
@@ -344,6 +346,27 @@ func TestStackDeep(t *testing.T) {
 	r.want(t, 0, "^$")
 	if last := fmt.Sprintf("(?m)^#%d +0x[0-9a-f]{16} in _start", len(all.Frames)-1); !regexp.MustCompile(last).MatchString(r.out) || strings.Count(r.out, " frames are left out ...\n") != 1 {
 		t.Errorf("no match of %s:\n%s", last, r.out[max(0, len(r.out)-1000):])
+	}
+}
+
+// Ctrl-C ends stack at once, also where nobody reads what it writes.
+func TestStackInterrupted(t *testing.T) {
+	c := program(t, "stack", (&stackProgram{}).anyCore(t, []string{private(t), "deep"}))
+	out, err := c.StdoutPipe()
+	if err == nil {
+		err = c.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer time.AfterFunc(time.Minute, func() { c.Process.Kill() }).Stop()
+	if _, err := out.Read(make([]byte, 1)); err != nil { // more than a pipe holds follows
+		t.Fatal(err)
+	}
+	c.Process.Signal(os.Interrupt)
+	c.Wait()
+	if ws := c.ProcessState.Sys().(syscall.WaitStatus); !ws.Signaled() || ws.Signal() != syscall.SIGINT {
+		t.Errorf("it ended by %v", c.ProcessState)
 	}
 }
 
