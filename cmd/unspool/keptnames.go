@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"maps"
 	"os"
@@ -17,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
 )
@@ -80,12 +82,78 @@ func (n *namer) collect(m *unwind.Module, own bool, offs []uint64, names []profi
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if m.PID != 0 { // the same however often it is asked for
+		for other := range n.kept {
+			if other.PID == m.PID {
+				m = other
+			}
+		}
+	}
 	k := n.kept[m]
 	if k == nil {
 		k = &keptModule{path: m.Path, id: m.BuildID, own: own, at: map[uint64]profile.Name{}}
 		n.kept[m] = k
 	}
 	k.add(offs, names)
+}
+
+// key tells the modules of a recording apart: by build ID, or else by path; code that a process made has its PID for one.
+func (k *keptModule) key() string {
+	if k.id != "" && k.id != module.Another {
+		return k.id
+	}
+	return "path " + k.path
+}
+
+// madeBy stands for the module of code that a process made, in which offsets are addresses; the kernel's is that of PID -1.
+func madeBy(pid int32) *unwind.Module {
+	return &unwind.Module{Path: fmt.Sprint("//made by ", pid), PID: pid}
+}
+
+// inRecording fills in names that the recording brought with it.
+func (n *namer) inRecording(m *unwind.Module, offs []uint64, names []profile.Name) {
+	if n.inside == nil {
+		return
+	}
+	if m.PID != 0 {
+		m = madeBy(m.PID)
+	}
+	if k := n.inside[(&keptModule{path: m.Path, id: m.BuildID}).key()]; k != nil {
+		k.give(offs, names, n.source)
+	}
+}
+
+// take takes in the names of a recording.
+func (n *namer) take(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	mods, err := decodeKept(b)
+	n.inside = map[string]*keptModule{}
+	for _, k := range mods {
+		n.inside[k.key()] = k
+	}
+	return err
+}
+
+// brought returns all that was collected, for a recording to bring it to others. Modules that are the same to its reader become one.
+func (n *namer) brought() []byte {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	all := map[string]*keptModule{}
+	for _, k := range n.kept {
+		have := all[k.key()]
+		if have == nil {
+			have = &keptModule{path: k.path, id: k.id, at: map[uint64]profile.Name{}}
+			all[k.key()] = have
+		}
+		maps.Copy(have.at, k.at)
+	}
+	var list []*keptModule
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		list = append(list, all[key])
+	}
+	return encodeKept(list)
 }
 
 // recall fills in names of a module whose file is gone, or is another by now.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/symbol"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -32,7 +33,7 @@ func TestRebuilt(t *testing.T) {
 		r.want(t, 0, "")
 		return r
 	}
-	run(cache, "record", "-o", data, "--", prog)
+	run(cache, "record", "--user", "-o", data, "--", prog)
 	before := run(cache, "report", data, "--format", "folded").out
 	if !strings.Contains(before, "where_it_spins") {
 		t.Fatalf("nothing was recorded:\n%s", before)
@@ -65,6 +66,79 @@ func TestRebuilt(t *testing.T) {
 	run(other, "record", "-o", data, "--", prog)
 	if r := run(other, "report", data, "--format", "folded"); !strings.Contains(r.stderr, "no symbols for rb (") || !strings.Contains(r.stderr, "-dbgsym") {
 		t.Errorf("stripped:\n%s%s", r.stderr, r.out)
+	}
+}
+
+// TestKernelBrought: the kernel's names come with a recording to another kernel, and those of code that a process made to where it is gone.
+func TestKernelBrought(t *testing.T) {
+	from := newNamer(symbol.Options{}, nil)
+	from.kept = map[*unwind.Module]*keptModule{}
+	from.collect(madeBy(-1), false, []uint64{1<<63 + 5}, []profile.Name{{Func: "do_it", Start: 1 << 63}})
+	from.collect(madeBy(7), false, []uint64{5}, []profile.Name{{Func: "seven"}})
+	from.collect(madeBy(7), false, []uint64{6}, []profile.Name{{Func: "six"}})
+	from.collect(&unwind.Module{Path: "/a", BuildID: "0123456789"}, false, []uint64{5}, []profile.Name{{Func: "a"}})
+	to := newNamer(symbol.Options{Recorded: true, KernelRelease: "0.0"}, nil)
+	if err := to.take(from.brought()); err != nil {
+		t.Fatal(err)
+	}
+	var names [3]profile.Name
+	to.Kernel([]uint64{1<<63 + 5}, names[:1])
+	to.User(&unwind.Module{PID: 7}, []uint64{5, 6}, names[1:])
+	if names[0].Func != "do_it" || names[1].Func != "seven" || names[2].Func != "six" {
+		t.Errorf("%+v", names)
+	}
+	names = [3]profile.Name{}
+	to.User(&unwind.Module{PID: 8}, []uint64{5, 6}, names[1:])
+	to.User(&unwind.Module{Path: "/nowhere/b", BuildID: "0123456789"}, []uint64{5}, names[:1])
+	if names[0].Func != "a" || names[1].Func != "" || names[2].Func != "" {
+		t.Errorf("%+v", names)
+	}
+}
+
+// TestWithNames: a recording brings its names to where neither the program nor what was kept is. perf reads it as before.
+func TestWithNames(t *testing.T) {
+	canRecord(t)
+	dir := t.TempDir()
+	prog, data, home := filepath.Join(dir, "wn"), filepath.Join(dir, "wn.data"), t.TempDir()
+	build(t, prog, spins)
+	run := func(status int, args ...string) result {
+		t.Helper()
+		p := program(t, args...) // each has a cache of its own
+		p.Env = append(p.Env, "HOME="+home, "DEBUGINFOD_URLS=")
+		r := finish(t, p)
+		r.want(t, status, "")
+		return r
+	}
+	run(2, "record", "--with-names", "-o", filepath.Join(dir, "x.svg"), "--", prog)
+	run(0, "record", "--user", "--with-names", "-o", data, "--", prog)
+	before := run(0, "report", data, "--format", "folded").out
+	if !strings.Contains(before, "where_it_spins") {
+		t.Fatalf("nothing was recorded:\n%s", before)
+	}
+	os.Remove(prog)
+	if r := run(0, "report", data, "--format", "folded"); r.out != before {
+		t.Errorf("%s\nelsewhere the report is\n%s\nhere it was\n%s", r.stderr, r.out, before)
+	}
+	if r := run(0, "report", data, "--format", "json"); !strings.Contains(r.out, "a.c") {
+		t.Errorf("the lines are gone:\n%.1000s", r.out)
+	}
+	oracle.Need(t, "perf")
+	if out, err := exec.Command("perf", "script", "-i", data).CombinedOutput(); err != nil || strings.Count(string(out), "wn ") < 10 {
+		t.Errorf("perf: %v\n%.1000s", err, out)
+	}
+	// Damaged names cost themselves.
+	b, err := os.ReadFile(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := bytes.LastIndex(b, []byte(keptMagic))
+	if at < 0 {
+		t.Fatal("the recording has no names")
+	}
+	b[at+20] ^= 1
+	os.WriteFile(data, b, 0o600)
+	if r := run(0, "report", data, "--format", "folded"); strings.Contains(r.out, "where_it_spins") || !strings.Contains(r.stderr, "names that cannot be read") {
+		t.Errorf("damaged:\n%s%s", r.stderr, r.out)
 	}
 }
 

@@ -33,9 +33,11 @@ type plan struct {
 	fall   bool         // from the kernel's events to ptrace, where they are refused
 	comm   string
 	memory string
-	offCPU bool
-	given  func(flag string) bool // whether it is on the command line
-	must   string                 // the flag that only the kernel's program can do; "": none
+
+	withNames bool // the recording brings its names
+	offCPU    bool
+	given     func(flag string) bool // whether it is on the command line
+	must      string                 // the flag that only the kernel's program can do; "": none
 }
 
 func (p *plan) flags(c *cobra.Command) {

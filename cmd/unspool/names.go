@@ -37,6 +37,7 @@ type namer struct {
 	code   map[int32]*jit.Code
 
 	kept     map[*unwind.Module]*keptModule // what was found, to be kept; nil: nothing is
+	inside   map[string]*keptModule         // what the recording brought; set before the first use
 	recalled map[*unwind.Module]*keptModule // what was kept of files that are gone; nil where there is none
 
 	fetcher *debuginfod.Client // nil: nothing is fetched
@@ -208,6 +209,8 @@ func (n *namer) made(pid int32, addrs []uint64, names []profile.Name) {
 func (n *namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 	if m.PID != 0 {
 		n.made(m.PID, offs, names)
+		n.collect(madeBy(m.PID), false, offs, names)
+		n.inRecording(m, offs, names)
 		return
 	}
 	t := n.table(m)
@@ -233,6 +236,7 @@ func (n *namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 			}
 		}
 	}
+	n.inRecording(m, offs, names)
 	if gone {
 		n.recall(m, offs, names)
 	} else {
@@ -273,4 +277,6 @@ func (n *namer) Kernel(addrs []uint64, names []profile.Name) {
 			names[i] = profile.Name{Func: s.Name, Linkage: s.Linkage, Start: uint64(s.Start), Module: mod}
 		}
 	}
+	n.collect(madeBy(-1), false, addrs, names)
+	n.inRecording(madeBy(-1), addrs, names)
 }

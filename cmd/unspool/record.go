@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
@@ -85,6 +86,7 @@ times a second unless -F says otherwise, and a line on standard error says so. R
 	f.SetInterspersed(false) // what follows the command is the command's
 	p.flags(c)
 	f.StringVar(&duration, "duration", "", `end after this time, such as "10s" or "2m"`)
+	f.BoolVar(&p.withNames, "with-names", false, "put the names and lines of what was sampled into the recording, for others to read elsewhere")
 	f.IntSliceVarP(&p.TIDs, "tid", "t", nil, "record these threads")
 	o.flags(c)
 	stepper = stepperFlag(c)
@@ -108,6 +110,9 @@ func parseDuration(flag, s string) (time.Duration, error) {
 
 // runRecord records until there is nothing more to record or ctx is done, and writes the result.
 func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modules.Set, table bool) error {
+	if p.withNames && o.format != "data" {
+		return usage("--with-names is for recordings (-o FILE.data): %s has names as it is", o.format)
+	}
 	// Before the command starts, because it may run long.
 	out, commit, err := o.create(ctx)
 	if err != nil {
@@ -126,6 +131,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	}
 
 	s := rec.session(mods, flt)
+	s.withNames = p.withNames
 	rec.drop(s)
 	if len(p.Command) == 0 {
 		s.progress = func() string {
@@ -153,6 +159,11 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 		s.names.kept = map[*unwind.Module]*keptModule{}
 		prof = name()
 		s.names.keep()
+		if s.room != nil {
+			if err := s.room(s.names.brought()); err != nil {
+				fmt.Fprintf(stderr, "unspool: the recording is whole, but without names: %v\n", err)
+			}
+		}
 	}
 	if table && s.stats.Samples > 0 {
 		if err := report.Formats["top"](os.Stdout, prof, o.terminal()); err != nil {
@@ -216,7 +227,7 @@ func (s *session) write(ctx context.Context, out *os.File, o *output, info perfd
 	open := func() (err error) {
 		if w == nil {
 			build, _ := s.in.(interface{ BuildID(string) string })
-			opts := perfdata.WriterOptions{Events: s.in.Decoder().Events(), Info: info}
+			opts := perfdata.WriterOptions{Events: s.in.Decoder().Events(), Info: info, Room: s.withNames}
 			if build != nil {
 				opts.BuildID = build.BuildID
 			}
@@ -248,6 +259,14 @@ func (s *session) write(ctx context.Context, out *os.File, o *output, info perfd
 	}
 	if cerr := w.Close(); err == nil {
 		err = cerr
+	}
+	if s.withNames && err == nil {
+		fd, err := unix.FcntlInt(out.Fd(), unix.F_DUPFD_CLOEXEC, 3) // the file is closed when it takes its place
+		if err != nil {
+			return nil, err
+		}
+		same := os.NewFile(uintptr(fd), out.Name())
+		s.room = func(names []byte) error { return errors.Join(w.Room(same, names), same.Close()) }
 	}
 	if n > 0 && err == nil {
 		fmt.Fprintf(stderr, "unspool: %s samples were too large for perf.data and are not in it\n", profile.Comma(n))

@@ -33,6 +33,9 @@ type session struct {
 	names   *namer
 	stats   source.Stats
 
+	withNames bool                     // what is written leaves room for names
+	room      func(names []byte) error // fills it; nil: there is none
+
 	identify func(path string, maj, min uint32, inode uint64) string // see source.Options
 
 	progress func() string  // how far it is; nil: nobody is to know
@@ -80,6 +83,11 @@ func openFile(mods *modules.Set, f *perfdata.File, flt *filter) *session {
 	s := newSession(mods, f, flt)
 	info := f.Info()
 	s.names = newNamer(symbol.Options{KernelID: f.BuildID("[kernel.kallsyms]"), Recorded: true, KernelRelease: info.OSRelease}, mods)
+	if info.Ours {
+		if err := s.names.take(info.Names); err != nil {
+			fmt.Fprintf(stderr, "unspool: the names in the recording: %v\n", err)
+		}
+	}
 	s.machine, s.ours = info.Machine, info.Ours
 	s.info.Host, s.info.Command = info.Hostname, strings.Join(recorded(info.Cmdline), " ")
 	if info.ClockWall != 0 && info.First >= info.ClockTime {

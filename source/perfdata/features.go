@@ -37,6 +37,9 @@ type Info struct {
 	// passes it on as it is. A Writer looks for the running kernel's where it is missing.
 	Tracing []byte
 
+	// Names are what Writer.Room was filled with: for whom wrote the file to read. This package does not look at them.
+	Names []byte
+
 	// Damage is why some of this is missing, the first cause only.
 	Damage error
 }
@@ -59,6 +62,7 @@ const (
 	featClockID    = 23
 	featDirFormat  = 24
 	featClockData  = 29
+	featNames      = 255 // of a Writer's own, the last: perf skips features that it does not know
 )
 
 // ours starts the version of a recording by a Writer. What follows it is the version of how addresses and
@@ -106,7 +110,7 @@ func (f *File) readFeatures(r *io.SectionReader, h *header) {
 func wanted(feat uint64) bool {
 	switch feat {
 	case featTracing, featBuildID, featHostname, featOSRelease, featVersion, featArch, featNRCPUs, featCmdline, featEventDesc,
-		featSampleTime, featClockID, featDirFormat, featClockData:
+		featSampleTime, featClockID, featDirFormat, featClockData, featNames:
 		return true
 	}
 	return false
@@ -124,6 +128,8 @@ func (f *File) feature(feat uint64, b []byte) {
 	switch feat {
 	case featTracing:
 		i.Tracing = b
+	case featNames:
+		i.Names = b
 	case featHostname:
 		i.Hostname = c.str()
 	case featOSRelease:

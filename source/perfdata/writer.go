@@ -24,6 +24,9 @@ type WriterOptions struct {
 	// BuildID, if not nil, gives the hex build IDs of mapped files whose MMAP records have none. It is asked
 	// once for each, by Close.
 	BuildID func(path string) string
+
+	// Room leaves room for names, which become known when the file is whole: see Writer.Room. A stream has none.
+	Room bool
 }
 
 // A Writer writes perf.data with walked stacks: a file where it can seek, or else the format of streams, as perf
@@ -31,6 +34,7 @@ type WriterOptions struct {
 type Writer struct {
 	opts   WriterOptions
 	w      *bufio.Writer
+	room   uint64         // where the file says of its names where they are, once it is closed
 	file   io.WriteSeeker // nil: a stream
 	base   int64          // of the recording in file
 	n      uint64         // bytes written
@@ -305,6 +309,9 @@ func (x *Writer) Close() error {
 		build = append(build, b...)
 	}
 	list := x.features(build)
+	if x.opts.Room {
+		list = append(list, feature{id: featNames})
+	}
 	at := x.n + 16*uint64(len(list))
 	var table []uint64
 	for _, ft := range list {
@@ -312,12 +319,25 @@ func (x *Writer) Close() error {
 		table = append(table, at, uint64(len(ft.b)))
 		at += uint64(len(ft.b))
 	}
+	x.room = x.n + 16*uint64(len(list)-1)
 	x.write(appendWords(nil, table))
 	for _, ft := range list {
 		x.write(ft.b)
 	}
 	x.putHeader()
 	return x.close()
+}
+
+// Room writes names into a file that is closed and had room left for them: behind its end first, and then where they are. w is the same file.
+func (x *Writer) Room(w io.WriterAt, names []byte) error {
+	if !x.opts.Room || x.file == nil || x.err != errClosed {
+		return errors.New("the recording has no room for names")
+	}
+	if _, err := w.WriteAt(names, int64(x.n)); err != nil {
+		return err
+	}
+	_, err := w.WriteAt(appendWords(nil, []uint64{x.n, uint64(len(names))}), int64(x.room))
+	return err
 }
 
 var errClosed = errors.New("the Writer is closed")
