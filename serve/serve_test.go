@@ -156,11 +156,13 @@ func table(t testing.TB, h *httptest.Server, query string) (map[string]string, t
 	}
 }
 
-// reportTop reads report's table: percent, number, percent, number, module, name.
+// reportTop reads report's table: percent, number, percent, number, module, name. Times are to be numbers in it.
 func reportTop(t testing.TB, p *profile.Profile, by report.Weight) map[string]string {
 	t.Helper()
 	var b bytes.Buffer
-	if err := report.Top(&b, p, report.Options{By: by}); err != nil {
+	plain := *p
+	plain.Events = []profile.Event{{Name: "events", Unit: "count"}}
+	if err := report.Top(&b, &plain, report.Options{By: by}); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]string{}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/unspool/unspool/internal/outfile"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
@@ -21,7 +22,7 @@ import (
 )
 
 func serveCmd() *cobra.Command {
-	var listen, root, baseline string
+	var listen, root, baseline, export string
 	var open, plain bool
 	var stepper func() (*modules.Set, error)
 	c := &cobra.Command{
@@ -34,10 +35,14 @@ FILE is a perf.data file or a pprof profile, as for unspool report, and ` + defa
 unspool diff BEFORE FILE does.
 
 The page is served to this machine only, unless --listen names another address, and to those who know the token in the
-address that is printed. It loads nothing from elsewhere. Source is shown where the owner of the program may read it.`,
+address that is printed. It loads nothing from elsewhere. Source is shown where the owner of the program may read it.
+
+With --export, the page becomes one file, which a browser shows without a server: flame graph, functions, callers and callees,
+filters and searches. It has no source, no time line and no pages of pprof.`,
 		Example: `  unspool serve perf.data
   unspool serve --open unspool.data
-  unspool serve after.data --baseline before.data`,
+  unspool serve after.data --baseline before.data
+  unspool serve perf.data --export page.html`,
 		Args: cobra.MaximumNArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			args, err := recordings(args, defaultRecording)
@@ -56,6 +61,9 @@ address that is printed. It loads nothing from elsewhere. Source is shown where 
 			case baseline != "":
 				args = append(args, baseline)
 			}
+			if export != "" {
+				return runExport(c.Context(), args, export, mods, plain)
+			}
 			a := pageAnnotator{code: newCode(mods)}
 			a.sources.Root = root
 			return runServe(c.Context(), args, listen, open, mods, plain, &a)
@@ -65,6 +73,8 @@ address that is printed. It loads nothing from elsewhere. Source is shown where 
 	c.Flags().BoolVar(&open, "open", false, "open the page in a browser")
 	c.Flags().StringVar(&baseline, "baseline", "", "compare FILE with this recording, which was before")
 	c.MarkFlagFilename("baseline")
+	c.Flags().StringVar(&export, "export", "", "write the page to this file, for somebody without the recording, and end")
+	c.MarkFlagFilename("export", "html")
 	c.Flags().StringVar(&root, "source-root", "", "look for source files below this directory first")
 	c.MarkFlagDirname("source-root")
 	sourceFlag(c, &plain)
@@ -133,6 +143,35 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 		return nil
 	}
 	return err
+}
+
+// runExport writes the page as one file.
+func runExport(ctx context.Context, paths []string, to string, mods *modules.Set, plain bool) error {
+	var o serve.Options
+	var out outfile.Options
+	for _, p := range paths {
+		if p != "-" {
+			st, err := os.Stat(p)
+			if err != nil {
+				return err
+			}
+			out.Inputs = append(out.Inputs, st)
+		}
+		o.Inputs = append(o.Inputs, serveInput(p, mods, plain))
+	}
+	s := serve.New(o)
+	if err := s.Load(ctx); err != nil {
+		return err
+	}
+	f, err := outfile.Create(ctx, to, out)
+	if err != nil {
+		return err
+	}
+	if err := s.Export(ctx, f); err != nil {
+		f.Discard()
+		return err
+	}
+	return f.Commit()
 }
 
 // openBrowser opens an address in a browser, by a file that only the user may read: arguments of programs are read by everybody. The

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/cookiejar"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -27,6 +28,12 @@ func TestServe(t *testing.T) {
 	r.want(t, 0, "")
 	head, _, _ := strings.Cut(r.out, " ")
 
+	page := filepath.Join(dir, "page.html")
+	runProgram(t, "serve", file, "--export", page).want(t, 0, "")
+	if b, err := os.ReadFile(page); err != nil || !strings.Contains(string(b), `"samples":`+strings.ReplaceAll(head, ",", "")+",") {
+		t.Errorf("the page of %s samples: %d bytes, %v", head, len(b), err)
+	}
+	runProgram(t, "serve", file, "--export", file).want(t, 1, "is the input, too")
 	for _, args := range [][]string{{file}, {pb}, {file, "--baseline", pb}, {file, pb}, {"--listen", "0.0.0.0:0", file}} {
 		c := program(t, append([]string{"serve"}, args...)...)
 		out, err := c.StdoutPipe()

@@ -1,5 +1,5 @@
 // The page: what is shown is in the address after the #, so that back, forward and reload work.
-import { $, Channel, comma, el, palette, onScheme, percent, seconds, weight } from './model.js';
+import { $, Channel, comma, el, offline, palette, onScheme, percent, seconds, weight } from './model.js';
 import { Graph } from './graph.js';
 import { Table } from './tables.js';
 import { Timeline } from './timeline.js';
@@ -345,9 +345,9 @@ function controls() {
 }
 
 async function start() {
-  if (location.search) history.replaceState(null, '', location.pathname + location.hash); // the token is in a cookie now
+  if (location.search && !offline.ask) history.replaceState(null, '', location.pathname + location.hash); // the token is in a cookie now
   try {
-    await wait();
+    if (!offline.ask) await wait();
     app.info = await new Channel().ask('info', {});
   } catch (e) {
     return app.fail(e);
@@ -358,7 +358,12 @@ async function start() {
   $('name').textContent = info.inputs.map(i => i.name).join(' compared with ');
   $('about').textContent = [info.command, info.host, info.start ? new Date(info.start).toLocaleString() : '', info.duration ? seconds(info.duration) : '', info.inputs.map(i => `${comma(i.samples)} samples`).join(' against '), (info.events || []).map(e => e.name).join(', ')].filter(Boolean).join(' · ');
   $('about').title = $('about').textContent;
-  $('pprof').hidden = false;
+  $('pprof').hidden = !!offline.ask;
+  if (offline.ask) {
+    document.title = `${$('name').textContent} – unspool`;
+    $('tab-source').hidden = $('groupbox').hidden = true;
+    $('saved-note').hidden = false;
+  }
   $('side').hidden = info.inputs.length < 2;
   app.badge({ totals: info.inputs });
   app.legend();

@@ -1,5 +1,5 @@
 // Source and instructions of a function, with the samples of each line.
-import { Channel, base, el, percent, weight } from './model.js';
+import { Channel, base, el, offline, percent, weight } from './model.js';
 
 const maxLines = 5000;
 
@@ -14,6 +14,7 @@ export class Source {
 
   async load() {
     const { fn } = this.app.state;
+    if (offline.ask) return this.note('A saved page has no source: unspool serve shows it, from the recording.');
     if (!this.app.info.source) return this.note('Source is shown for recordings of this machine: perf.data files. A pprof profile does not lead to binaries.');
     if (fn === '') return this.note('Choose a function in another view, then come back, or press s there.');
     this.note('…');
