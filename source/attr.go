@@ -144,8 +144,9 @@ const (
 
 // Bits of BranchSampleType that change the layout of a sample.
 const (
-	BranchHWIndex  = 1 << 17
-	BranchCounters = 1 << 19
+	BranchCallStack = 1 << 11 // the branches are the calls that have not returned
+	BranchHWIndex   = 1 << 17
+	BranchCounters  = 1 << 19
 )
 
 // ParseAttr reads a perf_event_attr of any published size. The size is the attr's own size field, or len(b)

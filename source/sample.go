@@ -128,6 +128,9 @@ func (k *stacker) fill(j *job, it *item) {
 		k.snap.Space = s.Space
 		j.frames, s.Stop = k.walker.Walk(&k.snap, j.frames)
 		s.From = Walked
+	case k.calls(r):
+		j.frames, cut = appendCalls(j.frames, k.user, r.Branches, s.Space)
+		s.From = Recorded
 	case len(k.user) > 0:
 		j.frames, cut = appendRecorded(j.frames, k.user, s.Space)
 		s.From = Recorded
@@ -234,6 +237,41 @@ func appendRecorded(frames []unwind.Frame, user []uint64, space *unwind.Space) (
 		frames = append(frames, f)
 	}
 	return frames, false
+}
+
+// calls says whether r has the calls that led to its place in the user part, as the processor recorded them, and makes that place the only one
+// in k.user: the kernel's frame pointers are not needed.
+func (k *stacker) calls(r *Record) bool {
+	if r.Branches.Len() < 3 {
+		return false
+	}
+	if l, _ := k.dec.layout(r.Raw); l == nil || l.attr.BranchSampleType&BranchCallStack == 0 {
+		return false
+	}
+	switch {
+	case len(k.user) > 0:
+		k.user = k.user[:1]
+	case r.CPUMode() == MiscUser && r.IP != 0:
+		k.user = append(k.user, r.IP)
+	default:
+		k.user = append(k.user, r.Branches.At(1)) // where the last call led
+	}
+	return true
+}
+
+// appendCalls appends the frame of a place and those of calls that have not returned, the last first: struct perf_branch_entry, whose from is
+// the call itself.
+func appendCalls(frames []unwind.Frame, place []uint64, calls Words, space *unwind.Space) (_ []unwind.Frame, cut bool) {
+	frames, cut = appendRecorded(frames, place, space)
+	blind := len(space.Mappings()) == 0
+	for i := 0; i+2 < calls.Len() && !cut; i += 3 {
+		pc := arch.Addr(calls.At(i))
+		f := unwind.Frame{PC: pc, How: unwind.HowFramePointer, Exact: true, Mapping: space.Find(pc)}
+		if cut = pc == 0 || !blind && f.Mapping == nil; !cut {
+			frames = append(frames, f)
+		}
+	}
+	return frames, cut
 }
 
 // walkable prepares k.snap from r's user registers and stack copy. It says no where those are not recorded, or
