@@ -73,6 +73,14 @@ func TestFailedRecord(t *testing.T) {
 	if st, err := os.Stat(filepath.Join(dir, "x.svg")); err != nil || st.Mode()&0o600 != 0o600 {
 		t.Errorf("%v, %v", st, err)
 	}
+	// One without samples is not worth the one before it.
+	before, _ := os.ReadFile(file)
+	in("record", "--source", "perf", "-e", "page-faults", "-c", "1000000000", "--", "true").want(t, 0, "no samples.*; unspool.data is of before")
+	if b, _ := os.ReadFile(file); !bytes.Equal(b, before) {
+		t.Error("an empty recording has taken the place of a good one")
+	}
+	holds(t, dir, defaultRecording, defaultRecording+".old", "x.svg")
+
 	// What is named by -o is replaced, when it is whole.
 	good, _ := os.ReadFile(filepath.Join(dir, "x.svg"))
 	in("report", defaultRecording, "--comm", "^nobody$", "-o", "x.svg").want(t, 1, "matches")
@@ -80,7 +88,6 @@ func TestFailedRecord(t *testing.T) {
 	if b, _ := os.ReadFile(filepath.Join(dir, "x.svg")); !bytes.Equal(b, good) {
 		t.Error("a failure has replaced x.svg")
 	}
-	before, _ := os.ReadFile(file)
 	for _, args := range []string{"report IN -o IN", "report IN --format folded -o LINK", "report - --format json -o IN", "unwind IN IN", "diff IN IN --format json -o IN"} {
 		os.Symlink(defaultRecording, filepath.Join(dir, "link"))
 		c := program(t, strings.Fields(strings.NewReplacer("IN", defaultRecording, "LINK", "link").Replace(args))...)

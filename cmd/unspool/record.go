@@ -108,6 +108,9 @@ func parseDuration(flag, s string) (time.Duration, error) {
 	return d, nil
 }
 
+// errEmpty keeps an empty recording from taking the place of one that is not.
+var errEmpty = errors.New("no samples")
+
 // runRecord records until there is nothing more to record or ctx is done, and writes the result.
 func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modules.Set, table bool) error {
 	if p.withNames && o.format != "data" {
@@ -152,7 +155,10 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 		}
 	}
 	rec.settle()
-	if err = commit(err); err != nil {
+	empty := s.stats.Samples == 0
+	if err == nil && empty && table {
+		commit(errEmpty)
+	} else if err = commit(err); err != nil {
 		return err
 	}
 	if name != nil { // a second Ctrl-C ends it
@@ -165,16 +171,22 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 			}
 		}
 	}
-	if table && s.stats.Samples > 0 {
+	if table && !empty {
 		if err := report.Formats["top"](os.Stdout, prof, o.terminal()); err != nil {
 			return err
 		}
 	}
 	s.warn()
 	s.hints(prof)
-	s.wrote(o.path)
-	if s.stats.Samples == 0 {
-		fmt.Fprintln(stderr, "unspool: no samples: the program ended too soon, or used no CPU time")
+	if !empty || !table {
+		s.wrote(o.path)
+	}
+	if empty {
+		note := "no samples: the program ended too soon, or used no CPU time"
+		if _, err := os.Stat(o.path); err == nil && table {
+			note += "; " + o.path + " is of before"
+		}
+		fmt.Fprintf(stderr, "unspool: %s\n", note)
 	}
 	return exitStatus(ctx, rec, p.Duration > 0 && time.Since(rec.start) >= p.Duration)
 }
