@@ -324,7 +324,7 @@ type likeness int
 
 const (
 	same      likeness = iota
-	further            // the copy ended, or, where there is no information, the frame pointer leads out of it
+	further            // the copy ended, or, where there is no information, the frame pointer or the stack pointer leads out of it
 	popped             // the copy lacks what is below the stack pointer, where rules have registers that have just been popped
 	other              // the same frames. Neither reached the end, and a copy cannot tell what is unreadable from what it has not
 	raced              // in an execve after a vfork, which lets the parent go on with the same stack
@@ -343,7 +343,7 @@ func liken(k, c *kernelStack) likeness {
 	case common == len(k.frames) && common == len(c.frames) && k.stop == c.stop:
 		return same
 	case common == len(c.frames) && (c.stop == unwind.Truncated || c.empty && c.stop == unwind.BadMemory),
-		common == len(c.frames) && c.stop == unwind.NoInfo && common < len(k.frames) && k.frames[common].How == unwind.HowFramePointer:
+		common == len(c.frames) && c.stop == unwind.NoInfo && common < len(k.frames) && (k.frames[common].How == unwind.HowFramePointer || k.frames[common].How == unwind.HowCall):
 		return further
 	case common == len(c.frames) && (c.stop == unwind.BadMemory || c.stop == unwind.NoInfo) && below(&c.frames[0]):
 		return popped
