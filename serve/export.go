@@ -98,7 +98,7 @@ func (o *saved) stack(s *profile.Stack, leaf int32) {
 	x.Event, x.Stop = append(x.Event, s.Event), append(x.Stop, uint16(s.Stop))
 }
 
-// modules are the page's, those that others import first.
+// scripts are the page's modules, those that others import first.
 var scripts = []string{"names.js", "model.js", "offline.js", "graph.js", "tables.js", "timeline.js", "source.js", "app.js"}
 
 var (

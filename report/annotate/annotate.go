@@ -2,8 +2,7 @@
 // number of a function come in, lines of source with their instructions and the samples of each go out.
 //
 // Function opens no files and finds no names by itself: Options say where code, lines, names and text come from. Sources read text, and
-// judge who may see it. Whatever
-// is missing leaves out what depends on it, with a note. Bytes of code, lines and text may be hostile.
+// judge who may see it. Whatever is missing leaves out what depends on it, with a note. Bytes of code, lines and text may be hostile.
 package annotate
 
 import (
