@@ -345,6 +345,8 @@ func liken(k, c *kernelStack) likeness {
 	case common == len(c.frames) && (c.stop == unwind.Truncated || c.empty && c.stop == unwind.BadMemory),
 		common == len(c.frames) && c.stop == unwind.NoInfo && common < len(k.frames) && (k.frames[common].How == unwind.HowFramePointer || k.frames[common].How == unwind.HowCall):
 		return further
+	case common == len(c.frames) && c.stop == unwind.BadMemory && common > 1 && common < len(k.frames) && inVDSO(&c.frames[0]):
+		return further
 	case common == len(c.frames) && (c.stop == unwind.BadMemory || c.stop == unwind.NoInfo) && below(&c.frames[0]):
 		return popped
 	case common == len(k.frames) && missing:
@@ -355,6 +357,11 @@ func liken(k, c *kernelStack) likeness {
 		return raced
 	}
 	return different
+}
+
+// inVDSO says whether a frame is in the vDSO, which Go calls on another stack than the goroutine's: a copy has the former only.
+func inVDSO(f *unwind.Frame) bool {
+	return f.Mapping != nil && f.Mapping.Module.Path == "[vdso]"
 }
 
 // below says whether the rule at the first frame of a stack has a register below the stack pointer, as compilers leave it after they
