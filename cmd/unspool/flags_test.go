@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/binary"
+	"encoding/hex"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -87,5 +88,39 @@ func TestDamagedRecording(t *testing.T) {
 	for name, want := range map[string]string{"gz": "gunzip", "zst": "unzstd", "xz": "unxz"} {
 		r := runProgram(t, "report", file(name))
 		r.want(t, 1, want)
+	}
+}
+
+// TestKernelIdentity: a recording says of which kernel it is.
+func TestKernelIdentity(t *testing.T) {
+	canRecord(t)
+	oracle.Need(t, "perf")
+	if os.Geteuid() != 0 {
+		oracle.Lacks(t, "root, to see the kernel")
+	}
+	notes, err := os.ReadFile("/sys/kernel/notes")
+	if err != nil {
+		t.Skipf("a kernel that has a build ID: %v", err)
+	}
+	for _, from := range []string{"perf", "ebpf"} {
+		c := program(t, "record", "-a", "--source", from, "--duration", "300ms", "-o", "x.data")
+		if r := finish(t, c); r.status != 0 {
+			t.Fatal(r.stderr)
+		}
+		out, err := exec.Command("perf", "buildid-list", "-i", filepath.Join(c.Dir, "x.data")).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(out)) {
+			if f := strings.Fields(line); len(f) == 2 && f[1] == "[kernel.kallsyms]" {
+				if id, err := hex.DecodeString(f[0]); err != nil || !bytes.Contains(notes, id) {
+					t.Errorf("--source %s: build ID %s, which is not in /sys/kernel/notes", from, f[0])
+				}
+				out = nil
+			}
+		}
+		if out != nil {
+			t.Errorf("--source %s: no build ID of the kernel:\n%s", from, out)
+		}
 	}
 }

@@ -76,6 +76,15 @@ func FileBuildID(path string, inode uint64) (id []byte, ok bool) {
 	return elfBuildID(f), true
 }
 
+// KernelBuildID returns the build ID of the kernel that runs; nil if it does not say.
+func KernelBuildID() []byte {
+	b, err := os.ReadFile("/sys/kernel/notes")
+	if err != nil {
+		return nil
+	}
+	return noteBuildID(b, binary.NativeEndian)
+}
+
 // maxNotes bounds what is read of an ELF file's notes.
 const maxNotes = 1 << 20
 

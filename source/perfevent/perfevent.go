@@ -346,8 +346,11 @@ func (r *Recorder) release() error {
 	return errors.Join(errs...)
 }
 
-// BuildID returns the build ID of a file in hex, for mappings whose records have none: see source.RecordStream.
+// BuildID returns the build ID of a file in hex, or of the kernel, for mappings whose records have none: see source.RecordStream.
 func (r *Recorder) BuildID(path string) string {
+	if path == "[kernel.kallsyms]" {
+		return fmt.Sprintf("%x", procfs.KernelBuildID())
+	}
 	id, _ := procfs.FileBuildID(path, 0)
 	return fmt.Sprintf("%x", id)
 }
