@@ -1,6 +1,7 @@
 package report
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -28,6 +29,9 @@ func ReadPprof(r io.Reader) (*profile.Profile, error) {
 	}
 	if len(b) == 0 {
 		return nil, errors.New("pprof: empty")
+	}
+	if bytes.HasPrefix(b, []byte("PERFILE2")) {
+		return nil, errors.New("a perf.data file that gzip has compressed: gunzip it first")
 	}
 	size, err := parsedSize(b)
 	if err == nil && size > min(freeParsed+maxParsed*int64(len(b)), maxMemory) {

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -221,7 +222,9 @@ func TestVerifyStatsCompile(t *testing.T) {
 	c = program(t, "compile", "/bin/sh")
 	cache := strings.TrimPrefix(c.Env[len(c.Env)-1], "UNSPOOL_CACHE=")
 	finish(t, c).want(t, 0, "")
-	if list, err := os.ReadDir(cache); err != nil || len(list) != 1 {
+	list, err := os.ReadDir(cache)
+	list = slices.DeleteFunc(list, func(e os.DirEntry) bool { return e.Type() == os.ModeSymlink }) // which remember what was read
+	if err != nil || len(list) != 1 {
 		t.Errorf("the cache holds %v, %v", list, err)
 	}
 }
@@ -503,6 +506,7 @@ func TestFull(t *testing.T) {
 		"verify":     {{"verify", "/bin/sh"}, {"verify", "--run", "--steps", "1000", "-o", "-", "--", "true"}},
 		"stats":      {{"stats", "/bin/sh"}, {"stats", "--format", "json", "/bin/sh"}},
 		"doctor":     {{"doctor", "--quick"}, {"doctor", "--quick", "--json"}},
+		"version":    {{"version"}},
 		"help":       {{"help"}, {"--help"}, {"--version"}, {"help", "record"}},
 		"completion": {{"completion", "bash"}, {"completion", "zsh"}, {"completion", "fish"}},
 	}
