@@ -1,7 +1,14 @@
 // chain: LIB* s_spin s_mid LIB+ main START
 // Rust, from its own main to the one that the C library calls.
-use std::hint::{black_box, spin_loop};
+use std::hint::spin_loop;
 use std::io::Write;
+
+// black_box hides a value from the compiler.
+fn black_box<T>(v: T) -> T {
+    let got = unsafe { std::ptr::read_volatile(&v) };
+    std::mem::forget(v);
+    got
+}
 
 #[inline(never)]
 fn s_spin(n: usize) -> usize {
