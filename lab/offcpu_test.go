@@ -155,7 +155,7 @@ func offCPUComplete(t *testing.T, prog string, threads, sleeps int) (lost int) {
 	}
 	t.Logf("%d waits: %d missing, %d not as long, %d that perf has not; lost %d, %d, %d and %d", n, missing, off, extra, st.Lost+st.LostSamples, ks.RingFull, ks.Nested, ks.Forgotten)
 	lost = int(st.Lost + st.LostSamples + ks.Lost())
-	if n < threads*sleeps && lost == 0 {
+	if n < threads*sleeps*99/100 && lost == 0 { // one that is preempted on its way to sleep may not block
 		t.Errorf("%d waits of %d", n, threads*sleeps)
 	}
 	// perf and the program look at the clock one after the other. Seldom, something interrupts in between.
