@@ -41,6 +41,7 @@ func TestWalking(t *testing.T) {
 		// Where the system call returns, once in the thread that has called, and once in the new one.
 		{"threads", c("gcc", "threads"), "(__)?clone3?", "(__)?clone3?(;__clone_internal;create_thread;pthread_create[^;]*;threads;main;" + start + ")?", true},
 		{"makecontext", c("gcc", "coroutine"), "work", "(.*;)?work;coroutine;__start_context", true},
+		{"a handler", c("gcc", "signal"), "work", "(.*;)?work;handler;__restore_rt;(.*;)?raise;signals;main;" + start, true},
 		{"stacks of one's own", c("gcc", "stacks"), "work", "(.*;)?work;inner;on_stack;middle;on_stack;main;" + start, false},
 		{"Go in the vDSO", func(t *testing.T) []string { return []string{goBuildFile(t, "workload/testdata/now/now.go")} }, "main.now",
 			"(.*;)?main.now;main.main;runtime.main;runtime.goexit", false},

@@ -666,3 +666,67 @@ void us_slot_put(struct us_slot *e, uint32_t tag, uint64_t pc, const struct us_r
 	atomic_store_explicit(&e->rule[1], w[1], memory_order_relaxed);
 	atomic_store_explicit(&e->seq, seq + 2, memory_order_release);
 }
+
+/* ---- Beyond call frame information ---- */
+
+enum { RED_ZONE = 128, MAX_MOVES = 64, MAX_PIECE = 4096 };
+
+void us_restore(struct us_state *s, const struct us_state *was, uint64_t sp, us_load load, void *ctx)
+{
+	for (uint32_t set = s->known & s->in_mem & US_SAVED; set; set &= set - 1) {
+		unsigned slot = (unsigned)__builtin_ctz(set);
+		uint32_t bit = 1u << slot, there = was->known & was->in_mem;
+		uint64_t at = s->val[slot], v;
+
+		if (at >= sp)
+			continue;
+		while (there && was->val[__builtin_ctz(there)] != at) /* where a signal has put a register */
+			there &= there - 1;
+		if (there || (sp - at <= RED_ZONE && load(ctx, at, &v)))
+			continue;
+		s->known = (s->known & ~bit) | (was->known & bit);
+		s->in_mem = (s->in_mem & ~bit) | (was->in_mem & bit);
+		s->in_reg = (s->in_reg & ~bit) | (was->in_reg & bit);
+		s->val[slot] = was->val[slot];
+	}
+}
+
+/* CALL rel32 (e8) and CALL r/m64 (ff /2), whose length depends on its operand. */
+int us_after_call(uint64_t code)
+{
+	if ((uint8_t)(code >> 24) == 0xe8)
+		return 1;
+	for (unsigned n = 2; n <= 7; n++) {
+		uint64_t c = code >> 8 * (8 - n);
+		unsigned mod = c >> 14 & 3, rm = c >> 8 & 7, size = 2;
+
+		if ((c & 0xff) != 0xff || (c >> 11 & 7) != 2)
+			continue;
+		if (mod != 3 && rm == 4)
+			size += n > 2 && mod == 0 && (c >> 16 & 7) == 5 ? 5 : 1;
+		if (mod == 1)
+			size++;
+		else if (mod == 2 || (mod == 0 && rm == 5))
+			size += 4;
+		if (size == n)
+			return 1;
+	}
+	return 0;
+}
+
+int us_move(struct us_moves *m, uint64_t cfa, uint64_t up, uint64_t pc)
+{
+	if (up > cfa && up - cfa <= MAX_PIECE)
+		return 1;
+	if (up <= cfa) {
+		if (up >= m->low || up & 7 || m->n >= MAX_MOVES || (m->n && m->pc == pc && m->cfa == up))
+			return 0;
+		if ((m->n & (m->n - 1)) == 0) {
+			m->pc = pc;
+			m->cfa = up;
+		}
+		m->n++;
+	}
+	m->low = up;
+	return 1;
+}

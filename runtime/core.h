@@ -230,6 +230,30 @@ US_INLINE int us_apply_with(const struct us_rule *r, struct us_state *s, us_load
 
 US_HIDDEN int us_apply(const struct us_rule *r, struct us_state *s, const struct us_mem *m, uint32_t keep);
 
+/* ---- Beyond call frame information: docs/SEMANTICS.md, sections 5 and 6 ---- */
+
+/*
+ * After a step from a frame that has called nobody, whose state was was and whose stack pointer sp: a register whose place is below
+ * that, and is not the function's any more, has the value that it had.
+ */
+US_HIDDEN void us_restore(struct us_state *s, const struct us_state *was, uint64_t sp, us_load load, void *ctx);
+
+/* Whether code, the eight bytes before an address, ends with a call, as far as they tell. */
+US_HIDDEN int us_after_call(uint64_t code);
+
+/* Where a walk has gone down to another stack: how often, and one of the last times. */
+struct us_moves {
+	uint64_t low; /* where the piece of a stack at hand begins */
+	uint64_t pc, cfa;
+	uint32_t n, pad;
+};
+
+/*
+ * Whether a walk may go on from a frame whose caller's is at cfa to one at up, whose program counter is pc. A loop comes again to where it
+ * went down. One such place is remembered, the first, second, fourth and so on, so all loops are found (R. P. Brent).
+ */
+US_HIDDEN int us_move(struct us_moves *m, uint64_t cfa, uint64_t up, uint64_t pc);
+
 /* ---- Memory that is never given back ---- */
 
 /* Zeroed memory aligned to 16, or NULL when there is none. Lock-free; may call mmap; async-signal-safe. */

@@ -79,7 +79,20 @@ static int read_process(void *ctx, uint64_t addr, void *to, size_t n)
 	struct process *p = ctx;
 	struct iovec local = {to, n}, remote = {(void *)addr, n};
 
-	return process_vm_readv(p->pid, &local, 1, &remote, 1, 0) == (ssize_t)n;
+	if (process_vm_readv(p->pid, &local, 1, &remote, 1, 0) == (ssize_t)n)
+		return 1;
+	if (errno == EFAULT)
+		return 0;
+	for (size_t at = 0; at < n; at += 8) { /* it is forbidden, or not all is there */
+		long v;
+
+		errno = 0;
+		v = ptrace(PTRACE_PEEKDATA, p->pid, (void *)(addr + at), NULL);
+		if (errno)
+			return 0;
+		memcpy((uint8_t *)to + at, &v, n - at < 8 ? n - at : 8);
+	}
+	return 1;
 }
 
 static int load(void *ctx, uint64_t addr, uint64_t *to)

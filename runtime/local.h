@@ -39,6 +39,9 @@ US_HIDDEN int us_span_at(struct us_span *s, uint64_t addr);
 /* Copies n bytes; 0 unless all can be read. */
 US_HIDDEN int us_peek(uint64_t addr, void *to, size_t n);
 
+/* Whether eight bytes can be written; it may write them. */
+US_HIDDEN int us_may_write(uint64_t addr);
+
 /* ---- Modules (local_mod.c) ---- */
 
 struct us_names;
@@ -99,12 +102,14 @@ struct us_walk {
 	uint64_t sp;          /* the stack pointer */
 	uint64_t ra_at;       /* where the return address was read; 0 if that is not known */
 	uint64_t sig;         /* the ucontext_t of the signal frame that was left last; 0 for none */
+	struct us_moves moves;
 	uint32_t module;      /* the last one that was seen to be still loaded */
 	uint8_t exact;        /* the program counter is not a return address */
 	uint8_t from_signal;  /* the last step left a signal frame */
 	uint8_t in_handler;   /* one of the steps did: the thread may have been interrupted anywhere */
 	uint8_t blind;        /* a frame was guessed: what follows may be garbage */
 	uint8_t uncached;
+	uint8_t begins;       /* the frame is at the beginning of a function that nobody has called */
 	uint8_t saved_only;   /* registers that a call does not preserve are lost */
 };
 

@@ -178,11 +178,12 @@ static void start(struct us_walk *w, uint64_t pc, uint64_t sp, int exact)
 	w->s.val[US_RSP] = sp;
 	w->s.val[US_RA] = pc;
 	w->ra_at = w->sig = 0;
+	w->moves = (struct us_moves){sp, 0, 0, 0, 0};
 	w->module = 0;
 	w->exact = (uint8_t)exact;
 	w->from_signal = 0;
 	w->in_handler = (uint8_t)exact;
-	w->blind = w->uncached = w->saved_only = 0;
+	w->blind = w->uncached = w->saved_only = w->begins = 0;
 }
 
 void us_walk_context(struct us_walk *w, uint64_t uc, int exact)
@@ -243,6 +244,69 @@ static int is_plt(const uint8_t *b)
 	return b[0] == 0xff && b[1] == 0x25 && b[6] == 0x68 && b[11] == 0xe9;
 }
 
+static US_COLD int failed(struct us_walk *w, int outcome)
+{
+	switch (outcome) {
+	case US_OUTERMOST:
+		w->s.pc = 0;
+		w->exact = 0;
+		return US_END;
+	case US_LOST_REGISTER:
+		return -UNW_EBADREG;
+	case US_UNREADABLE:
+		return -UNW_EINVAL;
+	}
+	return -UNW_EBADFRAME;
+}
+
+/*
+ * Where to look pc up: a return address behind its call. One that no call has left is the place itself: makecontext's beginning of a
+ * context, say.
+ */
+static uint64_t lookup(uint64_t pc, int exact)
+{
+	uint64_t code;
+
+	return exact || (us_peek(pc - 8, &code, 8) && !us_after_call(code)) ? pc : pc - 1;
+}
+
+/*
+ * Whether pc is in a gap of the information that begins with a system call, up to 24 bytes before: *behind says how many. C libraries
+ * end it there where a thread is made.
+ */
+static int after_syscall(struct us_walk *w, uint64_t pc, unsigned *behind)
+{
+	enum { MOST = 24 };
+	uint8_t code[MOST + 2];
+	struct us_rule r;
+	unsigned index;
+
+	if (!us_peek(pc - MOST, code, sizeof code))
+		return 0;
+	for (unsigned n = 0; n <= MOST; n++) {
+		if (code[MOST - n] == 0x0f && code[MOST + 1 - n] == 0x05 && us_local_rule(pc - n, w->in_handler, &r, &index) != US_FOUND &&
+		    us_local_rule(pc - n - 1, w->in_handler, &r, &index) == US_FOUND) {
+			*behind = n;
+			return 1;
+		}
+	}
+	return 0;
+}
+
+/* Leaves a frame that has not used the stack: the word on top of that is behind a call. */
+static int step_call(struct us_walk *w, enum us_how *how)
+{
+	uint64_t cfa = w->sp, ra, code;
+
+	if (!load(w, cfa, &ra) || !us_peek(ra - 8, &code, 8) || !us_after_call(code))
+		return US_END;
+	w->s.known &= US_SAVED;
+	called_from(w, cfa + 8, cfa, ra);
+	if (how)
+		*how = US_BY_CALL;
+	return US_STEPPED;
+}
+
 /* How far above the stack pointer a frame pointer may lead. */
 enum { MAX_FRAME = 0x4000 };
 
@@ -256,6 +320,7 @@ static US_COLD int step_blind(struct us_walk *w, enum us_how *how)
 	struct us_state *s = &w->s;
 	uint64_t ip = s->pc, cfa = w->sp, rbp, ra, v;
 	uint8_t code[16];
+	unsigned behind;
 	int there;
 
 	if (ip == 0 && !w->exact)
@@ -284,6 +349,12 @@ static US_COLD int step_blind(struct us_walk *w, enum us_how *how)
 		return US_STEPPED;
 	}
 	w->blind = 1;
+	if (there && w->exact && after_syscall(w, ip, &behind)) {
+		/* A new thread has 0 behind the system call, and no caller. */
+		if (behind > 0 && us_get_with(s, US_RAX, load, NULL, w, &v) == US_OK && v == 0)
+			return failed(w, US_OUTERMOST);
+		return step_call(w, how);
+	}
 	if (!there && w->exact && load(w, cfa, &ra) && us_peek(ra, &v, 8)) {
 		called_from(w, cfa + 8, cfa, ra);
 		if (how)
@@ -292,6 +363,8 @@ static US_COLD int step_blind(struct us_walk *w, enum us_how *how)
 	}
 	if (us_get_with(s, US_RBP, load, NULL, w, &rbp) != US_OK || rbp == 0 || rbp < cfa || rbp - cfa > MAX_FRAME ||
 	    !load(w, rbp, &v)) {
+		if (there && w->exact && step_call(w, how) == US_STEPPED)
+			return US_STEPPED;
 		s->known = 1u << US_RSP;
 		return US_END;
 	}
@@ -307,21 +380,6 @@ static US_COLD int step_blind(struct us_walk *w, enum us_how *how)
 	if (how)
 		*how = US_BY_POINTER;
 	return US_STEPPED;
-}
-
-static US_COLD int failed(struct us_walk *w, int outcome)
-{
-	switch (outcome) {
-	case US_OUTERMOST:
-		w->s.pc = 0;
-		w->exact = 0;
-		return US_END;
-	case US_LOST_REGISTER:
-		return -UNW_EBADREG;
-	case US_UNREADABLE:
-		return -UNW_EINVAL;
-	}
-	return -UNW_EBADFRAME;
 }
 
 US_INLINE int apply(struct us_walk *w, const struct us_rule *r)
@@ -341,9 +399,9 @@ US_INLINE int apply(struct us_walk *w, const struct us_rule *r)
 		if (w->s.known >> US_RSP & 1)
 			us_get_with(&w->s, US_RSP, load, NULL, w, &w->sp);
 		w->ra_at = sp + us_greg[US_RA];
-	} else if (us_unlikely(w->sp < sp)) {
-		/* A caller's frame is above: anything else goes round in circles. */
-		return -UNW_EBADFRAME;
+		w->moves.low = w->sp;
+	} else if (us_unlikely(w->sp != sp && w->sp - sp > 4096) && !us_move(&w->moves, sp, w->sp, w->s.pc)) {
+		return -UNW_EBADFRAME; /* round in circles */
 	}
 	if (us_unlikely(w->s.pc == ip && w->sp == sp))
 		return -UNW_EBADFRAME;
@@ -357,10 +415,14 @@ int us_walk_apply(struct us_walk *w, const struct us_rule *r)
 
 static US_COLD int make_rule(struct us_walk *w, struct us_rule *r)
 {
-	unsigned index;
-	int o = us_local_rule(w->s.pc - !w->exact, w->in_handler, r, &index);
+	struct us_rule before;
+	unsigned index, other;
+	uint64_t at = lookup(w->s.pc, w->exact);
+	int place = at == w->s.pc && !w->exact, o = us_local_rule(at, w->in_handler, r, &index);
 
-	if (o == US_FOUND && index != US_VOLATILE && (index == 0 || !w->uncached) && w->s.pc >> 47 == 0)
+	w->begins = place && o == US_FOUND &&
+		    (us_local_rule(at - 1, w->in_handler, &before, &other) != US_FOUND || memcmp(r, &before, sizeof before) != 0);
+	if (o == US_FOUND && !place && index != US_VOLATILE && (index == 0 || !w->uncached) && w->s.pc >> 47 == 0)
 		rule_put(w->s.pc, w->exact, r, index);
 	return o;
 }
@@ -369,6 +431,7 @@ US_INLINE int step(struct us_walk *w, enum us_how *how)
 {
 	struct us_rule r;
 	uint32_t index;
+	int o;
 
 	/* Without a cache too: the rules of what cannot be unloaded do not change. */
 	if (us_unlikely(!rule_get(w->s.pc, w->exact, &r, &index)) ||
@@ -380,7 +443,13 @@ US_INLINE int step(struct us_walk *w, enum us_how *how)
 	}
 	if (how)
 		*how = r.flags & US_SIGNAL ? US_BY_SIGNAL : r.kind == US_KIND_PLT ? US_BY_PLT : US_BY_CFI;
-	return apply(w, &r);
+	o = apply(w, &r);
+	if (us_unlikely(w->begins)) { /* nobody has called that function: it is the first, unless its rule leads to code */
+		w->begins = 0;
+		if (o == US_STEPPED && us_local_rule(w->s.pc - 1, w->in_handler, &r, &index) != US_FOUND)
+			return failed(w, US_OUTERMOST);
+	}
+	return o;
 }
 
 int us_walk_step(struct us_walk *w, enum us_how *how)
@@ -486,7 +555,8 @@ static US_COLD uint64_t trace_miss(uint64_t pc, int exact, int in_handler, uint3
 				break;
 		}
 	}
-	if (pc >> 47 || (!rule_get(pc, exact, &r, index) && us_local_rule(pc - !exact, in_handler, &r, index) != US_FOUND))
+	if (pc >> 47 || (!rule_get(pc, exact, &r, index) &&
+			 ((!exact && lookup(pc, 0) == pc) || us_local_rule(pc - !exact, in_handler, &r, index) != US_FOUND)))
 		return 0;
 	if (*index == US_VOLATILE)
 		return pack(&r, pc);
@@ -556,8 +626,8 @@ int us_backtrace(void **pcs, int max, const uint64_t *saved)
 		} else
 			return backtrace_slow(pcs, max, saved);
 		cfa += (uint64_t)(int64_t)t_off(d);
-		if (us_unlikely(cfa <= sp))
-			return n;
+		if (us_unlikely(cfa <= sp)) /* on another stack */
+			return backtrace_slow(pcs, max, saved);
 		if (us_unlikely(!us_within(&span, cfa - 8)) && !us_span_at(&span, cfa - 8))
 			return n;
 		pc = us_word(cfa - 8);

@@ -28,6 +28,7 @@ struct cursor {
 	uint64_t ra_at;      /* where the return address was read, by ra_kind */
 	uint64_t sig;        /* the ucontext_t of the signal frame that was left last */
 	struct us_seen seen;
+	struct us_moves moves;
 };
 
 /* Where the program counter is: MAYBE holds if it is there. */
@@ -109,6 +110,7 @@ US_API int _Ux86_64_init_remote(unw_cursor_t *cur, unw_addr_space_t as, void *ar
 	c->from_signal = 0;
 	c->ra_kind = RA_REG;
 	c->ra_at = c->sig = 0;
+	c->moves = (struct us_moves){sp, 0, 0, 0, 0};
 	c->seen.module = NULL;
 	return 0;
 }
@@ -195,6 +197,46 @@ static void called_from(struct cursor *c, uint64_t cfa, uint64_t at, uint64_t ra
 	c->ra_at = at;
 }
 
+/*
+ * Whether ip is in a gap of the information that begins with a system call, up to 24 bytes before: *behind says how many. C libraries
+ * end it there where a thread is made.
+ */
+static US_COLD int after_syscall(struct cursor *c, uint64_t ip, unsigned *behind)
+{
+	enum { MOST = 24 };
+	uint8_t code[MOST + 8];
+	struct us_rule r;
+
+	for (unsigned i = 0; i < sizeof code; i += 8) {
+		uint64_t v;
+
+		if (!load(c, ip - MOST + i, &v))
+			return 0;
+		memcpy(code + i, &v, 8);
+	}
+	for (unsigned n = 0; n <= MOST; n++) {
+		if (code[MOST - n] == 0x0f && code[MOST + 1 - n] == 0x05 && us_space_rule(c->as, c->arg, ip - n, &c->seen, &r) == -UNW_ENOINFO &&
+		    us_space_rule(c->as, c->arg, ip - n - 1, &c->seen, &r) >= 0) {
+			*behind = n;
+			return 1;
+		}
+	}
+	return 0;
+}
+
+/* Leaves a frame that has not used the stack: the word on top of that is behind a call. */
+static int step_call(struct cursor *c)
+{
+	uint64_t cfa = c->cfa, ra, code;
+
+	if (!load(c, cfa, &ra) || !load(c, ra - 8, &code) || !us_after_call(code))
+		return 0;
+	c->s.known &= US_SAVED;
+	called_from(c, cfa + 8, cfa, ra);
+	c->exact = 0;
+	return 1;
+}
+
 /* How far above the CFA a frame pointer may lead. */
 enum { MAX_FRAME = 0x4000 };
 
@@ -207,7 +249,8 @@ static US_COLD int step_blind(struct cursor *c)
 {
 	struct us_state *s = &c->s;
 	uint64_t ip = s->pc, cfa = c->cfa, rbp, sp, ra, v;
-	int o, valid, at;
+	unsigned behind;
+	int alive = c->exact && !c->as->strict, o, valid, at;
 
 	c->from_signal = 0;
 	if (is_plt(c)) {
@@ -217,6 +260,12 @@ static US_COLD int step_blind(struct cursor *c)
 		/* exact stays: libunwind does not change it here */
 		return ra == ip && c->cfa == cfa ? -UNW_EBADFRAME : 1;
 	}
+	if (alive && after_syscall(c, ip, &behind)) {
+		/* A new thread has 0 behind the system call, and no caller. */
+		if (behind > 0 && us_get_with(s, US_RAX, load, reg, c, &v) == US_OK && v == 0)
+			return s->pc = 0;
+		return step_call(c);
+	}
 	if (!(s->known >> US_RBP & 1))
 		return 0;
 	o = us_get_with(s, US_RBP, load, reg, c, &rbp);
@@ -225,6 +274,8 @@ static US_COLD int step_blind(struct cursor *c)
 	valid = load(c, ip, &v);
 	if (valid) {
 		if (rbp == 0) {
+			if (alive && step_call(c))
+				return 1;
 			s->known = 1u << US_RSP;
 			return 0;
 		}
@@ -247,6 +298,8 @@ static US_COLD int step_blind(struct cursor *c)
 	if (!at && !valid && c->as->strict)
 		return rbp ? -UNW_EINVAL : -UNW_EBADREG;
 	if (!at || rbp < cfa || rbp - cfa > MAX_FRAME) {
+		if (alive && valid && step_call(c))
+			return 1;
 		s->known = 1u << US_RSP;
 		return 0;
 	}
@@ -287,8 +340,12 @@ static int apply(struct cursor *c, const struct us_rule *r)
 {
 	unw_addr_space_t as = c->as;
 	uint64_t ip = c->s.pc, cfa = c->cfa;
-	int o = us_apply_with(r, &c->s, load, reg, c, as->keep);
+	int alive = c->exact && !as->strict && !(r->flags & US_SIGNAL), o;
+	struct us_state was;
 
+	if (us_unlikely(alive))
+		was = c->s;
+	o = us_apply_with(r, &c->s, load, reg, c, as->keep);
 	if (us_unlikely(o != US_OK)) {
 		if (o == US_UNREADABLE && !as->strict) {
 			struct us_mem m = {load_address, reg, c};
@@ -298,6 +355,8 @@ static int apply(struct cursor *c, const struct us_rule *r)
 		if (o != US_OK)
 			return failed(c, o);
 	}
+	if (us_unlikely(alive))
+		us_restore(&c->s, &was, cfa, load, c);
 	c->cfa = c->s.cfa;
 	if (us_unlikely(as->strict))
 		keep_stack_pointer(c);
@@ -322,13 +381,24 @@ static int apply(struct cursor *c, const struct us_rule *r)
 	}
 	if (us_unlikely(c->s.pc == ip && c->cfa == cfa))
 		return -UNW_EBADFRAME;
-	/* A caller's frame is above: anything else goes round in circles. Other programs may have stacks of their own kinds. */
-	if (us_unlikely(c->cfa < cfa) && as == &us_local_space && !as->strict && !c->from_signal)
-		return -UNW_EBADFRAME;
+	if (us_unlikely(c->cfa != cfa && c->cfa - cfa > 4096) && !as->strict) {
+		if (c->from_signal)
+			c->moves.low = c->cfa;
+		else if (!us_move(&c->moves, cfa, c->cfa, c->s.pc))
+			return -UNW_EBADFRAME; /* round in circles */
+	}
 	/* A thread's first function is called from nowhere. To libunwind the end is where the frame pointer is lost. */
 	if (us_unlikely(as->strict) && !(c->s.known >> US_RBP & 1))
 		return c->s.pc = 0;
 	return as->strict || c->s.pc != 0;
+}
+
+/* Whether a return address is one that no call has left, but somebody who wrote it: makecontext. */
+static US_COLD int is_place(struct cursor *c, uint64_t ip)
+{
+	uint64_t code;
+
+	return !c->as->strict && load(c, ip - 8, &code) && !us_after_call(code);
 }
 
 US_API int _Ux86_64_step(unw_cursor_t *cur)
@@ -337,19 +407,24 @@ US_API int _Ux86_64_step(unw_cursor_t *cur)
 	unw_addr_space_t as = c->as;
 	uint32_t space = atomic_load_explicit(&as->space, memory_order_relaxed);
 	uint64_t ip = c->s.pc;
-	struct us_rule rule;
-	int o;
+	struct us_rule rule, other;
+	int place = 0, o;
 
 	if (us_unlikely(!as->cached) || us_unlikely(!us_cache_get(&us_cache, space, ip, c->exact, &rule))) {
-		o = us_space_rule(as, c->arg, ip - !c->exact, &c->seen, &rule);
+		place = !c->exact && is_place(c, ip);
+		o = us_space_rule(as, c->arg, c->exact || place ? ip : ip - 1, &c->seen, &rule);
 		if (o == -UNW_ENOINFO)
 			return step_blind(c);
 		if (o < 0)
 			return o;
-		if (as->cached)
+		if (as->cached && !place)
 			us_cache_put(&us_cache, space, ip, c->exact, &rule);
 	}
+	/* At the beginning of a function that nobody has called, the frame is the first, unless its rule leads to code. */
+	place = place && (us_space_rule(as, c->arg, ip - 1, &c->seen, &other) < 0 || memcmp(&rule, &other, sizeof other) != 0);
 	o = apply(c, &rule);
+	if (us_unlikely(place) && o > 0 && us_space_rule(as, c->arg, c->s.pc - 1, &c->seen, &other) < 0)
+		return c->s.pc = 0;
 	us_cache_fetch(&us_cache, space, c->s.pc, c->exact); /* the caller is about to ask for registers: time enough */
 	return o;
 }

@@ -1,13 +1,14 @@
 /* Programs whose stacks are hard at one place: see walking_test.go. Each spins for a while: shapes NAME. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <ucontext.h>
 
-#define OWN __attribute__((noinline, noclone))
+#define OWN __attribute__((noinline))
 
 static volatile long sum;
 
@@ -90,6 +91,20 @@ static void middle(void)
 	sum++;
 }
 
+static void handler(int sig)
+{
+	(void)sig;
+	work();
+	sum++;
+}
+
+OWN static void signals(void)
+{
+	signal(SIGUSR1, handler);
+	raise(SIGUSR1);
+	sum++;
+}
+
 int main(int argc, char **argv)
 {
 	const char *name = argc > 1 ? argv[1] : "";
@@ -98,6 +113,8 @@ int main(int argc, char **argv)
 		threads();
 	} else if (strcmp(name, "coroutine") == 0) {
 		coroutines();
+	} else if (strcmp(name, "signal") == 0) {
+		signals();
 	} else if (strcmp(name, "stacks") == 0) {
 		/* main's is above both. */
 		low = mmap(NULL, 3 * 65536, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -452,3 +452,42 @@ func TestStored(t *testing.T) {
 		})
 	}
 }
+
+// TestShapes: of recorded stacks that are hard at one place, perf prints the whole chain with ours.
+func TestShapes(t *testing.T) {
+	oracle.Need(t, "perf", "clang-19")
+	dir := t.TempDir()
+	prog := filepath.Join(dir, "shapes")
+	if out, err := exec.Command("clang-19", "-O2", "-pthread", "-fno-omit-frame-pointer", "-o", prog, "../../lab/workload/shapes.c").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	env := dropInEnv(dropIn(t, "gcc"))
+	for name, end := range map[string]string{"": " work main __libc_start_call_main ", "coroutine": " work coroutine "} {
+		data := filepath.Join(dir, "perf.data")
+		if out, err := exec.Command("perf", "record", "-q", "-o", data, "--call-graph", "dwarf,8192", "-F", "499", prog, name).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		var b bytes.Buffer
+		if err := script(env, &b, "script", "-i", data, "-F", "ip,sym"); err != nil {
+			t.Fatal(err)
+		}
+		n, bad := 0, ""
+		for sample := range strings.SplitSeq(b.String(), "\n\n") {
+			chain := " "
+			for line := range strings.Lines(sample) {
+				if f := strings.Fields(line); len(f) > 1 {
+					chain += f[1] + " "
+				}
+			}
+			if !strings.Contains(chain, " leaf ") {
+				continue
+			}
+			if n++; !strings.Contains(chain, " leaf"+end) {
+				bad = chain
+			}
+		}
+		if n < 20 || bad != "" {
+			t.Errorf("%q: of %d samples in leaf, one is %q", name, n, bad)
+		}
+	}
+}

@@ -311,3 +311,19 @@ func TestLocalDamaged(t *testing.T) {
 		}
 	}
 }
+
+// TestLocalShapes: stacks that are hard at one place.
+func TestLocalShapes(t *testing.T) {
+	needStock(t)
+	lib := localLib(t, "gcc")
+	prog := filepath.Join(t.TempDir(), "shapes")
+	if out, err := exec.Command("gcc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-rdynamic", "-fno-optimize-sibling-calls", "-o", prog,
+		"testdata/local_shapes.c", "-lunwind").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	cmd := exec.Command(prog)
+	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+lib)
+	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

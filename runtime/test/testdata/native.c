@@ -356,11 +356,11 @@ static void test_bad(void)
 	ring[1] = ring_pc;
 	uc.uc_mcontext.gregs[REG_RSP] -= 64;
 	CHECK(unspool_backtrace_context(&uc, 0, f, MAX, &stop) == 2 && stop == UNSPOOL_BAD_FRAME);
-	/* Down the stack. */
+	/* Down to another stack, and round there. */
 	ring[0] = (uint64_t)(ring - 16);
 	ring[-16] = ring[0];
 	ring[-15] = ring_pc;
-	CHECK(unspool_backtrace_context(&uc, 0, f, MAX, &stop) == 2 && stop == UNSPOOL_BAD_FRAME);
+	CHECK(unspool_backtrace_context(&uc, 0, f, MAX, &stop) == 3 && stop == UNSPOOL_BAD_FRAME);
 	munmap(m, 3 * 4096);
 	contexts++;
 }

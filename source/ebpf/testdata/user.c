@@ -1,6 +1,7 @@
 /*
  * The walk that runs in the kernel, compiled for user space. Reads cases like core.c's: of kind 0, a compact table and
- * questions about single steps; of kind 2, the ranges of an address space, to be followed by stacks.
+ * questions about single steps; of kind 2, the ranges of an address space, to be followed by stacks; of kind 4, code, and of
+ * kind 5, where in the address space that is.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -62,6 +63,15 @@ static u64 seed; /* not 0: numbers that look random */
 static const u8 *stack;
 static u64 stack_lo, stack_size;
 
+static struct text {
+	u8 *bytes;
+	u64 size;
+} texts[MAX_TABLES];
+static struct mapped {
+	u64 lo, hi, text, off;
+} *mapped;
+static u64 n_texts, n_mapped;
+
 static u64 begun[SLOTS]; /* the registers of the stack at hand */
 
 static struct walk *walk_state(void) { return &state; }
@@ -102,6 +112,17 @@ static int walk_read(void *to, u32 n, u64 addr)
 			return -1;
 		h = mixed(h);
 		memcpy(to, &h, 8);
+		return 0;
+	}
+	for (u64 i = 0; i < n_mapped; i++) {
+		struct mapped *m = &mapped[i];
+		u64 at = addr - m->lo + m->off;
+
+		if (addr < m->lo || addr >= m->hi)
+			continue;
+		if (m->hi - addr < n || m->text >= n_texts || at > texts[m->text].size || texts[m->text].size - at < n)
+			return -1;
+		memcpy(to, texts[m->text].bytes + at, n);
 		return 0;
 	}
 	if (addr < stack_lo || addr - stack_lo > stack_size || stack_size - (addr - stack_lo) < n)
@@ -247,6 +268,21 @@ int main(void)
 			blocks = malloc(h.size + sizeof *blocks);
 			memset(blocks, 0xff, h.size + sizeof *blocks);
 			take(blocks, h.size);
+			break;
+		case 4: { /* code: the next number */
+			struct text *x = &texts[n_texts++];
+
+			must(n_texts < MAX_TABLES, "too much code");
+			x->size = h.size;
+			x->bytes = malloc(h.size + 1);
+			take(x->bytes, h.size);
+			break;
+		}
+		case 5: /* where code is */
+			free(mapped);
+			n_mapped = h.size / sizeof *mapped;
+			mapped = malloc(h.size + 1);
+			take(mapped, h.size);
 			break;
 		case 3:
 			for (u64 i = 0; i < h.n; i++)
