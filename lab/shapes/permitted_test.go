@@ -17,7 +17,7 @@ var permitted = []struct {
 	{"longjmp", "musl-gcc-O0", ".*", "no-info", "LIB main LIB", "musl's longjmp has no frame: the frame pointer is its caller's, which is left out"},
 	{"jump", "tcc", ".*", "outermost", "(s_leaf s_loop|s_goto|s_switch) main START", "tcc has no unwind information: where a function begins and ends, the frame pointer is its caller's, which is left out"},
 	{"longjmp", "tcc", ".*", "outermost|no-info", "LIB s_try|s_deep main START|s_try main START", "the same"},
-	{"goclock", ".*", "perf|ebpf", "truncated|bad-memory", "vdso* LIB", "a copy holds the thread's stack, not the goroutine's"},
+	{"goclock", ".*", "perf|ptrace|ebpf", "truncated|bad-memory", "vdso* LIB", "a copy holds the thread's stack, not the goroutine's"},
 	{"gocgo", ".*", ".*", "outermost", "s_cspin LIB{2}", "Go goes on to the thread's stack for C, and its rules do not say from where"},
 	{"rust", "rustc-stripped", ".*", "no-info", "LIB* s_spin s_mid (LIB+ main)?", "with panic=abort, rustc writes no rules for some functions, or for none"},
 	{"reload", ".*", "ptrace", "bad-return|bad-memory|no-info|truncated", "s_leaf? s_work?", "ptrace does not tell when mappings change: they are read when their size changes, and once a second"},
