@@ -15,7 +15,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/csource"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format/dwarf"
@@ -47,7 +46,7 @@ has mapped: into compact tables, into machine code (eh_elf files, shared objects
 from a frame to its caller), or into C. Everything that is made is proven equal to the unwind information.
 
 Without -o, tables and machine code go to the cache, where report and record find them by build ID. With -o
-they are written to DIR as BUILDID.unspool, BUILDID.eh_elf.so and BUILDID.c. What is there already is left.
+they are written to DIR as BUILDID.unspool, BUILDID.eh_elf.so and BUILDID.c, and replace what is there.
 
 --deref says how machine code and C read memory: self in their own process (the default with -o), callback
 through a function, slice in a captured piece of stack (the default without -o: walkers use it).`,
@@ -160,7 +159,8 @@ func (o *compilation) file(path string) error {
 	return nil
 }
 
-// compile returns the size of what it made or found.
+// compile returns the size of what it made, or found in the cache. Files in a directory are made anew: a build ID does not say that they
+// are of this file.
 func (o *compilation) compile(img *module.Image, f *store.Frames) (size int, found bool, err error) {
 	to := func(ending string) string { return filepath.Join(o.dir, img.ID()+ending) }
 	o2 := o.native
@@ -190,22 +190,11 @@ func (o *compilation) compile(img *module.Image, f *store.Frames) (size int, fou
 		}
 		return size, from != store.Built, errors.Join(err, o.store.Err())
 	case o.emit == "table":
-		if old, err := os.ReadFile(to(".unspool")); err == nil {
-			if _, err := compact.Load(old); err == nil {
-				return len(old), true, nil
-			}
-		}
 		b, _, err = store.Build(f)
 		if b == nil {
 			return 0, false, err
 		}
 		return len(b), false, errors.Join(err, writeFile(to(".unspool"), b))
-	}
-	if c, err := native.Open(to(".eh_elf.so")); err == nil {
-		defer c.Close()
-		if c.ID() == o2.ID && c.Layout() == o2.Layout && c.Deref() == o2.Deref {
-			return len(c.Bytes()), true, nil
-		}
 	}
 	b, c, err := store.BuildNative(f, o2)
 	if b == nil {
