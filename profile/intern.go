@@ -2,6 +2,7 @@ package profile
 
 import (
 	"math/rand/v2"
+	"slices"
 
 	"github.com/unspool/unspool/unwind"
 )
@@ -59,10 +60,21 @@ func (l *Locations) Loc(id uint32) *Loc { return &l.locs[id] }
 // Module returns the module of a location, as far as it is known without a Namer.
 func (l *Locations) Module(id uint32) *Module { return &l.mods[l.locs[id].Module] }
 
-// Intern appends the locations of s to ids: the kernel's frames, then the user's, innermost first. It
+// Intern appends the locations of s to ids: its waker's, the kernel's frames, then the user's, innermost first. It
 // allocates only for locations that are new.
 func (l *Locations) Intern(s *Sample, ids []uint32) []uint32 {
-	return l.internUser(s.User, l.internKernel(s.Kernel, ids))
+	return l.internUser(s.User, l.internKernel(s.Kernel, l.internWaker(s.Waker, ids)))
+}
+
+func (l *Locations) internWaker(w *Waker, ids []uint32) []uint32 {
+	if w == nil {
+		return ids
+	}
+	n := len(ids)
+	ids = l.internUser([]unwind.Frame{w.By}, ids)
+	ids = l.internUser(w.End, l.internUser(w.User, l.internKernel(w.Kernel, ids)))
+	slices.Reverse(ids[n:])
+	return ids
 }
 
 func (l *Locations) internKernel(addrs []uint64, ids []uint32) []uint32 {

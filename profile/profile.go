@@ -27,10 +27,45 @@ type Sample struct {
 	User     []unwind.Frame // innermost first
 	Stop     unwind.Stop
 	HasUser  bool // there was a user stack to walk
+	Waker    *Waker
+}
+
+// A Waker is who ended a wait. Its frames are above the wait's: first By, which says who it is, then its stack upside down, so that what woke
+// the thread is next to what waited, then what End says of that stack's end.
+type Waker struct {
+	By     unwind.Frame
+	Kernel []uint64
+	User   []unwind.Frame
+	End    []unwind.Frame
 }
 
 // NoCPU is the CPU of a sample for which none was recorded.
 const NoCPU = ^uint32(0)
+
+// Addr returns the address of frame i, as Locations.Intern numbers them.
+func (s *Sample) Addr(i int) uint64 {
+	if w := s.Waker; w != nil {
+		n := w.frames()
+		if i < n {
+			switch i = n - 1 - i; { // from By on
+			case i == 0:
+				return uint64(w.By.Addr())
+			case i <= len(w.Kernel):
+				return w.Kernel[i-1]
+			case i <= len(w.Kernel)+len(w.User):
+				return uint64(w.User[i-1-len(w.Kernel)].Addr())
+			}
+			return uint64(w.End[i-1-len(w.Kernel)-len(w.User)].Addr())
+		}
+		i -= n
+	}
+	if i < len(s.Kernel) {
+		return s.Kernel[i]
+	}
+	return uint64(s.User[i-len(s.Kernel)].Addr())
+}
+
+func (w *Waker) frames() int { return 1 + len(w.Kernel) + len(w.User) + len(w.End) }
 
 func (s *Sample) stop() unwind.Stop {
 	if !s.HasUser && len(s.User) == 0 || s.Stop >= unwind.NumStops {
@@ -220,8 +255,19 @@ func (t *Totals) Count(s *Sample) {
 	t.Frames += uint64(len(s.Kernel) + len(s.User))
 	t.Stops[s.stop()]++
 	t.Hows[HowKernel] += uint64(len(s.Kernel))
-	for i := range s.User {
-		t.Hows[howOf(s.User[i].How)]++
+	t.hows(s.User)
+	if w := s.Waker; w != nil {
+		t.Frames += uint64(w.frames())
+		t.Hows[HowKernel] += uint64(len(w.Kernel))
+		t.Hows[howOf(w.By.How)]++
+		t.hows(w.User)
+		t.hows(w.End)
+	}
+}
+
+func (t *Totals) hows(frames []unwind.Frame) {
+	for i := range frames {
+		t.Hows[howOf(frames[i].How)]++
 	}
 }
 

@@ -48,12 +48,7 @@ func (f *jsonLines) sample(b []byte, info *profile.Info, s *profile.Sample, ids 
 	}
 	b = f.mid(b, 1, stop.String(), info, s.Event)
 	for i, id := range ids {
-		var addr uint64
-		if k := i - len(s.Kernel); k < 0 {
-			addr = s.Kernel[i]
-		} else {
-			addr = uint64(s.User[k].Addr())
-		}
+		addr := s.Addr(i)
 		for k, tail := range f.tails[id] {
 			b = f.frame(b, i+k, addr, tail)
 		}

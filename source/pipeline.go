@@ -471,18 +471,19 @@ func (rd *reader) one(e *entry) {
 }
 
 func (rd *reader) sample(e *entry) {
-	if !rd.members.Has(e.pid) {
+	waker := rd.o.Ours && binary.LittleEndian.Uint16(e.raw[4:])&MiscWaker != 0 // whose wait that is counts
+	if !waker && !rd.members.Has(e.pid) {
 		e.buf.Release()
 		return
 	}
 	comm, space := rd.world.Thread(e.pid, e.tid)
-	if rd.o.Want != nil && !rd.o.Want(e.pid, e.tid, comm, e.time) {
+	if !waker && rd.o.Want != nil && !rd.o.Want(e.pid, e.tid, comm, e.time) {
 		rd.stats.Unwanted++
 		e.buf.Release()
 		return
 	}
 	it := rd.item(e)
-	it.comm, it.space, it.orphan = comm, space, !rd.world.Known(e.pid)
+	it.comm, it.space, it.orphan = comm, space, !waker && !rd.world.Known(e.pid)
 	if rd.late.seen {
 		it.deferred, it.lateBuf = rd.late.find(rd.dec, e.raw, &rd.rec)
 	}

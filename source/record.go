@@ -47,6 +47,8 @@ const (
 
 	MiscCutBegin    = 1 << 8  // a sample of ours of a wait: it had begun before the recording
 	MiscCutEnd      = 1 << 9  // it had not ended when the recording did
+	MiscWaker       = 1 << 10 // a sample of ours of who ended the wait that follows: see Waker
+	MiscNoWaker     = 1 << 11 // who ended it is not known, and was asked for
 	MiscMmapData    = 1 << 13 // MMAP: not executable
 	MiscCommExec    = 1 << 13 // COMM: by execve
 	MiscForkExec    = 1 << 13 // FORK, as perf writes it: do not copy the parent's mappings

@@ -169,6 +169,9 @@ func (k *stacker) fill(j *job, it *item) {
 		j.stats.NoTime++
 	}
 	it.kernelEnd, it.userEnd = len(j.kernel), len(j.frames)
+	if k.ours && r.Misc&MiscWaker != 0 {
+		return // part of another one
+	}
 	j.stats.Samples++
 	j.stats.Frames += uint64(it.userEnd - it.user)
 	j.stats.Stops[s.Stop]++

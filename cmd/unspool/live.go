@@ -46,6 +46,7 @@ func (p *plan) flags(c *cobra.Command) {
 	f.Uint64VarP(&p.Period, "count", "c", 0, "take a sample every so many events, instead of a frequency")
 	f.StringVarP(&p.Event, "event", "e", "", "what to count, as perf spells it (default: cycles, or cpu-clock where the machine has no counters)")
 	f.BoolVar(&p.offCPU, "off-cpu", false, "count the time for which threads are blocked, as -e off-cpu: only with --source ebpf (root)")
+	f.BoolVar(&p.kernel.Wakers, "wakers", false, "with --off-cpu: who woke each thread, its stack upside down above that of the wait")
 	f.Uint32Var(&p.StackSize, "stack-size", 0, "bytes of each stack to copy and unwind (default: 32 KiB, or all that the kernel copies where it walks most stacks)")
 	f.BoolVar(&p.User, "user", false, "only count in user space")
 	f.BoolVar(&p.Kernel, "kernel", false, "only count in the kernel")
@@ -105,6 +106,9 @@ func (p *plan) check(stepper string, flt *filter) error {
 	}
 	if p.offCPU {
 		p.Event = perfevent.OffCPU
+	}
+	if p.kernel.Wakers && p.Event != perfevent.OffCPU {
+		return usage("--wakers takes --off-cpu: only waits end by being woken")
 	}
 	must := ""
 	switch {

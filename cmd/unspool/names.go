@@ -29,6 +29,7 @@ type namer struct {
 	symbols *symbol.Resolver
 	images  map[*unwind.Module]*module.Image // modules that are no file of this machine; set before the first use
 	mods    *modules.Set                     // may be nil
+	wakers  *wakers                          // who ended waits
 	source  bool                             // lines and inlined calls are wanted
 
 	mu     sync.Mutex
@@ -53,7 +54,7 @@ const (
 // newNamer returns a namer; opt says what is known of the kernel. mods are what is named, if they were loaded here; may be nil.
 func newNamer(opt symbol.Options, mods *modules.Set) *namer {
 	n := &namer{
-		mods: mods, frames: map[*unwind.Module]func() *dwarf.Frames{}, dumps: map[int32][]string{}, code: map[int32]*jit.Code{},
+		mods: mods, wakers: newWakers(), frames: map[*unwind.Module]func() *dwarf.Frames{}, dumps: map[int32][]string{}, code: map[int32]*jit.Code{},
 	}
 	if mods != nil {
 		opt.CacheDir = mods.CacheDir()
@@ -207,6 +208,9 @@ func (n *namer) made(pid int32, addrs []uint64, names []profile.Name) {
 
 // User implements profile.Namer.
 func (n *namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
+	if n.wakers.name(m, offs, names) {
+		return
+	}
 	if m.PID != 0 {
 		n.made(m.PID, offs, names)
 		n.collect(madeBy(m.PID), false, offs, names)

@@ -47,6 +47,12 @@ the recording before it is kept, once, as ` + defaultRecording + `.old.
 An output takes its place when it is whole: until then, and where recording fails, what was there stays. Formats with addresses (.data,
 .json, .jsonl, .perf) are for their owner only. .jsonl can be read as it grows.
 
+With --off-cpu --wakers, above each wait is who ended it: "[woken by COMM]", and that thread's stack upside down, so that what
+woke is next to what waited. The outermost function of who woke has the self time. Who wakes a futex's wait is who
+released it: of a mutex, its holder at the end of the wait, not those before. Of condition variables it is who signalled,
+and of waits that time out it is a timer. An interrupt says "[woken by an interrupt]", and what it interrupted is not shown.
+Processes that are not recorded are named, but their functions are not.
+
 An ordinary user may record his own processes where kernel.perf_event_paranoid is 2 or less: in user space
 only at 2. Where perf events are refused, as in containers, a command or processes are sampled by ptrace instead, 99
 times a second unless -F says otherwise, and a line on standard error says so. Recording the whole machine (-a) takes
@@ -57,6 +63,7 @@ times a second unless -F says otherwise, and a line on standard error says so. R
   unspool record -a --duration 30s --comm '^nginx'
   unspool record -e page-faults -o faults.svg -- ./program
   unspool record --off-cpu -p 1234 --duration 10s -o blocked.svg
+  unspool record --off-cpu --wakers -a --duration 10s -o wakers.svg
   unspool record -a --cgroup /sys/fs/cgroup/system.slice --duration 10s -o services.svg`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {

@@ -129,6 +129,10 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 					return err
 				}
 			}
+			if s.ours && x.Record.Misc&source.MiscWaker != 0 {
+				s.names.wakers.note(x)
+				return nil
+			}
 			s.sample = profile.Sample{
 				PID: x.PID, TID: x.TID, Comm: x.Comm, Time: x.Time, CPU: x.CPU, Period: x.Period, Event: max(x.Event, 0),
 				Kernel: x.Kernel, User: x.User, Stop: x.Stop, HasUser: x.From != source.NoStack,
@@ -144,6 +148,9 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 			}
 			if waits[s.sample.Event] {
 				s.cut.note(x)
+				if s.ours {
+					s.sample.Waker = s.names.wakers.of(x)
+				}
 				s.sample.Kernel = scheduler.Outside(s.sample.Kernel)
 			}
 			return each(&s.sample)

@@ -33,6 +33,10 @@
 // processes are known that there were, an iterator over all tasks copies the stacks of those that are blocked; they are not touched. Such
 // waits, and those that last longer than the recording, are marked in their records (source.MiscCutBegin, MiscCutEnd).
 //
+// Where it is asked who ends waits, a program at sched:sched_waking walks the stack of whoever wakes a thread, and the thread's next switch
+// writes it before the wait, with the same time and processor. Whether an interrupt wakes is seen by the kernel's functions in that stack: it
+// has no thread, and nothing of what it interrupted. Where who wakes is not known, the record of the wait says so (source.MiscNoWaker).
+//
 // The kernel reports no munmap: where nothing new is mapped, an address looks mapped for longer than it was. As no code runs
 // there, only a corrupted stack can tell.
 //

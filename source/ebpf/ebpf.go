@@ -64,6 +64,7 @@ type Program struct {
 	ended   bool
 	samples atomic.Uint64
 	names   func(string) bool
+	wakers  bool
 	track   tracker
 }
 
@@ -85,6 +86,9 @@ type Options struct {
 	// Cgroup is the directory of a cgroup (version 2): samples of tasks outside of it are refused. Empty: none are.
 	Cgroup string
 
+	// Wakers asks who ended each wait: samples of source.OnBlocking have one of source.Waker before them.
+	Wakers bool
+
 	// Pass lets events write the kernel's own samples, too, with a copy of the stack: to compare.
 	Pass bool
 }
@@ -105,7 +109,7 @@ func Load(o Options) (_ *Program, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil && !errors.Is(err, os.ErrPermission) {
 		return nil, err
 	}
-	p := &Program{prog: "on_event", names: o.Comm}
+	p := &Program{prog: "on_event", names: o.Comm, wakers: o.Wakers}
 	defer func() {
 		if err != nil {
 			p.close()
@@ -171,6 +175,9 @@ func (p *Program) load(names ...string) (*ebpf.Collection, error) {
 		o.MapReplacements["blocked"] = p.more.Maps["blocked"]
 	case !slices.Contains(names, "on_switch"):
 		delete(spec.Maps, "blocked")
+	}
+	if !slices.Contains(names, "on_switch") {
+		delete(spec.Maps, "wakers")
 	}
 	if !slices.Contains(names, "on_still") {
 		delete(spec.Maps, "still")
@@ -305,10 +312,24 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 	if p.prog == "on_event" || err != nil {
 		return err
 	}
-	if p.more, err = p.load(p.prog); err != nil {
+	progs := []string{p.prog}
+	if p.prog == "on_switch" && p.wakers {
+		p.stacks.interrupts, _ = openInterrupts()
+		progs = append(progs, "on_waking")
+		err = p.set("wakes", uint32(1))
+	}
+	if err == nil {
+		p.more, err = p.load(progs...)
+	}
+	if err != nil {
 		return fmt.Errorf("loading the kernel's program: %w", err)
 	}
-	if p.prog == "on_switch" && err == nil {
+	if p.prog == "on_switch" {
+		if p.wakers {
+			if err := p.trace(p.more, "on_waking"); err != nil {
+				return err
+			}
+		}
 		if err = p.trace(p.more, p.prog); err == nil {
 			p.track.known(p.still)
 		}
@@ -443,7 +464,9 @@ func (p *Program) sample(space func(n int) []byte) {
 		return
 	}
 	if b := p.stacks.record(&s); b != nil {
-		p.samples.Add(1)
+		if !s.waker {
+			p.samples.Add(1)
+		}
 		copy(space(len(b)), b)
 	}
 }

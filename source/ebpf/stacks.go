@@ -18,7 +18,8 @@ type sample struct {
 	cpu                  uint32
 	what                 uint8
 	stop                 unwind.Stop
-	cut                  uint16 // of source.MiscCutBegin and MiscCutEnd
+	cut                  uint16 // of source.MiscCutBegin, MiscCutEnd and MiscNoWaker
+	waker                bool   // of who woke a thread; as a sample, its name is in ip and period
 	user, kernel         []byte // words of 8 bytes
 }
 
@@ -32,8 +33,12 @@ const (
 
 const sampleSize = 56
 
-// cutBegin is CUT_BEGIN of c/unspool.bpf.c.
-const cutBegin = 1
+// What c/unspool.bpf.c says of a sample: CUT_BEGIN, OF_WAKER, NO_WAKER.
+const (
+	cutBegin = 1 << iota
+	ofWaker
+	noWaker
+)
 
 // maxFrames and maxKernel are the most words that follow a sample.
 const (
@@ -62,6 +67,10 @@ func parse(b []byte) (s sample, ok bool) {
 	if b[52]&cutBegin != 0 {
 		s.cut = source.MiscCutBegin
 	}
+	if b[52]&noWaker != 0 {
+		s.cut |= source.MiscNoWaker
+	}
+	s.waker = b[52]&ofWaker != 0
 	if s.what == sampleSeen {
 		return s, true
 	}
@@ -75,12 +84,17 @@ func parse(b []byte) (s sample, ok bool) {
 
 // stacks makes records of samples. It keeps those of the stacks that the kernel has written, which it writes once.
 type stacks struct {
-	event    source.Attr       // the kernel's
-	attr     source.Attr       // of walked samples
-	now, old map[uint64][]byte // records, by stack
-	size     int               // bytes in now
-	since    time.Time         // of now
-	unknown  atomic.Uint64     // stacks that never came
+	event      source.Attr       // the kernel's
+	attr       source.Attr       // of walked samples
+	now, old   map[uint64][]byte // records, by stack
+	size       int               // bytes in now
+	since      time.Time         // of now
+	unknown    atomic.Uint64     // stacks that never came
+	interrupts *interrupts       // nil: it is not known where they begin
+	missed     struct {          // the wait whose waker's stack never came
+		time uint64
+		cpu  uint32
+	}
 
 	sample source.Sample
 	frames []unwind.Frame
@@ -130,6 +144,12 @@ func (k *stacks) find(id uint64) []byte {
 // record returns the record of a sample; nil where there is none. It is valid until the next call.
 func (k *stacks) record(s *sample) []byte {
 	if s.what == sampleSeen {
+		if s.waker {
+			return k.wakerAgain(s)
+		}
+		if s.time == k.missed.time && s.cpu == k.missed.cpu {
+			s.cut |= source.MiscNoWaker
+		}
 		return k.again(s)
 	}
 	b := k.first(s)
@@ -190,6 +210,9 @@ func (k *stacks) first(s *sample) []byte {
 	r := source.Record{
 		Type: source.RecordSample, Misc: source.MiscUser, ID: source.WalkedID, Time: s.time, Period: s.period, IP: s.ip,
 		PID: s.pid, TID: s.tid, CPU: s.cpu,
+	}
+	if s.waker {
+		k.waker(s, &r)
 	}
 	k.frames, k.kernel = k.frames[:0], k.kernel[:0]
 	for b := s.kernel; len(b) > 0; b = b[8:] {

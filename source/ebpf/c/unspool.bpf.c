@@ -137,7 +137,10 @@ struct blocked {
 	u32 cut, pad; /* CUT_BEGIN: it was blocked already, and since says when that was seen */
 };
 
+/* What is said of a sample, in its pad. */
 #define CUT_BEGIN 1
+#define OF_WAKER 2  /* the stack of one who woke a thread; as a sample it comes before that of the wait, with its name for ip and period */
+#define NO_WAKER 4  /* a wait that ended, and who ended it is not known */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -146,6 +149,20 @@ struct {
 	__type(key, u32);
 	__type(value, struct blocked);
 } blocked SEC(".maps");
+
+/* Who woke threads that have not gone on yet. */
+struct waker {
+	u64 id, name[2];
+	u32 pid, tid;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 18);
+	__type(key, u32);
+	__type(value, struct waker);
+} wakers SEC(".maps");
 
 /* The walk of the one that looks for threads that are blocked. */
 struct {
@@ -217,6 +234,7 @@ volatile u32 self;	/* not this one */
 volatile u32 by_name;	/* those whose names say so, or are not known */
 volatile u32 by_cgroup; /* those in the cgroup */
 volatile u32 every;	/* take a sample at each so many tracepoints */
+volatile u32 wakes;	/* who ends waits is asked for */
 volatile u64 cgroup;	/* the number of that */
 volatile u64 ns_ino; /* of the PID namespace that numbers processes; 0: the first */
 volatile u64 seed;	/* of stack IDs */
@@ -655,18 +673,41 @@ int on_switch(u64 *ctx)
 	w->s.ip = 0;
 	w->s.cpu = cpu;
 	if (was && was->since) {
+		u32 flags = was->cut;
+
+		w->s.n_user = w->s.n_kernel = 0;
+		w->s.what = SAMPLE_SEEN;
+		if (wakes) {
+			struct waker *by = bpf_map_lookup_elem(&wakers, &to);
+
+			if (by) {
+				w->s.ip = by->name[0];
+				w->s.period = by->name[1];
+				w->s.id = by->id;
+				w->s.pid = by->pid;
+				w->s.tid = by->tid;
+				w->s.pad = OF_WAKER;
+				output(w, sizeof w->s);
+				w->s.ip = 0;
+			} else {
+				flags |= NO_WAKER;
+			}
+		}
 		/* Another processor's clock can be a little ahead. */
 		w->s.period = is.since > was->since ? is.since - was->since : 1;
 		w->s.id = was->id;
 		w->s.pid = was->pid;
 		w->s.tid = was->tid;
-		w->s.n_user = w->s.n_kernel = 0;
-		w->s.what = SAMPLE_SEEN;
-		w->s.pad = was->cut;
+		w->s.pad = flags;
 		output(w, sizeof w->s);
 		w->s.pad = 0;
 		was->since = 0; /* also where it cannot be deleted now */
 		bpf_map_delete_elem(&blocked, &to);
+	}
+	if (wakes) {
+		bpf_map_delete_elem(&wakers, &to);
+		if (state & TASK_DEAD)
+			bpf_map_delete_elem(&wakers, &from);
 	}
 	/*
 	 * One that was preempted could go on, even on its way to sleep; one that is dead will not. The state is the tracepoint's: that of
@@ -722,6 +763,53 @@ static __always_inline int wanted_of(struct task_struct *task, u32 pid)
 			return 0;
 	}
 	return 1;
+}
+
+/*
+ * The current task, or an interrupt in it, wakes a thread. Each that goes on has been woken since it blocked, and not by two: the last one
+ * is who ended its wait.
+ */
+SEC("tp_btf/sched_waking")
+int on_waking(u64 *ctx)
+{
+	struct task_struct *task = (void *)ctx[0];
+	u32 tid = (u32)task->pid, pid = number(task->group_leader), cpu = bpf_get_smp_processor_id();
+	struct cache *c = bpf_map_lookup_elem(&caches, &cpu);
+	struct room *r = room();
+	struct waker by = {};
+	struct process *p;
+	struct walk *w;
+	u32 what;
+	u64 id;
+
+	if (!pid || !wanted_of(task, pid))
+		return 0;
+	if (!c || !r || r->busy) {
+		bpf_map_delete_elem(&wakers, &tid);
+		return 0;
+	}
+	r->busy = 1;
+	w = &r->w;
+	id = ids();
+	w->s.time = bpf_ktime_get_ns();
+	w->s.ip = w->s.period = 0;
+	w->s.cpu = cpu;
+	w->s.pid = by.pid = (u32)(id >> 32);
+	w->s.tid = by.tid = (u32)id;
+	bpf_get_current_comm(by.name, sizeof by.name);
+	p = bpf_map_lookup_elem(&processes, &by.pid);
+	what = stack(ctx, w, c, p, 1, 2, p != NULL); /* a copy of others cannot be walked */
+	if (what == SAMPLE_COPY)
+		count(COPIED);
+	else
+		what = SAMPLE_STACK;
+	w->s.id = by.id = mix(w->id, OF_WAKER); /* no wait's */
+	w->s.pad = OF_WAKER;
+	if (!write(w, c, what) || bpf_map_update_elem(&wakers, &tid, &by, BPF_ANY) != 0)
+		bpf_map_delete_elem(&wakers, &tid);
+	w->s.pad = 0;
+	r->busy = 0;
+	return 0;
 }
 
 /*
