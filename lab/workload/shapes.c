@@ -51,14 +51,23 @@ OWN static void threads(void)
 }
 
 static ucontext_t back, there;
+static int turn, cold;
 
+/* The first returns at once, so that the page of where it returns to is mapped. Then, if cold, that is taken back. */
 static void coroutine(void)
 {
+	if (turn++ == 0)
+		return;
+	if (cold) {
+		void **top = __builtin_frame_address(0);
+
+		madvise((void *)((unsigned long)top[1] & -65536ul), 2 * 65536, MADV_DONTNEED);
+	}
 	work();
 	sum++;
 }
 
-OWN static void coroutines(void)
+OWN static void enter(void)
 {
 	static char stack[1 << 16];
 
@@ -69,6 +78,12 @@ OWN static void coroutines(void)
 	makecontext(&there, coroutine, 0);
 	swapcontext(&back, &there);
 	sum++;
+}
+
+OWN static void coroutines(void)
+{
+	enter();
+	enter();
 }
 
 /* Calls f on a stack, which ends at top. The CFA stays that of this frame, by the frame pointer. */
@@ -112,6 +127,9 @@ int main(int argc, char **argv)
 	if (strcmp(name, "threads") == 0) {
 		threads();
 	} else if (strcmp(name, "coroutine") == 0) {
+		coroutines();
+	} else if (strcmp(name, "cold") == 0) {
+		cold = 1;
 		coroutines();
 	} else if (strcmp(name, "signal") == 0) {
 		signals();

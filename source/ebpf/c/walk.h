@@ -628,6 +628,23 @@ PART int begins_here(struct walk *w, struct head *h, u64 at)
 	return other;
 }
 
+/* Whether an address's rule, which is at hand if there is one, is another than that of the address behind. */
+PART int ends_here(struct walk *w, struct head *h, u64 at, u32 by)
+{
+	u64 r0, r1;
+	int found, other;
+
+	if (!w || !h || !w->range.table)
+		return 0;
+	r0 = w->r0;
+	r1 = w->r1;
+	found = find(w, h, w->range.table, at + 1 - w->range.bias);
+	other = by == BY_RULE ? !found || w->r0 != (r0 & ~((u64)(INJECTED | MOVED | HERE) << 16)) || w->r1 != r1 : found;
+	w->r0 = r0;
+	w->r1 = r1;
+	return other;
+}
+
 /* Finds out how, and leaves a rule in w. h is for the range's table. */
 PART u32 look_up(struct walk *w, struct head *h, u64 at)
 {
@@ -817,7 +834,12 @@ static __always_inline int after_call(u64 code)
 	return 0;
 }
 
-/* Whether the return address w->pc is a place that no call has led to: unwind.Walker.place. */
+/*
+ * Whether the return address w->pc is a place that no call has led to: unwind.Walker.place. MAYBE_PLACE where the code before it is not at
+ * hand: its page can be one on which this process has run nothing yet.
+ */
+#define MAYBE_PLACE 2
+
 PART int is_place(struct walk *w)
 {
 	u64 code;
@@ -826,7 +848,9 @@ PART int is_place(struct walk *w)
 		return 0;
 	if (!find_range(w, w->pc - 1))
 		return find_range(w, w->pc);
-	return walk_read(&code, 8, w->pc - 8) == 0 && !after_call(code) && find_range(w, w->pc);
+	if (walk_read(&code, 8, w->pc - 8) != 0)
+		return MAYBE_PLACE;
+	return !after_call(code) && find_range(w, w->pc);
 }
 
 /* Leaves a place to which a call has led, and which uses no stack. Returns 0 where no call has. */
@@ -1045,7 +1069,7 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 	u64 sp = w->sp, at = w->pc - !w->exact;
 	u32 exact = w->exact, alive = exact && !(w->how & HOW_EXACT), how, signal = 0, injected = 0, place = 0, begins = 0, gap = 0, by = BY_RULE;
 	struct cached *e = places(w, c, at);
-	int o;
+	int o, maybe = 0;
 
 	if (e->pc == at && e->space == w->space) {
 		w->r0 = e->r0;
@@ -1057,7 +1081,9 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 		w->table = e[1].table;
 	} else {
 		by = UNMAPPED;
-		if (!exact && is_place(w)) {
+		if (!exact)
+			maybe = is_place(w);
+		if (maybe == 1) {
 			at = w->pc;
 			e = places(w, c, at);
 			place = HOW_EXACT;
@@ -1066,6 +1092,8 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 			by = look_up(w, &c->heads[BOUNDED(w->range.table, HEADS)], at);
 		else
 			w->range.lo = w->range.hi = 0;
+		if (maybe == MAYBE_PLACE)
+			maybe = ends_here(w, &c->heads[BOUNDED(w->range.table, HEADS)], at, by) ? MAYBE_PLACE : 0;
 		if (by == BY_FP) {
 			if (alive)
 				gap = (u32)after_syscall(w, &c->heads[BOUNDED(w->range.table, HEADS)], at);
@@ -1076,7 +1104,7 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 				by = BY_CALL;
 			}
 		}
-		if (by == BY_RULE) {
+		if (by == BY_RULE && maybe != MAYBE_PLACE) {
 			e[1] = e[0];
 			e->pc = at;
 			e->space = w->space;
@@ -1091,7 +1119,7 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 			return 1;
 		}
 		begins = by == BY_RULE && place && !((u32)(w->r0 >> 16) & UNSPOOL_SIGNAL) && begins_here(w, &c->heads[BOUNDED(w->range.table, HEADS)], at);
-		if (by == UNMAPPED || by == NO_TABLE)
+		if (by == UNMAPPED || by == NO_TABLE || maybe == MAYBE_PLACE)
 			w->missing = 1;
 		if (by == UNMAPPED && w->n > 0) {
 			w->stop = STOP_BAD_RETURN;
