@@ -153,8 +153,9 @@ func TestSteppersAgree(t *testing.T) {
 					stacks++
 					frames += len(want)
 					rulesOnly := stop == unwind.Outermost
-					for _, f := range want {
-						rulesOnly = rulesOnly && (f.How == unwind.HowStart || f.How == unwind.HowCFI || f.How == unwind.HowSignal)
+					for k, f := range want {
+						alive := k == 0 || f.Exact // it may have taken back a register from below the stack pointer
+						rulesOnly = rulesOnly && (f.How == unwind.HowStart || f.How == unwind.HowCFI || f.How == unwind.HowSignal) && !(alive && below(&f))
 					}
 					for _, m := range ours {
 						u := snapshot(&snaps[i], m.spaces.space(in[i]))
@@ -175,7 +176,8 @@ func TestSteppersAgree(t *testing.T) {
 						c := &chains[d][i]
 						same := len(c.PC) == len(want)
 						for k := 0; same && k < len(want); k++ {
-							same = c.PC[k] == uint64(want[k].PC) && c.Exact[k] == want[k].Exact
+							returned := k+1 < len(want) && want[k+1].How == unwind.HowSignal // to by a handler: a place, of which rules know nothing
+							same = c.PC[k] == uint64(want[k].PC) && (c.Exact[k] == want[k].Exact || returned && want[k].Exact)
 						}
 						if !same {
 							t.Fatalf("stack %d\n got  %d frames, %s (%s)\n want %d frames, %v", stacks, len(c.PC), c.Stop, drivers[d].Name, len(want), stop)

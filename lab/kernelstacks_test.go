@@ -345,7 +345,7 @@ func liken(k, c *kernelStack) likeness {
 	case common == len(c.frames) && (c.stop == unwind.Truncated || c.empty && c.stop == unwind.BadMemory),
 		common == len(c.frames) && c.stop == unwind.NoInfo && common < len(k.frames) && (k.frames[common].How == unwind.HowFramePointer || k.frames[common].How == unwind.HowCall):
 		return further
-	case common == len(c.frames) && c.stop == unwind.BadMemory && common > 1 && common < len(k.frames) && inVDSO(&c.frames[0]):
+	case common == len(c.frames) && c.stop == unwind.BadMemory && common < len(k.frames) && moves(&c.frames[common-1]):
 		return further
 	case common == len(c.frames) && (c.stop == unwind.BadMemory || c.stop == unwind.NoInfo) && below(&c.frames[0]):
 		return popped
@@ -359,9 +359,13 @@ func liken(k, c *kernelStack) likeness {
 	return different
 }
 
-// inVDSO says whether a frame is in the vDSO, which Go calls on another stack than the goroutine's: a copy has the former only.
-func inVDSO(f *unwind.Frame) bool {
-	return f.Mapping != nil && f.Mapping.Module.Path == "[vdso]"
+// moves says whether a frame is in code that Go runs on another stack than the goroutine's: a copy has the former only.
+func moves(f *unwind.Frame) bool {
+	if f.Mapping == nil {
+		return false
+	}
+	v, ok := f.Mapping.Vaddr(f.Addr())
+	return ok && slices.ContainsFunc(f.Mapping.Module.Code().Moved, func(m unwind.Moved) bool { return m.Lo <= v && v < m.Hi })
 }
 
 // below says whether the rule at the first frame of a stack has a register below the stack pointer, as compilers leave it after they

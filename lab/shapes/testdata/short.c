@@ -1,4 +1,4 @@
-// chain: s_spin s_work main START
+// chain: s_spin? s_work main START
 // chain: (LIB|plt)* s_parent? main START
 // chain: _start|(LIB|plt|_init)+ _start?
 // runs:
