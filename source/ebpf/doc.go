@@ -3,7 +3,7 @@
 // perfevent opens the events and reads what processes map; a Program here is given to it, keeps the kernel's tables and address
 // spaces up to date with that, and makes records of samples.
 //
-// The programs are c/unspool.bpf.c; c/walk.h and c/wide.h, the walk itself, are also compiled for user space by the tests,
+// The programs are c/unspool.bpf.c and c/wait.h; c/walk.h, the walk itself, is also compiled for user space by the tests,
 // which hold it against rows.Step and unwind.Walker. unspool.bpf.o is committed: who builds this package needs no compiler for
 // it.
 //

@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
+/*
+ * places.h: ways out of code that has no rule, and what code says of an address (docs/SEMANTICS.md, section 6). Part of walk.h.
+ */
+
+/* The caller has the stack pointer cfa, and goes on at ra. */
+static __always_inline void called_from(struct walk *w, u64 ra, u64 cfa)
+{
+	w->pc = ra;
+	w->cfa = cfa;
+	w->known |= 1u << SLOT_RSP | 1u << SLOT_RA;
+	w->in_mem &= ~(1u << SLOT_RSP | 1u << SLOT_RA);
+	w->val[SLOT_RSP] = cfa;
+	w->val[SLOT_RA] = ra;
+}
+
+/* Leaves a stub of a procedure linkage table (AMD64 psABI, figure 5.2), which may have pushed two words. */
+PART int step_plt(struct walk *w, u64 at, int lazy)
+{
+	u64 pushed = 0, sp, ra;
+	int o;
+
+	if (!w)
+		return NO_RULE;
+	if (lazy) {
+		if (at >= 16 && (at & 15) < 11)
+			pushed = 0;
+		else if (at >= 6 && at < 16)
+			pushed = 16;
+		else
+			pushed = 8;
+	}
+	o = get(w, SLOT_RSP, &sp);
+	if (o != OK)
+		return o;
+	if (!load(w, sp + pushed, &ra)) {
+		w->fault = sp + pushed;
+		return UNREADABLE;
+	}
+	w->known &= SAVED_SLOTS;
+	called_from(w, ra, sp + pushed + 8);
+	return OK;
+}
+
+/* Follows the frame pointer out of code without information. Returns 0 where that would leave the stack or the code. */
+PART int step_fp(struct walk *w)
+{
+	u64 fp, up, ra;
+
+	if (!w)
+		return 0;
+	if (get(w, SLOT_RBP, &fp) != OK || fp < w->sp || fp - w->sp > MAX_UP || fp & 7)
+		return 0;
+	if (!load(w, fp, &up) || !load(w, fp + 8, &ra) || !find_range(w, ra - 1))
+		return 0;
+	w->known = 1u << SLOT_RBP;
+	w->in_mem = 0;
+	w->val[SLOT_RBP] = up;
+	called_from(w, ra, fp + 16);
+	return 1;
+}
+
+/* Whether the code at an address is what signal handlers return to: arch.Signal. Less than 0 where it cannot be read. */
+static __always_inline int sigreturn_at(u64 at)
+{
+	u64 code;
+
+	if (walk_read(&code, 8, at) != 0)
+		return -1;
+	if ((code & 0xffffffffffffff) == 0x50f0000000fb8) /* mov $15,%eax; syscall */
+		return 1;
+	if (code != 0x0f0000000fc0c748) /* mov $15,%rax; syscall */
+		return 0;
+	return walk_read(&code, 8, at + 1) == 0 && code >> 56 == 0x05;
+}
+
+/*
+ * Whether a signal handler returns to the frame at hand, which is in code without information. What the kernel has left is looked
+ * at first, because it is at hand: uc_flags, of which there are three, and uc_link, which is 0.
+ */
+PART int is_sigreturn(struct walk *w)
+{
+	u64 sp, flags, link;
+	int is;
+
+	if (!w || get(w, SLOT_RSP, &sp) != OK || !load(w, sp, &flags) || flags > 7 || !load(w, sp + 8, &link) || link)
+		return 0;
+	is = sigreturn_at(w->pc);
+	if (is == 0 && w->exact) { /* at its last instruction, the stack pointer is the same */
+		is = sigreturn_at(w->pc - 5);
+		if (is == 0)
+			is = sigreturn_at(w->pc - 7);
+	}
+	if (is < 0)
+		w->missing = 1; /* a page that may come */
+	return is > 0;
+}
+
+/* Goes on to where a signal came, with the registers that the kernel has saved. */
+PART int step_sigreturn(struct walk *w)
+{
+	u64 sp, pc, up;
+	int o;
+
+	if (!w)
+		return NO_RULE;
+	o = get(w, SLOT_RSP, &sp);
+	if (o != OK)
+		return o;
+	if (!load(w, sp + 168, &pc)) {
+		w->fault = sp + 168;
+		return UNREADABLE;
+	}
+	if (!load(w, sp + 160, &up)) {
+		w->fault = sp + 160;
+		return UNREADABLE;
+	}
+	w->val[0] = sp + 144;
+	w->val[1] = sp + 136;
+	w->val[2] = sp + 152;
+	w->val[3] = sp + 128;
+	w->val[4] = sp + 112;
+	w->val[5] = sp + 104;
+	w->val[6] = sp + 120;
+	w->val[8] = sp + 40;
+	w->val[9] = sp + 48;
+	w->val[10] = sp + 56;
+	w->val[11] = sp + 64;
+	w->val[12] = sp + 72;
+	w->val[13] = sp + 80;
+	w->val[14] = sp + 88;
+	w->val[15] = sp + 96;
+	w->known = w->in_mem = ALL_SLOTS;
+	called_from(w, pc, up);
+	return OK;
+}
+
+/* Whether code, the eight bytes before an address, ends with a call, as far as they tell: arch.AfterCall. */
+static __always_inline int after_call(u64 code)
+{
+	u32 n;
+
+	if ((u8)(code >> 24) == 0xe8)
+		return 1;
+	for (n = 2; n <= 7; n++) {
+		u64 c = code >> 8 * (8 - n);
+		u32 modrm = (u8)(c >> 8), mod = modrm >> 6, rm = modrm & 7, size = 2;
+
+		if ((u8)c != 0xff || (modrm >> 3 & 7) != 2)
+			continue;
+		if (mod != 3 && rm == 4) {
+			size++;
+			if (n > 2 && mod == 0 && ((c >> 16) & 7) == 5)
+				size += 4;
+		}
+		if (mod == 1)
+			size++;
+		else if (mod == 2 || (mod == 0 && rm == 5))
+			size += 4;
+		if (size == n)
+			return 1;
+	}
+	return 0;
+}
+
+/*
+ * Whether the return address w->pc is a place that no call has led to: unwind.Walker.place. MAYBE_PLACE where the code before it is not at
+ * hand: its page can be one on which this process has run nothing yet.
+ */
+#define MAYBE_PLACE 2
+
+PART int is_place(struct walk *w)
+{
+	u64 code;
+
+	if (!w)
+		return 0;
+	if (!find_range(w, w->pc - 1))
+		return find_range(w, w->pc);
+	if (walk_read(&code, 8, w->pc - 8) != 0)
+		return MAYBE_PLACE;
+	return !after_call(code) && find_range(w, w->pc);
+}
+
+/* Leaves a place to which a call has led, and which uses no stack. Returns 0 where no call has. */
+PART int step_call(struct walk *w)
+{
+	u64 sp, ra, code;
+
+	if (!w)
+		return 0;
+	if (get(w, SLOT_RSP, &sp) != OK || !load(w, sp, &ra) || !find_range(w, ra - 1))
+		return 0;
+	if (walk_read(&code, 8, ra - 8) != 0) {
+		w->missing = 1;
+		return 0;
+	}
+	if (!after_call(code))
+		return 0;
+	w->known &= SAVED_SLOTS;
+	called_from(w, ra, sp + 8);
+	return 1;
+}
+
+/*
+ * Whether an address lies in a gap of a table that begins with a system call, of which one that makes a thread is: unwind.Walker.afterSyscall. Returns
+ * the distance plus one, or 0. h is for the range's table.
+ */
+PART int after_syscall(struct walk *w, struct head *h, u64 at)
+{
+	u8 *code;
+	u32 n;
+
+	if (!w || !h || !w->range.table)
+		return 0;
+	code = (u8 *)w->new_val; /* free between rules */
+	if (walk_read(code, MAX_AFTER_SYSCALL + 2, at - MAX_AFTER_SYSCALL) != 0)
+		return 0;
+	for (n = 0; n <= MAX_AFTER_SYSCALL; n++) {
+		u64 pc = at - n - w->range.bias;
+
+		if (code[MAX_AFTER_SYSCALL - n] != 0x0f || code[MAX_AFTER_SYSCALL + 1 - n] != 0x05)
+			continue;
+		if (!find(w, h, w->range.table, pc) && find(w, h, w->range.table, pc - 1))
+			return (int)n + 1;
+	}
+	return 0;
+}

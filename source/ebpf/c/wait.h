@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
+/*
+ * wait.h: the programs of off-CPU recordings: threads that block and go on, who wakes them, and who is blocked from the beginning on. Part of
+ * unspool.bpf.c.
+ */
+
+/* A thread blocks, another one goes on. */
+SEC("tp_btf/sched_switch")
+int on_switch(u64 *ctx)
+{
+	struct task_struct *prev = (void *)ctx[1], *next = (void *)ctx[2];
+	u32 from = (u32)prev->pid, to = (u32)next->pid, state = (u32)ctx[3];
+	u32 cpu = bpf_get_smp_processor_id();
+	struct blocked *was = bpf_map_lookup_elem(&blocked, &to), is = {};
+	struct cache *c = bpf_map_lookup_elem(&caches, &cpu);
+	struct room *r = room();
+	struct process *p;
+	struct walk *w;
+	u32 what;
+	u64 id;
+
+	if (!c || !r || r->busy) {
+		count(NESTED);
+		return 0;
+	}
+	r->busy = 1;
+	w = &r->w;
+	w->s.time = is.since = bpf_ktime_get_ns();
+	w->s.ip = 0;
+	w->s.cpu = cpu;
+	if (was && was->since) {
+		u32 flags = was->cut;
+
+		w->s.n_user = w->s.n_kernel = 0;
+		w->s.what = SAMPLE_SEEN;
+		if (wakes) {
+			struct waker *by = bpf_map_lookup_elem(&wakers, &to);
+
+			if (by) {
+				w->s.ip = by->name[0];
+				w->s.period = by->name[1];
+				w->s.id = by->id;
+				w->s.pid = by->pid;
+				w->s.tid = by->tid;
+				w->s.pad = OF_WAKER;
+				output(w, sizeof w->s);
+				w->s.ip = 0;
+			} else {
+				flags |= NO_WAKER;
+			}
+		}
+		/* Another processor's clock can be a little ahead. */
+		w->s.period = is.since > was->since ? is.since - was->since : 1;
+		w->s.id = was->id;
+		w->s.pid = was->pid;
+		w->s.tid = was->tid;
+		w->s.pad = flags;
+		output(w, sizeof w->s);
+		w->s.pad = 0;
+		was->since = 0; /* also where it cannot be deleted now */
+		bpf_map_delete_elem(&blocked, &to);
+	}
+	if (wakes) {
+		bpf_map_delete_elem(&wakers, &to);
+		if (state & TASK_DEAD)
+			bpf_map_delete_elem(&wakers, &from);
+	}
+	/*
+	 * One that was preempted could go on, even on its way to sleep; one that is dead will not. The state is the tracepoint's: that of
+	 * the task can have changed since.
+	 */
+	if (!ctx[0] && state && !(state & TASK_DEAD) && (id = ids()) != 0 && wanted((u32)(id >> 32), &p)) {
+		w->s.pid = is.pid = (u32)(id >> 32);
+		w->s.tid = is.tid = (u32)id;
+		/* Without this function and who calls it for the tracepoint. */
+		what = stack(ctx, w, c, p, 1, 2, 1);
+		if (what == SAMPLE_COPY)
+			count(COPIED);
+		else
+			what = SAMPLE_STACK;
+		is.id = w->id;
+		if (write(w, c, what) && bpf_map_update_elem(&blocked, &from, &is, BPF_ANY) != 0)
+			count(FORGOTTEN);
+	}
+	r->busy = 0;
+	return 0;
+}
+
+struct bpf_iter__task {
+	void *meta;
+	struct task_struct *task;
+} __attribute__((preserve_access_index));
+
+#define MAX_CGROUPS 64 /* of a task's cgroup and those above */
+
+/* As wanted, of another task than the current one. */
+static __always_inline int wanted_of(struct task_struct *task, u32 pid)
+{
+	u32 i;
+
+	if ((scoped && !bpf_map_lookup_elem(&processes, &pid)) || (self && pid == self))
+		return 0;
+	if (by_cgroup) {
+		struct cgroup *c = task->cgroups->dfl_cgrp, *up;
+
+		for (i = 0; i < MAX_CGROUPS && (int)i <= c->level; i++)
+			if (bpf_core_read(&up, sizeof up, &c->ancestors[i]) == 0 && BPF_CORE_READ(up, kn, id) == cgroup)
+				break;
+		if (i == MAX_CGROUPS || (int)i > c->level)
+			return 0;
+	}
+	if (by_name) {
+		struct name n = {};
+		u8 *yes;
+
+		bpf_probe_read_kernel_str(n.s, sizeof n.s, task->comm);
+		yes = bpf_map_lookup_elem(&names, &n);
+		if (yes && !*yes)
+			return 0;
+	}
+	return 1;
+}
+
+/*
+ * The current task, or an interrupt in it, wakes a thread. Each that goes on has been woken since it blocked, and not by two: the last one
+ * is who ended its wait.
+ */
+SEC("tp_btf/sched_waking")
+int on_waking(u64 *ctx)
+{
+	struct task_struct *task = (void *)ctx[0];
+	u32 tid = (u32)task->pid, pid = number(task->group_leader), cpu = bpf_get_smp_processor_id();
+	struct cache *c = bpf_map_lookup_elem(&caches, &cpu);
+	struct room *r = room();
+	struct waker by = {};
+	struct process *p;
+	struct walk *w;
+	u32 what;
+	u64 id;
+
+	if (!pid || !wanted_of(task, pid))
+		return 0;
+	if (!c || !r || r->busy) {
+		bpf_map_delete_elem(&wakers, &tid);
+		return 0;
+	}
+	r->busy = 1;
+	w = &r->w;
+	id = ids();
+	w->s.time = bpf_ktime_get_ns();
+	w->s.ip = w->s.period = 0;
+	w->s.cpu = cpu;
+	w->s.pid = by.pid = (u32)(id >> 32);
+	w->s.tid = by.tid = (u32)id;
+	bpf_get_current_comm(by.name, sizeof by.name);
+	p = bpf_map_lookup_elem(&processes, &by.pid);
+	what = stack(ctx, w, c, p, 1, 2, p != NULL); /* a copy of others cannot be walked */
+	if (what == SAMPLE_COPY)
+		count(COPIED);
+	else
+		what = SAMPLE_STACK;
+	w->s.id = by.id = mix(w->id, OF_WAKER); /* no wait's */
+	w->s.pad = OF_WAKER;
+	if (!write(w, c, what) || bpf_map_update_elem(&wakers, &tid, &by, BPF_ANY) != 0)
+		bpf_map_delete_elem(&wakers, &tid);
+	w->s.pad = 0;
+	r->busy = 0;
+	return 0;
+}
+
+/*
+ * Looks at each task when the recording has begun. One that is blocked has a wait that began before: it begins now, with a copy
+ * of its stack.
+ */
+SEC("iter.s/task")
+int on_still(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	u32 zero = 0, tid, n = 0, k, i;
+	struct blocked is = {.cut = CUT_BEGIN}, *now;
+	struct walk *w = bpf_map_lookup_elem(&still, &zero);
+	u64 switches, sp;
+	long got;
+
+	if (!task || !w)
+		return 0;
+	tid = (u32)task->pid;
+	switches = task->nvcsw + task->nivcsw;
+	if (!tid || !task->__state || task->__state & TASK_DEAD || task->exit_state || task->on_cpu)
+		return 0;
+	is.pid = number(task->group_leader);
+	is.tid = number(task);
+	if (!is.tid || !wanted_of(task, is.pid))
+		return 0;
+	is.since = w->s.time = bpf_ktime_get_ns();
+	is.id = w->s.id = mix(mix(seed, is.since), is.tid);
+	w->s.pid = is.pid;
+	w->s.tid = is.tid;
+	w->s.cpu = 0;
+	w->s.ip = 0;
+	w->s.what = SAMPLE_COPY;
+	if (registers_of(w, task)) {
+		for (i = 0; i < SLOTS; i++)
+			w->words[i] = w->val[i];
+		sp = w->val[SLOT_RSP] & ~7ull;
+		for (i = 0; i < MAX_FRAMES * 8 / WINDOW + 1 && n < MAX_FRAMES * 8; i++) {
+			u32 len = WINDOW - (u32)((sp + n) & (WINDOW - 1));
+
+			if (len > MAX_FRAMES * 8 - n)
+				len = MAX_FRAMES * 8 - n;
+			if (len > WINDOW || bpf_copy_from_user_task((u8 *)&w->words[SLOTS] + BOUNDED(n, MAX_FRAMES * 8), len, (void *)(sp + n), task, 0) != 0)
+				break;
+			n += len;
+		}
+		n = SLOTS + n / 8;
+		w->s.stop = STOP_DEPTH;
+	} else { /* a thread of the kernel */
+		w->s.what = SAMPLE_STACK;
+		w->s.stop = STOP_NO_STACK;
+	}
+	if (n > MAX_USER)
+		n = MAX_USER;
+	got = bpf_get_task_stack(task, &w->words[n], MAX_KERNEL * 8, 0);
+	k = got < 0 ? 0 : (u32)got >> 3;
+	w->s.n_user = n;
+	w->s.n_kernel = (u16)k;
+	__asm__ volatile("" : "+r"(n), "+r"(k)); /* the compiler is not to leave out what the verifier wants to see */
+	if (n > MAX_USER)
+		n = MAX_USER;
+	if (k > MAX_KERNEL)
+		k = MAX_KERNEL;
+	if (!output(w, sizeof w->s + 8 * (n + k)))
+		return 0;
+	/* It may have gone on, which on_switch has told or not, and have blocked again, which on_switch knows better. */
+	if (bpf_map_update_elem(&blocked, &tid, &is, BPF_NOEXIST) != 0)
+		return 0;
+	if (task->on_cpu || task->nvcsw + task->nivcsw != switches) {
+		now = bpf_map_lookup_elem(&blocked, &tid);
+		if (now && now->since == is.since && now->cut)
+			bpf_map_delete_elem(&blocked, &tid);
+	}
+	return 0;
+}
