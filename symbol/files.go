@@ -120,7 +120,15 @@ func (t *Table) mapFile(f *os.File, check func(*module.Image) error) (*module.Im
 	t.owning.Lock()
 	t.owned = append(t.owned, img)
 	t.owning.Unlock()
+	t.uses(img)
 	return img, nil
+}
+
+// uses remembers whether others could change a file that names come from.
+func (t *Table) uses(img *module.Image) {
+	t.owning.Lock()
+	t.shared = t.shared || img.File() == nil || !img.File().Private
+	t.owning.Unlock()
 }
 
 // debugFile opens the separate debug file: by build ID, by the name in .gnu_debuglink, or from a debuginfod; nil if there is none.

@@ -125,6 +125,7 @@ func (t *Table) linked(path string, buildID []byte) (*module.Image, error) {
 		img, ferr := module.Map(f)
 		if ferr == nil {
 			if ferr = module.Guard(func() error { return check(img) }); ferr == nil {
+				t.uses(img)
 				return img
 			}
 			img.Close()

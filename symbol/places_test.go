@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -259,4 +260,46 @@ func FuzzDebugLink(f *testing.F) {
 			t.Errorf("%q", name)
 		}
 	})
+}
+
+// TestPrivate: names are root's own only if all files that they come from are, and the module's is the one that ran.
+func TestPrivate(t *testing.T) {
+	oracle.Need(t, "gcc", "objcopy")
+	if os.Geteuid() != 0 {
+		oracle.Lacks(t, "root")
+	}
+	top, err := os.MkdirTemp("/tmp", "private")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(top)
+	prog, debug := filepath.Join(top, "prog"), filepath.Join(top, ".debug", "prog.debug")
+	os.Mkdir(filepath.Dir(debug), 0o755)
+	script := `echo 'int secret(void) { return 1; } int main(void) { return secret(); }' | gcc -g -O0 -Wl,--build-id=none -x c - -o prog &&
+objcopy --only-keep-debug prog .debug/prog.debug && objcopy --strip-all prog && objcopy --add-gnu-debuglink=.debug/prog.debug prog && chmod 755 prog`
+	sh := exec.Command("sh", "-c", script)
+	sh.Dir = top
+	if out, err := sh.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	os.Chmod(top, 0o777|os.ModeSticky)
+	private := func(id string) bool {
+		r := New(Options{})
+		defer r.Close()
+		tab := r.Module(prog, id)
+		if lo, hi, ok := tab.FuncRange("secret"); !ok || len(placesOf(tab, lo, hi)[0]) == 0 {
+			t.Error("the debug file was not found")
+		}
+		return tab.Private()
+	}
+	if !private("") {
+		t.Error("only root could have written this")
+	}
+	if private("0123456789abcdef0123456789abcdef01234567") {
+		t.Error("the file without a build ID is not known to be the one that ran")
+	}
+	os.Chown(debug, 12345, 12345)
+	if private("") {
+		t.Error("another user's debug file is root's own")
+	}
 }

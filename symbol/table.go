@@ -3,6 +3,7 @@ package symbol
 import (
 	"debug/elf"
 	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"sync"
 
@@ -45,6 +46,7 @@ type Table struct {
 
 	owning sync.Mutex // for what follows
 	owned  []*module.Image
+	shared bool // others could change some file that names come from
 	there  bool // the file is
 
 	replaced bool // another is there
@@ -113,10 +115,18 @@ func (t *Table) FuncRange(linkage string) (lo, hi arch.Vaddr, ok bool) {
 }
 
 // Private says whether only root and this user could change the module's file, or put another in its place. Of a module whose file is not the
-// one that ran it is false.
+// one that ran, or of one with other files that others could change, such as its debug file, it is false.
 func (t *Table) Private() bool {
 	t.open()
-	return t.img != nil && t.img.File() != nil && t.img.File().Private
+	if t.img == nil || t.img.File() == nil || !t.img.File().Private {
+		return false
+	}
+	if t.id != "" && !module.SameBuildID(hex.EncodeToString(t.img.BuildID()), t.id) {
+		return false
+	}
+	t.owning.Lock()
+	defer t.owning.Unlock()
+	return !t.shared
 }
 
 // Replaced says whether another file has taken the place of the one that ran.
