@@ -44,6 +44,9 @@ type File struct {
 	uid, mode uint32 // of dir
 }
 
+// maxLinks is how many links the kernel follows (path_resolution(7)).
+const maxLinks = 40
+
 // Create begins an output. For a FIFO it waits until somebody reads, or ctx is done.
 //
 // /dev/stdout and the like are this process's own descriptors. A link is followed where it belongs to this process's user or to root, in a
@@ -65,14 +68,14 @@ func create(ctx context.Context, path string, o Options) (*File, error) {
 		return own(fd, path, o)
 	}
 	given := path
-	for range 40 { // as many links as the kernel follows
+	for range maxLinks {
 		dir, name := filepath.Split(path)
 		if name == "" || name == "." || name == ".." {
 			return nil, unix.EISDIR
 		}
 		f := &File{path: given, place: path, name: name, keep: o.Keep}
 		var err error
-		if f.dir, err = unix.Open(dir+".", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		if f.dir, err = directory(dir); err != nil {
 			return nil, err
 		}
 		next, err := f.begin(ctx, o)
@@ -91,6 +94,71 @@ func create(ctx context.Context, path string, o Options) (*File, error) {
 		}
 	}
 	return nil, unix.ELOOP
+}
+
+// directory opens what a path leads to, name by name: a link of another user's on the way may lead only to a directory of that user's.
+func directory(path string) (fd int, err error) {
+	const flags = unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	names, owners := strings.Split("./"+path, "/"), []uint32(nil)
+	if filepath.IsAbs(path) {
+		names[0] = "/"
+	}
+	at := unix.AT_FDCWD
+	defer func() { unix.Close(at) }()
+	var st unix.Stat_t
+	for len(names) > 0 {
+		if names[0] == "" {
+			names = names[1:]
+			continue
+		}
+		next, err := unix.Openat(at, names[0], flags, 0)
+		if err != nil {
+			return -1, err
+		}
+		if err := unix.Fstat(next, &st); err != nil {
+			unix.Close(next)
+			return -1, err
+		}
+		if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+			owners = append(owners, st.Uid)
+			var on unix.Statfs_t
+			buf := make([]byte, unix.PathMax)
+			n, err := unix.Readlinkat(next, "", buf)
+			err = errors.Join(err, unix.Fstatfs(next, &on))
+			unix.Close(next)
+			switch {
+			case err != nil:
+				return -1, err
+			case len(owners) > maxLinks:
+				return -1, unix.ELOOP
+			case on.Type != unix.PROC_SUPER_MAGIC:
+				to := strings.Split(string(buf[:n]), "/")
+				if to[0] == "" {
+					to[0] = "/"
+				}
+				names = append(to, names[1:]...)
+				continue
+			}
+			// Those of /proc lead where their text does not.
+			if next, err = unix.Openat(at, names[0], flags&^unix.O_NOFOLLOW, 0); err != nil {
+				return -1, err
+			}
+		}
+		unix.Close(at)
+		at, names = next, names[1:]
+	}
+	if err := unix.Fstat(at, &st); err != nil {
+		return -1, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return -1, unix.ENOTDIR
+	}
+	for _, uid := range owners {
+		if uid != 0 && uid != uint32(os.Geteuid()) && uid != st.Uid {
+			return -1, fmt.Errorf("a link of user %d's on its way leads to a directory that is not that user's: name the directory itself", uid)
+		}
+	}
+	return unix.FcntlInt(uintptr(at), unix.F_DUPFD_CLOEXEC, 3)
 }
 
 // descriptor returns the number of the own descriptor that a path stands for.
@@ -197,6 +265,9 @@ func (f *File) begin(ctx context.Context, o Options) (next string, err error) {
 		// As fs.protected_fifos has it: in a directory for all, not what somebody else has put there.
 		if dir.Mode&unix.S_ISVTX != 0 && dir.Mode&(unix.S_IWGRP|unix.S_IWOTH) != 0 && st.Uid != us && st.Uid != dir.Uid {
 			return "", unix.EPERM
+		}
+		if o.Private && st.Mode&unix.S_IFMT == unix.S_IFIFO && st.Uid != us && st.Uid != 0 {
+			return "", fmt.Errorf("user %d, whose FIFO this is, would read what is for its owner only", st.Uid)
 		}
 		if !o.Keep {
 			return "", f.through(ctx, at, st.Mode&unix.S_IFMT == unix.S_IFIFO)

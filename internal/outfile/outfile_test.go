@@ -215,6 +215,53 @@ func TestLinks(t *testing.T) {
 	}
 }
 
+// TestDirectories: another user's link in the place of a directory leads only to what is that user's.
+func TestDirectories(t *testing.T) {
+	dir := t.TempDir()
+	os.Mkdir(filepath.Join(dir, "to"), 0o700)
+	link := filepath.Join(dir, "link")
+	os.Symlink("loop", filepath.Join(dir, "loop"))
+	if _, err := Create(context.Background(), filepath.Join(dir, "loop", "x"), Options{}); !errors.Is(err, unix.ELOOP) {
+		t.Error(err)
+	}
+	put(t, filepath.Join(dir, "file"), "", 0o600)
+	if _, err := Create(context.Background(), filepath.Join(dir, "file", "x"), Options{}); !errors.Is(err, unix.ENOTDIR) {
+		t.Error(err)
+	}
+	t.Chdir(dir)
+	for _, path := range []string{"x", "./x", "to/../x", "to//../x", "/proc/self/cwd/x", "/proc/thread-self/root" + dir + "/x"} {
+		if err := begun(t, path, Options{}).Commit(); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+		if err := os.Remove("x"); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: to be another user")
+	}
+	for _, c := range []struct {
+		link, dir int // owners
+		to        string
+		followed  bool
+	}{{0, 0, "to", true}, {0, 12345, "to", true}, {12345, 12345, "./to/", true}, {12345, 0, "to", false}, {12345, 54321, filepath.Join(dir, "to"), false}} {
+		os.Remove(link)
+		victim := filepath.Join(dir, "to", "x")
+		put(t, victim, "old", 0o600)
+		if err := errors.Join(os.Symlink(c.to, link), os.Lchown(link, c.link, 0), os.Chown("to", c.dir, 0)); err != nil {
+			t.Fatal(err)
+		}
+		f, err := Create(context.Background(), link+"/../to/../link/x", Options{})
+		if err == nil {
+			io.WriteString(f, "new")
+			f.Commit()
+		}
+		if b, _ := os.ReadFile(victim); (string(b) == "new") != c.followed || (err == nil) != c.followed {
+			t.Errorf("%+v: %q, %v", c, b, err)
+		}
+	}
+}
+
 // TestForbidden: what could not be written before cannot be replaced either.
 func TestForbidden(t *testing.T) {
 	dir := t.TempDir()
@@ -281,6 +328,17 @@ func TestThrough(t *testing.T) {
 	is(t, dir, "fifo")
 	if _, err := Create(context.Background(), fifo, Options{Keep: true}); err == nil {
 		t.Error("a FIFO in the place of the default")
+	}
+	if os.Geteuid() == 0 {
+		os.Chown(fifo, 12345, 0)
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		if _, err := Create(ctx, fifo, Options{Private: true}); err == nil || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("another user's FIFO for what is private: %v", err)
+		}
+		if _, err := Create(ctx, fifo, Options{}); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("another user's FIFO for what is not: %v", err)
+		}
 	}
 	full := begun(t, "/dev/full", Options{})
 	if _, err := full.Write(big); !errors.Is(err, unix.ENOSPC) {
