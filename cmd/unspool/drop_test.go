@@ -74,8 +74,9 @@ int main(int argc, char **argv) { in_a_home(); if (argc > 1) pause(); return 0; 
 	}
 	run("report", data, "-o", filepath.Join(home, "x.svg")).want(t, 0, "samples")
 	run("unwind", data, filepath.Join(home, "y.data")).want(t, 0, "samples")
+	run("serve", data, "--export", filepath.Join(home, "page.html")).want(t, 0, "")
 	run("report", data, "-o", filepath.Join(home, "z.perf"), "--comm", "^nobody$").want(t, 1, "matches")
-	holds(t, home, "prog", "tables", "x.data", "x.svg", "y.data")
+	holds(t, home, "page.html", "prog", "tables", "x.data", "x.svg", "y.data")
 
 	target := exec.Command(prog, "stay")
 	target.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 12345}}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/unspool/unspool/internal/outfile"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
@@ -148,14 +147,14 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 // runExport writes the page as one file.
 func runExport(ctx context.Context, paths []string, to string, mods *modules.Set, plain bool) error {
 	var o serve.Options
-	var out outfile.Options
+	out := output{path: to}
 	for _, p := range paths {
 		if p != "-" {
 			st, err := os.Stat(p)
 			if err != nil {
 				return err
 			}
-			out.Inputs = append(out.Inputs, st)
+			out.inputs = append(out.inputs, st)
 		}
 		o.Inputs = append(o.Inputs, serveInput(p, mods, plain))
 	}
@@ -163,15 +162,11 @@ func runExport(ctx context.Context, paths []string, to string, mods *modules.Set
 	if err := s.Load(ctx); err != nil {
 		return err
 	}
-	f, err := outfile.Create(ctx, to, out)
+	w, commit, err := out.create(ctx)
 	if err != nil {
 		return err
 	}
-	if err := s.Export(ctx, f); err != nil {
-		f.Discard()
-		return err
-	}
-	return f.Commit()
+	return commit(s.Export(ctx, w))
 }
 
 // openBrowser opens an address in a browser, by a file that only the user may read: arguments of programs are read by everybody. The

@@ -33,7 +33,7 @@ func TestServe(t *testing.T) {
 	if b, err := os.ReadFile(page); err != nil || !strings.Contains(string(b), `"samples":`+strings.ReplaceAll(head, ",", "")+",") {
 		t.Errorf("the page of %s samples: %d bytes, %v", head, len(b), err)
 	}
-	runProgram(t, "serve", file, "--export", file).want(t, 1, "is the input, too")
+	runProgram(t, "serve", file, "--export", file).want(t, 2, "is the input")
 	for _, args := range [][]string{{file}, {pb}, {file, "--baseline", pb}, {file, pb}, {"--listen", "0.0.0.0:0", file}} {
 		c := program(t, append([]string{"serve"}, args...)...)
 		out, err := c.StdoutPipe()
