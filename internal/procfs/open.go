@@ -12,7 +12,7 @@ import (
 )
 
 // Open opens a regular file to be read, once: links are followed, and what they lead to is judged by what was opened. A device, a FIFO or a
-// terminal is an error, and nothing happens to it.
+// terminal is an error, and nothing happens to it. So is a file of /proc: what it says depends on who reads it, whatever its mode is.
 func Open(path string) (*os.File, error) {
 	at, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -29,6 +29,12 @@ func Regular(at int, name string) (*os.File, error) {
 	err := unix.Fstat(at, &st)
 	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
 		err = errors.New("not a regular file")
+	}
+	var on unix.Statfs_t
+	if err == nil {
+		if err = unix.Fstatfs(at, &on); err == nil && on.Type == unix.PROC_SUPER_MAGIC {
+			err = errors.New("a file of /proc")
+		}
 	}
 	fd := -1
 	if err == nil {

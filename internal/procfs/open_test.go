@@ -96,3 +96,18 @@ func TestReadable(t *testing.T) {
 		f.Close()
 	}
 }
+
+// TestProcFiles: those of /proc have modes that do not say who may read what is in them.
+func TestProcFiles(t *testing.T) {
+	for _, path := range []string{"/proc/kallsyms", "/proc/self/mountinfo", "/proc/self/mem"} {
+		if f, err := Open(path); err == nil {
+			f.Close()
+			t.Errorf("%s was opened", path)
+		}
+	}
+	f, err := Open("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+}

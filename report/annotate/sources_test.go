@@ -55,7 +55,7 @@ func TestSources(t *testing.T) {
 		{fifo, "", "not a regular file"},
 		{"/dev/zero", "", "not a regular file"},
 		{dir, "", "not a regular file"},
-		{"/proc/self/environ", "", "not that of source"},
+		{"/proc/self/environ", "", "a file of /proc"},
 	} {
 		b, err := s.Read(&profile.Module{Kernel: true}, c.path)
 		if string(b) != c.text || (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
