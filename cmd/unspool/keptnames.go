@@ -335,7 +335,10 @@ func sealKept(b []byte) []byte {
 
 var errKept = errors.New("names that cannot be read")
 
-// decodeKept reads what encodeKept wrote. What it allocates is bounded by the bytes that are there: each string, place and line takes some.
+// maxKeptRoom bounds what is made of names, in units of the 16 bytes that a string takes: 2 million places, or 4 million lines.
+const maxKeptRoom = 1 << 25
+
+// decodeKept reads what encodeKept wrote. What it allocates is bounded: an item of a byte or two can take a hundred times as much.
 func decodeKept(b []byte) (mods []*keptModule, err error) {
 	if len(b) < 12 || !bytes.HasPrefix(b, []byte(keptMagic)) || binary.LittleEndian.Uint32(b[8:]) != crc32.Checksum(b[12:], castagnoli) {
 		return nil, errKept
@@ -357,7 +360,17 @@ func decodeKept(b []byte) (mods []*keptModule, err error) {
 		err = cmp.Or(err, errKept)
 		return 0
 	}
-	list := make([]string, count())
+	room := maxKeptRoom
+	items := func(cost int) int { // of what takes so much room each
+		n := count()
+		if n > room/cost {
+			err = cmp.Or(err, errKept)
+			return 0
+		}
+		room -= n * cost
+		return n
+	}
+	list := make([]string, items(1))
 	for i := range list {
 		n := count()
 		list[i] = strings.Clone(string(b[:n]))
@@ -370,13 +383,13 @@ func decodeKept(b []byte) (mods []*keptModule, err error) {
 		err = cmp.Or(err, errKept)
 		return ""
 	}
-	for n := count(); n > 0 && err == nil; n-- {
+	for n := items(64); n > 0 && err == nil; n-- {
 		m := &keptModule{path: str(), id: str(), at: map[uint64]profile.Name{}}
 		off := uint64(0)
-		for k := min(count(), maxKeptPlaces); k > 0 && err == nil; k-- {
+		for k := items(16); k > 0 && err == nil; k-- {
 			off += num()
 			x := profile.Name{Func: str(), Linkage: str(), Module: str(), Start: num()}
-			for s := count(); s > 0 && err == nil; s-- {
+			for s := items(8); s > 0 && err == nil; s-- {
 				x.Source = append(x.Source, profile.Source{Func: str(), Linkage: str(), File: str(), Line: uint32(num()), Column: uint32(num())})
 			}
 			m.at[off] = x

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"os/exec"
@@ -161,6 +162,29 @@ func TestKeptNames(t *testing.T) {
 		if _, err := decodeKept(good[:i]); err == nil {
 			t.Errorf("cut to %d bytes: not noticed", i)
 		}
+	}
+	// More modules, places, lines or strings than there may be; all would be read if their bytes were their only bound.
+	uv := binary.AppendUvarint
+	for what, parts := range map[string][3]any{
+		"modules": {[]byte{1, 0}, 1 << 20, []byte{0, 0, 0}}, "places": {[]byte{1, 0, 1, 0, 0}, 3 << 20, []byte{1, 0, 0, 0, 0, 0}},
+		"lines": {[]byte{1, 0, 1, 0, 0, 1, 1, 0, 0, 0, 0}, 5 << 20, []byte{0, 0, 0, 0, 0}}, "strings": {[]byte{}, 1<<25 + 1, []byte{0}},
+	} {
+		n := parts[1].(int)
+		b := append(make([]byte, 12), parts[0].([]byte)...)
+		b = append(uv(b, uint64(n)), bytes.Repeat(parts[2].([]byte), n)...)
+		if what == "strings" {
+			b = append(b, 0)
+		}
+		if _, err := decodeKept(sealKept(b)); err == nil {
+			t.Errorf("%d %s were read", n, what)
+		}
+	}
+	many := &keptModule{path: "/m", id: "ff", at: map[uint64]profile.Name{}} // as those of several processes together
+	for i := range uint64(maxKeptPlaces + 5) {
+		many.at[i] = profile.Name{Func: "f"}
+	}
+	if got, err := decodeKept(encodeKept([]*keptModule{many, k})); err != nil || len(got) != 2 || len(got[0].at) != len(many.at) || !reflect.DeepEqual(got[1], k) {
+		t.Errorf("more than %d places: %v", maxKeptPlaces, err)
 	}
 	// What others can change is for its own path only.
 	a, b := &unwind.Module{Path: "/a", BuildID: "0123456789"}, &unwind.Module{Path: "/tmp/forged", BuildID: "0123456789"}

@@ -82,7 +82,7 @@ func (f *File) readFeatures(r *io.SectionReader, h *header) {
 		f.damage(err)
 		return
 	}
-	left := uint64(f.size)
+	left := min(uint64(f.size), maxFeatures)
 	for feat := range uint64(numFeatures) {
 		if h.features[feat/64]>>(feat%64)&1 == 0 {
 			continue
@@ -106,6 +106,9 @@ func (f *File) readFeatures(r *io.SectionReader, h *header) {
 		f.feature(feat, b)
 	}
 }
+
+// maxFeatures bounds the bytes of all features: a file can be a long hole.
+const maxFeatures = 256 << 20
 
 func wanted(feat uint64) bool {
 	switch feat {
