@@ -264,23 +264,32 @@ func TestAlternate(t *testing.T) {
 func TestThousands(t *testing.T) {
 	pid, _ := spawn(t, "asleep", "5000")
 	ticks := func() float64 { u, k := times(t, pid); return u + k } // of 10 ms
-	began := time.Now()
-	r := open(t, Options{PIDs: []int{pid}})
-	opened := time.Since(began)
-	before, n := ticks(), 0
-	var stopped time.Time
-	g := run(t, r, func(string) {
-		if n++; n == 50 {
-			stopped = time.Now()
-			r.Stop()
+	// Where others want the processors, too, the tracer is late for many ticks: of three attempts, one is to have a quarter.
+	for attempt := 1; ; attempt++ {
+		began := time.Now()
+		r := open(t, Options{PIDs: []int{pid}})
+		opened := time.Since(began)
+		before, n := ticks(), 0
+		var stopped time.Time
+		g := run(t, r, func(string) {
+			if n++; n == 50 {
+				stopped = time.Now()
+				r.Stop()
+			}
+		})
+		took, used := time.Since(stopped), ticks()-before
+		t.Logf("open %v, stop %v, %d samples of %.0f ms", opened, took, n, 10*used)
+		if g.has("main;", "spin") < 50 || took > 10*time.Second {
+			t.Fatalf("%d samples, stopped after %v\n%v", n, took, g.String())
 		}
-	})
-	took := time.Since(stopped)
-	t.Logf("open %v, stop %v", opened, took)
-	if used := ticks() - before; float64(n) < used/4 || g.has("main;", "spin") < 50 || took > 10*time.Second {
-		t.Errorf("%d samples of %.0f ms, stopped after %v\n%v", n, 10*used, took, g.String())
+		released(t, pid)
+		if float64(n) >= used/4 {
+			return
+		}
+		if attempt == 3 {
+			t.Fatalf("%d samples of %.0f ms\n%v", n, 10*used, g.String())
+		}
 	}
-	released(t, pid)
 }
 
 // A single thread is recorded, and nothing else.
