@@ -124,12 +124,9 @@ func walks(t *testing.T, s *shape, b *build, mu *sync.Mutex, used []int) (out []
 	ws := p.walks(t, s, dir)
 	truth := regexp.MustCompile("^(?:" + s.chains(b) + ")$")
 	wrong := map[string]int{}
-	gdb = true
 	for _, w := range ws {
 		right := truth.MatchString(w.chain)
-		if w.source == "gdb" {
-			gdb = gdb && right
-		}
+		gdb = gdb || w.source == "gdb" && right
 		i := slices.IndexFunc(out, func(x tally) bool { return x.source == w.source })
 		if i < 0 {
 			i, out = len(out), append(out, tally{shape: s.name, build: b.name, source: w.source})

@@ -63,7 +63,11 @@ func (r *Recorder) plan() {
 	hot := r.ready
 	r.visits, r.at, r.ready, r.spare = r.visits[:0], 0, r.spare[:0], hot
 	for _, th := range hot {
-		if r.threads[th.tid] == th {
+		switch {
+		case r.threads[th.tid] != th:
+		case th.wanted: // it has not stopped yet, and is one that runs all the same
+			r.ready = append(r.ready, th)
+		default:
 			r.consider(th)
 		}
 	}

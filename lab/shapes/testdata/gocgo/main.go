@@ -1,5 +1,6 @@
 // chain: LIB* s_cspin LIB+ s_mid main LIB{2}
 // chain: LIB+
+// gdb: it has no rules for how C's stack goes on to Go's
 // C, called from Go, on the stack of the thread.
 package main
 
