@@ -8,8 +8,8 @@ import (
 )
 
 // Join returns a profile with the stacks of now and, from index split on, those of before, for a comparison. A function of before is one of
-// now if it has the same name and their modules match: builds differ, and so do directories and versions (see matchModules). The rest of
-// what is known of the recording is now's; totals are those of both.
+// now if it has the same name and their modules match: builds differ, and so do directories and versions (see matchModules), and
+// versions of commands (see matchComms). The rest of what is known of the recording is now's; totals are those of both.
 func Join(now, before *Profile) (p *Profile, split int) {
 	q := *now
 	p, split = &q, len(now.Stacks)
@@ -88,7 +88,11 @@ func Join(now, before *Profile) (p *Profile, split int) {
 		}
 		p.Locs = append(p.Locs, l)
 	}
+	comm := matchComms(now.Stacks, before.Stacks)
 	for _, s := range before.Stacks {
+		if c, ok := comm[s.Comm]; ok {
+			s.Comm = c
+		}
 		frames := make([]uint32, len(s.Frames))
 		for k, f := range s.Frames {
 			frames[k] = f + locs
@@ -177,6 +181,34 @@ func matchModules(now, before []Module) []int32 {
 	for name, is := range olds {
 		if js := news[name]; len(is) == 1 && len(js) == 1 {
 			match(is[0], js[0])
+		}
+	}
+	return to
+}
+
+// matchComms returns for commands of before, which are called after their programs, what they are now: of those that only one side has, that of
+// the same name without its version, if either side has only one.
+func matchComms(now, before []Stack) map[string]string {
+	is, was, to := map[string]bool{}, map[string]bool{}, map[string]string{}
+	for i := range now {
+		is[now[i].Comm] = true
+	}
+	for i := range before {
+		was[before[i].Comm] = true
+	}
+	by := func(names, others map[string]bool) map[string][]string {
+		out := map[string][]string{}
+		for n := range names {
+			if !others[n] && n != "" {
+				out[unversioned(n)] = append(out[unversioned(n)], n)
+			}
+		}
+		return out
+	}
+	news := by(is, was)
+	for name, olds := range by(was, is) {
+		if n := news[name]; len(olds) == 1 && len(n) == 1 {
+			to[olds[0]] = n[0]
 		}
 	}
 	return to

@@ -53,6 +53,39 @@ func TestMatchModules(t *testing.T) {
 	}
 }
 
+// TestMatchComms: a command is called after its program, whose name may have a version.
+func TestMatchComms(t *testing.T) {
+	stacks := func(comms []string) (out []Stack) {
+		for _, c := range comms {
+			out = append(out, Stack{Comm: c})
+		}
+		return out
+	}
+	for _, c := range []struct {
+		now, before []string
+		want        map[string]string
+	}{
+		{[]string{"app-1.3", "sh", "app-1.3"}, []string{"app-1.2", "sh"}, map[string]string{"app-1.2": "app-1.3"}},
+		{[]string{"python3.12"}, []string{"python3.11"}, map[string]string{"python3.11": "python3.12"}},
+		{[]string{"app-1.3"}, []string{"app-1.2", "app-1.3"}, map[string]string{}}, // both ran before
+		{[]string{"worker-1", "worker-2"}, []string{"worker-3"}, map[string]string{}},
+		{[]string{"worker-1"}, []string{"worker-2", "worker-3"}, map[string]string{}},
+		{[]string{"app"}, []string{"other"}, map[string]string{}},
+		{[]string{""}, []string{"app"}, map[string]string{}},
+	} {
+		now, before := stacks(c.now), stacks(c.before)
+		if d := cmp.Diff(c.want, matchComms(now, before)); d != "" {
+			t.Errorf("now %q, before %q:\n%s", c.now, c.before, d)
+		}
+		p, split := Join(&Profile{Stacks: now}, &Profile{Stacks: before})
+		for i, s := range p.Stacks[split:] {
+			if want, ok := c.want[c.before[i]]; ok && s.Comm != want || !ok && s.Comm != c.before[i] {
+				t.Errorf("now %q, before %q: joined as %q", c.now, c.before, s.Comm)
+			}
+		}
+	}
+}
+
 // TestJoin joins two builds of a program in different places: functions are one by name, with or without symbols.
 func TestJoin(t *testing.T) {
 	build := func(app, lib string, funcs ...Func) *Profile {
