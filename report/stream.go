@@ -13,7 +13,9 @@ import (
 type Stream struct {
 	w      io.Writer
 	locs   *profile.Locations
-	known  int // locations that format knows
+	known  int               // locations that format knows
+	bare   []bool            // of them, those without names
+	silent map[uint32]uint64 // what samples in them weigh
 	namer  profile.Namer
 	info   profile.Info
 	totals profile.Totals
@@ -93,7 +95,7 @@ func NewJSON(w io.Writer, n profile.Namer, info profile.Info, o Options) *Stream
 }
 
 func newStream(w io.Writer, n profile.Namer, info profile.Info, o Options, f streamFormat) *Stream {
-	return &Stream{w: w, locs: profile.NewLocations(), namer: n, info: info, opts: o, format: f, buf: make([]byte, 0, 1<<17)}
+	return &Stream{w: w, locs: profile.NewLocations(), silent: map[uint32]uint64{}, namer: n, info: info, opts: o, format: f, buf: make([]byte, 0, 1<<17)}
 }
 
 // Sample writes s. It keeps no part of it, and asks for the name of a location when it first sees it.
@@ -105,8 +107,11 @@ func (st *Stream) Sample(s *profile.Sample) error {
 	st.totals.Count(s)
 	st.ids = st.locs.Intern(s, st.ids[:0])
 	for ; st.known < st.locs.Len(); st.known++ {
-		st.format.location(st.frames(uint32(st.known)))
+		frames := st.frames(uint32(st.known))
+		st.format.location(frames)
+		st.bare = append(st.bare, !frames[len(frames)-1].named)
 	}
+	st.tally(s.Period)
 	st.buf = st.flush(st.format.sample(st.buf, &st.info, s, st.ids))
 	return st.err
 }
@@ -133,6 +138,24 @@ func (st *Stream) frames(id uint32) []frame {
 		out = []frame{f}
 	}
 	return out
+}
+
+// tally adds the weight of the sample of st.ids to its location's, if that has no name: in waits, of the innermost outside of the kernel.
+func (st *Stream) tally(period uint64) {
+	at := 0
+	for st.info.Waits() && at+1 < len(st.ids) && st.locs.Loc(st.ids[at]).How == profile.HowKernel {
+		at++
+	}
+	if at < len(st.ids) && st.bare[st.ids[at]] {
+		st.silent[st.ids[at]] += period
+	}
+}
+
+// Nameless calls f for each place without a name where samples were: with its module, and what they weigh.
+func (st *Stream) Nameless(f func(m *profile.Module, weight uint64)) {
+	for id, w := range st.silent {
+		f(st.locs.Module(id), w)
+	}
 }
 
 // Totals returns the counts so far.

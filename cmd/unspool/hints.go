@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -21,14 +22,35 @@ func (s *session) hints(p *profile.Profile) {
 	if p == nil {
 		return
 	}
-	for _, h := range s.names.hints(p, s.info.Waits()) {
+	say(s.names.hints(p, s.info.Waits()))
+}
+
+// hintsOf is hints of what was streamed.
+func (s *session) hintsOf(st *report.Stream) {
+	var mods []profile.Module
+	var nameless []uint64
+	at := map[profile.Module]int{}
+	st.Nameless(func(m *profile.Module, weight uint64) {
+		i, ok := at[*m]
+		if !ok {
+			i = len(mods)
+			at[*m], mods, nameless = i, append(mods, *m), append(nameless, 0)
+		}
+		nameless[i] += weight
+	})
+	total := st.Totals()
+	say(s.names.advice(mods, nameless, total.Period))
+}
+
+func say(hints []string) {
+	for _, h := range hints {
 		fmt.Fprintf(stderr, "unspool: %s\n", h)
 	}
 }
 
 // hints returns a line for each module that took much of the time in functions without names: by its own time, and in a profile of waits by
 // that of the innermost function outside of the kernel.
-func (n *namer) hints(p *profile.Profile, waits bool) (out []string) {
+func (n *namer) hints(p *profile.Profile, waits bool) []string {
 	nameless := make([]uint64, len(p.Modules))
 	total := uint64(0)
 	for i := range p.Stacks {
@@ -45,15 +67,22 @@ func (n *namer) hints(p *profile.Profile, waits bool) (out []string) {
 			nameless[l.Module] += w
 		}
 	}
+	return n.advice(p.Modules, nameless, total)
+}
+
+// advice returns the lines of hints, from what functions without names took in each module.
+func (n *namer) advice(mods []profile.Module, nameless []uint64, total uint64) (out []string) {
 	var order []int
 	for i, w := range nameless {
 		if w > 0 && w >= total/minHint {
 			order = append(order, i)
 		}
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(nameless[b], nameless[a]) })
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Or(cmp.Compare(nameless[b], nameless[a]), cmp.Compare(mods[a].Path, mods[b].Path))
+	})
 	for _, i := range order {
-		m := &p.Modules[i]
+		m := &mods[i]
 		if m.Kernel || m.Path == "" || len(out) == maxHints {
 			continue
 		}

@@ -53,7 +53,8 @@ func TestRebuilt(t *testing.T) {
 	}
 	other := t.TempDir()
 	os.Chmod(other, 0o700)
-	for _, verb := range [][]string{{"report", data, "--format", "folded"}, {"report", data}, {"diff", data, data, "--all"}, {"report", data, "-o", filepath.Join(dir, "x.svg")}} {
+	for _, verb := range [][]string{{"report", data, "--format", "folded"}, {"report", data}, {"diff", data, data, "--all"}, {"report", data, "-o", filepath.Join(dir, "x.svg")},
+		{"report", data, "--format", "json"}, {"report", data, "-o", filepath.Join(dir, "x.firefox.json")}, {"report", data, "-o", filepath.Join(dir, "x.speedscope.json")}} {
 		if r := run(other, verb...); strings.Contains(r.out, "where_it_spins") || strings.Contains(r.out, "what_never_ran") ||
 			!strings.Contains(r.stderr, "rb has been rebuilt since this recording: ") || !strings.Contains(r.stderr, "of the time has no names") {
 			t.Errorf("%v, and nothing was kept:\n%s%s", verb, r.stderr, r.out)

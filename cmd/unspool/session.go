@@ -207,6 +207,7 @@ func (s *session) stream(ctx context.Context, w io.Writer, o *output) error {
 	if cerr := st.Close(s.info.Loss); err == nil {
 		err = cerr
 	}
+	s.hintsOf(st)
 	return err
 }
 
