@@ -381,7 +381,7 @@ var stackDifferences = []difference{
 	{"", "gdb", `\(bad-return\), the judge goes on: 0x[1-9a-f]\w* $`, "it shows a return address that is in no mapping as a frame; here it is why the stack ends", false},
 	{"", "eu-stack", `\(bad-return\), the judge goes on: 0x[1-9a-f]\w* $`, "the same", false},
 	{"Go", "gdb", `\(outermost\), the judge goes on: 0x0 $`, "it does not know that runtime.goexit and mcall have no caller on their stack", false},
-	{"Go", "gdb", `ends after 1 frames \(bad-return\), the judge goes on: 0x0 $`, "a thread that has just begun has a 0 where clone's rule says a return address is: it shows that as a frame", true},
+	{"Go", "gdb", `ends after 1 frames \(bad-return\), the judge goes on: 0x0 $`, "where the rule finds a return address of 0, it shows that as a frame; here it is why the stack ends", true},
 	{"Go", "gdb", `\(outermost\), the judge goes on: 0x\w+ runtime.clone$`, "it shows the function in which a thread begins, below runtime.mstart", true},
 	{"Go", "eu-stack", `\(outermost\), the judge goes on: 0x\w+ runtime.clone`, "the same", true},
 	{"node", "gdb", `frame \d+: 0x\w+ Builtins_JSEntryTrampoline, the judge has`, "it guesses at code that JavaScript was compiled to, by its prologue; here it is the frame pointer", false},
