@@ -18,8 +18,9 @@ type Builder struct {
 	slots   []uint32 // 1 + index in samples, open addressing; 0: free
 	samples []aggregate
 	totals  Totals
-	ids     []uint32   // scratch
-	recent  [16]recent // by thread
+	ids     []uint32       // scratch
+	recent  [16]recent     // by thread
+	upside  map[uint32]int // by stack: how many of its first frames are a waker's
 }
 
 // A recent is the last stack of a thread. The next one mostly has the same outer frames, which then need not be looked
@@ -47,7 +48,7 @@ type aggregate struct {
 func NewBuilder() *Builder {
 	b := &Builder{
 		locs:  NewLocations(),
-		comms: map[string]uint32{"": 0},
+		comms: map[string]uint32{"": 0}, upside: map[uint32]int{},
 		names: []string{""},
 		slots: make([]uint32, 1<<10),
 	}
@@ -61,7 +62,11 @@ func NewBuilder() *Builder {
 func (b *Builder) Add(s *Sample) int {
 	h := b.intern(s)
 	b.totals.Count(s)
-	i := b.find(key{b.stacks.intern(b.ids, h), b.comm(s.Comm), s.PID, s.TID, int32(s.Event), s.stop()})
+	stack := b.stacks.intern(b.ids, h)
+	if s.Waker != nil {
+		b.upside[stack] = s.Waker.frames()
+	}
+	i := b.find(key{stack, b.comm(s.Comm), s.PID, s.TID, int32(s.Event), s.stop()})
 	a := &b.samples[i]
 	a.count++
 	a.period += s.Period
@@ -196,7 +201,7 @@ func (b *Builder) Profile(n Namer, info Info) *Profile {
 	for i := range names {
 		x.loc(uint32(i), &names[i])
 	}
-	stacks := x.stacks(b.stacks.stacks)
+	stacks := x.stacks(b.stacks.stacks, b.upside)
 	for i := range b.samples {
 		a := &b.samples[i]
 		p.Stacks[i] = Stack{

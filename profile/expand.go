@@ -1,5 +1,7 @@
 package profile
 
+import "slices"
+
 // An expander gives the locations of a profile their names, and each call that was inlined a location of its own.
 type expander struct {
 	p       *Profile
@@ -77,8 +79,9 @@ func (x *expander) function(name, linkage string, module int32, named bool) int3
 	return f
 }
 
-// stacks returns lists of locations with the inlined calls in their places. A list without any is the same list.
-func (x *expander) stacks(in [][]uint32) [][]uint32 {
+// stacks returns lists of locations with the inlined calls in their places: before their frame, innermost first, and in the part of a list that
+// is upside down, so many of its first frames, the other way. A list without any is the same list.
+func (x *expander) stacks(in [][]uint32, upside map[uint32]int) [][]uint32 {
 	if len(x.inner) == 0 {
 		return in
 	}
@@ -93,8 +96,13 @@ func (x *expander) stacks(in [][]uint32) [][]uint32 {
 			continue
 		}
 		t := make([]uint32, 0, n)
-		for _, id := range s {
+		down := upside[uint32(i)]
+		for k, id := range s {
+			at := len(t)
 			t = append(append(t, x.inner[id]...), id)
+			if k < down {
+				slices.Reverse(t[at:])
+			}
 		}
 		out[i] = t
 	}

@@ -40,6 +40,22 @@ func TestWaker(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("%#x, not %#x", got, want)
 	}
+	// What was inlined in the waker is upside down, too.
+	m := &unwind.Mapping{Lo: 0x10000, Hi: 0x20000, Module: unwind.NewModule("/m", "", nil)}
+	g := []unwind.Frame{{PC: 0x11002, Exact: true, Mapping: m}, {PC: 0x12001, Exact: true, Mapping: m}}
+	names := func(w *Waker) (out []string) {
+		p := built([]Sample{{User: g, HasUser: true, Waker: w}}, inliner{})
+		for _, id := range p.Stacks[0].Frames {
+			out = append(out, p.Funcs[p.Locs[id].Func].Name)
+		}
+		return out
+	}
+	wait := names(nil)
+	woken := names(&Waker{By: f(10), User: g})
+	slices.Reverse(wait)
+	if head := woken[:len(wait)]; len(wait) != 8 || !slices.Equal(head, wait) {
+		t.Errorf("the waker's frames are %q, not %q", head, wait)
+	}
 	again := p.Filter(func(*Stack) bool { return true })
 	if again.Totals != p.Totals {
 		t.Errorf("totals %+v, filtered %+v", p.Totals, again.Totals)

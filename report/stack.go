@@ -150,7 +150,7 @@ func StackText(out io.Writer, s *Stacks) error {
 	if s.Core != "" {
 		fmt.Fprintf(w, " (from %s)", printable.String(s.Core))
 	} else if s.Pause > 0 {
-		fmt.Fprintf(w, " (stopped for %s, no thread for more than %s)", s.Pause.Round(time.Microsecond), s.Longest.Round(time.Microsecond))
+		fmt.Fprintf(w, " (stopped for %s, no thread for more than %s)", seconds(s.Pause), seconds(s.Longest))
 	}
 	fmt.Fprintln(w)
 	if s.Signal != nil {

@@ -210,7 +210,7 @@ func (o *compilation) summary() string {
 	if compiled+none == 0 {
 		return ""
 	}
-	out := fmt.Sprintf("%d files compiled", compiled)
+	out := number(uint64(compiled), "file", "files") + " compiled"
 	if compiled > 0 {
 		what := map[string]string{"table": "tables", "native": "machine code", "c": "C"}[o.emit]
 		out += fmt.Sprintf(": %s of %s from %s of .eh_frame", size(o.bytes.Load()), what, size(o.source.Load()))

@@ -107,6 +107,9 @@ func (p *plan) check(stepper string, flt *filter) error {
 	if p.offCPU {
 		p.Event = perfevent.OffCPU
 	}
+	if p.Event == perfevent.OffCPU && (p.Frequency > 0 || p.Period > 1) {
+		return usage("--off-cpu records each wait: -F and -c do not go with it")
+	}
 	if p.kernel.Wakers && p.Event != perfevent.OffCPU {
 		return usage("--wakers takes --off-cpu: only waits end by being woken")
 	}

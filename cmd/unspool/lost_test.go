@@ -106,7 +106,8 @@ func TestLossAdvice(t *testing.T) {
 		want string
 	}{
 		{"cycles", source.Attr{Flags: source.FlagFreq, SamplePeriod: 999}, "-F"},
-		{"page-faults", source.Attr{SamplePeriod: 1}, "-c"},
+		{"page-faults", source.Attr{SamplePeriod: 1}, "(-c N)"},
+		{"page-faults", source.Attr{SamplePeriod: 100}, "-c over 100"},
 		{perfevent.OffCPU, source.Attr{SamplePeriod: 1}, "--comm"},
 	} {
 		if got := lossAdvice([]source.Event{{Name: c.name, Attr: c.attr}}); !strings.Contains(got, c.want) {

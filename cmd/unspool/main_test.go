@@ -116,6 +116,9 @@ func TestUsage(t *testing.T) {
 		{"report --icicle=maybe x", 2, `--icicle takes true or false, not "maybe"`},
 		{"record -p abc", 2, `-p takes process IDs such as 1234, not "abc"`},
 		{"record -t 1,x", 2, `-t takes thread IDs such as 1234, not "1,x"`},
+		{"record --duration -5 -- true", 2, `--duration takes a time such as 10s, not "-5"`},
+		{"record --off-cpu -F 10 -- true", 2, "--off-cpu records each wait: -F and -c do not go with it"},
+		{"serve /etc/passwd", 1, `^unspool: /etc/passwd: malformed: not a perf.data file`},
 		{"record -F fast -- true", 2, `-F takes a number such as 10, not "fast"`},
 		{"compile -p abc", 2, `-p takes a process ID such as 1234, not "abc"`},
 		{"compile", 2, "nothing to compile"},
@@ -145,7 +148,7 @@ func TestUsage(t *testing.T) {
 		{"record", 2, "give a command, -p PID, -t TID or -a"},
 		{"record -p 1 -- true", 2, "exclude each other"},
 		{"record --stack-size 7 -- true", 2, "multiple of 8"},
-		{"record --duration soon -- true", 2, "--duration is a time"},
+		{"record --duration soon -- true", 2, "--duration takes a time"},
 		{"record --user --kernel -- true", 2, "user.*kernel"},
 		{"record --source x -- true", 2, "auto, ebpf, perf or ptrace"},
 		{"record --source ebpf --stepper rows -- true", 2, "compact tables"},
@@ -206,7 +209,7 @@ func TestDumpJSON(t *testing.T) {
 func TestVerifyStatsCompile(t *testing.T) {
 	r := runProgram(t, "verify", "/bin/sh")
 	r.want(t, 0, "")
-	if !regexp.MustCompile(`^1 files: [\d,]+ rows and [\d,]+ rules equal the reference`).MatchString(r.out) {
+	if !regexp.MustCompile(`^1 file: [\d,]+ rows and [\d,]+ rules equal the reference`).MatchString(r.out) {
 		t.Error(r.out)
 	}
 	r = runProgram(t, "stats", "--format", "json", "/bin/sh")
@@ -259,7 +262,7 @@ func TestNothingMade(t *testing.T) {
 		{[]string{"compile", short, bare}, 1, cut, "0 files compiled; 1 without unwind information\n"},
 		{[]string{"compile", odd}, 1, `^unspool: \S*odd: made for a machine that is not known here: e_machine is 9999\n$`, ""},
 		{[]string{"verify", short}, 1, cut, ""},
-		{[]string{"verify", short, bare}, 1, cut, "1 files: 0 rows and 0 rules equal the reference; 0 damaged entries; 1 files without unwind information\n"},
+		{[]string{"verify", short, bare}, 1, cut, "1 file: 0 rows and 0 rules equal the reference; 0 damaged entries; 1 file without unwind information\n"},
 		{[]string{"dump", short}, 1, cut, ""},
 	} {
 		r := runProgram(t, c.args...)

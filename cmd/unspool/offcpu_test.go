@@ -45,7 +45,7 @@ int main(void) {
 	rec := program(t, "record", "--off-cpu", "-p", fmt.Sprint(c.Process.Pid), "--duration", "3s", "-o", "x.data")
 	r := finish(t, rec)
 	r.want(t, 0, "100.0 % whole")
-	r.want(t, 0, "[34] waits had begun before the recording, [34] had not ended with it") // often can be between two
+	r.want(t, 0, "[34] waits had begun before the recording, [34] had not ended with it: time counts") // often can be between two
 	rep := program(t, "report", "--format", "folded", "x.data")
 	rep.Dir = rec.Dir
 	out := finish(t, rep)

@@ -222,7 +222,9 @@ func needs() []finding {
 	if err != nil {
 		why = err.Error()
 	}
-	if tracing = filepath.Dir(tracing); strings.HasPrefix(tracing, "/proc/self/fd/") {
+	if err != nil {
+		tracing = ""
+	} else if tracing = filepath.Dir(tracing); strings.HasPrefix(tracing, "/proc/self/fd/") {
 		tracing = "mounted for this process"
 	}
 	add("tracefs", "tracefs, for tracepoints", err == nil, tracing, why, "run it as root")

@@ -106,11 +106,11 @@ func parseDuration(flag, s string) (time.Duration, error) {
 		return 0, nil
 	}
 	d, err := time.ParseDuration(s)
-	if _, ferr := strconv.ParseFloat(s, 64); err != nil && ferr == nil {
+	if n, ferr := strconv.ParseFloat(s, 64); err != nil && ferr == nil && n > 0 {
 		return 0, usage("%s is a time with its unit: %ss or %sm", flag, s, s)
 	}
 	if err != nil || d <= 0 {
-		return 0, usage("%s is a time such as 10s, not %q", flag, s)
+		return 0, usage("%s takes a time such as 10s, not %q", flag, s)
 	}
 	return d, nil
 }

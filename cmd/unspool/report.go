@@ -280,7 +280,7 @@ func openRecording(path string, flt *filter, mods *modules.Set) (*recordingFile,
 		r.Close()
 		return nil, err
 	}
-	if len(head) >= 2 && head[0] == 0x1f && head[1] == 0x8b || pprofInput(head) {
+	if gzipped(head) || pprofInput(head) {
 		if r.pprof, err = readPprof(in, flt); err != nil {
 			r.Close()
 			return nil, fmt.Errorf("%s: %w", path, err)
@@ -383,6 +383,31 @@ func openInput(path string) (in *os.File, head []byte, err error) {
 	}
 	return in, head[:n], nil
 }
+
+// checkInput says what is wrong with a file of samples, as far as its first bytes say. Pipes are left as they are.
+func checkInput(path string) error {
+	if path == "-" {
+		return nil
+	}
+	if st, err := os.Stat(path); err != nil || !st.Mode().IsRegular() {
+		return err
+	}
+	in, head, err := openInput(path)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	if gzipped(head) || pprofInput(head) {
+		return nil
+	}
+	f, err := perfdata.New(in, path)
+	if err == nil {
+		err = f.Close()
+	}
+	return err
+}
+
+func gzipped(head []byte) bool { return len(head) >= 2 && head[0] == 0x1f && head[1] == 0x8b }
 
 // peek looks at the first bytes of a pipe, which stay there (tee(2)). Of what is no pipe it sees none.
 func peek(in *os.File, head []byte) int {

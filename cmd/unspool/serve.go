@@ -89,10 +89,8 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 	}
 	o := serve.Options{Annotator: a, Token: serve.NewToken()}
 	for _, p := range paths {
-		if p != "-" {
-			if _, err := os.Stat(p); err != nil {
-				return err
-			}
+		if err := checkInput(p); err != nil { // before there is an address
+			return err
 		}
 		o.Inputs = append(o.Inputs, serveInput(p, mods, plain))
 	}

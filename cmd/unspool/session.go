@@ -238,6 +238,8 @@ func lossAdvice(events []source.Event) string {
 		switch {
 		case e.Name == perfevent.OffCPU:
 			return "fewer tasks (-p, --cgroup, --comm)"
+		case !e.Attr.Has(source.FlagFreq) && e.Attr.SamplePeriod > 1:
+			return fmt.Sprintf("with a -c over %d", e.Attr.SamplePeriod)
 		case !e.Attr.Has(source.FlagFreq):
 			return fmt.Sprintf("only one of so many %s (-c N)", e.Name)
 		}

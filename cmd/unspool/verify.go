@@ -10,7 +10,6 @@ import (
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format/dwarf"
-	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -66,10 +65,11 @@ filters leave nothing to compare, 130 if it was interrupted; how the command end
 				return nil
 			})
 			p.done()
-			n := func(v int64) string { return profile.Comma(uint64(v)) }
+			n := func(v int64, one, many string) string { return number(uint64(v), one, many) }
 			if right := proven.Load() + without.Load(); right > 0 {
-				fmt.Fprintf(stdout, "%s files: %s rows and %s rules equal the reference; %s damaged entries; %s files without unwind information\n",
-					n(right), n(nrows.Load()), n(nsets.Load()), n(damaged.Load()), n(without.Load()))
+				fmt.Fprintf(stdout, "%s: %s and %s equal the reference; %s; %s without unwind information\n",
+					n(right, "file", "files"), n(nrows.Load(), "row", "rows"), n(nsets.Load(), "rule", "rules"),
+					n(damaged.Load(), "damaged entry", "damaged entries"), n(without.Load(), "file", "files"))
 			}
 			return err
 		},
