@@ -117,7 +117,7 @@ func (r *relation) write(w io.Writer, p *profile.Profile, o *Options, fn int32, 
 	all := o.total(p)
 	f := &p.Funcs[fn]
 	fmt.Fprintln(w)
-	fmt.Fprintln(w, clip(fmt.Sprintf("%s  %s (%s, %s of its own)", printable.String(f.Name), profile.Percent(s.total[fn], all),
+	fmt.Fprintln(w, printable.Clip(fmt.Sprintf("%s  %s (%s, %s of its own)", printable.String(f.Name), profile.Percent(s.total[fn], all),
 		profile.Quantity(s.total[fn], o.unit(p)), profile.Percent(s.self[fn], all)), o.Width))
 	kids := t.order(heavier(p))
 	floor := uint64(least * float64(all))
@@ -127,7 +127,7 @@ func (r *relation) write(w io.Writer, p *profile.Profile, o *Options, fn int32, 
 			k := kids[at]
 			if len(k) == 1 && t.nodes[k[0]].total == t.nodes[at].total && at != 0 {
 				at = k[0]
-				fmt.Fprintln(w, clip(indent+"        "+t.label(p, at), o.Width))
+				fmt.Fprintln(w, printable.Clip(indent+"        "+t.label(p, at), o.Width))
 				continue
 			}
 			break
@@ -147,7 +147,7 @@ func (r *relation) write(w io.Writer, p *profile.Profile, o *Options, fn int32, 
 				branch, below = "└─", "  "
 			}
 			n := &t.nodes[c]
-			fmt.Fprintln(w, clip(fmt.Sprintf("%s%s%7s %s", indent, branch, profile.Percent(n.total, all), t.label(p, c)), o.Width))
+			fmt.Fprintln(w, printable.Clip(fmt.Sprintf("%s%s%7s %s", indent, branch, profile.Percent(n.total, all), t.label(p, c)), o.Width))
 			walk(c, indent+below)
 		}
 		if rest > 0 {
@@ -155,7 +155,7 @@ func (r *relation) write(w io.Writer, p *profile.Profile, o *Options, fn int32, 
 			if len(k)-shown == 1 {
 				what = r.one
 			}
-			fmt.Fprintln(w, clip(fmt.Sprintf("%s└─%7s in %d more %s", indent, profile.Percent(rest, all), len(k)-shown, what), o.Width))
+			fmt.Fprintln(w, printable.Clip(fmt.Sprintf("%s└─%7s in %d more %s", indent, profile.Percent(rest, all), len(k)-shown, what), o.Width))
 		}
 	}
 	walk(0, "")

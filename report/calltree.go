@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 )
 
@@ -21,7 +22,7 @@ func Tree(w io.Writer, p *profile.Profile, o Options) error {
 	all := t.nodes[0].total
 	least := uint64(minShare(o.MinShare, 0.005) * float64(all))
 	line := func(total, self, rest string) {
-		fmt.Fprintln(bw, clip(fmt.Sprintf("%7s %7s  %s", total, self, rest), o.Width))
+		fmt.Fprintln(bw, printable.Clip(fmt.Sprintf("%7s %7s  %s", total, self, rest), o.Width))
 	}
 	row := func(at int32, indent string) {
 		n := &t.nodes[at]

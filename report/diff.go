@@ -166,9 +166,9 @@ func Diff(w io.Writer, before, after *profile.Profile, o Options) error {
 	module, number, delta := len("module"), len("before"), len("change")
 	for i := range shown {
 		c := &shown[i]
-		module = max(module, width(c.Module.Base()))
-		number = max(number, width(c.Total.before()), width(c.Total.after()), width(c.Self.before()), width(c.Self.after()))
-		delta = max(delta, width(c.Self.delta()), width(c.Total.delta()))
+		module = max(module, printable.Width(printable.String(c.Module.Base())))
+		number = max(number, printable.Width(c.Total.before()), printable.Width(c.Total.after()), printable.Width(c.Self.before()), printable.Width(c.Self.after()))
+		delta = max(delta, printable.Width(c.Self.delta()), printable.Width(c.Total.delta()))
 	}
 	module = min(module, 28)
 	if o.Width > 0 {
@@ -176,11 +176,11 @@ func Diff(w io.Writer, before, after *profile.Profile, o Options) error {
 	}
 	row := func(c ...string) {
 		b := fmt.Sprintf("%*s %*s %*s  %*s %*s %*s %6s  %s  ",
-			number, c[0], number, c[1], delta, c[2], number, c[3], number, c[4], delta, c[5], c[6], pad(clip(c[7], module), module))
+			number, c[0], number, c[1], delta, c[2], number, c[3], number, c[4], delta, c[5], c[6], printable.Pad(printable.Clip(c[7], module), module))
 		if o.Width > 0 {
-			c[8] = Fit(c[8], max(o.Width-width(b), 1))
+			c[8] = Fit(c[8], max(o.Width-printable.Width(b), 1))
 		}
-		fmt.Fprintln(bw, clip(b+c[8], o.Width))
+		fmt.Fprintln(bw, printable.Clip(b+c[8], o.Width))
 	}
 	if len(shown) > 0 {
 		row("self", "", "", "total", "", "", "", "", "")

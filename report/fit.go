@@ -3,23 +3,25 @@ package report
 import (
 	"regexp"
 	"strings"
+
+	"github.com/unspool/unspool/internal/printable"
 )
 
 // Fit shortens the name of a function to n columns, as names.js does on pages: first the parameters go, then the arguments of templates, then
 // the namespaces; what is still too long is cut. n of 0 or less is no bound.
 func Fit(name string, n int) string {
-	if n <= 0 || width(name) <= n {
+	if n <= 0 || printable.Width(name) <= n {
 		return name
 	}
 	plain := foldBrackets(name, '(', ')', "()")
 	bare := foldBrackets(plain, '<', '>', "<…>")
 	short := lastName(bare)
 	for _, s := range []string{plain, bare, short} {
-		if width(s) <= n {
+		if printable.Width(s) <= n {
 			return s
 		}
 	}
-	return clip(short, n)
+	return printable.Clip(short, n)
 }
 
 var (

@@ -622,7 +622,7 @@ func (g *flameGraph) write(w *bufio.Writer) {
 <g id="static">
 <rect class="paper" width="100%%" height="100%%"/>
 <text class="title" x="%d" y="27">%s</text>
-`, flameWidth, height, flameWidth, height, xmlText(title), xmlText("Flame graph. "+strings.Join(lines, ". ")), flameCSS, flamePad, xmlText(clip(title, 120)))
+`, flameWidth, height, flameWidth, height, xmlText(title), xmlText("Flame graph. "+strings.Join(lines, ". ")), flameCSS, flamePad, xmlText(printable.Clip(title, 120)))
 	for i, l := range lines {
 		fmt.Fprintf(w, "<text class=\"line\" x=\"%d\" y=\"%d\">%s</text>\n", flamePad, 46+17*i, xmlText(l))
 	}
@@ -668,8 +668,8 @@ func (g *flameGraph) picture(w *bufio.Writer, scale float64, top, deepest int) {
 			continue
 		}
 		fmt.Fprintf(w, "<g><title>%s (%s, %s)</title><rect class=\"%s\" x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\"/><text%s x=\"%.1f\" y=\"%d\">%s</text></g>\n",
-			xmlText(clip(name.text, 400)), xmlText(profile.Quantity(n.total, g.o.unit(g.p))), profile.Percent(n.total, g.nodes[0].total),
-			name.class, x, y, width-.5, flameRow-1, label, x+3, y+13, xmlText(clip(name.text, chars)))
+			xmlText(printable.Clip(name.text, 400)), xmlText(profile.Quantity(n.total, g.o.unit(g.p))), profile.Percent(n.total, g.nodes[0].total),
+			name.class, x, y, width-.5, flameRow-1, label, x+3, y+13, xmlText(printable.Clip(name.text, chars)))
 	}
 	for _, class := range slices.Sorted(maps.Keys(narrow)) {
 		fmt.Fprintf(w, "<path class=\"%s\" d=\"%s\"/>\n", class, narrow[class])

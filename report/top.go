@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
-	"unicode/utf8"
 
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
@@ -75,19 +73,19 @@ func Top(w io.Writer, p *profile.Profile, o Options) error {
 	}
 	digits, module := len(column), len("module")
 	for _, f := range fns {
-		digits = max(digits, width(number(s.total[f])), width(number(s.self[f])))
-		module = max(module, width(p.Modules[p.Funcs[f].Module].Base()))
+		digits = max(digits, printable.Width(number(s.total[f])), printable.Width(number(s.self[f])))
+		module = max(module, printable.Width(printable.String(p.Modules[p.Funcs[f].Module].Base())))
 	}
 	module = min(module, 28)
 	if o.Width > 0 {
 		module = max(min(module, o.Width/5), len("module"))
 	}
 	line := func(cols ...string) {
-		b := fmt.Sprintf("%7s %*s  %7s %*s  %s  ", cols[0], digits, cols[1], cols[2], digits, cols[3], pad(clip(cols[4], module), module))
+		b := fmt.Sprintf("%7s %*s  %7s %*s  %s  ", cols[0], digits, cols[1], cols[2], digits, cols[3], printable.Pad(printable.Clip(cols[4], module), module))
 		if o.Width > 0 {
-			cols[5] = Fit(cols[5], max(o.Width-width(b), 1))
+			cols[5] = Fit(cols[5], max(o.Width-printable.Width(b), 1))
 		}
-		fmt.Fprintln(bw, clip(b+cols[5], o.Width))
+		fmt.Fprintln(bw, printable.Clip(b+cols[5], o.Width))
 	}
 	line("self", column, "total", column, "module", "function")
 	for _, f := range fns {
@@ -103,23 +101,4 @@ func Top(w io.Writer, p *profile.Profile, o Options) error {
 		fmt.Fprintf(bw, "%7s %*s  in %s more functions\n", profile.Percent(rest, all), digits, number(rest), profile.Comma(uint64(len(left))))
 	}
 	return bw.Flush()
-}
-
-// width counts the columns of s.
-func width(s string) int { return utf8.RuneCountInString(s) }
-
-func pad(s string, n int) string {
-	if k := n - width(s); k > 0 {
-		return s + strings.Repeat(" ", k)
-	}
-	return s
-}
-
-// clip cuts s to n columns, or not at all if n is 0.
-func clip(s string, n int) string {
-	if n <= 0 || width(s) <= n {
-		return s
-	}
-	r := []rune(s)
-	return string(r[:n-1]) + "…"
 }

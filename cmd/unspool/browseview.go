@@ -9,6 +9,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
 )
@@ -120,7 +121,7 @@ func (r *reader) seek(step int) {
 	case r.search == nil:
 		r.note = "nothing has been searched for: /"
 	case !r.again(step):
-		r.note = "nothing matches " + clean(r.search.String())
+		r.note = "nothing matches " + printable.Marked(r.search.String())
 	}
 }
 
@@ -163,20 +164,20 @@ func (r *reader) View() tea.View {
 func (r *reader) text() string {
 	rows := max(0, r.height-5)
 	w := r.width
-	out := []string{r.paint(strong, clip(r.title(), w)), r.tabs(), r.paint(strong, clip(r.head(), w))}
+	out := []string{r.paint(strong, printable.Clip(r.title(), w)), r.tabs(), r.paint(strong, printable.Clip(r.head(), w))}
 	if r.help {
 		out = append(out, fill(clipAll(browseHelp, w), rows)...)
 	} else {
 		out = append(out, fill(r.body(rows), rows)...)
 	}
-	out = append(out, r.paint(faint, clip(r.p.Summary(), w)), r.foot())
+	out = append(out, r.paint(faint, printable.Clip(r.p.Summary(), w)), r.foot())
 	return strings.Join(out[:min(len(out), r.height)], "\n")
 }
 
 func (r *reader) title() string {
-	s := "unspool report · " + clean(r.what)
+	s := "unspool report · " + printable.Marked(r.what)
 	if r.filter != nil {
-		s += fmt.Sprintf(" · /%s/ %s", clean(r.filter.String()), profile.Percent(r.weight, r.all))
+		s += fmt.Sprintf(" · /%s/ %s", printable.Marked(r.filter.String()), profile.Percent(r.weight, r.all))
 	}
 	return s
 }
@@ -210,7 +211,7 @@ func (r *reader) head() string {
 func (r *reader) body(height int) []string {
 	v := r.view
 	if len(r.rows[v]) == 0 {
-		return []string{r.paint(faint, clip("  nothing matches", r.width))}
+		return []string{r.paint(faint, printable.Clip("  nothing matches", r.width))}
 	}
 	r.off[v] = max(0, min(r.off[v], r.sel[v], len(r.rows[v])-height))
 	r.off[v] = max(r.off[v], r.sel[v]-height+1)
@@ -219,10 +220,10 @@ func (r *reader) body(height int) []string {
 	var out []string
 	for i := r.off[v]; i < len(r.rows[v]) && len(out) < height; i++ {
 		at := r.rows[v][i]
-		line := clip(r.row(at, max(0, 2*at.level-shift)), r.width)
+		line := printable.Clip(r.row(at, max(0, 2*at.level-shift)), r.width)
 		switch {
 		case i == r.sel[v]:
-			line = r.paint(chosen, pad(line, r.width))
+			line = r.paint(chosen, printable.Pad(line, r.width))
 		case r.search != nil && r.search.MatchString(r.name(at)):
 			line = r.paint(strong, line)
 		}
@@ -233,9 +234,9 @@ func (r *reader) body(height int) []string {
 
 func (r *reader) row(at *branch, indent int) string {
 	total, self := profile.Percent(at.total, r.all), profile.Percent(at.self, r.all)
-	name := clean(r.name(at))
+	name := printable.Marked(r.name(at))
 	if r.view == topView {
-		return fmt.Sprintf("%7s %7s  %s  %s", self, total, pad(clip(clean(r.p.Modules[r.p.Funcs[at.fn].Module].Base()), 20), 20), name)
+		return fmt.Sprintf("%7s %7s  %s  %s", self, total, printable.Pad(printable.Clip(printable.Marked(r.p.Modules[r.p.Funcs[at.fn].Module].Base()), 20), 20), name)
 	}
 	if at.inlined {
 		name += " (inlined)"
@@ -259,17 +260,17 @@ func (r *reader) row(at *branch, indent int) string {
 func (r *reader) foot() string {
 	switch {
 	case r.prompt != 0 && r.note != "":
-		return clip(string(r.prompt)+" "+clean(r.typed)+"  "+clean(r.note), r.width)
+		return printable.Clip(string(r.prompt)+" "+printable.Marked(r.typed)+"  "+printable.Marked(r.note), r.width)
 	case r.prompt != 0:
 		what := "search: "
 		if r.prompt == 'f' {
 			what = "filter: "
 		}
-		return clip(what+clean(r.typed)+"▏", r.width)
+		return printable.Clip(what+printable.Marked(r.typed)+"▏", r.width)
 	case r.note != "":
-		return clip(r.note, r.width)
+		return printable.Clip(r.note, r.width)
 	}
-	return r.paint(faint, clip("t view · ↑↓ select · enter open · / search · f filter · s order · ? help · q quit", r.width))
+	return r.paint(faint, printable.Clip("t view · ↑↓ select · enter open · / search · f filter · s order · ? help · q quit", r.width))
 }
 
 var browseHelp = strings.Split(`  t, tab, 1, 2, 3  tree of what called what, table of functions, trees of their callers

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source/perfdata"
@@ -152,10 +153,10 @@ func (d *diagnosis) write(w io.Writer) error {
 			} else if f.Unknown {
 				yes = "?  "
 			}
-			line := "  " + yes + "  " + pad(f.What, width)
+			line := "  " + yes + "  " + printable.Pad(f.What, width)
 			for _, s := range []string{f.Value, f.Reason} {
 				if s != "" {
-					line += "  " + clean(s)
+					line += "  " + printable.Marked(s)
 				}
 			}
 			fmt.Fprintln(&b, strings.TrimRight(line, " "))
@@ -177,7 +178,7 @@ func (d *diagnosis) write(w io.Writer) error {
 			fmt.Fprintf(&b, "  %.0f ns a sample, by the kernel's count of %s runs\n", m.PerSample, profile.Comma(m.Runs))
 		}
 		if m.Note != "" {
-			fmt.Fprintf(&b, "  %s\n", clean(m.Note))
+			fmt.Fprintf(&b, "  %s\n", printable.Marked(m.Note))
 		}
 	}
 	_, err := io.WriteString(w, b.String())

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source/perfevent"
@@ -147,14 +148,14 @@ func (t *top) what(rec *live) string {
 	what := "whole machine"
 	switch {
 	case len(t.Command) > 0:
-		what = clean(strings.Join(t.Command, " "))
+		what = printable.Marked(strings.Join(t.Command, " "))
 	case len(t.PIDs) > 0:
 		what = "pid " + strings.Trim(fmt.Sprint(t.PIDs), "[]")
 	}
 	if t.comm != "" {
-		what += " (" + clean(t.comm) + ")"
+		what += " (" + printable.Marked(t.comm) + ")"
 	}
-	return clip(what, 40) + " · " + clean(rec.Event())
+	return printable.Clip(what, 40) + " · " + printable.Marked(rec.Event())
 }
 
 // print writes a table at each interval, until there have been enough or nothing more comes. It says whether the recording

@@ -9,10 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
-	"charm.land/lipgloss/v2"
-
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
 )
@@ -150,13 +148,13 @@ func (v *view) move(by int) {
 // text returns the view, so many columns wide and lines high.
 func (v *view) text(width, height int) string {
 	rows := max(0, height-6)
-	out := []string{v.paint(strong, clip(v.title(), width)), v.tabs(width), v.paint(strong, clip(v.head(v.table), width))}
+	out := []string{v.paint(strong, printable.Clip(v.title(), width)), v.tabs(width), v.paint(strong, printable.Clip(v.head(v.table), width))}
 	if v.help {
 		out = append(out, fill(clipAll(helpText, width), rows)...)
 	} else {
 		out = append(out, fill(v.body(width, rows), rows)...)
 	}
-	out = append(out, v.paint(faint, clip(v.counts(), width)), v.paint(faint, clip(v.quality(), width)), v.prompt(width))
+	out = append(out, v.paint(faint, printable.Clip(v.counts(), width)), v.paint(faint, printable.Clip(v.quality(), width)), v.prompt(width))
 	return strings.Join(out[:max(0, min(len(out), height))], "\n")
 }
 
@@ -180,7 +178,7 @@ func (v *view) title() string {
 		s += " · paused"
 	}
 	if v.filter != nil {
-		s += " · /" + clean(v.filter.String()) + "/"
+		s += " · /" + printable.Marked(v.filter.String()) + "/"
 	}
 	if v.note != "" {
 		s += " · " + v.note
@@ -243,13 +241,13 @@ func (v *view) row(table int, id int32) string {
 	case functions:
 		f := &r.funcs[id]
 		return fmt.Sprintf("%7s %7s %9s  %s  %s", profile.Percent(f.self, r.weight), profile.Percent(f.total, r.weight), v.rate(f.self),
-			pad(clip(clean(f.module), 20), 20), clean(f.name))
+			printable.Pad(printable.Clip(printable.Marked(f.module), 20), 20), printable.Marked(f.name))
 	case stacks:
 		s := &r.stacks[id]
 		return fmt.Sprintf("%7s %9s  %s", profile.Percent(s.n, r.weight), v.rate(s.n), v.folded(s))
 	}
 	p := &r.procs[id]
-	return fmt.Sprintf("%7d %7s %9s %7s  %s", p.pid, profile.Percent(p.n, r.weight), v.rate(p.n), profile.Percent(p.whole, p.samples), clean(p.comm))
+	return fmt.Sprintf("%7d %7s %9s %7s  %s", p.pid, profile.Percent(p.n, r.weight), v.rate(p.n), profile.Percent(p.whole, p.samples), printable.Marked(p.comm))
 }
 
 // folded returns a stack on one line. Direct recursion is counted.
@@ -260,7 +258,7 @@ func (v *view) folded(s *rankedStack) string {
 		if i > 0 {
 			b.WriteString(" ← ")
 		}
-		b.WriteString(brief(clean(v.r.funcs[s.frames[i]].name)))
+		b.WriteString(brief(printable.Marked(v.r.funcs[s.frames[i]].name)))
 		if n > 1 {
 			fmt.Fprintf(&b, " ×%d", n)
 		}
@@ -289,7 +287,7 @@ const briefWidth = 40
 
 // brief shortens a name: long ones lose what is in angle brackets and parentheses, and then their end.
 func brief(s string) string {
-	if lipgloss.Width(s) <= briefWidth {
+	if printable.Width(s) <= briefWidth {
 		return s
 	}
 	for _, pair := range []string{"<>", "()"} {
@@ -312,7 +310,7 @@ func brief(s string) string {
 			s = b.String()
 		}
 	}
-	return clip(s, briefWidth)
+	return printable.Clip(s, briefWidth)
 }
 
 // mark says why a stack is not whole; "" if it is, or has no user part.
@@ -336,7 +334,7 @@ func (v *view) body(width, height int) []string {
 		case v.r.dur > 0:
 			text = "no samples: nothing happened that is counted"
 		}
-		return []string{v.paint(faint, clip("  "+text, width))}
+		return []string{v.paint(faint, printable.Clip("  "+text, width))}
 	}
 	var below []string
 	if v.open[t] {
@@ -351,9 +349,9 @@ func (v *view) body(width, height int) []string {
 	v.off[t] = off
 	var out []string
 	for i := off; i < len(rows) && len(out) < height; i++ {
-		line := clip(v.row(t, rows[i]), width)
+		line := printable.Clip(v.row(t, rows[i]), width)
 		if i == v.sel[t] {
-			out = append(out, v.paint(chosen, pad(line, width)))
+			out = append(out, v.paint(chosen, printable.Pad(line, width)))
 			out = append(out, below...)
 			continue
 		}
@@ -372,7 +370,7 @@ func (v *view) elide(lines []string, n, width int) []string {
 		return lines[:max(n, 0)]
 	}
 	first := n - last - 1
-	note := v.paint(faint, clip(fmt.Sprintf("          … %d more lines", len(lines)-first-last), width))
+	note := v.paint(faint, printable.Clip(fmt.Sprintf("          … %d more lines", len(lines)-first-last), width))
 	return slices.Concat(lines[:first], []string{note}, lines[len(lines)-last:])
 }
 
@@ -383,7 +381,7 @@ const maxBelow = 12
 func (v *view) unfolded(table int, id int32, width int) (out []string) {
 	r := v.r
 	add := func(format string, args ...any) {
-		out = append(out, v.paint(faint, clip("        "+fmt.Sprintf(format, args...), width)))
+		out = append(out, v.paint(faint, printable.Clip("        "+fmt.Sprintf(format, args...), width)))
 	}
 	if table == stacks {
 		s := &r.stacks[id]
@@ -392,7 +390,7 @@ func (v *view) unfolded(table int, id int32, width int) (out []string) {
 			if n > 1 {
 				times = fmt.Sprintf(" ×%d", n)
 			}
-			add("%4d  %s  %s%s", i, pad(clip(clean(r.funcs[f].module), 20), 20), clean(r.funcs[f].name), times)
+			add("%4d  %s  %s%s", i, printable.Pad(printable.Clip(printable.Marked(r.funcs[f].module), 20), 20), printable.Marked(r.funcs[f].name), times)
 			i += n
 		}
 		switch profile.Grade(s.stop) {
@@ -410,7 +408,7 @@ func (v *view) unfolded(table int, id int32, width int) (out []string) {
 		list, all, verb = r.inside(id), r.procs[id].n, "in"
 	}
 	for _, w := range list[:min(len(list), maxBelow)] {
-		add("%s %7s %9s  %s", verb, profile.Percent(w.n, all), v.rate(w.n), clean(r.funcs[w.fn].name))
+		add("%s %7s %9s  %s", verb, profile.Percent(w.n, all), v.rate(w.n), printable.Marked(r.funcs[w.fn].name))
 	}
 	if n := len(list) - maxBelow; n > 0 {
 		add("and %d more", n)
@@ -473,11 +471,11 @@ func (v *view) quality() string {
 func (v *view) prompt(width int) string {
 	switch {
 	case v.typing && v.wrong != nil:
-		return clip("/"+clean(v.typed)+"  "+v.wrong.Error(), width)
+		return printable.Clip("/"+printable.Marked(v.typed)+"  "+v.wrong.Error(), width)
 	case v.typing:
-		return clip("/"+clean(v.typed)+"▏", width)
+		return printable.Clip("/"+printable.Marked(v.typed)+"▏", width)
 	}
-	return v.paint(faint, clip("tab table · ↑↓ select · enter unfold · / filter · p pause · r reset · ? help · q quit", width))
+	return v.paint(faint, printable.Clip("tab table · ↑↓ select · enter unfold · / filter · p pause · r reset · ? help · q quit", width))
 }
 
 var helpText = strings.Split(`  tab, 1, 2, 3     functions, stacks, processes
@@ -503,40 +501,7 @@ func fill(lines []string, n int) []string {
 func clipAll(lines []string, width int) []string {
 	out := make([]string, len(lines))
 	for i, l := range lines {
-		out[i] = clip(l, width)
+		out[i] = printable.Clip(l, width)
 	}
 	return out
-}
-
-// clip cuts s to so many columns, or not at all if they are 0.
-func clip(s string, width int) string {
-	if width <= 0 || lipgloss.Width(s) <= width {
-		return s
-	}
-	n := 0
-	for i, r := range s {
-		w := lipgloss.Width(string(r))
-		if n+w > width-1 {
-			return s[:i] + "…"
-		}
-		n += w
-	}
-	return s
-}
-
-func pad(s string, width int) string {
-	return s + strings.Repeat(" ", max(0, width-lipgloss.Width(s)))
-}
-
-// clean returns s fit for a terminal: names are other people's bytes.
-func clean(s string) string {
-	if strings.IndexFunc(s, func(r rune) bool { return r == unicode.ReplacementChar || !unicode.IsPrint(r) }) < 0 {
-		return s
-	}
-	return strings.Map(func(r rune) rune {
-		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, s)
 }

@@ -9,6 +9,8 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 	"charm.land/lipgloss/v2"
+
+	"github.com/unspool/unspool/internal/printable"
 )
 
 // A watcher is a view on a terminal.
@@ -47,7 +49,7 @@ func watch(ctx context.Context, t *top, f *feed, v *view, ended <-chan error) (o
 		case err := <-ended:
 			note := "ended"
 			if err != nil {
-				note = "ended: " + clean(err.Error())
+				note = "ended: " + printable.Marked(err.Error())
 			}
 			told <- err
 			p.Send(overMsg{note})

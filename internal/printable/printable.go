@@ -1,5 +1,5 @@
-// Package printable makes text of others fit for a line on a terminal: paths, names and commands of the programs that are looked at can
-// hold anything.
+// Package printable makes text of others fit for a line on a terminal, and for its columns: paths, names and commands of the programs that are
+// looked at can hold anything.
 package printable
 
 import (

@@ -1,0 +1,47 @@
+package printable
+
+import (
+	"strings"
+	"unicode"
+
+	"github.com/clipperhouse/displaywidth"
+)
+
+// Width returns how many columns of a terminal s takes: wide characters take two, combining ones none. What Width, Clip and Pad are given is
+// valid UTF-8 without control characters: see String and Marked.
+func Width(s string) int { return displaywidth.String(s) }
+
+// Clip cuts s to so many columns, the last of them an ellipsis, or not at all if they are 0 or less.
+func Clip(s string, columns int) string {
+	if columns <= 0 || len(s) <= columns || Width(s) <= columns { // no character is wider than it is long
+		return s
+	}
+	used, end := 0, 0
+	for g := displaywidth.StringGraphemes(s); g.Next(); {
+		if used += g.Width(); used > columns-1 {
+			break
+		}
+		end += len(g.Value())
+	}
+	return s[:end] + "…"
+}
+
+// Pad fills s with blanks to so many columns. Longer text stays as it is.
+func Pad(s string, columns int) string {
+	return s + strings.Repeat(" ", max(0, columns-Width(s)))
+}
+
+// Marked returns s with a question mark for each character that has no picture: control and format characters, blanks other than a space, and
+// bytes that are not UTF-8. In a table, the reader sees where String would leave a blank or nothing.
+func Marked(s string) string {
+	odd := func(r rune) bool { return r == unicode.ReplacementChar || !unicode.IsPrint(r) }
+	if strings.IndexFunc(s, odd) < 0 {
+		return s
+	}
+	return strings.Map(func(r rune) rune {
+		if odd(r) {
+			return '?'
+		}
+		return r
+	}, s)
+}
