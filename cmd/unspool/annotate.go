@@ -6,18 +6,14 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/spf13/cobra"
 
-	"github.com/unspool/unspool/arch"
-	"github.com/unspool/unspool/format/dwarf"
-	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/report/annotate"
-	"github.com/unspool/unspool/symbol"
 )
 
 // An annotator writes functions with the samples at their lines and instructions.
@@ -60,7 +56,9 @@ func (a *annotator) write(w io.Writer, p *profile.Profile, o report.Options, sou
 	if err != nil {
 		return err
 	}
-	opts := newCode(a.mods).options()
+	namer := newNamer(names.Options{Mods: a.mods})
+	defer namer.Close()
+	opts := codeOf(namer)
 	opts.Syntax, opts.Source, opts.Periods = a.syntax, a.sources.Read, o.By == report.Periods
 	unit := "samples"
 	if opts.Periods {
@@ -96,100 +94,7 @@ func (a *annotator) write(w io.Writer, p *profile.Profile, o report.Options, sou
 	return nil
 }
 
-// code finds the code, the names and the bounds of functions for annotations. It is safe for concurrent use.
-type code struct {
-	symbols *symbol.Resolver
-	search  *module.Search
-
-	mu    sync.Mutex
-	files map[string]*codeFile
-}
-
-// A codeFile is an open file.
-type codeFile struct {
-	once   sync.Once
-	img    *module.Image
-	err    error
-	frames func() *dwarf.Frames
-}
-
-func newCode(mods *modules.Set) *code {
-	n := newNamer(symbol.Options{}, mods)
-	return &code{symbols: n.symbols, search: n.search(), files: map[string]*codeFile{}}
-}
-
-// options returns what annotations need, without what only the user can say.
-func (c *code) options() annotate.Options {
-	return annotate.Options{
-		Open: func(m *profile.Module) (*module.Image, error) {
-			f := c.file(m)
-			return f.img, f.err
-		},
-		Bounds: c.bounds,
-		Lines:  c.lines,
-		Symbol: c.symbol,
-	}
-}
-
-func (c *code) file(m *profile.Module) *codeFile {
-	c.mu.Lock()
-	key := m.Path + " " + m.BuildID
-	f := c.files[key]
-	if f == nil {
-		f = new(codeFile)
-		c.files[key] = f
-	}
-	c.mu.Unlock()
-	f.once.Do(func() {
-		f.img, f.err = modules.Find(c.search, m.Path, m.BuildID)
-		f.frames = sync.OnceValue(func() (fr *dwarf.Frames) {
-			if f.img != nil {
-				fr, _ = dwarf.Open(f.img)
-			}
-			return fr
-		})
-	})
-	return f
-}
-
-// bounds returns the range of a function: as the symbol table says, else as unwind information does.
-func (c *code) bounds(m *profile.Module, v arch.Vaddr) (lo, hi arch.Vaddr, ok bool) {
-	if s := c.symbols.Module(m.Path, m.BuildID).Resolve([]arch.Vaddr{v})[0]; s.Name != "" && s.Size > 0 {
-		return s.Start, s.Start + arch.Vaddr(s.Size), true
-	}
-	if f := c.file(m).frames(); f != nil {
-		return f.Bounds(v)
-	}
-	return 0, 0, false
-}
-
-func (c *code) symbol(m *profile.Module, v arch.Vaddr) (string, uint64) {
-	s := c.symbols.Module(m.Path, m.BuildID).Resolve([]arch.Vaddr{v})[0]
-	return s.Name, uint64(v - s.Start)
-}
-
-// lines returns the lines of [lo, hi): where the places of addresses change, a row begins.
-func (c *code) lines(m *profile.Module, lo, hi arch.Vaddr) (out []annotate.Line) {
-	t := c.symbols.Module(m.Path, m.BuildID)
-	var addrs [1 << 12]arch.Vaddr
-	for lo < hi {
-		n := int(min(hi-lo, arch.Vaddr(len(addrs))))
-		for i := range n {
-			addrs[i] = lo + arch.Vaddr(i)
-		}
-		for i, places := range t.Places(addrs[:n]) {
-			l := annotate.Line{Addr: addrs[i]}
-			if len(places) > 0 {
-				l.File, l.Line = places[0].File, places[0].Line
-				for _, p := range places[:len(places)-1] {
-					l.Inlined = append(l.Inlined, p.Name)
-				}
-			}
-			if k := len(out); k == 0 || out[k-1].File != l.File || out[k-1].Line != l.Line || !slices.Equal(out[k-1].Inlined, l.Inlined) {
-				out = append(out, l)
-			}
-		}
-		lo += arch.Vaddr(n)
-	}
-	return out
+// codeOf returns what annotations need of code, without what only the user can say.
+func codeOf(n *names.Namer) annotate.Options {
+	return annotate.Options{Open: n.Open, Bounds: n.Bounds, Symbol: n.Symbol, Lines: annotate.LinesOf(n.Places)}
 }

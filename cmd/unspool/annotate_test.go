@@ -15,6 +15,7 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/report/annotate"
@@ -94,7 +95,7 @@ func TestAnnotatedLines(t *testing.T) {
 			where = ""
 		}
 	}
-	o := newCode(nil).options()
+	o := codeOf(names.New(names.Options{}))
 	for fn := range p.Funcs {
 		a, err := annotate.Function(p, int32(fn), o)
 		if err != nil {

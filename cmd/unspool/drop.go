@@ -122,7 +122,7 @@ func (l *live) drop(s *session) {
 		return // doctor says so
 	}
 	if c, _ := ownCaps(); c.has(unix.CAP_SYSLOG) && !l.Decoder().Events()[0].Attr.Has(source.FlagExcludeKernel) && kernelHides() {
-		s.names.symbols.KernelText()
+		s.names.LoadKernel()
 	}
 	later := caps(0)
 	if outfile.Others() {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/binary"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -15,9 +14,9 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
-	"github.com/unspool/unspool/source"
-	"github.com/unspool/unspool/symbol"
+	"github.com/unspool/unspool/unwind"
 )
 
 // script has a function that is compiled while it runs. It prints its process's number, which the name of a map in /tmp has.
@@ -158,41 +157,15 @@ func TestFetchInterrupted(t *testing.T) {
 	defer s.Close()
 	t.Setenv("DEBUGINFOD_URLS", s.URL)
 	t.Setenv("DEBUGINFOD_CACHE_PATH", t.TempDir())
-	n := newNamer(symbol.Options{}, nil)
-	defer n.symbols.Close()
+	n := newNamer(names.Options{})
+	defer n.Close()
 	for _, id := range []string{"0123456789", "9876543210"} {
-		if _, ok := n.symbols.Module("/none/"+id, id).Lookup(0x1000); ok {
+		var names [1]profile.Name
+		if n.User(&unwind.Module{Path: "/none/" + id, BuildID: id}, []uint64{0x1000}, names[:]); names[0].Func != "" {
 			t.Error("a name for nothing")
 		}
 	}
 	if got := asked.Load(); got != 1 {
 		t.Errorf("%d requests", got)
-	}
-}
-
-// TestLateDump: a process maps its dump after code of it was asked for.
-func TestLateDump(t *testing.T) {
-	dump := filepath.Join(t.TempDir(), "jit-1.dump")
-	le := binary.LittleEndian
-	b := le.AppendUint32([]byte("DTiJ"), 1)
-	b = le.AppendUint32(b, 40) // the size of the header
-	b = append(b, make([]byte, 28)...)
-	b = le.AppendUint32(append(b, 0, 0, 0, 0), 16+40+5) // JIT_CODE_LOAD
-	for _, v := range []uint64{1, 0, 0x7000, 0x7000, 0x100, 1} {
-		b = le.AppendUint64(b, v)
-	}
-	if err := os.WriteFile(dump, append(b, "late\x00"...), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	n := newNamer(symbol.Options{}, nil)
-	defer n.symbols.Close()
-	pid := int32(os.Getpid())
-	var names [1]profile.Name
-	if n.made(pid, []uint64{0x7010}, names[:]); names[0].Func != "" {
-		t.Fatalf("before: %v", names[0])
-	}
-	n.saw(&source.Record{Type: source.RecordMmap2, PID: pid, Filename: []byte(dump)})
-	if n.made(pid, []uint64{0x7010}, names[:]); names[0].Func != "late" {
-		t.Errorf("after: %v, %q", names[0], n.notes())
 	}
 }

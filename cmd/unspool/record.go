@@ -17,7 +17,6 @@ import (
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfdata"
-	"github.com/unspool/unspool/unwind"
 )
 
 // defaultRecording is where record writes unless told otherwise.
@@ -169,11 +168,11 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 		return err
 	}
 	if name != nil { // a second Ctrl-C ends it
-		s.names.kept = map[*unwind.Module]*keptModule{}
+		s.names.Collect()
 		prof = name()
-		s.names.keep()
+		s.names.Save()
 		if s.room != nil {
-			if err := s.room(s.names.brought()); err != nil {
+			if err := s.room(s.names.Export()); err != nil {
 				fmt.Fprintf(stderr, "unspool: the recording is whole, but without names: %v\n", err)
 			}
 		}
@@ -291,6 +290,6 @@ func (s *session) write(ctx context.Context, out *os.File, o *output, info perfd
 		fmt.Fprintf(stderr, "unspool: %s samples were too large for perf.data and are not in it\n", profile.Comma(n))
 	}
 	s.events(o)
-	s.names.source = !o.plain
+	s.names.Lines = !o.plain
 	return func() *profile.Profile { return b.Profile(s.names, s.info) }, err
 }

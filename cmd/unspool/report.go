@@ -12,12 +12,14 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
@@ -294,8 +296,19 @@ func openRecording(path string, flt *filter, mods *modules.Set) (*recordingFile,
 	}
 	r.close = append(r.close, f)
 	r.session, r.file = openFile(mods, f, flt), f
-	r.session.identify = identify(f.Info, writtenAt(in))
+	r.session.identify = names.Identify(func() bool {
+		info := f.Info() // that of a stream is not there at its beginning
+		return info.Hostname != "" && info.Hostname == perfdata.Host().Hostname
+	}, writtenAt(in))
 	return r, nil
+}
+
+// writtenAt returns when a recording was written; zero where that is not known.
+func writtenAt(f *os.File) time.Time {
+	if st, err := f.Stat(); err == nil && st.Mode().IsRegular() {
+		return st.ModTime()
+	}
+	return time.Time{}
 }
 
 func readPprof(in io.Reader, flt *filter) (*profile.Profile, error) {

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/report/annotate"
@@ -63,7 +64,7 @@ filters and searches. It has no source, no time line and no pages of pprof.`,
 			if export != "" {
 				return runExport(c.Context(), args, export, mods, plain)
 			}
-			a := pageAnnotator{code: newCode(mods)}
+			a := pageAnnotator{names: newNamer(names.Options{Mods: mods})}
 			a.sources.Root = root
 			return runServe(c.Context(), args, listen, open, mods, plain, &a)
 		},
@@ -191,13 +192,13 @@ func openBrowser(url string) (closed func(), err error) {
 
 // A pageAnnotator annotates functions for the page.
 type pageAnnotator struct {
-	*code
+	names   *names.Namer
 	sources annotate.Sources
 }
 
 // Annotate implements serve.Annotator.
 func (a *pageAnnotator) Annotate(p *profile.Profile, fn int32, periods bool) (any, error) {
-	o := a.options()
+	o := codeOf(a.names)
 	o.Source, o.Periods = a.sources.Read, periods
 	return annotate.Function(p, fn, o)
 }

@@ -12,12 +12,12 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfdata"
 	"github.com/unspool/unspool/source/perfevent"
-	"github.com/unspool/unspool/symbol"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -30,7 +30,7 @@ type session struct {
 	prompt  bool // samples are wanted as soon as they are there
 	flt     *filter
 	mods    *modules.Set
-	names   *namer
+	names   *names.Namer
 	stats   source.Stats
 
 	withNames bool                     // what is written leaves room for names
@@ -74,7 +74,7 @@ func lookingFlag(c *cobra.Command) func() (*modules.Set, error) {
 // runs.
 func newSession(mods *modules.Set, in source.RecordStream, flt *filter) *session {
 	s := &session{in: in, flt: flt, mods: mods}
-	s.names = newNamer(symbol.Options{}, mods)
+	s.names = newNamer(names.Options{Mods: mods})
 	return s
 }
 
@@ -82,9 +82,9 @@ func newSession(mods *modules.Set, in source.RecordStream, flt *filter) *session
 func openFile(mods *modules.Set, f *perfdata.File, flt *filter) *session {
 	s := newSession(mods, f, flt)
 	info := f.Info()
-	s.names = newNamer(symbol.Options{KernelID: f.BuildID("[kernel.kallsyms]"), Recorded: true, KernelRelease: info.OSRelease}, mods)
+	s.names = newNamer(names.Options{Mods: mods, KernelID: f.BuildID("[kernel.kallsyms]"), Recorded: true, KernelRelease: info.OSRelease})
 	if info.Ours {
-		if err := s.names.take(info.Names); err != nil {
+		if err := s.names.Import(info.Names); err != nil {
 			fmt.Fprintf(stderr, "unspool: the names in the recording: %v\n", err)
 		}
 	}
@@ -116,7 +116,7 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 	p := newProgress()
 	defer p.done()
 	n := uint64(0)
-	scheduler := profile.NewScheduler(s.names)
+	scheduler, wakers := profile.NewScheduler(s.names), newWakers(s.names)
 	var waits []bool // by event
 	o := source.Options{
 		Mods: s.mods.Module, Identify: s.identify, Machine: s.machine, Ours: s.ours, Prompt: s.prompt,
@@ -130,7 +130,7 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 				}
 			}
 			if s.ours && x.Record.Misc&source.MiscWaker != 0 {
-				s.names.wakers.note(x)
+				wakers.note(x)
 				return nil
 			}
 			s.sample = profile.Sample{
@@ -149,15 +149,14 @@ func (s *session) run(ctx context.Context, each func(*profile.Sample) error, rec
 			if waits[s.sample.Event] {
 				s.cut.note(x)
 				if s.ours {
-					s.sample.Waker = s.names.wakers.of(x)
+					s.sample.Waker = wakers.of(x)
 				}
 				s.sample.Kernel = scheduler.Outside(s.sample.Kernel)
 			}
 			return each(&s.sample)
 		},
 		Record: func(r *source.Record) error {
-			s.names.saw(r)
-			s.names.sawKernel(r)
+			s.names.Observe(r)
 			if record != nil {
 				return record(r)
 			}
@@ -194,14 +193,14 @@ func (s *session) profile(ctx context.Context, o *output, added func(x *profile.
 		return nil
 	}, nil, nil)
 	s.events(o)
-	s.names.source = !o.plain
+	s.names.Lines = !o.plain
 	return b.Profile(s.names, s.info), err
 }
 
 // stream writes each sample as it comes.
 func (s *session) stream(ctx context.Context, w io.Writer, o *output) error {
 	s.events(o)
-	s.names.source = !o.plain
+	s.names.Lines = !o.plain
 	st := streams[o.format](w, s.names, s.info, o.opts)
 	err := s.run(ctx, st.Sample, nil, nil)
 	if cerr := st.Close(s.info.Loss); err == nil {
@@ -221,6 +220,25 @@ func (s *session) events(o *output) {
 	if s.info.Waits() {
 		o.opts.By = report.Periods
 	}
+}
+
+// hints says on standard error which modules' code took time and has no names, how much, and what can be done.
+func (s *session) hints(p *profile.Profile) { say(s.names.Hints(p, s.info.Waits())) }
+
+// hintsOf is hints of what was streamed.
+func (s *session) hintsOf(st *report.Stream) {
+	var mods []profile.Module
+	var nameless []uint64
+	at := map[profile.Module]int{}
+	st.Nameless(func(m *profile.Module, weight uint64) {
+		i, ok := at[*m]
+		if !ok {
+			i = len(mods)
+			at[*m], mods, nameless = i, append(mods, *m), append(nameless, 0)
+		}
+		nameless[i] += weight
+	})
+	say(s.names.HintsOf(mods, nameless, st.Totals().Period))
 }
 
 // wrote says on standard error what went into a file.
@@ -274,7 +292,7 @@ func (s *session) warn() {
 	if n := st.Stops[unwind.NoInfo]; n*50 > total {
 		say("%s of the stacks end in code without unwind information", profile.Percent(n, total))
 	}
-	if note := s.names.symbols.KernelNote(); note != "" {
+	if note := s.names.KernelNote(); note != "" {
 		say("kernel functions have no names: %s", note)
 	}
 	errs := s.mods.Errors()
@@ -284,7 +302,7 @@ func (s *session) warn() {
 	if n := len(errs) - 5; n > 0 {
 		say("and %d more files like these", n)
 	}
-	notes := s.names.notes()
+	notes := s.names.Notes()
 	for _, note := range notes[:min(5, len(notes))] {
 		say("%s", note)
 	}

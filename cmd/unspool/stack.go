@@ -17,12 +17,12 @@ import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/corefile"
 	running "github.com/unspool/unspool/source/live" // live is the profiler's
-	"github.com/unspool/unspool/symbol"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -133,12 +133,9 @@ func ownPaths(p *source.Process) map[string]string {
 }
 
 // stackNamer returns what names the frames of stacks.
-func stackNamer(o *stackOptions, mods *modules.Set) *namer {
-	n := newNamer(symbol.Options{}, mods)
-	if len(o.debugDirs) > 0 {
-		n.symbols = symbol.New(symbol.Options{DebugDirs: o.dirs(), CacheDir: mods.CacheDir()})
-	}
-	n.source, n.images = !o.plain, map[*unwind.Module]*module.Image{}
+func stackNamer(o *stackOptions, mods *modules.Set) *names.Namer {
+	n := newNamer(names.Options{Mods: mods, DebugDirs: o.debugDirs})
+	n.Lines = !o.plain
 	return n
 }
 
@@ -146,12 +143,12 @@ func stackNamer(o *stackOptions, mods *modules.Set) *namer {
 func (o *stackOptions) dirs() []string { return append(slices.Clone(o.debugDirs), "/usr/lib/debug") }
 
 func runStackCore(path, exe string, o *stackOptions, mods *modules.Set) error {
-	names := stackNamer(o, mods)
+	namer := stackNamer(o, mods)
 	f, err := corefile.Open(path, corefile.Options{
 		Mods: mods.Module,
 		Image: func(img *module.Image) *unwind.Module {
 			m := mods.Image(img)
-			names.images[m] = img
+			namer.SetImage(m, img)
 			return m
 		},
 		Kept: mods.Kept, Exe: exe, Sysroot: o.sysroot, DebugDirs: o.dirs(),
@@ -161,7 +158,7 @@ func runStackCore(path, exe string, o *stackOptions, mods *modules.Set) error {
 	}
 	defer f.Close()
 	s := report.Stacks{Core: path}
-	return writeStacks(&s, &f.Process, o, names)
+	return writeStacks(&s, &f.Process, o, namer)
 }
 
 // maxFrames is how many frames are kept of all threads together, other than the innermost shortDepth of each: the threads of a hostile core
@@ -180,7 +177,7 @@ const (
 )
 
 // writeStacks walks the threads of p and writes what comes out.
-func writeStacks(s *report.Stacks, p *source.Process, o *stackOptions, names *namer) error {
+func writeStacks(s *report.Stacks, p *source.Process, o *stackOptions, namer profile.Namer) error {
 	s.PID, s.Exe, s.Command, s.Machine, s.Notes = p.PID, p.Exe, p.Command, p.Machine, p.Notes
 	if g := p.Signal; g != nil {
 		s.Signal = &report.Signal{Number: g.Number, Code: g.Code, Addr: g.Addr, HasAddr: g.HasAddr}
@@ -230,7 +227,7 @@ func writeStacks(s *report.Stacks, p *source.Process, o *stackOptions, names *na
 		s.Threads = uniqueStacks(s.Threads)
 	}
 	if s.Raw = o.raw; !o.raw {
-		nameStacks(s.Threads, names)
+		nameStacks(s.Threads, namer)
 	}
 	if o.format != "json" {
 		for _, n := range s.Notes {

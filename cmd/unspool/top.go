@@ -117,7 +117,7 @@ func (t *top) run(ctx context.Context, flt *filter) error {
 	s := rec.session(mods, flt)
 	rec.drop(s)
 	s.prompt = true
-	s.names.source = !t.plain // as in a report: the numbers are the same
+	s.names.Lines = !t.plain // as in a report: the numbers are the same
 	f := newFeed(rec, s.names, t)
 	ended := make(chan error, 1)
 	go func() {

@@ -2,23 +2,18 @@ package main
 
 import (
 	"cmp"
-	"sync"
 
-	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/unwind"
 )
 
-// A wakers puts who ended a wait above its stack. What is said of them are names of places in a module that is no file's.
+// A wakers puts who ended a wait above its stack.
 type wakers struct {
+	names *names.Namer
 	last  [64]held // by processor
 	waker profile.Waker
-	in    unwind.Mapping
-
-	mu    sync.Mutex // names are asked for by others
-	said  []string
-	place map[string]int
 }
 
 // A held is who ended the wait whose sample is to come next from that processor.
@@ -32,14 +27,8 @@ type held struct {
 	user      []unwind.Frame
 }
 
-// maxSaid bounds what names of threads can make of this.
-const maxSaid = 1 << 16
-
-func newWakers() *wakers {
-	w := &wakers{place: map[string]int{}}
-	w.in = unwind.Mapping{Hi: maxSaid + 2, Module: &unwind.Module{Path: "[waker]"}}
-	return w
-}
+// newWakers returns a wakers whose frames n names.
+func newWakers(n *names.Namer) *wakers { return &wakers{names: n} }
 
 // note keeps a sample of who ended a wait.
 func (w *wakers) note(x *source.Sample) {
@@ -83,34 +72,5 @@ func (w *wakers) of(x *source.Sample) *profile.Waker {
 	return k
 }
 
-// say returns a frame that is named as it says.
-func (w *wakers) say(what string) unwind.Frame {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	at, ok := w.place[what]
-	if !ok {
-		if len(w.said) >= maxSaid {
-			what = "[woken by others]"
-		}
-		if at, ok = w.place[what]; !ok {
-			at = len(w.said)
-			w.said, w.place[what] = append(w.said, what), at
-		}
-	}
-	return unwind.Frame{PC: arch.Addr(at), Exact: true, Mapping: &w.in}
-}
-
-// name names such frames, if m is their module.
-func (w *wakers) name(m *unwind.Module, offs []uint64, names []profile.Name) bool {
-	if m != w.in.Module {
-		return false
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for i, off := range offs {
-		if off < uint64(len(w.said)) {
-			names[i].Func = w.said[off]
-		}
-	}
-	return true
-}
+// say returns a frame that is named text.
+func (w *wakers) say(text string) unwind.Frame { return w.names.Label(text, "[woken by others]") }

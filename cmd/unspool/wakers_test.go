@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/names"
+	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/unwind"
 )
@@ -103,7 +105,14 @@ int main(void) {
 
 // TestWakersSaid: who ended a wait goes to that wait only; where the stack is not whole, or not known, it is said.
 func TestWakersSaid(t *testing.T) {
-	w := newWakers()
+	n := names.New(names.Options{})
+	defer n.Close()
+	w := newWakers(n)
+	name := func(f unwind.Frame) string {
+		var names [1]profile.Name
+		n.User(f.Mapping.Module, []uint64{f.Mapping.FileOff(f.Addr())}, names[:])
+		return names[0].Func
+	}
 	sample := func(time uint64, cpu uint32, misc uint16, stop unwind.Stop, by *source.Waker) *source.Sample {
 		r := &source.Record{Misc: misc}
 		if by != nil {
@@ -116,9 +125,9 @@ func TestWakersSaid(t *testing.T) {
 		if k == nil {
 			return ""
 		}
-		s := w.said[k.By.PC]
+		s := name(k.By)
 		for _, f := range k.End {
-			s += w.said[f.PC]
+			s += name(f)
 		}
 		return s
 	}

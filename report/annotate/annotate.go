@@ -14,6 +14,7 @@ import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/symbol"
 )
 
 // A Line is a row of a line table: it holds from Addr up to the next row.
@@ -23,6 +24,33 @@ type Line struct {
 	Line uint32 // from 1; 0: no source
 
 	Inlined []string // functions whose calls were inlined there
+}
+
+// LinesOf returns what makes rows of a line table of the places of addresses: a row begins where they change.
+func LinesOf(places func(m *profile.Module, addrs []arch.Vaddr) [][]symbol.Place) func(m *profile.Module, lo, hi arch.Vaddr) []Line {
+	return func(m *profile.Module, lo, hi arch.Vaddr) (out []Line) {
+		var addrs [1 << 12]arch.Vaddr
+		for lo < hi {
+			n := int(min(hi-lo, arch.Vaddr(len(addrs))))
+			for i := range n {
+				addrs[i] = lo + arch.Vaddr(i)
+			}
+			for i, at := range places(m, addrs[:n]) {
+				l := Line{Addr: addrs[i]}
+				if len(at) > 0 {
+					l.File, l.Line = at[0].File, at[0].Line
+					for _, p := range at[:len(at)-1] {
+						l.Inlined = append(l.Inlined, p.Name)
+					}
+				}
+				if k := len(out); k == 0 || out[k-1].File != l.File || out[k-1].Line != l.Line || !slices.Equal(out[k-1].Inlined, l.Inlined) {
+					out = append(out, l)
+				}
+			}
+			lo += arch.Vaddr(n)
+		}
+		return out
+	}
 }
 
 // Options say where what a profile does not have comes from. A nil function knows nothing.

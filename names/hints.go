@@ -1,4 +1,4 @@
-package main
+package names
 
 import (
 	"cmp"
@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/unspool/unspool/profile"
-	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -17,40 +16,12 @@ const (
 	minHint  = 50
 )
 
-// hints says on standard error which modules' code took time and has no names, how much, and what can be done.
-func (s *session) hints(p *profile.Profile) {
+// Hints returns a line for each module that took much of the time in functions without names, and what can be done, three at most: by the module's
+// own time, and in a profile of waits by that of the innermost function outside of the kernel. nil is no profile.
+func (n *Namer) Hints(p *profile.Profile, waits bool) []string {
 	if p == nil {
-		return
+		return nil
 	}
-	say(s.names.hints(p, s.info.Waits()))
-}
-
-// hintsOf is hints of what was streamed.
-func (s *session) hintsOf(st *report.Stream) {
-	var mods []profile.Module
-	var nameless []uint64
-	at := map[profile.Module]int{}
-	st.Nameless(func(m *profile.Module, weight uint64) {
-		i, ok := at[*m]
-		if !ok {
-			i = len(mods)
-			at[*m], mods, nameless = i, append(mods, *m), append(nameless, 0)
-		}
-		nameless[i] += weight
-	})
-	total := st.Totals()
-	say(s.names.advice(mods, nameless, total.Period))
-}
-
-func say(hints []string) {
-	for _, h := range hints {
-		fmt.Fprintf(stderr, "unspool: %s\n", h)
-	}
-}
-
-// hints returns a line for each module that took much of the time in functions without names: by its own time, and in a profile of waits by
-// that of the innermost function outside of the kernel.
-func (n *namer) hints(p *profile.Profile, waits bool) []string {
 	nameless := make([]uint64, len(p.Modules))
 	total := uint64(0)
 	for i := range p.Stacks {
@@ -67,11 +38,12 @@ func (n *namer) hints(p *profile.Profile, waits bool) []string {
 			nameless[l.Module] += w
 		}
 	}
-	return n.advice(p.Modules, nameless, total)
+	return n.HintsOf(p.Modules, nameless, total)
 }
 
-// advice returns the lines of hints, from what functions without names took in each module.
-func (n *namer) advice(mods []profile.Module, nameless []uint64, total uint64) (out []string) {
+// HintsOf is Hints of what was not made a profile: nameless is what functions without names took in each of mods, and total what all took, in the
+// same unit.
+func (n *Namer) HintsOf(mods []profile.Module, nameless []uint64, total uint64) (out []string) {
 	var order []int
 	for i, w := range nameless {
 		if w > 0 && w >= total/minHint {

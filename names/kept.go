@@ -1,4 +1,4 @@
-package main
+package names
 
 import (
 	"bytes"
@@ -52,8 +52,8 @@ func (k *keptModule) add(offs []uint64, names []profile.Name) {
 	}
 }
 
-// give fills in the names that are missing.
-func (k *keptModule) give(offs []uint64, names []profile.Name, source bool) {
+// fill fills in the names that are missing.
+func (k *keptModule) fill(offs []uint64, names []profile.Name, source bool) {
 	for i, off := range offs {
 		if n, ok := k.at[off]; ok && names[i].Func == "" {
 			if names[i] = n; !source {
@@ -75,13 +75,20 @@ func keptName(m *unwind.Module, own bool) string {
 	return keptPrefix + m.BuildID + "-" + hex.EncodeToString(sum[:8])
 }
 
+// Collect begins to remember the names that are given, for Save and Export.
+func (n *Namer) Collect() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.kept = map[*unwind.Module]*keptModule{}
+}
+
 // collect remembers names that were found in the file of m.
-func (n *namer) collect(m *unwind.Module, own bool, offs []uint64, names []profile.Name) {
+func (n *Namer) collect(m *unwind.Module, own bool, offs []uint64, names []profile.Name) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if n.kept == nil {
 		return
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	if m.PID != 0 { // the same however often it is asked for
 		for other := range n.kept {
 			if other.PID == m.PID {
@@ -111,7 +118,7 @@ func madeBy(pid int32) *unwind.Module {
 }
 
 // inRecording fills in names that the recording brought with it.
-func (n *namer) inRecording(m *unwind.Module, offs []uint64, names []profile.Name) {
+func (n *Namer) inRecording(m *unwind.Module, offs []uint64, names []profile.Name) {
 	if n.inside == nil {
 		return
 	}
@@ -119,12 +126,13 @@ func (n *namer) inRecording(m *unwind.Module, offs []uint64, names []profile.Nam
 		m = madeBy(m.PID)
 	}
 	if k := n.inside[(&keptModule{path: m.Path, id: m.BuildID}).key()]; k != nil {
-		k.give(offs, names, n.source)
+		k.fill(offs, names, n.Lines)
 	}
 }
 
-// take takes in the names of a recording.
-func (n *namer) take(b []byte) error {
+// Import takes in the names that a recording brought, as Export made them; nothing of nothing. It is to be called before the first use. An error says
+// that they are damaged: then there are none.
+func (n *Namer) Import(b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}
@@ -136,8 +144,8 @@ func (n *namer) take(b []byte) error {
 	return err
 }
 
-// brought returns all that was collected, for a recording to bring it to others. Modules that are the same to its reader become one.
-func (n *namer) brought() []byte {
+// Export returns all that was collected, for a recording to bring it to others. Modules that are the same to its reader become one.
+func (n *Namer) Export() []byte {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	all := map[string]*keptModule{}
@@ -157,7 +165,7 @@ func (n *namer) brought() []byte {
 }
 
 // recall fills in names of a module whose file is gone, or is another by now.
-func (n *namer) recall(m *unwind.Module, offs []uint64, names []profile.Name) {
+func (n *Namer) recall(m *unwind.Module, offs []uint64, names []profile.Name) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.mods == nil || n.mods.CacheDir() == "" {
@@ -176,12 +184,12 @@ func (n *namer) recall(m *unwind.Module, offs []uint64, names []profile.Name) {
 		n.recalled[m] = old
 	}
 	if old != nil {
-		old.give(offs, names, n.source)
+		old.fill(offs, names, n.Lines)
 	}
 }
 
-// keep writes what was collected to the cache, and takes out of it what was not used for longest. Whatever goes wrong costs names only.
-func (n *namer) keep() {
+// Save writes what was collected to the cache, and takes out of it what was not used for longest. Whatever goes wrong costs names only.
+func (n *Namer) Save() {
 	if n.mods == nil || n.mods.CacheDir() == "" {
 		return
 	}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/names"
+)
+
+// newNamer returns what names addresses. It shows what is fetched. The interrupt that ends a recording does not stop what is fetched for it; the
+// next one does.
+func newNamer(o names.Options) *names.Namer {
+	o.Progress = (&fetching{}).show
+	o.Download = func() (context.Context, func()) {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+		return ctx, stop
+	}
+	return names.New(o)
+}
+
+// fetching shows what is being fetched.
+type fetching struct {
+	mu   sync.Mutex
+	line *progress
+}
+
+func (f *fetching) show(what string, have, total int64, done bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.line == nil {
+		f.line = newProgress()
+	}
+	switch {
+	case done:
+		f.line.done()
+		f.line = nil
+	case total > 0:
+		f.line.say("fetching %s: %d of %d MiB", what, have>>20, total>>20)
+	default:
+		f.line.say("fetching %s: %d MiB", what, have>>20)
+	}
+}
+
+// sourceFlag adds the flag that leaves out what names.Namer.Lines asks for.
+func sourceFlag(c *cobra.Command, plain *bool) {
+	c.Flags().BoolVar(plain, "no-inline", false, "leave out lines and inlined calls (faster)")
+}
+
+// searchFlags adds the flags that say where files of a recording lie. The function that it returns is to be called when they are known.
+func searchFlags(c *cobra.Command) func() *module.Search {
+	f := c.Flags()
+	sysroot := f.String("sysroot", "", "look for the recorded programs below this root directory first")
+	dirs := f.StringArray("debug-dir", nil, "directory with .build-id/, for programs and for debug files (may be repeated; /usr/lib/debug and ~/.debug, where perf keeps files, always are)")
+	c.MarkFlagDirname("sysroot")
+	c.MarkFlagDirname("debug-dir")
+	return func() *module.Search { return names.Search(*sysroot, *dirs) }
+}
+
+// say prints lines on standard error.
+func say(lines []string) {
+	for _, l := range lines {
+		fmt.Fprintf(stderr, "unspool: %s\n", l)
+	}
+}

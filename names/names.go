@@ -1,0 +1,231 @@
+// Package names decides how an address is named. A module and offsets in its file come in, or addresses of the kernel; functions, lines and
+// inlined calls go out (profile.Namer). What a name comes from, in order of preference:
+//
+//   - symbols of the module's file, of its separate debug file, which may come from a debuginfod, or of a Go program (package symbol);
+//   - for code that a process made, the map or the dump that it wrote (package symbol/jit);
+//   - the names that a recording brought with it (Import);
+//   - for a file that is gone, the names that were kept when it was recorded (Collect, Save);
+//   - for code without a name, the start of its function, from unwind information.
+//
+// Nothing is printed here: Notes, KernelNote and Hints return what a reader of names should know.
+package names
+
+import (
+	"context"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/symbol"
+	"github.com/unspool/unspool/symbol/debuginfod"
+	"github.com/unspool/unspool/unwind"
+)
+
+// Options say where names come from. The zero value is right for what runs on this machine, and keeps nothing.
+type Options struct {
+	// Mods loaded the modules that are named: names use its search for files, the files that it found hidden, and its cache; may be nil.
+	Mods *modules.Set
+
+	// DebugDirs are directories with .build-id/ that are looked in for debug files before /usr/lib/debug.
+	DebugDirs []string
+
+	// KernelID, KernelRelease and Recorded tell which kernel's addresses are named; see symbol.Options.
+	KernelID      string
+	KernelRelease string
+	Recorded      bool
+
+	// Download returns the context of one download from the servers of DEBUGINFOD_URLS, and what releases it. When the context of one
+	// ends, nothing more is fetched. nil: nothing ends a download.
+	Download func() (ctx context.Context, stop func())
+
+	// Progress is called while a file is fetched, as debuginfod.Config says; may be nil. Calls may come at the same time.
+	Progress func(what string, have, total int64, done bool)
+}
+
+// A Namer names locations. It is safe for concurrent use, once Lines and the images are set.
+type Namer struct {
+	// Lines asks for lines and inlined calls, too. It is to be set before the first use.
+	Lines bool
+
+	symbols *symbol.Resolver
+	mods    *modules.Set       // may be nil
+	fetcher *debuginfod.Client // nil: nothing is fetched
+	labels  labels
+	images  map[*unwind.Module]*module.Image // modules that are no file of this machine
+
+	mu    sync.Mutex
+	files map[fileKey]*file
+	made  made
+
+	kept     map[*unwind.Module]*keptModule // what was found, to be kept; nil: nothing is
+	inside   map[string]*keptModule         // what the recording brought; set before the first use
+	recalled map[*unwind.Module]*keptModule // what was kept of files that are gone; nil where there is none
+}
+
+// New returns a Namer. It reads DEBUGINFOD_URLS and its companions (package symbol/debuginfod) from the environment.
+func New(o Options) *Namer {
+	n := &Namer{mods: o.Mods, labels: newLabels(), images: map[*unwind.Module]*module.Image{}, files: map[fileKey]*file{}, made: newMade()}
+	opt := symbol.Options{KernelID: o.KernelID, KernelRelease: o.KernelRelease, Recorded: o.Recorded}
+	if len(o.DebugDirs) > 0 {
+		opt.DebugDirs = append(slices.Clone(o.DebugDirs), debugDir)
+	}
+	if o.Mods != nil {
+		opt.CacheDir = o.Mods.CacheDir()
+		if opt.Search = o.Mods.Search; opt.Search != nil {
+			opt.DebugDirs = append(append(slices.Clone(o.DebugDirs), debugDir), opt.Search.Dirs...)
+		}
+	}
+	if c, ok := debuginfod.FromEnv(os.Getenv); ok {
+		c.Progress = o.Progress
+		n.fetcher = debuginfod.New(c)
+		opt.Fetch = fetchUntilStopped(n.fetcher, o.Download)
+	}
+	n.symbols = symbol.New(opt)
+	return n
+}
+
+// debugDir is where distributions put debug files.
+const debugDir = "/usr/lib/debug"
+
+// fetchUntilStopped returns what fetches files, until the context of one download ends.
+func fetchUntilStopped(from *debuginfod.Client, download func() (context.Context, func())) func(buildID []byte, kind string) (string, error) {
+	var stopped atomic.Bool
+	return func(buildID []byte, kind string) (string, error) {
+		if stopped.Load() {
+			return "", context.Canceled
+		}
+		ctx, stop := context.Background(), func() {}
+		if download != nil {
+			ctx, stop = download()
+		}
+		defer stop()
+		path, err := from.Fetch(ctx, buildID, kind)
+		if ctx.Err() != nil {
+			stopped.Store(true)
+		}
+		return path, err
+	}
+}
+
+// Close unmaps the files that symbols came from. Names that were given stay valid; others are not found afterwards.
+func (n *Namer) Close() error { return n.symbols.Close() }
+
+// Notes says what is wrong with the files and the servers that names come from, sorted; nil if nothing is.
+func (n *Namer) Notes() (out []string) {
+	if n.fetcher != nil {
+		out = n.fetcher.Notes()
+	}
+	out = append(out, n.symbols.Notes()...)
+	out = append(out, n.made.notes()...)
+	slices.Sort(out)
+	return out
+}
+
+// KernelNote says why the kernel's functions have no names; "" if they have, or none was asked for.
+func (n *Namer) KernelNote() string { return n.symbols.KernelNote() }
+
+// LoadKernel reads the names of the running kernel's functions now: later, this process may no longer be allowed to.
+func (n *Namer) LoadKernel() { n.symbols.KernelText() }
+
+// SetImage says which image a module is of that is no file of this machine, such as the vDSO of a core file. The image must stay open.
+func (n *Namer) SetImage(m *unwind.Module, img *module.Image) { n.images[m] = img }
+
+// image returns the image of a module that is no file of this machine; nil for others.
+func (n *Namer) image(m *unwind.Module) *module.Image {
+	if img := n.images[m]; img != nil || n.mods == nil {
+		return img
+	}
+	return n.mods.Hidden(m)
+}
+
+// table returns the symbols of a module.
+func (n *Namer) table(m *unwind.Module) *symbol.Table {
+	if img := n.image(m); img != nil {
+		return n.symbols.Image(img)
+	}
+	return n.symbols.Module(m.Path, m.BuildID)
+}
+
+// User implements profile.Namer.
+func (n *Namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
+	if n.labels.name(m, offs, names) {
+		return
+	}
+	if m.PID != 0 {
+		n.made.name(m.PID, offs, names)
+		n.collect(madeBy(m.PID), false, offs, names)
+		n.inRecording(m, offs, names)
+		return
+	}
+	t := n.table(m)
+	addrs := make([]arch.Vaddr, len(offs))
+	gone := false
+	for i, off := range offs {
+		var ok bool
+		if addrs[i], ok = t.OffToVaddr(off); !ok {
+			addrs[i] = ^arch.Vaddr(0)
+			gone = true
+		}
+	}
+	for i, s := range t.Resolve(addrs) {
+		if s.Name != "" {
+			names[i] = profile.Name{Func: s.Name, Linkage: s.Linkage, Start: offs[i] - uint64(addrs[i]-s.Start)}
+		}
+	}
+	if n.Lines {
+		for i, places := range t.Places(addrs) {
+			names[i].Source = sourceOf(places)
+			if k := len(places); names[i].Func == "" && k > 0 {
+				names[i].Func, names[i].Linkage = places[k-1].Name, places[k-1].Linkage
+			}
+		}
+	}
+	n.inRecording(m, offs, names)
+	if gone {
+		n.recall(m, offs, names)
+	} else {
+		n.collect(m, t.Private(), offs, names)
+	}
+	// The rest is nameless whatever becomes of the file.
+	_ = module.Guard(func() error {
+		for i := range names {
+			if names[i].Func != "" {
+				continue
+			}
+			if f := n.framesOf(m); f != nil {
+				if start, _, ok := f.Bounds(addrs[i]); ok {
+					names[i].Start = offs[i] - uint64(addrs[i]-start)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+func sourceOf(places []symbol.Place) []profile.Source {
+	if len(places) == 0 {
+		return nil
+	}
+	out := make([]profile.Source, len(places))
+	for i := range places {
+		p := &places[i]
+		out[i] = profile.Source{Func: p.Name, Linkage: p.Linkage, File: p.File, Line: p.Line, Column: p.Column}
+	}
+	return out
+}
+
+// Kernel implements profile.Namer.
+func (n *Namer) Kernel(addrs []uint64, names []profile.Name) {
+	for i, a := range addrs {
+		if s, mod, ok := n.symbols.Kernel(a); ok {
+			names[i] = profile.Name{Func: s.Name, Linkage: s.Linkage, Start: uint64(s.Start), Module: mod}
+		}
+	}
+	n.collect(madeBy(-1), false, addrs, names)
+	n.inRecording(madeBy(-1), addrs, names)
+}
