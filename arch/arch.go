@@ -1,5 +1,5 @@
-// Package arch holds what the processor supplements of the System V ABI fix for each machine: DWARF
-// register numbers and names, which registers a call preserves, and the types of addresses.
+// Package arch holds what is special to each machine, in a file each: what the processor supplements of the System V ABI fix (DWARF register
+// numbers and names, which registers a call preserves), what Linux leaves on the stack, and what code looks like. It has the types of addresses.
 //
 // It is data. It reads no files and knows nothing of call frame information.
 package arch
@@ -48,6 +48,9 @@ type Machine struct {
 	// Signal is what Linux leaves on the stack of a signal handler; nil where that is not known.
 	Signal *Signal
 
+	// PLT is the shape of lazy procedure linkage tables; nil where that is not known.
+	PLT *PLT
+
 	// RedZone is how many bytes below the stack pointer a function may use, which signal handlers leave alone.
 	RedZone uint64
 
@@ -64,6 +67,8 @@ type Machine struct {
 	names []string
 	slots []uint8 // by register number; NoSlot where it has none
 	saved uint64  // CalleeSaved and SP as slots
+
+	afterCall func(code []byte) bool
 }
 
 // A Syscall is the instruction for a system call, and the register that has the result behind it.
@@ -119,32 +124,6 @@ const (
 	EM_LOONG   = 258
 )
 
-// AMD64 is x86-64 (System V ABI, AMD64 supplement, figure 3.36).
-var AMD64 = finish(&Machine{
-	Name: "x86_64", ELF: EM_X86_64,
-	SP: 7, FP: 6, PC: 16, RA: 16, RAName: "ra",
-	CalleeSaved: []Reg{3, 6, 12, 13, 14, 15},
-	Signal:      &amd64Signal,
-	RedZone:     128,
-	Syscall:     Syscall{Code: []byte("\x0f\x05"), Result: 0}, // syscall
-	StepKnown:   true,
-	names:       amd64Names(),
-}, 17, nil)
-
-// ARM64 is AArch64 (DWARF for the Arm 64-bit Architecture, section 4.1). The low halves of v8–v15
-// survive a call and have slots of their own.
-var ARM64 = finish(&Machine{
-	Name: "aarch64", ELF: EM_AARCH64,
-	SP: 31, FP: 29, PC: 32, RA: 30, RAName: "ra",
-	CalleeSaved: []Reg{19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 72, 73, 74, 75, 76, 77, 78, 79},
-	RAInReg:     true,
-	RASignState: 34,
-	Signal:      &arm64Signal,
-	Syscall:     Syscall{Code: []byte("\x01\x00\x00\xd4"), Result: 0}, // svc #0
-	StepKnown:   true,
-	names:       arm64Names(),
-}, 35, []Reg{72, 73, 74, 75, 76, 77, 78, 79})
-
 // Others are machines whose tables can be read and printed: the stack pointer and the usual return
 // address column are all that this needs.
 var others = map[uint16]*Machine{
@@ -198,37 +177,4 @@ func finish(m *Machine, n int, extra []Reg) *Machine {
 		}
 	}
 	return m
-}
-
-func amd64Names() []string {
-	n := []string{"rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp"}
-	for i := 8; i < 16; i++ {
-		n = append(n, fmt.Sprintf("r%d", i))
-	}
-	n = append(n, "rip")
-	for i := range 16 {
-		n = append(n, fmt.Sprintf("xmm%d", i))
-	}
-	for i := range 8 {
-		n = append(n, fmt.Sprintf("st%d", i))
-	}
-	for i := range 8 {
-		n = append(n, fmt.Sprintf("mm%d", i))
-	}
-	return n
-}
-
-func arm64Names() []string {
-	var n []string
-	for i := range 31 {
-		n = append(n, fmt.Sprintf("x%d", i))
-	}
-	n = append(n, "sp", "pc", "", "ra_sign_state")
-	for len(n) < 64 {
-		n = append(n, "")
-	}
-	for i := range 32 {
-		n = append(n, fmt.Sprintf("v%d", i))
-	}
-	return n
 }

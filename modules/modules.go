@@ -285,7 +285,12 @@ func plts(img *module.Image) []unwind.PLTRange {
 		}
 		switch s.Name {
 		case ".plt", ".plt.sec", ".plt.got":
-			out = append(out, unwind.PLTRange{Range: unwind.Range{Lo: s.Addr, Hi: s.Addr + arch.Vaddr(s.Size)}, Lazy: s.Name == ".plt"})
+			lazy := false
+			if shape := img.Machine().PLT; s.Name == ".plt" && shape != nil {
+				code := img.Tail(s.Addr)
+				lazy = shape.Lazy(code[:min(len(code), arch.MaxPush)])
+			}
+			out = append(out, unwind.PLTRange{Range: unwind.Range{Lo: s.Addr, Hi: s.Addr + arch.Vaddr(s.Size)}, Lazy: lazy})
 		}
 	}
 	return out

@@ -82,7 +82,7 @@ type Moved struct {
 // A PLTRange is a procedure linkage table.
 type PLTRange struct {
 	Range
-	Lazy bool
+	Lazy bool // it has a first entry, and others that push and jump there
 }
 
 // NewModule returns a module whose content load finds. load is called once at most, and may return nil

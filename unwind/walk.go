@@ -62,7 +62,7 @@ const (
 	siteUnmapped  siteKind = iota // in no executable mapping
 	siteCFI                       // stepper and rule are set
 	siteTerminal                  // no caller, by the place
-	sitePLT                       // a PLT stub without information; rule is the bytes pushed
+	sitePLT                       // a PLT stub without information; rule is how many bytes it has pushed
 	siteBlind                     // mapped, without information
 	siteSigReturn                 // the same, but signal handlers return to it
 	siteSyscall                   // the same, behind a system call that begins it; rule is the distance from that
@@ -150,7 +150,7 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool) site {
 	}
 	for _, p := range c.PLT {
 		if p.Lo <= v && v < p.Hi {
-			e.kind, e.rule = sitePLT, p.pushed(v)
+			e.kind, e.rule = sitePLT, p.pushed(c, v)
 			return e
 		}
 	}
@@ -162,20 +162,17 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool) site {
 	return e
 }
 
-// pushed returns how many bytes the stub at v has pushed above the return address (AMD64 psABI,
-// figure 5.2): stubs push their index in 5 bytes after a jump of 6; the first entry starts with that and
-// pushes 8 more.
-func (p *PLTRange) pushed(v arch.Vaddr) uint32 {
-	if !p.Lazy {
+// pushed returns how many bytes the stub at v of p has pushed.
+func (p *PLTRange) pushed(c *Code, v arch.Vaddr) uint32 {
+	if !p.Lazy || c.Machine.PLT == nil {
 		return 0
 	}
-	switch at := uint64(v - p.Lo); {
-	case at >= 16 && at&15 < 11:
-		return 0
-	case at >= 6 && at < 16:
-		return 16
-	}
-	return 8
+	return uint32(c.Machine.PLT.Pushed(uint64(v-p.Lo), uint64(p.Hi-p.Lo), func(off uint64, to []byte) int {
+		if c.Text == nil {
+			return 0
+		}
+		return c.Text(p.Lo+arch.Vaddr(off), to)
+	}))
 }
 
 // Walk appends the frames of s to frames, innermost first, and says why there are no more. The result
@@ -367,20 +364,29 @@ func (w *Walker) stop(o rows.Outcome, s *Snapshot, left bool) Stop {
 	return BadCFA
 }
 
-// stepPLT leaves a PLT stub that has pushed bytes above its return address.
+// stepPLT leaves a PLT stub that has pushed bytes. Its return address is where the call has put it: above them, or in a register.
 func (w *Walker) stepPLT(m *arch.Machine, pushed uint64, mem *rows.Memory) rows.Outcome {
 	st := &w.state
 	sp, o := st.Get(m.Slot(m.SP), mem)
 	if o != rows.OK {
 		return o
 	}
-	ra, ok := mem.Load(sp + pushed)
-	if !ok {
-		st.Fault = sp + pushed
-		return rows.Unreadable
+	sp += pushed
+	var ra uint64
+	if m.RAInReg {
+		if ra, o = st.Get(m.Slot(m.RA), mem); o != rows.OK {
+			return o
+		}
+	} else {
+		var ok bool
+		if ra, ok = mem.Load(sp); !ok {
+			st.Fault = sp
+			return rows.Unreadable
+		}
+		sp += 8
 	}
 	st.Known &= m.SavedSlots()
-	w.caller(m, ra, sp+pushed+8)
+	w.caller(m, ra, sp)
 	return rows.OK
 }
 

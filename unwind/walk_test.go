@@ -232,3 +232,25 @@ func BenchmarkWalk(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n), "ns/frame")
 }
+
+// TestPLTARM64: on AArch64 a stub's return address is in x30. A stack that says a stub has called a stub ends.
+func TestPLTARM64(t *testing.T) {
+	space := worldOf(t, arch.ARM64, "400000  cfa=sp+16  ra=u", "400100  gap")
+	code := space.maps[0].Module.Code()
+	code.PLT = []PLTRange{{Range{0x400800, 0x400860}, true}}
+	withText(code, map[arch.Vaddr]string{0x400800: "\xf0\x7b\xbf\xa9", 0x400014: armBLR, 0x40082c: armBLR})
+	s := snap(space, 0x400824, 0)
+	s.Machine, s.Known = arch.ARM64, 1<<33-1
+	s.Regs[31], s.Regs[30] = stackLo, 0x400018
+	if got, want := chain(NewWalker(0).Walk(s, nil)), "400824:start 400017:plt outermost"; got != want {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+	s.Regs[30] = 0x400830
+	if got, want := chain(NewWalker(0).Walk(s, nil)), "400824:start 40082f:plt bad-cfa"; got != want {
+		t.Errorf("a stub called by a stub\n got %s\nwant %s", got, want)
+	}
+	s.Known &^= 1 << 30
+	if got, want := chain(NewWalker(0).Walk(s, nil)), "400824:start bad-cfa"; got != want {
+		t.Errorf("x30 is not known\n got %s\nwant %s", got, want)
+	}
+}

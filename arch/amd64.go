@@ -1,0 +1,90 @@
+package arch
+
+import "fmt"
+
+// AMD64 is x86-64 (System V ABI, AMD64 supplement, figure 3.36).
+var AMD64 = finish(&Machine{
+	Name: "x86_64", ELF: EM_X86_64,
+	SP: 7, FP: 6, PC: 16, RA: 16, RAName: "ra",
+	CalleeSaved: []Reg{3, 6, 12, 13, 14, 15},
+	Signal:      &amd64Signal,
+	PLT:         &amd64PLT,
+	afterCall:   amd64AfterCall,
+	RedZone:     128,
+	Syscall:     Syscall{Code: []byte("\x0f\x05"), Result: 0}, // syscall
+	StepKnown:   true,
+	names:       amd64Names(),
+}, 17, nil)
+
+// amd64Signal: struct rt_sigframe (arch/x86/include/asm/sigframe.h), of which the handler's return has taken the first
+// word: struct ucontext is at the stack pointer, and in it struct sigcontext at 40.
+var amd64Signal = Signal{
+	Returns: [][]byte{
+		[]byte("\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05"), // mov $15,%rax; syscall
+		[]byte("\xb8\x0f\x00\x00\x00\x0f\x05"),         // mov $15,%eax; syscall
+	},
+	Call: 2,
+	Saved: []uint16{
+		0: 144, 1: 136, 2: 152, 3: 128, 4: 112, 5: 104, 6: 120, 7: 160, // rax rdx rcx rbx rsi rdi rbp rsp
+		8: 40, 9: 48, 10: 56, 11: 64, 12: 72, 13: 80, 14: 88, 15: 96, 16: 168, // r8 to r15, rip
+	},
+}
+
+// amd64PLT: AMD64 psABI, figure 5.2. Stubs push their index in 5 bytes, behind a jump of 6 or, with IBT, behind endbr64; the first entry
+// begins with that and pushes 8 bytes more.
+var amd64PLT = PLT{
+	First: Stub{Size: 16, Entered: 8, Push: []Push{{At: 0, Size: 6, Bytes: 8, Code: "\xff\x35"}}}, // push disp32(%rip)
+	Entry: Stub{Size: 16, Push: []Push{
+		{At: 6, Size: 5, Bytes: 8, Code: "\x68"}, // push imm32
+		{At: 4, Size: 5, Bytes: 8, Code: "\x68"},
+	}},
+}
+
+// amd64AfterCall knows CALL rel32 (e8) and CALL r/m64 (ff /2), whose length depends on its operand (Intel SDM, volume 2,
+// section 2.1).
+func amd64AfterCall(code []byte) bool {
+	if n := len(code); n >= 5 && code[n-5] == 0xe8 {
+		return true
+	}
+	for n := 2; n <= 7 && n <= len(code); n++ {
+		c := code[len(code)-n:]
+		if c[0] != 0xff || c[1]>>3&7 != 2 {
+			continue
+		}
+		size, mod, rm := 2, c[1]>>6, c[1]&7
+		if mod != 3 && rm == 4 { // SIB
+			size++
+			if n > 2 && mod == 0 && c[2]&7 == 5 {
+				size += 4
+			}
+		}
+		switch {
+		case mod == 1:
+			size++
+		case mod == 2, mod == 0 && rm == 5:
+			size += 4
+		}
+		if size == n {
+			return true
+		}
+	}
+	return false
+}
+
+func amd64Names() []string {
+	n := []string{"rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp"}
+	for i := 8; i < 16; i++ {
+		n = append(n, fmt.Sprintf("r%d", i))
+	}
+	n = append(n, "rip")
+	for i := range 16 {
+		n = append(n, fmt.Sprintf("xmm%d", i))
+	}
+	for i := range 8 {
+		n = append(n, fmt.Sprintf("st%d", i))
+	}
+	for i := range 8 {
+		n = append(n, fmt.Sprintf("mm%d", i))
+	}
+	return n
+}

@@ -1,0 +1,72 @@
+package arch
+
+import "fmt"
+
+// ARM64 is AArch64 (DWARF for the Arm 64-bit Architecture, section 4.1). The low halves of v8–v15
+// survive a call and have slots of their own.
+var ARM64 = finish(&Machine{
+	Name: "aarch64", ELF: EM_AARCH64,
+	SP: 31, FP: 29, PC: 32, RA: 30, RAName: "ra",
+	CalleeSaved: []Reg{19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 72, 73, 74, 75, 76, 77, 78, 79},
+	RAInReg:     true,
+	RASignState: 34,
+	Signal:      &arm64Signal,
+	PLT:         &arm64PLT,
+	afterCall:   arm64AfterCall,
+	Syscall:     Syscall{Code: []byte("\x01\x00\x00\xd4"), Result: 0}, // svc #0
+	StepKnown:   true,
+	names:       arm64Names(),
+}, 35, []Reg{72, 73, 74, 75, 76, 77, 78, 79})
+
+// arm64Signal: struct rt_sigframe (arch/arm64/kernel/signal.c): struct siginfo has 128 bytes, struct ucontext follows, and
+// in it struct sigcontext at 176, whose registers are at 8.
+var arm64Signal = Signal{
+	Returns: [][]byte{[]byte("\x68\x11\x80\xd2\x01\x00\x00\xd4")}, // mov x8,#139; svc #0
+	Call:    4,
+	Saved: func() []uint16 {
+		s := make([]uint16, 33)
+		for i := range s { // x0 to x30, sp, pc
+			s[i] = uint16(128 + 176 + 8 + 8*i)
+		}
+		return s
+	}(),
+}
+
+// arm64PLT: ELF for the Arm 64-bit Architecture leaves it to linkers; binutils and lld agree. The first entry saves x16 and x30, the last one, of
+// TLS descriptors that are resolved late, x2 and x3; with BTI, bti c comes before that. Others use no stack. The return address stays in x30
+// all the way.
+var arm64PLT = PLT{
+	First: Stub{Size: 32, Push: []Push{
+		{At: 0, Size: 4, Bytes: 16, Code: "\xf0\x7b\xbf\xa9"}, // stp x16,x30,[sp,#-16]!
+		{At: 4, Size: 4, Bytes: 16, Code: "\xf0\x7b\xbf\xa9"},
+	}},
+	Last: Stub{Size: 32, Push: []Push{
+		{At: 0, Size: 4, Bytes: 16, Code: "\xe2\x0f\xbf\xa9"}, // stp x2,x3,[sp,#-16]!
+		{At: 4, Size: 4, Bytes: 16, Code: "\xe2\x0f\xbf\xa9"},
+	}},
+}
+
+// arm64AfterCall knows BL, BLR and the forms of BLR that authenticate (Arm ARM, section C6.2).
+func arm64AfterCall(code []byte) bool {
+	if len(code) < 4 {
+		return false
+	}
+	c := code[len(code)-4:]
+	w := uint32(c[0]) | uint32(c[1])<<8 | uint32(c[2])<<16 | uint32(c[3])<<24
+	return w>>26 == 0x25 || w&0xfffffc1f == 0xd63f0000 || w&0xfefff800 == 0xd63f0800
+}
+
+func arm64Names() []string {
+	var n []string
+	for i := range 31 {
+		n = append(n, fmt.Sprintf("x%d", i))
+	}
+	n = append(n, "sp", "pc", "", "ra_sign_state")
+	for len(n) < 64 {
+		n = append(n, "")
+	}
+	for i := range 32 {
+		n = append(n, fmt.Sprintf("v%d", i))
+	}
+	return n
+}

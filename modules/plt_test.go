@@ -1,0 +1,148 @@
+package modules
+
+import (
+	"encoding/binary"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/unwind"
+)
+
+// pltBuilds are programs whose linkage tables have the shapes that linkers make.
+var pltBuilds = []struct {
+	name    string
+	m       *arch.Machine
+	objdump string
+	cc      []string
+	lazy    bool
+}{
+	{"binutils", arch.AMD64, "objdump", []string{"gcc", "-Wl,-z,lazy"}, true},
+	{"gold", arch.AMD64, "objdump", []string{"gcc", "-fuse-ld=gold"}, true},
+	{"lld, IBT", arch.AMD64, "objdump", []string{"clang-19", "-fuse-ld=/usr/bin/ld.lld-19", "-fcf-protection", "-Wl,-z,force-ibt"}, true},
+	{"binutils, IBT", arch.AMD64, "objdump", []string{"gcc", "-fcf-protection", "-Wl,-z,ibtplt,-z,lazy"}, true},
+	{"static", arch.AMD64, "objdump", []string{"gcc", "-static"}, false},
+	{"aarch64", arch.ARM64, "aarch64-linux-gnu-objdump", []string{"aarch64-linux-gnu-gcc"}, true},
+	{"aarch64, BTI", arch.ARM64, "aarch64-linux-gnu-objdump", []string{"aarch64-linux-gnu-gcc", "-mbranch-protection=standard", "-Wl,-z,force-bti"}, true},
+	{"aarch64, signed", arch.ARM64, "aarch64-linux-gnu-objdump", []string{"aarch64-linux-gnu-gcc", "-Wl,-z,pac-plt"}, true},
+	{"aarch64, lld", arch.ARM64, "aarch64-linux-gnu-objdump", []string{"clang-19", "--target=aarch64-linux-gnu", "-fuse-ld=/usr/bin/ld.lld-19"}, true},
+	{"aarch64, static", arch.ARM64, "aarch64-linux-gnu-objdump", []string{"aarch64-linux-gnu-gcc", "-static"}, false},
+}
+
+const pltProgram = `#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+int main(int n, char **v) { char b[100]; memcpy(b, v[0], (unsigned long)n); puts(b); return (int)strlen(b) + (getenv(b) != 0); }
+`
+
+// TestPLT walks out of each instruction of linkage tables, and takes objdump's word for what has been pushed there.
+func TestPLT(t *testing.T) {
+	t.Setenv("UNSPOOL_CACHE", t.TempDir())
+	dir := t.TempDir()
+	src := filepath.Join(dir, "t.c")
+	if err := os.WriteFile(src, []byte(pltProgram), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range pltBuilds {
+		t.Run(c.name, func(t *testing.T) {
+			oracle.Need(t, c.objdump, c.cc[0])
+			exe := filepath.Join(dir, strconv.Itoa(i))
+			if out, err := exec.Command(c.cc[0], append(c.cc[1:], "-O1", "-o", exe, src)...).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %v\n%s", c.cc, err, out)
+			}
+			checkPLT(t, c.m, exe, c.objdump, c.lazy)
+		})
+	}
+	for _, path := range []string{"/usr/aarch64-linux-gnu/lib/libc.so.6", "/usr/aarch64-linux-gnu/lib/libm.so.6", "/usr/aarch64-linux-gnu/lib/libstdc++.so.6"} {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			if _, err := os.Stat(path); err != nil {
+				oracle.Lacks(t, path)
+			}
+			oracle.Need(t, "aarch64-linux-gnu-objdump")
+			checkPLT(t, arch.ARM64, path, "aarch64-linux-gnu-objdump", true)
+		})
+	}
+}
+
+func checkPLT(t *testing.T, m *arch.Machine, path, objdump string, lazy bool) {
+	code := *New().Module(path, "").Code()
+	if code.Machine != m {
+		t.Fatalf("%s is for %s", path, code.Machine.Name)
+	}
+	code.Stepper = nil // GNU ld gives x86-64's tables rules
+	at := func(c *unwind.Code) *unwind.Module {
+		c.Vaddr = func(off uint64) (arch.Vaddr, bool) { return arch.Vaddr(off), true }
+		return unwind.NewModule("", "", func(*unwind.Module) *unwind.Code { return c })
+	}
+	top, err := rows.ParseText(strings.NewReader("machine " + m.Name + "\n0  cfa=" + m.RegName(m.SP) + "+16  ra=u\n100  gap\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const base, caller, stack = 0x10000000, 0x20000000, 0x7fff0000
+	space := unwind.NewSpace(
+		unwind.Mapping{Lo: base, Hi: caller, Module: at(&code)},
+		unwind.Mapping{Lo: caller, Hi: caller + 0x100, Module: at(&unwind.Code{Machine: m, Stepper: rows.Interp{Table: top}})})
+
+	// objdump fails where one of the sections is not there.
+	text, _ := exec.Command(objdump, "-d", "--no-show-raw-insn", "-j", ".plt", "-j", ".plt.sec", "-j", ".plt.got", path).Output()
+	w := unwind.NewWalker(0)
+	var section string
+	var pushed, most uint64
+	n, jumped := 0, false
+	for _, line := range strings.Split(string(text), "\n") {
+		if _, name, ok := strings.Cut(line, "Disassembly of section "); ok {
+			section, pushed, jumped = strings.TrimSpace(name), 0, false
+			if lazy && section == ".plt:" && !m.RAInReg {
+				pushed = 8 // the index
+			}
+			continue
+		}
+		f := instruction.FindStringSubmatch(line)
+		if f == nil || jumped && (strings.HasPrefix(f[2], "nop") || strings.HasPrefix(f[2], "xchg")) {
+			continue // no instruction, or what fills a stub
+		}
+		v, _ := strconv.ParseUint(f[1], 16, 64)
+		s := &unwind.Snapshot{Machine: m, Space: space, PC: base + v, Known: m.SavedSlots(), Mem: rows.Memory{Lo: stack, Bytes: make([]byte, 256)}}
+		sp, cfa := uint64(stack+64), uint64(stack+64)+pushed
+		s.Regs[m.Slot(m.SP)] = sp
+		if m.RAInReg {
+			s.Regs[m.Slot(m.RA)] = caller + 8
+		} else {
+			binary.LittleEndian.PutUint64(s.Mem.Bytes[cfa-stack:], caller+8)
+			cfa += 8
+		}
+		frames, stop := w.Walk(s, nil)
+		if len(frames) != 2 || frames[1].PC != caller+8 || frames[1].How != unwind.HowPLT || stop != unwind.Outermost {
+			t.Fatalf("%s %s\n got %v, %v\nwant a caller at %#x", section, line, frames, stop, caller+8)
+		}
+		var got uint64
+		w.Registers(s, frames, func(_ int, _ uint64, regs *[arch.NumSlots]uint64) { got = regs[m.Slot(m.SP)] })
+		if got != cfa {
+			t.Errorf("%s %s\n got the stack pointer %#x of the caller\nwant %#x", section, line, got, cfa)
+		}
+
+		n++
+		jumped = false
+		switch strings.Fields(strings.TrimPrefix(f[2], "bnd "))[0] {
+		case "push":
+			pushed += 8
+		case "stp":
+			pushed += 16
+		case "jmp", "br":
+			pushed, jumped = 0, true
+		}
+		most = max(most, pushed)
+	}
+	if want := map[bool]uint64{true: 16}[lazy]; n < 4 || most != want {
+		t.Errorf("%d instructions, %d bytes pushed at most; want %d", n, most, want)
+	}
+}
+
+var instruction = regexp.MustCompile(`^ *([0-9a-f]+):\t([^ \t].*)$`)
