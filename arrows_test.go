@@ -36,6 +36,7 @@ var arrows = []struct {
 	{"source/corefile", []string{"source", "unwind", "module", "rows", "arch"}},
 	{"source/*", []string{"source", "unwind", "rows", "arch"}},
 	{"symbol", []string{"symbol/*", "module", "arch"}},
+	{"symbol/gosym", []string{"format/pclntab", "module", "arch"}},
 	{"symbol/*", []string{"module", "arch"}},
 	{"shadow", []string{"modules", "store", "unwind", "format/*", "module", "symbol", "rows", "arch"}},
 	{"profile", []string{"unwind", "symbol", "arch"}},

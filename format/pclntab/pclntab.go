@@ -1,9 +1,10 @@
 // Package pclntab reads what every Go program carries for its own run time, stripped or not: a table of its functions, and of each how far
 // the stack pointer lies below the CFA, by PC. That is all there is to a Go frame: the linker makes .debug_frame of the same numbers.
 //
-// It reads the layouts of Go 1.18 and 1.20, the second of which is that of Go 1.26 too, of 64-bit little-endian programs (Go:
-// internal/abi/symtab.go; runtime/symtab.go: pcHeader, functab, _func, step). Damage costs the function that it is in. Bytes never cause
-// a panic, and work and memory are bounded by the table's size.
+// Header reads the layouts of Go 1.2, 1.16, 1.18 and 1.20, the last of which is that of Go 1.26 too; package symbol/gosym finds names and
+// lines through it. Rows come of the last two, in 64-bit little-endian programs (Go: internal/abi/symtab.go; runtime/symtab.go: pcHeader,
+// functab, _func, step; "Go 1.2 Runtime Symbol Information"). Damage costs the function that it is in. Bytes never cause a panic, and work
+// and memory are bounded by the table's size.
 package pclntab
 
 import (
@@ -17,98 +18,62 @@ import (
 	"github.com/unspool/unspool/rows"
 )
 
-// The values of pcHeader.magic: since Go 1.18, and since Go 1.20.
-const (
-	magic118 = 0xfffffff0
-	magic120 = 0xfffffff1
-)
+const maxName = 64 // of functions that are of interest
 
-const (
-	header   = 8 + 8*8 // bytes
-	maxFuncs = 1 << 22
-	maxName  = 64 // of functions that are of interest
-)
-
-// A Table is a program's pclntab. It is valid as long as its image is open, and safe for concurrent use.
+// A Table makes rows of a program's pclntab. It is valid as long as its image is open, and safe for concurrent use.
 type Table struct {
+	*Header
 	machine *arch.Machine
-	bytes   []byte
-	n       uint64 // functions
-	text    uint64 // what their addresses count from
-	quantum uint64 // least size of an instruction
-	flags   int    // where a function's flags are in its description
-
-	names, numbers, funcs []byte
+	flags   int // where a function's flags are in its description
 }
 
-// Open returns the table of an image; nil where there is none that can be read.
+// Open returns the table of an image; nil where there is none that rows can be made of.
 func Open(img *module.Image) *Table {
-	s := img.Section(".gopclntab")
-	if s == nil {
-		if s = img.Section(".data.rel.ro.gopclntab"); s == nil {
-			return nil
-		}
-	}
-	b, err := img.Data(s)
-	if err != nil || !img.Is64() || img.Order() != binary.LittleEndian {
+	h, err := Find(img)
+	if h == nil || err != nil {
 		return nil
 	}
-	return parse(img, b)
+	return newTable(h, img.Machine())
 }
 
-func parse(img *module.Image, b []byte) *Table {
-	if len(b) < header || b[6] == 0 || b[7] != 8 {
+func newTable(h *Header, m *arch.Machine) *Table {
+	if !h.relative() || h.PtrSize != 8 || h.Order != binary.LittleEndian {
 		return nil
 	}
-	if magic := le.Uint32(b); magic != magic118 && magic != magic120 {
-		return nil
-	}
-	// Its words: the count of functions, of files, the text's start, and offsets of names, units, files, numbers, functions.
-	word := func(i int) uint64 { return le.Uint64(b[8+8*i:]) }
-	part := func(i int) []byte { return b[min(word(i), uint64(len(b))):] }
-	t := &Table{machine: img.Machine(), bytes: b, n: word(0), text: word(2), quantum: uint64(b[6]), flags: 33, names: part(3), numbers: part(6), funcs: part(7)}
-	if le.Uint32(b) == magic120 {
+	t := &Table{h, m, 33}
+	if h.Version == Go120 {
 		t.flags += 4 // behind the line at which the function starts
-	}
-	if t.text == 0 {
-		t.text = textOf(img)
-	}
-	if t.n > maxFuncs || uint64(len(t.funcs)) < 8*t.n+4 {
-		return nil
 	}
 	return t
 }
 
-var le = binary.LittleEndian
-
 // Sum writes to w all that rows are made of.
 func (t *Table) Sum(w io.Writer) {
-	fmt.Fprintln(w, t.machine.ELF, t.text, len(t.bytes))
-	w.Write(t.bytes)
+	fmt.Fprintln(w, t.machine.ELF, t.Text, len(t.Bytes))
+	w.Write(t.Bytes)
 }
 
-// function returns where function i starts, where the next one does, and its description (runtime._func), from the name on.
-func (t *Table) function(i uint64) (lo, hi arch.Vaddr, desc []byte) {
-	a, b, at := le.Uint32(t.funcs[8*i:]), le.Uint32(t.funcs[8*i+8:]), uint64(le.Uint32(t.funcs[8*i+4:]))
-	least := uint64(4 + t.flags + 1)
-	if b <= a || uint64(len(t.funcs)) < least || at > uint64(len(t.funcs))-least {
+// function returns where function i starts, where the next one does, and its description; nil where that is damaged.
+func (t *Table) function(i int) (lo, hi arch.Vaddr, desc []byte) {
+	lo, hi, desc = t.Start(i), t.Start(i+1), t.Desc(i)
+	if hi <= lo || len(desc) <= t.flags {
 		return 0, 0, nil
 	}
-	return arch.Vaddr(t.text + uint64(a)), arch.Vaddr(t.text + uint64(b)), t.funcs[at+4:]
+	return lo, hi, desc
 }
 
 // Funcs calls each with the functions whose names are short. Between some of them is padding, which belongs to the one before it.
 func (t *Table) Funcs(each func(name string, lo, hi arch.Vaddr)) {
-	for i := range t.n {
+	for i := range t.N {
 		lo, hi, desc := t.function(i)
 		if desc == nil {
 			continue
 		}
-		off := uint64(le.Uint32(desc))
-		if off >= uint64(len(t.names)) {
+		off := uint64(t.U32(desc, 0))
+		if off >= uint64(len(t.Names)) {
 			continue
 		}
-		name := t.names[off:min(off+maxName, uint64(len(t.names)))]
+		name := t.Names[off:min(off+maxName, uint64(len(t.Names)))]
 		if end := bytes.IndexByte(name, 0); end > 0 {
 			each(string(name[:end]), lo, hi)
 		}
@@ -128,7 +93,7 @@ func (t *Table) Rows() *rows.Table {
 	sets := map[state]rows.SetID{}
 	var fn []rows.Row
 	// Functions share their numbers, but on average there are few of them.
-	for i, left := uint64(0), len(t.bytes)/4; i < t.n && left > 0; i++ {
+	for i, left := 0, len(t.Bytes)/4; i < t.N && left > 0; i++ {
 		lo, hi, desc := t.function(i)
 		if desc == nil {
 			continue
@@ -136,7 +101,7 @@ func (t *Table) Rows() *rows.Table {
 		const topFrame = 1 // abi.FuncFlagTopFrame: nobody calls it. The linker says so where the return address is in a register
 		top := t.machine.RAInReg && desc[t.flags]&topFrame != 0
 		fn = fn[:0]
-		end, ok := t.steps(le.Uint32(desc[12:]), lo, hi, func(at arch.Vaddr, below int32) bool {
+		end, ok := t.steps(t.U32(desc, 12), lo, hi, func(at arch.Vaddr, below int32) bool {
 			id, ok := sets[state{below, top}]
 			if !ok {
 				id = b.Intern(set(t.machine, int64(below), top))
@@ -175,10 +140,10 @@ func set(m *arch.Machine, below int64, top bool) rows.Set {
 // first from -1) and of the PC in instructions, until a difference of 0 (runtime/symtab.go: step). It returns where the last one ends, which is
 // the function's end; ok is false where there are none, or a damaged one.
 func (t *Table) steps(off uint32, lo, hi arch.Vaddr, each func(at arch.Vaddr, number int32) bool) (end arch.Vaddr, ok bool) {
-	if off == 0 || uint64(off) >= uint64(len(t.numbers)) {
+	if off == 0 || uint64(off) >= uint64(len(t.Numbers)) {
 		return 0, false
 	}
-	b, number, at := t.numbers[off:], int32(-1), lo
+	b, number, at := t.Numbers[off:], int32(-1), lo
 	for {
 		d, n := binary.Uvarint(b)
 		if n <= 0 || d > 1<<32-1 {
@@ -189,7 +154,7 @@ func (t *Table) steps(off uint32, lo, hi arch.Vaddr, each func(at arch.Vaddr, nu
 		}
 		b = b[n:]
 		insts, n := binary.Uvarint(b)
-		if n <= 0 || insts == 0 || insts > uint64(hi-at)/t.quantum {
+		if n <= 0 || insts == 0 || insts > uint64(hi-at)/t.Quantum {
 			return 0, false
 		}
 		b = b[n:]
@@ -197,24 +162,6 @@ func (t *Table) steps(off uint32, lo, hi arch.Vaddr, each func(at arch.Vaddr, nu
 		if !each(at, number) {
 			return 0, false
 		}
-		at += arch.Vaddr(insts * t.quantum)
+		at += arch.Vaddr(insts * t.Quantum)
 	}
-}
-
-// textOf returns where a program's Go code begins. Since Go 1.26 the table does not say so; the linker's description of the
-// module does (runtime.moduledata), or, in a program that is relocated when it is loaded, the section.
-func textOf(img *module.Image) uint64 {
-	s := img.Section(".text")
-	if s == nil {
-		return 0
-	}
-	const text = 8 + 6*24 + 3*8 // in a moduledata: a pointer, six slices, the table to find functions by, lowest and highest PC
-	if m := img.Section(".go.module"); m != nil {
-		if b, err := img.Data(m); err == nil && len(b) >= text+8 {
-			if v := le.Uint64(b[text:]); v-uint64(s.Addr) < s.Size {
-				return v
-			}
-		}
-	}
-	return uint64(s.Addr)
 }

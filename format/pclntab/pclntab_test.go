@@ -25,9 +25,9 @@ func main() {
 `
 
 // TestJudge: the rows are those of the .debug_frame that the linker made of the same numbers, at every PC, also of the program without
-// .debug_frame.
+// .debug_frame, without section headers, and with a table in a section of another name.
 func TestJudge(t *testing.T) {
-	oracle.Need(t, "go", "gcc")
+	oracle.Need(t, "go", "gcc", "llvm-objcopy-19")
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(program), 0o666); err != nil {
 		t.Fatal(err)
@@ -73,15 +73,29 @@ func TestJudge(t *testing.T) {
 			if n := len(Open(stripped).Rows().Rows); n < 5000 {
 				t.Errorf("stripped: %d rows", n)
 			}
-			if err := exec.Command("strip", "-o", filepath.Join(dir, "bare"), filepath.Join(dir, c.name)).Run(); err != nil && c.name != "aarch64" {
-				t.Fatal(err)
-			} else if err == nil {
-				bare, err := module.Open(filepath.Join(dir, "bare"))
+			for how, args := range map[string][]string{
+				"bare":     {"--strip-all"},
+				"headless": {"--strip-sections"},
+				"renamed":  {"--strip-all", "--rename-section=.gopclntab=.rodata.pc", "--rename-section=.go.module=.data.module"},
+			} {
+				path := filepath.Join(dir, how)
+				if out, err := exec.Command("llvm-objcopy-19", append(args, filepath.Join(dir, c.name), path)...).CombinedOutput(); err != nil {
+					t.Fatalf("%s: %v\n%s", how, err, out)
+				}
+				img, err := module.Open(path)
 				if err != nil {
 					t.Fatal(err)
 				}
-				defer bare.Close()
-				same(t, want, Open(bare).Rows())
+				defer img.Close()
+				if named := img.Section(".gopclntab") != nil; named != (how == "bare") {
+					t.Fatalf("%s: a section has the table's name: %v", how, named)
+				}
+				if tab := Open(img); tab == nil {
+					t.Errorf("%s: no table", how)
+				} else {
+					t.Log(how)
+					same(t, want, tab.Rows())
+				}
 			}
 		})
 	}

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/format/pclntab"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
 )
@@ -38,8 +39,8 @@ func open(t testing.TB, path string) *Table {
 func (t *Table) addresses(n int) (out []arch.Vaddr) {
 	rnd := rand.New(rand.NewPCG(5, 6))
 	for range n {
-		i := rnd.IntN(t.n)
-		if lo, hi := t.start(i), t.start(i+1); lo < hi {
+		i := rnd.IntN(t.N)
+		if lo, hi := t.Start(i), t.Start(i+1); lo < hi {
 			out = append(out, lo+arch.Vaddr(rnd.Uint64N(uint64(hi-lo))))
 		}
 	}
@@ -72,7 +73,7 @@ func TestRuntime(t *testing.T) {
 	for i, p := range tab.Places(addrs) {
 		frames := runtime.CallersFrames([]uintptr{uintptr(addrs[i]+bias) + 1})
 		want, _ := frames.Next()
-		if k, _ := tab.index(addrs[i] + 1); tab.start(k) == addrs[i]+1 {
+		if k, _ := tab.index(addrs[i] + 1); tab.Start(k) == addrs[i]+1 {
 			continue // it would be the next function's first
 		}
 		if want.Function == "" || strings.Contains(want.Function, "[...]") || want.File == "?" {
@@ -85,7 +86,7 @@ func TestRuntime(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d functions, %d addresses, of which the run time hides %d; %d differ", tab.n, len(addrs), hidden, bad)
+	t.Logf("%d functions, %d addresses, of which the run time hides %d; %d differ", tab.N, len(addrs), hidden, bad)
 	if hidden > len(addrs)/3 {
 		t.Errorf("the run time hides %d of %d names", hidden, len(addrs))
 	}
@@ -184,7 +185,7 @@ func TestLLVM(t *testing.T) {
 				}
 			}
 		}
-		t.Logf("%s: %d functions, %d addresses, %d differ", filepath.Base(path), tab.n, len(addrs), bad)
+		t.Logf("%s: %d functions, %d addresses, %d differ", filepath.Base(path), tab.N, len(addrs), bad)
 	}
 	for _, p := range permitted {
 		if used[p.why] == 0 {
@@ -234,12 +235,12 @@ places:
 }
 
 // older rewrites a program's table in the layout of an older Go: no more than the parts that were there then.
-func older(t *testing.T, tab *Table, magic uint32) []byte {
+func older(t *testing.T, tab *Table, magic pclntab.Version) []byte {
 	t.Helper()
 	le := binary.LittleEndian
-	n := tab.n
+	n := tab.N
 	head := func(words ...int) []byte {
-		b := le.AppendUint32(nil, magic)
+		b := le.AppendUint32(nil, uint32(magic))
 		b = append(b, 0, 0, 1, 8)
 		for _, w := range words {
 			b = le.AppendUint64(b, uint64(w))
@@ -247,13 +248,13 @@ func older(t *testing.T, tab *Table, magic uint32) []byte {
 		return b
 	}
 	// What is the same in all: where the old table's parts are.
-	whole := tab.b
+	whole := tab.Bytes
 	off := func(part []byte) int { return len(whole) - len(part) }
 	pad := func(b []byte) []byte { return append(b, make([]byte, -len(b)&7)...) }
 	describe := func(f fn) []byte {
 		b := le.AppendUint64(nil, uint64(f.entry))
-		if magic == go118 {
-			b = le.AppendUint32(nil, uint32(uint64(f.entry)-tab.text))
+		if magic == pclntab.Go118 {
+			b = le.AppendUint32(nil, uint32(uint64(f.entry)-tab.Text))
 		}
 		for _, v := range []uint32{f.nameOff, 0, 0, 0, f.file, f.line, 0, f.unit, 0} {
 			b = le.AppendUint32(b, v)
@@ -261,7 +262,7 @@ func older(t *testing.T, tab *Table, magic uint32) []byte {
 		return b
 	}
 	width := 8
-	if magic == go118 {
+	if magic == pclntab.Go118 {
 		width = 4
 	}
 	num := func(b []byte, v uint64) []byte {
@@ -271,24 +272,24 @@ func older(t *testing.T, tab *Table, magic uint32) []byte {
 		return le.AppendUint64(b, v)
 	}
 	base := uint64(0)
-	if magic == go118 {
-		base = tab.text
+	if magic == pclntab.Go118 {
+		base = tab.Text
 	}
 	table := func(at func(i int) int) (b []byte) {
 		for i := range n {
-			b = num(num(b, uint64(tab.start(i))-base), uint64(at(i)))
+			b = num(num(b, uint64(tab.Start(i))-base), uint64(at(i)))
 		}
-		return num(b, uint64(tab.start(n))-base)
+		return num(b, uint64(tab.Start(n))-base)
 	}
 	size := len(describe(fn{}))
 	size += -size & 7
 	words := []int{n, 0, 0, 0, 0, 0, 0}
-	if magic == go118 {
-		words = []int{n, 0, int(tab.text), 0, 0, 0, 0, 0}
+	if magic == pclntab.Go118 {
+		words = []int{n, 0, int(tab.Text), 0, 0, 0, 0, 0}
 	}
 	at := len(head(words...))
 	parts := words[len(words)-5:]
-	for i, p := range [][]byte{tab.names, tab.units, tab.files, tab.numbers} {
+	for i, p := range [][]byte{tab.Names, tab.Units, tab.Files, tab.Numbers} {
 		parts[i] = at + off(p)
 	}
 	parts[4] = at + len(whole)
@@ -309,17 +310,18 @@ func TestLayouts(t *testing.T) {
 	}
 	now := open(t, self)
 	addrs := now.addresses(3000)
-	for _, magic := range []uint32{go116, go118, go120} {
-		b := now.b
-		if magic != go120 {
+	for _, magic := range []pclntab.Version{pclntab.Go116, pclntab.Go118, pclntab.Go120} {
+		b := now.Bytes
+		if magic != pclntab.Go120 {
 			b = older(t, now, magic)
 		}
-		old, err := parse(b, binary.LittleEndian)
+		h, err := pclntab.Parse(b, binary.LittleEndian)
 		if err != nil {
 			t.Fatalf("%#x: %v", magic, err)
 		}
-		old.text = map[bool]uint64{true: now.text}[magic != go116]
-		std, err := gosym.NewTable(nil, gosym.NewLineTable(b, now.text))
+		old := &Table{h}
+		old.Text = map[bool]uint64{true: now.Text}[magic != pclntab.Go116]
+		std, err := gosym.NewTable(nil, gosym.NewLineTable(b, now.Text))
 		if err != nil {
 			t.Fatalf("%#x: %v", magic, err)
 		}
@@ -338,9 +340,9 @@ func TestLayouts(t *testing.T) {
 }
 
 // tiny returns a table of two functions, one inlined into the other, and what follows it.
-func tiny(magic uint32) []byte {
+func tiny(magic pclntab.Version) []byte {
 	le := binary.LittleEndian
-	b := append(le.AppendUint32(nil, magic), 0, 0, 1, 8)
+	b := append(le.AppendUint32(nil, uint32(magic)), 0, 0, 1, 8)
 	names, units, files, numbers, funcs := 72, 88, 96, 104, 128
 	for _, w := range []int{1, 1, 0x1000, names, units, files, numbers, funcs} {
 		b = le.AppendUint64(b, uint64(w))
@@ -359,16 +361,17 @@ func tiny(magic uint32) []byte {
 }
 
 func FuzzTable(f *testing.F) {
-	for _, magic := range []uint32{go12, go116, go118, go120} {
+	for _, magic := range []pclntab.Version{pclntab.Go12, pclntab.Go116, pclntab.Go118, pclntab.Go120} {
 		f.Add(tiny(magic), []byte("\x00\x00\x00\x00\x08\x00\x00\x00\x10\x00\x00\x00\x01\x00\x00\x00"), uint64(0x1008))
 	}
 	f.Fuzz(func(t *testing.T, b, inlined []byte, addr uint64) {
-		tab, err := parse(b, binary.LittleEndian)
+		h, err := pclntab.Parse(b, binary.LittleEndian)
 		if err != nil {
 			return
 		}
-		tab.inlined = inlined
-		tab.Places([]arch.Vaddr{arch.Vaddr(addr), tab.start(0), tab.start(tab.n) - 1})
+		tab := &Table{h}
+		tab.Inlined = inlined
+		tab.Places([]arch.Vaddr{arch.Vaddr(addr), tab.Start(0), tab.Start(tab.N) - 1})
 		size := 0
 		tab.Funcs(func(name string, lo, hi arch.Vaddr) bool { size += 1 + len(name); return size < 1<<20 })
 	})

@@ -6,6 +6,7 @@ import (
 	"sort"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/format/pclntab"
 )
 
 // A Place is where an address is in the source of a function.
@@ -49,7 +50,7 @@ func (d *decoder) places(k int, v arch.Vaddr) (out []Place) {
 	if k != d.cur {
 		d.cur, d.f = k, d.t.fn(k)
 		d.files, d.lines, d.in = d.runs(d.files, d.f.file), d.runs(d.lines, d.f.line), d.in[:0]
-		if d.f.tree != 0 && d.f.inline != noTree && d.t.inlined != nil {
+		if d.f.tree != 0 && d.f.inline != noTree && d.t.Inlined != nil {
 			d.in = d.runs(d.in, d.f.tree)
 		}
 	}
@@ -81,14 +82,14 @@ func (d *decoder) call(ix int32) (name, parent uint32, ok bool) {
 		return 0, 0, false
 	}
 	size, field := uint64(16), uint64(4) // runtime.inlinedCall: the function's kind, name, parentPc, line
-	if d.t.magic == go118 {
+	if d.t.Version == pclntab.Go118 {
 		size, field = 20, 12 // and the parent's index and kind, file, line, name, parentPc
 	}
 	at := uint64(d.f.inline) + uint64(ix)*size
-	if at+size > uint64(len(d.t.inlined)) {
+	if at+size > uint64(len(d.t.Inlined)) {
 		return 0, 0, false
 	}
-	return d.t.u32(d.t.inlined, at+field), d.t.u32(d.t.inlined, at+field+4), true
+	return d.t.U32(d.t.Inlined, at+field), d.t.U32(d.t.Inlined, at+field+4), true
 }
 
 func (d *decoder) name(off uint32) string {
@@ -124,10 +125,10 @@ func value(runs []run, pc uint64) int32 {
 // ends it, except at its start.
 func (d *decoder) runs(out []run, off uint32) []run {
 	out = out[:0]
-	if off == 0 || uint64(off) >= uint64(len(d.t.numbers)) {
+	if off == 0 || uint64(off) >= uint64(len(d.t.Numbers)) {
 		return out
 	}
-	b := d.t.numbers[off:]
+	b := d.t.Numbers[off:]
 	end, val := uint64(0), int32(-1)
 	for first := true; d.left > 0; first = false {
 		d.left--
@@ -143,7 +144,7 @@ func (d *decoder) runs(out []run, off uint32) []run {
 		b = b[n:]
 		z := uint32(delta)
 		val += int32(z>>1) ^ -int32(z&1)
-		end += step * d.t.quantum
+		end += step * d.t.Quantum
 		out = append(out, run{end, val})
 	}
 	return out
