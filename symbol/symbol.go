@@ -1,12 +1,13 @@
-// Package symbol names addresses: link-time addresses in modules come in, function names go out, as the
-// symbol tables have them (System V ABI, chapter 4, "Symbol Table") and demangled.
+// Package symbol names addresses: link-time addresses in modules come in; function names go out, as the
+// symbol tables have them (System V ABI, chapter 4, "Symbol Table") and demangled, and lines with inlined calls.
 //
-// Names come from a file's .symtab; else from the separate debug file of its build ID; else from .dynsym
-// and the .symtab inside .gnu_debugdata. Entries of procedure linkage tables are named after what they
-// jump to. The kernel's names come from /proc/kallsyms. An address is named only by a function that
-// contains it.
+// Names come from a file's .symtab; else from that of its separate debug file, which is found by build ID, by
+// .gnu_debuglink, or fetched; else from .dynsym, the .symtab inside .gnu_debugdata, and a Go program's own table.
+// Entries of procedure linkage tables are named after what they jump to. The kernel's names come from
+// /proc/kallsyms. An address is named only by a function that contains it.
 //
-// Lines and inlined functions are not found here.
+// Lines and inlined calls (Table.Places) come from debug information in the file or its separate debug file (package
+// symbol/debuginfo), and where there is none from a Go program's own table (package symbol/gosym).
 package symbol
 
 import (

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"encoding/hex"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -14,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
@@ -142,6 +145,61 @@ func TestInlined(t *testing.T) {
 	r = runProgram(t, "report", data, "--format", "folded", "--no-inline")
 	if r.want(t, 0, ""); strings.Contains(r.out, ";mix ") || !strings.Contains(r.out, ";main;outer ") {
 		t.Errorf("--no-inline:\n%s", r.out)
+	}
+}
+
+// TestStackFetches: stack names functions of a stripped program by what a debuginfod has, whatever else it is told of where to look.
+func TestStackFetches(t *testing.T) {
+	oracle.Need(t, "gcc", "objcopy", "strip")
+	dir := t.TempDir()
+	prog, debug := filepath.Join(dir, "waits"), filepath.Join(dir, "waits.debug")
+	build(t, prog, `#include <unistd.h>
+__attribute__((noinline)) int where_it_waits(void) { char c; write(1, "", 1); return read(0, &c, 1) + 1; }
+int main(void) { return where_it_waits() * 2; }
+`, "-Wl,--build-id")
+	for _, args := range [][]string{{"objcopy", "--only-keep-debug", prog, debug}, {"strip", prog}} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+	}
+	img, err := module.Open(prog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := "/buildid/" + hex.EncodeToString(img.BuildID()) + "/debuginfo"
+	img.Close()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != path {
+			http.NotFound(w, r)
+			return
+		}
+		http.ServeFile(w, r, debug)
+	}))
+	defer s.Close()
+	c := exec.Command(prog)
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Wait()
+	defer in.Close()
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{nil, {"--debug-dir", t.TempDir()}} {
+		p := program(t, append(append([]string{"stack"}, args...), fmt.Sprint(c.Process.Pid))...)
+		p.Env = append(p.Env, "DEBUGINFOD_URLS="+s.URL, "DEBUGINFOD_CACHE_PATH="+t.TempDir())
+		r := finish(t, p)
+		if r.want(t, 0, ""); !strings.Contains(r.out, "where_it_waits") || !strings.Contains(r.out, "a.c:3") {
+			t.Errorf("stack %v:\n%s%s", args, r.stderr, r.out)
+		}
 	}
 }
 
