@@ -44,6 +44,7 @@ var arrows = []struct {
 	{"report", []string{"profile", "unwind", "arch"}},
 	{"serve", []string{"report", "profile", "unwind"}},
 	{"report/annotate", []string{"profile", "symbol", "module", "arch"}},
+	{"doctor", []string{"profile", "modules", "source/*", "symbol"}},
 	{"internal/*", []string{"arch", "internal/*"}},
 	{"cmd/*", []string{"*"}},
 	{"lab", []string{"*"}},

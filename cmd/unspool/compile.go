@@ -18,6 +18,7 @@ import (
 	"github.com/unspool/unspool/emit/csource"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/store"
 )
@@ -73,7 +74,7 @@ through a function, slice in a captured piece of stack (the default without -o: 
 				return usage("nothing to compile: name files or directories, or give --pid")
 			}
 			if o.dir != "" {
-				if err := raised(func() error { return os.MkdirAll(o.dir, 0o777) }); err != nil {
+				if err := caps.Raised(func() error { return os.MkdirAll(o.dir, 0o777) }); err != nil {
 					return err
 				}
 			}

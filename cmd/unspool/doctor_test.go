@@ -8,25 +8,27 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/doctor"
+	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/procfs"
 )
 
 // diagnosed runs doctor and reads what it says.
-func diagnosed(t *testing.T, c *exec.Cmd, status int) (d diagnosis, named map[string]finding) {
+func diagnosed(t *testing.T, c *exec.Cmd, status int) (d doctor.Diagnosis, named map[string]doctor.Finding) {
 	t.Helper()
 	r := finish(t, c)
 	r.want(t, status, "")
 	if err := json.Unmarshal([]byte(r.out), &d); err != nil {
 		t.Fatalf("%v: %s", err, r.out)
 	}
-	named = map[string]finding{}
+	named = map[string]doctor.Finding{}
 	for _, f := range append(d.Ways, d.Needs...) {
 		if _, twice := named[f.Name]; twice || f.Name == "" || f.What == "" {
 			t.Errorf("%+v", f)
@@ -104,13 +106,16 @@ func as(t *testing.T, caps string, args ...string) *exec.Cmd {
 func fileCaps(t *testing.T, s string) []byte {
 	t.Helper()
 	names, ok := strings.CutSuffix(s, "=ep")
-	var set caps
+	bits := map[string]int{
+		"cap_bpf": unix.CAP_BPF, "cap_perfmon": unix.CAP_PERFMON, "cap_sys_ptrace": unix.CAP_SYS_PTRACE, "cap_dac_read_search": unix.CAP_DAC_READ_SEARCH,
+	}
+	var set uint64
 	for name := range strings.SplitSeq(names, ",") {
-		i := slices.IndexFunc(ours, func(o capability) bool { return o.name == name })
-		if i < 0 || !ok {
+		bit, known := bits[name]
+		if !known || !ok {
 			t.Fatalf("capabilities %q", s)
 		}
-		set |= 1 << ours[i].bit
+		set |= 1 << bit
 	}
 	b := binary.LittleEndian.AppendUint32(nil, 0x02000001)
 	for _, half := range []uint32{uint32(set), uint32(set >> 32)} {
@@ -123,7 +128,7 @@ func fileCaps(t *testing.T, s string) []byte {
 // What doctor says to an ordinary user about what is forbidden and how to change it is true.
 func TestDoctorOrdinaryUser(t *testing.T) {
 	canRecord(t)
-	level, known := setting("kernel/perf_event_paranoid")
+	level, known := procfs.Setting("kernel/perf_event_paranoid")
 	if !known {
 		oracle.Lacks(t, "kernel.perf_event_paranoid")
 	}
@@ -205,7 +210,7 @@ func TestDoctorNothing(t *testing.T) {
 
 // In another PID namespace as much can be done, and doctor says what is not seen.
 func TestDoctorNamespace(t *testing.T) {
-	if c, _ := ownCaps(); !c.has(unix.CAP_SYS_ADMIN) {
+	if c, _ := caps.Own(); !c.Has(unix.CAP_SYS_ADMIN) {
 		oracle.Lacks(t, "CAP_SYS_ADMIN, to make a PID namespace")
 	}
 	_, first := diagnosed(t, program(t, "doctor", "--json", "--quick"), 0)

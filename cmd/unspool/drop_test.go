@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/internal/oracle"
 )
 
@@ -23,7 +24,7 @@ import (
 func TestParsersDrop(t *testing.T) {
 	canRecord(t)
 	oracle.Need(t, "gcc")
-	if effective, _ := ownCaps(); !effective.has(unix.CAP_SYS_ADMIN) || !effective.has(unix.CAP_DAC_OVERRIDE) {
+	if effective, _ := caps.Own(); !effective.Has(unix.CAP_SYS_ADMIN) || !effective.Has(unix.CAP_DAC_OVERRIDE) {
 		oracle.Lacks(t, "root")
 	}
 	others := map[string]bool{"record": true, "top": true, "doctor": true, "man": true, "run": true, "help": true, "completion": true, "version": true}
@@ -102,14 +103,14 @@ int main(int argc, char **argv) { in_a_home(); if (argc > 1) pause(); return 0; 
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
-		var list []caps
+		var list []caps.Set
 		for limit := time.Now().Add(20 * time.Second); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
-			if list = taskCaps(strconv.Itoa(c.Process.Pid)); len(list) > 0 && !list[1].has(unix.CAP_SYS_ADMIN) {
+			if list = taskCaps(strconv.Itoa(c.Process.Pid)); len(list) > 0 && !list[1].Has(unix.CAP_SYS_ADMIN) {
 				break
 			}
 		}
 		for i := 0; i+1 < len(list); i += 2 { // permitted and effective, as status has them
-			if permitted, effective := list[i], list[i+1]; effective&^parsers[args[0]] != 0 || permitted&^(parsers[args[0]]|forOutputs) != 0 {
+			if permitted, effective := list[i], list[i+1]; effective&^parsers[args[0]] != 0 || permitted&^(parsers[args[0]]|caps.Outputs) != 0 {
 				t.Errorf("%s: permitted %x, effective %x", args, permitted, effective)
 			}
 		}

@@ -16,7 +16,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/modules"
 )
 
@@ -53,7 +55,7 @@ func TestAuto(t *testing.T) {
 	}
 	// An ordinary user is told nothing of what he did not ask for.
 	c := as(t, "", append([]string{"record", "--user", "-o", "x.folded", "--"}, busy...)...)
-	if level, _ := setting("kernel/perf_event_paranoid"); level <= 2 {
+	if level, _ := procfs.Setting("kernel/perf_event_paranoid"); level <= 2 {
 		if r = finish(t, c); !strings.Contains(r.stderr, "samples") || strings.Contains(r.stderr, "kernel") {
 			t.Errorf("%d: %s", r.status, r.stderr)
 		}
@@ -170,7 +172,7 @@ func TestOffCPU(t *testing.T) {
 func TestScope(t *testing.T) {
 	canWalk(t)
 	in, out := spinner(t), spinner(t)
-	at := mounted("cgroup2")
+	at := procfs.Mounted("cgroup2")
 	if at == "" {
 		oracle.Lacks(t, "cgroup v2")
 	}
@@ -226,8 +228,8 @@ func afterDrop() {
 	}
 	pid, file, _ := strings.Cut(os.Getenv(asDropped), " ")
 	n, _ := strconv.Atoi(pid)
-	before, _ := ownCaps()
-	fail("drop", drop(recording, 0))
+	before, _ := caps.Own()
+	fail("drop", caps.Drop(caps.Recording, 0))
 	for _, c := range taskCaps("self") {
 		if c != keptCaps {
 			fmt.Printf("a thread has %x\n", c)
@@ -244,8 +246,8 @@ func afterDrop() {
 	}
 	_, err = os.ReadFile(fmt.Sprintf("/proc/%d/maps", n))
 	fail("another user's mappings", err)
-	fail("an event for another user's thread", tryEvent(unix.PERF_TYPE_SOFTWARE, unix.PERF_COUNT_SW_CPU_CLOCK, 0, n, -1))
-	fail("an event for all", tryEvent(unix.PERF_TYPE_SOFTWARE, unix.PERF_COUNT_SW_CPU_CLOCK, 0, -1, 0))
+	fail("an event for another user's thread", tryEvent(n, -1))
+	fail("an event for all", tryEvent(-1, 0))
 	out, err := exec.Command("grep", "CapEff", "/proc/self/status").Output()
 	fail("a command", err)
 	if s := strings.TrimSpace(strings.TrimPrefix(string(out), "CapEff:")); s != fmt.Sprintf("%016x", uint64(before)) {
@@ -266,17 +268,30 @@ func afterDrop() {
 	}
 }
 
+// tryEvent opens a sampling event of the processors' clock and closes it.
+func tryEvent(pid, cpu int) error {
+	a := unix.PerfEventAttr{
+		Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_CPU_CLOCK, Size: unix.PERF_ATTR_SIZE_VER1, Sample: 99,
+		Bits: unix.PerfBitFreq | unix.PerfBitDisabled, Sample_type: unix.PERF_SAMPLE_IP | unix.PERF_SAMPLE_TID,
+	}
+	fd, err := unix.PerfEventOpen(&a, pid, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+	if err == nil {
+		unix.Close(fd)
+	}
+	return err
+}
+
 // keptCaps are those that a recording keeps: DAC_READ_SEARCH, SYS_PTRACE, PERFMON and BPF.
 const keptCaps = 1<<2 | 1<<19 | 1<<38 | 1<<39
 
 // taskCaps returns the effective and the permitted capabilities of a process's threads.
-func taskCaps(pid string) (list []caps) {
+func taskCaps(pid string) (list []caps.Set) {
 	files, _ := filepath.Glob("/proc/" + pid + "/task/*/status")
 	for _, f := range files {
 		b, _ := os.ReadFile(f)
 		for _, m := range regexp.MustCompile(`Cap(?:Eff|Prm):\s*([0-9a-f]+)`).FindAllStringSubmatch(string(b), -1) {
 			n, _ := strconv.ParseUint(m[1], 16, 64)
-			list = append(list, caps(n))
+			list = append(list, caps.Set(n))
 		}
 	}
 	return list
@@ -285,7 +300,7 @@ func taskCaps(pid string) (list []caps) {
 // withoutCgo returns this test binary as it is without cgo.
 func withoutCgo(t *testing.T) string {
 	t.Helper()
-	if canDrop() == nil {
+	if caps.CanDrop() == nil {
 		exe, err := os.Executable()
 		if err != nil {
 			t.Fatal(err)
@@ -306,7 +321,7 @@ func withoutCgo(t *testing.T) string {
 // what it has to.
 func TestDrop(t *testing.T) {
 	canRecord(t)
-	if effective, _ := ownCaps(); effective&keptCaps != keptCaps || !effective.has(unix.CAP_SYS_ADMIN) {
+	if effective, _ := caps.Own(); effective&keptCaps != keptCaps || !effective.Has(unix.CAP_SYS_ADMIN) {
 		oracle.Lacks(t, "root")
 	}
 	bin := withoutCgo(t)
@@ -314,7 +329,7 @@ func TestDrop(t *testing.T) {
 	c.Path = bin
 	ended := make(chan result, 1)
 	go func() { ended <- finish(t, c) }()
-	var list []caps
+	var list []caps.Set
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if c.Process == nil {
 			continue

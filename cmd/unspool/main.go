@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/internal/outfile"
 )
 
@@ -54,7 +55,7 @@ func untilSignal() context.Context {
 			if s == syscall.SIGHUP { // a terminal that goes away can send it twice
 				continue
 			}
-			raised(func() error { outfile.DiscardAll(); return nil })
+			caps.Raised(func() error { outfile.DiscardAll(); return nil })
 			signal.Reset(s)
 			syscall.Kill(os.Getpid(), s.(syscall.Signal))
 		}
@@ -123,8 +124,8 @@ profile C, C++, Rust and Go programs without frame pointers.`,
 		if keep, ok := parsers[c.Name()]; ok {
 			run := c.RunE
 			c.RunE = func(c *cobra.Command, args []string) error {
-				if on, err := c.Flags().GetBool("run"); (err != nil || !on) && canDrop() == nil {
-					if err := drop(keep, forOutputs); err != nil {
+				if on, err := c.Flags().GetBool("run"); (err != nil || !on) && caps.CanDrop() == nil {
+					if err := caps.Drop(keep, caps.Outputs); err != nil {
 						fmt.Fprintf(stderr, "unspool: %v\n", err)
 					}
 				}

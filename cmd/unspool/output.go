@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/internal/outfile"
 )
 
@@ -23,7 +24,7 @@ func (o *output) create(ctx context.Context) (w *os.File, commit func(error) err
 		return os.Stdout, func(err error) error { return err }, nil
 	}
 	var f *outfile.File
-	err = raised(func() (err error) {
+	err = caps.Raised(func() (err error) {
 		f, err = outfile.Create(ctx, o.path, outfile.Options{Private: slices.Contains(ownersOnly, o.format), Keep: o.keep, Inputs: o.inputs})
 		return err
 	})
@@ -36,10 +37,10 @@ func (o *output) create(ctx context.Context) (w *os.File, commit func(error) err
 	o.publish = f.Publish
 	return f.File, func(err error) error {
 		if err != nil {
-			raised(f.Discard)
+			caps.Raised(f.Discard)
 			return err
 		}
-		err = raised(f.Commit)
+		err = caps.Raised(f.Commit)
 		for _, note := range f.Notes {
 			fmt.Fprintf(stderr, "unspool: %s\n", note)
 		}
@@ -49,7 +50,7 @@ func (o *output) create(ctx context.Context) (w *os.File, commit func(error) err
 
 // writeFile writes a file.
 func writeFile(path string, b []byte) error {
-	return raised(func() error {
+	return caps.Raised(func() error {
 		f, err := outfile.Create(context.Background(), path, outfile.Options{})
 		if err != nil {
 			return err

@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"errors"
@@ -14,6 +14,8 @@ import (
 	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/caps"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/source/ebpf"
 	"github.com/unspool/unspool/source/perfevent"
@@ -30,18 +32,7 @@ func setcap(names ...string) string {
 }
 
 func setcapOurs() string {
-	var names []string
-	for _, o := range ours {
-		names = append(names, o.name)
-	}
-	return setcap(names...)
-}
-
-// setting reads a number below /proc/sys. ok is false if it is not there, or not this user's to read.
-func setting(path string) (n int, ok bool) {
-	b, err := os.ReadFile("/proc/sys/" + path)
-	n, nerr := strconv.Atoi(strings.TrimSpace(string(b)))
-	return n, err == nil && nerr == nil
+	return setcap(caps.Set(0).Lacks()...)
 }
 
 // tryEvent opens a sampling event and closes it.
@@ -60,20 +51,20 @@ func tryEvent(typ uint32, config uint64, bits uint64, pid, cpu int) error {
 const userOnly = unix.PerfBitExcludeKernel | unix.PerfBitExcludeHv
 
 // ways tries each way of working.
-func ways(needs []finding) []finding {
-	byName := map[string]*finding{}
+func ways(o *Options, needs []Finding) []Finding {
+	byName := map[string]*Finding{}
 	for i := range needs {
 		byName[needs[i].Name] = &needs[i]
 	}
 	clock := func(bits uint64, pid, cpu int) error {
 		return tryEvent(unix.PERF_TYPE_SOFTWARE, unix.PERF_COUNT_SW_CPU_CLOCK, bits, pid, cpu)
 	}
-	list := []finding{
+	list := []Finding{
 		event("record-user", "record own processes by copies of stacks, user space", clock(userOnly, 0, -1), 2),
 		event("record-kernel", "record own processes by copies, with the kernel's part", clock(0, 0, -1), 1),
 		event("record-all", "record the whole machine (-a) by copies", clock(0, -1, 0), 0),
 	}
-	inKernel := finding{Name: "record-ebpf", What: "record with stacks walked in the kernel (--source ebpf)"}
+	inKernel := Finding{Name: "record-ebpf", What: "record with stacks walked in the kernel (--source ebpf)"}
 	prog, err := ebpf.Load(ebpf.Options{})
 	if err == nil {
 		err = prog.Close()
@@ -81,8 +72,8 @@ func ways(needs []finding) []finding {
 	if inKernel.OK = err == nil; err != nil {
 		inKernel.Reason = err.Error()
 	}
-	have, _ := ownCaps()
-	lacks := have.lacks()
+	have, _ := caps.Own()
+	lacks := have.Lacks()
 	switch {
 	case err != nil && len(lacks) > 0:
 		inKernel.Change = setcapOurs()
@@ -99,18 +90,18 @@ func ways(needs []finding) []finding {
 	}
 	list = append(list, inKernel)
 
-	names := finding{Name: "kernel-names", What: "names of kernel functions"}
+	names := Finding{Name: "kernel-names", What: "names of kernel functions"}
 	r := symbol.New(symbol.Options{})
 	if _, _, names.OK = r.KernelText(); !names.OK {
 		names.Reason = r.KernelNote()
 		names.Change = "sudo sysctl kernel.kptr_restrict=0 kernel.perf_event_paranoid=1"
 	}
-	run := finding{Name: "run", What: "unspool run: stock perf on compiled tables", OK: true}
-	if _, err := findRuntime(""); err != nil {
+	run := Finding{Name: "run", What: "unspool run: stock perf on compiled tables", OK: true}
+	if err := o.Runtime(); err != nil {
 		reason, _, _ := strings.Cut(err.Error(), ": make")
 		run.OK, run.Reason, run.Change = false, reason, "make install-runtime"
 	}
-	cache := finding{Name: "cache", What: "compiled tables are kept for the next time", OK: true}
+	cache := Finding{Name: "cache", What: "compiled tables are kept for the next time", OK: true}
 	if err := modules.New().CacheErr(); err != nil {
 		cache.OK, cache.Reason, cache.Change = false, err.Error(), "set UNSPOOL_CACHE to a directory of this user's"
 	}
@@ -118,17 +109,17 @@ func ways(needs []finding) []finding {
 }
 
 // event says what became of trying an event that takes a kernel.perf_event_paranoid of at most level.
-func event(name, what string, err error, level int) finding {
-	f := finding{Name: name, What: what, OK: err == nil}
+func event(name, what string, err error, level int) Finding {
+	f := Finding{Name: name, What: what, OK: err == nil}
 	if f.OK {
 		return f
 	}
-	has, _ := ownCaps()
-	have, known := setting("kernel/perf_event_paranoid")
+	has, _ := caps.Own()
+	have, known := procfs.Setting("kernel/perf_event_paranoid")
 	switch {
 	case !known:
 		f.Reason, f.Change = "this kernel has no perf events", "a kernel with CONFIG_PERF_EVENTS"
-	case (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)) && have > level && !has.has(unix.CAP_PERFMON):
+	case (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)) && have > level && !has.Has(unix.CAP_PERFMON):
 		f.Reason = fmt.Sprintf("kernel.perf_event_paranoid is %d", have)
 		f.Change = fmt.Sprintf("sudo sysctl kernel.perf_event_paranoid=%d, or %s", level, setcap("cap_perfmon"))
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.ENOSYS):
@@ -141,32 +132,32 @@ func event(name, what string, err error, level int) finding {
 }
 
 // needs looks at what the ways of working stand on.
-func needs() []finding {
-	c, _ := ownCaps()
-	var list []finding
+func needs() []Finding {
+	c, _ := caps.Own()
+	var list []Finding
 	add := func(name, what string, ok bool, value, reason, change string) {
-		f := finding{Name: name, What: what, OK: ok, Value: value}
+		f := Finding{Name: name, What: what, OK: ok, Value: value}
 		if !ok {
 			f.Reason, f.Change = reason, change
 		}
 		list = append(list, f)
 	}
-	lacks := c.lacks()
+	lacks := c.Lacks()
 	add("capabilities", "capabilities to walk in the kernel", len(lacks) == 0, "", "missing: "+strings.Join(lacks, " "), setcapOurs())
-	add("gives-up-capabilities", "recordings give up all other capabilities once they run", canDrop() == nil, "",
+	add("gives-up-capabilities", "recordings give up all other capabilities once they run", caps.CanDrop() == nil, "",
 		"this program was built with cgo, whose threads keep them", "build it with CGO_ENABLED=0")
-	level, ok := setting("kernel/perf_event_paranoid")
+	level, ok := procfs.Setting("kernel/perf_event_paranoid")
 	permits := []string{"", "own processes, the kernel's part included", "user space of own processes"}
 	allowed := "nothing to ordinary users"
 	if level >= 0 && level < len(permits) {
 		allowed = permits[level]
 	}
-	add("perf-event-paranoid", "kernel.perf_event_paranoid", ok && (level <= 0 || c.has(unix.CAP_PERFMON) || c.has(unix.CAP_SYS_ADMIN)), value(level, ok),
+	add("perf-event-paranoid", "kernel.perf_event_paranoid", ok && (level <= 0 || c.Has(unix.CAP_PERFMON) || c.Has(unix.CAP_SYS_ADMIN)), value(level, ok),
 		"it allows "+allowed, "sudo sysctl kernel.perf_event_paranoid=0")
-	level, ok = setting("kernel/kptr_restrict")
-	add("kptr-restrict", "kernel.kptr_restrict", ok && (level == 0 || level == 1 && c.has(unix.CAP_SYSLOG)), value(level, ok),
+	level, ok = procfs.Setting("kernel/kptr_restrict")
+	add("kptr-restrict", "kernel.kptr_restrict", ok && (level == 0 || level == 1 && c.Has(unix.CAP_SYSLOG)), value(level, ok),
 		"it hides the kernel's addresses", "sudo sysctl kernel.kptr_restrict=0")
-	locked, ok := setting("kernel/perf_event_mlock_kb")
+	locked, ok := procfs.Setting("kernel/perf_event_mlock_kb")
 	var limit unix.Rlimit
 	memlock := "unlimited"
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil {
@@ -174,7 +165,7 @@ func needs() []finding {
 	} else if limit.Cur != unix.RLIM_INFINITY {
 		memlock = fmt.Sprintf("%d KiB", limit.Cur>>10)
 	}
-	add("locked-memory", "memory for ring buffers", c.has(unix.CAP_IPC_LOCK) || ok && locked >= 132 || limit.Cur >= 1<<20,
+	add("locked-memory", "memory for ring buffers", c.Has(unix.CAP_IPC_LOCK) || ok && locked >= 132 || limit.Cur >= 1<<20,
 		fmt.Sprintf("kernel.perf_event_mlock_kb %s, limit of locked memory %s", value(locked, ok), memlock),
 		"too little for a ring on each processor", "sudo sysctl kernel.perf_event_mlock_kb=516")
 	err := tryEvent(unix.PERF_TYPE_HARDWARE, unix.PERF_COUNT_HW_CPU_CYCLES, userOnly, 0, -1)
@@ -208,14 +199,14 @@ func needs() []finding {
 		add(p.name, p.what, p.err == nil, "", why, change)
 		list[len(list)-1].Unknown = p.err != nil && !errors.Is(p.err, bpf.ErrNotSupported)
 	}
-	on, ok := setting("net/core/bpf_jit_enable")
+	on, ok := procfs.Setting("net/core/bpf_jit_enable")
 	jit := value(on, ok)
 	if !ok {
 		jit = "not this user's to read"
 	}
 	add("bpf-jit", "net.core.bpf_jit_enable", !ok || on > 0, jit, "programs with callbacks need it", "sudo sysctl net.core.bpf_jit_enable=1")
 	add("pid-namespace", "in the first PID namespace", firstPIDs(), "", "processes outside of this one are not told apart", "run it outside of the container, or give that the host's (--pid=host)")
-	at := mounted("cgroup2")
+	at := procfs.Mounted("cgroup2")
 	add("cgroup2", "cgroup v2, for --cgroup", at != "", at, "not mounted", "sudo mount -t cgroup2 none /sys/fs/cgroup")
 	tracing, err := perfevent.Tracefs()
 	why = ""
@@ -258,20 +249,4 @@ func firstPIDs() bool {
 	}
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	return !ok || sys.Ino == 0xeffffffc
-}
-
-// mounted returns where a file system of a type is mounted first; "" if nowhere (proc_pid_mountinfo(5)).
-func mounted(fstype string) string {
-	b, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(b)) {
-		left, right, ok := strings.Cut(line, " - ")
-		f, g := strings.Fields(left), strings.Fields(right)
-		if ok && len(f) > 4 && len(g) > 0 && g[0] == fstype {
-			return f[4]
-		}
-	}
-	return ""
 }

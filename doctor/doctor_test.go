@@ -1,0 +1,93 @@
+package doctor
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+)
+
+// TestWrite: a line says yes, no or ?, then a setting's value, then why not and what to change; other people's bytes do not reach the terminal.
+func TestWrite(t *testing.T) {
+	d := &Diagnosis{
+		Version: "v1", Kernel: "6.1.0", Machine: "x86_64", CPUs: 2, UID: 1000,
+		Ways: []Finding{
+			{Name: "record-user", What: "record", OK: true},
+			{Name: "record-all", What: "record all", Reason: "refused\x1b[2J", Change: "sudo it"},
+		},
+		Needs: []Finding{
+			{Name: "kptr-restrict", What: "kernel.kptr_restrict", OK: true, Value: "0"},
+			{Name: "bpf-loop", What: "bpf_loop", Unknown: true, Reason: "it refuses to try"},
+		},
+		Measured: &Measurement{
+			Load: 12.4, Processes: 1234, Modules: 56, TableBytes: 1 << 20, MapBytes: 3 << 19, Overhead: 1.5, Seconds: 1.04, Samples: 2000, Whole: 99.5, Lost: 1,
+			Runs: 2100, PerSample: 3456, Note: "a note",
+		},
+	}
+	var b bytes.Buffer
+	if err := d.Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	if want := `unspool v1 · Linux 6.1.0 x86_64 · 2 processors · user 1000
+
+What can be done
+  yes  record
+  no   record all  refused?[2J
+         change: sudo it
+
+What it stands on
+  yes  kernel.kptr_restrict  0
+  ?    bpf_loop              it refuses to try
+
+The kernel's program, 1.0 s on the whole machine
+  loaded in 12 ms
+  1,234 processes, tables of 56 modules: 1.0 MiB, which take 1.5 MiB of kernel memory (1.50 times as much)
+  2,000 samples, 99.5 % of the user stacks whole, 1 lost
+  3456 ns a sample, by the kernel's count of 2,100 runs
+  a note
+`; b.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", b.String(), want)
+	}
+	d.UID, d.Measured.Runs, d.Measured.PerSample, d.Measured.Note = 0, 0, 0, ""
+	b.Reset()
+	if err := d.Write(&b); err != nil || !strings.HasPrefix(b.String(), "unspool v1 · Linux 6.1.0 x86_64 · 2 processors · root\n") ||
+		!strings.HasSuffix(b.String(), ", 1 lost\n") {
+		t.Errorf("%v\n%s", err, b.String())
+	}
+}
+
+// TestDiagnose: whatever this machine allows, each finding has a name of its own, a reason where it says no, and the same in JSON.
+func TestDiagnose(t *testing.T) {
+	d := Diagnose(Options{Version: "v1", Runtime: func() error { return errors.New("no drop-in in /x: make install-runtime builds it") }})
+	seen := map[string]bool{}
+	for _, f := range append(d.Ways, d.Needs...) {
+		if f.Name == "" || f.What == "" || seen[f.Name] || f.OK == (f.Reason != "") && f.Name != "record-ebpf" || f.OK && f.Unknown {
+			t.Errorf("%+v", f)
+		}
+		seen[f.Name] = true
+	}
+	if f := d.Way("run"); f.OK || f.Reason != "no drop-in in /x" || f.Change != "make install-runtime" {
+		t.Errorf("run: %+v", f)
+	}
+	records := false
+	for _, name := range []string{"record-user", "record-kernel", "record-all", "record-ebpf"} {
+		records = records || d.Way(name).OK
+	}
+	if d.Records() != records {
+		t.Errorf("Records() = %v of %+v", d.Records(), d.Ways)
+	}
+	b, err := json.Marshal(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var again Diagnosis
+	if err := json.Unmarshal(b, &again); err != nil || len(again.Ways) != len(d.Ways) || len(again.Needs) != len(d.Needs) || again.Ways[0] != d.Ways[0] {
+		t.Errorf("%v: %s", err, b)
+	}
+	for _, key := range []string{"version", "kernel", "machine", "cpus", "uid", "ways", "checks"} {
+		if !strings.Contains(string(b), `"`+key+`":`) {
+			t.Errorf("no %s in %s", key, b)
+		}
+	}
+}

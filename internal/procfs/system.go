@@ -1,0 +1,30 @@
+package procfs
+
+import (
+	"os"
+	"strconv"
+	"strings"
+)
+
+// Setting reads a number below /proc/sys, such as "kernel/kptr_restrict". ok is false if it is not there, or not this user's to read.
+func Setting(path string) (n int, ok bool) {
+	b, err := os.ReadFile("/proc/sys/" + path)
+	n, nerr := strconv.Atoi(strings.TrimSpace(string(b)))
+	return n, err == nil && nerr == nil
+}
+
+// Mounted returns where a file system of a type is mounted first; "" if nowhere (proc_pid_mountinfo(5)).
+func Mounted(fstype string) string {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(b)) {
+		left, right, ok := strings.Cut(line, " - ")
+		f, g := strings.Fields(left), strings.Fields(right)
+		if ok && len(f) > 4 && len(g) > 0 && g[0] == fstype {
+			return f[4]
+		}
+	}
+	return ""
+}

@@ -1,0 +1,23 @@
+package procfs
+
+import "testing"
+
+func TestSetting(t *testing.T) {
+	if n, ok := Setting("kernel/pid_max"); !ok || n < 300 {
+		t.Errorf("Setting(kernel/pid_max) = %d, %v", n, ok)
+	}
+	for _, path := range []string{"kernel/no_such_setting", "kernel/ostype", "kernel"} {
+		if n, ok := Setting(path); ok {
+			t.Errorf("Setting(%s) = %d, want none", path, n)
+		}
+	}
+}
+
+func TestMounted(t *testing.T) {
+	if at := Mounted("proc"); at != "/proc" {
+		t.Errorf("Mounted(proc) = %q, want /proc", at)
+	}
+	if at := Mounted("no-such-file-system"); at != "" {
+		t.Errorf("Mounted(no-such-file-system) = %q, want none", at)
+	}
+}
