@@ -21,6 +21,21 @@ type target struct {
 	fds []int // -1: closed
 }
 
+// missed returns how many records of t's events found no room in the rings: PERF_FORMAT_LOST, since Linux 6.0. Those of inherited events are
+// counted at the event that they come from.
+func (t *target) missed() (n uint64) {
+	var value [16]byte // the event's count, and what was lost
+	for _, fd := range t.fds {
+		if fd < 0 {
+			continue
+		}
+		if k, err := unix.Read(fd, value[:]); err == nil && k == len(value) {
+			n += binary.LittleEndian.Uint64(value[8:])
+		}
+	}
+	return n
+}
+
 func (t *target) close() {
 	for i, fd := range t.fds {
 		if fd >= 0 {
@@ -93,6 +108,12 @@ func (r *Recorder) openTarget(a *source.Attr, pid int) (*target, error) {
 	}
 	r.shape.Events += len(t.fds)
 	return t, nil
+}
+
+// closeTarget closes a target and keeps what it counted.
+func (r *Recorder) closeTarget(t *target) {
+	r.missed += t.missed()
+	t.close()
 }
 
 // watch adds a target to those that must have gone for the recording to end: the kernel hangs up an event when
@@ -288,7 +309,7 @@ func (r *Recorder) forked(raw []byte) {
 				}
 			}
 		}
-		t.at.close()
+		r.closeTarget(t.at)
 	}
 }
 
@@ -316,14 +337,29 @@ func (r *Recorder) startRecorded(a *source.Attr, cmd *exec.Cmd) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and no Unlock
+		own, err := openOwn(a)
+		if err != nil {
+			result <- explain(err, "recording the command", 2)
+			return
+		}
 		t, err := r.openTarget(a, unix.Gettid())
 		if err == nil {
 			r.targets = append(r.targets, t)
 			err = r.start(cmd)
 		}
+		unix.Close(own)
 		result <- err
 	}()
 	return <-result
+}
+
+// openOwn opens an event that this thread's children do not inherit. Without it, the thread's events and those of its child are equal, and the
+// kernel exchanges them when it switches between the two (perf_event_context_sched_out in kernel/events/core.c). A uprobe's event names
+// the task that it was opened for: after the exchange, the child's name the thread, which has ended, and the kernel takes the breakpoints
+// out of the child.
+func openOwn(a *source.Attr) (fd int, err error) {
+	own := source.Attr{Type: source.TypeSoftware, Config: swDummy, Flags: source.FlagDisabled | a.Flags&(source.FlagExcludeKernel|source.FlagExcludeHV)}
+	return openEvent(&own, unix.Gettid(), -1, -1, 0)
 }
 
 func monotonic() uint64 {

@@ -13,9 +13,14 @@
 // A command is sampled by events of the processors where its recorder may open them, as root may: samples of others are left out, by the tree
 // of processes that FORK and EXIT records tell of. So the shortest process is sampled as often as its share of the time says.
 //
+// Uprobes are recorded in the same way: the kernel loses the breakpoints of processes that have events of their own and start others.
+//
 // Elsewhere, and for events that are counted rather than sampled, a command is started by a thread that has the events itself, disabled, to be inherited by its children and to be
 // enabled by execve (PERF_EVENT attr.inherit and attr.enable_on_exec): so the command runs without a tracer or a
 // helper program before it, and the first record is that of its execve.
+//
+// The kernel says what found no room in a ring with the next record that does. What was lost after the last record, the events' own counts say
+// (PERF_FORMAT_LOST, Linux 6.0).
 //
 // The package is for Linux, on x86-64 and AArch64.
 package perfevent

@@ -90,8 +90,23 @@ func (r *Recorder) drainAll() {
 		r.program.End(r.space)
 	}
 	r.round()
+	r.tellMissed()
 	r.out.close()
 	r.queue.close(r.fault)
+}
+
+// tellMissed writes a record of what was lost and never said: the kernel writes a LOST record in front of the next record that finds room, and
+// behind the last loss there may be none.
+func (r *Recorder) tellMissed() {
+	r.flush()
+	for _, t := range r.targets {
+		r.missed += t.missed()
+	}
+	if told := r.lost.Load(); r.missed > told {
+		lost := r.dec.Append(nil, 0, &source.Record{Type: source.RecordLostSamples, Time: monotonic(), Lost: r.missed - told})
+		copy(r.space(len(lost)), lost)
+		r.flush()
+	}
 }
 
 // resume looks at the whole machine again after records have been lost: processes may have begun, and mapped files. What they did between is
@@ -136,7 +151,7 @@ func (r *Recorder) poll(wait int) {
 				r.live--
 			}
 		}
-		t.close()
+		r.closeTarget(t)
 	}
 }
 

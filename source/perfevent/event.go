@@ -25,6 +25,7 @@ type event struct {
 	noRaw                    bool // this user may not have a tracepoint's fields
 	each                     bool // rare enough for every one to be recorded
 	probe                    bool // of a kprobe or a uprobe
+	uprobe                   bool
 }
 
 // A modifiers is what stands behind an event's name.
@@ -255,6 +256,8 @@ func parseTracepoint(system, rest string, at places) (event, error) {
 	}
 	format, _ := os.ReadFile(filepath.Join(root, system, name, "format"))
 	e.probe = bytes.Contains(format, []byte(" __probe_")) // a field that probes have, and nothing else
+	uprobes, _ := os.ReadFile(filepath.Join(filepath.Dir(root), "uprobe_events"))
+	e.uprobe = e.probe && bytes.Contains(uprobes, []byte(":"+system+"/"+name+" ")) // p:SYSTEM/NAME FILE:OFFSET
 	return e, nil
 }
 

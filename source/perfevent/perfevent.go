@@ -47,6 +47,8 @@ type Options struct {
 
 	// Program, if not nil, handles events in the kernel, and makes samples of those that it wants to: see Program.
 	Program Program
+
+	narrow bool // a test's: events of the command's own, even where those of the processors may be opened
 }
 
 // A Program is a BPF program that handles events in the kernel, and what reads its results.
@@ -121,7 +123,8 @@ type Recorder struct {
 	unsettled bool // the last round had records
 	lacking   int  // records have been lost: so many rounds until those that were not have been applied
 	resumed   time.Time
-	all       bool // the whole machine is recorded
+	all       bool   // the whole machine is recorded
+	missed    uint64 // records that found no room, as the events that are closed have counted them
 	fault     error
 
 	tree    *source.Tree // not nil: only the command's samples count of those of all processors
@@ -183,6 +186,7 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 	}
 	decoded := p.attr
 	decoded.Flags |= source.FlagBuildID // which the kernel is not asked for: see buildIDs
+	decoded.ReadFormat = 0              // which is for target.missed
 	r.dec.AddAttr(&decoded, nil, r.event)
 	if r.program != nil {
 		r.dec.AddWalked()

@@ -113,9 +113,15 @@ func (r *Recorder) plan(o *Options) (*plan, error) {
 		switch {
 		case err == nil:
 			r.event = e.spelled(&p.attr)
+			counts := p.attr
+			if counts.ReadFormat = source.FormatLost; r.try(o, &counts) == nil {
+				p.attr = counts
+			}
 			if e.wide(o) && r.try(&Options{All: true}, &p.attr) == nil {
 				r.tree = &source.Tree{}
 				r.trigger.Tree = r.tree
+			} else if e.uprobe && o.Program == nil && p.attr.Has(source.FlagInherit) && !o.All {
+				r.note("where a process has started another, the kernel may miss that it passes this uprobe, without a count: not as root")
 			}
 			return p, nil
 		case isPermission(err) && p.attr.SampleType&source.SampleRaw != 0:
@@ -168,10 +174,14 @@ func (r *Recorder) trig(o *Options, e *event) error {
 }
 
 // wide says whether o, a command, is better recorded by events of the processors, whose samples of others are left out: those that sample by
-// time or by what the processor does. Each process has its own events otherwise, which begin anew with it and miss the short ones.
+// time or by what the processor does. Each process has its own events otherwise, which begin anew with it and miss the short ones. So are uprobes:
+// the kernel exchanges the events of a process and of its child, and loses sight of whose breakpoints they want: see openOwn.
 func (e *event) wide(o *Options) bool {
-	if len(o.Command) == 0 || o.All || len(o.PIDs)+len(o.TIDs) > 0 {
+	if len(o.Command) == 0 || o.All || len(o.PIDs)+len(o.TIDs) > 0 || o.narrow {
 		return false
+	}
+	if e.uprobe {
+		return o.Program == nil // a program has an event of its own, for all processes
 	}
 	return e.clock() || e.typ == source.TypeHardware || e.typ == source.TypeHWCache || e.typ == source.TypeRaw
 }
