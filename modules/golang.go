@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/unspool/unspool/arch"
-	"github.com/unspool/unspool/format/pclntab"
+	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/unwind"
 )
@@ -31,8 +31,8 @@ var goMoves = map[string]bool{
 // goRanges adds to c where stacks of a Go program begin, goInjected, and goMoves: by its symbols, or, where it is stripped, by the
 // table of functions that every Go program keeps.
 func goRanges(c *unwind.Code, img *module.Image) {
-	tab := pclntab.Open(img)
-	if tab == nil && img.Section(".note.go.buildid") == nil {
+	funcs := format.Functions(img)
+	if funcs == nil && img.Section(".note.go.buildid") == nil {
 		return
 	}
 	add := func(name string, lo, hi arch.Vaddr) {
@@ -51,9 +51,9 @@ func goRanges(c *unwind.Code, img *module.Image) {
 		}
 		return true
 	})
-	if len(c.Terminal) == 0 && tab != nil {
+	if len(c.Terminal) == 0 && funcs != nil {
 		c.Injected, c.Moved = nil, nil
-		tab.Funcs(add)
+		funcs(add)
 	}
 }
 

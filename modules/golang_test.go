@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/arch"
-	"github.com/unspool/unspool/format/pclntab"
+	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
 )
@@ -44,7 +44,7 @@ func TestGoFunctions(t *testing.T) {
 			return true
 		})
 		n, first := 0, 0
-		pclntab.Open(img).Funcs(func(name string, lo, hi arch.Vaddr) {
+		format.Functions(img)(func(name string, lo, hi arch.Vaddr) {
 			f := function{strings.TrimSuffix(name, ".abi0"), lo}
 			if symbols[f] {
 				n++

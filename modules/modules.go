@@ -13,7 +13,7 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/emit/native"
-	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/store"
@@ -240,8 +240,8 @@ func (s *Set) table(img *module.Image) (rows.Stepper, error) {
 		}
 		return c, err
 	case interpreted:
-		f, err := store.OpenFrames(img)
-		t, _ := f.Build(dwarf.Both)
+		f, err := format.Open(img)
+		t, _ := f.Rows()
 		if len(t.Rows) == 0 {
 			return nil, err
 		}

@@ -4,7 +4,7 @@ import (
 	"sync"
 
 	"github.com/unspool/unspool/arch"
-	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
@@ -23,7 +23,7 @@ type file struct {
 	once   sync.Once
 	img    *module.Image
 	err    error
-	frames func() *dwarf.Frames // nil where there is no unwind information
+	frames func() *format.Unwind // nil where there is no unwind information
 }
 
 // file opens the file of a module. given is its image, if it is no file of this machine; else nil.
@@ -43,9 +43,9 @@ func (n *Namer) file(path, buildID string, given *module.Image) *file {
 		if f.img = given; given == nil {
 			f.img, f.err = modules.Find(n.search(), path, buildID)
 		}
-		f.frames = sync.OnceValue(func() (fr *dwarf.Frames) {
+		f.frames = sync.OnceValue(func() (fr *format.Unwind) {
 			if f.img != nil {
-				fr, _ = dwarf.Open(f.img)
+				fr, _ = format.Open(f.img)
 			}
 			return fr
 		})
@@ -62,7 +62,7 @@ func (n *Namer) search() *module.Search {
 }
 
 // framesOf returns the unwind information of a module; nil if it has none.
-func (n *Namer) framesOf(m *unwind.Module) *dwarf.Frames {
+func (n *Namer) framesOf(m *unwind.Module) *format.Unwind {
 	return n.file(m.Path, m.BuildID, n.image(m)).frames()
 }
 

@@ -9,11 +9,10 @@ import (
 	"strings"
 
 	"github.com/unspool/unspool/arch"
-	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/format"
 	image "github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/rows"
-	"github.com/unspool/unspool/store"
 )
 
 // A Finding is a row that recovers something else than what is true at an instruction where it holds.
@@ -94,11 +93,11 @@ func (t *tracer) finding(th *thread) *Finding {
 			defer img.Close()
 		}
 		if s.mod.ref == nil {
-			fr, err := store.OpenFrames(img)
+			fr, err := format.Open(img)
 			if err != nil {
 				return err
 			}
-			s.mod.ref, _ = fr.Build(dwarf.Both)
+			s.mod.ref, _ = fr.Rows()
 		}
 		ref := s.mod.ref
 		if i := ref.Find(s.vaddr); i >= 0 {

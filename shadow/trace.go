@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/format"
 	image "github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/rows"
@@ -65,7 +65,10 @@ func (t *tracer) module(path string) *module {
 		m = &module{Module: Module{Path: path}, code: t.opt.Modules.Module(path, "")}
 		if img, err := modules.Open(path); err == nil && img != nil {
 			m.file = true
-			m.golang = slices.ContainsFunc(img.Sections(), isGo)
+			_ = image.Guard(func() error {
+				m.golang = img.Section(".note.go.buildid") != nil || format.Functions(img) != nil
+				return nil
+			})
 			if path != "[vdso]" {
 				img.Close()
 			}
@@ -467,8 +470,6 @@ func (t *tracer) exec(th *thread) error {
 	th.sig, th.brk = 0, nil
 	return th.begin()
 }
-
-func isGo(s image.Section) bool { return s.Name == ".note.go.buildid" || s.Name == ".gopclntab" }
 
 // sameProcess says whether tid is a thread of process pid.
 func sameProcess(pid, tid int) bool {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/native"
+	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/module"
 )
@@ -67,7 +68,7 @@ const (
 var settled = 2 * time.Second // but for tests
 
 // name returns the name of an image's table. A link is the name of what can remember it, "" where that is known, or is not to be.
-func (s *Store) name(img *module.Image, frames *Frames, suffix string) (name, link string) {
+func (s *Store) name(img *module.Image, frames *format.Unwind, suffix string) (name, link string) {
 	st, whose := img.File(), anyFile
 	if st != nil && st.Private {
 		whose = ownFile
@@ -80,7 +81,7 @@ func (s *Store) name(img *module.Image, frames *Frames, suffix string) (name, li
 			return to, ""
 		}
 	}
-	return prefix + frames.key() + "." + suffix, link
+	return prefix + frames.Key() + "." + suffix, link
 }
 
 // remember makes a link, if it can.

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/emit/native"
-	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/module"
 )
 
@@ -62,11 +62,11 @@ func TestKeepsNative(t *testing.T) {
 	if !bytes.Equal(built.Bytes(), mapped.Bytes()) {
 		t.Error("what is mapped is not what was built")
 	}
-	f, err := OpenFrames(shell(t))
+	f, err := format.Open(shell(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	ref, _ := f.Build(dwarf.Both)
+	ref, _ := f.Rows()
 	if err := native.Verify(mapped, ref, 1); err != nil {
 		t.Error(err)
 	}
@@ -87,7 +87,7 @@ func TestRefusesNative(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := OpenFrames(shell(t))
+	f, err := format.Open(shell(t))
 	if err != nil {
 		t.Fatal(err)
 	}

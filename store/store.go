@@ -17,7 +17,9 @@ import (
 
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/native"
+	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/rows"
 )
 
 // An Origin says where a table came from.
@@ -98,7 +100,7 @@ func (s *Store) Native(img *module.Image, o native.Options) (*native.Code, Origi
 	suffix := fmt.Sprintf("%v-%v.%d.eh_elf.so", o.Layout, o.Deref, native.Version)
 	return obtain(s, &s.natives, img, suffix, kept[*native.Code]{
 		load: func(name string) (*native.Code, error) { return s.loadNative(name, o) },
-		make: func(f *Frames) ([]byte, *native.Code, error) { return BuildNative(f, o) },
+		make: func(f *format.Unwind) ([]byte, *native.Code, error) { return BuildNative(f, o) },
 		pack: func(b []byte, _ string) []byte { return b },
 	})
 }
@@ -106,14 +108,14 @@ func (s *Store) Native(img *module.Image, o native.Options) (*native.Code, Origi
 // A kept says how something compiled is found on disk and made.
 type kept[T comparable] struct {
 	load func(name string) (T, error)
-	make func(*Frames) ([]byte, T, error)
+	make func(*format.Unwind) ([]byte, T, error)
 	pack func(b []byte, name string) []byte // what is written
 }
 
 // obtain returns what an image was compiled to: by this process, on disk, or now.
 func obtain[T comparable](s *Store, all *map[string]*entry[T], img *module.Image, suffix string, k kept[T]) (T, Origin, error) {
-	frames, err := OpenFrames(img)
-	if frames.empty() {
+	frames, err := format.Open(img)
+	if len(frames.Sources) == 0 {
 		var none T
 		return none, None, err
 	}
@@ -140,7 +142,7 @@ func obtain[T comparable](s *Store, all *map[string]*entry[T], img *module.Image
 }
 
 // fill gets an entry from disk, or else makes and keeps it. It says whether it is on disk.
-func fill[T comparable](s *Store, e *entry[T], name string, frames *Frames, k kept[T]) bool {
+func fill[T comparable](s *Store, e *entry[T], name string, frames *format.Unwind, k kept[T]) bool {
 	var none T
 	if s.dir != "" {
 		t, err := k.load(name)
@@ -167,9 +169,18 @@ func fill[T comparable](s *Store, e *entry[T], name string, frames *Frames, k ke
 	return true
 }
 
+// read returns all rows; an error says what is damaged.
+func read(frames *format.Unwind) (*rows.Table, error) {
+	ref, damage := frames.Rows()
+	if len(damage) > 0 {
+		return ref, fmt.Errorf("%d damaged entries; the first: %w", len(damage), damage[0])
+	}
+	return ref, nil
+}
+
 // Build makes a table and proves it equal to what it was made of. An error with a table says what is damaged.
-func Build(frames *Frames) ([]byte, *compact.Table, error) {
-	ref, lost := frames.read()
+func Build(frames *format.Unwind) ([]byte, *compact.Table, error) {
+	ref, lost := read(frames)
 	if len(ref.Rows) == 0 {
 		return nil, nil, lost
 	}
@@ -191,8 +202,8 @@ func Build(frames *Frames) ([]byte, *compact.Table, error) {
 }
 
 // BuildNative makes machine code, as Build makes a table.
-func BuildNative(frames *Frames, o native.Options) ([]byte, *native.Code, error) {
-	ref, lost := frames.read()
+func BuildNative(frames *format.Unwind, o native.Options) ([]byte, *native.Code, error) {
+	ref, lost := read(frames)
 	if len(ref.Rows) == 0 {
 		return nil, nil, lost
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/emit/compact"
-	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
@@ -78,11 +78,11 @@ func TestKeeps(t *testing.T) {
 	}
 	// What came from disk is proven as what was built.
 	img := shell(t)
-	f, err := dwarf.Open(img)
+	f, err := format.Open(img)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ref, _ := f.Build(dwarf.Both)
+	ref, _ := f.Rows()
 	if err := compact.Verify(mapped, ref, 2); err != nil {
 		t.Error(err)
 	}

@@ -17,7 +17,7 @@ import (
 
 	"github.com/unspool/unspool/emit/csource"
 	"github.com/unspool/unspool/emit/native"
-	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/store"
@@ -152,7 +152,7 @@ func (o *compilation) file(path string) error {
 	}
 	o.bytes.Add(int64(n))
 	if n > 0 {
-		o.source.Add(int64(f.Sizes().EHFrame))
+		o.source.Add(int64(f.Size(format.EHFrame)))
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
@@ -162,14 +162,14 @@ func (o *compilation) file(path string) error {
 
 // compile returns the size of what it made, or found in the cache. Files in a directory are made anew: a build ID does not say that they
 // are of this file.
-func (o *compilation) compile(img *module.Image, f *store.Frames) (size int, found bool, err error) {
+func (o *compilation) compile(img *module.Image, f *format.Unwind) (size int, found bool, err error) {
 	to := func(ending string) string { return filepath.Join(o.dir, img.ID()+ending) }
 	o2 := o.native
 	o2.ID = img.ID()
 	var b []byte
 	switch {
 	case o.emit == "c":
-		ref, _ := f.Build(dwarf.Both)
+		ref, _ := f.Rows()
 		if len(ref.Rows) == 0 {
 			return 0, false, nil
 		}

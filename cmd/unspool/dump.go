@@ -9,10 +9,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
-	"github.com/unspool/unspool/store"
 )
 
 func dumpCmd() *cobra.Command {
@@ -32,11 +31,15 @@ error, and make the exit status 1; the rows of the others are printed.`,
 			if write == nil {
 				return usage("--format is text or json, not %q", format)
 			}
-			which, ok := map[string]dwarf.Which{"": dwarf.Both, ".eh_frame": dwarf.EHFrame, ".debug_frame": dwarf.DebugFrame}[section]
-			if !ok {
+			var only []string
+			switch section {
+			case "":
+			case ".eh_frame", ".debug_frame":
+				only = []string{section}
+			default:
 				return usage("--section is .eh_frame or .debug_frame, not %q", section)
 			}
-			t, damage, err := readRows(args[0], which)
+			t, damage, err := readRows(args[0], only...)
 			if err != nil {
 				return err
 			}
@@ -44,7 +47,7 @@ error, and make the exit status 1; the rows of the others are printed.`,
 				return err
 			}
 			for _, d := range damage {
-				fmt.Fprintf(stderr, "unspool: %s: %v\n", args[0], &d)
+				fmt.Fprintf(stderr, "unspool: %s: %v\n", args[0], d)
 			}
 			if len(damage) > 0 {
 				return &exitError{status: 1}
@@ -58,12 +61,12 @@ error, and make the exit status 1; the rows of the others are printed.`,
 }
 
 // openFrames opens a file whose unwind information can be read; it is for whoever calls to close.
-func openFrames(path string) (*module.Image, *store.Frames, error) {
+func openFrames(path string) (*module.Image, *format.Unwind, error) {
 	img, err := module.Open(path)
 	if err != nil {
 		return nil, nil, err
 	}
-	f, err := store.OpenFrames(img)
+	f, err := format.Open(img)
 	if err != nil {
 		img.Close()
 		return nil, nil, err
@@ -71,15 +74,15 @@ func openFrames(path string) (*module.Image, *store.Frames, error) {
 	return img, f, nil
 }
 
-// readRows builds the table of a file.
-func readRows(path string, which dwarf.Which) (t *rows.Table, damage []dwarf.Damage, err error) {
+// readRows builds the table of a file, of the sources with the given names; of all where there are none.
+func readRows(path string, only ...string) (t *rows.Table, damage []error, err error) {
 	err = module.Guard(func() error {
 		img, f, err := openFrames(path)
 		if err != nil {
 			return err
 		}
 		defer img.Close()
-		t, damage = f.Build(which)
+		t, damage = f.Rows(only...)
 		if len(t.Rows) == 0 && len(damage) == 0 {
 			return fmt.Errorf("%s: no call frame information", path)
 		}

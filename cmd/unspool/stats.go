@@ -15,7 +15,7 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/emit/compact"
-	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -122,9 +122,8 @@ func statsOf(path string) (*fileStats, error) {
 	defer img.Close()
 	s := newStats()
 	s.File, s.Size = path, img.Size()
-	sizes := f.Sizes()
-	s.EHFrame, s.EHFrameHdr, s.DebugFrame = int64(sizes.EHFrame), int64(sizes.EHFrameHdr), int64(sizes.DebugFrame)
-	ref, damage := f.Build(dwarf.Both)
+	s.EHFrame, s.EHFrameHdr, s.DebugFrame = int64(f.Size(format.EHFrame)), int64(f.IndexSize()), int64(f.Size(format.DebugFrame))
+	ref, damage := f.Rows()
 	if len(ref.Rows) == 0 {
 		return nil, errNoRows
 	}
@@ -138,7 +137,7 @@ func statsOf(path string) (*fileStats, error) {
 	if s.EHFrame > 0 {
 		s.Ratio = float64(s.Table) / float64(s.EHFrame)
 	}
-	s.countInstructions(f.Frames, img.Machine())
+	s.countInstructions(f, img.Machine())
 	s.countRules(ref)
 	return s, nil
 }
@@ -170,16 +169,16 @@ func (s *fileStats) countRules(t *rows.Table) {
 }
 
 // countInstructions counts opcodes, expressions by shape, and rows by FDE.
-func (s *fileStats) countInstructions(f *dwarf.Frames, m *arch.Machine) {
+func (s *fileStats) countInstructions(f *format.Unwind, m *arch.Machine) {
 	names := map[byte]string{}
-	f.Entries(dwarf.Both, func(e dwarf.Entry) bool {
+	f.Entries(func(e format.Entry) bool {
 		n := 1
 		if e.IsFDE {
 			s.FDEs++
 		} else {
 			s.CIEs++
 		}
-		e.Instructions(func(i *dwarf.Instruction) bool {
+		e.Instructions(func(i *format.Instruction) bool {
 			name := names[i.Op]
 			if name == "" {
 				name = i.Name(m)

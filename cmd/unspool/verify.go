@@ -9,7 +9,6 @@ import (
 
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/native"
-	"github.com/unspool/unspool/format/dwarf"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -91,7 +90,7 @@ func verifyFile(path, emit string) (proof, error) {
 		return proof{}, err
 	}
 	defer img.Close()
-	ref, damage := f.Build(dwarf.Both)
+	ref, damage := f.Rows()
 	if len(ref.Rows) == 0 {
 		return proof{}, errNoRows
 	}

@@ -436,7 +436,7 @@ func agree(t testing.TB, f *Frames, x *rows.Table, pcs func(func(arch.Vaddr) boo
 				}
 			}
 		}
-		lo, hi, ok := f.Bounds(pc)
+		lo, hi, ok := f.Bounds(Both, pc)
 		if ok && (pc < lo || pc >= hi) || !ok && want != "gap" {
 			t.Errorf("Bounds(%#x) = %#x, %#x, %v", uint64(pc), uint64(lo), uint64(hi), ok)
 			bad++

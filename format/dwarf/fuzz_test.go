@@ -114,7 +114,7 @@ func FuzzBuild(f *testing.F) {
 		for i, r := range check {
 			for _, pc := range []arch.Vaddr{r.Lo - 1, r.Lo, x.Hi(i) - 1} {
 				one, err := fs.Lookup(pc)
-				fs.Bounds(pc)
+				fs.Bounds(Both, pc)
 				if err != nil && len(ds) == 0 {
 					t.Fatalf("Lookup(%#x): %v, but nothing is damaged", uint64(pc), err)
 				} else if err == nil {
@@ -179,7 +179,7 @@ func FuzzOpen(f *testing.F) {
 		fs.Entries(Both, func(Entry) bool { return true })
 		for i := 0; i < len(x.Rows); i += 1 + len(x.Rows)/16 {
 			fs.Lookup(x.Rows[i].Lo)
-			fs.Bounds(x.Rows[i].Lo)
+			fs.Bounds(Both, x.Rows[i].Lo)
 		}
 	})
 }

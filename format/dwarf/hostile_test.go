@@ -172,7 +172,7 @@ func TestHostile(t *testing.T) {
 		e := peak(func() {
 			sound(t, f.Entries(Both, func(e Entry) bool {
 				entries++
-				f.Bounds(e.FDE.Lo)
+				f.Bounds(Both, e.FDE.Lo)
 				return entries < 2000
 			}))
 			for range 3 {

@@ -294,12 +294,17 @@ func (f *Frames) findHdr(pc uint64) (in *section, off int, d fde, hi uint64) {
 
 // Bounds returns the range of the FDE that holds at pc: a function's, or a part of one, as far as unwind information
 // tells. It is for naming code without symbols.
-func (f *Frames) Bounds(pc arch.Vaddr) (lo, hi arch.Vaddr, ok bool) {
-	if s, _, d, _ := f.findHdr(uint64(pc)); s != nil {
-		return arch.Vaddr(d.lo), arch.Vaddr(d.hi), true
+func (f *Frames) Bounds(which Which, pc arch.Vaddr) (lo, hi arch.Vaddr, ok bool) {
+	if which&EHFrame != 0 {
+		if s, _, d, _ := f.findHdr(uint64(pc)); s != nil {
+			return arch.Vaddr(d.lo), arch.Vaddr(d.hi), true
+		}
 	}
-	for _, which := range []Which{EHFrame, DebugFrame} {
-		if e, _, _ := f.index(which).find(uint64(pc)); e != nil {
+	for _, kind := range []Which{EHFrame, DebugFrame} {
+		if which&kind == 0 {
+			continue
+		}
+		if e, _, _ := f.index(kind).find(uint64(pc)); e != nil {
 			return arch.Vaddr(e.lo), arch.Vaddr(e.hi), true
 		}
 	}

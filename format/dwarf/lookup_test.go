@@ -138,7 +138,7 @@ func TestBounds(t *testing.T) {
 	other := 0
 	for _, s := range all {
 		for _, pc := range []arch.Vaddr{s.lo, s.lo + (s.hi-s.lo)/2, s.hi - 1} {
-			if lo, hi, ok := f.Bounds(pc); !ok || lo != s.lo || hi != s.hi {
+			if lo, hi, ok := f.Bounds(Both, pc); !ok || lo != s.lo || hi != s.hi {
 				if !ok || lo < s.lo && hi < s.hi {
 					t.Errorf("Bounds(%#x)\n got [%#x, %#x) %v\nwant %#x", uint64(pc), uint64(lo), uint64(hi), ok, s)
 				}
@@ -179,7 +179,7 @@ func TestNoFrames(t *testing.T) {
 	f := New(Sections{})
 	x, ds := f.Build(Both)
 	one, err := f.Lookup(0x1000)
-	if _, _, ok := f.Bounds(0x1000); len(x.Rows) != 0 || len(ds) != 0 || err != nil || len(one.Rows) != 0 || ok || f.Sizes() != (Sizes{}) {
+	if _, _, ok := f.Bounds(Both, 0x1000); len(x.Rows) != 0 || len(ds) != 0 || err != nil || len(one.Rows) != 0 || ok || f.Sizes() != (Sizes{}) {
 		t.Errorf("got %d rows, %v, %v", len(x.Rows), ds, err)
 	}
 }

@@ -1,0 +1,162 @@
+// Package format is the hall of formats: it gives all unwind information of an image, whatever format it is in, in order of precedence.
+// The packages below read one format each, bytes to rows; only this package says which of them are asked, and which one wins.
+package format
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"slices"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/format/pclntab"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/rows"
+)
+
+// The names of sources.
+const (
+	EHFrame    = ".eh_frame"    // loaded with the program
+	DebugFrame = ".debug_frame" // for debuggers
+	PCLNTab    = "pclntab"      // of Go's run time, in whatever section
+)
+
+// A Source is one kind of unwind information of an image. Nothing is read before it is asked for.
+type Source struct {
+	Name string
+	Size uint64 // bytes, after decompression; an upper bound where the end is not known
+
+	// Rows makes the table of all functions, anew with each call. Each entry that could not be read is missing in the table and is an error.
+	Rows func() (*rows.Table, []error)
+
+	// Bounds returns the range of the function, or of a part of one, that has an address; nil where the source does not tell.
+	Bounds func(pc arch.Vaddr) (lo, hi arch.Vaddr, ok bool)
+}
+
+// Unwind is the unwind information of an image, which must stay open as long as it is used. It is safe for concurrent use.
+type Unwind struct {
+	Machine *arch.Machine
+
+	// Sources are in order of precedence: rows of a later source hold only where no earlier one has any.
+	Sources []Source
+
+	sums     []func(io.Writer) // write all that rows are made of
+	indirect func() bool
+	hdr      uint64
+	entries  func(yield func(Entry) bool)
+}
+
+// An Entry is a CIE or an FDE; an Instruction is one of its call frame instructions. They are for those who count and show them.
+type (
+	Entry       = dwarf.Entry
+	Instruction = dwarf.Instruction
+)
+
+// Open returns the unwind information of an image. An image without any has no Sources. With an error comes what could be read.
+//
+// .eh_frame wins: the program itself unwinds by it. .debug_frame fills its gaps. Go's table says the same as the .debug_frame that the
+// linker made of it, in more bytes, so it is a source only where that section is gone.
+func Open(img *module.Image) (*Unwind, error) {
+	d, err := dwarf.Open(img)
+	sizes := d.Sizes()
+	u := &Unwind{Machine: d.Machine(), indirect: d.Indirect, hdr: sizes.EHFrameHdr, sums: []func(io.Writer){d.Sum}}
+	u.entries = func(yield func(Entry) bool) { d.Entries(dwarf.Both, yield) }
+	for _, s := range []struct {
+		name  string
+		which dwarf.Which
+		size  uint64
+	}{{EHFrame, dwarf.EHFrame, sizes.EHFrame}, {DebugFrame, dwarf.DebugFrame, sizes.DebugFrame}} {
+		if s.size == 0 {
+			continue
+		}
+		u.Sources = append(u.Sources, Source{
+			Name: s.name, Size: s.size,
+			Rows: func() (*rows.Table, []error) {
+				t, damage := d.Build(s.which)
+				return t, asErrors(damage)
+			},
+			Bounds: func(pc arch.Vaddr) (lo, hi arch.Vaddr, ok bool) { return d.Bounds(s.which, pc) },
+		})
+	}
+	if sizes.DebugFrame == 0 {
+		if g := pclntab.Open(img); g != nil {
+			u.sums = append(u.sums, g.Sum)
+			u.Sources = append(u.Sources, Source{
+				Name: PCLNTab, Size: uint64(len(g.Bytes)),
+				Rows: func() (*rows.Table, []error) { return g.Rows(), nil },
+			})
+		}
+	}
+	return u, err
+}
+
+func asErrors(damage []dwarf.Damage) (errs []error) {
+	for _, d := range damage {
+		errs = append(errs, d)
+	}
+	return errs
+}
+
+// Rows makes the table of all functions, of the sources with the given names; of all where there are none. Each entry that could not be
+// read is an error.
+func (u *Unwind) Rows(names ...string) (*rows.Table, []error) {
+	t, damage := rows.Build(rows.NewBuilder(u.Machine)), []error(nil)
+	for _, s := range u.Sources {
+		if len(names) == 0 || slices.Contains(names, s.Name) {
+			more, d := s.Rows()
+			t, damage = t.Overlay(more), append(damage, d...)
+		}
+	}
+	return t, damage
+}
+
+// Bounds returns the range of the function, or of a part of one, that has an address, as far as unwind information tells. It is for
+// naming code without symbols.
+func (u *Unwind) Bounds(pc arch.Vaddr) (lo, hi arch.Vaddr, ok bool) {
+	for _, s := range u.Sources {
+		if s.Bounds != nil {
+			if lo, hi, ok = s.Bounds(pc); ok {
+				return lo, hi, true
+			}
+		}
+	}
+	return 0, 0, false
+}
+
+// Size returns the size of a source, in bytes; 0 where it is none of the image's.
+func (u *Unwind) Size(name string) uint64 {
+	for _, s := range u.Sources {
+		if s.Name == name {
+			return s.Size
+		}
+	}
+	return 0
+}
+
+// IndexSize returns the size of .eh_frame_hdr, the search table of .eh_frame.
+func (u *Unwind) IndexSize() uint64 { return u.hdr }
+
+// Key is a hash of all that rows are made of, but what an indirect pointer leads to: Indirect says whether rows that were made depend on one.
+func (u *Unwind) Key() string {
+	h := sha256.New()
+	for _, sum := range u.sums {
+		sum(h)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// Indirect says whether rows that were made depend on bytes of the image that Key does not cover (DW_EH_PE_indirect).
+func (u *Unwind) Indirect() bool { return u.indirect() }
+
+// Entries calls yield with the entries of .eh_frame and .debug_frame that can be read, in file order, until it returns false.
+func (u *Unwind) Entries(yield func(Entry) bool) { u.entries(yield) }
+
+// Functions returns a walk over the functions that a language's own table in the image names: Go's. It is nil where there is no such
+// table. Between some functions is padding, which belongs to the one before it.
+func Functions(img *module.Image) func(each func(name string, lo, hi arch.Vaddr)) {
+	if t := pclntab.Open(img); t != nil {
+		return t.Funcs
+	}
+	return nil
+}
