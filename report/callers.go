@@ -57,17 +57,17 @@ func around(w io.Writer, p *profile.Profile, o *Options, r relation) error {
 	}
 	bw := bufio.NewWriterSize(w, 1<<16)
 	fmt.Fprintf(bw, "%s\n", headline(p))
-	s := sum(p, o)
+	s := p.Sums(o.By, nil)
 	shown, limit := 0, o.Limit
 	if limit == 0 && o.Func == "" {
 		limit = 10
 	}
 	min := minShare(o.MinShare, 0.005)
-	for _, f := range s.ranked(p, o.Total) {
+	for _, f := range ranked(p, &s, o.Total) {
 		if limit > 0 && shown == limit {
 			break
 		}
-		if !re.MatchString(p.Funcs[f].Name) || o.Func == "" && s.self[f] == 0 {
+		if !re.MatchString(p.Funcs[f].Name) || o.Func == "" && s.Self[f] == 0 {
 			continue
 		}
 		shown++
@@ -112,13 +112,13 @@ func (r *relation) tree(p *profile.Profile, o *Options, fn int32) *tree {
 }
 
 // write writes the tree of one function.
-func (r *relation) write(w io.Writer, p *profile.Profile, o *Options, fn int32, s *sums, least float64) {
+func (r *relation) write(w io.Writer, p *profile.Profile, o *Options, fn int32, s *profile.Sums, least float64) {
 	t := r.tree(p, o, fn)
 	all := o.total(p)
 	f := &p.Funcs[fn]
 	fmt.Fprintln(w)
-	fmt.Fprintln(w, printable.Clip(fmt.Sprintf("%s  %s (%s, %s of its own)", printable.String(f.Name), profile.Percent(s.total[fn], all),
-		profile.Quantity(s.total[fn], o.unit(p)), profile.Percent(s.self[fn], all)), o.Width))
+	fmt.Fprintln(w, printable.Clip(fmt.Sprintf("%s  %s (%s, %s of its own)", printable.String(f.Name), profile.Percent(s.Total[fn], all),
+		profile.Quantity(s.Total[fn], o.unit(p)), profile.Percent(s.Self[fn], all)), o.Width))
 	kids := t.order(heavier(p))
 	floor := uint64(least * float64(all))
 	var walk func(at int32, indent string)

@@ -79,10 +79,10 @@ type Compared struct {
 // of the distances (Change.Z) of what is their own and of stacks that they are in.
 func Compare(before, after *profile.Profile, o Options) []Compared {
 	p, split := profile.Join(after, before)
-	side := func(from, to int, o Options) sums {
+	side := func(from, to int, o Options) profile.Sums {
 		q := *p
 		q.Stacks = p.Stacks[from:to]
-		return sum(&q, &o)
+		return q.Sums(o.By, nil)
 	}
 	n := len(p.Stacks)
 	count := Options{}
@@ -102,13 +102,13 @@ func Compare(before, after *profile.Profile, o Options) []Compared {
 	}
 	var out []Compared
 	for i := range p.Funcs {
-		if old.total[i]+now.total[i] == 0 {
+		if old.Total[i]+now.Total[i] == 0 {
 			continue
 		}
 		out = append(out, Compared{
 			Func: &p.Funcs[i], Module: &p.Modules[p.Funcs[i].Module],
-			Self:  change(old.self[i], now.self[i], oldCount.self[i], nowCount.self[i]),
-			Total: change(old.total[i], now.total[i], oldCount.total[i], nowCount.total[i]),
+			Self:  change(old.Self[i], now.Self[i], oldCount.Self[i], nowCount.Self[i]),
+			Total: change(old.Total[i], now.Total[i], oldCount.Total[i], nowCount.Total[i]),
 		})
 	}
 	self := spread(out, func(c *Compared) *Change { return &c.Self })

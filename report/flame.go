@@ -338,10 +338,10 @@ func (g *flameGraph) share(n uint64) string {
 // same, the shade by its own.
 func (g *flameGraph) classes() []string {
 	p := g.p
-	s := sum(p, g.o)
+	s := p.Sums(g.o.By, nil)
 	weight := make([]uint64, len(p.Modules))
 	for i := range p.Funcs {
-		weight[p.Funcs[i].Module] += s.self[i]
+		weight[p.Funcs[i].Module] += s.Self[i]
 	}
 	order := make([]int, len(p.Modules))
 	for i := range order {

@@ -17,11 +17,11 @@ import (
 )
 
 // A Weight is what numbers stand for.
-type Weight uint8
+type Weight = profile.Weight
 
 const (
-	Samples Weight = iota // numbers of samples
-	Periods               // events: nanoseconds, cycles
+	Samples = profile.Samples
+	Periods = profile.Periods
 )
 
 // Options shape a report. The zero value is the usual one.
@@ -72,19 +72,9 @@ func (o *Options) limit(others int) int {
 	return max(o.Rows-others, 10)
 }
 
-func (o *Options) weight(s *profile.Stack) uint64 {
-	if o.By == Periods {
-		return s.Period
-	}
-	return s.Count
-}
+func (o *Options) weight(s *profile.Stack) uint64 { return o.By.Of(s) }
 
-func (o *Options) total(p *profile.Profile) uint64 {
-	if o.By == Periods {
-		return p.Totals.Period
-	}
-	return p.Totals.Samples
-}
+func (o *Options) total(p *profile.Profile) uint64 { return o.By.All(&p.Totals) }
 
 // unit names what weights count: "samples", "ns", "cycles".
 func (o *Options) unit(p *profile.Profile) string {

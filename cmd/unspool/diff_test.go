@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/report"
+	"github.com/unspool/unspool/tui/tuitest"
 )
 
 // TestDiff: two recordings are compared in every format, with filters, by share and by number; and report has all formats.
@@ -16,7 +17,7 @@ func TestDiff(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, lines ...string) string {
 		var b bytes.Buffer
-		if err := report.Pprof(&b, newScene().profile(t, lines...), report.Options{}); err != nil {
+		if err := report.Pprof(&b, tuitest.NewScene().Profile(t, lines...), report.Options{}); err != nil {
 			t.Fatal(err)
 		}
 		path := filepath.Join(dir, name)

@@ -88,7 +88,7 @@ func measure(ctx context.Context) (*doctor.Measurement, error) {
 	m.Processes, m.Modules, m.TableBytes, m.MapBytes = st.Processes, st.Tables, st.TableBytes, st.MapBytes
 	m.Overhead = float64(st.MapBytes) / float64(max(st.TableBytes, 1))
 	t := profile.Totals{Samples: s.stats.Samples, Stops: s.stats.Stops}
-	m.Samples, m.Lost = t.Samples, l.lost()
+	m.Samples, m.Lost = t.Samples, l.Lost()
 	if n := t.Samples - t.NoUser(); n > 0 {
 		m.Whole = 100 * float64(t.Whole()) / float64(n)
 	}

@@ -320,8 +320,8 @@ func (l *live) walks() string {
 	return "walking copies of stacks"
 }
 
-// summary says who walks stacks, and what that takes.
-func (l *live) summary() string {
+// Summary says who walks stacks, and what that takes.
+func (l *live) Summary() string {
 	if l.prog == nil {
 		return l.walks()
 	}
@@ -361,8 +361,8 @@ func (l *live) note() {
 	}
 }
 
-// lost counts the samples that the recorder has lost so far.
-func (l *live) lost() uint64 {
+// Lost counts the samples that the recorder has lost so far.
+func (l *live) Lost() uint64 {
 	if l.trace != nil {
 		return l.trace.Lost()
 	}

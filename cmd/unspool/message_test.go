@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/tui/top"
 )
 
 // hostile is a name that sets a terminal's title, forges a message and turns the rest of the line around.
@@ -139,7 +140,7 @@ int main(int argc, char **argv) { prctl(PR_SET_NAME, "c\033[31m\nunspool: all is
 	}
 	run("diff", file, file, "--all")
 	run("top", "-n", "1", "--", prog)
-	for _, table := range tableNames {
+	for _, table := range top.Tables() {
 		harmless(t, runProgram(t, "top", "-n", "1", "--table", table, "--", prog), []string{"top", table})
 	}
 	target := exec.Command(prog, "stay")

@@ -24,6 +24,7 @@ import (
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfdata"
+	"github.com/unspool/unspool/tui/browse"
 )
 
 // endings say which format the name of an output file asks for.
@@ -184,7 +185,7 @@ Every report says how many stacks are whole. A stack is whole when it ends at a 
 				if err != nil {
 					return err
 				}
-				return browse(c.Context(), p, args[0], o.opts.By)
+				return browse.Show(c.Context(), p, args[0], o.opts.By)
 			}
 			return runReport(c.Context(), args[0], &o, &flt, mods)
 		},

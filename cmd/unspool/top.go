@@ -1,14 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,24 +14,21 @@ import (
 
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/modules"
-	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source/perfevent"
+	"github.com/unspool/unspool/tui/top"
 )
 
-// A top is how a live view is asked for.
-type top struct {
+// topFlags are what a live view is asked for by.
+type topFlags struct {
 	plan
-	window, every time.Duration
-	rounds        int // 0: no end
-	rows          int
-	sort          string // "self" or "total"
-	table         int
-	plain         bool // no inlined calls
+	top.Options
+	sort  string // "self" or "total"
+	plain bool   // no inlined calls
 }
 
 func topCmd() *cobra.Command {
-	var t top
-	window, every, table := "", "", ""
+	var t topFlags
+	window, every := "", ""
 	c := &cobra.Command{
 		Use:   "top [flags] [-- COMMAND [ARG...]]",
 		Short: "Watch which functions and whole stacks are the hottest, live",
@@ -62,22 +57,22 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 				return err
 			}
 			var err error
-			if t.window, err = parseDuration("--window", window); err != nil {
+			if t.Window, err = parseDuration("--window", window); err != nil {
 				return err
 			}
-			if t.every, err = parseDuration("--interval", every); err != nil {
+			if t.Every, err = parseDuration("--interval", every); err != nil {
 				return err
 			}
-			if t.every < 50*time.Millisecond || t.window < t.every || t.window > time.Hour {
+			if t.Every < 50*time.Millisecond || t.Window < t.Every || t.Window > time.Hour {
 				return usage("--interval is 50ms or more, and --window as much or more, up to an hour")
 			}
-			if t.table = slices.Index(tableNames[:], table); t.table < 0 {
-				return usage("--table is one of %s, not %q", strings.Join(tableNames[:], ", "), table)
+			if !slices.Contains(top.Tables(), t.Table) {
+				return usage("--table is one of %s, not %q", strings.Join(top.Tables(), ", "), t.Table)
 			}
 			if t.sort != "self" && t.sort != "total" {
 				return usage("--sort is self or total, not %q", t.sort)
 			}
-			if t.rounds < 0 || t.rows < 1 {
+			if t.Rounds < 0 || t.Rows < 1 {
 				return usage("-n and --limit are numbers from 1 on")
 			}
 			return t.run(c.Context(), &flt)
@@ -88,17 +83,17 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 	t.flags(c)
 	f.StringVar(&window, "window", "10s", "show what happened in this time")
 	f.StringVar(&every, "interval", "1s", "show something new after this time")
-	f.IntVarP(&t.rounds, "intervals", "n", 0, "end after so many intervals")
-	f.StringVar(&table, "table", tableNames[functions], "what to show (first): "+strings.Join(tableNames[:], ", "))
-	f.IntVar(&t.rows, "limit", 20, "text: rows of a table")
+	f.IntVarP(&t.Rounds, "intervals", "n", 0, "end after so many intervals")
+	f.StringVar(&t.Table, "table", top.Tables()[0], "what to show (first): "+strings.Join(top.Tables(), ", "))
+	f.IntVar(&t.Rows, "limit", 20, "text: rows of a table")
 	sourceFlag(c, &t.plain)
 	f.StringVar(&t.sort, "sort", "self", "put functions first by self, their own weight, or by total, that of all stacks that they are in")
 	c.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions([]string{"self", "total"}, cobra.ShellCompDirectiveNoFileComp))
-	c.RegisterFlagCompletionFunc("table", cobra.FixedCompletions(tableNames[:], cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc("table", cobra.FixedCompletions(top.Tables(), cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
-func (t *top) run(ctx context.Context, flt *filter) error {
+func (t *topFlags) run(ctx context.Context, flt *filter) error {
 	mods := modules.New()
 	tty := term.IsTerminal(int(os.Stdout.Fd())) && !dumb()
 	var rec *live
@@ -118,18 +113,17 @@ func (t *top) run(ctx context.Context, flt *filter) error {
 	rec.drop(s)
 	s.prompt = true
 	s.names.Lines = !t.plain // as in a report: the numbers are the same
-	f := newFeed(rec, s.names, t)
+	t.What, t.Total, t.Options.Periods = t.what(rec), t.sort == "total", t.Event == perfevent.OffCPU
+	view := top.New(t.Options, rec, s.names, rec.since)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- s.run(context.Background(), f.tally.add, nil, nil) // not ctx: its end stops the recorder, and then this ends
+		ended <- s.run(context.Background(), view.Add, nil, nil) // not ctx: its end stops the recorder, and then this ends
 	}()
-	v := newView()
-	v.what, v.size, v.table, v.periods = t.what(rec), t.window, t.table, f.window.periods
 	over := false // by itself
 	if tty {
-		over, err = watch(ctx, t, f, v, ended)
+		over, err = view.Watch(ctx, ended)
 	} else {
-		over, err = t.print(ctx, f, v, ended)
+		over, err = view.Print(ctx, os.Stdout, ended)
 	}
 	rec.Stop()
 	if !over {
@@ -144,7 +138,7 @@ func (t *top) run(ctx context.Context, flt *filter) error {
 }
 
 // what says what is recorded.
-func (t *top) what(rec *live) string {
+func (t *topFlags) what(rec *live) string {
 	what := "whole machine"
 	switch {
 	case len(t.Command) > 0:
@@ -156,71 +150,6 @@ func (t *top) what(rec *live) string {
 		what += " (" + printable.Marked(t.comm) + ")"
 	}
 	return printable.Clip(what, 40) + " · " + printable.Marked(rec.Event())
-}
-
-// print writes a table at each interval, until there have been enough or nothing more comes. It says whether the recording
-// ended by itself.
-func (t *top) print(ctx context.Context, f *feed, v *view, ended <-chan error) (over bool, err error) {
-	tick := time.NewTicker(t.every)
-	defer tick.Stop()
-	w := bufio.NewWriter(os.Stdout)
-	for n := 1; ; n++ {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return false, nil
-		case err := <-ended:
-			over = true
-			if err != nil {
-				return true, err
-			}
-		}
-		if n > 1 {
-			fmt.Fprintln(w)
-		}
-		v.walks = f.rec.summary()
-		v.show(f.next())
-		w.WriteString(v.plainText(0, t.rows))
-		if err := w.Flush(); err != nil {
-			return over, err
-		}
-		if over || n == t.rounds {
-			return over, nil
-		}
-	}
-}
-
-// A feed makes rankings of a recording. It is safe for concurrent use.
-type feed struct {
-	rec   *live
-	tally *tally
-	names profile.Namer
-
-	mu     sync.Mutex
-	window window
-}
-
-func newFeed(rec *live, names profile.Namer, t *top) *feed {
-	return &feed{
-		rec: rec, names: names, tally: newTally(rec.since),
-		window: window{size: int((t.window + t.every - 1) / t.every), periods: t.Event == perfevent.OffCPU, total: t.sort == "total"},
-	}
-}
-
-// next ends an interval and ranks what there is.
-func (f *feed) next() *ranking {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.window.push(f.tally.cut(time.Now(), f.rec.lost(), f.names, profile.Info{}))
-	return f.window.rank()
-}
-
-// reset forgets all.
-func (f *feed) reset() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.tally.cut(time.Now(), f.rec.lost(), nil, profile.Info{})
-	f.window.reset()
 }
 
 // commandFiles calls start, which may start a command: one that this program's standard files are not for. It gets them from

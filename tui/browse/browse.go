@@ -1,4 +1,4 @@
-package main
+package browse
 
 import (
 	"cmp"
@@ -6,8 +6,6 @@ import (
 	"slices"
 
 	"github.com/unspool/unspool/profile"
-	"github.com/unspool/unspool/report"
-	"github.com/unspool/unspool/unwind"
 )
 
 // The views of a browser.
@@ -23,12 +21,12 @@ var viewNames = [numViews]string{"tree", "top", "callers"}
 // A browser is a profile as a person walks through it: trees that grow where he opens them. It knows nothing of terminals.
 type browser struct {
 	p      *profile.Profile
-	by     report.Weight
+	by     profile.Weight
 	all    uint64 // weight of the profile
 	weight uint64 // of what the filter leaves
 
 	kept    []uint32 // stacks that the filter leaves, by index
-	funcs   []weights
+	sums    profile.Sums
 	byTotal bool // top and callers are ordered by total, not self
 
 	view  int
@@ -39,8 +37,6 @@ type browser struct {
 
 	filter, search *regexp.Regexp
 }
-
-type weights struct{ self, total uint64 }
 
 // Functions of branches that stand for none.
 const (
@@ -70,21 +66,13 @@ type ref struct {
 	pos   int32 // of the branch's frame in Stack.Frames; len(Frames) outside of all
 }
 
-func newBrowser(p *profile.Profile, by report.Weight) *browser {
-	b := &browser{p: p, by: by, all: p.Totals.Samples}
-	if by == report.Periods {
-		b.all = p.Totals.Period
-	}
+func newBrowser(p *profile.Profile, by profile.Weight) *browser {
+	b := &browser{p: p, by: by, all: by.All(&p.Totals)}
 	b.setFilter(nil)
 	return b
 }
 
-func (b *browser) weigh(s *profile.Stack) uint64 {
-	if b.by == report.Periods {
-		return s.Period
-	}
-	return s.Count
-}
+func (b *browser) weigh(s *profile.Stack) uint64 { return b.by.Of(s) }
 
 // setFilter leaves only stacks with a function, or of a thread, that matches.
 func (b *browser) setFilter(re *regexp.Regexp) {
@@ -95,9 +83,7 @@ func (b *browser) setFilter(re *regexp.Regexp) {
 	}
 	comms := map[string]bool{}
 	b.kept, b.weight = b.kept[:0], 0
-	b.funcs = make([]weights, len(b.p.Funcs))
-	seen := make([]uint32, len(b.p.Funcs)) // 1 + the last stack that had the function
-	for i := range b.p.Stacks {
+	b.sums = b.p.Sums(b.by, func(i int) bool {
 		s := &b.p.Stacks[i]
 		if re != nil && !slices.ContainsFunc(s.Frames, func(f uint32) bool { return match[b.p.Locs[f].Func] }) {
 			yes, ok := comms[s.Comm]
@@ -106,23 +92,13 @@ func (b *browser) setFilter(re *regexp.Regexp) {
 				comms[s.Comm] = yes
 			}
 			if !yes {
-				continue
+				return false
 			}
 		}
-		n := b.weigh(s)
 		b.kept = append(b.kept, uint32(i))
-		b.weight += n
-		for k, f := range s.Frames {
-			fn := b.p.Locs[f].Func
-			if k == 0 {
-				b.funcs[fn].self += n
-			}
-			if seen[fn] != uint32(i)+1 {
-				seen[fn] = uint32(i) + 1
-				b.funcs[fn].total += n
-			}
-		}
-	}
+		b.weight += b.weigh(s)
+		return true
+	})
 	b.roots = [numViews][]*branch{}
 	b.sel, b.off = [numViews]int{}, [numViews]int{}
 	b.show(b.view)
@@ -193,9 +169,9 @@ func (b *browser) threads() []*branch {
 // functions are the rows of a table, or the roots of trees of callers.
 func (b *browser) functions(callers bool) []*branch {
 	out := []*branch{}
-	for fn, w := range b.funcs {
-		if w.total > 0 {
-			r := &branch{fn: int32(fn), total: w.total, self: w.self}
+	for fn, total := range b.sums.Total {
+		if total > 0 {
+			r := &branch{fn: int32(fn), total: total, self: b.sums.Self[fn]}
 			if !callers {
 				r.kids = []*branch{}
 			}
@@ -297,11 +273,10 @@ func (b *browser) leaves(r *branch) (n uint64) {
 // next returns what lies beyond a place in a stack: a function, where, and the location; fnThread and -1 for nothing.
 func (b *browser) next(r *branch, s *profile.Stack, pos int32) (fn, to, loc int32) {
 	if r.fn == fnThread && !b.p.Totals.NoStops {
-		switch m := mark(s.Stop); {
-		case s.Stop == unwind.Outermost || m == "":
-		case profile.Grade(s.Stop) == "truncated":
+		switch profile.Grade(s.Stop) {
+		case "truncated":
 			return fnTruncated, pos, -1
-		default:
+		case "broken":
 			return fnBroken, pos, -1
 		}
 	}

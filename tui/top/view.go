@@ -1,4 +1,4 @@
-package main
+package top
 
 import (
 	"cmp"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/tui"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -33,7 +34,7 @@ type view struct {
 	size    time.Duration // of the window that was asked for
 	note    string        // what has happened, if anything
 	periods bool          // weights are ns
-	paint   func(style, string) string
+	paint   func(tui.Style, string) string
 
 	table        int
 	sel, off     [numTables]int
@@ -49,18 +50,8 @@ type view struct {
 	rows [numTables][]int32 // what the filter leaves
 }
 
-// A style is how text looks.
-type style uint8
-
-const (
-	plain style = iota
-	strong
-	faint
-	chosen
-)
-
 func newView() *view {
-	v := &view{paint: func(_ style, s string) string { return s }}
+	v := &view{paint: tui.Unpainted}
 	v.show(&ranking{})
 	return v
 }
@@ -148,13 +139,13 @@ func (v *view) move(by int) {
 // text returns the view, so many columns wide and lines high.
 func (v *view) text(width, height int) string {
 	rows := max(0, height-6)
-	out := []string{v.paint(strong, printable.Clip(v.title(), width)), v.tabs(width), v.paint(strong, printable.Clip(v.head(v.table), width))}
+	out := []string{v.paint(tui.Strong, printable.Clip(v.title(), width)), v.tabs(width), v.paint(tui.Strong, printable.Clip(v.head(v.table), width))}
 	if v.help {
-		out = append(out, fill(clipAll(helpText, width), rows)...)
+		out = append(out, tui.Fill(tui.ClipAll(helpText, width), rows)...)
 	} else {
-		out = append(out, fill(v.body(width, rows), rows)...)
+		out = append(out, tui.Fill(v.body(width, rows), rows)...)
 	}
-	out = append(out, v.paint(faint, printable.Clip(v.counts(), width)), v.paint(faint, printable.Clip(v.quality(), width)), v.prompt(width))
+	out = append(out, v.paint(tui.Faint, printable.Clip(v.counts(), width)), v.paint(tui.Faint, printable.Clip(v.quality(), width)), v.prompt(width))
 	return strings.Join(out[:max(0, min(len(out), height))], "\n")
 }
 
@@ -164,7 +155,7 @@ func (v *view) plainText(width, rows int) string {
 	for _, id := range v.rows[v.table][:min(rows, len(v.rows[v.table]))] {
 		out = append(out, v.row(v.table, id))
 	}
-	return strings.Join(clipAll(out, width), "\n") + "\n"
+	return strings.Join(tui.ClipAll(out, width), "\n") + "\n"
 }
 
 func (v *view) title() string {
@@ -194,7 +185,7 @@ func (v *view) tabs(width int) string {
 			break
 		}
 		if t == v.table {
-			label = v.paint(chosen, label)
+			label = v.paint(tui.Chosen, label)
 		}
 		s += label
 	}
@@ -334,7 +325,7 @@ func (v *view) body(width, height int) []string {
 		case v.r.dur > 0:
 			text = "no samples: nothing happened that is counted"
 		}
-		return []string{v.paint(faint, printable.Clip("  "+text, width))}
+		return []string{v.paint(tui.Faint, printable.Clip("  "+text, width))}
 	}
 	var below []string
 	if v.open[t] {
@@ -351,7 +342,7 @@ func (v *view) body(width, height int) []string {
 	for i := off; i < len(rows) && len(out) < height; i++ {
 		line := printable.Clip(v.row(t, rows[i]), width)
 		if i == v.sel[t] {
-			out = append(out, v.paint(chosen, printable.Pad(line, width)))
+			out = append(out, v.paint(tui.Chosen, printable.Pad(line, width)))
 			out = append(out, below...)
 			continue
 		}
@@ -370,7 +361,7 @@ func (v *view) elide(lines []string, n, width int) []string {
 		return lines[:max(n, 0)]
 	}
 	first := n - last - 1
-	note := v.paint(faint, printable.Clip(fmt.Sprintf("          … %d more lines", len(lines)-first-last), width))
+	note := v.paint(tui.Faint, printable.Clip(fmt.Sprintf("          … %d more lines", len(lines)-first-last), width))
 	return slices.Concat(lines[:first], []string{note}, lines[len(lines)-last:])
 }
 
@@ -381,7 +372,7 @@ const maxBelow = 12
 func (v *view) unfolded(table int, id int32, width int) (out []string) {
 	r := v.r
 	add := func(format string, args ...any) {
-		out = append(out, v.paint(faint, printable.Clip("        "+fmt.Sprintf(format, args...), width)))
+		out = append(out, v.paint(tui.Faint, printable.Clip("        "+fmt.Sprintf(format, args...), width)))
 	}
 	if table == stacks {
 		s := &r.stacks[id]
@@ -475,7 +466,7 @@ func (v *view) prompt(width int) string {
 	case v.typing:
 		return printable.Clip("/"+printable.Marked(v.typed)+"▏", width)
 	}
-	return v.paint(faint, printable.Clip("tab table · ↑↓ select · enter unfold · / filter · p pause · r reset · ? help · q quit", width))
+	return v.paint(tui.Faint, printable.Clip("tab table · ↑↓ select · enter unfold · / filter · p pause · r reset · ? help · q quit", width))
 }
 
 var helpText = strings.Split(`  tab, 1, 2, 3     functions, stacks, processes
@@ -489,19 +480,3 @@ var helpText = strings.Split(`  tab, 1, 2, 3     functions, stacks, processes
   self: samples in the function itself. total: samples of stacks that it is in. Percentages are of all
   samples in the window, idle processors not counted. A stack is whole when it ends at a thread's
   first frame.`, "\n")
-
-// fill returns n lines.
-func fill(lines []string, n int) []string {
-	for len(lines) < n {
-		lines = append(lines, "")
-	}
-	return lines[:n]
-}
-
-func clipAll(lines []string, width int) []string {
-	out := make([]string, len(lines))
-	for i, l := range lines {
-		out[i] = printable.Clip(l, width)
-	}
-	return out
-}

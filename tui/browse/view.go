@@ -1,4 +1,6 @@
-package main
+// Package browse shows a profile on a terminal, to be walked through: a tree of what called what, a table of functions, and trees of their
+// callers. Trees grow where somebody opens them.
+package browse
 
 import (
 	"context"
@@ -11,7 +13,7 @@ import (
 
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
-	"github.com/unspool/unspool/report"
+	"github.com/unspool/unspool/tui"
 )
 
 // A reader is a browser on a terminal.
@@ -19,24 +21,24 @@ type reader struct {
 	*browser
 	what          string // is read
 	width, height int
-	paint         func(style, string) string
+	paint         func(tui.Style, string) string
 	help          bool
 	prompt        byte // what is typed: '/' or 'f'; 0: nothing
 	typed, note   string
 }
 
-// browse shows p on the terminal until the user has seen enough.
-func browse(ctx context.Context, p *profile.Profile, what string, by report.Weight) error {
+// Show shows p, read from what, on the terminal until the user has seen enough or ctx is done.
+func Show(ctx context.Context, p *profile.Profile, what string, by profile.Weight) error {
 	r := newReader(p, what, by)
-	r.paint = paint(os.Getenv("NO_COLOR") == "")
+	r.paint = tui.Paint(os.Getenv("NO_COLOR") == "")
 	t := tea.NewProgram(r, tea.WithoutSignalHandler(), tea.WithFPS(30))
 	defer context.AfterFunc(ctx, t.Quit)()
 	_, err := t.Run()
 	return err
 }
 
-func newReader(p *profile.Profile, what string, by report.Weight) *reader {
-	return &reader{browser: newBrowser(p, by), what: what, width: 80, height: 24, paint: func(_ style, s string) string { return s }}
+func newReader(p *profile.Profile, what string, by profile.Weight) *reader {
+	return &reader{browser: newBrowser(p, by), what: what, width: 80, height: 24, paint: tui.Unpainted}
 }
 
 func (r *reader) Init() tea.Cmd { return nil }
@@ -150,7 +152,7 @@ func (r *reader) typing(key tea.KeyPressMsg) {
 			r.seek(1)
 		}
 	default:
-		r.typed = edit(r.typed, key)
+		r.typed = tui.Edit(r.typed, key)
 	}
 }
 
@@ -164,13 +166,13 @@ func (r *reader) View() tea.View {
 func (r *reader) text() string {
 	rows := max(0, r.height-5)
 	w := r.width
-	out := []string{r.paint(strong, printable.Clip(r.title(), w)), r.tabs(), r.paint(strong, printable.Clip(r.head(), w))}
+	out := []string{r.paint(tui.Strong, printable.Clip(r.title(), w)), r.tabs(), r.paint(tui.Strong, printable.Clip(r.head(), w))}
 	if r.help {
-		out = append(out, fill(clipAll(browseHelp, w), rows)...)
+		out = append(out, tui.Fill(tui.ClipAll(browseHelp, w), rows)...)
 	} else {
-		out = append(out, fill(r.body(rows), rows)...)
+		out = append(out, tui.Fill(r.body(rows), rows)...)
 	}
-	out = append(out, r.paint(faint, printable.Clip(r.p.Summary(), w)), r.foot())
+	out = append(out, r.paint(tui.Faint, printable.Clip(r.p.Summary(), w)), r.foot())
 	return strings.Join(out[:min(len(out), r.height)], "\n")
 }
 
@@ -190,7 +192,7 @@ func (r *reader) tabs() string {
 			break
 		}
 		if i == r.view {
-			label = r.paint(chosen, label)
+			label = r.paint(tui.Chosen, label)
 		}
 		s += label
 	}
@@ -211,7 +213,7 @@ func (r *reader) head() string {
 func (r *reader) body(height int) []string {
 	v := r.view
 	if len(r.rows[v]) == 0 {
-		return []string{r.paint(faint, printable.Clip("  nothing matches", r.width))}
+		return []string{r.paint(tui.Faint, printable.Clip("  nothing matches", r.width))}
 	}
 	r.off[v] = max(0, min(r.off[v], r.sel[v], len(r.rows[v])-height))
 	r.off[v] = max(r.off[v], r.sel[v]-height+1)
@@ -223,9 +225,9 @@ func (r *reader) body(height int) []string {
 		line := printable.Clip(r.row(at, max(0, 2*at.level-shift)), r.width)
 		switch {
 		case i == r.sel[v]:
-			line = r.paint(chosen, printable.Pad(line, r.width))
+			line = r.paint(tui.Chosen, printable.Pad(line, r.width))
 		case r.search != nil && r.search.MatchString(r.name(at)):
-			line = r.paint(strong, line)
+			line = r.paint(tui.Strong, line)
 		}
 		out = append(out, line)
 	}
@@ -270,7 +272,7 @@ func (r *reader) foot() string {
 	case r.note != "":
 		return printable.Clip(r.note, r.width)
 	}
-	return r.paint(faint, printable.Clip("t view · ↑↓ select · enter open · / search · f filter · s order · ? help · q quit", r.width))
+	return r.paint(tui.Faint, printable.Clip("t view · ↑↓ select · enter open · / search · f filter · s order · ? help · q quit", r.width))
 }
 
 var browseHelp = strings.Split(`  t, tab, 1, 2, 3  tree of what called what, table of functions, trees of their callers

@@ -1,29 +1,17 @@
-package main
+package browse
 
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
-	"regexp"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	tea "charm.land/bubbletea/v2"
 
 	"github.com/unspool/unspool/profile"
-	"github.com/unspool/unspool/report"
+	"github.com/unspool/unspool/tui/tuitest"
 	"github.com/unspool/unspool/unwind"
 )
-
-// profile aggregates the samples of the lines.
-func (c *scene) profile(t *testing.T, lines ...string) *profile.Profile {
-	b := profile.NewBuilder()
-	c.samples(t, lines, func(s *profile.Sample) error { b.Add(s); return nil })
-	return b.Profile(c, profile.Info{Events: []profile.Event{profile.NewEvent("cpu-clock")}})
-}
 
 // press gives a reader the keys, by their names.
 func press(r *reader, keys ...string) {
@@ -57,7 +45,7 @@ func body(r *reader) string {
 }
 
 func testReader(t *testing.T) *reader {
-	p := newScene().profile(t,
+	p := tuitest.NewScene().Profile(t,
 		"4x 10/10 cc1 outermost: hash lookup parse main",
 		"2x 10/10 cc1 outermost: parse main",
 		"1x 10/10 cc1 outermost: fib fib fib main",
@@ -65,7 +53,7 @@ func testReader(t *testing.T) *reader {
 		"1x 11/11 sh bad-cfa: k_read read",
 		"1x 12/12 kworker no-user-stack: k_work",
 	)
-	r := newReader(p, "x.data", report.Samples)
+	r := newReader(p, "x.data", profile.Samples)
 	r.Update(tea.WindowSizeMsg{Width: 80, Height: 30})
 	return r
 }
@@ -197,7 +185,7 @@ func TestBrowseAnything(t *testing.T) {
 			p.Stacks = append(p.Stacks, s)
 		}
 		p = p.Filter(func(*profile.Stack) bool { return true })
-		r := newReader(p, "\x1b[31m", report.Samples)
+		r := newReader(p, "\x1b[31m", profile.Samples)
 		for range 150 {
 			if rnd.IntN(10) == 0 {
 				r.Update(tea.WindowSizeMsg{Width: rnd.IntN(120), Height: rnd.IntN(40)})
@@ -256,65 +244,10 @@ func BenchmarkBrowse(b *testing.B) {
 	p = p.Filter(func(*profile.Stack) bool { return true })
 	b.ResetTimer()
 	for b.Loop() {
-		r := newReader(p, "x", report.Samples)
+		r := newReader(p, "x", profile.Samples)
 		press(r, "/", "f", "1", "$", "enter", "t", "enter")
 		if r.text() == "" {
 			b.Fatal("nothing")
 		}
 	}
-}
-
-// TestReportTerminal: on a terminal, report is a browser and leaves the terminal as it was; in a pipe it is a table.
-func TestReportTerminal(t *testing.T) {
-	pb := writeProfile(t)
-	term := openPty(t)
-	c := program(t, "report", pb)
-	c.Stdin, c.Stdout, c.Stderr = term.slave, term.slave, term.slave
-	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	c.Env = append(c.Env, "TERM=xterm-256color", "NO_COLOR=yes")
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Process.Kill() })
-	term.sees(t, `▸ cc1`)
-	term.keys(t, "/hash\r")
-	term.sees(t, `40\.0 % +hash`)
-	term.keys(t, "t")
-	term.sees(t, `50\.0 % +50\.0 % +a\.out +hash`)
-	term.keys(t, "\r")
-	term.sees(t, `who called it[\s\S]*▸ lookup`)
-	term.keys(t, "q")
-	done := make(chan error, 1)
-	go func() { done <- c.Wait() }()
-	select {
-	case err := <-done:
-		if err != nil {
-			t.Errorf("%v: %q", err, term.text())
-		}
-	case <-time.After(30 * time.Second):
-		t.Fatal("it does not end")
-	}
-	if m := regexp.MustCompile(`\x1b\[[\d;]*\b[39][0-8]m`).FindString(term.text()); m != "" {
-		t.Errorf("a colour, although NO_COLOR is set: %q", m)
-	}
-	r := runProgram(t, "report", pb)
-	if r.want(t, 0, ""); !strings.Contains(r.out, "50.0 %       5   50.0 %       5  a.out") || strings.Contains(r.out, "\x1b") {
-		t.Errorf("in a pipe: %s", r.out)
-	}
-}
-
-// writeProfile writes the profile of testReader as pprof, and returns its path.
-func writeProfile(t *testing.T) string {
-	path := filepath.Join(t.TempDir(), "x.pb.gz")
-	f, err := os.Create(path)
-	if err == nil {
-		err = report.Pprof(f, testReader(t).p, report.Options{})
-	}
-	if err == nil {
-		err = f.Close()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
 }

@@ -1,4 +1,4 @@
-package main
+package top
 
 import (
 	"context"
@@ -8,9 +8,9 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
-	"charm.land/lipgloss/v2"
 
 	"github.com/unspool/unspool/internal/printable"
+	"github.com/unspool/unspool/tui"
 )
 
 // A watcher is a view on a terminal.
@@ -35,11 +35,13 @@ type (
 	overMsg struct{ note string }
 )
 
-// watch shows v on the terminal until the user has seen enough. It says whether the recording ended by itself.
-func watch(ctx context.Context, t *top, f *feed, v *view, ended <-chan error) (over bool, err error) {
-	v.paint = paint(os.Getenv("NO_COLOR") == "")
+// Watch shows the recording on the terminal until the user has seen enough, or ctx is done; ended tells when the recording ends. It says whether
+// the recording ended by itself.
+func (t *Top) Watch(ctx context.Context, ended <-chan error) (over bool, err error) {
+	v := t.v
+	v.paint = tui.Paint(os.Getenv("NO_COLOR") == "")
 	v.open[stacks] = true
-	w := &watcher{v: v, f: f, every: t.every, left: t.rounds}
+	w := &watcher{v: v, f: t.f, every: t.o.Every, left: t.o.Rounds}
 	p := tea.NewProgram(w, tea.WithoutSignalHandler(), tea.WithFPS(20))
 	defer context.AfterFunc(ctx, p.Quit)()
 	shown, told := make(chan struct{}), make(chan error, 1)
@@ -65,24 +67,6 @@ func watch(ctx context.Context, t *top, f *feed, v *view, ended <-chan error) (o
 	return over, err
 }
 
-// paint returns what styles text.
-func paint(colour bool) func(style, string) string {
-	styles := map[style]lipgloss.Style{
-		strong: lipgloss.NewStyle().Bold(true),
-		faint:  lipgloss.NewStyle().Faint(true),
-		chosen: lipgloss.NewStyle().Reverse(true),
-	}
-	if colour {
-		styles[strong] = styles[strong].Foreground(lipgloss.Cyan)
-	}
-	return func(st style, s string) string {
-		if st == plain {
-			return s
-		}
-		return styles[st].Render(s)
-	}
-}
-
 func (w *watcher) Init() tea.Cmd { return w.wait() }
 
 // wait lets an interval go by.
@@ -91,7 +75,7 @@ func (w *watcher) wait() tea.Cmd {
 }
 
 // next works out a ranking besides the screen: names of a new file can take a while.
-func (w *watcher) next() tea.Msg { return ranked{w.f.next(), w.f.rec.summary()} }
+func (w *watcher) next() tea.Msg { return ranked{w.f.next(), w.f.rec.Summary()} }
 
 func (w *watcher) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
@@ -201,26 +185,9 @@ func (w *watcher) typed(key tea.KeyPressMsg) {
 		v.setFilter(re)
 		return
 	default:
-		v.typed = edit(v.typed, key)
+		v.typed = tui.Edit(v.typed, key)
 	}
 	v.wrong = nil
-}
-
-// edit returns a line after a key.
-func edit(line string, key tea.KeyPressMsg) string {
-	switch key.String() {
-	case "backspace":
-		if r := []rune(line); len(r) > 0 {
-			return string(r[:len(r)-1])
-		}
-	case "ctrl+u":
-		return ""
-	default:
-		if len(line)+len(key.Text) <= 1000 {
-			return line + key.Text
-		}
-	}
-	return line
 }
 
 func (w *watcher) View() tea.View {

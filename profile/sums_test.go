@@ -1,0 +1,33 @@
+package profile
+
+import (
+	"slices"
+	"testing"
+)
+
+// TestSums: a function that is in a stack several times, inlined or not, has its weight once, and its own is the innermost one's.
+func TestSums(t *testing.T) {
+	p := &Profile{
+		Funcs: make([]Func, 4),
+		Locs:  []Loc{{Func: 0}, {Func: 1}, {Func: 1, Inlined: true}, {Func: 2}},
+		Stacks: []Stack{
+			{Frames: []uint32{0, 2, 1, 3}, Count: 2, Period: 70},
+			{Frames: []uint32{1, 1, 0}, Count: 3, Period: 5},
+			{Count: 9, Period: 9}, // without frames
+			{Frames: []uint32{3}, Count: 1, Period: 1},
+		},
+	}
+	for _, c := range []struct {
+		by          Weight
+		keep        func(int) bool
+		self, total []uint64
+	}{
+		{Samples, nil, []uint64{2, 3, 1, 0}, []uint64{5, 5, 3, 0}},
+		{Periods, nil, []uint64{70, 5, 1, 0}, []uint64{75, 75, 71, 0}},
+		{Samples, func(i int) bool { return i != 1 }, []uint64{2, 0, 1, 0}, []uint64{2, 2, 3, 0}},
+	} {
+		if got := p.Sums(c.by, c.keep); !slices.Equal(got.Self, c.self) || !slices.Equal(got.Total, c.total) {
+			t.Errorf("Sums(%d): %+v\nwant self %v, total %v", c.by, got, c.self, c.total)
+		}
+	}
+}

@@ -1,0 +1,121 @@
+// Package top shows what a recording is in while it runs: the hottest functions, whole stacks and processes of the last seconds. Samples come in
+// one by one (Add); what they were is ranked once an interval, and goes out to a terminal (Watch) or as text (Print).
+//
+// The stages are a file each: tally cuts samples into intervals, rank adds up the last of them, view makes lines of a ranking, and watch alone
+// knows of terminals.
+package top
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/unspool/unspool/profile"
+)
+
+// A Recording is what is watched.
+type Recording interface {
+	Lost() uint64    // samples that were lost so far
+	Summary() string // who walks stacks, and what that takes
+}
+
+// Options say what is shown, and how often.
+type Options struct {
+	What    string        // is recorded: fit for a terminal
+	Window  time.Duration // what happened in this time is shown
+	Every   time.Duration // something new is shown after this time
+	Rounds  int           // how often; 0: no end
+	Rows    int           // of a table in text
+	Table   string        // of Tables: the one that is shown first
+	Total   bool          // functions come in the order of their total weight, not of their own
+	Periods bool          // what weighs is the sum of periods, in ns, not the number of samples
+}
+
+// Tables are the names of the tables.
+func Tables() []string { return tableNames[:] }
+
+// A Top shows a recording.
+type Top struct {
+	o Options
+	f *feed
+	v *view
+}
+
+// New returns a view of a recording that began at a time, whose samples n names.
+func New(o Options, rec Recording, n profile.Namer, since time.Time) *Top {
+	v := newView()
+	v.what, v.size, v.table, v.periods = o.What, o.Window, max(0, slices.Index(tableNames[:], o.Table)), o.Periods
+	return &Top{o, newFeed(rec, n, since, &o), v}
+}
+
+// Add counts a sample. It is safe for concurrent use with all else, and its error is always nil.
+func (t *Top) Add(s *profile.Sample) error { return t.f.tally.add(s) }
+
+// Print writes a table at each interval, until there have been enough, ctx is done, or the recording ends, which ended tells. It says whether
+// the recording ended by itself.
+func (t *Top) Print(ctx context.Context, out io.Writer, ended <-chan error) (over bool, err error) {
+	tick := time.NewTicker(t.o.Every)
+	defer tick.Stop()
+	w := bufio.NewWriter(out)
+	for n := 1; ; n++ {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return false, nil
+		case err := <-ended:
+			over = true
+			if err != nil {
+				return true, err
+			}
+		}
+		if n > 1 {
+			fmt.Fprintln(w)
+		}
+		t.v.walks = t.f.rec.Summary()
+		t.v.show(t.f.next())
+		w.WriteString(t.v.plainText(0, t.o.Rows))
+		if err := w.Flush(); err != nil {
+			return over, err
+		}
+		if over || n == t.o.Rounds {
+			return over, nil
+		}
+	}
+}
+
+// A feed makes rankings of a recording. It is safe for concurrent use.
+type feed struct {
+	rec   Recording
+	tally *tally
+	names profile.Namer
+
+	mu     sync.Mutex
+	window window
+}
+
+func newFeed(rec Recording, names profile.Namer, since time.Time, o *Options) *feed {
+	return &feed{
+		rec: rec, names: names, tally: newTally(since),
+		window: window{size: int((o.Window + o.Every - 1) / o.Every), periods: o.Periods, total: o.Total},
+	}
+}
+
+// next ends an interval and ranks what there is.
+func (f *feed) next() *ranking {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.window.push(f.tally.cut(time.Now(), f.rec.Lost(), f.names, profile.Info{}))
+	return f.window.rank()
+}
+
+// reset forgets all.
+func (f *feed) reset() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tally.cut(time.Now(), f.rec.Lost(), nil, profile.Info{})
+	f.window.reset()
+}

@@ -1,0 +1,75 @@
+// Package tui has what views on a terminal share: styles, lines of a fixed number, and a line that is typed. Packages below it are the views;
+// what they show is text of others, made fit for a terminal by package printable.
+package tui
+
+import (
+	tea "charm.land/bubbletea/v2"
+	"charm.land/lipgloss/v2"
+
+	"github.com/unspool/unspool/internal/printable"
+)
+
+// A Style is how text looks.
+type Style uint8
+
+const (
+	Plain Style = iota
+	Strong
+	Faint
+	Chosen
+)
+
+// Unpainted leaves text as it is.
+func Unpainted(_ Style, s string) string { return s }
+
+// Paint returns what styles text, with colours or without.
+func Paint(colour bool) func(Style, string) string {
+	styles := map[Style]lipgloss.Style{
+		Strong: lipgloss.NewStyle().Bold(true),
+		Faint:  lipgloss.NewStyle().Faint(true),
+		Chosen: lipgloss.NewStyle().Reverse(true),
+	}
+	if colour {
+		styles[Strong] = styles[Strong].Foreground(lipgloss.Cyan)
+	}
+	return func(st Style, s string) string {
+		if st == Plain {
+			return s
+		}
+		return styles[st].Render(s)
+	}
+}
+
+// Edit returns a line after a key. It is bounded.
+func Edit(line string, key tea.KeyPressMsg) string {
+	switch key.String() {
+	case "backspace":
+		if r := []rune(line); len(r) > 0 {
+			return string(r[:len(r)-1])
+		}
+	case "ctrl+u":
+		return ""
+	default:
+		if len(line)+len(key.Text) <= 1000 {
+			return line + key.Text
+		}
+	}
+	return line
+}
+
+// Fill returns n lines, empty ones after those that there are.
+func Fill(lines []string, n int) []string {
+	for len(lines) < n {
+		lines = append(lines, "")
+	}
+	return lines[:n]
+}
+
+// ClipAll cuts each line to so many columns, or not at all if they are 0.
+func ClipAll(lines []string, width int) []string {
+	out := make([]string, len(lines))
+	for i, l := range lines {
+		out[i] = printable.Clip(l, width)
+	}
+	return out
+}

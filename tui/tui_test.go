@@ -1,0 +1,64 @@
+package tui
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	tea "charm.land/bubbletea/v2"
+)
+
+// TestEdit: keys write, the last character goes whole, and nobody fills memory.
+func TestEdit(t *testing.T) {
+	line := ""
+	for _, k := range []struct {
+		key  tea.KeyPressMsg
+		want string
+	}{
+		{tea.KeyPressMsg{Text: "a", Code: 'a'}, "a"},
+		{tea.KeyPressMsg{Text: "木", Code: '木'}, "a木"},
+		{tea.KeyPressMsg{Code: tea.KeyDown}, "a木"},
+		{tea.KeyPressMsg{Code: tea.KeyBackspace}, "a"},
+		{tea.KeyPressMsg{Code: tea.KeyBackspace}, ""},
+		{tea.KeyPressMsg{Code: tea.KeyBackspace}, ""},
+		{tea.KeyPressMsg{Text: "(x)", Code: tea.KeyExtended}, "(x)"},
+		{tea.KeyPressMsg{Code: 'u', Mod: tea.ModCtrl}, ""},
+	} {
+		if got := Edit(line, k.key); got != k.want {
+			t.Errorf("Edit(%q, %s) = %q, want %q", line, k.key, got, k.want)
+		}
+		line = k.want
+	}
+	for range 50 {
+		line = Edit(line, tea.KeyPressMsg{Text: strings.Repeat("y", 99), Code: tea.KeyExtended})
+	}
+	if len(line) != 990 {
+		t.Errorf("%d bytes", len(line))
+	}
+}
+
+func TestFill(t *testing.T) {
+	for n, want := range [][]string{{}, {"a"}, {"a", "b"}, {"a", "b", ""}} {
+		if got := Fill([]string{"a", "b"}, n); !slices.Equal(got, want) {
+			t.Errorf("Fill(%d) = %q, want %q", n, got, want)
+		}
+	}
+	if got := ClipAll([]string{"main", "日本"}, 3); !slices.Equal(got, []string{"ma…", "日…"}) {
+		t.Errorf("ClipAll = %q", got)
+	}
+}
+
+// TestPaint: without colours, no style is a colour.
+func TestPaint(t *testing.T) {
+	for _, s := range []Style{Plain, Strong, Faint, Chosen} {
+		if got := Paint(false)(s, "x"); strings.Contains(got, "[3") || strings.Contains(got, ";3") || (got == "x") != (s == Plain) {
+			t.Errorf("style %d without colours: %q", s, got)
+		}
+	}
+	if got := Paint(true)(Strong, "x"); !strings.Contains(got, "3") {
+		t.Errorf("with colours: %q", got)
+	}
+	if got := Unpainted(Chosen, "x"); got != "x" {
+		t.Errorf("Unpainted: %q", got)
+	}
+}
