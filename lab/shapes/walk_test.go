@@ -151,7 +151,7 @@ func (p *program) unspool(t testing.TB, args ...string) []byte {
 // record samples with unspool record, for a short time, and again where a busy machine let the program run too little.
 func (p *program) record(t testing.TB, source string, args ...string) (out []walk) {
 	t.Helper()
-	for range 10 {
+	for tries := 0; tries < 10 || len(out) == 0 && tries < 50; tries++ { // on a busy machine, the program seldom runs
 		file := filepath.Join(t.TempDir(), "x.jsonl")
 		p.unspool(t, append([]string{"record", "--source", source, "--no-inline", "-o", file}, args...)...)
 		f, err := os.Open(file)

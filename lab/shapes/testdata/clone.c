@@ -1,6 +1,6 @@
 // chain: LIB* plt? s_make main START
 // chain: LIB* s_work THREAD
-// chain: LIB{1,4}
+// chain: LIB{1,6}
 // link: -pthread
 // A thread that makes others all the time. Where a new one begins, or ends, there is no function of its own yet, or any more.
 #include "shape.h"

@@ -1,6 +1,7 @@
 // chain: _init LIB+ _start
 // gdb: it has no rule for this section
 // not: tcc
+// not: clang-O2-lto (its .init comes after crtn.o's return)
 // The code of section .init has no unwind information: it is put together from pieces of several files.
 #include "shape.h"
 

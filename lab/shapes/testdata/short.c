@@ -1,6 +1,6 @@
 // chain: s_spin? s_work main START
 // chain: (LIB|plt)* s_parent? main START
-// chain: _start|(LIB|plt|_init)+ _start?
+// chain: _start|(LIB|plt|_init|_fini)+ _start?
 // runs:
 // Programs that live for a few milliseconds, from their first instruction on.
 #include "shape.h"

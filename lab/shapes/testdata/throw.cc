@@ -1,6 +1,7 @@
 // chain: (LIB|plt)* s_throw? s_middle{0,3} s_catch main START
 // not: musl (there is no C++ library for it)
 // not: tcc
+// not: gcc-O2-debugframe (it is without exceptions)
 // Exceptions, thrown through functions with destructors and caught, all the time.
 #include "shape.h"
 #include <stdexcept>
