@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/internal/oracle"
-	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/store"
 )
 
@@ -47,7 +47,7 @@ func storedTables(t testing.TB, file string) string {
 		t.Fatal(err)
 	}
 	for _, path := range modulesOf(t, file) {
-		if img, err := modules.Open(path); img != nil && err == nil {
+		if img, err := module.OpenMapped(path); img != nil && err == nil {
 			kept.Table(img)
 			img.Close()
 		}

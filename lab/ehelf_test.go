@@ -13,6 +13,7 @@ import (
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format/dwarf"
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/unwind"
@@ -44,7 +45,7 @@ func ehElfs(t testing.TB, file string, make func(to string, ref *rows.Table) err
 	dir := t.TempDir()
 	var list strings.Builder
 	for i, path := range modulesOf(t, file) {
-		img, err := modules.Open(path)
+		img, err := module.OpenMapped(path)
 		if img == nil || err != nil {
 			continue // no file of a program
 		}

@@ -23,8 +23,8 @@ import (
 // A Set makes the modules of address spaces: each file once, however many processes map it. It is
 // safe for concurrent use.
 type Set struct {
-	// Search says where files lie that are not at their paths. It is to be set before the first module is asked for.
-	Search *module.Search
+	// Files finds the modules' files and keeps them open. Its fields, or another one, are to be set before the first module is asked for.
+	Files *module.Locator
 
 	store  *store.Store
 	opened error // why the store keeps nothing on disk
@@ -32,8 +32,6 @@ type Set struct {
 
 	mu   sync.Mutex
 	mods map[[2]string]*unwind.Module
-
-	hidden map[*unwind.Module]*module.Image // see Hidden
 }
 
 // A kind says what finds and applies rules.
@@ -81,7 +79,7 @@ func Native() *Set {
 func Interpreted() *Set { return newSet(&Set{kind: interpreted}) }
 
 func newSet(s *Set) *Set {
-	s.mods, s.hidden = map[[2]string]*unwind.Module{}, map[*unwind.Module]*module.Image{}
+	s.mods, s.Files = map[[2]string]*unwind.Module{}, &module.Locator{}
 	return s
 }
 
@@ -171,27 +169,14 @@ func (s *Set) load(m *unwind.Module) (c *unwind.Code) {
 }
 
 func (s *Set) read(m *unwind.Module) *unwind.Code {
-	img, hidden, err := find(s.Search, m.Path, m.BuildID, int(m.Process()))
+	img, _, err := s.Files.Find(m.Path, m.BuildID, int(m.Process()))
 	if err != nil {
 		return &unwind.Code{Err: err}
 	}
 	if img == nil {
 		return nil
 	}
-	if hidden {
-		s.mu.Lock()
-		s.hidden[m] = img
-		s.mu.Unlock()
-	}
 	return s.code(m.Path, img)
-}
-
-// Hidden returns the file of a module that was loaded although no path of this machine's leads to it: a container's, or one that has been
-// deleted. For others it returns nil.
-func (s *Set) Hidden(m *unwind.Module) *module.Image {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.hidden[m]
 }
 
 // code returns the walkable code of an image.

@@ -3,7 +3,6 @@ package modules
 import (
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -108,49 +107,19 @@ func TestContainer(t *testing.T) {
 	s, id := New(), hex.EncodeToString(img.BuildID())
 	m := s.Module("/only-in-there", id)
 	m.Mapped(int32(pid))
-	if c := m.Code(); c == nil || c.Err != nil || c.Stepper == nil || s.Hidden(m) == nil {
-		t.Errorf("%+v, %v", c, s.Hidden(m))
+	if c := m.Code(); c == nil || c.Err != nil || c.Stepper == nil {
+		t.Errorf("%+v", c)
 	}
-	if s.Hidden(s.Module("/bin/sh", "")) != nil {
-		t.Error("/bin/sh is hidden")
+	if _, in, err := s.Files.Find(m.Path, id, 0); in != pid || err != nil {
+		t.Errorf("in process %d, not %d; %v", in, pid, err)
+	}
+	if _, in, err := s.Files.Find("/bin/sh", "", 0); in != 0 || err != nil {
+		t.Errorf("/bin/sh is in process %d; %v", in, err)
 	}
 	for _, other := range []string{"", strings.Repeat("ab", 20)} {
 		if c := s.Module("/only-in-there", other).Code(); c == nil || c.Err == nil || !errors.Is(c.Err, fs.ErrNotExist) {
 			t.Errorf("build ID %q: %+v", other, c)
 		}
-	}
-}
-
-// Of files that followed each other at a path and are gone, each is found where a process has both mapped.
-func TestDeleted(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "file")
-	var ids []string
-	for _, from := range []string{"/bin/ls", "/bin/sh"} {
-		b, err := os.ReadFile(from)
-		if err == nil {
-			err = os.WriteFile(path, b, 0o600)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		img, err := module.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer img.Close()
-		ids = append(ids, hex.EncodeToString(img.BuildID()))
-		os.Remove(path)
-	}
-	if _, err := os.Open(fmt.Sprintf("/proc/self/map_files/%x-%x", 0, 1)); errors.Is(err, fs.ErrPermission) {
-		t.Skip("takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE")
-	}
-	for _, id := range ids {
-		img, hidden, err := find(nil, path, id, os.Getpid())
-		if err != nil || !hidden || hex.EncodeToString(img.BuildID()) != id {
-			t.Errorf("%q: %v, %v", id, hidden, err)
-			continue
-		}
-		img.Close()
 	}
 }
 

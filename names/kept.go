@@ -168,14 +168,14 @@ func (n *Namer) Export() []byte {
 func (n *Namer) recall(m *unwind.Module, offs []uint64, names []profile.Name) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.mods == nil || n.mods.CacheDir() == "" {
+	if n.cache == "" {
 		return
 	}
 	old, ok := n.recalled[m]
 	if !ok {
 		for _, own := range []bool{true, false} {
 			if name := keptName(m, own); name != "" && old == nil {
-				old = loadKept(filepath.Join(n.mods.CacheDir(), name))
+				old = loadKept(filepath.Join(n.cache, name))
 			}
 		}
 		if n.recalled == nil {
@@ -190,10 +190,9 @@ func (n *Namer) recall(m *unwind.Module, offs []uint64, names []profile.Name) {
 
 // Save writes what was collected to the cache, and takes out of it what was not used for longest. Whatever goes wrong costs names only.
 func (n *Namer) Save() {
-	if n.mods == nil || n.mods.CacheDir() == "" {
+	if n.cache == "" {
 		return
 	}
-	dir := n.mods.CacheDir()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for m, k := range n.kept {
@@ -201,7 +200,7 @@ func (n *Namer) Save() {
 		if name == "" || len(k.at) == 0 {
 			continue
 		}
-		path := filepath.Join(dir, name)
+		path := filepath.Join(n.cache, name)
 		all := *k
 		if old := loadKept(path); old != nil {
 			all.at = old.at
@@ -214,7 +213,7 @@ func (n *Namer) Save() {
 		}
 		saveKept(path, encodeKept([]*keptModule{&all}))
 	}
-	pruneKept(dir, maxKeptFiles)
+	pruneKept(n.cache, maxKeptFiles)
 }
 
 // pruneKept removes files until the rest has no more bytes than there may be.

@@ -12,12 +12,14 @@ package names
 
 import (
 	"context"
+	"errors"
 	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
@@ -28,7 +30,7 @@ import (
 
 // Options say where names come from. The zero value is right for what runs on this machine, and keeps nothing.
 type Options struct {
-	// Mods loaded the modules that are named: names use its search for files, the files that it found hidden, and its cache; may be nil.
+	// Mods loaded the modules that are named: names come from the files that it has open, and are kept in its cache; may be nil.
 	Mods *modules.Set
 
 	// DebugDirs are directories with .build-id/ that are looked in for debug files before /usr/lib/debug.
@@ -53,14 +55,16 @@ type Namer struct {
 	Lines bool
 
 	symbols *symbol.Resolver
-	mods    *modules.Set       // may be nil
+	cache   string             // directory; "": nothing is kept
 	fetcher *debuginfod.Client // nil: nothing is fetched
 	labels  labels
+	made    made
+	files   *module.Locator
+	own     bool                             // files is this Namer's
 	images  map[*unwind.Module]*module.Image // modules that are no file of this machine
 
-	mu    sync.Mutex
-	files map[fileKey]*file
-	made  made
+	mu     sync.Mutex
+	frames map[*module.Image]func() *format.Unwind
 
 	kept     map[*unwind.Module]*keptModule // what was found, to be kept; nil: nothing is
 	inside   map[string]*keptModule         // what the recording brought; set before the first use
@@ -69,23 +73,20 @@ type Namer struct {
 
 // New returns a Namer. It reads DEBUGINFOD_URLS and its companions (package symbol/debuginfod) from the environment.
 func New(o Options) *Namer {
-	n := &Namer{mods: o.Mods, labels: newLabels(), images: map[*unwind.Module]*module.Image{}, files: map[fileKey]*file{}, made: newMade()}
-	opt := symbol.Options{KernelID: o.KernelID, KernelRelease: o.KernelRelease, Recorded: o.Recorded}
-	if len(o.DebugDirs) > 0 {
-		opt.DebugDirs = append(slices.Clone(o.DebugDirs), debugDir)
-	}
+	n := &Namer{labels: newLabels(), images: map[*unwind.Module]*module.Image{}, frames: map[*module.Image]func() *format.Unwind{}, made: newMade()}
+	opt := symbol.Options{Files: &module.Locator{}, DebugDirs: slices.Clone(o.DebugDirs), KernelID: o.KernelID, KernelRelease: o.KernelRelease, Recorded: o.Recorded}
 	if o.Mods != nil {
-		opt.CacheDir = o.Mods.CacheDir()
-		if opt.Search = o.Mods.Search; opt.Search != nil {
-			opt.DebugDirs = append(append(slices.Clone(o.DebugDirs), debugDir), opt.Search.Dirs...)
-		}
+		n.cache = o.Mods.CacheDir()
+		opt.CacheDir = n.cache
+		opt.Files = o.Mods.Files
 	}
+	opt.DebugDirs = append(append(opt.DebugDirs, debugDir), opt.Files.Dirs...)
 	if c, ok := debuginfod.FromEnv(os.Getenv); ok {
 		c.Progress = o.Progress
 		n.fetcher = debuginfod.New(c)
 		opt.Fetch = fetchUntilStopped(n.fetcher, o.Download)
 	}
-	n.symbols = symbol.New(opt)
+	n.symbols, n.files, n.own = symbol.New(opt), opt.Files, o.Mods == nil
 	return n
 }
 
@@ -112,8 +113,14 @@ func fetchUntilStopped(from *debuginfod.Client, download func() (context.Context
 	}
 }
 
-// Close unmaps the files that symbols came from. Names that were given stay valid; others are not found afterwards.
-func (n *Namer) Close() error { return n.symbols.Close() }
+// Close unmaps the files that names came from, but those of Mods. Names that were given stay valid; the Namer is not to be used afterwards.
+func (n *Namer) Close() error {
+	err := n.symbols.Close()
+	if n.own {
+		err = errors.Join(err, n.files.Close())
+	}
+	return err
+}
 
 // Notes says what is wrong with the files and the servers that names come from, sorted; nil if nothing is.
 func (n *Namer) Notes() (out []string) {
@@ -135,17 +142,9 @@ func (n *Namer) LoadKernel() { n.symbols.KernelText() }
 // SetImage says which image a module is of that is no file of this machine, such as the vDSO of a core file. The image must stay open.
 func (n *Namer) SetImage(m *unwind.Module, img *module.Image) { n.images[m] = img }
 
-// image returns the image of a module that is no file of this machine; nil for others.
-func (n *Namer) image(m *unwind.Module) *module.Image {
-	if img := n.images[m]; img != nil || n.mods == nil {
-		return img
-	}
-	return n.mods.Hidden(m)
-}
-
 // table returns the symbols of a module.
 func (n *Namer) table(m *unwind.Module) *symbol.Table {
-	if img := n.image(m); img != nil {
+	if img := n.images[m]; img != nil {
 		return n.symbols.Image(img)
 	}
 	return n.symbols.Module(m.Path, m.BuildID)

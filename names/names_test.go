@@ -2,13 +2,73 @@ package names
 
 import (
 	"encoding/binary"
+	"encoding/hex"
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/symbol"
 )
+
+// TestGone: a program that was walked has names as long as it is open, whatever becomes of its file.
+func TestGone(t *testing.T) {
+	oracle.Need(t, "gcc")
+	t.Setenv("DEBUGINFOD_URLS", "")
+	dir := t.TempDir()
+	source, path := filepath.Join(dir, "a.c"), filepath.Join(dir, "a")
+	build := func(text string) {
+		t.Helper()
+		os.Remove(path)
+		if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command("gcc", "-g", "-Wl,--build-id", "-o", path, source).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	build("int was_here(int a) { return a * 2; }\nint main(int n, char **v) { return was_here(n); }\n")
+	img, err := module.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	tab := symbol.New(symbol.Options{})
+	defer tab.Close()
+	at, _, ok := tab.Module(path, "").FuncRange("was_here")
+	off, found := img.VaddrToOff(at)
+	if !ok || !found {
+		t.Fatalf("no was_here: %#x, %v", at, ok)
+	}
+	id := hex.EncodeToString(img.BuildID())
+	for what, gone := range map[string]func(){"deleted": func() { os.Remove(path) }, "built again": func() { build("int is_here;\nint main() { return is_here; }\n") }} {
+		build("int was_here(int a) { return a * 2; }\nint main(int n, char **v) { return was_here(n); }\n")
+		mods := modules.Interpreted()
+		m := mods.Module(path, id)
+		if c := m.Code(); c == nil || c.Err != nil {
+			t.Fatalf("%+v", c)
+		}
+		gone()
+		n := New(Options{Mods: mods})
+		n.Lines = true
+		var names [1]profile.Name
+		if n.User(m, []uint64{off}, names[:]); names[0].Func != "was_here" || len(names[0].Source) != 1 || names[0].Source[0].Line != 1 {
+			t.Errorf("%s: %+v; %q", what, names[0], n.Notes())
+		}
+		if lo, _, ok := n.Bounds(&profile.Module{Path: path, BuildID: id}, at+1); !ok || lo != at {
+			t.Errorf("%s: its bounds begin at %#x, %v", what, lo, ok)
+		}
+		if err := errors.Join(n.Close(), mods.Files.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
 
 // TestLateDump: a process maps its dump after code of it was asked for.
 func TestLateDump(t *testing.T) {

@@ -7,15 +7,16 @@ import (
 	"github.com/unspool/unspool/module"
 )
 
-// Search returns where files are looked for, perf's own store of them included. The debug files of a root directory are in it.
-func Search(sysroot string, dirs []string) *module.Search {
+// Files returns what finds the files of a recording: below sysroot, "" for none, in dirs, and in perf's own store of them. The debug files of a
+// root directory are among them.
+func Files(sysroot string, dirs []string) *module.Locator {
 	whole := func(path string) string {
 		if abs, err := filepath.Abs(path); err == nil {
 			return abs
 		}
 		return path
 	}
-	s := &module.Search{}
+	s := &module.Locator{}
 	for _, d := range dirs {
 		s.Dirs = append(s.Dirs, whole(d))
 	}

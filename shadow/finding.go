@@ -11,7 +11,6 @@ import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/format"
 	image "github.com/unspool/unspool/module"
-	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -85,7 +84,7 @@ func (t *tracer) finding(th *thread) *Finding {
 	var code []byte
 	base := s.vaddr - around
 	image.Guard(func() error { // what cannot be read is left out of the finding
-		img, err := modules.Open(s.mod.Path)
+		img, err := image.OpenMapped(s.mod.Path)
 		if err != nil || img == nil {
 			return err
 		}

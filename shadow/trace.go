@@ -11,7 +11,6 @@ import (
 
 	"github.com/unspool/unspool/format"
 	image "github.com/unspool/unspool/module"
-	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/unwind"
 )
@@ -63,7 +62,7 @@ func (t *tracer) module(path string) *module {
 	m := t.byPath[path]
 	if m == nil {
 		m = &module{Module: Module{Path: path}, code: t.opt.Modules.Module(path, "")}
-		if img, err := modules.Open(path); err == nil && img != nil {
+		if img, err := image.OpenMapped(path); err == nil && img != nil {
 			m.file = true
 			_ = image.Guard(func() error {
 				m.golang = img.Section(".note.go.buildid") != nil || format.Functions(img) != nil

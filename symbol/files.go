@@ -20,76 +20,27 @@ import (
 	"github.com/unspool/unspool/module"
 )
 
-// file opens the module's own file; nil without an error for a mapping that has none, such as JIT code. Where this machine has another file
-// at the path, or none, a container that runs may have it.
+// file returns the module's own file; nil without an error for a mapping that has none, such as JIT code.
 func (t *Table) file() (*module.Image, error) {
-	switch {
-	case t.given != nil:
+	if t.given != nil {
 		return t.given, nil
-	case t.path == "[vdso]":
-		img, err := module.VDSO()
-		if err == nil {
-			err = t.isOurs(img)
+	}
+	img, in, err := t.r.opt.Files.Find(t.path, t.id, 0)
+	var other *module.ReplacedError
+	switch {
+	case errors.As(err, &other):
+		t.noteReplaced()
+		if other.Want == module.Another {
+			return nil, fmt.Errorf("%w: it has no names", err)
 		}
-		if err != nil {
-			return nil, err
-		}
-		return img, nil
-	case !module.OnDisk(t.path):
+		return nil, fmt.Errorf("%s: the file was replaced: build ID %s, recorded %s", t.path, other.Have, other.Want)
+	case errors.Is(err, fs.ErrNotExist) && strings.HasSuffix(t.path, " (deleted)"):
 		return nil, nil
 	}
-	if f := t.r.opt.Search.First(t.path); f != nil {
-		img, err := t.mapFile(f, func(img *module.Image) error {
-			if t.id == module.Another {
-				return nil
-			}
-			return t.isOurs(img)
-		})
-		if f.Close(); err == nil {
-			return img, nil
-		}
+	if t.pid = in; img != nil {
+		t.uses(img)
 	}
-	img, err := t.map_(t.path, t.isOurs)
-	if err != nil {
-		t.r.opt.Search.ByID(t.id, func(f *os.File) bool {
-			found, ferr := t.mapFile(f, hasID(t.id))
-			if f.Close(); ferr == nil {
-				img, err = found, nil
-			}
-			return ferr == nil
-		})
-	}
-	if errors.Is(err, fs.ErrNotExist) && strings.HasSuffix(t.path, " (deleted)") {
-		return nil, nil
-	}
-	if err == nil || t.id == "" || t.id == module.Another {
-		return img, err
-	}
-	for _, pid := range procroot.Others() {
-		f, ferr := procroot.Open(pid, t.path)
-		if ferr != nil {
-			continue
-		}
-		img, ferr := t.mapFile(f, t.isOurs)
-		if f.Close(); ferr == nil {
-			t.pid = pid
-			return img, nil
-		}
-	}
-	return nil, err
-}
-
-// isOurs says why an image is not the file that was recorded.
-func (t *Table) isOurs(img *module.Image) error {
-	if t.id == module.Another {
-		t.noteReplaced()
-		return fmt.Errorf("%s: another file was recorded, and not its build ID: it has no names", t.path)
-	}
-	if have := hex.EncodeToString(img.BuildID()); t.id != "" && have != "" && !module.SameBuildID(have, t.id) {
-		t.noteReplaced()
-		return fmt.Errorf("%s: the file was replaced: build ID %s, recorded %s", t.path, have, t.id)
-	}
-	return nil
+	return img, err
 }
 
 func (t *Table) noteReplaced() {
@@ -164,10 +115,8 @@ func (t *Table) byID(id string) *module.Image {
 	for _, dir := range t.r.opt.DebugDirs {
 		names = append(names, filepath.Join(dir, ".build-id", id[:2], id[2:]+".debug"))
 	}
-	if t.r.opt.Search != nil {
-		for _, dir := range t.r.opt.Search.Dirs { // as perf buildid-cache keeps them
-			names = append(names, filepath.Join(dir, ".build-id", id[:2], id[2:], "debug"))
-		}
+	for _, dir := range t.r.opt.Files.Dirs { // as perf buildid-cache keeps them
+		names = append(names, filepath.Join(dir, ".build-id", id[:2], id[2:], "debug"))
 	}
 	for _, name := range names {
 		img, err := t.map_(name, hasID(id))

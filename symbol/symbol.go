@@ -38,8 +38,8 @@ type Options struct {
 	// /usr/lib/debug.
 	DebugDirs []string
 
-	// Search says where the modules' files lie that are not at their paths; may be nil.
-	Search *module.Search
+	// Files finds the modules' files and keeps them open; Close leaves it alone. nil stands for one of the Resolver's own, which Close closes.
+	Files *module.Locator
 
 	// Fetch gets a file that this machine does not have, of kind "debuginfo" or "executable": it returns its path. nil: nothing is
 	// fetched.
@@ -71,6 +71,7 @@ type Options struct {
 // A Resolver finds names. It opens each file once. It is safe for concurrent use.
 type Resolver struct {
 	opt    Options
+	own    bool // Files is this Resolver's
 	names  names
 	kernel kernel
 	kept   kernel // the part of it that is kept
@@ -94,7 +95,11 @@ func New(opt Options) *Resolver {
 	if opt.Kallsyms == "" {
 		opt.Kallsyms = runningKallsyms
 	}
-	return &Resolver{opt: opt, tables: map[[2]string]*Table{}, images: map[*module.Image]*Table{}}
+	own := opt.Files == nil
+	if own {
+		opt.Files = &module.Locator{}
+	}
+	return &Resolver{opt: opt, own: own, tables: map[[2]string]*Table{}, images: map[*module.Image]*Table{}}
 }
 
 // Module returns the names of the file at path, as a process sees it. buildID is what was recorded, in hex,
@@ -151,6 +156,9 @@ func (r *Resolver) Close() error {
 	}
 	for _, t := range r.images {
 		errs = append(errs, t.close())
+	}
+	if r.own {
+		errs = append(errs, r.opt.Files.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -54,13 +54,13 @@ func sourceFlag(c *cobra.Command, plain *bool) {
 }
 
 // searchFlags adds the flags that say where files of a recording lie. The function that it returns is to be called when they are known.
-func searchFlags(c *cobra.Command) func() *module.Search {
+func searchFlags(c *cobra.Command) func() *module.Locator {
 	f := c.Flags()
 	sysroot := f.String("sysroot", "", "look for the recorded programs below this root directory first")
 	dirs := f.StringArray("debug-dir", nil, "directory with .build-id/, for programs and for debug files (may be repeated; /usr/lib/debug and ~/.debug, where perf keeps files, always are)")
 	c.MarkFlagDirname("sysroot")
 	c.MarkFlagDirname("debug-dir")
-	return func() *module.Search { return names.Search(*sysroot, *dirs) }
+	return func() *module.Locator { return names.Files(*sysroot, *dirs) }
 }
 
 // say prints lines on standard error.

@@ -64,7 +64,7 @@ func lookingFlag(c *cobra.Command) func() (*modules.Set, error) {
 	return func() (*modules.Set, error) {
 		mods, err := stepper()
 		if err == nil {
-			mods.Search = search()
+			mods.Files = search()
 		}
 		return mods, err
 	}

@@ -1,0 +1,256 @@
+package module
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/internal/procfs"
+	"github.com/unspool/unspool/internal/procroot"
+)
+
+// A Locator finds the files of modules, and opens each once, whoever asks for it. It looks, in this order: below Sysroot; at the path; by build ID
+// in Dirs; in a process that has mapped the file; in the containers that run here. The zero Locator knows no Sysroot and no Dirs. It is safe for
+// concurrent use, once its fields are set.
+type Locator struct {
+	Sysroot string   // a root directory; "": none
+	Dirs    []string // with files by build ID: .build-id/xx/yyyy, or, as perf buildid-cache keeps them, .build-id/xx/yyyy/elf
+
+	mu   sync.Mutex
+	open map[located]found
+}
+
+// A located is a file that was asked for.
+type located struct {
+	path, buildID string
+	now           string // without a build ID: which file lies at the path
+}
+
+type found struct {
+	img *Image
+	in  int
+}
+
+// A ReplacedError says that another file than the one that was recorded lies at a path.
+type ReplacedError struct {
+	Path string
+	Have string // build ID, in hex
+	Want string // what was recorded; Another: not known, but it was not this one
+}
+
+func (e *ReplacedError) Error() string {
+	if e.Want == Another {
+		return fmt.Sprintf("%s: another file was recorded, and not its build ID", e.Path)
+	}
+	return fmt.Sprintf("%s: the file has changed: build ID %s, recorded %s", e.Path, e.Have, e.Want)
+}
+
+// Find returns the image of the file that is mapped under the name path. buildID is what was recorded, in hex; "" where that is not known; or Another.
+// A file with another build ID is not the one. pid is a process that has it mapped; 0 is none. The image is the Locator's: it stays open until Close.
+//
+// in is the process in whose root directory the file was found, because no path of this machine leads to it: in a container, or deleted. It is 0 for
+// all other files. A mapping that has no file, such as code that a program wrote, has no image and no error. The error is that of the path, also
+// where the file was in none of the other places: a ReplacedError if another file lies there.
+func (l *Locator) Find(path, buildID string, pid int) (img *Image, in int, err error) {
+	key := located{path: path, buildID: buildID}
+	if buildID == "" || buildID == Another {
+		var st unix.Stat_t
+		if unix.Stat(path, &st) == nil {
+			key.now = fmt.Sprint(st.Dev, st.Ino, st.Mtim)
+		}
+	}
+	l.mu.Lock()
+	f, ok := l.open[key]
+	l.mu.Unlock()
+	if ok {
+		return f.img, f.in, nil
+	}
+	img, in, err = l.find(path, buildID, pid)
+	if img == nil {
+		return nil, 0, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f, ok := l.open[key]; ok { // somebody was faster
+		img.Close()
+		return f.img, f.in, nil
+	}
+	if l.open == nil {
+		l.open = map[located]found{}
+	}
+	l.open[key] = found{img, in}
+	return img, in, nil
+}
+
+// Close unmaps all files that were found.
+func (l *Locator) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var errs []error
+	for _, f := range l.open {
+		errs = append(errs, f.img.Close())
+	}
+	l.open = nil
+	return errors.Join(errs...)
+}
+
+func (l *Locator) find(path, buildID string, pid int) (*Image, int, error) {
+	known := buildID != "" && buildID != Another
+	if f := l.below(path); f != nil {
+		if known {
+			if img := withID(f, nil, buildID); img != nil {
+				return img, 0, nil
+			}
+		} else {
+			img, err := Map(f)
+			if f.Close(); err == nil {
+				return img, 0, nil
+			}
+		}
+	}
+	img, err := OpenMapped(path)
+	if img != nil && buildID != "" {
+		if err = Guard(func() error { return replaced(path, img, buildID) }); err != nil {
+			img.Close()
+		}
+	}
+	if err == nil {
+		return img, 0, nil
+	}
+	if !known || !OnDisk(path) {
+		return nil, 0, err
+	}
+	if img := l.byID(buildID); img != nil {
+		return img, 0, nil
+	}
+	if pid != 0 {
+		if img := inProcess(pid, path, buildID); img != nil {
+			return img, pid, nil
+		}
+	}
+	for _, pid := range procroot.Others() {
+		f, err := procroot.Open(pid, path)
+		if img := withID(f, err, buildID); img != nil {
+			return img, pid, nil
+		}
+	}
+	return nil, 0, err
+}
+
+// replaced returns a ReplacedError if img is not the file that was recorded. An image without a build ID is taken for it.
+func replaced(path string, img *Image, buildID string) error {
+	have := hex.EncodeToString(img.BuildID())
+	if buildID == Another || have != "" && !SameBuildID(have, buildID) {
+		return &ReplacedError{path, have, buildID}
+	}
+	return nil
+}
+
+// OpenMapped opens the file that is mapped under a name; nil for mappings that have none, such as code that a program wrote.
+func OpenMapped(name string) (*Image, error) {
+	switch {
+	case name == "[vdso]":
+		return VDSO()
+	case !OnDisk(name):
+		return nil, nil
+	}
+	img, err := Open(name)
+	if err != nil && isDump(name) {
+		return nil, nil
+	}
+	return img, err
+}
+
+// isDump says whether a mapping only tells where a process writes down the code that it makes (package symbol/jit).
+func isDump(file string) bool {
+	ok, _ := path.Match("jit-[0-9]*.dump", path.Base(file))
+	return ok
+}
+
+// below opens the file at a path below the root directory; nil where there is none.
+func (l *Locator) below(path string) *os.File {
+	if l.Sysroot == "" || !filepath.IsAbs(path) || !OnDisk(path) {
+		return nil
+	}
+	f, err := procroot.In(l.Sysroot, path)
+	if err != nil {
+		return nil
+	}
+	return f
+}
+
+// byID opens the file with a build ID, in hex; nil where there is none.
+func (l *Locator) byID(buildID string) *Image {
+	if _, err := hex.DecodeString(buildID); err != nil || len(buildID) < 4 {
+		return nil
+	}
+	for _, dir := range l.Dirs {
+		name := filepath.Join(dir, ".build-id", buildID[:2], buildID[2:])
+		for _, name := range []string{filepath.Join(name, "elf"), name} {
+			f, err := procfs.Open(name)
+			if img := withID(f, err, buildID); img != nil {
+				return img
+			}
+		}
+	}
+	return nil
+}
+
+// inProcess opens a file that a process has mapped: below its root directory, or, where it has been deleted, through the mapping (proc(5):
+// /proc/PID/exe; /proc/PID/map_files, which takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE). It returns nil where there is none.
+func inProcess(pid int, path, buildID string) *Image {
+	f, err := procroot.Open(pid, path)
+	if img := withID(f, err, buildID); img != nil {
+		return img
+	}
+	proc := fmt.Sprintf("/proc/%d/", pid)
+	f, err = OpenFile(proc + "exe")
+	if img := withID(f, err, buildID); img != nil {
+		return img
+	}
+	if f, err = os.Open(proc + "maps"); err != nil {
+		return nil // it has ended
+	}
+	defer f.Close()
+	maps, _ := procfs.Mappings(f)
+	tried := map[uint64]bool{} // by inode: files that followed each other at the path
+	for _, m := range maps {
+		if strings.TrimSuffix(m.Name, deleted) == strings.TrimSuffix(path, deleted) && !tried[m.Inode] {
+			tried[m.Inode] = true
+			f, err := OpenFile(fmt.Sprintf("%smap_files/%x-%x", proc, m.Lo, m.Hi))
+			if img := withID(f, err, buildID); img != nil {
+				return img
+			}
+		}
+	}
+	return nil
+}
+
+// deleted is what the kernel adds to the name of a mapped file that has been deleted.
+const deleted = " (deleted)"
+
+// withID maps an open file, which it closes, if it has a build ID; else, and if opening failed, it returns nil.
+func withID(f *os.File, err error, buildID string) *Image {
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	img, err := Map(f)
+	if err != nil {
+		return nil
+	}
+	same := false
+	_ = Guard(func() error { same = SameBuildID(hex.EncodeToString(img.BuildID()), buildID); return nil })
+	if !same {
+		img.Close()
+		return nil
+	}
+	return img
+}

@@ -1,0 +1,163 @@
+package module
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+)
+
+// Of files that followed each other at a path and are gone, each is found where a process has both mapped.
+func TestDeleted(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	var ids []string
+	for _, from := range []string{"/bin/ls", "/bin/sh"} {
+		b, err := os.ReadFile(from)
+		if err == nil {
+			err = os.WriteFile(path, b, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		img, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer img.Close()
+		ids = append(ids, hex.EncodeToString(img.BuildID()))
+		os.Remove(path)
+	}
+	if _, err := os.Open(fmt.Sprintf("/proc/self/map_files/%x-%x", 0, 1)); errors.Is(err, fs.ErrPermission) {
+		t.Skip("takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE")
+	}
+	var l Locator
+	defer l.Close()
+	for _, id := range ids {
+		img, in, err := l.Find(path, id, os.Getpid())
+		if err != nil || in != os.Getpid() || hex.EncodeToString(img.BuildID()) != id {
+			t.Errorf("%q: %v, %v", id, in, err)
+			continue
+		}
+		if again, in, err := l.Find(path, id, 0); again != img || in != os.Getpid() || err != nil {
+			t.Errorf("%q is opened again: %v, %v", id, in, err)
+		}
+	}
+}
+
+// TestLocate: where a file is looked for, in which order, and which one is not taken for another; each is opened once.
+func TestLocate(t *testing.T) {
+	dir := t.TempDir()
+	copied := func(from string, to ...string) (path, id string) {
+		path = filepath.Join(append([]string{dir}, to...)...)
+		b, err := os.ReadFile(from)
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(path), 0o700)
+		}
+		if err == nil {
+			os.Remove(path)
+			err = os.WriteFile(path, b, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		img, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer img.Close()
+		return path, hex.EncodeToString(img.BuildID())
+	}
+	const ls, sh, cat = "/bin/ls", "/bin/sh", "/bin/cat"
+	path, lsID := copied(ls, "prog")
+	rooted, shID := copied(sh, "root", dir, "prog")
+	_, catID := copied(cat, "cat")
+	kept, _ := copied(cat, "dirs", ".build-id", catID[:2], catID[2:])
+	perfs, _ := copied(sh, "perf", ".build-id", shID[:2], shID[2:], "elf")
+	liar, _ := copied(cat, "liar", ".build-id", shID[:2], shID[2:])
+	if lsID == shID || lsID == catID || shID == catID {
+		t.Fatal("programs with one build ID")
+	}
+	none := ""
+	root, dirs, perf, lies := filepath.Join(dir, "root"), []string{filepath.Join(dir, "dirs")}, []string{filepath.Join(dir, "perf")}, []string{filepath.Dir(filepath.Dir(filepath.Dir(liar)))}
+	for _, c := range []struct {
+		what     string
+		sysroot  string
+		dirs     []string
+		name, id string
+		want     string // path
+		replaced bool
+	}{
+		{"the path", "", nil, path, lsID, path, false},
+		{"the path, no build ID", "", nil, path, "", path, false},
+		{"another at the path", "", nil, path, shID, none, true},
+		{"another at the path, which has no build ID in the recording", "", nil, path, Another, none, true},
+		{"the root directory goes first", root, nil, path, "", rooted, false},
+		{"the root directory, of a file that is not at the path", root, nil, path, Another, rooted, false},
+		{"another in the root directory", root, nil, path, lsID, path, false},
+		{"the root directory", root, dirs, path, shID, rooted, false},
+		{"by build ID", root, dirs, path, catID, kept, false},
+		{"by build ID, as perf keeps it", "", append(dirs, perf...), path, shID, perfs, false},
+		{"by build ID, and it is another", "", lies, path, shID, none, true},
+		{"by build ID, nothing at the path", "", dirs, "/nonexistent", catID, kept, false},
+		{"no such path", "", dirs, "/nonexistent", shID, none, false},
+		{"a build ID that is none", "", dirs, path, "../../etc", none, true},
+	} {
+		l := Locator{Sysroot: c.sysroot, Dirs: c.dirs}
+		img, in, err := l.Find(c.name, c.id, 0)
+		var other *ReplacedError
+		if errors.As(err, &other) != c.replaced || (err != nil) != (c.want == none) || in != 0 {
+			t.Errorf("%s: %v, process %d", c.what, err, in)
+		}
+		if img == nil {
+			if c.want != none {
+				t.Errorf("%s: nothing", c.what)
+			}
+			continue
+		}
+		if img.Name() != c.want {
+			t.Errorf("%s: %s, want %s", c.what, img.Name(), c.want)
+		}
+		var again [8]*Image
+		var wg sync.WaitGroup
+		for i := range again {
+			wg.Go(func() { again[i], _, _ = l.Find(c.name, c.id, 0) })
+		}
+		wg.Wait()
+		for _, x := range again {
+			if x != img {
+				t.Errorf("%s: opened more than once", c.what)
+			}
+		}
+		if err := l.Close(); err != nil || img.unmap != nil {
+			t.Errorf("%s: still mapped; %v", c.what, err)
+		}
+	}
+
+	// What is open stays, whatever becomes of the path; without a build ID, another file there is another image.
+	var l Locator
+	defer l.Close()
+	first, _, _ := l.Find(path, "", 0)
+	known, _, _ := l.Find(path, lsID, 0)
+	copied(sh, "prog")
+	if img, _, err := l.Find(path, "", 0); img == nil || img == first || hex.EncodeToString(img.BuildID()) != shID {
+		t.Errorf("after another file took the path: %v", err)
+	}
+	if img, _, err := l.Find(path, lsID, 0); img == nil || img != known {
+		t.Errorf("the file that was open is gone: %v", err)
+	}
+	for _, name := range []string{"//anon", "[heap]", "", "/memfd:x (deleted)", "/dev/zero", filepath.Join(dir, "jit-1.dump")} {
+		if img, _, err := l.Find(name, lsID, os.Getpid()); img != nil || err != nil {
+			t.Errorf("%q: %v, %v", name, img, err)
+		}
+	}
+	if img, _, err := l.Find("[vdso]", "", 0); err == nil {
+		l.Close()
+		if vdso, _ := VDSO(); img != vdso || len(vdso.Bytes()) == 0 {
+			t.Error("the vDSO is closed")
+		}
+	}
+}
