@@ -4,16 +4,32 @@ import "fmt"
 
 // AMD64 is x86-64 (System V ABI, AMD64 supplement, figure 3.36).
 var AMD64 = finish(&Machine{
-	Name: "x86_64", ELF: EM_X86_64,
+	Name: "x86_64", GoArch: "amd64", ELF: EM_X86_64,
 	SP: 7, FP: 6, PC: 16, RA: 16, RAName: "ra",
 	CalleeSaved: []Reg{3, 6, 12, 13, 14, 15},
+	CallPush:    8,
+	Record:      Record{RA: 8, Size: 16},
 	Signal:      &amd64Signal,
 	PLT:         &amd64PLT,
 	afterCall:   amd64AfterCall,
 	RedZone:     128,
-	Syscall:     Syscall{Code: []byte("\x0f\x05"), Result: 0}, // syscall
-	StepKnown:   true,
-	names:       amd64Names(),
+	Syscall: Syscall{ // A.2.1
+		Code: []byte("\x0f\x05"), Result: 0, Args: [6]Slot{5, 4, 1, 10, 8, 9}, // syscall; rdi rsi rdx r10 r8 r9
+		Starts: []int{58, 56, 435}, // vfork, clone, clone3
+	},
+	Perf: []Slot{0, 3, 2, 1, 4, 5, 6, 7, 16, NoSlot, NoSlot, NoSlot, // ax bx cx dx si di bp sp ip flags cs ss
+		NoSlot, NoSlot, NoSlot, NoSlot, 8, 9, 10, 11, 12, 13, 14, 15}, // ds es fs gs r8 to r15
+	UserRegs: UserRegs{ // struct user_regs_struct (asm/user_64.h)
+		Words: 27,
+		Slots: []Slot{15, 14, 13, 12, 6, 3, 11, 10, 9, 8, 0, 2, 1, 4, 5, // r15 to r12, rbp, rbx, r11 to r8, rax, rcx, rdx, rsi, rdi
+			NoSlot, 16, NoSlot, NoSlot, 7}, // orig_rax, rip, cs, eflags, rsp
+		TLS:  21,               // fs_base
+		Mode: 17, Mode32: 0x23, // cs, __USER32_CS
+	},
+	VSyscall:  0xffffffffff600000,
+	GoMove:    GoMove{Code: []byte("\x49\x89\xe4"), To: 12}, // mov %rsp,%r12
+	StepKnown: true,
+	names:     amd64Names(),
 }, 17, nil)
 
 // amd64Signal: struct rt_sigframe (arch/x86/include/asm/sigframe.h), of which the handler's return has taken the first

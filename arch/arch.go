@@ -27,6 +27,7 @@ const NoSlot Slot = 255
 // A Machine describes one instruction set under its System V ABI.
 type Machine struct {
 	Name   string // as the kernel spells it: "x86_64", "aarch64"
+	GoArch string // as Go spells it; "" where no machine of that name can be walked
 	ELF    uint16 // e_machine
 	SP     Reg    // stack pointer
 	FP     Reg    // frame pointer, where code keeps one
@@ -45,6 +46,15 @@ type Machine struct {
 	// RASignState is the pseudo register that says whether the return address is signed, or 0.
 	RASignState Reg
 
+	// AddressBits are how many bits an address has in a signed return address, the likeliest last; none where none is signed.
+	AddressBits []int
+
+	// CallPush is how many bytes a call pushes: the return address. 0 where it is in a register.
+	CallPush uint64
+
+	// Record is what code with a frame pointer keeps where that points.
+	Record Record
+
 	// Signal is what Linux leaves on the stack of a signal handler; nil where that is not known.
 	Signal *Signal
 
@@ -56,6 +66,19 @@ type Machine struct {
 
 	// Syscall is how Linux is called.
 	Syscall Syscall
+
+	// Perf are the slots of the registers that a sample of perf can have, by their number in a mask (asm/perf_regs.h); NoSlot
+	// where walking needs none.
+	Perf []Slot
+
+	// UserRegs is what ptrace and core files have of a thread's registers.
+	UserRegs UserRegs
+
+	// VSyscall is where each process has a page of the kernel's; 0 where there is none.
+	VSyscall uint64
+
+	// GoMove is how Go's runtime keeps the stack pointer while it calls the vDSO.
+	GoMove GoMove
 
 	// StepKnown says that frames of this machine can be walked. Tables of the others can be read
 	// and printed only.
@@ -71,10 +94,19 @@ type Machine struct {
 	afterCall func(code []byte) bool
 }
 
-// A Syscall is the instruction for a system call, and the register that has the result behind it.
-type Syscall struct {
-	Code   []byte
-	Result Reg
+// A Record is two words on the stack: the caller's frame pointer, at its beginning, and the return address.
+type Record struct {
+	RA   uint64 // where the return address is in it
+	Size uint64 // the stack pointer was behind it
+}
+
+// AddressMask is what stays of a signed return address: user addresses have 48 bits.
+const AddressMask = 1<<48 - 1
+
+// A GoMove is an instruction that copies the stack pointer to a register.
+type GoMove struct {
+	Code []byte
+	To   Reg
 }
 
 // Slot returns r's index in a walker's state, or NoSlot.

@@ -5,18 +5,34 @@ import "fmt"
 // ARM64 is AArch64 (DWARF for the Arm 64-bit Architecture, section 4.1). The low halves of v8–v15
 // survive a call and have slots of their own.
 var ARM64 = finish(&Machine{
-	Name: "aarch64", ELF: EM_AARCH64,
+	Name: "aarch64", GoArch: "arm64", ELF: EM_AARCH64,
 	SP: 31, FP: 29, PC: 32, RA: 30, RAName: "ra",
 	CalleeSaved: []Reg{19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 72, 73, 74, 75, 76, 77, 78, 79},
 	RAInReg:     true,
 	RASignState: 34,
+	AddressBits: []int{52, 48},
+	Record:      Record{RA: 8, Size: 16},
 	Signal:      &arm64Signal,
 	PLT:         &arm64PLT,
 	afterCall:   arm64AfterCall,
-	Syscall:     Syscall{Code: []byte("\x01\x00\x00\xd4"), Result: 0}, // svc #0
-	StepKnown:   true,
-	names:       arm64Names(),
+	Syscall: Syscall{
+		Code: []byte("\x01\x00\x00\xd4"), Result: 0, Args: [6]Slot{0, 1, 2, 3, 4, 5}, // svc #0; x0 to x5
+		Starts: []int{220, 435}, // clone, clone3
+	},
+	Perf:      arm64Order(),
+	UserRegs:  UserRegs{Words: 34, Slots: arm64Order(), TLSSet: 0x401}, // struct user_pt_regs (asm/ptrace.h); NT_ARM_TLS
+	GoMove:    GoMove{Code: []byte("\xf4\x03\x00\x91"), To: 20},        // mov x20,sp
+	StepKnown: true,
+	names:     arm64Names(),
 }, 35, []Reg{72, 73, 74, 75, 76, 77, 78, 79})
+
+// arm64Order is x0 to x30, sp and pc.
+func arm64Order() (s []Slot) {
+	for i := range Slot(33) {
+		s = append(s, i)
+	}
+	return s
+}
 
 // arm64Signal: struct rt_sigframe (arch/arm64/kernel/signal.c): struct siginfo has 128 bytes, struct ucontext follows, and
 // in it struct sigcontext at 176, whose registers are at 8.

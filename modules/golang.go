@@ -63,12 +63,9 @@ const maxMoved = 1 << 10
 // moved returns the code of a function in which a register has the stack pointer: behind the instruction that copies it there, wherever
 // the frame has the size that it has there. The register is not changed before the function returns.
 func moved(c *unwind.Code, img *module.Image, lo, hi arch.Vaddr) (out []unwind.Moved) {
-	copies, reg := []byte("\x49\x89\xe4"), arch.Reg(12) // mov %rsp,%r12
-	if c.Machine == arch.ARM64 {
-		copies, reg = []byte("\xf4\x03\x00\x91"), 20 // mov x20,sp
-	}
+	copies, reg := c.Machine.GoMove.Code, c.Machine.GoMove.To
 	text := img.Tail(lo)
-	if hi <= lo || hi-lo > maxMoved || uint64(len(text)) < uint64(hi-lo) || c.Stepper == nil {
+	if hi <= lo || hi-lo > maxMoved || uint64(len(text)) < uint64(hi-lo) || c.Stepper == nil || len(copies) == 0 {
 		return nil
 	}
 	at := bytes.Index(text[:hi-lo], copies)

@@ -2,9 +2,6 @@ package rows
 
 import "github.com/unspool/unspool/arch"
 
-// pacMask is what stays of a signed AArch64 return address: user addresses have 48 bits.
-const pacMask = 1<<48 - 1
-
 // Step turns s, the state of a frame whose row says set, into
 // the state of its caller. It is the meaning of a row; docs/SEMANTICS.md says it in prose.
 //
@@ -55,7 +52,7 @@ func Step(mach *arch.Machine, set *Set, s *State, m *Memory) Outcome {
 		return raFrom
 	}
 	if set.Flags&(RASigned|RASignPC) != 0 {
-		ra &= pacMask
+		ra &= arch.AddressMask
 	}
 	next.PC, next.CFA = ra, cfa
 	if slot := mach.Slot(set.RA); !mach.RAInReg && slot != arch.NoSlot {

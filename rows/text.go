@@ -114,7 +114,7 @@ func ParseText(r io.Reader) (*Table, error) {
 			continue
 		}
 		if b == nil {
-			m := machineByName(strings.TrimPrefix(line, "machine "))
+			m := arch.ByName(strings.TrimPrefix(line, "machine "))
 			if m == nil {
 				return nil, fmt.Errorf("line %d: want \"machine NAME\", have %q", n, line)
 			}
@@ -144,15 +144,6 @@ func ParseText(r io.Reader) (*Table, error) {
 		return nil, errors.New("the last row must be a gap")
 	}
 	return Build(b), nil
-}
-
-func machineByName(name string) *arch.Machine {
-	for _, m := range []*arch.Machine{arch.AMD64, arch.ARM64} {
-		if m.Name == name {
-			return m
-		}
-	}
-	return nil
 }
 
 // ParseSet reads what Text writes.

@@ -256,7 +256,7 @@ func AppendCopy(b []byte, a *Attr, r *Record, kernel []uint64, m *arch.Machine, 
 		u64(SampleCallchain, 0)
 	}
 	u64(SampleRegsUser, ABI64)
-	for bit, slot := range perfSlots(m) {
+	for bit, slot := range m.Perf {
 		if a.SampleRegsUser>>bit&1 != 0 {
 			u64(SampleRegsUser, regs[slot])
 		}

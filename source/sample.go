@@ -45,22 +45,10 @@ func (s StackSource) String() string {
 	return "?"
 }
 
-// Numbers of registers in a perf mask (arch/x86/include/uapi/asm/perf_regs.h, and arm64's).
-var (
-	perfAMD64 = []arch.Slot{0, 3, 2, 1, 4, 5, 6, 7, 16, arch.NoSlot, arch.NoSlot, arch.NoSlot,
-		arch.NoSlot, arch.NoSlot, arch.NoSlot, arch.NoSlot, 8, 9, 10, 11, 12, 13, 14, 15}
-	perfARM64 = func() (s []arch.Slot) {
-		for i := range arch.Slot(33) { // x0 to x30, sp, pc
-			s = append(s, i)
-		}
-		return s
-	}()
-)
-
 // UserRegsMask returns the registers that walking needs of a sample, as Attr.SampleRegsUser.
 func UserRegsMask(m *arch.Machine) uint64 {
 	var mask uint64
-	for i, s := range perfSlots(m) {
+	for i, s := range m.Perf {
 		if s != arch.NoSlot {
 			mask |= 1 << i
 		}
@@ -68,17 +56,7 @@ func UserRegsMask(m *arch.Machine) uint64 {
 	return mask
 }
 
-func perfSlots(m *arch.Machine) []arch.Slot {
-	switch m {
-	case arch.AMD64:
-		return perfAMD64
-	case arch.ARM64:
-		return perfARM64
-	}
-	return nil
-}
-
-// pcSlot returns where perfSlots puts the program counter.
+// pcSlot returns the slot of the program counter.
 func pcSlot(m *arch.Machine) arch.Slot { return m.Slot(m.PC) }
 
 // A stacker makes samples of records. It is for one goroutine.
@@ -99,7 +77,7 @@ func newStacker(dec *Decoder, o *Options) *stacker {
 	if m == nil {
 		m = arch.AMD64
 	}
-	return &stacker{dec: dec, machine: m, slots: perfSlots(m), walker: unwind.NewWalker(o.Depth), ours: o.Ours}
+	return &stacker{dec: dec, machine: m, slots: m.Perf, walker: unwind.NewWalker(o.Depth), ours: o.Ours}
 }
 
 // fill makes it.sample of it.rec, which is decoded. Frames go to j's slabs.

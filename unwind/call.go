@@ -35,7 +35,7 @@ func (w *Walker) called(s *Snapshot) (ra, sp uint64, ok bool) {
 		if ra, ok = s.Mem.Load(sp); !ok {
 			return 0, 0, false
 		}
-		sp += 8
+		sp += m.CallPush
 	}
 	return ra, sp, m.AfterCall(w.before(s, ra))
 }

@@ -383,16 +383,15 @@ func (w *Walker) stepPLT(m *arch.Machine, pushed uint64, mem *rows.Memory) rows.
 			st.Fault = sp
 			return rows.Unreadable
 		}
-		sp += 8
+		sp += m.CallPush
 	}
 	st.Known &= m.SavedSlots()
 	w.caller(m, ra, sp)
 	return rows.OK
 }
 
-// stepFP follows the frame pointer out of code without information: x86-64 and AArch64 keep the
-// caller's frame pointer at *FP and the return address at *(FP+8). The other registers are lost. It
-// refuses where that would leave the stack or the code.
+// stepFP follows the frame pointer out of code without information, to the record of the caller's frame pointer and the return
+// address. The other registers are lost. It refuses where that would leave the stack or the code.
 func (w *Walker) stepFP(s *Snapshot, regs *pair, sp uint64) bool {
 	st, m, mem := &w.state, s.Machine, &s.Mem
 	slot := m.Slot(m.FP)
@@ -401,7 +400,7 @@ func (w *Walker) stepFP(s *Snapshot, regs *pair, sp uint64) bool {
 		return false
 	}
 	up, ok1 := mem.Load(fp)
-	ra, ok2 := mem.Load(fp + 8)
+	ra, ok2 := mem.Load(fp + m.Record.RA)
 	if !ok1 || !ok2 {
 		return false
 	}
@@ -412,21 +411,19 @@ func (w *Walker) stepFP(s *Snapshot, regs *pair, sp uint64) bool {
 	st.InMem &^= 1 << slot
 	st.InReg &^= 1 << slot
 	st.Val[slot] = up
-	w.caller(m, ra, fp+16)
+	w.caller(m, ra, fp+m.Record.Size)
 	return true
 }
 
 // unsigned returns a return address without the code that may sign it (AArch64: pointer authentication), and whether it is in
-// executable memory then. Addresses have 52 bits, or 48.
+// executable memory then.
 func unsigned(s *Snapshot, ra uint64) (uint64, bool) {
 	if s.Space.Find(arch.Addr(ra-1)) != nil {
 		return ra, true
 	}
-	if s.Machine.RASignState != 0 {
-		for _, bits := range [2]int{52, 48} {
-			if ra &= 1<<bits - 1; s.Space.Find(arch.Addr(ra-1)) != nil {
-				return ra, true
-			}
+	for _, bits := range s.Machine.AddressBits {
+		if ra &= 1<<bits - 1; s.Space.Find(arch.Addr(ra-1)) != nil {
+			return ra, true
 		}
 	}
 	return ra, false

@@ -14,8 +14,6 @@ const (
 	arm64SP    = 31
 	arm64RA    = 30
 	arm64Saves = 20
-
-	pacMask = 1<<48 - 1 // of a signed return address
 )
 
 // Signal implements rows.Stepper.
@@ -145,7 +143,7 @@ func applyARM64(r []byte, s *rows.State, m *rows.Memory, keep uint64, flags uint
 		ra = v
 	}
 	if rows.Flags(flags)&(rows.RASigned|rows.RASignPC) != 0 {
-		ra &= pacMask
+		ra &= arch.AddressMask
 	}
 	for k := mask; k != 0; k &= k - 1 {
 		i := bits.TrailingZeros32(k)

@@ -284,7 +284,7 @@ func (g *gen) prelude(w *bufio.Writer) {
 		}
 		w.WriteString("\n};\n\n#define BIT(slot) (UINT64_C(1) << (slot))\n")
 		fmt.Fprintf(w, "#define SAVED UINT64_C(%#x) /* what a call preserves */\n#define ALL UINT64_C(%#x)\n", m.SavedSlots(), ^uint64(0))
-		fmt.Fprintf(w, "#define ADDRESS UINT64_C(%#x) /* what stays of a signed address */\n", uint64(addressBits))
+		fmt.Fprintf(w, "#define ADDRESS UINT64_C(%#x) /* what stays of a signed address */\n", uint64(arch.AddressMask))
 	}
 	set := ""
 	if m.StepKnown {

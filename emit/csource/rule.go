@@ -10,9 +10,6 @@ import (
 	"github.com/unspool/unspool/rows"
 )
 
-// addressBits is what stays of a signed return address: user addresses have 48 bits.
-const addressBits = 1<<48 - 1
-
 // A body is the C statements of one rule, while they are written. First everything is read, in terms of
 // this frame's registers; then the registers of the caller are written, all at once.
 type body struct {

@@ -124,7 +124,7 @@ func (t *Table) Rows() *rows.Table {
 // which the call has pushed; elsewhere the function keeps that at its stack pointer, if it has a frame. top says that nobody called it.
 func set(m *arch.Machine, below int64, top bool) rows.Set {
 	if !m.RAInReg {
-		return rows.Set{CFA: rows.CFA{Kind: rows.CFAReg, Reg: m.SP, Off: below + 8}, RA: m.RA, Rules: []rows.Rule{{Of: m.RA, Kind: rows.Offset, Off: -8}}}
+		return rows.Set{CFA: rows.CFA{Kind: rows.CFAReg, Reg: m.SP, Off: below + int64(m.CallPush)}, RA: m.RA, Rules: []rows.Rule{{Of: m.RA, Kind: rows.Offset, Off: -int64(m.CallPush)}}}
 	}
 	ra := rows.Rule{Of: m.RA, Kind: rows.SameValue}
 	switch {

@@ -21,7 +21,7 @@ func TestParseCall(t *testing.T) {
 		if !ok || got.Number != want.Number || got.Registers.PC != want.Registers.PC || got.Registers.SP != want.Registers.SP {
 			t.Errorf("%q: %v %+v", text, ok, got)
 		}
-		if got.Number == 0 && got.Registers.Regs[arguments[2]] != 3 {
+		if got.Number == 0 && got.Registers.Regs[Machine.Syscall.Args[2]] != 3 {
 			t.Errorf("%q: %+v", text, got)
 		}
 	}

@@ -69,6 +69,5 @@ func Lowest(r *Registers, stack []byte, lo, hi uint64) uint64 {
 			least = v
 		}
 	}
-	const below = 128 // the red zone of x86-64 (AMD64 psABI, 3.2.2)
-	return max(lo, (least-min(least, below))&^7)
+	return max(lo, (least-min(least, Machine.RedZone))&^7)
 }

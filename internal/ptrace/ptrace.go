@@ -10,8 +10,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/unspool/unspool/arch"
 )
 
 // Do calls f on a thread of its own, which has ended when Do returns: what f seized and did not detach has been detached by the
@@ -157,22 +155,6 @@ func Next(tid int) (s Stop, ok bool, err error) {
 }
 
 const cldTrapped = 4 // CLD_TRAPPED of siginfo.h
-
-// Registers are those of a thread, by slot.
-type Registers struct {
-	PC, SP uint64
-	TLS    uint64 // where the thread's own variables are; 0 if that is not known
-	Known  uint64
-	Regs   [arch.NumSlots]uint64
-}
-
-func (r *Registers) set(s arch.Slot, v uint64) {
-	r.Regs[s] = v
-	r.Known |= 1 << s
-}
-
-// getRegs reads the general registers (NT_PRSTATUS) into b and returns how much there was: less for 32-bit code.
-func getRegs(tid int, b []byte) (int, error) { return getSet(tid, 1, b) }
 
 // getSet reads a set of registers, by its note's number in core files.
 func getSet(tid int, set uintptr, b []byte) (int, error) {

@@ -47,7 +47,7 @@ func parseCall(s string) (c Call, ok bool) {
 	}
 	r := &c.Registers
 	if len(f) == 9 {
-		for i, slot := range arguments {
+		for i, slot := range Machine.Syscall.Args {
 			r.set(slot, v[i])
 		}
 	}
@@ -59,4 +59,4 @@ func parseCall(s string) (c Call, ok bool) {
 
 // Starting says whether the call is one that starts a process, and that may wait uninterruptibly until that has executed another
 // program.
-func (c *Call) Starting() bool { return slices.Contains(starters[:], c.Number) }
+func (c *Call) Starting() bool { return slices.Contains(Machine.Syscall.Starts, c.Number) }

@@ -52,7 +52,7 @@ func note(b []byte, typ uint32, desc []byte) []byte {
 
 // notes returns the notes in the kernel's order.
 func (c *core) notes() (b []byte) {
-	slots := regsOf(c.machine)
+	slots := c.machine.UserRegs.Slots
 	for i, t := range c.threads {
 		d := make([]byte, regsAt+8*len(slots)+56)
 		le.PutUint32(d[32:], uint32(t.tid))

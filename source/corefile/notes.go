@@ -35,26 +35,8 @@ type fileRange struct {
 	flags       uint32  // of the segment; pfW where that is not known
 }
 
-// regsOf are the slots of user_regs_struct (arch/x86/include/asm/user_64.h) and user_pt_regs, word by word, and where they
-// begin in struct elf_prstatus.
+// regsAt is where the registers begin in struct elf_prstatus.
 const regsAt = 112
-
-var (
-	regsAMD64 = []arch.Slot{15, 14, 13, 12, 6, 3, 11, 10, 9, 8, 0, 2, 1, 4, 5, arch.NoSlot, 16, arch.NoSlot, arch.NoSlot, 7}
-	regsARM64 = func() (s []arch.Slot) {
-		for i := range arch.Slot(33) { // x0 to x30, sp, pc
-			s = append(s, i)
-		}
-		return s
-	}()
-)
-
-func regsOf(m *arch.Machine) []arch.Slot {
-	if m == arch.ARM64 {
-		return regsARM64
-	}
-	return regsAMD64
-}
 
 // readNotes reads the notes of a segment, as many as are there.
 func (f *File) readNotes(r noteRange) {
@@ -128,7 +110,7 @@ func text(b []byte) string {
 
 // prstatus adds a thread (struct elf_prstatus). The kernel and gdb put the one that the signal was for first.
 func (f *File) prstatus(d []byte) {
-	slots := regsOf(f.Machine)
+	slots := f.Machine.UserRegs.Slots
 	if len(d) < regsAt+8*len(slots) {
 		return
 	}

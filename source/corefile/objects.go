@@ -264,7 +264,7 @@ func (f *File) space(o *Options) *unwind.Space {
 		switch {
 		case vdso >= s.lo && vdso < s.hi:
 			m.Off, m.Module = s.lo-vdso, f.vdso(vdso, s, o)
-		case s.lo == vsyscall:
+		case s.lo == f.Machine.VSyscall && s.lo != 0:
 			m.Module = o.Mods("[vsyscall]", "")
 		default:
 			m.Module = o.Mods("//anon", "")
@@ -291,9 +291,6 @@ func (f *File) hasFile(s *segment) bool {
 	i := sort.Search(len(f.files), func(i int) bool { return f.files[i].hi > s.lo })
 	return i < len(f.files) && f.files[i].lo < s.hi
 }
-
-// vsyscall is where x86-64 has a page of the kernel's, in every process.
-const vsyscall = 0xffffffffff600000
 
 // vdso returns the module of the vDSO, which is that of the kernel that ran then.
 func (f *File) vdso(at uint64, s *segment, o *Options) *unwind.Module {

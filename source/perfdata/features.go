@@ -142,7 +142,7 @@ func (f *File) feature(feat uint64, b []byte) {
 		i.Ours = i.Version == ours || strings.HasPrefix(i.Version, ours+" ")
 	case featArch:
 		i.Arch = c.str()
-		i.Machine = machine(i.Arch)
+		i.Machine = arch.ByName(i.Arch)
 	case featNRCPUs:
 		c.u32()
 		i.CPUs = c.u32()
@@ -189,17 +189,6 @@ func (f *File) damage(err error) {
 	if f.info.Damage == nil {
 		f.info.Damage = err
 	}
-}
-
-// machine returns the machine of a name as uname -m prints it; nil where it cannot be told.
-func machine(name string) *arch.Machine {
-	switch name {
-	case "x86_64", "amd64":
-		return arch.AMD64
-	case "aarch64", "arm64":
-		return arch.ARM64
-	}
-	return nil
 }
 
 // describe takes in the names of events. They come in the order of the attributes, and with IDs.

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/arch"
 )
 
 // Host returns the Info of a recording that is made now, on this machine, by this process.
@@ -17,7 +19,7 @@ func Host() Info {
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		i.Hostname, i.OSRelease, i.Arch = cString(u.Nodename[:]), cString(u.Release[:]), cString(u.Machine[:])
-		i.Machine = machine(i.Arch)
+		i.Machine = arch.ByName(i.Arch)
 	}
 	return i
 }

@@ -164,7 +164,7 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 		return nil, err
 	}
 	r := &Recorder{
-		dec: source.NewDecoder(), machine: thisMachine(), queue: newBacklog(), drained: make(chan struct{}),
+		dec: source.NewDecoder(), machine: arch.Host(), queue: newBacklog(), drained: make(chan struct{}),
 		program: o.Program, exited: make(chan struct{}), direct: map[int32]attached{}, inherited: map[int32]bool{}, epoll: -1, wake: -1, tracing: -1,
 		ends: len(o.PIDs)+len(o.TIDs) > 0, all: o.All,
 	}

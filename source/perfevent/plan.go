@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/bits"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -13,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 	"time"
 
-	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/source"
 )
 
@@ -35,16 +33,6 @@ func (e *event) level(o *Options) int {
 		return 1
 	}
 	return 2
-}
-
-func thisMachine() *arch.Machine {
-	switch runtime.GOARCH {
-	case "amd64":
-		return arch.AMD64
-	case "arm64":
-		return arch.ARM64
-	}
-	return nil
 }
 
 // openEvent is perf_event_open(2).

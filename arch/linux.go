@@ -1,0 +1,39 @@
+package arch
+
+import "runtime"
+
+// A Syscall is the instruction for a system call, and the registers around it.
+type Syscall struct {
+	Code   []byte
+	Result Reg     // has the result behind it
+	Args   [6]Slot // have the arguments before it, in their order
+	Starts []int   // the numbers of calls in which a thread can wait for its child's execve, as vfork does
+}
+
+// UserRegs is the layout of a thread's general registers (NT_PRSTATUS), word by word.
+type UserRegs struct {
+	Words  int    // how many words ptrace gives of a thread that runs 64-bit code
+	Slots  []Slot // of the first words; NoSlot where walking needs none
+	TLS    int    // the word that says where the thread's own variables are; 0 where it is the first of another set of registers,
+	TLSSet int    // which this is the number of
+
+	// Where Mode is not 0, that word is Mode32 in a thread that runs 32-bit code. Else such a thread has fewer words.
+	Mode   int
+	Mode32 uint64
+}
+
+// machines are those whose frames can be walked.
+var machines = []*Machine{AMD64, ARM64}
+
+// ByName returns the machine that the kernel, or Go, calls name; nil for one whose frames cannot be walked.
+func ByName(name string) *Machine {
+	for _, m := range machines {
+		if name == m.Name || name == m.GoArch {
+			return m
+		}
+	}
+	return nil
+}
+
+// Host returns the machine that this process runs on; nil for one whose frames cannot be walked.
+func Host() *Machine { return ByName(runtime.GOARCH) }

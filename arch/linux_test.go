@@ -1,0 +1,106 @@
+package arch_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+// TestLinux has a C compiler say what Linux's headers have: the layouts of registers, and the numbers of system calls.
+func TestLinux(t *testing.T) {
+	for _, c := range []struct {
+		m        *arch.Machine
+		cc       string
+		user     string // the structure of UserRegs
+		field    func(r arch.Reg) string
+		perf     func(r arch.Reg) string
+		numPerf  string
+		tls      string
+		starting []string
+	}{
+		{arch.AMD64, "gcc", "struct user_regs_struct", func(r arch.Reg) string { return arch.AMD64.RegName(r) }, func(r arch.Reg) string {
+			name := strings.ToUpper(arch.AMD64.RegName(r))
+			if r < 8 || r == arch.AMD64.PC {
+				name = name[1:]
+			}
+			return "PERF_REG_X86_" + name
+		}, "PERF_REG_X86_64_MAX", "fs_base", []string{"vfork", "clone", "clone3"}},
+		{arch.ARM64, "aarch64-linux-gnu-gcc", "struct user_pt_regs", func(r arch.Reg) string {
+			if r < 31 {
+				return fmt.Sprintf("regs[%d]", r)
+			}
+			return arch.ARM64.RegName(r)
+		}, func(r arch.Reg) string {
+			if r == 30 {
+				return "PERF_REG_ARM64_LR"
+			}
+			return "PERF_REG_ARM64_" + strings.ToUpper(arch.ARM64.RegName(r))
+		}, "PERF_REG_ARM64_MAX", "", []string{"clone", "clone3"}},
+	} {
+		t.Run(c.m.Name, func(t *testing.T) {
+			oracle.Need(t, c.cc)
+			u := c.m.UserRegs
+			src := "#include <stddef.h>\n#include <elf.h>\n#include <sys/user.h>\n#include <asm/ptrace.h>\n#include <asm/perf_regs.h>\n#include <asm/unistd.h>\n"
+			same := func(what string, n any) {
+				src += fmt.Sprintf("_Static_assert(%s == %d, \"%[1]s\");\n", what, n)
+			}
+			offset := func(field string, word int) { same(fmt.Sprintf("offsetof(%s, %s)", c.user, field), 8*word) }
+			same("sizeof("+c.user+")", 8*u.Words)
+			var seen uint64
+			for i, s := range u.Slots {
+				if s != arch.NoSlot {
+					offset(c.field(arch.Reg(s)), i)
+					seen |= 1 << s
+				}
+			}
+			if u.TLS != 0 {
+				offset(c.tls, u.TLS)
+			} else {
+				same("NT_ARM_TLS", u.TLSSet)
+			}
+			if u.Mode != 0 {
+				offset("cs", u.Mode)
+			}
+			same(c.numPerf, len(c.m.Perf))
+			var perf uint64
+			for i, s := range c.m.Perf {
+				if s != arch.NoSlot {
+					same(c.perf(arch.Reg(s)), i)
+					perf |= 1 << s
+				}
+			}
+			if all := uint64(1)<<(c.m.PC+1) - 1; seen != all || perf != all {
+				t.Errorf("slots %#x and, of perf, %#x; want all registers, %#x", seen, perf, all)
+			}
+			for i, name := range c.starting {
+				same("__NR_"+name, c.m.Syscall.Starts[i])
+			}
+			if len(c.starting) != len(c.m.Syscall.Starts) {
+				t.Errorf("system calls %v; want %v", c.m.Syscall.Starts, c.starting)
+			}
+			path := filepath.Join(t.TempDir(), "linux.c")
+			if err := os.WriteFile(path, []byte(src), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := exec.Command(c.cc, "-fsyntax-only", path).CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s\n%s", err, out, src)
+			}
+		})
+	}
+}
+
+func TestByName(t *testing.T) {
+	for name, want := range map[string]*arch.Machine{
+		"x86_64": arch.AMD64, "amd64": arch.AMD64, "aarch64": arch.ARM64, "arm64": arch.ARM64, "": nil, "riscv64": nil, "i386": nil,
+	} {
+		if got := arch.ByName(name); got != want {
+			t.Errorf("ByName(%q) = %v", name, got)
+		}
+	}
+}
