@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "libunspool.h"
 #include "abi.h"
+#include "edge.h"
 #include "local.h"
 #include "module.h"
 
@@ -171,13 +172,28 @@ static uint32_t just_called(struct process *p, uint64_t pc)
 	return b[0] == 0xff && b[1] == 0x25 && b[6] == 0x68 && b[11] == 0xe9 ? UNSPOOL_PLT : UNSPOOL_FIRST;
 }
 
+/* The same at the beginning or the end of a function: where it says that its return address is, and its caller's frame pointer. */
+static int at_edge(struct process *p, uint64_t pc, struct unspool_edge *e)
+{
+	e->n = UNSPOOL_EDGE_BYTES;
+	if (!read_process(p, pc, e->code, e->n)) {
+		e->n = 4096 - (uint32_t)(pc & 4095); /* up to the end of the page */
+		if (e->n >= UNSPOOL_EDGE_BYTES || !read_process(p, pc, e->code, e->n))
+			return 0;
+	}
+	if (!read_process(p, pc - 1, &e->last, 1))
+		e->last = 0;
+	return unspool_edge(e);
+}
+
 static int walk_process(struct process *p, const struct user_regs_struct *u, struct unspool_frame *f, int max, enum unspool_stop *stop)
 {
 	const uint64_t regs[US_SLOTS] = {u->rax, u->rdx, u->rcx, u->rbx, u->rsi, u->rdi, u->rbp, u->rsp, u->r8,
 					 u->r9, u->r10, u->r11, u->r12, u->r13, u->r14, u->r15, u->rip};
 	struct us_mem mem = {load, NULL, p};
 	uint32_t how = UNSPOOL_FIRST;
-	uint64_t sp = u->rsp, rbp, ra;
+	uint64_t sp = u->rsp, rbp, ra, code;
+	struct unspool_edge edge;
 	struct us_state s;
 	struct us_rule r;
 	int n = 0, exact = 1, o;
@@ -207,6 +223,22 @@ static int walk_process(struct process *p, const struct user_regs_struct *u, str
 			s.val[US_RSP] = s.cfa = sp += 8;
 			s.val[US_RA] = s.pc = ra;
 			exact = 0;
+		} else if (edge = (struct unspool_edge){.n = 0}, exact && at_edge(p, s.pc, &edge) && load(p, sp + (uint64_t)edge.off, &ra) &&
+			   load(p, ra - 8, &code) && us_after_call(code)) {
+			s.known &= US_SAVED;
+			s.known |= 1u << US_RSP | 1u << US_RA;
+			s.in_mem &= ~(1u << US_RSP | 1u << US_RA);
+			s.in_reg &= ~(1u << US_RSP | 1u << US_RA);
+			if (edge.fp >= 0) {
+				s.known |= 1u << US_RBP;
+				s.in_mem |= 1u << US_RBP;
+				s.in_reg &= ~(1u << US_RBP);
+				s.val[US_RBP] = sp + (uint64_t)edge.fp;
+			}
+			s.val[US_RSP] = s.cfa = sp += (uint64_t)edge.off + 8;
+			s.val[US_RA] = s.pc = ra;
+			exact = 0;
+			how = UNSPOOL_BAD_CALL;
 		} else {
 			/* For want of information: the frame pointer, if it leads up the stack. */
 			if (us_get_with(&s, US_RBP, load, NULL, p, &rbp) != US_OK || rbp < sp || rbp - sp > 0x4000 || !load(p, rbp + 8, &ra) || ra == 0) {

@@ -23,7 +23,7 @@ enum unspool_how {
 	UNSPOOL_SIGNAL = 2,        /* a signal handler interrupted it: pc is exact */
 	UNSPOOL_PLT = 3,           /* from a stub of the linkage table */
 	UNSPOOL_FRAME_POINTER = 4, /* a guess: by rbp, for want of information */
-	UNSPOOL_BAD_CALL = 5,      /* it called an address where there is no code */
+	UNSPOOL_BAD_CALL = 5,      /* it called an address where there is no code; or code without information that begins or ends there */
 };
 
 /* Why a stack ended. */

@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include "local.h"
 #include "abi.h"
+#include "edge.h"
 
 #include <string.h>
 
@@ -293,10 +294,10 @@ static int after_syscall(struct us_walk *w, uint64_t pc, unsigned *behind)
 	return 0;
 }
 
-/* Leaves a frame that has not used the stack: the word on top of that is behind a call. */
-static int step_call(struct us_walk *w, enum us_how *how)
+/* Leaves a frame to which a call has led: the word at cfa is behind that. */
+static int step_call(struct us_walk *w, uint64_t cfa, enum us_how *how)
 {
-	uint64_t cfa = w->sp, ra, code;
+	uint64_t ra, code;
 
 	if (!load(w, cfa, &ra) || !us_peek(ra - 8, &code, 8) || !us_after_call(code))
 		return US_END;
@@ -304,6 +305,30 @@ static int step_call(struct us_walk *w, enum us_how *how)
 	called_from(w, cfa + 8, cfa, ra);
 	if (how)
 		*how = US_BY_CALL;
+	return US_STEPPED;
+}
+
+/* Leaves a frame whose function is about to begin or to end, as its code says. */
+static int step_edge(struct us_walk *w, enum us_how *how)
+{
+	uint64_t ip = w->s.pc, sp = w->sp;
+	struct unspool_edge e = {.n = UNSPOOL_EDGE_BYTES};
+
+	if (!us_peek(ip, e.code, e.n)) {
+		e.n = 4096 - (uint32_t)(ip & 4095); /* up to the end of the page */
+		if (e.n >= UNSPOOL_EDGE_BYTES || !us_peek(ip, e.code, e.n))
+			return US_END;
+	}
+	if (!us_peek(ip - 1, &e.last, 1))
+		e.last = 0;
+	if (!unspool_edge(&e) || step_call(w, sp + (uint64_t)e.off, how) != US_STEPPED)
+		return US_END;
+	if (e.fp >= 0) {
+		w->s.known |= 1u << US_RBP;
+		w->s.in_mem |= 1u << US_RBP;
+		w->s.in_reg &= ~(1u << US_RBP);
+		w->s.val[US_RBP] = sp + (uint64_t)e.fp;
+	}
 	return US_STEPPED;
 }
 
@@ -353,7 +378,7 @@ static US_COLD int step_blind(struct us_walk *w, enum us_how *how)
 		/* A new thread has 0 behind the system call, and no caller. */
 		if (behind > 0 && us_get_with(s, US_RAX, load, NULL, w, &v) == US_OK && v == 0)
 			return failed(w, US_OUTERMOST);
-		return step_call(w, how);
+		return step_call(w, cfa, how);
 	}
 	if (!there && w->exact && load(w, cfa, &ra) && us_peek(ra, &v, 8)) {
 		called_from(w, cfa + 8, cfa, ra);
@@ -361,9 +386,11 @@ static US_COLD int step_blind(struct us_walk *w, enum us_how *how)
 			*how = US_BY_CALL;
 		return US_STEPPED;
 	}
+	if (there && w->exact && step_edge(w, how) == US_STEPPED)
+		return US_STEPPED;
 	if (us_get_with(s, US_RBP, load, NULL, w, &rbp) != US_OK || rbp == 0 || rbp < cfa || rbp - cfa > MAX_FRAME ||
 	    !load(w, rbp, &v)) {
-		if (there && w->exact && step_call(w, how) == US_STEPPED)
+		if (there && w->exact && step_call(w, cfa, how) == US_STEPPED)
 			return US_STEPPED;
 		s->known = 1u << US_RSP;
 		return US_END;

@@ -9,6 +9,7 @@
  * registers that a call does not preserve are lost in the caller; stored tables may know more than .eh_frame_hdr.
  */
 #define _GNU_SOURCE
+#include "edge.h"
 #include "space.h"
 
 #include <string.h>
@@ -224,16 +225,37 @@ static US_COLD int after_syscall(struct cursor *c, uint64_t ip, unsigned *behind
 	return 0;
 }
 
-/* Leaves a frame that has not used the stack: the word on top of that is behind a call. */
-static int step_call(struct cursor *c)
+/* Leaves a frame to which a call has led: the word at cfa is behind that. */
+static int step_call(struct cursor *c, uint64_t cfa)
 {
-	uint64_t cfa = c->cfa, ra, code;
+	uint64_t ra, code;
 
 	if (!load(c, cfa, &ra) || !load(c, ra - 8, &code) || !us_after_call(code))
 		return 0;
 	c->s.known &= US_SAVED;
 	called_from(c, cfa + 8, cfa, ra);
 	c->exact = 0;
+	return 1;
+}
+
+/* Leaves a frame whose function is about to begin or to end, as its code says. */
+static US_COLD int step_edge(struct cursor *c)
+{
+	uint64_t ip = c->s.pc, sp = c->cfa, v;
+	struct unspool_edge e = {.n = 0};
+
+	for (; e.n < UNSPOOL_EDGE_BYTES && load(c, ip + e.n, &v); e.n += 8)
+		memcpy(e.code + e.n, &v, 8);
+	if (load(c, ip - 8, &v))
+		e.last = (uint8_t)(v >> 56);
+	if (!unspool_edge(&e) || !step_call(c, sp + (uint64_t)e.off))
+		return 0;
+	if (e.fp >= 0) {
+		c->s.known |= 1u << US_RBP;
+		c->s.in_mem |= 1u << US_RBP;
+		c->s.in_reg &= ~(1u << US_RBP);
+		c->s.val[US_RBP] = sp + (uint64_t)e.fp;
+	}
 	return 1;
 }
 
@@ -264,8 +286,10 @@ static US_COLD int step_blind(struct cursor *c)
 		/* A new thread has 0 behind the system call, and no caller. */
 		if (behind > 0 && us_get_with(s, US_RAX, load, reg, c, &v) == US_OK && v == 0)
 			return s->pc = 0;
-		return step_call(c);
+		return step_call(c, cfa);
 	}
+	if (alive && step_edge(c))
+		return 1;
 	if (!(s->known >> US_RBP & 1))
 		return 0;
 	o = us_get_with(s, US_RBP, load, reg, c, &rbp);
@@ -274,7 +298,7 @@ static US_COLD int step_blind(struct cursor *c)
 	valid = load(c, ip, &v);
 	if (valid) {
 		if (rbp == 0) {
-			if (alive && step_call(c))
+			if (alive && step_call(c, cfa))
 				return 1;
 			s->known = 1u << US_RSP;
 			return 0;
@@ -298,7 +322,7 @@ static US_COLD int step_blind(struct cursor *c)
 	if (!at && !valid && c->as->strict)
 		return rbp ? -UNW_EINVAL : -UNW_EBADREG;
 	if (!at || rbp < cfa || rbp - cfa > MAX_FRAME) {
-		if (alive && valid && step_call(c))
+		if (alive && valid && step_call(c, cfa))
 			return 1;
 		s->known = 1u << US_RSP;
 		return 0;

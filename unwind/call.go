@@ -10,7 +10,7 @@ import (
 
 // stepCall leaves a place to which a call has led, and which has not used the stack yet, or no more: w.state is that of the place.
 func (w *Walker) stepCall(s *Snapshot) bool {
-	ra, sp, ok := w.called(s)
+	ra, sp, ok := w.called(s, 0)
 	if ok {
 		w.state.Known &= s.Machine.SavedSlots()
 		w.caller(s.Machine, ra, sp)
@@ -18,14 +18,70 @@ func (w *Walker) stepCall(s *Snapshot) bool {
 	return ok
 }
 
+// stepEdge leaves a place in code without information whose instructions say where the return address is: arch.Edge. There, a frame
+// pointer would leave out the caller. w.state is that of the place, in a frame that has called nobody.
+func (w *Walker) stepEdge(s *Snapshot) bool {
+	st, m := &w.state, s.Machine
+	e, ok := m.Edge(w.around(s, st.PC))
+	if !ok {
+		return false
+	}
+	fp, o := st.Get(m.Slot(m.SP), &s.Mem)
+	ra, sp, ok := w.called(s, e.Off)
+	if o != rows.OK || !ok {
+		return false
+	}
+	st.Known &= m.SavedSlots()
+	if slot := m.Slot(m.FP); e.FP >= 0 {
+		st.Known |= 1 << slot
+		st.InMem |= 1 << slot
+		st.InReg &^= 1 << slot
+		st.Val[slot] = fp + uint64(e.FP)
+	}
+	w.caller(m, ra, sp)
+	return true
+}
+
+// around returns the code before pc and from there on, by its module, or as memory has it.
+func (w *Walker) around(s *Snapshot, pc uint64) (before, at []byte) {
+	mapping := s.Space.Find(arch.Addr(pc))
+	if mapping == nil {
+		return nil, nil
+	}
+	before, at = w.code[:arch.MaxCall], w.code[arch.MaxCall:]
+	if v, ok := mapping.Vaddr(arch.Addr(pc)); ok && mapping.Module.Code().Text != nil {
+		text := mapping.Module.Code().Text
+		n := arch.MaxCall
+		for n > 0 && text(v-arch.Vaddr(n), before[:n]) != n { // fewer where the code begins
+			n--
+		}
+		return before[:n], at[:text(v, at)]
+	}
+	x, ok := s.Mem.Load(pc - arch.MaxCall)
+	if !ok {
+		before = before[:0]
+	}
+	binary.LittleEndian.PutUint64(w.code[:], x)
+	n := 0
+	for ; n < len(at); n += 8 {
+		if x, ok = s.Mem.Load(pc + uint64(n)); !ok {
+			break
+		}
+		binary.LittleEndian.PutUint64(at[n:], x)
+	}
+	return before, at[:n]
+}
+
 // called returns the return address that the call to such a place has left, if there is a call before it, and the
-// stack pointer that the caller had. w.state is that of the place.
-func (w *Walker) called(s *Snapshot) (ra, sp uint64, ok bool) {
+// stack pointer that the caller had. off is where the return address is, from the stack pointer, or with a link register where the
+// caller's stack pointer is. w.state is that of the place.
+func (w *Walker) called(s *Snapshot, off uint64) (ra, sp uint64, ok bool) {
 	st, m := &w.state, s.Machine
 	sp, o := st.Get(m.Slot(m.SP), &s.Mem)
 	if o != rows.OK {
 		return 0, 0, false
 	}
+	sp += off
 	if m.RAInReg {
 		if ra, o = st.Get(m.Slot(m.RA), &s.Mem); o != rows.OK {
 			return 0, 0, false

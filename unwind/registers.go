@@ -45,7 +45,7 @@ func (w *Walker) Registers(s *Snapshot, frames []Frame, each func(i int, known u
 			regs.take(m, st, mem)
 			o = w.stepSigReturn(m, &regs, mem)
 		case HowCall:
-			if w.stepCall(s) {
+			if e.kind == siteBlind && f.How.alive() && w.stepEdge(s) || w.stepCall(s) {
 				o = rows.OK
 			}
 		}

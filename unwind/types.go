@@ -16,7 +16,7 @@ const (
 	HowPLT                     // by the shape of a procedure linkage table without information
 	HowFramePointer            // by the frame pointer: the frame below has no information
 	HowSigReturn               // as HowSignal, by the code that a signal handler returns to, which has no information
-	HowCall                    // by the call that led there: to where no code is, or to code without information that seems to use no stack
+	HowCall                    // by the call that led there: to where no code is, or to code without information that uses no stack, or little, as it says itself
 	NumHows
 )
 

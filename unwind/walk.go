@@ -31,6 +31,7 @@ type Walker struct {
 	plains  map[*Code][]plain
 	stacks  stacks
 	text    [16]byte // instructions that are looked at
+	code    [arch.MaxCall + arch.MaxEdge]byte
 	cache   *[numSites]site
 	start   site // its next is where the last stack began
 	touched byte
@@ -209,7 +210,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 			if begins {
 				return frames, Outermost
 			}
-			if _, _, ok := w.called(s); !exact || !ok {
+			if _, _, ok := w.called(s, 0); !exact || !ok {
 				w.Return = pc
 				return frames, BadReturn
 			}
@@ -278,6 +279,10 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 				return frames, w.stop(o, s, left)
 			}
 		case siteBlind:
+			how = HowCall
+			if alive && w.catchUp(s, frames[first:]) == rows.OK && w.stepEdge(s) {
+				break
+			}
 			how = HowFramePointer
 			if !w.stepFP(s, &regs, cfa) {
 				how = HowCall

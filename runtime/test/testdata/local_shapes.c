@@ -120,6 +120,31 @@ OWN void cloning(void)
 	check("clone", "a system call", "none");
 }
 
+/* A function without call frame information that keeps a frame pointer: at its edges that is its caller's. */
+void bare(void);
+__asm__(".text\n.globl bare\n.type bare,@function\nbare:\npush %rbp\nmov %rsp,%rbp\nleave\nret\n.size bare,.-bare\n");
+
+OWN void edges(void)
+{
+	struct {
+		uint64_t rip, rsp;
+	} at[] = {{0, 1}, {1, 0}, {4, 0}, {5, 1}};
+	uint64_t stack[8] = {0, (uint64_t)__builtin_return_address(0)};
+	unw_context_t uc;
+	char got[4096];
+
+	for (unsigned i = 0; i < sizeof at / sizeof at[0]; i++) {
+		unw_getcontext(&uc);
+		stack[0] = (uint64_t)__builtin_frame_address(0);
+		uc.uc_mcontext.gregs[REG_RIP] = (greg_t)((uint64_t)bare + at[i].rip);
+		uc.uc_mcontext.gregs[REG_RSP] = (greg_t)(stack + at[i].rsp);
+		uc.uc_mcontext.gregs[REG_RBP] = (greg_t)(at[i].rip == 4 ? (uint64_t)stack : (uint64_t)(stack + 4));
+		stack[4] = stack[5] = (uint64_t)on_stack + 9; /* where its caller's frame pointer would lead */
+		names(&uc, UNW_INIT_SIGNAL_FRAME, got, sizeof got);
+		check("an edge", "bare main ", got);
+	}
+}
+
 static ucontext_t back, there;
 
 OWN void coroutine(void)
@@ -145,6 +170,7 @@ int main(void)
 	on_stack(low + 65536, middle);
 	circle();
 	cloning();
+	edges();
 	__asm__ volatile("");
 	getcontext(&there);
 	there.uc_stack.ss_sp = low;

@@ -210,7 +210,7 @@ static void test_dlopen(void)
 /* Handlers walk while the code that they interrupt is in the middle of dlopen or dlclose, and holds the loader's lock. */
 static void test_dlstorm(void)
 {
-	least = 2; /* _init of crti.o has no call frame information: what leads to it is not found */
+	least = 2; /* crtbegin.o's functions have no call frame information: what leads to them is not found */
 	start_storm(SA_NODEFER);
 	threads(3, loader);
 	tick(0);

@@ -182,14 +182,17 @@ PART int is_place(struct walk *w)
 	return !after_call(code) && find_range(w, w->pc);
 }
 
-/* Leaves a place to which a call has led, and which uses no stack. Returns 0 where no call has. */
-PART int step_call(struct walk *w)
+/* Leaves a place to which a call has led, and whose return address is off above the stack pointer. Returns 0 where no call has. */
+PART int step_call(struct walk *w, u64 off)
 {
 	u64 sp, ra, code;
 
 	if (!w)
 		return 0;
-	if (get(w, SLOT_RSP, &sp) != OK || !load(w, sp, &ra) || !find_range(w, ra - 1))
+	if (get(w, SLOT_RSP, &sp) != OK)
+		return 0;
+	sp += off;
+	if (!load(w, sp, &ra) || !find_range(w, ra - 1))
 		return 0;
 	if (walk_read(&code, 8, ra - 8) != 0) {
 		w->missing = 1;
@@ -199,6 +202,43 @@ PART int step_call(struct walk *w)
 		return 0;
 	w->known &= SAVED_SLOTS;
 	called_from(w, ra, sp + 8);
+	return 1;
+}
+
+/*
+ * Leaves a place in code without rules, in a frame that has called nobody, whose instructions say where the return address is:
+ * unwind.Walker.stepEdge.
+ */
+PART int step_edge(struct walk *w, u64 at)
+{
+	struct unspool_edge *e;
+	u64 sp;
+	u32 n;
+
+	if (!w)
+		return 0;
+	e = &w->edge;
+	e->n = UNSPOOL_EDGE_BYTES;
+	if (walk_read(e->code, UNSPOOL_EDGE_BYTES, at) != 0) {
+		/* Up to the end of the page. */
+		n = WINDOW - (u32)(at & (WINDOW - 1));
+		if (n > UNSPOOL_EDGE_BYTES)
+			return 0;
+		for (u32 i = 0; i < UNSPOOL_EDGE_BYTES; i++)
+			e->code[i] = 0;
+		if (walk_read(e->code, n, at) != 0)
+			return 0;
+		e->n = n;
+	}
+	if (walk_read(&e->last, 1, at - 1) != 0)
+		e->last = 0;
+	if (!unspool_edge(e) || get(w, SLOT_RSP, &sp) != OK || !step_call(w, (u64)(s64)e->off))
+		return 0;
+	if (e->fp >= 0) {
+		w->known |= 1u << SLOT_RBP;
+		w->in_mem |= 1u << SLOT_RBP;
+		w->val[SLOT_RBP] = sp + (u64)(s64)e->fp;
+	}
 	return 1;
 }
 

@@ -21,6 +21,8 @@
 #ifndef UNSPOOL_WALK_H
 #define UNSPOOL_WALK_H
 
+#include "edge.h"
+
 #define VALUE_BITS 10
 #define VALUE_BYTES (1 << VALUE_BITS)
 #define VALUE_OVERLAP 8
@@ -189,6 +191,7 @@ struct walk {
 	u64 new_val[SLOT_ROOM];
 	u32 new_known, new_in_mem;
 	u64 new_cfa, ra;
+	struct unspool_edge edge;
 	u32 ra_column;
 	s32 ra_outcome;
 
@@ -680,14 +683,19 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 				return 1;
 			}
 		}
-		o = step_call(w) ? OK : NO_RULE;
+		o = step_call(w, 0) ? OK : NO_RULE;
 		break;
 	case BY_FP:
+		if (alive && step_edge(w, w->pc)) {
+			how = HOW_CALL;
+			o = OK;
+			break;
+		}
 		how = HOW_FP;
 		o = step_fp(w) ? OK : NO_RULE;
 		if (o != OK && alive) {
 			how = HOW_CALL;
-			o = step_call(w) ? OK : NO_RULE;
+			o = step_call(w, 0) ? OK : NO_RULE;
 		}
 		break;
 	case NO_CALLER:

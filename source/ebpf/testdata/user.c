@@ -273,8 +273,8 @@ int main(void)
 			struct text *x = &texts[n_texts++];
 
 			must(n_texts < MAX_TABLES, "too much code");
-			x->size = h.size;
-			x->bytes = malloc(h.size + 1);
+			x->size = (h.size + 4095) & ~(u64)4095; /* whole pages are mapped */
+			x->bytes = calloc(1, x->size + 1);
 			take(x->bytes, h.size);
 			break;
 		}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * edge.h: what code says of the return address where a function begins or ends: Edge of arch/edge.go. In the drop-ins and in the
+ * kernel's program, so loops have bounds that the verifier sees, what it should not follow from turn to turn is in memory, and functions
+ * that it looks at once are a PART.
+ */
+#ifndef UNSPOOL_EDGE_H
+#define UNSPOOL_EDGE_H
+
+#ifndef UNSPOOL_NO_STDINT
+#include <stdint.h>
+#endif
+
+#ifndef PART
+#define PART static
+#endif
+
+enum { UNSPOOL_EDGE_BYTES = 32, UNSPOOL_EDGE_ROOM = 64 };
+
+struct unspool_edge {
+	uint8_t code[UNSPOOL_EDGE_ROOM]; /* from the place on; zeros behind what is known */
+	uint8_t last;                    /* the byte before the place; 0 where it is not known */
+	uint32_t n;                      /* how much is known: UNSPOOL_EDGE_BYTES at most */
+	uint32_t at;                     /* how much has been looked at */
+	int32_t off;                     /* where the return address is, from the stack pointer */
+	int32_t fp;                      /* where the caller's frame pointer is, from there; less than 0: in its register */
+};
+
+/* A byte. The index is masked in a way that compilers cannot see through. */
+static inline __attribute__((always_inline)) uint8_t unspool_edge_byte(const struct unspool_edge *e, uint32_t i)
+{
+	__asm__("" : "+r"(i));
+	return e->code[i & (UNSPOOL_EDGE_ROOM - 1)];
+}
+
+/* Looks at the next instruction. Returns 1 at a return, 0 where there may be one further on, and less than 0 where nothing is known. */
+PART int unspool_edge_next(struct unspool_edge *e)
+{
+	uint32_t at, size;
+	uint8_t a, b, c, d;
+
+	if (!e)
+		return -1;
+	at = e->at;
+	if (at >= e->n)
+		return -1;
+	a = unspool_edge_byte(e, at);
+	b = unspool_edge_byte(e, at + 1);
+	c = unspool_edge_byte(e, at + 2);
+	d = unspool_edge_byte(e, at + 3);
+	if (a == 0xc3 || a == 0xc2) { /* ret */
+		return 1;
+	} else if ((a == 0xf3 || a == 0xf2) && b == 0xc3) {
+		size = 2;
+		return at + size <= e->n ? 1 : -1;
+	} else if (a == 0x5d && e->off >= 0) { /* pop %rbp */
+		size = 1;
+		e->fp = e->off;
+		e->off += 8;
+	} else if (a == 0x58 || a == 0x59) { /* pop %rax, pop %rcx */
+		size = 1;
+		e->off += 8;
+	} else if (a == 0x50) { /* push %rax */
+		size = 1;
+		e->off -= 8;
+	} else if (a == 0x48 && b == 0x83 && c == 0xc4) { /* add $n,%rsp */
+		size = 4;
+		e->off += (int8_t)d;
+	} else if (a == 0x48 && b == 0x83 && c == 0xec) { /* sub $n,%rsp */
+		size = 4;
+		e->off -= (int8_t)d;
+	} else if (a == 0x48 && ((b == 0x8b && c == 0x05) || (b == 0xc7 && c == 0xc0))) { /* mov x(%rip),%rax; mov $x,%rax */
+		size = 7;
+	} else if (a == 0x48 && b == 0x85 && c == 0xc0) { /* test %rax,%rax */
+		size = 3;
+	} else if (a == 0x74 && b == 0x02 && c == 0xff && d == 0xd0) { /* je .+4; call *%rax */
+		size = 4;
+	} else if (a == 0xff && b == 0xd0) { /* call *%rax */
+		size = 2;
+	} else if (a == 0xe8) { /* call */
+		size = 5;
+	} else {
+		return -1;
+	}
+	e->at = at + size;
+	return 0;
+}
+
+/* Whether the code in e is an edge: off and fp say where things are. */
+PART int unspool_edge(struct unspool_edge *e)
+{
+	uint32_t i;
+	uint8_t a, b;
+	int o = 0;
+
+	if (!e)
+		return 0;
+	e->at = 0;
+	e->off = 0;
+	e->fp = -1;
+	if (e->n >= 4 && e->code[0] == 0xf3 && e->code[1] == 0x0f && e->code[2] == 0x1e && e->code[3] == 0xfa) /* endbr64 */
+		e->at = 4;
+	if (e->at >= e->n)
+		return 0;
+	a = unspool_edge_byte(e, e->at);
+	b = unspool_edge_byte(e, e->at + 1);
+	if (a == 0x55) /* push %rbp */
+		return 1;
+	if (e->last == 0x55) {
+		for (i = 0; i < 8; i++) {
+			if (i + 3 > e->n)
+				break;
+			/* mov %rsp,%rbp */
+			if (e->code[i] == 0x48 && ((e->code[i + 1] == 0x89 && e->code[i + 2] == 0xe5) || (e->code[i + 1] == 0x8b && e->code[i + 2] == 0xec))) {
+				e->off = 8;
+				e->fp = 0;
+				return 1;
+			}
+		}
+	}
+	/* A jump behind pop %rbp or leave. */
+	if ((e->last == 0x5d || e->last == 0xc9) && (a == 0xe9 || a == 0xeb || (a == 0xff && e->at + 1 < e->n && (b >> 3 & 7) == 4)))
+		return 1;
+	for (i = 0; i < UNSPOOL_EDGE_BYTES && o == 0; i++)
+		o = unspool_edge_next(e);
+	return o > 0 && e->off >= 0 && e->fp < e->off;
+}
+
+#endif /* UNSPOOL_EDGE_H */
