@@ -20,11 +20,28 @@ runtime:
 install-runtime:
 	$(MAKE) -C runtime install $(if $(PREFIX),PREFIX=$(PREFIX))
 
+# What a change must pass before anything longer is run: formatting, vet for both machines, and the tests that take neither long nor
+# the whole machine (-short). A minute on two cores, when what has not changed is in Go's cache.
+.PHONY: check
+check:
+	test -z "$$(gofmt -l . | tee /dev/stderr)"
+	$(GO) vet ./...
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./...
+	@$(GO) run ./internal/testlog $(GO) test -short $(TESTFLAGS) $$($(MAKE) -s beside)
+
+# The packages whose tests record or hold processes run alone. All others watch files, and run beside each other.
+ALONE = cmd/unspool lab lab/shapes runtime/test source/ebpf source/live source/perfevent source/tracer shadow
+.PHONY: alone beside
+alone:
+	@echo $(ALONE:%=./%)
+beside:
+	@$(GO) list ./... | grep -vxE "$$($(GO) list -m)/($(subst $() ,|,$(ALONE)))"
+
 # All tests. A test whose judge is not installed is skipped and names it, and the last line counts what is lacking;
 # UNSPOOL_REQUIRE_JUDGES=1 makes that a failure.
 .PHONY: test
 test:
-	@$(GO) run ./internal/testlog $(GO) test -timeout 30m $(TESTFLAGS) ./...
+	@$(GO) run ./internal/testlog $(GO) test -timeout 30m $(TESTFLAGS) $$($(MAKE) -s beside) then $(GO) test -timeout 30m -p 1 $(TESTFLAGS) $$($(MAKE) -s alone)
 
 # Install every judge on Debian.
 .PHONY: judges
@@ -33,26 +50,19 @@ judges:
 	DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$(cat .ci/judges)
 	npm install --prefix "$${XDG_CACHE_HOME:-$$HOME/.cache}/unspool-judges" --ignore-scripts --no-audit --no-fund $$(cat .ci/npm)
 
-# Formatting, vet, staticcheck.
+# Formatting, vet for both machines, a build for the other, staticcheck.
 .PHONY: lint
 lint:
 	test -z "$$(gofmt -l . | tee /dev/stderr)"
 	$(GO) vet ./...
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./...
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) build ./...
 	$(GO) tool -modfile=tools/go.mod staticcheck ./...
 
-# Every fuzz target for FUZZTIME each. Now and then go test calls the end of that time a failure (go.dev/issue/75804): then it is tried
-# again.
+# Every fuzz target for FUZZTIME each.
 .PHONY: fuzz
 fuzz:
-	@set -e; log=$$(mktemp); trap 'rm -f "$$log"' EXIT; for p in $$($(GO) list ./...); do \
-	  for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz' || true); do \
-	    for try in 1 2 3; do \
-	      echo "fuzz $$p $$f"; \
-	      if $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$p >"$$log" 2>&1; then tail -n 1 "$$log"; break; fi; \
-	      cat "$$log"; \
-	      if [ $$try = 3 ] || ! grep -q '^ *context deadline exceeded$$' "$$log" || grep -q 'Failing input' "$$log"; then exit 1; fi; \
-	    done; \
-	  done; done
+	@.ci/fuzz $(FUZZTIME)
 
 # The benchmarks, with the peers in the same run.
 .PHONY: bench

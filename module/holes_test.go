@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // hole writes a file and makes it longer, with a hole.
@@ -92,6 +94,7 @@ func TestHoles(t *testing.T) {
 // TestSparseBomb: a compressed section in a sparse file expands by what is there, not by the file's length; and all images of a process
 // together have a bound.
 func TestSparseBomb(t *testing.T) {
+	oracle.Long(t)
 	const size = 600 << 20
 	z := append(binary.LittleEndian.AppendUint32(nil, uint32(elf.COMPRESS_ZLIB)), make([]byte, 4)...)
 	z = binary.LittleEndian.AppendUint64(z, size)

@@ -298,6 +298,7 @@ func (s *firefoxSession) ask(into any, args ...string) {
 
 // TestFirefoxReader: the Firefox Profiler's own reader finds each thread's functions with our numbers.
 func TestFirefoxReader(t *testing.T) {
+	oracle.Long(t)
 	tool := filepath.Join(oracle.NPM(t, "@firefox-devtools/profiler-cli"), "dist/profiler-cli.js")
 	_, r := load(t, "testdata/inlined.txtar")
 	for _, name := range []string{"firefox", "firefox-aggregated"} {

@@ -75,6 +75,7 @@ func point(p *oracle.Page, box string, at float64, depth int) (x, y float64) {
 
 // TestPage goes through the page as a person does, with the pointer and with keys.
 func TestPage(t *testing.T) {
+	oracle.Long(t)
 	rec, _ := record(4000, 13)
 	base, _ := record(4000, 14)
 	token := NewToken()

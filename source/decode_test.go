@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -219,6 +220,7 @@ func randomSample(rnd *rand.Rand) (Attr, *Sample) {
 
 // TestAppendSample writes random samples and reads them again, with their stacks and how those were found.
 func TestAppendSample(t *testing.T) {
+	oracle.Long(t)
 	for seed := range uint64(2000) {
 		a, s := randomSample(rand.New(rand.NewPCG(seed, 2)))
 		prefix := []byte("12345678")

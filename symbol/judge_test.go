@@ -175,6 +175,7 @@ func hexLines(addrs []uint64) *bytes.Buffer {
 // TestLLVM compares names with llvm-symbolizer's. Where there is debug information it takes names from there, those of
 // inlined functions too: it gets a copy without.
 func TestLLVM(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "llvm-symbolizer-19", "objcopy")
 	r := New(Options{})
 	defer r.Close()
@@ -207,6 +208,7 @@ func TestLLVM(t *testing.T) {
 
 // TestElfutils compares names with those of eu-addr2line -S.
 func TestElfutils(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "eu-addr2line")
 	offset := regexp.MustCompile(`\+0x[0-9a-f]+$`)
 	compare(t, "eu-addr2line", judged(t), 300, func(path string, addrs []uint64) []string {
@@ -233,6 +235,7 @@ func TestElfutils(t *testing.T) {
 
 // TestNm: what a symbol is called in full, as nm -C prints it.
 func TestNm(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "nm")
 	total, differ := 0, 0
 	for _, path := range judged(t) {
@@ -278,6 +281,7 @@ func strip(s string) string {
 
 // TestPLT compares the names of procedure linkage tables with objdump's.
 func TestPLT(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "objdump")
 	files := oracle.Spread(oracle.Binaries(t), 60)
 	files = append(files, judged(t)[:2]...)
@@ -380,6 +384,7 @@ func builtPLTs(t *testing.T) (out []string) {
 
 // TestPerf compares names with those that perf gives to samples of a program and of the kernel under it.
 func TestPerf(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "perf", "python3")
 	data := filepath.Join(t.TempDir(), "perf.data")
 	prog := "import os\nfor i in range(60000): os.stat('/'); str(i).split('1'); sorted(range(30))"

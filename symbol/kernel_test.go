@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 const kallsyms = `0000000000000000 A fixed_percpu_data
@@ -133,6 +135,7 @@ func TestOtherKernel(t *testing.T) {
 
 // TestRealKernel: every function of the running kernel has its name at its start.
 func TestRealKernel(t *testing.T) {
+	oracle.Long(t)
 	r := New(Options{})
 	if noteOf(r) != "" {
 		t.Skip(noteOf(r))

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -122,6 +123,7 @@ func TestInterruptedLeaf(t *testing.T) {
 // TestCacheOverTime lets modules come and go at random, and compares a walker that has seen it all with one that
 // has not.
 func TestCacheOverTime(t *testing.T) {
+	oracle.Long(t)
 	modules := make([]*Module, 4)
 	for i := range modules {
 		var text strings.Builder
@@ -213,6 +215,7 @@ func hex(n int) string {
 // TestHostileStacks: whatever rules, registers and stack say, the walk ends within its depth, above the window nothing
 // is read, and each frame is above the one before.
 func TestHostileStacks(t *testing.T) {
+	oracle.Long(t)
 	walker, total := NewWalker(200), 0
 	for seed := range uint64(10000) {
 		rnd := rand.New(rand.NewPCG(seed, 10))

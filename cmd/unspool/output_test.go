@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -154,11 +155,21 @@ func TestTheirDirectory(t *testing.T) {
 // TestSignals: each of the signals that end a recording leaves a whole result; a second one nothing at all.
 func TestSignals(t *testing.T) {
 	canRecord(t)
+	if signal.Ignored(syscall.SIGHUP) { // by nohup: what is caught here is not ignored by what is started from here
+		caught := make(chan os.Signal, 1)
+		signal.Notify(caught, syscall.SIGHUP)
+		defer signal.Stop(caught)
+	}
 	start := func(t *testing.T, c *exec.Cmd) {
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Process.Kill(); c.Wait() })
+		patience := time.AfterFunc(time.Minute, func() {
+			t.Errorf("%q is still there a minute after its start", c.Args)
+			c.Process.Kill()
+		})
+		t.Cleanup(func() { patience.Stop() })
 		// The output is begun before the recording, the command after it.
 		for limit := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 			if _, err := os.Stat(filepath.Join(c.Dir, "up")); err == nil {

@@ -90,6 +90,7 @@ func questions(ref *rows.Table) []cQuestion {
 // TestC compiles the C reader and holds its answers against Go's: for both ends of every row of libc and
 // of random tables, each in a state of its own.
 func TestC(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "cc")
 	var refs []*rows.Table
 	for _, f := range []string{libc, "/usr/aarch64-linux-gnu/lib/libc.so.6"} {

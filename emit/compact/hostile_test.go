@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/rows/rowstest"
 )
@@ -145,6 +146,7 @@ func repair(b []byte) []byte {
 // TestDamage flips each bit and cuts at each length: Load says so. With the checksum repaired, either Load
 // refuses the table, or Verify finds the difference, or the bit has no meaning.
 func TestDamage(t *testing.T) {
+	oracle.Long(t)
 	r := rand.New(rand.NewPCG(9, 9))
 	for i, mach := range []*arch.Machine{arch.AMD64, arch.ARM64, arch.AMD64} {
 		ref := rowstest.Table(r, mach, 8)

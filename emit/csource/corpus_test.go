@@ -14,6 +14,7 @@ import (
 // TestCorpus holds the C of binaries of the machine against the reference: every row and every rule of 20 of them; of all
 // with UNSPOOL_CORPUS=all. tcc compiles it, because it compiles a million rows in seconds.
 func TestCorpus(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "tcc")
 	paths := oracle.Binaries(t)
 	if os.Getenv("UNSPOOL_CORPUS") != "all" {

@@ -287,6 +287,7 @@ func (x *exam) check(r io.Reader) error {
 }
 
 func TestFiles(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc", "clang-19")
 	for _, c := range []struct {
 		path   string

@@ -47,6 +47,7 @@ func mass(t *rows.Table) int {
 
 // TestHostile: tables at the limits of what a file can say give C whose length is in proportion.
 func TestHostile(t *testing.T) {
+	oracle.Long(t)
 	plain := func(off int64) rows.Set {
 		return rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAReg, Reg: 7, Off: off}, Rules: []rows.Rule{{Of: 16, Kind: rows.Offset, Off: -8}}}
 	}
@@ -153,6 +154,7 @@ func TestErrors(t *testing.T) {
 // TestHeader compiles the code for a program that has the declarations already, with more warnings, and for
 // another machine.
 func TestHeader(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	ref := synthetic(arch.ARM64, 1, 20)
 	clean := func(o Options, cc string, flags ...string) {

@@ -250,6 +250,7 @@ func synthetic(m *arch.Machine, seed uint64, n int) *rows.Table {
 
 // TestSynthetic holds rules of all kinds against rows.Step, with the compilers watching for undefined behaviour.
 func TestSynthetic(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc", "clang-19")
 	for i, m := range []*arch.Machine{arch.AMD64, arch.ARM64} {
 		ref := synthetic(m, uint64(i+1), 150)

@@ -26,6 +26,7 @@ var mnemonics = strings.Fields(`add and btr bts call clc cmova cmove cmp cqo div
 // TestInstructions disassembles all that is written for real modules and for nonsense: there is no instruction among it
 // that the emitter does not know, and none is cut.
 func TestInstructions(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "objdump")
 	known := map[string]bool{}
 	for _, m := range mnemonics {
@@ -73,6 +74,7 @@ func TestInstructions(t *testing.T) {
 
 // TestAbsurd: tables that no compiler makes give code in proportion, or a clear error, in reasonable time.
 func TestAbsurd(t *testing.T) {
+	oracle.Long(t)
 	cfa := func(off int64) rows.CFA { return rows.CFA{Kind: rows.CFAReg, Reg: 7, Off: off} }
 	ra := rows.Rule{Of: 16, Kind: rows.Offset, Off: -8}
 	million := func(distinct int) *rows.Table {

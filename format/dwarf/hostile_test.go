@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -156,6 +157,7 @@ func peak(f func()) (bytes uint64) {
 
 // TestHostile: memory and time are bounded by the size of a section, whatever is in it.
 func TestHostile(t *testing.T) {
+	oracle.Long(t)
 	const size, maxBytes, maxTime = 2 << 20, 24, 1500 * time.Nanosecond // per byte, besides a constant
 	for _, c := range hostile {
 		l := &listing{eh: c.eh}

@@ -394,6 +394,7 @@ func judgeFile(path string) (v verdict) {
 // TestJudgeCorpus compares every row of binaries of this machine with the judge's: of 250 that are spread evenly
 // over what it has, those that the judge reads in seconds; of all of them with UNSPOOL_CORPUS=all.
 func TestJudgeCorpus(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, judge)
 	paths := oracle.Binaries(t)
 	if os.Getenv("UNSPOOL_CORPUS") != "all" {

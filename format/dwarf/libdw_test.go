@@ -73,6 +73,7 @@ func (d *dream) walk(s *oracle.Snapshot, depth int) (pcs []uint64, end rows.Outc
 // TestLibdw walks from rows of some files, and compares the program counters with libdw's: each is right only if
 // the CFA and the registers that it came from are.
 func TestLibdw(t *testing.T) {
+	oracle.Long(t)
 	const depth = 8
 	for _, path := range []string{libcPath, "/usr/lib/x86_64-linux-gnu/libcrypto.so.3", "/usr/lib/x86_64-linux-gnu/libstdc++.so.6"} {
 		if _, err := os.Stat(path); err != nil {

@@ -80,6 +80,7 @@ func sampled(x *rows.Table, nth int) func(func(arch.Vaddr) bool) {
 
 // TestLookup: what Lookup finds at every row of a file is what Build finds.
 func TestLookup(t *testing.T) {
+	oracle.Long(t)
 	check := func(t *testing.T, img *module.Image, nth int) *Frames {
 		f := openFrames(t, img)
 		x, ds := f.Build(Both)

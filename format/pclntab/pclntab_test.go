@@ -27,6 +27,7 @@ func main() {
 // TestJudge: the rows are those of the .debug_frame that the linker made of the same numbers, at every PC, also of the program without
 // .debug_frame, without section headers, and with a table in a section of another name.
 func TestJudge(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "go", "gcc", "llvm-objcopy-19")
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(program), 0o666); err != nil {

@@ -19,6 +19,14 @@ func Need(t testing.TB, tools ...string) {
 	}
 }
 
+// Long skips a test that takes seconds where only quick ones are asked for, as by make check.
+func Long(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("part of make test")
+	}
+}
+
 // Lacks skips the test, or fails it where judges are required, naming what the machine lacks.
 func Lacks(t testing.TB, what string) {
 	t.Helper()

@@ -1,8 +1,8 @@
-// Command testlog runs go test, prints what it prints, and at the end one line of what was skipped and why:
+// Command testlog runs go test, prints what it prints, then the ten slowest tests, and at the end one line of what was skipped and why:
 //
-//	testlog go test ./...
+//	testlog go test ./... [then go test -p 1 ./...]
 //
-// It says first how long that took the last time. Its exit status is that of go test.
+// It says first how long that took the last time. Its exit status is that of the first go test that fails; those after it run all the same.
 package main
 
 import (
@@ -25,14 +25,16 @@ import (
 // An event is a line of go test -json (go doc test2json).
 type event struct {
 	Action, Package, Test, Output string
+	Elapsed                       float64 // seconds
 }
 
 func main() {
-	args := os.Args[1:]
-	at := slices.Index(args, "test")
-	if at < 0 {
-		fmt.Fprintln(os.Stderr, "usage: testlog go test [flags] [packages]")
-		os.Exit(2)
+	commands := split(os.Args[1:])
+	for _, args := range commands {
+		if !slices.Contains(args, "test") {
+			fmt.Fprintln(os.Stderr, "usage: testlog go test [flags] [packages] [then go test ...]")
+			os.Exit(2)
+		}
 	}
 	kept := ""
 	if dir, err := os.UserCacheDir(); err == nil {
@@ -44,35 +46,59 @@ func main() {
 			last = "the last time " + d.String()
 		}
 	}
-	fmt.Printf("All tests take %s; a package that has not changed takes none.\n", last)
+	part := slices.ContainsFunc(os.Args, func(a string) bool { return strings.HasPrefix(a, "-run") || a == "-short" })
+	if !part {
+		fmt.Printf("All tests take %s; a package that has not changed takes none.\n", last)
+	}
 
-	start := time.Now()
-	c := exec.Command(args[0], slices.Insert(slices.Clone(args[1:]), at, "-json")...)
+	start, cpu, status := time.Now(), time.Duration(0), 0
+	l := log{w: os.Stdout, verbose: slices.Contains(os.Args, "-v"), running: map[[2]string]*strings.Builder{}, lacks: map[string]int{}}
+	for _, args := range commands {
+		used, exit := l.run(args)
+		cpu, status = cpu+used, cmp.Or(status, exit)
+	}
+	took := time.Since(start).Round(time.Second)
+	fmt.Print(l.slowest(10))
+	// Processor time is what compares runs of a machine that does other things, too. It leaves out processes that nobody waited for.
+	fmt.Printf("%v, of processors %v\n", took, cpu.Round(time.Second))
+	fmt.Println(l.skipped())
+	if status == 0 && !part && took > time.Minute && kept != "" {
+		os.WriteFile(kept, []byte(took.String()+"\n"), 0o600) // what cannot be kept is not known the next time
+	}
+	os.Exit(status)
+}
+
+// split cuts arguments at each "then".
+func split(args []string) (commands [][]string) {
+	for {
+		at := slices.Index(args, "then")
+		if at < 0 {
+			return append(commands, args)
+		}
+		commands, args = append(commands, args[:at]), args[at+1:]
+	}
+}
+
+// run runs a go test, and returns its processor time and its exit status.
+func (l *log) run(args []string) (cpu time.Duration, status int) {
+	c := exec.Command(args[0], slices.Insert(slices.Clone(args[1:]), slices.Index(args, "test"), "-json")...)
 	c.Stderr = os.Stderr
 	out, err := c.StdoutPipe()
 	if err == nil {
 		err = c.Start()
 	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+	if err == nil {
+		l.read(out)
+		err = c.Wait()
+		cpu = c.ProcessState.UserTime() + c.ProcessState.SystemTime()
 	}
-	l := log{w: os.Stdout, verbose: slices.Contains(args, "-v"), running: map[[2]string]*strings.Builder{}, lacks: map[string]int{}}
-	l.read(out)
-	err = c.Wait()
-	fmt.Println(l.skipped())
-	status := 0
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		status = max(exit.ExitCode(), 1)
+		return cpu, max(exit.ExitCode(), 1)
 	} else if err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		status = 1
+		return cpu, 1
 	}
-	all := !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "-run") || strings.HasPrefix(a, "-short") })
-	if took := time.Since(start).Round(time.Second); status == 0 && all && took > time.Minute && kept != "" {
-		os.WriteFile(kept, []byte(took.String()+"\n"), 0o600) // what cannot be kept is not known the next time
-	}
-	os.Exit(status)
+	return cpu, 0
 }
 
 // A log is the output of go test without -v, made of that with -json.
@@ -80,8 +106,15 @@ type log struct {
 	w       io.Writer
 	verbose bool
 	running map[[2]string]*strings.Builder // output of tests, with their subtests, by package and name
+	tests   []timed
 	skips   int
 	lacks   map[string]int // how many tests lack what
+}
+
+// A timed is how long a test, with its subtests, took.
+type timed struct {
+	seconds   float64
+	pkg, test string
 }
 
 // read reads events until there are no more.
@@ -110,6 +143,9 @@ func (l *log) event(e *event) {
 		}
 	}
 	if e.Test == "" {
+		if e.Action == "output" && strings.HasSuffix(e.Output, "(cached)\n") {
+			l.tests = slices.DeleteFunc(l.tests, func(t timed) bool { return t.pkg == e.Package }) // they took that in some earlier run
+		}
 		if e.Action == "fail" { // of tests that did not come to their end
 			for _, key := range slices.SortedFunc(maps.Keys(l.running), func(a, b [2]string) int { return cmp.Compare(a[1], b[1]) }) {
 				if key[0] == e.Package {
@@ -138,6 +174,9 @@ func (l *log) event(e *event) {
 			l.print(key)
 		case "pass", "skip":
 			delete(l.running, key)
+		}
+		if e.Action == "pass" || e.Action == "fail" {
+			l.tests = append(l.tests, timed{e.Elapsed, e.Package, e.Test})
 		}
 	}
 }
@@ -172,6 +211,21 @@ func (l *log) skip(output string) {
 	}
 	l.skips++
 	l.lacks[why]++
+}
+
+// slowest is a line for each of the n slowest tests of at least a tenth of a second.
+func (l *log) slowest(n int) string {
+	slices.SortStableFunc(l.tests, func(a, b timed) int { return cmp.Compare(b.seconds, a.seconds) })
+	var out strings.Builder
+	for _, t := range l.tests[:min(n, len(l.tests))] {
+		if t.seconds >= 0.1 {
+			fmt.Fprintf(&out, "%8.1fs  %s %s\n", t.seconds, t.pkg, t.test)
+		}
+	}
+	if out.Len() == 0 {
+		return ""
+	}
+	return "The slowest tests:\n" + out.String()
 }
 
 // skipped is the line at the end.

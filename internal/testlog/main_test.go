@@ -8,14 +8,16 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // module is a module whose tests pass, fail and are skipped in all ways.
 var module = map[string]string{
 	"go.mod": "module example.org/m\n\ngo 1.24\n",
 	"good/a_test.go": `package good
-import "testing"
-func TestGood(t *testing.T) { t.Log("of no interest") }
+import ("testing"; "time")
+func TestGood(t *testing.T) { t.Log("of no interest"); time.Sleep(120*time.Millisecond) }
 func TestLacks(t *testing.T) { t.Log("before"); t.Skip("this machine lacks gdb: not found") }
 func TestSub(t *testing.T) {
 	t.Run("a", func(t *testing.T) { t.Skip("this machine lacks gdb") })
@@ -37,6 +39,7 @@ func TestNone(t *testing.T) {}`,
 
 // TestLog: what is printed has the lines of go test that scripts look for, and its exit status.
 func TestLog(t *testing.T) {
+	oracle.Long(t)
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "testlog")
 	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
@@ -83,7 +86,15 @@ func TestLog(t *testing.T) {
 			}
 		}
 		if strings.Contains(got, "of no interest") || strings.Contains(got, "=== RUN") || !strings.HasPrefix(got, "All tests take ") {
-			t.Errorf("%s:\n%s", pkgs, got)
+			t.Errorf("testlog go test %s: lines of tests that pass, or a first line that does not say how long all take:\n%s", pkgs, got)
+		}
+		// The slowest test is named once. What the cache answers for took its time in an earlier run.
+		slow := regexp.MustCompile(`(?ms)^The slowest tests:\n.*^ +\d+\.\ds  example\.org/m/good TestGood$`)
+		if good := pkgs == "./good"; slow.MatchString(got) != good || good && strings.Count(got, "/good TestGood\n") != 1 {
+			t.Errorf("testlog go test %s: TestGood is among the slowest tests: %v, want %v:\n%s", pkgs, !good, good, got)
+		}
+		if !regexp.MustCompile(`(?m)^\d+m?\d*s, of processors \d+m?\d*s$`).MatchString(got) {
+			t.Errorf("testlog go test %s: no line of processor time:\n%s", pkgs, got)
 		}
 		last := "No tests skipped.\n"
 		if pkgs == "./good" || pkgs == "./..." {
@@ -92,5 +103,13 @@ func TestLog(t *testing.T) {
 		if !strings.HasSuffix(got, last) {
 			t.Errorf("%s: the last line is not %q:\n%s", pkgs, last, got)
 		}
+	}
+	// Of two commands, both run, the first failure is the status, and what follows counts both.
+	got, status := run(bin, "go", "test", "./bad", "then", "go", "test", "-count=1", "./good")
+	if status != 1 || !regexp.MustCompile(`(?s)FAIL\s+example\.org/m/bad.*ok\s+example\.org/m/good.*good TestGood\n.*\n3 tests skipped for want of: gdb \(2\), root \(1\)\n$`).MatchString(got) {
+		t.Errorf("testlog go test ./bad then go test -count=1 ./good: status %d, want 1\n%s", status, got)
+	}
+	if _, status := run(bin, "go", "test", "./good", "then", "go", "vet"); status != 2 {
+		t.Errorf("testlog go test ./good then go vet: status %d, want 2", status)
 	}
 }

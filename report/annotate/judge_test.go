@@ -76,6 +76,7 @@ var atomics = regexp.MustCompile(`^(cas|swp|ld(add|clr|eor|set))[albh]*\t`)
 
 // TestObjdump compares where instructions begin and where branches lead with objdump, in all of a shell and a C library.
 func TestObjdump(t *testing.T) {
+	oracle.Long(t)
 	for _, c := range []struct {
 		tool, path string
 		m          *arch.Machine

@@ -18,6 +18,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/source"
 )
 
@@ -304,6 +305,7 @@ func TestCompressed(t *testing.T) {
 
 // TestMutations flips bits and cuts recordings of all kinds: whatever comes out, it comes, and without a panic.
 func TestMutations(t *testing.T) {
+	oracle.Long(t)
 	eachRecording(t, func(t *testing.T, path string) {
 		good, err := os.ReadFile(path)
 		if err != nil {

@@ -9,12 +9,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/source"
 )
 
 // TestFields holds every field of every record against what perf script -D prints of it: its head line and, for
 // samples, the lines that follow.
 func TestFields(t *testing.T) {
+	oracle.Long(t)
 	eachRecording(t, func(t *testing.T, path string) {
 		want := dump(t, path)
 		f := openTest(t, path)

@@ -41,6 +41,7 @@ func askSynth(t testing.TB, img *module.Image, o Options) (*Info, [][]Place) {
 
 // TestHostile reads units that are made to loop, to grow or to go astray. A test that takes long has failed.
 func TestHostile(t *testing.T) {
+	oracle.Long(t)
 	f := func(origin uint64) []byte { return cat(uleb(2), u64(0x1000), u64(0x1000), u32(origin)) }
 	const dies = 11 // offset of the first DIE
 	first := uint64(dies + len(synthRoot))
@@ -122,6 +123,7 @@ func TestHostile(t *testing.T) {
 
 // TestShared reads units that share a line table or ranges, and functions that share calls: the work has a bound, and a note says so.
 func TestShared(t *testing.T) {
+	oracle.Long(t)
 	const n = 400
 	list := cat(bytes.Repeat(cat(u64(0), u64(1)), 1<<14), u64(0), u64(0))
 	program := cat([]byte{0, 9, DW_LNE_set_address}, u64(0x1000), bytes.Repeat([]byte{DW_LNS_copy}, 1<<20))
@@ -181,6 +183,7 @@ func debugSections(t testing.TB, img *module.Image) map[string][]byte {
 // TestMutated damages real files, one byte to many, and cuts sections: there is no crash, and what is returned is well
 // formed.
 func TestMutated(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc", "g++", "dwz", "llvm-dwp-19", "llvm-symbolizer-19")
 	for _, s := range samples {
 		if !slices.Contains([]string{"gcc, nested functions", "g++ package", "dwz, alternate file", "g++ DWARF 4, types in sections of their own"}, s.name) {

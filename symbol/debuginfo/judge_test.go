@@ -218,6 +218,7 @@ func showAnswer(a answer) string {
 }
 
 func TestLLVM(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "llvm-symbolizer-19", "llvm-objcopy-19")
 	total := 0
 	for _, s := range samples {
@@ -330,6 +331,7 @@ func TestConcurrent(t *testing.T) {
 // TestMissing asks where a split file, a package or an alternate file is not there, or is another one: the lines stay, and a
 // note tells.
 func TestMissing(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "g++", "llvm-symbolizer-19", "dwz")
 	for _, c := range []struct {
 		sample, damage, note string

@@ -171,6 +171,7 @@ func symbolize(t *testing.T, path string, addrs []arch.Vaddr) (out [][]Place) {
 
 // TestLLVM compares the tables of stripped programs with the debug information of the same one that was not: inlined calls, files and lines.
 func TestLLVM(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "llvm-symbolizer-19")
 	whole, stripped := built(t)
 	addrs := open(t, whole).addresses(20_000)
