@@ -279,7 +279,7 @@ func TestKernelStarved(t *testing.T) {
 	needKernel(t)
 	program, tiny, late := build(t), compiled(t, "gcc", "tiny.c"), compiled(t, "gcc", "execs.c")
 	spawn := exec.Command(compiled(t, "gcc", "spawn.c"), "500", "4", tiny)
-	out := filepath.Join(t.TempDir(), "x.json")
+	out := filepath.Join(t.TempDir(), "x.stacks.json")
 	cmd := exec.Command(program, "record", "--source", "ebpf", "-a", "-o", out)
 	var complaints bytes.Buffer
 	cmd.Stderr = &complaints
@@ -330,7 +330,7 @@ func TestKernelStarved(t *testing.T) {
 	}
 }
 
-// A jsonStack is a line that unspool record writes as .json.
+// A jsonStack is a line that unspool record writes as .stacks.json.
 type jsonStack struct {
 	PID   int
 	Count int
@@ -413,7 +413,7 @@ func TestKernelKilledProfiler(t *testing.T) {
 	defer func() { target.Process.Kill(); target.Wait() }()
 	most := 0
 	for i := range shortly(20, 200) {
-		args := []string{"record", "--source", "ebpf", "-o", filepath.Join(t.TempDir(), "x.json")}
+		args := []string{"record", "--source", "ebpf", "-o", filepath.Join(t.TempDir(), "x.stacks.json")}
 		if i&1 == 0 {
 			args = append(args, "-a")
 		} else {
@@ -611,14 +611,14 @@ func TestKernelUnprivileged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd.Args = []string{"sh", "-c", "exec ./unspool record --source ebpf -o x.json -- ./signals 1"}
+	cmd.Args = []string{"sh", "-c", "exec ./unspool record --source ebpf -o x.stacks.json -- ./signals 1"}
 	out, err = cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || !bytes.Contains(out, []byte("CAP_BPF and CAP_PERFMON")) {
 		t.Errorf("%v: %s", err, out)
 	}
 	t.Logf("%s", out)
-	if _, err := os.Stat(filepath.Join(cmd.Dir, "x.json")); err == nil {
+	if _, err := os.Stat(filepath.Join(cmd.Dir, "x.stacks.json")); err == nil {
 		t.Error("it leaves a file")
 	}
 }
@@ -626,7 +626,7 @@ func TestKernelUnprivileged(t *testing.T) {
 // TestKernelProgram: what unspool record writes is what the API gives.
 func TestKernelProgram(t *testing.T) {
 	needKernel(t)
-	program, out := build(t), filepath.Join(t.TempDir(), "x.json")
+	program, out := build(t), filepath.Join(t.TempDir(), "x.stacks.json")
 	cmd := exec.Command(program, "record", "--source", "ebpf", "-F", "3999", "-o", out, "--", compiled(t, "gcc", "signals.c"), "300")
 	if b, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, b)

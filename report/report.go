@@ -49,21 +49,6 @@ type Options struct {
 // A Func writes a report.
 type Func func(io.Writer, *profile.Profile, Options) error
 
-// Formats are the reports by name.
-var Formats = map[string]Func{
-	"top":        Top,
-	"tree":       Tree,
-	"callees":    Callees,
-	"callers":    Callers,
-	"folded":     Folded,
-	"flame":      Flame,
-	"pprof":      Pprof,
-	"perf":       Perf,
-	"json":       JSON,
-	"firefox":    Firefox,
-	"speedscope": Speedscope,
-}
-
 // limit is how many lines a table may have, with so many others around it; 0: no bound.
 func (o *Options) limit(others int) int {
 	if o.Limit > 0 || o.Rows == 0 {

@@ -32,22 +32,27 @@ func (a *annotator) flags(c *cobra.Command) {
 	c.MarkFlagDirname("source-root")
 }
 
-// formats checks the flags and returns the formats that they belong to.
-func (a *annotator) formats() (map[string]report.Func, error) {
+// formats returns the formats that need code.
+func (a *annotator) formats() []report.Format {
+	form := func(name, about string, source bool) report.Format {
+		return report.Format{Name: name, About: about, Whole: func(w io.Writer, p *profile.Profile, o report.Options) error { return a.write(w, p, o, source) }}
+	}
+	return []report.Format{form("annotate", "functions, line by line", true), form("disasm", "functions, instruction by instruction", false)}
+}
+
+// check checks the flags.
+func (a *annotator) check() error {
 	if !slices.Contains(annotate.Syntaxes, a.syntax) {
-		return nil, usage("--asm: %q is none of %s", a.syntax, strings.Join(annotate.Syntaxes, ", "))
+		return usage("--asm: %q is none of %s", a.syntax, strings.Join(annotate.Syntaxes, ", "))
 	}
 	for _, p := range a.paths {
 		from, to, ok := strings.Cut(p, "=")
 		if !ok || from == "" {
-			return nil, usage("--source-path: %q is not OLD=NEW", p)
+			return usage("--source-path: %q is not OLD=NEW", p)
 		}
 		a.sources.Paths = append(a.sources.Paths, [2]string{from, to})
 	}
-	return map[string]report.Func{
-		"annotate": func(w io.Writer, p *profile.Profile, o report.Options) error { return a.write(w, p, o, true) },
-		"disasm":   func(w io.Writer, p *profile.Profile, o report.Options) error { return a.write(w, p, o, false) },
-	}, nil
+	return nil
 }
 
 // write writes the functions that o.Func matches, the hottest first.

@@ -134,12 +134,11 @@ func TestAnnotateFormats(t *testing.T) {
 		{"disasm", "go", "hash", nil, []string{"IMULL $0x1000193, AX, AX", "; hash.c:"}, []string{"mix(h"}},
 	} {
 		a := annotator{syntax: c.syntax, paths: c.paths}
-		formats, err := a.formats()
-		if err != nil {
+		if err := a.check(); err != nil {
 			t.Fatal(err)
 		}
 		var b bytes.Buffer
-		if err := formats[c.format](&b, p, report.Options{Func: c.fn}); err != nil {
+		if err := report.Named(a.formats(), c.format).Whole(&b, p, report.Options{Func: c.fn}); err != nil {
 			t.Fatal(err)
 		}
 		for _, s := range c.has {
@@ -154,17 +153,17 @@ func TestAnnotateFormats(t *testing.T) {
 		}
 	}
 	for _, f := range []string{"annotate", "disasm"} {
-		formats, err := (&annotator{syntax: "intel"}).formats()
-		var b bytes.Buffer
-		if err != nil {
+		a := annotator{syntax: "intel"}
+		if err := a.check(); err != nil {
 			t.Fatal(err)
 		}
-		if err := formats[f](&b, p, report.Options{Func: "nosuch"}); err == nil || err.Error() != `no function matches "nosuch"` || b.Len() > 0 {
+		var b bytes.Buffer
+		if err := report.Named(a.formats(), f).Whole(&b, p, report.Options{Func: "nosuch"}); err == nil || err.Error() != `no function matches "nosuch"` || b.Len() > 0 {
 			t.Errorf("%v\n%s", err, b.String())
 		}
 	}
 	for _, a := range []annotator{{syntax: "att"}, {syntax: "go", paths: []string{"=x"}}, {syntax: "go", paths: []string{"x"}}} {
-		if _, err := a.formats(); err == nil {
+		if err := a.check(); err == nil {
 			t.Errorf("%+v is accepted", a)
 		}
 	}

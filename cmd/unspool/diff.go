@@ -10,10 +10,12 @@ import (
 	"github.com/unspool/unspool/report"
 )
 
-// diffs are the formats of a comparison.
+// diffs are the formats of a comparison, which diffFormats has in order.
 var diffs = map[string]func(w io.Writer, before, after *profile.Profile, o report.Options) error{
 	"top": report.Diff, "flame": report.FlameDiff, "folded": report.DiffFolded, "json": report.DiffJSON,
 }
+
+var diffFormats = []string{"top", "flame", "folded", "json"}
 
 func diffCmd() *cobra.Command {
 	var o output
@@ -49,7 +51,7 @@ line, before and after, as flamegraph.pl reads them.`,
 			}
 			write := diffs[o.format]
 			if write == nil {
-				return usage("a comparison is top, flame, folded or json, not %s", o.format)
+				return usage("a comparison is %s, not %s", either(diffFormats), o.format)
 			}
 			switch by {
 			case "share":
@@ -84,12 +86,12 @@ line, before and after, as flamegraph.pl reads them.`,
 	}
 	f := c.Flags()
 	f.StringVarP(&o.path, "output", "o", "", "file to write; its ending picks the format")
-	f.StringVar(&o.format, "format", "", "top, flame, folded or json (default: by the ending of -o, else top)")
+	f.StringVar(&o.format, "format", "", either(diffFormats)+" (default: by the ending of -o, else top)")
 	f.StringVar(&by, "by", by, "compare share, samples or periods")
 	f.BoolVar(&all, "all", false, "top: show what can be chance, too")
 	f.IntVar(&o.opts.Limit, "limit", 0, "top: show this many functions")
 	f.BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
-	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"top", "flame", "folded", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(diffFormats, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("by", cobra.FixedCompletions([]string{"share", "samples", "periods"}, cobra.ShellCompDirectiveNoFileComp))
 	sourceFlag(c, &o.plain)
 	flt.flags(c)

@@ -52,13 +52,17 @@ func TestDiff(t *testing.T) {
 	if r := runProgram(t, "diff", before, after, "--format", "json"); json.Unmarshal([]byte(r.out), &j) != nil || j.Functions[0].Total != [2]int{300, 600} {
 		t.Error(r.out, r.stderr)
 	}
-	for _, f := range formats {
+	for _, f := range formatNames(report.Formats) {
+		if report.Named(report.Formats, f).Whole == nil {
+			runProgram(t, "report", after, "--format", f).want(t, 2, "no single samples: --format stacks")
+			continue
+		}
 		r := runProgram(t, "report", after, "--format", f)
 		if r.want(t, 0, ""); f != "pprof" && !strings.Contains(r.out, "hash") {
 			t.Errorf("%s: %s", f, r.out)
 		}
 	}
-	for name, want := range map[string]string{"x.firefox.json": `"preprocessedProfileVersion":`, "x.speedscope.json": "file-format-schema", "x.json": `{"pid":10`} {
+	for name, want := range map[string]string{"x.firefox.json": `"preprocessedProfileVersion":`, "x.speedscope.json": "file-format-schema", "x.stacks.json": `{"pid":10`} {
 		path := filepath.Join(dir, name)
 		runProgram(t, "report", after, "-o", path).want(t, 0, "")
 		if b, err := os.ReadFile(path); err != nil || !bytes.Contains(b, []byte(want)) {

@@ -91,22 +91,22 @@ func objects(t *testing.T, c *exec.Cmd, file string) (list []struct {
 	return list
 }
 
-// A recording written as .json has an object for each stack, with its count; .jsonl one for each sample. A report of a recording
-// has one for each sample either way.
+// TestRecordJSON: .stacks.json has an object for each stack, with its count, .json and .jsonl have one for each sample; of record as of
+// report.
 func TestRecordJSON(t *testing.T) {
 	canRecord(t)
-	c := program(t, append([]string{"record", "-o", "x.json", "--"}, busy...)...)
+	c := program(t, append([]string{"record", "-o", "x.stacks.json", "--"}, busy...)...)
 	r := finish(t, c)
-	r.want(t, 7, `x.json: [\d,]+ samples`)
+	r.want(t, 7, `x.stacks.json: [\d,]+ samples`)
 	total, seen := 0, map[string]bool{}
-	list := objects(t, c, "x.json")
+	list := objects(t, c, "x.stacks.json")
 	for _, o := range list {
 		total += o.Count
 		if o.Time != nil || o.Count < 1 {
 			t.Errorf("%+v", o)
 		}
 	}
-	b, err := os.ReadFile(filepath.Join(c.Dir, "x.json"))
+	b, err := os.ReadFile(filepath.Join(c.Dir, "x.stacks.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,18 +116,20 @@ func TestRecordJSON(t *testing.T) {
 		}
 		seen[line] = true
 	}
-	said, _ := strconv.Atoi(strings.ReplaceAll(regexp.MustCompile(`x.json: ([\d,]+) samples`).FindStringSubmatch(r.stderr)[1], ",", ""))
+	said, _ := strconv.Atoi(strings.ReplaceAll(regexp.MustCompile(`x.stacks.json: ([\d,]+) samples`).FindStringSubmatch(r.stderr)[1], ",", ""))
 	if total != said || len(list) >= total {
 		t.Errorf("%d stacks of %d samples, told: %d", len(list), total, said)
 	}
-	c = program(t, append([]string{"record", "-o", "x.jsonl", "--"}, busy...)...)
-	finish(t, c).want(t, 7, "samples")
-	last := uint64(0)
-	for _, o := range objects(t, c, "x.jsonl") {
-		if o.Count != 1 || o.Time == nil || *o.Time < last {
-			t.Fatalf("after %d: %+v", last, o)
+	for _, file := range []string{"x.json", "x.jsonl"} {
+		c = program(t, append([]string{"record", "-o", file, "--"}, busy...)...)
+		finish(t, c).want(t, 7, "samples")
+		last := uint64(0)
+		for _, o := range objects(t, c, file) {
+			if o.Count != 1 || o.Time == nil || *o.Time < last {
+				t.Fatalf("%s: after %d: %+v", file, last, o)
+			}
+			last = *o.Time
 		}
-		last = *o.Time
 	}
 	c = program(t, append([]string{"record", "--"}, busy...)...)
 	finish(t, c).want(t, 7, "samples")
@@ -138,6 +140,13 @@ func TestRecordJSON(t *testing.T) {
 			if o.Count != 1 || o.Time == nil {
 				t.Fatalf("%s: %+v", ending, o)
 			}
+		}
+	}
+	d := program(t, "report", filepath.Join(c.Dir, defaultRecording), "-o", "y.stacks.json")
+	finish(t, d).want(t, 0, "samples")
+	for _, o := range objects(t, d, "y.stacks.json") {
+		if o.Count < 1 || o.Time != nil {
+			t.Fatalf("%+v", o)
 		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/report"
 )
 
 // The test binary is the program, too: with this variable set it runs main.
@@ -432,7 +433,7 @@ func testRecord(t *testing.T, source string) {
 	if first, _, _ := strings.Cut(again.out, "\n"); !strings.HasPrefix(r.out, first) {
 		t.Errorf("report of the file says\n%s\nrecord said\n%s", first, r.out)
 	}
-	for _, ending := range []string{"x.svg", "x.pb.gz", "x.folded", "x.txt", "x.json", "x.jsonl", "x.perf"} {
+	for _, ending := range []string{"x.svg", "x.pb.gz", "x.folded", "x.txt", "x.json", "x.jsonl", "x.stacks.json", "x.perf"} {
 		c := program(t, "report", file, "-o", ending)
 		finish(t, c).want(t, 0, "")
 		if st, err := os.Stat(filepath.Join(c.Dir, ending)); err != nil || st.Size() == 0 {
@@ -563,7 +564,7 @@ func TestFull(t *testing.T) {
 		"help":       {{"help"}, {"--help"}, {"--version"}, {"help", "record"}},
 		"completion": {{"completion", "bash"}, {"completion", "zsh"}, {"completion", "fish"}},
 	}
-	for _, format := range formats {
+	for _, format := range append(formatNames(report.Formats), "annotate", "disasm") {
 		printing["report"] = append(printing["report"], []string{"report", file, "--format", format, "--function", "."})
 	}
 	for _, verb := range command().Commands() {

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/tui/top"
 )
 
@@ -129,9 +130,9 @@ int main(int argc, char **argv) { prctl(PR_SET_NAME, "c\033[31m\nunspool: all is
 			t.Errorf("unspool %q: status %d, %.2000s%s", args, r.status, r.out, r.stderr)
 		}
 	}
-	for _, format := range formats {
+	for _, format := range append(formatNames(report.Formats), "annotate", "disasm") {
 		switch format {
-		case "json", "jsonl", "firefox", "speedscope", "pprof", "flame": // for programs, with escapes of their own
+		case "json", "jsonl", "stacks", "firefox", "speedscope", "pprof", "flame": // for programs, with escapes of their own
 		case "callers", "callees":
 			run("report", file, "--format", format, "--function", "evil")
 		default:

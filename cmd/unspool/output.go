@@ -5,15 +5,149 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
-	"slices"
+	"regexp"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/internal/outfile"
+	"github.com/unspool/unspool/report"
 )
 
-// ownersOnly are the formats that have addresses, the kernel's too: their files are for their owner.
-var ownersOnly = []string{"data", "json", "jsonl", "perf"}
+// recordingFormat is what record and unwind write besides what package report does.
+var recordingFormat = report.Format{Name: "data", Endings: []string{".data"}, About: "perf.data with callchains, for unspool report and perf report", Private: true}
+
+// An output is where a report goes and what it looks like; its flags are shared by report and record.
+type output struct {
+	formats      []report.Format // that it can have; nil: those of package report
+	path, format string
+	opts         report.Options
+	plain        bool          // no lines and inlined calls
+	sort         string        // "self" or "total"
+	inputs       []fs.FileInfo // what is read, and must not be written
+	keep         bool          // what is there, as PATH.old
+	publish      func() error  // of what create has made: to be seen as it grows
+}
+
+// known returns the formats that there are.
+func (o *output) known() []report.Format {
+	if o.formats == nil {
+		return report.Formats
+	}
+	return o.formats
+}
+
+// form returns the format, which is known once resolve has picked it.
+func (o *output) form() *report.Format { return report.Named(o.known(), o.format) }
+
+// formatNames returns the names of formats, for help and messages.
+func formatNames(list []report.Format) (names []string) {
+	for i := range list {
+		names = append(names, list[i].Name)
+	}
+	return names
+}
+
+// formatEndings returns the usual endings of formats.
+func formatEndings(list []report.Format) (endings []string) {
+	for i := range list {
+		if e := list[i].Endings; len(e) > 0 {
+			endings = append(endings, e[0])
+		}
+	}
+	return endings
+}
+
+// endingsHelp returns a line for each ending, with what it is for.
+func endingsHelp(list []report.Format) string {
+	width := 0
+	for _, e := range formatEndings(list) {
+		width = max(width, len(e))
+	}
+	var b strings.Builder
+	for i := range list {
+		if f := &list[i]; len(f.Endings) > 0 {
+			fmt.Fprintf(&b, "  %-*s  %s\n", width, f.Endings[0], f.About)
+		}
+	}
+	return b.String()
+}
+
+func (o *output) flags(c *cobra.Command) {
+	names := formatNames(o.known())
+	c.Flags().StringVarP(&o.path, "output", "o", o.path, "file to write; its ending picks the format")
+	c.Flags().StringVar(&o.format, "format", o.format, either(names)+" (default: by the ending of -o, else top)")
+	c.Flags().BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
+	c.Flags().BoolVar(&o.opts.Summary, "summary", false, "json, jsonl, stacks: end with an object that has the counts of whole and other stacks")
+	c.Flags().StringVar(&o.opts.Func, "function", "", "callers, callees, annotate, disasm: functions whose name matches this regular expression")
+	c.Flags().StringVar(&o.sort, "sort", "self", "top, callers, callees: put functions first by self, their own weight, or by total, that of all stacks that they are in")
+	c.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions([]string{"self", "total"}, cobra.ShellCompDirectiveNoFileComp))
+	c.Flags().IntVar(&o.opts.Limit, "limit", 0, "top, callers, callees, annotate, disasm: show this many functions")
+	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
+	sourceFlag(c, &o.plain)
+}
+
+// either writes "a, b or c".
+func either(words []string) string {
+	n := len(words) - 1
+	return strings.Join(words[:n], ", ") + " or " + words[n]
+}
+
+// resolve picks the format.
+func (o *output) resolve(fallback string) error {
+	if f := report.ByEnding(o.known(), o.path); f != nil && o.format == "" {
+		o.format = f.Name
+	}
+	switch o.sort {
+	case "", "self":
+	case "total":
+		o.opts.Total = true
+	default:
+		return usage("--sort is self or total, not %q", o.sort)
+	}
+	if o.format == "" && o.opts.Func != "" {
+		o.format = "callers"
+	}
+	if o.format == "" && o.path != "" && o.path != "-" {
+		return usage("the ending of %q says no format: %s, or give --format", o.path, strings.Join(formatEndings(o.known()), " "))
+	}
+	if o.format == "" {
+		o.format = fallback
+	}
+	f := o.form()
+	if f == nil {
+		return usage("--format is one of %s, not %q", strings.Join(formatNames(o.known()), ", "), o.format)
+	}
+	if _, err := regexp.Compile(o.opts.Func); err != nil {
+		return usage("--function: %v", err)
+	}
+	if f.Binary && (o.path == "" || o.path == "-") && term.IsTerminal(int(os.Stdout.Fd())) {
+		return usage("%s is binary: give -o FILE%s, or pipe it", f.Name, f.Endings[0])
+	}
+	return nil
+}
+
+// terminal returns the options for standard output: as wide as the terminal, if it is one.
+func (o *output) terminal() report.Options {
+	opts := o.opts
+	if cols, rows, err := term.GetSize(int(os.Stdout.Fd())); err == nil {
+		opts.Width, opts.Rows = cols, rows
+	}
+	return opts
+}
+
+// write calls f with the output.
+func (o *output) write(ctx context.Context, f func(io.Writer) error) error {
+	w, commit, err := o.create(ctx)
+	if err != nil {
+		return err
+	}
+	return commit(f(w))
+}
 
 // create begins the output. commit puts it into its place, and returns its argument or what went wrong then; after an error, what was
 // there before is there still.
@@ -24,8 +158,9 @@ func (o *output) create(ctx context.Context) (w *os.File, commit func(error) err
 		return os.Stdout, func(err error) error { return err }, nil
 	}
 	var f *outfile.File
+	form := o.form()
 	err = caps.Raised(func() (err error) {
-		f, err = outfile.Create(ctx, o.path, outfile.Options{Private: slices.Contains(ownersOnly, o.format), Keep: o.keep, Inputs: o.inputs})
+		f, err = outfile.Create(ctx, o.path, outfile.Options{Private: form != nil && form.Private, Keep: o.keep, Inputs: o.inputs})
 		return err
 	})
 	if errors.Is(err, outfile.ErrInput) {

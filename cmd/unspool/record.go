@@ -22,8 +22,11 @@ import (
 // defaultRecording is where record writes unless told otherwise.
 const defaultRecording = "unspool.data"
 
+// recordFormats are what a recording can be written as.
+var recordFormats = append([]report.Format{recordingFormat}, report.Formats...)
+
 func recordCmd() *cobra.Command {
-	var o output
+	o := output{formats: recordFormats}
 	var flt filter
 	var p plan
 	var stepper func() (*modules.Set, error)
@@ -38,13 +41,14 @@ copies of stacks are written to disk. Where it may (root, x86-64), the kernel wa
 error says so. Else it copies them, and they are walked here. Ctrl-C ends the recording and writes the result. The
 exit status is the command's.
 
-The ending of -o picks the format: .data (perf.data with callchains, for unspool report and perf report),
-.svg, .pb.gz, .firefox.json, .speedscope.json, .folded, .txt, .json (an object for each different stack, with its count), .jsonl (an object for each
-sample, as it comes), .perf. Without -o, everything goes to ` + defaultRecording + ` and a table is printed;
-the recording before it is kept, once, as ` + defaultRecording + `.old.
+The ending of -o picks the format:
+
+` + endingsHelp(recordFormats) + `
+Without -o, everything goes to ` + defaultRecording + ` and a table is printed; the recording before it is kept, once, as
+` + defaultRecording + `.old.
 
 An output takes its place when it is whole: until then, and where recording fails, what was there stays. Formats with addresses (.data,
-.json, .jsonl, .perf) are for their owner only. .jsonl can be read as it grows.
+.json, .jsonl, .stacks.json, .perf) are for their owner only.
 
 With --off-cpu --wakers, above each wait is who ended it: "[woken by COMM]", and that thread's stack upside down, so that what
 woke is next to what waited. The outermost function of who woke has the self time. Who wakes a futex's wait is who
@@ -133,7 +137,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	}
 	defer rec.Close()
 	rec.note()
-	if o.format == "jsonl" {
+	if o.form().Grows {
 		if err := o.publish(); err != nil {
 			return err
 		}
@@ -150,14 +154,14 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	var prof *profile.Profile
 	var name func() *profile.Profile // what takes long, and waits until the recording is whole on disk
 	// Not ctx: when it is done, the recording ends, and what has been recorded is still to be read.
-	switch bg := context.Background(); o.format {
-	case "data":
+	switch bg := context.Background(); {
+	case o.format == recordingFormat.Name:
 		name, err = s.write(bg, out, o, perfdata.Host())
-	case "jsonl", "perf", "firefox":
+	case o.form().Stream != nil:
 		err = s.stream(bg, out, o)
 	default:
 		if prof, err = s.profile(bg, o, nil); err == nil {
-			err = report.Formats[o.format](out, prof, o.opts)
+			err = o.form().Whole(out, prof, o.opts)
 		}
 	}
 	rec.settle()
@@ -178,7 +182,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 		}
 	}
 	if table && !empty {
-		if err := report.Formats["top"](os.Stdout, prof, o.terminal()); err != nil {
+		if err := report.Top(os.Stdout, prof, o.terminal()); err != nil {
 			return err
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -27,114 +26,13 @@ import (
 	"github.com/unspool/unspool/tui/browse"
 )
 
-// endings say which format the name of an output file asks for.
-var endings = []struct{ ending, format string }{
-	{".svg", "flame"}, {".pb.gz", "pprof"}, {".pb", "pprof"}, {".pprof", "pprof"}, {".folded", "folded"},
-	{".firefox.json", "firefox"}, {".speedscope.json", "speedscope"}, {".txt", "top"}, {".jsonl", "jsonl"}, {".json", "json"}, {".perf", "perf"}, {".data", "data"},
-}
-
-// formats are what a report can be.
-var formats = []string{"top", "tree", "callers", "callees", "annotate", "disasm", "folded", "flame", "pprof", "firefox", "speedscope", "perf", "json", "jsonl"}
-
-// streams are the formats that single samples have, with their times.
-var streams = map[string]func(io.Writer, profile.Namer, profile.Info, report.Options) *report.Stream{
-	"json": report.NewJSON, "jsonl": report.NewJSON, "perf": report.NewPerf, "firefox": report.NewFirefox, "speedscope": report.NewSpeedscope,
-}
-
-// An output is where a report goes and what it looks like; its flags are shared by report and record.
-type output struct {
-	path, format string
-	opts         report.Options
-	more         map[string]report.Func // formats besides those of package report
-	plain        bool                   // no lines and inlined calls
-	sort         string                 // "self" or "total"
-	inputs       []fs.FileInfo          // what is read, and must not be written
-	keep         bool                   // what is there, as PATH.old
-	publish      func() error           // of what create has made: to be seen as it grows
-}
-
-// report returns the writer of the format; nil if there is none.
-func (o *output) report() report.Func {
-	if f := o.more[o.format]; f != nil {
-		return f
-	}
-	return report.Formats[o.format]
-}
-
-func (o *output) flags(c *cobra.Command) {
-	c.Flags().StringVarP(&o.path, "output", "o", o.path, "file to write; its ending picks the format")
-	c.Flags().StringVar(&o.format, "format", o.format, "top, tree, callers, callees, annotate, disasm, folded, flame, pprof, firefox, speedscope, perf, json or jsonl (default: by the ending of -o, else top)")
-	c.Flags().BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
-	c.Flags().BoolVar(&o.opts.Summary, "summary", false, "json, jsonl: end with an object that has the counts of whole and other stacks")
-	c.Flags().StringVar(&o.opts.Func, "function", "", "callers, callees, annotate, disasm: functions whose name matches this regular expression")
-	c.Flags().StringVar(&o.sort, "sort", "self", "top, callers, callees: put functions first by self, their own weight, or by total, that of all stacks that they are in")
-	c.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions([]string{"self", "total"}, cobra.ShellCompDirectiveNoFileComp))
-	c.Flags().IntVar(&o.opts.Limit, "limit", 0, "top, callers, callees, annotate, disasm: show this many functions")
-	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
-	sourceFlag(c, &o.plain)
-}
-
-// resolve picks the format.
-func (o *output) resolve(fallback string) error {
-	if o.format == "" {
-		for _, e := range endings {
-			if o.path != "" && strings.HasSuffix(o.path, e.ending) {
-				o.format = e.format
-				break
-			}
-		}
-	}
-	switch o.sort {
-	case "", "self":
-	case "total":
-		o.opts.Total = true
-	default:
-		return usage("--sort is self or total, not %q", o.sort)
-	}
-	if o.format == "" && o.opts.Func != "" {
-		o.format = "callers"
-	}
-	if o.format == "" && o.path != "" && o.path != "-" {
-		return usage("the ending of %q says no format: .svg .pb.gz .firefox.json .speedscope.json .folded .txt .json .jsonl .perf, or give --format", o.path)
-	}
-	if o.format == "" {
-		o.format = fallback
-	}
-	if o.format != "data" && o.format != "jsonl" && o.report() == nil {
-		return usage("--format is one of %s, not %q", strings.Join(formats, ", "), o.format)
-	}
-	if _, err := regexp.Compile(o.opts.Func); err != nil {
-		return usage("--function: %v", err)
-	}
-	if o.format == "pprof" && (o.path == "" || o.path == "-") && term.IsTerminal(int(os.Stdout.Fd())) {
-		return usage("pprof is binary: give -o FILE.pb.gz, or pipe it")
-	}
-	return nil
-}
-
-// terminal returns the options for standard output: as wide as the terminal, if it is one.
-func (o *output) terminal() report.Options {
-	opts := o.opts
-	if cols, rows, err := term.GetSize(int(os.Stdout.Fd())); err == nil {
-		opts.Width, opts.Rows = cols, rows
-	}
-	return opts
-}
-
-// write calls f with the output.
-func (o *output) write(ctx context.Context, f func(io.Writer) error) error {
-	w, commit, err := o.create(ctx)
-	if err != nil {
-		return err
-	}
-	return commit(f(w))
-}
-
 func reportCmd() *cobra.Command {
 	var o output
 	var flt filter
 	var stepper func() (*modules.Set, error)
 	var ann annotator
+	// After the tables.
+	o.formats = slices.Insert(slices.Clone(report.Formats), 4, ann.formats()...)
 	c := &cobra.Command{
 		Use:   "report [FILE]",
 		Short: "Show where a recording's time went",
@@ -143,7 +41,8 @@ func reportCmd() *cobra.Command {
 FILE is a perf.data file, as perf record or unspool record write it, or a pprof profile; "-" is standard
 input, and without FILE it is ` + defaultRecording + `. Stack copies (perf record --call-graph dwarf) are unwound here.
 
-json and jsonl are one object a line for each sample, in the order of time; of a pprof profile, for each different stack.
+json and jsonl are one object a line for each sample, in the order of time; stacks is one for each different stack. A pprof
+profile has no single samples, so it has stacks only.
 
 On a terminal, and without -o or another flag that shapes a report, the recording is there to be walked through: a tree
 of calls, a table of functions, their callers. In a pipe, or with --format top, it is a table.
@@ -162,15 +61,15 @@ Every report says how many stacks are whole. A stack is whole when it ends at a 
 			if err != nil {
 				return err
 			}
-			if o.more, err = ann.formats(); err != nil {
+			if err := ann.check(); err != nil {
 				return err
 			}
 			walk := args[0] != "-" && o.path == "" && o.format == "" && o.opts.Func == "" && !c.Flags().Changed("limit") && !c.Flags().Changed("sort") && onTerminal()
+			if o.format == recordingFormat.Name || o.format == "" && strings.HasSuffix(o.path, recordingFormat.Endings[0]) {
+				return usage("to write perf.data, use unspool unwind")
+			}
 			if err := o.resolve("top"); err != nil {
 				return err
-			}
-			if o.format == "data" {
-				return usage("to write perf.data, use unspool unwind")
 			}
 			mods, err := stepper()
 			if err != nil {
@@ -216,17 +115,17 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, mods *m
 	defer r.Close()
 	o.inputs = append(o.inputs, r.stat)
 	write := func(p *profile.Profile) error {
-		if o.format == "jsonl" {
-			o.format = "json" // it has no single samples
+		if o.form().Whole == nil {
+			return usage("a pprof profile has no single samples: --format stacks or -o FILE.stacks.json has its stacks")
 		}
-		return o.write(ctx, func(w io.Writer) error { return o.report()(w, p, o.opts) })
+		return o.write(ctx, func(w io.Writer) error { return o.form().Whole(w, p, o.opts) })
 	}
 	if r.pprof != nil {
 		p, _ := r.profile(ctx, o)
 		return write(p)
 	}
 	s := r.session
-	if streams[o.format] != nil {
+	if o.form().Stream != nil {
 		var bad error // what was there before it is good
 		err = o.write(ctx, func(w io.Writer) error {
 			err := s.stream(ctx, w, o)

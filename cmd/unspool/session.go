@@ -201,7 +201,7 @@ func (s *session) profile(ctx context.Context, o *output, added func(x *profile.
 func (s *session) stream(ctx context.Context, w io.Writer, o *output) error {
 	s.events(o)
 	s.names.Lines = !o.plain
-	st := streams[o.format](w, s.names, s.info, o.opts)
+	st := o.form().Stream(w, s.names, s.info, o.opts)
 	err := s.run(ctx, st.Sample, nil, nil)
 	if cerr := st.Close(s.info.Loss); err == nil {
 		err = cerr

@@ -53,7 +53,7 @@ func runUnwind(ctx context.Context, path, to string, flt *filter, mods *modules.
 	if err != nil {
 		return err
 	}
-	o := output{path: to, format: "data", inputs: []fs.FileInfo{st}}
+	o := output{formats: recordFormats, path: to, format: "data", inputs: []fs.FileInfo{st}}
 	out, commit, err := o.create(ctx)
 	if err != nil {
 		return err

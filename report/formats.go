@@ -1,0 +1,62 @@
+package report
+
+import (
+	"io"
+	"strings"
+
+	"github.com/unspool/unspool/profile"
+)
+
+// A Format is a form that a report can have.
+type Format struct {
+	Name    string
+	Endings []string // of the names of files that have it, the usual one first
+	About   string   // what it is, or for whom, in a few words
+
+	Whole  Func                                                          // writes a profile; nil: it has single samples only
+	Stream func(io.Writer, profile.Namer, profile.Info, Options) *Stream // writes samples as they come; nil: it has whole profiles only
+
+	Binary  bool // not for a terminal
+	Private bool // it has addresses, the kernel's too: its files are for their owner
+	Grows   bool // what is there of it can be read before it is whole
+}
+
+// Formats are all forms that this package writes, those for a terminal first.
+var Formats = []Format{
+	{Name: "top", Endings: []string{".txt"}, About: "table of functions", Whole: Top},
+	{Name: "tree", About: "tree of calls", Whole: Tree},
+	{Name: "callers", About: "functions, each with what calls it", Whole: Callers},
+	{Name: "callees", About: "functions, each with what it calls", Whole: Callees},
+	{Name: "folded", Endings: []string{".folded"}, About: "a line for each stack, as flamegraph.pl and inferno read it", Whole: Folded},
+	{Name: "flame", Endings: []string{".svg"}, About: "flame graph", Whole: Flame},
+	{Name: "pprof", Endings: []string{".pb.gz", ".pb", ".pprof"}, About: "for pprof, and for all that reads its profiles", Whole: Pprof, Binary: true},
+	{Name: "firefox", Endings: []string{".firefox.json"}, About: "for profiler.firefox.com", Whole: Firefox, Stream: NewFirefox},
+	{Name: "speedscope", Endings: []string{".speedscope.json"}, About: "for speedscope.app", Whole: Speedscope, Stream: NewSpeedscope},
+	{Name: "perf", Endings: []string{".perf"}, About: "text for tools that read perf script", Whole: Perf, Stream: NewPerf, Private: true},
+	{Name: "json", Endings: []string{".json"}, About: "an object for each sample", Stream: NewJSON, Private: true},
+	{Name: "jsonl", Endings: []string{".jsonl"}, About: "the same, and it can be read as it grows", Stream: NewJSON, Private: true, Grows: true},
+	{Name: "stacks", Endings: []string{".stacks.json"}, About: "an object for each different stack, with its count", Whole: JSON, Private: true},
+}
+
+// Named returns the format of a name among list; nil if there is none.
+func Named(list []Format, name string) *Format {
+	for i := range list {
+		if list[i].Name == name {
+			return &list[i]
+		}
+	}
+	return nil
+}
+
+// ByEnding returns the format among list that the name of a file asks for, by the longest of the endings that match; nil if there is none.
+func ByEnding(list []Format, path string) (f *Format) {
+	longest := 0
+	for i := range list {
+		for _, e := range list[i].Endings {
+			if len(e) > longest && strings.HasSuffix(path, e) {
+				f, longest = &list[i], len(e)
+			}
+		}
+	}
+	return f
+}
