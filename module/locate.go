@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -21,10 +22,25 @@ import (
 // concurrent use, once its fields are set.
 type Locator struct {
 	Sysroot string   // a root directory; "": none
-	Dirs    []string // with files by build ID: .build-id/xx/yyyy, or, as perf buildid-cache keeps them, .build-id/xx/yyyy/elf
+	Dirs    []string // with files by build ID: .build-id/xx/yyyy, or, as perf buildid-cache keeps them, .build-id/xx/yyyy/elf and debug
 
-	mu   sync.Mutex
-	open map[located]found
+	// DebugDirs are directories of separate debug files: .build-id/xx/yyyy.debug. nil stands for DebugDir alone.
+	DebugDirs []string
+
+	mu    sync.Mutex
+	open  map[located]found
+	debug map[string]*Image // by build ID
+}
+
+// DebugDir is where distributions put debug files.
+const DebugDir = "/usr/lib/debug"
+
+// DebugRoots returns the directories of debug files.
+func (l *Locator) DebugRoots() []string {
+	if l.DebugDirs == nil {
+		return []string{DebugDir}
+	}
+	return l.DebugDirs
 }
 
 // A located is a file that was asked for.
@@ -89,6 +105,51 @@ func (l *Locator) Find(path, buildID string, pid int) (img *Image, in int, err e
 	return img, in, nil
 }
 
+// Debug returns the separate debug file with a build ID, in hex; nil where there is none. The image is the Locator's: it stays open until Close. An
+// error says what is wrong with a file that is there, also where another place had the right one.
+func (l *Locator) Debug(buildID string) (img *Image, err error) {
+	if _, bad := hex.DecodeString(buildID); bad != nil || len(buildID) < 4 {
+		return nil, nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if img := l.debug[buildID]; img != nil {
+		return img, nil
+	}
+	var names []string
+	for _, dir := range l.DebugRoots() {
+		names = append(names, filepath.Join(dir, ".build-id", buildID[:2], buildID[2:]+".debug"))
+	}
+	for _, dir := range l.Dirs {
+		names = append(names, filepath.Join(dir, ".build-id", buildID[:2], buildID[2:], "debug"))
+	}
+	for _, name := range names {
+		img, oerr := Open(name)
+		if oerr == nil {
+			if oerr = Guard(func() error { return HasBuildID(img, buildID) }); oerr == nil {
+				if l.debug == nil {
+					l.debug = map[string]*Image{}
+				}
+				l.debug[buildID] = img
+				return img, err
+			}
+			img.Close()
+		}
+		if !errors.Is(oerr, fs.ErrNotExist) && !errors.Is(oerr, unix.ENOTDIR) {
+			err = oerr
+		}
+	}
+	return nil, err
+}
+
+// HasBuildID returns an error if an image has another build ID than that one, in hex, or none.
+func HasBuildID(img *Image, buildID string) error {
+	if have := hex.EncodeToString(img.BuildID()); !SameBuildID(have, buildID) {
+		return fmt.Errorf("%s: it has build ID %q, not %s", img.Name(), have, buildID)
+	}
+	return nil
+}
+
 // Close unmaps all files that were found.
 func (l *Locator) Close() error {
 	l.mu.Lock()
@@ -97,7 +158,10 @@ func (l *Locator) Close() error {
 	for _, f := range l.open {
 		errs = append(errs, f.img.Close())
 	}
-	l.open = nil
+	for _, img := range l.debug {
+		errs = append(errs, img.Close())
+	}
+	l.open, l.debug = nil, nil
 	return errors.Join(errs...)
 }
 
@@ -246,9 +310,7 @@ func withID(f *os.File, err error, buildID string) *Image {
 	if err != nil {
 		return nil
 	}
-	same := false
-	_ = Guard(func() error { same = SameBuildID(hex.EncodeToString(img.BuildID()), buildID); return nil })
-	if !same {
+	if Guard(func() error { return HasBuildID(img, buildID) }) != nil {
 		img.Close()
 		return nil
 	}

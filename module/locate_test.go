@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -159,5 +160,63 @@ func TestLocate(t *testing.T) {
 		if vdso, _ := VDSO(); img != vdso || len(vdso.Bytes()) == 0 {
 			t.Error("the vDSO is closed")
 		}
+	}
+}
+
+// TestLocateDebug: separate debug files are those of a build ID, and each is opened once.
+func TestLocateDebug(t *testing.T) {
+	dir := t.TempDir()
+	put := func(from string, to ...string) string {
+		t.Helper()
+		path := filepath.Join(append([]string{dir}, to...)...)
+		b, err := os.ReadFile(from)
+		if err == nil {
+			err = errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, b, 0o600))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	var ids []string
+	for _, path := range []string{"/bin/ls", "/bin/sh", "/bin/cat"} {
+		img, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, hex.EncodeToString(img.BuildID()))
+		img.Close()
+	}
+	ls, sh, cat := ids[0], ids[1], ids[2]
+	own := put("/bin/ls", "one", ".build-id", ls[:2], ls[2:]+".debug")
+	perfs := put("/bin/sh", "two", ".build-id", sh[:2], sh[2:], "debug")
+	put("/bin/ls", "one", ".build-id", cat[:2], cat[2:]+".debug") // another
+	put("/bin/cat", "one", "file")
+	l := Locator{DebugDirs: []string{filepath.Join(dir, "none"), filepath.Join(dir, "one", "file"), filepath.Join(dir, "one")}, Dirs: []string{filepath.Join(dir, "two")}}
+	defer l.Close()
+	for _, c := range []struct{ what, id, path, err string }{
+		{"a debug file", ls, own, ""},
+		{"one that perf keeps", sh, perfs, ""},
+		{"another in its place", cat, "", "it has build ID"},
+		{"none", "0123456789", "", ""},
+		{"no build ID", "", "", ""},
+		{"a build ID that is none", "../../../bin/sh", "", ""},
+	} {
+		img, err := l.Debug(c.id)
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: %v, want %q", c.what, err, c.err)
+		}
+		if (img == nil) != (c.path == "") || img != nil && img.Name() != c.path {
+			t.Errorf("%s: %+v, want %q", c.what, img, c.path)
+		}
+		if again, _ := l.Debug(c.id); again != img {
+			t.Errorf("%s: opened again", c.what)
+		}
+	}
+	if got := (&Locator{}).DebugRoots(); len(got) != 1 || got[0] != DebugDir {
+		t.Errorf("by default: %q", got)
+	}
+	if got := (&Locator{DebugDirs: []string{}}).DebugRoots(); len(got) != 0 {
+		t.Errorf("of none: %q", got)
 	}
 }

@@ -33,9 +33,6 @@ type Options struct {
 	// Mods loaded the modules that are named: names come from the files that it has open, and are kept in its cache; may be nil.
 	Mods *modules.Set
 
-	// DebugDirs are directories with .build-id/ that are looked in for debug files before /usr/lib/debug.
-	DebugDirs []string
-
 	// KernelID, KernelRelease and Recorded tell which kernel's addresses are named; see symbol.Options.
 	KernelID      string
 	KernelRelease string
@@ -74,13 +71,12 @@ type Namer struct {
 // New returns a Namer. It reads DEBUGINFOD_URLS and its companions (package symbol/debuginfod) from the environment.
 func New(o Options) *Namer {
 	n := &Namer{labels: newLabels(), images: map[*unwind.Module]*module.Image{}, frames: map[*module.Image]func() *format.Unwind{}, made: newMade()}
-	opt := symbol.Options{Files: &module.Locator{}, DebugDirs: slices.Clone(o.DebugDirs), KernelID: o.KernelID, KernelRelease: o.KernelRelease, Recorded: o.Recorded}
+	opt := symbol.Options{Files: &module.Locator{}, KernelID: o.KernelID, KernelRelease: o.KernelRelease, Recorded: o.Recorded}
 	if o.Mods != nil {
 		n.cache = o.Mods.CacheDir()
 		opt.CacheDir = n.cache
 		opt.Files = o.Mods.Files
 	}
-	opt.DebugDirs = append(append(opt.DebugDirs, debugDir), opt.Files.Dirs...)
 	if c, ok := debuginfod.FromEnv(os.Getenv); ok {
 		c.Progress = o.Progress
 		n.fetcher = debuginfod.New(c)
@@ -89,9 +85,6 @@ func New(o Options) *Namer {
 	n.symbols, n.files, n.own = symbol.New(opt), opt.Files, o.Mods == nil
 	return n
 }
-
-// debugDir is where distributions put debug files.
-const debugDir = "/usr/lib/debug"
 
 // fetchUntilStopped returns what fetches files, until the context of one download ends.
 func fetchUntilStopped(from *debuginfod.Client, download func() (context.Context, func())) func(buildID []byte, kind string) (string, error) {

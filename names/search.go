@@ -27,5 +27,6 @@ func Files(sysroot string, dirs []string) *module.Locator {
 	if home, err := os.UserHomeDir(); err == nil {
 		s.Dirs = append(s.Dirs, filepath.Join(home, ".debug"))
 	}
+	s.DebugDirs = append([]string{module.DebugDir}, s.Dirs...)
 	return s
 }

@@ -112,7 +112,7 @@ func TestStripped(t *testing.T) {
 		{"mini debug info, several blocks", embed("--block-size=4096", "--check=sha256"), nowhere, id, 301},
 		{"mini debug info, one thread's blocks with sizes", embed("-T2", "--block-size=4096", "--check=none"), nowhere, id, 301},
 	} {
-		r := New(Options{DebugDirs: c.dirs})
+		r := New(Options{Files: &module.Locator{DebugDirs: c.dirs}})
 		tab := r.Module(c.path, c.id)
 		n := 0
 		for _, s := range all {
@@ -150,7 +150,7 @@ func TestStripped(t *testing.T) {
 	b, _ := os.ReadFile(bare)
 	clear(b[40:48])
 	write(t, bare+"-headless", string(b))
-	r := New(Options{DebugDirs: nowhere})
+	r := New(Options{Files: &module.Locator{DebugDirs: nowhere}})
 	defer r.Close()
 	if lo, _, ok := r.Module(bare+"-headless", "").FuncRange("shown"); !ok || lo == 0 {
 		t.Error("no dynamic symbols without section headers")
@@ -223,7 +223,7 @@ func TestDamaged(t *testing.T) {
 	}
 	try := func(b []byte) {
 		if img, err := module.New("damaged", b); err == nil {
-			tab := New(Options{DebugDirs: []string{}}).Module("damaged", "")
+			tab := New(Options{Files: &module.Locator{DebugDirs: []string{}}}).Module("damaged", "")
 			tab.once.Do(func() { tab.find(img) })
 			tab.Resolve([]arch.Vaddr{0, 0x1000, 0x1010, 0x1100, 0x2000, ^arch.Vaddr(0)})
 			tab.FuncRange("shown")

@@ -106,38 +106,21 @@ func (t *Table) buildID() string {
 	return t.id
 }
 
-// byID looks in the directories of debug files by build ID.
+// byID looks for the debug file by build ID.
 func (t *Table) byID(id string) *module.Image {
-	if _, err := hex.DecodeString(id); err != nil || len(id) < 4 {
-		return nil
+	img, err := t.r.opt.Files.Debug(id)
+	if err != nil {
+		t.setNote("%v", err)
 	}
-	var names []string
-	for _, dir := range t.r.opt.DebugDirs {
-		names = append(names, filepath.Join(dir, ".build-id", id[:2], id[2:]+".debug"))
+	if img != nil {
+		t.uses(img)
 	}
-	for _, dir := range t.r.opt.Files.Dirs { // as perf buildid-cache keeps them
-		names = append(names, filepath.Join(dir, ".build-id", id[:2], id[2:], "debug"))
-	}
-	for _, name := range names {
-		img, err := t.map_(name, hasID(id))
-		if err == nil {
-			return img
-		}
-		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
-			t.setNote("%v", err)
-		}
-	}
-	return nil
+	return img
 }
 
 // hasID returns a check for a build ID.
 func hasID(id string) func(*module.Image) error {
-	return func(img *module.Image) error {
-		if have := hex.EncodeToString(img.BuildID()); !module.SameBuildID(have, id) {
-			return fmt.Errorf("%s: it has build ID %q, not %s", img.Name(), have, id)
-		}
-		return nil
-	}
+	return func(img *module.Image) error { return module.HasBuildID(img, id) }
 }
 
 // maxLinked bounds a file whose checksum is computed, in bytes: all of it is read, linkChunk bytes at a time.
@@ -173,7 +156,7 @@ func (t *Table) byLink() *module.Image {
 	}
 	dir := filepath.Dir(t.path)
 	paths := []string{filepath.Join(dir, name), filepath.Join(dir, ".debug", name)}
-	for _, d := range t.r.opt.DebugDirs {
+	for _, d := range t.r.opt.Files.DebugRoots() {
 		paths = append(paths, filepath.Join(d, dir, name))
 	}
 	for _, path := range paths {

@@ -142,7 +142,8 @@ func (t *Table) linked(path string, buildID []byte) (*module.Image, error) {
 		return img, errIf(img, err)
 	}
 	id := hex.EncodeToString(buildID)
-	for _, dir := range t.r.opt.DebugDirs {
+	roots := t.r.opt.Files.DebugRoots()
+	for _, dir := range roots {
 		if len(id) < 4 {
 			break
 		}
@@ -151,8 +152,8 @@ func (t *Table) linked(path string, buildID []byte) (*module.Image, error) {
 		}
 	}
 	img := try(path, hasID(id))
-	for i := 0; img == nil && i < len(t.r.opt.DebugDirs); i++ {
-		img = try(filepath.Join(t.r.opt.DebugDirs[i], ".dwz", filepath.Base(path)), hasID(id))
+	for i := 0; img == nil && i < len(roots); i++ {
+		img = try(filepath.Join(roots[i], ".dwz", filepath.Base(path)), hasID(id))
 	}
 	return img, errIf(img, err)
 }

@@ -60,7 +60,7 @@ func placesOf(tab *Table, lo, hi arch.Vaddr) [][]Place {
 func TestDebugFiles(t *testing.T) {
 	whole, id := inlining(t)
 	nowhere := []string{filepath.Join(t.TempDir(), "nowhere")}
-	r := New(Options{DebugDirs: nowhere})
+	r := New(Options{Files: &module.Locator{DebugDirs: nowhere}})
 	defer r.Close()
 	tab := r.Module(whole, id)
 	lo, hi, ok := tab.FuncRange("_ZN1n5outerEi")
@@ -108,14 +108,14 @@ func TestDebugFiles(t *testing.T) {
 		ok   bool
 		note string
 	}{
-		{"nowhere", "", Options{DebugDirs: nowhere}, bare, false, ""},
-		{"by build ID", filepath.Join(debugDir, ".build-id", id[:2], id[2:]+".debug"), Options{DebugDirs: []string{debugDir}}, bare, true, ""},
-		{"by link, beside", filepath.Join(bin, "p.debug"), Options{DebugDirs: nowhere}, bare, true, ""},
-		{"by link, in .debug", filepath.Join(bin, ".debug", "p.debug"), Options{DebugDirs: nowhere}, bare, true, ""},
-		{"by link, in the directory of debug files", filepath.Join(debugDir, bin, "p.debug"), Options{DebugDirs: []string{debugDir}}, bare, true, ""},
-		{"fetched", "", Options{DebugDirs: nowhere, Fetch: get("debuginfo")}, bare, true, ""},
-		{"fetched, the file gone", "", Options{DebugDirs: nowhere, Fetch: get("debuginfo")}, filepath.Join(dir, "gone"), true, ""},
-		{"another checksum", "damaged", Options{DebugDirs: nowhere}, bare, false, "checksum"},
+		{"nowhere", "", Options{Files: &module.Locator{DebugDirs: nowhere}}, bare, false, ""},
+		{"by build ID", filepath.Join(debugDir, ".build-id", id[:2], id[2:]+".debug"), Options{Files: &module.Locator{DebugDirs: []string{debugDir}}}, bare, true, ""},
+		{"by link, beside", filepath.Join(bin, "p.debug"), Options{Files: &module.Locator{DebugDirs: nowhere}}, bare, true, ""},
+		{"by link, in .debug", filepath.Join(bin, ".debug", "p.debug"), Options{Files: &module.Locator{DebugDirs: nowhere}}, bare, true, ""},
+		{"by link, in the directory of debug files", filepath.Join(debugDir, bin, "p.debug"), Options{Files: &module.Locator{DebugDirs: []string{debugDir}}}, bare, true, ""},
+		{"fetched", "", Options{Files: &module.Locator{DebugDirs: nowhere}, Fetch: get("debuginfo")}, bare, true, ""},
+		{"fetched, the file gone", "", Options{Files: &module.Locator{DebugDirs: nowhere}, Fetch: get("debuginfo")}, filepath.Join(dir, "gone"), true, ""},
+		{"another checksum", "damaged", Options{Files: &module.Locator{DebugDirs: nowhere}}, bare, false, "checksum"},
 	} {
 		put := c.put
 		if put == "damaged" {
@@ -150,14 +150,14 @@ func TestDebugFiles(t *testing.T) {
 	}
 	for _, name := range []string{"../../p.debug", "..", "/etc/passwd"} {
 		linked(name, []byte{1, 2, 3, 4})
-		r := New(Options{DebugDirs: nowhere})
+		r := New(Options{Files: &module.Locator{DebugDirs: nowhere}})
 		if tab := r.Module(bare, ""); tab.Places([]arch.Vaddr{lo})[0] != nil || tab.Note() != "" {
 			t.Errorf("a link to %q: note %q", name, tab.Note())
 		}
 		r.Close()
 	}
 	// A fetched executable stands for a file that is not here.
-	r = New(Options{DebugDirs: nowhere, Fetch: func(_ []byte, kind string) (string, error) {
+	r = New(Options{Files: &module.Locator{DebugDirs: nowhere}, Fetch: func(_ []byte, kind string) (string, error) {
 		if kind == "executable" {
 			return whole, nil
 		}

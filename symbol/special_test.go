@@ -12,6 +12,7 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/symbol/jit"
 )
 
@@ -99,7 +100,7 @@ func TestSpecialFiles(t *testing.T) {
 			if err := os.Symlink(special, c.link); err != nil {
 				t.Fatal(err)
 			}
-			r := New(Options{DebugDirs: []string{at("nowhere")}})
+			r := New(Options{Files: &module.Locator{DebugDirs: []string{at("nowhere")}}})
 			done := make(chan bool)
 			go func() {
 				tab := r.Module(c.module, "")
@@ -158,7 +159,7 @@ func TestDebugFileOfOthers(t *testing.T) {
 	}{{0, 0o600, true}, {65534, 0o600, false}, {65534, 0o644, true}} {
 		os.Chown(bare, c.uid, c.uid)
 		os.Chmod(debug, c.mode)
-		r := New(Options{DebugDirs: []string{filepath.Join(dir, "nowhere")}})
+		r := New(Options{Files: &module.Locator{DebugDirs: []string{filepath.Join(dir, "nowhere")}}})
 		tab := r.Module(bare, "")
 		if _, _, ok := tab.FuncRange("hidden1"); ok != c.want || (tab.Note() == "") != c.want {
 			t.Errorf("the file of user %d names one with mode %v: %v, %q", c.uid, c.mode, ok, tab.Note())
@@ -179,7 +180,7 @@ func TestLinkToHole(t *testing.T) {
 		t.Skipf("this test lacks a file system for a sparse file: %v", err)
 	}
 	began := time.Now()
-	r := New(Options{DebugDirs: []string{filepath.Join(dir, "nowhere")}})
+	r := New(Options{Files: &module.Locator{DebugDirs: []string{filepath.Join(dir, "nowhere")}}})
 	defer r.Close()
 	tab := r.Module(bare, "")
 	if _, _, ok := tab.FuncRange("hidden1"); ok || tab.Note() == "" || time.Since(began) > 2*time.Second {

@@ -34,11 +34,8 @@ type Options struct {
 	// Context ends what takes long, such as the checksum of a large file. nil: nothing does.
 	Context context.Context
 
-	// DebugDirs hold separate debug files as .build-id/xx/yyyy.debug. nil stands for
-	// /usr/lib/debug.
-	DebugDirs []string
-
-	// Files finds the modules' files and keeps them open; Close leaves it alone. nil stands for one of the Resolver's own, which Close closes.
+	// Files finds the modules' files and their debug files, and keeps them open; Close leaves it alone. nil stands for one of the Resolver's own,
+	// which looks where files are on this machine, and which Close closes.
 	Files *module.Locator
 
 	// Fetch gets a file that this machine does not have, of kind "debuginfo" or "executable": it returns its path. nil: nothing is
@@ -86,9 +83,6 @@ const runningKallsyms = "/proc/kallsyms"
 
 // New returns a Resolver.
 func New(opt Options) *Resolver {
-	if opt.DebugDirs == nil {
-		opt.DebugDirs = []string{"/usr/lib/debug"}
-	}
 	if opt.Context == nil {
 		opt.Context = context.Background()
 	}

@@ -74,6 +74,7 @@ stack that is not whole says why. docs/STACK.md has the JSON.`,
 			if err != nil {
 				return err
 			}
+			mods.Files.DebugDirs = o.dirs()
 			if pid, err := strconv.Atoi(args[0]); err == nil {
 				if len(args) > 1 {
 					return usage("EXE goes with a core file, and %d is a PID; a file of that name is ./%d", pid, pid)
@@ -134,13 +135,13 @@ func ownPaths(p *source.Process) map[string]string {
 
 // stackNamer returns what names the frames of stacks.
 func stackNamer(o *stackOptions, mods *modules.Set) *names.Namer {
-	n := newNamer(names.Options{Mods: mods, DebugDirs: o.debugDirs})
+	n := newNamer(names.Options{Mods: mods})
 	n.Lines = !o.plain
 	return n
 }
 
 // dirs returns the directories that have .build-id.
-func (o *stackOptions) dirs() []string { return append(slices.Clone(o.debugDirs), "/usr/lib/debug") }
+func (o *stackOptions) dirs() []string { return append(slices.Clone(o.debugDirs), module.DebugDir) }
 
 func runStackCore(path, exe string, o *stackOptions, mods *modules.Set) error {
 	namer := stackNamer(o, mods)
