@@ -80,7 +80,7 @@ corpus:
 $(RECORDINGS):
 	lab/record.sh full $(RECORDINGS)
 
-# Measure everything, with the peers in the same run, and write docs/RESULTS.md and the other files of results.
+# Measure everything, with the peers in the same run, and write docs/results/README.md and the other files of results.
 # Takes half an hour on two cores that have nothing else to do.
 .PHONY: results
 results: $(RECORDINGS)
@@ -93,7 +93,7 @@ shapes:
 	UNSPOOL_SHAPES=all UNSPOOL_REQUIRE_JUDGES=1 $(GO) test -count=1 -timeout 4h -v ./lab/shapes
 
 # Execute some forty programs step by step, EXECUTION_STEPS instructions in all, compare at each instruction what the tables recover
-# with the truth, and write docs/EXECUTION_RESULTS.md. A million instructions take half a minute on a core.
+# with the truth, and write docs/results/execution.md. A million instructions take half a minute on a core.
 EXECUTION_STEPS ?= 100000000
 .PHONY: execution
 execution:

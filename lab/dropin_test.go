@@ -63,7 +63,7 @@ func plainEnv(more ...string) []string {
 }
 
 // TestResultsDropIn measures the drop-ins in the place of libunwind, under stock perf and in a program that walks its own
-// stack, and writes docs/DROPIN_RESULTS.md.
+// stack, and writes docs/results/dropin.md.
 func TestResultsDropIn(t *testing.T) {
 	if !*update {
 		t.Skip("this test lacks -update: it measures for minutes (make results)")
@@ -77,7 +77,7 @@ func TestResultsDropIn(t *testing.T) {
 		"Cold is the first walk of a forked child, most of which is page faults.\n\n%s",
 		machine(), markdown(scriptTimes(t, 3)), markdown(stepTimes(t, 3)), markdown(localTimes(t, 7)))
 	if !t.Failed() {
-		if err := os.WriteFile("../docs/DROPIN_RESULTS.md", []byte(text), 0o666); err != nil {
+		if err := os.WriteFile("../docs/results/dropin.md", []byte(text), 0o666); err != nil {
 			t.Fatal(err)
 		}
 	}

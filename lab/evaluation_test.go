@@ -59,10 +59,10 @@ var sections = []struct {
 }
 
 // TestResultsEvaluation makes the evaluation of T. Bastian, "Speeding up stack unwinding by compiling DWARF debugging
-// data" (2018), again on this machine, and with -update writes docs/EVALUATION.md and its figures. Without, it looks
+// data" (2018), again on this machine, and with -update writes docs/results/evaluation.md and its figures. Without, it looks
 // at a few files.
 func TestResultsEvaluation(t *testing.T) {
-	ev := &evaluation{dir: "../docs", rounds: 7, whole: *update, refused: map[refusal]bool{}}
+	ev := &evaluation{dir: "../docs/results", rounds: 7, whole: *update, refused: map[refusal]bool{}}
 	if !*update {
 		ev.dir, ev.rounds = t.TempDir(), 1
 	}
@@ -84,7 +84,7 @@ func TestResultsEvaluation(t *testing.T) {
 		}) && whole
 	}
 	if *update && whole {
-		if err := os.WriteFile("../docs/EVALUATION.md", []byte(b.String()), 0o666); err != nil {
+		if err := os.WriteFile("../docs/results/evaluation.md", []byte(b.String()), 0o666); err != nil {
 			t.Fatal(err)
 		}
 	}

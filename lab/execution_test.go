@@ -69,7 +69,7 @@ var executed = []struct {
 
 // TestExecution executes programs step by step, and permits no wrong row that docs/FINDINGS.md does not list. By itself it executes
 // two million instructions, from the entry points of 26 programs on; with UNSPOOL_EXECUTION_STEPS (make execution) as many
-// as that says, of all programs, and of the dynamic linker in some, and writes docs/EXECUTION_RESULTS.md.
+// as that says, of all programs, and of the dynamic linker in some, and writes docs/results/execution.md.
 func TestExecution(t *testing.T) {
 	total, all := uint64(2_300_000), false
 	if s := os.Getenv("UNSPOOL_EXECUTION_STEPS"); s != "" {
@@ -153,10 +153,10 @@ func TestExecution(t *testing.T) {
 	fmt.Fprintf(&b, "| %d commands, %d files | %s | %s | %s | %s | |\n", count, len(modulesRun), profile.Comma(steps), profile.Comma(compared), profile.Comma(without), profile.Comma(unknown))
 	var out strings.Builder
 	fmt.Fprintf(&out, "# Execution\n\n`make execution` writes this file. It was measured on %s.\n\n", machine())
-	fmt.Fprintf(&out, "Programs are executed step by step (`unspool verify --run`), and at each instruction the return address, the CFA and the callee-saved registers that the row recovers are compared with a shadow stack. **%s instructions were executed, and %s compared: %d rows are wrong that [FINDINGS.md](FINDINGS.md) does not list.** Each command had its share of the %s instructions that were asked for, and ran on by itself after that. Commands are followed from their entry points on, where it is not said otherwise; what they start, too.\n\n", profile.Comma(steps), profile.Comma(compared), wrong, profile.Comma(total))
+	fmt.Fprintf(&out, "Programs are executed step by step (`unspool verify --run`), and at each instruction the return address, the CFA and the callee-saved registers that the row recovers are compared with a shadow stack. **%s instructions were executed, and %s compared: %d rows are wrong that [FINDINGS.md](../FINDINGS.md) does not list.** Each command had its share of the %s instructions that were asked for, and ran on by itself after that. Commands are followed from their entry points on, where it is not said otherwise; what they start, too.\n\n", profile.Comma(steps), profile.Comma(compared), wrong, profile.Comma(total))
 	fmt.Fprintf(&out, "A step took %.1f µs, of which the tracer's own code had %.1f %% (user time; the rest is the kernel's, and other programs'). Known rows were met of: %s.\n\n", float64(workers)*float64(wall.Microseconds())/float64(steps), 100*own.Seconds()/wall.Seconds()/float64(workers), names(met))
 	out.WriteString(b.String())
-	if err := os.WriteFile("../docs/EXECUTION_RESULTS.md", []byte(out.String()), 0o666); err != nil {
+	if err := os.WriteFile("../docs/results/execution.md", []byte(out.String()), 0o666); err != nil {
 		t.Fatal(err)
 	}
 }

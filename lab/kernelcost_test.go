@@ -305,7 +305,7 @@ const (
 	recordSeconds = 30
 )
 
-// TestResultsKernel measures the walks in the kernel, with the peer in the same run, and writes docs/KERNEL_RESULTS.md.
+// TestResultsKernel measures the walks in the kernel, with the peer in the same run, and writes docs/results/kernel.md.
 func TestResultsKernel(t *testing.T) {
 	if !*update {
 		t.Skip("this test lacks -update: it measures for minutes (make results)")
@@ -323,7 +323,7 @@ func TestResultsKernel(t *testing.T) {
 		t.Logf("%.0f s%s", time.Since(start).Seconds(), b.String()[from:])
 	}
 	if !t.Failed() {
-		if err := os.WriteFile("../docs/KERNEL_RESULTS.md", []byte(b.String()), 0o666); err != nil {
+		if err := os.WriteFile("../docs/results/kernel.md", []byte(b.String()), 0o666); err != nil {
 			t.Fatal(err)
 		}
 	}

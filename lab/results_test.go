@@ -22,9 +22,9 @@ import (
 	"github.com/unspool/unspool/rows"
 )
 
-var update = flag.Bool("update", false, "measure everything and write docs/RESULTS.md")
+var update = flag.Bool("update", false, "measure everything and write docs/results/README.md")
 
-// TestResults measures, with the peers in the same run, and writes docs/RESULTS.md.
+// TestResults measures, with the peers in the same run, and writes docs/results/README.md.
 func TestResults(t *testing.T) {
 	if !*update {
 		t.Skip("this test lacks -update: it measures for many minutes (make results)")
@@ -33,7 +33,7 @@ func TestResults(t *testing.T) {
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
 	say("# Results\n\n`make results` writes this file. It was measured on %s.\n", machine())
-	say("Times are medians; a peer's runs are interleaved with ours. [EVALUATION.md](EVALUATION.md) has the research report's tables, made again; [DROPIN_RESULTS.md](DROPIN_RESULTS.md) the drop-ins for libunwind, [STACK_RESULTS.md](STACK_RESULTS.md) stacks of processes, and lines; [EXECUTION_RESULTS.md](EXECUTION_RESULTS.md) says what became of executing programs step by step (`make execution`).\n")
+	say("Times are medians; a peer's runs are interleaved with ours. [evaluation.md](evaluation.md) has the research report's tables, made again; [dropin.md](dropin.md) the drop-ins for libunwind, [stack.md](stack.md) stacks of processes, and lines; [execution.md](execution.md) says what became of executing programs step by step (`make execution`).\n")
 	for _, s := range []struct {
 		title string
 		f     func(testing.TB) string
@@ -49,7 +49,7 @@ func TestResults(t *testing.T) {
 		t.Logf("%s: %.0f s", s.title, time.Since(start).Seconds())
 	}
 	if !t.Failed() {
-		if err := os.WriteFile("../docs/RESULTS.md", []byte(b.String()), 0o666); err != nil {
+		if err := os.WriteFile("../docs/results/README.md", []byte(b.String()), 0o666); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -152,7 +152,7 @@ func TestResultsStack(t *testing.T) {
 	b.WriteString("Times are medians of whole commands, the peers' in turns with ours.\n")
 	fmt.Fprintf(&b, "\n## Stacks of processes and cores\n\n%s\n## Profiles with lines and inlined functions\n\n%s", stackVerbResults(t), nameResults(t))
 	if !t.Failed() {
-		if err := os.WriteFile("../docs/STACK_RESULTS.md", []byte(b.String()), 0o666); err != nil {
+		if err := os.WriteFile("../docs/results/stack.md", []byte(b.String()), 0o666); err != nil {
 			t.Fatal(err)
 		}
 	}
