@@ -35,6 +35,7 @@ var arrows = []struct {
 	{"modules", []string{"store", "emit/*", "unwind", "format", "module", "rows", "arch"}},
 	{"source", []string{"unwind", "rows", "arch"}},
 	{"source/corefile", []string{"source", "unwind", "module", "rows", "arch"}},
+	{"source/ebpf", []string{"source", "unwind", "module", "emit/compact", "rows", "arch"}},
 	{"source/*", []string{"source", "unwind", "rows", "arch"}},
 	{"symbol", []string{"symbol/*", "module", "arch"}},
 	{"symbol/gosym", []string{"format/pclntab", "module", "arch"}},
@@ -53,6 +54,14 @@ var arrows = []struct {
 	{"cmd/*", []string{"*"}},
 	{"lab", []string{"*"}},
 	{"lab/*", []string{"*"}},
+}
+
+// elves are the packages that read ELF. For all others a binary is a module.Image, whatever its format.
+var elves = map[string]string{
+	"module":          "reads it",
+	"emit/native":     "writes it, and reads what it wrote",
+	"source/corefile": "a core is no binary image",
+	"internal/procfs": "reads the build ID of a file below module, without mapping it",
 }
 
 func matches(pattern, pkg string) bool {
@@ -94,6 +103,9 @@ func TestArrows(t *testing.T) {
 		used[arrows[i].pkg] = true
 		for _, im := range f.Imports {
 			s, _ := strconv.Unquote(im.Path.Value)
+			if used["debug/elf "+pkg] = used["debug/elf "+pkg] || s == "debug/elf"; s == "debug/elf" && elves[pkg] == "" {
+				t.Errorf("%s: package %s must not import debug/elf: module reads it", p, pkg)
+			}
 			s, ours := strings.CutPrefix(s, modulePath)
 			if !ours || strings.HasPrefix(s, "internal/") {
 				continue
@@ -106,6 +118,11 @@ func TestArrows(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	for pkg, why := range elves {
+		if !used["debug/elf "+pkg] {
+			t.Errorf("%s does not read ELF (%s): take it off the list", pkg, why)
+		}
 	}
 	for _, a := range arrows {
 		if !used[a.pkg] {

@@ -27,6 +27,13 @@ func exercise(img *Image) {
 	}
 	img.Section("")
 	img.dynsym()
+	for _, dynamic := range []bool{false, true} {
+		if t, ok := img.SymbolTable(dynamic); ok {
+			t.At(t.Len() - 1)
+		}
+	}
+	img.Rebased(func(at, v uint64) {})
+	img.Bindings(func(b *Binding) bool { return b.Symbol == 0 || b.Table.At(b.Symbol).Name != 1 })
 	for _, v := range []uint64{0, 1, 0x401000, math.MaxInt64, math.MaxUint64 - 1, math.MaxUint64} {
 		img.VaddrToOff(arch.Vaddr(v))
 		img.OffToVaddr(v)
@@ -37,7 +44,7 @@ func exercise(img *Image) {
 		s := &img.segs[i]
 		img.Contents(s)
 		img.Tail(s.Vaddr)
-		img.At(s.Vaddr+arch.Vaddr(s.Filesz)-1, 1)
+		img.At(s.Vaddr+arch.Vaddr(s.Size)-1, 1)
 		if i > 64 {
 			break
 		}

@@ -34,7 +34,7 @@ func TestHoles(t *testing.T) {
 	o := binary.LittleEndian
 	plain := func(secs ...synthSection) []byte {
 		e := synth{is64: true, order: o, typ: elf.ET_DYN, machine: elf.EM_X86_64, secs: secs,
-			segs: []Segment{{Type: elf.PT_LOAD, Flags: elf.PF_X, Filesz: long, Memsz: long}, {Type: elf.PT_NOTE, Filesz: long, Align: 4}}}
+			segs: []phdr{{Type: elf.PT_LOAD, Flags: elf.PF_X, Filesz: long, Memsz: long}, {Type: elf.PT_NOTE, Filesz: long, Align: 4}}}
 		return e.bytes()
 	}
 	for _, c := range []struct {

@@ -1,15 +1,12 @@
-// Package module opens binary images: an ELF file, mapped, with its sections, segments, symbols and build
-// ID (System V ABI, chapters 4 and 5; the GNU and Linux extensions in use). Every range is checked when
-// it is asked for, and nothing is parsed before.
+// Package module opens binary images: a file, mapped, with its segments, sections, symbols and an ID, its machine, address size and
+// byte order. Every range is checked when it is asked for, and nothing is parsed before.
 //
-// Both classes and byte orders are read, and files without section headers. Errors have the file's
+// What is special to ELF stays in this package (System V ABI, chapters 4 and 5; the GNU and Linux extensions in use): files of another
+// format would become an Image in the same way. Both classes and byte orders are read, and files without section headers. Errors have the file's
 // name and an offset. The package does not know what sections mean.
 package module
 
 import (
-	"bytes"
-	"cmp"
-	"crypto/sha256"
 	"debug/elf"
 	"encoding/binary"
 	"encoding/hex"
@@ -18,7 +15,6 @@ import (
 	"math"
 	"os"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"sync"
 
@@ -47,33 +43,55 @@ type Error struct {
 func (e *Error) Error() string { return fmt.Sprintf("%s+%#x: %s: %v", e.File, e.Off, e.Msg, e.Err) }
 func (e *Error) Unwrap() error { return e.Err }
 
-// A Segment is a program header.
+// Perm says how memory may be used, by the bits of a program header.
+type Perm uint8
+
+const (
+	Exec Perm = 1 << iota
+	Write
+	Read
+)
+
+// A Kind says what a segment is for.
+type Kind uint8
+
+const (
+	Other       Kind = iota
+	Loaded           // a part of the file that is mapped when the program runs
+	Dynamic          // what the dynamic linker needs
+	Interpreter      // the path of the dynamic linker
+	Headers          // the headers of the segments
+	UnwindIndex      // the search table of the unwind information (.eh_frame_hdr)
+)
+
+// A Segment is a part of the file, and of the memory that the program gets.
 type Segment struct {
-	Type   elf.ProgType
-	Flags  elf.ProgFlag
-	Off    uint64
-	Vaddr  arch.Vaddr
-	Filesz uint64
-	Memsz  uint64
-	Align  uint64
+	Kind    Kind
+	Perm    Perm
+	Off     uint64     // in the file
+	Vaddr   arch.Vaddr // link time
+	Size    uint64     // bytes in the file
+	MemSize uint64     // bytes in memory
+
+	elf progHeader
 }
 
-// A Section is a section header.
+// A Section is a named part of the file.
 type Section struct {
-	Name    string
-	Type    elf.SectionType
-	Flags   elf.SectionFlag
-	Addr    arch.Vaddr
-	Off     uint64
-	Size    uint64
-	Link    uint32
-	Info    uint32
-	Entsize uint64
+	Name       string
+	Perm       Perm       // 0: it is not loaded
+	Addr       arch.Vaddr // link time
+	Off        uint64     // in the file
+	Size       uint64     // bytes in the file, where it is not Empty
+	Entsize    uint64     // bytes of an entry, of a section that is a table
+	Empty      bool       // it has no bytes in the file
+	Compressed bool
 
 	index int
+	elf   sectionHeader
 }
 
-// An Image is an ELF file. It is safe for concurrent use until Close.
+// An Image is a binary image: an ELF file. It is safe for concurrent use until Close.
 type Image struct {
 	name    string
 	b       []byte
@@ -86,7 +104,7 @@ type Image struct {
 	segs    []Segment
 	secs    []Section
 	secsErr error
-	load    []Segment // PT_LOAD with file contents
+	load    []Segment // those that are Loaded and have bytes in the file
 
 	buildID func() []byte
 	hash    func() string
@@ -207,28 +225,10 @@ func newImage(name string, b []byte, filled uint64) (*Image, error) {
 	img.room = min(maxGrowth+maxRatio*filled, maxInflated)
 	img.buildID = sync.OnceValue(img.findBuildID)
 	img.hash = sync.OnceValue(img.sum)
-	if len(b) < 4 || string(b[:4]) != elf.ELFMAG {
+	if !Known(b) {
 		return nil, img.errorf(0, ErrNotELF, "header")
 	}
-	if len(b) < elf.EI_NIDENT {
-		return nil, img.errorf(0, ErrTruncated, "header")
-	}
-	switch elf.Class(b[elf.EI_CLASS]) {
-	case elf.ELFCLASS64:
-		img.is64 = true
-	case elf.ELFCLASS32:
-	default:
-		return nil, img.errorf(uint64(elf.EI_CLASS), ErrUnsupported, "class %d", b[elf.EI_CLASS])
-	}
-	switch elf.Data(b[elf.EI_DATA]) {
-	case elf.ELFDATA2LSB:
-		img.order = binary.LittleEndian
-	case elf.ELFDATA2MSB:
-		img.order = binary.BigEndian
-	default:
-		return nil, img.errorf(uint64(elf.EI_DATA), ErrUnsupported, "byte order %d", b[elf.EI_DATA])
-	}
-	if err := img.headers(); err != nil {
+	if err := img.readELF(); err != nil {
 		return nil, err
 	}
 	return img, nil
@@ -244,155 +244,6 @@ func (img *Image) bytes(off, n uint64) ([]byte, bool) {
 		return nil, false
 	}
 	return img.b[off : off+n : off+n], true
-}
-
-// fields reads a fixed record: word fields have 4 or 8 bytes by class.
-type fields struct {
-	b  []byte
-	o  binary.ByteOrder
-	is bool // 64 bits
-}
-
-func (f *fields) u16() uint16 { v := f.o.Uint16(f.b); f.b = f.b[2:]; return v }
-func (f *fields) u32() uint32 { v := f.o.Uint32(f.b); f.b = f.b[4:]; return v }
-func (f *fields) word() uint64 {
-	if !f.is {
-		return uint64(f.u32())
-	}
-	v := f.o.Uint64(f.b)
-	f.b = f.b[8:]
-	return v
-}
-
-func (img *Image) fields(b []byte) *fields { return &fields{b, img.order, img.is64} }
-
-// headers reads the ELF header, the program headers and the section headers.
-func (img *Image) headers() error {
-	ehsize, phsize, shsize := uint64(52), uint64(32), uint64(40)
-	if img.is64 {
-		ehsize, phsize, shsize = 64, 56, 64
-	}
-	h, ok := img.bytes(0, ehsize)
-	if !ok {
-		return img.errorf(0, ErrTruncated, "header")
-	}
-	f := img.fields(h[16:])
-	img.typ = elf.Type(f.u16())
-	img.machine = arch.ByELF(f.u16())
-	f.u32() // version
-	img.entry = arch.Vaddr(f.word())
-	phoff, shoff := f.word(), f.word()
-	f.u32() // flags
-	f.u16() // size of this header
-	phentsize, phnum := uint64(f.u16()), uint64(f.u16())
-	shentsize, shnum := uint64(f.u16()), uint64(f.u16())
-	strndx := uint64(f.u16())
-
-	// Section headers may be missing or damaged: what the program headers say stays good, so their
-	// trouble is told only where they are needed. Extended numbers are in the first section header.
-	if shoff != 0 {
-		if first, ok := img.bytes(shoff, shsize); !ok {
-			img.secsErr = img.errorf(shoff, ErrTruncated, "section headers")
-		} else if shentsize < shsize {
-			img.secsErr = img.errorf(shoff, ErrMalformed, "section header size %d", shentsize)
-		} else {
-			s := img.section(first, 0)
-			if shnum == 0 {
-				shnum = s.Size
-			}
-			if strndx == uint64(elf.SHN_XINDEX) {
-				strndx = uint64(s.Link)
-			}
-			if phnum == 0xffff {
-				phnum = uint64(s.Info)
-			}
-			img.sections(shoff, shentsize, shnum, strndx)
-		}
-	}
-	if phoff != 0 && phnum > 0 {
-		if phentsize < phsize {
-			return img.errorf(phoff, ErrMalformed, "program header size %d", phentsize)
-		}
-		all, ok := img.bytes(phoff, min(phnum, math.MaxUint32)*phentsize)
-		if !ok {
-			return img.errorf(phoff, ErrTruncated, "%d program headers", phnum)
-		}
-		for ; len(all) > 0; all = all[phentsize:] {
-			s := img.segment(all)
-			img.segs = append(img.segs, s)
-			if s.Type == elf.PT_LOAD && s.Filesz > 0 {
-				img.load = append(img.load, s)
-			}
-		}
-	}
-	return nil
-}
-
-func (img *Image) segment(b []byte) Segment {
-	f := img.fields(b)
-	s := Segment{Type: elf.ProgType(f.u32())}
-	if img.is64 {
-		s.Flags = elf.ProgFlag(f.u32())
-	}
-	s.Off, s.Vaddr = f.word(), arch.Vaddr(f.word())
-	f.word() // physical address
-	s.Filesz, s.Memsz = f.word(), f.word()
-	if !img.is64 {
-		s.Flags = elf.ProgFlag(f.u32())
-	}
-	s.Align = f.word()
-	return s
-}
-
-func (img *Image) section(b []byte, index int) Section {
-	f := img.fields(b)
-	f.u32() // the name comes later
-	s := Section{index: index, Type: elf.SectionType(f.u32())}
-	s.Flags, s.Addr = elf.SectionFlag(f.word()), arch.Vaddr(f.word())
-	s.Off, s.Size = f.word(), f.word()
-	s.Link, s.Info = f.u32(), f.u32()
-	f.word() // alignment
-	s.Entsize = f.word()
-	return s
-}
-
-// sections reads the section headers that are there. Names are copied, so that many long ones in one place
-// could fill the memory: together they get as many bytes as the file has.
-func (img *Image) sections(off, entsize, num, strndx uint64) {
-	if room := min(uint64(len(img.b))-off, img.reach) / entsize; num > room {
-		img.secsErr = img.errorf(off, ErrTruncated, "%d section headers", num)
-		num = room
-	}
-	all, _ := img.bytes(off, num*entsize)
-	img.secs = make([]Section, num)
-	for i := range img.secs {
-		img.secs[i] = img.section(all[uint64(i)*entsize:], i)
-	}
-	if strndx >= num {
-		return
-	}
-	names, ok := img.bytes(img.secs[strndx].Off, img.secs[strndx].Size)
-	if !ok {
-		img.secsErr = cmp.Or(img.secsErr, img.errorf(img.secs[strndx].Off, ErrTruncated, "section names"))
-		return
-	}
-	room := min(uint64(len(img.b)), img.reach)
-	for i := range img.secs {
-		at := uint64(img.order.Uint32(all[uint64(i)*entsize:]))
-		if at >= uint64(len(names)) {
-			continue
-		}
-		in := names[at:][:min(room, uint64(len(names))-at)]
-		if img.secs[i].Name = cstring(in); img.secs[i].Name != "" {
-			in = in[:len(img.secs[i].Name)]
-		}
-		room -= uint64(len(in))
-	}
-}
-
-// cstring returns the string up to the first NUL; "" where there is none.
-func cstring(b []byte) string {
-	return string(b[:max(bytes.IndexByte(b, 0), 0)])
 }
 
 // Close unmaps the file. Nothing that came from the image may be used afterwards.
@@ -415,7 +266,6 @@ func (img *Image) Name() string            { return img.name }
 func (img *Image) Machine() *arch.Machine  { return img.machine }
 func (img *Image) Order() binary.ByteOrder { return img.order }
 func (img *Image) Is64() bool              { return img.is64 }
-func (img *Image) Type() elf.Type          { return img.typ }
 func (img *Image) Entry() arch.Vaddr       { return img.entry }
 func (img *Image) Size() int64             { return int64(len(img.b)) }
 func (img *Image) Bytes() []byte           { return img.b }
@@ -430,35 +280,38 @@ func (img *Image) Sections() []Section { return img.secs }
 // SectionsErr says what is wrong with the section headers or their names; nil where nothing is, and where there are none.
 func (img *Image) SectionsErr() error { return img.secsErr }
 
+// Linked says whether addresses are known: object files are not linked yet.
+func (img *Image) Linked() bool { return img.typ != elf.ET_REL }
+
 // Interp returns the path of the program interpreter, or "".
 func (img *Image) Interp() string {
 	for _, s := range img.segs {
-		if s.Type == elf.PT_INTERP && s.Filesz < 4096 {
-			b, _ := img.bytes(s.Off, s.Filesz)
+		if s.Kind == Interpreter && s.Size < 4096 {
+			b, _ := img.bytes(s.Off, s.Size)
 			return cstring(b)
 		}
 	}
 	return ""
 }
 
-// OffToVaddr translates an offset in the file to a link-time address, by PT_LOAD. The last segment that
+// OffToVaddr translates an offset in the file to a link-time address, by the loaded segments. The last one that
 // contains it and is executable is preferred: a page may be mapped twice.
 func (img *Image) OffToVaddr(off uint64) (arch.Vaddr, bool) {
 	var v arch.Vaddr
 	found := false
 	for i := range img.load {
 		s := &img.load[i]
-		if off-s.Off < s.Filesz && (!found || s.Flags&elf.PF_X != 0) {
+		if off-s.Off < s.Size && (!found || s.Perm&Exec != 0) {
 			v, found = s.Vaddr+arch.Vaddr(off-s.Off), true
 		}
 	}
 	return v, found
 }
 
-// VaddrToOff translates a link-time address to an offset in the file, by PT_LOAD.
+// VaddrToOff translates a link-time address to an offset in the file, by the loaded segments.
 func (img *Image) VaddrToOff(v arch.Vaddr) (uint64, bool) {
 	for i := range img.load {
-		if s := &img.load[i]; uint64(v-s.Vaddr) < s.Filesz {
+		if s := &img.load[i]; uint64(v-s.Vaddr) < s.Size {
 			return s.Off + uint64(v-s.Vaddr), true
 		}
 	}
@@ -480,10 +333,10 @@ func (img *Image) At(v arch.Vaddr, n int) ([]byte, bool) {
 func (img *Image) Tail(v arch.Vaddr) []byte {
 	for i := range img.load {
 		s := &img.load[i]
-		if at := uint64(v - s.Vaddr); at < s.Filesz && s.Off <= uint64(len(img.b)) {
+		if at := uint64(v - s.Vaddr); at < s.Size && s.Off <= uint64(len(img.b)) {
 			all := img.b[s.Off:]
-			if s.Filesz < uint64(len(all)) {
-				all = all[:s.Filesz]
+			if s.Size < uint64(len(all)) {
+				all = all[:s.Size]
 			}
 			if at < uint64(len(all)) {
 				return all[at:][:min(uint64(len(all))-at, img.reach)]
@@ -495,71 +348,17 @@ func (img *Image) Tail(v arch.Vaddr) []byte {
 
 // Contents returns the bytes that s has in the file. With an error, ErrTruncated, come those that are there.
 func (img *Image) Contents(s *Segment) ([]byte, error) {
-	b, ok := img.bytes(s.Off, s.Filesz)
+	b, ok := img.bytes(s.Off, s.Size)
 	if ok {
 		return b, nil
 	}
 	b = img.b[min(s.Off, uint64(len(img.b))):]
-	return b[:min(uint64(len(b)), s.Filesz, img.reach)], img.errorf(s.Off, ErrTruncated, "segment %v of %#x bytes", s.Type, s.Filesz)
+	return b[:min(uint64(len(b)), s.Size, img.reach)], img.errorf(s.Off, ErrTruncated, "segment %v of %#x bytes", s.elf.typ, s.Size)
 }
 
 // BuildID returns the contents of the NT_GNU_BUILD_ID note, or nil. The result must not be changed; it stays
 // valid when the image is closed.
 func (img *Image) BuildID() []byte { return img.buildID() }
-
-// maxNotes bounds what is read of notes, in bytes: those of programs have some hundreds, and those of cores, which come first, have no build ID.
-const maxNotes = 4 << 20
-
-// findBuildID looks at the notes of the segments, and then at those of the sections: a separate debug file's
-// segments lie.
-func (img *Image) findBuildID() []byte {
-	left := uint64(maxNotes)
-	look := func(off, size, align uint64) []byte {
-		if size > left {
-			return nil
-		}
-		left -= size
-		b, _ := img.bytes(off, size)
-		return bytes.Clone(BuildIDNote(b, img.order, align))
-	}
-	for i := range img.segs {
-		if s := &img.segs[i]; s.Type == elf.PT_NOTE {
-			if id := look(s.Off, s.Filesz, s.Align); id != nil {
-				return id
-			}
-		}
-	}
-	for i := range img.secs {
-		if s := &img.secs[i]; s.Type == elf.SHT_NOTE {
-			if id := look(s.Off, s.Size, 4); id != nil {
-				return id
-			}
-		}
-	}
-	return nil
-}
-
-// BuildIDNote returns the contents of the NT_GNU_BUILD_ID note among notes, which are aligned to 4 or 8
-// bytes; nil if there is none.
-func BuildIDNote(b []byte, order binary.ByteOrder, align uint64) []byte {
-	if align != 8 {
-		align = 4
-	}
-	up := func(n uint64) uint64 { return (n + align - 1) &^ (align - 1) }
-	const ntGNUBuildID = 3
-	for len(b) >= 12 {
-		namesz, descsz, typ := uint64(order.Uint32(b)), uint64(order.Uint32(b[4:])), order.Uint32(b[8:])
-		desc := up(12 + namesz)
-		if end := uint64(len(b)); desc > end || descsz > end-desc {
-			return nil
-		}
-		if typ == ntGNUBuildID && namesz == 4 && string(b[12:16]) == "GNU\x00" && descsz > 0 {
-			return b[desc : desc+descsz]
-		}
-		b = b[min(up(desc+descsz), uint64(len(b))):]
-	}
-	return nil
-}
 
 // Another stands for the build ID of a file that has been recorded without one, and is known not to be the one at its path.
 const Another = "another"
@@ -577,33 +376,4 @@ func (img *Image) ID() string {
 		return hex.EncodeToString(id)
 	}
 	return img.hash()
-}
-
-// hashed are the sections that sum reads. Of each, and of each segment of a file without sections, it reads no more than maxHashed bytes.
-var hashed = []string{".text", ".eh_frame_hdr", ".eh_frame", ".debug_frame", ".gopclntab", ".dynsym", ".dynstr", ".symtab", ".strtab"}
-
-const maxHashed = 64 << 20
-
-// sum hashes the headers and the sections that are read, whatever the size of the file.
-func (img *Image) sum() string {
-	h := sha256.New()
-	fmt.Fprint(h, len(img.b), img.typ, img.entry, img.machine.ELF, img.segs)
-	for i := range img.secs {
-		fmt.Fprint(h, img.secs[i])
-	}
-	add := func(off, size uint64) {
-		b, _ := img.bytes(off, min(size, maxHashed))
-		h.Write(b)
-	}
-	for i := range img.secs {
-		if s := &img.secs[i]; slices.Contains(hashed, s.Name) && s.Type != elf.SHT_NOBITS {
-			add(s.Off, s.Size)
-		}
-	}
-	if len(img.secs) == 0 {
-		for _, s := range img.load[:min(len(img.load), 16)] {
-			add(s.Off, s.Filesz)
-		}
-	}
-	return "sha256-" + hex.EncodeToString(h.Sum(nil))
 }

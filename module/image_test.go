@@ -34,8 +34,8 @@ func TestForms(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v %v: %v", is64, o, err)
 			}
-			if img.Is64() != is64 || img.Order().String() != o.String() || img.Machine() != arch.AMD64 || img.Type() != elf.ET_DYN || img.Entry() != 0x1234 || img.Interp() != "/lib/ld.so" {
-				t.Errorf("%v %v: header: %v %v %v %v %v %q", is64, o, img.Is64(), img.Order(), img.Machine(), img.Type(), img.Entry(), img.Interp())
+			if img.Is64() != is64 || img.Order().String() != o.String() || img.Machine() != arch.AMD64 || img.typ != elf.ET_DYN || img.Entry() != 0x1234 || img.Interp() != "/lib/ld.so" {
+				t.Errorf("%v %v: header: %v %v %v %v %v %q", is64, o, img.Is64(), img.Order(), img.Machine(), img.typ, img.Entry(), img.Interp())
 			}
 			if !bytes.Equal(img.BuildID(), smallID) || img.ID() != hex.EncodeToString(smallID) {
 				t.Errorf("%v %v: build ID %x, ID %s", is64, o, img.BuildID(), img.ID())
@@ -196,7 +196,7 @@ func TestErrors(t *testing.T) {
 	}
 	// So do bytes of a segment behind the end.
 	cut := img.Segments()[3]
-	cut.Filesz = uint64(len(b))
+	cut.Size = uint64(len(b))
 	want = fmt.Sprintf("f+%#x: segment PT_LOAD of %#x bytes: truncated", cut.Off, len(b))
 	if got, err := img.Contents(&cut); err == nil || err.Error() != want || !bytes.Equal(got, c[cut.Off:]) {
 		t.Errorf("Contents: %d bytes, %v, want %s", len(got), err, want)
@@ -261,7 +261,7 @@ func TestCompressed(t *testing.T) {
 				t.Errorf("%s: no %s", path, s.Name)
 				continue
 			}
-			if got.Flags&elf.SHF_COMPRESSED != 0 || strings.HasPrefix(got.Name, ".zdebug_") {
+			if got.Compressed || strings.HasPrefix(got.Name, ".zdebug_") {
 				packed++
 			}
 			a, err1 := want.Data(&s)
@@ -400,7 +400,7 @@ func TestNoSections(t *testing.T) {
 		names := func(img *Image) (out []string) {
 			img.Symbols(func(s Symbol) bool {
 				if s.Dynamic {
-					out = append(out, fmt.Sprintf("%s %#x %d %v %v", s.Name, s.Value, s.Size, s.Type, s.Bind))
+					out = append(out, fmt.Sprintf("%s %#x %d %v %v", s.Name, s.Value, s.Size, s.Kind, s.Bind))
 				}
 				return true
 			})

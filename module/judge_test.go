@@ -16,24 +16,36 @@ import (
 	"github.com/unspool/unspool/internal/oracle"
 )
 
+func perm(r, w, x bool) (p Perm) {
+	for i, is := range []bool{x, w, r} {
+		if is {
+			p |= 1 << i
+		}
+	}
+	return p
+}
+
 // sameAsStd compares an image with what debug/elf makes of the file.
 func sameAsStd(t *testing.T, path string, img *Image, ref *elf.File) {
 	t.Helper()
-	if img.Is64() != (ref.Class == elf.ELFCLASS64) || img.Order() != ref.ByteOrder || img.Type() != ref.Type || img.Machine().ELF != uint16(ref.Machine) || uint64(img.Entry()) != ref.Entry {
+	if img.Is64() != (ref.Class == elf.ELFCLASS64) || img.Order() != ref.ByteOrder || img.typ != ref.Type || img.Linked() != (ref.Type != elf.ET_REL) || img.Machine().ELF != uint16(ref.Machine) || uint64(img.Entry()) != ref.Entry {
 		t.Errorf("%s: header differs: %v", path, ref.FileHeader)
 	}
 	if len(img.Segments()) != len(ref.Progs) || len(img.Sections()) != len(ref.Sections) {
 		t.Fatalf("%s: %d segments, %d sections, want %d and %d", path, len(img.Segments()), len(img.Sections()), len(ref.Progs), len(ref.Sections))
 	}
 	for i, p := range ref.Progs {
-		want := Segment{p.Type, p.Flags, p.Off, arch.Vaddr(p.Vaddr), p.Filesz, p.Memsz, p.Align}
+		kind := map[elf.ProgType]Kind{elf.PT_LOAD: Loaded, elf.PT_DYNAMIC: Dynamic, elf.PT_INTERP: Interpreter, elf.PT_PHDR: Headers, elf.PT_GNU_EH_FRAME: UnwindIndex}[p.Type]
+		want := Segment{kind, perm(p.Flags&elf.PF_R != 0, p.Flags&elf.PF_W != 0, p.Flags&elf.PF_X != 0), p.Off, arch.Vaddr(p.Vaddr), p.Filesz, p.Memsz,
+			progHeader{p.Type, p.Flags, p.Align}}
 		if got := img.Segments()[i]; got != want {
 			t.Errorf("%s: segment %d\n got %+v\nwant %+v", path, i, got, want)
 		}
 	}
 	for i, s := range ref.Sections {
 		// For a compressed section, debug/elf has the size of the contents in Size.
-		want := Section{s.Name, s.Type, s.Flags, arch.Vaddr(s.Addr), s.Offset, s.FileSize, s.Link, s.Info, s.Entsize, i}
+		want := Section{s.Name, perm(s.Flags&elf.SHF_ALLOC != 0, s.Flags&elf.SHF_WRITE != 0, s.Flags&elf.SHF_EXECINSTR != 0), arch.Vaddr(s.Addr), s.Offset,
+			s.FileSize, s.Entsize, s.Type == elf.SHT_NOBITS, s.Flags&elf.SHF_COMPRESSED != 0, i, sectionHeader{s.Type, s.Flags, s.Link, s.Info}}
 		got := img.Sections()[i]
 		if i == 0 {
 			got.Size, want.Size = 0, 0
@@ -66,9 +78,20 @@ func sameAsStd(t *testing.T, path string, img *Image, ref *elf.File) {
 			t.Errorf("%s: %d symbols, want %d", path, len(got[dyn]), len(list))
 			continue
 		}
+		tab, ok := img.SymbolTable(dyn)
+		if ok && tab.Len() != len(list)+1 {
+			t.Errorf("%s: a table of %d symbols, want %d", path, tab.Len(), len(list)+1)
+			ok = false
+		}
 		for i, w := range list {
 			g := got[dyn][i]
-			if g.Name != w.Name || uint64(g.Value) != w.Value || g.Size != w.Size || g.Type != elf.ST_TYPE(w.Info) || g.Bind != elf.ST_BIND(w.Info) || g.Section != w.Section {
+			if ok && !tab.Thumb {
+				e, want := tab.At(i+1), SymbolEntry{0, g.Kind, g.Bind, g.Section, w.Value, w.Size}
+				if e.Name = 0; e != want || e.Section.Defined() != (w.Section != elf.SHN_UNDEF && (w.Section < elf.SHN_LORESERVE || w.Section == elf.SHN_XINDEX)) {
+					t.Errorf("%s: symbol %d of its table: got %+v, want %+v", path, i+1, e, w)
+				}
+			}
+			if g.Name != w.Name || uint64(g.Value) != w.Value || g.Size != w.Size || byte(g.Kind) != byte(elf.ST_TYPE(w.Info)) || byte(g.Bind) != byte(elf.ST_BIND(w.Info)) || g.Section != SectionIndex(w.Section) {
 				t.Errorf("%s: symbol %d: got %+v, want %+v", path, i, g, w)
 			}
 		}
@@ -142,7 +165,7 @@ func likeReadelf(t *testing.T, path, out string, img *Image) {
 			s := img.Sections()[i]
 			f := strings.Fields(m[2])
 			if i > 0 && len(f) > 0 && f[0] != s.Name && len(s.Name) < 17 && !strings.Contains(s.Name, " ") ||
-				hex64(m[3]) != uint64(s.Addr) || hex64(m[4]) != s.Off || hex64(m[5]) != s.Size || m[6] != fmt.Sprint(s.Link) || m[7] != fmt.Sprint(s.Info) {
+				hex64(m[3]) != uint64(s.Addr) || hex64(m[4]) != s.Off || hex64(m[5]) != s.Size || m[6] != fmt.Sprint(s.elf.link) || m[7] != fmt.Sprint(s.elf.info) {
 				t.Errorf("%s: section %+v, readelf says %s", path, s, m[0])
 			}
 		}
@@ -156,13 +179,13 @@ func likeReadelf(t *testing.T, path, out string, img *Image) {
 		s := img.Segments()[i]
 		flags := ""
 		for j, c := range "RWE" {
-			if s.Flags&[]elf.ProgFlag{elf.PF_R, elf.PF_W, elf.PF_X}[j] != 0 {
+			if s.Perm&[]Perm{Read, Write, Exec}[j] != 0 {
 				flags += string(c)
 			} else {
 				flags += " "
 			}
 		}
-		if hex64(m[1]) != s.Off || hex64(m[2]) != uint64(s.Vaddr) || hex64(m[3]) != s.Filesz || hex64(m[4]) != s.Memsz || m[5] != flags || hex64(m[7]) != s.Align {
+		if hex64(m[1]) != s.Off || hex64(m[2]) != uint64(s.Vaddr) || hex64(m[3]) != s.Size || hex64(m[4]) != s.MemSize || m[5] != flags || hex64(m[7]) != s.elf.align {
 			t.Errorf("%s: segment %+v, readelf says %s", path, s, m[0])
 		}
 	}

@@ -43,7 +43,7 @@ var inflating atomic.Int64
 // Data returns the contents of s, decompressed where they are compressed, and nil for one that occupies
 // no bytes in the file. The result must not be changed.
 func (img *Image) Data(s *Section) ([]byte, error) {
-	if s.Type == elf.SHT_NOBITS {
+	if s.Empty {
 		return nil, nil
 	}
 	b, ok := img.bytes(s.Off, s.Size)
@@ -51,7 +51,7 @@ func (img *Image) Data(s *Section) ([]byte, error) {
 		return nil, img.errorf(s.Off, ErrTruncated, "section %d %s of %#x bytes", s.index, s.Name, s.Size)
 	}
 	old := strings.HasPrefix(s.Name, ".zdebug_") && len(b) >= 12 && string(b[:4]) == "ZLIB"
-	if s.Flags&elf.SHF_COMPRESSED == 0 && !old {
+	if !s.Compressed && !old {
 		return b, nil
 	}
 	img.mu.Lock()

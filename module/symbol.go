@@ -3,6 +3,7 @@ package module
 import (
 	"bytes"
 	"debug/elf"
+	"encoding/binary"
 	"unsafe"
 
 	"github.com/unspool/unspool/arch"
@@ -13,10 +14,135 @@ type Symbol struct {
 	Name    string // aliases the mapped file: valid until the image is closed
 	Value   arch.Vaddr
 	Size    uint64 // bytes
-	Type    elf.SymType
-	Bind    elf.SymBind
-	Section elf.SectionIndex
+	Kind    SymbolKind
+	Bind    Bind
+	Section SectionIndex
 	Dynamic bool // from the dynamic symbol table
+}
+
+// A SymbolKind says what a symbol names. Others than these have ELF's numbers.
+type SymbolKind uint8
+
+const (
+	Unmarked SymbolKind = SymbolKind(elf.STT_NOTYPE)
+	Object   SymbolKind = SymbolKind(elf.STT_OBJECT)
+	Func     SymbolKind = SymbolKind(elf.STT_FUNC)
+	IFunc    SymbolKind = SymbolKind(elf.STT_GNU_IFUNC) // a function that chooses the function
+)
+
+// A Bind says who sees a symbol. Others than these have ELF's numbers.
+type Bind uint8
+
+const (
+	Local  Bind = Bind(elf.STB_LOCAL)
+	Global Bind = Bind(elf.STB_GLOBAL)
+	Weak   Bind = Bind(elf.STB_WEAK)
+)
+
+// A SectionIndex is the number of the section that a symbol is in.
+type SectionIndex uint16
+
+// Defined says whether the symbol is in a section of its file: it is not one that another file has, nor a mere number.
+func (i SectionIndex) Defined() bool {
+	x := elf.SectionIndex(i)
+	return x != elf.SHN_UNDEF && (x < elf.SHN_LORESERVE || x == elf.SHN_XINDEX)
+}
+
+// A SymbolTable is a symbol table as it lies in the file. The zero value of the other fields with Order and Is64 is an empty table.
+type SymbolTable struct {
+	Entries, Names []byte
+	Order          binary.ByteOrder
+	Is64           bool
+	Thumb          bool // bit 0 of a value is no part of the address (ELF for the Arm Architecture, section 5.5.3)
+}
+
+// A SymbolEntry is a symbol whose name was not read: Name is the offset of the name in Names.
+type SymbolEntry struct {
+	Name    uint32
+	Kind    SymbolKind
+	Bind    Bind
+	Section SectionIndex
+	Value   uint64
+	Size    uint64
+}
+
+func (t *SymbolTable) entsize() int {
+	if t.Is64 {
+		return elf.Sym64Size
+	}
+	return elf.Sym32Size
+}
+
+// Len returns the number of symbols.
+func (t *SymbolTable) Len() int { return len(t.Entries) / t.entsize() }
+
+// At returns symbol i.
+func (t *SymbolTable) At(i int) (e SymbolEntry) {
+	var info byte
+	if t.Is64 {
+		b := t.Entries[i*elf.Sym64Size:][:elf.Sym64Size]
+		if t.Order == binary.LittleEndian { // which the compiler knows
+			le := binary.LittleEndian
+			e = SymbolEntry{Name: le.Uint32(b), Section: SectionIndex(le.Uint16(b[6:])), Value: le.Uint64(b[8:]), Size: le.Uint64(b[16:])}
+		} else {
+			e = SymbolEntry{Name: t.Order.Uint32(b), Section: SectionIndex(t.Order.Uint16(b[6:])), Value: t.Order.Uint64(b[8:]), Size: t.Order.Uint64(b[16:])}
+		}
+		info = b[4]
+	} else {
+		b := t.Entries[i*elf.Sym32Size:][:elf.Sym32Size]
+		e = SymbolEntry{Name: t.Order.Uint32(b), Section: SectionIndex(t.Order.Uint16(b[14:])), Value: uint64(t.Order.Uint32(b[4:])), Size: uint64(t.Order.Uint32(b[8:]))}
+		info = b[12]
+	}
+	e.Kind, e.Bind = SymbolKind(info&15), Bind(info>>4)
+	if t.Thumb && e.Kind != Unmarked {
+		e.Value &^= 1
+	}
+	return e
+}
+
+// Add appends a symbol to a table of 64 bits that is little-endian.
+func (t *SymbolTable) Add(name string, e SymbolEntry) {
+	le := binary.LittleEndian
+	t.Entries = le.AppendUint32(t.Entries, uint32(len(t.Names)))
+	t.Entries = append(t.Entries, byte(e.Bind)<<4|byte(e.Kind), 0)
+	t.Entries = le.AppendUint16(t.Entries, uint16(e.Section))
+	t.Entries = le.AppendUint64(le.AppendUint64(t.Entries, e.Value), e.Size)
+	t.Names = append(append(t.Names, name...), 0)
+}
+
+// SymbolTable returns the first symbol table that holds symbols: the dynamic linker's, or the other one.
+func (img *Image) SymbolTable(dynamic bool) (SymbolTable, bool) {
+	typ := elf.SHT_SYMTAB
+	if dynamic {
+		typ = elf.SHT_DYNSYM
+	}
+	for i := range img.secs {
+		if img.secs[i].elf.typ == typ {
+			if t, ok := img.symbolTable(uint32(i)); ok && t.Len() > 1 {
+				return t, true
+			}
+		}
+	}
+	return SymbolTable{}, false
+}
+
+// symbolTable returns the symbol table in section i.
+func (img *Image) symbolTable(i uint32) (SymbolTable, bool) {
+	t := SymbolTable{Order: img.order, Is64: img.is64, Thumb: img.machine.ELF == arch.EM_ARM}
+	data := func(i uint32) []byte {
+		if uint64(i) >= uint64(len(img.secs)) || img.secs[i].Compressed {
+			return nil
+		}
+		b, err := img.Data(&img.secs[i])
+		if err != nil {
+			return nil
+		}
+		return b
+	}
+	if uint64(i) < uint64(len(img.secs)) && (img.secs[i].elf.typ == elf.SHT_SYMTAB || img.secs[i].elf.typ == elf.SHT_DYNSYM) {
+		t.Entries, t.Names = data(i), data(img.secs[i].elf.link)
+	}
+	return t, t.Entries != nil && t.Names != nil
 }
 
 // maxName bounds a symbol's name, in bytes; a longer one is cut. Without a bound, many symbols with one
@@ -36,7 +162,7 @@ func (img *Image) Symbols(yield func(Symbol) bool) error {
 	for _, typ := range []elf.SectionType{elf.SHT_SYMTAB, elf.SHT_DYNSYM} {
 		for i := range img.secs {
 			s := &img.secs[i]
-			if s.Type != typ {
+			if s.elf.typ != typ {
 				continue
 			}
 			syms, err := img.Data(s)
@@ -49,9 +175,9 @@ func (img *Image) Symbols(yield func(Symbol) bool) error {
 			}
 			left -= s.Size
 			var names []byte
-			if uint64(s.Link) >= uint64(len(img.secs)) {
-				note(img.errorf(s.Off, ErrMalformed, "section %d %s: its names are in section %d of %d", i, s.Name, s.Link, len(img.secs)))
-			} else if names, err = img.Data(&img.secs[s.Link]); err != nil {
+			if uint64(s.elf.link) >= uint64(len(img.secs)) {
+				note(img.errorf(s.Off, ErrMalformed, "section %d %s: its names are in section %d of %d", i, s.Name, s.elf.link, len(img.secs)))
+			} else if names, err = img.Data(&img.secs[s.elf.link]); err != nil {
 				note(err)
 			}
 			if !img.symbols(syms, names, typ == elf.SHT_DYNSYM, yield) {
@@ -68,31 +194,16 @@ func (img *Image) Symbols(yield func(Symbol) bool) error {
 
 // symbols yields the entries of one table; false if yield had enough.
 func (img *Image) symbols(b, names []byte, dynamic bool, yield func(Symbol) bool) bool {
-	size := 16
-	if img.is64 {
-		size = 24
-	}
-	for len(b) >= size {
-		var s Symbol
-		var info byte
-		name := uint64(img.order.Uint32(b))
-		if img.is64 {
-			info = b[4]
-			s.Section = elf.SectionIndex(img.order.Uint16(b[6:]))
-			s.Value, s.Size = arch.Vaddr(img.order.Uint64(b[8:])), img.order.Uint64(b[16:])
-		} else {
-			s.Value, s.Size = arch.Vaddr(img.order.Uint32(b[4:])), uint64(img.order.Uint32(b[8:]))
-			info = b[12]
-			s.Section = elf.SectionIndex(img.order.Uint16(b[14:]))
-		}
-		s.Type, s.Bind, s.Dynamic = elf.SymType(info&15), elf.SymBind(info>>4), dynamic
-		if name < uint64(len(names)) {
-			s.Name = alias(names[name:])
+	t := SymbolTable{Entries: b, Order: img.order, Is64: img.is64}
+	for i := range t.Len() {
+		e := t.At(i)
+		s := Symbol{Value: arch.Vaddr(e.Value), Size: e.Size, Kind: e.Kind, Bind: e.Bind, Section: e.Section, Dynamic: dynamic}
+		if uint64(e.Name) < uint64(len(names)) {
+			s.Name = alias(names[e.Name:])
 		}
 		if !yield(s) {
 			return false
 		}
-		b = b[size:]
 	}
 	return true
 }
@@ -108,98 +219,4 @@ func alias(b []byte) string {
 		return ""
 	}
 	return unsafe.String(&b[0], n)
-}
-
-// dynsym finds the dynamic symbols through PT_DYNAMIC. Their number is what the hash table says
-// (DT_HASH), or the last chain's end (DT_GNU_HASH).
-func (img *Image) dynsym() (syms, names []byte) {
-	var symtab, strtab, strsz, hash, gnu uint64
-	for i := range img.segs {
-		s := &img.segs[i]
-		if s.Type != elf.PT_DYNAMIC {
-			continue
-		}
-		b, ok := img.bytes(s.Off, s.Filesz)
-		if !ok {
-			return nil, nil
-		}
-		entry := 8
-		if img.is64 {
-			entry = 16
-		}
-	entries:
-		for ; len(b) >= entry; b = b[entry:] {
-			f := img.fields(b)
-			tag, v := f.word(), f.word()
-			switch elf.DynTag(tag) {
-			case elf.DT_NULL:
-				break entries
-			case elf.DT_SYMTAB:
-				symtab = v
-			case elf.DT_STRTAB:
-				strtab = v
-			case elf.DT_STRSZ:
-				strsz = v
-			case elf.DT_HASH:
-				hash = v
-			case elf.DT_GNU_HASH:
-				gnu = v
-			}
-		}
-		break
-	}
-	if symtab == 0 || strtab == 0 {
-		return nil, nil
-	}
-	n := uint64(0)
-	if h := img.Tail(arch.Vaddr(hash)); hash != 0 && len(h) >= 8 {
-		n = uint64(img.order.Uint32(h[4:]))
-	} else if gnu != 0 {
-		n = img.gnuHashed(img.Tail(arch.Vaddr(gnu)))
-	}
-	size := uint64(16)
-	if img.is64 {
-		size = 24
-	}
-	syms, names = img.Tail(arch.Vaddr(symtab)), img.Tail(arch.Vaddr(strtab))
-	return syms[:min(n*size, uint64(len(syms)))], names[:min(strsz, uint64(len(names)))]
-}
-
-// gnuHashed returns one more than the highest symbol number in a DT_GNU_HASH table.
-func (img *Image) gnuHashed(h []byte) uint64 {
-	if len(h) < 16 {
-		return 0
-	}
-	u32 := func(at uint64) (uint64, bool) {
-		if at > uint64(len(h))-4 {
-			return 0, false
-		}
-		return uint64(img.order.Uint32(h[at:])), true
-	}
-	nbuckets, _ := u32(0)
-	base, _ := u32(4)
-	bloom, _ := u32(8)
-	word := uint64(4)
-	if img.is64 {
-		word = 8
-	}
-	buckets := 16 + bloom*word
-	last := uint64(0)
-	for i := range nbuckets {
-		v, ok := u32(buckets + 4*i)
-		if !ok {
-			break
-		}
-		last = max(last, v)
-	}
-	if last < base {
-		return base
-	}
-	for at := buckets + 4*nbuckets + 4*(last-base); ; at += 4 {
-		v, ok := u32(at)
-		last++
-		if !ok || v&1 != 0 {
-			return last
-		}
-	}
 }

@@ -5,6 +5,8 @@ import (
 	"debug/elf"
 	"encoding/binary"
 	"slices"
+
+	"github.com/unspool/unspool/arch"
 )
 
 // A synth is an ELF file to be made.
@@ -13,11 +15,21 @@ type synth struct {
 	order   binary.AppendByteOrder
 	typ     elf.Type
 	machine elf.Machine
-	segs    []Segment // Off and Filesz are those of the file that comes out
+	segs    []phdr // Off and Filesz are those of the file that comes out
 	secs    []synthSection
 	pad     int // null sections at the end
 
 	offs []uint64 // set by bytes: where each section's contents are
+}
+
+// A phdr is a program header that is made up.
+type phdr struct {
+	Type          elf.ProgType
+	Flags         elf.ProgFlag
+	Off           uint64
+	Vaddr         arch.Vaddr
+	Filesz, Memsz uint64
+	Align         uint64
 }
 
 type synthSection struct {
@@ -144,7 +156,7 @@ func symtab(o binary.AppendByteOrder, is64 bool, syms []Symbol) (tab, str []byte
 	for _, s := range syms {
 		tab = o.AppendUint32(tab, uint32(len(str)))
 		str = append(append(str, s.Name...), 0)
-		info := byte(s.Bind)<<4 | byte(s.Type)
+		info := byte(s.Bind)<<4 | byte(s.Kind)
 		if is64 {
 			tab = o.AppendUint16(append(tab, info, 0), uint16(s.Section))
 			tab = o.AppendUint64(o.AppendUint64(tab, uint64(s.Value)), s.Size)
@@ -161,7 +173,7 @@ func symtab(o binary.AppendByteOrder, is64 bool, syms []Symbol) (tab, str []byte
 func small(is64 bool, o binary.AppendByteOrder) []byte {
 	tab, str := symtab(o, is64, smallSyms)
 	e := synth{is64: is64, order: o, typ: elf.ET_DYN, machine: elf.EM_X86_64}
-	e.segs = make([]Segment, 4)
+	e.segs = make([]phdr, 4)
 	e.secs = []synthSection{
 		{name: ".interp", typ: elf.SHT_PROGBITS, data: []byte("/lib/ld.so\x00")},
 		{name: ".note.gnu.build-id", typ: elf.SHT_NOTE, flags: elf.SHF_ALLOC,
@@ -174,13 +186,13 @@ func small(is64 bool, o binary.AppendByteOrder) []byte {
 	}
 	e.bytes() // for the offsets
 	at := func(i int) (uint64, uint64) { return e.offs[i], uint64(len(e.secs[i-1].data)) }
-	e.segs[0] = Segment{Type: elf.PT_INTERP}
+	e.segs[0] = phdr{Type: elf.PT_INTERP}
 	e.segs[0].Off, e.segs[0].Filesz = at(1)
-	e.segs[1] = Segment{Type: elf.PT_NOTE, Align: 4}
+	e.segs[1] = phdr{Type: elf.PT_NOTE, Align: 4}
 	e.segs[1].Off, e.segs[1].Filesz = at(2)
-	e.segs[2] = Segment{Type: elf.PT_LOAD, Flags: elf.PF_R | elf.PF_X, Vaddr: 0x401000, Memsz: 64, Align: 0x1000}
+	e.segs[2] = phdr{Type: elf.PT_LOAD, Flags: elf.PF_R | elf.PF_X, Vaddr: 0x401000, Memsz: 64, Align: 0x1000}
 	e.segs[2].Off, e.segs[2].Filesz = at(3)
-	e.segs[3] = Segment{Type: elf.PT_LOAD, Flags: elf.PF_R | elf.PF_W, Vaddr: 0x700000, Memsz: 0x1000, Align: 0x1000}
+	e.segs[3] = phdr{Type: elf.PT_LOAD, Flags: elf.PF_R | elf.PF_W, Vaddr: 0x700000, Memsz: 0x1000, Align: 0x1000}
 	e.segs[3].Off, e.segs[3].Filesz = at(4)
 	return e.bytes()
 }
@@ -188,7 +200,7 @@ func small(is64 bool, o binary.AppendByteOrder) []byte {
 var (
 	smallID   = []byte{0xde, 0xad, 0xbe, 0xef, 1, 2, 3, 4}
 	smallSyms = []Symbol{
-		{Name: "f", Value: 0x401000, Size: 16, Type: elf.STT_FUNC, Bind: elf.STB_GLOBAL, Section: 3},
-		{Name: "g", Value: 0x401010, Size: 48, Type: elf.STT_FUNC, Bind: elf.STB_LOCAL, Section: 3},
+		{Name: "f", Value: 0x401000, Size: 16, Kind: Func, Bind: Global, Section: 3},
+		{Name: "g", Value: 0x401010, Size: 48, Kind: Func, Bind: Local, Section: 3},
 	}
 )

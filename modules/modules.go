@@ -3,7 +3,6 @@
 package modules
 
 import (
-	"debug/elf"
 	"encoding/hex"
 	"fmt"
 	"os"
@@ -202,8 +201,8 @@ func codeOf(img *module.Image, st rows.Stepper) *unwind.Code {
 		return n
 	}}
 	for _, x := range img.Segments() {
-		if x.Type == elf.PT_LOAD && x.Flags&elf.PF_X != 0 && x.Filesz > 0 {
-			c.Segments = append(c.Segments, unwind.Segment{Off: x.Off, Size: x.Filesz, Vaddr: x.Vaddr})
+		if x.Kind == module.Loaded && x.Perm&module.Exec != 0 && x.Size > 0 {
+			c.Segments = append(c.Segments, unwind.Segment{Off: x.Off, Size: x.Size, Vaddr: x.Vaddr})
 		}
 	}
 	if !c.Machine.StepKnown {
@@ -265,7 +264,7 @@ func terminals(img *module.Image, st rows.Stepper) []unwind.Range {
 func plts(img *module.Image) []unwind.PLTRange {
 	var out []unwind.PLTRange
 	for _, s := range img.Sections() {
-		if s.Flags&elf.SHF_EXECINSTR == 0 {
+		if s.Perm&module.Exec == 0 {
 			continue
 		}
 		switch s.Name {

@@ -31,7 +31,7 @@ func BenchmarkIndex(b *testing.B) {
 			t.open()
 			n := 0
 			for i := range t.sources {
-				n += t.sources[i].len()
+				n += t.sources[i].Len()
 			}
 			sources := t.sources
 			var x *index
@@ -94,10 +94,10 @@ func randomCode(t *Table, n int) []arch.Vaddr {
 	rnd := rand.New(rand.NewPCG(3, 4))
 	t.open()
 	var addrs []arch.Vaddr
-	segs := slices.DeleteFunc(slices.Clone(t.img.Segments()), func(s module.Segment) bool { return s.Type != elf.PT_LOAD || s.Flags&elf.PF_X == 0 })
+	segs := slices.DeleteFunc(slices.Clone(t.img.Segments()), func(s module.Segment) bool { return s.Kind != module.Loaded || s.Perm&module.Exec == 0 })
 	for i := range n {
 		s := segs[i%len(segs)]
-		addrs = append(addrs, s.Vaddr+arch.Vaddr(rnd.Uint64N(s.Filesz)))
+		addrs = append(addrs, s.Vaddr+arch.Vaddr(rnd.Uint64N(s.Size)))
 	}
 	slices.Sort(addrs)
 	return addrs

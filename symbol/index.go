@@ -3,8 +3,6 @@ package symbol
 import (
 	"bytes"
 	"cmp"
-	"debug/elf"
-	"encoding/binary"
 	"math"
 	"slices"
 	"strings"
@@ -14,62 +12,18 @@ import (
 
 // A source is one symbol table of a file, as it lies in the file.
 type source struct {
-	syms  []byte
-	names []byte
-	order binary.ByteOrder
-	is64  bool
-	secs  []module.Section // of the same file; empty if it has none
-	thumb bool             // bit 0 of a function's value is no part of its address
+	module.SymbolTable
+	secs []module.Section // of the same file; empty if it has none
 }
 
-// An entry is a decoded symbol.
-type entry struct {
-	name  uint32
-	typ   elf.SymType
-	bind  elf.SymBind
-	sec   elf.SectionIndex
-	value uint64
-	size  uint64
-}
-
-func (s *source) entsize() int {
-	if s.is64 {
-		return elf.Sym64Size
-	}
-	return elf.Sym32Size
-}
-
-func (s *source) len() int { return len(s.syms) / s.entsize() }
-
-func (s *source) entry(i int) (e entry) {
-	var info byte
-	if s.is64 {
-		b := s.syms[i*elf.Sym64Size:][:elf.Sym64Size]
-		if s.order == binary.LittleEndian {
-			le := binary.LittleEndian
-			e = entry{name: le.Uint32(b), sec: elf.SectionIndex(le.Uint16(b[6:])), value: le.Uint64(b[8:]), size: le.Uint64(b[16:])}
-		} else {
-			e = entry{name: s.order.Uint32(b), sec: elf.SectionIndex(s.order.Uint16(b[6:])), value: s.order.Uint64(b[8:]), size: s.order.Uint64(b[16:])}
-		}
-		info = b[4]
-	} else {
-		b := s.syms[i*elf.Sym32Size:][:elf.Sym32Size]
-		e = entry{name: s.order.Uint32(b), sec: elf.SectionIndex(s.order.Uint16(b[14:])), value: uint64(s.order.Uint32(b[4:])), size: uint64(s.order.Uint32(b[8:]))}
-		info = b[12]
-	}
-	e.typ, e.bind = elf.SymType(info&15), elf.SymBind(info>>4)
-	if s.thumb && e.typ != elf.STT_NOTYPE {
-		e.value &^= 1
-	}
-	return e
-}
+type entry = module.SymbolEntry
 
 // name returns the name at off in the string table, which it aliases, cut at maxName.
 func (s *source) name(off uint32) []byte {
-	if uint64(off) >= uint64(len(s.names)) {
+	if uint64(off) >= uint64(len(s.Names)) {
 		return nil
 	}
-	b := s.names[off:]
+	b := s.Names[off:]
 	b = b[:min(len(b), maxName)]
 	if i := bytes.IndexByte(b, 0); i >= 0 {
 		return b[:i]
@@ -90,25 +44,25 @@ const (
 // kind returns what e is: a function, or a label in an executable section that is neither a mapping symbol
 // ($x, $d: ELF for the Arm 64-bit Architecture, section 5.7) nor local to the assembler (.L).
 func (s *source) kind(e *entry) kind {
-	if e.sec == elf.SHN_UNDEF || e.sec >= elf.SHN_LORESERVE && e.sec != elf.SHN_XINDEX {
+	if !e.Section.Defined() {
 		return noCode
 	}
 	switch {
-	case e.typ == elf.STT_FUNC, e.typ == elf.STT_GNU_IFUNC:
-		if e.size > 0 {
+	case e.Kind == module.Func, e.Kind == module.IFunc:
+		if e.Size > 0 {
 			return function
-		} else if e.value == 0 {
+		} else if e.Value == 0 {
 			return noCode
 		}
 		return unsized
-	case e.typ != elf.STT_NOTYPE, int(e.sec) >= len(s.secs), s.secs[e.sec].Flags&elf.SHF_EXECINSTR == 0:
+	case e.Kind != module.Unmarked, int(e.Section) >= len(s.secs), s.secs[e.Section].Perm&module.Exec == 0:
 		return noCode
 	}
-	n := s.name(e.name)
+	n := s.name(e.Name)
 	if len(n) == 0 || len(n) > 1 && (n[0] == '.' && n[1] == 'L' || n[0] == '$' && isMapping(n[1:])) {
 		return noCode
 	}
-	if e.size > 0 {
+	if e.Size > 0 {
 		return label
 	}
 	return unsized
@@ -121,10 +75,10 @@ func isMapping(n []byte) bool {
 
 // extent returns how many bytes from its start e can hold: its size, or what is left of its section.
 func (s *source) extent(e *entry) uint32 {
-	size := e.size
-	if size == 0 && int(e.sec) < len(s.secs) {
-		sec := &s.secs[e.sec]
-		if at := e.value - uint64(sec.Addr); at < sec.Size {
+	size := e.Size
+	if size == 0 && int(e.Section) < len(s.secs) {
+		sec := &s.secs[e.Section]
+		if at := e.Value - uint64(sec.Addr); at < sec.Size {
 			size = sec.Size - at
 		} else {
 			size = 1
@@ -141,7 +95,7 @@ func (s *source) extent(e *entry) uint32 {
 // a version ("free" before "cfree@GLIBC_2.2.5", "read" before "__libc_read"): the name by which people
 // know a function, which is also the one that is left when .symtab has been stripped.
 func (s *source) rank(e *entry) uint64 {
-	n := s.name(e.name)
+	n := s.name(e.Name)
 	lead, base, plain := 0, len(n), uint64(1)
 	for lead < min(len(n), 255) && n[lead] == '_' {
 		lead++
@@ -150,10 +104,10 @@ func (s *source) rank(e *entry) uint64 {
 		base, plain = i, 0
 	}
 	seen, strong := uint64(1), uint64(1)
-	switch e.bind {
-	case elf.STB_LOCAL:
+	switch e.Bind {
+	case module.Local:
 		seen = 0
-	case elf.STB_WEAK:
+	case module.Weak:
 		strong = 0
 	}
 	return seen<<63 | uint64(255-lead)<<40 | strong<<32 | uint64(maxName-base)<<1 | plain
@@ -333,17 +287,17 @@ func addSat(a, b uint64) uint64 {
 func collect(sources []source) []key {
 	total := 0
 	for i := range sources {
-		total += sources[i].len()
+		total += sources[i].Len()
 	}
 	keys := make([]key, 0, total)
 	base := 0
 	for i := range sources {
 		s := &sources[i]
-		n := min(s.len(), maxRef-base)
+		n := min(s.Len(), maxRef-base)
 		for j := range n {
-			e := s.entry(j)
+			e := s.At(j)
 			if k := s.kind(&e); k != noCode {
-				keys = append(keys, key{e.value, s.extent(&e), uint32(base+j) | uint32(k)<<30})
+				keys = append(keys, key{e.Value, s.extent(&e), uint32(base+j) | uint32(k)<<30})
 			}
 		}
 		base += n
@@ -376,7 +330,7 @@ func byRank(sources []source, group []key) {
 
 func rank(sources []source, ref uint32) uint64 {
 	s, k := at(sources, ref)
-	e := s.entry(k)
+	e := s.At(k)
 	return s.rank(&e)
 }
 
@@ -385,7 +339,7 @@ func at(sources []source, ref uint32) (*source, int) {
 	k := int(ref)
 	for i := range sources {
 		s := &sources[i]
-		if n := s.len(); k < n {
+		if n := s.Len(); k < n {
 			return s, k
 		} else {
 			k -= n

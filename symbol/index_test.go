@@ -19,19 +19,19 @@ type tsym struct {
 	name  string
 	value uint64
 	size  uint64
-	typ   elf.SymType
-	bind  elf.SymBind
-	sec   elf.SectionIndex
+	typ   module.SymbolKind
+	bind  module.Bind
+	sec   module.SectionIndex
 }
 
 // tsource returns a table of the symbols. Section 1 is code at 0x1000–0x2000, section 2 is data.
 func tsource(syms ...tsym) source {
 	s := synthetic()
 	s.secs = []module.Section{
-		{}, {Flags: elf.SHF_EXECINSTR, Addr: 0x1000, Size: 0x1000}, {Flags: elf.SHF_WRITE, Addr: 0x3000, Size: 0x1000},
+		{}, {Perm: module.Exec, Addr: 0x1000, Size: 0x1000}, {Perm: module.Write, Addr: 0x3000, Size: 0x1000},
 	}
 	for _, m := range syms {
-		s.add(m.name, m.value, m.size, byte(m.bind)<<4|byte(m.typ), m.sec)
+		s.Add(m.name, module.SymbolEntry{Value: m.value, Size: m.size, Kind: m.typ, Bind: m.bind, Section: m.sec})
 	}
 	return s
 }
@@ -61,8 +61,8 @@ func show(t *Table) string {
 // TestRules: which symbol names an address, rule by rule.
 func TestRules(t *testing.T) {
 	const (
-		f, n, o = elf.STT_FUNC, elf.STT_NOTYPE, elf.STT_OBJECT
-		g, w, l = elf.STB_GLOBAL, elf.STB_WEAK, elf.STB_LOCAL
+		f, n, o = module.Func, module.Unmarked, module.Object
+		g, w, l = module.Global, module.Weak, module.Local
 	)
 	for _, c := range []struct {
 		rule string
@@ -84,7 +84,7 @@ func TestRules(t *testing.T) {
 		{"without a version", []tsym{{"aa@V1", 0x1000, 16, f, g, 1}, {"bb", 0x1000, 16, f, g, 1}}, "1000-1010 bb"},
 		{"the first of equals", []tsym{{"aa", 0x1000, 16, f, g, 1}, {"bb", 0x1000, 16, f, g, 1}}, "1000-1010 aa"},
 		{"of two sizes the better while it lasts", []tsym{{"a", 0x1000, 16, f, g, 1}, {"longer", 0x1000, 32, f, g, 1}}, "1000-1010 a, 1010-1020 longer"},
-		{"no data", []tsym{{"a", 0x3000, 16, o, g, 2}, {"b", 0x3000, 0, n, g, 2}, {"c", 0x1000, 0, f, g, 0}, {"d", 0x1000, 8, f, g, elf.SHN_ABS}}, ""},
+		{"no data", []tsym{{"a", 0x3000, 16, o, g, 2}, {"b", 0x3000, 0, n, g, 2}, {"c", 0x1000, 0, f, g, 0}, {"d", 0x1000, 8, f, g, module.SectionIndex(elf.SHN_ABS)}}, ""},
 		{"no mapping symbols, no assembler's labels", []tsym{{"$x", 0x1000, 0, n, l, 1}, {"$d.12", 0x1010, 0, n, l, 1}, {".L3", 0x1020, 0, n, l, 1}, {"$xrv64i", 0x1030, 0, n, l, 1}, {"$other", 0x1040, 8, n, l, 1}}, "1040-1048 $other"},
 		{"sizes that wrap", []tsym{{"a", 0x1000, math.MaxUint64, f, g, 1}, {"b", math.MaxUint64 - 3, 100, f, g, 1}}, "1000-100000fff a, fffffffffffffffc-ffffffffffffffff b"},
 	} {
@@ -97,12 +97,12 @@ func TestRules(t *testing.T) {
 // slow names v by looking at every symbol: the rules of build, once more.
 func slow(syms []tsym, s *source, v uint64) string {
 	end := func(i int) uint64 {
-		e := s.entry(i)
-		end := addSat(e.value, uint64(s.extent(&e)))
-		if e.size == 0 {
+		e := s.At(i)
+		end := addSat(e.Value, uint64(s.extent(&e)))
+		if e.Size == 0 {
 			for j := range syms {
-				if o := s.entry(j); s.kind(&o) != noCode && o.value > e.value {
-					end = min(end, o.value)
+				if o := s.At(j); s.kind(&o) != noCode && o.Value > e.Value {
+					end = min(end, o.Value)
 				}
 			}
 		}
@@ -110,24 +110,24 @@ func slow(syms []tsym, s *source, v uint64) string {
 	}
 	best, bestKind := -1, noCode
 	for i := range syms {
-		e := s.entry(i)
+		e := s.At(i)
 		k := s.kind(&e)
-		if k == noCode || v < e.value || v >= end(i) {
+		if k == noCode || v < e.Value || v >= end(i) {
 			continue
 		}
 		hidden := false
 		for j := range syms {
-			o := s.entry(j)
+			o := s.At(j)
 			ok := s.kind(&o)
 			// Symbols of one start: only the best kind. A label inside of a function is no name.
-			hidden = hidden || o.value == e.value && ok < k || k != function && ok == function && o.value < e.value && e.value < end(j)
+			hidden = hidden || o.Value == e.Value && ok < k || k != function && ok == function && o.Value < e.Value && e.Value < end(j)
 		}
 		if hidden {
 			continue
 		}
 		if best >= 0 {
-			b := s.entry(best)
-			if e.value < b.value || e.value == b.value && s.rank(&e) <= s.rank(&b) {
+			b := s.At(best)
+			if e.Value < b.Value || e.Value == b.Value && s.rank(&e) <= s.rank(&b) {
 				continue
 			}
 		}
@@ -146,7 +146,7 @@ func TestRandom(t *testing.T) {
 		var syms []tsym
 		for i := range 1 + rnd.IntN(20) {
 			m := tsym{name: strings.Repeat("_", rnd.IntN(3)) + fmt.Sprint("f", i), value: 0x1000 + uint64(rnd.IntN(64)), size: uint64(rnd.IntN(20)),
-				typ: []elf.SymType{elf.STT_FUNC, elf.STT_FUNC, elf.STT_NOTYPE, elf.STT_GNU_IFUNC}[rnd.IntN(4)], bind: elf.SymBind(rnd.IntN(3)), sec: 1}
+				typ: []module.SymbolKind{module.Func, module.Func, module.Unmarked, module.IFunc}[rnd.IntN(4)], bind: module.Bind(rnd.IntN(3)), sec: 1}
 			if rnd.IntN(3) == 0 {
 				m.size = 0
 			}
@@ -166,10 +166,10 @@ func TestRandom(t *testing.T) {
 // TestForeign: tables of 32 bits and of the other byte order.
 func TestForeign(t *testing.T) {
 	be := binary.BigEndian
-	s := source{order: be, names: []byte("\x00f\x00g\x00"), secs: tsource().secs, thumb: true}
+	s := source{module.SymbolTable{Order: be, Names: []byte("\x00f\x00g\x00"), Thumb: true}, tsource().secs}
 	for _, m := range []struct{ name, value, size uint32 }{{1, 0x1001, 8}, {3, 0x1010, 0}} {
-		s.syms = be.AppendUint32(be.AppendUint32(be.AppendUint32(s.syms, m.name), m.value), m.size)
-		s.syms = be.AppendUint16(append(s.syms, byte(elf.STB_GLOBAL)<<4|byte(elf.STT_FUNC), 0), 1)
+		s.Entries = be.AppendUint32(be.AppendUint32(be.AppendUint32(s.Entries, m.name), m.value), m.size)
+		s.Entries = be.AppendUint16(append(s.Entries, byte(module.Global)<<4|byte(module.Func), 0), 1)
 	}
 	if got, want := show(tableOf(s)), "1000-1008 f, 1010-2000 g"; got != want {
 		t.Errorf("got %s, want %s", got, want)
@@ -178,8 +178,8 @@ func TestForeign(t *testing.T) {
 
 // TestSeveral: symbols are numbered through several sources.
 func TestSeveral(t *testing.T) {
-	a := tsource(tsym{"a", 0x1000, 8, elf.STT_FUNC, elf.STB_GLOBAL, 1})
-	b := tsource(tsym{"long", 0x1000, 8, elf.STT_FUNC, elf.STB_GLOBAL, 1}, tsym{"b", 0x1008, 8, elf.STT_FUNC, elf.STB_LOCAL, 1})
+	a := tsource(tsym{"a", 0x1000, 8, module.Func, module.Global, 1})
+	b := tsource(tsym{"long", 0x1000, 8, module.Func, module.Global, 1}, tsym{"b", 0x1008, 8, module.Func, module.Local, 1})
 	if got, want := show(tableOf(a, b)), "1000-1008 a, 1008-1010 b"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
@@ -191,9 +191,9 @@ func TestQuadratic(t *testing.T) {
 	for _, name := range []string{"_", "a", "@"} {
 		s := tsource()
 		for i := range 100_000 {
-			s.add("", 0x1000, 16+uint64(i%2), byte(elf.STB_GLOBAL)<<4|byte(elf.STT_FUNC), 1)
+			s.add("", 0x1000, 16+uint64(i%2))
 		}
-		s.names = bytes.Repeat([]byte(name), 64<<20)
+		s.Names = bytes.Repeat([]byte(name), 64<<20)
 		tab := tableOf(s)
 		got, ok := tab.Lookup(0x1000)
 		tab.FuncRange("a")
@@ -205,20 +205,20 @@ func TestQuadratic(t *testing.T) {
 
 // FuzzTable: any table, any strings; what comes out lies where it was asked for.
 func FuzzTable(f *testing.F) {
-	s := tsource(tsym{"a", 0x1000, 8, elf.STT_FUNC, elf.STB_GLOBAL, 1}, tsym{"_Z1fv", 0x1004, 0, elf.STT_FUNC, elf.STB_LOCAL, 1},
-		tsym{"b", 0x1004, math.MaxUint64, elf.STT_FUNC, elf.STB_WEAK, 1}, tsym{"$x", 0x1010, 0, elf.STT_NOTYPE, 0, 1})
-	f.Add(s.syms, s.names, true, false, uint64(0x1004))
-	f.Add(s.syms[:33], s.names[:3], false, true, uint64(1))
+	s := tsource(tsym{"a", 0x1000, 8, module.Func, module.Global, 1}, tsym{"_Z1fv", 0x1004, 0, module.Func, module.Local, 1},
+		tsym{"b", 0x1004, math.MaxUint64, module.Func, module.Weak, 1}, tsym{"$x", 0x1010, 0, module.Unmarked, 0, 1})
+	f.Add(s.Entries, s.Names, true, false, uint64(0x1004))
+	f.Add(s.Entries[:33], s.Names[:3], false, true, uint64(1))
 	f.Fuzz(func(t *testing.T, syms, names []byte, is64, big bool, v uint64) {
-		s := source{syms: syms, names: names, order: binary.LittleEndian, is64: is64, secs: tsource().secs, thumb: len(syms)%2 == 1}
+		s := source{module.SymbolTable{Entries: syms, Names: names, Order: binary.LittleEndian, Is64: is64, Thumb: len(syms)%2 == 1}, tsource().secs}
 		if big {
-			s.order = binary.BigEndian
+			s.Order = binary.BigEndian
 		}
 		tab := tableOf(s)
 		addrs := []arch.Vaddr{0, arch.Vaddr(v), arch.Vaddr(v + 1), 0x1000, 0x1008, math.MaxUint64}
-		for i := range min(s.len(), 100) {
-			e := s.entry(i)
-			addrs = append(addrs, arch.Vaddr(e.value), arch.Vaddr(e.value+e.size-1))
+		for i := range min(s.Len(), 100) {
+			e := s.At(i)
+			addrs = append(addrs, arch.Vaddr(e.Value), arch.Vaddr(e.Value+e.Size-1))
 		}
 		all := tab.Resolve(addrs)
 		for i, a := range addrs {

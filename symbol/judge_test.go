@@ -341,9 +341,9 @@ func TestPLT(t *testing.T) {
 			tab.getIndex()
 			for i := range tab.sources {
 				s := &tab.sources[i]
-				for j := range s.len() {
-					if e := s.entry(j); bytes.HasSuffix(s.name(e.name), []byte("@plt")) && want[e.value] == "" {
-						t.Errorf("%s: %#x is %s, objdump has no name", path, e.value, s.name(e.name))
+				for j := range s.Len() {
+					if e := s.At(j); bytes.HasSuffix(s.name(e.Name), []byte("@plt")) && want[e.Value] == "" {
+						t.Errorf("%s: %#x is %s, objdump has no name", path, e.Value, s.name(e.Name))
 					}
 				}
 			}

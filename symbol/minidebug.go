@@ -2,7 +2,6 @@ package symbol
 
 import (
 	"bytes"
-	"debug/elf"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -32,7 +31,7 @@ func (t *Table) miniDebug(img *module.Image) (source, bool) {
 		t.setNote("%s: .gnu_debugdata: %v", t.path, err)
 		return source{}, false
 	}
-	return table(in, elf.SHT_SYMTAB)
+	return table(in, false)
 }
 
 var errXZ = errors.New("malformed xz")

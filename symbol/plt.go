@@ -1,7 +1,6 @@
 package symbol
 
 import (
-	"debug/elf"
 	"encoding/binary"
 
 	"github.com/unspool/unspool/arch"
@@ -38,8 +37,8 @@ func pltNames(img *module.Image, resolvers func(byAddr map[uint64][]byte)) sourc
 		if to.resolver != 0 {
 			name = byAddr[to.resolver]
 		}
-		if len(name) > 0 && int64(len(out.names)) < img.Size() { // many stubs may share one long name
-			out.add(string(name)+"@plt", s.lo, s.hi-s.lo, byte(elf.STB_LOCAL)<<4|byte(elf.STT_FUNC), 1)
+		if len(name) > 0 && int64(len(out.Names)) < img.Size() { // many stubs may share one long name
+			out.Add(string(name)+"@plt", module.SymbolEntry{Value: s.lo, Size: s.hi - s.lo, Kind: module.Func, Bind: module.Local, Section: 1})
 		}
 	}
 	return out
@@ -61,7 +60,7 @@ func pltStubs(img *module.Image) []stub {
 		default:
 			continue
 		}
-		if s.Type != elf.SHT_PROGBITS || s.Flags&elf.SHF_EXECINSTR == 0 || s.Flags&elf.SHF_COMPRESSED != 0 {
+		if s.Empty || s.Perm&module.Exec == 0 || s.Compressed {
 			continue
 		}
 		b, err := img.Data(s)
@@ -139,44 +138,24 @@ type slot struct {
 
 func (s *slot) known() bool { return s.name != nil || s.resolver != 0 }
 
-// readSlots fills in slots from the relocations, from the last to the first. Linkers put those without a symbol
-// in front, and there may be a million: reading stops at them.
+// readSlots fills in slots from the bindings of img.
 func readSlots(img *module.Image, slots map[uint64]slot) {
-	const size = 24 // Elf64_Rela
-	le := binary.LittleEndian
-	left, total := len(slots), img.Size()
-	secs := img.Sections()
-	for i := range secs {
-		sec := &secs[i]
-		if sec.Type != elf.SHT_RELA || sec.Flags&elf.SHF_COMPRESSED != 0 || left == 0 {
-			continue
+	left := len(slots)
+	img.Bindings(func(b *module.Binding) bool {
+		old, ok := slots[b.At]
+		if !ok || old.known() {
+			return true
 		}
-		b, err := img.Data(sec)
-		if total -= int64(len(b)); err != nil || total < 0 {
-			continue
+		s := slot{resolver: b.Resolver}
+		if b.Symbol > 0 {
+			t := source{SymbolTable: *b.Table}
+			e := t.At(b.Symbol)
+			s.name = t.name(e.Name)
 		}
-		syms, _ := symbols(img, int(sec.Link))
-		for at := len(b)/size*size - size; at >= 0; at -= size {
-			off, info, addend := le.Uint64(b[at:]), le.Uint64(b[at+8:]), le.Uint64(b[at+16:])
-			typ, sym := uint32(info), int(info>>32)
-			if typ == uint32(elf.R_X86_64_RELATIVE) || typ == uint32(elf.R_AARCH64_RELATIVE) {
-				break
-			}
-			old, ok := slots[off]
-			if !ok || old.known() {
-				continue
-			}
-			var s slot
-			if sym > 0 && sym < syms.len() {
-				e := syms.entry(sym)
-				s.name = syms.name(e.name)
-			} else if typ == uint32(elf.R_X86_64_IRELATIVE) || typ == uint32(elf.R_AARCH64_IRELATIVE) {
-				s.resolver = addend
-			}
-			if s.known() {
-				slots[off] = s
-				left--
-			}
+		if s.known() {
+			slots[b.At] = s
+			left--
 		}
-	}
+		return left > 0
+	})
 }

@@ -1,7 +1,6 @@
 package symbol
 
 import (
-	"debug/elf"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -95,14 +94,14 @@ func (t *Table) FuncRange(linkage string) (lo, hi arch.Vaddr, ok bool) {
 	t.use(func() {
 		for i := range t.sources {
 			s := &t.sources[i]
-			for j := range s.len() {
-				e := s.entry(j)
-				if string(s.name(e.name)) != linkage || s.kind(&e) == noCode {
+			for j := range s.Len() {
+				e := s.At(j)
+				if string(s.name(e.Name)) != linkage || s.kind(&e) == noCode {
 					continue
 				}
-				lo, hi, ok = arch.Vaddr(e.value), arch.Vaddr(addSat(e.value, e.size)), true
-				if x := t.getIndex(); e.size == 0 {
-					if k := x.find(e.value, -1); k >= 0 {
+				lo, hi, ok = arch.Vaddr(e.Value), arch.Vaddr(addSat(e.Value, e.Size)), true
+				if x := t.getIndex(); e.Size == 0 {
+					if k := x.find(e.Value, -1); k >= 0 {
 						_, end := x.span(k)
 						hi = arch.Vaddr(end)
 					}
@@ -179,7 +178,7 @@ func (t *Table) getIndex() *index {
 		return t.index
 	}
 	if t.img != nil {
-		if plt := pltNames(t.img, t.resolvers); plt.len() > 0 {
+		if plt := pltNames(t.img, t.resolvers); plt.Len() > 0 {
 			t.sources = append(t.sources, plt)
 		}
 	}
@@ -192,13 +191,13 @@ func (t *Table) resolvers(byAddr map[uint64][]byte) {
 	top := map[uint64]uint64{}
 	for i := range t.sources {
 		s := &t.sources[i]
-		for j := range s.len() {
-			e := s.entry(j)
-			if _, ok := byAddr[e.value]; !ok || s.kind(&e) == noCode {
+		for j := range s.Len() {
+			e := s.At(j)
+			if _, ok := byAddr[e.Value]; !ok || s.kind(&e) == noCode {
 				continue
 			}
-			if r := s.rank(&e); r > top[e.value] {
-				byAddr[e.value], top[e.value] = s.name(e.name), r
+			if r := s.rank(&e); r > top[e.Value] {
+				byAddr[e.Value], top[e.Value] = s.name(e.Name), r
 			}
 		}
 	}
@@ -213,9 +212,9 @@ func (t *Table) symbol(x *index, span int) *Symbol {
 		return &t.named[n-1]
 	}
 	s, k := at(t.sources, x.symbol(span, t.sources))
-	e := s.entry(k)
-	sym := Symbol{Linkage: string(s.name(e.name)), Start: arch.Vaddr(e.value), Size: e.size}
-	if e.size == 0 {
+	e := s.At(k)
+	sym := Symbol{Linkage: string(s.name(e.Name)), Start: arch.Vaddr(e.Value), Size: e.Size}
+	if e.Size == 0 {
 		lo, hi := x.span(span)
 		sym.Size = hi - lo
 	}
@@ -277,9 +276,9 @@ func (t *Table) find(img *module.Image) {
 		t.owning.Lock()
 		t.there = true
 		t.owning.Unlock()
-		if s, ok := table(img, elf.SHT_SYMTAB); ok {
+		if s, ok := table(img, false); ok {
 			t.sources = append(t.sources, s)
-			if dyn, ok := table(img, elf.SHT_DYNSYM); ok && dyn.len() > s.len() {
+			if dyn, ok := table(img, true); ok && dyn.Len() > s.Len() {
 				t.sources = append(t.sources, dyn) // all but a few names were stripped
 			}
 			return
@@ -287,7 +286,7 @@ func (t *Table) find(img *module.Image) {
 		t.gosym, _ = gosym.Open(img)
 	}
 	if debug := t.debugFile(); debug != nil {
-		if s, ok := table(debug, elf.SHT_SYMTAB); ok {
+		if s, ok := table(debug, false); ok {
 			t.sources = append(t.sources, s)
 			if img == nil {
 				t.setNote("")
@@ -302,7 +301,7 @@ func (t *Table) find(img *module.Image) {
 	if s, ok := t.miniDebug(img); ok {
 		t.sources = append(t.sources, s)
 	}
-	if s, ok := table(img, elf.SHT_DYNSYM); ok {
+	if s, ok := table(img, true); ok {
 		t.sources = append(t.sources, s)
 	} else if s, ok := dynamic(img); ok {
 		t.sources = append(t.sources, s)
@@ -317,68 +316,36 @@ func (t *Table) find(img *module.Image) {
 func goSymbols(g *gosym.Table, size int64) source {
 	s := synthetic()
 	g.Funcs(func(name string, lo, hi arch.Vaddr) bool {
-		s.add(name, uint64(lo), uint64(hi-lo), byte(elf.STB_GLOBAL)<<4|byte(elf.STT_FUNC), 1)
-		return int64(len(s.names)) < size
+		s.add(name, uint64(lo), uint64(hi-lo))
+		return int64(len(s.Names)) < size
 	})
 	return s
 }
 
-// table returns the symbol table of that type, if the file has one that holds symbols.
-func table(img *module.Image, typ elf.SectionType) (source, bool) {
-	secs := img.Sections()
-	for i := range secs {
-		if secs[i].Type == typ {
-			if s, ok := symbols(img, i); ok && s.len() > 1 {
-				return s, true
-			}
-		}
-	}
-	return source{}, false
-}
-
-// symbols returns the symbol table in section i.
-func symbols(img *module.Image, i int) (source, bool) {
-	secs := img.Sections()
-	if uint(i) >= uint(len(secs)) || secs[i].Type != elf.SHT_SYMTAB && secs[i].Type != elf.SHT_DYNSYM {
-		return source{}, false
-	}
-	data := func(i int) []byte {
-		if uint(i) >= uint(len(secs)) || secs[i].Flags&elf.SHF_COMPRESSED != 0 {
-			return nil
-		}
-		b, err := img.Data(&secs[i])
-		if err != nil {
-			return nil
-		}
-		return b
-	}
-	s := source{
-		syms: data(i), names: data(int(secs[i].Link)), secs: secs,
-		order: img.Order(), is64: img.Is64(), thumb: img.Machine().ELF == arch.EM_ARM,
-	}
-	return s, s.syms != nil && s.names != nil
+// table returns a symbol table, the dynamic linker's or the other one, if the file has one that holds symbols.
+func table(img *module.Image, dynamic bool) (source, bool) {
+	t, ok := img.SymbolTable(dynamic)
+	return source{t, img.Sections()}, ok
 }
 
 // dynamic returns the dynamic symbols of a file without section headers. Their names together are no
 // longer than the file.
 func dynamic(img *module.Image) (source, bool) {
 	s := synthetic()
-	s.thumb = img.Machine().ELF == arch.EM_ARM
+	s.Thumb = img.Machine().ELF == arch.EM_ARM
 	img.Symbols(func(m module.Symbol) bool {
-		s.add(m.Name, uint64(m.Value), m.Size, byte(m.Bind)<<4|byte(m.Type), m.Section)
-		return int64(len(s.names)) < img.Reach()
+		s.Add(m.Name, module.SymbolEntry{Value: uint64(m.Value), Size: m.Size, Kind: m.Kind, Bind: m.Bind, Section: m.Section})
+		return int64(len(s.Names)) < img.Reach()
 	})
-	return s, s.len() > 0
+	return s, s.Len() > 0
 }
 
-// synthetic returns a source to which add can add symbols.
-func synthetic() source { return source{order: binary.LittleEndian, is64: true} }
+// synthetic returns a source to which symbols can be added.
+func synthetic() source {
+	return source{SymbolTable: module.SymbolTable{Order: binary.LittleEndian, Is64: true}}
+}
 
-func (s *source) add(name string, value, size uint64, info byte, sec elf.SectionIndex) {
-	le := binary.LittleEndian
-	s.syms = le.AppendUint32(s.syms, uint32(len(s.names)))
-	s.syms = append(s.syms, info, 0)
-	s.syms = le.AppendUint16(s.syms, uint16(sec))
-	s.syms = le.AppendUint64(le.AppendUint64(s.syms, value), size)
-	s.names = append(append(s.names, name...), 0)
+// add adds a function that other files see, in no section that is known.
+func (s *source) add(name string, lo, size uint64) {
+	s.Add(name, module.SymbolEntry{Value: lo, Size: size, Kind: module.Func, Bind: module.Global, Section: 1})
 }

@@ -1,7 +1,6 @@
 package dwarf
 
 import (
-	"debug/elf"
 	"encoding/binary"
 	"math/rand/v2"
 	"os"
@@ -58,7 +57,7 @@ func (d *dream) walk(s *oracle.Snapshot, depth int) (pcs []uint64, end rows.Outc
 		if !exact {
 			at--
 		}
-		if v := arch.Vaddr(at); v < d.text.Vaddr || v >= d.text.Vaddr+arch.Vaddr(d.text.Memsz) {
+		if v := arch.Vaddr(at); v < d.text.Vaddr || v >= d.text.Vaddr+arch.Vaddr(d.text.MemSize) {
 			return pcs, rows.NoRule
 		}
 		set := d.t.At(arch.Vaddr(at))
@@ -85,13 +84,13 @@ func TestLibdw(t *testing.T) {
 		sound(t, ds)
 		d := &dream{img: img, t: x, bias: 0x7f00_0000_0000, rnd: rand.New(rand.NewPCG(3, 4))}
 		for _, s := range img.Segments() {
-			if s.Type == elf.PT_LOAD && s.Flags&elf.PF_X != 0 {
+			if s.Kind == module.Loaded && s.Perm&module.Exec != 0 {
 				d.text = s
 			}
 		}
 		w := oracle.Dwfl(t)
 		lo := uint64(d.text.Vaddr) &^ 4095
-		if err := w.Map(1, oracle.Map{Lo: d.bias + lo, Hi: d.bias + (uint64(d.text.Vaddr)+d.text.Memsz+4095)&^4095, Off: d.text.Off &^ 4095, Path: path}); err != nil {
+		if err := w.Map(1, oracle.Map{Lo: d.bias + lo, Hi: d.bias + (uint64(d.text.Vaddr)+d.text.MemSize+4095)&^4095, Off: d.text.Off &^ 4095, Path: path}); err != nil {
 			t.Fatal(err)
 		}
 		var snaps []oracle.Snapshot

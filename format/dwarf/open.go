@@ -2,7 +2,6 @@ package dwarf
 
 import (
 	"cmp"
-	"debug/elf"
 	"fmt"
 	"slices"
 
@@ -57,7 +56,7 @@ func Open(img *module.Image) (*Frames, error) {
 	if !named { // a separate debug file has the sections, without contents, and segments that lie
 		first = cmp.Or(first, in.bySegment(img))
 	}
-	if img.Type() == elf.ET_REL && len(in.EHFrame) > 0 {
+	if !img.Linked() && len(in.EHFrame) > 0 {
 		return New(in), fmt.Errorf("%s: %w: the file is not linked: the addresses in its .eh_frame are not known yet", img.Name(), ErrUnsupported)
 	}
 	return New(in), first
@@ -67,7 +66,7 @@ func Open(img *module.Image) (*Frames, error) {
 // PT_GNU_EH_FRAME; with an error, it has what the file has of them.
 func (in *Sections) bySegment(img *module.Image) error {
 	segs := img.Segments()
-	i := slices.IndexFunc(segs, func(s module.Segment) bool { return s.Type == elf.PT_GNU_EH_FRAME && s.Filesz > 0 })
+	i := slices.IndexFunc(segs, func(s module.Segment) bool { return s.Kind == module.UnwindIndex && s.Size > 0 })
 	if i < 0 {
 		return nil
 	}
@@ -81,7 +80,7 @@ func (in *Sections) bySegment(img *module.Image) error {
 		return err
 	}
 	at := arch.Vaddr(f.hdr.ehAddr)
-	i = slices.IndexFunc(segs, func(s module.Segment) bool { return s.Type == elf.PT_LOAD && uint64(at-s.Vaddr) <= s.Filesz })
+	i = slices.IndexFunc(segs, func(s module.Segment) bool { return s.Kind == module.Loaded && uint64(at-s.Vaddr) <= s.Size })
 	if i < 0 {
 		if err == nil {
 			d := Damage{Section: ".eh_frame_hdr", Off: 4, Err: wrapf(ErrMalformed, "no segment has .eh_frame, at %#x", uint64(at))}

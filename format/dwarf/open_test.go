@@ -2,7 +2,6 @@ package dwarf
 
 import (
 	"bytes"
-	"debug/elf"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -31,17 +30,17 @@ func TestCut(t *testing.T) {
 	all := whole.Bytes()
 	segs := whole.Segments()
 	segment := func(is func(module.Segment) bool) module.Segment { return segs[slices.IndexFunc(segs, is)] }
-	hdr := segment(func(s module.Segment) bool { return s.Type == elf.PT_GNU_EH_FRAME })
+	hdr := segment(func(s module.Segment) bool { return s.Kind == module.UnwindIndex })
 	load := segment(func(s module.Segment) bool {
-		return s.Type == elf.PT_LOAD && s.Off <= hdr.Off && hdr.Off+hdr.Filesz <= s.Off+s.Filesz
+		return s.Kind == module.Loaded && s.Off <= hdr.Off && hdr.Off+hdr.Size <= s.Off+s.Size
 	})
 	eh := whole.Section(".eh_frame")
-	if eh.Off < load.Off || eh.Off+eh.Size > load.Off+load.Filesz || eh.Off < hdr.Off+hdr.Filesz {
+	if eh.Off < load.Off || eh.Off+eh.Size > load.Off+load.Size || eh.Off < hdr.Off+hdr.Size {
 		t.Fatalf(".eh_frame at %#x does not lie behind .eh_frame_hdr in its segment", eh.Off)
 	}
 	shoff := binary.LittleEndian.Uint64(all[0x28:])
-	cutHdr := fmt.Sprintf(`cut\+%#x: segment PT_GNU_EH_FRAME of %#x bytes: truncated`, hdr.Off, hdr.Filesz)
-	cutLoad := fmt.Sprintf(`cut\+%#x: segment PT_LOAD of %#x bytes: truncated`, load.Off, load.Filesz)
+	cutHdr := fmt.Sprintf(`cut\+%#x: segment PT_GNU_EH_FRAME of %#x bytes: truncated`, hdr.Off, hdr.Size)
+	cutLoad := fmt.Sprintf(`cut\+%#x: segment PT_LOAD of %#x bytes: truncated`, load.Off, load.Size)
 	cutHeaders := fmt.Sprintf(`cut\+%#x: .*section headers: truncated`, shoff)
 	want, _ := openFrames(t, whole).Build(Both)
 	const none, some, every = 0, 1, 2
@@ -55,12 +54,12 @@ func TestCut(t *testing.T) {
 		{"behind the program headers", false, 0x40 + 0x38*uint64(len(segs)), cutHdr, none},
 		{"at .eh_frame_hdr", false, hdr.Off, cutHdr, none},
 		{"in its pointer", false, hdr.Off + 6, cutHdr, none},
-		{"in its table", false, hdr.Off + hdr.Filesz - 1, cutHdr, none},
+		{"in its table", false, hdr.Off + hdr.Size - 1, cutHdr, none},
 		{"at .eh_frame", false, eh.Off, cutLoad, none},
 		{"in its second half", false, eh.Off + eh.Size/2, cutLoad, some},
 		{"at its terminator", false, eh.Off + eh.Size - 4, cutLoad, every},
-		{"in its segment's last byte", false, load.Off + load.Filesz - 1, cutLoad, every},
-		{"behind its segment", false, load.Off + load.Filesz, "^$", every},
+		{"in its segment's last byte", false, load.Off + load.Size - 1, cutLoad, every},
+		{"behind its segment", false, load.Off + load.Size, "^$", every},
 		{"not", false, uint64(len(all)), "^$", every},
 		{"at .eh_frame_hdr, with section headers", true, hdr.Off, cutHeaders, none},
 		{"in .eh_frame, with section headers", true, eh.Off + eh.Size/2, cutHeaders, some},
@@ -112,7 +111,7 @@ func TestCut(t *testing.T) {
 func TestWrongHeaders(t *testing.T) {
 	whole := openImage(t, compileC(t))
 	segs := whole.Segments()
-	at := slices.IndexFunc(segs, func(s module.Segment) bool { return s.Type == elf.PT_GNU_EH_FRAME })
+	at := slices.IndexFunc(segs, func(s module.Segment) bool { return s.Kind == module.UnwindIndex })
 	hdr := segs[at].Off
 	ph := 0x40 + 0x38*uint64(at)
 	for _, c := range []struct {

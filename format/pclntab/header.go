@@ -2,7 +2,6 @@ package pclntab
 
 import (
 	"bytes"
-	"debug/elf"
 	"encoding/binary"
 	"fmt"
 
@@ -76,7 +75,7 @@ func find(img *module.Image) ([]byte, arch.Vaddr, error) {
 	}
 	left := int(img.Reach()) // segments that share their bytes are no reason to read more than the file has
 	for _, s := range img.Segments() {
-		if s.Type != elf.PT_LOAD || s.Flags&elf.PF_X != 0 && s.Flags&elf.PF_W != 0 {
+		if s.Kind != module.Loaded || s.Perm&module.Exec != 0 && s.Perm&module.Write != 0 {
 			continue
 		}
 		all := img.Tail(s.Vaddr)
@@ -229,7 +228,7 @@ func (h *Header) place(img *module.Image) {
 		for i := range words {
 			words[i] = h.Word(b, uint64(i*h.PtrSize))
 		}
-		relocations(img, func(at, v uint64) {
+		img.Rebased(func(at, v uint64) {
 			if i := (at - uint64(md)) / 8; i < uint64(len(words)) && at >= uint64(md) {
 				words[i] = v
 			}
@@ -260,7 +259,7 @@ func (h *Header) candidates(img *module.Image) (out []arch.Vaddr) {
 	if s := img.Section(".go.module"); s != nil {
 		return []arch.Vaddr{s.Addr}
 	}
-	relocations(img, func(at, v uint64) {
+	img.Rebased(func(at, v uint64) {
 		if v == uint64(h.Addr) && len(out) < maxCandidates {
 			out = append(out, arch.Vaddr(at))
 		}
@@ -273,7 +272,7 @@ func (h *Header) candidates(img *module.Image) (out []arch.Vaddr) {
 	}
 	left := int(img.Reach()) // as in find
 	for _, s := range img.Segments() {
-		if s.Type != elf.PT_LOAD || s.Flags&elf.PF_W == 0 {
+		if s.Kind != module.Loaded || s.Perm&module.Write == 0 {
 			continue
 		}
 		all := img.Tail(s.Vaddr)
@@ -290,35 +289,4 @@ func (h *Header) candidates(img *module.Image) (out []arch.Vaddr) {
 		}
 	}
 	return out
-}
-
-// relocations calls each with the words of a position-independent program that are set when it is loaded: where they lie, and their
-// values as if the program was loaded where it was linked. 64 bits only.
-func relocations(img *module.Image, each func(at, v uint64)) {
-	if img.Type() != elf.ET_DYN || !img.Is64() {
-		return
-	}
-	order := img.Order()
-	var table, size uint64
-	for _, s := range img.Segments() {
-		if s.Type != elf.PT_DYNAMIC {
-			continue
-		}
-		b, _ := img.Contents(&s)
-		for ; len(b) >= 16; b = b[16:] {
-			switch v := order.Uint64(b[8:]); elf.DynTag(order.Uint64(b)) {
-			case elf.DT_RELA:
-				table = v
-			case elf.DT_RELASZ:
-				size = v
-			}
-		}
-		break
-	}
-	all := img.Tail(arch.Vaddr(table))
-	for all = all[:min(size, uint64(len(all)))]; len(all) >= 24; all = all[24:] {
-		if typ := uint32(order.Uint64(all[8:])); typ == uint32(elf.R_X86_64_RELATIVE) || typ == uint32(elf.R_AARCH64_RELATIVE) {
-			each(order.Uint64(all), order.Uint64(all[16:]))
-		}
-	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/module"
 )
 
 // A place is a file that is mapped for random walks, and program counters in it where something changes.
@@ -28,11 +29,11 @@ func places(t *testing.T) (all []place) {
 		}
 		ref := ehRows(t, path)
 		for _, s := range img.Segments() {
-			if s.Type != 1 || s.Flags&1 == 0 {
+			if s.Kind != module.Loaded || s.Perm&module.Exec == 0 {
 				continue
 			}
 			lo, off := at+uint64(s.Vaddr)&^0xfff, s.Off&^0xfff
-			hi := (at + uint64(s.Vaddr) + s.Memsz + 0xfff) &^ 0xfff
+			hi := (at + uint64(s.Vaddr) + s.MemSize + 0xfff) &^ 0xfff
 			p := place{m: oracle.Map{Lo: lo, Hi: hi, Off: off, Path: path}}
 			for _, r := range ref.Rows {
 				p.pcs = append(p.pcs, at+uint64(r.Lo))

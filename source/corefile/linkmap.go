@@ -58,7 +58,7 @@ func (f *File) linkMaps(o *Options) {
 	}
 	if base := f.auxv[atBASE]; n == 0 && base != 0 { // it has not begun, or nothing is left of it
 		for _, s := range segs {
-			if s.Type == elf.PT_INTERP {
+			if s.Kind == module.Interpreter {
 				add(base, f.str(bias+uint64(s.Vaddr)))
 			}
 		}
@@ -81,6 +81,9 @@ func (f *File) setFiles(list []fileRange) {
 	f.files = out
 }
 
+// kinds are what program headers are for, as far as it matters here.
+var kinds = map[elf.ProgType]module.Kind{elf.PT_LOAD: module.Loaded, elf.PT_DYNAMIC: module.Dynamic, elf.PT_INTERP: module.Interpreter, elf.PT_PHDR: module.Headers}
+
 // program returns by how much the program was moved, and its segments: by the program headers that the kernel told it of, or by those of the
 // file that was given for it.
 func (f *File) program(o *Options) (bias uint64, segs []module.Segment, ok bool) {
@@ -96,8 +99,8 @@ func (f *File) program(o *Options) (bias uint64, segs []module.Segment, ok bool)
 			break
 		}
 		segs = append(segs, module.Segment{
-			Type: elf.ProgType(le.Uint32(p)), Flags: elf.ProgFlag(le.Uint32(p[4:])), Off: le.Uint64(p[8:]), Vaddr: arch.Vaddr(le.Uint64(p[16:])),
-			Filesz: le.Uint64(p[32:]), Memsz: le.Uint64(p[40:]),
+			Kind: kinds[elf.ProgType(le.Uint32(p))], Perm: module.Perm(le.Uint32(p[4:]) & 7), Off: le.Uint64(p[8:]), Vaddr: arch.Vaddr(le.Uint64(p[16:])),
+			Size: le.Uint64(p[32:]), MemSize: le.Uint64(p[40:]),
 		})
 	}
 	if segs == nil && o.Exe != "" {
@@ -110,12 +113,12 @@ func (f *File) program(o *Options) (bias uint64, segs []module.Segment, ok bool)
 		}
 	}
 	for i := range segs {
-		if segs[i].Type == elf.PT_PHDR {
+		if segs[i].Kind == module.Headers {
 			return at - uint64(segs[i].Vaddr), segs, true
 		}
 	}
 	for i := range segs { // a static program may do without: its headers are in the first page of the file
-		if s := &segs[i]; s.Type == elf.PT_LOAD && s.Off == 0 {
+		if s := &segs[i]; s.Kind == module.Loaded && s.Off == 0 {
 			return at&^(page-1) - uint64(s.Vaddr)&^(page-1), segs, true
 		}
 	}
@@ -125,7 +128,7 @@ func (f *File) program(o *Options) (bias uint64, segs []module.Segment, ok bool)
 // linked returns where the dynamic linker's list begins; 0 if there is none.
 func (f *File) linked(bias uint64, segs []module.Segment) uint64 {
 	for _, s := range segs {
-		if s.Type != elf.PT_DYNAMIC {
+		if s.Kind != module.Dynamic {
 			continue
 		}
 		for at, i := bias+uint64(s.Vaddr), 0; i < maxDyn; at, i = at+16, i+1 {
@@ -172,11 +175,11 @@ func onDisk(path string, o *Options) []module.Segment {
 func ranges(list []fileRange, bias uint64, segs []module.Segment, path string) []fileRange {
 	for i := range segs {
 		s := &segs[i]
-		if s.Type != elf.PT_LOAD || s.Filesz == 0 || len(list) >= maxFiles {
+		if s.Kind != module.Loaded || s.Size == 0 || len(list) >= maxFiles {
 			continue
 		}
 		at := bias + uint64(s.Vaddr)
-		r := fileRange{lo: at &^ (page - 1), hi: (at + s.Filesz + page - 1) &^ (page - 1), off: s.Off &^ (page - 1), path: path, flags: uint32(s.Flags)}
+		r := fileRange{lo: at &^ (page - 1), hi: (at + s.Size + page - 1) &^ (page - 1), off: s.Off &^ (page - 1), path: path, flags: uint32(s.Perm)}
 		if r.lo < r.hi && r.off+(r.hi-r.lo) >= r.off {
 			list = append(list, r)
 		}

@@ -3,7 +3,6 @@ package corefile
 import (
 	"bytes"
 	"cmp"
-	"debug/elf"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -113,8 +112,8 @@ func (obj *object) flagsAt(off uint64) uint32 {
 	for i := range obj.segs {
 		s := &obj.segs[i]
 		lo := s.Off &^ (page - 1)
-		if s.Type == elf.PT_LOAD && off-lo < s.Off-lo+s.Filesz && (flags == pfW || off == lo) {
-			flags = uint32(s.Flags)
+		if s.Kind == module.Loaded && off-lo < s.Off-lo+s.Size && (flags == pfW || off == lo) {
+			flags = uint32(s.Perm)
 		}
 	}
 	return flags
@@ -244,7 +243,7 @@ func (f *File) fromMemory(obj *object) *module.Image {
 		return nil
 	}
 	for _, s := range img.Segments() {
-		if hdr, err := img.Contents(&s); s.Type == elf.PT_GNU_EH_FRAME && err == nil && len(hdr) >= 4 && le.Uint32(hdr) != 0 {
+		if hdr, err := img.Contents(&s); s.Kind == module.UnwindIndex && err == nil && len(hdr) >= 4 && le.Uint32(hdr) != 0 {
 			return img
 		}
 	}

@@ -3,7 +3,6 @@ package ebpf
 import (
 	"bytes"
 	"context"
-	"debug/elf"
 	"encoding/hex"
 	"io"
 	"os/exec"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/internal/procfs"
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -95,27 +95,15 @@ func script(path string) []string {
 	return strings.Fields(string(line))
 }
 
-// interpreter returns what PT_INTERP of a program names; "" where it has none.
-func interpreter(path string) string {
-	f, err := procfs.Open(path)
+// interpreter returns the interpreter that a program names; "" where it has none.
+func interpreter(path string) (name string) {
+	img, err := module.Open(path)
 	if err != nil {
 		return ""
 	}
-	defer f.Close()
-	e, err := elf.NewFile(f)
-	if err != nil {
-		return ""
-	}
-	for _, p := range e.Progs {
-		if p.Type == elf.PT_INTERP && p.Filesz < 4096 {
-			b := make([]byte, p.Filesz)
-			if _, err := p.ReadAt(b, 0); err == nil {
-				name, _, _ := bytes.Cut(b, []byte{0})
-				return string(name)
-			}
-		}
-	}
-	return ""
+	defer img.Close()
+	_ = module.Guard(func() error { name = img.Interp(); return nil })
+	return name
 }
 
 // ahead brings the tables of files into the kernel before anything maps them. It is called before the tracker's goroutine runs.

@@ -9,7 +9,6 @@
 package debuginfo
 
 import (
-	"debug/elf"
 	"errors"
 	"fmt"
 	"slices"
@@ -79,10 +78,10 @@ var errRelocatable = errors.New("debug information of a relocatable file")
 // Open returns the debug information of img, and nil where it has none. img stays the caller's and must stay open until
 // Close.
 func Open(img *module.Image, o Options) (*Info, error) {
-	if s := img.Section(".debug_info"); s == nil || s.Type == elf.SHT_NOBITS || s.Size == 0 {
+	if s := img.Section(".debug_info"); s == nil || s.Empty || s.Size == 0 {
 		return nil, nil
 	}
-	if img.Type() == elf.ET_REL {
+	if !img.Linked() {
 		return nil, fmt.Errorf("%s: %w: %w", img.Name(), errRelocatable, module.ErrUnsupported)
 	}
 	in := &Info{opt: o, left: minWork}

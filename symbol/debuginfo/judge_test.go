@@ -3,7 +3,6 @@ package debuginfo
 import (
 	"bytes"
 	"cmp"
-	"debug/elf"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -158,7 +157,7 @@ func textAddrs(t testing.TB, img *module.Image, n uint64) []arch.Vaddr {
 	total := uint64(0)
 	var secs []module.Section
 	for _, s := range img.Sections() {
-		if s.Flags&elf.SHF_EXECINSTR != 0 {
+		if s.Perm&module.Exec != 0 {
 			secs = append(secs, s)
 			total += s.Size
 		}

@@ -3,7 +3,6 @@ package debuginfod
 import (
 	"bytes"
 	"context"
-	"debug/elf"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -269,7 +268,7 @@ func (c *Client) copy(f *os.File, a answer, what string) (err error) {
 	}
 	var magic [4]byte
 	switch n, err := io.ReadFull(a.resp.Body, magic[:]); {
-	case err == nil && string(magic[:]) != elf.ELFMAG, errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF) && n > 0:
+	case err == nil && !module.Known(magic[:]), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF) && n > 0:
 		return errors.New("it sends what is no ELF file")
 	case err != nil:
 		return err
