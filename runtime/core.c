@@ -7,6 +7,22 @@
 #include <string.h>
 #include <sys/mman.h>
 
+/* core.h's numbers are the table's. It cannot include the table's header: libunspool.h has other meanings for some of its names. */
+#define SAME(ours, tables) _Static_assert((uint64_t)(ours) == (uint64_t)(tables), "as in the table")
+SAME(US_OUTERMOST, UNSPOOL_OUTERMOST);
+SAME(US_NO_RULE, UNSPOOL_NO_RULE);
+SAME(US_LOST_REGISTER, UNSPOOL_LOST_REGISTER);
+SAME(US_UNREADABLE, UNSPOOL_UNREADABLE);
+SAME(US_BAD_EXPR, UNSPOOL_BAD_EXPR);
+SAME(US_SIGNAL, UNSPOOL_SIGNAL);
+SAME(US_SIGNED, UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC);
+SAME(US_KIND_REG, UNSPOOL_KIND_REG);
+SAME(US_KIND_PLT, UNSPOOL_KIND_PLT);
+SAME(US_KIND_WIDE, UNSPOOL_KIND_WIDE);
+SAME(US_SAVED, UNSPOOL_X86_64_SAVED);
+SAME(US_RA, UNSPOOL_X86_64_RA);
+SAME(US_RSP, UNSPOOL_X86_64_SP);
+
 /* ---- Numbers in bytes ---- */
 
 static uint64_t number(const uint8_t *b, unsigned n)
@@ -21,51 +37,6 @@ static uint64_t number(const uint8_t *b, unsigned n)
 /* ---- Expressions (docs/SEMANTICS.md, section 3) ---- */
 
 enum { MAX_STACK = 64, MAX_STEPS = 4096 };
-
-enum {
-	OP_addr = 0x03,
-	OP_deref = 0x06,
-	OP_const1u = 0x08,
-	OP_const8s = 0x0f,
-	OP_constu = 0x10,
-	OP_consts = 0x11,
-	OP_dup = 0x12,
-	OP_drop = 0x13,
-	OP_over = 0x14,
-	OP_pick = 0x15,
-	OP_swap = 0x16,
-	OP_rot = 0x17,
-	OP_abs = 0x19,
-	OP_and = 0x1a,
-	OP_div = 0x1b,
-	OP_minus = 0x1c,
-	OP_mod = 0x1d,
-	OP_mul = 0x1e,
-	OP_neg = 0x1f,
-	OP_not = 0x20,
-	OP_or = 0x21,
-	OP_plus = 0x22,
-	OP_plus_uconst = 0x23,
-	OP_shl = 0x24,
-	OP_shr = 0x25,
-	OP_shra = 0x26,
-	OP_xor = 0x27,
-	OP_bra = 0x28,
-	OP_eq = 0x29,
-	OP_ge = 0x2a,
-	OP_gt = 0x2b,
-	OP_le = 0x2c,
-	OP_lt = 0x2d,
-	OP_ne = 0x2e,
-	OP_skip = 0x2f,
-	OP_lit0 = 0x30,
-	OP_lit31 = 0x4f,
-	OP_breg0 = 0x70,
-	OP_breg31 = 0x8f,
-	OP_bregx = 0x92,
-	OP_deref_size = 0x94,
-	OP_nop = 0x96,
-};
 
 /* An expression that is being run. */
 struct expr {
@@ -134,53 +105,53 @@ static int fixed(struct expr *e, unsigned size, int is_signed, uint64_t *to)
 static int stack_use(uint8_t op, int *gives)
 {
 	*gives = 1;
-	if (op >= OP_lit0 && op <= OP_lit31)
+	if (op >= DW_OP_lit0 && op <= DW_OP_lit31)
 		return 0;
-	if (op >= OP_breg0 && op <= OP_breg31)
+	if (op >= DW_OP_breg0 && op <= DW_OP_breg31)
 		return 0;
 	switch (op) {
-	case OP_addr:
-	case OP_bregx:
-	case OP_const1u ... OP_consts:
+	case DW_OP_addr:
+	case DW_OP_bregx:
+	case DW_OP_const1u ... DW_OP_consts:
 		return 0;
-	case OP_dup:
-	case OP_pick:
+	case DW_OP_dup:
+	case DW_OP_pick:
 		*gives = 2;
 		return 1;
-	case OP_over:
+	case DW_OP_over:
 		*gives = 3;
 		return 2;
-	case OP_drop:
-	case OP_bra:
+	case DW_OP_drop:
+	case DW_OP_bra:
 		*gives = 0;
 		return 1;
-	case OP_deref:
-	case OP_deref_size:
-	case OP_abs:
-	case OP_neg:
-	case OP_not:
-	case OP_plus_uconst:
+	case DW_OP_deref:
+	case DW_OP_deref_size:
+	case DW_OP_abs:
+	case DW_OP_neg:
+	case DW_OP_not:
+	case DW_OP_plus_uconst:
 		return 1;
-	case OP_swap:
+	case DW_OP_swap:
 		*gives = 2;
 		return 2;
-	case OP_rot:
+	case DW_OP_rot:
 		*gives = 3;
 		return 3;
-	case OP_skip:
-	case OP_nop:
+	case DW_OP_skip:
+	case DW_OP_nop:
 		*gives = 0;
 		return 0;
-	case OP_and ... OP_minus: /* and, div, minus */
-	case OP_mod:
-	case OP_mul:
-	case OP_or:
-	case OP_plus:
-	case OP_shl:
-	case OP_shr:
-	case OP_shra:
-	case OP_xor:
-	case OP_eq ... OP_ne:
+	case DW_OP_and ... DW_OP_minus: /* and, div, minus */
+	case DW_OP_mod:
+	case DW_OP_mul:
+	case DW_OP_or:
+	case DW_OP_plus:
+	case DW_OP_shl:
+	case DW_OP_shr:
+	case DW_OP_shra:
+	case DW_OP_xor:
+	case DW_OP_eq ... DW_OP_ne:
 		return 2;
 	}
 	return -1;
@@ -192,35 +163,35 @@ static int arith(uint8_t op, uint64_t a, uint64_t b, uint64_t arg, uint64_t *r)
 	int64_t sa = (int64_t)a, sb = (int64_t)b;
 
 	switch (op) {
-	case OP_abs: *r = sa < 0 ? -a : a; break;
-	case OP_and: *r = b & a; break;
-	case OP_div:
+	case DW_OP_abs: *r = sa < 0 ? -a : a; break;
+	case DW_OP_and: *r = b & a; break;
+	case DW_OP_div:
 		if (a == 0)
 			return 0;
 		*r = sa == -1 ? -b : (uint64_t)(sb / sa);
 		break;
-	case OP_minus: *r = b - a; break;
-	case OP_mod:
+	case DW_OP_minus: *r = b - a; break;
+	case DW_OP_mod:
 		if (a == 0)
 			return 0;
 		*r = b % a;
 		break;
-	case OP_mul: *r = b * a; break;
-	case OP_neg: *r = -a; break;
-	case OP_not: *r = ~a; break;
-	case OP_or: *r = b | a; break;
-	case OP_plus: *r = b + a; break;
-	case OP_plus_uconst: *r = a + arg; break;
-	case OP_shl: *r = a < 64 ? b << a : 0; break;
-	case OP_shr: *r = a < 64 ? b >> a : 0; break;
-	case OP_shra: *r = (uint64_t)(sb >> (a < 64 ? a : 63)); break;
-	case OP_xor: *r = b ^ a; break;
-	case OP_eq: *r = b == a; break;
-	case OP_ne: *r = b != a; break;
-	case OP_ge: *r = sb >= sa; break;
-	case OP_gt: *r = sb > sa; break;
-	case OP_le: *r = sb <= sa; break;
-	case OP_lt: *r = sb < sa; break;
+	case DW_OP_mul: *r = b * a; break;
+	case DW_OP_neg: *r = -a; break;
+	case DW_OP_not: *r = ~a; break;
+	case DW_OP_or: *r = b | a; break;
+	case DW_OP_plus: *r = b + a; break;
+	case DW_OP_plus_uconst: *r = a + arg; break;
+	case DW_OP_shl: *r = a < 64 ? b << a : 0; break;
+	case DW_OP_shr: *r = a < 64 ? b >> a : 0; break;
+	case DW_OP_shra: *r = (uint64_t)(sb >> (a < 64 ? a : 63)); break;
+	case DW_OP_xor: *r = b ^ a; break;
+	case DW_OP_eq: *r = b == a; break;
+	case DW_OP_ne: *r = b != a; break;
+	case DW_OP_ge: *r = sb >= sa; break;
+	case DW_OP_gt: *r = sb > sa; break;
+	case DW_OP_le: *r = sb <= sa; break;
+	case DW_OP_lt: *r = sb < sa; break;
 	default: return 0;
 	}
 	return 1;
@@ -250,31 +221,31 @@ static int load_size(const struct us_mem *m, struct us_state *s, uint64_t addr, 
 static int operand(struct expr *e, uint8_t op, uint64_t *reg, uint64_t *arg)
 {
 	*arg = 0;
-	if (op >= OP_lit0 && op <= OP_lit31) {
-		*arg = (uint64_t)(op - OP_lit0);
+	if (op >= DW_OP_lit0 && op <= DW_OP_lit31) {
+		*arg = (uint64_t)(op - DW_OP_lit0);
 		return 1;
 	}
-	if (op >= OP_breg0 && op <= OP_breg31) {
-		*reg = (uint64_t)(op - OP_breg0);
+	if (op >= DW_OP_breg0 && op <= DW_OP_breg31) {
+		*reg = (uint64_t)(op - DW_OP_breg0);
 		return sleb(e, arg);
 	}
 	switch (op) {
-	case OP_addr:
+	case DW_OP_addr:
 		return fixed(e, 8, 0, arg);
-	case OP_const1u ... OP_const8s:
-		return fixed(e, 1u << ((op - OP_const1u) >> 1), op & 1, arg);
-	case OP_constu:
-	case OP_plus_uconst:
+	case DW_OP_const1u ... DW_OP_const8s:
+		return fixed(e, 1u << ((op - DW_OP_const1u) >> 1), op & 1, arg);
+	case DW_OP_constu:
+	case DW_OP_plus_uconst:
 		return uleb(e, arg);
-	case OP_consts:
+	case DW_OP_consts:
 		return sleb(e, arg);
-	case OP_bregx:
+	case DW_OP_bregx:
 		return uleb(e, reg) && *reg <= 0xffff && sleb(e, arg);
-	case OP_pick:
-	case OP_deref_size:
+	case DW_OP_pick:
+	case DW_OP_deref_size:
 		return fixed(e, 1, 0, arg);
-	case OP_bra:
-	case OP_skip:
+	case DW_OP_bra:
+	case DW_OP_skip:
 		return fixed(e, 2, 1, arg);
 	}
 	return 1;
@@ -299,8 +270,8 @@ static int eval(struct expr e, struct us_state *s, const struct us_mem *m, uint6
 		a = n > 0 ? st[n - 1] : 0;
 		b = n > 1 ? st[n - 2] : 0;
 		switch (op) {
-		case OP_breg0 ... OP_breg31:
-		case OP_bregx:
+		case DW_OP_breg0 ... DW_OP_breg31:
+		case DW_OP_bregx:
 			if (reg == US_RA) {
 				r = s->pc;
 			} else {
@@ -310,57 +281,57 @@ static int eval(struct expr e, struct us_state *s, const struct us_mem *m, uint6
 			}
 			r += arg;
 			break;
-		case OP_lit0 ... OP_lit31:
-		case OP_const1u ... OP_consts:
-		case OP_addr:
+		case DW_OP_lit0 ... DW_OP_lit31:
+		case DW_OP_const1u ... DW_OP_consts:
+		case DW_OP_addr:
 			r = arg;
 			break;
-		case OP_deref:
+		case DW_OP_deref:
 			if (!m->load(m->ctx, a, &r)) {
 				s->fault = a;
 				return US_UNREADABLE;
 			}
 			break;
-		case OP_deref_size:
+		case DW_OP_deref_size:
 			o = load_size(m, s, a, arg, &r);
 			if (o != US_OK)
 				return o;
 			break;
-		case OP_dup:
+		case DW_OP_dup:
 			st[n++] = a;
 			continue;
-		case OP_drop:
+		case DW_OP_drop:
 			n--;
 			continue;
-		case OP_over:
+		case DW_OP_over:
 			st[n++] = b;
 			continue;
-		case OP_pick:
+		case DW_OP_pick:
 			if (arg >= (uint64_t)n)
 				return US_BAD_EXPR;
 			r = st[n - 1 - (int)arg];
 			st[n++] = r;
 			continue;
-		case OP_swap:
+		case DW_OP_swap:
 			st[n - 1] = b;
 			st[n - 2] = a;
 			continue;
-		case OP_rot:
+		case DW_OP_rot:
 			st[n - 1] = b;
 			st[n - 2] = st[n - 3];
 			st[n - 3] = a;
 			continue;
-		case OP_bra:
+		case DW_OP_bra:
 			n--;
 			if (a == 0)
 				continue;
 			/* fallthrough */
-		case OP_skip:
+		case DW_OP_skip:
 			e.at += (int64_t)arg;
 			if (e.at < 0 || e.at > e.n)
 				return US_BAD_EXPR;
 			continue;
-		case OP_nop:
+		case DW_OP_nop:
 			continue;
 		default:
 			if (!arith(op, a, b, arg, &r))
@@ -669,7 +640,7 @@ void us_slot_put(struct us_slot *e, uint32_t tag, uint64_t pc, const struct us_r
 
 /* ---- Beyond call frame information ---- */
 
-enum { RED_ZONE = 128, MAX_MOVES = 64, MAX_PIECE = 4096 };
+enum { MAX_MOVES = 64, MAX_PIECE = 4096 };
 
 void us_restore(struct us_state *s, const struct us_state *was, uint64_t sp, us_load load, void *ctx)
 {
@@ -682,7 +653,7 @@ void us_restore(struct us_state *s, const struct us_state *was, uint64_t sp, us_
 			continue;
 		while (there && was->val[__builtin_ctz(there)] != at) /* where a signal has put a register */
 			there &= there - 1;
-		if (there || (sp - at <= RED_ZONE && load(ctx, at, &v)))
+		if (there || (sp - at <= UNSPOOL_X86_64_RED_ZONE && load(ctx, at, &v)))
 			continue;
 		s->known = (s->known & ~bit) | (was->known & bit);
 		s->in_mem = (s->in_mem & ~bit) | (was->in_mem & bit);

@@ -15,7 +15,7 @@
  *		pc = s.pc - !exact;		a return address is looked up minus one
  *		if (!us_cache_get(&us_cache, space, s.pc, exact, &rule)) {
  *			... find the module of pc, its bias ...
- *			if (us_module_rule(module, pc - bias, &window, flags, &rule) != US_FOUND) break;
+ *			if (us_module_rule(module, &target, bias, pc - bias, &rule) != US_FOUND) break;
  *			us_cache_put(&us_cache, space, s.pc, exact, &rule);
  *		}
  *		if (us_apply(&rule, &s, &mem, US_SAVED) != US_OK) break;
@@ -24,6 +24,8 @@
  */
 #ifndef UNSPOOL_CORE_H
 #define UNSPOOL_CORE_H
+
+#include "machine.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -38,10 +40,17 @@
 /* ---- Registers ---- */
 
 /* Slots are DWARF's numbers: 0 to 15 the general registers, 16 the return address, which is the program counter. */
-enum { US_RAX = 0, US_RBX = 3, US_RBP = 6, US_RSP = 7, US_RA = 16, US_SLOTS = 17 };
+enum {
+	US_RAX = UNSPOOL_X86_64_REG_RAX,
+	US_RBX = UNSPOOL_X86_64_REG_RBX,
+	US_RBP = UNSPOOL_X86_64_REG_RBP,
+	US_RSP = UNSPOOL_X86_64_REG_RSP,
+	US_RA = UNSPOOL_X86_64_REG_RIP,
+	US_SLOTS = UNSPOOL_X86_64_SLOTS,
+};
 
-#define US_ALL 0x1ffffu   /* every slot */
-#define US_SAVED 0x0f0c8u /* the slots that a call preserves: rbx, rbp, rsp, r12 to r15 */
+#define US_ALL ((uint32_t)UNSPOOL_X86_64_ALL)         /* every slot */
+#define US_SAVED ((uint32_t)UNSPOOL_X86_64_PRESERVED) /* the slots that a call preserves: rbx, rbp, rsp, r12 to r15 */
 
 /*
  * A frame's registers, each with its location (rows.State): slot i is lost if known lacks bit i; else at address val[i]
@@ -125,7 +134,7 @@ enum {
 	US_OUTERMOST_FLAG = 0x80, /* there is no caller */
 };
 
-#define US_ADDRESS (((uint64_t)1 << 48) - 1) /* what is an address in a signed one */
+#define US_ADDRESS ((uint64_t)UNSPOOL_X86_64_ADDRESS) /* what is an address in a signed one */
 
 /* Kinds, as in the compact table (docs/TABLE.md). */
 enum { US_KIND_NONE = 0, US_KIND_REG = 1, US_KIND_PLT = 2, US_KIND_WIDE = 3 };
@@ -154,7 +163,7 @@ struct us_rule {
 };
 _Static_assert(sizeof(struct us_rule) == 16, "as in the table");
 
-static const uint8_t us_save_slot[7] = {3, 6, 12, 13, 14, 15, 16};
+static const uint8_t us_save_slot[7] = {UNSPOOL_X86_64_SAVES};
 
 /* A rule of kind WIDE. It is us_apply's business. */
 US_HIDDEN int us_apply_wide(const struct us_rule *r, struct us_state *s, const struct us_mem *m, uint32_t keep);
@@ -315,7 +324,7 @@ US_HIDDEN int us_fde_open(struct us_window *w, uint64_t at, struct us_fde *fde);
 
 /*
  * Runs fde's instructions up to pc and makes the rule that holds there. What does not fit 16 bytes is put into memory
- * from us_alloc. If flat is not NULL, *flat says whether the rule could be kept: it is 0 if memory was short.
+ * from us_alloc; where that is short, the rule is US_NO_RULE's.
  */
 US_HIDDEN int us_fde_rule(struct us_window *w, const struct us_fde *fde, uint64_t pc, struct us_rule *r);
 

@@ -13,7 +13,8 @@
 
 #include <string.h>
 
-const uint8_t us_greg[US_SLOTS] = {144, 136, 152, 128, 112, 104, 120, 160, 40, 48, 56, 64, 72, 80, 88, 96, 168};
+#define OFFSET(slot, offset) [slot] = offset,
+const uint8_t us_greg[US_SLOTS] = {UNSPOOL_X86_64_FRAME(OFFSET)};
 
 /* ---- Caches ---- */
 
@@ -234,7 +235,7 @@ static void called_from(struct us_walk *w, uint64_t cfa, uint64_t ra_at, uint64_
 /* mov $15, %rax; syscall: what a signal handler returns to. */
 static int is_sigreturn(const uint8_t *b)
 {
-	static const uint8_t code[9] = {0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05};
+	static const uint8_t code[9] = {UNSPOOL_X86_64_RETURN_0};
 
 	return memcmp(b, code, sizeof code) == 0;
 }

@@ -69,40 +69,6 @@ static US_COLD int grow(struct stack *s)
 	return 1;
 }
 
-enum {
-	CFA_advance_loc = 0x40,
-	CFA_offset = 0x80,
-	CFA_restore = 0xc0,
-	CFA_nop = 0x00,
-	CFA_set_loc = 0x01,
-	CFA_advance_loc1 = 0x02,
-	CFA_advance_loc2 = 0x03,
-	CFA_advance_loc4 = 0x04,
-	CFA_offset_extended = 0x05,
-	CFA_restore_extended = 0x06,
-	CFA_undefined = 0x07,
-	CFA_same_value = 0x08,
-	CFA_register = 0x09,
-	CFA_remember_state = 0x0a,
-	CFA_restore_state = 0x0b,
-	CFA_def_cfa = 0x0c,
-	CFA_def_cfa_register = 0x0d,
-	CFA_def_cfa_offset = 0x0e,
-	CFA_def_cfa_expression = 0x0f,
-	CFA_expression = 0x10,
-	CFA_offset_extended_sf = 0x11,
-	CFA_def_cfa_sf = 0x12,
-	CFA_def_cfa_offset_sf = 0x13,
-	CFA_val_offset = 0x14,
-	CFA_val_offset_sf = 0x15,
-	CFA_val_expression = 0x16,
-	CFA_MIPS_advance_loc8 = 0x1d,
-	CFA_GNU_args_size = 0x2e,
-	CFA_GNU_negative_offset_extended = 0x2f,
-	CFA_LLVM_def_aspace_cfa = 0x30,
-	CFA_LLVM_def_aspace_cfa_sf = 0x31,
-};
-
 static uint64_t reg(struct reader *r)
 {
 	uint64_t v = uleb(r);
@@ -169,21 +135,21 @@ static int run(struct us_window *w, const struct us_fde *f, uint64_t at, uint64_
 		uint8_t op = u8(&r), low = op & 0x3f;
 
 		switch (op & 0xc0) {
-		case CFA_advance_loc:
+		case DW_CFA_advance_loc:
 			v = low;
 			goto advance;
-		case CFA_offset:
+		case DW_CFA_offset:
 			n = factored(&r, positive(&r), f->daf);
 			set_rule(s, low, UNSPOOL_OFFSET, n, 0);
 			continue;
-		case CFA_restore:
+		case DW_CFA_restore:
 			v = low;
 			goto restore;
 		}
 		switch (op) {
-		case CFA_nop:
+		case DW_CFA_nop:
 			break;
-		case CFA_set_loc:
+		case DW_CFA_set_loc:
 			u = encoded(&r, f->enc & 0x7f, 0, f->lo);
 			if (u && f->enc & PE_indirect)
 				u = follow(&r, u);
@@ -193,16 +159,16 @@ static int run(struct us_window *w, const struct us_fde *f, uint64_t at, uint64_
 			if (loc > pc)
 				goto done;
 			break;
-		case CFA_advance_loc1:
+		case DW_CFA_advance_loc1:
 			v = fixed(&r, 1);
 			goto advance;
-		case CFA_advance_loc2:
+		case DW_CFA_advance_loc2:
 			v = fixed(&r, 2);
 			goto advance;
-		case CFA_advance_loc4:
+		case DW_CFA_advance_loc4:
 			v = fixed(&r, 4);
 			goto advance;
-		case CFA_MIPS_advance_loc8:
+		case DW_CFA_MIPS_advance_loc8:
 			v = fixed(&r, 8);
 		advance:
 			if (__builtin_mul_overflow(v, f->caf, &u) || loc + u < loc || (u && !initial))
@@ -211,17 +177,17 @@ static int run(struct us_window *w, const struct us_fde *f, uint64_t at, uint64_
 			if (loc > pc)
 				goto done;
 			break;
-		case CFA_offset_extended:
+		case DW_CFA_offset_extended:
 			v = reg(&r);
 			n = factored(&r, positive(&r), f->daf);
 			set_rule(s, v, UNSPOOL_OFFSET, n, 0);
 			break;
-		case CFA_offset_extended_sf:
+		case DW_CFA_offset_extended_sf:
 			v = reg(&r);
 			n = factored(&r, sleb(&r), f->daf);
 			set_rule(s, v, UNSPOOL_OFFSET, n, 0);
 			break;
-		case CFA_GNU_negative_offset_extended:
+		case DW_CFA_GNU_negative_offset_extended:
 			v = reg(&r);
 			n = factored(&r, positive(&r), f->daf);
 			if (n == INT64_MIN)
@@ -229,17 +195,17 @@ static int run(struct us_window *w, const struct us_fde *f, uint64_t at, uint64_
 			else
 				set_rule(s, v, UNSPOOL_OFFSET, -n, 0);
 			break;
-		case CFA_val_offset:
+		case DW_CFA_val_offset:
 			v = reg(&r);
 			n = factored(&r, positive(&r), f->daf);
 			set_rule(s, v, UNSPOOL_VAL_OFFSET, n, 0);
 			break;
-		case CFA_val_offset_sf:
+		case DW_CFA_val_offset_sf:
 			v = reg(&r);
 			n = factored(&r, sleb(&r), f->daf);
 			set_rule(s, v, UNSPOOL_VAL_OFFSET, n, 0);
 			break;
-		case CFA_restore_extended:
+		case DW_CFA_restore_extended:
 			v = reg(&r);
 		restore:
 			if (!initial)
@@ -249,73 +215,73 @@ static int run(struct us_window *w, const struct us_fde *f, uint64_t at, uint64_
 			else if (v < US_SLOTS)
 				s->has &= ~(1u << v);
 			break;
-		case CFA_undefined:
+		case DW_CFA_undefined:
 			set_rule(s, reg(&r), UNSPOOL_UNDEFINED, 0, 0);
 			break;
-		case CFA_same_value:
+		case DW_CFA_same_value:
 			set_rule(s, reg(&r), UNSPOOL_SAME_VALUE, 0, 0);
 			break;
-		case CFA_register:
+		case DW_CFA_register:
 			v = reg(&r);
 			u = reg(&r);
 			set_rule(s, v, UNSPOOL_REGISTER, (int64_t)u, 0);
 			break;
-		case CFA_remember_state:
+		case DW_CFA_remember_state:
 			if (stack.n == stack.room && !grow(&stack)) {
 				r.bad = 1;
 				break;
 			}
 			copy_set(&stack.sets[stack.n++], s);
 			break;
-		case CFA_restore_state:
+		case DW_CFA_restore_state:
 			if (stack.n == 0)
 				r.bad = 1;
 			else
 				copy_set(s, &stack.sets[--stack.n]);
 			break;
-		case CFA_def_cfa:
-		case CFA_LLVM_def_aspace_cfa:
+		case DW_CFA_def_cfa:
+		case DW_CFA_LLVM_def_aspace_cfa:
 			s->cfa_reg = (uint16_t)reg(&r);
 			s->cfa_off = positive(&r);
 			goto def_cfa;
-		case CFA_def_cfa_sf:
-		case CFA_LLVM_def_aspace_cfa_sf:
+		case DW_CFA_def_cfa_sf:
+		case DW_CFA_LLVM_def_aspace_cfa_sf:
 			s->cfa_reg = (uint16_t)reg(&r);
 			s->cfa_off = factored(&r, sleb(&r), f->daf);
 		def_cfa:
 			s->cfa_kind = UNSPOOL_CFA_REG;
-			if (op == CFA_LLVM_def_aspace_cfa || op == CFA_LLVM_def_aspace_cfa_sf)
+			if (op == DW_CFA_LLVM_def_aspace_cfa || op == DW_CFA_LLVM_def_aspace_cfa_sf)
 				positive(&r); /* the address space: all stacks lie in one */
 			break;
-		case CFA_def_cfa_register:
+		case DW_CFA_def_cfa_register:
 			/* After an expression, the offset is that of the last register rule before it. */
 			if (s->cfa_kind != UNSPOOL_CFA_REG && !s->behind)
 				r.bad = 1;
 			s->cfa_kind = UNSPOOL_CFA_REG;
 			s->cfa_reg = (uint16_t)reg(&r);
 			break;
-		case CFA_def_cfa_offset:
+		case DW_CFA_def_cfa_offset:
 			n = positive(&r);
 			goto def_cfa_offset;
-		case CFA_def_cfa_offset_sf:
+		case DW_CFA_def_cfa_offset_sf:
 			n = factored(&r, sleb(&r), f->daf);
 		def_cfa_offset:
 			if (s->cfa_kind != UNSPOOL_CFA_REG)
 				r.bad = 1;
 			s->cfa_off = n;
 			break;
-		case CFA_def_cfa_expression:
+		case DW_CFA_def_cfa_expression:
 			s->behind = s->behind || s->cfa_kind == UNSPOOL_CFA_REG;
 			s->cfa_kind = UNSPOOL_CFA_EXPR;
 			s->cfa_expr = block(&r);
 			break;
-		case CFA_expression:
-		case CFA_val_expression:
+		case DW_CFA_expression:
+		case DW_CFA_val_expression:
 			v = reg(&r);
 			b = block(&r);
-			set_rule(s, v, op == CFA_expression ? UNSPOOL_EXPR : UNSPOOL_VAL_EXPR, (int64_t)b.at, b.n);
+			set_rule(s, v, op == DW_CFA_expression ? UNSPOOL_EXPR : UNSPOOL_VAL_EXPR, (int64_t)b.at, b.n);
 			break;
-		case CFA_GNU_args_size:
+		case DW_CFA_GNU_args_size:
 			positive(&r);
 			break;
 		default:

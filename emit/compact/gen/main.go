@@ -1,6 +1,6 @@
 // Command gen writes what other languages and people need of the compact table's layout: the C header
-// runtime/unspool_table.h, and the tables of docs/TABLE.md. Both come from the constants of layout.go and from
-// rows; nothing is written down twice. It is run by go generate, in emit/compact.
+// runtime/unspool_table.h, and the tables of docs/TABLE.md, from the constants of layout.go and from rows; and what the walkers in C
+// need of machines, runtime/machine.h, from arch. Nothing is written down twice. It is run by go generate, in emit/compact.
 package main
 
 import (
@@ -70,7 +70,11 @@ func generate(root string) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string][]byte{headerPath: header, docPath: []byte(text)}, nil
+	machines, err := machineHeader(root)
+	if err != nil {
+		return nil, err
+	}
+	return map[string][]byte{headerPath: header, docPath: []byte(text), machinePath: machines}, nil
 }
 
 // A layout is the constants of layout.go, in the groups in which they are declared.

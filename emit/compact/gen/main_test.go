@@ -10,7 +10,7 @@ import (
 
 const root = "../../.."
 
-// TestUpToDate holds the committed header and document against what layout.go gives.
+// TestUpToDate holds the committed headers and document against what Go's constants give.
 func TestUpToDate(t *testing.T) {
 	out, err := generate(root)
 	if err != nil {
@@ -21,7 +21,7 @@ func TestUpToDate(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		} else if !bytes.Equal(got, want) {
-			t.Errorf("%s is not what layout.go says; run go generate ./emit/compact", path)
+			t.Errorf("%s is not what Go says (layout.go, rows, arch); run go generate ./emit/compact", path)
 		}
 	}
 }

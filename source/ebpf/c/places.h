@@ -107,29 +107,16 @@ PART int step_sigreturn(struct walk *w)
 	o = get(w, SLOT_RSP, &sp);
 	if (o != OK)
 		return o;
-	if (!load(w, sp + 168, &pc)) {
-		w->fault = sp + 168;
+	if (!load(w, sp + UNSPOOL_X86_64_FRAME_RIP, &pc)) {
+		w->fault = sp + UNSPOOL_X86_64_FRAME_RIP;
 		return UNREADABLE;
 	}
-	if (!load(w, sp + 160, &up)) {
-		w->fault = sp + 160;
+	if (!load(w, sp + UNSPOOL_X86_64_FRAME_RSP, &up)) {
+		w->fault = sp + UNSPOOL_X86_64_FRAME_RSP;
 		return UNREADABLE;
 	}
-	w->val[0] = sp + 144;
-	w->val[1] = sp + 136;
-	w->val[2] = sp + 152;
-	w->val[3] = sp + 128;
-	w->val[4] = sp + 112;
-	w->val[5] = sp + 104;
-	w->val[6] = sp + 120;
-	w->val[8] = sp + 40;
-	w->val[9] = sp + 48;
-	w->val[10] = sp + 56;
-	w->val[11] = sp + 64;
-	w->val[12] = sp + 72;
-	w->val[13] = sp + 80;
-	w->val[14] = sp + 88;
-	w->val[15] = sp + 96;
+#define SAVED_AT(slot, offset) w->val[slot] = sp + (offset);
+	UNSPOOL_X86_64_FRAME(SAVED_AT)
 	w->known = w->in_mem = ALL_SLOTS;
 	called_from(w, pc, up);
 	return OK;

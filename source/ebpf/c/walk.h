@@ -22,6 +22,7 @@
 #define UNSPOOL_WALK_H
 
 #include "edge.h"
+#include "machine.h"
 
 #define VALUE_BITS 10
 #define VALUE_BYTES (1 << VALUE_BITS)
@@ -40,19 +41,19 @@
 #define MAX_UP (1ull << 30) /* a frame pointer that leads farther is none */
 #define MAX_MOVES 64 /* times that a walk may go down to another stack: maxMoves of unwind */
 #define MAX_PIECE 4096 /* a frame farther above is not of the same piece of a stack: maxPiece */
-#define RED_ZONE 128 /* below the stack pointer, which signal handlers leave alone */
+#define RED_ZONE UNSPOOL_X86_64_RED_ZONE /* below the stack pointer, which signal handlers leave alone */
 #define MAX_AFTER_SYSCALL 24 /* maxAfterSyscall */
 
-#define SLOTS 17 /* DWARF's numbers; 16 is the program counter */
+#define SLOTS UNSPOOL_X86_64_SLOTS /* DWARF's numbers; 16 is the program counter */
 #define SLOT_ROOM 32 /* so that a mask bounds an index */
 
 /* An index below n, a power of two, in a way that the verifier can follow: the compiler does not see that it was before. */
 #define BOUNDED(i, n) ({ u64 _i = (i); __asm__ volatile("" : "+r"(_i)); _i & ((n) - 1); })
-#define SLOT_RBP 6
-#define SLOT_RSP 7
-#define SLOT_RA 16
-#define ALL_SLOTS 0x1ffffu
-#define SAVED_SLOTS 0x0f0c8u /* rbx, rbp, rsp, r12 to r15 */
+#define SLOT_RBP UNSPOOL_X86_64_REG_RBP
+#define SLOT_RSP UNSPOOL_X86_64_REG_RSP
+#define SLOT_RA UNSPOOL_X86_64_REG_RIP
+#define ALL_SLOTS ((u32)UNSPOOL_X86_64_ALL)
+#define SAVED_SLOTS ((u32)UNSPOOL_X86_64_PRESERVED) /* rbx, rbp, rsp, r12 to r15 */
 
 /* What a range of addresses is. */
 enum {

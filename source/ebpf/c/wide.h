@@ -6,51 +6,6 @@
 
 /* ---- Expressions ---- */
 
-enum {
-	OP_ADDR = 0x03,
-	OP_DEREF = 0x06,
-	OP_CONST1U = 0x08,
-	OP_CONST8S = 0x0f,
-	OP_CONSTU = 0x10,
-	OP_CONSTS = 0x11,
-	OP_DUP = 0x12,
-	OP_DROP = 0x13,
-	OP_OVER = 0x14,
-	OP_PICK = 0x15,
-	OP_SWAP = 0x16,
-	OP_ROT = 0x17,
-	OP_ABS = 0x19,
-	OP_AND = 0x1a,
-	OP_DIV = 0x1b,
-	OP_MINUS = 0x1c,
-	OP_MOD = 0x1d,
-	OP_MUL = 0x1e,
-	OP_NEG = 0x1f,
-	OP_NOT = 0x20,
-	OP_OR = 0x21,
-	OP_PLUS = 0x22,
-	OP_PLUS_UCONST = 0x23,
-	OP_SHL = 0x24,
-	OP_SHR = 0x25,
-	OP_SHRA = 0x26,
-	OP_XOR = 0x27,
-	OP_BRA = 0x28,
-	OP_EQ = 0x29,
-	OP_GE = 0x2a,
-	OP_GT = 0x2b,
-	OP_LE = 0x2c,
-	OP_LT = 0x2d,
-	OP_NE = 0x2e,
-	OP_SKIP = 0x2f,
-	OP_LIT0 = 0x30,
-	OP_LIT31 = 0x4f,
-	OP_BREG0 = 0x70,
-	OP_BREG31 = 0x8f,
-	OP_BREGX = 0x92,
-	OP_DEREF_SIZE = 0x94,
-	OP_NOP = 0x96,
-};
-
 /* A LEB128 may have so many bytes, trailing ones without meaning included. */
 #define MAX_LEB 24
 
@@ -108,43 +63,43 @@ PART int fixed(struct walk *w, u32 size, u32 is_signed, u64 *to)
 /* What an operation takes from the stack and what it leaves there instead, as takes << 8 | gives; 0xffff: not allowed. */
 static __always_inline u32 stack_use(u32 op)
 {
-	if ((op >= OP_LIT0 && op <= OP_LIT31) || (op >= OP_BREG0 && op <= OP_BREG31) || (op >= OP_CONST1U && op <= OP_CONSTS))
+	if ((op >= DW_OP_lit0 && op <= DW_OP_lit31) || (op >= DW_OP_breg0 && op <= DW_OP_breg31) || (op >= DW_OP_const1u && op <= DW_OP_consts))
 		return 0x001;
 	switch (op) {
-	case OP_ADDR:
-	case OP_BREGX: return 0x001;
-	case OP_DUP:
-	case OP_PICK: return 0x102;
-	case OP_OVER: return 0x203;
-	case OP_DROP:
-	case OP_BRA: return 0x100;
-	case OP_DEREF:
-	case OP_DEREF_SIZE:
-	case OP_ABS:
-	case OP_NEG:
-	case OP_NOT:
-	case OP_PLUS_UCONST: return 0x101;
-	case OP_SWAP: return 0x202;
-	case OP_ROT: return 0x303;
-	case OP_SKIP:
-	case OP_NOP: return 0x000;
-	case OP_AND:
-	case OP_DIV:
-	case OP_MINUS:
-	case OP_MOD:
-	case OP_MUL:
-	case OP_OR:
-	case OP_PLUS:
-	case OP_SHL:
-	case OP_SHR:
-	case OP_SHRA:
-	case OP_XOR:
-	case OP_EQ:
-	case OP_GE:
-	case OP_GT:
-	case OP_LE:
-	case OP_LT:
-	case OP_NE: return 0x201;
+	case DW_OP_addr:
+	case DW_OP_bregx: return 0x001;
+	case DW_OP_dup:
+	case DW_OP_pick: return 0x102;
+	case DW_OP_over: return 0x203;
+	case DW_OP_drop:
+	case DW_OP_bra: return 0x100;
+	case DW_OP_deref:
+	case DW_OP_deref_size:
+	case DW_OP_abs:
+	case DW_OP_neg:
+	case DW_OP_not:
+	case DW_OP_plus_uconst: return 0x101;
+	case DW_OP_swap: return 0x202;
+	case DW_OP_rot: return 0x303;
+	case DW_OP_skip:
+	case DW_OP_nop: return 0x000;
+	case DW_OP_and:
+	case DW_OP_div:
+	case DW_OP_minus:
+	case DW_OP_mod:
+	case DW_OP_mul:
+	case DW_OP_or:
+	case DW_OP_plus:
+	case DW_OP_shl:
+	case DW_OP_shr:
+	case DW_OP_shra:
+	case DW_OP_xor:
+	case DW_OP_eq:
+	case DW_OP_ge:
+	case DW_OP_gt:
+	case DW_OP_le:
+	case DW_OP_lt:
+	case DW_OP_ne: return 0x201;
 	}
 	return 0xffff;
 }
@@ -178,37 +133,37 @@ PART int arith(u32 op, u64 a, u64 b, u64 arg, u64 *to)
 	if (!to)
 		return 0;
 	switch (op) {
-	case OP_ABS: *to = sa < 0 ? -a : a; break;
-	case OP_AND: *to = b & a; break;
-	case OP_DIV: /* signed; the kernel's program has unsigned division only */
+	case DW_OP_abs: *to = sa < 0 ? -a : a; break;
+	case DW_OP_and: *to = b & a; break;
+	case DW_OP_div: /* signed; the kernel's program has unsigned division only */
 		if (a == 0)
 			return 0;
 		ua = sa < 0 ? -a : a;
 		ub = sb < 0 ? -b : b;
 		*to = (sa < 0) != (sb < 0) ? -(ub / ua) : ub / ua;
 		break;
-	case OP_MINUS: *to = b - a; break;
-	case OP_MOD:
+	case DW_OP_minus: *to = b - a; break;
+	case DW_OP_mod:
 		if (a == 0)
 			return 0;
 		*to = b % a;
 		break;
-	case OP_MUL: *to = b * a; break;
-	case OP_NEG: *to = -a; break;
-	case OP_NOT: *to = ~a; break;
-	case OP_OR: *to = b | a; break;
-	case OP_PLUS: *to = b + a; break;
-	case OP_PLUS_UCONST: *to = a + arg; break;
-	case OP_SHL: *to = a < 64 ? b << (a & 63) : 0; break;
-	case OP_SHR: *to = a < 64 ? b >> (a & 63) : 0; break;
-	case OP_SHRA: *to = (u64)(sb >> (a < 64 ? a & 63 : 63)); break;
-	case OP_XOR: *to = b ^ a; break;
-	case OP_EQ: *to = b == a; break;
-	case OP_NE: *to = b != a; break;
-	case OP_GE: *to = sb >= sa; break;
-	case OP_GT: *to = sb > sa; break;
-	case OP_LE: *to = sb <= sa; break;
-	case OP_LT: *to = sb < sa; break;
+	case DW_OP_mul: *to = b * a; break;
+	case DW_OP_neg: *to = -a; break;
+	case DW_OP_not: *to = ~a; break;
+	case DW_OP_or: *to = b | a; break;
+	case DW_OP_plus: *to = b + a; break;
+	case DW_OP_plus_uconst: *to = a + arg; break;
+	case DW_OP_shl: *to = a < 64 ? b << (a & 63) : 0; break;
+	case DW_OP_shr: *to = a < 64 ? b >> (a & 63) : 0; break;
+	case DW_OP_shra: *to = (u64)(sb >> (a < 64 ? a & 63 : 63)); break;
+	case DW_OP_xor: *to = b ^ a; break;
+	case DW_OP_eq: *to = b == a; break;
+	case DW_OP_ne: *to = b != a; break;
+	case DW_OP_ge: *to = sb >= sa; break;
+	case DW_OP_gt: *to = sb > sa; break;
+	case DW_OP_le: *to = sb <= sa; break;
+	case DW_OP_lt: *to = sb < sa; break;
 	default: return 0;
 	}
 	return 1;
@@ -233,24 +188,24 @@ static __always_inline int expr_op(struct walk *w)
 
 	/* The operand. */
 	o = 1;
-	if (op >= OP_LIT0 && op <= OP_LIT31) {
-		arg = op - OP_LIT0;
-	} else if (op >= OP_BREG0 && op <= OP_BREG31) {
-		reg = op - OP_BREG0;
+	if (op >= DW_OP_lit0 && op <= DW_OP_lit31) {
+		arg = op - DW_OP_lit0;
+	} else if (op >= DW_OP_breg0 && op <= DW_OP_breg31) {
+		reg = op - DW_OP_breg0;
 		o = leb(w, 1, &arg);
-	} else if (op >= OP_CONST1U && op <= OP_CONST8S) {
-		o = fixed(w, 1u << ((op - OP_CONST1U) >> 1 & 3), op & 1, &arg);
-	} else if (op == OP_ADDR) {
+	} else if (op >= DW_OP_const1u && op <= DW_OP_const8s) {
+		o = fixed(w, 1u << ((op - DW_OP_const1u) >> 1 & 3), op & 1, &arg);
+	} else if (op == DW_OP_addr) {
 		o = fixed(w, 8, 0, &arg);
-	} else if (op == OP_CONSTU || op == OP_PLUS_UCONST) {
+	} else if (op == DW_OP_constu || op == DW_OP_plus_uconst) {
 		o = leb(w, 0, &arg);
-	} else if (op == OP_CONSTS) {
+	} else if (op == DW_OP_consts) {
 		o = leb(w, 1, &arg);
-	} else if (op == OP_BREGX) {
+	} else if (op == DW_OP_bregx) {
 		o = leb(w, 0, &reg) && reg <= 0xffff && leb(w, 1, &arg);
-	} else if (op == OP_PICK || op == OP_DEREF_SIZE) {
+	} else if (op == DW_OP_pick || op == DW_OP_deref_size) {
 		o = fixed(w, 1, 0, &arg);
-	} else if (op == OP_BRA || op == OP_SKIP) {
+	} else if (op == DW_OP_bra || op == DW_OP_skip) {
 		o = fixed(w, 2, 1, &arg);
 	}
 	if (use == 0xffff || !o || w->e_n < takes || w->e_n - takes + gives > EXPR_STACK)
@@ -259,7 +214,7 @@ static __always_inline int expr_op(struct walk *w)
 	a = TOP(w, 0);
 	b = TOP(w, 1);
 	c = TOP(w, 2);
-	if ((op >= OP_BREG0 && op <= OP_BREG31) || op == OP_BREGX) {
+	if ((op >= DW_OP_breg0 && op <= DW_OP_breg31) || op == DW_OP_bregx) {
 		if (reg == SLOT_RA) {
 			r = w->pc;
 		} else {
@@ -268,45 +223,45 @@ static __always_inline int expr_op(struct walk *w)
 				return o;
 		}
 		r += arg;
-	} else if ((op >= OP_LIT0 && op <= OP_LIT31) || (op >= OP_CONST1U && op <= OP_CONSTS) || op == OP_ADDR) {
+	} else if ((op >= DW_OP_lit0 && op <= DW_OP_lit31) || (op >= DW_OP_const1u && op <= DW_OP_consts) || op == DW_OP_addr) {
 		r = arg;
 	} else {
 		switch (op) {
-		case OP_DEREF:
+		case DW_OP_deref:
 			if (!load(w, a, &r)) {
 				w->fault = a;
 				return UNREADABLE;
 			}
 			break;
-		case OP_DEREF_SIZE:
+		case DW_OP_deref_size:
 			o = load_size(w, a, (u32)arg, &r);
 			if (o != OK)
 				return o;
 			break;
-		case OP_DUP: r = a; takes = 0; break;
-		case OP_OVER: r = b; takes = 0; break;
-		case OP_PICK:
+		case DW_OP_dup: r = a; takes = 0; break;
+		case DW_OP_over: r = b; takes = 0; break;
+		case DW_OP_pick:
 			if (arg >= w->e_n)
 				return BAD_EXPR;
 			r = TOP(w, (u32)arg);
 			takes = 0;
 			break;
-		case OP_DROP: w->e_n--; return OK;
-		case OP_SWAP:
+		case DW_OP_drop: w->e_n--; return OK;
+		case DW_OP_swap:
 			TOP(w, 0) = b;
 			TOP(w, 1) = a;
 			return OK;
-		case OP_ROT:
+		case DW_OP_rot:
 			TOP(w, 0) = b;
 			TOP(w, 1) = c;
 			TOP(w, 2) = a;
 			return OK;
-		case OP_BRA:
+		case DW_OP_bra:
 			w->e_n--;
 			if (a == 0)
 				return OK;
 			/* fallthrough */
-		case OP_SKIP: {
+		case DW_OP_skip: {
 			s64 at = (s64)(u64)w->e_at + (s64)arg;
 
 			if (at < 0 || at > (s64)(u64)w->e_len)
@@ -314,7 +269,7 @@ static __always_inline int expr_op(struct walk *w)
 			w->e_at = (u32)at;
 			return OK;
 		}
-		case OP_NOP: return OK;
+		case DW_OP_nop: return OK;
 		default:
 			if (!arith(op, a, b, arg, &r))
 				return BAD_EXPR;
