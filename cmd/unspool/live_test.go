@@ -336,13 +336,9 @@ func TestDrop(t *testing.T) {
 	bin := withoutCgo(t)
 	c := program(t, "record", "-a", "-o", "x.folded")
 	c.Path = bin
-	ended := make(chan result, 1)
-	go func() { ended <- finish(t, c) }()
+	wait := begin(t, c)
 	var list []caps.Set
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		if c.Process == nil {
-			continue
-		}
 		if list = taskCaps(strconv.Itoa(c.Process.Pid)); len(list) > 0 && list[0] == keptCaps {
 			break
 		}
@@ -350,7 +346,7 @@ func TestDrop(t *testing.T) {
 	time.Sleep(300 * time.Millisecond)
 	list = taskCaps(strconv.Itoa(c.Process.Pid))
 	c.Process.Signal(os.Interrupt)
-	if r := <-ended; !strings.Contains(r.stderr, "samples") || strings.Contains(r.stderr, "did not get into the kernel") {
+	if r := wait(); !strings.Contains(r.stderr, "samples") || strings.Contains(r.stderr, "did not get into the kernel") {
 		t.Errorf("%d: %s", r.status, r.stderr)
 	}
 	if len(list) < 4 {

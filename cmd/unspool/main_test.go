@@ -62,15 +62,27 @@ func program(t testing.TB, args ...string) *exec.Cmd {
 
 func finish(t testing.TB, c *exec.Cmd) result {
 	t.Helper()
+	return begin(t, c)()
+}
+
+// begin starts c and returns what waits for its end: c.Process is there, for signals.
+func begin(t testing.TB, c *exec.Cmd) (wait func() result) {
+	t.Helper()
 	var out, stderr bytes.Buffer
 	c.Stdout, c.Stderr = &out, &stderr
-	timeout := time.AfterFunc(2*time.Minute, func() { c.Process.Kill() })
-	defer timeout.Stop()
-	err := c.Run()
-	if c.ProcessState == nil {
+	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	return result{c.ProcessState.ExitCode(), out.String(), stderr.String()}
+	timeout := time.AfterFunc(2*time.Minute, func() { c.Process.Kill() })
+	return func() result {
+		t.Helper()
+		defer timeout.Stop()
+		err := c.Wait()
+		if c.ProcessState == nil {
+			t.Fatal(err)
+		}
+		return result{c.ProcessState.ExitCode(), out.String(), stderr.String()}
+	}
 }
 
 func runProgram(t testing.TB, args ...string) result {
@@ -477,17 +489,15 @@ func TestRecordFails(t *testing.T) {
 func TestInterrupt(t *testing.T) {
 	canRecord(t)
 	c := program(t, "record", "-o", "x.folded", "--", "sh", "-c", "echo >up; while :; do :; done")
-	go func() { // before the command runs, there is nothing that could be kept
-		for {
-			if _, err := os.Stat(filepath.Join(c.Dir, "up")); err == nil {
-				break
-			}
-			time.Sleep(10 * time.Millisecond)
+	wait := begin(t, c)
+	for limit := time.Now().Add(time.Minute); time.Now().Before(limit); time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(filepath.Join(c.Dir, "up")); err == nil {
+			break // before the command runs, there is nothing that could be kept
 		}
-		time.Sleep(500 * time.Millisecond)
-		c.Process.Signal(os.Interrupt)
-	}()
-	r := finish(t, c)
+	}
+	time.Sleep(500 * time.Millisecond)
+	c.Process.Signal(os.Interrupt)
+	r := wait()
 	if r.status != 143 && r.status != 130 {
 		t.Errorf("status %d\n%s", r.status, r.stderr)
 	}
