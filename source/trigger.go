@@ -6,7 +6,7 @@ type Trigger struct {
 	All      bool   // of all processes: else of those whose records come
 	Children bool   // and of what they start
 	Period   uint64 // at each so many tracepoints
-	Tree     *Tree  // not nil: events are those of all processes, and only this command's are of interest
+	Tree     *Tree  // not nil: events are those of all processes, and only those of this Tree are of interest
 }
 
 // A TriggerKind is a kind of Trigger.

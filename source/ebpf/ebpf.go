@@ -307,7 +307,14 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 	}
 	if err == nil && !use.All && (p.prog != "on_event" || use.Tree != nil) {
 		// What this process starts is known from its first moment; it itself is not of interest.
-		err = errors.Join(p.set("scoped", uint32(1)), p.set("self", uint32(os.Getpid())), p.coll.Maps["processes"].Put(uint32(os.Getpid()), processOf(int32(os.Getpid()), 0, 0)))
+		err = errors.Join(p.set("scoped", uint32(1)), p.set("self", uint32(os.Getpid())))
+		known := []int32{int32(os.Getpid())}
+		if use.Tree != nil && len(use.Tree.Processes()) > 0 {
+			known = use.Tree.Processes()
+		}
+		for _, pid := range known {
+			err = errors.Join(err, p.coll.Maps["processes"].Put(uint32(pid), processOf(pid, 0, 0)))
+		}
 	}
 	if p.prog == "on_event" || err != nil {
 		return err

@@ -4,14 +4,15 @@ import (
 	"context"
 	"os/exec"
 	"testing"
+	"time"
 
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfevent"
 )
 
-// TestShortProcesses: a command that starts many short processes has as many samples as they used processor time, whoever walks; and nobody
-// else has any.
+// TestShortProcesses: a command that starts many short processes has as many samples as they used processor time, whoever walks, and so has a
+// process that runs already where the kernel walks; and nobody else has any.
 func TestShortProcesses(t *testing.T) {
 	load(t, Options{}).Close()
 	other := exec.Command("sh", "-c", "while :; do :; done")
@@ -20,18 +21,36 @@ func TestShortProcesses(t *testing.T) {
 	}
 	defer other.Wait()
 	defer other.Process.Kill()
-	for _, walks := range []bool{false, true} {
-		o := perfevent.Options{Event: "cpu-clock", Frequency: 1999, Command: []string{"sh", "-c", "i=0; while [ $i -lt 400 ]; do /bin/true; i=$((i+1)); done"}}
-		if walks {
+	for _, c := range []struct{ walks, runs bool }{{false, false}, {true, false}, {true, true}} {
+		const loop = "i=0; while [ $i -lt 400 ]; do /bin/true; i=$((i+1)); done"
+		o := perfevent.Options{Event: "cpu-clock", Frequency: 1999}
+		if c.walks {
 			o.Program = load(t, Options{})
+		}
+		running := exec.Command("sh", "-c", "read go; "+loop)
+		begin, err := running.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.runs {
+			if err := running.Start(); err != nil {
+				t.Fatal(err)
+			}
+			o.PIDs = []int{running.Process.Pid}
+		} else {
+			o.Command = []string{"sh", "-c", loop}
 		}
 		r, err := perfevent.Open(t.Context(), o)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer r.Close()
+		ended := make(chan error, 1)
+		if c.runs { // the recording ends with it
+			go func() { begin.Write([]byte("\n")); ended <- running.Wait() }()
+		}
 		comms := map[string]int{}
-		st, err := source.Run(context.Background(), r, source.Options{Mods: modules.New().Module, Ours: walks, Sample: func(s *source.Sample) error {
+		st, err := source.Run(context.Background(), r, source.Options{Mods: modules.New().Module, Ours: c.walks, Sample: func(s *source.Sample) error {
 			comms[s.Comm]++
 			if int(s.PID) == other.Process.Pid {
 				t.Errorf("a sample of process %d", s.PID)
@@ -42,16 +61,42 @@ func TestShortProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 		state, err := r.Wait()
+		if c.runs {
+			err = <-ended
+			state = running.ProcessState
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		used := (state.UserTime() + state.SystemTime()).Seconds() * 1999
-		t.Logf("in the kernel %v: %d samples of %.0f, %v", walks, st.Samples, used, comms)
+		t.Logf("%+v: %d samples of %.0f, %v", c, st.Samples, used, comms)
 		if n := float64(st.Samples + st.Lost + st.LostSamples); n < 0.75*used || n > 1.25*used {
-			t.Errorf("in the kernel %v: %d samples and %d lost, for processor time of %.0f", walks, st.Samples, st.Lost+st.LostSamples, used)
+			t.Errorf("%+v: %d samples and %d lost, for processor time of %.0f", c, st.Samples, st.Lost+st.LostSamples, used)
 		}
 		if len(comms) > 2 || comms["true"] == 0 {
 			t.Errorf("samples of %v", comms)
 		}
+	}
+}
+
+// TestGoneProcesses: the recording of a process that ends at any time ends, too.
+func TestGoneProcesses(t *testing.T) {
+	for i := range 8 {
+		c := exec.Command("/bin/sh", "-c", "/bin/true; /bin/true")
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(i) * time.Millisecond)
+		r, err := perfevent.Open(t.Context(), perfevent.Options{Event: "cpu-clock", PIDs: []int{c.Process.Pid}, Program: load(t, Options{})})
+		if err != nil { // nobody has waited for it: it is there
+			t.Fatal(err)
+		}
+		if _, err := source.Run(t.Context(), r, source.Options{Mods: modules.New().Module, Ours: true}); err != nil {
+			t.Error(err)
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		c.Wait()
 	}
 }

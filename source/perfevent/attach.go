@@ -163,34 +163,33 @@ func (r *Recorder) attach(o *Options, p *plan) (start func() error, err error) {
 			return nil, err
 		}
 		cmd := &exec.Cmd{Path: path, Args: o.Command, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
-		if r.tree != nil {
-			a.Flags &^= source.FlagDisabled | source.FlagInherit
-			if a.Type == source.TypeSoftware {
-				a.Flags |= source.FlagExcludeIdle
-			}
-			return func() error {
+		start = func() error { return r.start(cmd) }
+		switch own := !o.All && len(o.PIDs)+len(o.TIDs) == 0; { // else it only ends the recording
+		case own && r.tree != nil:
+			start = func() error {
 				err := r.start(cmd)
 				if err == nil {
 					r.tree.Start(cmd.Process.Pid)
 				}
 				return err
-			}, r.attachCPUs(&a, p.level)
-		}
-		if !o.All && len(o.PIDs)+len(o.TIDs) == 0 {
+			}
+		case own:
 			a.Flags |= source.FlagDisabled | source.FlagEnableOnExec | source.FlagInherit
 			return func() error { return r.startRecorded(&a, cmd) }, nil
 		}
-		start = func() error { return r.start(cmd) }
 	}
 	a.Flags &^= source.FlagDisabled
-	if o.All {
-		a.Flags &^= source.FlagInherit
-		return start, r.attachCPUs(&a, p.level)
-	}
 	for _, pid := range o.PIDs {
 		if err := r.attachProcess(&a, pid, p.level); err != nil {
 			return nil, err
 		}
+	}
+	if o.All || r.tree != nil {
+		a.Flags &^= source.FlagInherit
+		if a.Type == source.TypeSoftware && !o.All {
+			a.Flags |= source.FlagExcludeIdle
+		}
+		return start, r.attachCPUs(&a, p.level)
 	}
 	for _, tid := range o.TIDs {
 		err := r.attachThread(&a, tid)
@@ -221,16 +220,37 @@ func (r *Recorder) attachCPUs(a *source.Attr, level int) error {
 	return nil
 }
 
-func (r *Recorder) attachThread(a *source.Attr, tid int) error {
-	t, err := r.openTarget(a, tid)
+// attachThread opens a for a thread. Where the events are those of the processors, it opens what tells of the end: see openEnd.
+func (r *Recorder) attachThread(a *source.Attr, tid int) (err error) {
+	var t *target
+	if r.tree != nil {
+		t, err = r.openEnd(tid)
+	} else {
+		t, err = r.openTarget(a, tid)
+	}
 	if err != nil {
 		return err
 	}
-	if a.Has(source.FlagInherit) {
+	if a.Has(source.FlagInherit) && r.tree == nil {
 		r.direct[int32(tid)] = attached{t, monotonic()}
 	}
 	r.shape.Threads++
 	return r.watch(t)
+}
+
+// openEnd opens an event that counts nothing: the kernel hangs it up when a thread and all that it starts have gone.
+func (r *Recorder) openEnd(tid int) (*target, error) {
+	a := source.Attr{
+		Type: source.TypeSoftware, Config: swDummy, ClockID: unix.CLOCK_MONOTONIC, // the rings'
+		Flags: source.FlagDisabled | source.FlagInherit | source.FlagExcludeKernel | source.FlagExcludeHV | source.FlagUseClockID,
+	}
+	for i, cpu := range r.cpus {
+		fd, err := openEvent(&a, tid, cpu, r.rings[i].fd, unix.PERF_FLAG_FD_NO_GROUP|unix.PERF_FLAG_FD_OUTPUT) // what has no ring is always hung up
+		if !errors.Is(err, unix.ENODEV) {                                                                      // else the processor has gone offline
+			return &target{fds: []int{fd}}, err
+		}
+	}
+	return nil, unix.ENODEV
 }
 
 // attachProcess attaches to all threads of a process. Threads that appear meanwhile have inherited their events

@@ -10,8 +10,10 @@
 // What was there before the recording is told by records of time 0, made from /proc after the events have been
 // enabled: what changes meanwhile is told once more by the kernel.
 //
-// A command is sampled by events of the processors where its recorder may open them, as root may: samples of others are left out, by the tree
-// of processes that FORK and EXIT records tell of. So the shortest process is sampled as often as its share of the time says.
+// A command, and with a Program also processes with what they start, are sampled by events of the processors where their recorder may open
+// them, as root may: samples of others are left out, by the tree of processes that FORK and EXIT records tell of. So the shortest process is
+// sampled as often as its share of the time says. A process that is recorded so has an event that counts nothing, for its end. Without a
+// Program, processes have events of their own: the stacks of all others would be copied, too, as long as the recording lasts.
 //
 // Uprobes are recorded in the same way: the kernel loses the breakpoints of processes that have events of their own and start others.
 //

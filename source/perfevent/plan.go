@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"time"
 
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/source"
 )
 
@@ -106,7 +107,7 @@ func (r *Recorder) plan(o *Options) (*plan, error) {
 				p.attr = counts
 			}
 			if e.wide(o) && r.try(&Options{All: true}, &p.attr) == nil {
-				r.tree = &source.Tree{}
+				r.tree = source.NewTree(leaders(o.PIDs))
 				r.trigger.Tree = r.tree
 			} else if e.uprobe && o.Program == nil && p.attr.Has(source.FlagInherit) && !o.All {
 				r.note("where a process has started another, the kernel may miss that it passes this uprobe, without a count: not as root")
@@ -161,15 +162,26 @@ func (r *Recorder) trig(o *Options, e *event) error {
 	return nil
 }
 
-// wide says whether o, a command, is better recorded by events of the processors, whose samples of others are left out: those that sample by
+// leaders are the processes that pids are threads of.
+func leaders(pids []int) (out []int32) {
+	for _, pid := range pids {
+		out = append(out, int32(procfs.Leader(pid)))
+	}
+	return out
+}
+
+// wide says whether o, a command or processes, is better recorded by events of the processors, whose samples of others are left out: those that sample by
 // time or by what the processor does. Each process has its own events otherwise, which begin anew with it and miss the short ones. So are uprobes:
 // the kernel exchanges the events of a process and of its child, and loses sight of whose breakpoints they want: see openOwn.
 func (e *event) wide(o *Options) bool {
-	if len(o.Command) == 0 || o.All || len(o.PIDs)+len(o.TIDs) > 0 || o.narrow {
+	if o.All || len(o.TIDs) > 0 || o.narrow {
 		return false
 	}
 	if e.uprobe {
 		return o.Program == nil // a program has an event of its own, for all processes
+	}
+	if len(o.PIDs) > 0 && o.Program == nil {
+		return false // nothing but a program leaves others out before their stacks are copied, and these may be many for long
 	}
 	return e.clock() || e.typ == source.TypeHardware || e.typ == source.TypeHWCache || e.typ == source.TypeRaw
 }
