@@ -63,8 +63,8 @@ func (a *annotator) write(w io.Writer, p *profile.Profile, o report.Options, sou
 	}
 	namer := newNamer(names.Options{Mods: a.mods})
 	defer namer.Close()
-	opts := codeOf(namer)
-	opts.Syntax, opts.Source, opts.Periods = a.syntax, a.sources.Read, o.By == report.Periods
+	opts := codeOf(namer, a.sources)
+	opts.Syntax, opts.Periods = a.syntax, o.By == report.Periods
 	unit := "samples"
 	if opts.Periods {
 		unit = "events"
@@ -99,7 +99,8 @@ func (a *annotator) write(w io.Writer, p *profile.Profile, o report.Options, sou
 	return nil
 }
 
-// codeOf returns what annotations need of code, without what only the user can say.
-func codeOf(n *names.Namer) annotate.Options {
-	return annotate.Options{Open: n.Open, Bounds: n.Bounds, Symbol: n.Symbol, Lines: annotate.LinesOf(n.Places)}
+// codeOf returns what annotations need of code and source: what n knows, and s finds.
+func codeOf(n *names.Namer, s annotate.Sources) annotate.Options {
+	s.Open = n.Open
+	return annotate.Options{Open: n.Open, Bounds: n.Bounds, Symbol: n.Symbol, Lines: annotate.LinesOf(n.Places), Source: s.Read}
 }

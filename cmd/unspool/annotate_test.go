@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"debug/elf"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +16,8 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
@@ -95,7 +98,7 @@ func TestAnnotatedLines(t *testing.T) {
 			where = ""
 		}
 	}
-	o := codeOf(names.New(names.Options{}))
+	o := codeOf(names.New(names.Options{}), annotate.Sources{})
 	for fn := range p.Funcs {
 		a, err := annotate.Function(p, int32(fn), o)
 		if err != nil {
@@ -165,6 +168,63 @@ func TestAnnotateFormats(t *testing.T) {
 	for _, a := range []annotator{{syntax: "att"}, {syntax: "go", paths: []string{"=x"}}, {syntax: "go", paths: []string{"x"}}} {
 		if err := a.check(); err == nil {
 			t.Errorf("%+v is accepted", a)
+		}
+	}
+}
+
+// TestAnnotateElsewhere: a program that is found by its build ID is not root's because one of root's lies at the path that it had: in a container,
+// a user chooses that. Of such a program, annotations have source that everybody may read.
+func TestAnnotateElsewhere(t *testing.T) {
+	oracle.Need(t, "gcc")
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	t.Setenv("UNSPOOL_CACHE", t.TempDir())
+	dir := t.TempDir()
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	source, hidden, path := filepath.Join(dir, "a.c"), filepath.Join(dir, "hidden.c"), filepath.Join(dir, "prog")
+	text := fmt.Sprintf("#line 1 %q\nint f(int x) {\n return x * 3;\n}\nint main(int n, char **v) { return f(n); }\n", hidden)
+	if err := os.WriteFile(source, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("gcc", "-g", "-Wl,--build-id", "-o", path, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	img, err := module.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := hex.EncodeToString(img.BuildID())
+	img.Close()
+	p := sampled(t, path, "f")
+	p.Modules[0].BuildID = id
+	byID := filepath.Join(dir, ".build-id", id[:2], id[2:])
+	if err := errors.Join(os.MkdirAll(filepath.Dir(byID), 0o755), os.Link(path, byID)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		at    string
+		mode  os.FileMode
+		shown bool
+	}{{path, 0o600, true}, {"/bin/true", 0o600, false}, {"/bin/true", 0o644, true}} {
+		os.Remove(hidden)
+		if err := os.WriteFile(hidden, bytes.Repeat([]byte("root's secret\n"), 30), c.mode); err != nil {
+			t.Fatal(err)
+		}
+		p.Modules[0].Path = c.at
+		mods := modules.New()
+		mods.Files.Dirs = []string{dir}
+		var b bytes.Buffer
+		a := annotator{mods: mods}
+		if err := a.write(&b, p, report.Options{Func: "."}, true); err != nil {
+			t.Fatal(err)
+		}
+		if shown := strings.Contains(b.String(), "secret"); shown != c.shown || !shown && !strings.Contains(b.String(), "not everybody may read this") || !strings.Contains(b.String(), " │ 2") {
+			t.Errorf("%s, source of mode %o: shown %v\n%s", c.at, c.mode, shown, b.String())
 		}
 	}
 }

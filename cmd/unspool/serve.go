@@ -198,8 +198,8 @@ type pageAnnotator struct {
 
 // Annotate implements serve.Annotator.
 func (a *pageAnnotator) Annotate(p *profile.Profile, fn int32, periods bool) (any, error) {
-	o := codeOf(a.names)
-	o.Source, o.Periods = a.sources.Read, periods
+	o := codeOf(a.names, a.sources)
+	o.Periods = periods
 	return annotate.Function(p, fn, o)
 }
 

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/procfs"
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/profile"
 )
 
@@ -32,8 +33,12 @@ var endings = []string{
 
 // Sources find source files. A module's debug information may name any file: root's, too. So a file is read only if it looks like source,
 // and if whoever could have written the module may read it: the owners of its file and of the directories and links on its way, but for
-// root and the one who asks. What is not known to be anybody's may show root only what everybody may read.
+// root and the one who asks. What is not known to be anybody's may show root only what everybody may read: a module without a file at its path, and
+// one whose image is of another file than that, such as a container's.
 type Sources struct {
+	// Open returns the image that a module's lines come from; nil: it is that of the file at the module's path.
+	Open func(m *profile.Module) (*module.Image, error)
+
 	Root  string      // a directory below which the paths are looked for first; may be ""
 	Paths [][2]string // prefixes of paths and what they are replaced by; the first that fits holds
 }
@@ -46,7 +51,7 @@ func (s *Sources) Read(m *profile.Module, path string) ([]byte, error) {
 			break
 		}
 	}
-	readers := writersOf(m)
+	readers := s.writersOf(m)
 	if s.Root != "" {
 		root, err := filepath.Abs(s.Root)
 		if err != nil {
@@ -136,7 +141,7 @@ func (r *reader) may(st *unix.Stat_t, right uint32) bool {
 }
 
 // writersOf returns those who could have written a module, or have put it where it is, but for root and this process's user.
-func writersOf(m *profile.Module) []reader {
+func (s *Sources) writersOf(m *profile.Module) []reader {
 	if m.Kernel {
 		return nil
 	}
@@ -152,17 +157,33 @@ func writersOf(m *profile.Module) []reader {
 			out = append(out, readerOf(st.Uid, m.Path))
 		}
 	})
+	elsewhere := err != nil
 	if err == nil {
+		elsewhere = s.elsewhere(m, at)
 		unix.Close(at)
 	}
-	if open || err != nil && viewer == 0 {
+	if open || elsewhere && viewer == 0 {
 		out = append(out, everybody)
 	}
 	return out
 }
 
-func readerOf(uid uint32, module string) reader {
-	r := reader{uid: int64(uid), refusal: fmt.Sprintf("user %d, who owns %s, may not read this", uid, module)}
+// elsewhere says whether a module's image is not of the file that at refers to.
+func (s *Sources) elsewhere(m *profile.Module, at int) bool {
+	if s.Open == nil {
+		return false
+	}
+	img, err := s.Open(m)
+	if err != nil || img == nil || img.File() == nil {
+		return true
+	}
+	var st unix.Stat_t
+	own := img.File()
+	return unix.Fstat(at, &st) != nil || st.Dev != own.Dev || st.Ino != own.Ino
+}
+
+func readerOf(uid uint32, path string) reader {
+	r := reader{uid: int64(uid), refusal: fmt.Sprintf("user %d, who owns %s, may not read this", uid, path)}
 	u, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
 	if err != nil {
 		return r
