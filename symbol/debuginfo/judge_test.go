@@ -285,23 +285,36 @@ func checkLines(t *testing.T, in *Info, addrs []arch.Vaddr) {
 	}
 }
 
+// named returns the sample of a name.
+func named(t *testing.T, name string) *sample {
+	t.Helper()
+	i := slices.IndexFunc(samples, func(s sample) bool { return s.name == name })
+	if i < 0 {
+		t.Fatalf("BUG: no sample %q", name)
+	}
+	s := samples[i]
+	return &s
+}
+
 // TestNames compares the names that the source has.
 func TestNames(t *testing.T) {
 	oracle.Need(t, "llvm-symbolizer-19")
-	for _, s := range samples {
-		if s.name != "g++ DWARF 4, types in sections of their own" && s.name != "gcc, nested functions" {
-			continue
-		}
-		path, _ := s.make(t)
+	for _, name := range []string{"g++ DWARF 4, types in sections of their own", "gcc, nested functions"} {
+		path, _ := named(t, name).make(t)
 		in := openInfo(t, path, Options{})
 		addrs := textAddrs(t, in.main.img, 16000)
 		want := ask(t, path, addrs, "short")
+		compared := 0
 		for i, places := range in.Places(addrs) {
 			for j := range places {
+				compared++
 				if got, want := places[j].Name, want[i].Symbol[j].FunctionName; got != want {
-					t.Errorf("%s: Places(%#x)[%d].Name = %q, want %q", s.name, uint64(addrs[i]), j, got, want)
+					t.Errorf("%s: Places(%#x)[%d].Name = %q, want %q", name, uint64(addrs[i]), j, got, want)
 				}
 			}
+		}
+		if compared < 100 {
+			t.Errorf("%s: Places gives %d names for %d addresses, want at least 100", name, compared, len(addrs))
 		}
 	}
 }
@@ -309,7 +322,7 @@ func TestNames(t *testing.T) {
 // TestConcurrent asks from several goroutines at once.
 func TestConcurrent(t *testing.T) {
 	oracle.Need(t, "g++")
-	s := samples[slices.IndexFunc(samples, func(s sample) bool { return s.name == "g++ split" })]
+	s := named(t, "g++ split")
 	path, _ := s.make(t)
 	addrs := textAddrs(t, openInfo(t, path, Options{}).main.img, 16000)
 	want := openInfo(t, path, Options{}).Places(addrs)
@@ -341,7 +354,7 @@ func TestMissing(t *testing.T) {
 		{"dwz, alternate file", "rm alt", "the alternate file"},
 		{"dwz, alternate file", "cp judge alt", "not the alternate file"},
 	} {
-		s := samples[slices.IndexFunc(samples, func(s sample) bool { return s.name == c.sample })]
+		s := named(t, c.sample)
 		s.build += "\n" + c.damage
 		path, judge := s.make(t)
 		in := openInfo(t, path, Options{})
