@@ -1,6 +1,6 @@
 // Package doctor finds out what this kernel and this user allow: each way of working is tried, each setting that it stands on is read. A
-// Diagnosis is written as text or JSON, whose names do not change from version to version. The package records nothing: what a recording
-// takes is put into Diagnosis.Measured by whoever records.
+// Diagnosis is written as text or JSON, whose names do not change from version to version. Measure records for a second, where the
+// kernel may walk, and says what that takes.
 package doctor
 
 import (

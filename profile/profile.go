@@ -383,6 +383,14 @@ func Quantity(n uint64, unit string) string {
 	return Comma(n) + " " + unit
 }
 
+// Count says how many there are of something: "1 wait", "2,000 waits".
+func Count(n uint64, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return Comma(n) + " " + many
+}
+
 // Comma returns n with its digits in groups of three: "104,231".
 func Comma(n uint64) string { return string(comma(nil, n)) }
 

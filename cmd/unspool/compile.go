@@ -20,6 +20,7 @@ import (
 	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/store"
 )
 
@@ -211,7 +212,7 @@ func (o *compilation) summary() string {
 	if compiled+none == 0 {
 		return ""
 	}
-	out := number(uint64(compiled), "file", "files") + " compiled"
+	out := profile.Count(uint64(compiled), "file", "files") + " compiled"
 	if compiled > 0 {
 		what := map[string]string{"table": "tables", "native": "machine code", "c": "C"}[o.emit]
 		out += fmt.Sprintf(": %s of %s from %s of .eh_frame", size(o.bytes.Load()), what, size(o.source.Load()))

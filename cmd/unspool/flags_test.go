@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/record"
 )
 
 // TestNothingAsked: numbers that ask for nothing, or for no one knows what, are wrong usage.
@@ -35,13 +36,13 @@ func TestFlagsOfPerf(t *testing.T) {
 
 // TestCgroupAlone: a cgroup needs no other target.
 func TestCgroupAlone(t *testing.T) {
-	p := plan{from: "auto", given: func(string) bool { return false }}
-	p.kernel.Cgroup = "/sys/fs/cgroup"
+	p := plan{Plan: record.Plan{Source: record.Auto}, given: func(string) bool { return false }}
+	p.InKernel.Cgroup = "/sys/fs/cgroup"
 	if err := p.check("compact", &filter{}); err != nil || !p.All {
 		t.Errorf("%v, all: %v", err, p.All)
 	}
-	p = plan{from: "auto", given: p.given}
-	p.kernel.Cgroup, p.PIDs = "/sys/fs/cgroup", []int{1}
+	p = plan{Plan: record.Plan{Source: record.Auto}, given: p.given}
+	p.InKernel.Cgroup, p.PIDs = "/sys/fs/cgroup", []int{1}
 	if err := p.check("compact", &filter{}); err != nil || p.All {
 		t.Errorf("with a process: %v, all: %v", err, p.All)
 	}

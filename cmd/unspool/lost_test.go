@@ -13,8 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/oracle"
-	"github.com/unspool/unspool/source"
-	"github.com/unspool/unspool/source/perfevent"
 )
 
 // lostOf returns how many samples a summary says were lost.
@@ -94,24 +92,6 @@ int main(void) {
 		}
 		if fmt.Sprint(sum) != strings.ReplaceAll(lost, ",", "") {
 			t.Errorf("--source %s: record lost %s, perf counts %d", from, lost, sum)
-		}
-	}
-}
-
-// TestLossAdvice: what is advised against losses is what the event takes.
-func TestLossAdvice(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		attr source.Attr
-		want string
-	}{
-		{"cycles", source.Attr{Flags: source.FlagFreq, SamplePeriod: 999}, "-F"},
-		{"page-faults", source.Attr{SamplePeriod: 1}, "(-c N)"},
-		{"page-faults", source.Attr{SamplePeriod: 100}, "-c over 100"},
-		{perfevent.OffCPU, source.Attr{SamplePeriod: 1}, "--comm"},
-	} {
-		if got := lossAdvice([]source.Event{{Name: c.name, Attr: c.attr}}); !strings.Contains(got, c.want) {
-			t.Errorf("%s: %q, want %s", c.name, got, c.want)
 		}
 	}
 }

@@ -10,12 +10,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/report"
-	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfdata"
 )
 
@@ -30,7 +30,7 @@ func recordCmd() *cobra.Command {
 	var flt filter
 	var p plan
 	var stepper func() (*modules.Set, error)
-	duration := ""
+	duration, withNames := "", false
 	c := &cobra.Command{
 		Use:   "record [flags] -- COMMAND [ARG...]",
 		Short: "Record where a program, some processes or the whole machine spend their time",
@@ -89,14 +89,17 @@ times a second unless -F says otherwise, and a line on standard error says so. R
 			if err := o.resolve("top"); err != nil {
 				return err
 			}
-			return runRecord(c.Context(), &o, &flt, &p, mods, table)
+			if withNames && o.format != "data" {
+				return usage("--with-names is for recordings (-o FILE.data): %s has names as it is", o.format)
+			}
+			return runRecord(c.Context(), &o, &flt, &p, mods, table, withNames)
 		},
 	}
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
 	p.flags(c)
 	f.StringVar(&duration, "duration", "", `end after this time, such as "10s" or "2m"`)
-	f.BoolVar(&p.withNames, "with-names", false, "put the names and lines of what was sampled into the recording, for others to read elsewhere")
+	f.BoolVar(&withNames, "with-names", false, "put the names and lines of what was sampled into the recording, for others to read elsewhere")
 	f.IntSliceVarP(&p.TIDs, "tid", "t", nil, "record these threads")
 	o.flags(c)
 	stepper = stepperFlag(c)
@@ -122,41 +125,40 @@ func parseDuration(flag, s string) (time.Duration, error) {
 var errEmpty = errors.New("no samples")
 
 // runRecord records until there is nothing more to record or ctx is done, and writes the result.
-func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modules.Set, table bool) error {
-	if p.withNames && o.format != "data" {
-		return usage("--with-names is for recordings (-o FILE.data): %s has names as it is", o.format)
-	}
+func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modules.Set, table, withNames bool) error {
 	// Before the command starts, because it may run long.
 	out, commit, err := o.create(ctx)
 	if err != nil {
 		return err
 	}
-	rec, err := p.open(ctx, mods)
+	rec, err := p.Open(ctx, mods)
 	if err != nil {
 		return commit(err)
 	}
 	defer rec.Close()
-	rec.note()
+	say(rec.Notes())
 	if o.form().Grows {
 		if err := o.publish(); err != nil {
 			return err
 		}
 	}
 
-	s := rec.session(mods, flt)
-	s.withNames = p.withNames
-	rec.drop(s)
+	n := newNamer(names.Options{Mods: mods})
+	s := &session{Session: rec.Session(flt.options(mods, n)), flt: flt}
+	if err := rec.Drop(n); err != nil {
+		fmt.Fprintf(stderr, "unspool: %v\n", err)
+	}
 	if len(p.Command) == 0 {
-		s.progress = func() string {
-			return fmt.Sprintf("recording %s: %.0f s", rec.Event(), time.Since(rec.start).Seconds())
+		s.howFar = func() string {
+			return fmt.Sprintf("recording %s: %.0f s", rec.Event(), time.Since(rec.Start).Seconds())
 		}
 	}
 	var prof *profile.Profile
-	var name func() *profile.Profile // what takes long, and waits until the recording is whole on disk
+	var written *record.Written // its names take long, and wait until the recording is whole on disk
 	// Not ctx: when it is done, the recording ends, and what has been recorded is still to be read.
 	switch bg := context.Background(); {
 	case o.format == recordingFormat.Name:
-		name, err = s.write(bg, out, o, perfdata.Host())
+		written, err = s.write(bg, out, o, perfdata.Host(), withNames)
 	case o.form().Stream != nil:
 		err = s.stream(bg, out, o)
 	default:
@@ -164,21 +166,19 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 			err = o.form().Whole(out, prof, o.opts)
 		}
 	}
-	rec.settle()
-	empty := s.stats.Samples == 0
+	say(rec.EndNotes())
+	empty := s.Stats.Samples == 0
 	if err == nil && empty && table {
 		commit(errEmpty)
 	} else if err = commit(err); err != nil {
 		return err
 	}
-	if name != nil { // a second Ctrl-C ends it
-		s.names.Collect()
-		prof = name()
-		s.names.Save()
-		if s.room != nil {
-			if err := s.room(s.names.Export()); err != nil {
-				fmt.Fprintf(stderr, "unspool: the recording is whole, but without names: %v\n", err)
-			}
+	if written != nil { // a second Ctrl-C ends it
+		n.Collect()
+		prof = written.Profile()
+		n.Save()
+		if err := written.AddNames(); err != nil {
+			fmt.Fprintf(stderr, "unspool: the recording is whole, but without names: %v\n", err)
 		}
 	}
 	if table && !empty {
@@ -198,11 +198,11 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 		}
 		fmt.Fprintf(stderr, "unspool: %s\n", note)
 	}
-	return exitStatus(ctx, rec, p.Duration > 0 && time.Since(rec.start) >= p.Duration)
+	return exitStatus(ctx, rec, p.Duration > 0 && time.Since(rec.Start) >= p.Duration)
 }
 
 // exitStatus passes on how the command ended. ours says that it was this program that ended it.
-func exitStatus(ctx context.Context, rec *live, ours bool) error {
+func exitStatus(ctx context.Context, rec *record.Live, ours bool) error {
 	type result struct {
 		status syscall.WaitStatus
 		ok     bool
@@ -210,7 +210,7 @@ func exitStatus(ctx context.Context, rec *live, ours bool) error {
 	}
 	done := make(chan result, 1)
 	go func() {
-		status, ok, err := rec.wait()
+		status, ok, err := rec.Wait()
 		done <- result{status, ok, err}
 	}()
 	var r result
@@ -243,57 +243,14 @@ func exitStatus(ctx context.Context, rec *live, ours bool) error {
 	return nil
 }
 
-// write writes perf.data with callchains, and returns what makes the profile of the same samples: that finds their names.
-func (s *session) write(ctx context.Context, out *os.File, o *output, info perfdata.Info) (func() *profile.Profile, error) {
-	var w *perfdata.Writer
-	open := func() (err error) {
-		if w == nil {
-			build, _ := s.in.(interface{ BuildID(string) string })
-			opts := perfdata.WriterOptions{Events: s.in.Decoder().Events(), Info: info, Room: s.withNames}
-			if build != nil {
-				opts.BuildID = build.BuildID
-			}
-			w, err = perfdata.NewWriter(out, opts)
-		}
-		return err
+// write writes perf.data with callchains.
+func (s *session) write(ctx context.Context, out *os.File, o *output, info perfdata.Info, room bool) (*record.Written, error) {
+	defer s.shown()()
+	w, err := s.Write(ctx, out, info, room)
+	if w != nil && w.Dropped > 0 && err == nil {
+		fmt.Fprintf(stderr, "unspool: %s samples were too large for perf.data and are not in it\n", profile.Comma(w.Dropped))
 	}
-	b := profile.NewBuilder()
-	err := s.run(ctx, func(x *profile.Sample) error { b.Add(x); return nil },
-		func(r *source.Record) error {
-			if err := open(); err != nil {
-				return err
-			}
-			return w.Record(r)
-		},
-		func(x *source.Sample) error {
-			if err := open(); err != nil {
-				return err
-			}
-			return w.Sample(x)
-		})
-	if oerr := open(); oerr != nil {
-		return nil, errors.Join(err, oerr)
-	}
-	n := w.Dropped()
-	s.info.Loss.Samples += n
-	if lerr := w.Lost(s.lost + n); err == nil {
-		err = lerr
-	}
-	if cerr := w.Close(); err == nil {
-		err = cerr
-	}
-	if s.withNames && err == nil {
-		fd, err := unix.FcntlInt(out.Fd(), unix.F_DUPFD_CLOEXEC, 3) // the file is closed when it takes its place
-		if err != nil {
-			return nil, err
-		}
-		same := os.NewFile(uintptr(fd), out.Name())
-		s.room = func(names []byte) error { return errors.Join(w.Room(same, names), same.Close()) }
-	}
-	if n > 0 && err == nil {
-		fmt.Fprintf(stderr, "unspool: %s samples were too large for perf.data and are not in it\n", profile.Comma(n))
-	}
-	s.events(o)
-	s.names.Lines = !o.plain
-	return func() *profile.Profile { return b.Profile(s.names, s.info) }, err
+	s.weigh(o)
+	s.Names.Lines = !o.plain
+	return w, err
 }

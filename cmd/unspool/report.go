@@ -132,7 +132,7 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, mods *m
 			if errors.Is(err, source.ErrTruncated) || errors.Is(err, source.ErrMalformed) {
 				bad, err = err, nil
 			}
-			if err == nil && s.stats.Samples == 0 {
+			if err == nil && s.Stats.Samples == 0 {
 				return cmp.Or(bad, s.none())
 			}
 			return err
@@ -196,7 +196,7 @@ func openRecording(path string, flt *filter, mods *modules.Set) (*recordingFile,
 	}
 	r.close = append(r.close, f)
 	r.session, r.file = openFile(mods, f, flt), f
-	r.session.identify = names.Identify(func() bool {
+	r.session.Identify = names.Identify(func() bool {
 		info := f.Info() // that of a stream is not there at its beginning
 		return info.Hostname != "" && info.Hostname == perfdata.Host().Hostname
 	}, writtenAt(in))
@@ -244,8 +244,8 @@ func (r *recordingFile) profile(ctx context.Context, o *output) (*profile.Profil
 
 // none says why there are no samples.
 func (s *session) none() error {
-	if s.flt.active() && s.stats.Unwanted > 0 {
-		return fmt.Errorf("none of the %d samples matches", s.stats.Unwanted)
+	if s.flt.active() && s.Stats.Unwanted > 0 {
+		return fmt.Errorf("none of the %d samples matches", s.Stats.Unwanted)
 	}
 	return errors.New("no samples")
 }

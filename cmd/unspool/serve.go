@@ -223,8 +223,8 @@ func serveInput(path string, mods *modules.Set, plain bool) serve.Input {
 				progress(serve.Progress{Done: done, Total: total, Samples: n})
 			}
 			if n == 1 {
-				r.session.events(&o)
-				times.Waits = r.session.info.Waits()
+				r.session.Events()
+				times.Waits = r.session.Info.Waits()
 			}
 			times.Add(x.Time, stack, x.Period)
 		})

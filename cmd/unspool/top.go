@@ -14,6 +14,8 @@ import (
 
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/names"
+	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/source/perfevent"
 	"github.com/unspool/unspool/tui/top"
 )
@@ -96,9 +98,9 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 func (t *topFlags) run(ctx context.Context, flt *filter) error {
 	mods := modules.New()
 	tty := term.IsTerminal(int(os.Stdout.Fd())) && !dumb()
-	var rec *live
+	var rec *record.Live
 	err := commandFiles(tty, func() (err error) {
-		rec, err = t.open(ctx, mods)
+		rec, err = t.Open(ctx, mods)
 		return err
 	})
 	if err != nil {
@@ -106,18 +108,22 @@ func (t *topFlags) run(ctx context.Context, flt *filter) error {
 	}
 	defer rec.Close()
 	if !tty {
-		rec.note()
+		say(rec.Notes())
 	}
 
-	s := rec.session(mods, flt)
-	rec.drop(s)
-	s.prompt = true
-	s.names.Lines = !t.plain // as in a report: the numbers are the same
+	n := newNamer(names.Options{Mods: mods})
+	if err := rec.Drop(n); err != nil {
+		fmt.Fprintf(stderr, "unspool: %v\n", err)
+	}
+	o := flt.options(mods, n)
+	o.Prompt = true
+	s := rec.Session(o)
+	n.Lines = !t.plain // as in a report: the numbers are the same
 	t.What, t.Total, t.Options.Periods = t.what(rec), t.sort == "total", t.Event == perfevent.OffCPU
-	view := top.New(t.Options, rec, s.names, rec.since)
+	view := top.New(t.Options, rec, n, rec.Since)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- s.run(context.Background(), view.Add, nil, nil) // not ctx: its end stops the recorder, and then this ends
+		ended <- s.Run(context.Background(), view.Add) // not ctx: its end stops the recorder, and then this ends
 	}()
 	over := false // by itself
 	if tty {
@@ -129,16 +135,16 @@ func (t *topFlags) run(ctx context.Context, flt *filter) error {
 	if !over {
 		err = errors.Join(err, <-ended)
 	}
-	rec.settle()
+	say(rec.EndNotes())
 	if err != nil {
 		return err
 	}
-	s.warn()
+	say(s.Notes())
 	return exitStatus(ctx, rec, !over)
 }
 
 // what says what is recorded.
-func (t *topFlags) what(rec *live) string {
+func (t *topFlags) what(rec *record.Live) string {
 	what := "whole machine"
 	switch {
 	case len(t.Command) > 0:

@@ -59,7 +59,7 @@ func runUnwind(ctx context.Context, path, to string, flt *filter, mods *modules.
 		return err
 	}
 	s := openFile(mods, f, flt)
-	_, err = s.write(ctx, out, &o, f.Info())
+	_, err = s.write(ctx, out, &o, f.Info(), false)
 	if err = commit(err); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}

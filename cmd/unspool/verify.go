@@ -9,6 +9,7 @@ import (
 
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/native"
+	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -64,7 +65,7 @@ filters leave nothing to compare, 130 if it was interrupted; how the command end
 				return nil
 			})
 			p.done()
-			n := func(v int64, one, many string) string { return number(uint64(v), one, many) }
+			n := func(v int64, one, many string) string { return profile.Count(uint64(v), one, many) }
 			if right := proven.Load() + without.Load(); right > 0 {
 				fmt.Fprintf(stdout, "%s: %s and %s equal the reference; %s; %s without unwind information\n",
 					n(right, "file", "files"), n(nrows.Load(), "row", "rows"), n(nsets.Load(), "rule", "rules"),

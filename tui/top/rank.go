@@ -7,19 +7,20 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/unwind"
 )
 
 // A window is the last intervals of a recording.
 type window struct {
 	size    int
-	periods bool       // what weighs is the sum of periods, such as the ns that a thread was blocked, not the number of samples
-	total   bool       // functions come in the order of their total weight, not of their own
-	parts   []interval // oldest first
+	periods bool              // what weighs is the sum of periods, such as the ns that a thread was blocked, not the number of samples
+	total   bool              // functions come in the order of their total weight, not of their own
+	parts   []record.Interval // oldest first
 }
 
 // push adds an interval. The oldest goes where there are too many.
-func (w *window) push(p interval) {
+func (w *window) push(p record.Interval) {
 	w.parts = append(w.parts, p)
 	if n := len(w.parts) - w.size; n > 0 {
 		w.parts = slices.Delete(w.parts, 0, n)
@@ -78,10 +79,10 @@ func (w *window) rank() *ranking {
 	n := 0
 	for i := range w.parts {
 		part := &w.parts[i]
-		p := part.p
-		r.dur += part.dur
-		r.idle += part.idle
-		r.lost += part.lost
+		p := part.Profile
+		r.dur += part.Duration
+		r.idle += part.Idle
+		r.lost += part.Lost
 		addTotals(&r.totals, &p.Totals)
 		of := make([]int32, len(p.Funcs))
 		for j := range p.Funcs {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/record"
 )
 
 // A Recording is what is watched.
@@ -53,7 +54,7 @@ func New(o Options, rec Recording, n profile.Namer, since time.Time) *Top {
 }
 
 // Add counts a sample. It is safe for concurrent use with all else, and its error is always nil.
-func (t *Top) Add(s *profile.Sample) error { return t.f.tally.add(s) }
+func (t *Top) Add(s *profile.Sample) error { return t.f.tally.Add(s) }
 
 // Print writes a table at each interval, until there have been enough, ctx is done, or the recording ends, which ended tells. It says whether
 // the recording ended by itself.
@@ -90,7 +91,7 @@ func (t *Top) Print(ctx context.Context, out io.Writer, ended <-chan error) (ove
 // A feed makes rankings of a recording. It is safe for concurrent use.
 type feed struct {
 	rec   Recording
-	tally *tally
+	tally *record.Tally
 	names profile.Namer
 
 	mu     sync.Mutex
@@ -99,7 +100,7 @@ type feed struct {
 
 func newFeed(rec Recording, names profile.Namer, since time.Time, o *Options) *feed {
 	return &feed{
-		rec: rec, names: names, tally: newTally(since),
+		rec: rec, names: names, tally: record.NewTally(since),
 		window: window{size: int((o.Window + o.Every - 1) / o.Every), periods: o.Periods, total: o.Total},
 	}
 }
@@ -108,7 +109,7 @@ func newFeed(rec Recording, names profile.Namer, since time.Time, o *Options) *f
 func (f *feed) next() *ranking {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.window.push(f.tally.cut(time.Now(), f.rec.Lost(), f.names, profile.Info{}))
+	f.window.push(f.tally.Cut(time.Now(), f.rec.Lost(), f.names, profile.Info{}))
 	return f.window.rank()
 }
 
@@ -116,6 +117,6 @@ func (f *feed) next() *ranking {
 func (f *feed) reset() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.tally.cut(time.Now(), f.rec.Lost(), nil, profile.Info{})
+	f.tally.Cut(time.Now(), f.rec.Lost(), nil, profile.Info{})
 	f.window.reset()
 }

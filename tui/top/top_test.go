@@ -10,17 +10,18 @@ import (
 	"charm.land/lipgloss/v2"
 
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/tui"
 	"github.com/unspool/unspool/tui/tuitest"
 )
 
 // intervalOf returns what a tally that gets the lines has after a second.
-func intervalOf(t *testing.T, c *tuitest.Scene, lines ...string) interval {
+func intervalOf(t *testing.T, c *tuitest.Scene, lines ...string) record.Interval {
 	t.Helper()
 	t0 := time.Unix(100, 0)
-	tally := newTally(t0)
-	c.Samples(t, lines, tally.add)
-	return tally.cut(t0.Add(time.Second), 3, c, profile.Info{})
+	tally := record.NewTally(t0)
+	c.Samples(t, lines, tally.Add)
+	return tally.Cut(t0.Add(time.Second), 3, c, profile.Info{})
 }
 
 func name(r *ranking, id int32) string { return r.funcs[id].name }

@@ -1,4 +1,4 @@
-package main
+package record
 
 import (
 	"github.com/unspool/unspool/profile"
@@ -19,14 +19,14 @@ func (c *cuts) note(x *source.Sample) {
 
 // String says which waits are longer than they look; "" where none is.
 func (c *cuts) String() string {
-	begun := number(c.begun, "wait", "waits") + " had begun before the recording"
+	begun := profile.Count(c.begun, "wait", "waits") + " had begun before the recording"
 	switch {
 	case c.begun == 0 && c.open == 0:
 		return ""
 	case c.open == 0:
 		return begun + ": time counts from its beginning"
 	case c.begun == 0:
-		return number(c.open, "wait", "waits") + " had not ended with the recording: time counts to its end"
+		return profile.Count(c.open, "wait", "waits") + " had not ended with the recording: time counts to its end"
 	}
 	return begun + ", " + profile.Comma(c.open) + " had not ended with it: time counts from its beginning, and to its end"
 }

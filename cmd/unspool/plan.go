@@ -1,0 +1,169 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/unspool/unspool/record"
+	"github.com/unspool/unspool/source/perfevent"
+	"github.com/unspool/unspool/source/tracer"
+)
+
+// A plan is what the flags of record and top say alike.
+type plan struct {
+	record.Plan
+	offCPU       bool
+	comm, memory string
+	given        func(flag string) bool // whether it is on the command line
+}
+
+func (p *plan) flags(c *cobra.Command) {
+	f := c.Flags()
+	f.Uint64VarP(&p.Frequency, "frequency", "F", 0, fmt.Sprintf("samples a second on each processor (default %d)", perfevent.DefaultFrequency))
+	f.Uint64VarP(&p.Period, "count", "c", 0, "take a sample every so many events, instead of a frequency")
+	f.StringVarP(&p.Event, "event", "e", "", "what to count, as perf spells it (default: cycles, or cpu-clock where the machine has no counters)")
+	f.BoolVar(&p.offCPU, "off-cpu", false, "count the time for which threads are blocked, as -e off-cpu: only with --source ebpf (root)")
+	f.BoolVar(&p.InKernel.Wakers, "wakers", false, "with --off-cpu: who woke each thread, its stack upside down above that of the wait")
+	f.Uint32Var(&p.StackSize, "stack-size", 0, "bytes of each stack to copy and unwind (default: 32 KiB, or all that the kernel copies where it walks most stacks)")
+	f.BoolVar(&p.User, "user", false, "only count in user space")
+	f.BoolVar(&p.Kernel, "kernel", false, "only count in the kernel")
+	f.IntSliceVarP(&p.PIDs, "pid", "p", nil, "record these processes, and what they start")
+	f.BoolVarP(&p.All, "all", "a", false, "record the whole machine")
+	f.StringVar(&p.Source, "source", record.Auto, "ebpf: the kernel walks stacks, to any depth up to 1,024 frames (root, x86-64, Linux 6.1); perf: it copies them, and they are walked here; ptrace: threads that run are stopped and looked at, which takes no events; auto: the first of these that may")
+	f.StringVar(&p.comm, "comm", "", "only samples of commands that match this regular expression")
+	f.StringVar(&p.InKernel.Cgroup, "cgroup", "", "only tasks in this directory of cgroup v2 and below, of the whole machine unless told otherwise: only with --source ebpf (root)")
+	f.StringVar(&p.memory, "memory", "", "memory of the kernel's for unwind tables, such as 512M; those not used for longest go first (default 1G)")
+	// What perf's users type: stacks are recorded without.
+	f.BoolP("with-stacks", "g", false, "")
+	f.String("call-graph", "", "")
+	for _, name := range []string{"with-stacks", "call-graph"} {
+		f.MarkHidden(name)
+	}
+	p.given = f.Changed
+	c.RegisterFlagCompletionFunc("source", cobra.FixedCompletions(record.Sources(), cobra.ShellCompDirectiveNoFileComp))
+}
+
+// check refuses what contradicts itself. It is called when the flags are known.
+func (p *plan) check(stepper string, flt *filter) error {
+	if p.given("with-stacks") || p.given("call-graph") {
+		fmt.Fprintln(stderr, "unspool: stacks are always recorded, and walked by unwind tables: -g and --call-graph change nothing")
+	}
+	if p.InKernel.Cgroup != "" && len(p.Command)+len(p.PIDs)+len(p.TIDs) == 0 {
+		p.All = true
+	}
+	targets := 0
+	for _, given := range []bool{len(p.Command) > 0 || p.All, len(p.PIDs) > 0, len(p.TIDs) > 0} {
+		if given {
+			targets++
+		}
+	}
+	switch {
+	case targets == 0:
+		return usage("nothing to record: give a command, -p PID, -t TID or -a")
+	case targets > 1:
+		return usage("a command, -p, -t and -a exclude each other; a command with -a records everything while it runs")
+	case p.given("frequency") && p.Frequency == 0:
+		return usage("-F is a number of samples a second, from 1 on")
+	case p.given("count") && p.Period == 0:
+		return usage("-c is a number of events, from 1 on")
+	case p.Frequency > 0 && p.Period > 0:
+		return usage("-F and -c exclude each other")
+	case p.User && p.Kernel:
+		return usage("--user and --kernel exclude each other; without either, both are recorded")
+	case p.StackSize%8 != 0 || p.StackSize > perfevent.MaxStackSize:
+		return usage("--stack-size is a multiple of 8 up to %d", perfevent.MaxStackSize)
+	case !slices.Contains(record.Sources(), p.Source):
+		return usage("--source is auto, ebpf, perf or ptrace, not %q", p.Source)
+	case p.Source == record.Ptrace && p.untraceable() != "":
+		return usage("%s: not by --source ptrace", p.untraceable())
+	case p.Source == record.EBPF && stepper != "compact":
+		return usage("--source ebpf walks by compact tables, not --stepper %s", stepper)
+	case p.offCPU && p.Event != "" && p.Event != perfevent.OffCPU:
+		return usage("--off-cpu and -e %s exclude each other", p.Event)
+	}
+	if p.offCPU {
+		p.Event = perfevent.OffCPU
+	}
+	if p.Event == perfevent.OffCPU && (p.Frequency > 0 || p.Period > 1) {
+		return usage("--off-cpu records each wait: -F and -c do not go with it")
+	}
+	if p.InKernel.Wakers && p.Event != perfevent.OffCPU {
+		return usage("--wakers takes --off-cpu: only waits end by being woken")
+	}
+	must := ""
+	switch {
+	case p.Event == perfevent.OffCPU:
+		must = "--off-cpu"
+	case p.InKernel.Cgroup != "":
+		must = "--cgroup"
+	case p.memory != "" && p.Source != record.Auto && p.Source != record.EBPF:
+		must = "--memory"
+	}
+	p.Only = must
+	p.Fallback = p.Source == record.Auto && p.untraceable() == ""
+	switch {
+	case must != "" && stepper != "compact":
+		return usage("%s walks by compact tables, not --stepper %s", must, stepper)
+	case must != "" && (p.Source == record.Perf || p.Source == record.Ptrace):
+		return usage("%s works only with --source ebpf (root)", must)
+	case must != "" && p.Source == record.Auto:
+		p.Source = record.EBPF
+	case stepper != "compact" && p.Source == record.Auto:
+		p.Source = record.Perf
+	}
+	var err error
+	if p.InKernel.Memory, err = parseSize(p.memory); err != nil {
+		return err
+	}
+	flt.comm = p.comm
+	if err := flt.compile(); err != nil {
+		return err
+	}
+	if flt.re != nil {
+		p.InKernel.Comm = flt.re.MatchString
+	}
+	return nil
+}
+
+// untraceable says what of p ptrace cannot do, or is empty.
+func (p *plan) untraceable() string {
+	switch {
+	case p.All:
+		return "-a"
+	case p.Kernel:
+		return "--kernel"
+	case p.Period > 0:
+		return "-c"
+	case p.Frequency > tracer.MaxFrequency:
+		return fmt.Sprintf("-F over %d", tracer.MaxFrequency)
+	case p.StackSize > tracer.MaxStackSize:
+		return fmt.Sprintf("--stack-size over %d", tracer.MaxStackSize)
+	case p.offCPU || p.InKernel.Cgroup != "" || p.memory != "":
+		return "--off-cpu, --cgroup and --memory"
+	case p.Event != "" && p.Event != "cpu-clock" && p.Event != "cycles":
+		return "-e " + p.Event
+	}
+	return ""
+}
+
+// parseSize reads a number of bytes, of KiB, MiB or GiB with K, M or G; "" is 0.
+func parseSize(s string) (uint64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	digits, shift := s, 0
+	for i, unit := range "KMG" {
+		if d, ok := strings.CutSuffix(s, string(unit)); ok {
+			digits, shift = d, 10*(i+1)
+		}
+	}
+	n, err := strconv.ParseUint(digits, 10, 32)
+	if err != nil || n == 0 {
+		return 0, usage("--memory is a size such as 512M, not %q", s)
+	}
+	return n << shift, nil
+}

@@ -1,0 +1,278 @@
+package record
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/source/ebpf"
+	"github.com/unspool/unspool/source/perfdata"
+	"github.com/unspool/unspool/source/perfevent"
+	"github.com/unspool/unspool/source/tracer"
+)
+
+// A Plan says what to record live, and who walks the stacks.
+type Plan struct {
+	perfevent.Options
+	InKernel ebpf.Options // Memory, Cgroup, Comm and Wakers
+	Source   string       // one of Sources; Auto where it is empty
+	Fallback bool         // to ptrace, where perf events are refused
+	Only     string       // what only the kernel's program can do, as its user calls it; "": nothing
+}
+
+// The sources: who walks stacks.
+const (
+	Auto   = "auto"   // the first of the others that may
+	EBPF   = "ebpf"   // the kernel
+	Perf   = "perf"   // this program, copies that the kernel makes
+	Ptrace = "ptrace" // this program, threads that are stopped
+)
+
+// Sources are all of them.
+func Sources() []string { return []string{Auto, EBPF, Perf, Ptrace} }
+
+// A recorder is what records live.
+type recorder interface {
+	source.RecordStream
+	Machine() *arch.Machine
+	Event() string     // what is recorded
+	EventNote() string // in what that differs from what was asked for
+	Stop()
+	Close() error
+}
+
+// A Live is a recording that runs.
+type Live struct {
+	recorder
+	perf    *perfevent.Recorder // it is one of these two
+	trace   *tracer.Recorder
+	prog    *ebpf.Program // nil: stacks are copied and walked here
+	why     error         // the kernel cannot walk stacks here
+	refused error         // perf events are, so this is by ptrace
+	plan    *Plan
+
+	Start  time.Time     // of setting it up
+	Since  time.Time     // it records
+	Loaded time.Duration // that loading the kernel's program took
+}
+
+// Open starts a recording, and the command if there is one.
+func (p *Plan) Open(ctx context.Context, mods *modules.Set) (*Live, error) {
+	l := &Live{plan: p, Start: time.Now()}
+	if p.Source != Perf && p.Source != Ptrace {
+		err := l.inKernel(ctx, mods)
+		if err == nil {
+			return l, nil
+		}
+		if p.Source == EBPF || l.why == nil && !p.Fallback {
+			return nil, err
+		}
+	}
+	err := error(nil)
+	if p.Source != Ptrace {
+		if err = l.use(perfevent.Open(ctx, p.Options)); err == nil {
+			return l, nil
+		}
+	}
+	if p.Source == Ptrace || p.Fallback && refused(err) && !unstarted(err) {
+		r, terr := tracer.Open(ctx, tracer.Options{
+			Frequency: p.Frequency, StackSize: p.StackSize, PIDs: p.PIDs, TIDs: p.TIDs, Command: p.Command, Duration: p.Duration,
+		})
+		if terr == nil {
+			l.recorder, l.trace, l.refused, l.Since = r, r, err, time.Now()
+			return l, nil
+		}
+		if err == nil || !errors.Is(terr, unix.EPERM) && !errors.Is(terr, unix.EACCES) {
+			return nil, terr
+		}
+		err = fmt.Errorf("%w; and by ptrace: %w", err, terr)
+	}
+	return nil, err
+}
+
+// refused says whether an error of perf events is one that ptrace need not meet.
+func refused(err error) bool {
+	for _, e := range []error{unix.EPERM, unix.EACCES, unix.ENOSYS, unix.ENOENT, unix.EOPNOTSUPP, unix.ENODEV, errors.ErrUnsupported} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// unstarted says whether an error is that a command cannot be started.
+func unstarted(err error) bool {
+	var e *exec.Error
+	return errors.As(err, &e)
+}
+
+// use makes rec the recorder.
+func (l *Live) use(rec *perfevent.Recorder, err error) error {
+	if err == nil {
+		l.recorder, l.perf, l.Since = rec, rec, time.Now()
+	}
+	return err
+}
+
+// inKernel starts a recording whose stacks the kernel walks. Where it may not, l.why says so; any other error is one that
+// copies would meet, too.
+func (l *Live) inKernel(ctx context.Context, mods *modules.Set) error {
+	if runtime.GOARCH != "amd64" {
+		l.why = fmt.Errorf("walking in the kernel: %w on %s", errors.ErrUnsupported, runtime.GOARCH)
+		return l.why
+	}
+	k := l.plan.InKernel
+	k.Mods, k.Command = mods.Module, l.plan.Command
+	prog, err := ebpf.Load(k)
+	if err != nil {
+		if l.why = err; errors.Is(err, os.ErrPermission) && l.plan.Only != "" {
+			l.why = fmt.Errorf("%s needs root (or CAP_BPF and CAP_PERFMON)", l.plan.Only)
+		}
+		return l.why
+	}
+	l.Loaded = time.Since(l.Start)
+	o := l.plan.Options
+	o.Program = prog
+	if err = l.use(perfevent.Open(ctx, o)); err != nil {
+		prog.Close()
+		if errors.Is(err, errors.ErrUnsupported) {
+			l.why = err
+		}
+		return err
+	}
+	l.prog = prog
+	return nil
+}
+
+// Close ends the recording.
+func (l *Live) Close() error {
+	err := l.recorder.Close()
+	if l.prog != nil {
+		err = errors.Join(err, l.prog.Close())
+	}
+	return err
+}
+
+// walks says who walks stacks.
+func (l *Live) walks() string {
+	switch {
+	case l.prog != nil:
+		return "walking stacks in the kernel"
+	case l.trace != nil:
+		return "sampling by ptrace"
+	}
+	return "walking copies of stacks"
+}
+
+// Summary says who walks stacks, and what that takes.
+func (l *Live) Summary() string {
+	if l.prog == nil {
+		return l.walks()
+	}
+	st := l.prog.Stats()
+	s := fmt.Sprintf("%s: %s of %.1f MiB for %s", l.walks(), profile.Count(uint64(st.Tables), "table", "tables"),
+		float64(st.TableBytes)/(1<<20), profile.Count(uint64(st.Processes), "process", "processes"))
+	if st.Copied > 0 {
+		s += ", " + profile.Count(st.Copied, "copy", "copies") + " so far"
+	}
+	return s
+}
+
+// Notes says in what the recording is not what was asked for, and where stacks are walked if that was left open.
+func (l *Live) Notes() (out []string) {
+	if l.refused != nil {
+		out = append(out, l.refused.Error())
+	}
+	if note := l.EventNote(); note != "" {
+		out = append(out, note)
+	}
+	switch {
+	case l.trace != nil:
+	case l.plan.Source != Auto && l.plan.Source != "":
+	case l.prog != nil:
+		out = append(out, l.walks())
+	case l.why != nil && os.Geteuid() == 0:
+		out = append(out, fmt.Sprintf("%s, not in the kernel: %v", l.walks(), l.why))
+	}
+	return out
+}
+
+// Kernel returns what the kernel's program counts; nil where none walks.
+func (l *Live) Kernel() *ebpf.Stats {
+	if l.prog == nil {
+		return nil
+	}
+	st := l.prog.Stats()
+	return &st
+}
+
+// Lost counts the samples that the recorder has lost so far.
+func (l *Live) Lost() uint64 {
+	if l.trace != nil {
+		return l.trace.Lost()
+	}
+	st := l.perf.Stats()
+	n := st.Lost + st.LostSamples
+	if l.prog != nil {
+		k := l.prog.Stats()
+		n += k.Lost()
+	}
+	return n
+}
+
+// Wait waits for the command and returns how it ended. ok is false if there is none.
+func (l *Live) Wait() (status syscall.WaitStatus, ok bool, err error) {
+	if l.trace != nil {
+		status, ok = l.trace.Wait()
+		return status, ok, nil
+	}
+	state, err := l.perf.Wait()
+	if state != nil {
+		status, ok = state.Sys().(syscall.WaitStatus)
+	}
+	return status, ok, err
+}
+
+// Session returns a session over the recording.
+func (l *Live) Session(o Options) *Session {
+	s := newSession(l.recorder, o)
+	s.ours, s.unsaid = l.prog != nil, l.unsaid
+	s.machine, s.Info.Host, s.Info.Command, s.Info.Start = l.Machine(), perfdata.Host().Hostname, strings.Join(l.plan.Command, " "), l.Start
+	return s
+}
+
+// unsaid counts the samples that were lost without a record that says so: those of the kernel's program.
+func (l *Live) unsaid() uint64 {
+	if l.prog == nil {
+		return 0
+	}
+	st := l.prog.Stats()
+	return st.Lost()
+}
+
+// EndNotes says what is to be known of a recording that has ended.
+func (l *Live) EndNotes() (out []string) {
+	if l.prog == nil {
+		return nil
+	}
+	st := l.prog.Stats()
+	if st.Evicted > 0 {
+		out = append(out, profile.Comma(uint64(st.Evicted))+" unwind tables had to leave the kernel's memory, and their stacks were copied: give more --memory")
+	}
+	if st.Failed > 0 {
+		out = append(out, fmt.Sprintf("%s tables or address spaces did not get into the kernel: %v", profile.Comma(uint64(st.Failed)), st.Err))
+	}
+	return out
+}

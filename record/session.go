@@ -1,0 +1,237 @@
+// Package record turns stacks that are recorded, live or by somebody before, into samples and profiles.
+//
+// A Plan says what to record; Plan.Open chooses who walks the stacks (the kernel, or this program from copies or by ptrace), begins, and returns
+// a Live. Live.Drop gives up what was needed only to begin. A Session is over a Live or over a recording in a file: it walks all stacks (Run),
+// or makes a profile of them (Profile), or a recording of its own (Write). A Tally cuts samples into intervals for those who look while it runs.
+//
+// Nothing here prints: Notes and EndNotes return what people should know, Stats and Info what was counted and lost.
+package record
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/names"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/source/perfdata"
+	"github.com/unspool/unspool/source/perfevent"
+	"github.com/unspool/unspool/unwind"
+)
+
+// Options say how a session walks. Mods and Names are needed.
+type Options struct {
+	Mods  *modules.Set // walk the stacks
+	Names *names.Namer // name what they have
+
+	Want     func(pid, tid int32, comm string, time uint64) bool     // says which samples are of interest; nil: all
+	Identify func(path string, maj, min uint32, inode uint64) string // see source.Options
+	Prompt   bool                                                    // samples are wanted as soon as they are there
+	Progress func(samples uint64)                                    // is told now and then how many there were; may be nil
+}
+
+// A Session takes a stream of records to samples with stacks, and these to a profile. It runs once.
+type Session struct {
+	Options
+	Info  profile.Info // what is known of the recording; its loss and duration after it has run
+	Stats source.Stats // after it has run
+
+	in      source.RecordStream
+	machine *arch.Machine
+	ours    bool
+	unsaid  func() uint64  // after the last record: samples that the recorder lost and that the stream does not say; nil: none
+	lost    uint64         // what unsaid said
+	cut     cuts           // waits that are longer than they look
+	sample  profile.Sample // scratch
+}
+
+func newSession(in source.RecordStream, o Options) *Session { return &Session{Options: o, in: in} }
+
+// FileNames returns what names of a recording in a file are made with, apart from what it brings along: perfdata.Info.Names.
+func FileNames(mods *modules.Set, f *perfdata.File) names.Options {
+	return names.Options{Mods: mods, KernelID: f.BuildID("[kernel.kallsyms]"), Recorded: true, KernelRelease: f.Info().OSRelease}
+}
+
+// FromFile returns a session over a perf.data file.
+func FromFile(f *perfdata.File, o Options) *Session {
+	s := newSession(f, o)
+	info := f.Info()
+	s.machine, s.ours = info.Machine, info.Ours
+	s.Info.Host, s.Info.Command = info.Hostname, strings.Join(recorded(info.Cmdline), " ")
+	if info.ClockWall != 0 && info.First >= info.ClockTime {
+		s.Info.Start = time.Unix(0, int64(info.ClockWall+info.First-info.ClockTime))
+	}
+	return s
+}
+
+// recorded returns the command that a recorder's command line started; all of the line where there is none.
+func recorded(cmdline []string) []string {
+	if i := slices.Index(cmdline, "--"); i >= 0 && i+1 < len(cmdline) {
+		return cmdline[i+1:]
+	}
+	return cmdline
+}
+
+// Run walks all samples and calls each with them, in time order.
+func (s *Session) Run(ctx context.Context, each func(*profile.Sample) error) error {
+	return s.run(ctx, each, nil, nil)
+}
+
+func (s *Session) run(ctx context.Context, each func(*profile.Sample) error, record func(*source.Record) error, raw func(*source.Sample) error) error {
+	n := uint64(0)
+	scheduler, wakers := profile.NewScheduler(s.Names), newWakers(s.Names)
+	var waits []bool // by event
+	o := source.Options{
+		Mods: s.Mods.Module, Identify: s.Identify, Want: s.Want, Machine: s.machine, Ours: s.ours, Prompt: s.Prompt,
+		Sample: func(x *source.Sample) error {
+			if n++; n&255 == 0 && s.Progress != nil {
+				s.Progress(n)
+			}
+			if raw != nil {
+				if err := raw(x); err != nil {
+					return err
+				}
+			}
+			if s.ours && x.Record.Misc&source.MiscWaker != 0 {
+				wakers.note(x)
+				return nil
+			}
+			s.sample = profile.Sample{
+				PID: x.PID, TID: x.TID, Comm: x.Comm, Time: x.Time, CPU: x.CPU, Period: x.Period, Event: max(x.Event, 0),
+				Kernel: x.Kernel, User: x.User, Stop: x.Stop, HasUser: x.From != source.NoStack,
+			}
+			if waits == nil || s.sample.Event >= len(waits) {
+				waits = waits[:0]
+				for _, e := range s.in.Decoder().Events() {
+					waits = append(waits, e.Name == profile.OffCPU)
+				}
+				for len(waits) <= s.sample.Event {
+					waits = append(waits, false)
+				}
+			}
+			if waits[s.sample.Event] {
+				s.cut.note(x)
+				if s.ours {
+					s.sample.Waker = wakers.of(x)
+				}
+				s.sample.Kernel = scheduler.Outside(s.sample.Kernel)
+			}
+			return each(&s.sample)
+		},
+		Record: func(r *source.Record) error {
+			s.Names.Observe(r)
+			if record != nil {
+				return record(r)
+			}
+			return nil
+		},
+	}
+	var err error
+	s.Stats, err = source.Run(ctx, s.in, o)
+	if s.unsaid != nil {
+		s.lost = s.unsaid()
+		s.Stats.LostSamples += s.lost
+	}
+	s.Info.Loss = profile.Loss{
+		Samples: s.Stats.Lost + s.Stats.LostSamples, Throttles: s.Stats.Throttled,
+		Skipped: s.Stats.Unknown, Damaged: s.Stats.Bad,
+	}
+	if s.Stats.Last > s.Stats.First {
+		s.Info.Duration = time.Duration(s.Stats.Last - s.Stats.First)
+	}
+	return err
+}
+
+// Profile aggregates the samples, and calls added with each and the index of its Stack; nil calls nothing. With an error comes the profile of what
+// there was before it.
+func (s *Session) Profile(ctx context.Context, added func(x *profile.Sample, stack int)) (*profile.Profile, error) {
+	b := profile.NewBuilder()
+	err := s.Run(ctx, func(x *profile.Sample) error {
+		if at := b.Add(x); added != nil {
+			added(x, at)
+		}
+		return nil
+	})
+	s.Events()
+	return b.Profile(s.Names, s.Info), err
+}
+
+// Events fills in Info.Events: what is counted. Streams know it when the first records have been read.
+func (s *Session) Events() {
+	s.Info.Events = nil
+	for _, e := range s.in.Decoder().Events() {
+		s.Info.Events = append(s.Info.Events, profile.NewEvent(e.Name))
+	}
+}
+
+// Summary says how many samples there were, and how many of their stacks are whole.
+func (s *Session) Summary() string {
+	t := profile.Totals{Samples: s.Stats.Samples, Stops: s.Stats.Stops}
+	return t.Summary(s.Info.Loss)
+}
+
+// Notes says what the reader of a report should know: why stacks are not whole, what was lost, and what to do about it.
+func (s *Session) Notes() (out []string) {
+	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	st := &s.Stats
+	if err := s.Mods.CacheErr(); err != nil {
+		say("unwind tables are not kept for the next time: %v", err)
+	}
+	if n := st.Lost + st.LostSamples; n > 0 {
+		say("%s records were lost: record %s", profile.Comma(n), lossAdvice(s.in.Decoder().Events()))
+	}
+	if note := s.cut.String(); note != "" {
+		say("%s", note)
+	}
+	if st.Bad > 0 {
+		say("%s damaged records were skipped; the first: %v", profile.Comma(st.Bad), st.BadErr)
+	}
+	if st.Unknown > 0 {
+		say("%s records of unknown kinds were skipped", profile.Comma(st.Unknown))
+	}
+	total := st.Samples
+	if cut := st.Stops[unwind.Truncated]; cut*50 > total {
+		say("%s of the stacks were cut off by the size of their copy: record with a larger --stack-size", profile.Percent(cut, total))
+	}
+	if n := st.Stops[unwind.NoInfo]; n*50 > total {
+		say("%s of the stacks end in code without unwind information", profile.Percent(n, total))
+	}
+	if note := s.Names.KernelNote(); note != "" {
+		say("kernel functions have no names: %s", note)
+	}
+	errs := s.Mods.Errors()
+	for _, err := range errs[:min(5, len(errs))] {
+		say("%v", err)
+	}
+	if n := len(errs) - 5; n > 0 {
+		say("and %d more files like these", n)
+	}
+	notes := s.Names.Notes()
+	for _, note := range notes[:min(5, len(notes))] {
+		say("%s", note)
+	}
+	if n := len(notes) - 5; n > 0 {
+		say("and %d more notes on names", n)
+	}
+	return out
+}
+
+// lossAdvice says how to record less, by what the events take.
+func lossAdvice(events []source.Event) string {
+	for _, e := range events {
+		switch {
+		case e.Name == perfevent.OffCPU:
+			return "fewer tasks (-p, --cgroup, --comm)"
+		case !e.Attr.Has(source.FlagFreq) && e.Attr.SamplePeriod > 1:
+			return fmt.Sprintf("with a -c over %d", e.Attr.SamplePeriod)
+		case !e.Attr.Has(source.FlagFreq):
+			return fmt.Sprintf("only one of so many %s (-c N)", e.Name)
+		}
+	}
+	return "with a lower frequency (-F)"
+}

@@ -1,0 +1,90 @@
+package record
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/source/perfevent"
+)
+
+// TestLossAdvice: what is advised against losses is what the event takes.
+func TestLossAdvice(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		attr source.Attr
+		want string
+	}{
+		{"cycles", source.Attr{Flags: source.FlagFreq, SamplePeriod: 999}, "-F"},
+		{"page-faults", source.Attr{SamplePeriod: 1}, "(-c N)"},
+		{"page-faults", source.Attr{SamplePeriod: 100}, "-c over 100"},
+		{perfevent.OffCPU, source.Attr{SamplePeriod: 1}, "--comm"},
+	} {
+		if got := lossAdvice([]source.Event{{Name: c.name, Attr: c.attr}}); !strings.Contains(got, c.want) {
+			t.Errorf("%s: %q, want %s", c.name, got, c.want)
+		}
+	}
+}
+
+// TestCuts: what is said of waits that are longer than they look is what was seen of them.
+func TestCuts(t *testing.T) {
+	for _, c := range []struct {
+		misc []uint16
+		want string
+	}{
+		{nil, ""},
+		{[]uint16{0, 0}, ""},
+		{[]uint16{source.MiscCutBegin, 0}, "1 wait had begun before the recording: time counts from its beginning"},
+		{[]uint16{source.MiscCutEnd, source.MiscCutEnd}, "2 waits had not ended with the recording: time counts to its end"},
+		{
+			[]uint16{source.MiscCutBegin | source.MiscCutEnd, source.MiscCutBegin},
+			"2 waits had begun before the recording, 1 had not ended with it: time counts from its beginning, and to its end",
+		},
+	} {
+		var cut cuts
+		for _, misc := range c.misc {
+			cut.note(&source.Sample{Record: &source.Record{Misc: misc}})
+		}
+		if got := cut.String(); got != c.want {
+			t.Errorf("%x: %q, want %q", c.misc, got, c.want)
+		}
+	}
+}
+
+// TestTally: an interval has what came since the one before, losses too; processors with nothing to do are counted apart.
+func TestTally(t *testing.T) {
+	t0 := time.Unix(100, 0)
+	tally := NewTally(t0)
+	add := func(s profile.Sample, n int) {
+		for range n {
+			if err := tally.Add(&s); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	add(profile.Sample{PID: 7, TID: 7, HasUser: true}, 3)
+	add(profile.Sample{Kernel: []uint64{1 << 63}}, 2)     // the idle task
+	add(profile.Sample{PID: 0, TID: 0, HasUser: true}, 1) // of another PID namespace
+	for _, want := range []struct {
+		samples, idle, lost, lostNow uint64
+		dur                          time.Duration
+	}{{4, 2, 5, 5, time.Second}, {0, 0, 5, 0, 2 * time.Second}, {0, 0, 4, 0, time.Second}} {
+		t0 = t0.Add(want.dur)
+		got := tally.Cut(t0, want.lost, nil, profile.Info{})
+		if got.Profile.Totals.Samples != want.samples || got.Idle != want.idle || got.Lost != want.lostNow || got.Duration != want.dur {
+			t.Errorf("%d samples, %d idle, %d lost in %v; want %+v", got.Profile.Totals.Samples, got.Idle, got.Lost, got.Duration, want)
+		}
+	}
+}
+
+func TestRecorded(t *testing.T) {
+	for line, want := range map[string]string{
+		"perf record -g -- ls -l": "ls -l", "perf record -a": "perf record -a", "unspool record -- sh -c --": "sh -c --", "x --": "x --", "": "",
+	} {
+		if got := strings.Join(recorded(strings.Fields(line)), " "); got != want {
+			t.Errorf("recorded(%q) = %q, want %q", line, got, want)
+		}
+	}
+}
