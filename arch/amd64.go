@@ -12,6 +12,7 @@ var AMD64 = finish(&Machine{
 	Signal:      &amd64Signal,
 	PLT:         &amd64PLT,
 	afterCall:   amd64AfterCall,
+	edge:        amd64Edge,
 	RedZone:     128,
 	Syscall: Syscall{ // A.2.1
 		Code: []byte("\x0f\x05"), Result: 0, Args: [6]Slot{5, 4, 1, 10, 8, 9}, // syscall; rdi rsi rdx r10 r8 r9

@@ -92,6 +92,7 @@ type Machine struct {
 	saved uint64  // CalleeSaved and SP as slots
 
 	afterCall func(code []byte) bool
+	edge      func(before, at []byte) (Edge, bool)
 }
 
 // A Record is two words on the stack: the caller's frame pointer, at its beginning, and the return address.

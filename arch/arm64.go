@@ -15,6 +15,7 @@ var ARM64 = finish(&Machine{
 	Signal:      &arm64Signal,
 	PLT:         &arm64PLT,
 	afterCall:   arm64AfterCall,
+	edge:        arm64Edge,
 	Syscall: Syscall{
 		Code: []byte("\x01\x00\x00\xd4"), Result: 0, Args: [6]Slot{0, 1, 2, 3, 4, 5}, // svc #0; x0 to x5
 		Starts: []int{220, 435}, // clone, clone3
@@ -39,6 +40,7 @@ func arm64Order() (s []Slot) {
 var arm64Signal = Signal{
 	Returns: [][]byte{[]byte("\x68\x11\x80\xd2\x01\x00\x00\xd4")}, // mov x8,#139; svc #0
 	Call:    4,
+	Context: 128,
 	Saved: func() []uint16 {
 		s := make([]uint16, 33)
 		for i := range s { // x0 to x30, sp, pc

@@ -17,13 +17,10 @@ const MaxEdge = 32
 
 // Edge says whether the code at a place is such an edge. before is the code that ends there, as much of it as is known.
 func (m *Machine) Edge(before, at []byte) (Edge, bool) {
-	switch m {
-	case AMD64:
-		return amd64Edge(before, at)
-	case ARM64:
-		return arm64Edge(before, at)
+	if m.edge == nil {
+		return Edge{}, false
 	}
-	return Edge{}, false
+	return m.edge(before, at)
 }
 
 // amd64Edge knows the first two instructions of functions that keep frame pointers (push %rbp; mov %rsp,%rbp), also with another

@@ -13,7 +13,14 @@ type Signal struct {
 	// Saved says where the kernel has saved each register, the program counter included, by DWARF number: offsets from
 	// the stack pointer that the handler returns with. 0 stands for a register that is not looked for there.
 	Saved []uint16
+
+	// Context is where struct ucontext is, from that stack pointer. It begins with uc_flags, of which Linux has three, and uc_link,
+	// which is 0.
+	Context uint16
 }
+
+// MaxFlags is the greatest value of uc_flags.
+const MaxFlags = 7
 
 // At says whether code begins with the code that signal handlers return to, and how many bytes that has.
 func (s *Signal) At(code []byte) (n int, ok bool) {

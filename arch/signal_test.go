@@ -37,6 +37,7 @@ func TestSaved(t *testing.T) {
 			for r := range c.m.Signal.Saved {
 				src += fmt.Sprintf("_Static_assert(%s + %s == %d, \"%s\");\n", c.ucontext, c.fields(arch.Reg(r)), c.m.Signal.Saved[r], c.m.RegName(arch.Reg(r)))
 			}
+			src += fmt.Sprintf("_Static_assert(%s == %d && offsetof(ucontext_t, uc_flags) == 0 && offsetof(ucontext_t, uc_link) == 8, \"ucontext\");\n", c.ucontext, c.m.Signal.Context)
 			path := filepath.Join(t.TempDir(), "offsets.c")
 			if err := os.WriteFile(path, []byte(src), 0o644); err != nil {
 				t.Fatal(err)

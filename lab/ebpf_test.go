@@ -130,21 +130,21 @@ func (k *kernelWalk) ask(s *unwind.Snapshot) {
 	k.in.Write(s.Mem.Bytes)
 }
 
-// answer reads the words of a walk, and why it ended.
-func (k *kernelWalk) answer() (words []uint64, stop unwind.Stop, err error) {
+// answer reads the words of a walk, why it ended, and whether something was missing: in the kernel, such a walk is given up for a copy of the stack.
+func (k *kernelWalk) answer() (words []uint64, stop unwind.Stop, missing bool, err error) {
 	var b [8]byte
 	if _, err = io.ReadFull(k.out, b[:]); err != nil {
-		return nil, 0, err
+		return nil, 0, false, err
 	}
 	n := binary.LittleEndian.Uint64(b[:])
 	words = make([]uint64, uint32(n))
 	for i := range words {
 		if _, err = io.ReadFull(k.out, b[:]); err != nil {
-			return nil, 0, err
+			return nil, 0, false, err
 		}
 		words[i] = binary.LittleEndian.Uint64(b[:])
 	}
-	return words, unwind.Stop(n >> 32), nil
+	return words, unwind.Stop(uint8(n >> 32)), n>>40 != 0, nil
 }
 
 // TestKernelWalk: the walk that runs in the kernel finds what our walker finds, on all stacks of the recordings.
@@ -166,7 +166,7 @@ func TestKernelWalk(t *testing.T) {
 					k.in.Flush()
 				}()
 				for i := range us {
-					words, stop, err := k.answer()
+					words, stop, _, err := k.answer()
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -256,7 +256,7 @@ func TestKernelWalkWild(t *testing.T) {
 	}()
 	bad, total, down := 0, 0, 0
 	for i := range snaps {
-		words, stop, err := k.answer()
+		words, stop, _, err := k.answer()
 		if err != nil {
 			t.Fatal(err)
 		}

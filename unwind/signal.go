@@ -5,19 +5,15 @@ import (
 	"github.com/unspool/unspool/rows"
 )
 
-// sigReturn says whether a signal handler returns to v, which is in code without information: the instructions there are
-// looked at. Where exact is false, v is the address before.
-func (w *Walker) sigReturn(c *Code, v arch.Vaddr, exact bool) bool {
+// sigReturn says whether the code at v is what signal handlers return to: the instructions there are looked at. running is set where a
+// thread is at v itself: it may be at the last of them.
+func (w *Walker) sigReturn(c *Code, v arch.Vaddr, running bool) bool {
 	sig := c.Machine.Signal
 	if sig == nil || c.Text == nil {
 		return false
 	}
-	if !exact {
-		_, ok := sig.At(w.text[:c.Text(v+1, w.text[:])])
+	if _, ok := sig.At(w.text[:c.Text(v, w.text[:])]); ok || !running {
 		return ok
-	}
-	if _, ok := sig.At(w.text[:c.Text(v, w.text[:])]); ok {
-		return true
 	}
 	// At its last instruction the stack pointer is the same.
 	for _, r := range sig.Returns {
@@ -27,6 +23,21 @@ func (w *Walker) sigReturn(c *Code, v arch.Vaddr, exact bool) bool {
 		}
 	}
 	return false
+}
+
+// handled says whether the stack has what the kernel leaves for a handler, as far as it can be read, where the code says that
+// handlers return to it.
+func (w *Walker) handled(m *arch.Machine, regs *pair, mem *rows.Memory) bool {
+	if !regs.known {
+		return true
+	}
+	at := regs.sp + uint64(m.Signal.Context)
+	flags, ok := mem.Load(at)
+	if ok && flags > arch.MaxFlags {
+		return false
+	}
+	link, ok := mem.Load(at + 8)
+	return !ok || link == 0
 }
 
 // stepSigReturn goes on to where a signal came, with the registers that the kernel has saved.

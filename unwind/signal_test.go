@@ -55,6 +55,8 @@ func TestSigReturn(t *testing.T) {
 		{"musl's and Go's", snap(space, 0x400000, stack(0x400900)...), "400000:start 400900:cfi 400100:sigreturn 400200:cfi outermost"},
 		{"the short one", snap(space, 0x400000, stack(0x400a00)...), "400000:start 400a00:cfi 400100:sigreturn 400200:cfi outermost"},
 		{"one with a rule, as Go's", snap(space, 0x400000, stack(0x400200)...), "400000:start 400200:cfi 400100:sigreturn 400200:cfi outermost"},
+		{"one, without what the kernel leaves on the stack", snap(space, 0x400000, append([]uint64{0x400900, 8}, frame[1:]...)...), "400000:start 4008ff:cfi no-info"},
+		{"the same, of the second word", snap(space, 0x400000, append([]uint64{0x400900, 7, 1}, frame[2:]...)...), "400000:start 4008ff:cfi no-info"},
 		{"half of one", snap(space, 0x400000, stack(0x400b00)...), "400000:start 400aff:cfi no-info"},
 		{"behind its beginning", snap(space, 0x400000, stack(0x400901)...), "400000:start 400900:cfi no-info"},
 		{"about to begin", snap(space, 0x400900, frame...), "400900:start 400100:sigreturn "},

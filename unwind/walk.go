@@ -48,6 +48,7 @@ type site struct {
 	signal  bool
 	inject  bool     // in Code.Injected
 	exact   bool     // no call has led there: the place is pc itself, though it was found as a return address
+	returns bool     // the code there is what signal handlers return to: if the stack has what the kernel leaves for one, kind does not count
 	begins  bool     // exact, and what begins there is another function than before
 	moved   arch.Reg // in Code.Moved: the register that has the stack pointer; else 0
 	plain   plain
@@ -65,8 +66,8 @@ const (
 	siteTerminal                  // no caller, by the place
 	sitePLT                       // a PLT stub without information; rule is how many bytes it has pushed
 	siteBlind                     // mapped, without information
-	siteSigReturn                 // the same, but signal handlers return to it
 	siteSyscall                   // the same, behind a system call that begins it; rule is the distance from that
+	siteSigReturn                 // no site's own: its returns, where a handler does return to it
 )
 
 // The cache holds this many sites, direct-mapped. Measured on a compiler's recording: 32 Ki sites hit
@@ -130,13 +131,16 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool) site {
 		}
 	}
 	if c.Stepper != nil {
-		if id, ok := c.Stepper.Find(v); ok && !(e.exact && !c.Stepper.Signal(id) && w.sigReturn(c, v, true)) {
+		if id, ok := c.Stepper.Find(v); ok {
 			e.stepper, e.rule, e.kind, e.signal, e.plain = c.Stepper, id, siteCFI, c.Stepper.Signal(id), w.plain(c, id)
 			e.inject = slices.ContainsFunc(c.Injected, func(r Range) bool { return r.Lo <= v && v < r.Hi })
 			for i := range c.Moved {
 				if r := &c.Moved[i]; r.Lo <= v && v < r.Hi {
 					e.moved, e.plain = r.SP, plain{kind: plainNot}
 				}
+			}
+			if e.exact && !e.signal && w.sigReturn(c, v, false) {
+				e.returns, e.plain = true, plain{kind: plainNot}
 			}
 			if e.exact && !e.signal {
 				before, ok := c.Stepper.Find(v - 1)
@@ -155,9 +159,12 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool) site {
 			return e
 		}
 	}
-	if w.sigReturn(c, v, exact || e.exact) {
-		e.kind, e.exact = siteSigReturn, true
-	} else if n, ok := w.afterSyscall(c, v); exact && ok {
+	if exact || e.exact {
+		e.returns = w.sigReturn(c, v, exact)
+	} else {
+		e.returns = w.sigReturn(c, v+1, false)
+	}
+	if n, ok := w.afterSyscall(c, v); exact && ok {
 		e.kind, e.rule = siteSyscall, n
 	}
 	return e
@@ -218,8 +225,9 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		if n >= w.depth {
 			return frames, DepthLimit
 		}
-		begins = e.begins
-		frames = append(frames, Frame{PC: arch.Addr(pc), Exact: exact || e.exact, How: how, Mapping: e.mapping})
+		returns := e.returns && w.handled(m, &regs, mem)
+		begins = e.begins && !returns
+		frames = append(frames, Frame{PC: arch.Addr(pc), Exact: exact || e.exact || returns, How: how, Mapping: e.mapping})
 
 		if e.plain.kind > plainNot && regs.known && !e.inject {
 			up := regs.sp
@@ -256,6 +264,9 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 
 		kind, rule, signal, inject := e.kind, e.rule, e.signal, e.inject
 		here, alive := *e, how.alive()
+		if returns {
+			kind = siteSigReturn
+		}
 		if kind == siteCFI || kind == sitePLT {
 			if o := w.catchUp(s, frames[first:]); o != rows.OK {
 				return frames, w.stop(o, s, left)

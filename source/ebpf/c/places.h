@@ -60,7 +60,7 @@ PART int step_fp(struct walk *w)
 	return 1;
 }
 
-/* Whether the code at an address is what signal handlers return to: arch.Signal. Less than 0 where it cannot be read. */
+/* How many bytes the code at an address has that signal handlers return to: arch.Signal. 0: it is other code. Less than 0: it cannot be read. */
 static __always_inline int sigreturn_at(u64 at)
 {
 	u64 code;
@@ -68,10 +68,10 @@ static __always_inline int sigreturn_at(u64 at)
 	if (walk_read(&code, 8, at) != 0)
 		return -1;
 	if ((code & 0xffffffffffffff) == 0x50f0000000fb8) /* mov $15,%eax; syscall */
-		return 1;
+		return 7;
 	if (code != 0x0f0000000fc0c748) /* mov $15,%rax; syscall */
 		return 0;
-	return walk_read(&code, 8, at + 1) == 0 && code >> 56 == 0x05;
+	return walk_read(&code, 8, at + 1) == 0 && code >> 56 == 0x05 ? 9 : 0;
 }
 
 /*
@@ -83,13 +83,16 @@ PART int is_sigreturn(struct walk *w)
 	u64 sp, flags, link;
 	int is;
 
-	if (!w || get(w, SLOT_RSP, &sp) != OK || !load(w, sp, &flags) || flags > 7 || !load(w, sp + 8, &link) || link)
+	if (!w || get(w, SLOT_RSP, &sp) != OK || (load(w, sp, &flags) && flags > 7) || (load(w, sp + 8, &link) && link))
 		return 0;
 	is = sigreturn_at(w->pc);
 	if (is == 0 && w->exact) { /* at its last instruction, the stack pointer is the same */
 		is = sigreturn_at(w->pc - 5);
-		if (is == 0)
+		if (is >= 0 && is != 7) {
 			is = sigreturn_at(w->pc - 7);
+			if (is > 0 && is != 9)
+				is = 0;
+		}
 	}
 	if (is < 0)
 		w->missing = 1; /* a page that may come */
@@ -151,6 +154,29 @@ static __always_inline int after_call(u64 code)
 }
 
 /*
+ * Reads the code before an address of the range at hand into w->code: eight bytes; or fewer, at its end, where the range begins. Returns
+ * less than 0 where it cannot be read.
+ */
+PART int code_before(struct walk *w, u64 pc)
+{
+	u64 n;
+
+	if (!w)
+		return -1;
+	if (walk_read(&w->code, 8, pc - 8) == 0)
+		return 0;
+	n = pc - w->range.lo;
+	w->code = 0;
+	if (n >= 8)
+		return -1;
+	n &= 7;
+	if (n == 0 || walk_read(&w->code, (u32)n, pc - n) != 0)
+		return -1;
+	w->code <<= 8 * (8 - n);
+	return 0;
+}
+
+/*
  * Whether the return address w->pc is a place that no call has led to: unwind.Walker.place. MAYBE_PLACE where the code before it is not at
  * hand: its page can be one on which this process has run nothing yet.
  */
@@ -158,21 +184,19 @@ static __always_inline int after_call(u64 code)
 
 PART int is_place(struct walk *w)
 {
-	u64 code;
-
 	if (!w)
 		return 0;
 	if (!find_range(w, w->pc - 1))
 		return find_range(w, w->pc);
-	if (walk_read(&code, 8, w->pc - 8) != 0)
+	if (code_before(w, w->pc) != 0)
 		return MAYBE_PLACE;
-	return !after_call(code) && find_range(w, w->pc);
+	return !after_call(w->code) && find_range(w, w->pc);
 }
 
 /* Leaves a place to which a call has led, and whose return address is off above the stack pointer. Returns 0 where no call has. */
 PART int step_call(struct walk *w, u64 off)
 {
-	u64 sp, ra, code;
+	u64 sp, ra;
 
 	if (!w)
 		return 0;
@@ -181,11 +205,11 @@ PART int step_call(struct walk *w, u64 off)
 	sp += off;
 	if (!load(w, sp, &ra) || !find_range(w, ra - 1))
 		return 0;
-	if (walk_read(&code, 8, ra - 8) != 0) {
+	if (code_before(w, ra) != 0) {
 		w->missing = 1;
 		return 0;
 	}
-	if (!after_call(code))
+	if (!after_call(w->code))
 		return 0;
 	w->known &= SAVED_SLOTS;
 	called_from(w, ra, sp + 8);

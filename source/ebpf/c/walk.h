@@ -86,9 +86,10 @@ struct range_block {
  * modules ever changes, so it stays right. Two addresses can have the same place: the one that came first is the second.
  */
 #define CACHE_BITS 13
+#define EXACT_KEY (1ull << 63) /* beyond all addresses of programs. What a return address is may be more than the place before it tells. */
 
 struct cached {
-	u64 pc; /* that was looked up, at run time */
+	u64 pc; /* that was looked up, at run time; with EXACT_KEY where no call has led there */
 	u32 space, table; /* table 0: the rule is plain, and needs none */
 	u64 r0, r1;
 };
@@ -193,6 +194,7 @@ struct walk {
 	u32 new_known, new_in_mem;
 	u64 new_cfa, ra;
 	struct unspool_edge edge;
+	u64 code; /* before an address */
 	u32 ra_column;
 	s32 ra_outcome;
 
@@ -531,7 +533,7 @@ static __always_inline int walk_plain(struct walk *w, struct cache *c)
 	if (!(w->known & ~w->in_mem & 1u << SLOT_RSP))
 		return 0;
 	for (i = 0; i < PLAIN_FRAMES; i++) {
-		u64 at = w->pc - !w->exact, sp = w->sp, cfa, ra, m;
+		u64 at = w->exact ? w->pc | EXACT_KEY : w->pc - 1, sp = w->sp, cfa, ra, m;
 		struct cached *e = places(w, c, at);
 
 		done = 0;
@@ -573,16 +575,16 @@ static __always_inline int walk_plain(struct walk *w, struct cache *c)
 /* One frame of the walk, and the step to its caller. Returns nonzero at the end. */
 static __always_inline long walk_frame(struct walk *w, struct cache *c)
 {
-	u64 sp = w->sp, at = w->pc - !w->exact;
+	u64 sp = w->sp, at = w->pc - !w->exact, key = w->exact ? at | EXACT_KEY : at;
 	u32 exact = w->exact, alive = exact && !(w->how & HOW_EXACT), how, signal = 0, injected = 0, place = 0, begins = 0, gap = 0, by = BY_RULE;
-	struct cached *e = places(w, c, at);
+	struct cached *e = places(w, c, key);
 	int o, maybe = 0;
 
-	if (e->pc == at && e->space == w->space) {
+	if (e->pc == key && e->space == w->space) {
 		w->r0 = e->r0;
 		w->r1 = e->r1;
 		w->table = e->table;
-	} else if (e[1].pc == at && e[1].space == w->space) {
+	} else if (e[1].pc == key && e[1].space == w->space) {
 		w->r0 = e[1].r0;
 		w->r1 = e[1].r1;
 		w->table = e[1].table;
@@ -592,7 +594,8 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 			maybe = is_place(w);
 		if (maybe == 1) {
 			at = w->pc;
-			e = places(w, c, at);
+			key = at | EXACT_KEY;
+			e = places(w, c, key);
 			place = HOW_EXACT;
 		}
 		if (find_range(w, at))
@@ -613,7 +616,7 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 		}
 		if (by == BY_RULE && maybe != MAYBE_PLACE) {
 			e[1] = e[0];
-			e->pc = at;
+			e->pc = key;
 			e->space = w->space;
 			e->table = is_plain(w->r0, w->r1) ? 0 : w->table;
 			e->r0 = w->r0;

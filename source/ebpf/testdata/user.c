@@ -222,7 +222,7 @@ static void again(void)
 	must(memcmp(words, state.words, n * sizeof words[0]) == 0, "without all registers, a stack's words are others");
 }
 
-/* A stack: 17 registers, the memory's address and size, the memory. The answer: stop, frames, and a word for each. */
+/* A stack: 17 registers, the memory's address and size, the memory. The answer: whether something was missing, stop, frames, and a word for each. */
 static void whole(void)
 {
 	u64 head[2], n;
@@ -240,7 +240,7 @@ static void whole(void)
 	stack_size = head[1];
 	walk(&state, &cache, space, n_ranges);
 	again();
-	n = state.n | (u64)state.stop << 32;
+	n = state.n | (u64)state.stop << 32 | (u64)(state.missing != 0) << 40;
 	must(fwrite(&n, 8, 1, stdout) == 1 && fwrite(state.words, 8, state.n, stdout) == state.n, "output");
 	free(b);
 }
