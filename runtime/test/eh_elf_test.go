@@ -176,13 +176,15 @@ func TestCompilers(t *testing.T) {
 	}
 }
 
-// TestHeader compiles the header alone, in C++, and beside unspool_table.h.
+// TestHeader compiles the header alone, in C++, and beside unspool_table.h; and that of files alone.
 func TestHeader(t *testing.T) {
 	const alone = "#include \"eh_elf.h\"\nint main(void) { return sizeof(struct eh_elf_cursor) == 0; }\n"
+	const file = "#include \"eh_elf_file.h\"\nint main(void) { struct eh_elf f; return eh_elf_open(\"/x\", &f); }\n"
 	const both = "#define _GNU_SOURCE\n#define UNSPOOL_LOAD(c, a, to) ((void)(c), *(to) = *(const uint64_t *)(a), 1)\n#include \"unspool_table.h\"\n" + alone
 	for _, x := range []struct{ cc, lang, std, text string }{
 		{"gcc", "c", "c11", alone}, {"gcc", "c", "gnu17", alone}, {"g++", "c++", "c++17", alone}, {"gcc", "c", "c11", both},
 		{"clang-19", "c", "c11", alone}, {"clang++-19", "c++", "c++17", alone}, {"clang-19", "c", "c11", both},
+		{"gcc", "c", "c11", file}, {"g++", "c++", "c++17", file},
 	} {
 		oracle.Need(t, x.cc)
 		cmd := exec.Command(x.cc, slices.Concat(cflags, []string{"-Wshadow", "-std=" + x.std, "-O2", "-x", x.lang, "-o", filepath.Join(t.TempDir(), "a"), "-"})...)
