@@ -25,6 +25,7 @@ func BenchmarkOpen(b *testing.B) {
 			}
 		})
 		b.Run(filepath.Base(paths[0])+"/debug-elf", func(b *testing.B) {
+			b.ReportAllocs()
 			for b.Loop() {
 				f, err := elf.Open(paths[0])
 				if err != nil {

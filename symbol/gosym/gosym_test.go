@@ -340,6 +340,48 @@ func TestLayouts(t *testing.T) {
 	}
 }
 
+// BenchmarkPlaces opens the table of this test's own program and asks for 1,000 addresses. Peer: debug/gosym, which gives the function and
+// the line, and no inlined calls.
+func BenchmarkPlaces(b *testing.B) {
+	self, err := os.Executable()
+	if err != nil {
+		b.Fatal(err)
+	}
+	img, err := module.Open(self)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer img.Close()
+	tab, err := Open(img)
+	if err != nil {
+		b.Fatal(err)
+	}
+	addrs := tab.addresses(1000)
+	measure := func(name string, f func()) {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			start := oracle.CPUTime()
+			for b.Loop() {
+				f()
+			}
+			b.ReportMetric(float64((oracle.CPUTime()-start).Microseconds())/float64(b.N), "µs-CPU/op")
+		})
+	}
+	measure("gosym", func() {
+		tab, _ := Open(img)
+		tab.Places(addrs)
+	})
+	measure("debug-gosym", func() {
+		std, err := gosym.NewTable(nil, gosym.NewLineTable(tab.Bytes, tab.Text))
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, v := range addrs {
+			std.PCToLine(uint64(v))
+		}
+	})
+}
+
 // tiny returns a table of two functions, one inlined into the other, and what follows it.
 func tiny(magic pclntab.Version) []byte {
 	le := binary.LittleEndian
