@@ -68,6 +68,10 @@ func newWild(t *testing.T, seed uint64) *wild {
 	}
 	plt := "\xff\x35\x01\x02\x03\x00\xff\x25\x01\x02\x03\x00\x0f\x1f\x40\x00" // push x(%rip); jmp *x(%rip)
 	for i := range byte(7) {
+		if i&1 == 1 {
+			plt += "\xf3\x0f\x1e\xfa\x68" + string(i) + "\x00\x00\x00\xe9\x01\x02\x03\x00\x66\x90" // endbr64; push $i; jmp
+			continue
+		}
 		plt += "\xff\x25\x01\x02\x03\x00\x68" + string(i) + "\x00\x00\x00\xe9\x01\x02\x03\x00" // jmp *x(%rip); push $i; jmp
 	}
 	copy(x.text[0x1000:], plt)

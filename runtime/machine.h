@@ -122,6 +122,12 @@ enum { /* x86_64: slots of registers */
 #define UNSPOOL_X86_64_RECORD_RA 8 /* where in the frame pointer's record the return address is */
 #define UNSPOOL_X86_64_RECORD_SIZE 16 /* the caller's stack pointer is behind that record */
 #define UNSPOOL_X86_64_ADDRESS 0xffffffffffffull /* what is an address in a signed one */
+#define UNSPOOL_X86_64_PLT_FIRST_SIZE 16 /* of a stub of a lazy linkage table; 0: not of one size */
+#define UNSPOOL_X86_64_PLT_FIRST_ENTERED 8 /* bytes that lie on the stack already when it begins */
+#define UNSPOOL_X86_64_PLT_FIRST_PUSHES(X) X(0, 6, 8, 0xff) /* X(at, size, bytes, first byte): instructions that push, of which a stub has one at most */
+#define UNSPOOL_X86_64_PLT_ENTRY_SIZE 16 /* of a stub of a lazy linkage table; 0: not of one size */
+#define UNSPOOL_X86_64_PLT_ENTRY_ENTERED 0 /* bytes that lie on the stack already when it begins */
+#define UNSPOOL_X86_64_PLT_ENTRY_PUSHES(X) X(6, 5, 8, 0x68) X(4, 5, 8, 0x68) /* X(at, size, bytes, first byte): instructions that push, of which a stub has one at most */
 #define UNSPOOL_X86_64_RETURN_0 0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05 /* code that signal handlers return to */
 #define UNSPOOL_X86_64_RETURN_1 0xb8, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05 /* code that signal handlers return to */
 
@@ -202,6 +208,12 @@ enum { /* aarch64: slots of registers */
 #define UNSPOOL_AARCH64_RECORD_RA 8 /* where in the frame pointer's record the return address is */
 #define UNSPOOL_AARCH64_RECORD_SIZE 16 /* the caller's stack pointer is behind that record */
 #define UNSPOOL_AARCH64_ADDRESS 0xffffffffffffull /* what is an address in a signed one */
+#define UNSPOOL_AARCH64_PLT_FIRST_SIZE 32 /* of a stub of a lazy linkage table; 0: not of one size */
+#define UNSPOOL_AARCH64_PLT_FIRST_ENTERED 0 /* bytes that lie on the stack already when it begins */
+#define UNSPOOL_AARCH64_PLT_FIRST_PUSHES(X) X(0, 4, 16, 0xf0) X(4, 4, 16, 0xf0) /* X(at, size, bytes, first byte): instructions that push, of which a stub has one at most */
+#define UNSPOOL_AARCH64_PLT_ENTRY_SIZE 0 /* of a stub of a lazy linkage table; 0: not of one size */
+#define UNSPOOL_AARCH64_PLT_ENTRY_ENTERED 0 /* bytes that lie on the stack already when it begins */
+#define UNSPOOL_AARCH64_PLT_ENTRY_PUSHES(X) /* X(at, size, bytes, first byte): instructions that push, of which a stub has one at most */
 #define UNSPOOL_AARCH64_RETURN_0 0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4 /* code that signal handlers return to */
 
 /* X(slot, offset): where a signal's frame has each register, from the stack pointer that the handler returns with. */

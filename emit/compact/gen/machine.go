@@ -86,6 +86,17 @@ func machine(b *bytes.Buffer, m *arch.Machine) {
 	define("RECORD_RA", fmt.Sprint(m.Record.RA), "where in the frame pointer's record the return address is")
 	define("RECORD_SIZE", fmt.Sprint(m.Record.Size), "the caller's stack pointer is behind that record")
 	define("ADDRESS", fmt.Sprintf("%#xull", uint64(arch.AddressMask)), "what is an address in a signed one")
+	stub := func(name string, s *arch.Stub) {
+		define(name+"_SIZE", fmt.Sprint(s.Size), "of a stub of a lazy linkage table; 0: not of one size")
+		define(name+"_ENTERED", fmt.Sprint(s.Entered), "bytes that lie on the stack already when it begins")
+		fmt.Fprintf(b, "#define %s_%s_PUSHES(X)", up, name)
+		for _, p := range s.Push {
+			fmt.Fprintf(b, " X(%d, %d, %d, 0x%02x)", p.At, p.Size, p.Bytes, p.Code[0])
+		}
+		b.WriteString(" /* X(at, size, bytes, first byte): instructions that push, of which a stub has one at most */\n")
+	}
+	stub("PLT_FIRST", &m.PLT.First)
+	stub("PLT_ENTRY", &m.PLT.Entry)
 	for i, code := range m.Signal.Returns {
 		var s []string
 		for _, c := range code {

@@ -14,21 +14,38 @@ static __always_inline void called_from(struct walk *w, u64 ra, u64 cfa)
 	w->val[SLOT_RA] = ra;
 }
 
-/* Leaves a stub of a procedure linkage table (AMD64 psABI, figure 5.2), which may have pushed two words. */
+/*
+ * How many bytes a stub has pushed, at bytes behind its beginning, where its code is: arch.Stub. entered lie there from the start. A push's
+ * first byte tells it; code that is not at hand has the first of them.
+ */
+#define STUB_PUSH(from, size, bytes, byte) \
+	if (!known && (unread || (u8)(code >> 8 * (from)) == (byte))) { \
+		known = 1; \
+		if (at >= (from) + (size)) \
+			pushed += (bytes); \
+	}
+
+/* Leaves a stub of a procedure linkage table, at bytes behind the table's beginning. */
 PART int step_plt(struct walk *w, u64 at, int lazy)
 {
-	u64 pushed = 0, sp, ra;
-	int o;
+	u64 pushed = 0, sp, ra, code = 0, stub;
+	int o, known = 0, unread;
 
 	if (!w)
 		return NO_RULE;
 	if (lazy) {
-		if (at >= 16 && (at & 15) < 11)
-			pushed = 0;
-		else if (at >= 6 && at < 16)
-			pushed = 16;
-		else
-			pushed = 8;
+		stub = w->range.lo + at;
+		if (at >= UNSPOOL_X86_64_PLT_FIRST_SIZE)
+			at = (at - UNSPOOL_X86_64_PLT_FIRST_SIZE) % UNSPOOL_X86_64_PLT_ENTRY_SIZE;
+		stub -= at;
+		unread = walk_read(&code, 8, stub) != 0;
+		if (stub == w->range.lo) {
+			pushed = UNSPOOL_X86_64_PLT_FIRST_ENTERED;
+			UNSPOOL_X86_64_PLT_FIRST_PUSHES(STUB_PUSH)
+		} else {
+			pushed = UNSPOOL_X86_64_PLT_ENTRY_ENTERED;
+			UNSPOOL_X86_64_PLT_ENTRY_PUSHES(STUB_PUSH)
+		}
 	}
 	o = get(w, SLOT_RSP, &sp);
 	if (o != OK)
