@@ -21,7 +21,8 @@ type annotator struct {
 	syntax  string
 	sources annotate.Sources
 	paths   []string     // as given
-	mods    *modules.Set // where files are looked for; may be nil
+	mods    *modules.Set // has the files; may be nil
+	names   *names.Namer // of what is annotated; nil: one for mods is made
 }
 
 func (a *annotator) flags(c *cobra.Command) {
@@ -61,8 +62,11 @@ func (a *annotator) write(w io.Writer, p *profile.Profile, o report.Options, sou
 	if err != nil {
 		return err
 	}
-	namer := newNamer(names.Options{Mods: a.mods})
-	defer namer.Close()
+	namer := a.names
+	if namer == nil {
+		namer = newNamer(names.Options{Mods: a.mods})
+		defer namer.Close()
+	}
 	opts := codeOf(namer, a.sources)
 	opts.Syntax, opts.Periods = a.syntax, o.By == report.Periods
 	unit := "samples"

@@ -86,7 +86,7 @@ Every report says how many stacks are whole. A stack is whole when it ends at a 
 				}
 				return browse.Show(c.Context(), p, args[0], o.opts.By)
 			}
-			return runReport(c.Context(), args[0], &o, &flt, mods)
+			return runReport(c.Context(), args[0], &o, &flt, &ann)
 		},
 	}
 	o.flags(c)
@@ -107,8 +107,8 @@ func dumb() bool {
 	return t == "" || t == "dumb"
 }
 
-func runReport(ctx context.Context, path string, o *output, flt *filter, mods *modules.Set) error {
-	r, err := openRecording(path, flt, mods)
+func runReport(ctx context.Context, path string, o *output, flt *filter, ann *annotator) error {
+	r, err := openRecording(path, flt, ann.mods)
 	if err != nil {
 		return err
 	}
@@ -125,6 +125,7 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, mods *m
 		return write(p)
 	}
 	s := r.session
+	ann.names = s.Names
 	if o.form().Stream != nil {
 		var bad error // what was there before it is good
 		err = o.write(ctx, func(w io.Writer) error {
