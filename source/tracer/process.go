@@ -24,6 +24,7 @@ type thread struct {
 	comm   string
 	fresh  bool // it has not run yet: it stops before it does
 	wanted bool // it has been asked to stop for a sample
+	moved  bool // it had gone to another processor before that
 	on     int  // the processor on which it was seen last
 	state  byte // in which it was seen last
 	seen   int  // the tick in which it was
@@ -240,7 +241,7 @@ func (r *Recorder) runtime(th *thread) time.Duration {
 
 // sample records a thread that has stopped.
 func (r *Recorder) sample(th *thread) {
-	if r.moved(th) {
+	if th.moved {
 		return
 	}
 	th.credit -= r.tick

@@ -2,6 +2,7 @@ package tracer
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"os"
@@ -13,7 +14,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/ptrace"
+	"github.com/unspool/unspool/source"
 )
 
 // times returns the ticks that a process has spent in user and in kernel mode.
@@ -99,4 +104,86 @@ func TestShares(t *testing.T) {
 			t.Errorf("%s %%: shown %.1f %% of %.0f samples, want %.1f %% of %.0f", p.share, shown, total, truth, all[pids[i]])
 		}
 	}
+}
+
+// A thread that is taken to another processor after it has been asked to stop is sampled where it was interrupted; one that was taken there
+// before may have run on, and is not.
+func TestMoved(t *testing.T) {
+	var all unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil || all.Count() < 2 {
+		oracle.Lacks(t, "two processors")
+	}
+	var cpus []int
+	for cpu := 0; len(cpus) < 2; cpu++ {
+		if all.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	pid, _ := spawn(t, "share", "1", "4096")
+	move := func(tid, cpu int) {
+		var set unix.CPUSet
+		set.Set(cpu)
+		if err := unix.SchedSetaffinity(tid, &set); err != nil {
+			t.Error(err)
+		}
+	}
+	r := &Recorder{o: Options{PIDs: []int{pid}, StackSize: 1 << 10}, dec: source.NewDecoder(), tick: time.Second / DefaultFrequency}
+	r.attr = source.Attr{
+		SampleType:     source.SampleIP | source.SampleTID | source.SampleTime | source.SamplePeriod | source.SampleRegsUser | source.SampleStackUser,
+		Flags:          source.FlagSampleIDAll,
+		SampleRegsUser: source.UserRegsMask(ptrace.Machine), SampleStackUser: 1 << 10,
+	}
+	r.dec.AddAttr(&r.attr, nil, "cpu-clock")
+	r.queue.init()
+	r.tracer.init()
+	// samples stops the thread, which is moved before or after it is asked, and returns how often it is sampled.
+	samples := func(before, after bool) (n int) {
+		move(0, cpus[0])
+		r.here = cpus[0]
+		move(pid, cpus[0]) // where it waits, while this thread runs
+		th := r.threads[pid]
+		_, th.on = r.look(th)
+		if before {
+			move(pid, cpus[1])
+		}
+		if !r.ask(th) {
+			t.Error("it cannot be interrupted")
+			return 0
+		}
+		if after {
+			move(pid, cpus[1])
+		}
+		r.out = nil
+		for th.wanted {
+			if s, ok, err := ptrace.Next(pid); err != nil {
+				t.Error(err)
+				return 0
+			} else if ok {
+				r.handle(s)
+			} else {
+				ptrace.Nap()
+			}
+		}
+		for b := r.out; len(b) > 0; b = b[recordSize(b):] {
+			if binary.NativeEndian.Uint32(b) == source.RecordSample {
+				n++
+			}
+		}
+		return n
+	}
+	ptrace.Do(func() {
+		if err := r.attach(pid); err != nil {
+			t.Error(err)
+			return
+		}
+		stayed, later, earlier := 0, 0, 0
+		for range 20 {
+			stayed += samples(false, false)
+			later += samples(false, true)
+			earlier += samples(true, false)
+		}
+		if stayed < 18 || later < 18 || earlier > 2 { // another thread may take the processor from this one
+			t.Errorf("of 20 each: %d samples where it stayed, %d where it was moved after it had been asked, %d before", stayed, later, earlier)
+		}
+	})
 }

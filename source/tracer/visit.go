@@ -160,8 +160,7 @@ func (r *Recorder) visit(cpu int) {
 	}
 	asked := 0
 	for _, th := range ran {
-		if ptrace.Interrupt(th.tid) == nil {
-			th.wanted = true
+		if r.ask(th) {
 			asked++
 		}
 	}
@@ -200,10 +199,15 @@ func (r *Recorder) began(pid, tid int) uint64 {
 	return ns
 }
 
-// moved says whether a thread that has stopped had gone to another processor before, where it may have run on.
-func (r *Recorder) moved(th *thread) bool {
+// ask asks a thread to stop. One that still waits for this thread's processor when it has been asked stops where it was interrupted: before it
+// runs on, wherever the scheduler takes it meanwhile. One that had gone to another processor may have run on there.
+func (r *Recorder) ask(th *thread) bool {
+	if ptrace.Interrupt(th.tid) != nil {
+		return false
+	}
 	_, cpu := r.look(th)
-	return r.here >= 0 && cpu != th.on
+	th.wanted, th.moved = true, r.here >= 0 && cpu != th.on
+	return true
 }
 
 // An alarm wakes the thread that traces: at a time, or when there is something to tell.
