@@ -34,7 +34,9 @@ func TestPeriod(t *testing.T) {
 		}
 		perf := strings.Count(string(out), "\n")
 		t.Logf("%s: %d samples, perf %d", event, n, perf)
-		// What a program does to start is less than 1,000. Each processor counts for itself, and what remains there is less than a period.
+		// What a program does to start is less than 1,000. There is an event for each processor, which counts to the period by itself
+		// (hw_perf_event.period_left): at the end, less than a period remains in each, and floors of parts add up to more than the floor of the
+		// whole less their number. A program that stays on one processor has 200 or 201 samples, one that may move between two 199 or 200.
 		between(t, event, n, 200-runtime.NumCPU(), 210)
 		if event != "raw_syscalls:sys_enter" { // of which perf 6.1 takes each, with the period 1
 			between(t, "perf's "+event, perf, n-runtime.NumCPU(), n+runtime.NumCPU())
