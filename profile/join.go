@@ -104,17 +104,7 @@ func Join(now, before *Profile) (p *Profile, split int) {
 		p.Stacks = append(p.Stacks, s)
 	}
 
-	t, b := &p.Totals, &before.Totals
-	t.Samples += b.Samples
-	t.Period += b.Period
-	t.Frames += b.Frames
-	for i, n := range b.Stops {
-		t.Stops[i] += n
-	}
-	for i, n := range b.Hows {
-		t.Hows[i] += n
-	}
-	t.NoStops = t.NoStops && b.NoStops
+	p.Totals.Merge(&before.Totals)
 	return p, split
 }
 

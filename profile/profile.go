@@ -265,6 +265,20 @@ func (t *Totals) Count(s *Sample) {
 	}
 }
 
+// Merge adds the counts of others.
+func (t *Totals) Merge(u *Totals) {
+	t.Samples += u.Samples
+	t.Period += u.Period
+	t.Frames += u.Frames
+	for i, n := range u.Stops {
+		t.Stops[i] += n
+	}
+	for i, n := range u.Hows {
+		t.Hows[i] += n
+	}
+	t.NoStops = t.NoStops && u.NoStops
+}
+
 func (t *Totals) hows(frames []unwind.Frame) {
 	for i := range frames {
 		t.Hows[howOf(frames[i].How)]++

@@ -60,8 +60,8 @@ func (w *wakers) of(x *source.Sample) *profile.Waker {
 	switch {
 	case h.by != "" && h.time == x.Time && h.cpu == x.CPU:
 		k.By, k.Kernel, k.User, k.End = w.say(h.by), h.kernel, h.user, nil
-		if !h.interrupt && h.stop != unwind.Outermost && h.stop != unwind.NoUserStack {
-			k.End = append(k.End, w.say("["+profile.Grade(h.stop)+"]"))
+		if m := profile.Mark(h.stop); m != "" && !h.interrupt {
+			k.End = append(k.End, w.say(m))
 		}
 		h.by = ""
 	case x.Record.Misc&source.MiscNoWaker != 0:

@@ -96,7 +96,7 @@ func callTree(p *profile.Profile, o *Options) (*profile.Profile, *tree) {
 		}
 		at := t.add(0, label(comm), n)
 		t.nodes[at].called = true
-		if m := mark(s.Stop); m != "" && !p.Totals.NoStops {
+		if m := profile.Mark(s.Stop); m != "" && !p.Totals.NoStops {
 			at = t.add(at, label(m), n)
 			t.nodes[at].called = true
 		}

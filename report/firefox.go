@@ -28,7 +28,7 @@ func Firefox(w io.Writer, p *profile.Profile, o Options) error {
 		s := &p.Stacks[i]
 		mk := ""
 		if !p.Totals.NoStops {
-			mk = mark(s.Stop)
+			mk = profile.Mark(s.Stop)
 		}
 		at, depth, outer := f.root(mk), int32(0), int32(-1)
 		for _, l := range slices.Backward(s.Frames) {
@@ -215,7 +215,7 @@ func (f *firefox) sample(b []byte, info *profile.Info, s *profile.Sample, ids []
 		stop = unwind.NoUserStack
 	}
 	t := f.thread(s.PID, s.TID, s.Comm)
-	root := f.root(mark(stop))
+	root := f.root(profile.Mark(stop))
 	if root != t.root {
 		t.root, t.last, t.at = root, t.last[:0], t.at[:0]
 	}

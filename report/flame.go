@@ -157,8 +157,8 @@ func (g *flameGraph) paths() []flamePath {
 		}
 		f := flamePath{n: n, stack: i, names: []int32{0, add(flameName{text: comm, module: -1, class: "g", note: "the thread’s name"})}}
 		if !p.Totals.NoStops {
-			if m := mark(s.Stop); m != "" {
-				f.names = append(f.names, add(flameName{text: m, module: -1, class: "m", note: stopNotes[s.Stop]}))
+			if m := profile.Mark(s.Stop); m != "" {
+				f.names = append(f.names, add(flameName{text: m, module: -1, class: "m", note: "the callers are not known: " + profile.Why(s.Stop)}))
 			}
 		}
 		for _, id := range slices.Backward(s.Frames) {
@@ -201,16 +201,6 @@ func (g *flameGraph) module(n *flameName) string {
 		return ""
 	}
 	return g.p.Modules[n.module].Path
-}
-
-// stopNotes say why callers are missing.
-var stopNotes = [unwind.NumStops]string{
-	unwind.NoInfo:     "the callers are not known: there is no unwind information for the outermost function shown",
-	unwind.BadCFA:     "the callers are not known: the stack pointer of the outermost function’s caller cannot be computed",
-	unwind.Truncated:  "the callers are not known: the recorded copy of the stack ends here (record with a larger --stack-size)",
-	unwind.BadMemory:  "the callers are not known: memory that is needed to find them could not be read",
-	unwind.BadReturn:  "the callers are not known: the return address lies outside of all code",
-	unwind.DepthLimit: "the callers are not known: there are more frames than the limit",
 }
 
 // build merges sorted paths that begin alike.

@@ -13,7 +13,6 @@ import (
 
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
-	"github.com/unspool/unspool/unwind"
 )
 
 // A Weight is what numbers stand for.
@@ -105,12 +104,4 @@ func head(s string, info *profile.Info) string {
 		s = what + " of " + e + " · " + rest
 	}
 	return s
-}
-
-// mark is the name of the frame that a flame graph puts below a stack that is not whole.
-func mark(s unwind.Stop) string {
-	if g := profile.Grade(s); g == "truncated" || g == "broken" {
-		return "[" + g + "]"
-	}
-	return ""
 }

@@ -89,7 +89,7 @@ func (f *speedscope) plain(name string) int32 { return f.frame(&frame{name: name
 // begin begins the text of a stack.
 func (f *speedscope) begin(comm string, stop unwind.Stop, noStops bool) {
 	f.stack = appendInt(append(f.stack[:0], '['), f.plain(cmp.Or(comm, profile.Unknown)))
-	if m := mark(stop); m != "" && !noStops {
+	if m := profile.Mark(stop); m != "" && !noStops {
 		f.stack = appendInt(append(f.stack, ','), f.plain(m))
 	}
 }

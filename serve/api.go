@@ -74,7 +74,7 @@ func (q *request) info() (any, error) {
 		}
 	}
 	for i := range unwind.NumStops {
-		info.Stops = append(info.Stops, stopInfo{i.String(), profile.Grade(i), stopNotes[i]})
+		info.Stops = append(info.Stops, stopInfo{i.String(), profile.Grade(i), profile.Why(i)})
 	}
 	return info, nil
 }

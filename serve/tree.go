@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/unspool/unspool/profile"
-	"github.com/unspool/unspool/unwind"
 )
 
 // A tree is all stacks from their outermost functions inward, merged where they begin alike. Node 0 is the root;
@@ -103,8 +102,8 @@ func newTree(ctx context.Context, d *data, group func(*data, *profile.Stack) str
 		if group != nil {
 			at = b.down(at, add(label{text: group(d, s), kind: kindGroup, module: -1}))
 		}
-		if g := profile.Grade(s.Stop); (g == "truncated" || g == "broken") && !p.Totals.NoStops {
-			at = b.down(at, add(label{text: "[" + g + "]", kind: kindStop, module: -1, note: stopNotes[s.Stop]}))
+		if m := profile.Mark(s.Stop); m != "" && !p.Totals.NoStops {
+			at = b.down(at, add(label{text: m, kind: kindStop, module: -1, note: profile.Why(s.Stop)}))
 		}
 		for _, f := range slices.Backward(s.Frames) {
 			l := &p.Locs[f]
@@ -129,16 +128,6 @@ func clip(s string) string {
 		return s
 	}
 	return strings.ToValidUTF8(s[:maxText], "") + "…"
-}
-
-// stopNotes say why callers are missing.
-var stopNotes = [unwind.NumStops]string{
-	unwind.NoInfo:     "no unwind information for the outermost function shown",
-	unwind.BadCFA:     "the stack pointer of the outermost function’s caller cannot be computed",
-	unwind.Truncated:  "the recorded copy of the stack ends here; record with a larger --stack-size",
-	unwind.BadMemory:  "memory that is needed to find the caller could not be read",
-	unwind.BadReturn:  "the return address lies outside of all code",
-	unwind.DepthLimit: "there are more frames than the limit",
 }
 
 // A treeBuilder finds nodes by their caller and label.

@@ -83,7 +83,7 @@ func (w *window) rank() *ranking {
 		r.dur += part.Duration
 		r.idle += part.Idle
 		r.lost += part.Lost
-		addTotals(&r.totals, &p.Totals)
+		r.totals.Merge(&p.Totals)
 		of := make([]int32, len(p.Funcs))
 		for j := range p.Funcs {
 			f := &p.Funcs[j]
@@ -177,18 +177,6 @@ func order(n int, compare func(a, b int32) int) []int32 {
 	}
 	slices.SortFunc(s, compare)
 	return s
-}
-
-func addTotals(t, u *profile.Totals) {
-	t.Samples += u.Samples
-	t.Period += u.Period
-	t.Frames += u.Frames
-	for i, n := range u.Stops {
-		t.Stops[i] += n
-	}
-	for i, n := range u.Hows {
-		t.Hows[i] += n
-	}
 }
 
 // callers returns the functions that call one, with how many samples they did so in, in falling order. In a stack that has the

@@ -390,7 +390,7 @@ func (v *view) unfolded(table int, id int32, width int) (out []string) {
 		case "no user stack":
 			add("      no user stack")
 		default:
-			add("      not whole: %s", stopText[s.stop])
+			add("      not whole: %s", profile.Reason(s.stop))
 		}
 		return out
 	}
@@ -408,16 +408,6 @@ func (v *view) unfolded(table int, id int32, width int) (out []string) {
 		add("nothing")
 	}
 	return out
-}
-
-// stopText says why a stack is not whole.
-var stopText = [unwind.NumStops]string{
-	unwind.NoInfo:     "code without unwind information",
-	unwind.BadCFA:     "the frame address did not move up",
-	unwind.Truncated:  "cut off",
-	unwind.BadMemory:  "memory that cannot be read",
-	unwind.BadReturn:  "a return address outside of all code",
-	unwind.DepthLimit: "more frames than are walked",
 }
 
 // counts says how much there was, what was lost, and who walked.
@@ -447,14 +437,14 @@ func (v *view) quality() string {
 		s += " · " + profile.Percent(n, t.Samples) + " without user stack"
 	}
 	var why []unwind.Stop
-	for i, text := range stopText {
-		if t.Stops[i] > 0 && text != "" {
-			why = append(why, unwind.Stop(i))
+	for i, n := range t.Stops {
+		if s := unwind.Stop(i); n > 0 && profile.Reason(s) != "" {
+			why = append(why, s)
 		}
 	}
 	slices.SortStableFunc(why, func(a, b unwind.Stop) int { return cmp.Compare(t.Stops[b], t.Stops[a]) })
 	for _, w := range why {
-		s += " · " + profile.Percent(t.Stops[w], t.Samples) + " " + stopText[w]
+		s += " · " + profile.Percent(t.Stops[w], t.Samples) + " " + profile.Reason(w)
 	}
 	return s
 }
