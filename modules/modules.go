@@ -4,6 +4,7 @@ package modules
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -96,6 +97,18 @@ func (s *Set) CacheDir() string {
 		return ""
 	}
 	return s.store.Dir()
+}
+
+// Close releases the files and the tables of all modules that the Set made, which nobody may use any more. The Set may be used again.
+func (s *Set) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mods = map[[2]string]*unwind.Module{}
+	err := s.Files.Close()
+	if s.store != nil {
+		err = errors.Join(err, s.store.Close())
+	}
+	return err
 }
 
 // Module returns the module of a file by its path, as a process sees it, and its hex build ID, which may be empty: then it is that of the

@@ -137,3 +137,63 @@ func TestVDSO(t *testing.T) {
 		t.Errorf("offset 0 is at %#x, %v", v, ok)
 	}
 }
+
+// TestClose: however many Sets come and go, memory that is mapped and files that are open stay as they were.
+func TestClose(t *testing.T) {
+	t.Setenv("UNSPOOL_CACHE", t.TempDir())
+	paths := []string{"/bin/sh", "/bin/ls", "/bin/cat", "/bin/date", "/bin/sleep"}
+	count := func() (maps, files int) {
+		b, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(b)) {
+			// The heap, and what the run time maps beside it, grow as they like.
+			if f := strings.Fields(line); len(f) == 6 && strings.HasPrefix(f[5], "/") || strings.Contains(line, "-xp ") {
+				maps++
+			}
+		}
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return maps, len(fds)
+	}
+	for _, stepper := range Steppers {
+		var maps, files int
+		const rounds = 5
+		for round := range rounds {
+			s, err := ByName(stepper)
+			if err != nil {
+				t.Fatal(err)
+			}
+			before, _ := count()
+			loaded := 0
+			for _, path := range paths {
+				if c := s.Module(path, "").Code(); c != nil && c.Stepper != nil {
+					loaded++
+				}
+			}
+			if now, _ := count(); loaded < len(paths) || now < before+loaded {
+				t.Fatalf("%s: %d of %d files have code; %d mappings, and %d before", stepper, loaded, len(paths), now, before)
+			}
+			if err := s.Close(); err != nil {
+				t.Fatalf("%s: %v", stepper, err)
+			}
+			switch m, f := count(); {
+			case round == 0:
+				maps, files = m, f
+			case m > maps || f > files:
+				t.Fatalf("%s: after %d rounds %d mappings of files and %d descriptors; after the first %d and %d", stepper, round+1, m, f, maps, files)
+			}
+		}
+		// A Set that was closed makes its modules anew.
+		s, _ := ByName(stepper)
+		for range 2 {
+			if c := s.Module("/bin/sh", "").Code(); c == nil || c.Err != nil || c.Stepper == nil {
+				t.Errorf("%s: %+v", stepper, c)
+			}
+			s.Close()
+		}
+	}
+}

@@ -79,6 +79,7 @@ func Run(ctx context.Context, cmd *exec.Cmd, o Options) (*Result, error) {
 	}
 	if o.Modules == nil {
 		o.Modules = modules.New()
+		defer o.Modules.Close()
 	}
 	if o.Names == nil {
 		o.Names = symbol.New(symbol.Options{})

@@ -119,6 +119,9 @@ func (s *Store) load(name string) (*compact.Table, error) {
 		unix.Munmap(b)
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
+	s.mapsMu.Lock()
+	s.maps = append(s.maps, b)
+	s.mapsMu.Unlock()
 	return t, nil
 }
 

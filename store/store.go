@@ -15,6 +15,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format"
@@ -55,6 +57,9 @@ type Store struct {
 	files []os.DirEntry             // what was in dir when Kept was called first
 	gone  map[string]*compact.Table // what Kept has found, by build ID; nil before
 
+	mapsMu sync.Mutex
+	maps   [][]byte // files of tables, until Close
+
 	mapped, built, rejected, unkept atomic.Int64
 	fault                           atomic.Pointer[error]
 }
@@ -70,6 +75,25 @@ type entry[T any] struct {
 // Dir returns the directory on disk, which is this user's alone; "" if nothing is kept.
 func (s *Store) Dir() string { return s.dir }
 
+// Close releases the memory of all that the Store gave out, which nobody may use any more. The Store may be used again.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mapsMu.Lock()
+	defer s.mapsMu.Unlock()
+	var errs []error
+	for _, b := range s.maps {
+		errs = append(errs, unix.Munmap(b))
+	}
+	for _, e := range s.natives {
+		if e.made != nil {
+			errs = append(errs, e.made.Close())
+		}
+	}
+	s.maps, s.tables, s.natives, s.files, s.gone = nil, nil, nil, nil, nil
+	return errors.Join(errs...)
+}
+
 // Stats returns the counts so far.
 func (s *Store) Stats() Stats {
 	return Stats{Mapped: s.mapped.Load(), Built: s.built.Load(), Rejected: s.rejected.Load(), Unkept: s.unkept.Load()}
@@ -84,7 +108,7 @@ func (s *Store) Err() error {
 }
 
 // Table returns the table of an image, nil for an image without unwind information. It stays valid when the image
-// is closed. An error with a table says that some of the information is damaged and not in it: a table
+// is closed, until the Store is. An error with a table says that some of the information is damaged and not in it: a table
 // from disk does not remember.
 func (s *Store) Table(img *module.Image) (*compact.Table, Origin, error) {
 	return obtain(s, &s.tables, img, fmt.Sprint(compact.Version), kept[*compact.Table]{
