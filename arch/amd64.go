@@ -1,6 +1,9 @@
 package arch
 
-import "fmt"
+import (
+	"encoding/binary"
+	"fmt"
+)
 
 // AMD64 is x86-64 (System V ABI, AMD64 supplement, figure 3.36).
 var AMD64 = finish(&Machine{
@@ -55,6 +58,27 @@ var amd64PLT = PLT{
 		{At: 6, Size: 5, Bytes: 8, Code: "\x68"}, // push imm32
 		{At: 4, Size: 5, Bytes: 8, Code: "\x68"},
 	}},
+	Jumps: amd64Jumps,
+}
+
+// amd64Jumps finds jmp *disp(%rip) in entries of 16 bytes, or 8 where the section says so (AMD64 supplement, section 5.2; with
+// IBT, endbr64 comes first).
+func amd64Jumps(b []byte, addr, entsize uint64) []Jump {
+	if entsize != 8 {
+		entsize = 16
+	}
+	var out []Jump
+	for at := uint64(0); at+entsize <= uint64(len(b)); at += entsize {
+		e := b[at : at+entsize]
+		for i := 0; i+6 <= len(e); i++ {
+			if e[i] == 0xff && e[i+1] == 0x25 {
+				disp := int64(int32(binary.LittleEndian.Uint32(e[i+2:])))
+				out = append(out, Jump{addr + at, addr + at + entsize, addr + at + uint64(i) + 6 + uint64(disp)})
+				break
+			}
+		}
+	}
+	return out
 }
 
 // amd64AfterCall knows CALL rel32 (e8) and CALL r/m64 (ff /2), whose length depends on its operand (Intel SDM, volume 2,

@@ -172,11 +172,10 @@ var others = map[uint16]*Machine{
 // ByELF returns the machine of an ELF header's e_machine. It never returns nil: a machine without a
 // description gets one that can only number its registers.
 func ByELF(em uint16) *Machine {
-	switch em {
-	case EM_X86_64:
-		return AMD64
-	case EM_AARCH64:
-		return ARM64
+	for _, m := range machines {
+		if m.ELF == em {
+			return m
+		}
 	}
 	if m := others[em]; m != nil {
 		return m

@@ -1,6 +1,9 @@
 package arch
 
-import "fmt"
+import (
+	"encoding/binary"
+	"fmt"
+)
 
 // ARM64 is AArch64 (DWARF for the Arm 64-bit Architecture, section 4.1). The low halves of v8–v15
 // survive a call and have slots of their own.
@@ -58,10 +61,40 @@ var arm64PLT = PLT{
 		{At: 0, Size: 4, Bytes: 16, Code: "\xf0\x7b\xbf\xa9"}, // stp x16,x30,[sp,#-16]!
 		{At: 4, Size: 4, Bytes: 16, Code: "\xf0\x7b\xbf\xa9"},
 	}},
+	Jumps: arm64Jumps,
 	Last: Stub{Size: 32, Push: []Push{
 		{At: 0, Size: 4, Bytes: 16, Code: "\xe2\x0f\xbf\xa9"}, // stp x2,x3,[sp,#-16]!
 		{At: 4, Size: 4, Bytes: 16, Code: "\xe2\x0f\xbf\xa9"},
 	}},
+}
+
+// arm64Jumps finds adrp x16, slot; ldr x17, [x16, slot], with or without bti c in front. An entry ends where the
+// next one starts.
+func arm64Jumps(b []byte, addr, _ uint64) []Jump {
+	var out []Jump
+	for at := 0; at+8 <= len(b); at += 4 {
+		adrp, ldr := binary.LittleEndian.Uint32(b[at:]), binary.LittleEndian.Uint32(b[at+4:])
+		if adrp&0x9f00001f != 0x90000010 || ldr&0xffc003ff != 0xf9400211 {
+			continue
+		}
+		imm := int64(adrp>>5&0x7ffff)<<2 | int64(adrp>>29&3)
+		imm = imm << 43 >> 43 // 21 bits, signed
+		page := (addr + uint64(at)) &^ 0xfff
+		slot := page + uint64(imm<<12) + uint64(ldr>>10&0xfff)*8
+		lo := addr + uint64(at)
+		if at >= 4 && binary.LittleEndian.Uint32(b[at-4:]) == 0xd503245f {
+			lo -= 4
+		}
+		if n := len(out); n > 0 {
+			out[n-1].Hi = lo
+		}
+		out = append(out, Jump{lo, addr + uint64(len(b)), slot})
+	}
+	// The last entry is as long as the one before it.
+	if n := len(out); n > 1 {
+		out[n-1].Hi = min(out[n-1].Hi, out[n-1].Lo+out[n-1].Lo-out[n-2].Lo)
+	}
+	return out
 }
 
 // arm64AfterCall knows BL, BLR and the forms of BLR that authenticate (Arm ARM, section C6.2).

@@ -1,6 +1,9 @@
 package arch
 
-import "runtime"
+import (
+	"runtime"
+	"slices"
+)
 
 // A Syscall is the instruction for a system call, and the registers around it.
 type Syscall struct {
@@ -24,6 +27,9 @@ type UserRegs struct {
 
 // machines are those whose frames can be walked.
 var machines = []*Machine{AMD64, ARM64}
+
+// Machines returns the machines whose frames can be walked.
+func Machines() []*Machine { return slices.Clone(machines) }
 
 // ByName returns the machine that the kernel, or Go, calls name; nil for one whose frames cannot be walked.
 func ByName(name string) *Machine {

@@ -104,3 +104,44 @@ func TestByName(t *testing.T) {
 		}
 	}
 }
+
+// TestWhole: a machine whose frames can be walked lacks nothing that walkers use. It fails for a machine that is added by half.
+func TestWhole(t *testing.T) {
+	for _, m := range arch.Machines() {
+		for what, ok := range map[string]bool{
+			"StepKnown":   m.StepKnown && !m.Numbered,
+			"names":       m.Name != "" && m.GoArch != "" && m.RAName != "",
+			"ByELF":       arch.ByELF(m.ELF) == m,
+			"ByName":      arch.ByName(m.Name) == m && arch.ByName(m.GoArch) == m,
+			"slots":       m.Slot(m.SP) != arch.NoSlot && m.Slot(m.FP) != arch.NoSlot && m.Slot(m.PC) != arch.NoSlot && m.Slot(m.RA) != arch.NoSlot,
+			"CalleeSaved": len(m.CalleeSaved) > 0 && m.SavedSlots()>>m.Slot(m.SP)&1 == 1,
+			"CallPush":    (m.CallPush == 0) == m.RAInReg,
+			"Record":      m.Record.RA > 0 && m.Record.Size > m.Record.RA,
+			"Signal":      m.Signal != nil && len(m.Signal.Returns) > 0 && len(m.Signal.Saved) > int(m.PC) && m.Signal.Saved[m.SP] > 0,
+			"PLT":         m.PLT != nil && len(m.PLT.First.Push) > 0 && m.PLT.Jumps != nil,
+			"Syscall":     len(m.Syscall.Code) > 0 && len(m.Syscall.Starts) > 0,
+			"Perf":        len(m.Perf) > 0 && len(m.Perf) <= 64,
+			"UserRegs":    len(m.UserRegs.Slots) > 0 && m.UserRegs.Words >= len(m.UserRegs.Slots) && m.UserRegs.TLS+m.UserRegs.TLSSet > 0,
+			"GoMove":      len(m.GoMove.Code) > 0,
+		} {
+			if !ok {
+				t.Errorf("%s: %s", m.Name, what)
+			}
+		}
+		for _, code := range m.Signal.Returns {
+			if len(code) > arch.MaxReturn {
+				t.Errorf("%s: handlers return to %d bytes, more than MaxReturn", m.Name, len(code))
+			}
+		}
+		for _, s := range [...]arch.Stub{m.PLT.First, m.PLT.Entry, m.PLT.Last} {
+			for _, p := range s.Push {
+				if p.At+uint64(len(p.Code)) > arch.MaxPush {
+					t.Errorf("%s: an instruction that pushes ends %d bytes behind a stub's beginning, more than MaxPush", m.Name, p.At+uint64(len(p.Code)))
+				}
+			}
+		}
+		if m.AfterCall(nil) {
+			t.Errorf("%s: nothing is a call", m.Name)
+		}
+	}
+}

@@ -5,7 +5,14 @@ package arch
 type PLT struct {
 	First, Entry Stub
 	Last         Stub // of tables that end with it; Size is 0 where none do
+
+	// Jumps finds the entries of any such table that jump to a function. code is the table, which lies at addr; entsize is what its
+	// section says of an entry's size.
+	Jumps func(code []byte, addr, entsize uint64) []Jump
 }
+
+// A Jump is an entry [Lo, Hi) that jumps to where the word at Slot says.
+type Jump struct{ Lo, Hi, Slot uint64 }
 
 // A Stub is an entry of such a table, as far as it uses the stack.
 type Stub struct {

@@ -129,7 +129,7 @@ func (l *Live) use(rec *perfevent.Recorder, err error) error {
 // inKernel starts a recording whose stacks the kernel walks. Where it may not, l.why says so; any other error is one that
 // copies would meet, too.
 func (l *Live) inKernel(ctx context.Context, mods *modules.Set) error {
-	if runtime.GOARCH != "amd64" {
+	if arch.Host() != ebpf.Machine {
 		l.why = fmt.Errorf("walking in the kernel: %w on %s", errors.ErrUnsupported, runtime.GOARCH)
 		return l.why
 	}

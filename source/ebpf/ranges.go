@@ -8,6 +8,9 @@ import (
 	"github.com/unspool/unspool/unwind"
 )
 
+// Machine is what the kernel's program walks: c/walk.h.
+var Machine = arch.AMD64
+
 // A Range is a part of an address space as the kernel's program knows it: struct range of c/walk.h.
 type Range struct {
 	Lo, Hi uint64
@@ -104,7 +107,7 @@ func cut(r Range, c *unwind.Code) []Range {
 		parts = append(next, x)
 		slices.SortFunc(parts, func(a, b Range) int { return cmp.Compare(a.Lo, b.Lo) })
 	}
-	if c.Machine != arch.AMD64 {
+	if c.Machine != Machine {
 		return parts
 	}
 	if len(c.PLT)+len(c.Injected)+len(c.Moved)+len(c.Terminal) > maxParts {

@@ -233,7 +233,7 @@ func (k *stacks) first(s *sample) []byte {
 			regs[i] = binary.LittleEndian.Uint64(s.user[8*i:])
 		}
 		r.ID = 0
-		return source.AppendCopy(nil, &k.event, &r, k.kernel, arch.AMD64, regs[:], s.user[8*numRegs:])
+		return source.AppendCopy(nil, &k.event, &r, k.kernel, Machine, regs[:], s.user[8*numRegs:])
 	}
 	for b := s.user; len(b) > 0; b = b[8:] {
 		w := binary.LittleEndian.Uint64(b)

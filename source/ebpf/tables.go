@@ -13,7 +13,6 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -156,7 +155,7 @@ func (t *tables) compile(l *table) {
 	t.compiling <- true
 	if t.track.isClosed() {
 		// Nobody waits for it.
-	} else if c := l.mod.Code(); c != nil && c.Machine == arch.AMD64 {
+	} else if c := l.mod.Code(); c != nil && c.Machine == Machine {
 		if s, ok := c.Stepper.(interface{ Bytes() []byte }); ok && bytes.HasPrefix(s.Bytes(), []byte("uTbl")) {
 			l.bytes = s.Bytes()
 		}

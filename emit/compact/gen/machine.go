@@ -42,7 +42,7 @@ func machineHeader(root string) ([]byte, error) {
 		}
 		b.WriteString("};\n")
 	}
-	for _, m := range []*arch.Machine{arch.AMD64, arch.ARM64} {
+	for _, m := range arch.Machines() {
 		machine(&b, m)
 	}
 	b.WriteString("\n#endif /* UNSPOOL_MACHINE_H */\n")

@@ -294,7 +294,7 @@ func (l *layout) header() ([]byte, error) {
 		fmt.Fprintf(&asserts, "_Static_assert(sizeof(struct %s) == %d, \"layout\");\n", r.c, l.int(r.size))
 	}
 	fmt.Fprintf(&b, "\nenum { UNSPOOL_NUM_SLOTS = %d };\n", arch.NumSlots)
-	for _, m := range []*arch.Machine{arch.AMD64, arch.ARM64} {
+	for _, m := range arch.Machines() {
 		up := strings.ToUpper(m.Name)
 		fmt.Fprintf(&b, "\nenum { /* %s: e_machine, slots */\n", m.Name)
 		fmt.Fprintf(&b, "\tUNSPOOL_%s = %d,\n\tUNSPOOL_%s_SP = %d,\n\tUNSPOOL_%s_RA = %d,\n};\n", up, m.ELF, up, m.Slot(m.SP), up, m.Slot(m.RA))
