@@ -27,21 +27,28 @@ check:
 	test -z "$$(gofmt -l . | tee /dev/stderr)"
 	$(GO) vet ./...
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./...
-	@$(GO) run ./internal/testlog $(GO) test -short $(TESTFLAGS) $$($(MAKE) -s beside)
+	@$(GO) run ./internal/testlog $(GO) test -short $(TESTFLAGS) ./cmd/unspool $$($(MAKE) -s others)
 
-# The packages whose tests record or hold processes run alone. All others watch files, and run beside each other.
-ALONE = cmd/unspool lab lab/shapes runtime/test source/ebpf source/live source/perfevent source/tracer shadow
-.PHONY: alone beside
-alone:
-	@echo $(ALONE:%=./%)
-beside:
-	@$(GO) list ./... | grep -vxE "$$($(GO) list -m)/($(subst $() ,|,$(ALONE)))"
+# The packages whose tests take long, longest first: the others, which are short, fill the gaps.
+LONGEST = lab cmd/unspool runtime/test lab/shapes source/perfevent emit/csource source/perfdata source/ebpf source/tracer shadow source/live
+.PHONY: others
+others:
+	@$(GO) list $(LONGEST:%=./%) >/dev/null
+	@$(GO) list ./... | grep -vxE "$$($(GO) list -m)/($(subst $() ,|,$(filter-out emit/csource source/perfdata,$(LONGEST))))"
 
-# All tests. A test whose judge is not installed is skipped and names it, and the last line counts what is lacking;
-# UNSPOOL_REQUIRE_JUDGES=1 makes that a failure.
+# All tests, as many packages at once as there are processors: a test judges only what it has started. A test whose judge is not installed is
+# skipped and names it, and the last line counts what is lacking; UNSPOOL_REQUIRE_JUDGES=1 makes that a failure.
 .PHONY: test
 test:
-	@$(GO) run ./internal/testlog $(GO) test -timeout 30m $(TESTFLAGS) $$($(MAKE) -s beside) then $(GO) test -timeout 30m -p 1 $(TESTFLAGS) $$($(MAKE) -s alone)
+	@$(GO) run ./internal/testlog $(GO) test -timeout 30m $(TESTFLAGS) $(LONGEST:%=./%) $$($(MAKE) -s others)
+
+# What is too long for every commit: longer fuzzing, all benchmarks once, all shapes, the corpus. Two hours on two cores.
+.PHONY: full
+full:
+	$(MAKE) fuzz FUZZTIME=30s
+	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./...
+	$(MAKE) shapes
+	$(MAKE) corpus
 
 # Install every judge on Debian.
 .PHONY: judges

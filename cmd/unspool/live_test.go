@@ -179,6 +179,7 @@ func TestOffCPU(t *testing.T) {
 
 // What --cgroup and --comm leave out is not recorded.
 func TestScope(t *testing.T) {
+	oracle.Long(t)
 	canWalk(t)
 	in, out := spinner(t), spinner(t)
 	at := procfs.Mounted("cgroup2")

@@ -413,6 +413,7 @@ var busy = []string{"sh", "-c", "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); do
 // canRecord skips the test where perf events may not be used.
 func canRecord(t testing.TB) {
 	t.Helper()
+	oracle.Long(t)
 	r := runProgram(t, "record", "--source", "perf", "-o", os.DevNull, "--format", "folded", "--", "true")
 	if r.status != 0 {
 		oracle.Lacks(t, "the permission to record: "+r.stderr)

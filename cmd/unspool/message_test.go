@@ -43,6 +43,7 @@ func harmless(t *testing.T, r result, args []string) {
 // TestHostileNames calls every verb, and every flag of each, with a name that a terminal would obey: of what does not exist, what is no file
 // that it can read, a directory, a program that is cut short, and a whole one.
 func TestHostileNames(t *testing.T) {
+	oracle.Long(t)
 	dir := t.TempDir()
 	self, err := os.ReadFile("/bin/sh")
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 // TestBlockedThroughout: threads that are blocked before, while and after a process is recorded are there, for as long as that was, with their whole
 // stacks, of which the scheduler is no part; and it is said that they were blocked for longer.
 func TestBlockedThroughout(t *testing.T) {
+	oracle.Long(t)
 	canWalk(t)
 	oracle.Need(t, "gcc")
 	prog := filepath.Join(t.TempDir(), "prog")

@@ -394,6 +394,7 @@ const judgeDepth = 3000
 // TestCores: the stacks of cores, written by the kernel and by gdb, are those that gdb and eu-stack print: the same
 // program counters and functions, frame by frame.
 func TestCores(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gdb", "eu-stack", "gcc")
 	used, ran := make([]bool, len(stackDifferences)), map[string]bool{}
 	for _, p := range stackPrograms {

@@ -36,6 +36,7 @@ func withoutFiles(t *testing.T, core string) string {
 // Cores that do not say which files were mapped have the same stacks as those that do, with the program's name or without: it is in the auxiliary
 // vector and in the dynamic linker's list. gdb and eu-stack agree, given the program.
 func TestCoresWithoutFiles(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gdb", "eu-stack", "gcc")
 	for _, p := range stackPrograms {
 		switch p.name {

@@ -15,6 +15,7 @@ import (
 
 // TestVerifyRun executes programs whose tables are right and wrong, and looks at what users see of it.
 func TestVerifyRun(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	planted := filepath.Join(t.TempDir(), "planted")
 	if out, err := exec.Command("gcc", "-static", "-o", planted, "../../shadow/testdata/planted.s").CombinedOutput(); err != nil {

@@ -16,6 +16,7 @@ import (
 // TestWakers: above a wait is who ended it, from the function that did to its thread's beginning: one that wrote to a pipe, one that held a
 // mutex. A sleep ends by an interrupt, and nothing of what that interrupted is there.
 func TestWakers(t *testing.T) {
+	oracle.Long(t)
 	canWalk(t)
 	oracle.Need(t, "gcc")
 	prog := filepath.Join(t.TempDir(), "wakes")

@@ -1,8 +1,8 @@
 // Command testlog runs go test, prints what it prints, then the ten slowest tests, and at the end one line of what was skipped and why:
 //
-//	testlog go test ./... [then go test -p 1 ./...]
+//	testlog go test ./...
 //
-// It says first how long that took the last time. Its exit status is that of the first go test that fails; those after it run all the same.
+// It says first how long that took the last time. Its exit status is that of go test.
 package main
 
 import (
@@ -29,12 +29,10 @@ type event struct {
 }
 
 func main() {
-	commands := split(os.Args[1:])
-	for _, args := range commands {
-		if !slices.Contains(args, "test") {
-			fmt.Fprintln(os.Stderr, "usage: testlog go test [flags] [packages] [then go test ...]")
-			os.Exit(2)
-		}
+	args := os.Args[1:]
+	if !slices.Contains(args, "test") {
+		fmt.Fprintln(os.Stderr, "usage: testlog go test [flags] [packages]")
+		os.Exit(2)
 	}
 	kept := ""
 	if dir, err := os.UserCacheDir(); err == nil {
@@ -46,17 +44,14 @@ func main() {
 			last = "the last time " + d.String()
 		}
 	}
-	part := slices.ContainsFunc(os.Args, func(a string) bool { return strings.HasPrefix(a, "-run") || a == "-short" })
+	part := slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "-run") || a == "-short" })
 	if !part {
 		fmt.Printf("All tests take %s; a package that has not changed takes none.\n", last)
 	}
 
-	start, cpu, status := time.Now(), time.Duration(0), 0
-	l := log{w: os.Stdout, verbose: slices.Contains(os.Args, "-v"), running: map[[2]string]*strings.Builder{}, lacks: map[string]int{}}
-	for _, args := range commands {
-		used, exit := l.run(args)
-		cpu, status = cpu+used, cmp.Or(status, exit)
-	}
+	start := time.Now()
+	l := log{w: os.Stdout, verbose: slices.Contains(args, "-v"), running: map[[2]string]*strings.Builder{}, lacks: map[string]int{}}
+	cpu, status := l.run(args)
 	took := time.Since(start).Round(time.Second)
 	fmt.Print(l.slowest(10))
 	// Processor time is what compares runs of a machine that does other things, too. It leaves out processes that nobody waited for.
@@ -66,17 +61,6 @@ func main() {
 		os.WriteFile(kept, []byte(took.String()+"\n"), 0o600) // what cannot be kept is not known the next time
 	}
 	os.Exit(status)
-}
-
-// split cuts arguments at each "then".
-func split(args []string) (commands [][]string) {
-	for {
-		at := slices.Index(args, "then")
-		if at < 0 {
-			return append(commands, args)
-		}
-		commands, args = append(commands, args[:at]), args[at+1:]
-	}
 }
 
 // run runs a go test, and returns its processor time and its exit status.

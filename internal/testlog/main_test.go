@@ -104,12 +104,4 @@ func TestLog(t *testing.T) {
 			t.Errorf("%s: the last line is not %q:\n%s", pkgs, last, got)
 		}
 	}
-	// Of two commands, both run, the first failure is the status, and what follows counts both.
-	got, status := run(bin, "go", "test", "./bad", "then", "go", "test", "-count=1", "./good")
-	if status != 1 || !regexp.MustCompile(`(?s)FAIL\s+example\.org/m/bad.*ok\s+example\.org/m/good.*good TestGood\n.*\n3 tests skipped for want of: gdb \(2\), root \(1\)\n$`).MatchString(got) {
-		t.Errorf("testlog go test ./bad then go test -count=1 ./good: status %d, want 1\n%s", status, got)
-	}
-	if _, status := run(bin, "go", "test", "./good", "then", "go", "vet"); status != 2 {
-		t.Errorf("testlog go test ./good then go vet: status %d, want 2", status)
-	}
 }
