@@ -21,8 +21,11 @@ import (
 // in Dirs; in a process that has mapped the file; in the containers that run here. The zero Locator knows no Sysroot and no Dirs. It is safe for
 // concurrent use, once its fields are set.
 type Locator struct {
-	Sysroot string   // a root directory; "": none
-	Dirs    []string // with files by build ID: .build-id/xx/yyyy, or, as perf buildid-cache keeps them, .build-id/xx/yyyy/elf and debug
+	Sysroot string // a root directory; "": none
+
+	// Dirs have files by build ID: .build-id/xx/yyyy, or, as perf buildid-cache keeps them, .build-id/xx/yyyy/elf and debug. None of them counts
+	// as File.Private: whoever makes a program chooses its build ID, and perf run by root makes the copy root's.
+	Dirs []string
 
 	// DebugDirs are directories of separate debug files: .build-id/xx/yyyy.debug. nil stands for DebugDir alone.
 	DebugDirs []string
@@ -123,12 +126,15 @@ func (l *Locator) Debug(buildID string) (img *Image, err error) {
 	for _, dir := range l.Dirs {
 		names = append(names, filepath.Join(dir, ".build-id", buildID[:2], buildID[2:], "debug"))
 	}
-	for _, name := range names {
+	for i, name := range names {
 		img, oerr := Open(name)
 		if oerr == nil {
 			if oerr = Guard(func() error { return HasBuildID(img, buildID) }); oerr == nil {
 				if l.debug == nil {
 					l.debug = map[string]*Image{}
+				}
+				if img.file != nil && i >= len(l.DebugRoots()) {
+					img.file.Private = false // see Dirs
 				}
 				l.debug[buildID] = img
 				return img, err
@@ -260,6 +266,9 @@ func (l *Locator) byID(buildID string) *Image {
 		for _, name := range []string{filepath.Join(name, "elf"), name} {
 			f, err := procfs.Open(name)
 			if img := withID(f, err, buildID); img != nil {
+				if img.file != nil {
+					img.file.Private = false // see Dirs
+				}
 				return img
 			}
 		}

@@ -82,6 +82,12 @@ func TestLocate(t *testing.T) {
 	if lsID == shID || lsID == catID || shID == catID {
 		t.Fatal("programs with one build ID")
 	}
+	asIs, err := Open(perfs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := asIs.File().Private // it is, unless others may write to the directory of temporary files
+	asIs.Close()
 	none := ""
 	root, dirs, perf, lies := filepath.Join(dir, "root"), []string{filepath.Join(dir, "dirs")}, []string{filepath.Join(dir, "perf")}, []string{filepath.Dir(filepath.Dir(filepath.Dir(liar)))}
 	for _, c := range []struct {
@@ -121,6 +127,9 @@ func TestLocate(t *testing.T) {
 		}
 		if img.Name() != c.want {
 			t.Errorf("%s: %s, want %s", c.what, img.Name(), c.want)
+		}
+		if private := own && c.want != kept && c.want != perfs; img.File().Private != private {
+			t.Errorf("%s: private is %v", c.what, !private)
 		}
 		var again [8]*Image
 		var wg sync.WaitGroup
@@ -190,6 +199,12 @@ func TestLocateDebug(t *testing.T) {
 	ls, sh, cat := ids[0], ids[1], ids[2]
 	own := put("/bin/ls", "one", ".build-id", ls[:2], ls[2:]+".debug")
 	perfs := put("/bin/sh", "two", ".build-id", sh[:2], sh[2:], "debug")
+	asIs, err := Open(perfs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := asIs.File().Private
+	asIs.Close()
 	put("/bin/ls", "one", ".build-id", cat[:2], cat[2:]+".debug") // another
 	put("/bin/cat", "one", "file")
 	l := Locator{DebugDirs: []string{filepath.Join(dir, "none"), filepath.Join(dir, "one", "file"), filepath.Join(dir, "one")}, Dirs: []string{filepath.Join(dir, "two")}}
@@ -208,6 +223,9 @@ func TestLocateDebug(t *testing.T) {
 		}
 		if (img == nil) != (c.path == "") || img != nil && img.Name() != c.path {
 			t.Errorf("%s: %+v, want %q", c.what, img, c.path)
+		}
+		if private := mine && c.path != perfs; img != nil && img.File().Private != private {
+			t.Errorf("%s: private is %v", c.what, !private)
 		}
 		if again, _ := l.Debug(c.id); again != img {
 			t.Errorf("%s: opened again", c.what)
