@@ -8,7 +8,7 @@ import (
 // A cuts counts the waits that had begun before the recording, and those that had not ended with it.
 type cuts struct{ begun, open uint64 }
 
-func (c *cuts) note(x *source.Sample) {
+func (c *cuts) observe(x *source.Sample) {
 	if x.Record.Misc&source.MiscCutBegin != 0 {
 		c.begun++
 	}

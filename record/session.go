@@ -98,7 +98,7 @@ func (s *Session) run(ctx context.Context, each func(*profile.Sample) error, rec
 				}
 			}
 			if s.ours && x.Record.Misc&source.MiscWaker != 0 {
-				wakers.note(x)
+				wakers.observe(x)
 				return nil
 			}
 			s.sample = profile.Sample{
@@ -115,9 +115,9 @@ func (s *Session) run(ctx context.Context, each func(*profile.Sample) error, rec
 				}
 			}
 			if waits[s.sample.Event] {
-				s.cut.note(x)
+				s.cut.observe(x)
 				if s.ours {
-					s.sample.Waker = wakers.of(x)
+					s.sample.Waker = wakers.take(x)
 				}
 				s.sample.Kernel = scheduler.Outside(s.sample.Kernel)
 			}

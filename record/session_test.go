@@ -45,7 +45,7 @@ func TestCuts(t *testing.T) {
 	} {
 		var cut cuts
 		for _, misc := range c.misc {
-			cut.note(&source.Sample{Record: &source.Record{Misc: misc}})
+			cut.observe(&source.Sample{Record: &source.Record{Misc: misc}})
 		}
 		if got := cut.String(); got != c.want {
 			t.Errorf("%x: %q, want %q", c.misc, got, c.want)

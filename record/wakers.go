@@ -30,8 +30,8 @@ type held struct {
 // newWakers returns a wakers whose frames n names.
 func newWakers(n *names.Namer) *wakers { return &wakers{names: n} }
 
-// note keeps a sample of who ended a wait.
-func (w *wakers) note(x *source.Sample) {
+// observe keeps a sample of who ended a wait.
+func (w *wakers) observe(x *source.Sample) {
 	k, ok := source.ParseWaker(x.Record.Tracepoint)
 	if k.Comm == "" {
 		k.Comm = cmp.Or(x.Comm, "?") // of a copy
@@ -53,24 +53,24 @@ func (w *wakers) note(x *source.Sample) {
 	}
 }
 
-// of returns who ended a wait; nil where that was not asked for. It is valid until the next call.
-func (w *wakers) of(x *source.Sample) *profile.Waker {
+// take returns who ended a wait; nil where that was not asked for. It is valid until the next call.
+func (w *wakers) take(x *source.Sample) *profile.Waker {
 	h := &w.last[x.CPU%uint32(len(w.last))]
 	k := &w.waker
 	switch {
 	case h.by != "" && h.time == x.Time && h.cpu == x.CPU:
-		k.By, k.Kernel, k.User, k.End = w.say(h.by), h.kernel, h.user, nil
+		k.By, k.Kernel, k.User, k.End = w.label(h.by), h.kernel, h.user, nil
 		if m := profile.Mark(h.stop); m != "" && !h.interrupt {
-			k.End = append(k.End, w.say(m))
+			k.End = append(k.End, w.label(m))
 		}
 		h.by = ""
 	case x.Record.Misc&source.MiscNoWaker != 0:
-		k.By, k.Kernel, k.User, k.End = w.say("[waker not known]"), nil, nil, nil
+		k.By, k.Kernel, k.User, k.End = w.label("[waker not known]"), nil, nil, nil
 	default:
 		return nil
 	}
 	return k
 }
 
-// say returns a frame that is named text.
-func (w *wakers) say(text string) unwind.Frame { return w.names.Label(text, "[woken by others]") }
+// label returns a frame that is named text.
+func (w *wakers) label(text string) unwind.Frame { return w.names.Label(text, "[woken by others]") }

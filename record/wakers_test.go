@@ -27,7 +27,7 @@ func TestWakersSaid(t *testing.T) {
 		return &source.Sample{Time: time, CPU: cpu, Stop: stop, Record: r, Kernel: []uint64{1 << 63}}
 	}
 	said := func(x *source.Sample) string {
-		k := w.of(x)
+		k := w.take(x)
 		if k == nil {
 			return ""
 		}
@@ -38,11 +38,11 @@ func TestWakersSaid(t *testing.T) {
 		return s
 	}
 	wait := func(time uint64, cpu uint32, misc uint16) *source.Sample { return sample(time, cpu, misc, 0, nil) }
-	w.note(sample(5, 1, source.MiscWaker, unwind.Outermost, &source.Waker{Comm: "a/b"}))
-	w.note(sample(5, 2, source.MiscWaker, unwind.Truncated, &source.Waker{Comm: "c"}))
-	w.note(sample(6, 3, source.MiscWaker, unwind.NoUserStack, &source.Waker{Comm: "d", Flags: source.WakerInterrupt}))
-	w.note(sample(6, 4, source.MiscWaker, unwind.Outermost, &source.Waker{Comm: "e", Flags: source.WakerUnsure}))
-	w.note(&source.Sample{Record: &source.Record{Misc: source.MiscWaker, Tracepoint: []byte("short")}})
+	w.observe(sample(5, 1, source.MiscWaker, unwind.Outermost, &source.Waker{Comm: "a/b"}))
+	w.observe(sample(5, 2, source.MiscWaker, unwind.Truncated, &source.Waker{Comm: "c"}))
+	w.observe(sample(6, 3, source.MiscWaker, unwind.NoUserStack, &source.Waker{Comm: "d", Flags: source.WakerInterrupt}))
+	w.observe(sample(6, 4, source.MiscWaker, unwind.Outermost, &source.Waker{Comm: "e", Flags: source.WakerUnsure}))
+	w.observe(&source.Sample{Record: &source.Record{Misc: source.MiscWaker, Tracepoint: []byte("short")}})
 	for _, c := range []struct {
 		x    *source.Sample
 		want string

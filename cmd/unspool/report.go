@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -11,15 +10,13 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/unspool/unspool/modules"
-	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfdata"
@@ -174,7 +171,7 @@ func (r *recordingFile) Close() {
 
 // openRecording opens a file of samples, or standard input. Errors name the file.
 func openRecording(path string, flt *filter, mods *modules.Set) (*recordingFile, error) {
-	in, head, err := openInput(path)
+	in, err := record.OpenInput(path)
 	if err != nil {
 		return nil, err
 	}
@@ -183,33 +180,22 @@ func openRecording(path string, flt *filter, mods *modules.Set) (*recordingFile,
 		r.Close()
 		return nil, err
 	}
-	if gzipped(head) || pprofInput(head) {
+	if in.Pprof {
 		if r.pprof, err = readPprof(in, flt); err != nil {
 			r.Close()
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
 		return r, nil
 	}
-	f, err := perfdata.New(in, path)
+	f, err := perfdata.New(in.File, path)
 	if err != nil {
 		r.Close()
 		return nil, err
 	}
 	r.close = append(r.close, f)
 	r.session, r.file = openFile(mods, f, flt), f
-	r.session.Identify = names.Identify(func() bool {
-		info := f.Info() // that of a stream is not there at its beginning
-		return info.Hostname != "" && info.Hostname == perfdata.Host().Hostname
-	}, writtenAt(in))
+	r.session.Identify = in.Identify(f)
 	return r, nil
-}
-
-// writtenAt returns when a recording was written; zero where that is not known.
-func writtenAt(f *os.File) time.Time {
-	if st, err := f.Stat(); err == nil && st.Mode().IsRegular() {
-		return st.ModTime()
-	}
-	return time.Time{}
 }
 
 func readPprof(in io.Reader, flt *filter) (*profile.Profile, error) {
@@ -272,76 +258,6 @@ func readProfile(ctx context.Context, path string, o *output, flt *filter, mods 
 		fmt.Fprintf(stderr, "unspool: %s: %v\n", path, err)
 	}
 	return p, nil
-}
-
-// openInput opens a file or standard input, and looks at the first bytes.
-func openInput(path string) (in *os.File, head []byte, err error) {
-	if in = os.Stdin; path != "-" {
-		if in, err = os.Open(path); err != nil {
-			return nil, nil, err
-		}
-	}
-	head = make([]byte, 8)
-	var n int
-	if st, serr := in.Stat(); serr == nil && st.Mode().IsRegular() {
-		var at int64
-		if at, err = in.Seek(0, io.SeekCurrent); err == nil {
-			n, err = in.ReadAt(head, at)
-		}
-	} else {
-		n = peek(in, head)
-	}
-	if err != nil && !errors.Is(err, io.EOF) {
-		in.Close()
-		return nil, nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return in, head[:n], nil
-}
-
-// checkInput says what is wrong with a file of samples, as far as its first bytes say. Pipes are left as they are.
-func checkInput(path string) error {
-	if path == "-" {
-		return nil
-	}
-	if st, err := os.Stat(path); err != nil || !st.Mode().IsRegular() {
-		return err
-	}
-	in, head, err := openInput(path)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	if gzipped(head) || pprofInput(head) {
-		return nil
-	}
-	f, err := perfdata.New(in, path)
-	if err == nil {
-		err = f.Close()
-	}
-	return err
-}
-
-func gzipped(head []byte) bool { return len(head) >= 2 && head[0] == 0x1f && head[1] == 0x8b }
-
-// peek looks at the first bytes of a pipe, which stay there (tee(2)). Of what is no pipe it sees none.
-func peek(in *os.File, head []byte) int {
-	r, w, err := os.Pipe()
-	if err != nil {
-		return 0
-	}
-	defer r.Close()
-	defer w.Close()
-	there, err := unix.Tee(int(in.Fd()), int(w.Fd()), len(head), 0) // it waits for the first
-	if err != nil {
-		return 0
-	}
-	n, _ := io.ReadFull(r, head[:there])
-	return n
-}
-
-// pprofInput says whether a file that starts with head may be an uncompressed pprof profile.
-func pprofInput(head []byte) bool {
-	return len(head) > 0 && head[0] == 0x0a && !bytes.HasPrefix(head, []byte("PERFILE"))
 }
 
 var _ source.RecordStream = (*perfdata.File)(nil)

@@ -16,6 +16,7 @@ import (
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/report/annotate"
 	"github.com/unspool/unspool/serve"
@@ -90,7 +91,7 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 	}
 	o := serve.Options{Annotator: a, Token: serve.NewToken()}
 	for _, p := range paths {
-		if err := checkInput(p); err != nil { // before there is an address
+		if err := record.CheckInput(p); err != nil { // before there is an address
 			return err
 		}
 		o.Inputs = append(o.Inputs, serveInput(p, mods, plain))

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/source/perfdata"
 )
 
@@ -39,12 +40,12 @@ is kept. "-" is standard input or output.`,
 }
 
 func runUnwind(ctx context.Context, path, to string, flt *filter, mods *modules.Set) error {
-	in, _, err := openInput(path)
+	in, err := record.OpenInput(path)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	f, err := perfdata.New(in, path)
+	f, err := perfdata.New(in.File, path)
 	if err != nil {
 		return err
 	}
