@@ -16,6 +16,7 @@ var AMD64 = finish(&Machine{
 	PLT:         &amd64PLT,
 	afterCall:   amd64AfterCall,
 	edge:        amd64Edge,
+	target:      amd64Target,
 	RedZone:     128,
 	Syscall: Syscall{ // A.2.1
 		Code: []byte("\x0f\x05"), Result: 0, Args: [6]Slot{5, 4, 1, 10, 8, 9}, // syscall; rdi rsi rdx r10 r8 r9

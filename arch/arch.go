@@ -93,6 +93,7 @@ type Machine struct {
 
 	afterCall func(code []byte) bool
 	edge      func(before, at []byte) (Edge, bool)
+	target    func(before []byte, ra uint64) (uint64, bool)
 }
 
 // A Record is two words on the stack: the caller's frame pointer, at its beginning, and the return address.

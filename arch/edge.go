@@ -88,6 +88,24 @@ func amd64Edge(before, at []byte) (Edge, bool) {
 	return no, false
 }
 
+// Target returns the function that the call before return address ra has called, if that is in the call: before is the code that ends at
+// ra. Machines with a link register do not tell.
+func (m *Machine) Target(before []byte, ra uint64) (uint64, bool) {
+	if m.target == nil {
+		return 0, false
+	}
+	return m.target(before, ra)
+}
+
+// amd64Target knows CALL rel32.
+func amd64Target(before []byte, ra uint64) (uint64, bool) {
+	n := len(before)
+	if n < 5 || before[n-5] != 0xe8 {
+		return 0, false
+	}
+	return ra + uint64(int64(int32(binary.LittleEndian.Uint32(before[n-4:])))), true
+}
+
 // arm64Edge knows the first instructions of functions that keep frame records, up to the one that sets the frame pointer, and
 // returns and jumps behind the load of the record, all of which leave the return address in the link register. Encodings:
 // Arm ARM, section C6.2.

@@ -59,6 +59,9 @@ func newWild(t *testing.T, seed uint64) *wild {
 			x.sig = append(x.sig, wildLo+uint64(len(x.text)))
 		}
 		x.text = append(x.text, in...)
+		if in[0] == 0xe8 { // of a function nearby
+			binary.LittleEndian.PutUint32(x.text[len(x.text)-4:], x.rnd.Uint32N(wildText)-wildText/2)
+		}
 		if i >= 13 && i < 19 || x.rnd.IntN(3) == 0 {
 			x.after = append(x.after, wildLo+uint64(len(x.text)))
 		}

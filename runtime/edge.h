@@ -126,4 +126,15 @@ PART int unspool_edge(struct unspool_edge *e)
 	return o > 0 && e->off >= 0 && e->fp < e->off;
 }
 
+/*
+ * Whether the function at pc keeps no frame of its own, so that the frame pointer is its caller's: unwind.Walker.leaf. ra is where the frame
+ * pointer leads to, code the eight bytes before, and top the word at the stack pointer.
+ */
+static inline __attribute__((always_inline)) int unspool_leaf(uint64_t pc, uint64_t ra, uint64_t code, uint64_t top)
+{
+	uint64_t owner = ra + (uint64_t)(int64_t)(int32_t)(code >> 32);
+
+	return (uint8_t)(code >> 24) == 0xe8 && owner <= top && top - owner <= 1 << 20 && pc - owner > top - owner;
+}
+
 #endif /* UNSPOOL_EDGE_H */

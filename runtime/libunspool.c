@@ -186,6 +186,15 @@ static int at_edge(struct process *p, uint64_t pc, struct unspool_edge *e)
 	return unspool_edge(e);
 }
 
+/* Whether the frame pointer is the caller's, whose address behind its call is the word at the stack pointer, then *top. */
+static int leaf(struct process *p, struct us_state *s, uint64_t sp, uint64_t *top)
+{
+	uint64_t rbp, ra, code;
+
+	return us_get_with(s, US_RBP, load, NULL, p, &rbp) == US_OK && rbp >= sp && rbp - sp <= 0x4000 && load(p, rbp + 8, &ra) &&
+	       load(p, ra - 8, &code) && load(p, sp, top) && unspool_leaf(s->pc, ra, code, *top) && load(p, *top - 8, &code) && us_after_call(code);
+}
+
 static int walk_process(struct process *p, const struct user_regs_struct *u, struct unspool_frame *f, int max, enum unspool_stop *stop)
 {
 	const uint64_t regs[US_SLOTS] = {u->rax, u->rdx, u->rcx, u->rbx, u->rsi, u->rdi, u->rbp, u->rsp, u->r8,
@@ -236,6 +245,14 @@ static int walk_process(struct process *p, const struct user_regs_struct *u, str
 				s.val[US_RBP] = sp + (uint64_t)edge.fp;
 			}
 			s.val[US_RSP] = s.cfa = sp += (uint64_t)edge.off + 8;
+			s.val[US_RA] = s.pc = ra;
+			exact = 0;
+			how = UNSPOOL_BAD_CALL;
+		} else if (exact && leaf(p, &s, sp, &ra)) {
+			s.known = (s.known & US_SAVED) | 1u << US_RSP | 1u << US_RA;
+			s.in_mem &= ~(1u << US_RSP | 1u << US_RA);
+			s.in_reg &= ~(1u << US_RSP | 1u << US_RA);
+			s.val[US_RSP] = s.cfa = sp += 8;
 			s.val[US_RA] = s.pc = ra;
 			exact = 0;
 			how = UNSPOOL_BAD_CALL;

@@ -400,6 +400,9 @@ static US_COLD int step_blind(struct us_walk *w, enum us_how *how)
 		return -UNW_EINVAL;
 	if (ra == 0)
 		return US_END;
+	if (there && w->exact && us_peek(ra - 8, code, 8) && load(w, cfa, &v) && unspool_leaf(ip, ra, us_word((uint64_t)code), v) &&
+	    step_call(w, cfa, how) == US_STEPPED)
+		return US_STEPPED;
 	s->known = 1u << US_RBP;
 	s->in_mem = 1u << US_RBP;
 	s->in_reg = 0;

@@ -270,7 +270,7 @@ enum { MAX_FRAME = 0x4000 };
 static US_COLD int step_blind(struct cursor *c)
 {
 	struct us_state *s = &c->s;
-	uint64_t ip = s->pc, cfa = c->cfa, rbp, sp, ra, v;
+	uint64_t ip = s->pc, cfa = c->cfa, rbp, sp, ra, v, code;
 	unsigned behind;
 	int alive = c->exact && !c->as->strict, o, valid, at;
 
@@ -329,6 +329,8 @@ static US_COLD int step_blind(struct cursor *c)
 	}
 	if (!load(c, rbp + 8, &ra))
 		return -UNW_EINVAL;
+	if (alive && valid && load(c, ra - 8, &code) && load(c, cfa, &v) && unspool_leaf(ip, ra, code, v) && step_call(c, cfa))
+		return 1;
 	s->known = 1u << US_RBP;
 	s->in_mem = 1u << US_RBP;
 	s->in_reg = 0;

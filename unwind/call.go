@@ -42,6 +42,25 @@ func (w *Walker) stepEdge(s *Snapshot) bool {
 	return true
 }
 
+// maxFunction is how long a function is taken to be at most, in bytes.
+const maxFunction = 1 << 20
+
+// leaf says whether the function at pc, in code without information, keeps no frame of its own: the frame pointer is its caller's. The
+// return address that the frame pointer leads to is behind a call of the function that has the frame. If the word at the stack pointer
+// is a return address in that function, and nearer to its beginning than pc, that one is the caller.
+func (w *Walker) leaf(s *Snapshot, regs *pair, pc, sp uint64) bool {
+	_, _, ra, o := w.record(s, regs, sp)
+	if o != rows.OK {
+		return false
+	}
+	owner, ok := s.Machine.Target(w.before(s, ra), ra)
+	if !ok {
+		return false
+	}
+	top, ok := s.Mem.Load(sp)
+	return ok && owner <= top && top-owner <= maxFunction && pc-owner > top-owner
+}
+
 // around returns the code before pc and from there on, by its module, or as memory has it.
 func (w *Walker) around(s *Snapshot, pc uint64) (before, at []byte) {
 	mapping := s.Space.Find(arch.Addr(pc))

@@ -127,3 +127,49 @@ func TestEdgeARM64(t *testing.T) {
 		}
 	}
 }
+
+// TestLeafFunction: a function without information that keeps no frame, between those that do, does not leave its caller out. What the call
+// that the frame pointer leads to has called says whose frame pointer it is.
+func TestLeafFunction(t *testing.T) {
+	space, code := world(t, "400100  cfa=rbp+16  rbp=c-16  ra=c-8", "400200  cfa=rsp+8  ra=u", "400300  gap")
+	withText(code, map[arch.Vaddr]string{
+		0x400210: "\xe8\xeb\x06\x00\x00", // call 0x400900
+		0x400230: "\xe8\xcb\x05\x00\x00", // call 0x400800
+		0x400250: "\xff\xd0",             // call *%rax
+		0x400920: call,
+		0x408000: "\x90\x90\x90\x90\x90\x90\x90\x90\x90\x90\x90\x90\x90\x90\x90\x90",
+	})
+	const top = 0x400925 // in the function at 0x400900
+	for _, c := range []struct {
+		name string
+		pc   uint64
+		top  uint64
+		to   uint64
+		want string
+	}{
+		{"a leaf", 0x408000, top, 0x400215, "408000:start 400924:call 400214:fp outermost"},
+		{"a leaf before its caller", 0x400800, top, 0x400215, "400800:start 400924:call 400214:fp outermost"},
+		{"its own frame", 0x400910, top, 0x400215, "400910:start 400214:fp outermost"},
+		{"its own frame: another function was called", 0x400a00, 0x300000, 0x400235, "400a00:start 400234:fp outermost"},
+		{"no call has left the word", 0x408000, top + 1, 0x400215, "408000:start 400214:fp outermost"},
+		{"the call does not say what it has called", 0x408000, top, 0x400252, "408000:start 400251:fp outermost"},
+	} {
+		s := snap(space, c.pc, c.top, 0, stackLo+0x100, c.to, 0, 0)
+		s.Regs[6] = stackLo + 8*2
+		w := NewWalker(0)
+		fs, stop := w.Walk(s, nil)
+		if got := chain(fs, stop); got != c.want {
+			t.Errorf("%s\n got %s\nwant %s", c.name, got, c.want)
+		}
+		n := 0
+		if w.Registers(s, fs, func(int, uint64, *[arch.NumSlots]uint64) { n++ }); n != len(fs) {
+			t.Errorf("%s: registers of %d frames, of %d", c.name, n, len(fs))
+		}
+	}
+	// What is not in a copy of the stack is cut off, and not without information.
+	s := snap(space, 0x408000, 0, 0)
+	s.Regs[6] = stackLo + 8*2
+	if got, want := chain(NewWalker(0).Walk(s, nil)), "408000:start truncated"; got != want {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+}

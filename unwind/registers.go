@@ -38,9 +38,7 @@ func (w *Walker) Registers(s *Snapshot, frames []Frame, each func(i int, known u
 			o = w.stepPLT(m, uint64(e.rule), mem)
 		case HowFramePointer:
 			regs.take(m, st, mem)
-			if w.stepFP(s, &regs, vals[m.Slot(m.SP)]) {
-				o = rows.OK
-			}
+			o = w.stepFP(s, &regs, vals[m.Slot(m.SP)])
 		case HowSigReturn:
 			regs.take(m, st, mem)
 			o = w.stepSigReturn(m, &regs, mem)

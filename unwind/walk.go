@@ -291,13 +291,17 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 			}
 		case siteBlind:
 			how = HowCall
-			if alive && w.catchUp(s, frames[first:]) == rows.OK && w.stepEdge(s) {
+			alive = alive && w.catchUp(s, frames[first:]) == rows.OK
+			if alive && (w.stepEdge(s) || w.leaf(s, &regs, pc, cfa) && w.stepCall(s)) {
 				break
 			}
 			how = HowFramePointer
-			if !w.stepFP(s, &regs, cfa) {
+			if o := w.stepFP(s, &regs, cfa); o != rows.OK {
 				how = HowCall
-				if !alive || m.RAInReg || w.catchUp(s, frames[first:]) != rows.OK || !w.stepCall(s) {
+				if !alive || m.RAInReg || !w.stepCall(s) {
+					if stop := w.stop(o, s, left); stop == Truncated {
+						return frames, stop
+					}
 					return frames, NoInfo
 				}
 			}
@@ -407,28 +411,43 @@ func (w *Walker) stepPLT(m *arch.Machine, pushed uint64, mem *rows.Memory) rows.
 }
 
 // stepFP follows the frame pointer out of code without information, to the record of the caller's frame pointer and the return
-// address. The other registers are lost. It refuses where that would leave the stack or the code.
-func (w *Walker) stepFP(s *Snapshot, regs *pair, sp uint64) bool {
-	st, m, mem := &w.state, s.Machine, &s.Mem
+// address. The other registers are lost. It refuses where that would leave the stack or the code; rows.Unreadable says that the stack is not
+// at hand.
+func (w *Walker) stepFP(s *Snapshot, regs *pair, sp uint64) rows.Outcome {
+	st, m := &w.state, s.Machine
 	slot := m.Slot(m.FP)
-	fp, o := regs.frame(mem, &st.Fault)
-	if o != rows.OK || fp < sp || fp-sp > maxStack || fp&7 != 0 {
-		return false
-	}
-	up, ok1 := mem.Load(fp)
-	ra, ok2 := mem.Load(fp + m.Record.RA)
-	if !ok1 || !ok2 {
-		return false
-	}
-	if ra, ok1 = unsigned(s, ra); !ok1 {
-		return false
+	fp, up, ra, o := w.record(s, regs, sp)
+	if o != rows.OK {
+		return o
 	}
 	st.Known = 1 << slot
 	st.InMem &^= 1 << slot
 	st.InReg &^= 1 << slot
 	st.Val[slot] = up
 	w.caller(m, ra, fp+m.Record.Size)
-	return true
+	return rows.OK
+}
+
+// record returns the frame pointer and what the record at it says: the caller's frame pointer, and a return address that is in code.
+func (w *Walker) record(s *Snapshot, regs *pair, sp uint64) (fp, up, ra uint64, o rows.Outcome) {
+	mem, fault := &s.Mem, &w.state.Fault
+	fp, o = regs.frame(mem, fault)
+	if o != rows.OK || fp < sp || fp-sp > maxStack || fp&7 != 0 {
+		return 0, 0, 0, rows.NoRule
+	}
+	*fault = fp
+	up, ok := mem.Load(fp)
+	if !ok {
+		return 0, 0, 0, rows.Unreadable
+	}
+	*fault = fp + s.Machine.Record.RA
+	if ra, ok = mem.Load(*fault); !ok {
+		return 0, 0, 0, rows.Unreadable
+	}
+	if ra, ok = unsigned(s, ra); !ok {
+		return 0, 0, 0, rows.NoRule
+	}
+	return fp, up, ra, rows.OK
 }
 
 // unsigned returns a return address without the code that may sign it (AArch64: pointer authentication), and whether it is in

@@ -124,6 +124,32 @@ OWN void cloning(void)
 void bare(void);
 __asm__(".text\n.globl bare\n.type bare,@function\nbare:\npush %rbp\nmov %rsp,%rbp\nleave\nret\n.size bare,.-bare\n");
 
+/* A function without either: only the word at the stack pointer says who has called it. */
+void leaf(void);
+__asm__(".text\n.globl leaf\n.type leaf,@function\nleaf:\n1: inc %eax\ninc %eax\njmp 1b\n.size leaf,.-leaf\n");
+
+OWN uint64_t here(void)
+{
+	return (uint64_t)__builtin_return_address(0);
+}
+
+OWN void leaves(void)
+{
+	uint64_t stack[8] = {here(), 0, 0, (uint64_t)__builtin_return_address(0)};
+	unw_context_t uc;
+	char got[4096];
+
+	unw_getcontext(&uc);
+	uc.uc_mcontext.gregs[REG_RIP] = (greg_t)((uint64_t)leaf + 2);
+	uc.uc_mcontext.gregs[REG_RSP] = (greg_t)stack;
+	uc.uc_mcontext.gregs[REG_RBP] = (greg_t)(stack + 2);
+	names(&uc, UNW_INIT_SIGNAL_FRAME, got, sizeof got);
+	check("a leaf", "leaf leaves ", got);
+	stack[0] = 0;
+	names(&uc, UNW_INIT_SIGNAL_FRAME, got, sizeof got);
+	check("a leaf with a frame", "leaf main ", got);
+}
+
 OWN void edges(void)
 {
 	struct {
@@ -171,6 +197,7 @@ int main(void)
 	circle();
 	cloning();
 	edges();
+	leaves();
 	__asm__ volatile("");
 	getcontext(&there);
 	there.uc_stack.ss_sp = low;

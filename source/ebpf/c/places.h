@@ -59,22 +59,56 @@ PART int step_plt(struct walk *w, u64 at, int lazy)
 	return OK;
 }
 
-/* Follows the frame pointer out of code without information. Returns 0 where that would leave the stack or the code. */
-PART int step_fp(struct walk *w)
+/*
+ * Reads the code before an address of the range at hand into w->code: eight bytes; or fewer, at its end, where the range begins. Returns
+ * less than 0 where it cannot be read.
+ */
+PART int code_before(struct walk *w, u64 pc)
 {
-	u64 fp, up, ra;
+	u64 n;
 
 	if (!w)
+		return -1;
+	if (walk_read(&w->code, 8, pc - 8) == 0)
 		return 0;
+	n = pc - w->range.lo;
+	w->code = 0;
+	if (n >= 8)
+		return -1;
+	n &= 7;
+	if (n == 0 || walk_read(&w->code, (u32)n, pc - n) != 0)
+		return -1;
+	w->code <<= 8 * (8 - n);
+	return 0;
+}
+
+/*
+ * Follows the frame pointer out of code without information. Returns NO_RULE where that would leave the stack or the code, UNREADABLE
+ * where the stack is not at hand, and LOST_REGISTER where the frame pointer is the caller's.
+ */
+PART int step_fp(struct walk *w, u32 alive)
+{
+	u64 fp, up, ra, top;
+
+	if (!w)
+		return NO_RULE;
 	if (get(w, SLOT_RBP, &fp) != OK || fp < w->sp || fp - w->sp > MAX_UP || fp & 7)
-		return 0;
-	if (!load(w, fp, &up) || !load(w, fp + 8, &ra) || !find_range(w, ra - 1))
-		return 0;
+		return NO_RULE;
+	w->fault = fp;
+	if (!load(w, fp, &up))
+		return UNREADABLE;
+	w->fault = fp + 8;
+	if (!load(w, fp + 8, &ra))
+		return UNREADABLE;
+	if (!find_range(w, ra - 1))
+		return NO_RULE;
+	if (alive && code_before(w, ra) == 0 && load(w, w->sp, &top) && unspool_leaf(w->pc, ra, w->code, top))
+		return LOST_REGISTER;
 	w->known = 1u << SLOT_RBP;
 	w->in_mem = 0;
 	w->val[SLOT_RBP] = up;
 	called_from(w, ra, fp + 16);
-	return 1;
+	return OK;
 }
 
 /* How many bytes the code at an address has that signal handlers return to: arch.Signal. 0: it is other code. Less than 0: it cannot be read. */
@@ -167,29 +201,6 @@ static __always_inline int after_call(u64 code)
 		if (size == n)
 			return 1;
 	}
-	return 0;
-}
-
-/*
- * Reads the code before an address of the range at hand into w->code: eight bytes; or fewer, at its end, where the range begins. Returns
- * less than 0 where it cannot be read.
- */
-PART int code_before(struct walk *w, u64 pc)
-{
-	u64 n;
-
-	if (!w)
-		return -1;
-	if (walk_read(&w->code, 8, pc - 8) == 0)
-		return 0;
-	n = pc - w->range.lo;
-	w->code = 0;
-	if (n >= 8)
-		return -1;
-	n &= 7;
-	if (n == 0 || walk_read(&w->code, (u32)n, pc - n) != 0)
-		return -1;
-	w->code <<= 8 * (8 - n);
 	return 0;
 }
 

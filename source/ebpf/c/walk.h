@@ -696,11 +696,13 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 			break;
 		}
 		how = HOW_FP;
-		o = step_fp(w) ? OK : NO_RULE;
-		if (o != OK && alive) {
-			how = HOW_CALL;
-			o = step_call(w, 0) ? OK : NO_RULE;
-		}
+		o = step_fp(w, alive);
+		if (o == LOST_REGISTER && !step_call(w, 0))
+			o = step_fp(w, 0);
+		else if (o == LOST_REGISTER || (o != OK && alive && step_call(w, 0)))
+			how = HOW_CALL, o = OK;
+		if (o == UNREADABLE && stop_of(o, w->fault, sp) != STOP_TRUNCATED)
+			o = NO_RULE;
 		break;
 	case NO_CALLER:
 		w->stop = STOP_OUTERMOST;
