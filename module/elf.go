@@ -220,9 +220,24 @@ func cstring(b []byte) string {
 // maxNotes bounds what is read of notes, in bytes: those of programs have some hundreds, and those of cores, which come first, have no build ID.
 const maxNotes = 4 << 20
 
-// findBuildID looks at the notes of the segments, and then at those of the sections: a separate debug file's
-// segments lie.
-func (img *Image) findBuildID() []byte {
+func (img *Image) findBuildID() []byte { return img.note(gnuBuildID) }
+
+// GoBuildID returns what Go's linker calls the program; nil where another linker made it, or where the linker was told not to.
+func (img *Image) GoBuildID() []byte { return img.note(goBuildID) }
+
+// A noteKind is the owner and the type of a note.
+type noteKind struct {
+	owner string
+	typ   uint32
+}
+
+var (
+	gnuBuildID = noteKind{"GNU\x00", 3}    // NT_GNU_BUILD_ID
+	goBuildID  = noteKind{"Go\x00\x00", 4} // ELF_NOTE_GOBUILDID_TAG (Go: cmd/link/internal/ld/elf.go)
+)
+
+// note looks at the notes of the segments, and then at those of the sections: a separate debug file's segments lie.
+func (img *Image) note(kind noteKind) []byte {
 	left := uint64(maxNotes)
 	look := func(off, size, align uint64) []byte {
 		if size > left {
@@ -230,7 +245,7 @@ func (img *Image) findBuildID() []byte {
 		}
 		left -= size
 		b, _ := img.bytes(off, size)
-		return bytes.Clone(BuildIDNote(b, img.order, align))
+		return bytes.Clone(kind.find(b, img.order, align))
 	}
 	for i := range img.segs {
 		if s := &img.segs[i]; s.elf.typ == elf.PT_NOTE {
@@ -252,18 +267,21 @@ func (img *Image) findBuildID() []byte {
 // BuildIDNote returns the contents of the NT_GNU_BUILD_ID note among notes, which are aligned to 4 or 8
 // bytes; nil if there is none.
 func BuildIDNote(b []byte, order binary.ByteOrder, align uint64) []byte {
+	return gnuBuildID.find(b, order, align)
+}
+
+func (kind noteKind) find(b []byte, order binary.ByteOrder, align uint64) []byte {
 	if align != 8 {
 		align = 4
 	}
 	up := func(n uint64) uint64 { return (n + align - 1) &^ (align - 1) }
-	const ntGNUBuildID = 3
 	for len(b) >= 12 {
 		namesz, descsz, typ := uint64(order.Uint32(b)), uint64(order.Uint32(b[4:])), order.Uint32(b[8:])
 		desc := up(12 + namesz)
 		if end := uint64(len(b)); desc > end || descsz > end-desc {
 			return nil
 		}
-		if typ == ntGNUBuildID && namesz == 4 && string(b[12:16]) == "GNU\x00" && descsz > 0 {
+		if typ == kind.typ && namesz == 4 && string(b[12:16]) == kind.owner && descsz > 0 {
 			return b[desc : desc+descsz]
 		}
 		b = b[min(up(desc+descsz), uint64(len(b))):]

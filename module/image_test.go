@@ -129,6 +129,23 @@ func TestBuildID(t *testing.T) {
 	}
 }
 
+// TestGoBuildID: Go's linker marks what it makes, as this test's own program.
+func TestGoBuildID(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	img := openFile(t, self)
+	if id := img.GoBuildID(); len(id) < 20 || bytes.Count(id, []byte("/")) < 1 {
+		t.Errorf("this program's is %q", id)
+	}
+	for i, b := range seeds() {
+		if img, err := New("seed", b); err == nil && img.GoBuildID() != nil {
+			t.Errorf("seed %d: %q", i, img.GoBuildID())
+		}
+	}
+}
+
 // TestErrors: each names the file and the offset, and has a cause.
 func TestErrors(t *testing.T) {
 	b := small(true, binary.LittleEndian)

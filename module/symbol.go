@@ -48,7 +48,7 @@ func (i SectionIndex) Defined() bool {
 	return x != elf.SHN_UNDEF && (x < elf.SHN_LORESERVE || x == elf.SHN_XINDEX)
 }
 
-// A SymbolTable is a symbol table as it lies in the file. The zero value of the other fields with Order and Is64 is an empty table.
+// A SymbolTable is a symbol table as it lies in the file. Without Entries it is empty, and Add can add to it.
 type SymbolTable struct {
 	Entries, Names []byte
 	Order          binary.ByteOrder

@@ -1,6 +1,7 @@
 package pclntab
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -97,8 +98,32 @@ func TestJudge(t *testing.T) {
 					t.Log(how)
 					same(t, want, tab.Rows())
 				}
+				if how == "headless" && c.name == "external" {
+					unmarked(t, img)
+				}
 			}
 		})
+	}
+}
+
+// unmarked: a file without section headers that another linker made is searched for names, and for rows only where it says that it is Go's.
+func unmarked(t *testing.T, img *module.Image) {
+	t.Helper()
+	b := bytes.Clone(img.Bytes())
+	at := bytes.Index(b, append([]byte("\x04\x00\x00\x00Go\x00\x00"), img.GoBuildID()...))
+	if at < 0 || len(img.GoBuildID()) < 20 {
+		t.Fatalf("no note has Go's build ID, %q", img.GoBuildID())
+	}
+	b[at+4] = 'N'
+	other, err := module.New("unmarked", b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h, err := Find(other); h == nil || err != nil || other.GoBuildID() != nil {
+		t.Errorf("Find: %v, %v; Go's build ID is %q", h, err, other.GoBuildID())
+	}
+	if Open(other) != nil {
+		t.Error("a file of another linker's, which does not say that it is Go's, was searched for rows")
 	}
 }
 
