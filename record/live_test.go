@@ -80,8 +80,12 @@ func TestSources(t *testing.T) {
 		}
 		n.Collect()
 		first := w.Profile()
-		if err := errors.Join(w.AddNames(), out.Close(), l.Close()); err != nil {
+		kept := w.file
+		if err := errors.Join(w.AddNames(), w.Close(), w.Close(), out.Close(), l.Close()); err != nil {
 			t.Errorf("%s: %v", from, err)
+		}
+		if _, err := kept.Stat(); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("%s: the descriptor for names is still open: %v", from, err)
 		}
 		if notes := append(l.Notes(), l.EndNotes()...); from != Ptrace && len(notes) > 1 {
 			t.Errorf("%s: %q", from, notes)

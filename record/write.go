@@ -12,7 +12,7 @@ import (
 	"github.com/unspool/unspool/source/perfdata"
 )
 
-// A Written is a recording that a session has written.
+// A Written is a recording that a session has written. Close releases the file that it keeps for names.
 type Written struct {
 	Dropped uint64 // samples that are too large for perf.data: they are not in it
 
@@ -80,5 +80,15 @@ func (w *Written) AddNames() error {
 	if w.file == nil {
 		return nil
 	}
-	return errors.Join(w.w.Room(w.file, w.s.Names.Export()), w.file.Close())
+	return w.w.Room(w.file, w.s.Names.Export())
+}
+
+// Close closes what was left open for names. It can be called twice.
+func (w *Written) Close() error {
+	if w.file == nil {
+		return nil
+	}
+	f := w.file
+	w.file = nil
+	return f.Close()
 }

@@ -177,7 +177,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 		n.Collect()
 		prof = written.Profile()
 		n.Save()
-		if err := written.AddNames(); err != nil {
+		if err := errors.Join(written.AddNames(), written.Close()); err != nil {
 			fmt.Fprintf(stderr, "unspool: the recording is whole, but without names: %v\n", err)
 		}
 	}
