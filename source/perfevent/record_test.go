@@ -185,7 +185,7 @@ func TestCommand(t *testing.T) {
 	if err != nil || !st.Success() {
 		t.Errorf("%v, %v", st, err)
 	}
-	between(t, "samples, with those that were lost", int(s.Samples+s.Lost), 300, s.most())
+	between(t, "samples, with those that were lost", int(s.Samples+s.Lost+s.LostSamples), 300, s.most())
 	if s.comms["work"] != int(s.Samples) || len(s.byPID) != 1 {
 		t.Errorf("samples of others: %v", s.comms)
 	}
