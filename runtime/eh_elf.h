@@ -389,6 +389,48 @@ static inline void eh_elf_begin(struct eh_elf_cursor *c, const struct eh_elf_map
 }
 
 /*
+ * After a step from a frame that has called nobody, whose state was was: a register whose place is below that frame's stack pointer, and is
+ * not the function's any more, has the value that it had (docs/SEMANTICS.md, section 6).
+ */
+static inline enum eh_elf_outcome eh_elf_restore(struct eh_elf_cursor *c, const struct unspool_state *was)
+{
+	enum { SAVED = 0xf048, RED_ZONE = 128 }; /* rbx, rbp, r12 to r15 */
+	struct unspool_state *s = &c->state;
+	uint64_t sp = was->val[EH_ELF_SP], v;
+	unsigned i, j;
+
+	if (!(was->known >> EH_ELF_SP & 1) || (was->in_mem >> EH_ELF_SP & 1 && eh_elf_load(c->map->deref, c->mem, sp, &sp) != EH_ELF_OK))
+		return EH_ELF_OK;
+	if (!(was->in_mem >> EH_ELF_SP & 1) && was->in_reg >> EH_ELF_SP & 1)
+		sp = was->snap[sp & 63];
+	for (i = 0; i < 16; i++) {
+		uint64_t bit = (uint64_t)1 << i, at = s->val[i];
+		enum eh_elf_outcome o;
+
+		if (!(s->known & s->in_mem & SAVED & bit) || at >= sp)
+			continue;
+		for (j = 0; j < EH_ELF_NUM_SLOTS; j++) /* where a signal has put a register */
+			if ((was->known & was->in_mem) >> j & 1 && was->val[j] == at)
+				break;
+		if (j < EH_ELF_NUM_SLOTS)
+			continue;
+		o = sp - at <= RED_ZONE ? eh_elf_load(c->map->deref, c->mem, at, &v) : EH_ELF_UNREADABLE;
+		if (o == EH_ELF_OK)
+			continue;
+		if (o == EH_ELF_MISSING) {
+			*s = *was;
+			s->fault = at;
+			return o;
+		}
+		s->known = (s->known & ~bit) | (was->known & bit);
+		s->in_mem = (s->in_mem & ~bit) | (was->in_mem & bit);
+		s->in_reg = (s->in_reg & ~bit) | (was->in_reg & bit);
+		s->val[i] = was->val[i];
+	}
+	return EH_ELF_OK;
+}
+
+/*
  * Goes to the caller: EH_ELF_OK, or why there is none. It never loops: each frame lies above the one before, except behind
  * a signal frame, whose handler can have a stack of its own, and there is the limit. With files of the kind self, a damaged
  * stack can lead the code to memory that is not there, and the process gets a SIGSEGV: where a stack
@@ -397,14 +439,19 @@ static inline void eh_elf_begin(struct eh_elf_cursor *c, const struct eh_elf_map
 static inline enum eh_elf_outcome eh_elf_next(struct eh_elf_cursor *c)
 {
 	const struct eh_elf_module *m = c->module;
+	struct unspool_state was;
 	uint64_t pc;
-	int o;
+	int exact = c->exact, o;
 
 	if (c->frames >= c->limit)
 		return EH_ELF_DEPTH_LIMIT;
 	if (m == NULL || m->file.step == NULL)
 		return EH_ELF_NO_INFO;
+	if (exact)
+		was = c->state;
 	o = m->file.step(&c->state, c->mem, c->state.pc - !c->exact - m->bias);
+	if (o == EH_ELF_OK && exact)
+		o = eh_elf_restore(c, &was);
 	if ((o & ~EH_ELF_SIGNAL) != EH_ELF_OK)
 		return (enum eh_elf_outcome)o;
 	if (c->state.cfa <= c->cfa && !(o & EH_ELF_SIGNAL) && !(c->exact && c->state.cfa == c->cfa))

@@ -176,6 +176,11 @@ func TestCompilers(t *testing.T) {
 	}
 }
 
+// TestRestored: registers that a function has taken back from below its stack pointer.
+func TestRestored(t *testing.T) {
+	run(t, exec.Command(compile(t, "gcc", "restore.c", "-std=c11", "-O2")))
+}
+
 // TestHeader compiles the header alone, in C++, and beside unspool_table.h; and that of files alone.
 func TestHeader(t *testing.T) {
 	const alone = "#include \"eh_elf.h\"\nint main(void) { return sizeof(struct eh_elf_cursor) == 0; }\n"

@@ -127,12 +127,44 @@ static void prefetch(const struct sample *x, uint64_t from, uint64_t to)
 		__builtin_prefetch(x->stack + from);
 }
 
+/* After a step from a frame that has called nobody, of which was is the state: what the function has saved below its stack pointer and may
+ * have taken back (docs/SEMANTICS.md, section 6). */
+static void restore(const struct sample *x, struct state *s, const struct state *was)
+{
+	const uint64_t saved = 0xf048; /* rbx, rbp, r12 to r15 */
+	uint64_t sp = was->val[REG_SP], v;
+
+	if (!(was->known >> REG_SP & 1))
+		return;
+	if (was->in_mem >> REG_SP & 1) {
+		if (!snap_read(x, sp, &sp))
+			return;
+	} else if (was->in_reg >> REG_SP & 1) {
+		sp = was->snap[sp];
+	}
+	for (unsigned i = 0; i < NREGS; i++) {
+		uint64_t bit = 1ull << i, at = s->val[i];
+		bool kept = false;
+
+		if (!(saved & s->known & s->in_mem & bit) || at >= sp)
+			continue;
+		for (unsigned j = 0; j < NREGS; j++) /* a signal has put it there */
+			kept = kept || (was->known >> j & was->in_mem >> j & 1 && was->val[j] == at);
+		if (kept || (sp - at <= 128 && snap_read(x, at, &v)))
+			continue;
+		s->known = (s->known & ~bit) | (was->known & bit);
+		s->in_mem = (s->in_mem & ~bit) | (was->in_mem & bit);
+		s->in_reg = (s->in_reg & ~bit) | (was->in_reg & bit);
+		s->val[i] = was->val[i];
+	}
+}
+
 enum { AHEAD = 512 };
 
 static void walk(const struct sample *x, struct chain *c)
 {
 	static const char *const outcomes[] = {"ok", "outermost", "no rule", "lost register", "unreadable", "bad expression", "missing"};
-	static struct state s;
+	static struct state s, was;
 	static const uint64_t identity[NREGS] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 	struct word words[64];
 	struct slice mem = {x->lo, x->size, x->stack, words, 0, 1};
@@ -160,6 +192,8 @@ static void walk(const struct sample *x, struct chain *c)
 		}
 		int r;
 		mem.n_words = 0;
+		if (c->exact[n - 1])
+			was = s;
 		while ((r = steps[m->module](&s, &mem, at - space->mod[m->module].bias)) == MISSING && mem.n_words < 64) {
 			struct word *w = &words[mem.n_words++];
 			w->addr = s.fault;
@@ -174,6 +208,8 @@ static void walk(const struct sample *x, struct chain *c)
 			c->stop = "bad cfa";
 			break;
 		}
+		if (r == OK && c->exact[n - 1])
+			restore(x, &s, &was);
 		sp = r == SIGNAL ? 0 : s.cfa;
 		if (s.cfa + AHEAD / 2 > ahead) {
 			prefetch(x, ahead, s.cfa + AHEAD);
