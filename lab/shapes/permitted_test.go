@@ -24,7 +24,7 @@ var permitted = []exception{
 	{"split", ".*", "perf|ptrace|ebpf", "truncated", "s_spin (s_down LIB?){1,19}", "a copy holds one piece of the stack; the kernel's events make some until tables have come, ptrace reads two pieces"},
 	{"ownstack", ".*", "perf|ptrace|ebpf", "truncated|bad-memory", "s_spin s_high s_switch", "the same: of three stacks"},
 	{"init", ".*", ".*", "no-info", "_init", "where other code in .init has moved the stack pointer, no rule says so"},
-	{"longjmp", "musl-gcc-O0", ".*", "no-info", "LIB main LIB", "musl's longjmp has no frame: the frame pointer is its caller's, which is left out"},
+	{"longjmp|blocked|vfork", "musl-gcc-O0", ".*", "no-info", "LIB{1,2} main LIB", "musl has no frames: behind its system call, the frame pointer is that of the function which called musl, and it is left out"},
 	{"longjmp", "tcc", ".*", "no-info", "LIB s_try", "glibc's rule leads to who called setjmp before it has taken the frame pointer (docs/FINDINGS.md)"},
 	{"goclock", ".*", "perf|ptrace|ebpf", "truncated|bad-memory", "vdso* LIB", "a copy holds the thread's stack, not the goroutine's"},
 	{"gocgo", ".*", ".*", "outermost", "s_cspin LIB{2}", "Go goes on to the thread's stack for C, and its rules do not say from where"},
