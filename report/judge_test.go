@@ -101,6 +101,23 @@ func countsOfTop(t *testing.T, b []byte) counts {
 	return c
 }
 
+// countsOfAround reads the first line of each function's callers or callees. all turns parts of its own into samples.
+func countsOfAround(t *testing.T, b []byte, all uint64) counts {
+	c := counts{}
+	head := regexp.MustCompile(`^(\S.*)  [<>0-9.]+ % \(([0-9,]+) samples, ([0-9.]+) % of its own\)$`)
+	lines(b, func(s string) {
+		if m := head.FindStringSubmatch(s); m != nil {
+			total, _ := strconv.ParseUint(strings.ReplaceAll(m[2], ",", ""), 10, 64)
+			self, err := strconv.ParseFloat(m[3], 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c[m[1]] = &count{uint64(self*float64(all)/100 + 0.5), total}
+		}
+	})
+	return c
+}
+
 // countsOfTree counts functions in a call tree's text, by what each row has of its own: a row with a branch is called by the
 // last one of less indentation, one without by the row before, and one without any indentation is a thread.
 func countsOfTree(t *testing.T, b []byte, all uint64) counts {
@@ -214,7 +231,7 @@ func countsOfPprof(t *testing.T, b []byte) counts {
 	return c
 }
 
-// TestSameNumbers computes each function's own and total samples from every output.
+// TestSameNumbers computes each function's own and total samples from every output of Formats.
 func TestSameNumbers(t *testing.T) {
 	for _, path := range []string{"testdata/basic.txtar", "testdata/inlined.txtar"} {
 		t.Run(filepath.Base(path), func(t *testing.T) { sameNumbers(t, path) })
@@ -244,24 +261,50 @@ func sameNumbers(t *testing.T, path string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, got := range map[string]counts{
-		"folded":                countsOfFolded(t, out["folded"]),
-		"top":                   countsOfTop(t, out["top"]),
-		"json":                  countsOfJSON(t, out["json"]),
-		"json-aggregated":       countsOfJSON(t, out["json-aggregated"]),
-		"perf":                  countsOfPerf(t, out["perf"], false, perfName),
-		"perf-aggregated":       countsOfPerf(t, out["perf-aggregated"], true, perfName),
-		"pprof":                 countsOfPprof(t, out["pprof"]),
-		"pprof, read":           countsOf(back),
-		"tree":                  countsOfTree(t, out["tree"], p.Totals.Samples),
-		"flame":                 countsOfFlame(t, out["flame"]),
-		"speedscope":            countsOfSpeedscope(t, out["speedscope"]),
-		"speedscope-aggregated": countsOfSpeedscope(t, out["speedscope-aggregated"]),
-		"firefox":               countsOfFirefox(t, out["firefox"]),
-		"firefox-aggregated":    countsOfFirefox(t, out["firefox-aggregated"]),
-	} {
+	same := func(name string, got counts) {
+		t.Helper()
 		if diff := cmp.Diff(fmt.Sprint(want), fmt.Sprint(got)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	same("pprof, read", countsOf(back))
+	around := func(t *testing.T, b []byte) counts { return countsOfAround(t, b, p.Totals.Samples) }
+	readers := map[string]func(*testing.T, []byte) counts{
+		"folded": countsOfFolded, "top": countsOfTop, "callers": around, "callees": around, "flame": countsOfFlame, "pprof": countsOfPprof,
+		"json": countsOfJSON, "jsonl": countsOfJSON, "stacks": countsOfJSON, "speedscope": countsOfSpeedscope, "firefox": countsOfFirefox,
+		"tree": func(t *testing.T, b []byte) counts { return countsOfTree(t, b, p.Totals.Samples) },
+		// Samples one by one have no count; stacks have one in the place of the period.
+		"perf":             func(t *testing.T, b []byte) counts { return countsOfPerf(t, b, false, perfName) },
+		"perf, aggregated": func(t *testing.T, b []byte) counts { return countsOfPerf(t, b, true, perfName) },
+	}
+	for _, f := range Formats {
+		read := readers[f.Name]
+		if read == nil {
+			t.Errorf("%s: nothing reads its numbers back: add a reader to this list", f.Name)
+			continue
+		}
+		if f.Stream != nil {
+			var b bytes.Buffer
+			st := f.Stream(&b, r, r.info, Options{Summary: true})
+			for i := range r.samples {
+				if err := st.Sample(&r.samples[i]); err != nil {
+					t.Fatalf("%s: %v", f.Name, err)
+				}
+			}
+			if err := st.Close(r.info.Loss); err != nil {
+				t.Fatalf("%s: %v", f.Name, err)
+			}
+			same(f.Name, read(t, b.Bytes()))
+		}
+		if aggregated := readers[f.Name+", aggregated"]; aggregated != nil {
+			read = aggregated
+		}
+		if f.Whole != nil {
+			var b bytes.Buffer
+			if err := f.Whole(&b, p, Options{MinShare: -1, Func: "."}); err != nil {
+				t.Fatalf("%s: %v", f.Name, err)
+			}
+			same(f.Name+", aggregated", read(t, b.Bytes()))
 		}
 	}
 	if back.Totals != p.Totals || back.Summary() != p.Summary() {

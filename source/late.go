@@ -1,8 +1,8 @@
 package source
 
-// LateChains are user callchains that the kernel records when a thread returns to user space, later than the
-// samples they belong to (PERF_RECORD_CALLCHAIN_DEFERRED). They are remembered when they are read, which is up to
-// two rounds before the samples are passed on.
+// lateChains holds user callchains that the kernel records when a thread returns to user space, later than the
+// samples they belong to (PERF_RECORD_CALLCHAIN_DEFERRED). A chain is remembered as soon as it is read. The
+// samples that wait for it are still in the queue then; samples that left the queue earlier go without it.
 type lateChains struct {
 	seen  bool
 	byKey map[uint64]lateChain
@@ -14,7 +14,7 @@ type lateChain struct {
 	buf   *Buffer
 }
 
-// maxLate is how many are remembered. A thread has one at a time.
+// maxLate chains are remembered at least, twice as many at most. A thread has one at a time.
 const maxLate = 1 << 14
 
 func (l *lateChains) remember(d *Decoder, raw []byte, buf *Buffer) {

@@ -100,18 +100,3 @@ func nearFlags(c *cobra.Command, name string) (near []string) {
 	}
 	return near
 }
-
-// versionCmd is for those who type it as a verb.
-func versionCmd() *cobra.Command {
-	return &cobra.Command{
-		Use:     "version",
-		Short:   "Print the version",
-		Long:    "Print the version, and the commit where the build knows it.",
-		Example: "  unspool version",
-		Args:    cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			fmt.Fprintf(stdout, "unspool version %s\n", version())
-			return nil
-		},
-	}
-}
