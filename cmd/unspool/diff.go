@@ -25,17 +25,18 @@ func diffCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "diff [BEFORE AFTER]",
 		Short: "Show what has changed between two recordings",
-		Long: `Compare two recordings, or pprof profiles: which functions take more, and which less. Without
-arguments, ` + defaultRecording + ` is compared with the recording before it, ` + defaultRecording + `.old.
+		Long: `Compare two recordings, or pprof profiles: which functions take more time, and which take less? Without arguments,
+diff compares ` + defaultRecording + ` with the recording before it, ` + defaultRecording + `.old.
 
-The table has functions by how certain their change is: "sigma" is how many standard deviations lie between the numbers of
-samples, of their own or in total, the greater of the two, measured by how far all functions have moved. What chance can do
-is only counted; --all shows it too.
+The table lists functions by the certainty of their change, "sigma": the number of standard deviations between the two
+counts of samples, self or total, whichever is greater. The scale is the movement of all functions. Changes that can be
+chance are only counted; --all shows them.
 
---by share compares parts of all, so the recordings need not be as long; --by samples or --by periods compares numbers.
+--by share compares shares of the whole, so the recordings can differ in length. --by samples and --by periods compare
+absolute numbers.
 
-A flame graph (-o diff.svg) has red frames for what takes more, blue ones for what takes less. folded has two numbers a
-line, before and after, as flamegraph.pl reads them.`,
+In a flame graph (-o diff.svg), functions that take more are red, functions that take less are blue. folded has two
+numbers a line, before and after, as flamegraph.pl reads them.`,
 		Example: `  unspool diff before.data after.data
   unspool diff before.data after.data -o diff.svg
   unspool diff monday.pb.gz friday.pb.gz --comm '^nginx'
@@ -88,7 +89,7 @@ line, before and after, as flamegraph.pl reads them.`,
 	f.StringVarP(&o.path, "output", "o", "", "file to write; its ending picks the format")
 	f.StringVar(&o.format, "format", "", either(diffFormats)+" (default: by the ending of -o, else top)")
 	f.StringVar(&by, "by", by, "compare share, samples or periods")
-	f.BoolVar(&all, "all", false, "top: show what can be chance, too")
+	f.BoolVar(&all, "all", false, "top: show changes that can be chance, too")
 	f.IntVar(&o.opts.Limit, "limit", 0, "top: show this many functions")
 	f.BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
 	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(diffFormats, cobra.ShellCompDirectiveNoFileComp))

@@ -15,13 +15,13 @@ func doctorCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what this kernel and this user allow, and what to change",
-		Long: `Try each way of working: recording by copies of stacks, in user space, with the kernel's part and of the whole
-machine; recording with stacks walked in the kernel; names of kernel functions; unspool run. Each line says yes or no, why
-not, and what to change, or ? for what this user cannot find out.
+		Long: `Try each way of working: recording by copies of stacks (user space, with the kernel's frames, the whole machine),
+recording with stacks walked in the kernel, names of kernel functions, unspool run. Each line answers yes, or no with
+the reason and the setting to change. ? means that this user cannot find out.
 
-Where the kernel may walk, its program is loaded and follows the whole machine for a second: what it takes is measured.
+If the kernel can walk stacks, doctor records the whole machine for a second and measures the cost.
 
-The exit status is 0, or 1 if nothing at all can be recorded.`,
+The exit status is 0, or 1 if nothing can be recorded.`,
 		Example: "  unspool doctor\n  sudo unspool doctor",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -21,9 +21,9 @@ func dumpCmd() *cobra.Command {
 		Short: "Print the unwind rules of a binary, row by row",
 		Long: `Print the unwind rules of a binary: for each range of addresses, how to find the caller.
 
-Text is a line a row, and can be read back. JSON is an object a row. Rules are spelled as readelf -wF
-spells them, expressions as llvm-dwarfdump does. Entries that could not be read are listed on standard
-error, and make the exit status 1; the rows of the others are printed.`,
+Text has one line for each row, and can be read back. JSON has one object for each row. Rules are spelled as in
+readelf -wF, expressions as in llvm-dwarfdump. Unreadable entries are listed on standard error, and the exit status is
+then 1; all other rows are printed.`,
 		Example: "  unspool dump /bin/ls | head\n  unspool dump --format json /bin/ls | jq -r 'select(.signal) | .lo'",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {

@@ -24,7 +24,7 @@ func (f *filter) flags(c *cobra.Command) {
 	c.Flags().IntSliceVar(&f.pids, "pid", nil, "only these processes")
 	c.Flags().IntSliceVar(&f.tids, "tid", nil, "only these threads")
 	c.Flags().StringVar(&f.comm, "comm", "", "only commands that match this regular expression")
-	c.Flags().StringVar(&f.time, "time", "", "only this time, FROM,TO in seconds as recorded; either may be empty")
+	c.Flags().StringVar(&f.time, "time", "", "only the time FROM,TO, in seconds of the recording's clock; either may be empty")
 }
 
 // compile checks the flags.

@@ -1,5 +1,5 @@
-// Command unspool turns unwind tables into stacks and stacks into pictures. Each verb has a file here;
-// what it does is in the packages that it calls.
+// Command unspool turns unwind tables into stacks and stacks into pictures. Each verb has a file here with
+// its flags and its help; packages do the work.
 package main
 
 import (
@@ -96,9 +96,9 @@ func run(ctx context.Context, args []string) int {
 func command() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "unspool",
-		Short: "Profile programs as they were shipped, and check the unwind tables they ship with",
-		Long: `unspool compiles the unwind tables that every native binary carries, and uses them to
-profile C, C++, Rust and Go programs without frame pointers.`,
+		Short: "Profile programs as they were shipped, and check their unwind tables",
+		Long: `unspool compiles the unwind tables in native binaries, and profiles C, C++, Rust and Go programs with them. The
+programs need no frame pointers.`,
 		Example: `  unspool record -o flame.svg -- ./program arg     record a program, draw a flame graph
   unspool report perf.data                         a table of where a recording's time went
   unspool dump /bin/ls                             the unwind rules of a binary`,

@@ -14,8 +14,8 @@ import (
 	"github.com/unspool/unspool/names"
 )
 
-// newNamer returns what names addresses. It shows what is fetched. The interrupt that ends a recording does not stop what is fetched for it; the
-// next one does.
+// newNamer returns a Namer that shows its downloads. The interrupt that ends a recording does not stop the downloads for it; the next
+// interrupt does.
 func newNamer(o names.Options) *names.Namer {
 	o.Progress = (&fetching{}).show
 	o.Download = func() (context.Context, func()) {
@@ -25,7 +25,7 @@ func newNamer(o names.Options) *names.Namer {
 	return names.New(o)
 }
 
-// fetching shows what is being fetched.
+// fetching shows the progress of downloads.
 type fetching struct {
 	mu   sync.Mutex
 	line *progress
@@ -48,16 +48,16 @@ func (f *fetching) show(what string, have, total int64, done bool) {
 	}
 }
 
-// sourceFlag adds the flag that leaves out what names.Namer.Lines asks for.
+// sourceFlag adds the flag that turns names.Namer.Lines off.
 func sourceFlag(c *cobra.Command, plain *bool) {
 	c.Flags().BoolVar(plain, "no-inline", false, "leave out lines and inlined calls (faster)")
 }
 
-// searchFlags adds the flags that say where files of a recording lie. The function that it returns is to be called when they are known.
+// searchFlags adds the flags for the places of a recording's files. Call the function it returns after the flags are parsed.
 func searchFlags(c *cobra.Command) func() *module.Locator {
 	f := c.Flags()
 	sysroot := f.String("sysroot", "", "look for the recorded programs below this root directory first")
-	dirs := f.StringArray("debug-dir", nil, "directory with .build-id/, for programs and for debug files (may be repeated; /usr/lib/debug and ~/.debug, where perf keeps files, always are)")
+	dirs := f.StringArray("debug-dir", nil, "directory with .build-id/, for programs and debug files (may be repeated; /usr/lib/debug and perf's ~/.debug are always searched)")
 	c.MarkFlagDirname("sysroot")
 	c.MarkFlagDirname("debug-dir")
 	return func() *module.Locator { return names.Files(*sysroot, *dirs) }

@@ -13,7 +13,7 @@ import (
 	"github.com/unspool/unspool/source/tracer"
 )
 
-// A plan is what the flags of record and top say alike.
+// A plan holds the flags that record and top share.
 type plan struct {
 	record.Plan
 	offCPU       bool
@@ -24,20 +24,20 @@ type plan struct {
 func (p *plan) flags(c *cobra.Command) {
 	f := c.Flags()
 	f.Uint64VarP(&p.Frequency, "frequency", "F", 0, fmt.Sprintf("samples a second on each processor (default %d)", perfevent.DefaultFrequency))
-	f.Uint64VarP(&p.Period, "count", "c", 0, "take a sample every so many events, instead of a frequency")
-	f.StringVarP(&p.Event, "event", "e", "", "what to count, as perf spells it (default: cycles, or cpu-clock where the machine has no counters)")
-	f.BoolVar(&p.offCPU, "off-cpu", false, "count the time for which threads are blocked, as -e off-cpu: only with --source ebpf (root)")
-	f.BoolVar(&p.InKernel.Wakers, "wakers", false, "with --off-cpu: who woke each thread, its stack upside down above that of the wait")
-	f.Uint32Var(&p.StackSize, "stack-size", 0, "bytes of each stack to copy and unwind (default: 32 KiB, or all that the kernel copies where it walks most stacks)")
-	f.BoolVar(&p.User, "user", false, "only count in user space")
-	f.BoolVar(&p.Kernel, "kernel", false, "only count in the kernel")
-	f.IntSliceVarP(&p.PIDs, "pid", "p", nil, "record these processes, and what they start")
+	f.Uint64VarP(&p.Period, "count", "c", 0, "take a sample every this many events, instead of a frequency")
+	f.StringVarP(&p.Event, "event", "e", "", "event to count, as perf spells it (default: cycles, or cpu-clock on machines without counters)")
+	f.BoolVar(&p.offCPU, "off-cpu", false, "record the time threads are blocked, as -e off-cpu does: only with --source ebpf (root)")
+	f.BoolVar(&p.InKernel.Wakers, "wakers", false, "with --off-cpu: show who woke each thread, the waker's stack upside down above the wait's")
+	f.Uint32Var(&p.StackSize, "stack-size", 0, "bytes of each stack to copy and walk (default: 32 KiB, or the kernel's maximum if the kernel walks most stacks)")
+	f.BoolVar(&p.User, "user", false, "count in user space only")
+	f.BoolVar(&p.Kernel, "kernel", false, "count in the kernel only")
+	f.IntSliceVarP(&p.PIDs, "pid", "p", nil, "record these processes, and all processes they start")
 	f.BoolVarP(&p.All, "all", "a", false, "record the whole machine")
-	f.StringVar(&p.Source, "source", record.Auto, "ebpf: the kernel walks stacks, to any depth up to 1,024 frames (root, x86-64, Linux 6.1); perf: it copies them, and they are walked here; ptrace: threads that run are stopped and looked at, which takes no events; auto: the first of these that may")
-	f.StringVar(&p.comm, "comm", "", "only samples of commands that match this regular expression")
-	f.StringVar(&p.InKernel.Cgroup, "cgroup", "", "only tasks in this directory of cgroup v2 and below, of the whole machine unless told otherwise: only with --source ebpf (root)")
-	f.StringVar(&p.memory, "memory", "", "memory of the kernel's for unwind tables, such as 512M; those not used for longest go first (default 1G)")
-	// What perf's users type: stacks are recorded without.
+	f.StringVar(&p.Source, "source", record.Auto, "ebpf: the kernel walks stacks, up to 1,024 frames deep (root, x86-64, Linux 6.1); perf: the kernel copies stacks, this program walks them; ptrace: this program stops running threads, without events; auto: the first of these that is allowed")
+	f.StringVar(&p.comm, "comm", "", "record only commands that match this regular expression")
+	f.StringVar(&p.InKernel.Cgroup, "cgroup", "", "record only tasks in this directory of cgroup v2 and below; implies -a unless processes are given: only with --source ebpf (root)")
+	f.StringVar(&p.memory, "memory", "", "kernel memory for unwind tables, such as 512M; the least recently used tables go first (default 1G)")
+	// Users of perf type these; stacks are recorded without them.
 	f.BoolP("with-stacks", "g", false, "")
 	f.String("call-graph", "", "")
 	for _, name := range []string{"with-stacks", "call-graph"} {

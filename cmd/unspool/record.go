@@ -33,33 +33,34 @@ func recordCmd() *cobra.Command {
 	duration, withNames := "", false
 	c := &cobra.Command{
 		Use:   "record [flags] -- COMMAND [ARG...]",
-		Short: "Record where a program, some processes or the whole machine spend their time",
-		Long: `Record stacks while a command runs, or of processes that run already, or of the whole machine.
+		Short: "Record where a program, processes or the whole machine spend their time",
+		Long: `Record the stacks of a command, of running processes, or of the whole machine.
 
-Stacks are unwound as they come, by the unwind tables of the programs: no frame pointers are needed, and no
-copies of stacks are written to disk. Where it may (root, x86-64), the kernel walks them itself; a line on standard
-error says so. Else it copies them, and they are walked here. Ctrl-C ends the recording and writes the result. The
-exit status is the command's.
+The unwind tables of the programs lead through each stack as it comes. Programs need no frame pointers, and no copy
+of a stack is written to disk. As root on x86-64 and Linux 6.1 or later, the kernel walks the stacks; a line on
+standard error says so. Otherwise the kernel copies the stacks, and this program walks the copies. Ctrl-C ends the
+recording and writes the result. The exit status is the command's.
 
 The ending of -o picks the format:
 
 ` + endingsHelp(recordFormats) + `
-Without -o, everything goes to ` + defaultRecording + ` and a table is printed; the recording before it is kept, once, as
-` + defaultRecording + `.old.
+Without -o, record writes ` + defaultRecording + ` and prints a table. The recording before is kept as
+` + defaultRecording + `.old; an older one is not.
 
-An output takes its place when it is whole: until then, and where recording fails, what was there stays. Formats with addresses (.data,
-.json, .jsonl, .stacks.json, .perf) are for their owner only.
+An output replaces the file at its place when the output is whole. If recording fails, the old file stays. Only the
+owner can read formats with addresses (.data, .json, .jsonl, .stacks.json, .perf).
 
-With --off-cpu --wakers, above each wait is who ended it: "[woken by COMM]", and that thread's stack upside down, so that what
-woke is next to what waited. The outermost function of who woke has the self time. Who wakes a futex's wait is who
-released it: of a mutex, its holder at the end of the wait, not those before. Of condition variables it is who signalled,
-and of waits that time out it is a timer. An interrupt says "[woken by an interrupt]", and what it interrupted is not shown.
-Processes that are not recorded are named, but their functions are not.
+With --off-cpu --wakers, each wait shows the thread that ended it: "[woken by COMM]" stands above the wait, then the
+waker's stack upside down. So the functions that wake are next to the functions that wait. The self time belongs to
+the waker's outermost function. The waker of a mutex is its holder at the end of the wait, not the holders before.
+The waker of a condition variable is the thread that signalled. A timer ends waits that time out. An interrupt shows
+as "[woken by an interrupt]", without the code it interrupted. Wakers in processes that are not recorded have names,
+but no functions.
 
-An ordinary user may record his own processes where kernel.perf_event_paranoid is 2 or less: in user space
-only at 2. Where perf events are refused, as in containers, a command or processes are sampled by ptrace instead, 99
-times a second unless -F says otherwise, and a line on standard error says so. Recording the whole machine (-a) takes
-0 or less, root or CAP_PERFMON. unspool doctor says what is allowed.`,
+An ordinary user can record their own processes if kernel.perf_event_paranoid is 2 or less; at 2, in user space only.
+Recording the whole machine (-a) takes 0 or less, root or CAP_PERFMON. Where perf events are refused, as in
+containers, ptrace samples the command or the processes instead. A line on standard error says so; the default is 99
+samples a second. unspool doctor says what is allowed.`,
 		Example: `  unspool record -- ./program arg
   unspool record -o flame.svg -- make
   unspool record -p 1234 --duration 10s -o profile.pb.gz
@@ -99,7 +100,7 @@ times a second unless -F says otherwise, and a line on standard error says so. R
 	f.SetInterspersed(false) // what follows the command is the command's
 	p.flags(c)
 	f.StringVar(&duration, "duration", "", `end after this time, such as "10s" or "2m"`)
-	f.BoolVar(&withNames, "with-names", false, "put the names and lines of what was sampled into the recording, for others to read elsewhere")
+	f.BoolVar(&withNames, "with-names", false, "put the names and lines of all samples into the recording, to read it on another machine")
 	f.IntSliceVarP(&p.TIDs, "tid", "t", nil, "record these threads")
 	o.flags(c)
 	stepper = stepperFlag(c)

@@ -35,16 +35,16 @@ func reportCmd() *cobra.Command {
 		Short: "Show where a recording's time went",
 		Long: `Turn a recording into a table, a flame graph, or another tool's format.
 
-FILE is a perf.data file, as perf record or unspool record write it, or a pprof profile; "-" is standard
-input, and without FILE it is ` + defaultRecording + `. Stack copies (perf record --call-graph dwarf) are unwound here.
+FILE is a recording of perf record or unspool record (perf.data), or a pprof profile; "-" is standard input. The
+default is ` + defaultRecording + `. Copies of stacks (perf record --call-graph dwarf) are unwound on the way.
 
-json and jsonl are one object a line for each sample, in the order of time; stacks is one for each different stack. A pprof
-profile has no single samples, so it has stacks only.
+json and jsonl write one object for each sample, each on its own line, in order of time. stacks writes one object for
+each different stack. A pprof profile has no single samples: use stacks.
 
-On a terminal, and without -o or another flag that shapes a report, the recording is there to be walked through: a tree
-of calls, a table of functions, their callers. In a pipe, or with --format top, it is a table.
+On a terminal, without -o or another flag for a report, you can browse the recording: a tree of calls, a table of
+functions, their callers. In a pipe, or with --format top, report prints a table.
 
-Every report says how many stacks are whole. A stack is whole when it ends at a thread's first frame.`,
+Every report says how many stacks are whole. A whole stack ends at its thread's first frame.`,
 		Example: `  unspool report
   unspool report perf.data
   unspool report perf.data -o flame.svg

@@ -29,15 +29,15 @@ func runCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run [--strict] -- COMMAND [ARG...]",
 		Short: "Run a program that uses libunwind on compiled tables",
-		Long: `Run a program with unspool's libunwind in place of the system's: stock perf script and perf report then
-unwind by compiled tables. The program itself is not changed. Tables of what a perf.data file among the arguments
-maps, and of the program, are compiled first where the cache lacks them.
+		Long: `Run a program with unspool's libunwind in place of the system's. Stock perf script and perf report then unwind by
+compiled tables; the program itself is not changed. If the cache lacks tables, run compiles them first: for the program,
+and for all files mapped in a perf.data file among the arguments.
 
-The library is built and installed by make install-runtime. It is looked for in --runtime, in $UNSPOOL_RUNTIME,
-beside this program (../lib/unspool, runtime/build), and in /usr/local/lib/unspool.
+make install-runtime builds and installs the library. run looks for it in --runtime, in $UNSPOOL_RUNTIME, beside this
+program (../lib/unspool, runtime/build), and in /usr/local/lib/unspool.
 
-Stacks that stock libunwind gets wrong are got right, such as those of processes that have forked and executed;
-with --strict they are as stock libunwind has them, to the byte.`,
+The library walks some stacks right that stock libunwind gets wrong, such as stacks of processes after fork and exec.
+With --strict, all stacks equal stock libunwind's, to the byte.`,
 		Example: "  unspool run -- perf script -i perf.data\n  unspool run --strict -- perf report --stdio",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -59,7 +59,7 @@ with --strict they are as stock libunwind has them, to the byte.`,
 	}
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
-	f.BoolVar(&strict, "strict", false, "the same stacks as stock libunwind, wrong ones included")
+	f.BoolVar(&strict, "strict", false, "walk the same stacks as stock libunwind, wrong stacks included")
 	f.StringVar(&dir, "runtime", "", "directory of "+dropin)
 	return c
 }

@@ -29,17 +29,18 @@ func serveCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve [FILE]",
 		Short: "Explore a recording in the browser",
-		Long: `Show a recording on a local web page: flame graph, table of functions, callers and callees, samples by thread and time,
-source and disassembly, all of it by process, thread, time and function.
+		Long: `Show a recording on a local web page: flame graph, table of functions, callers and callees, samples by thread and
+time, source and disassembly. Every view can be filtered by process, thread, time and function.
 
-FILE is a perf.data file or a pprof profile, as for unspool report, and ` + defaultRecording + ` without it. With --baseline, FILE is compared with what was before, as
-unspool diff BEFORE FILE does.
+FILE is a perf.data file or a pprof profile, as for unspool report. The default is ` + defaultRecording + `. With
+--baseline, the page compares FILE with an earlier recording, as unspool diff BEFORE FILE does.
 
-The page is served to this machine only, unless --listen names another address, and to those who know the token in the
-address that is printed. It loads nothing from elsewhere. Source is shown where the owner of the program may read it.
+Only this machine can reach the page, unless --listen names another address. The printed address has a token; the page
+opens only with this token. The page loads nothing from elsewhere. It shows a source file if the program's owner may
+read the file.
 
-With --export, the page becomes one file, which a browser shows without a server: flame graph, functions, callers and callees,
-filters and searches. It has no source, no time line and no pages of pprof.`,
+With --export, the page becomes one file that a browser shows without a server: flame graph, functions, callers and
+callees, filters and searches. The file has no source, no time line and no pages of pprof.`,
 		Example: `  unspool serve perf.data
   unspool serve --open unspool.data
   unspool serve after.data --baseline before.data
@@ -70,11 +71,11 @@ filters and searches. It has no source, no time line and no pages of pprof.`,
 			return runServe(c.Context(), args, listen, open, mods, plain, &a)
 		},
 	}
-	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "address and port to listen on; port 0: any that is free")
+	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "address and port to listen on; port 0: any free port")
 	c.Flags().BoolVar(&open, "open", false, "open the page in a browser")
-	c.Flags().StringVar(&baseline, "baseline", "", "compare FILE with this recording, which was before")
+	c.Flags().StringVar(&baseline, "baseline", "", "compare FILE with this earlier recording")
 	c.MarkFlagFilename("baseline")
-	c.Flags().StringVar(&export, "export", "", "write the page to this file, for somebody without the recording, and end")
+	c.Flags().StringVar(&export, "export", "", "write the page to this file, to pass it on without the recording, and end")
 	c.MarkFlagFilename("export", "html")
 	c.Flags().StringVar(&root, "source-root", "", "look for source files below this directory first")
 	c.MarkFlagDirname("source-root")

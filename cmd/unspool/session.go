@@ -15,17 +15,16 @@ import (
 	"github.com/unspool/unspool/source/perfdata"
 )
 
-// A session is a record.Session, and what its user is told of it.
+// A session is a record.Session with the messages to its user.
 type session struct {
 	*record.Session
 	flt    *filter
 	howFar func() string // nil: nobody is to know
 }
 
-// stepperFlag adds the flag that chooses what applies unwind rules. The function it returns is to be called when the
-// flags are known.
+// stepperFlag adds the flag for the way to apply unwind rules. Call the function it returns after the flags are parsed.
 func stepperFlag(c *cobra.Command) func() (*modules.Set, error) {
-	name := c.Flags().String("stepper", "compact", "what applies unwind rules: compact tables, native machine code, or rows, the slow reference")
+	name := c.Flags().String("stepper", "compact", "how to apply unwind rules: compact tables, native machine code, or rows, the slow reference")
 	return func() (*modules.Set, error) {
 		mods, err := modules.ByName(*name)
 		if err != nil {

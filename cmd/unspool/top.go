@@ -20,7 +20,7 @@ import (
 	"github.com/unspool/unspool/tui/top"
 )
 
-// topFlags are what a live view is asked for by.
+// topFlags are the flags of top.
 type topFlags struct {
 	plan
 	top.Options
@@ -33,15 +33,15 @@ func topCmd() *cobra.Command {
 	window, every := "", ""
 	c := &cobra.Command{
 		Use:   "top [flags] [-- COMMAND [ARG...]]",
-		Short: "Watch which functions and whole stacks are the hottest, live",
-		Long: `Show the hottest functions, whole stacks and processes of the last seconds, of the whole machine, of processes
-(-p), or of a command and all that it starts, once a second.
+		Short: "Show the hottest functions, whole stacks and processes, live",
+		Long: `Show the hottest functions, whole stacks and processes of the last seconds, once a second: of the whole machine, of
+processes (-p), or of a command and all processes it starts.
 
-On a terminal, ? says which keys there are; what a command prints is not shown then. Otherwise one table after the other
-is printed as text, -n of them, and a command's output goes to standard error.
+On a terminal, the key ? lists all keys, and the output of a command is discarded. Otherwise top prints tables as
+text, as many as -n says, and the output of a command goes to standard error.
 
-The lines below (in text: above) the table say how many samples there were, how many stacks are whole, why the rest
-are not, what was lost, and who walked the stacks. A processor with nothing to do is counted as idle and nowhere else.
+Lines below the table (in text: above it) count the samples and the whole stacks. They give the reasons why other
+stacks are not whole, the losses, and who walks the stacks. A processor with nothing to do counts as idle only.
 
 Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paranoid of 0 or less.`,
 		Example: `  unspool top
@@ -83,13 +83,13 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
 	t.flags(c)
-	f.StringVar(&window, "window", "10s", "show what happened in this time")
-	f.StringVar(&every, "interval", "1s", "show something new after this time")
-	f.IntVarP(&t.Rounds, "intervals", "n", 0, "end after so many intervals")
-	f.StringVar(&t.Table, "table", top.Tables()[0], "what to show (first): "+strings.Join(top.Tables(), ", "))
+	f.StringVar(&window, "window", "10s", "show the samples of the last seconds, as many as this")
+	f.StringVar(&every, "interval", "1s", "update the view after this time")
+	f.IntVarP(&t.Rounds, "intervals", "n", 0, "end after this many intervals")
+	f.StringVar(&t.Table, "table", top.Tables()[0], "table to show (first): "+strings.Join(top.Tables(), ", "))
 	f.IntVar(&t.Rows, "limit", 20, "text: rows of a table")
 	sourceFlag(c, &t.plain)
-	f.StringVar(&t.sort, "sort", "self", "put functions first by self, their own weight, or by total, that of all stacks that they are in")
+	f.StringVar(&t.sort, "sort", "self", "sort functions by self, their own weight, or by total, the weight of all stacks with them")
 	c.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions([]string{"self", "total"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("table", cobra.FixedCompletions(top.Tables(), cobra.ShellCompDirectiveNoFileComp))
 	return c

@@ -18,9 +18,9 @@ func unwindCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "unwind IN OUT",
 		Short: "Turn a recording with stack copies into a small one with callchains",
-		Long: `Unwind the stack copies of a perf.data file (perf record --call-graph dwarf), and write a perf.data file
-with plain callchains, which perf report, perf script and unspool report read. How each frame was found
-is kept. "-" is standard input or output.`,
+		Long: `Unwind the stack copies of a perf.data file (perf record --call-graph dwarf), and write a perf.data file with plain
+callchains. perf report, perf script and unspool report read the result. Each frame still says how it was found. "-" is
+standard input or output.`,
 		Example: "  unspool unwind perf.data small.data && perf report -i small.data\n  perf record --call-graph dwarf -o - ./program | unspool unwind - small.data",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {

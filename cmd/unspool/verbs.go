@@ -15,8 +15,8 @@ var groups = []struct {
 	verbs []string
 }{
 	{"Profile", []string{"record", "report", "serve", "diff", "top", "doctor"}},
-	{"Look at processes and cores", []string{"stack"}},
-	{"Unwind tables, and other programs on them", []string{"dump", "verify", "stats", "compile", "unwind", "run"}},
+	{"Stacks of processes and cores", []string{"stack"}},
+	{"Unwind tables, and other programs that use them", []string{"dump", "verify", "stats", "compile", "unwind", "run"}},
 	{"This program", []string{"help", "version", "man", "completion"}},
 }
 
