@@ -1,7 +1,8 @@
-// Package arch holds what is special to each machine, in a file each: what the processor supplements of the System V ABI fix (DWARF register
-// numbers and names, which registers a call preserves), what Linux leaves on the stack, and what code looks like. It has the types of addresses.
+// Package arch describes each machine as data, in a file each: registers and their DWARF numbers, the registers that a call preserves
+// (processor supplements of the System V ABI), Linux's signal frames and system calls, and the shapes of code. It also has the types of
+// addresses.
 //
-// It is data. It reads no files and knows nothing of call frame information.
+// The package reads no files and knows nothing of call frame information.
 package arch
 
 import "fmt"

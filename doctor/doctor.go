@@ -1,6 +1,6 @@
-// Package doctor finds out what this kernel and this user allow: each way of working is tried, each setting that it stands on is read. A
-// Diagnosis is written as text or JSON, whose names do not change from version to version. Measure records for a second, where the
-// kernel may walk, and says what that takes.
+// Package doctor finds out what this kernel and this user allow. It tries each way of working and reads the settings behind it. A Diagnosis
+// is written as text or JSON; the JSON's names do not change from version to version. Where the kernel can walk stacks, Measure records for a
+// second and reports the cost.
 package doctor
 
 import (

@@ -1,5 +1,5 @@
-// Package format is the hall of formats: it gives all unwind information of an image, whatever format it is in, in order of precedence.
-// The packages below read one format each, bytes to rows; only this package says which of them are asked, and which one wins.
+// Package format gives all unwind information of an image, in order of precedence, whatever its formats. The packages below read one format
+// each, from bytes to rows. Only this package decides which formats are read, and which one wins.
 package format
 
 import (

@@ -1,10 +1,8 @@
-// Package profile turns stacks into a profile: it gives equal stacks one entry with a count, and each
-// distinct location one name.
+// Package profile turns stacks into a profile: equal stacks become one entry with a count, and each distinct location gets one name.
 //
-// A Builder takes samples one by one; Locations alone serves those who write each sample as it comes.
-// Both know a location by its file and the offset in it, so that processes which map a file at
-// different addresses share it. Nothing is named before the end: Builder.Profile asks a Namer once for
-// each distinct location. The package reads no files and prints nothing.
+// A Builder takes samples one by one. Locations alone serves writers of single samples. Both identify a location by its file and the offset in
+// it, so processes that map a file at different addresses share the location. Nothing is named before the end: Builder.Profile asks a Namer
+// once for each distinct location. The package reads no files and prints nothing.
 package profile
 
 import (

@@ -1,10 +1,10 @@
-// Package record turns stacks that are recorded, live or by somebody before, into samples and profiles.
+// Package record turns stacks, from a live recording or from a file, into samples and profiles.
 //
-// A Plan says what to record; Plan.Open chooses who walks the stacks (the kernel, or this program from copies or by ptrace), begins, and returns
-// a Live. Live.Drop gives up what was needed only to begin. A Session is over a Live or over a recording in a file: it walks all stacks (Run),
-// or makes a profile of them (Profile), or a recording of its own (Write). A Tally cuts samples into intervals for those who look while it runs.
+// A Plan says what to record. Plan.Open chooses who walks the stacks (the kernel, or this program from copies or by ptrace), begins to record,
+// and returns a Live. Live.Drop gives up the capabilities needed only to begin. A Session reads a Live or a file. It walks all stacks (Run),
+// makes a profile of them (Profile), or writes a recording (Write). A Tally cuts samples into intervals, for views of a running recording.
 //
-// Nothing here prints: Notes and EndNotes return what people should know, Stats and Info what was counted and lost.
+// Nothing here prints. Notes and EndNotes return messages for people, Stats and Info the counts and losses.
 package record
 
 import (

@@ -1,10 +1,8 @@
-// Package report writes profiles: as tables and trees for a terminal, as folded stacks, as a flame graph, as
-// pprof, for the Firefox Profiler and speedscope, as the text of perf script, and as lines of JSON. All of them show the
-// same numbers, and each call that was inlined as a frame.
+// Package report writes profiles: as tables and trees for a terminal, as folded stacks, as a flame graph, as pprof, for the Firefox Profiler
+// and speedscope, as the text of perf script, and as lines of JSON. All of them show the same numbers, and each inlined call as a frame.
 //
-// A report of a whole profile is a function of a writer, a profile.Profile and Options. Perf, JSON and Firefox
-// also write single samples, in the order in which they come, without keeping them. Nothing here
-// chooses what to count or finds names; package profile did both.
+// A report of a whole profile is a function of a writer, a profile.Profile and Options. A Stream writes single samples as they come, without
+// keeping them. Nothing here decides what to count or how to name it; package profile did both.
 package report
 
 import (

@@ -1,9 +1,8 @@
-// Package rows holds the intermediate language: for each range of program counters, the rules that
-// recover the caller's registers (DWARF 5, section 6.4.1). Formats build rows from their bytes;
-// emitters read rows and never a format.
+// Package rows holds the intermediate language: for each range of program counters, the rules that recover the caller's registers (DWARF 5,
+// section 6.4.1). Formats build rows from their bytes; emitters read rows and never a format.
 //
-// A finished Table is sorted, its rows are disjoint, and gaps are explicit. Step says what a row
-// means: every emitter, in whatever language, must equal it. docs/SEMANTICS.md has the same in prose.
+// A finished Table is sorted, its rows are disjoint, and gaps are explicit. Step defines the meaning of a row: every emitter, in any language,
+// must equal it. docs/SEMANTICS.md has the same in prose.
 package rows
 
 import (

@@ -1,9 +1,8 @@
-// Package serve shows profiles in a browser: it answers a page's questions about one profile, or about two that are
-// compared. The page, web/, draws what it gets; all sums are made here, so that a profile of any size is a few thousand
-// rectangles and rows.
+// Package serve shows profiles in a browser: it answers a page's questions about one profile, or about two compared profiles. All sums are made
+// here, so a profile of any size becomes a few thousand rectangles and rows. The page, web/, draws them.
 //
-// A Server gives out what it was made for and nothing else: functions have numbers, and no request names a file. It
-// answers GET from the host that it listens on, to pages of its own only, and to those who know its token.
+// A Server serves only the inputs it was made with: functions have numbers, and no request names a file. It answers GET requests to its own
+// host, from its own pages, by clients that know its token.
 package serve
 
 import (

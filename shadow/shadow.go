@@ -1,15 +1,14 @@
-// Package shadow executes a program step by step under ptrace(2), keeps a shadow stack of its calls, returns, signals and jumps
-// out of functions, and compares at each instruction what the unwind tables recover with the truth: the return address, the
-// CFA, and the callee-saved registers, as they were at the call.
+// Package shadow executes a program step by step under ptrace(2), and keeps a shadow stack of its calls, returns, signals and jumps out of
+// functions. At each instruction, it compares the registers recovered by the unwind tables with the truth: the return address, the CFA, and the
+// callee-saved registers at the call.
 //
-// A command goes in; counts by module come out, and findings: rows that recover something else. What the program does to its
-// stack is taken from its instructions and registers alone, never from tables. Where the truth is not known (who called a
-// function that was active on a stack before that was first seen) nothing is compared, and that is counted. A register that a
-// row says is lost is not wrong. Code without a row, and code at which a walk ends whatever the row says, is counted only.
+// A command goes in; counts by module come out, and findings: rows that recover something else. The truth comes from the program's instructions
+// and registers alone, never from tables. Where it is not known, nothing is compared, and that is counted: for instance the caller of a function
+// that was active on a stack before that stack was first seen. A register that a row declares lost is not wrong. Code without a row is only
+// counted, and so is code where every walk ends, whatever its row.
 //
-// The program is x86-64. It runs on one core together with the tracer, ten thousand times slower than by itself, and behaves
-// as it would otherwise, but for time, its affinity, its own handlers of SIGTRAP, and stops by job control, which it does not
-// obey.
+// The program is x86-64. It runs on one core together with the tracer, ten thousand times slower than by itself. Otherwise it behaves as usual,
+// with four exceptions: time, its affinity, its own handlers of SIGTRAP, and stops by job control, which it does not obey.
 package shadow
 
 import (

@@ -1,11 +1,10 @@
-// Package store keeps compiled tables and machine code: in memory, one for each module, and on disk, where the next run
-// finds them.
+// Package store keeps compiled tables and machine code: in memory, one for each module, and on disk for the next run.
 //
-// A file is named after the module's build ID, or a hash of its headers where it has none, and a hash of the unwind information that it was made
-// of: anybody can make a file with libc's build ID. Of files that only root and this user can change the hash is remembered, by device, inode,
-// size and times, in a symbolic link. A table's file is the table, as package compact lays it out, and a trailer with the name; machine code is
-// an eh_elf file, as package native writes it. Both are mapped, not read. Whatever is wrong with a file, or with the whole cache, costs time
-// only: the table is built again.
+// A file's name has the module's build ID, or a hash of its headers if it has none. The name also has a hash of the unwind information in the
+// module, because anybody can make a file with libc's build ID. For modules that only root and this user can change, a symbolic link named
+// after device, inode, size and times remembers the hash. A table's file is the table, as package compact lays it out, and a trailer with the
+// name. Machine code is an eh_elf file, as package native writes it. Both are mapped, not read. A damaged file, or a damaged cache, costs only
+// the time to build the table again.
 package store
 
 import (

@@ -1,5 +1,5 @@
-// Package tui has what views on a terminal share: styles, lines of a fixed number, and a line that is typed. Packages below it are the views;
-// what they show is text of others, made fit for a terminal by package printable.
+// Package tui has the shared parts of views on a terminal: styles, screens of a fixed number of lines, and an input line. The packages below are
+// the views. They show foreign text; package printable makes it fit for a terminal.
 package tui
 
 import (

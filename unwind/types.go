@@ -1,7 +1,7 @@
-// Package unwind walks stacks: from a snapshot of registers and memory, and the modules of its address
-// space, to frames. Every frame says how it was found, and every stack says why it stopped.
+// Package unwind walks stacks: registers, memory, and the modules of an address space come in (Snapshot), frames go out. Every frame says how it
+// was found, and every stack says why it ended.
 //
-// It finds rules through rows.Stepper and knows neither file formats nor emitters.
+// The package finds rules through rows.Stepper and knows neither file formats nor emitters.
 package unwind
 
 import "github.com/unspool/unspool/arch"

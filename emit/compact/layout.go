@@ -1,9 +1,7 @@
-// Package compact holds the compact table: a module's rows as bytes that are used where they lie, on
-// disk, in Go, in C and in the kernel. Emit makes them from rows; Load checks them; Find and Apply are a
-// rows.Stepper over them.
+// Package compact holds the compact table: a module's rows as bytes that are used in place, on disk, in Go, in C and in the kernel. Emit makes
+// a table from rows; Load checks it; Find and Apply are a rows.Stepper over it.
 //
-// The layout is described in docs/TABLE.md, and for C in runtime/unspool_table.h. The package knows
-// nothing of files: store keeps tables on disk.
+// docs/TABLE.md describes the layout, runtime/unspool_table.h the same for C. The package knows nothing of files: store keeps tables on disk.
 package compact
 
 // Version is the version of the layout. A reader takes its own version only.

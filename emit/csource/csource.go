@@ -1,21 +1,20 @@
-// Package csource writes the rules of a module as C11: one self-contained translation unit that turns the
-// state of a frame into that of its caller. It is meant to be read, and to bear witness: what a row means,
-// in a language whose compilers are not ours, for every rule that rows has. The fast emitters are others.
+// Package csource writes the rules of a module as C11: one self-contained translation unit that turns a frame's state into its caller's. The
+// code is meant to be read, and to be a witness: it states the meaning of every kind of rule in a language with other compilers. The fast
+// emitters are elsewhere.
 //
-// The file declares struct unspool_state, whose members are those of rows.State in their order (unless
-// UNSPOOL_STATE_DEFINED is defined, for a program that has the declarations already), and exports
+// The file declares struct unspool_state, with the members of rows.State in their order. A program that declares the struct itself defines
+// UNSPOOL_STATE_DEFINED. The file exports
 //
 //	uint32_t PREFIX_find(uint64_t pc);                                           // rule number; 0: no information
 //	int PREFIX_apply(struct unspool_state *s, const void *mem, uint32_t rule);
 //	int PREFIX_step(struct unspool_state *s, const void *mem, uint64_t pc);      // find and apply
 //
-// Rules are numbered by their rows.SetID. apply and step return the rows.Outcome; 0x100 is added to OK
-// if the rule is a signal frame's; the state after it is the one that rows.Step leaves. The code keeps nothing and
-// calls nothing but the caller's reader of memory.
+// Rules are numbered by their rows.SetID. apply and step return the rows.Outcome, plus 0x100 if it is OK and the rule is a signal frame's. They
+// leave the state that rows.Step leaves. The code keeps nothing, and calls nothing but the caller's reader of memory.
 //
-// It needs <stdint.h>, <string.h>, and 64-bit integers whose signed form is two's complement. Layout Tree
-// compiles without warnings in standard C11; Switch uses GNU case ranges. It is deterministic, and its length
-// is bounded by that of the table: a hostile one makes long C, not endless C.
+// It needs <stdint.h>, <string.h>, and 64-bit integers whose signed form is two's complement. Layout Tree compiles without warnings in standard
+// C11; Switch uses GNU case ranges. The output is deterministic. The size of the table bounds its length: a hostile table makes long C, not
+// endless C.
 package csource
 
 import (

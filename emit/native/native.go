@@ -1,10 +1,9 @@
-// Package native compiles unwind tables to x86-64 machine code: to eh_elf files, shared objects that lie beside the
-// module whose unwind information they hold. A file has an index from addresses to rules, each distinct rule once as
-// straight-line code, and entry points that find and apply them. They need no C compiler and no relocation: a file is
-// one piece that is mapped and called, by Go (Load), by C (runtime/eh_elf.h), or through dlopen.
+// Package native compiles unwind tables to x86-64 machine code. Its output is an eh_elf file: a shared object that lies beside its module. The
+// file has an index from addresses to rules, each distinct rule once as straight-line code, and entry points to find and apply rules. It needs
+// no C compiler and no relocation. It is mapped as one piece, and called by Go (Load), by C (runtime/eh_elf.h), or through dlopen.
 //
-// docs/EH_ELF.md has the layout, the entry points and what they may touch. What a rule means is defined by rows.Step;
-// Verify proves a file equal to it.
+// docs/EH_ELF.md has the layout, the entry points, and the memory and registers they may touch. rows.Step defines the meaning of rules; Verify
+// proves a file equal to it.
 package native
 
 import (

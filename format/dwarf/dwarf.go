@@ -1,15 +1,14 @@
-// Package dwarf reads call frame information, bytes to rows: the sections .eh_frame and .debug_frame, and
-// the search table .eh_frame_hdr.
+// Package dwarf reads call frame information, from bytes to rows: the sections .eh_frame and .debug_frame, and the search table
+// .eh_frame_hdr.
 //
-// It implements DWARF 5, section 6.4, with the versions 1, 3 and 4 of the CIE (and 5, of a draft, which is as 4) and
-// both of its formats (32 and 64 bits); the Linux Standard Base's .eh_frame and .eh_frame_hdr (LSB core 5.0, sections 10.5 and
-// 10.6) with every pointer encoding and augmentation; and the instructions that GNU, LLVM, MIPS and the Arm
-// architecture added. Data of any machine and byte order can be read.
+// It implements DWARF 5, section 6.4, with versions 1, 3 and 4 of the CIE, in the 32-bit and the 64-bit format. Version 5, of a draft, is read
+// as version 4. It implements the Linux Standard Base's .eh_frame and .eh_frame_hdr (LSB core 5.0, sections 10.5 and 10.6), with every pointer
+// encoding and augmentation. It knows the instructions added by GNU, LLVM, MIPS and the Arm architecture. It reads data of any machine and
+// byte order.
 //
-// A damaged entry costs that entry and is reported as a Damage. Bytes never cause a panic, and work
-// and memory are bounded by the size of the sections.
+// A damaged entry costs itself only, and is reported as a Damage. Bytes never cause a panic; the size of the sections bounds work and memory.
 //
-// The package does not evaluate rules: rows says what they mean.
+// The package does not evaluate rules: rows defines their meaning.
 package dwarf
 
 import (

@@ -1,10 +1,10 @@
-// Package pclntab reads what every Go program carries for its own run time, stripped or not: a table of its functions, and of each how far
-// the stack pointer lies below the CFA, by PC. That is all there is to a Go frame: the linker makes .debug_frame of the same numbers.
+// Package pclntab reads the table that every Go program carries for its own run time, stripped or not. For each function, the table has the
+// distance of the stack pointer below the CFA, by PC. A Go frame needs no more: the linker makes .debug_frame of the same numbers.
 //
-// Header reads the layouts of Go 1.2, 1.16, 1.18 and 1.20, the last of which is that of Go 1.26 too; package symbol/gosym finds names and
-// lines through it. Rows come of the last two, in 64-bit little-endian programs (Go: internal/abi/symtab.go; runtime/symtab.go: pcHeader,
-// functab, _func, step; "Go 1.2 Runtime Symbol Information"). Damage costs the function that it is in. Bytes never cause a panic, and work
-// and memory are bounded by the table's size.
+// Header reads the layouts of Go 1.2, 1.16, 1.18 and 1.20; Go 1.26 still has the last one. Package symbol/gosym finds names and lines through
+// it. Rows are made from the last two layouts, in 64-bit little-endian programs (Go: internal/abi/symtab.go; runtime/symtab.go: pcHeader,
+// functab, _func, step; "Go 1.2 Runtime Symbol Information"). Damage costs the function around it. Bytes never cause a panic; the size of the
+// table bounds work and memory.
 package pclntab
 
 import (

@@ -1,4 +1,4 @@
-// Package caps holds the capabilities of this process (capabilities(7)): what it has, what a recording needs, and giving up the rest.
+// Package caps reads the capabilities of this process (capabilities(7)), and gives up those that a recording does not need.
 package caps
 
 import (

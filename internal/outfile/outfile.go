@@ -1,5 +1,5 @@
-// Package outfile writes a program's outputs: beside their place first, and into it when they are whole. What was there stays until then, a
-// link is followed only where nobody else can have put it, and what is no file (a pipe, a device) is written through.
+// Package outfile writes a program's outputs. It writes beside an output's place, and renames the output when it is whole; until then, the old
+// file stays. It follows a symbolic link only where nobody else can have put the link. It writes through to a pipe or a device.
 package outfile
 
 import (

@@ -1,5 +1,5 @@
-// Package printable makes text of others fit for a line on a terminal, and for its columns: paths, names and commands of the programs that are
-// looked at can hold anything.
+// Package printable makes foreign text fit for a line on a terminal and for its columns: the paths, names and commands of other programs can
+// hold anything.
 package printable
 
 import (

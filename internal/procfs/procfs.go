@@ -1,5 +1,4 @@
-// Package procfs reads what Linux says of a process below /proc (proc(5)): its mappings, its threads, and the build
-// IDs of the files that it maps.
+// Package procfs reads what Linux says of a process below /proc (proc(5)): its mappings, its threads, and the build IDs of its mapped files.
 package procfs
 
 import (

@@ -1,5 +1,5 @@
-// Package procroot opens files as another process sees them: below its root directory, in its mount namespace (proc(5),
-// /proc/PID/root). Symbolic links lead nowhere else.
+// Package procroot opens files as another process sees them: below its root directory, in its mount namespace (proc(5), /proc/PID/root).
+// Symbolic links cannot lead out of that root.
 package procroot
 
 import (

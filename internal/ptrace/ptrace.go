@@ -1,7 +1,7 @@
-// Package ptrace has the requests of ptrace(2) that this project makes, of threads that were seized (PTRACE_SEIZE): those
-// stop only when they are asked to, and go on by themselves when the tracer ends, however that comes about.
+// Package ptrace makes this project's requests of ptrace(2), for seized threads (PTRACE_SEIZE). A seized thread stops only when asked, and goes
+// on by itself when the tracer ends, for whatever reason.
 //
-// A thread's tracer is a thread, not a process: all calls for one tracee come from one thread. See Do.
+// A thread's tracer is a thread, not a process: all calls for one tracee must come from one thread. See Do.
 package ptrace
 
 import (

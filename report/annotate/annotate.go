@@ -1,8 +1,8 @@
-// Package annotate puts a profile's samples on the lines and the instructions of a function: a profile and the
-// number of a function come in, lines of source with their instructions and the samples of each go out.
+// Package annotate puts a profile's samples on the lines and instructions of a function. A profile and the number of a function come in; source
+// lines and instructions with their samples go out.
 //
-// Function opens no files and finds no names by itself: Options say where code, lines, names and text come from. Sources read text, and
-// judge who may see it. Whatever is missing leaves out what depends on it, with a note. Bytes of code, lines and text may be hostile.
+// Function opens no files and finds no names by itself: Options provide code, lines, names and text. Sources reads source text, and decides who
+// may see it. If an input is missing, the parts that depend on it are left out, with a note. Bytes of code, lines and text may be hostile.
 package annotate
 
 import (

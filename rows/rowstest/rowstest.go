@@ -1,4 +1,4 @@
-// Package rowstest makes tables, sets and expressions of every kind for tests: such as compilers make, and nonsense.
+// Package rowstest makes tables, sets and expressions of every kind for tests: those that compilers make, and nonsense.
 package rowstest
 
 import (

@@ -1,8 +1,8 @@
-// Package live looks at a running process: at all its threads at one moment, for which they are stopped and released again, or
-// without stopping them. A process comes in, and a source.Process goes out, as of a core file.
+// Package live looks at all threads of a running process at one moment, with or without stopping them. A process comes in; a source.Process
+// goes out, as from a core file.
 //
-// It takes no more than the right to trace the process (ptrace(2), PTRACE_MODE_ATTACH), and changes nothing of it: threads that were
-// stopped stay so, and if this process is killed at any moment, the kernel releases what it has stopped.
+// The only right it needs is to trace the process (ptrace(2), PTRACE_MODE_ATTACH). It changes nothing in the process: threads that were stopped
+// before stay stopped. If this program is killed at any moment, the kernel releases all threads it has stopped.
 package live
 
 import (

@@ -1,28 +1,28 @@
-// Package perfevent records live: it opens events with perf_event_open(2) for a command, processes, threads or all
-// processors, and is a source.RecordStream of what the kernel writes, so that stacks are walked while the
-// recording runs and no copy of a stack reaches the disk.
+// Package perfevent records live. It opens events with perf_event_open(2) for a command, processes, threads or all processors, and is a
+// source.RecordStream of the kernel's records. So stacks are walked while the recording runs, and no copy of a stack reaches the disk.
 //
-// There is one ring buffer for each processor. It belongs to a dummy event on this process, which is never
-// enabled, so rings live as long as the recording whatever becomes of its targets; all other events of the
-// processor write to it. One goroutine empties the rings in rounds into memory of its own, whether or not the
-// consumer keeps up, up to a bound; beyond that the kernel drops records and counts them.
+// Each processor has one ring buffer. The buffer belongs to a dummy event on this process that is never enabled, so it lives as long as the
+// recording, whatever becomes of the targets. All other events of the processor write to the same buffer. One goroutine empties the buffers in
+// rounds into its own memory, up to a bound, even if the consumer falls behind. Beyond the bound, the kernel drops records and counts them.
 //
-// What was there before the recording is told by records of time 0, made from /proc after the events have been
-// enabled: what changes meanwhile is told once more by the kernel.
+// Records of time 0 describe the processes and mappings from before the recording. They are made from /proc after the events are enabled; the
+// kernel reports later changes again.
 //
-// A command, and with a Program also processes with what they start, are sampled by events of the processors where their recorder may open
-// them, as root may: samples of others are left out, by the tree of processes that FORK and EXIT records tell of. So the shortest process is
-// sampled as often as its share of the time says. A process that is recorded so has an event that counts nothing, for its end. Without a
-// Program, processes have events of their own: the stacks of all others would be copied, too, as long as the recording lasts.
+// A command is sampled by events of the processors, if its recorder may open them, as root may. With a Program, processes and their children
+// are sampled the same way. The tree of processes, from FORK and EXIT records, leaves out the samples of others. So the shortest process gets
+// its share of the samples. A process recorded this way also has an event that counts nothing and reports the process's end. Without a
+// Program, processes have events of their own: otherwise the stacks of all other processes would be copied, too, as long as the recording
+// lasts.
 //
-// Uprobes are recorded in the same way: the kernel loses the breakpoints of processes that have events of their own and start others.
+// Uprobes are recorded by events of the processors, too: with events of single processes, the kernel loses the breakpoints of a process that
+// starts others.
 //
-// Elsewhere, and for events that are counted rather than sampled, a command is started by a thread that has the events itself, disabled, to be inherited by its children and to be
-// enabled by execve (PERF_EVENT attr.inherit and attr.enable_on_exec): so the command runs without a tracer or a
-// helper program before it, and the first record is that of its execve.
+// Elsewhere, and for events that are counted rather than sampled, a thread opens disabled events on itself and starts the command. The command
+// inherits the events, and execve enables them (PERF_EVENT attr.inherit and attr.enable_on_exec). So no tracer or helper program runs before the
+// command, and the first record is that of its execve.
 //
-// The kernel says what found no room in a ring with the next record that does. What was lost after the last record, the events' own counts say
-// (PERF_FORMAT_LOST, Linux 6.0).
+// When a record finds no room in a buffer, the kernel counts the loss in the next record that does. Losses after the last record are in the
+// events' own counts (PERF_FORMAT_LOST, Linux 6.0).
 //
 // The package is for Linux, on x86-64 and AArch64.
 package perfevent

@@ -1,16 +1,17 @@
-// Package tracer records where processes run by ptrace(2), where perf_event_open(2) is refused: in containers and on hardened
-// kernels. Options come in; a source.RecordStream comes out, of the records that the kernel's sampling would have written, with
-// registers and a copy of the stack in each sample.
+// Package tracer records processes by ptrace(2) where perf_event_open(2) is refused: in containers and on hardened kernels. Options come in; a
+// source.RecordStream comes out. Its records are those of the kernel's sampling, with registers and a copy of the stack in each sample.
 //
-// At each tick, the threads that run are stopped for some tens of microseconds. A thread is sampled where the clock interrupted it, so that
-// system calls have their share of the samples: see visit. Of a thread on a signal's stack, or another, the sample has a piece of the stack
-// that it began with, too (source.AppendOther). Three things remain. A processor that this process may not run on, and a kernel
-// without /proc/PID/sched, make it ask from afar, which counts short system calls too often. Page faults and interrupts are the instruction's
-// that they came at. A tick visits 64 processors at most.
+// At each tick, the running threads stop for some tens of microseconds. A thread is sampled where the clock interrupts it, so system calls have
+// their share of the samples: see visit. If a thread runs on a signal's stack, or another, the sample also has a piece of the thread's first
+// stack (source.AppendOther). Three inaccuracies remain:
 //
-// What follows is as without: signals, group-stops,
-// what the processes' parents are told, and exit statuses. What a tracer changes all the same: set-user-ID programs get no
-// rights, and some system calls that wait, such as epoll_wait(2), return EINTR when a thread is stopped in them: those threads do
+//   - Without /proc/PID/sched, or on a processor this process may not run on, it stops threads from another processor. Short system calls
+//     are then counted too often.
+//   - Page faults and interrupts count for the instruction they interrupt.
+//   - A tick visits 64 processors at most.
+//
+// Signals, group-stops, exit statuses and the reports to the processes' parents stay as without a tracer. Two things change: set-user-ID
+// programs get no rights, and some waiting system calls, such as epoll_wait(2), return EINTR when their thread is stopped. Waiting threads do
 // not run, so they are left alone.
 package tracer
 

@@ -1,5 +1,5 @@
-// Package browse shows a profile on a terminal, to be walked through: a tree of what called what, a table of functions, and trees of their
-// callers. Trees grow where somebody opens them.
+// Package browse shows a profile on a terminal, to browse: a tree of calls, a table of functions, and trees of their callers. A branch of a tree
+// is computed when somebody opens it.
 package browse
 
 import (

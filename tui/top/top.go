@@ -1,8 +1,8 @@
-// Package top shows what a recording is in while it runs: the hottest functions, whole stacks and processes of the last seconds. Samples come in
-// one by one (Add); what they were is ranked once an interval, and goes out to a terminal (Watch) or as text (Print).
+// Package top shows the hottest functions, whole stacks and processes of the last seconds of a running recording. Samples come in one by one
+// (Add). Once an interval, they are ranked, and shown on a terminal (Watch) or as text (Print).
 //
-// The stages are a file each: tally cuts samples into intervals, rank adds up the last of them, view makes lines of a ranking, and watch alone
-// knows of terminals.
+// Each stage is a file: tally cuts samples into intervals, rank adds up the last intervals, view makes lines of a ranking. Only watch knows
+// terminals.
 package top
 
 import (

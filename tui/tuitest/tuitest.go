@@ -1,4 +1,4 @@
-// Package tuitest makes profiles of a few lines of text, for tests of what shows them.
+// Package tuitest makes profiles from a few lines of text, for tests of views and reports.
 package tuitest
 
 import (
