@@ -325,6 +325,7 @@ type likeness int
 const (
 	same      likeness = iota
 	further            // the copy ended, or, where there is no information, the frame pointer or the stack pointer leads out of it
+	unread             // the copy lacks the code of memory that is no file's, whose calls say where the return address is
 	popped             // the copy lacks what is below the stack pointer, where rules have registers that have just been popped
 	other              // the same frames. Neither reached the end, and a copy cannot tell what is unreadable from what it has not
 	raced              // in an execve after a vfork, which lets the parent go on with the same stack
@@ -347,6 +348,8 @@ func liken(k, c *kernelStack) likeness {
 		return further
 	case common == len(c.frames) && c.stop == unwind.BadMemory && common < len(k.frames) && moves(&c.frames[common-1]):
 		return further
+	case unreadable(k, c, common):
+		return unread
 	case common == len(c.frames) && (c.stop == unwind.BadMemory || c.stop == unwind.NoInfo) && below(&c.frames[0]):
 		return popped
 	case common == len(k.frames) && missing:
@@ -357,6 +360,32 @@ func liken(k, c *kernelStack) likeness {
 		return raced
 	}
 	return different
+}
+
+// unreadable says whether, behind the frames that both have, the kernel has found the return address on the stack's top, by the code of
+// memory that is no file's, and the copy's walk has followed the frame pointer: where that is still the caller's, it leaves out the
+// caller, and nobody else.
+func unreadable(k, c *kernelStack, common int) bool {
+	mine, theirs := k.frames[common:], c.frames[common:]
+	if common == 0 || len(mine) == 0 || len(theirs) == 0 || mine[0].How != unwind.HowCall || theirs[0].How != unwind.HowFramePointer ||
+		!codeless(&k.frames[common-1]) && !codeless(&mine[0]) && !codeless(&theirs[0]) {
+		return false
+	}
+	rest := func(mine, theirs []unwind.Frame) bool {
+		n := min(len(mine), len(theirs))
+		return n == len(theirs) && (c.stop == unwind.Truncated || n == len(mine) && c.stop == k.stop) &&
+			slices.EqualFunc(mine[:n], theirs, func(a, b unwind.Frame) bool { return a.PC == b.PC && a.Exact == b.Exact && a.How == b.How })
+	}
+	return rest(mine[1:], theirs) || mine[0].PC == theirs[0].PC && rest(mine[1:], theirs[1:])
+}
+
+// codeless says whether a frame is in memory that is no file's: a copy does not have its code.
+func codeless(f *unwind.Frame) bool {
+	if f.Mapping == nil {
+		return false
+	}
+	c := f.Mapping.Module.Code()
+	return c == nil || c.Text == nil
 }
 
 // moves says whether a frame is in code that Go runs on another stack than the goroutine's: a copy has the former only.
@@ -480,8 +509,8 @@ func copiedStacks(t *testing.T, cmd []string, over bool) {
 			}
 		}
 	}
-	t.Logf("%d samples: %d equal, %d longer than the copy, %d where it lacks what was popped, %d end as early for another reason, %d in an execve after a vfork, %d before a mapping was known, %d differ",
-		n, counts[same], counts[further], counts[popped], counts[other], counts[raced], counts[unknown], counts[different])
+	t.Logf("%d samples: %d equal, %d longer than the copy, %d where it lacks code, %d where it lacks what was popped, %d end as early for another reason, %d in an execve after a vfork, %d before a mapping was known, %d differ",
+		n, counts[same], counts[further], counts[unread], counts[popped], counts[other], counts[raced], counts[unknown], counts[different])
 	t.Logf("deepest %d; %d copies whole", deepest, whole)
 	if n := uint64(counts[unknown]); n > copied {
 		t.Errorf("%d would have been copied, but the kernel counts %d", n, copied)

@@ -3,6 +3,8 @@ package lab
 import (
 	"cmp"
 	"context"
+	"debug/elf"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"os"
@@ -81,12 +83,18 @@ func (c *chain) add(addr uint64, m *unwind.Mapping) {
 	c.offs, c.files = append(c.offs, m.FileOff(arch.Addr(addr))), append(c.files, m.Module.Path)
 }
 
+// A dwfl is what elfutils' libdwfl makes of a sample.
+type dwfl struct {
+	addrs []uint64
+	top   [2]uint64 // the words at the stack pointer, and above
+}
+
 // elfutils walks the same samples by libdwfl, in address spaces that it is told by the oracle's own reader.
-func elfutils(t testing.TB, file string) map[who][]uint64 {
+func elfutils(t testing.TB, file string) map[who]dwfl {
 	t.Helper()
 	w := oracle.Dwfl(t)
 	known := told{}
-	out := map[who][]uint64{}
+	out := map[who]dwfl{}
 	r, err := oracle.OpenRecording(file)
 	if err != nil {
 		t.Fatal(err)
@@ -101,7 +109,13 @@ func elfutils(t testing.TB, file string) map[who][]uint64 {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out[who{s.TID, s.Time}] = chains[0].Addrs()
+		d := dwfl{addrs: chains[0].Addrs()}
+		for i := range d.top {
+			if 8*(i+1) <= len(s.Stack) {
+				d.top[i] = binary.LittleEndian.Uint64(s.Stack[8*i:])
+			}
+		}
+		out[who{s.TID, s.Time}] = d
 		return true
 	})
 	if err != nil {
@@ -151,6 +165,28 @@ func (c *chain) prefix(peer []uint64) int {
 	return n
 }
 
+// leftOut says whether elfutils has our chain but for the caller of .init or .fini: these have no rows, and keep no frame, so the frame
+// pointer is the caller's. Their code moves the stack pointer by a word at most: the return address is one of the two at its top.
+func (c *chain) leftOut(peer dwfl) bool {
+	if len(c.addrs) < 2 || len(peer.addrs) == 0 || peer.addrs[0] != c.addrs[0] || !slices.Contains(peer.top[:], c.addrs[1]+1) || !initial(c.files[0], c.offs[0]) {
+		return false
+	}
+	rest := chain{addrs: c.addrs[2:], tramp: c.tramp[2:]}
+	return rest.prefix(peer.addrs[1:]) == len(rest.addrs)
+}
+
+// initial says whether the byte at an offset of an ELF file is of its section .init or .fini.
+func initial(path string, off uint64) bool {
+	f, err := elf.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return slices.ContainsFunc(f.Sections, func(s *elf.Section) bool {
+		return (s.Name == ".init" || s.Name == ".fini") && off-s.Offset < s.FileSize
+	})
+}
+
 // Causes of differences. Each but the last says why our chain is the better one.
 const (
 	equal      = "equal"
@@ -158,16 +194,17 @@ const (
 	shortOne   = "perf has one frame only; elfutils has ours"
 	perfWrong  = "perf ends early or is wrong; elfutils has ours"
 	longer     = "all agree, ours goes on; elfutils ends early"
+	caller     = "perf and elfutils leave out who calls .init or .fini"
 	bothCut    = "the copy ends: perf or elfutils adds frames it cannot know"
 	unexpected = "UNEXPLAINED"
 )
 
 // cause compares three chains of one sample.
-func cause(c *chain, perf []oracle.ScriptFrame, dwfl []uint64) string {
+func cause(c *chain, perf []oracle.ScriptFrame, dwfl dwfl) string {
 	n := c.same(perf)
-	d := c.prefix(dwfl)
+	d := c.prefix(dwfl.addrs)
 	whole := c.stop == unwind.Outermost
-	agrees := d == len(c.addrs) && (d == len(dwfl) || whole)
+	agrees := d == len(c.addrs) && (d == len(dwfl.addrs) || whole)
 	switch {
 	case n == len(c.addrs) && n == len(perf):
 		return equal
@@ -177,8 +214,10 @@ func cause(c *chain, perf []oracle.ScriptFrame, dwfl []uint64) string {
 		return shortOne
 	case agrees:
 		return perfWrong
-	case d == len(dwfl) && n == len(perf):
+	case d == len(dwfl.addrs) && n == len(perf):
 		return longer
+	case c.leftOut(dwfl):
+		return caller
 	case c.stop == unwind.Truncated && d == len(c.addrs):
 		return bothCut
 	}
@@ -215,13 +254,13 @@ func compareStacks(t testing.TB, file string) *comparison {
 			x.bare++
 		}
 		if why == unexpected && len(x.examples) < 3 {
-			x.examples = append(x.examples, explain(k, c, perf[k], dwfl[k]))
+			x.examples = append(x.examples, explain(k, c, perf[k], dwfl[k].addrs))
 		}
 	}
 	return x
 }
 
-var causes = []string{equal, afterEnd, shortOne, perfWrong, longer, bothCut, unexpected}
+var causes = []string{equal, afterEnd, shortOne, perfWrong, longer, caller, bothCut, unexpected}
 
 func percent(n, of int) string { return fmt.Sprintf("%.2f %%", 100*float64(n)/float64(max(of, 1))) }
 
