@@ -10,14 +10,11 @@ import (
 	"fmt"
 	"hash/crc32"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/unspool/unspool/internal/kept"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
@@ -211,76 +208,21 @@ func (n *Namer) Save() {
 			}
 			all.add(offs, names)
 		}
-		saveKept(path, encodeKept([]*keptModule{&all}))
+		kept.Write(path, encodeKept([]*keptModule{&all}))
 	}
-	pruneKept(n.cache, maxKeptFiles)
+	kept.Prune(n.cache, keptPrefix, maxKeptFiles)
 }
 
-// pruneKept removes files until the rest has no more bytes than there may be.
-func pruneKept(dir string, most int64) {
-	names, _ := filepath.Glob(filepath.Join(dir, keptPrefix+"*"))
-	type file struct {
-		path string
-		size int64
-		used time.Time
-	}
-	var files []file
-	for _, name := range names {
-		if st, err := os.Lstat(name); err == nil {
-			files = append(files, file{name, st.Size(), st.ModTime()})
-			most -= st.Size()
-		}
-	}
-	slices.SortFunc(files, func(a, b file) int { return a.used.Compare(b.used) })
-	for _, f := range files {
-		if most >= 0 {
-			break
-		}
-		if os.Remove(f.path) == nil {
-			most += f.size
-		}
-	}
-}
-
-func saveKept(path string, b []byte) {
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
-	if err != nil {
-		return
-	}
-	_, err = f.Write(b)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		os.Remove(f.Name())
-	}
-}
-
-// loadKept reads a file of the cache, and notes that it was used; nil where there is none that can be read.
+// loadKept reads a file of the cache; nil where there is none that can be read.
 func loadKept(path string) *keptModule {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	b, err := kept.Read(path, maxKeptFile)
 	if err != nil {
-		return nil
-	}
-	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil || !st.Mode().IsRegular() || st.Size() > maxKeptFile {
-		return nil
-	}
-	b := make([]byte, st.Size())
-	if _, err := f.ReadAt(b, 0); err != nil {
 		return nil
 	}
 	mods, err := decodeKept(b)
 	if err != nil || len(mods) != 1 {
 		return nil
 	}
-	now := time.Now()
-	os.Chtimes(path, now, now)
 	return mods[0]
 }
 

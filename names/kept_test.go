@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/unspool/unspool/internal/kept"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
 )
@@ -97,15 +98,15 @@ func TestKeptNames(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 5 {
 		path := filepath.Join(dir, fmt.Sprint(keptPrefix, i))
-		saveKept(path, good)
+		kept.Write(path, good)
 		at := time.Now().Add(time.Duration(i-10) * time.Hour)
 		os.Chtimes(path, at, at)
 	}
-	saveKept(filepath.Join(dir, keptPrefix+"one"), encodeKept([]*keptModule{k}))
+	kept.Write(filepath.Join(dir, keptPrefix+"one"), encodeKept([]*keptModule{k}))
 	if m := loadKept(filepath.Join(dir, keptPrefix+"one")); m == nil || !reflect.DeepEqual(m, k) {
 		t.Errorf("%+v", m)
 	}
-	pruneKept(dir, int64(len(good))*3)
+	kept.Prune(dir, keptPrefix, int64(len(good))*3)
 	left, _ := filepath.Glob(filepath.Join(dir, "*"))
 	if len(left) != 3 || !strings.HasSuffix(left[0], "3") || !strings.HasSuffix(left[2], "one") {
 		t.Errorf("left: %v", left)

@@ -4,12 +4,10 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"hash/crc32"
-	"os"
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/unspool/unspool/internal/kept"
 	"github.com/unspool/unspool/module"
 )
 
@@ -29,17 +27,24 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-const cacheKeyLen = 16*5 + 8*6
+const (
+	identityLen = 8 * 7
+	cacheKeyLen = identityLen + 8 + 16*4
+)
+
+// identity is a file as it was when it was opened.
+func identity(img *module.Image) []byte {
+	var st module.File
+	if f := img.File(); f != nil {
+		st = *f
+	}
+	key, _ := binary.Append(nil, binary.LittleEndian, []uint64{uint64(st.Dev), st.Ino, uint64(st.Mtim.Sec), uint64(st.Mtim.Nsec), uint64(st.Ctim.Sec), uint64(st.Ctim.Nsec), uint64(img.Size())})
+	return key
+}
 
 // cacheKey is the file that the index was made of, as it was, and where the sections lie: dwz changes them and leaves the build ID.
 func (in *Info) cacheKey() []byte {
-	var st module.File
-	if f := in.main.img.File(); f != nil {
-		st = *f
-	}
-	key, _ := binary.Append(nil, binary.LittleEndian, []uint64{uint64(st.Dev), st.Ino, uint64(st.Mtim.Sec), uint64(st.Mtim.Nsec), uint64(st.Ctim.Sec), uint64(st.Ctim.Nsec)})
-	key = binary.LittleEndian.AppendUint64(key, uint64(in.main.img.Size()))
-	key = binary.LittleEndian.AppendUint64(key, 0)
+	key := binary.LittleEndian.AppendUint64(identity(in.main.img), 0)
 	for _, s := range []section{secInfo, secAranges, secRanges, secRnglists} {
 		var off, size uint64
 		if sec := in.main.img.Section(sectionNames[s]); sec != nil {
@@ -53,34 +58,24 @@ func (in *Info) cacheKey() []byte {
 // settled is how old a file's last change must be: a change within the same tick of the clock is not seen.
 var settled = 2 * time.Second // but for tests
 
-// cachePath returns "" where nothing is kept: only of files that nobody but root and this user can change. To hash what the index of others is made
-// of takes longer than to make it.
-func (in *Info) cachePath() string {
-	id, f := in.main.img.BuildID(), in.main.img.File()
+// cachePath returns the path of what is kept of a file, "" where nothing is: only of files that nobody but root and this user can change. To hash
+// what others can change takes longer than to read it again.
+func (in *Info) cachePath(img *module.Image, prefix string) string {
+	id, f := img.BuildID(), img.File()
 	if in.opt.CacheDir == "" || len(id) == 0 || len(id) > 64 || f == nil || !f.Private || time.Since(time.Unix(f.Ctim.Unix())) < settled {
 		return ""
 	}
-	return filepath.Join(in.opt.CacheDir, "units-"+hex.EncodeToString(id))
+	return filepath.Join(in.opt.CacheDir, prefix+hex.EncodeToString(id))
 }
 
 // loadIndex reads the index from the cache. Whatever is wrong with it, it can be built.
 func (in *Info) loadIndex() ([]span, bool) {
-	path := in.cachePath()
+	path := in.cachePath(in.main.img, "units-")
 	if path == "" {
 		return nil, false
 	}
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	b, err := kept.Read(path, maxCache)
 	if err != nil {
-		return nil, false
-	}
-	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil || !st.Mode().IsRegular() || st.Size() < cacheHead || st.Size() > maxCache {
-		return nil, false
-	}
-	b := make([]byte, st.Size())
-	if _, err := f.ReadAt(b, 0); err != nil {
 		return nil, false
 	}
 	return decodeIndex(b, in.cacheKey())
@@ -117,24 +112,9 @@ func decodeIndex(b, key []byte) ([]span, bool) {
 	return spans, true
 }
 
-// saveIndex writes the index, if it can, under a temporary name first.
+// saveIndex writes the index, if it can.
 func (in *Info) saveIndex(spans []span) {
-	path := in.cachePath()
-	if path == "" {
-		return
-	}
-	f, err := os.CreateTemp(in.opt.CacheDir, ".new-*")
-	if err != nil {
-		return
-	}
-	_, err = f.Write(encodeIndex(spans, in.cacheKey()))
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		os.Remove(f.Name())
+	if path := in.cachePath(in.main.img, "units-"); path != "" {
+		kept.Write(path, encodeIndex(spans, in.cacheKey()))
 	}
 }

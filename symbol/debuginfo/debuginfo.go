@@ -24,7 +24,7 @@ type Options struct {
 	// elsewhere. buildID is that of an alternate file, else nil. The image is closed by Close. nil opens nothing.
 	Open func(path string, buildID []byte) (*module.Image, error)
 
-	// CacheDir is a directory, this user's alone, in which the index from addresses to units is kept of files
+	// CacheDir is a directory, this user's alone, in which the index from addresses to units and compressed sections, expanded, are kept of files
 	// with a build ID. "" keeps nothing.
 	CacheDir string
 }
@@ -59,6 +59,7 @@ type Info struct {
 	codes  map[uint64]*code
 	splits map[string]*file
 	images []*module.Image
+	mapped []func() // release files of the cache
 	notes  []string
 	size   int // of what is in the maps, in bytes, roughly
 	left   int // see spend
@@ -198,7 +199,7 @@ func (in *Info) Notes() []string {
 	return slices.Clone(in.notes)
 }
 
-// Close closes the other files. What Places and Lines returned stays valid.
+// Close closes the other files. What Places and Lines returned stays valid; they are not to be called any more.
 func (in *Info) Close() error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -207,6 +208,10 @@ func (in *Info) Close() error {
 		errs = append(errs, img.Close())
 	}
 	in.images = nil
+	for _, unmap := range in.mapped {
+		unmap()
+	}
+	in.mapped = nil
 	return errors.Join(errs...)
 }
 

@@ -60,17 +60,23 @@ func (f *file) sec(s section) []byte {
 		if f.dwo {
 			name += ".dwo"
 		}
-		e.b = f.data(name)
+		if sec := f.img.Section(name); sec != nil {
+			e.b = f.expand(sec)
+		}
 		f.in.spend(-byteWork * len(e.b))
 	})
 	return e.b
 }
 
 func (f *file) data(name string) []byte {
-	sec := f.img.Section(name)
-	if sec == nil {
-		return nil
+	if sec := f.img.Section(name); sec != nil {
+		return f.stored(sec)
 	}
+	return nil
+}
+
+// stored returns a section's contents from the file itself.
+func (f *file) stored(sec *module.Section) []byte {
 	b, err := f.img.Data(sec)
 	if err != nil {
 		f.in.note("%v", err)

@@ -1,0 +1,116 @@
+// Package kept reads and writes files of the user's cache: what costs time to find, and can be found again. A file is whole or absent, and a file
+// that cannot be written costs time only, so Write and Prune return no error. What is read may be damaged: its reader checks it.
+package kept
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// fresh is how exactly it is known when a file was last used: not every use is written to the disk.
+const fresh = time.Hour
+
+// Open opens a regular file of at most so many bytes, and notes that it was used.
+func Open(path string, most int64) (f *os.File, size int64, err error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	f = os.NewFile(uintptr(fd), path)
+	st, err := f.Stat()
+	if err == nil && (!st.Mode().IsRegular() || st.Size() > most) {
+		err = fmt.Errorf("%s: not a regular file of at most %d bytes", path, most)
+	}
+	if err != nil {
+		f.Close()
+		return nil, 0, err
+	}
+	if now := time.Now(); now.Sub(st.ModTime()) > fresh {
+		os.Chtimes(path, now, now)
+	}
+	return f, st.Size(), nil
+}
+
+// Read returns the contents of a file that Open opens.
+func Read(path string, most int64) ([]byte, error) {
+	f, size, err := Open(path, most)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b := make([]byte, size)
+	_, err = io.ReadFull(f, b)
+	return b, err
+}
+
+// Map returns the contents of a file that Open opens, mapped; unmap releases them. Whoever reads them guards against a file that is cut short
+// meanwhile (module.Guard).
+func Map(path string, most int64) (b []byte, unmap func(), err error) {
+	f, size, err := Open(path, most)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close()
+	if b, err = unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_POPULATE); err != nil {
+		return nil, nil, fmt.Errorf("map %s: %w", path, err)
+	}
+	return b, func() { unix.Munmap(b) }, nil
+}
+
+// Write writes a file, if it can: under a temporary name first.
+func Write(path string, parts ...[]byte) {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return
+	}
+	for _, b := range parts {
+		if err == nil {
+			_, err = f.Write(b)
+		}
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+}
+
+// Prune removes files of dir whose names begin with prefix, until the rest has at most so many bytes. Those go first that were not used for longest.
+func Prune(dir, prefix string, most int64) {
+	entries, _ := os.ReadDir(dir)
+	type file struct {
+		path string
+		size int64
+		used time.Time
+	}
+	var files []file
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), prefix) {
+			continue
+		}
+		if st, err := e.Info(); err == nil {
+			files = append(files, file{filepath.Join(dir, e.Name()), st.Size(), st.ModTime()})
+			most -= st.Size()
+		}
+	}
+	slices.SortFunc(files, func(a, b file) int { return a.used.Compare(b.used) })
+	for _, f := range files {
+		if most >= 0 {
+			break
+		}
+		if os.Remove(f.path) == nil {
+			most += f.size
+		}
+	}
+}

@@ -1,0 +1,83 @@
+package kept
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestWrite: what was written is read and mapped as it was; what is no regular file, too long, or behind a link is not read, and nothing waits.
+func TestWrite(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a")
+	Write(path, []byte("old"))
+	Write(path, []byte("ab"), nil, []byte("cd"))
+	if b, err := Read(path, 4); err != nil || string(b) != "abcd" {
+		t.Errorf("Read = %q, %v", b, err)
+	}
+	b, unmap, err := Map(path, 4)
+	if err != nil || !bytes.Equal(b, []byte("abcd")) {
+		t.Fatalf("Map = %q, %v", b, err)
+	}
+	Write(path, []byte("efgh")) // does not change what is mapped
+	if string(b) != "abcd" {
+		t.Errorf("mapped, and then written anew: %q", b)
+	}
+	unmap()
+	Write(filepath.Join(dir, "missing", "a"), []byte("lost"))
+	os.Symlink("a", filepath.Join(dir, "link"))
+	if err := unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	Write(filepath.Join(dir, "empty"))
+	for _, name := range []string{"link", "fifo", ".", "none"} {
+		if b, err := Read(filepath.Join(dir, name), 100); err == nil {
+			t.Errorf("Read(%s) = %q", name, b)
+		}
+	}
+	if b, err := Read(path, 3); err == nil {
+		t.Errorf("4 bytes, of which 3 may be read: %q", b)
+	}
+	if b, _, err := Map(filepath.Join(dir, "empty"), 100); err == nil {
+		t.Errorf("Map of an empty file = %q", b)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, ".new-*")); left != nil {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// TestPrune: the files go that were not used for longest, and no others.
+func TestPrune(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "[with] signs*")
+	os.Mkdir(dir, 0o700)
+	for i := range 5 {
+		path := filepath.Join(dir, fmt.Sprint("x-", i))
+		Write(path, make([]byte, 10))
+		at := time.Now().Add(time.Duration(i-10) * time.Hour)
+		os.Chtimes(path, at, at)
+	}
+	Write(filepath.Join(dir, "y-0"), make([]byte, 100))
+	if _, err := Read(filepath.Join(dir, "x-1"), 10); err != nil { // is used
+		t.Fatal(err)
+	}
+	Prune(dir, "x-", 39)
+	var left []string
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		left = append(left, e.Name())
+	}
+	if want := []string{"x-1", "x-3", "x-4", "y-0"}; !slices.Equal(left, want) {
+		t.Errorf("left: %v, want %v", left, want)
+	}
+	Prune(dir, "x-", 1000)
+	Prune(filepath.Join(dir, "none"), "x-", 0)
+	if more, _ := os.ReadDir(dir); len(more) != len(left) {
+		t.Errorf("removed although there was room: %d of %d are left", len(more), len(left))
+	}
+}
