@@ -215,7 +215,7 @@ type interval struct {
 // A label, or a function without a size, that starts inside a function with a size is part of that.
 func build(sources []source) *index {
 	keys := sortKeys(collect(sources))
-	room := len(keys) + len(keys)/4
+	room := 2 * len(keys) // pages that are not written cost nothing
 	x := &index{starts: make([]uint64, 0, room), refs: make([]uint32, 0, room)}
 	var open []interval // around the current address, the innermost last
 	closeTo := func(to uint64) {

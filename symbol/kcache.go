@@ -7,8 +7,9 @@ import (
 	"hash/crc32"
 	"os"
 	"path/filepath"
+	"runtime"
 
-	"golang.org/x/sys/unix"
+	"github.com/unspool/unspool/internal/kept"
 )
 
 // To read /proc/kallsyms takes a tenth of a second, most of it the kernel's, and what it says of the kernel proper stays
@@ -47,20 +48,19 @@ func bootID() string {
 // encode returns a file with the functions of the kernel proper.
 func (k *kernel) encode(boot string) []byte {
 	le := binary.LittleEndian
-	var funcs, names []byte
-	n := uint32(0)
-	for i := range k.funcs {
-		f := &k.funcs[i]
+	var funcs kfuncs
+	var names []byte
+	for i := range k.funcs.len() {
+		f := k.funcs.at(i)
 		if f.mod != 0 || f.start < k.bounds.stext || f.start >= k.bounds.etext {
 			continue
 		}
-		n++
-		funcs = le.AppendUint64(le.AppendUint64(funcs, f.start), f.end)
-		funcs = le.AppendUint16(le.AppendUint16(le.AppendUint32(funcs, uint32(len(names))), f.len), 0)
-		names = append(names, k.names[f.name:][:f.len]...)
+		name := k.names[f.name:][:f.len]
+		f.name = uint32(len(names))
+		funcs, names = funcs.add(&f), append(names, name...)
 	}
 	b := append([]byte(keptMagic), 0, 0, 0, 0)
-	b = le.AppendUint32(le.AppendUint32(append(b, boot...), n), uint32(len(names)))
+	b = le.AppendUint32(le.AppendUint32(append(b, boot...), uint32(funcs.len())), uint32(len(names)))
 	for _, v := range []uint64{k.bounds.text, k.bounds.stext, k.bounds.etext} {
 		b = le.AppendUint64(b, v)
 	}
@@ -75,7 +75,7 @@ func seal(b []byte) []byte {
 
 var errKept = errors.New("damaged, or of another boot")
 
-// decode makes k what encode wrote.
+// decode makes k what encode wrote; b must not change afterwards.
 func (k *kernel) decode(b []byte, boot string) error {
 	le := binary.LittleEndian
 	if len(b) < keptHead || string(b[:8]) != keptMagic || string(b[12:48]) != boot || crc32.Checksum(b[12:], castagnoli) != le.Uint32(b[8:]) {
@@ -87,40 +87,30 @@ func (k *kernel) decode(b []byte, boot string) error {
 	}
 	k.bounds = bounds{le.Uint64(b[56:]), le.Uint64(b[64:]), le.Uint64(b[72:])}
 	k.mods = []string{KernelModule}
-	k.names = b[keptHead+n*keptFunc:]
-	k.funcs = make([]kfunc, n)
+	funcs, names := kfuncs(b[keptHead:][:n*keptFunc]), b[keptHead+n*keptFunc:]
 	last := uint64(0)
-	for i := range k.funcs {
-		r := b[keptHead+i*keptFunc:]
-		f := kfunc{start: le.Uint64(r), end: le.Uint64(r[8:]), name: le.Uint32(r[16:]), len: le.Uint16(r[20:])}
-		if f.start < last || uint64(f.name)+uint64(f.len) > size {
+	for i := range funcs.len() {
+		f := funcs.at(i)
+		if f.start < last || uint64(f.name)+uint64(f.len) > size || f.mod != 0 {
 			return errKept
 		}
-		k.funcs[i], last = f, f.start
+		last = f.start
 	}
+	k.funcs, k.names = funcs, names
 	return nil
 }
 
-// loadKept reads the file. Whatever is wrong with it, the kernel can be asked.
+// loadKept maps the file, for as long as k is in use. Whatever is wrong with it, the kernel can be asked.
 func (k *kernel) loadKept(dir string) error {
 	boot := bootID()
 	if dir == "" || boot == "" {
 		return errKept
 	}
-	fd, err := unix.Open(filepath.Join(dir, keptName), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	b, unmap, err := kept.Map(filepath.Join(dir, keptName), maxKallsyms)
 	if err != nil {
 		return err
 	}
-	f := os.NewFile(uintptr(fd), keptName)
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil || !st.Mode().IsRegular() || st.Size() > maxKallsyms {
-		return errKept
-	}
-	b := make([]byte, st.Size())
-	if _, err := f.ReadAt(b, 0); err != nil {
-		return err
-	}
+	runtime.AddCleanup(k, func(unmap func()) { unmap() }, unmap)
 	return k.decode(b, boot)
 }
 
@@ -130,18 +120,5 @@ func (k *kernel) keep(dir string) {
 	if dir == "" || boot == "" || k.bounds.stext >= k.bounds.etext {
 		return
 	}
-	f, err := os.CreateTemp(dir, ".new-*")
-	if err != nil {
-		return
-	}
-	_, err = f.Write(k.encode(boot))
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(dir, keptName))
-	}
-	if err != nil {
-		os.Remove(f.Name())
-	}
+	kept.Write(filepath.Join(dir, keptName), k.encode(boot))
 }

@@ -52,7 +52,7 @@ func TestKeptDamaged(t *testing.T) {
 	}
 	b := k.encode(boot)
 	var back kernel
-	if err := back.decode(b, boot); err != nil || len(back.funcs) != 3 || back.bounds != k.bounds {
+	if err := back.decode(b, boot); err != nil || back.funcs.len() != 3 || back.bounds != k.bounds {
 		t.Fatalf("%v: %+v, %+v", err, back.funcs, back.bounds)
 	}
 	if back.decode(b, "x"+boot[1:]) == nil {
@@ -94,8 +94,9 @@ func FuzzKept(f *testing.F) {
 		seal(b)
 		var back kernel
 		if back.decode(b, boot) == nil {
-			for i := range back.funcs {
-				_ = back.names[back.funcs[i].name:][:back.funcs[i].len]
+			for i := range back.funcs.len() {
+				f := back.funcs.at(i)
+				_, _ = back.names[f.name:][:f.len], back.mods[f.mod]
 			}
 		}
 	})

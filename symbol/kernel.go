@@ -30,7 +30,7 @@ type kernel struct {
 	asked atomic.Bool // once is over
 	err   error
 
-	funcs  []kfunc // sorted by start, one for each address
+	funcs  kfuncs // sorted by start, one for each address
 	names  []byte
 	mods   []string // KernelModule first, then "[ext4]"
 	bias   uint64   // from the addresses that are asked for to those of funcs
@@ -48,19 +48,51 @@ type kfunc struct {
 	mod   uint16
 }
 
+// kfuncs are functions as a file of the cache has them: keptFunc bytes each, little-endian.
+type kfuncs []byte
+
+func (f kfuncs) len() int { return len(f) / keptFunc }
+
+func (f kfuncs) start(i int) uint64 { return binary.LittleEndian.Uint64(f[i*keptFunc:]) }
+
+func (f kfuncs) at(i int) kfunc {
+	le, b := binary.LittleEndian, f[i*keptFunc:][:keptFunc]
+	return kfunc{start: le.Uint64(b), end: le.Uint64(b[8:]), name: le.Uint32(b[16:]), len: le.Uint16(b[20:]), mod: le.Uint16(b[22:])}
+}
+
+func (f kfuncs) add(x *kfunc) kfuncs {
+	le := binary.LittleEndian
+	f = le.AppendUint64(le.AppendUint64(f, x.start), x.end)
+	return le.AppendUint16(le.AppendUint16(le.AppendUint32(f, x.name), x.len), x.mod)
+}
+
 // Kernel names an address in the kernel. mod is KernelModule or the name of a loadable module in
 // brackets. Start is an address of the kernel that is running. KernelNote says why nothing is found.
 func (r *Resolver) Kernel(addr uint64) (s Symbol, mod string, ok bool) {
-	k := r.keptKernel()
-	if a := addr + k.bias; k.err != nil || a < k.bounds.stext || a >= k.bounds.etext {
-		k = r.loadKernel()
+	err := module.Guard(func() error {
+		k := r.keptKernel()
+		if a := addr + k.bias; k.err != nil || a < k.bounds.stext || a >= k.bounds.etext {
+			k = r.loadKernel()
+		}
+		s, mod, ok = r.kernelSymbol(k, addr)
+		return nil
+	})
+	if err != nil { // the file of the cache was cut short meanwhile
+		return r.kernelSymbol(r.loadKernel(), addr)
 	}
+	return s, mod, ok
+}
+
+func (r *Resolver) kernelSymbol(k *kernel, addr uint64) (s Symbol, mod string, ok bool) {
 	a := addr + k.bias
-	i := sort.Search(len(k.funcs), func(i int) bool { return k.funcs[i].start > a }) - 1
-	if i < 0 || a >= k.funcs[i].end || k.bias != 0 && k.funcs[i].mod != 0 {
+	i := sort.Search(k.funcs.len(), func(i int) bool { return k.funcs.start(i) > a }) - 1
+	if i < 0 {
 		return Symbol{}, "", false
 	}
-	f := &k.funcs[i]
+	f := k.funcs.at(i)
+	if a >= f.end || k.bias != 0 && f.mod != 0 {
+		return Symbol{}, "", false
+	}
 	linkage := string(k.names[f.name:][:f.len])
 	return Symbol{Name: r.names.get(linkage, false), Linkage: linkage, Start: arch.Vaddr(f.start - k.bias), Size: f.end - f.start}, k.mods[f.mod], true
 }
@@ -104,7 +136,8 @@ func (r *Resolver) kernelOptions() *Options {
 func (r *Resolver) keptKernel() *kernel {
 	k := &r.kept
 	k.once.Do(func() {
-		if k.err = k.loadKept(r.opt.keptDir()); k.err == nil {
+		k.err = errKept // also where a fault ends what follows
+		if err := k.loadKept(r.opt.keptDir()); err == nil {
 			k.err = k.fit(r.kernelOptions())
 		}
 	})
@@ -224,7 +257,7 @@ func (k *kernel) read(r io.Reader) error {
 		return errHidden
 	}
 	keys = sortKeys(keys)
-	k.funcs = make([]kfunc, 0, len(keys))
+	k.funcs = make(kfuncs, 0, keptFunc*len(keys))
 	for i := 0; i < len(keys); {
 		best := &lines[keys[i].ref]
 		j := i + 1
@@ -240,7 +273,7 @@ func (k *kernel) read(r io.Reader) error {
 					best.f.end = next.addr
 				}
 			}
-			k.funcs = append(k.funcs, best.f)
+			k.funcs = k.funcs.add(&best.f)
 		}
 		i = j
 	}

@@ -185,11 +185,14 @@ func FuzzKallsyms(f *testing.F) {
 		if s, _, ok := r.Kernel(a); ok && (a < uint64(s.Start) || a-uint64(s.Start) >= s.Size) {
 			t.Errorf("Kernel(%#x) = %+v", a, s)
 		}
-		for i := range k.funcs {
-			r.Kernel(k.funcs[i].start)
-			if k.funcs[i].end < k.funcs[i].start || i > 0 && k.funcs[i].start < k.funcs[i-1].end {
-				t.Fatalf("functions %+v, %+v", k.funcs[max(i-1, 0)], k.funcs[i])
+		last := kfunc{}
+		for i := range k.funcs.len() {
+			f := k.funcs.at(i)
+			r.Kernel(f.start)
+			if f.end < f.start || f.start < last.end {
+				t.Fatalf("functions %+v, %+v", last, f)
 			}
+			last = f
 		}
 	})
 }
