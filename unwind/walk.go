@@ -33,7 +33,9 @@ type Walker struct {
 	text    [16]byte // instructions that are looked at
 	code    [arch.MaxCall + arch.MaxEdge]byte
 	cache   *[numSites]site
-	start   site // its next is where the last stack began
+	mask    uint16 // of the numbers of sites that are in use
+	missed  int    // since it is that
+	start   site   // its next is where the last stack began
 	touched byte
 }
 
@@ -75,6 +77,9 @@ const (
 const (
 	cacheBits = 15
 	numSites  = 1 << cacheBits
+
+	// firstMask is the first Walker.mask: a small recording does not touch pages of all sites, which takes longer than its walks.
+	firstMask = 1<<10 - 1
 )
 
 // NewWalker returns a Walker that stops after depth frames; 0 means DefaultDepth.
@@ -82,7 +87,7 @@ func NewWalker(depth int) *Walker {
 	if depth <= 0 {
 		depth = DefaultDepth
 	}
-	return &Walker{depth: depth, cache: new([numSites]site), plains: map[*Code][]plain{}}
+	return &Walker{depth: depth, cache: new([numSites]site), mask: firstMask, plains: map[*Code][]plain{}}
 }
 
 // tagOf returns the tag of an address in a space.
@@ -96,9 +101,12 @@ func tagOf(s *Space, exact bool) uint64 {
 // find returns what is known about pc in the space of tag, and remembers for the frame below, from, where that is. The
 // result is valid until the next call.
 func (w *Walker) find(space *Space, pc, tag uint64, from *site) *site {
-	i := uint16((pc ^ tag<<40) * 0x9e3779b97f4a7c15 >> (64 - cacheBits))
+	i := uint16((pc ^ tag<<40) * 0x9e3779b97f4a7c15 >> (64 - cacheBits) & uint64(w.mask))
 	e := &w.cache[i%numSites]
 	if e.pc != pc || e.tag != tag {
+		if w.missed++; w.missed > int(w.mask)/2 && w.mask < numSites-1 {
+			w.mask, w.missed = w.mask<<2|3, 0 // what is remembered stays where it is: some of it is found out again
+		}
 		*e = w.resolve(space, arch.Addr(pc), tag&1 != 0)
 		e.pc, e.tag = pc, tag
 	}
