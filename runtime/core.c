@@ -36,313 +36,56 @@ static uint64_t number(const uint8_t *b, unsigned n)
 
 /* ---- Expressions (docs/SEMANTICS.md, section 3) ---- */
 
-enum { MAX_STACK = 64, MAX_STEPS = 4096 };
-
-/* An expression that is being run. */
+/* An expression that is run: step.h. */
 struct expr {
+	struct us_state *s;
+	const struct us_mem *m;
 	const uint8_t *p;
-	int64_t at, n;
+	uint32_t e_at, e_len, e_n;
+	uint64_t e_stack[2 * UNSPOOL_EXPR_STACK];
 };
 
-/* An unsigned LEB128 that fits 64 bits; 0 if there is none. */
-static int uleb(struct expr *e, uint64_t *to)
+static int load(struct expr *e, uint64_t addr, uint64_t *to)
 {
-	uint64_t v = 0;
-	int64_t at = e->at;
-
-	for (unsigned shift = 0; at < e->n; shift += 7) {
-		uint64_t low = e->p[at] & 0x7f;
-
-		if ((shift >= 64 && low) || (shift == 63 && low > 1))
-			return 0;
-		if (shift < 64)
-			v |= low << shift;
-		if (e->p[at++] < 0x80) {
-			e->at = at;
-			*to = v;
-			return 1;
-		}
-	}
-	return 0;
+	return e->m->load(e->m->ctx, addr, to);
 }
 
-/* A signed LEB128, whose bits beyond 64 are dropped; 0 if it is cut off. */
-static int sleb(struct expr *e, uint64_t *to)
+static int get(struct expr *e, uint32_t slot, uint64_t *to)
 {
-	uint64_t v = 0;
-	int64_t at = e->at;
-
-	for (unsigned shift = 0; at < e->n;) {
-		uint8_t c = e->p[at++];
-
-		if (shift < 64)
-			v |= (uint64_t)(c & 0x7f) << shift;
-		shift = shift < 64 ? shift + 7 : shift;
-		if (c < 0x80) {
-			if (shift < 64 && c & 0x40)
-				v |= ~(uint64_t)0 << shift;
-			e->at = at;
-			*to = v;
-			return 1;
-		}
-	}
-	return 0;
+	return us_get_with(e->s, slot, e->m->load, e->m->reg, e->m->ctx, to);
 }
 
-/* A number of size bytes, extended by its sign. */
-static int fixed(struct expr *e, unsigned size, int is_signed, uint64_t *to)
+#define PART static
+#define STEP_RUN struct expr
+#define STEP_BYTES(e, at, n) number((e)->p + (at), n)
+#define STEP_GET(e, slot, to) get(e, slot, to)
+#define STEP_LOAD(e, addr, to) load(e, addr, to)
+#define STEP_PC(e) (e)->s->pc
+#define STEP_FAULT(e) (e)->s->fault
+#define STEP_LEB UINT32_MAX
+#include "step.h"
+
+/* Runs the expression of w that off says, its length in the upper half; with push, the stack starts with cfa. */
+static int eval(const struct us_wides *w, uint64_t off, struct us_state *s, const struct us_mem *m, uint64_t cfa, int push, uint64_t *to)
 {
-	if (e->n - e->at < (int64_t)size)
-		return 0;
-	*to = number(e->p + e->at, size);
-	if (is_signed && size < 8)
-		*to = (uint64_t)((int64_t)(*to << (64 - 8 * size)) >> (64 - 8 * size));
-	e->at += size;
-	return 1;
-}
+	uint32_t at = (uint32_t)off, n = (uint32_t)(off >> 32);
+	struct expr e;
 
-/* What an operation needs on the stack, and what the ones that push more leave in its place; -1: not allowed. */
-static int stack_use(uint8_t op, int *gives)
-{
-	*gives = 1;
-	if (op >= DW_OP_lit0 && op <= DW_OP_lit31)
-		return 0;
-	if (op >= DW_OP_breg0 && op <= DW_OP_breg31)
-		return 0;
-	switch (op) {
-	case DW_OP_addr:
-	case DW_OP_bregx:
-	case DW_OP_const1u ... DW_OP_consts:
-		return 0;
-	case DW_OP_dup:
-	case DW_OP_pick:
-		*gives = 2;
-		return 1;
-	case DW_OP_over:
-		*gives = 3;
-		return 2;
-	case DW_OP_drop:
-	case DW_OP_bra:
-		*gives = 0;
-		return 1;
-	case DW_OP_deref:
-	case DW_OP_deref_size:
-	case DW_OP_abs:
-	case DW_OP_neg:
-	case DW_OP_not:
-	case DW_OP_plus_uconst:
-		return 1;
-	case DW_OP_swap:
-		*gives = 2;
-		return 2;
-	case DW_OP_rot:
-		*gives = 3;
-		return 3;
-	case DW_OP_skip:
-	case DW_OP_nop:
-		*gives = 0;
-		return 0;
-	case DW_OP_and ... DW_OP_minus: /* and, div, minus */
-	case DW_OP_mod:
-	case DW_OP_mul:
-	case DW_OP_or:
-	case DW_OP_plus:
-	case DW_OP_shl:
-	case DW_OP_shr:
-	case DW_OP_shra:
-	case DW_OP_xor:
-	case DW_OP_eq ... DW_OP_ne:
-		return 2;
-	}
-	return -1;
-}
-
-/* Operations on one or two values: a is the top of the stack. 0: division by zero. */
-static int arith(uint8_t op, uint64_t a, uint64_t b, uint64_t arg, uint64_t *r)
-{
-	int64_t sa = (int64_t)a, sb = (int64_t)b;
-
-	switch (op) {
-	case DW_OP_abs: *r = sa < 0 ? -a : a; break;
-	case DW_OP_and: *r = b & a; break;
-	case DW_OP_div:
-		if (a == 0)
-			return 0;
-		*r = sa == -1 ? -b : (uint64_t)(sb / sa);
-		break;
-	case DW_OP_minus: *r = b - a; break;
-	case DW_OP_mod:
-		if (a == 0)
-			return 0;
-		*r = b % a;
-		break;
-	case DW_OP_mul: *r = b * a; break;
-	case DW_OP_neg: *r = -a; break;
-	case DW_OP_not: *r = ~a; break;
-	case DW_OP_or: *r = b | a; break;
-	case DW_OP_plus: *r = b + a; break;
-	case DW_OP_plus_uconst: *r = a + arg; break;
-	case DW_OP_shl: *r = a < 64 ? b << a : 0; break;
-	case DW_OP_shr: *r = a < 64 ? b >> a : 0; break;
-	case DW_OP_shra: *r = (uint64_t)(sb >> (a < 64 ? a : 63)); break;
-	case DW_OP_xor: *r = b ^ a; break;
-	case DW_OP_eq: *r = b == a; break;
-	case DW_OP_ne: *r = b != a; break;
-	case DW_OP_ge: *r = sb >= sa; break;
-	case DW_OP_gt: *r = sb > sa; break;
-	case DW_OP_le: *r = sb <= sa; break;
-	case DW_OP_lt: *r = sb < sa; break;
-	default: return 0;
-	}
-	return 1;
-}
-
-/* Reads n bytes at addr; where eight cannot be read there, the eight that end with them. */
-static int load_size(const struct us_mem *m, struct us_state *s, uint64_t addr, uint64_t n, uint64_t *to)
-{
-	uint64_t mask, v;
-
-	if (n == 0 || n > 8)
+	if (at > w->expr_size || n > w->expr_size - at)
 		return US_BAD_EXPR;
-	mask = ~(uint64_t)0 >> (64 - 8 * n);
-	if (m->load(m->ctx, addr, &v)) {
-		*to = v & mask;
-		return US_OK;
-	}
-	if (n < 8 && m->load(m->ctx, addr - (8 - n), &v)) {
-		*to = v >> (64 - 8 * n) & mask;
-		return US_OK;
-	}
-	s->fault = addr;
-	return US_UNREADABLE;
-}
+	e.s = s;
+	e.m = m;
+	e.p = w->exprs + at;
+	step_begin(&e, n, push, cfa);
+	for (int steps = 0; e.e_at < e.e_len; steps++) {
+		int o = steps < UNSPOOL_EXPR_STEPS ? step_op(&e) : US_BAD_EXPR;
 
-/* Decodes the operand of the operation op. 0: it is cut off. */
-static int operand(struct expr *e, uint8_t op, uint64_t *reg, uint64_t *arg)
-{
-	*arg = 0;
-	if (op >= DW_OP_lit0 && op <= DW_OP_lit31) {
-		*arg = (uint64_t)(op - DW_OP_lit0);
-		return 1;
+		if (o != US_OK)
+			return o;
 	}
-	if (op >= DW_OP_breg0 && op <= DW_OP_breg31) {
-		*reg = (uint64_t)(op - DW_OP_breg0);
-		return sleb(e, arg);
-	}
-	switch (op) {
-	case DW_OP_addr:
-		return fixed(e, 8, 0, arg);
-	case DW_OP_const1u ... DW_OP_const8s:
-		return fixed(e, 1u << ((op - DW_OP_const1u) >> 1), op & 1, arg);
-	case DW_OP_constu:
-	case DW_OP_plus_uconst:
-		return uleb(e, arg);
-	case DW_OP_consts:
-		return sleb(e, arg);
-	case DW_OP_bregx:
-		return uleb(e, reg) && *reg <= 0xffff && sleb(e, arg);
-	case DW_OP_pick:
-	case DW_OP_deref_size:
-		return fixed(e, 1, 0, arg);
-	case DW_OP_bra:
-	case DW_OP_skip:
-		return fixed(e, 2, 1, arg);
-	}
-	return 1;
-}
-
-/* Runs an expression; with push, the stack starts with cfa. */
-static int eval(struct expr e, struct us_state *s, const struct us_mem *m, uint64_t cfa, int push, uint64_t *to)
-{
-	uint64_t st[MAX_STACK + 2], a, b, r, reg = 0, arg;
-	int n = 0, need, gives, o;
-
-	if (push)
-		st[n++] = cfa;
-	for (int steps = 0; e.at < e.n;) {
-		uint8_t op = e.p[e.at++];
-
-		if (++steps > MAX_STEPS)
-			return US_BAD_EXPR;
-		need = stack_use(op, &gives);
-		if (need < 0 || !operand(&e, op, &reg, &arg) || n < need || n - need + gives > MAX_STACK)
-			return US_BAD_EXPR;
-		a = n > 0 ? st[n - 1] : 0;
-		b = n > 1 ? st[n - 2] : 0;
-		switch (op) {
-		case DW_OP_breg0 ... DW_OP_breg31:
-		case DW_OP_bregx:
-			if (reg == US_RA) {
-				r = s->pc;
-			} else {
-				o = us_get_with(s, (unsigned)reg, m->load, m->reg, m->ctx, &r);
-				if (o != US_OK)
-					return o;
-			}
-			r += arg;
-			break;
-		case DW_OP_lit0 ... DW_OP_lit31:
-		case DW_OP_const1u ... DW_OP_consts:
-		case DW_OP_addr:
-			r = arg;
-			break;
-		case DW_OP_deref:
-			if (!m->load(m->ctx, a, &r)) {
-				s->fault = a;
-				return US_UNREADABLE;
-			}
-			break;
-		case DW_OP_deref_size:
-			o = load_size(m, s, a, arg, &r);
-			if (o != US_OK)
-				return o;
-			break;
-		case DW_OP_dup:
-			st[n++] = a;
-			continue;
-		case DW_OP_drop:
-			n--;
-			continue;
-		case DW_OP_over:
-			st[n++] = b;
-			continue;
-		case DW_OP_pick:
-			if (arg >= (uint64_t)n)
-				return US_BAD_EXPR;
-			r = st[n - 1 - (int)arg];
-			st[n++] = r;
-			continue;
-		case DW_OP_swap:
-			st[n - 1] = b;
-			st[n - 2] = a;
-			continue;
-		case DW_OP_rot:
-			st[n - 1] = b;
-			st[n - 2] = st[n - 3];
-			st[n - 3] = a;
-			continue;
-		case DW_OP_bra:
-			n--;
-			if (a == 0)
-				continue;
-			/* fallthrough */
-		case DW_OP_skip:
-			e.at += (int64_t)arg;
-			if (e.at < 0 || e.at > e.n)
-				return US_BAD_EXPR;
-			continue;
-		case DW_OP_nop:
-			continue;
-		default:
-			if (!arith(op, a, b, arg, &r))
-				return US_BAD_EXPR;
-		}
-		n -= need;
-		st[n++] = r;
-	}
-	if (n == 0)
+	if (e.e_n == 0)
 		return US_BAD_EXPR;
-	*to = st[n - 1];
+	*to = STEP_TOP(&e, 0);
 	return US_OK;
 }
 
@@ -353,17 +96,6 @@ struct wrule {
 	unsigned of, kind, reg;
 	uint64_t off;
 };
-
-/* Bytes of the expression that off says. Where it leads out of the expressions it is one that fails. */
-static struct expr expression(const struct us_wides *w, uint64_t off)
-{
-	static const uint8_t bad = 0xff;
-	uint64_t at = off & 0xffffffff, n = off >> 32;
-
-	if (at > w->expr_size || n > w->expr_size - at)
-		return (struct expr){&bad, 0, 1};
-	return (struct expr){w->exprs + at, 0, (int64_t)n};
-}
 
 /* What rule r says of the return address. */
 static int value_of(const struct us_wides *w, const struct wrule *r, struct us_state *s, const struct us_mem *m,
@@ -398,7 +130,7 @@ static int value_of(const struct us_wides *w, const struct wrule *r, struct us_s
 		break;
 	case UNSPOOL_EXPR:
 	case UNSPOOL_VAL_EXPR:
-		o = eval(expression(w, r->off), s, m, cfa, 1, &addr);
+		o = eval(w, r->off, s, m, cfa, 1, &addr);
 		if (o != US_OK || r->kind == UNSPOOL_VAL_EXPR) {
 			if (o == US_OK)
 				*to = addr;
@@ -460,7 +192,7 @@ static void locate(const struct us_wides *w, const struct wrule *r, struct us_st
 		break;
 	case UNSPOOL_EXPR:
 	case UNSPOOL_VAL_EXPR:
-		o = eval(expression(w, r->off), s, m, cfa, 1, &v);
+		o = eval(w, r->off, s, m, cfa, 1, &v);
 		if (o == US_OK) {
 			set_loc(next, r->of, v, r->kind == UNSPOOL_EXPR);
 			return;
@@ -491,7 +223,7 @@ US_COLD int us_apply_wide(const struct us_rule *rule, struct us_state *s, const 
 
 	/* The CFA. */
 	if (kind == UNSPOOL_CFA_EXPR) {
-		o = eval(expression(w, number(b + UNSPOOL_OFF_WIDE_OFF, 8)), s, m, 0, 0, &cfa);
+		o = eval(w, number(b + UNSPOOL_OFF_WIDE_OFF, 8), s, m, 0, 0, &cfa);
 		if (o != US_OK)
 			return o;
 	} else if (kind != UNSPOOL_CFA_NONE) {

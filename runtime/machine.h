@@ -93,6 +93,11 @@ enum { /* call frame instructions (DWARF 5, section 7.24) */
 	DW_CFA_LLVM_def_aspace_cfa_sf = 0x31,
 };
 
+enum { /* bounds of expressions: values on the stack, operations */
+	UNSPOOL_EXPR_STACK = 64,
+	UNSPOOL_EXPR_STEPS = 4096,
+};
+
 enum { /* x86_64: slots of registers */
 	UNSPOOL_X86_64_REG_RAX = 0,
 	UNSPOOL_X86_64_REG_RDX = 1,

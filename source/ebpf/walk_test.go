@@ -95,13 +95,13 @@ func check(ref *rows.Table, q *question, a *answer, c *rows.Checker) error {
 	return nil
 }
 
-// steps asks the program about both ends of each row of a table, and checks the answers.
-func steps(t testing.TB, prog, name string, ref *rows.Table) (n int) {
+// answers asks the program about both ends of each row of a table.
+func answers(t testing.TB, prog string, ref *rows.Table) (qs []question, as []answer) {
+	t.Helper()
 	b, err := compact.Emit(ref)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var qs []question
 	for i, r := range ref.Rows {
 		qs = append(qs, ask(r.Lo, 2*i), ask(ref.Hi(i)-1, 2*i+1))
 	}
@@ -113,14 +113,18 @@ func steps(t testing.TB, prog, name string, ref *rows.Table) (n int) {
 	cmd.Stdin, cmd.Stderr = &in, os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		t.Errorf("%s: %v", name, err)
-		return 0
+		t.Fatal(err)
 	}
-	as := make([]answer, len(qs))
+	as = make([]answer, len(qs))
 	if err := binary.Read(bytes.NewReader(out), binary.LittleEndian, as); err != nil && err != io.EOF {
-		t.Errorf("%s: %v", name, err)
-		return 0
+		t.Fatal(err)
 	}
+	return qs, as
+}
+
+// steps asks the program about a table, and checks the answers.
+func steps(t testing.TB, prog, name string, ref *rows.Table) (n int) {
+	qs, as := answers(t, prog, ref)
 	var c rows.Checker
 	bad := 0
 	for i := range qs {

@@ -42,6 +42,15 @@ func machineHeader(root string) ([]byte, error) {
 		}
 		b.WriteString("};\n")
 	}
+	limits, err := constants(filepath.Join(root, "rows/expr.go"), "maxExpr")
+	if err != nil {
+		return nil, err
+	}
+	b.WriteString("\nenum { /* bounds of expressions: values on the stack, operations */\n")
+	for _, c := range limits {
+		fmt.Fprintf(&b, "\tUNSPOOL_%s = %s,\n", strings.ToUpper(snake(strings.TrimPrefix(c[0], "max"))), c[1])
+	}
+	b.WriteString("};\n")
 	for _, m := range arch.Machines() {
 		machine(&b, m)
 	}

@@ -35,8 +35,6 @@
 #define WINDOW 4096	/* bytes of the stack that are read at once */
 #define WINDOW_FIRST 1024 /* the first time: most stacks are not deep */
 #define WINDOW_BELOW 64 /* of them below what was asked for */
-#define EXPR_STACK 64
-#define EXPR_STEPS 4096
 #define WALK_STEPS 8192 /* of all expressions of a walk, which holds up a processor */
 #define MAX_UP (1ull << 30) /* a frame pointer that leads farther is none */
 #define MAX_MOVES 64 /* times that a walk may go down to another stack: maxMoves of unwind */
@@ -199,7 +197,7 @@ struct walk {
 	s32 ra_outcome;
 
 	/* An expression that is run. */
-	u64 e_stack[2 * EXPR_STACK];
+	u64 e_stack[2 * UNSPOOL_EXPR_STACK];
 	u64 e_base;            /* offset of its bytes in the table */
 	u32 e_at, e_len, e_n;  /* the next byte, how many there are, values on the stack */
 	s32 e_outcome;

@@ -6,279 +6,14 @@
 
 /* ---- Expressions ---- */
 
-/* A LEB128 may have so many bytes, trailing ones without meaning included. */
-#define MAX_LEB 24
-
-/*
- * Decodes a LEB128 at the expression's next byte. An unsigned one must fit 64 bits; of a signed one, what does not is
- * dropped. Returns 0 where it is cut off.
- */
-PART int leb(struct walk *w, u32 is_signed, u64 *to)
-{
-	u64 v = 0;
-	u32 i;
-
-	if (!w || !to)
-		return 0;
-	for (i = 0; i < MAX_LEB; i++) {
-		u32 shift = 7 * i;
-		u64 c;
-
-		if (w->e_at >= w->e_len)
-			return 0;
-		c = (u8)word_at(w->table, w->e_base + w->e_at);
-		w->e_at++;
-		if (!is_signed && ((shift >= 64 && c & 0x7f) || (shift == 63 && (c & 0x7f) > 1)))
-			return 0;
-		if (shift < 64)
-			v |= (c & 0x7f) << shift;
-		if (c < 0x80) {
-			if (is_signed && c & 0x40 && shift + 7 < 64)
-				v |= ~(u64)0 << (shift + 7);
-			*to = v;
-			return 1;
-		}
-	}
-	return 0;
-}
-
-/* A number of 1, 2, 4 or 8 bytes. Returns 0 where it is cut off. */
-PART int fixed(struct walk *w, u32 size, u32 is_signed, u64 *to)
-{
-	u64 v;
-
-	if (!w || !to || w->e_len - w->e_at < size || w->e_at > w->e_len)
-		return 0;
-	v = word_at(w->table, w->e_base + w->e_at);
-	w->e_at += size;
-	switch (size) {
-	case 1: v = is_signed ? (u64)(s64)(s8)v : (u8)v; break;
-	case 2: v = is_signed ? (u64)(s64)(s16)v : (u16)v; break;
-	case 4: v = is_signed ? (u64)(s64)(s32)v : (u32)v; break;
-	}
-	*to = v;
-	return 1;
-}
-
-/* What an operation takes from the stack and what it leaves there instead, as takes << 8 | gives; 0xffff: not allowed. */
-static __always_inline u32 stack_use(u32 op)
-{
-	if ((op >= DW_OP_lit0 && op <= DW_OP_lit31) || (op >= DW_OP_breg0 && op <= DW_OP_breg31) || (op >= DW_OP_const1u && op <= DW_OP_consts))
-		return 0x001;
-	switch (op) {
-	case DW_OP_addr:
-	case DW_OP_bregx: return 0x001;
-	case DW_OP_dup:
-	case DW_OP_pick: return 0x102;
-	case DW_OP_over: return 0x203;
-	case DW_OP_drop:
-	case DW_OP_bra: return 0x100;
-	case DW_OP_deref:
-	case DW_OP_deref_size:
-	case DW_OP_abs:
-	case DW_OP_neg:
-	case DW_OP_not:
-	case DW_OP_plus_uconst: return 0x101;
-	case DW_OP_swap: return 0x202;
-	case DW_OP_rot: return 0x303;
-	case DW_OP_skip:
-	case DW_OP_nop: return 0x000;
-	case DW_OP_and:
-	case DW_OP_div:
-	case DW_OP_minus:
-	case DW_OP_mod:
-	case DW_OP_mul:
-	case DW_OP_or:
-	case DW_OP_plus:
-	case DW_OP_shl:
-	case DW_OP_shr:
-	case DW_OP_shra:
-	case DW_OP_xor:
-	case DW_OP_eq:
-	case DW_OP_ge:
-	case DW_OP_gt:
-	case DW_OP_le:
-	case DW_OP_lt:
-	case DW_OP_ne: return 0x201;
-	}
-	return 0xffff;
-}
-
-/* Reads size bytes at addr; where eight cannot be read there, the eight that end with them. */
-PART int load_size(struct walk *w, u64 addr, u32 size, u64 *to)
-{
-	u64 v, mask;
-
-	if (!w || !to || size == 0 || size > 8)
-		return BAD_EXPR;
-	mask = ~(u64)0 >> (64 - 8 * size);
-	if (load(w, addr, &v)) {
-		*to = v & mask;
-		return OK;
-	}
-	if (size < 8 && load(w, addr - (8 - size), &v)) {
-		*to = v >> (64 - 8 * size) & mask;
-		return OK;
-	}
-	w->fault = addr;
-	return UNREADABLE;
-}
-
-/* Operations on one or two values, of which a is the top of the stack. */
-PART int arith(u32 op, u64 a, u64 b, u64 arg, u64 *to)
-{
-	s64 sa = (s64)a, sb = (s64)b;
-	u64 ua, ub;
-
-	if (!to)
-		return 0;
-	switch (op) {
-	case DW_OP_abs: *to = sa < 0 ? -a : a; break;
-	case DW_OP_and: *to = b & a; break;
-	case DW_OP_div: /* signed; the kernel's program has unsigned division only */
-		if (a == 0)
-			return 0;
-		ua = sa < 0 ? -a : a;
-		ub = sb < 0 ? -b : b;
-		*to = (sa < 0) != (sb < 0) ? -(ub / ua) : ub / ua;
-		break;
-	case DW_OP_minus: *to = b - a; break;
-	case DW_OP_mod:
-		if (a == 0)
-			return 0;
-		*to = b % a;
-		break;
-	case DW_OP_mul: *to = b * a; break;
-	case DW_OP_neg: *to = -a; break;
-	case DW_OP_not: *to = ~a; break;
-	case DW_OP_or: *to = b | a; break;
-	case DW_OP_plus: *to = b + a; break;
-	case DW_OP_plus_uconst: *to = a + arg; break;
-	case DW_OP_shl: *to = a < 64 ? b << (a & 63) : 0; break;
-	case DW_OP_shr: *to = a < 64 ? b >> (a & 63) : 0; break;
-	case DW_OP_shra: *to = (u64)(sb >> (a < 64 ? a & 63 : 63)); break;
-	case DW_OP_xor: *to = b ^ a; break;
-	case DW_OP_eq: *to = b == a; break;
-	case DW_OP_ne: *to = b != a; break;
-	case DW_OP_ge: *to = sb >= sa; break;
-	case DW_OP_gt: *to = sb > sa; break;
-	case DW_OP_le: *to = sb <= sa; break;
-	case DW_OP_lt: *to = sb < sa; break;
-	default: return 0;
-	}
-	return 1;
-}
-
-#define TOP(w, i) ((w)->e_stack[((w)->e_n - 1 - (i)) & (2 * EXPR_STACK - 1)])
-
-/* Runs one operation. Returns OK to go on. */
-static __always_inline int expr_op(struct walk *w)
-{
-	u64 a, b, c, r = 0, arg = 0, reg = 0;
-	u32 op, use, takes, gives;
-	int o;
-
-	if (!w)
-		return BAD_EXPR;
-	op = (u8)word_at(w->table, w->e_base + w->e_at);
-	w->e_at++;
-	use = stack_use(op);
-	takes = use >> 8;
-	gives = use & 0xff;
-
-	/* The operand. */
-	o = 1;
-	if (op >= DW_OP_lit0 && op <= DW_OP_lit31) {
-		arg = op - DW_OP_lit0;
-	} else if (op >= DW_OP_breg0 && op <= DW_OP_breg31) {
-		reg = op - DW_OP_breg0;
-		o = leb(w, 1, &arg);
-	} else if (op >= DW_OP_const1u && op <= DW_OP_const8s) {
-		o = fixed(w, 1u << ((op - DW_OP_const1u) >> 1 & 3), op & 1, &arg);
-	} else if (op == DW_OP_addr) {
-		o = fixed(w, 8, 0, &arg);
-	} else if (op == DW_OP_constu || op == DW_OP_plus_uconst) {
-		o = leb(w, 0, &arg);
-	} else if (op == DW_OP_consts) {
-		o = leb(w, 1, &arg);
-	} else if (op == DW_OP_bregx) {
-		o = leb(w, 0, &reg) && reg <= 0xffff && leb(w, 1, &arg);
-	} else if (op == DW_OP_pick || op == DW_OP_deref_size) {
-		o = fixed(w, 1, 0, &arg);
-	} else if (op == DW_OP_bra || op == DW_OP_skip) {
-		o = fixed(w, 2, 1, &arg);
-	}
-	if (use == 0xffff || !o || w->e_n < takes || w->e_n - takes + gives > EXPR_STACK)
-		return BAD_EXPR;
-
-	a = TOP(w, 0);
-	b = TOP(w, 1);
-	c = TOP(w, 2);
-	if ((op >= DW_OP_breg0 && op <= DW_OP_breg31) || op == DW_OP_bregx) {
-		if (reg == SLOT_RA) {
-			r = w->pc;
-		} else {
-			o = get(w, (u32)reg, &r);
-			if (o != OK)
-				return o;
-		}
-		r += arg;
-	} else if ((op >= DW_OP_lit0 && op <= DW_OP_lit31) || (op >= DW_OP_const1u && op <= DW_OP_consts) || op == DW_OP_addr) {
-		r = arg;
-	} else {
-		switch (op) {
-		case DW_OP_deref:
-			if (!load(w, a, &r)) {
-				w->fault = a;
-				return UNREADABLE;
-			}
-			break;
-		case DW_OP_deref_size:
-			o = load_size(w, a, (u32)arg, &r);
-			if (o != OK)
-				return o;
-			break;
-		case DW_OP_dup: r = a; takes = 0; break;
-		case DW_OP_over: r = b; takes = 0; break;
-		case DW_OP_pick:
-			if (arg >= w->e_n)
-				return BAD_EXPR;
-			r = TOP(w, (u32)arg);
-			takes = 0;
-			break;
-		case DW_OP_drop: w->e_n--; return OK;
-		case DW_OP_swap:
-			TOP(w, 0) = b;
-			TOP(w, 1) = a;
-			return OK;
-		case DW_OP_rot:
-			TOP(w, 0) = b;
-			TOP(w, 1) = c;
-			TOP(w, 2) = a;
-			return OK;
-		case DW_OP_bra:
-			w->e_n--;
-			if (a == 0)
-				return OK;
-			/* fallthrough */
-		case DW_OP_skip: {
-			s64 at = (s64)(u64)w->e_at + (s64)arg;
-
-			if (at < 0 || at > (s64)(u64)w->e_len)
-				return BAD_EXPR;
-			w->e_at = (u32)at;
-			return OK;
-		}
-		case DW_OP_nop: return OK;
-		default:
-			if (!arith(op, a, b, arg, &r))
-				return BAD_EXPR;
-		}
-	}
-	w->e_n = w->e_n - takes + 1;
-	TOP(w, 0) = r;
-	return OK;
-}
+#define STEP_RUN struct walk
+#define STEP_BYTES(w, at, n) word_at((w)->table, (w)->e_base + (at))
+#define STEP_GET(w, slot, to) get(w, slot, to)
+#define STEP_LOAD(w, addr, to) load(w, addr, to)
+#define STEP_PC(w) (w)->pc
+#define STEP_FAULT(w) (w)->fault
+#define STEP_LEB 24
+#include "step.h"
 
 static long expr_next(u32 i, void *ctx)
 {
@@ -289,12 +24,12 @@ static long expr_next(u32 i, void *ctx)
 		return 1;
 	if (w->e_at >= w->e_len)
 		return 1;
-	if (i >= EXPR_STEPS || w->e_left == 0) {
+	if (i >= UNSPOOL_EXPR_STEPS || w->e_left == 0) {
 		w->e_outcome = BAD_EXPR;
 		return 1;
 	}
 	w->e_left--;
-	w->e_outcome = expr_op(w);
+	w->e_outcome = step_op(w);
 	return w->e_outcome != OK;
 }
 
@@ -320,17 +55,14 @@ PART int eval(struct walk *w, u64 off, u32 push, u64 *to)
 	if (at > HEADER(h, expr_size) || n > HEADER(h, expr_size) - at)
 		return BAD_EXPR;
 	w->e_base = HEADER(h, exprs) + at;
-	w->e_at = 0;
-	w->e_len = (u32)n;
-	w->e_n = push ? 1 : 0;
-	w->e_stack[0] = w->new_cfa;
+	step_begin(w, (u32)n, push, w->new_cfa);
 	w->e_outcome = OK;
-	walk_loop(EXPR_STEPS + 1, expr_next, NULL);
+	walk_loop(UNSPOOL_EXPR_STEPS + 1, expr_next, NULL);
 	if (w->e_outcome != OK)
 		return w->e_outcome;
 	if (w->e_n == 0)
 		return BAD_EXPR;
-	*to = TOP(w, 0);
+	*to = STEP_TOP(w, 0);
 	return OK;
 }
 
