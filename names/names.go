@@ -51,6 +51,7 @@ type Namer struct {
 	// Lines asks for lines and inlined calls, too. It is to be set before the first use.
 	Lines bool
 
+	mods    *modules.Set
 	symbols *symbol.Resolver
 	cache   string             // directory; "": nothing is kept
 	fetcher *debuginfod.Client // nil: nothing is fetched
@@ -70,7 +71,7 @@ type Namer struct {
 
 // New returns a Namer. It reads DEBUGINFOD_URLS and its companions (package symbol/debuginfod) from the environment.
 func New(o Options) *Namer {
-	n := &Namer{labels: newLabels(), images: map[*unwind.Module]*module.Image{}, frames: map[*module.Image]func() *format.Unwind{}, made: newMade()}
+	n := &Namer{mods: o.Mods, labels: newLabels(), images: map[*unwind.Module]*module.Image{}, frames: map[*module.Image]func() *format.Unwind{}, made: newMade()}
 	opt := symbol.Options{Files: &module.Locator{}, KernelID: o.KernelID, KernelRelease: o.KernelRelease, Recorded: o.Recorded}
 	if o.Mods != nil {
 		n.cache = o.Mods.CacheDir()
@@ -132,8 +133,13 @@ func (n *Namer) KernelNote() string { return n.symbols.KernelNote() }
 // LoadKernel reads the names of the running kernel's functions now: later, this process may no longer be allowed to.
 func (n *Namer) LoadKernel() { n.symbols.KernelText() }
 
-// SetImage says which image a module is of that is no file of this machine, such as the vDSO of a core file. The image must stay open.
-func (n *Namer) SetImage(m *unwind.Module, img *module.Image) { n.images[m] = img }
+// Image returns the module of an image that is no file of this machine, such as the vDSO of a core file: Options.Mods, which are needed, walk it,
+// and its names come from the image, which must stay open.
+func (n *Namer) Image(img *module.Image) *unwind.Module {
+	m := n.mods.Image(img)
+	n.images[m] = img
+	return m
+}
 
 // table returns the symbols of a module.
 func (n *Namer) table(m *unwind.Module) *symbol.Table {

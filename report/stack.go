@@ -6,77 +6,15 @@ import (
 	"io"
 	"path"
 	"strings"
-	"time"
 
-	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/stacks"
 	"github.com/unspool/unspool/unwind"
 )
 
-// Stacks are the stacks of a process at one moment.
-type Stacks struct {
-	PID     int
-	Exe     string   // may be empty
-	Command []string // may be empty
-	Core    string   // path of the core file; empty for a living process
-	Machine *arch.Machine
-	Signal  *Signal           // what ended the process; nil if nothing did
-	Paths   map[string]string // how modules' paths are shown that are not the ones the process sees
-	Pause   time.Duration     // for how long the process was stopped; 0: it was not
-	Longest time.Duration     // for how long one thread was
-	Notes   []string          // what is missing
-	Raw     bool              // nobody has looked for names
-	Threads []ThreadStack     // in the order in which they are shown
-}
-
-// A Signal is what the kernel says of one.
-type Signal struct {
-	Number  int
-	Code    int
-	Addr    uint64 // where HasAddr is set
-	HasAddr bool
-}
-
-// A ThreadStack is the stack of a thread.
-type ThreadStack struct {
-	TID    int
-	Name   string // may be empty
-	Frames []StackFrame
-	Left   int         // frames that are left out: the stack is too deep to show
-	LeftAt int         // how many of Frames lie within them; the others are the outermost of the stack
-	Stop   unwind.Stop // why there are no more frames
-	Return uint64      // with BadReturn: the address that is in no code
-	Err    error       // why there are none
-	Same   []int       // other threads whose stacks are the same
-}
-
-// A StackFrame is a frame with its name.
-type StackFrame struct {
-	unwind.Frame
-	Name profile.Name // of Place, counted as offsets in the module's file
-	Regs []Register   // nil: nobody asked for them
-
-	// Trampoline says that a signal's handler returns to this frame: nothing has called from there.
-	Trampoline bool
-}
-
-// Place is the address by which the frame is named: Addr, but for a trampoline, which begins at PC.
-func (f *StackFrame) Place() arch.Addr {
-	if f.Trampoline {
-		return f.PC
-	}
-	return f.Addr()
-}
-
-// A Register is a register's value in a frame.
-type Register struct {
-	Name  string
-	Value uint64
-}
-
 // StackFormats are the reports of stacks by name: this project's own, as gdb and as eu-stack print them, and JSON.
-var StackFormats = map[string]func(io.Writer, *Stacks) error{
+var StackFormats = map[string]func(io.Writer, *stacks.Process) error{
 	"text": StackText,
 	"gdb":  StackGDB,
 	"eu":   StackEU,
@@ -85,7 +23,7 @@ var StackFormats = map[string]func(io.Writer, *Stacks) error{
 
 // A line is a frame, or a call that was inlined into one, as it is printed.
 type line struct {
-	*StackFrame
+	*stacks.Frame
 	fn      string // "" if it has no name
 	linkage string
 	start   uint64 // of the function, as Name.Start; 0 if unknown
@@ -93,9 +31,9 @@ type line struct {
 	inlined bool
 }
 
-// lines returns what is printed for a frame: the inlined calls first, innermost first.
-func (f *StackFrame) lines() []line {
-	own := line{StackFrame: f, fn: f.Name.Func, linkage: f.Name.Linkage, start: f.Name.Start}
+// frameLines returns what is printed for a frame: the inlined calls first, innermost first.
+func frameLines(f *stacks.Frame) []line {
+	own := line{Frame: f, fn: f.Name.Func, linkage: f.Name.Linkage, start: f.Name.Start}
 	k := len(f.Name.Source) - 1
 	if k < 0 {
 		return []line{own}
@@ -103,14 +41,14 @@ func (f *StackFrame) lines() []line {
 	out := make([]line, 0, k+1)
 	for i := range k {
 		s := &f.Name.Source[i]
-		out = append(out, line{StackFrame: f, fn: s.Func, linkage: s.Linkage, src: s, inlined: true})
+		out = append(out, line{Frame: f, fn: s.Func, linkage: s.Linkage, src: s, inlined: true})
 	}
 	own.src = &f.Name.Source[k]
 	return append(out, own)
 }
 
-// module returns the path of the module of a frame as the process sees it; "" if it is in none.
-func (s *Stacks) module(f *StackFrame) string {
+// modulePath returns the path of the module of a frame as the process sees it; "" if it is in none.
+func modulePath(s *stacks.Process, f *stacks.Frame) string {
 	if f.Mapping == nil || f.Mapping.Module == nil {
 		return ""
 	}
@@ -139,7 +77,7 @@ func (l *line) place() string {
 
 // StackText writes stacks with all that is known: how each frame was found where it was not by call frame information, and
 // why a stack that is not whole ends.
-func StackText(out io.Writer, s *Stacks) error {
+func StackText(out io.Writer, s *stacks.Process) error {
 	w := bufio.NewWriter(out)
 	fmt.Fprintf(w, "PID %d", s.PID)
 	if len(s.Command) > 0 {
@@ -168,8 +106,8 @@ func StackText(out io.Writer, s *Stacks) error {
 		fmt.Fprintln(w)
 		n := 0
 		for j := range t.Frames {
-			t.leftOut(w, j, &n)
-			for _, l := range t.Frames[j].lines() {
+			leftOut(w, t, j, &n)
+			for _, l := range frameLines(&t.Frames[j]) {
 				fmt.Fprintf(w, "#%-2d 0x%016x", n, uint64(l.PC))
 				n++
 				l.text(w, s)
@@ -184,38 +122,14 @@ func StackText(out io.Writer, s *Stacks) error {
 }
 
 // leftOut says before frame j that others are left out, and counts them.
-func (t *ThreadStack) leftOut(w io.Writer, j int, n *int) {
+func leftOut(w io.Writer, t *stacks.Thread, j int, n *int) {
 	if t.Left > 0 && j == t.LeftAt {
 		fmt.Fprintf(w, "... %s frames are left out ...\n", profile.Comma(uint64(t.Left)))
 		*n += t.Left
 	}
 }
 
-// Incomplete says why a stack is not whole; "" if it is.
-func (t *ThreadStack) Incomplete() string {
-	switch {
-	case t.Err != nil:
-		return fmt.Sprintf("no registers: %v", t.Err)
-	case t.Stop == unwind.BadReturn:
-		return fmt.Sprintf("not whole, %s: the return address %#x is not in code", t.Stop, t.Return)
-	case t.Stop != unwind.Outermost:
-		return fmt.Sprintf("not whole, %s: %s", t.Stop, stopText[t.Stop])
-	}
-	return ""
-}
-
-// stopText says what a reason to stop means.
-var stopText = [unwind.NumStops]string{
-	unwind.Outermost:   "whole",
-	unwind.NoInfo:      "there is no unwind information at the last frame, and no frame pointer to follow",
-	unwind.BadCFA:      "the caller's frame is not above the last one, or needs a register that is lost",
-	unwind.Truncated:   "the captured stack ends before the last frame does",
-	unwind.BadMemory:   "memory that the last frame's caller is found by cannot be read",
-	unwind.DepthLimit:  "the limit of frames",
-	unwind.NoUserStack: "there is nothing to walk",
-}
-
-func (l *line) text(w io.Writer, s *Stacks) {
+func (l *line) text(w io.Writer, s *stacks.Process) {
 	switch off, ok := l.offset(); {
 	case l.fn != "" && ok:
 		fmt.Fprintf(w, " in %s+0x%x", printable.String(l.fn), off)
@@ -227,7 +141,7 @@ func (l *line) text(w io.Writer, s *Stacks) {
 	if p := l.place(); p != "" {
 		fmt.Fprintf(w, " (%s)", p)
 	}
-	if m := s.module(l.StackFrame); m != "" {
+	if m := modulePath(s, l.Frame); m != "" {
 		fmt.Fprintf(w, " from %s", printable.String(m))
 		if s.Raw {
 			fmt.Fprintf(w, "+0x%x", l.Mapping.FileOff(l.PC))
@@ -243,8 +157,8 @@ func (l *line) text(w io.Writer, s *Stacks) {
 }
 
 // unnamed stands for a function without a name: its module and where it begins there, or where the frame is if that is not known.
-func (l *line) unnamed(s *Stacks) string {
-	m := s.module(l.StackFrame)
+func (l *line) unnamed(s *stacks.Process) string {
+	m := modulePath(s, l.Frame)
 	if m == "" {
 		return profile.Unknown
 	}
@@ -270,7 +184,7 @@ func listTIDs(tids []int) string {
 	return b.String()
 }
 
-func writeRegs(w io.Writer, regs []Register) {
+func writeRegs(w io.Writer, regs []stacks.Register) {
 	for i, r := range regs {
 		sep := "  "
 		if i%4 == 0 {
@@ -285,7 +199,7 @@ func writeRegs(w io.Writer, regs []Register) {
 
 // StackGDB writes stacks as gdb's "thread apply all bt" does, in this order of threads. What gdb says of arguments and of POSIX
 // threads is not there.
-func StackGDB(out io.Writer, s *Stacks) error {
+func StackGDB(out io.Writer, s *stacks.Process) error {
 	w := bufio.NewWriter(out)
 	for i := range s.Threads {
 		t := &s.Threads[i]
@@ -297,13 +211,13 @@ func StackGDB(out io.Writer, s *Stacks) error {
 		n := 0
 		for j := range t.Frames {
 			f := &t.Frames[j]
-			t.leftOut(w, j, &n)
+			leftOut(w, t, j, &n)
 			if f.Trampoline {
 				fmt.Fprintf(w, "#%-2d <signal handler called>\n", n)
 				n++
 				continue
 			}
-			for _, l := range f.lines() {
+			for _, l := range frameLines(f) {
 				name := "??"
 				if l.fn != "" {
 					name = printable.String(l.fn)
@@ -316,7 +230,7 @@ func StackGDB(out io.Writer, s *Stacks) error {
 				fmt.Fprintf(w, "%s ()", name)
 				if p := l.place(); p != "" {
 					fmt.Fprintf(w, " at %s", p)
-				} else if m := s.module(l.StackFrame); m != "" {
+				} else if m := modulePath(s, l.Frame); m != "" {
 					fmt.Fprintf(w, " from %s", printable.String(m))
 				}
 				fmt.Fprintln(w)
@@ -332,7 +246,7 @@ func StackGDB(out io.Writer, s *Stacks) error {
 
 // StackEU writes stacks as eu-stack does, with modules (-m). Calls that were inlined are not shown, as without -i. Why a stack
 // is not whole is not there: see Incomplete.
-func StackEU(out io.Writer, s *Stacks) error {
+func StackEU(out io.Writer, s *stacks.Process) error {
 	w := bufio.NewWriter(out)
 	kind := "process"
 	if s.Core != "" {
@@ -344,8 +258,8 @@ func StackEU(out io.Writer, s *Stacks) error {
 		fmt.Fprintf(w, "TID %d:\n", t.TID)
 		n := 0
 		for j := range t.Frames {
-			t.leftOut(w, j, &n)
-			for _, l := range t.Frames[j].lines() {
+			leftOut(w, t, j, &n)
+			for _, l := range frameLines(&t.Frames[j]) {
 				if l.inlined {
 					continue // as eu-stack without -i
 				}
@@ -354,7 +268,7 @@ func StackEU(out io.Writer, s *Stacks) error {
 				if l.fn != "" {
 					fmt.Fprintf(w, " %s", printable.String(l.fn))
 				}
-				if m := s.module(l.StackFrame); m != "" {
+				if m := modulePath(s, l.Frame); m != "" {
 					fmt.Fprintf(w, " - %s", printable.String(m))
 				}
 				fmt.Fprintln(w)

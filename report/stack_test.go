@@ -14,17 +14,18 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/stacks"
 	"github.com/unspool/unspool/unwind"
 )
 
 // sampleStacks has everything that a report of stacks can show.
-func sampleStacks() *Stacks {
+func sampleStacks() *stacks.Process {
 	app := &unwind.Mapping{Lo: 0x401000, Hi: 0x410000, Off: 0x1000, Module: unwind.NewModule("/proc/10/root/opt/app", "0123abcd", nil)}
 	libc := &unwind.Mapping{Lo: 0x7f0000000000, Hi: 0x7f0000100000, Off: 0x20000, Module: unwind.NewModule("/proc/10/root/lib/libc.so.6", "", nil)}
-	frame := func(m *unwind.Mapping, pc arch.Addr, how unwind.How, name string, start uint64) StackFrame {
-		return StackFrame{Frame: unwind.Frame{PC: pc, Exact: how == unwind.HowStart || how == unwind.HowSignal, How: how, Mapping: m}, Name: profile.Name{Func: name, Start: start}}
+	frame := func(m *unwind.Mapping, pc arch.Addr, how unwind.How, name string, start uint64) stacks.Frame {
+		return stacks.Frame{Frame: unwind.Frame{PC: pc, Exact: how == unwind.HowStart || how == unwind.HowSignal, How: how, Mapping: m}, Name: profile.Name{Func: name, Start: start}}
 	}
-	crashed := []StackFrame{
+	crashed := []stacks.Frame{
 		frame(nil, 0, unwind.HowStart, "", 0),
 		frame(app, 0x401234, unwind.HowCall, "handler(int)", 0x1200),
 		frame(libc, 0x7f0000001000, unwind.HowCFI, "__restore_rt", 0x21000),
@@ -37,16 +38,16 @@ func sampleStacks() *Stacks {
 	crashed[3].Name.Source = []profile.Source{
 		{Func: "innermost", File: "/src/a.h", Line: 7, Column: 3}, {Func: "inner", File: "/src/a.h", Line: 20}, {File: "/src/a.cc", Line: 99},
 	}
-	crashed[5].Regs = []Register{{"rbx", 1}, {"rbp", 0x7ffc0000}, {"rsp", 0x7ffc1000}, {"r12", 0}, {"rip", 0x403005}}
-	return &Stacks{
+	crashed[5].Regs = []stacks.Register{{Name: "rbx", Value: 1}, {Name: "rbp", Value: 0x7ffc0000}, {Name: "rsp", Value: 0x7ffc1000}, {Name: "r12", Value: 0}, {Name: "rip", Value: 0x403005}}
+	return &stacks.Process{
 		PID: 10, Exe: "/opt/app", Command: []string{"/opt/app", "-x", "a\nb"}, Machine: arch.AMD64,
 		Paths:  map[string]string{"/proc/10/root/opt/app": "/opt/app", "/proc/10/root/lib/libc.so.6": "/lib/libc.so.6"},
-		Signal: &Signal{Number: 11, Code: 1, Addr: 0xdead, HasAddr: true}, Pause: 1234567 * time.Nanosecond, Longest: 234567 * time.Nanosecond,
+		Signal: &stacks.Signal{Number: 11, Code: 1, Addr: 0xdead, HasAddr: true}, Pause: 1234567 * time.Nanosecond, Longest: 234567 * time.Nanosecond,
 		Notes: []string{"/opt/plugin.so: file does not exist"},
-		Threads: []ThreadStack{
+		Threads: []stacks.Thread{
 			{TID: 10, Name: "app", Frames: crashed},
-			{TID: 11, Name: "a \"b\"", Frames: []StackFrame{frame(libc, 0x7f0000003000, unwind.HowStart, "read", 0x22ff0)}, Stop: unwind.BadReturn, Return: 0x4141414141414141, Same: []int{12, 13}},
-			{TID: 15, Frames: []StackFrame{frame(libc, 0x7f0000003000, unwind.HowStart, "read", 0x22ff0), frame(libc, 0x7f0000004000, unwind.HowCFI, "", 0x23f00), frame(app, 0x403005, unwind.HowCFI, "main", 0x3000)}, Left: 12345, LeftAt: 1},
+			{TID: 11, Name: "a \"b\"", Frames: []stacks.Frame{frame(libc, 0x7f0000003000, unwind.HowStart, "read", 0x22ff0)}, Stop: unwind.BadReturn, Return: 0x4141414141414141, Same: []int{12, 13}},
+			{TID: 15, Frames: []stacks.Frame{frame(libc, 0x7f0000003000, unwind.HowStart, "read", 0x22ff0), frame(libc, 0x7f0000004000, unwind.HowCFI, "", 0x23f00), frame(app, 0x403005, unwind.HowCFI, "main", 0x3000)}, Left: 12345, LeftAt: 1},
 			{TID: 14, Stop: unwind.NoUserStack, Err: errors.New("it ended")},
 		},
 	}
@@ -67,7 +68,7 @@ func TestStackFormats(t *testing.T) {
 	}
 	add("raw", func(b *bytes.Buffer) error {
 		s := sampleStacks()
-		s.Raw, s.Core, s.Signal = true, "core", &Signal{Number: 6, Code: -6}
+		s.Raw, s.Core, s.Signal = true, "core", &stacks.Signal{Number: 6, Code: -6}
 		for i := range s.Threads[0].Frames {
 			s.Threads[0].Frames[i].Name, s.Threads[0].Frames[i].Regs = profile.Name{}, nil
 		}
@@ -115,24 +116,6 @@ func TestStackSame(t *testing.T) {
 		}
 		if n := strings.Count("\n"+b.String(), "\n#"); n != want {
 			t.Errorf("%s has %d frames, JSON %d", f, n, want)
-		}
-	}
-}
-
-func TestSignal(t *testing.T) {
-	for _, c := range []struct {
-		s    Signal
-		want string
-	}{
-		{Signal{Number: 11, Code: 2, Addr: 0x10, HasAddr: true}, "SIGSEGV: no permission for the address (SEGV_ACCERR), address 0x10"},
-		{Signal{Number: 11, Code: 0x80}, "SIGSEGV: sent by the kernel (SI_KERNEL)"},
-		{Signal{Number: 6, Code: -6}, "SIGABRT: sent by tkill (SI_TKILL)"},
-		{Signal{Number: 8, Code: 1}, "SIGFPE: integer divided by zero (FPE_INTDIV)"},
-		{Signal{Number: 3}, "SIGQUIT: sent by kill (SI_USER)"},
-		{Signal{Number: 40, Code: 77}, "signal 40: code 77"},
-	} {
-		if got := c.s.String(); got != c.want {
-			t.Errorf("%+v: %q, want %q", c.s, got, c.want)
 		}
 	}
 }

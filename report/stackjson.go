@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/unspool/unspool/stacks"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -62,13 +63,13 @@ type jsonStackFrame struct {
 }
 
 // StackJSON writes stacks as one object; docs/STACK.md says what its fields are.
-func StackJSON(w io.Writer, s *Stacks) error {
+func StackJSON(w io.Writer, s *stacks.Process) error {
 	j := jsonStacks{
 		PID: s.PID, Exe: s.Exe, Command: orEmpty(s.Command), Core: s.Core, Machine: s.Machine.Name, Pause: s.Pause.Nanoseconds(), Longest: s.Longest.Nanoseconds(),
 		Notes: orEmpty(s.Notes), Threads: []jsonThread{},
 	}
 	if g := s.Signal; g != nil {
-		j.Signal = &jsonSignal{Number: g.Number, Name: g.Name(), Code: g.Code, CodeName: g.code().name}
+		j.Signal = &jsonSignal{Number: g.Number, Name: g.Name(), Code: g.Code, CodeName: g.CodeName()}
 		if g.HasAddr {
 			j.Signal.Addr = hexText(g.Addr)
 		}
@@ -87,7 +88,7 @@ func StackJSON(w io.Writer, s *Stacks) error {
 			if t.Left > 0 && k == t.LeftAt {
 				out.LeftAt = len(out.Frames)
 			}
-			for _, l := range t.Frames[k].lines() {
+			for _, l := range frameLines(&t.Frames[k]) {
 				out.Frames = append(out.Frames, l.json(s))
 			}
 		}
@@ -99,9 +100,9 @@ func StackJSON(w io.Writer, s *Stacks) error {
 	return enc.Encode(&j)
 }
 
-func (l *line) json(s *Stacks) jsonStackFrame {
+func (l *line) json(s *stacks.Process) jsonStackFrame {
 	f := jsonStackFrame{
-		PC: hexText(uint64(l.PC)), Addr: hexText(uint64(l.Addr())), How: l.How.String(), Module: s.module(l.StackFrame),
+		PC: hexText(uint64(l.PC)), Addr: hexText(uint64(l.Addr())), How: l.How.String(), Module: modulePath(s, l.Frame),
 		Function: l.fn, Inlined: l.inlined,
 	}
 	if l.linkage != l.fn {

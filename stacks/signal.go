@@ -1,11 +1,16 @@
-package report
+package stacks
 
 import (
 	"fmt"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/source"
 )
+
+// A Signal is what the kernel says of one.
+type Signal source.Signal
 
 // A codeText is the name and meaning of an si_code (include/uapi/asm-generic/siginfo.h; sigaction(2)).
 type codeText struct{ name, text string }
@@ -55,6 +60,9 @@ func (s *Signal) code() codeText {
 	}
 	return anyCode[s.Code]
 }
+
+// CodeName returns "SEGV_MAPERR"; "" for a code that is not known.
+func (s *Signal) CodeName() string { return s.code().name }
 
 // String returns "SIGSEGV: address not mapped (SEGV_MAPERR), address 0x10".
 func (s *Signal) String() string {

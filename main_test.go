@@ -1,0 +1,21 @@
+package unspool_test
+
+import (
+	"fmt"
+	"os"
+	"testing"
+)
+
+// TestMain keeps the examples off the user's cache, and off the network.
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "unspool-examples")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Setenv("XDG_CACHE_HOME", dir)
+	os.Unsetenv("DEBUGINFOD_URLS")
+	status := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(status)
+}
