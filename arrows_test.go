@@ -31,6 +31,7 @@ var arrows = []struct {
 	{"emit/native/amd64", nil},
 	{"emit/*", []string{"rows", "arch"}},
 	{"store", []string{"emit/*", "format", "module", "rows", "arch"}},
+	{"compile", []string{"store", "emit/*", "format", "module", "rows", "arch"}},
 	{"unwind", []string{"rows", "module", "arch"}},
 	{"modules", []string{"store", "emit/*", "unwind", "format", "module", "rows", "arch"}},
 	{"source", []string{"unwind", "rows", "arch"}},

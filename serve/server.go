@@ -205,8 +205,36 @@ func ourPage(r *http.Request) bool {
 	return true
 }
 
-// NewHTTPServer returns a server for h that bounds what a client may take of time and memory.
-func NewHTTPServer(h http.Handler) *http.Server {
+// Run loads the recordings and answers on l meanwhile and afterwards, until ctx ends, or one of the two fails. It closes l.
+func (s *Server) Run(ctx context.Context, l net.Listener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	h := newHTTPServer(s)
+	served, failed := make(chan error, 1), make(chan error, 1)
+	go func() { served <- h.Serve(l) }()
+	go func() {
+		if err := s.Load(ctx); err != nil {
+			failed <- err
+		}
+	}()
+	var err error
+	select {
+	case err = <-failed:
+	case err = <-served:
+	case <-ctx.Done():
+	}
+	// Answers under way get a moment.
+	end, stop := context.WithTimeout(context.Background(), time.Second)
+	defer stop()
+	h.Shutdown(end)
+	if errors.Is(err, http.ErrServerClosed) || ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// newHTTPServer returns a server for h that bounds what a client may take of time and memory.
+func newHTTPServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 2 * time.Minute,
 		IdleTimeout: time.Minute, MaxHeaderBytes: 1 << 16,

@@ -1,15 +1,13 @@
 package main
 
 import (
-	"bufio"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 
 	"github.com/spf13/cobra"
 
-	"github.com/unspool/unspool/format"
+	"github.com/unspool/unspool/compile"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 )
@@ -27,7 +25,7 @@ then 1; all other rows are printed.`,
 		Example: "  unspool dump /bin/ls | head\n  unspool dump --format json /bin/ls | jq -r 'select(.signal) | .lo'",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			write := map[string]func(*rows.Table, io.Writer) error{"text": (*rows.Table).WriteText, "json": writeRowsJSON}[format]
+			write := map[string]func(*rows.Table, io.Writer) error{"text": (*rows.Table).WriteText, "json": (*rows.Table).WriteJSON}[format]
 			if write == nil {
 				return usage("--format is text or json, not %q", format)
 			}
@@ -60,24 +58,10 @@ then 1; all other rows are printed.`,
 	return c
 }
 
-// openFrames opens a file whose unwind information can be read; it is for whoever calls to close.
-func openFrames(path string) (*module.Image, *format.Unwind, error) {
-	img, err := module.Open(path)
-	if err != nil {
-		return nil, nil, err
-	}
-	f, err := format.Open(img)
-	if err != nil {
-		img.Close()
-		return nil, nil, err
-	}
-	return img, f, nil
-}
-
 // readRows builds the table of a file, of the sources with the given names; of all where there are none.
 func readRows(path string, only ...string) (t *rows.Table, damage []error, err error) {
 	err = module.Guard(func() error {
-		img, f, err := openFrames(path)
+		img, f, err := compile.Open(path)
 		if err != nil {
 			return err
 		}
@@ -89,43 +73,4 @@ func readRows(path string, only ...string) (t *rows.Table, damage []error, err e
 		return nil
 	})
 	return t, damage, err
-}
-
-// A jsonRow is one row; its spelling is part of the program's interface.
-type jsonRow struct {
-	Lo     string            `json:"lo"`
-	Hi     string            `json:"hi"`
-	CFA    string            `json:"cfa"`
-	RA     string            `json:"ra"`
-	Rules  map[string]string `json:"rules"`
-	Signal bool              `json:"signal"`
-}
-
-// writeRowsJSON writes an object a row; gaps are what lies between them.
-func writeRowsJSON(t *rows.Table, w io.Writer) error {
-	bw := bufio.NewWriter(w)
-	enc := json.NewEncoder(bw)
-	enc.SetEscapeHTML(false)
-	for i, r := range t.Rows {
-		if r.Set == rows.GapID {
-			continue
-		}
-		s := &t.Sets[r.Set]
-		row := jsonRow{
-			Lo: fmt.Sprintf("%#x", uint64(r.Lo)), Hi: fmt.Sprintf("%#x", uint64(t.Hi(i))),
-			CFA: s.CFACell(t.Machine), RA: "", Rules: map[string]string{}, Signal: s.Flags&rows.Signal != 0,
-		}
-		for j := range s.Rules {
-			rule := &s.Rules[j]
-			if rule.Of == s.RA {
-				row.RA = rule.Cell(t.Machine)
-			} else {
-				row.Rules[t.Machine.RegName(rule.Of)] = rule.Cell(t.Machine)
-			}
-		}
-		if err := enc.Encode(&row); err != nil {
-			return err
-		}
-	}
-	return bw.Flush()
 }

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/unspool/unspool/compile"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/report"
@@ -227,7 +228,7 @@ func TestVerifyStatsCompile(t *testing.T) {
 	}
 	r = runProgram(t, "stats", "--format", "json", "/bin/sh")
 	r.want(t, 0, "")
-	var s fileStats
+	var s compile.Stats
 	if err := json.Unmarshal([]byte(r.out), &s); err != nil || s.Rows == 0 || s.Ratio <= 0 || s.FDEs == 0 {
 		t.Errorf("%v: %s", err, r.out)
 	}

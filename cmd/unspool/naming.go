@@ -12,6 +12,7 @@ import (
 
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/names"
+	"github.com/unspool/unspool/tui"
 )
 
 // newNamer returns a Namer that shows its downloads. The interrupt that ends a recording does not stop the downloads for it; the next
@@ -28,23 +29,23 @@ func newNamer(o names.Options) *names.Namer {
 // fetching shows the progress of downloads.
 type fetching struct {
 	mu   sync.Mutex
-	line *progress
+	line *tui.Progress
 }
 
 func (f *fetching) show(what string, have, total int64, done bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.line == nil {
-		f.line = newProgress()
+		f.line = tui.NewProgress()
 	}
 	switch {
 	case done:
-		f.line.done()
+		f.line.Done()
 		f.line = nil
 	case total > 0:
-		f.line.say("fetching %s: %d of %d MiB", what, have>>20, total>>20)
+		f.line.Say("fetching %s: %d of %d MiB", what, have>>20, total>>20)
 	default:
-		f.line.say("fetching %s: %d MiB", what, have>>20)
+		f.line.Say("fetching %s: %d MiB", what, have>>20)
 	}
 }
 

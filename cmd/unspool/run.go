@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -8,11 +9,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/unspool/unspool/compile"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/source/perfdata"
 	"github.com/unspool/unspool/store"
@@ -101,24 +102,9 @@ func prepare(program string, args []string) {
 	if len(args) > 0 && len(files) == 1 && strings.HasPrefix(filepath.Base(program), "perf") {
 		files = append(files, recordedFiles("perf.data")...)
 	}
-	var wg sync.WaitGroup
-	for _, path := range files {
-		if !module.IsLinked(path) {
-			continue
-		}
-		wg.Go(func() {
-			module.Guard(func() error {
-				img, err := module.Open(path)
-				if err != nil {
-					return err
-				}
-				defer img.Close()
-				_, _, err = st.Table(img)
-				return err
-			})
-		})
-	}
-	wg.Wait()
+	files = slices.DeleteFunc(files, func(path string) bool { return !module.IsLinked(path) })
+	c := compile.Compiler{Emit: "table", Store: st}
+	compile.Each(context.Background(), files, c.File, func(compile.Result, error) {})
 }
 
 // recordedFiles returns the files that a perf.data file has samples of; nil for any other file.

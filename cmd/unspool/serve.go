@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"html"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -101,12 +99,6 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 	if err != nil {
 		return err
 	}
-	s := serve.New(o)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	h := serve.NewHTTPServer(s)
-	served := make(chan error, 1)
-	go func() { served <- h.Serve(l) }()
 	addr := l.Addr().String()
 	if at := l.Addr().(*net.TCPAddr); at.IP.IsUnspecified() {
 		addr = fmt.Sprint("localhost:", at.Port) // for all addresses, of which this is the one that is known
@@ -124,25 +116,7 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 			defer closed()
 		}
 	}
-	failed := make(chan error, 1)
-	go func() {
-		if err := s.Load(ctx); err != nil {
-			failed <- err
-		}
-	}()
-	select {
-	case err = <-failed:
-	case err = <-served:
-	case <-ctx.Done():
-	}
-	// Answers under way get a moment.
-	end, stop := context.WithTimeout(context.Background(), time.Second)
-	defer stop()
-	h.Shutdown(end)
-	if errors.Is(err, http.ErrServerClosed) || ctx.Err() != nil {
-		return nil
-	}
-	return err
+	return serve.New(o).Run(ctx, l)
 }
 
 // runExport writes the page as one file.

@@ -13,6 +13,7 @@ import (
 	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source/perfdata"
+	"github.com/unspool/unspool/tui"
 )
 
 // A session is a record.Session with the messages to its user.
@@ -74,11 +75,11 @@ func openFile(mods *modules.Set, f *perfdata.File, flt *filter) *session {
 
 // shown says on a terminal how far the session is, until the function that it returns is called.
 func (s *session) shown() func() {
-	p := newProgress()
+	p := tui.NewProgress()
 	if s.howFar != nil {
-		s.Progress = func(n uint64) { p.say("%s, %s samples", s.howFar(), profile.Comma(n)) }
+		s.Progress = func(n uint64) { p.Say("%s, %s samples", s.howFar(), profile.Comma(n)) }
 	}
-	return p.done
+	return p.Done
 }
 
 // profile aggregates the samples; see record.Session.Profile.

@@ -3,14 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/spf13/cobra"
 
-	"github.com/unspool/unspool/emit/compact"
-	"github.com/unspool/unspool/emit/native"
+	"github.com/unspool/unspool/compile"
 	"github.com/unspool/unspool/profile"
-	"github.com/unspool/unspool/rows"
 )
 
 func verifyCmd() *cobra.Command {
@@ -46,30 +43,24 @@ filters leave nothing to compare, 130 if it was interrupted; how the command end
 			if err != nil {
 				return err
 			}
-			var done, proven, without, nrows, nsets, damaged atomic.Int64
-			p := newProgress()
-			err = eachFile(c.Context(), files, func(path string) error {
-				defer func() { p.say("verified %d of %d files", done.Add(1), len(files)) }()
-				t, err := verifyFile(path, emit)
-				if errors.Is(err, errNoRows) {
-					without.Add(1)
-					return nil
+			var proven, without, nrows, nrules, damaged int
+			prove := func(path string) (compile.Proof, error) { return compile.Prove(path, emit == "native") }
+			err = eachFile(c.Context(), files, "verified", prove, func(p compile.Proof, err error) {
+				switch {
+				case errors.Is(err, compile.ErrNoRows):
+					without++
+				case err == nil:
+					proven++
+					nrows += p.Rows
+					nrules += p.Rules
+					damaged += p.Damaged
 				}
-				if err != nil {
-					return err
-				}
-				proven.Add(1)
-				nrows.Add(int64(t.rows))
-				nsets.Add(int64(t.rules))
-				damaged.Add(int64(t.damaged))
-				return nil
 			})
-			p.done()
-			n := func(v int64, one, many string) string { return profile.Count(uint64(v), one, many) }
-			if right := proven.Load() + without.Load(); right > 0 {
+			n := func(v int, one, many string) string { return profile.Count(uint64(v), one, many) }
+			if right := proven + without; right > 0 {
 				fmt.Fprintf(stdout, "%s: %s and %s equal the reference; %s; %s without unwind information\n",
-					n(right, "file", "files"), n(nrows.Load(), "row", "rows"), n(nsets.Load(), "rule", "rules"),
-					n(damaged.Load(), "damaged entry", "damaged entries"), n(without.Load(), "file", "files"))
+					n(right, "file", "files"), n(nrows, "row", "rows"), n(nrules, "rule", "rules"),
+					n(damaged, "damaged entry", "damaged entries"), n(without, "file", "files"))
 			}
 			return err
 		},
@@ -77,59 +68,4 @@ filters leave nothing to compare, 130 if it was interrupted; how the command end
 	c.Flags().StringVar(&emit, "emit", emit, "what to prove: table or native")
 	run.flags(c)
 	return c
-}
-
-var errNoRows = errors.New("no call frame information")
-
-// A proof is what was proven of a file.
-type proof struct{ rows, rules, damaged int }
-
-// verifyFile proves what is made of one file.
-func verifyFile(path, emit string) (proof, error) {
-	img, f, err := openFrames(path)
-	if err != nil {
-		return proof{}, err
-	}
-	defer img.Close()
-	ref, damage := f.Rows()
-	if len(ref.Rows) == 0 {
-		return proof{}, errNoRows
-	}
-	b, err := compact.Emit(ref)
-	if err != nil {
-		return proof{}, fmt.Errorf("%s: %w", path, err)
-	}
-	t, err := compact.Load(b)
-	if err == nil {
-		err = compact.Verify(t, ref, 1)
-	}
-	if err == nil && emit == "native" {
-		err = verifyNative(ref)
-	}
-	if err != nil {
-		return proof{}, fmt.Errorf("%s: %w", path, err)
-	}
-	s := t.Stats()
-	return proof{s.Rows, s.Rules, len(damage)}, nil
-}
-
-func verifyNative(ref *rows.Table) error {
-	for _, l := range []native.Layout{native.Page, native.Tree} {
-		for _, d := range []native.Deref{native.Self, native.Callback, native.Slice} {
-			b, err := native.Emit(ref, native.Options{Layout: l, Deref: d})
-			if err != nil {
-				return err
-			}
-			c, err := native.Load(b)
-			if err != nil {
-				return err
-			}
-			err = native.Verify(c, ref, 1)
-			c.Close()
-			if err != nil {
-				return fmt.Errorf("%v, %v: %w", l, d, err)
-			}
-		}
-	}
-	return nil
 }

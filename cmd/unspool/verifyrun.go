@@ -13,6 +13,7 @@ import (
 
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/shadow"
+	"github.com/unspool/unspool/tui"
 )
 
 // An execution is what verify --run is told.
@@ -84,12 +85,12 @@ func (x *execution) verify(ctx context.Context, args []string) error {
 	}
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	p := newProgress()
+	p := tui.NewProgress()
 	o.Progress = func(steps, compared uint64) {
-		p.say("%s instructions, %s compared", profile.Comma(steps), profile.Comma(compared))
+		p.Say("%s instructions, %s compared", profile.Comma(steps), profile.Comma(compared))
 	}
 	r, err := shadow.Run(ctx, cmd, o)
-	p.done()
+	p.Done()
 	if r.Steps == 0 && err != nil {
 		return commit(err)
 	}

@@ -1,4 +1,4 @@
-package main
+package tui
 
 import (
 	"fmt"
@@ -12,26 +12,26 @@ import (
 	"github.com/unspool/unspool/internal/printable"
 )
 
-// A progress is one line on a terminal's standard error that says how far long work is. Where standard
+// A Progress is one line on a terminal's standard error that says how far long work is. Where standard
 // error is no terminal it says nothing.
-type progress struct {
+type Progress struct {
 	mu   sync.Mutex
 	w    io.Writer // nil: silent
 	next time.Time
 	used bool
 }
 
-// newProgress returns a progress whose first line comes after half a second.
-func newProgress() *progress {
-	p := &progress{next: time.Now().Add(500 * time.Millisecond)}
+// NewProgress returns a Progress whose first line comes after half a second.
+func NewProgress() *Progress {
+	p := &Progress{next: time.Now().Add(500 * time.Millisecond)}
 	if term.IsTerminal(int(os.Stderr.Fd())) {
 		p.w = os.Stderr
 	}
 	return p
 }
 
-// say replaces the line, ten times a second at most. It is safe for concurrent use.
-func (p *progress) say(format string, args ...any) {
+// Say replaces the line, ten times a second at most. It is safe for concurrent use.
+func (p *Progress) Say(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if now := time.Now(); p.w != nil && now.After(p.next) {
@@ -41,8 +41,8 @@ func (p *progress) say(format string, args ...any) {
 	}
 }
 
-// done takes the line away.
-func (p *progress) done() {
+// Done takes the line away.
+func (p *Progress) Done() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.used {

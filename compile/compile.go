@@ -1,0 +1,96 @@
+package compile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/unspool/unspool/emit/csource"
+	"github.com/unspool/unspool/emit/native"
+	"github.com/unspool/unspool/format"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/store"
+)
+
+// A Compiler compiles files into a store or a directory. It is safe for concurrent use.
+type Compiler struct {
+	Emit   string         // "table", "native" or "c"
+	Native native.Options // of "native"
+	C      csource.Options
+
+	// Store keeps tables and machine code by build ID, where Dir is empty.
+	Store *store.Store
+
+	// Dir gets BUILDID.unspool, BUILDID.eh_elf.so or BUILDID.c, made anew: a build ID does not say that what is there is of this file.
+	Dir   string
+	Write func(path string, b []byte) error // writes a file in Dir
+}
+
+// A Result is what was made of a file.
+type Result struct {
+	Size   int64 // 0: the file has no unwind information
+	Source int64 // size of its .eh_frame
+	Found  bool  // it was in the store
+}
+
+// File compiles a file. With an error can come a Result: what is damaged in the file is missing from it.
+func (c *Compiler) File(path string) (Result, error) {
+	img, f, err := Open(path)
+	if err != nil {
+		return Result{}, err
+	}
+	defer img.Close()
+	n, found, err := c.compile(img, f)
+	r := Result{Size: int64(n)}
+	if n > 0 {
+		r.Source, r.Found = int64(f.Size(format.EHFrame)), found
+	}
+	if err != nil {
+		return r, fmt.Errorf("%s: %w", path, err)
+	}
+	return r, nil
+}
+
+// compile returns the size of what it made, or found in the store.
+func (c *Compiler) compile(img *module.Image, f *format.Unwind) (size int, found bool, err error) {
+	write := func(ending string, b []byte) error { return c.Write(filepath.Join(c.Dir, img.ID()+ending), b) }
+	switch {
+	case c.Emit == "c":
+		ref, _ := f.Rows()
+		if len(ref.Rows) == 0 {
+			return 0, false, nil
+		}
+		var buf bytes.Buffer
+		if err = csource.Emit(&buf, ref, c.C); err != nil {
+			return 0, false, err
+		}
+		return buf.Len(), false, write(".c", buf.Bytes())
+	case c.Emit == "table" && c.Dir == "":
+		t, from, err := c.Store.Table(img)
+		if t != nil {
+			size = len(t.Bytes())
+		}
+		return size, from != store.Built, errors.Join(err, c.Store.Err())
+	case c.Emit == "native" && c.Dir == "":
+		code, from, err := c.Store.Native(img, c.Native)
+		if code != nil {
+			size = len(code.Bytes())
+		}
+		return size, from != store.Built, errors.Join(err, c.Store.Err())
+	case c.Emit == "table":
+		b, _, err := store.Build(f)
+		if b == nil {
+			return 0, false, err
+		}
+		return len(b), false, errors.Join(err, write(".unspool", b))
+	}
+	o := c.Native
+	o.ID = img.ID()
+	b, code, err := store.BuildNative(f, o)
+	if b == nil {
+		return 0, false, err
+	}
+	defer code.Close()
+	return len(b), false, errors.Join(err, write(".eh_elf.so", b))
+}

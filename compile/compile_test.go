@@ -1,0 +1,124 @@
+package compile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/emit/compact"
+	"github.com/unspool/unspool/emit/native"
+	"github.com/unspool/unspool/module"
+)
+
+const spin = "../testdata/root/opt/spin"
+
+func TestFiles(t *testing.T) {
+	empty := t.TempDir()
+	if err := os.WriteFile(filepath.Join(empty, "text"), []byte("text"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var skipped []string
+	got, err := Files([]string{"../testdata", empty, spin, filepath.Join(empty, "text")}, func(err error) { skipped = append(skipped, err.Error()) })
+	if want := []string{spin, spin, filepath.Join(empty, "text")}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("Files = %q, %v, want %q", got, err, want)
+	}
+	if want := []string{empty + ": no ELF executables or shared objects"}; !slices.Equal(skipped, want) {
+		t.Errorf("skipped %q, want %q", skipped, want)
+	}
+	if _, err := Files([]string{filepath.Join(empty, "none")}, nil); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file that is not there: %v", err)
+	}
+}
+
+func TestMapped(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if files, err := Mapped(os.Getpid()); err != nil || !slices.Contains(files, self) {
+		t.Errorf("Mapped = %q, %v, want %s among them", files, err, self)
+	}
+}
+
+// Each file is worked on once, what is done with the results needs no lock, and nothing begins when the context has ended.
+func TestEach(t *testing.T) {
+	var files, done []string
+	for i := range 100 {
+		files = append(files, fmt.Sprint(i))
+	}
+	failed := 0
+	work := func(path string) (string, error) {
+		if strings.HasSuffix(path, "7") {
+			return path, errors.New(path)
+		}
+		return path, nil
+	}
+	err := Each(t.Context(), files, work, func(path string, err error) {
+		if done = append(done, path); err != nil {
+			failed++
+		}
+	})
+	slices.Sort(files)
+	slices.Sort(done)
+	if err != nil || failed != 10 || !slices.Equal(done, files) {
+		t.Errorf("Each: %v, %d failed, done with %q", err, failed, done)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	n := 0
+	err = Each(ctx, files, work, func(string, error) { n++; cancel() })
+	if !errors.Is(err, context.Canceled) || n == 0 || n > 50 {
+		t.Errorf("interrupted: %v, %d done", err, n)
+	}
+}
+
+func TestCompiler(t *testing.T) {
+	img, err := module.Open(spin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	for emit, ending := range map[string]string{"table": ".unspool", "native": ".eh_elf.so", "c": ".c"} {
+		var path string
+		var made []byte
+		c := Compiler{Emit: emit, Dir: "out", Native: native.Options{Layout: native.Page, Deref: native.Self}, Write: func(p string, b []byte) error { path, made = p, b; return nil }}
+		r, err := c.File(spin)
+		if err != nil || path != filepath.Join("out", img.ID()+ending) || r.Size != int64(len(made)) || r.Size == 0 || r.Source != 0x80 || r.Found {
+			t.Errorf("%s: %+v, %v: %d bytes in %s", emit, r, err, len(made), path)
+		}
+		if emit == "table" {
+			if _, err := compact.Load(made); err != nil {
+				t.Error(err)
+			}
+		}
+		bad := errors.New("disk full")
+		c.Write = func(string, []byte) error { return bad }
+		if _, err := c.File(spin); !errors.Is(err, bad) {
+			t.Errorf("%s: %v, want %v", emit, err, bad)
+		}
+	}
+}
+
+func TestProveAndMeasure(t *testing.T) {
+	for _, code := range []bool{false, true} {
+		p, err := Prove(spin, code)
+		if err != nil || p.Rows == 0 || p.Rules == 0 || p.Damaged != 0 {
+			t.Errorf("Prove = %+v, %v", p, err)
+		}
+	}
+	s, err := Measure(spin)
+	if err != nil || s.File != spin || s.FDEs != 4 || s.CIEs != 2 || s.EHFrame != 0x80 || s.Opcodes["DW_CFA_undefined"] != 1 {
+		t.Errorf("Measure = %+v, %v", s, err)
+	}
+	sum := Sum([]*Stats{s, s})
+	if sum.Files != 2 || sum.Rows != 2*s.Rows || sum.Table != 2*s.Table || sum.Ratio != s.Ratio || sum.Opcodes["DW_CFA_undefined"] != 2 {
+		t.Errorf("Sum = %+v", sum)
+	}
+	if _, err := Measure("compile_test.go"); err == nil {
+		t.Error("a text is measured")
+	}
+}

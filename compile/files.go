@@ -1,0 +1,123 @@
+// Package compile does what is done to whole files, and to all files below directories: it compiles their unwind information ahead of time
+// (Compiler), proves what is made of it equal to it (Prove), and measures it (Measure). Files and Mapped list files, and Each works on many at
+// once. Nothing is printed: results and errors are returned.
+package compile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/unspool/unspool/format"
+	"github.com/unspool/unspool/module"
+)
+
+// ErrNoRows is the error of a file without unwind information.
+var ErrNoRows = errors.New("no call frame information")
+
+// Open opens a file and its unwind information. The caller closes the image.
+func Open(path string) (*module.Image, *format.Unwind, error) {
+	img, err := module.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	f, err := format.Open(img)
+	if err != nil {
+		img.Close()
+		return nil, nil, err
+	}
+	return img, f, nil
+}
+
+// Files returns the paths, with directories replaced by the ELF executables and shared objects below them. skipped is told what could not be
+// read below a directory, and which directory has no such file.
+func Files(paths []string, skipped func(error)) ([]string, error) {
+	var out []string
+	for _, root := range paths {
+		before := len(out)
+		st, err := os.Stat(root)
+		if err != nil {
+			return nil, err
+		}
+		if !st.IsDir() {
+			out = append(out, root)
+			continue
+		}
+		err = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+			if err != nil {
+				skipped(err)
+				if d != nil && d.IsDir() {
+					return fs.SkipDir
+				}
+				return nil
+			}
+			if d.Type().IsRegular() && module.IsLinked(p) {
+				out = append(out, p)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		if len(out) == before {
+			skipped(fmt.Errorf("%s: no ELF executables or shared objects", root))
+		}
+	}
+	return out, nil
+}
+
+// Mapped returns the files whose code a process has mapped.
+func Mapped(pid int) ([]string, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return nil, fmt.Errorf("process %d: %w", pid, err)
+	}
+	seen := map[string]bool{}
+	var out []string
+	for line := range strings.Lines(string(b)) {
+		// lo-hi perms offset dev inode path (proc_pid_maps(5)); the path may have spaces.
+		f := strings.SplitN(strings.TrimSuffix(line, "\n"), "/", 2)
+		if len(f) < 2 || len(strings.Fields(f[0])) < 5 || !strings.Contains(strings.Fields(f[0])[1], "x") {
+			continue
+		}
+		if path := "/" + f[1]; !seen[path] {
+			seen[path] = true
+			if module.IsLinked(path) {
+				out = append(out, path)
+			}
+		}
+	}
+	return out, nil
+}
+
+// Each calls work with each file, as many at a time as there are processors, and done with what it returns, one call at a time. A file that
+// shrinks while it is read is an error of that file. When ctx ends, the files that were not begun are left out, and its error is returned.
+func Each[R any](ctx context.Context, files []string, work func(path string) (R, error), done func(r R, err error)) error {
+	var mu sync.Mutex
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(files)) {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				i := int(next.Add(1)) - 1
+				if i >= len(files) {
+					return
+				}
+				var r R
+				err := module.Guard(func() (err error) { r, err = work(files[i]); return err })
+				mu.Lock()
+				done(r, err)
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return ctx.Err()
+}

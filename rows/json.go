@@ -1,0 +1,47 @@
+package rows
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+)
+
+// A jsonRow is one row; its spelling is part of the program's interface.
+type jsonRow struct {
+	Lo     string            `json:"lo"`
+	Hi     string            `json:"hi"`
+	CFA    string            `json:"cfa"`
+	RA     string            `json:"ra"`
+	Rules  map[string]string `json:"rules"`
+	Signal bool              `json:"signal"`
+}
+
+// WriteJSON writes an object a row, spelled as WriteText does; gaps are what lies between them.
+func (t *Table) WriteJSON(w io.Writer) error {
+	bw := bufio.NewWriter(w)
+	enc := json.NewEncoder(bw)
+	enc.SetEscapeHTML(false)
+	for i, r := range t.Rows {
+		if r.Set == GapID {
+			continue
+		}
+		s := &t.Sets[r.Set]
+		row := jsonRow{
+			Lo: fmt.Sprintf("%#x", uint64(r.Lo)), Hi: fmt.Sprintf("%#x", uint64(t.Hi(i))),
+			CFA: s.CFACell(t.Machine), RA: "", Rules: map[string]string{}, Signal: s.Flags&Signal != 0,
+		}
+		for j := range s.Rules {
+			rule := &s.Rules[j]
+			if rule.Of == s.RA {
+				row.RA = rule.Cell(t.Machine)
+			} else {
+				row.Rules[t.Machine.RegName(rule.Of)] = rule.Cell(t.Machine)
+			}
+		}
+		if err := enc.Encode(&row); err != nil {
+			return err
+		}
+	}
+	return bw.Flush()
+}
