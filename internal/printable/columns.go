@@ -45,3 +45,26 @@ func Marked(s string) string {
 		return r
 	}, s)
 }
+
+// Line returns a line of source fit for a terminal: a tab becomes blanks up to the next multiple of eight columns, and what String makes a blank
+// becomes U+FFFD: in source, a blank would be read as one.
+func Line(s string) string {
+	var b strings.Builder
+	column := 0
+	for i, part := range strings.Split(s, "\t") {
+		if i > 0 {
+			n := 8 - column%8
+			b.WriteString(strings.Repeat(" ", n))
+			column += n
+		}
+		part = strings.Map(func(r rune) rune {
+			if control(r) {
+				return unicode.ReplacementChar
+			}
+			return r
+		}, part)
+		b.WriteString(part)
+		column += Width(part)
+	}
+	return b.String()
+}

@@ -61,6 +61,23 @@ func TestMarked(t *testing.T) {
 	}
 }
 
+func TestLine(t *testing.T) {
+	for in, want := range map[string]string{
+		"":               "",
+		"\tx":            "        x",
+		"abc\tx\ty":      "abc     x       y",
+		"12345678\tx":    "12345678        x",
+		"日本\tx":          "日本    x",
+		"e\u0301\tx":     "e\u0301       x",
+		"a\x1b\tx\u202e": "a\ufffd      x\ufffd",
+		"\xff\t":         "\ufffd       ",
+	} {
+		if got := Line(in); got != want {
+			t.Errorf("Line(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
 // FuzzClip: for any text and width, Clip returns a beginning of the text, and it fits. Only of valid UTF-8 are widths sums of parts.
 func FuzzClip(f *testing.F) {
 	for _, s := range []string{"main", "日本語", "❤\ufe0f", "🇩🇪🇫🇷", "\xff\xfe", "\x1b[31m", "👩‍👩‍👧x", "\u0301", "\u0604"} {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/profile"
 )
@@ -134,6 +135,38 @@ func TestFunction(t *testing.T) {
 	want, err := os.ReadFile("testdata/f.txt")
 	if d := cmp.Diff(string(want), b.String()); d != "" || err != nil {
 		t.Errorf("%v\n%s\ngot\n%s", err, d, b.String())
+	}
+}
+
+// Lines fit a terminal whose wide characters take two columns, and remarks stand in one column.
+func TestWide(t *testing.T) {
+	a := &Annotation{Func: "関数の名前", Module: "/opt/日本語", Total: 2, All: 2, Self: 2}
+	a.Lines = []SourceLine{{File: "/src/源.c", Line: 1, Self: 2, Total: 2, Text: strings.Repeat("語", 60)}}
+	a.Insts = []Inst{
+		{Addr: 0x10, Text: "call 0x20", Target: 0x20, TargetName: "関数", File: "/src/源.c", Line: 1},
+		{Addr: 0x15, Text: "ret", File: "/src/源.c", Line: 2},
+	}
+	for _, source := range []bool{true, false} {
+		var b strings.Builder
+		if err := a.Text(&b, TextOptions{Source: source, Unit: "samples", Width: 60}); err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(b.String()) {
+			if w := printable.Width(strings.TrimSuffix(line, "\n")); w > 60 {
+				t.Errorf("%d columns: %s", w, line)
+			}
+		}
+	}
+	var b strings.Builder
+	a.Text(&b, TextOptions{Unit: "samples"})
+	var at []int
+	for line := range strings.Lines(b.String()) {
+		if before, _, ok := strings.Cut(line, " ; "); ok {
+			at = append(at, printable.Width(before))
+		}
+	}
+	if len(at) != 2 || at[0] != at[1] {
+		t.Errorf("remarks at columns %v:\n%s", at, b.String())
 	}
 }
 

@@ -7,9 +7,8 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 )
 
@@ -61,10 +60,10 @@ func digits(a *Annotation, unit string) int {
 // Text writes the annotation as text. Percentages are shares of what the function has, calls of others included.
 func (a *Annotation) Text(w io.Writer, o TextOptions) error {
 	t := &text{w: bufio.NewWriterSize(w, 1<<16), o: o, a: a, digits: digits(a, o.Unit)}
-	t.line("%s (%s)", printable(a.Func), printable(a.Module))
+	t.line("%s (%s)", printable.String(a.Func), printable.String(a.Module))
 	t.line("%s: %s, %s of its own and of calls inlined in it", share(a.Total, a.All), profile.Quantity(a.Total, o.Unit), profile.Number(a.Self, o.Unit))
 	for _, n := range a.Notes {
-		t.line("note: %s", printable(n))
+		t.line("note: %s", printable.String(n))
 	}
 	if len(a.Lines)+len(a.Insts) > 0 {
 		t.line("\n%7s %*s %7s", "self", t.digits, "", "total")
@@ -88,12 +87,13 @@ type text struct {
 	address int
 }
 
+// line writes a line, cut to the width; a newline before it stays.
 func (t *text) line(format string, args ...any) {
-	s := fmt.Sprintf(format, args...)
-	if n := t.o.Width; n > 0 && utf8.RuneCountInString(s) > n {
-		s = string([]rune(s)[:n-1]) + "…"
+	s, blank := strings.CutPrefix(fmt.Sprintf(format, args...), "\n")
+	if blank {
+		fmt.Fprintln(t.w)
 	}
-	fmt.Fprintln(t.w, s)
+	fmt.Fprintln(t.w, printable.Clip(s, t.o.Width))
 }
 
 // weights are the columns to the left of a line.
@@ -117,12 +117,12 @@ func (t *text) source() {
 	for _, l := range t.a.Lines {
 		switch {
 		case l.File != file:
-			t.line("\n%s", printable(l.File))
+			t.line("\n%s", printable.String(l.File))
 		case l.Line != last+1:
 			t.line("%s │ %*s", t.weights(0, 0), digits, "…")
 		}
 		file, last = l.File, l.Line
-		t.line("%s │ %*d  %s", t.weights(l.Self, l.Total), digits, l.Line, printable(l.Text))
+		t.line("%s │ %*d  %s", t.weights(l.Self, l.Total), digits, l.Line, printable.Line(l.Text))
 		for _, i := range l.Insts {
 			t.inst(&t.a.Insts[i], fmt.Sprintf("%*s    ", digits, ""), "")
 		}
@@ -148,7 +148,7 @@ func (t *text) insts() {
 			t.line("")
 		}
 		if x.In != "" {
-			t.line("in %s", printable(x.In))
+			t.line("in %s", printable.String(x.In))
 		}
 		if x.Line != 0 && (i == 0 || t.a.Insts[i-1].Line != x.Line || t.a.Insts[i-1].File != x.File) {
 			where = fmt.Sprintf("%s:%d", x.File[strings.LastIndexByte(x.File, '/')+1:], x.Line)
@@ -167,41 +167,12 @@ func (t *text) inst(x *Inst, indent, remark string) {
 		}
 		s += fmt.Sprintf(mark, name)
 	}
+	s = printable.Line(s)
 	if remark != "" {
-		s = fmt.Sprintf("%-48s ; %s", s, remark)
+		s = printable.Pad(s, 48) + " ; " + printable.String(remark)
 	}
-	t.line("%s │ %s%*x:  %s", t.weights(x.Self, x.Total), indent, t.address, uint64(x.Addr), printable(s))
+	t.line("%s │ %s%*x:  %s", t.weights(x.Self, x.Total), indent, t.address, uint64(x.Addr), s)
 }
 
 // share is profile.Percent without a space.
 func share(n, total uint64) string { return strings.ReplaceAll(profile.Percent(n, total), " ", "") }
-
-// printable returns s fit for a terminal: tabs as blanks, and no other characters that are not printed.
-func printable(s string) string {
-	plain := true
-	for _, r := range s {
-		if !unicode.IsPrint(r) {
-			plain = false
-			break
-		}
-	}
-	if plain {
-		return s
-	}
-	var b strings.Builder
-	column := 0
-	for _, r := range s {
-		switch {
-		case r == '\t':
-			n := 8 - column%8
-			b.WriteString(strings.Repeat(" ", n))
-			column += n
-			continue
-		case !unicode.IsPrint(r):
-			r = '\ufffd'
-		}
-		b.WriteRune(r)
-		column++
-	}
-	return b.String()
-}
