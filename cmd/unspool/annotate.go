@@ -1,7 +1,7 @@
 package main
 
 import (
-	"fmt"
+	"cmp"
 	"io"
 	"regexp"
 	"slices"
@@ -69,38 +69,11 @@ func (a *annotator) write(w io.Writer, p *profile.Profile, o report.Options, sou
 	}
 	opts := codeOf(namer, a.sources)
 	opts.Syntax, opts.Periods = a.syntax, o.By == report.Periods
-	unit := "samples"
-	if opts.Periods {
-		unit = "events"
-		if len(p.Events) == 1 && p.Events[0].Unit == "nanoseconds" {
-			unit = "ns"
-		}
-	}
-	fns := annotate.Hottest(p, re.MatchString, opts.Periods)
-	limit := o.Limit
-	if limit == 0 {
-		limit = 3
-	}
-	if len(fns) == 0 {
+	n, err := annotate.Write(w, p, re.MatchString, opts, annotate.TextOptions{Source: source, Width: o.Width}, cmp.Or(o.Limit, 3))
+	if n == 0 && err == nil {
 		return report.NoFunction(o.Func)
 	}
-	if _, err := fmt.Fprintln(w, p.Summary()); err != nil {
-		return err
-	}
-	for _, fn := range fns[:min(limit, len(fns))] {
-		an, err := annotate.Function(p, fn, opts)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintln(w)
-		if err := an.Text(w, annotate.TextOptions{Source: source, Width: o.Width, Unit: unit}); err != nil {
-			return err
-		}
-	}
-	if n := len(fns) - limit; n > 0 {
-		fmt.Fprintf(w, "\n%s more functions match: give --limit, or a --function that fewer match\n", profile.Comma(uint64(n)))
-	}
-	return nil
+	return err
 }
 
 // codeOf returns what annotations need of code and source: what n knows, and s finds.

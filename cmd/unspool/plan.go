@@ -123,8 +123,8 @@ func (p *plan) check(stepper string, flt *filter) error {
 	if err := flt.compile(); err != nil {
 		return err
 	}
-	if flt.re != nil {
-		p.InKernel.Comm = flt.re.MatchString
+	if flt.Comm != nil {
+		p.InKernel.Comm = flt.Comm.MatchString
 	}
 	return nil
 }

@@ -199,14 +199,14 @@ func openRecording(path string, flt *filter, mods *modules.Set) (*recordingFile,
 }
 
 func readPprof(in io.Reader, flt *filter) (*profile.Profile, error) {
-	if flt.time != "" {
+	if flt.Timed {
 		return nil, errors.New("--time: a pprof profile does not say when samples were taken")
 	}
 	p, err := report.ReadPprof(in)
-	if err != nil || !flt.active() {
+	if err != nil || !flt.Active() {
 		return p, err
 	}
-	q := p.Filter(flt.stack)
+	q := p.Filter(flt.Stack)
 	if q.Totals.Samples == 0 {
 		return nil, fmt.Errorf("none of the %d samples matches", p.Totals.Samples)
 	}
@@ -231,7 +231,7 @@ func (r *recordingFile) profile(ctx context.Context, o *output) (*profile.Profil
 
 // none says why there are no samples.
 func (s *session) none() error {
-	if s.flt.active() && s.Stats.Unwanted > 0 {
+	if s.flt.Active() && s.Stats.Unwanted > 0 {
 		return fmt.Errorf("none of the %d samples matches", s.Stats.Unwanted)
 	}
 	return errors.New("no samples")

@@ -2,12 +2,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"html"
 	"net"
 	"os"
-	"os/exec"
 
 	"github.com/spf13/cobra"
 
@@ -109,7 +106,7 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 		return err
 	}
 	if open {
-		closed, err := openBrowser(url)
+		closed, err := serve.OpenBrowser(url)
 		if err != nil {
 			fmt.Fprintf(stderr, "unspool: the browser: %v\n", err)
 		} else {
@@ -142,28 +139,6 @@ func runExport(ctx context.Context, paths []string, to string, mods *modules.Set
 		return err
 	}
 	return commit(s.Export(ctx, w))
-}
-
-// openBrowser opens an address in a browser, by a file that only the user may read: arguments of programs are read by everybody. The
-// function that it returns removes the file.
-func openBrowser(url string) (closed func(), err error) {
-	f, err := os.CreateTemp("", "unspool-*.html") // its mode is 0600
-	if err != nil {
-		return nil, err
-	}
-	closed = func() { os.Remove(f.Name()) }
-	_, err = fmt.Fprintf(f, "<!doctype html><meta http-equiv=\"refresh\" content=\"0; url=%s\"><a href=\"%[1]s\">unspool</a>\n", html.EscapeString(url))
-	err = errors.Join(err, f.Close())
-	browser := exec.Command("xdg-open", f.Name())
-	if err == nil {
-		err = browser.Start()
-	}
-	if err != nil {
-		closed()
-		return nil, err
-	}
-	go browser.Wait()
-	return closed, nil
 }
 
 // A pageAnnotator annotates functions for the page.

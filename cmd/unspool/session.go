@@ -50,8 +50,8 @@ func lookingFlag(c *cobra.Command) func() (*modules.Set, error) {
 // options are those of a session whose stacks are walked with mods and named by n.
 func (f *filter) options(mods *modules.Set, n *names.Namer) record.Options {
 	o := record.Options{Mods: mods, Names: n}
-	if f.active() {
-		o.Want = f.want
+	if f.Active() {
+		o.Want = f.Want
 	}
 	return o
 }

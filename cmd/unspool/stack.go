@@ -6,7 +6,6 @@ import (
 	"os/signal"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -106,25 +105,8 @@ func runStackPID(pid int, o *stackOptions, mods *modules.Set) error {
 		return err
 	}
 	return writeStacks(p, o, stackNamer(o, mods), func(s *stacks.Process) {
-		s.Paths, s.Pause, s.Longest = ownPaths(p), pause.Total, pause.Longest
+		s.Paths, s.Pause, s.Longest = running.Paths(p), pause.Total, pause.Longest
 	})
-}
-
-// ownPaths returns the paths that a running process itself has for those of its modules that lead through /proc.
-func ownPaths(p *source.Process) map[string]string {
-	out := map[string]string{}
-	proc := fmt.Sprintf("/proc/%d/", p.PID)
-	for _, m := range p.Space.Mappings() {
-		path := m.Module.Path
-		if in, ok := strings.CutPrefix(path, proc+"root/"); ok {
-			out[path] = "/" + in
-		} else if strings.HasPrefix(path, proc) {
-			if to, err := os.Readlink(path); err == nil {
-				out[path] = to
-			}
-		}
-	}
-	return out
 }
 
 // stackNamer returns what names the frames of stacks.

@@ -4,11 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -63,59 +61,9 @@ JSON is an object a file, and for several files one more with the sums, which ha
 			if len(all) == 1 {
 				sum = all[0]
 			}
-			printStats(sum)
-			return err
+			return errors.Join(err, sum.WriteText(stdout))
 		},
 	}
 	c.Flags().StringVar(&format, "format", format, "text or json")
 	return c
-}
-
-// printStats writes the figures for people.
-func printStats(s *compile.Stats) {
-	w := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	row := func(name string, v int64, note string) { fmt.Fprintf(w, "%s\t%d\t%s\t\n", name, v, note) }
-	of := func(part int64) string {
-		if s.EHFrame == 0 {
-			return ""
-		}
-		return fmt.Sprintf("%.2f × .eh_frame", float64(part)/float64(s.EHFrame))
-	}
-	if s.Files > 0 {
-		row("files", int64(s.Files), "")
-	}
-	row("file size", s.Size, "")
-	row(".eh_frame", s.EHFrame, "")
-	row(".eh_frame_hdr", s.EHFrameHdr, of(s.EHFrameHdr))
-	row(".debug_frame", s.DebugFrame, "")
-	note := of(s.Table)
-	if s.Files > 0 {
-		note = fmt.Sprintf("%.2f × .eh_frame; median of files %.2f", s.Ratio, s.MedianRatio)
-	}
-	row("compact table", s.Table, note)
-	row("CIEs", int64(s.CIEs), "")
-	row("FDEs", int64(s.FDEs), "")
-	row("damaged entries", int64(s.Damaged), "")
-	row("rows", int64(s.Rows), fmt.Sprintf("%.2f table bytes a row", float64(s.Table)/float64(s.Rows)))
-	row("distinct rules", int64(s.Rules), "")
-	w.Flush()
-	for _, part := range []struct {
-		title string
-		m     map[string]int
-		byKey bool
-	}{{"instructions", s.Opcodes, false}, {"expressions", s.Expressions, false}, {"rules of the CFA, of all rows", s.CFAKinds, false}, {"rules of registers, of all rows", s.RuleKinds, false}, {"rows an FDE", s.RowsPerFDE, true}} {
-		if len(part.m) == 0 {
-			continue
-		}
-		fmt.Fprintf(stdout, "\n%s\n", part.title)
-		keys := slices.SortedFunc(maps.Keys(part.m), func(a, b string) int {
-			if !part.byKey && part.m[a] != part.m[b] {
-				return part.m[b] - part.m[a]
-			}
-			return strings.Compare(a, b)
-		})
-		for _, k := range keys {
-			fmt.Fprintf(stdout, "%10d  %s\n", part.m[k], k)
-		}
-	}
 }

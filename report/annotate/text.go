@@ -12,9 +12,9 @@ import (
 	"github.com/unspool/unspool/profile"
 )
 
-// Hottest returns the functions that have samples and whose names match says yes to, those with the most of their own
+// hottest returns the functions that have samples and whose names match says yes to, those with the most of their own
 // first.
-func Hottest(p *profile.Profile, match func(name string) bool, periods bool) []int32 {
+func hottest(p *profile.Profile, match func(name string) bool, periods bool) []int32 {
 	self, total := make([]uint64, len(p.Funcs)), make([]uint64, len(p.Funcs))
 	for i := range p.Stacks {
 		st := &p.Stacks[i]
@@ -40,6 +40,39 @@ func Hottest(p *profile.Profile, match func(name string) bool, periods bool) []i
 		return cmp.Or(cmp.Compare(self[b], self[a]), cmp.Compare(total[b], total[a]))
 	})
 	return fns
+}
+
+// Write writes the summary of p and its functions that match says yes to, at most limit of them, those with the most of their own first. It
+// returns how many match; where none does, nothing is written. The unit is that of p, whatever o says.
+func Write(w io.Writer, p *profile.Profile, match func(name string) bool, code Options, o TextOptions, limit int) (int, error) {
+	o.Unit = "samples"
+	if code.Periods {
+		o.Unit = "events"
+		if len(p.Events) == 1 && p.Events[0].Unit == "nanoseconds" {
+			o.Unit = "ns"
+		}
+	}
+	fns := hottest(p, match, code.Periods)
+	if len(fns) == 0 {
+		return 0, nil
+	}
+	if _, err := fmt.Fprintln(w, p.Summary()); err != nil {
+		return len(fns), err
+	}
+	for _, fn := range fns[:min(limit, len(fns))] {
+		a, err := Function(p, fn, code)
+		if err != nil {
+			return len(fns), err
+		}
+		fmt.Fprintln(w)
+		if err := a.Text(w, o); err != nil {
+			return len(fns), err
+		}
+	}
+	if n := len(fns) - limit; n > 0 {
+		fmt.Fprintf(w, "\n%s more functions match: give --limit, or a --function that fewer match\n", profile.Comma(uint64(n)))
+	}
+	return len(fns), nil
 }
 
 // TextOptions shape the text of an Annotation.

@@ -3,6 +3,7 @@ package live
 import (
 	"encoding/hex"
 	"fmt"
+	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -10,6 +11,7 @@ import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/internal/procroot"
+	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -97,4 +99,21 @@ func (t *target) file(root string, m *procfs.Mapping) (path, buildID string) {
 func opens(path string, inode uint64) bool {
 	var st unix.Stat_t
 	return unix.Stat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Ino == inode && unix.Access(path, unix.R_OK) == nil
+}
+
+// Paths returns, for the modules of a running process whose paths lead through /proc, the paths that the process itself has for them.
+func Paths(p *source.Process) map[string]string {
+	out := map[string]string{}
+	proc := fmt.Sprintf("/proc/%d/", p.PID)
+	for _, m := range p.Space.Mappings() {
+		path := m.Module.Path
+		if in, ok := strings.CutPrefix(path, proc+"root/"); ok {
+			out[path] = "/" + in
+		} else if strings.HasPrefix(path, proc) {
+			if to, err := os.Readlink(path); err == nil {
+				out[path] = to
+			}
+		}
+	}
+	return out
 }

@@ -1,0 +1,39 @@
+package record
+
+import (
+	"math"
+	"regexp"
+	"testing"
+
+	"github.com/unspool/unspool/profile"
+)
+
+func TestFilter(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		f            Filter
+		active       bool
+		want, stacks bool // of PID 10, TID 11, comm "work", at 5 ns
+	}{
+		{"none", Filter{}, false, true, true},
+		{"pid", Filter{PIDs: []int{9, 10}}, true, true, true},
+		{"another pid", Filter{PIDs: []int{11}}, true, false, false},
+		{"tid", Filter{TIDs: []int{11}}, true, true, true},
+		{"pid and another tid", Filter{PIDs: []int{10}, TIDs: []int{10}}, true, false, false},
+		{"comm", Filter{Comm: regexp.MustCompile("^wo")}, true, true, true},
+		{"another comm", Filter{Comm: regexp.MustCompile("^rk")}, true, false, false},
+		{"time", Filter{Timed: true, From: 5, To: 5}, true, true, true},
+		{"later", Filter{Timed: true, From: 6, To: math.MaxUint64}, true, false, true},
+		{"earlier", Filter{Timed: true}, true, false, true},
+	} {
+		if got := c.f.Active(); got != c.active {
+			t.Errorf("%s: Active = %v", c.name, got)
+		}
+		if got := c.f.Want(10, 11, "work", 5); got != c.want {
+			t.Errorf("%s: Want = %v", c.name, got)
+		}
+		if got := c.f.Stack(&profile.Stack{PID: 10, TID: 11, Comm: "work"}); got != c.stacks {
+			t.Errorf("%s: Stack = %v", c.name, got)
+		}
+	}
+}
