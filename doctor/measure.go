@@ -21,7 +21,7 @@ func Measure(ctx context.Context) (*Measurement, error) {
 	if c, err := bpf.EnableStats(unix.BPF_STATS_RUN_TIME); err == nil {
 		defer c.Close()
 	} else {
-		m.Note = fmt.Sprintf("the kernel does not count what the program takes (%v): as root, sysctl kernel.bpf_stats_enabled=1", err)
+		m.Note = fmt.Sprintf("the kernel does not measure BPF programs (%v): as root, sysctl kernel.bpf_stats_enabled=1", err)
 	}
 	mods := modules.New()
 	p := record.Plan{Source: record.EBPF}

@@ -61,7 +61,7 @@ func ways(o *Options, needs []Finding) []Finding {
 	}
 	list := []Finding{
 		event("record-user", "record own processes by copies of stacks, user space", clock(userOnly, 0, -1), 2),
-		event("record-kernel", "record own processes by copies, with the kernel's part", clock(0, 0, -1), 1),
+		event("record-kernel", "record own processes by copies, with kernel frames", clock(0, 0, -1), 1),
 		event("record-all", "record the whole machine (-a) by copies", clock(0, -1, 0), 0),
 	}
 	inKernel := Finding{Name: "record-ebpf", What: "record with stacks walked in the kernel (--source ebpf)"}
@@ -101,9 +101,9 @@ func ways(o *Options, needs []Finding) []Finding {
 		reason, _, _ := strings.Cut(err.Error(), ": make")
 		run.OK, run.Reason, run.Change = false, reason, "make install-runtime"
 	}
-	cache := Finding{Name: "cache", What: "compiled tables are kept for the next time", OK: true}
+	cache := Finding{Name: "cache", What: "compiled tables are kept in the cache", OK: true}
 	if err := modules.New().CacheErr(); err != nil {
-		cache.OK, cache.Reason, cache.Change = false, err.Error(), "set UNSPOOL_CACHE to a directory of this user's"
+		cache.OK, cache.Reason, cache.Change = false, err.Error(), "set UNSPOOL_CACHE to a directory of your own"
 	}
 	return append(list, names, run, cache)
 }
@@ -147,7 +147,7 @@ func needs() []Finding {
 	add("gives-up-capabilities", "recordings give up all other capabilities once they run", caps.CanDrop() == nil, "",
 		"this program was built with cgo, whose threads keep them", "build it with CGO_ENABLED=0")
 	level, ok := procfs.Setting("kernel/perf_event_paranoid")
-	permits := []string{"", "own processes, the kernel's part included", "user space of own processes"}
+	permits := []string{"", "own processes, with kernel frames", "user space of own processes"}
 	allowed := "nothing to ordinary users"
 	if level >= 0 && level < len(permits) {
 		allowed = permits[level]
@@ -176,7 +176,7 @@ func needs() []Finding {
 	add("hardware-counters", "hardware counters", err == nil, "", why, "")
 	list[len(list)-1].Unknown = errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)
 	lock := lockdown()
-	add("lockdown", "kernel lockdown allows to read memory", lock != "confidentiality", lock, "perf and BPF programs may not", "boot without lockdown=confidentiality")
+	add("lockdown", "kernel lockdown allows reading memory", lock != "confidentiality", lock, "perf and BPF programs cannot read it", "boot without lockdown=confidentiality")
 	_, err = os.Stat("/sys/kernel/btf/vmlinux")
 	add("btf", "kernel types (BTF)", err == nil, "", "/sys/kernel/btf/vmlinux is not there", "a kernel with CONFIG_DEBUG_INFO_BTF")
 	for _, p := range []struct {
@@ -193,7 +193,7 @@ func needs() []Finding {
 		why, change := "this kernel lacks it", "Linux 6.1 or later"
 		if p.err != nil && !errors.Is(p.err, bpf.ErrNotSupported) {
 			if why, change = p.err.Error(), ""; errors.Is(p.err, os.ErrPermission) || errors.Is(p.err, unix.EPERM) {
-				why = "the kernel does not say: it refuses to try"
+				why = "not known: the kernel refuses to try"
 			}
 		}
 		add(p.name, p.what, p.err == nil, "", why, change)
@@ -202,10 +202,10 @@ func needs() []Finding {
 	on, ok := procfs.Setting("net/core/bpf_jit_enable")
 	jit := value(on, ok)
 	if !ok {
-		jit = "not this user's to read"
+		jit = "this user cannot read it"
 	}
 	add("bpf-jit", "net.core.bpf_jit_enable", !ok || on > 0, jit, "programs with callbacks need it", "sudo sysctl net.core.bpf_jit_enable=1")
-	add("pid-namespace", "in the first PID namespace", firstPIDs(), "", "processes outside of this one are not told apart", "run it outside of the container, or give that the host's (--pid=host)")
+	add("pid-namespace", "in the first PID namespace", firstPIDs(), "", "processes outside of this namespace cannot be told apart", "run it outside of the container, or start the container with --pid=host")
 	at := procfs.Mounted("cgroup2")
 	add("cgroup2", "cgroup v2, for --cgroup", at != "", at, "not mounted", "sudo mount -t cgroup2 none /sys/fs/cgroup")
 	tracing, err := perfevent.Tracefs()

@@ -269,10 +269,10 @@ func (l *Live) EndNotes() (out []string) {
 	}
 	st := l.prog.Stats()
 	if st.Evicted > 0 {
-		out = append(out, profile.Comma(uint64(st.Evicted))+" unwind tables had to leave the kernel's memory, and their stacks were copied: give more --memory")
+		out = append(out, profile.Comma(uint64(st.Evicted))+" unwind tables were evicted from the kernel's memory, and their stacks copied: give more --memory")
 	}
 	if st.Failed > 0 {
-		out = append(out, fmt.Sprintf("%s tables or address spaces did not get into the kernel: %v", profile.Comma(uint64(st.Failed)), st.Err))
+		out = append(out, fmt.Sprintf("%s tables or address spaces could not be loaded into the kernel: %v", profile.Comma(uint64(st.Failed)), st.Err))
 	}
 	return out
 }

@@ -180,7 +180,7 @@ func (s *Session) Notes() (out []string) {
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	st := &s.Stats
 	if err := s.Mods.CacheErr(); err != nil {
-		say("unwind tables are not kept for the next time: %v", err)
+		say("unwind tables are not kept in the cache: %v", err)
 	}
 	if n := st.Lost + st.LostSamples; n > 0 {
 		say("%s records were lost: record %s", profile.Comma(n), lossAdvice(s.in.Decoder().Events()))
@@ -230,7 +230,7 @@ func lossAdvice(events []source.Event) string {
 		case !e.Attr.Has(source.FlagFreq) && e.Attr.SamplePeriod > 1:
 			return fmt.Sprintf("with a -c over %d", e.Attr.SamplePeriod)
 		case !e.Attr.Has(source.FlagFreq):
-			return fmt.Sprintf("only one of so many %s (-c N)", e.Name)
+			return fmt.Sprintf("only one of every N %s (-c N)", e.Name)
 		}
 	}
 	return "with a lower frequency (-F)"

@@ -128,7 +128,7 @@ func (q *request) number(name string, none int) (int, error) {
 	}
 	n, err := strconv.ParseUint(s, 10, 31)
 	if err != nil {
-		return 0, errBad{fmt.Errorf("%s: %q is no number", name, s)}
+		return 0, errBad{fmt.Errorf("%s: %q is not a number", name, s)}
 	}
 	return int(n), nil
 }
@@ -177,7 +177,7 @@ func (q *request) graph() (any, error) {
 		for x := range strings.SplitSeq(s, ".") {
 			n, err := strconv.ParseInt(x, 36, 32)
 			if err != nil || n < 0 {
-				return nil, errBad{errors.New("the path is no list of numbers")}
+				return nil, errBad{errors.New("the path is not a list of numbers")}
 			}
 			gq.path = append(gq.path, int32(n))
 		}
@@ -243,7 +243,7 @@ func (q *request) timeline() (any, error) {
 	for name, p := range map[string]*uint64{"from": &tq.lo, "to": &tq.hi} {
 		if s := v.Get(name); s != "" {
 			if *p, err = strconv.ParseUint(s, 10, 64); err != nil {
-				return nil, errBad{fmt.Errorf("%s: %q is no number", name, s)}
+				return nil, errBad{fmt.Errorf("%s: %q is not a number", name, s)}
 			}
 		}
 	}
@@ -260,7 +260,7 @@ func (q *request) timeline() (any, error) {
 // source is the source and the instructions of a function, with the samples of the profile that the filter wants.
 func (q *request) source() (any, error) {
 	if q.s.opts.Annotator == nil || !q.d.local {
-		return nil, errBad{errors.New("there is no source to this profile")}
+		return nil, errBad{errors.New("this profile has no source")}
 	}
 	fn, err := q.function()
 	if err != nil {

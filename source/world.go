@@ -178,7 +178,7 @@ func (w *World) add(pid, tid int32) (*thread, *proc) {
 	p := w.procs[pid]
 	if p == nil {
 		p = &proc{pid: pid, orphan: true}
-		w.give(p, w.empty)
+		w.assign(p, w.empty)
 		w.procs[pid] = p
 	}
 	p.threads++
@@ -200,14 +200,14 @@ func (w *World) remove(tid int32) {
 	if t.proc.threads--; t.proc.threads > 0 {
 		return
 	}
-	w.give(t.proc, nil)
+	w.assign(t.proc, nil)
 	if w.procs[t.pid] == t.proc {
 		delete(w.procs, t.pid)
 	}
 }
 
-// give makes im the image of p, which drops its old one and what was pending.
-func (w *World) give(p *proc, im *image) {
+// assign makes im the image of p, which drops its old one and what was pending.
+func (w *World) assign(p *proc, im *image) {
 	if im != nil {
 		im.procs++
 	}
@@ -245,7 +245,7 @@ func (w *World) comm(r *Record) {
 	}
 	t.comm = w.intern(r.Comm)
 	if r.Exec() {
-		w.give(p, w.empty)
+		w.assign(p, w.empty)
 		p.orphan = false
 	} else if r.Time == 0 {
 		p.orphan = false // the recorder found it running
@@ -282,7 +282,7 @@ func (w *World) fork(r *Record) {
 	delete(w.procs, r.PID)
 	im.procs++ // whatever add removes
 	if t, p := w.add(r.PID, r.TID); t != nil {
-		w.give(p, im)
+		w.assign(p, im)
 		t.comm, p.orphan = comm, !known
 	}
 	w.drop(im)
@@ -407,7 +407,7 @@ func (w *World) freeze(p *proc) *image {
 		im := &image{Space: old.Overlay(edits), owner: owner}
 		w.total += len(im.Mappings())
 		w.owned[owner] += len(im.Mappings())
-		w.give(p, im)
+		w.assign(p, im)
 	}
 	return p.image
 }

@@ -156,7 +156,7 @@ func TestDoctorOrdinaryUser(t *testing.T) {
 		}
 	}
 	r := finish(t, as(t, caps, "record", "--source", "ebpf", "-a", "--duration", "500ms", "-o", "x.folded"))
-	if r.want(t, 0, "samples"); strings.Contains(r.stderr, "did not get into the kernel") {
+	if r.want(t, 0, "samples"); strings.Contains(r.stderr, "could not be loaded into the kernel") {
 		t.Errorf("%s", r.stderr)
 	}
 }

@@ -50,7 +50,7 @@ func (f *filter) compile() error {
 		}
 		ns, err := parseSeconds(x.s)
 		if err != nil {
-			return usage("--time: %q is no number of seconds", x.s)
+			return usage("--time takes numbers of seconds, not %q", x.s)
 		}
 		*x.to = ns
 	}

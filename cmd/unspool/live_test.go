@@ -347,7 +347,7 @@ func TestDrop(t *testing.T) {
 	time.Sleep(300 * time.Millisecond)
 	list = taskCaps(strconv.Itoa(c.Process.Pid))
 	c.Process.Signal(os.Interrupt)
-	if r := wait(); !strings.Contains(r.stderr, "samples") || strings.Contains(r.stderr, "did not get into the kernel") {
+	if r := wait(); !strings.Contains(r.stderr, "samples") || strings.Contains(r.stderr, "could not be loaded into the kernel") {
 		t.Errorf("%d: %s", r.status, r.stderr)
 	}
 	if len(list) < 4 {

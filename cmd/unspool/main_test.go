@@ -131,7 +131,7 @@ func TestUsage(t *testing.T) {
 		{"record -p abc", 2, `-p takes process IDs such as 1234, not "abc"`},
 		{"record -t 1,x", 2, `-t takes thread IDs such as 1234, not "1,x"`},
 		{"record --duration -5 -- true", 2, `--duration takes a time such as 10s, not "-5"`},
-		{"record --off-cpu -F 10 -- true", 2, "--off-cpu records each wait: -F and -c do not go with it"},
+		{"record --off-cpu -F 10 -- true", 2, "--off-cpu records every wait, and excludes -F and -c"},
 		{"serve /etc/passwd", 1, `^unspool: /etc/passwd: malformed: not a perf.data file`},
 		{"record -F fast -- true", 2, `-F takes a number such as 10, not "fast"`},
 		{"compile -p abc", 2, `-p takes a process ID such as 1234, not "abc"`},

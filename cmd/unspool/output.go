@@ -113,7 +113,7 @@ func (o *output) resolve(fallback string) error {
 		o.format = "callers"
 	}
 	if o.format == "" && o.path != "" && o.path != "-" {
-		return usage("the ending of %q says no format: %s, or give --format", o.path, strings.Join(formatEndings(o.known()), " "))
+		return usage("no format has the ending of %q: use %s, or give --format", o.path, strings.Join(formatEndings(o.known()), " "))
 	}
 	if o.format == "" {
 		o.format = fallback

@@ -76,7 +76,7 @@ func TestFailedRecord(t *testing.T) {
 	}
 	// One without samples is not worth the one before it.
 	before, _ := os.ReadFile(file)
-	in("record", "--source", "perf", "-e", "page-faults", "-c", "1000000000", "--", "true").want(t, 0, "no samples.*; unspool.data is of before")
+	in("record", "--source", "perf", "-e", "page-faults", "-c", "1000000000", "--", "true").want(t, 0, "no samples.*; unspool.data still has the recording before")
 	if b, _ := os.ReadFile(file); !bytes.Equal(b, before) {
 		t.Error("an empty recording has taken the place of a good one")
 	}

@@ -67,9 +67,9 @@ func (p *plan) check(stepper string, flt *filter) error {
 	case targets > 1:
 		return usage("a command, -p, -t and -a exclude each other; a command with -a records everything while it runs")
 	case p.given("frequency") && p.Frequency == 0:
-		return usage("-F is a number of samples a second, from 1 on")
+		return usage("-F takes a number of samples a second, 1 or more")
 	case p.given("count") && p.Period == 0:
-		return usage("-c is a number of events, from 1 on")
+		return usage("-c takes a number of events, 1 or more")
 	case p.Frequency > 0 && p.Period > 0:
 		return usage("-F and -c exclude each other")
 	case p.User && p.Kernel:
@@ -79,7 +79,7 @@ func (p *plan) check(stepper string, flt *filter) error {
 	case !slices.Contains(record.Sources(), p.Source):
 		return usage("--source is auto, ebpf, perf or ptrace, not %q", p.Source)
 	case p.Source == record.Ptrace && p.untraceable() != "":
-		return usage("%s: not by --source ptrace", p.untraceable())
+		return usage("--source ptrace cannot do %s", p.untraceable())
 	case p.Source == record.EBPF && stepper != "compact":
 		return usage("--source ebpf walks by compact tables, not --stepper %s", stepper)
 	case p.offCPU && p.Event != "" && p.Event != perfevent.OffCPU:
@@ -89,10 +89,10 @@ func (p *plan) check(stepper string, flt *filter) error {
 		p.Event = perfevent.OffCPU
 	}
 	if p.Event == perfevent.OffCPU && (p.Frequency > 0 || p.Period > 1) {
-		return usage("--off-cpu records each wait: -F and -c do not go with it")
+		return usage("--off-cpu records every wait, and excludes -F and -c")
 	}
 	if p.InKernel.Wakers && p.Event != perfevent.OffCPU {
-		return usage("--wakers takes --off-cpu: only waits end by being woken")
+		return usage("--wakers needs --off-cpu: only waits have wakers")
 	}
 	must := ""
 	switch {

@@ -91,7 +91,7 @@ samples a second. unspool doctor says what is allowed.`,
 				return err
 			}
 			if withNames && o.format != "data" {
-				return usage("--with-names is for recordings (-o FILE.data): %s has names as it is", o.format)
+				return usage("--with-names is for recordings (-o FILE.data): %s always has names", o.format)
 			}
 			return runRecord(c.Context(), &o, &flt, &p, mods, table, withNames)
 		},
@@ -195,7 +195,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	if empty {
 		note := "no samples: the program ended too soon, or used no CPU time"
 		if _, err := os.Stat(o.path); err == nil && table {
-			note += "; " + o.path + " is of before"
+			note += "; " + o.path + " still has the recording before"
 		}
 		fmt.Fprintf(stderr, "unspool: %s\n", note)
 	}

@@ -54,7 +54,7 @@ callees, filters and searches. The file has no source, no time line and no pages
 			case len(args) == 2 && baseline != "":
 				return usage("the baseline is given twice: %s and %s", args[1], baseline)
 			case len(args) == 2: // as it was before the flag
-				fmt.Fprintf(stderr, "unspool: %s is compared with %s, the baseline: better write --baseline %[2]s\n", args[0], args[1])
+				fmt.Fprintf(stderr, "unspool: comparing %s with %s; the better way to write this is --baseline %[2]s\n", args[0], args[1])
 			case baseline != "":
 				args = append(args, baseline)
 			}

@@ -75,7 +75,7 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 				return usage("--sort is self or total, not %q", t.sort)
 			}
 			if t.Rounds < 0 || t.Rows < 1 {
-				return usage("-n and --limit are numbers from 1 on")
+				return usage("-n and --limit take a number, 1 or more")
 			}
 			return t.run(c.Context(), &flt)
 		},

@@ -97,5 +97,5 @@ int main(void) {
 	if r := finish(t, table); !strings.Contains(r.out, "releaser") {
 		t.Errorf("the table is without the waker:\n%s", r.out)
 	}
-	runProgram(t, "record", "--wakers", "--", "true").want(t, 2, "--wakers takes --off-cpu")
+	runProgram(t, "record", "--wakers", "--", "true").want(t, 2, "--wakers needs --off-cpu: only waits have wakers")
 }

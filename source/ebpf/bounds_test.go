@@ -89,12 +89,12 @@ func TestFlood(t *testing.T) {
 	var took []time.Duration
 	n := 0
 	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
-		p.track.saw(mapping(victim, len(took)))
+		p.track.observe(mapping(victim, len(took)))
 		was, at := space(), time.Now()
 		for space() == was && time.Since(at) < 5*time.Second {
 			for range 100 {
 				for pid := range int32(floods) {
-					p.track.saw(mapping(first+pid, n/floods))
+					p.track.observe(mapping(first+pid, n/floods))
 					n++
 				}
 			}

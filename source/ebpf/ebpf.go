@@ -396,7 +396,7 @@ func (p *Program) Saw(raw []byte) {
 	if p.names != nil {
 		p.name(raw)
 	}
-	p.track.saw(raw)
+	p.track.observe(raw)
 }
 
 // name tells the kernel whether samples of a name that a COMM record gives are of interest. There, names that are not known

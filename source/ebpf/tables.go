@@ -162,11 +162,11 @@ func (t *tables) compile(l *table) {
 	}
 	<-t.compiling
 	close(l.made)
-	t.say()
+	t.notify()
 }
 
-// say wakes the tracker: a module has been compiled, or tables loaded.
-func (t *tables) say(done ...loaded) {
+// notify wakes the tracker: a module has been compiled, or tables loaded.
+func (t *tables) notify(done ...loaded) {
 	t.track.mu.Lock()
 	t.news = true
 	t.loaded = append(t.loaded, done...)
@@ -212,7 +212,7 @@ func (t *tables) load(l *table) {
 	l.busy = true
 	t.jobs.Go(func() {
 		m, err := t.put(l)
-		t.say(loaded{l, m, err})
+		t.notify(loaded{l, m, err})
 	})
 }
 

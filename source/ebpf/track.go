@@ -32,7 +32,7 @@ type tracker struct {
 	done    chan struct{}
 	count   Stats // Processes and below
 	bounds  bounds
-	again   atomic.Int64 // when to bury again: CLOCK_MONOTONIC; 0: never
+	again   atomic.Int64 // when to reap again: CLOCK_MONOTONIC; 0: never
 
 	first func() error // to be called when the processes are known that there were; nil: nothing, or it has been
 
@@ -110,8 +110,8 @@ func (t *tracker) round(began uint64) bool {
 	return news
 }
 
-// saw notes a record that changes address spaces.
-func (t *tracker) saw(raw []byte) {
+// observe notes a record that changes address spaces.
+func (t *tracker) observe(raw []byte) {
 	switch binary.LittleEndian.Uint32(raw) {
 	case source.RecordMmap, source.RecordMmap2, source.RecordComm, source.RecordFork, source.RecordExit, source.RecordLost:
 	default:
@@ -196,7 +196,7 @@ func (t *tracker) run() {
 			t.bounds.follow(&r)
 			switch t.world.Apply(&r); {
 			case r.Type == source.RecordLost:
-				t.bury(touched)
+				t.reap(touched)
 				t.again.Store(int64(monotonic() + uint64(time.Second))) // some have ended and are waited for
 			case r.Type != source.RecordFork || r.PID != r.PPID:
 				touched[r.PID] = true
@@ -229,7 +229,7 @@ func (t *tracker) run() {
 		}
 		if t.due() {
 			t.again.Store(0)
-			t.bury(touched)
+			t.reap(touched)
 		}
 		if ready {
 			t.tables.settle()
@@ -246,14 +246,14 @@ func (t *tracker) isClosed() bool {
 	return t.closed
 }
 
-// due says whether it is time to bury again.
+// due says whether it is time to reap again.
 func (t *tracker) due() bool {
 	at := t.again.Load()
 	return at != 0 && monotonic() >= uint64(at)
 }
 
-// bury finds the processes that have ended after records have been lost, which may have said so.
-func (t *tracker) bury(touched map[int32]bool) {
+// reap finds the processes that have ended after records have been lost, which may have said so.
+func (t *tracker) reap(touched map[int32]bool) {
 	var pid int32
 	var gone []int32
 	var v [processSize]byte
@@ -290,7 +290,7 @@ func (t *tracker) set(pid int32, space *unwind.Space) {
 		if s == nil {
 			s = t.share(space, t.bounds.of(pid))
 		}
-		t.give(pid, s)
+		t.assign(pid, s)
 		return
 	}
 	if space == nil {
@@ -304,8 +304,8 @@ func (t *tracker) set(pid int32, space *unwind.Space) {
 	}
 }
 
-// give makes s the space of a process.
-func (t *tracker) give(pid int32, s *shared) {
+// assign makes s the space of a process.
+func (t *tracker) assign(pid int32, s *shared) {
 	old := t.procs[pid]
 	s.procs++
 	t.procs[pid] = s
@@ -422,7 +422,7 @@ func (t *tracker) refresh() {
 			next = t.share(s.space, s.user)
 			fresh[s] = next
 		}
-		t.give(pid, next)
+		t.assign(pid, next)
 	}
 }
 

@@ -248,7 +248,7 @@ func parseTracepoint(system, rest string, at places) (event, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return event{}, unknownEvent(full, at)
 	case err != nil:
-		return event{}, fmt.Errorf("event %q: %w: tracepoints are for root, or whom root lets read tracefs", full, err)
+		return event{}, fmt.Errorf("event %q: %w: tracepoints are for root, and for users who can read tracefs", full, err)
 	}
 	e.config, err = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
 	if err != nil {
@@ -272,7 +272,7 @@ func (at places) events() (string, error) {
 			return dir, nil
 		}
 		if errors.Is(e, fs.ErrPermission) {
-			err = fmt.Errorf("%w: tracepoints are for root, or whom root lets read tracefs", e)
+			err = fmt.Errorf("%w: tracepoints are for root, and for users who can read tracefs", e)
 		}
 	}
 	if at.mount != nil {
