@@ -108,7 +108,7 @@ type got struct {
 var set = sync.OnceValue(modules.New)
 
 // run reads a recording to its end. each is called with each sample.
-func run(t testing.TB, r *Recorder, each func(stack string)) got {
+func run(t testing.TB, r *Recorder, each func(s *source.Sample, stack string)) got {
 	t.Helper()
 	g := got{stacks: map[string]int{}, byPID: map[int32]map[string]int{}, pids: map[int32]int{}, tids: map[int32]int{}, records: map[uint32]int{}}
 	names := symbol.New(symbol.Options{})
@@ -127,7 +127,7 @@ func run(t testing.TB, r *Recorder, each func(stack string)) got {
 			g.byPID[s.PID][stack]++
 			g.tids[s.TID]++
 			if each != nil {
-				each(stack)
+				each(s, stack)
 			}
 			return nil
 		},
@@ -218,7 +218,7 @@ func TestProcess(t *testing.T) {
 	pid, _ := spawn(t, "threads", "2")
 	r := open(t, Options{PIDs: []int{pid}})
 	busy, n := map[string]bool{}, 0
-	g := run(t, r, func(stack string) {
+	g := run(t, r, func(_ *source.Sample, stack string) {
 		if strings.Contains(stack, "spin") {
 			busy[stack] = true
 			if n++; n == 20 {
@@ -249,7 +249,7 @@ func TestAlternate(t *testing.T) {
 	pid, _ := spawn(t, "alternate")
 	r := open(t, Options{PIDs: []int{pid}})
 	n := 0
-	g := run(t, r, func(string) {
+	g := run(t, r, func(*source.Sample, string) {
 		if n++; n == 40 {
 			r.Stop()
 		}
@@ -272,7 +272,7 @@ func TestThousands(t *testing.T) {
 		opened := time.Since(began)
 		before, n := ticks(), 0
 		var stopped time.Time
-		g := run(t, r, func(string) {
+		g := run(t, r, func(*source.Sample, string) {
 			if n++; n == 50 {
 				stopped = time.Now()
 				r.Stop()
@@ -304,7 +304,7 @@ func TestThread(t *testing.T) {
 	tid := tids[1] // the first that main has started
 	r := open(t, Options{TIDs: []int{tid}})
 	n := 0
-	g := run(t, r, func(string) {
+	g := run(t, r, func(*source.Sample, string) {
 		if n++; n == 5 {
 			r.Stop()
 		}

@@ -41,11 +41,14 @@ static double ns(void)
 	return t.tv_sec * 1e9 + t.tv_nsec;
 }
 
-/* share reads size bytes at a time, which takes about a share of its time. */
+/*
+ * share reads size bytes at a time on average, which takes about a share of its time. How long it calculates and how much it reads is
+ * another each time: a sampler whose period is a multiple of the program's sees the same part of it again and again.
+ */
 static int share(double share, size_t size)
 {
 	int fd = open("/dev/zero", O_RDONLY);
-	char *to = malloc(size);
+	char *to = calloc(2, size);
 	double call = 1e18, turn = 1e18;
 	for (int k = 0; k < 50; k++) {
 		double a = ns();
@@ -59,9 +62,10 @@ static int share(double share, size_t size)
 	}
 	if (write(1, "up\n", 3) != 3)
 		return 1;
-	for (;;) {
-		in_user(call * (1 - share) / share / turn);
-		in_call(fd, to, size);
+	for (unsigned seed = 1;;) {
+		double u = (double)rand_r(&seed) / RAND_MAX;
+		in_user(3 * u * u * call * (1 - share) / share / turn); /* 3 u u is 1 on average */
+		in_call(fd, to, 2 * size * ((double)rand_r(&seed) / RAND_MAX));
 	}
 }
 
