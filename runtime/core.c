@@ -34,257 +34,118 @@ static uint64_t number(const uint8_t *b, unsigned n)
 	return v;
 }
 
-/* ---- Expressions (docs/SEMANTICS.md, section 3) ---- */
+/* ---- Wide rules and expressions: step.h ---- */
 
-/* An expression that is run: step.h. */
-struct expr {
-	struct us_state *s;
+/* A step by a wide rule. */
+struct run {
+	struct us_state *s, next;
 	const struct us_mem *m;
-	const uint8_t *p;
+	const struct us_wides *of;
+	const uint8_t *wide, *expr;
+	uint64_t new_cfa, ra;
+	uint32_t ra_column;
+	int32_t ra_outcome;
 	uint32_t e_at, e_len, e_n;
 	uint64_t e_stack[2 * UNSPOOL_EXPR_STACK];
 };
 
-static int load(struct expr *e, uint64_t addr, uint64_t *to)
+static int load(struct run *w, uint64_t addr, uint64_t *to)
 {
-	return e->m->load(e->m->ctx, addr, to);
+	return w->m->load(w->m->ctx, addr, to);
 }
 
-static int get(struct expr *e, uint32_t slot, uint64_t *to)
+static int get(struct run *w, uint32_t slot, uint64_t *to)
 {
-	return us_get_with(e->s, slot, e->m->load, e->m->reg, e->m->ctx, to);
+	return us_get_with(w->s, slot, w->m->load, w->m->reg, w->m->ctx, to);
 }
+
+static void set(struct run *w, uint32_t slot, uint64_t v, int mem)
+{
+	struct us_state *to = &w->next;
+
+	to->known |= 1u << slot;
+	to->in_mem = (to->in_mem & ~(1u << slot)) | (uint32_t)(mem != 0) << slot;
+	to->in_reg &= ~(1u << slot);
+	to->val[slot] = v;
+}
+
+static void copy(struct run *w, uint32_t slot, uint32_t from)
+{
+	const struct us_state *s = w->s;
+	struct us_state *to = &w->next;
+
+	to->known = (to->known & ~(1u << slot)) | (s->known >> from & 1) << slot;
+	to->in_mem = (to->in_mem & ~(1u << slot)) | (s->in_mem >> from & 1) << slot;
+	to->in_reg = (to->in_reg & ~(1u << slot)) | (s->in_reg >> from & 1) << slot;
+	to->val[slot] = s->val[from];
+}
+
+static void keep_only(struct run *w, uint32_t keep)
+{
+	w->next = *w->s;
+	w->next.known &= keep;
+}
+
+static void done(struct run *w)
+{
+	w->next.fault = w->s->fault;
+	w->next.pc = w->ra;
+	w->next.cfa = w->new_cfa;
+	*w->s = w->next;
+}
+
+static int eval(struct run *w, uint64_t off, uint32_t push, uint64_t *to);
 
 #define PART static
-#define STEP_RUN struct expr
-#define STEP_BYTES(e, at, n) number((e)->p + (at), n)
-#define STEP_GET(e, slot, to) get(e, slot, to)
-#define STEP_LOAD(e, addr, to) load(e, addr, to)
-#define STEP_PC(e) (e)->s->pc
-#define STEP_FAULT(e) (e)->s->fault
+#define STEP_RUN struct run
+#define STEP_BYTES(w, at, n) number((w)->expr + (at), n)
+#define STEP_WIDE(w, at, n) number((w)->wide + (at), n)
+#define STEP_EVAL(w, off, push, to) eval(w, off, push, to)
+#define STEP_GET(w, slot, to) get(w, slot, to)
+#define STEP_LOAD(w, addr, to) load(w, addr, to)
+#define STEP_PC(w) (w)->s->pc
+#define STEP_FAULT(w) (w)->s->fault
+#define STEP_NEW(w, keep) keep_only(w, keep)
+#define STEP_SET(w, slot, v, mem) set(w, slot, v, mem)
+#define STEP_COPY(w, slot, from) copy(w, slot, from)
+#define STEP_LOSE(w, slot) ((w)->next.known &= ~(1u << (slot)))
+#define STEP_DONE(w) done(w)
 #define STEP_LEB UINT32_MAX
 #include "step.h"
 
-/* Runs the expression of w that off says, its length in the upper half; with push, the stack starts with cfa. */
-static int eval(const struct us_wides *w, uint64_t off, struct us_state *s, const struct us_mem *m, uint64_t cfa, int push, uint64_t *to)
+/* Runs the expression that off says, its length in the upper half; with push, the stack starts with the CFA. */
+static int eval(struct run *w, uint64_t off, uint32_t push, uint64_t *to)
 {
 	uint32_t at = (uint32_t)off, n = (uint32_t)(off >> 32);
-	struct expr e;
 
-	if (at > w->expr_size || n > w->expr_size - at)
+	if (at > w->of->expr_size || n > w->of->expr_size - at)
 		return US_BAD_EXPR;
-	e.s = s;
-	e.m = m;
-	e.p = w->exprs + at;
-	step_begin(&e, n, push, cfa);
-	for (int steps = 0; e.e_at < e.e_len; steps++) {
-		int o = steps < UNSPOOL_EXPR_STEPS ? step_op(&e) : US_BAD_EXPR;
+	w->expr = w->of->exprs + at;
+	step_begin(w, n, push, w->new_cfa);
+	for (int steps = 0; w->e_at < w->e_len; steps++) {
+		int o = steps < UNSPOOL_EXPR_STEPS ? step_op(w) : US_BAD_EXPR;
 
 		if (o != US_OK)
 			return o;
 	}
-	if (e.e_n == 0)
+	if (w->e_n == 0)
 		return US_BAD_EXPR;
-	*to = STEP_TOP(&e, 0);
+	*to = STEP_TOP(w, 0);
 	return US_OK;
-}
-
-/* ---- Wide rules ---- */
-
-/* A register's rule of a wide, decoded. */
-struct wrule {
-	unsigned of, kind, reg;
-	uint64_t off;
-};
-
-/* What rule r says of the return address. */
-static int value_of(const struct us_wides *w, const struct wrule *r, struct us_state *s, const struct us_mem *m,
-		    uint64_t cfa, uint64_t *to)
-{
-	uint64_t addr = 0;
-	int o;
-
-	switch (r->kind) {
-	case UNSPOOL_UNDEFINED:
-		return US_OUTERMOST;
-	case UNSPOOL_SAME_VALUE:
-		return us_get_with(s, r->of, m->load, m->reg, m->ctx, to);
-	case UNSPOOL_REGISTER:
-		return us_get_with(s, r->reg, m->load, m->reg, m->ctx, to);
-	case UNSPOOL_VAL_OFFSET:
-		*to = cfa + r->off;
-		return US_OK;
-	case UNSPOOL_OFFSET:
-		addr = cfa + r->off;
-		break;
-	case UNSPOOL_REG_OFFSET:
-	case UNSPOOL_REG_DEREF:
-		o = us_get_with(s, r->reg, m->load, m->reg, m->ctx, &addr);
-		if (o != US_OK)
-			return o;
-		addr += r->off;
-		if (r->kind == UNSPOOL_REG_OFFSET) {
-			*to = addr;
-			return US_OK;
-		}
-		break;
-	case UNSPOOL_EXPR:
-	case UNSPOOL_VAL_EXPR:
-		o = eval(w, r->off, s, m, cfa, 1, &addr);
-		if (o != US_OK || r->kind == UNSPOOL_VAL_EXPR) {
-			if (o == US_OK)
-				*to = addr;
-			return o;
-		}
-		break;
-	}
-	if (!m->load(m->ctx, addr, to)) {
-		s->fault = addr;
-		return US_UNREADABLE;
-	}
-	return US_OK;
-}
-
-static void set_loc(struct us_state *s, unsigned slot, uint64_t v, int mem)
-{
-	s->known |= 1u << slot;
-	s->in_mem = (s->in_mem & ~(1u << slot)) | (uint32_t)(mem != 0) << slot;
-	s->in_reg &= ~(1u << slot);
-	s->val[slot] = v;
-}
-
-static void copy_loc(struct us_state *to, unsigned t, const struct us_state *from, unsigned f)
-{
-	to->known = (to->known & ~(1u << t)) | (from->known >> f & 1) << t;
-	to->in_mem = (to->in_mem & ~(1u << t)) | (from->in_mem >> f & 1) << t;
-	to->in_reg = (to->in_reg & ~(1u << t)) | (from->in_reg >> f & 1) << t;
-	to->val[t] = from->val[f];
-}
-
-/* Writes where rule r says that its register lies into next. */
-static void locate(const struct us_wides *w, const struct wrule *r, struct us_state *s, struct us_state *next,
-		   const struct us_mem *m, uint64_t cfa)
-{
-	uint64_t v;
-	int o;
-
-	switch (r->kind) {
-	case UNSPOOL_SAME_VALUE:
-		copy_loc(next, r->of, s, r->of);
-		return;
-	case UNSPOOL_OFFSET:
-	case UNSPOOL_VAL_OFFSET:
-		set_loc(next, r->of, cfa + r->off, r->kind == UNSPOOL_OFFSET);
-		return;
-	case UNSPOOL_REGISTER:
-		if (r->reg < US_SLOTS) {
-			copy_loc(next, r->of, s, r->reg);
-			return;
-		}
-		break;
-	case UNSPOOL_REG_OFFSET:
-	case UNSPOOL_REG_DEREF:
-		o = us_get_with(s, r->reg, m->load, m->reg, m->ctx, &v);
-		if (o == US_OK) {
-			set_loc(next, r->of, v + r->off, r->kind == UNSPOOL_REG_DEREF);
-			return;
-		}
-		break;
-	case UNSPOOL_EXPR:
-	case UNSPOOL_VAL_EXPR:
-		o = eval(w, r->off, s, m, cfa, 1, &v);
-		if (o == US_OK) {
-			set_loc(next, r->of, v, r->kind == UNSPOOL_EXPR);
-			return;
-		}
-		break;
-	}
-	next->known &= ~(1u << r->of);
 }
 
 US_COLD int us_apply_wide(const struct us_rule *rule, struct us_state *s, const struct us_mem *m, uint32_t keep)
 {
-	const struct us_wides *w = rule->wide;
 	uint32_t at = (uint32_t)rule->off;
-	struct us_state next;
-	uint64_t cfa, ra = 0;
-	unsigned kind, column, n;
-	int o, ra_from = US_LOST_REGISTER;
-	const uint8_t *b;
+	struct run w;
 
-	if (at > w->wide_size || w->wide_size - at < UNSPOOL_WIDE_HEAD)
+	w.s = s;
+	w.m = m;
+	w.of = rule->wide;
+	if (at > w.of->wide_size)
 		return US_NO_RULE;
-	b = w->wides + at;
-	kind = b[UNSPOOL_OFF_WIDE_CFA_KIND];
-	column = (unsigned)number(b + UNSPOOL_OFF_WIDE_RA, 2);
-	n = (unsigned)number(b + UNSPOOL_OFF_WIDE_N_RULES, 2);
-	if (n > (w->wide_size - at - UNSPOOL_WIDE_HEAD) / UNSPOOL_WRULE_SIZE)
-		return US_NO_RULE;
-
-	/* The CFA. */
-	if (kind == UNSPOOL_CFA_EXPR) {
-		o = eval(w, number(b + UNSPOOL_OFF_WIDE_OFF, 8), s, m, 0, 0, &cfa);
-		if (o != US_OK)
-			return o;
-	} else if (kind != UNSPOOL_CFA_NONE) {
-		uint64_t off2 = number(b + UNSPOOL_OFF_WIDE_OFF2, 8);
-
-		o = us_get_with(s, (unsigned)number(b + UNSPOOL_OFF_WIDE_CFA_REG, 2), m->load, m->reg, m->ctx, &cfa);
-		if (o != US_OK)
-			return o;
-		cfa += number(b + UNSPOOL_OFF_WIDE_OFF, 8);
-		if (kind == UNSPOOL_CFA_REG_DEREF) {
-			uint64_t v;
-
-			if (!m->load(m->ctx, cfa, &v)) {
-				s->fault = cfa;
-				return US_UNREADABLE;
-			}
-			cfa = v + off2;
-		} else if (kind == UNSPOOL_CFA_PLT && (int64_t)(s->pc & 15) >= (int64_t)off2) {
-			cfa += 8;
-		}
-	} else {
-		cfa = 0;
-	}
-
-	/* All rules see the registers of this frame: the new ones are located beside the old. */
-	next = *s;
-	next.known &= b[UNSPOOL_OFF_WIDE_FLAGS] & US_SIGNAL ? US_ALL : keep;
-	set_loc(&next, US_RSP, cfa, 0);
-	for (unsigned i = 0; i < n; i++) {
-		const uint8_t *x = b + UNSPOOL_WIDE_HEAD + i * UNSPOOL_WRULE_SIZE;
-		struct wrule r = {
-			(unsigned)number(x + UNSPOOL_OFF_WRULE_OF, 2), x[UNSPOOL_OFF_WRULE_KIND],
-			(unsigned)number(x + UNSPOOL_OFF_WRULE_REG, 2), number(x + UNSPOOL_OFF_WRULE_OFF, 8),
-		};
-
-		if (kind == UNSPOOL_CFA_NONE) {
-			if (r.of == column && r.kind == UNSPOOL_UNDEFINED)
-				return US_OUTERMOST;
-			continue;
-		}
-		if (r.of == column) {
-			ra_from = value_of(w, &r, s, m, cfa, &ra);
-			if (ra_from == US_OUTERMOST)
-				return US_OUTERMOST;
-		}
-		if (r.of < US_SLOTS)
-			locate(w, &r, s, &next, m, cfa);
-	}
-	if (kind == UNSPOOL_CFA_NONE)
-		return US_NO_RULE;
-	if (ra_from != US_OK)
-		return ra_from;
-	if (b[UNSPOOL_OFF_WIDE_FLAGS] & US_SIGNED)
-		ra &= US_ADDRESS;
-	next.fault = s->fault;
-	next.pc = ra;
-	next.cfa = cfa;
-	if (column < US_SLOTS)
-		set_loc(&next, column, ra, 0);
-	*s = next;
-	return US_OK;
+	w.wide = w.of->wides + at;
+	return step_wide(&w, w.of->wide_size - at, keep);
 }
 
 int us_apply(const struct us_rule *r, struct us_state *s, const struct us_mem *m, uint32_t keep)

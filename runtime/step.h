@@ -1,17 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * step.h: expressions (docs/SEMANTICS.md, section 3): rows.Eval, for the drop-ins and for the kernel's program. So functions that the
- * verifier looks at once are a PART, loops have bounds that it sees, and what it should not follow from turn to turn is in memory.
+ * step.h: expressions and rules of any kind (docs/SEMANTICS.md, sections 3 and 4): rows.Eval and rows.Step, for the drop-ins and for the
+ * kernel's program. So functions that the verifier looks at once are a PART, loops have bounds that it sees, and what it should not
+ * follow from turn to turn is in memory. Rules of 16 bytes are applied by each walker for itself: that is done at each frame.
  *
  * Who includes it has unspool_table.h and machine.h, and defines
  *
- *	STEP_RUN			the structure of an expression that is run, with these members:
- *	   uint64_t e_stack[2 * UNSPOOL_EXPR_STACK]	its stack
- *	   uint32_t e_at, e_len, e_n			the next byte, how many there are, values on the stack
+ *	STEP_RUN			the structure of a step, with these members:
+ *	   uint64_t e_stack[2 * UNSPOOL_EXPR_STACK]	an expression's stack
+ *	   uint32_t e_at, e_len, e_n			its next byte, how many there are, values on the stack
+ *	   uint64_t new_cfa, ra				of the caller: the stack pointer, and the address
+ *	   uint32_t ra_column				whose rule says that
+ *	   int32_t ra_outcome				and what that came to
  *	STEP_BYTES(w, at, n)		the number in n bytes of the expression from at on; what is in the bytes above it does not count
- *	STEP_GET(w, slot, to)		reads a register: UNSPOOL_OK, or why not
+ *	STEP_WIDE(w, at, n)		the same, of the set of rules at hand
+ *	STEP_EVAL(w, off, push, to)	runs the expression that off says; with push, the stack starts with new_cfa
+ *	STEP_GET(w, slot, to)		reads a register of the frame: UNSPOOL_OK, or why not
  *	STEP_LOAD(w, addr, to)		reads eight bytes of memory: not 0; or 0
  *	STEP_PC(w), STEP_FAULT(w)	the program counter, and where the address goes that could not be read
+ *	STEP_NEW(w, keep)		the caller's registers, beside the frame's: at first, those in keep are where the frame has them
+ *	STEP_SET(w, slot, v, mem)	one of them has the value v, or is at that address
+ *	STEP_COPY(w, slot, from)	is where the frame has register from, below SLOTS
+ *	STEP_LOSE(w, slot)		is lost
+ *	STEP_DONE(w)			the frame becomes its caller, at ra
  *	STEP_LEB			how many bytes a LEB128 may have, trailing ones without meaning included
  *	PART				before functions
  */
@@ -19,6 +30,8 @@
 #define UNSPOOL_STEP_H
 
 #define STEP_INLINE static inline __attribute__((always_inline))
+
+/* ---- Expressions ---- */
 
 /*
  * Value i from the top of the stack. Below it are STEP_BELOW zeros, because an operation's values are read before their number is compared
@@ -313,6 +326,162 @@ STEP_INLINE int step_op(STEP_RUN *w)
 	}
 	w->e_n = w->e_n - takes + 1;
 	STEP_TOP(w, 0) = r;
+	return UNSPOOL_OK;
+}
+
+/* ---- Rules that do not fit 16 bytes ---- */
+
+/* A set has a rule for each register and for the return address, at most (docs/TABLE.md). */
+#define STEP_RULES (UNSPOOL_NUM_SLOTS + 2)
+
+/*
+ * Says where the register of the set's rule at an offset lies in the caller, in terms of the frame's registers. Returns UNSPOOL_OK, or
+ * UNSPOOL_OUTERMOST.
+ */
+PART int step_wide_rule(STEP_RUN *w, uint32_t at)
+{
+	uint64_t head, off, v = 0;
+	uint32_t of, kind, reg;
+	int o = UNSPOOL_OK, mem = 0, copied = 0;
+
+	if (!w)
+		return UNSPOOL_NO_RULE;
+	head = STEP_WIDE(w, at, 8);
+	off = STEP_WIDE(w, at + UNSPOOL_OFF_WRULE_OFF, 8);
+	of = (uint16_t)(head >> 8 * UNSPOOL_OFF_WRULE_OF);
+	kind = (uint8_t)(head >> 8 * UNSPOOL_OFF_WRULE_KIND);
+	reg = (uint16_t)(head >> 8 * UNSPOOL_OFF_WRULE_REG);
+	if (of >= UNSPOOL_X86_64_SLOTS && of != w->ra_column)
+		return UNSPOOL_OK;
+	switch (kind) {
+	case UNSPOOL_SAME_VALUE:
+		reg = of;
+		copied = 1;
+		break;
+	case UNSPOOL_REGISTER:
+		copied = 1;
+		break;
+	case UNSPOOL_OFFSET:
+	case UNSPOOL_VAL_OFFSET:
+		v = w->new_cfa + off;
+		mem = kind == UNSPOOL_OFFSET;
+		break;
+	case UNSPOOL_REG_OFFSET:
+	case UNSPOOL_REG_DEREF:
+		o = STEP_GET(w, reg, &v);
+		v += off;
+		mem = kind == UNSPOOL_REG_DEREF;
+		break;
+	case UNSPOOL_EXPR:
+	case UNSPOOL_VAL_EXPR:
+		o = STEP_EVAL(w, off, 1, &v);
+		mem = kind == UNSPOOL_EXPR;
+		break;
+	default:
+		o = UNSPOOL_LOST_REGISTER;
+	}
+	if (of == w->ra_column) {
+		if (kind == UNSPOOL_UNDEFINED)
+			return UNSPOOL_OUTERMOST;
+		if (copied)
+			o = STEP_GET(w, reg, &v);
+		w->ra_outcome = o;
+		w->ra = v;
+		if (o == UNSPOOL_OK && mem && !STEP_LOAD(w, v, &w->ra)) {
+			STEP_FAULT(w) = v;
+			w->ra_outcome = UNSPOOL_UNREADABLE;
+		}
+	}
+	if (of >= UNSPOOL_X86_64_SLOTS)
+		return UNSPOOL_OK;
+	if (copied && reg < UNSPOOL_X86_64_SLOTS)
+		STEP_COPY(w, of, reg);
+	else if (copied || o != UNSPOOL_OK)
+		STEP_LOSE(w, of);
+	else
+		STEP_SET(w, of, v, mem);
+	return UNSPOOL_OK;
+}
+
+/* Finds the CFA by the head of the set at hand. */
+STEP_INLINE int step_wide_cfa(STEP_RUN *w, uint64_t head, uint64_t *cfa)
+{
+	uint32_t kind = (uint8_t)(head >> 8 * UNSPOOL_OFF_WIDE_CFA_KIND);
+	uint64_t off = STEP_WIDE(w, UNSPOOL_OFF_WIDE_OFF, 8), off2 = STEP_WIDE(w, UNSPOOL_OFF_WIDE_OFF2, 8), at;
+	int o;
+
+	if (kind == UNSPOOL_CFA_EXPR)
+		return STEP_EVAL(w, off, 0, cfa);
+	o = STEP_GET(w, (uint16_t)(head >> 8 * UNSPOOL_OFF_WIDE_CFA_REG), cfa);
+	if (o != UNSPOOL_OK)
+		return o;
+	*cfa += off;
+	if (kind == UNSPOOL_CFA_REG_DEREF) {
+		at = *cfa;
+		if (!STEP_LOAD(w, at, cfa)) {
+			STEP_FAULT(w) = at;
+			return UNSPOOL_UNREADABLE;
+		}
+		*cfa += off2;
+	} else if (kind == UNSPOOL_CFA_PLT && (int64_t)(STEP_PC(w) & 15) >= (int64_t)off2) {
+		*cfa += 8;
+	}
+	return UNSPOOL_OK;
+}
+
+/*
+ * Applies the set of rules at hand, in which room bytes can be read: the frame becomes its caller. keep are the registers that stay where
+ * they are if no rule says something else. After anything but UNSPOOL_OK, nothing of the frame has changed but the fault.
+ */
+STEP_INLINE int step_wide(STEP_RUN *w, uint64_t room, uint32_t keep)
+{
+	uint64_t head, cfa = 0;
+	uint32_t flags, n, i, at, x, none;
+	int o;
+
+	if (room < UNSPOOL_WIDE_HEAD)
+		return UNSPOOL_NO_RULE;
+	head = STEP_WIDE(w, 0, 8);
+	n = (uint16_t)(head >> 8 * UNSPOOL_OFF_WIDE_N_RULES);
+	if (n > (room - UNSPOOL_WIDE_HEAD) / UNSPOOL_WRULE_SIZE || n > STEP_RULES)
+		return UNSPOOL_NO_RULE;
+	none = (uint8_t)(head >> 8 * UNSPOOL_OFF_WIDE_CFA_KIND) == UNSPOOL_CFA_NONE;
+	flags = (uint8_t)(head >> 8 * UNSPOOL_OFF_WIDE_FLAGS);
+	w->ra_column = (uint16_t)(head >> 8 * UNSPOOL_OFF_WIDE_RA);
+	w->ra_outcome = UNSPOOL_LOST_REGISTER;
+	w->new_cfa = 0;
+	if (!none) {
+		o = step_wide_cfa(w, head, &cfa);
+		if (o != UNSPOOL_OK)
+			return o;
+		w->new_cfa = cfa;
+		STEP_NEW(w, flags & UNSPOOL_SIGNAL ? (uint32_t)UNSPOOL_X86_64_ALL : keep);
+		STEP_SET(w, UNSPOOL_X86_64_SP, cfa, 0);
+	}
+	for (i = 0; i < STEP_RULES; i++) {
+		if (i >= n)
+			break;
+		at = UNSPOOL_WIDE_HEAD + UNSPOOL_WRULE_SIZE * i;
+		if (none) { /* no CFA: only whether there is a caller */
+			x = (uint32_t)STEP_WIDE(w, at, 4);
+			if ((uint16_t)(x >> 8 * UNSPOOL_OFF_WRULE_OF) == w->ra_column && (uint8_t)(x >> 8 * UNSPOOL_OFF_WRULE_KIND) == UNSPOOL_UNDEFINED)
+				return UNSPOOL_OUTERMOST;
+			continue;
+		}
+		o = step_wide_rule(w, at);
+		if (o != UNSPOOL_OK)
+			return o;
+	}
+	if (none)
+		return UNSPOOL_NO_RULE;
+	if (w->ra_outcome != UNSPOOL_OK)
+		return w->ra_outcome;
+	if (flags & (UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))
+		w->ra &= UNSPOOL_X86_64_ADDRESS;
+	i = w->ra_column;
+	if (i < UNSPOOL_X86_64_SLOTS)
+		STEP_SET(w, i, w->ra, 0);
+	STEP_DONE(w);
 	return UNSPOOL_OK;
 }
 

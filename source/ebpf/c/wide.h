@@ -4,16 +4,58 @@
  * frames, the first instructions of a program, hand-written code. Part of walk.h.
  */
 
-/* ---- Expressions ---- */
+/* ---- What step.h wants ---- */
+
+/* The caller's registers are located beside the frame's. At first, those in keep are where the frame has them. */
+static __always_inline void new_registers(struct walk *w, u32 keep)
+{
+	u32 i;
+
+	w->new_known = w->known & keep;
+	w->new_in_mem = w->in_mem;
+	for (i = 0; i < SLOTS; i++)
+		w->new_val[i] = w->val[i];
+}
+
+static __always_inline void new_register(struct walk *w, u32 slot, u64 v, u32 known, u32 mem)
+{
+	w->new_known = (w->new_known & ~(1u << (slot & 31))) | known << (slot & 31);
+	w->new_in_mem = (w->new_in_mem & ~(1u << (slot & 31))) | mem << (slot & 31);
+	w->new_val[BOUNDED(slot, SLOT_ROOM)] = v;
+}
+
+static __always_inline void use_registers(struct walk *w)
+{
+	u32 i;
+
+	for (i = 0; i < SLOTS; i++)
+		w->val[i] = w->new_val[i];
+	w->known = w->new_known;
+	w->in_mem = w->new_in_mem;
+	w->pc = w->ra;
+	w->cfa = w->new_cfa;
+}
+
+PART int eval(struct walk *w, u64 off, u32 push, u64 *to);
 
 #define STEP_RUN struct walk
 #define STEP_BYTES(w, at, n) word_at((w)->table, (w)->e_base + (at))
+#define STEP_WIDE(w, at, n) word_at((w)->table, (w)->wide + (at))
+#define STEP_EVAL(w, off, push, to) eval(w, off, push, to)
 #define STEP_GET(w, slot, to) get(w, slot, to)
 #define STEP_LOAD(w, addr, to) load(w, addr, to)
 #define STEP_PC(w) (w)->pc
 #define STEP_FAULT(w) (w)->fault
+#define STEP_NEW(w, keep) new_registers(w, keep)
+#define STEP_SET(w, slot, v, mem) new_register(w, slot, v, 1, mem)
+#define STEP_COPY(w, slot, from) \
+	new_register(w, slot, (w)->val[BOUNDED(from, SLOT_ROOM)], (w)->known >> ((from) & 31) & 1, (w)->in_mem >> ((from) & 31) & 1)
+#define STEP_LOSE(w, slot) ((w)->new_known &= ~(1u << ((slot) & 31)))
+#define STEP_DONE(w) use_registers(w)
 #define STEP_LEB 24
 #include "step.h"
+
+/* ---- Expressions ---- */
 
 static long expr_next(u32 i, void *ctx)
 {
@@ -68,91 +110,11 @@ PART int eval(struct walk *w, u64 off, u32 push, u64 *to)
 
 /* ---- Rules ---- */
 
-/* Where register of a wide's rule lies in the caller: loc. Returns OK; or why its value is not known. */
-PART int wide_rule(struct walk *w, u64 at)
-{
-	u64 head, off, v = 0;
-	u32 of, kind, reg;
-	int o = OK, mem = 0, lost = 0, copied = 0;
-
-	if (!w)
-		return NO_RULE;
-	head = word_at(w->table, at);
-	off = word_at(w->table, at + UNSPOOL_OFF_WRULE_OFF);
-	of = (u16)head;
-	kind = (u8)(head >> 8 * UNSPOOL_OFF_WRULE_KIND);
-	reg = (u16)(head >> 8 * UNSPOOL_OFF_WRULE_REG);
-	if (of >= SLOTS && of != w->ra_column)
-		return OK;
-	switch (kind) {
-	case UNSPOOL_SAME_VALUE:
-		reg = of;
-		copied = 1;
-		break;
-	case UNSPOOL_REGISTER:
-		copied = 1;
-		break;
-	case UNSPOOL_OFFSET:
-		v = w->new_cfa + off;
-		mem = 1;
-		break;
-	case UNSPOOL_VAL_OFFSET:
-		v = w->new_cfa + off;
-		break;
-	case UNSPOOL_REG_OFFSET:
-	case UNSPOOL_REG_DEREF:
-		o = get(w, reg, &v);
-		v += off;
-		mem = kind == UNSPOOL_REG_DEREF;
-		break;
-	case UNSPOOL_EXPR:
-	case UNSPOOL_VAL_EXPR:
-		o = eval(w, off, 1, &v);
-		mem = kind == UNSPOOL_EXPR;
-		break;
-	default:
-		lost = 1;
-	}
-	if (copied) {
-		o = OK;
-		lost = reg >= SLOTS || !(w->known >> (reg & 31) & 1);
-		if (!lost) {
-			mem = w->in_mem >> (reg & 31) & 1;
-			v = w->val[BOUNDED(reg, SLOT_ROOM)];
-		}
-	}
-	if (of == w->ra_column) {
-		if (kind == UNSPOOL_UNDEFINED)
-			return OUTERMOST;
-		w->ra_outcome = o != OK ? o : lost ? LOST_REGISTER : OK;
-		w->wanted |= lost;
-		if (w->ra_outcome == OK) {
-			w->ra = v;
-			if (mem && !load(w, v, &w->ra)) {
-				w->fault = v;
-				w->ra_outcome = UNREADABLE;
-			}
-		}
-	}
-	if (of >= SLOTS)
-		return OK;
-	if (o != OK || lost) {
-		w->new_known &= ~(1u << of);
-		return OK;
-	}
-	w->new_known |= 1u << of;
-	w->new_in_mem = (w->new_in_mem & ~(1u << of)) | (u32)mem << of;
-	w->new_val[BOUNDED(of, SLOT_ROOM)] = v;
-	return OK;
-}
-
 /* Applies a rule of kind wide, as apply does. */
 PART int apply_wide(struct walk *w)
 {
 	const u8 *h;
-	u64 head, off, off2, size, cfa = 0, ra;
-	u32 kind, flags, n, i;
-	int o;
+	u64 off, size;
 
 	if (!w)
 		return NO_RULE;
@@ -161,84 +123,8 @@ PART int apply_wide(struct walk *w)
 	if (!h)
 		return no_table(w);
 	size = HEADER(h, wide_size);
-	if (off > size || size - off < UNSPOOL_WIDE_HEAD)
+	if (off > size)
 		return NO_RULE;
 	w->wide = HEADER(h, wides) + off;
-	head = word_at(w->table, w->wide);
-	n = (u32)(head >> 48);
-	if (n > (size - off - UNSPOOL_WIDE_HEAD) / UNSPOOL_WRULE_SIZE)
-		return NO_RULE;
-	kind = (u8)head;
-	flags = (u8)(head >> 8);
-	w->ra_column = (u16)(head >> 16);
-	off = word_at(w->table, w->wide + UNSPOOL_OFF_WIDE_OFF);
-	off2 = word_at(w->table, w->wide + UNSPOOL_OFF_WIDE_OFF2);
-
-	/* The CFA. */
-	if (kind == UNSPOOL_CFA_EXPR) {
-		o = eval(w, off, 0, &cfa);
-		if (o != OK)
-			return o;
-	} else if (kind != UNSPOOL_CFA_NONE) {
-		o = get(w, (u16)(head >> 32), &cfa);
-		if (o != OK)
-			return o;
-		cfa += off;
-		if (kind == UNSPOOL_CFA_REG_DEREF) {
-			u64 at = cfa;
-
-			if (!load(w, at, &cfa)) {
-				w->fault = at;
-				return UNREADABLE;
-			}
-			cfa += off2;
-		} else if (kind == UNSPOOL_CFA_PLT && (s64)(w->pc & 15) >= (s64)off2) {
-			cfa += 8;
-		}
-	}
-
-	/* All rules see this frame's registers: the caller's are located beside them. */
-	w->new_cfa = cfa;
-	w->new_known = (w->known & (flags & UNSPOOL_SIGNAL ? ALL_SLOTS : SAVED_SLOTS)) | 1u << SLOT_RSP;
-	w->new_in_mem = w->in_mem & ~(1u << SLOT_RSP);
-	for (i = 0; i < SLOTS; i++)
-		w->new_val[i] = w->val[i];
-	w->new_val[SLOT_RSP] = cfa;
-	w->ra_outcome = LOST_REGISTER;
-	for (i = 0; i < 4 * SLOTS; i++) {
-		u64 at = w->wide + UNSPOOL_WIDE_HEAD + UNSPOOL_WRULE_SIZE * (u64)i;
-
-		if (i >= n)
-			break;
-		if (kind == UNSPOOL_CFA_NONE) {
-			u64 x = word_at(w->table, at);
-
-			if ((u16)x == w->ra_column && (u8)(x >> 8 * UNSPOOL_OFF_WRULE_KIND) == UNSPOOL_UNDEFINED)
-				return OUTERMOST;
-			continue;
-		}
-		o = wide_rule(w, at);
-		if (o != OK)
-			return o;
-	}
-	if (kind == UNSPOOL_CFA_NONE)
-		return NO_RULE;
-	if (w->ra_outcome != OK)
-		return w->ra_outcome;
-	ra = w->ra;
-	if (flags & (UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))
-		ra &= ((u64)1 << 48) - 1;
-	for (i = 0; i < SLOTS; i++)
-		w->val[i] = w->new_val[i];
-	w->known = w->new_known;
-	w->in_mem = w->new_in_mem;
-	i = w->ra_column;
-	if (i < SLOTS) {
-		w->known |= 1u << i;
-		w->in_mem &= ~(1u << i);
-		w->val[BOUNDED(i, SLOT_ROOM)] = ra;
-	}
-	w->pc = ra;
-	w->cfa = cfa;
-	return OK;
+	return step_wide(w, size - off, SAVED_SLOTS);
 }

@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"os/exec"
 	"path/filepath"
@@ -85,21 +86,59 @@ func edges() (list []string) {
 	return list
 }
 
-// TestExpressions: the drop-ins and the kernel's walk, which have one source of expressions, do the same, and what Step does: at bounds of
-// what is allowed, and with expressions that were made at random.
+// A both is the two builds of runtime/step.h.
+type both struct {
+	kernel, core string
+	checker      rows.Checker
+	outcomes     map[rows.Outcome]int
+}
+
+func newBoth(t testing.TB) *both {
+	return &both{kernel: userProgram(t, "gcc"), core: coreProgram(t), outcomes: map[rows.Outcome]int{}}
+}
+
+// ask asks both about a table, and holds their answers against Step and against each other.
+func (b *both) ask(t testing.TB, ref *rows.Table) {
+	t.Helper()
+	qs, ks := answers(t, b.kernel, ref)
+	_, cs := answers(t, b.core, ref)
+	bad := 0
+	for i := range qs {
+		text := func() string { return ref.At(arch.Vaddr(qs[i].PC)).Text(arch.AMD64) }
+		k, c := &ks[i], &cs[i]
+		err := check(ref, &qs[i], k, &b.checker)
+		if err != nil {
+			err = fmt.Errorf("the kernel's walk: %w: %s", err, text())
+		} else if err = check(ref, &qs[i], c, &b.checker); err != nil {
+			err = fmt.Errorf("the drop-ins: %w: %s", err, text())
+		} else if k.Found != c.Found || k.Outcome != c.Outcome || k.Signal != c.Signal || !same(&k.Regs, &c.Regs) {
+			err = fmt.Errorf("the kernel's walk has %+v, the drop-ins %+v: %s", *k, *c, text())
+		}
+		if err != nil {
+			if bad++; bad <= 2 {
+				t.Error(err)
+			}
+		}
+		b.outcomes[rows.Outcome(k.Outcome)]++
+	}
+	if bad > 2 {
+		t.Errorf("%d of %d answers are wrong", bad, len(qs))
+	}
+}
+
+// TestExpressions: the drop-ins and the kernel's walk do the same with expressions, and what Step does: at bounds of what is allowed, and
+// with expressions that were made at random.
 func TestExpressions(t *testing.T) {
 	r := rand.New(rand.NewPCG(11, 12))
 	list := edges()
 	for range 4000 {
 		list = append(list, rowstest.Expr(r, r.IntN(40) == 0)+rowstest.Expr(r, false))
 	}
-	kernel, core := userProgram(t, "gcc"), coreProgram(t)
-	var c rows.Checker
-	outcomes := map[rows.Outcome]int{}
+	b := newBoth(t)
 	for len(list) > 0 {
 		part := list[:min(len(list), 1000)]
 		list = list[len(part):]
-		b := rows.NewBuilder(arch.AMD64)
+		made := rows.NewBuilder(arch.AMD64)
 		for i, e := range part {
 			s := rows.Set{RA: arch.AMD64.RA, CFA: rows.CFA{Kind: rows.CFAReg, Reg: arch.AMD64.SP, Off: 16}}
 			ra, other := rows.Rule{Of: s.RA, Kind: rows.ValExpr, Expr: e}, rows.Rule{Of: 3, Kind: rows.Expr, Expr: part[(i+1)%len(part)]}
@@ -109,33 +148,32 @@ func TestExpressions(t *testing.T) {
 			}
 			s.Rules = []rows.Rule{other, ra}
 			at := arch.Vaddr(0x1000 + 16*i)
-			b.Begin(at, at+16)
-			b.Row(at, b.Intern(s))
+			made.Begin(at, at+16)
+			made.Row(at, made.Intern(s))
 		}
-		ref := rows.Build(b)
-		qs, ks := answers(t, kernel, ref)
-		_, cs := answers(t, core, ref)
-		for i := range qs {
-			for name, a := range map[string]*answer{"the kernel's walk": &ks[i], "the drop-ins": &cs[i]} {
-				if err := check(ref, &qs[i], a, &c); err != nil {
-					t.Errorf("%s: %v: %s", name, err, ref.At(arch.Vaddr(qs[i].PC)).Text(arch.AMD64))
-				}
-			}
-			if k, c := ks[i], cs[i]; k.Found != c.Found || k.Outcome != c.Outcome || k.Signal != c.Signal || !same(&k.Regs, &c.Regs) {
-				t.Errorf("the kernel's walk has %+v, the drop-ins %+v: %s", k, c, ref.At(arch.Vaddr(qs[i].PC)).Text(arch.AMD64))
-			}
-			outcomes[rows.Outcome(ks[i].Outcome)]++
-		}
-		if t.Failed() {
-			return
-		}
+		b.ask(t, rows.Build(made))
 	}
 	for _, o := range []rows.Outcome{rows.OK, rows.LostRegister, rows.Unreadable, rows.BadExpr} {
-		if outcomes[o] < 100 {
-			t.Errorf("only %d steps came to %v", outcomes[o], o)
+		if b.outcomes[o] < 100 {
+			t.Errorf("only %d steps came to %v", b.outcomes[o], o)
 		}
 	}
-	t.Logf("outcomes: %v", outcomes)
+	t.Logf("outcomes: %v", b.outcomes)
+}
+
+// TestRules: the drop-ins and the kernel's walk do the same with rules of every kind, and what Step does.
+func TestRules(t *testing.T) {
+	r := rand.New(rand.NewPCG(13, 14))
+	b := newBoth(t)
+	for range 60 {
+		b.ask(t, rowstest.Table(r, arch.AMD64, 20+r.IntN(60)))
+	}
+	for _, o := range []rows.Outcome{rows.OK, rows.Outermost, rows.NoRule, rows.LostRegister, rows.Unreadable, rows.BadExpr} {
+		if b.outcomes[o] < 100 {
+			t.Errorf("only %d steps came to %v", b.outcomes[o], o)
+		}
+	}
+	t.Logf("outcomes: %v", b.outcomes)
 }
 
 // same says whether two states have the same, as far as it counts: what lies in a register that is lost does not.
