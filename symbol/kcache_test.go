@@ -15,7 +15,8 @@ func TestKept(t *testing.T) {
 	if note := noteOf(fresh); note != "" {
 		t.Skip("this test lacks the kernel's symbols: " + note)
 	}
-	if _, err := os.Stat(filepath.Join(dir, keptName)); err != nil {
+	made, err := os.Stat(filepath.Join(dir, keptName))
+	if err != nil {
 		t.Fatal(err)
 	}
 	again := New(Options{CacheDir: dir})
@@ -30,6 +31,9 @@ func TestKept(t *testing.T) {
 		if s1 != s2 || m1 != m2 || ok1 != ok2 {
 			t.Fatalf("%#x: kept %+v %s %v, asked %+v %s %v", a, s1, m1, ok1, s2, m2, ok2)
 		}
+	}
+	if now, err := os.Stat(filepath.Join(dir, keptName)); err != nil || !os.SameFile(now, made) {
+		t.Errorf("the file was written again although it is good (%v)", err)
 	}
 	inside := New(Options{CacheDir: dir})
 	inside.Kernel(lo + 1000)

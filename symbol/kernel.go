@@ -137,9 +137,12 @@ func (r *Resolver) keptKernel() *kernel {
 	k := &r.kept
 	k.once.Do(func() {
 		k.err = errKept // also where a fault ends what follows
-		if err := k.loadKept(r.opt.keptDir()); err == nil {
-			k.err = k.fit(r.kernelOptions())
-		}
+		_ = module.Guard(func() error {
+			if err := k.loadKept(r.opt.keptDir()); err == nil {
+				k.err = k.fit(r.kernelOptions())
+			}
+			return nil
+		})
 	})
 	return k
 }
@@ -149,7 +152,7 @@ func (r *Resolver) loadKernel() *kernel {
 	k.once.Do(func() {
 		if k.err = k.load(r.kernelOptions()); k.err != nil {
 			k.funcs, k.bounds = nil, bounds{}
-		} else {
+		} else if r.keptKernel().err != nil {
 			k.keep(r.opt.keptDir())
 		}
 		k.asked.Store(true)
