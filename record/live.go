@@ -232,8 +232,43 @@ func (l *Live) Lost() uint64 {
 	return n
 }
 
-// Wait waits for the command and returns how it ended. ok is false if there is none.
-func (l *Live) Wait() (status syscall.WaitStatus, ok bool, err error) {
+// ExitStatus waits for the command and returns the status that a shell would give it, and a note for people where something is unusual; 0
+// without a command. ours says that the recording ended first, and the command by it: then the status is 0. Then, and when ctx ends, a command
+// that ignores SIGTERM is left running after two seconds.
+func (l *Live) ExitStatus(ctx context.Context, ours bool) (status int, note string, err error) {
+	type result struct {
+		status syscall.WaitStatus
+		ok     bool
+		err    error
+	}
+	done := make(chan result, 1)
+	go func() {
+		status, ok, err := l.wait()
+		done <- result{status, ok, err}
+	}()
+	var r result
+	var patience <-chan time.Time
+	if ours || ctx.Err() != nil {
+		patience = time.After(2 * time.Second)
+	}
+	select {
+	case r = <-done:
+	case <-patience:
+		return 0, "the command is still running", nil
+	}
+	switch {
+	case r.err != nil || !r.ok || ours:
+		return 0, "", r.err
+	case !r.status.Signaled():
+		return r.status.ExitStatus(), "", nil
+	case ctx.Err() == nil:
+		note = fmt.Sprintf("the command was ended by a signal: %v", r.status.Signal())
+	}
+	return 128 + int(r.status.Signal()), note, nil
+}
+
+// wait waits for the command and returns how it ended. ok is false if there is none.
+func (l *Live) wait() (status syscall.WaitStatus, ok bool, err error) {
 	if l.trace != nil {
 		status, ok = l.trace.Wait()
 		return status, ok, nil

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -204,44 +203,14 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 
 // exitStatus passes on how the command ended. ours says that it was this program that ended it.
 func exitStatus(ctx context.Context, rec *record.Live, ours bool) error {
-	type result struct {
-		status syscall.WaitStatus
-		ok     bool
-		err    error
+	status, note, err := rec.ExitStatus(ctx, ours)
+	if note != "" {
+		fmt.Fprintf(stderr, "unspool: %s\n", note)
 	}
-	done := make(chan result, 1)
-	go func() {
-		status, ok, err := rec.Wait()
-		done <- result{status, ok, err}
-	}()
-	var r result
-	patience := make(<-chan time.Time)
-	if ours || ctx.Err() != nil {
-		patience = time.After(2 * time.Second) // for a command that does not mind SIGTERM
+	if err == nil && status != 0 {
+		err = &exitError{status: status}
 	}
-	select {
-	case r = <-done:
-	case <-patience:
-		fmt.Fprintln(stderr, "unspool: the command is still running")
-		return nil
-	}
-	if r.err != nil {
-		return r.err
-	}
-	if !r.ok || ours {
-		return nil
-	}
-	status := r.status.ExitStatus()
-	if r.status.Signaled() {
-		status = 128 + int(r.status.Signal())
-		if ctx.Err() == nil {
-			fmt.Fprintf(stderr, "unspool: the command was ended by a signal: %v\n", r.status.Signal())
-		}
-	}
-	if status != 0 {
-		return &exitError{status: status}
-	}
-	return nil
+	return err
 }
 
 // write writes perf.data with callchains.
