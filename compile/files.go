@@ -1,6 +1,6 @@
-// Package compile does what is done to whole files, and to all files below directories: it compiles their unwind information ahead of time
-// (Compiler), proves what is made of it equal to it (Prove), and measures it (Measure). Files and Mapped list files, and Each works on many at
-// once. Nothing is printed: results and errors are returned.
+// Package compile works on whole files, and on all files below directories. It compiles their unwind information ahead of time (Compiler), proves
+// the output equal to it (Prove), and measures it (Measure). Files and Mapped list files; Each works on many at once. Nothing is printed: results
+// and errors are returned.
 package compile
 
 import (

@@ -1,8 +1,8 @@
-// Package stacks walks the threads of a process at one moment: of one that was stopped (source/live), or that a core file holds
-// (source/corefile). Walk takes a source.Process to a Process, whose frames Name gives their names. Package report writes it.
+// Package stacks walks the threads of a process at one moment: a stopped process (source/live), or a core file (source/corefile). Walk turns a
+// source.Process into a Process; Name names its frames; package report writes it.
 //
-// The threads of a hostile core file can all have the same deep stack, so what is walked and what is kept of all threads together is bounded,
-// and what is left out is said.
+// All threads of a hostile core file can have the same deep stack. So the frames walked and kept for all threads together have limits, and frames
+// left out are counted.
 package stacks
 
 import (

@@ -32,15 +32,15 @@ func compileCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "compile [FILE...]",
 		Short: "Compile unwind tables ahead of time",
-		Long: `Compile the unwind information of files, of all ELF files in directories, and of all files that a process
-has mapped: into compact tables, into machine code (eh_elf files, shared objects that are called to step
-from a frame to its caller), or into C. Everything that is made is proven equal to the unwind information.
+		Long: `Compile the unwind information of files, of all ELF files in directories, or of all files that a process maps. The
+output is compact tables, machine code, or C. Machine code is an eh_elf file: a shared object with functions that step
+from a frame to its caller. Every output is proven equal to the unwind information.
 
-Without -o, tables and machine code go to the cache, where report and record find them by build ID. With -o
-they are written to DIR as BUILDID.unspool, BUILDID.eh_elf.so and BUILDID.c, and replace what is there.
+Without -o, tables and machine code go to the cache, where report and record find them by build ID. With -o, compile
+writes BUILDID.unspool, BUILDID.eh_elf.so and BUILDID.c to DIR, and replaces files with these names.
 
---deref says how machine code and C read memory: self in their own process (the default with -o), callback
-through a function, slice in a captured piece of stack (the default without -o: walkers use it).`,
+--deref says how machine code and C read memory. self reads their own process (the default with -o), callback calls a
+function, slice reads a captured piece of stack (the default without -o, for walkers).`,
 		Example: `  unspool compile /usr/lib/x86_64-linux-gnu/libc.so.6
   unspool compile -o tables /opt/app
   unspool compile --emit native -o eh_elf --pid $(pidof nginx)

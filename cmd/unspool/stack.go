@@ -39,16 +39,16 @@ func stackCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "stack PID | CORE [EXE]",
 		Short: "Print the stacks of a running process or a core dump",
-		Long: `Print the stacks of all threads of a process: of a running one, which is stopped for as short a time as
-possible, or of one that a core dump holds. A number is a PID; ./1234 is a file.
+		Long: `Print the stacks of all threads of a running process, or of a process in a core dump. A running process stops for as
+short a time as possible. A number is a PID; ./1234 is a file.
 
-Of a core dump, the thread that got the signal comes first. The files that were mapped are the ones at their
-paths, or those in .build-id/ in the directories of --debug-dir, and EXE stands for the executable; each is used
-only if it has the build ID that is in the core. What is missing is said on standard error.
+In a core dump, the thread with the signal comes first. stack reads the mapped files at their paths, or in .build-id/
+in the directories of --debug-dir. EXE replaces the executable's path. A file is used only if its build ID is the one
+in the core. Standard error names missing files.
 
-Each frame says how it was found, unless by call frame information: [signal] was interrupted by a signal, [plt] and
-[fp] are found by the shape of the code and by the frame pointer, [inlined] is a call without a frame of its own. A
-stack that is not whole says why. docs/STACK.md has the JSON.`,
+A mark says how a frame was found; frames by call frame information have none. [signal]: a signal interrupted the
+frame. [plt]: found by the shape of the code. [fp]: found by the frame pointer. [inlined]: a call without a frame of
+its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
 		Example: `  unspool stack 1234
   unspool stack core ./program
   unspool stack --unique --format json 1234 | jq '.threads[].frames[0].function'`,
@@ -88,12 +88,12 @@ stack that is not whole says why. docs/STACK.md has the JSON.`,
 	f.IntVarP(&o.walk.TID, "tid", "t", 0, "only this thread")
 	f.IntVar(&o.walk.Depth, "depth", 0, fmt.Sprintf("only the innermost frames of a thread, at most this many (default: the innermost %d and the outermost %d)", stacks.Inner, stacks.Outer))
 	sourceFlag(c, &o.plain)
-	f.BoolVar(&o.noPause, "no-pause", false, "do not stop the process: a stack that changes meanwhile may come out wrong")
-	f.BoolVarP(&o.walk.Registers, "registers", "v", false, "print the registers that are known in each frame")
+	f.BoolVar(&o.noPause, "no-pause", false, "do not stop the process: a stack that changes during the walk may be wrong")
+	f.BoolVarP(&o.walk.Registers, "registers", "v", false, "print the known registers of each frame")
 	f.BoolVar(&o.raw, "raw", false, "addresses and modules only, without names")
 	f.BoolVar(&o.unique, "unique", false, "print threads with the same stack once")
-	f.StringVar(&o.sysroot, "sysroot", "", "directory to look in first for the files of a core dump, by their paths")
-	f.StringArrayVar(&o.debugDirs, "debug-dir", nil, "directory with .build-id/, for files of a core dump and for symbols (may be repeated; /usr/lib/debug is always one)")
+	f.StringVar(&o.sysroot, "sysroot", "", "look for the files of a core dump below this root directory first")
+	f.StringArrayVar(&o.debugDirs, "debug-dir", nil, "directory with .build-id/, for files of a core dump and for symbols (may be repeated; /usr/lib/debug is always searched)")
 	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"text", "gdb", "eu", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	stepper = stepperFlag(c)
 	return c

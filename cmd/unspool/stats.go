@@ -18,10 +18,10 @@ func statsCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "stats PATH...",
 		Short: "Measure unwind information: rows, rules, sizes, opcodes, expressions",
-		Long: `Measure the unwind information of files, and of all ELF files in directories, and the compact tables
-made of it. Sizes are in bytes.
+		Long: `Measure the unwind information of files, and of all ELF files in directories, and the compact tables made from it.
+Sizes are in bytes.
 
-JSON is an object a file, and for several files one more with the sums, which has "files".`,
+JSON has an object for each file. After several files, one more object has the sums, and the number of "files".`,
 		Example: "  unspool stats /usr/lib/x86_64-linux-gnu/libc.so.6\n  unspool stats --format json /usr/bin | jq -c '[.file, .rows, .table]'",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {

@@ -14,19 +14,19 @@ func verifyCmd() *cobra.Command {
 	emit, run := "table", execution{}
 	c := &cobra.Command{
 		Use:   "verify [flags] {FILE... | --run -- COMMAND [ARG...]}",
-		Short: "Check that compiled tables match the originals, or that these are right where a program runs",
-		Long: `Compile each file, and each ELF file in a directory, and compare the result with the reference
-interpreter: both ends of every row must select that row's rule, and every distinct rule must do the
-same as the reference on adversarial states of registers and memory. Machine code (--emit native) is run, in both
-of its layouts and with each way of reading memory.
+		Short: "Check compiled tables against the originals, or the originals against a running program",
+		Long: `Compile each file, and each ELF file in a directory, and compare the result with the reference interpreter. Both ends
+of every row must select the row's rule. Every distinct rule must equal the reference on adversarial states of
+registers and memory. Machine code (--emit native) is run in both of its layouts, with each way of reading memory.
 
-Exit status 1 if any differs. Damaged entries are counted; they are in no table.
+The exit status is 1 if any file differs. Damaged entries are counted; no table has them.
 
-With --run, execute a command step by step, and compare at each instruction what the tables recover (return address, CFA,
-callee-saved registers) with the truth: a shadow stack of calls, returns, signals and longjmp. Each wrong row is reported once, with
-the instructions around it and what it should be. Forked children, and what they execute, are followed, and so are threads. A
-million instructions take half a minute. Exit status 1 if a row is wrong that is not listed in docs/FINDINGS.md, 2 if the
-filters leave nothing to compare, 130 if it was interrupted; how the command ended is reported.`,
+With --run, verify executes a command step by step. At each instruction, it compares the return address, CFA and
+callee-saved registers recovered by the tables with the truth: a shadow stack of calls, returns, signals and longjmp.
+Each wrong row is reported once, with the instructions around it and the right values. Threads, forked children and
+programs they execute are followed. A million instructions take half a minute. The exit status is 1 if a row is wrong
+that docs/FINDINGS.md does not list, 2 if the filters leave nothing to compare, 130 after an interrupt. The end of the
+command is reported.`,
 		Example: "  unspool verify /bin/bash /usr/lib\n  unspool verify --run -- ls -l\n  unspool verify --run --module libcrypto --steps 5000000 -- openssl speed -seconds 1 sha256",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
