@@ -255,29 +255,6 @@ void us_restore(struct us_state *s, const struct us_state *was, uint64_t sp, us_
 	}
 }
 
-/* CALL rel32 (e8) and CALL r/m64 (ff /2), whose length depends on its operand. */
-int us_after_call(uint64_t code)
-{
-	if ((uint8_t)(code >> 24) == 0xe8)
-		return 1;
-	for (unsigned n = 2; n <= 7; n++) {
-		uint64_t c = code >> 8 * (8 - n);
-		unsigned mod = c >> 14 & 3, rm = c >> 8 & 7, size = 2;
-
-		if ((c & 0xff) != 0xff || (c >> 11 & 7) != 2)
-			continue;
-		if (mod != 3 && rm == 4)
-			size += n > 2 && mod == 0 && (c >> 16 & 7) == 5 ? 5 : 1;
-		if (mod == 1)
-			size++;
-		else if (mod == 2 || (mod == 0 && rm == 5))
-			size += 4;
-		if (size == n)
-			return 1;
-	}
-	return 0;
-}
-
 int us_move(struct us_moves *m, uint64_t cfa, uint64_t up, uint64_t pc)
 {
 	if (up > cfa && up - cfa <= MAX_PIECE)

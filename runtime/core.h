@@ -247,9 +247,6 @@ US_HIDDEN int us_apply(const struct us_rule *r, struct us_state *s, const struct
  */
 US_HIDDEN void us_restore(struct us_state *s, const struct us_state *was, uint64_t sp, us_load load, void *ctx);
 
-/* Whether code, the eight bytes before an address, ends with a call, as far as they tell. */
-US_HIDDEN int us_after_call(uint64_t code);
-
 /* Where a walk has gone down to another stack: how often, and one of the last times. */
 struct us_moves {
 	uint64_t low; /* where the piece of a stack at hand begins */

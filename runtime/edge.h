@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * edge.h: what code says of the return address where a function begins or ends: Edge of arch/edge.go. In the drop-ins and in the
+ * edge.h: what code says of the return address where a function begins or ends, and of calls: Edge and AfterCall of package arch. In the drop-ins and in the
  * kernel's program, so loops have bounds that the verifier sees, what it should not follow from turn to turn is in memory, and functions
  * that it looks at once are a PART.
  */
@@ -135,6 +135,37 @@ static inline __attribute__((always_inline)) int unspool_leaf(uint64_t pc, uint6
 	uint64_t owner = ra + (uint64_t)(int64_t)(int32_t)(code >> 32);
 
 	return (uint8_t)(code >> 24) == 0xe8 && owner <= top && top - owner <= 1 << 20 && pc - owner > top - owner;
+}
+
+/*
+ * Whether code, the eight bytes before an address, ends with a call, as far as they tell: CALL rel32 (e8), or CALL r/m64 (ff /2), whose
+ * length depends on its operand.
+ */
+static inline __attribute__((always_inline)) int unspool_after_call(uint64_t code)
+{
+	uint32_t n;
+
+	if ((uint8_t)(code >> 24) == 0xe8)
+		return 1;
+	for (n = 2; n <= 7; n++) {
+		uint64_t c = code >> 8 * (8 - n);
+		uint32_t modrm = (uint8_t)(c >> 8), mod = modrm >> 6, rm = modrm & 7, size = 2;
+
+		if ((uint8_t)c != 0xff || (modrm >> 3 & 7) != 2)
+			continue;
+		if (mod != 3 && rm == 4) {
+			size++;
+			if (n > 2 && mod == 0 && ((c >> 16) & 7) == 5)
+				size += 4;
+		}
+		if (mod == 1)
+			size++;
+		else if (mod == 2 || (mod == 0 && rm == 5))
+			size += 4;
+		if (size == n)
+			return 1;
+	}
+	return 0;
 }
 
 #endif /* UNSPOOL_EDGE_H */

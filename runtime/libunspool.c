@@ -192,7 +192,7 @@ static int leaf(struct process *p, struct us_state *s, uint64_t sp, uint64_t *to
 	uint64_t rbp, ra, code;
 
 	return us_get_with(s, US_RBP, load, NULL, p, &rbp) == US_OK && rbp >= sp && rbp - sp <= 0x4000 && load(p, rbp + 8, &ra) &&
-	       load(p, ra - 8, &code) && load(p, sp, top) && unspool_leaf(s->pc, ra, code, *top) && load(p, *top - 8, &code) && us_after_call(code);
+	       load(p, ra - 8, &code) && load(p, sp, top) && unspool_leaf(s->pc, ra, code, *top) && load(p, *top - 8, &code) && unspool_after_call(code);
 }
 
 static int walk_process(struct process *p, const struct user_regs_struct *u, struct unspool_frame *f, int max, enum unspool_stop *stop)
@@ -233,7 +233,7 @@ static int walk_process(struct process *p, const struct user_regs_struct *u, str
 			s.val[US_RA] = s.pc = ra;
 			exact = 0;
 		} else if (edge = (struct unspool_edge){.n = 0}, exact && at_edge(p, s.pc, &edge) && load(p, sp + (uint64_t)edge.off, &ra) &&
-			   load(p, ra - 8, &code) && us_after_call(code)) {
+			   load(p, ra - 8, &code) && unspool_after_call(code)) {
 			s.known &= US_SAVED;
 			s.known |= 1u << US_RSP | 1u << US_RA;
 			s.in_mem &= ~(1u << US_RSP | 1u << US_RA);

@@ -269,7 +269,7 @@ static uint64_t lookup(uint64_t pc, int exact)
 {
 	uint64_t code;
 
-	return exact || (us_peek(pc - 8, &code, 8) && !us_after_call(code)) ? pc : pc - 1;
+	return exact || (us_peek(pc - 8, &code, 8) && !unspool_after_call(code)) ? pc : pc - 1;
 }
 
 /*
@@ -300,7 +300,7 @@ static int step_call(struct us_walk *w, uint64_t cfa, enum us_how *how)
 {
 	uint64_t ra, code;
 
-	if (!load(w, cfa, &ra) || !us_peek(ra - 8, &code, 8) || !us_after_call(code))
+	if (!load(w, cfa, &ra) || !us_peek(ra - 8, &code, 8) || !unspool_after_call(code))
 		return US_END;
 	w->s.known &= US_SAVED;
 	called_from(w, cfa + 8, cfa, ra);

@@ -230,7 +230,7 @@ static int step_call(struct cursor *c, uint64_t cfa)
 {
 	uint64_t ra, code;
 
-	if (!load(c, cfa, &ra) || !load(c, ra - 8, &code) || !us_after_call(code))
+	if (!load(c, cfa, &ra) || !load(c, ra - 8, &code) || !unspool_after_call(code))
 		return 0;
 	c->s.known &= US_SAVED;
 	called_from(c, cfa + 8, cfa, ra);
@@ -424,7 +424,7 @@ static US_COLD int is_place(struct cursor *c, uint64_t ip)
 {
 	uint64_t code;
 
-	return !c->as->strict && load(c, ip - 8, &code) && !us_after_call(code);
+	return !c->as->strict && load(c, ip - 8, &code) && !unspool_after_call(code);
 }
 
 US_API int _Ux86_64_step(unw_cursor_t *cur)

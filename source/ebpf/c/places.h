@@ -176,34 +176,6 @@ PART int step_sigreturn(struct walk *w)
 	return OK;
 }
 
-/* Whether code, the eight bytes before an address, ends with a call, as far as they tell: arch.AfterCall. */
-static __always_inline int after_call(u64 code)
-{
-	u32 n;
-
-	if ((u8)(code >> 24) == 0xe8)
-		return 1;
-	for (n = 2; n <= 7; n++) {
-		u64 c = code >> 8 * (8 - n);
-		u32 modrm = (u8)(c >> 8), mod = modrm >> 6, rm = modrm & 7, size = 2;
-
-		if ((u8)c != 0xff || (modrm >> 3 & 7) != 2)
-			continue;
-		if (mod != 3 && rm == 4) {
-			size++;
-			if (n > 2 && mod == 0 && ((c >> 16) & 7) == 5)
-				size += 4;
-		}
-		if (mod == 1)
-			size++;
-		else if (mod == 2 || (mod == 0 && rm == 5))
-			size += 4;
-		if (size == n)
-			return 1;
-	}
-	return 0;
-}
-
 /*
  * Whether the return address w->pc is a place that no call has led to: unwind.Walker.place. MAYBE_PLACE where the code before it is not at
  * hand: its page can be one on which this process has run nothing yet.
@@ -218,7 +190,7 @@ PART int is_place(struct walk *w)
 		return find_range(w, w->pc);
 	if (code_before(w, w->pc) != 0)
 		return MAYBE_PLACE;
-	return !after_call(w->code) && find_range(w, w->pc);
+	return !unspool_after_call(w->code) && find_range(w, w->pc);
 }
 
 /* Leaves a place to which a call has led, and whose return address is off above the stack pointer. Returns 0 where no call has. */
@@ -237,7 +209,7 @@ PART int step_call(struct walk *w, u64 off)
 		w->missing = 1;
 		return 0;
 	}
-	if (!after_call(w->code))
+	if (!unspool_after_call(w->code))
 		return 0;
 	w->known &= SAVED_SLOTS;
 	called_from(w, ra, sp + 8);
