@@ -35,6 +35,7 @@ type Options struct {
 	Mods func(path, buildID string) *unwind.Module
 
 	// Image returns the module of an image that only the core has, such as the vDSO. The image is valid until Close.
+	// nil: a module without code.
 	Image func(img *module.Image) *unwind.Module
 
 	// Kept returns the module of a file that is gone, of which head is what the core has of its beginning, if something is known of it by its
@@ -123,6 +124,9 @@ func Open(path string, o Options) (*File, error) {
 
 // New reads a core file in memory. name is for messages; b must not change until Close.
 func New(name string, b []byte, o Options) (*File, error) {
+	if o.Image == nil {
+		o.Image = func(img *module.Image) *unwind.Module { return unwind.NewModule(img.Name(), "", nil) }
+	}
 	if o.DebugDirs == nil {
 		o.DebugDirs = []string{"/usr/lib/debug"}
 	}

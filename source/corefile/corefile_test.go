@@ -82,6 +82,26 @@ func wantNotes(t testing.TB, f *File, want ...string) {
 }
 
 // A living process of which gcore has written a core has no signal, although there is a siginfo_t; the leader comes first.
+// TestNoImage: who does not ask for images of the core's own memory gets modules without code.
+func TestNoImage(t *testing.T) {
+	c := sample()
+	c.mem = append(c.mem, coreMemory{0x9ff000, 0x1000, elfHead(1, 1, 0x1000), 5})
+	c.auxv = []uint64{atSYSINFOEHDR, 0x9ff000, 0, 0}
+	o := options()
+	o.Image = nil
+	f, err := New("core", c.build(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, m := range f.Space.Mappings() {
+		if m.Module.Path == "[vdso]" {
+			return
+		}
+	}
+	t.Error("the core has no vDSO")
+}
+
 func TestNoSignal(t *testing.T) {
 	c := sample()
 	c.threads[0].tid, c.threads[1].tid = 10, 12
