@@ -487,12 +487,13 @@ func copiedStacks(t *testing.T, cmd []string, over bool) {
 			ks := walks[cpu]
 			for len(cs) > 0 && len(ks) > 0 {
 				c, k := &cs[0], &ks[0]
-				// The program's time is a moment after the event's. Where a record was lost, the other has no partner.
+				// The program's time is a moment after the event's; a thread's next event is a millisecond after. Where a record was lost, the other
+				// has no partner.
 				if k.time < c.time {
 					ks = ks[1:]
 					continue
 				}
-				if k.tid != c.tid || len(cs) > 1 && k.time > cs[1].time {
+				if k.tid != c.tid || k.time-c.time > 500_000 || len(cs) > 1 && k.time > cs[1].time {
 					cs = cs[1:]
 					continue
 				}
