@@ -32,7 +32,6 @@ var permitted = []exception{
 	{"reload", ".*", "ptrace", "bad-return|bad-memory|no-info|truncated", "(s_leaf|s_work|LIB|_init|plt){1,3}", "ptrace does not tell when mappings change: they are read when their size changes, and once a second"},
 	{"short", ".*", ".*", "no-info|bad-memory|truncated", "jit|LIB", "in execve and fork, the stack is not there any more, or not yet"},
 	{"vfork", ".*", "live", "bad-cfa|no-info", "LIB s_fork", "who waits for vfork cannot be stopped: rbp, which the caller is found by, is not in /proc/PID/syscall"},
-	{"vfork", "musl.*", ".*", "no-info", "LIB main LIB", "musl's vfork has no frame: the frame pointer is its caller's, which is left out"},
 	{"throw", ".*", ".*", "bad-return|bad-memory|outermost", "LIB+ (s_throw|s_middle|s_catch)* (main START)?", "libgcc, while it takes the registers of the landing pad's frame: rules still name those before (docs/FINDINGS.md)"},
 	{"deeper", ".*", "perf|ptrace", "truncated", "s_spin (s_odd s_even)* s_odd?", "1,000 frames are more than the 32 KiB of a copy"},
 	{"qsort", "musl.*", ".*", "no-info", "s_spin s_compare LIB", "the same in what calls back"},
