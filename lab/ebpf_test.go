@@ -159,12 +159,15 @@ func TestKernelWalk(t *testing.T) {
 				for i := range us {
 					us[i] = snapshot(&snaps[i], spaces.space(in[i]))
 				}
+				asked := make(chan struct{})
 				go func() {
+					defer close(asked)
 					for i := range us {
 						k.ask(&us[i])
 					}
 					k.in.Flush()
 				}()
+				defer func() { <-asked }() // the last answer can be there before Flush returns
 				for i := range us {
 					words, stop, _, err := k.answer()
 					if err != nil {

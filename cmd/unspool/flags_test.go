@@ -18,7 +18,7 @@ import (
 // TestNothingAsked: numbers that ask for nothing, or for no one knows what, are wrong usage.
 func TestNothingAsked(t *testing.T) {
 	for _, c := range []struct{ flag, value, want string }{
-		{"-F", "0", "-F is"}, {"-c", "0", "-c is"}, {"--duration", "5", "5s or 5m"}, {"--duration", "0s", "such as 10s"},
+		{"-F", "0", "-F takes a number"}, {"-c", "0", "-c takes a number"}, {"--duration", "5", "5s or 5m"}, {"--duration", "0s", "such as 10s"},
 	} {
 		r := runProgram(t, "record", c.flag, c.value, "-o", "x.data", "--", "true")
 		r.want(t, 2, c.want)
