@@ -19,8 +19,7 @@ import (
 // A thread that runs on another processor goes on for microseconds after it has been asked to stop, until an interrupt comes. If it leaves
 // a system call meanwhile, it stops there: calls that take 1 % of the time would get 40 % of the samples. So the tracer sleeps on the
 // processor that threads run on. The timer that ends the sleep interrupts one of them, which does not run while the tracer does: it stops
-// where it was interrupted. Others that wait for the processor are left alone, also where they gave it up only microseconds earlier: who has
-// to make way for what another processor wakes goes on until that processor's interrupt comes, or to the end of its next system call.
+// where it was interrupted. Others that wait for the processor are left alone: they gave it up earlier, in a system call perhaps.
 
 // A visit is to a processor, to sample what runs there; -1 is to none.
 type visit int
@@ -29,7 +28,7 @@ const (
 	maxVisits = 64                    // in a tick
 	maxLooked = 256                   // threads that are looked at in every visit, wherever they ran when it was planned
 	leastNap  = 50 * time.Microsecond // before a visit
-	atOnce    = time.Microsecond      // between a thread's last moment on the processor and this thread's first, at most: else another has run between them
+	recently  = 50 * time.Microsecond // for which this thread has run at most when it asks for how long others have not
 	maxCredit = 100                   // ticks that a thread may lag behind
 
 	// moment is how long a thread that runs takes at most to stop, unless it has to wait for a processor.
@@ -152,7 +151,7 @@ func (r *Recorder) visit(cpu int) {
 			if th.on == cpu && th.credit >= r.tick {
 				ran = append(ran, th)
 			}
-		case th.on == r.here && r.began(th.proc.pid, th.tid)+uint64(atOnce) >= since:
+		case th.on == r.here && r.began(th.proc.pid, th.tid)+uint64(recently) >= since:
 			ran = append(ran, th)
 		}
 	}
