@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/ebpf"
+	"github.com/unspool/unspool/source/perfdata"
 	"github.com/unspool/unspool/source/perfevent"
 )
 
@@ -68,7 +70,7 @@ func perfSwitches(t *testing.T) (stop func() (waits map[int32][]wait, lost uint6
 		if err := rec.Wait(); err != nil && rec.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGINT {
 			t.Fatalf("perf record: %v\n%s", err, complaints.Bytes())
 		}
-		script := inside("perf", "script", "-i", file, "--ns", "--show-lost-events", "-F", "time,event,trace")
+		script := inside("perf", "script", "-i", file, "--ns", "-F", "time,event,trace")
 		out, err := script.StdoutPipe()
 		if err == nil {
 			err = script.Start()
@@ -76,7 +78,7 @@ func perfSwitches(t *testing.T) (stop func() (waits map[int32][]wait, lost uint6
 		if err != nil {
 			t.Fatal(err)
 		}
-		waits = map[int32][]wait{}
+		waits, lost = map[int32][]wait{}, lostBy(t, file)
 		field := func(line, name string) string {
 			_, s, _ := strings.Cut(line, name+"=")
 			s, _, _ = strings.Cut(s, " ")
@@ -85,15 +87,6 @@ func perfSwitches(t *testing.T) (stop func() (waits map[int32][]wait, lost uint6
 		lines := bufio.NewScanner(out)
 		for lines.Scan() {
 			line := lines.Text()
-			if strings.Contains(line, "LOST") { // PERF_RECORD_LOST lost N, PERF_RECORD_LOST_SAMPLES lost N
-				words := strings.Fields(line)
-				n, err := strconv.ParseUint(words[len(words)-1], 10, 64)
-				if err != nil {
-					t.Fatalf("perf has lost events: %s", line)
-				}
-				lost += n
-				continue
-			}
 			stamp, _, ok := strings.Cut(strings.TrimSpace(line), ":")
 			sec, frac, _ := strings.Cut(stamp, ".")
 			s, err := strconv.ParseUint(sec, 10, 64)
@@ -119,6 +112,38 @@ func perfSwitches(t *testing.T) (stop func() (waits map[int32][]wait, lost uint6
 			t.Fatal(err)
 		}
 		return waits, lost
+	}
+}
+
+// lostBy returns how many events a recording says were lost: by the kernel's rings, or by the events' own counts, which perf script does not
+// print (PERF_RECORD_LOST_SAMPLES).
+func lostBy(t *testing.T, path string) (lost uint64) {
+	t.Helper()
+	in, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	f, err := perfdata.New(in, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for {
+		raw, _, err := f.Next()
+		if err == io.EOF {
+			return lost
+		}
+		var r source.Record
+		if err == nil {
+			err = f.Decoder().Decode(raw, &r)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Type == source.RecordLost || r.Type == source.RecordLostSamples {
+			lost += r.Lost
+		}
 	}
 }
 
@@ -190,6 +215,10 @@ func offCPUComplete(t *testing.T, prog string, threads, sleeps int) (lost int) {
 	}
 	t.Logf("%d waits: %d missing, %d not as long, %d that perf has not; lost %d, %d, %d and %d", n, missing, off, extra, st.Lost+st.LostSamples, ks.RingFull, ks.Nested, ks.Forgotten)
 	lost = int(st.Lost + st.LostSamples + ks.Lost())
+	if n < threads*sleeps && extra > 0 && missing == 0 {
+		t.Logf("the threads slept %d times: perf lacks events, and does not say so", threads*sleeps)
+		return lost + extra
+	}
 	if n < threads*sleeps*99/100 && lost == 0 { // one that is preempted on its way to sleep may not block
 		t.Errorf("%d waits of %d", n, threads*sleeps)
 	}
