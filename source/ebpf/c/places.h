@@ -233,12 +233,12 @@ PART int step_edge(struct walk *w, u64 at)
 	if (walk_read(e->code, UNSPOOL_EDGE_BYTES, at) != 0) {
 		/* Up to the end of the page. */
 		n = WINDOW - (u32)(at & (WINDOW - 1));
-		if (n > UNSPOOL_EDGE_BYTES)
-			return 0;
 		for (u32 i = 0; i < UNSPOOL_EDGE_BYTES; i++)
 			e->code[i] = 0;
-		if (walk_read(e->code, n, at) != 0)
+		if (n > UNSPOOL_EDGE_BYTES || walk_read(e->code, n, at) != 0) {
+			w->missing = 1; /* the code that comes to run next need not be in memory yet: a copy decides */
 			return 0;
+		}
 		e->n = n;
 	}
 	if (walk_read(&e->last, 1, at - 1) != 0)
