@@ -48,6 +48,9 @@ func tryEvent(typ uint32, config uint64, bits uint64, pid, cpu int) error {
 	return err
 }
 
+// walkKernel is what to change where the kernel cannot walk stacks: 6.12 is the first long-term kernel whose verifier accepts the program.
+const walkKernel = "Linux 6.12 or later; until then, stacks are copied and walked here"
+
 const userOnly = unix.PerfBitExcludeKernel | unix.PerfBitExcludeHv
 
 // ways tries each way of working.
@@ -75,6 +78,8 @@ func ways(o *Options, needs []Finding) []Finding {
 	have, _ := caps.Own()
 	lacks := have.Lacks()
 	switch {
+	case errors.Is(err, ebpf.ErrVerifier):
+		inKernel.Change = walkKernel
 	case err != nil && len(lacks) > 0:
 		inKernel.Change = setcapOurs()
 	case err != nil:
@@ -190,7 +195,7 @@ func needs() []Finding {
 		{"bpf-ring-buffer", "BPF ring buffers", features.HaveMapType(bpf.RingBuf)},
 		{"bpf-inner-maps", "maps of arrays of different lengths", features.HaveMapFlag(features.BPF_F_INNER_MAP)},
 	} {
-		why, change := "this kernel lacks it", "Linux 6.1 or later"
+		why, change := "this kernel lacks it", walkKernel
 		if p.err != nil && !errors.Is(p.err, bpf.ErrNotSupported) {
 			if why, change = p.err.Error(), ""; errors.Is(p.err, os.ErrPermission) || errors.Is(p.err, unix.EPERM) {
 				why = "not known: the kernel refuses to try"

@@ -38,7 +38,8 @@
 // The kernel reports no munmap: until something new is mapped there, an unmapped address still looks mapped. As no code runs there, only a
 // corrupted stack can tell.
 //
-// x86-64, Linux 6.1 and later, with CAP_BPF and CAP_PERFMON.
+// It needs x86-64, Linux 6.12 or later, CAP_BPF and CAP_PERFMON. The verifiers of Linux 5.10 and 6.1 refuse the program: Load returns
+// ErrVerifier.
 package ebpf
 
 //go:generate c/build.sh

@@ -183,16 +183,24 @@ func (p *Program) load(names ...string) (*ebpf.Collection, error) {
 		delete(spec.Maps, "still")
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, o)
+	return coll, explain(err)
+}
+
+// ErrVerifier: the kernel's verifier refuses the program. Those of Linux 5.10 and 6.1 do, that of 6.12 does not.
+var ErrVerifier = errors.New("this kernel's verifier refuses it (Linux 6.12 and later accept it)")
+
+// explain says what a kernel lacks that does not load the program. The verifier may refuse with EACCES, which more rights do not change.
+func explain(err error) error {
 	var refused *ebpf.VerifierError
 	switch {
-	case errors.As(err, &refused) && len(refused.Log) > 1: // also with EACCES
-		return nil, fmt.Errorf("the kernel's verifier refuses it: %w", err)
+	case errors.As(err, &refused) && len(refused.Log) > 1:
+		return fmt.Errorf("%w: %v", ErrVerifier, err)
 	case errors.Is(err, os.ErrPermission):
-		return nil, fmt.Errorf("%w (it takes root, or CAP_BPF and CAP_PERFMON)", os.ErrPermission)
+		return fmt.Errorf("%w (it takes root, or CAP_BPF and CAP_PERFMON)", os.ErrPermission)
 	case errors.Is(err, btf.ErrNotFound):
-		return nil, fmt.Errorf("%w (it takes a kernel with CONFIG_DEBUG_INFO_BTF)", err)
+		return fmt.Errorf("%w (it takes a kernel with CONFIG_DEBUG_INFO_BTF)", err)
 	}
-	return coll, err
+	return err
 }
 
 // set sets a variable of the program.

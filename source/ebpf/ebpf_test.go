@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +12,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/modules"
@@ -32,6 +36,23 @@ func load(t *testing.T, o Options) *Program {
 	}
 	t.Cleanup(func() { p.Close() })
 	return p
+}
+
+// TestExplain: a verifier that refuses with EACCES is not a lack of rights, and the error names the kernels that accept the program.
+func TestExplain(t *testing.T) {
+	verifier := &ebpf.VerifierError{Cause: unix.EACCES, Log: []string{"0: R1=ctx() R10=fp0", "; walk", "invalid access to map value"}}
+	err := explain(fmt.Errorf("program on_event: %w", verifier))
+	if !errors.Is(err, ErrVerifier) || errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "Linux 6.12") || !strings.Contains(err.Error(), "invalid access") {
+		t.Errorf("a verifier's EACCES: %v", err)
+	}
+	for _, refused := range []error{unix.EPERM, unix.EACCES, &ebpf.VerifierError{Cause: unix.EPERM}} {
+		if err := explain(refused); !errors.Is(err, os.ErrPermission) || errors.Is(err, ErrVerifier) || !strings.Contains(err.Error(), "CAP_BPF") {
+			t.Errorf("%v: %v", refused, err)
+		}
+	}
+	if err := explain(nil); err != nil {
+		t.Errorf("nothing: %v", err)
+	}
 }
 
 // record records with p and calls each with every sample.

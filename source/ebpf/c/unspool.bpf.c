@@ -2,7 +2,7 @@
 /*
  * unspool.bpf.c: the kernel's program. It is attached to perf events: at each, it walks the user stack of the task that runs
  * and writes it, with the kernel's stack, to a ring buffer. User space keeps tables and address spaces up to date.
- * Linux 6.1 and later.
+ * Linux 6.12 and later: the verifiers of 5.10 and 6.1 refuse it.
  */
 #include <linux/bpf.h>
 #include <linux/bpf_perf_event.h>
