@@ -275,7 +275,11 @@ func (q *request) source() (any, error) {
 	if q.ctx.Err() != nil {
 		return nil, q.ctx.Err()
 	}
-	return q.s.opts.Annotator.Annotate(q.d.counted(w), fn, w.periods)
+	by := profile.Samples
+	if w.periods {
+		by = profile.Periods
+	}
+	return q.s.opts.Annotator.Annotate(q.d.counted(w), fn, by)
 }
 
 // counted returns the profile, without the baseline, with the counts of a filter.

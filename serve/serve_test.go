@@ -543,7 +543,7 @@ type annotator struct {
 	seen []*profile.Profile
 }
 
-func (a *annotator) Annotate(p *profile.Profile, fn int32, periods bool) (any, error) {
+func (a *annotator) Annotate(p *profile.Profile, fn int32, _ profile.Weight) (any, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.seen = append(a.seen, p)

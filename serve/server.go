@@ -51,7 +51,7 @@ type Progress struct {
 // An Annotator finds the source and the instructions of a function: something that can be marshalled as JSON. It is
 // called by one goroutine at a time. The files that it reads must be ones that debug information of this machine names.
 type Annotator interface {
-	Annotate(p *profile.Profile, fn int32, periods bool) (any, error)
+	Annotate(p *profile.Profile, fn int32, by profile.Weight) (any, error)
 }
 
 // A Server is an http.Handler. It answers while its inputs are being read.

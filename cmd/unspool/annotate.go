@@ -68,7 +68,7 @@ func (a *annotator) write(w io.Writer, p *profile.Profile, o report.Options, sou
 		defer namer.Close()
 	}
 	opts := codeOf(namer, a.sources)
-	opts.Syntax, opts.Periods = a.syntax, o.By == report.Periods
+	opts.Syntax, opts.By = a.syntax, o.By
 	n, err := annotate.Write(w, p, re.MatchString, opts, annotate.TextOptions{Source: source, Width: o.Width}, cmp.Or(o.Limit, 3))
 	if n == 0 && err == nil {
 		return report.NoFunction(o.Func)

@@ -148,9 +148,9 @@ type pageAnnotator struct {
 }
 
 // Annotate implements serve.Annotator.
-func (a *pageAnnotator) Annotate(p *profile.Profile, fn int32, periods bool) (any, error) {
+func (a *pageAnnotator) Annotate(p *profile.Profile, fn int32, by profile.Weight) (any, error) {
 	o := codeOf(a.names, a.sources)
-	o.Periods = periods
+	o.By = by
 	return annotate.Function(p, fn, o)
 }
 

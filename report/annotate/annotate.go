@@ -71,8 +71,8 @@ type Options struct {
 	// Source returns the text of a source file that a module's lines name.
 	Source func(m *profile.Module, path string) ([]byte, error)
 
-	Syntax  string // of instructions: "intel", "gnu" (AT&T on x86-64) or "go"; "": intel. Other machines have one for both.
-	Periods bool   // weigh stacks by their periods instead of their samples
+	Syntax string         // of instructions: "intel", "gnu" (AT&T on x86-64) or "go"; "": intel. Other machines have one for both.
+	By     profile.Weight // what stacks count
 }
 
 // An Annotation is a function with the weight of its parts. Weights count each stack once, and inlined calls belong to

@@ -170,10 +170,35 @@ func TestWide(t *testing.T) {
 	}
 }
 
+// TestHottest: the order of functions is that of their weights, and a recursive function weighs a stack once, however often it is in it.
+func TestHottest(t *testing.T) {
+	p := &profile.Profile{
+		Funcs: []profile.Func{{Name: "leaf"}, {Name: "recursive"}, {Name: "outer"}, {Name: "unused"}},
+		Locs:  []profile.Loc{{Func: 0}, {Func: 1}, {Func: 1, Inlined: true}, {Func: 2}},
+		Stacks: []profile.Stack{
+			{Frames: []uint32{0, 1, 2, 1, 3}, Count: 2, Period: 1},
+			{Frames: []uint32{0, 3}, Count: 1, Period: 70},
+		},
+	}
+	for _, c := range []struct {
+		by   profile.Weight
+		not  string
+		want []int32
+	}{
+		{profile.Samples, "", []int32{0, 2, 1}},
+		{profile.Periods, "", []int32{0, 2, 1}},
+		{profile.Samples, "leaf", []int32{2, 1}},
+	} {
+		if got := hottest(p, func(name string) bool { return name != c.not }, c.by); !slices.Equal(got, c.want) {
+			t.Errorf("by %d, without %q: %v, want %v", c.by, c.not, got, c.want)
+		}
+	}
+}
+
 // TestInlined has a function without code of its own.
 func TestInlined(t *testing.T) {
 	o := options(t)
-	o.Periods = true
+	o.By = profile.Periods
 	a, err := Function(sample(), 1, o)
 	if err != nil {
 		t.Fatal(err)

@@ -47,10 +47,7 @@ func (b *builder) count() {
 	var whole weight
 	for i := range p.Stacks {
 		st := &p.Stacks[i]
-		n := st.Count
-		if b.Periods {
-			n = st.Period
-		}
+		n := b.By.Of(st)
 		b.a.All += n
 		start := 0
 		for j, f := range st.Frames {

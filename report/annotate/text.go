@@ -12,32 +12,18 @@ import (
 	"github.com/unspool/unspool/profile"
 )
 
-// hottest returns the functions that have samples and whose names match says yes to, those with the most of their own
-// first.
-func hottest(p *profile.Profile, match func(name string) bool, periods bool) []int32 {
-	self, total := make([]uint64, len(p.Funcs)), make([]uint64, len(p.Funcs))
-	for i := range p.Stacks {
-		st := &p.Stacks[i]
-		n := st.Count
-		if periods {
-			n = st.Period
-		}
-		for j, f := range st.Frames {
-			fn := p.Locs[f].Func
-			if j == 0 {
-				self[fn] += n
-			}
-			total[fn] += n
-		}
-	}
+// hottest returns the functions that have samples and whose names match says yes to, those with the most of their own first; of equal ones, those
+// that are in the heavier stacks.
+func hottest(p *profile.Profile, match func(name string) bool, by profile.Weight) []int32 {
+	s := p.Sums(by, nil)
 	var fns []int32
 	for i := range p.Funcs {
-		if total[i] > 0 && match(p.Funcs[i].Name) {
+		if s.Total[i] > 0 && match(p.Funcs[i].Name) {
 			fns = append(fns, int32(i))
 		}
 	}
 	slices.SortStableFunc(fns, func(a, b int32) int {
-		return cmp.Or(cmp.Compare(self[b], self[a]), cmp.Compare(total[b], total[a]))
+		return cmp.Or(cmp.Compare(s.Self[b], s.Self[a]), cmp.Compare(s.Total[b], s.Total[a]))
 	})
 	return fns
 }
@@ -46,13 +32,13 @@ func hottest(p *profile.Profile, match func(name string) bool, periods bool) []i
 // returns how many match; where none does, nothing is written. The unit is that of p, whatever o says.
 func Write(w io.Writer, p *profile.Profile, match func(name string) bool, code Options, o TextOptions, limit int) (int, error) {
 	o.Unit = "samples"
-	if code.Periods {
+	if code.By == profile.Periods {
 		o.Unit = "events"
 		if len(p.Events) == 1 && p.Events[0].Unit == "nanoseconds" {
 			o.Unit = "ns"
 		}
 	}
-	fns := hottest(p, match, code.Periods)
+	fns := hottest(p, match, code.By)
 	if len(fns) == 0 {
 		return 0, nil
 	}
