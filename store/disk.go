@@ -17,6 +17,7 @@ import (
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format"
+	"github.com/unspool/unspool/internal/kept"
 	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/module"
 )
@@ -199,21 +200,8 @@ func seal(table []byte, name string) []byte {
 	return binary.LittleEndian.AppendUint32(b, magic)
 }
 
-// save writes a file under a temporary name and renames it, so that others see all of it or nothing.
+// save writes a file, so that others see all of it or nothing. The first time, it removes what killed processes left of theirs.
 func (s *Store) save(name string, b []byte) error {
-	f, err := os.CreateTemp(s.dir, ".new-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(s.dir, name))
-	}
-	if err != nil {
-		os.Remove(f.Name())
-	}
-	return err
+	s.swept.Do(func() { kept.Sweep(s.dir) })
+	return kept.Save(filepath.Join(s.dir, name), b)
 }

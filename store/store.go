@@ -59,6 +59,8 @@ type Store struct {
 	mapsMu sync.Mutex
 	maps   [][]byte // files of tables, until Close
 
+	swept sync.Once
+
 	mapped, built, rejected, unkept atomic.Int64
 	fault                           atomic.Pointer[error]
 }
@@ -110,7 +112,7 @@ func (s *Store) Err() error {
 // is closed, until the Store is. An error with a table says that some of the information is damaged and not in it: a table
 // from disk does not remember.
 func (s *Store) Table(img *module.Image) (*compact.Table, Origin, error) {
-	return obtain(s, &s.tables, img, fmt.Sprint(compact.Version), kept[*compact.Table]{
+	return obtain(s, &s.tables, img, fmt.Sprint(compact.Version), recipe[*compact.Table]{
 		load: s.load,
 		make: Build,
 		pack: seal,
@@ -121,22 +123,22 @@ func (s *Store) Table(img *module.Image) (*compact.Table, Origin, error) {
 func (s *Store) Native(img *module.Image, o native.Options) (*native.Code, Origin, error) {
 	o.ID = img.ID()
 	suffix := fmt.Sprintf("%v-%v.%d.eh_elf.so", o.Layout, o.Deref, native.Version)
-	return obtain(s, &s.natives, img, suffix, kept[*native.Code]{
+	return obtain(s, &s.natives, img, suffix, recipe[*native.Code]{
 		load: func(name string) (*native.Code, error) { return s.loadNative(name, o) },
 		make: func(f *format.Unwind) ([]byte, *native.Code, error) { return BuildNative(f, o) },
 		pack: func(b []byte, _ string) []byte { return b },
 	})
 }
 
-// A kept says how something compiled is found on disk and made.
-type kept[T comparable] struct {
+// A recipe says how something compiled is found on disk and made.
+type recipe[T comparable] struct {
 	load func(name string) (T, error)
 	make func(*format.Unwind) ([]byte, T, error)
 	pack func(b []byte, name string) []byte // what is written
 }
 
 // obtain returns what an image was compiled to: by this process, on disk, or now.
-func obtain[T comparable](s *Store, all *map[string]*entry[T], img *module.Image, suffix string, k kept[T]) (T, Origin, error) {
+func obtain[T comparable](s *Store, all *map[string]*entry[T], img *module.Image, suffix string, k recipe[T]) (T, Origin, error) {
 	frames, err := format.Open(img)
 	if len(frames.Sources) == 0 {
 		var none T
@@ -165,7 +167,7 @@ func obtain[T comparable](s *Store, all *map[string]*entry[T], img *module.Image
 }
 
 // fill gets an entry from disk, or else makes and keeps it. It says whether it is on disk.
-func fill[T comparable](s *Store, e *entry[T], name string, frames *format.Unwind, k kept[T]) bool {
+func fill[T comparable](s *Store, e *entry[T], name string, frames *format.Unwind, k recipe[T]) bool {
 	var none T
 	if s.dir != "" {
 		t, err := k.load(name)

@@ -1,5 +1,5 @@
 // Package kept reads and writes files of the user's cache: what costs time to find, and can be found again. A file is whole or absent, and a file
-// that cannot be written costs time only, so Write and Prune return no error. What is read may be damaged: its reader checks it.
+// that cannot be written costs time only, so only Save returns an error. What is read may be damaged: its reader checks it.
 package kept
 
 import (
@@ -65,10 +65,13 @@ func Map(path string, most int64) (b []byte, unmap func(), err error) {
 }
 
 // Write writes a file, if it can: under a temporary name first.
-func Write(path string, parts ...[]byte) {
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+func Write(path string, parts ...[]byte) { _ = Save(path, parts...) }
+
+// Save is Write, and says why the file could not be written.
+func Save(path string, parts ...[]byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), temporary+"*")
 	if err != nil {
-		return
+		return err
 	}
 	for _, b := range parts {
 		if err == nil {
@@ -84,11 +87,37 @@ func Write(path string, parts ...[]byte) {
 	if err != nil {
 		os.Remove(f.Name())
 	}
+	return err
+}
+
+// A file that is being written is called temporary and a number. One of that age is left of a process that was killed: no write takes so long.
+const (
+	temporary = ".new-"
+	abandoned = time.Hour
+)
+
+// Sweep removes the temporary files of dir that killed processes have left.
+func Sweep(dir string) {
+	entries, _ := os.ReadDir(dir)
+	sweep(dir, entries)
+}
+
+func sweep(dir string, entries []os.DirEntry) {
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), temporary) || !e.Type().IsRegular() {
+			continue
+		}
+		if st, err := e.Info(); err == nil && time.Since(st.ModTime()) > abandoned {
+			os.Remove(filepath.Join(dir, e.Name()))
+		}
+	}
 }
 
 // Prune removes files of dir whose names begin with prefix, until the rest has at most so many bytes. Those go first that were not used for longest.
+// It sweeps dir, too.
 func Prune(dir, prefix string, most int64) {
 	entries, _ := os.ReadDir(dir)
+	sweep(dir, entries)
 	type file struct {
 		path string
 		size int64

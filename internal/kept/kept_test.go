@@ -81,3 +81,27 @@ func TestPrune(t *testing.T) {
 		t.Errorf("removed although there was room: %d of %d are left", len(more), len(left))
 	}
 }
+
+// TestSweep: what a killed process left of a file goes when it is old, and nothing else does; to make room has the same effect.
+func TestSweep(t *testing.T) {
+	for name, sweep := range map[string]func(dir string){"Sweep": Sweep, "Prune": func(dir string) { Prune(dir, "x-", 1000) }} {
+		dir := t.TempDir()
+		for name, age := range map[string]time.Duration{".new-1": 0, ".new-2": 2 * abandoned, ".new": 2 * abandoned, "x-new": 2 * abandoned} {
+			Write(filepath.Join(dir, name), []byte("x"))
+			at := time.Now().Add(-age)
+			os.Chtimes(filepath.Join(dir, name), at, at)
+		}
+		os.Mkdir(filepath.Join(dir, ".new-3"), 0o700)
+		old := time.Now().Add(-2 * abandoned)
+		os.Chtimes(filepath.Join(dir, ".new-3"), old, old)
+		sweep(dir)
+		var left []string
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			left = append(left, e.Name())
+		}
+		if want := []string{".new", ".new-1", ".new-3", "x-new"}; !slices.Equal(left, want) {
+			t.Errorf("%s: left: %v, want %v", name, left, want)
+		}
+	}
+}

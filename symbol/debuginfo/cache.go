@@ -21,9 +21,12 @@ const (
 	// minUnits is from how many units on an index is kept: fewer are read as fast.
 	minUnits = 64
 
-	// maxCache bounds what is read, in bytes.
-	maxCache = 1 << 30
+	// maxCache bounds what is read, in bytes, maxCacheAll what all files take: those go first that were not used for longest.
+	maxCache    = 1 << 30
+	cachePrefix = "units-"
 )
+
+var maxCacheAll int64 = 256 << 20 // but for tests
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -70,7 +73,7 @@ func (in *Info) cachePath(img *module.Image, prefix string) string {
 
 // loadIndex reads the index from the cache. Whatever is wrong with it, it can be built.
 func (in *Info) loadIndex() ([]span, bool) {
-	path := in.cachePath(in.main.img, "units-")
+	path := in.cachePath(in.main.img, cachePrefix)
 	if path == "" {
 		return nil, false
 	}
@@ -114,7 +117,8 @@ func decodeIndex(b, key []byte) ([]span, bool) {
 
 // saveIndex writes the index, if it can.
 func (in *Info) saveIndex(spans []span) {
-	if path := in.cachePath(in.main.img, "units-"); path != "" {
+	if path := in.cachePath(in.main.img, cachePrefix); path != "" {
 		kept.Write(path, encodeIndex(spans, in.cacheKey()))
+		kept.Prune(in.opt.CacheDir, cachePrefix, maxCacheAll)
 	}
 }

@@ -2,6 +2,7 @@ package debuginfo
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -13,14 +14,17 @@ import (
 )
 
 // manyUnits returns a file with a build ID and n units, 0x1000 bytes of code each.
-func manyUnits(t testing.TB, n int) *module.Image {
+func manyUnits(t testing.TB, n int) *module.Image { return manyUnitsOf(t, n, "unitunit") }
+
+// manyUnitsOf is manyUnits with a build ID of 8 bytes.
+func manyUnitsOf(t testing.TB, n int, id string) *module.Image {
 	var info []byte
 	for i := range n {
 		info = append(info, unit4(uleb(1), u64(uint64(0x1000*i)), u64(0x1000), u32(1<<20), uleb(2), u64(uint64(0x1000*i)), u64(0x1000), u32(0), []byte{0, 0})...)
 	}
 	path := filepath.Join(t.TempDir(), "units")
 	if err := os.WriteFile(path, elfFile(map[string][]byte{".debug_info": info, ".debug_abbrev": synthAbbrevs,
-		".note.gnu.build-id": cat(u32(4), u32(8), u32(3), []byte("GNU\x00unitunit"))}), 0o600); err != nil {
+		".note.gnu.build-id": cat(u32(4), u32(8), u32(3), []byte("GNU\x00"+id))}), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	img, err := module.Open(path)
@@ -113,6 +117,36 @@ func TestCache(t *testing.T) {
 	}
 	if got := look(filepath.Join(dir, "missing")); !reflect.DeepEqual(got, want) {
 		t.Errorf("without a directory: %v, want %v", got, want)
+	}
+}
+
+// TestCacheBounded: the indexes of all files together take no more than they may; those of the files that were read last stay.
+func TestCacheBounded(t *testing.T) {
+	defer func(d time.Duration, n int64) { settled, maxCacheAll = d, n }(settled, maxCacheAll)
+	settled = 0
+	one := int64(cacheHead + 100*cacheRange)
+	maxCacheAll = 3 * one
+	dir := t.TempDir()
+	for i := range 10 {
+		in, err := Open(manyUnitsOf(t, 100, fmt.Sprintf("unit%04d", i)), Options{CacheDir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(in.units()); n != 100 {
+			t.Fatalf("file %d: %d ranges", i, n)
+		}
+		in.Close()
+		at := time.Now().Add(time.Duration(i-100) * time.Second)
+		os.Chtimes(filepath.Join(dir, fmt.Sprintf("%s%x", cachePrefix, fmt.Sprintf("unit%04d", i))), at, at)
+	}
+	var left []string
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		left = append(left, e.Name())
+	}
+	want := []string{"units-756e697430303037", "units-756e697430303038", "units-756e697430303039"}
+	if !reflect.DeepEqual(left, want) {
+		t.Errorf("left: %v, want %v", left, want)
 	}
 }
 
