@@ -31,3 +31,15 @@ func TestSums(t *testing.T) {
 		}
 	}
 }
+
+// TestNumber: times have the unit that suits them, all other numbers are counts.
+func TestNumber(t *testing.T) {
+	for n, want := range map[uint64]string{0: "0", 7: "7 ns", 999: "999 ns", 1500: "1.5 µs", 12_345_678: "12.35 ms", 1_234_567_890: "1.235 s", 5e15: "5,000,000 s"} {
+		if got := Number(n, "ns"); got != want {
+			t.Errorf("%d: %q, want %q", n, got, want)
+		}
+	}
+	if got := Quantity(1234, "samples"); got != "1,234 samples" {
+		t.Error(got)
+	}
+}

@@ -56,7 +56,7 @@ func around(w io.Writer, p *profile.Profile, o *Options, r relation) error {
 		return err
 	}
 	bw := bufio.NewWriterSize(w, 1<<16)
-	fmt.Fprintf(bw, "%s\n", headline(p))
+	fmt.Fprintf(bw, "%s\n", p.Headline())
 	s := p.Sums(o.By, nil)
 	shown, limit := 0, o.Limit
 	if limit == 0 && o.Func == "" {

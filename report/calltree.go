@@ -16,7 +16,7 @@ import (
 // Options.MinShare (by default half a percent) is taken together.
 func Tree(w io.Writer, p *profile.Profile, o Options) error {
 	bw := bufio.NewWriterSize(w, 1<<16)
-	fmt.Fprintf(bw, "%s\n\n", headline(p))
+	fmt.Fprintf(bw, "%s\n\n", p.Headline())
 	p, t := callTree(p, &o)
 	kids := t.order(heavier(p))
 	all := t.nodes[0].total

@@ -149,7 +149,7 @@ func (c *Compared) z() float64 { return max(math.Abs(c.Self.Z()), math.Abs(c.Tot
 func Diff(w io.Writer, before, after *profile.Profile, o Options) error {
 	list := Compare(before, after, o)
 	bw := bufio.NewWriterSize(w, 1<<16)
-	fmt.Fprintf(bw, "before  %s\nafter   %s\n\n", headline(before), headline(after))
+	fmt.Fprintf(bw, "before  %s\nafter   %s\n\n", before.Headline(), after.Headline())
 	news := 0
 	for news < len(list) && (list[news].Self.Significant() || list[news].Total.Significant()) {
 		news++
@@ -259,7 +259,7 @@ func DiffFolded(w io.Writer, before, after *profile.Profile, o Options) error {
 			bw.Write(fmt.Appendf(line, " %d %d\n", sums[0], sums[1]))
 		}
 	}
-	fmt.Fprintf(bw, "# before: %s 0 0\n# after: %s 0 0\n", foldName(headline(before)), foldName(headline(after)))
+	fmt.Fprintf(bw, "# before: %s 0 0\n# after: %s 0 0\n", foldName(before.Headline()), foldName(after.Headline()))
 	return bw.Flush()
 }
 

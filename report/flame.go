@@ -128,7 +128,7 @@ func (g *flameGraph) paths() []flamePath {
 	classes := g.classes()
 	g.names = []flameName{{text: "all", module: -1, class: "g"}}
 	if g.diff == nil {
-		g.names[0].note = headline(p)
+		g.names[0].note = p.Headline()
 	}
 	for i := range p.Funcs {
 		f := &p.Funcs[i]
@@ -410,7 +410,7 @@ func (g *flameGraph) lines() []string {
 	if g.diff != nil {
 		return g.diff.lines(g)
 	}
-	out := []string{headline(g.p)}
+	out := []string{g.p.Headline()}
 	var about []string
 	if g.p.Duration > 0 {
 		about = append(about, seconds(g.p.Duration))

@@ -111,7 +111,7 @@ func (c *flameChange) class() string {
 }
 
 func (d *flameDiff) lines(g *flameGraph) []string {
-	out := []string{"before: " + headline(d.before), "after: " + headline(d.after)}
+	out := []string{"before: " + d.before.Headline(), "after: " + d.after.Headline()}
 	what := "colours are changes of the part of all"
 	if g.o.Absolute {
 		what = "colours are changes of " + widths(g.o.unit(d.after))

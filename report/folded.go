@@ -54,7 +54,7 @@ func Folded(w io.Writer, p *profile.Profile, o Options) error {
 			line = end[:len(line)]
 		}
 	}
-	fmt.Fprintf(bw, "# %s 0\n", foldName(headline(p)))
+	fmt.Fprintf(bw, "# %s 0\n", foldName(p.Headline()))
 	return bw.Flush()
 }
 

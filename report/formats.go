@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/profile/pprof"
 )
 
 // A Format is a form that a report can have.
@@ -29,7 +30,7 @@ var Formats = []Format{
 	{Name: "callees", About: "functions, each with what it calls", Whole: Callees},
 	{Name: "folded", Endings: []string{".folded"}, About: "a line for each stack, as flamegraph.pl and inferno read it", Whole: Folded},
 	{Name: "flame", Endings: []string{".svg"}, About: "flame graph", Whole: Flame},
-	{Name: "pprof", Endings: []string{".pb.gz", ".pb", ".pprof"}, About: "for pprof, and for all that reads its profiles", Whole: Pprof, Binary: true},
+	{Name: "pprof", Endings: []string{".pb.gz", ".pb", ".pprof"}, About: "for pprof, and for all that reads its profiles", Whole: func(w io.Writer, p *profile.Profile, _ Options) error { return pprof.Write(w, p) }, Binary: true},
 	{Name: "firefox", Endings: []string{".firefox.json"}, About: "for profiler.firefox.com", Whole: Firefox, Stream: NewFirefox},
 	{Name: "speedscope", Endings: []string{".speedscope.json"}, About: "for speedscope.app", Whole: Speedscope, Stream: NewSpeedscope},
 	{Name: "perf", Endings: []string{".perf"}, About: "text for tools that read perf script", Whole: Perf, Stream: NewPerf, Private: true},

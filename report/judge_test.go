@@ -12,14 +12,15 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	pprof "github.com/google/pprof/profile"
+	proto "github.com/google/pprof/profile"
 
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/profile/pprof"
 )
 
 // pprofText returns a pprof profile as text.
 func pprofText(t testing.TB, b []byte) []byte {
-	p, err := pprof.Parse(bytes.NewReader(b))
+	p, err := proto.Parse(bytes.NewReader(b))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +216,7 @@ func countsOfPerf(t *testing.T, b []byte, periods bool, namer func(name, module 
 
 func countsOfPprof(t *testing.T, b []byte) counts {
 	c := counts{}
-	p, err := pprof.Parse(bytes.NewReader(b))
+	p, err := proto.Parse(bytes.NewReader(b))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +258,7 @@ func sameNumbers(t *testing.T, path string) {
 		}
 		return byPlace[fmt.Sprint(module, off)]
 	}
-	back, err := ReadPprof(bytes.NewReader(out["pprof"]))
+	back, err := pprof.Read(bytes.NewReader(out["pprof"]))
 	if err != nil {
 		t.Fatal(err)
 	}

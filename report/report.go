@@ -7,7 +7,6 @@ package report
 
 import (
 	"io"
-	"strings"
 
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
@@ -70,36 +69,5 @@ func (o *Options) unit(p *profile.Profile) string {
 	case p.Events[0].Unit != "count":
 		return printable.String(p.Events[0].Unit)
 	}
-	return eventBase(p.Events[0].Name)
-}
-
-// eventBase is an event's name without its modifiers, fit for a line of text: "cpu-clock" of "cpu-clock:ppp".
-func eventBase(s string) string {
-	s = printable.String(s)
-	base, mod, ok := strings.Cut(s, ":")
-	if ok && strings.Trim(mod, "ukhGHpPSDWebI") == "" {
-		return base
-	}
-	return s
-}
-
-// events names the events of a profile: "cycles", "cycles and faults".
-func events(p *profile.Info) string {
-	var names []string
-	for _, e := range p.Events {
-		names = append(names, eventBase(e.Name))
-	}
-	return strings.Join(names, " and ")
-}
-
-// headline is the line of counts on top of every report that has room for one.
-func headline(p *profile.Profile) string { return head(p.Summary(), &p.Info) }
-
-// head puts the events into a summary.
-func head(s string, info *profile.Info) string {
-	if e := events(info); e != "" && e != "samples" {
-		what, rest, _ := strings.Cut(s, " · ")
-		s = what + " of " + e + " · " + rest
-	}
-	return s
+	return p.Events[0].Base()
 }

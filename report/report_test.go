@@ -176,6 +176,13 @@ func parseRecording(text string) (*recording, error) {
 	return r, nil
 }
 
+func parseStop(text string) (s unwind.Stop) {
+	for s < unwind.NumStops && s.String() != text {
+		s++
+	}
+	return s
+}
+
 // An archive is the text of a txtar file: a comment, and files with names.
 type archive []struct{ name, data string } // the first is the comment
 
@@ -233,7 +240,7 @@ func outputs(t testing.TB, r *recording) map[string][]byte {
 	run("folded-periods", Folded, Options{By: Periods})
 	run("json-aggregated", JSON, Options{})
 	run("perf-aggregated", Perf, Options{})
-	run("pprof", Pprof, Options{})
+	run("pprof", Named(Formats, "pprof").Whole, Options{})
 	run("flame", Flame, Options{MinShare: -1})
 	stream := func(name string, make func(*bytes.Buffer) *Stream) {
 		var b bytes.Buffer

@@ -166,7 +166,7 @@ func (f *speedscope) close(b []byte, end *ending) []byte {
 		}
 	}
 	b = append(b, `{"$schema":"https://www.speedscope.app/file-format-schema.json","exporter":"unspool","name":`...)
-	b = appendQuoted(b, cmp.Or(end.opts.Title, info.Command, "unspool")+" · "+head(end.totals.Summary(info.Loss), info))
+	b = appendQuoted(b, cmp.Or(end.opts.Title, info.Command, "unspool")+" · "+info.Title(end.totals.Summary(info.Loss)))
 	b = strconv.AppendInt(append(b, ",\n\"activeProfileIndex\":"...), int64(active), 10)
 	b = append(b, ",\n\"shared\":{\"frames\":["...)
 	for i, fr := range f.frames.rows {

@@ -32,7 +32,7 @@ func ranked(p *profile.Profile, s *profile.Sums, byTotal bool) []int32 {
 // module and name. The name is last so that no line is longer than it has to be.
 func Top(w io.Writer, p *profile.Profile, o Options) error {
 	bw := bufio.NewWriterSize(w, 1<<16)
-	fmt.Fprintf(bw, "%s\n\n", headline(p))
+	fmt.Fprintf(bw, "%s\n\n", p.Headline())
 	all := o.total(p)
 	s := p.Sums(o.By, nil)
 	fns := ranked(p, &s, o.Total)

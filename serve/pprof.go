@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"github.com/google/pprof/driver"
-	pprof "github.com/google/pprof/profile"
+	proto "github.com/google/pprof/profile"
 
 	"github.com/unspool/unspool/profile"
-	"github.com/unspool/unspool/report"
+	"github.com/unspool/unspool/profile/pprof"
 )
 
 // pprofPath is where pprof's pages are; with a token, below a key.
@@ -95,12 +95,12 @@ func openPprof(d *data) (map[string]http.Handler, error) {
 // A pprofFetcher gives pprof the profile.
 type pprofFetcher struct{ p *profile.Profile }
 
-func (f pprofFetcher) Fetch(string, time.Duration, time.Duration) (*pprof.Profile, string, error) {
+func (f pprofFetcher) Fetch(string, time.Duration, time.Duration) (*proto.Profile, string, error) {
 	var b bytes.Buffer
-	if err := report.Pprof(&b, f.p, report.Options{}); err != nil {
+	if err := pprof.Write(&b, f.p); err != nil {
 		return nil, "", err
 	}
-	p, err := pprof.Parse(&b)
+	p, err := proto.Parse(&b)
 	return p, "", err
 }
 

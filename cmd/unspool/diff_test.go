@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/unspool/unspool/profile/pprof"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/tui/tuitest"
 )
@@ -17,7 +18,7 @@ func TestDiff(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, lines ...string) string {
 		var b bytes.Buffer
-		if err := report.Pprof(&b, tuitest.NewScene().Profile(t, lines...), report.Options{}); err != nil {
+		if err := pprof.Write(&b, tuitest.NewScene().Profile(t, lines...)); err != nil {
 			t.Fatal(err)
 		}
 		path := filepath.Join(dir, name)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/profile/pprof"
 	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
@@ -202,7 +203,7 @@ func readPprof(in io.Reader, flt *filter) (*profile.Profile, error) {
 	if flt.Timed {
 		return nil, errors.New("--time: a pprof profile does not say when samples were taken")
 	}
-	p, err := report.ReadPprof(in)
+	p, err := pprof.Read(in)
 	if err != nil || !flt.Active() {
 		return p, err
 	}

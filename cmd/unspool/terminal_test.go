@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/oracle"
-	"github.com/unspool/unspool/report"
+	"github.com/unspool/unspool/profile/pprof"
 	"github.com/unspool/unspool/tui/tuitest"
 )
 
@@ -269,7 +269,7 @@ func writeProfile(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "x.pb.gz")
 	f, err := os.Create(path)
 	if err == nil {
-		err = report.Pprof(f, p, report.Options{})
+		err = pprof.Write(f, p)
 	}
 	if err == nil {
 		err = f.Close()

@@ -1,31 +1,31 @@
-package report
+package pprof
 
 import (
 	"slices"
 
-	pprof "github.com/google/pprof/profile"
+	proto "github.com/google/pprof/profile"
 
 	"github.com/unspool/unspool/profile"
 )
 
-// pprofLocations gives out the mappings, functions and locations of a profile. A frame and the calls that were inlined in
+// locations gives out the mappings, functions and locations of a profile. A frame and the calls that were inlined in
 // it are one location with a line for each, the innermost first. Locations that differ only in how they were found are one,
 // and so is a function whose code is from several files several.
-type pprofLocations struct {
+type locations struct {
 	p   *profile.Profile
-	out *pprof.Profile
+	out *proto.Profile
 
-	user, kernel []*pprof.Mapping // by mapping, and by module
+	user, kernel []*proto.Mapping // by mapping, and by module
 	place        []int32          // by location: the first that differs in nothing but how it was found
-	funcs        map[funcFile]*pprof.Function
-	nodes        map[pprofStep]*pprofNode
-	last         []pprofGroup // by location: what it was when it was last the frame, so that it is looked up once
+	funcs        map[funcFile]*proto.Function
+	nodes        map[step]*node
+	last         []group // by location: what it was when it was last the frame, so that it is looked up once
 }
 
-// A pprofGroup is a frame, the last, and the calls inlined in it.
-type pprofGroup struct {
+// A group is a frame, the last, and the calls inlined in it.
+type group struct {
 	frames []uint32
-	loc    *pprof.Location
+	loc    *proto.Location
 }
 
 type funcFile struct {
@@ -33,20 +33,20 @@ type funcFile struct {
 	file uint32
 }
 
-// A pprofNode is a frame and some of the calls inlined in it, from the outside in.
-type pprofNode struct {
-	loc *pprof.Location // nil: no stack has just these
+// A node is a frame and some of the calls inlined in it, from the outside in.
+type node struct {
+	loc *proto.Location // nil: no stack has just these
 }
 
-// A pprofStep leads from a node, nil in front of the frame itself, to the next call within.
-type pprofStep struct {
-	outer *pprofNode
+// A step leads from a node, nil in front of the frame itself, to the next call within.
+type step struct {
+	outer *node
 	place int32
 }
 
 // mappings gives out the mappings of p, and one more for each module of the kernel. The first is the executable with
 // the most samples, as pprof expects.
-func (x *pprofLocations) mappings() {
+func (x *locations) mappings() {
 	p := x.p
 	weight := make([]uint64, len(p.Mappings))
 	used := make([]bool, len(p.Modules))
@@ -65,18 +65,18 @@ func (x *pprofLocations) mappings() {
 			main = i
 		}
 	}
-	add := func(v *pprof.Mapping) *pprof.Mapping {
+	add := func(v *proto.Mapping) *proto.Mapping {
 		v.ID = uint64(len(x.out.Mapping) + 1)
 		v.HasFunctions = true
 		x.out.Mapping = append(x.out.Mapping, v)
 		return v
 	}
-	x.user = make([]*pprof.Mapping, len(p.Mappings))
-	x.kernel = make([]*pprof.Mapping, len(p.Modules))
+	x.user = make([]*proto.Mapping, len(p.Mappings))
+	x.kernel = make([]*proto.Mapping, len(p.Modules))
 	user := func(i int) {
 		k := &p.Mappings[i]
 		mod := &p.Modules[k.Module]
-		x.user[i] = add(&pprof.Mapping{Start: k.Lo, Limit: k.Hi, Offset: k.Off, File: utf8Name(mod.Path), BuildID: mod.BuildID})
+		x.user[i] = add(&proto.Mapping{Start: k.Lo, Limit: k.Hi, Offset: k.Off, File: valid(mod.Path), BuildID: mod.BuildID})
 	}
 	if main >= 0 {
 		user(main)
@@ -88,16 +88,16 @@ func (x *pprofLocations) mappings() {
 	}
 	for i := range p.Modules {
 		if mod := &p.Modules[i]; mod.Kernel && used[i] {
-			x.kernel[i] = add(&pprof.Mapping{Start: kernelStart, Limit: 1<<64 - 1, Offset: kernelStart, File: utf8Name(mod.Path), BuildID: mod.BuildID})
+			x.kernel[i] = add(&proto.Mapping{Start: kernelStart, Limit: 1<<64 - 1, Offset: kernelStart, File: valid(mod.Path), BuildID: mod.BuildID})
 		}
 	}
 }
 
 // places finds the locations that are one to pprof.
-func (x *pprofLocations) places() {
+func (x *locations) places() {
 	seen := map[profile.Loc]int32{}
 	x.place = make([]int32, len(x.p.Locs))
-	x.last = make([]pprofGroup, len(x.p.Locs))
+	x.last = make([]group, len(x.p.Locs))
 	for i, l := range x.p.Locs {
 		l.How = 0
 		first, ok := seen[l]
@@ -110,8 +110,8 @@ func (x *pprofLocations) places() {
 }
 
 // stack returns a stack's locations.
-func (x *pprofLocations) stack(frames []uint32) []*pprof.Location {
-	out := make([]*pprof.Location, 0, len(frames))
+func (x *locations) stack(frames []uint32) []*proto.Location {
+	out := make([]*proto.Location, 0, len(frames))
 	for len(frames) > 0 {
 		n := 1
 		for n < len(frames) && x.p.Locs[frames[n-1]].Inlined {
@@ -124,21 +124,21 @@ func (x *pprofLocations) stack(frames []uint32) []*pprof.Location {
 }
 
 // location returns the location of a group.
-func (x *pprofLocations) location(group []uint32) *pprof.Location {
-	g := &x.last[group[len(group)-1]]
-	if !slices.Equal(g.frames, group) {
-		*g = pprofGroup{group, x.find(group)}
+func (x *locations) location(frames []uint32) *proto.Location {
+	g := &x.last[frames[len(frames)-1]]
+	if !slices.Equal(g.frames, frames) {
+		*g = group{frames, x.find(frames)}
 	}
 	return g.loc
 }
 
-func (x *pprofLocations) find(group []uint32) *pprof.Location {
-	var at *pprofNode
+func (x *locations) find(group []uint32) *proto.Location {
+	var at *node
 	for _, f := range slices.Backward(group) {
-		step := pprofStep{at, x.place[f]}
-		if at = x.nodes[step]; at == nil {
-			at = &pprofNode{}
-			x.nodes[step] = at
+		next := step{at, x.place[f]}
+		if at = x.nodes[next]; at == nil {
+			at = &node{}
+			x.nodes[next] = at
 		}
 	}
 	if at.loc != nil {
@@ -149,7 +149,7 @@ func (x *pprofLocations) find(group []uint32) *pprof.Location {
 	if l.Mapping >= 0 {
 		m = x.user[l.Mapping]
 	}
-	at.loc = &pprof.Location{ID: uint64(len(x.out.Location) + 1), Mapping: m, Address: l.Addr}
+	at.loc = &proto.Location{ID: uint64(len(x.out.Location) + 1), Mapping: m, Address: l.Addr}
 	for _, f := range group {
 		at.loc.Line = append(at.loc.Line, x.line(&x.p.Locs[f]))
 	}
@@ -162,7 +162,7 @@ func (x *pprofLocations) find(group []uint32) *pprof.Location {
 	return at.loc
 }
 
-func (x *pprofLocations) line(l *profile.Loc) pprof.Line {
+func (x *locations) line(l *profile.Loc) proto.Line {
 	k := funcFile{l.Func, l.File}
 	fn := x.funcs[k]
 	if fn == nil {
@@ -171,9 +171,9 @@ func (x *pprofLocations) line(l *profile.Loc) pprof.Line {
 		if linkage == "" {
 			linkage = f.Name
 		}
-		fn = &pprof.Function{ID: uint64(len(x.out.Function) + 1), Name: utf8Name(f.Name), SystemName: utf8Name(linkage), Filename: utf8Name(x.p.File(l))}
+		fn = &proto.Function{ID: uint64(len(x.out.Function) + 1), Name: valid(f.Name), SystemName: valid(linkage), Filename: valid(x.p.File(l))}
 		x.funcs[k] = fn
 		x.out.Function = append(x.out.Function, fn)
 	}
-	return pprof.Line{Function: fn, Line: int64(l.Line), Column: int64(l.Column)}
+	return proto.Line{Function: fn, Line: int64(l.Line), Column: int64(l.Column)}
 }

@@ -1,4 +1,4 @@
-package report
+package pprof
 
 import (
 	"bufio"
@@ -12,8 +12,8 @@ import (
 // Bounds of a pprof profile. Those of real programs inflate to 3 to 20 times their size, and take 5 to 20 times that in memory: most where
 // short stacks have labels.
 const (
-	maxPprof    = 1 << 28 // bytes after decompression
-	freePprof   = 1 << 24 // bytes that may be inflated from anything
+	maxSize     = 1 << 28 // bytes after decompression
+	freeSize    = 1 << 24 // bytes that may be inflated from anything
 	maxInflate  = 100     // bytes for each compressed one, beyond these
 	freeParsed  = 1 << 26 // bytes of memory that anything may take
 	maxParsed   = 32      // bytes for each inflated one, beyond these
@@ -49,14 +49,14 @@ func inflate(r io.Reader) ([]byte, error) {
 	var b []byte
 	for {
 		if cap(b)-len(b) < 1<<16 {
-			b = append(make([]byte, 0, min(2*len(b)+1<<17, maxPprof+1<<17)), b...)
+			b = append(make([]byte, 0, min(2*len(b)+1<<17, maxSize+1<<17)), b...)
 		}
 		n, err := from.Read(b[len(b):min(cap(b), len(b)+1<<20)])
 		b = b[:len(b)+n]
 		switch {
-		case len(b) > maxPprof:
-			return nil, fmt.Errorf("more than %d MiB", maxPprof>>20)
-		case compressed && int64(len(b)) > freePprof+maxInflate*in.n:
+		case len(b) > maxSize:
+			return nil, fmt.Errorf("more than %d MiB", maxSize>>20)
+		case compressed && int64(len(b)) > freeSize+maxInflate*in.n:
 			return nil, fmt.Errorf("%d KiB inflate to %d MiB and more: no profile does that", in.n>>10, len(b)>>20)
 		case err == io.EOF:
 			return b, nil

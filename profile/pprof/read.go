@@ -1,4 +1,4 @@
-package report
+package pprof
 
 import (
 	"bytes"
@@ -13,16 +13,16 @@ import (
 	"strings"
 	"time"
 
-	pprof "github.com/google/pprof/profile"
+	proto "github.com/google/pprof/profile"
 
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
 )
 
-// ReadPprof reads a profile in pprof's format, compressed or not. From profiles that Pprof wrote it restores
+// Read reads a profile in pprof's format, compressed or not. From profiles that Write wrote it restores
 // all that reports need; what is missing in others shows as unknown. Negative values, which only
 // differences of profiles have, are counted as damaged and left out.
-func ReadPprof(r io.Reader) (*profile.Profile, error) {
+func Read(r io.Reader) (*profile.Profile, error) {
 	b, err := inflate(r)
 	if err != nil {
 		return nil, fmt.Errorf("pprof: %w", err)
@@ -40,7 +40,7 @@ func ReadPprof(r io.Reader) (*profile.Profile, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pprof: %w", err)
 	}
-	in, err := pprof.ParseUncompressed(b)
+	in, err := proto.ParseUncompressed(b)
 	if err == nil {
 		err = in.CheckValid()
 	}
@@ -48,7 +48,7 @@ func ReadPprof(r io.Reader) (*profile.Profile, error) {
 		return nil, fmt.Errorf("pprof: %w", err)
 	}
 	// Locations are small in the file, and calls inlined in them are written once only.
-	return fromPprof(in, min(16*len(b)+1<<16, maxExpanded))
+	return fromProto(in, min(16*len(b)+1<<16, maxExpanded))
 }
 
 // values says which of a sample's values mean what.
@@ -57,7 +57,7 @@ type values struct {
 	events []int
 }
 
-func pprofValues(in *pprof.Profile, p *profile.Profile, ours bool) values {
+func valuesOf(in *proto.Profile, p *profile.Profile, ours bool) values {
 	v := values{count: -1}
 	for i, t := range in.SampleType {
 		if t.Type == "samples" && t.Unit == "count" {
@@ -65,7 +65,7 @@ func pprofValues(in *pprof.Profile, p *profile.Profile, ours bool) values {
 		}
 	}
 	if v.count < 0 {
-		v.count = slices.IndexFunc(in.SampleType, func(t *pprof.ValueType) bool { return t.Unit == "count" })
+		v.count = slices.IndexFunc(in.SampleType, func(t *proto.ValueType) bool { return t.Unit == "count" })
 	}
 	for i := range in.SampleType {
 		if i != v.count && ours {
@@ -74,7 +74,7 @@ func pprofValues(in *pprof.Profile, p *profile.Profile, ours bool) values {
 	}
 	if len(v.events) == 0 && len(in.SampleType) > 0 {
 		// One value of several: the one that is shown first.
-		i := slices.IndexFunc(in.SampleType, func(t *pprof.ValueType) bool { return t.Type == in.DefaultSampleType })
+		i := slices.IndexFunc(in.SampleType, func(t *proto.ValueType) bool { return t.Type == in.DefaultSampleType })
 		if i < 0 {
 			i = len(in.SampleType) - 1
 		}
@@ -91,18 +91,18 @@ func pprofValues(in *pprof.Profile, p *profile.Profile, ours bool) values {
 	return v
 }
 
-// fromPprof makes a profile of at most so many frames.
-func fromPprof(in *pprof.Profile, most int) (*profile.Profile, error) {
+// fromProto makes a profile of at most so many frames.
+func fromProto(in *proto.Profile, most int) (*profile.Profile, error) {
 	p := &profile.Profile{Info: profile.Info{Duration: time.Duration(max(in.DurationNanos, 0))}}
 	if in.TimeNanos != 0 {
 		p.Start = time.Unix(0, in.TimeNanos)
 	}
 	ours := readComments(in.Comments, p)
 	p.Totals.NoStops = !ours
-	v := pprofValues(in, p, ours)
+	v := valuesOf(in, p, ours)
 
 	modules := map[[2]string]int32{}
-	module := func(m *pprof.Mapping) int32 {
+	module := func(m *proto.Mapping) int32 {
 		var k [2]string
 		if m != nil {
 			k = [2]string{m.File, m.BuildID}
@@ -120,7 +120,7 @@ func fromPprof(in *pprof.Profile, most int) (*profile.Profile, error) {
 		return i
 	}
 	module(nil)
-	maps := map[*pprof.Mapping]int32{}
+	maps := map[*proto.Mapping]int32{}
 	for _, m := range in.Mapping {
 		mod := module(m)
 		if p.Modules[mod].Kernel || m.File == "" {
@@ -161,7 +161,7 @@ func fromPprof(in *pprof.Profile, most int) (*profile.Profile, error) {
 		return i
 	}
 	// A location of pprof with inlined functions becomes one location for each of them.
-	locs := map[*pprof.Location][]uint32{}
+	locs := map[*proto.Location][]uint32{}
 	for _, l := range in.Location {
 		mod := module(l.Mapping)
 		loc := profile.Loc{Addr: l.Address, Off: l.Address, Module: mod, Mapping: -1, How: profile.HowUnknown}
@@ -230,7 +230,7 @@ func fromPprof(in *pprof.Profile, most int) (*profile.Profile, error) {
 }
 
 // readValues sets a stack's numbers. It returns false if there are none, or negative ones.
-func readValues(s *pprof.Sample, v values, st *profile.Stack) bool {
+func readValues(s *proto.Sample, v values, st *profile.Stack) bool {
 	if len(v.events) == 0 {
 		return false
 	}
@@ -261,7 +261,7 @@ func count32(n int64) uint32 {
 	return uint32(n)
 }
 
-func number(s *pprof.Sample, label string) int32 {
+func number(s *proto.Sample, label string) int32 {
 	if n := s.NumLabel[label]; len(n) > 0 {
 		return int32(max(min(n[0], 1<<31-1), -1<<31))
 	}
@@ -277,7 +277,7 @@ func parseStop(s string) unwind.Stop {
 	return unwind.NoInfo
 }
 
-// readComments restores what Pprof wrote into comments, and says whether it was Pprof.
+// readComments restores what Write wrote into comments, and says whether it was Write.
 func readComments(lines []string, p *profile.Profile) (ours bool) {
 	for _, c := range lines {
 		if s, ok := strings.CutPrefix(c, "command: "); ok && ours {

@@ -1,13 +1,18 @@
-package report
+// Package pprof reads and writes profiles in pprof's format (profile.proto of github.com/google/pprof). What Write writes of a profile, Read
+// restores, with the counts and how each stack ends; profiles of other tools have less.
+//
+// A profile that is read may be hostile: its size in memory is known before it is parsed, and bounded by the size of what was read.
+package pprof
 
 import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 	"time"
 
-	pprof "github.com/google/pprof/profile"
+	proto "github.com/google/pprof/profile"
 	"github.com/klauspost/compress/gzip"
 
 	"github.com/unspool/unspool/profile"
@@ -20,12 +25,12 @@ const (
 	countsPrefix  = "unspool counts:"
 )
 
-// Pprof writes p in pprof's format (profile.proto), compressed. Sample types are samples/count and one for each
+// Write writes p in pprof's format (profile.proto), compressed. Sample types are samples/count and one for each
 // event: cpu/nanoseconds for clocks, else its name and unit. Samples have the labels comm, pid, tid, and stop where a stack is
 // not whole; the counts are in comments. An address is that of the first process that mapped the file.
-func Pprof(w io.Writer, p *profile.Profile, _ Options) error {
-	out := &pprof.Profile{
-		SampleType:    []*pprof.ValueType{{Type: "samples", Unit: "count"}},
+func Write(w io.Writer, p *profile.Profile) error {
+	out := &proto.Profile{
+		SampleType:    []*proto.ValueType{{Type: "samples", Unit: "count"}},
 		DurationNanos: int64(p.Duration / time.Nanosecond),
 		Comments:      comments(p),
 	}
@@ -38,30 +43,30 @@ func Pprof(w io.Writer, p *profile.Profile, _ Options) error {
 	}
 	if len(p.Events) == 1 && p.Totals.Samples > 0 && !p.Waits() { // waits have no rate
 		out.PeriodType = out.SampleType[1]
-		out.Period = clampInt64(p.Totals.Period / p.Totals.Samples)
+		out.Period = clamp(p.Totals.Period / p.Totals.Samples)
 	}
-	locs := pprofLocations{p: p, out: out, funcs: map[funcFile]*pprof.Function{}, nodes: map[pprofStep]*pprofNode{}}
+	locs := locations{p: p, out: out, funcs: map[funcFile]*proto.Function{}, nodes: map[step]*node{}}
 	locs.mappings()
 	locs.places()
-	labels := map[pprofLabels]*pprof.Sample{}
-	samples := make([]pprof.Sample, len(p.Stacks))
-	out.Sample = make([]*pprof.Sample, len(p.Stacks))
+	like := map[labels]*proto.Sample{} // nothing but labels
+	samples := make([]proto.Sample, len(p.Stacks))
+	out.Sample = make([]*proto.Sample, len(p.Stacks))
 	for i := range p.Stacks {
 		s := &p.Stacks[i]
-		key := pprofLabels{comm: s.Comm, pid: s.PID, tid: s.TID}
+		key := labels{comm: s.Comm, pid: s.PID, tid: s.TID}
 		if s.Stop != unwind.Outermost && !p.Totals.NoStops {
 			key.stop = s.Stop.String()
 		}
-		like := labels[key]
-		if like == nil {
-			like = key.sample()
-			labels[key] = like
+		l := like[key]
+		if l == nil {
+			l = key.sample()
+			like[key] = l
 		}
 		v := &samples[i]
-		v.Value, v.Location, v.Label, v.NumLabel = make([]int64, len(out.SampleType)), locs.stack(s.Frames), like.Label, like.NumLabel
-		v.Value[0] = clampInt64(s.Count)
+		v.Value, v.Location, v.Label, v.NumLabel = make([]int64, len(out.SampleType)), locs.stack(s.Frames), l.Label, l.NumLabel
+		v.Value[0] = clamp(s.Count)
 		if e := int(s.Event) + 1; e > 0 && e < len(v.Value) {
-			v.Value[e] = clampInt64(s.Period)
+			v.Value[e] = clamp(s.Period)
 		}
 		out.Sample[i] = v
 	}
@@ -76,17 +81,17 @@ func Pprof(w io.Writer, p *profile.Profile, _ Options) error {
 	return errors.Join(out.WriteUncompressed(z), z.Close())
 }
 
-// A pprofLabels is what a sample is labelled with. Many samples have the same, and share them.
-type pprofLabels struct {
+// labels are what a sample is labelled with. Many samples have the same, and share them.
+type labels struct {
 	comm, stop string // "": none
 	pid, tid   int32
 }
 
 // sample returns a sample with nothing but labels.
-func (l *pprofLabels) sample() *pprof.Sample {
-	v := &pprof.Sample{Label: map[string][]string{}, NumLabel: map[string][]int64{}}
+func (l *labels) sample() *proto.Sample {
+	v := &proto.Sample{Label: map[string][]string{}, NumLabel: map[string][]int64{}}
 	if l.comm != "" {
-		v.Label["comm"] = []string{utf8Name(l.comm)}
+		v.Label["comm"] = []string{valid(l.comm)}
 	}
 	if l.stop != "" {
 		v.Label["stop"] = []string{l.stop}
@@ -97,15 +102,18 @@ func (l *pprofLabels) sample() *pprof.Sample {
 	return v
 }
 
-// utf8Name returns s with bytes that are not UTF-8 replaced: strings of protocol buffers must be valid.
-func utf8Name(s string) string { return strings.ToValidUTF8(s, "\ufffd") }
+// clamp returns n as far as the format has room for it.
+func clamp(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
+
+// valid returns s with bytes that are not UTF-8 replaced: strings of protocol buffers must be valid.
+func valid(s string) string { return strings.ToValidUTF8(s, "\ufffd") }
 
 // eventTypes returns one sample type for each event, no two with the same name.
-func eventTypes(p *profile.Profile) []*pprof.ValueType {
+func eventTypes(p *profile.Profile) []*proto.ValueType {
 	used := map[string]bool{"samples": true}
-	var out []*pprof.ValueType
+	var out []*proto.ValueType
 	for _, e := range p.Events {
-		name := eventBase(e.Name)
+		name := e.Base()
 		if e.Unit == "nanoseconds" && e.Name != profile.OffCPU {
 			name = "cpu"
 		}
@@ -116,7 +124,7 @@ func eventTypes(p *profile.Profile) []*pprof.ValueType {
 			name += "'"
 		}
 		used[name] = true
-		out = append(out, &pprof.ValueType{Type: utf8Name(name), Unit: e.Unit})
+		out = append(out, &proto.ValueType{Type: valid(name), Unit: e.Unit})
 	}
 	return out
 }
@@ -127,7 +135,7 @@ func isExecutable(m *profile.Module) bool {
 	return !m.Kernel && m.Path != "" && base[0] != '[' && !strings.HasSuffix(base, ".so") && !strings.Contains(base, ".so.") && !strings.HasPrefix(m.Path, "//")
 }
 
-// comments returns the counts twice, for people and for ReadPprof.
+// comments returns the counts twice, for people and for Read.
 func comments(p *profile.Profile) []string {
 	var b strings.Builder
 	b.WriteString(countsPrefix)
@@ -143,12 +151,12 @@ func comments(p *profile.Profile) []string {
 	}
 	l := &p.Loss
 	fmt.Fprintf(&b, " lost=%d throttled=%d skipped=%d damaged=%d", l.Samples, l.Throttles, l.Skipped, l.Damaged)
-	out := []string{commentPrefix + headline(p), b.String()}
+	out := []string{commentPrefix + p.Headline(), b.String()}
 	if p.Command != "" {
-		out = append(out, "command: "+utf8Name(p.Command))
+		out = append(out, "command: "+valid(p.Command))
 	}
 	if p.Host != "" {
-		out = append(out, "host: "+utf8Name(p.Host))
+		out = append(out, "host: "+valid(p.Host))
 	}
 	return out
 }
