@@ -70,6 +70,11 @@ int on_switch(u64 *ctx)
 	 * the task can have changed since.
 	 */
 	if (!ctx[0] && state && !(state & TASK_DEAD) && (id = ids()) != 0 && wanted((u32)(id >> 32), &p)) {
+		struct blocked *before = bpf_map_lookup_elem(&blocked, &from);
+
+		/* Seldom, the kernel does not trace a switch: the end of this wait is not known. */
+		if (before && before->since)
+			count(FORGOTTEN);
 		w->s.pid = is.pid = (u32)(id >> 32);
 		w->s.tid = is.tid = (u32)id;
 		/* Without this function and who calls it for the tracepoint. */
