@@ -1,9 +1,9 @@
-// Package module opens binary images: a file, mapped, with its segments, sections, symbols and an ID, its machine, address size and
-// byte order. Every range is checked when it is asked for, and nothing is parsed before.
+// Package module opens binary images: a mapped file with its segments, sections, symbols, ID, machine, address size and byte order. Every
+// range is checked when somebody asks for it, and nothing is parsed before.
 //
-// What is special to ELF stays in this package (System V ABI, chapters 4 and 5; the GNU and Linux extensions in use): files of another
-// format would become an Image in the same way. Both classes and byte orders are read, and files without section headers. Errors have the file's
-// name and an offset. The package does not know what sections mean.
+// An Image shows nothing of ELF (System V ABI, chapters 4 and 5; the GNU and Linux extensions in use). A file of another format would become
+// an Image in the same way. The package reads both classes and byte orders, and files without section headers. Errors have the file's name
+// and an offset. The package does not interpret the contents of sections.
 package module
 
 import (

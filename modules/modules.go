@@ -1,5 +1,5 @@
-// Package modules makes walkable code of files: it opens what a process maps, gets its table from a store, and adds
-// what tables do not say, which is where stacks begin and where procedure linkage tables lie.
+// Package modules makes walkable code of files. It opens the files that a process maps, and gets their tables from a store. It adds two
+// facts that tables lack: where stacks begin, and where procedure linkage tables lie.
 package modules
 
 import (

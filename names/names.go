@@ -1,13 +1,13 @@
 // Package names decides how an address is named. A module and offsets in its file come in, or addresses of the kernel; functions, lines and
-// inlined calls go out (profile.Namer). What a name comes from, in order of preference:
+// inlined calls go out (profile.Namer). It tries these sources, in this order:
 //
-//   - symbols of the module's file, of its separate debug file, which may come from a debuginfod, or of a Go program (package symbol);
-//   - for code that a process made, the map or the dump that it wrote (package symbol/jit);
-//   - the names that a recording brought with it (Import);
-//   - for a file that is gone, the names that were kept when it was recorded (Collect, Save);
+//   - symbols of the module's file, of its separate debug file (also from debuginfod), or of a Go program (package symbol);
+//   - for code made by a process, the map or the dump that the process wrote (package symbol/jit);
+//   - the names in the recording (Import);
+//   - for a deleted file, the names kept when it was recorded (Collect, Save);
 //   - for code without a name, the start of its function, from unwind information.
 //
-// Nothing is printed here: Notes, KernelNote and Hints return what a reader of names should know.
+// The package prints nothing: Notes, KernelNote and Hints return messages for readers of names.
 package names
 
 import (

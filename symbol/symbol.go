@@ -1,13 +1,17 @@
-// Package symbol names addresses: link-time addresses in modules come in; function names go out, as the
-// symbol tables have them (System V ABI, chapter 4, "Symbol Table") and demangled, and lines with inlined calls.
+// Package symbol names addresses. Link-time addresses in modules come in; function names go out, as the symbol tables have them (System V
+// ABI, chapter 4, "Symbol Table") and demangled, with lines and inlined calls.
 //
-// Names come from a file's .symtab; else from that of its separate debug file, which is found by build ID, by
-// .gnu_debuglink, or fetched; else from .dynsym, the .symtab inside .gnu_debugdata, and a Go program's own table.
-// Entries of procedure linkage tables are named after what they jump to. The kernel's names come from
-// /proc/kallsyms. An address is named only by a function that contains it.
+// Names come from the first of these that exists:
 //
-// Lines and inlined calls (Table.Places) come from debug information in the file or its separate debug file (package
-// symbol/debuginfo), and where there is none from a Go program's own table (package symbol/gosym).
+//   - the file's .symtab;
+//   - the .symtab of its separate debug file, found by build ID, by .gnu_debuglink, or fetched;
+//   - .dynsym, the .symtab inside .gnu_debugdata, and a Go program's own table.
+//
+// An entry of a procedure linkage table is named after its target. The kernel's names come from /proc/kallsyms. Only a function that
+// contains an address names it.
+//
+// Lines and inlined calls (Table.Places) come from debug information in the file or in its separate debug file (package symbol/debuginfo).
+// Without debug information, they come from a Go program's own table (package symbol/gosym).
 package symbol
 
 import (

@@ -1,5 +1,5 @@
-// Package kept reads and writes files of the user's cache: what costs time to find, and can be found again. A file is whole or absent, and a file
-// that cannot be written costs time only, so only Save returns an error. What is read may be damaged: its reader checks it.
+// Package kept reads and writes files of the user's cache: results that take time to find, and can be found again. A file is whole or
+// absent. A file that cannot be written costs only time, so only Save returns an error. A kept file may be damaged: its reader checks it.
 package kept
 
 import (

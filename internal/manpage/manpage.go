@@ -1,5 +1,5 @@
-// Package manpage makes manual pages of commands and their flags, in the macros of man(7). What cobra's own generator makes goes through Markdown,
-// where text of a command, such as * or <, is markup.
+// Package manpage makes manual pages of commands and their flags, in the macros of man(7). cobra's own generator goes through Markdown,
+// where characters of a command's text, such as * or <, are markup.
 package manpage
 
 import (

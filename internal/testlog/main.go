@@ -1,8 +1,8 @@
-// Command testlog runs go test, prints what it prints, then the ten slowest tests, and at the end one line of what was skipped and why:
+// Command testlog runs go test and prints its output, then the ten slowest tests, and at the end one line of skipped tests with reasons:
 //
 //	testlog go test ./...
 //
-// It says first how long that took the last time. Its exit status is that of go test.
+// First, it prints the duration of the last run. Its exit status is go test's.
 package main
 
 import (

@@ -1,10 +1,9 @@
-// Package corefile reads core dumps: ELF files of type ET_CORE of x86-64 and AArch64 Linux, as the kernel and gdb's
-// gcore write them. A file comes in, a source.Process comes out: its threads with their registers, its memory, and the
-// files that it had mapped, as far as the very same ones are found.
+// Package corefile reads core dumps: ELF files of type ET_CORE of x86-64 and AArch64 Linux, written by the kernel or by gdb's gcore. A file
+// comes in; a source.Process goes out, with threads, registers, memory, and the mapped files that are still the same.
 //
-// A file is the same if the build ID in the core's memory, where the kernel puts the first page of every ELF file, is
-// that of the file; one that has changed is not used, and a note says so. Memory that the core lacks is read from
-// the files where they were mapped without permission to write; what could have been written is never made up.
+// The kernel puts the first page of every mapped ELF file into the core. A file is the same if its build ID is the one in that page. A
+// changed file is not used, and a note says so. Memory missing from the core is read from the mapped files, where the mapping was not
+// writable. Missing writable memory is never made up.
 //
 // The layouts are those of the kernel's fs/binfmt_elf.c and include/linux/elfcore.h, and of the System V ABI.
 package corefile

@@ -1,11 +1,10 @@
-// Package debuginfo finds lines and inlined functions of link-time addresses in the DWARF debug information of one file:
-// versions 2 to 5 in either byte order, sections compressed or not, split units in .dwo files and .dwp packages, and
-// alternate files as dwz makes them (DWARF 5, sections 2.17, 3.3, 6.1.2, 6.2, 7.3, 7.5; GNU's forerunners of them).
+// Package debuginfo finds lines and inlined calls of link-time addresses in the DWARF debug information of one file. It reads versions 2 to
+// 5 in either byte order, compressed sections, split units in .dwo files and .dwp packages, and dwz's alternate files (DWARF 5, sections
+// 2.17, 3.3, 6.1.2, 6.2, 7.3, 7.5; GNU's forerunners of them).
 //
-// Nothing is read before it is asked for: addresses lead to units by .debug_aranges, or else by the units' own DIEs; the
-// functions of a unit are listed when the first of its addresses comes, and what is inlined into a function when one of its
-// own does. Answers are llvm-symbolizer's. Relocatable files other than .dwo are not for this package: their sections would
-// have to be relocated.
+// Nothing is read before somebody asks for it. Addresses lead to units by .debug_aranges, or by the units' own DIEs. The first address in a
+// unit has the unit's functions listed; the first address in a function has its inlined calls read. Answers are llvm-symbolizer's. The
+// package does not relocate sections, so it reads no relocatable files except .dwo.
 package debuginfo
 
 import (

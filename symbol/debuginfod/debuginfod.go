@@ -1,9 +1,9 @@
-// Package debuginfod fetches debug files from debuginfod servers, by build ID, and keeps them in the cache directory that it shares with
-// elfutils and all that use its library (debuginfod_find_debuginfo(3), "ENVIRONMENT VARIABLES" and "CACHE"; debuginfod(8), "WEBAPI").
+// Package debuginfod fetches debug files from debuginfod servers, by build ID. It keeps them in elfutils' cache directory, which all users
+// of elfutils' library share (debuginfod_find_debuginfo(3), "ENVIRONMENT VARIABLES" and "CACHE"; debuginfod(8), "WEBAPI").
 //
-// Servers can hang, lie and never end. A redirection is followed to the same host only, or from http to https there: another would be asked
-// with this machine's rights. What they send is kept only if it is an ELF file with the build ID that was asked for; each has a
-// limit on how slow it may be, and one that was too slow or lied is not asked again.
+// Servers can hang, lie and never end. A redirection is followed only to the same host, or there from http to https: a request to another
+// host would use this machine's rights. A file is kept only if it is an ELF file with the requested build ID. Each server must send at
+// a minimum speed. A server that was too slow or lied is not asked again.
 package debuginfod
 
 import (

@@ -1,8 +1,8 @@
-// Package gosym reads the names and lines in the table that every Go program carries for its own run time, stripped or not:
-// pclntab, with its functions, their files and lines, and what was inlined into them.
+// Package gosym reads functions, files, lines and inlined calls from pclntab, the table that every Go program carries for its own run time,
+// stripped or not.
 //
-// Package pclntab finds the table and reads its header; all of that package's layouts are read (Go: runtime/symtab.go,
-// runtime/symtabinl.go, internal/abi/symtab.go). Inlined calls are known since Go 1.18.
+// Package pclntab finds the table and reads its header; gosym reads all layouts that pclntab reads (Go: runtime/symtab.go,
+// runtime/symtabinl.go, internal/abi/symtab.go). Tables have inlined calls since Go 1.18.
 package gosym
 
 import (

@@ -1,9 +1,8 @@
-// Package jit names code that a process made while it ran. Such code is in no file; what made it can write down where it is,
-// in one of two forms: the map that perf reads, /tmp/perf-PID.map, and the dump that perf inject reads, jit-PID.dump
-// (Linux: tools/perf/Documentation/jit-interface.txt, jitdump-specification.txt).
+// Package jit names code that a process made while it ran. No file has such code, but its maker can write down where it is, in two forms:
+// the map for perf, /tmp/perf-PID.map, and the dump for perf inject, jit-PID.dump (Linux: tools/perf/Documentation/jit-interface.txt,
+// jitdump-specification.txt).
 //
-// Code comes, moves and is overwritten: an address can have several names, one after the other. What was written down
-// later wins.
+// Code comes, moves and is overwritten: an address can have several names, one after the other. The latest name wins.
 package jit
 
 import (

@@ -1,6 +1,6 @@
-// Command gen writes what other languages and people need of the compact table's layout: the C header
-// runtime/unspool_table.h, and the tables of docs/TABLE.md, from the constants of layout.go and from rows; and what the walkers in C
-// need of machines, runtime/machine.h, from arch. Nothing is written down twice. It is run by go generate, in emit/compact.
+// Command gen writes files for other languages and for people. From the constants of layout.go and from rows, it writes the compact table's
+// layout: the C header runtime/unspool_table.h, and the tables of docs/TABLE.md. From arch, it writes the machines' facts for the walkers
+// in C, runtime/machine.h. So nothing is written down twice. go generate runs it, in emit/compact.
 package main
 
 import (
