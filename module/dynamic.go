@@ -110,8 +110,8 @@ func relative(typ uint32) bool {
 	return typ == uint32(elf.R_X86_64_RELATIVE) || typ == uint32(elf.R_AARCH64_RELATIVE)
 }
 
-// Rebased calls each with the words of a position-independent program that are set when it is loaded: where they lie, and their
-// values as if the program was loaded where it was linked. 64 bits only.
+// Rebased calls each with the words of a position-independent program that the loader sets: their addresses, and their values as if the
+// program was loaded at its link-time address. 64 bits only.
 func (img *Image) Rebased(each func(at, v uint64)) {
 	if img.typ != elf.ET_DYN || !img.is64 {
 		return
@@ -141,8 +141,8 @@ type Binding struct {
 	Resolver uint64       // without a symbol: the address of the function that chooses, or 0
 }
 
-// Bindings calls each with the bindings of a file of 64 bits that is little-endian, from the last to the first of each table, until it
-// returns false. Linkers put relocations without a symbol in front, and there may be a million: reading stops at them.
+// Bindings calls each with the bindings of a 64-bit little-endian file, from the last to the first of each table, until each returns false.
+// Linkers put relocations without a symbol first, up to a million of them: reading stops at these.
 func (img *Image) Bindings(each func(*Binding) bool) {
 	const size = 24 // Elf64_Rela
 	le := binary.LittleEndian

@@ -14,7 +14,7 @@ import (
 	"github.com/unspool/unspool/arch"
 )
 
-// Known says whether a file that begins with b is of a format that New reads. Four bytes tell.
+// Known says whether New reads files that begin with b. Four bytes are enough.
 func Known(b []byte) bool { return len(b) >= 4 && string(b[:4]) == elf.ELFMAG }
 
 // A progHeader is what a program header says besides a Segment.
@@ -222,7 +222,7 @@ const maxNotes = 4 << 20
 
 func (img *Image) findBuildID() []byte { return img.note(gnuBuildID) }
 
-// GoBuildID returns what Go's linker calls the program; nil where another linker made it, or where the linker was told not to.
+// GoBuildID returns the ID that Go's linker gave the program; nil if another linker made it, or if the linker was told to write no ID.
 func (img *Image) GoBuildID() []byte { return img.note(goBuildID) }
 
 // A noteKind is the owner and the type of a note.

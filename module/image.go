@@ -117,13 +117,13 @@ type Image struct {
 	room    uint64 // bytes that compressed sections may still grow to
 }
 
-// A File is what was known of an image's file when it was opened.
+// A File describes an image's file at the time of opening.
 type File struct {
 	unix.Stat_t
-	Private bool // only root and this user could change it, or put another in its place
+	Private bool // only root and this user could change or replace it
 }
 
-// File returns what is known of the image's file; nil for one in memory.
+// File describes the image's file; nil for an image in memory.
 func (img *Image) File() *File { return img.file }
 
 type inflated struct {
@@ -131,9 +131,8 @@ type inflated struct {
 	err error
 }
 
-// Open maps a file, read-only. Pages are read when they are looked at, so opening costs the same for a
-// file of any size. A file that somebody truncates while it is mapped faults when it is read: use Guard
-// around work on files that others may write.
+// Open maps a file, read-only. Pages are read at first use, so opening costs the same for a file of any size. If somebody truncates a mapped
+// file, reading it faults: use Guard around work on files that others may write.
 func Open(path string) (*Image, error) {
 	f, err := OpenFile(path)
 	if err != nil {
@@ -143,8 +142,8 @@ func Open(path string) (*Image, error) {
 	return Map(f)
 }
 
-// OnDisk says whether the name of a mapping can be a file's, as far as the name tells: devices, System V shared memory and what has no
-// file but a name in /proc/PID/maps or in a recording are none. In /dev/shm are files like others, until they are deleted.
+// OnDisk says whether a mapping's name can be a file's. Devices, System V shared memory, and mappings without a file whose name
+// /proc/PID/maps or a recording invents have no file. /dev/shm has files like others, until they are deleted.
 func OnDisk(name string) bool {
 	if shm, ok := strings.CutPrefix(name, "/dev/shm/"); ok {
 		return !strings.HasSuffix(shm, " (deleted)")
@@ -160,10 +159,10 @@ func OnDisk(name string) bool {
 	return true
 }
 
-// OpenFile opens a regular file to be mapped, and nothing else: opening a device can do something.
+// OpenFile opens a regular file to be mapped. It opens nothing else, because opening a device can have effects.
 func OpenFile(path string) (*os.File, error) { return procfs.Open(path) }
 
-// Map is Open for a file that is open already, which the caller may close afterwards.
+// Map is Open for an open file. The caller may close the file afterwards.
 func Map(f *os.File) (*Image, error) {
 	path := f.Name()
 	st, err := f.Stat()
@@ -197,8 +196,8 @@ func Map(f *os.File) (*Image, error) {
 	return img, nil
 }
 
-// Guard runs f and returns its error. If f reads a page of a mapped file that is no longer there, that is
-// an error too. Goroutines that f starts are not covered.
+// Guard runs f and returns its error. A read beyond the end of a truncated mapped file becomes an error, too. Goroutines that f starts are
+// not covered.
 func Guard(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -246,7 +245,7 @@ func (img *Image) bytes(off, n uint64) ([]byte, bool) {
 	return img.b[off : off+n : off+n], true
 }
 
-// Close unmaps the file. Nothing that came from the image may be used afterwards.
+// Close unmaps the file. No result of the image's methods may be used afterwards.
 func (img *Image) Close() error {
 	if img.unmap == nil {
 		return nil
@@ -271,16 +270,16 @@ func (img *Image) Size() int64             { return int64(len(img.b)) }
 func (img *Image) Bytes() []byte           { return img.b }
 func (img *Image) Segments() []Segment     { return img.segs }
 
-// Reach returns how many bytes a range of the file can have: what of the file is not in holes, and a little more.
+// Reach returns the greatest length of a range in the file: the bytes of the file outside of holes, and a little more.
 func (img *Image) Reach() int64 { return int64(min(uint64(len(img.b)), img.reach)) }
 
-// Sections returns the sections whose headers can be read.
+// Sections returns all sections with readable headers.
 func (img *Image) Sections() []Section { return img.secs }
 
-// SectionsErr says what is wrong with the section headers or their names; nil where nothing is, and where there are none.
+// SectionsErr says what is wrong with the section headers or their names; nil if nothing is wrong, or if the file has none.
 func (img *Image) SectionsErr() error { return img.secsErr }
 
-// Linked says whether addresses are known: object files are not linked yet.
+// Linked says whether the file has link-time addresses; object files have none yet.
 func (img *Image) Linked() bool { return img.typ != elf.ET_REL }
 
 // Interp returns the path of the program interpreter, or "".
@@ -294,8 +293,8 @@ func (img *Image) Interp() string {
 	return ""
 }
 
-// OffToVaddr translates an offset in the file to a link-time address, by the loaded segments. The last one that
-// contains it and is executable is preferred: a page may be mapped twice.
+// OffToVaddr translates an offset in the file to a link-time address, by the loaded segments. Of several segments that contain off, the last
+// executable one is preferred: a page may be mapped twice.
 func (img *Image) OffToVaddr(off uint64) (arch.Vaddr, bool) {
 	var v arch.Vaddr
 	found := false
@@ -328,8 +327,8 @@ func (img *Image) At(v arch.Vaddr, n int) ([]byte, bool) {
 	return b[:n:n], true
 }
 
-// Tail returns the loaded contents from v to the end of its segment's file contents, or as many bytes of them as the file has outside of
-// holes; nil where v is in none.
+// Tail returns the loaded contents from v to the end of its segment's file contents, at most as many bytes as the file has outside of holes.
+// It returns nil if no segment contains v.
 func (img *Image) Tail(v arch.Vaddr) []byte {
 	for i := range img.load {
 		s := &img.load[i]
@@ -346,7 +345,7 @@ func (img *Image) Tail(v arch.Vaddr) []byte {
 	return nil
 }
 
-// Contents returns the bytes that s has in the file. With an error, ErrTruncated, come those that are there.
+// Contents returns the bytes that s has in the file. If the file is too short, it returns the existing bytes with ErrTruncated.
 func (img *Image) Contents(s *Segment) ([]byte, error) {
 	b, ok := img.bytes(s.Off, s.Size)
 	if ok {
@@ -356,11 +355,10 @@ func (img *Image) Contents(s *Segment) ([]byte, error) {
 	return b[:min(uint64(len(b)), s.Size, img.reach)], img.errorf(s.Off, ErrTruncated, "segment %v of %#x bytes", s.elf.typ, s.Size)
 }
 
-// BuildID returns the contents of the NT_GNU_BUILD_ID note, or nil. The result must not be changed; it stays
-// valid when the image is closed.
+// BuildID returns the contents of the NT_GNU_BUILD_ID note, or nil. The caller must not change the result. It stays valid after Close.
 func (img *Image) BuildID() []byte { return img.buildID() }
 
-// Another stands for the build ID of a file that has been recorded without one, and is known not to be the one at its path.
+// Another stands for the build ID of a file that was recorded without a build ID and is known to differ from the file at its path.
 const Another = "another"
 
 // SameBuildID compares build IDs in hex. Records pad short ones with zeros.
@@ -369,8 +367,8 @@ func SameBuildID(a, b string) bool {
 	return trim(a) == trim(b)
 }
 
-// ID names the file: its build ID in hex, or "sha256-" and a hash of its headers and of what unwinding and naming read where it has none. It has
-// no characters but 0-9, a-z and '-'.
+// ID names the file by its build ID in hex. A file without a build ID has "sha256-" and a hash of its headers and of the data that unwinding
+// and naming read. The name has only the characters 0-9, a-z and '-'.
 func (img *Image) ID() string {
 	if id := img.BuildID(); len(id) > 0 && len(id) <= 64 {
 		return hex.EncodeToString(id)

@@ -17,14 +17,14 @@ import (
 	"github.com/unspool/unspool/internal/procroot"
 )
 
-// A Locator finds the files of modules, and opens each once, whoever asks for it. It looks, in this order: below Sysroot; at the path; by build ID
-// in Dirs; in a process that has mapped the file; in the containers that run here. The zero Locator knows no Sysroot and no Dirs. It is safe for
-// concurrent use, once its fields are set.
+// A Locator finds the files of modules, and opens each once for all callers. It looks, in this order: below Sysroot; at the path; by build ID
+// in Dirs; in a process that has mapped the file; in the containers running on this machine. The zero Locator knows no Sysroot and no Dirs.
+// It is safe for concurrent use, once its fields are set.
 type Locator struct {
 	Sysroot string // a root directory; "": none
 
-	// Dirs have files by build ID: .build-id/xx/yyyy, or, as perf buildid-cache keeps them, .build-id/xx/yyyy/elf and debug. None of them counts
-	// as File.Private: whoever makes a program chooses its build ID, and perf run by root makes the copy root's.
+	// Dirs have files by build ID: .build-id/xx/yyyy, or, as perf buildid-cache keeps them, .build-id/xx/yyyy/elf and debug. None of these
+	// files counts as File.Private: the maker of a program chooses its build ID, and perf run by root makes the copy root's.
 	Dirs []string
 
 	// DebugDirs are directories of separate debug files: .build-id/xx/yyyy.debug. nil stands for DebugDir alone.
@@ -57,11 +57,11 @@ type found struct {
 	in  int
 }
 
-// A ReplacedError says that another file than the one that was recorded lies at a path.
+// A ReplacedError says that the file at a path is not the recorded file.
 type ReplacedError struct {
 	Path string
 	Have string // build ID, in hex
-	Want string // what was recorded; Another: not known, but it was not this one
+	Want string // the recorded build ID; Another: unknown, but not Have
 }
 
 func (e *ReplacedError) Error() string {
@@ -71,12 +71,13 @@ func (e *ReplacedError) Error() string {
 	return fmt.Sprintf("%s: the file has changed: build ID %s, recorded %s", e.Path, e.Have, e.Want)
 }
 
-// Find returns the image of the file that is mapped under the name path. buildID is what was recorded, in hex; "" where that is not known; or Another.
-// A file with another build ID is not the one. pid is a process that has it mapped; 0 is none. The image is the Locator's: it stays open until Close.
+// Find returns the image of the file that is mapped under the name path. buildID is the recorded build ID, in hex; "" if unknown; or Another.
+// A file with another build ID is refused. pid is a process that maps the file; 0 is none. The image is the Locator's: it stays open until
+// Close.
 //
-// in is the process in whose root directory the file was found, because no path of this machine leads to it: in a container, or deleted. It is 0 for
-// all other files. A mapping that has no file, such as code that a program wrote, has no image and no error. The error is that of the path, also
-// where the file was in none of the other places: a ReplacedError if another file lies there.
+// in is the process in whose root directory the file was found, because no path of this machine leads to it: a file in a container, or a
+// deleted file. It is 0 for all other files. A mapping without a file, such as code that a program wrote, has no image and no error. If no
+// place has the file, the error is that of the path: a ReplacedError if another file lies there.
 func (l *Locator) Find(path, buildID string, pid int) (img *Image, in int, err error) {
 	key := located{path: path, buildID: buildID}
 	if buildID == "" || buildID == Another {
@@ -108,8 +109,8 @@ func (l *Locator) Find(path, buildID string, pid int) (img *Image, in int, err e
 	return img, in, nil
 }
 
-// Debug returns the separate debug file with a build ID, in hex; nil where there is none. The image is the Locator's: it stays open until Close. An
-// error says what is wrong with a file that is there, also where another place had the right one.
+// Debug returns the separate debug file with a build ID, in hex; nil if there is none. The image is the Locator's: it stays open until Close.
+// An error says what is wrong with an existing file, even if another place had the right one.
 func (l *Locator) Debug(buildID string) (img *Image, err error) {
 	if _, bad := hex.DecodeString(buildID); bad != nil || len(buildID) < 4 {
 		return nil, nil
@@ -148,7 +149,7 @@ func (l *Locator) Debug(buildID string) (img *Image, err error) {
 	return nil, err
 }
 
-// HasBuildID returns an error if an image has another build ID than that one, in hex, or none.
+// HasBuildID returns an error unless the image has this build ID, in hex.
 func HasBuildID(img *Image, buildID string) error {
 	if have := hex.EncodeToString(img.BuildID()); !SameBuildID(have, buildID) {
 		return fmt.Errorf("%s: it has build ID %q, not %s", img.Name(), have, buildID)
@@ -223,7 +224,7 @@ func replaced(path string, img *Image, buildID string) error {
 	return nil
 }
 
-// OpenMapped opens the file that is mapped under a name; nil for mappings that have none, such as code that a program wrote.
+// OpenMapped opens the file that is mapped under a name. It returns nil for a mapping without a file, such as code that a program wrote.
 func OpenMapped(name string) (*Image, error) {
 	switch {
 	case name == "[vdso]":

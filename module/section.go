@@ -13,8 +13,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Section returns the first section of that name, or nil. A ".debug_" section that is there only in the
-// old compressed form, ".zdebug_", is found too.
+// Section returns the first section with this name, or nil. For a ".debug_" section, it also finds the old compressed form, ".zdebug_".
 func (img *Image) Section(name string) *Section {
 	var old *Section
 	for i := range img.secs {
@@ -40,8 +39,7 @@ const (
 // inflating is how many bytes the expanded sections of all images have.
 var inflating atomic.Int64
 
-// Data returns the contents of s, decompressed where they are compressed, and nil for one that occupies
-// no bytes in the file. The result must not be changed.
+// Data returns the contents of s, decompressed; nil for a section without bytes in the file. The caller must not change the result.
 func (img *Image) Data(s *Section) ([]byte, error) {
 	if s.Empty {
 		return nil, nil

@@ -20,17 +20,17 @@ type Symbol struct {
 	Dynamic bool // from the dynamic symbol table
 }
 
-// A SymbolKind says what a symbol names. Others than these have ELF's numbers.
+// A SymbolKind says what a symbol names. All other kinds have ELF's numbers.
 type SymbolKind uint8
 
 const (
 	Unmarked SymbolKind = SymbolKind(elf.STT_NOTYPE)
 	Object   SymbolKind = SymbolKind(elf.STT_OBJECT)
 	Func     SymbolKind = SymbolKind(elf.STT_FUNC)
-	IFunc    SymbolKind = SymbolKind(elf.STT_GNU_IFUNC) // a function that chooses the function
+	IFunc    SymbolKind = SymbolKind(elf.STT_GNU_IFUNC) // a function that chooses the implementation
 )
 
-// A Bind says who sees a symbol. Others than these have ELF's numbers.
+// A Bind says who sees a symbol. All other bindings have ELF's numbers.
 type Bind uint8
 
 const (
@@ -39,16 +39,16 @@ const (
 	Weak   Bind = Bind(elf.STB_WEAK)
 )
 
-// A SectionIndex is the number of the section that a symbol is in.
+// A SectionIndex is the number of a symbol's section.
 type SectionIndex uint16
 
-// Defined says whether the symbol is in a section of its file: it is not one that another file has, nor a mere number.
+// Defined says whether the symbol is in a section of its own file: not in another file, and not a mere number.
 func (i SectionIndex) Defined() bool {
 	x := elf.SectionIndex(i)
 	return x != elf.SHN_UNDEF && (x < elf.SHN_LORESERVE || x == elf.SHN_XINDEX)
 }
 
-// A SymbolTable is a symbol table as it lies in the file. Without Entries it is empty, and Add can add to it.
+// A SymbolTable is a symbol table with the bytes of the file. Without Entries it is empty, and Add can add to it.
 type SymbolTable struct {
 	Entries, Names []byte
 	Order          binary.ByteOrder
@@ -56,7 +56,7 @@ type SymbolTable struct {
 	Thumb          bool // bit 0 of a value is no part of the address (ELF for the Arm Architecture, section 5.5.3)
 }
 
-// A SymbolEntry is a symbol whose name was not read: Name is the offset of the name in Names.
+// A SymbolEntry is a symbol with an unread name: Name is the name's offset in Names.
 type SymbolEntry struct {
 	Name    uint32
 	Kind    SymbolKind
@@ -100,7 +100,7 @@ func (t *SymbolTable) At(i int) (e SymbolEntry) {
 	return e
 }
 
-// Add appends a symbol to a table of 64 bits that is little-endian.
+// Add appends a symbol to a 64-bit little-endian table.
 func (t *SymbolTable) Add(name string, e SymbolEntry) {
 	le := binary.LittleEndian
 	t.Entries = le.AppendUint32(t.Entries, uint32(len(t.Names)))
@@ -149,8 +149,8 @@ func (img *Image) symbolTable(i uint32) (SymbolTable, bool) {
 // very long name would take forever.
 const maxName = 1 << 14
 
-// Symbols yields the symbols of .symtab, and then those of the dynamic symbol table, which is found without
-// section headers too. It returns what was wrong with a table after yielding its good part.
+// Symbols yields the symbols of .symtab, then those of the dynamic symbol table, which it finds without section headers, too. If a table is
+// damaged, Symbols yields the good part and returns an error.
 func (img *Image) Symbols(yield func(Symbol) bool) error {
 	var first error
 	note := func(err error) {

@@ -20,10 +20,9 @@ import (
 	"github.com/unspool/unspool/unwind"
 )
 
-// A Set makes the modules of address spaces: each file once, however many processes map it. It is
-// safe for concurrent use.
+// A Set makes the modules of address spaces. A file that many processes map is one module. It is safe for concurrent use.
 type Set struct {
-	// Files finds the modules' files and keeps them open. Its fields, or another one, are to be set before the first module is asked for.
+	// Files finds the modules' files and keeps them open. Set its fields, or another Locator, before the first call of Module.
 	Files *module.Locator
 
 	store  *store.Store
@@ -46,8 +45,7 @@ const (
 // Steppers are the names that ByName takes.
 var Steppers = []string{"compact", "native", "rows"}
 
-// ByName returns a Set by what finds and applies its rules: compact tables (New), machine code (Native), or rows
-// (Interpreted).
+// ByName returns a Set by the name of its stepper: compact tables (New), machine code (Native), or rows (Interpreted).
 func ByName(stepper string) (*Set, error) {
 	switch stepper {
 	case "compact":
@@ -60,15 +58,15 @@ func ByName(stepper string) (*Set, error) {
 	return nil, fmt.Errorf("%q is none of %s", stepper, strings.Join(Steppers, ", "))
 }
 
-// New returns a Set whose tables are kept in the user's cache. A cache that cannot be used is no obstacle: then
-// tables are built in memory, and CacheErr says why.
+// New returns a Set whose tables are kept in the user's cache. If the cache cannot be used, tables are built in memory, and CacheErr has the
+// reason.
 func New() *Set {
 	st, err := store.Open("")
 	return newSet(&Set{store: st, opened: err})
 }
 
-// Native returns a Set whose modules are walked by machine code, which is kept in the user's cache as tables are. It is
-// for x86-64 only: other modules have no rules, and say why.
+// Native returns a Set whose modules are walked by machine code. The code is kept in the user's cache. It is for x86-64 only: modules of
+// other machines have no rules, and an error with the reason.
 func Native() *Set {
 	s := New()
 	s.kind = natives
@@ -83,7 +81,7 @@ func newSet(s *Set) *Set {
 	return s
 }
 
-// CacheErr returns why tables could not be kept on disk; nil if they could, or none had to.
+// CacheErr returns the error that prevented keeping a table on disk; nil if there was none.
 func (s *Set) CacheErr() error {
 	if s.opened != nil || s.store == nil {
 		return s.opened
@@ -91,7 +89,7 @@ func (s *Set) CacheErr() error {
 	return s.store.Err()
 }
 
-// CacheDir returns the directory that tables are kept in, which is this user's alone; "" if they are not kept.
+// CacheDir returns the directory of the kept tables, which belongs to this user alone; "" if tables are not kept.
 func (s *Set) CacheDir() string {
 	if s.store == nil {
 		return ""
@@ -111,8 +109,8 @@ func (s *Set) Close() error {
 	return err
 }
 
-// Module returns the module of a file by its path, as a process sees it, and its hex build ID, which may be empty: then it is that of the
-// file which lies there now. Where that is another file, or none, a container may have it.
+// Module returns the module of a file by its path, as a process sees it, and its build ID in hex. With an empty build ID, the file now at the
+// path is the right one. If the path has another file, or none, a container may have the file.
 func (s *Set) Module(path, buildID string) *unwind.Module {
 	key := [2]string{path, buildID}
 	if buildID == "" {
@@ -131,7 +129,7 @@ func (s *Set) Module(path, buildID string) *unwind.Module {
 	return m
 }
 
-// Image returns the module of an image that is open, such as another kernel's vDSO. It is not kept: each call makes one.
+// Image returns the module of an open image, such as another kernel's vDSO. The Set does not keep it: each call makes a new module.
 func (s *Set) Image(img *module.Image) *unwind.Module {
 	return unwind.NewModule(img.Name(), hex.EncodeToString(img.BuildID()), func(m *unwind.Module) (c *unwind.Code) {
 		if err := module.Guard(func() error { c = s.code(m.Path, img); return nil }); err != nil {
@@ -141,8 +139,8 @@ func (s *Set) Image(img *module.Image) *unwind.Module {
 	})
 }
 
-// Kept returns the module of a file that is gone, by the beginning that is left of it, which has the program headers and the build ID, and the
-// table that an earlier run kept of it; nil where there is none. Each call makes one.
+// Kept returns the module of a deleted file, from its mapped first page and the table that an earlier run kept. head is this page, with the
+// program headers and the build ID. Kept returns nil if the cache has no table. Each call makes a new module.
 func (s *Set) Kept(head *module.Image) *unwind.Module {
 	id := hex.EncodeToString(head.BuildID())
 	if s.store == nil {
@@ -160,7 +158,7 @@ func (s *Set) Kept(head *module.Image) *unwind.Module {
 	})
 }
 
-// Errors returns what went wrong with the modules that were loaded.
+// Errors returns the errors of the modules loaded so far.
 func (s *Set) Errors() (errs []error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -38,14 +38,14 @@ func (n *Namer) framesIn(img *module.Image) *format.Unwind {
 	return f()
 }
 
-// Open returns the file of a profile's module; nil without an error for a module that has none. It has the recorded build ID, or none. Whoever
-// holds the files keeps it open: Options.Mods, or else this Namer.
+// Open returns the file of a profile's module; nil without an error for a module without a file. The file has the recorded build ID, or none.
+// Options.Mods, or else this Namer, keeps it open.
 func (n *Namer) Open(m *profile.Module) (*module.Image, error) {
 	img, _, err := n.files.Find(m.Path, m.BuildID, 0)
 	return img, err
 }
 
-// Bounds returns the range of the function that has v: as the symbol table says, else as unwind information does.
+// Bounds returns the range of the function that contains v, from the symbol table or else from unwind information.
 func (n *Namer) Bounds(m *profile.Module, v arch.Vaddr) (lo, hi arch.Vaddr, ok bool) {
 	if s := n.symbols.Module(m.Path, m.BuildID).Resolve([]arch.Vaddr{v})[0]; s.Name != "" && s.Size > 0 {
 		return s.Start, s.Start + arch.Vaddr(s.Size), true
@@ -57,13 +57,13 @@ func (n *Namer) Bounds(m *profile.Module, v arch.Vaddr) (lo, hi arch.Vaddr, ok b
 	return 0, 0, false
 }
 
-// Symbol returns the name of the function that has v, and how many bytes v is behind its start; "" if there is none.
+// Symbol returns the name of the function that contains v, and v's offset in the function; "" if there is no name.
 func (n *Namer) Symbol(m *profile.Module, v arch.Vaddr) (name string, off uint64) {
 	s := n.symbols.Module(m.Path, m.BuildID).Resolve([]arch.Vaddr{v})[0]
 	return s.Name, uint64(v - s.Start)
 }
 
-// Places returns where each address of a module is in the source, as symbol.Table's Places does.
+// Places returns the source places of each address of a module, as symbol.Table.Places does.
 func (n *Namer) Places(m *profile.Module, addrs []arch.Vaddr) [][]symbol.Place {
 	return n.symbols.Module(m.Path, m.BuildID).Places(addrs)
 }

@@ -16,8 +16,8 @@ const (
 	minHint  = 50
 )
 
-// Hints returns a line for each module that took much of the time in functions without names, and what can be done, three at most: by the module's
-// own time, and in a profile of waits by that of the innermost function outside of the kernel. nil is no profile.
+// Hints returns at most three lines: each names a module whose nameless functions took much of the time, and the remedy. The time is the
+// functions' own; in a profile of waits, it is the time of the innermost function outside of the kernel. p may be nil.
 func (n *Namer) Hints(p *profile.Profile, waits bool) []string {
 	if p == nil {
 		return nil
@@ -41,7 +41,7 @@ func (n *Namer) Hints(p *profile.Profile, waits bool) []string {
 	return n.HintsOf(p.Modules, nameless, total)
 }
 
-// HintsOf is Hints of what was not made a profile: nameless is what functions without names took in each of mods, and total what all took, in the
+// HintsOf is Hints without a profile. nameless has the time of nameless functions in each of mods, total the time of all functions, in the
 // same unit.
 func (n *Namer) HintsOf(mods []profile.Module, nameless []uint64, total uint64) (out []string) {
 	var order []int

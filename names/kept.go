@@ -72,7 +72,7 @@ func keptName(m *unwind.Module, own bool) string {
 	return keptPrefix + m.BuildID + "-" + hex.EncodeToString(sum[:8])
 }
 
-// Collect begins to remember the names that are given, for Save and Export.
+// Collect makes the Namer remember all names that it gives from now on, for Save and Export.
 func (n *Namer) Collect() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -127,8 +127,8 @@ func (n *Namer) inRecording(m *unwind.Module, offs []uint64, names []profile.Nam
 	}
 }
 
-// Import takes in the names that a recording brought, as Export made them; nothing of nothing. It is to be called before the first use. An error says
-// that they are damaged: then there are none.
+// Import takes the names that Export put into a recording; b may be empty. Call it before the first use. If the names are damaged, Import
+// returns an error and takes none.
 func (n *Namer) Import(b []byte) error {
 	if len(b) == 0 {
 		return nil
@@ -141,7 +141,7 @@ func (n *Namer) Import(b []byte) error {
 	return err
 }
 
-// Export returns all that was collected, for a recording to bring it to others. Modules that are the same to its reader become one.
+// Export returns all collected names, to be put into a recording. Modules that a reader cannot tell apart become one.
 func (n *Namer) Export() []byte {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -185,7 +185,7 @@ func (n *Namer) recall(m *unwind.Module, offs []uint64, names []profile.Name) {
 	}
 }
 
-// Save writes what was collected to the cache, and takes out of it what was not used for longest. Whatever goes wrong costs names only.
+// Save writes the collected names to the cache, and removes the least recently used ones. A failure costs only names.
 func (n *Namer) Save() {
 	if n.cache == "" {
 		return

@@ -24,8 +24,8 @@ func newLabels() labels {
 	return labels{in: unwind.Mapping{Hi: maxLabels + 2, Module: &unwind.Module{Path: "[waker]"}}, place: map[string]int{}}
 }
 
-// Label returns a frame that stands for no code, and which this Namer names by text. There are 65,536 different ones at most; where there are more,
-// others stands for the rest.
+// Label returns a frame without code, which this Namer names text. There are at most 65,536 different labels; others stands for all further
+// ones.
 func (n *Namer) Label(text, others string) unwind.Frame {
 	l := &n.labels
 	l.mu.Lock()

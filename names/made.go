@@ -26,8 +26,8 @@ type made struct {
 
 func newMade() made { return made{dumps: map[int32][]string{}, code: map[int32]*jit.Code{}} }
 
-// Observe takes from a record what names depend on: where a process writes down the code that it makes, and where the kernel lay. It is to be
-// given every record of the stream, in order.
+// Observe takes two facts from records: where a process describes the code it makes, and where the kernel lay. It must get every record of
+// the stream, in order.
 func (n *Namer) Observe(r *source.Record) {
 	if r.Type != source.RecordMmap && r.Type != source.RecordMmap2 {
 		return

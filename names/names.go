@@ -28,9 +28,9 @@ import (
 	"github.com/unspool/unspool/unwind"
 )
 
-// Options say where names come from. The zero value is right for what runs on this machine, and keeps nothing.
+// Options say where names come from. The zero value is right for programs running on this machine, and keeps nothing.
 type Options struct {
-	// Mods loaded the modules that are named: names come from the files that it has open, and are kept in its cache; may be nil.
+	// Mods loaded the named modules. Names come from its open files, and are kept in its cache. May be nil.
 	Mods *modules.Set
 
 	// KernelID, KernelRelease and Recorded tell which kernel's addresses are named; see symbol.Options.
@@ -38,8 +38,8 @@ type Options struct {
 	KernelRelease string
 	Recorded      bool
 
-	// Download returns the context of one download from the servers of DEBUGINFOD_URLS, and what releases it. When the context of one
-	// ends, nothing more is fetched. nil: nothing ends a download.
+	// Download returns the context of one download from the servers of DEBUGINFOD_URLS, and a function that releases it. After a context has
+	// ended, nothing more is fetched. nil: nothing ends a download.
 	Download func() (ctx context.Context, stop func())
 
 	// Progress is called while a file is fetched, as debuginfod.Config says; may be nil. Calls may come at the same time.
@@ -48,7 +48,7 @@ type Options struct {
 
 // A Namer names locations. It is safe for concurrent use, once Lines and the images are set.
 type Namer struct {
-	// Lines asks for lines and inlined calls, too. It is to be set before the first use.
+	// Lines asks for lines and inlined calls, too. Set it before the first use.
 	Lines bool
 
 	mods    *modules.Set
@@ -107,7 +107,7 @@ func fetchUntilStopped(from *debuginfod.Client, download func() (context.Context
 	}
 }
 
-// Close unmaps the files that names came from, but those of Mods. Names that were given stay valid; the Namer is not to be used afterwards.
+// Close unmaps the files with names, except those of Mods. Names given before stay valid. The Namer must not be used afterwards.
 func (n *Namer) Close() error {
 	err := n.symbols.Close()
 	if n.own {
@@ -116,7 +116,7 @@ func (n *Namer) Close() error {
 	return err
 }
 
-// Notes says what is wrong with the files and the servers that names come from, sorted; nil if nothing is.
+// Notes says, sorted, what is wrong with the files and servers of names; nil if nothing is wrong.
 func (n *Namer) Notes() (out []string) {
 	if n.fetcher != nil {
 		out = n.fetcher.Notes()
@@ -127,14 +127,14 @@ func (n *Namer) Notes() (out []string) {
 	return out
 }
 
-// KernelNote says why the kernel's functions have no names; "" if they have, or none was asked for.
+// KernelNote says why the kernel's functions have no names; "" if they have names, or if nobody asked for one.
 func (n *Namer) KernelNote() string { return n.symbols.KernelNote() }
 
 // LoadKernel reads the names of the running kernel's functions now: later, this process may no longer be allowed to.
 func (n *Namer) LoadKernel() { n.symbols.KernelText() }
 
-// Image returns the module of an image that is no file of this machine, such as the vDSO of a core file: Options.Mods, which are needed, walk it,
-// and its names come from the image, which must stay open.
+// Image returns the module of an image that is no file of this machine, such as a core file's vDSO. Options.Mods walk it and must be set. Its
+// names come from the image, which must stay open.
 func (n *Namer) Image(img *module.Image) *unwind.Module {
 	m := n.mods.Image(img)
 	n.images[m] = img

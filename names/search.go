@@ -7,8 +7,8 @@ import (
 	"github.com/unspool/unspool/module"
 )
 
-// Files returns what finds the files of a recording: below sysroot, "" for none, in dirs, and in perf's own store of them. The debug files of a
-// root directory are among them.
+// Files returns a locator for the files of a recording: below sysroot ("" for none), in dirs, and in perf's own store. It also finds the
+// debug files below sysroot.
 func Files(sysroot string, dirs []string) *module.Locator {
 	whole := func(path string) string {
 		if abs, err := filepath.Abs(path); err == nil {

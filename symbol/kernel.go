@@ -66,8 +66,8 @@ func (f kfuncs) add(x *kfunc) kfuncs {
 	return le.AppendUint16(le.AppendUint16(le.AppendUint32(f, x.name), x.len), x.mod)
 }
 
-// Kernel names an address in the kernel. mod is KernelModule or the name of a loadable module in
-// brackets. Start is an address of the kernel that is running. KernelNote says why nothing is found.
+// Kernel names an address in the kernel. mod is KernelModule or the name of a loadable module in brackets. Start is an address of the running
+// kernel. KernelNote says why a name is missing.
 func (r *Resolver) Kernel(addr uint64) (s Symbol, mod string, ok bool) {
 	err := module.Guard(func() error {
 		k := r.keptKernel()
@@ -97,15 +97,13 @@ func (r *Resolver) kernelSymbol(k *kernel, addr uint64) (s Symbol, mod string, o
 	return Symbol{Name: r.names.get(linkage, false), Linkage: linkage, Start: arch.Vaddr(f.start - k.bias), Size: f.end - f.start}, k.mods[f.mod], true
 }
 
-// KernelText returns the range of the kernel's own text, modules not included, for which Kernel is asked. ok is
-// false if it is not known.
+// KernelText returns the range of the kernel's own text, without loadable modules. ok is false if it is unknown.
 func (r *Resolver) KernelText() (lo, hi uint64, ok bool) {
 	k := r.loadKernel()
 	return k.bounds.stext - k.bias, k.bounds.etext - k.bias, k.bounds.stext < k.bounds.etext
 }
 
-// KernelNote says why the kernel's functions that Kernel was asked for have no names; "" if they have, or if it was not
-// asked.
+// KernelNote says why Kernel found no names; "" if it found them, or was not called.
 func (r *Resolver) KernelNote() string {
 	if k := &r.kernel; k.asked.Load() && k.err != nil {
 		return k.err.Error()
@@ -113,8 +111,8 @@ func (r *Resolver) KernelNote() string {
 	return ""
 }
 
-// KernelAt says where the kernel lay that was recorded: Options.KernelText and KernelTextName. It is to be called before the first name is asked
-// for; later it does nothing.
+// KernelAt sets the recorded kernel's place: Options.KernelText and KernelTextName. Call it before the first name is asked for; later it does
+// nothing.
 func (r *Resolver) KernelAt(text uint64, name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -60,8 +60,8 @@ func mangled(s string) bool {
 	return len(s) > 2 && s[0] == '_' && (s[1] == 'Z' || s[1] == 'R' || s[1] == '_' && strings.HasPrefix(s, "___Z") || s[1] == 'G' && strings.HasPrefix(s, "_GLOBAL_"))
 }
 
-// Demangle returns the C++ or Rust name that linkage stands for, or linkage itself. short omits the
-// parameters. A symbol's version (after '@') is left out; that a name is of a procedure linkage table is not.
+// Demangle returns the C++ or Rust name of linkage, or linkage itself. short omits the parameters. A symbol's version (after '@') is omitted;
+// the mark of a procedure linkage table stays.
 func Demangle(linkage string, short bool) (name string) {
 	base, version, _ := strings.Cut(linkage, "@")
 	if version == "plt" || strings.HasSuffix(version, "@plt") {

@@ -12,11 +12,11 @@ import (
 	"github.com/unspool/unspool/symbol/gosym"
 )
 
-// A Place is where an address is in the source. Its Name is demangled, as a Symbol's is.
+// A Place is an address's place in the source. Its Name is demangled, as a Symbol's is.
 type Place = debuginfo.Place
 
-// Places returns for each address where it is in the source: the place itself, then the call that it was inlined into, and so on; the last
-// is in the function that has the address. It is nil where nothing is known. It is fastest when addrs are sorted.
+// Places returns the source places of each address: the place itself, then the call that it was inlined into, and so on. The last place is in
+// the function that contains the address. The result is nil for an unknown address. Places is fastest when addrs are sorted.
 //
 // Places come from debug information in the module's file or the separate debug file, or else from a Go program's own tables.
 func (t *Table) Places(addrs []arch.Vaddr) (out [][]Place) {

@@ -33,38 +33,36 @@ type Symbol struct {
 	Size    uint64 // bytes; up to the next symbol where the table says none
 }
 
-// Options say where names come from. The zero value is right for what was recorded on this machine.
+// Options say where names come from. The zero value is right for recordings of this machine.
 type Options struct {
-	// Context ends what takes long, such as the checksum of a large file. nil: nothing does.
+	// Context ends long work, such as the checksum of a large file. nil: nothing ends it.
 	Context context.Context
 
-	// Files finds the modules' files and their debug files, and keeps them open; Close leaves it alone. nil stands for one of the Resolver's own,
-	// which looks where files are on this machine, and which Close closes.
+	// Files finds the modules' files and their debug files, and keeps them open; Close does not close it. nil stands for the Resolver's own
+	// Locator, which searches the usual places of this machine, and which Close closes.
 	Files *module.Locator
 
-	// Fetch gets a file that this machine does not have, of kind "debuginfo" or "executable": it returns its path. nil: nothing is
-	// fetched.
+	// Fetch gets a file that this machine lacks, of kind "debuginfo" or "executable", and returns its path. nil: nothing is fetched.
 	Fetch func(buildID []byte, kind string) (path string, err error)
 
 	// Kallsyms is the file of the kernel's symbols. "" stands for /proc/kallsyms.
 	Kallsyms string
 
-	// CacheDir is a directory, this user's alone, in which the names of the running kernel are kept: they take a
-	// tenth of a second to get; and where the units of debug information are. "" keeps nothing.
+	// CacheDir is a directory of this user alone. It keeps the names of the running kernel, which take a tenth of a second to read, and the
+	// index of debug information's units. "" keeps nothing.
 	CacheDir string
 
-	// KernelID is the build ID, in hex, of the kernel whose addresses are asked for; "" if unknown.
-	// Where it is not the running kernel's, kernel addresses get no names.
+	// KernelID is the build ID, in hex, of the kernel that the addresses belong to; "" if unknown. If it is not the running kernel's, kernel
+	// addresses get no names.
 	KernelID string
 
-	// Recorded says that the kernel's addresses come from a recording, and KernelRelease what that says uname -r was, or "". Without a build
-	// ID, names are those of a kernel of the same release, or, where that is not known, of one that lies at the same address.
+	// Recorded says that the kernel's addresses come from a recording. KernelRelease is the recording's uname -r, or "". Without a build ID,
+	// a kernel of the same release gives the names; without a release, a kernel at the same address.
 	Recorded      bool
 	KernelRelease string
 
-	// KernelText is the address of the symbol _text, or _stext where KernelTextName says so, in the
-	// kernel whose addresses are asked for, or 0 if unknown. A kernel that was booted again lies
-	// elsewhere.
+	// KernelText is the address of the symbol _text, or of _stext if KernelTextName says so, in the kernel that the addresses belong to; 0
+	// if unknown. After a reboot, the kernel lies elsewhere.
 	KernelText     uint64
 	KernelTextName string
 }
@@ -100,9 +98,8 @@ func New(opt Options) *Resolver {
 	return &Resolver{opt: opt, own: own, tables: map[[2]string]*Table{}, images: map[*module.Image]*Table{}}
 }
 
-// Module returns the names of the file at path, as a process sees it. buildID is what was recorded, in hex,
-// or "": a file with another one is not the file that ran. The file is opened at the first use of the
-// table.
+// Module returns the names of the file at path, as a process sees it. buildID is the recorded build ID, in hex, or "": a file with another
+// build ID is not the file that ran. The file is opened at the first use of the table.
 func (r *Resolver) Module(path, buildID string) *Table {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -115,7 +112,7 @@ func (r *Resolver) Module(path, buildID string) *Table {
 	return t
 }
 
-// Image returns the names of an image that is open, such as another kernel's vDSO. Close does not close it.
+// Image returns the names of an open image, such as another kernel's vDSO. Close does not close it.
 func (r *Resolver) Image(img *module.Image) *Table {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -127,7 +124,7 @@ func (r *Resolver) Image(img *module.Image) *Table {
 	return t
 }
 
-// Notes says what was found missing or damaged in debug files and debug information of files that are there.
+// Notes says what is missing or damaged in existing debug files and debug information.
 func (r *Resolver) Notes() (out []string) {
 	r.mu.Lock()
 	tables := slices.Collect(maps.Values(r.tables))
@@ -140,11 +137,10 @@ func (r *Resolver) Notes() (out []string) {
 	return slices.Compact(out)
 }
 
-// Short returns the demangled form of a linkage name without parameters and clone suffixes, and
-// a name that is not mangled as it is.
+// Short returns the demangled form of a linkage name, without parameters and clone suffixes. It returns a name that is not mangled unchanged.
 func (r *Resolver) Short(linkage string) string { return r.names.get(linkage, true) }
 
-// Close unmaps the files. Tables find nothing afterwards; symbols that were returned stay valid.
+// Close unmaps the files. Tables find nothing afterwards; returned symbols stay valid.
 func (r *Resolver) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

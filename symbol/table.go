@@ -52,7 +52,7 @@ type Table struct {
 	note     string
 }
 
-// Note says why there are no names, or fewer than there might be; "" if nothing is to be said.
+// Note says why names are missing; "" if none are.
 func (t *Table) Note() string {
 	t.open()
 	t.owning.Lock()
@@ -72,8 +72,7 @@ func (t *Table) Lookup(v arch.Vaddr) (Symbol, bool) {
 	return s, s.Linkage != ""
 }
 
-// Resolve returns the function that contains each address, and the zero Symbol where there is none. It is
-// fastest when addrs are sorted.
+// Resolve returns the function that contains each address, or the zero Symbol. It is fastest when addrs are sorted.
 func (t *Table) Resolve(addrs []arch.Vaddr) []Symbol {
 	out := make([]Symbol, len(addrs))
 	t.use(func() {
@@ -88,8 +87,8 @@ func (t *Table) Resolve(addrs []arch.Vaddr) []Symbol {
 	return out
 }
 
-// FuncRange returns the range of the function of that linkage name; ok is false if there is none. Of
-// several with the name it takes the first in the table.
+// FuncRange returns the range of the function with this linkage name; ok is false if there is none. Of several functions with the name, it
+// takes the first in the table.
 func (t *Table) FuncRange(linkage string) (lo, hi arch.Vaddr, ok bool) {
 	t.use(func() {
 		for i := range t.sources {
@@ -113,8 +112,8 @@ func (t *Table) FuncRange(linkage string) (lo, hi arch.Vaddr, ok bool) {
 	return lo, hi, ok
 }
 
-// Private says whether only root and this user could change the module's file, or put another in its place. Of a module whose file is not the
-// one that ran, or of one with other files that others could change, such as its debug file, it is false.
+// Private says whether only root and this user could change or replace the module's file and its other files, such as its debug file. It is
+// false if the file is not the one that ran.
 func (t *Table) Private() bool {
 	t.open()
 	if t.img == nil || t.img.File() == nil || !t.img.File().Private {
@@ -128,7 +127,7 @@ func (t *Table) Private() bool {
 	return !t.shared
 }
 
-// Replaced says whether another file has taken the place of the one that ran.
+// Replaced says whether another file has replaced the file that ran.
 func (t *Table) Replaced() bool {
 	t.open()
 	t.owning.Lock()
@@ -136,14 +135,14 @@ func (t *Table) Replaced() bool {
 	return t.replaced
 }
 
-// Lacks says whether the file is there, and has no symbols but those that a program needs to run.
+// Lacks says whether the file exists, and has only the symbols that a program needs to run.
 func (t *Table) Lacks() bool {
 	t.open()
 	return t.img != nil && t.lacks
 }
 
-// OffToVaddr translates an offset in the module's file to its link-time address. ok is false if the file
-// that ran cannot be read, and its debug file does not tell.
+// OffToVaddr translates an offset in the module's file to its link-time address. ok is false if neither the file that ran nor its debug file
+// has the answer.
 func (t *Table) OffToVaddr(off uint64) (v arch.Vaddr, ok bool) {
 	t.open()
 	switch {

@@ -19,26 +19,26 @@ import (
 
 // Options say what may be opened and kept.
 type Options struct {
-	// Open opens another file that the debug information names: a .dwo, a .dwp, an alternate file. It may look for it
-	// elsewhere. buildID is that of an alternate file, else nil. The image is closed by Close. nil opens nothing.
+	// Open opens another file that the debug information names: a .dwo, a .dwp, an alternate file. It may look elsewhere than at path.
+	// buildID is an alternate file's build ID, else nil. Close closes the image. nil opens nothing.
 	Open func(path string, buildID []byte) (*module.Image, error)
 
-	// CacheDir is a directory, this user's alone, in which the index from addresses to units and compressed sections, expanded, are kept of files
-	// with a build ID. "" keeps nothing.
+	// CacheDir is a directory of this user alone. For files with a build ID, it keeps the index from addresses to units, and compressed
+	// sections in expanded form. "" keeps nothing.
 	CacheDir string
 }
 
 // A Place is a place in the source.
 type Place struct {
 	Name    string // of the function, as the source has it, without its namespace: not demangled
-	Linkage string // its linkage name; "" where that is not told, as in C
+	Linkage string // its linkage name; "" if the debug information has none, as in C
 	File    string // joined to the compilation directory; "" unknown
 	Line    uint32 // 0 unknown, or none in particular
 	Column  uint32 // 0 unknown
 	Decl    uint32 // the line of the function's declaration, 0 unknown
 }
 
-// A Row says that instructions from Addr on, up to the next row, come from a line. File "" stands for unknown.
+// A Row gives the line of the instructions from Addr to the next row. File "" stands for unknown.
 type Row struct {
 	Addr arch.Vaddr
 	File string
@@ -75,8 +75,7 @@ const maxSize = 256 << 20
 
 var errRelocatable = errors.New("debug information of a relocatable file")
 
-// Open returns the debug information of img, and nil where it has none. img stays the caller's and must stay open until
-// Close.
+// Open returns the debug information of img; nil if it has none. img stays the caller's and must stay open until Close.
 func Open(img *module.Image, o Options) (*Info, error) {
 	if s := img.Section(".debug_info"); s == nil || s.Empty || s.Size == 0 {
 		return nil, nil
@@ -93,9 +92,9 @@ func Open(img *module.Image, o Options) (*Info, error) {
 	return in, nil
 }
 
-// Places returns for each address where it is in the source: the place itself, then the call that it was inlined into, and
-// so on; the last is in the function that has the address. It is nil where nothing is known. Sorted addresses are the
-// fastest. Names are raw: the caller demangles Linkage.
+// Places returns the source places of each address: the place itself, then the call that it was inlined into, and so on. The last place is in
+// the function that contains the address. The result is nil for an unknown address. Places is fastest when addrs are sorted. Names are raw:
+// the caller demangles Linkage.
 func (in *Info) Places(addrs []arch.Vaddr) [][]Place {
 	out := make([][]Place, len(addrs))
 	in.spend(-addrWork * len(addrs))
@@ -191,14 +190,14 @@ func (in *Info) note(format string, args ...any) {
 	}
 }
 
-// Notes returns what was found missing or damaged until now, each thing once.
+// Notes says what is missing or damaged, as far as known, each thing once.
 func (in *Info) Notes() []string {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return slices.Clone(in.notes)
 }
 
-// Close closes the other files. What Places and Lines returned stays valid; they are not to be called any more.
+// Close closes the other files. Results of Places and Lines stay valid. No method may be called afterwards.
 func (in *Info) Close() error {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -1,6 +1,6 @@
 package debuginfo
 
-// Tags, attributes and forms (DWARF 5, sections 7.5.3 to 7.5.6) that matter here; GNU's are from binutils' dwarf2.def.
+// Tags, attributes and forms in use (DWARF 5, sections 7.5.3 to 7.5.6); GNU's are from binutils' dwarf2.def.
 const (
 	DW_TAG_lexical_block      = 0x0b
 	DW_TAG_compile_unit       = 0x11

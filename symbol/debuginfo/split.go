@@ -13,7 +13,7 @@ type packageIndex struct {
 	hashes, rows, ids, offsets cursor // as many as there are slots, slots, columns, units times columns
 }
 
-// What columns of the index are.
+// Kinds of columns in the index.
 const (
 	DW_SECT_INFO        = 1
 	DW_SECT_ABBREV      = 3

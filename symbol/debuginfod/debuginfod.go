@@ -32,17 +32,17 @@ const (
 	Executable = "executable"
 )
 
-// Config says where to ask, and for how long.
+// Config has the servers to ask, and limits.
 type Config struct {
 	URLs    []string
-	Cache   string        // a directory, which is made when it is needed
-	Timeout time.Duration // in which at least 100 KiB, or the rest, must come; 0: no limit
+	Cache   string        // a directory, made when needed
+	Timeout time.Duration // for each 100 KiB, or the rest; 0: no limit
 	MaxTime time.Duration // for a file; 0: 20 times Timeout
 	MaxSize int64         // bytes of a file; 0: maxSize
 	Headers http.Header   // more to send
 
-	// Progress, if not nil, is called now and then with what is being fetched, how much of it there is, and how much there will be, in
-	// bytes; 0 where that is not known. done says that it is the last call for the file.
+	// Progress, if not nil, is called now and then with the name of the file being fetched, the bytes received, and the bytes expected (0 if
+	// unknown). done marks the last call for the file.
 	Progress func(what string, have, total int64, done bool)
 }
 
@@ -55,7 +55,8 @@ const (
 )
 
 // FromEnv returns the configuration that the environment asks for: DEBUGINFOD_URLS, DEBUGINFOD_CACHE_PATH, DEBUGINFOD_TIMEOUT,
-// DEBUGINFOD_MAXTIME, DEBUGINFOD_MAXSIZE, DEBUGINFOD_HEADERS_FILE. ok is false if no servers are named, or there is no place for what they send.
+// DEBUGINFOD_MAXTIME, DEBUGINFOD_MAXSIZE, DEBUGINFOD_HEADERS_FILE. ok is false if no servers are named, or if there is no directory for the
+// files.
 func FromEnv(env func(string) string) (c Config, ok bool) {
 	for _, u := range strings.Fields(env("DEBUGINFOD_URLS")) {
 		if p, err := url.Parse(u); err == nil && (p.Scheme == "http" || p.Scheme == "https") && p.Host != "" {
@@ -149,8 +150,8 @@ var ErrNotFound = errors.New("no debuginfod server has it")
 
 var errDead = errors.New("no debuginfod server answers")
 
-// Fetch returns the path of a file in the cache, which it fetches first if it is not there: Debuginfo or Executable, by build ID. It asks
-// servers for a file once, and remembers, as elfutils does for ten minutes, that none had it.
+// Fetch returns the path of a file in the cache, by build ID and kind (Debuginfo or Executable). If the cache lacks the file, Fetch asks the
+// servers first. It asks them for a file once. Like elfutils, it remembers for ten minutes that no server has a file.
 func (c *Client) Fetch(ctx context.Context, buildID []byte, kind string) (string, error) {
 	if len(buildID) < 2 || len(buildID) > 64 {
 		return "", fmt.Errorf("a build ID of %d bytes", len(buildID))
@@ -265,7 +266,7 @@ func redacted(server string) string {
 	return u.Redacted()
 }
 
-// Notes returns which servers were given up, or that the cache is not used, and why.
+// Notes says which servers are not asked any more, or that the cache is not used, with reasons.
 func (c *Client) Notes() (out []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

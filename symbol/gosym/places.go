@@ -9,15 +9,15 @@ import (
 	"github.com/unspool/unspool/format/pclntab"
 )
 
-// A Place is where an address is in the source of a function.
+// A Place is an address's place in the source of a function.
 type Place struct {
 	Func string
 	File string
 	Line uint32 // 0: not known
 }
 
-// Places returns where each address is: the innermost inlined call first, the function itself last; nil for an address in no function. It is
-// fastest when addrs are sorted.
+// Places returns the source places of each address: the innermost inlined call first, the function itself last; nil for an address in no
+// function. It is fastest when addrs are sorted.
 func (t *Table) Places(addrs []arch.Vaddr) [][]Place {
 	out := make([][]Place, len(addrs))
 	d := decoder{t: t, left: 1<<24 + len(addrs)<<12, cur: -1, strings: map[[3]uint32]string{}}

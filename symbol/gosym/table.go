@@ -21,7 +21,7 @@ type Table struct {
 
 const maxName = 1 << 12 // bytes of names of functions and files; longer ones are cut
 
-// Open finds the table of a Go program. It returns nil without an error where there is none.
+// Open finds the table of a Go program. It returns nil without an error if there is none.
 func Open(img *module.Image) (*Table, error) {
 	h, err := pclntab.Find(img)
 	if h == nil || err != nil {
@@ -48,8 +48,7 @@ func (t *Table) index(v arch.Vaddr) (i int, ok bool) {
 	return i, i >= 0 && v < t.Start(i+1)
 }
 
-// Funcs calls yield with the functions, until it says no. Between some of them the table has nothing but padding, which belongs to the
-// function before it.
+// Funcs calls yield with the functions, until yield returns false. Padding between functions belongs to the function before it.
 func (t *Table) Funcs(yield func(name string, lo, hi arch.Vaddr) bool) {
 	for i := range t.N {
 		if lo, hi := t.Start(i), t.Start(i+1); lo < hi {

@@ -16,7 +16,7 @@ import (
 	"github.com/unspool/unspool/internal/procroot"
 )
 
-// A Code names the code that one process made, by what it has written down so far. It is safe for concurrent use.
+// A Code names the code that one process made, by the process's map and dumps so far. It is safe for concurrent use.
 type Code struct {
 	pid int
 
@@ -41,8 +41,8 @@ const between = time.Second
 // maxDumps is how many dumps of a process are read.
 const maxDumps = 8
 
-// Open returns the code of a process. dumps are the dumps that it mapped, as it called them: that is how it says where they are.
-// Files are read when a name is first asked for.
+// Open returns the code of a process. dumps are the paths of the dumps that the process mapped: mapping a dump tells where it is. Files are
+// read when somebody first asks for a name.
 func Open(pid int, dumps []string) *Code {
 	c := &Code{pid: pid}
 	for _, d := range dumps[:min(len(dumps), maxDumps)] {
@@ -52,20 +52,20 @@ func Open(pid int, dumps []string) *Code {
 	return c
 }
 
-// IsDump says whether a file that a process maps is called like a dump.
+// IsDump says whether a mapped file has the name of a dump.
 func IsDump(file string) bool {
 	ok, _ := path.Match("jit-[0-9]*.dump", path.Base(file))
 	return ok
 }
 
-// Note says what was wrong with a file; "" if nothing was, and if there is none.
+// Note says what is wrong with a file; "" if nothing is wrong, or if there is no file.
 func (c *Code) Note() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.note
 }
 
-// Lookup returns the functions at addrs, and a zero Func where none is known. See Map.Lookup for time, which maps do not know.
+// Lookup returns the functions at addrs; the zero Func stands for an unknown one. See Map.Lookup for time; perf maps have no times.
 func (c *Code) Lookup(addrs []arch.Addr, time uint64) []Func {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -45,8 +45,8 @@ type dump struct {
 	debug     []line
 }
 
-// ReadDump reads a dump. An error comes with what was read before it: the last record of a process that runs or was killed is not
-// whole.
+// ReadDump reads a dump. With an error, it returns the functions read before it: while a process runs, or after it was killed, the last
+// record is not whole.
 func ReadDump(r io.Reader) (*Map, error) {
 	d := &dump{m: &Map{}, in: bufio.NewReaderSize(io.LimitReader(r, maxFile), 1<<16), byIndex: map[uint64]int32{}, files: map[string]uint32{}}
 	err := d.read()

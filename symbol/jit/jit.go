@@ -23,7 +23,7 @@ type Func struct {
 	Line  uint32 // 0: not known
 }
 
-// Always is a time after all that was written down.
+// Always is a time after all records of a dump.
 const Always = math.MaxUint64
 
 // A Map has the functions of one process. It does not change once it is built, and is safe for concurrent use.
@@ -134,10 +134,10 @@ func (m *Map) cover(e *entry, f func(node int)) {
 	}
 }
 
-// Len returns how many functions there are.
+// Len returns the number of functions.
 func (m *Map) Len() int { return len(m.entries) }
 
-// Lookup returns the function that lay at addr at a time, by the clock of who wrote it down, in ns; Always is the last.
+// Lookup returns the function at addr at a time, in ns by the dump's clock; Always finds the latest.
 func (m *Map) Lookup(addr arch.Addr, time uint64) (Func, bool) {
 	i := sort.Search(len(m.bounds), func(i int) bool { return m.bounds[i] > uint64(addr) }) - 1
 	if i < 0 || i >= len(m.bounds)-1 {

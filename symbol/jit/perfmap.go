@@ -8,8 +8,8 @@ import (
 	"strconv"
 )
 
-// ReadMap reads a perf map: a line for each function, with start and size in hexadecimal and the name, which may have spaces in it. Other
-// lines, such as one that is being written, are skipped. An error comes with what was read before it.
+// ReadMap reads a perf map: a line for each function, with start and size in hexadecimal, and the name, which may have spaces. Other lines,
+// such as a half-written one, are skipped. With an error, ReadMap returns the functions read before it.
 func ReadMap(r io.Reader) (*Map, error) {
 	m := &Map{}
 	in := bufio.NewReaderSize(io.LimitReader(r, maxFile), 1<<16)
