@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core.c: wide rules, expressions, memory and the cache. See core.h. */
 #define _GNU_SOURCE
-#include "core.h"
-#include "unspool_table.h"
+#include "apply.h"
 
 #include <string.h>
 #include <sys/mman.h>
 
-/* core.h's numbers are the table's. It cannot include the table's header: libunspool.h has other meanings for some of its names. */
+/* core.h's numbers are the table's. */
 #define SAME(ours, tables) _Static_assert((uint64_t)(ours) == (uint64_t)(tables), "as in the table")
 SAME(US_OUTERMOST, UNSPOOL_OUTERMOST);
 SAME(US_NO_RULE, UNSPOOL_NO_RULE);

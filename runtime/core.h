@@ -134,8 +134,6 @@ enum {
 	US_OUTERMOST_FLAG = 0x80, /* there is no caller */
 };
 
-#define US_ADDRESS ((uint64_t)UNSPOOL_X86_64_ADDRESS) /* what is an address in a signed one */
-
 /* Kinds, as in the compact table (docs/TABLE.md). */
 enum { US_KIND_NONE = 0, US_KIND_REG = 1, US_KIND_PLT = 2, US_KIND_WIDE = 3 };
 
@@ -165,79 +163,11 @@ _Static_assert(sizeof(struct us_rule) == 16, "as in the table");
 
 static const uint8_t us_save_slot[7] = {UNSPOOL_X86_64_SAVES};
 
-/* A rule of kind WIDE. It is us_apply's business. */
-US_HIDDEN int us_apply_wide(const struct us_rule *r, struct us_state *s, const struct us_mem *m, uint32_t keep);
-
-/*
- * Turns s, the state of a frame whose rule is r, into that of its caller. keep is the set of registers that a call
- * frame leaves in place: US_SAVED, or US_ALL to take the stale values of lost registers for theirs, as libunwind does.
- * After any outcome but US_OK s is unchanged but for fault. Async-signal-safe if m's functions are.
- *
- * It is inlined so that a caller whose memory is known at compile time pays for no indirect call.
- */
-US_INLINE int us_apply_with(const struct us_rule *r, struct us_state *s, us_load load, us_reg reg, void *ctx, uint32_t keep)
-{
-	uint64_t cfa, base, ra;
-	uint32_t mask, set;
-	int o;
-
-	if (us_unlikely(r->kind != US_KIND_REG)) {
-		if (r->kind == US_KIND_WIDE) {
-			struct us_mem m = {load, reg, ctx};
-
-			return us_apply_wide(r, s, &m, keep);
-		}
-		if (r->kind != US_KIND_PLT)
-			return r->kind == US_KIND_NONE && r->flags & US_OUTERMOST_FLAG ? US_OUTERMOST : US_NO_RULE;
-	}
-	o = us_get_with(s, r->reg, load, reg, ctx, &cfa);
-	if (us_unlikely(o != US_OK))
-		return o;
-	cfa += (uint64_t)(int64_t)r->off;
-	if (us_unlikely(r->kind == US_KIND_PLT)) {
-		if ((s->pc & 15) >= r->aux)
-			cfa += 8;
-		base = cfa;
-	} else {
-		base = cfa - (uint64_t)r->aux * 1024;
-	}
-	if (us_unlikely(r->flags & US_OUTERMOST_FLAG))
-		return US_OUTERMOST;
-	mask = r->mask;
-	if (us_likely(mask & 0x40)) {
-		uint64_t at = base + (uint64_t)((int64_t)r->saves[6] * 8);
-
-		if (us_unlikely(!load(ctx, at, &ra))) {
-			s->fault = at;
-			return US_UNREADABLE;
-		}
-	} else {
-		o = us_get_with(s, US_RA, load, reg, ctx, &ra);
-		if (o != US_OK)
-			return o;
-	}
-	if (us_unlikely(r->flags & (US_SIGNAL | US_SIGNED))) {
-		keep = r->flags & US_SIGNAL ? US_ALL : keep;
-		ra = r->flags & US_SIGNED ? ra & US_ADDRESS : ra;
-	}
-	set = 0;
-	for (mask &= 0x3f; mask; mask &= mask - 1) {
-		unsigned i = (unsigned)__builtin_ctz(mask), slot = us_save_slot[i];
-
-		s->val[slot] = base + (uint64_t)((int64_t)r->saves[i] * 8);
-		set |= 1u << slot;
-	}
-	s->known = (s->known & keep) | set | 1u << US_RSP | 1u << US_RA;
-	s->in_mem = (s->in_mem | set) & ~(1u << US_RSP | 1u << US_RA);
-	s->in_reg &= ~(set | 1u << US_RSP | 1u << US_RA);
-	s->val[US_RSP] = cfa;
-	s->val[US_RA] = ra;
-	s->pc = ra;
-	s->cfa = cfa;
-	return US_OK;
-}
-
+/* Turns s, the state of a frame whose rule is r, into that of its caller: us_apply_with of apply.h, for any memory. */
 US_HIDDEN int us_apply(const struct us_rule *r, struct us_state *s, const struct us_mem *m, uint32_t keep);
+
+/* The same for a rule of kind WIDE. */
+US_HIDDEN int us_apply_wide(const struct us_rule *r, struct us_state *s, const struct us_mem *m, uint32_t keep);
 
 /* ---- Beyond call frame information: docs/SEMANTICS.md, sections 5 and 6 ---- */
 

@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include "local.h"
 #include "abi.h"
+#include "apply.h"
 #include "edge.h"
 
 #include <string.h>

@@ -122,11 +122,12 @@ enum { /* x86_64: slots of registers */
 #define UNSPOOL_X86_64_ALL 0x1ffffull /* the set of all slots */
 #define UNSPOOL_X86_64_PRESERVED 0xf0c8ull /* the set of those that a call preserves */
 #define UNSPOOL_X86_64_SAVES 3, 6, 12, 13, 14, 15, 16 /* the slots of a rule's saves, in their order */
+#define UNSPOOL_X86_64_RA_SAVE 6 /* which of them is the return address's */
+#define UNSPOOL_X86_64_EACH_SAVE(X) X(0, 3) X(1, 6) X(2, 12) X(3, 13) X(4, 14) X(5, 15) X(6, 16) /* X(save, slot) */
 #define UNSPOOL_X86_64_RED_ZONE 128 /* bytes below the stack pointer that a function may use */
 #define UNSPOOL_X86_64_CALL_PUSH 8 /* bytes that a call pushes */
 #define UNSPOOL_X86_64_RECORD_RA 8 /* where in the frame pointer's record the return address is */
 #define UNSPOOL_X86_64_RECORD_SIZE 16 /* the caller's stack pointer is behind that record */
-#define UNSPOOL_X86_64_ADDRESS 0xffffffffffffull /* what is an address in a signed one */
 #define UNSPOOL_X86_64_PLT_FIRST_SIZE 16 /* of a stub of a lazy linkage table; 0: not of one size */
 #define UNSPOOL_X86_64_PLT_FIRST_ENTERED 8 /* bytes that lie on the stack already when it begins */
 #define UNSPOOL_X86_64_PLT_FIRST_PUSHES(X) X(0, 6, 8, 0xff) /* X(at, size, bytes, first byte): instructions that push, of which a stub has one at most */
@@ -208,11 +209,12 @@ enum { /* aarch64: slots of registers */
 #define UNSPOOL_AARCH64_ALL 0x7ffffffffffull /* the set of all slots */
 #define UNSPOOL_AARCH64_PRESERVED 0x7f8fff80000ull /* the set of those that a call preserves */
 #define UNSPOOL_AARCH64_SAVES 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 35, 36, 37, 38, 39, 40, 41, 42, 30 /* the slots of a rule's saves, in their order */
+#define UNSPOOL_AARCH64_RA_SAVE 19 /* which of them is the return address's */
+#define UNSPOOL_AARCH64_EACH_SAVE(X) X(0, 19) X(1, 20) X(2, 21) X(3, 22) X(4, 23) X(5, 24) X(6, 25) X(7, 26) X(8, 27) X(9, 28) X(10, 29) X(11, 35) X(12, 36) X(13, 37) X(14, 38) X(15, 39) X(16, 40) X(17, 41) X(18, 42) X(19, 30) /* X(save, slot) */
 #define UNSPOOL_AARCH64_RED_ZONE 0 /* bytes below the stack pointer that a function may use */
 #define UNSPOOL_AARCH64_CALL_PUSH 0 /* bytes that a call pushes */
 #define UNSPOOL_AARCH64_RECORD_RA 8 /* where in the frame pointer's record the return address is */
 #define UNSPOOL_AARCH64_RECORD_SIZE 16 /* the caller's stack pointer is behind that record */
-#define UNSPOOL_AARCH64_ADDRESS 0xffffffffffffull /* what is an address in a signed one */
 #define UNSPOOL_AARCH64_PLT_FIRST_SIZE 32 /* of a stub of a lazy linkage table; 0: not of one size */
 #define UNSPOOL_AARCH64_PLT_FIRST_ENTERED 0 /* bytes that lie on the stack already when it begins */
 #define UNSPOOL_AARCH64_PLT_FIRST_PUSHES(X) X(0, 4, 16, 0xf0) X(4, 4, 16, 0xf0) /* X(at, size, bytes, first byte): instructions that push, of which a stub has one at most */

@@ -9,6 +9,7 @@
  * registers that a call does not preserve are lost in the caller; stored tables may know more than .eh_frame_hdr.
  */
 #define _GNU_SOURCE
+#include "apply.h"
 #include "edge.h"
 #include "space.h"
 

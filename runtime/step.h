@@ -2,7 +2,7 @@
 /*
  * step.h: expressions and rules of any kind (docs/SEMANTICS.md, sections 3 and 4): rows.Eval and rows.Step, for the drop-ins and for the
  * kernel's program. So functions that the verifier looks at once are a PART, loops have bounds that it sees, and what it should not
- * follow from turn to turn is in memory. Rules of 16 bytes are applied by each walker for itself: that is done at each frame.
+ * follow from turn to turn is in memory. Rules of fixed size are plain.h's.
  *
  * Who includes it has unspool_table.h and machine.h, and defines
  *
@@ -477,7 +477,7 @@ STEP_INLINE int step_wide(STEP_RUN *w, uint64_t room, uint32_t keep)
 	if (w->ra_outcome != UNSPOOL_OK)
 		return w->ra_outcome;
 	if (flags & (UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))
-		w->ra &= UNSPOOL_X86_64_ADDRESS;
+		w->ra &= UNSPOOL_ADDRESS;
 	i = w->ra_column;
 	if (i < UNSPOOL_X86_64_SLOTS)
 		STEP_SET(w, i, w->ra, 0);

@@ -236,6 +236,7 @@ enum { /* its offsets */
 };
 
 enum { UNSPOOL_NUM_SLOTS = 64 };
+#define UNSPOOL_ADDRESS 0xffffffffffffull /* what is an address in a signed one */
 
 enum { /* x86_64: e_machine, slots */
 	UNSPOOL_X86_64 = 62,
@@ -546,6 +547,141 @@ static inline int unspool_state_get(struct unspool_state *s, uint32_t slot, void
 	return UNSPOOL_OK;
 }
 
+/* A rule, where it lies in its table; and slots of the table's machine. */
+struct unspool_table_place {
+	const struct unspool_table *t;
+	uint64_t at;
+	uint32_t sp, ra;
+	uint64_t saved; /* the slots that a call preserves */
+};
+
+/* For each save in mask. */
+#define UNSPOOL_LOCATE(mask, base, set) \
+	do { \
+		uint32_t i, slot; \
+\
+		for (i = 0; i < UNSPOOL_MAX_SAVES; i++) { \
+			if (i >= r->t->n_saves || !(mask >> i & 1)) \
+				continue; \
+			slot = UNSPOOL_TABLE_U8(r->t, UNSPOOL_OFF_HDR_SLOTS + i) & (UNSPOOL_NUM_SLOTS - 1); \
+			s->val[slot] = PLAIN_AT(base, i); \
+			set |= (uint64_t)1 << slot; \
+		} \
+	} while (0)
+
+/* The function below is that of plain.h. */
+#define PLAIN_STEP static inline int unspool_table_plain(const struct unspool_table_place *r, struct unspool_state *s, void *ctx)
+#define PLAIN_SET uint64_t
+#define PLAIN_KIND UNSPOOL_TABLE_U8(r->t, r->at + UNSPOOL_OFF_RULE_KIND)
+#define PLAIN_REG UNSPOOL_TABLE_U8(r->t, r->at + UNSPOOL_OFF_RULE_REG)
+#define PLAIN_FLAGS UNSPOOL_TABLE_U8(r->t, r->at + UNSPOOL_OFF_RULE_FLAGS)
+#define PLAIN_AUX UNSPOOL_TABLE_U8(r->t, r->at + UNSPOOL_OFF_RULE_AUX)
+#define PLAIN_OFF (int32_t)UNSPOOL_TABLE_U32(r->t, r->at + UNSPOOL_OFF_RULE_OFF)
+#define PLAIN_MASK \
+	(r->t->machine == UNSPOOL_AARCH64 ? UNSPOOL_TABLE_U32(r->t, r->at + r->t->rule_size - 4) : UNSPOOL_TABLE_U8(r->t, r->at + r->t->rule_size - 1))
+#define PLAIN_SAVE(i) UNSPOOL_TABLE_U8(r->t, r->at + UNSPOOL_RULE_HEAD + (i))
+#define PLAIN_RA_SAVE (r->t->n_saves - 1u)
+#define PLAIN_LOCATE(mask, base, set) UNSPOOL_LOCATE(mask, base, set)
+#define PLAIN_WIDE UNSPOOL_IS_WIDE
+#define PLAIN_KEEP r->saved
+#define PLAIN_SP r->sp
+#define PLAIN_RA r->ra
+#define PLAIN_RA_IS_PC (r->t->machine != UNSPOOL_AARCH64)
+#define PLAIN_GET(slot, to) unspool_state_get(s, slot, ctx, to)
+#define PLAIN_LOAD(addr, to) UNSPOOL_LOAD(ctx, addr, to)
+#define PLAIN_PLACED(set) s->in_reg &= ~(set)
+#ifdef __GNUC__
+#define PLAIN_RARE(x) __builtin_expect(!!(x), 0)
+#else
+#define PLAIN_RARE(x) (x)
+#endif
+#define PLAIN_BIT(slot) ((PLAIN_SET)1 << (slot))
+#define PLAIN_AT(base, i) ((base) + (uint64_t)((int64_t)(int8_t)(PLAIN_SAVE(i)) * 8))
+
+PLAIN_STEP
+{
+	uint32_t kind = PLAIN_KIND, flags = PLAIN_FLAGS, mask;
+	uint64_t cfa, base, ra;
+	PLAIN_SET set = 0, keep, own;
+	int o;
+
+	if (PLAIN_RARE(kind != UNSPOOL_KIND_REG)) {
+		if (kind == UNSPOOL_KIND_WIDE)
+			return PLAIN_WIDE;
+		if (kind != UNSPOOL_KIND_PLT)
+			return kind == UNSPOOL_KIND_NONE && flags & UNSPOOL_OUTERMOST_FLAG ? UNSPOOL_OUTERMOST : UNSPOOL_NO_RULE;
+	}
+	o = PLAIN_GET(PLAIN_REG, &cfa);
+	if (PLAIN_RARE(o != UNSPOOL_OK))
+		return o;
+	cfa += (uint64_t)(int64_t)PLAIN_OFF;
+	if (PLAIN_RARE(kind == UNSPOOL_KIND_PLT)) {
+		if ((s->pc & 15) >= PLAIN_AUX)
+			cfa += 8;
+		base = cfa;
+	} else {
+		base = cfa - (uint64_t)PLAIN_AUX * UNSPOOL_BASE_UNIT;
+	}
+	if (PLAIN_RARE(flags & UNSPOOL_OUTERMOST_FLAG))
+		return UNSPOOL_OUTERMOST;
+	mask = PLAIN_MASK;
+	if (PLAIN_RARE(!(mask >> PLAIN_RA_SAVE & 1))) {
+		o = PLAIN_GET(PLAIN_RA, &ra);
+		if (o != UNSPOOL_OK)
+			return o;
+	} else if (PLAIN_RARE(!PLAIN_LOAD(PLAIN_AT(base, PLAIN_RA_SAVE), &ra))) {
+		s->fault = PLAIN_AT(base, PLAIN_RA_SAVE);
+		return UNSPOOL_UNREADABLE;
+	}
+
+	/* Nothing can fail any more. */
+	keep = PLAIN_KEEP;
+	if (PLAIN_RARE(flags & (UNSPOOL_SIGNAL | UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))) {
+		if (flags & UNSPOOL_SIGNAL)
+			keep = ~(PLAIN_SET)0;
+		if (flags & (UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))
+			ra &= UNSPOOL_ADDRESS;
+	}
+	own = PLAIN_BIT(PLAIN_SP);
+	if (PLAIN_RA_IS_PC) {
+		own |= PLAIN_BIT(PLAIN_RA);
+		mask &= (1u << PLAIN_RA_SAVE) - 1;
+	}
+	PLAIN_LOCATE(mask, base, set);
+	s->known = (s->known & keep) | set | own;
+	s->in_mem = (s->in_mem | set) & ~own;
+	PLAIN_PLACED(set | own);
+	s->val[PLAIN_SP] = cfa;
+	if (PLAIN_RA_IS_PC)
+		s->val[PLAIN_RA] = ra;
+	s->pc = ra;
+	s->cfa = cfa;
+	return UNSPOOL_OK;
+}
+
+#undef PLAIN_RARE
+#undef PLAIN_BIT
+#undef PLAIN_AT
+#undef PLAIN_STEP
+#undef PLAIN_SET
+#undef PLAIN_KIND
+#undef PLAIN_REG
+#undef PLAIN_FLAGS
+#undef PLAIN_AUX
+#undef PLAIN_OFF
+#undef PLAIN_MASK
+#undef PLAIN_SAVE
+#undef PLAIN_RA_SAVE
+#undef PLAIN_LOCATE
+#undef PLAIN_WIDE
+#undef PLAIN_KEEP
+#undef PLAIN_SP
+#undef PLAIN_RA
+#undef PLAIN_RA_IS_PC
+#undef PLAIN_GET
+#undef PLAIN_LOAD
+#undef PLAIN_PLACED
+
 /*
  * Turns the state of a frame whose rule is id into that of its caller. After anything but UNSPOOL_OK s is unchanged
  * but for fault. UNSPOOL_IS_WIDE: the rule is one of the few that do not fit the fixed size, at unspool_table_wide_at;
@@ -553,90 +689,16 @@ static inline int unspool_state_get(struct unspool_state *s, uint32_t slot, void
  */
 static inline int unspool_table_apply(const struct unspool_table *t, uint32_t id, struct unspool_state *s, void *ctx)
 {
-	uint64_t r = unspool_table_rule_at(t, id), cfa, base, ra, keep, set = 0;
-	uint32_t kind, flags, aux, mask, i, n = t->n_saves, ra_save, sp, ra_slot;
-	int o;
+	struct unspool_table_place r;
 
-	if (r == 0)
+	r.t = t;
+	r.at = unspool_table_rule_at(t, id);
+	r.sp = t->machine == UNSPOOL_AARCH64 ? UNSPOOL_AARCH64_SP : UNSPOOL_X86_64_SP;
+	r.ra = t->machine == UNSPOOL_AARCH64 ? UNSPOOL_AARCH64_RA : UNSPOOL_X86_64_RA;
+	r.saved = t->machine == UNSPOOL_AARCH64 ? UNSPOOL_AARCH64_SAVED : UNSPOOL_X86_64_SAVED;
+	if (r.at == 0 || t->n_saves == 0 || t->n_saves > UNSPOOL_MAX_SAVES)
 		return UNSPOOL_NO_RULE;
-	kind = UNSPOOL_TABLE_U8(t, r + UNSPOOL_OFF_RULE_KIND);
-	flags = UNSPOOL_TABLE_U8(t, r + UNSPOOL_OFF_RULE_FLAGS);
-	aux = UNSPOOL_TABLE_U8(t, r + UNSPOOL_OFF_RULE_AUX);
-	if (kind == UNSPOOL_KIND_WIDE)
-		return UNSPOOL_IS_WIDE;
-	if (kind == UNSPOOL_KIND_NONE)
-		return flags & UNSPOOL_OUTERMOST_FLAG ? UNSPOOL_OUTERMOST : UNSPOOL_NO_RULE;
-
-	o = unspool_state_get(s, UNSPOOL_TABLE_U8(t, r + UNSPOOL_OFF_RULE_REG), ctx, &cfa);
-	if (o != UNSPOOL_OK)
-		return o;
-	cfa += (uint64_t)(int64_t)(int32_t)UNSPOOL_TABLE_U32(t, r + UNSPOOL_OFF_RULE_OFF);
-	if (kind == UNSPOOL_KIND_PLT) {
-		if ((s->pc & 15) >= aux)
-			cfa += 8;
-		base = cfa;
-	} else {
-		base = cfa - (uint64_t)aux * UNSPOOL_BASE_UNIT;
-	}
-	if (flags & UNSPOOL_OUTERMOST_FLAG)
-		return UNSPOOL_OUTERMOST;
-	if (n == 0 || n > UNSPOOL_MAX_SAVES)
-		return UNSPOOL_NO_RULE;
-
-	/* The return address, whose save is the last. */
-	ra_save = n - 1;
-	if (t->machine == UNSPOOL_AARCH64) {
-		mask = UNSPOOL_TABLE_U32(t, r + t->rule_size - 4);
-		sp = UNSPOOL_AARCH64_SP;
-		ra_slot = UNSPOOL_AARCH64_RA;
-		keep = UNSPOOL_AARCH64_SAVED;
-	} else {
-		mask = UNSPOOL_TABLE_U8(t, r + t->rule_size - 1);
-		sp = UNSPOOL_X86_64_SP;
-		ra_slot = UNSPOOL_X86_64_RA;
-		keep = UNSPOOL_X86_64_SAVED;
-	}
-	if (mask >> ra_save & 1) {
-		uint64_t at = base + (uint64_t)((int64_t)(int8_t)UNSPOOL_TABLE_U8(t, r + UNSPOOL_RULE_HEAD + ra_save) * 8);
-
-		if (!UNSPOOL_LOAD(ctx, at, &ra)) {
-			s->fault = at;
-			return UNSPOOL_UNREADABLE;
-		}
-	} else {
-		o = unspool_state_get(s, ra_slot, ctx, &ra);
-		if (o != UNSPOOL_OK)
-			return o;
-	}
-	if (flags & (UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))
-		ra &= ((uint64_t)1 << 48) - 1;
-
-	/* Nothing can fail any more. */
-	for (i = 0; i < UNSPOOL_MAX_SAVES; i++) {
-		uint32_t slot;
-
-		if (i >= n || !(mask >> i & 1))
-			continue;
-		slot = UNSPOOL_TABLE_U8(t, UNSPOOL_OFF_HDR_SLOTS + i) & (UNSPOOL_NUM_SLOTS - 1);
-		s->val[slot] = base + (uint64_t)((int64_t)(int8_t)UNSPOOL_TABLE_U8(t, r + UNSPOOL_RULE_HEAD + i) * 8);
-		set |= (uint64_t)1 << slot;
-	}
-	if (flags & UNSPOOL_SIGNAL)
-		keep = ~(uint64_t)0;
-	s->known = (s->known & keep) | set | (uint64_t)1 << sp;
-	s->in_mem = (s->in_mem | set) & ~((uint64_t)1 << sp);
-	s->in_reg &= ~(set | (uint64_t)1 << sp);
-	s->val[sp] = cfa;
-	if (t->machine != UNSPOOL_AARCH64) {
-		/* The column is the program counter itself, whose value in the caller is now known. */
-		s->known |= (uint64_t)1 << ra_slot;
-		s->in_mem &= ~((uint64_t)1 << ra_slot);
-		s->in_reg &= ~((uint64_t)1 << ra_slot);
-		s->val[ra_slot] = ra;
-	}
-	s->pc = ra;
-	s->cfa = cfa;
-	return UNSPOOL_OK;
+	return unspool_table_plain(&r, s, ctx);
 }
 
 #endif /* UNSPOOL_LOAD */

@@ -89,12 +89,18 @@ func machine(b *bytes.Buffer, m *arch.Machine) {
 	}
 	define("ALL", fmt.Sprintf("%#xull", uint64(1)<<len(regs)-1), "the set of all slots")
 	define("PRESERVED", fmt.Sprintf("%#xull", m.SavedSlots()), "the set of those that a call preserves")
-	define("SAVES", list(append(m.CalleeSaved[:len(m.CalleeSaved):len(m.CalleeSaved)], m.RA)), "the slots of a rule's saves, in their order")
+	saves := append(m.CalleeSaved[:len(m.CalleeSaved):len(m.CalleeSaved)], m.RA)
+	define("SAVES", list(saves), "the slots of a rule's saves, in their order")
+	define("RA_SAVE", fmt.Sprint(len(saves)-1), "which of them is the return address's")
+	fmt.Fprintf(b, "#define %s_EACH_SAVE(X)", up)
+	for i, r := range saves {
+		fmt.Fprintf(b, " X(%d, %d)", i, m.Slot(r))
+	}
+	b.WriteString(" /* X(save, slot) */\n")
 	define("RED_ZONE", fmt.Sprint(m.RedZone), "bytes below the stack pointer that a function may use")
 	define("CALL_PUSH", fmt.Sprint(m.CallPush), "bytes that a call pushes")
 	define("RECORD_RA", fmt.Sprint(m.Record.RA), "where in the frame pointer's record the return address is")
 	define("RECORD_SIZE", fmt.Sprint(m.Record.Size), "the caller's stack pointer is behind that record")
-	define("ADDRESS", fmt.Sprintf("%#xull", uint64(arch.AddressMask)), "what is an address in a signed one")
 	stub := func(name string, s *arch.Stub) {
 		define(name+"_SIZE", fmt.Sprint(s.Size), "of a stub of a lazy linkage table; 0: not of one size")
 		define(name+"_ENTERED", fmt.Sprint(s.Entered), "bytes that lie on the stack already when it begins")

@@ -29,6 +29,7 @@ var headerIn string
 const (
 	layoutPath = "emit/compact/layout.go"
 	headerPath = "runtime/unspool_table.h"
+	plainPath  = "runtime/plain.h"
 	docPath    = "docs/TABLE.md"
 )
 
@@ -70,6 +71,15 @@ func generate(root string) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	plain, err := os.ReadFile(filepath.Join(root, plainPath))
+	if err != nil {
+		return nil, err
+	}
+	_, plain, ok := bytes.Cut(plain, []byte(" */\n\n")) // what is behind its comment
+	if !ok {
+		return nil, fmt.Errorf("%s: no comment", plainPath)
+	}
+	header = bytes.Replace(header, []byte("@PLAIN@\n"), plain, 1)
 	machines, err := machineHeader(root)
 	if err != nil {
 		return nil, err
@@ -293,7 +303,7 @@ func (l *layout) header() ([]byte, error) {
 		fmt.Fprintf(&b, "};\n")
 		fmt.Fprintf(&asserts, "_Static_assert(sizeof(struct %s) == %d, \"layout\");\n", r.c, l.int(r.size))
 	}
-	fmt.Fprintf(&b, "\nenum { UNSPOOL_NUM_SLOTS = %d };\n", arch.NumSlots)
+	fmt.Fprintf(&b, "\nenum { UNSPOOL_NUM_SLOTS = %d };\n#define UNSPOOL_ADDRESS %#xull /* what is an address in a signed one */\n", arch.NumSlots, uint64(arch.AddressMask))
 	for _, m := range arch.Machines() {
 		up := strings.ToUpper(m.Name)
 		fmt.Fprintf(&b, "\nenum { /* %s: e_machine, slots */\n", m.Name)

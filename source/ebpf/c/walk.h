@@ -280,75 +280,42 @@ static __always_inline int get(struct walk *w, u32 slot, u64 *to)
 #include "wide.h"
 
 /*
- * Where the mask has bit i, the register of save i is at base + 8 times its byte. Without a branch: which registers a
- * function saves cannot be predicted.
+ * Where the mask has bit i, the register of save i is at its place. Without a branch: which registers a function saves cannot be
+ * predicted.
  */
-#define SAVE(i, slot)                                                                                                  \
-	do {                                                                                                           \
-		u64 m = -(u64)(mask >> i & 1);                                                                         \
-                                                                                                                       \
-		w->val[slot] ^= (w->val[slot] ^ (base + (u64)((s64)(s8)(w->r1 >> 8 * i) * 8))) & m;                    \
-	} while (0)
+#define LOCATE(i, slot)                                                                       \
+	if (i < UNSPOOL_X86_64_RA_SAVE)                                                       \
+		s->val[slot] ^= (s->val[slot] ^ PLAIN_AT(base, i)) & -(u64)(mask >> i & 1);
+#define LOCATED(i, slot) | (mask & 1u << i) << (slot - i)
 
 /*
- * Applies the rule in w->r0 and w->r1: w, the state of a frame, becomes that of its caller. After any outcome but OK its
+ * Applies the rule in s->r0 and s->r1: s, the state of a frame, becomes that of its caller. After any outcome but OK its
  * registers are unchanged.
  */
-static __always_inline int apply(struct walk *w)
-{
-	u32 kind = (u8)w->r0, flags = (u8)(w->r0 >> 16), aux = (u8)(w->r0 >> 24), mask = (u8)(w->r1 >> 56), set = 0, keep;
-	u64 cfa, base, ra;
-	int o;
-
-	if (kind == UNSPOOL_KIND_WIDE)
-		return apply_wide(w);
-	if (kind == UNSPOOL_KIND_NONE)
-		return flags & UNSPOOL_OUTERMOST_FLAG ? OUTERMOST : NO_RULE;
-	o = get(w, (u8)(w->r0 >> 8), &cfa);
-	if (o != OK)
-		return o;
-	cfa += (u64)(s64)(s32)(w->r0 >> 32);
-	if (kind == UNSPOOL_KIND_PLT) {
-		if ((w->pc & 15) >= aux)
-			cfa += 8;
-		base = cfa;
-	} else {
-		base = cfa - (u64)aux * UNSPOOL_BASE_UNIT;
+#define PLAIN_STEP static __always_inline int apply(struct walk *s)
+#define PLAIN_SET u32
+#define PLAIN_KIND (u8)s->r0
+#define PLAIN_REG (u8)(s->r0 >> 8)
+#define PLAIN_FLAGS (u8)(s->r0 >> 16)
+#define PLAIN_AUX (u8)(s->r0 >> 24)
+#define PLAIN_OFF (s32)(s->r0 >> 32)
+#define PLAIN_MASK (u8)(s->r1 >> 56)
+#define PLAIN_SAVE(i) (s->r1 >> 8 * (i))
+#define PLAIN_RA_SAVE UNSPOOL_X86_64_RA_SAVE
+#define PLAIN_LOCATE(mask, base, set)                       \
+	if (mask) {                                         \
+		UNSPOOL_X86_64_EACH_SAVE(LOCATE)            \
+		set = 0 UNSPOOL_X86_64_EACH_SAVE(LOCATED);  \
 	}
-	if (flags & UNSPOOL_OUTERMOST_FLAG)
-		return OUTERMOST;
-	if (mask & 0x40) {
-		u64 at = base + (u64)((s64)(s8)(w->r1 >> 48) * 8);
-
-		if (!load(w, at, &ra)) {
-			w->fault = at;
-			return UNREADABLE;
-		}
-	} else {
-		o = get(w, SLOT_RA, &ra);
-		if (o != OK)
-			return o;
-	}
-	if (flags & (UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))
-		ra &= ((u64)1 << 48) - 1;
-	if (mask & 0x3f) {
-		SAVE(0, 3);
-		SAVE(1, 6);
-		SAVE(2, 12);
-		SAVE(3, 13);
-		SAVE(4, 14);
-		SAVE(5, 15);
-		set = (mask & 1) << 3 | (mask & 2) << 5 | (mask & 0x3c) << 10;
-	}
-	keep = flags & UNSPOOL_SIGNAL ? ALL_SLOTS : SAVED_SLOTS;
-	w->known = (w->known & keep) | set | 1u << SLOT_RSP | 1u << SLOT_RA;
-	w->in_mem = (w->in_mem | set) & ~(1u << SLOT_RSP | 1u << SLOT_RA);
-	w->val[SLOT_RSP] = cfa;
-	w->val[SLOT_RA] = ra;
-	w->pc = ra;
-	w->cfa = cfa;
-	return OK;
-}
+#define PLAIN_WIDE apply_wide(s)
+#define PLAIN_KEEP SAVED_SLOTS
+#define PLAIN_SP SLOT_RSP
+#define PLAIN_RA SLOT_RA
+#define PLAIN_RA_IS_PC 1
+#define PLAIN_GET(slot, to) get(s, slot, to)
+#define PLAIN_LOAD(addr, to) load(s, addr, to)
+#define PLAIN_PLACED(set) (void)0
+#include "plain.h"
 
 /* ---- The walk ---- */
 
