@@ -3,7 +3,9 @@ package source
 import (
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"strings"
+	"weak"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/unwind"
@@ -18,7 +20,8 @@ import (
 // an address can look mapped for longer than it was.
 type World struct {
 	mods  func(path, buildID string) *unwind.Module
-	files map[fileID]*unwind.Module
+	files map[fileID]weak.Pointer[unwind.Module] // those that something else still has
+	sweep int                                    // how many files may be known before those are forgotten that nothing has
 
 	identify func(*fileID) string // see Options.Identify; may be nil
 	names    map[string]string    // interned names of threads
@@ -83,14 +86,15 @@ const (
 	maxPending  = 1 << 10 // mappings that wait for a Space
 	keepGone    = 1 << 10 // threads that have exited
 	maxNames    = 1 << 16
+	minSweep    = 1 << 10 // files
 )
 
 // NewWorld returns an empty World. mods gives the module of an executable file or of a pseudo file such as
 // "[vdso]"; memory that is no file's has a module for each process. buildID is in hex, and empty where the recording has none. It is called from Run's
-// goroutine, once for each distinct file, and should load nothing yet.
+// goroutine, for each distinct file once and again when nothing has had its module for a while, and should load nothing yet.
 func NewWorld(mods func(path, buildID string) *unwind.Module) *World {
 	return &World{
-		mods: mods, files: map[fileID]*unwind.Module{}, names: map[string]string{}, empty: &image{Space: unwind.NewSpace(), procs: 1}, owned: map[uint32]int{},
+		mods: mods, files: map[fileID]weak.Pointer[unwind.Module]{}, sweep: minSweep, names: map[string]string{}, empty: &image{Space: unwind.NewSpace(), procs: 1}, owned: map[uint32]int{},
 		threads: map[int32]*thread{}, procs: map[int32]*proc{},
 	}
 }
@@ -426,7 +430,7 @@ func (w *World) owns(pid int32) (owner uint32, most int) {
 
 // module returns the module of a file: one for all processes that map it.
 func (w *World) module(id fileID) *unwind.Module {
-	m := w.files[id]
+	m := w.files[id].Value()
 	if m == nil {
 		if id.pid != 0 {
 			m = &unwind.Module{Path: id.path, PID: id.pid}
@@ -440,7 +444,11 @@ func (w *World) module(id fileID) *unwind.Module {
 		if m == nil {
 			m = unwind.NewModule(id.path, id.buildID, nil)
 		}
-		w.files[id] = m
+		if len(w.files) >= w.sweep {
+			maps.DeleteFunc(w.files, func(_ fileID, m weak.Pointer[unwind.Module]) bool { return m.Value() == nil })
+			w.sweep = 2*len(w.files) + minSweep
+		}
+		w.files[id] = weak.Make(m)
 	}
 	return m
 }

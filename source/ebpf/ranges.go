@@ -37,6 +37,11 @@ const Pending = 1<<32 - 1
 // Ranges returns the executable mappings of a space, cut where what walking does changes: ascending and disjoint. table
 // gives the number of a module's table: 0 where it has none, Pending where it may have one later.
 func Ranges(space *unwind.Space, table func(*unwind.Module) uint32) []Range {
+	return rangesOf(space, func(m *unwind.Module) (uint32, *unwind.Code) { return table(m), m.Code() })
+}
+
+// rangesOf is Ranges for who has the code of modules: it may be loaded no more.
+func rangesOf(space *unwind.Space, of func(*unwind.Module) (table uint32, c *unwind.Code)) []Range {
 	var out []Range
 	for i := range space.Mappings() {
 		m := &space.Mappings()[i]
@@ -46,12 +51,11 @@ func Ranges(space *unwind.Space, table func(*unwind.Module) uint32) []Range {
 			}
 		}
 		at := uint64(m.Lo)
-		id := table(m.Module)
+		id, c := of(m.Module)
 		if id == Pending {
 			out = append(out, Range{Lo: at, Hi: uint64(m.Hi), Table: id, Kind: Code})
 			continue
 		}
-		c := m.Module.Code()
 		for _, s := range segments(c) {
 			// The part of the mapping that is of this segment. What lies before, on the same page, is another's.
 			lo, hi := max(m.Off, s.Off), min(m.Off+uint64(m.Hi-m.Lo), s.Off+s.Size)

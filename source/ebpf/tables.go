@@ -23,12 +23,13 @@ type tables struct {
 	tables    *ebpf.Map // by slot
 	uses      *ebpf.Map // struct use, by slot
 	memory    uint64
-	all       map[*unwind.Module]*table
-	free      []uint32     // slots that nothing uses
-	last      uint32       // slot that has been used
-	size      uint64       // bytes of the kernel's memory
-	look      atomic.Int64 // when to see whether all is as it should be: CLOCK_MONOTONIC; 0: it is
-	compiling chan bool    // so many at once
+	all       map[*unwind.Module]*table // those that a space names, or that the kernel has
+	idle      int                       // those in the kernel that no space names by their slots
+	free      []uint32                  // slots that nothing uses
+	last      uint32                    // slot that has been used
+	size      uint64                    // bytes of the kernel's memory
+	look      atomic.Int64              // when to see whether all is as it should be: CLOCK_MONOTONIC; 0: it is
+	compiling chan bool                 // so many at once
 	jobs      sync.WaitGroup
 
 	news   bool     // under the lock: something has been compiled or loaded
@@ -39,22 +40,24 @@ type tables struct {
 type table struct {
 	mod   *unwind.Module
 	made  chan struct{} // closed when the module has been compiled
-	bytes []byte        // then; nil: it has none
+	code  *unwind.Code  // then
+	bytes []byte        // the table of code; nil: it has none
 	slot  uint32        // 0: none
-	refs  int           // spaces that name it
+	named int           // spaces that have the module
+	refs  int           // those of them that name it by its slot
 	user  *user         // who pays for it while there are some
 	busy  bool          // a job writes it
-	m     *ebpf.Map     // in the kernel; nil: not there
+	in    bool          // it is in the kernel
 	bad   bool          // it cannot be brought there
 	size  uint64        // bytes of the kernel's memory
-	since uint64        // when it came or went: CLOCK_MONOTONIC
+	since uint64        // when it came or went, or was named last: CLOCK_MONOTONIC
 }
 
 // A loaded is what became of a job that wrote a table.
 type loaded struct {
 	*table
-	m   *ebpf.Map
-	err error
+	size uint64
+	err  error
 }
 
 // compiled says whether it is known what table the module has.
@@ -79,36 +82,38 @@ func (t *tables) start(track *tracker, outer, uses *ebpf.Map, memory uint64) {
 	t.all, t.compiling = map[*unwind.Module]*table{}, make(chan bool, 4)
 }
 
-// close ends all jobs and takes all tables out of the kernel.
+// close ends all jobs. What is in the kernel goes with the map of all tables.
 func (t *tables) close() {
 	t.jobs.Wait()
 	t.settle()
-	for _, l := range t.all {
-		if l.m != nil {
-			l.m.Close()
-		}
-	}
 }
 
-// of returns the slots of a space's modules, which it has compiled and loaded when they are not, at u's cost, and their tables, which it
-// holds for the space: those that have a slot, and those that are not compiled yet.
-func (t *tables) of(space *unwind.Space, u *user) (slot func(*unwind.Module) uint32, held, wait []*table) {
-	slots := map[*unwind.Module]uint32{}
+// A walkable is what a space's ranges say of a module: the slot of its table, and its code, nil where that is not known.
+type walkable struct {
+	slot uint32
+	code *unwind.Code
+}
+
+// of returns what the ranges of a space say of its modules, which it has compiled and loaded when they are not, at u's cost, and their tables, which
+// it holds for the space: all, those of them that have a slot, and those that are not compiled yet.
+func (t *tables) of(space *unwind.Space, u *user) (of map[*unwind.Module]walkable, all, held, wait []*table) {
+	of = map[*unwind.Module]walkable{}
 	var late <-chan time.Time
-	var fresh []*table
 	for i := range space.Mappings() {
 		mod := space.Mappings()[i].Module
-		if _, ok := slots[mod]; ok {
+		if _, ok := of[mod]; ok {
 			continue
 		}
 		if mod.PID != 0 {
-			slots[mod] = 0 // memory has no table
+			of[mod] = walkable{} // memory has no table
 			continue
 		}
-		slots[mod] = Pending
-		fresh = append(fresh, t.add(mod))
+		of[mod] = walkable{slot: Pending}
+		l := t.add(mod)
+		l.named++
+		all = append(all, l)
 	}
-	for _, l := range fresh {
+	for _, l := range all {
 		if late == nil && !l.compiled() {
 			late = time.After(patience)
 		}
@@ -124,16 +129,18 @@ func (t *tables) of(space *unwind.Space, u *user) (slot func(*unwind.Module) uin
 		if l.refs == 0 && !u.table() {
 			continue // what it is of is copied
 		}
-		if slots[l.mod] = t.slot(l); l.slot == 0 {
+		if of[l.mod] = (walkable{t.slot(l), l.code}); l.slot == 0 {
 			u.release()
 		} else {
 			if l.refs++; l.refs == 1 {
-				l.user = u
+				if l.user = u; l.in {
+					t.idle--
+				}
 			}
 			held = append(held, l)
 		}
 	}
-	return func(m *unwind.Module) uint32 { return slots[m] }, held, wait
+	return of, all, held, wait
 }
 
 // add returns the table of a module, which it has compiled where it is not yet.
@@ -156,6 +163,7 @@ func (t *tables) compile(l *table) {
 	if t.track.isClosed() {
 		// Nobody waits for it.
 	} else if c := l.mod.Code(); c != nil && c.Machine == Machine {
+		l.code = c
 		if s, ok := c.Stepper.(interface{ Bytes() []byte }); ok && bytes.HasPrefix(s.Bytes(), []byte("uTbl")) {
 			l.bytes = s.Bytes()
 		}
@@ -198,7 +206,7 @@ func (t *tables) slot(l *table) uint32 {
 			return t.slot(l)
 		}
 	}
-	if l.m == nil {
+	if !l.in {
 		t.load(l)
 	}
 	return l.slot
@@ -211,8 +219,8 @@ func (t *tables) load(l *table) {
 	}
 	l.busy = true
 	t.jobs.Go(func() {
-		m, err := t.put(l)
-		t.notify(loaded{l, m, err})
+		size, err := t.put(l)
+		t.notify(loaded{l, size, err})
 	})
 }
 
@@ -224,7 +232,7 @@ func (t *tables) settle() {
 	t.track.mu.Unlock()
 	for _, d := range done {
 		l := d.table
-		l.m, l.bad, l.busy, l.since = d.m, d.err != nil, false, monotonic()
+		l.in, l.bad, l.busy, l.since = d.err == nil, d.err != nil, false, monotonic()
 		if l.bad {
 			t.track.failed(fmt.Errorf("the table of %s: %w", l.mod.Path, d.err))
 			if l.refs == 0 {
@@ -232,13 +240,10 @@ func (t *tables) settle() {
 			}
 			continue
 		}
-		l.size = uint64(len(l.bytes))
-		if info, err := l.m.Info(); err == nil {
-			if n, ok := info.Memlock(); ok {
-				l.size = n
-			}
+		l.size = d.size
+		if t.account(l, 1); l.refs == 0 {
+			t.idle++
 		}
-		t.account(l, 1)
 	}
 }
 
@@ -252,8 +257,9 @@ func (t *tables) account(l *table, n int) {
 	t.track.mu.Unlock()
 }
 
-// put writes a table into the kernel.
-func (t *tables) put(l *table) (*ebpf.Map, error) {
+// put writes a table into the kernel, and returns how much of its memory that takes. The map of all tables keeps it: a descriptor of each
+// would soon be too many.
+func (t *tables) put(l *table) (size uint64, err error) {
 	values := make([]tableValue, (len(l.bytes)+valueBytes-1)/valueBytes)
 	keys := make([]uint32, len(values))
 	for i := range values {
@@ -264,23 +270,30 @@ func (t *tables) put(l *table) (*ebpf.Map, error) {
 		Name: "unspool_table", Type: ebpf.Array, KeySize: 4, ValueSize: valueSize, MaxEntries: uint32(len(values)), Flags: innerMap,
 	})
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
-	if _, err = m.BatchUpdate(keys, values, nil); err == nil {
-		err = t.publish(l, m)
-	}
-	if err != nil {
+	if _, err = m.BatchUpdate(keys, values, nil); err != nil {
 		m.Close()
-		return nil, err
+		return 0, err
 	}
-	return m, nil
+	size = uint64(len(l.bytes))
+	if info, err := m.Info(); err == nil {
+		if n, ok := info.Memlock(); ok {
+			size = n
+		}
+	}
+	return size, t.publish(l, m)
 }
 
-// publish makes a table known to the program. The kernel changes the map at once, and then waits for all programs that might
+// publish makes a table known to the program, and closes m. The kernel changes the map at once, and then waits for all programs that might
 // still see the old one, ten milliseconds and more. Here there was none, so nobody need wait for that.
 func (t *tables) publish(l *table, m *ebpf.Map) error {
 	done := make(chan error, 1)
-	t.jobs.Go(func() { done <- t.tables.Put(l.slot, m) })
+	t.jobs.Go(func() {
+		err := t.tables.Put(l.slot, m)
+		m.Close()
+		done <- err
+	})
 	for {
 		var id uint32
 		if t.tables.Lookup(l.slot, &id) == nil {
@@ -301,9 +314,20 @@ func (t *tables) release(held []*table) {
 			continue
 		}
 		l.user.release()
-		if l.user = nil; l.m == nil && !l.busy {
+		l.user, l.since = nil, monotonic()
+		if l.in {
+			t.idle++
+		} else if !l.busy {
 			t.vacate(l)
 		}
+	}
+}
+
+// leave says that a space that had the modules of all these tables, and has released those that it held, is none any more.
+func (t *tables) leave(all []*table) {
+	for _, l := range all {
+		l.named--
+		t.forget(l)
 	}
 }
 
@@ -311,6 +335,41 @@ func (t *tables) release(held []*table) {
 func (t *tables) vacate(l *table) {
 	t.free = append(t.free, l.slot)
 	l.slot = 0
+	t.forget(l)
+}
+
+// forget forgets a table that nothing needs: it is made again when it is wanted.
+func (t *tables) forget(l *table) {
+	if l.named == 0 && l.slot == 0 && !l.busy {
+		delete(t.all, l.mod)
+	}
+}
+
+// shed takes tables out of the kernel that no space names, until only so many are left that were named last.
+func (t *tables) shed() {
+	if t.idle <= maxIdle+maxIdle/2 {
+		return
+	}
+	var idle []*table
+	for _, l := range t.all {
+		if l.refs == 0 && l.in {
+			idle = append(idle, l)
+		}
+	}
+	slices.SortFunc(idle, func(a, b *table) int { return cmp.Compare(a.since, b.since) })
+	for _, l := range idle[:max(0, len(idle)-maxIdle)] {
+		t.withdraw(l)
+		t.vacate(l)
+	}
+}
+
+// withdraw takes a table out of the kernel.
+func (t *tables) withdraw(l *table) {
+	t.tables.Delete(l.slot)
+	t.account(l, -1)
+	if l.in, l.since = false, monotonic(); l.refs == 0 {
+		t.idle--
+	}
 }
 
 func monotonic() uint64 {
@@ -327,10 +386,11 @@ func (t *tables) due() bool {
 
 // fit keeps the tables within the memory that they may take, and brings those back that were taken out and are wanted again.
 func (t *tables) fit() {
+	t.shed()
 	missing := false
 	if t.due() {
 		for _, l := range t.all {
-			if l.refs == 0 || l.m != nil || l.slot == 0 || l.bad {
+			if l.refs == 0 || l.in || l.slot == 0 || l.bad {
 				continue
 			}
 			missing = true
@@ -363,7 +423,7 @@ func (t *tables) evict(size uint64, slots int) (missing bool) {
 	}
 	var olds []old
 	for l := range maps.Values(t.all) {
-		if l.m == nil || l.busy || slots > 0 && l.refs > 0 {
+		if !l.in || l.busy || slots > 0 && l.refs > 0 {
 			continue
 		}
 		var u [2]uint64
@@ -383,10 +443,7 @@ func (t *tables) evict(size uint64, slots int) (missing bool) {
 		if l.refs > 0 && now-l.used < uint64(time.Second) {
 			continue
 		}
-		t.tables.Delete(l.slot)
-		l.m.Close()
-		t.account(l.table, -1)
-		l.m, l.since = nil, now
+		t.withdraw(l.table)
 		if l.refs == 0 {
 			t.vacate(l.table)
 			continue
@@ -398,6 +455,9 @@ func (t *tables) evict(size uint64, slots int) (missing bool) {
 	}
 	return missing
 }
+
+// maxIdle is how many tables that no space names stay in the kernel, for the next process of the same program.
+var maxIdle = 1 << 10 // but for tests
 
 // A tableValue is VALUE_SIZE bytes of a table: see c/walk.h.
 type tableValue [valueSize]byte

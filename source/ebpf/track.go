@@ -58,6 +58,7 @@ type shared struct {
 	procs  int
 	user   *user // who pays; nil: nobody
 	blocks int
+	mods   []*table // of all its modules
 	tables []*table // that its ranges name
 	waits  []*table // that were not compiled
 }
@@ -96,6 +97,7 @@ func (t *tracker) begin(records []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.begun = true
+	t.again.Store(int64(monotonic() + uint64(time.Second))) // what has ended before its events were open has said so to nobody
 	t.pending = append(append([]byte{}, records...), t.pending...)
 	t.changed.Broadcast()
 }
@@ -252,7 +254,7 @@ func (t *tracker) due() bool {
 	return at != 0 && monotonic() >= uint64(at)
 }
 
-// reap finds the processes that have ended after records have been lost, which may have said so.
+// reap finds the processes that have ended without a record: it was lost, or there were no events yet.
 func (t *tracker) reap(touched map[int32]bool) {
 	var pid int32
 	var gone []int32
@@ -342,9 +344,9 @@ func (t *tracker) leave(s *shared) {
 // share brings an address space into the kernel. Where that fails, it is one without ranges.
 func (t *tracker) share(space *unwind.Space, u *user) *shared {
 	s := &shared{space: space, user: u}
-	var slot func(*unwind.Module) uint32
-	slot, s.tables, s.waits = t.tables.of(space, u)
-	ranges := Ranges(space, slot)
+	var of map[*unwind.Module]walkable
+	of, s.mods, s.tables, s.waits = t.tables.of(space, u)
+	ranges := rangesOf(space, func(m *unwind.Module) (uint32, *unwind.Code) { return of[m].slot, of[m].code })
 	t.lastSpace++
 	s.id = t.lastSpace // never used before: what is cached for an ID stays right
 	if s.blocks = (len(ranges) + blockRanges - 1) / blockRanges; !u.fits(s.blocks) {
@@ -356,7 +358,7 @@ func (t *tracker) share(space *unwind.Space, u *user) *shared {
 		if err := t.coll.Maps["spaces"].Put(uint64(s.id)<<32|uint64(k), blockOf(ranges[k*blockRanges:])); err != nil {
 			t.failed(fmt.Errorf("an address space: %w", err))
 			t.unshare(s)
-			s.n, s.blocks, s.tables, s.waits = 0, 0, nil, nil
+			s.n, s.blocks, s.mods, s.tables, s.waits = 0, 0, nil, nil, nil
 			break
 		}
 	}
@@ -403,6 +405,7 @@ func (t *tracker) unshare(s *shared) {
 		s.user.blocks -= s.blocks
 	}
 	t.tables.release(s.tables)
+	t.tables.leave(s.mods)
 }
 
 // refresh shares spaces again whose modules have been compiled since.

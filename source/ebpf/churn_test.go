@@ -1,0 +1,108 @@
+package ebpf
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/source/perfevent"
+)
+
+// TestChurn: programs that come and go leave nothing in the kernel but the tables of the last of them, and no descriptors here.
+func TestChurn(t *testing.T) {
+	load(t, Options{}).Close()
+	was := maxIdle
+	t.Cleanup(func() { maxIdle = was }) // after the program's
+	maxIdle = 16
+	const programs = 150
+	b, err := os.ReadFile(compile(t, `int main(void) { volatile int n; for (n = 0; n < 3000000; n++); return 0; }`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := bytes.Index(b, []byte("\x04\x00\x00\x00\x14\x00\x00\x00\x03\x00\x00\x00GNU\x00")) // the build ID's note
+	if at < 0 {
+		t.Fatal("gcc has made no build ID")
+	}
+	dir := t.TempDir()
+	for i := range programs {
+		copy(b[at+16:], fmt.Sprintf("program %012d", i))
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), b, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := load(t, Options{})
+	// The loop starts programs itself, so that its own space is one of many, and waits at the end, so that the recording still runs.
+	script := fmt.Sprintf("cd %s; i=0; while [ $i -lt %d ]; do ./$i; i=$((i+1)); done; read end", dir, programs)
+	cmd := exec.Command("sh", "-c", script)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer in.Close()
+	rec, err := perfevent.Open(t.Context(), perfevent.Options{PIDs: []int{cmd.Process.Pid}, Program: p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rec.Close()
+	descriptors := func() int {
+		list, _ := os.ReadDir("/proc/self/fd")
+		return len(list)
+	}
+	count := func(name string) (n int) {
+		var k, v []byte
+		for it := p.coll.Maps[name].Iterate(); it.Next(&k, &v); {
+			n++
+		}
+		return n
+	}
+	before, most, seen := 0, 0, map[string]bool{}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := source.Run(t.Context(), rec, source.Options{Ours: true, Sample: func(s *source.Sample) error {
+			for i := range s.User {
+				if m := s.User[i].Mapping; m != nil {
+					seen[m.Module.Path] = true
+				}
+			}
+			if n := descriptors(); before == 0 && len(seen) > 5 {
+				before = n
+			} else {
+				most = max(most, n)
+			}
+			return nil
+		}})
+		ended <- err
+	}()
+	// All but the shell are gone in the end.
+	const mostProcesses, mostSpaces, mostTables = 2, 2, 16 + 16/2 + 8 // 8: those of the shell
+	processes, spaces, tables := 0, 0, 0
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		processes, spaces, tables = count("processes"), count("spaces"), p.Stats().Tables
+		if wchan, _ := os.ReadFile(fmt.Sprintf("/proc/%d/wchan", cmd.Process.Pid)); processes <= mostProcesses && spaces <= mostSpaces && tables <= mostTables && bytes.Contains(wchan, []byte("pipe")) {
+			break
+		}
+	}
+	in.Close()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d files in stacks; %d processes, %d spaces and %d tables at the end; %d descriptors, and %d after the first programs", len(seen), processes, spaces, tables, most, before)
+	if len(seen) < programs/2 {
+		t.Errorf("only %d files were seen in stacks", len(seen))
+	}
+	if processes > mostProcesses || spaces > mostSpaces || tables > mostTables {
+		t.Errorf("left in the kernel: %d processes, %d blocks of spaces, %d tables; at most %d, %d, %d should be", processes, spaces, tables, mostProcesses, mostSpaces, mostTables)
+	}
+	if most > before+10 {
+		t.Errorf("%d descriptors, and %d after the first programs", most, before)
+	}
+}
