@@ -52,7 +52,7 @@ var arrows = []struct {
 	{"tui", nil},
 	{"tui/tuitest", []string{"profile", "unwind", "arch"}},
 	{"tui/*", []string{"tui", "record", "profile", "unwind"}},
-	{"record", []string{"names", "modules", "profile", "source", "source/*", "unwind", "arch"}},
+	{"record", []string{"names", "modules", "profile", "profile/pprof", "source", "source/*", "unwind", "arch"}},
 	{"doctor", []string{"record", "names", "modules", "profile", "source/*", "symbol"}},
 	{"internal/*", []string{"arch", "internal/*"}},
 	{"cmd/*", []string{"*"}},

@@ -15,7 +15,6 @@ import (
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/source/corefile"
-	"github.com/unspool/unspool/source/perfdata"
 	"github.com/unspool/unspool/stacks"
 	"github.com/unspool/unspool/store"
 )
@@ -57,19 +56,12 @@ func Example_recording() {
 	mods := modules.New()
 	defer mods.Close()
 	mods.Files = names.Files("testdata/root", nil) // "": where they were recorded
-	in, err := os.Open("testdata/perf.data")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer in.Close()
-	f, err := perfdata.New(in, in.Name())
+	f, err := record.Open("testdata/perf.data", record.FileOptions{Mods: mods})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer f.Close()
-	namer := names.New(record.FileNames(mods, f))
-	defer namer.Close()
-	p, err := record.FromFile(f, record.Options{Mods: mods, Names: namer}).Profile(context.Background(), nil)
+	p, err := f.Profile(context.Background(), nil)
 	if err != nil {
 		log.Fatal(err)
 	}

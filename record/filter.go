@@ -15,16 +15,16 @@ type Filter struct {
 	From, To   uint64         // ns of the recording's clock, both included
 }
 
-// Active says whether the filter refuses anything.
-func (f *Filter) Active() bool { return len(f.PIDs)+len(f.TIDs) > 0 || f.Comm != nil || f.Timed }
+// active says whether the filter refuses anything.
+func (f *Filter) active() bool { return len(f.PIDs)+len(f.TIDs) > 0 || f.Comm != nil || f.Timed }
 
-// Want is the filter on samples as they come: see Options.
-func (f *Filter) Want(pid, tid int32, comm string, time uint64) bool {
+// wants is the filter on samples as they come.
+func (f *Filter) wants(pid, tid int32, comm string, time uint64) bool {
 	return f.who(pid, tid, comm) && (!f.Timed || f.From <= time && time <= f.To)
 }
 
-// Stack is the filter on aggregated stacks, which have no time.
-func (f *Filter) Stack(s *profile.Stack) bool { return f.who(s.PID, s.TID, s.Comm) }
+// stack is the filter on aggregated stacks, which have no time.
+func (f *Filter) stack(s *profile.Stack) bool { return f.who(s.PID, s.TID, s.Comm) }
 
 func (f *Filter) who(pid, tid int32, comm string) bool {
 	has := func(list []int, v int32) bool { return len(list) == 0 || slices.Contains(list, int(v)) }

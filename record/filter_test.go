@@ -26,13 +26,13 @@ func TestFilter(t *testing.T) {
 		{"later", Filter{Timed: true, From: 6, To: math.MaxUint64}, true, false, true},
 		{"earlier", Filter{Timed: true}, true, false, true},
 	} {
-		if got := c.f.Active(); got != c.active {
+		if got := c.f.active(); got != c.active {
 			t.Errorf("%s: Active = %v", c.name, got)
 		}
-		if got := c.f.Want(10, 11, "work", 5); got != c.want {
+		if got := c.f.wants(10, 11, "work", 5); got != c.want {
 			t.Errorf("%s: Want = %v", c.name, got)
 		}
-		if got := c.f.Stack(&profile.Stack{PID: 10, TID: 11, Comm: "work"}); got != c.stacks {
+		if got := c.f.stack(&profile.Stack{PID: 10, TID: 11, Comm: "work"}); got != c.stacks {
 			t.Errorf("%s: Stack = %v", c.name, got)
 		}
 	}

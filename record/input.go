@@ -14,14 +14,14 @@ import (
 	"github.com/unspool/unspool/source/perfdata"
 )
 
-// An Input is an open file of samples, or a pipe.
-type Input struct {
+// An input is an open file of samples, or a pipe.
+type input struct {
 	*os.File
-	Pprof bool // by its first bytes it is a pprof profile, compressed or not; else perfdata.New says what it is
+	pprof bool // by its first bytes it is a pprof profile, compressed or not; else perfdata.New says what it is
 }
 
-// OpenInput opens a file, or standard input by the name of "-", and looks at its first bytes, which stay there. Errors name the file.
-func OpenInput(path string) (*Input, error) {
+// openInput opens a file, or standard input by the name of "-", and looks at its first bytes, which stay there. Errors name the file.
+func openInput(path string) (*input, error) {
 	in, err := os.Stdin, error(nil)
 	if path != "-" {
 		if in, err = os.Open(path); err != nil {
@@ -42,7 +42,7 @@ func OpenInput(path string) (*Input, error) {
 		in.Close()
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return &Input{in, pprof(head[:n])}, nil
+	return &input{in, isPprof(head[:n])}, nil
 }
 
 // CheckInput says what is wrong with a file of samples, as far as its first bytes say. Pipes are left as they are.
@@ -53,12 +53,12 @@ func CheckInput(path string) error {
 	if st, err := os.Stat(path); err != nil || !st.Mode().IsRegular() {
 		return err
 	}
-	in, err := OpenInput(path)
+	in, err := openInput(path)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	if in.Pprof {
+	if in.pprof {
 		return nil
 	}
 	f, err := perfdata.New(in.File, path)
@@ -68,8 +68,8 @@ func CheckInput(path string) error {
 	return err
 }
 
-// Identify returns Options.Identify for f, the recording in the file.
-func (in *Input) Identify(f *perfdata.File) func(path string, maj, min uint32, inode uint64) string {
+// identify returns Session.identify for f, the recording in the file.
+func (in *input) identify(f *perfdata.File) func(path string, maj, min uint32, inode uint64) string {
 	var written time.Time // zero: not known
 	if st, err := in.Stat(); err == nil && st.Mode().IsRegular() {
 		written = st.ModTime()
@@ -96,8 +96,8 @@ func peek(in *os.File, head []byte) int {
 	return n
 }
 
-// pprof says whether a file that starts with head may be a pprof profile: gzip's magic number, or the first field of a message and no recording's
+// isPprof says whether a file that starts with head may be a pprof profile: gzip's magic number, or the first field of a message and no recording's
 // magic number.
-func pprof(head []byte) bool {
+func isPprof(head []byte) bool {
 	return bytes.HasPrefix(head, []byte{0x1f, 0x8b}) || len(head) > 0 && head[0] == 0x0a && !bytes.HasPrefix(head, []byte("PERFILE"))
 }

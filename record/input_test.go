@@ -27,13 +27,13 @@ func TestOpenInput(t *testing.T) {
 			t.Fatal(err)
 		}
 		check := func(how, path string) {
-			in, err := OpenInput(path)
+			in, err := openInput(path)
 			if err != nil {
 				t.Fatalf("%s, %s: %v", name, how, err)
 			}
 			defer in.Close()
-			if b, err := io.ReadAll(in); in.Pprof != c.pprof || err != nil || !bytes.Equal(b, c.head) {
-				t.Errorf("%s, %s: pprof %v, %q, %v; want %v, %q", name, how, in.Pprof, b, err, c.pprof, c.head)
+			if b, err := io.ReadAll(in); in.pprof != c.pprof || err != nil || !bytes.Equal(b, c.head) {
+				t.Errorf("%s, %s: pprof %v, %q, %v; want %v, %q", name, how, in.pprof, b, err, c.pprof, c.head)
 			}
 		}
 		check("a file", path)
@@ -55,9 +55,9 @@ func TestOpenInput(t *testing.T) {
 		t.Errorf("CheckInput(-): %v", err)
 	}
 	for _, path := range []string{filepath.Join(dir, "none"), dir} {
-		if in, err := OpenInput(path); err == nil && path != dir {
+		if in, err := openInput(path); err == nil && path != dir {
 			in.Close()
-			t.Errorf("OpenInput(%s): no error", path)
+			t.Errorf("openInput(%s): no error", path)
 		}
 	}
 	if err := CheckInput(filepath.Join(dir, "none")); !os.IsNotExist(err) {

@@ -282,7 +282,7 @@ func (l *Live) wait() (status syscall.WaitStatus, ok bool, err error) {
 
 // Session returns a session over the recording.
 func (l *Live) Session(o Options) *Session {
-	s := newSession(l.recorder, o)
+	s := newSession(l.recorder, perfdata.Host, o)
 	s.ours, s.unsaid = l.prog != nil, l.unsaid
 	s.machine, s.Info.Host, s.Info.Command, s.Info.Start = l.Machine(), perfdata.Host().Hostname, strings.Join(l.plan.Command, " "), l.Start
 	return s

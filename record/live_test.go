@@ -16,7 +16,6 @@ import (
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
-	"github.com/unspool/unspool/source/perfdata"
 )
 
 // spinner builds a program that is always in spins_here, below outer_of_it.
@@ -74,7 +73,7 @@ func TestSources(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w, err := s.Write(context.Background(), out, perfdata.Host(), true)
+		w, err := s.Write(context.Background(), out, true)
 		if err != nil {
 			t.Fatalf("%s: %v", from, err)
 		}
@@ -104,19 +103,14 @@ func TestSources(t *testing.T) {
 		}
 		n.Close()
 
-		in, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		f, err := perfdata.New(in, path)
+		f, err := Open(path, FileOptions{Mods: mods})
 		if err != nil {
 			t.Fatalf("%s: %v", from, err)
 		}
-		n = names.New(FileNames(mods, f))
-		if err := n.Import(f.Info().Names); err != nil || len(f.Info().Names) == 0 {
-			t.Errorf("%s: %d bytes of names, %v", from, len(f.Info().Names), err)
+		if len(f.data.Info().Names) == 0 || f.notes != nil {
+			t.Errorf("%s: %d bytes of names, %q", from, len(f.data.Info().Names), f.notes)
 		}
-		again, err := FromFile(f, Options{Mods: mods, Names: n}).Profile(context.Background(), nil)
+		again, err := f.Profile(context.Background(), nil)
 		if err != nil || again.Summary() != first.Summary() {
 			t.Errorf("%s: %v, read again: %s, was %s", from, err, again.Summary(), first.Summary())
 		}
@@ -126,9 +120,7 @@ func TestSources(t *testing.T) {
 				t.Errorf("%s: %s: %d, was %d", from, stack, is[stack], n)
 			}
 		}
-		n.Close()
 		f.Close()
-		in.Close()
 	}
 	if ran < 3 {
 		oracle.Lacks(t, "perf events, or the permission to walk in the kernel")
@@ -151,8 +143,8 @@ func TestWant(t *testing.T) {
 	told := []uint64(nil)
 	s := l.Session(Options{
 		Mods: mods, Names: n, Prompt: true, Progress: func(n uint64) { told = append(told, n) },
-		Want: func(_, _ int32, comm string, time uint64) bool { return comm == "spinner" && time%4 != 0 },
 	})
+	s.want = func(_, _ int32, comm string, time uint64) bool { return comm == "spinner" && time%4 != 0 }
 	got := uint64(0)
 	if err := s.Run(context.Background(), func(*profile.Sample) error { got++; return nil }); err != nil {
 		t.Fatal(err)

@@ -1,7 +1,7 @@
 // Package record turns stacks, from a live recording or from a file, into samples and profiles.
 //
 // A Plan says what to record. Plan.Open chooses who walks the stacks (the kernel, or this program from copies or by ptrace), begins to record,
-// and returns a Live. Live.Drop gives up the capabilities needed only to begin. A Session reads a Live or a file. It walks all stacks (Run),
+// and returns a Live. Live.Drop gives up the capabilities needed only to begin. Open opens a file of samples. A Session reads a Live or a file. It walks all stacks (Run),
 // makes a profile of them (Profile), or writes a recording (Write). A Tally cuts samples into intervals, for views of a running recording.
 //
 // Nothing here prints. Notes and EndNotes return messages for people, Stats and Info the counts and losses.
@@ -9,6 +9,7 @@ package record
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -29,10 +30,9 @@ type Options struct {
 	Mods  *modules.Set // walk the stacks
 	Names *names.Namer // name what they have
 
-	Want     func(pid, tid int32, comm string, time uint64) bool     // says which samples are of interest; nil: all
-	Identify func(path string, maj, min uint32, inode uint64) string // see source.Options
-	Prompt   bool                                                    // samples are wanted as soon as they are there
-	Progress func(samples uint64)                                    // is told now and then how many there were; may be nil
+	Filter   Filter               // says which samples are of interest
+	Prompt   bool                 // samples are wanted as soon as they are there
+	Progress func(samples uint64) // is told now and then how many there were; may be nil
 }
 
 // A Session takes a stream of records to samples with stacks, and these to a profile. It runs once.
@@ -41,25 +41,35 @@ type Session struct {
 	Info  profile.Info // what is known of the recording; its loss and duration after it has run
 	Stats source.Stats // after it has run
 
-	in      source.RecordStream
-	machine *arch.Machine
-	ours    bool
-	unsaid  func() uint64  // after the last record: samples that the recorder lost and that the stream does not say; nil: none
-	lost    uint64         // what unsaid said
-	cut     cuts           // waits that are longer than they look
-	sample  profile.Sample // scratch
+	in       source.RecordStream
+	machine  *arch.Machine
+	ours     bool
+	about    func() perfdata.Info                                    // what a recording of it says of itself
+	want     func(pid, tid int32, comm string, time uint64) bool     // says which samples are of interest; nil: all
+	identify func(path string, maj, min uint32, inode uint64) string // see source.Options; may be nil
+	notes    []string                                                // from opening it
+	unsaid   func() uint64                                           // after the last record: samples that the recorder lost and that the stream does not say; nil: none
+	lost     uint64                                                  // what unsaid said
+	cut      cuts                                                    // waits that are longer than they look
+	sample   profile.Sample                                          // scratch
 }
 
-func newSession(in source.RecordStream, o Options) *Session { return &Session{Options: o, in: in} }
+func newSession(in source.RecordStream, about func() perfdata.Info, o Options) *Session {
+	s := &Session{Options: o, in: in, about: about}
+	if o.Filter.active() {
+		s.want = o.Filter.wants
+	}
+	return s
+}
 
-// FileNames returns what names of a recording in a file are made with, apart from what it brings along: perfdata.Info.Names.
-func FileNames(mods *modules.Set, f *perfdata.File) names.Options {
+// fileNames returns what names of a recording in a file are made with, apart from what it brings along: perfdata.Info.Names.
+func fileNames(mods *modules.Set, f *perfdata.File) names.Options {
 	return names.Options{Mods: mods, KernelID: f.BuildID("[kernel.kallsyms]"), Recorded: true, KernelRelease: f.Info().OSRelease}
 }
 
-// FromFile returns a session over a perf.data file.
-func FromFile(f *perfdata.File, o Options) *Session {
-	s := newSession(f, o)
+// fromFile returns a session over a perf.data file.
+func fromFile(f *perfdata.File, o Options) *Session {
+	s := newSession(f, f.Info, o)
 	info := f.Info()
 	s.machine, s.ours = info.Machine, info.Ours
 	s.Info.Host, s.Info.Command = info.Hostname, strings.Join(recorded(info.Cmdline), " ")
@@ -87,7 +97,7 @@ func (s *Session) run(ctx context.Context, each func(*profile.Sample) error, rec
 	scheduler, wakers := profile.NewScheduler(s.Names), newWakers(s.Names)
 	var waits []bool // by event
 	o := source.Options{
-		Mods: s.Mods.Module, Identify: s.Identify, Want: s.Want, Machine: s.machine, Ours: s.ours, Prompt: s.Prompt,
+		Mods: s.Mods.Module, Identify: s.identify, Want: s.want, Machine: s.machine, Ours: s.ours, Prompt: s.Prompt,
 		Sample: func(x *source.Sample) error {
 			if n++; n&255 == 0 && s.Progress != nil {
 				s.Progress(n)
@@ -169,6 +179,14 @@ func (s *Session) Events() {
 	}
 }
 
+// NoSamples is the error of a session that has run and had none: it says why.
+func (s *Session) NoSamples() error {
+	if s.Stats.Unwanted > 0 {
+		return fmt.Errorf("none of the %d samples matches", s.Stats.Unwanted)
+	}
+	return errors.New("no samples")
+}
+
 // Summary says how many samples there were, and how many of their stacks are whole.
 func (s *Session) Summary() string {
 	t := profile.Totals{Samples: s.Stats.Samples, Stops: s.Stats.Stops}
@@ -176,7 +194,8 @@ func (s *Session) Summary() string {
 }
 
 // Notes says what the reader of a report should know: why stacks are not whole, what was lost, and what to do about it.
-func (s *Session) Notes() (out []string) {
+func (s *Session) Notes() []string {
+	out := slices.Clone(s.notes)
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	st := &s.Stats
 	if err := s.Mods.CacheErr(); err != nil {

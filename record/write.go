@@ -23,8 +23,9 @@ type Written struct {
 }
 
 // Write writes perf.data with callchains. room leaves room for names in it.
-func (s *Session) Write(ctx context.Context, out *os.File, info perfdata.Info, room bool) (*Written, error) {
+func (s *Session) Write(ctx context.Context, out *os.File, room bool) (*Written, error) {
 	var w *perfdata.Writer
+	info := s.about()
 	open := func() (err error) {
 		if w == nil {
 			build, _ := s.in.(interface{ BuildID(string) string })

@@ -15,7 +15,6 @@ import (
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/report"
-	"github.com/unspool/unspool/source/perfdata"
 )
 
 // defaultRecording is where record writes unless told otherwise.
@@ -144,7 +143,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	}
 
 	n := newNamer(names.Options{Mods: mods})
-	s := &session{Session: rec.Session(flt.options(mods, n)), flt: flt}
+	s := &session{Session: rec.Session(record.Options{Mods: mods, Names: n, Filter: flt.Filter})}
 	if err := rec.Drop(n); err != nil {
 		fmt.Fprintf(stderr, "unspool: %v\n", err)
 	}
@@ -158,7 +157,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	// Not ctx: when it is done, the recording ends, and what has been recorded is still to be read.
 	switch bg := context.Background(); {
 	case o.format == recordingFormat.Name:
-		written, err = s.write(bg, out, o, perfdata.Host(), withNames)
+		written, err = s.write(bg, out, o, withNames)
 	case o.form().Stream != nil:
 		err = s.stream(bg, out, o)
 	default:
@@ -214,13 +213,13 @@ func exitStatus(ctx context.Context, rec *record.Live, ours bool) error {
 }
 
 // write writes perf.data with callchains.
-func (s *session) write(ctx context.Context, out *os.File, o *output, info perfdata.Info, room bool) (*record.Written, error) {
+func (s *session) write(ctx context.Context, out *os.File, o *output, room bool) (*record.Written, error) {
 	defer s.shown()()
-	w, err := s.Write(ctx, out, info, room)
+	w, err := s.Write(ctx, out, room)
 	if w != nil && w.Dropped > 0 && err == nil {
 		fmt.Fprintf(stderr, "unspool: %s samples were too large for perf.data and are not in it\n", profile.Comma(w.Dropped))
 	}
-	s.weigh(o)
+	o.weigh(&s.Info)
 	s.Names.Lines = !o.plain
 	return w, err
 }

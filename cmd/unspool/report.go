@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -16,11 +15,8 @@ import (
 
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
-	"github.com/unspool/unspool/profile/pprof"
-	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
-	"github.com/unspool/unspool/source/perfdata"
 	"github.com/unspool/unspool/tui/browse"
 )
 
@@ -106,23 +102,22 @@ func dumb() bool {
 }
 
 func runReport(ctx context.Context, path string, o *output, flt *filter, ann *annotator) error {
-	r, err := openRecording(path, flt, ann.mods)
+	f, s, err := openFile(path, flt, ann.mods, false)
 	if err != nil {
 		return err
 	}
-	defer r.Close()
-	o.inputs = append(o.inputs, r.stat)
+	defer f.Close()
+	o.inputs = append(o.inputs, f.Stat)
 	write := func(p *profile.Profile) error {
 		if o.form().Whole == nil {
 			return usage("a pprof profile has no single samples: --format stacks or -o FILE.stacks.json has its stacks")
 		}
 		return o.write(ctx, func(w io.Writer) error { return o.form().Whole(w, p, o.opts) })
 	}
-	if r.pprof != nil {
-		p, _ := r.profile(ctx, o)
-		return write(p)
+	if f.Pprof != nil {
+		o.weigh(&f.Pprof.Info)
+		return write(f.Pprof)
 	}
-	s := r.session
 	ann.names = s.Names
 	if o.form().Stream != nil {
 		var bad error // what was there before it is good
@@ -132,14 +127,14 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, ann *an
 				bad, err = err, nil
 			}
 			if err == nil && s.Stats.Samples == 0 {
-				return cmp.Or(bad, s.none())
+				return cmp.Or(bad, s.NoSamples())
 			}
 			return err
 		})
 		err = cmp.Or(err, bad)
 	} else {
 		var p *profile.Profile
-		if p, err = r.profile(ctx, o); p != nil {
+		if p, err = s.some(ctx, o); p != nil {
 			if werr := write(p); werr != nil {
 				return werr
 			}
@@ -154,103 +149,21 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, ann *an
 	return nil
 }
 
-// A recordingFile is a file of samples: a session over one that is still to be walked, or a pprof profile.
-type recordingFile struct {
-	session *session
-	file    *perfdata.File // of the session
-	pprof   *profile.Profile
-	close   []io.Closer
-	stat    fs.FileInfo
-}
-
-// Close closes the file.
-func (r *recordingFile) Close() {
-	for _, c := range slices.Backward(r.close) {
-		c.Close()
-	}
-}
-
-// openRecording opens a file of samples, or standard input. Errors name the file.
-func openRecording(path string, flt *filter, mods *modules.Set) (*recordingFile, error) {
-	in, err := record.OpenInput(path)
-	if err != nil {
-		return nil, err
-	}
-	r := &recordingFile{close: []io.Closer{in}}
-	if r.stat, err = in.Stat(); err != nil {
-		r.Close()
-		return nil, err
-	}
-	if in.Pprof {
-		if r.pprof, err = readPprof(in, flt); err != nil {
-			r.Close()
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-		return r, nil
-	}
-	f, err := perfdata.New(in.File, path)
-	if err != nil {
-		r.Close()
-		return nil, err
-	}
-	r.close = append(r.close, f)
-	r.session, r.file = openFile(mods, f, flt), f
-	r.session.Identify = in.Identify(f)
-	return r, nil
-}
-
-func readPprof(in io.Reader, flt *filter) (*profile.Profile, error) {
-	if flt.Timed {
-		return nil, errors.New("--time: a pprof profile does not say when samples were taken")
-	}
-	p, err := pprof.Read(in)
-	if err != nil || !flt.Active() {
-		return p, err
-	}
-	q := p.Filter(flt.Stack)
-	if q.Totals.Samples == 0 {
-		return nil, fmt.Errorf("none of the %d samples matches", p.Totals.Samples)
-	}
-	return q, nil
-}
-
-// profile aggregates the samples. There is no profile without any; with an error can come one of what there was before it.
-func (r *recordingFile) profile(ctx context.Context, o *output) (*profile.Profile, error) {
-	if r.pprof != nil {
-		if r.pprof.Waits() {
-			o.opts.By = report.Periods
-		}
-		return r.pprof, nil
-	}
-	s := r.session
-	p, err := s.profile(ctx, o, nil)
-	if p != nil && p.Totals.Samples > 0 {
-		return p, err
-	}
-	return nil, cmp.Or(err, s.none())
-}
-
-// none says why there are no samples.
-func (s *session) none() error {
-	if s.flt.Active() && s.Stats.Unwanted > 0 {
-		return fmt.Errorf("none of the %d samples matches", s.Stats.Unwanted)
-	}
-	return errors.New("no samples")
-}
-
 // readProfile reads all of a recording, and says on standard error what its reader should know.
 func readProfile(ctx context.Context, path string, o *output, flt *filter, mods *modules.Set) (*profile.Profile, error) {
-	r, err := openRecording(path, flt, mods)
+	f, s, err := openFile(path, flt, mods, false)
 	if err != nil {
 		return nil, err
 	}
-	defer r.Close()
-	o.inputs = append(o.inputs, r.stat)
-	p, err := r.profile(ctx, o)
-	if r.session != nil {
-		r.session.warn()
-		r.session.hints(p)
+	defer f.Close()
+	o.inputs = append(o.inputs, f.Stat)
+	if f.Pprof != nil {
+		o.weigh(&f.Pprof.Info)
+		return f.Pprof, nil
 	}
+	p, err := s.some(ctx, o)
+	s.warn()
+	s.hints(p)
 	switch {
 	case err == nil:
 	case p == nil:
@@ -260,5 +173,3 @@ func readProfile(ctx context.Context, path string, o *output, flt *filter, mods 
 	}
 	return p, nil
 }
-
-var _ source.RecordStream = (*perfdata.File)(nil)

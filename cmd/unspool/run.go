@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +14,7 @@ import (
 
 	"github.com/unspool/unspool/compile"
 	"github.com/unspool/unspool/module"
-	"github.com/unspool/unspool/source/perfdata"
+	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/store"
 )
 
@@ -97,34 +96,12 @@ func prepare(program string, args []string) {
 	}
 	files := []string{program}
 	for _, a := range args {
-		files = append(files, recordedFiles(a)...)
+		files = append(files, record.SampledFiles(a)...)
 	}
 	if len(args) > 0 && len(files) == 1 && strings.HasPrefix(filepath.Base(program), "perf") {
-		files = append(files, recordedFiles("perf.data")...)
+		files = append(files, record.SampledFiles("perf.data")...)
 	}
 	files = slices.DeleteFunc(files, func(path string) bool { return !module.IsLinked(path) })
 	c := compile.Compiler{Emit: "table", Store: st}
 	compile.Each(context.Background(), files, c.File, func(compile.Result, error) {})
-}
-
-// recordedFiles returns the files that a perf.data file has samples of; nil for any other file.
-func recordedFiles(path string) []string {
-	in, err := os.Open(path)
-	if err != nil {
-		return nil
-	}
-	defer in.Close()
-	magic := make([]byte, 8)
-	if st, err := in.Stat(); err != nil || !st.Mode().IsRegular() {
-		return nil
-	}
-	if _, err := in.ReadAt(magic, 0); err != nil || string(magic) != "PERFILE2" {
-		return nil
-	}
-	f, err := perfdata.New(in, path)
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	return slices.Sorted(maps.Keys(f.BuildIDs()))
 }

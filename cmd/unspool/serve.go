@@ -157,30 +157,30 @@ func (a *pageAnnotator) Annotate(p *profile.Profile, fn int32, by profile.Weight
 // serveInput returns how a file is read for the page; plain leaves out lines and inlined calls.
 func serveInput(path string, mods *modules.Set, plain bool) serve.Input {
 	return serve.Input{Name: path, Read: func(ctx context.Context, progress func(serve.Progress)) (*serve.Recording, error) {
-		r, err := openRecording(path, &filter{}, mods)
+		f, s, err := openFile(path, &filter{}, mods, false)
 		if err != nil {
 			return nil, err
 		}
-		defer r.Close()
-		if r.pprof != nil {
-			return &serve.Recording{Profile: r.pprof, Periods: r.pprof.Waits()}, nil
+		defer f.Close()
+		if f.Pprof != nil {
+			return &serve.Recording{Profile: f.Pprof, Periods: f.Pprof.Waits()}, nil
 		}
 		o := output{plain: plain}
 		times := &serve.Times{}
 		n := uint64(0)
-		p, err := r.session.profile(ctx, &o, func(x *profile.Sample, stack int) {
+		p, err := s.profile(ctx, &o, func(x *profile.Sample, stack int) {
 			if n++; n&1023 == 0 {
-				done, total := r.file.Progress()
+				done, total := f.Read()
 				progress(serve.Progress{Done: done, Total: total, Samples: n})
 			}
 			if n == 1 {
-				r.session.Events()
-				times.Waits = r.session.Info.Waits()
+				s.Events()
+				times.Waits = s.Info.Waits()
 			}
 			times.Add(x.Time, stack, x.Period)
 		})
-		r.session.warn()
-		r.session.hints(p)
+		s.warn()
+		s.hints(p)
 		if err != nil {
 			err = fmt.Errorf("%s: %w", path, err)
 			if n == 0 {

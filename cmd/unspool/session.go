@@ -1,25 +1,24 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/modules"
-	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/report"
-	"github.com/unspool/unspool/source/perfdata"
 	"github.com/unspool/unspool/tui"
 )
 
 // A session is a record.Session with the messages to its user.
 type session struct {
 	*record.Session
-	flt    *filter
 	howFar func() string // nil: nobody is to know
 }
 
@@ -47,30 +46,22 @@ func lookingFlag(c *cobra.Command) func() (*modules.Set, error) {
 	}
 }
 
-// options are those of a session whose stacks are walked with mods and named by n.
-func (f *filter) options(mods *modules.Set, n *names.Namer) record.Options {
-	o := record.Options{Mods: mods, Names: n}
-	if f.Active() {
-		o.Want = f.Want
+// openFile opens a file of samples, or standard input. single says that a pprof profile, which has no single samples, is an error.
+func openFile(path string, flt *filter, mods *modules.Set, single bool) (*record.File, *session, error) {
+	f, err := record.Open(path, record.FileOptions{Mods: mods, Namer: newNamer, Filter: flt.Filter, Single: single})
+	if errors.Is(err, record.ErrTimeless) {
+		err = fmt.Errorf("%s: --time: %w", path, record.ErrTimeless)
 	}
-	return o
-}
-
-// openFile returns a session over a perf.data file.
-func openFile(mods *modules.Set, f *perfdata.File, flt *filter) *session {
-	n := newNamer(record.FileNames(mods, f))
-	if info := f.Info(); info.Ours {
-		if err := n.Import(info.Names); err != nil {
-			fmt.Fprintf(stderr, "unspool: the names in the recording: %v\n", err)
-		}
+	if err != nil {
+		return nil, nil, err
 	}
-	return &session{record.FromFile(f, flt.options(mods, n)), flt, func() string {
-		done, total := f.Progress()
+	return f, &session{f.Session, func() string {
+		done, total := f.Read()
 		if total == 0 {
 			return fmt.Sprintf("read %d MiB", done>>20)
 		}
 		return fmt.Sprintf("read %d of %d MiB", done>>20, total>>20)
-	}}
+	}}, nil
 }
 
 // shown says on a terminal how far the session is, until the function that it returns is called.
@@ -87,14 +78,23 @@ func (s *session) profile(ctx context.Context, o *output, added func(x *profile.
 	defer s.shown()()
 	s.Names.Lines = !o.plain
 	p, err := s.Profile(ctx, added)
-	s.weigh(o)
+	o.weigh(&s.Info)
 	return p, err
+}
+
+// some is the profile of samples that there must be: there is none without any. With an error can come one of what there was before it.
+func (s *session) some(ctx context.Context, o *output) (*profile.Profile, error) {
+	p, err := s.profile(ctx, o, nil)
+	if p != nil && p.Totals.Samples > 0 {
+		return p, err
+	}
+	return nil, cmp.Or(err, s.NoSamples())
 }
 
 // stream writes each sample as it comes.
 func (s *session) stream(ctx context.Context, w io.Writer, o *output) error {
 	s.Events()
-	s.weigh(o)
+	o.weigh(&s.Info)
 	s.Names.Lines = !o.plain
 	st := o.form().Stream(w, s.Names, s.Info, o.opts)
 	defer s.shown()()
@@ -107,8 +107,8 @@ func (s *session) stream(ctx context.Context, w io.Writer, o *output) error {
 }
 
 // weigh lets time that threads were blocked for weigh in a report of it, not how often.
-func (s *session) weigh(o *output) {
-	if s.Info.Waits() {
+func (o *output) weigh(info *profile.Info) {
+	if info.Waits() {
 		o.opts.By = report.Periods
 	}
 }

@@ -115,9 +115,7 @@ func (t *topFlags) run(ctx context.Context, flt *filter) error {
 	if err := rec.Drop(n); err != nil {
 		fmt.Fprintf(stderr, "unspool: %v\n", err)
 	}
-	o := flt.options(mods, n)
-	o.Prompt = true
-	s := rec.Session(o)
+	s := rec.Session(record.Options{Mods: mods, Names: n, Filter: flt.Filter, Prompt: true})
 	n.Lines = !t.plain // as in a report: the numbers are the same
 	t.What, t.Total, t.Options.Periods = t.what(rec), t.sort == "total", t.Event == perfevent.OffCPU
 	view := top.New(t.Options, rec, n, rec.Since)

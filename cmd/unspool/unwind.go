@@ -8,8 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/modules"
-	"github.com/unspool/unspool/record"
-	"github.com/unspool/unspool/source/perfdata"
 )
 
 func unwindCmd() *cobra.Command {
@@ -40,27 +38,17 @@ standard input or output.`,
 }
 
 func runUnwind(ctx context.Context, path, to string, flt *filter, mods *modules.Set) error {
-	in, err := record.OpenInput(path)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	f, err := perfdata.New(in.File, path)
+	f, s, err := openFile(path, flt, mods, true)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	st, err := in.Stat()
-	if err != nil {
-		return err
-	}
-	o := output{formats: recordFormats, path: to, format: "data", inputs: []fs.FileInfo{st}}
+	o := output{formats: recordFormats, path: to, format: "data", inputs: []fs.FileInfo{f.Stat}}
 	out, commit, err := o.create(ctx)
 	if err != nil {
 		return err
 	}
-	s := openFile(mods, f, flt)
-	_, err = s.write(ctx, out, &o, f.Info(), false)
+	_, err = s.write(ctx, out, &o, false)
 	if err = commit(err); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}

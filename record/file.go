@@ -1,0 +1,130 @@
+package record
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"slices"
+
+	"github.com/unspool/unspool/internal/procfs"
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/names"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/profile/pprof"
+	"github.com/unspool/unspool/source/perfdata"
+)
+
+// FileOptions say how a file of samples is read. Mods is needed.
+type FileOptions struct {
+	Mods   *modules.Set
+	Namer  func(names.Options) *names.Namer // makes what names the frames; nil: names.New
+	Filter Filter                           // says which samples are of interest
+	Single bool                             // a pprof profile, which has no single samples, is an error
+}
+
+// A File is a file of samples: a recording, whose Session is still to run, or a pprof profile.
+type File struct {
+	*Session                  // of a recording; nil for a pprof profile
+	Pprof    *profile.Profile // what the filter leaves of a pprof profile; nil for a recording
+	Stat     fs.FileInfo
+
+	in   *input
+	data *perfdata.File
+}
+
+// Open opens a file of samples, or standard input by the name of "-". Errors name the file.
+func Open(path string, o FileOptions) (*File, error) {
+	in, err := openInput(path)
+	if err != nil {
+		return nil, err
+	}
+	f := &File{in: in}
+	if err := f.open(path, &o); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (f *File) open(path string, o *FileOptions) (err error) {
+	if f.Stat, err = f.in.Stat(); err != nil {
+		return err
+	}
+	if f.in.pprof && !o.Single {
+		if f.Pprof, err = readPprof(f.in, &o.Filter); err != nil {
+			err = fmt.Errorf("%s: %w", path, err)
+		}
+		return err
+	}
+	if f.data, err = perfdata.New(f.in.File, path); err != nil {
+		return err
+	}
+	namer := o.Namer
+	if namer == nil {
+		namer = names.New
+	}
+	n := namer(fileNames(o.Mods, f.data))
+	f.Session = fromFile(f.data, Options{Mods: o.Mods, Names: n, Filter: o.Filter})
+	f.identify = f.in.identify(f.data)
+	if info := f.data.Info(); info.Ours {
+		if err := n.Import(info.Names); err != nil {
+			f.notes = append(f.notes, fmt.Sprintf("the names in the recording: %v", err))
+		}
+	}
+	return nil
+}
+
+// Close closes the file, and the Namer of its Session. A profile that was made of it stays.
+func (f *File) Close() error {
+	var errs []error
+	if f.Session != nil {
+		errs = append(errs, f.Names.Close())
+	}
+	if f.data != nil {
+		errs = append(errs, f.data.Close())
+	}
+	return errors.Join(append(errs, f.in.Close())...)
+}
+
+// Read returns how many bytes of a recording have been read, and how many there are: 0 where that is not known. It is safe for concurrent use.
+func (f *File) Read() (done, total int64) { return f.data.Progress() }
+
+// readPprof reads what filter leaves of a pprof profile.
+func readPprof(in io.Reader, filter *Filter) (*profile.Profile, error) {
+	if filter.Timed {
+		return nil, ErrTimeless
+	}
+	p, err := pprof.Read(in)
+	if err != nil || !filter.active() {
+		return p, err
+	}
+	q := p.Filter(filter.stack)
+	if q.Totals.Samples == 0 {
+		return nil, fmt.Errorf("none of the %d samples matches", p.Totals.Samples)
+	}
+	return q, nil
+}
+
+// ErrTimeless is the error of a filter by time on what has no times.
+var ErrTimeless = errors.New("a pprof profile does not say when samples were taken")
+
+// SampledFiles returns the paths of the files that a recording has samples of, as its header says, sorted; nil for what is no recording.
+func SampledFiles(path string) []string {
+	in, err := procfs.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer in.Close()
+	magic := make([]byte, 8)
+	if _, err := in.ReadAt(magic, 0); err != nil || string(magic) != "PERFILE2" {
+		return nil
+	}
+	f, err := perfdata.New(in, path)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	return slices.Sorted(maps.Keys(f.BuildIDs()))
+}

@@ -1,0 +1,136 @@
+package record
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/names"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/profile/pprof"
+	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/source/perfdata"
+)
+
+// TestOpen: a recording and the pprof profile that was made of it have the same samples, with the same filters; what has none says why.
+func TestOpen(t *testing.T) {
+	mods := modules.New()
+	mods.Files = names.Files("../testdata/root", nil)
+	open := func(path string, filter Filter) (*profile.Profile, error) {
+		f, err := Open(path, FileOptions{Mods: mods, Filter: filter})
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		if f.Stat.Size() == 0 || (f.Session == nil) != (f.Pprof != nil) {
+			t.Errorf("%s: %d bytes, session %v, profile %v", path, f.Stat.Size(), f.Session != nil, f.Pprof != nil)
+		}
+		if f.Pprof != nil {
+			return f.Pprof, nil
+		}
+		p, err := f.Profile(context.Background(), nil)
+		if done, total := f.Read(); done == 0 || total < done || err != nil {
+			t.Errorf("%s: %d of %d bytes read, %v", path, done, total, err)
+		}
+		if p.Totals.Samples == 0 {
+			return nil, f.NoSamples()
+		}
+		return p, nil
+	}
+	p, err := open("../testdata/perf.data", Filter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := pprof.Write(&b, p); err != nil {
+		t.Fatal(err)
+	}
+	packed := filepath.Join(t.TempDir(), "spin.pb.gz")
+	if err := os.WriteFile(packed, b.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		filter  Filter
+		samples uint64
+		err     string // "": none
+	}{
+		{Filter{}, p.Totals.Samples, ""},
+		{Filter{Comm: regexp.MustCompile("^spin$")}, p.Totals.Samples, ""},
+		{Filter{Comm: regexp.MustCompile("^other$")}, 0, "none of the 10 samples matches"},
+		{Filter{PIDs: []int{1}}, 0, "none of the 10 samples matches"},
+	} {
+		for _, path := range []string{"../testdata/perf.data", packed} {
+			got, err := open(path, c.filter)
+			switch {
+			case c.err != "":
+				if err == nil || !strings.HasSuffix(err.Error(), c.err) {
+					t.Errorf("%s, %+v: %v, want %s", path, c.filter, err, c.err)
+				}
+			case err != nil || got.Totals.Samples != c.samples:
+				t.Errorf("%s, %+v: %v, %v, want %d samples", path, c.filter, got, err, c.samples)
+			}
+		}
+	}
+	if _, err := open(packed, Filter{Timed: true}); !errors.Is(err, ErrTimeless) {
+		t.Errorf("a pprof profile by time: %v", err)
+	}
+	if f, err := Open(packed, FileOptions{Mods: mods, Single: true}); err == nil {
+		f.Close()
+		t.Error("a pprof profile has single samples")
+	}
+	if f, err := Open(filepath.Join(t.TempDir(), "none"), FileOptions{Mods: mods}); !errors.Is(err, os.ErrNotExist) {
+		f.Close()
+		t.Errorf("what is not there: %v", err)
+	}
+}
+
+// TestSampledFiles: a recording says in its header which files it has samples of. What is no recording has none, and no pipe is waited for.
+func TestSampledFiles(t *testing.T) {
+	mods := modules.New()
+	f, err := Open("../testdata/perf.data", FileOptions{Mods: mods})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "header.data")
+	out, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := perfdata.NewWriter(out, perfdata.WriterOptions{
+		Events: f.data.Decoder().Events(), Info: f.data.Info(), BuildID: func(string) string { return "b4e4ceee2690ca953fbe41bdb3d527d97a84cddc" },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = f.run(context.Background(), func(*profile.Sample) error { return nil }, func(r *source.Record) error {
+		bare := *r
+		bare.BuildID = nil // those go into the header that no record has
+		return w.Record(&bare)
+	}, w.Sample)
+	if err := errors.Join(err, w.Close(), out.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if got := SampledFiles(path); !slices.Contains(got, "/opt/spin") || !slices.IsSorted(got) {
+		t.Errorf("files of the recording: %q", got)
+	}
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{fifo, "/dev/zero", "file_test.go", "..", "none", ""} {
+		if got := SampledFiles(path); got != nil {
+			t.Errorf("%q: %q", path, got)
+		}
+	}
+}
