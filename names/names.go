@@ -17,6 +17,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/format"
@@ -33,10 +34,11 @@ type Options struct {
 	// Mods loaded the named modules. Names come from its open files, and are kept in its cache. May be nil.
 	Mods *modules.Set
 
-	// KernelID, KernelRelease and Recorded tell which kernel's addresses are named; see symbol.Options.
+	// KernelID, KernelRelease, Recorded and RecordedBy tell which kernel's addresses are named; see symbol.Options.
 	KernelID      string
 	KernelRelease string
 	Recorded      bool
+	RecordedBy    time.Time
 
 	// Download returns the context of one download from the servers of DEBUGINFOD_URLS, and a function that releases it. After a context has
 	// ended, nothing more is fetched. nil: nothing ends a download.
@@ -72,7 +74,7 @@ type Namer struct {
 // New returns a Namer. It reads DEBUGINFOD_URLS and its companions (package symbol/debuginfod) from the environment.
 func New(o Options) *Namer {
 	n := &Namer{mods: o.Mods, labels: newLabels(), images: map[*unwind.Module]*module.Image{}, frames: map[*module.Image]func() *format.Unwind{}, made: newMade()}
-	opt := symbol.Options{Files: &module.Locator{}, KernelID: o.KernelID, KernelRelease: o.KernelRelease, Recorded: o.Recorded}
+	opt := symbol.Options{Files: &module.Locator{}, KernelID: o.KernelID, KernelRelease: o.KernelRelease, Recorded: o.Recorded, RecordedBy: o.RecordedBy}
 	if o.Mods != nil {
 		n.cache = o.Mods.CacheDir()
 		opt.CacheDir = n.cache

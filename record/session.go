@@ -64,7 +64,7 @@ func newSession(in source.RecordStream, about func() perfdata.Info, o Options) *
 
 // fileNames returns what names of a recording in a file are made with, apart from what it brings along: perfdata.Info.Names.
 func fileNames(mods *modules.Set, f *perfdata.File) names.Options {
-	return names.Options{Mods: mods, KernelID: f.BuildID("[kernel.kallsyms]"), Recorded: true, KernelRelease: f.Info().OSRelease}
+	return names.Options{Mods: mods, KernelID: f.BuildID("[kernel.kallsyms]"), Recorded: true, KernelRelease: f.Info().OSRelease, RecordedBy: f.Written()}
 }
 
 // fromFile returns a session over a perf.data file.

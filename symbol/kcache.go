@@ -8,22 +8,27 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"time"
 
 	"github.com/unspool/unspool/internal/kept"
 )
 
-// To read /proc/kallsyms takes a tenth of a second, most of it the kernel's, and what it says of the kernel proper stays
-// the same until the next boot. So that part is kept in a file: what it has no name for, in modules and in programs that
-// the kernel compiled, is asked of /proc/kallsyms as before.
+// To read /proc/kallsyms takes 20 ms of the kernel's time and more of ours, so its functions are kept in a file. What the file says of the
+// kernel proper holds until the next boot. Modules and programs that the kernel compiles (BPF) come and go: of them, the file knows all that
+// was there when it was written. What is not in the file then came later, and is in no recording that was finished before.
 //
-// The file is a magic number, the CRC-32C of what follows, the boot's ID, the numbers of functions and of bytes of names,
-// kernel.bounds, the functions, 24 bytes each, and the names; all little-endian.
+// The file is a magic number, the CRC-32C of what follows, the boot's ID, the numbers of functions, of bytes of names and of bytes of
+// modules, 4 bytes that are 0, the time when /proc/kallsyms was opened, in ns since 1970, kernel.bounds, the functions, 24 bytes each, the
+// names, and the modules, a zero after each; all little-endian.
 
 const (
 	keptName  = "kernel-symbols"
-	keptMagic = "unspkrn1"
-	keptHead  = 8 + 4 + 36 + 4 + 4 + 3*8
+	keptMagic = "unspkrn2"
+	keptHead  = 8 + 4 + 36 + 4 + 4 + 4 + 4 + 8 + 3*8
 	keptFunc  = 24
+
+	// clockStep is more than the time of a file's last change can be behind the time of day: a tick of the slowest clock, 10 ms, tenfold.
+	clockStep = 100 * time.Millisecond
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -45,26 +50,22 @@ func bootID() string {
 	return string(b)
 }
 
-// encode returns a file with the functions of the kernel proper.
+// encode returns a file with all functions.
 func (k *kernel) encode(boot string) []byte {
 	le := binary.LittleEndian
-	var funcs kfuncs
-	var names []byte
-	for i := range k.funcs.len() {
-		f := k.funcs.at(i)
-		if f.mod != 0 || f.start < k.bounds.stext || f.start >= k.bounds.etext {
-			continue
-		}
-		name := k.names[f.name:][:f.len]
-		f.name = uint32(len(names))
-		funcs, names = funcs.add(&f), append(names, name...)
+	var mods []byte
+	for _, m := range k.mods[1:] {
+		mods = append(append(mods, m...), 0)
 	}
-	b := append([]byte(keptMagic), 0, 0, 0, 0)
-	b = le.AppendUint32(le.AppendUint32(append(b, boot...), uint32(funcs.len())), uint32(len(names)))
-	for _, v := range []uint64{k.bounds.text, k.bounds.stext, k.bounds.etext} {
+	b := make([]byte, 0, keptHead+len(k.funcs)+len(k.names)+len(mods))
+	b = append(append(append(b, keptMagic...), 0, 0, 0, 0), boot...)
+	for _, n := range []int{k.funcs.len(), len(k.names), len(mods), 0} {
+		b = le.AppendUint32(b, uint32(n))
+	}
+	for _, v := range []uint64{uint64(k.asOf.UnixNano()), k.bounds.text, k.bounds.stext, k.bounds.etext} {
 		b = le.AppendUint64(b, v)
 	}
-	return seal(append(append(b, funcs...), names...))
+	return seal(append(append(append(b, k.funcs...), k.names...), mods...))
 }
 
 // seal puts in the checksum.
@@ -81,17 +82,21 @@ func (k *kernel) decode(b []byte, boot string) error {
 	if len(b) < keptHead || string(b[:8]) != keptMagic || string(b[12:48]) != boot || crc32.Checksum(b[12:], castagnoli) != le.Uint32(b[8:]) {
 		return errKept
 	}
-	n, size := uint64(le.Uint32(b[48:])), uint64(le.Uint32(b[52:]))
-	if uint64(len(b)) != keptHead+n*keptFunc+size {
+	n, size, mods := uint64(le.Uint32(b[48:])), uint64(le.Uint32(b[52:])), uint64(le.Uint32(b[56:]))
+	if uint64(len(b)) != keptHead+n*keptFunc+size+mods {
 		return errKept
 	}
-	k.bounds = bounds{le.Uint64(b[56:]), le.Uint64(b[64:]), le.Uint64(b[72:])}
+	k.asOf = time.Unix(0, int64(le.Uint64(b[64:])))
+	k.bounds = bounds{le.Uint64(b[72:]), le.Uint64(b[80:]), le.Uint64(b[88:])}
 	k.mods = []string{KernelModule}
-	funcs, names := kfuncs(b[keptHead:][:n*keptFunc]), b[keptHead+n*keptFunc:]
+	for m := range bytes.Lines(bytes.ReplaceAll(b[uint64(len(b))-mods:], []byte{0}, []byte{'\n'})) {
+		k.mods = append(k.mods, string(m[:len(m)-1]))
+	}
+	funcs, names := kfuncs(b[keptHead:][:n*keptFunc]), b[keptHead+n*keptFunc:][:size]
 	last := uint64(0)
 	for i := range funcs.len() {
 		f := funcs.at(i)
-		if f.start < last || uint64(f.name)+uint64(f.len) > size || f.mod != 0 {
+		if f.start < last || uint64(f.name)+uint64(f.len) > size || int(f.mod) >= len(k.mods) {
 			return errKept
 		}
 		last = f.start

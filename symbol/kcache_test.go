@@ -3,9 +3,12 @@ package symbol
 import (
 	"bytes"
 	"encoding/binary"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
+	"time"
 )
 
 // TestKept compares names of the running kernel that come from the file with those that come from /proc/kallsyms.
@@ -47,17 +50,74 @@ func TestKept(t *testing.T) {
 	}
 }
 
+// TestKeptAfter asks for addresses outside of the kernel proper. Of a recording that was finished before the file was written, the file answers;
+// of others, /proc/kallsyms does, and the file is written again where that helps the next one.
+func TestKeptAfter(t *testing.T) {
+	dir := t.TempDir()
+	if note := noteOf(New(Options{CacheDir: dir})); note != "" {
+		t.Skip("this test lacks the kernel's symbols: " + note)
+	}
+	path := filepath.Join(dir, keptName)
+	inode := func() fs.FileInfo {
+		st, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st
+	}
+	first := inode()
+	for _, c := range []struct {
+		what         string
+		by           time.Time
+		asks, writes bool
+	}{
+		{"what runs", time.Time{}, true, false},
+		{"a recording of an hour ago", time.Now().Add(-time.Hour), false, false},
+		{"a recording that may be newer than the file", first.ModTime(), true, true},
+	} {
+		r := New(Options{CacheDir: dir, RecordedBy: c.by})
+		before := inode()
+		r.Kernel(^uint64(0) - 1<<12)
+		if asked := r.kernel.funcs != nil; asked != c.asks {
+			t.Errorf("%s: /proc/kallsyms was read: %v", c.what, asked)
+		}
+		if written := !os.SameFile(before, inode()); written != c.writes {
+			t.Errorf("%s: the file was written: %v", c.what, written)
+		}
+	}
+	// All functions are in the file, not only those of the kernel proper.
+	kept, plain := New(Options{CacheDir: dir, RecordedBy: time.Now().Add(-time.Hour)}), New(Options{})
+	all := plain.loadKernel()
+	for i := 0; i < all.funcs.len(); i += 7 {
+		f := all.funcs.at(i)
+		s1, m1, ok1 := kept.Kernel(f.start)
+		s2, m2, ok2 := plain.Kernel(f.start)
+		if f.mod == 0 && (s1 != s2 || m1 != m2 || ok1 != ok2) { // what other programs compile comes and goes
+			t.Fatalf("%#x: kept %+v %s %v, asked %+v %s %v", f.start, s1, m1, ok1, s2, m2, ok2)
+		}
+	}
+	if kept.kernel.funcs != nil {
+		t.Error("/proc/kallsyms was read for functions that are in the file")
+	}
+}
+
 // Every truncation and flipped bit, and another boot's file, are refused; then the kernel is asked.
 func TestKeptDamaged(t *testing.T) {
 	const boot = "01234567-0123-0123-0123-0123456789ab"
-	k := &kernel{}
+	k := &kernel{asOf: time.Unix(1234567890, 987654321)}
 	if err := k.read(bytes.NewReader([]byte(kallsyms))); err != nil {
 		t.Fatal(err)
 	}
 	b := k.encode(boot)
 	var back kernel
-	if err := back.decode(b, boot); err != nil || back.funcs.len() != 3 || back.bounds != k.bounds {
-		t.Fatalf("%v: %+v, %+v", err, back.funcs, back.bounds)
+	if err := back.decode(b, boot); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(back.funcs, k.funcs) || !bytes.Equal(back.names, k.names) || !slices.Equal(back.mods, k.mods) || back.bounds != k.bounds || !back.asOf.Equal(k.asOf) {
+		t.Fatalf("decoded\n%+v\nencoded\n%+v", &back, k)
+	}
+	if len(k.mods) < 2 {
+		t.Error("this test has no functions of modules")
 	}
 	if back.decode(b, "x"+boot[1:]) == nil {
 		t.Error("another boot's file is taken")

@@ -11,6 +11,7 @@ import (
 	"sort"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -35,6 +36,7 @@ type kernel struct {
 	mods   []string // KernelModule first, then "[ext4]"
 	bias   uint64   // from the addresses that are asked for to those of funcs
 	bounds bounds
+	asOf   time.Time // when that was so; later functions of modules are missing
 }
 
 // bounds are the addresses of the symbols that bound the kernel's text; 0 where they are not known.
@@ -71,7 +73,7 @@ func (f kfuncs) add(x *kfunc) kfuncs {
 func (r *Resolver) Kernel(addr uint64) (s Symbol, mod string, ok bool) {
 	err := module.Guard(func() error {
 		k := r.keptKernel()
-		if a := addr + k.bias; k.err != nil || a < k.bounds.stext || a >= k.bounds.etext {
+		if k.err != nil || !k.proper(addr+k.bias) && !k.after(r.opt.RecordedBy) {
 			k = r.loadKernel()
 		}
 		s, mod, ok = r.kernelSymbol(k, addr)
@@ -81,6 +83,14 @@ func (r *Resolver) Kernel(addr uint64) (s Symbol, mod string, ok bool) {
 		return r.kernelSymbol(r.loadKernel(), addr)
 	}
 	return s, mod, ok
+}
+
+// proper says whether a is in the text of the kernel proper.
+func (k *kernel) proper(a uint64) bool { return a >= k.bounds.stext && a < k.bounds.etext }
+
+// after says whether k has all that a recording can have that was finished by then; of the zero time it has not.
+func (k *kernel) after(then time.Time) bool {
+	return !then.IsZero() && then.Add(clockStep).Before(k.asOf)
 }
 
 func (r *Resolver) kernelSymbol(k *kernel, addr uint64) (s Symbol, mod string, ok bool) {
@@ -130,7 +140,7 @@ func (r *Resolver) kernelOptions() *Options {
 	return &opt
 }
 
-// keptKernel returns what is kept of the kernel proper. Its err says that nothing is.
+// keptKernel returns what is kept of the kernel. Its err says that nothing is.
 func (r *Resolver) keptKernel() *kernel {
 	k := &r.kept
 	k.once.Do(func() {
@@ -150,7 +160,7 @@ func (r *Resolver) loadKernel() *kernel {
 	k.once.Do(func() {
 		if k.err = k.load(r.kernelOptions()); k.err != nil {
 			k.funcs, k.bounds = nil, bounds{}
-		} else if r.keptKernel().err != nil {
+		} else if kept := r.keptKernel(); kept.err != nil || !r.opt.RecordedBy.IsZero() && !kept.after(r.opt.RecordedBy) {
 			k.keep(r.opt.keptDir())
 		}
 		k.asked.Store(true)
@@ -162,6 +172,7 @@ func (k *kernel) load(opt *Options) error {
 	if err := k.fit(opt); err != nil {
 		return err
 	}
+	k.asOf = time.Now()
 	f, err := os.Open(opt.Kallsyms)
 	if err != nil {
 		return err
@@ -210,20 +221,26 @@ type kline struct {
 
 // read parses "ffffffff81000000 T _text" and, after a tab, "[module]"; one symbol a line.
 func (k *kernel) read(r io.Reader) error {
-	all, err := io.ReadAll(r)
-	if err != nil {
-		return err
-	}
 	refs := map[string]*uint64{"_text": &k.bounds.text, "_stext": &k.bounds.stext, "_etext": &k.bounds.etext}
 	k.mods = []string{KernelModule}
 	mods := map[string]uint16{"": 0}
-	lines := make([]kline, 0, len(all)/40)
-	for len(all) > 0 {
-		line := all
-		if i := bytes.IndexByte(all, '\n'); i >= 0 {
-			line, all = all[:i], all[i+1:]
+	lines := make([]kline, 0, 1<<17) // a kernel of today has 120,000 to 200,000
+	buf, have, end := make([]byte, 1<<18), []byte(nil), false
+	for !end || len(have) > 0 {
+		i := bytes.IndexByte(have, '\n')
+		if i < 0 && !end && len(have) < len(buf) {
+			n := copy(buf, have)
+			m, err := r.Read(buf[n:])
+			if have, end = buf[:n+m], err == io.EOF; err != nil && !end {
+				return err
+			}
+			continue
+		}
+		line := have
+		if i >= 0 {
+			line, have = have[:i], have[i+1:]
 		} else {
-			all = nil
+			have = nil
 		}
 		addr, typ, name, mod, ok := parseLine(line)
 		if !ok || len(name) > maxName {

@@ -20,6 +20,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
@@ -48,7 +49,7 @@ type Options struct {
 	// Kallsyms is the file of the kernel's symbols. "" stands for /proc/kallsyms.
 	Kallsyms string
 
-	// CacheDir is a directory of this user alone. It keeps the names of the running kernel, which take a tenth of a second to read, and the
+	// CacheDir is a directory of this user alone. It keeps the names of the running kernel, which take some 50 ms to read, and the
 	// index of debug information's units. "" keeps nothing.
 	CacheDir string
 
@@ -60,6 +61,9 @@ type Options struct {
 	// a kernel of the same release gives the names; without a release, a kernel at the same address.
 	Recorded      bool
 	KernelRelease string
+
+	// RecordedBy is a time by which the recording was finished; zero: not known. Code that the kernel got later is not in the recording.
+	RecordedBy time.Time
 
 	// KernelText is the address of the symbol _text, or of _stext if KernelTextName says so, in the kernel that the addresses belong to; 0
 	// if unknown. After a reboot, the kernel lies elsewhere.
@@ -73,7 +77,7 @@ type Resolver struct {
 	own    bool // Files is this Resolver's
 	names  names
 	kernel kernel
-	kept   kernel // the part of it that is kept
+	kept   kernel // as it was when it was kept
 
 	mu         sync.Mutex
 	kernelUsed bool

@@ -10,6 +10,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,6 +29,8 @@ type File struct {
 	size  int64 // of the file; 0 for streams
 	end   int64 // where its records end; 0 for streams
 	short int64 // by how much the file ends too early
+
+	written time.Time // when the file last changed; zero for streams
 
 	done    atomic.Int64
 	stopped atomic.Bool
@@ -72,7 +75,7 @@ func (f *File) open(in *os.File) error {
 	}
 	f.plain.pool = newPool()
 	if pos, err := in.Seek(0, io.SeekCurrent); err == nil && st.Mode().IsRegular() {
-		f.start, f.size = pos, max(st.Size()-pos, 0)
+		f.start, f.size, f.written = pos, max(st.Size()-pos, 0), st.ModTime()
 		return f.openFile(io.NewSectionReader(in, pos, f.size), in)
 	}
 	f.in.pool = newPool()
@@ -142,6 +145,9 @@ func (f *File) Close() error {
 
 // Progress returns how many bytes of the file have been read, and how many there are: 0 where that is unknown.
 func (f *File) Progress() (done, total int64) { return f.done.Load(), f.size }
+
+// Written returns when the file last changed, no earlier than its last sample was taken; zero for streams.
+func (f *File) Written() time.Time { return f.written }
 
 // BuildID returns the hex build ID that the recording has of the file path, or "".
 func (f *File) BuildID(path string) string {
