@@ -43,6 +43,7 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
   unspool diff before.data after.data --by samples --format folded | flamegraph.pl > diff.svg`,
 		Args: noneOr(2),
 		RunE: func(c *cobra.Command, args []string) error {
+			collectLate()
 			args, err := recordings(args, defaultRecording+".old", defaultRecording)
 			if err != nil {
 				return err

@@ -124,8 +124,8 @@ programs need no frame pointers.`,
 		if keep, ok := parsers[c.Name()]; ok {
 			run := c.RunE
 			c.RunE = func(c *cobra.Command, args []string) error {
-				if on, err := c.Flags().GetBool("run"); (err != nil || !on) && caps.CanDrop() == nil {
-					if err := caps.Drop(keep, caps.Outputs); err != nil {
+				if on, err := c.Flags().GetBool("run"); err != nil || !on {
+					if err := caps.Drop(keep, caps.Outputs); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 						fmt.Fprintf(stderr, "unspool: %v\n", err)
 					}
 				}

@@ -22,6 +22,7 @@ standard input or output.`,
 		Example: "  unspool unwind perf.data small.data && perf report -i small.data\n  perf record --call-graph dwarf -o - ./program | unspool unwind - small.data",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
+			collectLate()
 			if err := flt.compile(); err != nil {
 				return err
 			}

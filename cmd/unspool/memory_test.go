@@ -1,0 +1,49 @@
+package main
+
+import (
+	"math"
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"testing"
+	"time"
+)
+
+// TestCollectLate checks that small commands are not collected, and that the first collection brings the usual bounds back.
+func TestCollectLate(t *testing.T) {
+	if os.Getenv("UNSPOOL_COLLECT") == "" { // in a process of its own, which holds nothing yet
+		c := exec.Command(os.Args[0], "-test.run=^TestCollectLate$")
+		c.Env = append(os.Environ(), "UNSPOOL_COLLECT=1", "GOGC=", "GOMEMLIMIT=")
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	runtime.GC()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	collectLate()
+	var keep []byte
+	for range 16 {
+		keep = make([]byte, 1<<20)
+	}
+	if runtime.ReadMemStats(&after); after.NumGC != before.NumGC {
+		t.Errorf("%d collections for %d MB", after.NumGC-before.NumGC, (after.TotalAlloc-before.TotalAlloc)>>20)
+	}
+	for range 256 {
+		keep = make([]byte, 1<<20)
+	}
+	runtime.KeepAlive(keep)
+	if runtime.ReadMemStats(&after); after.NumGC == before.NumGC || after.HeapSys-after.HeapReleased > before.HeapSys-before.HeapReleased+2*lateCollection {
+		t.Errorf("%d collections, %d MB held", after.NumGC-before.NumGC, (after.HeapSys-after.HeapReleased)>>20)
+	}
+	for end := time.Now().Add(time.Minute); debug.SetMemoryLimit(-1) != math.MaxInt64; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the limit of memory stays")
+		}
+	}
+	if p := debug.SetGCPercent(100); p != 100 {
+		t.Errorf("GOGC is %d", p)
+	}
+}
