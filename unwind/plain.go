@@ -1,6 +1,8 @@
 package unwind
 
 import (
+	"encoding/binary"
+
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
 )
@@ -12,9 +14,9 @@ import (
 
 // A plain is what is known of a rule that is plain.
 type plain struct {
-	kind plainKind
 	off  int32 // of the CFA from its register
 	fp   int32 // where the frame pointer is saved, from the CFA; 0 where it is as it was
+	kind plainKind
 }
 
 type plainKind uint8
@@ -73,23 +75,26 @@ const maxPlains, maxCodes = 1 << 16, 1 << 10
 
 // plain returns rule id of c as a plain one.
 func (w *Walker) plain(c *Code, id uint32) plain {
+	if c != w.last {
+		w.last, w.lasts = c, w.plains[c]
+	}
+	if uint64(id) < uint64(len(w.lasts)) && w.lasts[id].kind != plainUnknown {
+		return w.lasts[id]
+	}
 	st, ok := c.Stepper.(setter)
 	if !ok || id >= maxPlains {
 		return plain{kind: plainNot}
 	}
-	ps := w.plains[c]
-	if int(id) >= len(ps) {
-		if ps == nil && len(w.plains) >= maxCodes {
+	if int(id) >= len(w.lasts) {
+		if w.lasts == nil && len(w.plains) >= maxCodes {
 			clear(w.plains)
 		}
-		ps = append(ps, make([]plain, int(id)+64-len(ps))...)
-		w.plains[c] = ps
+		w.lasts = append(w.lasts, make([]plain, int(id)+64-len(w.lasts))...)
+		w.plains[c] = w.lasts
 	}
-	if ps[id].kind == plainUnknown {
-		set := st.Set(id)
-		ps[id] = plainOf(&set, c.Machine)
-	}
-	return ps[id]
+	set := st.Set(id)
+	w.lasts[id] = plainOf(&set, c.Machine)
+	return w.lasts[id]
 }
 
 // A pair is the two registers that plain rules need.
@@ -128,6 +133,67 @@ func (p *pair) frame(mem *rows.Memory, fault *uint64) (uint64, rows.Outcome) {
 	return v, rows.OK
 }
 
+// A run is what follow knows of a frame, and how many it has found.
+type run struct {
+	pair
+	pc   uint64
+	last *site // of the frame below
+	warm uint64
+	tag  uint32
+	room int // for so many frames
+	n    int
+}
+
+// follow appends frames to which calls have led, from that of r on, as long as their sites are known, their rules are plain and lead a
+// little way up, and all that they need is in the captured stack. It is what Walk does with such a frame, and nearly all are such: the
+// loop waits for nothing that it can foresee. r is then the first frame that Walk itself has to look at.
+func (w *Walker) follow(r *run, mem *rows.Memory, frames []Frame) []Frame {
+	b, lo := mem.Bytes, mem.Lo
+	pc, sp, fp, warm, last := r.pc, r.sp, r.fp, r.warm, r.last
+	for r.n < r.room {
+		e := &w.cache[last.next%numSites]
+		if e.pc != pc || e.tag != r.tag {
+			var i uint16
+			if e, i = w.lookup(pc, r.tag); e == nil {
+				break
+			}
+			last.next = i
+		}
+		if e.flags != 0 || e.plain-plainSP > plainFP-plainSP {
+			break
+		}
+		if off := sp - lo; off < uint64(len(b)) && off+touchAhead/2 > warm {
+			warm = w.touch(b, max(warm, off), off+touchAhead)
+		}
+		up := sp
+		if e.plain == plainFP {
+			if !r.hasFP {
+				break
+			}
+			if up = fp; r.fpMem {
+				off := fp - lo
+				if off >= uint64(len(b)) || uint64(len(b))-off < 8 {
+					break
+				}
+				up = binary.LittleEndian.Uint64(b[off:])
+			}
+		}
+		up += uint64(int64(e.off))
+		off := up - 8 - lo
+		if off >= uint64(len(b)) || uint64(len(b))-off < 8 || up-sp-1 >= maxPiece {
+			break
+		}
+		frames = append(frames, Frame{PC: arch.Addr(pc), How: HowCFI, Mapping: e.mapping})
+		if e.fp != 0 {
+			fp, r.hasFP, r.fpMem = up+uint64(int64(e.fp)), true, true
+		}
+		sp, pc, last = up, binary.LittleEndian.Uint64(b[off:]), e
+		r.n++
+	}
+	r.pc, r.sp, r.fp, r.warm, r.last = pc, sp, fp, warm, last
+	return frames
+}
+
 // catchUp brings the state from the frame that it is at to the last of frames.
 func (w *Walker) catchUp(s *Snapshot, frames []Frame) rows.Outcome {
 	st := &w.state
@@ -139,11 +205,12 @@ func (w *Walker) catchUp(s *Snapshot, frames []Frame) rows.Outcome {
 	var from site
 	for ; w.at < len(frames)-1; w.at++ {
 		f := &frames[w.at]
-		e := w.find(s.Space, uint64(f.PC), tagOf(s.Space, f.Exact), &from)
+		w.find(s.Space, uint64(f.PC), tagOf(s.Space, f.Exact), &from)
+		e := w.rest[from.next%numSites]
 		if e.kind != siteCFI {
 			return rows.NoRule
 		}
-		if o := w.apply(e, s.Machine, &s.Mem, f.How.alive()); o != rows.OK {
+		if o := w.apply(&e, s.Machine, &s.Mem, f.How.alive()); o != rows.OK {
 			return o // memory has changed since
 		}
 	}

@@ -27,7 +27,9 @@ func (w *Walker) Registers(s *Snapshot, frames []Frame, each func(i int, known u
 		if i == len(frames)-1 {
 			return
 		}
-		e := w.resolve(s.Space, f.PC, f.Exact)
+		var in site
+		var e rest
+		w.resolve(s.Space, f.PC, f.Exact, &in, &e)
 		o := rows.NoRule
 		switch frames[i+1].How {
 		case HowCFI, HowSignal:

@@ -48,7 +48,7 @@ func (k *stacks) move(cfa, up, pc uint64) bool {
 // it has saved may lie below its stack pointer, because the function has taken it back, and the rule has not followed (compilers
 // say nothing of the last instructions). What lies there is the function's own only in the red zone. So where it is lower, or
 // cannot be read, as in a copy of a stack, the register has its value still, or again.
-func (w *Walker) apply(e *site, m *arch.Machine, mem *rows.Memory, alive bool) rows.Outcome {
+func (w *Walker) apply(e *rest, m *arch.Machine, mem *rows.Memory, alive bool) rows.Outcome {
 	st := &w.state
 	if e.moved != 0 {
 		v, o := st.Get(m.Slot(e.moved), mem)
@@ -59,14 +59,14 @@ func (w *Walker) apply(e *site, m *arch.Machine, mem *rows.Memory, alive bool) r
 		st.InMem, st.InReg, st.Val[slot] = st.InMem&^(1<<slot), st.InReg&^(1<<slot), v
 	}
 	if !alive || e.signal || e.moved != 0 {
-		return e.stepper.Apply(e.rule, st, mem)
+		return e.code.Stepper.Apply(e.rule, st, mem)
 	}
 	sp, o := st.Get(m.Slot(m.SP), mem)
 	if o != rows.OK {
-		return e.stepper.Apply(e.rule, st, mem)
+		return e.code.Stepper.Apply(e.rule, st, mem)
 	}
 	val, known, inMem, inReg := st.Val, st.Known, st.InMem, st.InReg
-	if o := e.stepper.Apply(e.rule, st, mem); o != rows.OK {
+	if o := e.code.Stepper.Apply(e.rule, st, mem); o != rows.OK {
 		return o
 	}
 	for set := st.Known & st.InMem & m.SavedSlots(); set != 0; set &= set - 1 {

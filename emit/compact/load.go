@@ -161,51 +161,40 @@ func (t *Table) checkIndex() error {
 	return nil
 }
 
-// checkRows checks that rows ascend, that a span starts with its first row, and that rules exist.
+// checkRows checks that rows ascend, that a span starts with its first row, and that rules exist. The granules have been checked. It takes most
+// of the time of Load: so eight rows are looked at at once, and only granules with escapes, or with an error, row by row.
 func (t *Table) checkRows() error {
 	nesc := 0
+	at := 0 // in the body, which has rowsPad bytes behind the last row
 	body := t.off(hdrRows)
+	limit := ones * uint64(min(t.nrules, escapeID)) // an id from there on is an escape, or wrong
 	for i := range t.nspans {
 		s := t.span(i)
-		end := s.lastGranule()
-		for g := range end + 1 {
-			blk, at := t.block(uint64(s.granule)+g, s.region+uint32(g>>(regionBits-granuleBits)))
-			n := len(blk) / 2
-			last := -1
-			if g == 0 {
-				if first := uint8(s.lo >> s.shift); n == 0 || blk[0] != first {
-					return bad(body+int(at), "the first row of the span at %#x", s.lo)
-				}
+		first, n := uint64(s.granule), 0
+		if t.count(first) == 0 || t.body[at] != uint8(s.lo>>s.shift) {
+			return bad(body+at, "the first row of the span at %#x", s.lo)
+		}
+		for g := range s.lastGranule() + 1 {
+			at += 2 * n
+			n = t.count(first + g)
+			// Eight at a time, but for the last ones; bytes behind them are shifted out.
+			b, k, wrong := t.body[at:at+2*n+rowsPad], 0, uint64(0)
+			for ; n-k > 8; k += 8 {
+				wrong |= notBelow(le.Uint64(b[k:]), le.Uint64(b[k+1:])) | notBelow(le.Uint64(b[n+k:]), limit)
 			}
-			for k, lo := range blk[:n] {
-				if int(lo) <= last {
-					return bad(body+int(at)+k, "rows do not ascend")
-				}
-				last = int(lo)
+			x, rest := le.Uint64(b[k:]), 64-8*uint(n-k)
+			wrong |= notBelow(x, x>>8)<<8<<rest | notBelow(le.Uint64(b[n+k:]), limit)<<rest
+			if wrong == 0 {
+				continue
 			}
-			if g == end && last > int(uint8((s.lo+s.size-1)>>s.shift)) {
-				return bad(body+int(at), "a row behind the span's end %#x", s.lo+s.size)
-			}
-			for k, id := range blk[n:] {
-				if id != escapeID {
-					if uint32(id) >= t.nrules {
-						return bad(body+int(at)+n+k, "rule %d of %d", id, t.nrules)
-					}
-					continue
-				}
-				row := uint32(at/2) + uint32(k)
-				if nesc >= len(t.keys)/2 || uint32(le.Uint16(t.keys[2*nesc:])) != row&(1<<escapeBits-1) {
-					return bad(t.off(hdrEscKeys)+2*nesc, "row %d has no escape", row)
-				}
-				if d := row >> escapeBits; uint32(nesc) < le.Uint32(t.dir[4*d:]) || uint32(nesc) >= le.Uint32(t.dir[4*d+4:]) {
-					return bad(t.off(hdrEscDir)+int(4*d), "escape %d is not in its place", nesc)
-				}
-				if x := t.escape(nesc); x >= t.nrules {
-					return bad(t.off(hdrEscRules), "escape %d has rule %d of %d", nesc, x, t.nrules)
-				}
-				nesc++
+			if err := t.checkGranule(at, n, &nesc); err != nil {
+				return err
 			}
 		}
+		if n > 0 && t.body[at+n-1] > uint8((s.lo+s.size-1)>>s.shift) {
+			return bad(body+at+n-1, "a row behind the span's end %#x", s.lo+s.size)
+		}
+		at += 2 * n
 	}
 	if nesc != len(t.keys)/2 {
 		return bad(t.off(hdrEscKeys), "%d escapes for %d rows", len(t.keys)/2, nesc)
@@ -216,6 +205,50 @@ func (t *Table) checkRows() error {
 		}
 	}
 	return nil
+}
+
+// count returns how many rows granule g has.
+func (t *Table) count(g uint64) int {
+	w := le.Uint32(t.granules[2*g:])
+	return int(uint16(w>>16) - uint16(w))
+}
+
+// checkGranule checks the n rows of the granule whose lows begin at an offset of the body. nesc counts escapes.
+func (t *Table) checkGranule(at, n int, nesc *int) error {
+	body := t.off(hdrRows)
+	last := -1
+	for k, lo := range t.body[at : at+n] {
+		if int(lo) <= last {
+			return bad(body+at+k, "rows do not ascend")
+		}
+		last = int(lo)
+	}
+	for k, id := range t.body[at+n : at+2*n] {
+		if id != escapeID {
+			if uint32(id) >= t.nrules {
+				return bad(body+at+n+k, "rule %d of %d", id, t.nrules)
+			}
+			continue
+		}
+		row := uint32(at/2) + uint32(k)
+		if *nesc >= len(t.keys)/2 || uint32(le.Uint16(t.keys[2**nesc:])) != row&(1<<escapeBits-1) {
+			return bad(t.off(hdrEscKeys)+2**nesc, "row %d has no escape", row)
+		}
+		if d := row >> escapeBits; uint32(*nesc) < le.Uint32(t.dir[4*d:]) || uint32(*nesc) >= le.Uint32(t.dir[4*d+4:]) {
+			return bad(t.off(hdrEscDir)+int(4*d), "escape %d is not in its place", *nesc)
+		}
+		if x := t.escape(*nesc); x >= t.nrules {
+			return bad(t.off(hdrEscRules), "escape %d has rule %d of %d", *nesc, x, t.nrules)
+		}
+		*nesc++
+	}
+	return nil
+}
+
+// notBelow returns a word with the high bit of each byte set that is in x not below its like in y.
+func notBelow(x, y uint64) uint64 {
+	d := (x | highs) - y&^highs // the high bits keep borrows inside their bytes
+	return (x&^y | ^(x^y)&d) & highs
 }
 
 // checkRules checks each rule, and what wide ones point to.
