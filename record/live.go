@@ -88,7 +88,7 @@ func (p *Plan) Open(ctx context.Context, mods *modules.Set) (*Live, error) {
 	}
 	if p.Source == Ptrace || p.Fallback && refused(err) && !unstarted(err) {
 		r, terr := tracer.Open(ctx, tracer.Options{
-			Frequency: p.Frequency, StackSize: p.StackSize, PIDs: p.PIDs, TIDs: p.TIDs, Command: p.Command, Duration: p.Duration,
+			Frequency: p.Frequency, StackSize: p.StackSize, PIDs: p.PIDs, TIDs: p.TIDs, Command: p.Command, Files: p.Files, Duration: p.Duration,
 		})
 		if terr == nil {
 			l.recorder, l.trace, l.refused, l.Since = r, r, err, time.Now()

@@ -154,6 +154,51 @@ func TestWant(t *testing.T) {
 	}
 }
 
+// TestFiles: a command has the standard files that it is given, whoever records it.
+func TestFiles(t *testing.T) {
+	ran := 0
+	for _, from := range []string{Ptrace, Perf} {
+		dir := t.TempDir()
+		var files [3]*os.File
+		for i, name := range []string{"in", "out", "err"} {
+			f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE, 0o600)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			files[i] = f
+		}
+		if _, err := files[0].WriteAt([]byte("given\n"), 0); err != nil {
+			t.Fatal(err)
+		}
+		p := Plan{Source: from}
+		p.Files, p.Command = &files, []string{"sh", "-c", "read x; echo $x to out; echo $x to err >&2"}
+		mods := modules.New()
+		l, err := p.Open(context.Background(), mods)
+		if refused(err) {
+			continue
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", from, err)
+		}
+		ran++
+		n := names.New(names.Options{Mods: mods})
+		err = l.Session(Options{Mods: mods, Names: n}).Run(context.Background(), func(*profile.Sample) error { return nil })
+		status, _, werr := l.ExitStatus(context.Background(), false)
+		if err := errors.Join(err, werr, l.Close(), n.Close()); err != nil || status != 0 {
+			t.Errorf("%s: status %d, %v", from, status, err)
+		}
+		for i, want := range []string{"given\n", "given to out\n", "given to err\n"} {
+			if got, err := os.ReadFile(files[i].Name()); string(got) != want {
+				t.Errorf("%s: standard file %d has %q, want %q (%v)", from, i, got, want, err)
+			}
+		}
+	}
+	if ran == 0 {
+		oracle.Lacks(t, "ptrace and perf events")
+	}
+}
+
 // TestRefused: a plan says what it takes, and what it falls back from; a command that is not there is an error whoever is to record it.
 func TestRefused(t *testing.T) {
 	for _, from := range []string{"", Auto, Perf, Ptrace} {

@@ -52,9 +52,11 @@ func TestTopText(t *testing.T) {
 		t.Errorf("%d tables\n%s%s", len(tables), r.out, r.stderr)
 	}
 	// A command's end is the recording's. Its output does not mix with the tables, and its status is passed on.
-	r = runProgram(t, "top", "--table", "stacks", "--interval", "100ms", "--", "sh", "-c", "echo out''put; "+busy[2])
-	if r.want(t, 7, "output"); !strings.Contains(r.out, " ← ") || strings.Contains(r.out, "output") {
-		t.Errorf("%s%s", r.out, r.stderr)
+	for _, from := range []string{"auto", "ptrace"} {
+		r = runProgram(t, "top", "--source", from, "--table", "stacks", "--interval", "100ms", "--", "sh", "-c", "echo out''put; "+busy[2])
+		if r.want(t, 7, "output"); !strings.Contains(r.out, " ← ") || strings.Contains(r.out, "output") {
+			t.Errorf("%s: %s%s", from, r.out, r.stderr)
+		}
 	}
 	for _, c := range [][2]string{
 		{"top --table x", "functions, stacks, processes"}, {"top --window 1ms", "--interval is"}, {"top --interval soon", "--interval takes a time"},

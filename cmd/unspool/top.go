@@ -98,11 +98,13 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 func (t *topFlags) run(ctx context.Context, flt *filter) error {
 	mods := modules.New()
 	tty := term.IsTerminal(int(os.Stdout.Fd())) && !dumb()
-	var rec *record.Live
-	err := commandFiles(tty, func() (err error) {
-		rec, err = t.Open(ctx, mods)
+	files, done, err := commandFiles(tty)
+	if err != nil {
 		return err
-	})
+	}
+	t.Files = files
+	rec, err := t.Open(ctx, mods)
+	done()
 	if err != nil {
 		return err
 	}
@@ -156,23 +158,15 @@ func (t *topFlags) what(rec *record.Live) string {
 	return printable.Clip(what, 40) + " · " + printable.Marked(rec.Event())
 }
 
-// commandFiles calls start, which may start a command: one that this program's standard files are not for. It gets them from
-// package os.
-func commandFiles(tty bool, start func() error) error {
-	in, out, stderr := os.Stdin, os.Stdout, os.Stderr
-	defer func() { os.Stdin, os.Stdout, os.Stderr = in, out, stderr }()
+// commandFiles are the standard files of a command that top starts: its output goes where the table does not, or nowhere. close closes them.
+func commandFiles(tty bool) (files *[3]*os.File, close func() error, err error) {
 	if !tty {
-		os.Stdout = stderr
-		return start()
+		return &[3]*os.File{os.Stdin, os.Stderr, os.Stderr}, func() error { return nil }, nil
 	}
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return err
+	files = &[3]*os.File{null, null, os.Stderr}
+	if term.IsTerminal(int(os.Stderr.Fd())) {
+		files[2] = null
 	}
-	defer null.Close()
-	os.Stdin, os.Stdout = null, null
-	if term.IsTerminal(int(stderr.Fd())) {
-		os.Stderr = null
-	}
-	return start()
+	return files, null.Close, err
 }

@@ -1,6 +1,7 @@
 package perfevent
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -162,7 +163,8 @@ func (r *Recorder) attach(o *Options, p *plan) (start func() error, err error) {
 		if err != nil {
 			return nil, err
 		}
-		cmd := &exec.Cmd{Path: path, Args: o.Command, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+		std := cmp.Or(o.Files, &[3]*os.File{os.Stdin, os.Stdout, os.Stderr})
+		cmd := &exec.Cmd{Path: path, Args: o.Command, Stdin: std[0], Stdout: std[1], Stderr: std[2]}
 		start = func() error { return r.start(cmd) }
 		switch own := !o.All && len(o.PIDs)+len(o.TIDs) == 0; { // else it only ends the recording
 		case own && r.tree != nil:

@@ -42,6 +42,9 @@ type Options struct {
 	All     bool     // all processors
 	Command []string // a program to start, with what it starts. With other targets it only ends the recording
 
+	// Files are the command's standard input, output and error; nil: this program's.
+	Files *[3]*os.File
+
 	// Duration ends the recording after a while, as Stop does. 0: it does not.
 	Duration time.Duration
 

@@ -1,6 +1,7 @@
 package tracer
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -95,8 +96,9 @@ func (r *Recorder) begin(path string) error {
 // start starts the command. It begins as a tracee of the old kind, of which no thread could be stopped later: so it is let go
 // before its first instruction, and seized. What it may have started in these microseconds is looked for.
 func (r *Recorder) start(path string) error {
+	std := cmp.Or(r.o.Files, &[3]*os.File{os.Stdin, os.Stdout, os.Stderr})
 	pid, err := syscall.ForkExec(path, r.o.Command, &syscall.ProcAttr{
-		Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Ptrace: true},
+		Env: os.Environ(), Files: []uintptr{std[0].Fd(), std[1].Fd(), std[2].Fd()}, Sys: &syscall.SysProcAttr{Ptrace: true},
 	})
 	if err != nil {
 		if errors.Is(err, unix.EPERM) && unix.Access(path, unix.X_OK) == nil {

@@ -19,6 +19,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"sync"
 	"sync/atomic"
@@ -40,6 +41,9 @@ type Options struct {
 	PIDs    []int    // processes: their threads, and all that these start
 	TIDs    []int    // threads, and nothing that they start
 	Command []string // or else a program to start, with what it starts
+
+	// Files are the command's standard input, output and error; nil: this program's.
+	Files *[3]*os.File
 
 	// Duration ends the recording after a while, as Stop does. 0: it does not.
 	Duration time.Duration
