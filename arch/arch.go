@@ -68,6 +68,12 @@ type Machine struct {
 	// Syscall is how Linux is called.
 	Syscall Syscall
 
+	// SaveScale is what divides the places of saved registers, as offsets from the CFA, in bytes: 4 or 8. 0 counts as 8.
+	SaveScale int
+
+	// BigEndian says that words in memory start with their high byte.
+	BigEndian bool
+
 	// Perf are the slots of the registers that a sample of perf can have, by their number in a mask (asm/perf_regs.h); NoSlot
 	// where walking needs none.
 	Perf []Slot
@@ -118,6 +124,14 @@ func (m *Machine) Slot(r Reg) Slot {
 		return Slot(m.slots[r])
 	}
 	return NoSlot
+}
+
+// Like returns a machine that differs from m in the registers that a call preserves, and in SaveScale. Tests of what holds on any machine use it.
+func Like(m *Machine, saved []Reg, scale int) *Machine {
+	x := *m
+	x.CalleeSaved, x.SaveScale, x.saved = saved, scale, 0
+	x.preserve()
+	return &x
 }
 
 // SavedSlots is the set of slots that a call preserves.
@@ -203,12 +217,17 @@ func finish(m *Machine, n int, extra []Reg) *Machine {
 		m.slots[r] = uint8(n + i)
 	}
 	if m.StepKnown {
-		for _, r := range append([]Reg{m.SP}, m.CalleeSaved...) {
-			m.saved |= 1 << m.Slot(r)
-		}
-		if m.RAInReg {
-			m.saved |= 1 << m.Slot(m.RA)
-		}
+		m.preserve()
 	}
 	return m
+}
+
+// preserve makes the set of slots that a call preserves.
+func (m *Machine) preserve() {
+	for _, r := range append([]Reg{m.SP}, m.CalleeSaved...) {
+		m.saved |= 1 << m.Slot(r)
+	}
+	if m.RAInReg {
+		m.saved |= 1 << m.Slot(m.RA)
+	}
 }

@@ -98,7 +98,7 @@ func hashSet(s *Set) uint64 {
 		hi, lo := bits.Mul64(h^x, hashWord|1)
 		return hi ^ lo ^ x>>32
 	}
-	h := mix(hashWord>>1, uint64(s.CFA.Kind)|uint64(s.Flags)<<8|uint64(s.CFA.Reg)<<16|uint64(s.RA)<<32)
+	h := mix(hashWord>>1, uint64(s.CFA.Kind)|uint64(s.CFA.Reg)<<16|uint64(s.RA)<<32|uint64(s.Flags)<<48)
 	h = mix(mix(h, uint64(s.CFA.Off)), uint64(s.CFA.Off2))
 	if s.CFA.Expr != "" {
 		h = mix(h, maphash.String(hashSeed, s.CFA.Expr))

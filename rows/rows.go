@@ -59,7 +59,7 @@ type CFA struct {
 }
 
 // Flags are a row's attributes.
-type Flags uint8
+type Flags uint16
 
 const (
 	Signal   Flags = 1 << iota // the frame was interrupted: look up its exact PC (augmentation S)
@@ -68,6 +68,10 @@ const (
 	BKey                       // AArch64: signed with the B key (augmentation B)
 	Tagged                     // AArch64: the frame is MTE-tagged (augmentation G)
 	SyncOnly                   // right at call sites only, such as rules from compact formats
+	endFlags
+
+	NumFlags = iota - 1
+	AllFlags = endFlags - 1
 )
 
 // A Set is everything that a row says: the rules of all registers. The zero Set is a gap: no

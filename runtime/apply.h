@@ -37,6 +37,8 @@ US_INLINE int us_apply_other(const struct us_rule *r, struct us_state *s, us_loa
 #define PLAIN_AUX r->aux
 #define PLAIN_OFF r->off
 #define PLAIN_MASK r->mask
+#define PLAIN_MASKS uint32_t
+#define PLAIN_SCALE 8
 #define PLAIN_SAVE(i) r->saves[i]
 #define PLAIN_RA_SAVE UNSPOOL_X86_64_RA_SAVE
 #define PLAIN_LOCATE(mask, base, set) US_LOCATE(mask, base, set)

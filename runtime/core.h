@@ -131,7 +131,7 @@ US_INLINE int us_get_with(struct us_state *s, unsigned slot, us_load load, us_re
 enum {
 	US_SIGNAL = 1,      /* a signal frame: its caller is looked up by its exact PC */
 	US_SIGNED = 2 | 4,  /* the return address is signed: no x86-64 program says so, but a table can */
-	US_OUTERMOST_FLAG = 0x80, /* there is no caller */
+	US_OUTERMOST_FLAG = 0x8000, /* there is no caller */
 };
 
 /* Kinds, as in the compact table (docs/TABLE.md). */
@@ -149,7 +149,9 @@ struct us_wides {
  * Bit i of mask: the register us_save_slot[i] is at base + 8 saves[i]; the last one is the return address.
  */
 struct us_rule {
-	uint8_t kind, reg, flags, aux;
+	uint8_t kind : 2, reg : 6; /* one byte, kind in the low bits */
+	uint8_t aux;
+	uint16_t flags;
 	int32_t off; /* of a wide one, its offset in the wides */
 	union {
 		struct {

@@ -9,7 +9,8 @@
  *					fault, which becomes the caller's; after anything but UNSPOOL_OK it has not changed but for fault
  *	PLAIN_SET			the type of a set of slots
  *	PLAIN_KIND, PLAIN_REG, PLAIN_FLAGS, PLAIN_AUX, PLAIN_OFF	of the rule; the last one is an int32_t
- *	PLAIN_MASK, PLAIN_SAVE(i)	which saves it has, and what one of them says
+ *	PLAIN_MASK, PLAIN_MASKS, PLAIN_SAVE(i)	which saves it has, the type of that, and what one of them says
+ *	PLAIN_SCALE			the unit of saves, in bytes
  *	PLAIN_RA_SAVE			the number of the return address's
  *	PLAIN_LOCATE(mask, base, set)	for each save in mask: its register is at PLAIN_AT(base, i), and in set
  *	PLAIN_WIDE			what to do with a rule of kind wide, as an expression
@@ -29,11 +30,12 @@
 #define PLAIN_RARE(x) (x)
 #endif
 #define PLAIN_BIT(slot) ((PLAIN_SET)1 << (slot))
-#define PLAIN_AT(base, i) ((base) + (uint64_t)((int64_t)(int8_t)(PLAIN_SAVE(i)) * 8))
+#define PLAIN_AT(base, i) ((base) + (uint64_t)((int64_t)(int8_t)(PLAIN_SAVE(i)) * PLAIN_SCALE))
 
 PLAIN_STEP
 {
-	uint32_t kind = PLAIN_KIND, flags = PLAIN_FLAGS, mask;
+	uint32_t kind = PLAIN_KIND, flags = PLAIN_FLAGS;
+	PLAIN_MASKS mask;
 	uint64_t cfa, base, ra;
 	PLAIN_SET set = 0, keep, own;
 	int o;
@@ -78,7 +80,7 @@ PLAIN_STEP
 	own = PLAIN_BIT(PLAIN_SP);
 	if (PLAIN_RA_IS_PC) {
 		own |= PLAIN_BIT(PLAIN_RA);
-		mask &= (1u << PLAIN_RA_SAVE) - 1;
+		mask &= ((PLAIN_MASKS)1 << PLAIN_RA_SAVE) - 1;
 	}
 	PLAIN_LOCATE(mask, base, set);
 	s->known = (s->known & keep) | set | own;
@@ -103,6 +105,8 @@ PLAIN_STEP
 #undef PLAIN_AUX
 #undef PLAIN_OFF
 #undef PLAIN_MASK
+#undef PLAIN_MASKS
+#undef PLAIN_SCALE
 #undef PLAIN_SAVE
 #undef PLAIN_RA_SAVE
 #undef PLAIN_LOCATE

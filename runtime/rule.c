@@ -456,10 +456,10 @@ static US_COLD int wide(struct us_window *w, const struct us_fde *f, const struc
 	if (bad)
 		return US_DAMAGED;
 	bytes[UNSPOOL_OFF_WIDE_CFA_KIND] = s->cfa_kind;
-	bytes[UNSPOOL_OFF_WIDE_FLAGS] = f->signal ? US_SIGNAL : 0;
+	put(bytes + UNSPOOL_OFF_WIDE_FLAGS, f->signal ? US_SIGNAL : 0, 2);
 	put(bytes + UNSPOOL_OFF_WIDE_RA, f->ra, 2);
 	put(bytes + UNSPOOL_OFF_WIDE_CFA_REG, s->cfa_reg, 2);
-	put(bytes + UNSPOOL_OFF_WIDE_N_RULES, n, 2);
+	bytes[UNSPOOL_OFF_WIDE_N_RULES] = (uint8_t)n;
 	put(bytes + UNSPOOL_OFF_WIDE_OFF, off, 8);
 	size = UNSPOOL_WIDE_HEAD + n * UNSPOOL_WRULE_SIZE;
 	if (used)

@@ -442,11 +442,11 @@ STEP_INLINE int step_wide(STEP_RUN *w, uint64_t room, uint32_t keep)
 	if (room < UNSPOOL_WIDE_HEAD)
 		return UNSPOOL_NO_RULE;
 	head = STEP_WIDE(w, 0, 8);
-	n = (uint16_t)(head >> 8 * UNSPOOL_OFF_WIDE_N_RULES);
+	n = (uint8_t)(head >> 8 * UNSPOOL_OFF_WIDE_N_RULES);
 	if (n > (room - UNSPOOL_WIDE_HEAD) / UNSPOOL_WRULE_SIZE || n > STEP_RULES)
 		return UNSPOOL_NO_RULE;
 	none = (uint8_t)(head >> 8 * UNSPOOL_OFF_WIDE_CFA_KIND) == UNSPOOL_CFA_NONE;
-	flags = (uint8_t)(head >> 8 * UNSPOOL_OFF_WIDE_FLAGS);
+	flags = (uint16_t)(head >> 8 * UNSPOOL_OFF_WIDE_FLAGS);
 	w->ra_column = (uint16_t)(head >> 8 * UNSPOOL_OFF_WIDE_RA);
 	w->ra_outcome = UNSPOOL_LOST_REGISTER;
 	w->new_cfa = 0;

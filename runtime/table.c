@@ -67,7 +67,8 @@ const struct us_table *us_table_open(const uint8_t *bytes, size_t size)
 	uint32_t sum;
 
 	if (unspool_table_open(&x, bytes, size) != 0 || x.machine != UNSPOOL_X86_64 || x.rule_size != sizeof(struct us_rule) ||
-	    x.n_saves != sizeof us_save_slot || memcmp(bytes + UNSPOOL_OFF_HDR_SLOTS, us_save_slot, sizeof us_save_slot))
+	    x.n_saves != sizeof us_save_slot || x.save_scale != 8 || x.size < UNSPOOL_HEADER_SIZE + sizeof us_save_slot ||
+	    memcmp(bytes + UNSPOOL_HEADER_SIZE, us_save_slot, sizeof us_save_slot))
 		return NULL;
 	sum = crc(~0u, bytes, UNSPOOL_OFF_HDR_CHECKSUM);
 	sum = ~crc(sum, bytes + UNSPOOL_OFF_HDR_CHECKSUM + 4, x.size - UNSPOOL_OFF_HDR_CHECKSUM - 4);

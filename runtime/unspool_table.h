@@ -24,11 +24,16 @@
 /* ---- The layout ---- */
 
 #define UNSPOOL_TABLE_MAGIC 0x6c625475 /* "uTbl", as a little-endian number */
-#define UNSPOOL_TABLE_VERSION 1
+#define UNSPOOL_TABLE_VERSION 2
 
 enum {
-	UNSPOOL_HEADER_SIZE = 112,
-	UNSPOOL_MAX_SAVES = 20,
+	UNSPOOL_HEADER_SIZE = 96,
+};
+
+enum {
+	UNSPOOL_TRAIT_RA_IN_REG = 1, /* the return address starts in a register, which keeps it as long as it has no save */
+	UNSPOOL_TRAIT_BIG_ENDIAN = 2, /* words in memory, and in expressions, start with their high byte */
+	UNSPOOL_NUM_TRAITS = 2,
 };
 
 enum {
@@ -39,7 +44,9 @@ enum {
 	UNSPOOL_ROWS_PAD = 8, /* zeros behind the rows, so that eight bytes can be read at each */
 	UNSPOOL_MAX_SHIFT = 55, /* largest shift */
 	UNSPOOL_ALIGN = 8, /* of every part */
-	UNSPOOL_OUTERMOST_FLAG = 128, /* in a rule's flags: there is no caller */
+	UNSPOOL_OUTERMOST_FLAG = 32768, /* in a rule's flags: there is no caller */
+	UNSPOOL_WALKER_FLAGS = 30720, /* in a rule's flags: never set in a table; a walker may mark its copy of a rule by them */
+	UNSPOOL_MAX_SAVES = 64, /* in a rule */
 	UNSPOOL_BASE_UNIT = 1024, /* bytes by which a rule's base lowers the CFA */
 };
 
@@ -49,6 +56,11 @@ enum {
 
 enum {
 	UNSPOOL_RULE_HEAD = 8,
+};
+
+enum {
+	UNSPOOL_KIND_MASK = 3, /* the kind */
+	UNSPOOL_SLOT_SHIFT = 2, /* the slot, in the upper bits */
 };
 
 enum {
@@ -112,10 +124,13 @@ struct unspool_table_header {
 	uint16_t machine; /* e_machine of the module */
 	uint32_t size; /* bytes of the whole table */
 	uint32_t checksum; /* CRC-32C of all bytes but these four */
-	uint8_t rule_size; /* bytes of a rule, 16 or 32 */
+	uint8_t rule_size; /* bytes of a rule: 16, 32, 64 or 128 */
 	uint8_t n_saves; /* saves in a rule */
+	uint8_t save_scale; /* bytes of a save's unit, 4 or 8 */
 	uint8_t esc_size; /* bytes of an escape's rule, 2 or 4 */
-	uint8_t pad19[1];
+	uint8_t sp; /* slot of the stack pointer */
+	uint8_t traits; /* of the machine, below */
+	uint8_t pad22[2];
 	uint32_t n_spans; /* spans */
 	uint32_t n_regions; /* regions */
 	uint32_t n_granules; /* granules; where there are any, their list has one entry more */
@@ -134,7 +149,6 @@ struct unspool_table_header {
 	uint32_t esc_rules; /* offset of the escapes' rules */
 	uint32_t wides; /* offset of the wides */
 	uint32_t exprs; /* offset of the expressions */
-	uint8_t slots[20]; /* the slot of each save */
 };
 
 enum { /* its offsets */
@@ -145,26 +159,28 @@ enum { /* its offsets */
 	UNSPOOL_OFF_HDR_CHECKSUM = 12,
 	UNSPOOL_OFF_HDR_RULE_SIZE = 16,
 	UNSPOOL_OFF_HDR_N_SAVES = 17,
-	UNSPOOL_OFF_HDR_ESC_SIZE = 18,
-	UNSPOOL_OFF_HDR_N_SPANS = 20,
-	UNSPOOL_OFF_HDR_N_REGIONS = 24,
-	UNSPOOL_OFF_HDR_N_GRANULES = 28,
-	UNSPOOL_OFF_HDR_N_ROWS = 32,
-	UNSPOOL_OFF_HDR_N_RULES = 36,
-	UNSPOOL_OFF_HDR_N_ESCAPES = 40,
-	UNSPOOL_OFF_HDR_WIDE_SIZE = 44,
-	UNSPOOL_OFF_HDR_EXPR_SIZE = 48,
-	UNSPOOL_OFF_HDR_SPANS = 52,
-	UNSPOOL_OFF_HDR_RULES = 56,
-	UNSPOOL_OFF_HDR_REGIONS = 60,
-	UNSPOOL_OFF_HDR_GRANULES = 64,
-	UNSPOOL_OFF_HDR_ROWS = 68,
-	UNSPOOL_OFF_HDR_ESC_DIR = 72,
-	UNSPOOL_OFF_HDR_ESC_KEYS = 76,
-	UNSPOOL_OFF_HDR_ESC_RULES = 80,
-	UNSPOOL_OFF_HDR_WIDES = 84,
-	UNSPOOL_OFF_HDR_EXPRS = 88,
-	UNSPOOL_OFF_HDR_SLOTS = 92,
+	UNSPOOL_OFF_HDR_SAVE_SCALE = 18,
+	UNSPOOL_OFF_HDR_ESC_SIZE = 19,
+	UNSPOOL_OFF_HDR_SP = 20,
+	UNSPOOL_OFF_HDR_TRAITS = 21,
+	UNSPOOL_OFF_HDR_N_SPANS = 24,
+	UNSPOOL_OFF_HDR_N_REGIONS = 28,
+	UNSPOOL_OFF_HDR_N_GRANULES = 32,
+	UNSPOOL_OFF_HDR_N_ROWS = 36,
+	UNSPOOL_OFF_HDR_N_RULES = 40,
+	UNSPOOL_OFF_HDR_N_ESCAPES = 44,
+	UNSPOOL_OFF_HDR_WIDE_SIZE = 48,
+	UNSPOOL_OFF_HDR_EXPR_SIZE = 52,
+	UNSPOOL_OFF_HDR_SPANS = 56,
+	UNSPOOL_OFF_HDR_RULES = 60,
+	UNSPOOL_OFF_HDR_REGIONS = 64,
+	UNSPOOL_OFF_HDR_GRANULES = 68,
+	UNSPOOL_OFF_HDR_ROWS = 72,
+	UNSPOOL_OFF_HDR_ESC_DIR = 76,
+	UNSPOOL_OFF_HDR_ESC_KEYS = 80,
+	UNSPOOL_OFF_HDR_ESC_RULES = 84,
+	UNSPOOL_OFF_HDR_WIDES = 88,
+	UNSPOOL_OFF_HDR_EXPRS = 92,
 };
 
 struct unspool_table_span {
@@ -184,37 +200,35 @@ enum { /* its offsets */
 };
 
 struct unspool_table_rule {
-	uint8_t kind; /* one of the kinds below */
-	uint8_t reg; /* the slot that the CFA is relative to */
-	uint8_t flags; /* rows.Flags, and UNSPOOL_OUTERMOST_FLAG */
+	uint8_t cfa; /* UNSPOOL_KIND_MASK, one of the kinds below; and the slot that the CFA is relative to, from UNSPOOL_SLOT_SHIFT on */
 	uint8_t aux; /* base on UNSPOOL_KIND_REG; the limit of pc&15 on UNSPOOL_KIND_PLT */
+	uint16_t flags; /* rows.Flags, and UNSPOOL_OUTERMOST_FLAG */
 	int32_t off; /* CFA offset; on UNSPOOL_KIND_WIDE, unsigned, an offset in the wides */
 };
 
 enum { /* its offsets */
-	UNSPOOL_OFF_RULE_KIND = 0,
-	UNSPOOL_OFF_RULE_REG = 1,
+	UNSPOOL_OFF_RULE_CFA = 0,
+	UNSPOOL_OFF_RULE_AUX = 1,
 	UNSPOOL_OFF_RULE_FLAGS = 2,
-	UNSPOOL_OFF_RULE_AUX = 3,
 	UNSPOOL_OFF_RULE_OFF = 4,
 };
 
 struct unspool_table_wide {
 	uint8_t cfa_kind; /* rows.CFAKind */
-	uint8_t flags; /* rows.Flags */
+	uint8_t n_rules; /* rules that follow */
+	uint16_t flags; /* rows.Flags */
 	uint16_t ra; /* return address column */
 	uint16_t cfa_reg; /* DWARF register */
-	uint16_t n_rules; /* rules that follow */
 	int64_t off; /* offset; of an expression its offset in the expressions, and its length in the upper half */
 	int64_t off2; /* second offset */
 };
 
 enum { /* its offsets */
 	UNSPOOL_OFF_WIDE_CFA_KIND = 0,
-	UNSPOOL_OFF_WIDE_FLAGS = 1,
-	UNSPOOL_OFF_WIDE_RA = 2,
-	UNSPOOL_OFF_WIDE_CFA_REG = 4,
-	UNSPOOL_OFF_WIDE_N_RULES = 6,
+	UNSPOOL_OFF_WIDE_N_RULES = 1,
+	UNSPOOL_OFF_WIDE_FLAGS = 2,
+	UNSPOOL_OFF_WIDE_RA = 4,
+	UNSPOOL_OFF_WIDE_CFA_REG = 6,
 	UNSPOOL_OFF_WIDE_OFF = 8,
 	UNSPOOL_OFF_WIDE_OFF2 = 16,
 };
@@ -261,44 +275,45 @@ _Static_assert(offsetof(struct unspool_table_header, size) == 8, "layout");
 _Static_assert(offsetof(struct unspool_table_header, checksum) == 12, "layout");
 _Static_assert(offsetof(struct unspool_table_header, rule_size) == 16, "layout");
 _Static_assert(offsetof(struct unspool_table_header, n_saves) == 17, "layout");
-_Static_assert(offsetof(struct unspool_table_header, esc_size) == 18, "layout");
-_Static_assert(offsetof(struct unspool_table_header, n_spans) == 20, "layout");
-_Static_assert(offsetof(struct unspool_table_header, n_regions) == 24, "layout");
-_Static_assert(offsetof(struct unspool_table_header, n_granules) == 28, "layout");
-_Static_assert(offsetof(struct unspool_table_header, n_rows) == 32, "layout");
-_Static_assert(offsetof(struct unspool_table_header, n_rules) == 36, "layout");
-_Static_assert(offsetof(struct unspool_table_header, n_escapes) == 40, "layout");
-_Static_assert(offsetof(struct unspool_table_header, wide_size) == 44, "layout");
-_Static_assert(offsetof(struct unspool_table_header, expr_size) == 48, "layout");
-_Static_assert(offsetof(struct unspool_table_header, spans) == 52, "layout");
-_Static_assert(offsetof(struct unspool_table_header, rules) == 56, "layout");
-_Static_assert(offsetof(struct unspool_table_header, regions) == 60, "layout");
-_Static_assert(offsetof(struct unspool_table_header, granules) == 64, "layout");
-_Static_assert(offsetof(struct unspool_table_header, rows) == 68, "layout");
-_Static_assert(offsetof(struct unspool_table_header, esc_dir) == 72, "layout");
-_Static_assert(offsetof(struct unspool_table_header, esc_keys) == 76, "layout");
-_Static_assert(offsetof(struct unspool_table_header, esc_rules) == 80, "layout");
-_Static_assert(offsetof(struct unspool_table_header, wides) == 84, "layout");
-_Static_assert(offsetof(struct unspool_table_header, exprs) == 88, "layout");
-_Static_assert(offsetof(struct unspool_table_header, slots) == 92, "layout");
-_Static_assert(sizeof(struct unspool_table_header) == 112, "layout");
+_Static_assert(offsetof(struct unspool_table_header, save_scale) == 18, "layout");
+_Static_assert(offsetof(struct unspool_table_header, esc_size) == 19, "layout");
+_Static_assert(offsetof(struct unspool_table_header, sp) == 20, "layout");
+_Static_assert(offsetof(struct unspool_table_header, traits) == 21, "layout");
+_Static_assert(offsetof(struct unspool_table_header, n_spans) == 24, "layout");
+_Static_assert(offsetof(struct unspool_table_header, n_regions) == 28, "layout");
+_Static_assert(offsetof(struct unspool_table_header, n_granules) == 32, "layout");
+_Static_assert(offsetof(struct unspool_table_header, n_rows) == 36, "layout");
+_Static_assert(offsetof(struct unspool_table_header, n_rules) == 40, "layout");
+_Static_assert(offsetof(struct unspool_table_header, n_escapes) == 44, "layout");
+_Static_assert(offsetof(struct unspool_table_header, wide_size) == 48, "layout");
+_Static_assert(offsetof(struct unspool_table_header, expr_size) == 52, "layout");
+_Static_assert(offsetof(struct unspool_table_header, spans) == 56, "layout");
+_Static_assert(offsetof(struct unspool_table_header, rules) == 60, "layout");
+_Static_assert(offsetof(struct unspool_table_header, regions) == 64, "layout");
+_Static_assert(offsetof(struct unspool_table_header, granules) == 68, "layout");
+_Static_assert(offsetof(struct unspool_table_header, rows) == 72, "layout");
+_Static_assert(offsetof(struct unspool_table_header, esc_dir) == 76, "layout");
+_Static_assert(offsetof(struct unspool_table_header, esc_keys) == 80, "layout");
+_Static_assert(offsetof(struct unspool_table_header, esc_rules) == 84, "layout");
+_Static_assert(offsetof(struct unspool_table_header, wides) == 88, "layout");
+_Static_assert(offsetof(struct unspool_table_header, exprs) == 92, "layout");
+_Static_assert(sizeof(struct unspool_table_header) == 96, "layout");
 _Static_assert(offsetof(struct unspool_table_span, lo) == 0, "layout");
 _Static_assert(offsetof(struct unspool_table_span, hi) == 8, "layout");
 _Static_assert(offsetof(struct unspool_table_span, granule) == 16, "layout");
 _Static_assert(offsetof(struct unspool_table_span, region) == 20, "layout");
 _Static_assert(offsetof(struct unspool_table_span, shift) == 24, "layout");
 _Static_assert(sizeof(struct unspool_table_span) == 32, "layout");
-_Static_assert(offsetof(struct unspool_table_rule, kind) == 0, "layout");
-_Static_assert(offsetof(struct unspool_table_rule, reg) == 1, "layout");
+_Static_assert(offsetof(struct unspool_table_rule, cfa) == 0, "layout");
+_Static_assert(offsetof(struct unspool_table_rule, aux) == 1, "layout");
 _Static_assert(offsetof(struct unspool_table_rule, flags) == 2, "layout");
-_Static_assert(offsetof(struct unspool_table_rule, aux) == 3, "layout");
 _Static_assert(offsetof(struct unspool_table_rule, off) == 4, "layout");
 _Static_assert(sizeof(struct unspool_table_rule) == 8, "layout");
 _Static_assert(offsetof(struct unspool_table_wide, cfa_kind) == 0, "layout");
-_Static_assert(offsetof(struct unspool_table_wide, flags) == 1, "layout");
-_Static_assert(offsetof(struct unspool_table_wide, ra) == 2, "layout");
-_Static_assert(offsetof(struct unspool_table_wide, cfa_reg) == 4, "layout");
-_Static_assert(offsetof(struct unspool_table_wide, n_rules) == 6, "layout");
+_Static_assert(offsetof(struct unspool_table_wide, n_rules) == 1, "layout");
+_Static_assert(offsetof(struct unspool_table_wide, flags) == 2, "layout");
+_Static_assert(offsetof(struct unspool_table_wide, ra) == 4, "layout");
+_Static_assert(offsetof(struct unspool_table_wide, cfa_reg) == 6, "layout");
 _Static_assert(offsetof(struct unspool_table_wide, off) == 8, "layout");
 _Static_assert(offsetof(struct unspool_table_wide, off2) == 16, "layout");
 _Static_assert(sizeof(struct unspool_table_wide) == 24, "layout");
@@ -316,7 +331,7 @@ struct unspool_table {
 	const uint8_t *bytes;
 	uint32_t size;
 	uint16_t machine;
-	uint8_t rule_size, n_saves, esc_size;
+	uint8_t rule_size, n_saves, save_scale, esc_size, sp, traits;
 	uint32_t n_spans, n_regions, n_granules, n_rows, n_rules, n_escapes;
 	uint32_t spans, rules, regions, granules, rows, esc_dir, esc_keys, esc_rules, wides, exprs;
 };
@@ -378,7 +393,10 @@ static inline int unspool_table_open(struct unspool_table *t, const uint8_t *byt
 	t->machine = UNSPOOL_TABLE_U16(t, UNSPOOL_OFF_HDR_MACHINE);
 	t->rule_size = UNSPOOL_TABLE_U8(t, UNSPOOL_OFF_HDR_RULE_SIZE);
 	t->n_saves = UNSPOOL_TABLE_U8(t, UNSPOOL_OFF_HDR_N_SAVES);
+	t->save_scale = UNSPOOL_TABLE_U8(t, UNSPOOL_OFF_HDR_SAVE_SCALE);
 	t->esc_size = UNSPOOL_TABLE_U8(t, UNSPOOL_OFF_HDR_ESC_SIZE);
+	t->sp = UNSPOOL_TABLE_U8(t, UNSPOOL_OFF_HDR_SP);
+	t->traits = UNSPOOL_TABLE_U8(t, UNSPOOL_OFF_HDR_TRAITS);
 	t->n_spans = UNSPOOL_TABLE_U32(t, UNSPOOL_OFF_HDR_N_SPANS);
 	t->n_regions = UNSPOOL_TABLE_U32(t, UNSPOOL_OFF_HDR_N_REGIONS);
 	t->n_granules = UNSPOOL_TABLE_U32(t, UNSPOOL_OFF_HDR_N_GRANULES);
@@ -505,7 +523,7 @@ static inline uint64_t unspool_table_wide_at(const struct unspool_table *t, uint
 {
 	uint64_t r = unspool_table_rule_at(t, id);
 
-	if (r == 0 || UNSPOOL_TABLE_U8(t, r + UNSPOOL_OFF_RULE_KIND) != UNSPOOL_KIND_WIDE)
+	if (r == 0 || (UNSPOOL_TABLE_U8(t, r + UNSPOOL_OFF_RULE_CFA) & UNSPOOL_KIND_MASK) != UNSPOOL_KIND_WIDE)
 		return 0;
 	return (uint64_t)t->wides + UNSPOOL_TABLE_U32(t, r + UNSPOOL_OFF_RULE_OFF);
 }
@@ -555,6 +573,24 @@ struct unspool_table_place {
 	uint64_t saved; /* the slots that a call preserves */
 };
 
+/* The slot of a save. */
+static inline uint32_t unspool_table_slot(const struct unspool_table *t, uint32_t i)
+{
+	return UNSPOOL_TABLE_U8(t, UNSPOOL_HEADER_SIZE + i) & (UNSPOOL_NUM_SLOTS - 1);
+}
+
+/* Which saves a rule has. */
+static inline uint64_t unspool_table_mask(const struct unspool_table *t, uint64_t rule)
+{
+	uint64_t end = rule + t->rule_size;
+
+	if (t->n_saves <= 8)
+		return UNSPOOL_TABLE_U8(t, end - 1);
+	if (t->n_saves <= 16)
+		return UNSPOOL_TABLE_U16(t, end - 2);
+	return t->n_saves <= 32 ? UNSPOOL_TABLE_U32(t, end - 4) : UNSPOOL_TABLE_U64(t, end - 8);
+}
+
 /* For each save in mask. */
 #define UNSPOOL_LOCATE(mask, base, set) \
 	do { \
@@ -563,7 +599,7 @@ struct unspool_table_place {
 		for (i = 0; i < UNSPOOL_MAX_SAVES; i++) { \
 			if (i >= r->t->n_saves || !(mask >> i & 1)) \
 				continue; \
-			slot = UNSPOOL_TABLE_U8(r->t, UNSPOOL_OFF_HDR_SLOTS + i) & (UNSPOOL_NUM_SLOTS - 1); \
+			slot = unspool_table_slot(r->t, i); \
 			s->val[slot] = PLAIN_AT(base, i); \
 			set |= (uint64_t)1 << slot; \
 		} \
@@ -572,13 +608,14 @@ struct unspool_table_place {
 /* The function below is that of plain.h. */
 #define PLAIN_STEP static inline int unspool_table_plain(const struct unspool_table_place *r, struct unspool_state *s, void *ctx)
 #define PLAIN_SET uint64_t
-#define PLAIN_KIND UNSPOOL_TABLE_U8(r->t, r->at + UNSPOOL_OFF_RULE_KIND)
-#define PLAIN_REG UNSPOOL_TABLE_U8(r->t, r->at + UNSPOOL_OFF_RULE_REG)
-#define PLAIN_FLAGS UNSPOOL_TABLE_U8(r->t, r->at + UNSPOOL_OFF_RULE_FLAGS)
+#define PLAIN_KIND (UNSPOOL_TABLE_U8(r->t, r->at + UNSPOOL_OFF_RULE_CFA) & UNSPOOL_KIND_MASK)
+#define PLAIN_REG (uint32_t)(UNSPOOL_TABLE_U8(r->t, r->at + UNSPOOL_OFF_RULE_CFA) >> UNSPOOL_SLOT_SHIFT)
+#define PLAIN_FLAGS UNSPOOL_TABLE_U16(r->t, r->at + UNSPOOL_OFF_RULE_FLAGS)
 #define PLAIN_AUX UNSPOOL_TABLE_U8(r->t, r->at + UNSPOOL_OFF_RULE_AUX)
 #define PLAIN_OFF (int32_t)UNSPOOL_TABLE_U32(r->t, r->at + UNSPOOL_OFF_RULE_OFF)
-#define PLAIN_MASK \
-	(r->t->machine == UNSPOOL_AARCH64 ? UNSPOOL_TABLE_U32(r->t, r->at + r->t->rule_size - 4) : UNSPOOL_TABLE_U8(r->t, r->at + r->t->rule_size - 1))
+#define PLAIN_MASK unspool_table_mask(r->t, r->at)
+#define PLAIN_MASKS uint64_t
+#define PLAIN_SCALE r->t->save_scale
 #define PLAIN_SAVE(i) UNSPOOL_TABLE_U8(r->t, r->at + UNSPOOL_RULE_HEAD + (i))
 #define PLAIN_RA_SAVE (r->t->n_saves - 1u)
 #define PLAIN_LOCATE(mask, base, set) UNSPOOL_LOCATE(mask, base, set)
@@ -586,7 +623,7 @@ struct unspool_table_place {
 #define PLAIN_KEEP r->saved
 #define PLAIN_SP r->sp
 #define PLAIN_RA r->ra
-#define PLAIN_RA_IS_PC (r->t->machine != UNSPOOL_AARCH64)
+#define PLAIN_RA_IS_PC !(r->t->traits & UNSPOOL_TRAIT_RA_IN_REG)
 #define PLAIN_GET(slot, to) unspool_state_get(s, slot, ctx, to)
 #define PLAIN_LOAD(addr, to) UNSPOOL_LOAD(ctx, addr, to)
 #define PLAIN_PLACED(set) s->in_reg &= ~(set)
@@ -596,11 +633,12 @@ struct unspool_table_place {
 #define PLAIN_RARE(x) (x)
 #endif
 #define PLAIN_BIT(slot) ((PLAIN_SET)1 << (slot))
-#define PLAIN_AT(base, i) ((base) + (uint64_t)((int64_t)(int8_t)(PLAIN_SAVE(i)) * 8))
+#define PLAIN_AT(base, i) ((base) + (uint64_t)((int64_t)(int8_t)(PLAIN_SAVE(i)) * PLAIN_SCALE))
 
 PLAIN_STEP
 {
-	uint32_t kind = PLAIN_KIND, flags = PLAIN_FLAGS, mask;
+	uint32_t kind = PLAIN_KIND, flags = PLAIN_FLAGS;
+	PLAIN_MASKS mask;
 	uint64_t cfa, base, ra;
 	PLAIN_SET set = 0, keep, own;
 	int o;
@@ -645,7 +683,7 @@ PLAIN_STEP
 	own = PLAIN_BIT(PLAIN_SP);
 	if (PLAIN_RA_IS_PC) {
 		own |= PLAIN_BIT(PLAIN_RA);
-		mask &= (1u << PLAIN_RA_SAVE) - 1;
+		mask &= ((PLAIN_MASKS)1 << PLAIN_RA_SAVE) - 1;
 	}
 	PLAIN_LOCATE(mask, base, set);
 	s->known = (s->known & keep) | set | own;
@@ -670,6 +708,8 @@ PLAIN_STEP
 #undef PLAIN_AUX
 #undef PLAIN_OFF
 #undef PLAIN_MASK
+#undef PLAIN_MASKS
+#undef PLAIN_SCALE
 #undef PLAIN_SAVE
 #undef PLAIN_RA_SAVE
 #undef PLAIN_LOCATE
@@ -690,14 +730,19 @@ PLAIN_STEP
 static inline int unspool_table_apply(const struct unspool_table *t, uint32_t id, struct unspool_state *s, void *ctx)
 {
 	struct unspool_table_place r;
+	uint32_t i;
 
 	r.t = t;
 	r.at = unspool_table_rule_at(t, id);
-	r.sp = t->machine == UNSPOOL_AARCH64 ? UNSPOOL_AARCH64_SP : UNSPOOL_X86_64_SP;
-	r.ra = t->machine == UNSPOOL_AARCH64 ? UNSPOOL_AARCH64_RA : UNSPOOL_X86_64_RA;
-	r.saved = t->machine == UNSPOOL_AARCH64 ? UNSPOOL_AARCH64_SAVED : UNSPOOL_X86_64_SAVED;
 	if (r.at == 0 || t->n_saves == 0 || t->n_saves > UNSPOOL_MAX_SAVES)
 		return UNSPOOL_NO_RULE;
+	r.sp = t->sp & (UNSPOOL_NUM_SLOTS - 1);
+	r.ra = unspool_table_slot(t, t->n_saves - 1u);
+	r.saved = (uint64_t)1 << r.sp;
+	for (i = 0; i < UNSPOOL_MAX_SAVES; i++) {
+		if (i + 1u < t->n_saves || (i + 1u == t->n_saves && t->traits & UNSPOOL_TRAIT_RA_IN_REG))
+			r.saved |= (uint64_t)1 << unspool_table_slot(t, i);
+	}
 	return unspool_table_plain(&r, s, ctx);
 }
 

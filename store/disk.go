@@ -85,6 +85,17 @@ func (s *Store) name(img *module.Image, frames *format.Unwind, suffix string) (n
 	return prefix + frames.Key() + "." + suffix, link
 }
 
+// replace removes what earlier versions kept under these names, which end in suffix.
+func (s *Store) replace(suffix string, old []string, names ...string) {
+	for _, name := range names {
+		if stem, ok := strings.CutSuffix(name, "."+suffix); ok {
+			for _, end := range old {
+				os.Remove(filepath.Join(s.dir, stem+"."+end))
+			}
+		}
+	}
+}
+
 // remember makes a link, if it can.
 func (s *Store) remember(link, name string) {
 	link = filepath.Join(s.dir, link)

@@ -116,7 +116,16 @@ func (s *Store) Table(img *module.Image) (*compact.Table, Origin, error) {
 		load: s.load,
 		make: Build,
 		pack: seal,
+		old:  oldVersions(),
 	})
+}
+
+// oldVersions are the endings of tables that nobody reads any more.
+func oldVersions() (old []string) {
+	for v := 1; v < compact.Version; v++ {
+		old = append(old, fmt.Sprint(v))
+	}
+	return old
 }
 
 // Native returns an image's machine code, as Table returns its table. o needs no ID.
@@ -135,6 +144,7 @@ type recipe[T comparable] struct {
 	load func(name string) (T, error)
 	make func(*format.Unwind) ([]byte, T, error)
 	pack func(b []byte, name string) []byte // what is written
+	old  []string                           // endings that the names had in earlier versions
 }
 
 // obtain returns what an image was compiled to: by this process, on disk, or now.
@@ -158,8 +168,13 @@ func obtain[T comparable](s *Store, all *map[string]*entry[T], img *module.Image
 	from := Memory
 	e.ready.Do(func() {
 		e.err = errors.New("it could not be compiled") // unless what follows returns
-		if fill(s, e, name, frames, k) && link != "" {
-			s.remember(link, name)
+		if fill(s, e, name, frames, k) {
+			if e.from == Built {
+				s.replace(suffix, k.old, name, link)
+			}
+			if link != "" {
+				s.remember(link, name)
+			}
 		}
 		from = e.from
 	})

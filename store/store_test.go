@@ -2,6 +2,9 @@ package store
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -61,6 +64,35 @@ func open2(t *testing.T, dir string) *Store {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// TestOldVersions puts what an earlier version has kept of a module into the cache: it is passed over, and gone when the new table is there.
+func TestOldVersions(t *testing.T) {
+	dir := t.TempDir()
+	get(t, open2(t, dir), Built)
+	now := onlyFile(t, dir)
+	stem, ok := strings.CutSuffix(now, fmt.Sprint(compact.Version))
+	if !ok {
+		t.Fatalf("%s does not end in the version", now)
+	}
+	old, other := stem+"1", filepath.Join(dir, "of-another-module.1")
+	if err := os.Rename(now, old); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(other, []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	get(t, open2(t, dir), Built)
+	if _, err := os.Lstat(old); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s: %v, want it replaced", old, err)
+	}
+	if _, err := os.Lstat(now); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(other); err != nil {
+		t.Errorf("a table of another module: %v", err)
+	}
+	get(t, open2(t, dir), Disk)
 }
 
 func TestKeeps(t *testing.T) {

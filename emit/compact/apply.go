@@ -7,13 +7,11 @@ import (
 	"github.com/unspool/unspool/rows"
 )
 
-// Slots of x86-64 that rules name, and the set of the saves' slots. Tests hold them against arch.
+// What Apply has as constants, because fields would be slower: the shape of x86-64's rules. Other shapes take the loop of applySlots.
 const (
-	amd64SP    = 7
-	amd64RA    = 16
-	arm64SP    = 31
-	arm64RA    = 30
-	arm64Saves = 20
+	sixSlots = "\x03\x06\x0c\x0d\x0e\x0f\x10" // rbx, rbp, r12 to r15, the return address
+	sixSP    = 7
+	sixRA    = 16
 )
 
 // Signal implements rows.Stepper.
@@ -31,13 +29,13 @@ func (t *Table) Apply(id uint32, s *rows.State, m *rows.Memory) rows.Outcome {
 		return rows.NoRule
 	}
 	head := le.Uint64(r)
-	kind := uint8(head)
+	kind := uint8(head) & kindMask
 	if kind-kindReg > kindPLT-kindReg {
 		return t.applyOther(id, s, m)
 	}
 
 	// The CFA.
-	slot := uint8(head>>8) & (arch.NumSlots - 1)
+	slot := uint8(head) >> slotShift
 	if s.Known>>slot&1 == 0 {
 		return rows.LostRegister
 	}
@@ -53,7 +51,7 @@ func (t *Table) Apply(id uint32, s *rows.State, m *rows.Memory) rows.Outcome {
 		cfa = s.Snap[cfa&(arch.NumSlots-1)]
 	}
 	cfa += uint64(int64(head) >> 32)
-	flags, aux := uint8(head>>16), uint8(head>>24)
+	flags, aux := uint16(head>>16), uint8(head>>8)
 	base := cfa
 	if kind == kindPLT {
 		if uint8(s.PC&15) >= aux {
@@ -67,11 +65,11 @@ func (t *Table) Apply(id uint32, s *rows.State, m *rows.Memory) rows.Outcome {
 		return rows.Outermost
 	}
 	keep := t.saved
-	if flags&uint8(rows.Signal) != 0 {
+	if flags&uint16(rows.Signal) != 0 {
 		keep = ^uint64(0)
 	}
-	if t.arm {
-		return applyARM64(r, s, m, keep, flags, cfa, base)
+	if !t.six {
+		return t.applySlots(r, s, m, keep, flags, cfa, base)
 	}
 
 	// The return address, then the registers. Nothing can fail after it.
@@ -106,10 +104,10 @@ func (t *Table) Apply(id uint32, s *rows.State, m *rows.Memory) rows.Outcome {
 	s.Val[3], s.Val[6], s.Val[12], s.Val[13], s.Val[14], s.Val[15] = rbx, rbp, r12, r13, r14, r15
 	set := uint64(mask)
 	set = set&1<<3 | set&2<<5 | set&0x3c<<10
-	s.Known = s.Known&keep | set | 1<<amd64SP | 1<<amd64RA
-	s.InMem = s.InMem&^(1<<amd64SP|1<<amd64RA) | set
-	s.InReg &^= set | 1<<amd64SP | 1<<amd64RA
-	s.Val[amd64SP], s.Val[amd64RA] = cfa, ra
+	s.Known = s.Known&keep | set | 1<<sixSP | 1<<sixRA
+	s.InMem = s.InMem&^(1<<sixSP|1<<sixRA) | set
+	s.InReg &^= set | 1<<sixSP | 1<<sixRA
+	s.Val[sixSP], s.Val[sixRA] = cfa, ra
 	s.PC, s.CFA = ra, cfa
 	return rows.OK
 }
@@ -117,18 +115,31 @@ func (t *Table) Apply(id uint32, s *rows.State, m *rows.Memory) rows.Outcome {
 // saveOff returns save i of a rule, in bytes.
 func saveOff(saves uint64, i uint) uint64 { return uint64(int64(saves<<(56-8*(i&7)))>>56) << 3 }
 
-// applyARM64 finishes a fixed rule on AArch64.
-func applyARM64(r []byte, s *rows.State, m *rows.Memory, keep uint64, flags uint8, cfa, base uint64) rows.Outcome {
-	if len(r) < 32 {
+// applySlots finishes a fixed rule of any shape.
+func (t *Table) applySlots(r []byte, s *rows.State, m *rows.Memory, keep uint64, flags uint16, cfa, base uint64) rows.Outcome {
+	slots, scale := t.sh.slots, uint64(t.sh.scale)
+	n := len(slots)
+	if n == 0 || len(r) < t.sh.size || ruleHead+n > t.sh.size {
 		return rows.NoRule
 	}
-	saves := r[ruleHead : ruleHead+arm64Saves]
-	mask := le.Uint32(r[ruleHead+arm64Saves:]) & (1<<arm64Saves - 1)
+	saves := r[ruleHead:][:n]
+	var mask uint64
+	switch end := r[:t.sh.size]; t.sh.mask {
+	case 1:
+		mask = uint64(end[len(end)-1])
+	case 2:
+		mask = uint64(le.Uint16(end[len(end)-2:]))
+	case 4:
+		mask = uint64(le.Uint32(end[len(end)-4:]))
+	case 8:
+		mask = le.Uint64(end[len(end)-8:])
+	}
+	mask &= 1<<n - 1
 
-	// The return address is in x30 if it was not saved.
+	// The return address stays in its register if it was not saved.
 	var ra uint64
-	if mask>>(arm64Saves-1) != 0 {
-		at := base + uint64(int64(int8(saves[arm64Saves-1])))<<3
+	if mask>>(n-1) != 0 {
+		at := base + uint64(int64(int8(saves[n-1])))*scale
 		v, ok := m.Load(at)
 		if !ok {
 			s.Fault = at
@@ -136,7 +147,7 @@ func applyARM64(r []byte, s *rows.State, m *rows.Memory, keep uint64, flags uint
 		}
 		ra = v
 	} else {
-		v, o := s.Get(arm64RA, m)
+		v, o := s.Get(arch.Slot(t.ra), m)
 		if o != rows.OK {
 			return o
 		}
@@ -145,27 +156,32 @@ func applyARM64(r []byte, s *rows.State, m *rows.Memory, keep uint64, flags uint
 	if rows.Flags(flags)&(rows.RASigned|rows.RASignPC) != 0 {
 		ra &= arch.AddressMask
 	}
+	set := uint64(0)
 	for k := mask; k != 0; k &= k - 1 {
-		i := bits.TrailingZeros32(k)
-		s.Val[arm64Slots[i&31]&(arch.NumSlots-1)] = base + uint64(int64(int8(saves[i])))<<3
+		i := bits.TrailingZeros64(k)
+		slot := slots[i] & (arch.NumSlots - 1)
+		s.Val[slot] = base + uint64(int64(int8(saves[i])))*scale
+		set |= 1 << slot
 	}
-	set := uint64(mask)
-	set = set&0x7ff<<19 | set>>11&0xff<<35 | set>>19<<arm64RA
-	s.Known = s.Known&keep | set | 1<<arm64SP
-	s.InMem = s.InMem&^(1<<arm64SP) | set
-	s.InReg &^= set | 1<<arm64SP
-	s.Val[arm64SP] = cfa
+	value := uint64(1) << (t.sp & (arch.NumSlots - 1))
+	s.Val[t.sp&(arch.NumSlots-1)] = cfa
+	if !t.inReg {
+		// The column is the program counter itself, whose value in the caller is now known.
+		value |= 1 << (t.ra & (arch.NumSlots - 1))
+		s.Val[t.ra&(arch.NumSlots-1)] = ra
+	}
+	s.Known = s.Known&keep | set | value
+	s.InMem = (s.InMem | set) &^ value
+	s.InReg &^= set | value
 	s.PC, s.CFA = ra, cfa
 	return rows.OK
 }
 
-var arm64Slots = [32]uint8{19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 35, 36, 37, 38, 39, 40, 41, 42, arm64RA}
-
 // applyOther is Apply for rules without a CFA, and wide ones.
 func (t *Table) applyOther(id uint32, s *rows.State, m *rows.Memory) rows.Outcome {
 	r := t.rule(id)
-	if r[ruleKind] != kindWide {
-		if r[ruleFlags]&outermostFlag != 0 {
+	if kind, _, flags := parts(r); kind != kindWide {
+		if flags&outermostFlag != 0 {
 			return rows.Outermost
 		}
 		return rows.NoRule

@@ -104,11 +104,20 @@ func TestC(t *testing.T) {
 		refs = append(refs, rowstest.Table(r, []*arch.Machine{arch.AMD64, arch.ARM64}[i%2], r.IntN(60)))
 	}
 	refs = append(refs, manyRules(arch.ARM64, 70_000))
-	var in bytes.Buffer
 	tables := make([]*Table, len(refs))
+	for i, ref := range refs {
+		tables[i] = emit(t, ref)
+	}
+	askC(t, refs, tables)
+}
+
+// askC holds the C reader's answers for both ends of every row against the tables'.
+func askC(t *testing.T, refs []*rows.Table, tables []*Table) {
+	t.Helper()
+	var in bytes.Buffer
 	asked := make([][]cQuestion, len(refs))
 	for i, ref := range refs {
-		tables[i], asked[i] = emit(t, ref), questions(ref)
+		asked[i] = questions(ref)
 		b := tables[i].Bytes()
 		in.Write(le.AppendUint32(nil, uint32(len(b))))
 		in.Write(b)
@@ -163,7 +172,7 @@ func checkC(ct *Table, q *cQuestion, a *cAnswer) error {
 	want := q.State.state()
 	m := rows.Memory{Next: hashMemory(q.Seed)}
 	o := uint32(0)
-	if ct.rule(id)[ruleKind] == kindWide {
+	if kind, _, _ := parts(ct.rule(id)); kind == kindWide {
 		o = cIsWide
 	} else {
 		o = uint32(ct.Apply(id, &want, &m))

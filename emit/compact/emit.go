@@ -81,7 +81,7 @@ func (e *emitter) encodeRules() error {
 		}
 		s := e.sh.normal(&e.t.Sets[i], scratch)
 		scratch = s.Rules[:0]
-		if len(s.Rules) > math.MaxUint16 {
+		if len(s.Rules) > math.MaxUint8 {
 			return fmt.Errorf("compact table: a set has %d rules", len(s.Rules))
 		}
 		clear(buf)
@@ -91,7 +91,8 @@ func (e *emitter) encodeRules() error {
 			clear(buf)
 			at := e.wide(&s)
 			key = e.wides[at:]
-			buf[ruleKind], buf[ruleFlags] = kindWide, byte(s.Flags)
+			buf[ruleCFA] = kindWide
+			le.PutUint16(buf[ruleFlags:], uint16(s.Flags))
 			le.PutUint32(buf[ruleOff:], uint32(at))
 			if uint64(len(e.wides)) > math.MaxUint32 || uint64(len(e.exprs)) > math.MaxUint32 {
 				return ErrTooLarge
@@ -298,9 +299,9 @@ func (e *emitter) join() ([]byte, error) {
 	le.PutUint16(b[hdrVersion:], Version)
 	le.PutUint16(b[hdrMachine:], e.t.Machine.ELF)
 	b[hdrRuleSize], b[hdrNSaves], b[hdrEscSize] = byte(e.sh.size), byte(len(e.sh.saves)), byte(escSize)
-	for i, r := range e.sh.saves {
-		b[hdrSlots+i] = byte(e.t.Machine.Slot(r))
-	}
+	b[hdrSaveScale], b[hdrSP], b[hdrTraits] = byte(e.sh.scale), byte(e.t.Machine.Slot(e.t.Machine.SP)), e.sh.traits()
+	b = append(b, e.sh.slots...)
+	b = append(b, make([]byte, -len(b)&(align-1))...)
 	u32 := func(at, v int) { le.PutUint32(b[at:], uint32(v)) }
 	u32(hdrNSpans, len(e.spans)/spanSize)
 	u32(hdrNRegions, len(e.regions)/4)
@@ -310,7 +311,7 @@ func (e *emitter) join() ([]byte, error) {
 	u32(hdrNEscapes, len(e.escs))
 	u32(hdrWideSize, len(e.wides))
 	u32(hdrExprSize, len(e.exprs))
-	size := uint64(headerSize)
+	size := uint64(len(b))
 	parts := []struct {
 		at   int
 		data []byte

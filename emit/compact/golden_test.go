@@ -96,6 +96,10 @@ func annotate(t *Table) string {
 	for at := 0; at < headerSize; at += 16 {
 		line(at, 16, "")
 	}
+	line(headerSize, len(t.sh.slots), "slots of the saves")
+	if pad := -len(t.sh.slots) & (align - 1); pad > 0 {
+		line(headerSize+len(t.sh.slots), pad, "padding")
+	}
 	part("spans", hdrSpans, len(t.spans), spanSize, func(i int) string {
 		s := t.span(i)
 		return fmt.Sprintf("[%#x, %#x)", s.lo, s.lo+s.size)

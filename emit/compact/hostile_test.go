@@ -199,7 +199,7 @@ func TestDamage(t *testing.T) {
 
 // matters says whether the byte at an offset of the table can change what it says, and in which part it lies.
 func matters(t *Table, at int) (bool, string) {
-	parts := []struct {
+	places := []struct {
 		name  string
 		field int
 		size  int
@@ -207,20 +207,21 @@ func matters(t *Table, at int) (bool, string) {
 		{"spans", hdrSpans, len(t.spans)}, {"regions", hdrRegions, len(t.regions)}, {"granules", hdrGranules, len(t.granules)},
 		{"rows", hdrRows, len(t.body) - rowsPad}, {"escape keys", hdrEscKeys, len(t.keys)}, {"escape rules", hdrEscRules, len(t.escs)},
 	}
-	for _, p := range parts {
+	for _, p := range places {
 		if off := t.off(p.field); at >= off && at < off+p.size {
 			return true, p.name
 		}
 	}
 	if off := t.off(hdrRules); at >= off && at < off+len(t.rules) {
 		r := t.rule(uint32((at - off) >> t.ruleBits))
+		kind, _, flags := parts(r)
 		switch k := (at - off) & (1<<t.ruleBits - 1); {
-		case r[ruleKind] == kindWide || r[ruleKind] == kindNone:
-			return k <= ruleKind, "rule" // the rest is the wide's, or unused; an outermost rule's CFA is unused too
+		case kind == kindWide || kind == kindNone:
+			return k == ruleFlags || k == ruleFlags+1, "rule" // the rest is the wide's, or unused; an outermost rule's CFA is unused too
 		case k < ruleHead:
-			return r[ruleFlags]&outermostFlag == 0 && k != ruleAux, "rule"
+			return flags&outermostFlag == 0 && k != ruleAux, "rule"
 		case k < ruleHead+len(t.sh.saves):
-			return r[ruleFlags]&outermostFlag == 0 && t.sh.mask(r)>>(k-ruleHead)&1 != 0, "rule"
+			return flags&outermostFlag == 0 && t.sh.present(r)>>(k-ruleHead)&1 != 0, "rule"
 		}
 	}
 	return false, "header, directory, wides or padding"

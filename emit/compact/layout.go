@@ -5,44 +5,52 @@
 package compact
 
 // Version is the version of the layout. A reader takes its own version only.
-const Version = 1
+const Version = 2
 
 //go:generate go run ./gen
 
 // Magic starts every table.
 const Magic = "uTbl"
 
-// Offsets of the header's fields, in bytes. Numbers are little-endian.
+// Offsets of the header's fields, in bytes. Numbers are little-endian. Behind the header lie the slots of the saves, a byte each.
 const (
 	hdrMagic     = 0  // u32: "uTbl"
 	hdrVersion   = 4  // u16: of the layout
 	hdrMachine   = 6  // u16: e_machine of the module
 	hdrSize      = 8  // u32: bytes of the whole table
 	hdrChecksum  = 12 // u32: CRC-32C of all bytes but these four
-	hdrRuleSize  = 16 // u8: bytes of a rule, 16 or 32
+	hdrRuleSize  = 16 // u8: bytes of a rule: 16, 32, 64 or 128
 	hdrNSaves    = 17 // u8: saves in a rule
-	hdrEscSize   = 18 // u8: bytes of an escape's rule, 2 or 4
-	hdrNSpans    = 20 // u32: spans
-	hdrNRegions  = 24 // u32: regions
-	hdrNGranules = 28 // u32: granules; where there are any, their list has one entry more
-	hdrNRows     = 32 // u32: rows
-	hdrNRules    = 36 // u32: rules, the gap's included
-	hdrNEscapes  = 40 // u32: escapes
-	hdrWideSize  = 44 // u32: bytes of the wides
-	hdrExprSize  = 48 // u32: bytes of the expressions
-	hdrSpans     = 52 // u32: offset of the spans, from the start of the table; so for the others
-	hdrRules     = 56 // u32: offset of the rules
-	hdrRegions   = 60 // u32: offset of the regions
-	hdrGranules  = 64 // u32: offset of the granules
-	hdrRows      = 68 // u32: offset of the rows
-	hdrEscDir    = 72 // u32: offset of the escapes' directory
-	hdrEscKeys   = 76 // u32: offset of the escapes' keys
-	hdrEscRules  = 80 // u32: offset of the escapes' rules
-	hdrWides     = 84 // u32: offset of the wides
-	hdrExprs     = 88 // u32: offset of the expressions
-	hdrSlots     = 92 // u8[20]: the slot of each save
-	headerSize   = 112
-	maxSaves     = 20
+	hdrSaveScale = 18 // u8: bytes of a save's unit, 4 or 8
+	hdrEscSize   = 19 // u8: bytes of an escape's rule, 2 or 4
+	hdrSP        = 20 // u8: slot of the stack pointer
+	hdrTraits    = 21 // u8: of the machine, below
+	hdrNSpans    = 24 // u32: spans
+	hdrNRegions  = 28 // u32: regions
+	hdrNGranules = 32 // u32: granules; where there are any, their list has one entry more
+	hdrNRows     = 36 // u32: rows
+	hdrNRules    = 40 // u32: rules, the gap's included
+	hdrNEscapes  = 44 // u32: escapes
+	hdrWideSize  = 48 // u32: bytes of the wides
+	hdrExprSize  = 52 // u32: bytes of the expressions
+	hdrSpans     = 56 // u32: offset of the spans, from the start of the table; so for the others
+	hdrRules     = 60 // u32: offset of the rules
+	hdrRegions   = 64 // u32: offset of the regions
+	hdrGranules  = 68 // u32: offset of the granules
+	hdrRows      = 72 // u32: offset of the rows
+	hdrEscDir    = 76 // u32: offset of the escapes' directory
+	hdrEscKeys   = 80 // u32: offset of the escapes' keys
+	hdrEscRules  = 84 // u32: offset of the escapes' rules
+	hdrWides     = 88 // u32: offset of the wides
+	hdrExprs     = 92 // u32: offset of the expressions
+	headerSize   = 96
+)
+
+// Traits of a machine.
+const (
+	traitRAInReg   = 1 << 0 // the return address starts in a register, which keeps it as long as it has no save
+	traitBigEndian = 1 << 1 // words in memory, and in expressions, start with their high byte
+	numTraits      = 2
 )
 
 // A granule is 256 units of text, a region 256 granules. A unit is 1<<shift bytes, the same in a span.
@@ -50,13 +58,15 @@ const (
 	granuleBits = 8  // 1<<8 units in a granule
 	regionBits  = 16 // 1<<16 units in a region
 
-	escapeID      = 255    // a row's rule is in the list of escapes
-	escapeBits    = 12     // 1<<12 rows share an entry of the escapes' directory
-	rowsPad       = 8      // zeros behind the rows, so that eight bytes can be read at each
-	maxShift      = 55     // largest shift
-	align         = 8      // of every part
-	outermostFlag = 1 << 7 // in a rule's flags: there is no caller
-	baseUnit      = 1024   // bytes by which a rule's base lowers the CFA
+	escapeID      = 255       // a row's rule is in the list of escapes
+	escapeBits    = 12        // 1<<12 rows share an entry of the escapes' directory
+	rowsPad       = 8         // zeros behind the rows, so that eight bytes can be read at each
+	maxShift      = 55        // largest shift
+	align         = 8         // of every part
+	outermostFlag = 1 << 15   // in a rule's flags: there is no caller
+	walkerFlags   = 0xf << 11 // in a rule's flags: never set in a table; a walker may mark its copy of a rule by them
+	maxSaves      = 64        // in a rule
+	baseUnit      = 1024      // bytes by which a rule's base lowers the CFA
 )
 
 // A span is a range of text with one run of granules. A row so long that granules for it would cost more than a
@@ -71,15 +81,20 @@ const (
 	spanSize    = 32
 )
 
-// A rule starts with these; then come the saves, one byte each, and the mask of those that are
-// present, in the rest of the rule: one byte on x86-64, four on AArch64.
+// A rule starts with these; then come the saves, one byte each, and at the rule's end the mask of those that are
+// present: 1, 2, 4 or 8 bytes, the fewest that have a bit for each save.
 const (
-	ruleKind  = 0 // u8: one of the kinds below
-	ruleReg   = 1 // u8: the slot that the CFA is relative to
-	ruleFlags = 2 // u8: rows.Flags, and outermostFlag
-	ruleAux   = 3 // u8: base on kindReg; the limit of pc&15 on kindPLT
+	ruleCFA   = 0 // u8: kindMask, one of the kinds below; and the slot that the CFA is relative to, from slotShift on
+	ruleAux   = 1 // u8: base on kindReg; the limit of pc&15 on kindPLT
+	ruleFlags = 2 // u16: rows.Flags, and outermostFlag
 	ruleOff   = 4 // i32: CFA offset; on kindWide, unsigned, an offset in the wides
 	ruleHead  = 8
+)
+
+// The parts of a rule's first byte.
+const (
+	kindMask  = 3 // the kind
+	slotShift = 2 // the slot, in the upper bits
 )
 
 // Kinds of rules.
@@ -94,10 +109,10 @@ const (
 // A wide is a set of rules in full: a head and its rules.
 const (
 	wideCFAKind = 0  // u8: rows.CFAKind
-	wideFlags   = 1  // u8: rows.Flags
-	wideRA      = 2  // u16: return address column
-	wideCFAReg  = 4  // u16: DWARF register
-	wideNRules  = 6  // u16: rules that follow
+	wideNRules  = 1  // u8: rules that follow
+	wideFlags   = 2  // u16: rows.Flags
+	wideRA      = 4  // u16: return address column
+	wideCFAReg  = 6  // u16: DWARF register
 	wideOff     = 8  // i64: offset; of an expression its offset in the expressions, and its length in the upper half
 	wideOff2    = 16 // i64: second offset
 	wideHead    = 24

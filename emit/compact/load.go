@@ -3,6 +3,7 @@ package compact
 import (
 	"fmt"
 	"hash/crc32"
+	"math/bits"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
@@ -29,7 +30,10 @@ func checksum(b []byte) uint32 {
 
 // Load checks a table, the checksum first, and returns it. b is not decoded and must not change. Bytes behind
 // the table are ignored. An *Error says what is wrong, and where.
-func Load(b []byte) (*Table, error) {
+func Load(b []byte) (*Table, error) { return loadFor(b, arch.ByELF) }
+
+// loadFor is Load, with the machines that there are.
+func loadFor(b []byte, machine func(uint16) *arch.Machine) (*Table, error) {
 	if len(b) < headerSize {
 		return nil, bad(0, "truncated: %d bytes", len(b))
 	}
@@ -51,19 +55,20 @@ func Load(b []byte) (*Table, error) {
 	if want, got := le.Uint32(b[hdrChecksum:]), checksum(b); got != want {
 		return nil, bad(hdrChecksum, "checksum %#x, not %#x", got, want)
 	}
-	m := arch.ByELF(le.Uint16(b[hdrMachine:]))
-	t := &Table{b: b, machine: m, sh: shapeOf(m), wideEscs: b[hdrEscSize] == 4,
-		arm: m == arch.ARM64, nrules: uint32(u32(hdrNRules)), saved: m.SavedSlots(), nrows: int(u32(hdrNRows)),
-		nspans: int(u32(hdrNSpans)), ngran: int(u32(hdrNGranules)), ruleBits: 4}
-	if t.sh.size == 32 {
-		t.ruleBits = 5
+	m := machine(le.Uint16(b[hdrMachine:]))
+	t := &Table{b: b, machine: m, sh: shapeOf(m), wideEscs: b[hdrEscSize] == 4, inReg: m.RAInReg, sp: uint8(m.Slot(m.SP)), ra: uint8(m.Slot(m.RA)),
+		nrules: uint32(u32(hdrNRules)), saved: m.SavedSlots(), nrows: int(u32(hdrNRows)), nspans: int(u32(hdrNSpans)), ngran: int(u32(hdrNGranules))}
+	t.ruleBits = uint8(bits.TrailingZeros(uint(t.sh.size)))
+	t.six = string(t.sh.slots) == sixSlots && t.sp == sixSP && !m.RAInReg && t.sh.scale == 8
+	if n := len(t.sh.slots); int(b[hdrRuleSize]) != t.sh.size || int(b[hdrNSaves]) != n || int64(b[hdrSaveScale]) != t.sh.scale || headerSize+n > len(b) {
+		return nil, bad(hdrRuleSize, "rules of %d bytes with %d saves of %d bytes on %s", b[hdrRuleSize], b[hdrNSaves], b[hdrSaveScale], m.Name)
 	}
-	if int(b[hdrRuleSize]) != t.sh.size || int(b[hdrNSaves]) != len(t.sh.saves) {
-		return nil, bad(hdrRuleSize, "rules of %d bytes with %d saves on %s", b[hdrRuleSize], b[hdrNSaves], m.Name)
+	if b[hdrSP] != t.sp || b[hdrTraits] != t.sh.traits() {
+		return nil, bad(hdrSP, "the stack pointer is slot %d, traits %#x, on %s", b[hdrSP], b[hdrTraits], m.Name)
 	}
-	for i, r := range t.sh.saves {
-		if arch.Slot(b[hdrSlots+i]) != m.Slot(r) {
-			return nil, bad(hdrSlots+i, "save %d is slot %d, not %s", i, b[hdrSlots+i], m.RegName(r))
+	for i, slot := range t.sh.slots {
+		if b[headerSize+i] != slot {
+			return nil, bad(headerSize+i, "save %d is slot %d, not %s", i, b[headerSize+i], m.RegName(t.sh.saves[i]))
 		}
 	}
 	escSize := uint64(b[hdrEscSize])
@@ -264,7 +269,7 @@ func (t *Table) checkRules() error {
 	for id := range t.nrules {
 		r := t.rule(id)
 		if id == 0 {
-			if r[ruleKind] != kindNone || r[ruleFlags] != 0 {
+			if kind, _, flags := parts(r); kind != kindNone || flags != 0 {
 				return bad(at, "rule 0 is not a gap")
 			}
 		} else if msg := t.checkRule(r, starts); msg != "" {
@@ -276,32 +281,32 @@ func (t *Table) checkRules() error {
 
 // checkRule returns what is wrong with a rule. starts has a bit for each eighth byte at which a wide starts.
 func (t *Table) checkRule(r []byte, starts []uint64) string {
-	kind, flags := r[ruleKind], r[ruleFlags]
+	kind, slot, flags := parts(r)
 	switch {
-	case kind >= numKinds:
-		return fmt.Sprintf("kind %d", kind)
+	case flags&^(outermostFlag|uint16(rows.AllFlags)) != 0:
+		return fmt.Sprintf("flags %#x", flags)
 	case kind == kindWide:
 		off := le.Uint32(r[ruleOff:])
 		if off%align != 0 || int(off) >= len(t.wides) || starts[off/align/64]>>(off/align%64)&1 == 0 {
 			return fmt.Sprintf("no wide starts at %#x", off)
 		}
-		if t.wides[off+wideFlags] != flags {
+		if le.Uint16(t.wides[off+wideFlags:]) != flags {
 			return "flags are not those of its wide"
 		}
 		return ""
 	case !t.machine.StepKnown:
 		return "a fixed rule on " + t.machine.Name
-	case !t.arm && rows.Flags(flags)&(rows.RASigned|rows.RASignPC) != 0:
+	case !t.inReg && rows.Flags(flags)&(rows.RASigned|rows.RASignPC) != 0:
 		return "a signed return address"
 	}
 	if kind == kindNone {
 		return ""
 	}
-	if t.sh.reg(arch.Slot(r[ruleReg])) == noReg {
-		return fmt.Sprintf("slot %d", r[ruleReg])
+	if t.sh.reg(slot) == noReg {
+		return fmt.Sprintf("slot %d", slot)
 	}
-	mask, n := t.sh.mask(r), len(t.sh.saves)
-	if mask>>n != 0 || !t.arm && flags&outermostFlag == 0 && mask>>(n-1) == 0 {
+	mask, n := t.sh.present(r), len(t.sh.saves)
+	if mask>>n != 0 || !t.inReg && flags&outermostFlag == 0 && mask>>(n-1) == 0 {
 		return fmt.Sprintf("saves %#x", mask)
 	}
 	return ""

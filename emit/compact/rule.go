@@ -15,14 +15,20 @@ var le = binary.LittleEndian
 type shape struct {
 	mach  *arch.Machine
 	size  int        // bytes of a rule
+	mask  int        // of its mask
+	scale int64      // bytes of a save's unit
 	saves []arch.Reg // the callee-saved registers, and the return address
+	slots []byte     // theirs
 	regs  [arch.NumSlots]arch.Reg
 }
 
 const noReg = ^arch.Reg(0)
 
 func shapeOf(m *arch.Machine) shape {
-	sh := shape{mach: m, size: 16}
+	sh := shape{mach: m, size: 16, scale: 8}
+	if m.SaveScale != 0 {
+		sh.scale = int64(m.SaveScale)
+	}
 	if !m.StepKnown {
 		return sh
 	}
@@ -35,29 +41,45 @@ func shapeOf(m *arch.Machine) shape {
 		}
 	}
 	sh.saves = append(slices.Clone(m.CalleeSaved), m.RA)
-	if len(sh.saves) > 7 {
-		sh.size = 32
+	for _, r := range sh.saves {
+		sh.slots = append(sh.slots, byte(m.Slot(r)))
+	}
+	for sh.mask = 1; 8*sh.mask < len(sh.saves); sh.mask *= 2 {
+	}
+	for sh.size < ruleHead+len(sh.saves)+sh.mask {
+		sh.size *= 2
 	}
 	return sh
 }
 
-// mask returns the bytes of a rule that say which saves are present.
-func (sh *shape) mask(rule []byte) uint32 {
-	switch sh.size - ruleHead - len(sh.saves) {
-	case 1:
-		return uint32(rule[sh.size-1])
-	case 4:
-		return le.Uint32(rule[sh.size-4:])
+// traits returns those of the machine.
+func (sh *shape) traits() (t byte) {
+	if sh.mach.RAInReg {
+		t |= traitRAInReg
 	}
-	return 0
+	if sh.mach.BigEndian {
+		t |= traitBigEndian
+	}
+	return t
 }
 
-func (sh *shape) setMask(rule []byte, mask uint32) {
-	if sh.size-ruleHead-len(sh.saves) == 1 {
-		rule[sh.size-1] = byte(mask)
-	} else {
-		le.PutUint32(rule[sh.size-4:], mask)
+// present returns the mask of a rule: which saves are present.
+func (sh *shape) present(rule []byte) (mask uint64) {
+	for i, b := range rule[sh.size-sh.mask : sh.size] {
+		mask |= uint64(b) << (8 * i)
 	}
+	return mask
+}
+
+func (sh *shape) setPresent(rule []byte, mask uint64) {
+	for i := range sh.mask {
+		rule[sh.size-sh.mask+i] = byte(mask >> (8 * i))
+	}
+}
+
+// parts returns a rule's kind, the slot of its CFA and its flags.
+func parts(rule []byte) (kind byte, slot arch.Slot, flags uint16) {
+	return rule[ruleCFA] & kindMask, arch.Slot(rule[ruleCFA] >> slotShift), le.Uint16(rule[ruleFlags:])
 }
 
 // normal returns s without what Step does not look at: the set that a table holds in its place.
@@ -123,11 +145,12 @@ func cleanRule(r rows.Rule) rows.Rule {
 func (sh *shape) fixed(rule []byte, s *rows.Set) bool {
 	m := sh.mach
 	outermost := s.Outermost()
-	rule[ruleFlags] = byte(s.Flags)
+	flags := uint16(s.Flags)
 	if outermost {
-		rule[ruleFlags] |= outermostFlag
+		flags |= outermostFlag
 	}
-	if s.RA != m.RA || !m.StepKnown || s.Flags >= outermostFlag {
+	le.PutUint16(rule[ruleFlags:], flags)
+	if s.RA != m.RA || !m.StepKnown {
 		return false
 	}
 	if !m.RAInReg && s.Flags&(rows.RASigned|rows.RASignPC) != 0 {
@@ -135,12 +158,12 @@ func (sh *shape) fixed(rule []byte, s *rows.Set) bool {
 	}
 	switch s.CFA.Kind {
 	case rows.CFANone:
-		rule[ruleKind] = kindNone
+		rule[ruleCFA] = kindNone
 		return outermost || len(s.Rules) == 0
 	case rows.CFAReg:
-		rule[ruleKind] = kindReg
+		rule[ruleCFA] = kindReg
 	case rows.CFAPLT:
-		rule[ruleKind] = kindPLT
+		rule[ruleCFA] = kindPLT
 		if s.CFA.Off2 < 0 || s.CFA.Off2 > 255 {
 			return false
 		}
@@ -152,7 +175,7 @@ func (sh *shape) fixed(rule []byte, s *rows.Set) bool {
 	if slot == arch.NoSlot || s.CFA.Off != int64(int32(s.CFA.Off)) {
 		return false
 	}
-	rule[ruleReg] = byte(slot)
+	rule[ruleCFA] |= byte(slot) << slotShift
 	le.PutUint32(rule[ruleOff:], uint32(s.CFA.Off))
 	if outermost {
 		return true
@@ -163,38 +186,39 @@ func (sh *shape) fixed(rule []byte, s *rows.Set) bool {
 		for _, r := range s.Rules {
 			low = min(low, r.Off)
 		}
-		if low < -128*8 {
+		if low < -128*sh.scale {
 			n := (-low - 1) / baseUnit
-			if n > 255 || m.StepKnown && !m.RAInReg {
+			if n > 255 || !m.RAInReg {
 				return false
 			}
 			rule[ruleAux] = byte(n)
 			base = -n * baseUnit
 		}
 	}
-	mask := uint32(0)
+	mask := uint64(0)
 	for _, r := range s.Rules {
 		i := slices.Index(sh.saves, r.Of)
 		v := r.Off - base
-		if i < 0 || r.Kind != rows.Offset || v%8 != 0 || v < -128*8 || v > 127*8 {
+		if i < 0 || r.Kind != rows.Offset || v%sh.scale != 0 || v < -128*sh.scale || v > 127*sh.scale {
 			return false
 		}
-		rule[ruleHead+i] = byte(int8(v / 8))
+		rule[ruleHead+i] = byte(int8(v / sh.scale))
 		mask |= 1 << i
 	}
 	if !m.RAInReg && mask>>(len(sh.saves)-1) == 0 {
 		return false // the return address is lost
 	}
-	sh.setMask(rule, mask)
+	sh.setPresent(rule, mask)
 	return true
 }
 
 // fixedSet decodes a rule that is not wide.
 func (sh *shape) fixedSet(rule []byte) rows.Set {
-	s := rows.Set{RA: sh.mach.RA, Flags: rows.Flags(rule[ruleFlags] &^ outermostFlag)}
-	outermost := rule[ruleFlags]&outermostFlag != 0
+	kind, slot, flags := parts(rule)
+	s := rows.Set{RA: sh.mach.RA, Flags: rows.Flags(flags &^ outermostFlag)}
+	outermost := flags&outermostFlag != 0
 	base := int64(0)
-	switch rule[ruleKind] {
+	switch kind {
 	case kindReg:
 		s.CFA.Kind = rows.CFAReg
 		base = -baseUnit * int64(rule[ruleAux])
@@ -203,19 +227,19 @@ func (sh *shape) fixedSet(rule []byte) rows.Set {
 		s.CFA.Off2 = int64(rule[ruleAux])
 	}
 	if s.CFA.Kind != rows.CFANone {
-		s.CFA.Reg = sh.reg(arch.Slot(rule[ruleReg]))
+		s.CFA.Reg = sh.reg(slot)
 		s.CFA.Off = int64(int32(le.Uint32(rule[ruleOff:])))
 	}
 	if outermost {
 		s.Rules = []rows.Rule{{Of: s.RA, Kind: rows.Undefined}}
 		return s
 	}
-	for mask := sh.mask(rule); mask != 0; mask &= mask - 1 {
-		i := bits.TrailingZeros32(mask)
+	for mask := sh.present(rule); mask != 0; mask &= mask - 1 {
+		i := bits.TrailingZeros64(mask)
 		if i >= len(sh.saves) {
 			break
 		}
-		off := base + 8*int64(int8(rule[ruleHead+i]))
+		off := base + sh.scale*int64(int8(rule[ruleHead+i]))
 		s.Rules = append(s.Rules, rows.Rule{Of: sh.saves[i], Kind: rows.Offset, Off: off})
 	}
 	slices.SortFunc(s.Rules, func(a, b rows.Rule) int { return int(a.Of) - int(b.Of) })
@@ -239,9 +263,9 @@ type pools struct {
 // wide appends the set s and returns its offset.
 func (p *pools) wide(s *rows.Set) int {
 	at := len(p.wides)
-	w := append(p.wides, byte(s.CFA.Kind), byte(s.Flags))
+	w := append(p.wides, byte(s.CFA.Kind), byte(len(s.Rules)))
+	w = le.AppendUint16(w, uint16(s.Flags))
 	w = le.AppendUint16(le.AppendUint16(w, uint16(s.RA)), uint16(s.CFA.Reg))
-	w = le.AppendUint16(w, uint16(len(s.Rules)))
 	off := uint64(s.CFA.Off)
 	if s.CFA.Kind == rows.CFAExpr {
 		off = p.expr(s.CFA.Expr)

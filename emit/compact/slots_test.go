@@ -1,24 +1,96 @@
 package compact
 
 import (
+	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/rows/rowstest"
 )
 
-// TestSlots holds the slots that rules are applied with against arch: constants are faster there than fields.
+// TestSlots holds the slots that Apply has as constants against arch, and that tables of x86-64 are applied by them.
 func TestSlots(t *testing.T) {
-	a, b := arch.AMD64, arch.ARM64
-	if a.Slot(a.SP) != amd64SP || a.Slot(a.RA) != amd64RA || b.Slot(b.SP) != arm64SP || b.Slot(b.RA) != arm64RA {
+	m := arch.AMD64
+	if m.Slot(m.SP) != sixSP || m.Slot(m.RA) != sixRA {
 		t.Error("the stack pointer or the return address has another slot")
 	}
-	saves := append(b.CalleeSaved[:len(b.CalleeSaved):len(b.CalleeSaved)], b.RA)
-	if len(saves) != arm64Saves {
-		t.Fatalf("%d registers are saved, not %d", len(saves), arm64Saves)
+	if got := string(shapeOf(m).slots); got != sixSlots {
+		t.Errorf("the saves of x86-64 have slots %x, not %x", got, sixSlots)
 	}
-	for i, r := range saves {
-		if got, want := arm64Slots[i], uint8(b.Slot(r)); got != want {
-			t.Errorf("arm64Slots[%d] = %d, want %d", i, got, want)
+	if !emit(t, rows.Build(rows.NewBuilder(m))).six {
+		t.Error("tables of x86-64 are applied by the loop")
+	}
+}
+
+// TestAnyMachine makes tables for machines with other saves than today's: so many that a mask has one, two, four and eight bytes, in units
+// of four bytes, with a return address that a call pushes and one in a register. The C reader agrees.
+func TestAnyMachine(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "cc")
+	upTo := func(m *arch.Machine, n int) (saved []arch.Reg) {
+		for r := arch.Reg(0); len(saved) < n; r++ {
+			if r != m.SP && r != m.RA && m.Slot(r) != arch.NoSlot {
+				saved = append(saved, r)
+			}
+		}
+		return saved
+	}
+	r := rand.New(rand.NewPCG(11, 12))
+	var refs []*rows.Table
+	var tables []*Table
+	for _, c := range []struct {
+		base               *arch.Machine
+		saves, scale       int
+		big                bool
+		wantSize, wantMask int
+	}{
+		{arch.AMD64, 0, 4, false, 16, 1}, {arch.AMD64, 6, 4, false, 16, 1}, {arch.AMD64, 7, 4, false, 32, 1}, {arch.AMD64, 8, 4, false, 32, 2},
+		{arch.AMD64, 15, 4, true, 32, 2}, {arch.ARM64, 3, 4, false, 16, 1}, {arch.ARM64, 15, 8, true, 32, 2}, {arch.ARM64, 16, 4, false, 32, 4},
+		{arch.ARM64, 31, 4, false, 64, 4}, {arch.ARM64, 32, 4, false, 64, 8}, {arch.ARM64, 40, 8, false, 64, 8},
+	} {
+		m := arch.Like(c.base, upTo(c.base, c.saves), c.scale)
+		m.BigEndian = c.big
+		ref := rowstest.Table(r, m, 40)
+		// In units of four bytes, half of the places are no multiples of eight.
+		b := rows.NewBuilder(m)
+		b.Begin(0x1000, 0x1100)
+		for i := range 64 {
+			s := rows.Set{RA: m.RA, CFA: rows.CFA{Kind: rows.CFAReg, Reg: m.SP, Off: int64(4 * i)}}
+			for k, reg := range shapeOf(m).saves {
+				if reg == m.RA && !m.RAInReg || (i>>(k%6))&1 != 0 {
+					s.Rules = append(s.Rules, rows.Rule{Of: reg, Kind: rows.Offset, Off: int64(c.scale * (i - k - 60))})
+				}
+			}
+			slices.SortFunc(s.Rules, func(a, b rows.Rule) int { return int(a.Of) - int(b.Of) })
+			b.Row(0x1000+arch.Vaddr(4*i), b.Intern(s))
+		}
+		for i, ref := range []*rows.Table{ref, rows.Build(b)} {
+			bytes, err := Emit(ref)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ct, err := loadFor(bytes, func(uint16) *arch.Machine { return m })
+			if err == nil {
+				err = Verify(ct, ref, 3)
+			}
+			if err != nil {
+				t.Fatalf("%s, %d saves of %d bytes: %v", m.Name, c.saves, c.scale, err)
+			}
+			if ct.sh.size != c.wantSize || ct.sh.mask != c.wantMask || int(bytes[hdrRuleSize]) != c.wantSize || bytes[hdrTraits]&traitBigEndian != 0 != c.big {
+				t.Errorf("%s, %d saves of %d bytes: rules of %d bytes with masks of %d, traits %#x; want %d, %d, big-endian %v",
+					m.Name, c.saves, c.scale, ct.sh.size, ct.sh.mask, bytes[hdrTraits], c.wantSize, c.wantMask, c.big)
+			}
+			if s := ct.Stats(); i == 1 && s.Wide > 0 {
+				t.Errorf("%s, %d saves of %d bytes: %d of %d rules do not fit", m.Name, c.saves, c.scale, s.Wide, s.Rules)
+			}
+			if _, err := Load(bytes); err == nil {
+				t.Errorf("%s, %d saves of %d bytes: taken for a table of %s", m.Name, c.saves, c.scale, c.base.Name)
+			}
+			refs, tables = append(refs, ref), append(tables, ct)
 		}
 	}
+	askC(t, refs, tables)
 }

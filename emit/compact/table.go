@@ -11,10 +11,12 @@ import (
 // Load checks the whole structure, so that a damaged table is an error at once. Find and Apply check
 // what they read nonetheless: bytes that change under a mapping give wrong answers at worst.
 type Table struct {
-	first    span // most tables have no other
-	wideEscs bool // the escapes' rules have four bytes
-	arm      bool
+	first    span  // most tables have no other
+	wideEscs bool  // the escapes' rules have four bytes
+	six      bool  // Apply has the saves' slots as constants
+	inReg    bool  // the return address starts in a register
 	ruleBits uint8 // log2 of a rule's size
+	sp, ra   uint8 // slots
 	nrules   uint32
 	saved    uint64 // registers that a call preserves, as slots
 	granules []byte
@@ -133,7 +135,7 @@ func (t *Table) Set(id uint32) rows.Set {
 		return rows.Set{}
 	}
 	r := t.rule(id)
-	if r[ruleKind] != kindWide {
+	if kind, _, _ := parts(r); kind != kindWide {
 		return t.sh.fixedSet(r)
 	}
 	w, ok := t.wide(le.Uint32(r[ruleOff:]))
@@ -166,7 +168,7 @@ func (t *Table) Stats() Stats {
 	s := Stats{Rules: int(t.nrules) - 1, Escapes: len(t.keys) / 2, Spans: t.nspans, Granules: t.ngran, Bytes: len(t.b)}
 	t.Rows(func(arch.Vaddr, uint32, bool) bool { s.Rows++; return true })
 	for id := range t.nrules {
-		if t.rule(id)[ruleKind] == kindWide {
+		if kind, _, _ := parts(t.rule(id)); kind == kindWide {
 			s.Wide++
 		}
 	}

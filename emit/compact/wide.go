@@ -21,7 +21,7 @@ func (t *Table) wide(off uint32) (w wide, ok bool) {
 		return w, false
 	}
 	b := t.wides[off:]
-	w.n = int(le.Uint16(b[wideNRules:]))
+	w.n = int(b[wideNRules])
 	if wideHead+w.n*wruleSize > len(b) {
 		return w, false
 	}
@@ -41,7 +41,7 @@ func (t *Table) expr(at uint64) (string, bool) {
 
 // set decodes w.
 func (w *wide) set(t *Table) rows.Set {
-	s := rows.Set{RA: arch.Reg(le.Uint16(w.head[wideRA:])), Flags: rows.Flags(w.head[wideFlags]), CFA: w.cfa(t)}
+	s := rows.Set{RA: arch.Reg(le.Uint16(w.head[wideRA:])), Flags: rows.Flags(le.Uint16(w.head[wideFlags:])), CFA: w.cfa(t)}
 	for i := range w.n {
 		s.Rules = append(s.Rules, w.rule(t, i))
 	}
@@ -104,7 +104,7 @@ func (t *Table) applyWide(w *wide, s *rows.State, m *rows.Memory) rows.Outcome {
 	mach := t.machine
 	c := w.cfa(t)
 	raCol := arch.Reg(le.Uint16(w.head[wideRA:]))
-	flags := rows.Flags(w.head[wideFlags])
+	flags := rows.Flags(le.Uint16(w.head[wideFlags:]))
 	if c.Kind == rows.CFANone {
 		return t.noCFA(w, raCol)
 	}

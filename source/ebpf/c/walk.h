@@ -294,12 +294,14 @@ static __always_inline int get(struct walk *w, u32 slot, u64 *to)
  */
 #define PLAIN_STEP static __always_inline int apply(struct walk *s)
 #define PLAIN_SET u32
-#define PLAIN_KIND (u8)s->r0
-#define PLAIN_REG (u8)(s->r0 >> 8)
-#define PLAIN_FLAGS (u8)(s->r0 >> 16)
-#define PLAIN_AUX (u8)(s->r0 >> 24)
+#define PLAIN_KIND ((u32)s->r0 & UNSPOOL_KIND_MASK)
+#define PLAIN_REG (u8)s->r0 >> UNSPOOL_SLOT_SHIFT
+#define PLAIN_FLAGS (u16)(s->r0 >> 16)
+#define PLAIN_AUX (u8)(s->r0 >> 8)
 #define PLAIN_OFF (s32)(s->r0 >> 32)
 #define PLAIN_MASK (u8)(s->r1 >> 56)
+#define PLAIN_MASKS u32
+#define PLAIN_SCALE 8
 #define PLAIN_SAVE(i) (s->r1 >> 8 * (i))
 #define PLAIN_RA_SAVE UNSPOOL_X86_64_RA_SAVE
 #define PLAIN_LOCATE(mask, base, set)                       \
@@ -364,9 +366,9 @@ PART int find_range(struct walk *w, u64 pc)
 /* How the caller of an address's frame is found. */
 /*
  * In the flags of a rule that was found in a RANGE_INJECTED, or RANGE_MOVED; or that is a signal frame's, and holds at the return
- * address, too. Tables have no such flags.
+ * address, too. Tables have no such flags: UNSPOOL_WALKER_FLAGS.
  */
-enum { INJECTED = 64, MOVED = 32, HERE = 16 };
+enum { INJECTED = 1 << 14, MOVED = 1 << 13, HERE = 1 << 12 };
 
 enum { UNMAPPED, BY_RULE, BY_PLT, BY_LAZY_PLT, BY_FP, NO_CALLER, NO_TABLE, BY_SIGRETURN, BY_CALL };
 
@@ -481,9 +483,9 @@ static __always_inline void add_frame(struct walk *w, u32 place)
 /* Whether a rule is plain: the CFA is rsp or rbp and an offset, the return address is right below it, and there are no flags. */
 static __always_inline int is_plain(u64 r0, u64 r1)
 {
-	u32 reg = (u8)(r0 >> 8);
+	u32 reg = (u8)r0 >> UNSPOOL_SLOT_SHIFT;
 
-	return (r0 & 0xffff00ff) == UNSPOOL_KIND_REG && (reg == SLOT_RSP || reg == SLOT_RBP) && r1 >> 62 & 1 && (s8)(r1 >> 48) == -1;
+	return (r0 & 0xffffff00) == 0 && (r0 & UNSPOOL_KIND_MASK) == UNSPOOL_KIND_REG && (reg == SLOT_RSP || reg == SLOT_RBP) && r1 >> 62 & 1 && (s8)(r1 >> 48) == -1;
 }
 
 /*
@@ -507,7 +509,7 @@ static __always_inline int walk_plain(struct walk *w, struct cache *c)
 		if (e->pc != at || e->space != w->space || e->table || w->n >= MAX_FRAMES)
 			break;
 		cfa = w->val[SLOT_RSP];
-		if ((u8)(e->r0 >> 8) == SLOT_RBP && get(w, SLOT_RBP, &cfa) != OK)
+		if ((u8)e->r0 >> UNSPOOL_SLOT_SHIFT == SLOT_RBP && get(w, SLOT_RBP, &cfa) != OK)
 			break;
 		cfa += (u64)((s64)e->r0 >> 32);
 		if (cfa <= sp || !load(w, cfa - 8, &ra))
