@@ -37,17 +37,20 @@ others:
 	@$(GO) list ./... | grep -vxE "$$($(GO) list -m)/($(subst $() ,|,$(filter-out emit/csource source/perfdata,$(LONGEST))))"
 
 # All tests, as many packages at once as there are processors: a test judges only what it has started. A test whose judge is not installed is
-# skipped and names it, and the last line counts what is lacking; UNSPOOL_REQUIRE_JUDGES=1 makes that a failure.
+# skipped and names it, and the last line counts what is lacking; UNSPOOL_REQUIRE_JUDGES=1 makes that a failure. BENCHMARKS=NAME|NAME... runs
+# these once: behind -args, because packages would wait for each other's benchmarks.
 .PHONY: test
 test:
-	@$(GO) run ./internal/testlog $(GO) test -timeout 30m $(TESTFLAGS) $(LONGEST:%=./%) $$($(MAKE) -s others)
+	@$(GO) run ./internal/testlog $(GO) test -timeout 30m $(TESTFLAGS) $(LONGEST:%=./%) $$($(MAKE) -s others) $(if $(BENCHMARKS),-args '-test.bench=^Benchmark($(BENCHMARKS))$$' -test.benchtime=1x)
 
-# What is too long for every commit: longer fuzzing, all benchmarks once, all shapes, the corpus. Two hours on two cores.
+# What is too long for every commit: longer fuzzing, all benchmarks once, all shapes, more instructions executed, the corpus. Two hours on
+# two cores.
 .PHONY: full
 full:
 	$(MAKE) fuzz FUZZTIME=30s
 	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./...
 	$(MAKE) shapes
+	UNSPOOL_EXECUTION_STEPS=10000000 $(GO) test -count=1 -timeout 4h -run TestExecution -v ./lab
 	$(MAKE) corpus
 
 # Install every judge on Debian.
