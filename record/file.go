@@ -102,7 +102,7 @@ func readPprof(in io.Reader, filter *Filter) (*profile.Profile, error) {
 	}
 	q := p.Filter(filter.stack)
 	if q.Totals.Samples == 0 {
-		return nil, fmt.Errorf("none of the %d samples matches", p.Totals.Samples)
+		return nil, fmt.Errorf("none of %s matches", profile.Count(p.Totals.Samples, "sample", "samples"))
 	}
 	return q, nil
 }

@@ -262,7 +262,7 @@ func (l *Live) ExitStatus(ctx context.Context, ours bool) (status int, note stri
 	case !r.status.Signaled():
 		return r.status.ExitStatus(), "", nil
 	case ctx.Err() == nil:
-		note = fmt.Sprintf("the command was ended by a signal: %v", r.status.Signal())
+		note = fmt.Sprintf("a signal ended the command: %v", r.status.Signal())
 	}
 	return 128 + int(r.status.Signal()), note, nil
 }

@@ -182,7 +182,7 @@ func (s *Session) Events() {
 // NoSamples is the error of a session that has run and had none: it says why.
 func (s *Session) NoSamples() error {
 	if s.Stats.Unwanted > 0 {
-		return fmt.Errorf("none of the %d samples matches", s.Stats.Unwanted)
+		return fmt.Errorf("none of %s matches", profile.Count(s.Stats.Unwanted, "sample", "samples"))
 	}
 	return errors.New("no samples")
 }

@@ -198,9 +198,9 @@ func Diff(w io.Writer, before, after *profile.Profile, o Options) error {
 		if news > 0 {
 			fmt.Fprintln(bw)
 		}
-		what := "functions differ by no more than chance can do"
+		what := "functions differ no more than by chance"
 		if n == 1 {
-			what = "function differs by no more than chance can do"
+			what = "function differs no more than by chance"
 		}
 		fmt.Fprintf(bw, "%s %s (less than %.1f sigma)\n", profile.Comma(uint64(n)), what, list[0].Self.Least)
 	}

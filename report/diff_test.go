@@ -106,7 +106,7 @@ func TestDiffNoise(t *testing.T) {
 	for seed := range uint64(10) {
 		for _, o := range []Options{{}, {Absolute: true}} {
 			after := drawn(2+seed, 50_000, weights)
-			if out := diffed(t, Diff, before, after, o); !strings.Contains(string(out), "functions differ by no more") || strings.Contains(string(out), "sigma  module") {
+			if out := diffed(t, Diff, before, after, o); !strings.Contains(string(out), "functions differ no more than by chance") || strings.Contains(string(out), "sigma  module") {
 				t.Errorf("seed %d: noise is news:\n%s", seed, out)
 			}
 		}

@@ -28,14 +28,14 @@ var Formats = []Format{
 	{Name: "tree", About: "tree of calls", Whole: Tree},
 	{Name: "callers", About: "functions, each with what calls it", Whole: Callers},
 	{Name: "callees", About: "functions, each with what it calls", Whole: Callees},
-	{Name: "folded", Endings: []string{".folded"}, About: "a line for each stack, as flamegraph.pl and inferno read it", Whole: Folded},
+	{Name: "folded", Endings: []string{".folded"}, About: "a line for each stack, for flamegraph.pl and inferno", Whole: Folded},
 	{Name: "flame", Endings: []string{".svg"}, About: "flame graph", Whole: Flame},
-	{Name: "pprof", Endings: []string{".pb.gz", ".pb", ".pprof"}, About: "for pprof, and for all that reads its profiles", Whole: func(w io.Writer, p *profile.Profile, _ Options) error { return pprof.Write(w, p) }, Binary: true},
+	{Name: "pprof", Endings: []string{".pb.gz", ".pb", ".pprof"}, About: "for pprof and other readers of its profiles", Whole: func(w io.Writer, p *profile.Profile, _ Options) error { return pprof.Write(w, p) }, Binary: true},
 	{Name: "firefox", Endings: []string{".firefox.json"}, About: "for profiler.firefox.com", Whole: Firefox, Stream: NewFirefox},
 	{Name: "speedscope", Endings: []string{".speedscope.json"}, About: "for speedscope.app", Whole: Speedscope, Stream: NewSpeedscope},
 	{Name: "perf", Endings: []string{".perf"}, About: "text for tools that read perf script", Whole: Perf, Stream: NewPerf, Private: true},
 	{Name: "json", Endings: []string{".json"}, About: "an object for each sample", Stream: NewJSON, Private: true},
-	{Name: "jsonl", Endings: []string{".jsonl"}, About: "the same, and it can be read as it grows", Stream: NewJSON, Private: true, Grows: true},
+	{Name: "jsonl", Endings: []string{".jsonl"}, About: "an object for each sample; can be read while it grows", Stream: NewJSON, Private: true, Grows: true},
 	{Name: "stacks", Endings: []string{".stacks.json"}, About: "an object for each different stack, with its count", Whole: JSON, Private: true},
 }
 

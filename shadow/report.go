@@ -54,10 +54,10 @@ func (r *Result) WriteText(to io.Writer) error {
 		r.Steps, number(r.Threads, "thread", "threads"), number(r.Processes, "process", "processes"), r.Compared,
 		number(len(r.Findings), "wrong row", "wrong rows"), known, r.How())
 	if r.Stopped {
-		fmt.Fprintf(w, "After %d instructions it ran on by itself.\n", r.Steps)
+		fmt.Fprintf(w, "After %d instructions the command ran on by itself.\n", r.Steps)
 	}
 	if r.Foreign {
-		fmt.Fprintln(w, "Some process had 32-bit code, which was not compared.")
+		fmt.Fprintln(w, "32-bit code of some process was not compared.")
 	}
 	for _, err := range r.Errors {
 		fmt.Fprintf(w, "without tables: %v\n", err)
@@ -76,12 +76,12 @@ func (f *Finding) place() string {
 func (f *Finding) writeText(w io.Writer) {
 	fmt.Fprintf(w, "%s: %s, %#x: wrong %s, %d times, first in thread %d\n", f.Module, f.place(), uint64(f.Addr), strings.Join(f.What(), " "), f.Times, f.Thread)
 	if f.Ours {
-		fmt.Fprintln(w, "  an error of unspool: the unwind information says something else")
+		fmt.Fprintln(w, "  an error of unspool: the unwind information differs from the table")
 	}
 	fmt.Fprintf(w, "  the row    %x-%x  %s\n", uint64(f.Lo), uint64(f.Hi), f.Row)
 	fmt.Fprintf(w, "  should be  %s\n", f.Should)
 	if f.Outcome != "" {
-		fmt.Fprintf(w, "  it gives no caller: %s\n", f.Outcome)
+		fmt.Fprintf(w, "  the row gives no caller: %s\n", f.Outcome)
 	}
 	for _, d := range f.Wrong {
 		fmt.Fprintf(w, "  %-4s is %#x, not %#x\n", d.Register, d.Want, d.Got)

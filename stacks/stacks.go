@@ -162,7 +162,7 @@ func Walk(p *source.Process, o Options) (*Process, error) {
 		return nil, fmt.Errorf("process %d has no thread %d", p.PID, o.TID)
 	}
 	if late > 0 {
-		s.Notes = append(s.Notes, fmt.Sprintf("parts of the stacks of %d threads were read when they ran again: frames there may be newer than the rest", late))
+		s.Notes = append(s.Notes, fmt.Sprintf("parts of the stacks of %d threads were read after the threads ran again: frames there may be newer than the rest", late))
 	}
 	if cut > 0 {
 		s.Notes = append(s.Notes, fmt.Sprintf("there are more than %s frames: of the last %s threads, only the innermost %d are shown", profile.Comma(uint64(limit)), profile.Comma(uint64(cut)), shortDepth))

@@ -225,7 +225,7 @@ func Build(frames *format.Unwind) ([]byte, *compact.Table, error) {
 		return nil, nil, lost
 	}
 	if ref.Machine.Numbered {
-		return nil, nil, fmt.Errorf("made for a machine that is not known here: e_machine is %d", ref.Machine.ELF)
+		return nil, nil, fmt.Errorf("made for an unknown machine: e_machine is %d", ref.Machine.ELF)
 	}
 	b, err := compact.Emit(ref)
 	if err != nil {

@@ -65,7 +65,7 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 				return usage("--by is share, samples or periods, not %q", by)
 			}
 			if args[0] == "-" && args[1] == "-" {
-				return usage("only one of the two can be standard input")
+				return usage("only one of the two recordings can be standard input")
 			}
 			if all {
 				o.opts.MinShare = -1

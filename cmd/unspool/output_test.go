@@ -62,7 +62,7 @@ func TestFailedRecord(t *testing.T) {
 		}
 		holds(t, dir, defaultRecording)
 	}
-	in(append([]string{"record", "--"}, busy...)...).want(t, 7, `what was in unspool.data before is in unspool.data.old`)
+	in(append([]string{"record", "--"}, busy...)...).want(t, 7, `the previous unspool.data is now unspool.data.old`)
 	if b, _ := os.ReadFile(file + ".old"); string(b) != "the one before" {
 		t.Errorf("unspool.data.old has %d bytes", len(b))
 	}
@@ -130,7 +130,7 @@ func TestTheirDirectory(t *testing.T) {
 		os.Symlink(victim, link+".old"), os.Lchown(link+".old", 12345, 12345)); err != nil {
 		t.Fatal(err)
 	}
-	finish(t, c).want(t, 7, "unspool.data was a link to .*victim, and has been replaced")
+	finish(t, c).want(t, 7, "unspool.data was a link to .*victim: a file replaces the link")
 	again := program(t, c.Args[1:]...)
 	again.Dir = dir
 	finish(t, again).want(t, 7, "is in unspool.data.old")

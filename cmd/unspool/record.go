@@ -43,7 +43,7 @@ The ending of -o picks the format:
 
 ` + endingsHelp(recordFormats) + `
 Without -o, record writes ` + defaultRecording + ` and prints a table. The recording before is kept as
-` + defaultRecording + `.old; an older one is not.
+` + defaultRecording + `.old; older recordings are not kept.
 
 An output replaces the file at its place when the output is whole. If recording fails, the old file stays. Only the
 owner can read formats with addresses (.data, .json, .jsonl, .stacks.json, .perf).
@@ -217,7 +217,7 @@ func (s *session) write(ctx context.Context, out *os.File, o *output, room bool)
 	defer s.shown()()
 	w, err := s.Write(ctx, out, room)
 	if w != nil && w.Dropped > 0 && err == nil {
-		fmt.Fprintf(stderr, "unspool: %s samples were too large for perf.data and are not in it\n", profile.Comma(w.Dropped))
+		fmt.Fprintf(stderr, "unspool: %s samples were too large for perf.data and are missing\n", profile.Comma(w.Dropped))
 	}
 	o.weigh(&s.Info)
 	s.Names.Lines = !o.plain

@@ -54,7 +54,7 @@ callees, filters and searches. The file has no source, no time line and no pages
 			case len(args) == 2 && baseline != "":
 				return usage("the baseline is given twice: %s and %s", args[1], baseline)
 			case len(args) == 2: // as it was before the flag
-				fmt.Fprintf(stderr, "unspool: comparing %s with %s; the better way to write this is --baseline %[2]s\n", args[0], args[1])
+				fmt.Fprintf(stderr, "unspool: comparing %s with %s; write --baseline %[2]s instead\n", args[0], args[1])
 			case baseline != "":
 				args = append(args, baseline)
 			}
@@ -83,7 +83,7 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 	if host, _, err := net.SplitHostPort(listen); err != nil {
 		return usage("--listen: %v", err)
 	} else if host == "" {
-		return usage("--listen %q: name the address too, 127.0.0.1%s or, for all, 0.0.0.0%s", listen, listen, listen)
+		return usage("--listen %q: name the address, too: 127.0.0.1%s, or 0.0.0.0%s for all", listen, listen, listen)
 	}
 	o := serve.Options{Annotator: a, Token: serve.NewToken()}
 	for _, p := range paths {

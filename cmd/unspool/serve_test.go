@@ -108,7 +108,7 @@ func TestServe(t *testing.T) {
 		if err := c.Wait(); err != nil {
 			t.Errorf("serve %v: %v\n%s", args, err, stderr.String())
 		}
-		if note := strings.Contains(stderr.String(), "the better way to write this is --baseline "+pb); note != (len(args) == 2 && two) {
+		if note := strings.Contains(stderr.String(), "; write --baseline "+pb+" instead"); note != (len(args) == 2 && two) {
 			t.Errorf("serve %v: %s", args, stderr.String())
 		}
 		timeout.Stop()

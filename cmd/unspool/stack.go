@@ -69,12 +69,12 @@ its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
 			mods.Files.DebugDirs = o.dirs()
 			if pid, err := strconv.Atoi(args[0]); err == nil {
 				if len(args) > 1 {
-					return usage("EXE goes with a core file, and %d is a PID; a file of that name is ./%d", pid, pid)
+					return usage("EXE needs a core file, and %d is a PID; the file with this name is ./%d", pid, pid)
 				}
 				return runStackPID(pid, &o, mods)
 			}
 			if o.noPause {
-				return usage("--no-pause goes with a PID")
+				return usage("--no-pause needs a PID")
 			}
 			exe := ""
 			if len(args) > 1 {

@@ -83,7 +83,7 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
 	t.flags(c)
-	f.StringVar(&window, "window", "10s", "show the samples of the last seconds, as many as this")
+	f.StringVar(&window, "window", "10s", "show the samples of this last time")
 	f.StringVar(&every, "interval", "1s", "update the view after this time")
 	f.IntVarP(&t.Rounds, "intervals", "n", 0, "end after this many intervals")
 	f.StringVar(&t.Table, "table", top.Tables()[0], "table to show (first): "+strings.Join(top.Tables(), ", "))

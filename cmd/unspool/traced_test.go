@@ -98,7 +98,7 @@ func TestTracedUsage(t *testing.T) {
 		runProgram(t, append([]string{"record", "--source", "ptrace"}, strings.Fields(flags)...)...).want(t, 2, regexp.QuoteMeta(what))
 	}
 	runProgram(t, "record", "--source", "ptrace", "--", "/nonexistent/program").want(t, 1, "/nonexistent/program")
-	runProgram(t, "record", "--source", "ptrace", "-o", "x.svg", "--", "sh", "-c", "kill -9 $$").want(t, 137, "ended by a signal: killed")
+	runProgram(t, "record", "--source", "ptrace", "-o", "x.svg", "--", "sh", "-c", "kill -9 $$").want(t, 137, "a signal ended the command: killed")
 	runProgram(t, "record", "--source", "ptrace", "-o", "x.svg", "--duration", "300ms", "--", "sleep", "1000").want(t, 0, "samples")
 }
 

@@ -43,7 +43,7 @@ func (x *execution) flags(c *cobra.Command) {
 func (x *execution) unused(c *cobra.Command) error {
 	for _, name := range executionFlags {
 		if c.Flags().Changed(name) {
-			return usage("--%s goes with --run", name)
+			return usage("--%s needs --run", name)
 		}
 	}
 	return nil
@@ -107,7 +107,7 @@ func (x *execution) verify(ctx context.Context, args []string) error {
 	case r.Cut:
 		return &exitError{status: 130}
 	case filtered && r.Compared == 0:
-		return usage("nothing was compared: none of the %s instructions is what --module, --function and --thread ask for", profile.Comma(r.Steps))
+		return usage("nothing was compared: --module, --function and --thread leave out all %s instructions", profile.Comma(r.Steps))
 	}
 	return nil
 }

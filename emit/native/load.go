@@ -66,7 +66,7 @@ func Open(path string) (*Code, error) {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > maxSize || st.Size < headSize:
 		return nil, fmt.Errorf("%s: not an eh_elf file", path)
 	case st.Uid != 0 && int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0:
-		return nil, fmt.Errorf("%s: others than you and root can write this code: chown it, or chmod go-w", path)
+		return nil, fmt.Errorf("%s: users other than you and root can write this code: chown it, or chmod go-w", path)
 	}
 	if runtime.GOARCH != "amd64" || runtime.GOOS != "linux" {
 		return nil, ErrHost

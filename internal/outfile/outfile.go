@@ -407,10 +407,10 @@ func (f *File) rename() error {
 		return err
 	}
 	if old != "" {
-		f.Notes = append(f.Notes, fmt.Sprintf("what was in %s before is in %s.old", f.place, f.place))
+		f.Notes = append(f.Notes, fmt.Sprintf("the previous %s is now %s.old", f.place, f.place))
 	}
 	if f.link != "" {
-		f.Notes = append(f.Notes, fmt.Sprintf("%s was a link to %s, and has been replaced", f.path, f.link))
+		f.Notes = append(f.Notes, fmt.Sprintf("%s was a link to %s: a file replaces the link", f.path, f.link))
 	}
 	return nil
 }

@@ -212,7 +212,7 @@ func (b *builder) code(m *profile.Module) {
 		b.note("the kernel's code is not read")
 		return
 	case b.Open == nil || m.Path == "":
-		b.note("its code is in no file")
+		b.note("no file has the function's code")
 		return
 	}
 	if inlined && !b.hosted {
@@ -224,7 +224,7 @@ func (b *builder) code(m *profile.Module) {
 		return
 	}
 	if img == nil {
-		b.note("%s: its code is in no file", m.Path)
+		b.note("%s: no file has this code", m.Path)
 		return
 	}
 	have := hex.EncodeToString(img.BuildID())
@@ -233,7 +233,7 @@ func (b *builder) code(m *profile.Module) {
 		b.note("%s: the file was replaced: build ID %s, recorded %s", m.Path, have, m.BuildID)
 		return
 	case m.BuildID == "" || have == "":
-		b.note("%s: without a build ID it cannot be told whether the file is the one that ran", m.Path)
+		b.note("%s: without a build ID, nothing shows whether this file ran", m.Path)
 	}
 	b.img = img
 	if b.hosted {
@@ -257,7 +257,7 @@ func (b *builder) code(m *profile.Module) {
 			p.hi = min(p.hi, b.parts[i+1].lo)
 		}
 		if p.hi-p.lo > room {
-			b.note("not all parts of the function are shown: it has more than %d bytes", maxCode)
+			b.note("only parts of the function are shown: it has more than %d bytes", maxCode)
 			b.parts = b.parts[:i]
 			break
 		}
@@ -281,10 +281,10 @@ func (b *builder) addPart(m *profile.Module, v arch.Vaddr) {
 	lo, hi, ok := b.Bounds(m, v)
 	switch {
 	case !ok || v < lo || v >= hi:
-		b.note("where the function at %#x begins and ends is not known", uint64(v))
+		b.note("the bounds of the function at %#x are not known", uint64(v))
 		return
 	case hi-lo > maxCode:
-		b.note("of the function's %d bytes the first %d are shown", uint64(hi-lo), maxCode)
+		b.note("the function has %d bytes; the first %d are shown", uint64(hi-lo), maxCode)
 		hi = lo + maxCode
 		if v >= hi {
 			return

@@ -226,23 +226,23 @@ func TestMissing(t *testing.T) {
 		}, "file does not exist"},
 		"no file": {func(o *Options, p *profile.Profile) {
 			o.Open = func(*profile.Module) (*module.Image, error) { return nil, nil }
-		}, "/bin/prog: its code is in no file"},
+		}, "/bin/prog: no file has this code"},
 		"bounds": {func(o *Options, p *profile.Profile) {
 			o.Bounds = func(*profile.Module, arch.Vaddr) (lo, hi arch.Vaddr, ok bool) { return }
-		}, "where the function at 0x1005 begins and ends is not known"},
+		}, "the bounds of the function at 0x1005 are not known"},
 		"long": {func(o *Options, p *profile.Profile) {
 			o.Bounds = func(*profile.Module, arch.Vaddr) (lo, hi arch.Vaddr, ok bool) { return 0, 1 << 40, true }
-		}, "of the function's 1099511627776 bytes the first 524288 are shown"},
+		}, "the function has 1099511627776 bytes; the first 524288 are shown"},
 		"beyond": {func(o *Options, p *profile.Profile) {
 			o.Bounds = func(*profile.Module, arch.Vaddr) (lo, hi arch.Vaddr, ok bool) { return 0x1000, 0x3000, true }
 		}, "the code at 0x1000 is not in the file"},
 		"kernel":   {func(o *Options, p *profile.Profile) { p.Modules[0].Kernel = true }, "the kernel's code is not read"},
 		"offset":   {func(o *Options, p *profile.Profile) { p.Locs[6].Off = 1 << 60 }, "/bin/prog: there is no code at 0x1000000000000000 in the file"},
-		"build ID": {func(o *Options, p *profile.Profile) { p.Modules[0].BuildID = "" }, "/bin/prog: without a build ID it cannot be told whether the file is the one that ran"},
+		"build ID": {func(o *Options, p *profile.Profile) { p.Modules[0].BuildID = "" }, "/bin/prog: without a build ID, nothing shows whether this file ran"},
 		"machine": {func(o *Options, p *profile.Profile) {
 			img := program(t, arch.EM_S390, code)
 			o.Open = func(*profile.Module) (*module.Image, error) { return img, nil }
-		}, "instructions of s390x are not known"},
+		}, "instructions of s390x cannot be decoded"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o, p := options(t), *p
@@ -323,7 +323,7 @@ func TestManyParts(t *testing.T) {
 			return nil
 		},
 	})
-	if err != nil || asked != maxCode || len(a.Insts) != maxCode || !strings.Contains(strings.Join(a.Notes, "\n"), "not all parts") {
+	if err != nil || asked != maxCode || len(a.Insts) != maxCode || !strings.Contains(strings.Join(a.Notes, "\n"), "only parts of the function are shown") {
 		t.Errorf("%v, lines of %d bytes, %d instructions, notes %q", err, asked, len(a.Insts), a.Notes)
 	}
 }

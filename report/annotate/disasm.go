@@ -47,7 +47,7 @@ func (b *builder) disassemble(m *profile.Module) {
 	b.a.Syntax = cmp.Or(b.Syntax, Syntaxes[0])
 	d := newDecoder(b.img.Machine(), b.a.Syntax)
 	if d == nil {
-		b.note("instructions of %s are not known", b.img.Machine().Name)
+		b.note("instructions of %s cannot be decoded", b.img.Machine().Name)
 		return
 	}
 	for i := range b.parts {
@@ -62,9 +62,9 @@ func (b *builder) disassemble(m *profile.Module) {
 	switch b.a.Unknown {
 	case 0:
 	case 1:
-		b.note("one instruction is not known, and shown as bytes")
+		b.note("one unknown instruction is shown as bytes")
 	default:
-		b.note("%d instructions are not known, and shown as bytes", b.a.Unknown)
+		b.note("%d unknown instructions are shown as bytes", b.a.Unknown)
 	}
 	b.weigh()
 	for i := range b.a.Insts {

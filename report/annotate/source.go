@@ -32,7 +32,7 @@ func (b *builder) source() {
 		}
 	}
 	if len(lines) == 0 {
-		b.note("its lines are not known")
+		b.note("the function's lines are not known")
 		return
 	}
 	byFile := map[string][]*SourceLine{}

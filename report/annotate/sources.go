@@ -99,7 +99,7 @@ func readText(path string, readers []reader) ([]byte, error) {
 	public := allowed[len(all)-1]
 	for _, n := range []string{path, name} {
 		if end := strings.ToLower(filepath.Ext(n)); !slices.Contains(endings, end) && (end != "" || !public) {
-			return nil, fmt.Errorf("%s: its name is not that of source", n)
+			return nil, fmt.Errorf("%s: not the name of a source file", n)
 		}
 	}
 	for i := range readers {
@@ -183,7 +183,7 @@ func (s *Sources) elsewhere(m *profile.Module, at int) bool {
 }
 
 func readerOf(uid uint32, path string) reader {
-	r := reader{uid: int64(uid), refusal: fmt.Sprintf("user %d, who owns %s, may not read this", uid, path)}
+	r := reader{uid: int64(uid), refusal: fmt.Sprintf("user %d, the owner of %s, may not read this", uid, path)}
 	u, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
 	if err != nil {
 		return r

@@ -131,7 +131,7 @@ func TestSourcesOwner(t *testing.T) {
 		{filepath.Join(private, "in.c"), "user 12345"},
 		{filepath.Join(dir, "in.c", "in.c"), "user 12345"},
 		{filepath.Join(dir, "loop.c"), "too many levels"},
-		{"/etc/shadow", "not that of source"},
+		{"/etc/shadow", "not the name of a source file"},
 		{"/proc/self/fd/0/x.c", "not a directory"},
 	} {
 		b, err := s.Read(m, c.path)

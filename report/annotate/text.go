@@ -56,7 +56,7 @@ func Write(w io.Writer, p *profile.Profile, match func(name string) bool, code O
 		}
 	}
 	if n := len(fns) - limit; n > 0 {
-		fmt.Fprintf(w, "\n%s more functions match: give --limit, or a --function that fewer match\n", profile.Comma(uint64(n)))
+		fmt.Fprintf(w, "\n%s more functions match: raise --limit, or narrow --function\n", profile.Comma(uint64(n)))
 	}
 	return len(fns), nil
 }

@@ -200,7 +200,7 @@ func (t *tables) slot(l *table) uint32 {
 		default:
 			t.evict(t.size, 64)
 			if len(t.free) == 0 {
-				t.track.failed(fmt.Errorf("the table of %s: there are %d", l.mod.Path, maxTables))
+				t.track.failed(fmt.Errorf("the table of %s: the kernel has %d tables already", l.mod.Path, maxTables))
 				return Pending
 			}
 			return t.slot(l)

@@ -351,7 +351,7 @@ func (t *tracker) share(space *unwind.Space, u *user) *shared {
 	s.id = t.lastSpace // never used before: what is cached for an ID stays right
 	if s.blocks = (len(ranges) + blockRanges - 1) / blockRanges; !u.fits(s.blocks) {
 		s.blocks, ranges = 0, nil
-		t.failed(errors.New("an address space: this user's take too much"))
+		t.failed(errors.New("an address space: this user's address spaces are too large"))
 	}
 	s.n = uint32(len(ranges))
 	for k := 0; k*blockRanges < len(ranges); k++ {

@@ -63,7 +63,7 @@ func Open(pid int, o Options) (*source.Process, Pause, error) {
 const maxTries = 10
 
 var (
-	errReplaced = errors.New("it executes one program after another, or is ending: try again")
+	errReplaced = errors.New("it executes one program after another, or it is ending: try again")
 	errNoMemory = errors.New("it has no address space") // a kernel thread, one that has exited, or one that executes another program just now
 )
 

@@ -87,7 +87,7 @@ func (t *target) file(root string, m *procfs.Mapping) (path, buildID string) {
 		found = string(is) == string(id)
 	}
 	if !found {
-		t.notes = append(t.notes, fmt.Sprintf("%s: the file that is mapped has been deleted or replaced, and cannot be opened", m.Name))
+		t.notes = append(t.notes, fmt.Sprintf("%s: the mapped file was deleted or replaced, and cannot be opened", m.Name))
 	}
 	if !asked && found {
 		id, _ = procfs.FileBuildID(path, 0)

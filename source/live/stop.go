@@ -100,7 +100,7 @@ func (t *target) seizeOne(th *thread) {
 	case err == unix.ESRCH || strings.IndexByte("ZX", t.state(th)) >= 0:
 		th.gone = true
 		if th.tid == t.pid {
-			th.err = errors.New("it has exited; other threads of the process have not")
+			th.err = errors.New("it has exited, but other threads of the process have not")
 		}
 	default:
 		th.err = err
@@ -422,7 +422,7 @@ func (t *target) peek() error {
 			c, ok, err := ptrace.Blocked(t.pid, th.tid)
 			if err != nil || !ok {
 				if th.err = err; err == nil {
-					th.err = errors.New("it runs: registers are known of blocked threads only")
+					th.err = errors.New("it runs: only blocked threads have known registers")
 				}
 				break
 			}
@@ -438,7 +438,7 @@ func (t *target) peek() error {
 			if err == nil && ok && again == c {
 				break
 			}
-			th.has, th.err = false, errors.New("it runs again and again: registers are known of blocked threads only")
+			th.has, th.err = false, errors.New("it runs again and again: only blocked threads have known registers")
 		}
 		switch {
 		case errors.Is(th.err, os.ErrNotExist), errors.Is(th.err, unix.ESRCH):

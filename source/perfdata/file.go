@@ -71,7 +71,7 @@ func (f *File) open(in *os.File) error {
 		return err
 	}
 	if st.IsDir() {
-		return fmt.Errorf("%w: it is a directory, as perf record --threads makes it", source.ErrUnsupported)
+		return fmt.Errorf("%w: a directory, as written by perf record --threads", source.ErrUnsupported)
 	}
 	f.plain.pool = newPool()
 	if pos, err := in.Seek(0, io.SeekCurrent); err == nil && st.Mode().IsRegular() {

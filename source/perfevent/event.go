@@ -133,7 +133,7 @@ func parseEvent(s string, at places) (event, error) {
 		return parsePMU(s, pmu, rest, at)
 	}
 	if strings.Contains(s, ",") {
-		return event{}, fmt.Errorf("event %q: one event at a time", s)
+		return event{}, fmt.Errorf("event %q: give one event only", s)
 	}
 	name, rest, more := strings.Cut(s, ":")
 	e, ok := plainEvent(name, at)
@@ -200,10 +200,10 @@ func parseModifiers(s string) (m modifiers, err error) {
 			m.noIdle = true
 		case 'p':
 			if m.precise++; m.precise > 3 {
-				return m, errors.New("modifier p: three at most")
+				return m, errors.New("at most three modifiers p")
 			}
 		default:
-			return m, fmt.Errorf("unknown modifier %q: of u, k, h, H, G, I, p", c)
+			return m, fmt.Errorf("unknown modifier %q, not one of u, k, h, H, G, I, p", c)
 		}
 	}
 	if s == "" {
@@ -350,7 +350,7 @@ func parsePMU(s, pmu, rest string, at places) (event, error) {
 // setPMU sets what the terms of a unit's event say, by the unit's format/ and events/ in sysfs.
 func (e *event) setPMU(pmu, terms string, at places) error {
 	if !plainWord(pmu) {
-		return fmt.Errorf("no unit %q", pmu)
+		return fmt.Errorf("%q is not the name of a performance monitoring unit", pmu)
 	}
 	dir := filepath.Join(at.devices, pmu)
 	b, err := os.ReadFile(filepath.Join(dir, "type"))
@@ -361,7 +361,7 @@ func (e *event) setPMU(pmu, terms string, at places) error {
 				have = append(have, ent.Name())
 			}
 		}
-		return fmt.Errorf("no unit %q: this machine has %s", pmu, strings.Join(have, ", "))
+		return fmt.Errorf("no performance monitoring unit %q: this machine has %s", pmu, strings.Join(have, ", "))
 	}
 	typ, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 32)
 	if err != nil {

@@ -78,14 +78,14 @@ func TestParseEvent(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ in, want string }{
-		{"", "no name"}, {"cycels", "near: cycles"}, {"page-fault", "near: page-faults"}, {"LLC-load-mises", "near: LLC-load-misses"},
+		{"", "no name"}, {"cycels", "did you mean cycles"}, {"page-fault", "did you mean page-faults?"}, {"LLC-load-mises", "did you mean LLC-load-misses?"},
 		{"load-misses", "LLC-load-misses"}, {"cycles:x", "modifier 'x'"}, {"cycles:", "no modifier"}, {"cycles:pppp", "three"},
-		{"cycles,instructions", "one event at a time"}, {"sched:sched_swich", "near: sched:sched_switch"},
-		{"shed:sched_switch", "near: sched:sched_switch"}, {"syscalls:sys_enter_read:y", "modifier"}, {"..:y", "unknown"}, {"a:..", "unknown"},
-		{"bad:bad", "invalid syntax"}, {"rxyz", "unknown"}, {"qqqqqqqqqqqqqqq", "such as cycles"},
-		{"nope/event=1/", "no unit \"nope\": this machine has cpu, msr"}, {"cpu/event=1", "second slash"}, {"cpu/event=z/", "no number"},
+		{"cycles,instructions", "one event only"}, {"sched:sched_swich", "did you mean sched:sched_switch"},
+		{"shed:sched_switch", "did you mean sched:sched_switch"}, {"syscalls:sys_enter_read:y", "modifier"}, {"..:y", "unknown"}, {"a:..", "unknown"},
+		{"bad:bad", "invalid syntax"}, {"rxyz", "unknown"}, {"qqqqqqqqqqqqqqq", "try cycles"},
+		{"nope/event=1/", "no performance monitoring unit \"nope\": this machine has cpu, msr"}, {"cpu/event=1", "second slash"}, {"cpu/event=z/", "no number"},
 		{"cpu/nope/", "unknown to unit"}, {"cpu/event=0x12345/", "more bits"}, {"cpu/odd/", "malformed"}, {"cpu/loop/", "unknown"},
-		{"cpu/period=3/", "not supported"}, {"cpu/event=1/x", "modifier"}, {"cpu/../x=1/", "unknown"}, {"../cpu/event=1/", "no unit"},
+		{"cpu/period=3/", "not supported"}, {"cpu/event=1/x", "modifier"}, {"cpu/../x=1/", "unknown"}, {"../cpu/event=1/", "not the name"},
 		{"mem:", "no address"}, {"mem:1:q", "access"}, {"mem:1::u", "no access"}, {"mem:1/9", "no length"}, {"mem:1:r:u:k", "too many"},
 	} {
 		if _, err := parseEvent(c.in, at); err == nil || !strings.Contains(err.Error(), c.want) {

@@ -20,9 +20,9 @@ func unknownEvent(s string, at places) error {
 	}
 	near := nearest(s, names)
 	if len(near) == 0 {
-		return fmt.Errorf("event %q: unknown; such as cycles, cpu-clock, page-faults, or sched:sched_switch of tracefs", s)
+		return fmt.Errorf("event %q is unknown; try cycles, cpu-clock, page-faults, or a tracepoint such as sched:sched_switch", s)
 	}
-	return fmt.Errorf("event %q: unknown; near: %s", s, strings.Join(near, ", "))
+	return fmt.Errorf("event %q is unknown; did you mean %s?", s, strings.Join(near, " or "))
 }
 
 // tracepointsNear returns the tracepoints of a system, or if there is no such system, of those that have a

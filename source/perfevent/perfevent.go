@@ -221,11 +221,11 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 func (o *Options) check() error {
 	switch {
 	case o.Frequency > 0 && o.Period > 0:
-		return errors.New("a frequency and a period: one of them")
+		return errors.New("a frequency and a period exclude each other")
 	case o.StackSize%8 != 0 || o.StackSize > MaxStackSize:
 		return fmt.Errorf("stack size %d: want a multiple of 8 up to %d", o.StackSize, MaxStackSize)
 	case o.All && len(o.PIDs)+len(o.TIDs) > 0:
-		return errors.New("all processors, and processes or threads: one of them")
+		return errors.New("all processors exclude single processes and threads")
 	case o.Event == OffCPU && o.Program == nil:
 		return fmt.Errorf("%s: %w by copies of stacks: it takes a program in the kernel", OffCPU, source.ErrUnsupported)
 	case !o.All && len(o.PIDs)+len(o.TIDs)+len(o.Command) == 0:

@@ -110,7 +110,7 @@ func (r *Recorder) plan(o *Options) (*plan, error) {
 				r.tree = source.NewTree(leaders(o.PIDs))
 				r.trigger.Tree = r.tree
 			} else if e.uprobe && o.Program == nil && p.attr.Has(source.FlagInherit) && !o.All {
-				r.note("where a process has started another, the kernel may miss that it passes this uprobe, without a count: not as root")
+				r.note("after a process has started another, the kernel may miss its passes of this uprobe, uncounted; root does not lose them")
 			}
 			return p, nil
 		case isPermission(err) && p.attr.SampleType&source.SampleRaw != 0:
@@ -125,7 +125,7 @@ func (r *Recorder) plan(o *Options) (*plan, error) {
 				return nil, err
 			}
 		case isAbsent(err):
-			return nil, fmt.Errorf("event %q: this machine does not have it (%w)", asked, err)
+			return nil, fmt.Errorf("event %q: this machine lacks it (%w)", asked, err)
 		default:
 			return nil, explain(err, "recording "+asked, p.level)
 		}
@@ -210,9 +210,9 @@ func (e *event) where(o *Options, a *source.Attr) error {
 	}
 	switch {
 	case !user && !kernel:
-		return fmt.Errorf("event %q: with these modifiers and options nothing is left to record", e.name)
+		return fmt.Errorf("event %q: these modifiers and options leave nothing to record", e.name)
 	case !kernel && e.kernelOnly:
-		return fmt.Errorf("event %q happens in the kernel, which is to be left out", e.name)
+		return fmt.Errorf("event %q happens in the kernel, which the options leave out", e.name)
 	}
 	if !user {
 		a.Flags |= source.FlagExcludeUser
@@ -287,7 +287,7 @@ func (r *Recorder) rate(o *Options, e *event, a *source.Attr) {
 			a.SampleType &^= source.SamplePeriod
 		}
 		if least := uint64(time.Second / maxClock); e.clock() && a.SamplePeriod < least {
-			r.note("clocks interrupt %d times a second at most: every %d ns instead of %d", maxClock, least, a.SamplePeriod)
+			r.note("clocks interrupt at most %d times a second: every %d ns instead of %d", maxClock, least, a.SamplePeriod)
 			a.SamplePeriod = least
 		}
 		return
@@ -306,7 +306,7 @@ func (r *Recorder) rate(o *Options, e *event, a *source.Attr) {
 		a.SamplePeriod = limit
 	}
 	if e.clock() && a.SamplePeriod > maxClock {
-		r.note("clocks interrupt %d times a second at most: %d Hz instead of %d", maxClock, maxClock, a.SamplePeriod)
+		r.note("clocks interrupt at most %d times a second: %d Hz instead of %d", maxClock, maxClock, a.SamplePeriod)
 		a.SamplePeriod = maxClock
 	}
 }

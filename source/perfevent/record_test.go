@@ -390,7 +390,7 @@ func TestEvents(t *testing.T) {
 	r, err := Open(context.Background(), Options{Event: "cycles:u", Command: []string{w, "spin", "0.2"}})
 	if err == nil {
 		run(t, r)
-	} else if !strings.Contains(err.Error(), "does not have it") {
+	} else if !strings.Contains(err.Error(), "this machine lacks it") {
 		t.Error(err)
 	}
 	if os.Geteuid() == 0 {
@@ -416,14 +416,14 @@ func TestOptions(t *testing.T) {
 		want string
 	}{
 		{Options{}, "nothing to record"},
-		{Options{All: true, PIDs: []int{1}}, "one of them"},
-		{Options{Command: []string{"true"}, Frequency: 1, Period: 1}, "one of them"},
+		{Options{All: true, PIDs: []int{1}}, "exclude"},
+		{Options{Command: []string{"true"}, Frequency: 1, Period: 1}, "exclude each other"},
 		{Options{Command: []string{"true"}, StackSize: 9}, "multiple of 8"},
 		{Options{Command: []string{"true"}, StackSize: 65536}, "multiple of 8"},
 		{Options{PIDs: []int{-1}}, "no such process"},
 		{Options{PIDs: []int{1 << 30}}, "no such process"},
-		{Options{Command: []string{"true"}, Event: "cycels"}, "near: cycles"},
-		{Options{Command: []string{"true"}, Event: "cpu-clock:u", Kernel: true}, "nothing is left"},
+		{Options{Command: []string{"true"}, Event: "cycels"}, "did you mean cycles"},
+		{Options{Command: []string{"true"}, Event: "cpu-clock:u", Kernel: true}, "leave nothing to record"},
 		{Options{Command: []string{"true"}, Event: "context-switches:u"}, "in the kernel"},
 	} {
 		r, err := Open(context.Background(), c.o)
@@ -437,7 +437,7 @@ func TestOptions(t *testing.T) {
 	for _, o := range []Options{{Frequency: 1 << 40}, {Period: 1}} {
 		o.Command, o.Event = []string{"true"}, "cpu-clock"
 		r := open(t, o)
-		if n := r.EventNote(); o.Frequency > 0 && !strings.Contains(n, "max_sample_rate") || !strings.Contains(n, "20000 times a second at most") {
+		if n := r.EventNote(); o.Frequency > 0 && !strings.Contains(n, "max_sample_rate") || !strings.Contains(n, "at most 20000 times a second") {
 			t.Errorf("note %q", n)
 		}
 	}

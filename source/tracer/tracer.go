@@ -97,7 +97,7 @@ func Open(ctx context.Context, o Options) (*Recorder, error) {
 	case o.StackSize%8 != 0 || o.StackSize > MaxStackSize:
 		return nil, fmt.Errorf("recording by ptrace: stack size %d: want a multiple of 8 up to %d", o.StackSize, MaxStackSize)
 	case (len(o.Command) > 0) == (len(o.PIDs)+len(o.TIDs) > 0):
-		return nil, errors.New("recording by ptrace: a command, or processes and threads that run already")
+		return nil, errors.New("recording by ptrace: give either a command, or running processes and threads")
 	}
 	path := ""
 	if len(o.Command) > 0 {
@@ -150,7 +150,7 @@ func (r *Recorder) Event() string { return "cpu-clock" }
 
 // EventNote says what this recording is.
 func (r *Recorder) EventNote() string {
-	return fmt.Sprintf("sampling by ptrace: threads that run are stopped %d times a second, and the kernel's part of stacks is not seen", r.o.Frequency)
+	return fmt.Sprintf("sampling by ptrace: running threads stop %d times a second; stacks lack the kernel's frames", r.o.Frequency)
 }
 
 // Lost returns how many samples found no room so far.
