@@ -513,3 +513,60 @@ func FuzzFile(f *testing.F) {
 		}
 	})
 }
+
+// TestMapped compares what is read of a file that only this user can change, which is mapped, with what is read of the same file when others can
+// change it. Records lie across the ends of windows; the recording begins and ends within pages.
+func TestMapped(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	b := newBuilder()
+	var want [][]byte
+	for len(b.records) < 3*windowSize {
+		body := make([]byte, 8*r.IntN(1<<13-1))
+		for i := range body {
+			body[i] = byte(r.Uint32())
+		}
+		raw := rec(source.RecordSample, 0, body)
+		b.records, want = append(b.records, raw...), append(want, raw)
+	}
+	for _, start := range []int64{0, 1000} {
+		path := save(t, append(make([]byte, start), b.file()...))
+		for _, mode := range []os.FileMode{0o600, 0o666} {
+			if err := os.Chmod(path, mode); err != nil {
+				t.Fatal(err)
+			}
+			in, err := os.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			in.Seek(start, io.SeekStart)
+			f, err := New(in, path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var held []*source.Buffer
+			var got [][]byte
+			for {
+				raw, buf, err := f.Next()
+				if err == io.EOF {
+					break
+				}
+				if err != nil {
+					t.Fatalf("record %d at %d, mode %o: %v", len(got), start, mode, err)
+				}
+				buf.Hold()
+				got, held = append(got, raw), append(held, buf)
+			}
+			if mapped := f.in.file != nil; mapped != (mode == 0o600) {
+				t.Errorf("mode %o: mapped is %v", mode, mapped)
+			}
+			if !slices.EqualFunc(got, want, bytes.Equal) {
+				t.Errorf("at %d, mode %o: %d records are not the %d that were written", start, mode, len(got), len(want))
+			}
+			for _, buf := range held {
+				buf.Release()
+			}
+			f.Close()
+			in.Close()
+		}
+	}
+}

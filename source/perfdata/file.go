@@ -10,6 +10,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,6 +32,7 @@ type File struct {
 	short int64 // by how much the file ends too early
 
 	written time.Time // when the file last changed; zero for streams
+	private bool      // only root and this user can change the file
 
 	done    atomic.Int64
 	stopped atomic.Bool
@@ -76,7 +78,8 @@ func (f *File) open(in *os.File) error {
 	f.plain.pool = newPool()
 	if pos, err := in.Seek(0, io.SeekCurrent); err == nil && st.Mode().IsRegular() {
 		f.start, f.size, f.written = pos, max(st.Size()-pos, 0), st.ModTime()
-		return f.openFile(io.NewSectionReader(in, pos, f.size), in)
+		f.private = private(st)
+		return source.Guard(func() error { return f.openFile(io.NewSectionReader(in, pos, f.size), in) })
 	}
 	f.in.pool = newPool()
 	f.in.r = &stream{f, in}
@@ -95,6 +98,12 @@ func (f *File) open(in *os.File) error {
 	}
 	f.in.take(int(n))
 	return f.openPipe()
+}
+
+// private says whether only root and this user can change a file.
+func private(st os.FileInfo) bool {
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	return ok && (sys.Uid == 0 || int(sys.Uid) == os.Geteuid()) && st.Mode().Perm()&0o022 == 0
 }
 
 // A stream reads a pipe, and gives up when its File is stopped.
@@ -117,13 +126,17 @@ func (s *stream) Read(p []byte) (int, error) {
 	}
 }
 
-// readFrom makes the bytes [lo, hi) of the recording the input. They are read, not mapped: a recording is used once,
-// from its start to its end, and copying it a piece at a time costs less than a fault for each of its pages. The
-// stacks are then in the processor's caches when they are walked.
+// readFrom makes the bytes [lo, hi) of the recording the input. A file that others could change is read: what is checked must stay as it was.
+// All others are mapped, a window at a time: half of a recording's bytes are stacks that are walked in part, and to map them costs a quarter
+// of copying them.
 func (f *File) readFrom(in *os.File, lo, hi int64) {
-	f.in.r = io.NewSectionReader(in, f.start+lo, hi-lo)
-	f.in.pool = newPool()
 	f.in.off, f.end = lo, hi
+	f.in.pool = newPool()
+	if f.private {
+		f.in.file, f.in.at, f.in.end = in, f.start, hi
+		return
+	}
+	f.in.r = io.NewSectionReader(in, f.start+lo, hi-lo)
 }
 
 // Decoder returns the decoder that knows the file's events.

@@ -3,6 +3,9 @@ package perfdata
 import (
 	"errors"
 	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/source"
 )
@@ -14,15 +17,28 @@ type input struct {
 	buf  *source.Buffer // that b lies in; nil before the first read
 	r    io.Reader      // gives more; nil where there is no more
 	pool *pool
+
+	file *os.File // is mapped instead; nil: r is read
+	at   int64    // where off 0 is in file
+	end  int64    // off of its end
 }
 
 // bufferSize is how much of a stream is read at once. A record has less than 64 KiB.
 const bufferSize = 1 << 20
 
+// windowSize is how much of a file is mapped at once.
+const windowSize = 2 << 20
+
 // need makes b at least n ≤ 64 Ki bytes long. It returns io.EOF if there is no byte left, and io.ErrUnexpectedEOF
 // if there are fewer than n.
 func (in *input) need(n int) error {
 	for len(in.b) < n {
+		if in.file != nil && in.off+int64(len(in.b)) < in.end {
+			if err := in.window(); err != nil {
+				return err
+			}
+			continue
+		}
 		if in.r == nil {
 			if len(in.b) == 0 {
 				return io.EOF
@@ -37,6 +53,23 @@ func (in *input) need(n int) error {
 			return err
 		}
 	}
+	return nil
+}
+
+// window maps the file from b on: more of it than there was. Where it cannot be mapped, it is read.
+func (in *input) window() error {
+	lo := (in.at + in.off) &^ int64(os.Getpagesize()-1)
+	hi := min(lo+windowSize, in.at+in.end)
+	m, err := unix.Mmap(int(in.file.Fd()), lo, int(hi-lo), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_POPULATE)
+	if err != nil {
+		at := in.off + int64(len(in.b))
+		in.r, in.file = io.NewSectionReader(in.file, in.at+at, in.end-at), nil
+		return in.fill()
+	}
+	old := in.buf
+	in.buf = source.NewBuffer(0, func(b *source.Buffer) { unix.Munmap(b.Bytes) })
+	in.buf.Bytes, in.b = m, m[in.at+in.off-lo:]
+	old.Release()
 	return nil
 }
 
@@ -83,7 +116,7 @@ func (in *input) take(n int) []byte {
 
 func (in *input) close() {
 	in.buf.Release()
-	in.buf, in.b, in.r = nil, nil, nil
+	in.buf, in.b, in.r, in.file = nil, nil, nil, nil
 }
 
 // A pool keeps Buffers for their next use.
