@@ -19,7 +19,6 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
-	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/source"
@@ -106,9 +105,6 @@ func Load(o Options) (_ *Program, err error) {
 			err = fmt.Errorf("loading the kernel's program: %w", err)
 		}
 	}()
-	if err := rlimit.RemoveMemlock(); err != nil && !errors.Is(err, os.ErrPermission) {
-		return nil, err
-	}
 	p := &Program{prog: "on_event", names: o.Comm, wakers: o.Wakers}
 	defer func() {
 		if err != nil {
