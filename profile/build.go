@@ -106,6 +106,14 @@ func (b *Builder) intern(s *Sample) uint64 {
 	return h
 }
 
+// push appends x to s, which doubles where it is full: append makes long slices a quarter longer, and copies each element four times.
+func push[T any](s []T, x T) []T {
+	if len(s) == cap(s) {
+		s = slices.Grow(s, max(len(s), 64))
+	}
+	return append(s, x)
+}
+
 // shift returns s[from:] with n elements before it, which are not set.
 func shift[T any](s []T, from, n int) []T {
 	tail := s[from:]
@@ -153,7 +161,7 @@ func (b *Builder) find(k key) int {
 	for i := b.hash(&k) & mask; ; i = (i + 1) & mask {
 		n := b.slots[i]
 		if n == 0 {
-			b.samples = append(b.samples, aggregate{key: k})
+			b.samples = push(b.samples, aggregate{key: k})
 			b.slots[i] = uint32(len(b.samples))
 			if len(b.samples)*2 > len(b.slots) {
 				b.grow()
@@ -186,7 +194,7 @@ func (b *Builder) Profile(n Namer, info Info) *Profile {
 		Info:     info,
 		Modules:  mods,
 		Mappings: slices.Clone(l.maps),
-		Locs:     slices.Clone(l.locs),
+		Locs:     append(make([]Loc, 0, len(l.locs)+len(l.locs)/4), l.locs...), // room for inlined calls
 		Stacks:   make([]Stack, len(b.samples)),
 		Totals:   b.totals,
 	}
@@ -231,7 +239,7 @@ func (t *stackTable) intern(ids []uint32, h uint64) uint32 {
 	for i := uint64(uint32(h)) & mask; ; i = (i + 1) & mask {
 		s := &t.slots[i]
 		if s.id == 0 {
-			t.stacks = append(t.stacks, t.keep(ids))
+			t.stacks = push(t.stacks, t.keep(ids))
 			*s = stackSlot{uint32(h), uint32(len(t.stacks))}
 			id := s.id - 1
 			if len(t.stacks)*2 > len(t.slots) {

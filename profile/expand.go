@@ -8,8 +8,12 @@ type expander struct {
 	funcs   map[funcKey]int32
 	kernels map[string]int32 // modules of the kernel, by path
 	files   map[string]uint32
-	inner   map[uint32][]uint32 // the inlined calls of a location, innermost first
+	inner   []inner  // by location
+	calls   []uint32 // of inner
 }
+
+// An inner says which of expander.calls were inlined into a location, innermost first.
+type inner struct{ at, end uint32 }
 
 type funcKey struct {
 	name   string
@@ -19,7 +23,8 @@ type funcKey struct {
 func newExpander(p *Profile) *expander {
 	p.Files = []string{""}
 	return &expander{
-		p: p, funcs: map[funcKey]int32{}, kernels: map[string]int32{}, files: map[string]uint32{"": 0}, inner: map[uint32][]uint32{},
+		p: p, funcs: map[funcKey]int32{}, kernels: map[string]int32{}, files: map[string]uint32{"": 0},
+		inner: make([]inner, len(p.Locs)),
 	}
 }
 
@@ -40,15 +45,17 @@ func (x *expander) loc(id uint32, n *Name) {
 	loc.Func, loc.Start = x.function(name, n.Linkage, loc.Module, named), n.Start
 	if k := len(n.Source) - 1; k >= 0 {
 		x.place(&loc, &n.Source[k])
+		x.inner[id].at = uint32(len(x.calls))
 		for i := range n.Source[:k] {
 			s := &n.Source[i]
 			in := loc
 			in.Inlined, in.Start = true, 0
 			in.Func = x.function(s.Name(), s.Linkage, loc.Module, s.Func != "")
 			x.place(&in, s)
-			x.inner[id] = append(x.inner[id], uint32(len(p.Locs)))
-			p.Locs = append(p.Locs, in)
+			x.calls = append(x.calls, uint32(len(p.Locs)))
+			p.Locs = push(p.Locs, in)
 		}
+		x.inner[id].end = uint32(len(x.calls))
 	}
 	p.Locs[id] = loc
 }
@@ -74,7 +81,7 @@ func (x *expander) function(name, linkage string, module int32, named bool) int3
 		if linkage != name {
 			fn.Linkage = linkage
 		}
-		x.p.Funcs = append(x.p.Funcs, fn)
+		x.p.Funcs = push(x.p.Funcs, fn)
 	}
 	return f
 }
@@ -82,24 +89,34 @@ func (x *expander) function(name, linkage string, module int32, named bool) int3
 // stacks returns lists of locations with the inlined calls in their places: before their frame, innermost first, and in the part of a list that
 // is upside down, so many of its first frames, the other way. A list without any is the same list.
 func (x *expander) stacks(in [][]uint32, upside map[uint32]int) [][]uint32 {
-	if len(x.inner) == 0 {
+	if len(x.calls) == 0 {
 		return in
 	}
 	out := make([][]uint32, len(in))
+	long := make([]int, len(in))
+	all := 0
 	for i, s := range in {
 		n := len(s)
 		for _, id := range s {
-			n += len(x.inner[id])
+			n += int(x.inner[id].end - x.inner[id].at)
 		}
+		if long[i] = n; n > len(s) {
+			all += n
+		}
+	}
+	slab := make([]uint32, all)
+	for i, s := range in {
+		n := long[i]
 		if n == len(s) {
 			out[i] = s
 			continue
 		}
-		t := make([]uint32, 0, n)
+		t := slab[:0:n]
+		slab = slab[n:]
 		down := upside[uint32(i)]
 		for k, id := range s {
 			at := len(t)
-			t = append(append(t, x.inner[id]...), id)
+			t = append(append(t, x.calls[x.inner[id].at:x.inner[id].end]...), id)
 			if k < down {
 				slices.Reverse(t[at:])
 			}

@@ -198,6 +198,6 @@ func (l *Locations) add(off uint64, mod uint32, how How, addr uint64, m *unwind.
 		p := &l.maps[loc.Mapping]
 		loc.Addr = p.Lo + (off - p.Off)
 	}
-	l.locs = append(l.locs, loc)
+	l.locs = push(l.locs, loc)
 	return uint32(len(l.locs) - 1)
 }

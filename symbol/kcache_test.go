@@ -157,10 +157,11 @@ func FuzzKept(f *testing.F) {
 		binary.LittleEndian.PutUint32(b[52:], size)
 		seal(b)
 		var back kernel
+		r := New(Options{})
+		defer r.Close()
 		if back.decode(b, boot) == nil {
 			for i := range back.funcs.len() {
-				f := back.funcs.at(i)
-				_, _ = back.names[f.name:][:f.len], back.mods[f.mod]
+				r.kernelSymbol(&back, back.funcs.start(i))
 			}
 		}
 	})

@@ -100,7 +100,7 @@ func (r *Resolver) kernelSymbol(k *kernel, addr uint64) (s Symbol, mod string, o
 		return Symbol{}, "", false
 	}
 	f := k.funcs.at(i)
-	if a >= f.end || k.bias != 0 && f.mod != 0 {
+	if a < f.start || a >= f.end || k.bias != 0 && f.mod != 0 || uint64(f.name)+uint64(f.len) > uint64(len(k.names)) || int(f.mod) >= len(k.mods) {
 		return Symbol{}, "", false
 	}
 	linkage := string(k.names[f.name:][:f.len])
