@@ -9,6 +9,7 @@ import (
 	"github.com/unspool/unspool/emit/csource"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format"
+	"github.com/unspool/unspool/internal/outfile"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/store"
 )
@@ -16,15 +17,13 @@ import (
 // A Compiler compiles files into a store or a directory. It is safe for concurrent use.
 type Compiler struct {
 	Emit   string         // "table", "native" or "c"
-	Native native.Options // of "native"
-	C      csource.Options
+	Native native.Options // of "native", and of "c", which has two layouts: a page is a tree there
 
 	// Store keeps tables and machine code by build ID, where Dir is empty.
 	Store *store.Store
 
 	// Dir gets BUILDID.unspool, BUILDID.eh_elf.so or BUILDID.c, made anew: a build ID does not say that what is there is of this file.
-	Dir   string
-	Write func(path string, b []byte) error // writes a file in Dir
+	Dir string
 }
 
 // A Result is what was made of a file.
@@ -52,9 +51,20 @@ func (c *Compiler) File(path string) (Result, error) {
 	return r, nil
 }
 
+// cOptions returns the options of C that mean what those of machine code do.
+func cOptions(o native.Options) csource.Options {
+	c := csource.Options{Deref: [...]csource.Deref{native.Self: csource.Self, native.Callback: csource.Callback, native.Slice: csource.Slice}[o.Deref], Layout: csource.Tree}
+	if o.Layout == native.Inline {
+		c.Layout = csource.Switch
+	}
+	return c
+}
+
 // compile returns the size of what it made, or found in the store.
 func (c *Compiler) compile(img *module.Image, f *format.Unwind) (size int, found bool, err error) {
-	write := func(ending string, b []byte) error { return c.Write(filepath.Join(c.Dir, img.ID()+ending), b) }
+	write := func(ending string, b []byte) error {
+		return outfile.WriteFile(filepath.Join(c.Dir, img.ID()+ending), b)
+	}
 	switch {
 	case c.Emit == "c":
 		ref, _ := f.Rows()
@@ -62,7 +72,7 @@ func (c *Compiler) compile(img *module.Image, f *format.Unwind) (size int, found
 			return 0, false, nil
 		}
 		var buf bytes.Buffer
-		if err = csource.Emit(&buf, ref, c.C); err != nil {
+		if err = csource.Emit(&buf, ref, cOptions(c.Native)); err != nil {
 			return 0, false, err
 		}
 		return buf.Len(), false, write(".c", buf.Bytes())

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/emit/compact"
+	"github.com/unspool/unspool/emit/csource"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/module"
 )
@@ -83,22 +84,30 @@ func TestCompiler(t *testing.T) {
 	}
 	defer img.Close()
 	for emit, ending := range map[string]string{"table": ".unspool", "native": ".eh_elf.so", "c": ".c"} {
-		var path string
-		var made []byte
-		c := Compiler{Emit: emit, Dir: "out", Native: native.Options{Layout: native.Page, Deref: native.Self}, Write: func(p string, b []byte) error { path, made = p, b; return nil }}
+		c := Compiler{Emit: emit, Dir: t.TempDir(), Native: native.Options{Layout: native.Page, Deref: native.Self}}
 		r, err := c.File(spin)
-		if err != nil || path != filepath.Join("out", img.ID()+ending) || r.Size != int64(len(made)) || r.Size == 0 || r.Source != 0x80 || r.Found {
-			t.Errorf("%s: %+v, %v: %d bytes in %s", emit, r, err, len(made), path)
+		made, rerr := os.ReadFile(filepath.Join(c.Dir, img.ID()+ending))
+		if err != nil || rerr != nil || r.Size != int64(len(made)) || r.Size == 0 || r.Source != 0x80 || r.Found {
+			t.Errorf("%s: %+v, %v: %d bytes, %v", emit, r, err, len(made), rerr)
 		}
 		if emit == "table" {
 			if _, err := compact.Load(made); err != nil {
 				t.Error(err)
 			}
 		}
-		bad := errors.New("disk full")
-		c.Write = func(string, []byte) error { return bad }
-		if _, err := c.File(spin); !errors.Is(err, bad) {
-			t.Errorf("%s: %v, want %v", emit, err, bad)
+		c.Dir = filepath.Join(c.Dir, "none")
+		if _, err := c.File(spin); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %v, want %v", emit, err, os.ErrNotExist)
+		}
+	}
+}
+
+// TestCOptions: C is laid out, and reads memory, as machine code with the same options does.
+func TestCOptions(t *testing.T) {
+	for _, o := range []native.Options{{Layout: native.Page, Deref: native.Self}, {Layout: native.Tree, Deref: native.Callback}, {Layout: native.Inline, Deref: native.Slice}} {
+		c := cOptions(o)
+		if c.Deref.String() != o.Deref.String() || (c.Layout == csource.Switch) != (o.Layout == native.Inline) {
+			t.Errorf("%v, %v: %v, %v", o.Layout, o.Deref, c.Layout, c.Deref)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"fmt"
 	"io"
 	"strings"
 
@@ -23,7 +24,7 @@ type Format struct {
 }
 
 // Formats are all forms that this package writes, those for a terminal first.
-var Formats = []Format{
+var Formats = Table{
 	{Name: "top", Endings: []string{".txt"}, About: "table of functions", Whole: Top},
 	{Name: "tree", About: "tree of calls", Whole: Tree},
 	{Name: "callers", About: "functions, each with what calls it", Whole: Callers},
@@ -39,25 +40,61 @@ var Formats = []Format{
 	{Name: "stacks", Endings: []string{".stacks.json"}, About: "an object for each different stack, with its count", Whole: JSON, Private: true},
 }
 
-// Named returns the format of a name among list; nil if there is none.
-func Named(list []Format, name string) *Format {
-	for i := range list {
-		if list[i].Name == name {
-			return &list[i]
+// A Table lists formats: what flags, help, completion and messages say of them comes from here.
+type Table []Format
+
+// Named returns the format of a name; nil if there is none.
+func (t Table) Named(name string) *Format {
+	for i := range t {
+		if t[i].Name == name {
+			return &t[i]
 		}
 	}
 	return nil
 }
 
-// ByEnding returns the format among list that the name of a file asks for, by the longest of the endings that match; nil if there is none.
-func ByEnding(list []Format, path string) (f *Format) {
+// ByEnding returns the format that the name of a file asks for, by the longest of the endings that match; nil if there is none.
+func (t Table) ByEnding(path string) (f *Format) {
 	longest := 0
-	for i := range list {
-		for _, e := range list[i].Endings {
+	for i := range t {
+		for _, e := range t[i].Endings {
 			if len(e) > longest && strings.HasSuffix(path, e) {
-				f, longest = &list[i], len(e)
+				f, longest = &t[i], len(e)
 			}
 		}
 	}
 	return f
+}
+
+// Names returns the names.
+func (t Table) Names() (names []string) {
+	for i := range t {
+		names = append(names, t[i].Name)
+	}
+	return names
+}
+
+// Endings returns the usual endings.
+func (t Table) Endings() (endings []string) {
+	for i := range t {
+		if e := t[i].Endings; len(e) > 0 {
+			endings = append(endings, e[0])
+		}
+	}
+	return endings
+}
+
+// Help returns a line for each usual ending, with what it is for.
+func (t Table) Help() string {
+	width := 0
+	for _, e := range t.Endings() {
+		width = max(width, len(e))
+	}
+	var b strings.Builder
+	for i := range t {
+		if f := &t[i]; len(f.Endings) > 0 {
+			fmt.Fprintf(&b, "  %-*s  %s\n", width, f.Endings[0], f.About)
+		}
+	}
+	return b.String()
 }

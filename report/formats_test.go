@@ -11,7 +11,7 @@ func TestFormats(t *testing.T) {
 	names, endings := map[string]bool{}, map[string]bool{}
 	for i := range Formats {
 		f := &Formats[i]
-		if f.Name == "" || f.About == "" || f.Whole == nil && f.Stream == nil || names[f.Name] || Named(Formats, f.Name) != f {
+		if f.Name == "" || f.About == "" || f.Whole == nil && f.Stream == nil || names[f.Name] || Formats.Named(f.Name) != f {
 			t.Errorf("%+v", f)
 		}
 		names[f.Name] = true
@@ -20,13 +20,13 @@ func TestFormats(t *testing.T) {
 				t.Errorf("%s: ending %q", f.Name, e)
 			}
 			endings[e] = true
-			if got := ByEnding(Formats, "dir/x"+e); got != f {
+			if got := Formats.ByEnding("dir/x" + e); got != f {
 				t.Errorf("x%s is %v, not %s", e, got, f.Name)
 			}
 		}
 	}
 	for _, path := range []string{"", "x", "x.data", "svg", "x.svg.old"} {
-		if f := ByEnding(Formats, path); f != nil {
+		if f := Formats.ByEnding(path); f != nil {
 			t.Errorf("%q is %s", path, f.Name)
 		}
 	}

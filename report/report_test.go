@@ -240,7 +240,7 @@ func outputs(t testing.TB, r *recording) map[string][]byte {
 	run("folded-periods", Folded, Options{By: Periods})
 	run("json-aggregated", JSON, Options{})
 	run("perf-aggregated", Perf, Options{})
-	run("pprof", Named(Formats, "pprof").Whole, Options{})
+	run("pprof", Formats.Named("pprof").Whole, Options{})
 	run("flame", Flame, Options{MinShare: -1})
 	stream := func(name string, make func(*bytes.Buffer) *Stream) {
 		var b bytes.Buffer

@@ -34,11 +34,11 @@ func (a *annotator) flags(c *cobra.Command) {
 }
 
 // formats returns the formats that need code.
-func (a *annotator) formats() []report.Format {
+func (a *annotator) formats() report.Table {
 	form := func(name, about string, source bool) report.Format {
 		return report.Format{Name: name, About: about, Whole: func(w io.Writer, p *profile.Profile, o report.Options) error { return a.write(w, p, o, source) }}
 	}
-	return []report.Format{form("annotate", "functions, line by line", true), form("disasm", "functions, instruction by instruction", false)}
+	return report.Table{form("annotate", "functions, line by line", true), form("disasm", "functions, instruction by instruction", false)}
 }
 
 // check checks the flags.

@@ -141,7 +141,7 @@ func TestAnnotateFormats(t *testing.T) {
 			t.Fatal(err)
 		}
 		var b bytes.Buffer
-		if err := report.Named(a.formats(), c.format).Whole(&b, p, report.Options{Func: c.fn}); err != nil {
+		if err := a.formats().Named(c.format).Whole(&b, p, report.Options{Func: c.fn}); err != nil {
 			t.Fatal(err)
 		}
 		for _, s := range c.has {
@@ -161,7 +161,7 @@ func TestAnnotateFormats(t *testing.T) {
 			t.Fatal(err)
 		}
 		var b bytes.Buffer
-		if err := report.Named(a.formats(), f).Whole(&b, p, report.Options{Func: "nosuch"}); err == nil || err.Error() != `no function matches "nosuch"` || b.Len() > 0 {
+		if err := a.formats().Named(f).Whole(&b, p, report.Options{Func: "nosuch"}); err == nil || err.Error() != `no function matches "nosuch"` || b.Len() > 0 {
 			t.Errorf("%v\n%s", err, b.String())
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/compile"
-	"github.com/unspool/unspool/emit/csource"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/profile"
@@ -28,7 +27,7 @@ type compilation struct {
 }
 
 func compileCmd() *cobra.Command {
-	o := compilation{layout: "page", Compiler: compile.Compiler{Emit: "table", Write: writeFile}}
+	o := compilation{layout: "page", Compiler: compile.Compiler{Emit: "table"}}
 	c := &cobra.Command{
 		Use:   "compile [FILE...]",
 		Short: "Compile unwind tables ahead of time",
@@ -100,11 +99,6 @@ func (o *compilation) resolve() (err error) {
 	}
 	if o.Native.Deref, err = native.ParseDeref(o.deref); err != nil {
 		return usage("--%v", err)
-	}
-	o.C.Deref = [...]csource.Deref{native.Self: csource.Self, native.Callback: csource.Callback, native.Slice: csource.Slice}[o.Native.Deref]
-	o.C.Layout = csource.Tree
-	if o.Native.Layout == native.Inline {
-		o.C.Layout = csource.Switch
 	}
 	switch o.Emit {
 	case "table", "native":

@@ -53,8 +53,8 @@ func TestDiff(t *testing.T) {
 	if r := runProgram(t, "diff", before, after, "--format", "json"); json.Unmarshal([]byte(r.out), &j) != nil || j.Functions[0].Total != [2]int{300, 600} {
 		t.Error(r.out, r.stderr)
 	}
-	for _, f := range formatNames(report.Formats) {
-		if report.Named(report.Formats, f).Whole == nil {
+	for _, f := range report.Formats.Names() {
+		if report.Formats.Named(f).Whole == nil {
 			runProgram(t, "report", after, "--format", f).want(t, 2, "no single samples: --format stacks")
 			continue
 		}

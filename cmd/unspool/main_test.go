@@ -576,7 +576,7 @@ func TestFull(t *testing.T) {
 		"help":       {{"help"}, {"--help"}, {"--version"}, {"help", "record"}},
 		"completion": {{"completion", "bash"}, {"completion", "zsh"}, {"completion", "fish"}},
 	}
-	for _, format := range append(formatNames(report.Formats), "annotate", "disasm") {
+	for _, format := range append(report.Formats.Names(), "annotate", "disasm") {
 		printing["report"] = append(printing["report"], []string{"report", file, "--format", format, "--function", "."})
 	}
 	for _, verb := range command().Commands() {

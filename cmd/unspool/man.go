@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/internal/manpage"
+	"github.com/unspool/unspool/internal/outfile"
 )
 
 func manCmd() *cobra.Command {
@@ -21,7 +22,7 @@ func manCmd() *cobra.Command {
 				return err
 			}
 			return eachVerb(c.Root(), func(c *cobra.Command) error {
-				return writeFile(filepath.Join(args[0], manpage.Name(c)+".1"), []byte(manpage.Page(c, version())))
+				return outfile.WriteFile(filepath.Join(args[0], manpage.Name(c)+".1"), []byte(manpage.Page(c, version())))
 			})
 		},
 	}

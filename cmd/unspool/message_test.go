@@ -131,7 +131,7 @@ int main(int argc, char **argv) { prctl(PR_SET_NAME, "c\033[31m\nunspool: all is
 			t.Errorf("unspool %q: status %d, %.2000s%s", args, r.status, r.out, r.stderr)
 		}
 	}
-	for _, format := range append(formatNames(report.Formats), "annotate", "disasm") {
+	for _, format := range append(report.Formats.Names(), "annotate", "disasm") {
 		switch format {
 		case "json", "jsonl", "stacks", "firefox", "speedscope", "pprof", "flame": // for programs, with escapes of their own
 		case "callers", "callees":

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/internal/outfile"
 	"github.com/unspool/unspool/report"
 )
@@ -23,7 +21,7 @@ var recordingFormat = report.Format{Name: "data", Endings: []string{".data"}, Ab
 
 // An output is where a report goes and what it looks like; its flags are shared by report and record.
 type output struct {
-	formats      []report.Format // that it can have; nil: those of package report
+	formats      report.Table // that it can have; nil: those of package report
 	path, format string
 	opts         report.Options
 	plain        bool          // no lines and inlined calls
@@ -34,7 +32,7 @@ type output struct {
 }
 
 // known returns the formats that there are.
-func (o *output) known() []report.Format {
+func (o *output) known() report.Table {
 	if o.formats == nil {
 		return report.Formats
 	}
@@ -42,43 +40,10 @@ func (o *output) known() []report.Format {
 }
 
 // form returns the format, which is known once resolve has picked it.
-func (o *output) form() *report.Format { return report.Named(o.known(), o.format) }
-
-// formatNames returns the names of formats, for help and messages.
-func formatNames(list []report.Format) (names []string) {
-	for i := range list {
-		names = append(names, list[i].Name)
-	}
-	return names
-}
-
-// formatEndings returns the usual endings of formats.
-func formatEndings(list []report.Format) (endings []string) {
-	for i := range list {
-		if e := list[i].Endings; len(e) > 0 {
-			endings = append(endings, e[0])
-		}
-	}
-	return endings
-}
-
-// endingsHelp returns a line for each ending, with what it is for.
-func endingsHelp(list []report.Format) string {
-	width := 0
-	for _, e := range formatEndings(list) {
-		width = max(width, len(e))
-	}
-	var b strings.Builder
-	for i := range list {
-		if f := &list[i]; len(f.Endings) > 0 {
-			fmt.Fprintf(&b, "  %-*s  %s\n", width, f.Endings[0], f.About)
-		}
-	}
-	return b.String()
-}
+func (o *output) form() *report.Format { return o.known().Named(o.format) }
 
 func (o *output) flags(c *cobra.Command) {
-	names := formatNames(o.known())
+	names := o.known().Names()
 	c.Flags().StringVarP(&o.path, "output", "o", o.path, "file to write; its ending picks the format")
 	c.Flags().StringVar(&o.format, "format", o.format, either(names)+" (default: by the ending of -o, else top)")
 	c.Flags().BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
@@ -99,7 +64,7 @@ func either(words []string) string {
 
 // resolve picks the format.
 func (o *output) resolve(fallback string) error {
-	if f := report.ByEnding(o.known(), o.path); f != nil && o.format == "" {
+	if f := o.known().ByEnding(o.path); f != nil && o.format == "" {
 		o.format = f.Name
 	}
 	switch o.sort {
@@ -113,14 +78,14 @@ func (o *output) resolve(fallback string) error {
 		o.format = "callers"
 	}
 	if o.format == "" && o.path != "" && o.path != "-" {
-		return usage("no format has the ending of %q: use %s, or give --format", o.path, strings.Join(formatEndings(o.known()), " "))
+		return usage("no format has the ending of %q: use %s, or give --format", o.path, strings.Join(o.known().Endings(), " "))
 	}
 	if o.format == "" {
 		o.format = fallback
 	}
 	f := o.form()
 	if f == nil {
-		return usage("--format is one of %s, not %q", strings.Join(formatNames(o.known()), ", "), o.format)
+		return usage("--format is one of %s, not %q", strings.Join(o.known().Names(), ", "), o.format)
 	}
 	if _, err := regexp.Compile(o.opts.Func); err != nil {
 		return usage("--function: %v", err)
@@ -157,12 +122,8 @@ func (o *output) create(ctx context.Context) (w *os.File, commit func(error) err
 		o.opts = o.terminal()
 		return os.Stdout, func(err error) error { return err }, nil
 	}
-	var f *outfile.File
 	form := o.form()
-	err = caps.Raised(func() (err error) {
-		f, err = outfile.Create(ctx, o.path, outfile.Options{Private: form != nil && form.Private, Keep: o.keep, Inputs: o.inputs})
-		return err
-	})
+	f, err := outfile.Create(ctx, o.path, outfile.Options{Private: form != nil && form.Private, Keep: o.keep, Inputs: o.inputs})
 	if errors.Is(err, outfile.ErrInput) {
 		return nil, nil, usage("%s is the input: it would be overwritten", o.path)
 	}
@@ -172,30 +133,13 @@ func (o *output) create(ctx context.Context) (w *os.File, commit func(error) err
 	o.publish = f.Publish
 	return f.File, func(err error) error {
 		if err != nil {
-			caps.Raised(f.Discard)
-			return err
-		}
-		err = caps.Raised(f.Commit)
-		for _, note := range f.Notes {
-			fmt.Fprintf(stderr, "unspool: %s\n", note)
-		}
-		return err
-	}, nil
-}
-
-// writeFile writes a file.
-func writeFile(path string, b []byte) error {
-	return caps.Raised(func() error {
-		f, err := outfile.Create(context.Background(), path, outfile.Options{})
-		if err != nil {
-			return err
-		}
-		if _, err := f.Write(b); err != nil {
 			f.Discard()
 			return err
 		}
-		return f.Commit()
-	})
+		err = f.Commit()
+		say(f.Notes)
+		return err
+	}, nil
 }
 
 // stdout is where results go that are not written by a package which returns what goes wrong: it remembers that.

@@ -21,7 +21,7 @@ import (
 const defaultRecording = "unspool.data"
 
 // recordFormats are what a recording can be written as.
-var recordFormats = append([]report.Format{recordingFormat}, report.Formats...)
+var recordFormats = append(report.Table{recordingFormat}, report.Formats...)
 
 func recordCmd() *cobra.Command {
 	o := output{formats: recordFormats}
@@ -41,7 +41,7 @@ recording and writes the result. The exit status is the command's.
 
 The ending of -o picks the format:
 
-` + endingsHelp(recordFormats) + `
+` + recordFormats.Help() + `
 Without -o, record writes ` + defaultRecording + ` and prints a table. The recording before is kept as
 ` + defaultRecording + `.old; older recordings are not kept.
 

@@ -1,5 +1,6 @@
 // Package outfile writes a program's outputs. It writes beside an output's place, and renames the output when it is whole; until then, the old
-// file stays. It follows a symbolic link only where nobody else can have put the link. It writes through to a pipe or a device.
+// file stays. A process that may have the capabilities for other users' directories (caps.Outputs) has them while it opens, places and removes
+// outputs, and not while it writes them. The package follows a symbolic link only where nobody else can have put the link. It writes through to a pipe or a device.
 package outfile
 
 import (
@@ -17,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/internal/caps"
 )
 
 // ErrInput says that an output is also an input.
@@ -52,8 +55,8 @@ const maxLinks = 40
 // /dev/stdout and the like are this process's own descriptors. A link is followed where it belongs to this process's user or to root, in a
 // directory in which others cannot replace it; elsewhere, the output takes its place. A regular file that this process must not write
 // is an error, although its directory could be written.
-func Create(ctx context.Context, path string, o Options) (*File, error) {
-	f, err := create(ctx, path, o)
+func Create(ctx context.Context, path string, o Options) (f *File, err error) {
+	caps.Raised(func() error { f, err = create(ctx, path, o); return nil })
 	if err != nil {
 		if pe := (*fs.PathError)(nil); !errors.As(err, &pe) {
 			err = &fs.PathError{Op: "create", Path: path, Err: err}
@@ -356,16 +359,20 @@ func Others() bool {
 }
 
 // Commit closes the output and puts it into its place. What cannot be put there stays beside it, and the error says where.
-func (f *File) Commit() error {
+func (f *File) Commit() error { return caps.Raised(f.commit) }
+
+func (f *File) commit() error {
 	if err := f.File.Close(); err != nil {
 		return errors.Join(err, f.remove())
 	}
-	return f.Publish()
+	return f.publish()
 }
 
 // Publish puts the output into its place before it is whole, for those who read what is written as it comes. It is written on, and Commit
 // only closes it.
-func (f *File) Publish() error {
+func (f *File) Publish() error { return caps.Raised(f.publish) }
+
+func (f *File) publish() error {
 	unfinished.Lock()
 	defer unfinished.Unlock()
 	if !unfinished.files[f] {
@@ -417,7 +424,19 @@ func (f *File) rename() error {
 
 // Discard takes the output away: its place is as it was. What was written through, or published, stays.
 func (f *File) Discard() error {
-	return errors.Join(f.File.Close(), f.remove())
+	return caps.Raised(func() error { return errors.Join(f.File.Close(), f.remove()) })
+}
+
+// WriteFile writes a file that is no other than b.
+func WriteFile(path string, b []byte) error {
+	f, err := Create(context.Background(), path, Options{})
+	if err != nil {
+		return err
+	}
+	if _, err := f.Write(b); err != nil {
+		return errors.Join(err, f.Discard())
+	}
+	return f.Commit()
 }
 
 func (f *File) remove() (err error) {
@@ -434,8 +453,11 @@ func (f *File) remove() (err error) {
 func DiscardAll() {
 	unfinished.Lock()
 	defer unfinished.Unlock()
-	for f := range unfinished.files {
-		unix.Unlinkat(f.dir, f.tmp, 0)
-		f.over()
-	}
+	caps.Raised(func() error {
+		for f := range unfinished.files {
+			unix.Unlinkat(f.dir, f.tmp, 0)
+			f.over()
+		}
+		return nil
+	})
 }
