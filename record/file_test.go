@@ -65,8 +65,8 @@ func TestOpen(t *testing.T) {
 	}{
 		{Filter{}, p.Totals.Samples, ""},
 		{Filter{Comm: regexp.MustCompile("^spin$")}, p.Totals.Samples, ""},
-		{Filter{Comm: regexp.MustCompile("^other$")}, 0, "none of the 10 samples matches"},
-		{Filter{PIDs: []int{1}}, 0, "none of the 10 samples matches"},
+		{Filter{Comm: regexp.MustCompile("^other$")}, 0, "none of 10 samples matches"},
+		{Filter{PIDs: []int{1}}, 0, "none of 10 samples matches"},
 	} {
 		for _, path := range []string{"../testdata/perf.data", packed} {
 			got, err := open(path, c.filter)
