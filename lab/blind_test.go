@@ -80,6 +80,7 @@ func newWild(t *testing.T, seed uint64) *wild {
 	copy(x.text[0x1000:], plt)
 	rules := []string{"cfa=rsp+8  ra=c-8", "cfa=rsp+24  rbp=c-16  ra=c-8", "cfa=rbp+16  rbp=c-16  ra=c-8", "cfa=rsp+16  rbx=c-16  ra=c-8",
 		"cfa=rbx+8  rbp=c-24  ra=c-8", "cfa=rsp+8  ra=u",
+		"cfa=rsp+24  rbp=c-16  ra=c-8  partial", "cfa=rsp+16  ra=c-8  sync-only", "cfa=rbp+16  rbx=c-24  ra=c-8  sync-only  partial",
 		"cfa=DW_OP_breg7 RSP+160, DW_OP_deref  rbp=[DW_OP_breg7 RSP+120]  rsp=[DW_OP_breg7 RSP+160]  ra=[DW_OP_breg7 RSP+168]  signal"}
 	lines := []string{"machine x86_64"}
 	for at := 0x90; at < len(x.text)-300; {

@@ -68,6 +68,7 @@ const (
 	BKey                       // AArch64: signed with the B key (augmentation B)
 	Tagged                     // AArch64: the frame is MTE-tagged (augmentation G)
 	SyncOnly                   // right at call sites only, such as rules from compact formats
+	Partial                    // registers that no rule names are lost, but for the stack pointer and the return address
 	endFlags
 
 	NumFlags = iota - 1
@@ -93,6 +94,19 @@ func (s *Set) Rule(r arch.Reg) (Rule, bool) {
 		return s.Rules[i], true
 	}
 	return Rule{}, false
+}
+
+// Kept is the set of slots that keep their values where s has no rule for them.
+func (s *Set) Kept(m *arch.Machine) uint64 {
+	switch {
+	case s.Flags&Partial != 0 && m.RAInReg:
+		return 1 << m.Slot(m.RA)
+	case s.Flags&Partial != 0:
+		return 0
+	case s.Flags&Signal != 0:
+		return ^uint64(0)
+	}
+	return m.SavedSlots()
 }
 
 // Outermost says that the return address is undefined by rule: there is no caller.

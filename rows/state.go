@@ -124,4 +124,7 @@ type Stepper interface {
 
 	// Signal says whether rule id belongs to a signal frame.
 	Signal(id uint32) bool
+
+	// SyncOnly says whether rule id is right at call sites only: not for a frame that has called nobody.
+	SyncOnly(id uint32) bool
 }

@@ -25,11 +25,7 @@ func Step(mach *arch.Machine, set *Set, s *State, m *Memory) Outcome {
 
 	// All rules see the registers of this frame: locate the new ones beside the old.
 	next := *s
-	keep := mach.SavedSlots()
-	if set.Flags&Signal != 0 {
-		keep = ^uint64(0)
-	}
-	next.Known &= keep
+	next.Known &= set.Kept(mach)
 	setLoc(&next, mach.Slot(mach.SP), cfa)
 	ra, raFrom := uint64(0), LostRegister
 	if mach.RAInReg {
@@ -221,6 +217,9 @@ func (x Interp) Apply(id uint32, s *State, m *Memory) Outcome {
 
 // Signal implements Stepper.
 func (x Interp) Signal(id uint32) bool { return x.Table.Sets[id].Flags&Signal != 0 }
+
+// SyncOnly implements Stepper.
+func (x Interp) SyncOnly(id uint32) bool { return x.Table.Sets[id].Flags&SyncOnly != 0 }
 
 // Set returns what rule id says.
 func (x Interp) Set(id uint32) Set { return x.Table.Sets[id] }

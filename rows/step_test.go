@@ -42,6 +42,10 @@ func TestStep(t *testing.T) {
 		lost    []arch.Slot
 	}{
 		{row: "cfa=rsp+32  rbx=c-16  ra=c-8", pc: 0x4444, cfa: 0x1020, get: map[arch.Slot]uint64{3: 0x5555, 7: 0x1020, 12: 12000, 16: 0x4444}, lost: []arch.Slot{0, 1, 8}},
+		{row: "cfa=rsp+32  rbx=c-16  r13=s  ra=c-8  partial", pc: 0x4444, cfa: 0x1020, get: map[arch.Slot]uint64{3: 0x5555, 7: 0x1020, 13: 13000, 16: 0x4444},
+			lost: []arch.Slot{0, 1, 6, 8, 12, 14, 15}},
+		{row: "cfa=rsp+32  ra=c-8  signal  partial", pc: 0x4444, cfa: 0x1020, get: map[arch.Slot]uint64{7: 0x1020}, lost: []arch.Slot{0, 3, 6, 12, 13, 14, 15}},
+		{row: "cfa=rsp+32  rbp=c-16  ra=c-8  sync-only", pc: 0x4444, cfa: 0x1020, get: map[arch.Slot]uint64{3: 3000, 6: 0x5555}, lost: []arch.Slot{0}},
 		{row: "cfa=rsp+32  ra=u", outcome: Outermost},
 		{row: "cfa=none  ra=u", outcome: Outermost},
 		{row: "gap", outcome: NoRule},

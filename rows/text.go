@@ -59,7 +59,7 @@ var flagNames = []struct {
 	name string
 }{
 	{Signal, "signal"}, {RASigned, "ra-signed"}, {RASignPC, "ra-signed-pc"}, {BKey, "b-key"},
-	{Tagged, "tagged"}, {SyncOnly, "sync-only"},
+	{Tagged, "tagged"}, {SyncOnly, "sync-only"}, {Partial, "partial"},
 }
 
 // Text returns the cells of s in one line; "gap" where there is no information.

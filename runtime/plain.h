@@ -71,9 +71,11 @@ PLAIN_STEP
 
 	/* Nothing can fail any more. */
 	keep = PLAIN_KEEP;
-	if (PLAIN_RARE(flags & (UNSPOOL_SIGNAL | UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))) {
+	if (PLAIN_RARE(flags & (UNSPOOL_SIGNAL | UNSPOOL_PARTIAL | UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))) {
 		if (flags & UNSPOOL_SIGNAL)
 			keep = ~(PLAIN_SET)0;
+		if (flags & UNSPOOL_PARTIAL)
+			keep = PLAIN_RA_IS_PC ? 0 : PLAIN_BIT(PLAIN_RA);
 		if (flags & (UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))
 			ra &= UNSPOOL_ADDRESS;
 	}

@@ -455,7 +455,7 @@ STEP_INLINE int step_wide(STEP_RUN *w, uint64_t room, uint32_t keep)
 		if (o != UNSPOOL_OK)
 			return o;
 		w->new_cfa = cfa;
-		STEP_NEW(w, flags & UNSPOOL_SIGNAL ? (uint32_t)UNSPOOL_X86_64_ALL : keep);
+		STEP_NEW(w, flags & UNSPOOL_PARTIAL ? 0 : flags & UNSPOOL_SIGNAL ? (uint32_t)UNSPOOL_X86_64_ALL : keep);
 		STEP_SET(w, UNSPOOL_X86_64_SP, cfa, 0);
 	}
 	for (i = 0; i < STEP_RULES; i++) {

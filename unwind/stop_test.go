@@ -81,6 +81,46 @@ func TestStops(t *testing.T) {
 	}
 }
 
+// TestSyncOnly: rules that are right at call sites only do not count where a frame has called nobody: frame 0, and what a signal has
+// interrupted. There the frame pointer leads on, and the frame says so.
+func TestSyncOnly(t *testing.T) {
+	for _, flag := range []string{"sync-only", ""} {
+		space := worldOf(t, arch.AMD64,
+			"400000  cfa=rsp+8  ra=c-8  "+flag,
+			"400100  cfa=rsp+16  rbp=c-16  ra=c-8",
+			"400200  cfa=rsp+8  ra=u",
+			"400500  cfa=DW_OP_breg7 RSP+160, DW_OP_deref  rbp=[DW_OP_breg7 RSP+120]  rsp=[DW_OP_breg7 RSP+160]  ra=[DW_OP_breg7 RSP+168]  signal",
+			"400600  gap")
+		// By its rule the return address of 400010 is on top of the stack, by the frame pointer above.
+		first := []uint64{0x400201, 0x400201, stackLo + 0x30, 0x400101, 0, 0, 0, 0x400201}
+		called := append([]uint64{stackLo + 0x40, 0x400011}, first...) // of 400100, whose caller is 400010
+		signal := make([]uint64, 40)
+		signal[1] = 0x400501 // of 400110; then what the kernel leaves
+		signal[2+15], signal[2+20], signal[2+21] = stackLo+8*32, stackLo+8*30, 0x400010
+		signal[30], signal[32], signal[33] = 0x400201, stackLo+8*34, 0x400201
+		for _, c := range []struct {
+			name      string
+			pc, fp    uint64
+			stack     []uint64
+			want, old string
+		}{
+			{"frame 0", 0x400010, stackLo + 0x10, first, "400010:start 400100:fp", "400010:start 400200:cfi"},
+			{"a caller", 0x400110, stackLo + 0x40, called, "400110:start 400010:cfi 400200:cfi", "400110:start 400010:cfi 400200:cfi"},
+			{"what a signal has interrupted", 0x400110, 0, signal, "400110:start 400501:cfi 400010:signal 400200:fp", "400110:start 400501:cfi 400010:signal 400200:cfi"},
+		} {
+			sn := snap(space, c.pc, c.stack...)
+			sn.Regs[6] = c.fp
+			want := c.want
+			if flag == "" {
+				want = c.old
+			}
+			if got := chain(NewWalker(0).Walk(sn, nil)); !strings.HasPrefix(got, want) {
+				t.Errorf("%s, %q\n got %s\nwant %s", c.name, flag, got, want)
+			}
+		}
+	}
+}
+
 // TestLeaf: on a machine with a link register a leaf's CFA is its stack pointer, in frame 0 and where a signal
 // interrupted it; a caller's is above.
 func TestLeaf(t *testing.T) {

@@ -186,7 +186,7 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool, e *site, r *res
 		}
 	}
 	if c.Stepper != nil {
-		if id, ok := c.Stepper.Find(v); ok {
+		if id, ok := c.Stepper.Find(v); ok && !(here && c.Stepper.SyncOnly(id)) {
 			r.code, r.rule, r.kind, r.signal = c, id, siteCFI, c.Stepper.Signal(id)
 			p := w.plain(c, id)
 			e.plain, e.off, e.fp = p.kind, p.off, p.fp

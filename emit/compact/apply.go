@@ -19,6 +19,17 @@ func (t *Table) Signal(id uint32) bool {
 	return id < t.nrules && rows.Flags(t.rules[int(id)<<t.ruleBits+ruleFlags])&rows.Signal != 0
 }
 
+// SyncOnly implements rows.Stepper.
+func (t *Table) SyncOnly(id uint32) bool {
+	return id < t.nrules && rows.Flags(t.rules[int(id)<<t.ruleBits+ruleFlags])&rows.SyncOnly != 0
+}
+
+// kept is the set of slots that keep their values where a rule with these flags does not name them.
+func (t *Table) kept(flags rows.Flags) uint64 {
+	s := rows.Set{Flags: flags}
+	return s.Kept(t.machine)
+}
+
 // Apply implements rows.Stepper: it equals rows.Step. It does not allocate.
 func (t *Table) Apply(id uint32, s *rows.State, m *rows.Memory) rows.Outcome {
 	if id >= t.nrules {
@@ -65,8 +76,8 @@ func (t *Table) Apply(id uint32, s *rows.State, m *rows.Memory) rows.Outcome {
 		return rows.Outermost
 	}
 	keep := t.saved
-	if flags&uint16(rows.Signal) != 0 {
-		keep = ^uint64(0)
+	if flags&uint16(rows.Signal|rows.Partial) != 0 {
+		keep = t.kept(rows.Flags(flags))
 	}
 	if !t.six {
 		return t.applySlots(r, s, m, keep, flags, cfa, base)

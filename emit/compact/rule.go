@@ -92,10 +92,7 @@ func (sh *shape) normal(s *rows.Set, buf []rows.Rule) rows.Set {
 		n.Rules = append(n.Rules, rows.Rule{Of: s.RA, Kind: rows.Undefined})
 		return n
 	}
-	keep := m.SavedSlots()
-	if s.Flags&rows.Signal != 0 {
-		keep = ^uint64(0)
-	}
+	keep := s.Kept(m)
 	for _, r := range s.Rules {
 		slot := m.Slot(r.Of)
 		switch {

@@ -115,9 +115,7 @@ func (t *Table) applyWide(w *wide, s *rows.State, m *rows.Memory) rows.Outcome {
 
 	var ch change
 	ch.known, ch.inMem, ch.inReg = s.Known, s.InMem, s.InReg
-	if flags&rows.Signal == 0 {
-		ch.known &= t.saved
-	}
+	ch.known &= t.kept(flags)
 	ch.value(mach.Slot(mach.SP), cfa)
 	ra, raFrom := uint64(0), rows.LostRegister
 	if mach.RAInReg {

@@ -171,7 +171,7 @@ func randomSet(r *rand.Rand, m *arch.Machine, expr func() string) rows.Set {
 		}
 		return arch.Reg(r.IntN(33))
 	}
-	s := rows.Set{RA: m.RA, Flags: rows.Flags(r.IntN(64) >> r.IntN(7))}
+	s := rows.Set{RA: m.RA, Flags: rows.Flags(r.IntN(1<<rows.NumFlags) >> r.IntN(rows.NumFlags+1))}
 	if r.IntN(6) == 0 {
 		s.RA = reg()
 	}

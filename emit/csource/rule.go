@@ -394,9 +394,12 @@ func (b *body) write(raHasSlot bool) {
 		b.line("%s", w)
 	}
 
-	base, name := m.SavedSlots(), "SAVED"
-	if b.set.Flags&rows.Signal != 0 {
-		base, name = ^uint64(0), "ALL"
+	base, name := b.set.Kept(m), "SAVED"
+	switch {
+	case b.set.Flags&rows.Partial != 0:
+		name = b.mask(base)
+	case b.set.Flags&rows.Signal != 0:
+		name = "ALL"
 	}
 	keep := name
 	if more := b.keep &^ base; more != 0 {

@@ -201,6 +201,9 @@ func (c *Code) Signal(id uint32) bool {
 	return 4*uint64(id)+4 <= uint64(len(c.dir)) && le.Uint32(c.dir[4*id:])>>31 != 0
 }
 
+// SyncOnly implements rows.Stepper. Emit takes no such rules.
+func (c *Code) SyncOnly(uint32) bool { return false }
+
 // A slice is unspool_slice: memory for code of kind Slice.
 type slice struct {
 	lo    uint64

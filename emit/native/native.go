@@ -74,6 +74,9 @@ type Options struct {
 // ErrMachine says that a table is for another machine than x86-64.
 var ErrMachine = errors.New("machine code is made for x86-64 only")
 
+// ErrSyncOnly says that some rules hold at call sites only, which the code does not know.
+var ErrSyncOnly = errors.New("machine code: rules that hold at call sites only")
+
 // ErrTooLarge says that the code would exceed 1 GiB.
 var ErrTooLarge = errors.New("machine code: more than 1 GiB")
 
@@ -83,6 +86,11 @@ const maxSize = 1 << 30
 func Emit(t *rows.Table, o Options) ([]byte, error) {
 	if t.Machine != arch.AMD64 {
 		return nil, ErrMachine
+	}
+	for i := range t.Sets {
+		if t.Sets[i].Flags&rows.SyncOnly != 0 {
+			return nil, ErrSyncOnly
+		}
 	}
 	b, err := compact.Emit(t)
 	if err != nil {

@@ -78,7 +78,7 @@ func simple(s *rows.Set) (k tailKey, ok bool) {
 	if c.Kind != rows.CFAReg && c.Kind != rows.CFAPLT || m.Slot(c.Reg) == arch.NoSlot || s.RA != m.RA || c.Off != int64(int32(c.Off)) {
 		return k, false
 	}
-	if s.Flags&(rows.RASigned|rows.RASignPC) != 0 {
+	if s.Flags&(rows.RASigned|rows.RASignPC|rows.Partial) != 0 {
 		return k, false
 	}
 	k.reg, k.signal = m.Slot(c.Reg), s.Flags&rows.Signal != 0

@@ -184,7 +184,7 @@ func (g *generator) wideBody(b *body) {
 	}
 	g.Imm(RDX, p.inMem)
 	_, spRule := s.Rule(m.SP)
-	end := wideKey{copies: len(p.copies) > 0, signal: s.Flags&rows.Signal != 0, ra: m.Slot(s.RA), sp: !spRule || s.RA == m.SP}
+	end := wideKey{copies: len(p.copies) > 0, signal: s.Flags&rows.Signal != 0, partial: s.Flags&rows.Partial != 0, ra: m.Slot(s.RA), sp: !spRule || s.RA == m.SP}
 	if g.wides[end] == 0 {
 		g.wides[end] = g.Label()
 		g.wideOrder = append(g.wideOrder, end)
@@ -278,10 +278,11 @@ func (g *generator) copyLocation(r result) {
 
 // A wideKey is how a wide rule ends.
 type wideKey struct {
-	copies bool      // r10 and r11 are set
-	signal bool      // all registers are kept
-	ra     arch.Slot // gets the return address
-	sp     bool      // the stack pointer is the CFA
+	copies  bool      // r10 and r11 are set
+	signal  bool      // all registers are kept
+	partial bool      // none is
+	ra      arch.Slot // gets the return address
+	sp      bool      // the stack pointer is the CFA
 }
 
 // wideCommit makes the state that of the caller: rax is the CFA, rcx the return address; r8 has the slots that are
@@ -318,8 +319,12 @@ func (g *generator) wideCommit(k wideKey) {
 	g.RR(AND, RCX, R8)
 	g.RR(OR, RCX, R10)
 	g.Store(field(offInMem), RCX)
-	g.Load(RCX, field(offKnown))
-	if !k.signal {
+	if k.partial {
+		g.Imm(RCX, 0)
+	} else {
+		g.Load(RCX, field(offKnown))
+	}
+	if !k.partial && !k.signal {
 		g.RI32(AND, RCX, int32(arch.AMD64.SavedSlots()))
 	}
 	g.RR(OR, RCX, RDX)

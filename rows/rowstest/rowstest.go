@@ -70,7 +70,7 @@ func Set(r *rand.Rand, mach *arch.Machine) rows.Set {
 	nonsense := r.IntN(4) == 0
 	if nonsense {
 		s.CFA = rows.CFA{Kind: rows.CFAKind(r.IntN(int(rows.NumCFAKinds))), Reg: reg(), Off: off(), Off2: off(), Expr: Expr(r, r.IntN(200) == 0)}
-		s.Flags = rows.Flags(r.IntN(64))
+		s.Flags = rows.Flags(r.IntN(1<<rows.NumFlags)) &^ rows.SyncOnly // of which no step knows
 		if r.IntN(4) == 0 {
 			if s.RA = reg(); !mach.RAInReg && mach.Slot(s.RA) == arch.NoSlot {
 				s.RA = mach.RA

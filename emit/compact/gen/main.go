@@ -339,7 +339,7 @@ type enum struct {
 var enums = []enum{
 	{"Flags", "flags of a rule (rows.Flags)", true, indexed(map[int]string{
 		bit(rows.Signal): "SIGNAL", bit(rows.RASigned): "RA_SIGNED", bit(rows.RASignPC): "RA_SIGN_PC",
-		bit(rows.BKey): "B_KEY", bit(rows.Tagged): "TAGGED", bit(rows.SyncOnly): "SYNC_ONLY",
+		bit(rows.BKey): "B_KEY", bit(rows.Tagged): "TAGGED", bit(rows.SyncOnly): "SYNC_ONLY", bit(rows.Partial): "PARTIAL",
 	})},
 	{"CFA kinds", "how a wide finds its CFA (rows.CFAKind)", false, indexed(map[int]string{
 		int(rows.CFANone): "CFA_NONE", int(rows.CFAReg): "CFA_REG", int(rows.CFARegDeref): "CFA_REG_DEREF",

@@ -421,8 +421,11 @@ PART int ends_here(struct walk *w, struct head *h, u64 at, u32 by)
 	return other;
 }
 
-/* Finds out how, and leaves a rule in w. h is for the range's table. */
-PART u32 look_up(struct walk *w, struct head *h, u64 at)
+/*
+ * Finds out how, and leaves a rule in w. h is for the range's table. here: no call has led to the address, so rules that are right at calls
+ * only do not count.
+ */
+PART u32 look_up(struct walk *w, struct head *h, u64 at, u32 here)
 {
 	u32 kind;
 
@@ -432,7 +435,7 @@ PART u32 look_up(struct walk *w, struct head *h, u64 at)
 	if (kind == RANGE_TERMINAL)
 		return NO_CALLER;
 	if (w->range.table) {
-		if (find(w, h, w->range.table, at - w->range.bias)) {
+		if (find(w, h, w->range.table, at - w->range.bias) && !(here && (u32)(w->r0 >> 16) & UNSPOOL_SYNC_ONLY)) {
 			if (kind == RANGE_INJECTED)
 				w->r0 |= INJECTED << 16;
 			if (kind == RANGE_MOVED)
@@ -566,7 +569,7 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 			place = HOW_EXACT;
 		}
 		if (find_range(w, at))
-			by = look_up(w, &c->heads[BOUNDED(w->range.table, HEADS)], at);
+			by = look_up(w, &c->heads[BOUNDED(w->range.table, HEADS)], at, exact | place);
 		else
 			w->range.lo = w->range.hi = 0;
 		if (maybe == MAYBE_PLACE)
