@@ -204,6 +204,9 @@ func (s *Session) Notes() []string {
 	if n := st.Lost + st.LostSamples; n > 0 {
 		say("%s records were lost: record %s", profile.Comma(n), lossAdvice(s.in.Decoder().Events()))
 	}
+	if st.Adrift > 0 {
+		say("%s samples were left out of processes whose start may be among the lost records: some may belong to this recording", profile.Comma(st.Adrift))
+	}
 	if note := s.cut.String(); note != "" {
 		say("%s", note)
 	}

@@ -30,6 +30,9 @@ const (
 
 // add queues a record. full says that it is time to call half.
 func (q *queue) add(e entry) (full bool) {
+	if len(q.pending) == cap(q.pending) { // append makes long slices a quarter longer, and copies each entry four times
+		q.pending = slices.Grow(q.pending, max(len(q.pending), 1<<9))
+	}
 	q.pending = append(q.pending, e)
 	q.newest = max(q.newest, e.time)
 	if e.buf != nil {

@@ -117,6 +117,7 @@ type Stats struct {
 	BadErr      error  // the first such error
 	Disordered  uint64 // records older than what had been delivered: they came too late
 	NoTime      uint64 // samples without a time: delivered as they came
+	Adrift      uint64 // samples that a Tree left out after records were lost, of processes that may belong to it: Members.Adrift
 	Orphans     uint64 // samples of processes whose beginning the recording lacks
 	Compat      uint64 // samples of 32-bit code, whose stacks are not walked
 	Undeferred  uint64 // samples whose deferred callchain never came
@@ -303,6 +304,7 @@ func (s *Stats) add(t *Stats) {
 	}
 	s.Disordered += t.Disordered
 	s.NoTime += t.NoTime
+	s.Adrift += t.Adrift
 	s.Orphans += t.Orphans
 	s.Compat += t.Compat
 	s.Undeferred += t.Undeferred
@@ -473,6 +475,9 @@ func (rd *reader) one(e *entry) {
 func (rd *reader) sample(e *entry) {
 	waker := rd.o.Ours && binary.LittleEndian.Uint16(e.raw[4:])&MiscWaker != 0 // whose wait that is counts
 	if !waker && !rd.members.Has(e.pid) {
+		if rd.members.Adrift(e.pid) {
+			rd.stats.Adrift++
+		}
 		e.buf.Release()
 		return
 	}

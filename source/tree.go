@@ -24,7 +24,7 @@ func (t *Tree) Members() *Members {
 	if t == nil {
 		return nil
 	}
-	m := &Members{tree: t, pids: map[int32]bool{}}
+	m := &Members{tree: t, pids: map[int32]bool{}, others: map[int32]bool{0: true}}
 	for _, pid := range t.pids {
 		m.pids[pid] = true
 	}
@@ -33,8 +33,28 @@ func (t *Tree) Members() *Members {
 
 // Members are the processes of a Tree over time, the command from its execve on. They are for one goroutine.
 type Members struct {
-	tree *Tree
-	pids map[int32]bool
+	tree   *Tree
+	pids   map[int32]bool
+	others map[int32]bool // processes that are not in the tree: seen before a record was lost, or started by another one of these
+	lossy  bool           // a record was lost: the start of a process may have been
+}
+
+// Adrift says whether a process that is not in m may belong there: since records were lost, nothing has said where it comes from. So may be
+// processes that slept until then; what is adrift is an upper bound.
+func (m *Members) Adrift(pid int32) bool {
+	if m == nil || m.pids[pid] || m.others[pid] {
+		return false
+	}
+	if !m.lossy {
+		m.exclude(pid)
+	}
+	return m.lossy
+}
+
+func (m *Members) exclude(pid int32) {
+	if len(m.others) < maxThreads {
+		m.others[pid] = true
+	}
 }
 
 // Has says whether a process is in m, or was until it ended.
@@ -52,10 +72,18 @@ func (m *Members) Apply(r *Record) bool {
 		}
 	case RecordFork:
 		if r.PID != r.PPID { // else a thread
-			if delete(m.pids, r.PID); m.pids[r.PPID] && len(m.pids) < maxThreads {
+			adrift := m.Adrift(r.PPID)
+			delete(m.pids, r.PID)
+			delete(m.others, r.PID)
+			if m.pids[r.PPID] && len(m.pids) < maxThreads {
 				m.pids[r.PID] = true
+			} else if !adrift {
+				m.exclude(r.PID)
 			}
 		}
+	case RecordLost:
+		m.lossy = m.lossy || r.Lost > 0
+		return true
 	case RecordExit, RecordRead:
 	case RecordMmap, RecordMmap2:
 		if r.PID == -1 { // the kernel's

@@ -1,6 +1,9 @@
 package source
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 // TestMembers: a command's process is in its tree from its execve on, what it and its children start as long as no other process has the
 // number, and nobody else.
@@ -58,5 +61,67 @@ func TestMembers(t *testing.T) {
 	var all *Tree
 	if m := all.Members(); !m.Has(1) || !m.Apply(&Record{Type: RecordComm, PID: 1}) {
 		t.Error("somebody is not in no tree")
+	}
+}
+
+// TestAdrift: after a record was lost, a process whose start nobody has seen may belong to the tree, and so may what it starts; those seen before,
+// and what these start, do not.
+func TestAdrift(t *testing.T) {
+	m := NewTree([]int32{10}).Members()
+	check := func(when string, want ...int32) {
+		t.Helper()
+		for pid := int32(0); pid < 60; pid++ {
+			if has := m.Adrift(pid); m.lossy && has != slices.Contains(want, pid) {
+				t.Errorf("%s: process %d: adrift is %v", when, pid, has)
+			}
+		}
+	}
+	m.Adrift(1) // a sample
+	m.Apply(&Record{Type: RecordFork, PID: 20, PPID: 10})
+	m.Apply(&Record{Type: RecordFork, PID: 30, PPID: 1})
+	m.Apply(&Record{Type: RecordLost, Lost: 0})
+	if m.Adrift(2) {
+		t.Error("nothing was lost")
+	}
+	m.Apply(&Record{Type: RecordLost, Lost: 1}) // 21, which 20 started
+	m.Apply(&Record{Type: RecordFork, PID: 22, PPID: 21})
+	m.Apply(&Record{Type: RecordFork, PID: 31, PPID: 30})
+	m.Apply(&Record{Type: RecordFork, PID: 23, PPID: 20})
+	var want []int32
+	for pid := int32(3); pid < 60; pid++ {
+		if !slices.Contains([]int32{10, 20, 30, 31, 23}, pid) {
+			want = append(want, pid)
+		}
+	}
+	check("after a loss", want...)
+	m.Apply(&Record{Type: RecordFork, PID: 22, PPID: 30}) // its number again
+	check("a number that is used again", slices.DeleteFunc(want, func(pid int32) bool { return pid == 22 })...)
+	var all *Members
+	if all.Adrift(1) {
+		t.Error("adrift of no tree")
+	}
+}
+
+// A treeStream has the records of a command among those of all processes.
+type treeStream struct {
+	*fakeStream
+	tree *Tree
+}
+
+func (s treeStream) Tree() *Tree { return s.tree }
+
+// TestAdriftCounted: samples that a lost FORK leaves out are counted.
+func TestAdriftCounted(t *testing.T) {
+	s := treeStream{newFake(), NewTree([]int32{10})}
+	for i, pid := range []uint32{10, 11} {
+		s.records = append(s.records, sampleRecord(pid, pid, uint64(i+1), ContextUser, 1))
+	}
+	s.add(&Record{Type: RecordLost, PID: 10, TID: 10, Time: 3, Lost: 1})
+	for i, pid := range []uint32{10, 11, 12, 12, 13} {
+		s.records = append(s.records, sampleRecord(pid, pid, uint64(i+4), ContextUser, 1))
+	}
+	st, err := Run(t.Context(), s, Options{})
+	if err != nil || st.Samples != 2 || st.Adrift != 3 || st.Lost != 1 {
+		t.Errorf("%d samples, %d adrift, %d lost (%v), want 2, 3 and 1", st.Samples, st.Adrift, st.Lost, err)
 	}
 }
