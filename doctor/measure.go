@@ -24,6 +24,7 @@ func Measure(ctx context.Context) (*Measurement, error) {
 		m.Note = fmt.Sprintf("the kernel does not measure BPF programs (%v): as root, sysctl kernel.bpf_stats_enabled=1", err)
 	}
 	mods := modules.New()
+	defer mods.Close()
 	p := record.Plan{Source: record.EBPF}
 	p.All, p.Duration = true, time.Second
 	l, err := p.Open(ctx, mods)

@@ -97,6 +97,7 @@ func ways(o *Options, needs []Finding) []Finding {
 
 	names := Finding{Name: "kernel-names", What: "names of kernel functions"}
 	r := symbol.New(symbol.Options{})
+	defer r.Close()
 	if _, _, names.OK = r.KernelText(); !names.OK {
 		names.Reason = r.KernelNote()
 		names.Change = "sudo sysctl kernel.kptr_restrict=0 kernel.perf_event_paranoid=1"
@@ -107,7 +108,9 @@ func ways(o *Options, needs []Finding) []Finding {
 		run.OK, run.Reason, run.Change = false, reason, "make install-runtime"
 	}
 	cache := Finding{Name: "cache", What: "compiled tables are kept in the cache", OK: true}
-	if err := modules.New().CacheErr(); err != nil {
+	mods := modules.New()
+	defer mods.Close()
+	if err := mods.CacheErr(); err != nil {
 		cache.OK, cache.Reason, cache.Change = false, err.Error(), "set UNSPOOL_CACHE to a directory of your own"
 	}
 	return append(list, names, run, cache)

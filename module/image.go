@@ -17,6 +17,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -95,16 +96,20 @@ type Section struct {
 type Image struct {
 	name    string
 	b       []byte
-	unmap   func() error
-	order   binary.ByteOrder
-	is64    bool
-	typ     elf.Type
-	machine *arch.Machine
-	entry   arch.Vaddr
-	segs    []Segment
-	secs    []Section
-	secsErr error
-	load    []Segment // those that are Loaded and have bytes in the file
+	unmap   func() error // nil: it is in memory
+	holders atomic.Int32 // of the mapping: who opened it is one until Close
+	closed  atomic.Bool
+
+	inflated atomic.Int64
+	order    binary.ByteOrder
+	is64     bool
+	typ      elf.Type
+	machine  *arch.Machine
+	entry    arch.Vaddr
+	segs     []Segment
+	secs     []Section
+	secsErr  error
+	load     []Segment // those that are Loaded and have bytes in the file
 
 	buildID func() []byte
 	hash    func() string
@@ -192,6 +197,7 @@ func Map(f *os.File) (*Image, error) {
 	if err := unix.Fstat(int(f.Fd()), &img.file.Stat_t); err != nil {
 		img.file = nil
 	}
+	img.holders.Store(1)
 	img.unmap = func() error { return unix.Munmap(b) }
 	return img, nil
 }
@@ -245,20 +251,55 @@ func (img *Image) bytes(off, n uint64) ([]byte, bool) {
 	return img.b[off : off+n : off+n], true
 }
 
-// Close unmaps the file. No result of the image's methods may be used afterwards.
+// Close unmaps the file, once nobody holds it. No result of the image's methods may be used afterwards, but by who holds it.
 func (img *Image) Close() error {
-	if img.unmap == nil {
+	if img.unmap == nil || img.closed.Swap(true) {
 		return nil
 	}
-	u := img.unmap
-	img.unmap, img.b = nil, nil
+	return img.Release()
+}
+
+// imageCost is about what an open image takes beside its file, in bytes.
+const imageCost = 16 << 10
+
+// cost is what the image takes of a Budget.
+func (img *Image) cost() int64 {
+	n := int64(len(img.b))
+	return imageCost + min(n, smallFile) + max(0, n-smallFile)/4
+}
+
+// Inflated returns how many bytes the image's compressed sections take that were expanded.
+func (img *Image) Inflated() int64 { return img.inflated.Load() }
+
+// Hold keeps the file mapped until Release, whoever closes the image meanwhile. It returns false if the file is not mapped any more.
+func (img *Image) Hold() bool {
+	if img.unmap == nil {
+		return true
+	}
+	for {
+		n := img.holders.Load()
+		if n == 0 {
+			return false
+		}
+		if img.holders.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// Release ends one Hold. The last one unmaps the file.
+func (img *Image) Release() error {
+	if img.unmap == nil || img.holders.Add(-1) > 0 {
+		return nil
+	}
+	img.b = nil
 	img.mu.Lock()
 	defer img.mu.Unlock()
 	for k, x := range img.inflate {
 		inflating.Add(-int64(cap(x.b)))
 		delete(img.inflate, k)
 	}
-	return u()
+	return img.unmap()
 }
 
 func (img *Image) Name() string            { return img.name }

@@ -30,9 +30,12 @@ type Locator struct {
 	// DebugDirs are directories of separate debug files: .build-id/xx/yyyy.debug. nil stands for DebugDir alone.
 	DebugDirs []string
 
+	// Memory bounds what is kept of files, by whoever uses the Locator. Files that are too much are closed, and opened again when they are wanted.
+	Memory Budget
+
 	mu    sync.Mutex
-	open  map[located]found
-	debug map[string]*Image // by build ID
+	open  map[located]*found
+	debug map[string]*found // by build ID
 }
 
 // DebugDir is where distributions put debug files.
@@ -52,9 +55,13 @@ type located struct {
 	now           string // without a build ID: which file lies at the path
 }
 
+// A found is an open file. The Locator holds it while it is listed.
 type found struct {
-	img *Image
-	in  int
+	img    *Image
+	in     int
+	share  *Share
+	listed bool
+	gone   bool // it is listed no more
 }
 
 // A ReplacedError says that the file at a path is not the recorded file.
@@ -72,8 +79,7 @@ func (e *ReplacedError) Error() string {
 }
 
 // Find returns the image of the file that is mapped under the name path. buildID is the recorded build ID, in hex; "" if unknown; or Another.
-// A file with another build ID is refused. pid is a process that maps the file; 0 is none. The image is the Locator's: it stays open until
-// Close.
+// A file with another build ID is refused. pid is a process that maps the file; 0 is none. The caller releases the image.
 //
 // in is the process in whose root directory the file was found, because no path of this machine leads to it: a file in a container, or a
 // deleted file. It is 0 for all other files. A mapping without a file, such as code that a program wrote, has no image and no error. If no
@@ -86,39 +92,77 @@ func (l *Locator) Find(path, buildID string, pid int) (img *Image, in int, err e
 			key.now = fmt.Sprint(st.Dev, st.Ino, st.Mtim)
 		}
 	}
-	l.mu.Lock()
-	f, ok := l.open[key]
-	l.mu.Unlock()
-	if ok {
+	f := hold(l, &l.open, key)
+	if f != nil {
 		return f.img, f.in, nil
 	}
 	img, in, err = l.find(path, buildID, pid)
 	if img == nil {
 		return nil, 0, err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if f, ok := l.open[key]; ok { // somebody was faster
-		img.Close()
-		return f.img, f.in, nil
-	}
-	if l.open == nil {
-		l.open = map[located]found{}
-	}
-	l.open[key] = found{img, in}
-	return img, in, nil
+	f = keep(l, &l.open, key, &found{img: img, in: in})
+	return f.img, f.in, nil
 }
 
-// Debug returns the separate debug file with a build ID, in hex; nil if there is none. The image is the Locator's: it stays open until Close.
+// hold returns a file that is open, held for the caller; nil if it is not.
+func hold[K comparable](l *Locator, open *map[K]*found, key K) *found {
+	l.mu.Lock()
+	f := (*open)[key]
+	if f != nil {
+		f.img.Hold()
+	}
+	l.mu.Unlock()
+	if f != nil {
+		f.share.Touch()
+	}
+	return f
+}
+
+// keep keeps a file that was just opened, until Close or until it is too much for the budget, and returns it, held for the caller. Where somebody was
+// faster, it is theirs.
+func keep[K comparable](l *Locator, open *map[K]*found, key K, f *found) *found {
+	f.img.Hold()
+	f.share = l.Memory.Add(f.img.cost(), func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if !f.listed {
+			return f.gone
+		}
+		delete(*open, key)
+		f.close()
+		return true
+	})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if faster := (*open)[key]; faster != nil {
+		f.gone = true
+		f.share.Remove()
+		f.img.Release()
+		f.img.Close()
+		faster.img.Hold()
+		return faster
+	}
+	if *open == nil {
+		*open = map[K]*found{}
+	}
+	(*open)[key], f.listed = f, true
+	return f
+}
+
+// close gives up the Locator's image. The Locator is locked.
+func (f *found) close() error {
+	f.listed, f.gone = false, true
+	return f.img.Close()
+}
+
+// Debug returns the separate debug file with a build ID, in hex; nil if there is none. The caller releases the image.
 // An error says what is wrong with an existing file, even if another place had the right one.
 func (l *Locator) Debug(buildID string) (img *Image, err error) {
 	if _, bad := hex.DecodeString(buildID); bad != nil || len(buildID) < 4 {
 		return nil, nil
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if img := l.debug[buildID]; img != nil {
-		return img, nil
+	if f := hold(l, &l.debug, buildID); f != nil {
+		return f.img, nil
 	}
 	var names []string
 	for _, dir := range l.DebugRoots() {
@@ -131,14 +175,10 @@ func (l *Locator) Debug(buildID string) (img *Image, err error) {
 		img, oerr := Open(name)
 		if oerr == nil {
 			if oerr = Guard(func() error { return HasBuildID(img, buildID) }); oerr == nil {
-				if l.debug == nil {
-					l.debug = map[string]*Image{}
-				}
 				if img.file != nil && i >= len(l.DebugRoots()) {
 					img.file.Private = false // see Dirs
 				}
-				l.debug[buildID] = img
-				return img, err
+				return keep(l, &l.debug, buildID, &found{img: img}).img, err
 			}
 			img.Close()
 		}
@@ -157,18 +197,19 @@ func HasBuildID(img *Image, buildID string) error {
 	return nil
 }
 
-// Close unmaps all files that were found.
+// Close unmaps all files that were found, once nobody holds them.
 func (l *Locator) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var errs []error
 	for _, f := range l.open {
-		errs = append(errs, f.img.Close())
+		errs = append(errs, f.close())
 	}
-	for _, img := range l.debug {
-		errs = append(errs, img.Close())
+	for _, f := range l.debug {
+		errs = append(errs, f.close())
 	}
 	l.open, l.debug = nil, nil
+	l.Memory.forget()
 	return errors.Join(errs...)
 }
 

@@ -142,8 +142,14 @@ func TestLocate(t *testing.T) {
 				t.Errorf("%s: opened more than once", c.what)
 			}
 		}
-		if err := l.Close(); err != nil || img.unmap != nil {
-			t.Errorf("%s: still mapped; %v", c.what, err)
+		if err := l.Close(); err != nil || img.holders.Load() != 9 || len(img.Bytes()) == 0 {
+			t.Errorf("%s: not mapped although it is held; %v", c.what, err)
+		}
+		for range 9 {
+			img.Release()
+		}
+		if img.b != nil || img.Hold() {
+			t.Errorf("%s: still mapped", c.what)
 		}
 	}
 

@@ -127,5 +127,6 @@ func (img *Image) decompress(s *Section, b []byte, old bool) ([]byte, error) {
 		return bad(ErrMalformed, "after %d bytes: %v", size, err)
 	}
 	kept = img.file != nil // until Close
+	img.inflated.Add(int64(size))
 	return out, nil
 }

@@ -6,10 +6,14 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
+	"unsafe"
+	"weak"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/emit/native"
@@ -29,9 +33,18 @@ type Set struct {
 	opened error // why the store keeps nothing on disk
 	kind   kind
 
-	mu   sync.Mutex
-	mods map[[2]string]*unwind.Module
+	mu    sync.Mutex
+	mods  map[[2]string]weak.Pointer[unwind.Module] // those that somebody has
+	sweep int                                       // how many may be known before those are forgotten that nobody has
+	errs  []error                                   // of modules, each once
+	said  map[string]bool                           // their texts
 }
+
+// Bounds: from how many modules on those are forgotten that nobody has, and how many errors are kept.
+const (
+	minSweep = 1 << 10
+	maxErrs  = 1 << 10
+)
 
 // A kind says what finds and applies rules.
 type kind uint8
@@ -77,7 +90,7 @@ func Native() *Set {
 func Interpreted() *Set { return newSet(&Set{kind: interpreted}) }
 
 func newSet(s *Set) *Set {
-	s.mods, s.Files = map[[2]string]*unwind.Module{}, &module.Locator{}
+	s.mods, s.said, s.Files = map[[2]string]weak.Pointer[unwind.Module]{}, map[string]bool{}, &module.Locator{}
 	return s
 }
 
@@ -97,11 +110,11 @@ func (s *Set) CacheDir() string {
 	return s.store.Dir()
 }
 
-// Close releases the files and the tables of all modules that the Set made, which nobody may use any more. The Set may be used again.
+// Close releases the files and the machine code of all modules that the Set made, which nobody may use any more. The Set may be used again.
 func (s *Set) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.mods = map[[2]string]*unwind.Module{}
+	clear(s.mods)
 	err := s.Files.Close()
 	if s.store != nil {
 		err = errors.Join(err, s.store.Close())
@@ -121,10 +134,15 @@ func (s *Set) Module(path, buildID string) *unwind.Module {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	m := s.mods[key]
+	m := s.mods[key].Value()
 	if m == nil {
-		m = unwind.NewModule(path, buildID, s.load)
-		s.mods[key] = m
+		if len(s.mods) >= max(s.sweep, minSweep) {
+			maps.DeleteFunc(s.mods, func(_ [2]string, m weak.Pointer[unwind.Module]) bool { return m.Value() == nil })
+			s.sweep = 2 * len(s.mods)
+		}
+		var was *module.File
+		m = unwind.NewModule(path, buildID, func(m *unwind.Module) *unwind.Code { return s.load(m, &was) })
+		s.mods[key] = weak.Make(m)
 	}
 	return m
 }
@@ -158,27 +176,48 @@ func (s *Set) Kept(head *module.Image) *unwind.Module {
 	})
 }
 
-// Errors returns the errors of the modules loaded so far.
-func (s *Set) Errors() (errs []error) {
+// Errors returns the errors of the modules loaded so far, each once.
+func (s *Set) Errors() []error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, m := range s.mods {
-		if c := m.Loaded(); c != nil && c.Err != nil {
-			errs = append(errs, c.Err)
-		}
-	}
-	return errs
+	return slices.Clone(s.errs)
 }
 
-// load reads a module's code. It is called once for each module that a stack leads to.
-func (s *Set) load(m *unwind.Module) (c *unwind.Code) {
-	if err := module.Guard(func() error { c = s.read(m); return nil }); err != nil {
-		return &unwind.Code{Err: fmt.Errorf("%s: %w", m.Path, err)}
+func (s *Set) failed(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if text := err.Error(); !s.said[text] && len(s.errs) < maxErrs {
+		s.said[text], s.errs = true, append(s.errs, err)
 	}
+}
+
+// codeCost is about what a module's code takes beside its table, in bytes.
+const codeCost = 8 << 10
+
+// load reads a module's code, when a stack leads there, and again when that was too much for the budget and a stack leads there again. was is the
+// file that was read.
+func (s *Set) load(m *unwind.Module, was **module.File) (c *unwind.Code) {
+	if err := module.Guard(func() error { c = s.read(m, was); return nil }); err != nil {
+		c = &unwind.Code{Err: fmt.Errorf("%s: %w", m.Path, err)}
+	}
+	if c == nil {
+		return nil
+	}
+	if c.Err != nil {
+		s.failed(c.Err)
+	}
+	size := int64(codeCost)
+	switch st := c.Stepper.(type) {
+	case interface{ Bytes() []byte }:
+		size += int64(len(st.Bytes()))
+	case rows.Interp:
+		size += int64(len(st.Table.Rows)) * int64(unsafe.Sizeof(rows.Row{}))
+	}
+	s.Files.Memory.Add(size, func() bool { return m.Unload(c) })
 	return c
 }
 
-func (s *Set) read(m *unwind.Module) *unwind.Code {
+func (s *Set) read(m *unwind.Module, was **module.File) *unwind.Code {
 	img, _, err := s.Files.Find(m.Path, m.BuildID, int(m.Process()))
 	if err != nil {
 		return &unwind.Code{Err: err}
@@ -186,7 +225,43 @@ func (s *Set) read(m *unwind.Module) *unwind.Code {
 	if img == nil {
 		return nil
 	}
-	return s.code(m.Path, img)
+	defer img.Release()
+	if !sameFile(m, *was, img.File()) {
+		return &unwind.Code{Err: fmt.Errorf("%s: the file has changed", m.Path)}
+	}
+	file := img.File()
+	*was = file
+	c := s.code(m.Path, img)
+	c.Text = func(v arch.Vaddr, to []byte) (n int) {
+		img := img
+		if !img.Hold() {
+			again, _, err := s.Files.Find(m.Path, m.BuildID, int(m.Process()))
+			if again == nil || err != nil {
+				return 0
+			}
+			img = again
+		}
+		defer img.Release()
+		if sameFile(m, file, img.File()) {
+			n = textOf(img, v, to)
+		}
+		return n
+	}
+	return c
+}
+
+// sameFile says whether a file that was opened again is the one that was read before, nil for none: where nobody knows a build ID.
+func sameFile(m *unwind.Module, was, is *module.File) bool {
+	if was == nil || is == nil || m.BuildID != "" && m.BuildID != module.Another {
+		return true
+	}
+	return was.Dev == is.Dev && was.Ino == is.Ino && was.Size == is.Size && was.Mtim == is.Mtim
+}
+
+// textOf copies code from v on.
+func textOf(img *module.Image, v arch.Vaddr, to []byte) (n int) {
+	_ = module.Guard(func() error { n = copy(to, img.Tail(v)); return nil })
+	return n
 }
 
 // code returns the walkable code of an image.
@@ -207,10 +282,7 @@ func (s *Set) code(path string, img *module.Image) *unwind.Code {
 
 // codeOf returns the code of an image that a stepper walks; nil is none.
 func codeOf(img *module.Image, st rows.Stepper) *unwind.Code {
-	c := &unwind.Code{Machine: img.Machine(), Vaddr: img.OffToVaddr, Stepper: st, Text: func(v arch.Vaddr, to []byte) (n int) {
-		_ = module.Guard(func() error { n = copy(to, img.Tail(v)); return nil })
-		return n
-	}}
+	c := &unwind.Code{Machine: img.Machine(), Vaddr: img.OffToVaddr, Stepper: st, Text: func(v arch.Vaddr, to []byte) int { return textOf(img, v, to) }}
 	for _, x := range img.Segments() {
 		if x.Kind == module.Loaded && x.Perm&module.Exec != 0 && x.Size > 0 {
 			c.Segments = append(c.Segments, unwind.Segment{Off: x.Off, Size: x.Size, Vaddr: x.Vaddr})

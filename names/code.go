@@ -11,37 +11,85 @@ import (
 	"github.com/unspool/unspool/unwind"
 )
 
-// framesOf returns the unwind information of a module; nil if it has none.
-func (n *Namer) framesOf(m *unwind.Module) *format.Unwind {
+// framesOf returns the unwind information of a module, and what releases it; nil if it has none.
+func (n *Namer) framesOf(m *unwind.Module) (f *format.Unwind, release func()) {
 	img := n.images[m]
-	if img == nil {
-		img, _, _ = n.files.Find(m.Path, m.BuildID, int(m.Process()))
+	if img != nil {
+		if !img.Hold() {
+			return nil, func() {}
+		}
+	} else if img, _, _ = n.files.Find(m.Path, m.BuildID, int(m.Process())); img == nil {
+		return nil, func() {}
 	}
-	return n.framesIn(img)
+	return n.framesIn(img), func() { img.Release() }
 }
 
-// framesIn returns the unwind information of an image; nil if there is none.
+// An unwound is the unwind information of an image, which it holds.
+type unwound struct {
+	open  func() *format.Unwind
+	share *module.Share // nil: just made
+}
+
+// unwoundCost is about what an unwound takes beside what it has for each entry of .eh_frame, in bytes.
+const unwoundCost = 16 << 10
+
+// framesIn returns the unwind information of an image that the caller holds; nil if there is none.
 func (n *Namer) framesIn(img *module.Image) *format.Unwind {
 	if img == nil {
 		return nil
 	}
 	n.mu.Lock()
-	f := n.frames[img]
-	if f == nil {
-		f = sync.OnceValue(func() *format.Unwind {
-			f, _ := format.Open(img)
-			return f
-		})
-		n.frames[img] = f
+	u := n.frames[img]
+	if u != nil {
+		share := u.share
+		n.mu.Unlock()
+		if share != nil {
+			share.Touch()
+		}
+		return u.open()
 	}
+	u = &unwound{open: sync.OnceValue(func() *format.Unwind {
+		f, _ := format.Open(img)
+		return f
+	})}
+	img.Hold()
+	n.frames[img] = u
 	n.mu.Unlock()
-	return f()
+	size := int64(unwoundCost)
+	if s := img.Section(".eh_frame"); s != nil {
+		size += min(int64(s.Size), img.Reach())
+	}
+	share := n.files.Memory.Add(size, func() bool {
+		n.mu.Lock()
+		mine := n.frames[img] == u
+		if mine {
+			delete(n.frames, img)
+		}
+		n.mu.Unlock()
+		if mine {
+			img.Release()
+		}
+		return true
+	})
+	n.mu.Lock()
+	u.share = share
+	n.mu.Unlock()
+	return u.open()
 }
 
 // Open returns the file of a profile's module; nil without an error for a module without a file. The file has the recorded build ID, or none.
-// Options.Mods, or else this Namer, keeps it open.
+// It stays open until Close.
 func (n *Namer) Open(m *profile.Module) (*module.Image, error) {
 	img, _, err := n.files.Find(m.Path, m.BuildID, 0)
+	if img == nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.opened[img] {
+		img.Release()
+	}
+	n.opened[img] = true
 	return img, err
 }
 

@@ -36,6 +36,7 @@ const (
 	maxKeptPlaces = 1 << 17   // of a module
 	maxKeptFile   = 64 << 20  // bytes
 	maxKeptFiles  = 256 << 20 // bytes of all files in the cache; those go first that were not used for longest
+	maxRecalled   = 1 << 8    // modules whose kept names are remembered
 	keptPrefix    = "names-"
 	keptMagic     = "unspnam1"
 )
@@ -175,7 +176,7 @@ func (n *Namer) recall(m *unwind.Module, offs []uint64, names []profile.Name) {
 				old = loadKept(filepath.Join(n.cache, name))
 			}
 		}
-		if n.recalled == nil {
+		if n.recalled == nil || len(n.recalled) >= maxRecalled {
 			n.recalled = map[*unwind.Module]*keptModule{}
 		}
 		n.recalled[m] = old

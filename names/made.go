@@ -56,6 +56,9 @@ func (c *made) name(pid int32, addrs []uint64, names []profile.Name) {
 	c.mu.Lock()
 	code := c.code[pid]
 	if code == nil {
+		if len(c.code) >= maxProcesses {
+			clear(c.code) // it is read again when it is wanted
+		}
 		code = jit.Open(int(pid), c.dumps[pid])
 		c.code[pid] = code
 	}

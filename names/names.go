@@ -64,7 +64,8 @@ type Namer struct {
 	images  map[*unwind.Module]*module.Image // modules that are no file of this machine
 
 	mu     sync.Mutex
-	frames map[*module.Image]func() *format.Unwind
+	frames map[*module.Image]*unwound
+	opened map[*module.Image]bool // by Open
 
 	kept     map[*unwind.Module]*keptModule // what was found, to be kept; nil: nothing is
 	inside   map[string]*keptModule         // what the recording brought; set before the first use
@@ -73,7 +74,7 @@ type Namer struct {
 
 // New returns a Namer. It reads DEBUGINFOD_URLS and its companions (package symbol/debuginfod) from the environment.
 func New(o Options) *Namer {
-	n := &Namer{mods: o.Mods, labels: newLabels(), images: map[*unwind.Module]*module.Image{}, frames: map[*module.Image]func() *format.Unwind{}, made: newMade()}
+	n := &Namer{mods: o.Mods, labels: newLabels(), images: map[*unwind.Module]*module.Image{}, frames: map[*module.Image]*unwound{}, opened: map[*module.Image]bool{}, made: newMade()}
 	opt := symbol.Options{Files: &module.Locator{}, KernelID: o.KernelID, KernelRelease: o.KernelRelease, Recorded: o.Recorded, RecordedBy: o.RecordedBy}
 	if o.Mods != nil {
 		n.cache = o.Mods.CacheDir()
@@ -112,6 +113,17 @@ func fetchUntilStopped(from *debuginfod.Client, download func() (context.Context
 // Close unmaps the files with names, except those of Mods. Names given before stay valid. The Namer must not be used afterwards.
 func (n *Namer) Close() error {
 	err := n.symbols.Close()
+	n.mu.Lock()
+	for img, u := range n.frames {
+		u.share.Remove()
+		img.Release()
+	}
+	for img := range n.opened {
+		img.Release()
+	}
+	clear(n.frames)
+	clear(n.opened)
+	n.mu.Unlock()
 	if n.own {
 		err = errors.Join(err, n.files.Close())
 	}
@@ -193,11 +205,19 @@ func (n *Namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 	}
 	// The rest is nameless whatever becomes of the file.
 	_ = module.Guard(func() error {
+		var f *format.Unwind
+		looked := false
 		for i := range names {
 			if names[i].Func != "" {
 				continue
 			}
-			if f := n.framesOf(m); f != nil {
+			if !looked {
+				var release func()
+				f, release = n.framesOf(m)
+				defer release()
+				looked = true
+			}
+			if f != nil {
 				if start, _, ok := f.Bounds(addrs[i]); ok {
 					names[i].Start = offs[i] - uint64(addrs[i]-start)
 				}

@@ -12,8 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format"
@@ -104,36 +102,26 @@ func (s *Store) remember(link, name string) {
 	}
 }
 
-// load maps a table. It returns nil without an error where there is none.
+// maxFile bounds a table's file, in bytes.
+const maxFile = 1 << 40
+
+// load reads a table. It returns nil without an error where there is none.
 func (s *Store) load(name string) (*compact.Table, error) {
 	path := filepath.Join(s.dir, name)
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	b, err := kept.Read(path, maxFile)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		}
 		return nil, err
 	}
-	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, err
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size < trailerSize || st.Size > 1<<40 {
+	if len(b) < trailerSize {
 		return nil, fmt.Errorf("%s is no table", path)
-	}
-	b, err := unix.Mmap(fd, 0, int(st.Size), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_POPULATE)
-	if err != nil {
-		return nil, err
 	}
 	t, err := open(b, name)
 	if err != nil {
-		unix.Munmap(b)
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	s.mapsMu.Lock()
-	s.maps = append(s.maps, b)
-	s.mapsMu.Unlock()
 	return t, nil
 }
 
@@ -213,6 +201,6 @@ func seal(table []byte, name string) []byte {
 
 // save writes a file, so that others see all of it or nothing. The first time, it removes what killed processes left of theirs.
 func (s *Store) save(name string, b []byte) error {
-	s.swept.Do(func() { kept.Sweep(s.dir) })
+	s.cleaned.Do(func() { kept.Sweep(s.dir) })
 	return kept.Save(filepath.Join(s.dir, name), b)
 }

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -51,6 +52,7 @@ func TestKeepsNative(t *testing.T) {
 		t.Errorf("the file has mode %v, want 0600", first.Mode())
 	}
 	getNative(t, s, walking, Memory)
+	defer runtime.KeepAlive(built)
 	again := open2(t, dir)
 	mapped := getNative(t, again, walking, Disk)
 	if now := stat(t, path); !os.SameFile(first, now) || !first.ModTime().Equal(now.ModTime()) {
@@ -161,7 +163,8 @@ func TestRefusesNative(t *testing.T) {
 func TestUnkeptNative(t *testing.T) {
 	unkept := func(t *testing.T, s *Store, cause error) {
 		t.Helper()
-		getNative(t, s, walking, Built)
+		had := getNative(t, s, walking, Built)
+		defer runtime.KeepAlive(had)
 		if want := (Stats{Built: 1, Unkept: 1}); s.Stats() != want || !errors.Is(s.Err(), cause) {
 			t.Errorf("%+v, %v; want %+v, %v", s.Stats(), s.Err(), want, cause)
 		}
@@ -176,8 +179,9 @@ func TestUnkeptNative(t *testing.T) {
 		if err == nil {
 			t.Error("a directory that all may write to is taken")
 		}
-		getNative(t, s, walking, Built)
+		had := getNative(t, s, walking, Built)
 		getNative(t, s, walking, Memory)
+		runtime.KeepAlive(had)
 		if list, _ := os.ReadDir(dir); len(list) != 0 {
 			t.Errorf("it holds %v", list)
 		}

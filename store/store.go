@@ -3,18 +3,19 @@
 // A file's name has the module's build ID, or a hash of its headers if it has none. The name also has a hash of the unwind information in the
 // module, because anybody can make a file with libc's build ID. For modules that only root and this user can change, a symbolic link named
 // after device, inode, size and times remembers the hash. A table's file is the table, as package compact lays it out, and a trailer with the
-// name. Machine code is an eh_elf file, as package native writes it. Both are mapped, not read. A damaged file, or a damaged cache, costs only
+// name. Machine code is an eh_elf file, as package native writes it. A table is read, so that the garbage
+// collector frees it, and code is mapped. A damaged file, or a damaged cache, costs only
 // the time to build the table again.
 package store
 
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"sync"
 	"sync/atomic"
-
-	"golang.org/x/sys/unix"
+	"weak"
 
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/native"
@@ -29,7 +30,7 @@ type Origin uint8
 const (
 	None   Origin = iota // the module has no unwind information
 	Memory               // this process had it
-	Disk                 // mapped from the cache
+	Disk                 // found in the cache
 	Built                // made of the module's unwind information
 )
 
@@ -50,25 +51,25 @@ type Store struct {
 	dir string
 
 	mu      sync.Mutex
-	tables  map[string]*entry[*compact.Table]
-	natives map[string]*entry[*native.Code]
+	tables  map[string]*entry[compact.Table]
+	natives map[string]*entry[native.Code]
 
 	files []os.DirEntry             // what was in dir when Kept was called first
 	gone  map[string]*compact.Table // what Kept has found, by build ID; nil before
 
-	mapsMu sync.Mutex
-	maps   [][]byte // files of tables, until Close
-
-	swept sync.Once
+	sweep   int       // how many entries there may be before those are forgotten that nobody has
+	cleaned sync.Once // of what killed processes left
 
 	mapped, built, rejected, unkept atomic.Int64
 	fault                           atomic.Pointer[error]
 }
 
-// An entry is what one module was compiled to, being made or ready.
+// An entry is what one module was compiled to, being made or ready. It stays while somebody has it.
 type entry[T any] struct {
 	ready sync.Once
-	made  T
+	done  atomic.Bool // what follows is set
+	made  weak.Pointer[T]
+	some  bool // there was something
 	from  Origin
 	err   error
 }
@@ -76,22 +77,19 @@ type entry[T any] struct {
 // Dir returns the directory on disk, which is this user's alone; "" if nothing is kept.
 func (s *Store) Dir() string { return s.dir }
 
-// Close releases the memory of all that the Store gave out, which nobody may use any more. The Store may be used again.
+// Close forgets all that the Store gave out, and releases machine code, which nobody may use any more. The Store may be used again.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.mapsMu.Lock()
-	defer s.mapsMu.Unlock()
 	var errs []error
-	for _, b := range s.maps {
-		errs = append(errs, unix.Munmap(b))
-	}
 	for _, e := range s.natives {
-		if e.made != nil {
-			errs = append(errs, e.made.Close())
+		if e.done.Load() {
+			if c := e.made.Value(); c != nil {
+				errs = append(errs, c.Close())
+			}
 		}
 	}
-	s.maps, s.tables, s.natives, s.files, s.gone = nil, nil, nil, nil, nil
+	s.tables, s.natives, s.files, s.gone = nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -108,11 +106,11 @@ func (s *Store) Err() error {
 	return nil
 }
 
-// Table returns the table of an image, nil for an image without unwind information. It stays valid when the image
-// is closed, until the Store is. An error with a table says that some of the information is damaged and not in it: a table
+// Table returns the table of an image, nil for an image without unwind information. It stays valid when the image and the Store
+// are closed: it is the garbage collector that frees it, so nobody can free it while a stack is walked. An error with a table says that some of the information is damaged and not in it: a table
 // from disk does not remember.
 func (s *Store) Table(img *module.Image) (*compact.Table, Origin, error) {
-	return obtain(s, &s.tables, img, fmt.Sprint(compact.Version), recipe[*compact.Table]{
+	return obtain(s, &s.tables, img, fmt.Sprint(compact.Version), recipe[compact.Table]{
 		load: s.load,
 		make: Build,
 		pack: seal,
@@ -132,7 +130,7 @@ func oldVersions() (old []string) {
 func (s *Store) Native(img *module.Image, o native.Options) (*native.Code, Origin, error) {
 	o.ID = img.ID()
 	suffix := fmt.Sprintf("%v-%v.%d.eh_elf.so", o.Layout, o.Deref, native.Version)
-	return obtain(s, &s.natives, img, suffix, recipe[*native.Code]{
+	return obtain(s, &s.natives, img, suffix, recipe[native.Code]{
 		load: func(name string) (*native.Code, error) { return s.loadNative(name, o) },
 		make: func(f *format.Unwind) ([]byte, *native.Code, error) { return BuildNative(f, o) },
 		pack: func(b []byte, _ string) []byte { return b },
@@ -140,73 +138,101 @@ func (s *Store) Native(img *module.Image, o native.Options) (*native.Code, Origi
 }
 
 // A recipe says how something compiled is found on disk and made.
-type recipe[T comparable] struct {
-	load func(name string) (T, error)
-	make func(*format.Unwind) ([]byte, T, error)
+type recipe[T any] struct {
+	load func(name string) (*T, error)
+	make func(*format.Unwind) ([]byte, *T, error)
 	pack func(b []byte, name string) []byte // what is written
 	old  []string                           // endings that the names had in earlier versions
 }
 
 // obtain returns what an image was compiled to: by this process, on disk, or now.
-func obtain[T comparable](s *Store, all *map[string]*entry[T], img *module.Image, suffix string, k recipe[T]) (T, Origin, error) {
+func obtain[T any](s *Store, all *map[string]*entry[T], img *module.Image, suffix string, how recipe[T]) (*T, Origin, error) {
 	frames, err := format.Open(img)
 	if len(frames.Sources) == 0 {
-		var none T
-		return none, None, err
+		return nil, None, err
 	}
 	name, link := s.name(img, frames, suffix)
+	for {
+		e := entryOf(s, all, name)
+		var t *T
+		from := Memory
+		e.ready.Do(func() {
+			e.err = errors.New("it could not be compiled") // unless what follows returns
+			var kept bool
+			t, kept = fill(s, e, name, frames, how)
+			e.some, e.made = t != nil, weak.Make(t)
+			e.done.Store(true)
+			if kept && e.from == Built {
+				s.replace(suffix, how.old, name, link)
+			}
+			if kept && link != "" {
+				s.remember(link, name)
+			}
+			from = e.from
+		})
+		if t == nil {
+			t = e.made.Value()
+		}
+		if t != nil || !e.some {
+			return t, from, errors.Join(err, e.err)
+		}
+		// Nobody had it any more.
+		s.mu.Lock()
+		if (*all)[name] == e {
+			delete(*all, name)
+		}
+		s.mu.Unlock()
+	}
+}
+
+// minSweep is from how many entries on those are looked for that nobody has any more.
+const minSweep = 64
+
+// entryOf returns the entry of a name, which may be new.
+func entryOf[T any](s *Store, all *map[string]*entry[T], name string) *entry[T] {
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := (*all)[name]
+	if e != nil {
+		return e
+	}
 	if *all == nil {
 		*all = map[string]*entry[T]{}
 	}
-	e := (*all)[name]
-	if e == nil {
-		e = &entry[T]{}
-		(*all)[name] = e
+	if n := len(*all); n >= minSweep && n >= s.sweep {
+		maps.DeleteFunc(*all, func(_ string, e *entry[T]) bool { return e.done.Load() && e.made.Value() == nil })
+		s.sweep = 2 * len(*all)
 	}
-	s.mu.Unlock()
-	from := Memory
-	e.ready.Do(func() {
-		e.err = errors.New("it could not be compiled") // unless what follows returns
-		if fill(s, e, name, frames, k) {
-			if e.from == Built {
-				s.replace(suffix, k.old, name, link)
-			}
-			if link != "" {
-				s.remember(link, name)
-			}
-		}
-		from = e.from
-	})
-	return e.made, from, errors.Join(err, e.err)
+	e = &entry[T]{}
+	(*all)[name] = e
+	return e
 }
 
 // fill gets an entry from disk, or else makes and keeps it. It says whether it is on disk.
-func fill[T comparable](s *Store, e *entry[T], name string, frames *format.Unwind, k recipe[T]) bool {
-	var none T
+func fill[T any](s *Store, e *entry[T], name string, frames *format.Unwind, how recipe[T]) (*T, bool) {
 	if s.dir != "" {
-		t, err := k.load(name)
-		if t != none {
-			e.made, e.from, e.err = t, Disk, nil
+		t, err := how.load(name)
+		if t != nil {
+			e.from, e.err = Disk, nil
 			s.mapped.Add(1)
-			return true
+			return t, true
 		}
 		if err != nil {
 			s.rejected.Add(1)
 		}
 	}
-	b, t, err := k.make(frames)
-	e.made, e.from, e.err = t, Built, err
+	b, t, err := how.make(frames)
+	e.from, e.err = Built, err
 	s.built.Add(1)
-	if t == none || s.dir == "" || frames.Indirect() { // then the name does not say all that it was made of
-		return false
+	if t == nil || s.dir == "" || frames.Indirect() { // then the name does not say all that it was made of
+		return t, false
 	}
-	if err := s.save(name, k.pack(b, name)); err != nil {
+	if err := s.save(name, how.pack(b, name)); err != nil {
 		s.unkept.Add(1)
 		s.fault.CompareAndSwap(nil, &err)
-		return false
+		return t, false
 	}
-	return true
+	return t, true
 }
 
 // read returns all rows; an error says what is damaged.

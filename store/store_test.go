@@ -8,10 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -213,8 +215,60 @@ func TestUnusable(t *testing.T) {
 		if err == nil {
 			t.Errorf("Open(%s) gave no error", dir)
 		}
-		get(t, s, Built)
+		had := get(t, s, Built)
 		get(t, s, Memory)
+		runtime.KeepAlive(had)
+	}
+}
+
+// TestLetGo: what nobody has is let go, and is on disk when it is wanted again; what somebody has stays, and is given out again.
+func TestLetGo(t *testing.T) {
+	dir := t.TempDir()
+	s := open2(t, dir)
+	get(t, s, Built)
+	collect := func() {
+		for range 3 {
+			runtime.GC()
+		}
+	}
+	collect()
+	had := get(t, s, Disk)
+	collect()
+	if get(t, s, Memory) != had {
+		t.Error("two tables of one module")
+	}
+	code := getNative(t, s, walking, Built)
+	mapped := func() (n int) {
+		b, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bytes.Count(b, []byte("r-xp"))
+	}
+	with := mapped()
+	collect()
+	if _, ok := code.Find(0); ok || mapped() != with {
+		t.Errorf("machine code that somebody has: found at 0 %v; %d mappings, and %d before", ok, mapped(), with)
+	}
+	runtime.KeepAlive(code)
+	code = nil
+	for deadline := time.Now().Add(10 * time.Second); mapped() >= with && time.Now().Before(deadline); {
+		collect() // and what unmaps it runs on a goroutine of its own
+	}
+	if now := mapped(); now >= with {
+		t.Errorf("machine code that nobody has: %d mappings, and %d before", now, with)
+	}
+	getNative(t, s, walking, Disk)
+	// Names of what is gone do not gather either.
+	for i := range 3 * minSweep {
+		e := entryOf(s, &s.tables, fmt.Sprint("module ", i))
+		e.ready.Do(func() { e.some = true; e.done.Store(true) })
+	}
+	if n := len(s.tables); n > 2*minSweep {
+		t.Errorf("%d tables that nobody has are known", n)
+	}
+	if get(t, s, Memory) != had {
+		t.Error("a table that somebody has was forgotten")
 	}
 }
 

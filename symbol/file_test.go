@@ -224,7 +224,7 @@ func TestDamaged(t *testing.T) {
 	try := func(b []byte) {
 		if img, err := module.New("damaged", b); err == nil {
 			tab := New(Options{Files: &module.Locator{DebugDirs: []string{}}}).Module("damaged", "")
-			tab.once.Do(func() { tab.find(img) })
+			tab.openAs(func() { tab.find(img) })
 			tab.Resolve([]arch.Vaddr{0, 0x1000, 0x1010, 0x1100, 0x2000, ^arch.Vaddr(0)})
 			tab.FuncRange("shown")
 		}

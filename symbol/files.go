@@ -38,7 +38,7 @@ func (t *Table) file() (*module.Image, error) {
 		return nil, nil
 	}
 	if t.pid = in; img != nil {
-		t.uses(img)
+		t.holds(img)
 	}
 	return img, err
 }
@@ -75,6 +75,14 @@ func (t *Table) mapFile(f *os.File, check func(*module.Image) error) (*module.Im
 	return img, nil
 }
 
+// holds remembers to release a file of Options.Files.
+func (t *Table) holds(img *module.Image) {
+	t.owning.Lock()
+	t.held = append(t.held, img)
+	t.owning.Unlock()
+	t.uses(img)
+}
+
 // uses remembers whether others could change a file that names come from.
 func (t *Table) uses(img *module.Image) {
 	t.owning.Lock()
@@ -86,12 +94,16 @@ func (t *Table) uses(img *module.Image) {
 func (t *Table) debugFile() *module.Image {
 	t.debugged.Do(func() {
 		id := t.buildID()
-		if t.debug = t.byID(id); t.debug == nil {
-			t.debug = t.byLink()
+		debug := t.byID(id)
+		if debug == nil {
+			debug = t.byLink()
 		}
-		if t.debug == nil && t.gosym == nil {
-			t.debug = t.fetch(id, "debuginfo")
+		if debug == nil && t.gosym == nil {
+			debug = t.fetch(id, "debuginfo")
 		}
+		t.owning.Lock()
+		t.debug = debug
+		t.owning.Unlock()
 	})
 	return t.debug
 }
@@ -113,7 +125,7 @@ func (t *Table) byID(id string) *module.Image {
 		t.setNote("%v", err)
 	}
 	if img != nil {
-		t.uses(img)
+		t.holds(img)
 	}
 	return img
 }

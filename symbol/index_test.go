@@ -39,7 +39,7 @@ func tsource(syms ...tsym) source {
 // tableOf returns a table with these sources, of no file.
 func tableOf(sources ...source) *Table {
 	t := New(Options{}).Module("test", "")
-	t.once.Do(func() { t.sources = sources })
+	t.openAs(func() { t.sources = sources })
 	return t
 }
 

@@ -20,9 +20,8 @@ type Place = debuginfo.Place
 //
 // Places come from debug information in the module's file or the separate debug file, or else from a Go program's own tables.
 func (t *Table) Places(addrs []arch.Vaddr) (out [][]Place) {
-	t.open()
-	t.life.RLock()
-	defer t.life.RUnlock()
+	t.enter()
+	defer t.leave()
 	if t.closed {
 		return make([][]Place, len(addrs))
 	}
@@ -76,6 +75,11 @@ func (t *Table) goPlaces(addrs []arch.Vaddr, out [][]Place) {
 func (t *Table) notes() (out []string) {
 	t.life.Lock() // nobody opens t.info meanwhile
 	defer t.life.Unlock()
+	return t.said()
+}
+
+// said is notes for who has locked t.life.
+func (t *Table) said() (out []string) {
 	t.owning.Lock()
 	defer t.owning.Unlock()
 	if t.there && t.note != "" {
@@ -92,7 +96,8 @@ func (t *Table) findLines() {
 	err := module.Guard(func() (err error) {
 		opt := debuginfo.Options{Open: t.linked, CacheDir: t.r.opt.CacheDir}
 		if t.img != nil {
-			if t.info, err = debuginfo.Open(t.img, opt); t.info != nil {
+			info, err := debuginfo.Open(t.img, opt)
+			if t.setInfo(info); info != nil {
 				return err
 			}
 			if t.gosym == nil {
@@ -100,13 +105,21 @@ func (t *Table) findLines() {
 			}
 		}
 		if debug := t.debugFile(); debug != nil {
-			t.info, err = debuginfo.Open(debug, opt)
+			var info *debuginfo.Info
+			info, err = debuginfo.Open(debug, opt)
+			t.setInfo(info)
 		}
 		return err
 	})
 	if err != nil {
 		t.setNote("%v", err)
 	}
+}
+
+func (t *Table) setInfo(info *debuginfo.Info) {
+	t.owning.Lock()
+	t.info = info
+	t.owning.Unlock()
 }
 
 // linked opens a file that debug information names: a .dwo or .dwp by its path, or beside the module's; an alternate file, which several

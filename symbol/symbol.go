@@ -21,6 +21,7 @@ import (
 	"slices"
 	"sync"
 	"time"
+	"weak"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
@@ -81,7 +82,9 @@ type Resolver struct {
 
 	mu         sync.Mutex
 	kernelUsed bool
-	tables     map[[2]string]*Table
+	tables     map[[2]string]weak.Pointer[Table] // those that somebody has, or that are open
+	sweep      int                               // how many may be known before those are forgotten that are neither
+	noted      []string                          // of tables that were released
 	images     map[*module.Image]*Table
 }
 
@@ -99,7 +102,7 @@ func New(opt Options) *Resolver {
 	if own {
 		opt.Files = &module.Locator{}
 	}
-	return &Resolver{opt: opt, own: own, tables: map[[2]string]*Table{}, images: map[*module.Image]*Table{}}
+	return &Resolver{opt: opt, own: own, tables: map[[2]string]weak.Pointer[Table]{}, images: map[*module.Image]*Table{}}
 }
 
 // Module returns the names of the file at path, as a process sees it. buildID is the recorded build ID, in hex, or "": a file with another
@@ -108,10 +111,14 @@ func (r *Resolver) Module(path, buildID string) *Table {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	key := [2]string{path, buildID}
-	t := r.tables[key]
+	t := r.tables[key].Value()
 	if t == nil {
+		if len(r.tables) >= max(r.sweep, minSweep) {
+			maps.DeleteFunc(r.tables, func(_ [2]string, t weak.Pointer[Table]) bool { return t.Value() == nil })
+			r.sweep = 2 * len(r.tables)
+		}
 		t = &Table{r: r, path: path, id: buildID}
-		r.tables[key] = t
+		r.tables[key] = weak.Make(t)
 	}
 	return t
 }
@@ -131,8 +138,13 @@ func (r *Resolver) Image(img *module.Image) *Table {
 // Notes says what is missing or damaged in existing debug files and debug information.
 func (r *Resolver) Notes() (out []string) {
 	r.mu.Lock()
-	tables := slices.Collect(maps.Values(r.tables))
-	tables = slices.AppendSeq(tables, maps.Values(r.images))
+	tables := slices.Collect(maps.Values(r.images))
+	for _, w := range r.tables {
+		if t := w.Value(); t != nil {
+			tables = append(tables, t)
+		}
+	}
+	out = slices.Clone(r.noted)
 	r.mu.Unlock()
 	for _, t := range tables {
 		out = append(out, t.notes()...)
@@ -141,18 +153,38 @@ func (r *Resolver) Notes() (out []string) {
 	return slices.Compact(out)
 }
 
+// Bounds: from how many tables on those are forgotten that nobody has, and how many notes of released tables are kept.
+const (
+	minSweep = 1 << 10
+	maxNoted = 1 << 8
+)
+
+// remember keeps notes of a table that is released.
+func (r *Resolver) remember(notes []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, n := range notes {
+		if len(r.noted) < maxNoted && !slices.Contains(r.noted, n) {
+			r.noted = append(r.noted, n)
+		}
+	}
+}
+
 // Short returns the demangled form of a linkage name, without parameters and clone suffixes. It returns a name that is not mangled unchanged.
 func (r *Resolver) Short(linkage string) string { return r.names.get(linkage, true) }
 
 // Close unmaps the files. Tables find nothing afterwards; returned symbols stay valid.
 func (r *Resolver) Close() error {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	var errs []error
-	for _, t := range r.tables {
-		errs = append(errs, t.close())
+	tables := slices.Collect(maps.Values(r.images))
+	for _, w := range r.tables {
+		if t := w.Value(); t != nil {
+			tables = append(tables, t)
+		}
 	}
-	for _, t := range r.images {
+	r.mu.Unlock()
+	var errs []error
+	for _, t := range tables {
 		errs = append(errs, t.close())
 	}
 	if r.own {

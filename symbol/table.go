@@ -20,7 +20,10 @@ type Table struct {
 
 	given *module.Image // nil: that of path
 
-	once sync.Once
+	life   sync.RWMutex // held while the files are read, and locked to open and to release them
+	opened bool
+	closed bool
+	share  *module.Share // of what the table takes; nil: it is not open
 
 	// Set by open.
 	img     *module.Image // nil if there is none, or it is not the one that ran
@@ -35,18 +38,17 @@ type Table struct {
 	info  *debuginfo.Info // nil: none
 	gosym *gosym.Table    // nil: none
 
-	life   sync.RWMutex // held while the files are read
-	closed bool
-
 	mu    sync.Mutex // for what follows
 	index *index     // nil until it is needed
 	shown []uint32   // for each span, the place in named and 1 more; 0 if it was not asked for yet
 	named []Symbol
+	text  int64 // bytes of their names
 
 	owning sync.Mutex // for what follows
 	owned  []*module.Image
-	shared bool // others could change some file that names come from
-	there  bool // the file is
+	held   []*module.Image // those of Options.Files
+	shared bool            // others could change some file that names come from
+	there  bool            // the file is
 
 	replaced bool // another is there
 	note     string
@@ -54,7 +56,8 @@ type Table struct {
 
 // Note says why names are missing; "" if none are.
 func (t *Table) Note() string {
-	t.open()
+	t.enter()
+	defer t.leave()
 	t.owning.Lock()
 	defer t.owning.Unlock()
 	return t.note
@@ -115,7 +118,8 @@ func (t *Table) FuncRange(linkage string) (lo, hi arch.Vaddr, ok bool) {
 // Private says whether only root and this user could change or replace the module's file and its other files, such as its debug file. It is
 // false if the file is not the one that ran.
 func (t *Table) Private() bool {
-	t.open()
+	t.enter()
+	defer t.leave()
 	if t.img == nil || t.img.File() == nil || !t.img.File().Private {
 		return false
 	}
@@ -129,7 +133,8 @@ func (t *Table) Private() bool {
 
 // Replaced says whether another file has replaced the file that ran.
 func (t *Table) Replaced() bool {
-	t.open()
+	t.enter()
+	defer t.leave()
 	t.owning.Lock()
 	defer t.owning.Unlock()
 	return t.replaced
@@ -137,14 +142,16 @@ func (t *Table) Replaced() bool {
 
 // Lacks says whether the file exists, and has only the symbols that a program needs to run.
 func (t *Table) Lacks() bool {
-	t.open()
+	t.enter()
+	defer t.leave()
 	return t.img != nil && t.lacks
 }
 
 // OffToVaddr translates an offset in the module's file to its link-time address. ok is false if neither the file that ran nor its debug file
 // has the answer.
 func (t *Table) OffToVaddr(off uint64) (v arch.Vaddr, ok bool) {
-	t.open()
+	t.enter()
+	defer t.leave()
 	switch {
 	case t.img != nil:
 		return t.img.OffToVaddr(off)
@@ -157,9 +164,8 @@ func (t *Table) OffToVaddr(off uint64) (v arch.Vaddr, ok bool) {
 // use opens the table and runs f while the files are mapped. If they turn out shorter than they were, f is cut
 // short.
 func (t *Table) use(f func()) {
-	t.open()
-	t.life.RLock()
-	defer t.life.RUnlock()
+	t.enter()
+	defer t.leave()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed || len(t.sources) == 0 {
@@ -219,40 +225,9 @@ func (t *Table) symbol(x *index, span int) *Symbol {
 	}
 	sym.Name = t.r.names.get(sym.Linkage, false)
 	t.named = append(t.named, sym)
+	t.text += int64(len(sym.Name) + len(sym.Linkage))
 	t.shown[span] = uint32(len(t.named))
 	return &t.named[len(t.named)-1]
-}
-
-func (t *Table) close() error {
-	t.once.Do(func() {}) // it will not be opened any more
-	t.life.Lock()
-	defer t.life.Unlock()
-	if t.closed {
-		return nil
-	}
-	t.closed = true
-	var first error
-	if t.info != nil {
-		first = t.info.Close()
-	}
-	t.sources, t.index, t.shown, t.named = nil, nil, nil, nil
-	for _, img := range t.owned {
-		if err := img.Close(); err != nil && first == nil {
-			first = err
-		}
-	}
-	t.owned = nil
-	return first
-}
-
-// open finds the files and their symbol tables.
-func (t *Table) open() {
-	t.once.Do(func() {
-		if err := module.Guard(func() error { t.load(); return nil }); err != nil {
-			t.sources = nil
-			t.setNote("%v", err)
-		}
-	})
 }
 
 func (t *Table) load() {

@@ -22,8 +22,10 @@ type Module struct {
 	PID int32
 
 	load    func(*Module) *Code
-	once    sync.Once
+	loading sync.Mutex
+	nothing bool // under loading: there is nothing to load
 	code    atomic.Pointer[Code]
+	used    atomic.Bool // Code was called since Unload was
 	process atomic.Int32
 }
 
@@ -85,8 +87,8 @@ type PLTRange struct {
 	Lazy bool // it has a first entry, and others that push and jump there
 }
 
-// NewModule returns a module whose content load finds. load is called once at most, and may return nil
-// for a file that cannot be read.
+// NewModule returns a module whose content load finds. load is called at the first use, and again after Unload; it may
+// return nil for what has no content, and is not asked again then.
 func NewModule(path, buildID string, load func(*Module) *Code) *Module {
 	return &Module{Path: path, BuildID: buildID, load: load}
 }
@@ -94,15 +96,25 @@ func NewModule(path, buildID string, load func(*Module) *Code) *Module {
 // Code loads the module on the first call. It returns nil if there is nothing to load.
 func (m *Module) Code() *Code {
 	if c := m.code.Load(); c != nil {
+		if !m.used.Load() {
+			m.used.Store(true)
+		}
 		return c
 	}
-	m.once.Do(func() {
-		if m.load != nil {
-			m.code.Store(m.load(m))
-		}
-	})
-	return m.code.Load()
+	m.loading.Lock()
+	defer m.loading.Unlock()
+	c := m.code.Load()
+	if c == nil && m.load != nil && !m.nothing {
+		c = m.load(m)
+		m.code.Store(c)
+		m.nothing = c == nil
+	}
+	return c
 }
+
+// Unload forgets what Code has loaded, if that is c and was not asked for since it was loaded or Unload was called last: the next call of Code
+// loads it again. Whoever has c may use it on. It says whether it has forgotten c.
+func (m *Module) Unload(c *Code) bool { return !m.used.Swap(false) && m.code.CompareAndSwap(c, nil) }
 
 // Loaded returns what Code has loaded so far, or nil.
 func (m *Module) Loaded() *Code { return m.code.Load() }

@@ -74,6 +74,7 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 			if err != nil {
 				return err
 			}
+			defer mods.Close()
 			if err := flt.compile(); err != nil {
 				return err
 			}

@@ -81,6 +81,7 @@ samples a second. unspool doctor says what is allowed.`,
 			if err != nil {
 				return err
 			}
+			defer mods.Close()
 			table := o.path == "" && o.format == ""
 			if table {
 				o.path, o.format, o.keep = defaultRecording, "data", true
@@ -143,6 +144,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	}
 
 	n := newNamer(names.Options{Mods: mods})
+	defer n.Close()
 	s := &session{Session: rec.Session(record.Options{Mods: mods, Names: n, Filter: flt.Filter})}
 	if err := rec.Drop(n); err != nil {
 		fmt.Fprintf(stderr, "unspool: %v\n", err)

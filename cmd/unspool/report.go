@@ -70,6 +70,7 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
 			if err != nil {
 				return err
 			}
+			defer mods.Close()
 			ann.mods = mods
 			if err := flt.compile(); err != nil {
 				return err

@@ -50,6 +50,7 @@ callees, filters and searches. The file has no source, no time line and no pages
 			if err != nil {
 				return err
 			}
+			defer mods.Close()
 			switch {
 			case len(args) == 2 && baseline != "":
 				return usage("the baseline is given twice: %s and %s", args[1], baseline)
@@ -62,6 +63,7 @@ callees, filters and searches. The file has no source, no time line and no pages
 				return runExport(c.Context(), args, export, mods, plain)
 			}
 			a := pageAnnotator{names: newNamer(names.Options{Mods: mods})}
+			defer a.names.Close()
 			a.sources.Root = root
 			return runServe(c.Context(), args, listen, open, mods, plain, &a)
 		},

@@ -66,6 +66,7 @@ its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
 			if err != nil {
 				return err
 			}
+			defer mods.Close()
 			mods.Files.DebugDirs = o.dirs()
 			if pid, err := strconv.Atoi(args[0]); err == nil {
 				if len(args) > 1 {
@@ -104,7 +105,9 @@ func runStackPID(pid int, o *stackOptions, mods *modules.Set) error {
 	if err != nil {
 		return err
 	}
-	return writeStacks(p, o, stackNamer(o, mods), func(s *stacks.Process) {
+	namer := stackNamer(o, mods)
+	defer namer.Close()
+	return writeStacks(p, o, namer, func(s *stacks.Process) {
 		s.Paths, s.Pause, s.Longest = running.Paths(p), pause.Total, pause.Longest
 	})
 }
@@ -121,6 +124,7 @@ func (o *stackOptions) dirs() []string { return append(slices.Clone(o.debugDirs)
 
 func runStackCore(path, exe string, o *stackOptions, mods *modules.Set) error {
 	namer := stackNamer(o, mods)
+	defer namer.Close()
 	f, err := corefile.Open(path, corefile.Options{
 		Mods: mods.Module, Image: namer.Image, Kept: mods.Kept, Exe: exe, Sysroot: o.sysroot, DebugDirs: o.dirs(),
 	})

@@ -97,6 +97,7 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 
 func (t *topFlags) run(ctx context.Context, flt *filter) error {
 	mods := modules.New()
+	defer mods.Close()
 	tty := term.IsTerminal(int(os.Stdout.Fd())) && !dumb()
 	files, done, err := commandFiles(tty)
 	if err != nil {
@@ -114,6 +115,7 @@ func (t *topFlags) run(ctx context.Context, flt *filter) error {
 	}
 
 	n := newNamer(names.Options{Mods: mods})
+	defer n.Close()
 	if err := rec.Drop(n); err != nil {
 		fmt.Fprintf(stderr, "unspool: %v\n", err)
 	}

@@ -30,6 +30,7 @@ standard input or output.`,
 			if err != nil {
 				return err
 			}
+			defer mods.Close()
 			return runUnwind(c.Context(), args[0], args[1], &flt, mods)
 		},
 	}

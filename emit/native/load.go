@@ -17,13 +17,15 @@ import (
 )
 
 // A Code is an eh_elf file that is loaded. One of layout Page or Tree and memory kind Slice is a rows.Stepper. It is safe for
-// concurrent use until Close.
+// concurrent use until Close; one that nobody has any more is unmapped by the garbage collector.
 type Code struct {
 	mem  []byte // the file: readable and executable
 	in   info
 	id   string
 	base uintptr
 	dir  []byte // offsets of the rules
+
+	unmap runtime.Cleanup // when nobody has c any more; so what reads mem keeps c alive
 }
 
 // ErrHost says that this program does not run on x86-64 under Linux, where alone the code can be called.
@@ -84,7 +86,9 @@ func Open(path string) (*Code, error) {
 }
 
 func loaded(m []byte, in info, id string) *Code {
-	return &Code{mem: m, in: in, id: id, base: uintptr(unsafe.Pointer(unsafe.SliceData(m))), dir: m[in.Rules:][:4*in.NumRules]}
+	c := &Code{mem: m, in: in, id: id, base: uintptr(unsafe.Pointer(unsafe.SliceData(m))), dir: m[in.Rules:][:4*in.NumRules]}
+	c.unmap = runtime.AddCleanup(c, func(m []byte) { unix.Munmap(m) }, m)
+	return c
 }
 
 // An Error says what is wrong with a file, and at which byte of it.
@@ -169,7 +173,10 @@ func check(b []byte) (in info, id string, err error) {
 }
 
 // Close unmaps the code, which nobody may be using.
-func (c *Code) Close() error { return unix.Munmap(c.mem) }
+func (c *Code) Close() error {
+	c.unmap.Stop()
+	return unix.Munmap(c.mem)
+}
 
 // ID returns the ID of the module that the file was made for.
 func (c *Code) ID() string { return c.id }
@@ -180,7 +187,7 @@ func (c *Code) Layout() Layout { return Layout(c.in.Layout) }
 // Deref says how the code reads memory.
 func (c *Code) Deref() Deref { return Deref(c.in.Deref) }
 
-// Bytes returns the file.
+// Bytes returns the file, which is there as long as somebody has c.
 func (c *Code) Bytes() []byte { return c.mem }
 
 // TextSize returns the size of the machine code, in bytes.
@@ -193,12 +200,15 @@ func (c *Code) Find(pc arch.Vaddr) (uint32, bool) {
 		return 0, false
 	}
 	id := uint32(callFind(c.base+uintptr(e), uintptr(pc)))
+	runtime.KeepAlive(c)
 	return id, id != 0
 }
 
 // Signal implements rows.Stepper.
 func (c *Code) Signal(id uint32) bool {
-	return 4*uint64(id)+4 <= uint64(len(c.dir)) && le.Uint32(c.dir[4*id:])>>31 != 0
+	is := 4*uint64(id)+4 <= uint64(len(c.dir)) && le.Uint32(c.dir[4*id:])>>31 != 0
+	runtime.KeepAlive(c)
+	return is
 }
 
 // SyncOnly implements rows.Stepper. Emit takes no such rules.
@@ -228,10 +238,14 @@ func (c *Code) Apply(id uint32, s *rows.State, m *rows.Memory) rows.Outcome {
 	}
 	fn := c.base + uintptr(le.Uint32(c.dir[4*id:])&^(1<<31))
 	mem := slice{lo: m.Lo, size: uint64(len(m.Bytes)), bytes: unsafe.SliceData(m.Bytes)}
+	var o rows.Outcome
 	if m.Next == nil {
-		return rows.Outcome(call(fn, unsafe.Pointer(s), unsafe.Pointer(&mem), 0) & 0xff)
+		o = rows.Outcome(call(fn, unsafe.Pointer(s), unsafe.Pointer(&mem), 0) & 0xff)
+	} else {
+		o = applyMore(fn, s, m, &mem)
 	}
-	return applyMore(fn, s, m, &mem)
+	runtime.KeepAlive(c)
+	return o
 }
 
 func applyMore(fn uintptr, s *rows.State, m *rows.Memory, mem *slice) rows.Outcome {

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
@@ -59,9 +60,12 @@ type Info struct {
 	splits map[string]*file
 	images []*module.Image
 	mapped []func() // release files of the cache
-	notes  []string
-	size   int // of what is in the maps, in bytes, roughly
-	left   int // see spend
+
+	mappedSize int          // bytes of these
+	last       atomic.Int64 // what Size returned
+	notes      []string
+	size       int // of what is in the maps, in bytes, roughly
+	left       int // see spend
 }
 
 // A unitKey is an offset in some section of a file.
@@ -211,6 +215,15 @@ func (in *Info) Close() error {
 	}
 	in.mapped = nil
 	return errors.Join(errs...)
+}
+
+// Size returns about how many bytes is kept of what was read.
+func (in *Info) Size() int64 {
+	if in.mu.TryLock() { // else somebody reads now, and it is as it was
+		in.last.Store(int64(in.size + in.mappedSize))
+		in.mu.Unlock()
+	}
+	return in.last.Load()
 }
 
 // forget empties what can be read again. The caller has in.mu, or in alone.

@@ -71,6 +71,7 @@ func (in *Info) loadExpanded(path string, key []byte) []byte {
 		return nil
 	}
 	in.mu.Lock()
+	in.mappedSize += len(all)
 	in.mapped = append(in.mapped, unmap) // also where a fault ends what follows
 	in.mu.Unlock()
 	b, _ := checkExpanded(all, key)

@@ -1,0 +1,113 @@
+package symbol
+
+import (
+	"errors"
+	"sync"
+
+	"github.com/unspool/unspool/module"
+)
+
+// A Table is open while the budget of Options.Files has room for it. What was not used for longest is released; the next use opens it again.
+
+// tableCost is about what an open Table takes beside what size counts, and symbolCost what it takes for each symbol, in bytes.
+const (
+	tableCost  = 8 << 10
+	symbolCost = 24
+)
+
+// enter opens the files and their symbol tables, if they are not open, and keeps them open until leave.
+func (t *Table) enter() {
+	for {
+		t.life.RLock()
+		if t.opened || t.closed {
+			return
+		}
+		t.life.RUnlock()
+		t.life.Lock()
+		if !t.opened && !t.closed {
+			if err := module.Guard(func() error { t.load(); return nil }); err != nil {
+				t.sources = nil
+				t.setNote("%v", err)
+			}
+			t.opened = true
+			t.share = t.r.opt.Files.Memory.Add(t.size(), t.evict)
+		}
+		t.life.Unlock()
+	}
+}
+
+// leave ends what enter began.
+func (t *Table) leave() {
+	if t.share != nil {
+		t.share.Use(t.size())
+	}
+	t.life.RUnlock()
+}
+
+// size returns about how many bytes the table takes, its files apart. t.life is held.
+func (t *Table) size() int64 {
+	n := int64(tableCost)
+	t.mu.Lock()
+	for i := range t.sources {
+		n += int64(t.sources[i].Len()) * symbolCost
+	}
+	n += t.text
+	t.mu.Unlock()
+	if t.img != nil {
+		n += t.img.Inflated()
+	}
+	t.owning.Lock()
+	debug, info := t.debug, t.info
+	t.owning.Unlock()
+	if debug != nil {
+		n += debug.Inflated()
+	}
+	if info != nil {
+		n += info.Size()
+	}
+	return n
+}
+
+// evict releases the files, if nobody reads them now.
+func (t *Table) evict() bool {
+	if !t.life.TryLock() {
+		return false
+	}
+	defer t.life.Unlock()
+	if t.opened && !t.closed {
+		t.r.remember(t.said())
+		t.release()
+	}
+	return true
+}
+
+// close releases the files for good.
+func (t *Table) close() error {
+	t.life.Lock()
+	defer t.life.Unlock()
+	if t.closed {
+		return nil
+	}
+	t.closed = true
+	t.share.Remove()
+	return t.release()
+}
+
+// release closes the files and forgets what is in them. t.life is locked.
+func (t *Table) release() error {
+	var errs []error
+	if t.info != nil {
+		errs = append(errs, t.info.Close())
+	}
+	for _, img := range t.owned {
+		errs = append(errs, img.Close())
+	}
+	for _, img := range t.held {
+		errs = append(errs, img.Release())
+	}
+	t.opened, t.share, t.owned, t.held = false, nil, nil, nil
+	t.img, t.pid, t.sources, t.lacks = nil, 0, nil, false
+	t.debug, t.debugged, t.lined, t.info, t.gosym = nil, sync.Once{}, sync.Once{}, nil, nil
+	t.index, t.shown, t.named, t.text = nil, nil, nil, 0
+	return errors.Join(errs...)
+}
