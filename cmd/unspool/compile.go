@@ -11,6 +11,7 @@ import (
 	"github.com/unspool/unspool/compile"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/internal/caps"
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/store"
 	"github.com/unspool/unspool/tui"
@@ -151,7 +152,7 @@ func (o *compilation) summary() string {
 func elfFiles(paths []string) ([]string, error) {
 	out, err := compile.Files(paths, func(err error) { fmt.Fprintf(stderr, "unspool: %v\n", err) })
 	if err == nil && len(out) == 0 && len(paths) > 0 {
-		err = &exitError{status: 1}
+		err = &cli.Exit{Status: 1}
 	}
 	return out, err
 }
@@ -175,7 +176,7 @@ func eachFile[R any](ctx context.Context, files []string, verb string, work func
 	case err != nil:
 		return errors.New("interrupted")
 	case failed:
-		return &exitError{status: 1}
+		return &cli.Exit{Status: 1}
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
@@ -41,7 +42,7 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
   unspool diff before.data after.data -o diff.svg
   unspool diff monday.pb.gz friday.pb.gz --comm '^nginx'
   unspool diff before.data after.data --by samples --format folded | flamegraph.pl > diff.svg`,
-		Args: noneOr(2),
+		Args: cli.NoneOr(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			collectLate()
 			args, err := recordings(args, defaultRecording+".old", defaultRecording)

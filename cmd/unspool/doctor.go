@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/doctor"
+	"github.com/unspool/unspool/internal/cli"
 )
 
 func doctorCmd() *cobra.Command {
@@ -45,7 +46,7 @@ The exit status is 0, or 1 if nothing can be recorded.`,
 			if d.Records() {
 				return nil
 			}
-			return &exitError{1, errors.New("nothing can be recorded here")}
+			return &cli.Exit{Status: 1, Err: errors.New("nothing can be recorded here")}
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/compile"
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 )
@@ -48,7 +49,7 @@ then 1; all other rows are printed.`,
 				fmt.Fprintf(stderr, "unspool: %s: %v\n", args[0], d)
 			}
 			if len(damage) > 0 {
-				return &exitError{status: 1}
+				return &cli.Exit{Status: 1}
 			}
 			return nil
 		},

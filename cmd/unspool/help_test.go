@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/oracle"
 )
 
@@ -18,7 +19,7 @@ func TestExamples(t *testing.T) {
 	root := command()
 	flag := regexp.MustCompile(`(?:^| )(-[a-zA-Z]|--[a-z][a-z-]*)\b`)
 	n := 0
-	eachVerb(root, func(c *cobra.Command) error {
+	cli.EachVerb(root, func(c *cobra.Command) error {
 		n++
 		if c.Short == "" || c.Long == "" && c.Name() != "help" {
 			t.Errorf("%s: no description", c.CommandPath())

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -166,17 +165,6 @@ func TestOneStandardError(t *testing.T) {
 	for _, f := range files {
 		if b, err := os.ReadFile(f); err != nil || !strings.HasSuffix(f, "_test.go") && raw.Match(b) {
 			t.Errorf("%s: %s, %v", f, raw.Find(b), err)
-		}
-	}
-}
-
-func TestMessage(t *testing.T) {
-	a, b := errors.New("a"), errors.New("b\nc")
-	for want, err := range map[string]error{
-		"a": a, "a; b\nc": errors.Join(a, b), "x: a\nb\nc": fmt.Errorf("x: %w", errors.Join(a, b)), "a; a; a": errors.Join(a, errors.Join(a, a)),
-	} {
-		if got := message(err); got != want {
-			t.Errorf("%q, want %q", got, want)
 		}
 	}
 }

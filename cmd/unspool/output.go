@@ -141,20 +141,3 @@ func (o *output) create(ctx context.Context) (w *os.File, commit func(error) err
 		return err
 	}, nil
 }
-
-// stdout is where results go that are not written by a package which returns what goes wrong: it remembers that.
-var stdout = &remembers{w: os.Stdout}
-
-// A remembers is a writer that keeps its first error.
-type remembers struct {
-	w   io.Writer
-	err error
-}
-
-func (r *remembers) Write(b []byte) (int, error) {
-	n, err := r.w.Write(b)
-	if r.err == nil {
-		r.err = err
-	}
-	return n, err
-}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
@@ -209,7 +210,7 @@ func exitStatus(ctx context.Context, rec *record.Live, ours bool) error {
 		fmt.Fprintf(stderr, "unspool: %s\n", note)
 	}
 	if err == nil && status != 0 {
-		err = &exitError{status: status}
+		err = &cli.Exit{Status: status}
 	}
 	return err
 }

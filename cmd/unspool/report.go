@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
@@ -49,7 +50,7 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
   unspool report perf.data --format annotate --function '^main$'
   unspool report perf.data -o profile.firefox.json           for profiler.firefox.com, with times
   perf record --call-graph dwarf -o - ./program | unspool report - -o profile.pb.gz`,
-		Args: noneOr(1),
+		Args: cli.NoneOr(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			collectLate()
 			args, err := recordings(args, defaultRecording)

@@ -1,48 +1,33 @@
 package main
 
 import (
-	"fmt"
 	"os"
-	"slices"
-	"strings"
 
-	"github.com/spf13/cobra"
+	"github.com/unspool/unspool/internal/cli"
 )
 
 // groups are the verbs as the help lists them.
-var groups = []struct {
-	title string
-	verbs []string
-}{
-	{"Profile", []string{"record", "report", "serve", "diff", "top", "doctor"}},
-	{"Stacks of processes and cores", []string{"stack"}},
-	{"Unwind tables, and other programs that use them", []string{"dump", "verify", "stats", "compile", "unwind", "run"}},
-	{"This program", []string{"help", "version", "man", "completion"}},
+var groups = []cli.Group{
+	{Title: "Profile", Verbs: []string{"record", "report", "serve", "diff", "top", "doctor"}},
+	{Title: "Stacks of processes and cores", Verbs: []string{"stack"}},
+	{Title: "Unwind tables, and other programs that use them", Verbs: []string{"dump", "verify", "stats", "compile", "unwind", "run"}},
+	{Title: "This program", Verbs: []string{"help", "version", "man", "completion"}},
 }
 
-// grouped gives each verb its group.
-func grouped(root *cobra.Command) {
-	for _, g := range groups {
-		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title + ":"})
-		for _, c := range root.Commands() {
-			if slices.Contains(g.verbs, c.Name()) {
-				c.GroupID = g.title
-			}
-		}
-	}
-	for _, c := range root.Commands() {
-		if c.Name() != "help" {
-			continue
-		}
-		help := c.Run
-		c.Run, c.RunE = nil, func(c *cobra.Command, args []string) error {
-			if _, rest, err := root.Find(args); err != nil || len(rest) > 0 {
-				return unknownCommand(root, strings.Join(args, " "))
-			}
-			help(c, args)
-			return nil
-		}
-	}
+// examples are those of the verbs that cobra makes.
+var examples = map[string]string{
+	"unspool completion":            "  unspool completion bash --help",
+	"unspool completion bash":       "  unspool completion bash > /etc/bash_completion.d/unspool",
+	"unspool completion zsh":        "  unspool completion zsh > \"${fpath[1]}/_unspool\"",
+	"unspool completion fish":       "  unspool completion fish > ~/.config/fish/completions/unspool.fish",
+	"unspool completion powershell": "  unspool completion powershell | Out-String | Invoke-Expression",
+}
+
+// values are what flags take that their types do not say.
+var values = map[string]string{
+	"pid intSlice": "process IDs such as 1234", "pid int": "a process ID such as 1234",
+	"tid intSlice": "thread IDs such as 1234", "tid int": "a thread ID such as 1234",
+	"stack-size uint32": "a number of bytes such as 16384", "limit int": "a number of rows such as 20",
 }
 
 // recordings are the arguments of a verb that reads recordings: those that record writes where none is named.
@@ -56,14 +41,4 @@ func recordings(args []string, names ...string) ([]string, error) {
 		}
 	}
 	return names, nil
-}
-
-// none or n arguments.
-func noneOr(n int) cobra.PositionalArgs {
-	return func(_ *cobra.Command, args []string) error {
-		if len(args) != 0 && len(args) != n {
-			return fmt.Errorf("%d arguments", len(args))
-		}
-		return nil
-	}
 }

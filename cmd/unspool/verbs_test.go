@@ -13,7 +13,7 @@ func TestGroups(t *testing.T) {
 	root := command()
 	var all []string
 	for _, g := range groups {
-		all = append(all, g.verbs...)
+		all = append(all, g.Verbs...)
 	}
 	for _, c := range root.Commands() {
 		if i := slices.Index(all, c.Name()); i < 0 || c.GroupID == "" || slices.Contains(all[i+1:], c.Name()) {

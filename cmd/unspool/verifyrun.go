@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/shadow"
 	"github.com/unspool/unspool/tui"
@@ -105,7 +106,7 @@ func (x *execution) verify(ctx context.Context, args []string) error {
 	}
 	switch filtered := o.Module != nil || o.Function != nil || o.Thread != 0; {
 	case r.Cut:
-		return &exitError{status: 130}
+		return &cli.Exit{Status: 130}
 	case filtered && r.Compared == 0:
 		return usage("nothing was compared: --module, --function and --thread leave out all %s instructions", profile.Comma(r.Steps))
 	}

@@ -1,6 +1,4 @@
-// Package manpage makes manual pages of commands and their flags, in the macros of man(7). cobra's own generator goes through Markdown,
-// where characters of a command's text, such as * or <, are markup.
-package manpage
+package cli
 
 import (
 	"fmt"
@@ -11,15 +9,16 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Name returns the name of a command's page: "unspool-record".
-func Name(c *cobra.Command) string { return strings.ReplaceAll(c.CommandPath(), " ", "-") }
+// PageName returns the name of a command's page: "unspool-record".
+func PageName(c *cobra.Command) string { return strings.ReplaceAll(c.CommandPath(), " ", "-") }
 
-// Page returns a command's manual page.
+// Page returns a command's manual page, in the macros of man(7). cobra's own generator goes through Markdown, where characters of a command's text,
+// such as * or <, are markup.
 func Page(c *cobra.Command, version string) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	line(`.TH "%s" 1 "%s" "unspool %s" "User Commands"`, strings.ToUpper(roff(Name(c))), date(), roff(version))
-	line(".SH NAME\n%s \\- %s", roff(Name(c)), roff(c.Short))
+	line(`.TH "%s" 1 "%s" "unspool %s" "User Commands"`, strings.ToUpper(roff(PageName(c))), date(), roff(version))
+	line(".SH NAME\n%s \\- %s", roff(PageName(c)), roff(c.Short))
 	line(".SH SYNOPSIS\n.B %s", roff(c.CommandPath()))
 	rest := strings.TrimPrefix(strings.TrimPrefix(c.UseLine(), c.CommandPath()), " ")
 	if c.HasAvailableSubCommands() {
@@ -44,11 +43,11 @@ func Page(c *cobra.Command, version string) string {
 	}
 	var also []string
 	if c.HasParent() {
-		also = append(also, Name(c.Parent()))
+		also = append(also, PageName(c.Parent()))
 	}
 	for _, sub := range c.Commands() {
 		if sub.IsAvailableCommand() && !sub.IsAdditionalHelpTopicCommand() {
-			also = append(also, Name(sub))
+			also = append(also, PageName(sub))
 		}
 	}
 	for i, name := range also {

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"errors"
@@ -11,53 +11,42 @@ import (
 )
 
 // flagError says in words what is wrong with a flag.
-func flagError(c *cobra.Command, err error) error {
+func flagError(c *cobra.Command, err error, values map[string]string) error {
 	var value *pflag.InvalidValueError
 	var missing *pflag.ValueRequiredError
 	var unknown *pflag.NotExistError
 	switch {
 	case errors.As(err, &value):
-		return usage("%s, not %q", takes(value.GetFlag()), value.GetValue())
+		return Usage("%s, not %q", takes(value.GetFlag(), values), value.GetValue())
 	case errors.As(err, &missing):
-		return usage("%s: give it a value", takes(missing.GetFlag()))
+		return Usage("%s: give it a value", takes(missing.GetFlag(), values))
 	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() != "":
-		return usage("unknown flag -%s", unknown.GetSpecifiedName())
+		return Usage("unknown flag -%s", unknown.GetSpecifiedName())
 	case errors.As(err, &unknown):
-		return usage("unknown flag --%s%s", unknown.GetSpecifiedName(), didYouMean(nearFlags(c, unknown.GetSpecifiedName())))
+		return Usage("unknown flag --%s%s", unknown.GetSpecifiedName(), didYouMean(nearFlags(c, unknown.GetSpecifiedName())))
 	}
-	return usage("%v", err)
+	return Usage("%v", err)
 }
 
 // takes says what values a flag takes.
-func takes(f *pflag.Flag) string {
+func takes(f *pflag.Flag, values map[string]string) string {
 	name := "--" + f.Name
 	if f.Shorthand != "" {
 		name = "-" + f.Shorthand
 	}
-	what := "a value"
-	switch f.Value.Type() {
-	case "int", "int64", "uint", "uint32", "uint64":
-		what = "a number such as 10"
-	case "intSlice":
-		what = "numbers such as 12,34"
-	case "bool":
-		what = "true or false"
-	}
-	switch f.Name {
-	case "pid":
-		what = "process IDs such as 1234"
-		if f.Value.Type() == "int" {
-			what = "a process ID such as 1234"
+	kind := f.Value.Type()
+	what := values[f.Name+" "+kind]
+	if what == "" {
+		switch kind {
+		case "int", "int64", "uint", "uint32", "uint64":
+			what = "a number such as 10"
+		case "intSlice":
+			what = "numbers such as 12,34"
+		case "bool":
+			what = "true or false"
+		default:
+			what = "a value"
 		}
-	case "tid":
-		what = "thread IDs such as 1234"
-		if f.Value.Type() == "int" {
-			what = "a thread ID such as 1234"
-		}
-	case "stack-size":
-		what = "a number of bytes such as 16384"
-	case "limit":
-		what = "a number of rows such as 20"
 	}
 	return name + " takes " + what
 }
@@ -67,15 +56,15 @@ func argsError(c *cobra.Command, check cobra.PositionalArgs, args []string) erro
 	more := slices.Clone(args)
 	for range 3 {
 		if more = append(more, "x"); check(c, more) == nil {
-			return usage("an argument is missing: %s", c.UseLine())
+			return Usage("an argument is missing: %s", c.UseLine())
 		}
 	}
-	return usage("too many arguments: %s", c.UseLine())
+	return Usage("too many arguments: %s", c.UseLine())
 }
 
 // unknownCommand is the error of a verb that there is not.
 func unknownCommand(root *cobra.Command, name string) error {
-	return usage("unknown command %q%s", name, didYouMean(root.SuggestionsFor(name)))
+	return Usage("unknown command %q%s", name, didYouMean(root.SuggestionsFor(name)))
 }
 
 // didYouMean offers what is like a word, or is empty.
@@ -99,4 +88,14 @@ func nearFlags(c *cobra.Command, name string) (near []string) {
 		near = append(near, "--"+s)
 	}
 	return near
+}
+
+// NoneOr accepts no arguments, or n.
+func NoneOr(n int) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) != 0 && len(args) != n {
+			return fmt.Errorf("%d arguments", len(args))
+		}
+		return nil
+	}
 }
