@@ -17,6 +17,9 @@ const NumTrials = 32
 type Trials struct {
 	seed uint64
 	try  [NumTrials]*Trial
+
+	mu    sync.Mutex
+	right map[proof]bool // what CheckBytes has found to be right
 }
 
 // A Trial is one of them.
@@ -35,6 +38,83 @@ func NewTrials(seed uint64) *Trials {
 		t.try[k] = NewTrial(seed^uint64(k)<<56, k)
 	}
 	return t
+}
+
+var shared struct {
+	sync.Mutex
+	bySeed map[uint64]*Trials
+}
+
+// A proof is all that the result of Check depends on: a machine, and what appendProof writes of a rule and a set.
+type proof struct {
+	mach *arch.Machine
+	text string
+}
+
+// SharedTrials returns the trials of a seed that all of this process share. They remember what CheckBytes has found to be right.
+func SharedTrials(seed uint64) *Trials {
+	shared.Lock()
+	defer shared.Unlock()
+	t := shared.bySeed[seed]
+	if t == nil {
+		if shared.bySeed == nil || len(shared.bySeed) >= maxSeeds {
+			shared.bySeed = map[uint64]*Trials{}
+		}
+		t = NewTrials(seed)
+		shared.bySeed[seed] = t
+	}
+	return t
+}
+
+// Bounds on what is remembered: seeds, rules of each that have been found to be right, and the text of one, which has some 100 bytes.
+const (
+	maxSeeds = 4
+	maxRight = 1 << 14
+	maxProof = 1 << 9
+)
+
+// CheckBytes is Check of a rule whose meaning is in its bytes alone: apply does nothing but what they and the machine say. Modules share
+// most of their rules. So for the same bytes, set and machine the same trials have the same result, and are not made again.
+func (t *Trials) CheckBytes(mach *arch.Machine, set *Set, id uint32, rule []byte, apply func(uint32, *State, *Memory) Outcome) error {
+	key := proof{mach, string(appendProof(make([]byte, 0, 256), set, rule))}
+	t.mu.Lock()
+	right := t.right[key]
+	t.mu.Unlock()
+	if right {
+		return nil
+	}
+	if err := t.Check(mach, set, id, apply); err != nil {
+		return err
+	}
+	if len(key.text) > maxProof {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.right == nil || len(t.right) >= maxRight {
+		t.right = map[proof]bool{}
+	}
+	t.right[key] = true
+	return nil
+}
+
+// appendProof writes a set and a rule: different ones differently.
+func appendProof(b []byte, set *Set, rule []byte) []byte {
+	num := func(xs ...int64) {
+		for _, x := range xs {
+			b = binary.AppendVarint(b, x)
+		}
+	}
+	text := func(s string) { num(int64(len(s))); b = append(b, s...) }
+	text(string(rule))
+	num(int64(set.CFA.Kind), int64(set.CFA.Reg), set.CFA.Off, set.CFA.Off2, int64(set.RA), int64(set.Flags), int64(len(set.Rules)))
+	text(set.CFA.Expr)
+	for i := range set.Rules {
+		r := &set.Rules[i]
+		num(int64(r.Of), int64(r.Kind), int64(r.Reg), r.Off)
+		text(r.Expr)
+	}
+	return b
 }
 
 // Check says whether apply, which stands for the rule id of some emitted table, does what Step does with set: outcome,

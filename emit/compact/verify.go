@@ -15,7 +15,7 @@ func Verify(t *Table, ref *rows.Table, seed uint64) error {
 	if t.machine != ref.Machine {
 		return fmt.Errorf("compact table: for %s, not %s", t.machine.Name, ref.Machine.Name)
 	}
-	v := &verifier{t: t, ref: ref, trials: rows.NewTrials(seed)}
+	v := &verifier{t: t, ref: ref, trials: rows.SharedTrials(seed)}
 	var err error
 	if v.ids, err = rows.Prove(ref, t.Find, v.set); err != nil {
 		return err
@@ -68,6 +68,9 @@ func (v *verifier) set(sid rows.SetID, id uint32) error {
 	}
 	if g, w := v.t.Signal(id), ref.Flags&rows.Signal != 0; g != w {
 		return fmt.Errorf("Signal(%d)\n got  %v\n want %v (%s)", id, g, w, ref.Text(mach))
+	}
+	if kind, _, _ := parts(v.t.rule(id)); kind != kindWide {
+		return v.trials.CheckBytes(mach, ref, id, v.t.rule(id), v.t.Apply)
 	}
 	return v.trials.Check(mach, ref, id, v.t.Apply)
 }
