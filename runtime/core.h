@@ -131,6 +131,7 @@ US_INLINE int us_get_with(struct us_state *s, unsigned slot, us_load load, us_re
 enum {
 	US_SIGNAL = 1,      /* a signal frame: its caller is looked up by its exact PC */
 	US_SIGNED = 2 | 4,  /* the return address is signed: no x86-64 program says so, but a table can */
+	US_SYNC_ONLY = 0x20, /* right at call sites only */
 	US_OUTERMOST_FLAG = 0x8000, /* there is no caller */
 };
 

@@ -212,7 +212,7 @@ static int walk_process(struct process *p, const struct user_regs_struct *u, str
 	*stop = UNSPOOL_MAX;
 	while (n < max) {
 		f[n++] = (struct unspool_frame){s.pc, sp, how, 0};
-		if (find_rule(p, s.pc - !exact, &r) == US_FOUND && !(exact && r.flags & UNSPOOL_SYNC_ONLY)) {
+		if (find_rule(p, s.pc - !exact, &r) == US_FOUND && !(exact && r.flags & US_SYNC_ONLY)) {
 			o = us_apply(&r, &s, &mem, US_SAVED);
 			if (o != US_OK) {
 				*stop = o == US_OUTERMOST ? UNSPOOL_OUTERMOST : o == US_UNREADABLE ? UNSPOOL_UNREADABLE : UNSPOOL_BAD_FRAME;

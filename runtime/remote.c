@@ -447,7 +447,7 @@ US_API int _Ux86_64_step(unw_cursor_t *cur)
 		if (as->cached && !place)
 			us_cache_put(&us_cache, space, ip, c->exact, &rule);
 	}
-	if (us_unlikely(rule.flags & UNSPOOL_SYNC_ONLY) && (c->exact || place))
+	if (us_unlikely(rule.flags & US_SYNC_ONLY) && (c->exact || place))
 		return step_blind(c);
 	/* At the beginning of a function that nobody has called, the frame is the first, unless its rule leads to code. */
 	place = place && (us_space_rule(as, c->arg, ip - 1, &c->seen, &other) < 0 || memcmp(&rule, &other, sizeof other) != 0);
