@@ -1,12 +1,15 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -17,13 +20,65 @@ import (
 )
 
 // until waits for something to be so.
-func until(t *testing.T, what string, is func() bool) {
+func until(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not in 30 s", what)
+			t.Fatalf("%s: not in a minute", what)
 		}
 	}
+}
+
+// untilWorked waits until the processes that a process has started have run for so long, of processor time.
+func untilWorked(t testing.TB, pid int, d time.Duration) {
+	t.Helper()
+	until(t, fmt.Sprintf("the command has run for %v", d), func() bool {
+		var ran time.Duration
+		lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+		for _, list := range lists {
+			children, _ := os.ReadFile(list)
+			for _, child := range strings.Fields(string(children)) {
+				stat, _ := os.ReadFile("/proc/" + child + "/stat")
+				if f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])); len(f) > 12 {
+					for _, ticks := range f[11:13] { // utime, stime, in hundredths of a second
+						n, _ := strconv.Atoi(ticks)
+						ran += time.Duration(n) * 10 * time.Millisecond
+					}
+				}
+			}
+		}
+		return ran >= d
+	})
+}
+
+// untilRecording waits until a process has perf events open for each processor, and with them a signal's handler.
+func untilRecording(t testing.TB, pid int) {
+	t.Helper()
+	until(t, "perf events are open", func() bool {
+		n := 0
+		fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+		for _, fd := range fds {
+			if to, _ := os.Readlink(fd); to == "anon_inode:[perf_event]" {
+				n++
+			}
+		}
+		return n >= runtime.NumCPU()
+	})
+}
+
+// untilBlocked waits until a process has so many threads, and each of them waits.
+func untilBlocked(t testing.TB, pid, threads int) {
+	t.Helper()
+	until(t, fmt.Sprintf("%d threads wait", threads), func() bool {
+		stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		for _, path := range stats {
+			stat, _ := os.ReadFile(path)
+			if !bytes.HasPrefix(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" S ")) {
+				return false
+			}
+		}
+		return len(stats) >= threads
+	})
 }
 
 // TestRecordingBeforeNames: the first Ctrl-C puts the recording into its place, before names are looked for; the second ends that, and the
@@ -48,7 +103,8 @@ func TestRecordingBeforeNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Process.Kill()
-	time.Sleep(2 * time.Second)
+	untilRecording(t, c.Process.Pid)
+	time.Sleep(2 * time.Second) // for samples
 	file := filepath.Join(c.Dir, defaultRecording)
 	if _, err := os.Stat(file); err == nil {
 		t.Error("the recording is in its place before it has ended")
@@ -98,7 +154,8 @@ func TestHole(t *testing.T) {
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(3 * time.Second)
+		untilRecording(t, c.Process.Pid)
+		time.Sleep(3 * time.Second) // for samples
 		began := time.Now()
 		c.Process.Signal(syscall.SIGTERM)
 		c.Wait()

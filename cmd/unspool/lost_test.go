@@ -57,9 +57,9 @@ int main(void) {
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(300 * time.Millisecond)
+		untilWorked(t, c.Process.Pid, 200*time.Millisecond)
 		c.Process.Signal(unix.SIGSTOP)
-		time.Sleep(time.Second)
+		untilWorked(t, c.Process.Pid, 700*time.Millisecond) // of a second
 		c.Process.Signal(unix.SIGCONT)
 		if err := c.Wait(); err != nil {
 			t.Errorf("%s: %v\n%s", from, err, text.String())

@@ -179,7 +179,7 @@ func TestSignals(t *testing.T) {
 				t.Fatal("the command has not started")
 			}
 		}
-		time.Sleep(300 * time.Millisecond)
+		untilWorked(t, c.Process.Pid, 200*time.Millisecond)
 	}
 	loop := "touch up; while :; do :; done"
 	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM} {

@@ -8,7 +8,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/unspool/unspool/internal/oracle"
 )
@@ -51,7 +50,7 @@ int main(void) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Process.Kill(); c.Wait() })
-	time.Sleep(200 * time.Millisecond)
+	untilBlocked(t, c.Process.Pid, 4)
 	rec := program(t, "record", "--off-cpu", "--wakers", "-p", fmt.Sprint(c.Process.Pid), "--duration", "3s", "-o", "x.data")
 	finish(t, rec).want(t, 0, "whole")
 	rep := program(t, "report", "--format", "jsonl", "x.data")
