@@ -48,8 +48,8 @@ func tryEvent(typ uint32, config uint64, bits uint64, pid, cpu int) error {
 	return err
 }
 
-// walkKernel is what to change where the kernel cannot walk stacks: 6.12 is the first long-term kernel whose verifier accepts the program.
-const walkKernel = "Linux 6.12 or later; until then, stacks are copied and walked here"
+// walkKernel is what to change where the kernel cannot walk stacks: 6.1 is the oldest long-term kernel whose verifier accepts the program.
+const walkKernel = "Linux 6.1 or later; until then, stacks are copied and walked here"
 
 const userOnly = unix.PerfBitExcludeKernel | unix.PerfBitExcludeHv
 

@@ -122,6 +122,12 @@ func walks(t *testing.T, s *shape, b *build, mu *sync.Mutex, used []int) (out []
 	dir := t.TempDir()
 	p := b.make(t, s, dir)
 	ws := p.walks(t, s, dir)
+	return judge(t, s, b, ws, mu, used)
+}
+
+// judge holds walks against the shape's chains and what is permitted, and counts them.
+func judge(t *testing.T, s *shape, b *build, ws []walk, mu *sync.Mutex, used []int) (out []tally, gdb bool) {
+	t.Helper()
 	truth := regexp.MustCompile("^(?:" + s.chains(b) + ")$")
 	wrong := map[string]int{}
 	for _, w := range ws {

@@ -106,22 +106,33 @@ func (h *hex) UnmarshalJSON(b []byte) error {
 }
 
 // stack walks with unspool stack.
-func (p *program) stack(t testing.TB, source string, args ...string) (out []walk) {
+func (p *program) stack(t testing.TB, source string, args ...string) []walk {
+	t.Helper()
+	return p.walksOfStacks(t, source, p.unspool(t, append(slices.Clone(stackJSON), args...)...), false)
+}
+
+// stackJSON prints stacks for walksOfStacks.
+var stackJSON = []string{"stack", "--raw", "--format", "json"}
+
+// walksOfStacks are those of all threads. Where the machine is slow, a thread may be late to stop, and has none.
+func (p *program) walksOfStacks(t testing.TB, source string, b []byte, slow bool) (out []walk) {
 	t.Helper()
 	var got struct {
 		Threads []struct {
-			Stop   string
-			Frames []struct {
+			Stop, Error string
+			Frames      []struct {
 				Module string
 				Offset hex
 			}
 		}
 	}
-	b := p.unspool(t, append([]string{"stack", "--raw", "--format", "json"}, args...)...)
 	if err := json.Unmarshal(b, &got); err != nil {
 		t.Fatalf("%v\n%s", err, b)
 	}
 	for _, th := range got.Threads {
+		if slow && strings.HasPrefix(th.Error, "it did not stop within") {
+			continue
+		}
 		var frames []place
 		for _, f := range th.Frames {
 			frames = append(frames, place{f.Module, uint64(f.Offset)})
@@ -154,40 +165,43 @@ func (p *program) record(t testing.TB, source string, args ...string) (out []wal
 	for tries := 0; tries < 10 || len(out) == 0 && tries < 50; tries++ { // on a busy machine, the program seldom runs
 		file := filepath.Join(t.TempDir(), "x.jsonl")
 		p.unspool(t, append([]string{"record", "--source", source, "--no-inline", "-o", file}, args...)...)
-		f, err := os.Open(file)
+		b, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer f.Close()
-		lines := bufio.NewReader(f)
-		for {
-			line, err := lines.ReadBytes('\n')
-			if len(line) == 0 && err != nil {
-				break
-			}
-			var got struct {
-				Stop   string
-				Frames []struct {
-					Module  string
-					IP, Off hex
-				}
-			}
-			if err := json.Unmarshal(line, &got); err != nil {
-				t.Fatalf("%v\n%s", err, line)
-			}
-			var frames []place
-			for _, f := range got.Frames {
-				if int64(f.IP) >= 0 {
-					frames = append(frames, place{f.Module, uint64(f.Off)})
-				}
-			}
-			if got.Stop != "no-user-stack" {
-				out = append(out, p.walk(source, frames, got.Stop))
-			}
-		}
+		out = append(out, p.walksOfSamples(t, source, b, 0)...)
 		if len(out) >= 10 {
 			break
 		}
+	}
+	return out
+}
+
+// walksOfSamples are those of a process, or of all, in JSON lines.
+func (p *program) walksOfSamples(t testing.TB, source string, b []byte, pid int) (out []walk) {
+	t.Helper()
+	for line := range bytes.Lines(b) {
+		var got struct {
+			PID    int
+			Stop   string
+			Frames []struct {
+				Module  string
+				IP, Off hex
+			}
+		}
+		if err := json.Unmarshal(line, &got); err != nil {
+			t.Fatalf("%v\n%s", err, line)
+		}
+		if got.Stop == "no-user-stack" || pid != 0 && got.PID != pid {
+			continue
+		}
+		var frames []place
+		for _, f := range got.Frames {
+			if int64(f.IP) >= 0 {
+				frames = append(frames, place{f.Module, uint64(f.Off)})
+			}
+		}
+		out = append(out, p.walk(source, frames, got.Stop))
 	}
 	return out
 }

@@ -38,7 +38,7 @@
 // The kernel reports no munmap: until something new is mapped there, an unmapped address still looks mapped. As no code runs there, only a
 // corrupted stack can tell.
 //
-// It needs x86-64, Linux 6.12 or later, CAP_BPF and CAP_PERFMON. The verifiers of Linux 5.10 and 6.1 refuse the program: Load returns
+// It needs x86-64, Linux 6.1 or later, CAP_BPF and CAP_PERFMON. The verifier of Linux 5.10 refuses the program: Load returns
 // ErrVerifier.
 package ebpf
 

@@ -182,8 +182,8 @@ func (p *Program) load(names ...string) (*ebpf.Collection, error) {
 	return coll, explain(err)
 }
 
-// ErrVerifier: the kernel's verifier refuses the program. Those of Linux 5.10 and 6.1 do, that of 6.12 does not.
-var ErrVerifier = errors.New("this kernel's verifier refuses it (Linux 6.12 and later accept it)")
+// ErrVerifier: the kernel's verifier refuses the program. That of Linux 5.10 does, those of 6.1, 6.12 and 7.2 do not.
+var ErrVerifier = errors.New("this kernel's verifier refuses it (Linux 6.1 and later accept it)")
 
 // explain says what a kernel lacks that does not load the program. The verifier may refuse with EACCES, which more rights do not change.
 func explain(err error) error {

@@ -269,8 +269,9 @@ PART int after_syscall(struct walk *w, struct head *h, u64 at)
 		return 0;
 	for (n = 0; n <= MAX_AFTER_SYSCALL; n++) {
 		u64 pc = at - n - w->range.bias;
+		u32 k = BOUNDED(MAX_AFTER_SYSCALL - n, 32);
 
-		if (code[MAX_AFTER_SYSCALL - n] != 0x0f || code[MAX_AFTER_SYSCALL + 1 - n] != 0x05)
+		if (code[k] != 0x0f || code[k + 1] != 0x05)
 			continue;
 		if (!find(w, h, w->range.table, pc) && find(w, h, w->range.table, pc - 1))
 			return (int)n + 1;

@@ -2,7 +2,7 @@
 /*
  * unspool.bpf.c: the kernel's program. It is attached to perf events: at each, it walks the user stack of the task that runs
  * and writes it, with the kernel's stack, to a ring buffer. User space keeps tables and address spaces up to date.
- * Linux 6.12 and later: the verifiers of 5.10 and 6.1 refuse it.
+ * Linux 6.1 and later: the verifier of 5.10 refuses it.
  */
 #include <linux/bpf.h>
 #include <linux/bpf_perf_event.h>
@@ -491,7 +491,8 @@ PART int copy(struct walk *w)
 
 		if (len > MAX_FRAMES * 8 - n)
 			len = MAX_FRAMES * 8 - n;
-		if (len > WINDOW || walk_read((u8 *)&w->words[SLOTS] + BOUNDED(n, MAX_FRAMES * 8), len, sp + n) != 0)
+		len = LENGTH(len, WINDOW);
+		if (walk_read((u8 *)&w->words[SLOTS] + BOUNDED(n, MAX_FRAMES * 8), len, sp + n) != 0)
 			break;
 		n += len;
 	}

@@ -213,7 +213,8 @@ int on_still(struct bpf_iter__task *ctx)
 
 			if (len > MAX_FRAMES * 8 - n)
 				len = MAX_FRAMES * 8 - n;
-			if (len > WINDOW || bpf_copy_from_user_task((u8 *)&w->words[SLOTS] + BOUNDED(n, MAX_FRAMES * 8), len, (void *)(sp + n), task, 0) != 0)
+			len = LENGTH(len, WINDOW);
+			if (bpf_copy_from_user_task((u8 *)&w->words[SLOTS] + BOUNDED(n, MAX_FRAMES * 8), len, (void *)(sp + n), task, 0) != 0)
 				break;
 			n += len;
 		}

@@ -47,6 +47,8 @@
 
 /* An index below n, a power of two, in a way that the verifier can follow: the compiler does not see that it was before. */
 #define BOUNDED(i, n) ({ u64 _i = (i); __asm__ volatile("" : "+r"(_i)); _i & ((n) - 1); })
+/* The same for a length of 1 to n bytes. */
+#define LENGTH(len, n) ((u32)BOUNDED((len) - 1, n) + 1)
 #define SLOT_RBP UNSPOOL_X86_64_REG_RBP
 #define SLOT_RSP UNSPOOL_X86_64_REG_RSP
 #define SLOT_RA UNSPOOL_X86_64_REG_RIP
@@ -233,7 +235,8 @@ PART int load_far(struct walk *w, u64 addr, u64 *to)
 	w->win_len = 0;
 	if ((addr & (WINDOW - 1)) > WINDOW - 8) /* across two pages */
 		return walk_read(to, 8, addr) == 0;
-	if (len > WINDOW || walk_read(w->win, len, at) != 0)
+	len = LENGTH(len, WINDOW);
+	if (walk_read(w->win, len, at) != 0)
 		return walk_read(to, 8, addr) == 0;
 	w->win_lo = at;
 	w->win_len = len;
@@ -249,6 +252,7 @@ static __always_inline int load(struct walk *w, u64 addr, u64 *to)
 		*to = *(u64 *)(w->win + (off & (WINDOW - 1)));
 		return 1;
 	}
+	*to = 0; /* the verifiers of Linux 6.1 and before take no memory that was never written */
 	return load_far(w, addr, to);
 }
 

@@ -1,0 +1,157 @@
+// Guest is the first process of a virtual machine. It takes the steps in /steps.json, prints their results on the console, where
+// package vm reads them, and switches the machine off.
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/lab/vm"
+)
+
+func main() {
+	if os.Getpid() != 1 {
+		fmt.Fprintln(os.Stderr, "guest: this is to be the first process of a virtual machine")
+		os.Exit(2)
+	}
+	if err := run(); err != nil {
+		vm.Print(os.Stdout, vm.Result{Name: "init", Exit: -1, Stderr: []byte(err.Error())})
+	}
+	unix.Sync()
+	unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
+}
+
+// mounts are made where the kernel has the file system.
+var mounts = []struct{ kind, dir string }{
+	{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/dev/shm"},
+	{"debugfs", "/sys/kernel/debug"}, {"tracefs", "/sys/kernel/tracing"}, {"cgroup2", "/sys/fs/cgroup"}, {"bpf", "/sys/fs/bpf"},
+}
+
+func run() error {
+	for _, m := range mounts {
+		os.MkdirAll(m.dir, 0o755)
+		unix.Mount(m.kind, m.dir, m.kind, 0, "")
+	}
+	// The root is memory already.
+	if err := errors.Join(os.MkdirAll("/tmp", 0o777), os.Chmod("/tmp", 0o1777)); err != nil {
+		return err
+	}
+	for path, value := range map[string]string{
+		"/proc/sys/kernel/printk":       "1", // or its messages come between the results
+		"/proc/sys/kernel/core_pattern": "/tmp/core.%e",
+	} {
+		if err := os.WriteFile(path, []byte(value), 0); err != nil {
+			return err
+		}
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}); err != nil {
+		return err
+	}
+	b, err := os.ReadFile("/steps.json")
+	if err != nil {
+		return err
+	}
+	var steps []vm.Step
+	if err := json.Unmarshal(b, &steps); err != nil {
+		return err
+	}
+	pid := "0" // of the process started last
+	for _, s := range steps {
+		var r vm.Result
+		r, pid = take(s, pid)
+		if err := vm.Print(os.Stdout, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take takes a step.
+func take(s vm.Step, pid string) (vm.Result, string) {
+	began := time.Now()
+	r := vm.Result{Name: s.Name}
+	fail := func(err error) (vm.Result, string) {
+		r.Exit = -1
+		r.Stderr = append(r.Stderr, err.Error()...)
+		return r, pid
+	}
+	var args []string
+	for _, a := range s.Args {
+		args = append(args, strings.ReplaceAll(a, "$PID", pid))
+	}
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Env = append([]string{"PATH=/bin", "HOME=/tmp"}, s.Env...)
+	cmd.Dir = "/tmp"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if s.User != 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(s.User), Gid: uint32(s.User)}
+	}
+	var stdout, stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if s.Start {
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			return fail(err)
+		}
+		pid = strconv.Itoa(cmd.Process.Pid)
+		// Its first output says that it is where the next steps want it.
+		b := make([]byte, 4096)
+		n, err := out.Read(b)
+		r.Stdout = b[:n]
+		if err != nil {
+			return fail(err)
+		}
+		r.PID = cmd.Process.Pid
+		// It runs where the steps leave it time.
+		if err := unix.Setpriority(unix.PRIO_PROCESS, r.PID, 19); err != nil {
+			return fail(err)
+		}
+		go cmd.Wait()
+		r.Seconds = time.Since(began).Seconds()
+		return r, pid
+	}
+	cmd.Stdout = &stdout
+	if err := cmd.Start(); err != nil {
+		return fail(err)
+	}
+	timeout := time.AfterFunc(time.Duration(s.Seconds)*time.Second, func() {
+		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	})
+	err := cmd.Wait()
+	if !timeout.Stop() {
+		r.Stderr = fmt.Appendf(nil, "killed after %d s\n", s.Seconds)
+	}
+	r.Seconds = time.Since(began).Seconds()
+	r.Stdout, r.Stderr = stdout.Bytes(), append(r.Stderr, stderr.Bytes()...)
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		r.Exit = exit.ExitCode()
+	case err != nil:
+		return fail(err)
+	}
+	for _, path := range s.Files {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return fail(err)
+		}
+		if r.Files == nil {
+			r.Files = map[string][]byte{}
+		}
+		r.Files[path] = b
+	}
+	return r, pid
+}

@@ -1,0 +1,31 @@
+#!/bin/sh
+# kernel.sh SUITE ARCH DIR: prints the path of the kernel for clouds of a suite of Debian, in DIR, where it puts it when it is not there yet.
+# It takes Debian's apt, whose own sources and lists are left alone.
+set -eu
+suite=$1 arch=$2 dir=$3/$1-$2
+for image in "$dir"/vmlinuz-*; do
+  if [ -f "$image" ]; then echo "$image"; exit; fi
+done
+mkdir -p "$dir/lists/partial" "$dir/cache/archives/partial" "$dir/new"
+# The mirror of this machine, but of another suite.
+mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | awk '$1 == "deb" {for (i = 2; i <= NF; i++) if ($i ~ /:\//) {print $i; exit}} $1 == "URIs:" {print $2; exit}')
+echo "deb [arch=$arch] ${mirror:-http://deb.debian.org/debian} $suite main" >"$dir/sources.list"
+in_suite() {
+  "$@" -o Dir::Etc::sourcelist="$dir/sources.list" -o Dir::Etc::sourceparts=- -o Dir::State::lists="$dir/lists" -o Dir::Cache="$dir/cache" \
+    -o APT::Architecture="$arch" -o APT::Architectures="$arch" -o Dir::State::status=/dev/null -o APT::Sandbox::User=root
+}
+in_suite apt-get -qq update >&2
+# Of newer suites, the image has a package of its own, linux-binary.
+names=$(in_suite apt-cache search --names-only "^linux-(image|binary)-[0-9].*-cloud-$arch\$" | cut -d ' ' -f 1 | sort -V)
+package=$(echo "$names" | awk '/^linux-binary/ {binary = $0} {last = $0} END {print binary ? binary : last}')
+if [ -z "$package" ]; then echo "$suite has no kernel for clouds on $arch" >&2; exit 1; fi
+rm -rf "$dir/new"
+mkdir "$dir/new"
+(cd "$dir/new" && in_suite apt-get -qq download "$package" >&2 && dpkg -x ./*.deb . && rm ./*.deb)
+# Of newer suites, the image is called vmlinuz, in the directory of its version.
+image=$(find "$dir/new" -name 'vmlinuz*' -type f)
+version=${image##*/vmlinuz}
+[ -n "$version" ] || version=-$(basename "$(dirname "$image")")
+mv "$image" "$dir/vmlinuz$version"
+rm -rf "$dir/new" "$dir/lists" "$dir/cache" "$dir/sources.list"
+echo "$dir/vmlinuz$version"

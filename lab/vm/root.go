@@ -1,0 +1,86 @@
+package vm
+
+import (
+	"bufio"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"slices"
+	"strings"
+)
+
+// A Root is the files of a machine: an archive that the kernel unpacks into memory.
+type Root struct {
+	files []file
+}
+
+type file struct {
+	name string // without a slash before it
+	mode uint32 // as stat(2) has it
+	data []byte
+}
+
+// Add adds a file, with the directories that lead to it. Executable files are those of mode 0o755.
+func (r *Root) Add(name string, mode os.FileMode, data []byte) {
+	name = strings.Trim(path.Clean(name), "/")
+	r.dirs(path.Dir(name))
+	r.files = append(r.files, file{name: name, mode: 0o100000 | uint32(mode.Perm()), data: data})
+}
+
+// dirs adds directories, each before what is in it: the kernel makes files in the order of the archive.
+func (r *Root) dirs(dir string) {
+	if dir == "." || slices.ContainsFunc(r.files, func(f file) bool { return f.name == dir }) {
+		return
+	}
+	r.dirs(path.Dir(dir))
+	r.files = append(r.files, file{name: dir, mode: 0o040755})
+}
+
+// Copy adds a file of this machine.
+func (r *Root) Copy(name, from string) error {
+	b, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(from)
+	if err != nil {
+		return err
+	}
+	r.Add(name, info.Mode(), b)
+	return nil
+}
+
+// Link adds a symbolic link.
+func (r *Root) Link(name, to string) {
+	r.Add(name, 0o777, []byte(to))
+	r.files[len(r.files)-1].mode = 0o120777
+}
+
+// write writes the archive, a cpio of the format that Linux calls newc (Documentation/driver-api/early-userspace/buffer-format.rst),
+// compressed.
+func (r *Root) write(w io.Writer, more ...file) error {
+	z, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
+	if err != nil {
+		return err
+	}
+	b := bufio.NewWriter(z)
+	pad := func(n int) { b.Write(make([]byte, -n&3)) }
+	all := slices.Concat(r.files, more, []file{{name: "TRAILER!!!"}})
+	for i, f := range all {
+		fields := []uint32{uint32(i + 1), f.mode, 0, 0, 1, 0, uint32(len(f.data)), 0, 0, 0, 0, uint32(len(f.name) + 1), 0}
+		b.WriteString("070701")
+		for _, v := range fields {
+			fmt.Fprintf(b, "%08X", v)
+		}
+		b.WriteString(f.name + "\x00")
+		pad(6 + 8*len(fields) + len(f.name) + 1)
+		b.Write(f.data)
+		pad(len(f.data))
+	}
+	if err := b.Flush(); err != nil {
+		return err
+	}
+	return z.Close()
+}

@@ -1,0 +1,194 @@
+// Package vm boots Linux kernels that this machine does not run, of other versions and other processors, under QEMU, and runs
+// commands in them. QEMU translates all code: a command takes 10 to 20 times as long as here, so its tests judge what is right,
+// never how fast.
+package vm
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	_ "embed"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// A Step is a command that the machine runs.
+type Step struct {
+	Name    string
+	Args    []string // $PID stands for the process that the last step with Start has started
+	Env     []string
+	User    int      // whose process it is
+	Start   bool     // it goes on beside the steps after it, which wait for its first output
+	Seconds int      // after which it is killed
+	Files   []string // which the result has
+}
+
+// A Result is what a step has given.
+type Result struct {
+	Name           string
+	Exit           int // -1: it was killed, or could not be run, as Stderr says
+	PID            int // of a step with Start
+	Seconds        float64
+	Stdout, Stderr []byte
+	Files          map[string][]byte
+}
+
+// Marks of results on the console: each is JSON, compressed by gzip, in lines of base64.
+const (
+	mark  = "@unspool "
+	end   = "@end"
+	width = 1000
+)
+
+// Print writes a result to the console.
+func Print(w io.Writer, r Result) error {
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	if err := json.NewEncoder(z).Encode(r); err != nil {
+		return err
+	}
+	if err := z.Close(); err != nil {
+		return err
+	}
+	text := base64.StdEncoding.EncodeToString(b.Bytes())
+	for len(text) > 0 {
+		n := min(width, len(text))
+		if _, err := fmt.Fprintf(w, "%s%s\n", mark, text[:n]); err != nil {
+			return err
+		}
+		text = text[n:]
+	}
+	_, err := fmt.Fprintln(w, end)
+	return err
+}
+
+// results reads results from the console, and what else it shows.
+func results(console io.Reader) (out []Result, other []byte, err error) {
+	var text []byte
+	lines := bufio.NewScanner(console)
+	for lines.Scan() {
+		line := bytes.TrimRight(lines.Bytes(), "\r")
+		// Firmware and the kernel may leave the cursor anywhere.
+		i := bytes.Index(line, []byte(mark))
+		switch {
+		case i >= 0:
+			text = append(text, line[i+len(mark):]...)
+		case string(line) == end:
+			b, err := base64.StdEncoding.DecodeString(string(text))
+			if err != nil {
+				return out, other, err
+			}
+			z, err := gzip.NewReader(bytes.NewReader(b))
+			if err != nil {
+				return out, other, err
+			}
+			var r Result
+			if err := json.NewDecoder(z).Decode(&r); err != nil {
+				return out, other, err
+			}
+			out, text = append(out, r), nil
+		default:
+			other = append(append(other, line...), '\n')
+		}
+	}
+	return out, other, lines.Err()
+}
+
+// A Kernel is one of a distribution.
+type Kernel struct {
+	Suite   string // of Debian
+	Arch    string // amd64 or arm64, as Go and Debian say
+	Version string
+	image   string
+}
+
+//go:embed kernel.sh
+var kernelScript string
+
+// Fetch downloads the kernel for clouds of a suite of Debian, unless it is in the cache.
+func Fetch(ctx context.Context, suite, arch string) (*Kernel, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(cache, "unspool-kernels")
+	cmd := exec.CommandContext(ctx, "sh", "-s", suite, arch, dir)
+	cmd.Stdin = strings.NewReader(kernelScript)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("kernel.sh %s %s: %w\n%s", suite, arch, err, stderr.Bytes())
+	}
+	k := &Kernel{Suite: suite, Arch: arch, image: strings.TrimSpace(string(out))}
+	k.Version = strings.TrimPrefix(filepath.Base(k.image), "vmlinuz-")
+	return k, nil
+}
+
+// Boot boots the kernel with files as its root and takes the steps in it. An error says what the console has shown.
+func (k *Kernel) Boot(ctx context.Context, root *Root, steps []Step) ([]Result, error) {
+	b, err := json.Marshal(steps)
+	if err != nil {
+		return nil, err
+	}
+	initrd, err := os.CreateTemp("", "unspool-vm-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.Remove(initrd.Name())
+	err = errors.Join(root.write(initrd, file{name: "steps.json", mode: 0o100644, data: b}), initrd.Close())
+	if err != nil {
+		return nil, err
+	}
+	// One processor on x86-64: QEMU 7.2 fails kernels of 6.12 and later now and then when they have two.
+	machine := map[string][]string{
+		"amd64": {"qemu-system-x86_64", "-cpu", "max", "-smp", "1", "-append", "console=ttyS0 quiet panic=-1"},
+		"arm64": {"qemu-system-aarch64", "-M", "virt", "-cpu", "max,pauth-impdef=on", "-smp", "2", "-append", "console=ttyAMA0 quiet panic=-1"},
+	}[k.Arch]
+	cmd := exec.CommandContext(ctx, machine[0], append(machine[1:], "-accel", "tcg,thread=single", "-m", "2G", "-nographic", "-no-reboot",
+		"-kernel", k.image, "-initrd", initrd.Name())...)
+	cmd.WaitDelay = time.Second
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	console, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	out, other, err := results(console)
+	err = errors.Join(err, cmd.Wait(), context.Cause(ctx))
+	if err == nil && len(out) != len(steps) {
+		err = fmt.Errorf("%d of %d steps have results", len(out), len(steps))
+	}
+	if err != nil {
+		err = fmt.Errorf("in Linux %s: %w\n%s%s", k.Version, err, other, stderr.Bytes())
+	}
+	return out, err
+}
+
+// Init adds the machine's first process, which takes the steps.
+func (r *Root) Init(ctx context.Context, arch string) error {
+	dir, err := os.MkdirTemp("", "unspool-vm-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "init")
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, "github.com/unspool/unspool/lab/vm/guest")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("the first process: %w\n%s", err, out)
+	}
+	return r.Copy("init", path)
+}
