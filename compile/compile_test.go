@@ -112,6 +112,23 @@ func TestCOptions(t *testing.T) {
 	}
 }
 
+// TestRows: the rows of a file are there by source, and a file without any says so.
+func TestRows(t *testing.T) {
+	all, damage, err := Rows(spin)
+	if err != nil || len(damage) > 0 || len(all.Rows) == 0 {
+		t.Fatalf("%v, %v, %v", all, damage, err)
+	}
+	if one, _, err := Rows(spin, ".eh_frame"); err != nil || len(one.Rows) != len(all.Rows) {
+		t.Errorf(".eh_frame: %v, %v", one, err)
+	}
+	if _, _, err := Rows(spin, ".debug_frame"); !errors.Is(err, ErrNoRows) || err.Error() != spin+": no call frame information" {
+		t.Errorf(".debug_frame: %v", err)
+	}
+	if _, _, err := Rows("compile_test.go"); err == nil {
+		t.Error("a text has rows")
+	}
+}
+
 func TestProveAndMeasure(t *testing.T) {
 	for _, code := range []bool{false, true} {
 		p, err := Prove(spin, code)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/rows"
 )
 
 // ErrNoRows is the error of a file without unwind information.
@@ -34,6 +35,23 @@ func Open(path string) (*module.Image, *format.Unwind, error) {
 		return nil, nil, err
 	}
 	return img, f, nil
+}
+
+// Rows returns the rows of a file, from the sources with the given names; from all where there are none. damage has what could not be read.
+func Rows(path string, only ...string) (t *rows.Table, damage []error, err error) {
+	err = module.Guard(func() error {
+		img, f, err := Open(path)
+		if err != nil {
+			return err
+		}
+		defer img.Close()
+		t, damage = f.Rows(only...)
+		if len(t.Rows) == 0 && len(damage) == 0 {
+			return fmt.Errorf("%s: %w", path, ErrNoRows)
+		}
+		return nil
+	})
+	return t, damage, err
 }
 
 // Files returns the paths, with directories replaced by the ELF executables and shared objects below them. skipped is told what could not be

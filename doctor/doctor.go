@@ -71,18 +71,12 @@ func (d *Diagnosis) Records() bool {
 	return slices.ContainsFunc(d.Ways, func(f Finding) bool { return f.OK && strings.HasPrefix(f.Name, "record-") })
 }
 
-// Options are what Diagnose is told by the program that asks.
-type Options struct {
-	Version string       // of the program
-	Runtime func() error // why unspool run finds no drop-in; nil: it finds one
-}
-
-// Diagnose looks at everything.
-func Diagnose(o Options) *Diagnosis {
+// Diagnose looks at everything. version is the program's.
+func Diagnose(version string) *Diagnosis {
 	host := perfdata.Host()
-	d := &Diagnosis{Version: o.Version, Kernel: host.OSRelease, Machine: host.Arch, CPUs: runtime.NumCPU(), UID: os.Geteuid()}
+	d := &Diagnosis{Version: version, Kernel: host.OSRelease, Machine: host.Arch, CPUs: runtime.NumCPU(), UID: os.Geteuid()}
 	d.Needs = needs()
-	d.Ways = ways(&o, d.Needs)
+	d.Ways = ways(d.Needs)
 	if d.Way("record-ebpf").OK { // it has just been loaded, with all that it stands on
 		for i := range d.Needs {
 			if f := &d.Needs[i]; f.Unknown && strings.HasPrefix(f.Name, "bpf-") {

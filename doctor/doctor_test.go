@@ -3,7 +3,8 @@ package doctor
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -59,7 +60,9 @@ The kernel's program, 1.0 s on the whole machine
 
 // TestDiagnose: whatever this machine allows, each finding has a name of its own, a reason where it says no, and the same in JSON.
 func TestDiagnose(t *testing.T) {
-	d := Diagnose(Options{Version: "v1", Runtime: func() error { return errors.New("no drop-in in /x: make install-runtime builds it") }})
+	dir := t.TempDir()
+	t.Setenv("UNSPOOL_RUNTIME", dir)
+	d := Diagnose("v1")
 	seen := map[string]bool{}
 	for _, f := range append(d.Ways, d.Needs...) {
 		if f.Name == "" || f.What == "" || seen[f.Name] || f.OK == (f.Reason != "") && f.Name != "record-ebpf" || f.OK && f.Unknown {
@@ -67,7 +70,7 @@ func TestDiagnose(t *testing.T) {
 		}
 		seen[f.Name] = true
 	}
-	if f := d.Way("run"); f.OK || f.Reason != "no drop-in in /x" || f.Change != "make install-runtime" {
+	if f := d.Way("run"); f.OK || f.Reason != "no "+Dropin+" in "+dir || f.Change != "make install-runtime" {
 		t.Errorf("run: %+v", f)
 	}
 	records := false
@@ -88,6 +91,22 @@ func TestDiagnose(t *testing.T) {
 	for _, key := range []string{"version", "kernel", "machine", "cpus", "uid", "ways", "checks"} {
 		if !strings.Contains(string(b), `"`+key+`":`) {
 			t.Errorf("no %s in %s", key, b)
+		}
+	}
+}
+
+// TestFindDropin: a directory that is named is the only one; else the environment's is.
+func TestFindDropin(t *testing.T) {
+	dir, empty := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, Dropin), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ named, env, want string }{
+		{dir, empty, dir}, {"", dir, dir}, {empty, dir, ""}, {"", empty, ""},
+	} {
+		t.Setenv("UNSPOOL_RUNTIME", c.env)
+		if got, err := FindDropin(c.named); got != c.want || (err == nil) != (c.want != "") {
+			t.Errorf("FindDropin(%q) with %s in the environment: %q, %v", c.named, c.env, got, err)
 		}
 	}
 }

@@ -54,7 +54,7 @@ const walkKernel = "Linux 6.1 or later; until then, stacks are copied and walked
 const userOnly = unix.PerfBitExcludeKernel | unix.PerfBitExcludeHv
 
 // ways tries each way of working.
-func ways(o *Options, needs []Finding) []Finding {
+func ways(needs []Finding) []Finding {
 	byName := map[string]*Finding{}
 	for i := range needs {
 		byName[needs[i].Name] = &needs[i]
@@ -103,7 +103,7 @@ func ways(o *Options, needs []Finding) []Finding {
 		names.Change = "sudo sysctl kernel.kptr_restrict=0 kernel.perf_event_paranoid=1"
 	}
 	run := Finding{Name: "run", What: "unspool run: stock perf on compiled tables", OK: true}
-	if err := o.Runtime(); err != nil {
+	if _, err := FindDropin(""); err != nil {
 		reason, _, _ := strings.Cut(err.Error(), ": make")
 		run.OK, run.Reason, run.Change = false, reason, "make install-runtime"
 	}

@@ -6,6 +6,7 @@
 package profile
 
 import (
+	"fmt"
 	"path"
 	"strconv"
 	"time"
@@ -385,6 +386,21 @@ func Number(n uint64, unit string) string {
 		}
 	}
 	return strconv.FormatUint(n, 10) + " ns"
+}
+
+// Bytes returns a number of bytes for people: "12 B", "3.4 KiB", "5.6 MiB", "7.8 GiB".
+func Bytes(n int64) string {
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	f := float64(n) / 1024
+	for _, unit := range []string{"KiB", "MiB"} {
+		if f < 1024 {
+			return fmt.Sprintf("%.1f %s", f, unit)
+		}
+		f /= 1024
+	}
+	return fmt.Sprintf("%.1f GiB", f)
 }
 
 // Quantity is Number with the unit: "1.235 s", "104,231 samples".

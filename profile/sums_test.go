@@ -43,3 +43,12 @@ func TestNumber(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// TestBytes: sizes have the unit that suits them.
+func TestBytes(t *testing.T) {
+	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1536: "1.5 KiB", 1 << 20: "1.0 MiB", 5 << 30: "5.0 GiB", 1 << 42: "4096.0 GiB"} {
+		if got := Bytes(n); got != want {
+			t.Errorf("%d: %q, want %q", n, got, want)
+		}
+	}
+}

@@ -70,7 +70,7 @@ func (f *File) open(path string, o *FileOptions) (err error) {
 	f.identify = f.in.identify(f.data)
 	if info := f.data.Info(); info.Ours {
 		if err := n.Import(info.Names); err != nil {
-			f.notes = append(f.notes, fmt.Sprintf("the names in the recording: %v", err))
+			f.notes = append(f.notes, Note{Text: fmt.Sprintf("the names in the recording: %v", err)})
 		}
 	}
 	return nil

@@ -37,3 +37,21 @@ func TestFilter(t *testing.T) {
 		}
 	}
 }
+
+// TestSetTime: times are exact to the nanosecond, either end may be open, and what is no time is an error.
+func TestSetTime(t *testing.T) {
+	for text, want := range map[string][2]uint64{
+		"4918.072454123,4919": {4918_072454123, 4919_000000000}, "1.5,": {1_500000000, math.MaxUint64}, ",0.000000001": {0, 1}, ",": {0, math.MaxUint64},
+	} {
+		var f Filter
+		if err := f.SetTime(text); err != nil || !f.Timed || f.From != want[0] || f.To != want[1] {
+			t.Errorf("%q: %+v, %v, want %d", text, f, err, want)
+		}
+	}
+	for _, text := range []string{"", "1", "a,b", "-1,2", "1,2,3", "1.x,2", "99999999999,"} {
+		var f Filter
+		if err := f.SetTime(text); err == nil {
+			t.Errorf("%q: %+v", text, f)
+		}
+	}
+}

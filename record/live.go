@@ -298,16 +298,16 @@ func (l *Live) unsaid() uint64 {
 }
 
 // EndNotes says what is to be known of a recording that has ended.
-func (l *Live) EndNotes() (out []string) {
+func (l *Live) EndNotes() (out []Note) {
 	if l.prog == nil {
 		return nil
 	}
 	st := l.prog.Stats()
 	if st.Evicted > 0 {
-		out = append(out, profile.Comma(uint64(st.Evicted))+" unwind tables were evicted from the kernel's memory, and their stacks copied: give more --memory")
+		out = append(out, Note{Text: profile.Comma(uint64(st.Evicted)) + " unwind tables were evicted from the kernel's memory, and their stacks copied", Advice: MoreMemory})
 	}
 	if st.Failed > 0 {
-		out = append(out, fmt.Sprintf("%s tables or address spaces could not be loaded into the kernel: %v", profile.Comma(uint64(st.Failed)), st.Err))
+		out = append(out, Note{Text: fmt.Sprintf("%s tables or address spaces could not be loaded into the kernel: %v", profile.Comma(uint64(st.Failed)), st.Err)})
 	}
 	return out
 }

@@ -3,6 +3,7 @@ package record
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -86,7 +87,7 @@ func TestSources(t *testing.T) {
 		if _, err := kept.Stat(); !errors.Is(err, os.ErrClosed) {
 			t.Errorf("%s: the descriptor for names is still open: %v", from, err)
 		}
-		if notes := append(l.Notes(), l.EndNotes()...); from != Ptrace && len(notes) > 1 {
+		if notes := fmt.Sprint(l.Notes(), l.EndNotes()); from != Ptrace && len(l.Notes())+len(l.EndNotes()) > 1 {
 			t.Errorf("%s: %q", from, notes)
 		}
 		if from == EBPF && (l.Kernel() == nil || l.Kernel().Tables == 0 || !strings.Contains(l.Summary(), "walking stacks in the kernel: ")) {
@@ -108,7 +109,7 @@ func TestSources(t *testing.T) {
 			t.Fatalf("%s: %v", from, err)
 		}
 		if len(f.data.Info().Names) == 0 || f.notes != nil {
-			t.Errorf("%s: %d bytes of names, %q", from, len(f.data.Info().Names), f.notes)
+			t.Errorf("%s: %d bytes of names, %v", from, len(f.data.Info().Names), f.notes)
 		}
 		again, err := f.Profile(context.Background(), nil)
 		if err != nil || again.Summary() != first.Summary() {

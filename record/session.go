@@ -4,7 +4,7 @@
 // and returns a Live. Live.Drop gives up the capabilities needed only to begin. Open opens a file of samples. A Session reads a Live or a file. It walks all stacks (Run),
 // makes a profile of them (Profile), or writes a recording (Write). A Tally cuts samples into intervals, for views of a running recording.
 //
-// Nothing here prints. Notes and EndNotes return messages for people, Stats and Info the counts and losses.
+// Nothing here prints. Notes and EndNotes return what people should know, Stats and Info the counts and losses. No note names a flag.
 package record
 
 import (
@@ -21,7 +21,6 @@ import (
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfdata"
-	"github.com/unspool/unspool/source/perfevent"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -47,7 +46,7 @@ type Session struct {
 	about    func() perfdata.Info                                    // what a recording of it says of itself
 	want     func(pid, tid int32, comm string, time uint64) bool     // says which samples are of interest; nil: all
 	identify func(path string, maj, min uint32, inode uint64) string // see source.Options; may be nil
-	notes    []string                                                // from opening it
+	notes    []Note                                                  // from opening it
 	unsaid   func() uint64                                           // after the last record: samples that the recorder lost and that the stream does not say; nil: none
 	lost     uint64                                                  // what unsaid said
 	cut      cuts                                                    // waits that are longer than they look
@@ -193,16 +192,16 @@ func (s *Session) Summary() string {
 	return t.Summary(s.Info.Loss)
 }
 
-// Notes says what the reader of a report should know: why stacks are not whole, what was lost, and what to do about it.
-func (s *Session) Notes() []string {
+// Notes says what the reader of a report should know: why stacks are not whole, what was lost, and what helps.
+func (s *Session) Notes() []Note {
 	out := slices.Clone(s.notes)
-	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	say := func(format string, args ...any) { out = append(out, Note{Text: fmt.Sprintf(format, args...)}) }
 	st := &s.Stats
 	if err := s.Mods.CacheErr(); err != nil {
 		say("unwind tables are not kept in the cache: %v", err)
 	}
 	if n := st.Lost + st.LostSamples; n > 0 {
-		say("%s records were lost: record %s", profile.Comma(n), lossAdvice(s.in.Decoder().Events()))
+		out = append(out, recordLess(profile.Comma(n)+" records were lost", s.in.Decoder().Events()))
 	}
 	if st.Adrift > 0 {
 		say("%s samples were left out of processes whose start may be among the lost records: some may belong to this recording", profile.Comma(st.Adrift))
@@ -218,7 +217,7 @@ func (s *Session) Notes() []string {
 	}
 	total := st.Samples
 	if cut := st.Stops[unwind.Truncated]; cut*50 > total {
-		say("%s of the stacks were cut off by the size of their copy: record with a larger --stack-size", profile.Percent(cut, total))
+		out = append(out, Note{Text: profile.Percent(cut, total) + " of the stacks were cut off by the size of their copy", Advice: LargerCopies})
 	}
 	if n := st.Stops[unwind.NoInfo]; n*50 > total {
 		say("%s of the stacks end in code without unwind information", profile.Percent(n, total))
@@ -241,19 +240,4 @@ func (s *Session) Notes() []string {
 		say("and %d more notes on names", n)
 	}
 	return out
-}
-
-// lossAdvice says how to record less, by what the events take.
-func lossAdvice(events []source.Event) string {
-	for _, e := range events {
-		switch {
-		case e.Name == perfevent.OffCPU:
-			return "fewer tasks (-p, --cgroup, --comm)"
-		case !e.Attr.Has(source.FlagFreq) && e.Attr.SamplePeriod > 1:
-			return fmt.Sprintf("with a -c over %d", e.Attr.SamplePeriod)
-		case !e.Attr.Has(source.FlagFreq):
-			return fmt.Sprintf("only one of every N %s (-c N)", e.Name)
-		}
-	}
-	return "with a lower frequency (-F)"
 }

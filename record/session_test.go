@@ -10,20 +10,21 @@ import (
 	"github.com/unspool/unspool/source/perfevent"
 )
 
-// TestLossAdvice: what is advised against losses is what the event takes.
-func TestLossAdvice(t *testing.T) {
+// TestRecordLess: what is advised against losses is what the event takes.
+func TestRecordLess(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		attr source.Attr
-		want string
+		want Note
 	}{
-		{"cycles", source.Attr{Flags: source.FlagFreq, SamplePeriod: 999}, "-F"},
-		{"page-faults", source.Attr{SamplePeriod: 1}, "(-c N)"},
-		{"page-faults", source.Attr{SamplePeriod: 100}, "-c over 100"},
-		{perfevent.OffCPU, source.Attr{SamplePeriod: 1}, "--comm"},
+		{"cycles", source.Attr{Flags: source.FlagFreq, SamplePeriod: 999}, Note{Advice: LowerFrequency}},
+		{"page-faults", source.Attr{SamplePeriod: 1}, Note{Advice: OneOfMany, Event: "page-faults"}},
+		{"page-faults", source.Attr{SamplePeriod: 100}, Note{Advice: LongerPeriod, Period: 100}},
+		{perfevent.OffCPU, source.Attr{SamplePeriod: 1}, Note{Advice: FewerTasks}},
 	} {
-		if got := lossAdvice([]source.Event{{Name: c.name, Attr: c.attr}}); !strings.Contains(got, c.want) {
-			t.Errorf("%s: %q, want %s", c.name, got, c.want)
+		c.want.Text = "3 records were lost"
+		if got := recordLess(c.want.Text, []source.Event{{Name: c.name, Attr: c.attr}}); got != c.want {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
 	}
 }

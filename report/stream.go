@@ -151,11 +151,19 @@ func (st *Stream) tally(period uint64) {
 	}
 }
 
-// Nameless calls f for each place without a name where samples were: with its module, and what they weigh.
-func (st *Stream) Nameless(f func(m *profile.Module, weight uint64)) {
+// Nameless returns the modules that had samples in places without names, and what those weigh in each.
+func (st *Stream) Nameless() (mods []profile.Module, weights []uint64) {
+	at := map[profile.Module]int{}
 	for id, w := range st.silent {
-		f(st.locs.Module(id), w)
+		m := *st.locs.Module(id)
+		i, ok := at[m]
+		if !ok {
+			i = len(mods)
+			at[m], mods, weights = i, append(mods, m), append(weights, 0)
+		}
+		weights[i] += w
 	}
+	return mods, weights
 }
 
 // Totals returns the counts so far.

@@ -137,7 +137,7 @@ func (o *compilation) summary() string {
 	out := profile.Count(uint64(compiled), "file", "files") + " compiled"
 	if compiled > 0 {
 		what := map[string]string{"table": "tables", "native": "machine code", "c": "C"}[o.Emit]
-		out += fmt.Sprintf(": %s of %s from %s of .eh_frame", size(o.bytes), what, size(o.source))
+		out += fmt.Sprintf(": %s of %s from %s of .eh_frame", profile.Bytes(o.bytes), what, profile.Bytes(o.source))
 	}
 	if found > 0 {
 		out += fmt.Sprintf("; %d were there already", found)
@@ -179,19 +179,4 @@ func eachFile[R any](ctx context.Context, files []string, verb string, work func
 		return &cli.Exit{Status: 1}
 	}
 	return nil
-}
-
-// size prints a number of bytes for people.
-func size(n int64) string {
-	f := float64(n)
-	for _, unit := range []string{"B", "KiB", "MiB"} {
-		if f < 1024 {
-			if unit == "B" {
-				return fmt.Sprintf("%d B", n)
-			}
-			return fmt.Sprintf("%.1f %s", f, unit)
-		}
-		f /= 1024
-	}
-	return fmt.Sprintf("%.1f GiB", f)
 }

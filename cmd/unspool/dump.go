@@ -9,7 +9,6 @@ import (
 
 	"github.com/unspool/unspool/compile"
 	"github.com/unspool/unspool/internal/cli"
-	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -38,7 +37,7 @@ then 1; all other rows are printed.`,
 			default:
 				return usage("--section is .eh_frame or .debug_frame, not %q", section)
 			}
-			t, damage, err := readRows(args[0], only...)
+			t, damage, err := compile.Rows(args[0], only...)
 			if err != nil {
 				return err
 			}
@@ -57,21 +56,4 @@ then 1; all other rows are printed.`,
 	c.Flags().StringVar(&format, "format", format, "text or json")
 	c.Flags().StringVar(&section, "section", section, "only .eh_frame or only .debug_frame (default: both, .eh_frame first, and Go's pclntab where there is no .debug_frame)")
 	return c
-}
-
-// readRows builds the table of a file, of the sources with the given names; of all where there are none.
-func readRows(path string, only ...string) (t *rows.Table, damage []error, err error) {
-	err = module.Guard(func() error {
-		img, f, err := compile.Open(path)
-		if err != nil {
-			return err
-		}
-		defer img.Close()
-		t, damage = f.Rows(only...)
-		if len(t.Rows) == 0 && len(damage) == 0 {
-			return fmt.Errorf("%s: no call frame information", path)
-		}
-		return nil
-	})
-	return t, damage, err
 }

@@ -1,10 +1,7 @@
 package main
 
 import (
-	"math"
 	"regexp"
-	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -36,35 +33,8 @@ func (f *filter) compile() error {
 	if f.time == "" {
 		return nil
 	}
-	f.Timed, f.To = true, math.MaxUint64
-	from, to, ok := strings.Cut(f.time, ",")
-	if !ok {
-		return usage("--time is FROM,TO in seconds, not %q", f.time)
-	}
-	for _, x := range []struct {
-		s  string
-		to *uint64
-	}{{from, &f.From}, {to, &f.To}} {
-		if x.s == "" {
-			continue
-		}
-		ns, err := parseSeconds(x.s)
-		if err != nil {
-			return usage("--time takes numbers of seconds, not %q", x.s)
-		}
-		*x.to = ns
+	if err := f.SetTime(f.time); err != nil {
+		return usage("--time %w", err)
 	}
 	return nil
-}
-
-// parseSeconds reads "4918.072454123" as nanoseconds, exactly.
-func parseSeconds(s string) (uint64, error) {
-	whole, frac, _ := strings.Cut(s, ".")
-	sec, err := strconv.ParseUint(whole, 10, 33)
-	if err != nil {
-		return 0, err
-	}
-	frac = (frac + "000000000")[:9]
-	ns, err := strconv.ParseUint(frac, 10, 64)
-	return sec*1e9 + ns, err
 }

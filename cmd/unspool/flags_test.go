@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -123,5 +124,25 @@ func TestKernelIdentity(t *testing.T) {
 		if out != nil {
 			t.Errorf("--source %s: no build ID of the kernel:\n%s", from, out)
 		}
+	}
+}
+
+// TestAdvice: notes on recordings name the flags that help, and those flags exist.
+func TestAdvice(t *testing.T) {
+	flags := recordCmd().Flags()
+	for a := record.LargerCopies; a <= record.MoreMemory; a++ {
+		text := advice(record.Note{Advice: a, Event: "page-faults", Period: 7})
+		named := regexp.MustCompile(`(?:^|[ (])--?([a-z][a-z-]+|[a-zA-Z])\b`).FindAllStringSubmatch(text, -1)
+		if len(named) == 0 {
+			t.Errorf("advice %d: %q names no flag", a, text)
+		}
+		for _, m := range named {
+			if flags.Lookup(m[1]) == nil && (len(m[1]) > 1 || flags.ShorthandLookup(m[1]) == nil) {
+				t.Errorf("advice %d: %q: there is no flag %s", a, text, m[1])
+			}
+		}
+	}
+	if got := advice(record.Note{}); got != "" {
+		t.Errorf("no advice: %q", got)
 	}
 }

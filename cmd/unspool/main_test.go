@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/compile"
+	"github.com/unspool/unspool/doctor"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/report"
@@ -397,7 +398,7 @@ func TestRun(t *testing.T) {
 	if r.want(t, 1, ""); !strings.Contains(r.stderr, "make install-runtime") {
 		t.Error(r.stderr)
 	}
-	if err := os.WriteFile(filepath.Join(dir, dropin), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, doctor.Dropin), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	r = runProgram(t, "run", "--strict", "--runtime", dir, "--", "sh", "-c", `echo "$LD_LIBRARY_PATH" "$UNSPOOL_STRICT"; exit 7`)

@@ -168,7 +168,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 			err = o.form().Whole(out, prof, o.opts)
 		}
 	}
-	say(rec.EndNotes())
+	sayNotes(rec.EndNotes())
 	empty := s.Stats.Samples == 0
 	if err == nil && empty && table {
 		commit(errEmpty)

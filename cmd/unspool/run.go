@@ -13,15 +13,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/compile"
+	"github.com/unspool/unspool/doctor"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/store"
-)
-
-// The drop-in is this library, and this is the directory below PREFIX/lib that make install-runtime puts it in.
-const (
-	dropin    = "libunwind-x86_64.so.8"
-	dropinDir = "lib/unspool"
 )
 
 func runCmd() *cobra.Command {
@@ -41,7 +36,7 @@ With --strict, all stacks equal stock libunwind's, to the byte.`,
 		Example: "  unspool run -- perf script -i perf.data\n  unspool run --strict -- perf report --stdio",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			lib, err := findRuntime(dir)
+			lib, err := doctor.FindDropin(dir)
 			if err != nil {
 				return err
 			}
@@ -60,31 +55,8 @@ With --strict, all stacks equal stock libunwind's, to the byte.`,
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
 	f.BoolVar(&strict, "strict", false, "walk the same stacks as stock libunwind, wrong stacks included")
-	f.StringVar(&dir, "runtime", "", "directory of "+dropin)
+	f.StringVar(&dir, "runtime", "", "directory of "+doctor.Dropin)
 	return c
-}
-
-// findRuntime returns the directory of the drop-in.
-func findRuntime(dir string) (string, error) {
-	var dirs []string
-	switch {
-	case dir != "":
-		dirs = []string{dir}
-	case os.Getenv("UNSPOOL_RUNTIME") != "":
-		dirs = []string{os.Getenv("UNSPOOL_RUNTIME")}
-	default:
-		if exe, err := os.Executable(); err == nil {
-			at := filepath.Dir(exe)
-			dirs = []string{filepath.Join(at, "..", dropinDir), filepath.Join(at, "runtime", "build")}
-		}
-		dirs = append(dirs, filepath.Join("/usr/local", dropinDir))
-	}
-	for _, d := range dirs {
-		if _, err := os.Stat(filepath.Join(d, dropin)); err == nil {
-			return filepath.Abs(d)
-		}
-	}
-	return "", fmt.Errorf("no %s in %s: make install-runtime builds it", dropin, strings.Join(dirs, ", "))
 }
 
 // prepare compiles the tables that a program on the drop-in will want: its own, and those of the files that a recording

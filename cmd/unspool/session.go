@@ -118,22 +118,12 @@ func (s *session) hints(p *profile.Profile) { say(s.Names.Hints(p, s.Info.Waits(
 
 // hintsOf is hints of what was streamed.
 func (s *session) hintsOf(st *report.Stream) {
-	var mods []profile.Module
-	var nameless []uint64
-	at := map[profile.Module]int{}
-	st.Nameless(func(m *profile.Module, weight uint64) {
-		i, ok := at[*m]
-		if !ok {
-			i = len(mods)
-			at[*m], mods, nameless = i, append(mods, *m), append(nameless, 0)
-		}
-		nameless[i] += weight
-	})
+	mods, nameless := st.Nameless()
 	say(s.Names.HintsOf(mods, nameless, st.Totals().Period))
 }
 
 // warn says on standard error what the reader of a report should know.
-func (s *session) warn() { say(s.Notes()) }
+func (s *session) warn() { sayNotes(s.Notes()) }
 
 // wrote says on standard error what went into a file.
 func (s *session) wrote(path string) {
@@ -141,4 +131,29 @@ func (s *session) wrote(path string) {
 		return
 	}
 	fmt.Fprintf(stderr, "unspool: %s: %s\n", path, s.Summary())
+}
+
+// sayNotes prints notes on a recording, with the flags that help.
+func sayNotes(notes []record.Note) {
+	for _, n := range notes {
+		say([]string{n.Text + advice(n)})
+	}
+}
+
+func advice(n record.Note) string {
+	switch n.Advice {
+	case record.LargerCopies:
+		return ": record with a larger --stack-size"
+	case record.LowerFrequency:
+		return ": record with a lower frequency (-F)"
+	case record.LongerPeriod:
+		return fmt.Sprintf(": record with a -c over %d", n.Period)
+	case record.OneOfMany:
+		return fmt.Sprintf(": record only one of every N %s (-c N)", n.Event)
+	case record.FewerTasks:
+		return ": record fewer tasks (-p, --cgroup, --comm)"
+	case record.MoreMemory:
+		return ": give more --memory"
+	}
+	return ""
 }

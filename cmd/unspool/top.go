@@ -137,11 +137,11 @@ func (t *topFlags) run(ctx context.Context, flt *filter) error {
 	if !over {
 		err = errors.Join(err, <-ended)
 	}
-	say(rec.EndNotes())
+	sayNotes(rec.EndNotes())
 	if err != nil {
 		return err
 	}
-	say(s.Notes())
+	sayNotes(s.Notes())
 	return exitStatus(ctx, rec, !over)
 }
 

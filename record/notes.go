@@ -1,0 +1,42 @@
+package record
+
+import (
+	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/source/perfevent"
+)
+
+// A Note says what the reader of a recording should know. What can be done about it is said by whoever knows how a recording is asked for.
+type Note struct {
+	Text   string
+	Advice Advice
+	Event  string // of OneOfMany
+	Period uint64 // of LongerPeriod: in events
+}
+
+// An Advice is how a recording becomes better.
+type Advice uint8
+
+const (
+	NoAdvice       Advice = iota
+	LargerCopies          // of stacks
+	LowerFrequency        // of samples
+	LongerPeriod          // than Note.Period
+	OneOfMany             // of Note.Event
+	FewerTasks            // to record
+	MoreMemory            // of the kernel, for tables
+)
+
+// recordLess returns a note with the advice to record less, by what the events take.
+func recordLess(text string, events []source.Event) Note {
+	for _, e := range events {
+		switch {
+		case e.Name == perfevent.OffCPU:
+			return Note{Text: text, Advice: FewerTasks}
+		case !e.Attr.Has(source.FlagFreq) && e.Attr.SamplePeriod > 1:
+			return Note{Text: text, Advice: LongerPeriod, Period: e.Attr.SamplePeriod}
+		case !e.Attr.Has(source.FlagFreq):
+			return Note{Text: text, Advice: OneOfMany, Event: e.Name}
+		}
+	}
+	return Note{Text: text, Advice: LowerFrequency}
+}
