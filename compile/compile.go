@@ -33,6 +33,27 @@ type Result struct {
 	Found  bool  // it was in the store
 }
 
+// A Tally counts what was made of files.
+type Tally struct {
+	Made, Found, None int   // files: compiled, found in the store, without unwind information
+	Size, Source      int64 // of all
+}
+
+// Add counts what File returned. A file of which nothing was made, because of an error, is none of them.
+func (t *Tally) Add(r Result, err error) {
+	switch {
+	case r.Size == 0 && err != nil:
+	case r.Size == 0:
+		t.None++
+	case r.Found:
+		t.Found++
+	default:
+		t.Made++
+	}
+	t.Size += r.Size
+	t.Source += r.Source
+}
+
 // File compiles a file. With an error can come a Result: what is damaged in the file is missing from it.
 func (c *Compiler) File(path string) (Result, error) {
 	img, f, err := Open(path)

@@ -102,6 +102,21 @@ func TestCompiler(t *testing.T) {
 	}
 }
 
+// TestTally: each file is counted as one thing, and what is damaged in it does not matter.
+func TestTally(t *testing.T) {
+	var got Tally
+	bad := errors.New("bad")
+	for _, r := range []struct {
+		Result
+		err error
+	}{{Result{Size: 5, Source: 10}, nil}, {Result{Size: 6, Source: 20, Found: true}, bad}, {Result{}, nil}, {Result{}, bad}, {Result{Size: 1, Source: 2}, bad}} {
+		got.Add(r.Result, r.err)
+	}
+	if want := (Tally{Made: 2, Found: 1, None: 1, Size: 12, Source: 32}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
 // TestCOptions: C is laid out, and reads memory, as machine code with the same options does.
 func TestCOptions(t *testing.T) {
 	for _, o := range []native.Options{{Layout: native.Page, Deref: native.Self}, {Layout: native.Tree, Deref: native.Callback}, {Layout: native.Inline, Deref: native.Slice}} {

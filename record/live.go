@@ -43,6 +43,17 @@ const (
 // Sources are all of them.
 func Sources() []string { return []string{Auto, EBPF, Perf, Ptrace} }
 
+// Target says what is recorded: the command, "pid 12 34" or "whole machine".
+func (p *Plan) Target() string {
+	switch {
+	case len(p.Command) > 0:
+		return strings.Join(p.Command, " ")
+	case len(p.PIDs) > 0:
+		return "pid " + strings.Trim(fmt.Sprint(p.PIDs), "[]")
+	}
+	return "whole machine"
+}
+
 // A recorder is what records live.
 type recorder interface {
 	source.RecordStream

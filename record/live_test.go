@@ -200,6 +200,17 @@ func TestFiles(t *testing.T) {
 	}
 }
 
+// TestTarget: a plan says what it records.
+func TestTarget(t *testing.T) {
+	var command, pids, all Plan
+	command.Command, command.All, pids.PIDs, all.All = []string{"sleep", "1"}, true, []int{12, 34}, true
+	for want, p := range map[string]*Plan{"sleep 1": &command, "pid 12 34": &pids, "whole machine": &all} {
+		if got := p.Target(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 // TestRefused: a plan says what it takes, and what it falls back from; a command that is not there is an error whoever is to record it.
 func TestRefused(t *testing.T) {
 	for _, from := range []string{"", Auto, Perf, Ptrace} {

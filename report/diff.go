@@ -178,7 +178,7 @@ func Diff(w io.Writer, before, after *profile.Profile, o Options) error {
 		b := fmt.Sprintf("%*s %*s %*s  %*s %*s %*s %6s  %s  ",
 			number, c[0], number, c[1], delta, c[2], number, c[3], number, c[4], delta, c[5], c[6], printable.Pad(printable.Clip(c[7], module), module))
 		if o.Width > 0 {
-			c[8] = Fit(c[8], max(o.Width-printable.Width(b), 1))
+			c[8] = fit(c[8], max(o.Width-printable.Width(b), 1))
 		}
 		fmt.Fprintln(bw, printable.Clip(b+c[8], o.Width))
 	}

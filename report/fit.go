@@ -7,9 +7,9 @@ import (
 	"github.com/unspool/unspool/internal/printable"
 )
 
-// Fit shortens the name of a function to n columns, as names.js does on pages: first the parameters go, then the arguments of templates, then
+// fit shortens the name of a function to n columns, as names.js does on pages: first the parameters go, then the arguments of templates, then
 // the namespaces; what is still too long is cut. n of 0 or less is no bound.
-func Fit(name string, n int) string {
+func fit(name string, n int) string {
 	if n <= 0 || printable.Width(name) <= n {
 		return name
 	}

@@ -46,8 +46,8 @@ func TestFit(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, a := range asks {
-		if got := Fit(a.Name, a.N); got != want[i] {
-			t.Errorf("Fit(%q, %d) = %q, a page has %q", a.Name, a.N, got, want[i])
+		if got := fit(a.Name, a.N); got != want[i] {
+			t.Errorf("fit(%q, %d) = %q, a page has %q", a.Name, a.N, got, want[i])
 		}
 	}
 }

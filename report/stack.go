@@ -15,10 +15,10 @@ import (
 
 // StackFormats are the reports of stacks by name: this project's own, as gdb and as eu-stack print them, and JSON.
 var StackFormats = map[string]func(io.Writer, *stacks.Process) error{
-	"text": StackText,
-	"gdb":  StackGDB,
-	"eu":   StackEU,
-	"json": StackJSON,
+	"text": stackText,
+	"gdb":  stackGDB,
+	"eu":   stackEU,
+	"json": stackJSON,
 }
 
 // A line is a frame, or a call that was inlined into one, as it is printed.
@@ -75,9 +75,9 @@ func (l *line) place() string {
 	return fmt.Sprintf("%s:%d", printable.String(l.src.File), l.src.Line)
 }
 
-// StackText writes stacks with all that is known: how each frame was found where it was not by call frame information, and
+// stackText writes stacks with all that is known: how each frame was found where it was not by call frame information, and
 // why a stack that is not whole ends.
-func StackText(out io.Writer, s *stacks.Process) error {
+func stackText(out io.Writer, s *stacks.Process) error {
 	w := bufio.NewWriter(out)
 	fmt.Fprintf(w, "PID %d", s.PID)
 	if len(s.Command) > 0 {
@@ -197,9 +197,9 @@ func writeRegs(w io.Writer, regs []stacks.Register) {
 	}
 }
 
-// StackGDB writes stacks as gdb's "thread apply all bt" does, in this order of threads. What gdb says of arguments and of POSIX
+// stackGDB writes stacks as gdb's "thread apply all bt" does, in this order of threads. What gdb says of arguments and of POSIX
 // threads is not there.
-func StackGDB(out io.Writer, s *stacks.Process) error {
+func stackGDB(out io.Writer, s *stacks.Process) error {
 	w := bufio.NewWriter(out)
 	for i := range s.Threads {
 		t := &s.Threads[i]
@@ -244,9 +244,9 @@ func StackGDB(out io.Writer, s *stacks.Process) error {
 	return w.Flush()
 }
 
-// StackEU writes stacks as eu-stack does, with modules (-m). Calls that were inlined are not shown, as without -i. Why a stack
+// stackEU writes stacks as eu-stack does, with modules (-m). Calls that were inlined are not shown, as without -i. Why a stack
 // is not whole is not there: see Incomplete.
-func StackEU(out io.Writer, s *stacks.Process) error {
+func stackEU(out io.Writer, s *stacks.Process) error {
 	w := bufio.NewWriter(out)
 	kind := "process"
 	if s.Core != "" {

@@ -73,7 +73,7 @@ func TestStackFormats(t *testing.T) {
 			s.Threads[0].Frames[i].Name, s.Threads[0].Frames[i].Regs = profile.Name{}, nil
 		}
 		s.Threads = s.Threads[:1]
-		return StackText(b, s)
+		return stackText(b, s)
 	})
 	const path = "testdata/stacks.golden"
 	if *update {
@@ -94,7 +94,7 @@ func TestStackFormats(t *testing.T) {
 func TestStackSame(t *testing.T) {
 	s := sampleStacks()
 	var b bytes.Buffer
-	if err := StackJSON(&b, s); err != nil {
+	if err := stackJSON(&b, s); err != nil {
 		t.Fatal(err)
 	}
 	var j jsonStacks

@@ -62,8 +62,8 @@ type jsonStackFrame struct {
 	Regs     map[string]string `json:"registers,omitempty"`
 }
 
-// StackJSON writes stacks as one object; docs/STACK.md says what its fields are.
-func StackJSON(w io.Writer, s *stacks.Process) error {
+// stackJSON writes stacks as one object; docs/STACK.md says what its fields are.
+func stackJSON(w io.Writer, s *stacks.Process) error {
 	j := jsonStacks{
 		PID: s.PID, Exe: s.Exe, Command: orEmpty(s.Command), Core: s.Core, Machine: s.Machine.Name, Pause: s.Pause.Nanoseconds(), Longest: s.Longest.Nanoseconds(),
 		Notes: orEmpty(s.Notes), Threads: []jsonThread{},

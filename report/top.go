@@ -58,7 +58,7 @@ func Top(w io.Writer, p *profile.Profile, o Options) error {
 	line := func(cols ...string) {
 		b := fmt.Sprintf("%7s %*s  %7s %*s  %s  ", cols[0], digits, cols[1], cols[2], digits, cols[3], printable.Pad(printable.Clip(cols[4], module), module))
 		if o.Width > 0 {
-			cols[5] = Fit(cols[5], max(o.Width-printable.Width(b), 1))
+			cols[5] = fit(cols[5], max(o.Width-printable.Width(b), 1))
 		}
 		fmt.Fprintln(bw, printable.Clip(b+cols[5], o.Width))
 	}

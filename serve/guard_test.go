@@ -418,3 +418,20 @@ func TestToken(t *testing.T) {
 		}
 	}
 }
+
+// TestURL: the address that is printed is one that a browser on this machine reaches.
+func TestURL(t *testing.T) {
+	for _, c := range []struct {
+		addr *net.TCPAddr
+		want string
+	}{
+		{&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80}, "http://127.0.0.1:80/?token=t"},
+		{&net.TCPAddr{IP: net.IPv6loopback, Port: 81}, "http://[::1]:81/?token=t"},
+		{&net.TCPAddr{IP: net.IPv4zero, Port: 82}, "http://localhost:82/?token=t"},
+		{&net.TCPAddr{IP: net.IPv6unspecified, Port: 83}, "http://localhost:83/?token=t"},
+	} {
+		if got := URL(c.addr, "t"); got != c.want {
+			t.Errorf("%v: %s, want %s", c.addr, got, c.want)
+		}
+	}
+}

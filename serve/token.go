@@ -6,10 +6,20 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
+	"fmt"
 	"net"
 	"net/http"
 	"strings"
 )
+
+// URL is where a browser on this machine finds the page of a server that listens at addr.
+func URL(addr net.Addr, token string) string {
+	host := addr.String()
+	if at, ok := addr.(*net.TCPAddr); ok && at.IP.IsUnspecified() {
+		host = fmt.Sprint("localhost:", at.Port) // for all addresses, of which this is the one that is known
+	}
+	return "http://" + host + "/?token=" + token
+}
 
 // NewToken returns a token that cannot be guessed: 128 bits or more.
 func NewToken() string { return rand.Text() }

@@ -23,8 +23,7 @@ type compilation struct {
 	pid           int
 
 	compile.Compiler
-	made, found, none int
-	bytes, source     int64
+	done compile.Tally
 }
 
 func compileCmd() *cobra.Command {
@@ -68,7 +67,7 @@ function, slice reads a captured piece of stack (the default without -o, for wal
 					return err
 				}
 			}
-			err = eachFile(c.Context(), files, "compiled", o.File, o.count)
+			err = eachFile(c.Context(), files, "compiled", o.File, o.done.Add)
 			if s := o.summary(); s != "" {
 				fmt.Fprintln(stdout, s)
 			}
@@ -113,31 +112,16 @@ func (o *compilation) resolve() (err error) {
 	return nil
 }
 
-// count counts what was made of a file.
-func (o *compilation) count(r compile.Result, err error) {
-	switch {
-	case r.Size == 0 && err != nil:
-	case r.Size == 0:
-		o.none++
-	case r.Found:
-		o.found++
-	default:
-		o.made++
-	}
-	o.bytes += r.Size
-	o.source += r.Source
-}
-
 // summary says what was done; "" where all files were errors.
 func (o *compilation) summary() string {
-	compiled, found, none := o.made+o.found, o.found, o.none
+	compiled, found, none := o.done.Made+o.done.Found, o.done.Found, o.done.None
 	if compiled+none == 0 {
 		return ""
 	}
 	out := profile.Count(uint64(compiled), "file", "files") + " compiled"
 	if compiled > 0 {
 		what := map[string]string{"table": "tables", "native": "machine code", "c": "C"}[o.Emit]
-		out += fmt.Sprintf(": %s of %s from %s of .eh_frame", profile.Bytes(o.bytes), what, profile.Bytes(o.source))
+		out += fmt.Sprintf(": %s of %s from %s of .eh_frame", profile.Bytes(o.done.Size), what, profile.Bytes(o.done.Source))
 	}
 	if found > 0 {
 		out += fmt.Sprintf("; %d were there already", found)

@@ -98,11 +98,7 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 	if err != nil {
 		return err
 	}
-	addr := l.Addr().String()
-	if at := l.Addr().(*net.TCPAddr); at.IP.IsUnspecified() {
-		addr = fmt.Sprint("localhost:", at.Port) // for all addresses, of which this is the one that is known
-	}
-	url := "http://" + addr + "/?token=" + o.Token
+	url := serve.URL(l.Addr(), o.Token)
 	if _, err := fmt.Fprintln(stdout, url); err != nil {
 		l.Close()
 		return err

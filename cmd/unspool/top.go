@@ -147,13 +147,7 @@ func (t *topFlags) run(ctx context.Context, flt *filter) error {
 
 // what says what is recorded.
 func (t *topFlags) what(rec *record.Live) string {
-	what := "whole machine"
-	switch {
-	case len(t.Command) > 0:
-		what = printable.Marked(strings.Join(t.Command, " "))
-	case len(t.PIDs) > 0:
-		what = "pid " + strings.Trim(fmt.Sprint(t.PIDs), "[]")
-	}
+	what := printable.Marked(t.Target())
 	if t.comm != "" {
 		what += " (" + printable.Marked(t.comm) + ")"
 	}
