@@ -3,6 +3,7 @@ package source
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -245,4 +246,37 @@ func TestWorldBounds(t *testing.T) {
 	if n := len(w.threads); n > 2*keepGone+1000 {
 		t.Errorf("%d threads, of which %d have exited", n, 4*keepGone)
 	}
+}
+
+// TestWorldForgets: files of processes that came and went are forgotten; a file that a process has is one module, however many others there were meanwhile.
+func TestWorldForgets(t *testing.T) {
+	const processes, stays = 20_000, 7
+	w := NewWorld(func(path, buildID string) *unwind.Module { return unwind.NewModule(path, buildID, nil) })
+	start := func(pid int32, path string) *unwind.Space {
+		w.Apply(&Record{Type: RecordFork, PID: pid, TID: pid, PPID: 1, PTID: 1, Time: 1})
+		w.Apply(&Record{Type: RecordComm, PID: pid, TID: pid, Misc: MiscCommExec, Comm: []byte("prog"), Time: 1})
+		w.Apply(&Record{Type: RecordMmap2, PID: pid, TID: pid, Addr: 0x1000, Len: 0x1000, Prot: ProtExec, Filename: []byte(path), Inode: uint64(pid), Time: 1})
+		space, alive := w.Process(pid)
+		if !alive || len(space.Mappings()) != 1 {
+			t.Fatalf("process %d: %v, alive %v", pid, space, alive)
+		}
+		return space
+	}
+	module := start(stays, "/stays").Mappings()[0].Module
+	for i := range processes {
+		pid := int32(i + 100)
+		start(pid, fmt.Sprint("/prog", i))
+		w.Apply(&Record{Type: RecordExit, PID: pid, TID: pid, Time: 1})
+		if i%1000 == 0 {
+			runtime.GC()
+		}
+	}
+	// Threads that have exited are kept for a while, with their files.
+	if n, most := len(w.files), 3*(2*keepGone+minSweep); n > most {
+		t.Errorf("%d files are known after %d processes, of which %d have their memory; at most %d should be", n, processes, len(w.procs), most)
+	}
+	if again := w.module(fileID{path: "/stays", inode: stays}); again != module {
+		t.Error("a file that a process has is another module")
+	}
+	runtime.KeepAlive(w)
 }
