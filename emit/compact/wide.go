@@ -122,6 +122,20 @@ func (t *Table) applyWide(w *wide, s *rows.State, m *rows.Memory) rows.Outcome {
 		ra, raFrom = s.Get(mach.Slot(raCol), m)
 	}
 	for i := range w.n {
+		// Nearly all rules are saves at offsets from the CFA, also where the CFA is not a register and a number.
+		if b := w.rules[i*wruleSize:][:wruleSize]; rows.Kind(b[wruleKind]) == rows.Offset {
+			of, at := arch.Reg(le.Uint16(b[wruleOf:])), cfa+le.Uint64(b[wruleOff:])
+			if of == raCol {
+				x, ok := m.Load(at)
+				if ra, raFrom = x, rows.OK; !ok {
+					s.Fault, raFrom = at, rows.Unreadable
+				}
+			}
+			if slot := mach.Slot(of); slot != arch.NoSlot {
+				ch.memory(slot, at)
+			}
+			continue
+		}
 		r := w.rule(t, i)
 		slot := mach.Slot(r.Of)
 		loc, v, o := follow(mach, &r, s, m, cfa)
@@ -238,8 +252,6 @@ func follow(mach *arch.Machine, r *rows.Rule, s *rows.State, m *rows.Memory, cfa
 		if slot := mach.Slot(from); slot != arch.NoSlot {
 			return locSlot, uint64(slot), rows.OK
 		}
-	case rows.Offset:
-		return locMem, cfa + uint64(r.Off), rows.OK
 	case rows.ValOffset:
 		return locValue, cfa + uint64(r.Off), rows.OK
 	case rows.RegOffset, rows.RegDeref:
