@@ -15,6 +15,8 @@ SAME(US_UNREADABLE, UNSPOOL_UNREADABLE);
 SAME(US_BAD_EXPR, UNSPOOL_BAD_EXPR);
 SAME(US_SIGNAL, UNSPOOL_SIGNAL);
 SAME(US_SIGNED, UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC);
+SAME(US_SYNC_ONLY, UNSPOOL_SYNC_ONLY);
+SAME(US_OUTERMOST_FLAG, UNSPOOL_OUTERMOST_FLAG);
 SAME(US_KIND_REG, UNSPOOL_KIND_REG);
 SAME(US_KIND_PLT, UNSPOOL_KIND_PLT);
 SAME(US_KIND_WIDE, UNSPOOL_KIND_WIDE);
@@ -231,8 +233,6 @@ void us_slot_put(struct us_slot *e, uint32_t tag, uint64_t pc, const struct us_r
 }
 
 /* ---- Beyond call frame information ---- */
-
-enum { MAX_MOVES = 64, MAX_PIECE = 4096 };
 
 void us_restore(struct us_state *s, const struct us_state *was, uint64_t sp, us_load load, void *ctx)
 {

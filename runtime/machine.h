@@ -98,6 +98,12 @@ enum { /* bounds of expressions: values on the stack, operations */
 	UNSPOOL_EXPR_STEPS = 4096,
 };
 
+enum { /* limits of walks: unwind has what each is for */
+	MAX_MOVES = 64,
+	MAX_PIECE = 4096,
+	MAX_AFTER_SYSCALL = 24,
+};
+
 enum { /* x86_64: slots of registers */
 	UNSPOOL_X86_64_REG_RAX = 0,
 	UNSPOOL_X86_64_REG_RDX = 1,

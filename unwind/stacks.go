@@ -11,11 +11,11 @@ import (
 // (-fsplit-stack), what is called on a stack of its own. A frame whose caller is on another stack can lead down as well as up. Such
 // a walk ends, because a loop goes down somewhere, and goes there again with the same program counter.
 
-// maxMoves is how often a walk may go down; MAX_MOVES of source/ebpf/c/walk.h.
+// maxMoves is how often a walk may go down. The walkers in C have this limit and the others from here: emit/compact/gen.
 const maxMoves = 64
 
 // maxPiece is how far above a frame its caller's may be to count as the same piece of a stack, in bytes.
-const maxPiece = 4 << 10
+const maxPiece = 4096
 
 // stacks are the stacks of a walk.
 type stacks struct {

@@ -56,7 +56,7 @@ func TestCorpus(t *testing.T) {
 	var tEmit, tLoad, tVerify time.Duration
 	for _, path := range corpus(t) {
 		ref, size := readELF(t, path)
-		if len(ref.Rows) == 0 {
+		if len(ref.Rows) == 0 || ref.Machine.Numbered { // no tables are made for machines of which only a number is known
 			continue
 		}
 		t0 := time.Now()

@@ -22,6 +22,11 @@ var opcodes = []struct{ path, prefix, title string }{
 	{"format/dwarf/cfa.go", "DW_CFA_", "call frame instructions (DWARF 5, section 7.24)"},
 }
 
+// walkLimits are constants of package unwind that the walkers in C share.
+var walkLimits = []struct{ path, name string }{
+	{"unwind/stacks.go", "maxMoves"}, {"unwind/stacks.go", "maxPiece"}, {"unwind/call.go", "maxAfterSyscall"},
+}
+
 // machineHeader returns the C header of machines and opcodes.
 func machineHeader(root string) ([]byte, error) {
 	var b bytes.Buffer
@@ -49,6 +54,15 @@ func machineHeader(root string) ([]byte, error) {
 	b.WriteString("\nenum { /* bounds of expressions: values on the stack, operations */\n")
 	for _, c := range limits {
 		fmt.Fprintf(&b, "\tUNSPOOL_%s = %s,\n", strings.ToUpper(snake(strings.TrimPrefix(c[0], "max"))), c[1])
+	}
+	b.WriteString("};\n")
+	b.WriteString("\nenum { /* limits of walks: unwind has what each is for */\n")
+	for _, l := range walkLimits {
+		consts, err := constants(filepath.Join(root, l.path), l.name)
+		if err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(&b, "\t%s = %s,\n", strings.ToUpper(snake(l.name)), consts[0][1])
 	}
 	b.WriteString("};\n")
 	for _, m := range arch.Machines() {

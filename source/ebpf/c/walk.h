@@ -37,10 +37,7 @@
 #define WINDOW_BELOW 64 /* of them below what was asked for */
 #define WALK_STEPS 8192 /* of all expressions of a walk, which holds up a processor */
 #define MAX_UP (1ull << 30) /* a frame pointer that leads farther is none */
-#define MAX_MOVES 64 /* times that a walk may go down to another stack: maxMoves of unwind */
-#define MAX_PIECE 4096 /* a frame farther above is not of the same piece of a stack: maxPiece */
 #define RED_ZONE UNSPOOL_X86_64_RED_ZONE /* below the stack pointer, which signal handlers leave alone */
-#define MAX_AFTER_SYSCALL 24 /* maxAfterSyscall */
 
 #define SLOTS UNSPOOL_X86_64_SLOTS /* DWARF's numbers; 16 is the program counter */
 #define SLOT_ROOM 32 /* so that a mask bounds an index */
