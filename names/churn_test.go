@@ -271,8 +271,9 @@ func TestChurn(t *testing.T) {
 	if errs := mods.Errors(); len(errs) > 0 {
 		t.Error(errs[0])
 	}
-	// What was used in the last seconds may be twice the budget; a file counts as a quarter of its size.
-	if last.used > 2*budget || last.mapped > 4*2*budget || last.maps > 2*budget>>14 {
+	// What was used in the last seconds may be twice the budget, and what was in use when it had to go comes on top; a file counts as a quarter of its
+	// size, at least.
+	if last.used > 2*budget+budget/4 || last.mapped > 4*2*budget || last.maps > 2*budget>>14 {
 		t.Errorf("%d bytes are used, %d in %d mappings, of a budget of %d", last.used, last.mapped, last.maps, budget)
 	}
 	if last.heap > 4*2*budget {

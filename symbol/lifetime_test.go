@@ -94,6 +94,7 @@ func TestEvict(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	ask(tight, paths[0]) // what was in use when it had to go goes now
 	// In the end only the last one, with its file, is more than the budget has room for.
 	most := 2*files.Memory.Max + roomy.opt.Files.Memory.Used()/programs*2
 	if used := files.Memory.Used(); used > most {
