@@ -50,25 +50,25 @@ type Machine struct {
 	// AddressBits are how many bits an address has in a signed return address, the likeliest last; none where none is signed.
 	AddressBits []int
 
-	// CallPush is how many bytes a call pushes: the return address. 0 where it is in a register.
+	// CallPush is the number of bytes that a call pushes: the return address. 0 where it is in a register.
 	CallPush uint64
 
-	// Record is what code with a frame pointer keeps where that points.
+	// Record describes the words that code with a frame pointer keeps at its target.
 	Record Record
 
-	// Signal is what Linux leaves on the stack of a signal handler; nil where that is not known.
+	// Signal describes the frame that Linux leaves on the stack of a signal handler; nil where that is not known.
 	Signal *Signal
 
 	// PLT is the shape of lazy procedure linkage tables; nil where that is not known.
 	PLT *PLT
 
-	// RedZone is how many bytes below the stack pointer a function may use, which signal handlers leave alone.
+	// RedZone is the number of bytes below the stack pointer that a function may use, and that signal handlers leave alone.
 	RedZone uint64
 
 	// Syscall is how Linux is called.
 	Syscall Syscall
 
-	// SaveScale is what divides the places of saved registers, as offsets from the CFA, in bytes: 4 or 8. 0 counts as 8.
+	// SaveScale divides the offsets of saved registers from the CFA, in bytes: 4 or 8. 0 counts as 8.
 	SaveScale int
 
 	// BigEndian says that words in memory start with their high byte.
@@ -78,10 +78,10 @@ type Machine struct {
 	// where walking needs none.
 	Perf []Slot
 
-	// UserRegs is what ptrace and core files have of a thread's registers.
+	// UserRegs has the layout of a thread's registers in ptrace and in core files.
 	UserRegs UserRegs
 
-	// VSyscall is where each process has a page of the kernel's; 0 where there is none.
+	// VSyscall is the address of the kernel's page in each process; 0 if there is none.
 	VSyscall uint64
 
 	// GoMove is how Go's runtime keeps the stack pointer while it calls the vDSO.
@@ -109,7 +109,7 @@ type Record struct {
 	Size uint64 // the stack pointer was behind it
 }
 
-// AddressMask is what stays of a signed return address: user addresses have 48 bits.
+// AddressMask selects the address in a signed return address: user addresses have 48 bits.
 const AddressMask = 1<<48 - 1
 
 // A GoMove is an instruction that copies the stack pointer to a register.
@@ -126,7 +126,7 @@ func (m *Machine) Slot(r Reg) Slot {
 	return NoSlot
 }
 
-// Like returns a machine that differs from m in the registers that a call preserves, and in SaveScale. Tests of what holds on any machine use it.
+// Like returns a machine that differs from m in the registers that a call preserves, and in SaveScale. Tests that hold on any machine use it.
 func Like(m *Machine, saved []Reg, scale int) *Machine {
 	x := *m
 	x.CalleeSaved, x.SaveScale, x.saved = saved, scale, 0

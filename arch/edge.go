@@ -12,7 +12,7 @@ type Edge struct {
 	FP  int64  // where the caller's frame pointer is, from the stack pointer; less than 0: in its register
 }
 
-// MaxEdge is how many bytes Edge looks at from the place on; before the place, MaxCall.
+// MaxEdge is the number of bytes that Edge reads from the place on; before the place, MaxCall.
 const MaxEdge = 32
 
 // Edge says whether the code at a place is such an edge. before is the code that ends there, as much of it as is known.

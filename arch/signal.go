@@ -2,11 +2,11 @@ package arch
 
 import "bytes"
 
-// A Signal is what Linux leaves on the stack of a signal handler, and how the code that the handler returns to is known:
-// it does nothing but call rt_sigreturn, and often has no unwind information.
+// A Signal describes the frame that Linux leaves on the stack of a signal handler, and how to recognise the code to which the handler
+// returns: this code only calls rt_sigreturn, and often has no unwind information.
 type Signal struct {
-	// Returns are the instructions of that code, as C libraries and Go's runtime have it. Each begins with moving
-	// the system call's number into its register; Call is how many bytes the last instruction has, the system call.
+	// Returns are the instructions of that code, as C libraries and Go's runtime have it. Each begins with moving the system call's number
+	// into its register; Call is the length in bytes of the last instruction, the system call.
 	Returns [][]byte
 	Call    int
 
@@ -14,15 +14,14 @@ type Signal struct {
 	// the stack pointer that the handler returns with. 0 stands for a register that is not looked for there.
 	Saved []uint16
 
-	// Context is where struct ucontext is, from that stack pointer. It begins with uc_flags, of which Linux has three, and uc_link,
-	// which is 0.
+	// Context is where struct ucontext is, from that stack pointer. It begins with uc_flags (Linux has three) and uc_link, which is 0.
 	Context uint16
 }
 
 // MaxFlags is the greatest value of uc_flags.
 const MaxFlags = 7
 
-// At says whether code begins with the code that signal handlers return to, and how many bytes that has.
+// At says whether code begins with the code to which signal handlers return, and that code's length in bytes.
 func (s *Signal) At(code []byte) (n int, ok bool) {
 	for _, r := range s.Returns {
 		if bytes.HasPrefix(code, r) {
@@ -32,11 +31,11 @@ func (s *Signal) At(code []byte) (n int, ok bool) {
 	return 0, false
 }
 
-// MaxReturn is the greatest length of what Returns holds.
+// MaxReturn is the greatest length of an entry in Returns.
 const MaxReturn = 9
 
 // AfterCall says whether code, which lies before a return address, ends with a call, as far as its last bytes tell.
 func (m *Machine) AfterCall(code []byte) bool { return m.afterCall != nil && m.afterCall(code) }
 
-// MaxCall is how many bytes AfterCall looks at.
+// MaxCall is the number of bytes that AfterCall reads.
 const MaxCall = 8

@@ -26,7 +26,7 @@ type Compiler struct {
 	Dir string
 }
 
-// A Result is what was made of a file.
+// A Result describes the output made from a file.
 type Result struct {
 	Size   int64 // 0: the file has no unwind information
 	Source int64 // size of its .eh_frame

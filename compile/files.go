@@ -115,8 +115,8 @@ func Mapped(pid int) ([]string, error) {
 	return out, nil
 }
 
-// Each calls work with each file, as many at a time as there are processors, and done with what it returns, one call at a time. A file that
-// shrinks while it is read is an error of that file. When ctx ends, the files that were not begun are left out, and its error is returned.
+// Each calls work with each file, on all processors at once. It calls done with each result, one call at a time. A file that shrinks while it
+// is read is an error of that file. When ctx ends, files not yet begun are left out, and ctx's error is returned.
 func Each[R any](ctx context.Context, files []string, work func(path string) (R, error), done func(r R, err error)) error {
 	var mu sync.Mutex
 	var next atomic.Int64

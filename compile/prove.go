@@ -8,7 +8,7 @@ import (
 	"github.com/unspool/unspool/rows"
 )
 
-// A Proof is what was proven of a file.
+// A Proof has the proven counts of a file.
 type Proof struct{ Rows, Rules, Damaged int }
 
 // Prove proves that the compact table of a file is equal to its unwind information, and with code that machine code is, in each layout and

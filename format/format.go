@@ -22,7 +22,7 @@ const (
 	PCLNTab    = "pclntab"      // of Go's run time, in whatever section
 )
 
-// A Source is one kind of unwind information of an image. Nothing is read before it is asked for.
+// A Source is one kind of unwind information of an image. Nothing is read before somebody asks for it.
 type Source struct {
 	Name string
 	Size uint64 // bytes, after decompression; an upper bound where the end is not known
@@ -47,16 +47,17 @@ type Unwind struct {
 	entries  func(yield func(Entry) bool)
 }
 
-// An Entry is a CIE or an FDE; an Instruction is one of its call frame instructions. They are for those who count and show them.
+// An Entry is a CIE or an FDE; an Instruction is one of an entry's call frame instructions. They are for those who count and show them.
 type (
 	Entry       = dwarf.Entry
 	Instruction = dwarf.Instruction
 )
 
-// Open returns the unwind information of an image. An image without any has no Sources. With an error comes what could be read.
+// Open returns the unwind information of an image. An image without any has no Sources. With an error, it returns the part that could be
+// read.
 //
-// .eh_frame wins: the program itself unwinds by it. .debug_frame fills its gaps. Go's table says the same as the .debug_frame that the
-// linker made of it, in more bytes, so it is a source only where that section is gone.
+// .eh_frame wins: the program itself unwinds by it. .debug_frame fills its gaps. The linker makes .debug_frame of Go's table, in fewer bytes.
+// So Go's table is a source only if .debug_frame is missing.
 func Open(img *module.Image) (*Unwind, error) {
 	d, err := dwarf.Open(img)
 	sizes := d.Sizes()
@@ -124,7 +125,7 @@ func (u *Unwind) Bounds(pc arch.Vaddr) (lo, hi arch.Vaddr, ok bool) {
 	return 0, 0, false
 }
 
-// Size returns the size of a source, in bytes; 0 where it is none of the image's.
+// Size returns the size of a source, in bytes; 0 if the image lacks it.
 func (u *Unwind) Size(name string) uint64 {
 	for _, s := range u.Sources {
 		if s.Name == name {

@@ -57,8 +57,8 @@ func NewBuilder() *Builder {
 	return b
 }
 
-// Add counts a sample, and returns the index that its Stack has in Profile. It allocates only for what was not seen
-// before, and keeps no part of s but its Comm and the modules of its frames.
+// Add counts a sample, and returns the index that its Stack has in Profile. It allocates only for new stacks and locations. Of s, it keeps
+// only Comm and the modules of the frames.
 func (b *Builder) Add(s *Sample) int {
 	h := b.intern(s)
 	b.totals.Count(s)
@@ -186,7 +186,7 @@ func (b *Builder) grow() {
 	}
 }
 
-// Profile returns what was added so far, with names by n; a nil Namer leaves all functions unnamed.
+// Profile returns the samples added so far, with names by n; a nil Namer leaves all functions unnamed.
 func (b *Builder) Profile(n Namer, info Info) *Profile {
 	l := b.locs
 	mods, to := l.merged()

@@ -14,8 +14,7 @@ const (
 	numModsFixed
 )
 
-// Locations numbers locations in the order in which they are first seen. It is not safe for concurrent
-// use.
+// Locations numbers locations in the order of their first appearance. It is not safe for concurrent use.
 type Locations struct {
 	locs  []Loc
 	slots []locSlot // open addressing, a power of two

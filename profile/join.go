@@ -8,8 +8,8 @@ import (
 )
 
 // Join returns a profile with the stacks of now and, from index split on, those of before, for a comparison. A function of before is one of
-// now if it has the same name and their modules match: builds differ, and so do directories and versions (see matchModules), and
-// versions of commands (see matchComms). The rest of what is known of the recording is now's; totals are those of both.
+// now if it has the same name and their modules match: builds differ, and so do directories and versions (see matchModules), and versions of
+// commands (see matchComms). The other facts about the recording are now's; totals are those of both.
 func Join(now, before *Profile) (p *Profile, split int) {
 	q := *now
 	p, split = &q, len(now.Stacks)

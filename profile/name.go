@@ -10,7 +10,7 @@ import (
 	"github.com/unspool/unspool/unwind"
 )
 
-// A Name is what a symbol table knows of an address.
+// A Name is a symbol table's answer for an address.
 type Name struct {
 	Func    string // demangled; empty if there is no symbol
 	Linkage string // as in the symbol table; may be empty where it equals Func
@@ -43,9 +43,8 @@ func (s *Source) Name() string {
 // and distinct. It is called from several goroutines at once. Code that a process made is asked for with the
 // module of that process's memory: see unwind.Module.PID.
 //
-// A function without a symbol whose bounds are known all the same, from call frame information say, has
-// a Start only: it is shown as "[libfoo.so+0x1230]", and all its locations are one function. Where not
-// even that is known, all of a file is one function: "[libfoo.so]".
+// A function without a symbol whose bounds are known all the same, from call frame information say, has a Start only: it is shown as
+// "[libfoo.so+0x1230]", and all its locations are one function. If not even that is known, all of a file is one function: "[libfoo.so]".
 type Namer interface {
 	User(m *unwind.Module, offs []uint64, names []Name)
 	Kernel(addrs []uint64, names []Name)

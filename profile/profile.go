@@ -29,8 +29,8 @@ type Sample struct {
 	Waker    *Waker
 }
 
-// A Waker is who ended a wait. Its frames are above the wait's: first By, which says who it is, then its stack upside down, so that what woke
-// the thread is next to what waited, then what End says of that stack's end.
+// A Waker is the thread that ended a wait. Its frames are above the wait's: first By, which says who it is, then its stack upside down, so
+// that what woke the thread is next to what waited, then what End says of that stack's end.
 type Waker struct {
 	By     unwind.Frame
 	Kernel []uint64
@@ -73,7 +73,7 @@ func (s *Sample) stop() unwind.Stop {
 	return s.Stop
 }
 
-// An Event is what a profiler counts to know when to take a sample.
+// An Event is the kind of event that a profiler counts between samples.
 type Event struct {
 	Name string // as recorded: "cycles", "cpu-clock"
 	Unit string // "nanoseconds" for clocks, else "count"
@@ -96,7 +96,7 @@ func NewEvent(name string) Event {
 	return Event{name, "count"}
 }
 
-// Info is what is known of a recording apart from its samples. All of it is optional.
+// Info describes a recording apart from its samples. All of it is optional.
 type Info struct {
 	Events   []Event
 	Start    time.Time // by the wall clock
@@ -116,7 +116,7 @@ func (i *Info) Waits() bool {
 	return len(i.Events) > 0
 }
 
-// Loss counts what did not reach the profile.
+// Loss counts samples and records missing from the profile.
 type Loss struct {
 	Samples   uint64 // samples that were taken and lost
 	Throttles uint64 // times at which the kernel paused sampling
@@ -158,8 +158,7 @@ type Mapping struct {
 	Module int32
 }
 
-// A Func is a function, or what stands for one where no name is known. No two have the same name and
-// module.
+// A Func is a function, or a substitute where no name is known. No two have the same name and module.
 type Func struct {
 	Name    string // demangled; see Namer for functions without a name
 	Linkage string // as in the symbol table; empty where it equals Name
@@ -264,7 +263,7 @@ func (t *Totals) Count(s *Sample) {
 	}
 }
 
-// Merge adds the counts of others.
+// Merge adds other counts.
 func (t *Totals) Merge(u *Totals) {
 	t.Samples += u.Samples
 	t.Period += u.Period
@@ -316,8 +315,8 @@ func Grade(s unwind.Stop) string {
 	return "broken"
 }
 
-// Summary says in one line how much there is and how much of it is whole:
-// "104,231 samples · 95.2 % whole · 4.6 % truncated · 0.2 % broken · 12 lost".
+// Summary returns one line with the number of samples and the share of whole stacks: "104,231 samples · 95.2 % whole · 4.6 % truncated · 0.2
+// % broken · 12 lost".
 func (p *Profile) Summary() string { return p.Totals.Summary(p.Loss) }
 
 // Summary is Profile.Summary for those who keep counts only.
@@ -411,7 +410,7 @@ func Quantity(n uint64, unit string) string {
 	return Comma(n) + " " + unit
 }
 
-// Count says how many there are of something: "1 wait", "2,000 waits".
+// Count returns a number with its noun: "1 wait", "2,000 waits".
 func Count(n uint64, one, many string) string {
 	if n == 1 {
 		return "1 " + one

@@ -2,8 +2,8 @@ package profile
 
 import "github.com/unspool/unspool/unwind"
 
-// Mark returns the name that stands for the callers that are not known, outside of a stack's outermost frame: "[truncated]" or "[broken]"; ""
-// where the stack is whole or has no user part.
+// Mark returns the name for the unknown callers beyond a stack's outermost frame: "[truncated]" or "[broken]"; "" if the stack is whole or
+// has no user part.
 func Mark(s unwind.Stop) string {
 	switch g := Grade(s); g {
 	case "truncated", "broken":

@@ -1,6 +1,6 @@
 package profile
 
-// A Weight is what numbers stand for.
+// A Weight says what numbers mean.
 type Weight uint8
 
 const (
@@ -8,7 +8,7 @@ const (
 	Periods               // events: nanoseconds, cycles
 )
 
-// Of returns what the samples of a stack weigh.
+// Of returns the weight of a stack's samples.
 func (w Weight) Of(s *Stack) uint64 {
 	if w == Periods {
 		return s.Period
@@ -16,7 +16,7 @@ func (w Weight) Of(s *Stack) uint64 {
 	return s.Count
 }
 
-// All returns what all samples weigh.
+// All returns the weight of all samples.
 func (w Weight) All(t *Totals) uint64 {
 	if w == Periods {
 		return t.Period
@@ -24,7 +24,7 @@ func (w Weight) All(t *Totals) uint64 {
 	return t.Samples
 }
 
-// Sums are what functions weigh, by their index in Profile.Funcs.
+// Sums are the weights of functions, by their index in Profile.Funcs.
 type Sums struct {
 	Self  []uint64 // of stacks whose innermost function it is
 	Total []uint64 // of stacks that it is in, each once

@@ -88,7 +88,7 @@ func (f *File) Close() error {
 	return errors.Join(append(errs, f.in.Close())...)
 }
 
-// Read returns how many bytes of a recording have been read, and how many there are: 0 where that is not known. It is safe for concurrent use.
+// Read returns the number of bytes read from a recording, and its size: 0 if unknown. It is safe for concurrent use.
 func (f *File) Read() (done, total int64) { return f.data.Progress() }
 
 // readPprof reads what filter leaves of a pprof profile.
@@ -107,7 +107,7 @@ func readPprof(in io.Reader, filter *Filter) (*profile.Profile, error) {
 	return q, nil
 }
 
-// ErrTimeless is the error of a filter by time on what has no times.
+// ErrTimeless is the error of a filter by time on a profile without times.
 var ErrTimeless = errors.New("a pprof profile does not say when samples were taken")
 
 // SampledFiles returns the paths of the files that a recording has samples of, as its header says, sorted; nil for what is no recording.

@@ -45,7 +45,7 @@ func openInput(path string) (*input, error) {
 	return &input{in, isPprof(head[:n])}, nil
 }
 
-// CheckInput says what is wrong with a file of samples, as far as its first bytes say. Pipes are left as they are.
+// CheckInput says what is wrong with a file of samples, by its first bytes. Pipes are left as they are.
 func CheckInput(path string) error {
 	if path == "-" {
 		return nil

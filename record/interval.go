@@ -16,7 +16,7 @@ type Tally struct {
 	was   uint64 // lost before
 }
 
-// An Interval is what a Tally held when it was cut off.
+// An Interval has a Tally's samples between two cuts.
 type Interval struct {
 	Profile  *profile.Profile
 	Idle     uint64 // samples of processors that had nothing to do: they are nowhere else
@@ -39,7 +39,7 @@ func (t *Tally) Add(s *profile.Sample) error {
 	return nil
 }
 
-// Cut returns what has come since the last cut. lost is how many samples were lost since the beginning.
+// Cut returns the samples since the last cut. lost is the number of samples lost since the beginning.
 func (t *Tally) Cut(now time.Time, lost uint64, n profile.Namer, info profile.Info) Interval {
 	t.mu.Lock()
 	b, idle, since, was := t.b, t.idle, t.since, t.was

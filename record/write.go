@@ -84,7 +84,7 @@ func (w *Written) AddNames() error {
 	return w.w.Room(w.file, w.s.Names.Export())
 }
 
-// Close closes what was left open for names. It can be called twice.
+// Close closes the files kept open for names. It can be called twice.
 func (w *Written) Close() error {
 	if w.file == nil {
 		return nil

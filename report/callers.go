@@ -16,8 +16,8 @@ import (
 // that is the only one stays on its callee's level.
 func Callers(w io.Writer, p *profile.Profile, o Options) error { return around(w, p, &o, callersOf) }
 
-// Callees writes, for each function that o.Func matches, the tree of what it called. Of a function that is in a stack several
-// times, the outermost counts; all else is as for Callers.
+// Callees writes, for each function that o.Func matches, the tree of its callees. Of a function that is in a stack several times, the
+// outermost counts; all else is as for Callers.
 func Callees(w io.Writer, p *profile.Profile, o Options) error { return around(w, p, &o, calleesOf) }
 
 // A relation is one of callersOf and calleesOf.

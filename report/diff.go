@@ -13,7 +13,7 @@ import (
 	"github.com/unspool/unspool/profile"
 )
 
-// A Change is what something weighs in two profiles.
+// A Change has the weights of one function or stack in two profiles.
 type Change struct {
 	Before, After       uint64
 	AllBefore, AllAfter uint64    // of all that was recorded

@@ -48,9 +48,8 @@ func flameScript() string { return strings.Replace(flameJS, "// names.js is put 
 // Below all functions is the name of the thread, and between them, for a stack that is not whole, a
 // frame "[truncated]" or "[broken]" in the place of the callers that are not known.
 //
-// Of a large profile only about the heaviest 50,000 frames are kept (100,000 at most) or, with Options.MinShare, those with at least
-// that part of all. The others are shown as one frame above each caller, so that all numbers stay exact,
-// and the graph says how many there are and how much is in them.
+// Of a large profile only about the heaviest 50,000 frames are kept (100,000 at most) or, with Options.MinShare, those with at least that
+// part of all. All other frames become one frame above each caller, so all numbers stay exact. The graph gives their number and their weight.
 func Flame(w io.Writer, p *profile.Profile, o Options) error {
 	g := &flameGraph{p: p, o: &o}
 	g.build(g.paths())

@@ -12,7 +12,7 @@ import (
 	"github.com/unspool/unspool/profile"
 )
 
-// A Weight is what numbers stand for.
+// A Weight says what numbers mean.
 type Weight = profile.Weight
 
 const (

@@ -98,8 +98,8 @@ func newStream(w io.Writer, n profile.Namer, info profile.Info, o Options, f str
 	return &Stream{w: w, locs: profile.NewLocations(), silent: map[uint32]uint64{}, namer: n, info: info, opts: o, format: f, buf: make([]byte, 0, 1<<17)}
 }
 
-// Sample writes s. It keeps no part of it, and asks for the name of a location when it first sees it.
-// After an error of the writer it does nothing but return that again.
+// Sample writes s. It keeps no part of it, and asks for the name of a location when it first sees it. After an error of the writer, it only
+// returns this error again.
 func (st *Stream) Sample(s *profile.Sample) error {
 	if st.err != nil {
 		return st.err

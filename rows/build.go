@@ -42,7 +42,7 @@ func NewBuilder(m *arch.Machine) *Builder {
 	return b
 }
 
-// Grow makes room for so many rows more, and ranges.
+// Grow makes room for more rows and ranges.
 func (b *Builder) Grow(rows, ranges int) {
 	if cap(b.rows)-len(b.rows) < rows {
 		// Unlike what append does, this touches no memory that is not used in the end.
@@ -147,9 +147,8 @@ func (b *Builder) Row(lo arch.Vaddr, set SetID) {
 	s.n++
 }
 
-// Range adds the rows of [lo, hi): the first starts at lo, the others ascend strictly, and neighbours differ.
-// Rows from hi on are dropped. It is what Begin and Row do, in one call, and faster still if the ranges come
-// in ascending order.
+// Range adds the rows of [lo, hi): the first starts at lo, the others ascend strictly, and neighbours differ. Rows from hi on are dropped. It
+// does the work of Begin and Row in one call, and is faster still if the ranges come in ascending order.
 func (b *Builder) Range(lo, hi arch.Vaddr, rows []Row) {
 	n := len(rows)
 	for n > 0 && rows[n-1].Lo >= hi {

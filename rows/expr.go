@@ -430,8 +430,7 @@ func loadSize(s *State, m *Memory, addr, n uint64) (uint64, Outcome) {
 	return 0, Unreadable
 }
 
-// StackUse returns how many values op needs on the stack, and for the pushing ones how many it leaves
-// in their place.
+// StackUse returns the number of values that op needs on the stack, and the number that it leaves in their place.
 func StackUse(op Op) (need, gives int) {
 	switch c := op.Code; {
 	case c >= DW_OP_breg0 && c <= DW_OP_breg31, c == DW_OP_bregx, c == DW_OP_addr,
@@ -502,7 +501,7 @@ func LowerCFA(e string, mach *arch.Machine) CFA {
 	return keep
 }
 
-// LowerRule returns the plain rule that expression rule r equals, where there is one.
+// LowerRule returns the plain rule equal to expression rule r, if there is one.
 func LowerRule(r Rule) Rule {
 	op, err := DecodeOp(r.Expr, 0)
 	if err != nil || op.Next != len(r.Expr) || op.Code < DW_OP_breg0 || op.Code > DW_OP_breg31 {

@@ -90,7 +90,7 @@ func (s *State) Get(slot arch.Slot, m *Memory) (uint64, Outcome) {
 	return v, OK
 }
 
-// An Outcome is what a step came to.
+// An Outcome is the result of a step.
 type Outcome uint8
 
 const (

@@ -221,5 +221,5 @@ func (x Interp) Signal(id uint32) bool { return x.Table.Sets[id].Flags&Signal !=
 // SyncOnly implements Stepper.
 func (x Interp) SyncOnly(id uint32) bool { return x.Table.Sets[id].Flags&SyncOnly != 0 }
 
-// Set returns what rule id says.
+// Set returns the set of rule id.
 func (x Interp) Set(id uint32) Set { return x.Table.Sets[id] }

@@ -62,7 +62,7 @@ var flagNames = []struct {
 	{Tagged, "tagged"}, {SyncOnly, "sync-only"}, {Partial, "partial"},
 }
 
-// Text returns the cells of s in one line; "gap" where there is no information.
+// Text returns the cells of s in one line; "gap" for a set without information.
 func (s *Set) Text(m *arch.Machine) string {
 	if s.Gap() && s.Flags == 0 {
 		return "gap"
@@ -101,8 +101,7 @@ func (t *Table) WriteText(w io.Writer) error {
 	return bw.Flush()
 }
 
-// ParseText reads what WriteText writes. Empty lines and lines that start with # are passed over.
-// Errors name the line.
+// ParseText reads the text that WriteText writes. Empty lines and lines that start with # are passed over. Errors name the line.
 func ParseText(r io.Reader) (*Table, error) {
 	sc := bufio.NewScanner(r)
 	sc.Buffer(nil, 1<<20)
@@ -146,7 +145,7 @@ func ParseText(r io.Reader) (*Table, error) {
 	return Build(b), nil
 }
 
-// ParseSet reads what Text writes.
+// ParseSet reads the text that Text writes.
 func ParseSet(text string, m *arch.Machine) (Set, error) {
 	if text == "gap" {
 		return Set{}, nil
@@ -256,7 +255,7 @@ func parseRegOff(s string, m *arch.Machine) (arch.Reg, int64, error) {
 	return r, off, nil
 }
 
-// ParseExpr reads what ExprString prints. Numbers get their shortest form.
+// ParseExpr reads the text of ExprString. Numbers get their shortest form.
 func ParseExpr(text string, m *arch.Machine) (string, error) {
 	if text == "" {
 		return "", nil

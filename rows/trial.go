@@ -9,7 +9,7 @@ import (
 	"github.com/unspool/unspool/arch"
 )
 
-// NumTrials is how many states of registers and memory each rule is tried on.
+// NumTrials is the number of states of registers and memory on which each rule is tried.
 const NumTrials = 32
 
 // Trials are adversarial states of registers and memory, on which an emitted rule is held against Step. They are not

@@ -17,7 +17,7 @@ type Recording struct {
 	// as they are there. Only then is source shown.
 	Local bool
 
-	// Periods says that periods are what matters, not numbers of samples: times that threads were blocked for.
+	// Periods makes periods the weight, not numbers of samples: times that threads were blocked for.
 	Periods bool
 }
 

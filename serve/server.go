@@ -28,7 +28,7 @@ import (
 //go:embed web
 var web embed.FS
 
-// Options are what a Server shows.
+// Options describe what a Server shows.
 type Options struct {
 	Inputs    []Input   // one, or two: the profile, and the baseline that it is compared with
 	Annotator Annotator // nil: there is no source

@@ -14,7 +14,7 @@ import (
 	"github.com/unspool/unspool/rows"
 )
 
-// A Finding is a row that recovers something else than what is true at an instruction where it holds.
+// A Finding is a row that recovers a wrong value at one of its instructions.
 type Finding struct {
 	Module   string
 	Function string     // "" if it has no name
@@ -41,7 +41,7 @@ type Difference struct {
 	Got, Want uint64
 }
 
-// What returns the names of what is wrong, sorted: "cfa", "ra", "rbx".
+// What returns the names of the wrong values, sorted: "cfa", "ra", "rbx".
 func (f *Finding) What() (out []string) {
 	for _, d := range f.Wrong {
 		out = append(out, d.Register)

@@ -44,7 +44,7 @@ type Options struct {
 	Progress func(steps, compared uint64) // called every few thousand steps; may be nil
 }
 
-// A Result is what came of an execution.
+// A Result is the outcome of an execution.
 type Result struct {
 	Steps     uint64 // instructions executed
 	Compared  uint64
@@ -59,7 +59,7 @@ type Result struct {
 	Errors    []error // tables that could not be read, or not whole
 }
 
-// A Module counts what happened in the code of one file.
+// A Module has the counts for the code of one file.
 type Module struct {
 	Path     string
 	Steps    uint64 // instructions executed
@@ -69,9 +69,9 @@ type Module struct {
 	Wrong    int    // rows
 }
 
-// Run executes the command, which is not started yet, and waits until it and all that it has started have ended. When ctx is
-// done it kills them, and returns what there is, and ctx's error. Nothing that it starts outlives this process. The Result is
-// never nil. Safe for concurrent use.
+// Run executes the command, which is not started yet, and waits until it and all that it has started have ended. When ctx is done, it kills
+// them, and returns the results so far with ctx's error. Nothing that it starts outlives this process. The Result is never nil. Safe for
+// concurrent use.
 func Run(ctx context.Context, cmd *exec.Cmd, o Options) (*Result, error) {
 	if runtime.GOARCH != "amd64" {
 		return &Result{}, errors.New("execution step by step is for x86-64")

@@ -242,8 +242,7 @@ var (
 		"major-faults", "alignment-faults", "emulation-faults", "dummy", "bpf-output", "cgroup-switches"}
 )
 
-// Name returns a's name as perf spells it, for a recording that has none, with the modifiers u and k where only
-// one of them is counted.
+// Name returns a's name in perf's spelling, for a recording without names. The modifiers u and k are added if only one of the two is counted.
 func (a *Attr) Name() string {
 	var s string
 	switch {

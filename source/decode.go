@@ -262,9 +262,8 @@ func (f *fields) words(n uint64) Words {
 	return Words(f.bytes(8 * n))
 }
 
-// Decode reads raw, one whole record with its header, into r. r's slices lie in raw. It does not allocate.
-// Types that it does not know get their header and, if there is one, their trailer read. An error wraps
-// ErrMalformed or ErrUnsupported; r then holds what could be read.
+// Decode reads raw, one whole record with its header, into r. r's slices lie in raw. It does not allocate. Of unknown types, it reads the
+// header and the trailer, if there is one. An error wraps ErrMalformed or ErrUnsupported; r then holds what could be read.
 func (d *Decoder) Decode(raw []byte, r *Record) error {
 	*r = Record{Raw: raw, Event: -1}
 	if len(raw) < headerSize {

@@ -8,9 +8,9 @@ import (
 	"github.com/unspool/unspool/arch"
 )
 
-// Append appends r as a whole record to b, as the kernel would write it for the given event of d, trailer
-// included: MMAP, MMAP2, COMM, FORK, EXIT, LOST, LOST_SAMPLES and FINISHED_ROUND. It is for recorders that report what was
-// there before they started. A name that does not fit a record is cut.
+// Append appends r as a whole record to b, as the kernel would write it for the given event of d, trailer included: MMAP, MMAP2, COMM, FORK,
+// EXIT, LOST, LOST_SAMPLES and FINISHED_ROUND. It is for recorders that report processes and mappings older than their start. A name that
+// does not fit a record is cut.
 func (d *Decoder) Append(b []byte, event int, r *Record) []byte {
 	start := len(b)
 	b = appendHeader(b, r.Type, r.Misc)
@@ -198,7 +198,7 @@ type Piece struct {
 // the mark. Readers that do not know of it leave out what lies behind what was captured.
 const otherMark = 0x6b63_6174_732d_3232 // "22-stack"
 
-// AppendOther appends a piece of another stack to a copy of one, of which both are multiples of 8 bytes long.
+// AppendOther appends a piece of another stack to a copy of a stack. Both are multiples of 8 bytes long.
 func AppendOther(stack []byte, p Piece) []byte {
 	stack = append(stack, p.Bytes...)
 	for _, v := range []uint64{p.Addr, uint64(len(p.Bytes)), otherMark} {

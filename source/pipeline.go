@@ -14,7 +14,7 @@ import (
 	"github.com/unspool/unspool/unwind"
 )
 
-// A RecordStream gives the records of a recording in the order in which they were written.
+// A RecordStream gives the records of a recording, in the order of writing.
 //
 // If it has a method Owner(pid int32) uint32, that is the user that a process runs as: see World.Owners. If it has a method Tree() *Tree, Run leaves out all that does not concern it. If it has a method Stop(), Run calls that, from another goroutine, when it needs no more records: Next must then
 // return io.EOF soon. If it has a method BuildID(path string) string, that gives, in hex, the build IDs of files
@@ -23,15 +23,14 @@ type RecordStream interface {
 	// Decoder knows the events of the stream. More may be added to it while the stream is read.
 	Decoder() *Decoder
 
-	// Next returns the next record, header included, as the kernel wrote it; io.EOF after the last. Besides
-	// the kernel's types it may return RecordFinishedRound; other types from RecordUser up are counted and
-	// skipped. buf is the memory the record lies in, which the stream holds at least until the next call; nil
-	// says that raw stays valid as long as the stream. An error that is not io.EOF ends the stream: Run
-	// delivers what came before, and returns it.
+	// Next returns the next record, header included, as the kernel wrote it; io.EOF after the last. Besides the kernel's types it may return
+	// RecordFinishedRound; other types from RecordUser up are counted and skipped. buf is the memory the record lies in, which the stream
+	// holds at least until the next call; nil says that raw stays valid as long as the stream. An error that is not io.EOF ends the stream:
+	// Run delivers the samples before it, and returns it.
 	Next() (raw []byte, buf *Buffer, err error)
 }
 
-// A Buffer is memory for records, counted by who still needs it.
+// A Buffer is memory for records, with a count of its holders.
 type Buffer struct {
 	Bytes []byte
 
@@ -54,24 +53,24 @@ func (b *Buffer) Hold() {
 	}
 }
 
-// Release says that somebody who held b needs it no more. It is safe for concurrent use.
+// Release gives up one holder's claim to b. It is safe for concurrent use.
 func (b *Buffer) Release() {
 	if b != nil && b.refs.Add(-1) == 0 && b.free != nil {
 		b.free(b)
 	}
 }
 
-// Options say what Run does.
+// Options control Run.
 type Options struct {
 	// Mods gives the modules of address spaces: see NewWorld. Like Want, it is called from one goroutine, but
 	// not from that of Sample and Record.
 	Mods func(path, buildID string) *unwind.Module
 
-	// Identify, if not nil, returns what stands for the build ID of a file that was recorded without one, by where it lay; "" takes what is at
-	// the path. It is called as Mods is.
+	// Identify, if not nil, returns a substitute for the build ID of a file recorded without one, by the file's path, device and inode. ""
+	// accepts the file at the path. It is called as Mods is.
 	Identify func(path string, maj, min uint32, inode uint64) string
 
-	// Machine is what the recording was made on; nil is AMD64.
+	// Machine is the recording's machine; nil is AMD64.
 	Machine *arch.Machine
 
 	// Sample gets each sample, in time order. What it is given is valid until it returns. It is called from
@@ -85,25 +84,23 @@ type Options struct {
 	// Record, if not nil, gets each record of the kernel that is not a sample, in its place among the samples.
 	Record func(*Record) error
 
-	// Want, if not nil, says which samples are of interest. The others are counted and neither walked nor
-	// delivered.
+	// Want, if not nil, says which samples are of interest. All other samples are counted, but neither walked nor delivered.
 	Want func(pid, tid int32, comm string, time uint64) bool
 
 	// Depth is the limit of user frames; 0 is unwind.DefaultDepth.
 	Depth int
 
-	// Workers is how many goroutines walk; 0 is GOMAXPROCS.
+	// Workers is the number of goroutines that walk; 0 is GOMAXPROCS.
 	Workers int
 
 	// Ours says that the stream's callchains were written by this project: see Sample.AppendProvenance.
 	Ours bool
 
-	// Prompt delivers what is due at the end of each round, rather than when enough has come together: for live
-	// views.
+	// Prompt delivers all due samples at the end of each round, instead of waiting for a full batch: for live views.
 	Prompt bool
 }
 
-// Stats counts what Run saw.
+// Stats has Run's counts.
 type Stats struct {
 	Records     uint64 // all, samples included
 	Samples     uint64 // delivered

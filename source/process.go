@@ -29,7 +29,7 @@ type Thread struct {
 	Late func() uint64
 }
 
-// A Signal is what the kernel says of a signal (siginfo_t).
+// A Signal describes a signal (siginfo_t).
 type Signal struct {
 	Number  int
 	Code    int    // si_code

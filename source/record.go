@@ -47,7 +47,7 @@ const (
 
 	MiscCutBegin    = 1 << 8  // a sample of ours of a wait: it had begun before the recording
 	MiscCutEnd      = 1 << 9  // it had not ended when the recording did
-	MiscWaker       = 1 << 10 // a sample of ours of who ended the wait that follows: see Waker
+	MiscWaker       = 1 << 10 // one of our samples: the thread that ended the following wait: see Waker
 	MiscNoWaker     = 1 << 11 // who ended it is not known, and was asked for
 	MiscMmapData    = 1 << 13 // MMAP: not executable
 	MiscCommExec    = 1 << 13 // COMM: by execve
@@ -81,7 +81,7 @@ const ProtExec = 4
 // A Words is a run of little-endian 64-bit words in a record.
 type Words []byte
 
-// Len returns how many words there are.
+// Len returns the number of words.
 func (w Words) Len() int { return len(w) / 8 }
 
 // At returns word i, which must exist.

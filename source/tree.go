@@ -2,9 +2,8 @@ package source
 
 import "sync/atomic"
 
-// A Tree is a command, or processes that run already, and all that these start, of which a recording is although its events are those of all
-// processes: an event of a processor samples at every moment alike, one of a short process begins anew with each. The zero Tree has no
-// command yet.
+// A Tree is a command, or running processes, and all processes they start. A recording of a Tree can read the events of all processes: an
+// event of a processor samples at every moment alike, one of a short process begins anew with each. The zero Tree has no command yet.
 type Tree struct {
 	root atomic.Int32
 	pids []int32
@@ -13,13 +12,13 @@ type Tree struct {
 // NewTree returns the Tree of processes that run already.
 func NewTree(pids []int32) *Tree { return &Tree{pids: pids} }
 
-// Processes are those that ran already.
+// Processes are the processes running at the start.
 func (t *Tree) Processes() []int32 { return t.pids }
 
 // Start says which process the command is, before any of its records is used.
 func (t *Tree) Start(pid int) { t.root.Store(int32(pid)) }
 
-// Members returns who is in t before the first record: who ran already. That of a nil Tree has everybody.
+// Members returns the processes in t before the first record: who ran already. That of a nil Tree has everybody.
 func (t *Tree) Members() *Members {
 	if t == nil {
 		return nil

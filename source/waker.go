@@ -5,8 +5,8 @@ import (
 	"encoding/binary"
 )
 
-// A Waker is what a sample of ours with MiscWaker says of who ended a wait, besides the stack: in its PERF_SAMPLE_RAW field. The sample has the
-// time and the processor of the wait's, which follows, and a period of 0.
+// A Waker describes the thread that ended a wait, from one of our samples with MiscWaker, besides the stack: in its PERF_SAMPLE_RAW field.
+// The sample has the time and the processor of the wait's, which follows, and a period of 0.
 type Waker struct {
 	Comm  string
 	Flags uint32
@@ -27,7 +27,7 @@ func (w *Waker) Append(b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(append(b, comm[:]...), w.Flags)
 }
 
-// ParseWaker reads what Append wrote.
+// ParseWaker reads a Waker that Append wrote.
 func ParseWaker(raw []byte) (w Waker, ok bool) {
 	if len(raw) < wakerSize {
 		return w, false

@@ -99,8 +99,8 @@ func NewWorld(mods func(path, buildID string) *unwind.Module) *World {
 	}
 }
 
-// Owners has w ask for the user that a process runs as, so that what it holds is bounded for each: one user's flood of mappings costs that
-// user's own stacks. It is called before the first record.
+// Owners has w ask for the user of each process, to bound its memory for each user: one user's flood of mappings costs that user's own
+// stacks. It is called before the first record.
 func (w *World) Owners(owner func(pid int32) uint32) { w.owner = owner }
 
 // Apply brings w up to date with a record of type MMAP, MMAP2, COMM, FORK or EXIT; others change nothing.
@@ -143,7 +143,7 @@ func (w *World) Process(pid int32) (space *unwind.Space, alive bool) {
 	return w.freeze(p).Space, p.threads > p.gone
 }
 
-// Dropped returns how many mappings and threads were more than a World holds.
+// Dropped returns the number of mappings and threads beyond the World's limits.
 func (w *World) Dropped() uint64 { return w.dropped }
 
 func unnamed(tid int32) string {

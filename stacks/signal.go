@@ -9,7 +9,7 @@ import (
 	"github.com/unspool/unspool/source"
 )
 
-// A Signal is what the kernel says of one.
+// A Signal is the kernel's description of a signal.
 type Signal source.Signal
 
 // A codeText is the name and meaning of an si_code (include/uapi/asm-generic/siginfo.h; sigaction(2)).

@@ -113,7 +113,7 @@ const (
 	maxWalked = 1 << 23
 )
 
-// Options say what is walked. The zero value takes all threads.
+// Options control Walk. The zero value takes all threads.
 type Options struct {
 	TID       int  // only this thread; 0: all
 	Depth     int  // only the innermost frames of a thread, at most this many; 0: the Inner innermost and the Outer outermost
@@ -121,8 +121,8 @@ type Options struct {
 	Frames    int  // how many frames of all threads are kept before stacks are cut short; 0: 1,048,576
 }
 
-// Walk walks the threads of p. Each stack says why it ends, a thread without registers has an error, and Notes say what was left out. An
-// error comes only where there is no thread to walk.
+// Walk walks the threads of p. Each stack says why it ends, a thread without registers has an error, and Notes say what was left out. Walk
+// returns an error only if there is no thread to walk.
 func Walk(p *source.Process, o Options) (*Process, error) {
 	s := &Process{PID: p.PID, Exe: p.Exe, Command: p.Command, Machine: p.Machine, Signal: (*Signal)(p.Signal), Notes: p.Notes, Raw: true}
 	w := unwind.NewWalker(cmp.Or(o.Depth, deepest))

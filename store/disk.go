@@ -27,9 +27,9 @@ const (
 	magic       = 0x65726f74 // "tore"
 )
 
-// Open returns the Store in a directory, which is made if need be, for this user only. "" is $UNSPOOL_CACHE, else
-// the directory unspool in $XDG_CACHE_HOME, else in ~/.cache. A directory that others own or may write to is
-// refused, and so is a link to one: its tables could be anybody's. With an error comes a Store that keeps nothing on disk.
+// Open returns the Store in a directory. It makes the directory if needed, for this user only. "" is $UNSPOOL_CACHE, else the directory
+// unspool in $XDG_CACHE_HOME, else in ~/.cache. A directory that others own or may write to is refused, and so is a link to one: its tables
+// could be anybody's. With an error comes a Store that keeps nothing on disk.
 func Open(dir string) (*Store, error) {
 	if dir == "" {
 		dir = os.Getenv("UNSPOOL_CACHE")

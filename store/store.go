@@ -38,7 +38,7 @@ var originNames = [...]string{"none", "memory", "disk", "built"}
 
 func (o Origin) String() string { return originNames[o] }
 
-// Stats count what a Store did, tables and machine code alike.
+// Stats count a Store's work, for tables and machine code alike.
 type Stats struct {
 	Mapped   int64 // tables found on disk
 	Built    int64 // tables made
@@ -46,7 +46,7 @@ type Stats struct {
 	Unkept   int64 // tables that could not be written
 }
 
-// A Store gives out what modules were compiled to. It is safe for concurrent use. The zero Store keeps nothing on disk.
+// A Store gives out the tables and machine code of modules. It is safe for concurrent use. The zero Store keeps nothing on disk.
 type Store struct {
 	dir string
 
@@ -244,7 +244,7 @@ func read(frames *format.Unwind) (*rows.Table, error) {
 	return ref, nil
 }
 
-// Build makes a table and proves it equal to what it was made of. An error with a table says what is damaged.
+// Build makes a table and proves it equal to its rows. With a table, an error names the damage.
 func Build(frames *format.Unwind) ([]byte, *compact.Table, error) {
 	ref, lost := read(frames)
 	if len(ref.Rows) == 0 {

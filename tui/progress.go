@@ -12,8 +12,7 @@ import (
 	"github.com/unspool/unspool/internal/printable"
 )
 
-// A Progress is one line on a terminal's standard error that says how far long work is. Where standard
-// error is no terminal it says nothing.
+// A Progress is one line on a terminal's standard error, with the progress of long work. If standard error is no terminal, it prints nothing.
 type Progress struct {
 	mu   sync.Mutex
 	w    io.Writer // nil: silent

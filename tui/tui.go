@@ -22,7 +22,7 @@ const (
 // Unpainted leaves text as it is.
 func Unpainted(_ Style, s string) string { return s }
 
-// Paint returns what styles text, with colours or without.
+// Paint returns the styles of text, with colours or without.
 func Paint(colour bool) func(Style, string) string {
 	styles := map[Style]lipgloss.Style{
 		Strong: lipgloss.NewStyle().Bold(true),
@@ -65,7 +65,7 @@ func Fill(lines []string, n int) []string {
 	return lines[:n]
 }
 
-// ClipAll cuts each line to so many columns, or not at all if they are 0.
+// ClipAll cuts each line to a number of columns, or not at all if it is 0.
 func ClipAll(lines []string, width int) []string {
 	out := make([]string, len(lines))
 	for i, l := range lines {

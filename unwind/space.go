@@ -35,7 +35,7 @@ func (m *Module) Mapped(pid int32) { m.process.Store(pid) }
 // Process returns the PID that Mapped was last called with; 0 if it was not.
 func (m *Module) Process() int32 { return m.process.Load() }
 
-// Code is what walking needs of a module. Its fields do not change.
+// Code has the parts of a module that a walk needs. Its fields do not change.
 type Code struct {
 	Machine *arch.Machine
 	Stepper rows.Stepper // nil: no unwind information
@@ -44,8 +44,7 @@ type Code struct {
 	// Vaddr translates an offset in the file to its link-time address.
 	Vaddr func(off uint64) (arch.Vaddr, bool)
 
-	// Text copies code from link-time address v on, as the file has it, and returns how many bytes there were. nil: the
-	// code is not at hand.
+	// Text copies the file's code from link-time address v on, and returns the number of bytes copied. nil: the code is not at hand.
 	Text func(v arch.Vaddr, to []byte) int
 
 	// Segments are the executable parts of the file, for which Vaddr adds the same to each offset.
@@ -75,7 +74,7 @@ type Segment struct {
 // A Range is [Lo, Hi) at link time.
 type Range struct{ Lo, Hi arch.Vaddr }
 
-// Moved is code in which a register has the value that the rules take the stack pointer for.
+// Moved is code in which a register replaces the stack pointer in the rules.
 type Moved struct {
 	Range
 	SP arch.Reg
@@ -116,7 +115,7 @@ func (m *Module) Code() *Code {
 // loads it again. Whoever has c may use it on. It says whether it has forgotten c.
 func (m *Module) Unload(c *Code) bool { return !m.used.Swap(false) && m.code.CompareAndSwap(c, nil) }
 
-// Loaded returns what Code has loaded so far, or nil.
+// Loaded returns the Code loaded so far, or nil.
 func (m *Module) Loaded() *Code { return m.code.Load() }
 
 // A Mapping is a piece of a module in an address space.

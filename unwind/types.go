@@ -64,8 +64,8 @@ type Frame struct {
 	Mapping *Mapping // where PC lies; nil if in none
 }
 
-// Addr is the address by which to look the frame up and by which to show it: PC where that is exact,
-// else the return address minus one, which lies in the calling instruction.
+// Addr is the address for looking the frame up, and for showing it: PC where that is exact, else the return address minus one, which lies in
+// the calling instruction.
 func (f *Frame) Addr() arch.Addr {
 	if f.Exact {
 		return f.PC

@@ -20,8 +20,8 @@ type Snapshot struct {
 	Mem     rows.Memory           // the window is the captured stack
 }
 
-// A Walker walks stacks. It remembers what it found at each PC of a Space, so one Walker should serve
-// many stacks; it is for one goroutine at a time.
+// A Walker walks stacks. It remembers the result at each PC of a Space, so one Walker should serve many stacks; it is for one goroutine at a
+// time.
 type Walker struct {
 	Return uint64 // where the last stack stopped with BadReturn: the address that is in no code
 

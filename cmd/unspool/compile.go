@@ -35,8 +35,9 @@ func compileCmd() *cobra.Command {
 output is compact tables, machine code, or C. Machine code is an eh_elf file: a shared object with functions that step
 from a frame to its caller. Every output is proven equal to the unwind information.
 
-Without -o, tables and machine code go to the cache, where report and record find them by build ID. With -o, compile
-writes BUILDID.unspool, BUILDID.eh_elf.so and BUILDID.c to DIR, and replaces files with these names.
+Without -o, tables and machine code go to the cache, where report and record find them by build ID. C goes to the
+current directory. With -o, compile writes BUILDID.unspool, BUILDID.eh_elf.so and BUILDID.c to DIR, and replaces files
+with these names.
 
 --deref says how machine code and C read memory. self reads their own process (the default with -o), callback calls a
 function, slice reads a captured piece of stack (the default without -o, for walkers).`,

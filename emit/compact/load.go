@@ -9,7 +9,7 @@ import (
 	"github.com/unspool/unspool/rows"
 )
 
-// An Error says what is wrong with a table, and where.
+// An Error describes a fault in a table, and its place.
 type Error struct {
 	Off int
 	Msg string
@@ -28,8 +28,8 @@ func checksum(b []byte) uint32 {
 	return crc32.Update(crc32.Checksum(b[:hdrChecksum], castagnoli), castagnoli, b[hdrChecksum+4:])
 }
 
-// Load checks a table, the checksum first, and returns it. b is not decoded and must not change. Bytes behind
-// the table are ignored. An *Error says what is wrong, and where.
+// Load checks a table, the checksum first, and returns it. b is not decoded and must not change. Bytes behind the table are ignored. An
+// *Error describes the fault and its place.
 func Load(b []byte) (*Table, error) { return loadFor(b, arch.ByELF) }
 
 // loadFor is Load, with the machines that there are.

@@ -91,10 +91,10 @@ func (t *Table) rule(id uint32) []byte {
 // Machine returns the machine that the table is for.
 func (t *Table) Machine() *arch.Machine { return t.machine }
 
-// NumRules returns how many rules there are, the gap's included: ids are below.
+// NumRules returns the number of rules, with the gap's: ids are below.
 func (t *Table) NumRules() int { return int(t.nrules) }
 
-// NumRows returns how many rows there are, but for the gaps at the ends of spans.
+// NumRows returns the number of rows, without the gaps at the ends of spans.
 func (t *Table) NumRows() int { return t.nrows }
 
 // Bytes returns the table itself.
@@ -129,7 +129,7 @@ func (t *Table) Rows(yield func(lo arch.Vaddr, id uint32, gap bool) bool) {
 	}
 }
 
-// Set returns what rule id says; the gap for an id that does not exist. Expressions alias the table.
+// Set returns the set of rule id; the gap for an id that does not exist. Expressions alias the table.
 func (t *Table) Set(id uint32) rows.Set {
 	if id == 0 || id >= t.nrules {
 		return rows.Set{}
@@ -179,8 +179,7 @@ func (t *Table) Stats() Stats {
 	return s
 }
 
-// An Index is what leads from an address to the number of its rule: the parts of a table as they lie in it. Native code
-// searches the same bytes.
+// An Index leads from an address to the number of its rule: the parts of a table as they lie in it. Native code searches the same bytes.
 type Index struct {
 	NumSpans    int
 	First       Span // of several spans the first one
@@ -201,7 +200,7 @@ type Span struct {
 	Shift  uint8  // a unit is 1 << Shift bytes
 }
 
-// Constants of the layout for those who search an Index.
+// Constants of the layout, for searches of an Index.
 const (
 	GranuleBits = granuleBits
 	RegionBits  = regionBits

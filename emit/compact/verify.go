@@ -8,9 +8,8 @@ import (
 	"github.com/unspool/unspool/rows"
 )
 
-// Verify proves that t means what ref says: the same rows; both ends of each row select its rule; each
-// rule is the set's, and does what rows.Step does on adversarial states of registers and memory, which
-// come from seed. The error can be pasted into an issue.
+// Verify proves t equal to ref: the same rows; both ends of each row select its rule; each rule is the set's, and does what rows.Step does on
+// adversarial states of registers and memory, which come from seed. The error can be pasted into an issue.
 func Verify(t *Table, ref *rows.Table, seed uint64) error {
 	if t.machine != ref.Machine {
 		return fmt.Errorf("compact table: for %s, not %s", t.machine.Name, ref.Machine.Name)

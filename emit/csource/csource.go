@@ -71,7 +71,7 @@ func (l Layout) String() string {
 	return "?"
 }
 
-// Options say what is written. The zero Options are Tree, Self, and the prefix "eh_elf".
+// Options control the output. The zero Options are Tree, Self, and the prefix "eh_elf".
 type Options struct {
 	Layout Layout
 	Deref  Deref

@@ -52,8 +52,8 @@ func Load(b []byte) (*Code, error) {
 	return loaded(m, in, id), nil
 }
 
-// Open maps a file. It refuses one that others than the user and root could have written, or that is damaged: its code is
-// going to be run.
+// Open maps a file. It refuses a damaged file, and a file that other users than this one and root could have written: its code is going to be
+// run.
 func Open(path string) (*Code, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -91,7 +91,7 @@ func loaded(m []byte, in info, id string) *Code {
 	return c
 }
 
-// An Error says what is wrong with a file, and at which byte of it.
+// An Error describes a fault in a file, and its byte.
 type Error struct {
 	Off int
 	Msg string

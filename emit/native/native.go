@@ -64,7 +64,7 @@ func parse[T ~uint8](s string, names []string, what string) (T, error) {
 	return 0, fmt.Errorf("%s is one of %q, not %q", what, names, s)
 }
 
-// Options say what Emit makes.
+// Options control Emit.
 type Options struct {
 	Layout Layout
 	Deref  Deref

@@ -12,9 +12,8 @@ import (
 	"github.com/unspool/unspool/rows"
 )
 
-// Verify proves that c means what ref says, by running it: both ends of each row select its rule, neighbours with one
-// rule being one row, and each rule does what rows.Step does on adversarial states of registers and memory,
-// which come from seed. The error can be pasted into an issue.
+// Verify proves c equal to ref, by running it: both ends of each row select its rule, neighbours with one rule being one row, and each rule
+// does what rows.Step does on adversarial states of registers and memory, which come from seed. The error can be pasted into an issue.
 func Verify(c *Code, ref *rows.Table, seed uint64) error {
 	v := verifier{c, ref, rows.NewTrials(seed)}
 	if c.Layout() == Inline {

@@ -4,7 +4,7 @@ import (
 	"github.com/unspool/unspool/arch"
 )
 
-// An Entry is one CIE or FDE as it is in its section.
+// An Entry is one CIE or FDE with its place in the section.
 type Entry struct {
 	Section string
 	Off     uint64 // of the entry
@@ -19,7 +19,7 @@ type Entry struct {
 	from, to int
 }
 
-// A CIE is what FDEs have in common (DWARF 5, section 6.4.1).
+// A CIE has the common part of FDEs (DWARF 5, section 6.4.1).
 type CIE struct {
 	Off          uint64
 	Version      byte
@@ -110,7 +110,7 @@ func (c *cie) public() CIE {
 	return p
 }
 
-// Raw returns the bytes of the entry's instructions, the padding behind them included.
+// Raw returns the bytes of the entry's instructions, with the padding behind them.
 func (e *Entry) Raw() []byte { return e.s.data[e.from:e.to] }
 
 // Instructions decodes the entry's instructions in order, padding included, until yield returns false.

@@ -42,7 +42,7 @@ type Section struct {
 	Open bool
 }
 
-// Sections are what New needs of a binary.
+// Sections are the parts of a binary that New needs.
 type Sections struct {
 	Machine  *arch.Machine
 	Order    binary.ByteOrder
@@ -165,7 +165,7 @@ var (
 	ErrUnsupported = errors.New("unsupported")
 )
 
-// A Damage says what could not be read, and where.
+// A Damage describes an unreadable entry, and its place.
 type Damage struct {
 	Section string
 	Off     uint64     // where in the section

@@ -214,9 +214,8 @@ func (s *section) cieAt(off int) (*cie, error) {
 
 const maxCachedCIEs = 1 << 14
 
-// Lookup returns the rules of one function, without reading the others: .eh_frame's if it has any for pc,
-// else .debug_frame's. It uses .eh_frame_hdr; an index of all FDEs is made once where that is missing, or
-// does not know pc.
+// Lookup returns the rules of one function, without reading other functions: from .eh_frame if it has any for pc, else from .debug_frame. It
+// uses .eh_frame_hdr; an index of all FDEs is made once where that is missing, or does not know pc.
 //
 // The table equals that of Build(Both) at pc and between its own first and last row; beyond them it
 // says nothing. It is empty where there is no information. (A search table is believed: where it leaves out an FDE that

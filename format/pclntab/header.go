@@ -19,8 +19,8 @@ const (
 	Go120 Version = 0xfffffff1 // lines at which functions start
 )
 
-// A Header is what the beginning of a table says: the layout, and where the parts are. It is valid as long as its image is open, and safe
-// for concurrent use.
+// A Header is the decoded beginning of a table: the layout, and where the parts are. It is valid as long as its image is open, and safe for
+// concurrent use.
 type Header struct {
 	Version Version
 	Bytes   []byte     // from the header to the end of what there is
@@ -40,8 +40,8 @@ type Header struct {
 
 const maxFuncs = 1 << 24
 
-// Find returns the header of a Go program's table, and nil without an error where there is no table. Where no section has the table's
-// name, Find searches for the header: section headers may be missing, or the linker may have put the table into another section.
+// Find returns the header of a Go program's table; nil without an error if there is no table. Where no section has the table's name, Find
+// searches for the header: section headers may be missing, or the linker may have put the table into another section.
 func Find(img *module.Image) (*Header, error) {
 	b, addr, err := find(img)
 	if b == nil {

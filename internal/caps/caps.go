@@ -42,7 +42,7 @@ func (s Set) Lacks() (names []string) {
 	return names
 }
 
-// Own returns the capabilities of this thread: those in effect, and those that it may take into effect.
+// Own returns the capabilities of this thread: the effective ones, and the permitted ones.
 func Own() (effective, permitted Set) {
 	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var d [2]unix.CapUserData
@@ -52,8 +52,8 @@ func Own() (effective, permitted Set) {
 	return Set(d[0].Effective) | Set(d[1].Effective)<<32, Set(d[0].Permitted) | Set(d[1].Permitted)<<32
 }
 
-// Drop gives up all capabilities but keep, and later, which are not in effect until they are raised; in all threads. What this process
-// starts afterwards has what its user has: a program that root starts gets all capabilities again. An errors.ErrUnsupported says that this
+// Drop gives up all capabilities but keep, and later, which are not in effect until they are raised; in all threads. A process started
+// afterwards has its user's capabilities: a program that root starts gets all capabilities again. An errors.ErrUnsupported says that this
 // program was built with cgo, whose threads cannot be reached.
 func Drop(keep, later Set) error {
 	effective, permitted := Own()

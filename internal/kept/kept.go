@@ -17,7 +17,7 @@ import (
 // fresh is how exactly it is known when a file was last used: not every use is written to the disk.
 const fresh = time.Hour
 
-// Open opens a regular file of at most so many bytes, and notes that it was used.
+// Open opens a regular file of at most this many bytes, and marks it as used.
 func Open(path string, most int64) (f *os.File, size int64, err error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -113,8 +113,8 @@ func sweep(dir string, entries []os.DirEntry) {
 	}
 }
 
-// Prune removes files of dir whose names begin with prefix, until the rest has at most so many bytes. Those go first that were not used for longest.
-// It sweeps dir, too.
+// Prune removes files of dir whose names begin with prefix, until the rest has at most this many bytes. Those go first that were not used for
+// longest. It sweeps dir, too.
 func Prune(dir, prefix string, most int64) {
 	entries, _ := os.ReadDir(dir)
 	sweep(dir, entries)

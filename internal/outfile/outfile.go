@@ -25,7 +25,7 @@ import (
 // ErrInput says that an output is also an input.
 var ErrInput = errors.New("is the input, too")
 
-// Options say what an output is.
+// Options describe an output.
 type Options struct {
 	Private bool          // only its owner may read it, whatever the umask is
 	Keep    bool          // a regular file that is there becomes PATH.old; what is no file is an error
@@ -368,8 +368,8 @@ func (f *File) commit() error {
 	return f.publish()
 }
 
-// Publish puts the output into its place before it is whole, for those who read what is written as it comes. It is written on, and Commit
-// only closes it.
+// Publish puts the output into its place before it is whole, for readers that follow a growing file. It is written on, and Commit only closes
+// it.
 func (f *File) Publish() error { return caps.Raised(f.publish) }
 
 func (f *File) publish() error {

@@ -7,11 +7,11 @@ import (
 	"github.com/clipperhouse/displaywidth"
 )
 
-// Width returns how many columns of a terminal s takes: wide characters take two, combining ones none. What Width, Clip and Pad are given is
-// valid UTF-8 without control characters: see String and Marked.
+// Width returns the number of a terminal's columns that s takes: wide characters take two, combining ones none. What Width, Clip and Pad are
+// given is valid UTF-8 without control characters: see String and Marked.
 func Width(s string) int { return displaywidth.String(s) }
 
-// Clip cuts s to so many columns, the last of them an ellipsis, or not at all if they are 0 or less.
+// Clip cuts s to a number of columns, the last of them an ellipsis. It does not cut if the number is 0 or less.
 func Clip(s string, columns int) string {
 	if columns <= 0 || len(s) <= columns || Width(s) <= columns { // no character is wider than it is long
 		return s
@@ -26,7 +26,7 @@ func Clip(s string, columns int) string {
 	return s[:end] + "…"
 }
 
-// Pad fills s with blanks to so many columns. Longer text stays as it is.
+// Pad fills s with blanks to a number of columns. Longer text stays as it is.
 func Pad(s string, columns int) string {
 	return s + strings.Repeat(" ", max(0, columns-Width(s)))
 }

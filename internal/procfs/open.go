@@ -49,8 +49,8 @@ func Regular(at int, name string) (*os.File, error) {
 // maxExtents bounds the extents of a sparse file that are looked at.
 const maxExtents = 1 << 12
 
-// Filled returns how many bytes of a file are not in holes (lseek(2), SEEK_DATA): a file can claim any length, and space that is allocated and
-// was never written is a hole, too. Of more than 4,096 extents, it counts the blocks.
+// Filled returns the number of bytes of a file outside of holes (lseek(2), SEEK_DATA): a file can claim any length, and space that is
+// allocated and was never written is a hole, too. Of more than 4,096 extents, it counts the blocks.
 func Filled(f *os.File) (n int64, err error) {
 	st, err := f.Stat()
 	if err != nil {
@@ -154,8 +154,8 @@ func Private(f *os.File) bool {
 	}
 }
 
-// OwnDir says why a directory is not to be trusted with what this program keeps: it is a link, or others own it or may write to it, or they can
-// put another in its place.
+// OwnDir says why a directory cannot be trusted with this program's files: it is a link, or others own it or may write to it, or they can put
+// another in its place.
 func OwnDir(dir string) error {
 	st, err := os.Lstat(dir)
 	switch {

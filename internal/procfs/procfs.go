@@ -61,7 +61,7 @@ func ParseMapping(line []byte) (m Mapping, ok bool) {
 // maxMaps bounds what is read of a process's mappings: the most that Linux allows by default is 65,530.
 const maxMaps = 32 << 20
 
-// Mappings reads the text of /proc/PID/maps from its beginning. Lines that cannot be read are left out.
+// Mappings reads the text of /proc/PID/maps from its beginning. Unreadable lines are left out.
 func Mappings(f *os.File) ([]Mapping, error) {
 	b, err := io.ReadAll(io.NewSectionReader(f, 0, maxMaps))
 	if err != nil {

@@ -36,7 +36,7 @@ func In(dir, path string) (*os.File, error) {
 	return procfs.Regular(at, name)
 }
 
-// ID tells what processes see apart: their root directories and mount namespaces. ok is false for a process that is gone, or into which
+// ID distinguishes the views of processes: their root directories and mount namespaces. ok is false for a process that is gone, or into which
 // this one may not look.
 func ID(pid int) (id string, ok bool) {
 	var st unix.Stat_t
@@ -47,7 +47,7 @@ func ID(pid int) (id string, ok bool) {
 	return fmt.Sprint(st.Dev, " ", st.Ino, " ", ns), err == nil
 }
 
-// Same says whether what a process calls a file is what this process calls so. It is true also for a process of which that is not known.
+// Same says whether a process's path leads to the same file as this process's. It is true also for a process of which that is not known.
 func Same(pid int) bool {
 	its, ok := ID(pid)
 	own, _ := ID(os.Getpid())

@@ -57,7 +57,7 @@ func Hurry() {
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // else its timers are 50 µs late
 }
 
-// Nap waits for some ten microseconds, in which others can run.
+// Nap waits for some ten microseconds, so other threads can run.
 func Nap() { _ = unix.Nanosleep(&unix.Timespec{Nsec: 10_000}, nil) }
 
 // request makes a request that does not return data.
@@ -78,7 +78,7 @@ func Interrupt(tid int) error { return request(unix.PTRACE_INTERRUPT, tid, 0, 0)
 // Cont lets a thread that has stopped go on, with a signal if sig is not 0.
 func Cont(tid int, sig unix.Signal) error { return request(unix.PTRACE_CONT, tid, 0, uintptr(sig)) }
 
-// Listen leaves a thread in a group-stop stopped, and lets it take part in what ends that.
+// Listen leaves a thread in a group-stop stopped, until the group-stop ends.
 func Listen(tid int) error { return request(unix.PTRACE_LISTEN, tid, 0, 0) }
 
 // Detach ends the tracing of a thread that has stopped; it goes on with a signal if sig is not 0, or stays in its group-stop.
@@ -96,7 +96,7 @@ func EventMsg(tid int) (int, error) {
 	return int(msg), nil
 }
 
-// A Stop is what Wait tells of a thread.
+// A Stop is Wait's report on a thread.
 type Stop struct {
 	TID    int
 	Status unix.WaitStatus

@@ -13,7 +13,7 @@ import (
 	"github.com/unspool/unspool/internal/procfs"
 )
 
-// Refused explains why a process cannot be traced or read, and what can be done about it.
+// Refused explains why a process cannot be traced or read, and names the remedy.
 func Refused(pid int, err error) error {
 	status := func(key string) string { return procfs.Status(pid, key) }
 	state := status("State")

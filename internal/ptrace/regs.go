@@ -8,10 +8,10 @@ import (
 	"github.com/unspool/unspool/arch"
 )
 
-// Machine is what this process runs on; nil where threads cannot be read.
+// Machine is this process's machine; nil where threads cannot be read.
 var Machine = arch.Host()
 
-// Registers are those of a thread, by slot.
+// Registers are a thread's registers, by slot.
 type Registers struct {
 	PC, SP uint64
 	TLS    uint64 // where the thread's own variables are; 0 if that is not known

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// A Call is what /proc/PID/task/TID/syscall says of a thread that does not run: its system call, if it is in one, and the registers
+// A Call is the content of /proc/PID/task/TID/syscall for a thread that does not run: its system call, if it is in one, and the registers
 // known by that.
 type Call struct {
 	Number    int // -1: in none

@@ -53,7 +53,7 @@ func LinesOf(places func(m *profile.Module, addrs []arch.Vaddr) [][]symbol.Place
 	}
 }
 
-// Options say where what a profile does not have comes from. A nil function knows nothing.
+// Options provide what a profile lacks: code, lines, names and text. A nil function knows nothing.
 type Options struct {
 	// Open returns the file of a module. The image must stay open while Function runs, which does not close it.
 	// It does not have to compare build IDs.
@@ -115,9 +115,8 @@ type Inst struct {
 	Self  uint64     `json:"self"`
 	Total uint64     `json:"total"`
 
-	// Target is where a direct branch or call leads, or what an operand relative to the program counter refers to;
-	// HasTarget says if there is one. TargetName is "memcpy", "main+0x10", or "". Jump says that it is a branch which
-	// stays in the function.
+	// Target is where a direct branch or call leads, or what an operand relative to the program counter refers to; HasTarget says whether
+	// Target is set. TargetName is "memcpy", "main+0x10", or "". Jump says that it is a branch which stays in the function.
 	Target     arch.Vaddr `json:"target,omitempty"`
 	HasTarget  bool       `json:"hasTarget,omitempty"`
 	TargetName string     `json:"targetName,omitempty"`

@@ -29,7 +29,7 @@ func hottest(p *profile.Profile, match func(name string) bool, by profile.Weight
 }
 
 // Write writes the summary of p and its functions that match says yes to, at most limit of them, those with the most of their own first. It
-// returns how many match; where none does, nothing is written. The unit is that of p, whatever o says.
+// returns the number of matches; where none does, nothing is written. The unit is p's, whatever o says.
 func Write(w io.Writer, p *profile.Profile, match func(name string) bool, code Options, o TextOptions, limit int) (int, error) {
 	o.Unit = "samples"
 	if code.By == profile.Periods {

@@ -28,7 +28,7 @@ import (
 	"github.com/unspool/unspool/unwind"
 )
 
-// Options say where the files are that a process had mapped, and what makes modules of them.
+// Options say where a process's mapped files are, and how to make modules of them.
 type Options struct {
 	// Mods returns the module of a file of this machine, by its path and its hex build ID, which may be empty.
 	Mods func(path, buildID string) *unwind.Module
@@ -89,9 +89,8 @@ func (f *File) errorf(off uint64, cause error, format string, args ...any) error
 	return &Error{f.path, off, fmt.Sprintf(format, args...), cause}
 }
 
-// Open reads the core file at path. It maps the file, so the time it takes depends on the number of threads and
-// mappings and not on how large the file is. A file that is cut off gives what it has, as long as one thread's
-// registers are there; Notes say what is missing.
+// Open reads the core file at path. It maps the file, so the time it takes depends on the number of threads and mappings and not on how large
+// the file is. A truncated file gives the threads and memory it has, if it has the registers of one thread; Notes name missing parts.
 //
 // Whoever reads memory of the result afterwards, as a walk does, should do so under source.Guard: somebody may cut the
 // file short.

@@ -28,7 +28,7 @@ import (
 //go:embed unspool.bpf.o
 var object []byte
 
-// Stats counts what a Program did.
+// Stats has a Program's counts.
 type Stats struct {
 	Samples    uint64 // walked in the kernel and read
 	Copied     uint64 // left to a copy of the stack by the same event: a mapping or a table had not come
@@ -46,10 +46,10 @@ type Stats struct {
 	Err        error // the first reason
 }
 
-// Lost returns how many samples there are that nobody will see.
+// Lost returns the number of lost samples.
 func (s *Stats) Lost() uint64 { return s.RingFull + s.Nested + s.Forgotten }
 
-// A Program walks stacks in the kernel. It is what perfevent.Options.Program takes.
+// A Program walks stacks in the kernel. It implements perfevent.Program.
 type Program struct {
 	spec    *ebpf.CollectionSpec
 	coll    *ebpf.Collection
@@ -72,20 +72,20 @@ type Options struct {
 	// Mods gives the modules of address spaces, as source.NewWorld has it. Only compact tables can be used.
 	Mods func(path, buildID string) *unwind.Module
 
-	// Memory is how many bytes of the kernel's memory tables may take; 0 is DefaultMemory. Where there are more, those go
-	// that have not been searched for the longest time.
+	// Memory limits the tables' bytes of kernel memory; 0 is DefaultMemory. Where there are more, those go that have not been searched for
+	// the longest time.
 	Memory uint64
 
-	// Command is what will be started: the tables of its program and libraries are brought into the kernel first.
+	// Command is the command to be started: the tables of its program and libraries are brought into the kernel first.
 	Command []string
 
-	// Comm, if not nil, says which commands are of interest. The kernel refuses the others' samples.
+	// Comm, if not nil, says which commands are of interest. The kernel refuses all other samples.
 	Comm func(comm string) bool
 
 	// Cgroup is the directory of a cgroup (version 2): samples of tasks outside of it are refused. Empty: none are.
 	Cgroup string
 
-	// Wakers asks who ended each wait: samples of source.OnBlocking have one of source.Waker before them.
+	// Wakers asks for the thread that ended each wait: samples of source.OnBlocking have one of source.Waker before them.
 	Wakers bool
 
 	// Pass lets events write the kernel's own samples, too, with a copy of the stack: to compare.
@@ -482,7 +482,7 @@ func (p *Program) sample(space func(n int) []byte) {
 	}
 }
 
-// Stats returns what there has been so far.
+// Stats returns the counts so far.
 func (p *Program) Stats() Stats {
 	s := Stats{Samples: p.samples.Load()}
 	p.track.stats(&s)

@@ -8,7 +8,7 @@ import (
 	"github.com/unspool/unspool/unwind"
 )
 
-// Machine is what the kernel's program walks: c/walk.h.
+// Machine is the machine whose stacks the kernel's program walks: c/walk.h.
 var Machine = arch.AMD64
 
 // A Range is a part of an address space as the kernel's program knows it: struct range of c/walk.h.
@@ -19,7 +19,7 @@ type Range struct {
 	Kind   Kind
 }
 
-// A Kind says what walking does in a Range.
+// A Kind says how a walk steps in a Range.
 type Kind uint32
 
 const (
@@ -34,8 +34,8 @@ const (
 // Pending is the table of a module that is not compiled yet.
 const Pending = 1<<32 - 1
 
-// Ranges returns the executable mappings of a space, cut where what walking does changes: ascending and disjoint. table
-// gives the number of a module's table: 0 where it has none, Pending where it may have one later.
+// Ranges returns the executable mappings of a space, cut where the Kind changes: ascending and disjoint. table gives the number of a module's
+// table: 0 where it has none, Pending where it may have one later.
 func Ranges(space *unwind.Space, table func(*unwind.Module) uint32) []Range {
 	return rangesOf(space, func(m *unwind.Module) (uint32, *unwind.Code) { return table(m), m.Code() })
 }

@@ -33,8 +33,7 @@ type Options struct {
 	// another root or the file has been deleted, and by its hex build ID, which may be empty. It should load nothing yet.
 	Mods func(path, buildID string) *unwind.Module
 
-	// NoPause leaves the threads running. Registers are known of those that are blocked, and not all of them: see
-	// ptrace.Blocked.
+	// NoPause leaves the threads running. Only blocked threads have known registers, and not all registers: see ptrace.Blocked.
 	NoPause bool
 }
 
@@ -45,7 +44,7 @@ type Pause struct {
 	Threads int           // that were stopped, and had not been before
 }
 
-// Open looks at a process, or at that of a thread. Errors say what can be done about them.
+// Open looks at a process, or at that of a thread. Errors name the remedy.
 func Open(pid int, o Options) (*source.Process, Pause, error) {
 	if ptrace.Machine == nil {
 		return nil, Pause{}, fmt.Errorf("process %d: %w on this machine", pid, source.ErrUnsupported)

@@ -13,7 +13,7 @@ import (
 	"github.com/unspool/unspool/source"
 )
 
-// An Info is what a recording says of itself. What it does not say is zero.
+// An Info is a recording's description of itself. What it does not say is zero.
 type Info struct {
 	Ours       bool // written by a Writer
 	Piped      bool // in the format of streams
@@ -37,7 +37,7 @@ type Info struct {
 	// passes it on as it is. A Writer looks for the running kernel's where it is missing.
 	Tracing []byte
 
-	// Names are what Writer.Room was filled with: for whom wrote the file to read. This package does not look at them.
+	// Names are the bytes that filled Writer.Room: for whom wrote the file to read. This package does not look at them.
 	Names []byte
 
 	// Damage is why some of this is missing, the first cause only.

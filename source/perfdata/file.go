@@ -156,7 +156,7 @@ func (f *File) Close() error {
 	return nil
 }
 
-// Progress returns how many bytes of the file have been read, and how many there are: 0 where that is unknown.
+// Progress returns the number of bytes read, and the file's size: 0 if unknown.
 func (f *File) Progress() (done, total int64) { return f.done.Load(), f.size }
 
 // Written returns when the file last changed, no earlier than its last sample was taken; zero for streams.
@@ -176,7 +176,7 @@ func (f *File) BuildIDs() map[string]string {
 	return maps.Clone(f.build)
 }
 
-// Info returns what the recording says of itself. That of a stream can grow while it is read.
+// Info returns the recording's description of itself. That of a stream can grow while it is read.
 func (f *File) Info() Info {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"github.com/unspool/unspool/source"
 )
 
-// WriterOptions say what a Writer's file holds besides samples.
+// WriterOptions describe the contents of a Writer's file besides samples.
 type WriterOptions struct {
 	Events []source.Event // of the recording whose samples will be written
 	Info   Info           // what the file says of the recording: that of a File, or Host
@@ -185,9 +185,8 @@ func (x *Writer) record(typ uint32, misc uint16, body []byte) {
 	x.write(body)
 }
 
-// Record writes a record of the kernel that is no sample: as it is, or where it has no Raw, as an event's records are.
-// Records come in time order, samples included. Those that deferred stacks came in are left out, because the stacks are
-// in their samples.
+// Record writes a record of the kernel that is no sample: as it is, or where it has no Raw, as an event's records are. Records come in time
+// order, samples included. Records of deferred stacks are left out, because the stacks are in their samples.
 func (x *Writer) Record(r *source.Record) error {
 	switch r.Type {
 	case source.RecordSample, source.RecordCallchainDeferred, source.RecordAux:
@@ -222,7 +221,7 @@ func (x *Writer) Sample(s *source.Sample) error {
 	return x.data(b)
 }
 
-// Lost says that so many samples were lost of which no record tells: a LOST_SAMPLES record, in the file's last moment.
+// Lost counts n lost samples that no record reports: a LOST_SAMPLES record, in the file's last moment.
 func (x *Writer) Lost(n uint64) error {
 	if n == 0 {
 		return x.err
@@ -244,7 +243,7 @@ func (x *Writer) data(b []byte) error {
 	return x.err
 }
 
-// Dropped returns how many records were too large.
+// Dropped returns the number of records that were too large.
 func (x *Writer) Dropped() uint64 { return x.dropped }
 
 // maxModules bounds what a hostile recording can make a Writer remember.
@@ -292,7 +291,7 @@ func (x *Writer) buildIDs() (recs [][]byte) {
 	return recs
 }
 
-// Close writes what can be known at the end only. It does not close the file. A Writer is of no use after it.
+// Close writes the data known only at the end. It does not close the file. A Writer is of no use after it.
 func (x *Writer) Close() error {
 	x.record(source.RecordFinishedRound, 0, nil)
 	if x.file == nil {

@@ -19,18 +19,18 @@ import (
 	"github.com/unspool/unspool/source"
 )
 
-// Options say what to record.
+// Options describe the recording.
 type Options struct {
-	// Event is what to record, as perf spells it: see parseEvent. Empty is the processor's cycles, or the CPU
-	// clock on a machine without hardware counters.
+	// Event is the event to record, in perf's spelling: see parseEvent. Empty is the processor's cycles, or the CPU clock on a machine
+	// without hardware counters.
 	Event string
 
-	// Frequency is how many samples to take a second of each processor, Period how many events make a sample.
-	// Without either it is DefaultFrequency, or for tracepoints and breakpoints every event.
+	// Frequency is the number of samples a second on each processor, Period the number of events for each sample. Without either it is
+	// DefaultFrequency, or for tracepoints and breakpoints every event.
 	Frequency, Period uint64
 
-	// StackSize is how many bytes of the user stack to copy with each sample: a multiple of 8 up to
-	// MaxStackSize. 0 is 32 KiB (with a Program, MaxStackSize: there are few copies), or 16 or 8 where the ring buffers that the kernel allows are small.
+	// StackSize is the number of bytes of the user stack to copy with each sample: a multiple of 8 up to MaxStackSize. 0 is 32 KiB (with a
+	// Program, MaxStackSize: there are few copies), or 16 or 8 where the ring buffers that the kernel allows are small.
 	StackSize uint32
 
 	// User and Kernel say where events count: both in user space and in the kernel if neither or both are
@@ -48,13 +48,13 @@ type Options struct {
 	// Duration ends the recording after a while, as Stop does. 0: it does not.
 	Duration time.Duration
 
-	// Program, if not nil, handles events in the kernel, and makes samples of those that it wants to: see Program.
+	// Program, if not nil, handles events in the kernel, and makes samples of the events it chooses: see Program.
 	Program Program
 
 	narrow bool // a test's: events of the command's own, even where those of the processors may be opened
 }
 
-// A Program is a BPF program that handles events in the kernel, and what reads its results.
+// A Program is a BPF program that handles events in the kernel, with the reader of its results.
 type Program interface {
 	// Start is called once, before any event is open. dec decodes all records. The error ends Open.
 	Start(dec *source.Decoder, t source.Trigger) error
@@ -65,7 +65,7 @@ type Program interface {
 	// Ready is a descriptor that epoll finds readable when Samples should be called soon.
 	Ready() int
 
-	// Begin is called once, after Start, with records of what was there before the recording.
+	// Begin is called once, after Start, with records of the processes and mappings from before the recording.
 	Begin(records []byte)
 
 	// Saw is called with each record of the kernel's, in the order of the rings. It must not keep raw. Calls can come before
@@ -91,7 +91,7 @@ const (
 	MaxStackSize     = 65528 // what the kernel takes
 )
 
-// Stats counts what went through a Recorder.
+// Stats has a Recorder's counts.
 type Stats struct {
 	Records, Bytes    uint64 // that went through the rings
 	Lost, LostSamples uint64 // records that found no room, as LOST and LOST_SAMPLES say
@@ -157,8 +157,8 @@ type Recorder struct {
 	cur   batch
 }
 
-// Open starts a recording. It ends when the command exits, when all processes or threads that were asked for and
-// all that these started have gone, when the duration is over, when Stop is called or when ctx is done.
+// Open starts a recording. It ends when the command exits, when all requested processes and threads and all they started are gone, when the
+// duration is over, when Stop is called, or when ctx is done.
 func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -242,22 +242,22 @@ func (o *Options) check() error {
 // Decoder knows the recording's event.
 func (r *Recorder) Decoder() *source.Decoder { return r.dec }
 
-// Tree is the command of which the recording is; nil if all that it has is of interest. See source.RecordStream.
+// Tree returns the recorded command's processes; nil if all that it has is of interest. See source.RecordStream.
 func (r *Recorder) Tree() *source.Tree { return r.tree }
 
 // Owner returns the user that a process runs as; an impossible one if it has gone.
 func (r *Recorder) Owner(pid int32) uint32 { return procfs.Owner(pid) }
 
-// Machine is what this process runs on.
+// Machine returns this process's machine.
 func (r *Recorder) Machine() *arch.Machine { return r.machine }
 
-// Event names what is recorded, as perf spells it.
+// Event returns the recorded event's name, in perf's spelling.
 func (r *Recorder) Event() string { return r.event }
 
-// EventNote says in what the recording differs from what was asked for, or is empty.
+// EventNote says how the recording differs from the request; "" if it does not.
 func (r *Recorder) EventNote() string { return strings.Join(r.notes, "; ") }
 
-// Stats counts what there has been so far.
+// Stats returns the counts so far.
 func (r *Recorder) Stats() Stats {
 	s := r.shape
 	s.Records, s.Bytes, s.Lost, s.LostSamples = r.records.Load(), r.bytes.Load(), r.lost.Load(), r.lostSmp.Load()
@@ -284,8 +284,8 @@ func (r *Recorder) Next() (raw []byte, buf *source.Buffer, err error) {
 	return raw, r.cur.buf, nil
 }
 
-// Stop ends the recording: Next returns what has been recorded and then io.EOF. A command that is still there gets
-// SIGTERM. Stop may be called again; it does not wait.
+// Stop ends the recording: Next returns the records left, then io.EOF. A command that is still there gets SIGTERM. Stop may be called again;
+// it does not wait.
 func (r *Recorder) Stop() {
 	r.end()
 	select {

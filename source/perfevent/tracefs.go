@@ -25,6 +25,6 @@ var mountTracefs = sync.OnceValues(func() (string, error) {
 	return fmt.Sprintf("/proc/self/fd/%d", fd), nil // open as long as the process
 })
 
-// Tracefs returns the directory of the kernel's tracepoints: where it is mounted, or a mount of this process's own. The
-// error says what is in the way.
+// Tracefs returns the directory of the kernel's tracepoints: where it is mounted, or a mount of this process's own. The error names the
+// obstacle.
 func Tracefs() (events string, err error) { return kernelPlaces.events() }

@@ -33,7 +33,7 @@ import (
 	"github.com/unspool/unspool/source"
 )
 
-// Options say what to record.
+// Options describe the recording.
 type Options struct {
 	Frequency uint64 // ticks a second, up to MaxFrequency; 0 is DefaultFrequency
 	StackSize uint32 // bytes to copy of each stack, a multiple of 8 up to MaxStackSize; 0 is 32 KiB
@@ -80,8 +80,8 @@ type Recorder struct {
 	tracer // of the thread that traces
 }
 
-// Open starts a recording. It ends when the command exits, when all that is recorded has gone, when the duration is over, when
-// Stop is called or when ctx is done.
+// Open starts a recording. It ends when the command exits, when all recorded threads are gone, when the duration is over, when Stop is
+// called, or when ctx is done.
 func Open(ctx context.Context, o Options) (*Recorder, error) {
 	if o.Frequency == 0 {
 		o.Frequency = DefaultFrequency
@@ -142,18 +142,18 @@ func Open(ctx context.Context, o Options) (*Recorder, error) {
 // Decoder knows the recording's event.
 func (r *Recorder) Decoder() *source.Decoder { return r.dec }
 
-// Machine is what this process runs on.
+// Machine returns this process's machine.
 func (r *Recorder) Machine() *arch.Machine { return ptrace.Machine }
 
-// Event names what is recorded, as perf spells it.
+// Event returns the recorded event's name, in perf's spelling.
 func (r *Recorder) Event() string { return "cpu-clock" }
 
-// EventNote says what this recording is.
+// EventNote describes this recording.
 func (r *Recorder) EventNote() string {
 	return fmt.Sprintf("sampling by ptrace: running threads stop %d times a second; stacks lack the kernel's frames", r.o.Frequency)
 }
 
-// Lost returns how many samples found no room so far.
+// Lost returns the number of samples that found no room so far.
 func (r *Recorder) Lost() uint64 { return r.lost.Load() }
 
 // Next returns the next record: see source.RecordStream. It waits for one.
@@ -168,8 +168,8 @@ func (r *Recorder) Next() (raw []byte, buf *source.Buffer, err error) {
 	return raw, nil, nil
 }
 
-// Stop ends the recording: Next returns what has been recorded and then io.EOF. A command that is still there gets SIGTERM.
-// Stop may be called again; it does not wait.
+// Stop ends the recording: Next returns the records left, then io.EOF. A command that is still there gets SIGTERM. Stop may be called again;
+// it does not wait.
 func (r *Recorder) Stop() { r.once.Do(func() { close(r.stop) }) }
 
 // Wait waits for the command and returns how it ended. ok is false if there is none.

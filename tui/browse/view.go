@@ -27,7 +27,7 @@ type reader struct {
 	typed, note   string
 }
 
-// Show shows p, read from what, on the terminal until the user has seen enough or ctx is done.
+// Show shows p, read from the file what, on the terminal until the user quits or ctx is done.
 func Show(ctx context.Context, p *profile.Profile, what string, by profile.Weight) error {
 	r := newReader(p, what, by)
 	r.paint = tui.Paint(os.Getenv("NO_COLOR") == "")

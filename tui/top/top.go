@@ -18,13 +18,13 @@ import (
 	"github.com/unspool/unspool/record"
 )
 
-// A Recording is what is watched.
+// A Recording is the source of the samples shown.
 type Recording interface {
 	Lost() uint64    // samples that were lost so far
 	Summary() string // who walks stacks, and what that takes
 }
 
-// Options say what is shown, and how often.
+// Options control the view and its interval.
 type Options struct {
 	What    string        // is recorded: fit for a terminal
 	Window  time.Duration // what happened in this time is shown
