@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * eh_elf.h: walks stacks with eh_elf files, which hold the unwind information of a module as machine code. The files
- * and what their code may touch are described in docs/EH_ELF.md.
+ * eh_elf.h: walks stacks with eh_elf files. Each has the unwind information of a module as machine code. docs/EH_ELF.md describes the
+ * files, and the memory and registers that their code may touch.
  *
  * C11 or C++17, gcc or clang, x86-64 Linux. All functions are inline; there is nothing to link. Include this file
  * first, or define _GNU_SOURCE. eh_elf_file.h lies beside it. A program that includes unspool_table.h too includes that before this.
@@ -19,8 +19,8 @@
  *		use(c.state.pc, c.exact);
  *	while ((stop = eh_elf_next(&c)) == EH_ELF_OK);
  *
- * Sections: the modules of this process, memory readers, walking; what is before them is in eh_elf_file.h: memory and outcomes, a
- * file. The last two are async-signal-safe: they take no lock, call nothing of libc, keep errno, and use less than 2 KiB of stack beside the
+ * Sections: the modules of this process, memory readers, walking. eh_elf_file.h has the sections before them: memory and outcomes, a
+ * file. Memory readers and walking are async-signal-safe: they take no lock, call nothing of libc, keep errno, and use less than 2 KiB of stack beside the
  * caller's cursor, which takes 1.1 KiB.
  */
 #ifndef UNSPOOL_EH_ELF_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libunspool.h: backtraces without frame pointers, of the current thread, of a ucontext_t, and of another process.
- * x86-64 Linux. All addresses are run-time ones; that of the first frame is where it is, those of its callers are return
- * addresses.
+ * x86-64 Linux. All addresses are run-time addresses. The first frame's address is its program counter; its callers' addresses are
+ * return addresses.
  */
 #ifndef LIBUNSPOOL_H
 #define LIBUNSPOOL_H
@@ -16,20 +16,20 @@
 extern "C" {
 #endif
 
-/* How a frame was found from the one that it called. */
+/* How a frame was found from its callee. */
 enum unspool_how {
-	UNSPOOL_FIRST = 0,         /* it was not: it is the first */
+	UNSPOOL_FIRST = 0,         /* it is the first frame */
 	UNSPOOL_CFI = 1,           /* by call frame information */
 	UNSPOOL_SIGNAL = 2,        /* a signal handler interrupted it: pc is exact */
 	UNSPOOL_PLT = 3,           /* from a stub of the linkage table */
-	UNSPOOL_FRAME_POINTER = 4, /* a guess: by rbp, for want of information */
-	UNSPOOL_BAD_CALL = 5,      /* it called an address where there is no code; or code without information that begins or ends there */
+	UNSPOOL_FRAME_POINTER = 4, /* a guess: by rbp, because there is no information */
+	UNSPOOL_BAD_CALL = 5,      /* it called an address without code, or code without information, at its first or last instructions */
 };
 
 /* Why a stack ended. */
 enum unspool_stop {
 	UNSPOOL_OUTERMOST = 0,  /* there is no caller */
-	UNSPOOL_MAX = 1,        /* there was no room for more */
+	UNSPOOL_MAX = 1,        /* max frames were written */
 	UNSPOOL_NO_INFO = 2,    /* no call frame information, and nothing else leads on */
 	UNSPOOL_UNREADABLE = 3, /* memory cannot be read */
 	UNSPOOL_BAD_FRAME = 4,  /* the stack leads nowhere, or in circles */
@@ -42,17 +42,17 @@ struct unspool_frame {
 	uint32_t reserved;
 };
 
-/* Writes return addresses of the current thread, the caller's first. Returns how many. Async-signal-safe. */
+/* Writes return addresses of the current thread, the caller's first. Returns their number. Async-signal-safe. */
 int unspool_backtrace(void **pcs, int max);
 
 /*
- * Writes the frames of a context of this process, which stays where it is. in_signal: it is what a signal handler got,
- * so that its program counter is exact. stop can be NULL. Returns how many. Async-signal-safe.
+ * Writes the frames of a context of this process, and does not change the context. in_signal is nonzero for a context that a signal
+ * handler got: its program counter is exact. stop can be NULL. Returns the number of frames. Async-signal-safe.
  */
 int unspool_backtrace_context(const ucontext_t *uc, int in_signal, struct unspool_frame *frames, int max, enum unspool_stop *stop);
 
 /*
- * Writes the frames of a thread of another process, which it stops meanwhile by ptrace. Returns how many, or -1 with
+ * Writes the frames of a thread of another process, and stops the thread meanwhile by ptrace. Returns the number of frames, or -1 with
  * errno. Not for signal handlers.
  */
 int unspool_backtrace_thread(pid_t tid, struct unspool_frame *frames, int max, enum unspool_stop *stop);
