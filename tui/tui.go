@@ -3,6 +3,8 @@
 package tui
 
 import (
+	"fmt"
+
 	tea "charm.land/bubbletea/v2"
 	"charm.land/lipgloss/v2"
 
@@ -72,4 +74,39 @@ func ClipAll(lines []string, width int) []string {
 		out[i] = printable.Clip(l, width)
 	}
 	return out
+}
+
+// Tabs returns the line of the names of views, numbered, the chosen one marked: as many as have room.
+func Tabs(names []string, chosen, width int, paint func(Style, string) string) string {
+	s, used := "", 0
+	for i, name := range names {
+		label := fmt.Sprintf(" %d %s ", i+1, name)
+		if used += len(label); used > width {
+			break
+		}
+		if i == chosen {
+			label = paint(Chosen, label)
+		}
+		s += label
+	}
+	return s
+}
+
+// Steps returns by how many rows a key moves the selection, of which page are on the screen; 0: it is no such key.
+func Steps(key string, page int) int {
+	switch key {
+	case "j", "down":
+		return 1
+	case "k", "up":
+		return -1
+	case "pgdown", "ctrl+f":
+		return page
+	case "pgup", "ctrl+b":
+		return -page
+	case "home", "g":
+		return -1 << 30
+	case "end", "G":
+		return 1 << 30
+	}
+	return 0
 }

@@ -62,3 +62,25 @@ func TestPaint(t *testing.T) {
 		t.Errorf("Unpainted: %q", got)
 	}
 }
+
+// TestTabs: names are numbered, and one that has no room ends the line.
+func TestTabs(t *testing.T) {
+	mark := func(_ Style, s string) string { return "<" + s + ">" }
+	for width, want := range map[int]string{0: "", 5: "", 6: " 1 ab ", 11: " 1 ab ", 12: " 1 ab < 2 cd >", 80: " 1 ab < 2 cd >"} {
+		if got := Tabs([]string{"ab", "cd"}, 1, width, mark); got != want {
+			t.Errorf("width %d: %q, want %q", width, got, want)
+		}
+	}
+}
+
+// TestSteps: each key that moves has one that moves back as far.
+func TestSteps(t *testing.T) {
+	for _, keys := range [][2]string{{"j", "k"}, {"down", "up"}, {"pgdown", "pgup"}, {"ctrl+f", "ctrl+b"}, {"end", "home"}, {"G", "g"}} {
+		if on, back := Steps(keys[0], 20), Steps(keys[1], 20); on <= 0 || on != -back {
+			t.Errorf("%s moves by %d, %s by %d", keys[0], on, keys[1], back)
+		}
+	}
+	if Steps("pgdown", 20) != 20 || Steps("x", 20) != 0 || Steps("", 20) != 0 {
+		t.Error("pages, or keys that move nothing")
+	}
+}

@@ -59,7 +59,6 @@ func (r *reader) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 
 // pressed does what a key is for.
 func (r *reader) pressed(key string) tea.Cmd {
-	page := max(1, r.height-6)
 	r.note = ""
 	switch key {
 	case "q", "ctrl+c":
@@ -72,18 +71,6 @@ func (r *reader) pressed(key string) tea.Cmd {
 		r.show((r.view + numViews - 1) % numViews)
 	case "1", "2", "3":
 		r.show(int(key[0] - '1'))
-	case "j", "down":
-		r.move(1)
-	case "k", "up":
-		r.move(-1)
-	case "pgdown", "ctrl+f":
-		r.move(page)
-	case "pgup", "ctrl+b":
-		r.move(-page)
-	case "home", "g":
-		r.move(-1 << 30)
-	case "end", "G":
-		r.move(1 << 30)
 	case "enter", "space":
 		if at := r.selected(); at != nil {
 			if r.view == topView {
@@ -113,6 +100,10 @@ func (r *reader) pressed(key string) tea.Cmd {
 	case "esc":
 		if r.help = false; r.filter != nil {
 			r.setFilter(nil)
+		}
+	default:
+		if n := tui.Steps(key, max(1, r.height-6)); n != 0 {
+			r.move(n)
 		}
 	}
 	return nil
@@ -184,20 +175,7 @@ func (r *reader) title() string {
 	return s
 }
 
-func (r *reader) tabs() string {
-	s, used := "", 0
-	for i, name := range viewNames {
-		label := fmt.Sprintf(" %d %s ", i+1, name)
-		if used += len(label); used > r.width {
-			break
-		}
-		if i == r.view {
-			label = r.paint(tui.Chosen, label)
-		}
-		s += label
-	}
-	return s
-}
+func (r *reader) tabs() string { return tui.Tabs(viewNames[:], r.view, r.width, r.paint) }
 
 func (r *reader) head() string {
 	switch r.view {

@@ -177,20 +177,7 @@ func (v *view) title() string {
 	return s
 }
 
-func (v *view) tabs(width int) string {
-	s, used := "", 0
-	for t, name := range tableNames {
-		label := fmt.Sprintf(" %d %s ", t+1, name)
-		if used += len(label); used > width {
-			break
-		}
-		if t == v.table {
-			label = v.paint(tui.Chosen, label)
-		}
-		s += label
-	}
-	return s
-}
+func (v *view) tabs(width int) string { return tui.Tabs(tableNames[:], v.table, width, v.paint) }
 
 // unit says what a second has so many of.
 func (v *view) unit() string {

@@ -121,7 +121,6 @@ func (w *watcher) show() {
 // pressed does what a key is for.
 func (w *watcher) pressed(key string) tea.Cmd {
 	v := w.v
-	page := max(1, w.height-7)
 	switch key {
 	case "q", "ctrl+c":
 		return tea.Quit
@@ -133,18 +132,6 @@ func (w *watcher) pressed(key string) tea.Cmd {
 		v.table = (v.table + numTables - 1) % numTables
 	case "1", "2", "3":
 		v.table = int(key[0] - '1')
-	case "j", "down":
-		v.move(1)
-	case "k", "up":
-		v.move(-1)
-	case "pgdown", "ctrl+f":
-		v.move(page)
-	case "pgup", "ctrl+b":
-		v.move(-page)
-	case "home", "g":
-		v.move(-1 << 30)
-	case "end", "G":
-		v.move(1 << 30)
 	case "enter", "space":
 		v.open[v.table] = !v.open[v.table]
 	case "p":
@@ -162,6 +149,10 @@ func (w *watcher) pressed(key string) tea.Cmd {
 	case "esc":
 		v.help = false
 		v.setFilter(nil)
+	default:
+		if n := tui.Steps(key, max(1, w.height-7)); n != 0 {
+			v.move(n)
+		}
 	}
 	return nil
 }
