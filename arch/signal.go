@@ -18,9 +18,6 @@ type Signal struct {
 	Context uint16
 }
 
-// MaxFlags is the greatest value of uc_flags.
-const MaxFlags = 7
-
 // At says whether code begins with the code to which signal handlers return, and that code's length in bytes.
 func (s *Signal) At(code []byte) (n int, ok bool) {
 	for _, r := range s.Returns {

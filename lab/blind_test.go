@@ -78,6 +78,9 @@ func newWild(t *testing.T, seed uint64) *wild {
 		plt += "\xff\x25\x01\x02\x03\x00\x68" + string(i) + "\x00\x00\x00\xe9\x01\x02\x03\x00" // jmp *x(%rip); push $i; jmp
 	}
 	copy(x.text[0x1000:], plt)
+	plt = strings.Repeat("\xf3\x0f\x1e\xfa\xff\x25\x01\x02\x03\x00\x66\x0f\x1f\x44\x00\x00", 3) + // endbr64; jmp *x(%rip)
+		strings.Repeat("\xf3\x0f\x1e\xfa\xf2\xff\x25\x01\x02\x03\x00\x0f\x1f\x44\x00\x00", 3) + strings.Repeat("\xff\x25\x01\x02\x03\x00\x66\x90", 4) // bnd jmp *x(%rip)
+	copy(x.text[0x2000:], plt)
 	rules := []string{"cfa=rsp+8  ra=c-8", "cfa=rsp+24  rbp=c-16  ra=c-8", "cfa=rbp+16  rbp=c-16  ra=c-8", "cfa=rsp+16  rbx=c-16  ra=c-8",
 		"cfa=rbx+8  rbp=c-24  ra=c-8", "cfa=rsp+8  ra=u",
 		"cfa=rsp+24  rbp=c-16  ra=c-8  partial", "cfa=rsp+16  ra=c-8  sync-only", "cfa=rbp+16  rbx=c-24  ra=c-8  sync-only  partial",

@@ -1,7 +1,9 @@
 package lab
 
 import (
+	"bufio"
 	"cmp"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -301,6 +303,34 @@ type kernelStack struct {
 	frames []unwind.Frame
 	empty  bool // the copy has no bytes: a page at the stack's end that nobody has written to is not there
 	exec   bool // in execve
+
+	// Of a copy, so that a difference can be walked again.
+	regs  source.Words
+	stack []byte
+	space *unwind.Space
+}
+
+// keep writes two stacks that differ, with all that the copy was walked from, to a file that stays, and returns its path.
+func keep(k, c *kernelStack) string {
+	f, err := os.CreateTemp("", "unspool-stacks-*.txt")
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	b := bufio.NewWriter(f)
+	fmt.Fprintf(b, "kernel %d, thread %d, in execve: %v: %v\n\ncopy %d, thread %d, in execve: %v: %v\n\nmappings\n", k.time, k.tid, k.exec, k, c.time, c.tid, c.exec, c)
+	for _, m := range c.space.Mappings() {
+		fmt.Fprintf(b, "\t%x-%x %x %s\n", uint64(m.Lo), uint64(m.Hi), m.Off, m.Module.Path)
+	}
+	fmt.Fprint(b, "\nregisters, in perf's order\n")
+	for i := range c.regs.Len() {
+		fmt.Fprintf(b, "\t%x\n", c.regs.At(i))
+	}
+	fmt.Fprintf(b, "\nstack, %d bytes from the stack pointer\n%s", len(c.stack), hex.Dump(c.stack))
+	if err := b.Flush(); err != nil {
+		return err.Error()
+	}
+	return f.Name()
 }
 
 func (s *kernelStack) String() string {
@@ -478,7 +508,11 @@ func copiedStacks(t *testing.T, cmd []string, over bool) {
 			if s.Record.ID == source.WalkedID {
 				to = walks
 			}
-			to[s.CPU] = append(to[s.CPU], kernelStack{s.Time, s.TID, s.Stop, slices.Clone(s.User), s.Record.StackDyn == 0, inExec(s.Kernel)})
+			stack := kernelStack{time: s.Time, tid: s.TID, stop: s.Stop, frames: slices.Clone(s.User), empty: s.Record.StackDyn == 0, exec: inExec(s.Kernel), space: s.Space}
+			if s.Record.ID != source.WalkedID {
+				stack.regs, stack.stack = slices.Clone(s.Record.UserRegs), slices.Clone(s.Record.Stack[:min(s.Record.StackDyn, uint64(len(s.Record.Stack)))])
+			}
+			to[s.CPU] = append(to[s.CPU], stack)
 			return nil
 		})
 		copied += ks.Copied
@@ -505,7 +539,7 @@ func copiedStacks(t *testing.T, cmd []string, over bool) {
 				}
 				like := liken(k, c)
 				if counts[like]++; like == different && counts[like] <= 3 {
-					t.Errorf("walked in the kernel %v\ncopied %v", k, c)
+					t.Errorf("walked in the kernel %v\ncopied %v\nboth, and what the copy was walked from, are in %s", k, c, keep(k, c))
 				}
 			}
 		}

@@ -256,10 +256,10 @@ void us_restore(struct us_state *s, const struct us_state *was, uint64_t sp, us_
 
 int us_move(struct us_moves *m, uint64_t cfa, uint64_t up, uint64_t pc)
 {
-	if (up > cfa && up - cfa <= MAX_PIECE)
+	if (up > cfa && up - cfa <= UNSPOOL_MAX_PIECE)
 		return 1;
 	if (up <= cfa) {
-		if (up >= m->low || up & 7 || m->n >= MAX_MOVES || (m->n && m->pc == pc && m->cfa == up))
+		if (up >= m->low || up & 7 || m->n >= UNSPOOL_MAX_MOVES || (m->n && m->pc == pc && m->cfa == up))
 			return 0;
 		if ((m->n & (m->n - 1)) == 0) {
 			m->pc = pc;

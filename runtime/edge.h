@@ -10,6 +10,7 @@
 #ifndef UNSPOOL_NO_STDINT
 #include <stdint.h>
 #endif
+#include "machine.h"
 
 #ifndef PART
 #define PART static
@@ -134,7 +135,7 @@ static inline __attribute__((always_inline)) int unspool_leaf(uint64_t pc, uint6
 {
 	uint64_t owner = ra + (uint64_t)(int64_t)(int32_t)(code >> 32);
 
-	return (uint8_t)(code >> 24) == 0xe8 && owner <= top && top - owner <= 1 << 20 && pc - owner > top - owner;
+	return (uint8_t)(code >> 24) == 0xe8 && owner <= top && top - owner <= UNSPOOL_MAX_FUNCTION && pc - owner > top - owner;
 }
 
 /*

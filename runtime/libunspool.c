@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include "libunspool.h"
 #include "abi.h"
-#include "edge.h"
 #include "local.h"
 #include "module.h"
 
@@ -159,122 +158,91 @@ static int find_rule(struct process *p, uint64_t pc, struct us_rule *r)
 	return m ? us_module_rule(m, &t, bias, pc - bias, r) : US_NOT_FOUND;
 }
 
-/*
- * Whether nothing but the return address can be on the stack yet at pc, where there is no call frame information: in a
- * stub of the linkage table (jmp *x(%rip); push $n; jmp), or where there is no code.
- */
-static uint32_t just_called(struct process *p, uint64_t pc)
+static int code(void *ctx, uint64_t at, uint8_t *to, uint32_t n)
 {
-	uint8_t b[16];
-
-	if (!read_process(p, pc, b, sizeof b))
-		return UNSPOOL_BAD_CALL;
-	return b[0] == 0xff && b[1] == 0x25 && b[6] == 0x68 && b[11] == 0xe9 ? UNSPOOL_PLT : UNSPOOL_FIRST;
+	return read_process(ctx, at, to, n);
 }
 
-/* The same at the beginning or the end of a function: where it says that its return address is, and its caller's frame pointer. */
-static int at_edge(struct process *p, uint64_t pc, struct unspool_edge *e)
+static int is_code(void *ctx, uint64_t at)
 {
-	e->n = UNSPOOL_EDGE_BYTES;
-	if (!read_process(p, pc, e->code, e->n)) {
-		e->n = 4096 - (uint32_t)(pc & 4095); /* up to the end of the page */
-		if (e->n >= UNSPOOL_EDGE_BYTES || !read_process(p, pc, e->code, e->n))
-			return 0;
-	}
-	if (!read_process(p, pc - 1, &e->last, 1))
-		e->last = 0;
-	return unspool_edge(e);
+	struct process *p = ctx;
+	char name[64], line[4400], x;
+	unsigned long lo, hi;
+	int found = 0;
+	FILE *f;
+
+	snprintf(name, sizeof name, "/proc/%d/maps", (int)p->pid);
+	f = fopen(name, "re");
+	if (!f)
+		return 0;
+	while (!found && fgets(line, sizeof line, f))
+		found = sscanf(line, "%lx-%lx %*c%*c%c", &lo, &hi, &x) == 3 && x == 'x' && lo <= at && at < hi;
+	fclose(f);
+	return found;
 }
 
-/* Whether the frame pointer is the caller's, whose address behind its call is the word at the stack pointer, then *top. */
-static int leaf(struct process *p, struct us_state *s, uint64_t sp, uint64_t *top)
+static int has_rule(void *ctx, uint64_t at)
 {
-	uint64_t rbp, ra, code;
+	struct us_rule r;
 
-	return us_get_with(s, US_RBP, load, NULL, p, &rbp) == US_OK && rbp >= sp && rbp - sp <= 0x4000 && load(p, rbp + 8, &ra) &&
-	       load(p, ra - 8, &code) && load(p, sp, top) && unspool_leaf(s->pc, ra, code, *top) && load(p, *top - 8, &code) && unspool_after_call(code);
+	return find_rule(ctx, at, &r) == US_FOUND;
 }
 
 static int walk_process(struct process *p, const struct user_regs_struct *u, struct unspool_frame *f, int max, enum unspool_stop *stop)
 {
+	static const struct us_asks asks = {load, NULL, code, is_code, has_rule};
 	const uint64_t regs[US_SLOTS] = {u->rax, u->rdx, u->rcx, u->rbx, u->rsi, u->rdi, u->rbp, u->rsp, u->r8,
 					 u->r9, u->r10, u->r11, u->r12, u->r13, u->r14, u->r15, u->rip};
 	struct us_mem mem = {load, NULL, p};
+	struct us_moves moves = {u->rsp, 0, 0, 0, 0};
 	uint32_t how = UNSPOOL_FIRST;
-	uint64_t sp = u->rsp, rbp, ra, code;
-	struct unspool_edge edge;
-	struct us_state s;
-	struct us_rule r;
+	uint64_t sp = u->rsp;
+	struct us_state s, was;
+	struct us_rule r, before;
 	int n = 0, exact = 1, o;
 
 	us_start(&s, u->rip, US_ALL);
 	memcpy(s.snap, regs, sizeof regs);
 	*stop = UNSPOOL_MAX;
 	while (n < max) {
+		struct us_blind b = {.s = &s, .sp = sp, .from = &asks, .ctx = p, .exact = exact};
+		int place = !exact && us_is_place(&b), begins = 0;
+		uint64_t at = s.pc - (!exact && !place);
+
 		f[n++] = (struct unspool_frame){s.pc, sp, how, 0};
-		if (find_rule(p, s.pc - !exact, &r) == US_FOUND && !(exact && r.flags & US_SYNC_ONLY)) {
+		if (find_rule(p, at, &r) == US_FOUND && !((exact || place) && r.flags & US_SYNC_ONLY) &&
+		    !(place && !(r.flags & US_SIGNAL) && us_is_sigreturn(&b))) {
+			begins = place && (find_rule(p, at - 1, &before) != US_FOUND || memcmp(&r, &before, sizeof r) != 0);
+			was = s;
 			o = us_apply(&r, &s, &mem, US_SAVED);
-			if (o != US_OK) {
-				*stop = o == US_OUTERMOST ? UNSPOOL_OUTERMOST : o == US_UNREADABLE ? UNSPOOL_UNREADABLE : UNSPOOL_BAD_FRAME;
-				break;
-			}
-			exact = r.flags & US_SIGNAL;
-			how = exact ? UNSPOOL_SIGNAL : UNSPOOL_CFI;
-			if (!exact && s.cfa <= sp && n > 1) {
-				*stop = UNSPOOL_BAD_FRAME;
-				break;
-			}
-			sp = s.cfa;
-		} else if (exact && (how = just_called(p, s.pc)) != UNSPOOL_FIRST && load(p, sp, &ra) && load(p, ra, &rbp)) {
-			s.known |= 1u << US_RSP | 1u << US_RA;
-			s.in_mem &= ~(1u << US_RSP | 1u << US_RA);
-			s.in_reg &= ~(1u << US_RSP | 1u << US_RA);
-			s.val[US_RSP] = s.cfa = sp += 8;
-			s.val[US_RA] = s.pc = ra;
-			exact = 0;
-		} else if (edge = (struct unspool_edge){.n = 0}, exact && at_edge(p, s.pc, &edge) && load(p, sp + (uint64_t)edge.off, &ra) &&
-			   load(p, ra - 8, &code) && unspool_after_call(code)) {
-			s.known &= US_SAVED;
-			s.known |= 1u << US_RSP | 1u << US_RA;
-			s.in_mem &= ~(1u << US_RSP | 1u << US_RA);
-			s.in_reg &= ~(1u << US_RSP | 1u << US_RA);
-			if (edge.fp >= 0) {
-				s.known |= 1u << US_RBP;
-				s.in_mem |= 1u << US_RBP;
-				s.in_reg &= ~(1u << US_RBP);
-				s.val[US_RBP] = sp + (uint64_t)edge.fp;
-			}
-			s.val[US_RSP] = s.cfa = sp += (uint64_t)edge.off + 8;
-			s.val[US_RA] = s.pc = ra;
-			exact = 0;
-			how = UNSPOOL_BAD_CALL;
-		} else if (exact && leaf(p, &s, sp, &ra)) {
-			s.known = (s.known & US_SAVED) | 1u << US_RSP | 1u << US_RA;
-			s.in_mem &= ~(1u << US_RSP | 1u << US_RA);
-			s.in_reg &= ~(1u << US_RSP | 1u << US_RA);
-			s.val[US_RSP] = s.cfa = sp += 8;
-			s.val[US_RA] = s.pc = ra;
-			exact = 0;
-			how = UNSPOOL_BAD_CALL;
+			if (o == US_OK && exact && !(r.flags & US_SIGNAL))
+				us_restore(&s, &was, sp, load, p);
+			how = r.flags & US_SIGNAL ? UNSPOOL_SIGNAL : UNSPOOL_CFI;
 		} else {
-			/* For want of information: the frame pointer, if it leads up the stack. */
-			if (us_get_with(&s, US_RBP, load, NULL, p, &rbp) != US_OK || rbp < sp || rbp - sp > 0x4000 || !load(p, rbp + 8, &ra) || ra == 0) {
+			o = us_step_blind(&b, at);
+			how = how_of(b.how);
+			if (o == US_NO_RULE || o == US_LOST_REGISTER) {
 				*stop = UNSPOOL_NO_INFO;
 				break;
 			}
-			s.known = 1u << US_RBP | 1u << US_RSP | 1u << US_RA;
-			s.in_mem = 1u << US_RBP;
-			s.in_reg = 0;
-			s.val[US_RBP] = rbp;
-			s.val[US_RSP] = s.cfa = sp = rbp + 16;
-			s.val[US_RA] = s.pc = ra;
-			exact = 0;
-			how = UNSPOOL_FRAME_POINTER;
 		}
-		if (s.pc == 0 && !exact) {
-			*stop = UNSPOOL_OUTERMOST;
+		if (o != US_OK) {
+			*stop = o == US_OUTERMOST ? UNSPOOL_OUTERMOST : o == US_UNREADABLE ? UNSPOOL_UNREADABLE : UNSPOOL_BAD_FRAME;
 			break;
 		}
+		if (how == UNSPOOL_SIGNAL) {
+			exact = 1;
+			moves.low = s.cfa;
+		} else if ((s.pc == 0 && !exact) || (begins && !is_code(p, s.pc - 1))) {
+			*stop = UNSPOOL_OUTERMOST;
+			break;
+		} else if (s.cfa - sp - 1 >= UNSPOOL_MAX_PIECE && !(exact && s.cfa == sp) && !us_move(&moves, sp, s.cfa, s.pc)) {
+			*stop = UNSPOOL_BAD_FRAME;
+			break;
+		} else {
+			exact = 0;
+		}
+		sp = s.cfa;
 	}
 	return n;
 }

@@ -7,7 +7,7 @@
 #ifndef UNSPOOL_LOCAL_H
 #define UNSPOOL_LOCAL_H
 
-#include "core.h"
+#include "blind.h"
 
 /* ---- Memory (local_mem.c) ---- */
 
@@ -81,6 +81,9 @@ US_HIDDEN int us_local_fde(uint64_t pc, int in_handler, struct us_glass *g, stru
 enum { US_VOLATILE = 0xffff };
 US_HIDDEN int us_local_rule(uint64_t pc, int in_handler, struct us_rule *r, unsigned *index);
 
+/* Whether there is code at pc, as far as can be told: memory that can be read, and not this thread's stack. */
+US_HIDDEN int us_local_code(uint64_t pc);
+
 /* Code that a program has registered in libunwind's way: called after modules and before libgcc's registry. */
 extern US_HIDDEN int (*_Atomic us_find_registered)(uint64_t pc, struct us_glass *g, struct us_fde *fde);
 
@@ -118,9 +121,6 @@ enum us_step {
 	US_END = 0, /* the outermost frame, or nothing leads on */
 	/* below 0: -UNW_E... */
 };
-
-/* How the last frame was found, for those who ask. */
-enum us_how { US_BY_CFI, US_BY_SIGNAL, US_BY_PLT, US_BY_POINTER, US_BY_CALL };
 
 /* Starts at the registers of a ucontext_t, which stays where it is. */
 US_HIDDEN void us_walk_context(struct us_walk *w, uint64_t uc, int exact);

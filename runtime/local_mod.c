@@ -366,3 +366,10 @@ __attribute__((constructor)) static void at_load(void)
 		keep(getauxval(AT_BASE));
 	}
 }
+
+int us_local_code(uint64_t pc)
+{
+	uint8_t byte;
+
+	return !us_within(&us_stack, pc) && us_peek(pc, &byte, 1);
+}

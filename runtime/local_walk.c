@@ -10,7 +10,7 @@
 #include "local.h"
 #include "abi.h"
 #include "apply.h"
-#include "edge.h"
+#include "blind.h"
 
 #include <string.h>
 
@@ -215,36 +215,12 @@ void us_walk_saved(struct us_walk *w, const uint64_t *saved)
 
 /* ---- Steps ---- */
 
-static void set_value(struct us_state *s, unsigned slot, uint64_t v)
-{
-	s->known |= 1u << slot;
-	s->in_mem &= ~(1u << slot);
-	s->in_reg &= ~(1u << slot);
-	s->val[slot] = v;
-}
-
-static void called_from(struct us_walk *w, uint64_t cfa, uint64_t ra_at, uint64_t ra)
-{
-	w->sp = w->s.cfa = cfa;
-	w->ra_at = ra_at;
-	w->s.pc = ra;
-	w->exact = w->from_signal = 0;
-	set_value(&w->s, US_RSP, cfa);
-	set_value(&w->s, US_RA, ra);
-}
-
 /* mov $15, %rax; syscall: what a signal handler returns to. */
 static int is_sigreturn(const uint8_t *b)
 {
 	static const uint8_t code[9] = {UNSPOOL_X86_64_RETURN_0};
 
 	return memcmp(b, code, sizeof code) == 0;
-}
-
-/* A stub of the procedure linkage table: jmp *x(%rip); push $n; jmp. */
-static int is_plt(const uint8_t *b)
-{
-	return b[0] == 0xff && b[1] == 0x25 && b[6] == 0x68 && b[11] == 0xe9;
 }
 
 static US_COLD int failed(struct us_walk *w, int outcome)
@@ -262,165 +238,89 @@ static US_COLD int failed(struct us_walk *w, int outcome)
 	return -UNW_EBADFRAME;
 }
 
-/*
- * Where to look pc up: a return address behind its call. One that no call has left is the place itself: makecontext's beginning of a
- * context, say.
- */
-static uint64_t lookup(uint64_t pc, int exact)
-{
-	uint64_t code;
+/* ---- What blind.h asks ---- */
 
-	return exact || (us_peek(pc - 8, &code, 8) && !unspool_after_call(code)) ? pc : pc - 1;
+static int code(void *ctx, uint64_t at, uint8_t *to, uint32_t n)
+{
+	(void)ctx;
+	return us_peek(at, to, n);
 }
 
-/*
- * Whether pc is in a gap of the information that begins with a system call, up to 24 bytes before: *behind says how many. C libraries
- * end it there where a thread is made.
- */
-static int after_syscall(struct us_walk *w, uint64_t pc, unsigned *behind)
+static int is_code(void *ctx, uint64_t at)
 {
-	enum { MOST = 24 };
-	uint8_t code[MOST + 2];
+	(void)ctx;
+	return us_local_code(at);
+}
+
+static int has_rule(void *ctx, uint64_t at)
+{
+	struct us_walk *w = ctx;
 	struct us_rule r;
 	unsigned index;
 
-	if (!us_peek(pc - MOST, code, sizeof code))
-		return 0;
-	for (unsigned n = 0; n <= MOST; n++) {
-		if (code[MOST - n] == 0x0f && code[MOST + 1 - n] == 0x05 && us_local_rule(pc - n, w->in_handler, &r, &index) != US_FOUND &&
-		    us_local_rule(pc - n - 1, w->in_handler, &r, &index) == US_FOUND) {
-			*behind = n;
-			return 1;
-		}
-	}
-	return 0;
+	return us_local_rule(at, w->in_handler, &r, &index) == US_FOUND;
 }
 
-/* Leaves a frame to which a call has led: the word at cfa is behind that. */
-static int step_call(struct us_walk *w, uint64_t cfa, enum us_how *how)
-{
-	uint64_t ra, code;
+static const struct us_asks asks = {load, NULL, code, is_code, has_rule};
 
-	if (!load(w, cfa, &ra) || !us_peek(ra - 8, &code, 8) || !unspool_after_call(code))
+static struct us_blind blind(struct us_walk *w)
+{
+	return (struct us_blind){.s = &w->s, .sp = w->sp, .from = &asks, .ctx = w, .exact = w->exact};
+}
+
+/* Whether the walk may go on to the frame at w, from one at sp. */
+US_INLINE int leads_on(struct us_walk *w, uint64_t sp, int exact)
+{
+	if (us_likely(w->sp - sp - 1 < UNSPOOL_MAX_PIECE) || (exact && w->sp == sp))
+		return 1;
+	return us_move(&w->moves, sp, w->sp, w->s.pc);
+}
+
+/* A step where there is no unwind information. at is the address that was looked up. */
+static US_COLD int step_blind(struct us_walk *w, uint64_t at, enum us_how *how)
+{
+	struct us_blind b = blind(w);
+	int exact = w->exact, o;
+
+	if (w->s.pc == 0 && !exact)
 		return US_END;
-	w->s.known &= US_SAVED;
-	called_from(w, cfa + 8, cfa, ra);
+	o = us_step_blind(&b, at);
+	if (o == US_NO_RULE || o == US_LOST_REGISTER) {
+		w->blind = 1;
+		w->s.known = 1u << US_RSP;
+		return US_END;
+	}
+	if (o != US_OK)
+		return failed(w, o);
+	w->blind |= b.how == US_BY_POINTER || b.how == US_BY_CALL;
+	w->sp = w->s.cfa;
+	w->ra_at = b.ra_at;
+	w->exact = w->from_signal = b.how == US_BY_SIGNAL;
 	if (how)
-		*how = US_BY_CALL;
-	return US_STEPPED;
-}
-
-/* Leaves a frame whose function is about to begin or to end, as its code says. */
-static int step_edge(struct us_walk *w, enum us_how *how)
-{
-	uint64_t ip = w->s.pc, sp = w->sp;
-	struct unspool_edge e = {.n = UNSPOOL_EDGE_BYTES};
-
-	if (!us_peek(ip, e.code, e.n)) {
-		e.n = 4096 - (uint32_t)(ip & 4095); /* up to the end of the page */
-		if (e.n >= UNSPOOL_EDGE_BYTES || !us_peek(ip, e.code, e.n))
-			return US_END;
+		*how = b.how;
+	if (w->exact) {
+		w->sig = b.sp;
+		w->in_handler = 1;
+		w->moves.low = w->sp;
+	} else if (!leads_on(w, b.sp, exact)) {
+		return -UNW_EBADFRAME;
 	}
-	if (!us_peek(ip - 1, &e.last, 1))
-		e.last = 0;
-	if (!unspool_edge(&e) || step_call(w, sp + (uint64_t)e.off, how) != US_STEPPED)
-		return US_END;
-	if (e.fp >= 0) {
-		w->s.known |= 1u << US_RBP;
-		w->s.in_mem |= 1u << US_RBP;
-		w->s.in_reg &= ~(1u << US_RBP);
-		w->s.val[US_RBP] = sp + (uint64_t)e.fp;
-	}
-	return US_STEPPED;
-}
-
-/* How far above the stack pointer a frame pointer may lead. */
-enum { MAX_FRAME = 0x4000 };
-
-/*
- * A step where there is no unwind information: signal frames and stubs of the linkage table are known by their code; a
- * frame whose code is not there was called through a bad pointer; else the frame pointer leads on, if it leads up the
- * stack and not far.
- */
-static US_COLD int step_blind(struct us_walk *w, enum us_how *how)
-{
-	struct us_state *s = &w->s;
-	uint64_t ip = s->pc, cfa = w->sp, rbp, ra, v;
-	uint8_t code[16];
-	unsigned behind;
-	int there;
-
-	if (ip == 0 && !w->exact)
-		return US_END;
-	there = us_peek(ip, code, sizeof code);
-	if (there && is_sigreturn(code) && load(w, cfa + us_greg[US_RSP], &v) && load(w, cfa + us_greg[US_RA], &ra)) {
-		for (unsigned i = 0; i < US_RA; i++)
-			s->val[i] = cfa + us_greg[i];
-		s->known = US_ALL;
-		s->in_mem = US_ALL;
-		s->in_reg = 0;
-		w->sig = cfa;
-		called_from(w, v, cfa + us_greg[US_RA], ra);
-		w->exact = w->from_signal = w->in_handler = 1;
-		if (how)
-			*how = US_BY_SIGNAL;
-		return US_STEPPED;
-	}
-	if (there && is_plt(code)) {
-		/* Nothing but the return address is on the stack yet. */
-		if (!load(w, cfa, &ra))
-			return -UNW_EINVAL;
-		called_from(w, cfa + 8, cfa, ra);
-		if (how)
-			*how = US_BY_PLT;
-		return US_STEPPED;
-	}
-	w->blind = 1;
-	if (there && w->exact && after_syscall(w, ip, &behind)) {
-		/* A new thread has 0 behind the system call, and no caller. */
-		if (behind > 0 && us_get_with(s, US_RAX, load, NULL, w, &v) == US_OK && v == 0)
-			return failed(w, US_OUTERMOST);
-		return step_call(w, cfa, how);
-	}
-	if (!there && w->exact && load(w, cfa, &ra) && us_peek(ra, &v, 8)) {
-		called_from(w, cfa + 8, cfa, ra);
-		if (how)
-			*how = US_BY_CALL;
-		return US_STEPPED;
-	}
-	if (there && w->exact && step_edge(w, how) == US_STEPPED)
-		return US_STEPPED;
-	if (us_get_with(s, US_RBP, load, NULL, w, &rbp) != US_OK || rbp == 0 || rbp < cfa || rbp - cfa > MAX_FRAME ||
-	    !load(w, rbp, &v)) {
-		if (there && w->exact && step_call(w, cfa, how) == US_STEPPED)
-			return US_STEPPED;
-		s->known = 1u << US_RSP;
-		return US_END;
-	}
-	if (!load(w, rbp + 8, &ra))
-		return -UNW_EINVAL;
-	if (ra == 0)
-		return US_END;
-	if (there && w->exact && us_peek(ra - 8, code, 8) && load(w, cfa, &v) && unspool_leaf(ip, ra, us_word((uint64_t)code), v) &&
-	    step_call(w, cfa, how) == US_STEPPED)
-		return US_STEPPED;
-	s->known = 1u << US_RBP;
-	s->in_mem = 1u << US_RBP;
-	s->in_reg = 0;
-	s->val[US_RBP] = rbp;
-	called_from(w, rbp + 16, rbp + 8, ra);
-	if (how)
-		*how = US_BY_POINTER;
 	return US_STEPPED;
 }
 
 US_INLINE int apply(struct us_walk *w, const struct us_rule *r)
 {
 	uint64_t ip = w->s.pc, sp = w->sp;
-	int o = us_apply_with(r, &w->s, load, NULL, w, w->saved_only ? US_SAVED : US_ALL);
+	int exact = w->exact, alive = exact && !(r->flags & US_SIGNAL), o;
+	struct us_state was;
 
+	if (us_unlikely(alive))
+		was = w->s;
+	o = us_apply_with(r, &w->s, load, NULL, w, w->saved_only ? US_SAVED : US_ALL);
 	if (us_unlikely(o != US_OK))
 		return failed(w, o);
+	if (us_unlikely(alive))
+		us_restore(&w->s, &was, sp, load, w);
 	w->sp = w->s.cfa;
 	w->exact = w->from_signal = r->flags & US_SIGNAL;
 	w->ra_at = us_likely(r->kind == US_KIND_REG) ? w->sp - (uint64_t)r->aux * 1024 + (uint64_t)((int64_t)r->saves[6] * 8) : 0;
@@ -432,7 +332,7 @@ US_INLINE int apply(struct us_walk *w, const struct us_rule *r)
 			us_get_with(&w->s, US_RSP, load, NULL, w, &w->sp);
 		w->ra_at = sp + us_greg[US_RA];
 		w->moves.low = w->sp;
-	} else if (us_unlikely(w->sp != sp && w->sp - sp > 4096) && !us_move(&w->moves, sp, w->sp, w->s.pc)) {
+	} else if (!leads_on(w, sp, exact)) {
 		return -UNW_EBADFRAME; /* round in circles */
 	}
 	if (us_unlikely(w->s.pc == ip && w->sp == sp))
@@ -445,15 +345,23 @@ int us_walk_apply(struct us_walk *w, const struct us_rule *r)
 	return apply(w, r);
 }
 
-static US_COLD int make_rule(struct us_walk *w, struct us_rule *r)
+/* Finds the rule of the frame at hand; *at is the address that is looked up. */
+static US_COLD int make_rule(struct us_walk *w, struct us_rule *r, uint64_t *at)
 {
+	struct us_blind b = blind(w);
 	struct us_rule before;
 	unsigned index, other;
-	uint64_t at = lookup(w->s.pc, w->exact);
-	int place = at == w->s.pc && !w->exact, o = us_local_rule(at, w->in_handler, r, &index);
+	int place = !w->exact && us_is_place(&b), o;
+
+	*at = w->s.pc - (!w->exact && !place);
+	o = us_local_rule(*at, w->in_handler, r, &index);
+	if (o == US_FOUND && (w->exact || place) && r->flags & US_SYNC_ONLY)
+		return US_NOT_FOUND;
+	if (o == US_FOUND && place && !(r->flags & US_SIGNAL) && us_is_sigreturn(&b))
+		return US_NOT_FOUND;
 
 	w->begins = place && o == US_FOUND &&
-		    (us_local_rule(at - 1, w->in_handler, &before, &other) != US_FOUND || memcmp(r, &before, sizeof before) != 0);
+		    (us_local_rule(*at - 1, w->in_handler, &before, &other) != US_FOUND || memcmp(r, &before, sizeof before) != 0);
 	if (o == US_FOUND && !place && index != US_VOLATILE && (index == 0 || !w->uncached) && w->s.pc >> 47 == 0)
 		rule_put(w->s.pc, w->exact, r, index);
 	return o;
@@ -463,13 +371,14 @@ US_INLINE int step(struct us_walk *w, enum us_how *how)
 {
 	struct us_rule r;
 	uint32_t index;
+	uint64_t at;
 	int o;
 
 	/* Without a cache too: the rules of what cannot be unloaded do not change. */
 	if (us_unlikely(!rule_get(w->s.pc, w->exact, &r, &index)) ||
 	    (us_unlikely(index != 0) && (w->uncached || (index != w->module && !us_still_loaded(index, w->s.pc - !w->exact, w->blind))))) {
-		if (make_rule(w, &r) != US_FOUND)
-			return step_blind(w, how);
+		if (make_rule(w, &r, &at) != US_FOUND)
+			return step_blind(w, at, how);
 	} else if (us_unlikely(index != 0)) {
 		w->module = index;
 	}
@@ -478,7 +387,7 @@ US_INLINE int step(struct us_walk *w, enum us_how *how)
 	o = apply(w, &r);
 	if (us_unlikely(w->begins)) { /* nobody has called that function: it is the first, unless its rule leads to code */
 		w->begins = 0;
-		if (o == US_STEPPED && us_local_rule(w->s.pc - 1, w->in_handler, &r, &index) != US_FOUND)
+		if (o == US_STEPPED && !has_rule(w, w->s.pc - 1) && !has_rule(w, w->s.pc))
 			return failed(w, US_OUTERMOST);
 	}
 	return o;
@@ -566,6 +475,15 @@ US_INLINE int trace_get(struct trace_slot *e, uint64_t pc, int exact, uint64_t *
 	return k << 16 == 0;
 }
 
+static int is_place(uint64_t pc)
+{
+	struct us_state s;
+	struct us_blind b = {.s = &s, .from = &asks};
+
+	s.pc = pc;
+	return us_is_place(&b);
+}
+
 /* Finds pc in the other slots of its set, or fills one. Returns the data, or 0 where there is none. */
 static US_COLD uint64_t trace_miss(uint64_t pc, int exact, int in_handler, uint32_t *index)
 {
@@ -588,7 +506,7 @@ static US_COLD uint64_t trace_miss(uint64_t pc, int exact, int in_handler, uint3
 		}
 	}
 	if (pc >> 47 || (!rule_get(pc, exact, &r, index) &&
-			 ((!exact && lookup(pc, 0) == pc) || us_local_rule(pc - !exact, in_handler, &r, index) != US_FOUND)))
+			 ((!exact && is_place(pc)) || us_local_rule(pc - !exact, in_handler, &r, index) != US_FOUND)))
 		return 0;
 	if (*index == US_VOLATILE)
 		return pack(&r, pc);

@@ -98,10 +98,13 @@ enum { /* bounds of expressions: values on the stack, operations */
 	UNSPOOL_EXPR_STEPS = 4096,
 };
 
-enum { /* limits of walks: unwind has what each is for */
-	MAX_MOVES = 64,
-	MAX_PIECE = 4096,
-	MAX_AFTER_SYSCALL = 24,
+enum { /* bounds of walks (arch/limits.go) */
+	UNSPOOL_MAX_STACK = 1073741824,
+	UNSPOOL_MAX_PIECE = 4096,
+	UNSPOOL_MAX_MOVES = 64,
+	UNSPOOL_MAX_FUNCTION = 1048576,
+	UNSPOOL_MAX_AFTER_SYSCALL = 24,
+	UNSPOOL_MAX_FLAGS = 7,
 };
 
 enum { /* x86_64: slots of registers */

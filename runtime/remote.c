@@ -10,7 +10,7 @@
  */
 #define _GNU_SOURCE
 #include "apply.h"
-#include "edge.h"
+#include "blind.h"
 #include "space.h"
 
 #include <string.h>
@@ -155,11 +155,11 @@ static int is_plt(struct cursor *c)
 	return ((a & 0xffff) == 0x25ff && (a >> 48 & 0xff) == 0x68 && (b >> 24 & 0xff) == 0xe9);
 }
 
-/* The stack pointer. */
+/* The stack pointer, in strict mode. */
 static int stack_pointer(struct cursor *c, uint64_t *to)
 {
-	*to = c->as->strict ? c->sp : c->cfa;
-	if (!c->as->strict || c->sp_kind == SP_VALUE)
+	*to = c->sp;
+	if (c->sp_kind == SP_VALUE)
 		return 1;
 	if (c->sp_kind == SP_REG)
 		return reg(c, (unsigned)c->sp, to);
@@ -199,68 +199,7 @@ static void called_from(struct cursor *c, uint64_t cfa, uint64_t at, uint64_t ra
 	c->ra_at = at;
 }
 
-/*
- * Whether ip is in a gap of the information that begins with a system call, up to 24 bytes before: *behind says how many. C libraries
- * end it there where a thread is made.
- */
-static US_COLD int after_syscall(struct cursor *c, uint64_t ip, unsigned *behind)
-{
-	enum { MOST = 24 };
-	uint8_t code[MOST + 8];
-	struct us_rule r;
-
-	for (unsigned i = 0; i < sizeof code; i += 8) {
-		uint64_t v;
-
-		if (!load(c, ip - MOST + i, &v))
-			return 0;
-		memcpy(code + i, &v, 8);
-	}
-	for (unsigned n = 0; n <= MOST; n++) {
-		if (code[MOST - n] == 0x0f && code[MOST + 1 - n] == 0x05 && us_space_rule(c->as, c->arg, ip - n, &c->seen, &r) == -UNW_ENOINFO &&
-		    us_space_rule(c->as, c->arg, ip - n - 1, &c->seen, &r) >= 0) {
-			*behind = n;
-			return 1;
-		}
-	}
-	return 0;
-}
-
-/* Leaves a frame to which a call has led: the word at cfa is behind that. */
-static int step_call(struct cursor *c, uint64_t cfa)
-{
-	uint64_t ra, code;
-
-	if (!load(c, cfa, &ra) || !load(c, ra - 8, &code) || !unspool_after_call(code))
-		return 0;
-	c->s.known &= US_SAVED;
-	called_from(c, cfa + 8, cfa, ra);
-	c->exact = 0;
-	return 1;
-}
-
-/* Leaves a frame whose function is about to begin or to end, as its code says. */
-static US_COLD int step_edge(struct cursor *c)
-{
-	uint64_t ip = c->s.pc, sp = c->cfa, v;
-	struct unspool_edge e = {.n = 0};
-
-	for (; e.n < UNSPOOL_EDGE_BYTES && load(c, ip + e.n, &v); e.n += 8)
-		memcpy(e.code + e.n, &v, 8);
-	if (load(c, ip - 8, &v))
-		e.last = (uint8_t)(v >> 56);
-	if (!unspool_edge(&e) || !step_call(c, sp + (uint64_t)e.off))
-		return 0;
-	if (e.fp >= 0) {
-		c->s.known |= 1u << US_RBP;
-		c->s.in_mem |= 1u << US_RBP;
-		c->s.in_reg &= ~(1u << US_RBP);
-		c->s.val[US_RBP] = sp + (uint64_t)e.fp;
-	}
-	return 1;
-}
-
-/* How far above the CFA a frame pointer may lead. */
+/* How far above the CFA a frame pointer may lead, to libunwind. */
 enum { MAX_FRAME = 0x4000 };
 
 /*
@@ -268,12 +207,11 @@ enum { MAX_FRAME = 0x4000 };
  * the return address; a frame whose instruction pointer is not in readable memory was called through a bad pointer, and
  * its return address is on top of the stack; else the frame pointer leads on, if it leads up the stack and not far.
  */
-static US_COLD int step_blind(struct cursor *c)
+static US_COLD int step_strict(struct cursor *c)
 {
 	struct us_state *s = &c->s;
-	uint64_t ip = s->pc, cfa = c->cfa, rbp, sp, ra, v, code;
-	unsigned behind;
-	int alive = c->exact && !c->as->strict, o, valid, at;
+	uint64_t ip = s->pc, cfa = c->cfa, rbp, sp, ra, v;
+	int o, valid, at;
 
 	c->from_signal = 0;
 	if (is_plt(c)) {
@@ -283,14 +221,6 @@ static US_COLD int step_blind(struct cursor *c)
 		/* exact stays: libunwind does not change it here */
 		return ra == ip && c->cfa == cfa ? -UNW_EBADFRAME : 1;
 	}
-	if (alive && after_syscall(c, ip, &behind)) {
-		/* A new thread has 0 behind the system call, and no caller. */
-		if (behind > 0 && us_get_with(s, US_RAX, load, reg, c, &v) == US_OK && v == 0)
-			return s->pc = 0;
-		return step_call(c, cfa);
-	}
-	if (alive && step_edge(c))
-		return 1;
 	if (!(s->known >> US_RBP & 1))
 		return 0;
 	o = us_get_with(s, US_RBP, load, reg, c, &rbp);
@@ -299,20 +229,15 @@ static US_COLD int step_blind(struct cursor *c)
 	valid = load(c, ip, &v);
 	if (valid) {
 		if (rbp == 0) {
-			if (alive && step_call(c, cfa))
-				return 1;
 			s->known = 1u << US_RSP;
 			return 0;
 		}
 	} else if (stack_pointer(c, &sp) && load(c, sp, &ra) && load(c, ra, &v)) {
 		/* The frame pointer is still the caller's. libunwind takes it to be saved where it points to. */
-		uint64_t val = c->as->strict ? rbp : s->val[US_RBP];
-		uint32_t bit = 1u << US_RBP, mem = c->as->strict ? bit : s->in_mem & bit, in = c->as->strict ? 0 : s->in_reg & bit;
-
-		s->known = c->as->strict && rbp == 0 ? 0 : bit;
-		s->in_mem = mem;
-		s->in_reg = in;
-		s->val[US_RBP] = val;
+		s->known = rbp == 0 ? 0 : 1u << US_RBP;
+		s->in_mem = 1u << US_RBP;
+		s->in_reg = 0;
+		s->val[US_RBP] = rbp;
 		called_from(c, cfa + 8, sp, ra);
 		c->sp = sp; /* and of the stack pointer, in the same way */
 		c->sp_kind = SP_MEM;
@@ -320,24 +245,20 @@ static US_COLD int step_blind(struct cursor *c)
 		return 1;
 	}
 	at = load(c, rbp, &v);
-	if (!at && !valid && c->as->strict)
+	if (!at && !valid)
 		return rbp ? -UNW_EINVAL : -UNW_EBADREG;
 	if (!at || rbp < cfa || rbp - cfa > MAX_FRAME) {
-		if (alive && valid && step_call(c, cfa))
-			return 1;
 		s->known = 1u << US_RSP;
 		return 0;
 	}
 	if (!load(c, rbp + 8, &ra))
 		return -UNW_EINVAL;
-	if (alive && valid && load(c, ra - 8, &code) && load(c, cfa, &v) && unspool_leaf(ip, ra, code, v) && step_call(c, cfa))
-		return 1;
 	s->known = 1u << US_RBP;
 	s->in_mem = 1u << US_RBP;
 	s->in_reg = 0;
 	s->val[US_RBP] = rbp;
 	/* libunwind takes the frame to be as large as its two words. */
-	called_from(c, c->as->strict ? cfa + 16 : rbp + 16, rbp + 8, ra);
+	called_from(c, cfa + 16, rbp + 8, ra);
 	c->sp_kind = SP_LOST;
 	c->exact = 0;
 	return ra == ip && c->cfa == cfa ? -UNW_EBADFRAME : 1;
@@ -361,13 +282,90 @@ static US_COLD int failed(struct cursor *c, int outcome)
 	return -UNW_EBADFRAME;
 }
 
+/* ---- What blind.h asks ---- */
+
+static int code(void *ctx, uint64_t at, uint8_t *to, uint32_t n)
+{
+	uint64_t v;
+
+	for (; n >= 8; n -= 8, at += 8, to += 8) {
+		if (!load(ctx, at, &v))
+			return 0;
+		memcpy(to, &v, 8);
+	}
+	if (n == 0)
+		return 1;
+	if (!load(ctx, at, &v)) { /* the word that ends there */
+		if (!load(ctx, at + n - 8, &v))
+			return 0;
+		v >>= 64 - 8 * n;
+	}
+	memcpy(to, &v, n);
+	return 1;
+}
+
+static int is_code(void *ctx, uint64_t at)
+{
+	struct cursor *c = ctx;
+
+	return us_space_code(c->as, c->arg, at);
+}
+
+static int has_rule(void *ctx, uint64_t at)
+{
+	struct cursor *c = ctx;
+	struct us_rule r;
+
+	return us_space_rule(c->as, c->arg, at, &c->seen, &r) >= 0;
+}
+
+static const struct us_asks asks = {load, reg, code, is_code, has_rule};
+
+static struct us_blind blind(struct cursor *c)
+{
+	return (struct us_blind){.s = &c->s, .sp = c->cfa, .from = &asks, .ctx = c, .exact = c->exact};
+}
+
+/* Whether the walk may go on to the frame at c, from one at cfa. */
+US_INLINE int leads_on(struct cursor *c, uint64_t cfa, int exact)
+{
+	if (us_unlikely(c->from_signal)) {
+		c->moves.low = c->cfa;
+		return 1;
+	}
+	if (us_likely(c->cfa - cfa - 1 < UNSPOOL_MAX_PIECE) || (exact && c->cfa == cfa))
+		return 1;
+	return us_move(&c->moves, cfa, c->cfa, c->s.pc);
+}
+
+/* A step where there is no unwind information. at is the address that was looked up. */
+static US_COLD int step_blind(struct cursor *c, uint64_t at)
+{
+	struct us_blind b = blind(c);
+	int o = us_step_blind(&b, at), exact = c->exact;
+
+	if (o == US_NO_RULE || o == US_LOST_REGISTER) {
+		c->s.known = 1u << US_RSP;
+		return 0;
+	}
+	if (o != US_OK)
+		return failed(c, o);
+	c->cfa = c->s.cfa;
+	c->ra_kind = RA_MEM;
+	c->ra_at = b.ra_at;
+	c->exact = c->from_signal = b.how == US_BY_SIGNAL;
+	if (c->from_signal)
+		c->sig = b.sp;
+	return leads_on(c, b.sp, exact) ? c->s.pc != 0 || c->exact : -UNW_EBADFRAME;
+}
+
 enum { UC_RIP = 168 }; /* in ucontext_t */
 
 static int apply(struct cursor *c, const struct us_rule *r)
 {
 	unw_addr_space_t as = c->as;
 	uint64_t ip = c->s.pc, cfa = c->cfa;
-	int alive = c->exact && !as->strict && !(r->flags & US_SIGNAL), o;
+	int exact = c->exact, alive = exact && !as->strict && !(r->flags & US_SIGNAL), o;
 	struct us_state was;
 
 	if (us_unlikely(alive))
@@ -408,24 +406,12 @@ static int apply(struct cursor *c, const struct us_rule *r)
 	}
 	if (us_unlikely(c->s.pc == ip && c->cfa == cfa))
 		return -UNW_EBADFRAME;
-	if (us_unlikely(c->cfa != cfa && c->cfa - cfa > 4096) && !as->strict) {
-		if (c->from_signal)
-			c->moves.low = c->cfa;
-		else if (!us_move(&c->moves, cfa, c->cfa, c->s.pc))
-			return -UNW_EBADFRAME; /* round in circles */
-	}
+	if (!as->strict && us_unlikely(!leads_on(c, cfa, exact)))
+		return -UNW_EBADFRAME; /* round in circles */
 	/* A thread's first function is called from nowhere. To libunwind the end is where the frame pointer is lost. */
 	if (us_unlikely(as->strict) && !(c->s.known >> US_RBP & 1))
 		return c->s.pc = 0;
-	return as->strict || c->s.pc != 0;
-}
-
-/* Whether a return address is one that no call has left, but somebody who wrote it: makecontext. */
-static US_COLD int is_place(struct cursor *c, uint64_t ip)
-{
-	uint64_t code;
-
-	return !c->as->strict && load(c, ip - 8, &code) && !unspool_after_call(code);
+	return as->strict || c->s.pc != 0 || c->exact; /* a handler can have interrupted a call of 0 */
 }
 
 US_API int _Ux86_64_step(unw_cursor_t *cur)
@@ -436,23 +422,25 @@ US_API int _Ux86_64_step(unw_cursor_t *cur)
 	uint64_t ip = c->s.pc;
 	struct us_rule rule, other;
 	int place = 0, o;
+	struct us_blind b;
 
 	if (us_unlikely(!as->cached) || us_unlikely(!us_cache_get(&us_cache, space, ip, c->exact, &rule))) {
-		place = !c->exact && is_place(c, ip);
+		b = blind(c);
+		place = !c->exact && !as->strict && us_is_place(&b);
 		o = us_space_rule(as, c->arg, c->exact || place ? ip : ip - 1, &c->seen, &rule);
-		if (o == -UNW_ENOINFO)
-			return step_blind(c);
+		if (o == -UNW_ENOINFO || (o >= 0 && place && !(rule.flags & US_SIGNAL) && us_is_sigreturn(&b)))
+			return as->strict ? step_strict(c) : step_blind(c, c->exact || place ? ip : ip - 1);
 		if (o < 0)
 			return o;
 		if (as->cached && !place)
 			us_cache_put(&us_cache, space, ip, c->exact, &rule);
 	}
 	if (us_unlikely(rule.flags & US_SYNC_ONLY) && (c->exact || place))
-		return step_blind(c);
+		return as->strict ? step_strict(c) : step_blind(c, ip);
 	/* At the beginning of a function that nobody has called, the frame is the first, unless its rule leads to code. */
 	place = place && (us_space_rule(as, c->arg, ip - 1, &c->seen, &other) < 0 || memcmp(&rule, &other, sizeof other) != 0);
 	o = apply(c, &rule);
-	if (us_unlikely(place) && o > 0 && us_space_rule(as, c->arg, c->s.pc - 1, &c->seen, &other) < 0)
+	if (us_unlikely(place) && o > 0 && !has_rule(c, c->s.pc - 1) && !has_rule(c, c->s.pc))
 		return c->s.pc = 0;
 	us_cache_fetch(&us_cache, space, c->s.pc, c->exact); /* the caller is about to ask for registers: time enough */
 	return o;

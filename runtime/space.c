@@ -447,6 +447,13 @@ int us_space_name(unw_addr_space_t as, void *arg, uint64_t ip, char *to, size_t 
 	return -UNW_ENOMEM;
 }
 
+int us_space_code(unw_addr_space_t as, void *arg, uint64_t ip)
+{
+	(void)as;
+	(void)arg;
+	return ip >= 4096 && ip >> 47 == 0;
+}
+
 /* Lets find_proc_info, or the list of registered code, answer q. */
 static int ask(struct request *q, void *arg)
 {

@@ -40,6 +40,7 @@ static uint32_t crc_table(uint32_t crc, const uint8_t *b, size_t n)
 	return crc;
 }
 
+#ifdef __x86_64__
 __attribute__((target("sse4.2"))) static uint32_t crc_sse(uint32_t crc, const uint8_t *b, size_t n)
 {
 	uint64_t c = crc, w;
@@ -57,6 +58,9 @@ static uint32_t crc(uint32_t c, const uint8_t *b, size_t n)
 {
 	return __builtin_cpu_supports("sse4.2") ? crc_sse(c, b, n) : crc_table(c, b, n);
 }
+#else
+#define crc crc_table
+#endif
 
 /* ---- A table in memory ---- */
 

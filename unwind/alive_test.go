@@ -140,7 +140,7 @@ func TestOtherStacks(t *testing.T) {
 			}
 			return 0x400101, true
 		})
-		if fs, stop := NewWalker(0).Walk(s, nil); len(fs) != maxMoves+2 || stop != BadCFA {
+		if fs, stop := NewWalker(0).Walk(s, nil); len(fs) != arch.MaxMoves+2 || stop != BadCFA {
 			t.Errorf("downstairs: %d frames, %v", len(fs), stop)
 		}
 	}

@@ -42,9 +42,6 @@ func (w *Walker) stepEdge(s *Snapshot) bool {
 	return true
 }
 
-// maxFunction is how long a function is taken to be at most, in bytes.
-const maxFunction = 1 << 20
-
 // leaf says whether the function at pc, in code without information, keeps no frame of its own: the frame pointer is its caller's. The
 // return address that the frame pointer leads to is behind a call of the function that has the frame. If the word at the stack pointer
 // is a return address in that function, and nearer to its beginning than pc, that one is the caller.
@@ -58,7 +55,7 @@ func (w *Walker) leaf(s *Snapshot, regs *pair, pc, sp uint64) bool {
 		return false
 	}
 	top, ok := s.Mem.Load(sp)
-	return ok && owner <= top && top-owner <= maxFunction && pc-owner > top-owner
+	return ok && owner <= top && top-owner <= arch.MaxFunction && pc-owner > top-owner
 }
 
 // around returns the code before pc and from there on, by its module, or as memory has it.
@@ -173,7 +170,7 @@ func (w *Walker) afterSyscall(c *Code, v arch.Vaddr) (n uint32, ok bool) {
 		return 0, false
 	}
 	var b [4]byte
-	for n := arch.Vaddr(0); n <= maxAfterSyscall && n < v; n++ {
+	for n := arch.Vaddr(0); n <= arch.MaxAfterSyscall && n < v; n++ {
 		if c.Text(v-n, b[:len(call)]) != len(call) || !bytes.Equal(b[:len(call)], call) {
 			continue
 		}
@@ -185,9 +182,6 @@ func (w *Walker) afterSyscall(c *Code, v arch.Vaddr) (n uint32, ok bool) {
 	}
 	return 0, false
 }
-
-// maxAfterSyscall is how far behind such a system call its function may return, in bytes: it compares, and jumps twice.
-const maxAfterSyscall = 24
 
 // newThread says whether the thread has just been made by the system call that is n bytes before the program counter: what it
 // returns there is 0. Nothing has called it. w.state is that of the place.

@@ -180,7 +180,7 @@ func (w *Walker) follow(r *run, mem *rows.Memory, frames []Frame) []Frame {
 		}
 		up += uint64(int64(e.off))
 		off := up - 8 - lo
-		if off >= uint64(len(b)) || uint64(len(b))-off < 8 || up-sp-1 >= maxPiece {
+		if off >= uint64(len(b)) || uint64(len(b))-off < 8 || up-sp-1 >= arch.MaxPiece {
 			break
 		}
 		frames = append(frames, Frame{PC: arch.Addr(pc), How: HowCFI, Mapping: e.mapping})

@@ -11,17 +11,11 @@ import (
 // (-fsplit-stack), what is called on a stack of its own. A frame whose caller is on another stack can lead down as well as up. Such
 // a walk ends, because a loop goes down somewhere, and goes there again with the same program counter.
 
-// maxMoves is how often a walk may go down. The walkers in C have this limit and the others from here: emit/compact/gen.
-const maxMoves = 64
-
-// maxPiece is how far above a frame its caller's may be to count as the same piece of a stack, in bytes.
-const maxPiece = 4096
-
 // stacks are the stacks of a walk.
 type stacks struct {
 	low   uint64 // where the piece at hand begins
 	n     int
-	moves [maxMoves]struct{ pc, cfa uint64 } // where the walk went down
+	moves [arch.MaxMoves]struct{ pc, cfa uint64 } // where the walk went down
 }
 
 func (k *stacks) start(cfa uint64) { k.low, k.n = cfa, 0 }
@@ -29,7 +23,7 @@ func (k *stacks) start(cfa uint64) { k.low, k.n = cfa, 0 }
 // move goes from a frame whose caller's is at cfa on to one at up, which is not right above. It says whether that can be.
 func (k *stacks) move(cfa, up, pc uint64) bool {
 	if up <= cfa {
-		if up >= k.low || up&7 != 0 || k.n == maxMoves {
+		if up >= k.low || up&7 != 0 || k.n == arch.MaxMoves {
 			return false
 		}
 		for i := range k.n {

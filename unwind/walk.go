@@ -319,7 +319,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 				st.Fault = up - 8
 				return frames, w.stop(rows.Unreadable, s, left)
 			}
-			if up-cfa-1 >= maxPiece && !(exact && up == cfa) {
+			if up-cfa-1 >= arch.MaxPiece && !(exact && up == cfa) {
 				if !w.stacks.move(cfa, up, ra) {
 					return frames, BadCFA
 				}
@@ -409,7 +409,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		if signal {
 			up = regs.sp
 			w.stacks.low = up
-		} else if up-cfa-1 >= maxPiece && !(exact && up == cfa) {
+		} else if up-cfa-1 >= arch.MaxPiece && !(exact && up == cfa) {
 			if !w.stacks.move(cfa, up, st.PC) {
 				return frames, BadCFA
 			}
@@ -435,10 +435,6 @@ func (w *Walker) touch(b []byte, lo, hi uint64) uint64 {
 	return lo
 }
 
-// maxStack is how far above a captured stack its missing rest may reach, in bytes. An address farther
-// away is corruption, not truncation.
-const maxStack = 1 << 30
-
 // stop translates the outcome of a step.
 func (w *Walker) stop(o rows.Outcome, s *Snapshot, left bool) Stop {
 	switch o {
@@ -448,7 +444,7 @@ func (w *Walker) stop(o rows.Outcome, s *Snapshot, left bool) Stop {
 		return NoInfo
 	case rows.Unreadable:
 		n, f := uint64(len(s.Mem.Bytes)), w.state.Fault-s.Mem.Lo
-		if n > 0 && f+8 > n && (f < maxStack || left) {
+		if n > 0 && f+8 > n && (f < arch.MaxStack || left) {
 			return Truncated
 		}
 		return BadMemory
@@ -504,7 +500,7 @@ func (w *Walker) stepFP(s *Snapshot, regs *pair, sp uint64) rows.Outcome {
 func (w *Walker) record(s *Snapshot, regs *pair, sp uint64) (fp, up, ra uint64, o rows.Outcome) {
 	mem, fault := &s.Mem, &w.state.Fault
 	fp, o = regs.frame(mem, fault)
-	if o != rows.OK || fp < sp || fp-sp > maxStack || fp&7 != 0 {
+	if o != rows.OK || fp < sp || fp-sp > arch.MaxStack || fp&7 != 0 {
 		return 0, 0, 0, rows.NoRule
 	}
 	*fault = fp

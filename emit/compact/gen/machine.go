@@ -22,11 +22,6 @@ var opcodes = []struct{ path, prefix, title string }{
 	{"format/dwarf/cfa.go", "DW_CFA_", "call frame instructions (DWARF 5, section 7.24)"},
 }
 
-// walkLimits are constants of package unwind that the walkers in C share.
-var walkLimits = []struct{ path, name string }{
-	{"unwind/stacks.go", "maxMoves"}, {"unwind/stacks.go", "maxPiece"}, {"unwind/call.go", "maxAfterSyscall"},
-}
-
 // machineHeader returns the C header of machines and opcodes.
 func machineHeader(root string) ([]byte, error) {
 	var b bytes.Buffer
@@ -56,13 +51,12 @@ func machineHeader(root string) ([]byte, error) {
 		fmt.Fprintf(&b, "\tUNSPOOL_%s = %s,\n", strings.ToUpper(snake(strings.TrimPrefix(c[0], "max"))), c[1])
 	}
 	b.WriteString("};\n")
-	b.WriteString("\nenum { /* limits of walks: unwind has what each is for */\n")
-	for _, l := range walkLimits {
-		consts, err := constants(filepath.Join(root, l.path), l.name)
-		if err != nil {
-			return nil, err
-		}
-		fmt.Fprintf(&b, "\t%s = %s,\n", strings.ToUpper(snake(l.name)), consts[0][1])
+	b.WriteString("\nenum { /* bounds of walks (arch/limits.go) */\n")
+	for _, l := range []struct {
+		name  string
+		value int
+	}{{"STACK", arch.MaxStack}, {"PIECE", arch.MaxPiece}, {"MOVES", arch.MaxMoves}, {"FUNCTION", arch.MaxFunction}, {"AFTER_SYSCALL", arch.MaxAfterSyscall}, {"FLAGS", arch.MaxFlags}} {
+		fmt.Fprintf(&b, "\tUNSPOOL_MAX_%s = %d,\n", l.name, l.value)
 	}
 	b.WriteString("};\n")
 	for _, m := range arch.Machines() {

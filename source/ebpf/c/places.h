@@ -134,7 +134,7 @@ PART int is_sigreturn(struct walk *w)
 	u64 sp, flags, link;
 	int is;
 
-	if (!w || get(w, SLOT_RSP, &sp) != OK || (load(w, sp, &flags) && flags > 7) || (load(w, sp + 8, &link) && link))
+	if (!w || get(w, SLOT_RSP, &sp) != OK || (load(w, sp, &flags) && flags > UNSPOOL_MAX_FLAGS) || (load(w, sp + 8, &link) && link))
 		return 0;
 	is = sigreturn_at(w->pc);
 	if (is == 0 && w->exact) { /* at its last instruction, the stack pointer is the same */

@@ -36,8 +36,11 @@
 #define WINDOW_FIRST 1024 /* the first time: most stacks are not deep */
 #define WINDOW_BELOW 64 /* of them below what was asked for */
 #define WALK_STEPS 8192 /* of all expressions of a walk, which holds up a processor */
-#define MAX_UP (1ull << 30) /* a frame pointer that leads farther is none */
+#define MAX_UP ((u64)UNSPOOL_MAX_STACK)
+#define MAX_MOVES UNSPOOL_MAX_MOVES
+#define MAX_PIECE UNSPOOL_MAX_PIECE
 #define RED_ZONE UNSPOOL_X86_64_RED_ZONE /* below the stack pointer, which signal handlers leave alone */
+#define MAX_AFTER_SYSCALL UNSPOOL_MAX_AFTER_SYSCALL
 
 #define SLOTS UNSPOOL_X86_64_SLOTS /* DWARF's numbers; 16 is the program counter */
 #define SLOT_ROOM 32 /* so that a mask bounds an index */
