@@ -133,7 +133,7 @@ func TestTheirDirectory(t *testing.T) {
 	finish(t, c).want(t, 7, "unspool.data was a link to .*victim: a file replaces the link")
 	again := program(t, c.Args[1:]...)
 	again.Dir = dir
-	finish(t, again).want(t, 7, "is in unspool.data.old")
+	finish(t, again).want(t, 7, "is now unspool.data.old")
 	for _, name := range []string{link, link + ".old"} {
 		if st, err := os.Lstat(name); err != nil || st.Mode() != 0o600 || st.Size() < 1000 {
 			t.Errorf("%v, %v", st, err)

@@ -78,7 +78,7 @@ func TestParseEvent(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ in, want string }{
-		{"", "no name"}, {"cycels", "did you mean cycles"}, {"page-fault", "did you mean page-faults?"}, {"LLC-load-mises", "did you mean LLC-load-misses?"},
+		{"", "no name"}, {"cycels", "did you mean cycles"}, {"page-fault", "did you mean page-faults?"}, {"LLC-load-mises", "did you mean LLC-load-misses"},
 		{"load-misses", "LLC-load-misses"}, {"cycles:x", "modifier 'x'"}, {"cycles:", "no modifier"}, {"cycles:pppp", "three"},
 		{"cycles,instructions", "one event only"}, {"sched:sched_swich", "did you mean sched:sched_switch"},
 		{"shed:sched_switch", "did you mean sched:sched_switch"}, {"syscalls:sys_enter_read:y", "modifier"}, {"..:y", "unknown"}, {"a:..", "unknown"},
