@@ -126,9 +126,9 @@ func (d *Diagnosis) Write(w io.Writer) error {
 		mib := func(n uint64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 		fmt.Fprintf(&b, "\nThe kernel's program, %.1f s on the whole machine\n", m.Seconds)
 		fmt.Fprintf(&b, "  loaded in %.0f ms\n", m.Load)
-		fmt.Fprintf(&b, "  %s processes, tables of %s modules: %s, which take %s of kernel memory (%.2f times as much)\n",
-			profile.Comma(uint64(m.Processes)), profile.Comma(uint64(m.Modules)), mib(m.TableBytes), mib(m.MapBytes), m.Overhead)
-		fmt.Fprintf(&b, "  %s samples, %.1f %% of the user stacks whole, %s lost\n", profile.Comma(m.Samples), m.Whole, profile.Comma(m.Lost))
+		fmt.Fprintf(&b, "  %s, tables of %s: %s, which take %s of kernel memory (%.2f times as much)\n",
+			profile.Count(uint64(m.Processes), "process", "processes"), profile.Quantity(uint64(m.Modules), "modules"), mib(m.TableBytes), mib(m.MapBytes), m.Overhead)
+		fmt.Fprintf(&b, "  %s, %.1f %% of the user stacks whole, %s lost\n", profile.Quantity(m.Samples, "samples"), m.Whole, profile.Comma(m.Lost))
 		if m.PerSample > 0 {
 			fmt.Fprintf(&b, "  %.0f ns a sample, by the kernel's count of %s runs\n", m.PerSample, profile.Comma(m.Runs))
 		}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"path"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/unspool/unspool/unwind"
@@ -321,10 +322,7 @@ func (p *Profile) Summary() string { return p.Totals.Summary(p.Loss) }
 
 // Summary is Profile.Summary for those who keep counts only.
 func (t *Totals) Summary(l Loss) string {
-	b := append(comma(nil, t.Samples), " samples"...)
-	if t.Samples == 1 {
-		b = b[:len(b)-1]
-	}
+	b := []byte(Quantity(t.Samples, "samples"))
 	share := func(n uint64, what string, always bool) {
 		if n == 0 && !always || t.Samples == 0 {
 			return
@@ -339,15 +337,15 @@ func (t *Totals) Summary(l Loss) string {
 		share(t.Broken(), " broken", true)
 		share(t.NoUser(), " without user stack", false)
 	}
-	count := func(n uint64, what string, always bool) {
+	count := func(n uint64, one, many string, always bool) {
 		if n > 0 || always {
-			b = append(append(comma(append(b, " · "...), n), ' '), what...)
+			b = append(append(b, " · "...), Count(n, one, many)...)
 		}
 	}
-	count(l.Samples, "lost", true)
-	count(l.Throttles, "throttled", false)
-	count(l.Skipped, "records skipped", false)
-	count(l.Damaged, "records damaged", false)
+	count(l.Samples, "lost", "lost", true)
+	count(l.Throttles, "throttled", "throttled", false)
+	count(l.Skipped, "record skipped", "records skipped", false)
+	count(l.Damaged, "record damaged", "records damaged", false)
 	return string(b)
 }
 
@@ -402,12 +400,24 @@ func Bytes(n int64) string {
 	return fmt.Sprintf("%.1f GiB", f)
 }
 
-// Quantity is Number with the unit: "1.235 s", "104,231 samples".
+// Quantity is Number with the unit, a plural: "1.235 s", "104,231 samples", "1 sample", "1 cache-miss".
 func Quantity(n uint64, unit string) string {
 	if unit == "ns" {
 		return Number(n, unit)
 	}
-	return Comma(n) + " " + unit
+	return Count(n, singular(unit), unit)
+}
+
+// singular returns the singular of a plural unit: of an event's name, or of a word such as "samples". A tracepoint's name has none.
+func singular(unit string) string {
+	switch {
+	case len(unit) < 4 || strings.ContainsAny(unit, ":/"):
+	case strings.HasSuffix(unit, "sses"), strings.HasSuffix(unit, "shes"), strings.HasSuffix(unit, "ches"): // misses, branches
+		return unit[:len(unit)-2]
+	case strings.HasSuffix(unit, "s") && !strings.HasSuffix(unit, "ss"):
+		return unit[:len(unit)-1]
+	}
+	return unit
 }
 
 // Count returns a number with its noun: "1 wait", "2,000 waits".

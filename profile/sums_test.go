@@ -2,6 +2,7 @@ package profile
 
 import (
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -39,7 +40,28 @@ func TestNumber(t *testing.T) {
 			t.Errorf("%d: %q, want %q", n, got, want)
 		}
 	}
-	if got := Quantity(1234, "samples"); got != "1,234 samples" {
+	if got := Quantity(1500, "ns"); got != "1.5 µs" {
+		t.Error(got)
+	}
+}
+
+// TestQuantity: one of anything is in the singular.
+func TestQuantity(t *testing.T) {
+	for unit, one := range map[string]string{
+		"samples": "sample", "events": "event", "cycles": "cycle", "page-faults": "page-fault", "LLC-load-misses": "LLC-load-miss", "branches": "branch", "cache-references": "cache-reference",
+		"context-switches": "context-switch", "bytes": "byte", "cs": "cs", "cpu-clock": "cpu-clock", "sched:sched_stats": "sched:sched_stats", "cpu/x/s": "cpu/x/s", "progress": "progress",
+	} {
+		if got := Quantity(1, unit); got != "1 "+one {
+			t.Errorf("%q, want 1 %s", got, one)
+		}
+		for n, want := range map[uint64]string{0: "0 ", 2: "2 ", 1234: "1,234 "} {
+			if got := Quantity(n, unit); got != want+unit {
+				t.Errorf("%q, want %s%s", got, want, unit)
+			}
+		}
+	}
+	totals := Totals{Samples: 1}
+	if got := totals.Summary(Loss{Skipped: 1, Damaged: 2}); !strings.HasPrefix(got, "1 sample · ") || !strings.HasSuffix(got, " · 0 lost · 1 record skipped · 2 records damaged") {
 		t.Error(got)
 	}
 }

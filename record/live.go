@@ -315,10 +315,10 @@ func (l *Live) EndNotes() (out []Note) {
 	}
 	st := l.prog.Stats()
 	if st.Evicted > 0 {
-		out = append(out, Note{Text: profile.Comma(uint64(st.Evicted)) + " unwind tables were evicted from the kernel's memory, and their stacks copied", Advice: MoreMemory})
+		out = append(out, Note{Text: profile.Count(uint64(st.Evicted), "unwind table was", "unwind tables were") + " evicted from the kernel's memory, and their stacks copied", Advice: MoreMemory})
 	}
 	if st.Failed > 0 {
-		out = append(out, Note{Text: fmt.Sprintf("%s tables or address spaces could not be loaded into the kernel: %v", profile.Comma(uint64(st.Failed)), st.Err)})
+		out = append(out, Note{Text: fmt.Sprintf("%s could not be loaded into the kernel: %v", profile.Count(uint64(st.Failed), "table or address space", "tables or address spaces"), st.Err)})
 	}
 	return out
 }

@@ -201,19 +201,19 @@ func (s *Session) Notes() []Note {
 		say("unwind tables are not kept in the cache: %v", err)
 	}
 	if n := st.Lost + st.LostSamples; n > 0 {
-		out = append(out, recordLess(profile.Comma(n)+" records were lost", s.in.Decoder().Events()))
+		out = append(out, recordLess(profile.Count(n, "record was lost", "records were lost"), s.in.Decoder().Events()))
 	}
 	if st.Adrift > 0 {
-		say("%s samples were left out of processes whose start may be among the lost records: some may belong to this recording", profile.Comma(st.Adrift))
+		say("%s left out, of processes whose start may be among the lost records: some may belong to this recording", profile.Count(st.Adrift, "sample was", "samples were"))
 	}
 	if note := s.cut.String(); note != "" {
 		say("%s", note)
 	}
 	if st.Bad > 0 {
-		say("%s damaged records were skipped; the first: %v", profile.Comma(st.Bad), st.BadErr)
+		say("%s skipped; the first: %v", profile.Count(st.Bad, "damaged record was", "damaged records were"), st.BadErr)
 	}
 	if st.Unknown > 0 {
-		say("%s records of unknown kinds were skipped", profile.Comma(st.Unknown))
+		say("%s skipped", profile.Count(st.Unknown, "record of an unknown kind was", "records of unknown kinds were"))
 	}
 	total := st.Samples
 	if cut := st.Stops[unwind.Truncated]; cut*50 > total {
@@ -230,14 +230,14 @@ func (s *Session) Notes() []Note {
 		say("%v", err)
 	}
 	if n := len(errs) - 5; n > 0 {
-		say("and %d more files like these", n)
+		say("and %s", profile.Count(uint64(n), "more file like these", "more files like these"))
 	}
 	notes := s.Names.Notes()
 	for _, note := range notes[:min(5, len(notes))] {
 		say("%s", note)
 	}
 	if n := len(notes) - 5; n > 0 {
-		say("and %d more notes on names", n)
+		say("and %s", profile.Count(uint64(n), "more note on names", "more notes on names"))
 	}
 	return out
 }

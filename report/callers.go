@@ -151,11 +151,8 @@ func (r *relation) write(w io.Writer, p *profile.Profile, o *Options, fn int32, 
 			walk(c, indent+below)
 		}
 		if rest > 0 {
-			what := r.many
-			if len(k)-shown == 1 {
-				what = r.one
-			}
-			fmt.Fprintln(w, printable.Clip(fmt.Sprintf("%s└─%7s in %d more %s", indent, profile.Percent(rest, all), len(k)-shown, what), o.Width))
+			more := profile.Count(uint64(len(k)-shown), "more "+r.one, "more "+r.many)
+			fmt.Fprintln(w, printable.Clip(fmt.Sprintf("%s└─%7s in %s", indent, profile.Percent(rest, all), more), o.Width))
 		}
 	}
 	walk(0, "")

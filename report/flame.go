@@ -435,8 +435,8 @@ func (g *flameGraph) left() []string {
 	if g.hidden == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s frames of less than %s each, %s of all, are not shown one by one",
-		profile.Comma(uint64(g.hidden)), g.share(g.cut), profile.Percent(g.hiddenWeight, g.nodes[0].total))}
+	return []string{fmt.Sprintf("%s of less than %s each, %s of all, not shown one by one",
+		profile.Quantity(uint64(g.hidden), "frames"), g.share(g.cut), profile.Percent(g.hiddenWeight, g.nodes[0].total))}
 }
 
 // seconds writes a duration in seconds with three significant digits: "2.00 s", "1,234 s".

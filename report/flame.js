@@ -178,10 +178,12 @@ function number(n) {
   const [f, unit] = units.find(([f]) => n >= f) || units[3];
   return `${n / f >= 1000 ? comma(Math.round(n / f)) : +(n / f).toPrecision(4)} ${unit}`;
 }
-const quantity = n => data.unit === 'ns' ? number(n) : `${comma(n)} ${data.unit}`;
+const quantity = n => data.unit === 'ns' ? number(n) : `${comma(n)} ${n === 1 ? singular(data.unit) : data.unit}`;
+// singular is as in package profile.
+const singular = u => u.length < 4 || /[:/]/.test(u) ? u : u.replace(/(ss|sh|ch)es$|([^s])s$/, '$1$2');
 
 if (typeof module === 'object' && module.exports) {
-  module.exports = { decode, order, everywhere, outermost, find, visible, frameAt, neighbour, fit, parseHash, formatHash, percent, weakest, nameOf, use, colours };
+  module.exports = { decode, order, everywhere, outermost, find, visible, frameAt, neighbour, fit, parseHash, formatHash, percent, weakest, nameOf, use, colours, singular };
 }
 if (typeof document !== 'object') return;
 

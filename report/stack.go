@@ -124,7 +124,7 @@ func stackText(out io.Writer, s *stacks.Process) error {
 // leftOut says before frame j that others are left out, and counts them.
 func leftOut(w io.Writer, t *stacks.Thread, j int, n *int) {
 	if t.Left > 0 && j == t.LeftAt {
-		fmt.Fprintf(w, "... %s frames are left out ...\n", profile.Comma(uint64(t.Left)))
+		fmt.Fprintf(w, "... %s left out ...\n", profile.Count(uint64(t.Left), "frame is", "frames are"))
 		*n += t.Left
 	}
 }

@@ -73,7 +73,7 @@ func Top(w io.Writer, p *profile.Profile, o Options) error {
 		for _, f := range left {
 			rest += s.Self[f]
 		}
-		fmt.Fprintf(bw, "%7s %*s  in %s more functions\n", profile.Percent(rest, all), digits, number(rest), profile.Comma(uint64(len(left))))
+		fmt.Fprintf(bw, "%7s %*s  in %s\n", profile.Percent(rest, all), digits, number(rest), profile.Quantity(uint64(len(left)), "more functions"))
 	}
 	return bw.Flush()
 }

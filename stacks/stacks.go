@@ -162,10 +162,10 @@ func Walk(p *source.Process, o Options) (*Process, error) {
 		return nil, fmt.Errorf("process %d has no thread %d", p.PID, o.TID)
 	}
 	if late > 0 {
-		s.Notes = append(s.Notes, fmt.Sprintf("parts of the stacks of %d threads were read after the threads ran again: frames there may be newer than the rest", late))
+		s.Notes = append(s.Notes, fmt.Sprintf("parts of %s were read after the threads ran again: frames there may be newer than the rest", profile.Count(uint64(late), "stack", "stacks")))
 	}
 	if cut > 0 {
-		s.Notes = append(s.Notes, fmt.Sprintf("there are more than %s frames: of the last %s threads, only the innermost %d are shown", profile.Comma(uint64(limit)), profile.Comma(uint64(cut)), shortDepth))
+		s.Notes = append(s.Notes, fmt.Sprintf("there are more than %s frames: of the last %s, only the innermost %d are shown", profile.Comma(uint64(limit)), profile.Quantity(uint64(cut), "threads"), shortDepth))
 	}
 	return s, nil
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/internal/cli"
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
@@ -54,7 +55,7 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 			}
 			write := diffs[o.format]
 			if write == nil {
-				return usage("a comparison is %s, not %s", either(diffFormats), o.format)
+				return usage("a comparison is %s, not %s", printable.Either(diffFormats), o.format)
 			}
 			switch by {
 			case "share":
@@ -90,7 +91,7 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 	}
 	f := c.Flags()
 	f.StringVarP(&o.path, "output", "o", "", "file to write; its ending picks the format")
-	f.StringVar(&o.format, "format", "", either(diffFormats)+" (default: by the ending of -o, else top)")
+	f.StringVar(&o.format, "format", "", printable.Either(diffFormats)+" (default: by the ending of -o, else top)")
 	f.StringVar(&by, "by", by, "compare share, samples or periods")
 	f.BoolVar(&all, "all", false, "top: show changes that can be chance, too")
 	f.IntVar(&o.opts.Limit, "limit", 0, "top: show this many functions")

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/unspool/unspool/internal/outfile"
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/report"
 )
 
@@ -45,7 +46,7 @@ func (o *output) form() *report.Format { return o.known().Named(o.format) }
 func (o *output) flags(c *cobra.Command) {
 	names := o.known().Names()
 	c.Flags().StringVarP(&o.path, "output", "o", o.path, "file to write; its ending picks the format")
-	c.Flags().StringVar(&o.format, "format", o.format, either(names)+" (default: by the ending of -o, else top)")
+	c.Flags().StringVar(&o.format, "format", o.format, printable.Either(names)+" (default: by the ending of -o, else top)")
 	c.Flags().BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
 	c.Flags().BoolVar(&o.opts.Summary, "summary", false, "json, jsonl, stacks: end with an object that counts whole, cut off and broken stacks")
 	c.Flags().StringVar(&o.opts.Func, "function", "", "callers, callees, annotate, disasm: only functions whose names match this regular expression")
@@ -54,12 +55,6 @@ func (o *output) flags(c *cobra.Command) {
 	c.Flags().IntVar(&o.opts.Limit, "limit", 0, "top, callers, callees, annotate, disasm: show this many functions")
 	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
 	sourceFlag(c, &o.plain)
-}
-
-// either writes "a, b or c".
-func either(words []string) string {
-	n := len(words) - 1
-	return strings.Join(words[:n], ", ") + " or " + words[n]
 }
 
 // resolve picks the format.

@@ -220,7 +220,7 @@ func (s *session) write(ctx context.Context, out *os.File, o *output, room bool)
 	defer s.shown()()
 	w, err := s.Write(ctx, out, room)
 	if w != nil && w.Dropped > 0 && err == nil {
-		fmt.Fprintf(stderr, "unspool: %s samples were too large for perf.data and are missing\n", profile.Comma(w.Dropped))
+		fmt.Fprintf(stderr, "unspool: %s too large for perf.data: missing\n", profile.Count(w.Dropped, "sample was", "samples were"))
 	}
 	o.weigh(&s.Info)
 	s.Names.Lines = !o.plain

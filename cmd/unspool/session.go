@@ -68,7 +68,7 @@ func openFile(path string, flt *filter, mods *modules.Set, single bool) (*record
 func (s *session) shown() func() {
 	p := tui.NewProgress()
 	if s.howFar != nil {
-		s.Progress = func(n uint64) { p.Say("%s, %s samples", s.howFar(), profile.Comma(n)) }
+		s.Progress = func(n uint64) { p.Say("%s, %s", s.howFar(), profile.Quantity(n, "samples")) }
 	}
 	return p.Done
 }

@@ -37,6 +37,7 @@ func TestUsage(t *testing.T) {
 		"wlak":                `unknown command "wlak"; did you mean walk?`,
 		"help wlak":           `unknown command "wlak"; did you mean walk?`,
 		"zzzzzz":              `unknown command "zzzzzz"`,
+		"walk --dept x":       "unknown flag --dept; did you mean --deep?",
 		"walk --fromat x":     "unknown flag --fromat; did you mean --format?",
 		"walk --secre x":      "unknown flag --secre",
 		"walk -z":             "unknown flag -z",

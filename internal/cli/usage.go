@@ -4,10 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/unspool/unspool/internal/printable"
 )
 
 // flagError says in words what is wrong with a flag.
@@ -72,7 +73,7 @@ func didYouMean(names []string) string {
 	if len(names) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; did you mean %s?", strings.Join(names[:min(len(names), 3)], " or "))
+	return fmt.Sprintf("; did you mean %s?", printable.Either(names[:min(len(names), 3)]))
 }
 
 // nearFlags returns the flags of c that are like name.

@@ -5,6 +5,8 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+
+	"github.com/unspool/unspool/profile"
 )
 
 // context is how many lines without code may lie between two that have some and are shown all the same.
@@ -84,7 +86,7 @@ func (b *builder) source() {
 		}
 	}
 	if missing > 3 {
-		b.note("source: %d more files are missing", missing-3)
+		b.note("source: %s missing", profile.Count(uint64(missing-3), "more file is", "more files are"))
 	}
 	if len(b.a.Lines) >= maxLines {
 		b.note("only the first %d lines are shown", maxLines)

@@ -56,7 +56,7 @@ func Write(w io.Writer, p *profile.Profile, match func(name string) bool, code O
 		}
 	}
 	if n := len(fns) - limit; n > 0 {
-		fmt.Fprintf(w, "\n%s more functions match: raise --limit, or narrow --function\n", profile.Comma(uint64(n)))
+		fmt.Fprintf(w, "\n%s: raise --limit, or narrow --function\n", profile.Count(uint64(n), "more function matches", "more functions match"))
 	}
 	return len(fns), nil
 }

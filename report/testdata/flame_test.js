@@ -104,3 +104,8 @@ for (const s of ['#colour=module&width=before', '#colour=how', '']) {
 }
 assert.strictEqual(f.parseHash('', d).colour, 'change');
 assert.strictEqual(f.parseHash('#width=before', m).before, false);
+
+// One of anything is in the singular, as package profile has it.
+for (const [many, one] of Object.entries({ samples: 'sample', 'page-faults': 'page-fault', 'cache-misses': 'cache-miss', branches: 'branch', 'context-switches': 'context-switch', cs: 'cs', 'sched:sched_stats': 'sched:sched_stats', progress: 'progress' })) {
+  assert.strictEqual(f.singular(many), one);
+}

@@ -97,10 +97,13 @@ export function seconds(ns, digits = 3) {
   return `${+(ns / f).toPrecision(digits)} ${unit}`;
 }
 
+// singular is as in package profile.
+const singular = u => u.length < 4 || /[:/]/.test(u) ? u : u.replace(/(ss|sh|ch)es$|([^s])s$/, '$1$2');
+
 // weight writes a number of what is counted.
 export function weight(n, unit) {
   if (unit === 'ns') return seconds(n, 4);
-  return `${comma(n)} ${n === 1 ? unit.replace(/s$/, '') : unit}`;
+  return `${comma(n)} ${n === 1 ? singular(unit) : unit}`;
 }
 
 export const base = path => path.slice(path.lastIndexOf('/') + 1) || '[unknown]';

@@ -130,6 +130,9 @@ func parseEvent(s string, at places) (event, error) {
 		return event{name: s, typ: source.TypeSoftware, config: swDummy, each: true}, nil
 	}
 	if pmu, rest, ok := strings.Cut(s, "/"); ok {
+		if unit, where, ok := strings.Cut(s, ":"); ok && probeTypes[unit] { // the slash is that of a path
+			return event{}, unmadeProbe(s, unit, where)
+		}
 		return parsePMU(s, pmu, rest, at)
 	}
 	if strings.Contains(s, ",") {

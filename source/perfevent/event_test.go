@@ -78,8 +78,14 @@ func TestParseEvent(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ in, want string }{
-		{"", "no name"}, {"cycels", "did you mean cycles"}, {"page-fault", "did you mean page-faults?"}, {"LLC-load-mises", "did you mean LLC-load-misses"},
-		{"load-misses", "LLC-load-misses"}, {"cycles:x", "modifier 'x'"}, {"cycles:", "no modifier"}, {"cycles:pppp", "three"},
+		{"", "no name"}, {"cycels", "did you mean cycles"}, {"page-fault", "did you mean page-faults?"}, {"LLC-load-mises", "did you mean LLC-load-misses?"},
+		{"TLB-load-misses", "did you mean dTLB-load-misses or iTLB-load-misses?"}, {"offcpu", "did you mean off-cpu?"},
+		{"sched_switch", "did you mean sched:sched_switch?"}, {"qqqqqqqqqqqqqqq", "off-cpu, a tracepoint such as sched:sched_switch, or a breakpoint such as mem:"},
+		{"mem", "a breakpoint is written mem:ADDR"}, {"uprobe", "sudo perf probe -x FILE FUNCTION, then -e probe_FILE:FUNCTION"},
+		{"uprobe:/bin/ls:f", "sudo perf probe -x /bin/ls f, then -e probe_ls:f"}, {"uretprobe:/bin/ls:f", "sudo perf probe -x /bin/ls f%return, then -e probe_ls:f__return"},
+		{"uprobe:/lib/libc.so.6:f", "-e probe_libc:f"}, {"uprobe:", "-x FILE FUNCTION"}, {"uprobe:/bin/ls", "-x FILE FUNCTION"}, {"kprobe", "sudo perf probe FUNCTION, then -e probe:FUNCTION"},
+		{"kprobe:do_exit", "sudo perf probe do_exit, then -e probe:do_exit"}, {"kprobe:a/b", "perf probe a/b"},
+		{"load-misses", "L1-dcache-load-misses, L1-icache-load-misses, LLC-load-misses, dTLB-load-misses or iTLB-load-misses?"}, {"cycles:x", "modifier 'x'"}, {"cycles:", "no modifier"}, {"cycles:pppp", "three"},
 		{"cycles,instructions", "one event only"}, {"sched:sched_swich", "did you mean sched:sched_switch"},
 		{"shed:sched_switch", "did you mean sched:sched_switch"}, {"syscalls:sys_enter_read:y", "modifier"}, {"..:y", "unknown"}, {"a:..", "unknown"},
 		{"bad:bad", "invalid syntax"}, {"rxyz", "unknown"}, {"qqqqqqqqqqqqqqq", "try cycles"},

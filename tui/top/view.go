@@ -348,7 +348,7 @@ func (v *view) elide(lines []string, n, width int) []string {
 		return lines[:max(n, 0)]
 	}
 	first := n - last - 1
-	note := v.paint(tui.Faint, printable.Clip(fmt.Sprintf("          … %d more lines", len(lines)-first-last), width))
+	note := v.paint(tui.Faint, printable.Clip(fmt.Sprintf("          … %s", profile.Quantity(uint64(len(lines)-first-last), "more lines")), width))
 	return slices.Concat(lines[:first], []string{note}, lines[len(lines)-last:])
 }
 
