@@ -36,10 +36,11 @@ type Stats struct {
 	CFAKinds    map[string]int `json:"cfa_by_kind"`       // once for each row
 	RuleKinds   map[string]int `json:"registers_by_kind"` // the same
 	RowsPerFDE  map[string]int `json:"rows_per_fde"`
+	Origins     map[string]int `json:"rows_by_origin"` // gaps are not counted
 }
 
 func newStats() *Stats {
-	return &Stats{Opcodes: map[string]int{}, Expressions: map[string]int{}, CFAKinds: map[string]int{}, RuleKinds: map[string]int{}, RowsPerFDE: map[string]int{}}
+	return &Stats{Opcodes: map[string]int{}, Expressions: map[string]int{}, CFAKinds: map[string]int{}, RuleKinds: map[string]int{}, RowsPerFDE: map[string]int{}, Origins: map[string]int{}}
 }
 
 // Measure measures one file. The error of a file without unwind information is ErrNoRows.
@@ -82,6 +83,9 @@ func (s *Stats) countRules(t *rows.Table) {
 	uses := make([]int, len(t.Sets))
 	for _, r := range t.Rows {
 		uses[r.Set]++
+		if r.Set != rows.GapID {
+			s.Origins[t.Origin(r.Lo).String()]++
+		}
 	}
 	for id, n := range uses {
 		switch set := &t.Sets[id]; set.CFA.Kind {
@@ -185,6 +189,7 @@ func Sum(all []*Stats) *Stats {
 		add(t.CFAKinds, s.CFAKinds)
 		add(t.RuleKinds, s.RuleKinds)
 		add(t.RowsPerFDE, s.RowsPerFDE)
+		add(t.Origins, s.Origins)
 	}
 	if len(ratios) > 0 {
 		slices.Sort(ratios)
@@ -227,7 +232,7 @@ func (s *Stats) WriteText(out io.Writer) error {
 		title string
 		m     map[string]int
 		byKey bool
-	}{{"instructions", s.Opcodes, false}, {"expressions", s.Expressions, false}, {"rules of the CFA, of all rows", s.CFAKinds, false}, {"rules of registers, of all rows", s.RuleKinds, false}, {"rows an FDE", s.RowsPerFDE, true}} {
+	}{{"instructions", s.Opcodes, false}, {"expressions", s.Expressions, false}, {"rules of the CFA, of all rows", s.CFAKinds, false}, {"rules of registers, of all rows", s.RuleKinds, false}, {"rows an FDE", s.RowsPerFDE, true}, {"rows by origin", s.Origins, false}} {
 		if len(part.m) == 0 {
 			continue
 		}

@@ -27,7 +27,7 @@ type Source struct {
 	Name string
 	Size uint64 // bytes, after decompression; an upper bound where the end is not known
 
-	// Rows makes the table of all functions, anew with each call. Each entry that could not be read is missing in the table and is an error.
+	// Rows makes the table of all functions, anew with each call. It says its origin. Each entry that could not be read is missing in the table and is an error.
 	Rows func() (*rows.Table, []error)
 
 	// Bounds returns the range of the function, or of a part of one, that has an address; nil where the source does not tell.
@@ -64,10 +64,11 @@ func Open(img *module.Image) (*Unwind, error) {
 	u := &Unwind{Machine: d.Machine(), indirect: d.Indirect, hdr: sizes.EHFrameHdr, sums: []func(io.Writer){d.Sum}}
 	u.entries = func(yield func(Entry) bool) { d.Entries(dwarf.Both, yield) }
 	for _, s := range []struct {
-		name  string
-		which dwarf.Which
-		size  uint64
-	}{{EHFrame, dwarf.EHFrame, sizes.EHFrame}, {DebugFrame, dwarf.DebugFrame, sizes.DebugFrame}} {
+		name   string
+		which  dwarf.Which
+		size   uint64
+		origin rows.Origin
+	}{{EHFrame, dwarf.EHFrame, sizes.EHFrame, rows.FromEHFrame}, {DebugFrame, dwarf.DebugFrame, sizes.DebugFrame, rows.FromDebugFrame}} {
 		if s.size == 0 {
 			continue
 		}
@@ -75,7 +76,7 @@ func Open(img *module.Image) (*Unwind, error) {
 			Name: s.name, Size: s.size,
 			Rows: func() (*rows.Table, []error) {
 				t, damage := d.Build(s.which)
-				return t, asErrors(damage)
+				return t.From(s.origin), asErrors(damage)
 			},
 			Bounds: func(pc arch.Vaddr) (lo, hi arch.Vaddr, ok bool) { return d.Bounds(s.which, pc) },
 		})
@@ -85,7 +86,7 @@ func Open(img *module.Image) (*Unwind, error) {
 			u.sums = append(u.sums, g.Sum)
 			u.Sources = append(u.Sources, Source{
 				Name: PCLNTab, Size: uint64(len(g.Bytes)),
-				Rows: func() (*rows.Table, []error) { return g.Rows(), nil },
+				Rows: func() (*rows.Table, []error) { return g.Rows().From(rows.FromPCLNTab), nil },
 			})
 		}
 	}

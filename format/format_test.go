@@ -13,6 +13,7 @@ import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/symbol/gosym"
 )
 
@@ -110,6 +111,11 @@ g:	.cfi_startproc
 	if got, want := text(at["g"]), debug.At(at["g"]).Text(debug.Machine); got != want || !eh.At(at["g"]).Gap() {
 		t.Errorf("g: got %s, .debug_frame has %s", got, want)
 	}
+	for name, want := range map[string]rows.Origin{"f": rows.FromEHFrame, "g": rows.FromDebugFrame} {
+		if got := all.Origin(at[name]); got != want {
+			t.Errorf("%s is from %s, want %s", name, got, want)
+		}
+	}
 	for _, name := range []string{"f", "g"} {
 		if lo, hi, ok := u.Bounds(at[name]); !ok || lo != at[name] || hi != lo+1 {
 			t.Errorf("%s: bounds %#x-%#x, %v; want %#x and one byte", name, lo, hi, ok, at[name])
@@ -146,6 +152,9 @@ func TestGo(t *testing.T) {
 			for _, r := range want.Rows {
 				if got.At(r.Lo).Text(got.Machine) != want.At(r.Lo).Text(want.Machine) {
 					bad++
+				}
+				if r.Set != rows.GapID && (got.Origin(r.Lo) != rows.FromPCLNTab || want.Origin(r.Lo) != rows.FromDebugFrame) {
+					t.Fatalf("%s: %s: the row at %#x is from %s and %s", mode, name, uint64(r.Lo), got.Origin(r.Lo), want.Origin(r.Lo))
 				}
 			}
 			if bad > 0 || len(want.Rows) < 5000 || damage != nil {

@@ -464,7 +464,7 @@ func checkSets(d *draft) error {
 }
 
 // Overlay returns a table that has t's rows and, in t's gaps, o's: what .debug_frame adds to .eh_frame.
-// It returns t itself where o adds nothing.
+// It returns t itself where o has no rows.
 func (t *Table) Overlay(o *Table) *Table {
 	if len(o.Rows) == 0 {
 		return t
@@ -483,6 +483,9 @@ func (t *Table) Overlay(o *Table) *Table {
 	}
 	ti, oi := ids(t), ids(o)
 	i, j := -1, -1 // the rows that hold at the current address
+	var origins []OriginRange
+	var from *Table // whose row holds from lo on, nil in a gap
+	lo := arch.Vaddr(0)
 	b.Begin(0, ^arch.Vaddr(0))
 	for i+1 < len(t.Rows) || j+1 < len(o.Rows) {
 		var at arch.Vaddr
@@ -497,14 +500,22 @@ func (t *Table) Overlay(o *Table) *Table {
 			i, j = i+1, j+1
 			at = t.Rows[i].Lo
 		}
+		if from != nil {
+			origins = from.appendOrigins(origins, lo, at)
+		}
 		id := GapID
-		if j >= 0 {
-			id = oi[o.Rows[j].Set]
+		from, lo = nil, at
+		if j >= 0 && o.Rows[j].Set != GapID {
+			id, from = oi[o.Rows[j].Set], o
 		}
 		if i >= 0 && t.Rows[i].Set != GapID {
-			id = ti[t.Rows[i].Set]
+			id, from = ti[t.Rows[i].Set], t
 		}
 		b.Row(at, id)
 	}
-	return Build(b)
+	both := Build(b)
+	if len(t.Origins)+len(o.Origins) > 0 {
+		both.Origins = origins
+	}
+	return both
 }

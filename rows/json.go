@@ -15,6 +15,7 @@ type jsonRow struct {
 	RA     string            `json:"ra"`
 	Rules  map[string]string `json:"rules"`
 	Signal bool              `json:"signal"`
+	Origin string            `json:"origin"` // of its first address
 }
 
 // WriteJSON writes an object a row, spelled as WriteText does; gaps are what lies between them.
@@ -29,7 +30,7 @@ func (t *Table) WriteJSON(w io.Writer) error {
 		s := &t.Sets[r.Set]
 		row := jsonRow{
 			Lo: fmt.Sprintf("%#x", uint64(r.Lo)), Hi: fmt.Sprintf("%#x", uint64(t.Hi(i))),
-			CFA: s.CFACell(t.Machine), RA: "", Rules: map[string]string{}, Signal: s.Flags&Signal != 0,
+			CFA: s.CFACell(t.Machine), RA: "", Rules: map[string]string{}, Signal: s.Flags&Signal != 0, Origin: t.Origin(r.Lo).String(),
 		}
 		for j := range s.Rules {
 			rule := &s.Rules[j]

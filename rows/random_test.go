@@ -172,19 +172,36 @@ func TestOverlayOfAll(t *testing.T) {
 				b.Row(arch.Vaddr(a), b.Intern(set(rnd.IntN(4))))
 			}
 		}
-		return Build(b)
+		t := Build(b)
+		if len(t.Rows) > 0 && rnd.IntN(4) > 0 {
+			o := Origin(rnd.IntN(3) + 1)
+			t = t.From(o)
+			for a := int(t.Rows[0].Lo) + 1 + rnd.IntN(16); a < int(t.Rows[len(t.Rows)-1].Lo); a += 1 + rnd.IntN(16) {
+				o = (o + 1 + Origin(rnd.IntN(3))) % 5
+				t.Origins = append(t.Origins, OriginRange{arch.Vaddr(a), o})
+			}
+		}
+		return t
 	}
 	for seed := range uint64(2000) {
 		rnd := rand.New(rand.NewPCG(seed, 7))
 		a, b := random(rnd), random(rnd)
 		both := a.Overlay(b)
 		for pc := arch.Vaddr(0); pc < 100; pc++ {
-			want := a.At(pc)
+			want, from := a.At(pc), a.Origin(pc)
 			if want.Gap() {
-				want = b.At(pc)
+				want, from = b.At(pc), b.Origin(pc)
+			}
+			if got := both.Origin(pc); got != from && !want.Gap() {
+				t.Fatalf("seed %d: origin at %d\n got %s\nwant %s\nof %v over %v: %v", seed, pc, got, from, a.Origins, b.Origins, both.Origins)
 			}
 			if got := both.At(pc); !equalSets(got, want) {
 				t.Fatalf("seed %d: at %d\n got %s\nwant %s", seed, pc, got.Text(arch.AMD64), want.Text(arch.AMD64))
+			}
+		}
+		for i, r := range both.Origins {
+			if i == 0 && r.Lo != both.Rows[0].Lo || i > 0 && (r.Lo <= both.Origins[i-1].Lo || r.Origin == both.Origins[i-1].Origin) {
+				t.Fatalf("seed %d: origins %v", seed, both.Origins)
 			}
 		}
 	}

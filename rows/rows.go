@@ -135,6 +135,10 @@ type Table struct {
 	Machine *arch.Machine
 	Rows    []Row
 	Sets    []Set
+
+	// Origins say what the rows were made from: sorted by Lo, strictly, neighbours differ, and the first starts with the first row. Without any,
+	// it is Unknown.
+	Origins []OriginRange
 }
 
 // Find returns the index of the row that holds at pc, or -1 if pc lies before all rows. It does not

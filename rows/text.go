@@ -19,6 +19,8 @@ import (
 //	1001  cfa=rsp+16  ra=c-8  rbp=c-16
 //	1040  gap
 //
+// A line "origin 1000 .eh_frame" in front of a row says what the rows from an address on were made from.
+//
 // Cells are spelled as readelf -wF spells them: u undefined, s same value, c-16 at CFA-16, v-16 is
 // CFA-16, rdx is the value of a register. Expressions are spelled as llvm-dwarfdump spells them, in
 // brackets where they give the address of the value.
@@ -95,7 +97,11 @@ func (t *Table) WriteText(w io.Writer) error {
 	for i := range t.Sets {
 		text[i] = t.Sets[i].Text(t.Machine)
 	}
+	origins := t.Origins
 	for _, r := range t.Rows {
+		for ; len(origins) > 0 && origins[0].Lo <= r.Lo; origins = origins[1:] {
+			fmt.Fprintf(bw, "origin %x %s\n", uint64(origins[0].Lo), origins[0].Origin)
+		}
 		fmt.Fprintf(bw, "%x  %s\n", uint64(r.Lo), text[r.Set])
 	}
 	return bw.Flush()
@@ -107,6 +113,7 @@ func ParseText(r io.Reader) (*Table, error) {
 	sc.Buffer(nil, 1<<20)
 	var b *Builder
 	var last arch.Vaddr
+	var origins []OriginRange
 	for n := 1; sc.Scan(); n++ {
 		line := strings.TrimSpace(sc.Text())
 		if line == "" || line[0] == '#' {
@@ -119,6 +126,17 @@ func ParseText(r io.Reader) (*Table, error) {
 			}
 			b = NewBuilder(m)
 			b.Begin(0, ^arch.Vaddr(0))
+			continue
+		}
+		if cell, ok := strings.CutPrefix(line, "origin "); ok {
+			addr, name, _ := strings.Cut(cell, " ")
+			lo, err := strconv.ParseUint(addr, 16, 64)
+			o, ok := originByName(name)
+			k := len(origins)
+			if err != nil || !ok || k > 0 && (arch.Vaddr(lo) <= origins[k-1].Lo || o == origins[k-1].Origin) {
+				return nil, fmt.Errorf("line %d: %q is no origin from an address on, above and unlike the one before", n, cell)
+			}
+			origins = append(origins, OriginRange{arch.Vaddr(lo), o})
 			continue
 		}
 		addr, rest, _ := strings.Cut(line, "  ")
@@ -142,7 +160,12 @@ func ParseText(r io.Reader) (*Table, error) {
 	if n := len(b.rows); n > 0 && b.rows[n-1].Set != GapID {
 		return nil, errors.New("the last row must be a gap")
 	}
-	return Build(b), nil
+	t := Build(b)
+	if k := len(origins); k > 0 && (len(t.Rows) == 0 || origins[0].Lo != t.Rows[0].Lo || origins[k-1].Lo >= last) {
+		return nil, errors.New("origins do not start with the first row, or go on behind the last")
+	}
+	t.Origins = origins
+	return t, nil
 }
 
 // ParseSet reads the text that Text writes.

@@ -57,6 +57,7 @@ func FuzzParseText(f *testing.F) {
 	}
 	f.Add(all.String() + "f0  gap\n")
 	f.Add("machine aarch64\n10  cfa=sp+16  x29=c-16  ra=c-8  ra-signed\n20  gap\n")
+	f.Add("machine x86_64\norigin 10 .eh_frame\n10  cfa=rsp+8\n18  gap\norigin 19 pclntab\norigin 1a origin-77\n20  cfa=rsp+8\n28  gap\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		tab, err := ParseText(strings.NewReader(text))
 		if err != nil {
@@ -74,4 +75,36 @@ func FuzzParseText(f *testing.F) {
 			t.Fatalf("round trip\n got %s\nwant %s", two.String(), one.String())
 		}
 	})
+}
+
+// TestOriginText: origins are read back, those too that have a number only; what no table can have is an error.
+func TestOriginText(t *testing.T) {
+	const text = "machine x86_64\norigin 10 .eh_frame\n10  cfa=rsp+8\norigin 12 origin-77\n18  cfa=rsp+16\norigin 20 pclntab\n20  cfa=rsp+8\n28  gap\n"
+	tab, err := ParseText(strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got strings.Builder
+	if err := tab.WriteText(&got); err != nil || got.String() != text {
+		t.Errorf("%v\n got %s\nwant %s", err, got.String(), text)
+	}
+	for pc, want := range map[arch.Vaddr]Origin{0x10: FromEHFrame, 0x11: FromEHFrame, 0x12: 77, 0x1f: 77, 0x20: FromPCLNTab, 0x27: FromPCLNTab} {
+		if got := tab.Origin(pc); got != want {
+			t.Errorf("origin at %#x\n got %s\nwant %s", uint64(pc), got, want)
+		}
+	}
+	for _, lines := range []string{
+		"origin 10 .eh_frame\n",
+		"origin 11 .eh_frame\n10  cfa=rsp+8\n20  gap\n",
+		"origin 8 .eh_frame\n10  cfa=rsp+8\n20  gap\n",
+		"origin 10 .eh_frame\norigin 10 pclntab\n10  cfa=rsp+8\n20  gap\n",
+		"origin 10 .eh_frame\norigin 11 .eh_frame\n10  cfa=rsp+8\n20  gap\n",
+		"origin 10 .eh_frame\norigin 20 pclntab\n10  cfa=rsp+8\n20  gap\n",
+		"origin 10 origin-255\n10  cfa=rsp+8\n20  gap\n",
+		"origin 10 somewhere\n10  cfa=rsp+8\n20  gap\n",
+	} {
+		if _, err := ParseText(strings.NewReader("machine x86_64\n" + lines)); err == nil {
+			t.Errorf("%q: no error", lines)
+		}
+	}
 }

@@ -24,7 +24,7 @@
 /* ---- The layout ---- */
 
 #define UNSPOOL_TABLE_MAGIC 0x6c625475 /* "uTbl", as a little-endian number */
-#define UNSPOOL_TABLE_VERSION 2
+#define UNSPOOL_TABLE_VERSION 3
 
 enum {
 	UNSPOOL_HEADER_SIZE = 96,
@@ -48,6 +48,7 @@ enum {
 	UNSPOOL_WALKER_FLAGS = 30720, /* in a rule's flags: never set in a table; a walker may mark its copy of a rule by them */
 	UNSPOOL_MAX_SAVES = 64, /* in a rule */
 	UNSPOOL_BASE_UNIT = 1024, /* bytes by which a rule's base lowers the CFA */
+	UNSPOOL_MANY_ORIGINS = 255, /* instead of an origin: the ranges behind the expressions tell */
 };
 
 enum {
@@ -77,6 +78,10 @@ enum {
 
 enum {
 	UNSPOOL_WRULE_SIZE = 16,
+};
+
+enum {
+	UNSPOOL_ORIGIN_SIZE = 16,
 };
 
 enum { /* flags of a rule (rows.Flags) */
@@ -109,6 +114,15 @@ enum { /* how a wide's rule finds its register (rows.Kind) */
 	UNSPOOL_VAL_EXPR = 8,
 };
 
+enum { /* what rows were made from (rows.Origin) */
+	UNSPOOL_FROM_UNKNOWN = 0,
+	UNSPOOL_FROM_EH_FRAME = 1,
+	UNSPOOL_FROM_DEBUG_FRAME = 2,
+	UNSPOOL_FROM_PCLNTAB = 3,
+	UNSPOOL_FROM_SFRAME = 4,
+	UNSPOOL_SYNTHESISED = 5,
+};
+
 enum { /* what a step comes to (rows.Outcome) */
 	UNSPOOL_OK = 0,
 	UNSPOOL_OUTERMOST = 1,
@@ -131,7 +145,8 @@ struct unspool_table_header {
 	uint8_t esc_size; /* bytes of an escape's rule, 2 or 4 */
 	uint8_t sp; /* slot of the stack pointer */
 	uint8_t traits; /* of the machine, below */
-	uint8_t pad22[2];
+	uint8_t origin; /* what all rows were made from (rows.Origin); UNSPOOL_MANY_ORIGINS if that is not the same for all */
+	uint8_t pad23[1];
 	uint32_t n_spans; /* spans */
 	uint32_t n_regions; /* regions */
 	uint32_t n_granules; /* granules; where there are any, their list has one entry more */
@@ -141,7 +156,7 @@ struct unspool_table_header {
 	uint32_t wide_size; /* bytes of the wides */
 	uint32_t expr_size; /* bytes of the expressions */
 	uint32_t spans; /* offset of the spans, from the start of the table; so for the others */
-	uint32_t rules; /* offset of the rules */
+	uint32_t rules; /* offset of where rule 0 would be: it has no bytes, rule 1 is the first */
 	uint32_t regions; /* offset of the regions */
 	uint32_t granules; /* offset of the granules */
 	uint32_t rows; /* offset of the rows */
@@ -164,6 +179,7 @@ enum { /* its offsets */
 	UNSPOOL_OFF_HDR_ESC_SIZE = 19,
 	UNSPOOL_OFF_HDR_SP = 20,
 	UNSPOOL_OFF_HDR_TRAITS = 21,
+	UNSPOOL_OFF_HDR_ORIGIN = 22,
 	UNSPOOL_OFF_HDR_N_SPANS = 24,
 	UNSPOOL_OFF_HDR_N_REGIONS = 28,
 	UNSPOOL_OFF_HDR_N_GRANULES = 32,
@@ -250,6 +266,16 @@ enum { /* its offsets */
 	UNSPOOL_OFF_WRULE_OFF = 8,
 };
 
+struct unspool_table_origin {
+	uint64_t lo; /* first address */
+	uint64_t what; /* rows.Origin */
+};
+
+enum { /* its offsets */
+	UNSPOOL_OFF_ORIGIN_LO = 0,
+	UNSPOOL_OFF_ORIGIN_WHAT = 8,
+};
+
 enum { UNSPOOL_NUM_SLOTS = 64 };
 #define UNSPOOL_ADDRESS 0xffffffffffffull /* what is an address in a signed one */
 
@@ -280,6 +306,7 @@ _Static_assert(offsetof(struct unspool_table_header, save_scale) == 18, "layout"
 _Static_assert(offsetof(struct unspool_table_header, esc_size) == 19, "layout");
 _Static_assert(offsetof(struct unspool_table_header, sp) == 20, "layout");
 _Static_assert(offsetof(struct unspool_table_header, traits) == 21, "layout");
+_Static_assert(offsetof(struct unspool_table_header, origin) == 22, "layout");
 _Static_assert(offsetof(struct unspool_table_header, n_spans) == 24, "layout");
 _Static_assert(offsetof(struct unspool_table_header, n_regions) == 28, "layout");
 _Static_assert(offsetof(struct unspool_table_header, n_granules) == 32, "layout");
@@ -323,6 +350,9 @@ _Static_assert(offsetof(struct unspool_table_wide_rule, kind) == 2, "layout");
 _Static_assert(offsetof(struct unspool_table_wide_rule, reg) == 4, "layout");
 _Static_assert(offsetof(struct unspool_table_wide_rule, off) == 8, "layout");
 _Static_assert(sizeof(struct unspool_table_wide_rule) == 16, "layout");
+_Static_assert(offsetof(struct unspool_table_origin, lo) == 0, "layout");
+_Static_assert(offsetof(struct unspool_table_origin, what) == 8, "layout");
+_Static_assert(sizeof(struct unspool_table_origin) == 16, "layout");
 #endif
 
 /* ---- A table ---- */
@@ -505,10 +535,10 @@ static inline uint32_t unspool_table_find(const struct unspool_table *t, uint64_
 	return id < t->n_rules ? id : 0;
 }
 
-/* Where rule id lies in the table; 0 if there is no such rule. */
+/* Where rule id lies in the table; 0 if there is no such rule, or if it is 0, the gap. */
 static inline uint64_t unspool_table_rule_at(const struct unspool_table *t, uint32_t id)
 {
-	return id < t->n_rules ? t->rules + (uint64_t)id * t->rule_size : 0;
+	return id != 0 && id < t->n_rules ? t->rules + (uint64_t)id * t->rule_size : 0;
 }
 
 /* Whether rule id is a signal frame's: its caller is looked up by its exact PC. */

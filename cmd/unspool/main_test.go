@@ -203,7 +203,7 @@ func TestDumpJSON(t *testing.T) {
 		if err := json.Unmarshal([]byte(l), &row); err != nil {
 			t.Fatalf("%s: %v", l, err)
 		}
-		for _, f := range []string{"lo", "hi", "cfa", "ra", "rules", "signal"} {
+		for _, f := range []string{"lo", "hi", "cfa", "ra", "rules", "signal", "origin"} {
 			if _, ok := row[f]; !ok {
 				t.Fatalf("%s has no %q", l, f)
 			}
@@ -230,7 +230,7 @@ func TestVerifyStatsCompile(t *testing.T) {
 	r = runProgram(t, "stats", "--format", "json", "/bin/sh")
 	r.want(t, 0, "")
 	var s compile.Stats
-	if err := json.Unmarshal([]byte(r.out), &s); err != nil || s.Rows == 0 || s.Ratio <= 0 || s.FDEs == 0 {
+	if err := json.Unmarshal([]byte(r.out), &s); err != nil || s.Rows == 0 || s.Ratio <= 0 || s.FDEs == 0 || s.Origins[".eh_frame"] == 0 {
 		t.Errorf("%v: %s", err, r.out)
 	}
 	c := program(t, "compile", "-o", "tables", "/bin/sh")

@@ -16,12 +16,12 @@ const (
 
 // Signal implements rows.Stepper.
 func (t *Table) Signal(id uint32) bool {
-	return id < t.nrules && rows.Flags(t.rules[int(id)<<t.ruleBits+ruleFlags])&rows.Signal != 0
+	return id-1 < t.nrules-1 && rows.Flags(t.rules[int(id-1)<<t.ruleBits+ruleFlags])&rows.Signal != 0
 }
 
 // SyncOnly implements rows.Stepper.
 func (t *Table) SyncOnly(id uint32) bool {
-	return id < t.nrules && rows.Flags(t.rules[int(id)<<t.ruleBits+ruleFlags])&rows.SyncOnly != 0
+	return id-1 < t.nrules-1 && rows.Flags(t.rules[int(id-1)<<t.ruleBits+ruleFlags])&rows.SyncOnly != 0
 }
 
 // kept is the set of slots that keep their values where a rule with these flags does not name them.
@@ -32,10 +32,10 @@ func (t *Table) kept(flags rows.Flags) uint64 {
 
 // Apply implements rows.Stepper: it equals rows.Step. It does not allocate.
 func (t *Table) Apply(id uint32, s *rows.State, m *rows.Memory) rows.Outcome {
-	if id >= t.nrules {
+	if id-1 >= t.nrules-1 { // a gap has no bytes
 		return rows.NoRule
 	}
-	r := t.rules[int(id)<<t.ruleBits:]
+	r := t.rules[int(id-1)<<t.ruleBits:]
 	if len(r) < 16 {
 		return rows.NoRule
 	}

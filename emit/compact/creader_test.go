@@ -172,7 +172,7 @@ func checkC(ct *Table, q *cQuestion, a *cAnswer) error {
 	want := q.State.state()
 	m := rows.Memory{Next: hashMemory(q.Seed)}
 	o := uint32(0)
-	if kind, _, _ := parts(ct.rule(id)); kind == kindWide {
+	if ct.isWide(id) {
 		o = cIsWide
 	} else {
 		o = uint32(ct.Apply(id, &want, &m))

@@ -121,8 +121,9 @@ func (e *emitter) encodeRules() error {
 	idOf := make([]uint32, len(drafts))
 	e.rules = make([]byte, 0, len(all))
 	for id, d := range order {
-		idOf[d] = uint32(id)
-		e.rules = append(e.rules, all[drafts[d].at:][:e.sh.size]...)
+		if idOf[d] = uint32(id); id > 0 {
+			e.rules = append(e.rules, all[drafts[d].at:][:e.sh.size]...)
+		}
 	}
 	e.ids = make([]uint32, len(e.t.Sets))
 	for i := range e.ids {
@@ -281,10 +282,14 @@ func (e *emitter) rowID(id uint32) byte {
 
 // join puts the parts together.
 func (e *emitter) join() ([]byte, error) {
-	nrules := len(e.rules) / e.sh.size
+	nrules := len(e.rules)/e.sh.size + 1
 	escSize := 2
 	if nrules > math.MaxUint16+1 {
 		escSize = 4
+	}
+	origin, origins, err := originsOf(e.t)
+	if err != nil {
+		return nil, err
 	}
 	escs := make([]byte, 0, len(e.escs)*escSize)
 	for _, id := range e.escs {
@@ -300,6 +305,7 @@ func (e *emitter) join() ([]byte, error) {
 	le.PutUint16(b[hdrMachine:], e.t.Machine.ELF)
 	b[hdrRuleSize], b[hdrNSaves], b[hdrEscSize] = byte(e.sh.size), byte(len(e.sh.saves)), byte(escSize)
 	b[hdrSaveScale], b[hdrSP], b[hdrTraits] = byte(e.sh.scale), byte(e.t.Machine.Slot(e.t.Machine.SP)), e.sh.traits()
+	b[hdrOrigin] = origin
 	b = append(b, e.sh.slots...)
 	b = append(b, make([]byte, -len(b)&(align-1))...)
 	u32 := func(at, v int) { le.PutUint32(b[at:], uint32(v)) }
@@ -311,7 +317,7 @@ func (e *emitter) join() ([]byte, error) {
 	u32(hdrNEscapes, len(e.escs))
 	u32(hdrWideSize, len(e.wides))
 	u32(hdrExprSize, len(e.exprs))
-	size := uint64(len(b))
+	size := uint64(len(b) + len(origins))
 	parts := []struct {
 		at   int
 		data []byte
@@ -331,6 +337,8 @@ func (e *emitter) join() ([]byte, error) {
 		b = append(b, p.data...)
 		b = append(b, make([]byte, -len(b)&(align-1))...)
 	}
+	u32(hdrRules, int(le.Uint32(b[hdrRules:]))-e.sh.size)
+	b = append(b, origins...)
 	u32(hdrSize, len(b))
 	le.PutUint32(b[hdrChecksum:], checksum(b))
 	return b, nil

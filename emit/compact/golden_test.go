@@ -78,8 +78,7 @@ func annotate(t *Table) string {
 		}
 		fmt.Fprintf(&out, "%04x: % x%s\n", at, t.b[at:at+n], text)
 	}
-	part := func(name string, field, size, each int, say func(i int) string) {
-		at := t.off(field)
+	partAt := func(name string, at, size, each int, say func(i int) string) {
 		fmt.Fprintf(&out, "# %s\n", name)
 		for i := 0; i*each < size; i++ {
 			text := ""
@@ -91,6 +90,9 @@ func annotate(t *Table) string {
 		if pad := -size & (align - 1); pad > 0 {
 			line(at+size, pad, "padding")
 		}
+	}
+	part := func(name string, field, size, each int, say func(i int) string) {
+		partAt(name, t.off(field), size, each, say)
 	}
 	fmt.Fprintf(&out, "# header\n")
 	for at := 0; at < headerSize; at += 16 {
@@ -104,9 +106,9 @@ func annotate(t *Table) string {
 		s := t.span(i)
 		return fmt.Sprintf("[%#x, %#x)", s.lo, s.lo+s.size)
 	})
-	part("rules", hdrRules, len(t.rules), t.sh.size, func(i int) string {
-		s := t.Set(uint32(i))
-		return fmt.Sprintf("%d: %s", i, s.Text(t.machine))
+	partAt("rules", t.off(hdrRules)+t.sh.size, len(t.rules), t.sh.size, func(i int) string {
+		s := t.Set(uint32(i + 1))
+		return fmt.Sprintf("%d: %s", i+1, s.Text(t.machine))
 	})
 	part("regions", hdrRegions, len(t.regions), 4, nil)
 	part("granules", hdrGranules, len(t.granules), 16, nil)
@@ -116,7 +118,11 @@ func annotate(t *Table) string {
 	part("escapes: rules", hdrEscRules, len(t.escs), 16, nil)
 	part("wides", hdrWides, len(t.wides), 8, nil)
 	part("expressions", hdrExprs, len(t.exprs), 16, nil)
+	partAt("origins", len(t.b)-len(t.origins), len(t.origins), originSize, nil)
 	fmt.Fprintf(&out, "# in words\n")
+	for r := range t.Origins() {
+		fmt.Fprintf(&out, "# %x  from %s\n", uint64(r.Lo), r.Origin)
+	}
 	t.Rows(func(lo arch.Vaddr, id uint32, _ bool) bool {
 		s := t.Set(id)
 		fmt.Fprintf(&out, "# %x  rule %d, %s\n", uint64(lo), id, s.Text(t.machine))

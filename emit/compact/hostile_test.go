@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/unspool/unspool/arch"
@@ -212,8 +213,11 @@ func matters(t *Table, at int) (bool, string) {
 			return true, p.name
 		}
 	}
-	if off := t.off(hdrRules); at >= off && at < off+len(t.rules) {
-		r := t.rule(uint32((at - off) >> t.ruleBits))
+	if at >= len(t.b)-len(t.origins) || at == hdrOrigin {
+		return true, "origins"
+	}
+	if off := t.off(hdrRules) + t.sh.size; at >= off && at < off+len(t.rules) {
+		r := t.rule(uint32((at-off)>>t.ruleBits) + 1)
 		kind, _, flags := parts(r)
 		switch k := (at - off) & (1<<t.ruleBits - 1); {
 		case kind == kindWide || kind == kindNone:
@@ -254,6 +258,59 @@ func exercise(t *Table, seed uint64) {
 		}
 	}
 	t.Stats()
+}
+
+// TestOrigins: a table tells the origins of its rows, in 16 bytes a range if there are several, and else in none. Load refuses lists that
+// are cut off, out of order, or no origins.
+func TestOrigins(t *testing.T) {
+	ref := table([2]uint64{0x1000, 0x1100}, [2]uint64{0x1000, 8}, [2]uint64{0x1010, 16}, [2]uint64{0x1020, 0}, [2]uint64{0x1040, 24})
+	without := len(emit(t, ref).Bytes())
+	single := emit(t, ref.From(rows.FromPCLNTab))
+	if got := slices.Collect(single.Origins()); len(single.Bytes()) != without || !slices.Equal(got, []rows.OriginRange{{Lo: 0x1000, Origin: rows.FromPCLNTab}}) {
+		t.Errorf("one origin: %d bytes, not %d; %v", len(single.Bytes()), without, got)
+	}
+	ref.Origins = []rows.OriginRange{{Lo: 0x1000, Origin: rows.FromEHFrame}, {Lo: 0x1008, Origin: 77}, {Lo: 0x1020, Origin: rows.Unknown}}
+	good := emit(t, ref).Bytes()
+	if len(good) != without+3*originSize {
+		t.Errorf("three origins: %d bytes, not %d", len(good), without+3*originSize)
+	}
+	ct, err := Load(good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pc, want := range map[arch.Vaddr]rows.Origin{0x1000: rows.FromEHFrame, 0x1007: rows.FromEHFrame, 0x1008: 77, 0x101f: 77, 0x1020: rows.Unknown, 0x10ff: rows.Unknown} {
+		if got := ct.Origin(pc); got != want {
+			t.Errorf("origin at %#x\n got %s\nwant %s", uint64(pc), got, want)
+		}
+	}
+	first := len(good) - 3*originSize
+	for name, change := range map[string]func(b []byte) []byte{
+		"no list":                   func(b []byte) []byte { return b[:first] },
+		"one range":                 func(b []byte) []byte { return b[:first+originSize] },
+		"half a range":              func(b []byte) []byte { return b[:len(b)-8] },
+		"after the first row":       func(b []byte) []byte { b[first]++; return b },
+		"before the first row":      func(b []byte) []byte { b[first+1]--; return b },
+		"two at one address":        func(b []byte) []byte { copy(b[first+originSize:], b[first:first+8]); return b },
+		"the same twice":            func(b []byte) []byte { copy(b[first+originSize+8:], b[first+8:first+16]); return b },
+		"what no origin is":         func(b []byte) []byte { b[first+originWhat] = manyOrigins; return b },
+		"a large number":            func(b []byte) []byte { b[first+originWhat+7] = 1; return b },
+		"expressions up to the end": func(b []byte) []byte { le.PutUint32(b[hdrExprs:], uint32(len(b))); return b },
+	} {
+		b := change(bytes.Clone(good))
+		le.PutUint32(b[hdrSize:], uint32(len(b)))
+		if ct, err := Load(repair(b)); err == nil {
+			t.Errorf("%s: no error, %v", name, slices.Collect(ct.Origins()))
+		}
+	}
+	other, err := Load(good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrong := *ref
+	wrong.Origins = ref.Origins[:2]
+	if err := Verify(other, &wrong, 1); err == nil {
+		t.Error("Verify takes other origins for equal")
+	}
 }
 
 // FuzzLoad mutates tables: what Load takes can be used on any address and state.

@@ -5,7 +5,7 @@
 package compact
 
 // Version is the version of the layout. A reader takes its own version only.
-const Version = 2
+const Version = 3
 
 //go:generate go run ./gen
 
@@ -25,6 +25,7 @@ const (
 	hdrEscSize   = 19 // u8: bytes of an escape's rule, 2 or 4
 	hdrSP        = 20 // u8: slot of the stack pointer
 	hdrTraits    = 21 // u8: of the machine, below
+	hdrOrigin    = 22 // u8: what all rows were made from (rows.Origin); manyOrigins if that is not the same for all
 	hdrNSpans    = 24 // u32: spans
 	hdrNRegions  = 28 // u32: regions
 	hdrNGranules = 32 // u32: granules; where there are any, their list has one entry more
@@ -34,7 +35,7 @@ const (
 	hdrWideSize  = 48 // u32: bytes of the wides
 	hdrExprSize  = 52 // u32: bytes of the expressions
 	hdrSpans     = 56 // u32: offset of the spans, from the start of the table; so for the others
-	hdrRules     = 60 // u32: offset of the rules
+	hdrRules     = 60 // u32: offset of where rule 0 would be: it has no bytes, rule 1 is the first
 	hdrRegions   = 64 // u32: offset of the regions
 	hdrGranules  = 68 // u32: offset of the granules
 	hdrRows      = 72 // u32: offset of the rows
@@ -67,6 +68,7 @@ const (
 	walkerFlags   = 0xf << 11 // in a rule's flags: never set in a table; a walker may mark its copy of a rule by them
 	maxSaves      = 64        // in a rule
 	baseUnit      = 1024      // bytes by which a rule's base lowers the CFA
+	manyOrigins   = 255       // instead of an origin: the ranges behind the expressions tell
 )
 
 // A span is a range of text with one run of granules. A row so long that granules for it would cost more than a
@@ -125,4 +127,11 @@ const (
 	wruleReg  = 4 // u16: DWARF register
 	wruleOff  = 8 // i64: offset; of an expression as in the head
 	wruleSize = 16
+)
+
+// An origin's range says what the rows from an address on, up to the next range, were made from.
+const (
+	originLo   = 0 // u64: first address
+	originWhat = 8 // u64: rows.Origin
+	originSize = 16
 )

@@ -88,7 +88,6 @@ func loadFor(b []byte, machine func(uint16) *arch.Machine) (*Table, error) {
 		to   *[]byte
 	}{
 		{hdrSpans, u32(hdrNSpans) * spanSize, &t.spans},
-		{hdrRules, u32(hdrNRules) * uint64(t.sh.size), &t.rules},
 		{hdrRegions, u32(hdrNRegions) * 4, &t.regions},
 		{hdrGranules, ngran * 2, &t.granules},
 		{hdrRows, u32(hdrNRows)*2 + rowsPad, &t.body},
@@ -104,7 +103,10 @@ func loadFor(b []byte, machine func(uint16) *arch.Machine) (*Table, error) {
 		}
 		*p.to = b[off : off+p.size : off+p.size]
 	}
-	for _, check := range []func() error{t.checkIndex, t.checkRows, t.checkRules} {
+	if err := t.loadRules(); err != nil {
+		return nil, err
+	}
+	for _, check := range []func() error{t.checkIndex, t.checkRows, t.checkRules, t.loadOrigins} {
 		if err := check(); err != nil {
 			return nil, err
 		}
@@ -113,6 +115,20 @@ func loadFor(b []byte, machine func(uint16) *arch.Machine) (*Table, error) {
 		t.first = t.span(0)
 	}
 	return t, nil
+}
+
+// loadRules finds the rules: the header has the offset of rule 0, the gap, which has no bytes.
+func (t *Table) loadRules() error {
+	if t.nrules == 0 {
+		return bad(hdrNRules, "no rules")
+	}
+	size := uint64(t.sh.size)
+	off, n := uint64(le.Uint32(t.b[hdrRules:]))+size, uint64(t.nrules-1)*size
+	if off%align != 0 || off < headerSize || off > uint64(len(t.b)) || n > uint64(len(t.b))-off {
+		return bad(hdrRules, "rules of %d bytes at %#x of %#x", n, off, len(t.b))
+	}
+	t.rules = t.b[off : off+n : off+n]
+	return nil
 }
 
 // off returns the offset of part in the table.
@@ -262,18 +278,9 @@ func (t *Table) checkRules() error {
 	if err != nil {
 		return err
 	}
-	at := t.off(hdrRules)
-	if t.nrules == 0 {
-		return bad(at, "no rules")
-	}
-	for id := range t.nrules {
-		r := t.rule(id)
-		if id == 0 {
-			if kind, _, flags := parts(r); kind != kindNone || flags != 0 {
-				return bad(at, "rule 0 is not a gap")
-			}
-		} else if msg := t.checkRule(r, starts); msg != "" {
-			return bad(at+int(id)<<t.ruleBits, "rule %d: %s", id, msg)
+	for id := uint32(1); id < t.nrules; id++ {
+		if msg := t.checkRule(t.rule(id), starts); msg != "" {
+			return bad(t.off(hdrRules)+int(id)<<t.ruleBits, "rule %d: %s", id, msg)
 		}
 	}
 	return nil

@@ -30,6 +30,7 @@ type Table struct {
 	escs    []byte
 	wides   []byte
 	exprs   []byte
+	origins []byte
 	b       []byte
 	nrows   int
 	sh      shape
@@ -83,9 +84,14 @@ func (t *Table) escape(i int) uint32 {
 	return uint32(le.Uint16(t.escs[2*i:]))
 }
 
-// rule returns the bytes of rule id, which must exist.
+// rule returns the bytes of rule id, which must exist and not be the gap.
 func (t *Table) rule(id uint32) []byte {
-	return t.rules[int(id)<<t.ruleBits:][:1<<t.ruleBits]
+	return t.rules[int(id-1)<<t.ruleBits:][:1<<t.ruleBits]
+}
+
+// isWide says whether rule id, which must exist, is a wide.
+func (t *Table) isWide(id uint32) bool {
+	return id != 0 && t.rule(id)[ruleCFA]&kindMask == kindWide
 }
 
 // Machine returns the machine that the table is for.
@@ -161,6 +167,7 @@ type Stats struct {
 	EscapeSize int
 	RuleSize   int
 	WideSize   int // with their expressions
+	OriginSize int // 0 where all rows have one origin
 }
 
 // Stats returns the figures of t.
@@ -168,14 +175,15 @@ func (t *Table) Stats() Stats {
 	s := Stats{Rules: int(t.nrules) - 1, Escapes: len(t.keys) / 2, Spans: t.nspans, Granules: t.ngran, Bytes: len(t.b)}
 	t.Rows(func(arch.Vaddr, uint32, bool) bool { s.Rows++; return true })
 	for id := range t.nrules {
-		if kind, _, _ := parts(t.rule(id)); kind == kindWide {
+		if t.isWide(id) {
 			s.Wide++
 		}
 	}
 	s.IndexSize, s.RowsSize, s.RuleSize = len(t.granules), len(t.body), len(t.rules)
 	s.EscapeSize = len(t.dir) + len(t.keys) + len(t.escs)
 	s.WideSize = len(t.wides) + len(t.exprs)
-	s.HeaderSize = s.Bytes - s.IndexSize - s.RowsSize - s.RuleSize - s.EscapeSize - s.WideSize
+	s.OriginSize = len(t.origins)
+	s.HeaderSize = s.Bytes - s.IndexSize - s.RowsSize - s.RuleSize - s.EscapeSize - s.WideSize - s.OriginSize
 	return s
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/unspool/unspool/rows"
 )
 
-// Verify proves t equal to ref: the same rows; both ends of each row select its rule; each rule is the set's, and does what rows.Step does on
+// Verify proves t equal to ref: the same rows, of the same origins; both ends of each row select its rule; each rule is the set's, and does what rows.Step does on
 // adversarial states of registers and memory, which come from seed. The error can be pasted into an issue.
 func Verify(t *Table, ref *rows.Table, seed uint64) error {
 	if t.machine != ref.Machine {
@@ -18,6 +18,9 @@ func Verify(t *Table, ref *rows.Table, seed uint64) error {
 	var err error
 	if v.ids, err = rows.Prove(ref, t.Find, v.set); err != nil {
 		return err
+	}
+	if got, want := slices.Collect(t.Origins()), ref.Origins; !slices.Equal(got, want) {
+		return fmt.Errorf("origins\n got  %v\n want %v", got, want)
 	}
 	return v.rows()
 }
@@ -68,7 +71,7 @@ func (v *verifier) set(sid rows.SetID, id uint32) error {
 	if g, w := v.t.Signal(id), ref.Flags&rows.Signal != 0; g != w {
 		return fmt.Errorf("Signal(%d)\n got  %v\n want %v (%s)", id, g, w, ref.Text(mach))
 	}
-	if kind, _, _ := parts(v.t.rule(id)); kind != kindWide {
+	if id != 0 && !v.t.isWide(id) {
 		return v.trials.CheckBytes(mach, ref, id, v.t.rule(id), v.t.Apply)
 	}
 	return v.trials.Check(mach, ref, id, v.t.Apply)

@@ -43,7 +43,16 @@ func Table(r *rand.Rand, mach *arch.Machine, n int) *rows.Table {
 		}
 		at += size
 	}
-	return rows.Build(b)
+	t := rows.Build(b)
+	if len(t.Rows) > 0 && r.IntN(2) == 0 {
+		o := rows.Origin(1 + r.IntN(8))
+		t = t.From(o)
+		for i := 1 + r.IntN(40); i+1 < len(t.Rows); i += 1 + r.IntN(40) {
+			o = (o + 1 + rows.Origin(r.IntN(5))) % 7
+			t.Origins = append(t.Origins, rows.OriginRange{Lo: t.Rows[i].Lo, Origin: o})
+		}
+	}
+	return t
 }
 
 // Set makes a set: often one that a compiler would make, sometimes nonsense.

@@ -153,6 +153,7 @@ var records = []record{
 	{"rule", "ruleHead", "unspool_table_rule", "rule"},
 	{"wide", "wideHead", "unspool_table_wide", "wide"},
 	{"wrule", "wruleSize", "unspool_table_wide_rule", "wide rule"},
+	{"origin", "originSize", "unspool_table_origin", "origin"},
 }
 
 // A field is one member of a record.
@@ -349,6 +350,10 @@ var enums = []enum{
 		int(rows.Undefined): "UNDEFINED", int(rows.SameValue): "SAME_VALUE", int(rows.Offset): "OFFSET",
 		int(rows.ValOffset): "VAL_OFFSET", int(rows.Register): "REGISTER", int(rows.RegOffset): "REG_OFFSET",
 		int(rows.RegDeref): "REG_DEREF", int(rows.Expr): "EXPR", int(rows.ValExpr): "VAL_EXPR",
+	})},
+	{"Origins", "what rows were made from (rows.Origin)", false, indexed(map[int]string{
+		int(rows.Unknown): "FROM_UNKNOWN", int(rows.FromEHFrame): "FROM_EH_FRAME", int(rows.FromDebugFrame): "FROM_DEBUG_FRAME",
+		int(rows.FromPCLNTab): "FROM_PCLNTAB", int(rows.FromSFrame): "FROM_SFRAME", int(rows.Synthesised): "SYNTHESISED",
 	})},
 	{"Outcomes", "what a step comes to (rows.Outcome)", false, indexed(map[int]string{
 		int(rows.OK): "OK", int(rows.Outermost): "OUTERMOST", int(rows.NoRule): "NO_RULE",
