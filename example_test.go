@@ -19,13 +19,14 @@ import (
 	"github.com/unspool/unspool/store"
 )
 
-// The stacks of a core file, with names. Sysroot is where the program lies that it is of; without it, files are looked for at their paths.
+// The stacks of a core file, with names. The program lies below testdata/root.
 func Example_core() {
 	mods := modules.New()
 	defer mods.Close()
+	mods.Files = names.Files("testdata/root", nil) // "": where they were mapped
 	namer := names.New(names.Options{Mods: mods})
 	defer namer.Close()
-	core, err := corefile.Open("testdata/core", corefile.Options{Mods: mods.Module, Image: namer.Image, Sysroot: "testdata/root"})
+	core, err := corefile.Open("testdata/core", corefile.Options{Mods: mods.Module, Image: namer.Image, Files: mods.Files})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"os"
 	"path"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 
 // A Locator finds the files of modules, and opens each once for all callers. It looks, in this order: below Sysroot; at the path; by build ID
 // in Dirs; in a process that has mapped the file; in the containers running on this machine. The zero Locator knows no Sysroot and no Dirs.
+// Links below Sysroot are followed within it; they lead out of it only to a file that its build ID, or Wanted.Same, tells from others.
 // It is safe for concurrent use, once its fields are set.
 type Locator struct {
 	Sysroot string // a root directory; "": none
@@ -214,46 +216,196 @@ func (l *Locator) Close() error {
 }
 
 func (l *Locator) find(path, buildID string, pid int) (*Image, int, error) {
-	known := buildID != "" && buildID != Another
-	if f := l.below(path); f != nil {
-		if known {
-			if img := withID(f, nil, buildID); img != nil {
-				return img, 0, nil
-			}
-		} else {
-			img, err := Map(f)
-			if f.Close(); err == nil {
-				return img, 0, nil
+	if !OnDisk(path) {
+		img, err := OpenMapped(path)
+		if img != nil && buildID != "" {
+			if err = replaced(path, img, buildID); err != nil {
+				img.Close()
+				img = nil
 			}
 		}
+		return img, 0, err
 	}
-	img, err := OpenMapped(path)
-	if img != nil && buildID != "" {
-		if err = Guard(func() error { return replaced(path, img, buildID) }); err != nil {
-			img.Close()
+	var why error
+	for p := range l.places(path, buildID, pid) {
+		img, err := p.image(func(img *Image) error {
+			switch {
+			case p.kind == atPath && buildID != "":
+				return replaced(path, img, buildID)
+			case p.kind == atPath || p.kind == belowRoot && !known(buildID):
+				return nil
+			case !known(buildID):
+				return errUnknown
+			}
+			return HasBuildID(img, buildID)
+		})
+		if err == nil {
+			return img, p.in, nil
+		}
+		if p.kind == atPath {
+			var other *ReplacedError
+			if why = err; isDump(path) && !errors.As(err, &other) {
+				return nil, 0, nil
+			}
 		}
 	}
-	if err == nil {
-		return img, 0, nil
+	return nil, 0, why
+}
+
+// errUnknown refuses a file outside of the root directory that nothing distinguishes from others.
+var errUnknown = errors.New("its build ID is not known")
+
+// A Wanted is a file that a caller can recognise.
+type Wanted struct {
+	Path    string // under which it was mapped; "": only First and BuildID lead to it
+	BuildID string // in hex; "" if unknown
+	First   string // a path to look at before all others; "": none
+
+	// Same returns why an image is not the file. A read beyond the end of a truncated file becomes such an error, too. nil: every image is the file.
+	Same func(*Image) error
+}
+
+// A Refusal says why a file is not the wanted one.
+type Refusal struct {
+	Path   string
+	Err    error // of Wanted.Same; of opening, where Opened is false
+	Opened bool
+}
+
+// Search is Find for a file that Wanted.Same recognises. Each file is opened once, and the image that was judged is the one returned: the next Find by
+// its name and the build ID returns it, too. in is as of Find; Find has such a file by Wanted.Path. img is nil if no place has the file.
+// refused says, in the order of the search, what is wrong with each image that was no match, and why Wanted.First could not be opened.
+func (l *Locator) Search(w Wanted) (img *Image, in int, refused []Refusal) {
+	same := w.Same
+	if same == nil {
+		same = func(*Image) error { return nil }
 	}
-	if !known || !OnDisk(path) {
-		return nil, 0, err
+	try := func(p place) bool {
+		opened := false
+		i, err := p.image(func(img *Image) error { opened = true; return same(img) })
+		if err == nil {
+			img, in = i, p.in
+		} else if opened || p.kind == first {
+			refused = append(refused, Refusal{p.path, err, opened})
+		}
+		return err == nil
 	}
-	if img := l.byID(buildID); img != nil {
-		return img, 0, nil
-	}
-	if pid != 0 {
-		if img := inProcess(pid, path, buildID); img != nil {
-			return img, pid, nil
+	if w.First == "" || !try(place{w.First, first, 0, func() (*os.File, error) { return OpenFile(w.First) }}) {
+		for p := range l.places(w.Path, w.BuildID, 0) {
+			if p.path != w.First && try(p) {
+				break
+			}
 		}
 	}
-	for _, pid := range procroot.Others() {
-		f, err := procroot.Open(pid, path)
-		if img := withID(f, err, buildID); img != nil {
-			return img, pid, nil
+	if img == nil || !known(w.BuildID) || Guard(func() error { return HasBuildID(img, w.BuildID) }) != nil {
+		return img, in, refused
+	}
+	key := located{path: img.Name(), buildID: w.BuildID}
+	if in != 0 {
+		key.path = w.Path
+	}
+	f := keep(l, &l.open, key, &found{img: img, in: in})
+	return f.img, f.in, refused
+}
+
+func known(buildID string) bool { return buildID != "" && buildID != Another }
+
+// A place is where a file may be.
+type place struct {
+	path string
+	kind placeKind
+	in   int // the process in whose root directory it is; 0: none
+	open func() (*os.File, error)
+}
+
+// A placeKind says how much the place of a file tells of it.
+type placeKind uint8
+
+const (
+	elsewhere placeKind = iota
+	belowRoot           // below Locator.Sysroot
+	linkedOut           // where a link below Locator.Sysroot leads out of it
+	atPath              // at the path itself
+	byID                // in Locator.Dirs
+	first               // Wanted.First
+)
+
+// places returns the places of a file, in order. Those that only a known build ID can tell from others come only with one.
+func (l *Locator) places(path, buildID string, pid int) iter.Seq[place] {
+	return func(yield func(place) bool) {
+		if OnDisk(path) {
+			if name := l.below(path); name != "" {
+				var err error
+				in := func() (f *os.File, _ error) { f, err = procroot.In(l.Sysroot, name); return f, err }
+				name := filepath.Join(l.Sysroot, name)
+				if !yield(place{name, belowRoot, 0, in}) || err != nil && !yield(place{name, linkedOut, 0, func() (*os.File, error) { return OpenFile(name) }}) {
+					return
+				}
+			}
+			if !yield(place{path, atPath, 0, func() (*os.File, error) { return OpenFile(path) }}) {
+				return
+			}
+		}
+		if !known(buildID) {
+			return
+		}
+		if _, err := hex.DecodeString(buildID); err == nil && len(buildID) >= 4 {
+			for _, dir := range l.Dirs {
+				name := filepath.Join(dir, ".build-id", buildID[:2], buildID[2:])
+				for _, name := range []string{filepath.Join(name, "elf"), name} {
+					if !yield(place{name, byID, 0, func() (*os.File, error) { return OpenFile(name) }}) {
+						return
+					}
+				}
+			}
+		}
+		if !OnDisk(path) || pid != 0 && !inProcess(pid, path, yield) {
+			return
+		}
+		for _, pid := range procroot.Others() {
+			if !yield(rooted(pid, path)) {
+				return
+			}
 		}
 	}
-	return nil, 0, err
+}
+
+// below returns the path below the root directory; "" where there is none. What leads there already is the name of a file that was found there.
+func (l *Locator) below(path string) string {
+	if l.Sysroot == "" || !filepath.IsAbs(path) {
+		return ""
+	}
+	if rest, ok := strings.CutPrefix(path, l.Sysroot); ok && strings.HasPrefix(rest, "/") {
+		return rest
+	}
+	return path
+}
+
+// rooted returns the place of a path in a process's root directory.
+func rooted(pid int, path string) place {
+	name := fmt.Sprintf("/proc/%d/root%s", pid, path)
+	return place{name, elsewhere, pid, func() (*os.File, error) { return procroot.Open(pid, path) }}
+}
+
+// image opens and maps the file, if there is one and check has nothing against it.
+func (p place) image(check func(*Image) error) (*Image, error) {
+	f, err := p.open()
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	img, err := Map(f)
+	if err != nil {
+		return nil, err
+	}
+	if err := Guard(func() error { return check(img) }); err != nil {
+		img.Close()
+		return nil, err
+	}
+	if p.kind == byID && img.file != nil {
+		img.file.Private = false // see Locator.Dirs
+	}
+	return img, nil
 }
 
 // replaced returns a ReplacedError if img is not the file that was recorded. An image without a build ID is taken for it.
@@ -286,84 +438,36 @@ func isDump(file string) bool {
 	return ok
 }
 
-// below opens the file at a path below the root directory; nil where there is none.
-func (l *Locator) below(path string) *os.File {
-	if l.Sysroot == "" || !filepath.IsAbs(path) || !OnDisk(path) {
-		return nil
+// inProcess yields the places of a file that a process has mapped: below its root directory, or, where it has been deleted, through the mapping
+// (proc(5): /proc/PID/exe; /proc/PID/map_files, which takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE).
+func inProcess(pid int, path string, yield func(place) bool) bool {
+	if !yield(rooted(pid, path)) {
+		return false
 	}
-	f, err := procroot.In(l.Sysroot, path)
-	if err != nil {
-		return nil
-	}
-	return f
-}
-
-// byID opens the file with a build ID, in hex; nil where there is none.
-func (l *Locator) byID(buildID string) *Image {
-	if _, err := hex.DecodeString(buildID); err != nil || len(buildID) < 4 {
-		return nil
-	}
-	for _, dir := range l.Dirs {
-		name := filepath.Join(dir, ".build-id", buildID[:2], buildID[2:])
-		for _, name := range []string{filepath.Join(name, "elf"), name} {
-			f, err := procfs.Open(name)
-			if img := withID(f, err, buildID); img != nil {
-				if img.file != nil {
-					img.file.Private = false // see Dirs
-				}
-				return img
-			}
-		}
-	}
-	return nil
-}
-
-// inProcess opens a file that a process has mapped: below its root directory, or, where it has been deleted, through the mapping (proc(5):
-// /proc/PID/exe; /proc/PID/map_files, which takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE). It returns nil where there is none.
-func inProcess(pid int, path, buildID string) *Image {
-	f, err := procroot.Open(pid, path)
-	if img := withID(f, err, buildID); img != nil {
-		return img
+	through := func(name string) bool {
+		return yield(place{name, elsewhere, pid, func() (*os.File, error) { return OpenFile(name) }})
 	}
 	proc := fmt.Sprintf("/proc/%d/", pid)
-	f, err = OpenFile(proc + "exe")
-	if img := withID(f, err, buildID); img != nil {
-		return img
+	if !through(proc + "exe") {
+		return false
 	}
-	if f, err = os.Open(proc + "maps"); err != nil {
-		return nil // it has ended
+	f, err := os.Open(proc + "maps")
+	if err != nil {
+		return true // it has ended
 	}
-	defer f.Close()
 	maps, _ := procfs.Mappings(f)
+	f.Close()
 	tried := map[uint64]bool{} // by inode: files that followed each other at the path
 	for _, m := range maps {
 		if strings.TrimSuffix(m.Name, deleted) == strings.TrimSuffix(path, deleted) && !tried[m.Inode] {
 			tried[m.Inode] = true
-			f, err := OpenFile(fmt.Sprintf("%smap_files/%x-%x", proc, m.Lo, m.Hi))
-			if img := withID(f, err, buildID); img != nil {
-				return img
+			if !through(fmt.Sprintf("%smap_files/%x-%x", proc, m.Lo, m.Hi)) {
+				return false
 			}
 		}
 	}
-	return nil
+	return true
 }
 
 // deleted is what the kernel adds to the name of a mapped file that has been deleted.
 const deleted = " (deleted)"
-
-// withID maps an open file, which it closes, if it has a build ID; else, and if opening failed, it returns nil.
-func withID(f *os.File, err error, buildID string) *Image {
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	img, err := Map(f)
-	if err != nil {
-		return nil
-	}
-	if Guard(func() error { return HasBuildID(img, buildID) }) != nil {
-		img.Close()
-		return nil
-	}
-	return img
-}

@@ -244,3 +244,112 @@ func TestLocateDebug(t *testing.T) {
 		t.Errorf("of none: %q", got)
 	}
 }
+
+// TestSearchSame: a file that its caller recognises is looked for in the same places; what is wrong with each other file is told, and nothing of
+// files that cannot be opened. What was judged is what others find.
+func TestSearchSame(t *testing.T) {
+	dir := t.TempDir()
+	put := func(b []byte, to ...string) string {
+		t.Helper()
+		path := filepath.Join(append([]string{dir}, to...)...)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, b, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	read := func(path string) (b []byte, id string) {
+		t.Helper()
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		img, err := New(path, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b, hex.EncodeToString(img.BuildID())
+	}
+	ls, id := read("/bin/ls")
+	sh, shID := read("/bin/sh")
+	exe, path := put(sh, "exe"), put(sh, "prog")
+	below := put(sh, "root", path)
+	kept := put(ls, "dirs", ".build-id", id[:2], id[2:])
+	text, none := put([]byte("no image"), "text"), filepath.Join(dir, "none")
+	outside := put(ls, "outside")
+	link := filepath.Join(dir, "root", dir, "link")
+	if err := os.Symlink(outside, link); err != nil {
+		t.Fatal(err)
+	}
+	isLs := func(img *Image) error {
+		if len(img.Bytes()) != len(ls) {
+			return errors.New("too " + map[bool]string{true: "short", false: "long"}[len(img.Bytes()) < len(ls)])
+		}
+		return nil
+	}
+	size := "too short"
+	if len(sh) > len(ls) {
+		size = "too long"
+	}
+	for _, c := range []struct {
+		what    string
+		w       Wanted
+		want    string
+		refused []string // path: reason
+	}{
+		{"all places", Wanted{Path: path, First: exe, BuildID: id, Same: isLs}, kept, []string{exe + ": " + size, below + ": " + size, path + ": " + size}},
+		{"no build ID", Wanted{Path: path, First: exe, Same: isLs}, "", []string{exe + ": " + size, below + ": " + size, path + ": " + size}},
+		{"the path is the first one, too", Wanted{Path: path, First: path, Same: isLs}, "", []string{path + ": " + size, below + ": " + size}},
+		{"the first", Wanted{Path: path, First: kept, Same: isLs}, kept, nil},
+		{"everything is the file", Wanted{Path: path}, below, nil},
+		{"the first cannot be opened", Wanted{First: none, BuildID: id, Same: isLs}, kept, []string{none + ": open " + none + ": no such file or directory"}},
+		{"the path cannot be opened", Wanted{Path: none, Same: isLs}, "", nil},
+		{"the first is no image", Wanted{First: text, Path: text}, "", []string{text + ": " + text + "+0x0: header: not an ELF file"}},
+		{"a link that leads out of the root directory", Wanted{Path: filepath.Join(dir, "link"), Same: isLs}, link, nil},
+		{"a device", Wanted{Path: "/dev/zero", Same: isLs}, "", nil},
+		{"truncated while it is read", Wanted{Path: put(ls, "cut"), Same: func(img *Image) error {
+			if err := os.Truncate(img.Name(), 0); err != nil {
+				t.Error(err)
+			}
+			return fmt.Errorf("a byte is %d", img.Bytes()[0])
+		}}, "", []string{filepath.Join(dir, "cut") + ": a mapped file was truncated while it was read"}},
+	} {
+		l := Locator{Sysroot: filepath.Join(dir, "root"), Dirs: []string{filepath.Join(dir, "dirs")}}
+		img, in, refused := l.Search(c.w)
+		ok := len(refused) == len(c.refused) && in == 0 && (img == nil) == (c.want == "")
+		for i := 0; ok && i < len(refused); i++ {
+			r := refused[i]
+			ok = strings.HasPrefix(r.Path+": "+r.Err.Error(), c.refused[i]) && r.Opened != (r.Path == none || r.Path == text)
+		}
+		if !ok {
+			t.Errorf("%s: %v, process %d, refused %v, want %q, refused %q", c.what, img, in, refused, c.want, c.refused)
+		}
+		if img != nil {
+			if img.Name() != c.want {
+				t.Errorf("%s: %s, want %s", c.what, img.Name(), c.want)
+			}
+			if again, _, err := l.Find(c.want, c.w.BuildID, 0); c.w.BuildID != "" && again != img {
+				t.Errorf("%s: Find opens it again: %v", c.what, err)
+			}
+			if private := img.File().Private; private && c.want == kept && c.w.First == "" {
+				t.Errorf("%s: a file of Dirs is private", c.what)
+			}
+			img.Release()
+		}
+		l.Close()
+	}
+
+	// What was found below the root directory is found again by its name there; a link out of it leads to nothing that no build ID tells from others.
+	l := Locator{Sysroot: filepath.Join(dir, "root")}
+	defer l.Close()
+	for _, c := range []struct{ name, id, want string }{
+		{below, shID, below},
+		{below, "", below},
+		{filepath.Join(dir, "link"), id, link},
+		{filepath.Join(dir, "link"), "", ""},
+	} {
+		img, _, err := l.Find(c.name, c.id, 0)
+		if (img == nil) != (c.want == "") || img != nil && img.Name() != c.want {
+			t.Errorf("%s, build ID %q: %v, %v, want %q", c.name, c.id, img, err, c.want)
+		}
+	}
+}

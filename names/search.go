@@ -7,8 +7,8 @@ import (
 	"github.com/unspool/unspool/module"
 )
 
-// Files returns a locator for the files of a recording: below sysroot ("" for none), in dirs, and in perf's own store. It also finds the
-// debug files below sysroot.
+// Files returns a locator for the files of a recording or a core: below sysroot ("" for none), in dirs, where distributions put debug files, and in
+// perf's own store. It also finds the debug files below sysroot.
 func Files(sysroot string, dirs []string) *module.Locator {
 	whole := func(path string) string {
 		if abs, err := filepath.Abs(path); err == nil {
@@ -20,6 +20,7 @@ func Files(sysroot string, dirs []string) *module.Locator {
 	for _, d := range dirs {
 		s.Dirs = append(s.Dirs, whole(d))
 	}
+	s.Dirs = append(s.Dirs, module.DebugDir)
 	if sysroot != "" {
 		s.Sysroot = whole(sysroot)
 		s.Dirs = append(s.Dirs, filepath.Join(s.Sysroot, "usr/lib/debug"))
@@ -27,6 +28,6 @@ func Files(sysroot string, dirs []string) *module.Locator {
 	if home, err := os.UserHomeDir(); err == nil {
 		s.Dirs = append(s.Dirs, filepath.Join(home, ".debug"))
 	}
-	s.DebugDirs = append([]string{module.DebugDir}, s.Dirs...)
+	s.DebugDirs = s.Dirs
 	return s
 }

@@ -16,8 +16,9 @@ import (
 func opened(t *testing.T) (*source.Process, *names.Namer) {
 	t.Helper()
 	mods := modules.Interpreted()
+	mods.Files = names.Files("../testdata/root", nil)
 	namer := names.New(names.Options{Mods: mods})
-	core, err := corefile.Open("../testdata/core", corefile.Options{Mods: mods.Module, Image: namer.Image, Sysroot: "../testdata/root"})
+	core, err := corefile.Open("../testdata/core", corefile.Options{Mods: mods.Module, Image: namer.Image, Files: mods.Files})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,10 +54,10 @@ func sourceFlag(c *cobra.Command, plain *bool) {
 	c.Flags().BoolVar(plain, "no-inline", false, "leave out lines and inlined calls (faster)")
 }
 
-// searchFlags adds the flags for the places of a recording's files. Call the function it returns after the flags are parsed.
+// searchFlags adds the flags for the places of the files of a recording or a core. Call the function it returns after the flags are parsed.
 func searchFlags(c *cobra.Command) func() *module.Locator {
 	f := c.Flags()
-	sysroot := f.String("sysroot", "", "look for the recorded programs below this root directory first")
+	sysroot := f.String("sysroot", "", "look for the programs of a recording or a core dump below this root directory first")
 	dirs := f.StringArray("debug-dir", nil, "directory with .build-id/, for programs and debug files (may be repeated; /usr/lib/debug and perf's ~/.debug are always searched)")
 	c.MarkFlagDirname("sysroot")
 	c.MarkFlagDirname("debug-dir")

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"slices"
 	"strconv"
 	"syscall"
 
@@ -23,19 +22,18 @@ import (
 
 // stackOptions are the flags of stack.
 type stackOptions struct {
-	walk      stacks.Options
-	format    string
-	noPause   bool
-	raw       bool
-	unique    bool
-	plain     bool // no lines and inlined calls
-	sysroot   string
-	debugDirs []string
+	walk    stacks.Options
+	format  string
+	noPause bool
+	raw     bool
+	unique  bool
+	plain   bool // no lines and inlined calls
 }
 
 func stackCmd() *cobra.Command {
 	o := stackOptions{format: "text"}
 	var stepper func() (*modules.Set, error)
+	var search func() *module.Locator
 	c := &cobra.Command{
 		Use:   "stack PID | CORE [EXE]",
 		Short: "Print the stacks of a running process or a core dump",
@@ -67,11 +65,12 @@ its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
 				return err
 			}
 			defer mods.Close()
-			mods.Files.DebugDirs = o.dirs()
+			mods.Files = search()
 			if pid, err := strconv.Atoi(args[0]); err == nil {
 				if len(args) > 1 {
 					return usage("EXE needs a core file, and %d is a PID; the file with this name is ./%d", pid, pid)
 				}
+				mods.Files.Sysroot = "" // its files are not those of a process of this machine
 				return runStackPID(pid, &o, mods)
 			}
 			if o.noPause {
@@ -93,10 +92,8 @@ its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
 	f.BoolVarP(&o.walk.Registers, "registers", "v", false, "print the known registers of each frame")
 	f.BoolVar(&o.raw, "raw", false, "addresses and modules only, without names")
 	f.BoolVar(&o.unique, "unique", false, "print threads with the same stack once")
-	f.StringVar(&o.sysroot, "sysroot", "", "look for the files of a core dump below this root directory first")
-	f.StringArrayVar(&o.debugDirs, "debug-dir", nil, "directory with .build-id/, for files of a core dump and for symbols (may be repeated; /usr/lib/debug is always searched)")
 	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"text", "gdb", "eu", "json"}, cobra.ShellCompDirectiveNoFileComp))
-	stepper = stepperFlag(c)
+	stepper, search = stepperFlag(c), searchFlags(c)
 	return c
 }
 
@@ -119,14 +116,11 @@ func stackNamer(o *stackOptions, mods *modules.Set) *names.Namer {
 	return n
 }
 
-// dirs returns the directories that have .build-id.
-func (o *stackOptions) dirs() []string { return append(slices.Clone(o.debugDirs), module.DebugDir) }
-
 func runStackCore(path, exe string, o *stackOptions, mods *modules.Set) error {
 	namer := stackNamer(o, mods)
 	defer namer.Close()
 	f, err := corefile.Open(path, corefile.Options{
-		Mods: mods.Module, Image: namer.Image, Kept: mods.Kept, Exe: exe, Sysroot: o.sysroot, DebugDirs: o.dirs(),
+		Mods: mods.Module, Image: namer.Image, Kept: mods.Kept, Exe: exe, Files: mods.Files,
 	})
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,7 +23,7 @@ func Open(pid int, path string) (*os.File, error) {
 
 // In opens a regular file, read-only, by its absolute path below a root directory: links lead to nothing outside.
 func In(dir, path string) (*os.File, error) {
-	name := dir + path
+	name := strings.TrimSuffix(dir, "/") + path
 	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: name, Err: err}

@@ -33,8 +33,8 @@ type Options struct {
 	// Mods returns the module of a file of this machine, by its path and its hex build ID, which may be empty.
 	Mods func(path, buildID string) *unwind.Module
 
-	// Image returns the module of an image that only the core has, such as the vDSO. The image is valid until Close.
-	// nil: a module without code.
+	// Image returns the module of an open image: one that only the core has, such as the vDSO, or a file without a build ID, which opening again
+	// may not find. The image is valid until Close. nil: a module without code.
 	Image func(img *module.Image) *unwind.Module
 
 	// Kept returns the module of a file that is gone, of which head is what the core has of its beginning, if something is known of it by its
@@ -43,11 +43,9 @@ type Options struct {
 
 	Exe string // the executable, where it is not at the path that the core says; may be empty
 
-	Sysroot string // directory that the paths in the core are looked for in first; may be empty
-
-	// DebugDirs hold executables as .build-id/xx/yyyy, for those that are not at their path. nil stands for
-	// /usr/lib/debug.
-	DebugDirs []string
+	// Files finds the mapped files. A file is used only if it is the one that was mapped. Mods should use the same Locator, which has open what was found.
+	// nil stands for the File's own Locator, which searches the usual places of this machine.
+	Files *module.Locator
 }
 
 // A File is an open core dump.
@@ -62,8 +60,10 @@ type File struct {
 	auxv  map[uint64]uint64
 	files []fileRange // sorted by lo, disjoint
 
-	images []*module.Image
-	put    uint64 // bytes of files that were put together from memory
+	own    *module.Locator          // nil: Options.Files is another's
+	images []*module.Image          // held
+	opened map[string]*module.Image // of these, by path, those that were opened to see where files were mapped
+	put    uint64                   // bytes of files that were put together from memory
 	notes  notes
 	cut    bool // the end of the headers or of the notes is missing
 }
@@ -125,16 +125,14 @@ func New(name string, b []byte, o Options) (*File, error) {
 	if o.Image == nil {
 		o.Image = func(img *module.Image) *unwind.Module { return unwind.NewModule(img.Name(), "", nil) }
 	}
-	if o.DebugDirs == nil {
-		o.DebugDirs = []string{"/usr/lib/debug"}
+	f := &File{path: name, b: b, auxv: map[uint64]uint64{}, opened: map[string]*module.Image{}}
+	if o.Files == nil {
+		f.own = &module.Locator{Dirs: []string{module.DebugDir}}
+		o.Files = f.own
 	}
-	// Modules go by whole paths: others are names of mappings that have no file.
-	o.DebugDirs = slices.Clone(o.DebugDirs)
-	o.Exe, o.Sysroot = whole(o.Exe), whole(o.Sysroot)
-	for i, d := range o.DebugDirs {
-		o.DebugDirs[i] = whole(d)
+	if abs, err := filepath.Abs(o.Exe); err == nil && o.Exe != "" { // modules go by whole paths: others are names of mappings that have no file
+		o.Exe = abs
 	}
-	f := &File{path: name, b: b, auxv: map[uint64]uint64{}}
 	err := source.Guard(func() error { return f.read(&o) })
 	if err != nil {
 		f.closeImages()
@@ -142,13 +140,6 @@ func New(name string, b []byte, o Options) (*File, error) {
 	}
 	f.Notes = f.notes.list()
 	return f, nil
-}
-
-func whole(path string) string {
-	if abs, err := filepath.Abs(path); err == nil && path != "" {
-		return abs
-	}
-	return path
 }
 
 func (f *File) read(o *Options) error {
@@ -191,9 +182,12 @@ func (f *File) Close() error {
 
 func (f *File) closeImages() {
 	for _, img := range f.images {
-		img.Close()
+		img.Release()
 	}
-	f.images = nil
+	f.images, f.opened = nil, nil
+	if f.own != nil {
+		f.own.Close()
+	}
 }
 
 // threads completes the threads: their memory, and their order.

@@ -21,9 +21,9 @@ import (
 // options make modules that load nothing.
 func options() Options {
 	return Options{
-		Mods:      func(path, id string) *unwind.Module { return unwind.NewModule(path, id, nil) },
-		Image:     func(img *module.Image) *unwind.Module { return unwind.NewModule(img.Name(), "", nil) },
-		DebugDirs: []string{},
+		Mods:  func(path, id string) *unwind.Module { return unwind.NewModule(path, id, nil) },
+		Image: func(img *module.Image) *unwind.Module { return unwind.NewModule(img.Name(), "", nil) },
+		Files: &module.Locator{DebugDirs: []string{}},
 	}
 }
 
@@ -282,4 +282,60 @@ func TestCut(t *testing.T) {
 			t.Errorf("tail %v: %d threads in the end", tail, threads)
 		}
 	}
+}
+
+// TestJudgedOnce: the file without a build ID that was compared with the core is the one that is used, whatever lies at its path afterwards; and a
+// program that is not the core's is opened, and refused, once.
+func TestJudgedOnce(t *testing.T) {
+	content := sample().build()[:64]
+	le.PutUint16(content[16:], 2) // ET_EXEC
+	le.PutUint16(content[56:], 0) // no program headers
+	content = append(content, bytes.Repeat([]byte{0xab}, 3*page-64)...)
+	path := filepath.Join(t.TempDir(), "program")
+	c := sample()
+	c.threads = c.threads[:1]
+	for i := range c.files {
+		c.files[i].path = path
+	}
+	c.mem[0].b = bytes.Clone(content[:page])
+	c.auxv = []uint64{atPHDR, c.files[0].lo, 0, 0}
+	o := options()
+	o.Exe = path
+	judged := ""
+	o.Mods = func(path, id string) *unwind.Module {
+		t.Errorf("%s, build ID %q, would be opened again", path, id)
+		return unwind.NewModule(path, id, nil)
+	}
+	o.Image = func(img *module.Image) *unwind.Module {
+		if img.Name() == path {
+			os.Remove(path)
+			judged = string(img.Bytes()[:page])
+		}
+		return unwind.NewModule(img.Name(), "", nil)
+	}
+	write := func(b []byte) {
+		t.Helper()
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(content)
+	f, err := New("core", c.build(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	wantNotes(t, f)
+	if v, ok := f.Threads[0].Snapshot.Mem.Load(0x401000); judged != string(content[:page]) || !ok || v != 0xabababababababab {
+		t.Errorf("%d bytes were judged; memory %#x, %v", len(judged), v, ok)
+	}
+
+	content[100]++
+	write(content)
+	f, err = New("core", c.build(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	wantNotes(t, f, `program is not the program of this core: its headers`, `program: file does not exist; its frames`)
 }

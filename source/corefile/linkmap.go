@@ -41,7 +41,7 @@ func (f *File) linkMaps(o *Options) {
 	add := func(base uint64, path string) {
 		segs := f.headAt(base)
 		if segs == nil {
-			segs = onDisk(path, o)
+			segs = f.onDisk(path, o)
 		}
 		if segs == nil {
 			missing++
@@ -104,8 +104,7 @@ func (f *File) program(o *Options) (bias uint64, segs []module.Segment, ok bool)
 		})
 	}
 	if segs == nil && o.Exe != "" {
-		if img, err := module.Open(o.Exe); err == nil {
-			defer img.Close()
+		if img, _, _ := f.search(module.Wanted{First: o.Exe}, o); img != nil {
 			segs = img.Segments()
 			if e := f.auxv[atENTRY]; e != 0 {
 				return e - uint64(img.Entry()), segs, true
@@ -157,16 +156,9 @@ func (f *File) headAt(at uint64) []module.Segment {
 }
 
 // onDisk returns the segments of the file at a path; nil if there is none.
-func onDisk(path string, o *Options) []module.Segment {
-	for _, root := range []string{o.Sysroot, ""} {
-		if img, err := module.Open(filepath.Join(root, path)); err == nil && module.OnDisk(path) {
-			segs := img.Segments()
-			img.Close()
-			return segs
-		}
-		if o.Sysroot == "" {
-			break
-		}
+func (f *File) onDisk(path string, o *Options) []module.Segment {
+	if img, _, _ := f.search(module.Wanted{Path: filepath.Clean(path)}, o); img != nil {
+		return img.Segments()
 	}
 	return nil
 }

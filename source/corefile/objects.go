@@ -134,45 +134,38 @@ func (f *File) exe() *object {
 // locate finds the file of an object on this machine and makes the object's module. unchecked says that nothing tells whether
 // it is the same file.
 func (f *File) locate(obj *object, isExe bool, o *Options) (unchecked bool) {
-	path := strings.TrimSuffix(obj.path, deleted)
-	var candidates []string
-	if isExe && o.Exe != "" {
-		candidates = append(candidates, o.Exe)
+	path, id := strings.TrimSuffix(obj.path, deleted), hex.EncodeToString(obj.id)
+	w := module.Wanted{BuildID: id, Same: obj.same}
+	if isExe {
+		w.First = o.Exe
 	}
-	if module.OnDisk(path) && !strings.HasPrefix(path, "/proc/") && !strings.HasPrefix(path, "/sys/") {
-		if o.Sysroot != "" {
-			candidates = append(candidates, filepath.Join(o.Sysroot, path))
-		}
-		candidates = append(candidates, path)
+	if !strings.HasPrefix(path, "/proc/") && !strings.HasPrefix(path, "/sys/") {
+		w.Path = path
 	}
-	id := hex.EncodeToString(obj.id)
-	if len(obj.id) >= 2 {
-		for _, dir := range o.DebugDirs {
-			candidates = append(candidates, filepath.Join(dir, ".build-id", id[:2], id[2:]))
+	img, in, refused := f.search(w, o)
+	why, changed := fmt.Sprintf("%s: %v", obj.path, fs.ErrNotExist), false
+	for _, r := range refused {
+		switch {
+		case !r.Opened:
+			f.notes.add("%v", r.Err)
+		case r.Path == w.First:
+			f.notes.add("%s is not the program of this core: %v", r.Path, r.Err)
+		case !changed:
+			changed, why = true, fmt.Sprintf("%s has changed since: %v", r.Path, r.Err)
 		}
 	}
-	why := fmt.Sprintf("%s: %v", obj.path, fs.ErrNotExist)
-	changed := false
-	for _, c := range candidates {
-		img, err := module.Open(c)
-		if err != nil {
-			if c == o.Exe && isExe {
-				f.notes.add("%v", err)
-			}
-			continue
+	if img != nil {
+		obj.img, obj.segs = img, img.Segments()
+		switch {
+		case id == "": // what a path leads to could be another file the next time
+			obj.mod = o.Image(img)
+			obj.mod.BuildID = "" // the core does not say which it was
+		case in != 0:
+			obj.mod = o.Mods(path, id)
+		default:
+			obj.mod = o.Mods(img.Name(), id)
 		}
-		differs := obj.differs(img)
-		if differs == "" {
-			f.images = append(f.images, img)
-			obj.img, obj.segs, obj.mod = img, img.Segments(), o.Mods(c, id)
-			return obj.head == nil
-		}
-		img.Close()
-		if c == o.Exe && isExe {
-			f.notes.add("%s is not the program of this core: %s", c, differs)
-		} else if !changed {
-			changed, why = true, fmt.Sprintf("%s has changed since: %s", c, differs)
-		}
+		return obj.head == nil
 	}
 	if img := f.fromMemory(obj); img != nil {
 		f.notes.add("%s; what the core's memory has of it is used", why)
@@ -194,23 +187,39 @@ func (f *File) locate(obj *object, isExe bool, o *Options) (unchecked bool) {
 	return false
 }
 
-// differs says why img is another file than the one that was mapped; "" if it is the same as far as can be told.
-func (obj *object) differs(img *module.Image) string {
+// search is module.Locator.Search. The image is held until Close.
+func (f *File) search(w module.Wanted, o *Options) (img *module.Image, in int, refused []module.Refusal) {
+	at := cmp.Or(w.First, w.Path)
+	if img := f.opened[at]; img != nil && (w.Same == nil || w.Same(img) == nil) {
+		return img, 0, nil
+	}
+	if img, in, refused = o.Files.Search(w); img == nil {
+		return nil, 0, refused
+	}
+	f.images = append(f.images, img)
+	if w.Same == nil {
+		f.opened[at] = img
+	}
+	return img, in, refused
+}
+
+// same says why img is another file than the one that was mapped; nil if it is the same as far as can be told.
+func (obj *object) same(img *module.Image) error {
 	switch {
 	case obj.id != nil:
 		if have := img.BuildID(); !bytes.Equal(have, obj.id) {
 			if have == nil {
-				return fmt.Sprintf("it has no build ID, the core has %x", obj.id)
+				return fmt.Errorf("it has no build ID, the core has %x", obj.id)
 			}
-			return fmt.Sprintf("build ID %x, the core has %x", have, obj.id)
+			return fmt.Errorf("build ID %x, the core has %x", have, obj.id)
 		}
 	case obj.head != nil:
 		n := min(len(obj.head), page)
 		if b := img.Bytes(); !bytes.Equal(obj.head[:min(n, len(b))], b[:min(n, len(b))]) || len(b) < n && len(b) < len(obj.head) {
-			return "its headers are not those in the core"
+			return errors.New("its headers are not those in the core")
 		}
 	}
-	return ""
+	return nil
 }
 
 // maxFromMemory bounds the size of all files that are put together. They are no larger than the core either, nor is what is copied.
