@@ -26,9 +26,13 @@ type made struct {
 
 func newMade() made { return made{dumps: map[int32][]string{}, code: map[int32]*jit.Code{}} }
 
-// Observe takes two facts from records: where a process describes the code it makes, and where the kernel lay. It must get every record of
-// the stream, in order.
+// Observe takes three facts from records: where a process describes the code it makes, where the kernel lay, and what code the kernel made. It
+// must get every record of the stream, in order.
 func (n *Namer) Observe(r *source.Record) {
+	if r.Type == source.RecordKsymbol {
+		n.code.observe(r)
+		return
+	}
 	if r.Type != source.RecordMmap && r.Type != source.RecordMmap2 {
 		return
 	}

@@ -3,6 +3,7 @@
 //
 //   - symbols of the module's file, of its separate debug file (also from debuginfod), or of a Go program (package symbol);
 //   - for code made by a process, the map or the dump that the process wrote (package symbol/jit);
+//   - for code made by the kernel, the records of its coming and going, before all others;
 //   - the names in the recording (Import);
 //   - for a deleted file, the names kept when it was recorded (Collect, Save);
 //   - for code without a name, the start of its function, from unwind information.
@@ -59,6 +60,7 @@ type Namer struct {
 	fetcher *debuginfod.Client // nil: nothing is fetched
 	labels  labels
 	made    made
+	code    kernelCode
 	files   *module.Locator
 	own     bool                             // files is this Namer's
 	images  map[*unwind.Module]*module.Image // modules that are no file of this machine
@@ -137,6 +139,7 @@ func (n *Namer) Notes() (out []string) {
 	}
 	out = append(out, n.symbols.Notes()...)
 	out = append(out, n.made.notes()...)
+	out = append(out, n.code.notes()...)
 	slices.Sort(out)
 	return out
 }
@@ -241,7 +244,11 @@ func sourceOf(places []symbol.Place) []profile.Source {
 
 // Kernel implements profile.Namer.
 func (n *Namer) Kernel(addrs []uint64, names []profile.Name) {
+	n.code.name(addrs, names)
 	for i, a := range addrs {
+		if names[i].Func != "" {
+			continue
+		}
 		if s, mod, ok := n.symbols.Kernel(a); ok {
 			names[i] = profile.Name{Func: s.Name, Linkage: s.Linkage, Start: uint64(s.Start), Module: mod}
 		}

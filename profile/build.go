@@ -83,7 +83,7 @@ func (b *Builder) intern(s *Sample) uint64 {
 		j--
 	}
 	seed := b.stacks.seed
-	b.ids = b.locs.internKernel(s.Kernel, b.locs.internWaker(s.Waker, b.ids[:0]))
+	b.ids = b.locs.internKernel(s, s.Kernel, b.locs.internWaker(s, b.ids[:0]))
 	kernel := len(b.ids)
 	b.ids = b.locs.internUser(s.User[:i], b.ids)
 	b.ids = append(b.ids, r.ids[j:]...)

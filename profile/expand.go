@@ -32,6 +32,9 @@ func newExpander(p *Profile) *expander {
 func (x *expander) loc(id uint32, n *Name) {
 	p := x.p
 	loc := p.Locs[id]
+	if loc.Module == modKernel {
+		loc.Off = loc.Addr // not the key that it had
+	}
 	if loc.Module == modKernel && n.Module != "" && n.Module != kernelPath {
 		m, ok := x.kernels[n.Module]
 		if !ok {

@@ -62,23 +62,28 @@ func (l *Locations) Module(id uint32) *Module { return &l.mods[l.locs[id].Module
 // Intern appends the locations of s to ids: its waker's, the kernel's frames, then the user's, innermost first. It
 // allocates only for locations that are new.
 func (l *Locations) Intern(s *Sample, ids []uint32) []uint32 {
-	return l.internUser(s.User, l.internKernel(s.Kernel, l.internWaker(s.Waker, ids)))
+	return l.internUser(s.User, l.internKernel(s, s.Kernel, l.internWaker(s, ids)))
 }
 
-func (l *Locations) internWaker(w *Waker, ids []uint32) []uint32 {
+func (l *Locations) internWaker(s *Sample, ids []uint32) []uint32 {
+	w := s.Waker
 	if w == nil {
 		return ids
 	}
 	n := len(ids)
 	ids = l.internUser([]unwind.Frame{w.By}, ids)
-	ids = l.internUser(w.End, l.internUser(w.User, l.internKernel(w.Kernel, ids)))
+	ids = l.internUser(w.End, l.internUser(w.User, l.internKernel(s, w.Kernel, ids)))
 	slices.Reverse(ids[n:])
 	return ids
 }
 
-func (l *Locations) internKernel(addrs []uint64, ids []uint32) []uint32 {
+func (l *Locations) internKernel(s *Sample, addrs []uint64, ids []uint32) []uint32 {
 	for _, a := range addrs {
-		ids = append(ids, l.intern(a, modKernel, HowKernel, a, nil))
+		key := a
+		if s.KernelKey != nil {
+			key = s.KernelKey(a)
+		}
+		ids = append(ids, l.intern(key, modKernel, HowKernel, a, nil))
 	}
 	return ids
 }

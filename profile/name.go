@@ -41,7 +41,7 @@ func (s *Source) Name() string {
 
 // A Namer finds names. It fills names, which has one entry for each offset or address; these are sorted
 // and distinct. It is called from several goroutines at once. Code that a process made is asked for with the
-// module of that process's memory: see unwind.Module.PID.
+// module of that process's memory: see unwind.Module.PID. An address of the kernel may be a Sample.KernelKey; the Start of its name is an address.
 //
 // A function without a symbol whose bounds are known all the same, from call frame information say, has a Start only: it is shown as
 // "[libfoo.so+0x1230]", and all its locations are one function. If not even that is known, all of a file is one function: "[libfoo.so]".

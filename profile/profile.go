@@ -28,6 +28,10 @@ type Sample struct {
 	Stop     unwind.Stop
 	HasUser  bool // there was a user stack to walk
 	Waker    *Waker
+
+	// KernelKey, if not nil, tells code apart that lay at one address of the kernel at different times: it returns what a Namer is asked for
+	// in place of the address.
+	KernelKey func(addr uint64) uint64
 }
 
 // A Waker is the thread that ended a wait. Its frames are above the wait's: first By, which says who it is, then its stack upside down, so

@@ -113,6 +113,7 @@ func (s *Session) run(ctx context.Context, each func(*profile.Sample) error, rec
 			s.sample = profile.Sample{
 				PID: x.PID, TID: x.TID, Comm: x.Comm, Time: x.Time, CPU: x.CPU, Period: x.Period, Event: max(x.Event, 0),
 				Kernel: x.Kernel, User: x.User, Stop: x.Stop, HasUser: x.From != source.NoStack,
+				KernelKey: s.Names.KernelKey(),
 			}
 			if waits == nil || s.sample.Event >= len(waits) {
 				waits = waits[:0]

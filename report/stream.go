@@ -124,6 +124,9 @@ func (st *Stream) frames(id uint32) []frame {
 		name: name.Func, named: named, module: name.Module, buildID: st.locs.Module(id).BuildID, kernel: l.How == profile.HowKernel,
 		addr: l.Addr, off: l.Off, start: name.Start, how: l.How,
 	}
+	if f.kernel {
+		f.off = l.Addr // not the key that it has
+	}
 	var out []frame
 	for i := range name.Source {
 		s, in := &name.Source[i], f

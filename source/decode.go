@@ -508,6 +508,11 @@ func decodeOther(l *layout, f *fields, r *Record) {
 	case RecordRead:
 		thread()
 		r.Read = f.b
+	case RecordKsymbol:
+		r.Addr = f.u64()
+		size, kind := f.pair()
+		r.Len, r.SymbolType, r.SymbolFlags = uint64(size), uint16(kind), uint16(kind>>16)
+		r.Symbol = cString(f.b)
 	case RecordCallchainDeferred:
 		r.Cookie = f.u64()
 		r.Callchain = f.words(f.u64())

@@ -435,6 +435,7 @@ func TestAppend(t *testing.T) {
 		{Type: RecordFork, PID: 1, TID: 2, PPID: 3, PTID: 4},
 		{Type: RecordExit, PID: 1, TID: 2, PPID: 3, PTID: 4},
 		{Type: RecordLost, PID: 1, TID: 1, Lost: 77},
+		{Type: RecordKsymbol, PID: 1, TID: 1, Addr: 0xffffffffc0001234, Len: 0x80000001, SymbolType: SymbolBPF, SymbolFlags: SymbolUnregister, Symbol: []byte("bpf_prog_1234")},
 	} {
 		want.Time, want.HasTime, want.CPU, want.ID, want.Trailer = 1234, true, 3, 9, 32
 		raw := d.Append(nil, 0, &want)

@@ -9,7 +9,7 @@ import (
 )
 
 // Append appends r as a whole record to b, as the kernel would write it for the given event of d, trailer included: MMAP, MMAP2, COMM, FORK,
-// EXIT, LOST, LOST_SAMPLES and FINISHED_ROUND. It is for recorders that report processes and mappings older than their start. A name that
+// EXIT, LOST, LOST_SAMPLES, KSYMBOL and FINISHED_ROUND. It is for recorders that report processes and mappings older than their start. A name that
 // does not fit a record is cut.
 func (d *Decoder) Append(b []byte, event int, r *Record) []byte {
 	start := len(b)
@@ -81,6 +81,10 @@ func appendBody(b []byte, r *Record) []byte {
 		u64(r.ID, r.Lost)
 	case RecordLostSamples:
 		u64(r.Lost)
+	case RecordKsymbol:
+		u64(r.Addr)
+		b = appendPair(b, int32(uint32(r.Len)), int32(uint32(r.SymbolType)|uint32(r.SymbolFlags)<<16))
+		b = appendName(b, r.Symbol)
 	}
 	return b
 }

@@ -56,6 +56,13 @@ const (
 	MiscMmapBuildID = 1 << 14 // MMAP2: a build ID stands in place of device and inode
 )
 
+// Values of Record.SymbolType (enum perf_record_ksymbol_type), and a bit of SymbolFlags.
+const (
+	SymbolBPF        = 1 // a program that the kernel compiled, or a trampoline of one
+	SymbolOutOfLine  = 2 // copied instructions: of ftrace, of kprobes
+	SymbolUnregister = 1 // the code goes
+)
+
 // Context markers in a callchain (enum perf_callchain_context): values from ContextMax up are markers.
 const (
 	ContextHV           = ^uint64(32 - 1)
@@ -137,6 +144,10 @@ type Record struct {
 
 	// COMM: PID, TID.
 	Comm []byte
+
+	// KSYMBOL: code of the kernel that comes or goes. Addr where it starts, and Len.
+	Symbol                  []byte
+	SymbolType, SymbolFlags uint16
 
 	// FORK, EXIT: PID and TID of the child or of who exits, and of the parent.
 	PPID, PTID int32

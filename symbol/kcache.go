@@ -14,8 +14,9 @@ import (
 )
 
 // To read /proc/kallsyms takes 20 ms of the kernel's time and more of ours, so its functions are kept in a file. What the file says of the
-// kernel proper holds until the next boot. Modules and programs that the kernel compiles (BPF) come and go: of them, the file knows all that
-// was there when it was written. What is not in the file then came later, and is in no recording that was finished before.
+// kernel proper holds until the next boot. Modules come and go: of them, the file knows all that were there when it was written. What is not in
+// the file then came later, and is in no recording that was finished before. Code that the kernel makes (see made) is not in the file: other
+// code soon lies at its addresses.
 //
 // The file is a magic number, the CRC-32C of what follows, the boot's ID, the numbers of functions, of bytes of names and of bytes of
 // modules, 4 bytes that are 0, the time when /proc/kallsyms was opened, in ns since 1970, kernel.bounds, the functions, 24 bytes each, the
@@ -23,7 +24,7 @@ import (
 
 const (
 	keptName  = "kernel-symbols"
-	keptMagic = "unspkrn2"
+	keptMagic = "unspkrn3"
 	keptHead  = 8 + 4 + 36 + 4 + 4 + 4 + 4 + 8 + 3*8
 	keptFunc  = 24
 
@@ -48,6 +49,29 @@ func bootID() string {
 		return ""
 	}
 	return string(b)
+}
+
+// lasting returns k without the code that the kernel makes.
+func (k *kernel) lasting() *kernel {
+	keep := &kernel{mods: k.mods[:1:1], bounds: k.bounds, asOf: k.asOf}
+	to := make([]uint16, len(k.mods))
+	for i, m := range k.mods[1:] {
+		if !made(m) {
+			to[i+1] = uint16(len(keep.mods))
+			keep.mods = append(keep.mods, m)
+		}
+	}
+	for i := range k.funcs.len() {
+		f := k.funcs.at(i)
+		if made(k.mods[f.mod]) {
+			continue
+		}
+		name := k.names[f.name:][:f.len]
+		f.name, f.mod = uint32(len(keep.names)), to[f.mod]
+		keep.names = append(keep.names, name...)
+		keep.funcs = keep.funcs.add(&f)
+	}
+	return keep
 }
 
 // encode returns a file with all functions.
@@ -117,5 +141,5 @@ func (k *kernel) keep(dir string) {
 	if dir == "" || boot == "" || k.bounds.stext >= k.bounds.etext {
 		return
 	}
-	kept.Write(filepath.Join(dir, keptName), k.encode(boot))
+	kept.Write(filepath.Join(dir, keptName), k.lasting().encode(boot))
 }

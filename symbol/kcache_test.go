@@ -172,3 +172,41 @@ func noteOf(r *Resolver) string {
 	r.Kernel(0)
 	return r.KernelNote()
 }
+
+// TestMadeCode: what is kept has no code that the kernel makes, and a recording that is over has no names of what of it there is now.
+func TestMadeCode(t *testing.T) {
+	const more = `ffffffffc0200000 t bpf_prog_1111_one	[bpf]
+ffffffffc0200100 t bpf_trampoline_22	[bpf]
+ffffffffc0200200 t ftrace_trampoline	[__builtin__ftrace]
+ffffffffc0200300 t late_read	[late]
+`
+	now, over := kernelOf(t, kallsyms+more, Options{}), kernelOf(t, kallsyms+more, Options{Recorded: true, KernelText: 0xffffffff81000000, KernelTextName: "_text"})
+	defer now.Close()
+	defer over.Close()
+	for a, want := range map[uint64]string{0xffffffffc0200010: "bpf_prog_1111_one", 0xffffffffc0200110: "bpf_trampoline_22", 0xffffffffc0200210: "ftrace_trampoline"} {
+		if s, _, _ := now.Kernel(a); s.Name != want {
+			t.Errorf("%#x is %+v, want %s", a, s, want)
+		}
+		if s, mod, ok := over.Kernel(a); ok {
+			t.Errorf("in a recording that is over, %#x is %+v of %s", a, s, mod)
+		}
+	}
+	const boot = "01234567-0123-0123-0123-0123456789ab"
+	b := now.loadKernel().lasting().encode(boot)
+	for _, name := range []string{"bpf_", "ftrace_trampoline", "__builtin__"} {
+		if bytes.Contains(b, []byte(name)) {
+			t.Errorf("%s is kept", name)
+		}
+	}
+	var back kernel
+	if err := back.decode(b, boot); err != nil {
+		t.Fatal(err)
+	}
+	for a, want := range map[uint64]string{0xffffffff81000110: "__global", 0xffffffffc0000010: "ext4_read", 0xffffffffc0200310: "late_read", 0xffffffffc0200010: "", 0xffffffffc0200210: ""} {
+		s1, m1, ok1 := over.kernelSymbol(&back, a)
+		s2, m2, ok2 := over.Kernel(a)
+		if s1.Name != want || s1 != s2 || m1 != m2 || ok1 != ok2 {
+			t.Errorf("%#x: kept %+v %s, asked %+v %s, want %s", a, s1, m1, s2, m2, want)
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"sort"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -68,8 +69,13 @@ func (f kfuncs) add(x *kfunc) kfuncs {
 	return le.AppendUint16(le.AppendUint16(le.AppendUint32(f, x.name), x.len), x.mod)
 }
 
+// made says whether the functions of a module are code that the kernel makes: programs and trampolines ("[bpf]"), or what ftrace and kprobes
+// copy ("[__builtin__ftrace]"). They come and go, and other code takes their addresses.
+func made(mod string) bool { return mod == "[bpf]" || strings.HasPrefix(mod, "[__builtin__") }
+
 // Kernel names an address in the kernel. mod is KernelModule or the name of a loadable module in brackets. Start is an address of the running
-// kernel. KernelNote says why a name is missing.
+// kernel. KernelNote says why a name is missing. In a recording that is over, code that the kernel made has no name here: other code may lie
+// there now.
 func (r *Resolver) Kernel(addr uint64) (s Symbol, mod string, ok bool) {
 	err := module.Guard(func() error {
 		k := r.keptKernel()
@@ -101,6 +107,9 @@ func (r *Resolver) kernelSymbol(k *kernel, addr uint64) (s Symbol, mod string, o
 	}
 	f := k.funcs.at(i)
 	if a < f.start || a >= f.end || k.bias != 0 && f.mod != 0 || uint64(f.name)+uint64(f.len) > uint64(len(k.names)) || int(f.mod) >= len(k.mods) {
+		return Symbol{}, "", false
+	}
+	if r.opt.Recorded && made(k.mods[f.mod]) {
 		return Symbol{}, "", false
 	}
 	linkage := string(k.names[f.name:][:f.len])

@@ -205,6 +205,33 @@ func (r *Recorder) attach(o *Options, p *plan) (start func() error, err error) {
 	return start, nil
 }
 
+// openCode opens events on all processors that count nothing, and bring records of code which the kernel makes or removes (KSYMBOL, since Linux 5.0).
+// Events of processes would bring only what those processes cause. Who may not open them has none, and nor has who does not record the kernel.
+func (r *Recorder) openCode(sampling *source.Attr) {
+	if sampling.Has(source.FlagExcludeKernel) {
+		return
+	}
+	a := source.Attr{
+		Type: source.TypeSoftware, Config: swDummy, ClockID: unix.CLOCK_MONOTONIC, // the rings'
+		SampleType: sampling.SampleType & (source.SampleTID | source.SampleTime | source.SampleCPU | source.SampleIdentifier),
+		Flags:      source.FlagKsymbol | source.FlagSampleIDAll | source.FlagUseClockID | source.FlagExcludeKernel | source.FlagExcludeHV,
+	}
+	for i, cpu := range r.cpus {
+		fd, err := openEvent(&a, -1, cpu, r.rings[i].fd, unix.PERF_FLAG_FD_NO_GROUP|unix.PERF_FLAG_FD_OUTPUT)
+		if errors.Is(err, unix.ENODEV) {
+			continue // gone offline
+		}
+		if err != nil { // some without the others would tell only of a part
+			for _, fd := range r.code {
+				unix.Close(fd)
+			}
+			r.code = nil
+			return
+		}
+		r.code = append(r.code, fd)
+	}
+}
+
 func (r *Recorder) attachCPUs(a *source.Attr, level int) error {
 	t := &target{}
 	r.targets = append(r.targets, t)

@@ -115,6 +115,7 @@ type Recorder struct {
 	cpus      []int
 	out       writer
 	targets   []*target
+	code      []int              // events that tell of code which the kernel makes
 	direct    map[int32]attached // threads that may turn out to have inherited events as well
 	inherited map[int32]bool     // threads that did
 	live      int                // targets that have not gone
@@ -190,6 +191,9 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 	decoded := p.attr
 	decoded.Flags |= source.FlagBuildID // which the kernel is not asked for: see buildIDs
 	decoded.ReadFormat = 0              // which is for target.missed
+	if r.openCode(&p.attr); len(r.code) > 0 {
+		decoded.Flags |= source.FlagKsymbol // which another event asks for
+	}
 	r.dec.AddAttr(&decoded, nil, r.event)
 	if r.program != nil {
 		r.dec.AddWalked()
@@ -345,7 +349,7 @@ func (r *Recorder) release() error {
 		errs = append(errs, r.ready.Close())
 		r.epoll = -1
 	}
-	for _, fd := range []int{r.tracing, r.epoll, r.wake} {
+	for _, fd := range append(r.code, r.tracing, r.epoll, r.wake) {
 		if fd >= 0 {
 			errs = append(errs, unix.Close(fd))
 		}

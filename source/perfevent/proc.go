@@ -3,8 +3,10 @@ package perfevent
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,7 +19,7 @@ import (
 // synthesise makes the records of what exists: names of threads and executable mappings, at time 0. Whoever
 // disappears meanwhile is left out.
 func (r *Recorder) synthesise(o *Options) {
-	s := synth{dec: r.dec, ids: &r.ids, owned: map[uint32]int{}, ended: r.stop.Load}
+	s := synth{dec: r.dec, ids: &r.ids, owned: map[uint32]int{}, ended: r.stop.Load, code: len(r.code) > 0}
 	procs := map[int][]int{} // threads of interest; nil for all
 	if o.All {
 		all, _ := procfs.Numbers("/proc")
@@ -50,6 +52,7 @@ type synth struct {
 
 	owned map[uint32]int // mappings, by user
 	ended func() bool    // nobody waits for the rest; nil: somebody does
+	code  bool           // records tell of code that the kernel makes
 }
 
 func (s *synth) stop() bool { return s.ended != nil && s.ended() }
@@ -133,8 +136,8 @@ func mapped(m *procfs.Mapping) source.Record {
 	return rec
 }
 
-// kernel adds the mapping by which perf finds the kernel's symbols: its text, under a name of perf's. Where this user
-// may not see the kernel's addresses there is none.
+// kernel adds the mapping by which perf finds the kernel's symbols: its text, under a name of perf's; and the code that the kernel has made, if records
+// tell of what it makes later. Where this user may not see the kernel's addresses there is neither.
 func (s *synth) kernel() {
 	f, err := os.Open("/proc/kallsyms")
 	if err != nil {
@@ -142,9 +145,14 @@ func (s *synth) kernel() {
 	}
 	defer f.Close()
 	var lo, hi uint64
-	for lines := bufio.NewScanner(f); hi == 0 && lines.Scan(); {
+	var modules []ksymbol
+	for lines := bufio.NewScanner(f); (hi == 0 || s.code && !s.stop()) && lines.Scan(); {
 		addr, name, _ := bytes.Cut(lines.Bytes(), []byte(" "))
 		switch {
+		case len(name) > 0 && name[len(name)-1] == ']' && s.code:
+			if k, ok := parseModule(addr, name); ok && len(modules) < maxModuleSymbols {
+				modules = append(modules, k)
+			}
 		case lo == 0 && string(name) == "T _text":
 			lo, _ = strconv.ParseUint(string(addr), 16, 64)
 		case string(name) == "T _etext":
@@ -157,5 +165,57 @@ func (s *synth) kernel() {
 	if lo != 0 && lo < hi {
 		s.add(&source.Record{Type: source.RecordMmap, Misc: source.MiscKernel, PID: -1, Addr: lo, Len: hi - lo, Pgoff: lo,
 			Filename: []byte("[kernel.kallsyms]_text")})
+	}
+	s.made(modules)
+}
+
+// A ksymbol is a symbol of a module in /proc/kallsyms.
+type ksymbol struct {
+	addr uint64
+	typ  uint16 // of a KSYMBOL record, where it is code that the kernel has made
+	name string
+}
+
+// maxModuleSymbols bounds what is remembered of /proc/kallsyms.
+const maxModuleSymbols = 1 << 20
+
+// parseModule reads a symbol of a module: "t name\t[module]".
+func parseModule(addr, rest []byte) (k ksymbol, ok bool) {
+	at, err := strconv.ParseUint(string(addr), 16, 64)
+	name, mod, ok := bytes.Cut(rest, []byte("\t"))
+	if err != nil || !ok || len(name) < 3 {
+		return ksymbol{}, false
+	}
+	k = ksymbol{addr: at}
+	switch {
+	case string(mod) == "[bpf]":
+		k.typ = source.SymbolBPF
+	case bytes.HasPrefix(mod, []byte("[__builtin__")):
+		k.typ = source.SymbolOutOfLine
+	}
+	if k.typ != 0 {
+		k.name = string(name[2:])
+	}
+	return k, true
+}
+
+// maxMade is what code may be long at most that the kernel has made, where no symbol follows: /proc/kallsyms has no lengths.
+const maxMade = 1 << 20
+
+// made adds a record for all code that the kernel has made, which is said to reach to the symbol that follows.
+func (s *synth) made(modules []ksymbol) {
+	slices.SortStableFunc(modules, func(a, b ksymbol) int { return cmp.Compare(a.addr, b.addr) })
+	for i := range modules {
+		k := &modules[i]
+		if k.typ == 0 {
+			continue
+		}
+		size := uint64(maxMade)
+		if i+1 < len(modules) {
+			size = min(size, modules[i+1].addr-k.addr)
+		}
+		if size > 0 {
+			s.add(&source.Record{Type: source.RecordKsymbol, PID: -1, Addr: k.addr, Len: size, SymbolType: k.typ, Symbol: []byte(k.name)})
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -68,6 +69,9 @@ func TestSynthesised(t *testing.T) {
 			}
 			continue
 		}
+		if rec.Type == source.RecordKsymbol {
+			continue
+		}
 		if rec.PID != int32(pid) {
 			t.Errorf("%+v", rec)
 		}
@@ -124,5 +128,42 @@ func TestSynthesisedZombie(t *testing.T) {
 	}
 	if s.process(os.Getpid(), nil); len(s.b) == 0 {
 		t.Error("no records of this process")
+	}
+}
+
+// TestMade: code that the kernel has made is told of up to the symbol that follows; modules' own is not.
+func TestMade(t *testing.T) {
+	s := synth{dec: source.NewDecoder()}
+	s.dec.AddAttr(&source.Attr{}, nil, "")
+	var modules []ksymbol
+	for line := range strings.Lines("ffffffffc0001000 t bpf_prog_two\t[bpf]\n" +
+		"ffffffffc0000800 t bpf_prog_one\t[bpf]\n" +
+		"ffffffffc0001800 t read_it\t[ext4]\n" +
+		"ffffffffc0500000 t ftrace_trampoline\t[__builtin__ftrace]\n" +
+		"ffffffffc0000900 t bpf_prog_same\t[bpf]\n" +
+		"ffffffffc0000900 t bpf_prog_same\t[bpf]\n" +
+		"x t no\t[bpf]\nffffffffc0000900 t \t[bpf]\nffffffffc0000900 t no [bpf]\n") {
+		addr, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		if k, ok := parseModule([]byte(addr), []byte(rest)); ok {
+			modules = append(modules, k)
+		}
+	}
+	s.made(modules)
+	var got []string
+	for len(s.b) > 0 {
+		var raw []byte
+		raw, s.b = cutRecord(s.b)
+		var r source.Record
+		if err := s.dec.Decode(raw, &r); err != nil || r.Type != source.RecordKsymbol || r.SymbolFlags != 0 {
+			t.Errorf("%+v, %v", r, err)
+		}
+		got = append(got, fmt.Sprintf("%x+%x %d %s", r.Addr, r.Len, r.SymbolType, r.Symbol))
+	}
+	want := []string{
+		"ffffffffc0000800+100 1 bpf_prog_one", "ffffffffc0000900+700 1 bpf_prog_same", "ffffffffc0001000+800 1 bpf_prog_two",
+		"ffffffffc0500000+100000 2 ftrace_trampoline",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q", got)
 	}
 }
