@@ -27,28 +27,26 @@ check:
 	test -z "$$(gofmt -l . | tee /dev/stderr)"
 	$(GO) vet ./...
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./...
-	@$(GO) run ./internal/testlog $(GO) test -short $(TESTFLAGS) ./cmd/unspool $$($(MAKE) -s others)
+	@others="$(others)" && $(GO) run ./internal/testlog $(GO) test -short $(TESTFLAGS) ./cmd/unspool $$others
 
 # The packages whose tests take long, longest first: the others, which are short, fill the gaps.
 LONGEST = lab cmd/unspool runtime/test lab/shapes source/perfevent emit/csource source/perfdata source/ebpf source/tracer shadow source/live
-.PHONY: others
-others:
-	@$(GO) list $(LONGEST:%=./%) >/dev/null
-	@$(GO) list ./... | grep -vxE "$$($(GO) list -m)/($(subst $() ,|,$(filter-out emit/csource source/perfdata,$(LONGEST))))"
+others = $$($(GO) list $(LONGEST:%=./%) >/dev/null && $(GO) list ./... | \
+	grep -vxE "$$($(GO) list -m)/($(subst $() ,|,$(filter-out emit/csource source/perfdata,$(LONGEST))))")
 
 # All tests, as many packages at once as there are processors: a test judges only what it has started. A test whose judge is not installed is
-# skipped and names it, and the last line counts what is lacking; UNSPOOL_REQUIRE_JUDGES=1 makes that a failure. BENCHMARKS=NAME|NAME... runs
-# these once: behind -args, because packages would wait for each other's benchmarks.
+# skipped and names it, and the last line counts what is lacking; UNSPOOL_REQUIRE_JUDGES=1 makes that a failure.
 .PHONY: test
 test:
-	@$(GO) run ./internal/testlog $(GO) test -timeout 30m $(TESTFLAGS) $(LONGEST:%=./%) $$($(MAKE) -s others) $(if $(BENCHMARKS),-args '-test.bench=^Benchmark($(BENCHMARKS))$$' -test.benchtime=1x)
+	@others="$(others)" && $(GO) run ./internal/testlog $(GO) test -timeout 30m $(TESTFLAGS) $(LONGEST:%=./%) $$others
 
-# What is too long for every commit: longer fuzzing, all benchmarks once, all shapes, more instructions executed, the corpus. Two hours on
-# two cores.
+# What is too long for every commit: longer fuzzing, all benchmarks once, tests that only measure (oracle.Full), all shapes, more instructions
+# executed, the corpus. Two hours on two cores.
 .PHONY: full
 full:
 	$(MAKE) fuzz FUZZTIME=30s
 	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./...
+	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 60m -run '^(TestSize|TestWalkSpeed|TestResultsEvaluation)$$' ./emit/csource ./lab
 	$(MAKE) shapes
 	UNSPOOL_EXECUTION_STEPS=10000000 $(GO) test -count=1 -timeout 4h -run TestExecution -v ./lab
 	$(MAKE) corpus

@@ -59,9 +59,12 @@ var sections = []struct {
 }
 
 // TestResultsEvaluation makes the evaluation of T. Bastian, "Speeding up stack unwinding by compiling DWARF debugging
-// data" (2018), again on this machine, and with -update writes docs/results/evaluation.md and its figures. Without, it looks
-// at a few files.
+// data" (2018), again on this machine, and with -update writes docs/results/evaluation.md and its figures. Without, as part of make full,
+// it looks at a few files.
 func TestResultsEvaluation(t *testing.T) {
+	if !*update {
+		oracle.Full(t)
+	}
 	ev := &evaluation{dir: "../docs/results", rounds: 7, whole: *update, refused: map[refusal]bool{}}
 	if !*update {
 		ev.dir, ev.rounds = t.TempDir(), 1

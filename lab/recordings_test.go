@@ -49,8 +49,10 @@ func recordings(t testing.TB) []string {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if small.dir != "" {
-		os.RemoveAll(small.dir)
+	for _, dir := range []string{small.dir, built.dir} {
+		if dir != "" {
+			os.RemoveAll(dir)
+		}
 	}
 	os.Exit(code)
 }

@@ -313,14 +313,29 @@ func anonymous(cmd *exec.Cmd) (most int64, err error) {
 	}
 }
 
-// build compiles the program.
+var built struct {
+	sync.Once
+	dir string
+	err error
+}
+
+// build compiles the program once, as make does: without cgo. TestMain removes it.
 func build(t testing.TB) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "unspool")
-	if out, err := exec.Command("go", "build", "-o", path, "../cmd/unspool").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	built.Do(func() {
+		if built.dir, built.err = os.MkdirTemp("", "unspool-lab"); built.err != nil {
+			return
+		}
+		c := exec.Command("go", "build", "-o", built.dir, "../cmd/unspool")
+		c.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := c.CombinedOutput(); err != nil {
+			built.err = fmt.Errorf("%w\n%s", err, out)
+		}
+	})
+	if built.err != nil {
+		t.Fatal(built.err)
 	}
-	return path
+	return filepath.Join(built.dir, "unspool")
 }
 
 // reportResults races unspool report against perf script, both from perf.data in the page cache to text.

@@ -124,6 +124,7 @@ func walkSpeed(t testing.TB, file string) [][]string {
 
 // TestWalkSpeed walks each recording with all walkers, and prints the time for a frame.
 func TestWalkSpeed(t *testing.T) {
+	oracle.Full(t)
 	for _, file := range recordings(t) {
 		rows := walkSpeed(t, file)
 		t.Logf("%s\n%s", filepath.Base(file), table(rows))

@@ -11,7 +11,7 @@ import (
 
 // TestSize logs the size of what compilers make of the code, in terms of .eh_frame.
 func TestSize(t *testing.T) {
-	oracle.Long(t)
+	oracle.Full(t)
 	oracle.Need(t, "gcc")
 	dir := t.TempDir()
 	for _, path := range []string{hackbench, libc} {

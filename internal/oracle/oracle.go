@@ -27,6 +27,14 @@ func Long(t testing.TB) {
 	}
 }
 
+// Full skips a test that is part of make full only: it measures, or repeats at length what a test of every commit judges.
+func Full(t testing.TB) {
+	t.Helper()
+	if os.Getenv("UNSPOOL_FULL") != "1" {
+		t.Skip("this test lacks UNSPOOL_FULL=1 (make full)")
+	}
+}
+
 // Lacks skips the test, or fails it where judges are required, naming what the machine lacks.
 func Lacks(t testing.TB, what string) {
 	t.Helper()

@@ -32,7 +32,9 @@ func withLibraries(t *testing.T) []withLibrary {
 	needStock(t)
 	lib := dropIn(t, "gcc")
 	exe := once(t, "unspool", func(dir string) error {
-		if out, err := exec.Command("go", "build", "-o", filepath.Join(dir, "unspool"), "../../cmd/unspool").CombinedOutput(); err != nil {
+		c := exec.Command("go", "build", "-o", filepath.Join(dir, "unspool"), "../../cmd/unspool")
+		c.Env = append(os.Environ(), "CGO_ENABLED=0") // as make builds it
+		if out, err := c.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w\n%s", err, out)
 		}
 		return nil
