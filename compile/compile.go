@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/csource"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format"
@@ -24,6 +25,9 @@ type Compiler struct {
 
 	// Dir gets BUILDID.unspool, BUILDID.eh_elf.so or BUILDID.c, made anew: a build ID does not say that what is there is of this file.
 	Dir string
+
+	// Functions puts a section of functions and handlers of exceptions behind tables in Dir.
+	Functions bool
 }
 
 // A Result describes the output made from a file.
@@ -114,7 +118,14 @@ func (c *Compiler) compile(img *module.Image, f *format.Unwind) (size int, found
 		if b == nil {
 			return 0, false, err
 		}
-		return len(b), false, errors.Join(err, write(".unspool", b))
+		size = len(b)
+		if c.Functions {
+			var ferr error
+			if b, ferr = compact.AppendFunctions(b, f.Handlers()); ferr != nil {
+				return 0, false, ferr
+			}
+		}
+		return size, false, errors.Join(err, write(".unspool", b))
 	}
 	o := c.Native
 	o.ID = img.ID()

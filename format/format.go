@@ -45,6 +45,7 @@ type Unwind struct {
 	indirect func() bool
 	hdr      uint64
 	entries  func(yield func(Entry) bool)
+	loaded   func(yield func(Entry) bool) // those of .eh_frame
 }
 
 // An Entry is a CIE or an FDE; an Instruction is one of an entry's call frame instructions. They are for those who count and show them.
@@ -63,6 +64,7 @@ func Open(img *module.Image) (*Unwind, error) {
 	sizes := d.Sizes()
 	u := &Unwind{Machine: d.Machine(), indirect: d.Indirect, hdr: sizes.EHFrameHdr, sums: []func(io.Writer){d.Sum}}
 	u.entries = func(yield func(Entry) bool) { d.Entries(dwarf.Both, yield) }
+	u.loaded = func(yield func(Entry) bool) { d.Entries(dwarf.EHFrame, yield) }
 	for _, s := range []struct {
 		name   string
 		which  dwarf.Which
@@ -153,6 +155,18 @@ func (u *Unwind) Indirect() bool { return u.indirect() }
 
 // Entries calls yield with the entries of .eh_frame and .debug_frame that can be read, in file order, until it returns false.
 func (u *Unwind) Entries(yield func(Entry) bool) { u.entries(yield) }
+
+// Handlers returns the functions, or parts of functions, that .eh_frame describes, and who handles exceptions in them. They are in file order.
+func (u *Unwind) Handlers() (list []rows.Function) {
+	u.loaded(func(e Entry) bool {
+		if e.IsFDE && !e.FDE.Dead {
+			list = append(list, rows.Function{Lo: e.FDE.Lo, Hi: e.FDE.Hi, Personality: e.CIE.Personality,
+				Indirect: e.CIE.Personality != 0 && e.CIE.PersonalityEncoding&dwarf.DW_EH_PE_indirect != 0, LSDA: e.FDE.LSDA, HasLSDA: e.FDE.HasLSDA})
+		}
+		return true
+	})
+	return list
+}
 
 // Functions returns a walk over the functions that a language's own table in the image names: Go's. It is nil where there is no such
 // table. Between some functions is padding, which belongs to the one before it.

@@ -84,6 +84,18 @@ enum {
 	UNSPOOL_ORIGIN_SIZE = 16,
 };
 
+enum {
+	UNSPOOL_FHDR_SIZE = 24,
+};
+
+enum {
+	UNSPOOL_HANDLER_SIZE = 16,
+};
+
+enum {
+	UNSPOOL_RANGE_SIZE = 32,
+};
+
 enum { /* flags of a rule (rows.Flags) */
 	UNSPOOL_SIGNAL = 1,
 	UNSPOOL_RA_SIGNED = 2,
@@ -276,6 +288,49 @@ enum { /* its offsets */
 	UNSPOOL_OFF_ORIGIN_WHAT = 8,
 };
 
+struct unspool_functions_header {
+	uint32_t magic; /* "uFun" */
+	uint8_t pad4[4];
+	uint32_t length; /* bytes of the section */
+	uint32_t checksum; /* CRC-32C of all bytes of the section but these four */
+	uint32_t handlers; /* handlers */
+	uint32_t ranges; /* ranges */
+};
+
+enum { /* its offsets */
+	UNSPOOL_OFF_FHDR_MAGIC = 0,
+	UNSPOOL_OFF_FHDR_LENGTH = 8,
+	UNSPOOL_OFF_FHDR_CHECKSUM = 12,
+	UNSPOOL_OFF_FHDR_HANDLERS = 16,
+	UNSPOOL_OFF_FHDR_RANGES = 20,
+};
+
+struct unspool_functions_handler {
+	uint64_t at; /* address */
+	uint64_t indirect; /* 1 if a word at the address holds the routine's, else 0 */
+};
+
+enum { /* its offsets */
+	UNSPOOL_OFF_HANDLER_AT = 0,
+	UNSPOOL_OFF_HANDLER_INDIRECT = 8,
+};
+
+struct unspool_functions_range {
+	uint64_t lo; /* first address */
+	uint64_t hi; /* end */
+	uint64_t lsda; /* address of the language-specific data, 0 without */
+	uint32_t has_lsda; /* 1 if there is such data, else 0 */
+	uint32_t handler; /* number of the handler, from 1 on; 0 for none */
+};
+
+enum { /* its offsets */
+	UNSPOOL_OFF_RANGE_LO = 0,
+	UNSPOOL_OFF_RANGE_HI = 8,
+	UNSPOOL_OFF_RANGE_LSDA = 16,
+	UNSPOOL_OFF_RANGE_HAS_LSDA = 24,
+	UNSPOOL_OFF_RANGE_HANDLER = 28,
+};
+
 enum { UNSPOOL_NUM_SLOTS = 64 };
 #define UNSPOOL_ADDRESS 0xffffffffffffull /* what is an address in a signed one */
 
@@ -353,6 +408,21 @@ _Static_assert(sizeof(struct unspool_table_wide_rule) == 16, "layout");
 _Static_assert(offsetof(struct unspool_table_origin, lo) == 0, "layout");
 _Static_assert(offsetof(struct unspool_table_origin, what) == 8, "layout");
 _Static_assert(sizeof(struct unspool_table_origin) == 16, "layout");
+_Static_assert(offsetof(struct unspool_functions_header, magic) == 0, "layout");
+_Static_assert(offsetof(struct unspool_functions_header, length) == 8, "layout");
+_Static_assert(offsetof(struct unspool_functions_header, checksum) == 12, "layout");
+_Static_assert(offsetof(struct unspool_functions_header, handlers) == 16, "layout");
+_Static_assert(offsetof(struct unspool_functions_header, ranges) == 20, "layout");
+_Static_assert(sizeof(struct unspool_functions_header) == 24, "layout");
+_Static_assert(offsetof(struct unspool_functions_handler, at) == 0, "layout");
+_Static_assert(offsetof(struct unspool_functions_handler, indirect) == 8, "layout");
+_Static_assert(sizeof(struct unspool_functions_handler) == 16, "layout");
+_Static_assert(offsetof(struct unspool_functions_range, lo) == 0, "layout");
+_Static_assert(offsetof(struct unspool_functions_range, hi) == 8, "layout");
+_Static_assert(offsetof(struct unspool_functions_range, lsda) == 16, "layout");
+_Static_assert(offsetof(struct unspool_functions_range, has_lsda) == 24, "layout");
+_Static_assert(offsetof(struct unspool_functions_range, handler) == 28, "layout");
+_Static_assert(sizeof(struct unspool_functions_range) == 32, "layout");
 #endif
 
 /* ---- A table ---- */

@@ -80,6 +80,7 @@ function, slice reads a captured piece of stack (the default without -o, for wal
 	f.StringVarP(&o.Dir, "output", "o", o.Dir, "directory to write to (default: the cache)")
 	f.StringVar(&o.layout, "layout", o.layout, "how machine code and C find the rule of an address: page (native only), tree, or inline, where each row has its own code")
 	f.StringVar(&o.deref, "deref", o.deref, "how machine code and C read memory: self, callback or slice")
+	f.BoolVar(&o.Functions, "functions", o.Functions, "with -o, add to each table where functions start and who handles exceptions in them")
 	f.IntVarP(&o.pid, "pid", "p", o.pid, "compile what process `PID` has mapped")
 	return c
 }
@@ -100,6 +101,9 @@ func (o *compilation) resolve() (err error) {
 	}
 	if o.Native.Deref, err = native.ParseDeref(o.deref); err != nil {
 		return usage("--%v", err)
+	}
+	if o.Functions && (o.Emit != "table" || o.Dir == "") {
+		return usage("--functions is for tables that -o writes")
 	}
 	switch o.Emit {
 	case "table", "native":

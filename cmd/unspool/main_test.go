@@ -113,6 +113,7 @@ func TestUsage(t *testing.T) {
 		{"recrod", 2, `^unspool: unknown command "recrod"; did you mean record\?\n`},
 		{"version", 0, "^$"},
 		{"report", 2, `^unspool: name a recording: there is no unspool.data here\n`},
+		{"compile --functions /bin/sh", 2, `^unspool: --functions is for tables that -o writes\n`},
 		{"dump", 2, `^unspool: an argument is missing: unspool dump FILE \[flags\]\n`},
 		{"diff", 2, "there is no unspool.data.old here"},
 		{"help recrod", 2, `unknown command "recrod"; did you mean record\?`},

@@ -12,6 +12,9 @@ const Version = 3
 // Magic starts every table.
 const Magic = "uTbl"
 
+// FunctionsMagic starts the section behind a table.
+const FunctionsMagic = "uFun"
+
 // Offsets of the header's fields, in bytes. Numbers are little-endian. Behind the header lie the slots of the saves, a byte each.
 const (
 	hdrMagic     = 0  // u32: "uTbl"
@@ -134,4 +137,31 @@ const (
 	originLo   = 0 // u64: first address
 	originWhat = 8 // u64: rows.Origin
 	originSize = 16
+)
+
+// The optional section behind a table, of functions and who handles exceptions in them: a header, the handlers and the ranges.
+const (
+	fhdrMagic    = 0  // u32: "uFun"
+	fhdrLength   = 8  // u32: bytes of the section
+	fhdrChecksum = 12 // u32: CRC-32C of all bytes of the section but these four
+	fhdrHandlers = 16 // u32: handlers
+	fhdrRanges   = 20 // u32: ranges
+	fhdrSize     = 24
+)
+
+// A handler of exceptions: a personality routine.
+const (
+	handlerAt       = 0 // u64: address
+	handlerIndirect = 8 // u64: 1 if a word at the address holds the routine's, else 0
+	handlerSize     = 16
+)
+
+// A range of code that is a function, or a part of one.
+const (
+	rangeLo      = 0  // u64: first address
+	rangeHi      = 8  // u64: end
+	rangeLSDA    = 16 // u64: address of the language-specific data, 0 without
+	rangeHasLSDA = 24 // u32: 1 if there is such data, else 0
+	rangeHandler = 28 // u32: number of the handler, from 1 on; 0 for none
+	rangeSize    = 32
 )

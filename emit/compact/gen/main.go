@@ -154,6 +154,9 @@ var records = []record{
 	{"wide", "wideHead", "unspool_table_wide", "wide"},
 	{"wrule", "wruleSize", "unspool_table_wide_rule", "wide rule"},
 	{"origin", "originSize", "unspool_table_origin", "origin"},
+	{"fhdr", "fhdrSize", "unspool_functions_header", "functions"},
+	{"handler", "handlerSize", "unspool_functions_handler", "handler"},
+	{"range", "rangeSize", "unspool_functions_range", "range"},
 }
 
 // A field is one member of a record.
