@@ -199,8 +199,24 @@ func seal(table []byte, name string) []byte {
 	return binary.LittleEndian.AppendUint32(b, magic)
 }
 
-// save writes a file, so that others see all of it or nothing. The first time, it removes what killed processes left of theirs.
+// maxKept bounds the files and links on disk, in bytes, each with fileCost: a build makes a build ID, so there is no end of them. Those go first that
+// were not used for longest; the drop-in, which only reads, does not count as use.
+var maxKept = int64(2 << 30) // but for tests
+
+// fileCost is what a file or a link takes beside its contents: an inode and a part of a directory.
+const fileCost = 1 << 10
+
+// save writes a file, so that others see all of it or nothing. The first time, and each time that a part of maxKept has been written, it makes room
+// first, and removes what killed processes left of theirs.
 func (s *Store) save(name string, b []byte) error {
-	s.cleaned.Do(func() { kept.Sweep(s.dir) })
+	part, size := maxKept/32, int64(len(b)+fileCost)
+	if after := s.written.Add(size); after == size || after/part > (after-size)/part {
+		kept.PruneFunc(s.dir, isKept, fileCost, maxKept)
+	}
 	return kept.Save(filepath.Join(s.dir, name), b)
+}
+
+// isKept says whether a name in the directory is of a table, of machine code, or of a link to one: others keep theirs there, too.
+func isKept(name string) bool {
+	return strings.HasPrefix(name, "at-") || strings.Contains(name, "-"+ownFile+"-") || strings.Contains(name, "-"+anyFile+"-")
 }

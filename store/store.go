@@ -57,8 +57,8 @@ type Store struct {
 	files []os.DirEntry             // what was in dir when Kept was called first
 	gone  map[string]*compact.Table // what Kept has found, by build ID; nil before
 
-	sweep   int       // how many entries there may be before those are forgotten that nobody has
-	cleaned sync.Once // of what killed processes left
+	sweep   int          // how many entries there may be before those are forgotten that nobody has
+	written atomic.Int64 // bytes that were put on disk
 
 	mapped, built, rejected, unkept atomic.Int64
 	fault                           atomic.Pointer[error]

@@ -68,6 +68,65 @@ func open2(t *testing.T, dir string) *Store {
 	return s
 }
 
+// TestBounded: all tables and links on disk have a bound together. Those go that were not used for longest, and nothing of others in the directory.
+func TestBounded(t *testing.T) {
+	was := maxKept
+	t.Cleanup(func() { maxKept = was })
+	dir := t.TempDir()
+	get(t, open2(t, dir), Built)
+	used := onlyFile(t, dir)
+	st, err := os.Stat(used)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-48 * time.Hour)
+	os.Chtimes(used, old, old)
+	maxKept = st.Size() + 320<<10
+	put := func(name string) {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, make([]byte, 8<<10), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		os.Chtimes(path, old.Add(time.Hour), old.Add(time.Hour))
+	}
+	for i := range 100 {
+		put(fmt.Sprintf("%040x-own-key.%d", i, compact.Version))
+		if err := os.Symlink("nothing", filepath.Join(dir, fmt.Sprintf("at-%x.%d", i, compact.Version))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("names-of-others")
+	get(t, open2(t, dir), Disk) // the oldest is used
+	s := open2(t, dir)
+	for i := range 200 { // distinct build IDs without end
+		if err := s.save(fmt.Sprintf("%040x-any-key.%d", 1000+i, compact.Version), make([]byte, 4<<10)); err != nil {
+			t.Fatal(err)
+		}
+		var total int64
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			if st, err := e.Info(); err == nil && e.Name() != "names-of-others" {
+				total += st.Size() + fileCost
+			}
+		}
+		if most := maxKept + maxKept/32 + 8<<10; total > most {
+			t.Fatalf("after %d files: %d bytes, at most %d", i+1, total, most)
+		}
+		if i != 59 { // these and the used one are within the bound
+			continue
+		}
+		for _, path := range []string{used, filepath.Join(dir, "names-of-others"), filepath.Join(dir, fmt.Sprintf("%040x-any-key.%d", 1000, compact.Version))} {
+			if _, err := os.Stat(path); err != nil {
+				t.Errorf("gone: %v", err)
+			}
+		}
+		if left, _ := filepath.Glob(filepath.Join(dir, fmt.Sprintf("%030d*-own-key.*", 0))); len(left) > 0 {
+			t.Errorf("not used, and left: %d", len(left))
+		}
+	}
+}
+
 // TestOldVersions puts what an earlier version has kept of a module into the cache: it is passed over, and gone when the new table is there.
 func TestOldVersions(t *testing.T) {
 	dir := t.TempDir()

@@ -116,6 +116,11 @@ func sweep(dir string, entries []os.DirEntry) {
 // Prune removes files of dir whose names begin with prefix, until the rest has at most this many bytes. Those go first that were not used for
 // longest. It sweeps dir, too.
 func Prune(dir, prefix string, most int64) {
+	PruneFunc(dir, func(name string) bool { return strings.HasPrefix(name, prefix) }, 0, most)
+}
+
+// PruneFunc is Prune for files whose names match; a symbolic link is a file. each is how many bytes a file takes beside its contents.
+func PruneFunc(dir string, match func(name string) bool, each, most int64) {
 	entries, _ := os.ReadDir(dir)
 	sweep(dir, entries)
 	type file struct {
@@ -125,12 +130,12 @@ func Prune(dir, prefix string, most int64) {
 	}
 	var files []file
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), prefix) {
+		if e.IsDir() || !match(e.Name()) {
 			continue
 		}
 		if st, err := e.Info(); err == nil {
-			files = append(files, file{filepath.Join(dir, e.Name()), st.Size(), st.ModTime()})
-			most -= st.Size()
+			files = append(files, file{filepath.Join(dir, e.Name()), st.Size() + each, st.ModTime()})
+			most -= st.Size() + each
 		}
 	}
 	slices.SortFunc(files, func(a, b file) int { return a.used.Compare(b.used) })
