@@ -59,7 +59,7 @@ func (f *File) open(path string, o *FileOptions) (err error) {
 		return err
 	}
 	if f.data, err = perfdata.New(f.in.File, path); err != nil {
-		return err
+		return readable(err, o.Single)
 	}
 	namer := o.Namer
 	if namer == nil {
@@ -105,6 +105,21 @@ func readPprof(in io.Reader, filter *Filter) (*profile.Profile, error) {
 		return nil, fmt.Errorf("none of %s matches", profile.Count(p.Totals.Samples, "sample", "samples"))
 	}
 	return q, nil
+}
+
+// readable adds to the error of a file that is no recording which files are; single leaves out pprof profiles.
+func readable(err error, single bool) error {
+	var foreign *perfdata.ForeignError
+	if !errors.As(err, &foreign) {
+		return err
+	}
+	switch {
+	case single && isPprof(foreign.Start):
+		return fmt.Errorf("%w, as a pprof profile, which has no single samples; want a perf.data file, as perf record and unspool record write", err)
+	case single:
+		return fmt.Errorf("%w; want a perf.data file, as perf record and unspool record write", err)
+	}
+	return fmt.Errorf("%w; want a perf.data file, as perf record and unspool record write, or a pprof profile", err)
 }
 
 // ErrTimeless is the error of a filter by time on a profile without times.

@@ -87,6 +87,26 @@ func TestOpen(t *testing.T) {
 		f.Close()
 		t.Error("a pprof profile has single samples")
 	}
+	for text, want := range map[string]string{"": "it is empty; want ", "hello": `it starts with "hello"; want `, "\n\x04\b\x01": `it starts with "\n\x04\b\x01", as a pprof profile, which has no single samples; want `} {
+		path := filepath.Join(t.TempDir(), "x")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		want = path + ": not a recording: " + want + "a perf.data file, as perf record and unspool record write"
+		if _, err := Open(path, FileOptions{Mods: mods, Single: true}); err == nil || err.Error() != want {
+			t.Errorf("%v\nwant %s", err, want)
+		}
+		if isPprof([]byte(text)) {
+			continue
+		}
+		want += ", or a pprof profile"
+		if _, err := Open(path, FileOptions{Mods: mods}); err == nil || err.Error() != want {
+			t.Errorf("%v\nwant %s", err, want)
+		}
+		if err := CheckInput(path); err == nil || err.Error() != want {
+			t.Errorf("%v\nwant %s", err, want)
+		}
+	}
 	if f, err := Open(filepath.Join(t.TempDir(), "none"), FileOptions{Mods: mods}); !errors.Is(err, os.ErrNotExist) {
 		f.Close()
 		t.Errorf("what is not there: %v", err)

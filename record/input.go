@@ -62,10 +62,10 @@ func CheckInput(path string) error {
 		return nil
 	}
 	f, err := perfdata.New(in.File, path)
-	if err == nil {
-		err = f.Close()
+	if err != nil {
+		return readable(err, false)
 	}
-	return err
+	return f.Close()
 }
 
 // identify returns Session.identify for f, the recording in the file.

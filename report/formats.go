@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/unspool/unspool/profile"
@@ -18,6 +19,8 @@ type Format struct {
 	Whole  Func                                                          // writes a profile; nil: it has single samples only
 	Stream func(io.Writer, profile.Namer, profile.Info, Options) *Stream // writes samples as they come; nil: it has whole profiles only
 
+	Uses []string // the options that its reports obey, by the names of their flags: "sort"; all others change nothing
+
 	Binary  bool // not for a terminal
 	Private bool // it has addresses, the kernel's too: its files are for their owner
 	Grows   bool // what is there of it can be read before it is whole
@@ -25,19 +28,19 @@ type Format struct {
 
 // Formats are all forms that this package writes, those for a terminal first.
 var Formats = Table{
-	{Name: "top", Endings: []string{".txt"}, About: "table of functions", Whole: Top},
+	{Name: "top", Endings: []string{".txt"}, About: "table of functions", Whole: Top, Uses: []string{"sort", "limit"}},
 	{Name: "tree", About: "tree of calls", Whole: Tree},
-	{Name: "callers", About: "functions, each with what calls it", Whole: Callers},
-	{Name: "callees", About: "functions, each with what it calls", Whole: Callees},
+	{Name: "callers", About: "functions, each with what calls it", Whole: Callers, Uses: []string{"function", "sort", "limit"}},
+	{Name: "callees", About: "functions, each with what it calls", Whole: Callees, Uses: []string{"function", "sort", "limit"}},
 	{Name: "folded", Endings: []string{".folded"}, About: "a line for each stack, for flamegraph.pl and inferno", Whole: Folded},
-	{Name: "flame", Endings: []string{".svg"}, About: "flame graph", Whole: Flame},
+	{Name: "flame", Endings: []string{".svg"}, About: "flame graph", Whole: Flame, Uses: []string{"icicle"}},
 	{Name: "pprof", Endings: []string{".pb.gz", ".pb", ".pprof"}, About: "for pprof and other readers of its profiles", Whole: func(w io.Writer, p *profile.Profile, _ Options) error { return pprof.Write(w, p) }, Binary: true},
 	{Name: "firefox", Endings: []string{".firefox.json"}, About: "for profiler.firefox.com", Whole: Firefox, Stream: NewFirefox},
 	{Name: "speedscope", Endings: []string{".speedscope.json"}, About: "for speedscope.app", Whole: Speedscope, Stream: NewSpeedscope},
 	{Name: "perf", Endings: []string{".perf"}, About: "text for tools that read perf script", Whole: Perf, Stream: NewPerf, Private: true},
-	{Name: "json", Endings: []string{".json"}, About: "an object for each sample", Stream: NewJSON, Private: true},
-	{Name: "jsonl", Endings: []string{".jsonl"}, About: "an object for each sample; can be read while it grows", Stream: NewJSON, Private: true, Grows: true},
-	{Name: "stacks", Endings: []string{".stacks.json"}, About: "an object for each different stack, with its count", Whole: JSON, Private: true},
+	{Name: "json", Endings: []string{".json"}, About: "an object for each sample", Stream: NewJSON, Private: true, Uses: []string{"summary"}},
+	{Name: "jsonl", Endings: []string{".jsonl"}, About: "an object for each sample; can be read while it grows", Stream: NewJSON, Private: true, Grows: true, Uses: []string{"summary"}},
+	{Name: "stacks", Endings: []string{".stacks.json"}, About: "an object for each different stack, with its count", Whole: JSON, Private: true, Uses: []string{"summary"}},
 }
 
 // A Table lists formats: what flags, help, completion and messages say of them comes from here.
@@ -70,6 +73,16 @@ func (t Table) ByEnding(path string) (f *Format) {
 func (t Table) Names() (names []string) {
 	for i := range t {
 		names = append(names, t[i].Name)
+	}
+	return names
+}
+
+// Using returns the names of the formats that obey an option.
+func (t Table) Using(option string) (names []string) {
+	for i := range t {
+		if slices.Contains(t[i].Uses, option) {
+			names = append(names, t[i].Name)
+		}
 	}
 	return names
 }

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -28,6 +29,40 @@ func TestFormats(t *testing.T) {
 	for _, path := range []string{"", "x", "x.data", "svg", "x.svg.old"} {
 		if f := Formats.ByEnding(path); f != nil {
 			t.Errorf("%q is %s", path, f.Name)
+		}
+	}
+}
+
+// TestUses: Format.Uses names exactly the options that change a report.
+func TestUses(t *testing.T) {
+	_, r := load(t, "testdata/basic.txtar")
+	p := r.profile()
+	write := func(f *Format, o Options) string {
+		var b strings.Builder
+		if f.Whole != nil {
+			if err := f.Whole(&b, p, o); err != nil {
+				t.Fatalf("%s: %v", f.Name, err)
+			}
+			return b.String()
+		}
+		s := f.Stream(&b, r, r.info, o)
+		if err := s.Close(r.info.Loss); err != nil {
+			t.Fatalf("%s: %v", f.Name, err)
+		}
+		return b.String()
+	}
+	for option, o := range map[string]Options{
+		"icicle": {Icicle: true}, "summary": {Summary: true}, "function": {Func: "malloc"}, "sort": {Total: true, Func: "."}, "limit": {Limit: 1},
+	} {
+		users, without := Formats.Using(option), Options{}
+		if option == "sort" {
+			without.Func = o.Func // functions without weight of their own have an order, too
+		}
+		for i := range Formats {
+			f := &Formats[i]
+			if changed := write(f, o) != write(f, without); changed != slices.Contains(users, f.Name) {
+				t.Errorf("--%s changes %s: %v; its users are %q", option, f.Name, changed, users)
+			}
 		}
 	}
 }

@@ -35,16 +35,19 @@ func (a *annotator) flags(c *cobra.Command) {
 
 // formats returns the formats that need code.
 func (a *annotator) formats() report.Table {
-	form := func(name, about string, source bool) report.Format {
-		return report.Format{Name: name, About: about, Whole: func(w io.Writer, p *profile.Profile, o report.Options) error { return a.write(w, p, o, source) }}
+	form := func(name, about string, source bool, uses ...string) report.Format {
+		return report.Format{Name: name, About: about, Uses: append(uses, "function", "limit", "asm"), Whole: func(w io.Writer, p *profile.Profile, o report.Options) error { return a.write(w, p, o, source) }}
 	}
-	return report.Table{form("annotate", "functions, line by line", true), form("disasm", "functions, instruction by instruction", false)}
+	return report.Table{form("annotate", "functions, line by line", true, "source-root", "source-path"), form("disasm", "functions, instruction by instruction", false)}
 }
 
 // check checks the flags.
 func (a *annotator) check() error {
 	if !slices.Contains(annotate.Syntaxes, a.syntax) {
 		return usage("--asm: %q is none of %s", a.syntax, strings.Join(annotate.Syntaxes, ", "))
+	}
+	if err := directories("--source-root", a.sources.Root); err != nil {
+		return err
 	}
 	for _, p := range a.paths {
 		from, to, ok := strings.Cut(p, "=")

@@ -12,12 +12,13 @@ import (
 	"github.com/unspool/unspool/report"
 )
 
-// diffs are the formats of a comparison, which diffFormats has in order.
+// diffFormats are the formats of a comparison.
+var diffFormats = report.Table{{Name: "top", Uses: []string{"all", "limit"}}, {Name: "flame", Uses: []string{"all", "icicle"}}, {Name: "folded"}, {Name: "json"}}
+
+// diffs write them.
 var diffs = map[string]func(w io.Writer, before, after *profile.Profile, o report.Options) error{
 	"top": report.Diff, "flame": report.FlameDiff, "folded": report.DiffFolded, "json": report.DiffJSON,
 }
-
-var diffFormats = []string{"top", "flame", "folded", "json"}
 
 func diffCmd() *cobra.Command {
 	var o output
@@ -55,7 +56,10 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 			}
 			write := diffs[o.format]
 			if write == nil {
-				return usage("a comparison is %s, not %s", printable.Either(diffFormats), o.format)
+				return usage("a comparison is %s, not %s", printable.Either(diffFormats.Names()), o.format)
+			}
+			if err := (&output{formats: diffFormats, format: o.format}).unused(c); err != nil {
+				return err
 			}
 			switch by {
 			case "share":
@@ -91,12 +95,12 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 	}
 	f := c.Flags()
 	f.StringVarP(&o.path, "output", "o", "", "file to write; its ending picks the format")
-	f.StringVar(&o.format, "format", "", printable.Either(diffFormats)+" (default: by the ending of -o, else top)")
+	f.StringVar(&o.format, "format", "", printable.Either(diffFormats.Names())+" (default: by the ending of -o, else top)")
 	f.StringVar(&by, "by", by, "compare share, samples or periods")
-	f.BoolVar(&all, "all", false, "top: show changes that can be chance, too")
+	f.BoolVar(&all, "all", false, "top: show changes that can be chance, too; flame: draw the smallest frames, too")
 	f.IntVar(&o.opts.Limit, "limit", 0, "top: show this many functions")
 	f.BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
-	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(diffFormats, cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(diffFormats.Names(), cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("by", cobra.FixedCompletions([]string{"share", "samples", "periods"}, cobra.ShellCompDirectiveNoFileComp))
 	sourceFlag(c, &o.plain)
 	flt.flags(c)

@@ -79,7 +79,7 @@ func TestReportPart(t *testing.T) {
 	runProgram(t, "report", pb, "--comm", "nobody").want(t, 1, "none of 10 samples matches")
 	runProgram(t, "report", pb, "--time", "1,2").want(t, 1, "x.pb.gz: --time")
 	runProgram(t, "report", pb, "--function", "(").want(t, 2, "--function: .*missing closing")
-	runProgram(t, "report", os.DevNull).want(t, 1, "truncated: no header")
+	runProgram(t, "report", os.DevNull).want(t, 1, "not a recording: it is empty")
 	c := program(t, "report", "-")
 	in, err := os.Open(pb)
 	if err != nil {

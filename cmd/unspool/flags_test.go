@@ -26,6 +26,56 @@ func TestNothingAsked(t *testing.T) {
 	}
 }
 
+// TestUnusedFlags: a flag that changes nothing in a format is wrong usage, and the message names the formats that it is for.
+func TestUnusedFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"report --icicle x":                              "--icicle is for flame, and changes nothing in top",
+		"report --summary -o x.svg x":                    "--summary is for json, jsonl or stacks, and changes nothing in flame",
+		"report --function f --format tree x":            "--function is for callers, callees, annotate or disasm, and changes nothing in tree",
+		"report --limit 5 -o x.pb.gz x":                  "--limit is for top, callers, callees, annotate or disasm, and changes nothing in pprof",
+		"report --sort total --format annotate x":        "--sort is for top, callers or callees, and changes nothing in annotate",
+		"report --asm gnu x":                             "--asm is for annotate or disasm, and changes nothing in top",
+		"report --source-path a=b --format disasm x":     "--source-path is for annotate, and changes nothing in disasm",
+		"record --icicle -- true":                        "--icicle is for flame, and changes nothing in data",
+		"record --limit 5 -o x.jsonl -- true":            "--limit is for top, callers or callees, and changes nothing in jsonl",
+		"diff --icicle x y":                              "--icicle is for flame, and changes nothing in top",
+		"diff --all --format json x y":                   "--all is for top or flame, and changes nothing in json",
+		"report --sort self --limit 0 --format folded x": "", // as without
+		"record --limit 5 --cgroup /nonexistent":         "", // of the table that follows
+		"report --function f x":                          "", // callers
+	} {
+		r := runProgram(t, strings.Fields(args)...)
+		if want == "" {
+			r.want(t, 1, "no such")
+		} else if r.want(t, 2, "^unspool: "+want+"\n"); r.out != "" {
+			t.Errorf("unspool %s: %s", args, r.out)
+		}
+	}
+}
+
+// TestNoDirectory: a flag for a directory takes nothing else, in every verb that has it.
+func TestNoDirectory(t *testing.T) {
+	n := 0
+	for _, verb := range command().Commands() {
+		for _, flag := range []string{"sysroot", "debug-dir", "source-root"} {
+			if verb.Flags().Lookup(flag) == nil {
+				continue
+			}
+			n++
+			for path, want := range map[string]string{"/nonexistent": "no such directory", "/etc/passwd": "not a directory"} {
+				args := []string{verb.Name(), "--" + flag, path, "x"}
+				if verb.Name() == "diff" {
+					args = append(args, "y")
+				}
+				runProgram(t, args...).want(t, 1, "^unspool: --"+flag+" "+path+": "+want+"\n$")
+			}
+		}
+	}
+	if n < 10 {
+		t.Errorf("%d flags for directories", n)
+	}
+}
+
 // TestFlagsOfPerf: who types -g or --call-graph gets a recording.
 func TestFlagsOfPerf(t *testing.T) {
 	canRecord(t)

@@ -222,8 +222,8 @@ func TestScope(t *testing.T) {
 	if !pids[in.Process.Pid] || !pids[out.Process.Pid] {
 		t.Errorf("%v, want %d and %d", pids, in.Process.Pid, out.Process.Pid)
 	}
-	runProgram(t, "record", "-a", "--cgroup", "/nonexistent", "-o", "x.json").want(t, 1, "/nonexistent")
-	runProgram(t, "record", "-a", "--cgroup", "/", "-o", "x.json").want(t, 1, "cgroup version 2")
+	runProgram(t, "record", "-a", "--cgroup", "/nonexistent", "-o", "x.json").want(t, 1, "^unspool: --cgroup /nonexistent: no such directory\n$")
+	runProgram(t, "record", "-a", "--cgroup", "/", "-o", "x.json").want(t, 1, "^unspool: --cgroup /: not a directory of cgroup v2; ")
 }
 
 // asDropped, in the environment, is the number of a process of another user in another mount namespace, and a file there.

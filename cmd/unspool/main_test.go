@@ -134,7 +134,7 @@ func TestUsage(t *testing.T) {
 		{"record -t 1,x", 2, `-t takes thread IDs such as 1234, not "1,x"`},
 		{"record --duration -5 -- true", 2, `--duration takes a time such as 10s, not "-5"`},
 		{"record --off-cpu -F 10 -- true", 2, "--off-cpu records every wait, and excludes -F and -c"},
-		{"serve /etc/passwd", 1, `^unspool: /etc/passwd: malformed: not a perf.data file`},
+		{"serve /etc/passwd", 1, `^unspool: /etc/passwd: not a recording: it starts with "root:x:0"; want a perf.data file, as perf record and unspool record write, or a pprof profile\n$`},
 		{"record -F fast -- true", 2, `-F takes a number such as 10, not "fast"`},
 		{"compile -p abc", 2, `-p takes a process ID such as 1234, not "abc"`},
 		{"compile", 2, "nothing to compile"},
@@ -150,7 +150,8 @@ func TestUsage(t *testing.T) {
 		{"report --comm ( x", 2, "--comm"},
 		{"report --time 5 x", 2, "FROM,TO"},
 		{"report /nonexistent", 1, "no such file"},
-		{"report /etc/passwd", 1, "not a perf.data file"},
+		{"report /etc/passwd", 1, `^unspool: /etc/passwd: not a recording: it starts with "root:x:0"; want a perf.data file, .* or a pprof profile\n$`},
+		{"report /dev/null", 1, `^unspool: /dev/null: not a recording: it is empty; want a perf.data file, .* or a pprof profile\n$`},
 		{"diff x", 2, "missing: unspool diff \\[BEFORE AFTER\\]"},
 		{"diff --by weight x y", 2, "--by is share, samples or periods"},
 		{"diff --format pprof x y", 2, "a comparison is top, flame, folded or json"},
@@ -160,7 +161,7 @@ func TestUsage(t *testing.T) {
 		{"serve", 2, "name a recording: there is no unspool.data here"},
 		{"serve --listen :80 x", 2, "--listen .*127.0.0.1:80"},
 		{"serve /nonexistent", 1, "no such file"},
-		{"serve /etc/passwd", 1, "not a perf.data file"},
+		{"diff /etc/passwd x", 1, "not a recording: .*pprof profile"},
 		{"record", 2, "give a command, -p PID, -t TID or -a"},
 		{"record -p 1 -- true", 2, "exclude each other"},
 		{"record --stack-size 7 -- true", 2, "multiple of 8"},
@@ -171,6 +172,9 @@ func TestUsage(t *testing.T) {
 		{"record --source perf --off-cpu -- true", 2, `--off-cpu works only with --source ebpf \(root\)`},
 		{"record --stepper rows --cgroup / -- true", 2, "--cgroup walks by compact tables, not --stepper rows"},
 		{"record --source perf --cgroup / -- true", 2, `--cgroup works only with --source ebpf \(root\)`},
+		{"record --cgroup /nonexistent -- true", 1, `^unspool: --cgroup /nonexistent: no such directory\n$`},
+		{"record --cgroup / -- true", 1, `^unspool: --cgroup /: not a directory of cgroup v2; .*cgroup.*\n$`},
+		{"top --cgroup /etc/passwd", 1, `^unspool: --cgroup /etc/passwd: not a directory\n$`},
 		{"record --off-cpu -e cycles -- true", 2, "exclude each other"},
 		{"record --memory much -- true", 2, "--memory is a size"},
 		{"record --memory 0 -- true", 2, "--memory is a size"},
@@ -180,7 +184,7 @@ func TestUsage(t *testing.T) {
 		{"compile --emit x /bin/sh", 2, "--emit"},
 		{"verify", 2, "missing"},
 		{"stats /nonexistent", 1, "no such file"},
-		{"unwind /bin/sh out", 1, "not a perf.data file"},
+		{"unwind /bin/sh out", 1, `not a recording: it starts with "\\x7fELF.*; want a perf.data file, as perf record and unspool record write\n$`},
 		{"completion bash", 0, ""},
 	} {
 		r := runProgram(t, strings.Fields(c.args)...)
@@ -574,7 +578,7 @@ func TestFull(t *testing.T) {
 		"completion": {{"completion", "bash"}, {"completion", "zsh"}, {"completion", "fish"}},
 	}
 	for _, format := range append(report.Formats.Names(), "annotate", "disasm") {
-		printing["report"] = append(printing["report"], []string{"report", file, "--format", format, "--function", "."})
+		printing["report"] = append(printing["report"], []string{"report", file, "--format", format})
 	}
 	for _, verb := range command().Commands() {
 		runs := printing[verb.Name()]

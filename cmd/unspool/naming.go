@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"sync"
@@ -55,13 +57,34 @@ func sourceFlag(c *cobra.Command, plain *bool) {
 }
 
 // searchFlags adds the flags for the places of the files of a recording or a core. Call the function it returns after the flags are parsed.
-func searchFlags(c *cobra.Command) func() *module.Locator {
+func searchFlags(c *cobra.Command) func() (*module.Locator, error) {
 	f := c.Flags()
 	sysroot := f.String("sysroot", "", "look for the programs of a recording or a core dump below this root directory first")
 	dirs := f.StringArray("debug-dir", nil, "directory with .build-id/, for programs and debug files (may be repeated; /usr/lib/debug and perf's ~/.debug are always searched)")
 	c.MarkFlagDirname("sysroot")
 	c.MarkFlagDirname("debug-dir")
-	return func() *module.Locator { return names.Files(*sysroot, *dirs) }
+	return func() (*module.Locator, error) {
+		if err := errors.Join(directories("--sysroot", *sysroot), directories("--debug-dir", *dirs...)); err != nil {
+			return nil, err
+		}
+		return names.Files(*sysroot, *dirs), nil
+	}
+}
+
+// directories says which of the directories that a flag names is none. "" is a flag that is not given.
+func directories(flag string, paths ...string) error {
+	for _, path := range paths {
+		switch st, err := os.Stat(path); {
+		case path == "":
+		case errors.Is(err, fs.ErrNotExist):
+			return fmt.Errorf("%s %s: no such directory", flag, path)
+		case err != nil:
+			return fmt.Errorf("%s: %w", flag, err)
+		case !st.IsDir():
+			return fmt.Errorf("%s %s: not a directory", flag, path)
+		}
+	}
+	return nil
 }
 
 // say prints lines on standard error.

@@ -7,9 +7,11 @@ import (
 	"io/fs"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
 	"github.com/unspool/unspool/internal/outfile"
@@ -48,13 +50,30 @@ func (o *output) flags(c *cobra.Command) {
 	c.Flags().StringVarP(&o.path, "output", "o", o.path, "file to write; its ending picks the format")
 	c.Flags().StringVar(&o.format, "format", o.format, printable.Either(names)+" (default: by the ending of -o, else top)")
 	c.Flags().BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
-	c.Flags().BoolVar(&o.opts.Summary, "summary", false, "json, jsonl, stacks: end with an object that counts whole, cut off and broken stacks")
-	c.Flags().StringVar(&o.opts.Func, "function", "", "callers, callees, annotate, disasm: only functions whose names match this regular expression")
-	c.Flags().StringVar(&o.sort, "sort", "self", "top, callers, callees: sort functions by self, their own weight, or by total, the weight of all stacks with them")
+	c.Flags().BoolVar(&o.opts.Summary, "summary", false, o.users("summary")+"end with an object that counts whole, cut off and broken stacks")
+	c.Flags().StringVar(&o.opts.Func, "function", "", o.users("function")+"only functions whose names match this regular expression")
+	c.Flags().StringVar(&o.sort, "sort", "self", o.users("sort")+"sort functions by self, their own weight, or by total, the weight of all stacks with them")
 	c.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions([]string{"self", "total"}, cobra.ShellCompDirectiveNoFileComp))
-	c.Flags().IntVar(&o.opts.Limit, "limit", 0, "top, callers, callees, annotate, disasm: show this many functions")
+	c.Flags().IntVar(&o.opts.Limit, "limit", 0, o.users("limit")+"show this many functions")
 	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
 	sourceFlag(c, &o.plain)
+}
+
+// users begins the help of a flag that only some formats obey.
+func (o *output) users(flag string) string {
+	return strings.Join(o.known().Using(flag), ", ") + ": "
+}
+
+// unused refuses flags that change nothing in the format, nor in what is shown besides. It is called after resolve.
+func (o *output) unused(c *cobra.Command, shown ...string) (err error) {
+	c.Flags().Visit(func(f *pflag.Flag) {
+		users := o.known().Using(f.Name)
+		obeys := func(format string) bool { return slices.Contains(users, format) }
+		if err == nil && len(users) > 0 && f.Value.String() != f.DefValue && !obeys(o.format) && !slices.ContainsFunc(shown, obeys) {
+			err = usage("--%s is for %s, and changes nothing in %s", f.Name, printable.Either(users), o.format)
+		}
+	})
+	return err
 }
 
 // resolve picks the format.

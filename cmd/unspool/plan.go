@@ -7,7 +7,9 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/source/perfevent"
 	"github.com/unspool/unspool/source/tracer"
@@ -127,6 +129,26 @@ func (p *plan) check(stepper string, flt *filter) error {
 		p.InKernel.Comm = flt.Comm.MatchString
 	}
 	return nil
+}
+
+// checkCgroup says what is wrong with --cgroup, if the kernel could not take it.
+func (p *plan) checkCgroup() error {
+	dir := p.InKernel.Cgroup
+	if err := directories("--cgroup", dir); err != nil || dir == "" {
+		return err
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return fmt.Errorf("--cgroup %s: %w", dir, err)
+	}
+	if st.Type == unix.CGROUP2_SUPER_MAGIC {
+		return nil
+	}
+	where := "cgroup v2 is not mounted: sudo mount -t cgroup2 none /sys/fs/cgroup"
+	if at := procfs.Mounted("cgroup2"); at != "" {
+		where = "its directories are below " + at
+	}
+	return fmt.Errorf("--cgroup %s: not a directory of cgroup v2; %s", dir, where)
 }
 
 // untraceable says what of p ptrace cannot do, or is empty.

@@ -90,6 +90,16 @@ samples a second. unspool doctor says what is allowed.`,
 			if err := o.resolve("top"); err != nil {
 				return err
 			}
+			var shown []string
+			if table {
+				shown = append(shown, "top")
+			}
+			if err := o.unused(c, shown...); err != nil {
+				return err
+			}
+			if err := p.checkCgroup(); err != nil {
+				return err
+			}
 			if withNames && o.format != "data" {
 				return usage("--with-names is for recordings (-o FILE.data): %s always has names", o.format)
 			}

@@ -67,6 +67,9 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
 			if err := o.resolve("top"); err != nil {
 				return err
 			}
+			if err := o.unused(c); err != nil {
+				return err
+			}
 			mods, err := stepper()
 			if err != nil {
 				return err

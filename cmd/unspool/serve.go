@@ -46,6 +46,9 @@ callees, filters and searches. The file has no source, no time line and no pages
 			if err != nil {
 				return err
 			}
+			if err := directories("--source-root", root); err != nil {
+				return err
+			}
 			mods, err := stepper()
 			if err != nil {
 				return err

@@ -34,13 +34,17 @@ func stepperFlag(c *cobra.Command) func() (*modules.Set, error) {
 	}
 }
 
-// lookingFlag is stepperFlag for commands that read recordings, whose files may lie elsewhere.
+// lookingFlag is stepperFlag for commands that read recordings or core dumps, whose files may lie elsewhere.
 func lookingFlag(c *cobra.Command) func() (*modules.Set, error) {
 	stepper, search := stepperFlag(c), searchFlags(c)
 	return func() (*modules.Set, error) {
+		files, err := search()
+		if err != nil {
+			return nil, err
+		}
 		mods, err := stepper()
 		if err == nil {
-			mods.Files = search()
+			mods.Files = files
 		}
 		return mods, err
 	}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
@@ -33,7 +32,6 @@ type stackOptions struct {
 func stackCmd() *cobra.Command {
 	o := stackOptions{format: "text"}
 	var stepper func() (*modules.Set, error)
-	var search func() *module.Locator
 	c := &cobra.Command{
 		Use:   "stack PID | CORE [EXE]",
 		Short: "Print the stacks of a running process or a core dump",
@@ -65,7 +63,6 @@ its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
 				return err
 			}
 			defer mods.Close()
-			mods.Files = search()
 			if pid, err := strconv.Atoi(args[0]); err == nil {
 				if len(args) > 1 {
 					return usage("EXE needs a core file, and %d is a PID; the file with this name is ./%d", pid, pid)
@@ -93,7 +90,7 @@ its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
 	f.BoolVar(&o.raw, "raw", false, "addresses and modules only, without names")
 	f.BoolVar(&o.unique, "unique", false, "print threads with the same stack once")
 	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"text", "gdb", "eu", "json"}, cobra.ShellCompDirectiveNoFileComp))
-	stepper, search = stepperFlag(c), searchFlags(c)
+	stepper = lookingFlag(c)
 	return c
 }
 

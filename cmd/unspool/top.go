@@ -77,6 +77,9 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 			if t.Rounds < 0 || t.Rows < 1 {
 				return usage("-n and --limit take a number, 1 or more")
 			}
+			if err := t.checkCgroup(); err != nil {
+				return err
+			}
 			return t.run(c.Context(), &flt)
 		},
 	}

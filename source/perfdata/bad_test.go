@@ -131,10 +131,11 @@ func TestRefused(t *testing.T) {
 		want error
 		text string
 	}{
-		{"empty", nil, source.ErrTruncated, ""},
-		{"text", []byte("#!/bin/sh\necho hello, world\n"), source.ErrMalformed, "not a perf.data file"},
+		{"empty", nil, source.ErrTruncated, "not a recording: it is empty"},
+		{"text", []byte("#!/bin/sh\necho hello, world\n"), source.ErrMalformed, `not a recording: it starts with "#!/bin/s"`},
+		{"short text", []byte("hello\n"), source.ErrMalformed, `not a recording: it starts with "hello\n"`},
 		{"short", good[:50], source.ErrTruncated, "the header"},
-		{"magic only", good[:8], source.ErrTruncated, ""},
+		{"magic only", good[:8], source.ErrTruncated, "ends in its header"}, {"three bytes", good[:3], source.ErrTruncated, "ends in its header"},
 		{"big-endian", append([]byte("2ELIFREP"), good[8:]...), source.ErrUnsupported, "big-endian"},
 		{"version 1", append([]byte("PERFFILE"), good[8:]...), source.ErrUnsupported, "Linux 2.6"},
 		{"header size", change(8, 88), source.ErrMalformed, "88 bytes"},
@@ -151,6 +152,18 @@ func TestRefused(t *testing.T) {
 		if !errors.Is(err, x.want) || !strings.Contains(fmt.Sprint(err), x.text) {
 			t.Errorf("%s: %v, want %v with %q", x.name, err, x.want, x.text)
 		}
+	}
+	for text, want := range map[string]string{"": "p: not a recording: it is empty", "hello": `p: not a recording: it starts with "hello"`, "PERF": "p: truncated: the file ends in its header"} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.WriteString(text)
+		w.Close()
+		if _, err := New(r, "p"); fmt.Sprint(err) != want {
+			t.Errorf("a pipe with %q: %v, want %s", text, err, want)
+		}
+		r.Close()
 	}
 	if _, err := New(os.NewFile(^uintptr(0), "closed"), "closed"); err == nil {
 		t.Error("a closed file can be read")

@@ -73,7 +73,7 @@ func (f *File) open(in *os.File) error {
 		return err
 	}
 	if st.IsDir() {
-		return fmt.Errorf("%w: a directory, as written by perf record --threads", source.ErrUnsupported)
+		return fmt.Errorf("%w: a directory; recordings are files, and those of perf record --threads cannot be read", source.ErrUnsupported)
 	}
 	f.plain.pool = newPool()
 	if pos, err := in.Seek(0, io.SeekCurrent); err == nil && st.Mode().IsRegular() {
@@ -85,7 +85,7 @@ func (f *File) open(in *os.File) error {
 	f.in.r = &stream{f, in}
 	if err := f.in.need(pipeHeaderSize); err != nil {
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return fmt.Errorf("%w: no header", source.ErrTruncated)
+			return tooShort(f.in.b)
 		}
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/unspool/unspool/source"
 )
@@ -57,7 +58,35 @@ func checkMagic(b []byte) (uint64, error) {
 			return 0, fmt.Errorf("%w: compressed by %s: %s it first", source.ErrUnsupported, c.by, c.undo)
 		}
 	}
-	return 0, fmt.Errorf("%w: not a perf.data file: it starts with %q", source.ErrMalformed, b[:8])
+	return 0, &ForeignError{bytes.Clone(b[:8])}
+}
+
+// A ForeignError says that a file is not a recording. It wraps source.ErrMalformed, or for an empty file source.ErrTruncated.
+type ForeignError struct {
+	Start []byte // the first bytes of the file, 8 at most
+}
+
+func (e *ForeignError) Error() string {
+	if len(e.Start) == 0 {
+		return "not a recording: it is empty"
+	}
+	return fmt.Sprintf("not a recording: it starts with %q", e.Start)
+}
+
+// Unwrap implements errors.Unwrap.
+func (e *ForeignError) Unwrap() error {
+	if len(e.Start) == 0 {
+		return source.ErrTruncated
+	}
+	return source.ErrMalformed
+}
+
+// tooShort is the error of a file that has only these bytes of a header.
+func tooShort(b []byte) error {
+	if b = b[:min(len(b), len(magic))]; len(b) == 0 || !strings.HasPrefix(magic, string(b)) {
+		return &ForeignError{bytes.Clone(b)}
+	}
+	return fmt.Errorf("%w: the file ends in its header", source.ErrTruncated)
 }
 
 func parseHeader(b []byte) (h header) {
@@ -87,12 +116,15 @@ func readSection(r *io.SectionReader, s section, what string) ([]byte, error) {
 
 // openFile reads the header, the events and the features of a file, and makes its records the input.
 func (f *File) openFile(r *io.SectionReader, in *os.File) error {
-	if f.size < pipeHeaderSize {
-		return fmt.Errorf("%w: %d bytes", source.ErrTruncated, f.size)
+	if f.size == 0 {
+		return tooShort(nil)
 	}
-	b, err := readSection(r, section{0, pipeHeaderSize}, "the header")
+	b, err := readSection(r, section{0, uint64(min(f.size, pipeHeaderSize))}, "the header")
 	if err != nil {
 		return err
+	}
+	if len(b) < pipeHeaderSize {
+		return tooShort(b)
 	}
 	n, err := checkMagic(b)
 	if err != nil {
