@@ -10,7 +10,6 @@ import (
 	"syscall"
 
 	bpf "github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
 
@@ -48,8 +47,8 @@ func tryEvent(typ uint32, config uint64, bits uint64, pid, cpu int) error {
 	return err
 }
 
-// walkKernel is what to change where the kernel cannot walk stacks: 6.1 is the oldest long-term kernel whose verifier accepts the program.
-const walkKernel = "Linux 6.1 or later; until then, stacks are copied and walked here"
+// walkKernel is what to change where the kernel cannot walk stacks: 5.10 is the oldest long-term kernel that does.
+const walkKernel = "Linux 5.10 or later; until then, stacks are copied and walked here"
 
 const userOnly = unix.PerfBitExcludeKernel | unix.PerfBitExcludeHv
 
@@ -83,7 +82,7 @@ func ways(needs []Finding) []Finding {
 	case err != nil && len(lacks) > 0:
 		inKernel.Change = setcapOurs()
 	case err != nil:
-		for _, name := range []string{"bpf-jit", "btf", "bpf-program", "bpf-tracing", "bpf-loop", "bpf-ring-buffer", "lockdown"} {
+		for _, name := range []string{"bpf-jit", "btf", "bpf-program", "bpf-tracing", "bpf-ring-buffer", "lockdown"} {
 			if f := byName[name]; !f.OK && f.Change != "" {
 				inKernel.Change = f.Change
 				break
@@ -193,8 +192,6 @@ func needs() []Finding {
 	}{
 		{"bpf-program", "BPF programs on perf events", features.HaveProgramType(bpf.PerfEvent)},
 		{"bpf-tracing", "BPF programs on the scheduler's tracepoints", features.HaveProgramType(bpf.Tracing)},
-		{"bpf-loop", "bpf_loop", features.HaveProgramHelper(bpf.PerfEvent, asm.FnLoop)},
-		{"bpf-task-registers", "bpf_task_pt_regs", features.HaveProgramHelper(bpf.PerfEvent, asm.FnTaskPtRegs)},
 		{"bpf-ring-buffer", "BPF ring buffers", features.HaveMapType(bpf.RingBuf)},
 		{"bpf-inner-maps", "maps of arrays of different lengths", features.HaveMapFlag(features.BPF_F_INNER_MAP)},
 	} {
@@ -212,7 +209,7 @@ func needs() []Finding {
 	if !ok {
 		jit = "this user cannot read it"
 	}
-	add("bpf-jit", "net.core.bpf_jit_enable", !ok || on > 0, jit, "programs with callbacks need it", "sudo sysctl net.core.bpf_jit_enable=1")
+	add("bpf-jit", "net.core.bpf_jit_enable", !ok || on > 0, jit, "this kernel cannot run programs with functions otherwise", "sudo sysctl net.core.bpf_jit_enable=1")
 	add("pid-namespace", "in the first PID namespace", firstPIDs(), "", "processes outside of this namespace cannot be told apart", "run it outside of the container, or start the container with --pid=host")
 	at := procfs.Mounted("cgroup2")
 	add("cgroup2", "cgroup v2, for --cgroup", at != "", at, "not mounted", "sudo mount -t cgroup2 none /sys/fs/cgroup")

@@ -317,6 +317,9 @@ func (l *Live) EndNotes() (out []Note) {
 	if st.Evicted > 0 {
 		out = append(out, Note{Text: profile.Count(uint64(st.Evicted), "unwind table was", "unwind tables were") + " evicted from the kernel's memory, and their stacks copied", Advice: MoreMemory})
 	}
+	if st.Blind {
+		out = append(out, Note{Text: "threads that were blocked already count from when they next run: Linux 5.18 and later can copy their stacks"})
+	}
 	if st.Failed > 0 {
 		out = append(out, Note{Text: fmt.Sprintf("%s could not be loaded into the kernel: %v", profile.Count(uint64(st.Failed), "table or address space", "tables or address spaces"), st.Err)})
 	}

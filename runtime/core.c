@@ -48,6 +48,7 @@ struct run {
 	int32_t ra_outcome;
 	uint32_t e_at, e_len, e_n;
 	uint64_t e_stack[2 * UNSPOOL_EXPR_STACK];
+	uint64_t e_out;
 };
 
 static int load(struct run *w, uint64_t addr, uint64_t *to)
@@ -97,7 +98,7 @@ static void done(struct run *w)
 
 static int eval(struct run *w, uint64_t off, uint32_t push, uint64_t *to);
 
-#define PART static
+#define STEP_PART static
 #define STEP_RUN struct run
 #define STEP_BYTES(w, at, n) number((w)->expr + (at), n)
 #define STEP_WIDE(w, at, n) number((w)->wide + (at), n)

@@ -2,7 +2,7 @@
 /*
  * edge.h: what code says of the return address where a function begins or ends, and of calls: Edge and AfterCall of package arch. In the drop-ins and in the
  * kernel's program, so loops have bounds that the verifier sees, what it should not follow from turn to turn is in memory, and functions
- * that it looks at once are a PART.
+ * are small.
  */
 #ifndef UNSPOOL_EDGE_H
 #define UNSPOOL_EDGE_H
@@ -12,8 +12,12 @@
 #endif
 #include "machine.h"
 
-#ifndef PART
-#define PART static
+/* How the functions below get what they look at. */
+#ifndef EDGE_PART
+#define EDGE_PART static
+#define EDGE_TAKE struct unspool_edge *e
+#define EDGE_PASS e
+#define EDGE_SELF
 #endif
 
 enum { UNSPOOL_EDGE_BYTES = 32, UNSPOOL_EDGE_ROOM = 64 };
@@ -35,8 +39,9 @@ static inline __attribute__((always_inline)) uint8_t unspool_edge_byte(const str
 }
 
 /* Looks at the next instruction. Returns 1 at a return, 0 where there may be one further on, and less than 0 where nothing is known. */
-PART int unspool_edge_next(struct unspool_edge *e)
+EDGE_PART int unspool_edge_next(EDGE_TAKE)
 {
+	EDGE_SELF
 	uint32_t at, size;
 	uint8_t a, b, c, d;
 
@@ -88,8 +93,9 @@ PART int unspool_edge_next(struct unspool_edge *e)
 }
 
 /* Whether the code in e is an edge: off and fp say where things are. */
-PART int unspool_edge(struct unspool_edge *e)
+EDGE_PART int unspool_edge(EDGE_TAKE)
 {
+	EDGE_SELF
 	uint32_t i;
 	uint8_t a, b;
 	int o = 0;
@@ -123,7 +129,7 @@ PART int unspool_edge(struct unspool_edge *e)
 	if ((e->last == 0x5d || e->last == 0xc9) && (a == 0xe9 || a == 0xeb || (a == 0xff && e->at + 1 < e->n && (b >> 3 & 7) == 4)))
 		return 1;
 	for (i = 0; i < UNSPOOL_EDGE_BYTES && o == 0; i++)
-		o = unspool_edge_next(e);
+		o = unspool_edge_next(EDGE_PASS);
 	return o > 0 && e->off >= 0 && e->fp < e->off;
 }
 

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * step.h: expressions and rules of any kind (docs/SEMANTICS.md, sections 3 and 4): rows.Eval and rows.Step, for the drop-ins and for the
- * kernel's program. So functions that the verifier looks at once are a PART, loops have bounds that it sees, and what it should not
+ * kernel's program. So functions are small, loops have bounds that it sees, and what it should not
  * follow from turn to turn is in memory. Rules of fixed size are plain.h's.
  *
  * Who includes it has unspool_table.h and machine.h, and defines
  *
  *	STEP_RUN			the structure of a step, with these members:
  *	   uint64_t e_stack[2 * UNSPOOL_EXPR_STACK]	an expression's stack
+ *	   uint64_t e_out				what a function has decoded, computed or read
  *	   uint32_t e_at, e_len, e_n			its next byte, how many there are, values on the stack
  *	   uint64_t new_cfa, ra				of the caller: the stack pointer, and the address
  *	   uint32_t ra_column				whose rule says that
@@ -24,12 +25,23 @@
  *	STEP_LOSE(w, slot)		is lost
  *	STEP_DONE(w)			the frame becomes its caller, at ra
  *	STEP_LEB			how many bytes a LEB128 may have, trailing ones without meaning included
- *	PART				before functions
+ *	STEP_PART			before functions that are not inline
+ *
+ * Where the structure is found without being passed on, STEP_SELF says how: a declaration of w, which may be null.
  */
 #ifndef UNSPOOL_STEP_H
 #define UNSPOOL_STEP_H
 
 #define STEP_INLINE static inline __attribute__((always_inline))
+
+#ifndef STEP_SELF
+#define STEP_SELF
+#define STEP_TAKE STEP_RUN *w,
+#define STEP_PASS w,
+#else
+#define STEP_TAKE
+#define STEP_PASS
+#endif
 
 /* ---- Expressions ---- */
 
@@ -88,45 +100,46 @@ STEP_INLINE uint32_t step_use(uint32_t op)
 }
 
 /* Operations on one or two values, of which a is the top of the stack. Returns 0 where there is no result. */
-PART int step_alu(uint32_t op, uint64_t a, uint64_t b, uint64_t arg, uint64_t *to)
+STEP_PART int step_alu(STEP_TAKE uint32_t op, uint64_t a, uint64_t b, uint64_t arg)
 {
+	STEP_SELF
 	int64_t sa = (int64_t)a, sb = (int64_t)b;
 	uint64_t ua, ub;
 
-	if (!to)
+	if (!w)
 		return 0;
 	switch (op) {
-	case DW_OP_abs: *to = sa < 0 ? -a : a; break;
-	case DW_OP_and: *to = b & a; break;
+	case DW_OP_abs: w->e_out = sa < 0 ? -a : a; break;
+	case DW_OP_and: w->e_out = b & a; break;
 	case DW_OP_div: /* signed; the kernel's program has unsigned division only */
 		if (a == 0)
 			return 0;
 		ua = sa < 0 ? -a : a;
 		ub = sb < 0 ? -b : b;
-		*to = (sa < 0) != (sb < 0) ? -(ub / ua) : ub / ua;
+		w->e_out = (sa < 0) != (sb < 0) ? -(ub / ua) : ub / ua;
 		break;
-	case DW_OP_minus: *to = b - a; break;
+	case DW_OP_minus: w->e_out = b - a; break;
 	case DW_OP_mod:
 		if (a == 0)
 			return 0;
-		*to = b % a;
+		w->e_out = b % a;
 		break;
-	case DW_OP_mul: *to = b * a; break;
-	case DW_OP_neg: *to = -a; break;
-	case DW_OP_not: *to = ~a; break;
-	case DW_OP_or: *to = b | a; break;
-	case DW_OP_plus: *to = b + a; break;
-	case DW_OP_plus_uconst: *to = a + arg; break;
-	case DW_OP_shl: *to = a < 64 ? b << (a & 63) : 0; break;
-	case DW_OP_shr: *to = a < 64 ? b >> (a & 63) : 0; break;
-	case DW_OP_shra: *to = (uint64_t)(sb >> (a < 64 ? a & 63 : 63)); break;
-	case DW_OP_xor: *to = b ^ a; break;
-	case DW_OP_eq: *to = b == a; break;
-	case DW_OP_ne: *to = b != a; break;
-	case DW_OP_ge: *to = sb >= sa; break;
-	case DW_OP_gt: *to = sb > sa; break;
-	case DW_OP_le: *to = sb <= sa; break;
-	case DW_OP_lt: *to = sb < sa; break;
+	case DW_OP_mul: w->e_out = b * a; break;
+	case DW_OP_neg: w->e_out = -a; break;
+	case DW_OP_not: w->e_out = ~a; break;
+	case DW_OP_or: w->e_out = b | a; break;
+	case DW_OP_plus: w->e_out = b + a; break;
+	case DW_OP_plus_uconst: w->e_out = a + arg; break;
+	case DW_OP_shl: w->e_out = a < 64 ? b << (a & 63) : 0; break;
+	case DW_OP_shr: w->e_out = a < 64 ? b >> (a & 63) : 0; break;
+	case DW_OP_shra: w->e_out = (uint64_t)(sb >> (a < 64 ? a & 63 : 63)); break;
+	case DW_OP_xor: w->e_out = b ^ a; break;
+	case DW_OP_eq: w->e_out = b == a; break;
+	case DW_OP_ne: w->e_out = b != a; break;
+	case DW_OP_ge: w->e_out = sb >= sa; break;
+	case DW_OP_gt: w->e_out = sb > sa; break;
+	case DW_OP_le: w->e_out = sb <= sa; break;
+	case DW_OP_lt: w->e_out = sb < sa; break;
 	default: return 0;
 	}
 	return 1;
@@ -136,12 +149,13 @@ PART int step_alu(uint32_t op, uint64_t a, uint64_t b, uint64_t arg, uint64_t *t
  * Decodes a LEB128 at the expression's next byte. An unsigned one must fit 64 bits; of a signed one, what does not is
  * dropped. Returns 0 where it is cut off.
  */
-PART int step_leb(STEP_RUN *w, uint32_t is_signed, uint64_t *to)
+STEP_PART int step_leb(STEP_TAKE uint32_t is_signed)
 {
+	STEP_SELF
 	uint64_t v = 0, c;
 	uint32_t i, shift;
 
-	if (!w || !to)
+	if (!w)
 		return 0;
 	for (i = 0; i < STEP_LEB; i++) {
 		if (w->e_at >= w->e_len)
@@ -156,7 +170,7 @@ PART int step_leb(STEP_RUN *w, uint32_t is_signed, uint64_t *to)
 		if (c < 0x80) {
 			if (is_signed && c & 0x40 && shift + 7 < 64)
 				v |= ~(uint64_t)0 << (shift + 7);
-			*to = v;
+			w->e_out = v;
 			return 1;
 		}
 	}
@@ -164,11 +178,12 @@ PART int step_leb(STEP_RUN *w, uint32_t is_signed, uint64_t *to)
 }
 
 /* A number of 1, 2, 4 or 8 bytes. Returns 0 where it is cut off. */
-PART int step_fixed(STEP_RUN *w, uint32_t size, uint32_t is_signed, uint64_t *to)
+STEP_PART int step_fixed(STEP_TAKE uint32_t size, uint32_t is_signed)
 {
+	STEP_SELF
 	uint64_t v;
 
-	if (!w || !to || w->e_len - w->e_at < size || w->e_at > w->e_len)
+	if (!w || w->e_len - w->e_at < size || w->e_at > w->e_len)
 		return 0;
 	v = STEP_BYTES(w, w->e_at, size);
 	w->e_at += size;
@@ -177,52 +192,60 @@ PART int step_fixed(STEP_RUN *w, uint32_t size, uint32_t is_signed, uint64_t *to
 	case 2: v = is_signed ? (uint64_t)(int64_t)(int16_t)v : (uint16_t)v; break;
 	case 4: v = is_signed ? (uint64_t)(int64_t)(int32_t)v : (uint32_t)v; break;
 	}
-	*to = v;
+	w->e_out = v;
 	return 1;
 }
 
 /* Decodes the operand of an operation: a register's number, and a number. Returns 0 where it is cut off. */
 STEP_INLINE int step_operand(STEP_RUN *w, uint32_t op, uint64_t *reg, uint64_t *arg)
 {
+	int ok = 1;
+
 	if (op >= DW_OP_lit0 && op <= DW_OP_lit31) {
 		*arg = op - DW_OP_lit0;
 		return 1;
 	}
 	if (op >= DW_OP_breg0 && op <= DW_OP_breg31) {
 		*reg = op - DW_OP_breg0;
-		return step_leb(w, 1, arg);
+		ok = step_leb(STEP_PASS 1);
+	} else if (op >= DW_OP_const1u && op <= DW_OP_const8s) {
+		ok = step_fixed(STEP_PASS 1u << ((op - DW_OP_const1u) >> 1 & 3), op & 1);
+	} else if (op == DW_OP_addr) {
+		ok = step_fixed(STEP_PASS 8, 0);
+	} else if (op == DW_OP_constu || op == DW_OP_plus_uconst) {
+		ok = step_leb(STEP_PASS 0);
+	} else if (op == DW_OP_consts) {
+		ok = step_leb(STEP_PASS 1);
+	} else if (op == DW_OP_bregx) {
+		ok = step_leb(STEP_PASS 0);
+		*reg = w->e_out;
+		ok = ok && *reg <= 0xffff && step_leb(STEP_PASS 1);
+	} else if (op == DW_OP_pick || op == DW_OP_deref_size) {
+		ok = step_fixed(STEP_PASS 1, 0);
+	} else if (op == DW_OP_bra || op == DW_OP_skip) {
+		ok = step_fixed(STEP_PASS 2, 1);
+	} else {
+		return 1;
 	}
-	if (op >= DW_OP_const1u && op <= DW_OP_const8s)
-		return step_fixed(w, 1u << ((op - DW_OP_const1u) >> 1 & 3), op & 1, arg);
-	if (op == DW_OP_addr)
-		return step_fixed(w, 8, 0, arg);
-	if (op == DW_OP_constu || op == DW_OP_plus_uconst)
-		return step_leb(w, 0, arg);
-	if (op == DW_OP_consts)
-		return step_leb(w, 1, arg);
-	if (op == DW_OP_bregx)
-		return step_leb(w, 0, reg) && *reg <= 0xffff && step_leb(w, 1, arg);
-	if (op == DW_OP_pick || op == DW_OP_deref_size)
-		return step_fixed(w, 1, 0, arg);
-	if (op == DW_OP_bra || op == DW_OP_skip)
-		return step_fixed(w, 2, 1, arg);
-	return 1;
+	*arg = w->e_out;
+	return ok;
 }
 
 /* Reads size bytes at addr; where eight cannot be read there, the eight that end with them. */
-PART int step_load_size(STEP_RUN *w, uint64_t addr, uint32_t size, uint64_t *to)
+STEP_PART int step_load_size(STEP_TAKE uint64_t addr, uint32_t size)
 {
+	STEP_SELF
 	uint64_t v, mask;
 
-	if (!w || !to || size == 0 || size > 8)
+	if (!w || size == 0 || size > 8)
 		return UNSPOOL_BAD_EXPR;
 	mask = ~(uint64_t)0 >> (64 - 8 * size);
 	if (STEP_LOAD(w, addr, &v)) {
-		*to = v & mask;
+		w->e_out = v & mask;
 		return UNSPOOL_OK;
 	}
 	if (size < 8 && STEP_LOAD(w, addr - (8 - size), &v)) {
-		*to = v >> (64 - 8 * size) & mask;
+		w->e_out = v >> (64 - 8 * size) & mask;
 		return UNSPOOL_OK;
 	}
 	STEP_FAULT(w) = addr;
@@ -283,9 +306,10 @@ STEP_INLINE int step_op(STEP_RUN *w)
 			}
 			break;
 		case DW_OP_deref_size:
-			o = step_load_size(w, a, (uint32_t)arg, &r);
+			o = step_load_size(STEP_PASS a, (uint32_t)arg);
 			if (o != UNSPOOL_OK)
 				return o;
+			r = w->e_out;
 			break;
 		case DW_OP_dup: r = a; takes = 0; break;
 		case DW_OP_over: r = b; takes = 0; break;
@@ -320,8 +344,9 @@ STEP_INLINE int step_op(STEP_RUN *w)
 		}
 		case DW_OP_nop: return UNSPOOL_OK;
 		default:
-			if (!step_alu(op, a, b, arg, &r))
+			if (!step_alu(STEP_PASS op, a, b, arg))
 				return UNSPOOL_BAD_EXPR;
+			r = w->e_out;
 		}
 	}
 	w->e_n = w->e_n - takes + 1;
@@ -338,8 +363,9 @@ STEP_INLINE int step_op(STEP_RUN *w)
  * Says where the register of the set's rule at an offset lies in the caller, in terms of the frame's registers. Returns UNSPOOL_OK, or
  * UNSPOOL_OUTERMOST.
  */
-PART int step_wide_rule(STEP_RUN *w, uint32_t at)
+STEP_PART int step_wide_rule(STEP_TAKE uint32_t at)
 {
+	STEP_SELF
 	uint64_t head, off, v = 0;
 	uint32_t of, kind, reg;
 	int o = UNSPOOL_OK, mem = 0, copied = 0;
@@ -468,7 +494,7 @@ STEP_INLINE int step_wide(STEP_RUN *w, uint64_t room, uint32_t keep)
 				return UNSPOOL_OUTERMOST;
 			continue;
 		}
-		o = step_wide_rule(w, at);
+		o = step_wide_rule(STEP_PASS at);
 		if (o != UNSPOOL_OK)
 			return o;
 	}

@@ -27,6 +27,7 @@ type Step struct {
 	Args    []string // $PID stands for the process that the last step with Start has started
 	Env     []string
 	User    int      // whose process it is
+	Nice    int      // its priority
 	Start   bool     // it goes on beside the steps after it, which wait for its first output
 	Seconds int      // after which it is killed
 	Files   []string // which the result has

@@ -42,6 +42,7 @@ type Stats struct {
 	Evicted    int    // tables in use that were taken out for want of memory
 	Runs       uint64 // of the program, and their time, where the kernel counts (kernel.bpf_stats_enabled)
 	RunTime    time.Duration
+	Blind      bool  // to threads that blocked before the recording: this kernel cannot copy their stacks (Linux 5.18 can)
 	Failed     int   // address spaces and tables that could not be brought into the kernel
 	Err        error // the first reason
 }
@@ -58,6 +59,7 @@ type Program struct {
 	prog    string           // the one that takes samples
 	links   []link.Link
 	ring    *ringbuf.Reader
+	blind   bool // Stats.Blind
 	rec     ringbuf.Record
 	stacks  stacks
 	ended   bool
@@ -119,6 +121,12 @@ func Load(o Options) (_ *Program, err error) {
 		return nil, err
 	}
 	p.spec.Maps["caches"].MaxEntries = uint32(cpus)
+	if err := unlockMemory(); err != nil {
+		return nil, err
+	}
+	if err := adapt(p.spec); err != nil {
+		return nil, fmt.Errorf("BUG: %w", err)
+	}
 	if p.coll, err = p.load("on_event", "on_exec", "on_fork"); err != nil {
 		return nil, err
 	}
@@ -182,8 +190,8 @@ func (p *Program) load(names ...string) (*ebpf.Collection, error) {
 	return coll, explain(err)
 }
 
-// ErrVerifier: the kernel's verifier refuses the program. That of Linux 5.10 does, those of 6.1, 6.12 and 7.2 do not.
-var ErrVerifier = errors.New("this kernel's verifier refuses it (Linux 6.1 and later accept it)")
+// ErrVerifier: the kernel's verifier refuses the program. Those of Linux 5.10, 6.1, 6.12 and 7.2 do not.
+var ErrVerifier = errors.New("this kernel's verifier refuses it (Linux 5.10 and later accept it)")
 
 // explain says what a kernel lacks that does not load the program. The verifier may refuse with EACCES, which more rights do not change.
 func explain(err error) error {
@@ -342,7 +350,9 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 			}
 		}
 		if err = p.trace(p.more, p.prog); err == nil {
-			p.track.known(p.still)
+			if p.blind = !canCopyOthers(); !p.blind {
+				p.track.known(p.still)
+			}
 		}
 	}
 	return err
@@ -484,7 +494,7 @@ func (p *Program) sample(space func(n int) []byte) {
 
 // Stats returns the counts so far.
 func (p *Program) Stats() Stats {
-	s := Stats{Samples: p.samples.Load()}
+	s := Stats{Samples: p.samples.Load(), Blind: p.blind}
 	p.track.stats(&s)
 	progs := p.coll.Programs
 	if p.more != nil {

@@ -107,6 +107,9 @@ func take(s vm.Step, pid string) (vm.Result, string) {
 			return fail(err)
 		}
 		pid = strconv.Itoa(cmd.Process.Pid)
+		if err := unix.Setpriority(unix.PRIO_PROCESS, cmd.Process.Pid, s.Nice); err != nil {
+			return fail(err)
+		}
 		// Its first output says that it is where the next steps want it.
 		b := make([]byte, 4096)
 		n, err := out.Read(b)
@@ -115,10 +118,6 @@ func take(s vm.Step, pid string) (vm.Result, string) {
 			return fail(err)
 		}
 		r.PID = cmd.Process.Pid
-		// It runs where the steps leave it time.
-		if err := unix.Setpriority(unix.PRIO_PROCESS, r.PID, 19); err != nil {
-			return fail(err)
-		}
 		go cmd.Wait()
 		r.Seconds = time.Since(began).Seconds()
 		return r, pid

@@ -14,8 +14,9 @@ PART u64 word_at(u32 table, u64 off)
 #define HEADER(first, field) (((const struct unspool_table_header *)(first))->field)
 
 /* The rule number of a row whose byte says that it is among the escapes. */
-PART u32 escape(struct walk *w, u32 table, u32 row)
+PART u32 escape(u32 table, u32 row)
 {
+	struct walk *w = walk_state();
 	const u8 *h;
 	u32 key = row & ((1u << UNSPOOL_ESCAPE_BITS) - 1), i;
 	u64 dir;
@@ -48,8 +49,9 @@ PART u32 escape(struct walk *w, u32 table, u32 row)
 }
 
 /* Where the span of a link-time address is in the table; 0 for none. Tables have one span, nearly all. */
-PART u64 span_of(struct walk *w, u32 table, u64 pc)
+PART u64 span_of(u32 table, u64 pc)
 {
+	struct walk *w = walk_state();
 	const u8 *h;
 	u64 spans;
 	u32 i;
@@ -73,9 +75,19 @@ PART u64 span_of(struct walk *w, u32 table, u64 pc)
 	return w->lo ? spans + (u64)(w->lo - 1) * UNSPOOL_SPAN_SIZE : 0;
 }
 
-/* Fills h, of a table in a space, for an address: from its span, where there are several. Returns 0 where there is none. */
-PART u32 read_head(struct walk *w, struct head *h, u32 table, u64 pc)
+/* Where the head of a table is kept. */
+static __always_inline struct head *walk_head(u32 table)
 {
+	struct cache *c = walk_cache();
+
+	return c ? &c->heads[BOUNDED(table, HEADS)] : NULL;
+}
+
+/* Fills the head of a table in a space, for an address: from its span, where there are several. Returns 0 where there is none. */
+PART u32 read_head(u32 table, u64 pc)
+{
+	struct walk *w = walk_state();
+	struct head *h = walk_head(table);
 	const u8 *first;
 	u64 at;
 
@@ -87,7 +99,7 @@ PART u32 read_head(struct walk *w, struct head *h, u32 table, u64 pc)
 		return 0;
 	at = HEADER(first, spans);
 	if (HEADER(first, n_spans) != 1)
-		at = span_of(w, table, pc);
+		at = span_of(table, pc);
 	if (at == 0)
 		return 0;
 	h->lo = word_at(table, at + UNSPOOL_OFF_SPAN_LO);
@@ -113,8 +125,9 @@ PART u32 read_head(struct walk *w, struct head *h, u32 table, u64 pc)
 }
 
 /* Finds how many of n rows at an offset of a table begin at off or before: w->lo. what is n << 8 | off. */
-PART int search_across(struct walk *w, u32 table, u64 at, u32 what)
+PART int search_across(u32 table, u64 at, u32 what)
 {
+	struct walk *w = walk_state();
 	u32 i;
 
 	if (!w)
@@ -135,15 +148,17 @@ PART int search_across(struct walk *w, u32 table, u64 at, u32 what)
 /*
  * Finds the rule of a link-time address and leaves it in w->r0 and w->r1, and its table. Returns 0 where there is none.
  */
-PART u32 find(struct walk *w, struct head *h, u32 table, u64 pc)
+PART u32 find(u32 table, u64 pc)
 {
+	struct walk *w = walk_state();
+	struct head *h = walk_head(table);
 	const u8 *v = NULL;
 	u64 at, off, g, r, k;
 	u32 n, base, start, lo, id, i;
 
 	if (!w || !h)
 		return 0;
-	if ((h->space == 0 || h->space != w->space || h->table != table) && !read_head(w, h, table, pc))
+	if ((h->space == 0 || h->space != w->space || h->table != table) && !read_head(table, pc))
 		return 0;
 	if (pc < h->lo || pc >= h->hi)
 		return 0;
@@ -178,7 +193,7 @@ PART u32 find(struct walk *w, struct head *h, u32 table, u64 pc)
 				w->hi = mid;
 		}
 	} else {
-		search_across(w, table, at, n << 8 | (u8)off);
+		search_across(table, at, n << 8 | (u8)off);
 	}
 	lo = w->lo;
 	if (start + lo == 0)
@@ -186,7 +201,7 @@ PART u32 find(struct walk *w, struct head *h, u32 table, u64 pc)
 	at = lo > 0 ? at + n + lo - 1 : at - 1;
 	id = v && at >> VALUE_BITS == k ? v[at & VALUE_MASK] : (u8)word_at(table, at);
 	if (id == UNSPOOL_ESCAPE_ID)
-		id = escape(w, table, start + lo - 1);
+		id = escape(table, start + lo - 1);
 	if (id == 0 || id >= h->n_rules)
 		return 0;
 	at = h->rules + 16 * (u64)id;

@@ -26,8 +26,9 @@ static __always_inline void called_from(struct walk *w, u64 ra, u64 cfa)
 	}
 
 /* Leaves a stub of a procedure linkage table, at bytes behind the table's beginning. */
-PART int step_plt(struct walk *w, u64 at, int lazy)
+PART int step_plt(u64 at, int lazy)
 {
+	struct walk *w = walk_state();
 	u64 pushed = 0, sp, ra, code = 0, stub;
 	int o, known = 0, unread;
 
@@ -63,8 +64,9 @@ PART int step_plt(struct walk *w, u64 at, int lazy)
  * Reads the code before an address of the range at hand into w->code: eight bytes; or fewer, at its end, where the range begins. Returns
  * less than 0 where it cannot be read.
  */
-PART int code_before(struct walk *w, u64 pc)
+PART int code_before(u64 pc)
 {
+	struct walk *w = walk_state();
 	u64 n;
 
 	if (!w)
@@ -86,8 +88,9 @@ PART int code_before(struct walk *w, u64 pc)
  * Follows the frame pointer out of code without information. Returns NO_RULE where that would leave the stack or the code, UNREADABLE
  * where the stack is not at hand, and LOST_REGISTER where the frame pointer is the caller's.
  */
-PART int step_fp(struct walk *w, u32 alive)
+PART int step_fp(u32 alive)
 {
+	struct walk *w = walk_state();
 	u64 fp, up, ra, top;
 
 	if (!w)
@@ -100,9 +103,9 @@ PART int step_fp(struct walk *w, u32 alive)
 	w->fault = fp + 8;
 	if (!load(w, fp + 8, &ra))
 		return UNREADABLE;
-	if (!find_range(w, ra - 1))
+	if (!find_range(ra - 1))
 		return NO_RULE;
-	if (alive && code_before(w, ra) == 0 && load(w, w->sp, &top) && unspool_leaf(w->pc, ra, w->code, top))
+	if (alive && code_before(ra) == 0 && load(w, w->sp, &top) && unspool_leaf(w->pc, ra, w->code, top))
 		return LOST_REGISTER;
 	w->known = 1u << SLOT_RBP;
 	w->in_mem = 0;
@@ -129,8 +132,9 @@ static __always_inline int sigreturn_at(u64 at)
  * Whether a signal handler returns to the frame at hand, which is in code without information. What the kernel has left is looked
  * at first, because it is at hand: uc_flags, of which there are three, and uc_link, which is 0.
  */
-PART int is_sigreturn(struct walk *w)
+PART int is_sigreturn(void)
 {
+	struct walk *w = walk_state();
 	u64 sp, flags, link;
 	int is;
 
@@ -151,8 +155,9 @@ PART int is_sigreturn(struct walk *w)
 }
 
 /* Goes on to where a signal came, with the registers that the kernel has saved. */
-PART int step_sigreturn(struct walk *w)
+PART int step_sigreturn(void)
 {
+	struct walk *w = walk_state();
 	u64 sp, pc, up;
 	int o;
 
@@ -182,20 +187,22 @@ PART int step_sigreturn(struct walk *w)
  */
 #define MAYBE_PLACE 2
 
-PART int is_place(struct walk *w)
+PART int is_place(void)
 {
+	struct walk *w = walk_state();
 	if (!w)
 		return 0;
-	if (!find_range(w, w->pc - 1))
-		return find_range(w, w->pc);
-	if (code_before(w, w->pc) != 0)
+	if (!find_range(w->pc - 1))
+		return find_range(w->pc);
+	if (code_before(w->pc) != 0)
 		return MAYBE_PLACE;
-	return !unspool_after_call(w->code) && find_range(w, w->pc);
+	return !unspool_after_call(w->code) && find_range(w->pc);
 }
 
 /* Leaves a place to which a call has led, and whose return address is off above the stack pointer. Returns 0 where no call has. */
-PART int step_call(struct walk *w, u64 off)
+PART int step_call(u64 off)
 {
+	struct walk *w = walk_state();
 	u64 sp, ra;
 
 	if (!w)
@@ -203,9 +210,9 @@ PART int step_call(struct walk *w, u64 off)
 	if (get(w, SLOT_RSP, &sp) != OK)
 		return 0;
 	sp += off;
-	if (!load(w, sp, &ra) || !find_range(w, ra - 1))
+	if (!load(w, sp, &ra) || !find_range(ra - 1))
 		return 0;
-	if (code_before(w, ra) != 0) {
+	if (code_before(ra) != 0) {
 		w->missing = 1;
 		return 0;
 	}
@@ -220,8 +227,9 @@ PART int step_call(struct walk *w, u64 off)
  * Leaves a place in code without rules, in a frame that has called nobody, whose instructions say where the return address is:
  * unwind.Walker.stepEdge.
  */
-PART int step_edge(struct walk *w, u64 at)
+PART int step_edge(u64 at)
 {
+	struct walk *w = walk_state();
 	struct unspool_edge *e;
 	u64 sp;
 	u32 n;
@@ -243,7 +251,7 @@ PART int step_edge(struct walk *w, u64 at)
 	}
 	if (walk_read(&e->last, 1, at - 1) != 0)
 		e->last = 0;
-	if (!unspool_edge(e) || get(w, SLOT_RSP, &sp) != OK || !step_call(w, (u64)(s64)e->off))
+	if (!unspool_edge() || get(w, SLOT_RSP, &sp) != OK || !step_call((u64)(s64)e->off))
 		return 0;
 	if (e->fp >= 0) {
 		w->known |= 1u << SLOT_RBP;
@@ -255,14 +263,15 @@ PART int step_edge(struct walk *w, u64 at)
 
 /*
  * Whether an address lies in a gap of a table that begins with a system call, of which one that makes a thread is: unwind.Walker.afterSyscall. Returns
- * the distance plus one, or 0. h is for the range's table.
+ * the distance plus one, or 0.
  */
-PART int after_syscall(struct walk *w, struct head *h, u64 at)
+PART int after_syscall(u64 at)
 {
+	struct walk *w = walk_state();
 	u8 *code;
 	u32 n;
 
-	if (!w || !h || !w->range.table)
+	if (!w || !w->range.table)
 		return 0;
 	code = (u8 *)w->new_val; /* free between rules */
 	if (walk_read(code, MAX_AFTER_SYSCALL + 2, at - MAX_AFTER_SYSCALL) != 0)
@@ -273,7 +282,7 @@ PART int after_syscall(struct walk *w, struct head *h, u64 at)
 
 		if (code[k] != 0x0f || code[k + 1] != 0x05)
 			continue;
-		if (!find(w, h, w->range.table, pc) && find(w, h, w->range.table, pc - 1))
+		if (!find(w->range.table, pc) && find(w->range.table, pc - 1))
 			return (int)n + 1;
 	}
 	return 0;

@@ -7,8 +7,10 @@
  * Whether the walk may go on from a frame whose caller's is at cfa to one at up, which is not right above: unwind.stacks.move.
  * What its program counter is, w->pc says.
  */
-PART int moved(struct walk *w, u64 cfa, u64 up)
+PART int moved(u64 cfa, u64 up)
 {
+	struct walk *w = walk_state();
+	u64 been = 0;
 	u32 i;
 
 	if (!w)
@@ -16,9 +18,14 @@ PART int moved(struct walk *w, u64 cfa, u64 up)
 	if (up <= cfa) {
 		if (up >= w->low || up & 7 || w->n_moves >= MAX_MOVES)
 			return 0;
-		for (i = 0; i < MAX_MOVES; i++)
-			if (i < w->n_moves && w->moves[i].pc == w->pc && w->moves[i].cfa == up)
-				return 0;
+		for (i = 0; i < MAX_MOVES; i++) { /* without a branch, too */
+			u64 d = (w->moves[i].pc ^ w->pc) | (w->moves[i].cfa ^ up), left = (u64)i - w->n_moves;
+
+			__asm__ volatile("" : "+r"(d), "+r"(left));
+			been |= (((d | -d) >> 63) ^ 1) & left >> 63;
+		}
+		if (been)
+			return 0;
 		i = BOUNDED(w->n_moves, MAX_MOVES);
 		w->moves[i].pc = w->pc;
 		w->moves[i].cfa = up;
@@ -37,8 +44,9 @@ static __always_inline int gone(struct walk *w, u64 sp, u64 at)
 }
 
 /* Keeps the registers of a frame that has called nobody, before its rule is applied. */
-PART int keep_registers(struct walk *w)
+PART int keep_registers(void)
 {
+	struct walk *w = walk_state();
 	u32 i;
 
 	if (!w)
@@ -54,8 +62,9 @@ PART int keep_registers(struct walk *w)
  * Once the rule is applied: a register whose place is below the frame's stack pointer, and is not the function's any more, has the
  * value that it had. unwind.Walker.apply says why.
  */
-PART int restore_registers(struct walk *w, u64 sp)
+PART int restore_registers(u64 sp)
 {
+	struct walk *w = walk_state();
 	u32 i, j, set;
 
 	if (!w)

@@ -2,7 +2,7 @@
 /*
  * unspool.bpf.c: the kernel's program. It is attached to perf events: at each, it walks the user stack of the task that runs
  * and writes it, with the kernel's stack, to a ring buffer. User space keeps tables and address spaces up to date.
- * Linux 6.1 and later: the verifier of 5.10 refuses it.
+ * Linux 5.10 and later.
  */
 #include <linux/bpf.h>
 #include <linux/bpf_perf_event.h>
@@ -34,12 +34,12 @@ typedef s64 int64_t;
 struct walk;
 struct range_block;
 static struct walk *walk_state(void);
+static struct cache *walk_cache(void);
 static int walk_registers(struct walk *w);
 static const u8 *walk_value(u32 table, u32 k);
 static const struct range_block *walk_block(u32 space, u32 k);
 static int walk_read(void *to, u32 n, u64 addr);
 static void walk_used(u32 table, int found, u64 time);
-#define walk_loop(n, f, ctx) bpf_loop(n, f, ctx, 0)
 
 #include "walk.h"
 
@@ -205,11 +205,13 @@ struct {
 	__type(value, u64);
 } counters SEC(".maps");
 
-/* The walk of a processor. */
+/* The walk of a processor. It comes first: the verifier before Linux 5.13 wants no sum with a pointer that may be null. */
 struct room {
+	struct walk w;
+	struct waker by;
+	struct blocked is;
 	u32 busy; /* an event can interrupt another one's program */
 	u32 hits; /* of tracepoints */
-	struct walk w;
 };
 
 struct {
@@ -239,6 +241,17 @@ volatile u64 cgroup;	/* the number of that */
 volatile u64 ns_ino; /* of the PID namespace that numbers processes; 0: the first */
 volatile u64 seed;	/* of stack IDs */
 
+/*
+ * What this kernel has, as user space has probed. The verifier knows them as constants: it does not look at what a kernel lacks. Before
+ * has_task, tasks are read as memory, not by their types.
+ */
+const volatile u32 has_task;	/* bpf_get_current_task_btf: Linux 5.11 */
+const volatile u32 has_cmpxchg; /* atomic instructions besides the sum: 5.12 */
+const volatile u32 has_regs;	/* bpf_task_pt_regs: 5.15 */
+const volatile u32 has_state;	/* the state of who blocks, in sched_switch: 5.18 */
+
+#define OF(task, field) (has_task ? (task)->field : BPF_CORE_READ(task, field))
+
 /* ---- What the walk needs ---- */
 
 static __always_inline struct room *room(void)
@@ -253,6 +266,13 @@ static __always_inline struct walk *walk_state(void)
 	struct room *r = room();
 
 	return r ? &r->w : NULL;
+}
+
+static __always_inline struct cache *walk_cache(void)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+
+	return bpf_map_lookup_elem(&caches, &cpu);
 }
 
 static __always_inline const u8 *walk_value(u32 table, u32 k)
@@ -314,6 +334,11 @@ struct cgroup {
 	struct cgroup *ancestors[];
 } __attribute__((preserve_access_index));
 
+/* Before Linux 6.0. */
+struct cgroup___ids {
+	u64 ancestor_ids[1];
+} __attribute__((preserve_access_index));
+
 struct css_set {
 	struct cgroup *dfl_cgrp;
 } __attribute__((preserve_access_index));
@@ -324,11 +349,16 @@ struct task_struct {
 	unsigned long nvcsw, nivcsw;
 	char comm[16];
 	struct css_set *cgroups;
-	void *mm;
+	void *mm, *stack;
 	unsigned in_execve : 1;
 	int pid, tgid;
 	struct task_struct *group_leader;
 	struct pid *thread_pid;
+} __attribute__((preserve_access_index));
+
+/* Before Linux 5.14. */
+struct task_struct___state {
+	long state;
 } __attribute__((preserve_access_index));
 
 struct vm_area_struct {
@@ -342,6 +372,7 @@ struct pt_regs___kernel {
 	unsigned long flags, sp;
 } __attribute__((preserve_access_index));
 
+#define THREAD_SIZE (4 << 12) /* of the kernel's stack: arch/x86/include/asm/page_64_types.h, without KASAN */
 #define TASK_DEAD 0x80
 #define MAX_NS_LEVELS 8 /* of PID namespaces that are looked at */
 #define PF_KTHREAD 0x00200000
@@ -355,54 +386,65 @@ static __always_inline void count(u32 what)
 		*n += 1;
 }
 
+static __always_inline struct task_struct *current(void)
+{
+	return has_task ? bpf_get_current_task_btf() : (void *)bpf_get_current_task();
+}
+
 /* Fills w's registers with those of user space. Returns 0 where there are none, or they are of 32-bit code. */
 static __always_inline int registers_of(struct walk *w, struct task_struct *task)
 {
 	struct pt_regs___kernel *regs;
 
-	if (task->flags & (PF_KTHREAD | PF_IO_WORKER) || !task->mm) /* one without memory is about to go */
+	if (OF(task, flags) & (PF_KTHREAD | PF_IO_WORKER) || !OF(task, mm)) /* one without memory is about to go */
 		return 0;
-	regs = (void *)bpf_task_pt_regs(task);
-	if (regs->cs != 0x33)
+	if (has_regs)
+		regs = (void *)bpf_task_pt_regs(task);
+	else /* at the top of its stack */
+		regs = OF(task, stack) + THREAD_SIZE - bpf_core_type_size(struct pt_regs___kernel);
+#define REG(r) (has_regs ? regs->r : BPF_CORE_READ(regs, r))
+	if (REG(cs) != 0x33)
 		return 0;
-	w->val[0] = regs->ax;
-	w->val[1] = regs->dx;
-	w->val[2] = regs->cx;
-	w->val[3] = regs->bx;
-	w->val[4] = regs->si;
-	w->val[5] = regs->di;
-	w->val[6] = regs->bp;
-	w->val[7] = regs->sp;
-	w->val[8] = regs->r8;
-	w->val[9] = regs->r9;
-	w->val[10] = regs->r10;
-	w->val[11] = regs->r11;
-	w->val[12] = regs->r12;
-	w->val[13] = regs->r13;
-	w->val[14] = regs->r14;
-	w->val[15] = regs->r15;
-	w->val[16] = regs->ip;
+	w->val[0] = REG(ax);
+	w->val[1] = REG(dx);
+	w->val[2] = REG(cx);
+	w->val[3] = REG(bx);
+	w->val[4] = REG(si);
+	w->val[5] = REG(di);
+	w->val[6] = REG(bp);
+	w->val[7] = REG(sp);
+	w->val[8] = REG(r8);
+	w->val[9] = REG(r9);
+	w->val[10] = REG(r10);
+	w->val[11] = REG(r11);
+	w->val[12] = REG(r12);
+	w->val[13] = REG(r13);
+	w->val[14] = REG(r14);
+	w->val[15] = REG(r15);
+	w->val[16] = REG(ip);
 	return 1;
 }
 
 static __always_inline int walk_registers(struct walk *w)
 {
-	return registers_of(w, bpf_get_current_task_btf());
+	return registers_of(w, current());
 }
 
 /* The number of a task as user space has it; 0 where it has none. */
 static __always_inline u32 number(struct task_struct *task)
 {
-	struct pid *pid = task->thread_pid;
-	u32 i, level = pid->level;
+	struct pid *pid;
+	u32 i, level;
 
 	if (!ns_ino)
-		return (u32)task->pid;
+		return (u32)OF(task, pid);
+	pid = OF(task, thread_pid);
+	level = BPF_CORE_READ(pid, level);
 	for (i = 0; i < MAX_NS_LEVELS && i <= level; i++) {
-		struct pid_namespace *ns = pid->numbers[i].ns;
+		struct upid id;
 
-		if (ns->ns.inum == ns_ino)
-			return (u32)pid->numbers[i].nr;
+		if (bpf_core_read(&id, sizeof id, &pid->numbers[i]) == 0 && BPF_CORE_READ(id.ns, ns.inum) == ns_ino)
+			return (u32)id.nr;
 	}
 	return 0;
 }
@@ -414,8 +456,8 @@ static __always_inline u64 ids(void)
 
 	if (!ns_ino)
 		return bpf_get_current_pid_tgid();
-	task = bpf_get_current_task_btf();
-	return (u64)number(task->group_leader) << 32 | number(task);
+	task = current();
+	return (u64)number(OF(task, group_leader)) << 32 | number(task);
 }
 
 static __always_inline u64 *change(u32 pid)
@@ -435,7 +477,11 @@ static __always_inline void change_at(u32 pid, u64 time)
 		return;
 	for (i = 0; i < 8; i++) {
 		old = *(volatile u64 *)at;
-		if (old >= time || __sync_val_compare_and_swap(at, old, time) == old)
+		if (old >= time)
+			return;
+		if (!has_cmpxchg)
+			*(volatile u64 *)at = time; /* and it is looked at again */
+		else if (__sync_val_compare_and_swap(at, old, time) == old)
 			return;
 	}
 }
@@ -476,8 +522,9 @@ static __always_inline int wanted(u32 pid, struct process **p)
 }
 
 /* Puts the registers and what can be read of the stack, up to MAX_FRAMES words, in the place of the words of a walk. */
-PART int copy(struct walk *w)
+PART int copy(void)
 {
+	struct walk *w = walk_state();
 	u32 i, n = 0;
 	u64 sp;
 
@@ -501,11 +548,18 @@ PART int copy(struct walk *w)
 	return 1;
 }
 
+static __always_inline u64 in_execve(void)
+{
+	struct task_struct *task = current();
+
+	return has_task ? BPF_CORE_READ_BITFIELD(task, in_execve) : BPF_CORE_READ_BITFIELD_PROBED(task, in_execve);
+}
+
 /*
  * Walks the current task's stack: its words, user and kernel, the latter without the first skip, are in w. Returns what it
  * comes to: a copy where it may, and the walk wants for a mapping or a table.
  */
-static __always_inline u32 stack(void *ctx, struct walk *w, struct cache *c, struct process *p, int in_kernel, u32 skip, int may_copy)
+static __always_inline u32 stack(void *ctx, struct walk *w, struct process *p, int in_kernel, u32 skip, int may_copy)
 {
 	u32 n, i, what = SAMPLE_NEW;
 	u64 space = space_of(p, w->s.pid);
@@ -517,7 +571,7 @@ static __always_inline u32 stack(void *ctx, struct walk *w, struct cache *c, str
 	w->stop = STOP_NO_STACK;
 	if (walk_registers(w)) {
 		if (space) {
-			walk(w, c, (u32)space, (u32)(space >> 32));
+			walk(w, (u32)space, (u32)(space >> 32));
 		} else {
 			w->words[0] = w->val[SLOT_RA] | (u64)HOW_START << HOW_SHIFT;
 			w->id = mix(w->id, w->words[0]);
@@ -527,12 +581,12 @@ static __always_inline u32 stack(void *ctx, struct walk *w, struct cache *c, str
 		}
 	}
 	/* Between two programs, the registers are of one and the memory of the other. */
-	if (w->stop != STOP_OUTERMOST && w->n && BPF_CORE_READ_BITFIELD(bpf_get_current_task_btf(), in_execve)) {
+	if (w->stop != STOP_OUTERMOST && w->n && in_execve()) {
 		w->n = w->missing = 0;
 		w->id = seed;
 		w->stop = STOP_NO_STACK;
 	}
-	if (may_copy && w->missing && copy(w))
+	if (may_copy && w->missing && copy())
 		what = SAMPLE_COPY;
 	n = w->n;
 	if (n > MAX_USER)
@@ -619,7 +673,7 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, u3
 	w->s.pid = (u32)(id >> 32);
 	w->s.tid = (u32)id;
 	w->s.cpu = cpu;
-	stack(ctx, w, c, p, in_kernel, 0, 0);
+	stack(ctx, w, p, in_kernel, 0, 0);
 	copy = w->missing != 0;
 	if (copy)
 		count(COPIED);

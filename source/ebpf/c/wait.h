@@ -4,14 +4,21 @@
  * unspool.bpf.c.
  */
 
+static __always_inline u32 state_of(struct task_struct *task)
+{
+	struct task_struct___state *before = (void *)task;
+
+	return bpf_core_field_exists(task->__state) ? task->__state : (u32)BPF_CORE_READ(before, state);
+}
+
 /* A thread blocks, another one goes on. */
 SEC("tp_btf/sched_switch")
 int on_switch(u64 *ctx)
 {
 	struct task_struct *prev = (void *)ctx[1], *next = (void *)ctx[2];
-	u32 from = (u32)prev->pid, to = (u32)next->pid, state = (u32)ctx[3];
+	u32 from = (u32)prev->pid, to = (u32)next->pid, state = has_state ? (u32)ctx[3] : state_of(prev);
 	u32 cpu = bpf_get_smp_processor_id();
-	struct blocked *was = bpf_map_lookup_elem(&blocked, &to), is = {};
+	struct blocked *was = bpf_map_lookup_elem(&blocked, &to), *is;
 	struct cache *c = bpf_map_lookup_elem(&caches, &cpu);
 	struct room *r = room();
 	struct process *p;
@@ -25,7 +32,9 @@ int on_switch(u64 *ctx)
 	}
 	r->busy = 1;
 	w = &r->w;
-	w->s.time = is.since = bpf_ktime_get_ns();
+	is = &r->is;
+	is->cut = 0;
+	w->s.time = is->since = bpf_ktime_get_ns();
 	w->s.ip = 0;
 	w->s.cpu = cpu;
 	if (was && was->since) {
@@ -50,7 +59,7 @@ int on_switch(u64 *ctx)
 			}
 		}
 		/* Another processor's clock can be a little ahead. */
-		w->s.period = is.since > was->since ? is.since - was->since : 1;
+		w->s.period = is->since > was->since ? is->since - was->since : 1;
 		w->s.id = was->id;
 		w->s.pid = was->pid;
 		w->s.tid = was->tid;
@@ -75,16 +84,16 @@ int on_switch(u64 *ctx)
 		/* Seldom, the kernel does not trace a switch: the end of this wait is not known. */
 		if (before && before->since)
 			count(FORGOTTEN);
-		w->s.pid = is.pid = (u32)(id >> 32);
-		w->s.tid = is.tid = (u32)id;
+		w->s.pid = is->pid = (u32)(id >> 32);
+		w->s.tid = is->tid = (u32)id;
 		/* Without this function and who calls it for the tracepoint. */
-		what = stack(ctx, w, c, p, 1, 2, 1);
+		what = stack(ctx, w, p, 1, 2, 1);
 		if (what == SAMPLE_COPY)
 			count(COPIED);
 		else
 			what = SAMPLE_STACK;
-		is.id = w->id;
-		if (write(w, c, what) && bpf_map_update_elem(&blocked, &from, &is, BPF_ANY) != 0)
+		is->id = w->id;
+		if (write(w, c, what) && bpf_map_update_elem(&blocked, &from, is, BPF_ANY) != 0)
 			count(FORGOTTEN);
 	}
 	r->busy = 0;
@@ -107,10 +116,18 @@ static __always_inline int wanted_of(struct task_struct *task, u32 pid)
 		return 0;
 	if (by_cgroup) {
 		struct cgroup *c = task->cgroups->dfl_cgrp, *up;
+		struct cgroup___ids *before = (void *)c;
+		u64 id;
 
-		for (i = 0; i < MAX_CGROUPS && (int)i <= c->level; i++)
-			if (bpf_core_read(&up, sizeof up, &c->ancestors[i]) == 0 && BPF_CORE_READ(up, kn, id) == cgroup)
+		for (i = 0; i < MAX_CGROUPS && (int)i <= c->level; i++) {
+			id = 0;
+			if (!bpf_core_field_exists(c->ancestors))
+				bpf_core_read(&id, sizeof id, &before->ancestor_ids[i]);
+			else if (bpf_core_read(&up, sizeof up, &c->ancestors[i]) == 0)
+				id = BPF_CORE_READ(up, kn, id);
+			if (id == cgroup)
 				break;
+		}
 		if (i == MAX_CGROUPS || (int)i > c->level)
 			return 0;
 	}
@@ -135,9 +152,9 @@ int on_waking(u64 *ctx)
 {
 	struct task_struct *task = (void *)ctx[0];
 	u32 tid = (u32)task->pid, pid = number(task->group_leader), cpu = bpf_get_smp_processor_id();
-	struct cache *c = bpf_map_lookup_elem(&caches, &cpu);
+	struct cache *c;
 	struct room *r = room();
-	struct waker by = {};
+	struct waker *by;
 	struct process *p;
 	struct walk *w;
 	u32 what;
@@ -145,28 +162,30 @@ int on_waking(u64 *ctx)
 
 	if (!pid || !wanted_of(task, pid))
 		return 0;
-	if (!c || !r || r->busy) {
+	if (!walk_cache() || !r || r->busy) {
 		bpf_map_delete_elem(&wakers, &tid);
 		return 0;
 	}
 	r->busy = 1;
 	w = &r->w;
+	by = &r->by;
 	id = ids();
 	w->s.time = bpf_ktime_get_ns();
 	w->s.ip = w->s.period = 0;
 	w->s.cpu = cpu;
-	w->s.pid = by.pid = (u32)(id >> 32);
-	w->s.tid = by.tid = (u32)id;
-	bpf_get_current_comm(by.name, sizeof by.name);
-	p = bpf_map_lookup_elem(&processes, &by.pid);
-	what = stack(ctx, w, c, p, 1, 2, p != NULL); /* a copy of others cannot be walked */
+	w->s.pid = by->pid = (u32)(id >> 32);
+	w->s.tid = by->tid = (u32)id;
+	bpf_get_current_comm(by->name, sizeof by->name);
+	p = bpf_map_lookup_elem(&processes, &by->pid);
+	what = stack(ctx, w, p, 1, 2, p != NULL); /* a copy of others cannot be walked */
 	if (what == SAMPLE_COPY)
 		count(COPIED);
 	else
 		what = SAMPLE_STACK;
-	w->s.id = by.id = mix(w->id, OF_WAKER); /* no wait's */
+	w->s.id = by->id = mix(w->id, OF_WAKER); /* no wait's */
 	w->s.pad = OF_WAKER;
-	if (!write(w, c, what) || bpf_map_update_elem(&wakers, &tid, &by, BPF_ANY) != 0)
+	c = walk_cache();
+	if (!c || !write(w, c, what) || bpf_map_update_elem(&wakers, &tid, by, BPF_ANY) != 0)
 		bpf_map_delete_elem(&wakers, &tid);
 	w->s.pad = 0;
 	r->busy = 0;

@@ -10,10 +10,11 @@
  *	const struct range_block *walk_block(u32 space, u32 k)	block k of a space's ranges, or NULL
  *	int walk_read(void *to, u32 n, u64 addr)		reads user memory; 0, or less than 0 where it cannot be read
  *	void walk_used(u32 table, int found, u64 time)	notes that a table was looked for
- *	long walk_loop(u32 n, long (*f)(u32 i, void *ctx), void *ctx)	calls f n times at most, until it returns nonzero
  *	struct walk *walk_state(void)			where the walk is kept
+ *	struct cache *walk_cache(void)			what it remembers of other walks
  *	int walk_registers(struct walk *w)		fills w->val with the registers that the walk begins with; or 0
- *	PART						before functions that the kernel's verifier looks at once, not at each call
+ *	PART						before functions that the kernel's verifier looks at once, not at each call. Before Linux
+ *							5.13 they take numbers only, so each asks for its walk itself
  *
  * x86-64. What is read on every frame is inline, all else is a PART of its own. A table is memory that user space has checked, but nothing here depends on that: every offset is masked or
  * compared where it is used.
@@ -21,6 +22,11 @@
 #ifndef UNSPOOL_WALK_H
 #define UNSPOOL_WALK_H
 
+#define EDGE_PART PART
+#define EDGE_TAKE void
+#define EDGE_PASS
+#define EDGE_SELF struct unspool_edge *e = walk_edge();
+static struct unspool_edge *walk_edge(void);
 #include "edge.h"
 #include "machine.h"
 
@@ -172,6 +178,7 @@ struct walk {
 	u32 wanted;      /* a register was asked for that was not known */
 	u64 low;         /* where the piece of a stack at hand begins */
 	u32 n_moves;     /* how often the walk went down */
+	u32 gap;         /* how far behind a system call the address lies, plus one: after_syscall */
 	u32 begins;      /* the frame below is at the beginning of a function that nobody has called */
 	struct {
 		u64 pc, cfa;
@@ -200,6 +207,8 @@ struct walk {
 
 	/* An expression that is run. */
 	u64 e_stack[2 * UNSPOOL_EXPR_STACK];
+	u64 e_value;           /* what came out */
+	u64 e_out;             /* and what a part of it has */
 	u64 e_base;            /* offset of its bytes in the table */
 	u32 e_at, e_len, e_n;  /* the next byte, how many there are, values on the stack */
 	s32 e_outcome;
@@ -207,6 +216,7 @@ struct walk {
 
 	u32 lo, hi; /* of a search. Here, the verifier forgets what it knows of them, so that all turns of the loop look alike */
 
+	u64 loaded; /* what load_far found */
 	u64 win_lo;
 	u32 win_len; /* 0 for no window */
 	u32 win_next; /* how long the next may be */
@@ -217,14 +227,27 @@ struct walk {
 	u64 words[MAX_USER + WINDOW / 8]; /* right behind it: the kernel's, too, and room for the verifier's doubts */
 };
 
+/* The code at hand. */
+static __always_inline struct unspool_edge *walk_edge(void)
+{
+	struct walk *w = walk_state();
+
+	if (!w)
+		return NULL;
+	__asm__ volatile("" : "+r"(w)); /* no sum before the comparison */
+	return &w->edge;
+}
+
 /* ---- Memory ---- */
 
-PART int load_far(struct walk *w, u64 addr, u64 *to)
+/* Leaves eight bytes in w->loaded. Returns 0 where they cannot be read. */
+PART int load_far(u64 addr)
 {
+	struct walk *w = walk_state();
 	u64 at = addr - WINDOW_BELOW;
 	u32 len;
 
-	if (!w || !to)
+	if (!w)
 		return 0;
 	if (at >> 12 != addr >> 12)
 		at = addr;
@@ -234,13 +257,13 @@ PART int load_far(struct walk *w, u64 addr, u64 *to)
 	w->win_next = WINDOW;
 	w->win_len = 0;
 	if ((addr & (WINDOW - 1)) > WINDOW - 8) /* across two pages */
-		return walk_read(to, 8, addr) == 0;
+		return walk_read(&w->loaded, 8, addr) == 0;
 	len = LENGTH(len, WINDOW);
 	if (walk_read(w->win, len, at) != 0)
-		return walk_read(to, 8, addr) == 0;
+		return walk_read(&w->loaded, 8, addr) == 0;
 	w->win_lo = at;
 	w->win_len = len;
-	*to = *(u64 *)(w->win + ((addr - at) & (WINDOW - 1)));
+	w->loaded = *(u64 *)(w->win + ((addr - at) & (WINDOW - 1)));
 	return 1;
 }
 
@@ -252,8 +275,10 @@ static __always_inline int load(struct walk *w, u64 addr, u64 *to)
 		*to = *(u64 *)(w->win + (off & (WINDOW - 1)));
 		return 1;
 	}
-	*to = 0; /* the verifiers of Linux 6.1 and before take no memory that was never written */
-	return load_far(w, addr, to);
+	if (!load_far(addr))
+		return 0;
+	*to = w->loaded;
+	return 1;
 }
 
 /* The value of a slot. */
@@ -313,7 +338,7 @@ static __always_inline int get(struct walk *w, u32 slot, u64 *to)
 		UNSPOOL_X86_64_EACH_SAVE(LOCATE)            \
 		set = 0 UNSPOOL_X86_64_EACH_SAVE(LOCATED);  \
 	}
-#define PLAIN_WIDE apply_wide(s)
+#define PLAIN_WIDE apply_wide()
 #define PLAIN_KEEP SAVED_SLOTS
 #define PLAIN_SP SLOT_RSP
 #define PLAIN_RA SLOT_RA
@@ -326,8 +351,9 @@ static __always_inline int get(struct walk *w, u32 slot, u64 *to)
 /* ---- The walk ---- */
 
 /* Finds the range of an address. The one before it is tried first. */
-PART int find_range(struct walk *w, u64 pc)
+PART int find_range(u64 pc)
 {
+	struct walk *w = walk_state();
 	const struct range_block *b;
 	u32 i;
 
@@ -377,15 +403,16 @@ enum { INJECTED = 1 << 14, MOVED = 1 << 13, HERE = 1 << 12 };
 enum { UNMAPPED, BY_RULE, BY_PLT, BY_LAZY_PLT, BY_FP, NO_CALLER, NO_TABLE, BY_SIGRETURN, BY_CALL };
 
 /* Marks the rule of a signal frame that holds at the next address, too, as HERE. */
-PART int signal_here(struct walk *w, struct head *h, u64 next)
+PART int signal_here(u64 next)
 {
+	struct walk *w = walk_state();
 	u64 r0, r1;
 
-	if (!w || !h)
+	if (!w)
 		return 0;
 	r0 = w->r0;
 	r1 = w->r1;
-	if (find(w, h, w->range.table, next) && w->r0 == r0 && w->r1 == r1)
+	if (find(w->range.table, next) && w->r0 == r0 && w->r1 == r1)
 		r0 |= HERE << 16;
 	w->r0 = r0;
 	w->r1 = r1;
@@ -393,32 +420,34 @@ PART int signal_here(struct walk *w, struct head *h, u64 next)
 }
 
 /* Whether the rule at hand, of an address, is another than before that. */
-PART int begins_here(struct walk *w, struct head *h, u64 at)
+PART int begins_here(u64 at)
 {
+	struct walk *w = walk_state();
 	u64 r0, r1;
 	int other;
 
-	if (!w || !h)
+	if (!w)
 		return 0;
 	r0 = w->r0;
 	r1 = w->r1;
-	other = !find(w, h, w->range.table, at - 1 - w->range.bias) || w->r0 != (r0 & ~((u64)(INJECTED | MOVED | HERE) << 16)) || w->r1 != r1;
+	other = !find(w->range.table, at - 1 - w->range.bias) || w->r0 != (r0 & ~((u64)(INJECTED | MOVED | HERE) << 16)) || w->r1 != r1;
 	w->r0 = r0;
 	w->r1 = r1;
 	return other;
 }
 
 /* Whether an address's rule, which is at hand if there is one, is another than that of the address behind. */
-PART int ends_here(struct walk *w, struct head *h, u64 at, u32 by)
+PART int ends_here(u64 at, u32 by)
 {
+	struct walk *w = walk_state();
 	u64 r0, r1;
 	int found, other;
 
-	if (!w || !h || !w->range.table)
+	if (!w || !w->range.table)
 		return 0;
 	r0 = w->r0;
 	r1 = w->r1;
-	found = find(w, h, w->range.table, at + 1 - w->range.bias);
+	found = find(w->range.table, at + 1 - w->range.bias);
 	other = by == BY_RULE ? !found || w->r0 != (r0 & ~((u64)(INJECTED | MOVED | HERE) << 16)) || w->r1 != r1 : found;
 	w->r0 = r0;
 	w->r1 = r1;
@@ -426,26 +455,27 @@ PART int ends_here(struct walk *w, struct head *h, u64 at, u32 by)
 }
 
 /*
- * Finds out how, and leaves a rule in w. h is for the range's table. here: no call has led to the address, so rules that are right at calls
+ * Finds out how, and leaves a rule in w. here: no call has led to the address, so rules that are right at calls
  * only do not count.
  */
-PART u32 look_up(struct walk *w, struct head *h, u64 at, u32 here)
+PART u32 look_up(u64 at, u32 here)
 {
+	struct walk *w = walk_state();
 	u32 kind;
 
-	if (!w || !h)
+	if (!w)
 		return UNMAPPED;
 	kind = w->range.kind;
 	if (kind == RANGE_TERMINAL)
 		return NO_CALLER;
 	if (w->range.table) {
-		if (find(w, h, w->range.table, at - w->range.bias) && !(here && (u32)(w->r0 >> 16) & UNSPOOL_SYNC_ONLY)) {
+		if (find(w->range.table, at - w->range.bias) && !(here && (u32)(w->r0 >> 16) & UNSPOOL_SYNC_ONLY)) {
 			if (kind == RANGE_INJECTED)
 				w->r0 |= INJECTED << 16;
 			if (kind == RANGE_MOVED)
 				w->r0 |= MOVED << 16;
 			if ((u32)(w->r0 >> 16) & UNSPOOL_SIGNAL)
-				signal_here(w, h, at + 1 - w->range.bias);
+				signal_here(at + 1 - w->range.bias);
 			walk_used(w->range.table, 1, w->s.time);
 			return BY_RULE;
 		}
@@ -550,7 +580,7 @@ static __always_inline int walk_plain(struct walk *w, struct cache *c)
 static __always_inline long walk_frame(struct walk *w, struct cache *c)
 {
 	u64 sp = w->sp, at = w->pc - !w->exact, key = w->exact ? at | EXACT_KEY : at;
-	u32 exact = w->exact, alive = exact && !(w->how & HOW_EXACT), how, signal = 0, injected = 0, place = 0, begins = 0, gap = 0, by = BY_RULE;
+	u32 exact = w->exact, alive = exact && !(w->how & HOW_EXACT), how, signal = 0, injected = 0, place = 0, begins = 0, by = BY_RULE;
 	struct cached *e = places(w, c, key);
 	int o, maybe = 0;
 
@@ -565,26 +595,27 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 	} else {
 		by = UNMAPPED;
 		if (!exact)
-			maybe = is_place(w);
+			maybe = is_place();
 		if (maybe == 1) {
 			at = w->pc;
 			key = at | EXACT_KEY;
 			e = places(w, c, key);
 			place = HOW_EXACT;
 		}
-		if (find_range(w, at))
-			by = look_up(w, &c->heads[BOUNDED(w->range.table, HEADS)], at, exact | place);
+		if (find_range(at))
+			by = look_up(at, exact | place);
 		else
 			w->range.lo = w->range.hi = 0;
 		if (maybe == MAYBE_PLACE)
-			maybe = ends_here(w, &c->heads[BOUNDED(w->range.table, HEADS)], at, by) ? MAYBE_PLACE : 0;
+			maybe = ends_here(at, by) ? MAYBE_PLACE : 0;
 		if (by == BY_FP) {
+			w->gap = 0;
 			if (alive)
-				gap = (u32)after_syscall(w, &c->heads[BOUNDED(w->range.table, HEADS)], at);
-			if (is_sigreturn(w)) {
+				w->gap = (u32)after_syscall(at);
+			if (is_sigreturn()) {
 				by = BY_SIGRETURN;
 				place = HOW_EXACT;
-			} else if (gap) {
+			} else if (w->gap) {
 				by = BY_CALL;
 			}
 		}
@@ -596,13 +627,13 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 			e->r0 = w->r0;
 			e->r1 = w->r1;
 		}
-		if (by == BY_RULE && place && !((u32)(w->r0 >> 16) & UNSPOOL_SIGNAL) && is_sigreturn(w))
+		if (by == BY_RULE && place && !((u32)(w->r0 >> 16) & UNSPOOL_SIGNAL) && is_sigreturn())
 			by = BY_SIGRETURN; /* Go's has a rule, as if it were called */
 		if (by == UNMAPPED && w->n > 0 && w->begins) {
 			w->stop = STOP_OUTERMOST;
 			return 1;
 		}
-		begins = by == BY_RULE && place && !((u32)(w->r0 >> 16) & UNSPOOL_SIGNAL) && begins_here(w, &c->heads[BOUNDED(w->range.table, HEADS)], at);
+		begins = by == BY_RULE && place && !((u32)(w->r0 >> 16) & UNSPOOL_SIGNAL) && begins_here(at);
 		if (by == UNMAPPED || by == NO_TABLE || maybe == MAYBE_PLACE)
 			w->missing = 1;
 		if (by == UNMAPPED && w->n > 0) {
@@ -635,25 +666,25 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 			alive = 0;
 		}
 		if (alive && !signal)
-			keep_registers(w);
+			keep_registers();
 		if (o == OK)
 			o = apply(w);
 		if (o == OK && alive && !signal)
-			restore_registers(w, sp);
+			restore_registers(sp);
 		break;
 	case BY_PLT:
 	case BY_LAZY_PLT:
 		how = HOW_PLT;
-		o = step_plt(w, at - w->range.lo, by == BY_LAZY_PLT);
+		o = step_plt(at - w->range.lo, by == BY_LAZY_PLT);
 		break;
 	case BY_SIGRETURN:
 		how = HOW_SIGRETURN;
 		signal = 1;
-		o = step_sigreturn(w);
+		o = step_sigreturn();
 		break;
 	case BY_CALL:
 		how = HOW_CALL;
-		if (gap > 1) { /* behind the call, a new thread has 0 */
+		if (w->gap > 1) { /* behind the call, a new thread has 0 */
 			u64 rax;
 
 			if (get(w, 0, &rax) == OK && rax == 0) {
@@ -661,19 +692,19 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 				return 1;
 			}
 		}
-		o = step_call(w, 0) ? OK : NO_RULE;
+		o = step_call(0) ? OK : NO_RULE;
 		break;
 	case BY_FP:
-		if (alive && step_edge(w, w->pc)) {
+		if (alive && step_edge(w->pc)) {
 			how = HOW_CALL;
 			o = OK;
 			break;
 		}
 		how = HOW_FP;
-		o = step_fp(w, alive);
-		if (o == LOST_REGISTER && !step_call(w, 0))
-			o = step_fp(w, 0);
-		else if (o == LOST_REGISTER || (o != OK && alive && step_call(w, 0)))
+		o = step_fp(alive);
+		if (o == LOST_REGISTER && !step_call(0))
+			o = step_fp(0);
+		else if (o == LOST_REGISTER || (o != OK && alive && step_call(0)))
 			how = HOW_CALL, o = OK;
 		if (o == UNREADABLE && stop_of(o, w->fault, sp) != STOP_TRUNCATED)
 			o = NO_RULE;
@@ -696,19 +727,13 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 		if (get(w, SLOT_RSP, &w->sp) != OK)
 			w->sp = w->cfa;
 		w->low = w->sp;
-	} else if (w->cfa - sp - 1 >= MAX_PIECE && !(exact && w->cfa == sp) && !moved(w, sp, w->cfa)) {
+	} else if (w->cfa - sp - 1 >= MAX_PIECE && !(exact && w->cfa == sp) && !moved(sp, w->cfa)) {
 		w->stop = STOP_BAD_CFA;
 		return 1;
 	}
 	w->how = how;
 	return 0;
 }
-
-/* What the loop needs, at hand. */
-struct walker {
-	struct walk *w;
-	struct cache *c;
-};
 
 /* Begins a walk with the registers in w->val. */
 static __always_inline void begin(struct walk *w, u32 brief)
@@ -732,13 +757,15 @@ static __always_inline void begin(struct walk *w, u32 brief)
 	w->range.lo = w->range.hi = 0;
 }
 
-static long walk_one(u32 i, void *ctx)
+/* A turn of the walk: some frames. Returns nonzero at the end. */
+PART int walk_on(void)
 {
-	struct walker *k = ctx;
-	struct walk *w = k->w;
+	struct walk *w = walk_state();
+	struct cache *c = walk_cache();
 
-	(void)i;
-	if ((w->brief && walk_plain(w, k->c)) || !walk_frame(w, k->c))
+	if (!w || !c)
+		return 1;
+	if ((w->brief && walk_plain(w, c)) || !walk_frame(w, c))
 		return 0;
 	if (!w->brief || !w->wanted || !walk_registers(w))
 		return 1;
@@ -751,15 +778,17 @@ static long walk_one(u32 i, void *ctx)
  * stacks need another register than rsp and rbp. So it is walked in brief first; where a register is asked for that is not
  * known then, whether it was lost or left out, the result does not count, and the stack is walked again with all of them.
  */
-static __always_inline void walk(struct walk *w, struct cache *c, u32 space, u32 n_ranges)
+static __always_inline void walk(struct walk *w, u32 space, u32 n_ranges)
 {
-	struct walker k = {w, c};
+	u32 i;
 
 	w->space = space;
 	w->n_ranges = n_ranges;
 	w->first_id = w->id;
 	begin(w, 1);
-	walk_loop(2 * (MAX_FRAMES + 1), walk_one, &k);
+	for (i = 0; i < 2 * (MAX_FRAMES + 1); i++)
+		if (walk_on())
+			break;
 }
 
 #endif /* UNSPOOL_WALK_H */

@@ -36,12 +36,23 @@ static __always_inline void use_registers(struct walk *w)
 	w->cfa = w->new_cfa;
 }
 
-PART int eval(struct walk *w, u64 off, u32 push, u64 *to);
+PART int eval(u64 off, u32 push);
+
+static __always_inline int eval_to(struct walk *w, u64 off, u32 push, u64 *to)
+{
+	int o = eval(off, push);
+
+	*to = w->e_value;
+	return o;
+}
+
 
 #define STEP_RUN struct walk
+#define STEP_PART PART
+#define STEP_SELF struct walk *w = walk_state();
 #define STEP_BYTES(w, at, n) word_at((w)->table, (w)->e_base + (at))
 #define STEP_WIDE(w, at, n) word_at((w)->table, (w)->wide + (at))
-#define STEP_EVAL(w, off, push, to) eval(w, off, push, to)
+#define STEP_EVAL(w, off, push, to) eval_to(w, off, push, to)
 #define STEP_GET(w, slot, to) get(w, slot, to)
 #define STEP_LOAD(w, addr, to) load(w, addr, to)
 #define STEP_PC(w) (w)->pc
@@ -57,11 +68,10 @@ PART int eval(struct walk *w, u64 off, u32 push, u64 *to);
 
 /* ---- Expressions ---- */
 
-static long expr_next(u32 i, void *ctx)
+PART int expr_next(u32 i)
 {
 	struct walk *w = walk_state();
 
-	(void)ctx;
 	if (!w)
 		return 1;
 	if (w->e_at >= w->e_len)
@@ -84,12 +94,14 @@ static __always_inline int no_table(struct walk *w)
 }
 
 /* Runs the expression that off says, its length in the upper half; with push, the stack starts with the CFA. */
-PART int eval(struct walk *w, u64 off, u32 push, u64 *to)
+PART int eval(u64 off, u32 push)
 {
+	struct walk *w = walk_state();
 	const u8 *h;
 	u64 at = (u32)off, n = off >> 32;
+	u32 i;
 
-	if (!w || !to)
+	if (!w)
 		return BAD_EXPR;
 	h = walk_value(w->table, 0);
 	if (!h)
@@ -99,20 +111,23 @@ PART int eval(struct walk *w, u64 off, u32 push, u64 *to)
 	w->e_base = HEADER(h, exprs) + at;
 	step_begin(w, (u32)n, push, w->new_cfa);
 	w->e_outcome = OK;
-	walk_loop(UNSPOOL_EXPR_STEPS + 1, expr_next, NULL);
+	for (i = 0; i <= UNSPOOL_EXPR_STEPS; i++)
+		if (expr_next(i))
+			break;
 	if (w->e_outcome != OK)
 		return w->e_outcome;
 	if (w->e_n == 0)
 		return BAD_EXPR;
-	*to = STEP_TOP(w, 0);
+	w->e_value = STEP_TOP(w, 0);
 	return OK;
 }
 
 /* ---- Rules ---- */
 
 /* Applies a rule of kind wide, as apply does. */
-PART int apply_wide(struct walk *w)
+PART int apply_wide(void)
 {
+	struct walk *w = walk_state();
 	const u8 *h;
 	u64 off, size;
 

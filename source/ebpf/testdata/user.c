@@ -36,13 +36,7 @@ static void walk_used(u32 table, int found, u64 time)
 	(void)table, (void)found, (void)time;
 }
 
-static long walk_loop(u32 n, long (*f)(u32 i, void *ctx), void *ctx)
-{
-	for (u32 i = 0; i < n; i++)
-		if (f(i, ctx))
-			break;
-	return 0;
-}
+static struct cache *walk_cache(void);
 
 #include "../c/walk.h"
 
@@ -75,6 +69,7 @@ static u64 n_texts, n_mapped;
 static u64 begun[SLOTS]; /* the registers of the stack at hand */
 
 static struct walk *walk_state(void) { return &state; }
+static struct cache *walk_cache(void) { return &cache; }
 
 static int walk_registers(struct walk *w)
 {
@@ -181,7 +176,6 @@ static void step(u32 table)
 {
 	struct question q;
 	struct answer a = {0};
-	struct head h = {0};
 	struct walk *w = &state;
 
 	take(&q, sizeof q);
@@ -195,7 +189,7 @@ static void step(u32 table)
 	w->in_mem = (u32)q.s.in_mem;
 	w->fault = q.s.fault;
 	memcpy(w->val, q.s.val, sizeof q.s.val);
-	a.found = find(w, &h, table, q.pc) == 0;
+	a.found = find(table, q.pc) == 0;
 	if (!a.found) {
 		a.signal = (u32)(w->r0 >> 16) & UNSPOOL_SIGNAL;
 		a.outcome = (u32)apply(w);
@@ -210,14 +204,15 @@ static void step(u32 table)
 static void again(void)
 {
 	static u64 words[MAX_FRAMES];
-	struct walker k = {&state, &cache};
 	u64 id = state.id;
 	u32 n = state.n, stop = state.stop, missing = state.missing;
 
 	memcpy(words, state.words, n * sizeof words[0]);
 	walk_registers(&state);
 	begin(&state, 0);
-	walk_loop(MAX_FRAMES + 1, walk_one, &k);
+	for (u32 i = 0; i <= MAX_FRAMES; i++)
+		if (walk_on())
+			break;
 	must(state.n == n && state.stop == stop && state.missing == missing && state.id == id, "without all registers, a stack is another");
 	must(memcmp(words, state.words, n * sizeof words[0]) == 0, "without all registers, a stack's words are others");
 }
@@ -238,7 +233,7 @@ static void whole(void)
 	stack = b;
 	stack_lo = head[0];
 	stack_size = head[1];
-	walk(&state, &cache, space, n_ranges);
+	walk(&state, space, n_ranges);
 	again();
 	n = state.n | (u64)state.stop << 32 | (u64)(state.missing != 0) << 40;
 	must(fwrite(&n, 8, 1, stdout) == 1 && fwrite(state.words, 8, state.n, stdout) == state.n, "output");
