@@ -94,7 +94,12 @@ func Files(paths []string, skipped func(error)) ([]string, error) {
 // Mapped returns the files whose code a process has mapped.
 func Mapped(pid int) ([]string, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("process %d: no such process", pid)
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fmt.Errorf("process %d: %w: run unspool as the user of the process or as root", pid, err)
+	case err != nil:
 		return nil, fmt.Errorf("process %d: %w", pid, err)
 	}
 	seen := map[string]bool{}

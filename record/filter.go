@@ -39,6 +39,9 @@ func (f *Filter) SetTime(text string) error {
 		}
 		*x.ns = ns
 	}
+	if f.From > f.To {
+		return fmt.Errorf("ends at %s, before it begins at %s", to, from)
+	}
 	return nil
 }
 

@@ -88,6 +88,9 @@ func (o *output) resolve(fallback string) error {
 	default:
 		return usage("--sort is self or total, not %q", o.sort)
 	}
+	if o.opts.Limit < 0 {
+		return usage("--limit takes a number of functions, not %d", o.opts.Limit)
+	}
 	if o.format == "" && o.opts.Func != "" {
 		o.format = "callers"
 	}

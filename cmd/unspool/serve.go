@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -98,8 +99,11 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 		o.Inputs = append(o.Inputs, serveInput(p, mods, plain))
 	}
 	l, err := net.Listen("tcp", listen)
+	if op := (*net.OpError)(nil); errors.As(err, &op) {
+		err = op.Err // without the address once more
+	}
 	if err != nil {
-		return err
+		return fmt.Errorf("--listen %s: %w", listen, err)
 	}
 	url := serve.URL(l.Addr(), o.Token)
 	if _, err := fmt.Fprintln(stdout, url); err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/cookiejar"
 	"os"
@@ -113,4 +114,19 @@ func TestServe(t *testing.T) {
 		}
 		timeout.Stop()
 	}
+}
+
+// TestListenRefused: the message about an address that cannot be had names the flag, and the address once.
+func TestListenRefused(t *testing.T) {
+	file, err := filepath.Abs("../../testdata/perf.data")
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	addr := taken.Addr().String()
+	runProgram(t, "serve", "--listen", addr, file).want(t, 1, "^unspool: --listen "+addr+": bind: address already in use\n$")
 }

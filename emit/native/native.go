@@ -12,6 +12,7 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/emit/compact"
+	"github.com/unspool/unspool/internal/printable"
 
 	"github.com/unspool/unspool/rows"
 
@@ -61,7 +62,7 @@ func parse[T ~uint8](s string, names []string, what string) (T, error) {
 			return T(i), nil
 		}
 	}
-	return 0, fmt.Errorf("%s is one of %q, not %q", what, names, s)
+	return 0, fmt.Errorf("%s is %s, not %q", what, printable.Either(names), s)
 }
 
 // Options control Emit.
