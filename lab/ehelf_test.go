@@ -186,8 +186,9 @@ func TestSteppersAgree(t *testing.T) {
 				}
 			})
 			t.Logf("%d stacks, %d frames; %d stacks by rules alone", stacks, frames, byRule)
-			if byRule*2 < stacks {
-				t.Errorf("%d of %d stacks were found by rules alone", byRule, stacks)
+			// How much of its time a program spends in code without rules is not the steppers' affair, if only there is something to compare.
+			if byRule < min(stacks/2, 100) {
+				t.Errorf("%d of %d stacks were found by rules alone: too few to compare", byRule, stacks)
 			}
 		})
 	}

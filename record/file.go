@@ -107,6 +107,15 @@ func readPprof(in io.Reader, filter *Filter) (*profile.Profile, error) {
 	return q, nil
 }
 
+// HowFar says for its user how much has been read.
+func (f *File) HowFar() string {
+	done, total := f.Read()
+	if total == 0 {
+		return fmt.Sprintf("read %d MiB", done>>20)
+	}
+	return fmt.Sprintf("read %d of %d MiB", done>>20, total>>20)
+}
+
 // readable adds to the error of a file that is no recording which files are; single leaves out pprof profiles.
 func readable(err error, single bool) error {
 	var foreign *perfdata.ForeignError

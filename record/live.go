@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source"
@@ -185,6 +186,19 @@ func (l *Live) walks() string {
 		return "sampling by ptrace"
 	}
 	return "walking copies of stacks"
+}
+
+// CheckCgroup says what is wrong with the cgroup, if there is one and the kernel could not take it.
+func (p *Plan) CheckCgroup() error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(p.InKernel.Cgroup, &st); p.InKernel.Cgroup == "" || err != nil || st.Type == unix.CGROUP2_SUPER_MAGIC {
+		return nil // opening says what else is wrong
+	}
+	where := "cgroup v2 is not mounted: sudo mount -t cgroup2 none /sys/fs/cgroup"
+	if at := procfs.Mounted("cgroup2"); at != "" {
+		where = "its directories are below " + at
+	}
+	return fmt.Errorf("%s: not a directory of cgroup v2; %s", p.InKernel.Cgroup, where)
 }
 
 // Summary says who walks stacks, and what that takes.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
@@ -46,7 +47,7 @@ func (a *annotator) check() error {
 	if !slices.Contains(annotate.Syntaxes, a.syntax) {
 		return usage("--asm: %q is none of %s", a.syntax, strings.Join(annotate.Syntaxes, ", "))
 	}
-	if err := directories("--source-root", a.sources.Root); err != nil {
+	if err := cli.Directories("--source-root", a.sources.Root); err != nil {
 		return err
 	}
 	for _, p := range a.paths {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/source/perfevent"
 )
 
@@ -63,7 +64,11 @@ func TestUprobe(t *testing.T) {
 
 // What only the kernel's program can do says what it takes, in the words of the flag.
 func TestKernelDenied(t *testing.T) {
-	for _, args := range [][]string{{"--off-cpu"}, {"--cgroup", "/"}} {
+	at := procfs.Mounted("cgroup2")
+	if at == "" {
+		oracle.Lacks(t, "cgroup v2")
+	}
+	for _, args := range [][]string{{"--off-cpu"}, {"--cgroup", at}} {
 		r := finish(t, as(t, "", append(append([]string{"record"}, args...), "-o", "x.folded", "--", "true")...))
 		if r.status != 1 || !strings.Contains(r.stderr, "unspool: "+args[0]+" needs root (or CAP_BPF and CAP_PERFMON)\n") {
 			t.Errorf("%v: %d: %s", args, r.status, r.stderr)

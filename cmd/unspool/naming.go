@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/signal"
 	"sync"
@@ -12,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/tui"
@@ -64,27 +64,11 @@ func searchFlags(c *cobra.Command) func() (*module.Locator, error) {
 	c.MarkFlagDirname("sysroot")
 	c.MarkFlagDirname("debug-dir")
 	return func() (*module.Locator, error) {
-		if err := errors.Join(directories("--sysroot", *sysroot), directories("--debug-dir", *dirs...)); err != nil {
+		if err := errors.Join(cli.Directories("--sysroot", *sysroot), cli.Directories("--debug-dir", *dirs...)); err != nil {
 			return nil, err
 		}
 		return names.Files(*sysroot, *dirs), nil
 	}
-}
-
-// directories says which of the directories that a flag names is none. "" is a flag that is not given.
-func directories(flag string, paths ...string) error {
-	for _, path := range paths {
-		switch st, err := os.Stat(path); {
-		case path == "":
-		case errors.Is(err, fs.ErrNotExist):
-			return fmt.Errorf("%s %s: no such directory", flag, path)
-		case err != nil:
-			return fmt.Errorf("%s: %w", flag, err)
-		case !st.IsDir():
-			return fmt.Errorf("%s %s: not a directory", flag, path)
-		}
-	}
-	return nil
 }
 
 // say prints lines on standard error.

@@ -3,13 +3,10 @@ package main
 import (
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
-	"github.com/unspool/unspool/internal/procfs"
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/source/perfevent"
 	"github.com/unspool/unspool/source/tracer"
@@ -118,7 +115,7 @@ func (p *plan) check(stepper string, flt *filter) error {
 		p.Source = record.Perf
 	}
 	var err error
-	if p.InKernel.Memory, err = parseSize(p.memory); err != nil {
+	if p.InKernel.Memory, err = cli.Size("--memory", p.memory); err != nil {
 		return err
 	}
 	flt.comm = p.comm
@@ -128,27 +125,13 @@ func (p *plan) check(stepper string, flt *filter) error {
 	if flt.Comm != nil {
 		p.InKernel.Comm = flt.Comm.MatchString
 	}
-	return nil
-}
-
-// checkCgroup says what is wrong with --cgroup, if the kernel could not take it.
-func (p *plan) checkCgroup() error {
-	dir := p.InKernel.Cgroup
-	if err := directories("--cgroup", dir); err != nil || dir == "" {
+	if err := cli.Directories("--cgroup", p.InKernel.Cgroup); err != nil {
 		return err
 	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return fmt.Errorf("--cgroup %s: %w", dir, err)
+	if err := p.CheckCgroup(); err != nil {
+		return fmt.Errorf("--cgroup %w", err)
 	}
-	if st.Type == unix.CGROUP2_SUPER_MAGIC {
-		return nil
-	}
-	where := "cgroup v2 is not mounted: sudo mount -t cgroup2 none /sys/fs/cgroup"
-	if at := procfs.Mounted("cgroup2"); at != "" {
-		where = "its directories are below " + at
-	}
-	return fmt.Errorf("--cgroup %s: not a directory of cgroup v2; %s", dir, where)
+	return nil
 }
 
 // untraceable says what of p ptrace cannot do, or is empty.
@@ -170,22 +153,4 @@ func (p *plan) untraceable() string {
 		return "-e " + p.Event
 	}
 	return ""
-}
-
-// parseSize reads a number of bytes, of KiB, MiB or GiB with K, M or G; "" is 0.
-func parseSize(s string) (uint64, error) {
-	if s == "" {
-		return 0, nil
-	}
-	digits, shift := s, 0
-	for i, unit := range "KMG" {
-		if d, ok := strings.CutSuffix(s, string(unit)); ok {
-			digits, shift = d, 10*(i+1)
-		}
-	}
-	n, err := strconv.ParseUint(digits, 10, 32)
-	if err != nil || n == 0 {
-		return 0, usage("--memory is a size such as 512M, not %q", s)
-	}
-	return n << shift, nil
 }

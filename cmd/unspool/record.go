@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -75,7 +74,7 @@ samples a second. unspool doctor says what is allowed.`,
 				return err
 			}
 			var err error
-			if p.Duration, err = parseDuration("--duration", duration); err != nil {
+			if p.Duration, err = cli.Duration("--duration", duration); err != nil {
 				return err
 			}
 			mods, err := stepper()
@@ -97,9 +96,6 @@ samples a second. unspool doctor says what is allowed.`,
 			if err := o.unused(c, shown...); err != nil {
 				return err
 			}
-			if err := p.checkCgroup(); err != nil {
-				return err
-			}
 			if withNames && o.format != "data" {
 				return usage("--with-names is for recordings (-o FILE.data): %s always has names", o.format)
 			}
@@ -115,21 +111,6 @@ samples a second. unspool doctor says what is allowed.`,
 	o.flags(c)
 	stepper = stepperFlag(c)
 	return c
-}
-
-// parseDuration reads "10s" or "1m30s"; "" is 0.
-func parseDuration(flag, s string) (time.Duration, error) {
-	if s == "" {
-		return 0, nil
-	}
-	d, err := time.ParseDuration(s)
-	if n, ferr := strconv.ParseFloat(s, 64); err != nil && ferr == nil && n > 0 {
-		return 0, usage("%s is a time with its unit: %ss or %sm", flag, s, s)
-	}
-	if err != nil || d <= 0 {
-		return 0, usage("%s takes a time such as 10s, not %q", flag, s)
-	}
-	return d, nil
 }
 
 // errEmpty keeps an empty recording from taking the place of one that is not.

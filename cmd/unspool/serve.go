@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
@@ -47,7 +48,7 @@ callees, filters and searches. The file has no source, no time line and no pages
 			if err != nil {
 				return err
 			}
-			if err := directories("--source-root", root); err != nil {
+			if err := cli.Directories("--source-root", root); err != nil {
 				return err
 			}
 			mods, err := stepper()

@@ -59,13 +59,7 @@ func openFile(path string, flt *filter, mods *modules.Set, single bool) (*record
 	if err != nil {
 		return nil, nil, err
 	}
-	return f, &session{f.Session, func() string {
-		done, total := f.Read()
-		if total == 0 {
-			return fmt.Sprintf("read %d MiB", done>>20)
-		}
-		return fmt.Sprintf("read %d of %d MiB", done>>20, total>>20)
-	}}, nil
+	return f, &session{f.Session, f.HowFar}, nil
 }
 
 // shown says on a terminal how far the session is, until the function that it returns is called.

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
@@ -59,10 +60,10 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 				return err
 			}
 			var err error
-			if t.Window, err = parseDuration("--window", window); err != nil {
+			if t.Window, err = cli.Duration("--window", window); err != nil {
 				return err
 			}
-			if t.Every, err = parseDuration("--interval", every); err != nil {
+			if t.Every, err = cli.Duration("--interval", every); err != nil {
 				return err
 			}
 			if t.Every < 50*time.Millisecond || t.Window < t.Every || t.Window > time.Hour {
@@ -76,9 +77,6 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 			}
 			if t.Rounds < 0 || t.Rows < 1 {
 				return usage("-n and --limit take a number, 1 or more")
-			}
-			if err := t.checkCgroup(); err != nil {
-				return err
 			}
 			return t.run(c.Context(), &flt)
 		},
@@ -102,7 +100,7 @@ func (t *topFlags) run(ctx context.Context, flt *filter) error {
 	mods := modules.New()
 	defer mods.Close()
 	tty := term.IsTerminal(int(os.Stdout.Fd())) && !dumb()
-	files, done, err := commandFiles(tty)
+	files, done, err := top.CommandFiles(tty)
 	if err != nil {
 		return err
 	}
@@ -155,17 +153,4 @@ func (t *topFlags) what(rec *record.Live) string {
 		what += " (" + printable.Marked(t.comm) + ")"
 	}
 	return printable.Clip(what, 40) + " · " + printable.Marked(rec.Event())
-}
-
-// commandFiles are the standard files of a command that top starts: its output goes where the table does not, or nowhere. close closes them.
-func commandFiles(tty bool) (files *[3]*os.File, close func() error, err error) {
-	if !tty {
-		return &[3]*os.File{os.Stdin, os.Stderr, os.Stderr}, func() error { return nil }, nil
-	}
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	files = &[3]*os.File{null, null, os.Stderr}
-	if term.IsTerminal(int(os.Stderr.Fd())) {
-		files[2] = null
-	}
-	return files, null.Close, err
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
+	"golang.org/x/term"
 
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/tui"
@@ -185,4 +186,17 @@ func (w *watcher) View() tea.View {
 	out := tea.NewView(w.v.text(max(w.width, 1), max(w.height, 1)))
 	out.AltScreen = true
 	return out
+}
+
+// CommandFiles returns the standard files of a command that top starts: its output goes where the table does not, or nowhere. close closes them.
+func CommandFiles(tty bool) (files *[3]*os.File, close func() error, err error) {
+	if !tty {
+		return &[3]*os.File{os.Stdin, os.Stderr, os.Stderr}, func() error { return nil }, nil
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	files = &[3]*os.File{null, null, os.Stderr}
+	if term.IsTerminal(int(os.Stderr.Fd())) {
+		files[2] = null
+	}
+	return files, null.Close, err
 }

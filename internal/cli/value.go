@@ -1,0 +1,60 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Duration reads the value of a flag that is a time with its unit, above 0; "" is 0.
+func Duration(flag, s string) (time.Duration, error) {
+	if s == "" {
+		return 0, nil
+	}
+	d, err := time.ParseDuration(s)
+	if n, ferr := strconv.ParseFloat(s, 64); err != nil && ferr == nil && n > 0 {
+		return 0, Usage("%s is a time with its unit: %ss or %sm", flag, s, s)
+	}
+	if err != nil || d <= 0 {
+		return 0, Usage("%s takes a time such as 10s, not %q", flag, s)
+	}
+	return d, nil
+}
+
+// Size reads the value of a flag that is a number of bytes, or of KiB, MiB or GiB with K, M or G; "" is 0.
+func Size(flag, s string) (uint64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	digits, shift := s, 0
+	for i, unit := range "KMG" {
+		if d, ok := strings.CutSuffix(s, string(unit)); ok {
+			digits, shift = d, 10*(i+1)
+		}
+	}
+	n, err := strconv.ParseUint(digits, 10, 32)
+	if err != nil || n == 0 {
+		return 0, Usage("%s is a size such as 512M, not %q", flag, s)
+	}
+	return n << shift, nil
+}
+
+// Directories returns an error that names the first of a flag's values that is no directory. "" is a flag that is not given.
+func Directories(flag string, paths ...string) error {
+	for _, path := range paths {
+		switch st, err := os.Stat(path); {
+		case path == "":
+		case errors.Is(err, fs.ErrNotExist):
+			return fmt.Errorf("%s %s: no such directory", flag, path)
+		case err != nil:
+			return fmt.Errorf("%s: %w", flag, err)
+		case !st.IsDir():
+			return fmt.Errorf("%s %s: not a directory", flag, path)
+		}
+	}
+	return nil
+}
