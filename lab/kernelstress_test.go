@@ -233,7 +233,7 @@ func TestKernelShortLives(t *testing.T) {
 	}
 	over := make(chan error, 1)
 	go func() { over <- spawn.Wait() }()
-	peak, known := began, 0
+	peak, known := int64(0), 0
 	var memory []int64 // a second
 	for tick := time.NewTicker(time.Second); ; {
 		select {

@@ -3,7 +3,6 @@ package lab
 import (
 	"cmp"
 	"context"
-	"debug/elf"
 	"encoding/binary"
 	"fmt"
 	"maps"
@@ -30,12 +29,13 @@ type who struct {
 // A chain is a user stack, innermost frame first: addresses as perf prints them, where in which file they are, and
 // why it ended.
 type chain struct {
-	addrs []uint64
-	offs  []uint64 // offset in the file
-	files []string // "" where nothing is mapped
-	tramp []bool   // a signal's trampoline, whose address elfutils takes to be exact
-	stop  unwind.Stop
-	space *unwind.Space
+	addrs  []uint64
+	offs   []uint64 // offset in the file
+	files  []string // "" where nothing is mapped
+	tramp  []bool   // a signal's trampoline, whose address elfutils takes to be exact
+	called bool     // the second frame was found by the return address that code without rows has left at the top of the stack
+	stop   unwind.Stop
+	space  *unwind.Space
 }
 
 // walked walks a recording as unspool report does.
@@ -58,6 +58,7 @@ func walked(t testing.TB, file string) (map[who]*chain, source.Stats) {
 			return nil
 		}
 		c := &chain{stop: s.Stop, space: s.Space}
+		c.called = len(s.User) > 1 && s.User[1].How == unwind.HowCall
 		for i := range s.User {
 			c.add(uint64(s.User[i].Addr()), s.User[i].Mapping)
 			c.tramp = append(c.tramp, i+1 < len(s.User) && s.User[i+1].How.Interrupted())
@@ -165,26 +166,15 @@ func (c *chain) prefix(peer []uint64) int {
 	return n
 }
 
-// leftOut says whether elfutils has our chain but for the caller of .init or .fini: these have no rows, and keep no frame, so the frame
-// pointer is the caller's. Their code moves the stack pointer by a word at most: the return address is one of the two at its top.
+// leftOut says whether elfutils has our chain but for the caller of code that has no rows and keeps no frame: .init, .fini, and functions in
+// assembler, as those of libgmp. There, the frame pointer is the caller's. The return address is one of the two words at the top of the stack:
+// such code moves the stack pointer by a word at most.
 func (c *chain) leftOut(peer dwfl) bool {
-	if len(c.addrs) < 2 || len(peer.addrs) == 0 || peer.addrs[0] != c.addrs[0] || !slices.Contains(peer.top[:], c.addrs[1]+1) || !initial(c.files[0], c.offs[0]) {
+	if len(c.addrs) < 2 || len(peer.addrs) == 0 || peer.addrs[0] != c.addrs[0] || !slices.Contains(peer.top[:], c.addrs[1]+1) || !c.called {
 		return false
 	}
 	rest := chain{addrs: c.addrs[2:], tramp: c.tramp[2:]}
 	return rest.prefix(peer.addrs[1:]) == len(rest.addrs)
-}
-
-// initial says whether the byte at an offset of an ELF file is of its section .init or .fini.
-func initial(path string, off uint64) bool {
-	f, err := elf.Open(path)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	return slices.ContainsFunc(f.Sections, func(s *elf.Section) bool {
-		return (s.Name == ".init" || s.Name == ".fini") && off-s.Offset < s.FileSize
-	})
 }
 
 // Causes of differences. Each but the last says why our chain is the better one.
@@ -194,7 +184,7 @@ const (
 	shortOne   = "perf has one frame only; elfutils has ours"
 	perfWrong  = "perf ends early or is wrong; elfutils has ours"
 	longer     = "all agree, ours goes on; elfutils ends early"
-	caller     = "perf and elfutils leave out who calls .init or .fini"
+	caller     = "perf and elfutils leave out who calls a function without rows"
 	bothCut    = "the copy ends: perf or elfutils adds frames it cannot know"
 	unexpected = "UNEXPLAINED"
 )

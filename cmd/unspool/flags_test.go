@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/record"
 )
 
@@ -87,13 +88,17 @@ func TestFlagsOfPerf(t *testing.T) {
 
 // TestCgroupAlone: a cgroup needs no other target.
 func TestCgroupAlone(t *testing.T) {
+	at := procfs.Mounted("cgroup2")
+	if at == "" {
+		oracle.Lacks(t, "cgroup v2")
+	}
 	p := plan{Plan: record.Plan{Source: record.Auto}, given: func(string) bool { return false }}
-	p.InKernel.Cgroup = "/sys/fs/cgroup"
+	p.InKernel.Cgroup = at
 	if err := p.check("compact", &filter{}); err != nil || !p.All {
 		t.Errorf("%v, all: %v", err, p.All)
 	}
 	p = plan{Plan: record.Plan{Source: record.Auto}, given: p.given}
-	p.InKernel.Cgroup, p.PIDs = "/sys/fs/cgroup", []int{1}
+	p.InKernel.Cgroup, p.PIDs = at, []int{1}
 	if err := p.check("compact", &filter{}); err != nil || p.All {
 		t.Errorf("with a process: %v, all: %v", err, p.All)
 	}

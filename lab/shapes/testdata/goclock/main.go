@@ -1,5 +1,5 @@
-// chain: vdso* LIB* s_clock main LIB{2}
-// chain: vdso* LIB+
+// chain: LIB* vdso* LIB* s_clock main LIB{2}
+// chain: LIB* vdso* LIB+
 // The time, in Go, which switches to another stack for the code of the kernel's.
 package main
 

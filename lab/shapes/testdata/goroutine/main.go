@@ -1,5 +1,5 @@
 // chain: LIB* s_spin s_mid main LIB{2}
-// chain: vdso* LIB+
+// chain: LIB* vdso* LIB+
 // A goroutine; the runtime's other threads wait.
 package main
 
