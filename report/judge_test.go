@@ -105,7 +105,7 @@ func countsOfTop(t *testing.T, b []byte) counts {
 // countsOfAround reads the first line of each function's callers or callees. all turns parts of its own into samples.
 func countsOfAround(t *testing.T, b []byte, all uint64) counts {
 	c := counts{}
-	head := regexp.MustCompile(`^(\S.*)  [<>0-9.]+ % \(([0-9,]+) samples, ([0-9.]+) % of its own\)$`)
+	head := regexp.MustCompile(`^(\S.*)  [<>0-9.]+ % \(([0-9,]+) samples?, ([0-9.]+) % of its own\)$`)
 	lines(b, func(s string) {
 		if m := head.FindStringSubmatch(s); m != nil {
 			total, _ := strconv.ParseUint(strings.ReplaceAll(m[2], ",", ""), 10, 64)
