@@ -90,7 +90,7 @@ type Options struct {
 	// Wakers asks for the thread that ended each wait: samples of source.OnBlocking have one of source.Waker before them.
 	Wakers bool
 
-	// Pass lets events write the kernel's own samples, too, with a copy of the stack: to compare.
+	// Pass lets events write the kernel's own samples, too, with a copy of the stack, where the walk does not want for one: to compare.
 	Pass bool
 }
 

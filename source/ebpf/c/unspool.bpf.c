@@ -677,7 +677,7 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, u3
 	copy = w->missing != 0;
 	if (copy)
 		count(COPIED);
-	if (!copy || pass)
+	else
 		write(w, c, SAMPLE_NEW);
 	r->busy = 0;
 	return copy | pass;
