@@ -24,6 +24,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/ptrace"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/symbol"
 )
@@ -84,16 +85,11 @@ func Run(ctx context.Context, cmd *exec.Cmd, o Options) (*Result, error) {
 		o.Names = symbol.New(symbol.Options{})
 		defer o.Names.Close()
 	}
-	type result struct {
-		r   *Result
-		err error
-	}
-	done := make(chan result, 1)
-	go func() { // a thread of its own, which ptrace demands, and which ends with it, because it is pinned
-		runtime.LockOSThread()
+	var r *Result
+	var err error
+	ptrace.Do(func() { // on a thread that is pinned, and waits for all its children
 		t := newTracer(o)
-		err := t.start(cmd)
-		if err == nil {
+		if err = t.start(cmd); err == nil {
 			err = t.loop(ctx)
 		}
 		if err != nil {
@@ -102,11 +98,10 @@ func Run(ctx context.Context, cmd *exec.Cmd, o Options) (*Result, error) {
 		if cmd.Process != nil {
 			cmd.Wait() // only for what copies its output: the process itself has been waited for
 		}
-		done <- result{t.result(), err}
-	}()
-	r := <-done
-	r.r.Cut = r.err != nil && ctx.Err() != nil
-	return r.r, r.err
+		r = t.result()
+	})
+	r.Cut = err != nil && ctx.Err() != nil
+	return r, err
 }
 
 // start starts the command, stopped at its first instruction, on the core that this thread runs on.

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Do calls f on a thread of its own, which has ended when Do returns: what f seized and did not detach has been detached by the
-// kernel, and goes on.
+// Do calls f on a thread of its own, which has no children before f starts some, so f may wait for all of them. The thread has ended
+// when Do returns: what f seized and did not detach has been detached by the kernel, and goes on.
 func Do(f func()) {
 	on := make(chan int)
 	go func() {
@@ -33,11 +33,12 @@ func Do(f func()) {
 	}
 }
 
-// onThread calls f on the calling goroutine's thread, which ends with the goroutine. The process's first thread cannot end: while that
-// is kept busy, another goroutine is on another thread.
+// onThread calls f on the calling goroutine's thread, which ends with the goroutine. Two kinds of threads will not do: the process's first,
+// which cannot end, and a thread with children, started by other goroutines before. Such a thread is kept busy, so another goroutine is on
+// another thread.
 func onThread(f func()) {
 	runtime.LockOSThread() // and no Unlock
-	if unix.Gettid() != os.Getpid() {
+	if unix.Gettid() != os.Getpid() && !parent() {
 		f()
 		return
 	}
@@ -48,6 +49,13 @@ func onThread(f func()) {
 	}()
 	<-done
 	runtime.UnlockOSThread()
+}
+
+// parent says whether the calling thread has children. A kernel without CONFIG_PROC_CHILDREN does not say: then it seems to have none.
+// A child belongs to the thread that started it; when that thread ends, to the process's first.
+func parent() bool {
+	b, err := os.ReadFile("/proc/thread-self/children")
+	return err == nil && len(b) > 0
 }
 
 // Hurry gives the calling thread, which Do has made, all the priority that this user may: others are stopped until it has had its turn.
