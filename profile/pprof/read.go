@@ -35,16 +35,16 @@ func Read(r io.Reader) (*profile.Profile, error) {
 	}
 	size, err := parsedSize(b)
 	if err == nil && size > min(freeParsed+maxParsed*int64(len(b)), maxMemory) {
-		err = fmt.Errorf("its %d MiB would take %d MiB of memory, which is too much", len(b)>>20, size>>20)
+		return nil, fmt.Errorf("pprof: its %d MiB would take %d MiB of memory, which is too much", len(b)>>20, size>>20)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("pprof: %w", err)
-	}
-	in, err := proto.ParseUncompressed(b)
+	var in *proto.Profile
 	if err == nil {
-		err = in.CheckValid()
+		in, err = proto.ParseUncompressed(b)
 	}
 	if err != nil {
+		return nil, fmt.Errorf("not a recording and not a pprof profile: %w", err)
+	}
+	if err := in.CheckValid(); err != nil {
 		return nil, fmt.Errorf("pprof: %w", err)
 	}
 	// Locations are small in the file, and calls inlined in them are written once only.
