@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -17,7 +18,7 @@ import (
 // A build is one way to make a program of a shape.
 type build struct {
 	name  string
-	cc    string // a compiler, or musl-clang for clang with musl
+	cc    string // a compiler; musl-clang for clang with musl, arm64-go for Go with that GOARCH
 	flags string
 	strip bool
 }
@@ -61,6 +62,17 @@ var builds = []build{
 	{"rustc-O", "rustc", "-O", false},
 	{"rustc-debug", "rustc", "-g", false},
 	{"rustc-stripped", "rustc", "-O -C panic=abort", true},
+}
+
+// cross are builds for AArch64, whose programs run in virtual machines only.
+var cross = []build{
+	{"arm64-gcc-O0", "aarch64-linux-gnu-gcc", "-O0", false},
+	{"arm64-gcc-O2", "aarch64-linux-gnu-gcc", "-O2", false},
+	{"arm64-gcc-O2-static", "aarch64-linux-gnu-gcc", "-O2 -static", false},
+	{"arm64-gcc-O2-static-pie", "aarch64-linux-gnu-gcc", "-O2 -static-pie -fPIE", false},
+	{"arm64-gcc-O2-pac", "aarch64-linux-gnu-gcc", "-O2 -mbranch-protection=standard", false},
+	{"arm64-go", "arm64-go", "", false},
+	{"arm64-go-stripped", "arm64-go", "", true},
 }
 
 // few are the builds that are walked on every commit, two of them for each shape in turn, so that each has one with glibc and one of the others.
@@ -146,7 +158,7 @@ func readShape(t testing.TB, file string) *shape {
 
 // takes says whether a build can make the shape.
 func (s *shape) takes(b *build) bool {
-	language := map[string]string{"go": ".go", "rustc": ".rs"}[b.cc]
+	language := map[string]string{"go": ".go", "arm64-go": ".go", "rustc": ".rs"}[b.cc]
 	if ext := filepath.Ext(s.file); language != "" && language != ext || language == "" && !strings.HasPrefix(ext, ".c") {
 		return false
 	}
@@ -173,16 +185,22 @@ func (b *build) make(t testing.TB, s *shape, dir string) *program {
 		t.Fatal(err)
 	}
 	p := &program{path: filepath.Join(dir, s.name), libs: map[string]symbols{}}
-	cc := map[string]string{"gcc": "gcc", "clang": "clang-19", "musl-gcc": "musl-gcc", "musl-clang": "clang-19", "tcc": "tcc", "go": "go", "rustc": "rustc"}[b.cc]
+	cc := b.cc
+	switch b.cc {
+	case "clang", "musl-clang":
+		cc = "clang-19"
+	case "arm64-go":
+		cc = "go"
+	}
 	if strings.HasSuffix(src, ".cc") {
 		cc = map[string]string{"gcc": "g++", "clang": "clang++-19"}[b.cc]
 	}
 	oracle.Need(t, cc)
 	args := strings.Fields(b.flags)
 	switch b.cc {
-	case "go":
+	case "go", "arm64-go":
 		args = append([]string{"build"}, args...)
-	case "gcc", "clang", "musl-gcc", "musl-clang":
+	case "gcc", "clang", "musl-gcc", "musl-clang", "aarch64-linux-gnu-gcc":
 		args = append(args, "-Wall", "-Wextra")
 	}
 	for _, name := range s.libs {
@@ -201,10 +219,16 @@ func (b *build) make(t testing.TB, s *shape, dir string) *program {
 	if b.cc == "tcc" {
 		args = append([]string{"-I" + filepath.Dir(src)}, args...)
 	}
-	run(t, cc, append(args, s.link...)...)
+	args = append(args, s.link...)
+	strip := "strip"
+	if b.cc == "arm64-go" {
+		// Without cgo, as everywhere where no C compiler for that machine is known.
+		cc, args, strip = "env", append([]string{"GOARCH=arm64", "CGO_ENABLED=0", "go"}, args...), "aarch64-linux-gnu-strip"
+	}
+	run(t, cc, args...)
 	p.names = readSymbols(t, p.path)
 	if b.strip {
-		run(t, "strip", p.path)
+		run(t, strip, p.path)
 	}
 	return p
 }
@@ -216,17 +240,21 @@ func run(t testing.TB, name string, args ...string) {
 	}
 }
 
-// unspool compiles the program once.
-var unspool = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "shapes")
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "unspool")
+// unspool compiles the program once, for the machine that runs it.
+var unspool = sync.OnceValues(func() (string, error) { return compile(runtime.GOARCH) })
+
+// unspoolArm64 compiles it for AArch64.
+var unspoolArm64 = sync.OnceValues(func() (string, error) { return compile("arm64") })
+
+func compile(arch string) (string, error) {
+	path := filepath.Join(made, "unspool-"+arch)
 	cmd := exec.Command("go", "build", "-o", path, "github.com/unspool/unspool/cmd/unspool")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%v\n%s", err, out)
 	}
 	return path, nil
-})
+}
+
+// made is the directory of what all tests share.
+var made string

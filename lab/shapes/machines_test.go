@@ -2,10 +2,12 @@ package shapes
 
 import (
 	"context"
+	"debug/elf"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,57 +17,133 @@ import (
 	"github.com/unspool/unspool/lab/vm"
 )
 
-// machines are the kernels in which shapes are walked: those of UNSPOOL_MACHINES, names of Debian's suites or all, or where judges are
-// required, the oldest in which the kernel's walk works.
-var machines = []struct{ suite, arch string }{
-	{"bullseye", "amd64"}, // 5.10
-	{"bookworm", "amd64"}, // 6.1
-	{"trixie", "amd64"},   // 6.12
-	{"sid", "amd64"},      // 7.2 or later
+// machines are the kernels in which shapes are walked: those of UNSPOOL_MACHINES, such as "bookworm/amd64 trixie/arm64" or all, or where judges are required, the
+// oldest in which the kernel's walk works.
+var machines = []machine{
+	{"bullseye", "amd64", []string{"perf", "ebpf"}}, // 5.10
+	{"bookworm", "amd64", []string{"perf", "ebpf"}}, // 6.1
+	{"trixie", "amd64", []string{"perf", "ebpf"}},   // 6.12
+	{"sid", "amd64", []string{"perf", "ebpf"}},      // 7.2 or later
+	{"trixie", "arm64", []string{"perf"}},
+}
+
+// A machine is a kernel of a Debian suite on an architecture.
+type machine struct {
+	suite, arch string
+	sources     []string // that walk stacks there
+}
+
+func (m machine) name() string { return m.suite + "/" + m.arch }
+
+// chosen are the names of the machines to boot, such as bookworm/amd64.
+func chosen(t *testing.T) (names []string) {
+	switch list := os.Getenv("UNSPOOL_MACHINES"); {
+	case list == "all":
+		for _, m := range machines {
+			names = append(names, m.name())
+		}
+	case list != "":
+		names = strings.Fields(list)
+	case os.Getenv("UNSPOOL_REQUIRE_JUDGES") != "1":
+		t.Skip("part of make vms: it fetches kernels")
+	default:
+		// Mirrors drop old suites.
+		if _, err := vm.Fetch(t.Context(), "bullseye", "amd64"); err != nil {
+			t.Log(err)
+			return []string{"bookworm/amd64"}
+		}
+		return []string{"bullseye/amd64"}
+	}
+	for _, name := range names {
+		if !slices.ContainsFunc(machines, func(m machine) bool { return m.name() == name }) {
+			t.Fatalf("UNSPOOL_MACHINES: there is no %s", name)
+		}
+	}
+	return names
 }
 
 // stands are the shapes that are walked there, each in a build.
-var stands = [][2]string{
-	{"plt", "gcc-O2"}, {"signal", "gcc-O2"}, {"altstack", "clang-O2"}, {"qsort", "gcc-O2"}, {"deep", "gcc-O2"}, {"thread", "gcc-O2"},
-	{"tail", "gcc-O2-static"}, {"nested", "gcc-O2-static-pie"}, {"alloca", "gcc-O0"}, {"goroutine", "go"}, {"goclock", "go-stripped"},
+var stands = map[string][][2]string{
+	"amd64": {
+		{"plt", "gcc-O2"}, {"signal", "gcc-O2"}, {"altstack", "clang-O2"}, {"qsort", "gcc-O2"}, {"deep", "gcc-O2"}, {"thread", "gcc-O2"},
+		{"tail", "gcc-O2-static"}, {"nested", "gcc-O2-static-pie"}, {"alloca", "gcc-O0"}, {"goroutine", "go"}, {"goclock", "go-stripped"},
+	},
+	"arm64": {
+		{"plt", "arm64-gcc-O2"}, {"signal", "arm64-gcc-O2"}, {"altstack", "arm64-gcc-O2-pac"}, {"qsort", "arm64-gcc-O2-pac"},
+		{"deep", "arm64-gcc-O2"}, {"thread", "arm64-gcc-O2"}, {"tail", "arm64-gcc-O2-static"}, {"nested", "arm64-gcc-O2-static-pie"},
+		{"alloca", "arm64-gcc-O0"},
+	},
 }
 
-// TestMachines walks shapes in virtual machines with other kernels: each program's stack, and all of them together by copies and in the
-// kernel.
-func TestMachines(t *testing.T) {
-	oracle.Long(t)
-	oracle.Need(t, "qemu-system-x86_64", "apt-get", "dpkg", "ldd")
-	chosen := os.Getenv("UNSPOOL_MACHINES")
-	if chosen == "" && os.Getenv("UNSPOOL_REQUIRE_JUDGES") == "1" {
-		chosen = "bullseye"
-		// Mirrors drop old suites.
-		if _, err := vm.Fetch(t.Context(), chosen, "amd64"); err != nil {
-			t.Log(err)
-			chosen = "bookworm"
+// A stand is a program that a machine runs.
+type stand struct {
+	s *shape
+	b *build
+	p *program
+}
+
+// A stage is the programs of an architecture, and a root with them.
+type stage struct {
+	root   vm.Root
+	had    map[string]bool
+	stands []stand
+}
+
+// add adds a file, at the same place, and the libraries that it needs.
+func (g *stage) add(t *testing.T, path, arch string) {
+	t.Helper()
+	files := []string{path}
+	if arch == "amd64" {
+		libs, _ := exec.Command("ldd", path).Output() // it fails where there are none
+		files = append(files, regexp.MustCompile(`/\S+`).FindAllString(string(libs), -1)...)
+	}
+	for _, file := range files {
+		if !g.had[file] {
+			g.had[file] = true
+			if err := g.root.Copy(file, file); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
-	if chosen == "" {
-		t.Skip("part of make vms: it fetches kernels")
+	if arch == "arm64" {
+		g.addArm64(t, path)
 	}
-	type stand struct {
-		s *shape
-		b *build
-		p *program
+}
+
+// addArm64 adds the libraries that a program for AArch64 needs from those that its compiler links with.
+func (g *stage) addArm64(t *testing.T, path string) {
+	t.Helper()
+	f, err := elf.Open(path)
+	if err != nil {
+		t.Fatal(err)
 	}
-	var all []stand
-	var root vm.Root
-	dir := t.TempDir()
-	had := map[string]bool{}
-	add := func(path string) {
-		if had[path] {
-			return
+	defer f.Close()
+	need, err := f.ImportedLibraries()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Section(".interp") != nil {
+		need = append(need, "ld-linux-aarch64.so.1")
+	}
+	for _, name := range need {
+		from := filepath.Join("/usr/aarch64-linux-gnu/lib", name)
+		if g.had[name] {
+			continue
 		}
-		had[path] = true
-		if err := root.Copy(path, path); err != nil {
+		g.had[name] = true
+		if err := g.root.Copy(filepath.Join("/lib", name), from); err != nil {
 			t.Fatal(err)
 		}
+		g.addArm64(t, from)
 	}
-	for _, x := range stands {
+}
+
+// stageFor builds the programs.
+func stageFor(t *testing.T, arch string) *stage {
+	t.Helper()
+	g := &stage{had: map[string]bool{}}
+	dir := t.TempDir()
+	for _, x := range stands[arch] {
 		files, err := filepath.Glob("testdata/" + x[0] + ".*")
 		more, err2 := filepath.Glob("testdata/" + x[0] + "/*.go")
 		if files = append(files, more...); err != nil || err2 != nil || len(files) != 1 {
@@ -80,84 +158,107 @@ func TestMachines(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := b.make(t, s, at)
-		all = append(all, stand{s, b, p})
-		add(p.path)
-		libs, _ := exec.Command("ldd", p.path).Output() // it fails where there are none
-		for _, lib := range regexp.MustCompile(`/\S+`).FindAllString(string(libs), -1) {
-			add(lib)
-		}
+		g.stands = append(g.stands, stand{s, b, p})
+		g.add(t, p.path, arch)
 	}
-	path, err := unspool()
+	compile := unspool
+	if arch == "arm64" {
+		compile = unspoolArm64
+	}
+	path, err := compile()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := root.Copy("/bin/unspool", path); err != nil {
+	if err := g.root.Copy("/bin/unspool", path); err != nil {
 		t.Fatal(err)
 	}
-	if err := root.Init(context.Background(), "amd64"); err != nil {
+	if err := g.root.Init(context.Background(), arch); err != nil {
 		t.Fatal(err)
 	}
-	command := func(name string, args ...string) vm.Step {
-		return vm.Step{Name: name, Args: append([]string{"/bin/unspool"}, args...), Env: []string{"UNSPOOL_CACHE=/cache"}, Seconds: 100}
+	return g
+}
+
+// command is a step that runs the program.
+func command(name string, args ...string) vm.Step {
+	return vm.Step{Name: name, Args: append([]string{"/bin/unspool"}, args...), Env: []string{"UNSPOOL_CACHE=/cache"}, Seconds: 100}
+}
+
+// TestMachines walks shapes in virtual machines with other kernels: each program's stack, and all of them together by copies and in the
+// kernel.
+func TestMachines(t *testing.T) {
+	oracle.Long(t)
+	names := chosen(t)
+	oracle.Need(t, "apt-get", "dpkg", "ldd")
+	stages := map[string]*stage{}
+	for _, m := range machines {
+		if slices.Contains(names, m.name()) && stages[m.arch] == nil {
+			oracle.Need(t, map[string]string{"amd64": "qemu-system-x86_64", "arm64": "qemu-system-aarch64"}[m.arch])
+			stages[m.arch] = stageFor(t, m.arch)
+		}
 	}
 	for _, m := range machines {
-		if chosen != "all" && !strings.Contains(" "+chosen+" ", " "+m.suite+" ") {
-			continue
+		if slices.Contains(names, m.name()) {
+			t.Run(m.name(), func(t *testing.T) {
+				t.Parallel()
+				m.walks(t, stages[m.arch])
+			})
 		}
-		t.Run(m.suite+"/"+m.arch, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-			defer cancel()
-			k, err := vm.Fetch(ctx, m.suite, m.arch)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var steps []vm.Step
-			for _, x := range all {
-				// They run where the recorders leave them time; one with many threads takes most of it from the others.
-				nice := 10
-				if x.s.name == "thread" {
-					nice = 19
-				}
-				steps = append(steps, vm.Step{Name: x.s.name, Args: []string{x.p.path}, Start: true, Nice: nice},
-					command("live", append(stackJSON, "$PID")...))
-			}
-			for _, source := range []string{"perf", "ebpf"} {
-				r := command(source, "record", "-a", "--source", source, "-F", "199", "--duration", "8s", "--no-inline", "-o", "/tmp/"+source+".jsonl")
-				r.Files = []string{"/tmp/" + source + ".jsonl"}
-				steps = append(steps, r)
-			}
-			began := time.Now()
-			results, err := k.Boot(ctx, &root, steps)
-			for _, r := range results {
-				t.Logf("%s (%.1f s): %s", r.Name, r.Seconds, r.Stderr)
-				if r.Exit != 0 {
-					t.Errorf("%s: exit %d\n%s%s", r.Name, r.Exit, r.Stdout, r.Stderr)
-				}
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			var mu sync.Mutex
-			used := make([]int, len(permitted)+len(seldom))
-			var tallies []tally
-			live := 0
-			for i, x := range all {
-				ws := x.p.walksOfStacks(t, "live", results[2*i+1].Stdout, true)
-				live += len(ws)
-				for _, r := range results[2*len(all):] {
-					got := x.p.walksOfSamples(t, r.Name, r.Files["/tmp/"+r.Name+".jsonl"], results[2*i].PID)
-					if len(got) == 0 && !x.s.wait {
-						t.Errorf("%s, %s: no samples", x.s.name, r.Name)
-					}
-					ws = append(ws, got...)
-				}
-				ts, _ := judge(t, x.s, x.b, ws, &mu, used)
-				tallies = append(tallies, ts...)
-			}
-			if live < len(all) {
-				t.Errorf("%d programs, and %d stacks of live ones", len(all), live)
-			}
-			t.Logf("Linux %s, %.0f s\n%s", k.Version, time.Since(began).Seconds(), table(tallies))
-		})
 	}
+}
+
+// walks boots a machine and judges what its kernel gives.
+func (m machine) walks(t *testing.T, g *stage) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	k, err := vm.Fetch(ctx, m.suite, m.arch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var steps []vm.Step
+	for _, x := range g.stands {
+		// They run where the recorders leave them time; one with many threads takes most of it from the others.
+		nice := 10
+		if x.s.name == "thread" {
+			nice = 19
+		}
+		steps = append(steps, vm.Step{Name: x.s.name, Args: []string{x.p.path}, Start: true, Nice: nice},
+			command("live", append(stackJSON, "$PID")...))
+	}
+	for _, source := range m.sources {
+		r := command(source, "record", "-a", "--source", source, "-F", "199", "--duration", "8s", "--no-inline", "-o", "/tmp/"+source+".jsonl")
+		r.Files = []string{"/tmp/" + source + ".jsonl"}
+		steps = append(steps, r)
+	}
+	began := time.Now()
+	results, err := k.Boot(ctx, &g.root, steps)
+	for _, r := range results {
+		t.Logf("%s (%.1f s): %s", r.Name, r.Seconds, r.Stderr)
+		if r.Exit != 0 {
+			t.Errorf("%s: exit %d\n%s%s", r.Name, r.Exit, r.Stdout, r.Stderr)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	used := make([]int, len(permitted)+len(seldom))
+	var tallies []tally
+	live := 0
+	for i, x := range g.stands {
+		ws := x.p.walksOfStacks(t, "live", results[2*i+1].Stdout, true)
+		live += len(ws)
+		for _, r := range results[2*len(g.stands):] {
+			got := x.p.walksOfSamples(t, r.Name, r.Files["/tmp/"+r.Name+".jsonl"], results[2*i].PID)
+			if len(got) == 0 && !x.s.wait {
+				t.Errorf("%s, %s: no samples", x.s.name, r.Name)
+			}
+			ws = append(ws, got...)
+		}
+		ts, _ := judge(t, x.s, x.b, ws, &mu, used)
+		tallies = append(tallies, ts...)
+	}
+	if live < len(g.stands) {
+		t.Errorf("%d programs, and %d stacks of live ones", len(g.stands), live)
+	}
+	t.Logf("Linux %s, %.0f s\n%s", k.Version, time.Since(began).Seconds(), table(tallies))
 }

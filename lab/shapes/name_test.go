@@ -119,7 +119,7 @@ func (p *program) chain(frames []place) string {
 var macros = map[string]string{
 	"START":     `(?:\. ){1,3}_start `, // what calls main
 	"THREAD":    `(?:\. ){2,3}`,        // what calls a thread's function
-	"SIGRETURN": `\. `,                 // where a signal's handler returns to
+	"SIGRETURN": `(?:\.|vdso) `,        // where a signal's handler returns to: on AArch64, code of the kernel's
 	"LIB":       `(?:\. )`,             // any function of a library
 }
 

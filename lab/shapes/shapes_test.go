@@ -30,10 +30,13 @@ type tally struct {
 }
 
 func TestMain(m *testing.M) {
-	code := m.Run()
-	if path, err := unspool(); err == nil {
-		os.RemoveAll(filepath.Dir(path))
+	var err error
+	if made, err = os.MkdirTemp("", "shapes"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
+	code := m.Run()
+	os.RemoveAll(made)
 	os.Exit(code)
 }
 
@@ -114,7 +117,12 @@ func (s *shape) builds(i int) (out []*build) {
 }
 
 func byName(name string) *build {
-	return &builds[slices.IndexFunc(builds, func(b build) bool { return b.name == name })]
+	for _, list := range [][]build{builds, cross} {
+		if i := slices.IndexFunc(list, func(b build) bool { return b.name == name }); i >= 0 {
+			return &list[i]
+		}
+	}
+	panic(name + ": no build")
 }
 
 // walks walks one shape in one build.

@@ -14,7 +14,7 @@ FN void s_handler(int sig)
 
 FN void s_loop(void)
 {
-	__asm__ volatile("ud2");
+	INVALID;
 	KEEP;
 }
 

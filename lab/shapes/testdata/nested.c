@@ -12,7 +12,7 @@ FN void s_inner(int sig)
 
 FN void s_raise(void)
 {
-	__asm__ volatile("int3");
+	BREAK;
 	KEEP;
 }
 
@@ -25,7 +25,7 @@ FN void s_handler(int sig)
 
 FN void s_loop(void)
 {
-	__asm__ volatile("ud2");
+	INVALID;
 	KEEP;
 }
 
