@@ -9,13 +9,13 @@
 /* For each save in mask, which becomes 0. */
 #define US_LOCATE(mask, base, set) \
 	for (; mask; mask &= mask - 1) { \
-		unsigned i = (unsigned)__builtin_ctz(mask); \
+		unsigned i = us_first(mask); \
 \
 		s->val[us_save_slot[i]] = PLAIN_AT(base, i); \
-		set |= 1u << us_save_slot[i]; \
+		set |= US_BIT(us_save_slot[i]); \
 	}
 
-US_INLINE int us_apply_other(const struct us_rule *r, struct us_state *s, us_load load, us_reg reg, void *ctx, uint32_t keep)
+US_INLINE int us_apply_other(const struct us_rule *r, struct us_state *s, us_load load, us_reg reg, void *ctx, us_set keep)
 {
 	struct us_mem m = {load, reg, ctx};
 
@@ -29,8 +29,8 @@ US_INLINE int us_apply_other(const struct us_rule *r, struct us_state *s, us_loa
  *
  * It is inlined so that a caller whose memory is known at compile time pays for no indirect call.
  */
-#define PLAIN_STEP US_INLINE int us_apply_with(const struct us_rule *r, struct us_state *s, us_load load, us_reg reg, void *ctx, uint32_t kept)
-#define PLAIN_SET uint32_t
+#define PLAIN_STEP US_INLINE int us_apply_with(const struct us_rule *r, struct us_state *s, us_load load, us_reg reg, void *ctx, us_set kept)
+#define PLAIN_SET us_set
 #define PLAIN_KIND r->kind
 #define PLAIN_REG r->reg
 #define PLAIN_FLAGS r->flags
@@ -40,13 +40,13 @@ US_INLINE int us_apply_other(const struct us_rule *r, struct us_state *s, us_loa
 #define PLAIN_MASKS uint32_t
 #define PLAIN_SCALE 8
 #define PLAIN_SAVE(i) r->saves[i]
-#define PLAIN_RA_SAVE UNSPOOL_X86_64_RA_SAVE
+#define PLAIN_RA_SAVE MACHINE(RA_SAVE)
 #define PLAIN_LOCATE(mask, base, set) US_LOCATE(mask, base, set)
 #define PLAIN_WIDE us_apply_other(r, s, load, reg, ctx, kept)
 #define PLAIN_KEEP kept
-#define PLAIN_SP US_RSP
+#define PLAIN_SP US_SP
 #define PLAIN_RA US_RA
-#define PLAIN_RA_IS_PC 1
+#define PLAIN_RA_IS_PC US_RA_IS_PC
 #define PLAIN_GET(slot, to) us_get_with(s, slot, load, reg, ctx, to)
 #define PLAIN_LOAD(addr, to) load(ctx, addr, to)
 #define PLAIN_PLACED(set) s->in_reg &= ~(set)

@@ -14,10 +14,10 @@ static int called_from(struct us_blind *b, enum us_how how, uint64_t at, uint64_
 {
 	struct us_state *s = b->s;
 
-	s->known |= 1u << US_RSP | 1u << US_RA;
-	s->in_mem &= ~(1u << US_RSP | 1u << US_RA);
-	s->in_reg &= ~(1u << US_RSP | 1u << US_RA);
-	s->val[US_RSP] = s->cfa = cfa;
+	s->known |= US_BIT(US_SP) | US_BIT(US_RA);
+	s->in_mem &= ~(US_BIT(US_SP) | US_BIT(US_RA));
+	s->in_reg &= ~(US_BIT(US_SP) | US_BIT(US_RA));
+	s->val[US_SP] = s->cfa = cfa;
 	s->val[US_RA] = s->pc = ra;
 	b->how = how;
 	b->ra_at = at;
@@ -121,13 +121,13 @@ static int step_sigreturn(struct us_blind *b)
 	struct us_state *s = b->s;
 	uint64_t pc, sp;
 
-	if (!load(b, b->sp + UNSPOOL_X86_64_FRAME_RIP, &pc) || !load(b, b->sp + UNSPOOL_X86_64_FRAME_RSP, &sp))
+	if (!load(b, b->sp + UNSPOOL_X86_64_FRAME_PC, &pc) || !load(b, b->sp + UNSPOOL_X86_64_FRAME_SP, &sp))
 		return US_UNREADABLE;
 #define SAVED_AT(slot, offset) s->val[slot] = b->sp + (offset);
 	UNSPOOL_X86_64_FRAME(SAVED_AT)
 	s->known = s->in_mem = US_ALL;
 	s->in_reg = 0;
-	return called_from(b, US_BY_SIGNAL, b->sp + UNSPOOL_X86_64_FRAME_RIP, pc, sp);
+	return called_from(b, US_BY_SIGNAL, b->sp + UNSPOOL_X86_64_FRAME_PC, pc, sp);
 }
 
 /* ---- Calls ---- */
@@ -197,10 +197,10 @@ static int step_edge(struct us_blind *b)
 	if (e.n == 0 || !unspool_edge(&e) || step_call(b, (uint64_t)(int64_t)e.off) != US_OK)
 		return US_NO_RULE;
 	if (e.fp >= 0) {
-		b->s->known |= 1u << US_RBP;
-		b->s->in_mem |= 1u << US_RBP;
-		b->s->in_reg &= ~(1u << US_RBP);
-		b->s->val[US_RBP] = b->sp + (uint64_t)(int64_t)e.fp;
+		b->s->known |= US_BIT(US_FP);
+		b->s->in_mem |= US_BIT(US_FP);
+		b->s->in_reg &= ~(US_BIT(US_FP));
+		b->s->val[US_FP] = b->sp + (uint64_t)(int64_t)e.fp;
 	}
 	return US_OK;
 }
@@ -213,7 +213,7 @@ static int step_pointer(struct us_blind *b)
 	struct us_state *s = b->s;
 	uint64_t fp, up, ra, code, top;
 
-	if (us_get_with(s, US_RBP, b->from->load, b->from->reg, b->ctx, &fp) != US_OK || fp < b->sp || fp - b->sp > UNSPOOL_MAX_STACK || fp & 7)
+	if (us_get_with(s, US_FP, b->from->load, b->from->reg, b->ctx, &fp) != US_OK || fp < b->sp || fp - b->sp > UNSPOOL_MAX_STACK || fp & 7)
 		return US_NO_RULE;
 	if (!load(b, fp, &up) || !load(b, fp + UNSPOOL_X86_64_RECORD_RA, &ra))
 		return US_UNREADABLE;
@@ -221,9 +221,9 @@ static int step_pointer(struct us_blind *b)
 		return US_NO_RULE;
 	if (b->exact && code_before(b, ra, &code) && b->from->load(b->ctx, b->sp, &top) && unspool_leaf(s->pc, ra, code, top))
 		return US_LOST_REGISTER;
-	s->known = s->in_mem = 1u << US_RBP;
+	s->known = s->in_mem = US_BIT(US_FP);
 	s->in_reg = 0;
-	s->val[US_RBP] = fp;
+	s->val[US_FP] = fp;
 	return called_from(b, US_BY_POINTER, fp + UNSPOOL_X86_64_RECORD_RA, ra, fp + UNSPOOL_X86_64_RECORD_SIZE);
 }
 
@@ -251,7 +251,7 @@ int us_step_blind(struct us_blind *b, uint64_t at)
 	}
 	if (after_syscall(b, at, &behind)) {
 		/* Behind the system call, a new thread has 0, and no caller. */
-		if (behind > 0 && us_get_with(b->s, US_RAX, b->from->load, b->from->reg, b->ctx, &v) == US_OK && v == 0)
+		if (behind > 0 && us_get_with(b->s, US_RESULT, b->from->load, b->from->reg, b->ctx, &v) == US_OK && v == 0)
 			return US_OUTERMOST;
 		return step_call(b, 0);
 	}

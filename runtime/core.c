@@ -20,9 +20,9 @@ SAME(US_OUTERMOST_FLAG, UNSPOOL_OUTERMOST_FLAG);
 SAME(US_KIND_REG, UNSPOOL_KIND_REG);
 SAME(US_KIND_PLT, UNSPOOL_KIND_PLT);
 SAME(US_KIND_WIDE, UNSPOOL_KIND_WIDE);
-SAME(US_SAVED, UNSPOOL_X86_64_SAVED);
-SAME(US_RA, UNSPOOL_X86_64_RA);
-SAME(US_RSP, UNSPOOL_X86_64_SP);
+SAME(US_SAVED, MACHINE(SAVED));
+SAME(US_RA, MACHINE(RA));
+SAME(US_SP, MACHINE(SP));
 
 /* ---- Numbers in bytes ---- */
 
@@ -65,9 +65,9 @@ static void set(struct run *w, uint32_t slot, uint64_t v, int mem)
 {
 	struct us_state *to = &w->next;
 
-	to->known |= 1u << slot;
-	to->in_mem = (to->in_mem & ~(1u << slot)) | (uint32_t)(mem != 0) << slot;
-	to->in_reg &= ~(1u << slot);
+	to->known |= US_BIT(slot);
+	to->in_mem = (to->in_mem & ~US_BIT(slot)) | (us_set)(mem != 0) << slot;
+	to->in_reg &= ~US_BIT(slot);
 	to->val[slot] = v;
 }
 
@@ -76,13 +76,13 @@ static void copy(struct run *w, uint32_t slot, uint32_t from)
 	const struct us_state *s = w->s;
 	struct us_state *to = &w->next;
 
-	to->known = (to->known & ~(1u << slot)) | (s->known >> from & 1) << slot;
-	to->in_mem = (to->in_mem & ~(1u << slot)) | (s->in_mem >> from & 1) << slot;
-	to->in_reg = (to->in_reg & ~(1u << slot)) | (s->in_reg >> from & 1) << slot;
+	to->known = (to->known & ~US_BIT(slot)) | (s->known >> from & 1) << slot;
+	to->in_mem = (to->in_mem & ~US_BIT(slot)) | (s->in_mem >> from & 1) << slot;
+	to->in_reg = (to->in_reg & ~US_BIT(slot)) | (s->in_reg >> from & 1) << slot;
 	to->val[slot] = s->val[from];
 }
 
-static void keep_only(struct run *w, uint32_t keep)
+static void keep_only(struct run *w, us_set keep)
 {
 	w->next = *w->s;
 	w->next.known &= keep;
@@ -110,7 +110,7 @@ static int eval(struct run *w, uint64_t off, uint32_t push, uint64_t *to);
 #define STEP_NEW(w, keep) keep_only(w, keep)
 #define STEP_SET(w, slot, v, mem) set(w, slot, v, mem)
 #define STEP_COPY(w, slot, from) copy(w, slot, from)
-#define STEP_LOSE(w, slot) ((w)->next.known &= ~(1u << (slot)))
+#define STEP_LOSE(w, slot) ((w)->next.known &= ~US_BIT(slot))
 #define STEP_DONE(w) done(w)
 #define STEP_LEB UINT32_MAX
 #include "step.h"
@@ -136,7 +136,7 @@ static int eval(struct run *w, uint64_t off, uint32_t push, uint64_t *to)
 	return US_OK;
 }
 
-US_COLD int us_apply_wide(const struct us_rule *rule, struct us_state *s, const struct us_mem *m, uint32_t keep)
+US_COLD int us_apply_wide(const struct us_rule *rule, struct us_state *s, const struct us_mem *m, us_set keep)
 {
 	uint32_t at = (uint32_t)rule->off;
 	struct run w;
@@ -150,7 +150,7 @@ US_COLD int us_apply_wide(const struct us_rule *rule, struct us_state *s, const 
 	return step_wide(&w, w.of->wide_size - at, keep);
 }
 
-int us_apply(const struct us_rule *r, struct us_state *s, const struct us_mem *m, uint32_t keep)
+int us_apply(const struct us_rule *r, struct us_state *s, const struct us_mem *m, us_set keep)
 {
 	return us_apply_with(r, s, m->load, m->reg, m->ctx, keep);
 }
@@ -220,7 +220,7 @@ uint32_t us_new_space(void)
 void us_slot_put(struct us_slot *e, uint32_t tag, uint64_t pc, const struct us_rule *r)
 {
 	uint32_t seq = atomic_load_explicit(&e->seq, memory_order_relaxed);
-	uint64_t w[2];
+	uint64_t w[US_RULE_WORDS];
 
 	if (seq & 1 || !atomic_compare_exchange_strong_explicit(&e->seq, &seq, seq + 1, memory_order_acq_rel, memory_order_relaxed))
 		return;
@@ -228,8 +228,8 @@ void us_slot_put(struct us_slot *e, uint32_t tag, uint64_t pc, const struct us_r
 	memcpy(w, r, sizeof w);
 	atomic_store_explicit(&e->pc, pc, memory_order_relaxed);
 	atomic_store_explicit(&e->tag, tag, memory_order_relaxed);
-	atomic_store_explicit(&e->rule[0], w[0], memory_order_relaxed);
-	atomic_store_explicit(&e->rule[1], w[1], memory_order_relaxed);
+	for (unsigned i = 0; i < US_RULE_WORDS; i++)
+		atomic_store_explicit(&e->rule[i], w[i], memory_order_relaxed);
 	atomic_store_explicit(&e->seq, seq + 2, memory_order_release);
 }
 
@@ -237,16 +237,16 @@ void us_slot_put(struct us_slot *e, uint32_t tag, uint64_t pc, const struct us_r
 
 void us_restore(struct us_state *s, const struct us_state *was, uint64_t sp, us_load load, void *ctx)
 {
-	for (uint32_t set = s->known & s->in_mem & US_SAVED; set; set &= set - 1) {
-		unsigned slot = (unsigned)__builtin_ctz(set);
-		uint32_t bit = 1u << slot, there = was->known & was->in_mem;
+	for (us_set set = s->known & s->in_mem & US_SAVED; set; set &= set - 1) {
+		unsigned slot = us_first(set);
+		us_set bit = US_BIT(slot), there = was->known & was->in_mem;
 		uint64_t at = s->val[slot], v;
 
 		if (at >= sp)
 			continue;
-		while (there && was->val[__builtin_ctz(there)] != at) /* where a signal has put a register */
+		while (there && was->val[us_first(there)] != at) /* where a signal has put a register */
 			there &= there - 1;
-		if (there || (sp - at <= UNSPOOL_X86_64_RED_ZONE && load(ctx, at, &v)))
+		if (there || (sp - at <= MACHINE(RED_ZONE) && load(ctx, at, &v)))
 			continue;
 		s->known = (s->known & ~bit) | (was->known & bit);
 		s->in_mem = (s->in_mem & ~bit) | (was->in_mem & bit);

@@ -2,7 +2,7 @@
 /*
  * core.h: what both halves of the runtime walk with: a frame's registers, the rules that recover the caller's, modules
  * and their rules, and a cache of rules by program counter. docs/SEMANTICS.md says what a rule means; rows.Step is the
- * same in Go, and core.c is tested against it. x86-64 only.
+ * same in Go, and core.c is tested against it. machine.h has what is special to the machine.
  *
  * "Async-signal-safe" here means: no lock, no malloc, no libc call but memcpy and the like. What is built on the way is
  * in memory from mmap that is never given back, and is published with one atomic store. All functions are safe in many
@@ -39,18 +39,24 @@
 
 /* ---- Registers ---- */
 
-/* Slots are DWARF's numbers: 0 to 15 the general registers, 16 the return address, which is the program counter. */
+/* Slots of the stack pointer, the frame pointer, the return address and a system call's result. */
 enum {
-	US_RAX = UNSPOOL_X86_64_REG_RAX,
-	US_RBX = UNSPOOL_X86_64_REG_RBX,
-	US_RBP = UNSPOOL_X86_64_REG_RBP,
-	US_RSP = UNSPOOL_X86_64_REG_RSP,
-	US_RA = UNSPOOL_X86_64_REG_RIP,
-	US_SLOTS = UNSPOOL_X86_64_SLOTS,
+	US_SP = MACHINE(SLOT_SP),
+	US_FP = MACHINE(SLOT_FP),
+	US_RA = MACHINE(SLOT_RA), /* on x86-64, the program counter */
+	US_RESULT = MACHINE(RESULT),
+	US_SLOTS = MACHINE(SLOTS),
+	US_RA_IS_PC = !MACHINE(RA_IN_REG),
 };
 
-#define US_ALL ((uint32_t)UNSPOOL_X86_64_ALL)         /* every slot */
-#define US_SAVED ((uint32_t)UNSPOOL_X86_64_PRESERVED) /* the slots that a call preserves: rbx, rbp, rsp, r12 to r15 */
+typedef MACHINE(SET) us_set; /* a set of slots */
+
+#define US_ALL ((us_set)MACHINE(ALL))         /* every slot */
+#define US_SAVED ((us_set)MACHINE(PRESERVED)) /* the slots that a call preserves */
+#define US_BIT(slot) ((us_set)1 << (slot))
+
+/* The lowest number in a set, which is not empty. */
+#define us_first(set) (unsigned)(sizeof(set) > 4 ? __builtin_ctzll(set) : __builtin_ctz((uint32_t)(set)))
 
 /*
  * A frame's registers, each with its location (rows.State): slot i is lost if known lacks bit i; else at address val[i]
@@ -59,7 +65,7 @@ enum {
 struct us_state {
 	uint64_t pc;
 	uint64_t cfa; /* of the frame that was stepped out of; 0 before the first step */
-	uint32_t known, in_mem, in_reg;
+	us_set known, in_mem, in_reg;
 	uint32_t pad;
 	uint64_t val[US_SLOTS];
 	uint64_t snap[US_SLOTS]; /* the snapshot; a step does not change it */
@@ -90,7 +96,7 @@ struct us_mem {
 };
 
 /* Makes s the first frame at pc, of which the registers in known can be read. snap is the caller's to fill. */
-US_INLINE void us_start(struct us_state *s, uint64_t pc, uint32_t known)
+US_INLINE void us_start(struct us_state *s, uint64_t pc, us_set known)
 {
 	s->pc = pc;
 	s->cfa = s->fault = 0;
@@ -130,7 +136,7 @@ US_INLINE int us_get_with(struct us_state *s, unsigned slot, us_load load, us_re
 /* Flags of a rule. */
 enum {
 	US_SIGNAL = 1,      /* a signal frame: its caller is looked up by its exact PC */
-	US_SIGNED = 2 | 4,  /* the return address is signed: no x86-64 program says so, but a table can */
+	US_SIGNED = 2 | 4,  /* the return address is signed */
 	US_SYNC_ONLY = 0x20, /* right at call sites only */
 	US_OUTERMOST_FLAG = 0x8000, /* there is no caller */
 };
@@ -144,8 +150,10 @@ struct us_wides {
 	uint32_t wide_size, expr_size;
 };
 
+typedef MACHINE(SAVE_SET) us_saves; /* a set of saves */
+
 /*
- * A rule: the 16 bytes of a compact table's rule, but a wide one has a pointer to its owner's wides in the place of its
+ * A rule: the bytes of a compact table's rule, but a wide one has a pointer to its owner's wides in the place of its
  * saves. kind REG: CFA = reg + off, base = CFA - 1024 aux; kind PLT: CFA = base = reg + off + (pc & 15 >= aux ? 8 : 0).
  * Bit i of mask: the register us_save_slot[i] is at base + 8 saves[i]; the last one is the return address.
  */
@@ -156,21 +164,21 @@ struct us_rule {
 	int32_t off; /* of a wide one, its offset in the wides */
 	union {
 		struct {
-			int8_t saves[7];
-			uint8_t mask;
+			int8_t saves[MACHINE(N_SAVES)];
+			us_saves mask;
 		};
 		const struct us_wides *wide;
 	};
 };
-_Static_assert(sizeof(struct us_rule) == 16, "as in the table");
+_Static_assert(sizeof(struct us_rule) == MACHINE(RULE_SIZE), "as in the table");
 
-static const uint8_t us_save_slot[7] = {UNSPOOL_X86_64_SAVES};
+static const uint8_t us_save_slot[MACHINE(N_SAVES)] = {MACHINE(SAVES)};
 
 /* Turns s, the state of a frame whose rule is r, into that of its caller: us_apply_with of apply.h, for any memory. */
-US_HIDDEN int us_apply(const struct us_rule *r, struct us_state *s, const struct us_mem *m, uint32_t keep);
+US_HIDDEN int us_apply(const struct us_rule *r, struct us_state *s, const struct us_mem *m, us_set keep);
 
 /* The same for a rule of kind WIDE. */
-US_HIDDEN int us_apply_wide(const struct us_rule *r, struct us_state *s, const struct us_mem *m, uint32_t keep);
+US_HIDDEN int us_apply_wide(const struct us_rule *r, struct us_state *s, const struct us_mem *m, us_set keep);
 
 /* ---- Beyond call frame information: docs/SEMANTICS.md, sections 5 and 6 ---- */
 
@@ -283,13 +291,13 @@ US_HIDDEN const struct us_table *us_table_open(const uint8_t *bytes, size_t size
  * written; who finds it so, or changed, has missed. A writer that finds it odd does not write. So nobody waits: not a
  * signal handler that interrupts a writer, nor a child of fork that finds one half done.
  */
-enum { US_CACHE_BITS = 15 };
+enum { US_CACHE_BITS = 15, US_RULE_WORDS = sizeof(struct us_rule) / 8 };
 
 struct us_slot {
 	_Atomic uint32_t seq;
 	_Atomic uint32_t tag;
 	_Atomic uint64_t pc;
-	_Atomic uint64_t rule[2];
+	_Atomic uint64_t rule[US_RULE_WORDS];
 };
 
 struct us_cache {
@@ -307,13 +315,13 @@ US_INLINE struct us_slot *us_slot_of(struct us_slot *slots, unsigned bits, uint3
 US_INLINE int us_slot_get(struct us_slot *e, uint32_t tag, uint64_t pc, struct us_rule *r)
 {
 	uint32_t seq = atomic_load_explicit(&e->seq, memory_order_acquire);
-	uint64_t w[2];
+	uint64_t w[US_RULE_WORDS];
 
 	if (atomic_load_explicit(&e->pc, memory_order_relaxed) != pc ||
 	    atomic_load_explicit(&e->tag, memory_order_relaxed) != tag)
 		return 0;
-	w[0] = atomic_load_explicit(&e->rule[0], memory_order_relaxed);
-	w[1] = atomic_load_explicit(&e->rule[1], memory_order_relaxed);
+	for (unsigned i = 0; i < US_RULE_WORDS; i++)
+		w[i] = atomic_load_explicit(&e->rule[i], memory_order_relaxed);
 	atomic_thread_fence(memory_order_acquire);
 	if (seq & 1 || atomic_load_explicit(&e->seq, memory_order_relaxed) != seq)
 		return 0;

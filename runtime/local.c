@@ -156,7 +156,7 @@ US_API int _ULx86_64_get_reg(unw_cursor_t *cur, int n, unw_word_t *to)
 		*to = c->w.s.pc;
 		return 0;
 	}
-	if (n == US_RSP || n == UNW_X86_64_CFA) {
+	if (n == US_SP || n == UNW_X86_64_CFA) {
 		*to = c->w.sp;
 		return 0;
 	}
@@ -179,7 +179,7 @@ US_API int _ULx86_64_set_reg(unw_cursor_t *cur, int n, unw_word_t v)
 {
 	struct us_walk *w = &cursor(cur)->w;
 
-	if (n == US_RSP || n == UNW_X86_64_CFA)
+	if (n == US_SP || n == UNW_X86_64_CFA)
 		return -UNW_EREADONLYREG;
 	if (n < 0 || n >= UNW_NUM_REGS || !(w->s.known >> n & 1))
 		return -UNW_EBADREG;
@@ -238,7 +238,7 @@ US_API int _ULx86_64_resume(unw_cursor_t *cur)
 	for (unsigned i = 0; i < US_RA; i++)
 		if (us_walk_get(w, i, &regs[i]) != US_OK)
 			regs[i] = 0;
-	regs[US_RSP] = w->sp;
+	regs[US_SP] = w->sp;
 	regs[US_RA] = w->s.pc;
 	if (w->s.pc == 0)
 		return -UNW_EINVALIDIP;

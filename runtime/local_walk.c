@@ -178,7 +178,7 @@ static void start(struct us_walk *w, uint64_t pc, uint64_t sp, int exact)
 	w->s.cfa = w->sp = sp;
 	w->s.fault = 0;
 	w->s.in_reg = 0;
-	w->s.val[US_RSP] = sp;
+	w->s.val[US_SP] = sp;
 	w->s.val[US_RA] = pc;
 	w->ra_at = w->sig = 0;
 	w->moves = (struct us_moves){sp, 0, 0, 0, 0};
@@ -192,21 +192,21 @@ static void start(struct us_walk *w, uint64_t pc, uint64_t sp, int exact)
 void us_walk_context(struct us_walk *w, uint64_t uc, int exact)
 {
 	/* The program has it: it can be read. */
-	start(w, us_word(uc + us_greg[US_RA]), us_word(uc + us_greg[US_RSP]), exact);
+	start(w, us_word(uc + us_greg[US_RA]), us_word(uc + us_greg[US_SP]), exact);
 	w->s.known = US_ALL;
-	w->s.in_mem = US_ALL & ~(1u << US_RSP | 1u << US_RA);
+	w->s.in_mem = US_ALL & ~(US_BIT(US_SP) | US_BIT(US_RA));
 	for (unsigned i = 0; i < US_RA; i++)
-		if (i != US_RSP)
+		if (i != US_SP)
 			w->s.val[i] = uc + us_greg[i];
 	w->ra_at = uc + us_greg[US_RA];
 }
 
 void us_walk_saved(struct us_walk *w, const uint64_t *saved)
 {
-	static const uint8_t slot[6] = {15, 14, 13, 12, US_RBP, US_RBX};
+	static const uint8_t slot[6] = {15, 14, 13, 12, US_FP, UNSPOOL_X86_64_REG_RBX};
 
 	start(w, saved[6], (uint64_t)(saved + 7), 0);
-	w->s.known = US_SAVED | 1u << US_RA;
+	w->s.known = US_SAVED | US_BIT(US_RA);
 	w->s.in_mem = 0;
 	for (unsigned i = 0; i < 6; i++)
 		w->s.val[slot[i]] = saved[i];
@@ -287,7 +287,7 @@ static US_COLD int step_blind(struct us_walk *w, uint64_t at, enum us_how *how)
 	o = us_step_blind(&b, at);
 	if (o == US_NO_RULE || o == US_LOST_REGISTER) {
 		w->blind = 1;
-		w->s.known = 1u << US_RSP;
+		w->s.known = US_BIT(US_SP);
 		return US_END;
 	}
 	if (o != US_OK)
@@ -328,8 +328,8 @@ US_INLINE int apply(struct us_walk *w, const struct us_rule *r)
 		/* The stack pointer was at the ucontext_t that the kernel made. */
 		w->sig = sp;
 		w->in_handler = 1;
-		if (w->s.known >> US_RSP & 1)
-			us_get_with(&w->s, US_RSP, load, NULL, w, &w->sp);
+		if (w->s.known >> US_SP & 1)
+			us_get_with(&w->s, US_SP, load, NULL, w, &w->sp);
 		w->ra_at = sp + us_greg[US_RA];
 		w->moves.low = w->sp;
 	} else if (!leads_on(w, sp, exact)) {
@@ -456,7 +456,7 @@ static uint64_t pack(const struct us_rule *r, uint64_t pc)
 		return (uint64_t)T_END << 48;
 	if (!(r->mask & 0x40) || r->saves[6] != -1)
 		return 0;
-	kind = r->reg == US_RSP ? T_SP : r->reg == US_RBP ? T_BP : T_OTHER;
+	kind = r->reg == US_SP ? T_SP : r->reg == US_FP ? T_BP : T_OTHER;
 	if (kind == T_OTHER)
 		return 0;
 	if (r->mask & 2)
@@ -564,11 +564,11 @@ int us_backtrace(void **pcs, int max, const uint64_t *saved)
 
 			if (!us_within(&span, uc + us_greg[US_RA]) && !us_span_at(&span, uc + us_greg[US_RA]))
 				return n;
-			if (!us_within(&span, uc + us_greg[US_RBP]))
+			if (!us_within(&span, uc + us_greg[US_FP]))
 				return backtrace_slow(pcs, max, saved);
 			pc = us_word(uc + us_greg[US_RA]);
-			sp = us_word(uc + us_greg[US_RSP]);
-			bp = us_word(uc + us_greg[US_RBP]);
+			sp = us_word(uc + us_greg[US_SP]);
+			bp = us_word(uc + us_greg[US_FP]);
 			exact = in_handler = 1;
 			if (pc == 0)
 				return backtrace_slow(pcs, max, saved);

@@ -128,9 +128,20 @@ enum { /* x86_64: slots of registers */
 	UNSPOOL_X86_64_SLOTS = 17,
 };
 
+#define UNSPOOL_X86_64_SET uint32_t /* the type of a set of slots */
+#define UNSPOOL_X86_64_SLOT(r) (r) /* the slot of a register by DWARF's number; at or above SLOTS where it has none */
+#define UNSPOOL_X86_64_SLOT_SP 7
+#define UNSPOOL_X86_64_SLOT_FP 6
+#define UNSPOOL_X86_64_SLOT_PC 16
+#define UNSPOOL_X86_64_SLOT_RA 16
+#define UNSPOOL_X86_64_RA_IN_REG 0 /* whether the return address starts in a register of its own; else it is the program counter */
+#define UNSPOOL_X86_64_RESULT 0 /* the slot of a system call's result */
 #define UNSPOOL_X86_64_ALL 0x1ffffull /* the set of all slots */
 #define UNSPOOL_X86_64_PRESERVED 0xf0c8ull /* the set of those that a call preserves */
 #define UNSPOOL_X86_64_SAVES 3, 6, 12, 13, 14, 15, 16 /* the slots of a rule's saves, in their order */
+#define UNSPOOL_X86_64_N_SAVES 7 /* how many */
+#define UNSPOOL_X86_64_RULE_SIZE 16 /* bytes of a rule of fixed size */
+#define UNSPOOL_X86_64_SAVE_SET uint8_t /* the type of a set of them */
 #define UNSPOOL_X86_64_RA_SAVE 6 /* which of them is the return address's */
 #define UNSPOOL_X86_64_EACH_SAVE(X) X(0, 3) X(1, 6) X(2, 12) X(3, 13) X(4, 14) X(5, 15) X(6, 16) /* X(save, slot) */
 #define UNSPOOL_X86_64_RED_ZONE 128 /* bytes below the stack pointer that a function may use */
@@ -166,8 +177,8 @@ enum { /* x86_64: slots of registers */
 	X(15, 96) \
 	X(16, 168)
 
-#define UNSPOOL_X86_64_FRAME_RIP 168 /* where it has that register */
-#define UNSPOOL_X86_64_FRAME_RSP 160 /* where it has that register */
+#define UNSPOOL_X86_64_FRAME_PC 168 /* where it has the program counter */
+#define UNSPOOL_X86_64_FRAME_SP 160 /* and the stack pointer */
 
 enum { /* aarch64: slots of registers */
 	UNSPOOL_AARCH64_REG_X0 = 0,
@@ -215,9 +226,20 @@ enum { /* aarch64: slots of registers */
 	UNSPOOL_AARCH64_SLOTS = 43,
 };
 
+#define UNSPOOL_AARCH64_SET uint64_t /* the type of a set of slots */
+#define UNSPOOL_AARCH64_SLOT(r) ((r) < 35u ? (r) : (r) - 72u < 8u ? (r) - 37u : 255u) /* the slot of a register by DWARF's number; at or above SLOTS where it has none */
+#define UNSPOOL_AARCH64_SLOT_SP 31
+#define UNSPOOL_AARCH64_SLOT_FP 29
+#define UNSPOOL_AARCH64_SLOT_PC 32
+#define UNSPOOL_AARCH64_SLOT_RA 30
+#define UNSPOOL_AARCH64_RA_IN_REG 1 /* whether the return address starts in a register of its own; else it is the program counter */
+#define UNSPOOL_AARCH64_RESULT 0 /* the slot of a system call's result */
 #define UNSPOOL_AARCH64_ALL 0x7ffffffffffull /* the set of all slots */
 #define UNSPOOL_AARCH64_PRESERVED 0x7f8fff80000ull /* the set of those that a call preserves */
 #define UNSPOOL_AARCH64_SAVES 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 35, 36, 37, 38, 39, 40, 41, 42, 30 /* the slots of a rule's saves, in their order */
+#define UNSPOOL_AARCH64_N_SAVES 20 /* how many */
+#define UNSPOOL_AARCH64_RULE_SIZE 32 /* bytes of a rule of fixed size */
+#define UNSPOOL_AARCH64_SAVE_SET uint32_t /* the type of a set of them */
 #define UNSPOOL_AARCH64_RA_SAVE 19 /* which of them is the return address's */
 #define UNSPOOL_AARCH64_EACH_SAVE(X) X(0, 19) X(1, 20) X(2, 21) X(3, 22) X(4, 23) X(5, 24) X(6, 25) X(7, 26) X(8, 27) X(9, 28) X(10, 29) X(11, 35) X(12, 36) X(13, 37) X(14, 38) X(15, 39) X(16, 40) X(17, 41) X(18, 42) X(19, 30) /* X(save, slot) */
 #define UNSPOOL_AARCH64_RED_ZONE 0 /* bytes below the stack pointer that a function may use */
@@ -268,7 +290,19 @@ enum { /* aarch64: slots of registers */
 	X(31, 560) \
 	X(32, 568)
 
-#define UNSPOOL_AARCH64_FRAME_PC 568 /* where it has that register */
-#define UNSPOOL_AARCH64_FRAME_SP 560 /* where it has that register */
+#define UNSPOOL_AARCH64_FRAME_PC 568 /* where it has the program counter */
+#define UNSPOOL_AARCH64_FRAME_SP 560 /* and the stack pointer */
+
+/*
+ * The machine whose stacks a program walks: the compiler's own; of a BPF program, whose compiler has none, what libbpf's macro
+ * __TARGET_ARCH_ says. MACHINE(SLOTS) is how many slots it has, and so on.
+ */
+#if defined(__x86_64__) || defined(__TARGET_ARCH_x86)
+#define MACHINE(fact) UNSPOOL_X86_64_##fact
+#define MACHINE_ELF 62
+#elif defined(__aarch64__) || defined(__TARGET_ARCH_arm64)
+#define MACHINE(fact) UNSPOOL_AARCH64_##fact
+#define MACHINE_ELF 183
+#endif
 
 #endif /* UNSPOOL_MACHINE_H */

@@ -99,14 +99,14 @@ US_API int _Ux86_64_init_remote(unw_cursor_t *cur, unw_addr_space_t as, void *ar
 	r = as->acc.access_reg(as, US_RA, &ip, 0, arg);
 	if (r < 0)
 		return r;
-	r = as->acc.access_reg(as, US_RSP, &sp, 0, arg);
+	r = as->acc.access_reg(as, US_SP, &sp, 0, arg);
 	if (r < 0)
 		return r;
 	us_start(&c->s, ip, US_ALL);
 	c->cfa = c->s.cfa = sp;
-	c->s.val[US_RSP] = sp;
-	c->s.in_reg &= ~(1u << US_RSP);
-	c->sp = US_RSP;
+	c->s.val[US_SP] = sp;
+	c->s.in_reg &= ~(US_BIT(US_SP));
+	c->sp = US_SP;
 	c->sp_kind = SP_REG;
 	c->exact = 1;
 	c->from_signal = 0;
@@ -171,28 +171,28 @@ static US_COLD void keep_stack_pointer(struct cursor *c)
 {
 	struct us_state *s = &c->s;
 
-	if (!(s->known >> US_RSP & 1)) {
+	if (!(s->known >> US_SP & 1)) {
 		c->sp_kind = SP_LOST;
-	} else if (s->in_mem >> US_RSP & 1) {
+	} else if (s->in_mem >> US_SP & 1) {
 		c->sp_kind = SP_MEM;
-		c->sp = s->val[US_RSP];
-	} else if (s->in_reg >> US_RSP & 1) {
+		c->sp = s->val[US_SP];
+	} else if (s->in_reg >> US_SP & 1) {
 		c->sp_kind = SP_REG;
-		c->sp = s->val[US_RSP];
-	} else if (s->val[US_RSP] != s->cfa) {
+		c->sp = s->val[US_SP];
+	} else if (s->val[US_SP] != s->cfa) {
 		c->sp_kind = SP_VALUE;
-		c->sp = s->val[US_RSP];
+		c->sp = s->val[US_SP];
 	} else {
 		return;
 	}
-	set_value(s, US_RSP, s->cfa);
+	set_value(s, US_SP, s->cfa);
 }
 
 /* A step to the caller, whose return address is at an address. */
 static void called_from(struct cursor *c, uint64_t cfa, uint64_t at, uint64_t ra)
 {
 	c->cfa = c->s.cfa = cfa;
-	set_value(&c->s, US_RSP, cfa);
+	set_value(&c->s, US_SP, cfa);
 	set_value(&c->s, US_RA, ra);
 	c->s.pc = ra;
 	c->ra_kind = RA_MEM;
@@ -221,23 +221,23 @@ static US_COLD int step_strict(struct cursor *c)
 		/* exact stays: libunwind does not change it here */
 		return ra == ip && c->cfa == cfa ? -UNW_EBADFRAME : 1;
 	}
-	if (!(s->known >> US_RBP & 1))
+	if (!(s->known >> US_FP & 1))
 		return 0;
-	o = us_get_with(s, US_RBP, load, reg, c, &rbp);
+	o = us_get_with(s, US_FP, load, reg, c, &rbp);
 	if (o != US_OK)
 		return -UNW_EINVAL;
 	valid = load(c, ip, &v);
 	if (valid) {
 		if (rbp == 0) {
-			s->known = 1u << US_RSP;
+			s->known = US_BIT(US_SP);
 			return 0;
 		}
 	} else if (stack_pointer(c, &sp) && load(c, sp, &ra) && load(c, ra, &v)) {
 		/* The frame pointer is still the caller's. libunwind takes it to be saved where it points to. */
-		s->known = rbp == 0 ? 0 : 1u << US_RBP;
-		s->in_mem = 1u << US_RBP;
+		s->known = rbp == 0 ? 0 : US_BIT(US_FP);
+		s->in_mem = US_BIT(US_FP);
 		s->in_reg = 0;
-		s->val[US_RBP] = rbp;
+		s->val[US_FP] = rbp;
 		called_from(c, cfa + 8, sp, ra);
 		c->sp = sp; /* and of the stack pointer, in the same way */
 		c->sp_kind = SP_MEM;
@@ -248,15 +248,15 @@ static US_COLD int step_strict(struct cursor *c)
 	if (!at && !valid)
 		return rbp ? -UNW_EINVAL : -UNW_EBADREG;
 	if (!at || rbp < cfa || rbp - cfa > MAX_FRAME) {
-		s->known = 1u << US_RSP;
+		s->known = US_BIT(US_SP);
 		return 0;
 	}
 	if (!load(c, rbp + 8, &ra))
 		return -UNW_EINVAL;
-	s->known = 1u << US_RBP;
-	s->in_mem = 1u << US_RBP;
+	s->known = US_BIT(US_FP);
+	s->in_mem = US_BIT(US_FP);
 	s->in_reg = 0;
-	s->val[US_RBP] = rbp;
+	s->val[US_FP] = rbp;
 	/* libunwind takes the frame to be as large as its two words. */
 	called_from(c, cfa + 16, rbp + 8, ra);
 	c->sp_kind = SP_LOST;
@@ -345,7 +345,7 @@ static US_COLD int step_blind(struct cursor *c, uint64_t at)
 	int o = us_step_blind(&b, at), exact = c->exact;
 
 	if (o == US_NO_RULE || o == US_LOST_REGISTER) {
-		c->s.known = 1u << US_RSP;
+		c->s.known = US_BIT(US_SP);
 		return 0;
 	}
 	if (o != US_OK)
@@ -394,9 +394,9 @@ static int apply(struct cursor *c, const struct us_rule *r)
 	} else {
 		c->ra_kind = RA_MAYBE;
 		c->ra_at = c->cfa - 8;
-		if (c->s.in_mem >> US_RSP & 1) {
+		if (c->s.in_mem >> US_SP & 1) {
 			c->sp_kind = SP_MEM;
-			c->sp = c->s.val[US_RSP];
+			c->sp = c->s.val[US_SP];
 		}
 		if (c->from_signal) {
 			/* The stack pointer was at the ucontext_t that the kernel made. */
@@ -409,7 +409,7 @@ static int apply(struct cursor *c, const struct us_rule *r)
 	if (!as->strict && us_unlikely(!leads_on(c, cfa, exact)))
 		return -UNW_EBADFRAME; /* round in circles */
 	/* A thread's first function is called from nowhere. To libunwind the end is where the frame pointer is lost. */
-	if (us_unlikely(as->strict) && !(c->s.known >> US_RBP & 1))
+	if (us_unlikely(as->strict) && !(c->s.known >> US_FP & 1))
 		return c->s.pc = 0;
 	return as->strict || c->s.pc != 0 || c->exact; /* a handler can have interrupted a call of 0 */
 }
@@ -466,7 +466,7 @@ US_API int _Ux86_64_get_reg(unw_cursor_t *cur, int n, unw_word_t *to)
 		*to = c->s.pc;
 		return 0;
 	}
-	if (n == US_RSP || n == UNW_X86_64_CFA) {
+	if (n == US_SP || n == UNW_X86_64_CFA) {
 		*to = c->cfa;
 		return 0;
 	}
@@ -492,9 +492,9 @@ US_API int _Ux86_64_set_reg(unw_cursor_t *cur, int n, unw_word_t v)
 	struct us_state *s = &c->s;
 	uint64_t at;
 
-	if (n == US_RSP || n == UNW_X86_64_CFA)
+	if (n == US_SP || n == UNW_X86_64_CFA)
 		return -UNW_EREADONLYREG;
-	if (n == US_RAX || n == US_RAX + 1) {
+	if (n == UNSPOOL_X86_64_REG_RAX || n == UNSPOOL_X86_64_REG_RAX + 1) {
 		/* rax and rdx: what an exception handler is given by resume. The place where they were saved stays as it is. */
 		set_value(s, (unsigned)n, v);
 		return 0;
@@ -543,7 +543,7 @@ US_API int _Ux86_64_get_save_loc(unw_cursor_t *cur, int n, unw_save_loc_t *to)
 			in_memory(to, at);
 		else if (c->ra_kind == RA_REG)
 			in_register(to, US_RA);
-	} else if (n == US_RSP) {
+	} else if (n == US_SP) {
 		if (c->sp_kind == SP_REG)
 			in_register(to, c->sp);
 		else if (c->sp_kind == SP_MEM)

@@ -26,9 +26,10 @@ struct reg_rule {
 
 /* A set of rules. Of the registers, only those whose bit is in has have one, and are initialized. */
 struct set {
-	uint32_t has;
+	us_set has;
 	uint8_t cfa_kind, behind;
 	uint16_t cfa_reg;
+	uint16_t signing; /* UNSPOOL_RA_SIGNED and UNSPOOL_RA_SIGN_PC */
 	int64_t cfa_off;
 	struct block cfa_expr;
 	struct reg_rule reg[US_SLOTS];
@@ -37,8 +38,8 @@ struct set {
 static void copy_set(struct set *to, const struct set *from)
 {
 	memcpy(to, from, offsetof(struct set, reg));
-	for (uint32_t m = from->has; m; m &= m - 1)
-		to->reg[__builtin_ctz(m)] = from->reg[__builtin_ctz(m)];
+	for (us_set m = from->has; m; m &= m - 1)
+		to->reg[us_first(m)] = from->reg[us_first(m)];
 }
 
 enum { INLINE_DEPTH = 6, MAX_DEPTH = 4096 };
@@ -107,11 +108,29 @@ static struct block block(struct reader *r)
 	return b;
 }
 
-static void set_rule(struct set *s, uint64_t slot, unsigned kind, int64_t off, uint64_t len)
+/* The slot of a register. That of one without a slot is not below US_SLOTS: walking does not need it. */
+static uint64_t slot_of(uint64_t reg)
 {
+	return MACHINE(SLOT)(reg);
+}
+
+/* The register of a slot. */
+static unsigned reg_of(unsigned slot)
+{
+	unsigned r = slot;
+
+	while (slot_of(r) != slot)
+		r++;
+	return r;
+}
+
+static void set_rule(struct set *s, uint64_t reg, unsigned kind, int64_t off, uint64_t len)
+{
+	uint64_t slot = slot_of(reg);
+
 	if (slot >= US_SLOTS)
-		return; /* a register that walking does not need */
-	s->has |= 1u << slot;
+		return;
+	s->has |= US_BIT(slot);
 	s->reg[slot] = (struct reg_rule){off, (uint32_t)len, kind};
 }
 
@@ -208,12 +227,13 @@ static int run(struct us_window *w, const struct us_fde *f, uint64_t at, uint64_
 		case DW_CFA_restore_extended:
 			v = reg(&r);
 		restore:
+			u = slot_of(v);
 			if (!initial)
 				r.bad = 1;
-			else if (v < US_SLOTS && initial->has >> v & 1)
-				set_rule(s, v, initial->reg[v].kind, initial->reg[v].off, initial->reg[v].len);
-			else if (v < US_SLOTS)
-				s->has &= ~(1u << v);
+			else if (u < US_SLOTS && initial->has >> u & 1)
+				set_rule(s, v, initial->reg[u].kind, initial->reg[u].off, initial->reg[u].len);
+			else if (u < US_SLOTS)
+				s->has &= ~US_BIT(u);
 			break;
 		case DW_CFA_undefined:
 			set_rule(s, reg(&r), UNSPOOL_UNDEFINED, 0, 0);
@@ -284,6 +304,20 @@ static int run(struct us_window *w, const struct us_fde *f, uint64_t at, uint64_
 		case DW_CFA_GNU_args_size:
 			positive(&r);
 			break;
+#ifdef __aarch64__
+		case DW_CFA_AARCH64_negate_ra_state:
+			s->signing ^= UNSPOOL_RA_SIGNED;
+			break;
+		case DW_CFA_AARCH64_negate_ra_state_with_pc:
+			s->signing ^= UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC;
+			break;
+		case DW_CFA_AARCH64_set_ra_state:
+			v = uleb(&r);
+			sleb(&r); /* where it was signed */
+			r.bad |= v > 2;
+			s->signing = v == 0 ? 0 : v == 1 ? UNSPOOL_RA_SIGNED : UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC;
+			break;
+#endif
 		default:
 			r.bad = 1;
 		}
@@ -298,47 +332,54 @@ done:
 
 static int save_of(unsigned slot)
 {
-	for (unsigned i = 0; i < 7; i++)
+	for (unsigned i = 0; i < MACHINE(N_SAVES); i++)
 		if (us_save_slot[i] == slot)
 			return (int)i;
 	return -1;
 }
 
-/* Makes a rule of 16 bytes without a wide; 0 if s does not fit one. */
+static uint16_t flags_of(const struct us_fde *f, const struct set *s)
+{
+	return (uint16_t)((f->signal ? US_SIGNAL : 0) | s->signing);
+}
+
+/* Makes a rule of fixed size; 0 if s does not fit one. */
 static int narrow(const struct us_fde *f, const struct set *s, struct us_rule *r)
 {
 	int64_t least = 0;
 
 	memset(r, 0, sizeof *r);
-	r->flags = f->signal ? US_SIGNAL : 0;
+	r->flags = flags_of(f, s);
 	if (s->cfa_kind == UNSPOOL_CFA_NONE) {
-		if (s->has >> f->ra & 1 && s->reg[f->ra].kind == UNSPOOL_UNDEFINED)
+		uint64_t ra = slot_of(f->ra);
+
+		if (ra < US_SLOTS && s->has >> ra & 1 && s->reg[ra].kind == UNSPOOL_UNDEFINED)
 			r->flags |= US_OUTERMOST_FLAG;
 		return 1;
 	}
-	if (s->cfa_kind != UNSPOOL_CFA_REG || s->cfa_reg >= US_SLOTS || s->cfa_off != (int32_t)s->cfa_off || f->ra != US_RA)
+	if (s->cfa_kind != UNSPOOL_CFA_REG || slot_of(s->cfa_reg) >= US_SLOTS || s->cfa_off != (int32_t)s->cfa_off || slot_of(f->ra) != US_RA)
 		return 0;
 	r->kind = US_KIND_REG;
-	r->reg = (uint8_t)s->cfa_reg;
+	r->reg = (uint8_t)slot_of(s->cfa_reg) & 63;
 	r->off = (int32_t)s->cfa_off;
 	if (s->has >> US_RA & 1 && s->reg[US_RA].kind == UNSPOOL_UNDEFINED) {
 		r->flags |= US_OUTERMOST_FLAG;
 		return 1;
 	}
-	for (uint32_t m = s->has; m; m &= m - 1) {
-		unsigned i = (unsigned)__builtin_ctz(m), k = s->reg[i].kind;
+	for (us_set m = s->has; m; m &= m - 1) {
+		unsigned i = us_first(m), k = s->reg[i].kind;
 		int save = save_of(i);
 
-		if (k == UNSPOOL_SAME_VALUE && i != US_RA && i != US_RSP && (f->signal || US_SAVED >> i & 1))
+		if (k == UNSPOOL_SAME_VALUE && (i != US_RA || !US_RA_IS_PC) && i != US_SP && (f->signal || US_SAVED >> i & 1))
 			continue;
 		if (k != UNSPOOL_OFFSET || save < 0 || s->reg[i].off & 7)
 			return 0;
-		r->mask |= (uint8_t)(1 << save);
+		r->mask |= (us_saves)(1u << save);
 		if (s->reg[i].off < least)
 			least = s->reg[i].off;
 	}
-	/* Without a rule, a return address is lost on x86-64; a rule of 16 bytes would take it for unchanged. */
-	if (!(r->mask & 0x40))
+	/* Without a rule, a return address that is the program counter is lost; a rule of fixed size would take it for unchanged. */
+	if (US_RA_IS_PC && !(r->mask >> MACHINE(RA_SAVE) & 1))
 		return 0;
 	if (least < -1024) {
 		int64_t aux = (-1024 - least + 1023) / 1024;
@@ -348,7 +389,7 @@ static int narrow(const struct us_fde *f, const struct set *s, struct us_rule *r
 		r->aux = (uint8_t)aux;
 	}
 	for (uint32_t m = r->mask; m; m &= m - 1) {
-		unsigned i = (unsigned)__builtin_ctz(m);
+		unsigned i = us_first(m);
 		int64_t n = s->reg[us_save_slot[i]].off;
 
 		if (n > 1 << 20)
@@ -435,13 +476,13 @@ static US_COLD int wide(struct us_window *w, const struct us_fde *f, const struc
 	uint64_t off = (uint64_t)s->cfa_off;
 
 	memset(bytes, 0, HEAD);
-	for (uint32_t m = s->has; m; m &= m - 1) {
-		unsigned i = (unsigned)__builtin_ctz(m);
+	for (us_set m = s->has; m; m &= m - 1) {
+		unsigned i = us_first(m);
 		uint8_t *x = bytes + UNSPOOL_WIDE_HEAD + n * UNSPOOL_WRULE_SIZE, k = (uint8_t)s->reg[i].kind;
 		uint64_t v = (uint64_t)s->reg[i].off;
 
 		n++;
-		put(x + UNSPOOL_OFF_WRULE_OF, i, 2);
+		put(x + UNSPOOL_OFF_WRULE_OF, reg_of(i), 2);
 		x[UNSPOOL_OFF_WRULE_KIND] = k;
 		if (k == UNSPOOL_REGISTER) {
 			put(x + UNSPOOL_OFF_WRULE_REG, v, 2);
@@ -456,7 +497,7 @@ static US_COLD int wide(struct us_window *w, const struct us_fde *f, const struc
 	if (bad)
 		return US_DAMAGED;
 	bytes[UNSPOOL_OFF_WIDE_CFA_KIND] = s->cfa_kind;
-	put(bytes + UNSPOOL_OFF_WIDE_FLAGS, f->signal ? US_SIGNAL : 0, 2);
+	put(bytes + UNSPOOL_OFF_WIDE_FLAGS, flags_of(f, s), 2);
 	put(bytes + UNSPOOL_OFF_WIDE_RA, f->ra, 2);
 	put(bytes + UNSPOOL_OFF_WIDE_CFA_REG, s->cfa_reg, 2);
 	bytes[UNSPOOL_OFF_WIDE_N_RULES] = (uint8_t)n;
@@ -466,7 +507,7 @@ static US_COLD int wide(struct us_window *w, const struct us_fde *f, const struc
 		memmove(bytes + size, exprs, used);
 	memset(r, 0, sizeof *r);
 	r->kind = US_KIND_WIDE;
-	r->flags = f->signal ? US_SIGNAL : 0;
+	r->flags = flags_of(f, s);
 	r->wide = intern(bytes, size, size + used);
 	return r->wide ? US_FOUND : US_DAMAGED;
 }

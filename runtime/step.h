@@ -287,10 +287,10 @@ STEP_INLINE int step_op(STEP_RUN *w)
 	b = STEP_TOP(w, 1);
 	c = STEP_TOP(w, 2);
 	if ((op >= DW_OP_breg0 && op <= DW_OP_breg31) || op == DW_OP_bregx) {
-		if (reg == UNSPOOL_X86_64_RA) {
+		if (reg == MACHINE(SLOT_PC)) {
 			r = STEP_PC(w);
 		} else {
-			o = STEP_GET(w, (uint32_t)reg, &r);
+			o = STEP_GET(w, MACHINE(SLOT)((uint32_t)reg), &r);
 			if (o != UNSPOOL_OK)
 				return o;
 		}
@@ -367,7 +367,7 @@ STEP_PART int step_wide_rule(STEP_TAKE uint32_t at)
 {
 	STEP_SELF
 	uint64_t head, off, v = 0;
-	uint32_t of, kind, reg;
+	uint32_t of, slot, kind, reg;
 	int o = UNSPOOL_OK, mem = 0, copied = 0;
 
 	if (!w)
@@ -377,11 +377,13 @@ STEP_PART int step_wide_rule(STEP_TAKE uint32_t at)
 	of = (uint16_t)(head >> 8 * UNSPOOL_OFF_WRULE_OF);
 	kind = (uint8_t)(head >> 8 * UNSPOOL_OFF_WRULE_KIND);
 	reg = (uint16_t)(head >> 8 * UNSPOOL_OFF_WRULE_REG);
-	if (of >= UNSPOOL_X86_64_SLOTS && of != w->ra_column)
+	slot = MACHINE(SLOT)(of);
+	reg = MACHINE(SLOT)(reg);
+	if (slot >= MACHINE(SLOTS) && of != w->ra_column)
 		return UNSPOOL_OK;
 	switch (kind) {
 	case UNSPOOL_SAME_VALUE:
-		reg = of;
+		reg = slot;
 		copied = 1;
 		break;
 	case UNSPOOL_REGISTER:
@@ -418,14 +420,14 @@ STEP_PART int step_wide_rule(STEP_TAKE uint32_t at)
 			w->ra_outcome = UNSPOOL_UNREADABLE;
 		}
 	}
-	if (of >= UNSPOOL_X86_64_SLOTS)
+	if (slot >= MACHINE(SLOTS))
 		return UNSPOOL_OK;
-	if (copied && reg < UNSPOOL_X86_64_SLOTS)
-		STEP_COPY(w, of, reg);
+	if (copied && reg < MACHINE(SLOTS))
+		STEP_COPY(w, slot, reg);
 	else if (copied || o != UNSPOOL_OK)
-		STEP_LOSE(w, of);
+		STEP_LOSE(w, slot);
 	else
-		STEP_SET(w, of, v, mem);
+		STEP_SET(w, slot, v, mem);
 	return UNSPOOL_OK;
 }
 
@@ -438,7 +440,7 @@ STEP_INLINE int step_wide_cfa(STEP_RUN *w, uint64_t head, uint64_t *cfa)
 
 	if (kind == UNSPOOL_CFA_EXPR)
 		return STEP_EVAL(w, off, 0, cfa);
-	o = STEP_GET(w, (uint16_t)(head >> 8 * UNSPOOL_OFF_WIDE_CFA_REG), cfa);
+	o = STEP_GET(w, MACHINE(SLOT)((uint32_t)(uint16_t)(head >> 8 * UNSPOOL_OFF_WIDE_CFA_REG)), cfa);
 	if (o != UNSPOOL_OK)
 		return o;
 	*cfa += off;
@@ -459,7 +461,7 @@ STEP_INLINE int step_wide_cfa(STEP_RUN *w, uint64_t head, uint64_t *cfa)
  * Applies the set of rules at hand, in which room bytes can be read: the frame becomes its caller. keep are the registers that stay where
  * they are if no rule says something else. After anything but UNSPOOL_OK, nothing of the frame has changed but the fault.
  */
-STEP_INLINE int step_wide(STEP_RUN *w, uint64_t room, uint32_t keep)
+STEP_INLINE int step_wide(STEP_RUN *w, uint64_t room, MACHINE(SET) keep)
 {
 	uint64_t head, cfa = 0;
 	uint32_t flags, n, i, at, x, none;
@@ -481,8 +483,10 @@ STEP_INLINE int step_wide(STEP_RUN *w, uint64_t room, uint32_t keep)
 		if (o != UNSPOOL_OK)
 			return o;
 		w->new_cfa = cfa;
-		STEP_NEW(w, flags & UNSPOOL_PARTIAL ? 0 : flags & UNSPOOL_SIGNAL ? (uint32_t)UNSPOOL_X86_64_ALL : keep);
-		STEP_SET(w, UNSPOOL_X86_64_SP, cfa, 0);
+		STEP_NEW(w, flags & UNSPOOL_PARTIAL ? (MACHINE(SET))MACHINE(RA_IN_REG) << MACHINE(SLOT_RA) : flags & UNSPOOL_SIGNAL ? (MACHINE(SET))MACHINE(ALL) : keep);
+		STEP_SET(w, MACHINE(SLOT_SP), cfa, 0);
+		if (MACHINE(RA_IN_REG))
+			w->ra_outcome = STEP_GET(w, MACHINE(SLOT)(w->ra_column), &w->ra);
 	}
 	for (i = 0; i < STEP_RULES; i++) {
 		if (i >= n)
@@ -504,8 +508,8 @@ STEP_INLINE int step_wide(STEP_RUN *w, uint64_t room, uint32_t keep)
 		return w->ra_outcome;
 	if (flags & (UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))
 		w->ra &= UNSPOOL_ADDRESS;
-	i = w->ra_column;
-	if (i < UNSPOOL_X86_64_SLOTS)
+	i = MACHINE(SLOT)(w->ra_column);
+	if (!MACHINE(RA_IN_REG) && i < MACHINE(SLOTS)) /* it is the program counter */
 		STEP_SET(w, i, w->ra, 0);
 	STEP_DONE(w);
 	return UNSPOOL_OK;

@@ -70,7 +70,7 @@ const struct us_table *us_table_open(const uint8_t *bytes, size_t size)
 	struct unspool_table x;
 	uint32_t sum;
 
-	if (unspool_table_open(&x, bytes, size) != 0 || x.machine != UNSPOOL_X86_64 || x.rule_size != sizeof(struct us_rule) ||
+	if (unspool_table_open(&x, bytes, size) != 0 || x.machine != MACHINE_ELF || x.rule_size != sizeof(struct us_rule) ||
 	    x.n_saves != sizeof us_save_slot || x.save_scale != 8 || x.size < UNSPOOL_HEADER_SIZE + sizeof us_save_slot ||
 	    memcmp(bytes + UNSPOOL_HEADER_SIZE, us_save_slot, sizeof us_save_slot))
 		return NULL;
@@ -103,6 +103,8 @@ int us_table_rule(const struct us_table *t, uint64_t pc, struct us_rule *r)
 	memcpy(r, t->t.bytes + at, sizeof *r);
 	if (r->kind == US_KIND_WIDE)
 		r->wide = &t->wides;
+	else
+		r->mask &= (us_saves)((1ull << MACHINE(N_SAVES)) - 1);
 	return US_FOUND;
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -22,12 +23,39 @@ import (
 	"github.com/unspool/unspool/rows/rowstest"
 )
 
-// What testdata/core.c reads and writes.
-const coreSlots = 17
+// A coreMachine is a machine whose core is tested: compilers for it, what its programs run with, and files whose rows it has.
+type coreMachine struct {
+	mach   *arch.Machine
+	cc     []string
+	run    []string
+	files  []string // whose rows are asked for
+	slots  uint64
+	checks []string // flags that make a compiler's programs check themselves; none where they cannot run
+}
 
+var coreMachines = []coreMachine{
+	{mach: arch.AMD64, cc: []string{"gcc", "clang-19"}, slots: 17, checks: []string{"-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"},
+		files: []string{"/lib/x86_64-linux-gnu/libc.so.6", "/usr/lib/x86_64-linux-gnu/libcrypto.so.3"}},
+	{mach: arch.ARM64, cc: []string{"aarch64-linux-gnu-gcc"}, run: []string{"qemu-aarch64", "-L", armRoot}, slots: 43, checks: []string{"-fsanitize=undefined", "-fno-sanitize-recover=all", "-g"},
+		files: []string{armRoot + "/lib/libc.so.6", armRoot + "/lib/libstdc++.so.6"}},
+}
+
+// armRoot is where Debian's cross compiler for AArch64 has its libraries.
+const armRoot = "/usr/aarch64-linux-gnu"
+
+// need skips a test where the machine's programs cannot be built or run.
+func (m *coreMachine) need(t *testing.T) {
+	t.Helper()
+	oracle.Need(t, m.cc...)
+	if len(m.run) > 0 {
+		oracle.Need(t, m.run[0])
+	}
+}
+
+// What testdata/core.c reads and writes.
 type coreState struct {
 	PC, CFA, Known, InMem, InReg uint64
-	Val, Snap                    [coreSlots]uint64
+	Val, Snap                    [arch.NumSlots]uint64
 	Fault                        uint64
 }
 
@@ -57,15 +85,15 @@ func memOf[T any](s []T) []byte {
 }
 
 // question asks about pc in the n-th adversarial state.
-func question(pc arch.Vaddr, n int) coreQuestion {
+func (m *coreMachine) question(pc arch.Vaddr, n int) coreQuestion {
 	seed := rowstest.Mix(uint64(n) ^ uint64(pc)<<8)
 	b := &rows.NewTrial(seed, n%rows.NumTrials).Before
-	const all = 1<<coreSlots - 1
+	all := uint64(1)<<m.slots - 1
 	c := coreState{PC: b.PC, CFA: b.CFA, Known: b.Known & all, InMem: b.InMem & all, InReg: b.InReg & all, Fault: b.Fault}
-	for i := range c.Val {
+	for i := range m.slots {
 		c.Val[i], c.Snap[i] = b.Val[i], b.Snap[i]
 		if c.InReg>>i&1 != 0 && c.InMem>>i&1 == 0 {
-			c.Val[i] %= coreSlots
+			c.Val[i] %= m.slots
 		}
 	}
 	return coreQuestion{uint64(pc), seed, c}
@@ -79,20 +107,20 @@ func (c *coreState) rows() (s rows.State) {
 }
 
 // ends asks about both ends of each row, of about limit rows.
-func ends(ref *rows.Table, limit int) (qs []coreQuestion) {
+func (m *coreMachine) ends(ref *rows.Table, limit int) (qs []coreQuestion) {
 	skip := 1 + len(ref.Rows)/limit
 	for i, r := range ref.Rows {
 		if i%skip == 0 {
-			qs = append(qs, question(r.Lo, len(qs)), question(ref.Hi(i)-1, len(qs)+1))
+			qs = append(qs, m.question(r.Lo, len(qs)), m.question(ref.Hi(i)-1, len(qs)+1))
 		}
 	}
 	return qs
 }
 
 // sections makes a case of an ELF file's .eh_frame and .eh_frame_hdr. ok is false where it has none.
-func sections(img *module.Image) (c coreCase, ok bool) {
+func (m *coreMachine) sections(img *module.Image) (c coreCase, ok bool) {
 	hdr, eh := img.Section(".eh_frame_hdr"), img.Section(".eh_frame")
-	if img.Machine() != arch.AMD64 || eh == nil {
+	if img.Machine() != m.mach || eh == nil {
 		return c, false
 	}
 	lo, hi := eh.Addr, eh.Addr+arch.Vaddr(eh.Size)
@@ -109,21 +137,20 @@ func sections(img *module.Image) (c coreCase, ok bool) {
 	return c, true
 }
 
-// buildCore compiles testdata/core.c with the core.
-func buildCore(t *testing.T, cc string, flags ...string) string {
+// build compiles testdata/core.c with the core, and returns the command that runs it.
+func (m *coreMachine) build(t *testing.T, cc string, flags ...string) []string {
 	t.Helper()
-	oracle.Need(t, cc)
 	prog := filepath.Join(t.TempDir(), "core")
-	args := append([]string{"-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-I.."}, flags...)
+	args := append([]string{"-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-I..", fmt.Sprintf("-DSTATE_SLOTS=%d", arch.NumSlots)}, flags...)
 	args = append(args, "-o", prog, "testdata/core.c", "../core.c", "../frames.c", "../rule.c", "../table.c")
 	if out, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", cc, err, out)
 	}
-	return prog
+	return append(slices.Clone(m.run), prog)
 }
 
 // answers runs the program on the cases.
-func answers(t *testing.T, prog string, cases []coreCase) [][]coreAnswer {
+func answers(t *testing.T, prog []string, cases []coreCase) [][]coreAnswer {
 	t.Helper()
 	var in bytes.Buffer
 	for i := range cases {
@@ -133,7 +160,7 @@ func answers(t *testing.T, prog string, cases []coreCase) [][]coreAnswer {
 		in.Write(c.bytes)
 		in.Write(memOf(c.ask))
 	}
-	cmd := exec.Command(prog)
+	cmd := exec.Command(prog[0], prog[1:]...)
 	cmd.Stdin, cmd.Stderr = &in, os.Stderr
 	cmd.Env = append(os.Environ(), "ASAN_OPTIONS=detect_leaks=0")
 	out, err := cmd.Output()
@@ -155,7 +182,7 @@ func answers(t *testing.T, prog string, cases []coreCase) [][]coreAnswer {
 func checkCore(ref *rows.Table, q *coreQuestion, a *coreAnswer) error {
 	set := ref.At(arch.Vaddr(q.PC))
 	if found := a.Found == 0; found == set.Gap() {
-		return fmt.Errorf("at %#x: found %d, but the row is %s", q.PC, a.Found, set.Text(arch.AMD64))
+		return fmt.Errorf("at %#x: found %d, but the row is %s", q.PC, a.Found, set.Text(ref.Machine))
 	} else if !found {
 		return nil
 	}
@@ -165,7 +192,7 @@ func checkCore(ref *rows.Table, q *coreQuestion, a *coreAnswer) error {
 	before := q.State.rows()
 	m := rows.Memory{Next: rowstest.Numbers(q.Seed)}
 	var c rows.Checker
-	err := c.Check(arch.AMD64, set, &before, &m, func(s *rows.State) rows.Outcome {
+	err := c.Check(ref.Machine, set, &before, &m, func(s *rows.State) rows.Outcome {
 		*s = a.State.rows()
 		return rows.Outcome(a.Outcome)
 	})
@@ -175,7 +202,7 @@ func checkCore(ref *rows.Table, q *coreQuestion, a *coreAnswer) error {
 	return nil
 }
 
-func checkCases(t *testing.T, prog string, cases []coreCase) {
+func checkCases(t *testing.T, prog []string, cases []coreCase) {
 	t.Helper()
 	n := 0
 	for i, as := range answers(t, prog, cases) {
@@ -216,6 +243,13 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // TestCoreTables: rules of compact tables, wide ones and expressions included, do what Step does.
 func TestCoreTables(t *testing.T) {
+	for _, m := range coreMachines {
+		t.Run(m.mach.Name, m.tables)
+	}
+}
+
+func (m *coreMachine) tables(t *testing.T) {
+	m.need(t)
 	r := rand.New(rand.NewPCG(5, 6))
 	var cases []coreCase
 	add := func(name string, ref *rows.Table, limit int) {
@@ -223,21 +257,21 @@ func TestCoreTables(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cases = append(cases, coreCase{name: name, bytes: b, ref: ref, ask: ends(ref, limit)})
+		cases = append(cases, coreCase{name: name, bytes: b, ref: ref, ask: m.ends(ref, limit)})
 	}
 	for i := range 60 {
-		add(fmt.Sprint("random table ", i), rowstest.Table(r, arch.AMD64, r.IntN(60)), 3000)
+		add(fmt.Sprint("random table ", i), rowstest.Table(r, m.mach, r.IntN(60)), 3000)
 	}
-	for _, path := range []string{"/lib/x86_64-linux-gnu/libc.so.6", "/usr/lib/x86_64-linux-gnu/libcrypto.so.3"} {
+	for _, path := range m.files {
 		if ref := ehRows(t, path); ref != nil {
-			add(path, ref, 20_000)
+			add(path, ref, 50_000) // of these, all
 		}
 	}
-	for _, cc := range []string{"gcc", "clang-19"} {
-		t.Run(cc, func(t *testing.T) { checkCases(t, buildCore(t, cc), cases) })
+	for _, cc := range m.cc {
+		t.Run(cc, func(t *testing.T) { checkCases(t, m.build(t, cc), cases) })
 	}
 	t.Run("sanitized", func(t *testing.T) {
-		prog := buildCore(t, "gcc", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
+		prog := m.build(t, m.cc[0], m.checks...)
 		checkCases(t, prog, cases[:20])
 		checkCases(t, prog, damaged(r, cases[:20], 20, true))
 	})
@@ -291,33 +325,46 @@ func damaged(r *rand.Rand, cases []coreCase, times int, sealed bool) (out []core
 
 // TestCoreFrames: the C reader of .eh_frame makes the rules that package dwarf makes.
 func TestCoreFrames(t *testing.T) {
+	for _, m := range coreMachines {
+		t.Run(m.mach.Name, m.frames)
+	}
+}
+
+func (m *coreMachine) frames(t *testing.T) {
+	m.need(t)
 	var cases []coreCase
-	paths := append(oracle.Spread(oracle.Binaries(t), 60), "/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2",
-		"/usr/lib/x86_64-linux-gnu/libcrypto.so.3", "/usr/lib/x86_64-linux-gnu/libgcrypt.so.20")
+	paths := slices.Clone(m.files)
+	if m.mach == arch.AMD64 {
+		paths = append(paths, oracle.Spread(oracle.Binaries(t), 60)...)
+		paths = append(paths, "/lib64/ld-linux-x86-64.so.2", "/usr/lib/x86_64-linux-gnu/libgcrypt.so.20")
+	} else {
+		all, _ := filepath.Glob(armRoot + "/lib/*.so.*")
+		paths = append(paths, all...)
+	}
 	for _, path := range paths {
 		img := openImage(t, path)
 		if img == nil || !img.Linked() {
 			continue
 		}
-		c, ok := sections(img)
+		c, ok := m.sections(img)
 		if !ok {
 			continue
 		}
 		if c.ref = ehRows(t, path); c.ref == nil {
 			continue
 		}
-		c.ask = ends(c.ref, 4000)
+		c.ask = m.ends(c.ref, 4000)
 		if c.head.Hdr == 0 {
 			c.ask = c.ask[:min(len(c.ask), 200)] // each looks at all entries
 		}
 		cases = append(cases, c)
 	}
-	for _, cc := range []string{"gcc", "clang-19"} {
-		t.Run(cc, func(t *testing.T) { checkCases(t, buildCore(t, cc), cases) })
+	for _, cc := range m.cc {
+		t.Run(cc, func(t *testing.T) { checkCases(t, m.build(t, cc), cases) })
 	}
 	t.Run("sanitized", func(t *testing.T) {
 		r := rand.New(rand.NewPCG(7, 8))
-		prog := buildCore(t, "gcc", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
+		prog := m.build(t, m.cc[0], m.checks...)
 		var small []coreCase
 		for _, c := range cases {
 			if len(c.bytes) < 20_000 {

@@ -62,6 +62,7 @@ func machineHeader(root string) ([]byte, error) {
 	for _, m := range arch.Machines() {
 		machine(&b, m)
 	}
+	chosen(&b)
 	b.WriteString("\n#endif /* UNSPOOL_MACHINE_H */\n")
 	return b.Bytes(), nil
 }
@@ -86,7 +87,10 @@ func machine(b *bytes.Buffer, m *arch.Machine) {
 	}
 	fmt.Fprintf(b, "\t%s_SLOTS = %d,\n};\n\n", up, len(regs))
 	define := func(name, value, comment string) {
-		fmt.Fprintf(b, "#define %s_%s %s /* %s */\n", up, name, value, comment)
+		if comment != "" {
+			comment = " /* " + comment + " */"
+		}
+		fmt.Fprintf(b, "#define %s_%s %s%s\n", up, name, value, comment)
 	}
 	list := func(regs []arch.Reg) string {
 		var s []string
@@ -95,10 +99,39 @@ func machine(b *bytes.Buffer, m *arch.Machine) {
 		}
 		return strings.Join(s, ", ")
 	}
+	set := "uint32_t"
+	if len(regs) > 32 {
+		set = "uint64_t"
+	}
+	define("SET", set, "the type of a set of slots")
+	define("SLOT(r)", slotOf(m, len(regs)), "the slot of a register by DWARF's number; at or above SLOTS where it has none")
+	for _, r := range []struct {
+		name string
+		reg  arch.Reg
+	}{{"SP", m.SP}, {"FP", m.FP}, {"PC", m.PC}, {"RA", m.RA}} {
+		define("SLOT_"+r.name, fmt.Sprint(m.Slot(r.reg)), "")
+	}
+	inReg := 0
+	if m.RAInReg {
+		inReg = 1
+	}
+	define("RA_IN_REG", fmt.Sprint(inReg), "whether the return address starts in a register of its own; else it is the program counter")
+	define("RESULT", fmt.Sprint(m.Syscall.Result), "the slot of a system call's result")
 	define("ALL", fmt.Sprintf("%#xull", uint64(1)<<len(regs)-1), "the set of all slots")
 	define("PRESERVED", fmt.Sprintf("%#xull", m.SavedSlots()), "the set of those that a call preserves")
 	saves := append(m.CalleeSaved[:len(m.CalleeSaved):len(m.CalleeSaved)], m.RA)
 	define("SAVES", list(saves), "the slots of a rule's saves, in their order")
+	define("N_SAVES", fmt.Sprint(len(saves)), "how many")
+	bits := 8
+	for bits < len(saves) {
+		bits *= 2
+	}
+	size := 16
+	for size < 8+len(saves)+bits/8 { // package compact's ruleHead
+		size *= 2
+	}
+	define("RULE_SIZE", fmt.Sprint(size), "bytes of a rule of fixed size")
+	define("SAVE_SET", fmt.Sprintf("uint%d_t", bits), "the type of a set of them")
 	define("RA_SAVE", fmt.Sprint(len(saves)-1), "which of them is the return address's")
 	fmt.Fprintf(b, "#define %s_EACH_SAVE(X)", up)
 	for i, r := range saves {
@@ -134,9 +167,50 @@ func machine(b *bytes.Buffer, m *arch.Machine) {
 		}
 	}
 	b.WriteString("\n\n")
-	for _, r := range [2]arch.Reg{m.PC, m.SP} {
-		define("FRAME_"+strings.ToUpper(m.RegName(r)), fmt.Sprint(m.Signal.Saved[r]), "where it has that register")
+	define("FRAME_PC", fmt.Sprint(m.Signal.Saved[m.PC]), "where it has the program counter")
+	define("FRAME_SP", fmt.Sprint(m.Signal.Saved[m.SP]), "and the stack pointer")
+}
+
+// slotOf returns an expression in C for the slot of register r. Registers that have the slot of their number come first.
+func slotOf(m *arch.Machine, slots int) string {
+	same := 0
+	for m.Slot(arch.Reg(same)) == arch.Slot(same) {
+		same++
 	}
+	if same == slots {
+		return "(r)" // any other register's number is too large for a slot
+	}
+	e := fmt.Sprintf("((r) < %du ? (r) : ", same)
+	for r := same; r < 256; r++ {
+		s := m.Slot(arch.Reg(r))
+		if s == arch.NoSlot {
+			continue
+		}
+		lo := r
+		for r+1 < 256 && m.Slot(arch.Reg(r+1)) == s+arch.Slot(r+1-lo) {
+			r++
+		}
+		e += fmt.Sprintf("(r) - %du < %du ? (r) - %du : ", lo, r+1-lo, lo-int(s))
+	}
+	return e + "255u)"
+}
+
+// chosen writes which machine a program in C is for.
+func chosen(b *bytes.Buffer) {
+	b.WriteString("\n/*\n * The machine whose stacks a program walks: the compiler's own; of a BPF program, whose compiler has none, what libbpf's macro\n" +
+		" * __TARGET_ARCH_ says. MACHINE(SLOTS) is how many slots it has, and so on.\n */\n")
+	for i, m := range arch.Machines() {
+		name := map[string]string{"x86_64": "x86"}[m.Name] // asm/ has another name for it
+		if name == "" {
+			name = m.GoArch
+		}
+		when := "if"
+		if i > 0 {
+			when = "elif"
+		}
+		fmt.Fprintf(b, "#%s defined(__%s__) || defined(__TARGET_ARCH_%s)\n#define MACHINE(fact) UNSPOOL_%s_##fact\n#define MACHINE_ELF %d\n", when, m.Name, name, strings.ToUpper(m.Name), m.ELF)
+	}
+	b.WriteString("#endif\n")
 }
 
 // constants returns the names and literal values of the constants in a Go file whose names begin with prefix, in their order.

@@ -5,8 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef STATE_SLOTS /* of what is read and written */
+#define STATE_SLOTS US_SLOTS
+#endif
+
 struct state {
-	uint64_t pc, cfa, known, in_mem, in_reg, val[US_SLOTS], snap[US_SLOTS], fault;
+	uint64_t pc, cfa, known, in_mem, in_reg, val[STATE_SLOTS], snap[STATE_SLOTS], fault;
 };
 
 struct question {
@@ -96,11 +100,11 @@ int main(void)
 				memset(&s, 0, sizeof s);
 				s.pc = q.s.pc;
 				s.cfa = q.s.cfa;
-				s.known = (uint32_t)q.s.known;
-				s.in_mem = (uint32_t)q.s.in_mem;
-				s.in_reg = (uint32_t)q.s.in_reg;
+				s.known = (us_set)q.s.known;
+				s.in_mem = (us_set)q.s.in_mem;
+				s.in_reg = (us_set)q.s.in_reg;
 				s.fault = q.s.fault;
-				memcpy(s.val, q.s.val, sizeof s.val);
+				memcpy(s.val, q.s.val, sizeof s.val); /* no more than there is */
 				memcpy(s.snap, q.s.snap, sizeof s.snap);
 				a.outcome = (uint32_t)us_apply(&rule, &s, &m, US_SAVED);
 				a.signal = rule.flags & US_SIGNAL;

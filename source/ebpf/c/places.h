@@ -166,12 +166,12 @@ PART int step_sigreturn(void)
 	o = get(w, SLOT_RSP, &sp);
 	if (o != OK)
 		return o;
-	if (!load(w, sp + UNSPOOL_X86_64_FRAME_RIP, &pc)) {
-		w->fault = sp + UNSPOOL_X86_64_FRAME_RIP;
+	if (!load(w, sp + UNSPOOL_X86_64_FRAME_PC, &pc)) {
+		w->fault = sp + UNSPOOL_X86_64_FRAME_PC;
 		return UNREADABLE;
 	}
-	if (!load(w, sp + UNSPOOL_X86_64_FRAME_RSP, &up)) {
-		w->fault = sp + UNSPOOL_X86_64_FRAME_RSP;
+	if (!load(w, sp + UNSPOOL_X86_64_FRAME_SP, &up)) {
+		w->fault = sp + UNSPOOL_X86_64_FRAME_SP;
 		return UNREADABLE;
 	}
 #define SAVED_AT(slot, offset) w->val[slot] = sp + (offset);
