@@ -2,8 +2,10 @@ package lab
 
 import (
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/modules"
@@ -48,5 +50,43 @@ func BenchmarkWalk(b *testing.B) {
 				b.ReportMetric(float64(oracle.CPUTime()-start)/float64(n), "cpu-ns/frame")
 			})
 		}
+	}
+}
+
+// BenchmarkFirst walks a recording once, each time with fresh modules and a fresh walker, as a report does. The tables are in the cache, and the
+// stacks in memory.
+func BenchmarkFirst(b *testing.B) {
+	for _, file := range recordings(b) {
+		b.Run(strings.TrimSuffix(filepath.Base(file), ".data"), func(b *testing.B) {
+			var snaps []oracle.Snapshot
+			var in []*oracle.Space
+			batches(b, file, 5000, func(s []oracle.Snapshot, i []*oracle.Space) {
+				if len(s) > len(snaps) {
+					snaps, in = slices.Clone(s), slices.Clone(i)
+					for i := range snaps {
+						snaps[i].Stack = slices.Clone(snaps[i].Stack)
+					}
+				}
+			})
+			var took time.Duration
+			n := 0
+			var frames []unwind.Frame
+			for b.Loop() {
+				mods := modules.New()
+				k, w := newSpaces(mods), unwind.NewWalker(0)
+				us := make([]unwind.Snapshot, len(snaps))
+				for i := range us {
+					us[i] = snapshot(&snaps[i], k.space(in[i]))
+				}
+				start := oracle.CPUTime()
+				for i := range us {
+					frames, _ = w.Walk(&us[i], frames[:0])
+					n += len(frames)
+				}
+				took += oracle.CPUTime() - start
+				mods.Close()
+			}
+			b.ReportMetric(float64(took)/float64(n), "cpu-ns/frame")
+		})
 	}
 }

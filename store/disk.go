@@ -14,7 +14,6 @@ import (
 
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/native"
-	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/internal/kept"
 	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/module"
@@ -66,21 +65,22 @@ const (
 // settled is how old a file's last change must be before its hash is remembered: a change within the same tick of the clock is not seen.
 var settled = 2 * time.Second // but for tests
 
-// name returns the name of an image's table. A link is the name of what can remember it, "" where that is known, or is not to be.
-func (s *Store) name(img *module.Image, frames *format.Unwind, suffix string) (name, link string) {
+// remembered returns how the name of an image's table begins, and all of it where a link remembers it; else "", and the name of the link that can,
+// "" where none is to.
+func (s *Store) remembered(img *module.Image, suffix string) (prefix, name, link string) {
 	st, whose := img.File(), anyFile
 	if st != nil && st.Private {
 		whose = ownFile
 	}
-	prefix := fmt.Sprintf("%s-%s-", img.ID(), whose)
+	prefix = fmt.Sprintf("%s-%s-", img.ID(), whose)
 	if s.dir != "" && whose == ownFile && time.Since(time.Unix(st.Ctim.Unix())) > settled {
 		// The same in runtime/table.c.
 		link = fmt.Sprintf("at-%x-%x-%x-%x-%x-%x-%x.%s", st.Dev, st.Ino, st.Size, st.Mtim.Sec, st.Mtim.Nsec, st.Ctim.Sec, st.Ctim.Nsec, suffix)
 		if to, err := os.Readlink(filepath.Join(s.dir, link)); err == nil && strings.HasPrefix(to, prefix) && strings.HasSuffix(to, "."+suffix) && !strings.Contains(to, "/") {
-			return to, ""
+			return prefix, to, ""
 		}
 	}
-	return prefix + frames.Key() + "." + suffix, link
+	return prefix, "", link
 }
 
 // replace removes what earlier versions kept under these names, which end in suffix.
@@ -175,7 +175,7 @@ func open(b []byte, name string) (*compact.Table, error) {
 	if n > uint64(end) || string(b[end-int(n):end]) != name {
 		return nil, errors.New("the table of another module")
 	}
-	return compact.Load(b[: end-int(n) : end-int(n)])
+	return compact.LoadProven(b[: end-int(n) : end-int(n)]) // fill has kept it, with its proof behind it
 }
 
 // loadNative maps machine code. It returns nil without an error where there is none.

@@ -147,3 +147,30 @@ func TestRemembered(t *testing.T) {
 		}
 	}
 }
+
+// TestCutRemembered: of a file that cannot be opened whole, each call says so, though its table is on disk: no link remembers its hash.
+func TestCutRemembered(t *testing.T) {
+	defer func(d time.Duration) { settled = d }(settled)
+	settled = 0
+	dir, path := t.TempDir(), filepath.Join(t.TempDir(), "program")
+	b, err := os.ReadFile("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, b[:len(b)-100], 0o700); err != nil { // the section headers are cut
+		t.Fatal(err)
+	}
+	for _, from := range []Origin{Built, Disk} {
+		img, err := module.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer img.Close()
+		if tab, got, err := open2(t, dir).Table(img); tab == nil || got != from || err == nil {
+			t.Errorf("table %v, %v, error %v", tab != nil, got, err)
+		}
+	}
+	if l, _ := filepath.Glob(filepath.Join(dir, "at-*")); len(l) != 0 {
+		t.Errorf("remembered: %v", l)
+	}
+}

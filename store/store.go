@@ -145,13 +145,25 @@ type recipe[T any] struct {
 	old  []string                           // endings that the names had in earlier versions
 }
 
-// obtain returns what an image was compiled to: by this process, on disk, or now.
+// obtain returns what an image was compiled to: by this process, on disk, or now. Unwind information is not even looked for where a link remembers
+// its hash: there is no such link to information that could not be opened whole.
 func obtain[T any](s *Store, all *map[string]*entry[T], img *module.Image, suffix string, how recipe[T]) (*T, Origin, error) {
-	frames, err := format.Open(img)
-	if len(frames.Sources) == 0 {
-		return nil, None, err
+	var err error
+	open := sync.OnceValue(func() (frames *format.Unwind) {
+		frames, err = format.Open(img)
+		return frames
+	})
+	prefix, name, link := s.remembered(img, suffix)
+	if name == "" {
+		frames := open()
+		if len(frames.Sources) == 0 {
+			return nil, None, err
+		}
+		name = prefix + frames.Key() + "." + suffix
+		if err != nil {
+			link = ""
+		}
 	}
-	name, link := s.name(img, frames, suffix)
 	for {
 		e := entryOf(s, all, name)
 		var t *T
@@ -159,7 +171,7 @@ func obtain[T any](s *Store, all *map[string]*entry[T], img *module.Image, suffi
 		e.ready.Do(func() {
 			e.err = errors.New("it could not be compiled") // unless what follows returns
 			var kept bool
-			t, kept = fill(s, e, name, frames, how)
+			t, kept = fill(s, e, name, open, how)
 			e.some, e.made = t != nil, weak.Make(t)
 			e.done.Store(true)
 			if kept && e.from == Built {
@@ -209,7 +221,7 @@ func entryOf[T any](s *Store, all *map[string]*entry[T], name string) *entry[T] 
 }
 
 // fill gets an entry from disk, or else makes and keeps it. It says whether it is on disk.
-func fill[T any](s *Store, e *entry[T], name string, frames *format.Unwind, how recipe[T]) (*T, bool) {
+func fill[T any](s *Store, e *entry[T], name string, open func() *format.Unwind, how recipe[T]) (*T, bool) {
 	if s.dir != "" {
 		t, err := how.load(name)
 		if t != nil {
@@ -221,6 +233,7 @@ func fill[T any](s *Store, e *entry[T], name string, frames *format.Unwind, how 
 			s.rejected.Add(1)
 		}
 	}
+	frames := open()
 	b, t, err := how.make(frames)
 	e.from, e.err = Built, err
 	s.built.Add(1)
