@@ -77,7 +77,7 @@ func ways(needs []Finding) []Finding {
 	have, _ := caps.Own()
 	lacks := have.Lacks()
 	switch {
-	case errors.Is(err, ebpf.ErrVerifier):
+	case errors.As(err, new(*ebpf.VerifierError)):
 		inKernel.Change = walkKernel
 	case err != nil && len(lacks) > 0:
 		inKernel.Change = setcapOurs()

@@ -159,7 +159,7 @@ func (l *Live) inKernel(ctx context.Context, mods *modules.Set) error {
 	o.Program = prog
 	if err = l.use(perfevent.Open(ctx, o)); err != nil {
 		prog.Close()
-		if errors.Is(err, errors.ErrUnsupported) {
+		if errors.Is(err, errors.ErrUnsupported) || errors.As(err, new(*ebpf.VerifierError)) {
 			l.why = err
 		}
 		return err
@@ -228,7 +228,7 @@ func (l *Live) Notes() (out []string) {
 	case l.plan.Source != Auto && l.plan.Source != "":
 	case l.prog != nil:
 		out = append(out, l.walks())
-	case l.why != nil && os.Geteuid() == 0:
+	case l.why != nil && (os.Geteuid() == 0 || errors.As(l.why, new(*ebpf.VerifierError))):
 		out = append(out, fmt.Sprintf("%s, not in the kernel: %v", l.walks(), l.why))
 	}
 	return out
@@ -331,7 +331,7 @@ func (l *Live) EndNotes() (out []Note) {
 	if st.Evicted > 0 {
 		out = append(out, Note{Text: profile.Count(uint64(st.Evicted), "unwind table was", "unwind tables were") + " evicted from the kernel's memory, and their stacks copied", Advice: MoreMemory})
 	}
-	if st.Blind {
+	if st.Blind && (l.plan.All || len(l.plan.Command) == 0) {
 		out = append(out, Note{Text: "threads that were blocked already count from when they next run: Linux 5.18 and later can copy their stacks"})
 	}
 	if st.Failed > 0 {

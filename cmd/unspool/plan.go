@@ -1,13 +1,17 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/internal/cli"
+	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/record"
+	"github.com/unspool/unspool/source/ebpf"
 	"github.com/unspool/unspool/source/perfevent"
 	"github.com/unspool/unspool/source/tracer"
 )
@@ -132,6 +136,24 @@ func (p *plan) check(stepper string, flt *filter) error {
 		return fmt.Errorf("--cgroup %w", err)
 	}
 	return nil
+}
+
+// open starts the recording. Where the kernel's verifier refuses what no other source can do, or what was asked for by its name, the error
+// says how to go on.
+func (p *plan) open(ctx context.Context, mods *modules.Set) (*record.Live, error) {
+	l, err := p.Open(ctx, mods)
+	if !errors.As(err, new(*ebpf.VerifierError)) {
+		return l, err
+	}
+	switch {
+	case p.Event == perfevent.OffCPU:
+		err = fmt.Errorf("%w; -e sched:sched_switch -c 1 --source perf shows where threads stop running, not for how long", err)
+	case p.Only != "":
+		err = fmt.Errorf("%w; without %s, the kernel copies stacks", err, p.Only)
+	default:
+		err = fmt.Errorf("%w; without --source ebpf, the kernel copies stacks", err)
+	}
+	return nil, err
 }
 
 // untraceable says what of p ptrace cannot do, or is empty.

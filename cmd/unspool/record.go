@@ -36,8 +36,9 @@ func recordCmd() *cobra.Command {
 
 The unwind tables of the programs lead through each stack as it comes. Programs need no frame pointers, and no copy
 of a stack is written to disk. As root on x86-64 and Linux 5.10 or later, the kernel walks the stacks; a line on
-standard error says so. Otherwise the kernel copies the stacks, and this program walks the copies. Ctrl-C ends the
-recording and writes the result. The exit status is the command's.
+standard error says so. Otherwise the kernel copies the stacks, and this program walks the copies. Where the kernel's
+verifier refuses to load the walk, a line says why, and UNSPOOL_VERIFIER_LOG=FILE gets the verifier's log. Ctrl-C ends
+the recording and writes the result. The exit status is the command's.
 
 The ending of -o picks the format:
 
@@ -123,7 +124,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	if err != nil {
 		return err
 	}
-	rec, err := p.Open(ctx, mods)
+	rec, err := p.open(ctx, mods)
 	if err != nil {
 		return commit(err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/outfile"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/unwind"
 )
@@ -190,21 +191,65 @@ func (p *Program) load(names ...string) (*ebpf.Collection, error) {
 	return coll, explain(err)
 }
 
-// ErrVerifier: the kernel's verifier refuses the program. Those of Linux 5.10, 6.1, 6.12 and 7.2 do not.
-var ErrVerifier = errors.New("this kernel's verifier refuses it (Linux 5.10 and later accept it)")
+// A VerifierError says that the kernel's verifier refuses a program.
+type VerifierError struct {
+	Kernel  string // its release
+	Program string
+	Reason  string   // the line of the log that says it
+	Log     []string // lines, whole
+}
+
+// VerifierLog is the variable of the environment with the name of a file, into which Load writes the log of a verifier that refuses.
+const VerifierLog = "UNSPOOL_VERIFIER_LOG"
+
+func (e *VerifierError) Error() string {
+	s := fmt.Sprintf("the verifier of Linux %s refuses %s: %s", e.Kernel, e.Program, e.Reason)
+	if os.Getenv(VerifierLog) == "" {
+		s += " (" + VerifierLog + "=FILE writes its log)"
+	}
+	return s
+}
 
 // explain says what a kernel lacks that does not load the program. The verifier may refuse with EACCES, which more rights do not change.
 func explain(err error) error {
 	var refused *ebpf.VerifierError
 	switch {
 	case errors.As(err, &refused) && len(refused.Log) > 1:
-		return fmt.Errorf("%w: %v", ErrVerifier, err)
+		return verifierError(err.Error(), refused)
 	case errors.Is(err, os.ErrPermission):
 		return fmt.Errorf("%w (it takes root, or CAP_BPF and CAP_PERFMON)", os.ErrPermission)
 	case errors.Is(err, btf.ErrNotFound):
 		return fmt.Errorf("%w (it takes a kernel with CONFIG_DEBUG_INFO_BTF)", err)
 	}
 	return err
+}
+
+// verifierError takes what text, the message of a collection, says of the program, and the log of the reason: its last line, but for counts.
+// The log goes to a file where its user asks for it.
+func verifierError(text string, refused *ebpf.VerifierError) error {
+	e := &VerifierError{Kernel: "this machine", Program: "a program", Reason: refused.Cause.Error(), Log: refused.Log}
+	var name unix.Utsname
+	if unix.Uname(&name) == nil {
+		e.Kernel = unix.ByteSliceToString(name.Release[:])
+	}
+	if rest, ok := strings.CutPrefix(text, "program "); ok {
+		e.Program, _, _ = strings.Cut(rest, ":")
+	}
+	for _, line := range slices.Backward(refused.Log) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "processed ") {
+			e.Reason = line
+			break
+		}
+	}
+	path := os.Getenv(VerifierLog)
+	if path == "" {
+		return e
+	}
+	b := fmt.Appendf(nil, "Linux %s, %s: %v\n%s\n", e.Kernel, e.Program, refused.Cause, strings.Join(e.Log, "\n"))
+	if err := outfile.WriteFile(path, b); err != nil {
+		return fmt.Errorf("%w; its log: %v", e, err)
+	}
+	return e
 }
 
 // set sets a variable of the program.

@@ -38,15 +38,35 @@ func load(t *testing.T, o Options) *Program {
 	return p
 }
 
-// TestExplain: a verifier that refuses with EACCES is not a lack of rights, and the error names the kernels that accept the program.
+// TestExplain: a verifier that refuses with EACCES is not a lack of rights. The error has one line, with the kernel, the program and the
+// reason, and the log goes to a file for who asks for it.
 func TestExplain(t *testing.T) {
-	verifier := &ebpf.VerifierError{Cause: unix.EACCES, Log: []string{"0: R1=ctx() R10=fp0", "; walk", "invalid access to map value"}}
-	err := explain(fmt.Errorf("program on_event: %w", verifier))
-	if !errors.Is(err, ErrVerifier) || errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "Linux 5.10 ") || !strings.Contains(err.Error(), "invalid access") {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		t.Fatal(err)
+	}
+	release := unix.ByteSliceToString(name.Release[:])
+	log := []string{"0: R1=ctx() R10=fp0", "; walk", "invalid access to map value", "processed 7 insns (limit 1000000)"}
+	verifier := fmt.Errorf("program on_event: %w", &ebpf.VerifierError{Cause: unix.EACCES, Log: log})
+	err := explain(verifier)
+	var refused *VerifierError
+	if !errors.As(err, &refused) || errors.Is(err, os.ErrPermission) ||
+		err.Error() != "the verifier of Linux "+release+" refuses on_event: invalid access to map value (UNSPOOL_VERIFIER_LOG=FILE writes its log)" {
 		t.Errorf("a verifier's EACCES: %v", err)
 	}
+	path := filepath.Join(t.TempDir(), "log")
+	t.Setenv(VerifierLog, path)
+	err = explain(verifier)
+	b, _ := os.ReadFile(path)
+	if strings.Contains(err.Error(), VerifierLog) || string(b) != "Linux "+release+", on_event: permission denied\n"+strings.Join(log, "\n")+"\n" {
+		t.Errorf("%v, and its log %q", err, b)
+	}
+	t.Setenv(VerifierLog, path+"/no")
+	if err := explain(verifier); !errors.As(err, &refused) || !strings.Contains(err.Error(), "; its log: ") {
+		t.Errorf("a log that cannot be written: %v", err)
+	}
 	for _, refused := range []error{unix.EPERM, unix.EACCES, &ebpf.VerifierError{Cause: unix.EPERM}} {
-		if err := explain(refused); !errors.Is(err, os.ErrPermission) || errors.Is(err, ErrVerifier) || !strings.Contains(err.Error(), "CAP_BPF") {
+		if err := explain(refused); !errors.Is(err, os.ErrPermission) || errors.As(err, new(*VerifierError)) || !strings.Contains(err.Error(), "CAP_BPF") {
 			t.Errorf("%v: %v", refused, err)
 		}
 	}
