@@ -50,6 +50,9 @@ type Machine struct {
 	// AddressBits are how many bits an address has in a signed return address, the likeliest last; none where none is signed.
 	AddressBits []int
 
+	// Tags says that a process may have anything in the high byte of an address that it loads from (AArch64: TBI, MTE).
+	Tags bool
+
 	// CallPush is the number of bytes that a call pushes: the return address. 0 where it is in a register.
 	CallPush uint64
 
@@ -109,7 +112,7 @@ type Record struct {
 	Size uint64 // the stack pointer was behind it
 }
 
-// AddressMask selects the address in a signed return address: user addresses have 48 bits.
+// AddressMask selects the address in a signed return address, unless the process has addresses of more bits.
 const AddressMask = 1<<48 - 1
 
 // A GoMove is an instruction that copies the stack pointer to a register.

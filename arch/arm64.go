@@ -14,6 +14,7 @@ var ARM64 = finish(&Machine{
 	RAInReg:     true,
 	RASignState: 34,
 	AddressBits: []int{52, 48},
+	Tags:        true,
 	Record:      Record{RA: 8, Size: 16},
 	Signal:      &arm64Signal,
 	PLT:         &arm64PLT,
@@ -24,8 +25,8 @@ var ARM64 = finish(&Machine{
 		Starts: []int{220, 435}, // clone, clone3
 	},
 	Perf:      arm64Order(),
-	UserRegs:  UserRegs{Words: 34, Slots: arm64Order(), TLSSet: 0x401}, // struct user_pt_regs (asm/ptrace.h); NT_ARM_TLS
-	GoMove:    GoMove{Code: []byte("\xf4\x03\x00\x91"), To: 20},        // mov x20,sp
+	UserRegs:  UserRegs{Words: 34, Slots: arm64Order(), TLSSet: 0x401, SignSet: 0x406}, // struct user_pt_regs (asm/ptrace.h); NT_ARM_TLS, NT_ARM_PAC_MASK
+	GoMove:    GoMove{Code: []byte("\xf4\x03\x00\x91"), To: 20},                        // mov x20,sp
 	StepKnown: true,
 	names:     arm64Names(),
 }, 35, []Reg{72, 73, 74, 75, 76, 77, 78, 79})
@@ -116,6 +117,7 @@ func arm64Names() []string {
 	for len(n) < 64 {
 		n = append(n, "")
 	}
+	n[46] = "vg" // the length of SVE's vectors in words
 	for i := range 32 {
 		n = append(n, fmt.Sprintf("v%d", i))
 	}

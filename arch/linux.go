@@ -1,6 +1,8 @@
 package arch
 
 import (
+	"encoding/binary"
+	"math/bits"
 	"runtime"
 	"slices"
 )
@@ -20,9 +22,24 @@ type UserRegs struct {
 	TLS    int    // the word that says where the thread's own variables are; 0 where it is the first of another set of registers,
 	TLSSet int    // which this is the number of
 
+	// SignSet is the number of the set of registers whose second word has the bits that signatures of return addresses use; 0 where none is signed.
+	SignSet int
+
 	// Where Mode is not 0, that word is Mode32 in a thread that runs 32-bit code. Else such a thread has fewer words.
 	Mode   int
 	Mode32 uint64
+}
+
+// Signs returns the bits that signatures use, which a process or a core has in the set SignSet; 0 where no address of Linux ends below them.
+func (u *UserRegs) Signs(set []byte) uint64 {
+	if u.SignSet == 0 || len(set) < 16 {
+		return 0
+	}
+	mask := binary.LittleEndian.Uint64(set[8:])
+	if n := bits.TrailingZeros64(mask); n < 36 || n > 52 { // 16 KiB pages in two levels; 52-bit addresses
+		return 0
+	}
+	return mask
 }
 
 // machines are those whose frames can be walked.

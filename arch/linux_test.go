@@ -64,6 +64,11 @@ func TestLinux(t *testing.T) {
 			} else {
 				same("NT_ARM_TLS", u.TLSSet)
 			}
+			if u.SignSet != 0 {
+				same("NT_ARM_PAC_MASK", u.SignSet)
+				same("offsetof(struct user_pac_mask, insn_mask)", 8)
+				same("sizeof(struct user_pac_mask)", 16)
+			}
 			if u.Mode != 0 {
 				offset("cs", u.Mode)
 			}

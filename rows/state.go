@@ -18,6 +18,17 @@ type Memory struct {
 	Lo    uint64 // address of Bytes[0]
 	Bytes []byte
 	Next  Reader
+
+	Addresses uint64 // selects the address in a signed return address; 0 is arch.AddressMask
+	Tags      bool   // the machine ignores the high byte of an address that it loads from
+}
+
+// Unsigned returns a signed return address without its signature.
+func (m *Memory) Unsigned(ra uint64) uint64 {
+	if m.Addresses != 0 {
+		return ra & m.Addresses
+	}
+	return ra & arch.AddressMask
 }
 
 // Load reads eight bytes at addr. It does not allocate.
@@ -29,7 +40,13 @@ func (m *Memory) Load(addr uint64) (uint64, bool) {
 	return m.loadNext(addr)
 }
 
+// untag selects what is left of an address whose high byte is ignored.
+const untag = 1<<56 - 1
+
 func (m *Memory) loadNext(addr uint64) (uint64, bool) {
+	if m.Tags && addr > untag {
+		return m.Load(addr & untag)
+	}
 	if m.Next == nil {
 		return 0, false
 	}

@@ -48,7 +48,7 @@ func Step(mach *arch.Machine, set *Set, s *State, m *Memory) Outcome {
 		return raFrom
 	}
 	if set.Flags&(RASigned|RASignPC) != 0 {
-		ra &= arch.AddressMask
+		ra = m.Unsigned(ra)
 	}
 	next.PC, next.CFA = ra, cfa
 	if slot := mach.Slot(set.RA); !mach.RAInReg && slot != arch.NoSlot {

@@ -8,15 +8,17 @@ import (
 )
 
 // Nearly all rules are plain: the CFA is the stack pointer or the frame pointer plus a number, and the return address
-// lies right below it. To follow such a rule two registers are enough. So a Walker carries those two, and the whole
+// lies at a number from it: right below it where a call pushes it, in the function's frame where a call leaves it in a register. To follow such a rule two registers are enough. So a Walker carries those two, and the whole
 // rows.State only where some rule needs more: then it catches up, frame by frame, with what the plain rules say of the
 // other registers. What comes out is the same; the saved registers of a stack that nobody asks for cost nothing.
 
 // A plain is what is known of a rule that is plain.
 type plain struct {
-	off  int32 // of the CFA from its register
-	fp   int32 // where the frame pointer is saved, from the CFA; 0 where it is as it was
-	kind plainKind
+	off    int32 // of the CFA from its register
+	fp     int16 // where the frame pointer is saved, from the CFA; 0 where it is as it was
+	ra     int16 // where the return address is, from the CFA
+	kind   plainKind
+	signed bool // the return address is
 }
 
 type plainKind uint8
@@ -34,10 +36,11 @@ const (
 func plainOf(s *rows.Set, m *arch.Machine) plain {
 	not := plain{kind: plainNot}
 	c := &s.CFA
-	if m.RAInReg || !m.StepKnown || s.RA != m.RA || s.Flags != 0 || c.Kind != rows.CFAReg || c.Off != int64(int32(c.Off)) {
+	const harmless = rows.RASigned | rows.RASignPC | rows.BKey | rows.Tagged
+	if !m.StepKnown || s.RA != m.RA || s.Flags&^harmless != 0 || c.Kind != rows.CFAReg || c.Off != int64(int32(c.Off)) {
 		return not
 	}
-	p := plain{kind: plainSP, off: int32(c.Off)}
+	p := plain{kind: plainSP, off: int32(c.Off), signed: s.Flags&(rows.RASigned|rows.RASignPC) != 0}
 	switch c.Reg {
 	case m.SP:
 	case m.FP:
@@ -49,16 +52,18 @@ func plainOf(s *rows.Set, m *arch.Machine) plain {
 		p.kind += plainSPOutmost - plainSP
 		return p
 	}
-	if ra, ok := s.Rule(m.RA); !ok || ra.Kind != rows.Offset || ra.Off != -8 {
+	ra, ok := s.Rule(m.RA)
+	if !ok || ra.Kind != rows.Offset || ra.Off != int64(int16(ra.Off)) {
 		return not
 	}
+	p.ra = int16(ra.Off)
 	if _, ok := s.Rule(m.SP); ok {
 		return not
 	}
 	switch fp, ok := s.Rule(m.FP); {
 	case !ok || fp.Kind == rows.SameValue:
-	case fp.Kind == rows.Offset && fp.Off == int64(int32(fp.Off)) && fp.Off != 0:
-		p.fp = int32(fp.Off)
+	case fp.Kind == rows.Offset && fp.Off == int64(int16(fp.Off)) && fp.Off != 0:
+		p.fp = int16(fp.Off)
 	default:
 		return not
 	}
@@ -159,7 +164,7 @@ func (w *Walker) follow(r *run, mem *rows.Memory, frames []Frame) []Frame {
 			}
 			last.next = i
 		}
-		if e.flags != 0 || e.plain-plainSP > plainFP-plainSP {
+		if e.flags&^siteSigned != 0 || e.plain-plainSP > plainFP-plainSP {
 			break
 		}
 		if off := sp - lo; off < uint64(len(b)) && off+touchAhead/2 > warm {
@@ -179,7 +184,7 @@ func (w *Walker) follow(r *run, mem *rows.Memory, frames []Frame) []Frame {
 			}
 		}
 		up += uint64(int64(e.off))
-		off := up - 8 - lo
+		off := up + uint64(int64(e.ra)) - lo
 		if off >= uint64(len(b)) || uint64(len(b))-off < 8 || up-sp-1 >= arch.MaxPiece {
 			break
 		}
@@ -188,6 +193,9 @@ func (w *Walker) follow(r *run, mem *rows.Memory, frames []Frame) []Frame {
 			fp, r.hasFP, r.fpMem = up+uint64(int64(e.fp)), true, true
 		}
 		sp, pc, last = up, binary.LittleEndian.Uint64(b[off:]), e
+		if e.flags != 0 {
+			pc = mem.Unsigned(pc)
+		}
 		r.n++
 	}
 	r.pc, r.sp, r.fp, r.warm, r.last = pc, sp, fp, warm, last

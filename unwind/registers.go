@@ -12,6 +12,7 @@ func (w *Walker) Registers(s *Snapshot, frames []Frame, each func(i int, known u
 	st, m, mem := &w.state, s.Machine, &s.Mem
 	st.Start(s.PC, s.Known)
 	copy(st.Snap[:], s.Regs[:])
+	s.addresses()
 	var regs pair
 	for i := range frames {
 		f := &frames[i]

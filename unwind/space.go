@@ -301,5 +301,13 @@ func (s *Space) Find(a arch.Addr) *Mapping {
 	return nil
 }
 
+// end returns where the highest mapping ends.
+func (s *Space) end() uint64 {
+	if len(s.maps) == 0 {
+		return 0
+	}
+	return uint64(s.maps[len(s.maps)-1].Hi)
+}
+
 // Mappings returns the mappings, sorted and disjoint. The slice must not be changed.
 func (s *Space) Mappings() []Mapping { return s.maps }

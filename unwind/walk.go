@@ -16,6 +16,7 @@ type Snapshot struct {
 	Space   *Space
 	PC      uint64
 	Known   uint64                // set of slots whose value is in Regs
+	Signs   uint64                // the bits of a signed return address that its signature may use; 0 where that is not known
 	Regs    [arch.NumSlots]uint64 // by slot
 	Mem     rows.Memory           // the window is the captured stack
 }
@@ -48,7 +49,8 @@ type site struct {
 	pc      uint64
 	mapping *Mapping
 	tag     uint32 // of the Space, and whether pc is exact: tagOf; 0 is none
-	off, fp int32  // of its plain rule
+	off     int32  // of its plain rule
+	fp, ra  int16
 	plain   plainKind
 	flags   siteFlags
 
@@ -73,6 +75,7 @@ const (
 	siteInject                        // in Code.Injected
 	siteReturns                       // the code there is what signal handlers return to: if the stack has what the kernel leaves for one, kind does not count
 	siteBegins                        // exact, and what begins there is another function than before
+	siteSigned                        // its rule is plain, and the return address signed
 	siteNowhere                       // in no executable mapping: kind is siteUnmapped
 )
 
@@ -189,7 +192,10 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool, e *site, r *res
 		if id, ok := c.Stepper.Find(v); ok && !(here && c.Stepper.SyncOnly(id)) {
 			r.code, r.rule, r.kind, r.signal = c, id, siteCFI, c.Stepper.Signal(id)
 			p := w.plain(c, id)
-			e.plain, e.off, e.fp = p.kind, p.off, p.fp
+			e.plain, e.off, e.fp, e.ra = p.kind, p.off, p.fp, p.ra
+			if p.signed {
+				e.flags |= siteSigned
+			}
 			if slices.ContainsFunc(c.Injected, func(x Range) bool { return x.Lo <= v && v < x.Hi }) {
 				e.flags |= siteInject
 			}
@@ -259,6 +265,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 	}
 	w.stacks.start(cfa)
 	w.enter(s.Space)
+	s.addresses()
 	tags := tagOf(s.Space, false)
 	begins := false // the frame below is at the beginning of a function that nobody has called
 	left := false   // a frame led to another stack than the captured one
@@ -314,10 +321,14 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 			if e.plain >= plainSPOutmost {
 				return frames, Outermost
 			}
-			ra, ok := mem.Load(up - 8)
+			at := up + uint64(int64(e.ra))
+			ra, ok := mem.Load(at)
 			if !ok {
-				st.Fault = up - 8
+				st.Fault = at
 				return frames, w.stop(rows.Unreadable, s, left)
+			}
+			if e.flags&siteSigned != 0 {
+				ra = mem.Unsigned(ra)
 			}
 			if up-cfa-1 >= arch.MaxPiece && !(exact && up == cfa) {
 				if !w.stacks.move(cfa, up, ra) {
@@ -518,14 +529,35 @@ func (w *Walker) record(s *Snapshot, regs *pair, sp uint64) (fp, up, ra uint64, 
 	return fp, up, ra, rows.OK
 }
 
+// addresses tells the memory what the machine and the process make of an address. A process whose signatures are not known has addresses of more
+// than 48 bits only if it maps something there: the kernel gives such addresses to those who ask for them.
+func (s *Snapshot) addresses() {
+	m, mem := s.Machine, &s.Mem
+	mem.Tags = m.Tags
+	switch n := len(m.AddressBits); {
+	case n == 0:
+	case s.Signs != 0:
+		mem.Addresses = s.Signs&-s.Signs - 1
+	default:
+		mem.Addresses = 1<<m.AddressBits[n-1] - 1
+		if s.Space.end() > mem.Addresses {
+			mem.Addresses = 1<<m.AddressBits[0] - 1
+		}
+	}
+}
+
 // unsigned returns a return address without the code that may sign it (AArch64: pointer authentication), and whether it is in
 // executable memory then.
 func unsigned(s *Snapshot, ra uint64) (uint64, bool) {
 	if s.Space.Find(arch.Addr(ra-1)) != nil {
 		return ra, true
 	}
-	for _, bits := range s.Machine.AddressBits {
-		if ra &= 1<<bits - 1; s.Space.Find(arch.Addr(ra-1)) != nil {
+	if s.Signs != 0 {
+		ra = s.Mem.Unsigned(ra)
+		return ra, s.Space.Find(arch.Addr(ra-1)) != nil
+	}
+	for _, n := range s.Machine.AddressBits {
+		if ra &= 1<<n - 1; s.Space.Find(arch.Addr(ra-1)) != nil {
 			return ra, true
 		}
 	}

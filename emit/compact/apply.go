@@ -165,7 +165,7 @@ func (t *Table) applySlots(r []byte, s *rows.State, m *rows.Memory, keep uint64,
 		ra = v
 	}
 	if rows.Flags(flags)&(rows.RASigned|rows.RASignPC) != 0 {
-		ra &= arch.AddressMask
+		ra = m.Unsigned(ra)
 	}
 	set := uint64(0)
 	for k := mask; k != 0; k &= k - 1 {

@@ -175,7 +175,7 @@ func (t *Table) applyWide(w *wide, s *rows.State, m *rows.Memory) rows.Outcome {
 		return raFrom
 	}
 	if flags&(rows.RASigned|rows.RASignPC) != 0 {
-		ra &= arch.AddressMask
+		ra = m.Unsigned(ra)
 	}
 	if !mach.RAInReg {
 		if slot := mach.Slot(raCol); slot != arch.NoSlot {

@@ -50,6 +50,19 @@ func Get(tid int) (r Registers, err error) {
 	return r, nil
 }
 
+// Signs returns the bits that signatures of a stopped thread's return addresses use; 0 where there are none, or that is not known.
+func Signs(tid int) uint64 {
+	if Machine == nil || Machine.UserRegs.SignSet == 0 {
+		return 0
+	}
+	var b [16]byte
+	n, err := getSet(tid, uintptr(Machine.UserRegs.SignSet), b[:])
+	if err != nil {
+		return 0
+	}
+	return Machine.UserRegs.Signs(b[:n])
+}
+
 const ntPRSTATUS = 1 // the general registers
 
 // parse takes the registers out of m's layout. It is false where they are those of 32-bit code.

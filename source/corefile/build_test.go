@@ -25,6 +25,7 @@ type core struct {
 type coreThread struct {
 	tid    int
 	pc, sp uint64
+	signs  uint64 // of AArch64, NT_ARM_PAC_MASK
 }
 
 type coreMemory struct {
@@ -41,8 +42,13 @@ func put(b []byte, v ...any) []byte {
 }
 
 func note(b []byte, typ uint32, desc []byte) []byte {
-	b = put(b, uint32(5), uint32(len(desc)), typ)
-	b = append(b, "CORE\x00\x00\x00\x00"...)
+	return noteOf(b, "CORE\x00\x00\x00\x00", 5, typ, desc)
+}
+
+// noteOf appends a note of a name that is filled up to a multiple of four.
+func noteOf(b []byte, name string, size int, typ uint32, desc []byte) []byte {
+	b = put(b, uint32(size), uint32(len(desc)), typ)
+	b = append(b, name...)
 	b = append(b, desc...)
 	for len(b)%4 != 0 {
 		b = append(b, 0)
@@ -71,6 +77,7 @@ func (c *core) notes() (b []byte) {
 		}
 		b = note(b, ntPRSTATUS, d)
 		if i > 0 {
+			b = c.signs(b, t)
 			continue
 		}
 		ps := make([]byte, 136)
@@ -90,8 +97,17 @@ func (c *core) notes() (b []byte) {
 			names = append(names, r.path)
 		}
 		b = note(b, ntFILE, append(f, strings.Join(append(names, ""), "\x00")...))
+		b = c.signs(b, t)
 	}
 	return b
+}
+
+// signs appends what the kernel says of a thread's signatures.
+func (c *core) signs(b []byte, t coreThread) []byte {
+	if t.signs == 0 {
+		return b
+	}
+	return noteOf(b, "LINUX\x00\x00\x00", 6, 0x406, put(nil, uint64(0), t.signs)) // NT_ARM_PAC_MASK
 }
 
 // build returns the file.
@@ -133,7 +149,7 @@ func (c *core) build() []byte {
 func sample() *core {
 	return &core{
 		machine: arch.AMD64, signal: 11, code: 1, addr: 0x10, psargs: "/bin/program -x ",
-		threads: []coreThread{{12, 0x401010, 0x7ff010}, {10, 0x401020, 0x8ff010}, {11, 0x401030, 0x7ff020}},
+		threads: []coreThread{{tid: 12, pc: 0x401010, sp: 0x7ff010}, {tid: 10, pc: 0x401020, sp: 0x8ff010}, {tid: 11, pc: 0x401030, sp: 0x7ff020}},
 		auxv:    []uint64{atPHDR, 0x400040, 0, 0},
 		files:   []fileRange{{lo: 0x400000, hi: 0x401000, path: "/nonexistent/program"}, {lo: 0x401000, hi: 0x402000, off: 0x1000, path: "/nonexistent/program"}},
 		mem: []coreMemory{

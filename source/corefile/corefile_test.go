@@ -69,6 +69,23 @@ func TestProcess(t *testing.T) {
 	}
 }
 
+// TestSigns: a core of AArch64 says which bits signatures use, for each thread; nonsense is not believed.
+func TestSigns(t *testing.T) {
+	c := sample()
+	c.machine = arch.ARM64
+	c.threads[0].signs, c.threads[1].signs, c.threads[2].signs = 0x7f<<48, 7<<52, 1<<63
+	f := open(t, c.build())
+	for i, want := range []uint64{0x7f << 48, 7 << 52, 0} {
+		if got := f.Threads[i].Snapshot.Signs; got != want {
+			t.Errorf("thread %d: %#x, want %#x", f.Threads[i].TID, got, want)
+		}
+	}
+	c.machine = arch.AMD64
+	if f = open(t, c.build()); f.Threads[0].Snapshot.Signs != 0 {
+		t.Errorf("on x86-64: %#x", f.Threads[0].Snapshot.Signs)
+	}
+}
+
 // wantNotes checks that there are just these notes, in any order.
 func wantNotes(t testing.TB, f *File, want ...string) {
 	t.Helper()

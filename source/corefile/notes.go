@@ -61,8 +61,13 @@ func (f *File) readNotes(r noteRange) {
 		if end := uint64(len(b)); desc > end || descsz > end-desc {
 			break
 		}
-		if name := b[12 : 12+namesz]; string(bytes.TrimRight(name, "\x00")) == "CORE" {
-			f.note(typ, b[desc:desc+descsz], &first)
+		switch d := b[desc : desc+descsz]; string(bytes.TrimRight(b[12:12+namesz], "\x00")) {
+		case "CORE":
+			f.note(typ, d, &first)
+		case "LINUX": // of the thread before it
+			if n := len(f.Threads); n > 0 && typ == uint32(f.Machine.UserRegs.SignSet) {
+				f.Threads[n-1].Snapshot.Signs = f.Machine.UserRegs.Signs(d)
+			}
 		}
 		b = b[min(up(desc+descsz), uint64(len(b))):]
 	}

@@ -108,6 +108,8 @@ type thread struct {
 	call bool // regs are those that its system call tells
 	has  bool // regs are set
 
+	signs uint64 // the bits that signatures of its return addresses use
+
 	stack ptrace.Piece // from below its pointer, upward
 	home  ptrace.Piece // of its own stack, where it runs on another
 
@@ -247,7 +249,7 @@ func (t *target) process(mods func(path, buildID string) *unwind.Module) *source
 		x := source.Thread{TID: th.tid, Name: th.name, Err: th.err}
 		if th.has {
 			x.Snapshot = unwind.Snapshot{
-				Machine: p.Machine, Space: p.Space, PC: th.regs.PC, Known: th.regs.Known, Regs: th.regs.Regs,
+				Machine: p.Machine, Space: p.Space, PC: th.regs.PC, Known: th.regs.Known, Regs: th.regs.Regs, Signs: th.signs,
 			}
 			late := &lateMemory{mem: t.mem, home: th.home}
 			x.Snapshot.Mem.Next = late

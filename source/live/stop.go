@@ -188,7 +188,7 @@ func (t *target) wait(threads []*thread) {
 				} else if err != nil {
 					th.err = err
 				} else {
-					th.has = true
+					th.has, th.signs = true, ptrace.Signs(th.tid)
 				}
 			default:
 				pending++
