@@ -65,6 +65,8 @@ type Namer struct {
 	own     bool                             // files is this Namer's
 	images  map[*unwind.Module]*module.Image // modules that are no file of this machine
 
+	recorded bool // what is named comes from a recording
+
 	mu     sync.Mutex
 	frames map[*module.Image]*unwound
 	opened map[*module.Image]bool // by Open
@@ -72,11 +74,16 @@ type Namer struct {
 	kept     map[*unwind.Module]*keptModule // what was found, to be kept; nil: nothing is
 	inside   map[string]*keptModule         // what the recording brought; set before the first use
 	recalled map[*unwind.Module]*keptModule // what was kept of files that are gone; nil where there is none
+
+	answers  map[symbol.Identity]*answers
+	answered int // bytes of the files of answers
+	learned  int // places and sources of new answers
 }
 
 // New returns a Namer. It reads DEBUGINFOD_URLS and its companions (package symbol/debuginfod) from the environment.
 func New(o Options) *Namer {
-	n := &Namer{mods: o.Mods, labels: newLabels(), images: map[*unwind.Module]*module.Image{}, frames: map[*module.Image]*unwound{}, opened: map[*module.Image]bool{}, made: newMade()}
+	n := &Namer{mods: o.Mods, labels: newLabels(), images: map[*unwind.Module]*module.Image{}, frames: map[*module.Image]*unwound{}, opened: map[*module.Image]bool{}, made: newMade(),
+		recorded: o.Recorded, answers: map[symbol.Identity]*answers{}}
 	opt := symbol.Options{Files: &module.Locator{}, KernelID: o.KernelID, KernelRelease: o.KernelRelease, Recorded: o.Recorded, RecordedBy: o.RecordedBy}
 	if o.Mods != nil {
 		n.cache = o.Mods.CacheDir()
@@ -114,6 +121,10 @@ func fetchUntilStopped(from *debuginfod.Client, download func() (context.Context
 
 // Close unmaps the files with names, except those of Mods. Names given before stay valid. The Namer must not be used afterwards.
 func (n *Namer) Close() error {
+	n.mu.Lock()
+	n.saveAnswers()
+	clear(n.answers)
+	n.mu.Unlock()
 	err := n.symbols.Close()
 	n.mu.Lock()
 	for img, u := range n.frames {
@@ -178,8 +189,51 @@ func (n *Namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 		return
 	}
 	t := n.table(m)
-	addrs := make([]arch.Vaddr, len(offs))
-	gone := false
+	// Kept answers, or those that are found now.
+	if a := n.answersOf(m, t); a != nil {
+		missing := a.fill(offs, names)
+		want, got := pick(offs, missing), make([]profile.Name, len(missing))
+		if len(missing) == 0 || n.find(m, t, want, got) {
+			if len(missing) > 0 {
+				n.remember(a, t, want, got)
+			}
+			for i, k := range missing {
+				names[k] = got[i]
+			}
+			n.inRecording(m, offs, names)
+			n.collect(m, t.Private(), offs, names)
+			return
+		}
+		clear(names)
+	}
+	addrs, gone := n.look(t, offs, names)
+	n.inRecording(m, offs, names)
+	if gone {
+		n.recall(m, offs, names)
+	} else {
+		n.collect(m, t.Private(), offs, names)
+	}
+	_ = n.starts(m, offs, addrs, names) // the rest is nameless whatever becomes of the file
+}
+
+// find names offsets by the module's files alone. It says no where these do not have all offsets, or are cut short.
+func (n *Namer) find(m *unwind.Module, t *symbol.Table, offs []uint64, names []profile.Name) bool {
+	addrs, gone := n.look(t, offs, names)
+	return !gone && n.starts(m, offs, addrs, names) == nil
+}
+
+// pick returns the elements of s at these indices.
+func pick(s []uint64, at []int) []uint64 {
+	out := make([]uint64, len(at))
+	for i, k := range at {
+		out[i] = s[k]
+	}
+	return out
+}
+
+// look finds names in symbol tables and debug information. gone says that the file that ran does not have all offsets.
+func (n *Namer) look(t *symbol.Table, offs []uint64, names []profile.Name) (addrs []arch.Vaddr, gone bool) {
+	addrs = make([]arch.Vaddr, len(offs))
 	for i, off := range offs {
 		var ok bool
 		if addrs[i], ok = t.OffToVaddr(off); !ok {
@@ -200,14 +254,12 @@ func (n *Namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 			}
 		}
 	}
-	n.inRecording(m, offs, names)
-	if gone {
-		n.recall(m, offs, names)
-	} else {
-		n.collect(m, t.Private(), offs, names)
-	}
-	// The rest is nameless whatever becomes of the file.
-	_ = module.Guard(func() error {
+	return addrs, gone
+}
+
+// starts finds the starts of functions without names in unwind information.
+func (n *Namer) starts(m *unwind.Module, offs []uint64, addrs []arch.Vaddr, names []profile.Name) error {
+	return module.Guard(func() error {
 		var f *format.Unwind
 		looked := false
 		for i := range names {

@@ -22,6 +22,13 @@ type names struct {
 	bytes int
 }
 
+// full says whether further names are shown as they are linked.
+func (n *names) full() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.bytes > maxNames
+}
+
 // get returns the demangled form of a name.
 func (n *names) get(linkage string, short bool) string {
 	if !mangled(linkage) {

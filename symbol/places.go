@@ -125,6 +125,9 @@ func (t *Table) setInfo(info *debuginfo.Info) {
 // linked opens a file that debug information names: a .dwo or .dwp by its path, or beside the module's; an alternate file, which several
 // debug files share, by its build ID or by its path.
 func (t *Table) linked(path string, buildID []byte) (*module.Image, error) {
+	t.owning.Lock()
+	t.links = true
+	t.owning.Unlock()
 	var err error
 	try := func(path string, check func(*module.Image) error) *module.Image {
 		f, ferr := t.openIn(path)

@@ -49,6 +49,7 @@ type Table struct {
 	held   []*module.Image // those of Options.Files
 	shared bool            // others could change some file that names come from
 	there  bool            // the file is
+	links  bool            // debug information named further files
 
 	replaced bool // another is there
 	note     string

@@ -61,14 +61,22 @@ func (in *Info) cacheKey() []byte {
 // settled is how old a file's last change must be: a change within the same tick of the clock is not seen.
 var settled = 2 * time.Second // but for tests
 
-// cachePath returns the path of what is kept of a file, "" where nothing is: only of files that nobody but root and this user can change. To hash
-// what others can change takes longer than to read it again.
+// Kept says whether what is made of a file may be kept, and returns the file's identity, as it was when it was opened: only of files with a
+// build ID that nobody but root and this user can change. To hash what others can change takes longer than to read it again.
+func Kept(img *module.Image) (id []byte, ok bool) {
+	build, f := img.BuildID(), img.File()
+	if len(build) == 0 || len(build) > 64 || f == nil || !f.Private || time.Since(time.Unix(f.Ctim.Unix())) < settled {
+		return nil, false
+	}
+	return identity(img), true
+}
+
+// cachePath returns the path of what is kept of a file, "" where nothing is.
 func (in *Info) cachePath(img *module.Image, prefix string) string {
-	id, f := img.BuildID(), img.File()
-	if in.opt.CacheDir == "" || len(id) == 0 || len(id) > 64 || f == nil || !f.Private || time.Since(time.Unix(f.Ctim.Unix())) < settled {
+	if _, ok := Kept(img); in.opt.CacheDir == "" || !ok {
 		return ""
 	}
-	return filepath.Join(in.opt.CacheDir, prefix+hex.EncodeToString(id))
+	return filepath.Join(in.opt.CacheDir, prefix+hex.EncodeToString(img.BuildID()))
 }
 
 // loadIndex reads the index from the cache. Whatever is wrong with it, it can be built.

@@ -1,0 +1,286 @@
+package names
+
+import (
+	"bytes"
+	"encoding/binary"
+	"hash/crc32"
+	"maps"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/unspool/unspool/internal/kept"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/symbol"
+	"github.com/unspool/unspool/unwind"
+)
+
+// Reading symbols, demangling them, and running line tables is a third of the time of a report. So the answers for a module's offsets are kept,
+// nameless ones, too, with the identity of all that they were made of: the next report of the same code reads one file a module. The file is used
+// as it is, and its strings are those of the names.
+//
+// Such a file of the cache, answers-BUILDID or answers-BUILDID-lines, has, little-endian:
+//
+//	8      magic number
+//	u32    CRC-32C of what follows
+//	u32    0
+//	32     identity: symbol.Identity.Sum
+//	5*u32  how many places, functions, sources and strings there are, and bytes of text; u32 0
+//	u64    for each place: its offset, ascending
+//	u32    for each place: its function
+//	u32    for each place: where its sources begin; and their number
+//	16     for each function: u64 Start, u32 Func, u32 Linkage
+//	20     for each source: u32 Func, Linkage, File, Line, Column
+//	u32    for each string: where it begins in the text; and the text's length
+//	...    text
+//
+// Strings are numbers of strings.
+const (
+	answersMagic  = "unspans1"
+	answersPrefix = "answers-"
+	answersHead   = 8 + 4 + 4 + 32 + 6*4
+
+	// Bounds of a file; of all files that a Namer has read; of what a Namer adds, in places and sources; and of all files in the cache: those
+	// go first that were not used for longest.
+	maxAnswers    = 16 << 20
+	maxAnswersIn  = 64 << 20
+	maxAnswersNew = 1 << 18
+	maxAnswersAll = 256 << 20
+)
+
+// answers has the names of places of one module.
+type answers struct {
+	id   symbol.Identity
+	path string
+	load sync.Once
+	had  *answerFile // nil: there was none
+	new  map[uint64]profile.Name
+}
+
+// answersOf returns what is known of a module; nil where nothing may be kept.
+func (n *Namer) answersOf(m *unwind.Module, t *symbol.Table) *answers {
+	n.mu.Lock()
+	keeps := n.cache != "" && (n.recorded || n.kept != nil)
+	n.mu.Unlock()
+	if !keeps {
+		return nil
+	}
+	id, ok := t.Identity(n.Lines)
+	if !ok {
+		return nil
+	}
+	n.mu.Lock()
+	a := n.answers[id]
+	if a == nil {
+		name := answersPrefix + id.BuildID
+		if n.Lines {
+			name += "-lines"
+		}
+		a = &answers{id: id, path: filepath.Join(n.cache, name), new: map[uint64]profile.Name{}}
+		n.answers[id] = a
+	}
+	n.mu.Unlock()
+	a.load.Do(func() {
+		b, err := kept.Read(a.path, maxAnswers)
+		if err != nil {
+			return
+		}
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if n.answered+len(b) > maxAnswersIn {
+			return
+		}
+		if a.had = readAnswers(b, &id.Sum); a.had != nil {
+			n.answered += len(b)
+		}
+	})
+	return a
+}
+
+// remember adds names to a, if they are still made of the same.
+func (n *Namer) remember(a *answers, t *symbol.Table, offs []uint64, names []profile.Name) {
+	if id, ok := t.Identity(n.Lines); !ok || id != a.id {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i, off := range offs {
+		cost := 1 + len(names[i].Source)
+		if n.learned+cost > maxAnswersNew {
+			return
+		}
+		n.learned += cost
+		a.new[off] = names[i]
+	}
+}
+
+// saveAnswers writes the new answers to the cache. n.mu is held. A failure costs only time.
+func (n *Namer) saveAnswers() {
+	wrote := false
+	for _, a := range n.answers {
+		if len(a.new) == 0 {
+			continue
+		}
+		if a.had != nil && a.had.places+len(a.new) <= maxKeptPlaces {
+			for i := range a.had.places {
+				off := a.had.off(i)
+				if _, ok := a.new[off]; !ok {
+					a.new[off] = a.had.name(i, new([]profile.Source))
+				}
+			}
+		}
+		if b := encodeAnswers(a.new, &a.id.Sum); len(b) <= maxAnswers {
+			kept.Write(a.path, b)
+			wrote = true
+		}
+	}
+	if wrote {
+		kept.Prune(n.cache, answersPrefix, maxAnswersAll)
+	}
+}
+
+// fill fills in names, and returns the indices of those that are not known.
+func (a *answers) fill(offs []uint64, names []profile.Name) (missing []int) {
+	f := a.had
+	if f == nil {
+		f = &answerFile{}
+	}
+	at := 0
+	var room []profile.Source
+	for i, off := range offs {
+		at += sort.Search(f.places-at, func(k int) bool { return f.off(at+k) >= off })
+		if at == f.places || f.off(at) != off {
+			missing = append(missing, i)
+			continue
+		}
+		names[i] = f.name(at, &room)
+	}
+	return missing
+}
+
+// An answerFile is a file of the cache. Offsets and the order of sources are checked when it is read, so no source is read twice; a number out of
+// range is found when it is used, and stands for nothing.
+type answerFile struct {
+	places                                     int
+	offs, funcOf, sourceOf, funcs, srcs, bound []byte
+	text                                       string
+}
+
+// readAnswers returns what b has, which must not change afterwards; nil if it is damaged, or of another identity.
+func readAnswers(b []byte, id *[32]byte) *answerFile {
+	le := binary.LittleEndian
+	if len(b) < answersHead || string(b[:8]) != answersMagic || !bytes.Equal(b[16:48], id[:]) || le.Uint32(b[8:]) != crc32.Checksum(b[12:], castagnoli) {
+		return nil
+	}
+	places, funcs, srcs, strs, text := uint64(le.Uint32(b[48:])), uint64(le.Uint32(b[52:])), uint64(le.Uint32(b[56:])), uint64(le.Uint32(b[60:])), uint64(le.Uint32(b[64:]))
+	if uint64(len(b)) != answersHead+places*(8+4+4)+4+funcs*16+srcs*20+strs*4+4+text {
+		return nil
+	}
+	b = b[answersHead:]
+	cut := func(n uint64) []byte {
+		part := b[:n:n]
+		b = b[n:]
+		return part
+	}
+	f := &answerFile{
+		places: int(places), offs: cut(8 * places), funcOf: cut(4 * places), sourceOf: cut(4*places + 4), funcs: cut(16 * funcs), srcs: cut(20 * srcs),
+		bound: cut(4*strs + 4), text: unsafe.String(unsafe.SliceData(b), len(b)),
+	}
+	for i := range f.places {
+		if i > 0 && f.off(i-1) >= f.off(i) || le.Uint32(f.sourceOf[4*i:]) > le.Uint32(f.sourceOf[4*i+4:]) {
+			return nil
+		}
+	}
+	return f
+}
+
+func (f *answerFile) off(i int) uint64 { return binary.LittleEndian.Uint64(f.offs[8*i:]) }
+
+// str returns the string whose number is at the start of b.
+func (f *answerFile) str(b []byte) string {
+	n := uint64(binary.LittleEndian.Uint32(b))
+	if 4*n+8 > uint64(len(f.bound)) {
+		return ""
+	}
+	lo, hi := binary.LittleEndian.Uint32(f.bound[4*n:]), binary.LittleEndian.Uint32(f.bound[4*n+4:])
+	if lo > hi || uint64(hi) > uint64(len(f.text)) {
+		return ""
+	}
+	return f.text[lo:hi]
+}
+
+// name returns the name of place i. Its sources are cut from room, which grows as needed.
+func (f *answerFile) name(i int, room *[]profile.Source) (n profile.Name) {
+	le := binary.LittleEndian
+	if k := uint64(le.Uint32(f.funcOf[4*i:])); 16*k < uint64(len(f.funcs)) {
+		r := f.funcs[16*k:]
+		n.Start, n.Func, n.Linkage = le.Uint64(r), f.str(r[8:]), f.str(r[12:])
+	}
+	lo, hi := uint64(le.Uint32(f.sourceOf[4*i:])), uint64(le.Uint32(f.sourceOf[4*i+4:]))
+	if lo >= hi || 20*hi > uint64(len(f.srcs)) {
+		return n
+	}
+	count := int(hi - lo)
+	if len(*room) < count {
+		*room = make([]profile.Source, max(count, 1<<9))
+	}
+	n.Source, *room = (*room)[:count:count], (*room)[count:]
+	for j := range n.Source {
+		r := f.srcs[20*(int(lo)+j):]
+		n.Source[j] = profile.Source{Func: f.str(r), Linkage: f.str(r[4:]), File: f.str(r[8:]), Line: le.Uint32(r[12:]), Column: le.Uint32(r[16:])}
+	}
+	return n
+}
+
+// encodeAnswers returns the file of at.
+func encodeAnswers(at map[uint64]profile.Name, id *[32]byte) []byte {
+	le := binary.LittleEndian
+	var text strings.Builder
+	numbers, bound := map[string]uint32{}, []byte{0, 0, 0, 0}
+	str := func(s string) uint32 {
+		n, ok := numbers[s]
+		if !ok {
+			n = uint32(len(numbers))
+			numbers[s] = n
+			text.WriteString(s)
+			bound = le.AppendUint32(bound, uint32(text.Len()))
+		}
+		return n
+	}
+	type function struct {
+		start      uint64
+		name, link uint32
+	}
+	funcs := map[function]uint32{}
+	var offs, funcOf, sourceOf, funcBytes, srcs []byte
+	for _, off := range slices.Sorted(maps.Keys(at)) {
+		n := at[off]
+		offs = le.AppendUint64(offs, off)
+		f := function{n.Start, str(n.Func), str(n.Linkage)}
+		k, ok := funcs[f]
+		if !ok {
+			k = uint32(len(funcs))
+			funcs[f] = k
+			funcBytes = le.AppendUint32(le.AppendUint32(le.AppendUint64(funcBytes, f.start), f.name), f.link)
+		}
+		funcOf = le.AppendUint32(funcOf, k)
+		sourceOf = le.AppendUint32(sourceOf, uint32(len(srcs)/20))
+		for i := range n.Source {
+			s := &n.Source[i]
+			for _, v := range [...]uint32{str(s.Func), str(s.Linkage), str(s.File), s.Line, s.Column} {
+				srcs = le.AppendUint32(srcs, v)
+			}
+		}
+	}
+	sourceOf = le.AppendUint32(sourceOf, uint32(len(srcs)/20))
+	b := append(append([]byte(answersMagic), make([]byte, 8)...), id[:]...)
+	for _, v := range []int{len(at), len(funcs), len(srcs) / 20, len(numbers), text.Len(), 0} {
+		b = le.AppendUint32(b, uint32(v))
+	}
+	b = append(slices.Concat(b, offs, funcOf, sourceOf, funcBytes, srcs, bound), text.String()...)
+	le.PutUint32(b[8:], crc32.Checksum(b[12:], castagnoli))
+	return b
+}
