@@ -23,10 +23,15 @@ type Builder struct {
 	rows   []Row
 
 	// Ranges that come in ascending order and do not overlap need no passes: Range lays them out as the
-	// table will have them, gaps included. loose says that this is over.
-	loose bool
-	end   arch.Vaddr // of the last range
+	// table will have them, gaps included, and with its numbers of sets. loose says that this is over.
+	loose   bool
+	end     arch.Vaddr // of the last range
+	numbers []SetID    // of each set, its number in the table; unused where no row has it yet
+	used    []SetID    // the sets by their numbers in the table
 }
+
+// unused is the number of a set that no row has.
+const unused = ^SetID(0)
 
 // A span is one FDE's rows, or the like: rows[first:first+n] hold in [lo, hi). The first of them may start
 // before lo, if the range before ends with the same Set.
@@ -38,7 +43,7 @@ type span struct {
 // NewBuilder returns an empty Builder.
 func NewBuilder(m *arch.Machine) *Builder {
 	b := &Builder{Machine: m, index: make([]SetID, 64)}
-	b.Intern(Set{})
+	b.number(b.Intern(Set{}))
 	return b
 }
 
@@ -77,6 +82,7 @@ func (b *Builder) Intern(s Set) SetID {
 	}
 	b.sets = append(b.sets, s)
 	b.hashes = append(b.hashes, h)
+	b.numbers = append(b.numbers, unused)
 	b.index[at] = id + 1
 	if 2*len(b.sets) > len(b.index) {
 		b.index = make([]SetID, 4*len(b.index))
@@ -120,9 +126,29 @@ func equalSets(a, b *Set) bool {
 // Set returns the Set that Intern gave id for.
 func (b *Builder) Set(id SetID) *Set { return &b.sets[id] }
 
+// number returns a set's number in the table: they are in the order of their first use, the gap first.
+func (b *Builder) number(id SetID) SetID {
+	if b.numbers[id] == unused {
+		b.numbers[id] = SetID(len(b.used))
+		b.used = append(b.used, id)
+	}
+	return b.numbers[id]
+}
+
+// loosen gives rows that were laid out their sets' own numbers.
+func (b *Builder) loosen() {
+	if b.loose {
+		return
+	}
+	b.loose = true
+	for i := range b.rows {
+		b.rows[i].Set = b.used[b.rows[i].Set]
+	}
+}
+
 // Begin starts the rows of [lo, hi). An empty range, lo >= hi, takes no rows.
 func (b *Builder) Begin(lo, hi arch.Vaddr) {
-	b.loose = true
+	b.loosen()
 	b.ranges = append(b.ranges, span{lo: lo, hi: hi, first: len(b.rows)})
 }
 
@@ -162,7 +188,7 @@ func (b *Builder) Range(lo, hi arch.Vaddr, rows []Row) {
 			if last := &b.ranges[k-1]; lo == last.lo && hi <= last.hi {
 				return // the one begun first holds
 			}
-			b.loose = true
+			b.loosen()
 		} else {
 			b.layOut(lo, hi, rows[:n])
 			return
@@ -183,7 +209,7 @@ func (b *Builder) layOut(lo, hi arch.Vaddr, rows []Row) {
 		}
 	}
 	s := span{lo: lo, hi: hi, first: len(b.rows), n: len(rows)}
-	if rows[0].Set == set {
+	if rows[0].Set == b.used[set] {
 		if rows = rows[1:]; s.first > 0 {
 			s.first--
 		} else {
@@ -191,13 +217,22 @@ func (b *Builder) layOut(lo, hi arch.Vaddr, rows []Row) {
 		}
 	}
 	b.ranges = append(b.ranges, s)
-	b.rows = append(b.rows, rows...)
+	n := len(b.rows)
+	b.rows = slices.Grow(b.rows, len(rows))[:n+len(rows)]
+	out := b.rows[n:]
+	for i, r := range rows {
+		k := b.numbers[r.Set]
+		if k == unused {
+			k = b.number(r.Set)
+		}
+		out[i] = Row{r.Lo, k}
+	}
 	b.end = hi
 }
 
 // Clip shortens the range that was begun last to its part in [lo, hi).
 func (b *Builder) Clip(lo, hi arch.Vaddr) {
-	b.loose = true
+	b.loosen()
 	r := &b.ranges[len(b.ranges)-1]
 	for r.n > 0 && b.rows[r.first+r.n-1].Lo >= hi {
 		r.n--
@@ -257,18 +292,26 @@ var checkPasses = false
 
 // join appends o's ranges, giving its sets b's numbers.
 func (b *Builder) join(o *Builder) {
-	ids := make([]SetID, len(o.sets)) // 0 until one is used
-	id := func(s SetID) SetID {
-		if ids[s] == 0 && s != GapID {
-			ids[s] = b.Intern(o.sets[s])
-		}
-		return ids[s]
-	}
 	b.Grow(len(o.rows)+1, len(o.ranges))
 	if n := len(b.rows); n > 0 && len(o.ranges) > 0 && b.rows[n-1].Set != GapID && b.end < o.ranges[0].lo {
 		b.rows = append(b.rows, Row{b.end, GapID}) // no range has it: it does no harm to loose ones
 	}
-	b.loose = b.loose || o.loose || len(o.ranges) > 0 && o.ranges[0].lo < b.end
+	if o.loose || len(o.ranges) > 0 && o.ranges[0].lo < b.end {
+		b.loosen()
+	}
+	ids := make([]SetID, len(o.sets)) // by o's rows' numbers; 0 until one is used
+	id := func(s SetID) SetID {
+		if ids[s] == 0 && s != GapID {
+			set := s
+			if !o.loose {
+				set = o.used[s]
+			}
+			if ids[s] = b.Intern(o.sets[set]); !b.loose {
+				ids[s] = b.number(ids[s])
+			}
+		}
+		return ids[s]
+	}
 	base := len(b.rows)
 	in := o.rows
 	if !b.loose && base > 0 && len(in) > 0 && b.rows[base-1].Set == id(in[0].Set) {
@@ -417,6 +460,14 @@ func checkMerged(d *draft) error {
 
 // pruneSets numbers the sets in the order of their first use, the gap first, and drops the others.
 func pruneSets(d *draft) {
+	if !d.loose { // they are numbered
+		sets := make([]Set, len(d.used))
+		for number, id := range d.used {
+			sets[number] = d.sets[id]
+		}
+		d.sets, d.index = sets, nil
+		return
+	}
 	top := GapID
 	for i := range d.rows {
 		if s := d.rows[i].Set; s > top {
@@ -430,16 +481,15 @@ func pruneSets(d *draft) {
 		d.index = nil // they are as they should be
 		return
 	}
-	const unseen = ^SetID(0)
 	ids := make([]SetID, len(d.sets))
 	for i := range ids {
-		ids[i] = unseen
+		ids[i] = unused
 	}
 	ids[GapID] = GapID
 	sets := []Set{{}}
 	for i := range d.rows {
 		r := &d.rows[i]
-		if ids[r.Set] == unseen {
+		if ids[r.Set] == unused {
 			ids[r.Set] = SetID(len(sets))
 			sets = append(sets, d.sets[r.Set])
 		}

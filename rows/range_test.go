@@ -9,7 +9,7 @@ import (
 	"github.com/unspool/unspool/arch"
 )
 
-// TestRange compares Range, over one Builder and over several, with Begin and Row.
+// TestRange compares Range, over one Builder and over several, with Begin and Row: the rows, and the sets' numbers.
 func TestRange(t *testing.T) {
 	text := func(x *Table) string {
 		var b strings.Builder
@@ -53,9 +53,12 @@ func TestRange(t *testing.T) {
 			}
 			b.Range(arch.Vaddr(lo), arch.Vaddr(hi), rs)
 		}
-		want, got := text(Build(plain)), text(Build(parts...))
-		if got != want {
+		one, several := Build(plain), Build(parts...)
+		if want, got := text(one), text(several); got != want {
 			t.Fatalf("seed %d: %d builders:\n got %s\nwant %s", seed, len(parts), got, want)
+		}
+		if !slices.Equal(several.Rows, one.Rows) || len(several.Sets) != len(one.Sets) {
+			t.Fatalf("seed %d: %d builders: the sets have other numbers:\n got %v\nwant %v", seed, len(parts), several.Rows, one.Rows)
 		}
 	}
 }
