@@ -288,7 +288,7 @@ func TestKernelStarved(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { cmd.Process.Kill(); cmd.Wait() }()
-	time.Sleep(time.Second)
+	untilRecording(t, cmd.Process.Pid)
 	procs := kernelMap(t, cmd.Process.Pid, "processes")
 	defer procs.Close()
 	if err := spawn.Start(); err != nil {
@@ -328,6 +328,26 @@ func TestKernelStarved(t *testing.T) {
 	}
 	if n < 500 || float64(whole) < 0.9*float64(n) {
 		t.Error("the program that began meanwhile is not known")
+	}
+}
+
+// untilRecording waits until a process has a perf event for each processor: it has loaded its programs by then.
+func untilRecording(t *testing.T, pid int) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		events := 0
+		fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+		for _, fd := range fds {
+			if to, _ := os.Readlink(fd); to == "anon_inode:[perf_event]" {
+				events++
+			}
+		}
+		if events >= runtime.NumCPU() {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d perf events a minute after the start of process %d", events, pid)
+		}
 	}
 }
 

@@ -177,9 +177,34 @@ func startTarget(t *testing.T, prog string, args ...string) stopped {
 	if _, err := out.Read(make([]byte, 16)); err != nil {
 		t.Fatalf("%s: %v", prog, err)
 	}
-	// It has said so; now it goes to the instruction where it stays.
-	time.Sleep(50 * time.Millisecond)
+	// It has said so; now it goes to the instruction where it stays, which takes some microseconds of a processor, however long it waits for one.
+	said := ranFor(t, cmd.Process.Pid)
+	for end := time.Now().Add(time.Minute); ranFor(t, cmd.Process.Pid) < said+time.Millisecond && !asleep(cmd.Process.Pid); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not where it stays a minute after it was ready", prog)
+		}
+	}
 	return stopped{prog, cmd.Process.Pid}
+}
+
+// ranFor is how long a process has had a processor.
+func ranFor(t *testing.T, pid int) (d time.Duration) {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", pid))
+	if err == nil {
+		_, err = fmt.Sscan(string(b), (*int64)(&d))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// asleep says whether a process sleeps, as in pause(2).
+func asleep(pid int) bool {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, state, _ := strings.Cut(string(b), ") ")
+	return strings.HasPrefix(state, "S")
 }
 
 // gdbScript prints the frames that are on the stack: not those of functions that were inlined, or left by a tail call.

@@ -49,7 +49,7 @@ func TestOwnStress(t *testing.T) {
 		flags     []string
 	}{
 		{"plain", "NONE=1", nil},
-		{"address", "ASAN_OPTIONS=detect_stack_use_after_return=0:use_sigaltstack=0:handle_segv=0", []string{"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"}},
+		{"address", "ASAN_OPTIONS=detect_stack_use_after_return=0:use_sigaltstack=0:handle_segv=0", asan},
 		{"thread", "TSAN_OPTIONS=handle_segv=0:report_signal_unsafe=0:ignore_noninstrumented_modules=1", []string{"-fsanitize=thread"}},
 	} {
 		t.Run(kind.name, func(t *testing.T) {

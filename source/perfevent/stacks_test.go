@@ -176,7 +176,8 @@ func TestCompilerStacks(t *testing.T) {
 	}
 	command := []string{"g++", "-O2", "-c", src, "-o", os.DevNull}
 	for _, size := range []uint32{8192, 0} { // whole judges the stacks whose base was copied
-		if j := whole(t, Options{Command: command, StackSize: size}); j.all < 300 || j.whole < j.all/2 {
+		// By the command's own events: those of the processors copy the stacks of all programs, and what these leave no room for is lost.
+		if j := whole(t, Options{Command: command, StackSize: size, narrow: true}); j.all < 300 || j.whole < j.all/2 {
 			t.Errorf("stack size %d: %d of %d stacks are whole, %d are cut", size, j.whole, j.all, j.cut)
 		}
 	}
