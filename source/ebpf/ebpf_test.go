@@ -222,6 +222,20 @@ int main(int argc, char **argv) { prctl(PR_SET_NAME, argv[1]); for (volatile lon
 	}
 }
 
+// TestFrameOf: a word has room for any address of a program, and for seven bits of how its frame was found.
+func TestFrameOf(t *testing.T) {
+	for _, pc := range []uint64{0, 0x401000, 1<<47 - 1, 1<<56 - 1} {
+		for how := range uint64(128) {
+			for _, exact := range []uint64{0, 1 << 63} {
+				f := frameOf(pc | how<<56 | exact)
+				if uint64(f.PC) != pc || uint64(f.How) != how || exact != 0 && !f.Exact || exact == 0 && f.Exact != (f.How == unwind.HowStart || f.How.Interrupted()) {
+					t.Fatalf("%#x, %d, %#x: %+v", pc, how, exact, f)
+				}
+			}
+		}
+	}
+}
+
 // TestStacks: what comes of samples, whatever the bytes are that the kernel is said to have written.
 func TestStacks(t *testing.T) {
 	dec := source.NewDecoder()

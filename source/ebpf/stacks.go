@@ -47,12 +47,18 @@ const (
 	maxKernel = 127
 )
 
-// How a frame was found is in the upper bits of its word; the uppermost says that its PC is exact although it was found by call frame
-// information.
+// How a frame was found is in the upper byte of its word: addresses of programs are below it, with five levels of page tables, too. Its
+// uppermost bit says that the PC is exact although the frame was found by call frame information.
 const (
-	howShift = 60
+	howShift = 56
 	howExact = 1 << 63
 )
+
+// frameOf returns the frame that a word says.
+func frameOf(w uint64) unwind.Frame {
+	how := unwind.How(w &^ howExact >> howShift)
+	return unwind.Frame{PC: arch.Addr(w & (1<<howShift - 1)), How: how, Exact: how == unwind.HowStart || how.Interrupted() || w&howExact != 0}
+}
 
 // parse reads what the program wrote.
 func parse(b []byte) (s sample, ok bool) {
@@ -236,11 +242,7 @@ func (k *stacks) first(s *sample) []byte {
 		return source.AppendCopy(nil, &k.event, &r, k.kernel, Machine, regs[:], s.user[8*numRegs:])
 	}
 	for b := s.user; len(b) > 0; b = b[8:] {
-		w := binary.LittleEndian.Uint64(b)
-		how := unwind.How(w &^ howExact >> howShift)
-		k.frames = append(k.frames, unwind.Frame{
-			PC: arch.Addr(w & (1<<howShift - 1)), How: how, Exact: how == unwind.HowStart || how.Interrupted() || w&howExact != 0,
-		})
+		k.frames = append(k.frames, frameOf(binary.LittleEndian.Uint64(b)))
 	}
 	k.sample = source.Sample{Record: &r, Stop: s.stop, From: source.Walked, User: k.frames, Kernel: k.kernel}
 	if s.stop == unwind.NoUserStack {

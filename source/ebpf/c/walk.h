@@ -135,10 +135,10 @@ enum { OK, OUTERMOST, NO_RULE, LOST_REGISTER, UNREADABLE, BAD_EXPR };
 /* Why a stack ends: unwind.Stop. */
 enum { STOP_OUTERMOST, STOP_NO_INFO, STOP_BAD_CFA, STOP_TRUNCATED, STOP_BAD_MEMORY, STOP_BAD_RETURN, STOP_DEPTH, STOP_NO_STACK };
 
-/* How a frame was found: unwind.How, in the upper bits of its word. */
+/* How a frame was found: unwind.How, in the upper byte of its word. */
 enum { HOW_START, HOW_CFI, HOW_SIGNAL, HOW_PLT, HOW_FP, HOW_SIGRETURN, HOW_CALL };
-#define HOW_SHIFT 60
-#define HOW_EXACT 8 /* a bit beside: the frame's address is exact although no signal interrupted it */
+#define HOW_SHIFT 56 /* addresses of programs are below it, with five levels of page tables, too */
+#define HOW_EXACT 128 /* a bit beside: the frame's address is exact although no signal interrupted it */
 
 #define MAX_KERNEL 127
 #define MAX_USER (SLOTS + MAX_FRAMES) /* words */
