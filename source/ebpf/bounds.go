@@ -18,12 +18,13 @@ const (
 	askAt         = 1 << 8
 	heavyMappings = 1 << 9 // of a process, so many that its space is not brought into the kernel each time one changes
 	heavyEvery    = 100 * time.Millisecond
-	maxUserBlocks = 1 << 15 // an eighth of what there is room for in c/unspool.bpf.c
+	userShare     = 8       // an eighth of the blocks of ranges that there is room for
 	maxUserTables = 1 << 12 // of maxTables: a quarter
 )
 
 // bounds count what processes and users take.
 type bounds struct {
+	blocks  int            // of ranges that there is room for
 	since   uint64         // under the tracker's lock, and so to flooded: when the second began
 	made    map[int32]int  // executable mappings in it, by process
 	by      map[uint32]int // by user
@@ -37,10 +38,12 @@ type bounds struct {
 	users   map[uint32]*user
 }
 
-// A user is who has processes: what their spaces take.
-type user struct{ blocks, tables int }
+// A user is who has processes: what their spaces take, and the most blocks.
+type user struct{ blocks, tables, max int }
 
-func (b *bounds) start() {
+// start begins, with room for so many blocks.
+func (b *bounds) start(blocks int) {
+	b.blocks = blocks
 	b.made, b.by, b.out, b.flooded = map[int32]int{}, map[uint32]int{}, map[int32]bool{}, map[int32]bool{}
 	b.partial, b.late, b.shared, b.users = map[int32]bool{}, map[int32]bool{}, map[int32]uint64{}, map[uint32]*user{}
 }
@@ -150,7 +153,7 @@ func (b *bounds) of(pid int32) *user {
 	}
 	u := b.users[uid]
 	if u == nil {
-		u = &user{}
+		u = &user{max: b.blocks / userShare}
 		b.users[uid] = u
 	}
 	return u
@@ -161,7 +164,7 @@ func (u *user) fits(blocks int) bool {
 	if u == nil {
 		return true
 	}
-	if u.blocks+blocks > maxUserBlocks {
+	if u.blocks+blocks > u.max {
 		return false
 	}
 	u.blocks += blocks

@@ -12,7 +12,7 @@ import (
 // TestBounds: what one process or user makes does not fill what all share.
 func TestBounds(t *testing.T) {
 	var b bounds
-	b.start()
+	b.start(1 << 18)
 	record := func(typ uint32, pid int32) []byte {
 		raw := binary.LittleEndian.AppendUint32(nil, typ)
 		raw = binary.LittleEndian.AppendUint32(raw, 16<<16)
@@ -53,8 +53,8 @@ func TestBounds(t *testing.T) {
 	if b.waits(5, heavyMappings, 1e9) || b.waits(5, heavyMappings+1, 1e9) || !b.waits(5, heavyMappings+1, 1e9+1) || !b.late[5] || b.waits(5, heavyMappings+1, 2e9) || b.late[5] {
 		t.Error("a heavy process waits when it should not, or does not")
 	}
-	u := &user{}
-	if !u.fits(maxUserBlocks) || u.fits(1) || !(*user)(nil).fits(1<<30) {
+	u := &user{max: 1 << 15}
+	if !u.fits(1<<15) || u.fits(1) || !(*user)(nil).fits(1<<30) {
 		t.Error("a user's blocks are not bounded, or root's are")
 	}
 	for range maxUserTables {

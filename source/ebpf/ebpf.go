@@ -117,16 +117,14 @@ func Load(o Options) (_ *Program, err error) {
 	if p.spec, err = ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object)); err != nil {
 		return nil, fmt.Errorf("BUG: %w", err)
 	}
-	cpus, err := ebpf.PossibleCPU()
-	if err != nil {
-		return nil, err
-	}
-	p.spec.Maps["caches"].MaxEntries = uint32(cpus)
 	if err := unlockMemory(); err != nil {
 		return nil, err
 	}
 	if err := adapt(p.spec); err != nil {
 		return nil, fmt.Errorf("BUG: %w", err)
+	}
+	if err := fit(p.spec); err != nil {
+		return nil, err
 	}
 	if p.coll, err = p.load("on_event", "on_exec", "on_fork"); err != nil {
 		return nil, err

@@ -10,13 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Entries of the maps that a kernel fills before they are used: Linux before 6.1 has no hash for programs of perf events that grows.
-const (
-	fixedSpaces    = 1 << 14 // blocks of 32 ranges: 16 MiB
-	fixedProcesses = 1 << 14
-	fixedThreads   = 1 << 15
-)
-
 // adapt makes the specification one for this kernel. What a kernel has is tried: distributions bring features to older ones. What cannot be
 // tried counts as missing.
 func adapt(spec *ebpf.CollectionSpec) error {
@@ -38,14 +31,6 @@ func adapt(spec *ebpf.CollectionSpec) error {
 	if !has["has_cmpxchg"] {
 		for _, p := range spec.Programs {
 			withoutExchange(p.Instructions)
-		}
-	}
-	if !growingHashes() {
-		for name, n := range map[string]uint32{"spaces": fixedSpaces, "processes": fixedProcesses, "blocked": fixedThreads, "wakers": fixedThreads} {
-			spec.Maps[name].MaxEntries = n
-		}
-		for _, m := range spec.Maps {
-			m.Flags &^= noPrealloc
 		}
 	}
 	return nil
@@ -84,7 +69,7 @@ func accepts(spec *ebpf.ProgramSpec) bool {
 	return true
 }
 
-// growingHashes says whether programs of perf events may use hashes whose entries are allocated when they are needed.
+// growingHashes says whether programs of perf events may use hashes whose entries are allocated when they are needed: since Linux 6.1.
 func growingHashes() bool {
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1, Flags: noPrealloc})
 	if err != nil {

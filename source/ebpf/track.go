@@ -69,7 +69,7 @@ func (t *tracker) start(coll *ebpf.Collection, mods func(path, buildID string) *
 	t.coll, t.world = coll, source.NewWorld(mods)
 	t.world.Owners(procfs.Owner)
 	t.tables.start(t, coll.Maps["tables"], coll.Maps["uses"], memory)
-	t.bounds.start()
+	t.bounds.start(int(coll.Maps["spaces"].MaxEntries()))
 	t.spaces, t.procs = map[*unwind.Space]*shared{}, map[int32]*shared{}
 	if mods != nil {
 		t.ahead(files, mods)

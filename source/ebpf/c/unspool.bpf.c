@@ -44,7 +44,6 @@ static void walk_used(u32 table, int found, u64 time);
 #include "walk.h"
 
 #define MAX_TABLES 16384
-#define RING_SIZE (1 << 24)
 
 /* ---- Maps ---- */
 
@@ -81,7 +80,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 18);
+	__uint(max_entries, 1 << 14); /* user space sets it to the machine's */
 	__type(key, u64);
 	__type(value, struct range_block);
 } spaces SEC(".maps");
@@ -98,7 +97,7 @@ struct process {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 17);
+	__uint(max_entries, 1 << 14); /* the same */
 	__type(key, u32);
 	__type(value, struct process);
 } processes SEC(".maps");
@@ -127,7 +126,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, RING_SIZE);
+	__uint(max_entries, 1 << 12); /* user space sets it to the machine's: ring_size */
 } samples SEC(".maps");
 
 /* Threads that are blocked, since when, and the stack that blocked. */
@@ -145,7 +144,7 @@ struct blocked {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 18);
+	__uint(max_entries, 1 << 14); /* user space sets it to the machine's */
 	__type(key, u32);
 	__type(value, struct blocked);
 } blocked SEC(".maps");
@@ -159,7 +158,7 @@ struct waker {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1 << 18);
+	__uint(max_entries, 1 << 14); /* user space sets it to the machine's */
 	__type(key, u32);
 	__type(value, struct waker);
 } wakers SEC(".maps");
@@ -249,6 +248,8 @@ const volatile u32 has_task;	/* bpf_get_current_task_btf: Linux 5.11 */
 const volatile u32 has_cmpxchg; /* atomic instructions besides the sum: 5.12 */
 const volatile u32 has_regs;	/* bpf_task_pt_regs: 5.15 */
 const volatile u32 has_state;	/* the state of who blocks, in sched_switch: 5.18 */
+
+const volatile u32 ring_size; /* bytes of samples */
 
 #define OF(task, field) (has_task ? (task)->field : BPF_CORE_READ(task, field))
 
@@ -614,9 +615,9 @@ static __always_inline int output(struct walk *w, u64 size)
 	u64 flags = BPF_RB_NO_WAKEUP;
 
 	/* User space looks ten times a second; a wake-up costs more than the walk. */
-	if ((w->written += (u32)size) > RING_SIZE / 256) {
+	if ((w->written += (u32)size) > ring_size / 256) {
 		w->written = 0;
-		if (bpf_ringbuf_query(&samples, BPF_RB_AVAIL_DATA) > RING_SIZE / 4)
+		if (bpf_ringbuf_query(&samples, BPF_RB_AVAIL_DATA) > ring_size / 4)
 			flags = BPF_RB_FORCE_WAKEUP;
 	}
 	if (bpf_ringbuf_output(&samples, &w->s, size, flags) == 0)

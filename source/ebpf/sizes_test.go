@@ -1,0 +1,83 @@
+package ebpf
+
+import (
+	"maps"
+	"math/bits"
+	"testing"
+)
+
+// TestSizesOf: maps grow with the machine, between bounds.
+func TestSizesOf(t *testing.T) {
+	const gb = 1 << 30
+	for _, c := range []struct {
+		cpus   int
+		memory uint64
+		fixed  bool
+		want   sizes
+	}{
+		{1, gb / 4, false, sizes{4 << 20, 1 << 14, 1 << 14, 1 << 15, 1}},
+		{2, 4 * gb, false, sizes{4 << 20, 1 << 15, 1 << 14, 1 << 15, 2}},
+		{2, 24 * gb, false, sizes{4 << 20, 1 << 17, 1 << 16, 1 << 17, 2}},
+		{3, 24 * gb, false, sizes{8 << 20, 1 << 17, 1 << 16, 1 << 17, 3}},
+		{4, 32 * gb, false, sizes{8 << 20, 1 << 18, 1 << 17, 1 << 18, 4}},
+		{256, 1024 * gb, false, sizes{16 << 20, 1 << 18, 1 << 17, 1 << 18, 256}},
+		{0, 0, true, sizes{4 << 20, 1 << 12, 1 << 13, 1 << 14, 1}},
+		{64, 1024 * gb, true, sizes{16 << 20, 1 << 13, 1 << 13, 1 << 14, 64}},
+	} {
+		s := sizesOf(c.cpus, c.memory, c.fixed)
+		if s != c.want {
+			t.Errorf("%d processors, %d bytes, fixed %v: %+v, not %+v", c.cpus, c.memory, c.fixed, s, c.want)
+		}
+		for _, n := range []uint32{s.ring, s.spaces, s.processes, s.threads} {
+			if bits.OnesCount32(n) != 1 {
+				t.Errorf("%+v: %d is no power of two", s, n)
+			}
+		}
+	}
+}
+
+// TestMapMemory: all maps but those of tables take 20 MB at most on two processors, those of off-CPU profiles, too, and what the processes of
+// the machine take in them now. Each processor more has its cache and its part of the ring.
+func TestMapMemory(t *testing.T) {
+	p := load(t, Options{Wakers: true})
+	more, err := p.load("on_switch", "on_waking")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer more.Close()
+	all := maps.Clone(p.coll.Maps)
+	maps.Copy(all, more.Maps)
+	total, seen := uint64(0), map[uint32]bool{}
+	for name, m := range all {
+		info, err := m.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		id, _ := info.ID()
+		n, ok := info.Memlock()
+		if !ok {
+			t.Fatalf("the kernel does not say what %s takes", name)
+		}
+		if !seen[uint32(id)] {
+			seen[uint32(id)] = true
+			total += n
+			t.Logf("%-12s %9d", name, n)
+		}
+	}
+	cpus, err := processors()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bound := uint64(20_000_000 + max(cpus-2, 0)*(600_000+2<<20))
+	t.Logf("%d bytes in %d maps, %d processors", total, len(seen), cpus)
+	if total > bound {
+		t.Errorf("%d bytes, more than %d", total, bound)
+	}
+	var per uint64
+	if c, err := p.coll.Maps["caches"].Info(); err == nil {
+		per, _ = c.Memlock()
+	}
+	if per/uint64(cpus) > 1<<20 {
+		t.Errorf("a processor's cache takes %d bytes", per/uint64(cpus))
+	}
+}
