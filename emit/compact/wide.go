@@ -136,12 +136,13 @@ func (t *Table) applyWide(w *wide, s *rows.State, m *rows.Memory) rows.Outcome {
 			}
 			continue
 		}
-		r := w.rule(t, i)
-		slot := mach.Slot(r.Of)
-		loc, v, o := follow(mach, &r, s, m, cfa)
-		if r.Of == raCol {
+		b := w.rules[i*wruleSize:][:wruleSize]
+		of := arch.Reg(le.Uint16(b[wruleOf:]))
+		slot := mach.Slot(of)
+		loc, v, o := t.follow(b, s, m, cfa)
+		if of == raCol {
 			switch {
-			case r.Kind == rows.Undefined:
+			case rows.Kind(b[wruleKind]) == rows.Undefined:
 				return rows.Outermost
 			case loc == locSlot:
 				ra, raFrom = s.Get(arch.Slot(v), m)
@@ -241,34 +242,37 @@ const (
 	locMem
 )
 
-// follow returns where r's register lies; o says why it is lost.
-func follow(mach *arch.Machine, r *rows.Rule, s *rows.State, m *rows.Memory, cfa uint64) (loc location, v uint64, o rows.Outcome) {
-	switch r.Kind {
+// follow returns where the register lies that the rule b is of; o says why it is lost. It reads the bytes: a rows.Rule would be written in
+// small parts and copied in large ones, which the processor does slowly.
+func (t *Table) follow(b []byte, s *rows.State, m *rows.Memory, cfa uint64) (loc location, v uint64, o rows.Outcome) {
+	mach, kind, off := t.machine, rows.Kind(b[wruleKind]), le.Uint64(b[wruleOff:])
+	switch kind {
 	case rows.SameValue, rows.Register:
-		from := r.Reg
-		if r.Kind == rows.SameValue {
-			from = r.Of
+		from := arch.Reg(le.Uint16(b[wruleReg:]))
+		if kind == rows.SameValue {
+			from = arch.Reg(le.Uint16(b[wruleOf:]))
 		}
 		if slot := mach.Slot(from); slot != arch.NoSlot {
 			return locSlot, uint64(slot), rows.OK
 		}
 	case rows.ValOffset:
-		return locValue, cfa + uint64(r.Off), rows.OK
+		return locValue, cfa + off, rows.OK
 	case rows.RegOffset, rows.RegDeref:
-		v, o := s.Get(mach.Slot(r.Reg), m)
+		v, o := s.Get(mach.Slot(arch.Reg(le.Uint16(b[wruleReg:]))), m)
 		switch {
 		case o != rows.OK:
 			return locLost, 0, o
-		case r.Kind == rows.RegDeref:
-			return locMem, v + uint64(r.Off), rows.OK
+		case kind == rows.RegDeref:
+			return locMem, v + off, rows.OK
 		}
-		return locValue, v + uint64(r.Off), rows.OK
+		return locValue, v + off, rows.OK
 	case rows.Expr, rows.ValExpr:
-		v, o := rows.Eval(mach, r.Expr, s, m, cfa, true)
+		expr, _ := t.expr(off)
+		v, o := rows.Eval(mach, expr, s, m, cfa, true)
 		switch {
 		case o != rows.OK:
 			return locLost, 0, o
-		case r.Kind == rows.Expr:
+		case kind == rows.Expr:
 			return locMem, v, rows.OK
 		}
 		return locValue, v, rows.OK
