@@ -53,10 +53,10 @@ full:
 	$(MAKE) corpus
 
 # Programs walked in virtual machines with other kernels, which it fetches from Debian: 5.10, 6.1, 6.12 and the newest, and 6.12 on
-# AArch64.
+# AArch64; and cores and recordings of that one, read here.
 .PHONY: vms
 vms:
-	UNSPOOL_MACHINES=all $(GO) test -count=1 -v -timeout 60m -run TestMachines ./lab/shapes
+	UNSPOOL_MACHINES=all $(GO) test -count=1 -v -timeout 60m -run '^(TestMachines|TestForeign)$$' ./lab/shapes ./cmd/unspool
 
 # Install every judge on Debian.
 .PHONY: judges
@@ -90,6 +90,16 @@ bench:
 corpus:
 	UNSPOOL_CORPUS=all $(GO) test -timeout 4h -run 'Corpus|Judge' -v ./format/dwarf ./emit/native ./emit/csource
 	$(GO) run ./cmd/unspool verify /usr/bin /usr/sbin /usr/lib /usr/libexec
+
+# The same for AArch64: the files of some 560 packages of two suites of Debian, which it fetches, in CORPUS. Takes five minutes on two cores.
+CORPUS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/unspool-corpus
+.PHONY: corpus-arm64
+corpus-arm64: unspool
+	lab/corpus.sh arm64 $(CORPUS)/arm64 trixie bash systemd openssh-server perl python3 git gdb strace g++ vim ripgrep restic libc++1 \
+		libomp5 postgresql nginx libgtk-4-1 libqt6widgets6
+	lab/corpus.sh arm64 $(CORPUS)/arm64 bookworm bash perl python3 curl git openssh-server systemd ffmpeg fd-find fzf libc++1 libomp5
+	UNSPOOL_BINARIES=$(CORPUS)/arm64 UNSPOOL_CORPUS=all $(GO) test -count=1 -timeout 4h -run 'JudgeCorpus|^TestCorpus' -v ./format/dwarf ./emit/compact
+	./unspool verify $(CORPUS)/arm64
 
 # Recordings of 104,000 samples of a compiler, and others, in RECORDINGS.
 $(RECORDINGS):

@@ -114,7 +114,7 @@ func TestCorpus(t *testing.T) {
 	if all > 0.75 {
 		t.Errorf("tables are %.3f of .eh_frame, more than 0.75", all)
 	}
-	if median := ratios[len(ratios)/2]; os.Getenv("UNSPOOL_CORPUS") == "all" && median > 0.9 {
+	if median := ratios[len(ratios)/2]; os.Getenv("UNSPOOL_CORPUS") == "all" && os.Getenv("UNSPOOL_BINARIES") == "" && median > 0.9 { // of a machine's own files
 		t.Errorf("the median table is %.4f of .eh_frame, more than 0.90", median)
 	}
 }

@@ -10,12 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Binaries returns the ELF executables and shared objects of this machine, each file once, sorted by path.
+// Binaries returns the ELF executables and shared objects of this machine, or below the directory UNSPOOL_BINARIES, each file once, sorted by
+// path.
 func Binaries(t testing.TB) []string {
 	t.Helper()
 	var out []string
 	seen := map[fileID]bool{}
-	for _, root := range []string{"/usr", "/opt", "/bin", "/sbin", "/lib", "/lib64"} {
+	roots := []string{"/usr", "/opt", "/bin", "/sbin", "/lib", "/lib64"}
+	if dir := os.Getenv("UNSPOOL_BINARIES"); dir != "" {
+		roots = []string{dir}
+	}
+	for _, root := range roots {
 		if st, err := os.Lstat(root); err != nil || !st.IsDir() {
 			continue
 		}
