@@ -66,14 +66,18 @@ func tool(t testing.TB, dir string, args ...string) string {
 }
 
 func gdbStacks(t testing.TB, exe, core string, depth int) judged {
+	return gdbStacksBy(t, "gdb", exe, core, depth)
+}
+
+func gdbStacksBy(t testing.TB, gdb, exe, core string, depth int) judged {
 	t.Helper()
 	script := filepath.Join(t.TempDir(), "bt.py")
 	if err := os.WriteFile(script, []byte(gdbScript), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out := tool(t, "", "gdb", "-batch", "-nx", "-ex", "set backtrace past-main on", "-ex", fmt.Sprintf("set backtrace limit %d", depth), "-x", script, exe, core)
+	out := tool(t, "", gdb, "-batch", "-nx", "-ex", "set backtrace past-main on", "-ex", fmt.Sprintf("set backtrace limit %d", depth), "-x", script, exe, core)
 	if !strings.Contains(out, "\nEND\n") {
-		t.Fatalf("gdb %s %s:\n%s", exe, core, out)
+		t.Fatalf("%s %s %s:\n%s", gdb, exe, core, out)
 	}
 	j := parseJudge(out, regexp.MustCompile(`^TID (\d+)`), regexp.MustCompile(`^0x([0-9a-f]+) (.*)`))
 	for tid, frames := range j {

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/lab/vm"
+)
+
+// foreign has the libraries of AArch64 that its compiler links with.
+const foreign = "/usr/aarch64-linux-gnu/lib"
+
+// foreignCrashes are the ways to end of a program whose cores are looked at.
+var foreignCrashes = []string{"segv", "null", "abort", "handler", "vfork", "corrupted"}
+
+// foreignDifferences are those that are permitted besides those of any program of this machine.
+var foreignDifferences = []difference{
+	{"null", "eu-stack", `frame 2: 0x\w+ main, the judge has 0x\w+ main`, "elfutils 0.188 does not know where a call to 0 returns to, and follows the frame pointer", false},
+	{"handler", "eu-stack", `frame 6: 0x\w+ segv, the judge has 0xffff\w+ `, "elfutils 0.188 goes on in the vDSO from where a signal came", false},
+}
+
+// TestForeign: what a machine with AArch64 has left says on this machine what it says there. Stacks of its cores are those that gdb and
+// eu-stack print here, by the same paths and below a system root; its recording makes the same report.
+func TestForeign(t *testing.T) {
+	oracle.Long(t)
+	switch list := os.Getenv("UNSPOOL_MACHINES"); {
+	case list == "all" || slices.Contains(strings.Fields(list), "trixie/arm64"):
+	case list != "" || os.Getenv("UNSPOOL_REQUIRE_JUDGES") != "1":
+		t.Skip("part of make vms: it fetches kernels")
+	}
+	oracle.Need(t, "qemu-system-aarch64", "gdb-multiarch", "eu-stack", "apt-get", "dpkg", "readelf")
+	cc := []string{"aarch64-linux-gnu-gcc", "-O2", "-g", "-pthread", "-mbranch-protection=none", "-Wl,--dynamic-linker=" + foreign + "/ld-linux-aarch64.so.1",
+		"-Wl,-rpath," + foreign, "-o", "OUT", "SRC"}
+	work := built(t, "../foreign/work.c", "work-arm64", cc...)
+	programs := []string{built(t, "crash.c", "crash-arm64", cc...)}
+	cc[4] = "-mbranch-protection=standard" // return addresses are signed
+	programs = append(programs, built(t, "crash.c", "signed-arm64", cc...))
+
+	sysroot := t.TempDir()
+	var root vm.Root
+	for _, path := range []string{programs[0], programs[1], work, foreign + "/ld-linux-aarch64.so.1", foreign + "/libc.so.6"} {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		root.Add(path, 0o755, b)
+		at := filepath.Join(sysroot, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.WriteFile(at, b, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exe := filepath.Join(t.TempDir(), "unspool")
+	c := exec.Command("go", "build", "-o", exe, ".")
+	c.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH=arm64")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if err := root.Copy("/bin/unspool", exe); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	if err := root.Init(ctx, "arm64"); err != nil {
+		t.Fatal(err)
+	}
+	var steps []vm.Step
+	command := func(name string, files []string, args ...string) {
+		steps = append(steps, vm.Step{Name: name, Args: append([]string{"/bin/unspool"}, args...), Env: []string{"UNSPOOL_CACHE=/cache"}, Seconds: 100, Files: files})
+	}
+	for _, p := range programs {
+		for _, how := range foreignCrashes {
+			core := "/tmp/core." + filepath.Base(p)
+			steps = append(steps, vm.Step{Name: how, Args: []string{p, how}, Seconds: 60, Files: []string{core}})
+			command(how+" there", nil, "stack", "--format", "json", "--depth", strconv.Itoa(judgeDepth), core)
+		}
+	}
+	const data = "/tmp/work.data"
+	command("record", []string{data}, "record", "--source", "perf", "-e", "cpu-clock:u", "-F", "299", "-o", data, "--", work)
+	command("report", nil, "report", data, "--format", "folded")
+	k, err := vm.Fetch(ctx, "trixie", "arm64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	results, err := k.Boot(ctx, &root, steps)
+	for _, r := range results {
+		t.Logf("%s (%.1f s): exit %d, %s", r.Name, r.Seconds, r.Exit, r.Stderr)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	permitted := append(slices.Clone(foreignDifferences), stackDifferences...)
+	used := make([]bool, len(permitted))
+	for i := range len(programs) * len(foreignCrashes) {
+		crash, how := programs[i/len(foreignCrashes)], foreignCrashes[i%len(foreignCrashes)]
+		t.Run(filepath.Base(crash)+"/"+how, func(t *testing.T) {
+			b := results[2*i].Files["/tmp/core."+filepath.Base(crash)]
+			if len(b) == 0 {
+				t.Fatal("no core")
+			}
+			path := filepath.Join(t.TempDir(), "core")
+			if err := os.WriteFile(path, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			there, here := parseStack(t, string(results[2*i+1].Stdout)), runStack(t, "--depth", strconv.Itoa(judgeDepth), path)
+			below := runStack(t, "--depth", strconv.Itoa(judgeDepth), "--sysroot", sysroot, path)
+			for name, s := range map[string]*stackJSON{"here": here, "below a system root": below} {
+				if len(s.Notes) > 0 {
+					t.Errorf("%s: notes: %q", name, s.Notes)
+				}
+				if have, want := s.plain(sysroot), there.plain(""); have != want {
+					t.Errorf("%s\n got %s\nwant, as there, %s", name, have, want)
+				}
+			}
+			judges := map[string]func(testing.TB, string, string, int) judged{"gdb": foreignStacks, "eu-stack": euStacks}
+			if crash == programs[1] {
+				delete(judges, "eu-stack") // elfutils 0.188 takes signatures for parts of addresses
+			}
+			for name, run := range judges {
+				for _, d := range here.compare(run(t, crash, path, judgeDepth)) {
+					at := slices.IndexFunc(permitted, func(x difference) bool {
+						return (x.program == "" || x.program == how) && x.judge == name && regexp.MustCompile(x.pattern).MatchString(d)
+					})
+					if at < 0 {
+						t.Errorf("%s: %s", name, d)
+						continue
+					}
+					used[at] = true
+				}
+			}
+		})
+	}
+	for i, d := range foreignDifferences {
+		if !used[i] {
+			t.Errorf("no difference matches %+v: take it off the list", d)
+		}
+	}
+	t.Run("recording", func(t *testing.T) {
+		record, report := results[len(results)-2], results[len(results)-1]
+		path := filepath.Join(t.TempDir(), "work.data")
+		if err := os.WriteFile(path, record.Files[data], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		want := string(report.Stdout)
+		if n := strings.Count(want, "compare;deeper"); n == 0 || !strings.Contains(want, "qsort") {
+			t.Errorf("the report there:\n%s", want)
+		}
+		for _, args := range [][]string{nil, {"--sysroot", sysroot}} {
+			r := runProgram(t, append([]string{"report", path, "--format", "folded"}, args...)...)
+			r.want(t, 0, "")
+			if r.out != want {
+				t.Errorf("report %q here:\n%s--- there:\n%s", args, r.out, want)
+			}
+		}
+	})
+}
+
+// plain is what the stacks are, without the root directory that files were found below.
+func (s *stackJSON) plain(sysroot string) string {
+	var b strings.Builder
+	for _, th := range s.Threads {
+		fmt.Fprintf(&b, "%d %s %s\n", th.TID, th.Stop, th.Name)
+		for _, f := range th.Frames {
+			fmt.Fprintf(&b, "  %s %s %s %s+%s\n", f.PC, f.How, strings.TrimPrefix(f.Module, sysroot), f.Function, f.FuncOff)
+		}
+	}
+	return b.String()
+}
+
+// foreignStacks is gdbStacks for other machines.
+func foreignStacks(t testing.TB, exe, core string, depth int) judged {
+	return gdbStacksBy(t, "gdb-multiarch", exe, core, depth)
+}
