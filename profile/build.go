@@ -3,6 +3,7 @@ package profile
 import (
 	"math/bits"
 	"slices"
+	"unsafe"
 
 	"github.com/unspool/unspool/unwind"
 )
@@ -15,8 +16,10 @@ type Builder struct {
 	names  []string // of comms
 	last   uint32   // the comm of the sample before
 
-	slots   []uint32 // 1 + index in samples, open addressing; 0: free
 	samples []aggregate
+	first   []uint32 // by stack: the first of samples with it
+	others  int      // samples that are not the first of their stack
+	slots   []uint32 // 1 + the index in samples of these, open addressing; 0: free
 	totals  Totals
 	ids     []uint32       // scratch
 	recent  [16]recent     // by thread
@@ -106,12 +109,23 @@ func (b *Builder) intern(s *Sample) uint64 {
 	return h
 }
 
-// push appends x to s, which doubles where it is full: append makes long slices a quarter longer, and copies each element four times.
+// push appends x to s, which becomes four times as long where it is full, or twice if it is large: append makes long slices a quarter longer, and
+// copies each element four times. What is left behind is not collected soon, and each of its pages was a page fault.
 func push[T any](s []T, x T) []T {
 	if len(s) == cap(s) {
-		s = slices.Grow(s, max(len(s), 64))
+		t := make([]T, len(s), larger(len(s), int(unsafe.Sizeof(x)))) // append would clear the rest, and so touch it
+		copy(t, s)
+		s = t
 	}
 	return append(s, x)
+}
+
+// larger returns how many elements of so many bytes come to be where n are too few.
+func larger(n, bytes int) int {
+	if n*bytes > 1<<19 {
+		return 2 * n
+	}
+	return max(4*n, 64)
 }
 
 // shift returns s[from:] with n elements before it, which are not set.
@@ -156,17 +170,26 @@ func mix(a, b uint64) uint64 {
 	return hi ^ lo
 }
 
+// find returns the index of k in samples, where it is entered if it is new. Most stacks come from one thread, or once: only the others' keys are
+// hashed.
 func (b *Builder) find(k key) int {
+	if int(k.stack) == len(b.first) {
+		b.first = push(b.first, uint32(len(b.samples)))
+		return b.enter(k)
+	}
+	if n := b.first[k.stack]; b.samples[n].key == k {
+		return int(n)
+	}
 	mask := uint64(len(b.slots) - 1)
 	for i := b.hash(&k) & mask; ; i = (i + 1) & mask {
 		n := b.slots[i]
 		if n == 0 {
-			b.samples = push(b.samples, aggregate{key: k})
-			b.slots[i] = uint32(len(b.samples))
-			if len(b.samples)*2 > len(b.slots) {
+			at := b.enter(k)
+			b.slots[i] = uint32(at + 1)
+			if b.others++; b.others*2 > len(b.slots) {
 				b.grow()
 			}
-			return len(b.samples) - 1
+			return at
 		}
 		if b.samples[n-1].key == k {
 			return int(n - 1)
@@ -174,15 +197,24 @@ func (b *Builder) find(k key) int {
 	}
 }
 
+func (b *Builder) enter(k key) int {
+	b.samples = push(b.samples, aggregate{key: k})
+	return len(b.samples) - 1
+}
+
 func (b *Builder) grow() {
-	b.slots = make([]uint32, 2*len(b.slots))
+	old := b.slots
+	b.slots = make([]uint32, larger(len(old), 4))
 	mask := uint64(len(b.slots) - 1)
-	for n := range b.samples {
-		i := b.hash(&b.samples[n].key) & mask
+	for _, n := range old {
+		if n == 0 {
+			continue
+		}
+		i := b.hash(&b.samples[n-1].key) & mask
 		for b.slots[i] != 0 {
 			i = (i + 1) & mask
 		}
-		b.slots[i] = uint32(n + 1)
+		b.slots[i] = n
 	}
 }
 
@@ -207,7 +239,7 @@ func (b *Builder) Profile(n Namer, info Info) *Profile {
 	names := l.resolve(n)
 	x := newExpander(p)
 	for i := range names {
-		x.loc(uint32(i), &names[i])
+		x.loc(uint32(i), names[i])
 	}
 	stacks := x.stacks(b.stacks.stacks, b.upside)
 	for i := range b.samples {
@@ -255,7 +287,7 @@ func (t *stackTable) intern(ids []uint32, h uint64) uint32 {
 
 func (t *stackTable) grow() {
 	old := t.slots
-	t.slots = make([]stackSlot, 2*len(old))
+	t.slots = make([]stackSlot, larger(len(old), 8))
 	mask := uint64(len(t.slots) - 1)
 	for _, s := range old {
 		if s.id == 0 {

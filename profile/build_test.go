@@ -199,3 +199,46 @@ func TestAddShared(t *testing.T) {
 		t.Errorf("%d distinct stacks, want %d, or their counts differ", len(got), len(want))
 	}
 }
+
+// TestSameStack: samples are told apart by all that a Stack has, in the order of their first appearance; only what is not the first of its stack
+// takes a place in the table.
+func TestSameStack(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	b := NewBuilder()
+	type id struct {
+		addr     uint64
+		pid, tid int32
+		comm     string
+		event    int
+		stop     unwind.Stop
+	}
+	var order []id
+	at, count, stacks := map[id]int{}, map[id]uint64{}, map[uint64]bool{}
+	for range 30_000 {
+		k := id{uint64(rng.IntN(4000)) + 1, int32(rng.IntN(3)), int32(rng.IntN(4)), []string{"a", "b"}[rng.IntN(2)], rng.IntN(2), unwind.Stop(rng.IntN(2))}
+		if rng.IntN(2) == 0 {
+			k = id{addr: k.addr}
+		}
+		if _, ok := at[k]; !ok {
+			at[k] = len(order)
+			order = append(order, k)
+		}
+		count[k]++
+		stacks[k.addr] = true
+		s := Sample{PID: k.pid, TID: k.tid, Comm: k.comm, Event: k.event, Stop: k.stop, HasUser: true, Kernel: []uint64{k.addr}, Period: 2}
+		if got := b.Add(&s); got != at[k] {
+			t.Fatalf("%+v has index %d, want %d", k, got, at[k])
+		}
+	}
+	p := b.Profile(nil, Info{})
+	if len(p.Stacks) != len(order) || b.others != len(order)-len(stacks) {
+		t.Fatalf("%d stacks, want %d; %d were hashed, want %d", len(p.Stacks), len(order), b.others, len(order)-len(stacks))
+	}
+	for i, k := range order {
+		s := &p.Stacks[i]
+		got := id{p.Locs[s.Frames[0]].Addr, s.PID, s.TID, s.Comm, int(s.Event), s.Stop}
+		if got != k || s.Count != count[k] || s.Period != 2*count[k] {
+			t.Errorf("stack %d is %+v, %d times; want %+v, %d times", i, got, s.Count, k, count[k])
+		}
+	}
+}

@@ -74,22 +74,43 @@ func bracket(base, off string) string {
 	return "[" + base + off + "]"
 }
 
+// A spot is a location that is to be named.
+type spot struct {
+	off uint64
+	id  uint32
+}
+
 // resolve asks n for the names of all locations: of each module a few thousand at a time, on all processors.
-func (l *Locations) resolve(n Namer) []Name {
-	names := make([]Name, len(l.locs))
+func (l *Locations) resolve(n Namer) []*Name {
+	names := make([]*Name, len(l.locs))
 	if n == nil {
+		none := new(Name)
+		for i := range names {
+			names[i] = none
+		}
 		return names
 	}
-	of := make([][]uint32, len(l.mods))
+	ends := make([]int, len(l.mods)+1) // of each module's spots
+	for i := range l.locs {
+		ends[l.locs[i].Module+1]++
+	}
+	for i := range l.mods {
+		ends[i+1] += ends[i]
+	}
+	spots := make([]spot, len(l.locs))
 	for i := range l.locs {
 		m := l.locs[i].Module
-		of[m] = append(of[m], uint32(i))
+		spots[ends[m]] = spot{l.locs[i].Off, uint32(i)}
+		ends[m]++
 	}
 	var wg sync.WaitGroup
 	limit := make(chan struct{}, runtime.GOMAXPROCS(0))
-	for mod, ids := range of {
-		slices.SortFunc(ids, func(a, b uint32) int { return cmp.Compare(l.locs[a].Off, l.locs[b].Off) })
-		for part := range slices.Chunk(ids, 1<<12) {
+	start := 0
+	for mod := range l.mods {
+		of := spots[start:ends[mod]]
+		start = ends[mod]
+		slices.SortFunc(of, func(a, b spot) int { return cmp.Compare(a.off, b.off) })
+		for part := range slices.Chunk(of, 1<<12) {
 			limit <- struct{}{}
 			wg.Go(func() {
 				l.resolvePart(n, int32(mod), part, names)
@@ -102,21 +123,21 @@ func (l *Locations) resolve(n Namer) []Name {
 }
 
 // resolvePart names some locations of a module, sorted by offset.
-func (l *Locations) resolvePart(n Namer, mod int32, ids []uint32, names []Name) {
-	offs := make([]uint64, 0, len(ids))
-	for _, id := range ids {
-		if off := l.locs[id].Off; len(offs) == 0 || off != offs[len(offs)-1] {
-			offs = append(offs, off)
+func (l *Locations) resolvePart(n Namer, mod int32, part []spot, names []*Name) {
+	offs := make([]uint64, 0, len(part))
+	for _, s := range part {
+		if len(offs) == 0 || s.off != offs[len(offs)-1] {
+			offs = append(offs, s.off)
 		}
 	}
 	got := make([]Name, len(offs))
 	l.ask(n, mod, offs, got)
 	j := 0
-	for _, id := range ids {
-		for offs[j] != l.locs[id].Off {
+	for _, s := range part {
+		for offs[j] != s.off {
 			j++
 		}
-		names[id] = got[j]
+		names[s.id] = &got[j]
 	}
 }
 

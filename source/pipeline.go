@@ -150,6 +150,9 @@ type item struct {
 // second-level cache.
 const jobSize = 128
 
+// jobDepth is for how many user frames of a sample a job has room from the start.
+const jobDepth = 32
+
 // Run reads in to its end: it puts records in time order, applies them to a World, walks the stacks of samples
 // on several processors and delivers everything in time order. It returns the first error of the stream or of the
 // functions in o, or ctx's, with the counts so far.
@@ -162,7 +165,9 @@ func Run(ctx context.Context, in RecordStream, o Options) (Stats, error) {
 	n := 2*o.Workers + 2 // jobs: some to walk, one to fill, one to deliver
 	free, work, order := make(chan *job, n), make(chan *job, n), make(chan *job, n)
 	for range n {
-		free <- &job{items: make([]item, 0, jobSize), done: make(chan struct{}, 1)}
+		// Room for stacks of usual length: growing costs more than walking them.
+		frames, kernel := make([]unwind.Frame, 0, jobSize*jobDepth), make([]uint64, 0, jobSize*jobDepth/4)
+		free <- &job{items: make([]item, 0, jobSize), frames: frames, kernel: kernel, done: make(chan struct{}, 1)}
 	}
 	var wg sync.WaitGroup
 	for range o.Workers {

@@ -83,6 +83,7 @@ func parseProvenance(raw []byte) (p provenance, rest []byte, ok bool) {
 func (p *provenance) appendFrames(frames []unwind.Frame, user []uint64, space *unwind.Space) []unwind.Frame {
 	runs, left := p.runs, uint64(0)
 	how := byte(unwind.HowFramePointer)
+	var m *unwind.Mapping // of the frame before: most callers are in the same
 	for _, v := range user {
 		for left == 0 && len(runs) > 0 {
 			n, k := binary.Uvarint(runs[1:])
@@ -96,7 +97,10 @@ func (p *provenance) appendFrames(frames []unwind.Frame, user []uint64, space *u
 			how, left = byte(unwind.HowFramePointer), 1
 		}
 		left--
-		f := unwind.Frame{PC: arch.Addr(v), Exact: how&exactBit != 0, How: unwind.How(how &^ exactBit), Mapping: space.Find(arch.Addr(v))}
+		if a := arch.Addr(v); m == nil || a < m.Lo || a >= m.Hi {
+			m = space.Find(a)
+		}
+		f := unwind.Frame{PC: arch.Addr(v), Exact: how&exactBit != 0, How: unwind.How(how &^ exactBit), Mapping: m}
 		if !f.Exact {
 			f.PC++
 		}
