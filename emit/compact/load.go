@@ -40,6 +40,9 @@ func LoadProven(b []byte) (*Table, error) { return layOut(b, arch.ByELF) }
 func loadFor(b []byte, machine func(uint16) *arch.Machine) (*Table, error) {
 	t, err := layOut(b, machine)
 	if err == nil {
+		err = t.checkIndex()
+	}
+	if err == nil {
 		err = t.checkRows()
 	}
 	if err != nil {
@@ -48,7 +51,7 @@ func loadFor(b []byte, machine func(uint16) *arch.Machine) (*Table, error) {
 	return t, nil
 }
 
-// layOut finds the parts of a table, and checks all but its rows.
+// layOut finds the parts of a table, and checks all but the numbers of rows in the index, and the rows.
 func layOut(b []byte, machine func(uint16) *arch.Machine) (*Table, error) {
 	if len(b) < headerSize {
 		return nil, bad(0, "truncated: %d bytes", len(b))
@@ -122,7 +125,7 @@ func layOut(b []byte, machine func(uint16) *arch.Machine) (*Table, error) {
 	if err := t.loadRules(); err != nil {
 		return nil, err
 	}
-	for _, check := range []func() error{t.checkIndex, t.checkRules, t.loadOrigins} {
+	for _, check := range []func() error{t.checkSpans, t.checkRules, t.loadOrigins} {
 		if err := check(); err != nil {
 			return nil, err
 		}
@@ -150,12 +153,11 @@ func (t *Table) loadRules() error {
 // off returns the offset of part in the table.
 func (t *Table) off(field int) int { return int(le.Uint32(t.b[field:])) }
 
-// checkIndex checks spans, regions and granules: each leads to the next part's items, in order.
-func (t *Table) checkIndex() error {
+// checkSpans checks the spans: they ascend, and share out the granules and the regions in order.
+func (t *Table) checkSpans() error {
 	at := t.off(hdrSpans)
 	end := uint64(0)
 	granule, region := uint64(0), uint64(0)
-	row := uint32(0)
 	for i := range t.nspans {
 		s := t.span(i)
 		hi := s.lo + s.size
@@ -174,13 +176,27 @@ func (t *Table) checkIndex() error {
 		if nr > uint64(len(t.regions)/4)-region {
 			return bad(at+i*spanSize, "span of %d regions", nr)
 		}
-		for k := range n {
+		granule, region = granule+n, region+nr
+	}
+	if granule != uint64(t.ngran) || region != uint64(len(t.regions)/4) {
+		return bad(at, "spans hold %d granules, %d regions", granule, region)
+	}
+	return nil
+}
+
+// checkIndex checks the regions and granules of spans that checkSpans has checked: each leads to the next part's items, in order.
+func (t *Table) checkIndex() error {
+	region, row := uint64(0), uint32(0)
+	for i := range t.nspans {
+		s := t.span(i)
+		for k := range s.lastGranule() + 1 {
 			if k%(1<<(regionBits-granuleBits)) == 0 {
 				if x := le.Uint32(t.regions[4*region:]); x != row {
 					return bad(t.off(hdrRegions)+int(4*region), "region starts at row %d, not %d", x, row)
 				}
 				region++
 			}
+			granule := uint64(s.granule) + k
 			a, e := le.Uint16(t.granules[2*granule:]), le.Uint16(t.granules[2*granule+2:])
 			if a != uint16(row) || e-a > 1<<granuleBits {
 				return bad(t.off(hdrGranules)+int(2*granule), "granule starts at row %d, not %d", a, row)
@@ -189,11 +205,10 @@ func (t *Table) checkIndex() error {
 			if uint64(row) > uint64(t.nrows) {
 				return bad(t.off(hdrGranules)+int(2*granule), "row %d of %d", row, t.nrows)
 			}
-			granule++
 		}
 	}
-	if granule != uint64(t.ngran) || region != uint64(len(t.regions)/4) || uint64(row) != uint64(t.nrows) {
-		return bad(at, "spans hold %d granules, %d regions, %d rows", granule, region, row)
+	if uint64(row) != uint64(t.nrows) {
+		return bad(t.off(hdrSpans), "spans hold %d rows", row)
 	}
 	return nil
 }

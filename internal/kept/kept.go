@@ -19,35 +19,52 @@ const fresh = time.Hour
 
 // Open opens a regular file of at most this many bytes, and marks it as used.
 func Open(path string, most int64) (f *os.File, size int64, err error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	fd, size, err := open(path, most)
 	if err != nil {
 		return nil, 0, err
 	}
-	f = os.NewFile(uintptr(fd), path)
-	st, err := f.Stat()
-	if err == nil && (!st.Mode().IsRegular() || st.Size() > most) {
+	return os.NewFile(uintptr(fd), path), size, nil
+}
+
+func open(path string, most int64) (fd int, size int64, err error) {
+	if fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0); err != nil {
+		return -1, 0, err
+	}
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	if err == nil && (st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > most) {
 		err = fmt.Errorf("%s: not a regular file of at most %d bytes", path, most)
 	}
 	if err != nil {
-		f.Close()
-		return nil, 0, err
+		unix.Close(fd)
+		return -1, 0, err
 	}
-	if now := time.Now(); now.Sub(st.ModTime()) > fresh {
+	if now := time.Now(); now.Sub(time.Unix(st.Mtim.Unix())) > fresh {
 		os.Chtimes(path, now, now)
 	}
-	return f, st.Size(), nil
+	return fd, st.Size, nil
 }
 
-// Read returns the contents of a file that Open opens.
+// Read returns the contents of a file that Open opens. It makes no os.File, which would be offered to the poller.
 func Read(path string, most int64) ([]byte, error) {
-	f, size, err := Open(path, most)
+	fd, size, err := open(path, most)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	defer unix.Close(fd)
 	b := make([]byte, size)
-	_, err = io.ReadFull(f, b)
-	return b, err
+	for at := 0; at < len(b); {
+		n, err := unix.Pread(fd, b[at:], int64(at))
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return nil, fmt.Errorf("read %s: %w", path, err)
+		case n == 0:
+			return nil, fmt.Errorf("read %s: %w", path, io.ErrUnexpectedEOF)
+		}
+		at += max(n, 0)
+	}
+	return b, nil
 }
 
 // Map returns the contents of a file that Open opens, mapped; unmap releases them. Whoever reads them guards against a file that is cut short
