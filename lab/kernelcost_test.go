@@ -426,7 +426,7 @@ func loadResults(t testing.TB, say func(string, ...any), _ *callProgram) {
 		took = append(took, time.Since(start).Seconds())
 		prog.Close()
 	}
-	spec, err := bpf.LoadCollectionSpec("../source/ebpf/unspool.bpf.o")
+	spec, err := bpf.LoadCollectionSpec("../source/ebpf/unspool_" + runtime.GOARCH + ".bpf.o")
 	if err != nil {
 		t.Fatal(err)
 	}

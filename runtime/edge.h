@@ -23,13 +23,16 @@
 enum { UNSPOOL_EDGE_BYTES = 32, UNSPOOL_EDGE_ROOM = 64 };
 
 struct unspool_edge {
+	uint64_t before;                 /* the code before the place; AArch64. 0 where it is not known */
 	uint8_t code[UNSPOOL_EDGE_ROOM]; /* from the place on; zeros behind what is known */
-	uint8_t last;                    /* the byte before the place; 0 where it is not known */
+	uint8_t last;                    /* the byte before the place; x86-64 */
 	uint32_t n;                      /* how much is known: UNSPOOL_EDGE_BYTES at most */
 	uint32_t at;                     /* how much has been looked at */
 	int32_t off;                     /* where the return address is, from the stack pointer */
 	int32_t fp;                      /* where the caller's frame pointer is, from there; less than 0: in its register */
 };
+
+#if MACHINE_ELF == 62
 
 /* A byte. The index is masked in a way that compilers cannot see through. */
 static inline __attribute__((always_inline)) uint8_t unspool_edge_byte(const struct unspool_edge *e, uint32_t i)
@@ -174,5 +177,70 @@ static inline __attribute__((always_inline)) int unspool_after_call(uint64_t cod
 	}
 	return 0;
 }
+
+#elif MACHINE_ELF == 183
+
+/* Instructions of functions with frame records (Arm ARM, section C6.2), without their numbers. */
+#define UNSPOOL_STP 0xa9007bfd      /* stp x29,x30,[sp,#n] */
+#define UNSPOOL_STP_PRE 0xa9807bfd  /* stp x29,x30,[sp,#n]! */
+#define UNSPOOL_LDP_POST 0xa8c07bfd /* ldp x29,x30,[sp],#n */
+#define UNSPOOL_PAIR(w) ((w) & 0xffc07fff)
+#define UNSPOOL_IS_SUB_SP(w) (((w) & 0xff8003ff) == 0xd10003ff) /* sub sp,sp,#n */
+#define UNSPOOL_SUB_SP(w) (((w) >> 10 & 0xfff) << ((w) >> 22 & 1 ? 12 : 0))
+
+/* Whether the code in e is an edge: off says where the caller's stack pointer is. */
+EDGE_PART int unspool_edge(EDGE_TAKE)
+{
+	EDGE_SELF
+	uint32_t first = 0, second = 0, last, prior;
+
+	if (!e)
+		return 0;
+	e->off = 0;
+	e->fp = -1;
+	if (e->n >= 4)
+		first = *(const uint32_t *)e->code;
+	if (e->n >= 8)
+		second = *(const uint32_t *)(e->code + 4);
+	last = (uint32_t)(e->before >> 32);
+	prior = (uint32_t)e->before;
+	if (((first & 0xffffff3f) == 0xd503241f && UNSPOOL_PAIR(second) == UNSPOOL_STP_PRE) ||          /* bti */
+	    (first & 0xffffffbf) == 0xd503233f || (first & 0xffffffbf) == 0xd50323bf ||                   /* paciasp, pacibsp; autiasp, autibsp */
+	    UNSPOOL_PAIR(first) == UNSPOOL_STP_PRE ||                                                      /* the record first */
+	    (UNSPOOL_IS_SUB_SP(first) && UNSPOOL_PAIR(second) == UNSPOOL_STP) ||                           /* or below other things */
+	    first == 0xd65f03c0 || (first & 0xfffffbff) == 0xd65f0bff ||                                  /* ret; retaa, retab */
+	    (UNSPOOL_PAIR(last) == UNSPOOL_LDP_POST && (first >> 26 == 5 || (first & 0xfffffc1f) == 0xd61f0000))) /* b, br */
+		return 1;
+	if (first == 0x910003fd && UNSPOOL_PAIR(last) == UNSPOOL_STP_PRE) { /* mov x29,sp */
+		e->off = ((int32_t)(last << 10) >> 25) * -8;
+		return e->off > 0;
+	}
+	if (UNSPOOL_PAIR(first) == UNSPOOL_STP && UNSPOOL_IS_SUB_SP(last)) {
+		e->off = (int32_t)UNSPOOL_SUB_SP(last);
+		return 1;
+	}
+	if ((first & 0xffc003ff) == 0x910003fd && UNSPOOL_PAIR(last) == UNSPOOL_STP && UNSPOOL_IS_SUB_SP(prior)) { /* add x29,sp,#n */
+		e->off = (int32_t)UNSPOOL_SUB_SP(prior);
+		return 1;
+	}
+	return 0;
+}
+
+/* A call does not tell which function it calls. */
+static inline __attribute__((always_inline)) int unspool_leaf(uint64_t pc, uint64_t ra, uint64_t code, uint64_t top)
+{
+	(void)pc, (void)ra, (void)code, (void)top;
+	return 0;
+}
+
+/* Whether code, the eight bytes before an address, ends with a call: BL, BLR, and the forms of BLR that authenticate (section C6.2). */
+static inline __attribute__((always_inline)) int unspool_after_call(uint64_t code)
+{
+	uint32_t w = (uint32_t)(code >> 32);
+
+	return w >> 26 == 0x25 || (w & 0xfffffc1f) == 0xd63f0000 || (w & 0xfefff800) == 0xd63f0800;
+}
+
+#endif
 
 #endif /* UNSPOOL_EDGE_H */

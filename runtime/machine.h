@@ -154,6 +154,9 @@ enum { /* x86_64: slots of registers */
 #define UNSPOOL_X86_64_PLT_ENTRY_SIZE 16 /* of a stub of a lazy linkage table; 0: not of one size */
 #define UNSPOOL_X86_64_PLT_ENTRY_ENTERED 0 /* bytes that lie on the stack already when it begins */
 #define UNSPOOL_X86_64_PLT_ENTRY_PUSHES(X) X(6, 5, 8, 0x68) X(4, 5, 8, 0x68) /* X(at, size, bytes, first byte): instructions that push, of which a stub has one at most */
+#define UNSPOOL_X86_64_PLT_LAST_SIZE 0 /* of a stub of a lazy linkage table; 0: not of one size */
+#define UNSPOOL_X86_64_PLT_LAST_ENTERED 0 /* bytes that lie on the stack already when it begins */
+#define UNSPOOL_X86_64_PLT_LAST_PUSHES(X) /* X(at, size, bytes, first byte): instructions that push, of which a stub has one at most */
 #define UNSPOOL_X86_64_RETURN_0 0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05 /* code that signal handlers return to */
 #define UNSPOOL_X86_64_RETURN_1 0xb8, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05 /* code that signal handlers return to */
 
@@ -179,6 +182,13 @@ enum { /* x86_64: slots of registers */
 
 #define UNSPOOL_X86_64_FRAME_PC 168 /* where it has the program counter */
 #define UNSPOOL_X86_64_FRAME_SP 160 /* and the stack pointer */
+#define UNSPOOL_X86_64_FRAME_CONTEXT 0 /* and struct ucontext */
+#define UNSPOOL_X86_64_FP_SAVE 1 /* which save is the frame pointer's */
+#define UNSPOOL_X86_64_SLOTS_OF(m) (((m) & 0x1ull) << 3 | ((m) & 0x2ull) << 5 | ((m) & 0x7cull) << 10) /* the set of slots of a set of saves */
+#define UNSPOOL_X86_64_SYSCALL 0x50f /* the instruction for system calls */
+#define UNSPOOL_X86_64_SYSCALL_CODE uint16_t /* its type */
+#define UNSPOOL_X86_64_GO_SP 12 /* the slot of the register in which Go keeps the stack pointer while it calls the vDSO */
+#define UNSPOOL_X86_64_EACH_ADDRESS(X)  /* X(bits) that an address has in a signed return address, the likeliest last */
 
 enum { /* aarch64: slots of registers */
 	UNSPOOL_AARCH64_REG_X0 = 0,
@@ -252,6 +262,9 @@ enum { /* aarch64: slots of registers */
 #define UNSPOOL_AARCH64_PLT_ENTRY_SIZE 0 /* of a stub of a lazy linkage table; 0: not of one size */
 #define UNSPOOL_AARCH64_PLT_ENTRY_ENTERED 0 /* bytes that lie on the stack already when it begins */
 #define UNSPOOL_AARCH64_PLT_ENTRY_PUSHES(X) /* X(at, size, bytes, first byte): instructions that push, of which a stub has one at most */
+#define UNSPOOL_AARCH64_PLT_LAST_SIZE 32 /* of a stub of a lazy linkage table; 0: not of one size */
+#define UNSPOOL_AARCH64_PLT_LAST_ENTERED 0 /* bytes that lie on the stack already when it begins */
+#define UNSPOOL_AARCH64_PLT_LAST_PUSHES(X) X(0, 4, 16, 0xe2) X(4, 4, 16, 0xe2) /* X(at, size, bytes, first byte): instructions that push, of which a stub has one at most */
 #define UNSPOOL_AARCH64_RETURN_0 0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4 /* code that signal handlers return to */
 
 /* X(slot, offset): where a signal's frame has each register, from the stack pointer that the handler returns with. */
@@ -292,15 +305,28 @@ enum { /* aarch64: slots of registers */
 
 #define UNSPOOL_AARCH64_FRAME_PC 568 /* where it has the program counter */
 #define UNSPOOL_AARCH64_FRAME_SP 560 /* and the stack pointer */
+#define UNSPOOL_AARCH64_FRAME_CONTEXT 128 /* and struct ucontext */
+#define UNSPOOL_AARCH64_FP_SAVE 10 /* which save is the frame pointer's */
+#define UNSPOOL_AARCH64_SLOTS_OF(m) (((m) & 0x7ffull) << 19 | ((m) & 0x7f800ull) << 24 | ((m) & 0x80000ull) << 11) /* the set of slots of a set of saves */
+#define UNSPOOL_AARCH64_SYSCALL 0xd4000001 /* the instruction for system calls */
+#define UNSPOOL_AARCH64_SYSCALL_CODE uint32_t /* its type */
+#define UNSPOOL_AARCH64_GO_SP 20 /* the slot of the register in which Go keeps the stack pointer while it calls the vDSO */
+#define UNSPOOL_AARCH64_EACH_ADDRESS(X) X(52) X(48) /* X(bits) that an address has in a signed return address, the likeliest last */
 
 /*
- * The machine whose stacks a program walks: the compiler's own; of a BPF program, whose compiler has none, what libbpf's macro
- * __TARGET_ARCH_ says. MACHINE(SLOTS) is how many slots it has, and so on.
+ * The machine whose stacks a program walks: what libbpf's macro __TARGET_ARCH_ says of a BPF program; else the compiler's own.
+ * MACHINE(SLOTS) is how many slots it has, and so on.
  */
-#if defined(__x86_64__) || defined(__TARGET_ARCH_x86)
+#if defined(__TARGET_ARCH_x86)
 #define MACHINE(fact) UNSPOOL_X86_64_##fact
 #define MACHINE_ELF 62
-#elif defined(__aarch64__) || defined(__TARGET_ARCH_arm64)
+#elif defined(__TARGET_ARCH_arm64)
+#define MACHINE(fact) UNSPOOL_AARCH64_##fact
+#define MACHINE_ELF 183
+#elif defined(__x86_64__)
+#define MACHINE(fact) UNSPOOL_X86_64_##fact
+#define MACHINE_ELF 62
+#elif defined(__aarch64__)
 #define MACHINE(fact) UNSPOOL_AARCH64_##fact
 #define MACHINE_ELF 183
 #endif

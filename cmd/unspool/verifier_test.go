@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -17,7 +18,7 @@ import (
 // has written.
 func refused(t *testing.T, programs ...string) string {
 	t.Helper()
-	const object = "../../source/ebpf/unspool.bpf.o"
+	object := "../../source/ebpf/unspool_" + runtime.GOARCH + ".bpf.o"
 	b, err := os.ReadFile(object)
 	if err != nil {
 		t.Fatal(err)

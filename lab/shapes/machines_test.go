@@ -24,7 +24,10 @@ var machines = []machine{
 	{"bookworm", "amd64", []string{"perf", "ebpf"}}, // 6.1
 	{"trixie", "amd64", []string{"perf", "ebpf"}},   // 6.12
 	{"sid", "amd64", []string{"perf", "ebpf"}},      // 7.2 or later
-	{"trixie", "arm64", []string{"perf"}},
+	{"bullseye", "arm64", []string{"perf", "ebpf"}},
+	{"bookworm", "arm64", []string{"perf", "ebpf"}},
+	{"trixie", "arm64", []string{"perf", "ebpf"}},
+	{"sid", "arm64", []string{"perf", "ebpf"}},
 }
 
 // A machine is a kernel of a Debian suite on an architecture.

@@ -15,7 +15,7 @@ var seldom = []exception{
 	{"goroutine|goclock|gocgo", ".*", ".*", "bad-return", "LIB", "Go's own table is wrong where its handlers return (docs/FINDINGS.md)"},
 	{"reload", ".*", ".*", "no-info", "LIB", "crtbegin.o's functions, which run when a library comes and goes, have no information"},
 	{"deeper", ".*", "ebpf", "truncated", "s_spin (s_odd s_even)* s_odd?", "until tables have come to the kernel, events copy 32 KiB"},
-	{"altstack", "arm64.*", "perf", "truncated", "s_handler SIGRETURN s_loop main", "a copy holds the handler's stack; s_loop has no frame, x30 leads to main"},
+	{"altstack", "arm64.*", "perf|ebpf", "truncated", "s_handler SIGRETURN s_loop main", "a copy holds the handler's stack; s_loop has no frame, x30 leads to main"},
 }
 
 // permitted are all others. In a full run, one that matches nothing fails.

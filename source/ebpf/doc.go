@@ -4,7 +4,7 @@
 // of samples.
 //
 // The programs are c/unspool.bpf.c and c/wait.h. Tests also compile c/walk.h, the walk itself, for user space, and compare it with rows.Step
-// and unwind.Walker. unspool.bpf.o is committed: building this package needs no C compiler.
+// and unwind.Walker. The programs for each machine, unspool_*.bpf.o, are committed: building this package needs no C compiler.
 //
 // A table goes to the kernel unchanged, in an array of its own length. Each value of the array is 1 KiB of the table and the first 8 bytes of
 // the next. An address space is a list of executable mappings, cut where something else than rules ends or continues a stack. It never

@@ -2,7 +2,6 @@ package ebpf
 
 import (
 	"bytes"
-	_ "embed"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -25,9 +24,6 @@ import (
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/unwind"
 )
-
-//go:embed unspool.bpf.o
-var object []byte
 
 // Stats has a Program's counts.
 type Stats struct {

@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"os"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -9,6 +10,9 @@ import (
 	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
 )
+
+// kernelStack is the size of a task's stack in the kernel, in bytes (THREAD_SIZE in arch/*/include/asm), without KASAN. It has a page at least.
+const kernelStack = 16 << 10
 
 // adapt makes the specification one for this kernel. What a kernel has is tried: distributions bring features to older ones. What cannot be
 // tried counts as missing.
@@ -27,6 +31,9 @@ func adapt(spec *ebpf.CollectionSpec) error {
 		if err := spec.Variables[name].Set(v); err != nil {
 			return err
 		}
+	}
+	if err := spec.Variables["kernel_stack"].Set(uint32(max(kernelStack, os.Getpagesize()))); err != nil {
+		return err
 	}
 	if !has["has_cmpxchg"] {
 		for _, p := range spec.Programs {

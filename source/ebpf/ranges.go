@@ -4,12 +4,8 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/unwind"
 )
-
-// Machine is the machine whose stacks the kernel's program walks: c/walk.h.
-var Machine = arch.AMD64
 
 // A Range is a part of an address space as the kernel's program knows it: struct range of c/walk.h.
 type Range struct {
@@ -28,7 +24,7 @@ const (
 	PLT                      // as Code, but where there is no rule, as in a procedure linkage table
 	LazyPLT                  // the same, whose stubs push
 	Injected                 // as Code, but the caller's PC is exact: unwind.Code
-	Moved                    // as Code, but r12 has the stack pointer
+	Moved                    // as Code, but the register of arch.GoMove has the stack pointer
 )
 
 // Pending is the table of a module that is not compiled yet.
@@ -111,9 +107,6 @@ func cut(r Range, c *unwind.Code) []Range {
 		parts = append(next, x)
 		slices.SortFunc(parts, func(a, b Range) int { return cmp.Compare(a.Lo, b.Lo) })
 	}
-	if c.Machine != Machine {
-		return parts
-	}
 	if len(c.PLT)+len(c.Injected)+len(c.Moved)+len(c.Terminal) > maxParts {
 		return parts
 	}
@@ -128,7 +121,7 @@ func cut(r Range, c *unwind.Code) []Range {
 		lay(at(x, Injected))
 	}
 	for _, x := range c.Moved {
-		if x.SP == 12 {
+		if x.SP == c.Machine.GoMove.To {
 			lay(at(x.Range, Moved))
 		}
 	}

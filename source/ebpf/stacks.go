@@ -42,7 +42,6 @@ const (
 
 // maxFrames and maxKernel are the most words that follow a sample.
 const (
-	numRegs   = 17
 	maxUser   = numRegs + 1024
 	maxKernel = 127
 )

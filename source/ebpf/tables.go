@@ -464,6 +464,6 @@ type tableValue [valueSize]byte
 
 const (
 	valueBytes = 1024
-	valueSize  = valueBytes + 8
+	valueSize  = valueBytes + ruleSize - 8
 	innerMap   = 1 << 12 // BPF_F_INNER_MAP: arrays of different lengths in one map
 )

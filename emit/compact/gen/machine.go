@@ -2,12 +2,14 @@ package main
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/unspool/unspool/arch"
@@ -153,6 +155,7 @@ func machine(b *bytes.Buffer, m *arch.Machine) {
 	}
 	stub("PLT_FIRST", &m.PLT.First)
 	stub("PLT_ENTRY", &m.PLT.Entry)
+	stub("PLT_LAST", &m.PLT.Last)
 	for i, code := range m.Signal.Returns {
 		var s []string
 		for _, c := range code {
@@ -169,6 +172,33 @@ func machine(b *bytes.Buffer, m *arch.Machine) {
 	b.WriteString("\n\n")
 	define("FRAME_PC", fmt.Sprint(m.Signal.Saved[m.PC]), "where it has the program counter")
 	define("FRAME_SP", fmt.Sprint(m.Signal.Saved[m.SP]), "and the stack pointer")
+	define("FRAME_CONTEXT", fmt.Sprint(m.Signal.Context), "and struct ucontext")
+	plainFacts(b, m, define)
+}
+
+// plainFacts writes what the kernel's program needs of m besides: about rules of fixed size, and code.
+func plainFacts(b *bytes.Buffer, m *arch.Machine, define func(name, value, comment string)) {
+	saves := append(m.CalleeSaved[:len(m.CalleeSaved):len(m.CalleeSaved)], m.RA)
+	define("FP_SAVE", fmt.Sprint(slices.Index(saves, m.FP)), "which save is the frame pointer's")
+	var parts []string
+	for i := 0; i < len(saves); {
+		up, bits := int(m.Slot(saves[i]))-i, uint64(0)
+		for ; i < len(saves) && int(m.Slot(saves[i]))-i == up; i++ {
+			bits |= 1 << i
+		}
+		parts = append(parts, fmt.Sprintf("((m) & %#xull) << %d", bits, up))
+	}
+	define("SLOTS_OF(m)", "("+strings.Join(parts, " | ")+")", "the set of slots of a set of saves")
+	code := make([]byte, 8)
+	copy(code, m.Syscall.Code)
+	define("SYSCALL", fmt.Sprintf("%#x", binary.LittleEndian.Uint64(code)), "the instruction for system calls")
+	define("SYSCALL_CODE", fmt.Sprintf("uint%d_t", 8*len(m.Syscall.Code)), "its type")
+	define("GO_SP", fmt.Sprint(m.Slot(m.GoMove.To)), "the slot of the register in which Go keeps the stack pointer while it calls the vDSO")
+	bits := []string{}
+	for _, n := range m.AddressBits {
+		bits = append(bits, fmt.Sprintf("X(%d)", n))
+	}
+	fmt.Fprintf(b, "#define UNSPOOL_%s_EACH_ADDRESS(X) %s /* X(bits) that an address has in a signed return address, the likeliest last */\n", strings.ToUpper(m.Name), strings.Join(bits, " "))
 }
 
 // slotOf returns an expression in C for the slot of register r. Registers that have the slot of their number come first.
@@ -197,18 +227,22 @@ func slotOf(m *arch.Machine, slots int) string {
 
 // chosen writes which machine a program in C is for.
 func chosen(b *bytes.Buffer) {
-	b.WriteString("\n/*\n * The machine whose stacks a program walks: the compiler's own; of a BPF program, whose compiler has none, what libbpf's macro\n" +
-		" * __TARGET_ARCH_ says. MACHINE(SLOTS) is how many slots it has, and so on.\n */\n")
-	for i, m := range arch.Machines() {
+	b.WriteString("\n/*\n * The machine whose stacks a program walks: what libbpf's macro __TARGET_ARCH_ says of a BPF program; else the compiler's own.\n" +
+		" * MACHINE(SLOTS) is how many slots it has, and so on.\n */\n")
+	when := "if"
+	choose := func(macro string, m *arch.Machine) {
+		fmt.Fprintf(b, "#%s defined(%s)\n#define MACHINE(fact) UNSPOOL_%s_##fact\n#define MACHINE_ELF %d\n", when, macro, strings.ToUpper(m.Name), m.ELF)
+		when = "elif"
+	}
+	for _, m := range arch.Machines() { // first: tests compile the program for other machines
 		name := map[string]string{"x86_64": "x86"}[m.Name] // asm/ has another name for it
 		if name == "" {
 			name = m.GoArch
 		}
-		when := "if"
-		if i > 0 {
-			when = "elif"
-		}
-		fmt.Fprintf(b, "#%s defined(__%s__) || defined(__TARGET_ARCH_%s)\n#define MACHINE(fact) UNSPOOL_%s_##fact\n#define MACHINE_ELF %d\n", when, m.Name, name, strings.ToUpper(m.Name), m.ELF)
+		choose("__TARGET_ARCH_"+name, m)
+	}
+	for _, m := range arch.Machines() {
+		choose("__"+m.Name+"__", m)
 	}
 	b.WriteString("#endif\n")
 }

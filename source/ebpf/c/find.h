@@ -146,7 +146,7 @@ PART int search_across(u32 table, u64 at, u32 what)
 }
 
 /*
- * Finds the rule of a link-time address and leaves it in w->r0 and w->r1, and its table. Returns 0 where there is none.
+ * Finds the rule of a link-time address and leaves it in w->rule, and its table. Returns 0 where there is none.
  */
 PART u32 find(u32 table, u64 pc)
 {
@@ -204,13 +204,12 @@ PART u32 find(u32 table, u64 pc)
 		id = escape(table, start + lo - 1);
 	if (id == 0 || id >= h->n_rules)
 		return 0;
-	at = h->rules + 16 * (u64)id;
+	at = h->rules + MACHINE(RULE_SIZE) * (u64)id;
 	v = walk_value(table, (u32)(at >> VALUE_BITS));
 	if (!v)
 		return 0;
-	at &= VALUE_MASK & ~7ull; /* so the second word is in the overlap at worst */
-	w->r0 = *(const u64 *)(v + at);
-	w->r1 = *(const u64 *)(v + at + 8);
+	at &= VALUE_MASK & ~7ull; /* so all words but the first are in the overlap at worst */
+	w->rule = *(const struct rule *)(v + at);
 	w->table = table;
 	return id;
 }

@@ -8,10 +8,32 @@ static __always_inline void called_from(struct walk *w, u64 ra, u64 cfa)
 {
 	w->pc = ra;
 	w->cfa = cfa;
-	w->known |= 1u << SLOT_RSP | 1u << SLOT_RA;
-	w->in_mem &= ~(1u << SLOT_RSP | 1u << SLOT_RA);
-	w->val[SLOT_RSP] = cfa;
+	w->known |= BIT(SLOT_SP) | BIT(SLOT_RA);
+	w->in_mem &= ~(BIT(SLOT_SP) | BIT(SLOT_RA));
+	w->val[SLOT_SP] = cfa;
 	w->val[SLOT_RA] = ra;
+}
+
+/*
+ * Finds the range of the call before a return address, which may be signed: unwind.unsigned. Returns 0 where there is none.
+ */
+static __always_inline int find_call(struct walk *w, u64 *ra)
+{
+	(void)w;
+	if (find_range(*ra - 1))
+		return 1;
+#define WITHOUT_CODE(bits)                    \
+	*ra &= ((u64)1 << (bits)) - 1;        \
+	if (find_range(*ra - 1))              \
+		return 1;
+	MACHINE(EACH_ADDRESS)(WITHOUT_CODE)
+	return 0;
+}
+
+/* The return address that a call has just left: on the stack at sp, or in its register. Returns 0 where it cannot be read. */
+static __always_inline int left_by_call(struct walk *w, u64 sp, u64 *ra)
+{
+	return RA_IN_REG ? get(w, SLOT_RA, ra) == OK : load(w, sp, ra);
 }
 
 /*
@@ -35,28 +57,42 @@ PART int step_plt(u64 at, int lazy)
 	if (!w)
 		return NO_RULE;
 	if (lazy) {
+		u64 last = w->range.hi - w->range.lo - MACHINE(PLT_LAST_SIZE), off = at;
+
 		stub = w->range.lo + at;
-		if (at >= UNSPOOL_X86_64_PLT_FIRST_SIZE)
-			at = (at - UNSPOOL_X86_64_PLT_FIRST_SIZE) % UNSPOOL_X86_64_PLT_ENTRY_SIZE;
-		stub -= at;
-		unread = walk_read(&code, 8, stub) != 0;
-		if (stub == w->range.lo) {
-			pushed = UNSPOOL_X86_64_PLT_FIRST_ENTERED;
-			UNSPOOL_X86_64_PLT_FIRST_PUSHES(STUB_PUSH)
-		} else {
-			pushed = UNSPOOL_X86_64_PLT_ENTRY_ENTERED;
-			UNSPOOL_X86_64_PLT_ENTRY_PUSHES(STUB_PUSH)
+		if (MACHINE(PLT_LAST_SIZE) && at >= last && walk_read(&code, 8, w->range.lo + last) == 0) {
+			unread = 0;
+			at -= last;
+			MACHINE(PLT_LAST_PUSHES)(STUB_PUSH)
+			at = off;
+		}
+		if (!known) { /* the first, or one of those between */
+			if (at >= MACHINE(PLT_FIRST_SIZE))
+				at = MACHINE(PLT_ENTRY_SIZE) ? (at - MACHINE(PLT_FIRST_SIZE)) % (MACHINE(PLT_ENTRY_SIZE) | !MACHINE(PLT_ENTRY_SIZE)) : 0;
+			stub -= at;
+			unread = walk_read(&code, 8, stub) != 0;
+			if (stub == w->range.lo) {
+				pushed = MACHINE(PLT_FIRST_ENTERED);
+				MACHINE(PLT_FIRST_PUSHES)(STUB_PUSH)
+			} else {
+				pushed = MACHINE(PLT_ENTRY_ENTERED);
+				MACHINE(PLT_ENTRY_PUSHES)(STUB_PUSH)
+			}
 		}
 	}
-	o = get(w, SLOT_RSP, &sp);
+	o = get(w, SLOT_SP, &sp);
 	if (o != OK)
 		return o;
-	if (!load(w, sp + pushed, &ra)) {
+	if (RA_IN_REG) {
+		o = get(w, SLOT_RA, &ra);
+		if (o != OK)
+			return o;
+	} else if (!load(w, sp + pushed, &ra)) {
 		w->fault = sp + pushed;
 		return UNREADABLE;
 	}
 	w->known &= SAVED_SLOTS;
-	called_from(w, ra, sp + pushed + 8);
+	called_from(w, ra, sp + pushed + MACHINE(CALL_PUSH));
 	return OK;
 }
 
@@ -95,25 +131,26 @@ PART int step_fp(u32 alive)
 
 	if (!w)
 		return NO_RULE;
-	if (get(w, SLOT_RBP, &fp) != OK || fp < w->sp || fp - w->sp > MAX_UP || fp & 7)
+	if (get(w, SLOT_FP, &fp) != OK || fp < w->sp || fp - w->sp > MAX_UP || fp & 7)
 		return NO_RULE;
 	w->fault = fp;
 	if (!load(w, fp, &up))
 		return UNREADABLE;
-	w->fault = fp + 8;
-	if (!load(w, fp + 8, &ra))
+	w->fault = fp + MACHINE(RECORD_RA);
+	if (!load(w, fp + MACHINE(RECORD_RA), &ra))
 		return UNREADABLE;
-	if (!find_range(ra - 1))
+	if (!find_call(w, &ra))
 		return NO_RULE;
 	if (alive && code_before(ra) == 0 && load(w, w->sp, &top) && unspool_leaf(w->pc, ra, w->code, top))
 		return LOST_REGISTER;
-	w->known = 1u << SLOT_RBP;
+	w->known = BIT(SLOT_FP);
 	w->in_mem = 0;
-	w->val[SLOT_RBP] = up;
-	called_from(w, ra, fp + 16);
+	w->val[SLOT_FP] = up;
+	called_from(w, ra, fp + MACHINE(RECORD_SIZE));
 	return OK;
 }
 
+#if MACHINE_ELF == 62
 /* How many bytes the code at an address has that signal handlers return to: arch.Signal. 0: it is other code. Less than 0: it cannot be read. */
 static __always_inline int sigreturn_at(u64 at)
 {
@@ -128,6 +165,34 @@ static __always_inline int sigreturn_at(u64 at)
 	return walk_read(&code, 8, at + 1) == 0 && code >> 56 == 0x05 ? 9 : 0;
 }
 
+/* The same, of the code whose last instruction, the system call, is at an address. */
+static __always_inline int sigreturn_around(u64 at)
+{
+	int is = sigreturn_at(at - 5);
+
+	if (is >= 0 && is != 7) {
+		is = sigreturn_at(at - 7);
+		if (is > 0 && is != 9)
+			is = 0;
+	}
+	return is;
+}
+#else
+static __always_inline int sigreturn_at(u64 at)
+{
+	u64 code;
+
+	if (walk_read(&code, 8, at) != 0)
+		return -1;
+	return code == 0xd4000001d2801168 ? 8 : 0; /* mov x8,#139; svc #0 */
+}
+
+static __always_inline int sigreturn_around(u64 at)
+{
+	return sigreturn_at(at - 4);
+}
+#endif
+
 /*
  * Whether a signal handler returns to the frame at hand, which is in code without information. What the kernel has left is looked
  * at first, because it is at hand: uc_flags, of which there are three, and uc_link, which is 0.
@@ -138,17 +203,12 @@ PART int is_sigreturn(void)
 	u64 sp, flags, link;
 	int is;
 
-	if (!w || get(w, SLOT_RSP, &sp) != OK || (load(w, sp, &flags) && flags > UNSPOOL_MAX_FLAGS) || (load(w, sp + 8, &link) && link))
+	if (!w || get(w, SLOT_SP, &sp) != OK || (load(w, sp + MACHINE(FRAME_CONTEXT), &flags) && flags > UNSPOOL_MAX_FLAGS) ||
+	    (load(w, sp + MACHINE(FRAME_CONTEXT) + 8, &link) && link))
 		return 0;
 	is = sigreturn_at(w->pc);
-	if (is == 0 && w->exact) { /* at its last instruction, the stack pointer is the same */
-		is = sigreturn_at(w->pc - 5);
-		if (is >= 0 && is != 7) {
-			is = sigreturn_at(w->pc - 7);
-			if (is > 0 && is != 9)
-				is = 0;
-		}
-	}
+	if (is == 0 && w->exact) /* at its last instruction, the stack pointer is the same */
+		is = sigreturn_around(w->pc);
 	if (is < 0)
 		w->missing = 1; /* a page that may come */
 	return is > 0;
@@ -163,21 +223,23 @@ PART int step_sigreturn(void)
 
 	if (!w)
 		return NO_RULE;
-	o = get(w, SLOT_RSP, &sp);
+	o = get(w, SLOT_SP, &sp);
 	if (o != OK)
 		return o;
-	if (!load(w, sp + UNSPOOL_X86_64_FRAME_PC, &pc)) {
-		w->fault = sp + UNSPOOL_X86_64_FRAME_PC;
+	if (!load(w, sp + MACHINE(FRAME_PC), &pc)) {
+		w->fault = sp + MACHINE(FRAME_PC);
 		return UNREADABLE;
 	}
-	if (!load(w, sp + UNSPOOL_X86_64_FRAME_SP, &up)) {
-		w->fault = sp + UNSPOOL_X86_64_FRAME_SP;
+	if (!load(w, sp + MACHINE(FRAME_SP), &up)) {
+		w->fault = sp + MACHINE(FRAME_SP);
 		return UNREADABLE;
 	}
 #define SAVED_AT(slot, offset) w->val[slot] = sp + (offset);
-	UNSPOOL_X86_64_FRAME(SAVED_AT)
-	w->known = w->in_mem = ALL_SLOTS;
-	called_from(w, pc, up);
+	MACHINE(FRAME)(SAVED_AT)
+	w->known = ALL_REGS;
+	w->in_mem = ALL_REGS & ~(BIT(SLOT_SP) | BIT(SLOT_PC));
+	w->val[SLOT_SP] = w->cfa = up;
+	w->val[SLOT_PC] = w->pc = pc;
 	return OK;
 }
 
@@ -199,7 +261,10 @@ PART int is_place(void)
 	return !unspool_after_call(w->code) && find_range(w->pc);
 }
 
-/* Leaves a place to which a call has led, and whose return address is off above the stack pointer. Returns 0 where no call has. */
+/*
+ * Leaves a place to which a call has led, and whose return address is off above the stack pointer; with a link register, the caller's stack
+ * pointer is. Returns 0 where no call has.
+ */
 PART int step_call(u64 off)
 {
 	struct walk *w = walk_state();
@@ -207,10 +272,10 @@ PART int step_call(u64 off)
 
 	if (!w)
 		return 0;
-	if (get(w, SLOT_RSP, &sp) != OK)
+	if (get(w, SLOT_SP, &sp) != OK)
 		return 0;
 	sp += off;
-	if (!load(w, sp, &ra) || !find_range(ra - 1))
+	if (!left_by_call(w, sp, &ra) || !find_call(w, &ra))
 		return 0;
 	if (code_before(ra) != 0) {
 		w->missing = 1;
@@ -219,7 +284,7 @@ PART int step_call(u64 off)
 	if (!unspool_after_call(w->code))
 		return 0;
 	w->known &= SAVED_SLOTS;
-	called_from(w, ra, sp + 8);
+	called_from(w, ra, sp + MACHINE(CALL_PUSH));
 	return 1;
 }
 
@@ -249,14 +314,23 @@ PART int step_edge(u64 at)
 		}
 		e->n = n;
 	}
+#if MACHINE_ELF == 62
 	if (walk_read(&e->last, 1, at - 1) != 0)
 		e->last = 0;
-	if (!unspool_edge() || get(w, SLOT_RSP, &sp) != OK || !step_call((u64)(s64)e->off))
+#else
+	if (walk_read(&e->before, 8, at - 8) != 0) {
+		u32 last = 0;
+
+		walk_read(&last, 4, at - 4);
+		e->before = (u64)last << 32;
+	}
+#endif
+	if (!unspool_edge() || get(w, SLOT_SP, &sp) != OK || !step_call((u64)(s64)e->off))
 		return 0;
 	if (e->fp >= 0) {
-		w->known |= 1u << SLOT_RBP;
-		w->in_mem |= 1u << SLOT_RBP;
-		w->val[SLOT_RBP] = sp + (u64)(s64)e->fp;
+		w->known |= BIT(SLOT_FP);
+		w->in_mem |= BIT(SLOT_FP);
+		w->val[SLOT_FP] = sp + (u64)(s64)e->fp;
 	}
 	return 1;
 }
@@ -274,13 +348,13 @@ PART int after_syscall(u64 at)
 	if (!w || !w->range.table)
 		return 0;
 	code = (u8 *)w->new_val; /* free between rules */
-	if (walk_read(code, MAX_AFTER_SYSCALL + 2, at - MAX_AFTER_SYSCALL) != 0)
+	if (walk_read(code, MAX_AFTER_SYSCALL + sizeof(MACHINE(SYSCALL_CODE)), at - MAX_AFTER_SYSCALL) != 0)
 		return 0;
-	for (n = 0; n <= MAX_AFTER_SYSCALL; n++) {
+	for (n = 0; n <= MAX_AFTER_SYSCALL; n += RA_IN_REG ? 4 : 1) { /* there, all instructions have four bytes */
 		u64 pc = at - n - w->range.bias;
 		u32 k = BOUNDED(MAX_AFTER_SYSCALL - n, 32);
 
-		if (code[k] != 0x0f || code[k + 1] != 0x05)
+		if (*(const MACHINE(SYSCALL_CODE) *)(code + k) != MACHINE(SYSCALL))
 			continue;
 		if (!find(w->range.table, pc) && find(w->range.table, pc - 1))
 			return (int)n + 1;

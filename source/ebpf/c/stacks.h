@@ -65,14 +65,15 @@ PART int keep_registers(void)
 PART int restore_registers(u64 sp)
 {
 	struct walk *w = walk_state();
-	u32 i, j, set;
+	slots set;
+	u32 i, j;
 
 	if (!w)
 		return 0;
 	set = w->known & w->in_mem & SAVED_SLOTS;
 	for (i = 0; i < SLOTS; i++) {
 		u64 at = w->val[i], same = 0;
-		u32 only = 1u << i;
+		slots only = BIT(i);
 
 		if (!(set & only) || at >= sp)
 			continue;

@@ -5,7 +5,6 @@
  * Linux 5.10 and later.
  */
 #include <linux/bpf.h>
-#include <linux/bpf_perf_event.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 
@@ -248,6 +247,7 @@ const volatile u32 has_task;	/* bpf_get_current_task_btf: Linux 5.11 */
 const volatile u32 has_cmpxchg; /* atomic instructions besides the sum: 5.12 */
 const volatile u32 has_regs;	/* bpf_task_pt_regs: 5.15 */
 const volatile u32 has_state;	/* the state of who blocks, in sched_switch: 5.18 */
+const volatile u32 kernel_stack; /* how many bytes a task's stack in the kernel has, to where there is no bpf_task_pt_regs */
 
 const volatile u32 ring_size; /* bytes of samples */
 
@@ -366,14 +366,12 @@ struct vm_area_struct {
 	unsigned long vm_flags;
 } __attribute__((preserve_access_index));
 
-/* As the kernel has it: <asm/ptrace.h> is user space's. */
-struct pt_regs___kernel {
-	unsigned long r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si, di, orig_ax, ip;
-	unsigned short cs;
-	unsigned long flags, sp;
-} __attribute__((preserve_access_index));
+#if MACHINE_ELF == 62
+#include "x86_64.h"
+#else
+#include "aarch64.h"
+#endif
 
-#define THREAD_SIZE (4 << 12) /* of the kernel's stack: arch/x86/include/asm/page_64_types.h, without KASAN */
 #define TASK_DEAD 0x80
 #define MAX_NS_LEVELS 8 /* of PID namespaces that are looked at */
 #define PF_KTHREAD 0x00200000
@@ -402,28 +400,8 @@ static __always_inline int registers_of(struct walk *w, struct task_struct *task
 	if (has_regs)
 		regs = (void *)bpf_task_pt_regs(task);
 	else /* at the top of its stack */
-		regs = OF(task, stack) + THREAD_SIZE - bpf_core_type_size(struct pt_regs___kernel);
-#define REG(r) (has_regs ? regs->r : BPF_CORE_READ(regs, r))
-	if (REG(cs) != 0x33)
-		return 0;
-	w->val[0] = REG(ax);
-	w->val[1] = REG(dx);
-	w->val[2] = REG(cx);
-	w->val[3] = REG(bx);
-	w->val[4] = REG(si);
-	w->val[5] = REG(di);
-	w->val[6] = REG(bp);
-	w->val[7] = REG(sp);
-	w->val[8] = REG(r8);
-	w->val[9] = REG(r9);
-	w->val[10] = REG(r10);
-	w->val[11] = REG(r11);
-	w->val[12] = REG(r12);
-	w->val[13] = REG(r13);
-	w->val[14] = REG(r14);
-	w->val[15] = REG(r15);
-	w->val[16] = REG(ip);
-	return 1;
+		regs = OF(task, stack) + kernel_stack - bpf_core_type_size(struct pt_regs___kernel);
+	return registers_in(w, regs);
 }
 
 static __always_inline int walk_registers(struct walk *w)
@@ -531,8 +509,8 @@ PART int copy(void)
 
 	if (!w || !walk_registers(w))
 		return 0;
-	sp = w->val[SLOT_RSP] & ~7ull;
-	for (i = 0; i < SLOTS; i++)
+	sp = w->val[SLOT_SP] & ~7ull;
+	for (i = 0; i < REGS; i++)
 		w->words[i] = w->val[i];
 	for (i = 0; i < MAX_FRAMES * 8 / WINDOW + 1 && n < MAX_FRAMES * 8; i++) {
 		u32 len = WINDOW - (u32)((sp + n) & (WINDOW - 1));
@@ -540,11 +518,11 @@ PART int copy(void)
 		if (len > MAX_FRAMES * 8 - n)
 			len = MAX_FRAMES * 8 - n;
 		len = LENGTH(len, WINDOW);
-		if (walk_read((u8 *)&w->words[SLOTS] + BOUNDED(n, MAX_FRAMES * 8), len, sp + n) != 0)
+		if (walk_read((u8 *)&w->words[REGS] + BOUNDED(n, MAX_FRAMES * 8), len, sp + n) != 0)
 			break;
 		n += len;
 	}
-	w->n = SLOTS + n / 8;
+	w->n = REGS + n / 8;
 	w->id = mix(mix(w->id, w->s.time), w->s.tid); /* another one each time */
 	return 1;
 }
@@ -574,7 +552,7 @@ static __always_inline u32 stack(void *ctx, struct walk *w, struct process *p, i
 		if (space) {
 			walk(w, (u32)space, (u32)(space >> 32));
 		} else {
-			w->words[0] = w->val[SLOT_RA] | (u64)HOW_START << HOW_SHIFT;
+			w->words[0] = w->val[SLOT_PC] | (u64)HOW_START << HOW_SHIFT;
 			w->id = mix(w->id, w->words[0]);
 			w->n = 1;
 			w->stop = STOP_NO_INFO;
@@ -689,7 +667,7 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, u3
 SEC("perf_event")
 int on_event(struct bpf_perf_event_data *ctx)
 {
-	return take(ctx, ctx->regs.rip, ctx->sample_period, !(ctx->regs.cs & 3), 1);
+	return take(ctx, CTX_PC(ctx), ctx->sample_period, CTX_IN_KERNEL(ctx), 1);
 }
 
 SEC("tracepoint")
@@ -728,17 +706,16 @@ int on_map(u64 *ctx)
 	return 0;
 }
 
-#define SYS_MMAP 9
-#define SYS_MPROTECT 10
 #define PROT_EXEC 4
 
 /* The same, where the kernel's functions cannot be traced, at a cost for all system calls. */
 SEC("tp_btf/sys_exit")
 int on_mapped(u64 *ctx)
 {
-	struct pt_regs___kernel *regs = (void *)ctx[0];
+	u64 call, protection;
 
-	if ((regs->orig_ax == SYS_MMAP || regs->orig_ax == SYS_MPROTECT) && regs->dx & PROT_EXEC)
+	call_of((void *)ctx[0], &call, &protection);
+	if ((call == SYS_MMAP || call == SYS_MPROTECT) && protection & PROT_EXEC)
 		change_at((u32)(ids() >> 32), bpf_ktime_get_ns());
 	return 0;
 }

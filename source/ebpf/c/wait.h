@@ -224,20 +224,20 @@ int on_still(struct bpf_iter__task *ctx)
 	w->s.ip = 0;
 	w->s.what = SAMPLE_COPY;
 	if (registers_of(w, task)) {
-		for (i = 0; i < SLOTS; i++)
+		for (i = 0; i < REGS; i++)
 			w->words[i] = w->val[i];
-		sp = w->val[SLOT_RSP] & ~7ull;
+		sp = w->val[SLOT_SP] & ~7ull;
 		for (i = 0; i < MAX_FRAMES * 8 / WINDOW + 1 && n < MAX_FRAMES * 8; i++) {
 			u32 len = WINDOW - (u32)((sp + n) & (WINDOW - 1));
 
 			if (len > MAX_FRAMES * 8 - n)
 				len = MAX_FRAMES * 8 - n;
 			len = LENGTH(len, WINDOW);
-			if (bpf_copy_from_user_task((u8 *)&w->words[SLOTS] + BOUNDED(n, MAX_FRAMES * 8), len, (void *)(sp + n), task, 0) != 0)
+			if (bpf_copy_from_user_task((u8 *)&w->words[REGS] + BOUNDED(n, MAX_FRAMES * 8), len, (void *)(sp + n), task, 0) != 0)
 				break;
 			n += len;
 		}
-		n = SLOTS + n / 8;
+		n = REGS + n / 8;
 		w->s.stop = STOP_DEPTH;
 	} else { /* a thread of the kernel */
 		w->s.what = SAMPLE_STACK;

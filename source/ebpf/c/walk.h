@@ -16,7 +16,7 @@
  *	PART						before functions that the kernel's verifier looks at once, not at each call. Before Linux
  *							5.13 they take numbers only, so each asks for its walk itself
  *
- * x86-64. What is read on every frame is inline, all else is a PART of its own. A table is memory that user space has checked, but nothing here depends on that: every offset is masked or
+ * It is compiled for each machine, by what machine.h says of it: MACHINE(fact). What is read on every frame is inline, all else is a PART of its own. A table is memory that user space has checked, but nothing here depends on that: every offset is masked or
  * compared where it is used.
  */
 #ifndef UNSPOOL_WALK_H
@@ -30,9 +30,11 @@ static struct unspool_edge *walk_edge(void);
 #include "edge.h"
 #include "machine.h"
 
+#define RULE_WORDS (MACHINE(RULE_SIZE) / 8)
+
 #define VALUE_BITS 10
 #define VALUE_BYTES (1 << VALUE_BITS)
-#define VALUE_OVERLAP 8
+#define VALUE_OVERLAP (MACHINE(RULE_SIZE) - 8)
 #define VALUE_SIZE (VALUE_BYTES + VALUE_OVERLAP)
 #define VALUE_MASK (VALUE_BYTES - 1)
 
@@ -45,21 +47,27 @@ static struct unspool_edge *walk_edge(void);
 #define MAX_UP ((u64)UNSPOOL_MAX_STACK)
 #define MAX_MOVES UNSPOOL_MAX_MOVES
 #define MAX_PIECE UNSPOOL_MAX_PIECE
-#define RED_ZONE UNSPOOL_X86_64_RED_ZONE /* below the stack pointer, which signal handlers leave alone */
+#define RED_ZONE MACHINE(RED_ZONE) /* below the stack pointer, which signal handlers leave alone */
 #define MAX_AFTER_SYSCALL UNSPOOL_MAX_AFTER_SYSCALL
 
-#define SLOTS UNSPOOL_X86_64_SLOTS /* DWARF's numbers; 16 is the program counter */
-#define SLOT_ROOM 32 /* so that a mask bounds an index */
+typedef MACHINE(SET) slots; /* a set of them */
+
+#define SLOTS MACHINE(SLOTS)
+#define SLOT_ROOM (8 * sizeof(slots)) /* so that a mask bounds an index */
+#define BIT(slot) ((slots)1 << ((slot) & (SLOT_ROOM - 1)))
+#define REGS (MACHINE(SLOT_PC) + 1) /* the kernel has so many registers of a thread: the slots up to the program counter */
 
 /* An index below n, a power of two, in a way that the verifier can follow: the compiler does not see that it was before. */
 #define BOUNDED(i, n) ({ u64 _i = (i); __asm__ volatile("" : "+r"(_i)); _i & ((n) - 1); })
 /* The same for a length of 1 to n bytes. */
 #define LENGTH(len, n) ((u32)BOUNDED((len) - 1, n) + 1)
-#define SLOT_RBP UNSPOOL_X86_64_REG_RBP
-#define SLOT_RSP UNSPOOL_X86_64_REG_RSP
-#define SLOT_RA UNSPOOL_X86_64_REG_RIP
-#define ALL_SLOTS ((u32)UNSPOOL_X86_64_ALL)
-#define SAVED_SLOTS ((u32)UNSPOOL_X86_64_PRESERVED) /* rbx, rbp, rsp, r12 to r15 */
+#define SLOT_SP MACHINE(SLOT_SP)
+#define SLOT_FP MACHINE(SLOT_FP)
+#define SLOT_PC MACHINE(SLOT_PC)
+#define SLOT_RA MACHINE(SLOT_RA)
+#define RA_IN_REG MACHINE(RA_IN_REG) /* a link register; else SLOT_RA is SLOT_PC */
+#define ALL_REGS ((slots)(BIT(REGS) - 1))
+#define SAVED_SLOTS ((slots)MACHINE(PRESERVED))
 
 /* What a range of addresses is. */
 enum {
@@ -68,7 +76,7 @@ enum {
 	RANGE_PLT = 3,      /* as RANGE_CODE, but where there is no rule, a procedure linkage table */
 	RANGE_LAZY = 4,     /* the same, whose stubs push */
 	RANGE_INJECTED = 5, /* as RANGE_CODE, but the caller goes on exactly at the return address */
-	RANGE_MOVED = 6,    /* as RANGE_CODE, but r12 has the stack pointer */
+	RANGE_MOVED = 6,    /* as RANGE_CODE, but register GO_SP has the stack pointer */
 };
 
 /* A part of a process's address space. Ranges ascend and do not overlap. */
@@ -87,6 +95,21 @@ struct range_block {
 	struct range r[RANGES];
 };
 
+/* A rule of fixed size (docs/TABLE.md): a table's, and what the walk marks in its flags. */
+struct rule {
+	u64 head;
+	u64 saves[RULE_WORDS - 1]; /* a byte each, and at the end which there are */
+};
+
+typedef MACHINE(SAVE_SET) save_set;
+
+#define RULE_FLAGS(r) ((u32)((r)->head >> 16) & 0xffff)
+#define RULE_OFF(r) ((s64)(r)->head >> 32)
+#define RULE_REG(r) ((u8)(r)->head >> UNSPOOL_SLOT_SHIFT)
+#define RULE_MASK(r) ((save_set)((r)->saves[RULE_WORDS - 2] >> (64 - 8 * sizeof(save_set))))
+#define RULE_SAVE(r, i) ((s8)((r)->saves[(i) / 8] >> 8 * ((i) % 8)))
+#define MARK(flag) ((u64)(flag) << 16)
+
 /*
  * What was found for addresses, so that frames that come again need no search. Neither a space nor the table of one of its
  * modules ever changes, so it stays right. Two addresses can have the same place: the one that came first is the second.
@@ -97,7 +120,7 @@ struct range_block {
 struct cached {
 	u64 pc; /* that was looked up, at run time; with EXACT_KEY where no call has led there */
 	u32 space, table; /* table 0: the rule is plain, and needs none */
-	u64 r0, r1;
+	struct rule rule;
 };
 
 /* What a table's header and its only span say. */
@@ -141,7 +164,7 @@ enum { HOW_START, HOW_CFI, HOW_SIGNAL, HOW_PLT, HOW_FP, HOW_SIGRETURN, HOW_CALL 
 #define HOW_EXACT 128 /* a bit beside: the frame's address is exact although no signal interrupted it */
 
 #define MAX_KERNEL 127
-#define MAX_USER (SLOTS + MAX_FRAMES) /* words */
+#define MAX_USER (REGS + MAX_FRAMES) /* words */
 
 /*
  * What becomes of a sample. Where its stack has not been seen before, it is followed by the user stack's words, each an address
@@ -162,7 +185,7 @@ struct sample {
 
 struct walk {
 	u64 pc, cfa;
-	u32 known, in_mem; /* sets of slots: lost if not known; at address val if in_mem, else val itself */
+	slots known, in_mem; /* lost if not known; at address val if in_mem, else val itself */
 	u64 val[SLOT_ROOM];
 	u64 fault;
 
@@ -186,19 +209,19 @@ struct walk {
 
 	/* The registers of a frame that has called nobody, while its rule is applied. */
 	u64 old_val[SLOT_ROOM];
-	u32 old_known, old_in_mem;
+	slots old_known, old_in_mem;
 	u64 id;          /* of the frames so far, by content */
 	u64 first_id;    /* of no frames */
 	struct range range;     /* the last that was found */
 
 	/* The rule at hand. */
-	u64 r0, r1;
+	struct rule rule;
 	u32 table, pad;
 
 	/* A set of rules that does not fit, while it is applied. */
 	u64 wide;     /* its offset in the table */
 	u64 new_val[SLOT_ROOM];
-	u32 new_known, new_in_mem;
+	slots new_known, new_in_mem;
 	u64 new_cfa, ra;
 	struct unspool_edge edge;
 	u64 code; /* before an address */
@@ -313,36 +336,35 @@ static __always_inline int get(struct walk *w, u32 slot, u64 *to)
  * predicted.
  */
 #define LOCATE(i, slot)                                                                       \
-	if (i < UNSPOOL_X86_64_RA_SAVE)                                                       \
+	if (i < MACHINE(RA_SAVE) + RA_IN_REG)                                                 \
 		s->val[slot] ^= (s->val[slot] ^ PLAIN_AT(base, i)) & -(u64)(mask >> i & 1);
-#define LOCATED(i, slot) | (mask & 1u << i) << (slot - i)
 
 /*
- * Applies the rule in s->r0 and s->r1: s, the state of a frame, becomes that of its caller. After any outcome but OK its
+ * Applies the rule at hand, s->rule: s, the state of a frame, becomes that of its caller. After any outcome but OK its
  * registers are unchanged.
  */
 #define PLAIN_STEP static __always_inline int apply(struct walk *s)
-#define PLAIN_SET u32
-#define PLAIN_KIND ((u32)s->r0 & UNSPOOL_KIND_MASK)
-#define PLAIN_REG (u8)s->r0 >> UNSPOOL_SLOT_SHIFT
-#define PLAIN_FLAGS (u16)(s->r0 >> 16)
-#define PLAIN_AUX (u8)(s->r0 >> 8)
-#define PLAIN_OFF (s32)(s->r0 >> 32)
-#define PLAIN_MASK (u8)(s->r1 >> 56)
+#define PLAIN_SET slots
+#define PLAIN_KIND ((u32)s->rule.head & UNSPOOL_KIND_MASK)
+#define PLAIN_REG RULE_REG(&s->rule)
+#define PLAIN_FLAGS (u16)(s->rule.head >> 16)
+#define PLAIN_AUX (u8)(s->rule.head >> 8)
+#define PLAIN_OFF (s32)(s->rule.head >> 32)
+#define PLAIN_MASK RULE_MASK(&s->rule)
 #define PLAIN_MASKS u32
 #define PLAIN_SCALE 8
-#define PLAIN_SAVE(i) (s->r1 >> 8 * (i))
-#define PLAIN_RA_SAVE UNSPOOL_X86_64_RA_SAVE
-#define PLAIN_LOCATE(mask, base, set)                       \
-	if (mask) {                                         \
-		UNSPOOL_X86_64_EACH_SAVE(LOCATE)            \
-		set = 0 UNSPOOL_X86_64_EACH_SAVE(LOCATED);  \
+#define PLAIN_SAVE(i) RULE_SAVE(&s->rule, i)
+#define PLAIN_RA_SAVE MACHINE(RA_SAVE)
+#define PLAIN_LOCATE(mask, base, set)               \
+	if (mask) {                                 \
+		MACHINE(EACH_SAVE)(LOCATE)          \
+		set = (slots)MACHINE(SLOTS_OF)(mask); \
 	}
 #define PLAIN_WIDE apply_wide()
 #define PLAIN_KEEP SAVED_SLOTS
-#define PLAIN_SP SLOT_RSP
+#define PLAIN_SP SLOT_SP
 #define PLAIN_RA SLOT_RA
-#define PLAIN_RA_IS_PC 1
+#define PLAIN_RA_IS_PC !RA_IN_REG
 #define PLAIN_GET(slot, to) get(s, slot, to)
 #define PLAIN_LOAD(addr, to) load(s, addr, to)
 #define PLAIN_PLACED(set) (void)0
@@ -402,20 +424,29 @@ enum { INJECTED = 1 << 14, MOVED = 1 << 13, HERE = 1 << 12 };
 
 enum { UNMAPPED, BY_RULE, BY_PLT, BY_LAZY_PLT, BY_FP, NO_CALLER, NO_TABLE, BY_SIGRETURN, BY_CALL };
 
+/* Whether two rules are the same, but for marks of the second one. */
+static __always_inline int same_rule(const struct rule *a, const struct rule *b)
+{
+	u64 d = a->head ^ (b->head & ~MARK(INJECTED | MOVED | HERE));
+	u32 i;
+
+	for (i = 0; i < RULE_WORDS - 1; i++)
+		d |= a->saves[i] ^ b->saves[i];
+	return d == 0;
+}
+
 /* Marks the rule of a signal frame that holds at the next address, too, as HERE. */
 PART int signal_here(u64 next)
 {
 	struct walk *w = walk_state();
-	u64 r0, r1;
+	struct rule was;
 
 	if (!w)
 		return 0;
-	r0 = w->r0;
-	r1 = w->r1;
-	if (find(w->range.table, next) && w->r0 == r0 && w->r1 == r1)
-		r0 |= HERE << 16;
-	w->r0 = r0;
-	w->r1 = r1;
+	was = w->rule;
+	if (find(w->range.table, next) && same_rule(&w->rule, &was))
+		was.head |= MARK(HERE);
+	w->rule = was;
 	return 0;
 }
 
@@ -423,16 +454,14 @@ PART int signal_here(u64 next)
 PART int begins_here(u64 at)
 {
 	struct walk *w = walk_state();
-	u64 r0, r1;
+	struct rule was;
 	int other;
 
 	if (!w)
 		return 0;
-	r0 = w->r0;
-	r1 = w->r1;
-	other = !find(w->range.table, at - 1 - w->range.bias) || w->r0 != (r0 & ~((u64)(INJECTED | MOVED | HERE) << 16)) || w->r1 != r1;
-	w->r0 = r0;
-	w->r1 = r1;
+	was = w->rule;
+	other = !find(w->range.table, at - 1 - w->range.bias) || !same_rule(&w->rule, &was);
+	w->rule = was;
 	return other;
 }
 
@@ -440,17 +469,15 @@ PART int begins_here(u64 at)
 PART int ends_here(u64 at, u32 by)
 {
 	struct walk *w = walk_state();
-	u64 r0, r1;
+	struct rule was;
 	int found, other;
 
 	if (!w || !w->range.table)
 		return 0;
-	r0 = w->r0;
-	r1 = w->r1;
+	was = w->rule;
 	found = find(w->range.table, at + 1 - w->range.bias);
-	other = by == BY_RULE ? !found || w->r0 != (r0 & ~((u64)(INJECTED | MOVED | HERE) << 16)) || w->r1 != r1 : found;
-	w->r0 = r0;
-	w->r1 = r1;
+	other = by == BY_RULE ? !found || !same_rule(&w->rule, &was) : found;
+	w->rule = was;
 	return other;
 }
 
@@ -469,12 +496,12 @@ PART u32 look_up(u64 at, u32 here)
 	if (kind == RANGE_TERMINAL)
 		return NO_CALLER;
 	if (w->range.table) {
-		if (find(w->range.table, at - w->range.bias) && !(here && (u32)(w->r0 >> 16) & UNSPOOL_SYNC_ONLY)) {
+		if (find(w->range.table, at - w->range.bias) && !(here && RULE_FLAGS(&w->rule) & UNSPOOL_SYNC_ONLY)) {
 			if (kind == RANGE_INJECTED)
-				w->r0 |= INJECTED << 16;
+				w->rule.head |= MARK(INJECTED);
 			if (kind == RANGE_MOVED)
-				w->r0 |= MOVED << 16;
-			if ((u32)(w->r0 >> 16) & UNSPOOL_SIGNAL)
+				w->rule.head |= MARK(MOVED);
+			if (RULE_FLAGS(&w->rule) & UNSPOOL_SIGNAL)
 				signal_here(at + 1 - w->range.bias);
 			walk_used(w->range.table, 1, w->s.time);
 			return BY_RULE;
@@ -517,27 +544,35 @@ static __always_inline void add_frame(struct walk *w, u32 place)
 	w->id = mix(w->id, word);
 }
 
-/* Whether a rule is plain: the CFA is rsp or rbp and an offset, the return address is right below it, and there are no flags. */
-static __always_inline int is_plain(u64 r0, u64 r1)
-{
-	u32 reg = (u8)r0 >> UNSPOOL_SLOT_SHIFT;
+/* With a link register, what a rule of a signed return address says. */
+#define SIGNED (UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC)
+#define QUIET_FLAGS (RA_IN_REG ? SIGNED | UNSPOOL_B_KEY : 0)
 
-	return (r0 & 0xffffff00) == 0 && (r0 & UNSPOOL_KIND_MASK) == UNSPOOL_KIND_REG && (reg == SLOT_RSP || reg == SLOT_RBP) && r1 >> 62 & 1 && (s8)(r1 >> 48) == -1;
+/*
+ * Whether a rule is plain: the CFA is the stack or the frame pointer and an offset, the return address is in memory, without a link register
+ * right below the CFA, and flags say nothing but that it is signed.
+ */
+static __always_inline int is_plain(const struct rule *r)
+{
+	u32 reg = RULE_REG(r);
+
+	return (r->head & 0xffffff00 & ~MARK(QUIET_FLAGS)) == 0 && (r->head & UNSPOOL_KIND_MASK) == UNSPOOL_KIND_REG && (reg == SLOT_SP || reg == SLOT_FP) &&
+	       RULE_MASK(r) >> MACHINE(RA_SAVE) & 1 && (RA_IN_REG || RULE_SAVE(r, MACHINE(RA_SAVE)) == -1);
 }
 
 /*
- * Does what walk_frame does, for up to PLAIN_FRAMES frames whose rules are cached and plain, but locates rbp only: other
- * registers that they save are not known from then on. So what is known stays a part, and a right one, of what it would be
+ * Does what walk_frame does, for up to PLAIN_FRAMES frames whose rules are cached and plain, but locates the frame pointer and the return
+ * address only: other registers that they save are not known from then on. So what is known stays a part, and a right one, of what it would be
  * otherwise. Returns 0 at a frame that is anything else, or where the step fails: walk_frame does that one.
  */
 static __always_inline int walk_plain(struct walk *w, struct cache *c)
 {
 	u32 i, saved = 0, done = 1;
 
-	if (!(w->known & ~w->in_mem & 1u << SLOT_RSP))
+	if (!(w->known & ~w->in_mem & BIT(SLOT_SP)))
 		return 0;
 	for (i = 0; i < PLAIN_FRAMES; i++) {
-		u64 at = w->exact ? w->pc | EXACT_KEY : w->pc - 1, sp = w->sp, cfa, ra, m;
+		u64 at = w->exact ? w->pc | EXACT_KEY : w->pc - 1, sp = w->sp, cfa, ra, ra_at, m;
 		struct cached *e = places(w, c, at);
 
 		done = 0;
@@ -545,33 +580,41 @@ static __always_inline int walk_plain(struct walk *w, struct cache *c)
 			e++;
 		if (e->pc != at || e->space != w->space || e->table || w->n >= MAX_FRAMES)
 			break;
-		cfa = w->val[SLOT_RSP];
-		if ((u8)e->r0 >> UNSPOOL_SLOT_SHIFT == SLOT_RBP && get(w, SLOT_RBP, &cfa) != OK)
+		cfa = w->val[SLOT_SP];
+		if (RULE_REG(&e->rule) == SLOT_FP && get(w, SLOT_FP, &cfa) != OK)
 			break;
-		cfa += (u64)((s64)e->r0 >> 32);
-		if (cfa <= sp || !load(w, cfa - 8, &ra))
+		cfa += (u64)RULE_OFF(&e->rule);
+		ra_at = RA_IN_REG ? cfa + (u64)((s64)RULE_SAVE(&e->rule, MACHINE(RA_SAVE)) * 8) : cfa - 8;
+		if (cfa <= sp || !load(w, ra_at, &ra))
 			break;
-		m = -(e->r1 >> 57 & 1);
-		if (w->exact && m && (s64)(s8)(e->r1 >> 8) * 8 < (s64)(sp - cfa))
+		m = -(u64)(RULE_MASK(&e->rule) >> MACHINE(FP_SAVE) & 1);
+		if (w->exact && m && (s64)RULE_SAVE(&e->rule, MACHINE(FP_SAVE)) * 8 < (s64)(sp - cfa))
+			break;
+		if (RA_IN_REG && w->exact && ra_at < sp)
 			break;
 		add_frame(w, 0);
 		if (cfa - sp > MAX_PIECE)
 			w->low = cfa;
-		w->val[SLOT_RBP] ^= (w->val[SLOT_RBP] ^ (cfa + (u64)((s64)(s8)(e->r1 >> 8) * 8))) & m;
-		w->known |= (u32)m & 1u << SLOT_RBP;
-		w->in_mem |= (u32)m & 1u << SLOT_RBP;
-		saved |= (u32)(e->r1 >> 56);
-		w->val[SLOT_RSP] = w->sp = w->cfa = cfa;
-		w->val[SLOT_RA] = w->pc = ra;
+		w->val[SLOT_FP] ^= (w->val[SLOT_FP] ^ (cfa + (u64)((s64)RULE_SAVE(&e->rule, MACHINE(FP_SAVE)) * 8))) & m;
+		w->known |= (slots)m & BIT(SLOT_FP);
+		w->in_mem |= (slots)m & BIT(SLOT_FP);
+		saved |= RULE_MASK(&e->rule);
+		if (RA_IN_REG && RULE_FLAGS(&e->rule) & SIGNED)
+			ra &= UNSPOOL_ADDRESS;
+		w->val[SLOT_SP] = w->sp = w->cfa = cfa;
+		w->val[SLOT_RA] = RA_IN_REG ? ra_at : ra;
+		w->pc = ra;
 		w->exact = 0;
 		w->how = HOW_CFI;
 		done = 1;
 	}
 	if (i) {
 		w->begins = 0;
-		w->known &= SAVED_SLOTS & ~((saved & 1) << 3 | (saved & 0x3c) << 10);
-		w->known |= 1u << SLOT_RA;
-		w->in_mem &= ~(1u << SLOT_RA);
+		w->known &= SAVED_SLOTS & ~(slots)MACHINE(SLOTS_OF)(saved & ~(1u << MACHINE(FP_SAVE)));
+		w->known |= BIT(SLOT_RA);
+		w->in_mem &= ~BIT(SLOT_RA);
+		if (RA_IN_REG)
+			w->in_mem |= BIT(SLOT_RA);
 	}
 	return done;
 }
@@ -585,12 +628,10 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 	int o, maybe = 0;
 
 	if (e->pc == key && e->space == w->space) {
-		w->r0 = e->r0;
-		w->r1 = e->r1;
+		w->rule = e->rule;
 		w->table = e->table;
 	} else if (e[1].pc == key && e[1].space == w->space) {
-		w->r0 = e[1].r0;
-		w->r1 = e[1].r1;
+		w->rule = e[1].rule;
 		w->table = e[1].table;
 	} else {
 		by = UNMAPPED;
@@ -623,17 +664,16 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 			e[1] = e[0];
 			e->pc = key;
 			e->space = w->space;
-			e->table = is_plain(w->r0, w->r1) ? 0 : w->table;
-			e->r0 = w->r0;
-			e->r1 = w->r1;
+			e->table = is_plain(&w->rule) ? 0 : w->table;
+			e->rule = w->rule;
 		}
-		if (by == BY_RULE && place && !((u32)(w->r0 >> 16) & UNSPOOL_SIGNAL) && is_sigreturn())
+		if (by == BY_RULE && place && !(RULE_FLAGS(&w->rule) & UNSPOOL_SIGNAL) && is_sigreturn())
 			by = BY_SIGRETURN; /* Go's has a rule, as if it were called */
 		if (by == UNMAPPED && w->n > 0 && w->begins) {
 			w->stop = STOP_OUTERMOST;
 			return 1;
 		}
-		begins = by == BY_RULE && place && !((u32)(w->r0 >> 16) & UNSPOOL_SIGNAL) && begins_here(at);
+		begins = by == BY_RULE && place && !(RULE_FLAGS(&w->rule) & UNSPOOL_SIGNAL) && begins_here(at);
 		if (by == UNMAPPED || by == NO_TABLE || maybe == MAYBE_PLACE)
 			w->missing = 1;
 		if (by == UNMAPPED && w->n > 0) {
@@ -646,22 +686,22 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 		return 1;
 	}
 	w->begins = begins;
-	if (by == BY_RULE && (u32)(w->r0 >> 16) & HERE)
+	if (by == BY_RULE && RULE_FLAGS(&w->rule) & HERE)
 		place = HOW_EXACT;
 	add_frame(w, exact ? 0 : place);
 	switch (by) {
 	case BY_RULE:
-		signal = (u32)(w->r0 >> 16) & UNSPOOL_SIGNAL;
-		injected = (u32)(w->r0 >> 16) & INJECTED ? 1 : 0;
+		signal = RULE_FLAGS(&w->rule) & UNSPOOL_SIGNAL;
+		injected = RULE_FLAGS(&w->rule) & INJECTED ? 1 : 0;
 		how = signal ? HOW_SIGNAL : injected ? HOW_CFI | HOW_EXACT : HOW_CFI;
 		o = OK;
-		if ((u32)(w->r0 >> 16) & MOVED) {
+		if (RULE_FLAGS(&w->rule) & MOVED) {
 			u64 up;
 
-			o = get(w, 12, &up);
+			o = get(w, MACHINE(GO_SP), &up);
 			if (o == OK) {
-				w->in_mem &= ~(1u << SLOT_RSP);
-				w->val[SLOT_RSP] = up;
+				w->in_mem &= ~BIT(SLOT_SP);
+				w->val[SLOT_SP] = up;
 			}
 			alive = 0;
 		}
@@ -685,9 +725,9 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 	case BY_CALL:
 		how = HOW_CALL;
 		if (w->gap > 1) { /* behind the call, a new thread has 0 */
-			u64 rax;
+			u64 result;
 
-			if (get(w, 0, &rax) == OK && rax == 0) {
+			if (get(w, MACHINE(RESULT), &result) == OK && result == 0) {
 				w->stop = STOP_OUTERMOST;
 				return 1;
 			}
@@ -704,7 +744,7 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 		o = step_fp(alive);
 		if (o == LOST_REGISTER && !step_call(0))
 			o = step_fp(0);
-		else if (o == LOST_REGISTER || (o != OK && alive && step_call(0)))
+		else if (o == LOST_REGISTER || (!RA_IN_REG && o != OK && alive && step_call(0)))
 			how = HOW_CALL, o = OK;
 		if (o == UNREADABLE && stop_of(o, w->fault, sp) != STOP_TRUNCATED)
 			o = NO_RULE;
@@ -724,7 +764,7 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 	w->sp = w->cfa;
 	if (signal) {
 		w->exact = 1;
-		if (get(w, SLOT_RSP, &w->sp) != OK)
+		if (get(w, SLOT_SP, &w->sp) != OK)
 			w->sp = w->cfa;
 		w->low = w->sp;
 	} else if (w->cfa - sp - 1 >= MAX_PIECE && !(exact && w->cfa == sp) && !moved(sp, w->cfa)) {
@@ -741,10 +781,10 @@ static __always_inline void begin(struct walk *w, u32 brief)
 	w->brief = brief;
 	w->wanted = 0;
 	w->id = w->first_id;
-	w->pc = w->val[SLOT_RA];
-	w->sp = w->cfa = w->low = w->val[SLOT_RSP];
+	w->pc = w->val[SLOT_PC];
+	w->sp = w->cfa = w->low = w->val[SLOT_SP];
 	w->n_moves = w->begins = 0;
-	w->known = ALL_SLOTS;
+	w->known = ALL_REGS;
 	w->in_mem = 0;
 	w->n = 0;
 	w->exact = 1;
@@ -775,7 +815,7 @@ PART int walk_on(void)
 
 /*
  * Walks the stack of the registers in w->val, of which the program counter is the last, in a space, which is not 0. Few
- * stacks need another register than rsp and rbp. So it is walked in brief first; where a register is asked for that is not
+ * stacks need another register than the stack and the frame pointer. So it is walked in brief first; where a register is asked for that is not
  * known then, whether it was lost or left out, the result does not count, and the stack is walked again with all of them.
  */
 static __always_inline void walk(struct walk *w, u32 space, u32 n_ranges)

@@ -7,7 +7,7 @@
 /* ---- What step.h wants ---- */
 
 /* The caller's registers are located beside the frame's. At first, those in keep are where the frame has them. */
-static __always_inline void new_registers(struct walk *w, u32 keep)
+static __always_inline void new_registers(struct walk *w, slots keep)
 {
 	u32 i;
 
@@ -17,10 +17,10 @@ static __always_inline void new_registers(struct walk *w, u32 keep)
 		w->new_val[i] = w->val[i];
 }
 
-static __always_inline void new_register(struct walk *w, u32 slot, u64 v, u32 known, u32 mem)
+static __always_inline void new_register(struct walk *w, u32 slot, u64 v, slots known, slots mem)
 {
-	w->new_known = (w->new_known & ~(1u << (slot & 31))) | known << (slot & 31);
-	w->new_in_mem = (w->new_in_mem & ~(1u << (slot & 31))) | mem << (slot & 31);
+	w->new_known = (w->new_known & ~BIT(slot)) | known << (slot & (SLOT_ROOM - 1));
+	w->new_in_mem = (w->new_in_mem & ~BIT(slot)) | mem << (slot & (SLOT_ROOM - 1));
 	w->new_val[BOUNDED(slot, SLOT_ROOM)] = v;
 }
 
@@ -60,8 +60,9 @@ static __always_inline int eval_to(struct walk *w, u64 off, u32 push, u64 *to)
 #define STEP_NEW(w, keep) new_registers(w, keep)
 #define STEP_SET(w, slot, v, mem) new_register(w, slot, v, 1, mem)
 #define STEP_COPY(w, slot, from) \
-	new_register(w, slot, (w)->val[BOUNDED(from, SLOT_ROOM)], (w)->known >> ((from) & 31) & 1, (w)->in_mem >> ((from) & 31) & 1)
-#define STEP_LOSE(w, slot) ((w)->new_known &= ~(1u << ((slot) & 31)))
+	new_register(w, slot, (w)->val[BOUNDED(from, SLOT_ROOM)], (w)->known >> ((from) & (SLOT_ROOM - 1)) & 1, \
+		     (w)->in_mem >> ((from) & (SLOT_ROOM - 1)) & 1)
+#define STEP_LOSE(w, slot) ((w)->new_known &= ~BIT(slot))
 #define STEP_DONE(w) use_registers(w)
 #define STEP_LEB 24
 #include "step.h"
@@ -134,7 +135,7 @@ PART int apply_wide(void)
 	if (!w)
 		return NO_RULE;
 	h = walk_value(w->table, 0);
-	off = w->r0 >> 32;
+	off = w->rule.head >> 32;
 	if (!h)
 		return no_table(w);
 	size = HEADER(h, wide_size);

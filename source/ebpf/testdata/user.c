@@ -66,7 +66,7 @@ static struct mapped {
 } *mapped;
 static u64 n_texts, n_mapped;
 
-static u64 begun[SLOTS]; /* the registers of the stack at hand */
+static u64 begun[REGS]; /* the registers of the stack at hand */
 
 static struct walk *walk_state(void) { return &state; }
 static struct cache *walk_cache(void) { return &cache; }
@@ -185,13 +185,13 @@ static void step(u32 table)
 	w->e_left = ~0u;
 	w->pc = q.s.pc;
 	w->cfa = q.s.cfa;
-	w->known = (u32)q.s.known;
-	w->in_mem = (u32)q.s.in_mem;
+	w->known = (slots)q.s.known;
+	w->in_mem = (slots)q.s.in_mem;
 	w->fault = q.s.fault;
 	memcpy(w->val, q.s.val, sizeof q.s.val);
 	a.found = find(table, q.pc) == 0;
 	if (!a.found) {
-		a.signal = (u32)(w->r0 >> 16) & UNSPOOL_SIGNAL;
+		a.signal = RULE_FLAGS(&w->rule) & UNSPOOL_SIGNAL;
 		a.outcome = (u32)apply(w);
 		a.s = (struct regs){.pc = w->pc, .cfa = w->cfa, .known = w->known, .in_mem = w->in_mem, .fault = w->fault};
 		memcpy(a.s.val, w->val, sizeof a.s.val);
@@ -217,7 +217,7 @@ static void again(void)
 	must(memcmp(words, state.words, n * sizeof words[0]) == 0, "without all registers, a stack's words are others");
 }
 
-/* A stack: 17 registers, the memory's address and size, the memory. The answer: whether something was missing, stop, frames, and a word for each. */
+/* A stack: registers, the memory's address and size, the memory. The answer: whether something was missing, stop, frames, and a word for each. */
 static void whole(void)
 {
 	u64 head[2], n;
