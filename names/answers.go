@@ -2,9 +2,9 @@ package names
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"hash/crc32"
-	"maps"
 	"path/filepath"
 	"slices"
 	"sort"
@@ -57,7 +57,13 @@ type answers struct {
 	path string
 	load sync.Once
 	had  *answerFile // nil: there was none
-	new  map[uint64]profile.Name
+	new  [][]answer  // as they were found
+}
+
+// An answer is the name of the place at an offset.
+type answer struct {
+	off  uint64
+	name *profile.Name
 }
 
 // answersOf returns what is known of a module; nil where nothing may be kept.
@@ -79,7 +85,7 @@ func (n *Namer) answersOf(m *unwind.Module, t *symbol.Table) *answers {
 		if n.Lines {
 			name += "-lines"
 		}
-		a = &answers{id: id, path: filepath.Join(n.cache, name), new: map[uint64]profile.Name{}}
+		a = &answers{id: id, path: filepath.Join(n.cache, name)}
 		n.answers[id] = a
 	}
 	n.mu.Unlock()
@@ -100,20 +106,21 @@ func (n *Namer) answersOf(m *unwind.Module, t *symbol.Table) *answers {
 	return a
 }
 
-// remember adds names to a, if they are still made of the same.
+// remember adds names to a, if they are still made of the same. They must not change afterwards.
 func (n *Namer) remember(a *answers, t *symbol.Table, offs []uint64, names []profile.Name) {
 	if id, ok := t.Identity(n.Lines); !ok || id != a.id {
 		return
 	}
+	list, cost := make([]answer, len(offs)), len(offs)
+	for i, off := range offs {
+		list[i] = answer{off, &names[i]}
+		cost += len(names[i].Source)
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for i, off := range offs {
-		cost := 1 + len(names[i].Source)
-		if n.learned+cost > maxAnswersNew {
-			return
-		}
+	if n.learned+cost <= maxAnswersNew {
 		n.learned += cost
-		a.new[off] = names[i]
+		a.new = append(a.new, list)
 	}
 }
 
@@ -124,15 +131,15 @@ func (n *Namer) saveAnswers() {
 		if len(a.new) == 0 {
 			continue
 		}
-		if a.had != nil && a.had.places+len(a.new) <= maxKeptPlaces {
+		all := slices.Concat(a.new...)
+		if a.had != nil && a.had.places+len(all) <= maxKeptPlaces {
+			var room []profile.Source
 			for i := range a.had.places {
-				off := a.had.off(i)
-				if _, ok := a.new[off]; !ok {
-					a.new[off] = a.had.name(i, new([]profile.Source))
-				}
+				name := a.had.name(i, &room)
+				all = append(all, answer{a.had.off(i), &name})
 			}
 		}
-		if b := encodeAnswers(a.new, &a.id.Sum); len(b) <= maxAnswers {
+		if b := encodeAnswers(all, &a.id.Sum); len(b) <= maxAnswers {
 			kept.Write(a.path, b)
 			wrote = true
 		}
@@ -235,8 +242,10 @@ func (f *answerFile) name(i int, room *[]profile.Source) (n profile.Name) {
 	return n
 }
 
-// encodeAnswers returns the file of at.
-func encodeAnswers(at map[uint64]profile.Name, id *[32]byte) []byte {
+// encodeAnswers returns the file of all, which it sorts; of several answers for an offset, any is as good.
+func encodeAnswers(all []answer, id *[32]byte) []byte {
+	slices.SortFunc(all, func(a, b answer) int { return cmp.Compare(a.off, b.off) })
+	all = slices.CompactFunc(all, func(a, b answer) bool { return a.off == b.off })
 	le := binary.LittleEndian
 	var text strings.Builder
 	numbers, bound := map[string]uint32{}, []byte{0, 0, 0, 0}
@@ -250,23 +259,16 @@ func encodeAnswers(at map[uint64]profile.Name, id *[32]byte) []byte {
 		}
 		return n
 	}
-	type function struct {
-		start      uint64
-		name, link uint32
-	}
-	funcs := map[function]uint32{}
-	var offs, funcOf, sourceOf, funcBytes, srcs []byte
-	for _, off := range slices.Sorted(maps.Keys(at)) {
-		n := at[off]
-		offs = le.AppendUint64(offs, off)
-		f := function{n.Start, str(n.Func), str(n.Linkage)}
-		k, ok := funcs[f]
-		if !ok {
-			k = uint32(len(funcs))
-			funcs[f] = k
-			funcBytes = le.AppendUint32(le.AppendUint32(le.AppendUint64(funcBytes, f.start), f.name), f.link)
+	var offs, funcOf, sourceOf, funcs, srcs []byte
+	last := new(profile.Name)
+	for i, a := range all {
+		n := a.name
+		offs = le.AppendUint64(offs, a.off)
+		if i == 0 || n.Start != last.Start || n.Func != last.Func || n.Linkage != last.Linkage { // the places of a function are neighbours
+			funcs = le.AppendUint32(le.AppendUint32(le.AppendUint64(funcs, n.Start), str(n.Func)), str(n.Linkage))
+			last = n
 		}
-		funcOf = le.AppendUint32(funcOf, k)
+		funcOf = le.AppendUint32(funcOf, uint32(len(funcs)/16-1))
 		sourceOf = le.AppendUint32(sourceOf, uint32(len(srcs)/20))
 		for i := range n.Source {
 			s := &n.Source[i]
@@ -277,10 +279,10 @@ func encodeAnswers(at map[uint64]profile.Name, id *[32]byte) []byte {
 	}
 	sourceOf = le.AppendUint32(sourceOf, uint32(len(srcs)/20))
 	b := append(append([]byte(answersMagic), make([]byte, 8)...), id[:]...)
-	for _, v := range []int{len(at), len(funcs), len(srcs) / 20, len(numbers), text.Len(), 0} {
+	for _, v := range []int{len(all), len(funcs) / 16, len(srcs) / 20, len(numbers), text.Len(), 0} {
 		b = le.AppendUint32(b, uint32(v))
 	}
-	b = append(slices.Concat(b, offs, funcOf, sourceOf, funcBytes, srcs, bound), text.String()...)
+	b = append(slices.Concat(b, offs, funcOf, sourceOf, funcs, srcs, bound), text.String()...)
 	le.PutUint32(b[8:], crc32.Checksum(b[12:], castagnoli))
 	return b
 }

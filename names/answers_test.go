@@ -233,7 +233,9 @@ func TestAnswersCost(t *testing.T) {
 // FuzzAnswers: no file of the cache does harm, and what is written is read again.
 func FuzzAnswers(f *testing.F) {
 	id := [32]byte{1}
-	f.Add(encodeAnswers(map[uint64]profile.Name{5: {Func: "f()", Linkage: "_Z1f", Start: 4, Source: []profile.Source{{Line: 3, File: "a"}, {Func: "g"}}}, 9: {Start: 8}}, &id)[48:])
+	f.Add(encodeAnswers([]answer{
+		{9, &profile.Name{Start: 8}}, {5, &profile.Name{Func: "f()", Linkage: "_Z1f", Start: 4, Source: []profile.Source{{Line: 3, File: "a"}, {Func: "g"}}}},
+	}, &id)[48:])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		b = append(append([]byte(answersMagic), make([]byte, 8)...), append(id[:], b...)...)
 		binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b[12:], castagnoli))
@@ -242,13 +244,17 @@ func FuzzAnswers(f *testing.F) {
 			return
 		}
 		at, room := map[uint64]profile.Name{}, []profile.Source{}
+		var all []answer
 		for i := range x.places {
-			at[x.off(i)] = x.name(i, &room)
+			name := x.name(i, &room)
+			at[x.off(i)] = name
+			all = append(all, answer{x.off(i), &name})
 		}
 		if len(at) != x.places {
 			t.Fatalf("%d places, of which %d are different", x.places, len(at))
 		}
-		y := readAnswers(encodeAnswers(at, &id), &id)
+		slices.Reverse(all)
+		y := readAnswers(encodeAnswers(all, &id), &id)
 		offs := slices.Sorted(maps.Keys(at))
 		names := make([]profile.Name, len(offs))
 		if missing := (&answers{had: y}).fill(offs, names); len(missing) > 0 {

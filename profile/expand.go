@@ -6,7 +6,8 @@ import "slices"
 type expander struct {
 	p       *Profile
 	funcs   map[funcKey]int32
-	kernels map[string]int32 // modules of the kernel, by path
+	starts  map[startKey]int32 // functions without names
+	kernels map[string]int32   // modules of the kernel, by path
 	files   map[string]uint32
 	inner   []inner  // by location
 	calls   []uint32 // of inner
@@ -20,10 +21,15 @@ type funcKey struct {
 	module int32
 }
 
+type startKey struct {
+	start  uint64
+	module int32
+}
+
 func newExpander(p *Profile) *expander {
 	p.Files = []string{""}
 	return &expander{
-		p: p, funcs: map[funcKey]int32{}, kernels: map[string]int32{}, files: map[string]uint32{"": 0},
+		p: p, funcs: map[funcKey]int32{}, starts: map[startKey]int32{}, kernels: map[string]int32{}, files: map[string]uint32{"": 0},
 		inner: make([]inner, len(p.Locs)),
 	}
 }
@@ -44,8 +50,7 @@ func (x *expander) loc(id uint32, n *Name) {
 		}
 		loc.Module = m
 	}
-	name, named := funcName(n, &p.Modules[loc.Module])
-	loc.Func, loc.Start = x.function(name, n.Linkage, loc.Module, named), n.Start
+	loc.Func, loc.Start = x.outermost(n, loc.Module), n.Start
 	if k := len(n.Source) - 1; k >= 0 {
 		x.place(&loc, &n.Source[k])
 		x.inner[id].at = uint32(len(x.calls))
@@ -71,6 +76,22 @@ func (x *expander) place(loc *Loc, s *Source) {
 		x.p.Files = append(x.p.Files, s.File)
 	}
 	loc.File, loc.Line, loc.Column = f, s.Line, s.Column
+}
+
+// outermost returns the number of the function that n names. The name of one without a symbol is made once.
+func (x *expander) outermost(n *Name, module int32) int32 {
+	k := startKey{n.Start, module}
+	if n.Func == "" {
+		if f, ok := x.starts[k]; ok {
+			return f
+		}
+	}
+	name, named := funcName(n, &x.p.Modules[module])
+	f := x.function(name, n.Linkage, module, named)
+	if n.Func == "" {
+		x.starts[k] = f
+	}
+	return f
 }
 
 // function returns the number of a function, which is entered if it is new.
