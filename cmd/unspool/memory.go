@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"time"
 )
 
 // lateCollection is how much memory a short command may hold before its first garbage collection.
@@ -24,4 +25,32 @@ func collectLate() {
 		debug.SetGCPercent(100)
 		debug.SetMemoryLimit(math.MaxInt64)
 	}, struct{}{})
+}
+
+// firstTrim is when a recording first gives memory back, and lastTrim the greatest distance between two such times.
+const (
+	firstTrim = 2 * time.Second
+	lastTrim  = 2 * time.Minute
+)
+
+// trim gives memory back that is not needed any more, after first, and then each time after twice as long, up to lastTrim, until stop is
+// called. The start of a recording of the whole machine reads all its programs; then little is allocated, so the garbage of the start would
+// stay for minutes: twice what is in use.
+func trim(first time.Duration) (stop func()) {
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for d := first; ; d = min(2*d, lastTrim) {
+			select {
+			case <-time.After(d):
+				debug.FreeOSMemory()
+			case <-end:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(end)
+		<-ended
+	}
 }

@@ -47,3 +47,42 @@ func TestCollectLate(t *testing.T) {
 		t.Errorf("GOGC is %d", p)
 	}
 }
+
+// TestTrim: what the start of a recording leaves behind is given back soon, and again later; after its stop, no more.
+func TestTrim(t *testing.T) {
+	held := func() uint64 {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapSys - m.HeapReleased
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // nothing else collects
+	litter := func() {
+		for range 64 {
+			keep := make([]byte, 1<<20)
+			for i := 0; i < len(keep); i += 4096 {
+				keep[i] = 1
+			}
+		}
+	}
+	debug.FreeOSMemory()
+	least := held()
+	litter()
+	stop := trim(10 * time.Millisecond)
+	for turn := range 2 {
+		for end := time.Now().Add(time.Minute); held() > least+8<<20; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("turn %d: %d MB are held, %d before", turn, held()>>20, least>>20)
+			}
+		}
+		if turn == 0 {
+			litter()
+		}
+	}
+	stop()
+	var was, is runtime.MemStats
+	runtime.ReadMemStats(&was)
+	time.Sleep(200 * time.Millisecond)
+	if runtime.ReadMemStats(&is); is.NumForcedGC != was.NumForcedGC {
+		t.Error("memory is given back after the stop")
+	}
+}
