@@ -242,6 +242,7 @@ func TestLocalStress(t *testing.T) {
 			prog := localProgram(t, "gcc", "local_stress.c", kind.flags...)
 			for _, what := range []string{"threads", "storm", "altstorm", "fork", "dlopen", "dlstorm", "corrupt", "guard", "gone", "overflow", "alt", "call"} {
 				t.Run(what, func(t *testing.T) {
+					t.Parallel() // half of them go on for a fixed time
 					if out, err := runWith(lib, []string{kind.env}, prog, append([]string{what}, libs...)...); err != nil {
 						t.Errorf("%v\n%s", err, out)
 					}

@@ -57,6 +57,7 @@ func TestOwnStress(t *testing.T) {
 			prog := localProgram(t, "gcc", "local_stress.c", append([]string{"-include", "libunwind-x86_64.h", "-Wl,--no-as-needed", "-lunwind-x86_64"}, kind.flags...)...)
 			for _, what := range []string{"threads", "storm", "altstorm", "fork", "dlopen", "dlstorm", "corrupt", "guard", "overflow", "alt", "call"} {
 				t.Run(what, func(t *testing.T) {
+					t.Parallel() // half of them go on for a fixed time
 					if out, err := runWith(lib, []string{kind.env}, prog, append([]string{what}, libs...)...); err != nil {
 						t.Errorf("%v\n%s", err, out)
 					}

@@ -120,6 +120,7 @@ func worker(args ...string) func(t *testing.T) *exec.Cmd {
 
 // TestJudges compares the stacks of programs with what gdb and eu-stack find, frame by frame: program counters and names.
 func TestJudges(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gdb", "eu-stack")
 	used := make([]int, len(allowed))
 	ran := map[string]bool{} // to the end

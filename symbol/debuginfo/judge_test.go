@@ -236,7 +236,8 @@ func TestLLVM(t *testing.T) {
 			}
 			want := ask(t, plain, addrs, "linkage")
 			known, bad := 0, 0
-			for i, got := range in.Places(addrs) {
+			places := in.Places(addrs)
+			for i, got := range places {
 				g, w := showPlaces(got), showAnswer(want[i])
 				if w != "" {
 					known++
@@ -250,7 +251,7 @@ func TestLLVM(t *testing.T) {
 			for _, n := range in.Notes() {
 				t.Error(n)
 			}
-			checkLines(t, in, addrs)
+			checkLines(t, in, addrs, places)
 			t.Logf("%d addresses, %d known, %d differ", len(addrs), known, bad)
 			total += len(addrs)
 		})
@@ -260,11 +261,11 @@ func TestLLVM(t *testing.T) {
 
 // checkLines holds Lines against Places, which were held against the judge: the row that an address has says the same line,
 // up to what units say of addresses that they do not have.
-func checkLines(t *testing.T, in *Info, addrs []arch.Vaddr) {
+func checkLines(t *testing.T, in *Info, addrs []arch.Vaddr, all [][]Place) {
 	t.Helper()
 	rows := in.Lines(addrs[0], addrs[len(addrs)-1]+1)
 	bad := 0
-	for i, places := range in.Places(addrs) {
+	for i, places := range all {
 		j, found := slices.BinarySearchFunc(rows, addrs[i], func(r Row, a arch.Vaddr) int { return cmp.Compare(r.Addr, a) })
 		if !found {
 			j--
