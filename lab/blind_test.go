@@ -186,7 +186,7 @@ func (x *wild) snapshot() *unwind.Snapshot {
 // every way that there is: linkage tables, handlers' returns, system calls, edges of functions, frame pointers, calls.
 func TestBlindWalks(t *testing.T) {
 	hows, stops := map[unwind.How]int{}, map[unwind.Stop]int{}
-	k, given := newKernelWalk(t), 0
+	k, given := newKernelWalk(t, arch.AMD64), 0
 	for seed := range uint64(15) {
 		x, w := newWild(t, seed), unwind.NewWalker(1024)
 		snaps := make([]*unwind.Snapshot, 3000)

@@ -21,6 +21,7 @@ import (
 
 // A kernelWalk is the walk that runs in the kernel, compiled for user space: source/ebpf/testdata/user.c.
 type kernelWalk struct {
+	mach   *arch.Machine
 	in     *bufio.Writer
 	out    *bufio.Reader
 	tables map[*unwind.Module]uint32
@@ -34,10 +35,12 @@ type codeKey struct {
 	off, size uint64
 }
 
-func newKernelWalk(t *testing.T) *kernelWalk {
+// newKernelWalk compiles the walk of a machine.
+func newKernelWalk(t *testing.T, m *arch.Machine) *kernelWalk {
 	oracle.Need(t, "gcc")
+	target := map[*arch.Machine]string{arch.AMD64: "-D__TARGET_ARCH_x86", arch.ARM64: "-D__TARGET_ARCH_arm64"}[m]
 	prog := filepath.Join(t.TempDir(), "user")
-	if out, err := exec.Command("gcc", "-std=gnu11", "-O2", "-I../runtime", "-o", prog, "../source/ebpf/testdata/user.c").CombinedOutput(); err != nil {
+	if out, err := exec.Command("gcc", "-std=gnu11", "-O2", target, "-I../runtime", "-o", prog, "../source/ebpf/testdata/user.c").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	cmd := exec.Command(prog)
@@ -57,7 +60,7 @@ func newKernelWalk(t *testing.T) *kernelWalk {
 		in.Close()
 		cmd.Wait()
 	})
-	return &kernelWalk{in: bufio.NewWriterSize(in, 1<<20), out: bufio.NewReaderSize(out, 1<<20), tables: map[*unwind.Module]uint32{}, texts: map[codeKey]uint64{}}
+	return &kernelWalk{mach: m, in: bufio.NewWriterSize(in, 1<<20), out: bufio.NewReaderSize(out, 1<<20), tables: map[*unwind.Module]uint32{}, texts: map[codeKey]uint64{}}
 }
 
 func (k *kernelWalk) words(v ...uint64) {
@@ -72,7 +75,7 @@ func (k *kernelWalk) table(m *unwind.Module) uint32 {
 		return id
 	}
 	id := uint32(0)
-	if c := m.Code(); c != nil && c.Machine == arch.AMD64 {
+	if c := m.Code(); c != nil && c.Machine == k.mach {
 		if b, ok := c.Stepper.(interface{ Bytes() []byte }); ok {
 			id = 1
 			for _, other := range k.tables {
@@ -125,7 +128,7 @@ func (k *kernelWalk) ask(s *unwind.Snapshot) {
 		k.words(at...)
 	}
 	k.words(3, 0, 0, 0, 0, 0, 1)
-	k.words(s.Regs[:17]...)
+	k.words(s.Regs[:k.mach.Slot(k.mach.PC)+1]...)
 	k.words(s.Mem.Lo, uint64(len(s.Mem.Bytes)))
 	k.in.Write(s.Mem.Bytes)
 }
@@ -151,7 +154,7 @@ func (k *kernelWalk) answer() (words []uint64, stop unwind.Stop, missing bool, e
 func TestKernelWalk(t *testing.T) {
 	for _, file := range recordings(t) {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".data"), func(t *testing.T) {
-			k, spaces, w := newKernelWalk(t), newSpaces(modules.New()), unwind.NewWalker(1024)
+			k, spaces, w := newKernelWalk(t, arch.AMD64), newSpaces(modules.New()), unwind.NewWalker(1024)
 			n, bad := 0, 0
 			var frames []unwind.Frame
 			batches(t, file, 1000, func(snaps []oracle.Snapshot, in []*oracle.Space) {
@@ -199,7 +202,7 @@ func differs(words []uint64, stop unwind.Stop, frames []unwind.Frame, want unwin
 		if i >= len(words) {
 			return fmt.Sprintf("%d frames and %v, not %d and %v", len(words), stop, len(frames), want)
 		}
-		pc, how := words[i]&(1<<60-1), unwind.How(words[i]>>60&7)
+		pc, how := words[i]&(1<<56-1), unwind.How(words[i]>>56&0x7f)
 		exact := words[i]>>63 != 0 || how == unwind.HowStart || how.Interrupted()
 		if pc != uint64(f.PC) || how != f.How || exact != f.Exact {
 			return fmt.Sprintf("frame %d is %#x by %v, exact %v, not %#x by %v, exact %v", i, pc, how, exact, f.PC, f.How, f.Exact)
@@ -214,10 +217,17 @@ func differs(words []uint64, stop unwind.Stop, frames []unwind.Frame, want unwin
 // TestKernelWalkWild: on stacks of random words the walk that runs in the kernel finds what ours finds: frame pointers that lead down, or
 // in circles, registers below the stack pointer, places that nothing has called.
 func TestKernelWalkWild(t *testing.T) {
+	for m, path := range map[*arch.Machine]string{arch.AMD64: "/lib/x86_64-linux-gnu/libc.so.6", arch.ARM64: "/usr/aarch64-linux-gnu/lib/libc.so.6"} {
+		t.Run(m.Name, func(t *testing.T) { walkWild(t, m, path) })
+	}
+}
+
+// walkWild walks random stacks with the code of a C library.
+func walkWild(t *testing.T, m *arch.Machine, path string) {
 	const lo, stackLo, size = 0x7f0000000000, 0x7ffd00000000, 4 << 10
-	real := modules.New().Module("/lib/x86_64-linux-gnu/libc.so.6", "").Code()
-	if real == nil || real.Machine != arch.AMD64 || len(real.Segments) == 0 {
-		oracle.Lacks(t, "a C library for x86-64")
+	real := modules.New().Module(path, "").Code()
+	if real == nil || real.Machine != m || len(real.Segments) == 0 {
+		oracle.Lacks(t, "a C library for "+m.Name)
 	}
 	blind := *real
 	blind.Text = nil // or the program could load it as data
@@ -225,18 +235,31 @@ func TestKernelWalkWild(t *testing.T) {
 	mod := unwind.NewModule("libc", "", func(*unwind.Module) *unwind.Code { return &blind })
 	space := unwind.NewSpace(unwind.Mapping{Lo: lo, Hi: lo + arch.Addr(seg.Size), Off: seg.Off, Module: mod})
 	rnd := rand.New(rand.NewPCG(15, 3))
-	code := func() uint64 { return lo + rnd.Uint64N(seg.Size) }
+	code := func() uint64 {
+		at := lo + rnd.Uint64N(seg.Size)
+		if m.RAInReg {
+			at &^= 3 // instructions have four bytes
+		}
+		return at
+	}
+	signed := func() uint64 { // on AArch64, half of the return addresses are
+		at := code()
+		if m.RAInReg && rnd.IntN(2) == 0 {
+			at |= rnd.Uint64N(1<<7) << 48
+		}
+		return at
+	}
 	snaps := make([]unwind.Snapshot, 20000)
 	for i := range snaps {
 		s := &snaps[i]
-		*s = unwind.Snapshot{Machine: arch.AMD64, Space: space, PC: code(), Known: 1<<17 - 1}
+		*s = unwind.Snapshot{Machine: m, Space: space, PC: code(), Known: 1<<(m.Slot(m.PC)+1) - 1}
 		from := stackLo + 8*rnd.Uint64N(size/16) // the stack pointer is amid the memory, half of the time
 		s.Mem.Lo, s.Mem.Bytes = stackLo, make([]byte, size)
 		if rnd.IntN(2) == 0 {
 			s.Mem.Lo = from
 		}
 		for at := 0; at < size; at += 8 {
-			v := code()
+			v := signed()
 			switch rnd.IntN(8) {
 			case 0, 1, 2:
 				v = stackLo + 8*rnd.Uint64N(size/8)
@@ -245,12 +268,13 @@ func TestKernelWalkWild(t *testing.T) {
 			}
 			binary.LittleEndian.PutUint64(s.Mem.Bytes[at:], v)
 		}
-		for r := range s.Regs[:16] {
+		for r := range s.Regs[:m.Slot(m.PC)] {
 			s.Regs[r] = stackLo + 8*rnd.Uint64N(size/8)
 		}
-		s.Regs[7], s.Regs[16] = from, s.PC
+		s.Regs[m.Slot(m.RA)] = signed()
+		s.Regs[m.Slot(m.SP)], s.Regs[m.Slot(m.PC)] = from, s.PC
 	}
-	k, w := newKernelWalk(t), unwind.NewWalker(1024)
+	k, w := newKernelWalk(t, m), unwind.NewWalker(1024)
 	go func() {
 		for i := range snaps {
 			k.ask(&snaps[i])
