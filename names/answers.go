@@ -133,7 +133,7 @@ func (n *Namer) saveAnswers() {
 		}
 		all := slices.Concat(a.new...)
 		if a.had != nil && a.had.places+len(all) <= maxKeptPlaces {
-			var room []profile.Source
+			var room sourceRoom
 			for i := range a.had.places {
 				name := a.had.name(i, &room)
 				all = append(all, answer{a.had.off(i), &name})
@@ -156,7 +156,7 @@ func (a *answers) fill(offs []uint64, names []profile.Name) (missing []int) {
 		f = &answerFile{}
 	}
 	at := 0
-	var room []profile.Source
+	var room sourceRoom
 	for i, off := range offs {
 		at += sort.Search(f.places-at, func(k int) bool { return f.off(at+k) >= off })
 		if at == f.places || f.off(at) != off {
@@ -220,7 +220,7 @@ func (f *answerFile) str(b []byte) string {
 }
 
 // name returns the name of place i. Its sources are cut from room, which grows as needed.
-func (f *answerFile) name(i int, room *[]profile.Source) (n profile.Name) {
+func (f *answerFile) name(i int, room *sourceRoom) (n profile.Name) {
 	le := binary.LittleEndian
 	if k := uint64(le.Uint32(f.funcOf[4*i:])); 16*k < uint64(len(f.funcs)) {
 		r := f.funcs[16*k:]
@@ -231,15 +231,28 @@ func (f *answerFile) name(i int, room *[]profile.Source) (n profile.Name) {
 		return n
 	}
 	count := int(hi - lo)
-	if len(*room) < count {
-		*room = make([]profile.Source, max(count, 1<<9))
-	}
-	n.Source, *room = (*room)[:count:count], (*room)[count:]
+	n.Source = room.cut(count)
 	for j := range n.Source {
 		r := f.srcs[20*(int(lo)+j):]
 		n.Source[j] = profile.Source{Func: f.str(r), Linkage: f.str(r[4:]), File: f.str(r[8:]), Line: le.Uint32(r[12:]), Column: le.Uint32(r[16:])}
 	}
 	return n
+}
+
+// A sourceRoom is memory for sources of many names, or of one.
+type sourceRoom struct {
+	free []profile.Source
+	size int
+}
+
+func (r *sourceRoom) cut(n int) []profile.Source {
+	if len(r.free) < n {
+		r.size = min(max(4*r.size, 4), 1<<9)
+		r.free = make([]profile.Source, max(n, r.size))
+	}
+	out := r.free[:n:n]
+	r.free = r.free[n:]
+	return out
 }
 
 // encodeAnswers returns the file of all, which it sorts; of several answers for an offset, any is as good.

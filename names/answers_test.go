@@ -225,6 +225,18 @@ func TestAnswersCost(t *testing.T) {
 		t.Error("the kept names are others")
 	}
 	t.Logf("%d offsets: %d allocations, then %d", len(offs), allocs[0], allocs[1])
+	// One at a time, as streams ask.
+	mods := cached(t, cache)
+	n := New(Options{Mods: mods, Recorded: true})
+	n.Lines = true
+	m, one, at := mods.Module(paths[0], hex.EncodeToString(img.BuildID())), make([]profile.Name, 1), 0
+	single := testing.AllocsPerRun(1000, func() { n.User(m, offs[at:at+1], one); at++ })
+	if err := errors.Join(n.Close(), mods.Close()); err != nil {
+		t.Error(err)
+	}
+	if single > 4 {
+		t.Errorf("%v allocations for one offset", single)
+	}
 	if len(offs) < 1000 || allocs[1] > 300+uint64(len(offs))/20 || allocs[0] < 4*allocs[1] {
 		t.Errorf("%d offsets: %d allocations without kept names, %d with them", len(offs), allocs[0], allocs[1])
 	}
@@ -243,7 +255,7 @@ func FuzzAnswers(f *testing.F) {
 		if x == nil {
 			return
 		}
-		at, room := map[uint64]profile.Name{}, []profile.Source{}
+		at, room := map[uint64]profile.Name{}, sourceRoom{}
 		var all []answer
 		for i := range x.places {
 			name := x.name(i, &room)

@@ -3,6 +3,7 @@ package symbol
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -34,12 +35,19 @@ func (t *Table) Identity(lines bool) (id Identity, ok bool) {
 	if t.info != nil {
 		notes = notes || len(t.info.Notes()) > 0
 	}
+	had := t.made[lines]
 	t.owning.Unlock()
-	own := program()
-	if notes || own == nil || t.r.names.full() {
+	if notes || t.r.names.full() {
 		return id, false
 	}
-	key := append([]byte{}, own...)
+	if had != nil {
+		return *had, true
+	}
+	key := program()
+	if key == nil {
+		return id, false
+	}
+	key = slices.Clone(key)
 	for _, img := range []*module.Image{t.img, debug} {
 		if img == nil {
 			key = append(key, 0)
@@ -54,7 +62,14 @@ func (t *Table) Identity(lines bool) (id Identity, ok bool) {
 	if lines {
 		key = append(key, 1)
 	}
-	return Identity{t.buildID(), sha256.Sum256(key)}, true
+	id = Identity{t.buildID(), sha256.Sum256(key)}
+	t.owning.Lock()
+	if t.made == nil {
+		t.made = map[bool]*Identity{}
+	}
+	t.made[lines] = &id
+	t.owning.Unlock()
+	return id, true
 }
 
 // program identifies this program: another one may demangle otherwise, or read more. nil: it is not known.

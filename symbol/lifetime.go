@@ -105,7 +105,7 @@ func (t *Table) release() error {
 	for _, img := range t.held {
 		errs = append(errs, img.Release())
 	}
-	t.opened, t.share, t.owned, t.held, t.links = false, nil, nil, nil, false
+	t.opened, t.share, t.owned, t.held, t.links, t.made = false, nil, nil, nil, false, nil
 	t.img, t.pid, t.sources, t.lacks = nil, 0, nil, false
 	t.debug, t.debugged, t.lined, t.info, t.gosym = nil, sync.Once{}, sync.Once{}, nil, nil
 	t.index, t.shown, t.named, t.text = nil, nil, nil, 0

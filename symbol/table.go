@@ -46,10 +46,11 @@ type Table struct {
 
 	owning sync.Mutex // for what follows
 	owned  []*module.Image
-	held   []*module.Image // those of Options.Files
-	shared bool            // others could change some file that names come from
-	there  bool            // the file is
-	links  bool            // debug information named further files
+	held   []*module.Image    // those of Options.Files
+	shared bool               // others could change some file that names come from
+	there  bool               // the file is
+	links  bool               // debug information named further files
+	made   map[bool]*Identity // with lines, and without, while the files are open
 
 	replaced bool // another is there
 	note     string
