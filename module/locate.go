@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/internal/procroot"
 )
@@ -24,6 +25,10 @@ import (
 // It is safe for concurrent use, once its fields are set.
 type Locator struct {
 	Sysroot string // a root directory; "": none
+
+	// Machine is the one whose files are wanted; nil: those of all. Where a recording or a core is read, files of the same name may be for
+	// another machine.
+	Machine *arch.Machine
 
 	// Dirs have files by build ID: .build-id/xx/yyyy, or, as perf buildid-cache keeps them, .build-id/xx/yyyy/elf and debug. None of these
 	// files counts as File.Private: the maker of a program chooses its build ID, and perf run by root makes the copy root's.
@@ -71,6 +76,24 @@ type ReplacedError struct {
 	Path string
 	Have string // build ID, in hex
 	Want string // the recorded build ID; Another: unknown, but not Have
+}
+
+// A MachineError says that a file is not for the machine that was recorded.
+type MachineError struct {
+	Path       string
+	Have, Want string
+}
+
+func (e *MachineError) Error() string {
+	return fmt.Sprintf("%s is for %s, but was recorded on %s", e.Path, e.Have, e.Want)
+}
+
+// fits refuses a file for another machine.
+func (l *Locator) fits(path string, img *Image) error {
+	if l.Machine == nil || img.machine == l.Machine {
+		return nil
+	}
+	return &MachineError{path, img.machine.Name, l.Machine.Name}
 }
 
 func (e *ReplacedError) Error() string {
@@ -218,7 +241,12 @@ func (l *Locator) Close() error {
 func (l *Locator) find(path, buildID string, pid int) (*Image, int, error) {
 	if !OnDisk(path) {
 		img, err := OpenMapped(path)
-		if img != nil && buildID != "" {
+		switch {
+		case img == nil:
+		case l.fits(path, img) != nil: // this machine's vDSO is not the other's
+			img.Close()
+			return nil, 0, nil
+		case buildID != "":
 			if err = replaced(path, img, buildID); err != nil {
 				img.Close()
 				img = nil
@@ -227,8 +255,12 @@ func (l *Locator) find(path, buildID string, pid int) (*Image, int, error) {
 		return img, 0, err
 	}
 	var why error
+	var foreign *MachineError
 	for p := range l.places(path, buildID, pid) {
 		img, err := p.image(func(img *Image) error {
+			if err := l.fits(p.path, img); err != nil {
+				return err
+			}
 			switch {
 			case p.kind == atPath && buildID != "":
 				return replaced(path, img, buildID)
@@ -242,12 +274,18 @@ func (l *Locator) find(path, buildID string, pid int) (*Image, int, error) {
 		if err == nil {
 			return img, p.in, nil
 		}
+		if foreign == nil && errors.As(err, &foreign) {
+			continue
+		}
 		if p.kind == atPath {
 			var other *ReplacedError
 			if why = err; isDump(path) && !errors.As(err, &other) {
 				return nil, 0, nil
 			}
 		}
+	}
+	if foreign != nil {
+		why = foreign
 	}
 	return nil, 0, why
 }
@@ -282,7 +320,13 @@ func (l *Locator) Search(w Wanted) (img *Image, in int, refused []Refusal) {
 	}
 	try := func(p place) bool {
 		opened := false
-		i, err := p.image(func(img *Image) error { opened = true; return same(img) })
+		i, err := p.image(func(img *Image) error {
+			opened = true
+			if err := l.fits(p.path, img); err != nil {
+				return err
+			}
+			return same(img)
+		})
 		if err == nil {
 			img, in = i, p.in
 		} else if opened || p.kind == first {

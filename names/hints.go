@@ -60,6 +60,8 @@ func (n *Namer) HintsOf(mods []profile.Module, nameless []uint64, total uint64) 
 		}
 		t, share := n.table(&unwind.Module{Path: m.Path, BuildID: m.BuildID}), profile.Percent(nameless[i], total)
 		switch base := path.Base(m.Path); {
+		case t.Foreign() != "":
+			out = append(out, fmt.Sprintf("%s: %s of the time has no names", t.Foreign(), share))
 		case t.Replaced():
 			out = append(out, fmt.Sprintf("%s has been rebuilt since this recording: %s of the time has no names", base, share))
 		case t.Lacks():

@@ -7,7 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 )
 
@@ -39,6 +41,13 @@ func TestHints(t *testing.T) {
 		if len(got) != len(want) || !strings.HasPrefix(got[i], w) {
 			t.Fatalf("%q, want %q", got, want)
 		}
+	}
+	set := modules.Interpreted()
+	set.Files.Machine = arch.ByELF(arch.EM_S390)
+	foreign := New(Options{Mods: set})
+	defer foreign.Close()
+	if got, want := foreign.HintsOf(mods[1:2], []uint64{20}, 20), " but was recorded on s390x: 100.0 % of the time has no names"; len(got) != 1 || !strings.HasSuffix(got[0], want) {
+		t.Errorf("of a file for this machine: %q, want %q", got, want)
 	}
 	if got := n.Hints(nil, false); got != nil {
 		t.Errorf("of nothing: %q", got)

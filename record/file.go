@@ -61,6 +61,11 @@ func (f *File) open(path string, o *FileOptions) (err error) {
 	if f.data, err = perfdata.New(f.in.File, path); err != nil {
 		return readable(err, o.Single)
 	}
+	if files, m := o.Mods.Files, f.data.Info().Machine; files.Machine == nil {
+		files.Machine = m
+	} else if files.Machine != m {
+		files.Machine = nil // files of both are wanted
+	}
 	namer := o.Namer
 	if namer == nil {
 		namer = names.New

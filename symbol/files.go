@@ -27,7 +27,10 @@ func (t *Table) file() (*module.Image, error) {
 	}
 	img, in, err := t.r.opt.Files.Find(t.path, t.id, 0)
 	var other *module.ReplacedError
+	var foreign *module.MachineError
 	switch {
+	case errors.As(err, &foreign):
+		t.noteForeign(foreign.Error())
 	case errors.As(err, &other):
 		t.noteReplaced()
 		if other.Want == module.Another {
@@ -47,6 +50,12 @@ func (t *Table) noteReplaced() {
 	t.owning.Lock()
 	defer t.owning.Unlock()
 	t.replaced = true
+}
+
+func (t *Table) noteForeign(why string) {
+	t.owning.Lock()
+	defer t.owning.Unlock()
+	t.foreign = why
 }
 
 // map_ opens a file that close will unmap, if check has nothing against it.

@@ -52,7 +52,8 @@ type Table struct {
 	links  bool               // debug information named further files
 	made   map[bool]*Identity // with lines, and without, while the files are open
 
-	replaced bool // another is there
+	replaced bool   // another is there
+	foreign  string // why the one that is there is for another machine; "" if it is not
 	note     string
 }
 
@@ -140,6 +141,15 @@ func (t *Table) Replaced() bool {
 	t.owning.Lock()
 	defer t.owning.Unlock()
 	return t.replaced
+}
+
+// Foreign says that the file is for another machine than the one that ran; "" if it is not.
+func (t *Table) Foreign() string {
+	t.enter()
+	defer t.leave()
+	t.owning.Lock()
+	defer t.owning.Unlock()
+	return t.foreign
 }
 
 // Lacks says whether the file exists, and has only the symbols that a program needs to run.

@@ -116,6 +116,16 @@ func TestSignatures(t *testing.T) {
 	}
 }
 
+// TestOtherMachine: code for another machine than the stack's has no rules for it.
+func TestOtherMachine(t *testing.T) {
+	s := linkedSnap(t, true, 0x400100, 0, 0x400701, 0, 0)
+	s.Machine = arch.AMD64
+	s.Regs[7], s.Regs[6] = stackLo, 0
+	if got, want := chain(NewWalker(0).Walk(s, nil)), "400100:start no-info"; got != want {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+}
+
 // TestTags: the processor ignores the high byte of an address that it loads from; x86-64 does not.
 func TestTags(t *testing.T) {
 	const tag = 0xb4 << 56

@@ -13,6 +13,7 @@ func (w *Walker) Registers(s *Snapshot, frames []Frame, each func(i int, known u
 	st.Start(s.PC, s.Known)
 	copy(st.Snap[:], s.Regs[:])
 	s.addresses()
+	w.machine = m
 	var regs pair
 	for i := range frames {
 		f := &frames[i]

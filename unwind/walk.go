@@ -27,6 +27,7 @@ type Walker struct {
 	Return uint64 // where the last stack stopped with BadReturn: the address that is in no code
 
 	depth   int
+	machine *arch.Machine // of the stack at hand
 	state   rows.State
 	at      int // the frame of the stack at hand that state belongs to; -1 where it is not set yet
 	plains  map[*Code][]plain
@@ -182,6 +183,9 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool, e *site, r *res
 		return
 	}
 	c := m.Module.Code()
+	if c.Machine != nil && c.Machine != w.machine { // a file of the same name, for another machine
+		return
+	}
 	for _, x := range c.Terminal {
 		if x.Lo <= v && v < x.Hi {
 			r.kind = siteTerminal
@@ -264,6 +268,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		cfa = regs.sp
 	}
 	w.stacks.start(cfa)
+	w.machine = m
 	w.enter(s.Space)
 	s.addresses()
 	tags := tagOf(s.Space, false)

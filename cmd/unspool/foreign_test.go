@@ -31,7 +31,7 @@ var foreignDifferences = []difference{
 }
 
 // TestForeign: what a machine with AArch64 has left says on this machine what it says there. Stacks of its cores are those that gdb and
-// eu-stack print here, by the same paths and below a system root; its recording makes the same report.
+// eu-stack print here, by the same paths and below a system root; its recording makes the same report; and so do an x86-64 machine's there.
 func TestForeign(t *testing.T) {
 	oracle.Long(t)
 	switch list := os.Getenv("UNSPOOL_MACHINES"); {
@@ -88,6 +88,13 @@ func TestForeign(t *testing.T) {
 	const data = "/tmp/work.data"
 	command("record", []string{data}, "record", "--source", "perf", "-e", "cpu-clock:u", "-F", "299", "-o", data, "--", work)
 	command("report", nil, "report", data, "--format", "folded")
+	for name, from := range map[string]string{"perf.data": "perf.data", "core": "core", "root/opt/spin": "root/opt/spin"} {
+		if err := root.Copy("/x86/"+name, filepath.Join("../../testdata", from)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	command("report of x86-64", nil, "report", "/x86/perf.data", "--sysroot", "/x86/root", "--format", "folded")
+	command("stack of x86-64", nil, "stack", "/x86/core", "--sysroot", "/x86/root", "--format", "json")
 	k, err := vm.Fetch(ctx, "trixie", "arm64")
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +154,7 @@ func TestForeign(t *testing.T) {
 		}
 	}
 	t.Run("recording", func(t *testing.T) {
-		record, report := results[len(results)-2], results[len(results)-1]
+		record, report := results[len(results)-4], results[len(results)-3]
 		path := filepath.Join(t.TempDir(), "work.data")
 		if err := os.WriteFile(path, record.Files[data], 0o600); err != nil {
 			t.Fatal(err)
@@ -162,6 +169,37 @@ func TestForeign(t *testing.T) {
 			if r.out != want {
 				t.Errorf("report %q here:\n%s--- there:\n%s", args, r.out, want)
 			}
+		}
+		// A file of the same name is for this machine.
+		b, err := os.ReadFile(work)
+		host, err2 := os.ReadFile("/bin/true")
+		os.Remove(work)
+		if err := errors.Join(err, err2, os.WriteFile(work, host, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+		r := runProgram(t, "report", path, "--format", "folded")
+		r.want(t, 0, regexp.QuoteMeta(work)+" is for x86_64, but was recorded on aarch64")
+		os.Remove(work)
+		if err := os.WriteFile(work, b, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Run("of x86-64", func(t *testing.T) {
+		report, stack := results[len(results)-2], results[len(results)-1]
+		const root = "../../testdata/root"
+		abs, err := filepath.Abs(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := func(name string) string { return filepath.Join(filepath.Dir(abs), name) }
+		r := runProgram(t, "report", at("perf.data"), "--sysroot", abs, "--format", "folded")
+		r.want(t, 0, "")
+		if want := string(report.Stdout); r.out != want || !strings.Contains(want, "spin;") {
+			t.Errorf("report here:\n%s--- there:\n%s", r.out, want)
+		}
+		here, there := runStack(t, "--sysroot", abs, at("core")), parseStack(t, string(stack.Stdout))
+		if have, want := here.plain(abs), there.plain("/x86/root"); have != want || !strings.Contains(want, "spin") {
+			t.Errorf("stack here:\n%s--- there:\n%s", have, want)
 		}
 	})
 }

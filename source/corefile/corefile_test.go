@@ -86,6 +86,28 @@ func TestSigns(t *testing.T) {
 	}
 }
 
+// TestOtherMachine: a file for another machine than the core's is not used, though nothing else tells it from the one that was mapped.
+func TestOtherMachine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "program")
+	b := elfHead(1, 1, 0x3000)
+	for _, m := range []*arch.Machine{arch.AMD64, arch.ARM64} {
+		le.PutUint16(b[18:], m.ELF)
+		if err := os.WriteFile(path, b, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		c := sample()
+		c.machine, c.threads, c.mem[0].b = arch.ARM64, c.threads[:1], nil // the core has nothing of the file
+		for i := range c.files {
+			c.files[i].path = path
+		}
+		if f := open(t, c.build()); m == arch.ARM64 {
+			wantNotes(t, f, `^1 files cannot be checked`)
+		} else {
+			wantNotes(t, f, `^`+path+` is for x86_64, but was recorded on aarch64; its frames are found without it$`)
+		}
+	}
+}
+
 // wantNotes checks that there are just these notes, in any order.
 func wantNotes(t testing.TB, f *File, want ...string) {
 	t.Helper()

@@ -135,7 +135,12 @@ func (f *File) exe() *object {
 // it is the same file.
 func (f *File) locate(obj *object, isExe bool, o *Options) (unchecked bool) {
 	path, id := strings.TrimSuffix(obj.path, deleted), hex.EncodeToString(obj.id)
-	w := module.Wanted{BuildID: id, Same: obj.same}
+	w := module.Wanted{BuildID: id, Same: func(img *module.Image) error {
+		if img.Machine() != f.Machine {
+			return &module.MachineError{Path: img.Name(), Have: img.Machine().Name, Want: f.Machine.Name}
+		}
+		return obj.same(img)
+	}}
 	if isExe {
 		w.First = o.Exe
 	}
@@ -144,8 +149,13 @@ func (f *File) locate(obj *object, isExe bool, o *Options) (unchecked bool) {
 	}
 	img, in, refused := f.search(w, o)
 	why, changed := fmt.Sprintf("%s: %v", obj.path, fs.ErrNotExist), false
+	var foreign *module.MachineError
 	for _, r := range refused {
 		switch {
+		case errors.As(r.Err, &foreign):
+			if why = foreign.Error(); r.Path == w.First {
+				f.notes.add("not the program of this core: %s", why)
+			}
 		case !r.Opened:
 			f.notes.add("%v", r.Err)
 		case r.Path == w.First:
