@@ -75,7 +75,16 @@ func whole(t *testing.T, o Options) *judged {
 	t.Helper()
 	r := open(t, o)
 	j := &judged{spBit: map[*arch.Machine]int{arch.AMD64: 7, arch.ARM64: 31}[r.Machine()], base: map[*unwind.Space]uint64{}}
+	var newest, late uint64
+	var cpu, lateCPU uint32
+	order := "" // the first samples that came too late, for a diagnosis
 	st, err := source.Run(context.Background(), r, source.Options{Machine: r.Machine(), Mods: mods, Sample: func(s *source.Sample) error {
+		if s.Time >= newest {
+			newest, cpu = s.Time, s.CPU
+		} else if late++; late <= 5 || s.CPU != lateCPU {
+			lateCPU = s.CPU
+			order += fmt.Sprintf("\nsample %d of processor %d is %d µs older than one of processor %d", j.all, s.CPU, (newest-s.Time)/1000, cpu)
+		}
 		if s.From == source.Walked {
 			j.add(s)
 		}
@@ -85,7 +94,7 @@ func whole(t *testing.T, o Options) *judged {
 		t.Fatal(err)
 	}
 	if (st.Lost+st.LostSamples)*100 > st.Records || st.Bad+st.Disordered > 0 {
-		t.Errorf("lost %d and %d, bad %d, out of order %d", st.Lost, st.LostSamples, st.Bad, st.Disordered)
+		t.Errorf("lost %d and %d, bad %d, out of order %d%.2000s", st.Lost, st.LostSamples, st.Bad, st.Disordered, order)
 	}
 	for _, p := range j.pending {
 		switch {
