@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * abi.h: the layouts and numbers of libunwind's interface on x86-64, as programs that were compiled against it expect
- * them. A test compares them with Debian's header.
+ * abi.h: the layouts and numbers of libunwind's interface, as programs that were compiled against it expect them. A test compares them with
+ * Debian's headers.
  */
 #ifndef UNSPOOL_ABI_H
 #define UNSPOOL_ABI_H
@@ -37,8 +37,21 @@ enum {
 	UNW_INFO_FORMAT_IP_OFFSET = 4,
 };
 
-/* Registers: DWARF's numbers, and behind them the CFA. */
-enum { UNW_X86_64_RIP = 16, UNW_X86_64_CFA = 17, UNW_NUM_REGS = 17 };
+/*
+ * Registers have DWARF's numbers. Names of functions have the machine's: U(step) walks any process, UL(step) the own one.
+ * On AArch64, programs that were compiled with libunwind 1.6 ask for x30 where they mean the program counter (UNW_REG_IP).
+ */
+#if defined(__x86_64__)
+enum { UNW_X86_64_RIP = 16, UNW_X86_64_CFA = 17, UNW_NUM_REGS = 17, US_CURSOR_WORDS = 127 };
+enum { UNW_PC = UNW_X86_64_RIP, UNW_CFA = UNW_X86_64_CFA, UNW_IP = UNW_X86_64_RIP };
+#define U(name) _Ux86_64_##name
+#define UL(name) _ULx86_64_##name
+#elif defined(__aarch64__)
+enum { UNW_AARCH64_X30 = 30, UNW_AARCH64_CFA = 31, UNW_AARCH64_PC = 32, UNW_NUM_REGS = 33, US_CURSOR_WORDS = 250 };
+enum { UNW_PC = UNW_AARCH64_PC, UNW_CFA = UNW_AARCH64_CFA, UNW_IP = UNW_AARCH64_X30 };
+#define U(name) _Uaarch64_##name
+#define UL(name) _ULaarch64_##name
+#endif
 
 typedef uint64_t unw_word_t;
 typedef int unw_regnum_t;
@@ -46,7 +59,7 @@ typedef long double unw_fpreg_t;
 typedef struct unw_addr_space *unw_addr_space_t;
 
 typedef struct {
-	unw_word_t opaque[127];
+	unw_word_t opaque[US_CURSOR_WORDS];
 } unw_cursor_t;
 
 typedef struct {
@@ -95,7 +108,6 @@ typedef struct {
 	int (*get_proc_name)(unw_addr_space_t, unw_word_t, char *, size_t, unw_word_t *, void *);
 } unw_accessors_t;
 
-_Static_assert(sizeof(unw_cursor_t) == 1016, "libunwind's");
 _Static_assert(sizeof(unw_proc_info_t) == 72, "libunwind's");
 _Static_assert(sizeof(unw_save_loc_t) == 24, "libunwind's");
 _Static_assert(sizeof(unw_dyn_info_t) == 88, "libunwind's");

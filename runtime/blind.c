@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "blind.h"
 #include "edge.h"
+#include "unspool_table.h"
 
 #include <string.h>
 
@@ -14,14 +15,24 @@ static int called_from(struct us_blind *b, enum us_how how, uint64_t at, uint64_
 {
 	struct us_state *s = b->s;
 
-	s->known |= US_BIT(US_SP) | US_BIT(US_RA);
-	s->in_mem &= ~(US_BIT(US_SP) | US_BIT(US_RA));
-	s->in_reg &= ~(US_BIT(US_SP) | US_BIT(US_RA));
+	us_set own = US_BIT(US_SP) | (US_RA_IS_PC ? US_BIT(US_RA) : 0);
+
+	s->known |= own;
+	s->in_mem &= ~own;
+	s->in_reg &= ~own;
 	s->val[US_SP] = s->cfa = cfa;
-	s->val[US_RA] = s->pc = ra;
+	s->pc = ra;
+	if (US_RA_IS_PC)
+		s->val[US_RA] = ra;
 	b->how = how;
 	b->ra_at = at;
 	return US_OK;
+}
+
+/* A return address without what may sign it. */
+static uint64_t without_signature(struct us_blind *b, uint64_t ra)
+{
+	return US_RA_IS_PC || b->from->is_code(b->ctx, ra - 1) ? ra : ra & UNSPOOL_ADDRESS;
 }
 
 static int load(struct us_blind *b, uint64_t addr, uint64_t *to)
@@ -32,12 +43,31 @@ static int load(struct us_blind *b, uint64_t addr, uint64_t *to)
 	return 0;
 }
 
+/*
+ * The return address of a function that has not begun, or is about to end, off bytes below the caller's frame: on the stack, or in its
+ * register. *at is where it was, and *cfa the caller's stack pointer.
+ */
+static int return_address(struct us_blind *b, uint64_t off, uint64_t *ra, uint64_t *at, uint64_t *cfa)
+{
+	*at = b->sp + off;
+	*cfa = *at + MACHINE(CALL_PUSH);
+	if (US_RA_IS_PC)
+		return b->from->load(b->ctx, *at, ra);
+	*at = 0;
+	if (us_get_with(b->s, US_RA, b->from->load, b->from->reg, b->ctx, ra) != US_OK)
+		return 0;
+	*ra = without_signature(b, *ra);
+	return 1;
+}
+
 /* ---- Linkage tables ---- */
 
 static uint32_t word_at(const uint8_t *b)
 {
 	return (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
 }
+
+#ifdef __x86_64__
 
 /* Where in code a jmp *x(%rip) is, with or without bnd; 0 for nowhere. */
 static int is_jump(const uint8_t *b)
@@ -89,12 +119,55 @@ static int step_stub(struct us_blind *b, uint64_t at)
 	if (!load(b, from, &ra))
 		return US_UNREADABLE;
 	b->s->known &= US_SAVED;
-	return called_from(b, US_BY_PLT, from, ra, from + UNSPOOL_X86_64_CALL_PUSH);
+	return called_from(b, US_BY_PLT, from, ra, from + MACHINE(CALL_PUSH));
 }
+
+#else
+
+/* adrp x16, slot; ldr x17, [x16, slot]; add x16, x16, slot; and br x17, or what authenticates that first. */
+static int is_entry(const uint8_t *b)
+{
+	return (word_at(b) & 0x9f00001f) == 0x90000010 && (word_at(b + 4) & 0xffc003ff) == 0xf9400211 && (word_at(b + 8) & 0xffc003ff) == 0x91000210 &&
+	       (word_at(b + 12) == 0xd61f0220 || (word_at(b + 12) & 0xfffffddf) == 0xd503219f);
+}
+
+/* A stub uses no stack, but for the first of its table: stp x16,x30,[sp,#-16]! comes before the rest. */
+static int step_stub(struct us_blind *b, uint64_t at)
+{
+	enum { FIRST = 0xa9bf7bf0, LANDING = 0xd503245f };
+	uint64_t ra, from, cfa;
+	uint8_t code[20];
+
+	for (int i = -1; i < 5; i++) { /* the entry's instruction at hand; -1 before it */
+		uint64_t lo = at - (uint64_t)(int64_t)(4 * i);
+		uint64_t pushed = 0;
+
+		if (!b->from->code(b->ctx, lo - 4, code, sizeof code) || !is_entry(code + 4))
+			continue;
+		if (word_at(code) == FIRST)
+			pushed = i >= 0 ? 16 : 0;
+		else if (i < 0 && word_at(code) != LANDING)
+			continue;
+		if (!return_address(b, pushed, &ra, &from, &cfa))
+			return US_NO_RULE;
+		b->s->known &= US_SAVED;
+		return called_from(b, US_BY_PLT, from, ra, cfa);
+	}
+	return US_NO_RULE;
+}
+
+#endif
 
 /* ---- Signals ---- */
 
-static const uint8_t return_0[] = {UNSPOOL_X86_64_RETURN_0}, return_1[] = {UNSPOOL_X86_64_RETURN_1};
+static const uint8_t return_0[] = {MACHINE(RETURN_0)};
+#ifdef __x86_64__
+static const uint8_t return_1[] = {MACHINE(RETURN_1)};
+#else
+#define return_1 return_0
+#endif
+
+static const uint8_t system_call[] = {MACHINE(SYSCALL_BYTES)};
 
 static int code_is(struct us_blind *b, uint64_t at, const uint8_t *want, uint32_t n)
 {
@@ -105,15 +178,16 @@ static int code_is(struct us_blind *b, uint64_t at, const uint8_t *want, uint32_
 
 int us_is_sigreturn(struct us_blind *b)
 {
-	uint64_t pc = b->s->pc, v;
+	uint64_t pc = b->s->pc, uc = b->sp + MACHINE(FRAME_CONTEXT), v;
 
 	/* uc_flags, of which there are three, and uc_link, which is 0. */
-	if ((b->from->load(b->ctx, b->sp, &v) && v > UNSPOOL_MAX_FLAGS) || (b->from->load(b->ctx, b->sp + 8, &v) && v))
+	if ((b->from->load(b->ctx, uc, &v) && v > UNSPOOL_MAX_FLAGS) || (b->from->load(b->ctx, uc + 8, &v) && v))
 		return 0;
 	if (code_is(b, pc, return_0, sizeof return_0) || code_is(b, pc, return_1, sizeof return_1))
 		return 1;
 	/* At its last instruction, the stack pointer is the same. */
-	return b->exact && (code_is(b, pc - (sizeof return_0 - 2), return_0, sizeof return_0) || code_is(b, pc - (sizeof return_1 - 2), return_1, sizeof return_1));
+	return b->exact && (code_is(b, pc - (sizeof return_0 - sizeof system_call), return_0, sizeof return_0) ||
+			    code_is(b, pc - (sizeof return_1 - sizeof system_call), return_1, sizeof return_1));
 }
 
 static int step_sigreturn(struct us_blind *b)
@@ -121,13 +195,13 @@ static int step_sigreturn(struct us_blind *b)
 	struct us_state *s = b->s;
 	uint64_t pc, sp;
 
-	if (!load(b, b->sp + UNSPOOL_X86_64_FRAME_PC, &pc) || !load(b, b->sp + UNSPOOL_X86_64_FRAME_SP, &sp))
+	if (!load(b, b->sp + MACHINE(FRAME_PC), &pc) || !load(b, b->sp + MACHINE(FRAME_SP), &sp))
 		return US_UNREADABLE;
 #define SAVED_AT(slot, offset) s->val[slot] = b->sp + (offset);
-	UNSPOOL_X86_64_FRAME(SAVED_AT)
-	s->known = s->in_mem = US_ALL;
+	MACHINE(FRAME)(SAVED_AT)
+	s->known = s->in_mem = US_IN_FRAME;
 	s->in_reg = 0;
-	return called_from(b, US_BY_SIGNAL, b->sp + UNSPOOL_X86_64_FRAME_PC, pc, sp);
+	return called_from(b, US_BY_SIGNAL, b->sp + MACHINE(FRAME_PC), pc, sp);
 }
 
 /* ---- Calls ---- */
@@ -157,12 +231,12 @@ int us_is_place(struct us_blind *b)
 /* Leaves a place to which a call has led, and whose return address is off above the stack pointer. */
 static int step_call(struct us_blind *b, uint64_t off)
 {
-	uint64_t at = b->sp + off, ra, code;
+	uint64_t at, cfa, ra, code;
 
-	if (!b->from->load(b->ctx, at, &ra) || !code_before(b, ra, &code) || !unspool_after_call(code))
+	if (!return_address(b, off, &ra, &at, &cfa) || !code_before(b, ra, &code) || !unspool_after_call(code))
 		return US_NO_RULE;
 	b->s->known &= US_SAVED;
-	return called_from(b, US_BY_CALL, at, ra, at + UNSPOOL_X86_64_CALL_PUSH);
+	return called_from(b, US_BY_CALL, at, ra, cfa);
 }
 
 /*
@@ -171,12 +245,12 @@ static int step_call(struct us_blind *b, uint64_t off)
  */
 static int after_syscall(struct us_blind *b, uint64_t pc, uint32_t *behind)
 {
-	uint8_t code[UNSPOOL_MAX_AFTER_SYSCALL + 2];
+	uint8_t code[UNSPOOL_MAX_AFTER_SYSCALL + sizeof system_call];
 
 	if (!b->from->code(b->ctx, pc - UNSPOOL_MAX_AFTER_SYSCALL, code, sizeof code))
 		return 0;
 	for (uint32_t n = 0; n <= UNSPOOL_MAX_AFTER_SYSCALL; n++)
-		if (code[UNSPOOL_MAX_AFTER_SYSCALL - n] == 0x0f && code[UNSPOOL_MAX_AFTER_SYSCALL + 1 - n] == 0x05 && !b->from->has_rule(b->ctx, pc - n) &&
+		if (!memcmp(code + UNSPOOL_MAX_AFTER_SYSCALL - n, system_call, sizeof system_call) && !b->from->has_rule(b->ctx, pc - n) &&
 		    b->from->has_rule(b->ctx, pc - n - 1)) {
 			*behind = n;
 			return 1;
@@ -194,6 +268,10 @@ static int step_edge(struct us_blind *b)
 		e.n--;
 	if (!b->from->code(b->ctx, pc - 1, &e.last, 1))
 		e.last = 0;
+#ifdef __aarch64__
+	if (!code_before(b, pc, &e.before))
+		e.before = 0;
+#endif
 	if (e.n == 0 || !unspool_edge(&e) || step_call(b, (uint64_t)(int64_t)e.off) != US_OK)
 		return US_NO_RULE;
 	if (e.fp >= 0) {
@@ -215,8 +293,9 @@ static int step_pointer(struct us_blind *b)
 
 	if (us_get_with(s, US_FP, b->from->load, b->from->reg, b->ctx, &fp) != US_OK || fp < b->sp || fp - b->sp > UNSPOOL_MAX_STACK || fp & 7)
 		return US_NO_RULE;
-	if (!load(b, fp, &up) || !load(b, fp + UNSPOOL_X86_64_RECORD_RA, &ra))
+	if (!load(b, fp, &up) || !load(b, fp + MACHINE(RECORD_RA), &ra))
 		return US_UNREADABLE;
+	ra = without_signature(b, ra);
 	if (!b->from->is_code(b->ctx, ra - 1))
 		return US_NO_RULE;
 	if (b->exact && code_before(b, ra, &code) && b->from->load(b->ctx, b->sp, &top) && unspool_leaf(s->pc, ra, code, top))
@@ -224,7 +303,7 @@ static int step_pointer(struct us_blind *b)
 	s->known = s->in_mem = US_BIT(US_FP);
 	s->in_reg = 0;
 	s->val[US_FP] = fp;
-	return called_from(b, US_BY_POINTER, fp + UNSPOOL_X86_64_RECORD_RA, ra, fp + UNSPOOL_X86_64_RECORD_SIZE);
+	return called_from(b, US_BY_POINTER, fp + MACHINE(RECORD_RA), ra, fp + MACHINE(RECORD_SIZE));
 }
 
 /* ---- All of them ---- */

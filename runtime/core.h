@@ -44,6 +44,7 @@ enum {
 	US_SP = MACHINE(SLOT_SP),
 	US_FP = MACHINE(SLOT_FP),
 	US_RA = MACHINE(SLOT_RA), /* on x86-64, the program counter */
+	US_PC = MACHINE(SLOT_PC),
 	US_RESULT = MACHINE(RESULT),
 	US_SLOTS = MACHINE(SLOTS),
 	US_RA_IS_PC = !MACHINE(RA_IN_REG),
@@ -54,6 +55,10 @@ typedef MACHINE(SET) us_set; /* a set of slots */
 #define US_ALL ((us_set)MACHINE(ALL))         /* every slot */
 #define US_SAVED ((us_set)MACHINE(PRESERVED)) /* the slots that a call preserves */
 #define US_BIT(slot) ((us_set)1 << (slot))
+
+/* The slots of the registers that are in a signal's frame. */
+#define US_ALSO(slot, offset) | US_BIT(slot)
+#define US_IN_FRAME ((us_set)0 MACHINE(FRAME)(US_ALSO))
 
 /* The lowest number in a set, which is not empty. */
 #define us_first(set) (unsigned)(sizeof(set) > 4 ? __builtin_ctzll(set) : __builtin_ctz((uint32_t)(set)))

@@ -55,7 +55,7 @@ static int find_mapping(int pid, uint64_t ip, unsigned long *lo, unsigned long *
 	return found;
 }
 
-US_API int _Ux86_64_get_elf_image(struct image *to, int pid, unw_word_t ip, unsigned long *segbase, unsigned long *mapoff, char *path,
+US_API int U(get_elf_image)(struct image *to, int pid, unw_word_t ip, unsigned long *segbase, unsigned long *mapoff, char *path,
 				  size_t size)
 {
 	char own[4096];
@@ -104,7 +104,7 @@ static int place(const Elf64_Phdr *p, uint64_t segbase, uint64_t mapoff, uint64_
  * right only if the code is in the file's first segment. Where that cannot be, an executable segment that starts there
  * and has ip is taken, but not in strict mode.
  */
-US_API int _Ux86_64_dwarf_find_unwind_table(struct elf_dyn_info *edi, unw_addr_space_t as, char *path, unw_word_t segbase,
+US_API int U(dwarf_find_unwind_table)(struct elf_dyn_info *edi, unw_addr_space_t as, char *path, unw_word_t segbase,
 					    unw_word_t mapoff, unw_word_t ip)
 {
 	const struct image *x = &edi->image;
@@ -119,7 +119,7 @@ US_API int _Ux86_64_dwarf_find_unwind_table(struct elf_dyn_info *edi, unw_addr_s
 	if (!x->bytes || x->size < sizeof e)
 		return -UNW_ENOINFO;
 	memcpy(&e, x->bytes, sizeof e);
-	if (memcmp(e.e_ident, ELFMAG "\2\1", 6) || e.e_machine != EM_X86_64 || e.e_phentsize != sizeof p || e.e_phoff > x->size ||
+	if (memcmp(e.e_ident, ELFMAG "\2\1", 6) || e.e_machine != MACHINE_ELF || e.e_phentsize != sizeof p || e.e_phoff > x->size ||
 	    (uint64_t)e.e_phnum * sizeof p > x->size - e.e_phoff)
 		return -UNW_ENOINFO;
 	for (unsigned i = 0; i < e.e_phnum; i++) {
@@ -169,7 +169,7 @@ US_API int _Ux86_64_dwarf_find_unwind_table(struct elf_dyn_info *edi, unw_addr_s
 	return ip >= edi->cache.start_ip && ip < edi->cache.end_ip;
 }
 
-US_API void _Ux86_64_get_exe_image_path(char *path)
+US_API void U(get_exe_image_path)(char *path)
 {
 	strcpy(path, "/proc/self/exe");
 }

@@ -38,28 +38,28 @@ static struct unw_addr_space space = {
 	UNW_CACHE_GLOBAL,
 };
 
-extern unw_addr_space_t _ULx86_64_local_addr_space;
-US_API unw_addr_space_t _ULx86_64_local_addr_space = &space;
+extern unw_addr_space_t UL(local_addr_space);
+US_API unw_addr_space_t UL(local_addr_space) = &space;
 
 /* There is one address space here. */
-US_API unw_addr_space_t _ULx86_64_create_addr_space(unw_accessors_t *a, int byte_order)
+US_API unw_addr_space_t UL(create_addr_space)(unw_accessors_t *a, int byte_order)
 {
 	(void)a;
 	(void)byte_order;
 	return NULL;
 }
 
-US_API void _ULx86_64_destroy_addr_space(unw_addr_space_t as)
+US_API void UL(destroy_addr_space)(unw_addr_space_t as)
 {
 	(void)as;
 }
 
-US_API unw_accessors_t *_Ux86_64_get_accessors(unw_addr_space_t as)
+US_API unw_accessors_t *U(get_accessors)(unw_addr_space_t as)
 {
 	return as ? &as->acc : NULL;
 }
 
-US_API void _Ux86_64_flush_cache(unw_addr_space_t as, unw_word_t lo, unw_word_t hi)
+US_API void U(flush_cache)(unw_addr_space_t as, unw_word_t lo, unw_word_t hi)
 {
 	(void)lo;
 	(void)hi;
@@ -68,7 +68,7 @@ US_API void _Ux86_64_flush_cache(unw_addr_space_t as, unw_word_t lo, unw_word_t 
 }
 
 /* The cache is one for all threads, and takes no lock: per-thread ones would not be better. */
-US_API int _ULx86_64_set_caching_policy(unw_addr_space_t as, int policy)
+US_API int UL(set_caching_policy)(unw_addr_space_t as, int policy)
 {
 	if (as != &space)
 		return -UNW_EINVAL;
@@ -79,7 +79,7 @@ US_API int _ULx86_64_set_caching_policy(unw_addr_space_t as, int policy)
 	return 0;
 }
 
-US_API int _ULx86_64_set_cache_size(unw_addr_space_t as, size_t size, int flag)
+US_API int UL(set_cache_size)(unw_addr_space_t as, size_t size, int flag)
 {
 	(void)size;
 	if (flag != 0 || as != &space)
@@ -111,34 +111,34 @@ US_INLINE int init(unw_cursor_t *cur, void *uc, int exact)
 	return 0;
 }
 
-US_API int _ULx86_64_init_local(unw_cursor_t *cur, void *uc)
+US_API int UL(init_local)(unw_cursor_t *cur, void *uc)
 {
 	return init(cur, uc, 0);
 }
 
 /* flag: 0, or UNW_INIT_SIGNAL_FRAME (1) where uc is what a signal handler got. */
-US_API int _ULx86_64_init_local2(unw_cursor_t *cur, void *uc, int flag)
+US_API int UL(init_local2)(unw_cursor_t *cur, void *uc, int flag)
 {
 	if (flag != 0 && flag != 1)
 		return -UNW_EINVAL;
 	return init(cur, uc, flag);
 }
 
-US_API int _ULx86_64_init_remote(unw_cursor_t *c, unw_addr_space_t as, void *arg)
+US_API int UL(init_remote)(unw_cursor_t *c, unw_addr_space_t as, void *arg)
 {
 	if (as != &space)
 		return -UNW_EINVAL;
 	return init(c, arg, 0);
 }
 
-US_API int _ULx86_64_step(unw_cursor_t *cur)
+US_API int UL(step)(unw_cursor_t *cur)
 {
 	return us_walk_step(&cursor(cur)->w, NULL);
 }
 
-US_API int _ULx86_64_is_signal_frame(unw_cursor_t *cur)
+US_API int UL(is_signal_frame)(unw_cursor_t *cur)
 {
-	return cursor(cur)->w.from_signal;
+	return us_walk_is_signal(&cursor(cur)->w);
 }
 
 /* ---- Registers ---- */
@@ -148,15 +148,15 @@ static int error_of(int outcome)
 	return outcome == US_OK ? 0 : outcome == US_UNREADABLE ? -UNW_EINVAL : -UNW_EBADREG;
 }
 
-US_API int _ULx86_64_get_reg(unw_cursor_t *cur, int n, unw_word_t *to)
+US_API int UL(get_reg)(unw_cursor_t *cur, int n, unw_word_t *to)
 {
 	struct cursor *c = cursor(cur);
 
-	if (us_likely(n == UNW_X86_64_RIP)) {
+	if (us_likely(n == UNW_PC) || n == UNW_IP) {
 		*to = c->w.s.pc;
 		return 0;
 	}
-	if (n == US_SP || n == UNW_X86_64_CFA) {
+	if (n == US_SP || n == UNW_CFA) {
 		*to = c->w.sp;
 		return 0;
 	}
@@ -175,17 +175,17 @@ static int store(uint64_t addr, uint64_t v)
 	return 0;
 }
 
-US_API int _ULx86_64_set_reg(unw_cursor_t *cur, int n, unw_word_t v)
+US_API int UL(set_reg)(unw_cursor_t *cur, int n, unw_word_t v)
 {
 	struct us_walk *w = &cursor(cur)->w;
 
-	if (n == US_SP || n == UNW_X86_64_CFA)
+	if (n == US_SP || n == UNW_CFA)
 		return -UNW_EREADONLYREG;
 	if (n < 0 || n >= UNW_NUM_REGS || !(w->s.known >> n & 1))
 		return -UNW_EBADREG;
-	if (n == UNW_X86_64_RIP) {
+	if (n == UNW_PC) {
 		w->s.pc = v;
-		w->s.val[US_RA] = v;
+		w->s.val[US_PC] = v;
 		return w->ra_at ? store(w->ra_at, v) : 0;
 	}
 	if (w->s.in_mem >> n & 1)
@@ -194,22 +194,22 @@ US_API int _ULx86_64_set_reg(unw_cursor_t *cur, int n, unw_word_t v)
 	return 0;
 }
 
-US_API int _ULx86_64_get_save_loc(unw_cursor_t *cur, int n, unw_save_loc_t *to)
+US_API int UL(get_save_loc)(unw_cursor_t *cur, int n, unw_save_loc_t *to)
 {
 	struct us_walk *w = &cursor(cur)->w;
 
 	memset(to, 0, sizeof *to);
-	if (n == UNW_X86_64_RIP && w->ra_at) {
+	if (n == UNW_PC && w->ra_at) {
 		to->type = UNW_SLT_MEMORY;
 		to->u.addr = w->ra_at;
-	} else if (n >= 0 && n < UNW_X86_64_RIP && w->s.known & w->s.in_mem & 1u << n) {
+	} else if (n >= 0 && n < UNW_PC && w->s.known & w->s.in_mem & US_BIT(n)) {
 		to->type = UNW_SLT_MEMORY;
 		to->u.addr = w->s.val[n];
 	}
 	return 0;
 }
 
-US_API int _ULx86_64_get_fpreg(unw_cursor_t *c, int n, unw_fpreg_t *to)
+US_API int UL(get_fpreg)(unw_cursor_t *c, int n, unw_fpreg_t *to)
 {
 	(void)c;
 	(void)n;
@@ -217,7 +217,7 @@ US_API int _ULx86_64_get_fpreg(unw_cursor_t *c, int n, unw_fpreg_t *to)
 	return -UNW_EBADREG;
 }
 
-US_API int _ULx86_64_set_fpreg(unw_cursor_t *c, int n, unw_fpreg_t v)
+US_API int UL(set_fpreg)(unw_cursor_t *c, int n, unw_fpreg_t v)
 {
 	(void)c;
 	(void)n;
@@ -229,17 +229,20 @@ US_API int _ULx86_64_set_fpreg(unw_cursor_t *c, int n, unw_fpreg_t v)
  * Goes on in the cursor's frame. One that a signal interrupted is gone back to by the kernel, with its signal mask and
  * its floating-point registers; any other has the registers that its callees saved.
  */
-US_API int _ULx86_64_resume(unw_cursor_t *cur)
+US_API int UL(resume)(unw_cursor_t *cur)
 {
 	struct cursor *c = cursor(cur);
 	struct us_walk *w = &c->w;
-	uint64_t regs[US_SLOTS];
+	uint64_t regs[US_SLOTS] = {0};
 
-	for (unsigned i = 0; i < US_RA; i++)
-		if (us_walk_get(w, i, &regs[i]) != US_OK)
+#ifdef __aarch64__
+	us_kept(regs);
+#endif
+	for (unsigned i = 0; i < US_SLOTS; i++)
+		if (w->s.known >> i & 1 && us_walk_get(w, i, &regs[i]) != US_OK)
 			regs[i] = 0;
 	regs[US_SP] = w->sp;
-	regs[US_RA] = w->s.pc;
+	regs[US_PC] = w->s.pc;
 	if (w->s.pc == 0)
 		return -UNW_EINVALIDIP;
 	if (w->from_signal && w->sig)
@@ -399,19 +402,19 @@ static void put_unwind_info(unw_addr_space_t as, unw_proc_info_t *pi, void *arg)
 	pi->unwind_info = NULL;
 }
 
-US_API int _ULx86_64_get_proc_info(unw_cursor_t *cur, unw_proc_info_t *pi)
+US_API int UL(get_proc_info)(unw_cursor_t *cur, unw_proc_info_t *pi)
 {
 	struct us_walk *w = &cursor(cur)->w;
 
 	return find_proc_info(&space, w->s.pc - !w->exact, pi, 0, NULL);
 }
 
-US_API int _ULx86_64_get_proc_info_by_ip(unw_addr_space_t as, unw_word_t ip, unw_proc_info_t *pi, void *arg)
+US_API int UL(get_proc_info_by_ip)(unw_addr_space_t as, unw_word_t ip, unw_proc_info_t *pi, void *arg)
 {
 	return as == &space ? find_proc_info(as, ip, pi, 0, arg) : -UNW_EINVAL;
 }
 
-US_API int _ULx86_64_dwarf_search_unwind_table(unw_addr_space_t as, unw_word_t ip, unw_dyn_info_t *di, unw_proc_info_t *pi, int need, void *arg)
+US_API int UL(dwarf_search_unwind_table)(unw_addr_space_t as, unw_word_t ip, unw_dyn_info_t *di, unw_proc_info_t *pi, int need, void *arg)
 {
 	struct us_glass g;
 	struct us_fde fde;
@@ -426,7 +429,7 @@ US_API int _ULx86_64_dwarf_search_unwind_table(unw_addr_space_t as, unw_word_t i
 }
 
 /* Its first argument is libunwind's own; there is nothing to be found in it. */
-US_API int _ULx86_64_dwarf_find_unwind_table(void *edi, unw_addr_space_t as, char *path, unw_word_t segbase, unw_word_t mapoff, unw_word_t ip)
+US_API int UL(dwarf_find_unwind_table)(void *edi, unw_addr_space_t as, char *path, unw_word_t segbase, unw_word_t mapoff, unw_word_t ip)
 {
 	(void)edi;
 	(void)as;
@@ -477,7 +480,7 @@ static int proc_name(unw_addr_space_t as, unw_word_t ip, char *to, size_t n, unw
 	return give((const char *)di->u.pi.name_ptr, to, n);
 }
 
-US_API int _ULx86_64_get_proc_name(unw_cursor_t *cur, char *to, size_t n, unw_word_t *off)
+US_API int UL(get_proc_name)(unw_cursor_t *cur, char *to, size_t n, unw_word_t *off)
 {
 	struct us_walk *w = &cursor(cur)->w;
 	int r = proc_name(&space, w->s.pc - !w->exact, to, n, off, NULL);
@@ -487,7 +490,7 @@ US_API int _ULx86_64_get_proc_name(unw_cursor_t *cur, char *to, size_t n, unw_wo
 	return r;
 }
 
-US_API int _ULx86_64_get_proc_name_by_ip(unw_addr_space_t as, unw_word_t ip, char *to, size_t n, unw_word_t *off, void *arg)
+US_API int UL(get_proc_name_by_ip)(unw_addr_space_t as, unw_word_t ip, char *to, size_t n, unw_word_t *off, void *arg)
 {
 	return as == &space ? proc_name(as, ip, to, n, off, arg) : -UNW_EINVAL;
 }
@@ -516,7 +519,7 @@ static int access_reg(unw_addr_space_t as, unw_regnum_t n, unw_word_t *v, int wr
 	uint64_t at;
 
 	(void)as;
-	if (n < 0 || n >= US_SLOTS || !arg)
+	if (n < 0 || n > US_PC || !arg)
 		return -UNW_EBADREG;
 	at = (uint64_t)arg + us_greg[n];
 	if (write)
@@ -540,7 +543,7 @@ static int resume(unw_addr_space_t as, unw_cursor_t *c, void *arg)
 {
 	(void)as;
 	(void)arg;
-	return _ULx86_64_resume(c);
+	return UL(resume)(c);
 }
 
 /* ---- States of registers ---- */
@@ -567,7 +570,7 @@ typedef int (*reg_states_callback)(void *token, void *data, size_t size, unw_wor
  * Calls back for each range of the cursor's procedure that has the same rules. Not for signal handlers. Procedures of
  * more than 64 KiB are cut off.
  */
-US_API int _ULx86_64_reg_states_iterate(unw_cursor_t *cur, reg_states_callback cb, void *token)
+US_API int UL(reg_states_iterate)(unw_cursor_t *cur, reg_states_callback cb, void *token)
 {
 	struct us_walk *w = &cursor(cur)->w;
 	struct us_loaded *m;
@@ -588,7 +591,7 @@ US_API int _ULx86_64_reg_states_iterate(unw_cursor_t *cur, reg_states_callback c
 	return ret;
 }
 
-US_API int _ULx86_64_apply_reg_state(unw_cursor_t *cur, void *data)
+US_API int UL(apply_reg_state)(unw_cursor_t *cur, void *data)
 {
 	struct reg_state s;
 
@@ -631,7 +634,7 @@ US_API int64_t _ReadSLEB(unsigned char **at)
 	return (int64_t)v;
 }
 
-US_API void _Ux86_64_get_exe_image_path(char *path)
+US_API void U(get_exe_image_path)(char *path)
 {
 	strcpy(path, "/proc/self/exe");
 }
@@ -642,7 +645,7 @@ struct image {
 };
 
 /* Maps the file that process pid has mapped at ip: its path, the mapping's start, and its offset. Not for signal handlers. */
-US_API int _Ux86_64_get_elf_image(struct image *to, pid_t pid, unw_word_t ip, unsigned long *segbase, unsigned long *mapoff, char *path, size_t n)
+US_API int U(get_elf_image)(struct image *to, pid_t pid, unw_word_t ip, unsigned long *segbase, unsigned long *mapoff, char *path, size_t n)
 {
 	char name[64], line[4400], file[4097];
 	unsigned long lo, hi, off;

@@ -24,7 +24,11 @@ US_INLINE uint64_t us_word(uint64_t addr)
 {
 	uint64_t v;
 
+#ifdef __x86_64__
 	__asm__("mov %1, %0" : "=r"(v) : "m"(*(const uint64_t *)addr));
+#else
+	__asm__("ldr %0, %1" : "=r"(v) : "m"(*(const uint64_t *)addr));
+#endif
 	return v;
 }
 
@@ -125,10 +129,16 @@ enum us_step {
 /* Starts at the registers of a ucontext_t, which stays where it is. */
 US_HIDDEN void us_walk_context(struct us_walk *w, uint64_t uc, int exact);
 
-/* Starts at the caller of us_backtrace: saved is r15, r14, r13, r12, rbp, rbx, return address. */
+/*
+ * Starts at the caller of us_backtrace. saved is what a call preserves, and its stack begins behind that: on x86-64 r15, r14, r13, r12, rbp, rbx,
+ * return address; on AArch64 the registers of a rule's saves, in their order.
+ */
 US_HIDDEN void us_walk_saved(struct us_walk *w, const uint64_t *saved);
 
 US_HIDDEN int us_walk_step(struct us_walk *w, enum us_how *how);
+
+/* What libunwind calls a signal's frame: on x86-64 the one that was interrupted, on AArch64 the code that the handler returns to. */
+US_HIDDEN int us_walk_is_signal(struct us_walk *w);
 
 /* Applies a rule that is given. */
 US_HIDDEN int us_walk_apply(struct us_walk *w, const struct us_rule *r);
@@ -142,10 +152,14 @@ US_HIDDEN int us_backtrace(void **pcs, int max, const uint64_t *saved);
 /* Forgets all rules. */
 US_HIDDEN void us_local_flush(void);
 
+/* Puts registers that a call preserves into regs, those that no context has; AArch64. */
+US_HIDDEN void us_kept(uint64_t *regs);
+
+/* Goes on with registers by slot. */
 US_HIDDEN void us_resume(const uint64_t *regs) __attribute__((noreturn));
 US_HIDDEN void us_sigreturn(uint64_t uc) __attribute__((noreturn));
 
 /* Where register slot is in a ucontext_t. */
-extern US_HIDDEN const uint8_t us_greg[US_SLOTS];
+extern US_HIDDEN const uint16_t us_greg[US_SLOTS];
 
 #endif /* UNSPOOL_LOCAL_H */

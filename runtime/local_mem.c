@@ -17,6 +17,7 @@ extern void *__libc_stack_end __attribute__((weak));
 /* A system call that leaves errno alone. */
 static long call6(long n, long a, long b, long c, long d, long e, long f)
 {
+#ifdef __x86_64__
 	register long r10 __asm__("r10") = d;
 	register long r8 __asm__("r8") = e;
 	register long r9 __asm__("r9") = f;
@@ -24,14 +25,30 @@ static long call6(long n, long a, long b, long c, long d, long e, long f)
 
 	__asm__ volatile("syscall" : "=a"(ret) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9) : "rcx", "r11", "memory");
 	return ret;
+#else
+	register long x8 __asm__("x8") = n;
+	register long x0 __asm__("x0") = a;
+	register long x1 __asm__("x1") = b;
+	register long x2 __asm__("x2") = c;
+	register long x3 __asm__("x3") = d;
+	register long x4 __asm__("x4") = e;
+	register long x5 __asm__("x5") = f;
+
+	__asm__ volatile("svc #0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5) : "memory");
+	return x0;
+#endif
 }
 
 static uint64_t thread_pointer(void)
 {
-	uint64_t fs;
+	uint64_t at;
 
-	__asm__("mov %%fs:0, %0" : "=r"(fs));
-	return fs;
+#ifdef __x86_64__
+	__asm__("mov %%fs:0, %0" : "=r"(at));
+#else
+	__asm__("mrs %0, tpidr_el0" : "=r"(at));
+#endif
+	return at;
 }
 
 /* Whether a part of this lies on the stack for signal handlers, which can be right below the thread's own, and go away. */
@@ -103,7 +120,17 @@ int us_peek(uint64_t addr, void *to, size_t n)
 	for (; at < addr + n; at = (at & ~(uint64_t)(PAGE - 1)) + PAGE)
 		if (!word_there(at))
 			return 0;
-	__asm__ volatile("rep movsb" : "+D"(to), "+S"(addr), "+c"(n) : : "memory"); /* sanitizers would look at what memcpy reads */
+	/* Sanitizers would look at what memcpy reads. */
+#ifdef __x86_64__
+	__asm__ volatile("rep movsb" : "+D"(to), "+S"(addr), "+c"(n) : : "memory");
+#else
+	for (uint8_t *b = to; n > 0; n--, addr++) {
+		uint32_t v;
+
+		__asm__ volatile("ldrb %w0, [%1]" : "=r"(v) : "r"(addr) : "memory");
+		*b++ = (uint8_t)v;
+	}
+#endif
 	return 1;
 }
 

@@ -336,9 +336,15 @@ static int starting(void)
 	if (!loader || !self || !&__libc_stack_end || here > (uint64_t)__libc_stack_end || (uint64_t)__libc_stack_end - here > 1 << 16)
 		return 0;
 	memset(uc, 0, sizeof uc);
+#ifdef __x86_64__
 	__asm__ volatile("mov %%rbx, 128(%0)\n\tmov %%rbp, 120(%0)\n\tmov %%rsp, 160(%0)\n\tmov %%r12, 72(%0)\n\tmov %%r13, 80(%0)\n\t"
 			 "mov %%r14, 88(%0)\n\tmov %%r15, 96(%0)\n\tlea 0(%%rip), %%rcx\n\tmov %%rcx, 168(%0)"
 			 : : "r"(uc) : "rcx", "memory");
+#else
+	__asm__ volatile("stp x19, x20, [%0, #336]\n\tstp x21, x22, [%0, #352]\n\tstp x23, x24, [%0, #368]\n\tstp x25, x26, [%0, #384]\n\t"
+			 "stp x27, x28, [%0, #400]\n\tstp x29, x30, [%0, #416]\n\tmov x9, sp\n\tadr x10, .\n\tstp x9, x10, [%0, #432]"
+			 : : "r"(uc) : "x9", "x10", "memory");
+#endif
 	us_walk_context(&w, (uint64_t)uc, 1);
 	for (unsigned n = 0; n < 64; n++) {
 		struct us_loaded *m = us_loaded_at(w.s.pc);

@@ -14,8 +14,8 @@
 
 #include <string.h>
 
-#define OFFSET(slot, offset) [slot] = offset,
-const uint8_t us_greg[US_SLOTS] = {UNSPOOL_X86_64_FRAME(OFFSET)};
+#define OFFSET(slot, offset) [slot] = (offset) - MACHINE(FRAME_CONTEXT),
+const uint16_t us_greg[US_SLOTS] = {MACHINE(FRAME)(OFFSET)};
 
 /* ---- Caches ---- */
 
@@ -25,7 +25,7 @@ struct rule_slot {
 	_Atomic uint32_t seq; /* odd while it is written */
 	_Atomic uint32_t index;
 	_Atomic uint64_t key;
-	_Atomic uint64_t rule[2];
+	_Atomic uint64_t rule[US_RULE_WORDS];
 };
 
 /* word ^ key is data times a constant: who reads halves of two writes sees that they do not match. */
@@ -44,8 +44,8 @@ static struct {
 	_Atomic uint64_t rules, traces;
 } used;
 
-enum { RULE_PAGE = 7, TRACE_PAGE = 8 }; /* bits of a slot's number in its page */
-_Static_assert(sizeof(struct rule_slot) << RULE_PAGE == 4096 && sizeof(struct trace_slot) << TRACE_PAGE == 4096, "pages");
+enum { RULE_PAGE = 7, TRACE_PAGE = 8 }; /* bits of a slot's number in its page, or less */
+_Static_assert(sizeof(struct rule_slot) << RULE_PAGE >= 4096 && sizeof(struct trace_slot) << TRACE_PAGE == 4096, "pages");
 _Static_assert(SLOT_BITS - RULE_PAGE <= 6 && SLOT_BITS - TRACE_PAGE <= 6, "a bit of 64 for each page");
 
 /* The slot of pc. If another pc has that, it can be in the other slots of its set, whose numbers differ in these bits. */
@@ -68,22 +68,33 @@ static void use(_Atomic uint64_t *pages, unsigned page)
 	atomic_fetch_or_explicit(pages, (uint64_t)1 << page, memory_order_relaxed);
 }
 
-/* Addresses of code are below 2^47: bit 47 says that it is looked up exactly. */
+/* One bit of a key says that it is looked up exactly. On x86-64, addresses of code are below 2^47; on AArch64 they are multiples of 4. */
+#ifdef __x86_64__
+enum { EXACT_BIT = 47, PC_BITS = 47 };
+#else
+enum { EXACT_BIT = 0, PC_BITS = 48 };
+#endif
+
+US_INLINE int has_key(uint64_t pc)
+{
+	return pc >> PC_BITS == 0 && !(pc >> EXACT_BIT & 1);
+}
+
 US_INLINE uint64_t key_of(uint64_t pc, int exact)
 {
-	return pc | (uint64_t)exact << 47;
+	return pc | (uint64_t)exact << EXACT_BIT;
 }
 
 US_INLINE int rule_get_in(struct rule_slot *e, uint64_t pc, int exact, struct us_rule *r, uint32_t *index)
 {
 	uint32_t seq = atomic_load_explicit(&e->seq, memory_order_acquire);
-	uint64_t w[2];
+	uint64_t w[US_RULE_WORDS];
 
 	if (atomic_load_explicit(&e->key, memory_order_acquire) != key_of(pc, exact))
 		return 0;
 	*index = atomic_load_explicit(&e->index, memory_order_acquire);
-	w[0] = atomic_load_explicit(&e->rule[0], memory_order_acquire);
-	w[1] = atomic_load_explicit(&e->rule[1], memory_order_acquire);
+	for (unsigned i = 0; i < US_RULE_WORDS; i++)
+		w[i] = atomic_load_explicit(&e->rule[i], memory_order_acquire);
 	if (seq & 1 || atomic_load_explicit(&e->seq, memory_order_relaxed) != seq)
 		return 0;
 	memcpy(r, w, sizeof w);
@@ -109,7 +120,7 @@ static void rule_put(uint64_t pc, int exact, const struct us_rule *r, uint32_t i
 	unsigned at = slot_of(pc);
 	struct rule_slot *e = &rules[at];
 	uint32_t seq = 0;
-	uint64_t there, w[2];
+	uint64_t there, w[US_RULE_WORDS];
 
 	if (is_used(&used.rules, at >> RULE_PAGE)) {
 		/* The first that is free, or has it already; else the last. */
@@ -129,8 +140,8 @@ static void rule_put(uint64_t pc, int exact, const struct us_rule *r, uint32_t i
 	memcpy(w, r, sizeof w);
 	atomic_store_explicit(&e->key, key_of(pc, exact), memory_order_release);
 	atomic_store_explicit(&e->index, index, memory_order_release);
-	atomic_store_explicit(&e->rule[0], w[0], memory_order_release);
-	atomic_store_explicit(&e->rule[1], w[1], memory_order_release);
+	for (unsigned i = 0; i < US_RULE_WORDS; i++)
+		atomic_store_explicit(&e->rule[i], w[i], memory_order_release);
 	atomic_store_explicit(&e->seq, seq + 2, memory_order_release);
 }
 
@@ -179,7 +190,8 @@ static void start(struct us_walk *w, uint64_t pc, uint64_t sp, int exact)
 	w->s.fault = 0;
 	w->s.in_reg = 0;
 	w->s.val[US_SP] = sp;
-	w->s.val[US_RA] = pc;
+	if (US_RA_IS_PC)
+		w->s.val[US_RA] = pc;
 	w->ra_at = w->sig = 0;
 	w->moves = (struct us_moves){sp, 0, 0, 0, 0};
 	w->module = 0;
@@ -192,14 +204,16 @@ static void start(struct us_walk *w, uint64_t pc, uint64_t sp, int exact)
 void us_walk_context(struct us_walk *w, uint64_t uc, int exact)
 {
 	/* The program has it: it can be read. */
-	start(w, us_word(uc + us_greg[US_RA]), us_word(uc + us_greg[US_SP]), exact);
-	w->s.known = US_ALL;
-	w->s.in_mem = US_ALL & ~(US_BIT(US_SP) | US_BIT(US_RA));
-	for (unsigned i = 0; i < US_RA; i++)
+	start(w, us_word(uc + us_greg[US_PC]), us_word(uc + us_greg[US_SP]), exact);
+	w->s.known = US_IN_FRAME;
+	w->s.in_mem = US_IN_FRAME & ~(US_BIT(US_SP) | US_BIT(US_PC));
+	for (unsigned i = 0; i < US_PC; i++)
 		if (i != US_SP)
 			w->s.val[i] = uc + us_greg[i];
-	w->ra_at = uc + us_greg[US_RA];
+	w->ra_at = uc + us_greg[US_PC];
 }
+
+#ifdef __x86_64__
 
 void us_walk_saved(struct us_walk *w, const uint64_t *saved)
 {
@@ -213,15 +227,21 @@ void us_walk_saved(struct us_walk *w, const uint64_t *saved)
 	w->ra_at = (uint64_t)(saved + 6);
 }
 
-/* ---- Steps ---- */
+#else
 
-/* mov $15, %rax; syscall: what a signal handler returns to. */
-static int is_sigreturn(const uint8_t *b)
+void us_walk_saved(struct us_walk *w, const uint64_t *saved)
 {
-	static const uint8_t code[9] = {UNSPOOL_X86_64_RETURN_0};
-
-	return memcmp(b, code, sizeof code) == 0;
+	start(w, saved[MACHINE(RA_SAVE)], (uint64_t)(saved + MACHINE(N_SAVES)), 0);
+	w->s.known = US_SAVED;
+	w->s.in_mem = 0;
+	for (unsigned i = 0; i < MACHINE(N_SAVES); i++)
+		w->s.val[us_save_slot[i]] = saved[i];
+	w->ra_at = (uint64_t)(saved + MACHINE(RA_SAVE));
 }
+
+#endif
+
+/* ---- Steps ---- */
 
 static US_COLD int failed(struct us_walk *w, int outcome)
 {
@@ -299,7 +319,7 @@ static US_COLD int step_blind(struct us_walk *w, uint64_t at, enum us_how *how)
 	if (how)
 		*how = b.how;
 	if (w->exact) {
-		w->sig = b.sp;
+		w->sig = b.sp + MACHINE(FRAME_CONTEXT);
 		w->in_handler = 1;
 		w->moves.low = w->sp;
 	} else if (!leads_on(w, b.sp, exact)) {
@@ -323,14 +343,14 @@ US_INLINE int apply(struct us_walk *w, const struct us_rule *r)
 		us_restore(&w->s, &was, sp, load, w);
 	w->sp = w->s.cfa;
 	w->exact = w->from_signal = r->flags & US_SIGNAL;
-	w->ra_at = us_likely(r->kind == US_KIND_REG) ? w->sp - (uint64_t)r->aux * 1024 + (uint64_t)((int64_t)r->saves[6] * 8) : 0;
+	w->ra_at = us_likely(r->kind == US_KIND_REG) && (US_RA_IS_PC || r->mask >> MACHINE(RA_SAVE) & 1)
+			   ? w->sp - (uint64_t)r->aux * 1024 + (uint64_t)((int64_t)r->saves[MACHINE(RA_SAVE)] * 8) : 0;
 	if (us_unlikely(w->exact)) {
-		/* The stack pointer was at the ucontext_t that the kernel made. */
-		w->sig = sp;
+		w->sig = sp + MACHINE(FRAME_CONTEXT); /* the ucontext_t that the kernel made */
 		w->in_handler = 1;
 		if (w->s.known >> US_SP & 1)
 			us_get_with(&w->s, US_SP, load, NULL, w, &w->sp);
-		w->ra_at = sp + us_greg[US_RA];
+		w->ra_at = w->sig + us_greg[US_PC];
 		w->moves.low = w->sp;
 	} else if (!leads_on(w, sp, exact)) {
 		return -UNW_EBADFRAME; /* round in circles */
@@ -362,7 +382,7 @@ static US_COLD int make_rule(struct us_walk *w, struct us_rule *r, uint64_t *at)
 
 	w->begins = place && o == US_FOUND &&
 		    (us_local_rule(*at - 1, w->in_handler, &before, &other) != US_FOUND || memcmp(r, &before, sizeof before) != 0);
-	if (o == US_FOUND && !place && index != US_VOLATILE && (index == 0 || !w->uncached) && w->s.pc >> 47 == 0)
+	if (o == US_FOUND && !place && index != US_VOLATILE && (index == 0 || !w->uncached) && has_key(w->s.pc))
 		rule_put(w->s.pc, w->exact, r, index);
 	return o;
 }
@@ -398,12 +418,40 @@ int us_walk_step(struct us_walk *w, enum us_how *how)
 	return step(w, how);
 }
 
+int us_walk_is_signal(struct us_walk *w)
+{
+#ifdef __x86_64__
+	return w->from_signal;
+#else
+	struct us_blind b = blind(w);
+
+	return us_is_sigreturn(&b);
+#endif
+}
+
 int us_walk_get(struct us_walk *w, unsigned slot, uint64_t *to)
 {
 	return us_get_with(&w->s, slot, load, NULL, w, to);
 }
 
 /* ---- Backtraces ---- */
+
+/* In steps, for stacks with frames of other shapes than those below. */
+static US_COLD int backtrace_slow(void **pcs, int max, const uint64_t *saved)
+{
+	struct us_walk w;
+	int n = 0;
+
+	us_walk_saved(&w, saved);
+	while (n < max) {
+		pcs[n++] = (void *)w.s.pc;
+		if (step(&w, NULL) <= 0 || w.s.pc == 0)
+			break;
+	}
+	return n;
+}
+
+#ifdef __x86_64__
 
 /*
  * A frame in 8 bytes: CFA = sp + off or rbp + off, the return address at CFA - 8, rbp at CFA + 8 save where it is saved.
@@ -421,6 +469,14 @@ US_INLINE int32_t t_off(uint64_t d)
 US_INLINE int64_t t_save(uint64_t d)
 {
 	return (int64_t)(d << 16) >> 48;
+}
+
+/* mov $15, %rax; syscall: what a signal handler returns to. */
+static int is_sigreturn(const uint8_t *b)
+{
+	static const uint8_t code[] = {MACHINE(RETURN_0)};
+
+	return memcmp(b, code, sizeof code) == 0;
 }
 
 static int load_nothing(void *ctx, uint64_t addr, uint64_t *to)
@@ -505,7 +561,7 @@ static US_COLD uint64_t trace_miss(uint64_t pc, int exact, int in_handler, uint3
 				break;
 		}
 	}
-	if (pc >> 47 || (!rule_get(pc, exact, &r, index) &&
+	if (!has_key(pc) || (!rule_get(pc, exact, &r, index) &&
 			 ((!exact && is_place(pc)) || us_local_rule(pc - !exact, in_handler, &r, index) != US_FOUND)))
 		return 0;
 	if (*index == US_VOLATILE)
@@ -517,21 +573,6 @@ static US_COLD uint64_t trace_miss(uint64_t pc, int exact, int in_handler, uint3
 	atomic_store_explicit(&e->word, key_of(pc, exact) ^ (uint64_t)*index << 48 ^ d * MIX, memory_order_relaxed);
 	atomic_store_explicit(&e->data, d, memory_order_relaxed);
 	return d;
-}
-
-/* The same in steps, for stacks with frames of other shapes. */
-static US_COLD int backtrace_slow(void **pcs, int max, const uint64_t *saved)
-{
-	struct us_walk w;
-	int n = 0;
-
-	us_walk_saved(&w, saved);
-	while (n < max) {
-		pcs[n++] = (void *)w.s.pc;
-		if (step(&w, NULL) <= 0 || w.s.pc == 0)
-			break;
-	}
-	return n;
 }
 
 int us_backtrace(void **pcs, int max, const uint64_t *saved)
@@ -595,3 +636,12 @@ int us_backtrace(void **pcs, int max, const uint64_t *saved)
 	}
 	return n;
 }
+
+#else
+
+int us_backtrace(void **pcs, int max, const uint64_t *saved)
+{
+	return backtrace_slow(pcs, max, saved);
+}
+
+#endif

@@ -159,6 +159,7 @@ enum { /* x86_64: slots of registers */
 #define UNSPOOL_X86_64_PLT_LAST_PUSHES(X) /* X(at, size, bytes, first byte): instructions that push, of which a stub has one at most */
 #define UNSPOOL_X86_64_RETURN_0 0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05 /* code that signal handlers return to */
 #define UNSPOOL_X86_64_RETURN_1 0xb8, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05 /* code that signal handlers return to */
+#define UNSPOOL_X86_64_SYSCALL_BYTES 0x0f, 0x05 /* the instruction that calls the kernel */
 
 /* X(slot, offset): where a signal's frame has each register, from the stack pointer that the handler returns with. */
 #define UNSPOOL_X86_64_FRAME(X) \
@@ -266,6 +267,7 @@ enum { /* aarch64: slots of registers */
 #define UNSPOOL_AARCH64_PLT_LAST_ENTERED 0 /* bytes that lie on the stack already when it begins */
 #define UNSPOOL_AARCH64_PLT_LAST_PUSHES(X) X(0, 4, 16, 0xe2) X(4, 4, 16, 0xe2) /* X(at, size, bytes, first byte): instructions that push, of which a stub has one at most */
 #define UNSPOOL_AARCH64_RETURN_0 0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4 /* code that signal handlers return to */
+#define UNSPOOL_AARCH64_SYSCALL_BYTES 0x01, 0x00, 0x00, 0xd4 /* the instruction that calls the kernel */
 
 /* X(slot, offset): where a signal's frame has each register, from the stack pointer that the handler returns with. */
 #define UNSPOOL_AARCH64_FRAME(X) \

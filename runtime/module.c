@@ -97,7 +97,7 @@ static int read_elf(struct elf *x, const struct us_target *t, uint64_t base, int
 
 	memset(x, 0, sizeof *x);
 	if (!t->read(t->ctx, base, &x->e, sizeof x->e) || memcmp(x->e.e_ident, ELFMAG, SELFMAG) ||
-	    x->e.e_ident[EI_CLASS] != ELFCLASS64 || x->e.e_ident[EI_DATA] != ELFDATA2LSB || x->e.e_machine != EM_X86_64 ||
+	    x->e.e_ident[EI_CLASS] != ELFCLASS64 || x->e.e_ident[EI_DATA] != ELFDATA2LSB || x->e.e_machine != MACHINE_ELF ||
 	    x->e.e_phentsize != sizeof p || x->e.e_phnum > 256 || x->e.e_phoff > 1 << 20)
 		return 0;
 	x->first = UINT64_MAX;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * own.c: the own process as one more address space, _Ux86_64_local_addr_space: its accessors. The argument is a
+ * own.c: the own process as one more address space, U(local_addr_space): its accessors. The argument is a
  * ucontext_t. The kernel is asked about each word of memory, so what is not there is an error and not a signal; and it
  * is slow: libunwind.so.8 (local.c) is the fast way.
  *
@@ -24,10 +24,12 @@
 #pragma weak _dl_find_object
 
 /* libunwind.so.8's, from which the context comes: whichever the program has. */
-extern int _Ux86_64_setcontext(const ucontext_t *uc) __attribute__((weak));
+#ifdef __x86_64__
+extern int U(setcontext)(const ucontext_t *uc) __attribute__((weak));
+#endif
 extern unw_word_t _U_dyn_info_list_addr(void) __attribute__((weak));
 
-extern int _Ux86_64_dwarf_search_unwind_table(unw_addr_space_t as, unw_word_t ip, unw_dyn_info_t *di, unw_proc_info_t *pi, int need,
+extern int U(dwarf_search_unwind_table)(unw_addr_space_t as, unw_word_t ip, unw_dyn_info_t *di, unw_proc_info_t *pi, int need,
 					      void *arg);
 
 /* ---- Memory and registers ---- */
@@ -56,19 +58,16 @@ static int access_mem(unw_addr_space_t as, unw_word_t addr, unw_word_t *v, int w
 
 static int access_reg(unw_addr_space_t as, unw_regnum_t n, unw_word_t *v, int write, void *arg)
 {
-	static const uint8_t greg[US_SLOTS] = {
-		REG_RAX, REG_RDX, REG_RCX, REG_RBX, REG_RSI, REG_RDI, REG_RBP, REG_RSP, REG_R8,
-		REG_R9, REG_R10, REG_R11, REG_R12, REG_R13, REG_R14, REG_R15, REG_RIP,
-	};
-	ucontext_t *uc = arg;
+#define OFFSET(slot, offset) [slot] = (offset) - MACHINE(FRAME_CONTEXT),
+	static const uint16_t at[US_SLOTS] = {MACHINE(FRAME)(OFFSET)};
 
 	(void)as;
-	if (n < 0 || n >= US_SLOTS || !uc)
+	if (n < 0 || n > US_PC || !arg)
 		return -UNW_EBADREG;
 	if (write)
-		uc->uc_mcontext.gregs[greg[n]] = (greg_t)*v;
+		memcpy((char *)arg + at[n], v, sizeof *v);
 	else
-		*v = (unw_word_t)uc->uc_mcontext.gregs[greg[n]];
+		memcpy(v, (char *)arg + at[n], sizeof *v);
 	return 0;
 }
 
@@ -88,7 +87,6 @@ static int access_fpreg(unw_addr_space_t as, unw_regnum_t n, unw_fpreg_t *v, int
  */
 static int resume(unw_addr_space_t as, unw_cursor_t *cur, void *arg)
 {
-	enum { GENERAL = REG_RIP + 1 }; /* r8 to rip */
 	uint64_t sig = us_signal_context(cur), was;
 	ucontext_t *uc = arg;
 
@@ -98,12 +96,21 @@ static int resume(unw_addr_space_t as, unw_cursor_t *cur, void *arg)
 
 		if (!us_peek((uint64_t)&to->uc_sigmask, &was, 8))
 			return -UNW_EINVAL;
-		memcpy(to->uc_mcontext.gregs, uc->uc_mcontext.gregs, GENERAL * sizeof(greg_t));
+#ifdef __x86_64__
+		memcpy(to->uc_mcontext.gregs, uc->uc_mcontext.gregs, (REG_RIP + 1) * sizeof(greg_t)); /* r8 to rip */
 		__asm__ volatile("mov %0, %%rsp\n\tsyscall\n\thlt" : : "r"(sig), "a"(SYS_rt_sigreturn) : "memory");
+#else
+		memcpy(to->uc_mcontext.regs, uc->uc_mcontext.regs, 33 * sizeof(uint64_t)); /* x0 to pc */
+		__asm__ volatile("mov sp, %0\n\tmov x8, %1\n\tsvc #0\n\tbrk #1" : : "r"(sig - MACHINE(FRAME_CONTEXT)), "i"(SYS_rt_sigreturn) : "x8", "memory");
+#endif
 		__builtin_unreachable();
 	}
-	if (_Ux86_64_setcontext)
-		_Ux86_64_setcontext(uc);
+#ifdef __x86_64__
+	if (U(setcontext))
+		U(setcontext)(uc);
+#else
+	(void)uc; /* there, libunwind has no function that goes on in a context */
+#endif
 	return -UNW_EINVAL;
 }
 
@@ -204,7 +211,7 @@ static int find_proc_info(unw_addr_space_t as, unw_word_t ip, unw_proc_info_t *p
 	di.u.rti.segbase = m.hdr;
 	di.u.rti.table_data = f.table;
 	di.u.rti.table_len = f.n * 8 / sizeof(unw_word_t);
-	return _Ux86_64_dwarf_search_unwind_table(as, ip, &di, pi, need, arg);
+	return U(dwarf_search_unwind_table)(as, ip, &di, pi, need, arg);
 }
 
 static void put_unwind_info(unw_addr_space_t as, unw_proc_info_t *pi, void *arg)
@@ -304,7 +311,7 @@ struct unw_addr_space us_local_space = {
 	.keep = US_ALL,
 	.epoch = 1,
 };
-US_API struct unw_addr_space *_Ux86_64_local_addr_space = &us_local_space;
+US_API struct unw_addr_space *U(local_addr_space) = &us_local_space;
 
 __attribute__((constructor)) static void at_load(void)
 {

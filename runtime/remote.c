@@ -88,7 +88,7 @@ US_INLINE int reg(void *ctx, unsigned i, uint64_t *to)
 	return 1;
 }
 
-US_API int _Ux86_64_init_remote(unw_cursor_t *cur, unw_addr_space_t as, void *arg)
+US_API int U(init_remote)(unw_cursor_t *cur, unw_addr_space_t as, void *arg)
 {
 	struct cursor *c = cursor(cur);
 	unw_word_t ip, sp;
@@ -96,13 +96,13 @@ US_API int _Ux86_64_init_remote(unw_cursor_t *cur, unw_addr_space_t as, void *ar
 
 	c->as = as;
 	c->arg = arg;
-	r = as->acc.access_reg(as, US_RA, &ip, 0, arg);
+	r = as->acc.access_reg(as, US_PC, &ip, 0, arg);
 	if (r < 0)
 		return r;
 	r = as->acc.access_reg(as, US_SP, &sp, 0, arg);
 	if (r < 0)
 		return r;
-	us_start(&c->s, ip, US_ALL);
+	us_start(&c->s, ip, US_IN_FRAME);
 	c->cfa = c->s.cfa = sp;
 	c->s.val[US_SP] = sp;
 	c->s.in_reg &= ~(US_BIT(US_SP));
@@ -118,20 +118,20 @@ US_API int _Ux86_64_init_remote(unw_cursor_t *cur, unw_addr_space_t as, void *ar
 }
 
 /* flag: 0, or UNW_INIT_SIGNAL_FRAME (1) where uc is what a signal handler got. */
-US_API int _Ux86_64_init_local2(unw_cursor_t *cur, void *uc, int flag)
+US_API int U(init_local2)(unw_cursor_t *cur, void *uc, int flag)
 {
 	int r;
 
 	if (flag != 0 && flag != 1)
 		return -UNW_EINVAL;
-	r = _Ux86_64_init_remote(cur, &us_local_space, uc);
+	r = U(init_remote)(cur, &us_local_space, uc);
 	cursor(cur)->exact = (uint8_t)flag;
 	return r;
 }
 
-US_API int _Ux86_64_init_local(unw_cursor_t *cur, void *uc)
+US_API int U(init_local)(unw_cursor_t *cur, void *uc)
 {
-	return _Ux86_64_init_local2(cur, uc, 0);
+	return U(init_local2)(cur, uc, 0);
 }
 
 /* ---- Steps ---- */
@@ -139,9 +139,9 @@ US_API int _Ux86_64_init_local(unw_cursor_t *cur, void *uc)
 /* Writes a register's location: a value. */
 static void set_value(struct us_state *s, unsigned slot, uint64_t v)
 {
-	s->known |= 1u << slot;
-	s->in_mem &= ~(1u << slot);
-	s->in_reg &= ~(1u << slot);
+	s->known |= US_BIT(slot);
+	s->in_mem &= ~US_BIT(slot);
+	s->in_reg &= ~US_BIT(slot);
 	s->val[slot] = v;
 }
 
@@ -351,15 +351,15 @@ static US_COLD int step_blind(struct cursor *c, uint64_t at)
 	if (o != US_OK)
 		return failed(c, o);
 	c->cfa = c->s.cfa;
-	c->ra_kind = RA_MEM;
+	c->ra_kind = b.ra_at ? RA_MEM : RA_LOST;
 	c->ra_at = b.ra_at;
 	c->exact = c->from_signal = b.how == US_BY_SIGNAL;
 	if (c->from_signal)
-		c->sig = b.sp;
+		c->sig = b.sp + MACHINE(FRAME_CONTEXT);
 	return leads_on(c, b.sp, exact) ? c->s.pc != 0 || c->exact : -UNW_EBADFRAME;
 }
 
-enum { UC_RIP = 168 }; /* in ucontext_t */
+enum { UC_PC = MACHINE(FRAME_PC) - MACHINE(FRAME_CONTEXT) }; /* in ucontext_t */
 
 static int apply(struct cursor *c, const struct us_rule *r)
 {
@@ -387,9 +387,9 @@ static int apply(struct cursor *c, const struct us_rule *r)
 		keep_stack_pointer(c);
 	c->exact = c->from_signal = r->flags & US_SIGNAL;
 	if (us_likely(r->kind != US_KIND_WIDE)) {
-		if (us_likely(r->mask & 0x40)) {
+		if (us_likely(r->mask >> MACHINE(RA_SAVE) & 1)) {
 			c->ra_kind = RA_MEM;
-			c->ra_at = c->cfa - (r->kind == US_KIND_REG ? (uint64_t)r->aux * 1024 : 0) + (uint64_t)((int64_t)r->saves[6] * 8);
+			c->ra_at = c->cfa - (r->kind == US_KIND_REG ? (uint64_t)r->aux * 1024 : 0) + (uint64_t)((int64_t)r->saves[MACHINE(RA_SAVE)] * 8);
 		}
 	} else {
 		c->ra_kind = RA_MAYBE;
@@ -399,9 +399,8 @@ static int apply(struct cursor *c, const struct us_rule *r)
 			c->sp = c->s.val[US_SP];
 		}
 		if (c->from_signal) {
-			/* The stack pointer was at the ucontext_t that the kernel made. */
-			c->sig = cfa;
-			c->ra_at = cfa + UC_RIP;
+			c->sig = cfa + MACHINE(FRAME_CONTEXT); /* the ucontext_t that the kernel made */
+			c->ra_at = c->sig + UC_PC;
 		}
 	}
 	if (us_unlikely(c->s.pc == ip && c->cfa == cfa))
@@ -414,7 +413,7 @@ static int apply(struct cursor *c, const struct us_rule *r)
 	return as->strict || c->s.pc != 0 || c->exact; /* a handler can have interrupted a call of 0 */
 }
 
-US_API int _Ux86_64_step(unw_cursor_t *cur)
+US_API int U(step)(unw_cursor_t *cur)
 {
 	struct cursor *c = cursor(cur);
 	unw_addr_space_t as = c->as;
@@ -446,9 +445,15 @@ US_API int _Ux86_64_step(unw_cursor_t *cur)
 	return o;
 }
 
-US_API int _Ux86_64_is_signal_frame(unw_cursor_t *c)
+US_API int U(is_signal_frame)(unw_cursor_t *c)
 {
+#ifdef __x86_64__
 	return cursor(c)->from_signal;
+#else
+	struct us_blind b = blind(cursor(c)); /* the code that a handler returns to */
+
+	return us_is_sigreturn(&b);
+#endif
 }
 
 /* ---- Registers ---- */
@@ -458,15 +463,15 @@ static int error_of(int outcome)
 	return outcome == US_OK ? 0 : outcome == US_UNREADABLE ? -UNW_EINVAL : -UNW_EBADREG;
 }
 
-US_API int _Ux86_64_get_reg(unw_cursor_t *cur, int n, unw_word_t *to)
+US_API int U(get_reg)(unw_cursor_t *cur, int n, unw_word_t *to)
 {
 	struct cursor *c = cursor(cur);
 
-	if (us_likely(n == UNW_X86_64_RIP)) {
+	if (us_likely(n == UNW_PC) || n == UNW_IP) {
 		*to = c->s.pc;
 		return 0;
 	}
-	if (n == US_SP || n == UNW_X86_64_CFA) {
+	if (n == US_SP || n == UNW_CFA) {
 		*to = c->cfa;
 		return 0;
 	}
@@ -485,29 +490,29 @@ static uint64_t pc_at(struct cursor *c)
 	return 0;
 }
 
-US_API int _Ux86_64_set_reg(unw_cursor_t *cur, int n, unw_word_t v)
+US_API int U(set_reg)(unw_cursor_t *cur, int n, unw_word_t v)
 {
 	struct cursor *c = cursor(cur);
 	unw_addr_space_t as = c->as;
 	struct us_state *s = &c->s;
 	uint64_t at;
 
-	if (n == US_SP || n == UNW_X86_64_CFA)
+	if (n == US_SP || n == UNW_CFA)
 		return -UNW_EREADONLYREG;
-	if (n == UNSPOOL_X86_64_REG_RAX || n == UNSPOOL_X86_64_REG_RAX + 1) {
-		/* rax and rdx: what an exception handler is given by resume. The place where they were saved stays as it is. */
+	if (n == 0 || n == 1) {
+		/* rax and rdx, or x0 and x1: what an exception handler is given by resume. The place where they were saved stays as it is. */
 		set_value(s, (unsigned)n, v);
 		return 0;
 	}
 	if (n < 0 || n >= UNW_NUM_REGS || !(s->known >> n & 1))
 		return -UNW_EBADREG;
-	if (n == UNW_X86_64_RIP) {
+	if (n == UNW_PC) {
 		at = pc_at(c);
 		s->pc = v;
-		set_value(s, US_RA, v);
+		set_value(s, US_PC, v);
 		if (at)
 			return as->acc.access_mem(as, at, &v, 1, c->arg);
-		return c->ra_kind == RA_REG ? as->acc.access_reg(as, US_RA, &v, 1, c->arg) : 0;
+		return c->ra_kind == RA_REG ? as->acc.access_reg(as, US_PC, &v, 1, c->arg) : 0;
 	}
 	if (s->in_mem >> n & 1)
 		return as->acc.access_mem(as, s->val[n], &v, 1, c->arg);
@@ -530,25 +535,25 @@ static void in_register(unw_save_loc_t *to, uint64_t n)
 }
 
 /* Of the program counter, the stack pointer, and the registers that a call preserves. */
-US_API int _Ux86_64_get_save_loc(unw_cursor_t *cur, int n, unw_save_loc_t *to)
+US_API int U(get_save_loc)(unw_cursor_t *cur, int n, unw_save_loc_t *to)
 {
 	struct cursor *c = cursor(cur);
 	struct us_state *s = &c->s;
 	uint64_t at;
 
 	memset(to, 0, sizeof *to);
-	if (n == UNW_X86_64_RIP) {
+	if (n == UNW_PC) {
 		at = pc_at(c);
 		if (at)
 			in_memory(to, at);
 		else if (c->ra_kind == RA_REG)
-			in_register(to, US_RA);
+			in_register(to, US_PC);
 	} else if (n == US_SP) {
 		if (c->sp_kind == SP_REG)
 			in_register(to, c->sp);
 		else if (c->sp_kind == SP_MEM)
 			in_memory(to, c->sp);
-	} else if (n >= 0 && n < UNW_NUM_REGS && US_SAVED & s->known & 1u << n) {
+	} else if (n >= 0 && n < UNW_NUM_REGS && US_SAVED & s->known & US_BIT(n)) {
 		if (s->in_mem >> n & 1)
 			in_memory(to, s->val[n]);
 		else if (s->in_reg >> n & 1)
@@ -557,7 +562,7 @@ US_API int _Ux86_64_get_save_loc(unw_cursor_t *cur, int n, unw_save_loc_t *to)
 	return 0;
 }
 
-US_API int _Ux86_64_get_fpreg(unw_cursor_t *c, int n, unw_fpreg_t *to)
+US_API int U(get_fpreg)(unw_cursor_t *c, int n, unw_fpreg_t *to)
 {
 	(void)c;
 	(void)n;
@@ -565,7 +570,7 @@ US_API int _Ux86_64_get_fpreg(unw_cursor_t *c, int n, unw_fpreg_t *to)
 	return -UNW_EBADREG;
 }
 
-US_API int _Ux86_64_set_fpreg(unw_cursor_t *c, int n, unw_fpreg_t v)
+US_API int U(set_fpreg)(unw_cursor_t *c, int n, unw_fpreg_t v)
 {
 	(void)c;
 	(void)n;
@@ -581,18 +586,18 @@ uint64_t us_signal_context(const unw_cursor_t *cur)
 }
 
 /* Writes the frame's registers where the accessors put them, and lets them go on there. */
-US_API int _Ux86_64_resume(unw_cursor_t *cur)
+US_API int U(resume)(unw_cursor_t *cur)
 {
 	struct cursor *c = cursor(cur);
 	unw_addr_space_t as = c->as;
 	uint64_t v[UNW_NUM_REGS];
-	uint32_t got = 0;
+	uint64_t got = 0;
 
 	if (!as->acc.resume)
 		return -UNW_EINVAL;
 	for (unsigned i = 0; i < UNW_NUM_REGS; i++)
-		if (_Ux86_64_get_reg(cur, (int)i, &v[i]) == 0)
-			got |= 1u << i;
+		if (U(get_reg)(cur, (int)i, &v[i]) == 0)
+			got |= (uint64_t)1 << i;
 	for (unsigned i = 0; i < UNW_NUM_REGS; i++)
 		if (got >> i & 1)
 			as->acc.access_reg(as, (int)i, &v[i], 1, c->arg);
@@ -601,12 +606,12 @@ US_API int _Ux86_64_resume(unw_cursor_t *cur)
 
 /* ---- Procedures ---- */
 
-US_API int _Ux86_64_get_proc_info_by_ip(unw_addr_space_t as, unw_word_t ip, unw_proc_info_t *pi, void *arg)
+US_API int U(get_proc_info_by_ip)(unw_addr_space_t as, unw_word_t ip, unw_proc_info_t *pi, void *arg)
 {
 	return us_space_info(as, arg, ip, pi);
 }
 
-US_API int _Ux86_64_get_proc_info(unw_cursor_t *cur, unw_proc_info_t *pi)
+US_API int U(get_proc_info)(unw_cursor_t *cur, unw_proc_info_t *pi)
 {
 	struct cursor *c = cursor(cur);
 
@@ -619,7 +624,7 @@ US_API int _Ux86_64_get_proc_info(unw_cursor_t *cur, unw_proc_info_t *pi)
 	return 0;
 }
 
-US_API int _Ux86_64_get_proc_name(unw_cursor_t *cur, char *buf, size_t size, unw_word_t *off)
+US_API int U(get_proc_name)(unw_cursor_t *cur, char *buf, size_t size, unw_word_t *off)
 {
 	struct cursor *c = cursor(cur);
 	int r;
@@ -634,7 +639,7 @@ US_API int _Ux86_64_get_proc_name(unw_cursor_t *cur, char *buf, size_t size, unw
 	return r;
 }
 
-US_API int _Ux86_64_reg_states_iterate(unw_cursor_t *cur, us_states_callback callback, void *token)
+US_API int U(reg_states_iterate)(unw_cursor_t *cur, us_states_callback callback, void *token)
 {
 	struct cursor *c = cursor(cur);
 
@@ -642,7 +647,7 @@ US_API int _Ux86_64_reg_states_iterate(unw_cursor_t *cur, us_states_callback cal
 }
 
 /* Steps by a rule that reg_states_iterate has given. */
-US_API int _Ux86_64_apply_reg_state(unw_cursor_t *cur, void *data)
+US_API int U(apply_reg_state)(unw_cursor_t *cur, void *data)
 {
 	struct us_rule rule;
 

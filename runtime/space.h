@@ -26,7 +26,7 @@ struct unw_addr_space {
 	int strict;
 	int policy;
 	int cached;    /* whether steps look into the cache by program counter */
-	uint32_t keep; /* what a call frame leaves in place, as us_apply takes it */
+	us_set keep; /* what a call frame leaves in place, as us_apply takes it */
 	_Atomic uint32_t space; /* for the cache of rules; a new one after each flush */
 	_Atomic uint32_t epoch; /* counts flushes, from 1 */
 	_Atomic uint32_t next;  /* counts ranges added, which are a ring */

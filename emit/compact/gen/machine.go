@@ -156,13 +156,17 @@ func machine(b *bytes.Buffer, m *arch.Machine) {
 	stub("PLT_FIRST", &m.PLT.First)
 	stub("PLT_ENTRY", &m.PLT.Entry)
 	stub("PLT_LAST", &m.PLT.Last)
-	for i, code := range m.Signal.Returns {
+	list8 := func(code []byte) string {
 		var s []string
 		for _, c := range code {
 			s = append(s, fmt.Sprintf("0x%02x", c))
 		}
-		define(fmt.Sprintf("RETURN_%d", i), strings.Join(s, ", "), "code that signal handlers return to")
+		return strings.Join(s, ", ")
 	}
+	for i, code := range m.Signal.Returns {
+		define(fmt.Sprintf("RETURN_%d", i), list8(code), "code that signal handlers return to")
+	}
+	define("SYSCALL_BYTES", list8(m.Syscall.Code), "the instruction that calls the kernel")
 	fmt.Fprintf(b, "\n/* X(slot, offset): where a signal's frame has each register, from the stack pointer that the handler returns with. */\n#define %s_FRAME(X)", up)
 	for r, off := range m.Signal.Saved {
 		if off != 0 {

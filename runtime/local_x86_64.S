@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * local_asm.S: where registers are saved and put back. A ucontext_t has its general registers from offset 40 on, in the
+ * local_x86_64.S: where registers are saved and put back. A ucontext_t has its general registers from offset 40 on, in the
  * kernel's order; the room for floating-point state is at 424, and the pointer to it at 224.
  */
 	.text

@@ -1,0 +1,96 @@
+package test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+// armCC is the compiler of the drop-ins for AArch64, whose programs run under qemu-user.
+const armCC = "aarch64-linux-gnu-gcc"
+
+// armSources are the files of a library for AArch64, as the Makefile has them.
+func armSources(t testing.TB, library string) []string {
+	t.Helper()
+	oracle.Need(t, "make", armCC, "qemu-aarch64")
+	out, err := exec.Command("make", "-s", "-C", "..", "CC="+armCC, "--eval", "print-sources:;@echo $("+library+")", "print-sources").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := strings.Fields(string(out))
+	for i := range files {
+		files[i] = filepath.Join("..", files[i])
+	}
+	return files
+}
+
+// armBuild compiles for AArch64.
+func armBuild(t testing.TB, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(armCC, append([]string{"-std=c11", "-g", "-Wall", "-Wextra", "-Werror"}, args...)...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", armCC, err, out)
+	}
+}
+
+// armStacks are what testdata/local_arm.c prints. Functions of the C library have no names that can be relied on: they are between those of the program.
+var armStacks = []string{
+	`deep: look deep deep deep deep main`,
+	`called back: look compare( \S+)+ main`,
+	`alloca: look varied main`,
+	`vectors: look floats main`,
+	`signal: look handler <signal>( \S+)+ main`,
+	`leaf: look handler <signal> leaf faulting main`,
+	`leaf, from its context: leaf faulting main`,
+	`stack 2: look handler <signal>( \S+)+ main`,
+	`thread: look thread( \S+)*`,
+	`resumed: 1`,
+}
+
+// TestArmLocal: the drop-in for the own process walks an AArch64 program's known stacks: linked dynamically and statically, without frame
+// pointers, with signed return addresses, and as unoptimised code.
+func TestArmLocal(t *testing.T) {
+	walkArm(t, "local", "libunwind.so.8", armStacks)
+}
+
+// TestArmRemote: so does the drop-in for any process, through its accessors for the own one.
+func TestArmRemote(t *testing.T) {
+	walkArm(t, "remote", "libunwind-aarch64.so.8", armStacks[:len(armStacks)-1], "-DREMOTE")
+}
+
+func walkArm(t *testing.T, library, name string, stacks []string, define ...string) {
+	sources := armSources(t, library)
+	dir := t.TempDir()
+	lib := filepath.Join(dir, name)
+	armBuild(t, append([]string{"-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-Wl,-soname," + name, "-Wl,-z,defs", "-o", lib},
+		append(sources, "-Wl,--no-as-needed", "-lgcc_s")...)...)
+	for i, flags := range []string{"", "-fomit-frame-pointer -mbranch-protection=standard", "-O0", "-static-pie -fPIE"} {
+		t.Run(flags, func(t *testing.T) {
+			prog := filepath.Join(dir, fmt.Sprint("prog", i))
+			args := append([]string{"-O2", "-fno-optimize-sibling-calls", "-I..", "-o", prog, "testdata/local_arm.c"}, append(strings.Fields(flags), define...)...)
+			if strings.Contains(flags, "-static") {
+				args = append(args, sources...)
+			} else {
+				args = append(args, "-rdynamic", lib)
+			}
+			armBuild(t, append(args, "-pthread")...)
+			cmd := exec.Command("timeout", "-s", "KILL", "60", "qemu-aarch64", "-cpu", "max", "-L", armRoot, "-E", "LD_LIBRARY_PATH="+dir, prog)
+			cmd.Stderr = os.Stderr
+			out, err := cmd.Output()
+			if err != nil {
+				t.Errorf("%v", err)
+			}
+			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+			for i := range max(len(lines), len(stacks)) {
+				if i >= len(lines) || i >= len(stacks) || !regexp.MustCompile("^"+stacks[i]+"$").MatchString(lines[i]) {
+					t.Fatalf("line %d\n got:\n%s\n want %s", i+1, out, strings.Join(stacks, "\n "))
+				}
+			}
+		})
+	}
+}
