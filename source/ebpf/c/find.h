@@ -11,6 +11,14 @@ PART u64 word_at(u32 table, u64 off)
 	return v ? *(const u64 *)(v + (off & VALUE_MASK)) : 0;
 }
 
+/* The same of a table that is at hand. */
+static __always_inline u64 word_in(const void *t, u64 off)
+{
+	const u8 *v = walk_part(t, (u32)(off >> VALUE_BITS));
+
+	return v ? *(const u64 *)(v + (off & VALUE_MASK)) : 0;
+}
+
 #define HEADER(first, field) (((const struct unspool_table_header *)(first))->field)
 
 /* The rule number of a row whose byte says that it is among the escapes. */
@@ -152,6 +160,7 @@ PART u32 find(u32 table, u64 pc)
 {
 	struct walk *w = walk_state();
 	struct head *h = walk_head(table);
+	const void *t;
 	const u8 *v = NULL;
 	u64 at, off, g, r, k;
 	u32 n, base, start, lo, id, i;
@@ -167,8 +176,11 @@ PART u32 find(u32 table, u64 pc)
 	r = h->region + (off >> UNSPOOL_REGION_BITS);
 	if (g >= h->n_granules || r >= h->n_regions)
 		return 0;
-	base = (u32)word_at(table, h->regions + 4 * r);
-	at = word_at(table, h->granules + 2 * g);
+	t = walk_table(table);
+	if (!t)
+		return 0;
+	base = (u32)word_in(t, h->regions + 4 * r);
+	at = word_in(t, h->granules + 2 * g);
 	start = (u16)at;
 	n = (u16)((u32)(at >> 16) - start);
 	start = base + (u16)(start - base);
@@ -179,7 +191,7 @@ PART u32 find(u32 table, u64 pc)
 	at = h->rows + 2 * (u64)start;
 	k = at >> VALUE_BITS;
 	if ((at + 2 * (u64)n) >> VALUE_BITS == k) {
-		v = walk_value(table, (u32)k);
+		v = walk_part(t, (u32)k);
 		if (!v)
 			return 0;
 		w->lo = 0;
@@ -205,7 +217,7 @@ PART u32 find(u32 table, u64 pc)
 	if (id == 0 || id >= h->n_rules)
 		return 0;
 	at = h->rules + MACHINE(RULE_SIZE) * (u64)id;
-	v = walk_value(table, (u32)(at >> VALUE_BITS));
+	v = walk_part(t, (u32)(at >> VALUE_BITS));
 	if (!v)
 		return 0;
 	at &= VALUE_MASK & ~7ull; /* so all words but the first are in the overlap at worst */

@@ -254,11 +254,11 @@ PART int is_place(void)
 	struct walk *w = walk_state();
 	if (!w)
 		return 0;
-	if (!find_range(w->pc - 1))
-		return find_range(w->pc);
+	if (!in_range(w, w->pc - 1))
+		return in_range(w, w->pc);
 	if (code_before(w->pc) != 0)
 		return MAYBE_PLACE;
-	return !unspool_after_call(w->code) && find_range(w->pc);
+	return !unspool_after_call(w->code) && in_range(w, w->pc);
 }
 
 /*

@@ -35,6 +35,8 @@ struct range_block;
 static struct walk *walk_state(void);
 static struct cache *walk_cache(void);
 static int walk_registers(struct walk *w);
+static const void *walk_table(u32 table);
+static const u8 *walk_part(const void *t, u32 k);
 static const u8 *walk_value(u32 table, u32 k);
 static const struct range_block *walk_block(u32 space, u32 k);
 static int walk_read(void *to, u32 n, u64 addr);
@@ -276,11 +278,21 @@ static __always_inline struct cache *walk_cache(void)
 	return bpf_map_lookup_elem(&caches, &cpu);
 }
 
+static __always_inline const void *walk_table(u32 table)
+{
+	return bpf_map_lookup_elem(&tables, &table);
+}
+
+static __always_inline const u8 *walk_part(const void *t, u32 k)
+{
+	return bpf_map_lookup_elem((void *)t, &k);
+}
+
 static __always_inline const u8 *walk_value(u32 table, u32 k)
 {
-	void *inner = bpf_map_lookup_elem(&tables, &table);
+	const void *t = walk_table(table);
 
-	return inner ? bpf_map_lookup_elem(inner, &k) : NULL;
+	return t ? walk_part(t, k) : NULL;
 }
 
 static __always_inline const struct range_block *walk_block(u32 space, u32 k)

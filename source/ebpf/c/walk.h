@@ -5,6 +5,8 @@
  *
  * Who includes it has fixed-width types u8 to u64, s8, s16, s32 and s64, and defines
  *
+ *	const void *walk_table(u32 table)		a table, or NULL
+ *	const u8 *walk_part(const void *t, u32 k)	value k of the table t, which is not NULL
  *	const u8 *walk_value(u32 table, u32 k)		value k of a table: VALUE_SIZE bytes, of which the last VALUE_OVERLAP
  *							repeat the start of the next; or NULL
  *	const struct range_block *walk_block(u32 space, u32 k)	block k of a space's ranges, or NULL
@@ -415,6 +417,12 @@ PART int find_range(u64 pc)
 	return pc - w->range.lo < w->range.hi - w->range.lo;
 }
 
+/* The same; who has the walk looks first at the range at hand. */
+static __always_inline int in_range(struct walk *w, u64 pc)
+{
+	return pc - w->range.lo < w->range.hi - w->range.lo || find_range(pc);
+}
+
 /* How the caller of an address's frame is found. */
 /*
  * In the flags of a rule that was found in a RANGE_INJECTED, or RANGE_MOVED; or that is a signal frame's, and holds at the return
@@ -643,7 +651,7 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 			e = places(w, c, key);
 			place = HOW_EXACT;
 		}
-		if (find_range(at))
+		if (in_range(w, at))
 			by = look_up(at, exact | place);
 		else
 			w->range.lo = w->range.hi = 0;

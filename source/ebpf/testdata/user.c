@@ -28,6 +28,8 @@ struct walk;
 struct range_block;
 static struct walk *walk_state(void);
 static int walk_registers(struct walk *w);
+static const void *walk_table(u32 table);
+static const u8 *walk_part(const void *t, u32 k);
 static const u8 *walk_value(u32 table, u32 k);
 static const struct range_block *walk_block(u32 space, u32 k);
 static int walk_read(void *to, u32 n, u64 addr);
@@ -77,9 +79,23 @@ static int walk_registers(struct walk *w)
 	return 1;
 }
 
+static const void *walk_table(u32 table)
+{
+	return table < n_tables ? &tables[table] : NULL;
+}
+
+static const u8 *walk_part(const void *t, u32 k)
+{
+	const struct table *of = t;
+
+	return k < of->n ? of->values + (size_t)k * VALUE_SIZE : NULL;
+}
+
 static const u8 *walk_value(u32 table, u32 k)
 {
-	return table < n_tables && k < tables[table].n ? tables[table].values + (size_t)k * VALUE_SIZE : NULL;
+	const void *t = walk_table(table);
+
+	return t ? walk_part(t, k) : NULL;
 }
 
 static const struct range_block *walk_block(u32 of, u32 k)
