@@ -28,8 +28,10 @@ type Step struct {
 	Env     []string
 	User    int      // whose process it is
 	Nice    int      // its priority
+	Cgroup  string   // the directory of cgroup v2 that it is in, which is made for it; "": none
 	Start   bool     // it goes on beside the steps after it, which wait for its first output
-	Seconds int      // after which it is killed
+	End     bool     // before it, what goes on is killed
+	Seconds float64  // after which it is killed
 	Files   []string // which the result has
 }
 

@@ -66,9 +66,19 @@ func run() error {
 		return err
 	}
 	pid := "0" // of the process started last
+	var running []*exec.Cmd
 	for _, s := range steps {
-		var r vm.Result
-		r, pid = take(s, pid)
+		if s.End {
+			for _, cmd := range running {
+				syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+				cmd.Wait()
+			}
+			running = nil
+		}
+		r, started := take(s, pid)
+		if started != nil {
+			running, pid = append(running, started), strconv.Itoa(started.Process.Pid)
+		}
 		if err := vm.Print(os.Stdout, r); err != nil {
 			return err
 		}
@@ -76,14 +86,14 @@ func run() error {
 	return nil
 }
 
-// take takes a step.
-func take(s vm.Step, pid string) (vm.Result, string) {
+// take takes a step, for which $PID is pid. started is what goes on.
+func take(s vm.Step, pid string) (_ vm.Result, started *exec.Cmd) {
 	began := time.Now()
 	r := vm.Result{Name: s.Name}
-	fail := func(err error) (vm.Result, string) {
+	fail := func(err error) (vm.Result, *exec.Cmd) {
 		r.Exit = -1
 		r.Stderr = append(r.Stderr, err.Error()...)
-		return r, pid
+		return r, started
 	}
 	var args []string
 	for _, a := range s.Args {
@@ -96,6 +106,17 @@ func take(s vm.Step, pid string) (vm.Result, string) {
 	if s.User != 0 {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(s.User), Gid: uint32(s.User)}
 	}
+	if s.Cgroup != "" {
+		if err := os.MkdirAll(s.Cgroup, 0o755); err != nil {
+			return fail(err)
+		}
+		dir, err := os.Open(s.Cgroup)
+		if err != nil {
+			return fail(err)
+		}
+		defer dir.Close()
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
+	}
 	var stdout, stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	if s.Start {
@@ -106,7 +127,7 @@ func take(s vm.Step, pid string) (vm.Result, string) {
 		if err != nil {
 			return fail(err)
 		}
-		pid = strconv.Itoa(cmd.Process.Pid)
+		started = cmd
 		if err := unix.Setpriority(unix.PRIO_PROCESS, cmd.Process.Pid, s.Nice); err != nil {
 			return fail(err)
 		}
@@ -118,20 +139,19 @@ func take(s vm.Step, pid string) (vm.Result, string) {
 			return fail(err)
 		}
 		r.PID = cmd.Process.Pid
-		go cmd.Wait()
 		r.Seconds = time.Since(began).Seconds()
-		return r, pid
+		return r, started
 	}
 	cmd.Stdout = &stdout
 	if err := cmd.Start(); err != nil {
 		return fail(err)
 	}
-	timeout := time.AfterFunc(time.Duration(s.Seconds)*time.Second, func() {
+	timeout := time.AfterFunc(time.Duration(s.Seconds*float64(time.Second)), func() {
 		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 	})
 	err := cmd.Wait()
 	if !timeout.Stop() {
-		r.Stderr = fmt.Appendf(nil, "killed after %d s\n", s.Seconds)
+		r.Stderr = fmt.Appendf(nil, "killed after %v s\n", s.Seconds)
 	}
 	r.Seconds = time.Since(began).Seconds()
 	r.Stdout, r.Stderr = stdout.Bytes(), append(r.Stderr, stderr.Bytes()...)
@@ -152,5 +172,5 @@ func take(s vm.Step, pid string) (vm.Result, string) {
 		}
 		r.Files[path] = b
 	}
-	return r, pid
+	return r, nil
 }

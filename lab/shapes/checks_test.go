@@ -1,0 +1,212 @@
+package shapes
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/lab/vm"
+)
+
+// A check is a command on a machine, and what must be true of its result.
+type check struct {
+	step  vm.Step
+	exit  int // of the command; it is killed where this is -1
+	judge func(t *testing.T, r vm.Result)
+}
+
+// checksProgram is testdata/machine/checks.c on a machine.
+const checksProgram = "/bin/checks"
+
+// checks are what is tried on a machine besides walking shapes, in this order.
+func checks(m machine) (out []check) {
+	inKernel := slices.Contains(m.sources, "ebpf")
+	add := func(step vm.Step, exit int, judge func(*testing.T, vm.Result)) {
+		out = append(out, check{step, exit, judge})
+	}
+	// recorded adds a recording as folded stacks.
+	recorded := func(name string, judge func(*testing.T, vm.Result, map[string]uint64), args ...string) {
+		path := "/tmp/" + name + ".folded"
+		step := command(name, append([]string{"record", "--no-inline", "-o", path}, args...)...)
+		step.Files = []string{path}
+		add(step, 0, func(t *testing.T, r vm.Result) { judge(t, r, foldedStacks(t, r.Files[path])) })
+	}
+	start := func(name, cgroup string) {
+		add(vm.Step{Name: name, Args: []string{checksProgram, "spin"}, Start: true, Nice: 10, Cgroup: cgroup}, 0, nil)
+	}
+	walker := "walking copies of stacks"
+	if inKernel {
+		walker = "walking stacks in the kernel"
+	}
+
+	add(command("doctor", "doctor", "--json", "--quick"), 0, func(t *testing.T, r vm.Result) {
+		var got struct {
+			Ways []struct {
+				Name, Reason string
+				OK           bool
+			}
+		}
+		if err := json.Unmarshal(r.Stdout, &got); err != nil {
+			t.Fatalf("%v\n%s", err, r.Stdout)
+		}
+		ways := map[string]bool{}
+		for _, w := range got.Ways {
+			ways[w.Name] = w.OK
+			if w.OK == (w.Reason != "") {
+				t.Errorf("%+v", w)
+			}
+		}
+		if !ways["record-user"] || !ways["record-all"] || !ways["kernel-names"] || ways["record-ebpf"] != inKernel {
+			t.Errorf("%s", r.Stdout)
+		}
+	})
+	// burnt judges at least n samples.
+	burnt := func(t *testing.T, n uint64, r vm.Result, stacks map[string]uint64) {
+		all, right := of(stacks, `\bs_burn\b`), of(stacks, `^(checks|exe);_start;(\S+;)?main;s_burn\b`)
+		if right < n || right != all {
+			t.Errorf("%d of %d samples of s_burn are right\n%s%v", right, all, r.Stderr, stacks)
+		}
+	}
+	burns := func(t *testing.T, r vm.Result, stacks map[string]uint64) { burnt(t, 10, r, stacks) }
+	recorded("command", func(t *testing.T, r vm.Result, stacks map[string]uint64) {
+		burns(t, r, stacks)
+		if !bytes.Contains(r.Stderr, []byte(walker)) {
+			t.Errorf("not %s:\n%s", walker, r.Stderr)
+		}
+	}, "-F", "199", "--", checksProgram, "burn")
+	recorded("exec", burns, "-F", "199", "--", checksProgram, "exec")
+	// The inner recorder is the outer one's command.
+	recorded("two-recorders", burns,
+		"-F", "99", "--", "/bin/unspool", "record", "-F", "199", "--no-inline", "-o", "/tmp/inner.folded", "--", checksProgram, "burn")
+	out[len(out)-1].step.Files = append(out[len(out)-1].step.Files, "/tmp/inner.folded")
+	outer := out[len(out)-1].judge
+	out[len(out)-1].judge = func(t *testing.T, r vm.Result) {
+		outer(t, r)
+		burns(t, r, foldedStacks(t, r.Files["/tmp/inner.folded"]))
+	}
+	start("target", "")
+	recorded("pid", func(t *testing.T, r vm.Result, stacks map[string]uint64) {
+		all, right := of(stacks, ""), of(stacks, `^checks;_start;(\S+;)?main;s_spin\b`)
+		if right < 10 || right*100 < all*95 {
+			t.Errorf("%d of %d samples are in s_spin\n%s%v", right, all, r.Stderr, stacks)
+		}
+	}, "-F", "199", "--duration", "2s", "-p", "$PID")
+	recorded("tracepoint", func(t *testing.T, r vm.Result, stacks map[string]uint64) {
+		// Each wait is a switch, or more where the thread is woken early.
+		if n := of(stacks, `;main;s_wait\b`); n < 5 {
+			t.Errorf("%d switches in s_wait\n%s%v", n, r.Stderr, stacks)
+		}
+	}, "-e", "sched:sched_switch", "-c", "1", "--", checksProgram, "waits")
+	out[len(out)-1].step.End = true
+
+	if inKernel {
+		blocked := "threads that were blocked already"
+		recorded("off-cpu", func(t *testing.T, r vm.Result, stacks map[string]uint64) {
+			// A wait ends late, never early. With a machine that others keep busy, up to a tick and a time slice for each.
+			if ns := of(stacks, `;main;s_wait\b`); ns < 500e6 || ns > 600e6 {
+				t.Errorf("five waits of 100 ms take %d ns\n%v", ns, stacks)
+			}
+			if bytes.Contains(r.Stderr, []byte(blocked)) {
+				t.Errorf("a command has no threads before it:\n%s", r.Stderr)
+			}
+		}, "--off-cpu", "--", checksProgram, "waits")
+		recorded("wakers", func(t *testing.T, r vm.Result, stacks map[string]uint64) {
+			if of(stacks, `;s_take\b.*;\[woken by checks\];.*\bs_put;`) == 0 || of(stacks, `;s_wait\b.*;\[woken by (\S+, or by )?an interrupt\]`) == 0 {
+				t.Errorf("%s%v", r.Stderr, stacks)
+			}
+		}, "--off-cpu", "--wakers", "--", checksProgram, "pair")
+		recorded("off-cpu-all", func(t *testing.T, r vm.Result, stacks map[string]uint64) {
+			if len(stacks) == 0 || bytes.Contains(r.Stderr, []byte(blocked)) != m.blind() {
+				t.Errorf("%d stacks; threads that were blocked already are lost: %v\n%s", len(stacks), m.blind(), r.Stderr)
+			}
+		}, "--off-cpu", "-a", "--duration", "1s")
+		start("member", "/sys/fs/cgroup/inside")
+		recorded("cgroup", func(t *testing.T, r vm.Result, stacks map[string]uint64) {
+			if all, right := of(stacks, ""), of(stacks, `;main;s_spin\b`); right < 10 || right*100 < all*95 {
+				t.Errorf("%d of %d samples are of the member\n%s%v", right, all, r.Stderr, stacks)
+			}
+		}, "-F", "99", "--cgroup", "/sys/fs/cgroup/inside", "--duration", "3s")
+	}
+
+	add(vm.Step{Name: "crash", Args: []string{checksProgram, "crash"}, Seconds: 30, End: true}, -1, nil)
+	add(command("core", "stack", "/tmp/core.checks"), 0, func(t *testing.T, r vm.Result) {
+		if !regexp.MustCompile(`(?s)s_fault.*\bs_crash.*\bmain.*\b_start`).Match(r.Stdout) {
+			t.Errorf("%s%s", r.Stdout, r.Stderr)
+		}
+	})
+	if m.arch == "amd64" { // the only one on which programs are executed step by step
+		add(command("verify", "verify", "--run", "--steps", "3000", "--format", "json", "-o", "-", "--", checksProgram, "nothing"), 0,
+			func(t *testing.T, r vm.Result) {
+				var got struct {
+					Instructions, Compared uint64
+					Modules                []struct{ Wrong_rows uint64 }
+				}
+				if err := json.Unmarshal(r.Stdout, &got); err != nil {
+					t.Fatalf("%v\n%s", err, r.Stdout)
+				}
+				if got.Instructions < 1000 || got.Compared*10 < got.Instructions*8 || len(got.Modules) == 0 {
+					t.Errorf("%s", r.Stdout)
+				}
+				for _, m := range got.Modules {
+					if m.Wrong_rows != 0 {
+						t.Errorf("%s", r.Stdout)
+					}
+				}
+			})
+	}
+	for _, after := range []float64{0.3, 1, 1.6, 2.4, 5} {
+		step := command(fmt.Sprintf("killed-%v", after), "record", "-a", "--duration", "30s", "-o", "/tmp/killed.jsonl")
+		step.Seconds = after
+		add(step, -1, nil)
+	}
+	add(vm.Step{Name: "programs", Args: []string{checksProgram, "programs"}, Seconds: 30}, 0, func(t *testing.T, r vm.Result) {
+		if got := string(r.Stdout); got != "0 programs, 0 pinned\n" {
+			t.Errorf("recorders that were killed leave %s", got)
+		}
+	})
+	recorded("after-killed", burns, "-F", "199", "--", checksProgram, "burn")
+	recorded("user", func(t *testing.T, r vm.Result, stacks map[string]uint64) {
+		burnt(t, 1, r, stacks) // QEMU leaves the tracer little time
+		if !bytes.Contains(r.Stderr, []byte("ptrace")) {
+			t.Errorf("nothing says that this is by ptrace:\n%s", r.Stderr)
+		}
+	}, "-F", "99", "--", checksProgram, "burn", "8")
+	user := &out[len(out)-1].step
+	user.User, user.Env = 1000, []string{"UNSPOOL_CACHE=/tmp/user"}
+	return out
+}
+
+// foldedStacks reads folded stacks with their weights.
+func foldedStacks(t *testing.T, b []byte) map[string]uint64 {
+	t.Helper()
+	out := map[string]uint64{}
+	for line := range strings.Lines(string(b)) {
+		line = strings.TrimSpace(line)
+		i := strings.LastIndexByte(line, ' ')
+		if i < 0 || line[0] == '#' {
+			continue
+		}
+		n, err := strconv.ParseUint(line[i+1:], 10, 64)
+		if err != nil {
+			t.Fatalf("%v: %q", err, line)
+		}
+		out[line[:i]] += n
+	}
+	return out
+}
+
+// of sums the weights of stacks that match.
+func of(stacks map[string]uint64, pattern string) (n uint64) {
+	re := regexp.MustCompile(pattern)
+	for s, w := range stacks {
+		if re.MatchString(s) {
+			n += w
+		}
+	}
+	return n
+}

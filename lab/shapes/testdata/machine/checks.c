@@ -1,0 +1,123 @@
+// What machines run to be recorded: checks MODE [SECONDS].
+#include "../shape.h"
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+
+// Seconds of processor time.
+FN void s_burn(int seconds)
+{
+	while (clock() < seconds * CLOCKS_PER_SEC)
+		for (volatile int i = 0; i < 20000; i++)
+			;
+	KEEP;
+}
+
+FN void s_again(void)
+{
+	execl("/proc/self/exe", "again", "burn", (char *)0);
+	KEEP;
+}
+
+FN void s_spin(void) { SPIN; }
+
+FN void s_wait(void)
+{
+	struct timespec t = {0, 100000000};
+
+	nanosleep(&t, 0);
+	KEEP;
+}
+
+FN void s_take(int fd)
+{
+	char c;
+
+	for (int i = 0; i < 5; i++)
+		if (read(fd, &c, 1) != 1)
+			_exit(1);
+	KEEP;
+}
+
+FN void s_put(int fd)
+{
+	for (int i = 0; i < 5; i++) {
+		s_wait();
+		if (write(fd, "x", 1) != 1)
+			_exit(1);
+	}
+	KEEP;
+}
+
+// A process waits for what another one writes.
+FN int s_pair(void)
+{
+	int fd[2], status = 1;
+
+	if (pipe(fd) != 0)
+		return 1;
+	if (fork() == 0) {
+		s_take(fd[0]);
+		_exit(0);
+	}
+	s_put(fd[1]);
+	wait(&status);
+	return status;
+}
+
+FN void s_fault(void) { INVALID; KEEP; }
+FN void s_crash(void) { s_fault(); KEEP; }
+
+// How many BPF programs are loaded, and files pinned: for five seconds at most, it waits for the kernel to free them.
+FN int s_programs(void)
+{
+	int programs = 0, pinned = 0;
+
+	for (int tries = 0; tries < 50; tries++) {
+		struct { unsigned start, next, flags, more; } attr = {0, 0, 0, 0};
+		DIR *d = opendir("/sys/fs/bpf");
+
+		programs = pinned = 0;
+		while (syscall(SYS_bpf, 11 /* BPF_PROG_GET_NEXT_ID */, &attr, sizeof attr) == 0) {
+			programs++;
+			attr.start = attr.next;
+		}
+		for (struct dirent *e; d && (e = readdir(d)); )
+			pinned += e->d_name[0] != '.';
+		if (d)
+			closedir(d);
+		if (programs + pinned == 0)
+			break;
+		s_wait();
+	}
+	printf("%d programs, %d pinned\n", programs, pinned);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	const char *mode = argc > 1 ? argv[1] : "";
+
+	BEGIN;
+	if (strcmp(mode, "burn") == 0)
+		s_burn(argc > 2 ? atoi(argv[2]) : 1);
+	else if (strcmp(mode, "exec") == 0)
+		s_again();
+	else if (strcmp(mode, "spin") == 0)
+		s_spin();
+	else if (strcmp(mode, "waits") == 0)
+		for (int i = 0; i < 5; i++)
+			s_wait();
+	else if (strcmp(mode, "pair") == 0)
+		return s_pair();
+	else if (strcmp(mode, "crash") == 0)
+		s_crash();
+	else if (strcmp(mode, "programs") == 0)
+		return s_programs();
+	KEEP;
+	return 0;
+}
