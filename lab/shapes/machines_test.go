@@ -1,6 +1,7 @@
 package shapes
 
 import (
+	"bytes"
 	"context"
 	"debug/elf"
 	"os"
@@ -263,6 +264,7 @@ func (m machine) walks(t *testing.T, g *stage) {
 		r.Files = []string{"/tmp/" + source + ".jsonl"}
 		steps = append(steps, r)
 	}
+	steps = append(steps, command("waits", "record", "-a", "--off-cpu", "--duration", "2s", "--no-inline", "-o", "/tmp/waits.folded"))
 	began := time.Now()
 	results, err := k.Boot(ctx, &g.root, steps)
 	for i, r := range results {
@@ -276,6 +278,9 @@ func (m machine) walks(t *testing.T, g *stage) {
 		} else if i < len(tried) && tried[i].judge != nil {
 			t.Run(r.Name, func(t *testing.T) { tried[i].judge(t, r) })
 		}
+		if bytes.Contains(r.Stderr, []byte("refuses")) {
+			t.Errorf("%s: a verifier's refusal: %s", r.Name, r.Stderr)
+		}
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -288,7 +293,7 @@ func (m machine) walks(t *testing.T, g *stage) {
 	for i, x := range g.stands {
 		ws := x.p.walksOfStacks(t, "live", results[2*i+1].Stdout, true)
 		live += len(ws)
-		for _, r := range results[2*len(g.stands):] {
+		for _, r := range results[2*len(g.stands) : len(results)-1] {
 			got := x.p.walksOfSamples(t, r.Name, r.Files["/tmp/"+r.Name+".jsonl"], results[2*i].PID)
 			if len(got) == 0 && !x.s.wait {
 				t.Errorf("%s, %s: no samples", x.s.name, r.Name)

@@ -192,6 +192,12 @@ int on_waking(u64 *ctx)
 	return 0;
 }
 
+/* Whether a task runs: an int, since Linux 7.2 a byte. */
+static __always_inline u64 on_cpu(struct task_struct *task)
+{
+	return BPF_CORE_READ_BITFIELD(task, on_cpu);
+}
+
 /*
  * Looks at each task when the recording has begun. One that is blocked has a wait that began before: it begins now, with a copy
  * of its stack.
@@ -210,7 +216,7 @@ int on_still(struct bpf_iter__task *ctx)
 		return 0;
 	tid = (u32)task->pid;
 	switches = task->nvcsw + task->nivcsw;
-	if (!tid || !task->__state || task->__state & TASK_DEAD || task->exit_state || task->on_cpu)
+	if (!tid || !task->__state || task->__state & TASK_DEAD || task->exit_state || on_cpu(task))
 		return 0;
 	is.pid = number(task->group_leader);
 	is.tid = number(task);
@@ -259,7 +265,7 @@ int on_still(struct bpf_iter__task *ctx)
 	/* It may have gone on, which on_switch has told or not, and have blocked again, which on_switch knows better. */
 	if (bpf_map_update_elem(&blocked, &tid, &is, BPF_NOEXIST) != 0)
 		return 0;
-	if (task->on_cpu || task->nvcsw + task->nivcsw != switches) {
+	if (on_cpu(task) || task->nvcsw + task->nivcsw != switches) {
 		now = bpf_map_lookup_elem(&blocked, &tid);
 		if (now && now->since == is.since && now->cut)
 			bpf_map_delete_elem(&blocked, &tid);
