@@ -116,7 +116,7 @@ func checks(m machine) (out []check) {
 			}
 		}, "--off-cpu", "--", checksProgram, "waits")
 		recorded("wakers", func(t *testing.T, r vm.Result, stacks map[string]uint64) {
-			if of(stacks, `;s_take\b.*;\[woken by checks\];.*\bs_put;`) == 0 || of(stacks, `;s_wait\b.*;\[woken by (\S+, or by )?an interrupt\]`) == 0 {
+			if of(stacks, `;s_take\b.*;\[woken by checks(, or by an interrupt)?\];.*\bs_put;`) == 0 || of(stacks, `;s_wait\b.*;\[woken by (\S+, or by )?an interrupt\]`) == 0 {
 				t.Errorf("%s%v", r.Stderr, stacks)
 			}
 		}, "--off-cpu", "--wakers", "--", checksProgram, "pair")
