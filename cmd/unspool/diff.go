@@ -46,7 +46,7 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
   unspool diff before.data after.data --by samples --format folded | flamegraph.pl > diff.svg`,
 		Args: cli.NoneOr(2),
 		RunE: func(c *cobra.Command, args []string) error {
-			collectLate()
+			cli.CollectLate()
 			args, err := recordings(args, defaultRecording+".old", defaultRecording)
 			if err != nil {
 				return err

@@ -100,7 +100,7 @@ samples a second. unspool doctor says what is allowed.`,
 			if withNames && o.format != "data" {
 				return usage("--with-names is for recordings (-o FILE.data): %s always has names", o.format)
 			}
-			defer trim(firstTrim)()
+			defer cli.Trim(cli.FirstTrim)()
 			return runRecord(c.Context(), &o, &flt, &p, mods, table, withNames)
 		},
 	}

@@ -52,7 +52,7 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
   perf record --call-graph dwarf -o - ./program | unspool report - -o profile.pb.gz`,
 		Args: cli.NoneOr(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			collectLate()
+			cli.CollectLate()
 			args, err := recordings(args, defaultRecording)
 			if err != nil {
 				return err

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/modules"
 )
 
@@ -22,7 +23,7 @@ standard input or output.`,
 		Example: "  unspool unwind perf.data small.data && perf report -i small.data\n  perf record --call-graph dwarf -o - ./program | unspool unwind - small.data",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
-			collectLate()
+			cli.CollectLate()
 			if err := flt.compile(); err != nil {
 				return err
 			}

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"math"
@@ -23,7 +23,7 @@ func TestCollectLate(t *testing.T) {
 	runtime.GC()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	collectLate()
+	CollectLate()
 	var keep []byte
 	for range 16 {
 		keep = make([]byte, 1<<20)
@@ -67,7 +67,7 @@ func TestTrim(t *testing.T) {
 	debug.FreeOSMemory()
 	least := held()
 	litter()
-	stop := trim(10 * time.Millisecond)
+	stop := Trim(10 * time.Millisecond)
 	for turn := range 2 {
 		for end := time.Now().Add(time.Minute); held() > least+8<<20; time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {

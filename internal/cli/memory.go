@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"math"
@@ -11,10 +11,10 @@ import (
 // lateCollection is how much memory a short command may hold before its first garbage collection.
 const lateCollection = 64 << 20
 
-// collectLate puts off the first garbage collection until lateCollection bytes are held. Go begins to collect at 4 MB: a report of 10,000 samples
+// CollectLate puts off the first garbage collection until lateCollection bytes are held. Go begins to collect at 4 MB: a report of 10,000 samples
 // has then been collected five times, a tenth of its time, for 5 MB less. From the first collection on all is as usual, so memory has the usual
 // bound. GOGC and GOMEMLIMIT have precedence.
-func collectLate() {
+func CollectLate() {
 	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
 		return
 	}
@@ -27,16 +27,16 @@ func collectLate() {
 	}, struct{}{})
 }
 
-// firstTrim is when a recording first gives memory back, and lastTrim the greatest distance between two such times.
+// FirstTrim is when a recording first gives memory back, and lastTrim the greatest distance between two such times.
 const (
-	firstTrim = 2 * time.Second
+	FirstTrim = 2 * time.Second
 	lastTrim  = 2 * time.Minute
 )
 
-// trim gives memory back that is not needed any more, after first, and then each time after twice as long, up to lastTrim, until stop is
+// Trim gives memory back that is not needed any more, after first, and then each time after twice as long, up to lastTrim, until stop is
 // called. The start of a recording of the whole machine reads all its programs; then little is allocated, so the garbage of the start would
 // stay for minutes: twice what is in use.
-func trim(first time.Duration) (stop func()) {
+func Trim(first time.Duration) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
