@@ -52,8 +52,8 @@ full:
 	UNSPOOL_EXECUTION_STEPS=10000000 $(GO) test -count=1 -timeout 4h -run TestExecution -v ./lab
 	$(MAKE) corpus
 
-# Programs walked in virtual machines with other kernels, which it fetches from Debian: 5.10, 6.1, 6.12 and the newest, and 6.12 on
-# AArch64; and cores and recordings of that one, read here.
+# Programs walked in virtual machines with other kernels, which it fetches from Debian: 5.10, 6.1, 6.12 and the newest, for x86-64 and for
+# AArch64; and cores and recordings of AArch64's 6.12, read here.
 .PHONY: vms
 vms:
 	UNSPOOL_MACHINES=all $(GO) test -count=1 -v -timeout 60m -run '^(TestMachines|TestForeign)$$' ./lab/shapes ./cmd/unspool

@@ -8,6 +8,8 @@
 //   - for a deleted file, the names kept when it was recorded (Collect, Save);
 //   - for code without a name, the start of its function, from unwind information.
 //
+// Names found in a module's files are kept in the cache for the next report, as long as these files stay the same (answers.go).
+//
 // The package prints nothing: Notes, KernelNote and Hints return messages for readers of names.
 package names
 

@@ -36,7 +36,7 @@ func (p *plan) flags(c *cobra.Command) {
 	f.BoolVar(&p.Kernel, "kernel", false, "count in the kernel only")
 	f.IntSliceVarP(&p.PIDs, "pid", "p", nil, "record these processes, and all processes they start")
 	f.BoolVarP(&p.All, "all", "a", false, "record the whole machine")
-	f.StringVar(&p.Source, "source", record.Auto, "ebpf: the kernel walks stacks, up to 1,024 frames deep (root, x86-64, Linux 5.10); perf: the kernel copies stacks, this program walks them; ptrace: this program stops running threads, without events; auto: the first of these that is allowed")
+	f.StringVar(&p.Source, "source", record.Auto, "ebpf: the kernel walks stacks, up to 1,024 frames deep (root, Linux 5.10 or later); perf: the kernel copies stacks, this program walks them; ptrace: this program stops running threads, without events; auto: the first of these that is allowed")
 	f.StringVar(&p.comm, "comm", "", "record only commands that match this regular expression")
 	f.StringVar(&p.InKernel.Cgroup, "cgroup", "", "record only tasks in this directory of cgroup v2 and below; implies -a unless processes are given: only with --source ebpf (root)")
 	f.StringVar(&p.memory, "memory", "", "kernel memory for unwind tables, such as 512M; the least recently used tables go first (default 1G)")

@@ -35,10 +35,10 @@ func recordCmd() *cobra.Command {
 		Long: `Record the stacks of a command, of running processes, or of the whole machine.
 
 The unwind tables of the programs lead through each stack as it comes. Programs need no frame pointers, and no copy
-of a stack is written to disk. As root on Linux 5.10 or later, the kernel walks the stacks; a line on
-standard error says so. Otherwise the kernel copies the stacks, and this program walks the copies. Where the kernel's
-verifier refuses to load the walk, a line says why, and UNSPOOL_VERIFIER_LOG=FILE gets the verifier's log. Ctrl-C ends
-the recording and writes the result. The exit status is the command's.
+of a stack is written to disk. As root on Linux 5.10 or later, the kernel walks the stacks; a line on standard error
+says so. Otherwise the kernel copies the stacks, and this program walks the copies. If the kernel's verifier refuses
+to load the walk, a line says why, and UNSPOOL_VERIFIER_LOG=FILE gets the verifier's log. Ctrl-C ends the recording
+and writes the result. The exit status is the command's.
 
 The ending of -o picks the format:
 

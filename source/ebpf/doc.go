@@ -38,9 +38,12 @@
 // The kernel reports no munmap: until something new is mapped there, an unmapped address still looks mapped. As no code runs there, only a
 // corrupted stack can tell.
 //
-// It needs x86-64, Linux 5.10 or later, CAP_BPF and CAP_PERFMON. Before Linux 6.1, the maps have a fixed size and are filled at the start, and
-// only 16,384 processes are known; before 5.18, threads that were blocked when the recording began are not found; before 5.12, two threads that
-// map code at once may hide the later change from the program until user space has read it.
+// Maps are as large as the machine's processors and memory need (sizes.go). If the kernel's verifier refuses a program, Load returns a
+// VerifierError, and writes the verifier's log to the file that UNSPOOL_VERIFIER_LOG names.
+//
+// It needs x86-64 or AArch64, Linux 5.10 or later, CAP_BPF and CAP_PERFMON. Before Linux 6.1, the kernel fills maps at the start, so they are
+// smaller, and only 8,192 processes are known. Before 5.18, threads that were blocked when the recording began are not found. Before 5.12,
+// two threads that map code at once may hide the later change from the program until user space has read it.
 package ebpf
 
 //go:generate c/build.sh
