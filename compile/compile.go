@@ -88,7 +88,7 @@ func cOptions(o native.Options) csource.Options {
 // compile returns the size of what it made, or found in the store.
 func (c *Compiler) compile(img *module.Image, f *format.Unwind) (size int, found bool, err error) {
 	write := func(ending string, b []byte) error {
-		return outfile.WriteFile(filepath.Join(c.Dir, img.ID()+ending), b)
+		return outfile.WriteFile(filepath.Join(c.Dir, img.ID()+ending), b, outfile.Options{})
 	}
 	switch {
 	case c.Emit == "c":

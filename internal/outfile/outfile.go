@@ -427,9 +427,9 @@ func (f *File) Discard() error {
 	return caps.Raised(func() error { return errors.Join(f.File.Close(), f.remove()) })
 }
 
-// WriteFile writes a file that is no other than b.
-func WriteFile(path string, b []byte) error {
-	f, err := Create(context.Background(), path, Options{})
+// WriteFile writes a file that is no other than b. For a FIFO it waits until somebody reads; with Keep, it refuses one.
+func WriteFile(path string, b []byte, o Options) error {
+	f, err := Create(context.Background(), path, o)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,8 @@ const (
 	askAt         = 1 << 8
 	heavyMappings = 1 << 9 // of a process, so many that its space is not brought into the kernel each time one changes
 	heavyEvery    = 100 * time.Millisecond
-	userShare     = 8       // an eighth of the blocks of ranges that there is room for
+	userShare     = 8       // an eighth of the blocks of ranges that there is room for, but
+	leastBlocks   = 1 << 12 // as many as a desktop has, if that is not more than half of them
 	maxUserTables = 1 << 12 // of maxTables: a quarter
 )
 
@@ -153,11 +154,14 @@ func (b *bounds) of(pid int32) *user {
 	}
 	u := b.users[uid]
 	if u == nil {
-		u = &user{max: b.blocks / userShare}
+		u = &user{max: share(b.blocks)}
 		b.users[uid] = u
 	}
 	return u
 }
+
+// share returns how many of the blocks a user may have.
+func share(blocks int) int { return max(blocks/userShare, min(blocks/2, leastBlocks)) }
 
 // fits takes blocks for a space of u's; false where that would be too many.
 func (u *user) fits(blocks int) bool {

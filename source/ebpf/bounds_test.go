@@ -53,6 +53,11 @@ func TestBounds(t *testing.T) {
 	if b.waits(5, heavyMappings, 1e9) || b.waits(5, heavyMappings+1, 1e9) || !b.waits(5, heavyMappings+1, 1e9+1) || !b.late[5] || b.waits(5, heavyMappings+1, 2e9) || b.late[5] {
 		t.Error("a heavy process waits when it should not, or does not")
 	}
+	for blocks, want := range map[int]int{1 << 12: 1 << 11, 1 << 13: 1 << 12, 1 << 14: 1 << 12, 1 << 15: 1 << 12, 1 << 18: 1 << 15} {
+		if got := share(blocks); got != want {
+			t.Errorf("a user may have %d of %d blocks, not %d", got, blocks, want)
+		}
+	}
 	u := &user{max: 1 << 15}
 	if !u.fits(1<<15) || u.fits(1) || !(*user)(nil).fits(1<<30) {
 		t.Error("a user's blocks are not bounded, or root's are")

@@ -147,7 +147,10 @@ func Load(o Options) (_ *Program, err error) {
 		return nil, err
 	}
 	p.ring.SetDeadline(time.Unix(1, 0)) // reads never wait
-	if err := errors.Join(p.trace(p.coll, "on_exec"), p.traceMappings()); err != nil {
+	if err := p.trace(p.coll, "on_exec"); err != nil {
+		return nil, err
+	}
+	if err := p.traceMappings(); err != nil {
 		return nil, err
 	}
 	if o.Memory == 0 {
@@ -189,11 +192,11 @@ func (p *Program) load(names ...string) (*ebpf.Collection, error) {
 type VerifierError struct {
 	Kernel  string // its release
 	Program string
-	Reason  string   // the line of the log that says it
-	Log     []string // lines, whole
+	Reason  string // the line of the log that says it
 }
 
-// VerifierLog is the variable of the environment with the name of a file, into which Load writes the log of a verifier that refuses.
+// VerifierLog is the variable of the environment with the name of a file, into which Load writes the log of a verifier that refuses. Only its
+// owner may read the file: the log can have addresses of the kernel. A file that was there becomes FILE.old.
 const VerifierLog = "UNSPOOL_VERIFIER_LOG"
 
 func (e *VerifierError) Error() string {
@@ -221,7 +224,7 @@ func explain(err error) error {
 // verifierError takes what text, the message of a collection, says of the program, and the log of the reason: its last line, but for counts.
 // The log goes to a file where its user asks for it.
 func verifierError(text string, refused *ebpf.VerifierError) error {
-	e := &VerifierError{Kernel: "this machine", Program: "a program", Reason: refused.Cause.Error(), Log: refused.Log}
+	e := &VerifierError{Kernel: "this machine", Program: "a program", Reason: refused.Cause.Error()}
 	var name unix.Utsname
 	if unix.Uname(&name) == nil {
 		e.Kernel = unix.ByteSliceToString(name.Release[:])
@@ -239,8 +242,8 @@ func verifierError(text string, refused *ebpf.VerifierError) error {
 	if path == "" {
 		return e
 	}
-	b := fmt.Appendf(nil, "Linux %s, %s: %v\n%s\n", e.Kernel, e.Program, refused.Cause, strings.Join(e.Log, "\n"))
-	if err := outfile.WriteFile(path, b); err != nil {
+	b := fmt.Appendf(nil, "Linux %s, %s: %v\n%s\n", e.Kernel, e.Program, refused.Cause, strings.Join(refused.Log, "\n"))
+	if err := outfile.WriteFile(path, b, outfile.Options{Private: true, Keep: true}); err != nil {
 		return fmt.Errorf("%w; its log: %v", e, err)
 	}
 	return e
@@ -307,7 +310,11 @@ func (p *Program) traceMappings() error {
 			coll.Close()
 			p.maps = nil
 		}
-		errs = errors.Join(errs, err)
+		if errs == nil {
+			errs = err
+		} else {
+			errs = fmt.Errorf("%w; %w", errs, err)
+		}
 	}
 	return errs
 }

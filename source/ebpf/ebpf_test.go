@@ -61,6 +61,17 @@ func TestExplain(t *testing.T) {
 	if strings.Contains(err.Error(), VerifierLog) || string(b) != "Linux "+release+", on_event: permission denied\n"+strings.Join(log, "\n")+"\n" {
 		t.Errorf("%v, and its log %q", err, b)
 	}
+	if st, err := os.Stat(path); err != nil || st.Mode() != 0o600 {
+		t.Errorf("the log, which has addresses of the kernel: %v, %v", st, err)
+	}
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(VerifierLog, fifo)
+	if err := explain(verifier); !errors.As(err, &refused) || !strings.Contains(err.Error(), "; its log: ") {
+		t.Errorf("a FIFO that nobody reads: %v", err)
+	}
 	t.Setenv(VerifierLog, path+"/no")
 	if err := explain(verifier); !errors.As(err, &refused) || !strings.Contains(err.Error(), "; its log: ") {
 		t.Errorf("a log that cannot be written: %v", err)

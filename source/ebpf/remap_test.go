@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfevent"
 	"github.com/unspool/unspool/unwind"
@@ -105,4 +107,15 @@ func TestRemapBySystemCalls(t *testing.T) {
 	defer func(all []string) { mappingPrograms = all }(mappingPrograms)
 	mappingPrograms = mappingPrograms[1:]
 	TestRemap(t)
+}
+
+// TestMappingsRefused: where no program can be attached, the error says why of each, in a line.
+func TestMappingsRefused(t *testing.T) {
+	p := load(t, Options{})
+	defer func(all []string, maps *ebpf.Collection) { mappingPrograms, p.maps = all, maps }(mappingPrograms, p.maps)
+	mappingPrograms = []string{"on_event", "on_tracepoint"} // which are none of tracing
+	err := p.traceMappings()
+	if err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "on_event") || !strings.Contains(err.Error(), "; attaching on_tracepoint") {
+		t.Errorf("%v", err)
+	}
 }

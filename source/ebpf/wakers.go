@@ -10,7 +10,9 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/unwind"
 )
@@ -20,8 +22,8 @@ type interrupts struct {
 	ranges [][2]uint64 // sorted
 }
 
-// loadInterrupts reads the kernel's symbols (/proc/kallsyms).
-func loadInterrupts(r io.Reader) (*interrupts, error) {
+// loadInterrupts reads the symbols of a machine's kernel (/proc/kallsyms).
+func loadInterrupts(r io.Reader, m *arch.Machine) (*interrupts, error) {
 	type symbol struct {
 		addr  uint64
 		entry bool
@@ -33,7 +35,7 @@ func loadInterrupts(r io.Reader) (*interrupts, error) {
 			continue
 		}
 		if addr, err := strconv.ParseUint(string(f[0]), 16, 64); err == nil && addr != 0 {
-			all = append(all, symbol{addr, entersInterrupt(string(f[2]))})
+			all = append(all, symbol{addr, entersInterrupt(string(f[2]), m)})
 		}
 	}
 	slices.SortFunc(all, func(a, b symbol) int { return cmp.Compare(a.addr, b.addr) })
@@ -63,18 +65,19 @@ func openInterrupts() (*interrupts, error) {
 		return nil, err
 	}
 	defer f.Close()
-	return loadInterrupts(f)
+	return loadInterrupts(f, Machine)
 }
 
-// entersInterrupt says whether a function of Linux is one that an interrupt of a device, a timer or another processor begins with
-// (arch/x86/include/asm/idtentry.h; entry_fred.c). Softirqs that a system call runs on its way are part of the call.
-func entersInterrupt(name string) bool {
-	for _, p := range []string{"asm_sysvec_", "sysvec_", "asm_common_interrupt", "common_interrupt", "asm_spurious_interrupt", "fred_extint"} {
-		if len(name) >= len(p) && name[:len(p)] == p {
-			return true
-		}
-	}
-	return false
+// interruptPrefixes begin the names of Linux's functions that an interrupt of a device, a timer or another processor begins with: of x86-64,
+// arch/x86/include/asm/idtentry.h and entry_fred.c; of AArch64, arch/arm64/kernel/entry.S, before Linux 5.13 the last two.
+var interruptPrefixes = map[*arch.Machine][]string{
+	arch.AMD64: {"asm_sysvec_", "sysvec_", "asm_common_interrupt", "common_interrupt", "asm_spurious_interrupt", "fred_extint"},
+	arch.ARM64: {"el1h_64_irq", "el1h_64_fiq", "el0t_64_irq", "el0t_64_fiq", "el0t_32_irq", "el0t_32_fiq", "el1_irq", "el0_irq"},
+}
+
+// entersInterrupt says whether an interrupt begins with a function. Softirqs that a system call runs on its way are part of the call.
+func entersInterrupt(name string, m *arch.Machine) bool {
+	return slices.ContainsFunc(interruptPrefixes[m], func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
 // cut returns the part of a kernel's stack, in words, innermost first, that is an interrupt's; nil where there was none.

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"strings"
 	"testing"
+
+	"github.com/unspool/unspool/arch"
 )
 
 // TestInterrupts: a stack is an interrupt's as far as where that began, and another's is not.
@@ -14,7 +16,7 @@ ffffffff81002000 T asm_sysvec_apic_timer_interrupt
 ffffffff81002010 T asm_sysvec_call_function
 ffffffff81003040 t other
 ffffffff81003000 D asm_sysvec_data
-`))
+`), arch.AMD64)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +42,17 @@ ffffffff81003000 D asm_sysvec_data
 			t.Errorf("%#x: %d frames of an interrupt, not %d", c.stack, got, c.want)
 		}
 	}
-	if _, err := loadInterrupts(strings.NewReader("0000000000000000 T asm_sysvec_apic_timer_interrupt\n")); err == nil {
+	for name, want := range map[string]*arch.Machine{
+		"sysvec_call_function_single": arch.AMD64, "el1h_64_irq_handler": arch.ARM64, "el0t_64_irq": arch.ARM64, "el0t_32_irq": arch.ARM64,
+		"el1h_64_fiq": arch.ARM64, "el1_irq": arch.ARM64, "el0_irq_naked": arch.ARM64, "el0t_64_sync": nil, "el1h_64_error": nil, "do_idle": nil,
+	} {
+		for _, m := range []*arch.Machine{arch.AMD64, arch.ARM64} {
+			if entersInterrupt(name, m) != (m == want) {
+				t.Errorf("%s of %s: %v", name, m.Name, m != want)
+			}
+		}
+	}
+	if _, err := loadInterrupts(strings.NewReader("0000000000000000 T asm_sysvec_apic_timer_interrupt\n"), arch.AMD64); err == nil {
 		t.Error("hidden symbols are no error")
 	}
 }
