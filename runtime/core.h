@@ -50,6 +50,18 @@ enum {
 	US_RA_IS_PC = !MACHINE(RA_IN_REG),
 };
 
+/* How many bits the addresses of programs have. On AArch64, only programs that ask mmap(2) for more get more. */
+#ifdef __aarch64__
+enum { US_USER_BITS = 48 };
+#else
+enum { US_USER_BITS = 47 };
+#endif
+
+US_INLINE int us_is_user(uint64_t addr)
+{
+	return addr >> US_USER_BITS == 0;
+}
+
 typedef MACHINE(SET) us_set; /* a set of slots */
 
 #define US_ALL ((us_set)MACHINE(ALL))         /* every slot */

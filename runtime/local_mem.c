@@ -157,7 +157,7 @@ int us_span_at(struct us_span *s, uint64_t addr)
 	uint64_t lo = addr & ~(uint64_t)(PAGE - 1), hi, end[ENDS];
 	unsigned n;
 
-	if (addr >= (uint64_t)1 << 47 || addr < PAGE)
+	if (!us_is_user(addr) || addr < PAGE)
 		return 0;
 	if (us_within(&us_stack, addr)) {
 		*s = us_stack;

@@ -70,14 +70,14 @@ static void use(_Atomic uint64_t *pages, unsigned page)
 
 /* One bit of a key says that it is looked up exactly. On x86-64, addresses of code are below 2^47; on AArch64 they are multiples of 4. */
 #ifdef __x86_64__
-enum { EXACT_BIT = 47, PC_BITS = 47 };
+enum { EXACT_BIT = US_USER_BITS };
 #else
-enum { EXACT_BIT = 0, PC_BITS = 48 };
+enum { EXACT_BIT = 0 };
 #endif
 
 US_INLINE int has_key(uint64_t pc)
 {
-	return pc >> PC_BITS == 0 && !(pc >> EXACT_BIT & 1);
+	return us_is_user(pc) && !(pc >> EXACT_BIT & 1);
 }
 
 US_INLINE uint64_t key_of(uint64_t pc, int exact)

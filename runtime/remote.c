@@ -71,7 +71,7 @@ static int load_address(void *ctx, uint64_t addr, uint64_t *to)
 
 	if (load(ctx, addr, to))
 		return 1;
-	if (!load(ctx, addr - 1, &v) || v >> 8 >= (uint64_t)1 << 47)
+	if (!load(ctx, addr - 1, &v) || !us_is_user(v >> 8))
 		return 0;
 	*to = v >> 8;
 	return 1;

@@ -455,7 +455,7 @@ int us_space_code(unw_addr_space_t as, void *arg, uint64_t ip)
 {
 	(void)as;
 	(void)arg;
-	return ip >= 4096 && ip >> 47 == 0;
+	return ip >= 4096 && us_is_user(ip);
 }
 
 /* Lets find_proc_info, or the list of registered code, answer q. */

@@ -94,3 +94,12 @@ func walkArm(t *testing.T, library, name string, stacks []string, define ...stri
 		})
 	}
 }
+
+// TestArmFar: addresses of programs have 48 bits, which qemu-user's own do not have.
+func TestArmFar(t *testing.T) {
+	prog := filepath.Join(t.TempDir(), "prog")
+	armBuild(t, append(append([]string{"-O2", "-static", "-I..", "-o", prog, "testdata/arm_remote.c"}, armSources(t, "remote")...), "-pthread")...)
+	if out, err := exec.Command("qemu-aarch64", "-cpu", "max", prog).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

@@ -1,0 +1,100 @@
+/*
+ * The drop-in for any process, for AArch64, on a process that is made up: its addresses are where the kernel puts programs and stacks, beyond
+ * those of qemu-user. Says what is wrong.
+ */
+#include "space.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define CODE 0xaaaab0000000ull
+#define STACK 0xfffff0000000ull
+enum { WORDS = 64 };
+
+static uint64_t stack[WORDS], regs[US_SLOTS];
+static int wrong;
+
+#define IS(what, got, want) \
+	do { \
+		unsigned long long g = (got), w = (want); \
+		if (g != w) { \
+			printf("%s: %#llx, not %#llx\n", what, g, w); \
+			wrong = 1; \
+		} \
+	} while (0)
+
+static int find_proc_info(unw_addr_space_t as, unw_word_t ip, unw_proc_info_t *pi, int need, void *arg)
+{
+	(void)as, (void)ip, (void)pi, (void)need, (void)arg;
+	return -UNW_ENOINFO;
+}
+
+static int no_list(unw_addr_space_t as, unw_word_t *to, void *arg)
+{
+	(void)as, (void)to, (void)arg;
+	return -UNW_ENOINFO;
+}
+
+/* The stack; and code, which is of no meaning. */
+static int access_mem(unw_addr_space_t as, unw_word_t addr, unw_word_t *v, int write, void *arg)
+{
+	(void)as, (void)arg;
+	if (addr - CODE < 1 << 16 && !write) {
+		*v = 0;
+		return 0;
+	}
+	if (addr - STACK > sizeof stack - 8)
+		return -UNW_EINVAL;
+	if (write)
+		memcpy((char *)stack + (addr - STACK), v, 8);
+	else
+		memcpy(v, (char *)stack + (addr - STACK), 8);
+	return 0;
+}
+
+static int access_reg(unw_addr_space_t as, unw_regnum_t n, unw_word_t *v, int write, void *arg)
+{
+	(void)as, (void)arg;
+	if (n < 0 || n >= US_SLOTS)
+		return -UNW_EBADREG;
+	if (write)
+		regs[n] = *v;
+	else
+		*v = regs[n];
+	return 0;
+}
+
+unw_addr_space_t U(create_addr_space)(unw_accessors_t *, int);
+int U(init_remote)(unw_cursor_t *, unw_addr_space_t, void *);
+int U(step)(unw_cursor_t *);
+int U(get_reg)(unw_cursor_t *, int, unw_word_t *);
+
+static unw_word_t get(unw_cursor_t *c, int n)
+{
+	unw_word_t v = 0;
+
+	IS("get_reg", U(get_reg)(c, n, &v), 0);
+	return v;
+}
+
+int main(void)
+{
+	unw_accessors_t acc = {.find_proc_info = find_proc_info, .get_dyn_info_list_addr = no_list, .access_mem = access_mem, .access_reg = access_reg};
+	unw_addr_space_t as = U(create_addr_space)(&acc, 0);
+	unw_cursor_t c;
+
+	/* Two frame records, of functions without unwind information. */
+	stack[4] = STACK + 8 * 8;
+	stack[5] = CODE + 0x100;
+	stack[9] = CODE + 0x200;
+	regs[US_PC] = CODE + 0x40;
+	regs[US_SP] = STACK;
+	regs[US_FP] = STACK + 4 * 8;
+	IS("init", U(init_remote)(&c, as, NULL), 0);
+	IS("first step", U(step)(&c), 1);
+	IS("pc", get(&c, UNW_PC), CODE + 0x100);
+	IS("sp", get(&c, US_SP), STACK + 6 * 8);
+	IS("second step", U(step)(&c), 1);
+	IS("pc", get(&c, UNW_PC), CODE + 0x200);
+	return wrong;
+}
