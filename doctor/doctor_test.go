@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // TestWrite: a line says yes, no or ?, then a setting's value, then why not and what to change; other people's bytes do not reach the terminal.
@@ -109,4 +111,41 @@ func TestFindDropin(t *testing.T) {
 			t.Errorf("FindDropin(%q) with %s in the environment: %q, %v", c.named, c.env, got, err)
 		}
 	}
+}
+
+// TestChangeable: what somebody else can change on the way to a library, in a sticky directory, too.
+func TestChangeable(t *testing.T) {
+	if os.Geteuid() != 0 {
+		oracle.Lacks(t, "root, to give a directory to another user")
+	}
+	top, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	sticky, own, lib := filepath.Join(top, "tmp"), filepath.Join(top, "tmp", "lib"), filepath.Join(top, "tmp", "lib", Dropin)
+	for _, err := range []error{os.MkdirAll(own, 0o755), os.Chmod(sticky, 0o777|os.ModeSticky), os.WriteFile(lib, nil, 0o755)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(want string) {
+		t.Helper()
+		if got := changeable(lib); got != want {
+			t.Errorf("%q can be changed, want %q", got, want)
+		}
+	}
+	want("")
+	for _, path := range []string{own, lib} {
+		if err := os.Lchown(path, 1000, 0); err != nil {
+			t.Fatal(err)
+		}
+		want(path)
+		if err := os.Lchown(path, 0, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(sticky, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	want(sticky)
 }
