@@ -30,6 +30,7 @@ type Machine struct {
 	Name   string // as the kernel spells it: "x86_64", "aarch64"
 	GoArch string // as Go spells it; "" where no machine of that name can be walked
 	ELF    uint16 // e_machine
+	Compat uint16 // e_machine of the 32-bit programs that Linux runs there, too; 0: of none
 	SP     Reg    // stack pointer
 	FP     Reg    // frame pointer, where code keeps one
 	PC     Reg    // the number expressions use for the program counter

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -26,10 +27,6 @@ import (
 type Locator struct {
 	Sysroot string // a root directory; "": none
 
-	// Machine is the one whose files are wanted; nil: those of all. Where a recording or a core is read, files of the same name may be for
-	// another machine.
-	Machine *arch.Machine
-
 	// Dirs have files by build ID: .build-id/xx/yyyy, or, as perf buildid-cache keeps them, .build-id/xx/yyyy/elf and debug. None of these
 	// files counts as File.Private: the maker of a program chooses its build ID, and perf run by root makes the copy root's.
 	Dirs []string
@@ -40,10 +37,16 @@ type Locator struct {
 	// Memory bounds what is kept of files, by whoever uses the Locator. Files that are too much are closed, and opened again when they are wanted.
 	Memory Budget
 
+	machine atomic.Pointer[arch.Machine] // see For
+
 	mu    sync.Mutex
 	open  map[located]*found
 	debug map[string]*found // by build ID
 }
+
+// For sets the machine whose files are wanted, and returns the one before; nil: those of all. Where a recording or a core is read, files of the same
+// name may be for another machine. A 64-bit machine wants the 32-bit programs that run there, too. For may be called while the Locator is used.
+func (l *Locator) For(m *arch.Machine) (before *arch.Machine) { return l.machine.Swap(m) }
 
 // DebugDir is where distributions put debug files.
 const DebugDir = "/usr/lib/debug"
@@ -60,6 +63,7 @@ func (l *Locator) DebugRoots() []string {
 type located struct {
 	path, buildID string
 	now           string // without a build ID: which file lies at the path
+	machine       *arch.Machine
 }
 
 // A found is an open file. The Locator holds it while it is listed.
@@ -88,12 +92,12 @@ func (e *MachineError) Error() string {
 	return fmt.Sprintf("%s is for %s, but was recorded on %s", e.Path, e.Have, e.Want)
 }
 
-// fits refuses a file for another machine.
-func (l *Locator) fits(path string, img *Image) error {
-	if l.Machine == nil || img.machine == l.Machine {
+// fits refuses a file for another machine than m.
+func fits(m *arch.Machine, path string, img *Image) error {
+	if m == nil || img.machine == m || m.Compat != 0 && img.machine.ELF == m.Compat {
 		return nil
 	}
-	return &MachineError{path, img.machine.Name, l.Machine.Name}
+	return &MachineError{path, img.machine.Name, m.Name}
 }
 
 func (e *ReplacedError) Error() string {
@@ -110,7 +114,8 @@ func (e *ReplacedError) Error() string {
 // deleted file. It is 0 for all other files. A mapping without a file, such as code that a program wrote, has no image and no error. If no
 // place has the file, the error is that of the path: a ReplacedError if another file lies there.
 func (l *Locator) Find(path, buildID string, pid int) (img *Image, in int, err error) {
-	key := located{path: path, buildID: buildID}
+	m := l.machine.Load()
+	key := located{path: path, buildID: buildID, machine: m}
 	if buildID == "" || buildID == Another {
 		var st unix.Stat_t
 		if unix.Stat(path, &st) == nil {
@@ -121,7 +126,7 @@ func (l *Locator) Find(path, buildID string, pid int) (img *Image, in int, err e
 	if f != nil {
 		return f.img, f.in, nil
 	}
-	img, in, err = l.find(path, buildID, pid)
+	img, in, err = l.find(m, path, buildID, pid)
 	if img == nil {
 		return nil, 0, err
 	}
@@ -238,12 +243,12 @@ func (l *Locator) Close() error {
 	return errors.Join(errs...)
 }
 
-func (l *Locator) find(path, buildID string, pid int) (*Image, int, error) {
+func (l *Locator) find(m *arch.Machine, path, buildID string, pid int) (*Image, int, error) {
 	if !OnDisk(path) {
 		img, err := OpenMapped(path)
 		switch {
 		case img == nil:
-		case l.fits(path, img) != nil: // this machine's vDSO is not the other's
+		case fits(m, path, img) != nil: // this machine's vDSO is not the other's
 			img.Close()
 			return nil, 0, nil
 		case buildID != "":
@@ -258,7 +263,7 @@ func (l *Locator) find(path, buildID string, pid int) (*Image, int, error) {
 	var foreign *MachineError
 	for p := range l.places(path, buildID, pid) {
 		img, err := p.image(func(img *Image) error {
-			if err := l.fits(p.path, img); err != nil {
+			if err := fits(m, p.path, img); err != nil {
 				return err
 			}
 			switch {
@@ -314,7 +319,7 @@ type Refusal struct {
 // its name and the build ID returns it, too. in is as of Find; Find has such a file by Wanted.Path. img is nil if no place has the file.
 // refused says, in the order of the search, what is wrong with each image that was no match, and why Wanted.First could not be opened.
 func (l *Locator) Search(w Wanted) (img *Image, in int, refused []Refusal) {
-	same := w.Same
+	m, same := l.machine.Load(), w.Same
 	if same == nil {
 		same = func(*Image) error { return nil }
 	}
@@ -322,7 +327,7 @@ func (l *Locator) Search(w Wanted) (img *Image, in int, refused []Refusal) {
 		opened := false
 		i, err := p.image(func(img *Image) error {
 			opened = true
-			if err := l.fits(p.path, img); err != nil {
+			if err := fits(m, p.path, img); err != nil {
 				return err
 			}
 			return same(img)
@@ -344,7 +349,7 @@ func (l *Locator) Search(w Wanted) (img *Image, in int, refused []Refusal) {
 	if img == nil || !known(w.BuildID) || Guard(func() error { return HasBuildID(img, w.BuildID) }) != nil {
 		return img, in, refused
 	}
-	key := located{path: img.Name(), buildID: w.BuildID}
+	key := located{path: img.Name(), buildID: w.BuildID, machine: m}
 	if in != 0 {
 		key.path = w.Path
 	}

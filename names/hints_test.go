@@ -43,7 +43,7 @@ func TestHints(t *testing.T) {
 		}
 	}
 	set := modules.Interpreted()
-	set.Files.Machine = arch.ByELF(arch.EM_S390)
+	set.Files.For(arch.ByELF(arch.EM_S390))
 	foreign := New(Options{Mods: set})
 	defer foreign.Close()
 	if got, want := foreign.HintsOf(mods[1:2], []uint64{20}, 20), " but was recorded on s390x: 100.0 % of the time has no names"; len(got) != 1 || !strings.HasSuffix(got[0], want) {

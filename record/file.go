@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
@@ -32,6 +33,9 @@ type File struct {
 
 	in   *input
 	data *perfdata.File
+
+	mods  *modules.Set  // nil: of a pprof profile
+	after *arch.Machine // whose files are wanted when this recording has been read: those of all, if the one before is of another machine
 }
 
 // Open opens a file of samples, or standard input by the name of "-". Errors name the file.
@@ -61,10 +65,9 @@ func (f *File) open(path string, o *FileOptions) (err error) {
 	if f.data, err = perfdata.New(f.in.File, path); err != nil {
 		return readable(err, o.Single)
 	}
-	if files, m := o.Mods.Files, f.data.Info().Machine; files.Machine == nil {
-		files.Machine = m
-	} else if files.Machine != m {
-		files.Machine = nil // files of both are wanted
+	f.mods, f.after = o.Mods, f.data.Info().Machine
+	if was := f.mods.Files.For(f.after); was != nil && was != f.after {
+		f.after = nil
 	}
 	namer := o.Namer
 	if namer == nil {
@@ -86,6 +89,9 @@ func (f *File) Close() error {
 	var errs []error
 	if f.Session != nil {
 		errs = append(errs, f.Names.Close())
+	}
+	if f.mods != nil {
+		f.mods.Files.For(f.after)
 	}
 	if f.data != nil {
 		errs = append(errs, f.data.Close())

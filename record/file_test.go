@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
@@ -151,6 +152,44 @@ func TestSampledFiles(t *testing.T) {
 	for _, path := range []string{fifo, "/dev/zero", "file_test.go", "..", "none", ""} {
 		if got := SampledFiles(path); got != nil {
 			t.Errorf("%q: %q", path, got)
+		}
+	}
+}
+
+// TestOpenMachines: while a recording is read, files for its machine are wanted, whichever was read before; after recordings of two machines, those of all.
+func TestOpenMachines(t *testing.T) {
+	mods := modules.New()
+	defer mods.Close()
+	made := func(m *arch.Machine) string {
+		path := filepath.Join(t.TempDir(), m.Name)
+		out, err := os.Create(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := perfdata.NewWriter(out, perfdata.WriterOptions{Events: []source.Event{{Name: "cycles"}}, Info: perfdata.Info{Arch: m.Name, Machine: m}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(w.Close(), out.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	wants := func() *arch.Machine {
+		m := mods.Files.For(nil)
+		mods.Files.For(m)
+		return m
+	}
+	for i, c := range []struct{ m, after *arch.Machine }{{arch.AMD64, arch.AMD64}, {arch.AMD64, arch.AMD64}, {arch.ARM64, nil}, {arch.ARM64, arch.ARM64}} {
+		f, err := Open(made(c.m), FileOptions{Mods: mods})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := wants(); got != c.m {
+			t.Errorf("recording %d, of %s: files for %v are wanted", i, c.m.Name, got)
+		}
+		if err := f.Close(); err != nil || wants() != c.after {
+			t.Errorf("after recording %d, of %s: files for %v are wanted, %v", i, c.m.Name, wants(), err)
 		}
 	}
 }
