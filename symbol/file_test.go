@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
@@ -213,6 +214,47 @@ func TestTruncatedLater(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	tab.FuncRange("shown")
+}
+
+// TestNotKept: the answers of a file that shrank may not be kept, nor those of a table that named further files
+// before it was released.
+func TestNotKept(t *testing.T) {
+	path := built(t)
+	time.Sleep(2100 * time.Millisecond) // nothing is kept of younger files
+	tables := map[string]*Table{}
+	for what, spoil := range map[string]func(tab *Table){
+		"good": func(*Table) {},
+		"named another": func(tab *Table) {
+			tab.enter()
+			tab.linked("/nonexistent", nil)
+			tab.leave()
+		},
+	} {
+		r := New(Options{})
+		defer r.Close()
+		tab := r.Module(path, "")
+		if _, ok := tab.Identity(true); !ok {
+			t.Skipf("this test lacks a directory of temporary files that only this user can change: %q", tab.Note())
+		}
+		spoil(tab)
+		if !tab.evict() {
+			t.Fatal("it is in use")
+		}
+		if _, ok := tab.Identity(true); ok != (what == "good") {
+			t.Errorf("%s: kept %v", what, ok)
+		}
+		tables[what] = tab
+	}
+	tab := tables["good"]
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	if s, ok := tab.Lookup(0x1000); ok || tab.Note() == "" {
+		t.Errorf("truncated: %+v, note %q", s, tab.Note())
+	}
+	if _, ok := tab.Identity(false); ok {
+		t.Error("truncated: kept")
+	}
 }
 
 // TestDamaged: files with flipped bits and cut ones.

@@ -31,7 +31,7 @@ func (t *Table) Identity(lines bool) (id Identity, ok bool) {
 		t.lined.Do(t.findLines)
 	}
 	t.owning.Lock()
-	debug, notes := t.debug, t.note != "" || t.links || t.shared || t.replaced
+	debug, notes := t.debug, t.note != "" || t.noted || t.links || t.shared || t.replaced
 	if t.info != nil {
 		notes = notes || len(t.info.Notes()) > 0
 	}
@@ -75,7 +75,7 @@ func (t *Table) Identity(lines bool) (id Identity, ok bool) {
 // program identifies this program: another one may demangle otherwise, or read more. nil: it is not known.
 var program = sync.OnceValue(func() []byte {
 	var st unix.Stat_t
-	if unix.Stat("/proc/self/exe", &st) != nil { // also where the path has another program by now
+	if unix.Stat("/proc/self/exe", &st) != nil { // it leads to the inode that runs, also where the path has another by now
 		return nil
 	}
 	var b []byte

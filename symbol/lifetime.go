@@ -93,10 +93,11 @@ func (t *Table) close() error {
 	return t.release()
 }
 
-// release closes the files and forgets what is in them. t.life is locked.
+// release closes the files and forgets what is in them, but not what forbids to keep answers: these may be given later. t.life is locked.
 func (t *Table) release() error {
 	var errs []error
 	if t.info != nil {
+		t.noted = t.noted || len(t.info.Notes()) > 0
 		errs = append(errs, t.info.Close())
 	}
 	for _, img := range t.owned {
@@ -105,7 +106,7 @@ func (t *Table) release() error {
 	for _, img := range t.held {
 		errs = append(errs, img.Release())
 	}
-	t.opened, t.share, t.owned, t.held, t.links, t.made = false, nil, nil, nil, false, nil
+	t.opened, t.share, t.owned, t.held, t.made = false, nil, nil, nil, nil
 	t.img, t.pid, t.sources, t.lacks = nil, 0, nil, false
 	t.debug, t.debugged, t.lined, t.info, t.gosym = nil, sync.Once{}, sync.Once{}, nil, nil
 	t.index, t.shown, t.named, t.text = nil, nil, nil, 0

@@ -56,7 +56,8 @@ func (t *Table) goPlaces(addrs []arch.Vaddr, out [][]Place) {
 		return
 	}
 	var got [][]gosym.Place
-	if module.Guard(func() error { got = t.gosym.Places(want); return nil }) != nil {
+	if err := module.Guard(func() error { got = t.gosym.Places(want); return nil }); err != nil {
+		t.setNote("%s: %v", t.path, err)
 		return
 	}
 	k := 0

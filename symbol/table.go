@@ -49,12 +49,13 @@ type Table struct {
 	held   []*module.Image    // those of Options.Files
 	shared bool               // others could change some file that names come from
 	there  bool               // the file is
-	links  bool               // debug information named further files
+	links  bool               // debug information named further files, since the table was made
 	made   map[bool]*Identity // with lines, and without, while the files are open
 
 	replaced bool   // another is there
 	foreign  string // why the one that is there is for another machine; "" if it is not
 	note     string
+	noted    bool // debug information that was released had notes
 }
 
 // Note says why names are missing; "" if none are.
@@ -186,6 +187,7 @@ func (t *Table) use(f func()) {
 	err := module.Guard(func() error { f(); return nil })
 	if err != nil {
 		t.sources = nil // and no second try
+		t.setNote("%s: %v", t.path, err)
 	}
 }
 
