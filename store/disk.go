@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"sort"
@@ -102,21 +103,18 @@ func (s *Store) remember(link, name string) {
 	}
 }
 
-// maxFile bounds a table's file, in bytes.
-const maxFile = 1 << 40
+// maxFile bounds a table's file, in bytes: a table says its size in 32 bits.
+const maxFile = math.MaxUint32 + 1<<10
 
 // load reads a table. It returns nil without an error where there is none.
 func (s *Store) load(name string) (*compact.Table, error) {
 	path := filepath.Join(s.dir, name)
-	b, err := kept.Read(path, maxFile)
+	b, err := kept.ReadEnding(path, maxFile, seal(nil, name))
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		}
 		return nil, err
-	}
-	if len(b) < trailerSize {
-		return nil, fmt.Errorf("%s is no table", path)
 	}
 	t, err := open(b, name)
 	if err != nil {

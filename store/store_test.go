@@ -209,6 +209,25 @@ func TestKept(t *testing.T) {
 	}
 }
 
+// TestSparse: a file in a table's place that is long, and has nothing in it, takes no memory.
+func TestSparse(t *testing.T) {
+	for _, size := range []int64{3 << 30, 1 << 40} {
+		dir := t.TempDir()
+		get(t, open2(t, dir), Built)
+		if err := os.Truncate(onlyFile(t, dir), size); err != nil {
+			t.Skipf("this test lacks a file system for a sparse file: %v", err)
+		}
+		s := open2(t, dir)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		get(t, s, Built)
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; s.Stats().Rejected != 1 || took > 1<<30 {
+			t.Errorf("%d bytes: rejected %d files, want 1; it took %d bytes of memory", size, s.Stats().Rejected, took)
+		}
+	}
+}
+
 // Every flipped byte, every truncation and a foreign table are noticed, and the table is made again.
 func TestTampered(t *testing.T) {
 	dir := t.TempDir()

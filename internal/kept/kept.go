@@ -3,6 +3,7 @@
 package kept
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -46,25 +47,46 @@ func open(path string, most int64) (fd int, size int64, err error) {
 }
 
 // Read returns the contents of a file that Open opens. It makes no os.File, which would be offered to the poller.
-func Read(path string, most int64) ([]byte, error) {
+func Read(path string, most int64) ([]byte, error) { return ReadEnding(path, most, nil) }
+
+// ReadEnding is Read for a file that ends in end. Another one is an error, and takes no memory, however long it is.
+func ReadEnding(path string, most int64, end []byte) ([]byte, error) {
 	fd, size, err := open(path, most)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	b := make([]byte, size)
-	for at := 0; at < len(b); {
-		n, err := unix.Pread(fd, b[at:], int64(at))
-		switch {
-		case err == unix.EINTR:
-		case err != nil:
+	if len(end) > 0 {
+		have := make([]byte, min(size, int64(len(end))))
+		if err := pread(fd, have, size-int64(len(have))); err != nil {
 			return nil, fmt.Errorf("read %s: %w", path, err)
-		case n == 0:
-			return nil, fmt.Errorf("read %s: %w", path, io.ErrUnexpectedEOF)
 		}
-		at += max(n, 0)
+		if !bytes.Equal(have, end) {
+			return nil, fmt.Errorf("%s: it does not end as it should", path)
+		}
+	}
+	b := make([]byte, size)
+	if err := pread(fd, b, 0); err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
 	return b, nil
+}
+
+// pread fills b from an offset on.
+func pread(fd int, b []byte, at int64) error {
+	for len(b) > 0 {
+		n, err := unix.Pread(fd, b, at)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return err
+		case n == 0:
+			return io.ErrUnexpectedEOF
+		}
+		b, at = b[n:], at+int64(n)
+	}
+	return nil
 }
 
 // Map returns the contents of a file that Open opens, mapped; unmap releases them. Whoever reads them guards against a file that is cut short

@@ -105,3 +105,20 @@ func TestSweep(t *testing.T) {
 		}
 	}
 }
+
+// TestReadEnding: a file that ends otherwise is not read, however long it is.
+func TestReadEnding(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a")
+	for text, want := range map[string]bool{"whole, end": true, "end": true, "nd": false, "": false, "end ": false, "whole": false} {
+		Write(path, []byte(text))
+		if b, err := ReadEnding(path, 100, []byte("end")); (err == nil) != want || want && string(b) != text {
+			t.Errorf("%q: %q, %v", text, b, err)
+		}
+	}
+	if err := os.Truncate(path, 1<<40); err != nil {
+		t.Skipf("this test lacks a file system for a sparse file: %v", err)
+	}
+	if b, err := ReadEnding(path, 1<<40, []byte("end")); err == nil {
+		t.Errorf("%d bytes of a hole", len(b))
+	}
+}
