@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/binary"
+	"encoding/hex"
 	"hash/crc32"
 	"path/filepath"
 	"slices"
@@ -22,7 +23,8 @@ import (
 // nameless ones, too, with the identity of all that they were made of: the next report of the same code reads one file a module. The file is used
 // as it is, and its strings are those of the names.
 //
-// Such a file of the cache, answers-BUILDID or answers-BUILDID-lines, has, little-endian:
+// A file of the cache is called answers-BUILDID-SUM, or answers-BUILDID-SUM-lines. SUM is the beginning of its identity, in hex: a build ID has
+// several, such as with a debug file and without. It has, little-endian:
 //
 //	8      magic number
 //	u32    CRC-32C of what follows
@@ -43,11 +45,12 @@ const (
 	answersPrefix = "answers-"
 	answersHead   = 8 + 4 + 4 + 32 + 6*4
 
-	// Bounds of a file; of all files that a Namer has read; of what a Namer adds, in places and sources; and of all files in the cache: those
-	// go first that were not used for longest.
+	// Bounds of a file; of all files that a Namer has read; of what a Namer adds, in places and sources, and in bytes of their text; and of all files
+	// in the cache: those go first that were not used for longest.
 	maxAnswers    = 16 << 20
 	maxAnswersIn  = 64 << 20
 	maxAnswersNew = 1 << 18
+	maxNewText    = 64 << 20
 	maxAnswersAll = 256 << 20
 )
 
@@ -81,7 +84,7 @@ func (n *Namer) answersOf(m *unwind.Module, t *symbol.Table) *answers {
 	n.mu.Lock()
 	a := n.answers[id]
 	if a == nil {
-		name := answersPrefix + id.BuildID
+		name := answersPrefix + id.BuildID + "-" + hex.EncodeToString(id.Sum[:4])
 		if n.Lines {
 			name += "-lines"
 		}
@@ -111,15 +114,32 @@ func (n *Namer) remember(a *answers, t *symbol.Table, offs []uint64, names []pro
 	if id, ok := t.Identity(n.Lines); !ok || id != a.id {
 		return
 	}
-	list, cost := make([]answer, len(offs)), len(offs)
+	n.learn(a, offs, names)
+}
+
+// learn adds names to a, while there is room.
+func (n *Namer) learn(a *answers, offs []uint64, names []profile.Name) {
+	list, cost, text, last := make([]answer, len(offs)), len(offs), 0, new(profile.Name)
 	for i, off := range offs {
-		list[i] = answer{off, &names[i]}
-		cost += len(names[i].Source)
+		x := &names[i]
+		list[i] = answer{off, x}
+		cost += len(x.Source)
+		if x.Start != last.Start || x.Func != last.Func || x.Linkage != last.Linkage { // the places of a function share their text
+			text += len(x.Func) + len(x.Linkage)
+		}
+		for j := range x.Source {
+			s := &x.Source[j]
+			if j >= len(last.Source) || s.Func != last.Source[j].Func || s.Linkage != last.Source[j].Linkage || s.File != last.Source[j].File {
+				text += len(s.Func) + len(s.Linkage) + len(s.File)
+			}
+		}
+		last = x
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.learned+cost <= maxAnswersNew {
+	if n.learned+cost <= maxAnswersNew && n.learnedText+text <= maxNewText {
 		n.learned += cost
+		n.learnedText += text
 		a.new = append(a.new, list)
 	}
 }
@@ -139,7 +159,7 @@ func (n *Namer) saveAnswers() {
 				all = append(all, answer{a.had.off(i), &name})
 			}
 		}
-		if b := encodeAnswers(all, &a.id.Sum); len(b) <= maxAnswers {
+		if b := encodeAnswers(all, &a.id.Sum); b != nil {
 			kept.Write(a.path, b)
 			wrote = true
 		}
@@ -255,7 +275,7 @@ func (r *sourceRoom) cut(n int) []profile.Source {
 	return out
 }
 
-// encodeAnswers returns the file of all, which it sorts; of several answers for an offset, any is as good.
+// encodeAnswers returns the file of all, which it sorts; nil where it were too long. Of several answers for an offset, any is as good.
 func encodeAnswers(all []answer, id *[32]byte) []byte {
 	slices.SortFunc(all, func(a, b answer) int { return cmp.Compare(a.off, b.off) })
 	all = slices.CompactFunc(all, func(a, b answer) bool { return a.off == b.off })
@@ -275,6 +295,9 @@ func encodeAnswers(all []answer, id *[32]byte) []byte {
 	var offs, funcOf, sourceOf, funcs, srcs []byte
 	last := new(profile.Name)
 	for i, a := range all {
+		if text.Len() > maxAnswers {
+			return nil
+		}
 		n := a.name
 		offs = le.AppendUint64(offs, a.off)
 		if i == 0 || n.Start != last.Start || n.Func != last.Func || n.Linkage != last.Linkage { // the places of a function are neighbours
@@ -296,6 +319,9 @@ func encodeAnswers(all []answer, id *[32]byte) []byte {
 		b = le.AppendUint32(b, uint32(v))
 	}
 	b = append(slices.Concat(b, offs, funcOf, sourceOf, funcs, srcs, bound), text.String()...)
+	if len(b) > maxAnswers {
+		return nil
+	}
 	le.PutUint32(b[8:], crc32.Checksum(b[12:], castagnoli))
 	return b
 }

@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -91,6 +92,7 @@ func TestAnswers(t *testing.T) {
 	}
 	time.Sleep(2100 * time.Millisecond) // nothing is kept of younger files
 
+	file := "" // where the last answers are kept
 	// name returns names, how many were looked for, and how many files were read.
 	name := func(lines bool) (names []profile.Name, looked, read int) {
 		t.Helper()
@@ -108,6 +110,7 @@ func TestAnswers(t *testing.T) {
 		}
 		looked = n.learned
 		for _, a := range n.answers {
+			file = a.path
 			if a.had != nil {
 				read++
 			}
@@ -155,7 +158,10 @@ func TestAnswers(t *testing.T) {
 	}
 	want, _, _ := name(true)
 
-	kept := filepath.Join(cache, answersPrefix+id+"-lines")
+	kept := file
+	if all, _ := filepath.Glob(filepath.Join(cache, answersPrefix+id+"-*-lines")); len(all) != 2 || !slices.Contains(all, kept) {
+		t.Fatalf("kept with a debug file, and without it: %q", all)
+	}
 	good, err := os.ReadFile(kept)
 	if err != nil {
 		t.Fatal(err)
@@ -171,8 +177,8 @@ func TestAnswers(t *testing.T) {
 		}
 	}
 	move("debug", "good")
-	if names, looked, _ := name(true); names[0].Func != "" || looked == 0 {
-		t.Errorf("without its debug file: %+v", names[0])
+	if names, looked, read := name(true); names[0].Func != "" || looked != 0 || read != 1 {
+		t.Errorf("without its debug file, as before there was one: looked for %d, read %d files: %+v", looked, read, names[0])
 	}
 	move("open", "debug")
 	if names, looked, read := name(true); !reflect.DeepEqual(names, want) || looked != 0 || read != 0 {
@@ -239,6 +245,38 @@ func TestAnswersCost(t *testing.T) {
 	}
 	if len(offs) < 1000 || allocs[1] > 300+uint64(len(offs))/20 || allocs[0] < 4*allocs[1] {
 		t.Errorf("%d offsets: %d allocations without kept names, %d with them", len(offs), allocs[0], allocs[1])
+	}
+}
+
+// TestAnswersText: names with too much text are not written, and making their file stops there.
+func TestAnswersText(t *testing.T) {
+	var all []answer
+	for i := range 64 {
+		all = append(all, answer{uint64(i), &profile.Name{Func: strings.Repeat(string(rune('!'+i)), 1<<20)}})
+	}
+	var id [32]byte
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	b := encodeAnswers(all, &id)
+	runtime.ReadMemStats(&after)
+	if took := after.TotalAlloc - before.TotalAlloc; b != nil || took > 8*maxAnswers {
+		t.Errorf("64 MiB of names: a file of %d bytes, made with %d bytes of memory", len(b), took)
+	}
+	if x := readAnswers(encodeAnswers(all[:15], &id), &id); x == nil || x.places != 15 {
+		t.Error("15 MiB of names: no file")
+	}
+	n := New(Options{})
+	defer n.Close()
+	a := &answers{}
+	for range 3 {
+		names := make([]profile.Name, len(all))
+		for i := range all {
+			names[i] = *all[i].name
+		}
+		n.learn(a, make([]uint64, len(all)), names)
+	}
+	if len(a.new) != 1 {
+		t.Errorf("%d times 64 MiB of names are held", len(a.new))
 	}
 }
 

@@ -80,6 +80,8 @@ type Namer struct {
 	answers  map[symbol.Identity]*answers
 	answered int // bytes of the files of answers
 	learned  int // places and sources of new answers
+
+	learnedText int // bytes of their text
 }
 
 // New returns a Namer. It reads DEBUGINFOD_URLS and its companions (package symbol/debuginfod) from the environment.
