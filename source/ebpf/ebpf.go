@@ -31,7 +31,7 @@ type Stats struct {
 	Copied     uint64 // left to a copy of the stack by the same event: a mapping or a table had not come
 	RingFull   uint64 // lost: the ring buffer had no room
 	Nested     uint64 // lost: the event interrupted the program. Where it interrupts another BPF program, nobody counts
-	Forgotten  uint64 // lost: a blocked thread that there was no room to remember, one that went on unseen, or a stack that never came
+	Forgotten  uint64 // lost: a blocked thread or a child that there was no room to remember, a thread that went on unseen, or a stack that never came
 	Processes  int    // that are known to the kernel now
 	Tables     int    // in the kernel now
 	TableBytes uint64 // their payload

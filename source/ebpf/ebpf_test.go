@@ -328,3 +328,78 @@ func TestNested(t *testing.T) {
 		t.Errorf("%d samples", n)
 	}
 }
+
+// TestUnseenWakeUp: a thread that goes on unseen, on a processor that takes no samples, has no wait with its running time in it: the wait is
+// counted as lost.
+func TestUnseenWakeUp(t *testing.T) {
+	var may unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &may); err != nil || !may.IsSet(0) || !may.IsSet(1) {
+		oracle.Lacks(t, "processors 0 and 1")
+	}
+	prog := compile(t, `#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+static struct timespec nap = {0, 500000000}, part = {0, 100000000};
+static void to(pthread_t t, int cpu) { cpu_set_t s; CPU_ZERO(&s); CPU_SET(cpu, &s); pthread_setaffinity_np(t, sizeof s, &s); }
+static long now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1000 + t.tv_nsec / 1000000; }
+static void *run(void *p) { nanosleep(&nap, 0); for (long end = now() + 800; now() < end;); return p; }
+int main(void) {
+	pthread_t t;
+	to(pthread_self(), 0);
+	pthread_create(&t, 0, run, 0);
+	nanosleep(&part, 0);
+	to(t, 1); /* where it goes on */
+	nanosleep(&nap, 0);
+	nanosleep(&part, 0);
+	nanosleep(&part, 0);
+	to(t, 0); /* it runs on */
+	pthread_join(t, 0);
+	return 0;
+}`)
+	p := load(t, Options{})
+	rooms := p.coll.Maps["rooms"]
+	var per [][]byte
+	if err := rooms.Lookup(uint32(0), &per); err != nil {
+		t.Fatal(err)
+	}
+	binary.LittleEndian.PutUint32(per[1][rooms.ValueSize()-8:], 1) // struct room's busy
+	if err := rooms.Put(uint32(0), per); err != nil {
+		t.Fatal(err)
+	}
+	record(t, p, perfevent.Options{Command: []string{prog}, Event: perfevent.OffCPU}, func(s *source.Sample) {
+		if s.TID != s.PID && s.Period > 650e6 {
+			t.Errorf("thread %d was blocked for 500 ms, not %d", s.TID, s.Period/1e6)
+		}
+	})
+	if st := p.Stats(); st.Forgotten == 0 {
+		t.Errorf("no wait is lost: %+v", st)
+	}
+}
+
+// TestNoRoomForChild: a child that there is no room for is counted where only processes that are known are of interest.
+func TestNoRoomForChild(t *testing.T) {
+	p := load(t, Options{})
+	if err := p.trace(p.coll, "on_fork"); err != nil {
+		t.Fatal(err)
+	}
+	known := p.coll.Maps["processes"]
+	put := func(pid int32) error { return known.Put(uint32(pid), processOf(pid, 0, 0)) }
+	if err := put(int32(os.Getpid())); err != nil {
+		t.Fatal(err)
+	}
+	const first = 1 << 22 // above all real ones
+	for pid := int32(first); put(pid) == nil; pid++ {
+		if pid-first > int32(known.MaxEntries()) {
+			t.Fatal("the map of processes has no end")
+		}
+	}
+	for scoped := range uint32(2) {
+		if err := errors.Join(p.set("scoped", scoped), exec.Command("true").Run()); err != nil {
+			t.Fatal(err)
+		}
+		if st := p.Stats(); st.Forgotten != uint64(scoped) {
+			t.Errorf("only those that are known: %d; lost %d", scoped, st.Forgotten)
+		}
+	}
+}

@@ -12,7 +12,7 @@ import (
 
 // sizes are how many entries the maps have that are sized to the machine. Each is a power of two.
 type sizes struct {
-	ring      uint32 // bytes of the ring buffer: a reader that comes late finds two seconds of new stacks, 8 KB each, at 99 a second and processor
+	ring      uint32 // bytes of the ring buffer: up to 8 processors, a late reader finds two seconds of new stacks, 8 KB each, at 99 a second and processor
 	spaces    uint32 // blocks of 32 ranges
 	processes uint32
 	threads   uint32 // that are blocked, or woken

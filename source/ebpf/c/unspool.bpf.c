@@ -193,8 +193,8 @@ struct {
 } cgroups SEC(".maps");
 
 /*
- * What happened to samples. Lost: the ring buffer was full; an event interrupted the program; a blocked thread could not be
- * remembered. Not lost: left to a copy of the stack, because a mapping or a table was not there yet.
+ * What happened to samples. Lost: the ring buffer was full; an event interrupted the program; a blocked thread or a child
+ * could not be remembered. Not lost: left to a copy of the stack, because a mapping or a table was not there yet.
  */
 enum { RING_FULL, NESTED, FORGOTTEN, COPIED, NUM_COUNTERS };
 
@@ -748,7 +748,8 @@ int on_fork(u64 *ctx)
 	if (p) {
 		copy.pid = to;
 		copy.space = space_of(p, from);
-		bpf_map_update_elem(&processes, &to, &copy, BPF_ANY);
+		if (bpf_map_update_elem(&processes, &to, &copy, BPF_ANY) != 0 && scoped)
+			count(FORGOTTEN); /* the child's samples are not wanted, then, unless user space finds room */
 	} else {
 		bpf_map_delete_elem(&processes, &to);
 	}

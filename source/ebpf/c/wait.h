@@ -27,6 +27,12 @@ int on_switch(u64 *ctx)
 	u64 id;
 
 	if (!c || !r || r->busy) {
+		/* A later switch must not take the time from here on for a part of the wait. */
+		if (was && was->since) {
+			was->since = 0;
+			bpf_map_delete_elem(&blocked, &to);
+			count(FORGOTTEN);
+		}
 		count(NESTED);
 		return 0;
 	}
@@ -105,6 +111,7 @@ struct bpf_iter__task {
 	struct task_struct *task;
 } __attribute__((preserve_access_index));
 
+#define EEXIST 17
 #define MAX_CGROUPS 64 /* of a task's cgroup and those above */
 
 /* As wanted, of another task than the current one. */
@@ -263,8 +270,12 @@ int on_still(struct bpf_iter__task *ctx)
 	if (!output(w, sizeof w->s + 8 * (n + k)))
 		return 0;
 	/* It may have gone on, which on_switch has told or not, and have blocked again, which on_switch knows better. */
-	if (bpf_map_update_elem(&blocked, &tid, &is, BPF_NOEXIST) != 0)
+	got = bpf_map_update_elem(&blocked, &tid, &is, BPF_NOEXIST);
+	if (got != 0) {
+		if (got != -EEXIST)
+			count(FORGOTTEN);
 		return 0;
+	}
 	if (on_cpu(task) || task->nvcsw + task->nivcsw != switches) {
 		now = bpf_map_lookup_elem(&blocked, &tid);
 		if (now && now->since == is.since && now->cut)

@@ -18,8 +18,9 @@
  *	PART						before functions that the kernel's verifier looks at once, not at each call. Before Linux
  *							5.13 they take numbers only, so each asks for its walk itself
  *
- * It is compiled for each machine, by what machine.h says of it: MACHINE(fact). What is read on every frame is inline, all else is a PART of its own. A table is memory that user space has checked, but nothing here depends on that: every offset is masked or
- * compared where it is used.
+ * It is compiled for each machine, by what machine.h says of it: MACHINE(fact). What is read on every frame is inline, all else is a PART of its
+ * own. A table is memory that user space has checked, but no access depends on that: every offset is masked or compared where it is used. What
+ * a walk finds in a table, its head and rules, is kept for later walks, which do not look at the table's rows again.
  */
 #ifndef UNSPOOL_WALK_H
 #define UNSPOOL_WALK_H
