@@ -5,16 +5,22 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// The drop-in for libunwind is this library, and this is the directory below PREFIX/lib that make install-runtime puts it in.
-const (
-	Dropin    = "libunwind-x86_64.so.8"
-	dropinDir = "lib/unspool"
-)
+// The drop-in for libunwind is this library. make runtime puts it in dropinBuild, and make install-runtime in dropinDir below PREFIX.
+var Dropin, dropinBuild = "libunwind-x86_64.so.8", "runtime/build"
+
+const dropinDir = "lib/unspool"
+
+func init() {
+	if runtime.GOARCH == "arm64" {
+		Dropin, dropinBuild = "libunwind-aarch64.so.8", "runtime/build/aarch64"
+	}
+}
 
 // FindDropin returns the directory of the drop-in: dir, or else what UNSPOOL_RUNTIME says, or a place beside this program or below /usr/local.
 // The program that is run loads the library, with all that its user may do. So what nobody has named must be root's or this user's:
@@ -31,7 +37,7 @@ func FindDropin(dir string) (string, error) {
 		named = false
 		if exe, err := os.Executable(); err == nil {
 			at := filepath.Dir(exe)
-			dirs = []string{filepath.Join(at, "..", dropinDir), filepath.Join(at, "runtime", "build")}
+			dirs = []string{filepath.Join(at, "..", dropinDir), filepath.Join(at, dropinBuild)}
 		}
 		dirs = append(dirs, filepath.Join("/usr/local", dropinDir))
 	}

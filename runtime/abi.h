@@ -42,12 +42,12 @@ enum {
  * On AArch64, programs that were compiled with libunwind 1.6 ask for x30 where they mean the program counter (UNW_REG_IP).
  */
 #if defined(__x86_64__)
-enum { UNW_X86_64_RIP = 16, UNW_X86_64_CFA = 17, UNW_NUM_REGS = 17, US_CURSOR_WORDS = 127 };
+enum { UNW_X86_64_RIP = 16, UNW_X86_64_CFA = 17, UNW_NUM_REGS = 17, UNW_NUM_EH_REGS = 2, US_CURSOR_WORDS = 127 };
 enum { UNW_PC = UNW_X86_64_RIP, UNW_CFA = UNW_X86_64_CFA, UNW_IP = UNW_X86_64_RIP };
 #define U(name) _Ux86_64_##name
 #define UL(name) _ULx86_64_##name
 #elif defined(__aarch64__)
-enum { UNW_AARCH64_X30 = 30, UNW_AARCH64_CFA = 31, UNW_AARCH64_PC = 32, UNW_NUM_REGS = 33, US_CURSOR_WORDS = 250 };
+enum { UNW_AARCH64_X30 = 30, UNW_AARCH64_CFA = 31, UNW_AARCH64_PC = 32, UNW_NUM_REGS = 33, UNW_NUM_EH_REGS = 4, US_CURSOR_WORDS = 250 };
 enum { UNW_PC = UNW_AARCH64_PC, UNW_CFA = UNW_AARCH64_CFA, UNW_IP = UNW_AARCH64_X30 };
 #define U(name) _Uaarch64_##name
 #define UL(name) _ULaarch64_##name

@@ -178,12 +178,13 @@ static int store(uint64_t addr, uint64_t v)
 US_API int UL(set_reg)(unw_cursor_t *cur, int n, unw_word_t v)
 {
 	struct us_walk *w = &cursor(cur)->w;
+	int pc = n == UNW_PC || n == UNW_IP;
 
 	if (n == US_SP || n == UNW_CFA)
 		return -UNW_EREADONLYREG;
-	if (n < 0 || n >= UNW_NUM_REGS || !(w->s.known >> n & 1))
+	if (n < 0 || n >= UNW_NUM_REGS || !(w->s.known >> n & 1 || (pc && !US_RA_IS_PC)))
 		return -UNW_EBADREG;
-	if (n == UNW_PC) {
+	if (pc) {
 		w->s.pc = v;
 		w->s.val[US_PC] = v;
 		return w->ra_at ? store(w->ra_at, v) : 0;

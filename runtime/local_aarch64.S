@@ -4,7 +4,7 @@
 
 /*
  * void us_resume(const uint64_t regs[43]): registers by slot; number 32 is jumped to. x16 and x17 are what linkers may change at any
- * call; the latter leads there.
+ * call; the latter leads there, by RET, which needs no landing pad (BTI).
  */
 	.globl us_resume
 	.hidden us_resume
@@ -35,7 +35,7 @@ us_resume:
 	ldp x16, x17, [x0, #248] /* sp, pc */
 	ldp x0, x1, [x0]
 	mov sp, x16
-	br x17
+	ret x17
 	.cfi_endproc
 	.size us_resume, . - us_resume
 
@@ -108,3 +108,10 @@ unw_backtrace:
 	.size unw_backtrace, . - unw_backtrace
 
 	.section .note.GNU-stack, "", %progbits
+
+/* All that is jumped to here begins with BTI, as GNU_PROPERTY_AARCH64_FEATURE_1_AND says: linkers guard a library's pages if each object does. */
+	.section .note.gnu.property, "a", %note
+	.p2align 3
+	.word 4, 16, 5 /* sizes of the name and the description; NT_GNU_PROPERTY_TYPE_0 */
+	.asciz "GNU"
+	.word 0xc0000000, 4, 1, 0 /* the property, its size: BTI, and padding */

@@ -387,7 +387,10 @@ static int apply(struct cursor *c, const struct us_rule *r)
 		keep_stack_pointer(c);
 	c->exact = c->from_signal = r->flags & US_SIGNAL;
 	if (us_likely(r->kind != US_KIND_WIDE)) {
-		if (us_likely(r->mask >> MACHINE(RA_SAVE) & 1)) {
+		if (us_unlikely(!(r->mask >> MACHINE(RA_SAVE) & 1))) {
+			if (!US_RA_IS_PC)
+				c->ra_kind = RA_LOST; /* in a register, which is not the program counter */
+		} else {
 			c->ra_kind = RA_MEM;
 			c->ra_at = c->cfa - (r->kind == US_KIND_REG ? (uint64_t)r->aux * 1024 : 0) + (uint64_t)((int64_t)r->saves[MACHINE(RA_SAVE)] * 8);
 		}
@@ -463,11 +466,10 @@ static int error_of(int outcome)
 	return outcome == US_OK ? 0 : outcome == US_UNREADABLE ? -UNW_EINVAL : -UNW_EBADREG;
 }
 
-US_API int U(get_reg)(unw_cursor_t *cur, int n, unw_word_t *to)
+/* A register by DWARF's number: 30 is x30. */
+US_INLINE int register_of(struct cursor *c, int n, unw_word_t *to)
 {
-	struct cursor *c = cursor(cur);
-
-	if (us_likely(n == UNW_PC) || n == UNW_IP) {
+	if (us_likely(n == UNW_PC)) {
 		*to = c->s.pc;
 		return 0;
 	}
@@ -478,6 +480,11 @@ US_API int U(get_reg)(unw_cursor_t *cur, int n, unw_word_t *to)
 	if (n < 0 || n >= UNW_NUM_REGS)
 		return -UNW_EBADREG;
 	return error_of(us_get_with(&c->s, (unsigned)n, load, reg, c, to));
+}
+
+US_API int U(get_reg)(unw_cursor_t *cur, int n, unw_word_t *to)
+{
+	return register_of(cursor(cur), n == UNW_IP ? UNW_PC : n, to);
 }
 
 /* The address where the program counter was read; 0 if it is not known. */
@@ -496,17 +503,18 @@ US_API int U(set_reg)(unw_cursor_t *cur, int n, unw_word_t v)
 	unw_addr_space_t as = c->as;
 	struct us_state *s = &c->s;
 	uint64_t at;
+	int pc = n == UNW_PC || n == UNW_IP;
 
 	if (n == US_SP || n == UNW_CFA)
 		return -UNW_EREADONLYREG;
-	if (n == 0 || n == 1) {
-		/* rax and rdx, or x0 and x1: what an exception handler is given by resume. The place where they were saved stays as it is. */
+	if (n >= 0 && n < UNW_NUM_EH_REGS) {
+		/* rax and rdx, or x0 to x3: what an exception handler is given by resume. The place where they were saved stays as it is. */
 		set_value(s, (unsigned)n, v);
 		return 0;
 	}
-	if (n < 0 || n >= UNW_NUM_REGS || !(s->known >> n & 1))
+	if (n < 0 || n >= UNW_NUM_REGS || !(s->known >> n & 1 || (pc && !US_RA_IS_PC)))
 		return -UNW_EBADREG;
-	if (n == UNW_PC) {
+	if (pc) {
 		at = pc_at(c);
 		s->pc = v;
 		set_value(s, US_PC, v);
@@ -596,7 +604,7 @@ US_API int U(resume)(unw_cursor_t *cur)
 	if (!as->acc.resume)
 		return -UNW_EINVAL;
 	for (unsigned i = 0; i < UNW_NUM_REGS; i++)
-		if (U(get_reg)(cur, (int)i, &v[i]) == 0)
+		if (register_of(c, (int)i, &v[i]) == 0)
 			got |= (uint64_t)1 << i;
 	for (unsigned i = 0; i < UNW_NUM_REGS; i++)
 		if (got >> i & 1)

@@ -49,6 +49,7 @@ var armStacks = []string{
 	`leaf, from its context: leaf faulting main`,
 	`stack 2: look handler <signal>( \S+)+ main`,
 	`thread: look thread( \S+)*`,
+	`set: 1`,
 	`resumed: 1`,
 }
 
@@ -95,11 +96,35 @@ func walkArm(t *testing.T, library, name string, stacks []string, define ...stri
 	}
 }
 
-// TestArmFar: addresses of programs have 48 bits, which qemu-user's own do not have.
-func TestArmFar(t *testing.T) {
+// TestArmMadeUp: a process that is made up has addresses of 48 bits, which qemu-user's own programs do not have; its registers are set.
+func TestArmMadeUp(t *testing.T) {
 	prog := filepath.Join(t.TempDir(), "prog")
 	armBuild(t, append(append([]string{"-O2", "-static", "-I..", "-o", prog, "testdata/arm_remote.c"}, armSources(t, "remote")...), "-pthread")...)
 	if out, err := exec.Command("qemu-aarch64", "-cpu", "max", prog).CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestArmBranchTargets: the library's pages can be guarded: each function in assembly begins with BTI and says so, and jumps elsewhere are RETs.
+func TestArmBranchTargets(t *testing.T) {
+	oracle.Need(t, armCC, "aarch64-linux-gnu-readelf", "aarch64-linux-gnu-objdump")
+	obj := filepath.Join(t.TempDir(), "local.o")
+	armBuild(t, "-c", "-o", obj, "../local_aarch64.S")
+	notes, err := exec.Command("aarch64-linux-gnu-readelf", "-nW", obj).CombinedOutput()
+	if err != nil || !strings.Contains(string(notes), "AArch64 feature: BTI") {
+		t.Errorf("%v\n%s", err, notes)
+	}
+	code, err := exec.Command("aarch64-linux-gnu-objdump", "-d", "--no-show-raw-insn", obj).CombinedOutput()
+	functions := regexp.MustCompile(`(?m)^[0-9a-f]+ <.*>:\n.*`).FindAllString(string(code), -1)
+	if err != nil || len(functions) != 4 {
+		t.Fatalf("%v: %q\n%s", err, functions, code)
+	}
+	for _, f := range functions {
+		if !strings.HasSuffix(strings.TrimSpace(f), "bti\tc") {
+			t.Error(f)
+		}
+	}
+	if jump := regexp.MustCompile(`(?m)^.*\tbr\t.*$`).Find(code); jump != nil {
+		t.Errorf("%s", jump)
 	}
 }

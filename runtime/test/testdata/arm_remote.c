@@ -68,6 +68,16 @@ unw_addr_space_t U(create_addr_space)(unw_accessors_t *, int);
 int U(init_remote)(unw_cursor_t *, unw_addr_space_t, void *);
 int U(step)(unw_cursor_t *);
 int U(get_reg)(unw_cursor_t *, int, unw_word_t *);
+int U(set_reg)(unw_cursor_t *, int, unw_word_t);
+int U(get_save_loc)(unw_cursor_t *, int, unw_save_loc_t *);
+int U(resume)(unw_cursor_t *);
+int U(apply_reg_state)(unw_cursor_t *, void *);
+
+static int resume(unw_addr_space_t as, unw_cursor_t *c, void *arg)
+{
+	(void)as, (void)c, (void)arg;
+	return 0;
+}
 
 static unw_word_t get(unw_cursor_t *c, int n)
 {
@@ -79,7 +89,9 @@ static unw_word_t get(unw_cursor_t *c, int n)
 
 int main(void)
 {
-	unw_accessors_t acc = {.find_proc_info = find_proc_info, .get_dyn_info_list_addr = no_list, .access_mem = access_mem, .access_reg = access_reg};
+	unw_accessors_t acc = {.find_proc_info = find_proc_info, .get_dyn_info_list_addr = no_list, .access_mem = access_mem, .access_reg = access_reg, .resume = resume};
+	struct us_rule leaf = {.kind = US_KIND_REG, .reg = US_SP, .off = 0};
+	unw_save_loc_t loc;
 	unw_addr_space_t as = U(create_addr_space)(&acc, 0);
 	unw_cursor_t c;
 
@@ -96,5 +108,26 @@ int main(void)
 	IS("sp", get(&c, US_SP), STACK + 6 * 8);
 	IS("second step", U(step)(&c), 1);
 	IS("pc", get(&c, UNW_PC), CODE + 0x200);
+
+	/* Number 30 stands for the program counter; x0 to x3 are what a handler gets. The frame's x30 is lost, so the process keeps its own. */
+	regs[30] = 0x30;
+	regs[3] = 0x33;
+	IS("set_reg", U(set_reg)(&c, UNW_IP, CODE + 0x300), 0);
+	IS("set_reg x3", U(set_reg)(&c, 3, 3), 0);
+	IS("pc", get(&c, UNW_PC), CODE + 0x300);
+	IS("the return address", stack[9], CODE + 0x300);
+	IS("resume", U(resume)(&c), 0);
+	IS("pc", regs[US_PC], CODE + 0x300);
+	IS("sp", regs[US_SP], STACK + 10 * 8);
+	IS("x30", regs[30], 0x30);
+	IS("x3", regs[3], 3);
+
+	/* A function that has saved nothing: its return address is in x30, not where its program counter is. */
+	regs[30] = CODE + 0x400;
+	IS("init", U(init_remote)(&c, as, NULL), 0);
+	IS("leaf", U(apply_reg_state)(&c, &leaf), 1);
+	IS("pc", get(&c, UNW_PC), CODE + 0x400);
+	IS("get_save_loc", U(get_save_loc)(&c, UNW_PC, &loc), 0);
+	IS("where the program counter is", (unsigned)loc.type, UNW_SLT_NONE);
 	return wrong;
 }

@@ -23,6 +23,7 @@ typedef struct {
 #define _ULaarch64_init_local2 _Uaarch64_init_local2
 #define _ULaarch64_step _Uaarch64_step
 #define _ULaarch64_get_reg _Uaarch64_get_reg
+#define _ULaarch64_set_reg _Uaarch64_set_reg
 #define _ULaarch64_is_signal_frame _Uaarch64_is_signal_frame
 #define _ULaarch64_get_proc_name _Uaarch64_get_proc_name
 #define _ULaarch64_resume _Uaarch64_resume
@@ -32,6 +33,7 @@ int _ULaarch64_init_local(unw_cursor_t *c, void *uc);
 int _ULaarch64_init_local2(unw_cursor_t *c, void *uc, int flag);
 int _ULaarch64_step(unw_cursor_t *c);
 int _ULaarch64_get_reg(unw_cursor_t *c, int n, uint64_t *to);
+int _ULaarch64_set_reg(unw_cursor_t *c, int n, uint64_t v);
 int _ULaarch64_is_signal_frame(unw_cursor_t *c);
 int _ULaarch64_get_proc_name(unw_cursor_t *c, char *to, size_t n, uint64_t *off);
 int _ULaarch64_resume(unw_cursor_t *c);
@@ -208,6 +210,19 @@ OWN int outer(int a)
 	return b == a * 7 && d == 1.5 && resumed == 1;
 }
 
+/* Whether number 30 stands for the program counter. */
+OWN int set(void)
+{
+	ucontext_t uc;
+	unw_cursor_t c;
+	uint64_t pc;
+
+	memset(&uc, 0, sizeof uc);
+	CONTEXT(&uc);
+	_ULaarch64_init_local(&c, &uc);
+	return _ULaarch64_set_reg(&c, IP, 4096) == 0 && _ULaarch64_get_reg(&c, PC, &pc) == 0 && pc == 4096 && uc.uc_mcontext.pc == 4096;
+}
+
 int main(void);
 
 /* The function at pc, of those of this file: a static program's names are not found. */
@@ -250,6 +265,7 @@ int main(void)
 	raise(SIGUSR2);
 	pthread_create(&t, NULL, thread, NULL);
 	pthread_join(t, NULL);
+	printf("set: %d\n", set());
 #ifndef REMOTE
 	printf("resumed: %d\n", outer(6));
 #endif
