@@ -3,8 +3,13 @@
 # It takes Debian's apt, whose own sources and lists are left alone.
 set -eu
 suite=$1 arch=$2 dir=$3/$1-$2
+mkdir -p "$dir"
+# Others may want it at the same time.
+exec 9>"$dir/lock"
+flock 9
+# That of sid changes: six days after it came here, it is fetched again.
 for image in "$dir"/vmlinuz-*; do
-  if [ -f "$image" ]; then echo "$image"; exit; fi
+  if [ -f "$image" ] && { [ "$suite" != sid ] || [ -z "$(find "$image" -ctime +5)" ]; }; then echo "$image"; exit; fi
 done
 mkdir -p "$dir/lists/partial" "$dir/cache/archives/partial" "$dir/new"
 # The mirror of this machine, but of another suite.
@@ -26,6 +31,7 @@ mkdir "$dir/new"
 image=$(find "$dir/new" -name 'vmlinuz*' -type f)
 version=${image##*/vmlinuz}
 [ -n "$version" ] || version=-$(basename "$(dirname "$image")")
+rm -f "$dir"/vmlinuz-*
 mv "$image" "$dir/vmlinuz$version"
 rm -rf "$dir/new" "$dir/lists" "$dir/cache" "$dir/sources.list"
 echo "$dir/vmlinuz$version"
