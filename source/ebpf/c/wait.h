@@ -272,7 +272,7 @@ int on_still(struct bpf_iter__task *ctx)
 	/* It may have gone on, which on_switch has told or not, and have blocked again, which on_switch knows better. */
 	got = bpf_map_update_elem(&blocked, &tid, &is, BPF_NOEXIST);
 	if (got != 0) {
-		if (got != -EEXIST)
+		if ((int)got != -EEXIST) /* before Linux 6.4, the upper half of what is returned can be anything */
 			count(FORGOTTEN);
 		return 0;
 	}
