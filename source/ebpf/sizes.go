@@ -12,7 +12,7 @@ import (
 
 // sizes are how many entries the maps have that are sized to the machine. Each is a power of two.
 type sizes struct {
-	ring      uint32 // bytes of the ring buffer: up to 8 processors, a late reader finds two seconds of new stacks, 8 KB each, at 99 a second and processor
+	ring      uint32 // bytes of the ring buffer, at least 8 MiB: up to 8 processors, a late reader finds two seconds of new stacks, 8 KB each, at 99 a second and processor
 	spaces    uint32 // blocks of 32 ranges
 	processes uint32
 	threads   uint32 // that are blocked, or woken
@@ -28,7 +28,7 @@ func sizesOf(cpus int, memory uint64, fixed bool) sizes {
 		return 1 << (bits.Len64(n) - 1)
 	}
 	s := sizes{
-		ring:      1 << bits.Len(uint(min(max(cpus, 2), 8)<<21-1)),
+		ring:      1 << bits.Len(uint(min(max(cpus, 4), 8)<<21-1)),
 		spaces:    per(128<<10, 1<<14, 1<<18),
 		processes: per(256<<10, 1<<14, 1<<17),
 		threads:   per(128<<10, 1<<15, 1<<18),

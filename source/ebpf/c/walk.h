@@ -19,8 +19,8 @@
  *							5.13 they take numbers only, so each asks for its walk itself
  *
  * It is compiled for each machine, by what machine.h says of it: MACHINE(fact). What is read on every frame is inline, all else is a PART of its
- * own. A table is memory that user space has checked, but no access depends on that: every offset is masked or compared where it is used. What
- * a walk finds in a table, its head and rules, is kept for later walks, which do not look at the table's rows again.
+ * own. User space has checked a table's checksum, head and rules, and not its rows. No access depends on that: every offset is masked or
+ * compared where it is used.
  */
 #ifndef UNSPOOL_WALK_H
 #define UNSPOOL_WALK_H
