@@ -65,14 +65,14 @@ func spinSome() error {
 func needBPF(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("this test lacks root")
+		oracle.Lacks(t, "root")
 	}
 	if on, ok := procfs.Setting("net/core/bpf_jit_enable"); !ok || on == 0 {
-		t.Skip("this test lacks net.core.bpf_jit_enable")
+		oracle.Lacks(t, "net.core.bpf_jit_enable")
 	}
 	probe, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
 	if err != nil {
-		t.Skipf("this test lacks BPF: %v", err)
+		oracle.Lacks(t, "BPF: "+err.Error())
 	}
 	probe.Close()
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * abi.h: the layouts and numbers of libunwind's interface, as programs that were compiled against it expect them. A test compares them with
- * Debian's headers.
+ * abi.h: the layouts and numbers of libunwind's interface, as programs that were compiled against it expect them. For x86-64, a test
+ * compares them with Debian's headers.
  */
 #ifndef UNSPOOL_ABI_H
 #define UNSPOOL_ABI_H

@@ -231,19 +231,23 @@ func TestMachines(t *testing.T) {
 	}
 }
 
+// dropped says that the oldest suite is not to be had: the next machine makes its checks.
+var dropped bool
+
 // walks boots a machine and judges what its kernel gives.
 func (m machine) walks(t *testing.T, g *stage) {
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
 	defer cancel()
 	k, err := vm.Fetch(ctx, m.suite, m.arch)
 	if err != nil && os.Getenv("UNSPOOL_MACHINES") == "" && m.suite == "bullseye" {
-		t.Skip("mirrors drop old suites: ", err)
+		dropped = true
+		t.Skip("this test lacks a kernel, because mirrors drop old suites: ", err)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	var tried []check
-	if os.Getenv("UNSPOOL_MACHINES") != "" || m.always == checked {
+	if os.Getenv("UNSPOOL_MACHINES") != "" || m.always == checked || dropped {
 		tried = checks(m)
 	}
 	var steps []vm.Step
