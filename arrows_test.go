@@ -29,6 +29,7 @@ var arrows = []struct {
 	{"format/*", []string{"rows", "module", "arch"}},
 	{"emit/native", []string{"emit/native/amd64", "emit/compact", "rows", "arch"}},
 	{"emit/native/amd64", nil},
+	{"emit/native/arm64", nil},
 	{"emit/*", []string{"rows", "arch"}},
 	{"store", []string{"emit/*", "format", "module", "rows", "arch"}},
 	{"compile", []string{"store", "emit/*", "format", "module", "rows", "arch"}},
