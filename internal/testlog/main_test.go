@@ -24,8 +24,10 @@ func TestSub(t *testing.T) {
 	t.Run("b", func(t *testing.T) { t.Skip("for root") })
 	t.Run("c", func(t *testing.T) { t.Skip("part of TestGood") })
 }`,
+	// It ends late, so that others are done between its lines.
 	"bad/a_test.go": `package bad
-import "testing"
+import ("os"; "testing"; "time")
+func TestMain(m *testing.M) { code := m.Run(); time.Sleep(300*time.Millisecond); os.Exit(code) }
 func TestGood(t *testing.T) {}
 func TestBad(t *testing.T) { t.Run("inner", func(t *testing.T) { t.Error("is wrong") }) }
 func TestOther(t *testing.T) { t.Error("too") }`,
@@ -55,7 +57,7 @@ func TestLog(t *testing.T) {
 	run := func(args ...string) (string, int) {
 		c := exec.Command(args[0], args[1:]...)
 		c.Dir = dir
-		c.Env = append(os.Environ(), "XDG_CACHE_HOME="+dir)
+		c.Env = append(os.Environ(), "XDG_CACHE_HOME="+dir, "GOFLAGS=")
 		if os.Getenv("GOCACHE") == "" {
 			cache, _ := exec.Command("go", "env", "GOCACHE").Output()
 			c.Env = append(c.Env, "GOCACHE="+strings.TrimSpace(string(cache)))
@@ -71,9 +73,9 @@ func TestLog(t *testing.T) {
 		if (gotStatus == 0) != (status == 0) {
 			t.Errorf("%s: status %d, want %d\n%s", pkgs, gotStatus, status, got)
 		}
-		// All lines that .ci/run and people look for, of both.
+		// All lines that .ci/run and people look for, of both. With -json, go test prints what packages say as it comes: their lines are mixed.
 		lines := func(s string) (list []string) {
-			for _, m := range regexp.MustCompile(`(?m)^(--- FAIL: \w+|(?:ok|FAIL|\?)\s+\S+|panic: .*|.*\[(?:build|setup) failed\]|\s+\w+\.go:\d+: .*|.*no required module.*|.*cannot use "text".*)`).FindAllString(s, -1) {
+			for _, m := range regexp.MustCompile(`(?m)^(--- FAIL: \w+|(?:ok|FAIL|\?)[ \t]+\S+|panic: .*|.*\[(?:build|setup) failed\]|[ \t]+\w+\.go:\d+: .*|.*no required module.*|.*cannot use "text".*)`).FindAllString(s, -1) {
 				list = append(list, strings.Join(strings.Fields(m), " "))
 			}
 			return list
