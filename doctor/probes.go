@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	bpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
 
@@ -191,7 +192,7 @@ func needs() []Finding {
 		err        error
 	}{
 		{"bpf-program", "BPF programs on perf events", features.HaveProgramType(bpf.PerfEvent)},
-		{"bpf-tracing", "BPF programs on the scheduler's tracepoints", features.HaveProgramType(bpf.Tracing)},
+		{"bpf-tracing", "BPF programs on the scheduler's tracepoints", tryTracepoint()},
 		{"bpf-ring-buffer", "BPF ring buffers", features.HaveMapType(bpf.RingBuf)},
 		{"bpf-inner-maps", "maps of arrays of different lengths", features.HaveMapFlag(features.BPF_F_INNER_MAP)},
 	} {
@@ -225,6 +226,21 @@ func needs() []Finding {
 	}
 	add("tracefs", "tracefs, for tracepoints", err == nil, tracing, why, "run it as root")
 	return list
+}
+
+// tryTracepoint loads a program for a tracepoint of the scheduler, as recordings do. features.HaveProgramType loads one for a function:
+// Linux 5.10 on AArch64 refuses that one.
+func tryTracepoint() error {
+	p, err := bpf.NewProgramWithOptions(&bpf.ProgramSpec{
+		Type: bpf.Tracing, AttachType: bpf.AttachTraceRawTp, AttachTo: "sched_process_exec", License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+	}, bpf.ProgramOptions{LogDisabled: true})
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.E2BIG) { // it does not know the type
+		return bpf.ErrNotSupported
+	} else if err != nil {
+		return err
+	}
+	return p.Close()
 }
 
 func value(n int, ok bool) string {

@@ -50,6 +50,10 @@ func checks(m machine) (out []check) {
 				Name, Reason string
 				OK           bool
 			}
+			Checks []struct {
+				Name, Reason string
+				OK           bool
+			}
 		}
 		if err := json.Unmarshal(r.Stdout, &got); err != nil {
 			t.Fatalf("%v\n%s", err, r.Stdout)
@@ -59,6 +63,11 @@ func checks(m machine) (out []check) {
 			ways[w.Name] = w.OK
 			if w.OK == (w.Reason != "") {
 				t.Errorf("%+v", w)
+			}
+		}
+		for _, c := range got.Checks {
+			if inKernel && !c.OK && strings.HasPrefix(c.Name, "bpf-") {
+				t.Errorf("the kernel walks stacks, and %+v", c)
 			}
 		}
 		if !ways["record-user"] || !ways["record-all"] || !ways["kernel-names"] || ways["record-ebpf"] != inKernel {
