@@ -26,7 +26,7 @@ The exit status is 0, or 1 if nothing can be recorded.`,
 		Example: "  unspool doctor\n  sudo unspool doctor",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			d := doctor.Diagnose(version())
+			d := doctor.Diagnose(cli.Version())
 			if !quick && d.Way("record-ebpf").OK {
 				m, err := doctor.Measure(c.Context())
 				if err != nil {

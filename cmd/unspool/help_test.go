@@ -1,15 +1,20 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
 
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/doctor"
+	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/oracle"
 )
@@ -53,6 +58,29 @@ func TestExamples(t *testing.T) {
 	r := runProgram(t, "diff", "--help")
 	if r.want(t, 0, ""); !strings.Contains(r.out, "Examples:\n  unspool diff before.data after.data\n") {
 		t.Error(r.out)
+	}
+}
+
+// TestVersion: --version and the verb say the same: what is inside, a line each.
+func TestVersion(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, doctor.Dropin), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("UNSPOOL_RUNTIME", dir)
+	flag, verb := runProgram(t, "--version"), runProgram(t, "version")
+	flag.want(t, 0, "^$")
+	if verb.want(t, 0, "^$"); flag.out != verb.out {
+		t.Errorf("--version: %q\nversion: %q", flag.out, verb.out)
+	}
+	want := `^unspool version \S.*\ncommit   \S.*\nbuilt    by go1\..* for linux/\w+\nwalks    x86_64, aarch64\n` +
+		`kernel   BPF program for ` + arch.ByName(runtime.GOARCH).Name + fmt.Sprintf(`\ntables   version %d\ndrop-in  %s\n$`, compact.Version, regexp.QuoteMeta(dir))
+	if !regexp.MustCompile(want).MatchString(flag.out) {
+		t.Errorf("%q, want %q", flag.out, want)
+	}
+	t.Setenv("UNSPOOL_RUNTIME", filepath.Join(dir, "none"))
+	if r := runProgram(t, "version"); !strings.Contains(r.out, "\ndrop-in  no "+doctor.Dropin+" in ") {
+		t.Errorf("without a drop-in: %q", r.out)
 	}
 }
 

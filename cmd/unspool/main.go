@@ -37,9 +37,11 @@ programs need no frame pointers.`,
 		Example: `  unspool record -o flame.svg -- ./program arg     record a program, draw a flame graph
   unspool report perf.data                         a table of where a recording's time went
   unspool dump /bin/ls                             the unwind rules of a binary`,
-		Version: version(),
+		Version: cli.Version(),
 	}
 	root.AddCommand(recordCmd(), topCmd(), reportCmd(), diffCmd(), serveCmd(), unwindCmd(), stackCmd(), dumpCmd(), compileCmd(), verifyCmd(), statsCmd(), runCmd(), doctorCmd(), manCmd(), versionCmd())
+	cobra.AddTemplateFunc("about", about)
+	root.SetVersionTemplate("{{about}}")
 	cli.Setup(root, groups, values)
 	cli.EachVerb(root, func(c *cobra.Command) error {
 		if e, ok := examples[c.CommandPath()]; ok {

@@ -22,7 +22,7 @@ func manCmd() *cobra.Command {
 				return err
 			}
 			return cli.EachVerb(c.Root(), func(c *cobra.Command) error {
-				return outfile.WriteFile(filepath.Join(args[0], cli.PageName(c)+".1"), []byte(cli.Page(c, version())), outfile.Options{})
+				return outfile.WriteFile(filepath.Join(args[0], cli.PageName(c)+".1"), []byte(cli.Page(c)), outfile.Options{})
 			})
 		},
 	}

@@ -55,7 +55,7 @@ With --strict, all stacks equal stock libunwind's, to the byte.`,
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
 	f.BoolVar(&strict, "strict", false, "walk the same stacks as stock libunwind, wrong stacks included")
-	f.StringVar(&dir, "runtime", "", "directory of "+doctor.Dropin)
+	f.StringVar(&dir, "runtime", "", "directory of the library")
 	return c
 }
 

@@ -2,37 +2,44 @@ package main
 
 import (
 	"fmt"
-	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/doctor"
+	"github.com/unspool/unspool/emit/compact"
+	"github.com/unspool/unspool/internal/cli"
+	"github.com/unspool/unspool/source/ebpf"
 )
 
 // versionCmd is the version as a verb, beside --version.
 func versionCmd() *cobra.Command {
 	return &cobra.Command{
-		Use:     "version",
-		Short:   "Print the version",
-		Long:    "Print the version, and the commit where the build knows it.",
+		Use:   "version",
+		Short: "Print the version",
+		Long: `Print the version, the commit where the build knows it, and what is inside: the machines whose stacks can be walked, the
+program for the kernel, the version of compiled tables, and the library of unspool run.`,
 		Example: "  unspool version",
 		Args:    cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			fmt.Fprintf(stdout, "unspool version %s\n", version())
-			return nil
-		},
+		Run:     func(*cobra.Command, []string) { fmt.Fprint(stdout, about()) },
 	}
 }
 
-// version is the module's version, and the commit where the build knows it.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
+// about is the version and what is inside.
+func about() string {
+	var walks []string
+	for _, m := range arch.Machines() {
+		walks = append(walks, m.Name)
 	}
-	v := info.Main.Version
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" && len(s.Value) >= 12 {
-			v += " " + s.Value[:12]
-		}
+	kernel := "BPF program for " + ebpf.Machine.Name
+	if ebpf.Machine.Name == "" {
+		kernel = "no BPF program for this machine"
 	}
-	return v
+	dropin, err := doctor.FindDropin("")
+	if err != nil {
+		dropin = err.Error()
+	}
+	return cli.About("unspool", [2]string{"walks", strings.Join(walks, ", ")}, [2]string{"kernel", kernel},
+		[2]string{"tables", fmt.Sprint("version ", compact.Version)}, [2]string{"drop-in", dropin})
 }

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"fmt"
-	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -14,10 +13,10 @@ func PageName(c *cobra.Command) string { return strings.ReplaceAll(c.CommandPath
 
 // Page returns a command's manual page, in the macros of man(7). cobra's own generator goes through Markdown, where characters of a command's text,
 // such as * or <, are markup.
-func Page(c *cobra.Command, version string) string {
+func Page(c *cobra.Command) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	line(`.TH "%s" 1 "%s" "unspool %s" "User Commands"`, strings.ToUpper(roff(PageName(c))), date(), roff(version))
+	line(`.TH "%s" 1 "%s" "unspool %s" "User Commands"`, strings.ToUpper(roff(PageName(c))), date(), roff(Version()))
 	line(".SH NAME\n%s \\- %s", roff(PageName(c)), roff(c.Short))
 	line(".SH SYNOPSIS\n.B %s", roff(c.CommandPath()))
 	rest := strings.TrimPrefix(strings.TrimPrefix(c.UseLine(), c.CommandPath()), " ")
@@ -114,18 +113,6 @@ func options(b *strings.Builder, title string, flags *pflag.FlagSet) {
 		}
 		fmt.Fprintf(b, ".TP\n%s\n%s\n", name, roff(text))
 	})
-}
-
-// date is when this version was committed, where that is known.
-func date() string {
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range info.Settings {
-			if s.Key == "vcs.time" && len(s.Value) >= 10 {
-				return s.Value[:10]
-			}
-		}
-	}
-	return ""
 }
 
 var roffEscapes = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(ga`, "^", `\(ha`, "~", `\(ti`, "…", `\&...`)
