@@ -50,6 +50,7 @@ US_INLINE int us_apply_other(const struct us_rule *r, struct us_state *s, us_loa
 #define PLAIN_GET(slot, to) us_get_with(s, slot, load, reg, ctx, to)
 #define PLAIN_LOAD(addr, to) load(ctx, addr, to)
 #define PLAIN_PLACED(set) s->in_reg &= ~(set)
+#define PLAIN_UNSIGNED(ra) us_unsigned(s, ra)
 #include "plain.h"
 
 #endif /* UNSPOOL_APPLY_H */

@@ -32,7 +32,7 @@ static int called_from(struct us_blind *b, enum us_how how, uint64_t at, uint64_
 /* A return address without what may sign it. */
 static uint64_t without_signature(struct us_blind *b, uint64_t ra)
 {
-	return US_RA_IS_PC || b->from->is_code(b->ctx, ra - 1) ? ra : ra & UNSPOOL_ADDRESS;
+	return US_RA_IS_PC || b->from->is_code(b->ctx, ra - 1) ? ra : us_unsigned(b->s, ra);
 }
 
 static int load(struct us_blind *b, uint64_t addr, uint64_t *to)

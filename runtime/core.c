@@ -112,6 +112,7 @@ static int eval(struct run *w, uint64_t off, uint32_t push, uint64_t *to);
 #define STEP_COPY(w, slot, from) copy(w, slot, from)
 #define STEP_LOSE(w, slot) ((w)->next.known &= ~US_BIT(slot))
 #define STEP_DONE(w) done(w)
+#define STEP_UNSIGNED(w, ra) us_unsigned((w)->s, ra)
 #define STEP_LEB UINT32_MAX
 #include "step.h"
 

@@ -50,16 +50,42 @@ enum {
 	US_RA_IS_PC = !MACHINE(RA_IN_REG),
 };
 
-/* How many bits the addresses of programs have. On AArch64, only programs that ask mmap(2) for more get more. */
+/* How many bits the addresses of programs have. On AArch64, programs that ask mmap(2) for addresses of up to 52 bits may get them. */
 #ifdef __aarch64__
-enum { US_USER_BITS = 48 };
+enum { US_USER_BITS = 48, US_MAX_BITS = 52 };
 #else
-enum { US_USER_BITS = 47 };
+enum { US_USER_BITS = 47, US_MAX_BITS = US_USER_BITS };
 #endif
+
+/* How many bits a signed return address keeps where nothing else is known: UNSPOOL_ADDRESS. */
+enum { US_SIGNED_BITS = 48 };
+
+/* How many it keeps in the own process: XPACLRI, which does nothing where nothing is signed, says it. */
+US_INLINE uint32_t us_own_bits(void)
+{
+#ifdef __aarch64__
+	register uint64_t x30 __asm__("x30") = ((uint64_t)1 << 55) - 1; /* bit 55 says whose half of the addresses it is */
+
+	__asm__("hint #7" : "+r"(x30));
+	return 64 - (uint32_t)__builtin_clzll(x30);
+#else
+	return US_SIGNED_BITS;
+#endif
+}
 
 US_INLINE int us_is_user(uint64_t addr)
 {
-	return addr >> US_USER_BITS == 0;
+	return addr >> US_MAX_BITS == 0;
+}
+
+/* The address in one that memory is read by. AArch64 ignores the high byte, where programs and MTE have tags; system calls refuse it. */
+US_INLINE uint64_t us_untagged(uint64_t addr)
+{
+#ifdef __aarch64__
+	return addr & (((uint64_t)1 << 56) - 1);
+#else
+	return addr;
+#endif
 }
 
 typedef MACHINE(SET) us_set; /* a set of slots */
@@ -83,7 +109,7 @@ struct us_state {
 	uint64_t pc;
 	uint64_t cfa; /* of the frame that was stepped out of; 0 before the first step */
 	us_set known, in_mem, in_reg;
-	uint32_t pad;
+	uint32_t bits; /* of an address: what is above them in a signed return address is the signature */
 	uint64_t val[US_SLOTS];
 	uint64_t snap[US_SLOTS]; /* the snapshot; a step does not change it */
 	uint64_t fault;          /* the address that could not be read, after US_UNREADABLE */
@@ -117,10 +143,17 @@ US_INLINE void us_start(struct us_state *s, uint64_t pc, us_set known)
 {
 	s->pc = pc;
 	s->cfa = s->fault = 0;
+	s->bits = US_SIGNED_BITS;
 	s->known = s->in_reg = known;
 	s->in_mem = 0;
 	for (unsigned i = 0; i < US_SLOTS; i++)
 		s->val[i] = i;
+}
+
+/* A signed return address without its signature. */
+US_INLINE uint64_t us_unsigned(const struct us_state *s, uint64_t ra)
+{
+	return ra & (((uint64_t)1 << s->bits) - 1);
 }
 
 /* The value of a slot. */

@@ -113,11 +113,11 @@ static int word_there(uint64_t addr)
 
 int us_peek(uint64_t addr, void *to, size_t n)
 {
-	uint64_t at = addr & ~(uint64_t)7;
+	uint64_t lo = us_untagged(addr), at = lo & ~(uint64_t)7;
 
 	if (n == 0 || addr + n < addr)
 		return n == 0;
-	for (; at < addr + n; at = (at & ~(uint64_t)(PAGE - 1)) + PAGE)
+	for (; at < lo + n; at = (at & ~(uint64_t)(PAGE - 1)) + PAGE)
 		if (!word_there(at))
 			return 0;
 	/* Sanitizers would look at what memcpy reads. */
@@ -137,9 +137,9 @@ int us_peek(uint64_t addr, void *to, size_t n)
 int us_may_write(uint64_t addr)
 {
 	/* Without a set, rt_sigprocmask only writes down what the mask is. */
-	long r = call6(SYS_rt_sigprocmask, SIG_BLOCK, 0, (long)addr, 8, 0, 0);
+	long r = call6(SYS_rt_sigprocmask, SIG_BLOCK, 0, (long)us_untagged(addr), 8, 0, 0);
 
-	return r == 0 || (r != -EFAULT && on_stack(addr));
+	return r == 0 || (r != -EFAULT && on_stack(us_untagged(addr)));
 }
 
 /* How many pages from page on can be read, of at most n. */

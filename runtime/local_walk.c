@@ -161,7 +161,7 @@ static US_COLD int load_elsewhere(struct us_walk *w, uint64_t addr, uint64_t *to
 {
 	struct us_span s;
 
-	if (!us_span_at(&s, addr)) {
+	if (!us_span_at(&s, us_untagged(addr))) {
 		/* Across the end of what is there, or not there at all. */
 		return 0;
 	}
@@ -188,6 +188,7 @@ static void start(struct us_walk *w, uint64_t pc, uint64_t sp, int exact)
 	w->s.pc = pc;
 	w->s.cfa = w->sp = sp;
 	w->s.fault = 0;
+	w->s.bits = us_own_bits();
 	w->s.in_reg = 0;
 	w->s.val[US_SP] = sp;
 	if (US_RA_IS_PC)

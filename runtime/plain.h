@@ -20,6 +20,7 @@
  *	PLAIN_GET(slot, to)		reads a register of the frame: UNSPOOL_OK, or why not
  *	PLAIN_LOAD(addr, to)		reads eight bytes of memory: not 0; or 0
  *	PLAIN_PLACED(set)		registers whose place is no longer a snapshot's register
+ *	PLAIN_UNSIGNED(ra)		a signed return address without its signature; who does not define it keeps UNSPOOL_ADDRESS
  *
  * All are forgotten at the end.
  */
@@ -28,6 +29,9 @@
 #define PLAIN_RARE(x) __builtin_expect(!!(x), 0)
 #else
 #define PLAIN_RARE(x) (x)
+#endif
+#ifndef PLAIN_UNSIGNED
+#define PLAIN_UNSIGNED(ra) ((ra) & UNSPOOL_ADDRESS)
 #endif
 #define PLAIN_BIT(slot) ((PLAIN_SET)1 << (slot))
 #define PLAIN_AT(base, i) ((base) + (uint64_t)((int64_t)(int8_t)(PLAIN_SAVE(i)) * PLAIN_SCALE))
@@ -77,7 +81,7 @@ PLAIN_STEP
 		if (flags & UNSPOOL_PARTIAL)
 			keep = PLAIN_RA_IS_PC ? 0 : PLAIN_BIT(PLAIN_RA);
 		if (flags & (UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))
-			ra &= UNSPOOL_ADDRESS;
+			ra = PLAIN_UNSIGNED(ra);
 	}
 	own = PLAIN_BIT(PLAIN_SP);
 	if (PLAIN_RA_IS_PC) {
@@ -120,3 +124,4 @@ PLAIN_STEP
 #undef PLAIN_GET
 #undef PLAIN_LOAD
 #undef PLAIN_PLACED
+#undef PLAIN_UNSIGNED

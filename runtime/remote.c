@@ -52,7 +52,7 @@ US_INLINE int load(void *ctx, uint64_t addr, uint64_t *to)
 {
 	struct cursor *c = ctx;
 	unw_word_t v = 0;
-	int r = c->as->acc.access_mem(c->as, addr, &v, 0, c->arg);
+	int r = c->as->acc.access_mem(c->as, c->as->strict ? addr : us_untagged(addr), &v, 0, c->arg);
 
 	/* perf says 1, and 0 for the value, of what lies in no file. libunwind takes that for success. */
 	if (us_unlikely(r != 0) && (r < 0 || !c->as->strict))
@@ -103,6 +103,11 @@ US_API int U(init_remote)(unw_cursor_t *cur, unw_addr_space_t as, void *arg)
 	if (r < 0)
 		return r;
 	us_start(&c->s, ip, US_IN_FRAME);
+	/* Accessors do not say how many bits of an address a signature leaves. Who has addresses of more bits has code or its stack there. */
+	if (as == &us_local_space)
+		c->s.bits = us_own_bits();
+	else if (!US_RA_IS_PC && (ip >> US_USER_BITS || us_untagged(sp) >> US_USER_BITS))
+		c->s.bits = US_MAX_BITS;
 	c->cfa = c->s.cfa = sp;
 	c->s.val[US_SP] = sp;
 	c->s.in_reg &= ~(US_BIT(US_SP));
@@ -308,7 +313,7 @@ static int is_code(void *ctx, uint64_t at)
 {
 	struct cursor *c = ctx;
 
-	return us_space_code(c->as, c->arg, at);
+	return at >> c->s.bits == 0 && us_space_code(c->as, c->arg, at);
 }
 
 static int has_rule(void *ctx, uint64_t at)
@@ -519,11 +524,11 @@ US_API int U(set_reg)(unw_cursor_t *cur, int n, unw_word_t v)
 		s->pc = v;
 		set_value(s, US_PC, v);
 		if (at)
-			return as->acc.access_mem(as, at, &v, 1, c->arg);
+			return as->acc.access_mem(as, us_untagged(at), &v, 1, c->arg);
 		return c->ra_kind == RA_REG ? as->acc.access_reg(as, US_PC, &v, 1, c->arg) : 0;
 	}
 	if (s->in_mem >> n & 1)
-		return as->acc.access_mem(as, s->val[n], &v, 1, c->arg);
+		return as->acc.access_mem(as, us_untagged(s->val[n]), &v, 1, c->arg);
 	if (s->in_reg >> n & 1)
 		return as->acc.access_reg(as, (int)s->val[n], &v, 1, c->arg);
 	s->val[n] = v;

@@ -24,6 +24,7 @@
  *	STEP_COPY(w, slot, from)	is where the frame has register from, below SLOTS
  *	STEP_LOSE(w, slot)		is lost
  *	STEP_DONE(w)			the frame becomes its caller, at ra
+ *	STEP_UNSIGNED(w, ra)		a signed return address without its signature; who does not define it keeps UNSPOOL_ADDRESS
  *	STEP_LEB			how many bytes a LEB128 may have, trailing ones without meaning included
  *	STEP_PART			before functions that are not inline
  *
@@ -33,6 +34,10 @@
 #define UNSPOOL_STEP_H
 
 #define STEP_INLINE static inline __attribute__((always_inline))
+
+#ifndef STEP_UNSIGNED
+#define STEP_UNSIGNED(w, ra) ((ra) & UNSPOOL_ADDRESS)
+#endif
 
 #ifndef STEP_SELF
 #define STEP_SELF
@@ -507,7 +512,7 @@ STEP_INLINE int step_wide(STEP_RUN *w, uint64_t room, MACHINE(SET) keep)
 	if (w->ra_outcome != UNSPOOL_OK)
 		return w->ra_outcome;
 	if (flags & (UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))
-		w->ra &= UNSPOOL_ADDRESS;
+		w->ra = STEP_UNSIGNED(w, w->ra);
 	i = MACHINE(SLOT)(w->ra_column);
 	if (!MACHINE(RA_IN_REG) && i < MACHINE(SLOTS)) /* it is the program counter */
 		STEP_SET(w, i, w->ra, 0);

@@ -12,7 +12,8 @@
  *
  * Memory of the process that is walked is read by UNSPOOL_LOAD(ctx, addr, to), which the program defines: it reads
  * eight bytes at addr into *to and returns nonzero; or returns 0 where there are none. Without it there is no
- * unspool_table_apply.
+ * unspool_table_apply. A program that knows how many bits of a signed return address its process means (AArch64: 52,
+ * or PTRACE_GETREGSET's NT_ARM_PAC_MASK) defines UNSPOOL_UNSIGNED(ctx, ra), which is ra without its signature.
  */
 #ifndef UNSPOOL_TABLE_H
 #define UNSPOOL_TABLE_H
@@ -633,6 +634,10 @@ static inline uint64_t unspool_table_wide_at(const struct unspool_table *t, uint
 
 #ifdef UNSPOOL_LOAD
 
+#ifndef UNSPOOL_UNSIGNED
+#define UNSPOOL_UNSIGNED(ctx, ra) ((ra) & UNSPOOL_ADDRESS)
+#endif
+
 /*
  * A frame's registers, each with its location (rows.State). Slot i is lost if known lacks bit i; else at address
  * val[i] if in_mem has the bit; else in the snapshot's register val[i] if in_reg has it; else it is val[i].
@@ -727,11 +732,15 @@ static inline uint64_t unspool_table_mask(const struct unspool_table *t, uint64_
 #define PLAIN_RA_IS_PC !(r->t->traits & UNSPOOL_TRAIT_RA_IN_REG)
 #define PLAIN_GET(slot, to) unspool_state_get(s, slot, ctx, to)
 #define PLAIN_LOAD(addr, to) UNSPOOL_LOAD(ctx, addr, to)
+#define PLAIN_UNSIGNED(ra) UNSPOOL_UNSIGNED(ctx, ra)
 #define PLAIN_PLACED(set) s->in_reg &= ~(set)
 #ifdef __GNUC__
 #define PLAIN_RARE(x) __builtin_expect(!!(x), 0)
 #else
 #define PLAIN_RARE(x) (x)
+#endif
+#ifndef PLAIN_UNSIGNED
+#define PLAIN_UNSIGNED(ra) ((ra) & UNSPOOL_ADDRESS)
 #endif
 #define PLAIN_BIT(slot) ((PLAIN_SET)1 << (slot))
 #define PLAIN_AT(base, i) ((base) + (uint64_t)((int64_t)(int8_t)(PLAIN_SAVE(i)) * PLAIN_SCALE))
@@ -781,7 +790,7 @@ PLAIN_STEP
 		if (flags & UNSPOOL_PARTIAL)
 			keep = PLAIN_RA_IS_PC ? 0 : PLAIN_BIT(PLAIN_RA);
 		if (flags & (UNSPOOL_RA_SIGNED | UNSPOOL_RA_SIGN_PC))
-			ra &= UNSPOOL_ADDRESS;
+			ra = PLAIN_UNSIGNED(ra);
 	}
 	own = PLAIN_BIT(PLAIN_SP);
 	if (PLAIN_RA_IS_PC) {
@@ -824,6 +833,7 @@ PLAIN_STEP
 #undef PLAIN_GET
 #undef PLAIN_LOAD
 #undef PLAIN_PLACED
+#undef PLAIN_UNSIGNED
 
 /*
  * Turns the state of a frame whose rule is id into that of its caller. After anything but UNSPOOL_OK s is unchanged

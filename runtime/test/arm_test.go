@@ -43,6 +43,7 @@ var armStacks = []string{
 	`deep: look deep deep deep deep main`,
 	`called back: look compare( \S+)+ main`,
 	`alloca: look varied main`,
+	`tagged: tagged main`,
 	`vectors: look floats main`,
 	`signal: look handler <signal>( \S+)+ main`,
 	`leaf: look handler <signal> leaf faulting main`,
@@ -96,12 +97,15 @@ func walkArm(t *testing.T, library, name string, stacks []string, define ...stri
 	}
 }
 
-// TestArmMadeUp: a process that is made up has addresses of 48 bits, which qemu-user's own programs do not have; its registers are set.
+// TestArmMadeUp: a process that is made up has addresses of 48 or of 52 bits, which qemu-user's own programs do not have. Its registers are set, its
+// frames' return addresses are signed, and a frame pointer has a tag.
 func TestArmMadeUp(t *testing.T) {
 	prog := filepath.Join(t.TempDir(), "prog")
-	armBuild(t, append(append([]string{"-O2", "-static", "-I..", "-o", prog, "testdata/arm_remote.c"}, armSources(t, "remote")...), "-pthread")...)
-	if out, err := exec.Command("qemu-aarch64", "-cpu", "max", prog).CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
+	for _, code := range []string{"0xaaaab0000000", "0xfaaaab0000000"} {
+		armBuild(t, append(append([]string{"-O2", "-static", "-I..", "-DCODE=" + code + "ull", "-o", prog, "testdata/arm_remote.c"}, armSources(t, "remote")...), "-pthread")...)
+		if out, err := exec.Command("qemu-aarch64", "-cpu", "max", prog).CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", code, err, out)
+		}
 	}
 }
 

@@ -1,14 +1,15 @@
 /*
  * The drop-in for any process, for AArch64, on a process that is made up: its addresses are where the kernel puts programs and stacks, beyond
- * those of qemu-user. Says what is wrong.
+ * those of qemu-user. CODE is where its program is. Says what is wrong.
  */
 #include "space.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define CODE 0xaaaab0000000ull
 #define STACK 0xfffff0000000ull
+#define SIGNATURE (CODE >> 48 ? 5ull << 52 : 0x55ull << 48)
+#define TAG (0x5aull << 56)
 enum { WORDS = 64 };
 
 static uint64_t stack[WORDS], regs[US_SLOTS];
@@ -91,10 +92,18 @@ int main(void)
 {
 	unw_accessors_t acc = {.find_proc_info = find_proc_info, .get_dyn_info_list_addr = no_list, .access_mem = access_mem, .access_reg = access_reg, .resume = resume};
 	struct us_rule leaf = {.kind = US_KIND_REG, .reg = US_SP, .off = 0};
+	/* x29 and x30 at the frame pointer, x30 signed */
+	struct us_rule framed = {.kind = US_KIND_REG, .reg = US_FP, .off = 16, .flags = US_SIGNED};
 	unw_save_loc_t loc;
 	unw_addr_space_t as = U(create_addr_space)(&acc, 0);
 	unw_cursor_t c;
 
+	for (unsigned i = 0; i < MACHINE(N_SAVES); i++) {
+		if (us_save_slot[i] != US_FP && us_save_slot[i] != US_RA)
+			continue;
+		framed.mask |= 1u << i;
+		framed.saves[i] = us_save_slot[i] == US_FP ? -2 : -1;
+	}
 	/* Two frame records, of functions without unwind information. */
 	stack[4] = STACK + 8 * 8;
 	stack[5] = CODE + 0x100;
@@ -129,5 +138,26 @@ int main(void)
 	IS("pc", get(&c, UNW_PC), CODE + 0x400);
 	IS("get_save_loc", U(get_save_loc)(&c, UNW_PC, &loc), 0);
 	IS("where the program counter is", (unsigned)loc.type, UNW_SLT_NONE);
+
+	/* A signature is in the bits that an address does not have: here those above 52, or above 48. */
+	stack[5] = (CODE + 0x100) | SIGNATURE;
+	stack[9] = (CODE + 0x500) | SIGNATURE;
+	regs[US_PC] = CODE + 0x40;
+	regs[US_SP] = STACK;
+	regs[US_FP] = STACK + 4 * 8;
+	IS("init", U(init_remote)(&c, as, NULL), 0);
+	IS("to a signed address", U(step)(&c), 1);
+	IS("pc", get(&c, UNW_PC), CODE + 0x100);
+	IS("by a rule", U(apply_reg_state)(&c, &framed), 1);
+	IS("pc", get(&c, UNW_PC), CODE + 0x500);
+
+	/* Memory is read, and written, by an address whose high byte has a tag. */
+	regs[US_FP] |= TAG;
+	IS("init", U(init_remote)(&c, as, NULL), 0);
+	IS("from a frame with a tag", U(apply_reg_state)(&c, &framed), 1);
+	IS("pc", get(&c, UNW_PC), CODE + 0x100);
+	IS("fp", get(&c, US_FP), STACK + 8 * 8);
+	IS("set_reg fp", U(set_reg)(&c, US_FP, 1), 0);
+	IS("the frame pointer", stack[4], 1);
 	return wrong;
 }

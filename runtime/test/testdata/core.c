@@ -100,6 +100,7 @@ int main(void)
 				memset(&s, 0, sizeof s);
 				s.pc = q.s.pc;
 				s.cfa = q.s.cfa;
+				s.bits = q.seed & 1 && !US_RA_IS_PC ? US_MAX_BITS : US_SIGNED_BITS;
 				s.known = (us_set)q.s.known;
 				s.in_mem = (us_set)q.s.in_mem;
 				s.in_reg = (us_set)q.s.in_reg;

@@ -136,6 +136,19 @@ OWN int varied(int n) /* a frame of a size of its own, found by the frame pointe
 	return room[0];
 }
 
+OWN int tagged(int n) /* its frame pointer has a tag, as a stack that MTE or a sanitizer tags: memory is read by it */
+{
+	volatile char *room = __builtin_alloca((size_t)n);
+	ucontext_t uc;
+
+	room[0] = 1;
+	memset(&uc, 0, sizeof uc);
+	CONTEXT(&uc);
+	uc.uc_mcontext.regs[29] |= (uint64_t)0x5a << 56;
+	walk("tagged", &uc, 0);
+	return room[0];
+}
+
 OWN double floats(double a) /* saves d8 and more */
 {
 	register double x __asm__("d8") = a, y __asm__("d9") = a + 1;
@@ -231,7 +244,8 @@ static void named(uint64_t pc, char *to)
 	static const struct {
 		void *at;
 		const char *name;
-	} all[] = {{walk, "walk"}, {look, "look"}, {deep, "deep"}, {compare, "compare"}, {varied, "varied"}, {floats, "floats"}, {handler, "handler"},
+	} all[] = {{walk, "walk"}, {look, "look"}, {deep, "deep"}, {compare, "compare"}, {varied, "varied"}, {tagged, "tagged"},
+		{floats, "floats"}, {handler, "handler"},
 		{leaf, "leaf"}, {faulting, "faulting"}, {thread, "thread"}, {inner, "inner"}, {middle, "middle"}, {outer, "outer"}, {main, "main"}};
 	uint64_t best = 1024;
 
@@ -253,6 +267,7 @@ int main(void)
 	deep(3);
 	qsort(a, 3, sizeof *a, compare);
 	varied(1000);
+	tagged(1000);
 	floats(2);
 	sigaction(SIGUSR1, &sa, NULL);
 	sigaction(SIGSEGV, &sa, NULL);
