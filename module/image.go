@@ -198,8 +198,32 @@ func Map(f *os.File) (*Image, error) {
 		img.file = nil
 	}
 	img.holders.Store(1)
-	img.unmap = func() error { return unix.Munmap(b) }
+	mapped.mu.Lock()
+	defer mapped.mu.Unlock()
+	mapped.files[img] = b
+	img.unmap = func() error {
+		mapped.mu.Lock()
+		defer mapped.mu.Unlock()
+		delete(mapped.files, img)
+		return unix.Munmap(b)
+	}
 	return img, nil
+}
+
+// mapped has all files that are mapped. Under its lock, none is unmapped.
+var mapped = struct {
+	mu    sync.Mutex
+	files map[*Image][]byte
+}{files: map[*Image][]byte{}}
+
+// ReleasePages gives back the pages of all mapped files that were read. Who reads one again gets it from the kernel's page cache: what is read once, to
+// make a table, does not stay in this process's memory as long as the file is open. It is safe for concurrent use.
+func ReleasePages() {
+	mapped.mu.Lock()
+	defer mapped.mu.Unlock()
+	for _, b := range mapped.files {
+		_ = unix.Madvise(b, unix.MADV_DONTNEED)
+	}
 }
 
 // Guard runs f and returns its error. A read beyond the end of a truncated mapped file becomes an error, too. Goroutines that f starts are

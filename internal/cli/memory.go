@@ -35,15 +35,20 @@ const (
 
 // Trim gives memory back that is not needed any more, after first, and then each time after twice as long, up to lastTrim, until stop is
 // called. The start of a recording of the whole machine reads all its programs; then little is allocated, so the garbage of the start would
-// stay for minutes: twice what is in use.
-func Trim(first time.Duration) (stop func()) {
+// stay for minutes: twice what is in use. pages is called after each first, because programs come all the time: it gives back pages of files.
+func Trim(first time.Duration, pages func()) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		for d := first; ; d = min(2*d, lastTrim) {
+		for d, left := first, first; ; {
 			select {
-			case <-time.After(d):
-				debug.FreeOSMemory()
+			case <-time.After(first):
+				pages()
+				if left -= first; left <= 0 {
+					debug.FreeOSMemory()
+					d = min(2*d, lastTrim)
+					left = d
+				}
 			case <-end:
 				return
 			}

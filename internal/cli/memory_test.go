@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"runtime"
 	"runtime/debug"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -67,7 +68,8 @@ func TestTrim(t *testing.T) {
 	debug.FreeOSMemory()
 	least := held()
 	litter()
-	stop := Trim(10 * time.Millisecond)
+	var pages atomic.Int32
+	stop := Trim(10*time.Millisecond, func() { pages.Add(1) })
 	for turn := range 2 {
 		for end := time.Now().Add(time.Minute); held() > least+8<<20; time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
@@ -79,10 +81,14 @@ func TestTrim(t *testing.T) {
 		}
 	}
 	stop()
+	if pages.Load() < 2 {
+		t.Errorf("pages are given back %d times", pages.Load())
+	}
 	var was, is runtime.MemStats
 	runtime.ReadMemStats(&was)
+	wasPages := pages.Load()
 	time.Sleep(200 * time.Millisecond)
-	if runtime.ReadMemStats(&is); is.NumForcedGC != was.NumForcedGC {
+	if runtime.ReadMemStats(&is); is.NumForcedGC != was.NumForcedGC || pages.Load() != wasPages {
 		t.Error("memory is given back after the stop")
 	}
 }

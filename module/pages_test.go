@@ -1,0 +1,79 @@
+package module
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"unsafe"
+)
+
+// resident returns how many KiB of the mapping that begins at b are in this process's memory.
+func resident(t *testing.T, b []byte) (kb int) {
+	t.Helper()
+	smaps, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, ok := strings.Cut(string(smaps), fmt.Sprintf("\n%x-", uintptr(unsafe.Pointer(unsafe.SliceData(b)))))
+	_, rest, found := strings.Cut(rest, "\nRss:")
+	if _, err := fmt.Sscan(rest, &kb); !ok || !found || err != nil {
+		t.Fatalf("the mapping is not in smaps: %v", err)
+	}
+	return kb
+}
+
+// TestReleasePages: what was read of a file does not stay in memory, and can be read again.
+func TestReleasePages(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile(exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := Open(exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	if !bytes.Equal(img.b, want) {
+		t.Fatal("the image is not the file")
+	}
+	if kb := resident(t, img.b); kb<<10 < len(want)/2 {
+		t.Fatalf("%d KiB of %d bytes that were read are in memory", kb, len(want))
+	}
+	ReleasePages()
+	if kb := resident(t, img.b); kb != 0 {
+		t.Errorf("%d KiB stay", kb)
+	}
+	if !bytes.Equal(img.b, want) {
+		t.Error("the image is not the file any more")
+	}
+	// Others open and close files meanwhile.
+	before := len(mapped.files)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 100 {
+				img, err := Open(exe)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				ReleasePages()
+				if !bytes.Equal(img.b[:1<<16], want[:1<<16]) {
+					t.Error("another image is not the file")
+				}
+				img.Close()
+			}
+		})
+	}
+	wg.Wait()
+	if n := len(mapped.files); n != before {
+		t.Errorf("%d files are mapped, %d before", n, before)
+	}
+}
