@@ -176,6 +176,7 @@ func (d *Decoder) layout(raw []byte) (*layout, int) {
 		id = binary.LittleEndian.Uint64(raw[l.id:])
 	} else {
 		pos := max(l.tIdent, l.tID)
+		raw := withoutRest(raw, l.trailer)
 		if pos < 0 || headerSize+l.trailer > len(raw) {
 			return l, 0
 		}
@@ -204,6 +205,7 @@ func (d *Decoder) when(raw []byte) (time uint64, pid, tid int32, ok bool) {
 		return
 	}
 	if binary.LittleEndian.Uint32(raw) != RecordSample {
+		raw = withoutRest(raw, l.trailer)
 		if at := len(raw) - l.trailer + l.tTime; l.tTime >= 0 && headerSize+l.trailer <= len(raw) {
 			time = binary.LittleEndian.Uint64(raw[at:])
 			ok = true
@@ -220,6 +222,29 @@ func (d *Decoder) when(raw []byte) (time uint64, pid, tid int32, ok bool) {
 		time, ok = binary.LittleEndian.Uint64(raw[l.time:]), true
 	}
 	return
+}
+
+// withoutRest cuts off what the kernel can leave behind a KSYMBOL or BPF_EVENT record. Where several events on a processor ask for these, Linux adds
+// the trailer's size to the record's before each, and takes it off behind none (perf_event_ksymbol_output and perf_event_bpf_output in
+// kernel/events/core.c): from the second event on, the record ends with what the ring held before.
+func withoutRest(raw []byte, trailer int) []byte {
+	const fixed = headerSize + 16
+	if len(raw) < fixed {
+		return raw
+	}
+	end := fixed
+	switch binary.LittleEndian.Uint32(raw) {
+	case RecordKsymbol:
+		name := bytes.IndexByte(raw[fixed:], 0)
+		if name < 0 {
+			return raw
+		}
+		end += name&^7 + 8
+	case RecordBPFEvent:
+	default:
+		return raw
+	}
+	return raw[:min(len(raw), end+trailer)]
 }
 
 // A fields reads the fields of a record in turn. After the first that reaches beyond the record, all are 0.
@@ -283,6 +308,7 @@ func (d *Decoder) Decode(raw []byte, r *Record) error {
 	if r.Type == RecordSample {
 		decodeSample(l, &f, r)
 	} else {
+		f.b = withoutRest(raw, l.trailer)[headerSize:]
 		if l.trailer > len(f.b) {
 			return errShort
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/bits"
 	"os"
 	"os/exec"
 	"runtime"
@@ -229,6 +230,9 @@ func (r *Recorder) openCode(sampling *source.Attr) {
 			return
 		}
 		r.code = append(r.code, fd)
+	}
+	for _, g := range r.rings {
+		g.trailer = 8 * uint64(bits.OnesCount64(a.SampleType)) // each is a word
 	}
 }
 

@@ -1,6 +1,7 @@
 package perfevent
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ type ring struct {
 	mem        []byte  // the mapping; nil in tests
 	head, tail *uint64 // written by the kernel, by us
 	data       []byte
+	trailer    uint64 // what KSYMBOL records end with, in bytes; 0: there are none
 }
 
 // Where struct perf_event_mmap_page has its fields.
@@ -63,7 +65,7 @@ func (r *ring) copyTo(to []byte, at uint64) {
 // of the size asked for, and gives their room back to the kernel as it goes. After an error the ring is empty.
 //
 // stack is how much of the stack samples hold, as their last field. The kernel writes it in full even if the stack
-// ends earlier: that part is left out, up to a word that shows that the stack has ended.
+// ends earlier: that part is left out, up to a word that shows that the stack has ended. So is what KSYMBOL records have too much.
 func (r *ring) drain(stack uint32, space func(size int) []byte) (n uint64, err error) {
 	head, tail := atomic.LoadUint64(r.head), *r.tail
 	if head-tail > uint64(len(r.data)) {
@@ -80,7 +82,11 @@ func (r *ring) drain(stack uint32, space func(size int) []byte) (n uint64, err e
 			atomic.StoreUint64(r.tail, head)
 			return n, fmt.Errorf("ring buffer: %w: a record of %d bytes, with %d to come", source.ErrMalformed, size, head-tail)
 		}
-		if keep := r.stackEnd(typ, tail, size, uint64(stack)); keep < uint64(stack) {
+		if short := r.symbolEnd(typ, tail, size); short < size {
+			to := space(int(short))
+			r.copyTo(to, tail)
+			binary.LittleEndian.PutUint16(to[6:], uint16(short))
+		} else if keep := r.stackEnd(typ, tail, size, uint64(stack)); keep < uint64(stack) {
 			short := size - uint64(stack) + keep
 			to := space(int(short))
 			r.copyTo(to[:short-8], tail)
@@ -104,4 +110,21 @@ func (r *ring) stackEnd(typ, at, size, stack uint64) uint64 {
 		return stack
 	}
 	return min(stack, r.word(at+size-8)&^7+16)
+}
+
+// symbolEnd returns the size of a record without what the kernel leaves behind a KSYMBOL record: see source.Decoder. A program's symbol with
+// another one's bytes in the place of its time would put the order of all records wrong.
+func (r *ring) symbolEnd(typ, at, size uint64) uint64 {
+	if typ != source.RecordKsymbol || r.trailer == 0 {
+		return size
+	}
+	const name = recordHeader + 16
+	for end := uint64(name); end+8+r.trailer < size; end += 8 {
+		var w [8]byte
+		r.copyTo(w[:], at+end)
+		if bytes.IndexByte(w[:], 0) >= 0 {
+			return end + 8 + r.trailer
+		}
+	}
+	return size
 }

@@ -233,3 +233,29 @@ func TestForked(t *testing.T) {
 		}
 	}
 }
+
+// TestRingSymbols: KSYMBOL records whose size the kernel has counted too high come as they would be, in rings that wrap around inside of them.
+func TestRingSymbols(t *testing.T) {
+	dec := source.NewDecoder()
+	attr := &source.Attr{SampleType: source.SampleTID | source.SampleTime | source.SampleCPU, Flags: source.FlagSampleIDAll | source.FlagKsymbol}
+	dec.AddAttr(attr, nil, "")
+	for n := range 40 {
+		k := newKernelSide(4096, uint64(4096-8*n))
+		k.trailer = 24
+		name := bytes.Repeat([]byte{'s'}, n)
+		want := dec.Append(nil, 0, &source.Record{Type: source.RecordKsymbol, Time: 77, PID: 5, TID: 6, CPU: 1, Addr: 1 << 63, Len: 8, SymbolType: source.SymbolBPF, Symbol: name})
+		for rest := 0; rest < 4*24; rest += 24 {
+			long := append(bytes.Clone(want), bytes.Repeat([]byte{0xee}, rest)...)
+			binary.LittleEndian.PutUint16(long[6:], uint16(len(long)))
+			k.put(long)
+			var r source.Record
+			if err := dec.Decode(long, &r); err != nil || r.Time != 77 || r.PID != 5 || r.CPU != 1 || !bytes.Equal(r.Symbol, name) {
+				t.Errorf("%d bytes behind it: %v, %+v", rest, err, r)
+			}
+			var got []byte
+			if _, err := k.drain(512, func(n int) []byte { got = make([]byte, n); return got }); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("a name of %d bytes, and %d behind the record: %v\n got %x\nwant %x", n, rest, err, got, want)
+			}
+		}
+	}
+}
