@@ -1,6 +1,9 @@
 package record
 
 import (
+	"strings"
+
+	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfevent"
 )
@@ -25,6 +28,26 @@ const (
 	FewerTasks            // to record
 	MoreMemory            // of the kernel, for tables
 )
+
+// repaired says what a recorder read from /proc because no record had told of it; "" if there is nothing.
+func repaired(r *source.Repairs) string {
+	var parts []string
+	for _, p := range []struct {
+		n         uint64
+		one, many string
+	}{
+		{r.Processes, "process", "processes"}, {r.Mappings, "mapping", "mappings"}, {r.Gone, "mapping that had gone", "mappings that had gone"},
+		{r.Names, "name", "names"},
+	} {
+		if p.n > 0 {
+			parts = append(parts, profile.Count(p.n, p.one, p.many))
+		}
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return "read from /proc, because their records were lost: " + strings.Join(parts, ", ")
+}
 
 // recordLess returns a note with the advice to record less, by what the events take.
 func recordLess(text string, events []source.Event) Note {

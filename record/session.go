@@ -204,6 +204,9 @@ func (s *Session) Notes() []Note {
 	if n := st.Lost + st.LostSamples; n > 0 {
 		out = append(out, recordLess(profile.Count(n, "record was lost", "records were lost"), s.in.Decoder().Events()))
 	}
+	if note := repaired(&st.Repairs); note != "" {
+		say("%s", note)
+	}
 	if st.Adrift > 0 {
 		say("%s left out, of processes whose start may be among the lost records: some may belong to this recording", profile.Count(st.Adrift, "sample was", "samples were"))
 	}

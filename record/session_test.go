@@ -30,6 +30,22 @@ func TestRecordLess(t *testing.T) {
 }
 
 // TestCuts: what is said of waits that are longer than they look is what was seen of them.
+func TestRepaired(t *testing.T) {
+	for _, c := range []struct {
+		r    source.Repairs
+		want string
+	}{
+		{source.Repairs{}, ""},
+		{source.Repairs{Mappings: 1}, "read from /proc, because their records were lost: 1 mapping"},
+		{source.Repairs{Mappings: 1900, Gone: 1, Processes: 2, Names: 1},
+			"read from /proc, because their records were lost: 2 processes, 1,900 mappings, 1 mapping that had gone, 1 name"},
+	} {
+		if got := repaired(&c.r); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.r, got, c.want)
+		}
+	}
+}
+
 func TestCuts(t *testing.T) {
 	for _, c := range []struct {
 		misc []uint16

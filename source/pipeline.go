@@ -119,6 +119,7 @@ type Stats struct {
 	Compat      uint64 // samples of 32-bit code, whose stacks are not walked
 	Undeferred  uint64 // samples whose deferred callchain never came
 	Dropped     uint64 // mappings and threads beyond what a World holds
+	Repairs     Repairs
 	Stops       [unwind.NumStops]uint64
 	First, Last uint64 // least and greatest time of a delivered sample, ns
 }
@@ -208,6 +209,7 @@ func Run(ctx context.Context, in RecordStream, o Options) (Stats, error) {
 	wg.Wait()
 	st.add(&rd.stats)
 	st.Dropped = rd.world.Dropped()
+	st.Repairs.add(&rd.world.repairs)
 	if rd.lostSum > st.Lost {
 		st.LostSamples += rd.lostSum - st.Lost
 	}
@@ -310,6 +312,7 @@ func (s *Stats) add(t *Stats) {
 	s.Orphans += t.Orphans
 	s.Compat += t.Compat
 	s.Undeferred += t.Undeferred
+	s.Repairs.add(&t.Repairs)
 	for i := range s.Stops {
 		s.Stops[i] += t.Stops[i]
 	}
@@ -461,6 +464,10 @@ func (rd *reader) one(e *entry) {
 		}
 	case RecordThrottle:
 		rd.stats.Throttled++
+	case RecordFork:
+		if r.Misc&MiscAgain != 0 {
+			rd.stats.Repairs.Processes++
+		}
 	}
 	if r.Type == 0 || r.Type > RecordCallchainDeferred {
 		rd.stats.Unknown++

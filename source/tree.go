@@ -66,7 +66,7 @@ func (m *Members) Apply(r *Record) bool {
 	}
 	switch r.Type {
 	case RecordComm:
-		if r.Exec() && r.PID == m.tree.root.Load() {
+		if (r.Exec() || r.Misc&MiscAgain != 0) && r.PID == m.tree.root.Load() {
 			m.pids[r.PID] = true
 		}
 	case RecordFork:

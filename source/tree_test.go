@@ -31,6 +31,9 @@ func TestMembers(t *testing.T) {
 		{Record{Type: RecordExit, PID: 13, PPID: 1}, false},
 		{Record{Type: RecordLost, PID: 13, Lost: 1}, true},
 		{Record{Type: RecordExit, PID: 14, PPID: 1}, true},
+		{Record{Type: RecordFork, Misc: MiscForkExec | MiscAgain, PID: 15, PPID: 14}, true},
+		{Record{Type: RecordComm, Misc: MiscAgain, PID: 15}, true},
+		{Record{Type: RecordComm, Misc: MiscAgain, PID: 16}, false},
 	} {
 		if has := m.Apply(&c.r); has != c.has {
 			t.Errorf("record %d, %+v: %v", i, c.r, has)
@@ -38,6 +41,9 @@ func TestMembers(t *testing.T) {
 	}
 	if !m.Has(10) || !m.Has(14) || m.Has(12) || m.Has(13) || m.Has(1) {
 		t.Errorf("%v", m.pids)
+	}
+	if m = tree.Members(); !m.Apply(&Record{Type: RecordComm, Misc: MiscAgain, PID: 10}) { // its execve was lost
+		t.Error("a command that was read again is not in its tree")
 	}
 	m = NewTree([]int32{20, 21}).Members()
 	for i, c := range []struct {

@@ -18,6 +18,9 @@ import (
 // MiscCommExec), and keeps them after it has exited until its number is used again: the kernel can still sample
 // a thread that has reported its end. A new mapping replaces whatever lay there. The kernel reports no munmap, so
 // an address can look mapped for longer than it was.
+//
+// Where records were lost, a recorder reads /proc again. It writes a COMM record with MiscAgain of the process's first thread, and behind it MMAP2
+// records of all executable mappings: these are the process's mappings from then on, and no others.
 type World struct {
 	mods  func(path, buildID string) *unwind.Module
 	files map[fileID]weak.Pointer[unwind.Module] // those that something else still has
@@ -34,6 +37,7 @@ type World struct {
 
 	gone    []int32 // TIDs that have exited, oldest first
 	dropped uint64
+	repairs Repairs
 }
 
 // A fileID tells files apart: a path can name another file later.
@@ -64,6 +68,7 @@ type proc struct {
 	pid     int32
 	image   *image
 	pending []mapping
+	anew    bool // pending is all that there is, and image what there was
 	threads int
 	gone    int  // of them, that have exited
 	orphan  bool // its beginning is not in the recording
@@ -143,6 +148,21 @@ func (w *World) Process(pid int32) (space *unwind.Space, alive bool) {
 	return w.freeze(p).Space, p.threads > p.gone
 }
 
+// Repairs count what records with MiscAgain brought, and no record before them had told.
+type Repairs struct {
+	Mappings  uint64 // that were not known, or not as they are
+	Gone      uint64 // mappings that were there no more
+	Processes uint64 // of a Tree, whose start was not known
+	Names     uint64 // of threads
+}
+
+func (r *Repairs) add(t *Repairs) {
+	r.Mappings += t.Mappings
+	r.Gone += t.Gone
+	r.Processes += t.Processes
+	r.Names += t.Names
+}
+
 // Dropped returns the number of mappings and threads beyond the World's limits.
 func (w *World) Dropped() uint64 { return w.dropped }
 
@@ -218,7 +238,7 @@ func (w *World) assign(p *proc, im *image) {
 	if p.image != nil {
 		w.drop(p.image)
 	}
-	p.image, p.pending = im, nil
+	p.image, p.pending, p.anew = im, nil, false
 }
 
 func (w *World) drop(im *image) {
@@ -247,7 +267,20 @@ func (w *World) comm(r *Record) {
 	if t == nil {
 		return
 	}
+	known := t.comm
 	t.comm = w.intern(r.Comm)
+	if r.Misc&MiscAgain != 0 {
+		if known != t.comm && known != unnamed(r.TID) {
+			w.repairs.Names++
+		}
+		if t.gone { // it was another one of this number
+			t.gone = false
+			p.gone--
+		}
+		if r.PID == r.TID {
+			p.pending, p.anew, p.orphan = nil, true, false
+		}
+	}
 	if r.Exec() {
 		w.assign(p, w.empty)
 		p.orphan = false
@@ -341,7 +374,7 @@ func (w *World) mmap(r *Record) {
 		return
 	}
 	p.pending = append(p.pending, m)
-	if len(p.pending) >= maxPending {
+	if len(p.pending) >= maxPending && (!p.anew || len(p.pending) >= MaxMappings) {
 		w.freeze(p)
 	}
 }
@@ -375,10 +408,13 @@ func (p *proc) hides(m *mapping) bool {
 
 // freeze returns p's image with all that is pending.
 func (w *World) freeze(p *proc) *image {
-	if len(p.pending) == 0 {
+	if len(p.pending) == 0 && !p.anew {
 		return p.image
 	}
-	old := p.image.Space
+	old, was := p.image.Space, p.image.Space
+	if p.anew {
+		old = w.empty.Space
+	}
 	owner, most := w.owns(p.pid)
 	left := min(maxTotal-w.total, most-w.owned[owner]) - len(old.Mappings()) // where others have the old image, it stays
 	room := min(left, MaxMappings-len(old.Mappings()))
@@ -396,9 +432,13 @@ func (w *World) freeze(p *proc) *image {
 			w.dropped++
 			continue
 		}
-		e.Module = w.module(m.file)
+		if is := was.Find(e.Lo); p.anew && is != nil && is.Hi > e.Lo && is.FileOff(e.Lo) == e.Off && m.file.names(is.Module) {
+			e.Module = is.Module
+		} else {
+			e.Module = w.module(m.file)
+		}
 		e.Module.Mapped(p.pid)
-		if len(edits) == 0 {
+		if len(edits) == 0 && !p.anew {
 			if is := old.Find(e.Lo); is != nil && *is == e {
 				continue
 			}
@@ -406,14 +446,48 @@ func (w *World) freeze(p *proc) *image {
 		edits = append(edits, e)
 		room--
 	}
-	p.pending = nil
-	if len(edits) > 0 {
-		im := &image{Space: old.Overlay(edits), owner: owner}
+	anew := p.anew
+	p.pending, p.anew = nil, false
+	if len(edits) > 0 || anew {
+		next := old.Overlay(edits)
+		if anew && !w.repaired(was, next) {
+			return p.image
+		}
+		im := &image{Space: next, owner: owner}
 		w.total += len(im.Mappings())
 		w.owned[owner] += len(im.Mappings())
 		w.assign(p, im)
 	}
 	return p.image
+}
+
+// names says whether m is the module of a mapped file, as far as /proc/PID/maps tells: there a deleted file's name ends otherwise, and no file
+// has a generation.
+func (f *fileID) names(m *unwind.Module) bool {
+	const deleted = " (deleted)"
+	return f.buildID == m.BuildID && strings.TrimSuffix(f.path, deleted) == strings.TrimSuffix(m.Path, deleted)
+}
+
+// repaired counts how what there is differs from what was known, and says whether it does.
+func (w *World) repaired(was, is *unwind.Space) bool {
+	missing := func(of, in *unwind.Space) (n uint64) {
+		for i := range of.Mappings() {
+			m := &of.Mappings()[i]
+			for at := m.Lo; at < m.Hi; {
+				same := in.Find(at)
+				if same == nil || same.Module != m.Module || same.FileOff(at) != m.FileOff(at) {
+					n++
+					break
+				}
+				at = same.Hi
+			}
+		}
+		return n
+	}
+	found, gone := missing(is, was), missing(was, is)
+	w.repairs.Mappings += found
+	w.repairs.Gone += gone
+	return found+gone > 0
 }
 
 // owns returns the user that a process runs as, and how many mappings are kept for one. Root's are bounded together with all others.

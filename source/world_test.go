@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -43,7 +44,7 @@ func (m *model) apply(r *Record) {
 			}
 		}
 	case RecordComm:
-		if r.Exec() {
+		if r.Exec() || r.Misc&MiscAgain != 0 {
 			m.procs[r.PID] = new([modelPages]string)
 		}
 		m.threads[r.TID] = modelThread{r.PID, string(r.Comm)}
@@ -75,7 +76,26 @@ func TestWorld(t *testing.T) {
 		for step := range 120 {
 			pid := leaders[rnd.IntN(len(leaders))]
 			time := uint64(step + 2)
-			switch k := rnd.IntN(20); {
+			switch k := rnd.IntN(21); {
+			case k == 20: // read again: what there is, or something else
+				_, was := w.Thread(pid, pid)
+				has, same := *m.pages(pid), rnd.IntN(2) == 0
+				apply(&Record{Type: RecordComm, Misc: MiscAgain, PID: pid, TID: pid, Time: time, Comm: fmt.Append(nil, "again", step)})
+				for i, page := range has {
+					if !same && rnd.IntN(4) == 0 {
+						page = []string{"", "/d+0x0", "/a+0x1000"}[rnd.IntN(3)]
+					}
+					name, off, _ := strings.Cut(page, "+")
+					at, _ := strconv.ParseUint(off, 0, 64)
+					if name != "" {
+						apply(&Record{Type: RecordMmap2, Misc: MiscAgain, PID: pid, TID: pid, Time: time, Addr: uint64(i) * 4096, Len: 4096, Pgoff: at,
+							Prot: 1 | ProtExec, Filename: []byte(name)})
+					}
+				}
+				before := w.repairs
+				if _, is := w.Thread(pid, pid); same && (is != was || w.repairs != before) {
+					t.Fatalf("seed %d: %d has other mappings, and is the same: %+v\n%s", seed, pid, w.repairs, strings.Join(log, "\n"))
+				}
 			case k < 11:
 				lo := uint64(rnd.IntN(modelPages))
 				n := min(uint64(1+rnd.IntN(8)), modelPages-lo)

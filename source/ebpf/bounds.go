@@ -57,6 +57,9 @@ func (b *bounds) admits(raw []byte, now uint64) bool {
 	pid := int32(binary.LittleEndian.Uint32(raw[8:]))
 	switch binary.LittleEndian.Uint32(raw) {
 	case source.RecordMmap, source.RecordMmap2:
+		if binary.LittleEndian.Uint16(raw[4:])&source.MiscAgain != 0 {
+			return !b.out[pid] // not the process's doing
+		}
 	case source.RecordComm:
 		if binary.LittleEndian.Uint16(raw[4:])&source.MiscCommExec != 0 {
 			delete(b.out, pid)

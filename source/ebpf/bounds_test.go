@@ -30,6 +30,19 @@ func TestBounds(t *testing.T) {
 	if f := b.taken(); !f[1<<23] || f[8] || len(b.taken()) != 0 {
 		t.Errorf("%v is flooded", f)
 	}
+	again := record(source.RecordMmap2, 9)
+	binary.LittleEndian.PutUint16(again[4:], source.MiscAgain)
+	for range maxRecords {
+		b.admits(again, 6)
+	}
+	if !b.admits(record(source.RecordMmap2, 9), 6) {
+		t.Error("what was read from /proc counts as the process's doing")
+	}
+	binary.LittleEndian.PutUint32(again[8:], 1<<23)
+	if b.admits(again, 6) {
+		t.Error("what was read from /proc of a process that is out is kept")
+	}
+	b.taken()
 	exec := record(source.RecordComm, 1<<23)
 	binary.LittleEndian.PutUint16(exec[4:], source.MiscCommExec)
 	if b.admits(exec, 2e9); !b.admits(record(source.RecordMmap2, 1<<23), 2e9) {

@@ -167,18 +167,26 @@ func (r *Recorder) attach(o *Options, p *plan) (start func() error, err error) {
 		std := cmp.Or(o.Files, &[3]*os.File{os.Stdin, os.Stdout, os.Stderr})
 		cmd := &exec.Cmd{Path: path, Args: o.Command, Stdin: std[0], Stdout: std[1], Stderr: std[2]}
 		start = func() error { return r.start(cmd) }
-		switch own := !o.All && len(o.PIDs)+len(o.TIDs) == 0; { // else it only ends the recording
-		case own && r.tree != nil:
+		if own := !o.All && len(o.PIDs)+len(o.TIDs) == 0; own { // else it only ends the recording
+			begin := start
+			if r.tree == nil {
+				a.Flags |= source.FlagDisabled | source.FlagEnableOnExec | source.FlagInherit
+				begin = func() error { return r.startRecorded(&a, cmd) }
+			}
 			start = func() error {
-				err := r.start(cmd)
+				err := begin()
 				if err == nil {
-					r.tree.Start(cmd.Process.Pid)
+					r.root = cmd.Process.Pid
+					r.scope.Start(r.root)
+					if r.tree != nil {
+						r.tree.Start(r.root)
+					}
 				}
 				return err
 			}
-		case own:
-			a.Flags |= source.FlagDisabled | source.FlagEnableOnExec | source.FlagInherit
-			return func() error { return r.startRecorded(&a, cmd) }, nil
+			if r.tree == nil {
+				return start, nil
+			}
 		}
 	}
 	a.Flags &^= source.FlagDisabled

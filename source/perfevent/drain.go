@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/source"
 )
 
@@ -22,9 +21,6 @@ const (
 
 // promptTime is how long at the beginning, when a command starts, records are looked at at once.
 const promptTime = 300 * time.Millisecond
-
-// againTime is how soon after each other the machine is looked at again.
-const againTime = time.Second
 
 // What an epoll event's data says, other than the number of a target.
 const (
@@ -73,16 +69,17 @@ func (r *Recorder) drainAll() {
 		}
 		r.queue.room(r.stop.Load)
 		wait = pollTime
+		if r.before != nil {
+			r.before()
+		}
 		if r.round() {
 			wait = soonTime
 			if time.Since(began) < promptTime {
 				wait = 1
 			}
 		}
-		if r.lacking > 1 {
-			r.lacking--
-		} else if r.lacking == 1 && time.Since(r.resumed) > againTime {
-			r.resume()
+		if r.again() {
+			wait = 1
 		}
 	}
 	r.enable(false)
@@ -107,26 +104,6 @@ func (r *Recorder) tellMissed() {
 		copy(r.space(len(lost)), lost)
 		r.flush()
 	}
-}
-
-// resume looks at the whole machine again after records have been lost: processes may have begun, and mapped files. What they did between is
-// not to be had.
-func (r *Recorder) resume() {
-	r.lacking, r.resumed = 0, time.Now()
-	if !r.all {
-		return
-	}
-	s := synth{dec: r.dec, ids: &r.ids, owned: map[uint32]int{}, ended: r.stop.Load}
-	pids, _ := procfs.Numbers("/proc")
-	for _, pid := range pids {
-		s.process(pid, nil)
-	}
-	for len(s.b) > 0 {
-		var raw []byte
-		raw, s.b = cutRecord(s.b)
-		copy(r.space(len(raw)), raw)
-	}
-	r.flush()
 }
 
 // poll waits until there is something to read, to end, or until so many milliseconds are over. Waiting is Go's own poller's: a
@@ -208,7 +185,10 @@ func (r *Recorder) flush() {
 		var raw []byte
 		raw, b = cutRecord(b)
 		r.records.Add(1)
-		r.ids.identify(raw)
+		made := binary.LittleEndian.Uint16(raw[4:])&source.MiscAgain != 0 // by a repair
+		if !made {
+			r.ids.identify(raw)
+		}
 		if r.program != nil {
 			r.program.Saw(raw)
 		}
@@ -218,14 +198,17 @@ func (r *Recorder) flush() {
 				binary.LittleEndian.PutUint64(raw[pastPeriod-8:], r.trigger.Period)
 			}
 		case source.RecordFork:
-			if len(r.direct) > 0 {
+			if len(r.direct) > 0 && !made {
 				r.forked(raw)
 			}
+			r.follow(raw)
+		case source.RecordComm:
+			r.follow(raw)
 		case source.RecordLost:
 			if len(raw) >= recordHeader+16 {
 				r.lost.Add(binary.LittleEndian.Uint64(raw[16:]))
 			}
-			r.lacking = 4 // Run keeps records for two rounds, to put them in order
+			r.repair.lose()
 		case source.RecordLostSamples:
 			if len(raw) >= recordHeader+8 {
 				r.lostSmp.Add(binary.LittleEndian.Uint64(raw[8:]))
@@ -235,6 +218,13 @@ func (r *Recorder) flush() {
 		}
 	}
 	r.out.flush()
+}
+
+// follow keeps up with which processes are recorded, where these are not all.
+func (r *Recorder) follow(raw []byte) {
+	if r.kin != nil && r.family && r.dec.Decode(raw, &r.rec) == nil {
+		r.kin.Apply(&r.rec)
+	}
 }
 
 // cutRecord splits the first record off. b has whole records.

@@ -51,7 +51,9 @@ type Options struct {
 	// Program, if not nil, handles events in the kernel, and makes samples of the events it chooses: see Program.
 	Program Program
 
-	narrow bool // a test's: events of the command's own, even where those of the processors may be opened
+	// Tests':
+	narrow bool   // events of the command's own, even where those of the processors may be opened
+	round  func() // is called before each round
 }
 
 // A Program is a BPF program that handles events in the kernel, with the reader of its results.
@@ -125,10 +127,15 @@ type Recorder struct {
 	readyConn syscall.RawConn
 	wake      int  // eventfd
 	unsettled bool // the last round had records
-	lacking   int  // records have been lost: so many rounds until those that were not have been applied
-	resumed   time.Time
-	all       bool   // the whole machine is recorded
-	missed    uint64 // records that found no room, as the events that are closed have counted them
+	repair    repair
+	before    func()          // Options.round; may be nil
+	all       bool            // the whole machine is recorded
+	scope     *source.Tree    // what is recorded, if not all
+	kin       *source.Members // the processes that are recorded, as records have told in the order of the rings; nil: all
+	family    bool            // what they start is recorded, too
+	root      int             // the command that is recorded; 0: none
+	rec       source.Record   // scratch
+	missed    uint64          // records that found no room, as the events that are closed have counted them
 	fault     error
 
 	tree    *source.Tree // not nil: only the command's samples count of those of all processors
@@ -170,7 +177,7 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 	r := &Recorder{
 		dec: source.NewDecoder(), machine: arch.Host(), queue: newBacklog(), drained: make(chan struct{}),
 		program: o.Program, exited: make(chan struct{}), direct: map[int32]attached{}, inherited: map[int32]bool{}, epoll: -1, wake: -1, tracing: -1,
-		ends: len(o.PIDs)+len(o.TIDs) > 0, all: o.All,
+		ends: len(o.PIDs)+len(o.TIDs) > 0, all: o.All, before: o.round,
 	}
 	if r.machine == nil {
 		return nil, fmt.Errorf("recording: %w on this machine", source.ErrUnsupported)
@@ -202,6 +209,11 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 		}
 	}
 	r.shape.StackSize = p.attr.SampleStackUser
+	if !o.All {
+		r.family = len(o.TIDs) == 0
+		r.scope = source.NewTree(leaders(append(o.PIDs[:len(o.PIDs):len(o.PIDs)], o.TIDs...)))
+		r.kin = r.scope.Members()
+	}
 
 	start, err := r.attach(&o, p)
 	if err != nil {

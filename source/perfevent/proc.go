@@ -53,11 +53,17 @@ type synth struct {
 	owned map[uint32]int // mappings, by user
 	ended func() bool    // nobody waits for the rest; nil: somebody does
 	code  bool           // records tell of code that the kernel makes
+	time  uint64         // of all records; 0: from before the recording
+	misc  uint16         // of all records
 }
 
 func (s *synth) stop() bool { return s.ended != nil && s.ended() }
 
-func (s *synth) add(rec *source.Record) { s.b = s.dec.Append(s.b, 0, rec) }
+func (s *synth) add(rec *source.Record) {
+	rec.Time = s.time
+	rec.Misc |= s.misc
+	s.b = s.dec.Append(s.b, 0, rec)
+}
 
 // process adds a process with its mappings and the given threads, or all. One that has ended and waits for its parent is left
 // out: nothing would say when it has gone.
@@ -92,11 +98,11 @@ func (s *synth) comm(pid, tid int) {
 	s.add(&source.Record{Type: source.RecordComm, PID: int32(pid), TID: int32(tid), Comm: bytes.TrimSuffix(b, []byte("\n"))})
 }
 
-// maps adds the executable mappings of a process.
-func (s *synth) maps(pid int) {
+// maps adds the executable mappings of a process. It says how many these are, and whether they are all there are.
+func (s *synth) maps(pid int) (n int, whole bool) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
-		return
+		return 0, false
 	}
 	defer f.Close()
 	lines := bufio.NewScanner(f)
@@ -106,10 +112,13 @@ func (s *synth) maps(pid int) {
 		left = min(left, source.MaxOwned-s.owned[owner])
 		defer func(most int) { s.owned[owner] += most - left }(left)
 	}
-	for left > 0 && !s.stop() && lines.Scan() {
+	for lines.Scan() {
 		m, ok := procfs.ParseMapping(lines.Bytes())
 		if !ok || m.Prot&source.ProtExec == 0 {
 			continue
+		}
+		if left <= 0 || s.stop() {
+			return n, false
 		}
 		rec := mapped(&m)
 		rec.PID, rec.TID = int32(pid), int32(pid)
@@ -117,8 +126,10 @@ func (s *synth) maps(pid int) {
 			rec.Misc |= source.MiscMmapBuildID
 		}
 		s.add(&rec)
+		n++
 		left--
 	}
+	return n, lines.Err() == nil
 }
 
 // mapped returns the record that the kernel would write of a mapping.

@@ -1,11 +1,14 @@
+#define _GNU_SOURCE
 // What the tests record. work MODE SECONDS, of processor time in each thread where it burns.
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -112,6 +115,42 @@ static void maps(const char *dir, int n) {
     }
 }
 
+// flood fills the ring of the processor that it stays on with records of mappings, when it is told to. Then it changes what it is: it unmaps
+// file 0, maps n more, starts a child with another name that maps one more, and both go on until stdin ends.
+static void flood(const char *dir, int n) {
+    void *gone = map_file(dir, 0);
+    puts("ready");
+    fflush(stdout);
+    char c;
+    if (read(0, &c, 1) != 1)
+        return;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    sched_setaffinity(0, sizeof one, &one);
+    for (int i = 0; i < 20000; i++) {
+        void *p = map_file(dir, 1);
+        if (p)
+            munmap(p, 4096);
+    }
+    munmap(gone, 4096);
+    prctl(PR_SET_NAME, "flooded");
+    for (int i = 2; i < 2 + n; i++)
+        map_file(dir, i);
+    int child = fork();
+    if (child == 0) {
+        prctl(PR_SET_NAME, "unheard");
+        map_file(dir, 2 + n);
+        printf("%d\n", getpid());
+        fflush(stdout);
+    }
+    struct pollfd in = {.fd = 0, .events = POLLIN};
+    while (poll(&in, 1, 0) == 0)
+        burn(0.01);
+    if (child > 0)
+        waitpid(child, NULL, 0);
+}
+
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "spin";
     seconds = argc > 2 ? atof(argv[2]) : 0.5;
@@ -157,6 +196,9 @@ int main(int argc, char **argv) {
     } else if (!strcmp(mode, "maps")) { // DIRECTORY, how many files
         if (argc > 3)
             maps(argv[2], atoi(argv[3]));
+    } else if (!strcmp(mode, "flood")) { // DIRECTORY, how many files
+        if (argc > 3)
+            flood(argv[2], atoi(argv[3]));
     } else if (!strcmp(mode, "count")) { // so many page faults and system calls
         long n = argc > 2 ? atol(argv[2]) : 0;
         char *p = mmap(NULL, n * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
