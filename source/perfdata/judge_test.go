@@ -174,9 +174,13 @@ func recordText(d *source.Decoder, r *source.Record, comm string) string {
 	case source.RecordSwitch:
 		return head + "SWITCH " + choose(r.Misc&(1<<13) == 0, "IN", choose(r.Misc&(1<<14) != 0, "OUT preempt", "OUT"))
 	case source.RecordLost:
-		return head + fmt.Sprintf("LOST lost %d", r.Lost)
+		return head + fmt.Sprintf("LOST: id:%d: lost:%d", r.ID, r.Lost)
 	case source.RecordLostSamples:
-		return head + fmt.Sprintf("LOST_SAMPLES : lost %d", r.Lost)
+		id := r.ID
+		if id == 0 { // where records do not say their event, perf's is -1
+			id--
+		}
+		return head + fmt.Sprintf("LOST_SAMPLES: id:%d: lost samples :%d", id, r.Lost)
 	}
 	return ""
 }

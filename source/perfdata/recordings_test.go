@@ -39,6 +39,7 @@ var recordings = []struct{ name, options string }{
 	{"compressed", "-z -F 1999 --call-graph dwarf,4096"},
 	{"two-events", "-F 1999 -e cpu-clock,page-faults --call-graph dwarf,2048"},
 	{"fp", "-F 1999 -g"},
+	{"lost", "-m 1 -F 1999 --call-graph dwarf,2048"}, // a sample a ring
 	{"no-chain", "-F 1999 -e cpu-clock"},
 	{"system", "-F 199 -a --call-graph dwarf,2048"},
 	{"all-fields", "-F 1999 -T -d -P --sample-cpu --switch-events --namespaces --data-page-size --code-page-size --weight --phys-data --all-cgroups -e cpu-clock,page-faults -g"},
