@@ -90,7 +90,7 @@ US_API int U(get_elf_image)(struct image *to, int pid, unw_word_t ip, unsigned l
  */
 static int place(const Elf64_Phdr *p, uint64_t segbase, uint64_t mapoff, uint64_t *bias)
 {
-	if (mapoff < (p->p_offset & -(uint64_t)4096) || mapoff >= p->p_offset + p->p_filesz)
+	if (mapoff < (p->p_offset & -(uint64_t)US_MAX_PAGE) || mapoff >= p->p_offset + p->p_filesz)
 		return 0;
 	*bias = segbase - (p->p_vaddr - p->p_offset + mapoff);
 	return 1;
@@ -136,7 +136,7 @@ US_API int U(dwarf_find_unwind_table)(struct elf_dyn_info *edi, unw_addr_space_t
 					bias = b;
 				placed = 1;
 			}
-			b = segbase - (p.p_vaddr & -(uint64_t)4096);
+			b = segbase - (p.p_vaddr & -(uint64_t)US_PAGE);
 			if (p.p_flags & PF_X && ip - b - p.p_vaddr < p.p_memsz && !coded) {
 				by_code = b;
 				coded = 1;

@@ -12,8 +12,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { PAGE = 4096 };
-
 static struct us_module *_Atomic modules;
 
 /* Rules by module and link-time address. Only what is used of it takes memory. */
@@ -116,7 +114,7 @@ static int read_elf(struct elf *x, const struct us_target *t, uint64_t base, int
 			}
 			if (p.p_type != PT_LOAD)
 				continue;
-			if (x->first == UINT64_MAX && p.p_offset < PAGE)
+			if (x->first == UINT64_MAX && p.p_offset < US_PAGE)
 				x->first = (p.p_vaddr - p.p_offset);
 			if (x->n_loads < 16) {
 				x->load[x->n_loads].vaddr = p.p_vaddr;
@@ -124,8 +122,8 @@ static int read_elf(struct elf *x, const struct us_target *t, uint64_t base, int
 				x->load[x->n_loads++].filesz = p.p_filesz;
 			}
 			if (p.p_flags & PF_X && x->n_segments < US_MAX_SEGMENTS) {
-				x->segment[x->n_segments].lo = p.p_vaddr & -(uint64_t)PAGE;
-				x->segment[x->n_segments++].hi = (p.p_vaddr + p.p_memsz + PAGE - 1) & -(uint64_t)PAGE;
+				x->segment[x->n_segments].lo = p.p_vaddr & -(uint64_t)US_PAGE;
+				x->segment[x->n_segments++].hi = (p.p_vaddr + p.p_memsz + US_PAGE - 1) & -(uint64_t)US_PAGE;
 			}
 		}
 		if (x->first == UINT64_MAX)
@@ -262,7 +260,7 @@ static int find_fd(struct elf *x, const struct us_target *t, uint64_t segbase)
 		struct stat st;
 
 		if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && read_elf(x, &file, 0, 1) && x->id_size && x->hdr &&
-		    ((segbase - x->hdr) & (PAGE - 1)) == 0 && is_mapped(x, t, segbase - x->hdr))
+		    ((segbase - x->hdr) & (US_PAGE - 1)) == 0 && is_mapped(x, t, segbase - x->hdr))
 			return fd;
 	}
 	return -1;
@@ -280,9 +278,9 @@ static int is_header(struct elf *x, const struct us_target *t, uint64_t at, uint
 /* Finds the ELF header of the module whose .eh_frame_hdr is at segbase in memory: at an address, or below segbase. */
 static int find_header(struct elf *x, const struct us_target *t, uint64_t segbase, uint64_t header)
 {
-	if (header && (header & (PAGE - 1)) == 0 && is_header(x, t, header, segbase))
+	if (header && (header & (US_PAGE - 1)) == 0 && is_header(x, t, header, segbase))
 		return x->id_size > 0;
-	for (uint64_t at = segbase & -(uint64_t)PAGE, n = 0; n < MAX_BACK / PAGE && at >= PAGE; n++, at -= PAGE) {
+	for (uint64_t at = segbase & -(uint64_t)US_PAGE, n = 0; n < MAX_BACK / US_PAGE && at >= US_PAGE; n++, at -= US_PAGE) {
 		char magic[8];
 
 		if (!t->read(t->ctx, at, magic, 8))
@@ -343,7 +341,7 @@ struct us_module *us_module_near(const struct us_target *t, uint64_t segbase, ui
 	struct us_module *m;
 
 	for (m = atomic_load_explicit(&modules, memory_order_acquire); m; m = m->next)
-		if (((segbase - m->hdr) & (PAGE - 1)) == 0 && us_module_is(m, t, segbase - m->hdr, 0)) {
+		if (((segbase - m->hdr) & (US_PAGE - 1)) == 0 && us_module_is(m, t, segbase - m->hdr, 0)) {
 			*bias = segbase - m->hdr;
 			return m;
 		}

@@ -16,6 +16,13 @@ struct us_target {
 
 enum { US_MAX_SEGMENTS = 8, US_MAX_ID = 64 };
 
+/* Sizes of pages, of which mappings are made. On AArch64, Linux has some of 4, 16 and 64 KiB. */
+#ifdef __aarch64__
+enum { US_PAGE = 4096, US_MAX_PAGE = 65536 };
+#else
+enum { US_PAGE = 4096, US_MAX_PAGE = US_PAGE };
+#endif
+
 struct us_module {
 	struct us_module *next;
 	uint8_t id[US_MAX_ID];

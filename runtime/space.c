@@ -202,14 +202,15 @@ static struct us_module *module_of(unw_addr_space_t as, uint64_t ip, const unw_d
 
 	if (!m || as->strict || (in_code(m, ip - *bias) && in_code(m, di->start_ip - *bias)))
 		return m;
-	for (unsigned i = 0; i < m->n_segments; i++) {
-		uint64_t b = di->start_ip - m->segment[i].lo;
+	for (unsigned i = 0; i < m->n_segments; i++)
+		for (uint64_t page = US_PAGE; page <= US_MAX_PAGE; page *= 4) {
+			uint64_t lo = m->segment[i].lo & -page, hi = (m->segment[i].hi + page - 1) & -page, b = di->start_ip - lo;
 
-		if (di->end_ip - di->start_ip <= m->segment[i].hi - m->segment[i].lo && us_module_is(m, t, b, 0)) {
-			*bias = b;
-			return m;
+			if (di->end_ip - di->start_ip <= hi - lo && us_module_is(m, t, b, 0)) {
+				*bias = b;
+				return m;
+			}
 		}
-	}
 	return m;
 }
 

@@ -28,6 +28,7 @@ var machines = []machine{
 	{"bullseye", "arm64", []string{"perf", "ebpf"}, never},
 	{"bookworm", "arm64", []string{"perf", "ebpf"}, never},
 	{"trixie", "arm64", []string{"perf", "ebpf"}, checked},
+	{"trixie-16k", "arm64", []string{"perf", "ebpf"}, never}, // pages of 16 KiB
 	{"sid", "arm64", []string{"perf", "ebpf"}, never},
 }
 

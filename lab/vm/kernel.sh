@@ -1,8 +1,13 @@
 #!/bin/sh
 # kernel.sh SUITE ARCH DIR: prints the path of the kernel for clouds of a suite of Debian, in DIR, where it puts it when it is not there yet.
+# SUITE-16k is the suite's kernel with pages of 16 KiB, which is not one for clouds.
 # It takes Debian's apt, whose own sources and lists are left alone.
 set -eu
 suite=$1 arch=$2 dir=$3/$1-$2
+case $suite in
+*-16k) suite=${suite%-16k} kind="$arch-16k" ;;
+*) kind="cloud-$arch" ;;
+esac
 mkdir -p "$dir"
 # Others may want it at the same time.
 exec 9>"$dir/lock"
@@ -21,9 +26,9 @@ in_suite() {
 }
 in_suite apt-get -qq update >&2
 # Of newer suites, the image has a package of its own, linux-binary.
-names=$(in_suite apt-cache search --names-only "^linux-(image|binary)-[0-9].*-cloud-$arch\$" | cut -d ' ' -f 1 | sort -V)
+names=$(in_suite apt-cache search --names-only "^linux-(image|binary)-[0-9].*-$kind\$" | cut -d ' ' -f 1 | sort -V)
 package=$(echo "$names" | awk '/^linux-binary/ {binary = $0} {last = $0} END {print binary ? binary : last}')
-if [ -z "$package" ]; then echo "$suite has no kernel for clouds on $arch" >&2; exit 1; fi
+if [ -z "$package" ]; then echo "$suite has no kernel $kind" >&2; exit 1; fi
 rm -rf "$dir/new"
 mkdir "$dir/new"
 (cd "$dir/new" && in_suite apt-get -qq download "$package" >&2 && dpkg -x ./*.deb . && rm ./*.deb)

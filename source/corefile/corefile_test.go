@@ -378,3 +378,39 @@ func TestJudgedOnce(t *testing.T) {
 	defer f.Close()
 	wantNotes(t, f, `program is not the program of this core: its headers`, `program: file does not exist; its frames`)
 }
+
+// TestPages: the mappings of a small file whose segments share a page of the file, as lld links, on systems with pages of 4, 16 and 64 KiB. The core
+// has the file's beginning and nothing else of it: gcore's kind says where files were mapped, the other only where the program was.
+func TestPages(t *testing.T) {
+	segs := []struct {
+		flags           uint32
+		off, addr, size uint64
+	}{{4, 0, 0, 0x5600}, {5, 0x5600, 0x15600, 0x1a00}, {6, 0x7000, 0x27000, 0x800}}
+	const base = 0x400000
+	for _, pages := range []uint64{1 << 12, 1 << 14, 1 << 16} {
+		for _, linked := range []bool{false, true} {
+			head := elfHead(len(segs), 1, page)
+			le.PutUint16(head[18:], arch.ARM64.ELF)
+			c := sample()
+			c.machine, c.threads, c.files = arch.ARM64, c.threads[:1], nil
+			var text fileRange
+			for i, s := range segs {
+				copy(head[64+56*i:], put(nil, uint32(1), s.flags, s.off, s.addr, uint64(0), s.size, s.size, uint64(1<<16)))
+				in := s.addr % pages // what binfmt_elf does
+				r := fileRange{lo: base + s.addr - in, hi: base + s.addr - in + (in+s.size+pages-1)/pages*pages, off: s.off - in, path: "/nonexistent/program"}
+				if s.flags == 5 {
+					text = r
+				}
+				if !linked {
+					c.files = append(c.files, r)
+				}
+			}
+			c.auxv = []uint64{atPHDR, base + 64, atPHNUM, uint64(len(segs)), atPAGESZ, pages, 0, 0}
+			c.mem = append(c.mem[2:], coreMemory{base, page, head, 4})
+			f := open(t, c.build())
+			if maps := f.Space.Mappings(); len(maps) != 1 || uint64(maps[0].Lo) != text.lo || uint64(maps[0].Hi) != text.hi || maps[0].Off != text.off {
+				t.Errorf("pages of %#x, linked %v: mappings %+v\nwant %+v", pages, linked, maps, text)
+			}
+		}
+	}
+}

@@ -36,7 +36,7 @@ func (f *File) linkMaps(o *Options) {
 		f.notes.add("the core has no NT_FILE note, and does not say where its program was: frames are found by the frame pointer, if at all")
 		return
 	}
-	list := ranges(nil, bias, segs, cmp.Or(path, "program"))
+	list := ranges(nil, bias, segs, cmp.Or(path, "program"), f.pageSize())
 	vdso, missing := f.auxv[atSYSINFOEHDR], 0
 	add := func(base uint64, path string) {
 		segs := f.headAt(base)
@@ -46,7 +46,7 @@ func (f *File) linkMaps(o *Options) {
 		if segs == nil {
 			missing++
 		}
-		list = ranges(list, base, segs, path)
+		list = ranges(list, base, segs, path, f.pageSize())
 	}
 	n, at := 0, f.linked(bias, segs)
 	for ; at != 0 && n < maxLinked; n++ {
@@ -118,6 +118,7 @@ func (f *File) program(o *Options) (bias uint64, segs []module.Segment, ok bool)
 	}
 	for i := range segs { // a static program may do without: its headers are in the first page of the file
 		if s := &segs[i]; s.Kind == module.Loaded && s.Off == 0 {
+			page := f.pageSize()
 			return at&^(page-1) - uint64(s.Vaddr)&^(page-1), segs, true
 		}
 	}
@@ -164,7 +165,7 @@ func (f *File) onDisk(path string, o *Options) []module.Segment {
 }
 
 // ranges adds the mappings that the kernel, or the dynamic linker, makes of segments.
-func ranges(list []fileRange, bias uint64, segs []module.Segment, path string) []fileRange {
+func ranges(list []fileRange, bias uint64, segs []module.Segment, path string, page uint64) []fileRange {
 	for i := range segs {
 		s := &segs[i]
 		if s.Kind != module.Loaded || s.Size == 0 || len(list) >= maxFiles {

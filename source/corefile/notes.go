@@ -21,6 +21,7 @@ const (
 const (
 	atPHDR        = 3
 	atPHNUM       = 5
+	atPAGESZ      = 6
 	atBASE        = 7
 	atENTRY       = 9
 	atEXECFN      = 31

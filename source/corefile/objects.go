@@ -24,6 +24,7 @@ type object struct {
 	top  *module.Image    // the same, as a file; nil if it is none
 	id   []byte           // its build ID, by head; nil if unknown
 	segs []module.Segment // by head, or by img
+	base uint64           // where its beginning was mapped first; 0: nowhere
 	img  *module.Image    // the same file on this machine; nil if there is none
 	mod  *unwind.Module
 
@@ -36,8 +37,16 @@ const deleted = " (deleted)"
 // headSize is how much of a file's beginning is looked at. Headers and the note of the build ID are in the first page.
 const headSize = 1 << 16
 
-// page is how much of two files' beginnings is compared where there is no build ID: the kernel dumps that much.
+// page is the least size of a page. So much of two files' beginnings is compared where there is no build ID: the kernel dumps a page.
 const page = 1 << 12
+
+// pageSize returns the size of the process's pages: Linux has some of 4, 16 and 64 KiB. Mappings of segments begin and end with one.
+func (f *File) pageSize() uint64 {
+	if n := f.auxv[atPAGESZ]; n >= page && n <= 1<<16 && n&(n-1) == 0 {
+		return n
+	}
+	return page
+}
 
 // findObjects groups the mappings of NT_FILE by path and looks for the files whose code was mapped.
 func (f *File) findObjects(o *Options) {
@@ -52,6 +61,9 @@ func (f *File) findObjects(o *Options) {
 		if obj == nil {
 			obj = &object{path: filepath.Clean(r.path)}
 			byPath[r.path] = obj
+		}
+		if r.off == 0 && obj.base == 0 {
+			obj.base = r.lo
 		}
 		if r.off == 0 && obj.head == nil {
 			obj.readHead(f.mem.tail(r.lo), min(r.hi-r.lo, room))
@@ -71,7 +83,7 @@ func (f *File) findObjects(o *Options) {
 	for i := range f.files {
 		r := &f.files[i]
 		if f.mem.find(r.lo) == nil { // gcore leaves out what it does not dump
-			r.flags = r.object.flagsAt(r.off)
+			r.flags = r.object.flagsAt(r, f.pageSize())
 		}
 		if r.flags&pfX == 0 || r.object.mod != nil {
 			continue
@@ -105,10 +117,24 @@ func (obj *object) readHead(b []byte, size uint64) {
 	}
 }
 
-// flagsAt returns how the page at an offset is mapped by the program headers; pfW alone, which nothing is done with, where
-// they do not say. A page that two segments share is mapped twice, and begins the second one's mapping.
-func (obj *object) flagsAt(off uint64) uint32 {
-	flags := uint32(pfW)
+// flagsAt returns how the program headers map the range; pfW alone, which nothing is done with, where they do not say. Addresses tell
+// segments apart: a page of the file that several segments share is mapped for each of them, and a small file may have no other page.
+// Where the range is not at the address that the file's beginning leads to, offsets tell: a shared page begins the later mapping.
+func (obj *object) flagsAt(r *fileRange, page uint64) uint32 {
+	flags, off := uint32(pfW), r.off
+	for i := range obj.segs {
+		if first := &obj.segs[i]; first.Kind == module.Loaded && first.Off < page && obj.base != 0 {
+			at := r.lo - obj.base + uint64(first.Vaddr)&^(page-1)
+			for i := range obj.segs {
+				s := &obj.segs[i]
+				lo := uint64(s.Vaddr) &^ (page - 1)
+				if s.Kind == module.Loaded && at-lo < uint64(s.Vaddr)-lo+s.Size && off == s.Off&^(page-1)+at-lo {
+					return uint32(s.Perm)
+				}
+			}
+			break
+		}
+	}
 	for i := range obj.segs {
 		s := &obj.segs[i]
 		lo := s.Off &^ (page - 1)
