@@ -2,6 +2,7 @@ package perfevent
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -54,6 +55,7 @@ type Options struct {
 	// Tests':
 	narrow bool   // events of the command's own, even where those of the processors may be opened
 	round  func() // is called before each round
+	read   func() // is called when processes have been read, before samples count; may be nil
 }
 
 // A Program is a BPF program that handles events in the kernel, with the reader of its results.
@@ -161,8 +163,10 @@ type Recorder struct {
 	closing  sync.Once
 	closeErr error
 
-	synth []byte // what was there before
-	cur   batch
+	synth  []byte // what was there before
+	began  uint64 // when all that had been read: older samples are not of the recording; 0: nothing was there
+	timeAt int    // where a sample's time is
+	cur    batch
 }
 
 // Open starts a recording. It ends when the command exits, when all requested processes and threads and all they started are gone, when the
@@ -198,6 +202,10 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 	decoded := p.attr
 	decoded.Flags |= source.FlagBuildID // which the kernel is not asked for: see buildIDs
 	decoded.ReadFormat = 0              // which is for target.missed
+	r.timeAt = recordHeader + 2*8       // behind address and thread
+	if decoded.SampleType&source.SampleIdentifier != 0 {
+		r.timeAt += 8
+	}
 	if r.openCode(&p.attr); len(r.code) > 0 {
 		decoded.Flags |= source.FlagKsymbol // which another event asks for
 	}
@@ -220,13 +228,21 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 		return nil, err
 	}
 	r.inherited = nil
-	if start != nil {
+	own := !o.All && len(o.PIDs)+len(o.TIDs) == 0 // the command is what is recorded
+	if start != nil && own {
 		if err := start(); err != nil {
 			return nil, err
 		}
 	}
 	go r.drainAll()
 	r.synthesise(&o)
+	if start != nil && !own {
+		if err := start(); err != nil {
+			r.end()
+			<-r.drained
+			return nil, err
+		}
+	}
 	if o.Duration > 0 {
 		r.endTimer = time.AfterFunc(o.Duration, r.Stop)
 	}
@@ -287,17 +303,26 @@ func (r *Recorder) Next() (raw []byte, buf *source.Buffer, err error) {
 		raw, r.synth = cutRecord(r.synth)
 		return raw, nil, nil
 	}
-	if len(r.cur.b) == 0 {
-		r.cur.buf.Release()
-		r.cur = batch{}
-		b, err := r.queue.take()
-		if err != nil {
-			return nil, nil, err
+	for {
+		if len(r.cur.b) == 0 {
+			r.cur.buf.Release()
+			r.cur = batch{}
+			b, err := r.queue.take()
+			if err != nil {
+				return nil, nil, err
+			}
+			r.cur = b
 		}
-		r.cur = b
+		raw, r.cur.b = cutRecord(r.cur.b)
+		if !r.early(raw) {
+			return raw, r.cur.buf, nil
+		}
 	}
-	raw, r.cur.b = cutRecord(r.cur.b)
-	return raw, r.cur.buf, nil
+}
+
+// early says whether raw is a sample from before the recording.
+func (r *Recorder) early(raw []byte) bool {
+	return binary.LittleEndian.Uint32(raw) == source.RecordSample && len(raw) >= r.timeAt+8 && binary.LittleEndian.Uint64(raw[r.timeAt:]) < r.began
 }
 
 // Stop ends the recording: Next returns the records left, then io.EOF. A command that is still there gets SIGTERM. Stop may be called again;

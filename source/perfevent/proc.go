@@ -17,7 +17,8 @@ import (
 )
 
 // synthesise makes the records of what exists: names of threads and executable mappings, at time 0. Whoever
-// disappears meanwhile is left out.
+// disappears meanwhile is left out. What changes while /proc is read comes as records, too, but at which mappings a sample of that time has looked
+// is not to be had: the recording begins with the last process that was read.
 func (r *Recorder) synthesise(o *Options) {
 	s := synth{dec: r.dec, ids: &r.ids, owned: map[uint32]int{}, ended: r.stop.Load, code: len(r.code) > 0}
 	procs := map[int][]int{} // threads of interest; nil for all
@@ -36,6 +37,12 @@ func (r *Recorder) synthesise(o *Options) {
 	}
 	for pid, tids := range procs {
 		s.process(pid, tids)
+	}
+	if o.read != nil {
+		o.read()
+	}
+	if len(procs) > 0 {
+		r.began = monotonic()
 	}
 	if r.program != nil {
 		r.program.Begin(s.b)

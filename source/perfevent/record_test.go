@@ -455,3 +455,53 @@ func TestOptions(t *testing.T) {
 		}
 	}
 }
+
+// TestBegin: mappings that are read while a program runs hold from then on. So samples from before are none of the recording, and the command
+// that ends it starts after: it has samples.
+func TestBegin(t *testing.T) {
+	pid, _ := spawn(t, "wait", "0")
+	spin := exec.Command(work(t), "spin", "1000")
+	if err := spin.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { spin.Process.Kill(); spin.Wait() })
+	for _, o := range []Options{
+		{PIDs: []int{spin.Process.Pid, pid}},
+		{PIDs: []int{spin.Process.Pid}, Command: []string{work(t), "spin", "0.2"}},
+		{All: true, Command: []string{work(t), "spin", "0.2"}},
+	} {
+		var read uint64
+		if o.Command == nil {
+			o.Duration = 300 * time.Millisecond
+		}
+		o.read = func() { // not before the program has computed
+			ran := func() (ns int64) {
+				b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", spin.Process.Pid))
+				fmt.Sscan(string(b), &ns)
+				return ns
+			}
+			for from, until := ran(), time.Now().Add(time.Minute); ran() < from+50e6 && time.Now().Before(until); {
+				time.Sleep(time.Millisecond)
+			}
+			read = monotonic()
+		}
+		r := open(t, o)
+		n, early, command := 0, 0, 0
+		_, err := source.Run(context.Background(), r, source.Options{Sample: func(p *source.Sample) error {
+			if n++; p.Time < read {
+				early++
+			}
+			if r.cmd != nil && int(p.PID) == r.cmd.Process.Pid {
+				command++
+			}
+			return nil
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Close()
+		if n == 0 || early > 0 || o.All && command == 0 {
+			t.Errorf("%v %v: %d of %d samples are older than the mappings, %d are the command's", o.PIDs, o.Command, early, n, command)
+		}
+	}
+}
