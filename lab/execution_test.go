@@ -165,7 +165,7 @@ func TestExecution(t *testing.T) {
 func names(met map[string]bool) string {
 	var out, not []string
 	seen := map[string]bool{}
-	for _, k := range shadow.Knowns {
+	for _, k := range shadow.Knowns() {
 		switch {
 		case seen[k.Name]:
 		case met[k.Name]:

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"github.com/unspool/unspool/internal/pages"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -114,6 +115,7 @@ func (b *Builder) intern(s *Sample) uint64 {
 func push[T any](s []T, x T) []T {
 	if len(s) == cap(s) {
 		t := make([]T, len(s), larger(len(s), int(unsafe.Sizeof(x)))) // append would clear the rest, and so touch it
+		pages.Populate(t[:len(s):len(s)])
 		copy(t, s)
 		s = t
 	}
@@ -204,7 +206,7 @@ func (b *Builder) enter(k key) int {
 
 func (b *Builder) grow() {
 	old := b.slots
-	b.slots = make([]uint32, larger(len(old), 4))
+	b.slots = pages.Populate(make([]uint32, larger(len(old), 4)))
 	mask := uint64(len(b.slots) - 1)
 	for _, n := range old {
 		if n == 0 {
@@ -226,8 +228,8 @@ func (b *Builder) Profile(n Namer, info Info) *Profile {
 		Info:     info,
 		Modules:  mods,
 		Mappings: slices.Clone(l.maps),
-		Locs:     append(make([]Loc, 0, len(l.locs)+len(l.locs)/4), l.locs...), // room for inlined calls
-		Stacks:   make([]Stack, len(b.samples)),
+		Locs:     append(pages.Populate(make([]Loc, 0, len(l.locs)+len(l.locs)/4)), l.locs...), // room for inlined calls
+		Stacks:   pages.Populate(make([]Stack, len(b.samples))),
 		Totals:   b.totals,
 	}
 	for i := range p.Locs {
@@ -287,7 +289,7 @@ func (t *stackTable) intern(ids []uint32, h uint64) uint32 {
 
 func (t *stackTable) grow() {
 	old := t.slots
-	t.slots = make([]stackSlot, larger(len(old), 8))
+	t.slots = pages.Populate(make([]stackSlot, larger(len(old), 8)))
 	mask := uint64(len(t.slots) - 1)
 	for _, s := range old {
 		if s.id == 0 {
@@ -304,7 +306,7 @@ func (t *stackTable) grow() {
 // keep copies ids into a block shared by many stacks.
 func (t *stackTable) keep(ids []uint32) []uint32 {
 	if len(ids) > len(t.free) {
-		t.free = make([]uint32, max(1<<14, len(ids)))
+		t.free = pages.Populate(make([]uint32, max(1<<14, len(ids))))
 	}
 	s := t.free[:len(ids):len(ids)]
 	t.free = t.free[len(ids):]

@@ -1,12 +1,18 @@
 package profile
 
-import "slices"
+import (
+	"slices"
+	"unsafe"
+
+	"github.com/unspool/unspool/internal/pages"
+)
 
 // An expander gives the locations of a profile their names, and each call that was inlined a location of its own.
 type expander struct {
 	p       *Profile
 	funcs   map[funcKey]int32
 	starts  map[startKey]int32 // functions without names
+	recent  [256]recentFunc    // a shortcut past funcs: the names of one function's locations share their text
 	kernels map[string]int32   // modules of the kernel, by path
 	files   map[string]uint32
 	inner   []inner  // by location
@@ -21,6 +27,12 @@ type funcKey struct {
 	module int32
 }
 
+// A recentFunc is the number of a function that was asked for.
+type recentFunc struct {
+	funcKey
+	f int32
+}
+
 type startKey struct {
 	start  uint64
 	module int32
@@ -29,7 +41,7 @@ type startKey struct {
 func newExpander(p *Profile) *expander {
 	p.Files = []string{""}
 	return &expander{
-		p: p, funcs: map[funcKey]int32{}, starts: map[startKey]int32{}, kernels: map[string]int32{}, files: map[string]uint32{"": 0},
+		p: p, funcs: make(map[funcKey]int32, len(p.Locs)/4), starts: map[startKey]int32{}, kernels: map[string]int32{}, files: map[string]uint32{"": 0},
 		inner: make([]inner, len(p.Locs)),
 	}
 }
@@ -96,6 +108,11 @@ func (x *expander) outermost(n *Name, module int32) int32 {
 
 // function returns the number of a function, which is entered if it is new.
 func (x *expander) function(name, linkage string, module int32, named bool) int32 {
+	text := uintptr(unsafe.Pointer(unsafe.StringData(name)))
+	r := &x.recent[(text>>3^text>>11)%uintptr(len(x.recent))]
+	if unsafe.StringData(r.name) == unsafe.StringData(name) && len(r.name) == len(name) && r.module == module {
+		return r.f
+	}
 	k := funcKey{name, module}
 	f, ok := x.funcs[k]
 	if !ok {
@@ -107,6 +124,7 @@ func (x *expander) function(name, linkage string, module int32, named bool) int3
 		}
 		x.p.Funcs = push(x.p.Funcs, fn)
 	}
+	*r = recentFunc{k, f}
 	return f
 }
 
@@ -128,7 +146,7 @@ func (x *expander) stacks(in [][]uint32, upside map[uint32]int) [][]uint32 {
 			all += n
 		}
 	}
-	slab := make([]uint32, all)
+	slab := pages.Populate(make([]uint32, all))
 	for i, s := range in {
 		n := long[i]
 		if n == len(s) {

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/unspool/unspool/internal/pages"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -170,7 +171,7 @@ func (l *Locations) intern(off uint64, mod uint32, how How, addr uint64, m *unwi
 
 func (l *Locations) grow() {
 	old := l.slots
-	l.slots = make([]locSlot, larger(len(old), 16))
+	l.slots = pages.Populate(make([]locSlot, larger(len(old), 16)))
 	mask := uint64(len(l.slots) - 1)
 	for _, s := range old {
 		if s.id == 0 {

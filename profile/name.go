@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"sync"
 
+	"github.com/unspool/unspool/internal/pages"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -82,7 +83,7 @@ type spot struct {
 
 // resolve asks n for the names of all locations: of each module a few thousand at a time, on all processors.
 func (l *Locations) resolve(n Namer) []*Name {
-	names := make([]*Name, len(l.locs))
+	names := pages.Populate(make([]*Name, len(l.locs)))
 	if n == nil {
 		none := new(Name)
 		for i := range names {
@@ -97,19 +98,19 @@ func (l *Locations) resolve(n Namer) []*Name {
 	for i := range l.mods {
 		ends[i+1] += ends[i]
 	}
-	spots := make([]spot, len(l.locs))
+	spots := pages.Populate(make([]spot, len(l.locs)))
 	for i := range l.locs {
 		m := l.locs[i].Module
 		spots[ends[m]] = spot{l.locs[i].Off, uint32(i)}
 		ends[m]++
 	}
+	spare := pages.Populate(make([]spot, len(l.locs)))
 	var wg sync.WaitGroup
 	limit := make(chan struct{}, runtime.GOMAXPROCS(0))
 	start := 0
 	for mod := range l.mods {
-		of := spots[start:ends[mod]]
+		of := sortSpots(spots[start:ends[mod]], spare[start:ends[mod]])
 		start = ends[mod]
-		slices.SortFunc(of, func(a, b spot) int { return cmp.Compare(a.off, b.off) })
 		for part := range slices.Chunk(of, 1<<12) {
 			limit <- struct{}{}
 			wg.Go(func() {
@@ -122,6 +123,39 @@ func (l *Locations) resolve(n Namer) []*Name {
 	return names
 }
 
+// sortSpots sorts s by offset, stably, with the help of spare, which is as long; either has the result. It sorts by a byte at a time, from the last
+// one: a third of the time of comparisons for the thousands of locations of a large module.
+func sortSpots(s, spare []spot) []spot {
+	if len(s) < 1<<8 {
+		slices.SortStableFunc(s, func(a, b spot) int { return cmp.Compare(a.off, b.off) })
+		return s
+	}
+	all, one := uint64(0), ^uint64(0) // bits that are set in any offset, and in each
+	for i := range s {
+		all |= s[i].off
+		one &= s[i].off
+	}
+	for shift := 0; shift < 64; shift += 8 {
+		if (all^one)>>shift&0xff == 0 {
+			continue // the same byte in all
+		}
+		var at [257]int
+		for i := range s {
+			at[s[i].off>>shift&0xff+1]++
+		}
+		for i := range at[1:] {
+			at[i+1] += at[i]
+		}
+		for i := range s {
+			d := s[i].off >> shift & 0xff
+			spare[at[d]] = s[i]
+			at[d]++
+		}
+		s, spare = spare, s
+	}
+	return s
+}
+
 // resolvePart names some locations of a module, sorted by offset.
 func (l *Locations) resolvePart(n Namer, mod int32, part []spot, names []*Name) {
 	offs := make([]uint64, 0, len(part))
@@ -130,7 +164,7 @@ func (l *Locations) resolvePart(n Namer, mod int32, part []spot, names []*Name) 
 			offs = append(offs, s.off)
 		}
 	}
-	got := make([]Name, len(offs))
+	got := pages.Populate(make([]Name, len(offs)))
 	l.ask(n, mod, offs, got)
 	j := 0
 	for _, s := range part {

@@ -1,13 +1,13 @@
 package report
 
 import (
-	"bufio"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/unspool/unspool/internal/pages"
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 )
@@ -21,8 +21,8 @@ import (
 func Folded(w io.Writer, p *profile.Profile, o Options) error {
 	stacks, names := foldStacks(p, &o)
 	sortFolded(stacks, 0)
-	bw := bufio.NewWriterSize(w, 1<<18)
-	var line []byte
+	out := newBehind(w)
+	var line []byte   // in out's buffer, or before it
 	var ends []int    // of each name in line
 	var last []uint32 // the names in line
 	for len(stacks) > 0 {
@@ -32,30 +32,34 @@ func Folded(w io.Writer, p *profile.Profile, o Options) error {
 			same++
 		}
 		last, ends = s.names, ends[:same]
-		line = line[:0]
+		b := out.buf
+		start := len(b)
 		if same > 0 {
-			line = line[:ends[same-1]]
+			b = append(b, line[:ends[same-1]]...)
 		}
 		for _, n := range s.names[same:] {
 			if len(ends) > 0 {
-				line = append(line, ';')
+				b = append(b, ';')
 			}
-			line = append(line, names[n]...)
-			ends = append(ends, len(line))
+			b = append(b, names[n]...)
+			ends = append(ends, len(b)-start)
 		}
+		line = b[start:]
 		sum := uint64(0)
 		for len(stacks) > 0 && slices.Equal(stacks[0].names, last) {
 			sum += stacks[0].weight
 			stacks = stacks[1:]
 		}
 		if sum > 0 {
-			end := append(strconv.AppendUint(append(line, ' '), sum, 10), '\n')
-			bw.Write(end)
-			line = end[:len(line)]
+			out.buf = append(strconv.AppendUint(append(b, ' '), sum, 10), '\n')
+			if len(out.buf) >= behindSize {
+				line = slices.Clone(line) // the buffer goes away
+				out.flush()
+			}
 		}
 	}
-	fmt.Fprintf(bw, "# %s 0\n", foldName(p.Headline()))
-	return bw.Flush()
+	out.buf = fmt.Appendf(out.buf, "# %s 0\n", foldName(p.Headline()))
+	return out.close()
 }
 
 // A folded is a stack as numbers of names, the thread's first.
@@ -100,8 +104,8 @@ func foldStacks(p *profile.Profile, o *Options) (stacks []folded, names []string
 	for i := range p.Locs {
 		ofLoc[i] = ofFunc[p.Locs[i].Func]
 	}
-	stacks = make([]folded, len(p.Stacks))
-	slab := make([]uint32, 0, all)
+	stacks = pages.Populate(make([]folded, len(p.Stacks)))
+	slab := pages.Populate(make([]uint32, 0, all))
 	for i := range p.Stacks {
 		s := &p.Stacks[i]
 		start := len(slab)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+	"sync"
 
 	"golang.org/x/arch/x86/x86asm"
 
@@ -49,7 +50,7 @@ func disassemble(code []byte, base, at arch.Vaddr, starts []arch.Vaddr) (out []L
 }
 
 // unsigned is how x86asm spells a negative displacement.
-var unsigned = regexp.MustCompile(`0xf[0-9a-f]{7}\(`)
+var unsigned = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`0xf[0-9a-f]{7}\(`) })
 
 // disassembleOne returns the length and the text of the instruction at the start of b, in AT&T's syntax. What x86asm does not
 // know it gives as a byte.
@@ -58,7 +59,7 @@ func disassembleOne(b []byte, at arch.Vaddr) (int, string) {
 		return 4, "endbr64"
 	}
 	if x, err := x86asm.Decode(b, 64); err == nil && x.Op != 0 && x.Len > 0 && !onlyPrefix(b[:x.Len]) {
-		return x.Len, unsigned.ReplaceAllStringFunc(x86asm.GNUSyntax(x, uint64(at), nil), func(s string) string {
+		return x.Len, unsigned().ReplaceAllStringFunc(x86asm.GNUSyntax(x, uint64(at), nil), func(s string) string {
 			v, _ := strconv.ParseUint(s[2:len(s)-1], 16, 32)
 			return fmt.Sprintf("-%#x(", -int64(int32(v)))
 		})

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 //go:embed known.txt
@@ -23,8 +24,8 @@ type Known struct {
 	What     []string       // what may be wrong: names as in Finding.What
 }
 
-// Knowns are all that are listed.
-var Knowns = parseKnown(knownText)
+// Knowns returns all that are listed.
+var Knowns = sync.OnceValue(func() []*Known { return parseKnown(knownText) })
 
 // parseKnown reads a line each: name, module, function, what, the last separated by commas; lines that start with # are comments. A
 // function without a name is "code:" and the bytes that its row begins with.
@@ -53,7 +54,7 @@ func parseKnown(text string) (out []*Known) {
 
 // known returns the entry that a finding matches, or nil.
 func known(f *Finding) *Known {
-	for _, k := range Knowns {
+	for _, k := range Knowns() {
 		if k.matches(f) {
 			return k
 		}

@@ -152,7 +152,7 @@ type item struct {
 const jobSize = 128
 
 // jobDepth is for how many user frames of a sample a job has room from the start.
-const jobDepth = 32
+const jobDepth = 64
 
 // Run reads in to its end: it puts records in time order, applies them to a World, walks the stacks of samples
 // on several processors and delivers everything in time order. It returns the first error of the stream or of the

@@ -24,6 +24,7 @@ import (
 	"io"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
@@ -78,7 +79,7 @@ type Options struct {
 	Prefix string // a C identifier
 }
 
-var identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,63}$`)
+var identifier = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,63}$`) })
 
 // Emit writes t as C. It reports options and tables that do not have the form that their types promise,
 // and errors of w.
@@ -86,7 +87,7 @@ func Emit(w io.Writer, t *rows.Table, o Options) error {
 	if o.Prefix == "" {
 		o.Prefix = "eh_elf"
 	}
-	if o.Layout >= numLayouts || o.Deref >= numDerefs || !identifier.MatchString(o.Prefix) {
+	if o.Layout >= numLayouts || o.Deref >= numDerefs || !identifier().MatchString(o.Prefix) {
 		return fmt.Errorf("csource: layout %d, deref %d, prefix %q: no such option", o.Layout, o.Deref, o.Prefix)
 	}
 	if err := check(t); err != nil {

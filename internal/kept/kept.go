@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/internal/pages"
 )
 
 // fresh is how exactly it is known when a file was last used: not every use is written to the disk.
@@ -65,7 +67,7 @@ func ReadEnding(path string, most int64, end []byte) ([]byte, error) {
 			return nil, fmt.Errorf("%s: it does not end as it should", path)
 		}
 	}
-	b := make([]byte, size)
+	b := pages.Populate(make([]byte, size))
 	if err := pread(fd, b, 0); err != nil {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}

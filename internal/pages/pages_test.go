@@ -1,0 +1,58 @@
+package pages
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+// resident returns how many of the whole pages in s have memory.
+func resident(t *testing.T, s []uint32) (have, all int) {
+	page := os.Getpagesize()
+	p := uintptr(unsafe.Pointer(unsafe.SliceData(s)))
+	skip := -p % uintptr(page)
+	all = (4*cap(s) - int(skip)) / page
+	vec := make([]byte, all)
+	if _, _, errno := unix.Syscall(unix.SYS_MINCORE, p+skip, uintptr(all*page), uintptr(unsafe.Pointer(&vec[0]))); errno != 0 {
+		t.Fatal(errno)
+	}
+	for _, v := range vec {
+		have += int(v & 1)
+	}
+	return have, all
+}
+
+// TestPopulate: all pages are there, what the slice holds stays, and slices without a whole page are left alone.
+func TestPopulate(t *testing.T) {
+	one, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Madvise(one, unix.MADV_POPULATE_WRITE); errors.Is(err, unix.EINVAL) {
+		oracle.Lacks(t, "MADV_POPULATE_WRITE (Linux 5.14)")
+	}
+	unix.Munmap(one)
+	s := make([]uint32, 3, 1<<22) // larger than what the heap has left of earlier tests
+	copy(s, []uint32{1, 2, 3})
+	if have, all := resident(t, s); have == all {
+		t.Fatalf("%d of %d pages are there before: the test shows nothing", have, all)
+	}
+	if got := Populate(s); !slices.Equal(got, []uint32{1, 2, 3}) || cap(got) != cap(s) {
+		t.Errorf("Populate returns %v, with a capacity of %d; want [1 2 3], %d", got, cap(got), cap(s))
+	}
+	if have, all := resident(t, s); have != all {
+		t.Errorf("%d of %d pages are there", have, all)
+	}
+	big := make([]byte, least+4096)
+	for n := range 64 { // at all distances from a page's start and end
+		Populate(big[n : least+n : least+n])
+	}
+	Populate[int](nil)
+	Populate(make([]struct{}, 10))
+}
