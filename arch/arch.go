@@ -41,6 +41,9 @@ type Machine struct {
 	// stores them.
 	CalleeSaved []Reg
 
+	// Vectors are how many of CalleeSaved, the last ones, are vector registers. Compilers save them in a run; a compact rule says where it is.
+	Vectors int
+
 	// RAInReg says that a function's return address starts in register RA (a link register) and
 	// stays there as long as no rule says otherwise.
 	RAInReg bool
@@ -130,10 +133,10 @@ func (m *Machine) Slot(r Reg) Slot {
 	return NoSlot
 }
 
-// Like returns a machine that differs from m in the registers that a call preserves, and in SaveScale. Tests that hold on any machine use it.
+// Like returns a machine that differs from m in the registers that a call preserves, none of them a vector register, and in SaveScale. Tests that hold on any machine use it.
 func Like(m *Machine, saved []Reg, scale int) *Machine {
 	x := *m
-	x.CalleeSaved, x.SaveScale, x.saved = saved, scale, 0
+	x.CalleeSaved, x.Vectors, x.SaveScale, x.saved = saved, 0, scale, 0
 	x.preserve()
 	return &x
 }

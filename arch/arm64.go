@@ -11,6 +11,7 @@ var ARM64 = finish(&Machine{
 	Name: "aarch64", GoArch: "arm64", ELF: EM_AARCH64, Compat: EM_ARM,
 	SP: 31, FP: 29, PC: 32, RA: 30, RAName: "ra",
 	CalleeSaved: []Reg{19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 72, 73, 74, 75, 76, 77, 78, 79},
+	Vectors:     8,
 	RAInReg:     true,
 	RASignState: 34,
 	AddressBits: []int{52, 48},

@@ -120,6 +120,7 @@ func TestWhole(t *testing.T) {
 			"ByName":      arch.ByName(m.Name) == m && arch.ByName(m.GoArch) == m,
 			"slots":       m.Slot(m.SP) != arch.NoSlot && m.Slot(m.FP) != arch.NoSlot && m.Slot(m.PC) != arch.NoSlot && m.Slot(m.RA) != arch.NoSlot,
 			"CalleeSaved": len(m.CalleeSaved) > 0 && m.SavedSlots()>>m.Slot(m.SP)&1 == 1,
+			"Vectors":     m.Vectors >= 0 && m.Vectors <= len(m.CalleeSaved),
 			"CallPush":    (m.CallPush == 0) == m.RAInReg,
 			"Record":      m.Record.RA > 0 && m.Record.Size > m.Record.RA,
 			"Signal":      m.Signal != nil && len(m.Signal.Returns) > 0 && len(m.Signal.Saved) > int(m.PC) && m.Signal.Saved[m.SP] > 0,

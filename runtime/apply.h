@@ -36,6 +36,7 @@ US_INLINE int us_apply_other(const struct us_rule *r, struct us_state *s, us_loa
 #define PLAIN_FLAGS r->flags
 #define PLAIN_AUX r->aux
 #define PLAIN_OFF r->off
+#define PLAIN_BASE -(int32_t)r->aux * UNSPOOL_BASE_UNIT
 #define PLAIN_MASK r->mask
 #define PLAIN_MASKS uint32_t
 #define PLAIN_SCALE 8

@@ -203,7 +203,7 @@ struct us_wides {
 typedef MACHINE(SAVE_SET) us_saves; /* a set of saves */
 
 /*
- * A rule: the bytes of a compact table's rule, but a wide one has a pointer to its owner's wides in the place of its
+ * A rule: the bytes of a compact table's rule, unpacked, but a wide one has a pointer to its owner's wides in the place of its
  * saves. kind REG: CFA = reg + off, base = CFA - 1024 aux; kind PLT: CFA = base = reg + off + (pc & 15 >= aux ? 8 : 0).
  * Bit i of mask: the register us_save_slot[i] is at base + 8 saves[i]; the last one is the return address.
  */
@@ -220,7 +220,7 @@ struct us_rule {
 		const struct us_wides *wide;
 	};
 };
-_Static_assert(sizeof(struct us_rule) == MACHINE(RULE_SIZE), "as in the table");
+_Static_assert(sizeof(struct us_rule) == MACHINE(RULE_SIZE), "as packed.h unpacks it");
 
 static const uint8_t us_save_slot[MACHINE(N_SAVES)] = {MACHINE(SAVES)};
 

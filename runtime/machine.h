@@ -140,7 +140,9 @@ enum { /* x86_64: slots of registers */
 #define UNSPOOL_X86_64_PRESERVED 0xf0c8ull /* the set of those that a call preserves */
 #define UNSPOOL_X86_64_SAVES 3, 6, 12, 13, 14, 15, 16 /* the slots of a rule's saves, in their order */
 #define UNSPOOL_X86_64_N_SAVES 7 /* how many */
-#define UNSPOOL_X86_64_RULE_SIZE 16 /* bytes of a rule of fixed size */
+#define UNSPOOL_X86_64_RULE_SIZE 16 /* bytes of a rule of fixed size, unpacked */
+#define UNSPOOL_X86_64_TABLE_RULE 16 /* and in a table, where it may be packed */
+#define UNSPOOL_X86_64_N_RUN 0 /* saves in the run of a packed rule, those in front of the return address; 0 where none are packed */
 #define UNSPOOL_X86_64_SAVE_SET uint8_t /* the type of a set of them */
 #define UNSPOOL_X86_64_RA_SAVE 6 /* which of them is the return address's */
 #define UNSPOOL_X86_64_EACH_SAVE(X) X(0, 3) X(1, 6) X(2, 12) X(3, 13) X(4, 14) X(5, 15) X(6, 16) /* X(save, slot) */
@@ -249,7 +251,9 @@ enum { /* aarch64: slots of registers */
 #define UNSPOOL_AARCH64_PRESERVED 0x7f8fff80000ull /* the set of those that a call preserves */
 #define UNSPOOL_AARCH64_SAVES 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 35, 36, 37, 38, 39, 40, 41, 42, 30 /* the slots of a rule's saves, in their order */
 #define UNSPOOL_AARCH64_N_SAVES 20 /* how many */
-#define UNSPOOL_AARCH64_RULE_SIZE 32 /* bytes of a rule of fixed size */
+#define UNSPOOL_AARCH64_RULE_SIZE 32 /* bytes of a rule of fixed size, unpacked */
+#define UNSPOOL_AARCH64_TABLE_RULE 16 /* and in a table, where it may be packed */
+#define UNSPOOL_AARCH64_N_RUN 8 /* saves in the run of a packed rule, those in front of the return address; 0 where none are packed */
 #define UNSPOOL_AARCH64_SAVE_SET uint32_t /* the type of a set of them */
 #define UNSPOOL_AARCH64_RA_SAVE 19 /* which of them is the return address's */
 #define UNSPOOL_AARCH64_EACH_SAVE(X) X(0, 19) X(1, 20) X(2, 21) X(3, 22) X(4, 23) X(5, 24) X(6, 25) X(7, 26) X(8, 27) X(9, 28) X(10, 29) X(11, 35) X(12, 36) X(13, 37) X(14, 38) X(15, 39) X(16, 40) X(17, 41) X(18, 42) X(19, 30) /* X(save, slot) */

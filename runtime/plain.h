@@ -9,6 +9,7 @@
  *					fault, which becomes the caller's; after anything but UNSPOOL_OK it has not changed but for fault
  *	PLAIN_SET			the type of a set of slots
  *	PLAIN_KIND, PLAIN_REG, PLAIN_FLAGS, PLAIN_AUX, PLAIN_OFF	of the rule; the last one is an int32_t
+ *	PLAIN_BASE			what the saves of kind REG are relative to, from the CFA
  *	PLAIN_MASK, PLAIN_MASKS, PLAIN_SAVE(i)	which saves it has, the type of that, and what one of them says
  *	PLAIN_SCALE			the unit of saves, in bytes
  *	PLAIN_RA_SAVE			the number of the return address's
@@ -59,7 +60,7 @@ PLAIN_STEP
 			cfa += 8;
 		base = cfa;
 	} else {
-		base = cfa - (uint64_t)PLAIN_AUX * UNSPOOL_BASE_UNIT;
+		base = cfa + (uint64_t)(int64_t)(PLAIN_BASE);
 	}
 	if (PLAIN_RARE(flags & UNSPOOL_OUTERMOST_FLAG))
 		return UNSPOOL_OUTERMOST;
@@ -110,6 +111,7 @@ PLAIN_STEP
 #undef PLAIN_FLAGS
 #undef PLAIN_AUX
 #undef PLAIN_OFF
+#undef PLAIN_BASE
 #undef PLAIN_MASK
 #undef PLAIN_MASKS
 #undef PLAIN_SCALE

@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include "core.h"
 #include "unspool_table.h"
+#include "packed.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -70,7 +71,7 @@ const struct us_table *us_table_open(const uint8_t *bytes, size_t size)
 	struct unspool_table x;
 	uint32_t sum;
 
-	if (unspool_table_open(&x, bytes, size) != 0 || x.machine != MACHINE_ELF || x.rule_size != sizeof(struct us_rule) ||
+	if (unspool_table_open(&x, bytes, size) != 0 || x.machine != MACHINE_ELF || x.rule_size != MACHINE(TABLE_RULE) || x.n_run != MACHINE(N_RUN) ||
 	    x.n_saves != sizeof us_save_slot || x.save_scale != 8 || x.size < UNSPOOL_HEADER_SIZE + sizeof us_save_slot ||
 	    memcmp(bytes + UNSPOOL_HEADER_SIZE, us_save_slot, sizeof us_save_slot))
 		return NULL;
@@ -98,9 +99,19 @@ int us_table_rule(const struct us_table *t, uint64_t pc, struct us_rule *r)
 	uint32_t id = unspool_table_find(&t->t, pc);
 	uint64_t at = unspool_table_rule_at(&t->t, id);
 
-	if (id == 0 || at == 0 || at > t->t.size || t->t.size - at < sizeof *r)
+	uint64_t words[MACHINE(TABLE_RULE) / 8];
+
+	if (id == 0 || at == 0 || at > t->t.size || t->t.size - at < sizeof words)
 		return US_NOT_FOUND;
-	memcpy(r, t->t.bytes + at, sizeof *r);
+	memcpy(words, t->t.bytes + at, sizeof words);
+#if MACHINE(N_RUN)
+	uint64_t unpacked[sizeof *r / 8];
+
+	rule_unpack(words, unpacked);
+	memcpy(r, unpacked, sizeof *r);
+#else
+	memcpy(r, words, sizeof *r);
+#endif
 	if (r->kind == US_KIND_WIDE)
 		r->wide = &t->wides;
 	else

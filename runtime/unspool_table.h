@@ -25,11 +25,7 @@
 /* ---- The layout ---- */
 
 #define UNSPOOL_TABLE_MAGIC 0x6c625475 /* "uTbl", as a little-endian number */
-#define UNSPOOL_TABLE_VERSION 3
-
-enum {
-	UNSPOOL_HEADER_SIZE = 96,
-};
+#define UNSPOOL_TABLE_VERSION 4
 
 enum {
 	UNSPOOL_TRAIT_RA_IN_REG = 1, /* the return address starts in a register, which keeps it as long as it has no save */
@@ -53,11 +49,12 @@ enum {
 };
 
 enum {
-	UNSPOOL_SPAN_SIZE = 32,
-};
-
-enum {
-	UNSPOOL_RULE_HEAD = 8,
+	UNSPOOL_MASK_SHIFT = 48, /* bits of a packed rule's saves, below their mask */
+	UNSPOOL_MAX_PACKED = 12, /* saves besides the run */
+	UNSPOOL_MAX_RUN = 8, /* saves in the run */
+	UNSPOOL_BASE_ON_REG = 128, /* in a packed rule's aux: the base is above the CFA's register */
+	UNSPOOL_MIN_RUN = -8, /* the lowest place in a run, in units from the base */
+	UNSPOOL_MIN_BASE = -32760, /* the lowest base, in units from the CFA; the highest is the CFA */
 };
 
 enum {
@@ -71,30 +68,6 @@ enum {
 	UNSPOOL_KIND_PLT = 2, /* CFA = reg + off + (pc&15 >= aux ? 8 : 0) */
 	UNSPOOL_KIND_WIDE = 3, /* a complete set of rules, in the wides */
 	UNSPOOL_NUM_KINDS = 4,
-};
-
-enum {
-	UNSPOOL_WIDE_HEAD = 24,
-};
-
-enum {
-	UNSPOOL_WRULE_SIZE = 16,
-};
-
-enum {
-	UNSPOOL_ORIGIN_SIZE = 16,
-};
-
-enum {
-	UNSPOOL_FHDR_SIZE = 24,
-};
-
-enum {
-	UNSPOOL_HANDLER_SIZE = 16,
-};
-
-enum {
-	UNSPOOL_RANGE_SIZE = 32,
 };
 
 enum { /* flags of a rule (rows.Flags) */
@@ -159,7 +132,7 @@ struct unspool_table_header {
 	uint8_t sp; /* slot of the stack pointer */
 	uint8_t traits; /* of the machine, below */
 	uint8_t origin; /* what all rows were made from (rows.Origin); UNSPOOL_MANY_ORIGINS if that is not the same for all */
-	uint8_t pad23[1];
+	uint8_t n_run; /* saves in the run of a packed rule; 0 where rules are not packed */
 	uint32_t n_spans; /* spans */
 	uint32_t n_regions; /* regions */
 	uint32_t n_granules; /* granules; where there are any, their list has one entry more */
@@ -180,7 +153,8 @@ struct unspool_table_header {
 	uint32_t exprs; /* offset of the expressions */
 };
 
-enum { /* its offsets */
+enum { /* its size and offsets */
+	UNSPOOL_HEADER_SIZE = 96,
 	UNSPOOL_OFF_HDR_MAGIC = 0,
 	UNSPOOL_OFF_HDR_VERSION = 4,
 	UNSPOOL_OFF_HDR_MACHINE = 6,
@@ -193,6 +167,7 @@ enum { /* its offsets */
 	UNSPOOL_OFF_HDR_SP = 20,
 	UNSPOOL_OFF_HDR_TRAITS = 21,
 	UNSPOOL_OFF_HDR_ORIGIN = 22,
+	UNSPOOL_OFF_HDR_N_RUN = 23,
 	UNSPOOL_OFF_HDR_N_SPANS = 24,
 	UNSPOOL_OFF_HDR_N_REGIONS = 28,
 	UNSPOOL_OFF_HDR_N_GRANULES = 32,
@@ -221,7 +196,8 @@ struct unspool_table_span {
 	uint64_t shift; /* a unit is 1 << shift bytes */
 };
 
-enum { /* its offsets */
+enum { /* its size and offsets */
+	UNSPOOL_SPAN_SIZE = 32,
 	UNSPOOL_OFF_SPAN_LO = 0,
 	UNSPOOL_OFF_SPAN_HI = 8,
 	UNSPOOL_OFF_SPAN_GRANULE = 16,
@@ -236,11 +212,33 @@ struct unspool_table_rule {
 	int32_t off; /* CFA offset; on UNSPOOL_KIND_WIDE, unsigned, an offset in the wides */
 };
 
-enum { /* its offsets */
+enum { /* its size and offsets */
+	UNSPOOL_RULE_HEAD = 8,
 	UNSPOOL_OFF_RULE_CFA = 0,
 	UNSPOOL_OFF_RULE_AUX = 1,
 	UNSPOOL_OFF_RULE_FLAGS = 2,
 	UNSPOOL_OFF_RULE_OFF = 4,
+};
+
+struct unspool_table_packed {
+	uint8_t cfa; /* as of a rule */
+	uint8_t aux; /* 2 units each; with UNSPOOL_BASE_ON_REG above the CFA's register, else below the CFA */
+	uint16_t flags; /* as of a rule */
+	uint8_t run; /* the mask of the run's registers that were saved; on UNSPOOL_KIND_WIDE, an offset in the wides begins here, as of a rule */
+	int8_t place; /* twice the place of the run's first register, in units from the base; odd: the others are below it, else above */
+	int16_t off; /* CFA offset, in units */
+	uint64_t saves; /* the saves besides the run, and from UNSPOOL_MASK_SHIFT on which of them there are */
+};
+
+enum { /* its size and offsets */
+	UNSPOOL_PACKED_SIZE = 16,
+	UNSPOOL_OFF_PACKED_CFA = 0,
+	UNSPOOL_OFF_PACKED_AUX = 1,
+	UNSPOOL_OFF_PACKED_FLAGS = 2,
+	UNSPOOL_OFF_PACKED_RUN = 4,
+	UNSPOOL_OFF_PACKED_PLACE = 5,
+	UNSPOOL_OFF_PACKED_OFF = 6,
+	UNSPOOL_OFF_PACKED_SAVES = 8,
 };
 
 struct unspool_table_wide {
@@ -253,7 +251,8 @@ struct unspool_table_wide {
 	int64_t off2; /* second offset */
 };
 
-enum { /* its offsets */
+enum { /* its size and offsets */
+	UNSPOOL_WIDE_HEAD = 24,
 	UNSPOOL_OFF_WIDE_CFA_KIND = 0,
 	UNSPOOL_OFF_WIDE_N_RULES = 1,
 	UNSPOOL_OFF_WIDE_FLAGS = 2,
@@ -272,7 +271,8 @@ struct unspool_table_wide_rule {
 	int64_t off; /* offset; of an expression as in the head */
 };
 
-enum { /* its offsets */
+enum { /* its size and offsets */
+	UNSPOOL_WRULE_SIZE = 16,
 	UNSPOOL_OFF_WRULE_OF = 0,
 	UNSPOOL_OFF_WRULE_KIND = 2,
 	UNSPOOL_OFF_WRULE_REG = 4,
@@ -284,7 +284,8 @@ struct unspool_table_origin {
 	uint64_t what; /* rows.Origin */
 };
 
-enum { /* its offsets */
+enum { /* its size and offsets */
+	UNSPOOL_ORIGIN_SIZE = 16,
 	UNSPOOL_OFF_ORIGIN_LO = 0,
 	UNSPOOL_OFF_ORIGIN_WHAT = 8,
 };
@@ -298,7 +299,8 @@ struct unspool_functions_header {
 	uint32_t ranges; /* ranges */
 };
 
-enum { /* its offsets */
+enum { /* its size and offsets */
+	UNSPOOL_FHDR_SIZE = 24,
 	UNSPOOL_OFF_FHDR_MAGIC = 0,
 	UNSPOOL_OFF_FHDR_LENGTH = 8,
 	UNSPOOL_OFF_FHDR_CHECKSUM = 12,
@@ -311,7 +313,8 @@ struct unspool_functions_handler {
 	uint64_t indirect; /* 1 if a word at the address holds the routine's, else 0 */
 };
 
-enum { /* its offsets */
+enum { /* its size and offsets */
+	UNSPOOL_HANDLER_SIZE = 16,
 	UNSPOOL_OFF_HANDLER_AT = 0,
 	UNSPOOL_OFF_HANDLER_INDIRECT = 8,
 };
@@ -324,7 +327,8 @@ struct unspool_functions_range {
 	uint32_t handler; /* number of the handler, from 1 on; 0 for none */
 };
 
-enum { /* its offsets */
+enum { /* its size and offsets */
+	UNSPOOL_RANGE_SIZE = 32,
 	UNSPOOL_OFF_RANGE_LO = 0,
 	UNSPOOL_OFF_RANGE_HI = 8,
 	UNSPOOL_OFF_RANGE_LSDA = 16,
@@ -351,79 +355,45 @@ enum { /* aarch64: e_machine, slots */
 
 #if defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L && !defined(__bpf__)
 #include <stddef.h>
-_Static_assert(offsetof(struct unspool_table_header, magic) == 0, "layout");
-_Static_assert(offsetof(struct unspool_table_header, version) == 4, "layout");
-_Static_assert(offsetof(struct unspool_table_header, machine) == 6, "layout");
-_Static_assert(offsetof(struct unspool_table_header, size) == 8, "layout");
-_Static_assert(offsetof(struct unspool_table_header, checksum) == 12, "layout");
-_Static_assert(offsetof(struct unspool_table_header, rule_size) == 16, "layout");
-_Static_assert(offsetof(struct unspool_table_header, n_saves) == 17, "layout");
-_Static_assert(offsetof(struct unspool_table_header, save_scale) == 18, "layout");
-_Static_assert(offsetof(struct unspool_table_header, esc_size) == 19, "layout");
-_Static_assert(offsetof(struct unspool_table_header, sp) == 20, "layout");
-_Static_assert(offsetof(struct unspool_table_header, traits) == 21, "layout");
-_Static_assert(offsetof(struct unspool_table_header, origin) == 22, "layout");
-_Static_assert(offsetof(struct unspool_table_header, n_spans) == 24, "layout");
-_Static_assert(offsetof(struct unspool_table_header, n_regions) == 28, "layout");
-_Static_assert(offsetof(struct unspool_table_header, n_granules) == 32, "layout");
-_Static_assert(offsetof(struct unspool_table_header, n_rows) == 36, "layout");
-_Static_assert(offsetof(struct unspool_table_header, n_rules) == 40, "layout");
-_Static_assert(offsetof(struct unspool_table_header, n_escapes) == 44, "layout");
-_Static_assert(offsetof(struct unspool_table_header, wide_size) == 48, "layout");
-_Static_assert(offsetof(struct unspool_table_header, expr_size) == 52, "layout");
-_Static_assert(offsetof(struct unspool_table_header, spans) == 56, "layout");
-_Static_assert(offsetof(struct unspool_table_header, rules) == 60, "layout");
-_Static_assert(offsetof(struct unspool_table_header, regions) == 64, "layout");
-_Static_assert(offsetof(struct unspool_table_header, granules) == 68, "layout");
-_Static_assert(offsetof(struct unspool_table_header, rows) == 72, "layout");
-_Static_assert(offsetof(struct unspool_table_header, esc_dir) == 76, "layout");
-_Static_assert(offsetof(struct unspool_table_header, esc_keys) == 80, "layout");
-_Static_assert(offsetof(struct unspool_table_header, esc_rules) == 84, "layout");
-_Static_assert(offsetof(struct unspool_table_header, wides) == 88, "layout");
-_Static_assert(offsetof(struct unspool_table_header, exprs) == 92, "layout");
-_Static_assert(sizeof(struct unspool_table_header) == 96, "layout");
-_Static_assert(offsetof(struct unspool_table_span, lo) == 0, "layout");
-_Static_assert(offsetof(struct unspool_table_span, hi) == 8, "layout");
-_Static_assert(offsetof(struct unspool_table_span, granule) == 16, "layout");
-_Static_assert(offsetof(struct unspool_table_span, region) == 20, "layout");
-_Static_assert(offsetof(struct unspool_table_span, shift) == 24, "layout");
-_Static_assert(sizeof(struct unspool_table_span) == 32, "layout");
-_Static_assert(offsetof(struct unspool_table_rule, cfa) == 0, "layout");
-_Static_assert(offsetof(struct unspool_table_rule, aux) == 1, "layout");
-_Static_assert(offsetof(struct unspool_table_rule, flags) == 2, "layout");
-_Static_assert(offsetof(struct unspool_table_rule, off) == 4, "layout");
-_Static_assert(sizeof(struct unspool_table_rule) == 8, "layout");
-_Static_assert(offsetof(struct unspool_table_wide, cfa_kind) == 0, "layout");
-_Static_assert(offsetof(struct unspool_table_wide, n_rules) == 1, "layout");
-_Static_assert(offsetof(struct unspool_table_wide, flags) == 2, "layout");
-_Static_assert(offsetof(struct unspool_table_wide, ra) == 4, "layout");
-_Static_assert(offsetof(struct unspool_table_wide, cfa_reg) == 6, "layout");
-_Static_assert(offsetof(struct unspool_table_wide, off) == 8, "layout");
-_Static_assert(offsetof(struct unspool_table_wide, off2) == 16, "layout");
-_Static_assert(sizeof(struct unspool_table_wide) == 24, "layout");
-_Static_assert(offsetof(struct unspool_table_wide_rule, of) == 0, "layout");
-_Static_assert(offsetof(struct unspool_table_wide_rule, kind) == 2, "layout");
-_Static_assert(offsetof(struct unspool_table_wide_rule, reg) == 4, "layout");
-_Static_assert(offsetof(struct unspool_table_wide_rule, off) == 8, "layout");
-_Static_assert(sizeof(struct unspool_table_wide_rule) == 16, "layout");
-_Static_assert(offsetof(struct unspool_table_origin, lo) == 0, "layout");
-_Static_assert(offsetof(struct unspool_table_origin, what) == 8, "layout");
-_Static_assert(sizeof(struct unspool_table_origin) == 16, "layout");
-_Static_assert(offsetof(struct unspool_functions_header, magic) == 0, "layout");
-_Static_assert(offsetof(struct unspool_functions_header, length) == 8, "layout");
-_Static_assert(offsetof(struct unspool_functions_header, checksum) == 12, "layout");
-_Static_assert(offsetof(struct unspool_functions_header, handlers) == 16, "layout");
-_Static_assert(offsetof(struct unspool_functions_header, ranges) == 20, "layout");
-_Static_assert(sizeof(struct unspool_functions_header) == 24, "layout");
-_Static_assert(offsetof(struct unspool_functions_handler, at) == 0, "layout");
-_Static_assert(offsetof(struct unspool_functions_handler, indirect) == 8, "layout");
-_Static_assert(sizeof(struct unspool_functions_handler) == 16, "layout");
-_Static_assert(offsetof(struct unspool_functions_range, lo) == 0, "layout");
-_Static_assert(offsetof(struct unspool_functions_range, hi) == 8, "layout");
-_Static_assert(offsetof(struct unspool_functions_range, lsda) == 16, "layout");
-_Static_assert(offsetof(struct unspool_functions_range, has_lsda) == 24, "layout");
-_Static_assert(offsetof(struct unspool_functions_range, handler) == 28, "layout");
-_Static_assert(sizeof(struct unspool_functions_range) == 32, "layout");
+_Static_assert(sizeof(struct unspool_table_header) == 96 &&
+	offsetof(struct unspool_table_header, magic) == 0 && offsetof(struct unspool_table_header, version) == 4 && offsetof(struct unspool_table_header, machine) == 6 &&
+	offsetof(struct unspool_table_header, size) == 8 && offsetof(struct unspool_table_header, checksum) == 12 && offsetof(struct unspool_table_header, rule_size) == 16 &&
+	offsetof(struct unspool_table_header, n_saves) == 17 && offsetof(struct unspool_table_header, save_scale) == 18 && offsetof(struct unspool_table_header, esc_size) == 19 &&
+	offsetof(struct unspool_table_header, sp) == 20 && offsetof(struct unspool_table_header, traits) == 21 && offsetof(struct unspool_table_header, origin) == 22 &&
+	offsetof(struct unspool_table_header, n_run) == 23 && offsetof(struct unspool_table_header, n_spans) == 24 && offsetof(struct unspool_table_header, n_regions) == 28 &&
+	offsetof(struct unspool_table_header, n_granules) == 32 && offsetof(struct unspool_table_header, n_rows) == 36 && offsetof(struct unspool_table_header, n_rules) == 40 &&
+	offsetof(struct unspool_table_header, n_escapes) == 44 && offsetof(struct unspool_table_header, wide_size) == 48 && offsetof(struct unspool_table_header, expr_size) == 52 &&
+	offsetof(struct unspool_table_header, spans) == 56 && offsetof(struct unspool_table_header, rules) == 60 && offsetof(struct unspool_table_header, regions) == 64 &&
+	offsetof(struct unspool_table_header, granules) == 68 && offsetof(struct unspool_table_header, rows) == 72 && offsetof(struct unspool_table_header, esc_dir) == 76 &&
+	offsetof(struct unspool_table_header, esc_keys) == 80 && offsetof(struct unspool_table_header, esc_rules) == 84 && offsetof(struct unspool_table_header, wides) == 88 &&
+	offsetof(struct unspool_table_header, exprs) == 92, "layout");
+_Static_assert(sizeof(struct unspool_table_span) == 32 &&
+	offsetof(struct unspool_table_span, lo) == 0 && offsetof(struct unspool_table_span, hi) == 8 && offsetof(struct unspool_table_span, granule) == 16 &&
+	offsetof(struct unspool_table_span, region) == 20 && offsetof(struct unspool_table_span, shift) == 24, "layout");
+_Static_assert(sizeof(struct unspool_table_rule) == 8 &&
+	offsetof(struct unspool_table_rule, cfa) == 0 && offsetof(struct unspool_table_rule, aux) == 1 && offsetof(struct unspool_table_rule, flags) == 2 &&
+	offsetof(struct unspool_table_rule, off) == 4, "layout");
+_Static_assert(sizeof(struct unspool_table_packed) == 16 &&
+	offsetof(struct unspool_table_packed, cfa) == 0 && offsetof(struct unspool_table_packed, aux) == 1 && offsetof(struct unspool_table_packed, flags) == 2 &&
+	offsetof(struct unspool_table_packed, run) == 4 && offsetof(struct unspool_table_packed, place) == 5 && offsetof(struct unspool_table_packed, off) == 6 &&
+	offsetof(struct unspool_table_packed, saves) == 8, "layout");
+_Static_assert(sizeof(struct unspool_table_wide) == 24 &&
+	offsetof(struct unspool_table_wide, cfa_kind) == 0 && offsetof(struct unspool_table_wide, n_rules) == 1 && offsetof(struct unspool_table_wide, flags) == 2 &&
+	offsetof(struct unspool_table_wide, ra) == 4 && offsetof(struct unspool_table_wide, cfa_reg) == 6 && offsetof(struct unspool_table_wide, off) == 8 &&
+	offsetof(struct unspool_table_wide, off2) == 16, "layout");
+_Static_assert(sizeof(struct unspool_table_wide_rule) == 16 &&
+	offsetof(struct unspool_table_wide_rule, of) == 0 && offsetof(struct unspool_table_wide_rule, kind) == 2 && offsetof(struct unspool_table_wide_rule, reg) == 4 &&
+	offsetof(struct unspool_table_wide_rule, off) == 8, "layout");
+_Static_assert(sizeof(struct unspool_table_origin) == 16 &&
+	offsetof(struct unspool_table_origin, lo) == 0 && offsetof(struct unspool_table_origin, what) == 8, "layout");
+_Static_assert(sizeof(struct unspool_functions_header) == 24 &&
+	offsetof(struct unspool_functions_header, magic) == 0 && offsetof(struct unspool_functions_header, length) == 8 && offsetof(struct unspool_functions_header, checksum) == 12 &&
+	offsetof(struct unspool_functions_header, handlers) == 16 && offsetof(struct unspool_functions_header, ranges) == 20, "layout");
+_Static_assert(sizeof(struct unspool_functions_handler) == 16 &&
+	offsetof(struct unspool_functions_handler, at) == 0 && offsetof(struct unspool_functions_handler, indirect) == 8, "layout");
+_Static_assert(sizeof(struct unspool_functions_range) == 32 &&
+	offsetof(struct unspool_functions_range, lo) == 0 && offsetof(struct unspool_functions_range, hi) == 8 && offsetof(struct unspool_functions_range, lsda) == 16 &&
+	offsetof(struct unspool_functions_range, has_lsda) == 24 && offsetof(struct unspool_functions_range, handler) == 28, "layout");
 #endif
 
 /* ---- A table ---- */
@@ -433,7 +403,7 @@ struct unspool_table {
 	const uint8_t *bytes;
 	uint32_t size;
 	uint16_t machine;
-	uint8_t rule_size, n_saves, save_scale, esc_size, sp, traits;
+	uint8_t rule_size, n_saves, save_scale, esc_size, sp, traits, n_run;
 	uint32_t n_spans, n_regions, n_granules, n_rows, n_rules, n_escapes;
 	uint32_t spans, rules, regions, granules, rows, esc_dir, esc_keys, esc_rules, wides, exprs;
 };
@@ -499,6 +469,9 @@ static inline int unspool_table_open(struct unspool_table *t, const uint8_t *byt
 	t->esc_size = UNSPOOL_TABLE_U8(t, UNSPOOL_OFF_HDR_ESC_SIZE);
 	t->sp = UNSPOOL_TABLE_U8(t, UNSPOOL_OFF_HDR_SP);
 	t->traits = UNSPOOL_TABLE_U8(t, UNSPOOL_OFF_HDR_TRAITS);
+	t->n_run = UNSPOOL_TABLE_U8(t, UNSPOOL_OFF_HDR_N_RUN);
+	if (t->n_run && (t->rule_size != UNSPOOL_PACKED_SIZE || t->n_run > UNSPOOL_MAX_RUN || t->n_saves <= t->n_run || t->n_saves - t->n_run > UNSPOOL_MAX_PACKED))
+		return -1;
 	t->n_spans = UNSPOOL_TABLE_U32(t, UNSPOOL_OFF_HDR_N_SPANS);
 	t->n_regions = UNSPOOL_TABLE_U32(t, UNSPOOL_OFF_HDR_N_REGIONS);
 	t->n_granules = UNSPOOL_TABLE_U32(t, UNSPOOL_OFF_HDR_N_GRANULES);
@@ -630,6 +603,61 @@ static inline uint64_t unspool_table_wide_at(const struct unspool_table *t, uint
 	return (uint64_t)t->wides + UNSPOOL_TABLE_U32(t, r + UNSPOOL_OFF_RULE_OFF);
 }
 
+/* ---- A rule ---- */
+
+/* The offset of the CFA of a rule that is not wide. */
+static inline int32_t unspool_table_off(const struct unspool_table *t, uint64_t rule)
+{
+	if (t->n_run)
+		return (int16_t)UNSPOOL_TABLE_U16(t, rule + UNSPOOL_OFF_PACKED_OFF) * t->save_scale;
+	return (int32_t)UNSPOOL_TABLE_U32(t, rule + UNSPOOL_OFF_RULE_OFF);
+}
+
+/* What the saves of a rule of kind REG are relative to, from the CFA. */
+static inline int32_t unspool_table_base(const struct unspool_table *t, uint64_t rule)
+{
+	int32_t aux = UNSPOOL_TABLE_U8(t, rule + UNSPOOL_OFF_RULE_AUX);
+
+	if (!t->n_run)
+		return -aux * UNSPOOL_BASE_UNIT;
+	if (aux & UNSPOOL_BASE_ON_REG)
+		return 2 * (aux & ~UNSPOOL_BASE_ON_REG) * t->save_scale - unspool_table_off(t, rule);
+	return -2 * aux * t->save_scale;
+}
+
+/* Which saves a rule has. */
+static inline uint64_t unspool_table_mask(const struct unspool_table *t, uint64_t rule)
+{
+	uint64_t end = rule + t->rule_size, mask;
+	uint32_t first = (t->n_saves - 1u - t->n_run) & 15;
+
+	if (t->n_run) {
+		mask = UNSPOOL_TABLE_U16(t, rule + UNSPOOL_OFF_PACKED_SAVES + UNSPOOL_MASK_SHIFT / 8);
+		return (mask & ((1u << first) - 1)) | (uint64_t)UNSPOOL_TABLE_U8(t, rule + UNSPOOL_OFF_PACKED_RUN) << first | mask >> first << ((t->n_saves - 1u) & 31);
+	}
+	if (t->n_saves <= 8)
+		return UNSPOOL_TABLE_U8(t, end - 1);
+	if (t->n_saves <= 16)
+		return UNSPOOL_TABLE_U16(t, end - 2);
+	return t->n_saves <= 32 ? UNSPOOL_TABLE_U32(t, end - 4) : UNSPOOL_TABLE_U64(t, end - 8);
+}
+
+/* Where a save is, in units from the base. */
+static inline int8_t unspool_table_save(const struct unspool_table *t, uint64_t rule, uint32_t i)
+{
+	uint32_t first = t->n_saves - 1u - t->n_run;
+	int place;
+
+	if (!t->n_run)
+		return (int8_t)UNSPOOL_TABLE_U8(t, rule + UNSPOOL_RULE_HEAD + i);
+	if (i >= first && i < t->n_saves - 1u) {
+		place = (int8_t)UNSPOOL_TABLE_U8(t, rule + UNSPOOL_OFF_PACKED_PLACE);
+		return (int8_t)(place & 1 ? (place >> 1) - (int)(i - first) : (place >> 1) + (int)(i - first));
+	}
+	i = i < first ? i : first;
+	return (int8_t)(UNSPOOL_TABLE_U8(t, rule + UNSPOOL_OFF_PACKED_SAVES + i / 2) >> 4 * (i & 1) & 15);
+}
+
 /* ---- One step ---- */
 
 #ifdef UNSPOOL_LOAD
@@ -685,18 +713,6 @@ static inline uint32_t unspool_table_slot(const struct unspool_table *t, uint32_
 	return UNSPOOL_TABLE_U8(t, UNSPOOL_HEADER_SIZE + i) & (UNSPOOL_NUM_SLOTS - 1);
 }
 
-/* Which saves a rule has. */
-static inline uint64_t unspool_table_mask(const struct unspool_table *t, uint64_t rule)
-{
-	uint64_t end = rule + t->rule_size;
-
-	if (t->n_saves <= 8)
-		return UNSPOOL_TABLE_U8(t, end - 1);
-	if (t->n_saves <= 16)
-		return UNSPOOL_TABLE_U16(t, end - 2);
-	return t->n_saves <= 32 ? UNSPOOL_TABLE_U32(t, end - 4) : UNSPOOL_TABLE_U64(t, end - 8);
-}
-
 /* For each save in mask. */
 #define UNSPOOL_LOCATE(mask, base, set) \
 	do { \
@@ -718,11 +734,12 @@ static inline uint64_t unspool_table_mask(const struct unspool_table *t, uint64_
 #define PLAIN_REG (uint32_t)(UNSPOOL_TABLE_U8(r->t, r->at + UNSPOOL_OFF_RULE_CFA) >> UNSPOOL_SLOT_SHIFT)
 #define PLAIN_FLAGS UNSPOOL_TABLE_U16(r->t, r->at + UNSPOOL_OFF_RULE_FLAGS)
 #define PLAIN_AUX UNSPOOL_TABLE_U8(r->t, r->at + UNSPOOL_OFF_RULE_AUX)
-#define PLAIN_OFF (int32_t)UNSPOOL_TABLE_U32(r->t, r->at + UNSPOOL_OFF_RULE_OFF)
+#define PLAIN_OFF unspool_table_off(r->t, r->at)
+#define PLAIN_BASE unspool_table_base(r->t, r->at)
 #define PLAIN_MASK unspool_table_mask(r->t, r->at)
 #define PLAIN_MASKS uint64_t
 #define PLAIN_SCALE r->t->save_scale
-#define PLAIN_SAVE(i) UNSPOOL_TABLE_U8(r->t, r->at + UNSPOOL_RULE_HEAD + (i))
+#define PLAIN_SAVE(i) unspool_table_save(r->t, r->at, i)
 #define PLAIN_RA_SAVE (r->t->n_saves - 1u)
 #define PLAIN_LOCATE(mask, base, set) UNSPOOL_LOCATE(mask, base, set)
 #define PLAIN_WIDE UNSPOOL_IS_WIDE
@@ -768,7 +785,7 @@ PLAIN_STEP
 			cfa += 8;
 		base = cfa;
 	} else {
-		base = cfa - (uint64_t)PLAIN_AUX * UNSPOOL_BASE_UNIT;
+		base = cfa + (uint64_t)(int64_t)(PLAIN_BASE);
 	}
 	if (PLAIN_RARE(flags & UNSPOOL_OUTERMOST_FLAG))
 		return UNSPOOL_OUTERMOST;
@@ -819,6 +836,7 @@ PLAIN_STEP
 #undef PLAIN_FLAGS
 #undef PLAIN_AUX
 #undef PLAIN_OFF
+#undef PLAIN_BASE
 #undef PLAIN_MASK
 #undef PLAIN_MASKS
 #undef PLAIN_SCALE

@@ -61,7 +61,11 @@ func (t *Table) Apply(id uint32, s *rows.State, m *rows.Memory) rows.Outcome {
 	} else if s.InReg>>slot&1 != 0 {
 		cfa = s.Snap[cfa&(arch.NumSlots-1)]
 	}
-	cfa += uint64(int64(head) >> 32)
+	if t.sh.run == 0 {
+		cfa += uint64(int64(head) >> 32)
+	} else {
+		cfa += uint64(int64(head)>>48) * uint64(t.sh.scale) // of a packed rule
+	}
 	flags, aux := uint16(head>>16), uint8(head>>8)
 	base := cfa
 	if kind == kindPLT {
@@ -70,7 +74,7 @@ func (t *Table) Apply(id uint32, s *rows.State, m *rows.Memory) rows.Outcome {
 		}
 		base = cfa
 	} else {
-		base -= uint64(aux) * baseUnit
+		base -= uint64(aux) * baseUnit // of a packed rule, applySlots knows it
 	}
 	if flags&outermostFlag != 0 {
 		return rows.Outermost
@@ -128,29 +132,21 @@ func saveOff(saves uint64, i uint) uint64 { return uint64(int64(saves<<(56-8*(i&
 
 // applySlots finishes a fixed rule of any shape.
 func (t *Table) applySlots(r []byte, s *rows.State, m *rows.Memory, keep uint64, flags uint16, cfa, base uint64) rows.Outcome {
-	slots, scale := t.sh.slots, uint64(t.sh.scale)
+	slots := t.sh.slots
 	n := len(slots)
-	if n == 0 || len(r) < t.sh.size || ruleHead+n > t.sh.size {
+	if n == 0 || len(r) < t.sh.size {
 		return rows.NoRule
 	}
-	saves := r[ruleHead:][:n]
-	var mask uint64
-	switch end := r[:t.sh.size]; t.sh.mask {
-	case 1:
-		mask = uint64(end[len(end)-1])
-	case 2:
-		mask = uint64(le.Uint16(end[len(end)-2:]))
-	case 4:
-		mask = uint64(le.Uint32(end[len(end)-4:]))
-	case 8:
-		mask = le.Uint64(end[len(end)-8:])
+	r = r[:t.sh.size]
+	mask := t.sh.present(r) & (1<<n - 1)
+	if t.sh.run > 0 {
+		base = cfa + uint64(t.sh.base(r))
 	}
-	mask &= 1<<n - 1
 
 	// The return address stays in its register if it was not saved.
 	var ra uint64
 	if mask>>(n-1) != 0 {
-		at := base + uint64(int64(int8(saves[n-1])))*scale
+		at := base + uint64(t.sh.save(r, n-1))
 		v, ok := m.Load(at)
 		if !ok {
 			s.Fault = at
@@ -171,7 +167,7 @@ func (t *Table) applySlots(r []byte, s *rows.State, m *rows.Memory, keep uint64,
 	for k := mask; k != 0; k &= k - 1 {
 		i := bits.TrailingZeros64(k)
 		slot := slots[i] & (arch.NumSlots - 1)
-		s.Val[slot] = base + uint64(int64(int8(saves[i])))*scale
+		s.Val[slot] = base + uint64(t.sh.save(r, i))
 		set |= 1 << slot
 	}
 	value := uint64(1) << (t.sp & (arch.NumSlots - 1))

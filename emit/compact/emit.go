@@ -305,7 +305,7 @@ func (e *emitter) join() ([]byte, error) {
 	le.PutUint16(b[hdrMachine:], e.t.Machine.ELF)
 	b[hdrRuleSize], b[hdrNSaves], b[hdrEscSize] = byte(e.sh.size), byte(len(e.sh.saves)), byte(escSize)
 	b[hdrSaveScale], b[hdrSP], b[hdrTraits] = byte(e.sh.scale), byte(e.t.Machine.Slot(e.t.Machine.SP)), e.sh.traits()
-	b[hdrOrigin] = origin
+	b[hdrOrigin], b[hdrNRun] = origin, byte(e.sh.run)
 	b = append(b, e.sh.slots...)
 	b = append(b, make([]byte, -len(b)&(align-1))...)
 	u32 := func(at, v int) { le.PutUint32(b[at:], uint32(v)) }

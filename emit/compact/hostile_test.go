@@ -228,8 +228,14 @@ func matters(t *Table, at int) (bool, string) {
 		switch k := (at - off) & (1<<t.ruleBits - 1); {
 		case kind == kindWide || kind == kindNone:
 			return k == ruleFlags || k == ruleFlags+1, "rule" // the rest is the wide's, or unused; an outermost rule's CFA is unused too
+		case t.sh.run > 0 && k == packedPlace:
+			return false, "rule" // of a run, if there is one
 		case k < ruleHead:
 			return flags&outermostFlag == 0 && k != ruleAux, "rule"
+		case t.sh.run > 0 && k >= packedSaves+6:
+			return flags&outermostFlag == 0, "rule"
+		case t.sh.run > 0:
+			return false, "rule" // a digit of a save that there may not be
 		case k < ruleHead+len(t.sh.saves):
 			return flags&outermostFlag == 0 && t.sh.present(r)>>(k-ruleHead)&1 != 0, "rule"
 		}

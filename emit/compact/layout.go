@@ -5,7 +5,7 @@
 package compact
 
 // Version is the version of the layout. A reader takes its own version only.
-const Version = 3
+const Version = 4
 
 //go:generate go run ./gen
 
@@ -29,6 +29,7 @@ const (
 	hdrSP        = 20 // u8: slot of the stack pointer
 	hdrTraits    = 21 // u8: of the machine, below
 	hdrOrigin    = 22 // u8: what all rows were made from (rows.Origin); manyOrigins if that is not the same for all
+	hdrNRun      = 23 // u8: saves in the run of a packed rule; 0 where rules are not packed
 	hdrNSpans    = 24 // u32: spans
 	hdrNRegions  = 28 // u32: regions
 	hdrNGranules = 32 // u32: granules; where there are any, their list has one entry more
@@ -94,6 +95,29 @@ const (
 	ruleFlags = 2 // u16: rows.Flags, and outermostFlag
 	ruleOff   = 4 // i32: CFA offset; on kindWide, unsigned, an offset in the wides
 	ruleHead  = 8
+)
+
+// A packed rule. Its base is kindReg's CFA less 2 × aux units of saves; with baseOnReg in aux, the CFA's register and as many units for the rest of aux.
+// A save is four bits: how many units above the base. The run are the vector registers, which lie one behind the other: a place for all.
+const (
+	packedCFA   = 0 // u8: as of a rule
+	packedAux   = 1 // u8: 2 units each; with baseOnReg above the CFA's register, else below the CFA
+	packedFlags = 2 // u16: as of a rule
+	packedRun   = 4 // u8: the mask of the run's registers that were saved; on kindWide, an offset in the wides begins here, as of a rule
+	packedPlace = 5 // i8: twice the place of the run's first register, in units from the base; odd: the others are below it, else above
+	packedOff   = 6 // i16: CFA offset, in units
+	packedSaves = 8 // u64: the saves besides the run, and from maskShift on which of them there are
+	packedSize  = 16
+)
+
+// Numbers in packed rules.
+const (
+	maskShift = 48           // bits of a packed rule's saves, below their mask
+	maxPacked = 12           // saves besides the run
+	maxRun    = 8            // saves in the run
+	baseOnReg = 0x80         // in a packed rule's aux: the base is above the CFA's register
+	minRun    = -8           // the lowest place in a run, in units from the base
+	minBase   = -(1<<15 - 8) // the lowest base, in units from the CFA; the highest is the CFA
 )
 
 // The parts of a rule's first byte.

@@ -82,7 +82,7 @@ func layOut(b []byte, machine func(uint16) *arch.Machine) (*Table, error) {
 	if n := len(t.sh.slots); int(b[hdrRuleSize]) != t.sh.size || int(b[hdrNSaves]) != n || int64(b[hdrSaveScale]) != t.sh.scale || headerSize+n > len(b) {
 		return nil, bad(hdrRuleSize, "rules of %d bytes with %d saves of %d bytes on %s", b[hdrRuleSize], b[hdrNSaves], b[hdrSaveScale], m.Name)
 	}
-	if b[hdrSP] != t.sp || b[hdrTraits] != t.sh.traits() {
+	if b[hdrSP] != t.sp || b[hdrTraits] != t.sh.traits() || int(b[hdrNRun]) != t.sh.run {
 		return nil, bad(hdrSP, "the stack pointer is slot %d, traits %#x, on %s", b[hdrSP], b[hdrTraits], m.Name)
 	}
 	for i, slot := range t.sh.slots {
@@ -339,6 +339,14 @@ func (t *Table) checkRule(r []byte, starts []uint64) string {
 	}
 	if kind == kindNone {
 		return ""
+	}
+	if t.sh.run > 0 {
+		if kind != kindReg {
+			return fmt.Sprintf("a packed rule of kind %d", kind)
+		}
+		if msg := t.sh.checkPacked(r); msg != "" {
+			return msg
+		}
 	}
 	if t.sh.reg(slot) == noReg {
 		return fmt.Sprintf("slot %d", slot)

@@ -15,7 +15,8 @@ var le = binary.LittleEndian
 type shape struct {
 	mach  *arch.Machine
 	size  int        // bytes of a rule
-	mask  int        // of its mask
+	mask  int        // of its mask; of a packed rule 2
+	run   int        // saves in the run of a packed rule, those before the return address; 0 where rules are not packed
 	scale int64      // bytes of a save's unit
 	saves []arch.Reg // the callee-saved registers, and the return address
 	slots []byte     // theirs
@@ -44,6 +45,10 @@ func shapeOf(m *arch.Machine) shape {
 	for _, r := range sh.saves {
 		sh.slots = append(sh.slots, byte(m.Slot(r)))
 	}
+	if n := len(sh.saves) - m.Vectors; m.Vectors > 0 && m.Vectors <= maxRun && n <= maxPacked && m.RAInReg {
+		sh.run, sh.mask = m.Vectors, 2
+		return sh
+	}
 	for sh.mask = 1; 8*sh.mask < len(sh.saves); sh.mask *= 2 {
 	}
 	for sh.size < ruleHead+len(sh.saves)+sh.mask {
@@ -65,6 +70,11 @@ func (sh *shape) traits() (t byte) {
 
 // present returns the mask of a rule: which saves are present.
 func (sh *shape) present(rule []byte) (mask uint64) {
+	if sh.run > 0 {
+		x := le.Uint64(rule[packedSaves:]) >> maskShift
+		first := sh.firstRun()
+		return x&(1<<first-1) | uint64(rule[packedRun])<<first | x>>first<<(len(sh.saves)-1)
+	}
 	for i, b := range rule[sh.size-sh.mask : sh.size] {
 		mask |= uint64(b) << (8 * i)
 	}
@@ -173,6 +183,9 @@ func (sh *shape) fixed(rule []byte, s *rows.Set) bool {
 		return false
 	}
 	rule[ruleCFA] |= byte(slot) << slotShift
+	if sh.run > 0 {
+		return sh.pack(rule, s)
+	}
 	le.PutUint32(rule[ruleOff:], uint32(s.CFA.Off))
 	if outermost {
 		return true
@@ -218,14 +231,14 @@ func (sh *shape) fixedSet(rule []byte) rows.Set {
 	switch kind {
 	case kindReg:
 		s.CFA.Kind = rows.CFAReg
-		base = -baseUnit * int64(rule[ruleAux])
+		base = sh.base(rule)
 	case kindPLT:
 		s.CFA.Kind = rows.CFAPLT
 		s.CFA.Off2 = int64(rule[ruleAux])
 	}
 	if s.CFA.Kind != rows.CFANone {
 		s.CFA.Reg = sh.reg(slot)
-		s.CFA.Off = int64(int32(le.Uint32(rule[ruleOff:])))
+		s.CFA.Off = sh.cfaOff(rule)
 	}
 	if outermost {
 		s.Rules = []rows.Rule{{Of: s.RA, Kind: rows.Undefined}}
@@ -236,8 +249,7 @@ func (sh *shape) fixedSet(rule []byte) rows.Set {
 		if i >= len(sh.saves) {
 			break
 		}
-		off := base + sh.scale*int64(int8(rule[ruleHead+i]))
-		s.Rules = append(s.Rules, rows.Rule{Of: sh.saves[i], Kind: rows.Offset, Off: off})
+		s.Rules = append(s.Rules, rows.Rule{Of: sh.saves[i], Kind: rows.Offset, Off: base + sh.save(rule, i)})
 	}
 	slices.SortFunc(s.Rules, func(a, b rows.Rule) int { return int(a.Of) - int(b.Of) })
 	return s

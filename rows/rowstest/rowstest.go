@@ -4,6 +4,7 @@ package rowstest
 import (
 	"encoding/binary"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
@@ -55,6 +56,42 @@ func Table(r *rand.Rand, mach *arch.Machine, n int) *rows.Table {
 	return t
 }
 
+// sideBySide returns where registers of a frame are saved as compilers for a machine that saves many do it: one behind the other, and vector
+// registers in a run, up or down. Some frames are large. It returns nil for other frames, of which there are some.
+func sideBySide(r *rand.Rand, mach *arch.Machine, nonsense bool, cfa *rows.CFA) map[arch.Reg]int64 {
+	if mach.Vectors == 0 || nonsense || r.IntN(4) == 0 {
+		return nil
+	}
+	at := map[arch.Reg]int64{}
+	low := -8 * int64(r.IntN(300))
+	if r.IntN(4) == 0 {
+		cfa.Off = 16 * int64(r.IntN(20_000))
+		low = -cfa.Off + 8*int64(r.IntN(300))
+	}
+	saves := append(slices.Clone(mach.CalleeSaved), mach.RA)
+	n := len(saves) - 1 - mach.Vectors
+	pos := low
+	for _, i := range r.Perm(n + 1) {
+		if i == n {
+			i = len(saves) - 1
+		}
+		if r.IntN(3) != 0 {
+			at[saves[i]] = pos
+			pos += 8 * int64(1+r.IntN(8)/7)
+		}
+	}
+	if r.IntN(2) == 0 {
+		pos, step := low+8*int64(r.IntN(22)-9), int64(8-16*r.IntN(2))
+		for _, reg := range saves[n : n+mach.Vectors] {
+			if r.IntN(2) == 0 {
+				at[reg] = pos
+			}
+			pos += step
+		}
+	}
+	return at
+}
+
 // Set makes a set: often one that a compiler would make, sometimes nonsense.
 func Set(r *rand.Rand, mach *arch.Machine) rows.Set {
 	off := func() int64 {
@@ -86,9 +123,16 @@ func Set(r *rand.Rand, mach *arch.Machine) rows.Set {
 			}
 		}
 	}
+	side := sideBySide(r, mach, nonsense, &s.CFA)
 	for of := range arch.Reg(80) {
 		rule := rows.Rule{Of: of, Kind: rows.Offset, Off: -8 * int64(1+r.IntN(100))}
 		switch {
+		case side != nil:
+			off, ok := side[of]
+			if !ok {
+				continue
+			}
+			rule.Off = off
 		case of == mach.RA:
 			if rule.Off = -8; mach.RAInReg && r.IntN(2) == 0 {
 				continue

@@ -12,8 +12,5 @@ var Machine = arch.AMD64
 //go:embed unspool_amd64.bpf.o
 var object []byte
 
-// The kernel has numRegs registers of a thread, and a rule has ruleSize bytes: c/walk.h.
-const (
-	numRegs  = 17
-	ruleSize = 16
-)
+// The kernel has numRegs registers of a thread: c/walk.h.
+const numRegs = 17

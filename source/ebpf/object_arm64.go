@@ -12,8 +12,5 @@ var Machine = arch.ARM64
 //go:embed unspool_arm64.bpf.o
 var object []byte
 
-// The kernel has numRegs registers of a thread, and a rule has ruleSize bytes: c/walk.h.
-const (
-	numRegs  = 33
-	ruleSize = 32
-)
+// The kernel has numRegs registers of a thread: c/walk.h.
+const numRegs = 33

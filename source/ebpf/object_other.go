@@ -9,7 +9,4 @@ var Machine = &arch.Machine{}
 
 var object []byte
 
-const (
-	numRegs  = 0
-	ruleSize = 16
-)
+const numRegs = 0

@@ -465,5 +465,6 @@ type tableValue [valueSize]byte
 const (
 	valueBytes = 1024
 	valueSize  = valueBytes + ruleSize - 8
+	ruleSize   = 16
 	innerMap   = 1 << 12 // BPF_F_INNER_MAP: arrays of different lengths in one map
 )

@@ -132,7 +132,12 @@ func machine(b *bytes.Buffer, m *arch.Machine) {
 	for size < 8+len(saves)+bits/8 { // package compact's ruleHead
 		size *= 2
 	}
-	define("RULE_SIZE", fmt.Sprint(size), "bytes of a rule of fixed size")
+	define("RULE_SIZE", fmt.Sprint(size), "bytes of a rule of fixed size, unpacked")
+	if m.Vectors > 0 {
+		size = 16 // package compact's packedSize
+	}
+	define("TABLE_RULE", fmt.Sprint(size), "and in a table, where it may be packed")
+	define("N_RUN", fmt.Sprint(m.Vectors), "saves in the run of a packed rule, those in front of the return address; 0 where none are packed")
 	define("SAVE_SET", fmt.Sprintf("uint%d_t", bits), "the type of a set of them")
 	define("RA_SAVE", fmt.Sprint(len(saves)-1), "which of them is the return address's")
 	fmt.Fprintf(b, "#define %s_EACH_SAVE(X)", up)

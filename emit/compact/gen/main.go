@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -151,6 +152,7 @@ var records = []record{
 	{"hdr", "headerSize", "unspool_table_header", "header"},
 	{"span", "spanSize", "unspool_table_span", "span"},
 	{"rule", "ruleHead", "unspool_table_rule", "rule"},
+	{"packed", "packedSize", "unspool_table_packed", "packed"},
 	{"wide", "wideHead", "unspool_table_wide", "wide"},
 	{"wrule", "wruleSize", "unspool_table_wide_rule", "wide rule"},
 	{"origin", "originSize", "unspool_table_origin", "origin"},
@@ -166,7 +168,7 @@ type field struct {
 	size, count     int64
 }
 
-var typeSize = map[string]int64{"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i32": 4, "i64": 8}
+var typeSize = map[string]int64{"u8": 1, "i8": 1, "u16": 2, "i16": 2, "u32": 4, "u64": 8, "i32": 4, "i64": 8}
 
 // fields returns a record's fields. Their types are what their comments start with, and must fill the
 // space up to the next one, or leave some that is padding.
@@ -215,7 +217,7 @@ func snake(s string) string {
 	return b.String()
 }
 
-var cType = map[string]string{"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "i32": "int32_t", "i64": "int64_t"}
+var cType = map[string]string{"u8": "uint8_t", "i8": "int8_t", "u16": "uint16_t", "i16": "int16_t", "u32": "uint32_t", "u64": "uint64_t", "i32": "int32_t", "i64": "int64_t"}
 
 // mention spells the constants that a comment names as sp does.
 func (l *layout) mention(text string, sp func(string) string) string {
@@ -245,7 +247,8 @@ func (l *layout) header() ([]byte, error) {
 	for _, g := range l.groups {
 		plain := g.consts[:0:0]
 		for _, c := range g.consts {
-			if c.value.Kind() == constant.Int && !l.isField(c.name) && c.name != "Version" {
+			isSize := slices.ContainsFunc(records, func(r record) bool { return c.name == r.size })
+			if c.value.Kind() == constant.Int && !l.isField(c.name) && !isSize && c.name != "Version" {
 				plain = append(plain, c)
 			}
 		}
@@ -283,13 +286,14 @@ func (l *layout) header() ([]byte, error) {
 			return nil, err
 		}
 		fmt.Fprintf(&b, "\nstruct %s {\n", r.c)
+		fmt.Fprintf(&asserts, "_Static_assert(sizeof(struct %s) == %d", r.c, l.int(r.size))
 		at := int64(0)
 		pad := func(to int64) {
 			if to > at {
 				fmt.Fprintf(&b, "\tuint8_t pad%d[%d];\n", at, to-at)
 			}
 		}
-		for _, f := range fs {
+		for i, f := range fs {
 			pad(f.off)
 			array := ""
 			if f.count > 1 {
@@ -297,15 +301,19 @@ func (l *layout) header() ([]byte, error) {
 			}
 			fmt.Fprintf(&b, "\t%s %s%s; /* %s */\n", cType[f.typ], snake(f.name), array, l.mention(f.text, l.upper))
 			at = f.off + f.size*f.count
-			fmt.Fprintf(&asserts, "_Static_assert(offsetof(struct %s, %s) == %d, \"layout\");\n", r.c, snake(f.name), f.off)
+			between := " "
+			if i%3 == 0 {
+				between = "\n\t"
+			}
+			fmt.Fprintf(&asserts, " &&%soffsetof(struct %s, %s) == %d", between, r.c, snake(f.name), f.off)
 		}
 		pad(l.int(r.size))
-		fmt.Fprintf(&b, "};\n\nenum { /* its offsets */\n")
+		fmt.Fprintf(&b, "};\n\nenum { /* its size and offsets */\n\tUNSPOOL_%s = %d,\n", strings.ToUpper(snake(r.size)), l.int(r.size))
 		for _, f := range fs {
 			fmt.Fprintf(&b, "\tUNSPOOL_OFF_%s = %d,\n", strings.ToUpper(snake(r.prefix+f.name)), f.off)
 		}
 		fmt.Fprintf(&b, "};\n")
-		fmt.Fprintf(&asserts, "_Static_assert(sizeof(struct %s) == %d, \"layout\");\n", r.c, l.int(r.size))
+		fmt.Fprintf(&asserts, ", \"layout\");\n")
 	}
 	fmt.Fprintf(&b, "\nenum { UNSPOOL_NUM_SLOTS = %d };\n#define UNSPOOL_ADDRESS %#xull /* what is an address in a signed one */\n", arch.NumSlots, uint64(arch.AddressMask))
 	for _, m := range arch.Machines() {

@@ -3,6 +3,8 @@
  * find.h: the rule of an address in a compact table (docs/TABLE.md), which may be in several values of a map. Part of walk.h.
  */
 
+#include "packed.h"
+
 /* Eight bytes at an offset; 0 where there are none. */
 PART u64 word_at(u32 table, u64 off)
 {
@@ -216,12 +218,16 @@ PART u32 find(u32 table, u64 pc)
 		id = escape(table, start + lo - 1);
 	if (id == 0 || id >= h->n_rules)
 		return 0;
-	at = h->rules + MACHINE(RULE_SIZE) * (u64)id;
+	at = h->rules + MACHINE(TABLE_RULE) * (u64)id;
 	v = walk_part(t, (u32)(at >> VALUE_BITS));
 	if (!v)
 		return 0;
 	at &= VALUE_MASK & ~7ull; /* so all words but the first are in the overlap at worst */
+#if MACHINE(N_RUN)
+	rule_unpack((const u64 *)(v + at), &w->rule.head);
+#else
 	w->rule = *(const struct rule *)(v + at);
+#endif
 	w->table = table;
 	return id;
 }

@@ -37,7 +37,7 @@ static struct unspool_edge *walk_edge(void);
 
 #define VALUE_BITS 10
 #define VALUE_BYTES (1 << VALUE_BITS)
-#define VALUE_OVERLAP (MACHINE(RULE_SIZE) - 8)
+#define VALUE_OVERLAP (MACHINE(TABLE_RULE) - 8)
 #define VALUE_SIZE (VALUE_BYTES + VALUE_OVERLAP)
 #define VALUE_MASK (VALUE_BYTES - 1)
 
@@ -98,7 +98,7 @@ struct range_block {
 	struct range r[RANGES];
 };
 
-/* A rule of fixed size (docs/TABLE.md): a table's, and what the walk marks in its flags. */
+/* A rule of fixed size, unpacked (docs/TABLE.md): a table's, and what the walk marks in its flags. */
 struct rule {
 	u64 head;
 	u64 saves[RULE_WORDS - 1]; /* a byte each, and at the end which there are */
@@ -353,6 +353,7 @@ static __always_inline int get(struct walk *w, u32 slot, u64 *to)
 #define PLAIN_FLAGS (u16)(s->rule.head >> 16)
 #define PLAIN_AUX (u8)(s->rule.head >> 8)
 #define PLAIN_OFF (s32)(s->rule.head >> 32)
+#define PLAIN_BASE -(s64)(u8)(s->rule.head >> 8) * UNSPOOL_BASE_UNIT
 #define PLAIN_MASK RULE_MASK(&s->rule)
 #define PLAIN_MASKS u32
 #define PLAIN_SCALE 8

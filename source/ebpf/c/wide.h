@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
- * wide.h: rules that do not fit RULE_SIZE (16 bytes; on AArch64, 32), and expressions (docs/TABLE.md, docs/SEMANTICS.md section 3). They are rare: signal
+ * wide.h: rules that do not fit 16 bytes, and expressions (docs/TABLE.md, docs/SEMANTICS.md section 3). They are rare: signal
  * frames, the first instructions of a program, hand-written code. Part of walk.h.
  */
 
