@@ -99,7 +99,7 @@ func TestTracedUsage(t *testing.T) {
 	}
 	runProgram(t, "record", "--source", "ptrace", "--", "/nonexistent/program").want(t, 1, "/nonexistent/program")
 	runProgram(t, "record", "--source", "ptrace", "-o", "x.svg", "--", "sh", "-c", "kill -9 $$").want(t, 137, "a signal ended the command: killed")
-	runProgram(t, "record", "--source", "ptrace", "-o", "x.svg", "--duration", "300ms", "--", "sleep", "1000").want(t, 0, "samples")
+	runProgram(t, "record", "--source", "ptrace", "-o", "x.svg", "--duration", "300ms", "--", "sleep", "1000").want(t, 0, "samples?")
 }
 
 // A program that sends, catches, blocks and waits for signals of all kinds does the same when it is sampled as when it is not, as
