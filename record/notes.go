@@ -46,7 +46,7 @@ func repaired(r *source.Repairs) string {
 	if len(parts) == 0 {
 		return ""
 	}
-	return "read from /proc, because their records were lost: " + strings.Join(parts, ", ")
+	return "read from /proc, because no record told of them: " + strings.Join(parts, ", ")
 }
 
 // recordLess returns a note with the advice to record less, by what the events take.

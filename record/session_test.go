@@ -36,9 +36,9 @@ func TestRepaired(t *testing.T) {
 		want string
 	}{
 		{source.Repairs{}, ""},
-		{source.Repairs{Mappings: 1}, "read from /proc, because their records were lost: 1 mapping"},
+		{source.Repairs{Mappings: 1}, "read from /proc, because no record told of them: 1 mapping"},
 		{source.Repairs{Mappings: 1900, Gone: 1, Processes: 2, Names: 1},
-			"read from /proc, because their records were lost: 2 processes, 1,900 mappings, 1 mapping that had gone, 1 name"},
+			"read from /proc, because no record told of them: 2 processes, 1,900 mappings, 1 mapping that had gone, 1 name"},
 	} {
 		if got := repaired(&c.r); got != c.want {
 			t.Errorf("%+v: %q, want %q", c.r, got, c.want)

@@ -17,7 +17,8 @@ import (
 // A RecordStream gives the records of a recording, in the order of writing.
 //
 // If it has a method Owner(pid int32) uint32, that is the user that a process runs as: see World.Owners. If it has a method Tree() *Tree, Run leaves out all that does not concern it. If it has a method Stop(), Run calls that, from another goroutine, when it needs no more records: Next must then
-// return io.EOF soon. If it has a method BuildID(path string) string, that gives, in hex, the build IDs of files
+// return io.EOF soon. If it has a method Unmapped(pid int32), Run calls that, from the goroutine that called Run, when the stack of a process leads to
+// an address in no known mapping. If it has a method BuildID(path string) string, that gives, in hex, the build IDs of files
 // whose MMAP records have none.
 type RecordStream interface {
 	// Decoder knows the events of the stream. More may be added to it while the stream is read.
@@ -191,13 +192,18 @@ func Run(ctx context.Context, in RecordStream, o Options) (Stats, error) {
 		defer context.AfterFunc(ctx, s.Stop)()
 	}
 
+	var unmapped func(pid int32)
+	if u, ok := in.(interface{ Unmapped(pid int32) }); ok {
+		unmapped = u.Unmapped
+	}
+
 	var st Stats
 	var err error
 	for j := range order {
 		<-j.done
 		if err == nil && ctx.Err() == nil {
 			if err = j.err; err == nil { // else some have no stack
-				err = Guard(func() error { return j.deliver(&o, &st) })
+				err = Guard(func() error { return j.deliver(&o, &st, unmapped) })
 			}
 		}
 		if err != nil {
@@ -248,7 +254,7 @@ func (k *stacker) walk(j *job, prepare func(*Sample) uint64) error {
 }
 
 // deliver hands j's records to the consumer.
-func (j *job) deliver(o *Options, st *Stats) error {
+func (j *job) deliver(o *Options, st *Stats, unmapped func(pid int32)) error {
 	for i := range j.items {
 		it := &j.items[i]
 		switch {
@@ -264,6 +270,9 @@ func (j *job) deliver(o *Options, st *Stats) error {
 					st.First = s.Time
 				}
 				st.Last = max(st.Last, s.Time)
+			}
+			if n := len(s.User); n > 0 && s.User[n-1].Mapping == nil && s.From == Walked && unmapped != nil {
+				unmapped(s.PID)
 			}
 			if o.Sample != nil {
 				if err := o.Sample(s); err != nil {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/unspool/unspool/internal/procfs"
@@ -24,8 +26,9 @@ const (
 // A repair makes up for lost records: it reads names and mappings of the processes concerned from /proc again, and who has started those that are
 // not known. What its records say is of the time before it was read, so what the kernel writes after that replaces it.
 type repair struct {
-	wanted bool // records were lost since the last one began
-	next   time.Time
+	wanted bool      // records were lost since the last one began
+	next   time.Time // when the next may begin
+	rest   time.Time // until when no single process is read
 	asked  time.Time // when the events were asked for what they have lost
 	missed uint64    // and said
 
@@ -34,6 +37,60 @@ type repair struct {
 	found   []int         // of these to be read, parents first
 	owned   map[uint32]int
 	took    time.Duration
+
+	mu       sync.Mutex
+	unmapped map[int32]bool // processes with stacks that lead to addresses in no known mapping: see Unmapped
+	some     atomic.Bool    // there are some
+	tried    map[int32]trial
+}
+
+// A trial says when a process was read whose stack led to an address in no known mapping. If that recurs, it may be read again after a second, then
+// two, four, up to maxTrial: some stacks lead to addresses where nothing is.
+type trial struct {
+	next time.Time
+	wait time.Duration
+}
+
+const (
+	maxTrial    = time.Minute
+	maxUnmapped = 1 << 10 // processes
+)
+
+// Unmapped says that a stack of a process leads to an address in no known mapping: mremap(2) writes no record. See source.RecordStream.
+func (r *Recorder) Unmapped(pid int32) {
+	p := &r.repair
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.unmapped) < maxUnmapped {
+		if p.unmapped == nil {
+			p.unmapped = map[int32]bool{}
+		}
+		p.unmapped[pid] = true
+		p.some.Store(true)
+	}
+}
+
+// due returns the processes of Unmapped that may be read now.
+func (p *repair) due(now time.Time) (pids []int) {
+	if !p.some.Load() || now.Before(p.rest) {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for pid := range p.unmapped {
+		if t := p.tried[pid]; !now.Before(t.next) {
+			if p.tried == nil || len(p.tried) >= maxUnmapped {
+				p.tried = map[int32]trial{}
+			}
+			t.wait = min(max(2*t.wait, againTime), maxTrial)
+			t.next = now.Add(t.wait)
+			p.tried[pid] = t
+			pids = append(pids, int(pid))
+		}
+	}
+	clear(p.unmapped) // who is not due asks again
+	p.some.Store(false)
+	return pids
 }
 
 // lose notes that records were lost.
@@ -50,7 +107,7 @@ func (r *Recorder) again() bool {
 	switch {
 	case p.busy():
 	case !p.wanted || now.Before(p.next):
-		return false
+		return r.single(now)
 	default:
 		p.asked = time.Time{}
 		r.countMissed(now) // all that is read makes up for
@@ -60,7 +117,7 @@ func (r *Recorder) again() bool {
 			p.parents = map[int]int32{}
 		}
 	}
-	s := synth{dec: r.dec, ids: &r.ids, owned: p.owned, ended: r.stop.Load, misc: source.MiscAgain}
+	s := r.repairing(p.owned)
 	for p.busy() && !r.stop.Load() && time.Since(now) < sliceTime {
 		switch {
 		case len(p.pids) > 0 && p.parents != nil:
@@ -82,18 +139,49 @@ func (r *Recorder) again() bool {
 			s.again(pid, parent)
 			p.found = p.found[1:]
 		}
-		for len(s.b) > 0 {
-			var raw []byte
-			raw, s.b = cutRecord(s.b)
-			copy(r.space(len(raw)), raw)
-			r.unsettled = true
-		}
+		r.write(&s)
 	}
 	r.flush()
 	if p.took += time.Since(now); !p.busy() {
 		p.next = time.Now().Add(max(againTime, againShare*p.took))
 	}
 	return p.busy()
+}
+
+func (r *Recorder) repairing(owned map[uint32]int) synth {
+	return synth{dec: r.dec, ids: &r.ids, owned: owned, ended: r.stop.Load, misc: source.MiscAgain}
+}
+
+// write hands on what s has made.
+func (r *Recorder) write(s *synth) {
+	for len(s.b) > 0 {
+		var raw []byte
+		raw, s.b = cutRecord(s.b)
+		copy(r.space(len(raw)), raw)
+		r.unsettled = true
+	}
+}
+
+// single reads the processes again whose stacks lead to addresses in no known mapping, and that are due. It says whether it has read any.
+func (r *Recorder) single(now time.Time) bool {
+	p := &r.repair
+	pids := p.due(now)
+	if len(pids) == 0 {
+		return false
+	}
+	s := r.repairing(map[uint32]int{})
+	for _, pid := range pids {
+		if r.kin.Has(int32(pid)) || pid == r.root {
+			s.again(pid, 0)
+		}
+		r.write(&s)
+		if time.Since(now) > sliceTime {
+			break // the others ask again
+		}
+	}
+	r.flush()
+	p.rest = time.Now().Add(againShare * time.Since(now))
+	return true
 }
 
 // countMissed asks the events whether records were lost that no record has told of: the kernel writes a LOST record in front of the next one that

@@ -133,3 +133,28 @@ func TestRepair(t *testing.T) {
 		})
 	}
 }
+
+// TestUnmapped: code that the kernel moves to an address where no record says that something is, is soon found there.
+func TestUnmapped(t *testing.T) {
+	for _, narrow := range []bool{false, true} {
+		r := open(t, Options{Command: []string{work(t), "move", "2"}, narrow: narrow, StackSize: 512})
+		unknown, known := 0, 0
+		st, err := source.Run(t.Context(), r, source.Options{Machine: r.Machine(), Sample: func(s *source.Sample) error {
+			switch n := len(s.User); {
+			case n == 0 || s.Comm != "work":
+			case s.User[0].Mapping == nil:
+				unknown++
+			case s.User[0].Mapping.Hi-s.User[0].Mapping.Lo == 4096 && filepath.Base(s.User[0].Mapping.Module.Path) == "work":
+				known++
+			}
+			return nil
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%d samples in no known mapping, %d in the moved one; %+v", unknown, known, st.Repairs)
+		if known < 100 || known < unknown || st.Repairs.Mappings == 0 || st.Repairs.Mappings > 2 || st.Repairs.Gone > 2 || st.Disordered > 0 {
+			t.Errorf("narrow %v: %d samples in no known mapping, %d in the moved one, %+v; %d out of order", narrow, unknown, known, st.Repairs, st.Disordered)
+		}
+	}
+}

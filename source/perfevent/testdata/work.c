@@ -151,6 +151,22 @@ static void flood(const char *dir, int n) {
         waitpid(child, NULL, 0);
 }
 
+// move has the kernel move a page of code to another address, of which it writes no record, and computes there.
+__attribute__((section(".moved"), aligned(4096), noinline)) void spin(volatile unsigned long *n, unsigned long k) {
+    while (k-- > 0)
+        ++*n;
+}
+__attribute__((section(".moved"), aligned(4096), used)) static void behind(void) {}
+
+static void move(void) {
+    void *to = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void (*at)(volatile unsigned long *, unsigned long) = mremap((void *)spin, 4096, 4096, MREMAP_MAYMOVE | MREMAP_FIXED, to);
+    double end = used() + seconds;
+    while (used() < end)
+        at(&sink, 10000000);
+    _exit(0);
+}
+
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "spin";
     seconds = argc > 2 ? atof(argv[2]) : 0.5;
@@ -199,6 +215,8 @@ int main(int argc, char **argv) {
     } else if (!strcmp(mode, "flood")) { // DIRECTORY, how many files
         if (argc > 3)
             flood(argv[2], atoi(argv[3]));
+    } else if (!strcmp(mode, "move")) {
+        move();
     } else if (!strcmp(mode, "count")) { // so many page faults and system calls
         long n = argc > 2 ? atol(argv[2]) : 0;
         char *p = mmap(NULL, n * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
