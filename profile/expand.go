@@ -41,7 +41,7 @@ type startKey struct {
 func newExpander(p *Profile) *expander {
 	p.Files = []string{""}
 	return &expander{
-		p: p, funcs: make(map[funcKey]int32, len(p.Locs)/4), starts: map[startKey]int32{}, kernels: map[string]int32{}, files: map[string]uint32{"": 0},
+		p: p, funcs: make(map[funcKey]int32, len(p.Locs)/4), kernels: map[string]int32{}, files: map[string]uint32{"": 0},
 		inner: make([]inner, len(p.Locs)),
 	}
 }
@@ -94,6 +94,9 @@ func (x *expander) place(loc *Loc, s *Source) {
 func (x *expander) outermost(n *Name, module int32) int32 {
 	k := startKey{n.Start, module}
 	if n.Func == "" {
+		if x.starts == nil {
+			x.starts = make(map[startKey]int32, len(x.inner)/4)
+		}
 		if f, ok := x.starts[k]; ok {
 			return f
 		}

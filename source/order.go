@@ -1,6 +1,10 @@
 package source
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/unspool/unspool/internal/pages"
+)
 
 // An entry is a raw record that waits for its turn.
 type entry struct {
@@ -93,7 +97,10 @@ func (q *queue) sort() {
 	if len(runs) == 0 {
 		return
 	}
-	q.spare = slices.Grow(q.spare[:0], len(p))[:len(p)]
+	if len(p) > cap(q.spare) {
+		q.spare = pages.Populate(make([]entry, len(p)))
+	}
+	q.spare = q.spare[:len(p)]
 	from, to := p, q.spare
 	for len(runs) > 0 {
 		next := runs[:0]
