@@ -28,10 +28,12 @@ var foreignCrashes = []string{"segv", "null", "abort", "handler", "vfork", "corr
 var foreignDifferences = []difference{
 	{"null", "eu-stack", `frame 2: 0x\w+ main, the judge has 0x\w+ main`, "elfutils 0.188 does not know where a call to 0 returns to, and follows the frame pointer", false},
 	{"handler", "eu-stack", `frame 6: 0x\w+ segv, the judge has 0xffff\w+ `, "elfutils 0.188 goes on in the vDSO from where a signal came", false},
+	{"wait", "eu-stack", `frame 3: 0xffff\w+ , the judge has 0xffff\w+ `, "the same", false},
 }
 
 // TestForeign: what a machine with AArch64 has left says on this machine what it says there. Stacks of its cores are those that gdb and
-// eu-stack print here, by the same paths and below a system root; its recording makes the same report; and so do an x86-64 machine's there.
+// eu-stack print here, by the same paths and below a system root; stacks of its live processes are those of their cores, 900 frames and a signal's
+// handler included; its recording makes the same report; and so do an x86-64 machine's there.
 func TestForeign(t *testing.T) {
 	oracle.Long(t)
 	switch list := os.Getenv("UNSPOOL_MACHINES"); {
@@ -46,10 +48,13 @@ func TestForeign(t *testing.T) {
 	programs := []string{built(t, "crash.c", "crash-arm64", cc...)}
 	cc[4] = "-mbranch-protection=standard" // return addresses are signed
 	programs = append(programs, built(t, "crash.c", "signed-arm64", cc...))
+	waits := []string{"", built(t, "../foreign/wait.c", "wait-signed", cc...)}
+	cc[4] = "-mbranch-protection=none"
+	waits[0] = built(t, "../foreign/wait.c", "wait-arm64", cc...)
 
 	sysroot := t.TempDir()
 	var root vm.Root
-	for _, path := range []string{programs[0], programs[1], work, foreign + "/ld-linux-aarch64.so.1", foreign + "/libc.so.6"} {
+	for _, path := range []string{programs[0], programs[1], work, waits[0], waits[1], foreign + "/ld-linux-aarch64.so.1", foreign + "/libc.so.6"} {
 		b, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -85,6 +90,13 @@ func TestForeign(t *testing.T) {
 			command(how+" there", nil, "stack", "--format", "json", "--depth", strconv.Itoa(judgeDepth), core)
 		}
 	}
+	// Processes that wait: their stacks while they live, and their cores.
+	live := len(steps)
+	for _, p := range waits {
+		steps = append(steps, vm.Step{Name: "waits", Args: []string{p}, Start: true})
+		command("live", nil, "stack", "--format", "json", "--depth", strconv.Itoa(judgeDepth), "$PID")
+		steps = append(steps, vm.Step{Name: "core of it", Args: []string{p, "$PID"}, Seconds: 60, Files: []string{"/tmp/core." + filepath.Base(p)}})
+	}
 	const data = "/tmp/work.data"
 	command("record", []string{data}, "record", "--source", "perf", "-e", "cpu-clock:u", "-F", "299", "-o", data, "--", work)
 	command("report", nil, "report", data, "--format", "folded")
@@ -109,6 +121,18 @@ func TestForeign(t *testing.T) {
 
 	permitted := append(slices.Clone(foreignDifferences), stackDifferences...)
 	used := make([]bool, len(permitted))
+	judge := func(t *testing.T, program, name string, differences []string) {
+		for _, d := range differences {
+			at := slices.IndexFunc(permitted, func(x difference) bool {
+				return (x.program == "" || x.program == program) && x.judge == name && regexp.MustCompile(x.pattern).MatchString(d)
+			})
+			if at < 0 {
+				t.Errorf("%s: %s", name, d)
+				continue
+			}
+			used[at] = true
+		}
+	}
 	for i := range len(programs) * len(foreignCrashes) {
 		crash, how := programs[i/len(foreignCrashes)], foreignCrashes[i%len(foreignCrashes)]
 		t.Run(filepath.Base(crash)+"/"+how, func(t *testing.T) {
@@ -135,16 +159,34 @@ func TestForeign(t *testing.T) {
 				delete(judges, "eu-stack") // elfutils 0.188 takes signatures for parts of addresses
 			}
 			for name, run := range judges {
-				for _, d := range here.compare(run(t, crash, path, judgeDepth)) {
-					at := slices.IndexFunc(permitted, func(x difference) bool {
-						return (x.program == "" || x.program == how) && x.judge == name && regexp.MustCompile(x.pattern).MatchString(d)
-					})
-					if at < 0 {
-						t.Errorf("%s: %s", name, d)
-						continue
-					}
-					used[at] = true
+				judge(t, how, name, here.compare(run(t, crash, path, judgeDepth)))
+			}
+		})
+	}
+	for i, p := range waits {
+		t.Run("live/"+filepath.Base(p), func(t *testing.T) {
+			r := results[live+3*i:]
+			path := filepath.Join(t.TempDir(), "core")
+			if err := os.WriteFile(path, r[2].Files["/tmp/core."+filepath.Base(p)], 0o600); err != nil {
+				t.Fatal(err)
+			}
+			alive, core := parseStack(t, string(r[1].Stdout)), runStack(t, "--depth", strconv.Itoa(judgeDepth), path)
+			if len(alive.Threads) != 4 || len(alive.Notes) > 0 {
+				t.Errorf("%d threads, notes: %q", len(alive.Threads), alive.Notes)
+			}
+			deep := 0
+			for i, th := range alive.Threads {
+				if deep = max(deep, len(th.Frames)); !th.Whole {
+					t.Errorf("thread %d ends with %s, %d frames", th.TID, th.Stop, len(th.Frames))
 				}
+				alive.Threads[i].Name = "" // a core has the first one's only
+			}
+			if core.Threads[0].Name = ""; alive.plain("") != core.plain("") || deep < 900 {
+				t.Errorf("%d frames; alive %s\nin its core %s", deep, alive.plain(""), core.plain(""))
+			}
+			judge(t, "wait", "gdb", alive.compare(foreignStacks(t, p, path, judgeDepth)))
+			if i == 0 { // elfutils 0.188 takes signatures for parts of addresses
+				judge(t, "wait", "eu-stack", alive.compare(euStacks(t, p, path, judgeDepth)))
 			}
 		})
 	}

@@ -1,6 +1,7 @@
-// Work sorts for two seconds, with comparisons that go some frames deep.
+// Work sorts for three seconds, with comparisons that go some frames deep. It asks for no time: another machine has not its vDSO.
+#include <signal.h>
 #include <stdlib.h>
-#include <time.h>
+#include <unistd.h>
 
 #define OUT __attribute__((noinline, noclone))
 
@@ -28,8 +29,14 @@ OUT static void work(void) {
 	qsort(x, 64, sizeof *x, compare);
 }
 
+static volatile sig_atomic_t over;
+
+static void end(int sig) { over = sig; }
+
 int main(void) {
-	for (time_t end = time(0) + 3; time(0) < end;)
+	signal(SIGALRM, end);
+	alarm(3);
+	while (!over)
 		work();
 	return 0;
 }
