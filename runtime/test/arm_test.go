@@ -155,3 +155,25 @@ func TestArmBranchTargets(t *testing.T) {
 		t.Errorf("%s", jump)
 	}
 }
+
+// TestUnmarked: the libraries do not say that shadow stacks may be on where they are loaded, though compilers mark what they compile: unw_resume
+// does not move one.
+func TestUnmarked(t *testing.T) {
+	oracle.Need(t, "make", "gcc", armCC, "readelf")
+	for cc, flags := range map[string]string{"gcc": "-O0 -nostartfiles -fcf-protection=full", armCC: "-O0 -mbranch-protection=standard"} {
+		dir := t.TempDir()
+		if out, err := exec.Command("make", "-s", "-C", "..", "BUILD="+dir, "CC="+cc, "CFLAGS="+flags).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		libs, err := filepath.Glob(filepath.Join(dir, "*.so*"))
+		if err != nil || len(libs) < 2 {
+			t.Fatal(libs, err)
+		}
+		for _, lib := range libs {
+			notes, err := exec.Command("readelf", "-nW", lib).CombinedOutput()
+			if mark := regexp.MustCompile(`SHSTK|GCS`).Find(notes); err != nil || mark != nil {
+				t.Errorf("%s of %s is marked: %v\n%s", filepath.Base(lib), cc, err, notes)
+			}
+		}
+	}
+}
