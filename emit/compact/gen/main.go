@@ -266,7 +266,7 @@ func (l *layout) header() ([]byte, error) {
 		fmt.Fprintf(&b, "};\n")
 	}
 	for _, e := range enums {
-		fmt.Fprintf(&b, "\nenum { /* %s */\n", e.doc)
+		var names []string
 		for i, n := range e.names {
 			if n == "" {
 				continue
@@ -275,9 +275,9 @@ func (l *layout) header() ([]byte, error) {
 			if e.bits {
 				v = 1 << i
 			}
-			fmt.Fprintf(&b, "\tUNSPOOL_%s = %d,\n", n, v)
+			names = append(names, fmt.Sprintf("UNSPOOL_%s = %d", n, v))
 		}
-		fmt.Fprintf(&b, "};\n")
+		enumerate(&b, e.doc, names)
 	}
 	var asserts bytes.Buffer
 	for _, r := range records {
@@ -308,22 +308,39 @@ func (l *layout) header() ([]byte, error) {
 			fmt.Fprintf(&asserts, " &&%soffsetof(struct %s, %s) == %d", between, r.c, snake(f.name), f.off)
 		}
 		pad(l.int(r.size))
-		fmt.Fprintf(&b, "};\n\nenum { /* its size and offsets */\n\tUNSPOOL_%s = %d,\n", strings.ToUpper(snake(r.size)), l.int(r.size))
-		for _, f := range fs {
-			fmt.Fprintf(&b, "\tUNSPOOL_OFF_%s = %d,\n", strings.ToUpper(snake(r.prefix+f.name)), f.off)
-		}
 		fmt.Fprintf(&b, "};\n")
+		names := []string{fmt.Sprintf("UNSPOOL_%s = %d", strings.ToUpper(snake(r.size)), l.int(r.size))}
+		for _, f := range fs {
+			names = append(names, fmt.Sprintf("UNSPOOL_OFF_%s = %d", strings.ToUpper(snake(r.prefix+f.name)), f.off))
+		}
+		enumerate(&b, "its size and offsets", names)
 		fmt.Fprintf(&asserts, ", \"layout\");\n")
 	}
 	fmt.Fprintf(&b, "\nenum { UNSPOOL_NUM_SLOTS = %d };\n#define UNSPOOL_ADDRESS %#xull /* what is an address in a signed one */\n", arch.NumSlots, uint64(arch.AddressMask))
 	for _, m := range arch.Machines() {
 		up := strings.ToUpper(m.Name)
-		fmt.Fprintf(&b, "\nenum { /* %s: e_machine, slots */\n", m.Name)
-		fmt.Fprintf(&b, "\tUNSPOOL_%s = %d,\n\tUNSPOOL_%s_SP = %d,\n\tUNSPOOL_%s_RA = %d,\n};\n", up, m.ELF, up, m.Slot(m.SP), up, m.Slot(m.RA))
+		enumerate(&b, m.Name+": e_machine, slots", []string{fmt.Sprintf("UNSPOOL_%s = %d", up, m.ELF),
+			fmt.Sprintf("UNSPOOL_%s_SP = %d", up, m.Slot(m.SP)), fmt.Sprintf("UNSPOOL_%s_RA = %d", up, m.Slot(m.RA))})
 		fmt.Fprintf(&b, "#define UNSPOOL_%s_SAVED 0x%xull /* the slots that a call preserves */\n", up, m.SavedSlots())
 	}
 	fmt.Fprintf(&b, "\n#if defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L && !defined(__bpf__)\n#include <stddef.h>\n%s#endif\n", &asserts)
 	return []byte(strings.Replace(headerIn, "@LAYOUT@\n", b.String(), 1)), nil
+}
+
+// enumerate writes a C enumeration whose members need no comments, as many as fit a line.
+func enumerate(b *bytes.Buffer, doc string, members []string) {
+	fmt.Fprintf(b, "\nenum { /* %s */", doc)
+	room := 0
+	for _, m := range members {
+		if room -= len(m) + 2; room < 0 {
+			b.WriteString("\n\t")
+			room = 130 - len(m)
+		} else {
+			b.WriteByte(' ')
+		}
+		b.WriteString(m + ",")
+	}
+	b.WriteString("\n};\n")
 }
 
 func magic(l *layout) uint32 {
