@@ -30,15 +30,16 @@ func resident(t *testing.T, s []uint32) (have, all int) {
 
 // TestPopulate: all pages are there, what the slice holds stays, and slices without a whole page are left alone.
 func TestPopulate(t *testing.T) {
-	one, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	const size = 16 << 20
+	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON) // the heap's may be there already
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Madvise(one, unix.MADV_POPULATE_WRITE); errors.Is(err, unix.EINVAL) {
+	defer unix.Munmap(b)
+	if err := unix.Madvise(b[:os.Getpagesize()], unix.MADV_POPULATE_WRITE); errors.Is(err, unix.EINVAL) {
 		oracle.Lacks(t, "MADV_POPULATE_WRITE (Linux 5.14)")
 	}
-	unix.Munmap(one)
-	s := make([]uint32, 3, 1<<22) // larger than what the heap has left of earlier tests
+	s := unsafe.Slice((*uint32)(unsafe.Pointer(&b[0])), size/4)[:3]
 	copy(s, []uint32{1, 2, 3})
 	if have, all := resident(t, s); have == all {
 		t.Fatalf("%d of %d pages are there before: the test shows nothing", have, all)
