@@ -58,6 +58,15 @@ full:
 vms:
 	UNSPOOL_MACHINES=all $(GO) test -count=1 -v -timeout 60m -run '^(TestMachines|TestForeign)$$' ./lab/shapes ./cmd/unspool
 
+# A release of what is committed, in RELEASE: for each machine a tar archive and a Debian package, and their SHA-256 sums. All is built twice, at
+# different places, the second time with an empty cache, and must be equal; then dpkg installs the packages in virtual machines of Debian, which
+# it fetches, and lab/vm/install_test.go runs what they contain. Takes five minutes on two cores.
+RELEASE ?= release
+.PHONY: release
+release:
+	$(GO) run ./internal/release $(RELEASE)
+	UNSPOOL_RELEASE=$(abspath $(RELEASE)) UNSPOOL_REQUIRE_JUDGES=1 $(GO) test -count=1 -v -timeout 30m -run '^TestInstall$$' ./lab/vm
+
 # Install every judge on Debian.
 .PHONY: judges
 judges:

@@ -63,10 +63,11 @@ var arrows = []struct {
 
 // elves are the packages that read ELF. For all others a binary is a module.Image, whatever its format.
 var elves = map[string]string{
-	"module":          "reads it",
-	"emit/native":     "writes it, and reads what it wrote",
-	"source/corefile": "a core is no binary image",
-	"internal/procfs": "reads the build ID of a file below module, without mapping it",
+	"module":           "reads it",
+	"emit/native":      "writes it, and reads what it wrote",
+	"source/corefile":  "a core is no binary image",
+	"internal/release": "says which packages its drop-ins need",
+	"internal/procfs":  "reads the build ID of a file below module, without mapping it",
 }
 
 func matches(pattern, pkg string) bool {

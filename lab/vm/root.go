@@ -5,8 +5,10 @@ import (
 	"compress/gzip"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -50,6 +52,31 @@ func (r *Root) Copy(name, from string) error {
 	}
 	r.Add(name, info.Mode(), b)
 	return nil
+}
+
+// Tree adds all directories, files and links of a directory of this machine.
+func (r *Root) Tree(dir string) error {
+	return filepath.WalkDir(dir, func(at string, d fs.DirEntry, err error) error {
+		if err != nil || at == dir {
+			return err
+		}
+		name, err := filepath.Rel(dir, at)
+		if err != nil {
+			return err
+		}
+		switch d.Type() {
+		case fs.ModeDir:
+			r.dirs(name)
+			return nil
+		case fs.ModeSymlink:
+			to, err := os.Readlink(at)
+			if err == nil {
+				r.Link(name, to)
+			}
+			return err
+		}
+		return r.Copy(name, at)
+	})
 }
 
 // Link adds a symbolic link.

@@ -55,6 +55,30 @@ func TestDirectories(t *testing.T) {
 	}
 }
 
+// TestTree: a directory's files, directories and links are at the same places in the root, executable ones still so.
+func TestTree(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"usr/bin", "empty"} {
+		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("usr/bin", filepath.Join(dir, "bin")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "usr/bin/x"), []byte("x"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var r Root
+	if err := r.Tree(dir); err != nil {
+		t.Fatal(err)
+	}
+	want := []file{{"bin", 0o120777, []byte("usr/bin")}, {"empty", 0o040755, nil}, {"usr", 0o040755, nil}, {"usr/bin", 0o040755, nil}, {"usr/bin/x", 0o100755, []byte("x")}}
+	if !reflect.DeepEqual(r.files, want) {
+		t.Errorf("%v, want %v", r.files, want)
+	}
+}
+
 // TestFetchOnce: who wants a kernel that another process fetches waits for it.
 func TestFetchOnce(t *testing.T) {
 	cache := t.TempDir()

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+var (
+	someFiles = []file{
+		{"usr/share/doc/unspool/copyright", 0o644, []byte("nobody's\n")},
+		{"usr/bin/unspool", 0o755, bytes.Repeat([]byte("program"), 5000)},
+		{"usr/lib/unspool/libunwind.so.8", 0o644, []byte("lib")}, // an odd length
+	}
+	someTime = time.Unix(1795441531, 0).UTC()
+	someDeb  = control{"1.2.4~0.20261123134531.4920ef4e5ab7", "arm64", []string{"libc6 (>= 2.34)", "libgcc-s1"}, "phrase\n" + strings.Repeat("Sentence one. ", 6) + "\n\nSentence\ntwo."}
+)
+
+// TestDeb: dpkg-deb reads the package, and finds what was put in.
+func TestDeb(t *testing.T) {
+	oracle.Need(t, "dpkg-deb", "md5sum")
+	dir := t.TempDir()
+	path := filepath.Join(dir, "x.deb")
+	if err := os.WriteFile(path, deb(someDeb, someFiles, someTime), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	ask := func(args ...string) string {
+		t.Helper()
+		cmd := exec.Command("dpkg-deb", args...)
+		cmd.Env = append(os.Environ(), "TZ=UTC", "LC_ALL=C")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%q: %v\n%s", args, err, out)
+		}
+		return string(out)
+	}
+	const fields = `Package: unspool
+Version: 1.2.4~0.20261123134531.4920ef4e5ab7
+Architecture: arm64
+Maintainer: ` + maintainer + `
+Installed-Size: 45
+Depends: libc6 (>= 2.34), libgcc-s1
+Section: devel
+Priority: optional
+Homepage: ` + home + `
+Description: phrase
+ Sentence one. Sentence one. Sentence one. Sentence one. Sentence one. Sentence
+ one.
+ .
+ Sentence two.
+`
+	if got := ask("--field", path); got != fields {
+		t.Errorf("fields:\n%s\nwant\n%s", got, fields)
+	}
+	const contents = `drwxr-xr-x root/root         0 2026-11-23 13:45 ./
+drwxr-xr-x root/root         0 2026-11-23 13:45 ./usr/
+drwxr-xr-x root/root         0 2026-11-23 13:45 ./usr/bin/
+-rwxr-xr-x root/root     35000 2026-11-23 13:45 ./usr/bin/unspool
+drwxr-xr-x root/root         0 2026-11-23 13:45 ./usr/lib/
+drwxr-xr-x root/root         0 2026-11-23 13:45 ./usr/lib/unspool/
+-rw-r--r-- root/root         3 2026-11-23 13:45 ./usr/lib/unspool/libunwind.so.8
+drwxr-xr-x root/root         0 2026-11-23 13:45 ./usr/share/
+drwxr-xr-x root/root         0 2026-11-23 13:45 ./usr/share/doc/
+drwxr-xr-x root/root         0 2026-11-23 13:45 ./usr/share/doc/unspool/
+-rw-r--r-- root/root         9 2026-11-23 13:45 ./usr/share/doc/unspool/copyright
+`
+	if got := ask("--contents", path); got != contents {
+		t.Errorf("contents:\n%s\nwant\n%s", got, contents)
+	}
+	ask("--raw-extract", path, filepath.Join(dir, "root"))
+	for _, f := range someFiles {
+		if b, err := os.ReadFile(filepath.Join(dir, "root", f.name)); err != nil || !bytes.Equal(b, f.data) {
+			t.Errorf("%s: %v", f.name, err)
+		}
+	}
+	check := exec.Command("md5sum", "-c", "DEBIAN/md5sums")
+	check.Dir = filepath.Join(dir, "root")
+	if out, err := check.CombinedOutput(); err != nil || strings.Count(string(out), ": OK\n") != len(someFiles) {
+		t.Errorf("md5sums: %v\n%s", err, out)
+	}
+}
+
+// TestSameBytes: archives of the same files are the same, whatever the order of the files, the time of day and the user.
+func TestSameBytes(t *testing.T) {
+	reversed := slices.Clone(someFiles)
+	slices.Reverse(reversed)
+	a, b := deb(someDeb, someFiles, someTime), deb(someDeb, reversed, someTime)
+	if !bytes.Equal(a, b) {
+		t.Error("packages differ")
+	}
+	if !bytes.Equal(tarball("x/", someFiles, someTime), tarball("x/", reversed, someTime)) {
+		t.Error("archives differ")
+	}
+	if bytes.Equal(a, deb(someDeb, someFiles, someTime.Add(time.Second))) {
+		t.Error("a package does not have the time of its commit")
+	}
+}
+
+// TestTarball: tar reads the archive, whose files are in one directory.
+func TestTarball(t *testing.T) {
+	oracle.Need(t, "tar")
+	cmd := exec.Command("tar", "-tz")
+	cmd.Stdin = bytes.NewReader(tarball("name/", []file{{"b/c", 0o644, nil}, {"a", 0o644, nil}}, someTime))
+	if out, err := cmd.CombinedOutput(); err != nil || string(out) != "name/\nname/a\nname/b/\nname/b/c\n" {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestDebVersion: versions of Go's are in the same order for dpkg.
+func TestDebVersion(t *testing.T) {
+	oracle.Need(t, "dpkg")
+	order := []string{
+		"v0.0.0-20261123134531-4920ef4e5ab7", "v0.0.0-20261124000000-0000004e5ab7", "v0.1.0-rc.1", "v0.1.0-rc.1.0.20261125000000-4920ef4e5ab7",
+		"v0.1.0", "v0.1.1-0.20261126000000-4920ef4e5ab7", "v0.1.1", "v0.10.0", "v1.0.0-alpha", "v1.0.0",
+	}
+	for i := range order[1:] {
+		a, b := debVersion(order[i]), debVersion(order[i+1])
+		if out, err := exec.Command("dpkg", "--compare-versions", a, "lt", b).CombinedOutput(); err != nil || len(out) > 0 {
+			t.Errorf("%s is not before %s: %v\n%s", a, b, err, out)
+		}
+	}
+	if got := debVersion(order[0]); got != "0.0.0~20261123134531.4920ef4e5ab7" {
+		t.Error(got)
+	}
+}
+
+// TestNeeds: a library's packages are found in it; a program with libraries, and a library of another package, are refused.
+func TestNeeds(t *testing.T) {
+	oracle.Need(t, "gcc")
+	dir := t.TempDir()
+	compile := func(name, source string, flags ...string) file {
+		t.Helper()
+		c, out := filepath.Join(dir, "a.c"), filepath.Join(dir, "a.out")
+		if err := os.WriteFile(c, []byte(source), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if text, err := exec.Command("gcc", append([]string{"-o", out, c}, flags...)...).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		b, err := os.ReadFile(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return file{name: name, data: b}
+	}
+	// pthread_cond_clockwait is of glibc 2.30, and of 2.34 since it is in the C library itself.
+	lib := compile("lib/a", "int pthread_cond_clockwait(); int f(void) { return pthread_cond_clockwait(); }", "-shared", "-fPIC")
+	static := compile("bin/a", "int main(void) {}", "-static")
+	if got, err := needs([]file{lib, static}); err != nil || len(got) != 1 || got[0] != "libc6 (>= 2.34)" {
+		t.Errorf("%q, %v", got, err)
+	}
+	for want, f := range map[string]file{
+		"bin/b is not static":                compile("bin/b", "int main(void) {}"),
+		"lib/b needs libm.so.6, of":          compile("lib/b", "double f(void) { return 1; }", "-shared", "-fPIC", "-Wl,--no-as-needed", "-lm"),
+		"lib/c: bad magic number '[110 111 ": {name: "lib/c", data: []byte("no ELF file, but text of some length")},
+	} {
+		if _, err := needs([]file{f}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+// TestEqual: a byte, a name or a mode that two builds do not share is an error.
+func TestEqual(t *testing.T) {
+	of := func(f file) built { return built{machine: map[string][]file{"amd64": {f}}} }
+	a := file{"a", 0o644, []byte("a")}
+	if err := equal(of(a), of(a)); err != nil {
+		t.Error(err)
+	}
+	for _, b := range []file{{"a", 0o644, []byte("b")}, {"b", 0o644, []byte("a")}, {"a", 0o755, []byte("a")}} {
+		if equal(of(a), of(b)) == nil {
+			t.Errorf("%v equals %v", a, b)
+		}
+	}
+	if equal(of(a), built{}) == nil {
+		t.Error("a build equals one without files")
+	}
+}
+
+// TestApache: of a licence that refers to the text of another, all other text stays.
+func TestApache(t *testing.T) {
+	const text = "Copyright A\n TERMS AND CONDITIONS FOR USE, REPRODUCTION, AND DISTRIBUTION\n 1. Text"
+	for in, want := range map[string]string{
+		text + "\n END OF TERMS AND CONDITIONS\nCopyright B\n": "Copyright A\n X\nCopyright B\n",
+		text:               "Copyright A\n X",
+		"Copyright C\nMIT": "Copyright C\nMIT",
+	} {
+		if got := apache.ReplaceAllString(in, "X"); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
