@@ -256,16 +256,12 @@ func (m machine) walks(t *testing.T, g *stage) {
 		steps = append(steps, c.step)
 	}
 	for _, x := range g.stands {
-		// They run where the recorders leave them time; one with many threads takes most of it from the others.
-		nice := 10
-		if x.s.name == "thread" {
-			nice = 19
-		}
-		steps = append(steps, vm.Step{Name: x.s.name, Args: []string{x.p.path}, Start: true, Nice: nice},
+		// They run where the recorders leave them time.
+		steps = append(steps, vm.Step{Name: x.s.name, Args: []string{x.p.path}, Start: true, Nice: 10},
 			command("live", append(stackJSON, "$PID")...))
 	}
 	for _, source := range m.sources {
-		r := command(source, "record", "-a", "--source", source, "-F", "199", "--duration", "8s", "--no-inline", "-o", "/tmp/"+source+".jsonl")
+		r := command(source, "record", "-a", "--source", source, "-F", "199", "--no-inline", "-o", "/tmp/"+source+".jsonl", "--", checksProgram, "until", "8")
 		r.Files = []string{"/tmp/" + source + ".jsonl"}
 		steps = append(steps, r)
 	}

@@ -161,9 +161,10 @@ int main(void) { pthread_t t; pthread_create(&t, 0, forever, 0); naps(); return 
 			t.Errorf("thread %d was blocked for %d ms", tid, ns/1e6)
 		}
 	}
+	// Seldom, the kernel does not trace the switch that ends a wait: that wait is counted as lost.
 	st := p.Stats()
-	if whole < n || st.Lost() > 0 {
-		t.Errorf("%d of %d stacks are whole; lost %d", whole, n, st.Lost())
+	if whole < n || st.RingFull+st.Nested > 0 || n+int(st.Forgotten) < 26 || st.Forgotten > 2 {
+		t.Errorf("%d of %d stacks are whole, 25 naps and a wait without end are to be had: %+v", whole, n, st)
 	}
 }
 

@@ -128,13 +128,21 @@ func take(s vm.Step, pid string) (_ vm.Result, started *exec.Cmd) {
 			return fail(err)
 		}
 		started = cmd
-		if err := unix.Setpriority(unix.PRIO_PROCESS, cmd.Process.Pid, s.Nice); err != nil {
-			return fail(err)
-		}
 		// Its first output says that it is where the next steps want it.
 		b := make([]byte, 4096)
 		n, err := out.Read(b)
 		r.Stdout = b[:n]
+		if err != nil {
+			return fail(err)
+		}
+		// Each thread has a niceness of its own, which threads that it starts inherit.
+		tids, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", cmd.Process.Pid))
+		for _, tid := range tids {
+			n, _ := strconv.Atoi(tid.Name())
+			if e := unix.Setpriority(unix.PRIO_PROCESS, n, s.Nice); e != unix.ESRCH { // it has ended
+				err = errors.Join(err, e)
+			}
+		}
 		if err != nil {
 			return fail(err)
 		}
