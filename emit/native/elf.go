@@ -151,7 +151,7 @@ func (g *generator) file(t *rows.Table) ([]byte, error) {
 	if err := g.code(); err != nil {
 		return nil, err
 	}
-	code, at := g.Bytes()
+	code, at := g.m.assemble()
 	if len(o.b)+len(code) > maxSize {
 		return nil, ErrTooLarge
 	}
@@ -160,7 +160,7 @@ func (g *generator) file(t *rows.Table) ([]byte, error) {
 		copy(o.b[dir:], g.directory(at))
 	}
 	frame := o.add(section{name: ".eh_frame", typ: elf.SHT_PROGBITS, flags: elf.SHF_ALLOC}, 8, nil)
-	fde := o.frame(g.unwind(at, len(code)))
+	fde := o.frame(g, at, len(code))
 	frame.size = len(o.b) - frame.off
 	o.frameHdr(hdr, frame.off, fde, int(g.start))
 
@@ -203,7 +203,7 @@ func (g *generator) file(t *rows.Table) ([]byte, error) {
 		k++
 	}
 
-	o.headers(nameOf, dynamic, dynVaddr, loaded, notes, hdr)
+	o.headers(t.Machine.ELF, nameOf, dynamic, dynVaddr, loaded, notes, hdr)
 	in.Size = uint32(len(o.b))
 	var buf bytes.Buffer
 	binary.Write(&buf, le, &in)
@@ -251,48 +251,33 @@ const (
 	cfaRestore     = 0xc0
 )
 
-// frame appends call frame information for t, whose rows are the regions of one function, and returns the offset of its FDE.
-func (o *object) frame(t *rows.Table) (fde int) {
+// frame appends call frame information for the code, which is one function to it, and returns the offset of its FDE.
+func (o *object) frame(g *generator, at []uint32, size int) (fde int) {
 	entry := func(body []byte) {
 		body = append(body, make([]byte, -(len(body)+4)&7)...)
 		o.b = append(le.AppendUint32(o.b, uint32(len(body))), body...)
 	}
-	at := len(o.b)
-	entry([]byte{0, 0, 0, 0, 1, 'z', 'R', 0, 1, 0x78, 16, 1, pcrelSdata4, cfaDefCFA, 7, 8, cfaOffset | 16, 1})
+	cie := len(o.b)
+	entry(append([]byte{0, 0, 0, 0}, g.m.cie()...))
 	fde = len(o.b)
-	lo, hi := uint64(t.Rows[0].Lo), uint64(t.Rows[len(t.Rows)-1].Lo)
-	b := le.AppendUint32(nil, uint32(fde+4-at))
-	b = le.AppendUint32(b, uint32(lo-uint64(fde+8)))
-	b = append(le.AppendUint32(b, uint32(hi-lo)), 0)
-	was := frameNone
-	for i, r := range t.Rows[:len(t.Rows)-1] {
-		kind := frameNone
-		switch c := t.Sets[r.Set].CFA; {
-		case c.Reg == 6:
-			kind = frameBP
-		case c.Off == 16:
-			kind = framePushed
+	b := le.AppendUint32(nil, uint32(fde+4-cie))
+	b = le.AppendUint32(b, uint32(g.start-int64(fde+8)))
+	b = append(le.AppendUint32(b, uint32(size)), 0)
+	was, from := frameNone, uint32(0)
+	for i, r := range g.frames {
+		lo := at[r.from]
+		if i+1 < len(g.frames) && at[g.frames[i+1].from] == lo || int(lo) == size || r.kind == was {
+			continue // it is empty, or goes on
 		}
-		if i > 0 {
-			d := r.Lo - t.Rows[i-1].Lo
-			if d < 64 {
-				b = append(b, 0x40|byte(d))
-			} else {
-				b = le.AppendUint32(append(b, cfaAdvance4), uint32(d))
-			}
-		}
-		switch {
-		case kind == was:
-		case kind == framePushed:
-			b = append(b, cfaDefCFA, 7, 16, cfaOffset|6, 2)
-		case kind == frameBP && was == framePushed:
-			b = append(b, cfaDefRegister, 6)
-		case kind == frameBP:
-			b = append(b, cfaDefCFA, 6, 16, cfaOffset|6, 2)
+		switch d := lo - from; {
+		case d == 0:
+		case d < 64:
+			b = append(b, 0x40|byte(d))
 		default:
-			b = append(b, cfaDefCFA, 7, 8, cfaRestore|6)
+			b = le.AppendUint32(append(b, cfaAdvance4), d)
 		}
-		was = kind
+		b = append(b, g.m.cfi(was, r.kind)...)
+		was, from = r.kind, lo
 	}
 	entry(b)
 	o.b = append(o.b, 0, 0, 0, 0)
@@ -311,7 +296,7 @@ func (o *object) frameHdr(at, frame, fde, text int) {
 }
 
 // headers appends the section headers and fills in those of the file and of its segments.
-func (o *object) headers(nameOf map[string]uint32, dynamic *section, dynVaddr uint64, loaded int, notes *section, hdr int) {
+func (o *object) headers(machine uint16, nameOf map[string]uint32, dynamic *section, dynVaddr uint64, loaded int, notes *section, hdr int) {
 	o.b = append(o.b, make([]byte, -len(o.b)&7)...)
 	shoff := len(o.b)
 	for i := range o.sects {
@@ -334,7 +319,7 @@ func (o *object) headers(nameOf map[string]uint32, dynamic *section, dynVaddr ui
 	h = append(h, 0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT))
 	h = append(h, make([]byte, 9)...)
 	h = le.AppendUint16(h, uint16(elf.ET_DYN))
-	h = le.AppendUint16(h, uint16(elf.EM_X86_64))
+	h = le.AppendUint16(h, machine)
 	h = le.AppendUint32(h, uint32(elf.EV_CURRENT))
 	for _, v := range [...]uint64{0, headSize, uint64(shoff)} {
 		h = le.AppendUint64(h, v)

@@ -4,12 +4,9 @@ import (
 	"math"
 
 	"github.com/unspool/unspool/arch"
-	"github.com/unspool/unspool/emit/compact"
-
-	. "github.com/unspool/unspool/emit/native/amd64"
 )
 
-// Parts of a compact table that a Page file has, in their order. rdi and rsi are kept by all searches.
+// Parts of a compact table that a Page file has, in their order.
 const (
 	partSpans = iota
 	partRegions
@@ -22,198 +19,14 @@ const (
 	numParts
 )
 
-// finder writes the routine find: rdx is an address, eax becomes the number of its rule. It keeps rdi and rsi.
+// finder writes the routine find: from an address to the number of its rule.
 func (g *generator) finder() {
-	g.Set(g.find)
+	g.m.Set(g.find)
 	if g.o.Layout == Page {
-		g.page()
+		g.m.page()
 	} else {
 		g.tree()
 	}
-}
-
-// sub subtracts a number of any size from rax; cmp compares rax with one. Both may use rcx.
-func (g *generator) sub(v uint64) { g.with(SUB, v) }
-func (g *generator) cmp(v uint64) { g.with(CMP, v) }
-
-func (g *generator) with(op Op, v uint64) {
-	switch {
-	case v == 0 && op == SUB:
-	case v <= math.MaxInt32:
-		g.RI(op, RAX, int32(v))
-	default:
-		g.Imm(RCX, v)
-		g.RR(op, RAX, RCX)
-	}
-}
-
-// page searches as docs/TABLE.md has it: r11 is the start of the file, eax the offset in the span in units.
-func (g *generator) page() {
-	x := g.t.Index()
-	none := g.Label()
-	if x.NumSpans == 0 {
-		g.RR32(XOR, RAX, RAX)
-		g.found()
-		return
-	}
-	part := func(r Reg, scale uint8, i int, add int32) Mem {
-		return Indexed(R11, r, scale, g.parts[i]+add)
-	}
-	g.LeaAbs(R11, -g.start)
-	g.Mov(RAX, RDX)
-	if x.NumSpans == 1 {
-		s := x.First
-		g.sub(s.Lo)
-		g.cmp(s.Hi - s.Lo)
-		g.Jcc(AE, none)
-		if d := s.Lo - s.Base; d != 0 {
-			if d > math.MaxInt32 {
-				g.Imm(RCX, d)
-				g.RR(ADD, RAX, RCX)
-			} else {
-				g.RI(ADD, RAX, int32(d))
-			}
-		}
-		if s.Shift != 0 {
-			g.Shift(SHR, RAX, s.Shift)
-		}
-		g.Mov(RCX, RAX)
-		g.Mov(R9, RAX)
-		g.Shift(SHR, RCX, compact.GranuleBits)
-		g.Shift(SHR, R9, compact.RegionBits)
-	} else {
-		g.spans(x, part, none)
-	}
-	g.Load32(R9, part(R9, 4, partRegions, 0))
-	g.Load16(R10, part(RCX, 2, partGranules, 0))
-	g.Load16(RCX, part(RCX, 2, partGranules, 2))
-	g.Mov32(R8, R10)
-	g.RR32(SUB, R8, R9)
-	g.Zext16(R8, R8)
-	g.RR32(ADD, R8, R9) // the granule's first row
-	g.RR32(SUB, RCX, R10)
-	g.Zext16(RCX, RCX) // its rows
-	g.Lea(R10, part(R8, 2, partRows, 0))
-
-	// Count the low bytes that are not above: 16 at a time, which ascend; what lies behind them is cut off.
-	g.Zext8(RAX, RAX)
-	g.MovdX(0, RAX)
-	g.Unpack8(0, 0)
-	g.Shuffle16(0, 0, 0)
-	g.Unpack64(0, 0)
-	g.RR32(XOR, RDX, RDX)
-	more, counted := g.Here(), g.Label()
-	g.LoadX(1, Indexed(R10, RDX, 1, 0))
-	g.MovX(2, 1)
-	g.Min8(2, 0)
-	g.Equal8(2, 1)
-	g.Mask8(RAX, 2)
-	g.RI32(XOR, RAX, -1)
-	g.Tzcnt32(RAX, RAX)
-	g.RR32(ADD, RDX, RAX)
-	g.RI32(CMP, RAX, 16)
-	g.Jcc(NE, counted)
-	g.RR32(CMP, RDX, RCX)
-	g.Jcc(B, more)
-	g.Set(counted)
-	g.RR32(CMP, RDX, RCX)
-	g.Cmov(A, RDX, RCX)
-	if len(x.EscapeKeys) > 0 {
-		g.RR32(ADD, R8, RDX) // one more than the row
-	}
-	g.Test32(RDX)
-	g.Cmov(E, RCX, RDX)
-	g.RR32(ADD, RCX, RDX)
-	g.Load8(RAX, Indexed(R10, RCX, 1, -1))
-	if len(x.EscapeKeys) > 0 {
-		escaped := g.Label()
-		g.RI32(CMP, RAX, compact.EscapeID)
-		g.Jcc(E, escaped)
-		g.found()
-		g.Set(escaped)
-		g.escapes(x, part, none)
-	} else {
-		g.found()
-	}
-	g.Set(none)
-	g.RR32(XOR, RAX, RAX)
-	g.found()
-}
-
-// spans finds the span of the address in rdx: rax becomes the offset in it, in units, rcx the granule, r9 the region.
-func (g *generator) spans(x *compact.Index, part func(Reg, uint8, int, int32) Mem, none Label) {
-	above, done := g.Label(), g.Label()
-	g.RR32(XOR, RCX, RCX)
-	g.Imm(R8, uint64(x.NumSpans))
-	next := g.Here()
-	g.RR(CMP, RCX, R8)
-	g.Jcc(AE, done)
-	g.Mov(R9, RCX)
-	g.RR(ADD, R9, R8)
-	g.Shift(SHR, R9, 1)
-	g.Mov(R10, R9)
-	g.Shift(SHL, R10, 5)
-	g.RM(CMP, RAX, part(R10, 1, partSpans, 0))
-	g.Jcc(B, above)
-	g.Lea(RCX, At(R9, 1))
-	g.Jmp(next)
-	g.Set(above)
-	g.Mov(R8, R9)
-	g.Jmp(next)
-	g.Set(done)
-	g.RI(SUB, RCX, 1)
-	g.Jcc(B, none)
-	g.Shift(SHL, RCX, 5)
-	g.Lea(R10, part(RCX, 1, partSpans, 0))
-	g.RM(CMP, RAX, At(R10, 8))
-	g.Jcc(AE, none)
-	g.Load(RCX, At(R10, 24))
-	g.Imm(R8, 1<<compact.GranuleBits)
-	g.ShiftCL(SHL, R8)
-	g.Neg(R8)
-	g.RM(AND, R8, At(R10, 0))
-	g.RR(SUB, RAX, R8)
-	g.ShiftCL(SHR, RAX)
-	g.Mov(RCX, RAX)
-	g.Mov(R9, RAX)
-	g.Shift(SHR, RCX, compact.GranuleBits)
-	g.Shift(SHR, R9, compact.RegionBits)
-	g.Load32(R8, At(R10, 16))
-	g.RR(ADD, RCX, R8)
-	g.Load32(R8, At(R10, 20))
-	g.RR(ADD, R9, R8)
-}
-
-// escapes looks up the row before r8 among those whose rule does not fit a byte.
-func (g *generator) escapes(x *compact.Index, part func(Reg, uint8, int, int32) Mem, none Label) {
-	below, hit := g.Label(), g.Label()
-	g.RI(SUB, R8, 1)
-	g.Mov(RCX, R8)
-	g.Shift(SHR, RCX, compact.EscapeBits)
-	g.Load32(R9, part(RCX, 4, partEscDir, 0))
-	g.Load32(R10, part(RCX, 4, partEscDir, 4))
-	g.RI32(AND, R8, 1<<compact.EscapeBits-1)
-	next := g.Here()
-	g.RR(CMP, R9, R10)
-	g.Jcc(AE, none)
-	g.Lea(RCX, Indexed(R9, R10, 1, 0))
-	g.Shift(SHR, RCX, 1)
-	g.Load16(RAX, part(RCX, 2, partEscKeys, 0))
-	g.RR32(CMP, RAX, R8)
-	g.Jcc(E, hit)
-	g.Jcc(B, below)
-	g.Mov(R10, RCX)
-	g.Jmp(next)
-	g.Set(below)
-	g.Lea(R9, At(RCX, 1))
-	g.Jmp(next)
-	g.Set(hit)
-	if x.EscapeSize == 4 {
-		g.Load32(RAX, part(RCX, 4, partEscRules, 0))
-	} else {
-		g.Load16(RAX, part(RCX, 2, partEscRules, 0))
-	}
-	g.found()
 }
 
 // A leaf is a row of a tree: where it starts, and its rule.
@@ -222,9 +35,9 @@ type leaf struct {
 	rule uint32
 }
 
-// tree searches by comparisons with numbers in the code. rax is the address less the first one, where that makes the
-// numbers smaller.
+// tree searches by comparisons with numbers in the code, of the address less the first one where that makes the numbers smaller.
 func (g *generator) tree() {
+	m := g.m
 	var rs []leaf
 	g.t.Rows(func(lo arch.Vaddr, id uint32, _ bool) bool {
 		rs = append(rs, leaf{uint64(lo), id})
@@ -234,21 +47,21 @@ func (g *generator) tree() {
 		g.leaf(0)
 		return
 	}
-	g.Mov(RAX, RDX)
+	m.address()
 	base, last := rs[0].lo, rs[len(rs)-1].lo
 	if last-base > math.MaxInt32 {
 		if base > 0 {
 			rs = append([]leaf{{0, 0}}, rs...)
 		}
-		g.branch(rs, 0, g.cmp)
+		g.branch(rs, 0, m.cmp)
 		return
 	}
-	outside := g.Label()
-	g.sub(base)
-	g.cmp(last - base)
-	g.Jcc(AE, outside)
-	g.branch(rs[:len(rs)-1], base, func(v uint64) { g.RI32(CMP, RAX, int32(v)) })
-	g.Set(outside)
+	outside := g.m.Label()
+	m.sub(base)
+	m.cmp(last - base)
+	m.atLeast(outside)
+	g.branch(rs[:len(rs)-1], base, m.cmp32)
+	g.m.Set(outside)
 	g.leaf(0)
 }
 
@@ -261,14 +74,14 @@ func (g *generator) branch(rs []leaf, base uint64, compare func(uint64)) {
 	mid := len(rs) / 2
 	compare(rs[mid].lo - base)
 	if g.o.Layout == Tree && mid == 1 {
-		g.Jcc(B, g.numbers[rs[0].rule])
+		g.m.below(g.numbers[rs[0].rule])
 		g.branch(rs[1:], base, compare)
 		return
 	}
-	right := g.Label()
-	g.Jcc(AE, right)
+	right := g.m.Label()
+	g.m.atLeast(right)
 	g.branch(rs[:mid], base, compare)
-	g.Set(right)
+	g.m.Set(right)
 	g.branch(rs[mid:], base, compare)
 }
 
@@ -276,15 +89,15 @@ func (g *generator) branch(rs []leaf, base uint64, compare func(uint64)) {
 func (g *generator) leaf(rule uint32) {
 	switch {
 	case g.o.Layout == Tree:
-		g.Jmp(g.numbers[rule])
+		g.m.Jmp(g.numbers[rule])
 	case rule == 0:
-		g.Jmp(g.noRule)
+		g.m.Jmp(g.noRule)
 	default:
 		s := g.t.Set(rule)
-		if _, ok := simple(&s); ok {
-			g.rule(&s)
+		if _, ok := g.m.shape(&s); ok {
+			g.m.rule(&s)
 		} else {
-			g.Jmp(g.rules[rule])
+			g.m.Jmp(g.rules[rule])
 		}
 	}
 }
@@ -292,21 +105,7 @@ func (g *generator) leaf(rule uint32) {
 // outlined writes the leaves of a Tree: each number once.
 func (g *generator) outlined() {
 	for id, l := range g.numbers {
-		g.Set(l)
-		if id == 0 {
-			g.RR32(XOR, RAX, RAX)
-		} else {
-			g.Imm(RAX, uint64(id))
-		}
-		g.Ret()
-	}
-}
-
-// found ends the search of a Page: it returns, or goes on where the step does.
-func (g *generator) found() {
-	if g.after != 0 {
-		g.Jmp(g.after)
-	} else {
-		g.Ret()
+		g.m.Set(l)
+		g.m.number(uint32(id))
 	}
 }

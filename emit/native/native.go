@@ -13,10 +13,7 @@ import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/internal/printable"
-
 	"github.com/unspool/unspool/rows"
-
-	. "github.com/unspool/unspool/emit/native/amd64" // an assembler reads better without its name before every word
 )
 
 // Version is the version of the layout and of the entry points. A reader takes its own version only.
@@ -83,9 +80,15 @@ var ErrTooLarge = errors.New("machine code: more than 1 GiB")
 
 const maxSize = 1 << 30
 
+// lowerings are the machines that code is written for.
+var lowerings = map[*arch.Machine]func(*generator) lowering{
+	arch.AMD64: func(g *generator) lowering { return newX86(g) },
+}
+
 // Emit compiles t: the same bytes for the same table and options.
 func Emit(t *rows.Table, o Options) ([]byte, error) {
-	if t.Machine != arch.AMD64 {
+	lower := lowerings[t.Machine]
+	if lower == nil {
 		return nil, ErrMachine
 	}
 	for i := range t.Sets {
@@ -104,49 +107,87 @@ func Emit(t *rows.Table, o Options) ([]byte, error) {
 	if len(b) > maxSize || o.Layout == Tree && len(t.Rows) > maxSize/16 || o.Layout == Inline && len(t.Rows) > maxSize/256 {
 		return nil, ErrTooLarge
 	}
-	g := generator{Asm: &Asm{}, t: ct, o: o, gets: map[getKey]Label{}, exprs: map[exprKey]Label{}, wides: map[wideKey]Label{}, bodies: map[string]*body{}}
+	g := &generator{mach: t.Machine, t: ct, o: o, exprs: map[exprKey]label{}, wides: map[wideKey]label{}, bodies: map[string]*body{}}
+	g.m = lower(g)
 	return g.file(t)
 }
 
-// A generator writes the code of one module.
+// A generator writes the code of one module: what is the same for all machines.
 type generator struct {
-	*Asm
+	m     lowering
+	mach  *arch.Machine
 	t     *compact.Table
 	o     Options
 	start int64           // offset of the code in the file
 	parts [numParts]int32 // offsets of the index's parts
 
-	entries  [3]Label // find, apply, step
-	ends     [3]Label // of their code
-	find     Label    // rdx: address; eax becomes the number of its rule
-	numbers  []Label  // leaves of a Tree, by rule
-	rules    []Label  // code, by rule
-	noRule   Label
-	after    Label    // where a search goes on instead of returning; 0: it returns
-	fail     Label    // returns the outcome in edx
-	wideExit Label    // leaves a frame, and does so
-	commit   [2]Label // of call frames, and of signal frames; 0 where there are none
-	load     Label    // reads memory; not for Self
-	loadRA   Label
+	entries  [3]label // find, apply, step
+	ends     [3]label // of their code
+	find     label    // finds the number of a rule
+	numbers  []label  // leaves of a Tree, by rule
+	rules    []label  // code, by rule
+	noRule   label
+	after    label    // where a search goes on instead of returning; 0: it returns
+	fail     label    // returns an outcome
+	wideExit label    // leaves a frame, and does so
+	commit   [2]label // of call frames, and of signal frames; 0 where there are none
+	load     label    // reads memory; not for Self
+	loadRA   label
 
-	gets      map[getKey]Label
-	getOrder  []getKey
 	bodies    map[string]*body
 	bodyOrder []*body
-	wides     map[wideKey]Label
+	wides     map[wideKey]label
 	wideOrder []wideKey
-	exprs     map[exprKey]Label
+	exprs     map[exprKey]label
 	exprOrder []exprKey
 	frames    []region
 	size      int // of expressions so far, in bytes
 }
 
-// The registers that code keeps its values in. A step has the state in rdi and the memory in rsi throughout; rax
-// is the CFA where it is known. Scratch are rcx, rdx and r8 to r11.
-const (
-	rState = RDI
-	rMem   = RSI
-)
+// A label is a place in code, as the assemblers have them.
+type label = int32
+
+// A lowering writes code for one machine, with the registers it keeps values in.
+type lowering interface {
+	Label() label
+	Set(label)
+	Here() label
+	Jmp(label)
+	Size() int
+	assemble() (code []byte, at []uint32) // at has the offset of each label
+	maxSize() int
+
+	entryPoints() // what callers call
+	page()        // the search in the compact table's index
+	address()     // a tree's search: begins with the address; sub and cmp take numbers of any size, cmp32 those of 31 bits
+	sub(uint64)
+	cmp(uint64)
+	cmp32(uint64)
+	below(label)
+	atLeast(label)
+	number(id uint32) // a search ends with it
+
+	shape(*rows.Set) (shape any, ok bool) // of a simple rule: what it shares with those of other sizes of frames
+	rule(*rows.Set)                       // is entered by a jump, and returns an outcome to who called the entry point
+	tailRules(shape any, ids []uint32)    // simple rules of a shape
+	wideBody(*body)                       // what other rules do with a CFA
+	wideCommit(wideKey)                   // their ends
+	loader()                              // routines that read memory
+	exits()                               // what all rules share
+	commits()                             // the ends of simple rules
+	getters()                             // routines that read registers
+
+	expression(exprKey) // the routine of an expression
+	op(*expression, rows.Op)
+	count(n int)                 // operations that may follow
+	countDown(bad label)         // counts one
+	jumpIf(label)                // DW_OP_bra
+	depthBelow(n int, bad label) // leaves where the stack has fewer values
+	depthAbove(n int, bad label) // or more
+
+	cie() []byte                   // initial instructions of the code's own unwind information, and what comes before them
+	cfi(was, now frameKind) []byte // instructions between two regions
+}
 
 // Offsets in rows.State, which is unspool_state in C. A test holds them against Go's.
 const (
@@ -160,10 +201,18 @@ const (
 	offFault = offSnap + 8*arch.NumSlots
 )
 
-// Slots that have a part of their own to play.
+// Offsets in unspool_slice and unspool_word.
 const (
-	slotSP = 7
-	slotRA = 16
+	sliceLo    = 0
+	sliceSize  = 8
+	sliceBytes = 16
+	sliceWords = 24
+	sliceN     = 32
+	sliceMore  = 40
+	wordAddr   = 0
+	wordValue  = 8
+	wordOK     = 16
+	wordSize   = 24
 )
 
 // needWord is an outcome of Slice code behind rows.BadExpr: the word at fault is in neither the captured stack nor the
@@ -173,12 +222,3 @@ const needWord = rows.BadExpr + 1
 
 // signalBit is set in what a step returns when it left a signal frame.
 const signalBit = 0x100
-
-func field(off int32) Mem { return At(rState, off) }
-
-func val(slot arch.Slot) Mem { return field(offVal + 8*int32(slot)) }
-
-// bit returns the byte of a mask that has a slot's bit, and the bit.
-func bit(mask int32, slot arch.Slot) (Mem, byte) {
-	return field(mask + int32(slot/8)), 1 << (slot % 8)
-}

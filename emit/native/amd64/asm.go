@@ -90,7 +90,7 @@ const (
 )
 
 // A Label is a place in the code. It may be used before it is set.
-type Label int32
+type Label = int32
 
 // An Asm is code that is being written. The zero Asm is empty.
 type Asm struct {

@@ -24,7 +24,7 @@ type tailKey struct {
 }
 
 // rule writes the code of a rule. It is entered by a jump, and returns an outcome to who called the entry point.
-func (g *generator) rule(s *rows.Set) {
+func (g *x86) rule(s *rows.Set) {
 	switch {
 	case s.CFA.Kind == rows.CFANone && s.Outermost():
 		g.Imm(RAX, uint64(rows.Outermost))
@@ -34,7 +34,7 @@ func (g *generator) rule(s *rows.Set) {
 		g.Jmp(g.noRule)
 		return
 	}
-	k, ok := simple(s)
+	k, ok := g.simple(s)
 	if !ok {
 		g.wide(s)
 		return
@@ -55,7 +55,8 @@ func (g *generator) rule(s *rows.Set) {
 }
 
 // tailRules writes simple rules that only differ in the offset of the CFA, and their common end.
-func (g *generator) tailRules(k tailKey, ids []uint32) {
+func (g *x86) tailRules(shape any, ids []uint32) {
+	k := shape.(tailKey)
 	end := g.Label()
 	for i, id := range ids {
 		g.Set(g.rules[id])
@@ -71,8 +72,11 @@ func (g *generator) tailRules(k tailKey, ids []uint32) {
 	g.tail(k)
 }
 
+// shape is simple for the generator.
+func (g *x86) shape(s *rows.Set) (any, bool) { return g.simple(s) }
+
 // simple returns what is behind the CFA of a rule that has only saved registers at offsets from it.
-func simple(s *rows.Set) (k tailKey, ok bool) {
+func (g *x86) simple(s *rows.Set) (k tailKey, ok bool) {
 	m := arch.AMD64
 	c := &s.CFA
 	if c.Kind != rows.CFAReg && c.Kind != rows.CFAPLT || m.Slot(c.Reg) == arch.NoSlot || s.RA != m.RA || c.Off != int64(int32(c.Off)) {
@@ -101,7 +105,7 @@ func simple(s *rows.Set) (k tailKey, ok bool) {
 }
 
 // plt adds 8 to rax where the four lowest bits of the program counter are not below limit.
-func (g *generator) plt(limit int64) {
+func (g *x86) plt(limit int64) {
 	if limit > 15 {
 		return
 	}
@@ -115,7 +119,7 @@ func (g *generator) plt(limit int64) {
 }
 
 // tail reads the return address and locates the saved registers, with the CFA in rax.
-func (g *generator) tail(k tailKey) {
+func (g *x86) tail(k tailKey) {
 	switch {
 	case g.o.Deref == Self:
 		g.Load(RCX, At(RAX, k.ra))
@@ -149,7 +153,7 @@ func (g *generator) tail(k tailKey) {
 }
 
 // commits makes the state that of the caller: rax is the CFA, rcx the return address, edx the slots that were saved.
-func (g *generator) commits() {
+func (g *x86) commits() {
 	const both = 1<<slotSP | 1<<slotRA
 	for i, l := range g.commit {
 		if l == 0 {
@@ -185,7 +189,7 @@ func (g *generator) commits() {
 
 // get returns the routine that reads a register into rax. It keeps all but rcx, rdx and r11. A register without a value
 // is an outcome: in edx with the carry set, or returned for the simple rule that called.
-func (g *generator) get(slot arch.Slot, simple bool) Label {
+func (g *x86) get(slot arch.Slot, simple bool) Label {
 	k := getKey{slot, simple}
 	l, ok := g.gets[k]
 	if !ok {
@@ -196,7 +200,13 @@ func (g *generator) get(slot arch.Slot, simple bool) Label {
 	return l
 }
 
-func (g *generator) getter(k getKey) {
+func (g *x86) getters() {
+	for i := 0; i < len(g.getOrder); i++ {
+		g.getter(g.getOrder[i])
+	}
+}
+
+func (g *x86) getter(k getKey) {
 	g.Set(g.gets[k])
 	lost, inMem, done := g.Label(), g.Label(), g.Label()
 	failed := func(o rows.Outcome) {
@@ -251,24 +261,10 @@ func (g *generator) getter(k getKey) {
 	failed(rows.LostRegister)
 }
 
-// Offsets in unspool_slice and unspool_word.
-const (
-	sliceLo    = 0
-	sliceSize  = 8
-	sliceBytes = 16
-	sliceWords = 24
-	sliceN     = 32
-	sliceMore  = 40
-	wordAddr   = 0
-	wordValue  = 8
-	wordOK     = 16
-	wordSize   = 24
-)
-
 // loader writes the routine that reads the eight bytes at rcx into rcx. It keeps all but rdx and r11. Where they cannot be
 // read it sets the carry, the state's fault, and the outcome in edx. Behind it, loadRA reads the eight bytes below the CFA,
 // or returns the outcome for the simple rule that called.
-func (g *generator) loader() {
+func (g *x86) loader() {
 	switch g.o.Deref {
 	case Slice:
 		g.Set(g.load)
@@ -363,7 +359,7 @@ func (g *generator) loader() {
 }
 
 // window reads the eight bytes at rcx into rcx if they are in the captured stack, else goes to other.
-func (g *generator) window(other Label) {
+func (g *x86) window(other Label) {
 	g.Mov(RDX, RCX)
 	g.RM(SUB, RDX, At(rMem, sliceLo))
 	g.Load(R11, At(rMem, sliceSize))
