@@ -27,7 +27,7 @@ var arrows = []struct {
 	{"module", []string{"arch"}},
 	{"format", []string{"format/*", "rows", "module", "arch"}},
 	{"format/*", []string{"rows", "module", "arch"}},
-	{"emit/native", []string{"emit/native/amd64", "emit/compact", "rows", "arch"}},
+	{"emit/native", []string{"emit/native/amd64", "emit/native/arm64", "emit/compact", "rows", "arch"}},
 	{"emit/native/amd64", nil},
 	{"emit/native/arm64", nil},
 	{"emit/*", []string{"rows", "arch"}},

@@ -305,6 +305,9 @@ func (s *Set) table(img *module.Image) (rows.Stepper, error) {
 		if c == nil {
 			return nil, err
 		}
+		if !c.Callable() {
+			return nil, native.ErrHost
+		}
 		return c, err
 	case interpreted:
 		f, err := format.Open(img)

@@ -32,7 +32,7 @@ func compileCmd() *cobra.Command {
 		Use:   "compile [FILE...]",
 		Short: "Compile unwind tables ahead of time",
 		Long: `Compile the unwind information of files, of all ELF files in directories, or of all files that a process maps. The
-output is compact tables, machine code for x86-64, or C. Machine code is an eh_elf file: a shared object with functions
+output is compact tables, machine code for x86-64 and AArch64, or C. Machine code is an eh_elf file: a shared object with functions
 that step from a frame to its caller. Every output is proven equal to the unwind information.
 
 Without -o, tables and machine code go to the cache, where report and record find them by build ID. C goes to the

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -326,6 +327,43 @@ func TestCompileNative(t *testing.T) {
 	}
 	r = runProgram(t, "verify", "--emit", "native", "/bin/sh")
 	r.want(t, 0, "")
+}
+
+// TestCompileForeign makes and verifies machine code for AArch64 on any machine, whose cache keeps it, too. Nobody walks with it elsewhere.
+func TestCompileForeign(t *testing.T) {
+	const lib = "/usr/aarch64-linux-gnu/lib/libm.so.6"
+	if _, err := os.Stat(lib); err != nil {
+		oracle.Lacks(t, lib)
+	}
+	c := program(t, "compile", "--emit", "native", "-o", "native", lib)
+	finish(t, c).want(t, 0, "")
+	list, err := filepath.Glob(filepath.Join(c.Dir, "native", "*.eh_elf.so"))
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%v, %v", list, err)
+	}
+	f, err := elf.Open(list[0])
+	if err != nil || f.Machine != elf.EM_AARCH64 {
+		t.Fatalf("%s: %v, %v", list[0], f.Machine, err)
+	}
+	f.Close()
+	code, err := native.Open(list[0])
+	if err != nil || code.Callable() != (runtime.GOARCH == "arm64") {
+		t.Fatalf("%s: %v", list[0], err)
+	}
+	defer code.Close()
+	if id, ok := code.Find(0x8000); ok && !code.Callable() {
+		t.Errorf("Find: rule %d of code that cannot be called", id)
+	}
+	c = program(t, "compile", "--emit", "native", lib)
+	cache := strings.TrimPrefix(c.Env[len(c.Env)-1], "UNSPOOL_CACHE=")
+	finish(t, c).want(t, 0, "")
+	if list, err := filepath.Glob(filepath.Join(cache, "*.page-slice.1.eh_elf.so")); err != nil || len(list) == 0 {
+		t.Errorf("%v, %v", list, err)
+	}
+	r := runProgram(t, "verify", "--emit", "native", lib)
+	if r.want(t, 0, ""); !strings.Contains(r.out, "1 file: ") {
+		t.Errorf("%s", r.out)
+	}
 }
 
 // TestCompileForged compiles a file with the build ID of another, and then the other into the same directory.

@@ -24,7 +24,7 @@ type session struct {
 
 // stepperFlag adds the flag for the way to apply unwind rules. Call the function it returns after the flags are parsed.
 func stepperFlag(c *cobra.Command) func() (*modules.Set, error) {
-	name := c.Flags().String("stepper", "compact", "how to apply unwind rules: compact tables, native machine code (x86-64), or rows, the slow reference")
+	name := c.Flags().String("stepper", "compact", "how to apply unwind rules: compact tables, native machine code, or rows, the slow reference")
 	return func() (*modules.Set, error) {
 		mods, err := modules.ByName(*name)
 		if err != nil {

@@ -247,6 +247,8 @@ const (
 	cfaDefCFA      = 0x0c
 	cfaDefRegister = 0x0d
 	cfaDefOffset   = 0x0e
+	cfaSameValue   = 0x08
+	cfaRegister    = 0x09
 	cfaOffset      = 0x80
 	cfaRestore     = 0xc0
 )

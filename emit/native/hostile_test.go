@@ -18,28 +18,46 @@ import (
 	"github.com/unspool/unspool/rows/rowstest"
 )
 
-// mnemonics are all that the emitter may write.
-var mnemonics = strings.Fields(`add and btr bts call clc cmova cmove cmp cqo div idiv imul ja jae jb je jmp jne
-	lea leave mov movabs movd movdqa movdqu movzx neg not or pcmpeqb pminub pmovmskb pop pshuflw punpcklbw punpcklqdq push ret
-	sar sbb sete setg setge setl setle setne shl shr stc sub test tzcnt xor`)
+// mnemonics are all that the emitter may write, as a disassembler has them.
+var mnemonics = map[*arch.Machine]string{
+	arch.AMD64: `add and btr bts call clc cmova cmove cmp cqo div idiv imul ja jae jb je jmp jne
+		lea leave mov movabs movd movdqa movdqu movzx neg not or pcmpeqb pminub pmovmskb pop pshuflw punpcklbw punpcklqdq push ret
+		sar sbb sete setg setge setl setle setne shl shr stc sub test tzcnt xor`,
+	arch.ARM64: `add adrp and asr b b.eq b.hi b.hs b.lo b.ne bic bl blr br cbnz cbz clz cmhs cmp cset csel dup eor fmov ldp ldr ldrb ldrh
+		ldurb lsl lsr mov movk msub mul mvn neg orr rbit ret sdiv shrn stp str sub tbnz tbz udiv uxth xpaclri`,
+}
+
+var disassemblers = map[*arch.Machine][]string{
+	arch.AMD64: {"objdump", "-d", "-M", "intel", "--no-show-raw-insn"},
+	arch.ARM64: {"llvm-objdump-19", "-d", "--mattr=+pauth", "--no-show-raw-insn"},
+}
 
 // TestInstructions disassembles all that is written for real modules and for nonsense: there is no instruction among it
 // that the emitter does not know, and none is cut.
 func TestInstructions(t *testing.T) {
 	oracle.Long(t)
-	oracle.Need(t, "objdump")
+	eachMachine(t, testInstructions)
+}
+
+func testInstructions(t *testing.T, m *arch.Machine) {
+	dis := disassemblers[m]
+	oracle.Need(t, dis[0])
 	known := map[string]bool{}
-	for _, m := range mnemonics {
+	for _, m := range strings.Fields(mnemonics[m]) {
 		known[m] = true
 	}
 	used := map[string]bool{}
 	r := rand.New(rand.NewPCG(8, 9))
-	tables := []*rows.Table{readTable(t, ld), readTable(t, libc)}
-	for range 4 {
-		tables = append(tables, rowstest.Table(r, arch.AMD64, 100))
+	files := []string{ld, libc}
+	if m == arch.ARM64 {
+		files = []string{armRoot + "ld-linux-aarch64.so.1", armRoot + "libc.so.6"}
 	}
-	tables = append(tables, oneSet(rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAExpr, Expr: "\x30\x2f\xfc\xff"}})) // a loop that pushes
-	line := regexp.MustCompile(`(?m)^ +[0-9a-f]+:\t(\S+)`)
+	tables := []*rows.Table{readTable(t, files[0]), readTable(t, files[1])}
+	for range 4 {
+		tables = append(tables, rowstest.Table(r, m, 100))
+	}
+	tables = append(tables, oneSet(m, rows.Set{RA: m.RA, CFA: rows.CFA{Kind: rows.CFAExpr, Expr: "\x30\x2f\xfc\xff"}})) // a loop that pushes
+	line := regexp.MustCompile(`(?m)^ +[0-9a-f]+: *\t(\S+)`)
 	all(t, func(t *testing.T, o Options) {
 		for i, ref := range tables {
 			if o.Layout == Inline && i == 1 {
@@ -53,7 +71,7 @@ func TestInstructions(t *testing.T) {
 			if err := os.WriteFile(path, b, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			out, err := exec.Command("objdump", "-d", "-M", "intel", "--no-show-raw-insn", path).Output()
+			out, err := exec.Command(dis[0], append(dis[1:len(dis):len(dis)], path)...).Output()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -75,24 +93,32 @@ func TestInstructions(t *testing.T) {
 // TestAbsurd: tables that no compiler makes give code in proportion, or a clear error, in reasonable time.
 func TestAbsurd(t *testing.T) {
 	oracle.Long(t)
-	cfa := func(off int64) rows.CFA { return rows.CFA{Kind: rows.CFAReg, Reg: 7, Off: off} }
-	ra := rows.Rule{Of: 16, Kind: rows.Offset, Off: -8}
-	million := func(distinct int) *rows.Table {
-		b := rows.NewBuilder(arch.AMD64)
-		b.Begin(0x1000, 0x1000+1_000_000)
-		for i := range arch.Vaddr(1_000_000) {
-			b.Row(0x1000+i, b.Intern(rows.Set{RA: 16, CFA: cfa(int64(i) % int64(distinct) * 8), Rules: []rows.Rule{ra}}))
+	eachMachine(t, testAbsurd)
+}
+
+func testAbsurd(t *testing.T, m *arch.Machine) {
+	cfa := func(off int64) rows.CFA { return rows.CFA{Kind: rows.CFAReg, Reg: m.SP, Off: off} }
+	ra := rows.Rule{Of: m.RA, Kind: rows.Offset, Off: -8}
+	n := 1_000_000
+	if !callable(m) {
+		n = 50_000 // interpreted
+	}
+	many := func(n, distinct int) *rows.Table {
+		b := rows.NewBuilder(m)
+		b.Begin(0x1000, 0x1000+arch.Vaddr(n))
+		for i := range arch.Vaddr(n) {
+			b.Row(0x1000+i, b.Intern(rows.Set{RA: m.RA, CFA: cfa(int64(i) % int64(distinct) * 8), Rules: []rows.Rule{ra}}))
 		}
 		return rows.Build(b)
 	}
 	long := func(op string) *rows.Table {
-		return oneSet(rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAExpr, Expr: "\x77\x00" + strings.Repeat(op, 65_000/len(op))}, Rules: []rows.Rule{ra}})
+		return oneSet(m, rows.Set{RA: m.RA, CFA: rows.CFA{Kind: rows.CFAExpr, Expr: "\x77\x00" + strings.Repeat(op, 65_000/len(op))}, Rules: []rows.Rule{ra}})
 	}
 	spread := func() *rows.Table {
-		b := rows.NewBuilder(arch.AMD64)
+		b := rows.NewBuilder(m)
 		for i := range arch.Vaddr(200) {
 			b.Begin(i<<55, i<<55+1<<50)
-			b.Row(i<<55, b.Intern(rows.Set{RA: 16, CFA: cfa(int64(i)), Rules: []rows.Rule{ra}}))
+			b.Row(i<<55, b.Intern(rows.Set{RA: m.RA, CFA: cfa(int64(i)), Rules: []rows.Rule{ra}}))
 		}
 		return rows.Build(b)
 	}
@@ -101,17 +127,17 @@ func TestAbsurd(t *testing.T) {
 		t    *rows.Table
 		max  int // bytes
 	}{
-		{"offsets", oneSet(rows.Set{RA: 16, CFA: cfa(-1 << 63), Rules: []rows.Rule{{Of: 3, Kind: rows.Offset, Off: 1<<63 - 1}, {Of: 16, Kind: rows.Offset, Off: 1 << 62}}}), 4 << 10},
-		{"a million rows", million(1000), 8 << 20},
-		{"many rules", million(100_000), 60 << 20},
-		{"no end", oneSet(rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAExpr, Expr: "\x2f\xfd\xff"}, Rules: []rows.Rule{ra}}), 4 << 10},
-		{"a loop that pushes", oneSet(rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAExpr, Expr: "\x30\x2f\xfc\xff"}, Rules: []rows.Rule{ra}}), 4 << 10},
+		{"offsets", oneSet(m, rows.Set{RA: m.RA, CFA: cfa(-1 << 63), Rules: []rows.Rule{{Of: 3, Kind: rows.Offset, Off: 1<<63 - 1}, {Of: m.RA, Kind: rows.Offset, Off: 1 << 62}}}), 4 << 10},
+		{"many rows", many(n, 1000), 8 << 20},
+		{"many rules", many(n, n/10), 60 << 20},
+		{"no end", oneSet(m, rows.Set{RA: m.RA, CFA: rows.CFA{Kind: rows.CFAExpr, Expr: "\x2f\xfd\xff"}, Rules: []rows.Rule{ra}}), 4 << 10},
+		{"a loop that pushes", oneSet(m, rows.Set{RA: m.RA, CFA: rows.CFA{Kind: rows.CFAExpr, Expr: "\x30\x2f\xfc\xff"}, Rules: []rows.Rule{ra}}), 4 << 10},
 		{"jumps everywhere", long("\x28\x01\x00"), 16 << 20},
 		{"jumps backward", long("\x28\xf0\xff"), 16 << 20},
 		{"additions", long("\x23\x80\x01"), 16 << 20},
 		{"values", long("\x12"), 4 << 10},
 		{"far apart", spread(), 32 << 10},
-		{"nothing", rows.Build(rows.NewBuilder(arch.AMD64)), 4 << 10},
+		{"nothing", rows.Build(rows.NewBuilder(m)), 4 << 10},
 	} {
 		for l := range Inline {
 			o := Options{Layout: l, Deref: Slice}
@@ -135,8 +161,39 @@ func TestAbsurd(t *testing.T) {
 			c.Close()
 		}
 	}
-	if _, err := Emit(rows.Build(rows.NewBuilder(arch.ARM64)), Options{}); err != ErrMachine {
-		t.Errorf("AArch64: %v, want %v", err, ErrMachine)
+	if _, err := Emit(rows.Build(rows.NewBuilder(arch.ByELF(arch.EM_ARM))), Options{}); err != ErrMachine {
+		t.Errorf("ARM: %v, want %v", err, ErrMachine)
+	}
+}
+
+// TestBroken: Verify finds every instruction of code for AArch64 that was replaced, but those that do not matter.
+func TestBroken(t *testing.T) {
+	ref := rowstest.Table(rand.New(rand.NewPCG(4, 4)), arch.ARM64, 3)
+	b, err := Emit(ref, Options{Deref: Slice})
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, _, err := check(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, all := 0, 0
+	for at := int(in.TextLo); at < int(in.TextHi); at += 4 * 7 {
+		broken := bytes.Clone(b)
+		le.PutUint32(broken[at:], 0xd503201f) // nop, which the emitter never writes
+		sum := bytes.Index(b, le.AppendUint32(nil, in.Checksum))
+		le.PutUint32(broken[sum:], checksum(broken, sum))
+		c, err := Load(broken)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if all++; Verify(c, ref, 1) != nil {
+			found++
+		}
+		c.Close()
+	}
+	if t.Logf("%d of %d", found, all); found*10 < all*9 {
+		t.Errorf("%d of %d were found", found, all)
 	}
 }
 
@@ -222,7 +279,7 @@ func TestPlaces(t *testing.T) {
 
 // TestOpen refuses files that others could have written, and takes those of the user.
 func TestOpen(t *testing.T) {
-	good, err := Emit(oneSet(rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAReg, Reg: 7, Off: 8}, Rules: []rows.Rule{{Of: 16, Kind: rows.Offset, Off: -8}}}), Options{Deref: Slice, ID: "abc"})
+	good, err := Emit(oneSet(arch.AMD64, rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAReg, Reg: 7, Off: 8}, Rules: []rows.Rule{{Of: 16, Kind: rows.Offset, Off: -8}}}), Options{Deref: Slice, ID: "abc"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"unsafe"
@@ -16,10 +17,12 @@ import (
 	"github.com/unspool/unspool/rows"
 )
 
-// A Code is an eh_elf file that is loaded. One of layout Page or Tree and memory kind Slice is a rows.Stepper. It is safe for
+// A Code is an eh_elf file that is loaded. Code for AArch64 can be loaded
+// elsewhere, for proofs: then Find and Apply know nothing. One of layout Page or Tree and memory kind Slice is a rows.Stepper. It is safe for
 // concurrent use until Close; one that nobody has any more is unmapped by the garbage collector.
 type Code struct {
-	mem  []byte // the file: readable and executable
+	mem  []byte // the file: readable, and executable on its own machine
+	host bool   // this program runs on the code's machine; else the code is interpreted
 	in   info
 	id   string
 	base uintptr
@@ -28,8 +31,8 @@ type Code struct {
 	unmap runtime.Cleanup // when nobody has c any more; so what reads mem keeps c alive
 }
 
-// ErrHost says that this program does not run on x86-64 under Linux, where alone the code can be called.
-var ErrHost = errors.New("machine code for x86-64 Linux cannot run here")
+// ErrHost says that code is for another machine than the one where this program runs.
+var ErrHost = errors.New("machine code for another machine cannot run here")
 
 // Load makes a file that Emit returned executable, after checking it. b is copied.
 func Load(b []byte) (*Code, error) {
@@ -37,15 +40,16 @@ func Load(b []byte) (*Code, error) {
 	if err != nil {
 		return nil, err
 	}
-	if runtime.GOARCH != "amd64" || runtime.GOOS != "linux" {
-		return nil, ErrHost
+	prot, err := protection(in)
+	if err != nil {
+		return nil, err
 	}
 	m, err := unix.Mmap(-1, 0, len(b), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return nil, fmt.Errorf("memory for machine code: %w", err)
 	}
 	copy(m, b)
-	if err := unix.Mprotect(m, unix.PROT_READ|unix.PROT_EXEC); err != nil {
+	if err := unix.Mprotect(m, prot); err != nil {
 		unix.Munmap(m)
 		return nil, fmt.Errorf("memory for machine code: %w", err)
 	}
@@ -70,14 +74,18 @@ func Open(path string) (*Code, error) {
 	case st.Uid != 0 && int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0:
 		return nil, fmt.Errorf("%s: users other than you and root can write this code: chown it, or chmod go-w", path)
 	}
-	if runtime.GOARCH != "amd64" || runtime.GOOS != "linux" {
-		return nil, ErrHost
-	}
-	m, err := unix.Mmap(fd, 0, int(st.Size), unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE|unix.MAP_POPULATE)
+	m, err := unix.Mmap(fd, 0, int(st.Size), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_POPULATE)
 	if err != nil {
 		return nil, &os.PathError{Op: "map", Path: path, Err: err}
 	}
 	in, id, err := check(m)
+	prot := 0
+	if err == nil {
+		prot, err = protection(in)
+	}
+	if err == nil && prot&unix.PROT_EXEC != 0 {
+		err = unix.Mprotect(m, prot)
+	}
 	if err != nil {
 		unix.Munmap(m)
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -85,8 +93,20 @@ func Open(path string) (*Code, error) {
 	return loaded(m, in, id), nil
 }
 
+// protection is that of the memory of a file: executable where this program can call it.
+func protection(in info) (int, error) {
+	m := arch.ByELF(uint16(in.Machine))
+	switch {
+	case callable(m):
+		return unix.PROT_READ | unix.PROT_EXEC, nil
+	case m == arch.ARM64:
+		return unix.PROT_READ, nil
+	}
+	return 0, ErrHost
+}
+
 func loaded(m []byte, in info, id string) *Code {
-	c := &Code{mem: m, in: in, id: id, base: uintptr(unsafe.Pointer(unsafe.SliceData(m))), dir: m[in.Rules:][:4*in.NumRules]}
+	c := &Code{mem: m, in: in, host: callable(arch.ByELF(uint16(in.Machine))), id: id, base: uintptr(unsafe.Pointer(unsafe.SliceData(m))), dir: m[in.Rules:][:4*in.NumRules]}
 	c.unmap = runtime.AddCleanup(c, func(m []byte) { unix.Munmap(m) }, m)
 	return c
 }
@@ -150,7 +170,7 @@ func check(b []byte) (in info, id string, err error) {
 		return bad(infoAt+int(unsafe.Offsetof(in.Size)), "%d bytes, not %d", size, in.Size)
 	case in.Checksum != checksum(b, infoAt+infoChecksum):
 		return bad(infoAt+infoChecksum, "checksum %#x, not %#x: the file is damaged", checksum(b, infoAt+infoChecksum), in.Checksum)
-	case in.Machine != uint32(arch.AMD64.ELF), in.Layout >= uint8(numLayouts), in.Deref >= uint8(numDerefs):
+	case in.Machine > math.MaxUint16, lowerings[arch.ByELF(uint16(in.Machine))] == nil, in.Layout >= uint8(numLayouts), in.Deref >= uint8(numDerefs):
 		return bad(infoAt+int(unsafe.Offsetof(in.Layout)), "machine %d, layout %d, memory %d", in.Machine, in.Layout, in.Deref)
 	case uint64(in.Rules)+4*uint64(in.NumRules) > size:
 		return bad(infoAt+int(unsafe.Offsetof(in.Rules)), "%d rules at %#x of %#x", in.NumRules, in.Rules, size)
@@ -178,6 +198,9 @@ func (c *Code) Close() error {
 	return unix.Munmap(c.mem)
 }
 
+// Callable says whether this program runs on the machine that the code is for.
+func (c *Code) Callable() bool { return c.host }
+
 // ID returns the ID of the module that the file was made for.
 func (c *Code) ID() string { return c.id }
 
@@ -196,7 +219,7 @@ func (c *Code) TextSize() int { return int(c.in.TextHi - c.in.TextLo) }
 // Find implements rows.Stepper.
 func (c *Code) Find(pc arch.Vaddr) (uint32, bool) {
 	e := c.in.Entries[entryFind]
-	if e == 0 {
+	if e == 0 || !c.host {
 		return 0, false
 	}
 	id := uint32(callFind(c.base+uintptr(e), uintptr(pc)))
@@ -222,6 +245,8 @@ type slice struct {
 	words *word
 	n     uint64
 	more  uint64 // a word that is in neither is to be looked up, and the step to be done again
+
+	addresses uint64 // selects the address in a signed return address; 0: 48 bits. For AArch64 only
 }
 
 // A word is unspool_word.
@@ -233,28 +258,32 @@ const maxWords = 256
 // Apply implements rows.Stepper, for a file of kind Slice. A step that reads more than 256 words outside of the captured
 // stack is given up as unreadable; only hostile expressions do.
 func (c *Code) Apply(id uint32, s *rows.State, m *rows.Memory) rows.Outcome {
-	if 4*uint64(id)+4 > uint64(len(c.dir)) || Deref(c.in.Deref) != Slice {
+	if 4*uint64(id)+4 > uint64(len(c.dir)) || Deref(c.in.Deref) != Slice || !c.host {
 		return rows.NoRule
 	}
+	mem := slice{lo: m.Lo, size: uint64(len(m.Bytes)), bytes: unsafe.SliceData(m.Bytes), addresses: m.Addresses}
 	fn := c.base + uintptr(le.Uint32(c.dir[4*id:])&^(1<<31))
-	mem := slice{lo: m.Lo, size: uint64(len(m.Bytes)), bytes: unsafe.SliceData(m.Bytes)}
+	if c.in.Machine == uint32(arch.EM_AARCH64) {
+		fn = c.base + uintptr(c.in.Entries[entryApply]) // rules take the link from there
+	}
 	var o rows.Outcome
-	if m.Next == nil {
-		o = rows.Outcome(call(fn, unsafe.Pointer(s), unsafe.Pointer(&mem), 0) & 0xff)
+	if m.Next == nil && !m.Tags {
+		o = rows.Outcome(call(fn, unsafe.Pointer(s), unsafe.Pointer(&mem), uintptr(id)) & 0xff)
 	} else {
-		o = applyMore(fn, s, m, &mem)
+		o = applyMore(fn, id, s, m, &mem)
 	}
 	runtime.KeepAlive(c)
 	return o
 }
 
-func applyMore(fn uintptr, s *rows.State, m *rows.Memory, mem *slice) rows.Outcome {
+// applyMore looks up the words that a step asks for.
+func applyMore(fn uintptr, id uint32, s *rows.State, m *rows.Memory, mem *slice) rows.Outcome {
 	fault := s.Fault
 	var few [4]word
 	words := few[:0]
 	mem.more = 1
 	for {
-		o := rows.Outcome(call(fn, unsafe.Pointer(s), unsafe.Pointer(mem), 0) & 0xff)
+		o := rows.Outcome(call(fn, unsafe.Pointer(s), unsafe.Pointer(mem), uintptr(id)) & 0xff)
 		if o != needWord {
 			return o
 		}
@@ -263,7 +292,7 @@ func applyMore(fn uintptr, s *rows.State, m *rows.Memory, mem *slice) rows.Outco
 		}
 		w := word{addr: s.Fault}
 		s.Fault = fault
-		if v, ok := m.Next.Read8(w.addr); ok {
+		if v, ok := m.Load(w.addr); ok {
 			w.value, w.ok = v, 1
 		}
 		words = append(words, w)

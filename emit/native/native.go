@@ -1,4 +1,4 @@
-// Package native compiles unwind tables to x86-64 machine code. Its output is an eh_elf file: a shared object that lies beside its module. The
+// Package native compiles unwind tables to machine code, for x86-64 and AArch64. Its output is an eh_elf file: a shared object that lies beside its module. The
 // file has an index from addresses to rules, each distinct rule once as straight-line code, and entry points to find and apply rules. It needs
 // no C compiler and no relocation. It is mapped as one piece, and called by Go (Load), by C (runtime/eh_elf.h), or through dlopen.
 //
@@ -69,8 +69,8 @@ type Options struct {
 	ID     string // of the module, as module.Image.ID has it
 }
 
-// ErrMachine says that a table is for another machine than x86-64.
-var ErrMachine = errors.New("machine code is made for x86-64 only")
+// ErrMachine says that a table is for another machine than x86-64 or AArch64.
+var ErrMachine = errors.New("machine code is made for x86-64 and AArch64 only")
 
 // ErrSyncOnly says that some rules hold at call sites only, which the code does not know.
 var ErrSyncOnly = errors.New("machine code: rules that hold at call sites only")
@@ -83,6 +83,7 @@ const maxSize = 1 << 30
 // lowerings are the machines that code is written for.
 var lowerings = map[*arch.Machine]func(*generator) lowering{
 	arch.AMD64: func(g *generator) lowering { return newX86(g) },
+	arch.ARM64: func(g *generator) lowering { return newArm(g) },
 }
 
 // Emit compiles t: the same bytes for the same table and options.
@@ -203,16 +204,18 @@ const (
 
 // Offsets in unspool_slice and unspool_word.
 const (
-	sliceLo    = 0
-	sliceSize  = 8
-	sliceBytes = 16
-	sliceWords = 24
-	sliceN     = 32
-	sliceMore  = 40
-	wordAddr   = 0
-	wordValue  = 8
-	wordOK     = 16
-	wordSize   = 24
+	sliceLo         = 0
+	sliceSize       = 8
+	sliceBytes      = 16
+	sliceWords      = 24
+	sliceN          = 32
+	sliceMore       = 40
+	sliceAddresses  = 48 // for AArch64 only
+	readerAddresses = 16
+	wordAddr        = 0
+	wordValue       = 8
+	wordOK          = 16
+	wordSize        = 24
 )
 
 // needWord is an outcome of Slice code behind rows.BadExpr: the word at fault is in neither the captured stack nor the

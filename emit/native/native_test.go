@@ -2,6 +2,7 @@ package native
 
 import (
 	"bytes"
+	"debug/elf"
 	"errors"
 	"io/fs"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/format/dwarf"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
@@ -70,12 +72,18 @@ func mustLoad(t testing.TB, ref *rows.Table, o Options) *Code {
 	return c
 }
 
-// TestVerify runs the code of real modules, in every layout and with every memory kind.
+// armRoot is where Debian's cross compiler for AArch64 has its libraries.
+const armRoot = "/usr/aarch64-linux-gnu/lib/"
+
+// TestVerify proves the code of real modules, in every layout and with every memory kind.
 func TestVerify(t *testing.T) {
-	for _, path := range []string{ld, libc} {
+	for _, path := range []string{ld, libc, armRoot + "ld-linux-aarch64.so.1", armRoot + "libc.so.6", armRoot + "libstdc++.so.6"} {
 		ref := readTable(t, path)
+		if ref.Machine == arch.AMD64 && !callable(ref.Machine) {
+			continue
+		}
 		all(t, func(t *testing.T, o Options) {
-			if o.Layout == Inline && path == libc {
+			if o.Layout == Inline && len(ref.Rows) > 10_000 {
 				return // as ld.so, and long: every row has a rule of its own
 			}
 			c := mustLoad(t, ref, o)
@@ -92,6 +100,7 @@ func TestStateLayout(t *testing.T) {
 	var s rows.State
 	var m slice
 	var w word
+	var r reader
 	for _, x := range []struct {
 		name      string
 		got, want uintptr
@@ -102,6 +111,7 @@ func TestStateLayout(t *testing.T) {
 		{"lo", unsafe.Offsetof(m.lo), sliceLo}, {"size", unsafe.Offsetof(m.size), sliceSize}, {"bytes", unsafe.Offsetof(m.bytes), sliceBytes},
 		{"words", unsafe.Offsetof(m.words), sliceWords}, {"n", unsafe.Offsetof(m.n), sliceN}, {"more", unsafe.Offsetof(m.more), sliceMore},
 		{"addr", unsafe.Offsetof(w.addr), wordAddr}, {"value", unsafe.Offsetof(w.value), wordValue}, {"ok", unsafe.Offsetof(w.ok), wordOK},
+		{"slice addresses", unsafe.Offsetof(m.addresses), sliceAddresses}, {"reader addresses", unsafe.Offsetof(r.addresses), readerAddresses},
 		{"a word", unsafe.Sizeof(w), wordSize}, {"an info", unsafe.Sizeof(info{}), infoSize},
 	} {
 		if x.got != x.want {
@@ -110,10 +120,97 @@ func TestStateLayout(t *testing.T) {
 	}
 }
 
+// TestArmRuns runs the tests of code for AArch64 there, under qemu-user: what Verify interprets on other machines is run.
+func TestArmRuns(t *testing.T) {
+	oracle.Long(t)
+	if callable(arch.ARM64) {
+		return // the tests themselves run it
+	}
+	oracle.Need(t, "go", "qemu-aarch64")
+	prog := filepath.Join(t.TempDir(), "native.test")
+	build := exec.Command("go", "test", "-c", "-o", prog, ".")
+	build.Env = append(os.Environ(), "GOARCH=arm64", "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	out, err := exec.Command("timeout", "-s", "KILL", "500", "qemu-aarch64", "-cpu", "max", prog, "-test.v", "-test.run", "^Test(Verify|Random|Expressions|StateLayout|Signed)$").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []string{"--- PASS: TestVerify", "--- PASS: TestRandom/aarch64", "--- PASS: TestExpressions/aarch64", "--- PASS: TestStateLayout", "--- PASS: TestSigned"} {
+		if !bytes.Contains(out, []byte(want)) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
+// TestSigned: code for AArch64 takes the signature from a return address: by the processor itself in its own process, else by what its caller
+// says of addresses.
+func TestSigned(t *testing.T) {
+	ref := oneSet(arch.ARM64, rows.Set{RA: 30, CFA: rows.CFA{Kind: rows.CFAReg, Reg: 31, Off: 16}, Flags: rows.RASigned})
+	for _, x := range []struct {
+		deref     Deref
+		addresses uint64
+		ra, want  uint64
+	}{
+		{Self, 0, 0x0055_7fff_1234_5678, 0x0000_7fff_1234_5678},
+		{Self, 0, 0x0000_7fff_1234_5678, 0x0000_7fff_1234_5678},
+		{Slice, 0, 0x1255_7fff_1234_5678, 0x0000_7fff_1234_5678},
+		{Slice, 1<<52 - 1, 0x1258_7fff_1234_5678, 0x0008_7fff_1234_5678},
+		{Callback, 0, 0x1255_7fff_1234_5678, 0x0000_7fff_1234_5678},
+		{Callback, 1<<39 - 1, 0x1255_7fff_1234_5678, 0x0000_007f_1234_5678},
+	} {
+		c := mustLoad(t, ref, Options{Deref: x.deref})
+		s := new(rows.State)
+		s.Known = 1<<30 | 1<<31
+		s.Val[30], s.Val[31] = x.ra, 0x1000
+		mem := sliceMemory(&slice{addresses: x.addresses}, nil, nil)
+		if x.deref == Callback {
+			r := &reader{addresses: x.addresses}
+			mem.arg = unsafe.Pointer(r)
+			mem.add(mem.arg, int(unsafe.Sizeof(*r)))
+		}
+		id := uint64(1)
+		if o, err := c.call(c.in.Entries[entryApply], s, mem, id); err != nil || o != 0 || s.PC != x.want || s.CFA != 0x1010 {
+			t.Errorf("%v, addresses %#x, return address %#x\n got  %d, %v, %#x\n want %#x", x.deref, x.addresses, x.ra, o, err, s.PC, x.want)
+		}
+	}
+}
+
+// TestSizes: files for AArch64 have at most 0.6 of the size of .eh_frame.
+func TestSizes(t *testing.T) {
+	var total, frames int
+	for _, name := range []string{"ld-linux-aarch64.so.1", "libc.so.6", "libm.so.6", "libstdc++.so.6"} {
+		f, err := elf.Open(armRoot + name)
+		if err != nil {
+			oracle.Lacks(t, armRoot+name)
+		}
+		frame := int(f.Section(".eh_frame").Size)
+		f.Close()
+		b, err := Emit(readTable(t, armRoot+name), Options{ID: "0123456789abcdef0123456789abcdef01234567"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: %d bytes, %.3f of .eh_frame", name, len(b), float64(len(b))/float64(frame))
+		total, frames = total+len(b), frames+frame
+		if frame > 16<<10 && 10*len(b) > 6*frame { // in smaller ones, what all files have counts
+			t.Errorf("%s: %d bytes; .eh_frame has %d", name, len(b), frame)
+		}
+	}
+	if t.Logf("%.3f in all", float64(total)/float64(frames)); 10*total > 6*frames {
+		t.Errorf("%d bytes; .eh_frame has %d", total, frames)
+	}
+}
+
 // TestTools shows a file to readelf, objdump and gdb.
 func TestTools(t *testing.T) {
 	oracle.Need(t, "readelf", "objdump")
-	ref := readTable(t, ld)
+	for _, path := range []string{ld, armRoot + "ld-linux-aarch64.so.1"} {
+		t.Run(filepath.Base(path), func(t *testing.T) { testTools(t, readTable(t, path)) })
+	}
+}
+
+func testTools(t *testing.T, ref *rows.Table) {
 	b, err := Emit(ref, Options{ID: "0123"})
 	if err != nil {
 		t.Fatal(err)

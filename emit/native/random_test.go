@@ -19,19 +19,35 @@ func prove(t testing.TB, ref *rows.Table, o Options) {
 	}
 }
 
+// eachMachine calls f for each machine that code is written for. Code for another one is interpreted.
+func eachMachine(t *testing.T, f func(t *testing.T, m *arch.Machine)) {
+	for _, m := range []*arch.Machine{arch.AMD64, arch.ARM64} {
+		if m == arch.AMD64 && !callable(m) {
+			continue
+		}
+		t.Run(m.Name, func(t *testing.T) { f(t, m) })
+	}
+}
+
 // TestRandom proves tables with rules of every kind, sense and nonsense.
-func TestRandom(t *testing.T) {
+func TestRandom(t *testing.T) { eachMachine(t, testRandom) }
+
+func testRandom(t *testing.T, m *arch.Machine) {
 	r := rand.New(rand.NewPCG(1, 2))
-	for range 40 {
-		ref := rowstest.Table(r, arch.AMD64, r.IntN(200))
+	n := 40
+	if m == arch.ARM64 {
+		n = 10 // interpreted, or under qemu-user: slower
+	}
+	for range n {
+		ref := rowstest.Table(r, m, r.IntN(200))
 		for l := range Inline {
 			for d := range numDerefs {
 				prove(t, ref, Options{Layout: l, Deref: d})
 			}
 		}
 	}
-	for range 6 {
-		ref := rowstest.Table(r, arch.AMD64, r.IntN(20))
+	for range 1 + n/8 {
+		ref := rowstest.Table(r, m, r.IntN(20))
 		for d := range numDerefs {
 			prove(t, ref, Options{Layout: Inline, Deref: d})
 		}
@@ -39,28 +55,34 @@ func TestRandom(t *testing.T) {
 }
 
 // oneSet returns a table of one row.
-func oneSet(s rows.Set) *rows.Table {
-	b := rows.NewBuilder(arch.AMD64)
+func oneSet(m *arch.Machine, s rows.Set) *rows.Table {
+	b := rows.NewBuilder(m)
 	b.Begin(0x1000, 0x2000)
 	b.Row(0x1000, b.Intern(s))
 	return rows.Build(b)
 }
 
 // TestExpressions proves many expressions, as the CFA and as registers.
-func TestExpressions(t *testing.T) {
+func TestExpressions(t *testing.T) { eachMachine(t, testExpressions) }
+
+func testExpressions(t *testing.T, m *arch.Machine) {
 	r := rand.New(rand.NewPCG(3, 4))
-	for range 12 {
-		b := rows.NewBuilder(arch.AMD64)
+	n := 12
+	if m == arch.ARM64 {
+		n = 4
+	}
+	for range n {
+		b := rows.NewBuilder(m)
 		b.Begin(0x1000, 0x3000)
 		for i := range arch.Vaddr(200) {
-			s := rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAReg, Reg: 7, Off: 16}, Rules: []rows.Rule{{Of: 16, Kind: rows.Offset, Off: -8}}}
+			s := rows.Set{RA: m.RA, CFA: rows.CFA{Kind: rows.CFAReg, Reg: m.SP, Off: 16}, Rules: []rows.Rule{{Of: m.RA, Kind: rows.Offset, Off: -8}}}
 			switch r.IntN(3) {
 			case 0:
 				s.CFA = rows.CFA{Kind: rows.CFAExpr, Expr: rowstest.Expr(r, r.IntN(8) == 0)}
 			case 1:
 				s.Rules = append([]rows.Rule{{Of: 3, Kind: rows.Expr, Expr: rowstest.Expr(r, r.IntN(8) == 0)}, {Of: 6, Kind: rows.ValExpr, Expr: rowstest.Expr(r, r.IntN(8) == 0)}}, s.Rules...)
 			case 2:
-				s.Rules[0] = rows.Rule{Of: 16, Kind: rows.Expr, Expr: rowstest.Expr(r, r.IntN(8) == 0)}
+				s.Rules[0] = rows.Rule{Of: m.RA, Kind: rows.Expr, Expr: rowstest.Expr(r, r.IntN(8) == 0)}
 			}
 			b.Row(0x1000+i, b.Intern(s))
 		}
@@ -81,10 +103,12 @@ func FuzzExpression(f *testing.F) {
 		if len(e) > 200 {
 			return
 		}
-		ref := oneSet(rows.Set{RA: 16, CFA: rows.CFA{Kind: rows.CFAExpr, Expr: string(e)},
-			Rules: []rows.Rule{{Of: 3, Kind: rows.Expr, Expr: string(e)}, {Of: 16, Kind: rows.ValExpr, Expr: string(e)}}})
-		for d := range numDerefs {
-			prove(t, ref, Options{Deref: d})
+		for _, m := range []*arch.Machine{arch.AMD64, arch.ARM64} {
+			ref := oneSet(m, rows.Set{RA: m.RA, CFA: rows.CFA{Kind: rows.CFAExpr, Expr: string(e)},
+				Rules: []rows.Rule{{Of: 3, Kind: rows.Expr, Expr: string(e)}, {Of: m.RA, Kind: rows.ValExpr, Expr: string(e)}}})
+			for d := range numDerefs {
+				prove(t, ref, Options{Deref: d})
+			}
 		}
 	})
 }

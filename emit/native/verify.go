@@ -2,6 +2,7 @@ package native
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"unsafe"
@@ -12,15 +13,27 @@ import (
 	"github.com/unspool/unspool/rows"
 )
 
-// Verify proves c equal to ref, by running it: both ends of each row select its rule, neighbours with one rule being one row, and each rule
+// Verify proves c equal to ref, by running it, or by interpreting code for AArch64 on another machine: both ends of each row select its rule, neighbours with one rule being one row, and each rule
 // does what rows.Step does on adversarial states of registers and memory, which come from seed. The error can be pasted into an issue.
 func Verify(c *Code, ref *rows.Table, seed uint64) error {
 	v := verifier{c, ref, rows.NewTrials(seed)}
 	if c.Layout() == Inline {
 		return v.inline()
 	}
-	_, err := rows.Prove(ref, c.Find, v.try)
+	_, err := rows.Prove(ref, v.find, v.try)
 	return err
+}
+
+// find is c.Find for code of any machine. What cannot be interpreted is no rule that anybody has.
+func (v *verifier) find(pc arch.Vaddr) (uint32, bool) {
+	if v.c.host {
+		return v.c.Find(pc)
+	}
+	id, err := v.c.interpret(v.c.in.Entries[entryFind], nil, nil, uint64(pc))
+	if err != nil {
+		return math.MaxUint32, true
+	}
+	return uint32(id), id != 0
 }
 
 type verifier struct {
@@ -35,7 +48,7 @@ func (v *verifier) try(s rows.SetID, id uint32) error {
 	if got, want := v.c.Signal(id), set.Flags&rows.Signal != 0; got != want {
 		return fmt.Errorf("Signal(%d)\n got  %v\n want %v (%s)", id, got, want, set.Text(v.ref.Machine))
 	}
-	return v.check(set, id, entryApply, uintptr(id))
+	return v.check(set, id, entryApply, uint64(id))
 }
 
 // inline steps from both ends of each row. A rule is there as often as there are rows: each gets the trials once in full.
@@ -52,7 +65,7 @@ func (v *verifier) inline() error {
 			hi--
 		}
 		for _, pc := range [2]arch.Vaddr{r.Lo, hi} {
-			if err := v.check(&v.ref.Sets[r.Set], uint32(i), entryStep, uintptr(pc)); err != nil {
+			if err := v.check(&v.ref.Sets[r.Set], uint32(i), entryStep, uint64(pc)); err != nil {
 				return fmt.Errorf("%#x: %w", uint64(pc), err)
 			}
 		}
@@ -61,17 +74,26 @@ func (v *verifier) inline() error {
 }
 
 // check runs an entry point with an argument on states that suit the file's memory kind.
-func (v *verifier) check(set *rows.Set, id uint32, entry int, arg uintptr) error {
-	fn := v.c.base + uintptr(v.c.in.Entries[entry])
-	signal := uintptr(0)
+func (v *verifier) check(set *rows.Set, id uint32, entry int, arg uint64) (err error) {
+	signal := uint64(0)
 	if set.Flags&rows.Signal != 0 {
 		signal = signalBit
 	}
-	run := func(s *rows.State, mem unsafe.Pointer) rows.Outcome {
-		switch r := call(fn, unsafe.Pointer(s), mem, arg); {
-		case r == uintptr(rows.OK)|signal:
+	var fault error
+	defer func() {
+		if fault != nil {
+			err = fmt.Errorf("rule %d: %w (%s)", id, fault, set.Text(v.ref.Machine))
+		}
+	}()
+	run := func(s *rows.State, mem *memory) rows.Outcome {
+		r, err := v.c.call(v.c.in.Entries[entry], s, mem, arg)
+		switch {
+		case err != nil:
+			fault = err
+			return 255
+		case r == uint64(rows.OK)|signal:
 			return rows.OK
-		case r == uintptr(rows.OK) || r > uintptr(needWord):
+		case r == uint64(rows.OK) || r > uint64(needWord):
 			return 255 // the signal bit is wrong
 		default:
 			return rows.Outcome(r)
@@ -79,19 +101,28 @@ func (v *verifier) check(set *rows.Set, id uint32, entry int, arg uintptr) error
 	}
 	mach := v.ref.Machine
 	if v.c.Deref() == Self {
-		return checkSelf(mach, set, id, func(s *rows.State) rows.Outcome { return run(s, nil) })
+		return checkSelf(mach, set, id, run)
 	}
 	return v.trials.Check(mach, set, id, func(_ uint32, s *rows.State, m *rows.Memory) rows.Outcome {
 		// What the step reads outside of the window is known from the reference.
 		rec := recorder{Reader: m.Next}
 		probe := *s
 		rows.Step(mach, set, &probe, &rows.Memory{Lo: m.Lo, Bytes: m.Bytes, Next: &rec})
-		mem := slice{lo: m.Lo, size: uint64(len(m.Bytes)), bytes: unsafe.SliceData(m.Bytes), words: unsafe.SliceData(rec.words), n: uint64(len(rec.words))}
+		mem := &slice{lo: m.Lo, size: uint64(len(m.Bytes)), bytes: unsafe.SliceData(m.Bytes), words: unsafe.SliceData(rec.words), n: uint64(len(rec.words))}
+		all := sliceMemory(mem, m.Bytes, rec.words)
 		if v.c.Deref() == Slice {
-			return run(s, unsafe.Pointer(&mem))
+			return run(s, all)
 		}
-		back := reader{read8: readSlicePC(), ctx: unsafe.Pointer(&mem)}
-		return run(s, unsafe.Pointer(&back))
+		back := &reader{ctx: unsafe.Pointer(mem)}
+		if v.c.host {
+			back.read8 = readSlicePC()
+		} else {
+			back.read8 = callbackAt
+		}
+		all.arg = unsafe.Pointer(back)
+		all.add(all.arg, int(unsafe.Sizeof(*back)))
+		all.read8 = m.Load
+		return run(s, all)
 	})
 }
 
@@ -115,6 +146,8 @@ func (r *recorder) Read8(addr uint64) (uint64, bool) {
 type reader struct {
 	read8 uintptr
 	ctx   unsafe.Pointer
+
+	addresses uint64 // as a slice's
 }
 
 // Code of kind Self reads real memory. The arena is some, full of numbers that lead into its middle.
@@ -181,14 +214,16 @@ func (a *arenaReader) Read8(addr uint64) (uint64, bool) {
 // checkSelf tries a rule on states whose registers lead into the arena, until enough of them did: a state from which the
 // reference reads elsewhere is left out. A rule that reads at absurd addresses only, whatever the registers, cannot be
 // tried here; its code differs from that of the other kinds in its loads alone.
-func checkSelf(mach *arch.Machine, set *rows.Set, id uint32, apply func(*rows.State) rows.Outcome) error {
-	if mach.Slot(set.RA) == arch.NoSlot {
+func checkSelf(mach *arch.Machine, set *rows.Set, id uint32, run func(*rows.State, *memory) rows.Outcome) error {
+	if !mach.RAInReg && mach.Slot(set.RA) == arch.NoSlot {
 		return nil
 	}
 	mem, err := theArena()
 	if err != nil {
 		return err
 	}
+	all := new(memory)
+	all.add(unsafe.Pointer(unsafe.SliceData(mem.b)), len(mem.b))
 	// Large offsets are made up for in the registers.
 	shifts := [4]uint64{0, uint64(set.CFA.Off), uint64(set.CFA.Off), uint64(set.CFA.Off)}
 	if ra, ok := set.Rule(set.RA); ok {
@@ -212,8 +247,14 @@ func checkSelf(mach *arch.Machine, set *rows.Set, id uint32, apply func(*rows.St
 		if rows.Step(mach, set, &probe, &m); m.Next.(*arenaReader).outside {
 			continue
 		}
+		if set.Flags&(rows.RASigned|rows.RASignPC) != 0 && mach.RAInReg {
+			raw := s
+			if rows.Step(mach, set, &raw, &rows.Memory{Next: m.Next, Addresses: ^uint64(0)}); raw.PC&^arch.AddressMask != 0 {
+				continue // no address: what the processor makes of its high bits depends on the processor
+			}
+		}
 		tried++
-		if err := c.Check(mach, set, &s, &m, apply); err != nil {
+		if err := c.Check(mach, set, &s, &m, func(s *rows.State) rows.Outcome { return run(s, all) }); err != nil {
 			return fmt.Errorf("Step(rule %d, state %d)%w", id, k, err)
 		}
 	}
