@@ -3,7 +3,7 @@
  * eh_elf.h: walks stacks with eh_elf files. Each has the unwind information of a module as machine code. docs/EH_ELF.md describes the
  * files, and the memory and registers that their code may touch.
  *
- * C11 or C++17, gcc or clang, x86-64 Linux. All functions are inline; there is nothing to link. Include this file
+ * C11 or C++17, gcc or clang, Linux on x86-64 or AArch64. All functions are inline; there is nothing to link. Include this file
  * first, or define _GNU_SOURCE. eh_elf_file.h lies beside it. A program that includes unspool_table.h too includes that before this.
  *
  *	static struct eh_elf_module modules[256];
@@ -261,10 +261,20 @@ __attribute__((no_sanitize("address", "undefined"))) static inline int eh_elf_re
 {
 	const struct eh_elf_memory *m = (const struct eh_elf_memory *)ctx;
 	struct iovec to = {value, 8}, from = {(void *)(uintptr_t)addr, 8};
+#ifdef __x86_64__
 	register long r10 __asm__("r10") = (long)&from;
 	register long r8 __asm__("r8") = 1;
 	register long r9 __asm__("r9") = 0;
 	long n;
+#else
+	register long n __asm__("x0") = m->pid;
+	register long x1 __asm__("x1") = (long)&to;
+	register long x2 __asm__("x2") = 1;
+	register long x3 __asm__("x3") = (long)&from;
+	register long x4 __asm__("x4") = 1;
+	register long x5 __asm__("x5") = 0;
+	register long x8 __asm__("x8") = SYS_process_vm_readv;
+#endif
 
 	if (addr >= m->lo && addr < m->hi && m->hi - addr >= 8) {
 		*value = *(const eh_elf_word *)(uintptr_t)addr;
@@ -272,10 +282,14 @@ __attribute__((no_sanitize("address", "undefined"))) static inline int eh_elf_re
 	}
 	if (m->pid == 0)
 		return 0;
+#ifdef __x86_64__
 	__asm__ volatile("syscall" /* libc's function would set errno */
 		: "=a"(n)
 		: "a"((long)SYS_process_vm_readv), "D"((long)m->pid), "S"(&to), "d"(1L), "r"(r10), "r"(r8), "r"(r9)
 		: "rcx", "r11", "memory");
+#else
+	__asm__ volatile("svc #0" : "+r"(n) : "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5), "r"(x8) : "memory");
+#endif
 	return n == 8;
 }
 
@@ -322,9 +336,23 @@ struct eh_elf_cursor {
 	int exact;       /* state.pc is not a return address: frame 0, and a frame that a signal interrupted */
 };
 
+/* All registers have values. */
+static inline void eh_elf_all_known(struct unspool_state *s)
+{
+	s->cfa = 0;
+	s->known = ((uint64_t)1 << EH_ELF_NUM_SLOTS) - 1;
+#ifdef __aarch64__
+	s->known &= ~((uint64_t)7 << 32); /* pc, and what is no register to save */
+#endif
+	s->in_mem = 0;
+	s->in_reg = 0;
+	s->fault = 0;
+}
+
 /* Captures the registers of the function that calls this, at this place. Async-signal-safe. */
 __attribute__((always_inline)) static inline void eh_elf_capture(struct unspool_state *s)
 {
+#ifdef __x86_64__
 	__asm__ volatile(
 		"movq %%rax, 40(%0)\n\t"
 		"movq %%rdx, 48(%0)\n\t"
@@ -348,16 +376,43 @@ __attribute__((always_inline)) static inline void eh_elf_capture(struct unspool_
 		: "r"(s)
 		: "rax", "memory");
 	s->val[EH_ELF_RA] = s->pc;
-	s->cfa = 0;
-	s->known = ((uint64_t)1 << EH_ELF_NUM_SLOTS) - 1;
-	s->in_mem = 0;
-	s->in_reg = 0;
-	s->fault = 0;
+#else
+	__asm__ volatile(
+		"stp x0, x1, [%0, #40]\n\t"
+		"stp x2, x3, [%0, #56]\n\t"
+		"stp x4, x5, [%0, #72]\n\t"
+		"stp x6, x7, [%0, #88]\n\t"
+		"stp x8, x9, [%0, #104]\n\t"
+		"stp x10, x11, [%0, #120]\n\t"
+		"stp x12, x13, [%0, #136]\n\t"
+		"stp x14, x15, [%0, #152]\n\t"
+		"stp x16, x17, [%0, #168]\n\t"
+		"stp x18, x19, [%0, #184]\n\t"
+		"stp x20, x21, [%0, #200]\n\t"
+		"stp x22, x23, [%0, #216]\n\t"
+		"stp x24, x25, [%0, #232]\n\t"
+		"stp x26, x27, [%0, #248]\n\t"
+		"stp x28, x29, [%0, #264]\n\t"
+		"str x30, [%0, #280]\n\t"
+		"mov x16, sp\n\t"
+		"str x16, [%0, #288]\n\t"
+		"stp d8, d9, [%0, #320]\n\t"
+		"stp d10, d11, [%0, #336]\n\t"
+		"stp d12, d13, [%0, #352]\n\t"
+		"stp d14, d15, [%0, #368]\n\t"
+		"adr x16, .\n\t"
+		"str x16, [%0, #0]"
+		:
+		: "r"(s)
+		: "x16", "memory");
+#endif
+	eh_elf_all_known(s);
 }
 
 /* Takes the registers that a signal interrupted from what its handler was given. Async-signal-safe. */
 static inline void eh_elf_from_ucontext(struct unspool_state *s, const ucontext_t *uc)
 {
+#ifdef __x86_64__
 	static const unsigned char at[16] = {REG_RAX, REG_RDX, REG_RCX, REG_RBX, REG_RSI, REG_RDI, REG_RBP, REG_RSP,
 		REG_R8, REG_R9, REG_R10, REG_R11, REG_R12, REG_R13, REG_R14, REG_R15};
 	int i;
@@ -366,11 +421,31 @@ static inline void eh_elf_from_ucontext(struct unspool_state *s, const ucontext_
 		s->val[i] = (uint64_t)uc->uc_mcontext.gregs[at[i]];
 	s->pc = (uint64_t)uc->uc_mcontext.gregs[REG_RIP];
 	s->val[EH_ELF_RA] = s->pc;
-	s->cfa = 0;
-	s->known = ((uint64_t)1 << EH_ELF_NUM_SLOTS) - 1;
-	s->in_mem = 0;
-	s->in_reg = 0;
-	s->fault = 0;
+	eh_elf_all_known(s);
+#else
+	enum { FPSIMD = 0x46508001, FPSIMD_SIZE = 528, VREGS = 16 }; /* struct fpsimd_context of asm/sigcontext.h */
+	const unsigned char *p = (const unsigned char *)uc->uc_mcontext.__reserved;
+	uint64_t left = sizeof uc->uc_mcontext.__reserved;
+	uint32_t magic, size, i;
+
+	for (i = 0; i < 31; i++)
+		s->val[i] = uc->uc_mcontext.regs[i];
+	s->val[EH_ELF_SP] = uc->uc_mcontext.sp;
+	s->pc = uc->uc_mcontext.pc;
+	eh_elf_all_known(s);
+	for (; left >= 8; p += size, left -= size) { /* records: magic, size, contents; the last has magic 0 */
+		magic = eh_elf_u32(p);
+		size = eh_elf_u32(p + 4);
+		if (magic == FPSIMD && size >= FPSIMD_SIZE && size <= left) {
+			for (i = 0; i < 8; i++)
+				memcpy(&s->val[35 + i], p + VREGS + 16 * (size_t)(8 + i), 8);
+			return;
+		}
+		if (magic == 0 || size < 8 || size > left)
+			break;
+	}
+	s->known &= ~((uint64_t)0xff << 35);
+#endif
 }
 
 /*
@@ -394,7 +469,13 @@ static inline void eh_elf_begin(struct eh_elf_cursor *c, const struct eh_elf_map
  */
 static inline enum eh_elf_outcome eh_elf_restore(struct eh_elf_cursor *c, const struct unspool_state *was)
 {
-	enum { SAVED = 0xf048, RED_ZONE = 128 }; /* rbx, rbp, r12 to r15 */
+#ifdef __x86_64__
+	enum { RED_ZONE = 128 };
+	const uint64_t SAVED = 0xf048; /* rbx, rbp, r12 to r15 */
+#else
+	enum { RED_ZONE = 0 };
+	const uint64_t SAVED = (uint64_t)0x7f8 << 32 | 0x7ff80000; /* x19 to x30, d8 to d15 */
+#endif
 	struct unspool_state *s = &c->state;
 	uint64_t sp = was->val[EH_ELF_SP], v;
 	unsigned i, j;
@@ -403,7 +484,7 @@ static inline enum eh_elf_outcome eh_elf_restore(struct eh_elf_cursor *c, const 
 		return EH_ELF_OK;
 	if (!(was->in_mem >> EH_ELF_SP & 1) && was->in_reg >> EH_ELF_SP & 1)
 		sp = was->snap[sp & 63];
-	for (i = 0; i < 16; i++) {
+	for (i = 0; i < EH_ELF_NUM_SLOTS; i++) {
 		uint64_t bit = (uint64_t)1 << i, at = s->val[i];
 		enum eh_elf_outcome o;
 

@@ -3,14 +3,14 @@
  * eh_elf_file.h: one eh_elf file, checked and loaded, and what its code takes and returns: docs/EH_ELF.md. It needs no map of a
  * process: whoever knows the module of an address calls the file's functions. eh_elf.h includes it, and walks.
  *
- * C11 or C++17, gcc or clang, x86-64 Linux. All functions are inline; there is nothing to link. Include this file or eh_elf.h
+ * C11 or C++17, gcc or clang, Linux on x86-64 or AArch64. All functions are inline; there is nothing to link. Include this file or eh_elf.h
  * first, or define _GNU_SOURCE.
  */
 #ifndef UNSPOOL_EH_ELF_FILE_H
 #define UNSPOOL_EH_ELF_FILE_H
 
-#if !defined __x86_64__ || !defined __LP64__ || !defined __linux__
-#error "eh_elf files hold machine code for x86-64 Linux"
+#if !(defined __x86_64__ || defined __aarch64__ && defined __AARCH64EL__) || !defined __LP64__ || !defined __linux__
+#error "eh_elf files hold machine code for Linux on x86-64 or AArch64"
 #endif
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -25,6 +25,10 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#ifdef __aarch64__
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -47,9 +51,10 @@ extern "C" {
 
 /*
  * A frame's registers, each with its location. Slot i is lost if known lacks bit i; else at address val[i] if in_mem has
- * the bit; else in the snapshot's register val[i] if in_reg has it; else it is val[i]. Slots 0 to 15 are the registers
- * by their DWARF numbers (rax rdx rcx rbx rsi rdi rbp rsp r8..r15), 16 is the return address. What lies in slots that
- * are not known, and above, does not matter and need not be set.
+ * the bit; else in the snapshot's register val[i] if in_reg has it; else it is val[i]. x86-64: slots 0 to 15 are the registers
+ * by their DWARF numbers (rax rdx rcx rbx rsi rdi rbp rsp r8..r15), 16 is the return address. AArch64: slots 0 to 30 are x0 to x30,
+ * 31 is sp, 35 to 42 are the low halves of v8 to v15. What lies in slots that are not known, and above, does not matter and need not be
+ * set.
  */
 #if !defined UNSPOOL_STATE_DEFINED && !(defined UNSPOOL_TABLE_H && defined UNSPOOL_LOAD)
 struct unspool_state {
@@ -69,6 +74,9 @@ struct unspool_state {
 struct unspool_reader {
 	int (*read8)(void *ctx, uint64_t addr, uint64_t *value);
 	void *ctx;
+#ifdef __aarch64__
+	uint64_t addresses; /* the bits of a signed return address that are its address; 0: the low 48 */
+#endif
 };
 
 struct unspool_word {
@@ -83,13 +91,26 @@ struct unspool_slice {
 	const struct unspool_word *words; /* in any order */
 	uint64_t n_words;
 	uint64_t more; /* nonzero: a word that is in neither ends the step with EH_ELF_MISSING; zero: it is unreadable */
+#ifdef __aarch64__
+	uint64_t addresses; /* as a reader's */
+#endif
 };
 #endif
 
 enum { /* slots with a part of their own */
+#ifdef __x86_64__
+	EH_ELF_FP = 6,
 	EH_ELF_SP = 7,
 	EH_ELF_RA = 16,
 	EH_ELF_NUM_SLOTS = 17,
+	EH_ELF_MACHINE = EM_X86_64,
+#else
+	EH_ELF_FP = 29,
+	EH_ELF_RA = 30, /* the link register */
+	EH_ELF_SP = 31,
+	EH_ELF_NUM_SLOTS = 43,
+	EH_ELF_MACHINE = EM_AARCH64,
+#endif
 };
 
 EH_ELF_ASSERT(offsetof(struct unspool_state, pc) == 0, "unspool_state");
@@ -107,6 +128,9 @@ EH_ELF_ASSERT(offsetof(struct unspool_slice, bytes) == 16, "unspool_slice");
 EH_ELF_ASSERT(offsetof(struct unspool_slice, words) == 24, "unspool_slice");
 EH_ELF_ASSERT(offsetof(struct unspool_slice, n_words) == 32, "unspool_slice");
 EH_ELF_ASSERT(offsetof(struct unspool_slice, more) == 40, "unspool_slice");
+#ifdef __aarch64__
+EH_ELF_ASSERT(offsetof(struct unspool_reader, addresses) == 16 && offsetof(struct unspool_slice, addresses) == 48, "addresses");
+#endif
 
 /* How a file's code reads memory. */
 enum eh_elf_deref {
@@ -214,7 +238,9 @@ static inline const char *eh_elf_strerror(int e)
 /* CRC-32C (Castagnoli) of n bytes, behind those of which crc is. Eight at a time where the processor can. */
 static inline uint32_t eh_elf_crc32c(uint32_t crc, const unsigned char *p, size_t n)
 {
-	uint32_t eax = 1, ebx, ecx = 0, edx, table[16], i, k;
+	uint32_t table[16], i, k;
+#ifdef __x86_64__
+	uint32_t eax = 1, ebx, ecx = 0, edx;
 	uint64_t c = ~crc, word;
 
 	__asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
@@ -227,6 +253,20 @@ static inline uint32_t eh_elf_crc32c(uint32_t crc, const unsigned char *p, size_
 			__asm__("crc32b %1, %0" : "+r"(c) : "rm"(*p));
 		return ~(uint32_t)c;
 	}
+#else
+	if (getauxval(AT_HWCAP) & HWCAP_CRC32) {
+		uint64_t word;
+
+		crc = ~crc;
+		for (; n >= 8; n -= 8, p += 8) {
+			memcpy(&word, p, 8);
+			__asm__(".arch_extension crc\n\tcrc32cx %w0, %w0, %1" : "+r"(crc) : "r"(word));
+		}
+		for (; n > 0; n--, p++)
+			__asm__(".arch_extension crc\n\tcrc32cb %w0, %w0, %w1" : "+r"(crc) : "r"((uint32_t)*p));
+		return ~crc;
+	}
+#endif
 	for (i = 0; i < 16; i++) {
 		table[i] = i;
 		for (k = 0; k < 4; k++)
@@ -319,7 +359,7 @@ static inline int eh_elf_check(const unsigned char *b, uint64_t size, struct eh_
 	if (eh_elf_crc32c(crc, b + at + 4, size - at - 4) != in.checksum)
 		return EH_ELF_E_CHECKSUM;
 
-	if (in.machine != EM_X86_64 || in.layout > EH_ELF_INLINE || in.deref > EH_ELF_SLICE || in.step == 0 ||
+	if (in.machine != EH_ELF_MACHINE || in.layout > EH_ELF_INLINE || in.deref > EH_ELF_SLICE || in.step == 0 ||
 	    (in.layout == EH_ELF_INLINE) != (in.find == 0) || (in.find == 0) != (in.apply == 0))
 		return EH_ELF_E_MALFORMED;
 	if (in.text_lo > in.text_hi || in.text_hi > size || in.rules + 4 * (uint64_t)in.n_rules > size)

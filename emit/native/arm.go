@@ -33,7 +33,7 @@ const (
 	armValue = X9  // of a register or an expression; the CFA; the number of a rule
 	armRead  = X11 // an address to read, then what was read; the return address
 	armWhy   = X14 // an outcome: 0 where a routine succeeded
-	armLink  = X16 // where the entry point returns to
+	armLink  = X16 // where the entry point returns to; in a frame, which has that, the frame's code
 )
 
 const (

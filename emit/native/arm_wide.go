@@ -69,6 +69,7 @@ func (g *arm) enterFrame(n int) {
 		g.SubImm(SP, SP, size>>12<<12)
 	}
 	g.SubImm(SP, SP, size&0xfff)
+	g.Self(armLink) // routines that are called from here unwind to this frame
 }
 
 func (g *arm) wideBody(b *body) {

@@ -23,7 +23,7 @@ var mnemonics = map[*arch.Machine]string{
 	arch.AMD64: `add and btr bts call clc cmova cmove cmp cqo div idiv imul ja jae jb je jmp jne
 		lea leave mov movabs movd movdqa movdqu movzx neg not or pcmpeqb pminub pmovmskb pop pshuflw punpcklbw punpcklqdq push ret
 		sar sbb sete setg setge setl setle setne shl shr stc sub test tzcnt xor`,
-	arch.ARM64: `add adrp and asr b b.eq b.hi b.hs b.lo b.ne bic bl blr br cbnz cbz clz cmhs cmp cset csel dup eor fmov ldp ldr ldrb ldrh
+	arch.ARM64: `add adr adrp and asr b b.eq b.hi b.hs b.lo b.ne bic bl blr br cbnz cbz clz cmhs cmp cset csel dup eor fmov ldp ldr ldrb ldrh
 		ldurb lsl lsr mov movk msub mul mvn neg orr rbit ret sdiv shrn stp str sub tbnz tbz udiv uxth xpaclri`,
 }
 
@@ -250,7 +250,7 @@ func TestPlaces(t *testing.T) {
 		{"version", infoPlace, []byte{Version + 1}, infoPlace, fmt.Sprintf("version %d, not %d", Version+1, Version)},
 		{"layout", infoPlace + 2, []byte{9}, infoPlace + 2, "layout 9"},
 		{"memory kind", infoPlace + 3, []byte{9}, infoPlace + 2, "memory 9"},
-		{"machine", infoPlace + 4, []byte{183}, infoPlace + 2, "machine 183"},
+		{"machine", infoPlace + 4, []byte{40}, infoPlace + 2, "machine 40"},
 		{"size", infoPlace + 8, []byte{good[infoPlace+8] + 1}, infoPlace + 8, "bytes, not"},
 		{"entry point", infoPlace + 20, []byte{1, 0, 0, 0}, infoPlace + 20, "eh_elf_apply at 0x1, outside of the code"},
 		{"number of rules", infoPlace + 32, long, infoPlace + 28, "2147483647 rules at"},

@@ -9,7 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/module"
 )
 
 // armCC is the compiler of the drop-ins for AArch64, whose programs run under qemu-user.
@@ -94,6 +96,38 @@ func walkArm(t *testing.T, library, name string, stacks []string, define ...stri
 				}
 			}
 		})
+	}
+}
+
+// TestArmEhElf: an AArch64 program walks its own stack with eh_elf files, as libgcc does; a walk through garbage ends; the files are what dlopen
+// loads; and each rule's code can be walked through. qemu-user has no vDSO, so nothing is walked through signal frames.
+func TestArmEhElf(t *testing.T) {
+	oracle.Need(t, armCC, "qemu-aarch64")
+	oracle.Long(t)
+	for i, flags := range []string{"-O2", "-O1 -mbranch-protection=standard -fomit-frame-pointer"} {
+		prog := filepath.Join(t.TempDir(), "walk")
+		armBuild(t, append(strings.Fields(flags), "-Wpedantic", "-I..", "-Wl,--build-id", "-pthread", "-o", prog, "testdata/walk.c", "-ldl")...)
+		for _, l := range layouts[:len(layouts)-2*i] {
+			for _, d := range derefs {
+				dir := t.TempDir()
+				for _, lib := range []string{prog, armRoot + "/lib/libc.so.6", armRoot + "/lib/libgcc_s.so.1", armRoot + "/lib/ld-linux-aarch64.so.1"} {
+					img, err := module.Open(lib)
+					if err != nil {
+						t.Fatal(err)
+					}
+					write(t, dir, img, native.Options{Layout: l, Deref: d})
+					img.Close()
+				}
+				for _, how := range []string{"recurse", "maps", "dlopen", "hostile", "traced"} {
+					if how == "hostile" && d == native.Self || how == "traced" && d != native.Callback || l != native.Page && (how != "recurse" || d != native.Self) {
+						continue
+					}
+					t.Run(fmt.Sprintf("%s %v %v %s", flags, l, d, how), func(t *testing.T) {
+						run(t, exec.Command("timeout", "-s", "KILL", "300", "qemu-aarch64", "-cpu", "max", "-L", armRoot, prog, dir, fmt.Sprint(int(d)), how, "0x100000"))
+					})
+				}
+			}
+		}
 	}
 }
 

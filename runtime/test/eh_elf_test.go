@@ -190,6 +190,7 @@ func TestHeader(t *testing.T) {
 		{"gcc", "c", "c11", alone}, {"gcc", "c", "gnu17", alone}, {"g++", "c++", "c++17", alone}, {"gcc", "c", "c11", both},
 		{"clang-19", "c", "c11", alone}, {"clang++-19", "c++", "c++17", alone}, {"clang-19", "c", "c11", both},
 		{"gcc", "c", "c11", file}, {"g++", "c++", "c++17", file},
+		{armCC, "c", "c11", alone}, {armCC, "c", "c11", both}, {"aarch64-linux-gnu-g++", "c++", "c++17", alone}, {armCC, "c", "c11", file},
 	} {
 		oracle.Need(t, x.cc)
 		cmd := exec.Command(x.cc, slices.Concat(cflags, []string{"-Wshadow", "-std=" + x.std, "-O2", "-x", x.lang, "-o", filepath.Join(t.TempDir(), "a"), "-"})...)

@@ -489,6 +489,9 @@ func (a *Asm) Page(dst Reg, page int64) {
 	a.put(0x90000000 | uint32(dst))
 }
 
+// Self is adr dst of this instruction itself.
+func (a *Asm) Self(dst Reg) { a.put(0x10000000 | uint32(dst)) }
+
 // LoadVec is ldr q, [base, index].
 func (a *Asm) LoadVec(dst Vec, base, index Reg) {
 	a.put(0x3ce06800 | uint32(index)<<16 | uint32(base)<<5 | uint32(dst))

@@ -415,3 +415,20 @@ func TestPage(t *testing.T) {
 		}
 	}
 }
+
+// TestSelf: adr of the instruction itself.
+func TestSelf(t *testing.T) {
+	var a Asm
+	a.Self(X16)
+	b, _ := a.Bytes(0)
+	for tool := range assemblers {
+		if want := assemble(t, tool, []string{"adr x16, ."}); string(b) != string(want) {
+			t.Errorf("%s\n got  % x\n want % x", tool, b, want)
+		}
+	}
+	for tool := range disassemblers {
+		if text := disassemble(t, tool, b); len(text) != 1 || !strings.HasPrefix(text[0], "adr x16, ") || !strings.HasPrefix(strings.TrimPrefix(text[0][9:], "#"), "0") {
+			t.Errorf("%s: %q", tool, text)
+		}
+	}
+}

@@ -213,6 +213,11 @@ func (c *CPU) step(w uint32, at uint64) bool {
 		return c.number(w)
 	case 0xd3, 0x93, 0x53: // ubfm, sbfm
 		return c.bitfield(w)
+	case 0x10: // adr
+		if w&0x00ffffe0 != 0 {
+			return false
+		}
+		c.set(d, at)
 	case 0x90, 0xb0, 0xd0, 0xf0: // adrp
 		imm := int64(w>>5&0x7ffff<<2|w>>29&3) << 43 >> 43
 		c.set(d, at&^0xfff+uint64(imm)<<12)

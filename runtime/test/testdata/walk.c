@@ -19,6 +19,7 @@ static uint64_t top_pc; /* the return address in main, or in the function that a
 static uint64_t fp_pc, fp; /* a function's frame pointer, and the return address in it */
 static const char *how;
 static volatile int failures, walks;
+static int emulated;
 
 static void fail(const char *what, uint64_t a, uint64_t b)
 {
@@ -139,8 +140,8 @@ static NOINLINE void here(void)
 
 		if (c.state.pc != fp_pc)
 			continue;
-		if (eh_elf_get(&c, 6, &v) != EH_ELF_OK || v != fp)
-			fail("rbp", v, fp);
+		if (eh_elf_get(&c, EH_ELF_FP, &v) != EH_ELF_OK || v != fp)
+			fail("frame pointer", v, fp);
 		break;
 	} while (eh_elf_next(&c) == EH_ELF_OK);
 }
@@ -234,12 +235,23 @@ static volatile int *nowhere;
 static void fault_handler(int sig, siginfo_t *si, void *uc)
 {
 	handler(sig, si, uc);
-	((ucontext_t *)uc)->uc_mcontext.gregs[REG_RAX] = (greg_t)(uintptr_t)&walks; /* try again with an address that is there */
+	/* Try again with an address that is there. */
+#ifdef __x86_64__
+	((ucontext_t *)uc)->uc_mcontext.gregs[REG_RAX] = (greg_t)(uintptr_t)&walks;
+#else
+	((ucontext_t *)uc)->uc_mcontext.regs[0] = (uintptr_t)&walks;
+#endif
 }
 
 static void fault(void)
 {
+#ifdef __x86_64__
 	__asm__ volatile("movl (%%rax), %%eax" : : "a"(nowhere) : "memory");
+#else
+	register volatile int *x0 __asm__("x0") = nowhere;
+
+	__asm__ volatile("ldr w0, [x0]" : "+r"(x0) : : "memory");
+#endif
 }
 
 static void *thread(void *arg)
@@ -373,7 +385,7 @@ static void hostile(void)
 		m.slice.lo = m.bounds.lo;
 		m.slice.size = sizeof stack;
 		m.slice.bytes = (const unsigned char *)stack;
-		for (int i = 0; i < 17; i++)
+		for (int i = 0; i < EH_ELF_NUM_SLOTS; i++)
 			c.state.val[i] = nonsense();
 		do
 			c.state.pc = nonsense();
@@ -478,14 +490,14 @@ static int traced_arena(void *ctx, uint64_t addr, uint64_t *value)
 
 static void trace_rules(void)
 {
-	struct unspool_reader reader = {traced_arena, NULL};
+	struct unspool_reader reader = {.read8 = traced_arena};
 
 	for (uint32_t i = 0; i < map.n; i++) {
 		for (uint32_t rule = 1; modules[i].file.apply != NULL && rule < 2 * modules[i].file.info.n_rules; rule++) {
 			struct unspool_state s;
 
 			memset(&s, 0, sizeof s);
-			s.known = (1 << EH_ELF_NUM_SLOTS) - 1;
+			s.known = ((uint64_t)1 << EH_ELF_NUM_SLOTS) - 1;
 			s.in_mem = rule & 1 ? s.known : 0;
 			for (int r = 0; r < EH_ELF_NUM_SLOTS; r++)
 				s.val[r] = (uint64_t)(uintptr_t)stack;
@@ -637,6 +649,10 @@ int main(int argc, char **argv)
 	if (argc < 4)
 		return 2;
 	how = argv[3];
+	if (argc > 4) { /* under qemu-user, which has no process_vm_readv and no vDSO to return from signals */
+		plain = strtoull(argv[4], NULL, 0);
+		emulated = 1;
+	}
 	if (strcmp(how, "open") == 0) {
 		open_all();
 		return 0;
@@ -689,14 +705,16 @@ int main(int argc, char **argv)
 		top(20);
 		leaf = interrupt;
 		on_signal(SIGUSR1, handler, 0);
-		top(20);
+		if (!emulated)
+			top(20);
 	} else if (strcmp(how, "traced") == 0) {
 		dlopened();
 		read8 = traced_read8;
 		top(3);
 		leaf = interrupt;
 		on_signal(SIGUSR1, handler, 0);
-		top(3);
+		if (!emulated)
+			top(3);
 		leaf = trace_rules;
 		top(0);
 		if (traces == 0)
