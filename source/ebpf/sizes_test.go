@@ -1,9 +1,15 @@
 package ebpf
 
 import (
+	"bytes"
 	"maps"
 	"math/bits"
+	"runtime"
 	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
 )
 
 // TestSizesOf: maps grow with the machine, between bounds.
@@ -80,5 +86,28 @@ func TestMapMemory(t *testing.T) {
 	}
 	if per/uint64(cpus) > 1<<20 {
 		t.Errorf("a processor's cache takes %d bytes", per/uint64(cpus))
+	}
+}
+
+// TestCacheLines: the two places of an answer lie in one cache line, of 64 bytes.
+func TestCacheLines(t *testing.T) {
+	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := spec.Maps["caches"]
+	if m.Flags&unix.BPF_F_MMAPABLE == 0 || m.ValueSize%64 != 0 {
+		t.Errorf("values have %d bytes, flags %#x: they do not begin with a cache line", m.ValueSize, m.Flags)
+	}
+	s, ok := m.Value.(*btf.Struct)
+	if !ok || s.Members[0].Name != "e" || s.Members[0].Offset != 0 {
+		t.Fatalf("the answers do not come first: %v", m.Value)
+	}
+	places, ok := s.Members[0].Type.(*btf.Array)
+	if !ok {
+		t.Fatal(s.Members[0].Type)
+	}
+	if n, err := btf.Sizeof(places.Type); runtime.GOARCH == "amd64" && (err != nil || n != 64) {
+		t.Errorf("a place has %d bytes: %v", n, err)
 	}
 }

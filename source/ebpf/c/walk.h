@@ -141,7 +141,7 @@ struct head {
 /* The stacks that were written last. */
 #define SEEN_BITS 12
 
-struct cache {
+struct cache { /* a multiple of a cache line: 64 bytes */
 	struct cached e[1 << CACHE_BITS][2];
 	struct head heads[HEADS];
 	u64 seen[1 << SEEN_BITS];
