@@ -27,6 +27,7 @@ import (
 // TestKernelRepair stops the profiler while its command starts a program that loads 300 shared objects, and the records of that find no room. When
 // the profiler goes on, the kernel soon walks stacks through all of them, and perf finds them in the recording.
 func TestKernelRepair(t *testing.T) {
+	oracle.Long(t)
 	needKernel(t)
 	oracle.Need(t, "perf", "taskset")
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())

@@ -11,12 +11,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/source"
 )
 
 // TestRepair: a process overruns the ring while nobody reads, and then unmaps a file, maps others, takes another name and starts a child that does
 // the same. Soon after, all that is known.
 func TestRepair(t *testing.T) {
+	oracle.Long(t)
 	canRecord(t)
 	const files = 300
 	dir := t.TempDir()
@@ -29,7 +31,7 @@ func TestRepair(t *testing.T) {
 	for _, way := range []string{"command", "command by its own events", "process", "machine"} {
 		t.Run(way, func(t *testing.T) {
 			if way == "machine" && os.Geteuid() != 0 {
-				t.Skip("for root")
+				oracle.Lacks(t, "root, to record the whole machine")
 			}
 			in, tell, err := os.Pipe()
 			if err != nil {
@@ -136,6 +138,7 @@ func TestRepair(t *testing.T) {
 
 // TestUnmapped: code that the kernel moves to an address where no record says that something is, is soon found there.
 func TestUnmapped(t *testing.T) {
+	oracle.Long(t)
 	for _, narrow := range []bool{false, true} {
 		r := open(t, Options{Command: []string{work(t), "move", "2"}, narrow: narrow, StackSize: 512})
 		unknown, known := 0, 0
