@@ -1,5 +1,5 @@
 // chain: (s_leaf|plt)? s_work s_load main START
-// chain: (LIB|plt|jit|_init)* s_load? main START
+// chain: (LIB|plt|jit|_init|_fini)* s_load? main START
 // libraries: A B
 // not: musl (its libraries stay)
 // not: tcc
