@@ -57,8 +57,8 @@ func TestTopText(t *testing.T) {
 	}
 	// A command's end is the recording's. Its output does not mix with the tables, and its status is passed on.
 	for _, from := range []string{"auto", "ptrace"} {
-		r = runProgram(t, "top", "--source", from, "--table", "stacks", "--interval", "100ms", "--", "sh", "-c", "echo out''put; "+busy[2])
-		if r.want(t, 7, "output"); !strings.Contains(r.out, " ← ") || strings.Contains(r.out, "output") {
+		r = runProgram(t, "top", "--source", from, "--table", "stacks", "--interval", "100ms", "--", "sh", "-c", "echo Hel''lo; "+busy[2])
+		if r.want(t, 7, "Hello"); !strings.Contains(r.out, " ← ") || strings.Contains(r.out, "Hello") {
 			t.Errorf("%s: %s%s", from, r.out, r.stderr)
 		}
 	}

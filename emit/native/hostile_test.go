@@ -166,8 +166,12 @@ func testAbsurd(t *testing.T, m *arch.Machine) {
 	}
 }
 
-// TestBroken: Verify finds every instruction of code for AArch64 that was replaced, but those that do not matter.
+// TestBroken: where an instruction of code for AArch64 is missing, Verify finds it, if it runs it at all. What it does not run belongs to expressions
+// that fail in all states.
 func TestBroken(t *testing.T) {
+	if callable(arch.ARM64) {
+		t.Skip("for machines other than AArch64: here, broken code would run")
+	}
 	ref := rowstest.Table(rand.New(rand.NewPCG(4, 4)), arch.ARM64, 3)
 	b, err := Emit(ref, Options{Deref: Slice})
 	if err != nil {
@@ -177,23 +181,31 @@ func TestBroken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found, all := 0, 0
+	const undefined, nop = 0, 0xd503201f // which the emitter never writes
+	all, run, found := 0, 0, 0
 	for at := int(in.TextLo); at < int(in.TextHi); at += 4 * 7 {
-		broken := bytes.Clone(b)
-		le.PutUint32(broken[at:], 0xd503201f) // nop, which the emitter never writes
-		sum := bytes.Index(b, le.AppendUint32(nil, in.Checksum))
-		le.PutUint32(broken[sum:], checksum(broken, sum))
-		c, err := Load(broken)
-		if err != nil {
-			t.Fatal(err)
+		finds := func(instruction uint32) bool {
+			broken := bytes.Clone(b)
+			le.PutUint32(broken[at:], instruction)
+			sum := bytes.Index(b, le.AppendUint32(nil, in.Checksum))
+			le.PutUint32(broken[sum:], checksum(broken, sum))
+			c, err := Load(broken)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			return Verify(c, ref, 1) != nil
 		}
-		if all++; Verify(c, ref, 1) != nil {
-			found++
+		all++
+		if finds(undefined) {
+			run++
+			if finds(nop) {
+				found++
+			}
 		}
-		c.Close()
 	}
-	if t.Logf("%d of %d", found, all); found*10 < all*9 {
-		t.Errorf("%d of %d were found", found, all)
+	if t.Logf("%d of %d run, %d found", run, all, found); run*5 < all*4 || found*100 < run*99 {
+		t.Errorf("of %d instructions, %d are run, %d found missing", all, run, found)
 	}
 }
 
