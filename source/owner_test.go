@@ -50,3 +50,35 @@ func TestOwners(t *testing.T) {
 		t.Errorf("%d mappings after an execve, %d dropped", len(s.Mappings()), w.Dropped()-before)
 	}
 }
+
+// TestOwnersRepaired: at its user's limit, what is known of a process stays when it is read again.
+func TestOwnersRepaired(t *testing.T) {
+	w := NewWorld(nil)
+	w.Owners(func(int32) uint32 { return 1 })
+	mapping := func(pid int32, i uint64, misc uint16) {
+		w.Apply(&Record{Type: RecordMmap2, Misc: misc, PID: pid, TID: pid, Time: 1, Addr: (i + 1) << 16, Len: 1 << 12, Prot: ProtExec, Filename: []byte("/lib")})
+	}
+	const full = MaxOwned/MaxMappings - 1
+	for pid := range int32(full + 1) {
+		n := uint64(MaxMappings)
+		if pid == full {
+			n = maxPending / 2
+		}
+		for i := range n {
+			mapping(pid+1, i, 0)
+		}
+		w.Thread(pid+1, pid+1)
+	}
+	_, was := w.Thread(1, 1)
+	if len(was.Mappings()) != MaxMappings || w.total != full*MaxMappings+maxPending/2 || w.Dropped() > 0 {
+		t.Fatalf("%d mappings of %d, %d dropped", len(was.Mappings()), w.total, w.Dropped())
+	}
+	w.Apply(&Record{Type: RecordComm, Misc: MiscAgain, PID: 1, TID: 1, Time: 2, Comm: []byte("x")})
+	for i := range uint64(MaxMappings) {
+		mapping(1, i, MiscAgain)
+	}
+	if _, is := w.Thread(1, 1); is != was || w.repairs != (Repairs{}) || w.Dropped() > 0 {
+		t.Errorf("%d mappings, were %d: %+v, %d dropped", len(is.Mappings()), len(was.Mappings()), w.repairs, w.Dropped())
+	}
+	checkTotal(t, w)
+}

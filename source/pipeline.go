@@ -456,7 +456,7 @@ func (rd *reader) one(e *entry) {
 		e.buf.Release()
 		return
 	}
-	if !rd.members.Apply(r) {
+	if rd.members.Has(r.PID) && rd.world.Told(r) || !rd.members.Apply(r) {
 		e.buf.Release()
 		return
 	}

@@ -131,3 +131,38 @@ func TestAdriftCounted(t *testing.T) {
 		t.Errorf("%d samples, %d adrift, %d lost (%v), want 2, 3 and 1", st.Samples, st.Adrift, st.Lost, err)
 	}
 }
+
+// TestForkTold: a process whose FORK lay in a ring when /proc was read is told of twice, and begins once. If the FORK was lost, /proc makes up for it.
+func TestForkTold(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		s := treeStream{newFake(), NewTree([]int32{10})}
+		mmap := Record{Type: RecordMmap2, PID: 10, TID: 10, Addr: 0x1000, Len: 0x1000, Prot: 1 | ProtExec, Filename: []byte("/a")}
+		s.add(&Record{Type: RecordComm, PID: 10, TID: 10, Comm: []byte("parent")})
+		s.add(&mmap)
+		if !lost {
+			s.add(&Record{Type: RecordFork, PID: 11, TID: 11, PPID: 10, PTID: 10, Time: 1})
+		}
+		s.add(&Record{Type: RecordFork, Misc: MiscForkExec | MiscAgain, PID: 11, TID: 11, PPID: 10, PTID: 10, Time: 2})
+		s.add(&Record{Type: RecordComm, Misc: MiscAgain, PID: 11, TID: 11, Time: 2, Comm: []byte("parent")})
+		mmap.PID, mmap.TID, mmap.Misc, mmap.Time = 11, 11, MiscAgain, 2
+		s.add(&mmap)
+		s.records = append(s.records, sampleRecord(11, 11, 3, ContextUser, 1))
+		forks, mappings := 0, 0
+		st, err := Run(t.Context(), s, Options{
+			Sample: func(s *Sample) error { mappings += len(s.Space.Mappings()); return nil },
+			Record: func(r *Record) error {
+				if r.Type == RecordFork {
+					forks++
+				}
+				return nil
+			},
+		})
+		var want Repairs
+		if lost {
+			want = Repairs{Processes: 1, Mappings: 1}
+		}
+		if err != nil || st.Samples != 1 || st.Repairs != want || forks != 1 || mappings != 1 {
+			t.Errorf("lost %v: %d samples with %d mappings, %d forks, %+v, %v", lost, st.Samples, mappings, forks, st.Repairs, err)
+		}
+	}
+}

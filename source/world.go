@@ -24,6 +24,7 @@ import (
 type World struct {
 	mods  func(path, buildID string) *unwind.Module
 	files map[fileID]weak.Pointer[unwind.Module] // those that something else still has
+	ids   map[weak.Pointer[unwind.Module]]fileID // the files that these are
 	sweep int                                    // how many files may be known before those are forgotten that nothing has
 
 	identify func(*fileID) string // see Options.Identify; may be nil
@@ -99,7 +100,7 @@ const (
 // goroutine, for each distinct file once and again when nothing has had its module for a while, and should load nothing yet.
 func NewWorld(mods func(path, buildID string) *unwind.Module) *World {
 	return &World{
-		mods: mods, files: map[fileID]weak.Pointer[unwind.Module]{}, sweep: minSweep, names: map[string]string{}, empty: &image{Space: unwind.NewSpace(), procs: 1}, owned: map[uint32]int{},
+		mods: mods, files: map[fileID]weak.Pointer[unwind.Module]{}, ids: map[weak.Pointer[unwind.Module]]fileID{}, sweep: minSweep, names: map[string]string{}, empty: &image{Space: unwind.NewSpace(), procs: 1}, owned: map[uint32]int{},
 		threads: map[int32]*thread{}, procs: map[int32]*proc{},
 	}
 }
@@ -146,6 +147,13 @@ func (w *World) Process(pid int32) (space *unwind.Space, alive bool) {
 		return nil, false
 	}
 	return w.freeze(p).Space, p.threads > p.gone
+}
+
+// Told says whether r is a FORK with MiscAgain of a process that runs, and whose beginning is known: its own FORK was not lost, but lay in a ring when
+// /proc was read. Such a record is to be left out.
+func (w *World) Told(r *Record) bool {
+	p := w.procs[r.PID]
+	return r.Type == RecordFork && r.Misc&MiscAgain != 0 && p != nil && !p.orphan && p.threads > p.gone
 }
 
 // Repairs count what records with MiscAgain brought, and no record before them had told.
@@ -273,7 +281,7 @@ func (w *World) comm(r *Record) {
 		if known != t.comm && known != unnamed(r.TID) {
 			w.repairs.Names++
 		}
-		if t.gone { // it was another one of this number
+		if t.gone && r.PID == r.TID { // it was another one of this number; a thread that ends still has its name in /proc
 			t.gone = false
 			p.gone--
 		}
@@ -416,7 +424,14 @@ func (w *World) freeze(p *proc) *image {
 		old = w.empty.Space
 	}
 	owner, most := w.owns(p.pid)
-	left := min(maxTotal-w.total, most-w.owned[owner]) - len(old.Mappings()) // where others have the old image, it stays
+	total, owned := w.total, w.owned[owner]
+	if p.anew && p.image.procs == 1 { // the old image goes
+		total -= len(was.Mappings())
+		if p.image.owner == owner {
+			owned -= len(was.Mappings())
+		}
+	}
+	left := min(maxTotal-total, most-owned) - len(old.Mappings()) // where others have the old image, it stays
 	room := min(left, MaxMappings-len(old.Mappings()))
 	edits := make([]unwind.Mapping, 0, len(p.pending))
 	for i := range p.pending {
@@ -432,7 +447,7 @@ func (w *World) freeze(p *proc) *image {
 			w.dropped++
 			continue
 		}
-		if is := was.Find(e.Lo); p.anew && is != nil && is.Hi > e.Lo && is.FileOff(e.Lo) == e.Off && m.file.names(is.Module) {
+		if is := was.Find(e.Lo); p.anew && is != nil && is.Hi > e.Lo && is.FileOff(e.Lo) == e.Off && w.same(&m.file, is.Module) {
 			e.Module = is.Module
 		} else {
 			e.Module = w.module(m.file)
@@ -461,11 +476,15 @@ func (w *World) freeze(p *proc) *image {
 	return p.image
 }
 
-// names says whether m is the module of a mapped file, as far as /proc/PID/maps tells: there a deleted file's name ends otherwise, and no file
-// has a generation.
-func (f *fileID) names(m *unwind.Module) bool {
+// same says whether m is the module of a mapped file, as far as /proc/PID/maps tells: there a deleted file's name ends otherwise, and no file
+// has a generation. Some file systems have another device and inode there than in records; then the path decides.
+func (w *World) same(f *fileID, m *unwind.Module) bool {
 	const deleted = " (deleted)"
-	return f.buildID == m.BuildID && strings.TrimSuffix(f.path, deleted) == strings.TrimSuffix(m.Path, deleted)
+	if f.buildID != m.BuildID || strings.TrimSuffix(f.path, deleted) != strings.TrimSuffix(m.Path, deleted) {
+		return false
+	}
+	is, ok := w.ids[weak.Make(m)]
+	return f.buildID != "" || !ok || is.maj != f.maj || is.min != f.min || is.inode == f.inode
 }
 
 // repaired counts how what there is differs from what was known, and says whether it does.
@@ -520,9 +539,11 @@ func (w *World) module(id fileID) *unwind.Module {
 		}
 		if len(w.files) >= w.sweep {
 			maps.DeleteFunc(w.files, func(_ fileID, m weak.Pointer[unwind.Module]) bool { return m.Value() == nil })
+			maps.DeleteFunc(w.ids, func(m weak.Pointer[unwind.Module], _ fileID) bool { return m.Value() == nil })
 			w.sweep = 2*len(w.files) + minSweep
 		}
 		w.files[id] = weak.Make(m)
+		w.ids[weak.Make(m)] = id
 	}
 	return m
 }

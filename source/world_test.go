@@ -300,3 +300,49 @@ func TestWorldForgets(t *testing.T) {
 	}
 	runtime.KeepAlive(w)
 }
+
+// TestWorldEnded: a thread that has exited has a name in /proc for a moment longer, which does not bring the thread back. A process that is read
+// again lives.
+func TestWorldEnded(t *testing.T) {
+	w := NewWorld(nil)
+	alive := func(when string, want bool) {
+		t.Helper()
+		if _, is := w.Process(7); is != want {
+			t.Errorf("%s: alive is %v", when, is)
+		}
+	}
+	w.Apply(&Record{Type: RecordComm, PID: 7, TID: 7, Time: 1, Comm: []byte("main")})
+	w.Apply(&Record{Type: RecordFork, PID: 7, TID: 8, PPID: 7, PTID: 7, Time: 2})
+	w.Apply(&Record{Type: RecordExit, PID: 7, TID: 8, PPID: 7, PTID: 7, Time: 3})
+	w.Apply(&Record{Type: RecordComm, Misc: MiscAgain, PID: 7, TID: 8, Time: 4, Comm: []byte("main")})
+	alive("with a thread", true)
+	w.Apply(&Record{Type: RecordExit, PID: 7, TID: 7, PPID: 1, PTID: 1, Time: 5})
+	alive("with none", false)
+	w.Apply(&Record{Type: RecordComm, Misc: MiscAgain, PID: 7, TID: 7, Time: 6, Comm: []byte("main")})
+	alive("read again", true)
+}
+
+// TestWorldSameFile: without a build ID, another inode on the same device is another file; /proc has no generations.
+func TestWorldSameFile(t *testing.T) {
+	w := NewWorld(nil)
+	mmap := func(misc uint16, major uint32, inode, gen uint64) {
+		w.Apply(&Record{Type: RecordMmap2, Misc: misc, PID: 1, TID: 1, Time: 1, Addr: 0x1000, Len: 0x1000, Prot: ProtExec, Filename: []byte("/a"), Maj: major, Inode: inode, InodeGen: gen})
+	}
+	mmap(0, 8, 5, 3)
+	_, was := w.Thread(1, 1)
+	for _, c := range []struct {
+		what  string
+		major uint32
+		inode uint64
+		want  Repairs
+	}{
+		{"the same", 8, 5, Repairs{}}, {"another inode", 8, 6, Repairs{Mappings: 1, Gone: 1}}, {"the same again", 8, 6, Repairs{Mappings: 1, Gone: 1}},
+		{"another device", 9, 7, Repairs{Mappings: 1, Gone: 1}},
+	} {
+		w.Apply(&Record{Type: RecordComm, Misc: MiscAgain, PID: 1, TID: 1, Time: 2, Comm: []byte("x")})
+		mmap(MiscAgain, c.major, c.inode, 0)
+		if _, is := w.Thread(1, 1); w.repairs != c.want || (is == was) != (c.want == Repairs{}) {
+			t.Errorf("%s: %+v; the same Space: %v", c.what, w.repairs, is == was)
+		}
+	}
+}
