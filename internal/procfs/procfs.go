@@ -94,20 +94,37 @@ func Owner(pid int32) uint32 {
 // Threads lists the threads of a process.
 func Threads(pid int) ([]int, error) { return Numbers(fmt.Sprintf("/proc/%d/task", pid)) }
 
+// ThreadsUntil lists threads of a process until stop says that these are enough.
+func ThreadsUntil(pid int, stop func() bool) ([]int, error) {
+	return numbers(fmt.Sprintf("/proc/%d/task", pid), stop)
+}
+
 // Numbers lists the names in a directory that are numbers.
 func Numbers(dir string) (nums []int, err error) {
+	return numbers(dir, func() bool { return false })
+}
+
+func numbers(dir string, stop func() bool) (nums []int, err error) {
 	d, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer d.Close()
-	names, err := d.Readdirnames(-1)
-	for _, name := range names {
-		if n, e := strconv.Atoi(name); e == nil {
-			nums = append(nums, n)
+	for !stop() {
+		names, err := d.Readdirnames(256)
+		for _, name := range names {
+			if n, e := strconv.Atoi(name); e == nil {
+				nums = append(nums, n)
+			}
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nums, err
 		}
 	}
-	return nums, err
+	return nums, nil
 }
 
 // Status returns a line of /proc/TID/status, such as "Tgid"; "" if there is none.

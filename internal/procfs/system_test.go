@@ -1,6 +1,9 @@
 package procfs
 
-import "testing"
+import (
+	"os"
+	"testing"
+)
 
 func TestSetting(t *testing.T) {
 	if n, ok := Setting("kernel/pid_max"); !ok || n < 300 {
@@ -19,5 +22,14 @@ func TestMounted(t *testing.T) {
 	}
 	if at := Mounted("no-such-file-system"); at != "" {
 		t.Errorf("Mounted(no-such-file-system) = %q, want none", at)
+	}
+}
+
+func TestThreadsUntil(t *testing.T) {
+	for _, stop := range []bool{false, true} {
+		tids, err := ThreadsUntil(os.Getpid(), func() bool { return stop })
+		if err != nil || (len(tids) == 0) != stop {
+			t.Errorf("stop %v: threads %v, %v", stop, tids, err)
+		}
 	}
 }

@@ -10,15 +10,18 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/source"
 )
 
-// againTime is how soon after each other /proc is read again, sliceTime how long the rings wait for that at a time: but for one process, whose
-// mappings are read at once. Reading takes a tenth of the drainer's time at most.
+// againTime is how soon after each other /proc is read again. The rings wait for that until sliceTime is over at the end of a process. One process
+// takes oneTime at most: what is not read by then stays as it is known. Reading takes a tenth of the drainer's time at most.
 const (
 	againTime  = time.Second
 	sliceTime  = 5 * time.Millisecond
+	oneTime    = 20 * time.Millisecond
 	againShare = 10
 	maxCounted = 1 << 10 // events that are asked now and then how many records they have lost
 )
@@ -32,16 +35,25 @@ type repair struct {
 	asked  time.Time // when the events were asked for what they have lost
 	missed uint64    // and said
 
-	pids    []int         // to be looked at: who their parents are, or with all processes recorded what they are
-	parents map[int]int32 // of the processes that have been; nil: all are recorded
-	found   []int         // of these to be read, parents first
+	pids    []int          // to be looked at: where they come from, or with all processes recorded what they are
+	origins map[int]origin // of the processes that have been; nil: all are recorded
+	found   []int          // of these to be read, parents first
 	owned   map[uint32]int
 	took    time.Duration
+
+	since uint64           // when the processes were attached to, in ticks: what they had started is not recorded; 0: a command is
+	ended map[int32]uint64 // when recorded processes exited, in ticks: whoever began later with such a number is another one
 
 	mu       sync.Mutex
 	unmapped map[int32]bool // processes with stacks that lead to addresses in no known mapping: see Unmapped
 	some     atomic.Bool    // there are some
 	tried    map[int32]trial
+}
+
+// An origin is what /proc/PID/stat says of how a process began. Times are in ticks of the boot clock, as there.
+type origin struct {
+	parent int32
+	start  uint64
 }
 
 // A trial says when a process was read whose stack led to an address in no known mapping. If that recurs, it may be read again after a second, then
@@ -70,7 +82,7 @@ func (r *Recorder) Unmapped(pid int32) {
 	}
 }
 
-// due returns the processes of Unmapped that may be read now.
+// due returns the processes of Unmapped that may be read now. Whoever is not read asks again.
 func (p *repair) due(now time.Time) (pids []int) {
 	if !p.some.Load() || now.Before(p.rest) {
 		return nil
@@ -78,19 +90,27 @@ func (p *repair) due(now time.Time) (pids []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for pid := range p.unmapped {
-		if t := p.tried[pid]; !now.Before(t.next) {
-			if p.tried == nil || len(p.tried) >= maxUnmapped {
-				p.tried = map[int32]trial{}
-			}
-			t.wait = min(max(2*t.wait, againTime), maxTrial)
-			t.next = now.Add(t.wait)
-			p.tried[pid] = t
+		if !now.Before(p.tried[pid].next) {
 			pids = append(pids, int(pid))
 		}
 	}
-	clear(p.unmapped) // who is not due asks again
+	clear(p.unmapped)
 	p.some.Store(false)
 	return pids
+}
+
+// charge notes that a process is read because its stacks lead to addresses in no known mapping.
+func (p *repair) charge(pid int32, now time.Time) {
+	t := p.tried[pid]
+	if p.tried == nil || len(p.tried) >= maxUnmapped {
+		p.tried = map[int32]trial{}
+	}
+	if now.Sub(t.next) > maxTrial {
+		t.wait = 0 // it is not the last one's recurrence
+	}
+	t.wait = min(max(2*t.wait, againTime), maxTrial)
+	t.next = now.Add(t.wait)
+	p.tried[pid] = t
 }
 
 // lose notes that records were lost.
@@ -113,30 +133,31 @@ func (r *Recorder) again() bool {
 		r.countMissed(now) // all that is read makes up for
 		p.wanted, p.took, p.owned = false, 0, map[uint32]int{}
 		p.pids, _ = procfs.Numbers("/proc")
-		if p.parents = nil; !r.all {
-			p.parents = map[int]int32{}
+		if p.origins = nil; !r.all {
+			p.origins = map[int]origin{}
 		}
 	}
 	s := r.repairing(p.owned)
 	for p.busy() && !r.stop.Load() && time.Since(now) < sliceTime {
 		switch {
-		case len(p.pids) > 0 && p.parents != nil:
+		case len(p.pids) > 0 && p.origins != nil:
 			pid := p.pids[0]
-			if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil {
-				p.parents[pid] = parentOf(stat)
+			if is, ok := originOf(pid); ok {
+				p.origins[pid] = is
 			}
 			if p.pids = p.pids[1:]; len(p.pids) == 0 {
-				p.found = r.concerned(p.parents)
+				p.found = r.concerned(p.origins)
 			}
 		case len(p.pids) > 0:
-			s.again(p.pids[0], 0)
+			r.read(&s, p.pids[0], origin{})
 			p.pids = p.pids[1:]
 		default:
-			pid, parent := p.found[0], int32(0)
-			if !r.kin.Has(int32(pid)) && pid != r.root {
-				parent = p.parents[pid]
+			pid := p.found[0]
+			is := p.origins[pid]
+			if r.member(pid, is.start) {
+				is.parent = 0
 			}
-			s.again(pid, parent)
+			r.read(&s, pid, is)
 			p.found = p.found[1:]
 		}
 		r.write(&s)
@@ -150,6 +171,13 @@ func (r *Recorder) again() bool {
 
 func (r *Recorder) repairing(owned map[uint32]int) synth {
 	return synth{dec: r.dec, ids: &r.ids, owned: owned, ended: r.stop.Load, misc: source.MiscAgain}
+}
+
+// read makes the records of a process: see synth.again. Where that takes too long, it is tried again: by then build IDs are known.
+func (r *Recorder) read(s *synth, pid int, is origin) {
+	if !s.again(pid, is) {
+		r.Unmapped(int32(pid))
+	}
 }
 
 // write hands on what s has made.
@@ -171,8 +199,9 @@ func (r *Recorder) single(now time.Time) bool {
 	}
 	s := r.repairing(map[uint32]int{})
 	for _, pid := range pids {
-		if r.kin.Has(int32(pid)) || pid == r.root {
-			s.again(pid, 0)
+		p.charge(int32(pid), now)
+		if is, ok := originOf(pid); ok && r.member(pid, is.start) {
+			r.read(&s, pid, origin{start: is.start})
 		}
 		r.write(&s)
 		if time.Since(now) > sliceTime {
@@ -202,72 +231,121 @@ func (r *Recorder) countMissed(now time.Time) {
 	}
 }
 
-// concerned returns the processes that are recorded, each behind its parent.
-func (r *Recorder) concerned(parents map[int]int32) (pids []int) {
-	const unknown, no, yes = 0, 1, 2
-	verdict := map[int]int{}
-	for pid := range parents {
-		var chain []int
-		at := pid
-		for verdict[at] == unknown && !r.kin.Has(int32(at)) && at != r.root {
-			parent, ok := parents[at]
-			verdict[at] = no // as long as nothing else is known; numbers that were used again may lead in a circle
-			if chain = append(chain, at); !ok || parent <= 0 || !r.family {
-				break
-			}
-			at = int(parent)
+// mark notes what a record says of when recorded processes begin and end.
+func (r *Recorder) mark(rec *source.Record) {
+	p := &r.repair
+	switch {
+	case rec.Type == source.RecordFork && rec.PID != rec.PPID:
+		delete(p.ended, rec.PID)
+	case rec.Type == source.RecordExit && rec.PID == rec.TID && r.kin.Has(rec.PID):
+		if p.ended == nil {
+			p.ended = map[int32]uint64{}
 		}
-		in := verdict[at] == yes || r.kin.Has(int32(at)) || at == r.root && r.root != 0
-		if in && verdict[at] != yes {
-			if _, lives := parents[at]; lives {
-				pids = append(pids, at)
-			}
-			verdict[at] = yes
+		p.ended[rec.PID] = bootTicks(rec.Time)
+	}
+}
+
+// member says whether a process that began at start is known to be recorded.
+func (r *Recorder) member(pid int, start uint64) bool {
+	if r.root != 0 && pid == r.root {
+		return true // until the recording ends
+	}
+	end, ended := r.repair.ended[int32(pid)]
+	return r.kin.Has(int32(pid)) && !(ended && start > end)
+}
+
+// concerned returns the processes that are recorded, each behind its parent: those that are known, and whom these have started since they
+// were attached to.
+func (r *Recorder) concerned(procs map[int]origin) (pids []int) {
+	verdict := map[int]bool{}
+	var concerns func(pid int) bool
+	concerns = func(pid int) bool {
+		yes, ok := verdict[pid]
+		if ok {
+			return yes
 		}
-		for i := len(chain) - 1; i >= 0 && in; i-- {
-			if verdict[chain[i]] = yes; chain[i] != at {
-				pids = append(pids, chain[i])
-			}
+		verdict[pid] = false // numbers that were used again may lead in a circle
+		is, lives := procs[pid]
+		yes = r.member(pid, is.start) || r.family && is.parent > 0 && is.start > r.repair.since && concerns(int(is.parent))
+		if verdict[pid] = yes; yes && lives {
+			pids = append(pids, pid)
 		}
+		return yes
+	}
+	for pid := range procs {
+		concerns(pid)
 	}
 	return pids
 }
 
-// parentOf returns the process that a text of /proc/PID/stat names as the parent; 0 if it names none.
-func parentOf(stat []byte) int32 {
-	f := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:]) // the name, in parentheses, may contain some
-	if len(f) < 2 {
-		return 0
+// tick is the unit of times in /proc/PID/stat, ns: USER_HZ is 100 on all machines that are recorded.
+const tick = 1e9 / 100
+
+// bootTicks returns the time in ticks of the boot clock that it was at a time of CLOCK_MONOTONIC, unless the machine has slept since.
+func bootTicks(at uint64) uint64 {
+	var boot unix.Timespec
+	now := monotonic()
+	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &boot) != nil {
+		return at / tick
 	}
-	n, _ := strconv.ParseInt(string(f[1]), 10, 32)
-	return int32(n)
+	return (at + uint64(boot.Nano()) - now) / tick
 }
 
-// again makes the records of a process as it is now. Where its parent is given, nobody has told that it began.
-func (s *synth) again(pid int, parent int32) {
-	s.time = monotonic()
+// originOf reads how a process began. ok is false if it has gone.
+func originOf(pid int) (o origin, ok bool) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return
+		return o, false
 	}
-	tids, _ := procfs.Threads(pid)
-	if state := procfs.State(stat); (state == 'Z' || state == 'X') && len(tids) < 2 {
-		return
+	return parseOrigin(stat), true
+}
+
+// parseOrigin reads a text of /proc/PID/stat; what it does not say is 0.
+func parseOrigin(stat []byte) (o origin) {
+	f := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:]) // the name, in parentheses, may contain some; the state, field 3, follows
+	if len(f) > 22-3 {
+		parent, _ := strconv.ParseInt(string(f[4-3]), 10, 32)
+		o.parent = int32(parent)
+		o.start, _ = strconv.ParseUint(string(f[22-3]), 10, 64)
 	}
-	if parent != 0 {
-		s.add(&source.Record{Type: source.RecordFork, Misc: source.MiscForkExec, PID: int32(pid), TID: int32(pid), PPID: parent, PTID: parent})
+	return o
+}
+
+// again makes the records of a process as it is now, if it is the one that began when is says; 0: whoever it is. Where its parent is given, nobody
+// has told that it began. It says whether the time sufficed for all mappings.
+func (s *synth) again(pid int, is origin) bool {
+	s.time = monotonic()
+	s.until = time.Now().Add(oneTime)
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil || is.start != 0 && parseOrigin(stat).start != is.start {
+		return true
+	}
+	if state := procfs.State(stat); state == 'Z' || state == 'X' {
+		if tids, _ := procfs.ThreadsUntil(pid, s.stop); len(tids) < 2 {
+			return true
+		}
+	}
+	if is.parent != 0 {
+		s.add(&source.Record{Type: source.RecordFork, Misc: source.MiscForkExec, PID: int32(pid), TID: int32(pid), PPID: is.parent, PTID: is.parent})
 	}
 	at := len(s.b)
 	if s.comm(pid, pid); len(s.b) == at {
-		return // it has ended
+		return true // it has ended
 	}
-	if n, whole := s.maps(pid); n == 0 || !whole {
+	n, whole := s.maps(pid)
+	if n == 0 || !whole {
 		// A thread of the kernel's, another user's process, or one with too many: what is known of it stays.
 		binary.LittleEndian.PutUint16(s.b[at+4:], 0)
 	}
+	late := !whole && s.stop()
+	tids, _ := procfs.ThreadsUntil(pid, s.stop)
 	for _, tid := range tids {
+		if s.stop() {
+			break // the names of the others stay
+		}
 		if tid != pid {
 			s.comm(pid, tid)
 		}
 	}
+	return !late
 }

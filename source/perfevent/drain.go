@@ -202,7 +202,7 @@ func (r *Recorder) flush() {
 				r.forked(raw)
 			}
 			r.follow(raw)
-		case source.RecordComm:
+		case source.RecordComm, source.RecordExit:
 			r.follow(raw)
 		case source.RecordLost:
 			if len(raw) >= recordHeader+16 {
@@ -222,8 +222,10 @@ func (r *Recorder) flush() {
 
 // follow keeps up with which processes are recorded, where these are not all.
 func (r *Recorder) follow(raw []byte) {
-	if r.kin != nil && r.family && r.dec.Decode(raw, &r.rec) == nil {
-		r.kin.Apply(&r.rec)
+	if r.kin != nil && r.dec.Decode(raw, &r.rec) == nil {
+		if r.mark(&r.rec); r.family {
+			r.kin.Apply(&r.rec)
+		}
 	}
 }
 

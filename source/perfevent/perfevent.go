@@ -228,6 +228,9 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 		return nil, err
 	}
 	r.inherited = nil
+	if r.ends {
+		r.repair.since = bootTicks(monotonic())
+	}
 	own := !o.All && len(o.PIDs)+len(o.TIDs) == 0 // the command is what is recorded
 	if start != nil && own {
 		if err := start(); err != nil {

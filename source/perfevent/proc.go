@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -59,12 +60,15 @@ type synth struct {
 
 	owned map[uint32]int // mappings, by user
 	ended func() bool    // nobody waits for the rest; nil: somebody does
+	until time.Time      // nor after this; zero: whenever
 	code  bool           // records tell of code that the kernel makes
 	time  uint64         // of all records; 0: from before the recording
 	misc  uint16         // of all records
 }
 
-func (s *synth) stop() bool { return s.ended != nil && s.ended() }
+func (s *synth) stop() bool {
+	return s.ended != nil && s.ended() || !s.until.IsZero() && time.Now().After(s.until)
+}
 
 func (s *synth) add(rec *source.Record) {
 	rec.Time = s.time
@@ -105,7 +109,8 @@ func (s *synth) comm(pid, tid int) {
 	s.add(&source.Record{Type: source.RecordComm, PID: int32(pid), TID: int32(tid), Comm: bytes.TrimSuffix(b, []byte("\n"))})
 }
 
-// maps adds the executable mappings of a process. It says how many these are, and whether they are all there are.
+// maps adds the executable mappings of a process; [vsyscall], of which the kernel writes no record, is left out. It says how many these are, and
+// whether they are all there are.
 func (s *synth) maps(pid int) (n int, whole bool) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
@@ -119,9 +124,12 @@ func (s *synth) maps(pid int) (n int, whole bool) {
 		left = min(left, source.MaxOwned-s.owned[owner])
 		defer func(most int) { s.owned[owner] += most - left }(left)
 	}
-	for lines.Scan() {
+	for i := 0; lines.Scan(); i++ {
+		if i%64 == 63 && s.stop() {
+			return n, false
+		}
 		m, ok := procfs.ParseMapping(lines.Bytes())
-		if !ok || m.Prot&source.ProtExec == 0 {
+		if !ok || m.Prot&source.ProtExec == 0 || m.Name == "[vsyscall]" {
 			continue
 		}
 		if left <= 0 || s.stop() {

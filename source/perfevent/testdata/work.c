@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,9 +117,23 @@ static void maps(const char *dir, int n) {
 }
 
 // flood fills the ring of the processor that it stays on with records of mappings, when it is told to. Then it changes what it is: it unmaps
-// file 0, maps n more, starts a child with another name that maps one more, and both go on until stdin ends.
-static void flood(const char *dir, int n) {
+// file 0, maps n more, starts a child with another name that maps one more, and both go on until stdin ends. Before all that, it may start
+// another child.
+static void flood(const char *dir, int n, int earlier) {
     void *gone = map_file(dir, 0);
+    if (earlier) {
+        char was[16];
+        prctl(PR_GET_NAME, was);
+        prctl(PR_SET_NAME, "earlier");
+        if (fork() == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            for (;;) {
+                burn(0.001);
+                usleep(9000);
+            }
+        }
+        prctl(PR_SET_NAME, was);
+    }
     puts("ready");
     fflush(stdout);
     char c;
@@ -214,7 +229,7 @@ int main(int argc, char **argv) {
             maps(argv[2], atoi(argv[3]));
     } else if (!strcmp(mode, "flood")) { // DIRECTORY, how many files
         if (argc > 3)
-            flood(argv[2], atoi(argv[3]));
+            flood(argv[2], atoi(argv[3]), argc > 4);
     } else if (!strcmp(mode, "move")) {
         move();
     } else if (!strcmp(mode, "count")) { // so many page faults and system calls
