@@ -28,8 +28,8 @@
 //
 // A thread is blocked when it leaves the processor in any state but runnable, as sched:sched_switch has it. A thread preempted on its way to
 // sleep is runnable: if it is woken before it runs again, there was no wait. At the start, when all processes are known, an iterator over all
-// tasks copies the stacks of blocked threads without touching the threads. Such waits, and waits longer than the recording, are marked in their
-// records (source.MiscCutBegin, MiscCutEnd).
+// tasks copies the stacks of blocked threads without touching the threads. Such waits, waits that began while processes were read, and waits longer
+// than the recording, are marked in their records (source.MiscCutBegin, MiscCutEnd).
 //
 // To show who ends waits, a program at sched:sched_waking walks the waker's stack. The thread's next switch writes this stack before the wait,
 // with the same time and processor. Kernel functions in the stack show whether an interrupt wakes: an interrupt has no thread, and shows nothing

@@ -6,8 +6,8 @@
 // rounds into its own memory, up to a bound, even if the consumer falls behind. Beyond the bound, the kernel drops records and counts them.
 //
 // Records of time 0 describe the processes and mappings from before the recording. They are made from /proc after the events are enabled; the
-// kernel reports later changes again. Samples from before the last process was read are left out: a library may have come or gone between. A
-// command that only ends the recording starts after that.
+// kernel reports later changes again. Samples from before the last process was read are left out: a library may have come or gone between. Of a wait
+// that ends later, the part from before is. A command that only ends the recording starts after that.
 //
 // A command is sampled by events of the processors, if its recorder may open them, as root may. With a Program, processes and their children
 // are sampled the same way. The tree of processes, from FORK and EXIT records, leaves out the samples of others. So the shortest process gets

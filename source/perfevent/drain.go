@@ -154,6 +154,9 @@ func (r *Recorder) round() (again bool) {
 		r.flush() // it has seen all
 		again = r.program.Samples(began, func(size int) []byte {
 			n += uint64(size)
+			if r.reading.Load() {
+				return make([]byte, size) // as ring.drain does
+			}
 			return r.space(size)
 		})
 	}

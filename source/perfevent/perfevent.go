@@ -163,10 +163,11 @@ type Recorder struct {
 	closing  sync.Once
 	closeErr error
 
-	synth  []byte // what was there before
-	began  uint64 // when all that had been read: older samples are not of the recording; 0: nothing was there
-	timeAt int    // where a sample's time is
-	cur    batch
+	synth   []byte      // what was there before
+	reading atomic.Bool // that is being read: the samples in the rings are not of the recording
+	began   uint64      // when all that had been read: older samples are not of the recording; 0: nothing was there
+	timeAt  int         // where a sample's time is
+	cur     batch
 }
 
 // Open starts a recording. It ends when the command exits, when all requested processes and threads and all they started are gone, when the
@@ -223,6 +224,10 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 		r.kin = r.scope.Members()
 	}
 
+	r.reading.Store(o.All || len(o.PIDs)+len(o.TIDs) > 0)
+	for _, g := range r.rings {
+		g.early = &r.reading
+	}
 	start, err := r.attach(&o, p)
 	if err != nil {
 		return nil, err
@@ -317,15 +322,39 @@ func (r *Recorder) Next() (raw []byte, buf *source.Buffer, err error) {
 			r.cur = b
 		}
 		raw, r.cur.b = cutRecord(r.cur.b)
-		if !r.early(raw) {
-			return raw, r.cur.buf, nil
+		if r.early(raw) {
+			continue
 		}
+		if r.trigger.Kind == source.OnBlocking {
+			r.cutWait(raw)
+		}
+		return raw, r.cur.buf, nil
+	}
+}
+
+// begin says that all has been read that was there before. Samples from then on count: reading ends first, so that none of them is dropped.
+func (r *Recorder) begin() {
+	if r.reading.Swap(false) {
+		r.began = monotonic()
 	}
 }
 
 // early says whether raw is a sample from before the recording.
 func (r *Recorder) early(raw []byte) bool {
 	return binary.LittleEndian.Uint32(raw) == source.RecordSample && len(raw) >= r.timeAt+8 && binary.LittleEndian.Uint64(raw[r.timeAt:]) < r.began
+}
+
+// cutWait has a wait begin with the recording that had begun before. Of those that had begun when the program was attached, the program says so.
+func (r *Recorder) cutWait(raw []byte) {
+	le := binary.LittleEndian
+	if r.began == 0 || le.Uint32(raw) != source.RecordSample || len(raw) < pastPeriod {
+		return
+	}
+	period := raw[pastPeriod-8:]
+	if most := le.Uint64(raw[r.timeAt:]) - r.began; le.Uint64(period) > most { // it has not ended before: see early
+		le.PutUint64(period, most)
+		le.PutUint16(raw[4:], le.Uint16(raw[4:])|source.MiscCutBegin)
+	}
 }
 
 // Stop ends the recording: Next returns the records left, then io.EOF. A command that is still there gets SIGTERM. Stop may be called again;

@@ -42,9 +42,7 @@ func (r *Recorder) synthesise(o *Options) {
 	if o.read != nil {
 		o.read()
 	}
-	if len(procs) > 0 {
-		r.began = monotonic()
-	}
+	r.begin()
 	if r.program != nil {
 		r.program.Begin(s.b)
 	}

@@ -2,7 +2,9 @@ package perfevent
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -456,8 +459,20 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestBegin: mappings that are read while a program runs hold from then on. So samples from before are none of the recording, and the command
-// that ends it starts after: it has samples.
+// computes waits until a process has computed for so long, for a minute at most.
+func computes(pid int, long time.Duration) {
+	ran := func() (ns int64) {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", pid))
+		fmt.Sscan(string(b), &ns)
+		return ns
+	}
+	for from, until := ran(), time.Now().Add(time.Minute); ran() < from+int64(long) && time.Now().Before(until); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestBegin: mappings that are read while a program runs hold from then on. So samples from before are none of the recording, and do not wait for
+// whoever takes records when all has been read. The command that ends the recording starts after: it has samples.
 func TestBegin(t *testing.T) {
 	pid, _ := spawn(t, "wait", "0")
 	spin := exec.Command(work(t), "spin", "1000")
@@ -470,22 +485,38 @@ func TestBegin(t *testing.T) {
 		{PIDs: []int{spin.Process.Pid}, Command: []string{work(t), "spin", "0.2"}},
 		{All: true, Command: []string{work(t), "spin", "0.2"}},
 	} {
-		var read uint64
-		if o.Command == nil {
-			o.Duration = 300 * time.Millisecond
-		}
-		o.read = func() { // not before the program has computed
-			ran := func() (ns int64) {
-				b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", spin.Process.Pid))
-				fmt.Sscan(string(b), &ns)
-				return ns
-			}
-			for from, until := ran(), time.Now().Add(time.Minute); ran() < from+50e6 && time.Now().Before(until); {
-				time.Sleep(time.Millisecond)
+		var drained, read uint64
+		var rounds atomic.Int64
+		o.round = func() { rounds.Add(1) }
+		o.read = func() { // not before the program has computed, and the rings have been read since
+			computes(spin.Process.Pid, 50*time.Millisecond)
+			drained = monotonic()
+			for whole, until := rounds.Load()+2, time.Now().Add(time.Minute); rounds.Load() < whole; time.Sleep(time.Millisecond) {
+				if time.Now().After(until) {
+					t.Error("the rings are not read")
+					break
+				}
 			}
 			read = monotonic()
 		}
 		r := open(t, o)
+		waiting := 0
+		r.queue.mu.Lock()
+		for _, b := range r.queue.batches {
+			for raw := b.b; len(raw) > 0; {
+				var one []byte
+				if one, raw = cutRecord(raw); binary.LittleEndian.Uint32(one) == source.RecordSample && binary.LittleEndian.Uint64(one[r.timeAt:]) < drained {
+					waiting++
+				}
+			}
+		}
+		r.queue.mu.Unlock()
+		if waiting > 0 {
+			t.Errorf("%v %v: %d samples wait that are older than the mappings", o.PIDs, o.Command, waiting)
+		}
+		if o.Command == nil {
+			go func() { computes(spin.Process.Pid, 50*time.Millisecond); r.Stop() }()
+		}
 		n, early, command := 0, 0, 0
 		_, err := source.Run(context.Background(), r, source.Options{Sample: func(p *source.Sample) error {
 			if n++; p.Time < read {
@@ -502,6 +533,51 @@ func TestBegin(t *testing.T) {
 		r.Close()
 		if n == 0 || early > 0 || o.All && command == 0 {
 			t.Errorf("%v %v: %d of %d samples are older than the mappings, %d are the command's", o.PIDs, o.Command, early, n, command)
+		}
+	}
+}
+
+// TestCutWait: what had begun before the recording, of a wait that ends in it, is not counted, and is said to be cut off.
+func TestCutWait(t *testing.T) {
+	const began = 500
+	sample := func(misc uint16, time, period uint64) []byte {
+		var body []byte
+		for _, v := range []uint64{source.WalkedID, 0x1000, 5 | 6<<32, time, 1, period, 0} {
+			body = binary.LittleEndian.AppendUint64(body, v)
+		}
+		b := record(source.RecordSample, body)
+		binary.LittleEndian.PutUint16(b[4:], misc)
+		return b
+	}
+	const user, begin, end = source.MiscUser, source.MiscCutBegin, source.MiscCutEnd
+	for _, c := range []struct {
+		kind       source.TriggerKind
+		began      uint64
+		misc       uint16
+		time, took uint64
+		left       uint64
+		says       uint16
+	}{
+		{source.OnBlocking, began, user, 900, 399, 399, user},
+		{source.OnBlocking, began, user, 900, 400, 400, user},
+		{source.OnBlocking, began, user, 900, 401, 400, user | begin},
+		{source.OnBlocking, began, user | source.MiscNoWaker, 900, 5000, 400, user | begin | source.MiscNoWaker},
+		{source.OnBlocking, began, user | end, 900, 600, 400, user | begin | end},
+		{source.OnBlocking, began, user | begin, 900, 300, 300, user | begin},
+		{source.OnBlocking, began, user, 500, 1, 0, user | begin},
+		{source.OnBlocking, began, user | source.MiscWaker, 900, 0, 0, user | source.MiscWaker},
+		{source.OnBlocking, 0, user, 900, 5000, 5000, user},             // nothing was there before
+		{source.OnEvents, began, user, 900, 1_000_000, 1_000_000, user}, // a number of events
+	} {
+		r := &Recorder{queue: newBacklog(), timeAt: recordHeader + 3*8, began: c.began, trigger: source.Trigger{Kind: c.kind}}
+		r.queue.put(batch{b: append(sample(user, 499, 100), sample(c.misc, c.time, c.took)...)})
+		if c.began == 0 {
+			r.Next()
+		}
+		raw, _, err := r.Next()
+		want := sample(c.says, c.time, c.left)
+		if err != nil || !bytes.Equal(raw, want) {
+			t.Errorf("%+v: %v\n got %x\nwant %x", c, err, raw, want)
 		}
 	}
 }

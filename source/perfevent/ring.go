@@ -21,7 +21,8 @@ type ring struct {
 	mem        []byte  // the mapping; nil in tests
 	head, tail *uint64 // written by the kernel, by us
 	data       []byte
-	trailer    uint64 // what KSYMBOL records end with, in bytes; 0: there are none
+	trailer    uint64       // what KSYMBOL records end with, in bytes; 0: there are none
+	early      *atomic.Bool // while true, samples are left out; nil: never
 }
 
 // Where struct perf_event_mmap_page has its fields.
@@ -65,13 +66,15 @@ func (r *ring) copyTo(to []byte, at uint64) {
 // of the size asked for, and gives their room back to the kernel as it goes. After an error the ring is empty.
 //
 // stack is how much of the stack samples hold, as their last field. The kernel writes it in full even if the stack
-// ends earlier: that part is left out, up to a word that shows that the stack has ended. So is what KSYMBOL records have too much.
+// ends earlier: that part is left out, up to a word that shows that the stack has ended. So is what KSYMBOL records have too much, and samples
+// that come too early.
 func (r *ring) drain(stack uint32, space func(size int) []byte) (n uint64, err error) {
 	head, tail := atomic.LoadUint64(r.head), *r.tail
 	if head-tail > uint64(len(r.data)) {
 		atomic.StoreUint64(r.tail, head)
 		return 0, fmt.Errorf("ring buffer: %w: %d bytes in %d", source.ErrMalformed, head-tail, len(r.data))
 	}
+	early := r.early != nil && r.early.Load() // after the head: what is in front of it is older than that moment
 	for tail != head {
 		var typ, size uint64
 		if head-tail >= recordHeader {
@@ -82,7 +85,9 @@ func (r *ring) drain(stack uint32, space func(size int) []byte) (n uint64, err e
 			atomic.StoreUint64(r.tail, head)
 			return n, fmt.Errorf("ring buffer: %w: a record of %d bytes, with %d to come", source.ErrMalformed, size, head-tail)
 		}
-		if short := r.symbolEnd(typ, tail, size); short < size {
+		if early && typ == source.RecordSample {
+			// Nobody takes records yet: copies of stacks would fill the backlog, and then the rings.
+		} else if short := r.symbolEnd(typ, tail, size); short < size {
 			to := space(int(short))
 			r.copyTo(to, tail)
 			binary.LittleEndian.PutUint16(to[6:], uint16(short))

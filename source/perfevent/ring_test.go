@@ -6,6 +6,8 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/unspool/unspool/source"
@@ -116,6 +118,28 @@ func TestRingStacks(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRingEarly: while samples come too early, they only leave the ring; all other records come.
+func TestRingEarly(t *testing.T) {
+	k := newKernelSide(4096, 4096-64)
+	var early atomic.Bool
+	k.early = &early
+	for _, is := range []bool{true, false} {
+		early.Store(is)
+		k.put(record(source.RecordSample, make([]byte, 640)))
+		k.put(record(source.RecordComm, make([]byte, 24)))
+		k.put(record(source.RecordSample, make([]byte, 8)))
+		want := []int{recordHeader + 640, recordHeader + 24, recordHeader + 8}
+		if is {
+			want = want[1:2]
+		}
+		var got []int
+		n, err := k.drain(512, func(n int) []byte { got = append(got, n); return make([]byte, n) })
+		if err != nil || n != 3*recordHeader+672 || k.h != k.t || !slices.Equal(got, want) {
+			t.Errorf("early %v: %v, %d bytes, head %#x, tail %#x, records of %d, want %d", is, err, n, k.h, k.t, got, want)
+		}
 	}
 }
 
