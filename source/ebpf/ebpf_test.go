@@ -161,9 +161,12 @@ int main(void) { pthread_t t; pthread_create(&t, 0, forever, 0); naps(); return 
 			t.Errorf("thread %d was blocked for %d ms", tid, ns/1e6)
 		}
 	}
-	// Seldom, the kernel does not trace the switch that ends a wait: that wait is counted as lost.
+	// A wait may be counted as lost instead, which is where the kernel does not trace the switch that ends it. Its source has no such switch on a
+	// processor that is online (__schedule in kernel/sched/core.c): tasks have the numbers of the first PID namespace there, a dead one is no
+	// blocked one, and a thread that follows the idle task is switched to like others. Linux 6.18 leaves out up to five of 20,000 all the same,
+	// for reasons not known: perf and ftrace lack them, too, and the threads' own counts have them (TestOffCPUComplete in lab).
 	st := p.Stats()
-	if whole < n || st.RingFull+st.Nested > 0 || n+int(st.Forgotten) < 26 || st.Forgotten > 2 {
+	if unknown := p.stacks.unknown.Load(); whole < n || st.RingFull+st.Nested+unknown > 0 || n+int(st.Forgotten) < 26 || st.Forgotten > 1 {
 		t.Errorf("%d of %d stacks are whole, 25 naps and a wait without end are to be had: %+v", whole, n, st)
 	}
 }
