@@ -20,8 +20,8 @@
  *	while ((stop = eh_elf_next(&c)) == EH_ELF_OK);
  *
  * Sections: the modules of this process, memory readers, walking. eh_elf_file.h has the sections before them: memory and outcomes, a
- * file. Memory readers and walking are async-signal-safe: they take no lock, call nothing of libc, keep errno, and use less than 2 KiB of stack beside the
- * caller's cursor, which takes 1.1 KiB.
+ * file. Memory readers and walking are async-signal-safe: they take no lock, call nothing of libc, keep errno, and use less than 2 KiB of
+ * stack (AArch64: 2.5 KiB) beside the caller's cursor, which takes 1.1 KiB.
  */
 #ifndef UNSPOOL_EH_ELF_H
 #define UNSPOOL_EH_ELF_H
@@ -511,6 +511,73 @@ static inline enum eh_elf_outcome eh_elf_restore(struct eh_elf_cursor *c, const 
 	return EH_ELF_OK;
 }
 
+/* Reads a register of the frame at hand. Async-signal-safe. */
+static inline enum eh_elf_outcome eh_elf_get(struct eh_elf_cursor *c, uint32_t slot, uint64_t *value)
+{
+	struct unspool_state *s = &c->state;
+	enum eh_elf_outcome o = EH_ELF_OK;
+
+	if (slot >= EH_ELF_NUM_SLOTS || !(s->known >> slot & 1))
+		return EH_ELF_LOST_REGISTER;
+	*value = s->val[slot];
+	if (s->in_mem >> slot & 1) {
+		o = eh_elf_load(c->map->deref, c->mem, s->val[slot], value);
+		if (o != EH_ELF_OK)
+			s->fault = s->val[slot];
+	} else if (s->in_reg >> slot & 1) {
+		*value = s->snap[s->val[slot] & 63];
+	}
+	return o;
+}
+
+#ifdef __aarch64__
+/*
+ * Goes from the code to which signal handlers return to the frame that the signal interrupted. That code has no unwind information in the
+ * vDSO and in some C libraries, so its instructions are looked at. The stack pointer is at the kernel's struct rt_sigframe: siginfo, then
+ * ucontext. Returns what a step does; EH_ELF_NO_INFO where other code is at the pc.
+ */
+static inline int eh_elf_sigreturn(struct eh_elf_cursor *c)
+{
+	const uint64_t code = 0xd4000001d2801168; /* mov x8, #139; svc #0 */
+	enum { REGS = 312, OLD_SP = 560, OLD_PC = 568 };
+	const struct eh_elf_module *m = c->module;
+	struct unspool_state *s = &c->state;
+	enum eh_elf_outcome o;
+	uint64_t at = s->pc, sp, old_sp, v;
+	unsigned i;
+
+	if (at < m->start || at >= m->end || m->end - at < 8) /* the module is that of pc - 1 */
+		return EH_ELF_NO_INFO;
+	o = eh_elf_load(c->map->deref, c->mem, at, &v);
+	if (o != EH_ELF_OK || v != code) {
+		if (o == EH_ELF_MISSING)
+			s->fault = at;
+		return o == EH_ELF_MISSING ? EH_ELF_MISSING : EH_ELF_NO_INFO;
+	}
+	o = eh_elf_get(c, EH_ELF_SP, &sp);
+	if (o != EH_ELF_OK)
+		return o;
+	at = sp + OLD_SP;
+	o = eh_elf_load(c->map->deref, c->mem, at, &old_sp);
+	if (o == EH_ELF_OK) {
+		at = sp + OLD_PC;
+		o = eh_elf_load(c->map->deref, c->mem, at, &v);
+	}
+	if (o != EH_ELF_OK) {
+		s->fault = at;
+		return o;
+	}
+	for (i = 0; i < 31; i++)
+		s->val[i] = sp + REGS + 8 * i;
+	s->in_mem = ((uint64_t)1 << 31) - 1;
+	s->in_reg = 0;
+	s->known = ((uint64_t)1 << 32) - 1; /* x0 to x30, sp. d8 to d15 are in a record that need not be there */
+	s->val[EH_ELF_SP] = s->cfa = old_sp;
+	s->pc = v;
+	return EH_ELF_OK | EH_ELF_SIGNAL;
+}
+#endif
+
 /*
  * Goes to the caller: EH_ELF_OK, or why there is none. It never loops: each frame lies above the one before, except behind
  * a signal frame, whose handler can have a stack of its own, and there is the limit. With files of the kind self, a damaged
@@ -522,17 +589,23 @@ static inline enum eh_elf_outcome eh_elf_next(struct eh_elf_cursor *c)
 	const struct eh_elf_module *m = c->module;
 	struct unspool_state was;
 	uint64_t pc;
-	int exact = c->exact, o;
+	int exact = c->exact, o = EH_ELF_NO_INFO;
 
 	if (c->frames >= c->limit)
 		return EH_ELF_DEPTH_LIMIT;
-	if (m == NULL || m->file.step == NULL)
+	if (m == NULL)
 		return EH_ELF_NO_INFO;
-	if (exact)
-		was = c->state;
-	o = m->file.step(&c->state, c->mem, c->state.pc - !c->exact - m->bias);
-	if (o == EH_ELF_OK && exact)
-		o = eh_elf_restore(c, &was);
+	if (m->file.step != NULL) {
+		if (exact)
+			was = c->state;
+		o = m->file.step(&c->state, c->mem, c->state.pc - !c->exact - m->bias);
+		if (o == EH_ELF_OK && exact)
+			o = eh_elf_restore(c, &was);
+	}
+#ifdef __aarch64__
+	if (o == EH_ELF_NO_INFO && !exact)
+		o = eh_elf_sigreturn(c);
+#endif
 	if ((o & ~EH_ELF_SIGNAL) != EH_ELF_OK)
 		return (enum eh_elf_outcome)o;
 	if (c->state.cfa <= c->cfa && !(o & EH_ELF_SIGNAL) && !(c->exact && c->state.cfa == c->cfa))
@@ -556,25 +629,6 @@ static inline enum eh_elf_outcome eh_elf_next(struct eh_elf_cursor *c)
 		return EH_ELF_BAD_RETURN;
 	c->frames++;
 	return EH_ELF_OK;
-}
-
-/* Reads a register of the frame at hand. Async-signal-safe. */
-static inline enum eh_elf_outcome eh_elf_get(struct eh_elf_cursor *c, uint32_t slot, uint64_t *value)
-{
-	struct unspool_state *s = &c->state;
-	enum eh_elf_outcome o = EH_ELF_OK;
-
-	if (slot >= EH_ELF_NUM_SLOTS || !(s->known >> slot & 1))
-		return EH_ELF_LOST_REGISTER;
-	*value = s->val[slot];
-	if (s->in_mem >> slot & 1) {
-		o = eh_elf_load(c->map->deref, c->mem, s->val[slot], value);
-		if (o != EH_ELF_OK)
-			s->fault = s->val[slot];
-	} else if (s->in_reg >> slot & 1) {
-		*value = s->snap[s->val[slot] & 63];
-	}
-	return o;
 }
 
 /*

@@ -46,7 +46,17 @@ struct memory {
 	unsigned char copy[1 << 15];
 };
 
-static int (*read8)(void *, uint64_t, uint64_t *) = eh_elf_read8;
+static uint64_t trampoline; /* under qemu-user: the code that handlers return to, two instructions */
+
+static int read_any(void *ctx, uint64_t addr, uint64_t *value)
+{
+	if (trampoline == 0 || addr != trampoline)
+		return eh_elf_read8(ctx, addr, value);
+	memcpy(value, (const void *)(uintptr_t)addr, 8);
+	return 1;
+}
+
+static int (*read8)(void *, uint64_t, uint64_t *) = read_any;
 static uint64_t plain = 64; /* bytes of the stack that are read plainly; the kernel reads the others */
 
 static const void *memory(struct memory *m, uint64_t sp)
@@ -89,7 +99,7 @@ static uint32_t pcs_of(struct eh_elf_cursor *c, struct memory *m, uint64_t *pcs,
 		struct unspool_word *w = &m->words[m->slice.n_words++];
 
 		w->addr = c->state.fault;
-		w->ok = (uint64_t)eh_elf_read8(&m->bounds, w->addr, &w->value);
+		w->ok = (uint64_t)read_any(&m->bounds, w->addr, &w->value);
 		n += eh_elf_pcs(c, pcs + n - 1, max - n + 1, why) - 1;
 	}
 	return n;
@@ -228,6 +238,23 @@ static void on_signal(int sig, void (*fn)(int, siginfo_t *, void *), int flags)
 }
 
 static void interrupt(void) { raise(SIGUSR1); }
+
+/* qemu-user has no vDSO: the code that handlers return to is in no module, so one is made up, which has no file as a vDSO may have none. */
+static void learn(int sig, siginfo_t *si, void *uc)
+{
+	(void)sig;
+	(void)si;
+	(void)uc;
+	trampoline = (uint64_t)__builtin_return_address(0);
+}
+
+static void add_trampoline(void)
+{
+	on_signal(SIGUSR2, learn, 0);
+	raise(SIGUSR2);
+	if (eh_elf_map_add(&map, trampoline - 4, trampoline + 8, 0, NULL) != 0)
+		fail("no place for the code that handlers return to", trampoline, 0);
+}
 
 /* A fault in code of the compiler's, so the interrupted frame is not raise. */
 static volatile int *nowhere;
@@ -472,7 +499,7 @@ NOINLINE int traced_read8(void *ctx, uint64_t addr, uint64_t *value)
 		show("got ", (const uint64_t *)pcs, (uint32_t)n);
 	}
 	traces++;
-	return eh_elf_read8(ctx, addr, value);
+	return read_any(ctx, addr, value);
 }
 
 /* Applies each rule of each file, in states that make it read: for the CFA, for the return address, for expressions. */
@@ -649,7 +676,7 @@ int main(int argc, char **argv)
 	if (argc < 4)
 		return 2;
 	how = argv[3];
-	if (argc > 4) { /* under qemu-user, which has no process_vm_readv and no vDSO to return from signals */
+	if (argc > 4) { /* under qemu-user, which has no process_vm_readv and no vDSO */
 		plain = strtoull(argv[4], NULL, 0);
 		emulated = 1;
 	}
@@ -669,6 +696,8 @@ int main(int argc, char **argv)
 		fprintf(stderr, "map: %d: %s\n", n, eh_elf_strerror(n));
 		return 1;
 	}
+	if (emulated && strcmp(how, "maps") != 0 && strcmp(how, "hostile") != 0)
+		add_trampoline();
 	leaf = here;
 	memset(&ss, 0, sizeof ss);
 	ss.ss_sp = alt;
@@ -705,16 +734,14 @@ int main(int argc, char **argv)
 		top(20);
 		leaf = interrupt;
 		on_signal(SIGUSR1, handler, 0);
-		if (!emulated)
-			top(20);
+		top(20);
 	} else if (strcmp(how, "traced") == 0) {
 		dlopened();
 		read8 = traced_read8;
 		top(3);
 		leaf = interrupt;
 		on_signal(SIGUSR1, handler, 0);
-		if (!emulated)
-			top(3);
+		top(3);
 		leaf = trace_rules;
 		top(0);
 		if (traces == 0)
