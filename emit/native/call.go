@@ -75,7 +75,8 @@ func (c *Code) interpret(at uint32, s *rows.State, mem *memory, arg uint64) (uin
 	if s != nil {
 		regions = append(regions, arm64.Region{Addr: uint64(uintptr(unsafe.Pointer(s))), Bytes: unsafe.Slice((*byte)(unsafe.Pointer(s)), unsafe.Sizeof(*s)), Write: true})
 	}
-	regions = append(regions, arm64.Region{Addr: uint64(c.base), Bytes: c.mem, Code: true})
+	regions = append(regions, arm64.Region{Addr: uint64(c.base), Bytes: c.mem},
+		arm64.Region{Addr: uint64(c.base) + uint64(c.in.TextLo), Bytes: c.mem[c.in.TextLo:c.in.TextHi], Code: true})
 	if mem != nil {
 		regions = append(regions, mem.parts...)
 		cpu.X[1] = uint64(uintptr(mem.arg))
@@ -113,7 +114,8 @@ func (c *Code) interpret(at uint32, s *rows.State, mem *memory, arg uint64) (uin
 			err = fmt.Errorf("x%d was %#x and is %#x", i, kept[i], cpu.X[i])
 		}
 	}
-	clear(regions) // what it leads to is not kept alive
+	clear(regions) // what they lead to is not kept alive
+	cpu.Call = nil
 	runtime.KeepAlive(c)
 	return out, err
 }

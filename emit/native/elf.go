@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -46,7 +47,6 @@ const (
 	progSize  = 56
 	sectSize  = 64
 	symSize   = 24
-	pageSize  = 0x1000
 	hdrPhoff  = 32 // in the ELF header
 	hdrPhnum  = 56
 	numProgs  = 6
@@ -56,6 +56,14 @@ const (
 // checksum is that of a file whose checksum lies at an offset.
 func checksum(b []byte, at int) uint32 {
 	return crc32.Update(crc32.Update(crc32.Checksum(b[:at], castagnoli), castagnoli, make([]byte, 4)), castagnoli, b[at+4:])
+}
+
+// pageSize returns the size of the largest pages that kernels of a machine have: ld.so maps no file whose segments are not aligned to its pages.
+func pageSize(m *arch.Machine) int {
+	if m == arch.ARM64 {
+		return 1 << 16
+	}
+	return 1 << 12
 }
 
 // sectionNames are the sections of a file, in their order. The null section comes before them. What tools find through
@@ -166,11 +174,8 @@ func (g *generator) file(t *rows.Table) ([]byte, error) {
 
 	// .dynamic is the last that is loaded, and again behind everything.
 	dynamic := o.add(section{name: ".dynamic", typ: elf.SHT_DYNAMIC, flags: elf.SHF_ALLOC | elf.SHF_WRITE, link: dynstrIndex, entsize: 16}, 8, make([]byte, numDynTag*16))
-	dynVaddr := uint64((len(o.b)+pageSize-1)&^(pageSize-1)) + uint64(dynamic.off)&(pageSize-1)
-	if dynVaddr < uint64(len(o.b)) {
-		dynVaddr += pageSize
-	}
-	loaded := len(o.b)
+	loaded, page := len(o.b), pageSize(t.Machine)
+	dynVaddr := uint64((loaded+page-1)&^(page-1) + dynamic.off&(page-1))
 	for i, e := range [numDynTag][2]uint64{
 		{uint64(elf.DT_HASH), uint64(hash)}, {uint64(elf.DT_STRTAB), uint64(dynstr.off)},
 		{uint64(elf.DT_STRSZ), uint64(dynstr.size)}, {uint64(elf.DT_SYMTAB), uint64(dynsym.off)}, {uint64(elf.DT_SYMENT), symSize},
@@ -203,7 +208,7 @@ func (g *generator) file(t *rows.Table) ([]byte, error) {
 		k++
 	}
 
-	o.headers(t.Machine.ELF, nameOf, dynamic, dynVaddr, loaded, notes, hdr)
+	o.headers(t.Machine, nameOf, dynamic, dynVaddr, loaded, notes, hdr)
 	in.Size = uint32(len(o.b))
 	var buf bytes.Buffer
 	binary.Write(&buf, le, &in)
@@ -298,7 +303,7 @@ func (o *object) frameHdr(at, frame, fde, text int) {
 }
 
 // headers appends the section headers and fills in those of the file and of its segments.
-func (o *object) headers(machine uint16, nameOf map[string]uint32, dynamic *section, dynVaddr uint64, loaded int, notes *section, hdr int) {
+func (o *object) headers(m *arch.Machine, nameOf map[string]uint32, dynamic *section, dynVaddr uint64, loaded int, notes *section, hdr int) {
 	o.b = append(o.b, make([]byte, -len(o.b)&7)...)
 	shoff := len(o.b)
 	for i := range o.sects {
@@ -321,7 +326,7 @@ func (o *object) headers(machine uint16, nameOf map[string]uint32, dynamic *sect
 	h = append(h, 0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT))
 	h = append(h, make([]byte, 9)...)
 	h = le.AppendUint16(h, uint16(elf.ET_DYN))
-	h = le.AppendUint16(h, machine)
+	h = le.AppendUint16(h, m.ELF)
 	h = le.AppendUint32(h, uint32(elf.EV_CURRENT))
 	for _, v := range [...]uint64{0, headSize, uint64(shoff)} {
 		h = le.AppendUint64(h, v)
@@ -330,6 +335,7 @@ func (o *object) headers(machine uint16, nameOf map[string]uint32, dynamic *sect
 	for _, v := range [...]int{headSize, progSize, numProgs, sectSize, len(o.sects), dynstrIndex} {
 		h = le.AppendUint16(h, uint16(v))
 	}
+	page := uint64(pageSize(m))
 	p := o.b[headSize:headSize:cap(o.b)]
 	for _, s := range [numProgs]struct {
 		typ        elf.ProgType
@@ -338,8 +344,8 @@ func (o *object) headers(machine uint16, nameOf map[string]uint32, dynamic *sect
 		size       int
 		align      uint64
 	}{
-		{elf.PT_LOAD, elf.PF_R | elf.PF_X, 0, 0, loaded, pageSize},
-		{elf.PT_LOAD, elf.PF_R | elf.PF_W, uint64(dynamic.off), dynVaddr, dynamic.size, pageSize},
+		{elf.PT_LOAD, elf.PF_R | elf.PF_X, 0, 0, loaded, page},
+		{elf.PT_LOAD, elf.PF_R | elf.PF_W, uint64(dynamic.off), dynVaddr, dynamic.size, page},
 		{elf.PT_DYNAMIC, elf.PF_R | elf.PF_W, uint64(dynamic.off), dynVaddr, dynamic.size, 8},
 		{elf.PT_NOTE, elf.PF_R, uint64(notes.off), uint64(notes.off), notes.size, 4},
 		{elf.PT_GNU_EH_FRAME, elf.PF_R, uint64(hdr), uint64(hdr), hdrSize, 4},

@@ -75,8 +75,8 @@ var ErrMachine = errors.New("machine code is made for x86-64 and AArch64 only")
 // ErrSyncOnly says that some rules hold at call sites only, which the code does not know.
 var ErrSyncOnly = errors.New("machine code: rules that hold at call sites only")
 
-// ErrTooLarge says that the code would exceed 1 GiB.
-var ErrTooLarge = errors.New("machine code: more than 1 GiB")
+// ErrTooLarge says that the code would exceed 1 GiB, or for AArch64 64 MiB.
+var ErrTooLarge = errors.New("machine code: more than 1 GiB, or for AArch64 64 MiB")
 
 const maxSize = 1 << 30
 

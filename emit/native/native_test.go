@@ -5,17 +5,22 @@ import (
 	"debug/elf"
 	"errors"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/format/dwarf"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/rows/rowstest"
 )
 
 const (
@@ -144,16 +149,34 @@ func TestArmRuns(t *testing.T) {
 	}
 }
 
+// strips says whether xpaclri takes signatures from addresses here: the interpreter does, and a processor with pointer authentication.
+func strips(t *testing.T) bool {
+	t.Helper()
+	if !callable(arch.ARM64) {
+		return true
+	}
+	const atHWCAP, hwcapPACA = 16, 1 << 30 // of Linux's auxvec.h, and of its asm/hwcap.h
+	aux, err := unix.Auxv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(aux, func(x [2]uintptr) bool { return x[0] == atHWCAP && x[1]&hwcapPACA != 0 })
+}
+
 // TestSigned: code for AArch64 takes the signature from a return address: by the processor itself in its own process, else by what its caller
-// says of addresses.
+// says of addresses. A processor that does not know signatures leaves an address alone.
 func TestSigned(t *testing.T) {
+	own := uint64(0x0000_7fff_1234_5678)
+	if !strips(t) {
+		own = 0x0055_7fff_1234_5678
+	}
 	ref := oneSet(arch.ARM64, rows.Set{RA: 30, CFA: rows.CFA{Kind: rows.CFAReg, Reg: 31, Off: 16}, Flags: rows.RASigned})
 	for _, x := range []struct {
 		deref     Deref
 		addresses uint64
 		ra, want  uint64
 	}{
-		{Self, 0, 0x0055_7fff_1234_5678, 0x0000_7fff_1234_5678},
+		{Self, 0, 0x0055_7fff_1234_5678, own},
 		{Self, 0, 0x0000_7fff_1234_5678, 0x0000_7fff_1234_5678},
 		{Slice, 0, 0x1255_7fff_1234_5678, 0x0000_7fff_1234_5678},
 		{Slice, 1<<52 - 1, 0x1258_7fff_1234_5678, 0x0008_7fff_1234_5678},
@@ -199,6 +222,38 @@ func TestSizes(t *testing.T) {
 	}
 	if t.Logf("%.3f in all", float64(total)/float64(frames)); 10*total > 6*frames {
 		t.Errorf("%d bytes; .eh_frame has %d", total, frames)
+	}
+}
+
+// TestSegments: each segment lies on pages of its own, as large as the machine's can be, at the same place in them as in the file.
+func TestSegments(t *testing.T) {
+	for m, page := range map[*arch.Machine]uint64{arch.AMD64: 4 << 10, arch.ARM64: 64 << 10} {
+		r := rand.New(rand.NewPCG(6, 7))
+		for _, n := range []int{0, 1, 20, 300} {
+			b, err := Emit(rowstest.Table(r, m, n), Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, err := elf.NewFile(bytes.NewReader(b))
+			if err != nil {
+				t.Fatal(err)
+			}
+			end, loads := uint64(0), 0
+			for _, p := range f.Progs {
+				if p.Type != elf.PT_LOAD {
+					continue
+				}
+				if p.Align != page || p.Vaddr%page != p.Off%page || p.Vaddr/page < end {
+					t.Errorf("%s, %d rows: %+v, behind page %d", m.Name, n, p.ProgHeader, end)
+				}
+				end = (p.Vaddr + p.Memsz + page - 1) / page
+				loads++
+			}
+			dynamic := f.Section(".dynamic")
+			if loads != 2 || dynamic.Addr%page != dynamic.Offset%page {
+				t.Errorf("%s, %d rows: %d segments; .dynamic is at %#x, in the file at %#x", m.Name, n, loads, dynamic.Addr, dynamic.Offset)
+			}
+		}
 	}
 }
 

@@ -93,6 +93,20 @@ func testExpressions(t *testing.T, m *arch.Machine) {
 	}
 }
 
+// TestLoops proves a rule whose expressions do as many operations as they may, and each reads as many words as it can.
+func TestLoops(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *arch.Machine) {
+		loop := string([]byte{rows.DW_OP_breg0 + byte(m.SP)}) + "\x00\x23\x08\x12\x06\x13\x2f\xf8\xff" // the words above the stack pointer
+		s := rows.Set{RA: m.RA, CFA: rows.CFA{Kind: rows.CFAReg, Reg: m.SP, Off: 16}, Rules: []rows.Rule{{Of: m.RA, Kind: rows.Offset, Off: -8}}}
+		for r := arch.Reg(7); r > 0; r-- {
+			if r != m.SP {
+				s.Rules = append([]rows.Rule{{Of: r, Kind: rows.ValExpr, Expr: loop}}, s.Rules...)
+			}
+		}
+		prove(t, oneSet(m, s), Options{Deref: Slice})
+	})
+}
+
 // FuzzExpression proves single expressions.
 func FuzzExpression(f *testing.F) {
 	r := rand.New(rand.NewPCG(5, 6))

@@ -432,3 +432,22 @@ func TestSelf(t *testing.T) {
 		}
 	}
 }
+
+// TestUnknown: an instruction that makes no sense is an error and no panic.
+func TestUnknown(t *testing.T) {
+	run := func(w uint32) error {
+		c := CPU{Regions: []Region{{Addr: 0x1000, Bytes: binary.LittleEndian.AppendUint32(nil, w), Code: true}}}
+		return c.Run(0x1000)
+	}
+	for _, w := range []uint32{0x9200fc00, 0x9200f800, 0xb200fc00, 0xb23ffc1f} { // logical operations with a field of one bit, or of none
+		if err := run(w); err == nil || !strings.Contains(err.Error(), "is not known") {
+			t.Errorf("%08x: %v", w, err)
+		}
+	}
+	r := rand.New(rand.NewPCG(3, 5))
+	for range 1 << 18 {
+		if w := r.Uint32(); run(w) == nil {
+			t.Errorf("%08x returns", w)
+		}
+	}
+}

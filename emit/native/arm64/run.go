@@ -30,8 +30,9 @@ type CPU struct {
 	flow       error
 }
 
-// maxRun bounds a run, in instructions. An expression does 4,096 operations at most, and each some 60 instructions and a search of the words.
-const maxRun = 1 << 22
+// maxRun bounds a run, in instructions. A rule has an expression for each of 43 slots at most, an expression does 4,096 operations, and an
+// operation takes up to 60 instructions: 11 million. The rest is for the words that operations search, up to 4,096 of one expression.
+const maxRun = 1 << 26
 
 // returned is where a run ends: no code lies there.
 const returned = 0xdead0000
@@ -307,6 +308,9 @@ func (c *CPU) number(w uint32) bool {
 	size := uint32(64)
 	imms, immr := w>>10&63, w>>16&63
 	if w>>22&1 == 0 {
+		if imms >= 0x3e {
+			return false // no field has so few bits
+		}
 		size = 1 << (31 - bits.LeadingZeros32(^imms&63))
 	}
 	ones, rot := imms&(size-1)+1, immr&(size-1)
