@@ -4,6 +4,7 @@
 package pages
 
 import (
+	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -12,16 +13,24 @@ import (
 // least is how many bytes are worth a call.
 const least = 1 << 16
 
-// Populate returns s, with memory behind all of it up to its capacity. It is for memory that is new and will be used whole. Where the kernel
-// cannot do it (before Linux 5.14), each first use is a page fault, as usual.
+// Populate returns s, with memory behind all of it up to its capacity, except parts of pages at both ends. It is for memory that is new and will
+// be used whole. Where the kernel cannot do it (before Linux 5.14), each first use is a page fault, as usual.
 func Populate[T any](s []T) []T {
 	var x T
 	if size := uintptr(cap(s)) * unsafe.Sizeof(x); size >= least {
-		const page = 4096 // on machines with larger pages, the kernel refuses, or the first and the last are left
 		p := unsafe.Pointer(unsafe.SliceData(s))
-		skip := -uintptr(p) % page
-		b := unsafe.Slice((*byte)(unsafe.Add(p, skip)), (size-skip)&^(page-1))
-		_ = unix.Madvise(b, unix.MADV_POPULATE_WRITE)
+		if skip, n := whole(uintptr(p), size, uintptr(os.Getpagesize())); n > 0 {
+			_ = unix.Madvise(unsafe.Slice((*byte)(unsafe.Add(p, skip)), n), unix.MADV_POPULATE_WRITE)
+		}
 	}
 	return s
+}
+
+// whole returns where the first whole page is in size bytes at an address, and the length of all whole pages.
+func whole(at, size, page uintptr) (skip, n uintptr) {
+	skip = -at % page
+	if skip > size {
+		return 0, 0
+	}
+	return skip, (size - skip) &^ (page - 1)
 }

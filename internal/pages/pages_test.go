@@ -57,3 +57,19 @@ func TestPopulate(t *testing.T) {
 	Populate[int](nil)
 	Populate(make([]struct{}, 10))
 }
+
+// TestWhole: whole pages are found, whatever the size of a page.
+func TestWhole(t *testing.T) {
+	for _, c := range []struct{ at, size, page, skip, n uintptr }{
+		{0x10000, 0x10000, 0x1000, 0, 0x10000},
+		{0x10008, 0x10000, 0x1000, 0xff8, 0xf000},
+		{0x10008, 0x10000, 0x4000, 0x3ff8, 0xc000},
+		{0x10008, 0x10000, 0x10000, 0xfff8, 0},
+		{0x10000, 0x1ffff, 0x10000, 0, 0x10000},
+		{0x10008, 0x10000, 0x40000, 0, 0},
+	} {
+		if skip, n := whole(c.at, c.size, c.page); skip != c.skip || n != c.n {
+			t.Errorf("%#x bytes at %#x, pages of %#x\n got  %#x behind %#x\n want %#x behind %#x", c.size, c.at, c.page, n, skip, c.n, c.skip)
+		}
+	}
+}

@@ -2,19 +2,23 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"debug/buildinfo"
 	"debug/elf"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // A target is a machine that a release is for, as Go and Debian call it, as its compiler does, and that compiler.
@@ -31,17 +35,20 @@ type place struct {
 	env []string // besides that of this process
 }
 
-// unset are variables that change what compilers make.
+// unset are variables that change what compilers make. All of Git's are unset, too: they may name another repository.
 var unset = []string{"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CFLAGS", "CPPFLAGS", "LDFLAGS", "GOEXPERIMENT", "GOFIPS140", "GOWORK", "CPATH", "C_INCLUDE_PATH",
 	"LIBRARY_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH", "DEPENDENCIES_OUTPUT"}
+
+// waitDelay is how long what a command has started may still write, after the command was killed.
+const waitDelay = 2 * time.Second
 
 // run runs a command in a directory and returns what it prints.
 func run(ctx context.Context, dir string, env []string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Dir = dir
+	cmd.Dir, cmd.WaitDelay = dir, waitDelay
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
-		return slices.Contains(unset, name)
+		return slices.Contains(unset, name) || strings.HasPrefix(name, "GIT_")
 	})
 	cmd.Env = append(append(cmd.Env, "LC_ALL=C", "GOFLAGS=-mod=readonly", "GOWORK=off"), env...)
 	var stderr bytes.Buffer
@@ -51,6 +58,20 @@ func run(ctx context.Context, dir string, env []string, args ...string) ([]byte,
 		return nil, fmt.Errorf("%s: %w\n%s%s", strings.Join(args, " "), err, out, stderr.Bytes())
 	}
 	return out, nil
+}
+
+// settings returns the settings of Go that say where modules and Go itself come from, as its user has them, for the environment of a place. There
+// are no others there: `go env -w` may have set what changes a program.
+func settings(ctx context.Context) ([]string, error) {
+	env := []string{"GOENV=off"}
+	for _, name := range []string{"GOMODCACHE", "GOPROXY", "GONOSUMDB", "GOSUMDB", "GOTOOLCHAIN"} {
+		value, err := run(ctx, ".", nil, "go", "env", name)
+		if err != nil {
+			return nil, err
+		}
+		env = append(env, name+"="+strings.TrimSpace(string(value)))
+	}
+	return env, nil
 }
 
 func (p place) run(ctx context.Context, env []string, args ...string) ([]byte, error) {
@@ -149,9 +170,31 @@ func (p place) pages(ctx context.Context) ([]file, error) {
 // apache is the text of a licence that a Debian package refers to. Some projects leave out its end.
 var apache = regexp.MustCompile(`(?s)TERMS AND CONDITIONS FOR USE, REPRODUCTION, AND DISTRIBUTION.*?(?:END OF TERMS AND CONDITIONS|$)`)
 
-// licences returns the licences of all that is in a program: of this project, of modules, of Go's library.
-func (p place) licences(ctx context.Context, program string) ([]byte, error) {
-	info, err := buildinfo.ReadFile(program)
+// union returns the modules that are in any of the programs, by path. The programs are of one build.
+func union(programs []*buildinfo.BuildInfo) ([]*debug.Module, error) {
+	byPath := map[string]*debug.Module{}
+	for _, info := range programs {
+		for _, m := range info.Deps {
+			if m.Replace != nil {
+				return nil, fmt.Errorf("%s is replaced: its licence is not known", m.Path)
+			}
+			byPath[m.Path] = m
+		}
+	}
+	return slices.SortedFunc(maps.Values(byPath), func(a, b *debug.Module) int { return cmp.Compare(a.Path, b.Path) }), nil
+}
+
+// licences returns the licences of all that is in the programs of all targets: of this project, of modules, of Go's library.
+func (p place) licences(ctx context.Context) ([]byte, error) {
+	var programs []*buildinfo.BuildInfo
+	for _, t := range targets {
+		info, err := buildinfo.ReadFile(p.binary(t))
+		if err != nil {
+			return nil, err
+		}
+		programs = append(programs, info)
+	}
+	deps, err := union(programs)
 	if err != nil {
 		return nil, err
 	}
@@ -182,24 +225,21 @@ func (p place) licences(ctx context.Context, program string) ([]byte, error) {
 	}
 	root, err := p.run(ctx, nil, "go", "env", "GOROOT")
 	if err == nil {
-		err = add("Go "+info.GoVersion, strings.TrimSpace(string(root)))
+		err = add("Go "+programs[0].GoVersion, strings.TrimSpace(string(root)))
 	}
 	if err != nil {
 		return nil, err
 	}
 	list := []string{"go", "list", "-m", "-f", "{{.Dir}}"}
-	for _, m := range info.Deps {
-		if m.Replace != nil {
-			return nil, fmt.Errorf("%s is replaced: its licence is not known", m.Path)
-		}
+	for _, m := range deps {
 		list = append(list, m.Path)
 	}
 	out, err := p.run(ctx, nil, list...)
 	dirs := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
-	if err != nil || len(dirs) != len(info.Deps) {
-		return nil, errors.Join(err, fmt.Errorf("%d modules are in %d directories", len(info.Deps), len(dirs)))
+	if err != nil || len(dirs) != len(deps) {
+		return nil, errors.Join(err, fmt.Errorf("%d modules are in %d directories", len(deps), len(dirs)))
 	}
-	for i, m := range info.Deps {
+	for i, m := range deps {
 		if err := add(m.Path+" "+m.Version, dirs[i]); err != nil {
 			return nil, err
 		}

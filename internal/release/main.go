@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/unspool/unspool/internal/outfile"
@@ -37,7 +38,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: release DIR")
 		os.Exit(2)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := release(ctx, os.Args[1])
 	stop()
 	if err != nil {
@@ -89,17 +90,14 @@ func release(ctx context.Context, to string) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	epoch := fmt.Sprint("SOURCE_DATE_EPOCH=", seconds)
-	first := place{filepath.Join(dir, "1"), []string{epoch, "TZ=UTC"}}
-	second := place{filepath.Join(dir, "the", "second"), []string{epoch, "TZ=Asia/Tokyo", "HOME=" + dir, "GOCACHE=" + filepath.Join(dir, "cache")}}
-	// The second build has another home, but takes the modules that are there.
-	for _, name := range []string{"GOMODCACHE", "GOPROXY", "GONOSUMDB", "GOSUMDB", "GOTOOLCHAIN"} {
-		value, err := run(ctx, ".", nil, "go", "env", name)
-		if err != nil {
-			return err
-		}
-		second.env = append(second.env, name+"="+strings.TrimSpace(string(value)))
+	env, err := settings(ctx)
+	if err != nil {
+		return err
 	}
+	env = append(env, fmt.Sprint("SOURCE_DATE_EPOCH=", seconds))
+	first := place{filepath.Join(dir, "1"), slices.Concat(env, []string{"TZ=UTC"})}
+	// The second build has another home, but takes the modules that are there.
+	second := place{filepath.Join(dir, "the", "second"), slices.Concat(env, []string{"TZ=Asia/Tokyo", "HOME=" + dir, "GOCACHE=" + filepath.Join(dir, "cache")})}
 	one, err := first.all(ctx, repository)
 	if err != nil {
 		return err
@@ -139,7 +137,7 @@ func (p place) all(ctx context.Context, repository string) (built, error) {
 	if err != nil {
 		return b, err
 	}
-	text, err := p.licences(ctx, p.binary(targets[0]))
+	text, err := p.licences(ctx)
 	b.common = append(pages, file{"share/doc/unspool/copyright", 0o644, text})
 	return b, err
 }
@@ -210,12 +208,12 @@ func installed(files []file, version string, when time.Time) []file {
 	return out
 }
 
-// write writes the files of a release, and their sums, in place of those of a release before.
+// write writes the files of a release, and their sums, in place of those of a release before: sums are there only where all files are.
 func write(dir string, outputs []file) error {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return err
 	}
-	for _, pattern := range []string{"unspool-*-linux-*.tar.gz", "unspool_*.deb"} {
+	for _, pattern := range []string{"SHA256SUMS", "unspool-*-linux-*.tar.gz", "unspool_*.deb"} {
 		old, err := filepath.Glob(filepath.Join(dir, pattern))
 		if err != nil {
 			return err

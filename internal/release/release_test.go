@@ -2,9 +2,11 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -194,6 +196,68 @@ func TestApache(t *testing.T) {
 	} {
 		if got := apache.ReplaceAllString(in, "X"); got != want {
 			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// TestSettings: neither what `go env -w` has set nor a repository that the environment names gets into a place.
+func TestSettings(t *testing.T) {
+	set := filepath.Join(t.TempDir(), "env")
+	if err := os.WriteFile(set, []byte("GOAMD64=v3\nGONOSUMDB=example.org\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{"GOENV": set, "GOAMD64": "", "GONOSUMDB": "", "GIT_DIR": "/nowhere", "GIT_WORK_TREE": "/nowhere"} {
+		t.Setenv(name, value)
+	}
+	env, err := settings(t.Context())
+	if err != nil || !slices.Contains(env, "GONOSUMDB=example.org") {
+		t.Fatal(env, err)
+	}
+	if out, err := run(t.Context(), ".", env, "go", "env", "GOAMD64", "GONOSUMDB"); err != nil || string(out) != "v1\nexample.org\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+	if out, err := run(t.Context(), ".", env, "env"); err != nil || strings.Contains("\n"+string(out), "\nGIT_") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestKilled: a command that is killed does not wait for what it has started.
+func TestKilled(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	if _, err := run(ctx, ".", nil, "sh", "-c", "sleep 30; true"); err == nil || time.Since(began) > 25*time.Second {
+		t.Errorf("%v after %v", err, time.Since(began))
+	}
+}
+
+// TestUnion: each module that is in the program of any target is found once; one whose source is elsewhere is an error.
+func TestUnion(t *testing.T) {
+	a, b, c := &debug.Module{Path: "a"}, &debug.Module{Path: "b"}, &debug.Module{Path: "c", Replace: &debug.Module{}}
+	got, err := union([]*debug.BuildInfo{{Deps: []*debug.Module{b}}, {Deps: []*debug.Module{a, b}}})
+	if err != nil || !slices.Equal(got, []*debug.Module{a, b}) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if _, err := union([]*debug.BuildInfo{{}, {Deps: []*debug.Module{c}}}); err == nil {
+		t.Error("a replaced module is no error")
+	}
+}
+
+// TestWrite: where a file of a release cannot be written, no sums of one before are left.
+func TestWrite(t *testing.T) {
+	dir := t.TempDir()
+	old := []string{"SHA256SUMS", "unspool_1_amd64.deb"}
+	for _, name := range old {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := write(dir, []file{{"unspool_2_amd64.deb", 0o644, nil}, {"without/directory", 0o644, nil}}); err == nil {
+		t.Fatal("a file in a directory that is not there is written")
+	}
+	for _, name := range old {
+		if _, err := os.Stat(filepath.Join(dir, name)); !os.IsNotExist(err) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
