@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -88,9 +89,9 @@ US_API int U(get_elf_image)(struct image *to, int pid, unw_word_t ip, unsigned l
  * How far segment p lies from its link-time address, if file offset mapoff is mapped at segbase: by the rule of
  * libunwind-ptrace. Returns 0 if p is not what is mapped there.
  */
-static int place(const Elf64_Phdr *p, uint64_t segbase, uint64_t mapoff, uint64_t *bias)
+static int place(const Elf64_Phdr *p, uint64_t segbase, uint64_t mapoff, uint64_t page, uint64_t *bias)
 {
-	if (mapoff < (p->p_offset & -(uint64_t)US_MAX_PAGE) || mapoff >= p->p_offset + p->p_filesz)
+	if (mapoff < (p->p_offset & -page) || mapoff >= p->p_offset + p->p_filesz)
 		return 0;
 	*bias = segbase - (p->p_vaddr - p->p_offset + mapoff);
 	return 1;
@@ -102,13 +103,13 @@ static int place(const Elf64_Phdr *p, uint64_t segbase, uint64_t mapoff, uint64_
  *
  * libunwind-coredump says 0 for mapoff, whatever is mapped at segbase, which is where the mapping starts that has ip:
  * right only if the code is in the file's first segment. Where that cannot be, an executable segment that starts there
- * and has ip is taken, but not in strict mode.
+ * and has ip is taken, but not in strict mode. Pages are taken to have this system's size.
  */
 US_API int U(dwarf_find_unwind_table)(struct elf_dyn_info *edi, unw_addr_space_t as, char *path, unw_word_t segbase,
 					    unw_word_t mapoff, unw_word_t ip)
 {
 	const struct image *x = &edi->image;
-	uint64_t lo = UINT64_MAX, hi = 0, bias = 0, by_code = 0, hdr = 0, at = 0, room = 0, b;
+	uint64_t page = getauxval(AT_PAGESZ), lo = UINT64_MAX, hi = 0, bias = 0, by_code = 0, hdr = 0, at = 0, room = 0, b;
 	struct us_window w;
 	struct us_frames f;
 	Elf64_Ehdr e;
@@ -130,13 +131,13 @@ US_API int U(dwarf_find_unwind_table)(struct elf_dyn_info *edi, unw_addr_space_t
 			if (p.p_vaddr + p.p_memsz > hi)
 				hi = p.p_vaddr + p.p_memsz;
 			/* Of several segments in a page, the one that has ip. */
-			if (place(&p, segbase, mapoff, &b) && !has_ip) {
+			if (place(&p, segbase, mapoff, page, &b) && !has_ip) {
 				has_ip = p.p_flags & PF_X && ip - b - p.p_vaddr < p.p_memsz;
 				if (!placed || has_ip)
 					bias = b;
 				placed = 1;
 			}
-			b = segbase - (p.p_vaddr & -(uint64_t)US_PAGE);
+			b = segbase - (p.p_vaddr & -page);
 			if (p.p_flags & PF_X && ip - b - p.p_vaddr < p.p_memsz && !coded) {
 				by_code = b;
 				coded = 1;

@@ -144,15 +144,16 @@ func TestArmMadeUp(t *testing.T) {
 	}
 }
 
-// TestArmPages: a library whose segments share a page of the file, as lld links, is found where its code is mapped, whatever the size of a page.
+// TestArmPages: a library whose segments share a page of the file, as lld links, is found where its code is mapped, whatever the size of a page,
+// and whether the caller says what part of the file is mapped there (libunwind-ptrace) or not (libunwind-coredump).
 func TestArmPages(t *testing.T) {
 	oracle.Need(t, "ld.lld-19", "aarch64-linux-gnu-nm")
 	dir := t.TempDir()
 	src, lib, prog := filepath.Join(dir, "lib.c"), filepath.Join(dir, "lib.so"), filepath.Join(dir, "prog")
-	if err := os.WriteFile(src, []byte("const char room[0x5000] = {1};\nint leaf(int a)\n{\n\treturn a * 3 + 1;\n}\n"), 0o600); err != nil {
+	if err := os.WriteFile(src, []byte("const char room[0x5000] = {1};\n__asm__(\".text\\n.skip 0x9000\");\nint leaf(int a)\n{\n\treturn a * 3 + 1;\n}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	armBuild(t, "-O2", "-fPIC", "-c", "-o", lib+".o", src)
+	armBuild(t, "-O2", "-fPIC", "-fno-toplevel-reorder", "-c", "-o", lib+".o", src)
 	if out, err := exec.Command("ld.lld-19", "-shared", "--build-id", "--eh-frame-hdr", "-z", "max-page-size=65536", "-o", lib, lib+".o").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -162,8 +163,10 @@ func TestArmPages(t *testing.T) {
 		t.Fatalf("%v\n%s", err, symbols)
 	}
 	armBuild(t, append(append([]string{"-O2", "-static", "-I..", "-o", prog, "testdata/arm_pages.c"}, armSources(t, "remote")...), "-pthread")...)
-	if out, err := exec.Command("qemu-aarch64", "-cpu", "max", prog, lib, string(leaf[1])).CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
+	for _, page := range []string{"4096", "16384", "65536"} {
+		if out, err := exec.Command("qemu-aarch64", "-cpu", "max", prog, lib, string(leaf[1]), page).CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 /*
  * The drop-in for any process, for AArch64, on a process that is made up: it has a library mapped as systems with pages of 4, 16 and 64 KiB map
- * it. Arguments: the library, and the link-time address of an instruction behind which its function has no frame. Says what is wrong.
+ * it. Arguments: the library, the link-time address of an instruction behind which its function has no frame, and the size of a page. Says what
+ * is wrong.
  */
 #include "space.h"
 
@@ -16,7 +17,7 @@ static uint8_t file[1 << 20];
 static size_t size;
 static Elf64_Phdr ph[32];
 static unsigned n;
-static uint64_t regs[US_SLOTS], map_lo, map_hi, hdr;
+static uint64_t regs[US_SLOTS], map_lo, map_hi, hdr, page;
 static int wrong;
 
 #define IS(what, got, want) \
@@ -40,6 +41,12 @@ int U(step)(unw_cursor_t *);
 int U(get_reg)(unw_cursor_t *, int, unw_word_t *);
 int U(dwarf_search_unwind_table)(unw_addr_space_t, unw_word_t, unw_dyn_info_t *, unw_proc_info_t *, int, void *);
 int U(dwarf_find_unwind_table)(struct elf_dyn_info *, unw_addr_space_t, char *, unw_word_t, unw_word_t, unw_word_t);
+
+/* In the place of libc's: what the drop-in takes for the size of this system's pages. */
+unsigned long getauxval(unsigned long type)
+{
+	return type == AT_PAGESZ ? page : 0;
+}
 
 static int find_proc_info(unw_addr_space_t as, unw_word_t ip, unw_proc_info_t *pi, int need, void *arg)
 {
@@ -82,8 +89,8 @@ static int access_reg(unw_addr_space_t as, unw_regnum_t i, unw_word_t *v, int wr
 int main(int argc, char **argv)
 {
 	unw_accessors_t acc = {.find_proc_info = find_proc_info, .get_dyn_info_list_addr = no_list, .access_mem = access_mem, .access_reg = access_reg};
-	uint64_t at = argc == 3 ? strtoull(argv[2], NULL, 16) : 0;
-	FILE *f = argc == 3 ? fopen(argv[1], "r") : NULL;
+	uint64_t at = argc == 4 ? strtoull(argv[2], NULL, 16) : 0;
+	FILE *f = argc == 4 ? fopen(argv[1], "r") : NULL;
 	Elf64_Phdr *text = NULL;
 	unw_word_t pc = 0;
 	unw_cursor_t c;
@@ -102,14 +109,15 @@ int main(int argc, char **argv)
 	}
 	if (!text || text->p_offset % 65536 == 0)
 		return 3;
-	for (uint64_t page = 4096; page <= 65536; page *= 4) {
+	page = strtoull(argv[3], NULL, 10);
+	map_lo = (text->p_vaddr + BIAS) & -page; /* as binfmt_elf and the dynamic linker do */
+	map_hi = (text->p_vaddr + text->p_filesz + BIAS + page - 1) & -page;
+	for (unsigned core = 0; core < 2; core++) {
 		unw_addr_space_t as = U(create_addr_space)(&acc, 0);
 		struct elf_dyn_info edi = {.bytes = file, .size = size};
 
-		map_lo = (text->p_vaddr + BIAS) & -page; /* as binfmt_elf and the dynamic linker do */
-		map_hi = (text->p_vaddr + text->p_filesz + BIAS + page - 1) & -page;
-		printf("pages of %llu: ", (unsigned long long)page);
-		IS("find_unwind_table", U(dwarf_find_unwind_table)(&edi, as, argv[1], map_lo, text->p_offset & -page, at + BIAS), 1);
+		printf("pages of %llu, %s: ", (unsigned long long)page, core ? "libunwind-coredump" : "libunwind-ptrace");
+		IS("find_unwind_table", U(dwarf_find_unwind_table)(&edi, as, argv[1], map_lo, core ? 0 : text->p_offset & -page, at + BIAS), 1);
 		IS(".eh_frame_hdr", edi.cache.u.rti.segbase, hdr + BIAS);
 		regs[US_PC] = at + BIAS;
 		regs[US_SP] = 0xfffff0000000;
