@@ -51,7 +51,7 @@ type Machine struct {
 	// RASignState is the pseudo register that says whether the return address is signed, or 0.
 	RASignState Reg
 
-	// AddressBits are how many bits an address has in a signed return address, the likeliest last; none where none is signed.
+	// AddressBits are how many bits an address has in a signed return address, the most first: kernels differ. None where none is signed.
 	AddressBits []int
 
 	// Tags says that a process may have anything in the high byte of an address that it loads from (AArch64: TBI, MTE).

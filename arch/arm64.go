@@ -14,7 +14,7 @@ var ARM64 = finish(&Machine{
 	Vectors:     8,
 	RAInReg:     true,
 	RASignState: 34,
-	AddressBits: []int{52, 48},
+	AddressBits: []int{52, 48, 47, 39},
 	Tags:        true,
 	Record:      Record{RA: 8, Size: 16},
 	Signal:      &arm64Signal,

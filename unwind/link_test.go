@@ -96,6 +96,9 @@ func TestSignatures(t *testing.T) {
 		{"52 bits, where it says 48", high, 0x7f << 48, 7 << 52, "bad-return"},
 		{"48 bits, where it says 52", 0x400000, 7 << 52, 0x7f << 48, "bad-return"},
 		{"42 bits, as it says", 0x400000, 0x1fff << 42, 0x1fff << 42, "outermost"},
+		{"47 bits", 0x7fff_8040_0000, 0, 0xff << 47, "outermost"},
+		{"39 bits", 0x7f_8040_0000, 0, 0xffff << 39, "outermost"},
+		{"39 bits, at the end", 1<<39 - 1<<16, 0, 0xffff << 39, "outermost"},
 	} {
 		for _, page := range []uint64{1 << 12, 1 << 14, 1 << 16} {
 			for _, plain := range []bool{true, false} {

@@ -534,19 +534,18 @@ func (w *Walker) record(s *Snapshot, regs *pair, sp uint64) (fp, up, ra uint64, 
 	return fp, up, ra, rows.OK
 }
 
-// addresses tells the memory what the machine and the process make of an address. A process whose signatures are not known has addresses of more
-// than 48 bits only if it maps something there: the kernel gives such addresses to those who ask for them.
+// addresses tells the memory what the machine and the process make of an address. Where the process does not say which bits its signatures use,
+// addresses get the fewest bits that hold all of its code: a return address has no bit above them, wherever signatures begin.
 func (s *Snapshot) addresses() {
 	m, mem := s.Machine, &s.Mem
 	mem.Tags = m.Tags
-	switch n := len(m.AddressBits); {
-	case n == 0:
-	case s.Signs != 0:
+	if s.Signs != 0 {
 		mem.Addresses = s.Signs&-s.Signs - 1
-	default:
-		mem.Addresses = 1<<m.AddressBits[n-1] - 1
-		if s.Space.end() > mem.Addresses {
-			mem.Addresses = 1<<m.AddressBits[0] - 1
+		return
+	}
+	for i, n := range m.AddressBits {
+		if i == 0 || s.Space.end() <= 1<<n {
+			mem.Addresses = 1<<n - 1
 		}
 	}
 }
@@ -557,16 +556,10 @@ func unsigned(s *Snapshot, ra uint64) (uint64, bool) {
 	if s.Space.Find(arch.Addr(ra-1)) != nil {
 		return ra, true
 	}
-	if s.Signs != 0 {
+	if len(s.Machine.AddressBits) > 0 {
 		ra = s.Mem.Unsigned(ra)
-		return ra, s.Space.Find(arch.Addr(ra-1)) != nil
 	}
-	for _, n := range s.Machine.AddressBits {
-		if ra &= 1<<n - 1; s.Space.Find(arch.Addr(ra-1)) != nil {
-			return ra, true
-		}
-	}
-	return ra, false
+	return ra, s.Space.Find(arch.Addr(ra-1)) != nil
 }
 
 // caller makes ra and cfa the PC and stack pointer of the state.

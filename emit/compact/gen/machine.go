@@ -205,7 +205,9 @@ func plainFacts(b *bytes.Buffer, m *arch.Machine, define func(name, value, comme
 	define("GO_SP", fmt.Sprint(m.Slot(m.GoMove.To)), "the slot of the register in which Go keeps the stack pointer while it calls the vDSO")
 	bits := []string{}
 	for _, n := range m.AddressBits {
-		bits = append(bits, fmt.Sprintf("X(%d)", n))
+		if uint64(1)<<n > arch.AddressMask { // readers in C do not know that there are fewer
+			bits = append(bits, fmt.Sprintf("X(%d)", n))
+		}
 	}
 	fmt.Fprintf(b, "#define UNSPOOL_%s_EACH_ADDRESS(X) %s /* X(bits) that an address has in a signed return address, the likeliest last */\n", strings.ToUpper(m.Name), strings.Join(bits, " "))
 }
