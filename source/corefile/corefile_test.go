@@ -380,7 +380,8 @@ func TestJudgedOnce(t *testing.T) {
 }
 
 // TestPages: the mappings of a small file whose segments share a page of the file, as lld links, on systems with pages of 4, 16 and 64 KiB. The core
-// has the file's beginning and nothing else of it: gcore's kind says where files were mapped, the other only where the program was.
+// has the file's beginning and nothing else of it: gcore's kind says where files were mapped, also as data, below; the other only where the
+// program was.
 func TestPages(t *testing.T) {
 	segs := []struct {
 		flags           uint32
@@ -388,7 +389,7 @@ func TestPages(t *testing.T) {
 	}{{4, 0, 0, 0x5600}, {5, 0x5600, 0x15600, 0x1a00}, {6, 0x7000, 0x27000, 0x800}}
 	const base = 0x400000
 	for _, pages := range []uint64{1 << 12, 1 << 14, 1 << 16} {
-		for _, linked := range []bool{false, true} {
+		for _, kind := range []string{"files", "files and data", "linked"} {
 			head := elfHead(len(segs), 1, page)
 			le.PutUint16(head[18:], arch.ARM64.ELF)
 			c := sample()
@@ -401,15 +402,18 @@ func TestPages(t *testing.T) {
 				if s.flags == 5 {
 					text = r
 				}
-				if !linked {
+				if kind != "linked" {
 					c.files = append(c.files, r)
 				}
+			}
+			if kind == "files and data" {
+				c.files = append(c.files, fileRange{lo: base - 1<<20, hi: base - 1<<20 + 1<<16, path: "/nonexistent/program"})
 			}
 			c.auxv = []uint64{atPHDR, base + 64, atPHNUM, uint64(len(segs)), atPAGESZ, pages, 0, 0}
 			c.mem = append(c.mem[2:], coreMemory{base, page, head, 4})
 			f := open(t, c.build())
 			if maps := f.Space.Mappings(); len(maps) != 1 || uint64(maps[0].Lo) != text.lo || uint64(maps[0].Hi) != text.hi || maps[0].Off != text.off {
-				t.Errorf("pages of %#x, linked %v: mappings %+v\nwant %+v", pages, linked, maps, text)
+				t.Errorf("pages of %#x, %s: mappings %+v\nwant %+v", pages, kind, maps, text)
 			}
 		}
 	}

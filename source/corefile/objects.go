@@ -24,12 +24,15 @@ type object struct {
 	top  *module.Image    // the same, as a file; nil if it is none
 	id   []byte           // its build ID, by head; nil if unknown
 	segs []module.Segment // by head, or by img
-	base uint64           // where its beginning was mapped first; 0: nowhere
+	base []uint64         // where its first page was mapped, rising, maxBases at most
 	img  *module.Image    // the same file on this machine; nil if there is none
 	mod  *unwind.Module
 
 	ranges []int // of it, in File.files
 }
+
+// maxBases: a program may map its own file as data, too, and a page that all segments share is mapped for each.
+const maxBases = 4
 
 // deleted is what the kernel appends to the path of a file that has none any more.
 const deleted = " (deleted)"
@@ -62,8 +65,8 @@ func (f *File) findObjects(o *Options) {
 			obj = &object{path: filepath.Clean(r.path)}
 			byPath[r.path] = obj
 		}
-		if r.off == 0 && obj.base == 0 {
-			obj.base = r.lo
+		if r.off == 0 && len(obj.base) < maxBases {
+			obj.base = append(obj.base, r.lo)
 		}
 		if r.off == 0 && obj.head == nil {
 			obj.readHead(f.mem.tail(r.lo), min(r.hi-r.lo, room))
@@ -119,12 +122,13 @@ func (obj *object) readHead(b []byte, size uint64) {
 
 // flagsAt returns how the program headers map the range; pfW alone, which nothing is done with, where they do not say. Addresses tell
 // segments apart: a page of the file that several segments share is mapped for each of them, and a small file may have no other page.
-// Where the range is not at the address that the file's beginning leads to, offsets tell: a shared page begins the later mapping.
+// Where the range is not at an address that the file's beginning leads to, offsets tell: a shared page begins the later mapping.
 func (obj *object) flagsAt(r *fileRange, page uint64) uint32 {
 	flags, off := uint32(pfW), r.off
-	for i := range obj.segs {
-		if first := &obj.segs[i]; first.Kind == module.Loaded && first.Off < page && obj.base != 0 {
-			at := r.lo - obj.base + uint64(first.Vaddr)&^(page-1)
+	if k := slices.IndexFunc(obj.segs, func(s module.Segment) bool { return s.Kind == module.Loaded && s.Off < page }); k >= 0 {
+		first := uint64(obj.segs[k].Vaddr) &^ (page - 1)
+		for _, base := range obj.base { // rising: a later segment's mapping of a shared page is no beginning
+			at := r.lo - base + first
 			for i := range obj.segs {
 				s := &obj.segs[i]
 				lo := uint64(s.Vaddr) &^ (page - 1)
@@ -132,7 +136,6 @@ func (obj *object) flagsAt(r *fileRange, page uint64) uint32 {
 					return uint32(s.Perm)
 				}
 			}
-			break
 		}
 	}
 	for i := range obj.segs {
