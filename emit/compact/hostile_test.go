@@ -172,8 +172,8 @@ func TestDamage(t *testing.T) {
 		}
 		refused, found, meaningless := 0, 0, 0
 		for at := 0; at < len(good); at += 1 + r.IntN(1+len(good)/600) {
-			b := bytes.Clone(good)
-			b[at] ^= 1 << r.IntN(8)
+			b, bit := bytes.Clone(good), r.IntN(8)
+			b[at] ^= 1 << bit
 			_, err := Load(b)
 			var pos *Error
 			if err == nil || !errors.As(err, &pos) {
@@ -196,7 +196,7 @@ func TestDamage(t *testing.T) {
 				continue
 			}
 			meaningless++
-			if ok, part := matters(ct, at); ok {
+			if ok, part := matters(ct, at, bit); ok {
 				t.Errorf("byte %#x (%s) flipped from %#x to %#x: neither Load nor Verify minds", at, part, good[at], b[at])
 			}
 		}
@@ -204,8 +204,8 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// matters says whether the byte at an offset of the table can change what it says, and in which part it lies.
-func matters(t *Table, at int) (bool, string) {
+// matters says whether a bit of the byte at an offset of the table changes what it says, and in which part it lies.
+func matters(t *Table, at, bit int) (bool, string) {
 	places := []struct {
 		name  string
 		field int
@@ -228,19 +228,32 @@ func matters(t *Table, at int) (bool, string) {
 		switch k := (at - off) & (1<<t.ruleBits - 1); {
 		case kind == kindWide || kind == kindNone:
 			return k == ruleFlags || k == ruleFlags+1, "rule" // the rest is the wide's, or unused; an outermost rule's CFA is unused too
-		case t.sh.run > 0 && k == packedPlace:
-			return false, "rule" // of a run, if there is one
-		case k < ruleHead:
-			return flags&outermostFlag == 0 && k != ruleAux, "rule"
-		case t.sh.run > 0 && k >= packedSaves+6:
-			return flags&outermostFlag == 0, "rule"
+		case flags&outermostFlag != 0:
+			return false, "rule" // nothing else of it is used
 		case t.sh.run > 0:
-			return false, "rule" // a digit of a save that there may not be
+			return packedMatters(r, k, bit, t.sh.present(r)), "packed rule"
+		case k < ruleHead:
+			return k != ruleAux, "rule"
 		case k < ruleHead+len(t.sh.saves):
-			return flags&outermostFlag == 0 && t.sh.present(r)>>(k-ruleHead)&1 != 0, "rule"
+			return t.sh.present(r)>>(k-ruleHead)&1 != 0, "rule"
 		}
 	}
 	return false, "header, directory, wides or padding"
+}
+
+// packedMatters says the same of a bit of byte k of a packed rule that is not outermost, in which these saves are present.
+func packedMatters(rule []byte, k, bit int, present uint64) bool {
+	switch {
+	case k == packedAux: // two words for one base, at some offsets of the CFA
+		other := bytes.Clone(rule)
+		other[k] ^= 1 << bit
+		return present != 0 && packedBase(other) != packedBase(rule)
+	case k == packedPlace: // the first of a run lies there, whatever the direction
+		return rule[packedRun]&^1 != 0 || rule[packedRun] != 0 && bit > 0
+	case k >= packedSaves && k < packedSaves+maskShift/8: // a digit
+		return le.Uint64(rule[packedSaves:])>>(maskShift+2*(k-packedSaves)+bit/4)&1 != 0
+	}
+	return true
 }
 
 // exercise looks up and applies whatever a table has, from every kind of state.

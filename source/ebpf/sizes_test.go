@@ -89,7 +89,7 @@ func TestMapMemory(t *testing.T) {
 	}
 }
 
-// TestCacheLines: the two places of an answer lie in one cache line, of 64 bytes.
+// TestCacheLines: on x86-64, the two places of an answer lie in one cache line, of 64 bytes. On AArch64 they have 96 bytes, more than a line.
 func TestCacheLines(t *testing.T) {
 	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
 	if err != nil {

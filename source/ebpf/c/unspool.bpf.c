@@ -223,7 +223,7 @@ struct {
 
 /*
  * One for each processor: user space sets how many there are. Values of per-processor maps are smaller. Values of a map that may be mapped begin
- * with a page, others 56 bytes behind the beginning of a cache line: then the two places of an answer lie in one line, not in two.
+ * with a page, others 56 bytes behind the beginning of a cache line: then x86-64's two places of an answer, 64 bytes, lie in one line, not two.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
