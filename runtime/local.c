@@ -167,9 +167,8 @@ US_API int UL(get_reg)(unw_cursor_t *cur, int n, unw_word_t *to)
 
 static int store(uint64_t addr, uint64_t v)
 {
-	uint64_t was;
-
-	if (!us_peek(addr, &was, 8))
+	addr = us_readable(addr, 8);
+	if (!addr)
 		return -UNW_EINVAL;
 	*(volatile uint64_t *)addr = v;
 	return 0;

@@ -40,10 +40,13 @@ US_INLINE int us_within(const struct us_span *s, uint64_t addr)
 /* Makes *s the memory around addr, if the eight bytes there can be read; grows us_stack where it is a part of that. */
 US_HIDDEN int us_span_at(struct us_span *s, uint64_t addr);
 
+/* The address by which n bytes can be read: this one, or it without its tag; 0 for neither. */
+US_HIDDEN uint64_t us_readable(uint64_t addr, size_t n);
+
 /* Copies n bytes; 0 unless all can be read. */
 US_HIDDEN int us_peek(uint64_t addr, void *to, size_t n);
 
-/* Whether eight bytes can be written; it may write them. */
+/* Whether eight bytes, which can be read by this address, can be written; it may write them. */
 US_HIDDEN int us_may_write(uint64_t addr);
 
 /* ---- Modules (local_mod.c) ---- */

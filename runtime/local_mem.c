@@ -111,15 +111,31 @@ static int word_there(uint64_t addr)
 	return r == 1 || (r != -EFAULT && on_stack(addr));
 }
 
-int us_peek(uint64_t addr, void *to, size_t n)
+static int words_there(uint64_t addr, size_t n)
 {
-	uint64_t lo = us_untagged(addr), at = lo & ~(uint64_t)7;
-
-	if (n == 0 || addr + n < addr)
-		return n == 0;
-	for (; at < lo + n; at = (at & ~(uint64_t)(PAGE - 1)) + PAGE)
+	for (uint64_t at = addr & ~(uint64_t)7; at < addr + n; at = (at & ~(uint64_t)(PAGE - 1)) + PAGE)
 		if (!word_there(at))
 			return 0;
+	return 1;
+}
+
+/* With MTE, an address needs the memory's tag. Without, the processor ignores tags, and the kernel refuses them. */
+uint64_t us_readable(uint64_t addr, size_t n)
+{
+	if (addr + n < addr)
+		return 0;
+	if (words_there(addr, n))
+		return addr;
+	return us_untagged(addr) != addr && words_there(us_untagged(addr), n) ? us_untagged(addr) : 0;
+}
+
+int us_peek(uint64_t addr, void *to, size_t n)
+{
+	if (n == 0)
+		return 1;
+	addr = us_readable(addr, n);
+	if (!addr)
+		return 0;
 	/* Sanitizers would look at what memcpy reads. */
 #ifdef __x86_64__
 	__asm__ volatile("rep movsb" : "+D"(to), "+S"(addr), "+c"(n) : : "memory");
@@ -137,9 +153,9 @@ int us_peek(uint64_t addr, void *to, size_t n)
 int us_may_write(uint64_t addr)
 {
 	/* Without a set, rt_sigprocmask only writes down what the mask is. */
-	long r = call6(SYS_rt_sigprocmask, SIG_BLOCK, 0, (long)us_untagged(addr), 8, 0, 0);
+	long r = call6(SYS_rt_sigprocmask, SIG_BLOCK, 0, (long)addr, 8, 0, 0);
 
-	return r == 0 || (r != -EFAULT && on_stack(us_untagged(addr)));
+	return r == 0 || (r != -EFAULT && on_stack(addr));
 }
 
 /* How many pages from page on can be read, of at most n. */

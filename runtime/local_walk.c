@@ -161,7 +161,9 @@ static US_COLD int load_elsewhere(struct us_walk *w, uint64_t addr, uint64_t *to
 {
 	struct us_span s;
 
-	if (!us_span_at(&s, us_untagged(addr))) {
+	if (us_unlikely(us_untagged(addr) != addr))
+		return us_peek(addr, to, 8);
+	if (!us_span_at(&s, addr)) {
 		/* Across the end of what is there, or not there at all. */
 		return 0;
 	}

@@ -41,9 +41,8 @@ static int read_word(uint64_t addr, uint64_t *to)
 
 static int write_word(uint64_t addr, uint64_t v)
 {
-	uint64_t was;
-
-	if (!us_peek(addr, &was, 8) || !us_may_write(addr))
+	addr = us_readable(addr, 8);
+	if (!addr || !us_may_write(addr))
 		return 0;
 	*(volatile uint64_t *)addr = v;
 	return 1;

@@ -91,7 +91,7 @@ US_INLINE int reg(void *ctx, unsigned i, uint64_t *to)
 US_API int U(init_remote)(unw_cursor_t *cur, unw_addr_space_t as, void *arg)
 {
 	struct cursor *c = cursor(cur);
-	unw_word_t ip, sp;
+	unw_word_t ip, sp, top;
 	int r;
 
 	c->as = as;
@@ -104,9 +104,10 @@ US_API int U(init_remote)(unw_cursor_t *cur, unw_addr_space_t as, void *arg)
 		return r;
 	us_start(&c->s, ip, US_IN_FRAME);
 	/* Accessors do not say how many bits of an address a signature leaves. Who has addresses of more bits has code or its stack there. */
-	if (as == &us_local_space)
+	top = ip | us_untagged(sp);
+	if (as == &us_local_space || (!US_RA_IS_PC && us_own_bits() < US_USER_BITS && top >> us_own_bits() == 0))
 		c->s.bits = us_own_bits();
-	else if (!US_RA_IS_PC && (ip >> US_USER_BITS || us_untagged(sp) >> US_USER_BITS))
+	else if (!US_RA_IS_PC && top >> US_USER_BITS)
 		c->s.bits = US_MAX_BITS;
 	c->cfa = c->s.cfa = sp;
 	c->s.val[US_SP] = sp;
