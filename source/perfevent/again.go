@@ -312,7 +312,7 @@ func parseOrigin(stat []byte) (o origin) {
 }
 
 // again makes the records of a process as it is now, if it is the one that began when is says; 0: whoever it is. Where its parent is given, nobody
-// has told that it began. It says whether the time sufficed for all mappings.
+// has told that it began. It says whether the time sufficed for all mappings: else what is known of the process stays.
 func (s *synth) again(pid int, is origin) bool {
 	s.time = monotonic()
 	s.until = time.Now().Add(oneTime)
@@ -333,11 +333,14 @@ func (s *synth) again(pid int, is origin) bool {
 		return true // it has ended
 	}
 	n, whole := s.maps(pid)
+	if !whole && s.stop() {
+		s.b = s.b[:at] // a part would count as told of before
+		return false
+	}
 	if n == 0 || !whole {
 		// A thread of the kernel's, another user's process, or one with too many: what is known of it stays.
 		binary.LittleEndian.PutUint16(s.b[at+4:], 0)
 	}
-	late := !whole && s.stop()
 	tids, _ := procfs.ThreadsUntil(pid, s.stop)
 	for _, tid := range tids {
 		if s.stop() {
@@ -347,5 +350,5 @@ func (s *synth) again(pid int, is origin) bool {
 			s.comm(pid, tid)
 		}
 	}
-	return !late
+	return true
 }
