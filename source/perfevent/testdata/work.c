@@ -149,8 +149,8 @@ static void flood(const char *dir, int n, int earlier) {
             munmap(p, 4096);
     }
     munmap(gone, 4096);
-    for (int i = 0; i < 16; i++) // records of names are shorter, and a few still find room
-        prctl(PR_SET_NAME, "flooding");
+    for (int i = 0; i < 16; i++) // records of names are shorter, and a few of this length still find room
+        prctl(PR_SET_NAME, "drowned");
     prctl(PR_SET_NAME, "flooded");
     for (int i = 2; i < 2 + n; i++)
         map_file(dir, i);
