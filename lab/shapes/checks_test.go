@@ -198,12 +198,17 @@ func checks(m machine) (out []check) {
 		add(programs, 0, none)
 	}
 	recorded("after-killed", burns, "-F", "199", "--", checksProgram, "burn")
+	// With one processor, as on amd64, the tracer displaces what it samples, and rarely finds it running: 0 to 6 samples in 8 s.
+	seconds := "8"
+	if m.arch == "amd64" {
+		seconds = "24"
+	}
 	recorded("user", func(t *testing.T, r vm.Result, stacks map[string]uint64) {
-		burnt(t, 1, r, stacks) // QEMU leaves the tracer little time
+		burnt(t, 1, r, stacks)
 		if !bytes.Contains(r.Stderr, []byte("ptrace")) {
 			t.Errorf("nothing says that this is by ptrace:\n%s", r.Stderr)
 		}
-	}, "-F", "99", "--", checksProgram, "burn", "8")
+	}, "-F", "99", "--", checksProgram, "burn", seconds)
 	user := &out[len(out)-1].step
 	user.User, user.Env = 1000, []string{"UNSPOOL_CACHE=/tmp/user"}
 	return out
