@@ -169,6 +169,7 @@ func testAbsurd(t *testing.T, m *arch.Machine) {
 // TestBroken: where an instruction of code for AArch64 is missing, Verify finds it, if it runs it at all. What it does not run belongs to expressions
 // that fail in all states.
 func TestBroken(t *testing.T) {
+	oracle.Long(t)
 	if callable(arch.ARM64) {
 		t.Skip("for machines other than AArch64: here, broken code would run")
 	}

@@ -223,6 +223,7 @@ func TestSettings(t *testing.T) {
 
 // TestKilled: a command that is killed does not wait for what it has started.
 func TestKilled(t *testing.T) {
+	oracle.Long(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	began := time.Now()
