@@ -62,6 +62,10 @@ func hostile(t *testing.T, o perfevent.Options, alter func()) float64 {
 	if alter != nil {
 		alter()
 	}
+	if len(o.PIDs) > 0 { // which go on, and are sampled as often as they compute
+		computes(o.PIDs[0], 300*time.Millisecond)
+		r.rec.Stop()
+	}
 	if err := r.wait(t); err != nil {
 		t.Error(err)
 	}
@@ -73,6 +77,18 @@ func hostile(t *testing.T, o perfevent.Options, alter func()) float64 {
 		t.Error("too few samples")
 	}
 	return c.share()
+}
+
+// computes waits until a process has computed for so long, for a minute at most.
+func computes(pid int, long time.Duration) {
+	ran := func() (ns int64) {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", pid))
+		fmt.Sscan(string(b), &ns)
+		return ns
+	}
+	for from, until := ran(), time.Now().Add(time.Minute); ran() < from+int64(long) && time.Now().Before(until); {
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // TestKernelHostile: files that are not what they were, or never were right, and code that is no file's.
@@ -109,7 +125,7 @@ func TestKernelHostile(t *testing.T) {
 		deep := compiled(t, "gcc", "deep.c")
 		pid := begun(t, deep, "50")
 		os.Remove(deep)
-		hostile(t, perfevent.Options{PIDs: []int{pid}, Frequency: 1999, Duration: 500 * time.Millisecond}, nil)
+		hostile(t, perfevent.Options{PIDs: []int{pid}, Frequency: 1999}, nil)
 	})
 	t.Run("truncated", func(t *testing.T) {
 		so, _ := plugin(t)
@@ -118,7 +134,7 @@ func TestKernelHostile(t *testing.T) {
 		if err := os.Truncate(so, int64(loadedEnd(t, so))); err != nil {
 			t.Fatal(err)
 		}
-		hostile(t, perfevent.Options{PIDs: []int{pid}, Frequency: 1999, Duration: 500 * time.Millisecond}, nil)
+		hostile(t, perfevent.Options{PIDs: []int{pid}, Frequency: 1999}, nil)
 	})
 	t.Run("overwritten", func(t *testing.T) {
 		so, img := plugin(t)
@@ -136,7 +152,7 @@ func TestKernelHostile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		hostile(t, perfevent.Options{PIDs: []int{pid}, Frequency: 1999, Duration: 500 * time.Millisecond}, nil)
+		hostile(t, perfevent.Options{PIDs: []int{pid}, Frequency: 1999}, nil)
 	})
 	t.Run("truncated where it is mapped", func(t *testing.T) {
 		so, img := plugin(t)
