@@ -114,11 +114,12 @@ corpus-arm64: unspool
 $(RECORDINGS):
 	lab/record.sh full $(RECORDINGS)
 
-# Measure everything, with the peers in the same run, and write docs/results/README.md and the other files of results.
+# Measure everything, with the peers in the same run, and write docs/results, and the table of README.md.
 # Takes half an hour on two cores that have nothing else to do.
 .PHONY: results
 results: $(RECORDINGS)
-	UNSPOOL_RECORDINGS=$(abspath $(RECORDINGS)) $(GO) test -count=1 -timeout 4h -run TestResults -v ./lab -update
+	UNSPOOL_RECORDINGS=$(abspath $(RECORDINGS)) $(GO) test -count=1 -timeout 4h -run '^TestResults' -v ./lab -update
+	$(GO) test -count=1 -run '^(TestReadme|TestDocuments)$$' ./lab -update
 
 # Programs whose chains of calls are known by construction, compiled in thirty ways and walked live, from cores, from copies, in the kernel
 # and by ptrace: every walk is whole and right, or permitted with a reason. Half an hour on two cores.

@@ -65,9 +65,7 @@ func plainEnv(more ...string) []string {
 // TestResultsDropIn measures the drop-ins in the place of libunwind, under stock perf and in a program that walks its own
 // stack, and writes docs/results/dropin.md.
 func TestResultsDropIn(t *testing.T) {
-	if !*update {
-		t.Skip("this test lacks -update: it measures for minutes (make results)")
-	}
+	measures(t)
 	oracle.Need(t, "perf", "gcc", "make")
 	text := fmt.Sprintf("# The drop-ins, measured\n\n`make results` writes this file. It was measured on %s. Times are medians of runs in turns.\n\n"+
 		"## Stock perf\n\nSeconds of `perf script --no-inline`, by libunwind as it is installed; by the same with a cache of 32,768 entries and "+
@@ -76,11 +74,7 @@ func TestResultsDropIn(t *testing.T) {
 		"## A process's own stack\n\nThe same program with libunwind.so.8 and with the drop-in. `work` is arithmetic: what two threads can gain on this machine. "+
 		"Cold is the first walk of a forked child, most of which is page faults.\n\n%s",
 		machine(), markdown(scriptTimes(t, 3)), markdown(stepTimes(t, 3)), markdown(localTimes(t, 7)))
-	if !t.Failed() {
-		if err := os.WriteFile("../docs/results/dropin.md", []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
-	}
+	publish(t, "dropin.md", text)
 }
 
 // scriptTimes races stock perf with all libraries.
@@ -149,7 +143,7 @@ func stepTimes(t testing.TB, rounds int) [][]string {
 		}
 		row := []string{strings.TrimSuffix(filepath.Base(file), ".data"), fmt.Sprint(steps[0]), fmt.Sprint(steps[1])}
 		for _, v := range took {
-			row = append(row, fmt.Sprintf("%.3f", median(v)))
+			row = append(row, fmt.Sprintf("%.4f", median(v)))
 		}
 		cells = append(cells, append(row, fmt.Sprintf("%.1f", median(took[0])/median(took[1])), fmt.Sprintf("%.1f", median(took[0])/median(took[2]))))
 	}

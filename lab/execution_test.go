@@ -156,9 +156,7 @@ func TestExecution(t *testing.T) {
 	fmt.Fprintf(&out, "Programs are executed step by step (`unspool verify --run`), and at each instruction the return address, the CFA and the callee-saved registers that the row recovers are compared with a shadow stack. **%s instructions were executed, and %s compared: %d rows are wrong that [FINDINGS.md](../FINDINGS.md) does not list.** Each command had its share of the %s instructions that were asked for, and ran on by itself after that. Commands are followed from their entry points on, where it is not said otherwise; what they start, too.\n\n", profile.Comma(steps), profile.Comma(compared), wrong, profile.Comma(total))
 	fmt.Fprintf(&out, "A step took %.1f µs, of which the tracer's own code had %.1f %% (user time; the rest is the kernel's, and other programs'). Known rows were met of: %s.\n\n", float64(workers)*float64(wall.Microseconds())/float64(steps), 100*own.Seconds()/wall.Seconds()/float64(workers), names(met))
 	out.WriteString(b.String())
-	if err := os.WriteFile("../docs/results/execution.md", []byte(out.String()), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	publish(t, "execution.md", out.String())
 }
 
 // names returns the known rows' names that were met, and in brackets those that were not.

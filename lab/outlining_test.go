@@ -165,6 +165,8 @@ func (ev *evaluation) outlining(t testing.TB) string {
 	for _, path := range named {
 		if z, err := outlineFile(path); z != nil && err == nil {
 			cols = append(cols, z)
+		} else {
+			ev.lacks(t, "%q, which is outlined: %v", path, err)
 		}
 	}
 	if sum.files == 0 {

@@ -47,6 +47,9 @@ func (p *plot) rect(x, y, w, h float64, class, says string) {
 
 func (p *plot) write(t testing.TB, path string) {
 	p.WriteString("</svg>\n")
+	if t.Failed() {
+		return
+	}
 	if err := os.WriteFile(path, []byte(p.String()), 0o666); err != nil {
 		t.Error(err)
 	}
@@ -124,8 +127,10 @@ func bars(t testing.TB, path, title, unit string, qs []quantity) {
 	p := newPlot(width, top+line*float64(len(qs))+10, title)
 	most, least := 0.0, math.Inf(1)
 	for _, q := range qs {
-		if q.v > 0 {
+		if q.v > 0 && !math.IsInf(q.v, 1) {
 			most, least = max(most, q.v), min(least, q.v)
+		} else {
+			t.Errorf("%s: %s cannot be %v %s", path, q.name, q.v, unit)
 		}
 	}
 	log := most > 50*least

@@ -201,7 +201,7 @@ func (ev *evaluation) sizes(t testing.TB) string {
 		for _, path := range paths {
 			z, err := sizesOf(path)
 			if z == nil || err != nil {
-				t.Logf("%q: %v", path, err)
+				ev.lacks(t, "%q, which has sizes: %v", path, err)
 				continue
 			}
 			if i == 0 {
@@ -281,7 +281,8 @@ func (ev *evaluation) compiledC(t testing.TB) [][]string {
 		}
 		z, ref, err := readFile(path)
 		if err != nil || z == nil {
-			continue // there is no such file here
+			ev.lacks(t, "%q, which gcc compiles: %v", path, err)
+			continue
 		}
 		line := []string{filepath.Base(path), kib(z.ehFrame)}
 		for _, level := range []string{"-O2", "-Os"} {

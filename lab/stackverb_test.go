@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -143,17 +142,11 @@ func nameResults(t testing.TB) string {
 
 // TestResultsStack measures what people wait for: stacks of processes and cores, and profiles with lines.
 func TestResultsStack(t *testing.T) {
-	if !*update {
-		t.Skip("this test lacks -update: it measures for minutes (make results)")
-	}
+	measures(t)
 	oracle.Need(t, "perf")
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Stacks, names and lines\n\n`make results` writes this file. It was measured on %s.\n", machine())
 	b.WriteString("Times are medians of whole commands, the peers' in turns with ours.\n")
 	fmt.Fprintf(&b, "\n## Stacks of processes and cores\n\n%s\n## Profiles with lines and inlined functions\n\n%s", stackVerbResults(t), nameResults(t))
-	if !t.Failed() {
-		if err := os.WriteFile("../docs/results/stack.md", []byte(b.String()), 0o666); err != nil {
-			t.Fatal(err)
-		}
-	}
+	publish(t, "stack.md", b.String())
 }
