@@ -72,7 +72,7 @@ func TestDiagnose(t *testing.T) {
 		}
 		seen[f.Name] = true
 	}
-	if f := d.Way("run"); f.OK || f.Reason != "no "+Dropin+" in "+dir || f.Change != "make install-runtime" {
+	if f := d.Way("run"); f.OK || f.Reason != "no "+Dropin+" in "+dir || !strings.HasPrefix(f.Change, "install all of a release") {
 		t.Errorf("run: %+v", f)
 	}
 	records := false
@@ -111,6 +111,41 @@ func TestFindDropin(t *testing.T) {
 			t.Errorf("FindDropin(%q) with %s in the environment: %q, %v", c.named, c.env, got, err)
 		}
 	}
+}
+
+// TestDropinChange: beside the sources, make builds the drop-in; a package's users are not asked for sources. What others can change is not used,
+// and the change is another one.
+func TestDropinChange(t *testing.T) {
+	t.Setenv("UNSPOOL_RUNTIME", "")
+	top := t.TempDir()
+	for _, dir := range []string{"bin", "lib/unspool", "src/runtime"} {
+		if err := os.MkdirAll(filepath.Join(top, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(top, "src/runtime/Makefile"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	check := func(program, reason, change string) {
+		t.Helper()
+		// One may be installed on this machine.
+		if at, r, c := findDropin("", filepath.Join(top, program)); at != "/usr/local/lib/unspool" && (!strings.HasPrefix(r, reason) || !strings.HasPrefix(c, change)) {
+			t.Errorf("in %s: %q, %q: %q", program, at, r, c)
+		}
+	}
+	check("bin", "no "+Dropin+" in ", "install all of a release")
+	check("src", "no "+Dropin+" in ", "make runtime")
+	lib := filepath.Join(top, "lib/unspool", Dropin)
+	if err := os.WriteFile(lib, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if at, reason, change := findDropin("", filepath.Join(top, "bin")); at != filepath.Dir(lib) || reason+change != "" {
+		t.Errorf("%q, %q: %q", at, reason, change)
+	}
+	if err := os.Chmod(lib, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	check("bin", lib+" is not used: others can change ", "set UNSPOOL_RUNTIME="+filepath.Dir(lib))
 }
 
 // TestChangeable: what somebody else can change on the way to a library, in a sticky directory, too.

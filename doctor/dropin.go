@@ -26,7 +26,26 @@ func init() {
 // The program that is run loads the library, with all that its user may do. So what nobody has named must be root's or this user's:
 // beside a program in /tmp/x is /tmp/lib, which anybody can make.
 func FindDropin(dir string) (string, error) {
+	at, reason, change := findDropin(dir, programDir())
+	if reason != "" {
+		return "", fmt.Errorf("%s: %s", reason, change)
+	}
+	return at, nil
+}
+
+// programDir returns the directory of this program, "" if it is not known.
+func programDir() string {
+	exe, err := os.Executable()
+	if err != nil {
+		return ""
+	}
+	return filepath.Dir(exe)
+}
+
+// findDropin looks for the drop-in of a program in a directory. It also says why there is none, and what to change.
+func findDropin(dir, program string) (at, reason, change string) {
 	var dirs []string
+	change = "install all of a release: the library is in its lib/unspool; or, in unspool's sources, make install-runtime"
 	named := true
 	switch {
 	case dir != "":
@@ -35,9 +54,11 @@ func FindDropin(dir string) (string, error) {
 		dirs = []string{os.Getenv("UNSPOOL_RUNTIME")}
 	default:
 		named = false
-		if exe, err := os.Executable(); err == nil {
-			at := filepath.Dir(exe)
-			dirs = []string{filepath.Join(at, "..", dropinDir), filepath.Join(at, dropinBuild)}
+		if program != "" {
+			dirs = []string{filepath.Join(program, "..", dropinDir), filepath.Join(program, dropinBuild)}
+			if _, err := os.Stat(filepath.Join(program, "runtime/Makefile")); err == nil {
+				change = "make runtime"
+			}
 		}
 		dirs = append(dirs, filepath.Join("/usr/local", dropinDir))
 	}
@@ -54,11 +75,11 @@ func FindDropin(dir string) (string, error) {
 			continue
 		}
 		if by := cmp.Or(changeable(at), changeable(lib)); by != "" && !named {
-			return "", fmt.Errorf("%s is not used: others can change %s; set UNSPOOL_RUNTIME=%s if you trust them", lib, by, at)
+			return "", fmt.Sprintf("%s is not used: others can change %s", lib, by), fmt.Sprintf("set UNSPOOL_RUNTIME=%s if you trust them", at)
 		}
-		return at, nil
+		return at, "", ""
 	}
-	return "", fmt.Errorf("no %s in %s: make install-runtime builds it", Dropin, strings.Join(dirs, ", "))
+	return "", fmt.Sprintf("no %s in %s", Dropin, strings.Join(dirs, ", ")), change
 }
 
 // changeable returns the file or directory on an absolute path without links that somebody else than root and this user can change, "" if there is

@@ -102,10 +102,9 @@ func ways(needs []Finding) []Finding {
 		names.Reason = r.KernelNote()
 		names.Change = "sudo sysctl kernel.kptr_restrict=0 kernel.perf_event_paranoid=1"
 	}
-	run := Finding{Name: "run", What: "unspool run: stock perf on compiled tables", OK: true}
-	if _, err := FindDropin(""); err != nil {
-		reason, _, _ := strings.Cut(err.Error(), ": make")
-		run.OK, run.Reason, run.Change = false, reason, "make install-runtime"
+	run := Finding{Name: "run", What: "unspool run: stock perf on compiled tables"}
+	if _, run.Reason, run.Change = findDropin("", programDir()); run.Reason == "" {
+		run.OK, run.Change = true, ""
 	}
 	cache := Finding{Name: "cache", What: "compiled tables are kept in the cache", OK: true}
 	mods := modules.New()

@@ -28,8 +28,8 @@ func runCmd() *cobra.Command {
 compiled tables; the program itself is not changed. If the cache lacks tables, run compiles them first: for the program,
 and for all files mapped in a perf.data file among the arguments.
 
-make install-runtime builds and installs the library; run needs the one for this machine. run looks for it in --runtime, in
-$UNSPOOL_RUNTIME, beside this program (../lib/unspool, runtime/build), and in /usr/local/lib/unspool.
+The library comes with a release; in the sources, make runtime builds it. run looks for it in --runtime, in $UNSPOOL_RUNTIME,
+beside this program (../lib/unspool, runtime/build), and in /usr/local/lib/unspool.
 
 The library walks some stacks right that stock libunwind gets wrong, such as stacks of processes after fork and exec.
 With --strict, all stacks equal stock libunwind's, to the byte.`,
