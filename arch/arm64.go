@@ -28,6 +28,7 @@ var ARM64 = finish(&Machine{
 	Perf:      arm64Order(),
 	UserRegs:  UserRegs{Words: 34, Slots: arm64Order(), TLSSet: 0x401, SignSet: 0x406}, // struct user_pt_regs (asm/ptrace.h); NT_ARM_TLS, NT_ARM_PAC_MASK
 	GoMove:    GoMove{Code: []byte("\xf4\x03\x00\x91"), To: 20},                        // mov x20,sp
+	GoPush:    16,
 	StepKnown: true,
 	names:     arm64Names(),
 }, 35, []Reg{72, 73, 74, 75, 76, 77, 78, 79})

@@ -35,3 +35,22 @@ func TestInjectedNowhere(t *testing.T) {
 		}
 	}
 }
+
+// TestInjectedARM64: with a link register, Go's handler pushes that register before it has the return address there. The interrupted code, which
+// keeps no frame, has it back, and the stack pointer too.
+func TestInjectedARM64(t *testing.T) {
+	const stale = 0x400300
+	for _, row := range []string{"400000  cfa=sp+16  x30=c-16  sp=c+0", "400000  cfa=sp+16  x30=c-16"} { // Go's, and one that is plain
+		for _, called := range []string{"400100  cfa=sp+0  x30=s  sp=c+0", "400100  cfa=sp+16  x30=c-8"} { // without a frame, and with one
+			space := worldOf(t, arch.ARM64, row, "400010  gap", called, "400200  cfa=sp+0  x30=u", "400300  gap")
+			code := space.Mappings()[0].Module.Code()
+			code.Injected = []Range{{0x400000, 0x400010}}
+			s := snap(space, 0x400004, 0x400100, 0, 0x400204, stale, stale, 0x400204, stale)
+			s.Machine, s.Known = arch.ARM64, 1<<33-1
+			s.Regs[31] = stackLo
+			if got, want := chain(NewWalker(0).Walk(s, nil)), "400004:start 400100:cfi 400203:cfi outermost"; got != want {
+				t.Errorf("%s, %s\n got %s\nwant %s", row, called, got, want)
+			}
+		}
+	}
+}

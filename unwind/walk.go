@@ -366,6 +366,9 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 			if o := w.apply(&here, m, mem, alive); o != rows.OK {
 				return frames, w.stop(o, s, left)
 			}
+			if inject && m.GoPush > 0 {
+				w.popLink(m)
+			}
 			if signal {
 				how = HowSignal
 				left = left || st.CFA-mem.Lo >= uint64(len(mem.Bytes))
@@ -433,6 +436,19 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		}
 		pc, cfa, exact = st.PC, up, inject || signal
 	}
+}
+
+// popLink takes back what Go has pushed before it made the interrupted code call a function: the link register, whose place in a frame's rules has the
+// return address (runtime/traceback.go: usesLR && injectedCall).
+func (w *Walker) popLink(m *arch.Machine) {
+	st := &w.state
+	ra, sp := m.Slot(m.RA), m.Slot(m.SP)
+	at := st.CFA
+	st.CFA += m.GoPush
+	st.Known |= 1<<ra | 1<<sp
+	st.InReg &^= 1<<ra | 1<<sp
+	st.InMem = st.InMem&^(1<<sp) | 1<<ra
+	st.Val[ra], st.Val[sp] = at, st.CFA
 }
 
 // touchAhead is how many bytes of a captured stack are touched before they are needed. A step waits for the return

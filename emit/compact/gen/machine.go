@@ -203,6 +203,7 @@ func plainFacts(b *bytes.Buffer, m *arch.Machine, define func(name, value, comme
 	define("SYSCALL", fmt.Sprintf("%#x", binary.LittleEndian.Uint64(code)), "the instruction for system calls")
 	define("SYSCALL_CODE", fmt.Sprintf("uint%d_t", 8*len(m.Syscall.Code)), "its type")
 	define("GO_SP", fmt.Sprint(m.Slot(m.GoMove.To)), "the slot of the register in which Go keeps the stack pointer while it calls the vDSO")
+	define("GO_PUSH", fmt.Sprint(m.GoPush), "bytes that Go pushes, the link register first, before interrupted code seems to call")
 	bits := []string{}
 	for _, n := range m.AddressBits {
 		if uint64(1)<<n > arch.AddressMask { // readers in C do not know that there are fewer

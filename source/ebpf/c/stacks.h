@@ -35,6 +35,15 @@ PART int moved(u64 cfa, u64 up)
 	return 1;
 }
 
+/* Takes back what Go has pushed before it made the interrupted code call a function: unwind.Walker.popLink. */
+static __always_inline void pop_link(struct walk *w)
+{
+	w->val[SLOT_RA] = w->cfa;
+	w->val[SLOT_SP] = w->cfa += MACHINE(GO_PUSH);
+	w->known |= BIT(SLOT_RA) | BIT(SLOT_SP);
+	w->in_mem = (w->in_mem | BIT(SLOT_RA)) & ~BIT(SLOT_SP);
+}
+
 /* Whether a saved register is not to be had from an address below the stack pointer: unwind.gone. */
 static __always_inline int gone(struct walk *w, u64 sp, u64 at)
 {

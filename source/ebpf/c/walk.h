@@ -574,6 +574,8 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 			o = apply(w);
 		if (o == OK && alive && !signal)
 			restore_registers(sp);
+		if (MACHINE(GO_PUSH) && o == OK && injected)
+			pop_link(w);
 		break;
 	case BY_PLT:
 	case BY_LAZY_PLT:
