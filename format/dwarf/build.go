@@ -336,6 +336,8 @@ func (c *compiler) run(f *fde, s state) error {
 		var n uint
 		var ins uint64
 		switch b := byte(w); {
+		case w&pushMask == push && end-at >= 4:
+			n, ins = 4, w&0xffffffff
 		case b == DW_CFA_def_cfa_offset || b&0xc0 == DW_CFA_offset:
 			if n, ins = 2, w&0xffff; w&0x8000 != 0 {
 				if n, ins = 3, w&0xffffff; w&0x800000 != 0 {
@@ -393,6 +395,12 @@ func (c *compiler) run(f *fde, s state) error {
 		if err := c.rare(f, &m); err != nil {
 			return err
 		}
+		if w&pushMask == push && end-at >= 4 {
+			if err := c.rare(f, &m); err != nil {
+				return err
+			}
+			c.a.insert(ins, s, m.s) // which was not found
+		}
 		if loc != m.loc && s.set() != last {
 			last = s.set()
 			buf = append(buf, rows.Row{Lo: arch.Vaddr(loc), Set: last})
@@ -407,6 +415,10 @@ func (c *compiler) run(f *fde, s state) error {
 	c.buf, c.end = buf, s
 	return nil
 }
+
+// push is two instructions with operands of a byte each, DW_CFA_def_cfa_offset and DW_CFA_offset: what a push of a register needs. They are one
+// edge.
+const pushMask, push = 0x80c080ff, 0x0080000e
 
 // A move is what run knows before and after an instruction.
 type move struct {
