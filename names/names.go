@@ -162,8 +162,8 @@ func (n *Namer) Notes() (out []string) {
 // KernelNote says why the kernel's functions have no names; "" if they have names, or if nobody asked for one.
 func (n *Namer) KernelNote() string { return n.symbols.KernelNote() }
 
-// LoadKernel reads the names of the running kernel's functions now: later, this process may no longer be allowed to.
-func (n *Namer) LoadKernel() { n.symbols.KernelText() }
+// OpenKernel opens the names of the running kernel's functions now: later, this process may no longer be allowed to.
+func (n *Namer) OpenKernel() { n.symbols.OpenKernel() }
 
 // Image returns the module of an image that is no file of this machine, such as a core file's vDSO. Options.Mods walk it and must be set. Its
 // names come from the image, which must stay open.

@@ -10,14 +10,14 @@ import (
 	"github.com/unspool/unspool/source"
 )
 
-// Drop gives up, in all threads, the capabilities that a recording needs only to begin. The names of the kernel's functions, which may take
-// CAP_SYSLOG, are read before. A program that was built with cgo keeps them, and has no error: doctor says so.
+// Drop gives up, in all threads, the capabilities that a recording needs only to begin. The file of the kernel's functions, whose addresses may
+// take CAP_SYSLOG, is opened before. A program that was built with cgo keeps them, and has no error: doctor says so.
 func (l *Live) Drop(n *names.Namer) error {
 	if caps.CanDrop() != nil {
 		return nil
 	}
 	if c, _ := caps.Own(); c.Has(unix.CAP_SYSLOG) && !l.Decoder().Events()[0].Attr.Has(source.FlagExcludeKernel) && kernelHides() {
-		n.LoadKernel()
+		n.OpenKernel()
 	}
 	later := caps.Set(0)
 	if outfile.Others() {

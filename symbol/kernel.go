@@ -29,7 +29,8 @@ const maxKallsyms = 256 << 20
 // kernel has the functions of the running kernel and its modules.
 type kernel struct {
 	once  sync.Once
-	asked atomic.Bool // once is over
+	asked atomic.Bool             // once is over
+	file  atomic.Pointer[os.File] // the opened file that is to be read; nil: the file at its path
 	err   error
 
 	funcs  kfuncs // sorted by start, one for each address
@@ -122,6 +123,16 @@ func (r *Resolver) KernelText() (lo, hi uint64, ok bool) {
 	return k.bounds.stext - k.bias, k.bounds.etext - k.bias, k.bounds.stext < k.bounds.etext
 }
 
+// OpenKernel opens the file of the kernel's symbols, which is read when the first name is asked for: by then, this process may no longer be
+// allowed to see their addresses, and who opened the file counts. To read it now would cost a recording 12 MB until its end.
+func (r *Resolver) OpenKernel() {
+	if f, err := os.Open(r.opt.Kallsyms); err == nil {
+		if was := r.kernel.file.Swap(f); was != nil {
+			was.Close()
+		}
+	}
+}
+
 // KernelNote says why Kernel found no names; "" if it found them, or was not called.
 func (r *Resolver) KernelNote() string {
 	if k := &r.kernel; k.asked.Load() && k.err != nil {
@@ -182,9 +193,12 @@ func (k *kernel) load(opt *Options) error {
 		return err
 	}
 	k.asOf = time.Now()
-	f, err := os.Open(opt.Kallsyms)
-	if err != nil {
-		return err
+	f := k.file.Swap(nil)
+	if f == nil {
+		var err error
+		if f, err = os.Open(opt.Kallsyms); err != nil {
+			return err
+		}
 	}
 	defer f.Close()
 	if err := k.read(io.LimitReader(f, maxKallsyms)); err != nil {

@@ -115,6 +115,32 @@ func TestKptrRestrict(t *testing.T) {
 	}
 }
 
+// TestOpenKernel: a file that was opened is read later, although it cannot be opened any more, and is closed.
+func TestOpenKernel(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kallsyms")
+	if err := os.WriteFile(path, []byte(kallsyms), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := New(Options{Kallsyms: path})
+	r.OpenKernel()
+	r.OpenKernel()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if s, _, ok := r.Kernel(0xffffffff81000104); !ok || s.Name == "" || r.kernel.file.Load() != nil {
+		t.Errorf("%+v, note %q", s, noteOf(r))
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	unread := New(Options{Kallsyms: path})
+	unread.OpenKernel()
+	f := unread.kernel.file.Load()
+	if err := unread.Close(); err != nil || f.Close() == nil {
+		t.Errorf("the file is still open: %v", err)
+	}
+}
+
 // TestOtherKernel: another kernel's addresses get no names.
 func TestOtherKernel(t *testing.T) {
 	if runningKernelID() == "" {

@@ -184,6 +184,9 @@ func (r *Resolver) Close() error {
 	}
 	r.mu.Unlock()
 	var errs []error
+	if f := r.kernel.file.Swap(nil); f != nil {
+		errs = append(errs, f.Close())
+	}
 	for _, t := range tables {
 		errs = append(errs, t.close())
 	}

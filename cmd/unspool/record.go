@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/internal/cli"
+	"github.com/unspool/unspool/internal/pages"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
@@ -101,7 +102,7 @@ samples a second. unspool doctor says what is allowed.`,
 			if withNames && o.format != "data" {
 				return usage("--with-names is for recordings (-o FILE.data): %s always has names", o.format)
 			}
-			defer cli.Trim(cli.FirstTrim, module.ReleasePages)()
+			defer cli.Trim(cli.FirstTrim, func() { module.ReleasePages(); pages.ReleaseProgram() })()
 			return runRecord(c.Context(), &o, &flt, &p, mods, table, withNames)
 		},
 	}

@@ -33,10 +33,17 @@ const (
 	lastTrim  = 2 * time.Minute
 )
 
+// often is how much may be allocated before the next garbage collection of a recording, in percent of what is in use.
+const often = 40
+
 // Trim gives memory back that is not needed any more, after first, and then each time after twice as long, up to lastTrim, until stop is
-// called. The start of a recording of the whole machine reads all its programs; then little is allocated, so the garbage of the start would
+// called. Until then, garbage is collected more often than usual, unless GOGC says how often: a recording runs beside what it measures. The start of a recording of the whole machine reads all its programs; then little is allocated, so the garbage of the start would
 // stay for minutes: twice what is in use. pages is called after each first, because programs come all the time: it gives back pages of files.
 func Trim(first time.Duration, pages func()) (stop func()) {
+	usual := 0
+	if os.Getenv("GOGC") == "" {
+		usual = debug.SetGCPercent(often)
+	}
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -57,5 +64,8 @@ func Trim(first time.Duration, pages func()) (stop func()) {
 	return func() {
 		close(end)
 		<-ended
+		if usual != 0 {
+			debug.SetGCPercent(usual)
+		}
 	}
 }

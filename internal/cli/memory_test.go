@@ -77,7 +77,23 @@ func TestTrim(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapSys - m.HeapReleased
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // nothing else collects
+	usual := debug.SetGCPercent(100)
+	defer debug.SetGCPercent(usual)
+	Trim(time.Minute, func() {})()
+	if p := debug.SetGCPercent(100); p != 100 {
+		t.Errorf("GOGC is %d after the stop", p)
+	}
+	stop := Trim(time.Minute, func() {})
+	if p := debug.SetGCPercent(100); p != often {
+		t.Errorf("GOGC is %d in a recording", p)
+	}
+	stop()
+	t.Setenv("GOGC", "200")
+	stop = Trim(time.Minute, func() {})
+	if p := debug.SetGCPercent(-1); p != 100 { // from here on, nothing else collects
+		t.Errorf("GOGC is %d, although the environment says it", p)
+	}
+	stop()
 	litter := func() {
 		for range 64 {
 			keep := make([]byte, 1<<20)
@@ -90,7 +106,7 @@ func TestTrim(t *testing.T) {
 	least := held()
 	litter()
 	var pages atomic.Int32
-	stop := Trim(10*time.Millisecond, func() { pages.Add(1) })
+	stop = Trim(10*time.Millisecond, func() { pages.Add(1) })
 	for turn := range 2 {
 		for end := time.Now().Add(time.Minute); held() > least+8<<20; time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {

@@ -1,11 +1,14 @@
 package ebpf
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfevent"
@@ -84,5 +87,26 @@ int main(void) { down(300); return 0; }`)
 	t.Logf("%d samples, %d whole, %d by copies", n, whole, copied)
 	if n < 500 || n-whole > n/1000 {
 		t.Errorf("%d of %d stacks are whole", whole, n)
+	}
+}
+
+// TestKnownFirst: a recording of a process that runs begins when the kernel has its tables, even those that are made only then. No stack is copied.
+func TestKnownFirst(t *testing.T) {
+	prog := compile(t, fmt.Sprintf("int made_%d; int main(void) { for (volatile long i = 0;; i++); }", time.Now().UnixNano())) // has no table
+	c := exec.Command(prog)
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Process.Kill(); c.Wait() })
+	p := load(t, Options{})
+	n, copied := 0, 0
+	record(t, p, perfevent.Options{PIDs: []int{c.Process.Pid}, User: true, Frequency: 3999, Duration: time.Second / 2}, func(s *source.Sample) {
+		if n++; s.Record.ID != source.WalkedID {
+			copied++
+		}
+	})
+	t.Logf("%d samples, %d by copies", n, copied)
+	if n < 20 || copied > 0 {
+		t.Errorf("of %d samples, %d are by copies", n, copied)
 	}
 }

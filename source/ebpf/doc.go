@@ -15,7 +15,8 @@
 // stack instead. User space walks the copy when everything is known: Stats.Copied counts these. So a process is profiled from its first
 // sample. The same happens after a table was evicted from the kernel for lack of memory.
 //
-// The tables of a command's program, its interpreter and its libraries are loaded into the kernel before the command starts (ahead.go).
+// The tables of a command's program, its interpreter and its libraries are loaded into the kernel before the command starts (ahead.go). A
+// recording of processes that run begins when their tables are there: Begin's channel says so.
 //
 // Processes and users that map more than bounds.go permits have their stacks copied instead; others lose nothing.
 //

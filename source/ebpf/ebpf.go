@@ -17,7 +17,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/outfile"
@@ -55,9 +54,8 @@ type Program struct {
 	maps    *ebpf.Collection // the one that notes mappings
 	prog    string           // the one that takes samples
 	links   []link.Link
-	ring    *ringbuf.Reader
+	ring    *ring
 	blind   bool // Stats.Blind
-	rec     ringbuf.Record
 	stacks  stacks
 	ended   bool
 	samples atomic.Uint64
@@ -143,10 +141,10 @@ func Load(o Options) (_ *Program, err error) {
 	if err := p.number(); err != nil {
 		return nil, err
 	}
-	if p.ring, err = ringbuf.NewReader(p.coll.Maps["samples"]); err != nil {
+	samples := p.coll.Maps["samples"]
+	if p.ring, err = openRing(samples.FD(), uint64(samples.MaxEntries())); err != nil {
 		return nil, err
 	}
-	p.ring.SetDeadline(time.Unix(1, 0)) // reads never wait
 	if err := p.trace(p.coll, "on_exec"); err != nil {
 		return nil, err
 	}
@@ -330,7 +328,7 @@ func (p *Program) close() (err error) {
 		err = errors.Join(err, l.Close())
 	}
 	if p.ring != nil {
-		err = errors.Join(err, p.ring.Close())
+		err = errors.Join(err, p.ring.close())
 	}
 	if p.more != nil {
 		p.more.Close()
@@ -375,6 +373,7 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 		}
 	}
 	if p.prog == "on_event" || err != nil {
+		p.spec = nil // three megabytes that nobody needs any more
 		return err
 	}
 	progs := []string{p.prog}
@@ -397,7 +396,7 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 		}
 		if err = p.trace(p.more, p.prog); err == nil {
 			if p.blind = !canCopyOthers(); !p.blind {
-				p.track.known(p.still)
+				p.track.atFirst(p.still)
 			}
 		}
 	}
@@ -437,7 +436,7 @@ func (p *Program) FD() int {
 func (p *Program) Ready() int { return p.coll.Maps["samples"].FD() }
 
 // Begin implements perfevent.Program.
-func (p *Program) Begin(records []byte) {
+func (p *Program) Begin(records []byte) <-chan struct{} {
 	if p.names != nil {
 		for b := records; len(b) >= 8; {
 			n := int(binary.LittleEndian.Uint16(b[6:]))
@@ -448,7 +447,7 @@ func (p *Program) Begin(records []byte) {
 			b = b[n:]
 		}
 	}
-	p.track.begin(records)
+	return p.track.begin(records)
 }
 
 // Saw implements perfevent.Program.
@@ -483,9 +482,8 @@ func (p *Program) Samples(began uint64, space func(n int) []byte) (again bool) {
 }
 
 func (p *Program) drain(space func(n int) []byte) {
-	for left := p.ring.AvailableBytes(); left > 0 && p.ring.ReadInto(&p.rec) == nil; {
-		left -= min(left, len(p.rec.RawSample)+8)
-		p.sample(space)
+	if err := p.ring.read(func(b []byte) { p.sample(b, space) }); err != nil {
+		p.track.failed(err)
 	}
 }
 
@@ -525,8 +523,8 @@ type blocked struct {
 	Cut, _    uint32
 }
 
-func (p *Program) sample(space func(n int) []byte) {
-	s, ok := parse(p.rec.RawSample)
+func (p *Program) sample(raw []byte, space func(n int) []byte) {
+	s, ok := parse(raw)
 	if !ok {
 		return
 	}

@@ -107,10 +107,10 @@ type stacks struct {
 }
 
 // A stack's ID changes when the seed does, so that neither side has to keep for ever what has been seen: there are maxStacks
-// in one generation, of maxBytes, or as many as come in maxAge.
+// in one generation, of maxBytes, or as many as come in maxAge. Two generations are kept.
 const (
 	maxStacks = 1 << 16
-	maxBytes  = 64 << 20
+	maxBytes  = 4 << 20
 	maxAge    = 10 * time.Minute
 )
 

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -79,7 +80,7 @@ const (
 
 func (t *tables) start(track *tracker, outer, uses *ebpf.Map, memory uint64) {
 	t.track, t.tables, t.uses, t.memory = track, outer, uses, memory
-	t.all, t.compiling = map[*unwind.Module]*table{}, make(chan bool, 4)
+	t.all, t.compiling = map[*unwind.Module]*table{}, make(chan bool, min(4, runtime.GOMAXPROCS(0)))
 }
 
 // close ends all jobs. What is in the kernel goes with the map of all tables.

@@ -27,6 +27,7 @@ type tracker struct {
 	news    bool   // there are some of the round at hand
 	until   uint64 // what is older is all here
 	begun   bool
+	known   chan struct{} // closed when what begin brought is in the kernel
 	closed  bool
 	freed   bool // no walk has what free waits for
 	done    chan struct{}
@@ -65,7 +66,7 @@ type shared struct {
 
 func (t *tracker) start(coll *ebpf.Collection, mods func(path, buildID string) *unwind.Module, memory uint64, files []string) {
 	t.changed.L = &t.mu
-	t.done = make(chan struct{})
+	t.done, t.known = make(chan struct{}), make(chan struct{})
 	t.coll, t.world = coll, source.NewWorld(mods)
 	t.world.Owners(procfs.Owner)
 	t.tables.start(t, coll.Maps["tables"], coll.Maps["uses"], memory)
@@ -77,8 +78,8 @@ func (t *tracker) start(coll *ebpf.Collection, mods func(path, buildID string) *
 	go t.run()
 }
 
-// known has f called when the kernel's program knows the processes that there were before the recording.
-func (t *tracker) known(f func() error) {
+// atFirst has f called when the kernel's program knows the processes that there were before the recording.
+func (t *tracker) atFirst(f func() error) {
 	t.mu.Lock()
 	t.first = f
 	t.mu.Unlock()
@@ -93,13 +94,15 @@ func (t *tracker) stop() {
 	t.tables.close()
 }
 
-func (t *tracker) begin(records []byte) {
+// begin brings the processes that there are. What it returns is closed when the kernel has their spaces and tables.
+func (t *tracker) begin(records []byte) <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.begun = true
 	t.again.Store(int64(monotonic() + uint64(time.Second))) // what has ended before its events were open has said so to nobody
 	t.pending = append(append([]byte{}, records...), t.pending...)
 	t.changed.Broadcast()
+	return t.known
 }
 
 // round says that what is older than a time has been seen. It returns whether there was anything.
@@ -153,6 +156,7 @@ func (t *tracker) run() {
 	var r source.Record
 	last := uint64(0) // until when records have been applied
 	touched := map[int32]bool{}
+	announced := false // known is closed
 	for {
 		t.mu.Lock()
 		t.count.Processes = len(t.procs)
@@ -173,7 +177,7 @@ func (t *tracker) run() {
 			t.first = nil
 		}
 		t.tables.news = false
-		closed := t.closed
+		begun, closed := t.begun && until > 0, t.closed
 		t.mu.Unlock()
 		if closed {
 			return
@@ -239,7 +243,21 @@ func (t *tracker) run() {
 			t.free()
 		}
 		t.tables.fit()
+		if begun && !announced && t.settled() {
+			announced = true
+			close(t.known)
+		}
 	}
+}
+
+// settled says whether the kernel has the tables of all spaces.
+func (t *tracker) settled() bool {
+	for _, s := range t.spaces {
+		if len(s.waits) > 0 || slices.ContainsFunc(s.tables, func(l *table) bool { return l.busy }) {
+			return false
+		}
+	}
+	return true
 }
 
 func (t *tracker) isClosed() bool {

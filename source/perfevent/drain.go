@@ -144,7 +144,7 @@ func (r *Recorder) round() (again bool) {
 	began := monotonic()
 	var n uint64
 	for _, g := range r.rings {
-		k, err := g.drain(r.shape.StackSize, r.space)
+		k, err := g.drain(r.shape.StackSize, r.copyLimit(), r.space)
 		n += k
 		if err != nil && r.fault == nil {
 			r.fault = err
@@ -169,6 +169,27 @@ func (r *Recorder) round() (again bool) {
 	r.flush()
 	return again
 }
+
+// copyLimit is how much of a copied stack to keep. Where the kernel walks stacks, copies wait for tables that are still made, and more of them
+// come the longer this takes: so as their memory grows they get smaller: half a percent of a compiler's stacks have more than 32 KiB. Stacks that
+// this cuts off are counted as such.
+func (r *Recorder) copyLimit() uint32 {
+	if r.program == nil || r.chosen {
+		return r.shape.StackSize
+	}
+	held := r.out.held.Load()
+	limit := uint32(MaxStackSize)
+	for full := int64(shrinkCopies); held >= full && limit > leastCopy; full += shrinkCopies {
+		limit = limit / 2 &^ 7
+	}
+	return min(limit, r.shape.StackSize)
+}
+
+// shrinkCopies is how many bytes of records wait until copies get half as large, and leastCopy their least size.
+const (
+	shrinkCopies = 4 << 20
+	leastCopy    = 4 << 10
+)
 
 // space returns room for a record, when what came before it has been looked at.
 func (r *Recorder) space(n int) []byte {

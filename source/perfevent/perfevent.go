@@ -69,8 +69,9 @@ type Program interface {
 	// Ready is a descriptor that epoll finds readable when Samples should be called soon.
 	Ready() int
 
-	// Begin is called once, after Start, with records of the processes and mappings from before the recording.
-	Begin(records []byte)
+	// Begin is called once, after Start, with records of the processes and mappings from before the recording. What it returns is closed when
+	// the kernel can walk the stacks of all of them.
+	Begin(records []byte) (known <-chan struct{})
 
 	// Saw is called with each record of the kernel's, in the order of the rings. It must not keep raw. Calls can come before
 	// Begin's.
@@ -132,6 +133,7 @@ type Recorder struct {
 	repair    repair
 	before    func()          // Options.round; may be nil
 	all       bool            // the whole machine is recorded
+	chosen    bool            // Options.StackSize is: copies keep it
 	scope     *source.Tree    // what is recorded, if not all
 	kin       *source.Members // the processes that are recorded, as records have told in the order of the rings; nil: all
 	family    bool            // what they start is recorded, too
@@ -147,6 +149,7 @@ type Recorder struct {
 
 	queue   *backlog
 	stop    atomic.Bool
+	ending  chan struct{} // closed when stop is set
 	drained chan struct{} // closed when the drainer has ended
 	records atomic.Uint64
 	bytes   atomic.Uint64
@@ -180,9 +183,9 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 		return nil, err
 	}
 	r := &Recorder{
-		dec: source.NewDecoder(), machine: arch.Host(), queue: newBacklog(), drained: make(chan struct{}),
+		dec: source.NewDecoder(), machine: arch.Host(), queue: newBacklog(), drained: make(chan struct{}), ending: make(chan struct{}),
 		program: o.Program, exited: make(chan struct{}), direct: map[int32]attached{}, inherited: map[int32]bool{}, epoll: -1, wake: -1, tracing: -1,
-		ends: len(o.PIDs)+len(o.TIDs) > 0, all: o.All, before: o.round,
+		ends: len(o.PIDs)+len(o.TIDs) > 0, all: o.All, chosen: o.StackSize != 0, before: o.round,
 	}
 	if r.machine == nil {
 		return nil, fmt.Errorf("recording: %w on this machine", source.ErrUnsupported)
@@ -375,6 +378,7 @@ func (r *Recorder) end() {
 	if r.stop.Swap(true) {
 		return
 	}
+	close(r.ending)
 	r.queue.wake()
 	unix.Write(r.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // fails only if the counter is full: then it is awake
 }

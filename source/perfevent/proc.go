@@ -17,11 +17,17 @@ import (
 	"github.com/unspool/unspool/source"
 )
 
+// knownTime is how long a recording waits at most for the kernel to walk the stacks of the processes that there are.
+const knownTime = 2 * time.Second
+
 // synthesise makes the records of what exists: names of threads and executable mappings, at time 0. Whoever
 // disappears meanwhile is left out. What changes while /proc is read comes as records, too, but at which mappings a sample of that time has looked
-// is not to be had: the recording begins with the last process that was read.
+// is not to be had: the recording begins behind the last process that was read. A program that does not know these processes yet would have their
+// stacks copied, at thousands a second: so it begins when the program knows them.
 func (r *Recorder) synthesise(o *Options) {
 	s := synth{dec: r.dec, ids: &r.ids, owned: map[uint32]int{}, ended: r.stop.Load, code: len(r.code) > 0}
+	s.kernel()
+	code := len(s.b)
 	procs := map[int][]int{} // threads of interest; nil for all
 	if o.All {
 		all, _ := procfs.Numbers("/proc")
@@ -42,11 +48,14 @@ func (r *Recorder) synthesise(o *Options) {
 	if o.read != nil {
 		o.read()
 	}
-	r.begin()
 	if r.program != nil {
-		r.program.Begin(s.b)
+		select {
+		case <-r.program.Begin(s.b[code:]):
+		case <-time.After(knownTime):
+		case <-r.ending:
+		}
 	}
-	s.kernel() // last, because it takes a while
+	r.begin()
 	r.synth = s.b
 }
 

@@ -3,6 +3,7 @@ package perfevent
 import (
 	"io"
 	"sync"
+	"sync/atomic"
 
 	"github.com/unspool/unspool/source"
 )
@@ -93,6 +94,7 @@ func (q *backlog) close(err error) {
 type writer struct {
 	to         *backlog
 	pool       sync.Pool
+	held       atomic.Int64   // bytes of chunks that somebody holds
 	cur        *source.Buffer // held
 	start, end int            // of what has been written and not put
 }
@@ -109,8 +111,9 @@ func (w *writer) space(n int) []byte {
 			b.Hold()
 			w.cur = b
 		} else {
-			w.cur = source.NewBuffer(chunkSize, func(b *source.Buffer) { w.pool.Put(b) })
+			w.cur = source.NewBuffer(chunkSize, func(b *source.Buffer) { w.held.Add(-chunkSize); w.pool.Put(b) })
 		}
+		w.held.Add(chunkSize)
 		w.start, w.end = 0, 0
 	}
 	w.end += n

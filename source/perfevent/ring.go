@@ -66,9 +66,9 @@ func (r *ring) copyTo(to []byte, at uint64) {
 // of the size asked for, and gives their room back to the kernel as it goes. After an error the ring is empty.
 //
 // stack is how much of the stack samples hold, as their last field. The kernel writes it in full even if the stack
-// ends earlier: that part is left out, up to a word that shows that the stack has ended. So is what KSYMBOL records have too much, and samples
-// that come too early.
-func (r *ring) drain(stack uint32, space func(size int) []byte) (n uint64, err error) {
+// ends earlier: that part is left out, up to a word that shows that the stack has ended. So is what is beyond most bytes of it, what KSYMBOL
+// records have too much, and samples that come too early.
+func (r *ring) drain(stack, most uint32, space func(size int) []byte) (n uint64, err error) {
 	head, tail := atomic.LoadUint64(r.head), *r.tail
 	if head-tail > uint64(len(r.data)) {
 		atomic.StoreUint64(r.tail, head)
@@ -91,13 +91,13 @@ func (r *ring) drain(stack uint32, space func(size int) []byte) (n uint64, err e
 			to := space(int(short))
 			r.copyTo(to, tail)
 			binary.LittleEndian.PutUint16(to[6:], uint16(short))
-		} else if keep := r.stackEnd(typ, tail, size, uint64(stack)); keep < uint64(stack) {
+		} else if keep := r.stackEnd(typ, tail, size, uint64(stack), uint64(most)); keep < uint64(stack) {
 			short := size - uint64(stack) + keep
 			to := space(int(short))
 			r.copyTo(to[:short-8], tail)
 			binary.LittleEndian.PutUint16(to[6:], uint16(short))
 			binary.LittleEndian.PutUint64(to[short-16-keep:], keep)
-			binary.LittleEndian.PutUint64(to[short-8:], r.word(tail+size-8))
+			binary.LittleEndian.PutUint64(to[short-8:], min(r.word(tail+size-8), keep))
 		} else {
 			r.copyTo(space(int(size)), tail)
 		}
@@ -108,13 +108,13 @@ func (r *ring) drain(stack uint32, space func(size int) []byte) (n uint64, err e
 	return n, nil
 }
 
-// stackEnd returns how much of a record's copy of the stack to keep: stack, if it is no sample with such a copy.
+// stackEnd returns how much of a record's copy of the stack to keep, at most most bytes: stack, if it is no sample with such a copy.
 // The copy lies between its size and how much of it is good.
-func (r *ring) stackEnd(typ, at, size, stack uint64) uint64 {
+func (r *ring) stackEnd(typ, at, size, stack, most uint64) uint64 {
 	if typ != source.RecordSample || stack == 0 || size < recordHeader+16+stack || r.word(at+size-16-stack) != stack {
 		return stack
 	}
-	return min(stack, r.word(at+size-8)&^7+16)
+	return min(stack, most, r.word(at+size-8)&^7+16)
 }
 
 // symbolEnd returns the size of a record without what the kernel leaves behind a KSYMBOL record: see source.Decoder. A program's symbol with

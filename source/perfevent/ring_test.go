@@ -51,7 +51,7 @@ func TestRing(t *testing.T) {
 		k := newKernelSide(4096, at)
 		var want, got [][]byte
 		drain := func() {
-			_, err := k.drain(0, func(n int) []byte { got = append(got, make([]byte, n)); return got[len(got)-1] })
+			_, err := k.drain(0, 0, func(n int) []byte { got = append(got, make([]byte, n)); return got[len(got)-1] })
 			if err != nil || k.h != k.t {
 				t.Fatalf("at %#x: %v, head %#x, tail %#x", at, err, k.h, k.t)
 			}
@@ -95,7 +95,7 @@ func TestRingStacks(t *testing.T) {
 		body = binary.LittleEndian.AppendUint64(body, dyn)
 		k.put(record(source.RecordSample, body))
 		var got []byte
-		k.drain(size, func(n int) []byte { got = make([]byte, n); return got })
+		k.drain(size, size, func(n int) []byte { got = make([]byte, n); return got })
 		var r source.Record
 		if err := dec.Decode(got, &r); err != nil || r.IP != 0x1234 || r.StackDyn != dyn || uint64(len(r.Stack)) < dyn {
 			t.Fatalf("%d bytes of stack: %v, %+v", dyn, err, r)
@@ -107,10 +107,25 @@ func TestRingStacks(t *testing.T) {
 			t.Errorf("%d bytes of stack: %d kept", dyn, len(r.Stack))
 		}
 	}
+	// Less than there is.
+	for most := uint64(0); most <= size; most += 8 {
+		for _, dyn := range []uint64{0, 8, 256, size - 8, size} {
+			body := binary.LittleEndian.AppendUint64(nil, 0x1234)
+			body = append(binary.LittleEndian.AppendUint64(body, size), bytes.Repeat([]byte{7}, size)...)
+			k.put(record(source.RecordSample, binary.LittleEndian.AppendUint64(body, dyn)))
+			var got []byte
+			k.drain(size, uint32(most), func(n int) []byte { got = make([]byte, n); return got })
+			var r source.Record
+			want := min(dyn, most)
+			if err := dec.Decode(got, &r); err != nil || r.StackDyn != want || uint64(len(r.Stack)) < want || uint64(len(r.Stack)) > min(most, dyn+16) {
+				t.Fatalf("%d bytes of stack, %d to keep: %v, %d of %d", dyn, most, err, r.StackDyn, len(r.Stack))
+			}
+		}
+	}
 	// A sample without a stack has the size 0 and nothing behind it.
 	body := make([]byte, 16)
 	k.put(record(source.RecordSample, body))
-	_, err := k.drain(size, func(n int) []byte {
+	_, err := k.drain(size, size, func(n int) []byte {
 		if n != recordHeader+16 {
 			t.Errorf("%d bytes", n)
 		}
@@ -118,6 +133,52 @@ func TestRingStacks(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// A someProgram stands for a program that has no samples.
+type someProgram struct{ Program }
+
+// TestCopyLimit: where the kernel walks, copies get smaller as more of them wait, and as large again when they have gone.
+func TestCopyLimit(t *testing.T) {
+	r := &Recorder{queue: newBacklog(), program: someProgram{}, shape: Stats{StackSize: MaxStackSize}}
+	r.out.to = r.queue
+	type at struct {
+		held  int64
+		limit uint32
+	}
+	var got []at
+	for r.out.held.Load() < 20<<20 {
+		limit := r.copyLimit()
+		if len(got) == 0 || got[len(got)-1].limit != limit {
+			got = append(got, at{r.out.held.Load(), limit})
+		}
+		r.out.space(chunkSize)
+	}
+	if want := []at{{0, 65528}, {4 << 20, 32760}, {8 << 20, 16376}, {12 << 20, 8184}, {16 << 20, 4088}}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	r.chosen = true
+	if n := r.copyLimit(); n != MaxStackSize {
+		t.Errorf("%d bytes, where a size was asked for", n)
+	}
+	r.chosen = false
+	r.shape.StackSize = 8192
+	if n := r.copyLimit(); n != 4088 {
+		t.Errorf("%d bytes of copies of 8192", n)
+	}
+	r.out.close()
+	for len(r.queue.batches) > 0 {
+		b, _ := r.queue.take()
+		b.buf.Release()
+	}
+	if n := r.out.held.Load(); n != 0 || r.copyLimit() != 8192 {
+		t.Errorf("%d bytes are held, and the limit is %d", n, r.copyLimit())
+	}
+	r.program = nil
+	r.out.held.Store(1 << 30)
+	if n := r.copyLimit(); n != 8192 {
+		t.Errorf("%d bytes, where copies are all there is", n)
 	}
 }
 
@@ -136,7 +197,7 @@ func TestRingEarly(t *testing.T) {
 			want = want[1:2]
 		}
 		var got []int
-		n, err := k.drain(512, func(n int) []byte { got = append(got, n); return make([]byte, n) })
+		n, err := k.drain(512, 512, func(n int) []byte { got = append(got, n); return make([]byte, n) })
 		if err != nil || n != 3*recordHeader+672 || k.h != k.t || !slices.Equal(got, want) {
 			t.Errorf("early %v: %v, %d bytes, head %#x, tail %#x, records of %d, want %d", is, err, n, k.h, k.t, got, want)
 		}
@@ -151,7 +212,7 @@ func FuzzRing(f *testing.F) {
 		copy(k.data, data)
 		k.h += n
 		var sum uint64
-		_, err := k.drain(32, func(n int) []byte { sum += uint64(n); return make([]byte, n) })
+		_, err := k.drain(32, 32, func(n int) []byte { sum += uint64(n); return make([]byte, n) })
 		if k.h != k.t || sum > 1024 || err != nil && !errors.Is(err, source.ErrMalformed) {
 			t.Fatalf("head %#x, tail %#x, %d bytes, %v", k.h, k.t, sum, err)
 		}
@@ -277,7 +338,7 @@ func TestRingSymbols(t *testing.T) {
 				t.Errorf("%d bytes behind it: %v, %+v", rest, err, r)
 			}
 			var got []byte
-			if _, err := k.drain(512, func(n int) []byte { got = make([]byte, n); return got }); err != nil || !bytes.Equal(got, want) {
+			if _, err := k.drain(512, 512, func(n int) []byte { got = make([]byte, n); return got }); err != nil || !bytes.Equal(got, want) {
 				t.Errorf("a name of %d bytes, and %d behind the record: %v\n got %x\nwant %x", n, rest, err, got, want)
 			}
 		}
