@@ -53,7 +53,10 @@ func bootID() string {
 
 // lasting returns k without the code that the kernel makes.
 func (k *kernel) lasting() *kernel {
-	keep := &kernel{mods: k.mods[:1:1], bounds: k.bounds, asOf: k.asOf}
+	keep := &kernel{
+		mods: k.mods[:1:1], bounds: k.bounds, asOf: k.asOf,
+		funcs: make(kfuncs, 0, len(k.funcs)), names: make([]byte, 0, len(k.names)),
+	}
 	to := make([]uint16, len(k.mods))
 	for i, m := range k.mods[1:] {
 		if !made(m) {
@@ -74,28 +77,33 @@ func (k *kernel) lasting() *kernel {
 	return keep
 }
 
-// encode returns a file with all functions.
-func (k *kernel) encode(boot string) []byte {
+// encode returns the parts of a file with all functions.
+func (k *kernel) encode(boot string) [][]byte {
 	le := binary.LittleEndian
 	var mods []byte
 	for _, m := range k.mods[1:] {
 		mods = append(append(mods, m...), 0)
 	}
-	b := make([]byte, 0, keptHead+len(k.funcs)+len(k.names)+len(mods))
-	b = append(append(append(b, keptMagic...), 0, 0, 0, 0), boot...)
+	head := make([]byte, 0, keptHead)
+	head = append(append(append(head, keptMagic...), 0, 0, 0, 0), boot...)
 	for _, n := range []int{k.funcs.len(), len(k.names), len(mods), 0} {
-		b = le.AppendUint32(b, uint32(n))
+		head = le.AppendUint32(head, uint32(n))
 	}
 	for _, v := range []uint64{uint64(k.asOf.UnixNano()), k.bounds.text, k.bounds.stext, k.bounds.etext} {
-		b = le.AppendUint64(b, v)
+		head = le.AppendUint64(head, v)
 	}
-	return seal(append(append(append(b, k.funcs...), k.names...), mods...))
+	parts := [][]byte{head, k.funcs, k.names, mods}
+	seal(parts...)
+	return parts
 }
 
-// seal puts in the checksum.
-func seal(b []byte) []byte {
-	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b[12:], castagnoli))
-	return b
+// seal puts the checksum of all parts into the first, which has the head.
+func seal(parts ...[]byte) {
+	sum := crc32.Checksum(parts[0][12:], castagnoli)
+	for _, b := range parts[1:] {
+		sum = crc32.Update(sum, castagnoli, b)
+	}
+	binary.LittleEndian.PutUint32(parts[0][8:], sum)
 }
 
 var errKept = errors.New("damaged, or of another boot")
@@ -141,5 +149,5 @@ func (k *kernel) keep(dir string) {
 	if dir == "" || boot == "" || k.bounds.stext >= k.bounds.etext {
 		return
 	}
-	kept.Write(filepath.Join(dir, keptName), k.lasting().encode(boot))
+	kept.Write(filepath.Join(dir, keptName), k.lasting().encode(boot)...)
 }

@@ -108,7 +108,7 @@ func TestKeptDamaged(t *testing.T) {
 	if err := k.read(bytes.NewReader([]byte(kallsyms))); err != nil {
 		t.Fatal(err)
 	}
-	b := k.encode(boot)
+	b := bytes.Join(k.encode(boot), nil)
 	var back kernel
 	if err := back.decode(b, boot); err != nil {
 		t.Fatal(err)
@@ -150,9 +150,9 @@ func FuzzKept(f *testing.F) {
 	if err := k.read(bytes.NewReader([]byte(kallsyms))); err != nil {
 		f.Fatal(err)
 	}
-	f.Add(k.encode(boot)[keptHead:], uint32(3), uint32(10))
+	f.Add(bytes.Join(k.encode(boot), nil)[keptHead:], uint32(3), uint32(10))
 	f.Fuzz(func(t *testing.T, body []byte, n, size uint32) {
-		b := append(bytes.Clone(k.encode(boot)[:keptHead]), body...)
+		b := append(bytes.Clone(k.encode(boot)[0]), body...)
 		binary.LittleEndian.PutUint32(b[48:], n)
 		binary.LittleEndian.PutUint32(b[52:], size)
 		seal(b)
@@ -192,7 +192,7 @@ ffffffffc0200300 t late_read	[late]
 		}
 	}
 	const boot = "01234567-0123-0123-0123-0123456789ab"
-	b := now.loadKernel().lasting().encode(boot)
+	b := bytes.Join(now.loadKernel().lasting().encode(boot), nil)
 	for _, name := range []string{"bpf_", "ftrace_trampoline", "__builtin__"} {
 		if bytes.Contains(b, []byte(name)) {
 			t.Errorf("%s is kept", name)

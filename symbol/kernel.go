@@ -235,19 +235,28 @@ func (k *kernel) fit(opt *Options) error {
 
 var errHidden = errors.New("the kernel hides its addresses; read them as root, or set kernel.kptr_restrict to 0")
 
-// kline is a parsed line: every symbol bounds the one before it, and functions are kept.
+// A kline is a parsed line: every symbol bounds the one before it, and functions are kept.
 type kline struct {
 	addr uint64
-	rank uint64 // 0: not a function
-	f    kfunc
+	name uint32 // offset of a function's name in names
+	len  uint16
+	mod  uint16
+	rank uint32 // 0: not a function
 }
+
+// A kernel of today has 120,000 to 200,000 symbols. Memory for so many that does not have to grow is a third of the time to read them.
+const (
+	usualSymbols = 1 << 17
+	usualNames   = 1 << 22 // bytes
+)
 
 // read parses "ffffffff81000000 T _text" and, after a tab, "[module]"; one symbol a line.
 func (k *kernel) read(r io.Reader) error {
 	refs := map[string]*uint64{"_text": &k.bounds.text, "_stext": &k.bounds.stext, "_etext": &k.bounds.etext}
 	k.mods = []string{KernelModule}
 	mods := map[string]uint16{"": 0}
-	lines := make([]kline, 0, 1<<17) // a kernel of today has 120,000 to 200,000
+	lines := make([]kline, 0, usualSymbols)
+	k.names = make([]byte, 0, usualNames)
 	buf, have, end := make([]byte, 1<<18), []byte(nil), false
 	for !end || len(have) > 0 {
 		i := bytes.IndexByte(have, '\n')
@@ -272,18 +281,18 @@ func (k *kernel) read(r io.Reader) error {
 		if ref, ok := refs[string(name)]; ok && len(mod) == 0 {
 			*ref = addr
 		}
-		l := kline{addr: addr, f: kfunc{start: addr}}
+		l := kline{addr: addr}
 		if m, ok := mods[string(mod)]; ok {
-			l.f.mod = m
+			l.mod = m
 		} else if len(k.mods) < 1<<16-1 {
-			l.f.mod = uint16(len(k.mods))
-			mods[string(mod)] = l.f.mod
+			l.mod = uint16(len(k.mods))
+			mods[string(mod)] = l.mod
 			k.mods = append(k.mods, string(mod))
 		}
 		switch typ {
 		case 'T', 't', 'W', 'w':
 			l.rank = krank(typ, name)
-			l.f.name, l.f.len = uint32(len(k.names)), uint16(len(name))
+			l.name, l.len = uint32(len(k.names)), uint16(len(name))
 			k.names = append(k.names, name...)
 		}
 		lines = append(lines, l)
@@ -308,13 +317,13 @@ func (k *kernel) read(r io.Reader) error {
 			}
 		}
 		if best.rank > 0 {
-			best.f.end = max(best.f.start, addSat(best.f.start, 0x1fff)&^0xfff) // the last of its module: its size is unknown
+			end := max(best.addr, addSat(best.addr, 0x1fff)&^0xfff) // the last of its module: its size is unknown
 			if j < len(keys) {
-				if next := &lines[keys[j].ref]; next.f.mod == best.f.mod || next.addr < best.f.end {
-					best.f.end = next.addr
+				if next := &lines[keys[j].ref]; next.mod == best.mod || next.addr < end {
+					end = next.addr
 				}
 			}
-			k.funcs = k.funcs.add(&best.f)
+			k.funcs = k.funcs.add(&kfunc{start: best.addr, end: end, name: best.name, len: best.len, mod: best.mod})
 		}
 		i = j
 	}
@@ -324,8 +333,8 @@ func (k *kernel) read(r io.Reader) error {
 // krank orders the kernel's symbols of one address; the greatest is shown. A global one before a local before a weak
 // one; few leading underscores; a long name. (perf shows the last of them in the file: __pi_memset for memset.) A
 // function's is not 0.
-func krank(typ byte, name []byte) uint64 {
-	bind := uint64(2) // local
+func krank(typ byte, name []byte) uint32 {
+	bind := uint32(2) // local
 	switch typ {
 	case 'T':
 		bind = 3
@@ -336,7 +345,7 @@ func krank(typ byte, name []byte) uint64 {
 	for lead < len(name) && name[lead] == '_' {
 		lead++
 	}
-	return bind<<48 | uint64(255-min(lead, 255))<<32 | uint64(len(name))
+	return bind<<24 | uint32(255-min(lead, 255))<<16 | uint32(min(len(name), 1<<16-1))
 }
 
 // parseLine splits a line. mod has its brackets.

@@ -77,6 +77,8 @@ func TestInstructions(t *testing.T) {
 		{"a push to another place, and of another register", usual, "41 0e10 8602 42 0e18 8602 42 0e10 8302",
 			"1000  cfa=rsp+8  ra=c-8 | 1001  cfa=rsp+16  rbp=c-16  ra=c-8 | 1003  cfa=rsp+24  rbp=c-16  ra=c-8 | 1005  cfa=rsp+16  rbx=c-16  rbp=c-16  ra=c-8"},
 		{"a push after which offsets are wider", usual, "41 0e10 868001 41 0e8001 8602", "1000  cfa=rsp+8  ra=c-8 | 1001  cfa=rsp+16  rbp=c-1024  ra=c-8 | 1002  cfa=rsp+128  rbp=c-16  ra=c-8"},
+		{"a push from one state to two places", usual, "0a 41 0e10 8602 41 0b 41 0e10 8603",
+			"1000  cfa=rsp+8  ra=c-8 | 1001  cfa=rsp+16  rbp=c-16  ra=c-8 | 1002  cfa=rsp+8  ra=c-8 | 1003  cfa=rsp+16  rbp=c-24  ra=c-8"},
 		{"a push in the CIE", usual + "0e108602", "41 0e18 8303", "1000  cfa=rsp+16  rbp=c-16  ra=c-8 | 1001  cfa=rsp+24  rbx=c-24  rbp=c-16  ra=c-8"},
 		{"remember and restore, with the CFA", usual, "0a 44 0c0610 8602 44 0b", "1000  cfa=rsp+8  ra=c-8 | 1004  cfa=rbp+16  rbp=c-16  ra=c-8 | 1008  cfa=rsp+8  ra=c-8"},
 		{"a stack of them", usual, "0a 41 0e10 0a 41 0e18 0a 41 0e20 41 0b 41 0b 41 0b",
