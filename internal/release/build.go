@@ -8,6 +8,7 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -99,36 +100,41 @@ func (p place) binary(t target) string { return filepath.Join(p.dir, "unspool-"+
 // host is the program for this machine.
 func (p place) host() string { return p.binary(target{arch: runtime.GOARCH}) }
 
-// build builds the program and the drop-ins of a target.
+// build builds the program and the libraries of a target.
 func (p place) build(ctx context.Context, t target) ([]file, error) {
 	env := []string{"CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + t.arch, "GOAMD64=v1", "GOARM64=v8.0"}
 	// Without symbols and DWARF: Go's own table names functions and lines.
 	if _, err := p.run(ctx, env, "go", "build", "-trimpath", "-buildvcs=true", "-ldflags=-s -w", "-o", p.binary(t), "./cmd/unspool"); err != nil {
 		return nil, err
 	}
-	lib := filepath.Join(p.dir, "lib-"+t.arch)
-	names := []string{"libunwind.so.8", "libunwind-" + t.machine + ".so.8"}
-	args := []string{"make", "-s", "-C", "runtime", "BUILD=" + lib, "CC=" + t.cc, "CFLAGS=-O2 -s -ffile-prefix-map=" + filepath.Join(p.dir, "src") + "=."}
-	for _, name := range names {
-		args = append(args, filepath.Join(lib, name))
-	}
-	if _, err := p.run(ctx, nil, args...); err != nil {
+	// The drop-ins, and libunspool where it is for the machine, as runtime/Makefile installs them.
+	stage := filepath.Join(p.dir, "stage-"+t.arch)
+	if _, err := p.run(ctx, nil, "make", "-s", "-C", "runtime", "install", "BUILD="+filepath.Join(p.dir, "lib-"+t.arch), "DESTDIR="+stage, "PREFIX=/", "NATIVE=/unspool",
+		"CC="+t.cc, "CFLAGS=-O2 -s -ffile-prefix-map="+filepath.Join(p.dir, "src")+"=."); err != nil {
 		return nil, err
 	}
-	files := []file{{name: "bin/unspool", mode: 0o755}}
-	from := []string{p.binary(t)}
-	for _, name := range names {
-		files, from = append(files, file{name: "lib/unspool/" + name, mode: 0o644}), append(from, filepath.Join(lib, name))
+	program, err := os.ReadFile(p.binary(t))
+	if err != nil {
+		return nil, err
 	}
-	for i := range files {
-		b, err := os.ReadFile(from[i])
-		if err != nil {
-			return nil, err
+	files := []file{{"bin/unspool", 0o755, program}}
+	if err := fs.WalkDir(os.DirFS(stage), ".", func(name string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
 		}
-		if bytes.Contains(b, []byte(p.dir)) {
-			return nil, fmt.Errorf("%s for %s names %s, where it was built", files[i].name, t.arch, p.dir)
+		b, err := os.ReadFile(filepath.Join(stage, name))
+		if strings.HasPrefix(name, "share/man/") {
+			name, b = name+".gz", zip(b)
 		}
-		files[i].data = b
+		files = append(files, file{name, 0o644, b})
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		if bytes.Contains(f.data, []byte(p.dir)) {
+			return nil, fmt.Errorf("%s for %s names %s, where it was built", f.name, t.arch, p.dir)
+		}
 	}
 	return files, nil
 }
@@ -247,12 +253,16 @@ func (p place) licences(ctx context.Context) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// needs returns the Debian packages that shared objects need. The program needs none: it is an error if it is not static.
+// needs returns the Debian packages that shared objects need. The program needs none: it is an error if it is not static. What is neither in bin
+// nor a library in lib is no ELF file.
 func needs(files []file) ([]string, error) {
 	packages := map[string]string{"libc.so.6": "libc6", "libgcc_s.so.1": "libgcc-s1", "ld-linux-x86-64.so.2": "libc6", "ld-linux-aarch64.so.1": "libc6"}
 	newest := 0 // version of glibc that a symbol needs: 2.newest
 	had := map[string]bool{}
 	for _, f := range files {
+		if !strings.HasPrefix(f.name, "bin/") && !strings.HasPrefix(f.name, "lib/") || strings.HasPrefix(f.name, "lib/pkgconfig/") {
+			continue
+		}
 		e, err := elf.NewFile(bytes.NewReader(f.data))
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", f.name, err)

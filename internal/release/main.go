@@ -1,5 +1,5 @@
 // Command release builds a release of what is committed, for linux/amd64 and linux/arm64: the program without libraries, the drop-ins for
-// libunwind, manual pages, completions; of each machine a tar archive and a Debian package; and the SHA-256 sums of all of them.
+// libunwind, libunspool, manual pages, completions; of each machine a tar archive and a Debian package; and the SHA-256 sums of all of them.
 //
 //	release DIR
 //
@@ -28,10 +28,7 @@ import (
 	"github.com/unspool/unspool/internal/outfile"
 )
 
-const (
-	home       = "https://github.com/unspool/unspool"
-	maintainer = "unspool <unspool@users.noreply.github.com>"
-)
+const home = "https://github.com/unspool/unspool"
 
 func main() {
 	if len(os.Args) != 2 {
@@ -76,11 +73,13 @@ func release(ctx context.Context, to string) error {
 	} else if len(changes) > 0 {
 		fmt.Fprintf(os.Stderr, "release: what is not committed is not in it:\n%s", changes)
 	}
-	stamp, err := run(ctx, repository, nil, "git", "log", "-1", "--format=%ct")
+	// Whoever made the commit answers for its packages.
+	about, err := run(ctx, repository, nil, "git", "log", "-1", "--format=%ct %an <%ae>")
 	if err != nil {
 		return err
 	}
-	seconds, err := strconv.ParseInt(strings.TrimSpace(string(stamp)), 10, 64)
+	stamp, maintainer, _ := strings.Cut(strings.TrimSpace(string(about)), " ")
+	seconds, err := strconv.ParseInt(stamp, 10, 64)
 	if err != nil {
 		return err
 	}
@@ -102,7 +101,7 @@ func release(ctx context.Context, to string) error {
 	if err != nil {
 		return err
 	}
-	outputs, version, err := pack(ctx, first, one, when)
+	outputs, version, err := pack(ctx, first, one, maintainer, when)
 	if err != nil {
 		return err
 	}
@@ -165,7 +164,7 @@ func equal(one, two built) error {
 }
 
 // pack makes the files of a release, and returns its version.
-func pack(ctx context.Context, p place, b built, when time.Time) (outputs []file, version string, err error) {
+func pack(ctx context.Context, p place, b built, maintainer string, when time.Time) (outputs []file, version string, err error) {
 	info, err := buildinfo.ReadFile(p.binary(targets[0]))
 	if err != nil {
 		return nil, "", err
@@ -191,15 +190,15 @@ func pack(ctx context.Context, p place, b built, when time.Time) (outputs []file
 		files := append(b.machine[t.arch][:len(b.machine[t.arch]):len(b.machine[t.arch])], b.common...)
 		name := "unspool-" + strings.TrimPrefix(version, "v") + "-linux-" + t.arch
 		outputs = append(outputs, file{name + ".tar.gz", 0o644, tarball(name+"/", append(files, file{"LICENSE", 0o644, licence}), when)})
-		c := control{debVersion(version), t.arch, depends, "profiler that compiles unwind tables\n" + long}
-		outputs = append(outputs, file{fmt.Sprintf("unspool_%s_%s.deb", c.Version, t.arch), 0o644, deb(c, installed(files, c.Version, when), when)})
+		c := control{debVersion(version), t.arch, maintainer, depends, "profiler that compiles unwind tables\n" + long}
+		outputs = append(outputs, file{fmt.Sprintf("unspool_%s_%s.deb", c.Version, t.arch), 0o644, deb(c, installed(files, c, when), when)})
 	}
 	return outputs, version, nil
 }
 
 // installed are the files of a Debian package: all below usr, the history that Debian wants, of one entry, and what its lintian is told.
-func installed(files []file, version string, when time.Time) []file {
-	change := fmt.Sprintf("unspool (%s) unstable; urgency=medium\n\n  * %s/commits has all changes.\n\n -- %s  %s\n", version, home, maintainer, when.Format(time.RFC1123Z))
+func installed(files []file, c control, when time.Time) []file {
+	change := fmt.Sprintf("unspool (%s) unstable; urgency=medium\n\n  * %s/commits has all changes.\n\n -- %s  %s\n", c.Version, home, c.Maintainer, when.Format(time.RFC1123Z))
 	const lintian = "# It runs in every container and in each distribution.\nunspool: statically-linked-binary [usr/bin/unspool]\n"
 	out := []file{{"usr/share/doc/unspool/changelog.gz", 0o644, zip([]byte(change))}, {"usr/share/lintian/overrides/unspool", 0o644, []byte(lintian)}}
 	for _, f := range files {

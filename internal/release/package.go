@@ -67,6 +67,7 @@ func sorted(files []file) []file {
 type control struct {
 	Version     string
 	Arch        string
+	Maintainer  string // NAME <ADDRESS>
 	Depends     []string
 	Description string // the first line is a phrase, the others are sentences
 }
@@ -86,7 +87,7 @@ func deb(c control, files []file, when time.Time) []byte {
 	}
 	first, rest, _ := strings.Cut(strings.TrimSpace(c.Description), "\n")
 	var text strings.Builder
-	fmt.Fprintf(&text, "Package: unspool\nVersion: %s\nArchitecture: %s\nMaintainer: %s\nInstalled-Size: %d\n", c.Version, c.Arch, maintainer, kib)
+	fmt.Fprintf(&text, "Package: unspool\nVersion: %s\nArchitecture: %s\nMaintainer: %s\nInstalled-Size: %d\n", c.Version, c.Arch, c.Maintainer, kib)
 	if len(c.Depends) > 0 {
 		fmt.Fprintf(&text, "Depends: %s\n", strings.Join(c.Depends, ", "))
 	}

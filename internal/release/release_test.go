@@ -22,7 +22,7 @@ var (
 		{"usr/lib/unspool/libunwind.so.8", 0o644, []byte("lib")}, // an odd length
 	}
 	someTime = time.Unix(1795441531, 0).UTC()
-	someDeb  = control{"1.2.4~0.20261123134531.4920ef4e5ab7", "arm64", []string{"libc6 (>= 2.34)", "libgcc-s1"}, "phrase\n" + strings.Repeat("Sentence one. ", 6) + "\n\nSentence\ntwo."}
+	someDeb  = control{"1.2.4~0.20261123134531.4920ef4e5ab7", "arm64", "A. Maintainer <a@example.org>", []string{"libc6 (>= 2.34)", "libgcc-s1"}, "phrase\n" + strings.Repeat("Sentence one. ", 6) + "\n\nSentence\ntwo."}
 )
 
 // TestDeb: dpkg-deb reads the package, and finds what was put in.
@@ -46,7 +46,7 @@ func TestDeb(t *testing.T) {
 	const fields = `Package: unspool
 Version: 1.2.4~0.20261123134531.4920ef4e5ab7
 Architecture: arm64
-Maintainer: ` + maintainer + `
+Maintainer: A. Maintainer <a@example.org>
 Installed-Size: 45
 Depends: libc6 (>= 2.34), libgcc-s1
 Section: devel

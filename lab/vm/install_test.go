@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,6 +26,7 @@ type install struct {
 	user   int
 	status int
 	out    string // what it prints, as an expression
+	arch   string // not "": of this machine's package only
 }
 
 // installs are the steps, in their order. VERSION and MACHINE stand for the package's version and for the machine.
@@ -46,6 +48,7 @@ var installs = []install{
 	{name: "verify", sh: "unspool verify /usr/lib/unspool /usr/bin/dash", user: 1000, out: `\d`},
 	{name: "without the drop-in", sh: "/frames 2>&1", status: 127, out: `libunwind\.so\.8`},
 	{name: "drop-in", sh: "unspool run -- /frames", user: 1000, out: `^/usr/lib/unspool/libunwind\.so\.8\n1[1-5] frames\n$`},
+	{name: "libunspool", sh: "/here", arch: "amd64", out: `(?m)^#0 .* main\+0x`},
 	{name: "remove", sh: "dpkg -r unspool 2>&1", out: `Removing unspool \(VERSION\) \.\.\.\n$`},
 	{name: "removed", sh: "ls -d /usr/bin/unspool /usr/lib/unspool /usr/share/doc/unspool /usr/share/man/man1 /usr/share/fish 2>/dev/null", status: 2, out: `^$`},
 	{name: "archive", sh: "mkdir /opt && tar -xzf /package.tar.gz -C /opt --strip-components 1 && /opt/bin/unspool run -- /frames",
@@ -82,14 +85,19 @@ func TestInstall(t *testing.T) {
 			}
 			deb := one(t, release, "unspool_*_"+m.arch+".deb")
 			version := strings.Split(filepath.Base(deb), "_")[1]
-			for name, from := range map[string]string{
+			files := map[string]string{
 				"/package.deb": deb, "/package.tar.gz": one(t, release, "unspool-*-linux-"+m.arch+".tar.gz"), "/frames": frames(t, deb, m.machine),
-			} {
+			}
+			if m.arch == "amd64" {
+				files["/here"] = here(t, deb)
+			}
+			for name, from := range files {
 				if err := root.Copy(name, from); err != nil {
 					t.Fatal(err)
 				}
 			}
 			var steps []Step
+			installs := slices.DeleteFunc(slices.Clone(installs), func(s install) bool { return s.arch != "" && s.arch != m.arch })
 			for _, s := range installs {
 				steps = append(steps, Step{Name: s.name, Args: []string{"/bin/sh", "-c", s.sh}, User: s.user, Seconds: 300,
 					Env: []string{"PATH=/usr/sbin:/usr/bin", "LC_ALL=C", fmt.Sprint("UNSPOOL_CACHE=/tmp/cache", s.user)}})
@@ -153,6 +161,28 @@ func frames(t *testing.T, deb, machine string) string {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%q: %v\n%s", args, err, out)
 		}
+	}
+	return program
+}
+
+// here builds a program that uses a package's libunspool, by its header and unspool.pc, and finds the library where it is installed.
+func here(t *testing.T, deb string) string {
+	t.Helper()
+	oracle.Need(t, "gcc", "pkg-config", "dpkg")
+	dir := t.TempDir()
+	if out, err := exec.Command("dpkg", "-x", deb, dir).CombinedOutput(); err != nil {
+		t.Fatalf("dpkg: %v\n%s", err, out)
+	}
+	cmd := exec.Command("pkg-config", "--cflags", "--libs", "unspool")
+	cmd.Env = append(os.Environ(), "PKG_CONFIG_PATH="+filepath.Join(dir, "usr/lib/pkgconfig"))
+	config, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("pkg-config: %v", err)
+	}
+	program := filepath.Join(dir, "here")
+	args := append([]string{"-o", program, "../../runtime/examples/here.c", "-Wl,-rpath,/usr/lib/unspool"}, strings.Fields(string(config))...)
+	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
 	}
 	return program
 }

@@ -35,7 +35,7 @@ func client(t testing.TB, dir, source string, flags ...string) string {
 	t.Helper()
 	oracle.Need(t, "pkg-config", "gcc")
 	cmd := exec.Command("pkg-config", "--cflags", "--libs", "unspool")
-	cmd.Env = append(os.Environ(), "PKG_CONFIG_PATH="+filepath.Join(dir, "usr/lib/pkgconfig"), "PKG_CONFIG_SYSROOT_DIR="+dir)
+	cmd.Env = append(os.Environ(), "PKG_CONFIG_PATH="+filepath.Join(dir, "usr/lib/pkgconfig"))
 	config, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("pkg-config: %v", err)
@@ -181,6 +181,30 @@ func TestNativeExamples(t *testing.T) {
 	out, err := started(dir, client(t, dir, "../examples/other.c"), strconv.Itoa(1<<30)).CombinedOutput()
 	if err == nil || !bytes.Contains(out, []byte("No such process")) {
 		t.Errorf("other: %v\n%s", err, out)
+	}
+}
+
+// TestNativePrivate: a package has the library in a directory of its own, wherever it is unpacked. unspool.pc leads a program there, when it is
+// compiled and when it runs.
+func TestNativePrivate(t *testing.T) {
+	build, dir := dropIn(t, "gcc"), t.TempDir()
+	out, err := exec.Command("make", "-C", "..", "install", "BUILD="+build, "DESTDIR="+dir, "PREFIX=/usr", "NATIVE=/unspool").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if err := os.Rename(filepath.Join(dir, "usr"), filepath.Join(dir, "opt")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("opt", filepath.Join(dir, "usr")); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(client(t, dir, "../examples/here.c"))
+	cmd.Env = stockEnv()
+	if out, err := cmd.CombinedOutput(); err != nil || !bytes.Contains(out, []byte(" main+0x")) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "opt/lib/unspool/libunspool.so")); err != nil {
+		t.Error(err)
 	}
 }
 
