@@ -46,7 +46,7 @@ test:
 full:
 	$(MAKE) fuzz FUZZTIME=30s
 	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./...
-	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 60m -run '^(TestSize|TestWalkSpeed|TestResultsEvaluation)$$' ./emit/csource ./lab
+	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 60m -run '^(TestSize|TestWalkSpeed|TestResultsEvaluation|TestSideBySide)$$' ./emit/csource ./lab
 	UNSPOOL_CORPUS=all $(GO) test -count=1 -timeout 60m -run '^TestFiles$$' ./emit/csource
 	$(MAKE) shapes
 	UNSPOOL_EXECUTION_STEPS=10000000 $(GO) test -count=1 -timeout 4h -run TestExecution -v ./lab
@@ -120,6 +120,14 @@ $(RECORDINGS):
 results: $(RECORDINGS)
 	UNSPOOL_RECORDINGS=$(abspath $(RECORDINGS)) $(GO) test -count=1 -timeout 4h -run '^TestResults' -v ./lab -update
 	$(GO) test -count=1 -run '^(TestReadme|TestDocuments)$$' ./lab -update
+
+# The OpenTelemetry profiler and record beside each other on a machine that compiles: what a sample costs in the kernel, and its process. OTEL is the
+# path of a built profiler, or its whole command. As root, a minute.
+.PHONY: otel
+otel:
+	@test -n "$(OTEL)" || { echo "make otel lacks OTEL=PATH, a built OpenTelemetry eBPF profiler:" \
+		"make agent in github.com/open-telemetry/opentelemetry-ebpf-profiler" >&2; exit 2; }
+	UNSPOOL_OTEL="$(OTEL)" UNSPOOL_REQUIRE_JUDGES=1 $(GO) test -count=1 -v -run '^TestOtel$$' ./lab
 
 # Programs whose chains of calls are known by construction, compiled in thirty ways and walked live, from cores, from copies, in the kernel
 # and by ptrace: every walk is whole and right, or permitted with a reason. Half an hour on two cores.
