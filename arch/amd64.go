@@ -19,7 +19,7 @@ var AMD64 = finish(&Machine{
 	target:      amd64Target,
 	RedZone:     128,
 	Syscall: Syscall{ // A.2.1
-		Code: []byte("\x0f\x05"), Result: 0, Args: [6]Slot{5, 4, 1, 10, 8, 9}, // syscall; rdi rsi rdx r10 r8 r9
+		Code: []byte("\x0f\x05"), Number: 0, Result: 0, Args: [6]Slot{5, 4, 1, 10, 8, 9}, // syscall; rax; rdi rsi rdx r10 r8 r9
 		Starts: []int{58, 56, 435}, // vfork, clone, clone3
 	},
 	Perf: []Slot{0, 3, 2, 1, 4, 5, 6, 7, 16, NoSlot, NoSlot, NoSlot, // ax bx cx dx si di bp sp ip flags cs ss
@@ -31,6 +31,7 @@ var AMD64 = finish(&Machine{
 		TLS:  21,               // fs_base
 		Mode: 17, Mode32: 0x23, // cs, __USER32_CS
 	},
+	Trap:      Trap{Code: []byte("\xcc"), Behind: 1}, // int3
 	VSyscall:  0xffffffffff600000,
 	GoMove:    GoMove{Code: []byte("\x49\x89\xe4"), To: 12}, // mov %rsp,%r12
 	StepKnown: true,

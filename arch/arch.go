@@ -75,6 +75,9 @@ type Machine struct {
 	// Syscall is how Linux is called.
 	Syscall Syscall
 
+	// Trap is the instruction of a breakpoint.
+	Trap Trap
+
 	// SaveScale divides the offsets of saved registers from the CFA, in bytes: 4 or 8. 0 counts as 8.
 	SaveScale int
 
@@ -127,6 +130,12 @@ const AddressMask = 1<<48 - 1
 type GoMove struct {
 	Code []byte
 	To   Reg
+}
+
+// A Trap is an instruction that stops a traced thread.
+type Trap struct {
+	Code   []byte
+	Behind uint64 // how far behind its beginning the program counter of a stopped thread is
 }
 
 // Slot returns r's index in a walker's state, or NoSlot.

@@ -22,12 +22,13 @@ var ARM64 = finish(&Machine{
 	afterCall:   arm64AfterCall,
 	edge:        arm64Edge,
 	Syscall: Syscall{
-		Code: []byte("\x01\x00\x00\xd4"), Result: 0, Args: [6]Slot{0, 1, 2, 3, 4, 5}, // svc #0; x0 to x5
+		Code: []byte("\x01\x00\x00\xd4"), Number: 8, Result: 0, Args: [6]Slot{0, 1, 2, 3, 4, 5}, // svc #0; x8; x0 to x5
 		Starts: []int{220, 435}, // clone, clone3
 	},
 	Perf:      arm64Order(),
-	UserRegs:  UserRegs{Words: 34, Slots: arm64Order(), TLSSet: 0x401, SignSet: 0x406}, // struct user_pt_regs (asm/ptrace.h); NT_ARM_TLS, NT_ARM_PAC_MASK
-	GoMove:    GoMove{Code: []byte("\xf4\x03\x00\x91"), To: 20},                        // mov x20,sp
+	UserRegs:  UserRegs{Words: 34, Slots: arm64Order(), TLSSet: 0x401, SignSet: 0x406, BreakSet: 0x402}, // struct user_pt_regs (asm/ptrace.h); NT_ARM_TLS, NT_ARM_PAC_MASK, NT_ARM_HW_BREAK
+	GoMove:    GoMove{Code: []byte("\xf4\x03\x00\x91"), To: 20},                                         // mov x20,sp
+	Trap:      Trap{Code: []byte("\x00\x00\x20\xd4")},                                                   // brk #0
 	GoPush:    16,
 	StepKnown: true,
 	names:     arm64Names(),

@@ -10,6 +10,7 @@ import (
 // A Syscall is the instruction for a system call, and the registers around it.
 type Syscall struct {
 	Code   []byte
+	Number Slot    // has the call's number before it
 	Result Reg     // has the result behind it
 	Args   [6]Slot // have the arguments before it, in their order
 	Starts []int   // the numbers of calls in which a thread can wait for its child's execve, as vfork does
@@ -24,6 +25,9 @@ type UserRegs struct {
 
 	// SignSet is the number of the set of registers whose second word has the bits that signatures of return addresses use; 0 where none is signed.
 	SignSet int
+
+	// BreakSet is the number of the set of a thread's hardware breakpoints (struct user_hwdebug_state); 0 where nothing needs them.
+	BreakSet int
 
 	// Where Mode is not 0, that word is Mode32 in a thread that runs 32-bit code. Else such a thread has fewer words.
 	Mode   int

@@ -66,6 +66,9 @@ func TestLinux(t *testing.T) {
 			}
 			if u.SignSet != 0 {
 				same("NT_ARM_PAC_MASK", u.SignSet)
+				same("NT_ARM_HW_BREAK", u.BreakSet)
+				same("sizeof(struct user_hwdebug_state)", 8+16*16)
+				same("offsetof(struct user_hwdebug_state, dbg_regs[0].ctrl)", 16)
 				same("offsetof(struct user_pac_mask, insn_mask)", 8)
 				same("sizeof(struct user_pac_mask)", 16)
 			}

@@ -9,7 +9,7 @@ import (
 const window = 64
 
 // allSlots are the general registers and the program counter.
-const allSlots = 1<<(numGeneral+1) - 1
+var allSlots = uint64(1)<<(general+1) - 1
 
 // check compares what the row at the instruction that comes next recovers with the truth.
 func (th *thread) check() {
@@ -23,7 +23,7 @@ func (th *thread) check() {
 	}
 	f := th.cur.top()
 	switch {
-	case f == nil && !th.cur.root, f != nil && f.kind == unknown, f != nil && now.r[rsp] > f.cfa:
+	case f == nil && !th.cur.root, f != nil && f.kind == unknown, f != nil && now.sp() > f.cfa:
 		s.mod.Unknown++
 		return
 	}
@@ -53,10 +53,13 @@ func (th *thread) check() {
 func (th *thread) apply(f *frame) rows.Outcome {
 	st, now := &th.t.state, &th.regs
 	st.Start(now.pc, allSlots)
-	copy(st.Snap[:], now.r[:])
-	st.Snap[numGeneral] = now.pc
+	copy(st.Snap[:], now.r[:general])
+	st.Snap[general] = now.pc
 	m := &th.t.mem
-	m.Next = th.proc.mem
+	m.Next, m.Tags = th.proc.mem, host.Tags
+	if m.Addresses = 0; th.proc.signs != 0 {
+		m.Addresses = th.proc.signs&-th.proc.signs - 1
+	}
 	m.Lo, m.Bytes = 0, nil
 	if f != nil {
 		if th.win == nil || th.winAt != f.cfa-window {
@@ -70,15 +73,11 @@ func (th *thread) apply(f *frame) rows.Outcome {
 	return th.site.stepper.Apply(th.site.rule, st, m)
 }
 
-// What a row can get wrong: a bit for each register by slot, with the stack pointer's for the CFA, and for the return
-// address.
-const (
-	wrongRA  = 1 << numGeneral
-	wrongCFA = 1 << rsp
-)
+// wrongRA is the return address's bit in what a row gets wrong, which has a bit for each register by slot. The stack pointer's is the CFA's.
+var wrongRA = uint64(1) << general
 
 // differs returns what the row gets wrong. A register that it says is lost is not wrong.
-func (th *thread) differs(f *frame, o rows.Outcome) (d uint32) {
+func (th *thread) differs(f *frame, o rows.Outcome) (d uint64) {
 	if f == nil {
 		if o == rows.OK {
 			d = wrongRA // there is no caller
@@ -94,7 +93,7 @@ func (th *thread) differs(f *frame, o rows.Outcome) (d uint32) {
 		if ok && st.PC != want.pc {
 			d |= wrongRA
 		}
-		for i := 0; ok && i < numGeneral; i++ {
+		for i := 0; ok && i < general; i++ {
 			d |= th.reg(i, want.r[i], m)
 		}
 		return d
@@ -102,7 +101,7 @@ func (th *thread) differs(f *frame, o rows.Outcome) (d uint32) {
 	if st.PC != f.ra {
 		d |= wrongRA
 	}
-	d |= th.reg(rsp, f.cfa, m)
+	d |= th.reg(stackPointer, f.cfa, m)
 	if th.site.mod.golang {
 		return d // Go has no callee-saved registers
 	}
@@ -113,7 +112,7 @@ func (th *thread) differs(f *frame, o rows.Outcome) (d uint32) {
 }
 
 // reg returns slot i's bit if the state has another value than want.
-func (th *thread) reg(i int, want uint64, m *rows.Memory) uint32 {
+func (th *thread) reg(i int, want uint64, m *rows.Memory) uint64 {
 	st := &th.t.state
 	bit := uint64(1) << i
 	if st.Known&bit == 0 {
@@ -122,5 +121,5 @@ func (th *thread) reg(i int, want uint64, m *rows.Memory) uint32 {
 	if v, o := st.Get(arch.Slot(i), m); o == rows.OK && v == want {
 		return 0
 	}
-	return uint32(bit)
+	return bit
 }

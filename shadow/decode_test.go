@@ -72,7 +72,7 @@ func TestDecode(t *testing.T) {
 		{"", "nothing", inst{writes: true}},
 		{"66", "half", inst{writes: true}},
 	} {
-		if got := decode(bytesOf(t, c.code)); got != c.want {
+		if got := decodeAMD64(bytesOf(t, c.code)); got != c.want {
 			t.Errorf("%s (%s)\ngot  %+v\nwant %+v", c.code, c.text, got, c.want)
 		}
 	}
@@ -89,7 +89,7 @@ func TestDisassemble(t *testing.T) {
 		{"62 f1 fe 48 6f 44 24 01", "vmovdqu64 0x40(%rsp),%zmm0", 8},
 		{"0f", ".byte 0f", 1},
 	} {
-		if n, text := disassembleOne(bytesOf(t, c.code), 0x1000); n != c.n || text != c.want {
+		if n, text := disassembleAMD64(bytesOf(t, c.code), 0x1000); n != c.n || text != c.want {
 			t.Errorf("%s: %d %q, not %d %q", c.code, n, text, c.n, c.want)
 		}
 	}
@@ -101,14 +101,14 @@ func FuzzDecode(f *testing.F) {
 		f.Add(bytesOf(f, s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		d := decode(b)
+		d := decodeAMD64(b)
 		x, err := x86asm.Decode(b, 64)
 		if err == nil && x.Op == x86asm.CALL && x.Len != int(d.size) && !strings.ContainsAny(string(b[:x.Len]), "\x66") { // 66 makes the target 16 bits wide, without REX.W
 			t.Errorf("% x: a call of %d bytes, not %d", b, x.Len, d.size)
 		}
 		for at := range 4 {
 			disassemble(b, 0x1000, 0x1000, nil)
-			if n, _ := disassembleOne(b[min(at, len(b)):], 0x1000); n < 0 || n > maxInst || n == 0 && at < len(b) {
+			if n, _ := disassembleAMD64(b[min(at, len(b)):], 0x1000); n < 0 || n > maxInst || n == 0 && at < len(b) {
 				t.Errorf("% x: %d bytes", b, n)
 			}
 		}

@@ -35,7 +35,7 @@ func disassemble(code []byte, base, at arch.Vaddr, starts []arch.Vaddr) (out []L
 		out = out[:0]
 		mark := -1
 		for a := from; int(a-base) < len(code) && (a < at || a < at+around && int(a-base)+maxInst <= len(code)); {
-			n, text := disassembleOne(code[a-base:], a)
+			n, text := host.disassemble(code[a-base:], a)
 			if a == at {
 				mark = len(out)
 			}
@@ -52,9 +52,9 @@ func disassemble(code []byte, base, at arch.Vaddr, starts []arch.Vaddr) (out []L
 // unsigned is how x86asm spells a negative displacement.
 var unsigned = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`0xf[0-9a-f]{7}\(`) })
 
-// disassembleOne returns the length and the text of the instruction at the start of b, in AT&T's syntax. What x86asm does not
+// disassembleAMD64 returns the length and the text of the instruction at the start of b, in AT&T's syntax. What x86asm does not
 // know it gives as a byte.
-func disassembleOne(b []byte, at arch.Vaddr) (int, string) {
+func disassembleAMD64(b []byte, at arch.Vaddr) (int, string) {
 	if len(b) >= 4 && b[0] == 0xf3 && b[1] == 0x0f && b[2] == 0x1e && b[3] == 0xfa {
 		return 4, "endbr64"
 	}

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A breakpoint is an int3 in a program, and the byte that was there.
+// A breakpoint is a trap in a program, and the code that was there.
 type breakpoint struct {
 	addr uint64
-	byte byte
+	code []byte
 }
 
 // breakAtEntry makes a program that is at its first instruction run up to its entry point, unless that is there. The breakpoint is in
@@ -21,12 +21,12 @@ func (th *thread) breakAtEntry() error {
 	if err != nil || entry == th.regs.pc {
 		return err
 	}
-	var b [1]byte
-	if readMemory(th.proc.pid, entry, b[:]) == 0 {
+	was := make([]byte, len(host.Trap.Code))
+	if readMemory(th.proc.pid, entry, was) < len(was) {
 		return fmt.Errorf("the entry point %#x cannot be read", entry)
 	}
-	th.brk = &breakpoint{entry, b[0]}
-	_, err = unix.PtracePokeText(th.tid, uintptr(entry), []byte{0xcc})
+	th.brk = &breakpoint{entry, was}
+	_, err = unix.PtracePokeText(th.tid, uintptr(entry), host.Trap.Code)
 	return err
 }
 
@@ -37,15 +37,16 @@ func (th *thread) atEntry(sig unix.Signal) (begun bool, err error) {
 	if err := getRegs(th.tid, &now); err != nil {
 		return false, err
 	}
-	if sig != unix.SIGTRAP || now.pc != th.brk.addr+1 {
+	if sig != unix.SIGTRAP || now.pc != th.brk.addr+host.Trap.Behind {
 		return false, th.resume(sig)
 	}
-	if _, err := unix.PtracePokeText(th.tid, uintptr(th.brk.addr), []byte{th.brk.byte}); err != nil {
+	if _, err := unix.PtracePokeText(th.tid, uintptr(th.brk.addr), th.brk.code); err != nil {
 		return false, err
 	}
-	now.pc--
-	if err := setPC(th.tid, now.pc); err != nil {
-		return false, err
+	if now.pc = th.brk.addr; host.Trap.Behind > 0 {
+		if err := setPC(th.tid, now.pc); err != nil {
+			return false, err
+		}
 	}
 	th.brk = nil
 	th.regs = now

@@ -31,7 +31,7 @@ type Finding struct {
 	Code     []Line // around Addr
 	Known    *Known // why it is no surprise; nil if it is one
 
-	wrong uint32 // the registers in Wrong
+	wrong uint64 // the registers in Wrong
 	code  []byte // that the row begins with
 }
 
@@ -66,7 +66,7 @@ func (t *tracer) wants(s *site) bool {
 }
 
 // wrong notes that the row at a thread's site is wrong in d.
-func (t *tracer) wrong(th *thread, f *frame, o rows.Outcome, d uint32) {
+func (t *tracer) wrong(th *thread, f *frame, o rows.Outcome, d uint64) {
 	s := th.site
 	if s.found == nil {
 		s.found = t.finding(th)
@@ -136,7 +136,7 @@ func (t *tracer) finding(th *thread) *Finding {
 }
 
 // add notes what is wrong, d, in a thread's frame f. It is the first time that this is wrong with the row.
-func (n *Finding) add(th *thread, f *frame, o rows.Outcome, d uint32) {
+func (n *Finding) add(th *thread, f *frame, o rows.Outcome, d uint64) {
 	n.Wrong = append(n.Wrong, th.differences(f, o, d)...)
 	if n.wrong == 0 {
 		n.Should = th.should(f)
@@ -155,7 +155,7 @@ func (n *Finding) add(th *thread, f *frame, o rows.Outcome, d uint32) {
 }
 
 // differences spells out what is wrong.
-func (th *thread) differences(f *frame, o rows.Outcome, d uint32) (out []Difference) {
+func (th *thread) differences(f *frame, o rows.Outcome, d uint64) (out []Difference) {
 	st, m := &th.t.state, &th.t.mem
 	add := func(name string, bit int, got, want uint64) {
 		if d>>bit&1 != 0 {
@@ -169,19 +169,19 @@ func (th *thread) differences(f *frame, o rows.Outcome, d uint32) (out []Differe
 		return []Difference{{"ra", 0, f.ra}}
 	}
 	want := regs{pc: f.ra}
-	want.r[rsp] = f.cfa
+	want.r[stackPointer] = f.cfa
 	for i, r := range saved {
 		want.r[r] = f.saved[i]
 	}
 	if f.kind == interrupted {
 		want, _ = f.intr.context(th.proc)
 	}
-	add("ra", numGeneral, st.PC, want.pc)
+	add("ra", general, st.PC, want.pc)
 	value := func(i int) uint64 { v, _ := st.Get(arch.Slot(i), m); return v }
-	add("cfa", rsp, value(rsp), want.r[rsp])
-	for i, v := range want.r {
-		if i != rsp {
-			add(arch.AMD64.RegName(arch.Reg(i)), i, value(i), v)
+	add("cfa", stackPointer, value(stackPointer), want.sp())
+	for i, v := range want.r[:general] {
+		if i != stackPointer {
+			add(host.RegName(arch.Reg(i)), i, value(i), v)
 		}
 	}
 	return out
@@ -196,10 +196,10 @@ func (th *thread) should(f *frame) string {
 		return ""
 	}
 	now := &th.regs
-	cells := []string{fmt.Sprintf("cfa=rsp%+d", int64(f.cfa-now.r[rsp])), "ra=" + th.place(f, f.ra)}
+	cells := []string{fmt.Sprintf("cfa=%s%+d", host.RegName(host.SP), int64(f.cfa-now.sp())), "ra=" + th.place(f, f.ra)}
 	for i, r := range saved {
 		if now.r[r] != f.saved[i] {
-			cells = append(cells, arch.AMD64.RegName(arch.Reg(r))+"="+th.place(f, f.saved[i]))
+			cells = append(cells, host.RegName(arch.Reg(r))+"="+th.place(f, f.saved[i]))
 		}
 	}
 	return strings.Join(cells, "  ")
@@ -208,14 +208,14 @@ func (th *thread) should(f *frame) string {
 // place says where v is: in the frame, as near to the CFA as there is one; in a register; where a register points to; in the red zone.
 func (th *thread) place(f *frame, v uint64) string {
 	now := &th.regs
-	sp := now.r[rsp]
+	sp := now.sp()
 	find := func(lo, n uint64) (off uint64, ok bool) {
 		b := make([]byte, min(n, maxDepth)&^7)
 		if len(b) == 0 || readMemory(th.proc.pid, lo, b) < len(b) {
 			return 0, false
 		}
 		for i := len(b) - 8; i >= 0; i -= 8 {
-			if binary.LittleEndian.Uint64(b[i:]) == v {
+			if x := binary.LittleEndian.Uint64(b[i:]); x == v || v == f.ra && th.proc.unsigned(x) == v {
 				return uint64(i), true
 			}
 		}
@@ -224,20 +224,19 @@ func (th *thread) place(f *frame, v uint64) string {
 	if off, ok := find(sp, f.cfa-sp); ok {
 		return fmt.Sprintf("c-%d", f.cfa-sp-off)
 	}
-	for i, x := range now.r {
-		if x == v {
-			return arch.AMD64.RegName(arch.Reg(i))
+	for i, x := range now.r[:general] {
+		if x == v || i == link && th.proc.unsigned(x) == v {
+			return host.RegName(arch.Reg(i))
 		}
 	}
 	const reach = 256
-	for i, x := range now.r {
-		if off, ok := find(x, reach); ok && i != rsp {
-			return fmt.Sprintf("[%s+%d]", arch.AMD64.RegName(arch.Reg(i)), off)
+	for i, x := range now.r[:general] {
+		if off, ok := find(x, reach); ok && i != stackPointer {
+			return fmt.Sprintf("[%s+%d]", host.RegName(arch.Reg(i)), off)
 		}
 	}
-	const redZone = 128
-	if off, ok := find(sp-redZone, redZone); ok {
-		return fmt.Sprintf("c-%d", f.cfa-sp+redZone-off)
+	if off, ok := find(sp-host.RedZone, host.RedZone); ok {
+		return fmt.Sprintf("c-%d", f.cfa-sp+host.RedZone-off)
 	}
 	return "?"
 }

@@ -27,6 +27,7 @@ type process struct {
 	stacks  []*stack // those that no thread is on
 	stale   bool     // the mappings have changed
 	foreign bool     // 32-bit code: it is not followed
+	signs   uint64   // the bits that signatures of return addresses use
 }
 
 // A region is a mapping of a process's memory.
@@ -109,6 +110,21 @@ func (p *process) holds(addr, v uint64) bool {
 	return ok && x == v
 }
 
+// unsigned returns what may be a signed return address without its signature.
+func (p *process) unsigned(v uint64) uint64 {
+	if p.signs == 0 {
+		return v
+	}
+	return v & (p.signs&-p.signs - 1)
+}
+
+// afterCall says whether the instruction before pc is a call.
+func (p *process) afterCall(pc uint64) bool {
+	var b [arch.MaxCall]byte
+	n := readMemory(p.pid, pc-uint64(len(b)), b[:])
+	return host.AfterCall(b[:n])
+}
+
 // site returns what is known of the instruction at pc.
 func (p *process) site(pc uint64) *site {
 	if p.stale {
@@ -123,7 +139,7 @@ func (p *process) site(pc uint64) *site {
 	if s != nil && s.code == code {
 		return s
 	}
-	s = &site{inst: decode(code[:n]), code: code, mutable: true, mod: p.t.nowhere}
+	s = &site{inst: host.decode(code[:n]), code: code, mutable: true, mod: p.t.nowhere}
 	if r := p.region(pc); r == nil {
 		p.stale = true
 	} else if r.mod != nil {
@@ -156,13 +172,14 @@ func (p *process) find(s *site, r *region, pc uint64) {
 // changesMaps says whether a system call that is about to be made may change executable mappings.
 func (p *process) changesMaps(r *regs) bool {
 	const exec, fixed = unix.PROT_EXEC, unix.MAP_FIXED
-	switch r.r[rax] {
+	arg := func(i int) uint64 { return r.r[host.Syscall.Args[i]] }
+	switch r.call() {
 	case unix.SYS_MMAP:
-		return r.r[rdx]&exec != 0 || r.r[r10]&fixed != 0 && p.overlaps(r.r[rdi], r.r[rsi])
+		return arg(2)&exec != 0 || arg(3)&fixed != 0 && p.overlaps(arg(0), arg(1))
 	case unix.SYS_MPROTECT, unix.SYS_PKEY_MPROTECT:
-		return r.r[rdx]&exec != 0 || p.overlaps(r.r[rdi], r.r[rsi])
+		return arg(2)&exec != 0 || p.overlaps(arg(0), arg(1))
 	case unix.SYS_MUNMAP, unix.SYS_MREMAP:
-		return p.overlaps(r.r[rdi], r.r[rsi])
+		return p.overlaps(arg(0), arg(1))
 	case unix.SYS_SHMAT, unix.SYS_SHMDT, unix.SYS_REMAP_FILE_PAGES:
 		return true
 	}

@@ -2,82 +2,84 @@ package shadow
 
 import (
 	"encoding/binary"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/arch"
 )
 
-// What ptrace(2) and the psABI number: see linux/ptrace.h and asm/user_64.h.
+// Of ptrace(2) and clone(2).
 const (
-	ptraceGetRegs    = 12
 	ptraceSingleStep = 9
 	ptraceCont       = 7
 
 	optExitKill = 1 << 20
 	cloneThread = 0x10000
 
-	userCode64 = 0x33 // CS of 64-bit code
+	ntPRSTATUS = 1
 
 	trapFlag = 1 << 8 // in EFLAGS
 )
 
-// Slots of arch.AMD64 that have a name here.
-const (
-	rax = iota
-	rdx
-	rcx
-	rbx
-	rsi
-	rdi
-	rbp
-	rsp
-	r8
-	r9
-	r10
-	r11
-	r12
-	r13
-	r14
-	r15
-	numGeneral
-)
-
-// saved are the registers that a call preserves.
-var saved = [...]uint8{rbx, rbp, r12, r13, r14, r15}
-
 // A regs is a thread's registers: the general ones by slot.
 type regs struct {
-	r       [numGeneral]uint64
+	r       [maxGeneral]uint64
 	pc      uint64
-	flags   uint64
-	origRAX uint64
-	cs      uint64
+	foreign bool // those of 32-bit code, which are not read
 }
 
-// userRegs is struct user_regs_struct.
-type userRegs struct {
-	R15, R14, R13, R12, RBP, RBX, R11, R10, R9, R8, RAX, RCX, RDX, RSI, RDI, OrigRAX, RIP, CS, EFLAGS, RSP, SS uint64
-	FSBase, GSBase, DS, ES, FS, GS                                                                             uint64
+// sp is the stack pointer.
+func (r *regs) sp() uint64 { return r.r[stackPointer] }
+
+// call is the number of the system call that comes next.
+func (r *regs) call() uint64 { return r.r[host.Syscall.Number] }
+
+// words is room for a thread's registers in the kernel's order; the longest is x86-64's.
+type words [40]uint64
+
+// registers reads or writes a set of a stopped thread's registers, and returns how many words it has.
+func registers(request uintptr, tid int, set uintptr, b []uint64) (int, error) {
+	io := unix.Iovec{Base: (*byte)(unsafe.Pointer(&b[0])), Len: uint64(8 * len(b))}
+	if _, _, e := unix.RawSyscall6(unix.SYS_PTRACE, request, uintptr(tid), set, uintptr(unsafe.Pointer(&io)), 0, 0); e != 0 {
+		return 0, e
+	}
+	return int(io.Len / 8), nil
 }
 
 // getRegs reads the registers of a stopped thread.
 func getRegs(tid int, to *regs) error {
-	var u userRegs
-	if _, _, e := unix.RawSyscall6(unix.SYS_PTRACE, ptraceGetRegs, uintptr(tid), 0, uintptr(unsafe.Pointer(&u)), 0, 0); e != 0 {
-		return e
+	var w words
+	u := &host.UserRegs
+	n, err := registers(unix.PTRACE_GETREGSET, tid, ntPRSTATUS, w[:u.Words])
+	if err != nil {
+		return err
 	}
-	to.r = [numGeneral]uint64{u.RAX, u.RDX, u.RCX, u.RBX, u.RSI, u.RDI, u.RBP, u.RSP, u.R8, u.R9, u.R10, u.R11, u.R12, u.R13, u.R14, u.R15}
-	to.pc, to.flags, to.origRAX, to.cs = u.RIP, u.EFLAGS, u.OrigRAX, u.CS
+	if to.foreign = n < u.Words || u.Mode != 0 && w[u.Mode] == u.Mode32; to.foreign {
+		return nil
+	}
+	for i, s := range u.Slots {
+		switch {
+		case int(s) < general:
+			to.r[s] = w[i]
+		case int(s) == general:
+			to.pc = w[i]
+		}
+	}
 	return nil
 }
 
 // setPC sets the program counter of a stopped thread.
 func setPC(tid int, pc uint64) error {
-	const rip = 16 * 8 // in struct user
-	if _, _, e := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_POKEUSR, uintptr(tid), rip, uintptr(pc), 0, 0); e != 0 {
-		return e
+	var w words
+	n, err := registers(unix.PTRACE_GETREGSET, tid, ntPRSTATUS, w[:host.UserRegs.Words])
+	if err != nil {
+		return err
 	}
-	return nil
+	w[slices.Index(host.UserRegs.Slots, arch.Slot(general))] = pc
+	_, err = registers(unix.PTRACE_SETREGSET, tid, ntPRSTATUS, w[:n])
+	return err
 }
 
 // resume lets a stopped thread go, by one instruction or on, and delivers a signal unless that is 0.
@@ -110,11 +112,12 @@ func wait(block bool) (tid int, ws unix.WaitStatus, err error) {
 	}
 }
 
-// stopCode returns si_code of the signal that a thread is stopped with. ok is false in a group stop.
-func stopCode(tid int) (code int32, ok bool) {
+// stopCode returns si_code of the signal that a thread is stopped with, and the process that sent it, 0 if it is the kernel's. ok is false in
+// a group stop.
+func stopCode(tid int) (code int32, from uint32, ok bool) {
 	var info [128]byte
 	_, _, e := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_GETSIGINFO, uintptr(tid), 0, uintptr(unsafe.Pointer(&info)), 0, 0)
-	return int32(binary.LittleEndian.Uint32(info[8:])), e == 0
+	return int32(binary.LittleEndian.Uint32(info[8:])), binary.LittleEndian.Uint32(info[16:]), e == 0
 }
 
 // readMemory fills b from a process's memory and returns how much there was.

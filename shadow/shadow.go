@@ -7,8 +7,9 @@
 // that was active on a stack before that stack was first seen. A register that a row declares lost is not wrong. Code without a row is only
 // counted, and so is code where every walk ends, whatever its row.
 //
-// The program is x86-64. It runs on one core together with the tracer, ten thousand times slower than by itself. Otherwise it behaves as usual,
-// with four exceptions: time, its affinity, its own handlers of SIGTRAP, and stops by job control, which it does not obey.
+// The program is for x86-64 or AArch64, as this one is. It runs on one core together with the tracer, ten thousand times slower than by itself.
+// Otherwise it behaves as usual, with four exceptions: time, its affinity, its own handlers of SIGTRAP, and stops by job control, which it does
+// not obey. Vector registers are not compared, and on AArch64 nothing is within a loop of exclusive loads and stores, which runs as a whole.
 package shadow
 
 import (
@@ -18,7 +19,6 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"runtime"
 	"sync/atomic"
 	"syscall"
 
@@ -74,8 +74,8 @@ type Module struct {
 // them, and returns the results so far with ctx's error. Nothing that it starts outlives this process. The Result is never nil. Safe for
 // concurrent use.
 func Run(ctx context.Context, cmd *exec.Cmd, o Options) (*Result, error) {
-	if runtime.GOARCH != "amd64" {
-		return &Result{}, errors.New("execution step by step is for x86-64")
+	if host == nil {
+		return &Result{}, errors.New("execution step by step is for x86-64 and AArch64")
 	}
 	if o.Modules == nil {
 		o.Modules = modules.New()

@@ -21,31 +21,33 @@ type frame struct {
 	inner bool   // called from within its own function: it may not be a call at all (call 1f; 1: pop)
 	ra    uint64 // where it returns to; of an interrupted frame: where it goes on
 	cfa   uint64 // the caller's stack pointer
-	saved [len(saved)]uint64
+	saved [maxSaved]uint64
 	intr  *interrupt
 }
 
 // An interrupt is a moment at which a signal's handler began.
 type interrupt struct {
 	regs  regs
-	at    uint64 // the address of the context that the kernel has saved, and the handler may change
+	at    uint64 // where the registers are that the kernel has saved, and the handler may change: Saved of arch.Signal counts from there
 	stack uint64 // id of the one that was interrupted
 	depth int    // frames of it
 }
 
 // context returns the registers with which the interrupted function will go on.
 func (in *interrupt) context(p *process) (r regs, ok bool) {
-	// Field gregs of a ucontext_t, whose order is that of struct sigcontext (asm/sigcontext.h).
-	order := [...]int{r8, r9, r10, r11, r12, r13, r14, r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp}
-	const gregs = 40
-	var b [8 * (len(order) + 1)]byte
-	if readMemory(p.pid, in.at+gregs, b[:]) < len(b) {
+	var b [1024]byte
+	lo, hi := slices.Min(host.Signal.Saved), slices.Max(host.Signal.Saved)+8
+	if readMemory(p.pid, in.at+uint64(lo), b[:hi-lo]) < int(hi-lo) {
 		return r, false
 	}
-	for i, to := range order {
-		r.r[to] = binary.LittleEndian.Uint64(b[8*i:])
+	for i, off := range host.Signal.Saved {
+		v := binary.LittleEndian.Uint64(b[off-lo:])
+		if i < general {
+			r.r[i] = v
+		} else {
+			r.pc = v
+		}
 	}
-	r.pc = binary.LittleEndian.Uint64(b[8*len(order):])
 	return r, true
 }
 
@@ -56,6 +58,7 @@ type stack struct {
 	frames []frame
 	lo     uint64 // the stack pointer when it was left
 	base   uint64 // the highest stack pointer seen, at least
+	out    bool   // the stack pointer was set to above the innermost frame: the next jump or return leads out of it
 	root   bool   // the first frame has no caller
 	region span   // of a thread's own stack: its mapping; of others empty
 }
@@ -107,26 +110,82 @@ const maxFrames = 1 << 20
 // called makes the frame of a function that the instruction before, at b, has called.
 func (th *thread) called(b *regs, x *inst) {
 	s := th.cur
-	s.popBelow(b.r[rsp])
+	s.popBelow(b.sp())
+	s.out = false
 	if len(s.frames) >= maxFrames {
 		s.frames = slices.Delete(s.frames, 0, maxFrames/2)
 		s.root = false
 	}
 	ra := b.pc + uint64(x.size)
 	if x.direct && x.rel == 0 {
-		return // call 1f; 1: pop: pushes its own address
+		return // call 1f; 1: pop: to know its own address
 	}
-	f := frame{ra: ra, cfa: b.r[rsp], inner: x.direct && x.rel > 0 && x.rel < 64}
+	f := frame{ra: ra, cfa: b.sp(), inner: x.direct && x.rel > 0 && x.rel < 64}
 	for i, r := range saved {
 		f.saved[i] = b.r[r]
 	}
 	s.push(f)
 }
 
+// left drops the frames that a return or a jump has left, on a machine whose calls leave the return address in a register: the stack pointer
+// alone does not tell, as functions that use no stack have that of their caller.
+func (th *thread) left(now *regs) {
+	s, sp := th.cur, now.sp()
+	s.popBelow(sp)
+	out := s.out
+	s.out = false
+	for i := len(s.frames) - 1; i >= 0 && s.frames[i].cfa == sp; i-- {
+		f := &s.frames[i]
+		if f.kind == unknown && !th.proc.afterCall(now.pc) {
+			return // the function that has changed the stack goes on there: swapcontext
+		}
+		if f.kind == unknown || f.kind == called && f.ra == now.pc {
+			s.frames = s.frames[:i]
+			return
+		}
+	}
+	f := s.top()
+	if f == nil || f.cfa != sp || f.kind != called {
+		return
+	}
+	// Either the function goes on, or another in its place, which needs the return address where calls leave it. Or this is longjmp, to
+	// behind the call of setjmp.
+	if out || th.proc.unsigned(now.r[link]) != f.ra && th.proc.afterCall(now.pc) {
+		s.popTo(sp)
+	}
+}
+
+// returns says whether memory still has the return address of a function that is active on a stack that was left, at sp.
+func (th *thread) returns(f *frame, sp uint64) bool {
+	if link < 0 {
+		return th.proc.holds(f.cfa-host.CallPush, f.ra)
+	}
+	b := make([]byte, min(f.cfa-sp, maxDepth)&^7)
+	if len(b) == 0 || readMemory(th.proc.pid, sp, b) < len(b) {
+		return false
+	}
+	for ; len(b) > 0; b = b[8:] {
+		if th.proc.unsigned(binary.LittleEndian.Uint64(b)) == f.ra {
+			return true
+		}
+	}
+	return false
+}
+
+// pushed says whether a signal's handler has made it look as if the interrupted function had called another (Go's preemption).
+func (th *thread) pushed(now, was *regs) bool {
+	if link < 0 {
+		return now.sp() == was.sp()-host.CallPush && th.proc.holds(now.sp(), was.pc)
+	}
+	return now.sp() == was.sp()-16 && now.r[link] == was.pc && th.proc.holds(now.sp(), was.r[link])
+}
+
 // moved follows the stack pointer from one place to another far away, or to where a register said.
 func (th *thread) moved(from, to uint64) {
 	cur := th.cur
 	if to > from && to <= cur.base {
+		f := cur.top()
+		cur.out = cur.out || f != nil && to > f.cfa
 		return // frames are being left
 	}
 	s := th.proc.stackAt(to)
@@ -150,7 +209,7 @@ func (th *thread) enter(s *stack, sp uint64) {
 		exact = exact || s.frames[n].cfa == sp
 	}
 	s.frames = s.frames[:n]
-	if f := s.top(); !exact || f != nil && f.kind == called && !th.proc.holds(f.cfa-8, f.ra) {
+	if f := s.top(); !exact || f != nil && f.kind == called && !th.returns(f, sp) {
 		s.frames = s.frames[:0] // the memory has had another use since
 		s.root = false
 	}
@@ -191,25 +250,30 @@ const signalGap = 1 << 15
 
 // entered makes the frames of a signal handler whose first instruction comes next. b are the registers at the interrupt.
 func (th *thread) entered(b, now *regs) {
-	from, sp := th.cur, now.r[rsp]
-	in := &interrupt{regs: *b, at: sp + 8, stack: from.id, depth: len(from.frames)}
-	sigframe := frame{kind: interrupted, ra: b.pc, cfa: b.r[rsp], intr: in}
+	from, sp := th.cur, now.sp()+host.CallPush
+	in := &interrupt{regs: *b, at: sp, stack: from.id, depth: len(from.frames)}
+	sigframe := frame{kind: interrupted, ra: b.pc, cfa: b.sp(), intr: in}
 	for i, r := range saved {
 		sigframe.saved[i] = b.r[r]
 	}
-	if b.r[rsp]-sp > signalGap {
-		th.proc.park(from, b.r[rsp])
+	if b.sp()-sp > signalGap {
+		th.proc.park(from, b.sp())
 		th.cur = th.proc.newStack(sp + signalGap)
-		sigframe.cfa = sp + 8 + signalGap // on this stack
-		th.proc.stackAt(sp)               // its last use is over
+		sigframe.cfa = sp + signalGap // on this stack
+		th.proc.stackAt(sp)           // its last use is over
 	}
-	restorer, ok := th.proc.mem.Read8(sp)
 	th.cur.push(sigframe)
+	restorer, ok := uint64(0), true
+	if link >= 0 {
+		restorer = now.r[link]
+	} else {
+		restorer, ok = th.proc.mem.Read8(now.sp())
+	}
 	if !ok {
-		th.cur.push(frame{kind: unknown, cfa: sp + 8})
+		th.cur.push(frame{kind: unknown, cfa: sp})
 		return
 	}
-	f := frame{kind: called, ra: restorer, cfa: sp + 8}
+	f := frame{kind: called, ra: restorer, cfa: sp}
 	for i, r := range saved {
 		f.saved[i] = now.r[r]
 	}
@@ -224,8 +288,8 @@ func (th *thread) returned(b, now *regs) {
 		n--
 	}
 	if n == 0 {
-		th.moved(b.r[rsp], now.r[rsp])
-		th.cur.popTo(now.r[rsp])
+		th.moved(b.sp(), now.sp())
+		th.cur.popTo(now.sp())
 		return
 	}
 	in := s.frames[n-1].intr
@@ -236,21 +300,20 @@ func (th *thread) returned(b, now *regs) {
 		th.cur.frames = th.cur.frames[:min(in.depth, len(th.cur.frames))]
 		th.proc.stacks = slices.Delete(th.proc.stacks, i, i+1)
 	} else {
-		th.cur = th.proc.newStack(now.r[rsp])
+		th.cur = th.proc.newStack(now.sp())
 	}
 	was := &in.regs
 	switch {
-	case now.r[rsp] == was.r[rsp] && (now.pc == was.pc || now.pc == was.pc-2):
-	case now.r[rsp] == was.r[rsp]-8 && th.proc.holds(now.r[rsp], was.pc):
-		// The handler has made it look as if the interrupted function had called another (Go's preemption).
-		f := frame{ra: was.pc, cfa: was.r[rsp]}
+	case now.sp() == was.sp() && (now.pc == was.pc || now.pc == was.pc+uint64(host.restart)):
+	case th.pushed(now, was):
+		f := frame{ra: was.pc, cfa: was.sp()}
 		for i, r := range saved {
 			f.saved[i] = now.r[r]
 		}
 		th.cur.push(f)
 	default:
-		th.moved(was.r[rsp], now.r[rsp])
-		th.cur.popTo(now.r[rsp])
-		th.cur.push(frame{kind: unknown, cfa: now.r[rsp]})
+		th.moved(was.sp(), now.sp())
+		th.cur.popTo(now.sp())
+		th.cur.push(frame{kind: unknown, cfa: now.sp()})
 	}
 }

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/format"
+	"github.com/unspool/unspool/internal/ptrace"
 	image "github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/unwind"
@@ -90,7 +92,8 @@ type thread struct {
 	sig      unix.Signal // that was delivered at the last stop
 	new      bool        // its first stop has not come yet
 	brk      *breakpoint // where it begins to be followed; nil: it is
-	stepping bool        // it was let go for one instruction
+	stepping bool        // it was let go for one instruction, or
+	passing  bool        // from an exclusive load to behind the store
 
 	win    []byte // memory below the CFA; nil: not read
 	winAt  uint64
@@ -128,12 +131,12 @@ func (th *thread) begin() error {
 	if err := getRegs(th.tid, &th.regs); err != nil {
 		return err
 	}
-	th.cur = p.newStack(th.regs.r[rsp])
+	th.cur = p.newStack(th.regs.sp())
 	th.cur.root = true
-	if r := p.region(th.regs.r[rsp]); r != nil {
+	if r := p.region(th.regs.sp()); r != nil {
 		th.cur.region = span{r.hi - growth, r.hi}
 	}
-	p.foreign = th.regs.cs != userCode64
+	p.foreign, p.signs = th.regs.foreign, ptrace.Signs(th.tid)
 	th.t.res.Foreign = th.t.res.Foreign || p.foreign
 	if th.t.opt.Entry && !p.foreign && !th.t.free {
 		if err := th.breakAtEntry(); err != nil || th.brk != nil {
@@ -162,6 +165,13 @@ func (th *thread) resume(sig unix.Signal) error {
 	th.stepping = !th.t.free && !th.proc.foreign && th.brk == nil
 	if !th.stepping {
 		request = ptraceCont
+	} else if th.site.kind == exclusive && sig == 0 {
+		switch ok, err := th.pass(); {
+		case err != nil:
+			return err
+		case ok:
+			request = ptraceCont
+		}
 	}
 	return resume(request, th.tid, sig)
 }
@@ -172,7 +182,7 @@ func (t *tracer) loop(ctx context.Context) error {
 	th := t.threads[t.command]
 	for {
 		// An instruction that does not enter the kernel is over soon.
-		block := len(t.threads) > 1 || th == nil || !th.stepping || th.site.kind == kernel || th.sig != 0
+		block := len(t.threads) > 1 || th == nil || !th.stepping || th.site.kind == kernel || th.passing || th.sig != 0
 		tid, ws, err := wait(block)
 		if errors.Is(err, unix.ECHILD) {
 			return ctx.Err()
@@ -274,6 +284,12 @@ func (t *tracer) kill() {
 // stopped handles a stop and resumes the thread.
 func (t *tracer) stopped(th *thread, ws unix.WaitStatus) error {
 	sig := ws.StopSignal()
+	if th.passing {
+		th.passing = false
+		if err := setBreaks(th.tid, nil); err != nil {
+			return err
+		}
+	}
 	switch event := int(ws) >> 16; {
 	case event == unix.PTRACE_EVENT_EXEC:
 		if err := t.exec(th); err != nil {
@@ -304,7 +320,7 @@ func (t *tracer) stopped(th *thread, ws unix.WaitStatus) error {
 		return th.resume(0)
 	}
 	if t.free || th.proc.foreign {
-		if _, ok := stopCode(th.tid); !ok || sig == unix.SIGTRAP && th.stepping && !th.ownTrap() {
+		if _, _, ok := stopCode(th.tid); !ok || sig == unix.SIGTRAP && th.stepping && !th.ownTrap() {
 			sig = 0
 		}
 		return th.resume(sig)
@@ -318,12 +334,12 @@ func (t *tracer) stopped(th *thread, ws unix.WaitStatus) error {
 		return th.resume(0)
 	}
 	// A signal, before it is delivered. The step may have been made.
-	if now.pc != th.regs.pc || now.r[rsp] != th.regs.r[rsp] {
+	if now.pc != th.regs.pc || now.sp() != th.regs.sp() {
 		th.stepped(&now)
 	}
 	th.regs = now
 	if isStop(sig) {
-		if _, ok := stopCode(th.tid); !ok {
+		if _, _, ok := stopCode(th.tid); !ok {
 			return th.resume(0) // the group stop itself, after the signal's delivery
 		}
 	}
@@ -339,15 +355,16 @@ func (th *thread) ownTrap() bool {
 	if th.site.kind != trap && th.site.kind != kernel {
 		return false
 	}
-	const user, hardware, tkill = 0, 0x80, -6 // SI_USER, SI_KERNEL, SI_TKILL
-	code, ok := stopCode(th.tid)
-	return ok && (code == hardware || code == user || code == tkill)
+	const user, tkill = 0, -6 // SI_USER, SI_TKILL
+	code, from, ok := stopCode(th.tid)
+	// AArch64's kernels say SI_USER, of nobody, where a step has made a system call.
+	return ok && (code == user && from != 0 || code == tkill || slices.Contains(host.ownTraps, code))
 }
 
 // stepped follows what the last step has done, and looks at what comes next.
 func (th *thread) stepped(now *regs) {
 	t := th.t
-	if th.sig != 0 && now.r[rdx] == now.r[rsp]+8 && now.r[rdi] == uint64(th.sig) {
+	if th.handles(now) {
 		th.win = nil
 		th.entered(&th.regs, now)
 	} else {
@@ -364,13 +381,22 @@ func (th *thread) stepped(now *regs) {
 	}
 }
 
+// handles says whether the first instruction of a handler of the signal that was delivered comes next: the signal is its first argument, and
+// the kernel has saved the stack pointer of the thread.
+func (th *thread) handles(now *regs) bool {
+	if th.sig == 0 || now.r[host.Syscall.Args[0]] != uint64(th.sig) || now.sp() == th.regs.sp() {
+		return false
+	}
+	return th.proc.holds(now.sp()+host.CallPush+uint64(host.Signal.Saved[stackPointer]), th.regs.sp())
+}
+
 // advance follows one instruction.
 func (th *thread) advance(now *regs) {
 	s, b := th.site, &th.regs
 	if s.writes {
 		th.win = nil
 	}
-	sp, was := now.r[rsp], b.r[rsp]
+	sp, was := now.sp(), b.sp()
 	if now.pc == b.pc && sp == was {
 		return // a string instruction goes on, or nothing has happened
 	}
@@ -380,19 +406,27 @@ func (th *thread) advance(now *regs) {
 			th.cur.base = sp
 		}
 	case call:
-		if sp == was-8 {
+		if sp == was-host.CallPush {
 			th.called(b, &s.inst)
 		}
 	case ret:
-		th.cur.popTo(sp)
+		if link >= 0 {
+			th.left(now)
+		} else {
+			th.cur.popTo(sp)
+		}
 		th.cur.base = max(th.cur.base, sp)
 	case jump:
-		th.cur.popTo(sp) // out of all that is below: longjmp
+		if link >= 0 {
+			th.left(now)
+		} else {
+			th.cur.popTo(sp) // out of all that is below: longjmp
+		}
 	case setSP:
 		th.moved(was, sp)
 	case kernel:
 		switch {
-		case b.r[rax] == unix.SYS_RT_SIGRETURN:
+		case b.call() == unix.SYS_RT_SIGRETURN:
 			th.returned(b, now)
 		case th.proc.changesMaps(b):
 			th.proc.stale = true
@@ -440,14 +474,14 @@ func (t *tracer) forked(th *thread, event int) error {
 
 // born begins to follow a new thread, whose clone of its parent's stack may be the wrong one.
 func (th *thread) born() error {
-	was := th.regs.r[rsp]
+	was := th.regs.sp()
 	if err := getRegs(th.tid, &th.regs); err != nil {
 		return err
 	}
 	if th.proc.foreign || th.t.free || th.brk != nil {
 		return nil
 	}
-	if sp := th.regs.r[rsp]; sp != was {
+	if sp := th.regs.sp(); sp != was {
 		th.cur = th.proc.newStack(sp)
 		th.cur.push(frame{kind: unknown, cfa: sp})
 		if r := th.proc.region(sp); r == nil {

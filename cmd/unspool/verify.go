@@ -21,11 +21,11 @@ registers and memory. Machine code (--emit native) is run in both of its layouts
 
 The exit status is 1 if any file differs. Damaged entries are counted; no table has them.
 
-With --run, verify executes a command step by step, on x86-64 only. At each instruction, it compares the return
-address, CFA and callee-saved registers recovered by the tables with the truth: a shadow stack of calls, returns,
-signals and longjmp. Each wrong row is reported once, with the instructions around it and the right values. Threads,
-forked children and programs they execute are followed. A million instructions take half a minute. The exit status is
-1 if docs/FINDINGS.md does not list a wrong row, 2 if the filters leave nothing to compare, 130 after an interrupt.`,
+With --run, verify executes a command step by step. At each instruction, it compares the return address, CFA and
+callee-saved registers recovered by the tables with the truth: a shadow stack of calls, returns, signals and longjmp.
+Each wrong row is reported once, with the instructions around it and the right values. Threads, forked children and
+programs they execute are followed. A million instructions take half a minute. The exit status is 1 if docs/FINDINGS.md
+does not list a wrong row, 2 if the filters leave nothing to compare, 130 after an interrupt.`,
 		Example: "  unspool verify /bin/bash /usr/lib\n  unspool verify --run -- ls -l\n  unspool verify --run --module libcrypto --steps 5000000 -- openssl speed -seconds 1 sha256",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {

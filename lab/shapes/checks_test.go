@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -22,6 +23,9 @@ type check struct {
 
 // checksProgram is testdata/machine/checks.c on a machine.
 const checksProgram = "/bin/checks"
+
+// plantedProgram is AArch64's program of package shadow with rows that are wrong on purpose.
+const plantedProgram = "/bin/planted"
 
 // checks are what is tried on a machine besides walking shapes, in this order.
 func checks(m machine) (out []check) {
@@ -153,25 +157,57 @@ func checks(m machine) (out []check) {
 			t.Errorf("%s%s", r.Stdout, r.Stderr)
 		}
 	})
-	if m.arch == "amd64" { // the only one on which programs are executed step by step
-		add(command("verify", "verify", "--run", "--steps", "3000", "--format", "json", "-o", "-", "--", checksProgram, "nothing"), 0,
-			func(t *testing.T, r vm.Result) {
-				var got struct {
-					Instructions, Compared uint64
-					Modules                []struct{ Wrong_rows uint64 }
+	executed := func(name string, exit int, program string, judge func(t *testing.T, instructions, compared uint64, wrong []string)) {
+		add(command(name, "verify", "--run", "--steps", "1500", "--format", "json", "-o", "-", "--", program, "nothing"), exit, func(t *testing.T, r vm.Result) {
+			var got struct {
+				Instructions, Compared uint64
+				Findings               []struct {
+					Function, Known string
+					Ours            bool
+					Wrong           []struct{ Register string }
 				}
-				if err := json.Unmarshal(r.Stdout, &got); err != nil {
-					t.Fatalf("%v\n%s", err, r.Stdout)
-				}
-				if got.Instructions < 1000 || got.Compared*10 < got.Instructions*8 || len(got.Modules) == 0 {
-					t.Errorf("%s", r.Stdout)
-				}
-				for _, m := range got.Modules {
-					if m.Wrong_rows != 0 {
-						t.Errorf("%s", r.Stdout)
+			}
+			if err := json.Unmarshal(r.Stdout, &got); err != nil {
+				t.Fatalf("%v\n%s", err, r.Stdout)
+			}
+			var wrong []string
+			for _, f := range got.Findings {
+				if f.Known == "" || f.Ours {
+					s := f.Function
+					for _, w := range f.Wrong {
+						s += " " + w.Register
 					}
+					wrong = append(wrong, s)
 				}
-			})
+			}
+			judge(t, got.Instructions, got.Compared, wrong)
+			if t.Failed() {
+				t.Logf("%s", r.Stdout)
+			}
+		})
+	}
+	executed("verify", 0, checksProgram, func(t *testing.T, instructions, compared uint64, wrong []string) {
+		if instructions < 1000 || compared*10 < instructions*8 || len(wrong) > 0 {
+			t.Errorf("%d instructions, %d compared, wrong: %q", instructions, compared, wrong)
+		}
+	})
+	if m.arch == "arm64" { // x86-64's is executed where this test runs: TestPlanted of package shadow
+		executed("planted", 1, plantedProgram, func(t *testing.T, instructions, compared uint64, wrong []string) {
+			src, err := os.ReadFile("../../shadow/testdata/planted_arm64.s")
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The functions' names say what is wrong: wrong_WHAT__REMARK.
+			var want []string
+			for _, m := range regexp.MustCompile(`(?m)^\s*fn (wrong_(\w+?)(__\w+)?)$`).FindAllStringSubmatch(string(src), -1) {
+				want = append(want, m[1]+" "+strings.ReplaceAll(m[2], "_", " "))
+			}
+			slices.Sort(want)
+			slices.Sort(wrong)
+			if len(want) < 6 || !slices.Equal(wrong, want) || instructions < 200 || compared+5 < instructions {
+				t.Errorf("%d instructions, %d compared, wrong: %q, not %q", instructions, compared, wrong, want)
+			}
+		})
 	}
 	for _, after := range []float64{0.3, 1, 1.6, 2.4, 5} {
 		step := command(fmt.Sprintf("killed-%v", after), "record", "-a", "--duration", "30s", "-o", "/tmp/killed.jsonl")

@@ -189,6 +189,13 @@ func stageFor(t *testing.T, arch string) *stage {
 	if err := g.root.Copy(checksProgram, program); err != nil {
 		t.Fatal(err)
 	}
+	if arch == "arm64" {
+		planted := filepath.Join(dir, "planted")
+		run(t, cc, "-static", "-nostdlib", "-o", planted, "../../shadow/testdata/planted_arm64.s")
+		if err := g.root.Copy(plantedProgram, planted); err != nil {
+			t.Fatal(err)
+		}
+	}
 	path, err := compile()
 	if err != nil {
 		t.Fatal(err)

@@ -21,7 +21,14 @@ __attribute__((noinline)) static int deep(int n) { volatile char room[200]; room
 static void nested(int s) { hits++; sum += deep(3); if (s == SIGUSR1) raise(SIGUSR2); }
 static void info(int s, siginfo_t *i, void *u) { hits++; sum += deep(2) + (s == i->si_signo) + (u != 0); }
 static void fault(int s) { hits++; deep(s % 4); siglongjmp(env, 1); }
-static void next(int s, siginfo_t *i, void *u) { (void)s, (void)i; hits++; ((ucontext_t *)u)->uc_mcontext.gregs[REG_RIP] += 2; } // past the ud2
+#ifdef __aarch64__
+#define ILLEGAL "udf #0"
+#define BEHIND(u) ((u)->uc_mcontext.pc += 4)
+#else
+#define ILLEGAL "ud2"
+#define BEHIND(u) ((u)->uc_mcontext.gregs[REG_RIP] += 2)
+#endif
+static void next(int s, siginfo_t *i, void *u) { (void)s, (void)i; hits++; BEHIND((ucontext_t *)u); }
 
 __attribute__((noinline)) static void leave(jmp_buf to, int n) { if (n == 0) longjmp(to, 7); if (n > 0) leave(to, n - 1); sum++; }
 
@@ -46,7 +53,7 @@ static void signals(void) {
 		if (!sigsetjmp(env, 1)) *(volatile int *)0 = 1;
 	a = (struct sigaction){ .sa_sigaction = next, .sa_flags = SA_SIGINFO };
 	sigaction(SIGILL, &a, 0);
-	__asm__ volatile("ud2");
+	__asm__ volatile(ILLEGAL);
 	signal(SIGCHLD, SIG_IGN);
 	raise(SIGCHLD);
 	signal(SIGCHLD, SIG_DFL);

@@ -1,5 +1,5 @@
 # Functions whose call frame information is wrong on purpose, at one row each, and what is wrong there. The names say
-# it: wrong_WHAT. The right ones between them are the ways in which correct code looks odd.
+# it: wrong_WHAT__REMARK. The right ones between them are the ways in which correct code looks odd.
 
 	.text
 
@@ -71,8 +71,8 @@ wrong_ra:
 	.cfi_endproc
 
 # It is not the outermost function.
-	.globl wrong_ra_outermost
-wrong_ra_outermost:
+	.globl wrong_ra__outermost
+wrong_ra__outermost:
 	.cfi_startproc
 	nop
 	.cfi_undefined rip
@@ -219,7 +219,7 @@ again:	call	wrong_cfa_ra_rbx
 	call	wrong_r12
 	call	wrong_cfa_ra
 	call	wrong_ra
-	call	wrong_ra_outermost
+	call	wrong_ra__outermost
 	call	wrong_rbp
 	call	right_lost
 	call	right_popped

@@ -7,36 +7,9 @@ import (
 	"golang.org/x/arch/x86/x86asm"
 )
 
-// A kind is what an instruction does to a stack of calls.
-type kind uint8
-
-const (
-	plain  kind = iota // nothing, or moves the stack pointer by little
-	call               // pushes a return address
-	ret                // leaves by the address on the stack
-	jump               // jumps to where a register or memory says
-	setSP              // sets the stack pointer from elsewhere: leave, mov, pop %rsp
-	kernel             // enters the kernel
-	pushf              // pushes the flags
-	trap               // int3, int1
-)
-
-// maxInst is the length of the longest instruction, in bytes.
-const maxInst = 15
-
-// An inst is what is known of an instruction.
-type inst struct {
-	kind   kind
-	direct bool  // of a call: the target is in it
-	size   uint8 // of a call only: bytes
-	rel    int32 // of a direct call: the target, from its end
-	writes bool  // may write to memory
-
-}
-
-// decode reads the instruction at the start of b (Intel SDM, volume 2, chapter 2 and appendix A). Bytes that make none are
+// decodeAMD64 reads the instruction at the start of b (Intel SDM, volume 2, chapter 2 and appendix A). Bytes that make none are
 // plain.
-func decode(b []byte) inst {
+func decodeAMD64(b []byte) inst {
 	x := inst{writes: mayWrite(b)}
 	i, rex := 0, byte(0)
 	for i < len(b) && strings.IndexByte("\x66\x67\xf2\xf3\x2e\x36\x3e\x26\x64\x65\xf0", b[i]) >= 0 {
