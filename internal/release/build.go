@@ -260,7 +260,7 @@ func needs(files []file) ([]string, error) {
 	newest := 0 // version of glibc that a symbol needs: 2.newest
 	had := map[string]bool{}
 	for _, f := range files {
-		if !strings.HasPrefix(f.name, "bin/") && !strings.HasPrefix(f.name, "lib/") || strings.HasPrefix(f.name, "lib/pkgconfig/") {
+		if !strings.HasPrefix(f.name, "bin/") && !strings.HasPrefix(f.name, "lib/") {
 			continue
 		}
 		e, err := elf.NewFile(bytes.NewReader(f.data))

@@ -174,7 +174,7 @@ func here(t *testing.T, deb string) string {
 		t.Fatalf("dpkg: %v\n%s", err, out)
 	}
 	cmd := exec.Command("pkg-config", "--cflags", "--libs", "unspool")
-	cmd.Env = append(os.Environ(), "PKG_CONFIG_PATH="+filepath.Join(dir, "usr/lib/pkgconfig"))
+	cmd.Env = append(os.Environ(), "PKG_CONFIG_PATH="+filepath.Join(dir, "usr/share/pkgconfig"))
 	config, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("pkg-config: %v", err)

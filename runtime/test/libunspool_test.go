@@ -35,7 +35,7 @@ func client(t testing.TB, dir, source string, flags ...string) string {
 	t.Helper()
 	oracle.Need(t, "pkg-config", "gcc")
 	cmd := exec.Command("pkg-config", "--cflags", "--libs", "unspool")
-	cmd.Env = append(os.Environ(), "PKG_CONFIG_PATH="+filepath.Join(dir, "usr/lib/pkgconfig"))
+	cmd.Env = append(os.Environ(), "PKG_CONFIG_PATH="+filepath.Join(dir, "usr/share/pkgconfig"))
 	config, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("pkg-config: %v", err)
@@ -211,7 +211,7 @@ func TestNativePrivate(t *testing.T) {
 // TestNativeInstalled: what is installed says where it is, exports its own names only, and has a manual that formats.
 func TestNativeInstalled(t *testing.T) {
 	dir := installed(t)
-	config, err := os.ReadFile(filepath.Join(dir, "usr/lib/pkgconfig/unspool.pc"))
+	config, err := os.ReadFile(filepath.Join(dir, "usr/share/pkgconfig/unspool.pc"))
 	if err != nil || bytes.Contains(config, []byte(dir)) || bytes.Contains(config, []byte("@")) {
 		t.Errorf("unspool.pc: %v\n%s", err, config)
 	}
