@@ -1,6 +1,7 @@
 package symbol
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"sync"
@@ -12,14 +13,15 @@ import (
 // demangler's stack grows with it.
 const maxName = 1 << 14
 
-// maxNames bounds the demangled text that is kept, in bytes. What comes later is shown as it is linked.
-const maxNames = 256 << 20
+// maxNames bounds the demangled text that is kept, in bytes. What comes later is shown as it is linked, and Notes says so.
+var maxNames = 256 << 20 // but for tests
 
 // names remembers demangled names. It is safe for concurrent use.
 type names struct {
 	mu    sync.Mutex
 	m     [2]map[string]string // with parameters, without
 	bytes int
+	left  bool // a name was shown as it is linked
 }
 
 // full says whether further names are shown as they are linked.
@@ -27,6 +29,16 @@ func (n *names) full() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.bytes > maxNames
+}
+
+// notes says that names were shown as they are linked, if there were any.
+func (n *names) notes() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.left {
+		return nil
+	}
+	return []string{fmt.Sprintf("names are more than %d MiB: further ones of C++ and Rust are shown as they are linked", maxNames>>20)}
 }
 
 // get returns the demangled form of a name.
@@ -44,6 +56,7 @@ func (n *names) get(linkage string, short bool) string {
 	n.mu.Lock()
 	s, ok := n.m[k][linkage]
 	full := n.bytes > maxNames
+	n.left = n.left || full && !ok
 	n.mu.Unlock()
 	if ok || full {
 		if !ok {

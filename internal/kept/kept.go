@@ -38,6 +38,9 @@ func open(path string, most int64) (fd int, size int64, err error) {
 	if err == nil && (st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > most) {
 		err = fmt.Errorf("%s: not a regular file of at most %d bytes", path, most)
 	}
+	if err == nil && st.Size > small && holed(fd, st.Size) {
+		err = fmt.Errorf("%s: it has holes", path)
+	}
 	if err != nil {
 		unix.Close(fd)
 		return -1, 0, err
@@ -46,6 +49,19 @@ func open(path string, most int64) (fd int, size int64, err error) {
 		os.Chtimes(path, now, now)
 	}
 	return fd, st.Size, nil
+}
+
+// small is how long a file may be that is not asked about holes: asking is a system call.
+const small = 1 << 20
+
+// holed says whether a file has holes. A file that Write has written has none, and one with holes takes more memory than it took of the disk.
+func holed(fd int, size int64) bool {
+	at, err := unix.Seek(fd, 0, unix.SEEK_HOLE)
+	if err != nil {
+		return false // the file system cannot tell
+	}
+	_, err = unix.Seek(fd, 0, unix.SEEK_SET)
+	return at < size || err != nil
 }
 
 // Read returns the contents of a file that Open opens. It makes no os.File, which would be offered to the poller.

@@ -122,3 +122,40 @@ func TestReadEnding(t *testing.T) {
 		t.Errorf("%d bytes of a hole", len(b))
 	}
 }
+
+// TestHoles: a file of any length can be made of nothing. It is refused before it takes memory; the same length of data is read and mapped.
+func TestHoles(t *testing.T) {
+	const size = 4 << 20
+	path := filepath.Join(t.TempDir(), "a")
+	end := []byte("end")
+	whole := append(bytes.Repeat([]byte{0}, size-len(end)), end...)
+	Write(path, whole)
+	if b, err := ReadEnding(path, size, end); err != nil || !bytes.Equal(b, whole) {
+		t.Fatalf("%d bytes of data: %d are read, %v", size, len(b), err)
+	}
+	if b, unmap, err := Map(path, size); err != nil || !bytes.Equal(b, whole) {
+		t.Fatalf("%d bytes of data: %d are mapped, %v", size, len(b), err)
+	} else {
+		unmap()
+	}
+	for _, start := range []string{"", "start"} { // a hole at the beginning, and one in the middle
+		f, err := os.Create(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.WriteString(start)
+		f.WriteAt(end, size-int64(len(end)))
+		at, err := f.Seek(0, unix.SEEK_HOLE)
+		f.Close()
+		if err != nil || at == size {
+			t.Skipf("this test lacks a file system for a sparse file: %v", err)
+		}
+		if b, err := ReadEnding(path, size, end); err == nil {
+			t.Errorf("start %q: %d bytes with a hole are read", start, len(b))
+		}
+		if b, unmap, err := Map(path, size); err == nil {
+			t.Errorf("start %q: %d bytes with a hole are mapped", start, len(b))
+			unmap()
+		}
+	}
+}
