@@ -46,7 +46,8 @@ test:
 full:
 	$(MAKE) fuzz FUZZTIME=30s
 	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./...
-	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 60m -run '^(TestSize|TestWalkSpeed|TestResultsEvaluation|TestSideBySide)$$' ./emit/csource ./lab
+	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 60m -run '^(TestSize|TestSynthetic|TestWalkSpeed|TestResultsEvaluation|TestSideBySide|TestArmEhElf|TestSteps)$$' \
+		./emit/csource ./lab ./runtime/test ./source/ebpf
 	UNSPOOL_CORPUS=all $(GO) test -count=1 -timeout 60m -run '^TestFiles$$' ./emit/csource
 	$(MAKE) shapes
 	UNSPOOL_EXECUTION_STEPS=10000000 $(GO) test -count=1 -timeout 4h -run TestExecution -v ./lab

@@ -119,7 +119,11 @@ func (s *fakeStream) released(t *testing.T) {
 // TestRunOrder delivers what several processors' buffers hold, round by round, in the order of time, and holds the
 // state of the World at each sample: its process's name is that of the last COMM before it.
 func TestRunOrder(t *testing.T) {
-	for seed := range uint64(40) {
+	seeds := uint64(40)
+	if testing.Short() { // with the race detector, each takes a second
+		seeds = 10
+	}
+	for seed := range seeds {
 		before := runtime.NumGoroutine()
 		rnd := rand.New(rand.NewPCG(seed, 4))
 		s := newFake()

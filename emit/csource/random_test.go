@@ -253,7 +253,7 @@ func TestSynthetic(t *testing.T) {
 	oracle.Long(t)
 	oracle.Need(t, "gcc", "clang-19")
 	for i, m := range []*arch.Machine{arch.AMD64, arch.ARM64} {
-		ref := synthetic(m, uint64(i+1), 150)
+		ref := synthetic(m, uint64(i+1), oracle.Few(50, 150))
 		for d := range numDerefs {
 			t.Run(fmt.Sprint(m.Name, " ", d), func(t *testing.T) {
 				agree(t, ref, Options{Deref: d}, [2][numDerefs]build{{gccSan, clangSan, gcc2}, {clang1, gccSan, clangSan}}[i][d])

@@ -35,6 +35,14 @@ func Full(t testing.TB) {
 	}
 }
 
+// Few returns few, or many where all is asked for, as by make full: how much of a kind a test looks at.
+func Few(few, many int) int {
+	if os.Getenv("UNSPOOL_FULL") == "1" {
+		return many
+	}
+	return few
+}
+
 // Lacks skips the test, or fails it where judges are required, naming what the machine lacks.
 func Lacks(t testing.TB, what string) {
 	t.Helper()

@@ -75,7 +75,8 @@ var cross = []build{
 	{"arm64-go-stripped", "arm64-go", "", true},
 }
 
-// few are the builds that are walked on every commit, two of them for each shape in turn, so that each has one with glibc and one of the others.
+// few are the builds that are walked on every commit: for each shape one of them in turn, and with musl, which gdb hardly knows, another one. make
+// shapes walks all.
 var few = [][]string{
 	{"gcc-O2", "clang-O2-fp", "musl-gcc-O2-static", "gcc-O0", "clang-O1"},
 	{"clang-O2", "musl-gcc-O2", "gcc-Os", "gcc-O2-static-pie", "clang-O2-stripped"},

@@ -93,19 +93,24 @@ func (s *shape) builds(i int) (out []*build) {
 		}
 	case !all:
 		var chosen []string
-		for k, list := range few {
+		musl := func(name string) bool { return strings.HasPrefix(name, "musl") }
+		for k := range few {
+			if len(chosen) > 0 && !musl(chosen[0]) {
+				break
+			}
+			list := few[(i+k)%len(few)]
 			// The next one in turn that the shape takes.
 			for n := range list {
-				b := byName(list[(i+k+n)%len(list)])
-				if s.takes(b) && !slices.Contains(chosen, b.name) {
+				b := byName(list[(i/len(few)+n)%len(list)])
+				if s.takes(b) && (len(chosen) == 0 || !musl(b.name)) {
 					chosen = append(chosen, b.name)
 					break
 				}
 			}
 		}
 		want = func(b *build) bool {
-			// Of another language than C, the first two.
-			return slices.Contains(chosen, b.name) || len(chosen) == 0 && len(out) < 2
+			// Of another language than C, the first.
+			return slices.Contains(chosen, b.name) || len(chosen) == 0 && len(out) < 1
 		}
 	}
 	for k := range builds {

@@ -1,4 +1,4 @@
-/* Programs whose stacks are hard at one place: see walking_test.go. Each spins for a second of processor time: shapes NAME. */
+/* Programs whose stacks are hard at one place: see walking_test.go. Each spins for half a second of processor time: shapes NAME. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -28,7 +28,7 @@ OWN static void leaf(void)
 
 OWN static void work(void)
 {
-	for (double end = now() + 1; now() < end;)
+	for (double end = now() + 0.5; now() < end;)
 		for (int i = 0; i < 1000000; i++)
 			leaf();
 	sum++;
@@ -41,7 +41,7 @@ static void *nothing(void *p)
 
 OWN static void threads(void)
 {
-	for (double end = now() + 1; now() < end;) {
+	for (double end = now() + 0.5; now() < end;) {
 		pthread_t t;
 
 		if (pthread_create(&t, NULL, nothing, NULL) == 0)

@@ -195,7 +195,7 @@ func TestSteps(t *testing.T) {
 		plain := userProgram(t, m, "gcc")
 		sane := userProgram(t, m, "gcc", "-g", "-fsanitize=address,undefined", "-fno-sanitize=alignment", "-fno-sanitize-recover=all")
 		clang := userProgram(t, m, "clang-19")
-		for i := range 60 {
+		for i := range oracle.Few(20, 60) {
 			ref := rowstest.Table(r, m, r.IntN(60))
 			for _, prog := range []string{plain, sane, clang} {
 				steps(t, prog, fmt.Sprint("random table ", i), ref)
