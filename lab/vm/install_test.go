@@ -84,6 +84,7 @@ func TestInstall(t *testing.T) {
 				t.Fatal(err)
 			}
 			deb := one(t, release, "unspool_*_"+m.arch+".deb")
+			policy(t, deb)
 			version := strings.Split(filepath.Base(deb), "_")[1]
 			files := map[string]string{
 				"/package.deb": deb, "/package.tar.gz": one(t, release, "unspool-*-linux-"+m.arch+".tar.gz"), "/frames": frames(t, deb, m.machine),
@@ -115,6 +116,16 @@ func TestInstall(t *testing.T) {
 			}
 			t.Logf("Linux %s\n%s", k.Version, results[4].Stdout)
 		})
+	}
+}
+
+// policy has Debian's judge of packages look at one. It is no judge of .ci/judges: it comes with 120 packages of Perl.
+func policy(t *testing.T, deb string) {
+	t.Helper()
+	if _, err := exec.LookPath("lintian"); err != nil {
+		t.Log("not judged by lintian, which this machine lacks")
+	} else if out, err := exec.Command("lintian", "--allow-root", "--fail-on", "error,warning", deb).CombinedOutput(); err != nil {
+		t.Errorf("lintian: %v\n%s", err, out)
 	}
 }
 
