@@ -113,7 +113,7 @@ func (k *kernelWalk) ask(s *unwind.Snapshot) {
 	if s.Space != k.space {
 		k.space = s.Space
 		ranges := ebpf.Ranges(s.Space, k.table)
-		k.words(2, uint64(len(ranges)*32), 0, 0, 0, 0, 0)
+		k.words(2, uint64(len(ranges)*32), 0, 0, 0, 0, uint64(s.Space.AddressBits(k.mach)))
 		for _, r := range ranges {
 			k.words(r.Lo, r.Hi, r.Bias, uint64(r.Table)|uint64(r.Kind)<<32)
 		}

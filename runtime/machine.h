@@ -192,7 +192,6 @@ enum { /* x86_64: slots of registers */
 #define UNSPOOL_X86_64_SYSCALL_CODE uint16_t /* its type */
 #define UNSPOOL_X86_64_GO_SP 12 /* the slot of the register in which Go keeps the stack pointer while it calls the vDSO */
 #define UNSPOOL_X86_64_GO_PUSH 0 /* bytes that Go pushes, the link register first, before interrupted code seems to call */
-#define UNSPOOL_X86_64_EACH_ADDRESS(X)  /* X(bits) that an address has in a signed return address, the likeliest last */
 
 enum { /* aarch64: slots of registers */
 	UNSPOOL_AARCH64_REG_X0 = 0,
@@ -319,7 +318,6 @@ enum { /* aarch64: slots of registers */
 #define UNSPOOL_AARCH64_SYSCALL_CODE uint32_t /* its type */
 #define UNSPOOL_AARCH64_GO_SP 20 /* the slot of the register in which Go keeps the stack pointer while it calls the vDSO */
 #define UNSPOOL_AARCH64_GO_PUSH 16 /* bytes that Go pushes, the link register first, before interrupted code seems to call */
-#define UNSPOOL_AARCH64_EACH_ADDRESS(X) X(52) X(48) /* X(bits) that an address has in a signed return address, the likeliest last */
 
 /*
  * The machine whose stacks a program walks: what libbpf's macro __TARGET_ARCH_ says of a BPF program; else the compiler's own.

@@ -309,5 +309,15 @@ func (s *Space) end() uint64 {
 	return uint64(s.maps[len(s.maps)-1].Hi)
 }
 
+// AddressBits returns the fewest bits of an address, of those that m's kernels use, that hold all mappings; 0 where no return address is signed.
+func (s *Space) AddressBits(m *arch.Machine) (bits int) {
+	for i, n := range m.AddressBits {
+		if i == 0 || s.end() <= 1<<n {
+			bits = n
+		}
+	}
+	return bits
+}
+
 // Mappings returns the mappings, sorted and disjoint. The slice must not be changed.
 func (s *Space) Mappings() []Mapping { return s.maps }

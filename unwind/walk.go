@@ -559,10 +559,8 @@ func (s *Snapshot) addresses() {
 		mem.Addresses = s.Signs&-s.Signs - 1
 		return
 	}
-	for i, n := range m.AddressBits {
-		if i == 0 || s.Space.end() <= 1<<n {
-			mem.Addresses = 1<<n - 1
-		}
+	if n := s.Space.AddressBits(m); n > 0 {
+		mem.Addresses = 1<<n - 1
 	}
 }
 

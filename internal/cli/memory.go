@@ -34,7 +34,7 @@ const (
 )
 
 // often is how much may be allocated before the next garbage collection of a recording, in percent of what is in use.
-const often = 40
+const often = 25
 
 // Trim gives memory back that is not needed any more, after first, and then each time after twice as long, up to lastTrim, until stop is
 // called. Until then, garbage is collected more often than usual, unless GOGC says how often: a recording runs beside what it measures. The start of a recording of the whole machine reads all its programs; then little is allocated, so the garbage of the start would

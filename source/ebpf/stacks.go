@@ -107,7 +107,8 @@ type stacks struct {
 }
 
 // A stack's ID changes when the seed does, so that neither side has to keep for ever what has been seen: there are maxStacks
-// in one generation, of maxBytes, or as many as come in maxAge. Two generations are kept.
+// in one generation, of maxBytes, or as many as come in maxAge. Two generations are kept. Threads can switch at any rate, so waits have four times
+// maxBytes: a stack that is written again takes five times the room of a sample in the ring.
 const (
 	maxStacks = 1 << 16
 	maxBytes  = 4 << 20
@@ -121,7 +122,11 @@ func (k *stacks) start(dec *source.Decoder) {
 
 // tidy begins a new generation when it is time. What blocked threads refer to stays.
 func (k *stacks) tidy(p *Program) {
-	if len(k.now) < maxStacks && k.size < maxBytes && (len(k.now) == 0 || time.Since(k.since) < maxAge) {
+	most := maxBytes
+	if p.prog != "on_event" {
+		most *= 4
+	}
+	if len(k.now) < maxStacks && k.size < most && (len(k.now) == 0 || time.Since(k.since) < maxAge) {
 		return
 	}
 	keep := map[uint64][]byte{}

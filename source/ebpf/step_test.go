@@ -101,16 +101,16 @@ func newBoth(t testing.TB) *both {
 // ask asks both about a table, and holds their answers against Step and against each other.
 func (b *both) ask(t testing.TB, ref *rows.Table) {
 	t.Helper()
-	qs, ks := answers(t, b.kernel, ref)
-	_, cs := answers(t, b.core, ref)
+	qs, ks := answers(t, b.kernel, ref, 0)
+	_, cs := answers(t, b.core, ref, 0)
 	bad := 0
 	for i := range qs {
 		text := func() string { return ref.At(arch.Vaddr(qs[i].PC)).Text(arch.AMD64) }
 		k, c := &ks[i], &cs[i]
-		err := check(ref, &qs[i], k, &b.checker)
+		err := check(ref, 0, &qs[i], k, &b.checker)
 		if err != nil {
 			err = fmt.Errorf("the kernel's walk: %w: %s", err, text())
-		} else if err = check(ref, &qs[i], c, &b.checker); err != nil {
+		} else if err = check(ref, 0, &qs[i], c, &b.checker); err != nil {
 			err = fmt.Errorf("the drop-ins: %w: %s", err, text())
 		} else if k.Found != c.Found || k.Outcome != c.Outcome || k.Signal != c.Signal || !same(&k.Regs, &c.Regs) {
 			err = fmt.Errorf("the kernel's walk has %+v, the drop-ins %+v: %s", *k, *c, text())

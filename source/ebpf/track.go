@@ -56,6 +56,7 @@ type shared struct {
 	space  *unwind.Space
 	id     uint32
 	n      uint32 // ranges
+	bits   uint32 // of addresses, where return addresses are signed
 	procs  int
 	user   *user // who pays; nil: nobody
 	blocks int
@@ -330,7 +331,7 @@ func (t *tracker) assign(pid int32, s *shared) {
 	s.procs++
 	t.procs[pid] = s
 	if old != s {
-		if err := t.coll.Maps["processes"].Put(uint32(pid), processOf(pid, s.id, s.n)); err != nil {
+		if err := t.coll.Maps["processes"].Put(uint32(pid), processOf(pid, s.id, s.n|s.bits<<numRangesBits)); err != nil {
 			t.failed(fmt.Errorf("a process: %w", err))
 		}
 	}
@@ -361,7 +362,7 @@ func (t *tracker) leave(s *shared) {
 
 // share brings an address space into the kernel. Where that fails, it is one without ranges.
 func (t *tracker) share(space *unwind.Space, u *user) *shared {
-	s := &shared{space: space, user: u}
+	s := &shared{space: space, user: u, bits: uint32(space.AddressBits(Machine))}
 	var of map[*unwind.Module]walkable
 	of, s.mods, s.tables, s.waits = t.tables.of(space, u)
 	ranges := rangesOf(space, func(m *unwind.Module) (uint32, *unwind.Code) { return of[m].slot, of[m].code })
@@ -447,12 +448,13 @@ func (t *tracker) refresh() {
 	}
 }
 
-// processSize is the size of struct process of c/unspool.bpf.c, blockRanges is RANGES of c/walk.h, and rangeSize the size of a
-// struct range.
+// processSize is the size of struct process of c/unspool.bpf.c; numRangesBits and blockRanges are NUM_RANGES_BITS and RANGES of c/walk.h, and
+// rangeSize the size of a struct range.
 const (
-	processSize = 16
-	blockRanges = 32
-	rangeSize   = 32
+	processSize   = 16
+	numRangesBits = 24
+	blockRanges   = 32
+	rangeSize     = 32
 )
 
 // blockOf returns a struct range_block with the first of the ranges.

@@ -38,7 +38,7 @@ func userProgram(t testing.TB, m *arch.Machine, cc string, flags ...string) stri
 
 // What testdata/user.c reads and writes, with as many slots as the machine has.
 type (
-	head     struct{ Kind, Size, _, _, _, _, N uint64 }
+	head     struct{ Kind, Size, Lo, _, _, _, N uint64 }
 	userRegs struct {
 		PC, CFA, Known, InMem, InReg uint64
 		Val, Snap                    []uint64
@@ -100,7 +100,7 @@ func (r *userRegs) state() (s rows.State) {
 }
 
 // check holds an answer against Step.
-func check(ref *rows.Table, q *question, a *answer, c *rows.Checker) error {
+func check(ref *rows.Table, bits int, q *question, a *answer, c *rows.Checker) error {
 	set := ref.At(arch.Vaddr(q.PC))
 	if found := a.Found == 0; found == set.Gap() {
 		return fmt.Errorf("at %#x: found %v, but the row is %s", q.PC, found, set.Text(ref.Machine))
@@ -111,7 +111,10 @@ func check(ref *rows.Table, q *question, a *answer, c *rows.Checker) error {
 		return fmt.Errorf("at %#x: signal %d, want %v", q.PC, a.Signal, signal)
 	}
 	before := q.Regs.state()
-	m := rows.Memory{Next: rowstest.Numbers(q.Seed)}
+	m := rows.Memory{Next: rowstest.Numbers(q.Seed), Tags: ref.Machine.Tags}
+	if bits > 0 {
+		m.Addresses = 1<<bits - 1
+	}
 	if err := c.Check(ref.Machine, set, &before, &m, func(s *rows.State) rows.Outcome { *s = a.Regs.state(); return rows.Outcome(a.Outcome) }); err != nil {
 		return fmt.Errorf("at %#x%w", q.PC, err)
 	}
@@ -119,7 +122,7 @@ func check(ref *rows.Table, q *question, a *answer, c *rows.Checker) error {
 }
 
 // answers asks the program about both ends of each row of a table.
-func answers(t testing.TB, prog string, ref *rows.Table) (qs []question, as []answer) {
+func answers(t testing.TB, prog string, ref *rows.Table, bits int) (qs []question, as []answer) {
 	t.Helper()
 	b, err := compact.Emit(ref)
 	if err != nil {
@@ -130,7 +133,7 @@ func answers(t testing.TB, prog string, ref *rows.Table) (qs []question, as []an
 	}
 	var in bytes.Buffer
 	le := binary.LittleEndian
-	binary.Write(&in, le, head{Size: uint64(len(b)), N: uint64(len(qs))})
+	binary.Write(&in, le, head{Size: uint64(len(b)), Lo: uint64(bits), N: uint64(len(qs))})
 	in.Write(b)
 	for i := range qs {
 		q := le.AppendUint64(le.AppendUint64(nil, qs[i].PC), qs[i].Seed)
@@ -163,12 +166,12 @@ func answers(t testing.TB, prog string, ref *rows.Table) (qs []question, as []an
 }
 
 // steps asks the program about a table, and checks the answers.
-func steps(t testing.TB, prog, name string, ref *rows.Table) (n int) {
-	qs, as := answers(t, prog, ref)
+func steps(t testing.TB, prog, name string, ref *rows.Table, bits int) (n int) {
+	qs, as := answers(t, prog, ref, bits)
 	var c rows.Checker
 	bad := 0
 	for i := range qs {
-		if err := check(ref, &qs[i], &as[i], &c); err != nil {
+		if err := check(ref, bits, &qs[i], &as[i], &c); err != nil {
 			if bad++; bad <= 2 {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -192,13 +195,14 @@ func TestSteps(t *testing.T) {
 		paths[arch.AMD64] = oracle.Binaries(t)
 	}
 	for _, m := range arch.Machines() {
+		widths := append([]int{0}, m.AddressBits...) // of addresses in signed return addresses
 		plain := userProgram(t, m, "gcc")
 		sane := userProgram(t, m, "gcc", "-g", "-fsanitize=address,undefined", "-fno-sanitize=alignment", "-fno-sanitize-recover=all")
 		clang := userProgram(t, m, "clang-19")
 		for i := range oracle.Few(20, 60) {
 			ref := rowstest.Table(r, m, r.IntN(60))
 			for _, prog := range []string{plain, sane, clang} {
-				steps(t, prog, fmt.Sprint("random table ", i), ref)
+				steps(t, prog, fmt.Sprint("random table ", i), ref, widths[i%len(widths)])
 			}
 		}
 		n, files := 0, 0
@@ -209,7 +213,7 @@ func TestSteps(t *testing.T) {
 			}
 			if f, err := dwarf.Open(img); err == nil && img.Machine() == m {
 				if ref, _ := f.Build(dwarf.Both); len(ref.Rows) > 0 {
-					n += steps(t, plain, path, ref)
+					n += steps(t, plain, path, ref, widths[files%len(widths)])
 					files++
 				}
 			}

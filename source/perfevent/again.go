@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -42,7 +43,8 @@ type repair struct {
 	took    time.Duration
 
 	since uint64           // when the processes were attached to, in ticks: what they had started is not recorded; 0: a command is
-	ended map[int32]uint64 // when recorded processes exited, in ticks: whoever began later with such a number is another one
+	began map[int32]uint64 // when recorded processes began, in ticks: whoever began later with such a number is another one
+	ended map[int32]uint64 // when they exited: the same. One whose exit was lost is in began only
 
 	mu       sync.Mutex
 	unmapped map[int32]bool // processes with stacks that lead to addresses in no known mapping: see Unmapped
@@ -147,6 +149,7 @@ func (r *Recorder) again() bool {
 			}
 			if p.pids = p.pids[1:]; len(p.pids) == 0 {
 				p.found = r.concerned(p.origins)
+				r.disown(&s, p.origins, p.found)
 			}
 		case len(p.pids) > 0:
 			r.read(&s, p.pids[0], origin{})
@@ -237,6 +240,10 @@ func (r *Recorder) mark(rec *source.Record) {
 	switch {
 	case rec.Type == source.RecordFork && rec.PID != rec.PPID:
 		delete(p.ended, rec.PID)
+		delete(p.began, rec.PID)
+		if rec.Misc&source.MiscAgain == 0 && r.kin.Has(rec.PPID) {
+			p.start(rec.PID, bootTicks(rec.Time))
+		}
 	case rec.Type == source.RecordExit && rec.PID == rec.TID && r.kin.Has(rec.PID):
 		if p.ended == nil {
 			p.ended = map[int32]uint64{}
@@ -245,14 +252,37 @@ func (r *Recorder) mark(rec *source.Record) {
 	}
 }
 
-// member says whether a process that began at start is known to be recorded.
+// start notes when a recorded process began, in ticks.
+func (p *repair) start(pid int32, at uint64) {
+	if p.began == nil {
+		p.began = map[int32]uint64{}
+	}
+	p.began[pid] = at
+}
+
+// disown says of processes that have the numbers of recorded ones and are others that they have begun, by whom: their own FORK records were lost, and
+// so may be the EXIT records of those before them.
+func (r *Recorder) disown(s *synth, procs map[int]origin, concerned []int) {
+	for pid, is := range procs {
+		if r.kin.Has(int32(pid)) && !r.member(pid, is.start) && !slices.Contains(concerned, pid) {
+			s.time = monotonic()
+			s.add(&source.Record{Type: source.RecordFork, PID: int32(pid), TID: int32(pid), PPID: is.parent, PTID: is.parent})
+		}
+	}
+}
+
+// member says whether a process that began at start is known to be recorded. /proc rounds a start down to a tick, and so does bootTicks.
 func (r *Recorder) member(pid int, start uint64) bool {
 	if r.root != 0 && pid == r.root {
 		return true // until the recording ends
 	}
 	end, ended := r.repair.ended[int32(pid)]
-	return r.kin.Has(int32(pid)) && !(ended && start > end)
+	begin, began := r.repair.began[int32(pid)]
+	return r.kin.Has(int32(pid)) && !(ended && start > end) && !(began && start > begin+startSlack)
 }
+
+// startSlack is how many ticks /proc may say that a process began after the time in its FORK record: that is taken first.
+const startSlack = 2
 
 // concerned returns the processes that are recorded, each behind its parent: those that are known, and whom these have started since they
 // were attached to.

@@ -2,6 +2,7 @@ package perfevent
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/oracle"
@@ -214,6 +217,43 @@ func TestConcerned(t *testing.T) {
 	if !r.member(20, now+2) {
 		t.Error("a process is not recorded that has the number of one that ended")
 	}
+	// Its exit is lost, and the number another one's, or a descendant's.
+	r.repair.start(10, 50)
+	procs[10] = origin{1, 50 + startSlack + 1}
+	if r.member(10, procs[10].start) || !r.member(10, 50+startSlack) {
+		t.Error("whoever has the number of a process is taken for that one")
+	}
+	for _, c := range []struct {
+		found  []int
+		leaves []int32
+	}{{nil, []int32{10}}, {[]int{10}, nil}} {
+		s := synth{dec: source.NewDecoder()}
+		s.dec.AddAttr(&source.Attr{SampleType: source.SampleTID | source.SampleTime, Flags: source.FlagSampleIDAll}, nil, "")
+		r.disown(&s, procs, c.found)
+		members, left := source.NewTree([]int32{10, 20}).Members(), []int32(nil)
+		for len(s.b) > 0 {
+			var raw []byte
+			var rec source.Record
+			if raw, s.b = cutRecord(s.b); s.dec.Decode(raw, &rec) != nil || members.Apply(&rec) {
+				t.Fatalf("%x: %+v", raw, rec)
+			}
+		}
+		for _, pid := range []int32{10, 20} {
+			if !members.Has(pid) {
+				left = append(left, pid)
+			}
+		}
+		if !slices.Equal(left, c.leaves) {
+			t.Errorf("%v are read again: %v leave, want %v", c.found, left, c.leaves)
+		}
+	}
+	procs[10] = origin{1, 50}
+	r.mark(&source.Record{Type: source.RecordFork, PID: 12, TID: 12, PPID: 10, PTID: 10, Time: monotonic()})
+	r.kin.Apply(&source.Record{Type: source.RecordFork, PID: 12, TID: 12, PPID: 10, PTID: 10})
+	if at := bootTicks(monotonic()); !r.member(12, at) || r.member(12, at+startSlack+1) {
+		t.Error("whoever has the number of a child is taken for it")
+	}
+	r.kin.Apply(&source.Record{Type: source.RecordFork, PID: 12, TID: 12, PPID: 1, PTID: 1})
 	r.family = false
 	if got := r.concerned(procs); len(got) != 2 {
 		t.Errorf("without what they start, %v are recorded, want 10 and 20", got)
@@ -309,5 +349,90 @@ func TestAgainBound(t *testing.T) {
 	}
 	if s := (&synth{}); !s.again(os.Getpid(), origin{start: 1}) || len(s.b) > 0 {
 		t.Errorf("of another process of the number: %d bytes", len(s.b))
+	}
+}
+
+// TestLostEarly: what was lost before the recording began is read again, and does not count as lost.
+func TestLostEarly(t *testing.T) {
+	r := &Recorder{queue: newBacklog(), dec: source.NewDecoder(), timeAt: recordHeader + 8}
+	r.out.to = r.queue
+	r.dec.AddAttr(&source.Attr{SampleType: source.SampleTID | source.SampleTime, Flags: source.FlagSampleIDAll}, nil, "")
+	lose := func(n, time uint64) {
+		b := r.dec.Append(nil, 0, &source.Record{Type: source.RecordLost, Lost: n, Time: time})
+		copy(r.space(len(b)), b)
+		r.repair.wanted = false
+		if r.flush(); !r.repair.wanted {
+			t.Errorf("a loss at %d is not made up for", time)
+		}
+	}
+	r.reading.Store(true)
+	lose(1, 400)
+	r.reading.Store(false)
+	r.began.Store(500)
+	lose(2, 499)
+	lose(4, 500)
+	lose(8, 600)
+	if n := r.Stats().Lost; n != 12 || r.unheard != 3 {
+		t.Errorf("%d records count as lost, %d not, want 12 and 3", n, r.unheard)
+	}
+	r.missed = 15
+	r.tellMissed() // nothing more
+	r.out.close()
+	r.queue.close(nil)
+	var got []uint64
+	for {
+		raw, _, err := r.Next()
+		if err != nil {
+			break
+		}
+		var rec source.Record
+		if err := r.dec.Decode(raw, &rec); err != nil || rec.Type != source.RecordLost {
+			t.Fatalf("%+v, %v", rec, err)
+		}
+		got = append(got, rec.Lost)
+	}
+	if !slices.Equal(got, []uint64{0, 0, 4, 8}) {
+		t.Errorf("the stream says %d", got)
+	}
+}
+
+// TestCodeAgain: a recording that has lost records tells at its end of code that the kernel has made, and another one does not.
+func TestCodeAgain(t *testing.T) {
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "came_unheard", Type: ebpf.SocketFilter, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+	})
+	if errors.Is(err, os.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) {
+		oracle.Lacks(t, "the permission to load programs into the kernel")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer prog.Close()
+	for _, lost := range []uint64{0, 1} {
+		r := &Recorder{queue: newBacklog(), dec: source.NewDecoder(), code: []int{-1}}
+		r.out.to = r.queue
+		r.dec.AddAttr(&source.Attr{SampleType: source.SampleTID | source.SampleTime, Flags: source.FlagSampleIDAll | source.FlagKsymbol}, nil, "")
+		r.lost.Store(lost)
+		before := monotonic()
+		r.codeAgain()
+		r.out.close()
+		r.queue.close(nil)
+		told, others := 0, 0
+		for {
+			raw, _, err := r.Next()
+			if err != nil {
+				break
+			}
+			var rec source.Record
+			switch err := r.dec.Decode(raw, &rec); {
+			case err != nil || rec.Type != source.RecordKsymbol || rec.Time < before:
+				others++
+			case strings.HasSuffix(string(rec.Symbol), "_came_unheard"):
+				told++
+			}
+		}
+		if uint64(told) != lost || others > 0 {
+			t.Errorf("%d records lost: %d tell of the program, %d are others", lost, told, others)
+		}
 	}
 }

@@ -87,6 +87,7 @@ func (r *Recorder) drainAll() {
 		r.program.End(r.space)
 	}
 	r.round()
+	r.codeAgain()
 	r.tellMissed()
 	r.out.close()
 	r.queue.close(r.fault)
@@ -99,11 +100,28 @@ func (r *Recorder) tellMissed() {
 	for _, t := range r.targets {
 		r.missed += t.missed()
 	}
-	if told := r.lost.Load(); r.missed > told {
+	if told := r.lost.Load() + r.unheard; r.missed > told {
 		lost := r.dec.Append(nil, 0, &source.Record{Type: source.RecordLostSamples, Time: monotonic(), Lost: r.missed - told})
 		copy(r.space(len(lost)), lost)
 		r.flush()
 	}
+}
+
+// codeAgain tells again of the code that the kernel has made, where a record that told of some may be lost: nobody else names it in a recording.
+// Code that has gone unheard stays nameless, or has the name of what was there before it. It is done once, at the end: it takes 50 ms and more.
+func (r *Recorder) codeAgain() {
+	r.flush()
+	if len(r.code) == 0 || r.lost.Load()+r.unheard+r.repair.missed == 0 {
+		return
+	}
+	s := synth{dec: r.dec, ids: &r.ids, code: true, time: monotonic()}
+	for s.kernel(); len(s.b) > 0; {
+		var raw []byte
+		if raw, s.b = cutRecord(s.b); binary.LittleEndian.Uint32(raw) == source.RecordKsymbol {
+			copy(r.space(len(raw)), raw)
+		}
+	}
+	r.flush()
 }
 
 // poll waits until there is something to read, to end, or until so many milliseconds are over. Waiting is Go's own poller's: a
@@ -187,7 +205,7 @@ func (r *Recorder) copyLimit() uint32 {
 
 // shrinkCopies is how many bytes of records wait until copies get half as large, and leastCopy their least size.
 const (
-	shrinkCopies = 4 << 20
+	shrinkCopies = 8 << 20
 	leastCopy    = 4 << 10
 )
 
@@ -230,10 +248,15 @@ func (r *Recorder) flush() {
 			r.follow(raw)
 		case source.RecordLost:
 			if len(raw) >= recordHeader+16 {
-				r.lost.Add(binary.LittleEndian.Uint64(raw[16:]))
+				n := binary.LittleEndian.Uint64(raw[recordHeader+8:])
+				if r.lostEarly(raw) {
+					r.unheard += n
+				} else {
+					r.lost.Add(n)
+				}
 			}
 			r.repair.lose()
-		case source.RecordLostSamples:
+		case source.RecordLostSamples: // of samples only: the kernel counts other records that it loses in LOST records
 			if len(raw) >= recordHeader+8 {
 				r.lostSmp.Add(binary.LittleEndian.Uint64(raw[8:]))
 			}

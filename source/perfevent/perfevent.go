@@ -140,6 +140,7 @@ type Recorder struct {
 	root      int             // the command that is recorded; 0: none
 	rec       source.Record   // scratch
 	missed    uint64          // records that found no room, as the events that are closed have counted them
+	unheard   uint64          // those that LOST records from before the recording have told of
 	fault     error
 
 	tree    *source.Tree // not nil: only the command's samples count of those of all processors
@@ -166,10 +167,10 @@ type Recorder struct {
 	closing  sync.Once
 	closeErr error
 
-	synth   []byte      // what was there before
-	reading atomic.Bool // that is being read: the samples in the rings are not of the recording
-	began   uint64      // when all that had been read: older samples are not of the recording; 0: nothing was there
-	timeAt  int         // where a sample's time is
+	synth   []byte        // what was there before
+	reading atomic.Bool   // that is being read: the samples in the rings are not of the recording
+	began   atomic.Uint64 // when all that had been read: older samples are not of the recording; 0: nothing was there
+	timeAt  int           // where a sample's time is
 	cur     batch
 }
 
@@ -238,6 +239,11 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 	r.inherited = nil
 	if r.ends {
 		r.repair.since = bootTicks(monotonic())
+		for _, pid := range r.scope.Processes() {
+			if is, ok := originOf(int(pid)); ok {
+				r.repair.start(pid, is.start)
+			}
+		}
 	}
 	own := !o.All && len(o.PIDs)+len(o.TIDs) == 0 // the command is what is recorded
 	if start != nil && own {
@@ -338,23 +344,43 @@ func (r *Recorder) Next() (raw []byte, buf *source.Buffer, err error) {
 // begin says that all has been read that was there before. Samples from then on count: reading ends first, so that none of them is dropped.
 func (r *Recorder) begin() {
 	if r.reading.Swap(false) {
-		r.began = monotonic()
+		r.began.Store(monotonic())
 	}
 }
 
-// early says whether raw is a sample from before the recording.
+// early says whether raw is a sample from before the recording. A LOST record from before it has lost nothing of it: what was mapped unheard is
+// read again, and no sample counts as lost.
 func (r *Recorder) early(raw []byte) bool {
-	return binary.LittleEndian.Uint32(raw) == source.RecordSample && len(raw) >= r.timeAt+8 && binary.LittleEndian.Uint64(raw[r.timeAt:]) < r.began
+	switch binary.LittleEndian.Uint32(raw) {
+	case source.RecordSample:
+		return len(raw) >= r.timeAt+8 && binary.LittleEndian.Uint64(raw[r.timeAt:]) < r.began.Load()
+	case source.RecordLost:
+		if len(raw) >= recordHeader+16 && r.lostEarly(raw) {
+			clear(raw[recordHeader+8 : recordHeader+16])
+		}
+	}
+	return false
+}
+
+// lostEarly says whether a LOST record was written before the recording began. Any goroutine may ask.
+func (r *Recorder) lostEarly(raw []byte) bool {
+	if r.reading.Load() {
+		return true
+	}
+	var rec source.Record
+	began := r.began.Load()
+	return began != 0 && r.dec.Decode(raw, &rec) == nil && rec.Time != 0 && rec.Time < began
 }
 
 // cutWait has a wait begin with the recording that had begun before. Of those that had begun when the program was attached, the program says so.
 func (r *Recorder) cutWait(raw []byte) {
 	le := binary.LittleEndian
-	if r.began == 0 || le.Uint32(raw) != source.RecordSample || len(raw) < pastPeriod {
+	began := r.began.Load()
+	if began == 0 || le.Uint32(raw) != source.RecordSample || len(raw) < pastPeriod {
 		return
 	}
 	period := raw[pastPeriod-8:]
-	if most := le.Uint64(raw[r.timeAt:]) - r.began; le.Uint64(period) > most { // it has not ended before: see early
+	if most := le.Uint64(raw[r.timeAt:]) - began; le.Uint64(period) > most { // it has not ended before: see early
 		le.PutUint64(period, most)
 		le.PutUint16(raw[4:], le.Uint16(raw[4:])|source.MiscCutBegin)
 	}

@@ -569,7 +569,8 @@ func TestCutWait(t *testing.T) {
 		{source.OnBlocking, 0, user, 900, 5000, 5000, user},             // nothing was there before
 		{source.OnEvents, began, user, 900, 1_000_000, 1_000_000, user}, // a number of events
 	} {
-		r := &Recorder{queue: newBacklog(), timeAt: recordHeader + 3*8, began: c.began, trigger: source.Trigger{Kind: c.kind}}
+		r := &Recorder{queue: newBacklog(), timeAt: recordHeader + 3*8, trigger: source.Trigger{Kind: c.kind}}
+		r.began.Store(c.began)
 		r.queue.put(batch{b: append(sample(user, 499, 100), sample(c.misc, c.time, c.took)...)})
 		if c.began == 0 {
 			r.Next()

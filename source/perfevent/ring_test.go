@@ -148,14 +148,14 @@ func TestCopyLimit(t *testing.T) {
 		limit uint32
 	}
 	var got []at
-	for r.out.held.Load() < 20<<20 {
+	for r.out.held.Load() < 40<<20 {
 		limit := r.copyLimit()
 		if len(got) == 0 || got[len(got)-1].limit != limit {
 			got = append(got, at{r.out.held.Load(), limit})
 		}
 		r.out.space(chunkSize)
 	}
-	if want := []at{{0, 65528}, {4 << 20, 32760}, {8 << 20, 16376}, {12 << 20, 8184}, {16 << 20, 4088}}; !slices.Equal(got, want) {
+	if want := []at{{0, 65528}, {8 << 20, 32760}, {16 << 20, 16376}, {24 << 20, 8184}, {32 << 20, 4088}}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	r.chosen = true

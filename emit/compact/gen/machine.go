@@ -204,13 +204,6 @@ func plainFacts(b *bytes.Buffer, m *arch.Machine, define func(name, value, comme
 	define("SYSCALL_CODE", fmt.Sprintf("uint%d_t", 8*len(m.Syscall.Code)), "its type")
 	define("GO_SP", fmt.Sprint(m.Slot(m.GoMove.To)), "the slot of the register in which Go keeps the stack pointer while it calls the vDSO")
 	define("GO_PUSH", fmt.Sprint(m.GoPush), "bytes that Go pushes, the link register first, before interrupted code seems to call")
-	bits := []string{}
-	for _, n := range m.AddressBits {
-		if uint64(1)<<n > arch.AddressMask { // readers in C do not know that there are fewer
-			bits = append(bits, fmt.Sprintf("X(%d)", n))
-		}
-	}
-	fmt.Fprintf(b, "#define UNSPOOL_%s_EACH_ADDRESS(X) %s /* X(bits) that an address has in a signed return address, the likeliest last */\n", strings.ToUpper(m.Name), strings.Join(bits, " "))
 }
 
 // slotOf returns an expression in C for the slot of register r. Registers that have the slot of their number come first.

@@ -19,14 +19,12 @@ static __always_inline void called_from(struct walk *w, u64 ra, u64 cfa)
  */
 static __always_inline int find_call(struct walk *w, u64 *ra)
 {
-	(void)w;
 	if (find_range(*ra - 1))
 		return 1;
-#define WITHOUT_CODE(bits)                    \
-	*ra &= ((u64)1 << (bits)) - 1;        \
-	if (find_range(*ra - 1))              \
-		return 1;
-	MACHINE(EACH_ADDRESS)(WITHOUT_CODE)
+	if (RA_IN_REG) {
+		*ra &= w->address;
+		return find_range(*ra - 1);
+	}
 	return 0;
 }
 

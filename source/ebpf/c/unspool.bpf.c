@@ -92,7 +92,7 @@ struct {
  */
 struct process {
 	u32 pid, pad;
-	u64 space; /* its number, and how many ranges it has in the upper half; 0: not known yet */
+	u64 space; /* its number, and in the upper half how many ranges it has, as walk takes it; 0: not known yet */
 };
 
 struct {

@@ -94,6 +94,9 @@ struct range {
 #define RANGE_BITS 5
 #define RANGES (1 << RANGE_BITS)
 
+/* How many there are has so many bits. Above them is how many bits addresses of the space have, for return addresses that are signed; 0: 48. */
+#define NUM_RANGES_BITS 24
+
 struct range_block {
 	struct range r[RANGES];
 };
@@ -195,6 +198,7 @@ struct walk {
 	/* The walk. */
 	u64 sp;          /* of the frame at hand */
 	u32 space, n_ranges;
+	u64 address;     /* selects the address in a signed return address */
 	u32 n;           /* frames */
 	u32 exact;       /* pc is no return address */
 	u32 stop;
@@ -266,6 +270,9 @@ static __always_inline struct unspool_edge *walk_edge(void)
 
 /* ---- Memory ---- */
 
+/* AArch64 ignores the high byte of an address, where programs and MTE have tags; the kernel's readers do not. */
+#define UNTAGGED(addr) (MACHINE_ELF == 183 ? (addr) & 0xffffffffffffffull : (addr))
+
 /* Leaves eight bytes in w->loaded. Returns 0 where they cannot be read. */
 PART int load_far(u64 addr)
 {
@@ -295,8 +302,10 @@ PART int load_far(u64 addr)
 
 static __always_inline int load(struct walk *w, u64 addr, u64 *to)
 {
-	u64 off = addr - w->win_lo;
+	u64 off;
 
+	addr = UNTAGGED(addr);
+	off = addr - w->win_lo;
 	if (off + 8 <= w->win_len && off < w->win_len) {
 		*to = *(u64 *)(w->win + (off & (WINDOW - 1)));
 		return 1;
@@ -372,6 +381,7 @@ static __always_inline int get(struct walk *w, u32 slot, u64 *to)
 #define PLAIN_GET(slot, to) get(s, slot, to)
 #define PLAIN_LOAD(addr, to) load(s, addr, to)
 #define PLAIN_PLACED(set) (void)0
+#define PLAIN_UNSIGNED(ra) ((ra) & s->address)
 #include "plain.h"
 
 #include "lookup.h"
@@ -463,7 +473,7 @@ static __always_inline int walk_plain(struct walk *w, struct cache *c)
 		w->in_mem |= (slots)m & BIT(SLOT_FP);
 		saved |= RULE_MASK(&e->rule);
 		if (RA_IN_REG && RULE_FLAGS(&e->rule) & SIGNED)
-			ra &= UNSPOOL_ADDRESS;
+			ra &= w->address;
 		w->val[SLOT_SP] = w->sp = w->cfa = cfa;
 		w->val[SLOT_RA] = RA_IN_REG ? ra_at : ra;
 		w->pc = ra;
@@ -679,7 +689,8 @@ PART int walk_on(void)
 }
 
 /*
- * Walks the stack of the registers in w->val, of which the program counter is the last, in a space, which is not 0. Few
+ * Walks the stack of the registers in w->val, of which the program counter is the last, in a space, which is not 0; n_ranges also has what
+ * NUM_RANGES_BITS says. Few
  * stacks need another register than the stack and the frame pointer. So it is walked in brief first; where a register is asked for that is not
  * known then, whether it was lost or left out, the result does not count, and the stack is walked again with all of them.
  */
@@ -688,7 +699,10 @@ static __always_inline void walk(struct walk *w, u32 space, u32 n_ranges)
 	u32 i;
 
 	w->space = space;
-	w->n_ranges = n_ranges;
+	w->n_ranges = n_ranges & ((1u << NUM_RANGES_BITS) - 1);
+	w->address = UNSPOOL_ADDRESS;
+	if (RA_IN_REG && n_ranges >> NUM_RANGES_BITS)
+		w->address = ((u64)1 << (n_ranges >> NUM_RANGES_BITS & 63)) - 1;
 	w->first_id = w->id;
 	begin(w, 1);
 	for (i = 0; i < 2 * (MAX_FRAMES + 1); i++)

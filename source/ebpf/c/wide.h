@@ -65,6 +65,7 @@ static __always_inline int eval_to(struct walk *w, u64 off, u32 push, u64 *to)
 #define STEP_LOSE(w, slot) ((w)->new_known &= ~BIT(slot))
 #define STEP_DONE(w) use_registers(w)
 #define STEP_LEB 24
+#define STEP_UNSIGNED(w, ra) ((ra) & (w)->address)
 #include "step.h"
 
 /* ---- Expressions ---- */

@@ -1,6 +1,6 @@
 /*
  * The walk that runs in the kernel, compiled for user space. Reads cases like core.c's: of kind 0, a compact table and
- * questions about single steps; of kind 2, the ranges of an address space, to be followed by stacks; of kind 4, code, and of
+ * questions about single steps, in lo how many bits addresses have; of kind 2, the ranges of an address space, in n the same, to be followed by stacks; of kind 4, code, and of
  * kind 5, where in the address space that is.
  */
 #include <stdint.h>
@@ -51,7 +51,7 @@ static struct table {
 } tables[MAX_TABLES];
 static u32 n_tables = 1; /* 0 is none */
 static struct range_block *blocks;
-static u32 n_ranges, space; /* a new number for each space: the cache knows them by that */
+static u32 n_ranges, address_bits, space; /* a new number for each space: the cache knows them by that */
 static struct cache cache;
 
 /* What walk_read reads. */
@@ -188,7 +188,7 @@ struct answer {
 	struct regs s;
 };
 
-static void step(u32 table)
+static void step(u32 table, u64 bits)
 {
 	struct question q;
 	struct answer a = {0};
@@ -199,6 +199,7 @@ static void step(u32 table)
 	w->win_len = 0;
 	w->win_next = WINDOW;
 	w->e_left = ~0u;
+	w->address = bits ? ((u64)1 << bits) - 1 : UNSPOOL_ADDRESS;
 	w->pc = q.s.pc;
 	w->cfa = q.s.cfa;
 	w->known = (slots)q.s.known;
@@ -249,7 +250,7 @@ static void whole(void)
 	stack = b;
 	stack_lo = head[0];
 	stack_size = head[1];
-	walk(&state, space, n_ranges);
+	walk(&state, space, n_ranges | address_bits << NUM_RANGES_BITS);
 	again();
 	n = state.n | (u64)state.stop << 32 | (u64)(state.missing != 0) << 40;
 	must(fwrite(&n, 8, 1, stdout) == 1 && fwrite(state.words, 8, state.n, stdout) == state.n, "output");
@@ -266,7 +267,7 @@ int main(void)
 			u32 t = add_table(h.size);
 
 			for (u64 i = 0; i < h.n; i++)
-				step(t);
+				step(t, h.lo);
 			break;
 		}
 		case 1: /* a table: the next number */
@@ -276,6 +277,7 @@ int main(void)
 			free(blocks);
 			space++;
 			n_ranges = (u32)(h.size / sizeof(struct range));
+			address_bits = (u32)h.n;
 			blocks = malloc(h.size + sizeof *blocks);
 			memset(blocks, 0xff, h.size + sizeof *blocks);
 			take(blocks, h.size);
