@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -318,13 +319,28 @@ func withoutCgo(t *testing.T) string {
 		return exe
 	}
 	oracle.Need(t, "go")
-	bin := filepath.Join(t.TempDir(), "unspool.test")
-	c := exec.Command("go", "test", "-c", "-o", bin, ".")
-	c.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	plain.Do(func() {
+		// Not t.TempDir: it serves all tests of the process. TestMain removes it.
+		if plain.dir, plain.err = os.MkdirTemp("", "unspool-plain"); plain.err != nil {
+			return
+		}
+		c := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-o", filepath.Join(plain.dir, "unspool.test"), ".")
+		c.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := c.CombinedOutput(); err != nil {
+			plain.err = fmt.Errorf("%w\n%s", err, out)
+		}
+	})
+	if plain.err != nil {
+		t.Fatal(plain.err)
 	}
-	return bin
+	return filepath.Join(plain.dir, "unspool.test")
+}
+
+// plain is where withoutCgo has built the test binary.
+var plain struct {
+	sync.Once
+	dir string
+	err error
 }
 
 // TestDrop: once it runs, a recording has the capabilities that it needs and no others, in all threads; and with these it can do
