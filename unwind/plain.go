@@ -167,8 +167,8 @@ func (w *Walker) follow(r *run, mem *rows.Memory, frames []Frame) []Frame {
 		if e.flags&^siteSigned != 0 || e.plain-plainSP > plainFP-plainSP {
 			break
 		}
-		if off := sp - lo; off < uint64(len(b)) && off+touchAhead/2 > warm {
-			warm = w.touch(b, max(warm, off), off+touchAhead)
+		if off := sp - lo; off < uint64(len(b)) && off+fetchAhead/2 > warm {
+			warm = fetchFrom(b, max(warm, off), off+fetchAhead)
 		}
 		up := sp
 		if e.plain == plainFP {
