@@ -54,10 +54,10 @@ full:
 	$(MAKE) corpus
 
 # Programs walked in virtual machines with other kernels, which it fetches from Debian: 5.10, 6.1, 6.12 and the newest, for x86-64 and for
-# AArch64; and cores and recordings of AArch64's 6.12, read here.
+# AArch64; cores and recordings of AArch64's 6.12, read here; and 200,000 instructions of AArch64's programs, executed step by step.
 .PHONY: vms
 vms:
-	UNSPOOL_MACHINES=all $(GO) test -count=1 -v -timeout 60m -run '^(TestMachines|TestForeign)$$' ./lab/shapes ./cmd/unspool
+	UNSPOOL_MACHINES=all $(GO) test -count=1 -v -timeout 60m -run '^(TestMachines|TestForeign|TestExecution)$$' ./lab/shapes ./cmd/unspool ./lab/vm
 
 # A release of what is committed, in RELEASE: for each machine a tar archive and a Debian package, and their SHA-256 sums. All is built twice, at
 # different places, the second time with an empty cache, and must be equal; then dpkg installs the packages in virtual machines of Debian, which

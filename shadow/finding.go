@@ -33,6 +33,7 @@ type Finding struct {
 
 	wrong uint64 // the registers in Wrong
 	code  []byte // that the row begins with
+	first []byte // from Addr on: a row can begin in the function before, where that ends with the same row
 }
 
 // A Difference is a register that is recovered wrongly.
@@ -111,7 +112,7 @@ func (t *tracer) finding(th *thread) *Finding {
 			base = s.vaddr // at the beginning of a segment
 			code = bytesAt(base, around+maxInst)
 		}
-		n.code = bytesAt(n.Lo, maxInst)
+		n.code, n.first = bytesAt(n.Lo, maxInst), bytesAt(n.Addr, maxInst)
 		return nil
 	})
 	if sym, ok := t.opt.Names.Module(s.mod.Path, "").Lookup(s.vaddr); ok {

@@ -20,7 +20,7 @@ type Known struct {
 	Name     string         // of its section in docs/FINDINGS.md
 	Module   string         // base name, as a pattern of path.Match
 	Function *regexp.Regexp // nil: Code says which
-	Code     []byte         // that the row begins with, of a function without a name
+	Code     []byte         // that the row begins with, or where it was found first, of a function without a name
 	What     []string       // what may be wrong: names as in Finding.What
 }
 
@@ -66,7 +66,7 @@ func (k *Known) matches(f *Finding) bool {
 	if ok, _ := path.Match(k.Module, path.Base(f.Module)); !ok || f.Ours {
 		return false
 	}
-	if k.Function == nil && !bytes.HasPrefix(f.code, k.Code) || k.Function != nil && !k.Function.MatchString(f.Function) {
+	if k.Function == nil && !bytes.HasPrefix(f.code, k.Code) && !bytes.HasPrefix(f.first, k.Code) || k.Function != nil && !k.Function.MatchString(f.Function) {
 		return false
 	}
 	return !slices.ContainsFunc(f.What(), func(what string) bool { return !slices.Contains(k.What, what) })

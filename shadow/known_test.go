@@ -58,6 +58,7 @@ func TestKnown(t *testing.T) {
 		{Finding{Module: "/x/liba.so.3", Function: "g", Wrong: wrong("rbx"), Ours: true}, [2]bool{}},
 		{Finding{Module: "/y", code: []byte{0xc3, 0xaa, 1}, Wrong: wrong("rbx")}, [2]bool{false, true}},
 		{Finding{Module: "/y", code: []byte{0xc3}, Wrong: wrong("rbx")}, [2]bool{}},
+		{Finding{Module: "/y", code: []byte{0x90}, first: []byte{0xc3, 0xaa, 2}, Wrong: wrong("rbx")}, [2]bool{false, true}},
 	} {
 		if got := [2]bool{k[0].matches(&c.f), k[1].matches(&c.f)}; len(k) != 2 || got != c.want {
 			t.Errorf("%+v: %v, not %v", c.f, got, c.want)

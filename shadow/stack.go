@@ -177,7 +177,7 @@ func (th *thread) pushed(now, was *regs) bool {
 	if link < 0 {
 		return now.sp() == was.sp()-host.CallPush && th.proc.holds(now.sp(), was.pc)
 	}
-	return now.sp() == was.sp()-16 && now.r[link] == was.pc && th.proc.holds(now.sp(), was.r[link])
+	return now.sp() == was.sp()-host.GoPush && now.r[link] == was.pc && th.proc.holds(now.sp(), was.r[link])
 }
 
 // moved follows the stack pointer from one place to another far away, or to where a register said.

@@ -1,7 +1,6 @@
 package vm
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -79,7 +78,7 @@ func TestInstall(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			root := debian(ctx, t, m.suite, m.arch)
+			root := debian(ctx, t, m.suite, m.arch, "", inside)
 			if err := root.Init(ctx, m.arch); err != nil {
 				t.Fatal(err)
 			}
@@ -139,22 +138,15 @@ func one(t *testing.T, dir, pattern string) string {
 	return found[0]
 }
 
-// debian is a root with packages of a suite, which it fetches once.
-func debian(ctx context.Context, t *testing.T, suite, arch string) *Root {
+// debian is a root with packages of a suite.
+func debian(ctx context.Context, t *testing.T, suite, arch, name string, packages []string) *Root {
 	t.Helper()
-	cache, err := os.UserCacheDir()
+	dir, err := Debian(ctx, suite, arch, name, packages)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(ctx, "sh", append([]string{"testdata/debian.sh", suite, arch, filepath.Join(cache, "unspool-kernels")}, inside...)...)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("debian.sh: %v\n%s", err, stderr.Bytes())
-	}
 	var r Root
-	if err := r.Tree(strings.TrimSpace(string(out))); err != nil {
+	if err := r.Tree(dir); err != nil {
 		t.Fatal(err)
 	}
 	return &r

@@ -137,6 +137,27 @@ func Fetch(ctx context.Context, suite, arch string) (*Kernel, error) {
 	return k, nil
 }
 
+//go:embed debian.sh
+var debianScript string
+
+// Debian fetches packages of a suite, with all that they depend on, unless they are in the cache, and returns the directory with their files.
+// Directories of one suite with other packages have another name.
+func Debian(ctx context.Context, suite, arch, name string, packages []string) (dir string, err error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, "sh", append([]string{"-s", suite, arch, filepath.Join(cache, "unspool-kernels", name)}, packages...)...)
+	cmd.Stdin = strings.NewReader(debianScript)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("debian.sh %s %s: %w\n%s", suite, arch, err, stderr.Bytes())
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
 // Boot boots the kernel with files as its root and takes the steps in it. An error says what the console has shown.
 func (k *Kernel) Boot(ctx context.Context, root *Root, steps []Step) ([]Result, error) {
 	b, err := json.Marshal(steps)

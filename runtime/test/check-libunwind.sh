@@ -2,9 +2,10 @@
 # Runs libunwind's own check programs with Debian's libraries and with the drop-ins, and prints a table. Exits with 1 if
 # one passes with Debian's and not with ours, unless it is listed below; and if one that is listed passes.
 #
-#	check-libunwind.sh DROPINS
+#	check-libunwind.sh DROPINS [HOST]
 #
-# DROPINS is the directory of libunwind.so.8 and libunwind-x86_64.so.8. The programs are built from Debian's source
+# DROPINS is the directory of libunwind.so.8 and libunwind-x86_64.so.8, or for HOST aarch64-linux-gnu libunwind-aarch64.so.8. Programs for HOST are
+# cross-compiled, and run under qemu-user, which has no ptrace and no core files. The programs are built from Debian's source
 # package, which apt-get fetches; $SOURCE names a tree where that has been done. On Debian 12, build-essential is enough:
 # where libunwind8 is not installed, the libraries that the source makes are taken for Debian's.
 set -eu
@@ -22,8 +23,8 @@ left_out() {
 	esac
 }
 
-dropins=$(cd "$1" && pwd)
-installed=/usr/lib/x86_64-linux-gnu
+dropins=$(cd "$1" && pwd) host=${2:-}
+installed=/usr/lib/${host:-x86_64-linux-gnu}
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 1' INT TERM
@@ -47,7 +48,7 @@ source=${SOURCE:-}
 if [ -z "$source" ]; then
 	fetch >"$tmp/log" 2>&1 || { cat "$tmp/log"; echo "check-libunwind: no source package of libunwind"; exit 1; }
 	echo "building $(basename "$source")"
-	(cd "$source" && ./configure -q && make -s -j2 && make -s -j2 check TESTS=) >"$tmp/log" 2>&1 ||
+	(cd "$source" && ./configure -q ${host:+"--host=$host" "--build=x86_64-linux-gnu"} && make -s -j2 && make -s -j2 check TESTS=) >"$tmp/log" 2>&1 ||
 		{ tail -n 40 "$tmp/log"; echo "check-libunwind: libunwind cannot be built"; exit 1; }
 fi
 
@@ -65,10 +66,22 @@ find "$source/tests/.libs" -maxdepth 1 -type f -perm -u+x -exec cp -t "$tmp/bin"
 tests=$(printf 'include Makefile\nprint:\n\t@echo $(TESTS)\n' | make -s -C "$source/tests" -f - print)
 [ -n "$tests" ] || { echo "check-libunwind: no list of programs"; exit 1; }
 
+# Those for another machine become scripts that have QEMU run them.
+if [ -n "$host" ]; then
+	for f in "$tmp"/bin/*; do
+		[ "$(head -c 4 "$f" | tail -c 3)" = ELF ] || continue
+		mv "$f" "$f.elf"
+		printf '#!/bin/sh\nexec qemu-%s -L /usr/%s -E LD_LIBRARY_PATH="$PROGRAM_LIBRARIES" "$0.elf" "$@"\n' "${host%%-*}" "$host" >"$f"
+		chmod +x "$f"
+	done
+fi
+
 # Runs one; 77 is automake's word for a program that cannot say.
 run() {
 	status=0
-	(cd "$tmp/bin" && env "$1" "LD_LIBRARY_PATH=$2" timeout -s KILL 120 "./$3") >"$tmp/out.$4" 2>&1 </dev/null || status=$?
+	libraries=LD_LIBRARY_PATH
+	[ -z "$host" ] || libraries=PROGRAM_LIBRARIES
+	(cd "$tmp/bin" && env "$1" "$libraries=$2" timeout -s KILL 120 "./$3") >"$tmp/out.$4" 2>&1 </dev/null || status=$?
 	case $status in
 	0) echo pass ;;
 	77) echo skip ;;
@@ -102,4 +115,17 @@ for t in $tests; do
 	fi
 done
 echo "$passed of $total pass with the drop-ins"
+
+# What a step of a walk of the own stack takes, in instructions: QEMU counts them. Two programs' difference is walks only.
+if [ -n "$host" ]; then
+	"$host-gcc" -O2 -I"$source/include" -o "$tmp/step_count" "$(dirname "$0")/testdata/step_count.c" "$source/src/.libs/libunwind.so" \
+		"$source/src/.libs/libunwind-${host%%-*}.so"
+	instructions() {
+		"qemu-${host%%-*}" -singlestep -d exec,nochain -D /dev/stdout -L "/usr/$host" -E LD_LIBRARY_PATH="$1" "$tmp/step_count" "$2" | grep -c '^Trace'
+	}
+	steps=$("qemu-${host%%-*}" -L "/usr/$host" -E LD_LIBRARY_PATH="$dropins" "$tmp/step_count" 1)
+	for libraries in "$stock$others" "$dropins"; do
+		echo "unw_step, with two unw_get_reg: $((($(instructions "$libraries" 60) - $(instructions "$libraries" 20)) / 40 / steps)) instructions ($libraries)"
+	done
+fi
 exit $bad
