@@ -38,17 +38,29 @@ func untilWorked(t testing.TB, pid int, d time.Duration) {
 		for _, list := range lists {
 			children, _ := os.ReadFile(list)
 			for _, child := range strings.Fields(string(children)) {
-				stat, _ := os.ReadFile("/proc/" + child + "/stat")
-				if f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])); len(f) > 12 {
-					for _, ticks := range f[11:13] { // utime, stime, in hundredths of a second
-						n, _ := strconv.Atoi(ticks)
-						ran += time.Duration(n) * 10 * time.Millisecond
-					}
-				}
+				ran += processorTime(child)
 			}
 		}
 		return ran >= d
 	})
+}
+
+// untilComputed waits until a process has run for so long from now on, of processor time.
+func untilComputed(t testing.TB, pid int, d time.Duration) {
+	t.Helper()
+	from := processorTime(strconv.Itoa(pid))
+	until(t, fmt.Sprintf("process %d has run for %v", pid, d), func() bool { return processorTime(strconv.Itoa(pid)) >= from+d })
+}
+
+func processorTime(pid string) (ran time.Duration) {
+	stat, _ := os.ReadFile("/proc/" + pid + "/stat")
+	if f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])); len(f) > 12 {
+		for _, ticks := range f[11:13] { // utime, stime, in hundredths of a second
+			n, _ := strconv.Atoi(ticks)
+			ran += time.Duration(n) * 10 * time.Millisecond
+		}
+	}
+	return ran
 }
 
 // untilRecording waits until a process has perf events open for each processor, and with them a signal's handler.
@@ -95,7 +107,8 @@ func TestRecordingBeforeNames(t *testing.T) {
 	}))
 	defer server.Close()
 	defer close(leave)
-	c := program(t, "record", "-p", fmt.Sprint(spinner(t).Process.Pid))
+	spins := spinner(t).Process.Pid
+	c := program(t, "record", "-p", fmt.Sprint(spins))
 	c.Env = append(c.Env, "DEBUGINFOD_URLS="+server.URL, "DEBUGINFOD_CACHE_PATH="+t.TempDir())
 	var text strings.Builder
 	c.Stderr = &text
@@ -104,7 +117,7 @@ func TestRecordingBeforeNames(t *testing.T) {
 	}
 	defer c.Process.Kill()
 	untilRecording(t, c.Process.Pid)
-	time.Sleep(2 * time.Second) // for samples
+	untilComputed(t, spins, 500*time.Millisecond) // for samples
 	file := filepath.Join(c.Dir, defaultRecording)
 	if _, err := os.Stat(file); err == nil {
 		t.Error("the recording is in its place before it has ended")
@@ -155,7 +168,7 @@ func TestHole(t *testing.T) {
 			t.Fatal(err)
 		}
 		untilRecording(t, c.Process.Pid)
-		time.Sleep(3 * time.Second) // for samples
+		untilComputed(t, hole.Process.Pid, 500*time.Millisecond) // for samples
 		began := time.Now()
 		c.Process.Signal(syscall.SIGTERM)
 		c.Wait()
