@@ -128,7 +128,7 @@ results: $(RECORDINGS)
 otel:
 	@test -n "$(OTEL)" || { echo "make otel lacks OTEL=PATH, a built OpenTelemetry eBPF profiler:" \
 		"make agent in github.com/open-telemetry/opentelemetry-ebpf-profiler" >&2; exit 2; }
-	UNSPOOL_OTEL="$(OTEL)" UNSPOOL_REQUIRE_JUDGES=1 $(GO) test -count=1 -v -run '^TestOtel$$' ./lab
+	UNSPOOL_OTEL="$(abspath $(firstword $(OTEL))) $(wordlist 2,$(words $(OTEL)),$(OTEL))" UNSPOOL_REQUIRE_JUDGES=1 $(GO) test -count=1 -v -run '^TestOtel$$' ./lab
 
 # Programs whose chains of calls are known by construction, compiled in thirty ways and walked live, from cores, from copies, in the kernel
 # and by ptrace: every walk is whole and right, or permitted with a reason. Half an hour on two cores.

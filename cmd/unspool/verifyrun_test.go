@@ -18,7 +18,7 @@ func TestVerifyRun(t *testing.T) {
 	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	planted := filepath.Join(t.TempDir(), "planted")
-	if out, err := exec.Command("gcc", "-static", "-o", planted, "../../shadow/testdata/planted.s").CombinedOutput(); err != nil {
+	if out, err := exec.Command("gcc", "-static", "-o", planted, "../../shadow/testdata/planted_amd64.s").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	r := runProgram(t, "verify", "--run", "--", planted)

@@ -41,15 +41,15 @@ type context struct {
 	word    uint8      // address size
 }
 
-// An edge is a slot of the hash table. Its key is an instruction's bytes, at most maxKey of them, and
-// above stateShift the number of the state that it leaves.
+// An edge is a slot of the hash table. Its key is the bytes of an instruction, or of the two of a push (build.go), at most maxKey of them,
+// and above stateShift the number of the state that it leaves.
 type edge struct {
 	key uint64
 	to  state
 }
 
 const (
-	maxKey     = 5 // bytes of an instruction in an edge's key
+	maxKey     = 5 // bytes of instructions in an edge's key
 	stateShift = 8 * maxKey
 	maxStates  = 1 << (64 - stateShift)
 	maxEdges   = 1 << 20            // then the table is emptied
@@ -60,7 +60,7 @@ const (
 // key returns an edge's key.
 func key(ins uint64, from state) uint64 { return ins | uint64(from)>>stateShift<<stateShift }
 
-// slot is where the search for an edge begins, modulo the table's size. Only the instruction is hashed:
+// slot is where the search for an edge begins, modulo the table's size. Only those bytes are hashed:
 // what a probe has to wait for is the state, which is the result of the probe before.
 func slot(ins uint64, from state) uint64 { return ins*hashMul>>stateShift ^ from.number() }
 
