@@ -62,6 +62,7 @@ type recorder interface {
 	Event() string     // what is recorded
 	EventNote() string // in what that differs from what was asked for
 	Stop()
+	TimedOut() bool // it ended because its duration was over
 	Close() error
 }
 

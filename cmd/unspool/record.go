@@ -147,7 +147,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	}
 	if len(p.Command) == 0 {
 		s.howFar = func() string {
-			return fmt.Sprintf("recording %s: %.0f s", rec.Event(), time.Since(rec.Start).Seconds())
+			return fmt.Sprintf("recording %s: %.0f s", rec.Event(), time.Since(rec.Since).Seconds())
 		}
 	}
 	var prof *profile.Profile
@@ -195,7 +195,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 		}
 		fmt.Fprintf(stderr, "unspool: %s\n", note)
 	}
-	return exitStatus(ctx, rec, p.Duration > 0 && time.Since(rec.Start) >= p.Duration)
+	return exitStatus(ctx, rec, rec.TimedOut())
 }
 
 // exitStatus passes on how the command ended. ours says that it was this program that ended it.

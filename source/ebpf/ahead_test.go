@@ -90,6 +90,19 @@ int main(void) { down(300); return 0; }`)
 	}
 }
 
+// A patient is a Program whose recording waits for longer than others do until it knows the processes that there are: on a busy machine their tables
+// take long to be made.
+type patient struct{ *Program }
+
+func (p patient) Begin(records []byte) <-chan struct{} {
+	known := p.Program.Begin(records)
+	select {
+	case <-known:
+	case <-time.After(time.Minute):
+	}
+	return known
+}
+
 // TestKnownFirst: a recording of a process that runs begins when the kernel has its tables, even those that are made only then. No stack is copied.
 func TestKnownFirst(t *testing.T) {
 	prog := compile(t, fmt.Sprintf("int made_%d; int main(void) { for (volatile long i = 0;; i++); }", time.Now().UnixNano())) // has no table
@@ -98,9 +111,19 @@ func TestKnownFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Process.Kill(); c.Wait() })
+	for until := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // it has mapped all that it maps
+		var ns int64
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", c.Process.Pid))
+		if fmt.Sscan(string(b), &ns); ns > int64(50*time.Millisecond) {
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatal("the program does not compute")
+		}
+	}
 	p := load(t, Options{})
 	n, copied := 0, 0
-	record(t, p, perfevent.Options{PIDs: []int{c.Process.Pid}, User: true, Frequency: 3999, Duration: time.Second / 2}, func(s *source.Sample) {
+	record(t, patient{p}, perfevent.Options{PIDs: []int{c.Process.Pid}, User: true, Frequency: 3999, Duration: time.Second / 2}, func(s *source.Sample) {
 		if n++; s.Record.ID != source.WalkedID {
 			copied++
 		}

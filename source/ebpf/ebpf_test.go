@@ -87,7 +87,7 @@ func TestExplain(t *testing.T) {
 }
 
 // record records with p and calls each with every sample.
-func record(t *testing.T, p *Program, o perfevent.Options, each func(*source.Sample)) source.Stats {
+func record(t *testing.T, p perfevent.Program, o perfevent.Options, each func(*source.Sample)) source.Stats {
 	t.Helper()
 	o.Program = p
 	rec, err := perfevent.Open(t.Context(), o)
@@ -307,6 +307,30 @@ func TestStacks(t *testing.T) {
 				k.record(&s)
 			}
 		}
+	}
+}
+
+// TestCopyRoom: a copy is of one sample, and takes no room of its generation's any more when that has come.
+func TestCopyRoom(t *testing.T) {
+	dec := source.NewDecoder()
+	dec.AddAttr(&source.Attr{SampleType: source.SampleIdentifier | source.SampleIP | source.SampleTID | source.SampleTime | source.SampleCPU | source.SamplePeriod |
+		source.SampleRegsUser | source.SampleStackUser, SampleRegsUser: source.UserRegsMask(Machine), SampleStackUser: 64}, nil, "")
+	dec.AddWalked()
+	var k stacks
+	k.start(dec)
+	for range 3 {
+		if b := k.record(&sample{time: 1, id: 77, pid: 5, tid: 6, what: sampleCopy, user: make([]byte, 8*numRegs+64)}); b != nil || k.size < 64 {
+			t.Fatalf("a copy before its sample: %d bytes in a record, %d kept", len(b), k.size)
+		}
+	}
+	if n := len(k.now[77]); k.size != n {
+		t.Errorf("a copy of %d bytes that came again takes %d", n, k.size)
+	}
+	if b := k.record(&sample{time: 2, id: 77, pid: 5, tid: 6, what: sampleSeen}); len(b) < 64 {
+		t.Errorf("the record of a copy has %d bytes", len(b))
+	}
+	if len(k.now) != 0 || k.size != 0 {
+		t.Errorf("%d copies that have gone take %d bytes", len(k.now), k.size)
 	}
 }
 

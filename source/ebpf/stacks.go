@@ -92,7 +92,7 @@ type stacks struct {
 	event      source.Attr       // the kernel's
 	attr       source.Attr       // of walked samples
 	now, old   map[uint64][]byte // records, by stack
-	size       int               // bytes in now
+	size       int               // bytes that have come to now since it began, less those that have gone
 	since      time.Time         // of now
 	unknown    atomic.Uint64     // stacks that never came
 	interrupts *interrupts       // nil: it is not known where they begin
@@ -120,7 +120,8 @@ func (k *stacks) start(dec *source.Decoder) {
 	k.attr, k.now, k.since = k.event.Walked(), map[uint64][]byte{}, time.Now()
 }
 
-// tidy begins a new generation when it is time. What blocked threads refer to stays.
+// tidy begins a new generation when it is time. What blocked threads refer to stays: where not all of them could be looked at, another round tries
+// again, until there are twice as many stacks as there should be.
 func (k *stacks) tidy(p *Program) {
 	most := maxBytes
 	if p.prog != "on_event" {
@@ -133,15 +134,28 @@ func (k *stacks) tidy(p *Program) {
 	if p.prog == "on_switch" {
 		var tid int32
 		var b blocked
-		for it := p.more.Maps["blocked"].Iterate(); it.Next(&tid, &b); {
+		it := p.more.Maps["blocked"].Iterate()
+		for it.Next(&tid, &b) {
 			if r := k.find(b.ID); r != nil {
 				keep[b.ID] = r
 			}
+		}
+		if it.Err() != nil && len(k.now) < 2*maxStacks && k.size < 2*most {
+			return
 		}
 	}
 	if p.set("seed", rand.Uint64()) == nil {
 		k.old, k.now, k.size, k.since = k.now, keep, 0, time.Now()
 	}
+}
+
+// drop forgets a stack, whose room others have then.
+func (k *stacks) drop(id uint64) {
+	if b, ok := k.now[id]; ok {
+		k.size -= len(b)
+	}
+	delete(k.now, id)
+	delete(k.old, id)
 }
 
 func (k *stacks) find(id uint64) []byte {
@@ -166,6 +180,7 @@ func (k *stacks) record(s *sample) []byte {
 	if b == nil {
 		return nil
 	}
+	k.drop(s.id)
 	k.now[s.id] = b
 	k.size += len(b)
 	if s.what != sampleNew {
@@ -195,8 +210,7 @@ func (k *stacks) again(s *sample) []byte {
 	}
 	le := binary.LittleEndian
 	if le.Uint64(b[atID:]) != source.WalkedID { // a copy is of one sample
-		delete(k.now, s.id)
-		delete(k.old, s.id)
+		k.drop(s.id)
 	}
 	misc := le.Uint16(b[atMisc:]) & source.MiscCPUModeMask
 	if s.ip != 0 {

@@ -30,7 +30,7 @@ type tables struct {
 	last      uint32                    // slot that has been used
 	size      uint64                    // bytes of the kernel's memory
 	look      atomic.Int64              // when to see whether all is as it should be: CLOCK_MONOTONIC; 0: it is
-	compiling chan bool                 // so many at once
+	compiling chan bool                 // so many at once: two at least, as one file may take long to be read
 	jobs      sync.WaitGroup
 
 	news   bool     // under the lock: something has been compiled or loaded
@@ -80,7 +80,7 @@ const (
 
 func (t *tables) start(track *tracker, outer, uses *ebpf.Map, memory uint64) {
 	t.track, t.tables, t.uses, t.memory = track, outer, uses, memory
-	t.all, t.compiling = map[*unwind.Module]*table{}, make(chan bool, min(4, runtime.GOMAXPROCS(0)))
+	t.all, t.compiling = map[*unwind.Module]*table{}, make(chan bool, max(2, min(4, runtime.GOMAXPROCS(0))))
 }
 
 // close ends all jobs. What is in the kernel goes with the map of all tables.

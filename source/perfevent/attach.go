@@ -387,7 +387,7 @@ func (r *Recorder) start(cmd *exec.Cmd) error {
 			r.exitErr = err
 		}
 		close(r.exited)
-		r.end()
+		r.end(false)
 	}()
 	return nil
 }

@@ -150,7 +150,8 @@ type Recorder struct {
 
 	queue   *backlog
 	stop    atomic.Bool
-	ending  chan struct{} // closed when stop is set
+	ending  chan struct{} // closed when stop is set, and over
+	over    bool          // the duration set stop
 	drained chan struct{} // closed when the drainer has ended
 	records atomic.Uint64
 	bytes   atomic.Uint64
@@ -252,16 +253,16 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 		}
 	}
 	go r.drainAll()
-	r.synthesise(&o)
+	r.synthesise(ctx, &o)
 	if start != nil && !own {
 		if err := start(); err != nil {
-			r.end()
+			r.end(false)
 			<-r.drained
 			return nil, err
 		}
 	}
 	if o.Duration > 0 {
-		r.endTimer = time.AfterFunc(o.Duration, r.Stop)
+		r.endTimer = time.AfterFunc(o.Duration, func() { r.finish(true) })
 	}
 	r.unwatch = context.AfterFunc(ctx, r.Stop)
 	return r, nil
@@ -388,8 +389,11 @@ func (r *Recorder) cutWait(raw []byte) {
 
 // Stop ends the recording: Next returns the records left, then io.EOF. A command that is still there gets SIGTERM. Stop may be called again;
 // it does not wait.
-func (r *Recorder) Stop() {
-	r.end()
+func (r *Recorder) Stop() { r.finish(false) }
+
+// finish is Stop. over says that it is time.
+func (r *Recorder) finish(over bool) {
+	r.end(over)
 	select {
 	case <-r.exited:
 	default:
@@ -399,14 +403,24 @@ func (r *Recorder) Stop() {
 	}
 }
 
-// end makes the drainer end.
-func (r *Recorder) end() {
+// end makes the drainer end. over says that the duration is over.
+func (r *Recorder) end(over bool) {
 	if r.stop.Swap(true) {
 		return
 	}
+	r.over = over
 	close(r.ending)
 	r.queue.wake()
 	unix.Write(r.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // fails only if the counter is full: then it is awake
+}
+
+// TimedOut says of a recording that has ended whether it did because the duration was over, and nothing else had ended it before.
+func (r *Recorder) TimedOut() bool {
+	if !r.stop.Load() {
+		return false
+	}
+	<-r.ending
+	return r.over
 }
 
 // Wait waits for the command and returns how it ended; nil if there is none. The error, if not nil, says that

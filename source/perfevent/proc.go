@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"context"
 	"fmt"
 	"os"
 	"slices"
@@ -18,15 +19,21 @@ import (
 )
 
 // knownTime is how long a recording waits at most for the kernel to walk the stacks of the processes that there are.
-const knownTime = 2 * time.Second
+var knownTime = 2 * time.Second // but for tests
 
 // synthesise makes the records of what exists: names of threads and executable mappings, at time 0. Whoever
 // disappears meanwhile is left out. What changes while /proc is read comes as records, too, but at which mappings a sample of that time has looked
 // is not to be had: the recording begins behind the last process that was read. A program that does not know these processes yet would have their
 // stacks copied, at thousands a second: so it begins when the program knows them.
-func (r *Recorder) synthesise(o *Options) {
-	s := synth{dec: r.dec, ids: &r.ids, owned: map[uint32]int{}, ended: r.stop.Load, code: len(r.code) > 0}
-	s.kernel()
+//
+// A command that is recorded alone runs already, and its samples count: the program has its tables, and begins at once.
+func (r *Recorder) synthesise(ctx context.Context, o *Options) {
+	ended := func() bool { return r.stop.Load() || ctx.Err() != nil }
+	s := synth{dec: r.dec, ids: &r.ids, owned: map[uint32]int{}, ended: ended, code: len(r.code) > 0}
+	running := r.reading.Load()
+	if running {
+		s.kernel()
+	}
 	code := len(s.b)
 	procs := map[int][]int{} // threads of interest; nil for all
 	if o.All {
@@ -49,13 +56,19 @@ func (r *Recorder) synthesise(o *Options) {
 		o.read()
 	}
 	if r.program != nil {
-		select {
-		case <-r.program.Begin(s.b[code:]):
-		case <-time.After(knownTime):
-		case <-r.ending:
+		if known := r.program.Begin(s.b[code:]); running {
+			select {
+			case <-known:
+			case <-time.After(knownTime):
+			case <-r.ending:
+			case <-r.drained: // whoever is recorded has gone
+			case <-ctx.Done():
+			}
 		}
 	}
-	r.begin()
+	if r.begin(); !running {
+		s.kernel()
+	}
 	r.synth = s.b
 }
 

@@ -2,15 +2,23 @@ package perfevent
 
 import (
 	"bytes"
+	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/internal/procfs"
@@ -165,5 +173,94 @@ func TestMade(t *testing.T) {
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q", got)
+	}
+}
+
+// A knower is a program that lets the kernel write all samples, and says when it knows the processes that there are.
+type knower struct {
+	fd, ready int
+	begin     func() <-chan struct{}
+}
+
+func (k *knower) Start(*source.Decoder, source.Trigger) error { return nil }
+func (k *knower) FD() int                                     { return k.fd }
+func (k *knower) Ready() int                                  { return k.ready }
+func (k *knower) Begin([]byte) <-chan struct{}                { return k.begin() }
+func (k *knower) Saw([]byte)                                  {}
+func (k *knower) Samples(uint64, func(n int) []byte) bool     { return false }
+func (k *knower) End(func(n int) []byte)                      {}
+
+// TestKnown: a recording of processes that run begins when the program knows them. It does not wait when it is to end, nor for a command that it has
+// started itself, whose samples count from the start.
+func TestKnown(t *testing.T) {
+	canRecord(t)
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.PerfEvent, Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}, License: "GPL"})
+	if errors.Is(err, os.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) {
+		oracle.Lacks(t, "the permission to load programs into the kernel")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer prog.Close()
+	ready, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ready)
+	defer func(d time.Duration) { knownTime = d }(knownTime)
+	knownTime = time.Hour
+	never := make(chan struct{})
+	for _, what := range []string{"known", "gone", "canceled", "own"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var known atomic.Bool
+		pid, finish := spawn(t, "wait", "0")
+		o := Options{PIDs: []int{pid}}
+		k := &knower{fd: prog.FD(), ready: ready}
+		k.begin = func() <-chan struct{} {
+			switch what {
+			case "known":
+				c := make(chan struct{})
+				time.AfterFunc(50*time.Millisecond, func() { known.Store(true); close(c) })
+				return c
+			case "gone":
+				finish()
+			case "canceled":
+				cancel()
+			}
+			return never
+		}
+		if what == "own" {
+			o = Options{Command: []string{"sleep", "1000"}}
+		}
+		o.Program = k
+		opened := make(chan *Recorder, 1)
+		go func() {
+			r, err := Open(ctx, o)
+			if err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+			opened <- r
+		}()
+		select {
+		case r := <-opened:
+			if r == nil {
+				continue
+			}
+			if what == "known" && !known.Load() {
+				t.Error("the recording begins before the program knows the process")
+			}
+			if what == "known" || what == "own" {
+				r.Stop()
+			}
+			for err = nil; err == nil; {
+				_, _, err = r.Next()
+			}
+			if r.Close(); err != io.EOF {
+				t.Errorf("%s: %v", what, err)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("%s: the recording does not begin", what)
+		}
 	}
 }

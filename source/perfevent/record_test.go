@@ -255,11 +255,23 @@ func TestStop(t *testing.T) {
 	s := run(t, r)
 	start := <-stopped
 	between(t, "samples", int(s.Samples), 20, s.most())
+	if r.TimedOut() {
+		t.Error("a recording without a duration ended because it was over")
+	}
 	if st, _ := r.Wait(); st.ExitCode() != -1 || st.String() != "signal: terminated" {
 		t.Errorf("%v", st)
 	}
 	r = open(t, Options{Command: []string{"sleep", "1000"}, Duration: 100 * time.Millisecond})
+	if run(t, r); !r.TimedOut() {
+		t.Error("a recording did not end because its duration was over")
+	}
+	r = open(t, Options{Command: []string{"false"}, Duration: time.Hour})
 	run(t, r)
+	r.Wait()
+	r.finish(true) // the duration is over while whoever records still writes
+	if r.TimedOut() {
+		t.Error("a recording whose command has ended did so because its duration was over")
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	r, err := Open(ctx, Options{Command: []string{"sleep", "1000"}})
 	if err != nil {

@@ -136,7 +136,7 @@ func (r *Recorder) gone(status syscall.WaitStatus) {
 	default:
 		r.status = status
 		close(r.exited)
-		r.once.Do(func() { close(r.stop) })
+		r.end(false)
 	}
 }
 

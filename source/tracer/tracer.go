@@ -68,6 +68,7 @@ type Recorder struct {
 	cur    []byte        // of what Next returns
 	ended  chan struct{} // closed when nothing is traced any more
 	stop   chan struct{} // closed to end the recording
+	over   bool          // then: the duration has
 	once   sync.Once
 	timer  *time.Timer
 	detach func() bool // of Open's context
@@ -133,7 +134,7 @@ func Open(ctx context.Context, o Options) (*Recorder, error) {
 		return nil, err
 	}
 	if o.Duration > 0 {
-		r.timer = time.AfterFunc(o.Duration, r.Stop)
+		r.timer = time.AfterFunc(o.Duration, func() { r.end(true) })
 	}
 	r.detach = context.AfterFunc(ctx, r.Stop)
 	return r, nil
@@ -170,7 +171,25 @@ func (r *Recorder) Next() (raw []byte, buf *source.Buffer, err error) {
 
 // Stop ends the recording: Next returns the records left, then io.EOF. A command that is still there gets SIGTERM. Stop may be called again;
 // it does not wait.
-func (r *Recorder) Stop() { r.once.Do(func() { close(r.stop) }) }
+func (r *Recorder) Stop() { r.end(false) }
+
+// end is Stop. over says that the duration is over.
+func (r *Recorder) end(over bool) {
+	r.once.Do(func() {
+		r.over = over
+		close(r.stop)
+	})
+}
+
+// TimedOut says of a recording that has ended whether it did because the duration was over, and nothing else had ended it before.
+func (r *Recorder) TimedOut() bool {
+	select {
+	case <-r.stop:
+		return r.over
+	default:
+		return false
+	}
+}
 
 // Wait waits for the command and returns how it ended. ok is false if there is none.
 func (r *Recorder) Wait() (status syscall.WaitStatus, ok bool) {
