@@ -3,6 +3,7 @@ package tracer
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -163,15 +164,7 @@ func TestMoved(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	r := &Recorder{o: Options{PIDs: []int{pid}, StackSize: 1 << 10}, dec: source.NewDecoder(), tick: time.Second / DefaultFrequency}
-	r.attr = source.Attr{
-		SampleType:     source.SampleIP | source.SampleTID | source.SampleTime | source.SamplePeriod | source.SampleRegsUser | source.SampleStackUser,
-		Flags:          source.FlagSampleIDAll,
-		SampleRegsUser: source.UserRegsMask(ptrace.Machine), SampleStackUser: 1 << 10,
-	}
-	r.dec.AddAttr(&r.attr, nil, "cpu-clock")
-	r.queue.init()
-	r.tracer.init()
+	r := quiet(pid)
 	// samples stops the thread, which is moved before or after it is asked, and returns how often it is sampled.
 	samples := func(before, after bool) (n int) {
 		move(0, cpus[0])
@@ -200,12 +193,7 @@ func TestMoved(t *testing.T) {
 				ptrace.Nap()
 			}
 		}
-		for b := r.out; len(b) > 0; b = b[recordSize(b):] {
-			if binary.NativeEndian.Uint32(b) == source.RecordSample {
-				n++
-			}
-		}
-		return n
+		return sampled(r)
 	}
 	ptrace.Do(func() {
 		if err := r.attach(pid); err != nil {
@@ -222,4 +210,90 @@ func TestMoved(t *testing.T) {
 			t.Errorf("of 20 each: %d samples where it stayed, %d where it was moved after it had been asked, %d before", stayed, later, earlier)
 		}
 	})
+}
+
+// quiet is a recorder of a process that does nothing by itself.
+func quiet(pid int) *Recorder {
+	r := &Recorder{o: Options{PIDs: []int{pid}, StackSize: 1 << 10}, dec: source.NewDecoder(), tick: time.Second / DefaultFrequency}
+	r.attr = source.Attr{
+		SampleType:     source.SampleIP | source.SampleTID | source.SampleTime | source.SamplePeriod | source.SampleRegsUser | source.SampleStackUser,
+		Flags:          source.FlagSampleIDAll,
+		SampleRegsUser: source.UserRegsMask(ptrace.Machine), SampleStackUser: 1 << 10,
+	}
+	r.dec.AddAttr(&r.attr, nil, "cpu-clock")
+	r.queue.init()
+	r.tracer.init()
+	return r
+}
+
+// sampled counts the samples that have not been put yet.
+func sampled(r *Recorder) (n int) {
+	for b := r.out; len(b) > 0; b = b[recordSize(b):] {
+		if binary.NativeEndian.Uint32(b) == source.RecordSample {
+			n++
+		}
+	}
+	return n
+}
+
+// On one processor, a tracer that is slow samples what it has displaced, though the scheduler has counted its time meanwhile.
+func TestSlow(t *testing.T) {
+	pid, _ := spawn(t, "share", "1", "4096")
+	r := quiet(pid)
+	var err error
+	if r.alarm, err = newAlarm(nil); err != nil {
+		t.Fatal(err)
+	}
+	defer r.alarm.close()
+	var cpus, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &cpus); err != nil {
+		t.Fatal(err)
+	}
+	for !cpus.IsSet(r.here) {
+		r.here++
+	}
+	one.Set(r.here)
+	// On a busy machine, it displaces others more often than this process.
+	const enough, most = 20, 400
+	due, n := 0, 0
+	ptrace.Do(func() {
+		ptrace.Hurry()
+		if err := errors.Join(unix.SchedSetaffinity(pid, &one), unix.SchedSetaffinity(0, &one)); err != nil {
+			t.Error(err)
+			return
+		}
+		if err := r.attach(pid); err != nil {
+			t.Error(err)
+			return
+		}
+		th := r.threads[pid]
+		for tries := 0; due < enough && tries < most; tries++ {
+			for !r.alarm.wait(time.Now().Add(5 * time.Millisecond)) {
+			}
+			if r.began(pid, pid)+uint64(recently) < r.began(unix.Getpid(), unix.Gettid()) {
+				continue
+			}
+			// As if all that a visit does took longer than a tick of the scheduler.
+			for end := processorTime() + 500*time.Microsecond; processorTime() < end; {
+			}
+			due++
+			r.ready, r.out = []*thread{th}, nil
+			r.visit(r.here)
+			for th.wanted {
+				if s, ok, err := ptrace.Next(pid); err != nil {
+					t.Error(err)
+					return
+				} else if ok {
+					r.handle(s)
+				} else {
+					ptrace.Nap()
+				}
+			}
+			n += sampled(r)
+		}
+	})
+	if due < enough/2 || n*5 < due { // where Go's scheduler has made it wait, it samples nothing
+		t.Errorf("it was displaced in %d visits, and sampled in %d", due, n)
+	}
+	t.Logf("%d samples in %d visits", n, due)
 }

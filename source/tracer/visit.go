@@ -28,7 +28,7 @@ const (
 	maxVisits = 64                    // in a tick
 	maxLooked = 256                   // threads that are looked at in every visit, wherever they ran when it was planned
 	leastNap  = 50 * time.Microsecond // before a visit
-	recently  = 50 * time.Microsecond // for which this thread has run at most when it asks for how long others have not
+	recently  = 50 * time.Microsecond // for which this thread has run when it asks for how long others have not, on most machines
 	maxCredit = 100                   // ticks that a thread may lag behind
 
 	// moment is how long a thread that runs takes at most to stop, unless it has to wait for a processor.
@@ -137,6 +137,7 @@ func (r *Recorder) tickOver() {
 // visit asks the thread that was interrupted to stop, and waits a moment for it: handle samples it.
 func (r *Recorder) visit(cpu int) {
 	since := r.began(unix.Getpid(), unix.Gettid())
+	spent := max(recently, processorTime()-r.alarm.spent)
 	var ran []*thread
 	for _, th := range r.ready {
 		if r.threads[th.tid] != th || th.wanted || th.on != cpu && len(r.ready) > maxLooked {
@@ -151,7 +152,7 @@ func (r *Recorder) visit(cpu int) {
 			if th.on == cpu && th.credit >= r.tick {
 				ran = append(ran, th)
 			}
-		case th.on == r.here && r.began(th.proc.pid, th.tid)+uint64(recently) >= since:
+		case th.on == r.here && r.began(th.proc.pid, th.tid)+uint64(spent) >= since:
 			ran = append(ran, th)
 		}
 	}
@@ -177,6 +178,14 @@ func (r *Recorder) visit(cpu int) {
 			ptrace.Nap()
 		}
 	}
+}
+
+// processorTime returns for how long this thread has run. The scheduler says since when it does, but where this processor is slow, a tick may
+// have been counted since the timer woke it.
+func processorTime() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
+	return time.Duration(ts.Nano())
 }
 
 // began returns when the scheduler last began to count a thread's time, by the processor's clock in nanoseconds; 0 if it is not told. For the
@@ -215,7 +224,8 @@ type alarm struct {
 	fd         int
 	news       chan os.Signal
 	quit, gone chan struct{}
-	switches   int64 // of this thread, before it slept
+	switches   int64         // of this thread, before it slept
+	spent      time.Duration // its processorTime then
 }
 
 // newAlarm makes an alarm that tells of news of tracees and of the end of stop. The kernel sends SIGCHLD when a tracee has stopped or exited.
@@ -254,7 +264,7 @@ func (a *alarm) close() {
 func (a *alarm) wait(t time.Time) bool {
 	ts := unix.NsecToTimespec(int64(max(time.Until(t), leastNap)))
 	fds := []unix.PollFd{{Fd: int32(a.fd), Events: unix.POLLIN}}
-	a.switches = switches()
+	a.switches, a.spent = switches(), processorTime()
 	if n, err := unix.Ppoll(fds, &ts, nil); n > 0 && err == nil {
 		var b [8]byte
 		_, _ = unix.Read(a.fd, b[:])
