@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -39,6 +40,22 @@ func harmless(t *testing.T, r result, args []string) {
 	}
 }
 
+// foreignProgram is a program for the other of the two machines.
+func foreignProgram(t *testing.T, dir string) string {
+	t.Helper()
+	oracle.Need(t, "go")
+	src, path := filepath.Join(dir, "foreign.go"), filepath.Join(dir, "foreign")
+	if err := os.WriteFile(src, []byte("package main\n\nfunc main() { println(1) }\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("go", "build", "-o", path, src)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+map[string]string{"amd64": "arm64", "arm64": "amd64"}[runtime.GOARCH])
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return path
+}
+
 // TestHostileNames calls every verb, and every flag of each, with a name that a terminal would obey: of what does not exist, what is no file
 // that it can read, a directory, a program that is cut short, and a whole one.
 func TestHostileNames(t *testing.T) {
@@ -55,7 +72,12 @@ func TestHostileNames(t *testing.T) {
 		}
 		return path
 	}
+	foreign, err := os.ReadFile(foreignProgram(t, dir))
+	if err != nil {
+		t.Fatal(err)
+	}
 	paths := map[string]string{
+		"foreign": put("foreign", foreign), "foreign-short": put("foreign-short", foreign[:len(foreign)*2/3]),
 		"missing": filepath.Join(dir, hostile), "text": put("text", []byte("text")), "short": put("short", self[:len(self)/2]), "whole": put("whole", self),
 		"directory": filepath.Join(dir, "dir"+hostile),
 	}

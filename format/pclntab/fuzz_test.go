@@ -17,25 +17,29 @@ func FuzzTable(f *testing.F) {
 	binary.LittleEndian.PutUint32(b[104:], 64)
 	b[96+16+16] = 1
 	f.Add(b)
-	tableOf := func(b []byte) *Table {
+	tableOf := func(b []byte, m *arch.Machine) *Table {
 		h, err := Parse(b, binary.LittleEndian)
 		if err != nil {
 			return nil
 		}
-		return newTable(h, arch.AMD64)
+		return newTable(h, m)
 	}
-	if t := tableOf(b); t == nil || len(t.Rows().Rows) != 4 {
-		f.Fatalf("the seed has not its rows: %+v", t)
+	for _, m := range arch.Machines() {
+		if t := tableOf(b, m); t == nil || len(t.Rows().Rows) != 4 {
+			f.Fatalf("the seed has not its rows: %+v", t)
+		}
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		tab := tableOf(b)
-		if tab == nil {
-			return
-		}
-		n := 0
-		tab.Funcs(func(string, arch.Vaddr, arch.Vaddr) { n++ })
-		if rows := len(tab.Rows().Rows); n > len(b)/8 || rows > len(b) {
-			t.Errorf("%d functions and %d rows in %d bytes", n, rows, len(b))
+		for _, m := range arch.Machines() {
+			tab := tableOf(b, m)
+			if tab == nil {
+				return
+			}
+			n := 0
+			tab.Funcs(func(string, arch.Vaddr, arch.Vaddr) { n++ })
+			if rows := len(tab.Rows().Rows); n > len(b)/8 || rows > len(b) {
+				t.Errorf("%s: %d functions and %d rows in %d bytes", m.Name, n, rows, len(b))
+			}
 		}
 	})
 }

@@ -145,10 +145,13 @@ func (c *core) build() []byte {
 	return b
 }
 
+// sampled is the machine of sample's cores.
+var sampled = arch.AMD64
+
 // sample returns a small core: two threads, a stack that is there, and one of which half is.
 func sample() *core {
 	return &core{
-		machine: arch.AMD64, signal: 11, code: 1, addr: 0x10, psargs: "/bin/program -x ",
+		machine: sampled, signal: 11, code: 1, addr: 0x10, psargs: "/bin/program -x ",
 		threads: []coreThread{{tid: 12, pc: 0x401010, sp: 0x7ff010}, {tid: 10, pc: 0x401020, sp: 0x8ff010}, {tid: 11, pc: 0x401030, sp: 0x7ff020}},
 		auxv:    []uint64{atPHDR, 0x400040, 0, 0},
 		files:   []fileRange{{lo: 0x400000, hi: 0x401000, path: "/nonexistent/program"}, {lo: 0x401000, hi: 0x402000, off: 0x1000, path: "/nonexistent/program"}},

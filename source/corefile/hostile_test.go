@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/unwind"
 )
@@ -35,6 +36,9 @@ func FuzzCore(f *testing.F) {
 	c.tail = true
 	f.Add(c.build())
 	f.Add(c.build()[:1500])
+	c = sample()
+	c.machine = arch.ARM64
+	f.Add(c.build())
 	w := unwind.NewWalker(64)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		file, err := New("core", b, options())
@@ -55,8 +59,15 @@ func FuzzCore(f *testing.F) {
 	})
 }
 
-// Whatever a core promises, memory is bounded by what it has.
+// Whatever a core promises, memory is bounded by what it has, whichever machine it is of.
 func TestHostile(t *testing.T) {
+	defer func() { sampled = arch.AMD64 }()
+	for _, sampled = range arch.Machines() {
+		t.Run(sampled.Name, hostile)
+	}
+}
+
+func hostile(t *testing.T) {
 	noteAt := func(b []byte) int { return int(le.Uint64(b[64+8:])) }
 	for _, c := range []struct {
 		name string
