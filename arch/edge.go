@@ -12,8 +12,10 @@ type Edge struct {
 	FP  int64  // where the caller's frame pointer is, from the stack pointer; less than 0: in its register
 }
 
-// MaxEdge is the number of bytes that Edge reads from the place on; before the place, MaxCall.
-const MaxEdge = 32
+// MaxEdge is the number of bytes that Edge reads from the place on, on any machine; before the place, MaxCall.
+const MaxEdge = 256
+
+const amd64Edges = 32 // bytes of them on x86-64: the ways to a return that it knows are short
 
 // Edge says whether the code at a place is such an edge. before is the code that ends there, as much of it as is known.
 func (m *Machine) Edge(before, at []byte) (Edge, bool) {
@@ -32,6 +34,7 @@ func amd64Edge(before, at []byte) (Edge, bool) {
 	if n := len(before); n > 0 {
 		last = before[n-1]
 	}
+	at = at[:min(len(at), amd64Edges)]
 	code := bytes.TrimPrefix(at, []byte("\xf3\x0f\x1e\xfa")) // endbr64
 	if len(code) == 0 {
 		return no, false
@@ -106,9 +109,9 @@ func amd64Target(before []byte, ra uint64) (uint64, bool) {
 	return ra + uint64(int64(int32(binary.LittleEndian.Uint32(before[n-4:])))), true
 }
 
-// arm64Edge knows the first instructions of functions that keep frame records, up to the one that sets the frame pointer, and
-// returns and jumps behind the load of the record, all of which leave the return address in the link register. Encodings:
-// Arm ARM, section C6.2.
+// arm64Edge knows the first instructions of functions that keep frame records, up to the one that sets the frame pointer; jumps behind the load of
+// the record; and what leads straight to a return, such as all of a function without a frame: the kernel's vDSO has such ones, and no rows. All of them
+// leave the return address in the link register. Encodings: Arm ARM, section C6.2.
 func arm64Edge(before, at []byte) (Edge, bool) {
 	word := func(b []byte, i int) uint32 {
 		if i < 0 || i+4 > len(b) {
@@ -135,7 +138,7 @@ func arm64Edge(before, at []byte) (Edge, bool) {
 		first&0xffffffbf == 0xd503233f, first&0xffffffbf == 0xd50323bf, // paciasp, pacibsp; autiasp, autibsp
 		first&imm7 == stpPre,
 		first&imm12 == subSP && second&imm7 == stp,
-		first == 0xd65f03c0, first&0xfffffbff == 0xd65f0bff, // ret; retaa, retab
+		first&0xfffffbff == 0xd65f0bff, // retaa, retab
 		last&imm7 == ldpPost && (first>>26 == 5 || first&0xfffffc1f == 0xd61f0000): // b, br
 		return Edge{FP: -1}, true
 	case first == 0x910003fd && last&imm7 == stpPre: // mov x29,sp
@@ -147,5 +150,54 @@ func arm64Edge(before, at []byte) (Edge, bool) {
 	case first&0xffc003ff == 0x910003fd && last&imm7 == stp && prior&imm12 == subSP: // add x29,sp,#n
 		return Edge{Off: frame(prior), FP: -1}, true
 	}
+	for i := 0; i+4 <= min(len(at), MaxEdge); i += 4 {
+		w := word(at, i)
+		if w == 0xd65f03c0 { // ret
+			return Edge{FP: -1}, true
+		}
+		if !arm64Passes(w) {
+			break
+		}
+	}
 	return Edge{FP: -1}, false
+}
+
+// arm64Passes says whether an instruction leaves the link register and the stack pointer alone, and goes on to the next, or may. Where it is in doubt,
+// it does not. Encodings: Arm ARM, section C4.1.
+func arm64Passes(w uint32) bool {
+	const link, sp = 30, 31 // 31 is the zero register, too
+	to, base := w&31, w>>5&31
+	class := w >> 25 & 15
+	switch {
+	case class&14 == 10: // branches, exceptions, system
+		switch {
+		case w&0xff000010 == 0x54000000, w&0x7c000000 == 0x34000000, w == 0xd4000001: // b.cond; cbz, cbnz, tbz, tbnz; svc #0
+			return true
+		case w == 0xd503201f, w == 0xd503203f, w&0xffffff3f == 0xd503241f: // nop, yield, bti
+			return true
+		case w&0xffffffbf == 0xd50323bf: // autiasp, autibsp: until then, the return address is signed
+			return true
+		case w&0xfffff01f == 0xd503301f, w&0xfff00000 == 0xd5300000: // barriers; mrs
+			return to != link
+		}
+		return false
+	case to == link:
+		return false
+	case class&14 == 8: // immediates
+		adds, logical := w&0x3f000000 == 0x11000000, w&0x1f800000 == 0x12000000 && w&0x60000000 != 0x60000000
+		return to != sp || !adds && !logical
+	case class&7 == 5: // registers
+		return to != sp || w&0x3fe00000 != 0x0b200000 // add, sub of an extended register
+	case class&5 == 4: // loads, stores
+		switch {
+		case w&0x3b000000 == 0x39000000, w&0x3b000000 == 0x18000000: // an offset without a sign; from here
+			return true
+		case w&0x3b000000 == 0x38000000: // from sp, and with a change of the base, other forms than the plain one
+			return base < link || w&0x00200c00 == 0
+		case w&0x3a000000 == 0x28000000: // pairs, and with a change of the base
+			return w>>10&31 != link && (base < link || w&0x00800000 == 0)
+		}
+		return false
+	}
+	return class&7 == 7 // vectors
 }

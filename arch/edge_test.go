@@ -1,10 +1,18 @@
 package arch_test
 
 import (
+	"encoding/binary"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // TestEdge has an assembler make prologues and epilogues; the place is at ^.
@@ -61,6 +69,22 @@ func TestEdge(t *testing.T) {
 		{arch.ARM64, "ldp x29,x30,[sp],#32; ^ br x16", none, true},
 		{arch.ARM64, "nop; ^ ldp x29,x30,[sp],#32; ret", none, false},
 		{arch.ARM64, "nop; ^ b .+1000", none, false},
+		{arch.ARM64, "^ cmp w0,#15; b.hi .+100; mov w2,#1; ldr w6,[x4]; tbnz w6,#0,.+100; dmb ishld; isb; mrs x2,cntvct_el0; ldr xzr,[x5]; ret", none, true},
+		{arch.ARM64, "^ ldp x12,x11,[x4,#8]; ldp w7,w9,[x4,#24]; madd x0,x0,x7,x10; stp x5,x0,[x1]; ldr x0,[sp,#8]; ret", none, true},
+		{arch.ARM64, "^ mov x8,#113; svc #0; ret", none, true},
+		{arch.ARM64, "^ ldr x1,[x0],#8; fadd d30,d1,d2; ret", none, false}, // its number is the link register's
+		{arch.ARM64, "^ mov w0,#0; bl .+1000; ret", none, false},
+		{arch.ARM64, "^ mov w0,#0; ldr x30,[sp],#16; ret", none, false},
+		{arch.ARM64, "^ mov w0,#0; ldp x29,x30,[sp,#16]; ret", none, false},
+		{arch.ARM64, "^ mov w0,#0; add sp,sp,#16; ret", none, false},
+		{arch.ARM64, "^ mov w0,#0; mov sp,x20; ret", none, false},
+		{arch.ARM64, "^ add sp,x20,w1,uxtw; ret", none, false},
+		{arch.ARM64, "^ and sp,x1,#-16; ret", none, false},
+		{arch.ARM64, "^ str x1,[sp,#-16]!; ret", none, false},
+		{arch.ARM64, "^ stp x1,x2,[sp],#16; ret", none, false},
+		{arch.ARM64, "paciasp; ^ mov w0,#0; autiasp; ret", none, true},
+		{arch.ARM64, "^ mov w0,#0; paciasp; ret", none, false},
+		{arch.ARM64, "^ mov w0,#0; ret x27", none, false},
 		{arch.ARM64, "nop; ^ blr x16", none, false},
 	} {
 		t.Run(c.m.Name+" "+c.code, func(t *testing.T) {
@@ -88,6 +112,69 @@ func TestEdge(t *testing.T) {
 	if _, ok := arch.ByELF(arch.EM_S390).Edge(nil, []byte("\xc3")); ok {
 		t.Error("another machine's code")
 	}
+}
+
+// TestPasses: of what leaves the link register and the stack pointer alone, a disassembler says so, too: random instructions, of which those that Edge
+// lets pass on to a return behind them write neither, and lead nowhere else.
+func TestPasses(t *testing.T) {
+	oracle.Need(t, "aarch64-linux-gnu-objdump")
+	r := rand.New(rand.NewPCG(7, 11))
+	ret := []byte("\xc0\x03\x5f\xd6")
+	var code []byte
+	for range 200_000 {
+		w := r.Uint32()
+		if r.IntN(2) == 0 { // of the registers in question
+			w = w&^0x3ff | uint32(r.IntN(4)+28)<<5 | uint32(r.IntN(4)+28)
+		}
+		if r.IntN(3) == 0 {
+			w = w&^0x7c00 | 30<<10
+		}
+		word := binary.LittleEndian.AppendUint32(nil, w)
+		if _, ok := arch.ARM64.Edge(nil, append(word, ret...)); ok && w != 0xd65f03c0 && w&0xffc07fff != 0xa9807bfd { // but those that are edges themselves
+			code = append(code, word...)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "code")
+	if err := os.WriteFile(path, code, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("aarch64-linux-gnu-objdump", "-D", "-b", "binary", "-m", "aarch64", "--no-show-raw-insn", path).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var (
+		line   = regexp.MustCompile(`(?m)^ *([0-9a-f]+):\t(\S+)\s*(.*)$`)
+		leaves = regexp.MustCompile(`^(bl|blr.*|br.*|b|ret.*|eret.*|drps|brk|hlt|udf|pac[^g].*|aut[^i].*|auti.(1716|z)|xpac.*|chkfeat|gcs.*)$`)
+		writes = regexp.MustCompile(`^(sp|wsp|x30|w30)\b|\[(sp|x30)(\]!?, ?[^\]]|[^\]]*\]!)`)
+		second = regexp.MustCompile(`^\S+, ?(x30|w30)\b`)
+		pairs  = regexp.MustCompile(`^(ldn?p|ldpsw|ldxp|ldaxp)$`)
+		reads  = regexp.MustCompile(`^(cmp|cmn|tst|ccm.*|cb.*|tb.*|b\..*|bc\..*|prfm|prfum|st.*|swp.*|cas.*|rcw.*|ld(add|clr|eor|set|smax|smin|umax|umin).*)$`)
+	)
+	all := line.FindAllStringSubmatch(string(out), -1)
+	if len(all) < 20_000 || len(all)*4 != len(code) {
+		t.Fatalf("%d lines for %d bytes", len(all), len(code))
+	}
+	known := 0
+	for _, m := range all {
+		name, args := m[2], m[3]
+		if name == ".inst" {
+			continue // no instruction of this disassembler's
+		}
+		known++
+		at, _ := strconv.ParseUint(m[1], 16, 64)
+		wrong := leaves.MatchString(name) && !strings.HasPrefix(name, "b.")
+		for _, x := range writes.FindAllString(args, -1) {
+			wrong = wrong || strings.HasPrefix(x, "[") || !reads.MatchString(name)
+		}
+		wrong = wrong || pairs.MatchString(name) && second.MatchString(args)
+		if wrong {
+			t.Errorf("% x passes: %s %s", code[at:at+4], name, args)
+		}
+	}
+	if known < 15_000 {
+		t.Errorf("only %d of %d are instructions", known, len(all))
+	}
+	t.Logf("%d instructions pass", known)
 }
 
 func FuzzEdge(f *testing.F) {

@@ -265,7 +265,7 @@ static int step_edge(struct us_blind *b)
 	struct unspool_edge e = {.n = UNSPOOL_EDGE_BYTES};
 
 	while (e.n > 0 && !b->from->code(b->ctx, pc, e.code, e.n)) /* fewer where the code ends */
-		e.n--;
+		e.n -= MACHINE(CALL_PUSH) ? 1 : 4; /* with a link register, an instruction has four bytes */
 	if (!b->from->code(b->ctx, pc - 1, &e.last, 1))
 		e.last = 0;
 #ifdef __aarch64__

@@ -20,7 +20,11 @@
 #define EDGE_SELF
 #endif
 
+#if MACHINE_ELF == 183
+enum { UNSPOOL_EDGE_BYTES = 256, UNSPOOL_EDGE_ROOM = 256 };
+#else
 enum { UNSPOOL_EDGE_BYTES = 32, UNSPOOL_EDGE_ROOM = 64 };
+#endif
 
 struct unspool_edge {
 	uint64_t before;                 /* the code before the place; AArch64. 0 where it is not known */
@@ -188,14 +192,65 @@ static inline __attribute__((always_inline)) int unspool_after_call(uint64_t cod
 #define UNSPOOL_IS_SUB_SP(w) (((w) & 0xff8003ff) == 0xd10003ff) /* sub sp,sp,#n */
 #define UNSPOOL_SUB_SP(w) (((w) >> 10 & 0xfff) << ((w) >> 22 & 1 ? 12 : 0))
 
+/* Whether an instruction leaves the link register and the stack pointer alone, and goes on to the next, or may: arm64Passes of package arch. */
+static inline __attribute__((always_inline)) int unspool_passes(uint32_t w)
+{
+	uint32_t to = w & 31, base = w >> 5 & 31, class = w >> 25 & 15;
+
+	if ((class & 14) == 10) { /* branches, exceptions, system */
+		if ((w & 0xff000010) == 0x54000000 || (w & 0x7c000000) == 0x34000000 || w == 0xd4000001) /* b.cond; cbz, cbnz, tbz, tbnz; svc #0 */
+			return 1;
+		if (w == 0xd503201f || w == 0xd503203f || (w & 0xffffff3f) == 0xd503241f) /* nop, yield, bti */
+			return 1;
+		if ((w & 0xffffffbf) == 0xd50323bf) /* autiasp, autibsp: until then, the return address is signed */
+			return 1;
+		return to != 30 && ((w & 0xfffff01f) == 0xd503301f || (w & 0xfff00000) == 0xd5300000); /* barriers; mrs */
+	}
+	if (to == 30)
+		return 0;
+	if ((class & 14) == 8) /* immediates: add, sub; logical */
+		return to != 31 || !((w & 0x3f000000) == 0x11000000 || ((w & 0x1f800000) == 0x12000000 && (w & 0x60000000) != 0x60000000));
+	if ((class & 7) == 5) /* registers: add, sub of an extended one */
+		return to != 31 || (w & 0x3fe00000) != 0x0b200000;
+	if ((class & 5) == 4) { /* loads, stores */
+		if ((w & 0x3b000000) == 0x39000000 || (w & 0x3b000000) == 0x18000000) /* an offset without a sign; from here */
+			return 1;
+		if ((w & 0x3b000000) == 0x38000000) /* from sp, and with a change of the base, other forms than the plain one */
+			return base < 30 || (w & 0x00200c00) == 0;
+		if ((w & 0x3a000000) == 0x28000000) /* pairs, and with a change of the base */
+			return (w >> 10 & 31) != 30 && (base < 30 || (w & 0x00800000) == 0);
+		return 0;
+	}
+	return (class & 7) == 7; /* vectors */
+}
+
+/* Looks at the next instruction. Returns 1 at a return, 0 where there may be one further on, and less than 0 where nothing is known. */
+EDGE_PART int unspool_edge_next(EDGE_TAKE)
+{
+	EDGE_SELF
+	uint32_t at, w;
+
+	if (!e)
+		return -1;
+	at = e->at;
+	if (at + 4 > e->n)
+		return -1;
+	__asm__("" : "+r"(at));
+	w = *(const uint32_t *)(e->code + (at & (UNSPOOL_EDGE_ROOM - 4)));
+	e->at = at + 4;
+	return w == 0xd65f03c0 ? 1 : unspool_passes(w) ? 0 : -1;
+}
+
 /* Whether the code in e is an edge: off says where the caller's stack pointer is. */
 EDGE_PART int unspool_edge(EDGE_TAKE)
 {
 	EDGE_SELF
-	uint32_t first = 0, second = 0, last, prior;
+	uint32_t first = 0, second = 0, last, prior, i;
+	int o = 0;
 
 	if (!e)
 		return 0;
+	e->at = 0;
 	e->off = 0;
 	e->fp = -1;
 	if (e->n >= 4)
@@ -208,7 +263,7 @@ EDGE_PART int unspool_edge(EDGE_TAKE)
 	    (first & 0xffffffbf) == 0xd503233f || (first & 0xffffffbf) == 0xd50323bf ||                   /* paciasp, pacibsp; autiasp, autibsp */
 	    UNSPOOL_PAIR(first) == UNSPOOL_STP_PRE ||                                                      /* the record first */
 	    (UNSPOOL_IS_SUB_SP(first) && UNSPOOL_PAIR(second) == UNSPOOL_STP) ||                           /* or below other things */
-	    first == 0xd65f03c0 || (first & 0xfffffbff) == 0xd65f0bff ||                                  /* ret; retaa, retab */
+	    (first & 0xfffffbff) == 0xd65f0bff ||                                                         /* retaa, retab */
 	    (UNSPOOL_PAIR(last) == UNSPOOL_LDP_POST && (first >> 26 == 5 || (first & 0xfffffc1f) == 0xd61f0000))) /* b, br */
 		return 1;
 	if (first == 0x910003fd && UNSPOOL_PAIR(last) == UNSPOOL_STP_PRE) { /* mov x29,sp */
@@ -223,7 +278,9 @@ EDGE_PART int unspool_edge(EDGE_TAKE)
 		e->off = (int32_t)UNSPOOL_SUB_SP(prior);
 		return 1;
 	}
-	return 0;
+	for (i = 0; i < UNSPOOL_EDGE_BYTES / 4 && o == 0; i++)
+		o = unspool_edge_next(EDGE_PASS);
+	return o > 0;
 }
 
 /* A call does not tell which function it calls. */

@@ -6,7 +6,7 @@ import (
 )
 
 // sigReturn says whether the code at v is what signal handlers return to: the instructions there are looked at. running is set where a
-// thread is at v itself: it may be at the last of them.
+// thread is at v itself: it may be at the last of them, or, while the kernel does what they ask for, behind it.
 func (w *Walker) sigReturn(c *Code, v arch.Vaddr, running bool) bool {
 	sig := c.Machine.Signal
 	if sig == nil || c.Text == nil {
@@ -15,11 +15,11 @@ func (w *Walker) sigReturn(c *Code, v arch.Vaddr, running bool) bool {
 	if _, ok := sig.At(w.text[:c.Text(v, w.text[:])]); ok || !running {
 		return ok
 	}
-	// At its last instruction the stack pointer is the same.
-	for _, r := range sig.Returns {
-		last := len(r) - sig.Call
-		if n, ok := sig.At(w.text[:c.Text(v-arch.Vaddr(last), w.text[:])]); ok && n == len(r) {
-			return true
+	for _, r := range sig.Returns { // the stack pointer is the same
+		for _, back := range [2]int{len(r) - sig.Call, len(r)} {
+			if n, ok := sig.At(w.text[:c.Text(v-arch.Vaddr(back), w.text[:])]); ok && n == len(r) {
+				return true
+			}
 		}
 	}
 	return false

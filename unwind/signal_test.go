@@ -104,6 +104,12 @@ func TestSigReturnARM64(t *testing.T) {
 	if got, want := chain(NewWalker(0).Walk(s, nil)), "400000:start 400900:cfi 400100:sigreturn 400243:cfi outermost"; got != want {
 		t.Errorf("a handler\n got %s\nwant %s", got, want)
 	}
+	for pc, where := range map[uint64]string{0x400900: "400900", 0x400904: "400904", 0x400908: "400908"} { // the last is in the call
+		s.PC, s.Regs[30] = pc, 0x400300
+		if got, want := chain(NewWalker(0).Walk(s, nil)), where+":start 400100:sigreturn 400243:cfi outermost"; got != want {
+			t.Errorf("behind a handler\n got %s\nwant %s", got, want)
+		}
+	}
 	s.PC, s.Regs[30] = 0, 0x400244
 	if got, want := chain(NewWalker(0).Walk(s, nil)), "0:start 400243:call outermost"; got != want {
 		t.Errorf("a null call\n got %s\nwant %s", got, want)

@@ -88,7 +88,14 @@ var stands = map[string][][2]string{
 		{"plt", "arm64-gcc-O2"}, {"signal", "arm64-gcc-O2"}, {"altstack", "arm64-gcc-O2-pac"}, {"qsort", "arm64-gcc-O2-pac"},
 		{"deep", "arm64-gcc-O2"}, {"thread", "arm64-gcc-O2"}, {"tail", "arm64-gcc-O2-static"}, {"nested", "arm64-gcc-O2-static-pie"},
 		{"alloca", "arm64-gcc-O0"}, {"deeper", "arm64-gcc-O2"}, {"reload", "arm64-gcc-O2"},
+		{"goroutine", "arm64-go"}, {"goclock", "arm64-go-stripped"},
 	},
+}
+
+// more are those that are walked where machines are named, as by make vms.
+var more = map[string][][2]string{
+	"amd64": {{"loaded", "gcc-O2"}, {"vdso", "gcc-O2"}},
+	"arm64": {{"loaded", "arm64-gcc-O2"}, {"vdso", "arm64-gcc-O2"}},
 }
 
 // A stand is a program that a machine runs.
@@ -159,7 +166,11 @@ func stageFor(t *testing.T, arch string) *stage {
 	t.Helper()
 	g := &stage{had: map[string]bool{}}
 	dir := t.TempDir()
-	for _, x := range stands[arch] {
+	list := stands[arch]
+	if os.Getenv("UNSPOOL_MACHINES") != "" {
+		list = slices.Concat(list, more[arch])
+	}
+	for _, x := range list {
 		files, err := filepath.Glob("testdata/" + x[0] + ".*")
 		more, err2 := filepath.Glob("testdata/" + x[0] + "/*.go")
 		if files = append(files, more...); err != nil || err2 != nil || len(files) != 1 {

@@ -15,6 +15,8 @@ var seldom = []exception{
 	{"goroutine|goclock|gocgo", ".*", ".*", "bad-return", "LIB", "Go's own table is wrong where its handlers return (docs/FINDINGS.md)"},
 	{"reload", ".*", ".*", "no-info", "LIB", "crtbegin.o's functions, which run when a library comes and goes, have no information"},
 	{"deeper", ".*", "ebpf", "truncated", "s_spin (s_odd s_even)* s_odd?", "until tables have come to the kernel, events copy 32 KiB"},
+	{"loaded", ".*", "ebpf", "truncated", "s_spin plt? s_work (s_load s_down*)?", "the same"},
+	{"goroutine|goclock", "arm64-go.*", ".*", "bad-cfa|bad-return", "LIB{1,2}", "gogo calls without a frame, and asyncPreempt returns by another register (docs/FINDINGS.md)"},
 	{"altstack", "arm64.*", "perf|ebpf", "truncated", "s_handler SIGRETURN s_loop main", "a copy holds the handler's stack; s_loop has no frame, x30 leads to main"},
 	{"reload", "arm64.*", ".*", "bad-return|bad-memory", "LIB+ s_load (s_load|main)?", "glibc's rules for _dl_runtime_resolve have a CFA 16 bytes too low (docs/FINDINGS.md)"},
 }
@@ -37,6 +39,7 @@ var permitted = []exception{
 	{"vfork", ".*", "live", "bad-cfa|no-info", "LIB s_fork", "who waits for vfork cannot be stopped: rbp, which the caller is found by, is not in /proc/PID/syscall"},
 	{"throw", ".*", ".*", "bad-return|bad-memory|outermost", "LIB+ (s_throw|s_middle|s_catch)* (main START)?", "libgcc, while it takes the registers of the landing pad's frame: rules still name those before (docs/FINDINGS.md)"},
 	{"deeper", ".*", "perf|ptrace", "truncated", "s_spin (s_odd s_even)* s_odd?", "1,000 frames are more than the 32 KiB of a copy"},
+	{"loaded", ".*", "perf|ptrace", "truncated", "s_spin plt? s_work (s_load s_down*)?", "the same of 900"},
 	{"qsort", "musl.*", ".*", "no-info", "s_spin s_compare LIB", "the same in what calls back"},
 	{"altstack", ".*", "perf|ebpf", "truncated", "s_handler SIGRETURN s_loop", "a copy holds the handler's stack, not the one that was interrupted"},
 }

@@ -163,15 +163,18 @@ static __always_inline int sigreturn_at(u64 at)
 	return walk_read(&code, 8, at + 1) == 0 && code >> 56 == 0x05 ? 9 : 0;
 }
 
-/* The same, of the code whose last instruction, the system call, is at an address. */
+/* The same, of the code whose last instruction, the system call, is at an address, or right before it. */
 static __always_inline int sigreturn_around(u64 at)
 {
 	int is = sigreturn_at(at - 5);
 
 	if (is >= 0 && is != 7) {
 		is = sigreturn_at(at - 7);
-		if (is > 0 && is != 9)
-			is = 0;
+		if (is == 0) {
+			is = sigreturn_at(at - 9);
+			if (is > 0 && is != 9)
+				is = 0;
+		}
 	}
 	return is;
 }
@@ -187,7 +190,9 @@ static __always_inline int sigreturn_at(u64 at)
 
 static __always_inline int sigreturn_around(u64 at)
 {
-	return sigreturn_at(at - 4);
+	int is = sigreturn_at(at - 4);
+
+	return is == 0 ? sigreturn_at(at - 8) : is;
 }
 #endif
 
@@ -205,7 +210,7 @@ PART int is_sigreturn(void)
 	    (load(w, sp + MACHINE(FRAME_CONTEXT) + 8, &link) && link))
 		return 0;
 	is = sigreturn_at(w->pc);
-	if (is == 0 && w->exact) /* at its last instruction, the stack pointer is the same */
+	if (is == 0 && w->exact) /* at its last instruction, and in the call, the stack pointer is the same */
 		is = sigreturn_around(w->pc);
 	if (is < 0)
 		w->missing = 1; /* a page that may come */
