@@ -36,12 +36,17 @@ PART int moved(u64 cfa, u64 up)
 }
 
 /* Takes back what Go has pushed before it made the interrupted code call a function: unwind.Walker.popLink. */
-static __always_inline void pop_link(struct walk *w)
+PART int pop_link(void)
 {
+	struct walk *w = walk_state();
+
+	if (!w)
+		return 0;
 	w->val[SLOT_RA] = w->cfa;
-	w->val[SLOT_SP] = w->cfa += MACHINE(GO_PUSH);
+	w->val[SLOT_SP] = w->sp = w->cfa += MACHINE(GO_PUSH);
 	w->known |= BIT(SLOT_RA) | BIT(SLOT_SP);
 	w->in_mem = (w->in_mem | BIT(SLOT_RA)) & ~BIT(SLOT_SP);
+	return 0;
 }
 
 /* Whether a saved register is not to be had from an address below the stack pointer: unwind.gone. */

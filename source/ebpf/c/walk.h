@@ -495,7 +495,7 @@ static __always_inline int walk_plain(struct walk *w, struct cache *c)
 /* One frame of the walk, and the step to its caller. Returns nonzero at the end. */
 static __always_inline long walk_frame(struct walk *w, struct cache *c)
 {
-	u64 sp = w->sp, at = w->pc - !w->exact, key = w->exact ? at | EXACT_KEY : at;
+	u64 at = w->pc - !w->exact, key = w->exact ? at | EXACT_KEY : at;
 	u32 exact = w->exact, alive = exact && !(w->how & HOW_EXACT), how, signal = 0, injected = 0, place = 0, begins = 0, by = BY_RULE;
 	struct cached *e = places(w, c, key);
 	int o, maybe = 0;
@@ -583,9 +583,7 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 		if (o == OK)
 			o = apply(w);
 		if (o == OK && alive && !signal)
-			restore_registers(sp);
-		if (MACHINE(GO_PUSH) && o == OK && injected)
-			pop_link(w);
+			restore_registers(w->sp);
 		break;
 	case BY_PLT:
 	case BY_LAZY_PLT:
@@ -621,7 +619,7 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 			o = step_fp(0);
 		else if (o == LOST_REGISTER || (!RA_IN_REG && o != OK && alive && step_call(0)))
 			how = HOW_CALL, o = OK;
-		if (o == UNREADABLE && stop_of(o, w->fault, sp) != STOP_TRUNCATED)
+		if (o == UNREADABLE && stop_of(o, w->fault, w->sp) != STOP_TRUNCATED)
 			o = NO_RULE;
 		break;
 	case NO_CALLER:
@@ -632,19 +630,20 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 		return 1;
 	}
 	if (o != OK) {
-		w->stop = stop_of(o, w->fault, sp);
+		w->stop = stop_of(o, w->fault, w->sp);
 		return 1;
 	}
 	w->exact = injected;
-	w->sp = w->cfa;
 	if (signal) {
 		w->exact = 1;
 		if (get(w, SLOT_SP, &w->sp) != OK)
 			w->sp = w->cfa;
 		w->low = w->sp;
-	} else if (w->cfa - sp - 1 >= MAX_PIECE && !(exact && w->cfa == sp) && !moved(sp, w->cfa)) {
+	} else if (w->cfa - w->sp - 1 >= MAX_PIECE && !(exact && w->cfa == w->sp) && !moved(w->sp, w->cfa)) {
 		w->stop = STOP_BAD_CFA;
 		return 1;
+	} else {
+		w->sp = w->cfa;
 	}
 	w->how = how;
 	return 0;
@@ -705,9 +704,12 @@ static __always_inline void walk(struct walk *w, u32 space, u32 n_ranges)
 		w->address = ((u64)1 << (n_ranges >> NUM_RANGES_BITS & 63)) - 1;
 	w->first_id = w->id;
 	begin(w, 1);
-	for (i = 0; i < 2 * (MAX_FRAMES + 1); i++)
+	for (i = 0; i < 2 * (MAX_FRAMES + 1); i++) {
 		if (walk_on())
 			break;
+		if (MACHINE(GO_PUSH) && w->how & HOW_EXACT) /* here, because walk_on has no room: a chain of calls has 512 bytes for locals */
+			pop_link();
+	}
 }
 
 #endif /* UNSPOOL_WALK_H */
