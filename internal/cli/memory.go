@@ -37,8 +37,9 @@ const (
 const often = 25
 
 // Trim gives memory back that is not needed any more, after first, and then each time after twice as long, up to lastTrim, until stop is
-// called. Until then, garbage is collected more often than usual, unless GOGC says how often: a recording runs beside what it measures. The start of a recording of the whole machine reads all its programs; then little is allocated, so the garbage of the start would
-// stay for minutes: twice what is in use. pages is called after each first, because programs come all the time: it gives back pages of files.
+// called. Until then, garbage is collected more often than usual, unless GOGC says how often: a recording runs beside what it measures. The start
+// of a recording of the whole machine reads all its programs; then little is allocated, so the garbage of the start would stay for minutes: twice
+// what is in use. pages is called after each first, because programs come all the time: it gives back pages of files.
 func Trim(first time.Duration, pages func()) (stop func()) {
 	usual := 0
 	if os.Getenv("GOGC") == "" {

@@ -79,6 +79,7 @@ func TestTrim(t *testing.T) {
 	}
 	usual := debug.SetGCPercent(100)
 	defer debug.SetGCPercent(usual)
+	t.Setenv("GOGC", "")
 	Trim(time.Minute, func() {})()
 	if p := debug.SetGCPercent(100); p != 100 {
 		t.Errorf("GOGC is %d after the stop", p)

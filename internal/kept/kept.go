@@ -39,7 +39,7 @@ func open(path string, most int64) (fd int, size int64, err error) {
 		err = fmt.Errorf("%s: not a regular file of at most %d bytes", path, most)
 	}
 	if err == nil && st.Size > small && holed(fd, st.Size) {
-		err = fmt.Errorf("%s: it has holes", path)
+		err = fmt.Errorf("%s: most of it is holes", path)
 	}
 	if err != nil {
 		unix.Close(fd)
@@ -54,14 +54,25 @@ func open(path string, most int64) (fd int, size int64, err error) {
 // small is how long a file may be that is not asked about holes: asking is a system call.
 const small = 1 << 20
 
-// holed says whether a file has holes. A file that Write has written has none, and one with holes takes more memory than it took of the disk.
+// holed says whether less than half of a file is data: it takes more memory than twice what it took of the disk. A file that Write has written has
+// few holes: file systems that compress store zeros as holes.
 func holed(fd int, size int64) bool {
-	at, err := unix.Seek(fd, 0, unix.SEEK_HOLE)
-	if err != nil {
-		return false // the file system cannot tell
+	data := int64(0)
+	for at := int64(0); at < size; {
+		hole, err := unix.Seek(fd, at, unix.SEEK_HOLE)
+		if err != nil || hole < at {
+			data = size // the file system cannot tell
+			break
+		}
+		if data += hole - at; data >= size-data {
+			break
+		}
+		if at, err = unix.Seek(fd, hole, unix.SEEK_DATA); err != nil || at <= hole {
+			break // a hole up to the end
+		}
 	}
-	_, err = unix.Seek(fd, 0, unix.SEEK_SET)
-	return at < size || err != nil
+	_, err := unix.Seek(fd, 0, unix.SEEK_SET)
+	return data < size-data || err != nil
 }
 
 // Read returns the contents of a file that Open opens. It makes no os.File, which would be offered to the poller.

@@ -3,7 +3,10 @@ package pages
 import (
 	"bufio"
 	"bytes"
+	"io"
 	"os"
+	"runtime"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -19,27 +22,38 @@ func ReleaseProgram() {
 	}
 }
 
-// program lists the mappings of the program's file that cannot be written, and of which no page is this process's own: what a loader has changed
-// would not come back.
-var program = sync.OnceValue(func() (found []procfs.Mapping) {
-	var self unix.Stat_t
-	if unix.Stat("/proc/self/exe", &self) != nil {
-		return nil
-	}
+// program lists the mappings of the program's file that clean finds.
+var program = sync.OnceValue(func() []procfs.Mapping {
 	f, err := os.Open("/proc/self/smaps")
 	if err != nil {
 		return nil
 	}
 	defer f.Close()
-	var m procfs.Mapping
-	ours := false
-	for lines := bufio.NewScanner(f); lines.Scan(); {
+	code, _, _, _ := runtime.Caller(0)
+	return clean(f, uint64(code))
+})
+
+// clean lists the mappings in a process's smaps that cannot be written, of the file whose code is at an address. No page of these is the process's
+// own, in memory or in swap: what a loader has changed would not come back. The file is known by its mapping: stat names another device on some
+// file systems.
+func clean(smaps io.Reader, code uint64) []procfs.Mapping {
+	var found []procfs.Mapping
+	var m, program procfs.Mapping
+	own := true // m has pages of the process's own, or may have
+	for lines := bufio.NewScanner(smaps); lines.Scan(); {
 		if is, ok := procfs.ParseMapping(lines.Bytes()); ok {
-			m = is
-			ours = m.Inode == self.Ino && unix.Mkdev(m.Maj, m.Min) == self.Dev && m.Prot&unix.PROT_WRITE == 0 && !m.Shared
-		} else if size, ok := bytes.CutPrefix(lines.Bytes(), []byte("Anonymous:")); ok && ours && string(bytes.TrimSpace(size)) == "0 kB" {
+			m, own = is, true
+			if m.Lo <= code && code < m.Hi {
+				program = m
+			}
+		} else if size, ok := bytes.CutPrefix(lines.Bytes(), []byte("Anonymous:")); ok {
+			own = string(bytes.TrimSpace(size)) != "0 kB"
+		} else if size, ok := bytes.CutPrefix(lines.Bytes(), []byte("Swap:")); ok && !own && string(bytes.TrimSpace(size)) == "0 kB" &&
+			m.Prot&unix.PROT_WRITE == 0 && !m.Shared {
 			found = append(found, m)
 		}
 	}
-	return found
-})
+	return slices.DeleteFunc(found, func(m procfs.Mapping) bool {
+		return m.Inode == 0 || m.Inode != program.Inode || m.Maj != program.Maj || m.Min != program.Min
+	})
+}
