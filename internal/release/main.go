@@ -1,7 +1,10 @@
 // Command release builds a release of what is committed, for linux/amd64 and linux/arm64: the program without libraries, the drop-ins for
-// libunwind, libunspool, manual pages, completions; of each machine a tar archive and a Debian package; and the SHA-256 sums of all of them.
+// libunwind, libunspool (amd64 only), manual pages, completions; of each machine a tar archive and a Debian package; and the SHA-256 sums of all
+// of them.
 //
 //	release DIR
+//
+// MAINTAINER='NAME <ADDRESS>' in the environment says who answers for the packages, if not the author of the commit.
 //
 // It builds everything twice, in clones at different places, the second time with an empty cache, and compares all bytes. lab/vm installs and
 // runs the packages in virtual machines.
@@ -9,6 +12,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"debug/buildinfo"
@@ -18,6 +22,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -73,12 +78,18 @@ func release(ctx context.Context, to string) error {
 	} else if len(changes) > 0 {
 		fmt.Fprintf(os.Stderr, "release: what is not committed is not in it:\n%s", changes)
 	}
-	// Whoever made the commit answers for its packages.
 	about, err := run(ctx, repository, nil, "git", "log", "-1", "--format=%ct %an <%ae>")
 	if err != nil {
 		return err
 	}
-	stamp, maintainer, _ := strings.Cut(strings.TrimSpace(string(about)), " ")
+	stamp, author, _ := strings.Cut(strings.TrimSpace(string(about)), " ")
+	maintainer, err := answers(author, os.Getenv("MAINTAINER"))
+	if err != nil {
+		return err
+	}
+	if noReply.MatchString(maintainer) {
+		fmt.Fprintf(os.Stderr, "release: the packages' maintainer, %s, cannot be written to: MAINTAINER='NAME <ADDRESS>' names another\n", maintainer)
+	}
 	seconds, err := strconv.ParseInt(stamp, 10, 64)
 	if err != nil {
 		return err
@@ -115,6 +126,21 @@ func release(ctx context.Context, to string) error {
 	}
 	fmt.Println("both builds are equal")
 	return write(to, outputs)
+}
+
+// person is how Debian writes a maintainer, and noReply an address that takes no mail.
+var (
+	person  = regexp.MustCompile(`^[^<>\pC]*[^<>\pC\pZ] <[^<>@\pC\pZ]+@[^<>@\pC\pZ]+>$`)
+	noReply = regexp.MustCompile(`(?i)<.*no-?reply.*>$`)
+)
+
+// answers returns who answers for the packages of a commit: the author, or who is chosen.
+func answers(author, chosen string) (string, error) {
+	who := cmp.Or(chosen, author)
+	if !person.MatchString(who) {
+		return "", fmt.Errorf("the maintainer is no NAME <ADDRESS>: %q (MAINTAINER names another)", who)
+	}
+	return who, nil
 }
 
 // all builds everything at a place.

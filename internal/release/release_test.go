@@ -262,3 +262,29 @@ func TestWrite(t *testing.T) {
 		}
 	}
 }
+
+// TestMaintainer: the author of a commit answers for its packages, or another person. What is no field of Debian's is refused, and an address that
+// takes no mail is noticed.
+func TestMaintainer(t *testing.T) {
+	const author = "A. Maintainer <a@example.org>"
+	for _, c := range []struct{ author, chosen, want string }{
+		{author, "", author},
+		{author, "Zoë O'Brien, Ltd. <z@example.org>", "Zoë O'Brien, Ltd. <z@example.org>"},
+		{"root <>", author, author},
+		{"root <>", "", ""},
+		{author, "a@example.org", ""},
+		{author, " <a@example.org>", ""},
+		{author, "A <a@example.org>\nDepends: b", ""},
+		{author, "A\nDepends: b <a@example.org>", ""},
+		{author, "A <a@example.org>, B <b@example.org>", ""},
+	} {
+		if got, err := answers(c.author, c.chosen); got != c.want || (err == nil) != (c.want != "") {
+			t.Errorf("%q, %q\n got  %q, %v\n want %q", c.author, c.chosen, got, err, c.want)
+		}
+	}
+	for who, want := range map[string]bool{author: false, "Noreply <a@example.org>": false, "A <1+a@users.noreply.example.org>": true, "A <No-Reply@example.org>": true} {
+		if noReply.MatchString(who) != want {
+			t.Errorf("%s takes no mail: want %v", who, want)
+		}
+	}
+}

@@ -168,7 +168,7 @@ func frames(t *testing.T, deb, machine string) string {
 	return program
 }
 
-// here builds a program that uses a package's libunspool, by its header and unspool.pc, and finds the library where it is installed.
+// here builds a program that uses a package's libunspool. unspool.pc tells it where the library is here, and where it will be installed.
 func here(t *testing.T, deb string) string {
 	t.Helper()
 	oracle.Need(t, "gcc", "pkg-config", "dpkg")
@@ -176,14 +176,14 @@ func here(t *testing.T, deb string) string {
 	if out, err := exec.Command("dpkg", "-x", deb, dir).CombinedOutput(); err != nil {
 		t.Fatalf("dpkg: %v\n%s", err, out)
 	}
-	cmd := exec.Command("pkg-config", "--cflags", "--libs", "unspool")
+	cmd := exec.Command("pkg-config", "--define-variable=rpath=/usr/lib/unspool/native", "--cflags", "--libs", "unspool")
 	cmd.Env = append(os.Environ(), "PKG_CONFIG_PATH="+filepath.Join(dir, "usr/share/pkgconfig"))
 	config, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("pkg-config: %v", err)
 	}
 	program := filepath.Join(dir, "here")
-	args := append([]string{"-o", program, "../../runtime/examples/here.c", "-Wl,-rpath,/usr/lib/unspool"}, strings.Fields(string(config))...)
+	args := append([]string{"-o", program, "../../runtime/examples/here.c"}, strings.Fields(string(config))...)
 	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}

@@ -33,8 +33,18 @@ func installed(t testing.TB) string {
 // client compiles a program against the installed library, as its pkg-config file says.
 func client(t testing.TB, dir, source string, flags ...string) string {
 	t.Helper()
+	return clientAt(t, dir, "", source, flags...)
+}
+
+// clientAt is client for a program that finds the library at rpath when it runs, if that is not where it is now.
+func clientAt(t testing.TB, dir, rpath, source string, flags ...string) string {
+	t.Helper()
 	oracle.Need(t, "pkg-config", "gcc")
-	cmd := exec.Command("pkg-config", "--cflags", "--libs", "unspool")
+	ask := []string{"--cflags", "--libs", "unspool"}
+	if rpath != "" {
+		ask = append(ask, "--define-variable=rpath="+rpath)
+	}
+	cmd := exec.Command("pkg-config", ask...)
 	cmd.Env = append(os.Environ(), "PKG_CONFIG_PATH="+filepath.Join(dir, "usr/share/pkgconfig"))
 	config, err := cmd.Output()
 	if err != nil {
@@ -185,10 +195,10 @@ func TestNativeExamples(t *testing.T) {
 }
 
 // TestNativePrivate: a package has the library in a directory of its own, wherever it is unpacked. unspool.pc leads a program there, when it is
-// compiled and when it runs.
+// compiled and when it runs, or when it runs elsewhere. It does not lead to the drop-ins: a program that uses libunwind, too, gets the system's.
 func TestNativePrivate(t *testing.T) {
 	build, dir := dropIn(t, "gcc"), t.TempDir()
-	out, err := exec.Command("make", "-C", "..", "install", "BUILD="+build, "DESTDIR="+dir, "PREFIX=/usr", "NATIVE=/unspool").CombinedOutput()
+	out, err := exec.Command("make", "-C", "..", "install", "BUILD="+build, "DESTDIR="+dir, "PREFIX=/usr", "NATIVE=/unspool/native").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -198,14 +208,40 @@ func TestNativePrivate(t *testing.T) {
 	if err := os.Symlink("opt", filepath.Join(dir, "usr")); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(client(t, dir, "../examples/here.c"))
+	here := client(t, dir, "../examples/here.c")
+	cmd := exec.Command(here)
 	cmd.Env = stockEnv()
 	if out, err := cmd.CombinedOutput(); err != nil || !bytes.Contains(out, []byte(" main+0x")) {
 		t.Errorf("%v\n%s", err, out)
 	}
-	if _, err := os.Stat(filepath.Join(dir, "opt/lib/unspool/libunspool.so")); err != nil {
+	if path := runpath(t, here); !strings.HasSuffix(path, "/lib/unspool/native") {
+		t.Errorf("the program looks for libraries in %q", path)
+	} else if list, err := filepath.Glob(path + "/*"); err != nil || len(list) != 1 || filepath.Base(list[0]) != "libunspool.so" {
+		t.Errorf("the program's own libraries: %q, %v", list, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "opt/lib/unspool/libunwind.so.8")); err != nil {
 		t.Error(err)
 	}
+	const target = "/usr/lib/unspool/native"
+	if path := runpath(t, clientAt(t, dir, target, "../examples/here.c")); path != target {
+		t.Errorf("for %s: the program looks for libraries in %q", target, path)
+	}
+}
+
+// runpath returns where a program looks for libraries.
+func runpath(t *testing.T, prog string) string {
+	t.Helper()
+	f, err := elf.Open(prog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	new, err := f.DynString(elf.DT_RUNPATH)
+	old, err2 := f.DynString(elf.DT_RPATH)
+	if err != nil || err2 != nil {
+		t.Fatal(err, err2)
+	}
+	return strings.Join(append(old, new...), ":")
 }
 
 // TestNativeInstalled: what is installed says where it is, exports its own names only, and has a manual that formats.
