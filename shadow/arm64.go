@@ -3,6 +3,7 @@ package shadow
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 
 	"golang.org/x/arch/arm64/arm64asm"
@@ -17,11 +18,14 @@ func decodeARM64(b []byte) inst {
 	}
 	w := binary.LittleEndian.Uint32(b)
 	x := inst{kind: kindARM64(w), writes: mayWriteARM64(w)}
-	if x.kind == call {
+	switch x.kind {
+	case call:
 		x.size = 4
 		if w>>26 == 0x25 { // BL
 			x.direct, x.rel = true, int32(w<<6)>>4-4
 		}
+	case exclusive:
+		x.writes = true // the store, up to which the thread runs
 	}
 	return x
 }
@@ -95,15 +99,28 @@ func mayWriteARM64(w uint32) bool {
 const maxSequence = 16
 
 // sequenceARM64 returns where execution leaves the sequence from an exclusive load, at pc, to the exclusive store: the instruction behind
-// the store, and the targets of branches between the two. It is nil where code is not such a sequence, or leaves it in another way.
+// the store, and the targets of branches between the two. A branch back to the load begins anew, and so stays within: a breakpoint there would
+// be met before the load. Where a branch leads to another exclusive store, which a stop would let fail, the instruction behind that is
+// the exit: a failing compare-and-swap of 128 bits stores what it has loaded. It is nil where code is not such a sequence, or leaves it in
+// another way.
 func sequenceARM64(code []byte, pc uint64) (exits []uint64) {
+	store := func(at uint64) bool {
+		if at >= uint64(len(code)) || uint64(len(code))-at < 4 {
+			return false
+		}
+		w := binary.LittleEndian.Uint32(code[at:])
+		return exclusiveARM64(w) && w>>22&1 == 0
+	}
 	var targets []uint64
 	for i := 4; i+4 <= len(code) && i < 4*maxSequence; i += 4 {
 		w := binary.LittleEndian.Uint32(code[i:])
-		if exclusiveARM64(w) && w>>22&1 == 0 {
-			exits = append(exits, pc+uint64(i)+4)
+		if end := pc + uint64(i); store(uint64(i)) {
+			exits = append(exits, end+4)
 			for _, t := range targets {
-				if t <= pc || t > pc+uint64(i) {
+				if t > end && store(t-pc) {
+					t += 4
+				}
+				if (t < pc || t > end) && !slices.Contains(exits, t) {
 					exits = append(exits, t)
 				}
 			}

@@ -41,6 +41,7 @@ func TestDecodeARM64(t *testing.T) {
 	back.rel = -12
 	indirect := inst{kind: call, size: 4}
 	writes := inst{writes: true}
+	sequence := inst{kind: exclusive, writes: true}
 	cases := []struct {
 		text string
 		want inst
@@ -55,7 +56,7 @@ func TestDecodeARM64(t *testing.T) {
 		{"sub sp, x1, x2", inst{kind: setSP}}, {"and sp, x1, #0xfffffffffffffff0", inst{kind: setSP}}, {"addg sp, x0, #16, #1", inst{kind: setSP}},
 		{"add sp, sp, #16", inst{}}, {"sub sp, sp, #1, lsl #12", inst{}}, {"sub sp, sp, x1", inst{}}, {"mov x29, sp", inst{}}, {"cmp x1, #4", inst{}},
 		{"cmn sp, x1", inst{}}, {"tst x1, #1", inst{}}, {"mov x30, x9", inst{}}, {"mov wsp, w1", inst{}}, {"addg sp, sp, #16, #1", inst{}},
-		{"ldxr x1, [x0]", inst{kind: exclusive}}, {"ldaxrb w1, [x0]", inst{kind: exclusive}}, {"ldaxp x1, x2, [x0]", inst{kind: exclusive}},
+		{"ldxr x1, [x0]", sequence}, {"ldaxrb w1, [x0]", sequence}, {"ldaxp x1, x2, [x0]", sequence},
 		{"stxr w2, x1, [x0]", writes}, {"stlxp w2, x1, x3, [x0]", writes}, {"ldar x1, [x0]", writes}, {"stlr x1, [x0]", writes}, {"casal x1, x2, [x0]", writes},
 		{"casp x0, x1, x2, x3, [x4]", writes}, {"ldaddal x1, x2, [x0]", writes}, {"swp x1, x2, [x0]", writes},
 		{"ldr x1, [x0]", inst{}}, {"ldr x1, [x0], #8", inst{}}, {"ldr x1, [x0, x2]", inst{}}, {"ldur x1, [x0, #-8]", inst{}}, {"ldrsw x1, [x0]", inst{}},
@@ -94,7 +95,11 @@ func TestSequences(t *testing.T) {
 	}{
 		{"1: ldaxr x1, [x0]\nadd x1, x1, #1\nstlxr w2, x1, [x0]\ncbnz w2, 1b", []uint64{pc + 12}},
 		{"1: ldxr x1, [x0]\ncmp x1, x3\nb.ne 2f\nstxr w2, x1, [x0]\ncbnz w2, 1b\n2: nop", []uint64{pc + 16, pc + 20}},
-		{"1: ldxr x1, [x0]\ncbnz x1, 1b\nstxr w2, x1, [x0]", []uint64{pc + 12, pc}},                      // a lock that is waited for
+		{"1: ldxr x1, [x0]\ncbnz x1, 1b\nstxr w2, x1, [x0]", []uint64{pc + 12}},               // a lock that is waited for
+		{"1: ldaxr w1, [x0]\ncbz w1, 2f\nwfe\nb 1b\n2: stxr w2, w3, [x0]", []uint64{pc + 20}}, // and with less heat
+		{"1: ldxp x1, x2, [x0]\ncbnz x1, 2f\ncbnz x2, 2f\nstxp w3, x4, x5, [x0]\ncbnz w3, 1b\nb 3f\n2: stxp w3, x1, x2, [x0]\ncbnz w3, 1b\n3: nop",
+			[]uint64{pc + 16, pc + 28}}, // stores what it has loaded
+		{"ldxr x1, [x0]\ncbz x1, 1f\nstxr w2, x1, [x0]\n.rept 12\nnop\n.endr\n1: stxr w2, x1, [x0]", []uint64{pc + 12, pc + 64}},
 		{"ldxr x1, [x0]\ntbz x1, #3, 1f\nnop\n1: stxr w2, x1, [x0]", []uint64{pc + 16}},                  // within
 		{"ldxr x1, [x0]\nb .-64\nstxr w2, x1, [x0]", []uint64{pc + 12, pc + 4 - 64}},                     // in front
 		{"ldxp x1, x2, [x0]\ntbnz x1, #40, .+64\nstxp w2, x1, x3, [x0]", []uint64{pc + 12, pc + 4 + 64}}, // pairs
@@ -111,7 +116,7 @@ func TestSequences(t *testing.T) {
 	}
 }
 
-// TestDisassembleARM64 holds text against objdump's of the same bytes.
+// TestDisassembleARM64: the text of some instructions.
 func TestDisassembleARM64(t *testing.T) {
 	for _, c := range []struct {
 		code []byte

@@ -18,20 +18,20 @@ func (th *thread) pass() (bool, error) {
 	if exits == nil {
 		return false, nil
 	}
-	if err := setBreaks(th.tid, exits); err != nil {
+	if err := th.setBreaks(exits); err != nil {
 		return false, fmt.Errorf("an exclusive load at %#x cannot be passed: %w", th.regs.pc, err)
 	}
-	th.passing = true
 	return true, nil
 }
 
-// setBreaks makes exits a thread's hardware breakpoints, and its only ones.
-func setBreaks(tid int, exits []uint64) error {
+// setBreaks makes exits a thread's hardware breakpoints, and its only ones. A breakpoint that is named to the kernel is taken from all, even
+// where it is not enabled, so no more than needed are named.
+func (th *thread) setBreaks(exits []uint64) error {
 	// struct user_hwdebug_state: the low byte of the first word is how many there are; each has an address and a control word.
 	const most = 16
 	set := uintptr(host.UserRegs.BreakSet)
 	var w [1 + 2*most]uint64
-	n, err := registers(unix.PTRACE_GETREGSET, tid, set, w[:])
+	n, err := registers(unix.PTRACE_GETREGSET, th.tid, set, w[:])
 	if err != nil {
 		return fmt.Errorf("hardware breakpoints: %w", err)
 	}
@@ -43,8 +43,9 @@ func setBreaks(tid int, exits []uint64) error {
 	for i, a := range exits {
 		w[1+2*i], w[2+2*i] = a, enabled|user|wholeInstruction
 	}
-	if _, err := registers(unix.PTRACE_SETREGSET, tid, set, w[:1+2*min(int(w[0]&0xff), most)]); err != nil {
+	if _, err := registers(unix.PTRACE_SETREGSET, th.tid, set, w[:1+2*max(len(exits), th.breaks)]); err != nil {
 		return fmt.Errorf("hardware breakpoints: %w", err)
 	}
+	th.breaks = len(exits)
 	return nil
 }

@@ -135,7 +135,7 @@ func (p *process) site(pc uint64) *site {
 		return s
 	}
 	var code [maxInst]byte
-	n := readMemory(p.pid, pc, code[:])
+	n := readMemory(p.pid, pc, code[:host.longest])
 	if s != nil && s.code == code {
 		return s
 	}

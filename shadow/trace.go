@@ -93,7 +93,7 @@ type thread struct {
 	new      bool        // its first stop has not come yet
 	brk      *breakpoint // where it begins to be followed; nil: it is
 	stepping bool        // it was let go for one instruction, or
-	passing  bool        // from an exclusive load to behind the store
+	breaks   int         // hardware breakpoints of a thread that runs from an exclusive load to behind the store
 
 	win    []byte // memory below the CFA; nil: not read
 	winAt  uint64
@@ -182,7 +182,7 @@ func (t *tracer) loop(ctx context.Context) error {
 	th := t.threads[t.command]
 	for {
 		// An instruction that does not enter the kernel is over soon.
-		block := len(t.threads) > 1 || th == nil || !th.stepping || th.site.kind == kernel || th.passing || th.sig != 0
+		block := len(t.threads) > 1 || th == nil || !th.stepping || th.site.kind == kernel || th.breaks > 0 || th.sig != 0
 		tid, ws, err := wait(block)
 		if errors.Is(err, unix.ECHILD) {
 			return ctx.Err()
@@ -284,9 +284,8 @@ func (t *tracer) kill() {
 // stopped handles a stop and resumes the thread.
 func (t *tracer) stopped(th *thread, ws unix.WaitStatus) error {
 	sig := ws.StopSignal()
-	if th.passing {
-		th.passing = false
-		if err := setBreaks(th.tid, nil); err != nil {
+	if th.breaks > 0 {
+		if err := th.setBreaks(nil); err != nil {
 			return err
 		}
 	}

@@ -192,6 +192,7 @@ func checks(m machine) (out []check) {
 		}
 	})
 	if m.arch == "arm64" { // x86-64's is executed where this test runs: TestPlanted of package shadow
+		add(vm.Step{Name: "watch", Args: []string{checksProgram, "watch"}, Start: true}, 0, nil) // others have breakpoints, too
 		executed("planted", 1, plantedProgram, func(t *testing.T, instructions, compared uint64, wrong []string) {
 			src, err := os.ReadFile("../../shadow/testdata/planted_arm64.s")
 			if err != nil {
@@ -211,7 +212,7 @@ func checks(m machine) (out []check) {
 	}
 	for _, after := range []float64{0.3, 1, 1.6, 2.4, 5} {
 		step := command(fmt.Sprintf("killed-%v", after), "record", "-a", "--duration", "30s", "-o", "/tmp/killed.jsonl")
-		step.Seconds = after
+		step.Seconds, step.End = after, true
 		add(step, -1, nil)
 	}
 	none := func(t *testing.T, r vm.Result) {

@@ -2,6 +2,8 @@
 #include "../shape.h"
 #include <dirent.h>
 #include <errno.h>
+#include <linux/hw_breakpoint.h>
+#include <linux/perf_event.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,6 +82,24 @@ FN int s_until(int seconds)
 		s_wait();
 	}
 	return 0;
+}
+
+// Takes a hardware breakpoint of each processor, for an address that is not executed, and keeps it.
+FN int s_watch(void)
+{
+	struct perf_event_attr attr = {
+		.type = PERF_TYPE_BREAKPOINT, .size = sizeof attr, .bp_type = HW_BREAKPOINT_X, .bp_addr = (unsigned long)ran, .bp_len = sizeof(long),
+	};
+
+	for (int cpu = 0; cpu < sysconf(_SC_NPROCESSORS_ONLN); cpu++)
+		if (syscall(SYS_perf_event_open, &attr, -1, cpu, -1, 0) < 0) {
+			perror("perf_event_open");
+			return 1;
+		}
+	puts("watches");
+	fflush(stdout);
+	for (;;)
+		pause();
 }
 
 static double now(void)
@@ -185,6 +205,8 @@ int main(int argc, char **argv)
 		printf("%.0f\n", now() - began); // nanoseconds
 	} else if (strcmp(mode, "pair") == 0)
 		return s_pair();
+	else if (strcmp(mode, "watch") == 0)
+		return s_watch();
 	else if (strcmp(mode, "crash") == 0)
 		s_crash();
 	else if (strcmp(mode, "run") == 0 && argc > 2) { // says so, and becomes another program
