@@ -332,6 +332,9 @@ func (l *Live) EndNotes() (out []Note) {
 	if st.Evicted > 0 {
 		out = append(out, Note{Text: profile.Count(uint64(st.Evicted), "unwind table was", "unwind tables were") + " evicted from the kernel's memory, and their stacks copied", Advice: MoreMemory})
 	}
+	if n := l.perf.Stats().Shortened; n > 0 {
+		out = append(out, Note{Text: profile.Count(n, "copy of a stack was", "copies of stacks were") + " shortened, because many waited", Advice: WholeCopies})
+	}
 	if st.Blind && (l.plan.All || len(l.plan.Command) == 0) {
 		out = append(out, Note{Text: "threads that were blocked already count from when they next run: Linux 5.18 and later can copy their stacks"})
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfevent"
+	"github.com/unspool/unspool/source/tracer"
 )
 
 // A Note says what the reader of a recording should know. What can be done about it is said by whoever knows how a recording is asked for.
@@ -27,6 +28,7 @@ const (
 	OneOfMany             // of Note.Event
 	FewerTasks            // to record
 	MoreMemory            // of the kernel, for tables
+	WholeCopies           // of stacks, however many wait
 )
 
 // repaired says what a recorder read from /proc because no record had told of it; "" if there is nothing.
@@ -62,4 +64,14 @@ func recordLess(text string, events []source.Event) Note {
 		}
 	}
 	return Note{Text: text, Advice: LowerFrequency}
+}
+
+// largerCopies returns a note with the advice to copy more of each stack, unless the events say that they copy all that they can.
+func largerCopies(text string, events []source.Event) Note {
+	for _, e := range events {
+		if e.Attr.SampleStackUser >= min(perfevent.MaxStackSize, tracer.MaxStackSize) {
+			return Note{Text: text}
+		}
+	}
+	return Note{Text: text, Advice: LargerCopies}
 }

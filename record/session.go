@@ -221,7 +221,7 @@ func (s *Session) Notes() []Note {
 	}
 	total := st.Samples
 	if cut := st.Stops[unwind.Truncated]; cut*50 > total {
-		out = append(out, Note{Text: profile.Percent(cut, total) + " of the stacks were cut off by the size of their copy", Advice: LargerCopies})
+		out = append(out, largerCopies(profile.Percent(cut, total)+" of the stacks were cut off by the size of their copy", s.in.Decoder().Events()))
 	}
 	if n := st.Stops[unwind.NoInfo]; n*50 > total {
 		say("%s of the stacks end in code without unwind information", profile.Percent(n, total))

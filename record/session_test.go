@@ -8,6 +8,7 @@ import (
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfevent"
+	"github.com/unspool/unspool/source/tracer"
 )
 
 // TestRecordLess: what is advised against losses is what the event takes.
@@ -25,6 +26,15 @@ func TestRecordLess(t *testing.T) {
 		c.want.Text = "3 records were lost"
 		if got := recordLess(c.want.Text, []source.Event{{Name: c.name, Attr: c.attr}}); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+}
+
+// TestLargerCopies: larger copies are advised where there are larger ones.
+func TestLargerCopies(t *testing.T) {
+	for size, want := range map[uint32]Advice{0: LargerCopies, 8: LargerCopies, 32 << 10: LargerCopies, tracer.MaxStackSize: NoAdvice, perfevent.MaxStackSize: NoAdvice} {
+		if n := largerCopies("cut off", []source.Event{{}, {Attr: source.Attr{SampleStackUser: size}}}); n.Advice != want || n.Text != "cut off" {
+			t.Errorf("of copies of %d bytes: %+v, want advice %d", size, n, want)
 		}
 	}
 }

@@ -185,7 +185,7 @@ func TestKernelIdentity(t *testing.T) {
 // TestAdvice: notes on recordings name the flags that help, and those flags exist.
 func TestAdvice(t *testing.T) {
 	flags := recordCmd().Flags()
-	for a := record.LargerCopies; a <= record.MoreMemory; a++ {
+	for a := record.LargerCopies; a <= record.WholeCopies; a++ {
 		text := advice(record.Note{Advice: a, Event: "page-faults", Period: 7})
 		named := regexp.MustCompile(`(?:^|[ (])--?([a-z][a-z-]+|[a-zA-Z])\b`).FindAllStringSubmatch(text, -1)
 		if len(named) == 0 {

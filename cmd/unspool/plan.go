@@ -31,7 +31,7 @@ func (p *plan) flags(c *cobra.Command) {
 	f.StringVarP(&p.Event, "event", "e", "", "event to count, as perf spells it (default: cycles, or cpu-clock on machines without counters)")
 	f.BoolVar(&p.offCPU, "off-cpu", false, "record the time threads are blocked, as -e off-cpu does: only with --source ebpf (root)")
 	f.BoolVar(&p.InKernel.Wakers, "wakers", false, "with --off-cpu: show who woke each thread, the waker's stack upside down above the wait's")
-	f.Uint32Var(&p.StackSize, "stack-size", 0, "bytes of each stack to copy and walk (default: 32 KiB, or the kernel's maximum if the kernel walks most stacks)")
+	f.Uint32Var(&p.StackSize, "stack-size", 0, "bytes of each stack to copy and walk (default: 32 KiB, or, if the kernel walks most stacks, its maximum, and less while many copies wait)")
 	f.BoolVar(&p.User, "user", false, "count in user space only")
 	f.BoolVar(&p.Kernel, "kernel", false, "count in the kernel only")
 	f.IntSliceVarP(&p.PIDs, "pid", "p", nil, "record these processes, and all processes they start")

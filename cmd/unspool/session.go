@@ -152,6 +152,8 @@ func advice(n record.Note) string {
 		return ": record fewer tasks (-p, --cgroup, --comm)"
 	case record.MoreMemory:
 		return ": give more --memory"
+	case record.WholeCopies:
+		return ": --stack-size keeps them, and takes more memory"
 	}
 	return ""
 }

@@ -11,7 +11,8 @@ import (
 )
 
 // What a process and a user may take of what all share: the kernel's maps, and the time of the goroutine that fills them. What is
-// beyond is not walked in the kernel, but copied; other processes and users lose nothing.
+// beyond is not walked in the kernel, but copied. Other processes and users lose nothing but, while many copies wait, the ends of long copies of
+// their own, which are counted (perfevent.Stats.Shortened).
 const (
 	maxRecords    = 1 << 12 // executable mappings that a process makes in a second
 	maxUserMade   = 1 << 14 // that a user's processes make in a second, of those that make askAt

@@ -18,7 +18,8 @@
 // The tables of a command's program, its interpreter and its libraries are loaded into the kernel before the command starts (ahead.go). A
 // recording of processes that run begins when their tables are there: Begin's channel says so.
 //
-// Processes and users that map more than bounds.go permits have their stacks copied instead; others lose nothing.
+// Processes and users that map more than bounds.go permits have their stacks copied instead. Others lose nothing, except that all copies get
+// shorter while many wait; these are counted.
 //
 // Each stack is written once. Its ID is a hash of its content under a secret seed; after that, a sample is 56 bytes with the ID. Every loss is
 // counted, except events that interrupt another BPF program, which the kernel drops.

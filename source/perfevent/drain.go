@@ -160,14 +160,16 @@ var finishedRound = func() []byte {
 func (r *Recorder) round() (again bool) {
 	r.rounds.Add(1)
 	began := monotonic()
-	var n uint64
+	var n, shortened uint64
 	for _, g := range r.rings {
 		k, err := g.drain(r.shape.StackSize, r.copyLimit(), r.space)
 		n += k
+		shortened += g.shortened
 		if err != nil && r.fault == nil {
 			r.fault = err
 		}
 	}
+	r.shorter.Store(shortened)
 	if r.program != nil {
 		r.flush() // it has seen all
 		again = r.program.Samples(began, func(size int) []byte {
@@ -189,21 +191,21 @@ func (r *Recorder) round() (again bool) {
 }
 
 // copyLimit is how much of a copied stack to keep. Where the kernel walks stacks, copies wait for tables that are still made, and more of them
-// come the longer this takes: so as their memory grows they get smaller: half a percent of a compiler's stacks have more than 32 KiB. Stacks that
-// this cuts off are counted as such.
+// come the longer this takes: so as their memory grows they get smaller: half a percent of a compiler's stacks have more than 32 KiB. Copies that
+// this makes shorter are counted: Stats.Shortened. They are anybody's, whosever copies wait.
 func (r *Recorder) copyLimit() uint32 {
 	if r.program == nil || r.chosen {
 		return r.shape.StackSize
 	}
-	held := r.out.held.Load()
+	wait := r.out.copies.Load()
 	limit := uint32(MaxStackSize)
-	for full := int64(shrinkCopies); held >= full && limit > leastCopy; full += shrinkCopies {
+	for full := int64(shrinkCopies); wait >= full && limit > leastCopy; full += shrinkCopies {
 		limit = limit / 2 &^ 7
 	}
 	return min(limit, r.shape.StackSize)
 }
 
-// shrinkCopies is how many bytes of records wait until copies get half as large, and leastCopy their least size.
+// shrinkCopies is how many bytes of samples with copies wait until copies get half as large. From leastCopy on they get no smaller.
 const (
 	shrinkCopies = 8 << 20
 	leastCopy    = 4 << 10
@@ -236,6 +238,9 @@ func (r *Recorder) flush() {
 		}
 		switch binary.LittleEndian.Uint32(raw) {
 		case source.RecordSample:
+			if r.program != nil && len(raw) >= recordHeader+8 && binary.LittleEndian.Uint64(raw[recordHeader:]) != source.WalkedID {
+				r.out.copied(len(raw))
+			}
 			if r.trigger.Period > 1 && len(raw) > pastPeriod && binary.LittleEndian.Uint64(raw[recordHeader:]) != source.WalkedID {
 				binary.LittleEndian.PutUint64(raw[pastPeriod-8:], r.trigger.Period)
 			}

@@ -31,7 +31,7 @@ type Options struct {
 	Frequency, Period uint64
 
 	// StackSize is the number of bytes of the user stack to copy with each sample: a multiple of 8 up to MaxStackSize. 0 is 32 KiB (with a
-	// Program, MaxStackSize: there are few copies), or 16 or 8 where the ring buffers that the kernel allows are small.
+	// Program, MaxStackSize, and less while many copies wait), or 16 or 8 where the ring buffers that the kernel allows are small.
 	StackSize uint32
 
 	// User and Kernel say where events count: both in user space and in the kernel if neither or both are
@@ -105,6 +105,7 @@ type Stats struct {
 	Events            int    // events opened for them, one for each processor
 	RingSize          int    // bytes of each ring
 	StackSize         uint32 // bytes copied of each stack
+	Shortened         uint64 // copies with fewer, because many waited
 }
 
 // A Recorder is a recording that runs. Next is for one goroutine at a time; other methods may be called from any.
@@ -158,6 +159,7 @@ type Recorder struct {
 	lost    atomic.Uint64
 	lostSmp atomic.Uint64
 	rounds  atomic.Uint64
+	shorter atomic.Uint64
 	shape   Stats // what does not change
 
 	cmd      *exec.Cmd
@@ -311,7 +313,7 @@ func (r *Recorder) EventNote() string { return strings.Join(r.notes, "; ") }
 func (r *Recorder) Stats() Stats {
 	s := r.shape
 	s.Records, s.Bytes, s.Lost, s.LostSamples = r.records.Load(), r.bytes.Load(), r.lost.Load(), r.lostSmp.Load()
-	s.Wakeups = r.rounds.Load()
+	s.Wakeups, s.Shortened = r.rounds.Load(), r.shorter.Load()
 	return s
 }
 

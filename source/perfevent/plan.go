@@ -332,7 +332,7 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 	stack := int(o.StackSize)
 	if stack == 0 {
 		if stack = defaultStack; o.Program != nil {
-			stack = MaxStackSize // only what comes before tables and mappings are known is copied: all of it
+			stack = MaxStackSize // only what comes before tables and mappings are known is copied: all of it, unless too much waits (copyLimit)
 		}
 	}
 	rate := uint64(4000) // a guess, where the period rules

@@ -94,9 +94,15 @@ func (q *backlog) close(err error) {
 type writer struct {
 	to         *backlog
 	pool       sync.Pool
-	held       atomic.Int64   // bytes of chunks that somebody holds
-	cur        *source.Buffer // held
-	start, end int            // of what has been written and not put
+	copies     atomic.Int64 // bytes of samples with copies of stacks, in chunks that somebody holds
+	cur        *chunk       // held
+	start, end int          // of what has been written and not put
+}
+
+// A chunk is a buffer, and how much of it is samples with copies of stacks.
+type chunk struct {
+	*source.Buffer
+	copies int64
 }
 
 // fits says whether the current chunk has room for a record.
@@ -105,15 +111,19 @@ func (w *writer) fits(n int) bool { return w.cur != nil && w.end+n <= len(w.cur.
 // space returns room for one record.
 func (w *writer) space(n int) []byte {
 	if !w.fits(n) {
-		w.flush()
-		w.cur.Release()
-		if b, ok := w.pool.Get().(*source.Buffer); ok {
-			b.Hold()
-			w.cur = b
+		w.close()
+		if c, ok := w.pool.Get().(*chunk); ok {
+			c.Hold()
+			w.cur = c
 		} else {
-			w.cur = source.NewBuffer(chunkSize, func(b *source.Buffer) { w.held.Add(-chunkSize); w.pool.Put(b) })
+			c := &chunk{}
+			c.Buffer = source.NewBuffer(chunkSize, func(*source.Buffer) {
+				w.copies.Add(-c.copies)
+				c.copies = 0
+				w.pool.Put(c)
+			})
+			w.cur = c
 		}
-		w.held.Add(chunkSize)
 		w.start, w.end = 0, 0
 	}
 	w.end += n
@@ -132,14 +142,22 @@ func (w *writer) pending() []byte {
 func (w *writer) flush() {
 	if b := w.pending(); len(b) > 0 {
 		w.cur.Hold()
-		w.to.put(batch{b, w.cur})
+		w.to.put(batch{b, w.cur.Buffer})
 		w.start = w.end
 	}
 }
 
+// copied says that so many bytes of the current chunk are a sample with a copy of a stack.
+func (w *writer) copied(n int) {
+	w.cur.copies += int64(n)
+	w.copies.Add(int64(n))
+}
+
 // close drops the current chunk.
 func (w *writer) close() {
-	w.flush()
-	w.cur.Release()
-	w.cur = nil
+	if w.cur != nil {
+		w.flush()
+		w.cur.Release()
+		w.cur = nil
+	}
 }

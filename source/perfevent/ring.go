@@ -21,6 +21,7 @@ type ring struct {
 	mem        []byte  // the mapping; nil in tests
 	head, tail *uint64 // written by the kernel, by us
 	data       []byte
+	shortened  uint64       // copies of stacks that drain's most has cut
 	trailer    uint64       // what KSYMBOL records end with, in bytes; 0: there are none
 	early      *atomic.Bool // while true, samples are left out; nil: never
 }
@@ -92,6 +93,9 @@ func (r *ring) drain(stack, most uint32, space func(size int) []byte) (n uint64,
 			r.copyTo(to, tail)
 			binary.LittleEndian.PutUint16(to[6:], uint16(short))
 		} else if keep := r.stackEnd(typ, tail, size, uint64(stack), uint64(most)); keep < uint64(stack) {
+			if r.word(tail+size-8) > keep {
+				r.shortened++
+			}
 			short := size - uint64(stack) + keep
 			to := space(int(short))
 			r.copyTo(to[:short-8], tail)

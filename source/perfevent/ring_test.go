@@ -114,7 +114,11 @@ func TestRingStacks(t *testing.T) {
 			body = append(binary.LittleEndian.AppendUint64(body, size), bytes.Repeat([]byte{7}, size)...)
 			k.put(record(source.RecordSample, binary.LittleEndian.AppendUint64(body, dyn)))
 			var got []byte
+			shortened := k.shortened
 			k.drain(size, uint32(most), func(n int) []byte { got = make([]byte, n); return got })
+			if n := k.shortened - shortened; (n == 1) != (dyn > most) || n > 1 {
+				t.Errorf("%d bytes of stack, %d to keep: %d copies count as shortened", dyn, most, n)
+			}
 			var r source.Record
 			want := min(dyn, most)
 			if err := dec.Decode(got, &r); err != nil || r.StackDyn != want || uint64(len(r.Stack)) < want || uint64(len(r.Stack)) > min(most, dyn+16) {
@@ -139,21 +143,34 @@ func TestRingStacks(t *testing.T) {
 // A someProgram stands for a program that has no samples.
 type someProgram struct{ Program }
 
-// TestCopyLimit: where the kernel walks, copies get smaller as more of them wait, and as large again when they have gone.
+func (someProgram) Saw([]byte) {}
+
+// TestCopyLimit: where the kernel walks, copies get smaller as more of them wait, and as large again when they have gone. What else waits changes
+// nothing: others' stacks stay whole.
 func TestCopyLimit(t *testing.T) {
 	r := &Recorder{queue: newBacklog(), program: someProgram{}, shape: Stats{StackSize: MaxStackSize}}
 	r.out.to = r.queue
+	put := func(id uint64) {
+		raw := record(source.RecordSample, binary.LittleEndian.AppendUint64(nil, id))
+		b := r.space(1 << 14)
+		copy(b, raw)
+		binary.LittleEndian.PutUint16(b[6:], uint16(len(b)))
+		r.flush()
+	}
+	for range 2560 {
+		put(source.WalkedID)
+	}
 	type at struct {
-		held  int64
+		waits int64
 		limit uint32
 	}
 	var got []at
-	for r.out.held.Load() < 40<<20 {
+	for r.out.copies.Load() < 40<<20 {
 		limit := r.copyLimit()
 		if len(got) == 0 || got[len(got)-1].limit != limit {
-			got = append(got, at{r.out.held.Load(), limit})
+			got = append(got, at{r.out.copies.Load(), limit})
 		}
-		r.out.space(chunkSize)
+		put(0)
 	}
 	if want := []at{{0, 65528}, {8 << 20, 32760}, {16 << 20, 16376}, {24 << 20, 8184}, {32 << 20, 4088}}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
@@ -172,11 +189,11 @@ func TestCopyLimit(t *testing.T) {
 		b, _ := r.queue.take()
 		b.buf.Release()
 	}
-	if n := r.out.held.Load(); n != 0 || r.copyLimit() != 8192 {
-		t.Errorf("%d bytes are held, and the limit is %d", n, r.copyLimit())
+	if n := r.out.copies.Load(); n != 0 || r.copyLimit() != 8192 {
+		t.Errorf("copies of %d bytes wait, and the limit is %d", n, r.copyLimit())
 	}
 	r.program = nil
-	r.out.held.Store(1 << 30)
+	r.out.copies.Store(1 << 30)
 	if n := r.copyLimit(); n != 8192 {
 		t.Errorf("%d bytes, where copies are all there is", n)
 	}
