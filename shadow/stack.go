@@ -306,7 +306,7 @@ func (th *thread) returned(b, now *regs) {
 	switch {
 	case now.sp() == was.sp() && (now.pc == was.pc || now.pc == was.pc+uint64(host.restart)):
 	case th.pushed(now, was):
-		f := frame{ra: was.pc, cfa: was.sp()}
+		f := frame{ra: was.pc, cfa: now.sp() + host.CallPush}
 		for i, r := range saved {
 			f.saved[i] = now.r[r]
 		}

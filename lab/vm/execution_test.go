@@ -20,7 +20,7 @@ import (
 var programs = []string{"coreutils", "dash", "bash", "gzip", "xz-utils", "grep", "sed", "findutils", "diffutils", "tar", "sqlite3", "openssl", "perl-base", "libc-bin", "libstdc++6"}
 
 // executions are commands that are executed on AArch64, and how many instructions of each, from its entry point on or, where whole says so, from
-// the dynamic linker's first. /jumps and /throw are those of shadow/testdata.
+// the dynamic linker's first. /jumps, /throw and /goroutines are those of shadow/testdata.
 var executions = []struct {
 	command string
 	steps   uint64
@@ -29,6 +29,7 @@ var executions = []struct {
 	{"/usr/bin/date -u", 40_000, true},
 	{"/jumps", 40_000, false},
 	{"/throw", 30_000, false},
+	{"/goroutines", 30_000, true},
 	{"/usr/bin/ls -l /usr", 10_000, false},
 	{"/usr/bin/sort -r /etc/services.txt", 10_000, false},
 	{"/usr/bin/sha256sum /etc/services.txt", 10_000, false},
@@ -63,11 +64,15 @@ func TestExecution(t *testing.T) {
 	for _, c := range [][]string{
 		{"jumps", "aarch64-linux-gnu-gcc", "-O2", "-pthread", "../../shadow/testdata/jumps.c", "-o"},
 		{"throw", "aarch64-linux-gnu-g++", "-O2", "../../shadow/testdata/throw.cc", "-o"},
+		{"goroutines", "go", "build", "-o"},
 		{"unspool", "go", "build", "-o"},
 	} {
 		path := filepath.Join(dir, c[0])
 		args := append(c[2:], path)
-		if c[1] == "go" {
+		switch c[0] {
+		case "goroutines":
+			args = append(args, "../../shadow/testdata/goroutines.go")
+		case "unspool":
 			args = append(args, "github.com/unspool/unspool/cmd/unspool")
 		}
 		cmd := exec.Command(c[1], args...)
