@@ -176,6 +176,12 @@ static int code_is(struct us_blind *b, uint64_t at, const uint8_t *want, uint32_
 	return b->from->code(b->ctx, at, code, n) && memcmp(code, want, n) == 0;
 }
 
+/* Whether the code to which signal handlers return ends there. */
+static int ends_sigreturn(struct us_blind *b, uint64_t end)
+{
+	return code_is(b, end - sizeof return_0, return_0, sizeof return_0) || code_is(b, end - sizeof return_1, return_1, sizeof return_1);
+}
+
 int us_is_sigreturn(struct us_blind *b)
 {
 	uint64_t pc = b->s->pc, uc = b->sp + MACHINE(FRAME_CONTEXT), v;
@@ -185,9 +191,8 @@ int us_is_sigreturn(struct us_blind *b)
 		return 0;
 	if (code_is(b, pc, return_0, sizeof return_0) || code_is(b, pc, return_1, sizeof return_1))
 		return 1;
-	/* At its last instruction, the stack pointer is the same. */
-	return b->exact && (code_is(b, pc - (sizeof return_0 - sizeof system_call), return_0, sizeof return_0) ||
-			    code_is(b, pc - (sizeof return_1 - sizeof system_call), return_1, sizeof return_1));
+	/* At the last instruction, and behind it, while the kernel does what it asks for, the stack pointer is the same. */
+	return b->exact && (ends_sigreturn(b, pc + sizeof system_call) || ends_sigreturn(b, pc));
 }
 
 static int step_sigreturn(struct us_blind *b)
