@@ -1,4 +1,4 @@
-// chain: LIB* s_spin s_mid main LIB{2}
+// chain: LIB* vdso? LIB* s_spin s_mid main LIB{2}
 // chain: LIB* vdso* LIB+
 // A goroutine; the runtime's other threads wait.
 package main
