@@ -1,7 +1,6 @@
 package shadow
 
 import (
-	"bytes"
 	_ "embed"
 	"encoding/hex"
 	"path"
@@ -20,7 +19,7 @@ type Known struct {
 	Name     string         // of its section in docs/FINDINGS.md
 	Module   string         // base name, as a pattern of path.Match
 	Function *regexp.Regexp // nil: Code says which
-	Code     []byte         // that the row begins with, or where it was found first, of a function without a name
+	Code     *regexp.Regexp // of what the row begins with, or what is where it was found first, in hexadecimal: of a function without a name
 	What     []string       // what may be wrong: names as in Finding.What
 }
 
@@ -28,7 +27,7 @@ type Known struct {
 var Knowns = sync.OnceValue(func() []*Known { return parseKnown(knownText) })
 
 // parseKnown reads a line each: name, module, function, what, the last separated by commas; lines that start with # are comments. A
-// function without a name is "code:" and the bytes that its row begins with.
+// function without a name is "code:" and a regular expression of the bytes that its row begins with.
 func parseKnown(text string) (out []*Known) {
 	for line := range strings.Lines(text) {
 		f := strings.Fields(line)
@@ -40,10 +39,7 @@ func parseKnown(text string) (out []*Known) {
 		}
 		k := &Known{Name: f[0], Module: f[1], What: strings.Split(f[3], ",")}
 		if code, ok := strings.CutPrefix(f[2], "code:"); ok {
-			var err error
-			if k.Code, err = hex.DecodeString(code); err != nil {
-				panic("BUG: known.txt: " + line)
-			}
+			k.Code = regexp.MustCompile("^(?:" + code + ")")
 		} else {
 			k.Function = regexp.MustCompile("^(?:" + f[2] + ")$")
 		}
@@ -66,7 +62,8 @@ func (k *Known) matches(f *Finding) bool {
 	if ok, _ := path.Match(k.Module, path.Base(f.Module)); !ok || f.Ours {
 		return false
 	}
-	if k.Function == nil && !bytes.HasPrefix(f.code, k.Code) && !bytes.HasPrefix(f.first, k.Code) || k.Function != nil && !k.Function.MatchString(f.Function) {
+	begins := func(code []byte) bool { return k.Code.MatchString(hex.EncodeToString(code)) }
+	if k.Function == nil && !begins(f.code) && !begins(f.first) || k.Function != nil && !k.Function.MatchString(f.Function) {
 		return false
 	}
 	return !slices.ContainsFunc(f.What(), func(what string) bool { return !slices.Contains(k.What, what) })
