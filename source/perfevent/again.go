@@ -43,8 +43,8 @@ type repair struct {
 	took    time.Duration
 
 	since uint64           // when the processes were attached to, in ticks: what they had started is not recorded; 0: a command is
-	began map[int32]uint64 // when recorded processes began, in ticks: whoever began later with such a number is another one
-	ended map[int32]uint64 // when they exited: the same. One whose exit was lost is in began only
+	began map[int32]uint64 // when recorded processes began, or were found, in ticks: whoever began later with such a number is another one
+	ended map[int32]uint64 // when they exited: the same, instead of began. One whose exit was lost is in began
 
 	mu       sync.Mutex
 	unmapped map[int32]bool // processes with stacks that lead to addresses in no known mapping: see Unmapped
@@ -238,10 +238,10 @@ func (r *Recorder) countMissed(now time.Time) {
 func (r *Recorder) mark(rec *source.Record) {
 	p := &r.repair
 	switch {
-	case rec.Type == source.RecordFork && rec.PID != rec.PPID:
+	case rec.Type == source.RecordFork && rec.PID != rec.PPID && r.family: // else what is told to have begun is never recorded
 		delete(p.ended, rec.PID)
 		delete(p.began, rec.PID)
-		if rec.Misc&source.MiscAgain == 0 && r.kin.Has(rec.PPID) {
+		if r.kin.Has(rec.PPID) {
 			p.start(rec.PID, bootTicks(rec.Time))
 		}
 	case rec.Type == source.RecordExit && rec.PID == rec.TID && r.kin.Has(rec.PID):
@@ -249,6 +249,7 @@ func (r *Recorder) mark(rec *source.Record) {
 			p.ended = map[int32]uint64{}
 		}
 		p.ended[rec.PID] = bootTicks(rec.Time)
+		delete(p.began, rec.PID)
 	}
 }
 
@@ -281,7 +282,8 @@ func (r *Recorder) member(pid int, start uint64) bool {
 	return r.kin.Has(int32(pid)) && !(ended && start > end) && !(began && start > begin+startSlack)
 }
 
-// startSlack is how many ticks /proc may say that a process began after the time in its FORK record: that is taken first.
+// startSlack is how many ticks /proc may say that a process began after the time in its FORK record. The kernel takes the start first, but the clocks
+// are read one after another.
 const startSlack = 2
 
 // concerned returns the processes that are recorded, each behind its parent: those that are known, and whom these have started since they

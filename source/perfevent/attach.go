@@ -223,6 +223,7 @@ func (r *Recorder) openCode(sampling *source.Attr) {
 	a := source.Attr{
 		Type: source.TypeSoftware, Config: swDummy, ClockID: unix.CLOCK_MONOTONIC, // the rings'
 		SampleType: sampling.SampleType & (source.SampleTID | source.SampleTime | source.SampleCPU | source.SampleIdentifier),
+		ReadFormat: sampling.ReadFormat, // for target.missed
 		Flags:      source.FlagKsymbol | source.FlagSampleIDAll | source.FlagUseClockID | source.FlagExcludeKernel | source.FlagExcludeHV,
 	}
 	for i, cpu := range r.cpus {
@@ -238,6 +239,9 @@ func (r *Recorder) openCode(sampling *source.Attr) {
 			return
 		}
 		r.code = append(r.code, fd)
+	}
+	if len(r.code) > 0 {
+		r.kallsyms, _ = os.Open("/proc/kallsyms")
 	}
 	for _, g := range r.rings {
 		g.trailer = 8 * uint64(bits.OnesCount64(a.SampleType)) // each is a word

@@ -87,20 +87,24 @@ func (r *Recorder) drainAll() {
 		r.program.End(r.space)
 	}
 	r.round()
-	r.codeAgain()
 	r.tellMissed()
 	r.out.close()
 	r.queue.close(r.fault)
 }
 
 // tellMissed writes a record of what was lost and never said: the kernel writes a LOST record in front of the next record that finds room, and
-// behind the last loss there may be none.
+// behind the last loss there may be none. Before it comes the code which the lost records may have told of.
 func (r *Recorder) tellMissed() {
 	r.flush()
 	for _, t := range r.targets {
 		r.missed += t.missed()
 	}
-	if told := r.lost.Load() + r.unheard; r.missed > told {
+	r.missed += (&target{fds: r.code}).missed()
+	told := r.lost.Load() + r.unheard
+	if max(told, r.missed) > 0 {
+		r.codeAgain()
+	}
+	if r.missed > told {
 		lost := r.dec.Append(nil, 0, &source.Record{Type: source.RecordLostSamples, Time: monotonic(), Lost: r.missed - told})
 		copy(r.space(len(lost)), lost)
 		r.flush()
@@ -108,14 +112,14 @@ func (r *Recorder) tellMissed() {
 }
 
 // codeAgain tells again of the code that the kernel has made, where a record that told of some may be lost: nobody else names it in a recording.
-// Code that has gone unheard stays nameless, or has the name of what was there before it. It is done once, at the end: it takes 50 ms and more.
+// Code that has gone unheard stays nameless, or has the name of what was there before or after it. It is done once, at the end: it takes 50 ms and
+// more.
 func (r *Recorder) codeAgain() {
-	r.flush()
-	if len(r.code) == 0 || r.lost.Load()+r.unheard+r.repair.missed == 0 {
+	if r.kallsyms == nil {
 		return
 	}
 	s := synth{dec: r.dec, ids: &r.ids, code: true, time: monotonic()}
-	for s.kernel(); len(s.b) > 0; {
+	for s.kallsyms(r.kallsyms); len(s.b) > 0; {
 		var raw []byte
 		if raw, s.b = cutRecord(s.b); binary.LittleEndian.Uint32(raw) == source.RecordKsymbol {
 			copy(r.space(len(raw)), raw)
@@ -256,6 +260,7 @@ func (r *Recorder) flush() {
 				n := binary.LittleEndian.Uint64(raw[recordHeader+8:])
 				if r.lostEarly(raw) {
 					r.unheard += n
+					clear(raw[recordHeader+8 : recordHeader+16])
 				} else {
 					r.lost.Add(n)
 				}

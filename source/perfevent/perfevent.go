@@ -122,6 +122,7 @@ type Recorder struct {
 	out       writer
 	targets   []*target
 	code      []int              // events that tell of code which the kernel makes
+	kallsyms  *os.File           // for codeAgain, opened while this process may see addresses; nil: there is no code
 	direct    map[int32]attached // threads that may turn out to have inherited events as well
 	inherited map[int32]bool     // threads that did
 	live      int                // targets that have not gone
@@ -351,21 +352,13 @@ func (r *Recorder) begin() {
 	}
 }
 
-// early says whether raw is a sample from before the recording. A LOST record from before it has lost nothing of it: what was mapped unheard is
-// read again, and no sample counts as lost.
+// early says whether raw is a sample from before the recording.
 func (r *Recorder) early(raw []byte) bool {
-	switch binary.LittleEndian.Uint32(raw) {
-	case source.RecordSample:
-		return len(raw) >= r.timeAt+8 && binary.LittleEndian.Uint64(raw[r.timeAt:]) < r.began.Load()
-	case source.RecordLost:
-		if len(raw) >= recordHeader+16 && r.lostEarly(raw) {
-			clear(raw[recordHeader+8 : recordHeader+16])
-		}
-	}
-	return false
+	return binary.LittleEndian.Uint32(raw) == source.RecordSample && len(raw) >= r.timeAt+8 && binary.LittleEndian.Uint64(raw[r.timeAt:]) < r.began.Load()
 }
 
-// lostEarly says whether a LOST record was written before the recording began. Any goroutine may ask.
+// lostEarly says whether a LOST record was written before the recording began. It has lost nothing of the recording: what was mapped unheard is read
+// again, and no sample counts as lost. It is asked once of each: a moment later, began may say otherwise.
 func (r *Recorder) lostEarly(raw []byte) bool {
 	if r.reading.Load() {
 		return true
@@ -463,6 +456,9 @@ func (r *Recorder) release() error {
 	if r.ready != nil {
 		errs = append(errs, r.ready.Close())
 		r.epoll = -1
+	}
+	if r.kallsyms != nil {
+		errs = append(errs, r.kallsyms.Close())
 	}
 	for _, fd := range append(r.code, r.tracing, r.epoll, r.wake) {
 		if fd >= 0 {

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -182,14 +183,17 @@ func mapped(m *procfs.Mapping) source.Record {
 	return rec
 }
 
-// kernel adds the mapping by which perf finds the kernel's symbols: its text, under a name of perf's; and the code that the kernel has made, if records
-// tell of what it makes later. Where this user may not see the kernel's addresses there is neither.
+// kernel adds what kallsyms makes of the running kernel's symbols.
 func (s *synth) kernel() {
-	f, err := os.Open("/proc/kallsyms")
-	if err != nil {
-		return
+	if f, err := os.Open("/proc/kallsyms"); err == nil {
+		defer f.Close()
+		s.kallsyms(f)
 	}
-	defer f.Close()
+}
+
+// kallsyms adds the mapping by which perf finds the kernel's symbols: its text, under a name of perf's; and the code that the kernel has made, if
+// records tell of what it makes later. Where whoever opened f may not see the kernel's addresses there is neither.
+func (s *synth) kallsyms(f io.Reader) {
 	var lo, hi uint64
 	var modules []ksymbol
 	for lines := bufio.NewScanner(f); (hi == 0 || s.code && !s.stop()) && lines.Scan(); {
@@ -200,12 +204,12 @@ func (s *synth) kernel() {
 				modules = append(modules, k)
 			}
 		case lo == 0 && string(name) == "T _text":
-			lo, _ = strconv.ParseUint(string(addr), 16, 64)
+			// Not the first symbol: processors' variables come first on x86-64 until Linux 6.14, and begin at 0.
+			if lo, _ = strconv.ParseUint(string(addr), 16, 64); lo == 0 {
+				return // hidden from this user
+			}
 		case string(name) == "T _etext":
 			hi, _ = strconv.ParseUint(string(addr), 16, 64)
-		}
-		if len(addr) == 0 || addr[0] == '0' {
-			return // hidden from this user
 		}
 	}
 	if lo != 0 && lo < hi {
@@ -229,7 +233,7 @@ const maxModuleSymbols = 1 << 20
 func parseModule(addr, rest []byte) (k ksymbol, ok bool) {
 	at, err := strconv.ParseUint(string(addr), 16, 64)
 	name, mod, ok := bytes.Cut(rest, []byte("\t"))
-	if err != nil || !ok || len(name) < 3 {
+	if err != nil || at == 0 || !ok || len(name) < 3 {
 		return ksymbol{}, false
 	}
 	k = ksymbol{addr: at}

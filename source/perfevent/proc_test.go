@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -136,6 +137,34 @@ func TestSynthesisedZombie(t *testing.T) {
 	}
 	if s.process(os.Getpid(), nil); len(s.b) == 0 {
 		t.Error("no records of this process")
+	}
+}
+
+// TestKallsyms: the kernel's text and the code it has made are found where processors' variables come first, with addresses from 0; and nothing where
+// addresses are hidden.
+func TestKallsyms(t *testing.T) {
+	const symbols = "0000000000000000 A fixed_percpu_data\n0000000000038000 A __per_cpu_end\nffffffff81000000 T startup_64\nffffffff81000000 T _text\n" +
+		"ffffffff82000000 T _etext\nffffffffc0001000 t bpf_prog_one\t[bpf]\n"
+	for _, c := range []struct{ text, want string }{
+		{symbols, "1 ffffffff81000000+1000000 17 ffffffffc0001000+100000 "},
+		{regexp.MustCompile(`(?m)^\w+`).ReplaceAllString(symbols, "0000000000000000"), ""},
+		{"0000000000000000 t bpf_prog_one\t[bpf]\n", ""},
+	} {
+		s := synth{dec: source.NewDecoder(), code: true}
+		s.dec.AddAttr(&source.Attr{}, nil, "")
+		got := ""
+		for s.kallsyms(strings.NewReader(c.text)); len(s.b) > 0; {
+			var raw []byte
+			raw, s.b = cutRecord(s.b)
+			var r source.Record
+			if err := s.dec.Decode(raw, &r); err != nil {
+				t.Fatal(err)
+			}
+			got += fmt.Sprintf("%d %x+%x ", r.Type, r.Addr, r.Len)
+		}
+		if got != c.want {
+			t.Errorf("%q: got %q, want %q", c.text, got, c.want)
+		}
 	}
 }
 
