@@ -114,6 +114,11 @@ func (s *shape) chains(b *build) string {
 	return strings.Join(or, "|")
 }
 
+// right says whether a walk found one of a shape's chains.
+func (s *shape) right(b *build, w walk) bool {
+	return regexp.MustCompile("^(?:" + s.chains(b) + ")$").MatchString(w.chain)
+}
+
 var directive = regexp.MustCompile(`^// (chain|link|not|builds|waits|runs|libraries|gdb)(?: \[(.*)\])?: *(.*)$`)
 
 // readShape reads the lines at the beginning of a source: name: value.
