@@ -105,8 +105,10 @@ func run(t *testing.T, r *Recorder) seen {
 	var last uint64
 	var err error
 	s.Stats, err = source.Run(context.Background(), r, source.Options{Machine: r.Machine(), Sample: func(p *source.Sample) error {
-		s.byTID[p.TID]++
-		s.byPID[p.PID]++
+		if p.TID != -1 { // a thread that ends has no number any more (kernel/events/core.c, perf_event_pid_type)
+			s.byTID[p.TID]++
+			s.byPID[p.PID]++
+		}
 		s.comms[p.Comm]++
 		s.cpus[p.CPU]++
 		if p.Time < last {
