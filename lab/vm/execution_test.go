@@ -47,7 +47,7 @@ var executions = []struct {
 func TestExecution(t *testing.T) {
 	oracle.Long(t)
 	if list := os.Getenv("UNSPOOL_MACHINES"); list != "all" && !slices.Contains(strings.Fields(list), "trixie/arm64") {
-		t.Skip("part of make vms: it takes a quarter of an hour")
+		t.Skip("this test lacks UNSPOOL_MACHINES=all (make vms): a quarter of an hour")
 	}
 	oracle.Need(t, "apt-get", "dpkg", "qemu-system-aarch64", "aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++")
 	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Minute)
