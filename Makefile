@@ -24,7 +24,7 @@ install-runtime:
 # the whole machine (-short). A minute on two cores, when what has not changed is in Go's cache.
 .PHONY: check
 check:
-	test -z "$$(gofmt -l . | tee /dev/stderr)"
+	test -z "$$(gofmt -l . | tee -a /dev/stderr)"
 	$(GO) vet ./...
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./...
 	@others="$(others)" && $(GO) run ./internal/testlog $(GO) test -short $(TESTFLAGS) ./cmd/unspool $$others
@@ -48,6 +48,8 @@ full:
 	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./...
 	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 60m -run '^(TestSize|TestSynthetic|TestWalkSpeed|TestResultsEvaluation|TestSideBySide|TestArmEhElf|TestSteps)$$' \
 		./emit/csource ./lab ./runtime/test ./source/ebpf
+	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 60m ./format/sframe ./emit/sframe
+	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 60m -run '^TestForeign$$' ./source/corefile
 	UNSPOOL_CORPUS=all $(GO) test -count=1 -timeout 60m -run '^TestFiles$$' ./emit/csource
 	$(MAKE) shapes
 	UNSPOOL_EXECUTION_STEPS=10000000 $(GO) test -count=1 -timeout 4h -run TestExecution -v ./lab
@@ -57,7 +59,7 @@ full:
 # AArch64; cores and recordings of AArch64's 6.12, read here; and 200,000 instructions of AArch64's programs, executed step by step.
 .PHONY: vms
 vms:
-	UNSPOOL_MACHINES=all $(GO) test -count=1 -v -timeout 60m -run '^(TestMachines|TestForeign|TestExecution)$$' ./lab/shapes ./cmd/unspool ./lab/vm
+	UNSPOOL_MACHINES=all $(GO) test -count=1 -v -timeout 60m -run '^(TestMachines|TestForeign|TestExecution|TestStrict)$$' ./lab/shapes ./cmd/unspool ./lab/vm
 
 # A release of what is committed, in RELEASE: for each machine a tar archive and a Debian package, and their SHA-256 sums. All is built twice, at
 # different places, the second time with an empty cache, and must be equal; then dpkg installs the packages in virtual machines of Debian, which
@@ -78,7 +80,7 @@ judges:
 # Formatting, vet for both machines, a build for the other, staticcheck.
 .PHONY: lint
 lint:
-	test -z "$$(gofmt -l . | tee /dev/stderr)"
+	test -z "$$(gofmt -l . | tee -a /dev/stderr)"
 	$(GO) vet ./...
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./...
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) build ./...

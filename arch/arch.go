@@ -29,7 +29,7 @@ const NoSlot Slot = 255
 type Machine struct {
 	Name   string // as the kernel spells it: "x86_64", "aarch64"
 	GoArch string // as Go spells it; "" where no machine of that name can be walked
-	ELF    uint16 // e_machine
+	ELF    uint16 // e_machine; of Windows's machines, the number in a COFF header
 	Compat uint16 // e_machine of the 32-bit programs that Linux runs there, too; 0: of none
 	SP     Reg    // stack pointer
 	FP     Reg    // frame pointer, where code keeps one
@@ -84,6 +84,23 @@ type Machine struct {
 	// BigEndian says that words in memory start with their high byte.
 	BigEndian bool
 
+	// SPBelow is how far a function's stack pointer is below its CFA before its first instruction, where a call pushes nothing. So far below the CFA is
+	// the caller's stack pointer, where no rule tells.
+	SPBelow uint64
+
+	// ZeroEnds says that code that nobody has called has 0 for its return address.
+	ZeroEnds bool
+
+	// Word is how many bytes an address has: 4 or 8. 0 counts as 8.
+	Word int
+
+	// SyncInside says that a frame that has called nobody is walked by rules that hold at calls only, where these lead behind a call: the machine's
+	// programs have no others. Walkers in C do not know such a machine.
+	SyncInside bool
+
+	// ModeBits are the bits of a return address that say how the code there is to be run, and are no part of its address (Arm: Thumb).
+	ModeBits uint64
+
 	// Perf are the slots of the registers that a sample of perf can have, by their number in a mask (asm/perf_regs.h); NoSlot
 	// where walking needs none.
 	Perf []Slot
@@ -119,8 +136,12 @@ type Machine struct {
 
 // A Record is two words on the stack: the caller's frame pointer, at its beginning, and the return address.
 type Record struct {
+	At   int64  // where it begins, from the frame pointer
 	RA   uint64 // where the return address is in it
-	Size uint64 // the stack pointer was behind it
+	Size uint64 // the stack pointer was behind it; 0: code keeps no such records
+
+	// Chain says that the record is at the stack pointer instead: the caller's stack pointer, 0 in the outermost frame. RA is counted from there.
+	Chain bool
 }
 
 // AddressMask selects the address in a signed return address, unless the process has addresses of more bits.
@@ -137,6 +158,20 @@ type Trap struct {
 	Code   []byte
 	Behind uint64 // how far behind its beginning the program counter of a stopped thread is
 }
+
+// WordSize is how many bytes an address has.
+func (m *Machine) WordSize() uint64 {
+	if m.Word == 4 {
+		return 4
+	}
+	return 8
+}
+
+// Plain says that words have eight bytes, the low one first.
+func (m *Machine) Plain() bool { return m.Word != 4 && !m.BigEndian }
+
+// Regs is one more than the greatest number of a register with a slot.
+func (m *Machine) Regs() Reg { return Reg(len(m.slots)) }
 
 // Slot returns r's index in a walker's state, or NoSlot.
 func (m *Machine) Slot(r Reg) Slot {
@@ -193,19 +228,19 @@ const (
 	EM_LOONG   = 258
 )
 
-// Others are machines whose tables can be read and printed: the stack pointer and the usual return
-// address column are all that this needs.
+// Others are machines whose programs this one does not run. Those with StepKnown can be walked, in cores; of the rest, tables can be read and printed: the
+// stack pointer and the usual return address column are all that this needs.
 var others = map[uint16]*Machine{
-	EM_386:   finish(&Machine{Name: "i386", ELF: EM_386, SP: 4, FP: 5, PC: 8, RA: 8, RAName: "ra", names: []string{"eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", "edi", "eip"}}, 0, nil),
+	EM_386:   I386,
+	EM_ARM:   ARM,
+	EM_RISCV: RISCV64,
+	EM_LOONG: Loong64,
+	EM_S390:  S390X,
+	EM_PPC64: PPC64LE,
 	EM_MIPS:  finish(&Machine{Name: "mips", ELF: EM_MIPS, SP: 29, FP: 30, PC: 64, RA: 31, RAName: "ra"}, 0, nil),
-	EM_PPC64: finish(&Machine{Name: "ppc64", ELF: EM_PPC64, SP: 1, FP: 31, PC: 64, RA: 65, RAName: "ra"}, 0, nil),
-	EM_S390:  finish(&Machine{Name: "s390x", ELF: EM_S390, SP: 15, FP: 11, PC: 65, RA: 14, RAName: "ra"}, 0, nil),
-	EM_ARM:   finish(&Machine{Name: "arm", ELF: EM_ARM, SP: 13, FP: 11, PC: 15, RA: 14, RAName: "ra"}, 0, nil),
-	EM_RISCV: finish(&Machine{Name: "riscv", ELF: EM_RISCV, SP: 2, FP: 8, PC: 64, RA: 1, RAName: "ra"}, 0, nil),
-	EM_LOONG: finish(&Machine{Name: "loongarch", ELF: EM_LOONG, SP: 3, FP: 22, PC: 64, RA: 1, RAName: "ra"}, 0, nil),
 }
 
-// ByELF returns the machine of an ELF header's e_machine. It never returns nil: a machine without a
+// ByELF returns the machine of an ELF header's e_machine, or of a number from a COFF header that ELF has not. It never returns nil: a machine without a
 // description gets one that can only number its registers.
 func ByELF(em uint16) *Machine {
 	for _, m := range machines {
@@ -214,6 +249,9 @@ func ByELF(em uint16) *Machine {
 		}
 	}
 	if m := others[em]; m != nil {
+		return m
+	}
+	if m := windows[em]; m != nil {
 		return m
 	}
 	return finish(&Machine{Name: fmt.Sprintf("machine-%d", em), ELF: em, RAName: "ra", Numbered: true}, 0, nil)

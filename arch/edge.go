@@ -92,7 +92,7 @@ func amd64Edge(before, at []byte) (Edge, bool) {
 }
 
 // Target returns the function that the call before return address ra has called, if that is in the call: before is the code that ends at
-// ra. Machines with a link register do not tell.
+// ra. Of machines with a link register Arm tells; there ra has the bit that says which instruction set the call is in.
 func (m *Machine) Target(before []byte, ra uint64) (uint64, bool) {
 	if m.target == nil {
 		return 0, false

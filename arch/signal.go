@@ -16,6 +16,13 @@ type Signal struct {
 
 	// Context is where struct ucontext is, from that stack pointer. It begins with uc_flags (Linux has three) and uc_link, which is 0.
 	Context uint16
+
+	// Plain is the frame of a handler without SA_SIGINFO, on machines where that is another one; else nil. Where it has Flags, these are uc_flags of its
+	// ucontext; where it has a Self, the word there leads to its registers, at To. Words that are the same in it are at Same.
+	Plain    *Signal
+	Flags    uint32
+	Self, To uint16
+	Same     [2]uint16
 }
 
 // At says whether code begins with the code to which signal handlers return, and that code's length in bytes.

@@ -11,6 +11,7 @@ import (
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/internal/outfile"
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/store"
 )
@@ -33,7 +34,7 @@ type Compiler struct {
 // A Result describes the output made from a file.
 type Result struct {
 	Size   int64 // 0: the file has no unwind information
-	Source int64 // size of its .eh_frame
+	Source int64 // size of its unwind information
 	Found  bool  // it was in the store
 }
 
@@ -58,6 +59,26 @@ func (t *Tally) Add(r Result, err error) {
 	t.Source += r.Source
 }
 
+// Text says what was made, in the form that emit names; "" where all files were errors.
+func (t *Tally) Text(emit string) string {
+	compiled := t.Made + t.Found
+	if compiled+t.None == 0 {
+		return ""
+	}
+	out := printable.Count(uint64(compiled), "file", "files") + " compiled"
+	if compiled > 0 {
+		what := map[string]string{"table": "tables", "native": "machine code", "c": "C"}[emit]
+		out += fmt.Sprintf(": %s of %s from %s of unwind information", printable.Bytes(t.Size), what, printable.Bytes(t.Source))
+	}
+	if t.Found > 0 {
+		out += fmt.Sprintf("; %d were there already", t.Found)
+	}
+	if t.None > 0 {
+		out += fmt.Sprintf("; %d without unwind information", t.None)
+	}
+	return out
+}
+
 // File compiles a file. With an error can come a Result: what is damaged in the file is missing from it.
 func (c *Compiler) File(path string) (Result, error) {
 	img, f, err := Open(path)
@@ -68,7 +89,12 @@ func (c *Compiler) File(path string) (Result, error) {
 	n, found, err := c.compile(img, f)
 	r := Result{Size: int64(n)}
 	if n > 0 {
-		r.Source, r.Found = int64(f.Size(format.EHFrame)), found
+		r.Found = found
+		for _, src := range f.Sources {
+			if !src.Spare {
+				r.Source += int64(src.Size)
+			}
+		}
 	}
 	if err != nil {
 		return r, fmt.Errorf("%s: %w", path, err)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,9 +24,15 @@ import (
 // ErrNoRows is the error of a file without unwind information.
 var ErrNoRows = errors.New("no call frame information")
 
-// Open opens a file and its unwind information. The caller closes the image.
+// Open opens a file, or an archive's member with a name like lib.a(member.o), and its unwind information. The caller closes the image.
 func Open(path string) (*module.Image, *format.Unwind, error) {
 	img, err := module.Open(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && strings.HasSuffix(path, ")"):
+		img, err = module.OpenMember(path)
+	case errors.Is(err, module.ErrFormat) && module.IsArchive(path):
+		err = fmt.Errorf("%s: an archive: name one of its members, as in '%s(x.o)'", path, path)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -37,7 +44,8 @@ func Open(path string) (*module.Image, *format.Unwind, error) {
 	return img, f, nil
 }
 
-// Rows returns the rows of a file, from the sources with the given names; from all where there are none. damage has what could not be read.
+// Rows returns the rows of a file, from the sources with the given names; from all where there are none. It is an error if the file lacks one of
+// these sources. damage has what could not be read.
 func Rows(path string, only ...string) (t *rows.Table, damage []error, err error) {
 	err = module.Guard(func() error {
 		img, f, err := Open(path)
@@ -45,6 +53,9 @@ func Rows(path string, only ...string) (t *rows.Table, damage []error, err error
 			return err
 		}
 		defer img.Close()
+		if err := has(f, only); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
 		t, damage = f.Rows(only...)
 		if len(t.Rows) == 0 && len(damage) == 0 {
 			return fmt.Errorf("%s: %w", path, ErrNoRows)
@@ -54,15 +65,53 @@ func Rows(path string, only ...string) (t *rows.Table, damage []error, err error
 	return t, damage, err
 }
 
-// Files returns the paths, with directories replaced by the ELF executables and shared objects below them. skipped is told what could not be
-// read below a directory, and which directory has no such file.
-func Files(paths []string, skipped func(error)) ([]string, error) {
+// has says whether a file has the sources with the given names; the error names those it has.
+func has(f *format.Unwind, names []string) error {
+	for _, name := range names {
+		if slices.ContainsFunc(f.Sources, func(s format.Source) bool { return s.Name == name }) {
+			continue
+		}
+		var there []string
+		for _, s := range f.Sources {
+			there = append(there, s.Name)
+		}
+		if len(there) == 0 {
+			return ErrNoRows
+		}
+		return fmt.Errorf("no unwind information named %q: there is %s", name, strings.Join(there, ", "))
+	}
+	return nil
+}
+
+// Files returns the paths, with archives replaced by their members that are object files, with names that Open understands, and directories by
+// the executables and libraries below them. With objects, directories also stand for their object files, archives, and compressed kernels and
+// modules. skipped is told what could not be read below a directory or in an archive, and which directory has no such file.
+func Files(paths []string, objects bool, skipped func(error)) ([]string, error) {
+	what := "executables or libraries"
+	if objects {
+		what = "executables, libraries or object files"
+	}
 	var out []string
 	for _, root := range paths {
 		before := len(out)
 		st, err := os.Stat(root)
+		if errors.Is(err, fs.ErrNotExist) && strings.HasSuffix(root, ")") { // a member of an archive, or an error of Open's
+			out = append(out, root)
+			continue
+		}
 		if err != nil {
 			return nil, err
+		}
+		if !st.IsDir() && module.IsArchive(root) {
+			names, others, err := members(root)
+			if others > 0 && err == nil {
+				err = fmt.Errorf("%s: %d of %d members are no object files", root, others, others+len(names))
+			}
+			if err != nil {
+				skipped(err)
+			}
+			out = append(out, names...)
+			continue
 		}
 		if !st.IsDir() {
 			out = append(out, root)
@@ -76,7 +125,18 @@ func Files(paths []string, skipped func(error)) ([]string, error) {
 				}
 				return nil
 			}
-			if d.Type().IsRegular() && module.IsLinked(p) {
+			if !d.Type().IsRegular() {
+				return nil
+			}
+			switch kind := module.KindOf(p); {
+			case kind == module.UnknownFile:
+			case kind == module.ArchiveFile && objects:
+				names, _, err := members(p)
+				if err != nil {
+					skipped(err)
+				}
+				out = append(out, names...)
+			case kind == module.LinkedFile || objects && kind != module.ArchiveFile:
 				out = append(out, p)
 			}
 			return nil
@@ -85,10 +145,30 @@ func Files(paths []string, skipped func(error)) ([]string, error) {
 			return nil, err
 		}
 		if len(out) == before {
-			skipped(fmt.Errorf("%s: no ELF executables or shared objects", root))
+			skipped(fmt.Errorf("%s: no %s", root, what))
 		}
 	}
 	return out, nil
+}
+
+// members returns the names of an archive's object files, and how many other files it has.
+func members(path string) (names []string, others int, err error) {
+	err = module.Guard(func() error {
+		a, err := module.OpenArchive(path)
+		if err != nil {
+			return err
+		}
+		defer a.Close()
+		list, err := a.Members()
+		for _, m := range list {
+			if a.IsImage(m) {
+				names = append(names, path+"("+m.Name+")")
+			}
+		}
+		others = len(list) - len(names)
+		return err
+	})
+	return names, others, err
 }
 
 // Mapped returns the files whose code a process has mapped.

@@ -3,7 +3,6 @@ package compile
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -22,9 +21,7 @@ func TestFunctions(t *testing.T) {
 	if err := os.WriteFile(source, []byte("#include <string>\nint main(int n, char **v)\n{\n\tstd::string s(v[0]);\n\ttry { if (n) throw s; } catch (std::string &x) { return x.size() == 0; }\n\treturn 1;\n}\n"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("g++", "-O2", "-o", prog, source).CombinedOutput(); err != nil {
-		t.Fatalf("g++: %v\n%s", err, out)
-	}
+	oracle.Run(t, "g++", "-O2", "-o", prog, source)
 	files := []string{prog}
 	if all, _ := filepath.Glob("/usr/lib/*-linux-gnu/libstdc++.so.6"); len(all) > 0 {
 		files = append(files, all[0])
@@ -66,10 +63,7 @@ func TestFunctions(t *testing.T) {
 
 // dwarfdump returns the functions of a file, and how many of them have a handler.
 func dwarfdump(t *testing.T, path string) (list []rows.Function, handled int) {
-	text, err := exec.Command("llvm-dwarfdump-19", "--eh-frame", path).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := oracle.Run(t, "llvm-dwarfdump-19", "--eh-frame", path)
 	handlers := map[string]arch.Vaddr{} // by the CIE's offset
 	cie, fde := "", false
 	for line := range strings.Lines(string(text)) {

@@ -23,6 +23,7 @@ type Stats struct {
 	EHFrame     int64          `json:"eh_frame"`
 	EHFrameHdr  int64          `json:"eh_frame_hdr"`
 	DebugFrame  int64          `json:"debug_frame"`
+	Sources     map[string]int `json:"sources"` // bytes of each source, by name, spare ones too
 	CIEs        int            `json:"cies"`
 	FDEs        int            `json:"fdes"`
 	Damaged     int            `json:"damaged"`
@@ -40,7 +41,7 @@ type Stats struct {
 }
 
 func newStats() *Stats {
-	return &Stats{Opcodes: map[string]int{}, Expressions: map[string]int{}, CFAKinds: map[string]int{}, RuleKinds: map[string]int{}, RowsPerFDE: map[string]int{}, Origins: map[string]int{}}
+	return &Stats{Sources: map[string]int{}, Opcodes: map[string]int{}, Expressions: map[string]int{}, CFAKinds: map[string]int{}, RuleKinds: map[string]int{}, RowsPerFDE: map[string]int{}, Origins: map[string]int{}}
 }
 
 // Measure measures one file. The error of a file without unwind information is ErrNoRows.
@@ -53,6 +54,9 @@ func Measure(path string) (*Stats, error) {
 	s := newStats()
 	s.File, s.Size = path, img.Size()
 	s.EHFrame, s.EHFrameHdr, s.DebugFrame = int64(f.Size(format.EHFrame)), int64(f.IndexSize()), int64(f.Size(format.DebugFrame))
+	for _, src := range f.Sources {
+		s.Sources[src.Name] += int(src.Size)
+	}
 	ref, damage := f.Rows()
 	if len(ref.Rows) == 0 {
 		return nil, ErrNoRows
@@ -184,6 +188,7 @@ func Sum(all []*Stats) *Stats {
 			ratios = append(ratios, s.Ratio)
 			table += s.Table
 		}
+		add(t.Sources, s.Sources)
 		add(t.Opcodes, s.Opcodes)
 		add(t.Expressions, s.Expressions)
 		add(t.CFAKinds, s.CFAKinds)
@@ -204,9 +209,16 @@ func (s *Stats) WriteText(out io.Writer) error {
 	b := bufio.NewWriter(out)
 	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	row := func(name string, v int64, note string) { fmt.Fprintf(w, "%s\t%d\t%s\t\n", name, v, note) }
+	all := int64(0)
+	for _, size := range s.Sources {
+		all += int64(size)
+	}
 	of := func(part int64) string {
-		if s.EHFrame == 0 {
+		switch {
+		case all == 0:
 			return ""
+		case s.EHFrame < all/2:
+			return fmt.Sprintf("%.2f × all sources", float64(part)/float64(all))
 		}
 		return fmt.Sprintf("%.2f × .eh_frame", float64(part)/float64(s.EHFrame))
 	}
@@ -217,8 +229,13 @@ func (s *Stats) WriteText(out io.Writer) error {
 	row(".eh_frame", s.EHFrame, "")
 	row(".eh_frame_hdr", s.EHFrameHdr, of(s.EHFrameHdr))
 	row(".debug_frame", s.DebugFrame, "")
+	for _, name := range slices.Sorted(maps.Keys(s.Sources)) {
+		if name != format.EHFrame && name != format.DebugFrame {
+			row(name, int64(s.Sources[name]), of(int64(s.Sources[name])))
+		}
+	}
 	note := of(s.Table)
-	if s.Files > 0 {
+	if s.Files > 0 && s.EHFrame >= all/2 {
 		note = fmt.Sprintf("%.2f × .eh_frame; median of files %.2f", s.Ratio, s.MedianRatio)
 	}
 	row("compact table", s.Table, note)

@@ -27,6 +27,9 @@ type Source struct {
 	Name string
 	Size uint64 // bytes, after decompression; an upper bound where the end is not known
 
+	// Spare says that an earlier source is made from this one, and says the same. Unwind.Rows reads a spare source by its name only.
+	Spare bool
+
 	// Rows makes the table of all functions, anew with each call. It says its origin. Each entry that could not be read is missing in the table and is an error.
 	Rows func() (*rows.Table, []error)
 
@@ -41,11 +44,13 @@ type Unwind struct {
 	// Sources are in order of precedence: rows of a later source hold only where no earlier one has any.
 	Sources []Source
 
-	sums     []func(io.Writer) // write all that rows are made of
+	sums     []func(io.Writer)   // write all that rows are made of
+	sections []rows.SectionStart // of a file that is not linked
 	indirect func() bool
 	hdr      uint64
 	entries  func(yield func(Entry) bool)
 	loaded   func(yield func(Entry) bool) // those of .eh_frame
+	except   func(yield func(*Exceptions) bool) []dwarf.Damage
 }
 
 // An Entry is a CIE or an FDE; an Instruction is one of an entry's call frame instructions. They are for those who count and show them.
@@ -54,17 +59,31 @@ type (
 	Instruction = dwarf.Instruction
 )
 
+// Exceptions are where exceptions go on in a function.
+type Exceptions = dwarf.Exceptions
+
+// The kinds of a landing pad's actions.
+const (
+	Cleanup = dwarf.Cleanup
+	Catch   = dwarf.Catch
+	Filter  = dwarf.Filter
+)
+
 // Open returns the unwind information of an image. An image without any has no Sources. With an error, it returns the part that could be
-// read.
+// read. The error is of .eh_frame and .debug_frame: a source of another format that cannot be read has damage instead of rows.
 //
 // .eh_frame wins: the program itself unwinds by it. .debug_frame fills its gaps. The linker makes .debug_frame of Go's table, in fewer bytes.
-// So Go's table is a source only if .debug_frame is missing.
+// So Go's table is spare beside it. Formats of few registers come behind these. Arm's tables and Apple's come last: their rows hold at calls only.
 func Open(img *module.Image) (*Unwind, error) {
 	d, err := dwarf.Open(img)
 	sizes := d.Sizes()
 	u := &Unwind{Machine: d.Machine(), indirect: d.Indirect, hdr: sizes.EHFrameHdr, sums: []func(io.Writer){d.Sum}}
+	for _, s := range img.Starts() {
+		u.sections = append(u.sections, rows.SectionStart{Lo: s.Addr, Name: s.Name})
+	}
 	u.entries = func(yield func(Entry) bool) { d.Entries(dwarf.Both, yield) }
 	u.loaded = func(yield func(Entry) bool) { d.Entries(dwarf.EHFrame, yield) }
+	u.except = d.Exceptions
 	for _, s := range []struct {
 		name   string
 		which  dwarf.Which
@@ -78,20 +97,48 @@ func Open(img *module.Image) (*Unwind, error) {
 			Name: s.name, Size: s.size,
 			Rows: func() (*rows.Table, []error) {
 				t, damage := d.Build(s.which)
-				return t.From(s.origin), asErrors(damage)
+				errs := asErrors(damage)
+				if s.which == dwarf.EHFrame && swapsRegisters(img) {
+					t, errs = swapped(t, errs)
+				}
+				return t.From(s.origin), errs
 			},
 			Bounds: func(pc arch.Vaddr) (lo, hi arch.Vaddr, ok bool) { return d.Bounds(s.which, pc) },
 		})
 	}
-	if sizes.DebugFrame == 0 {
-		if g := pclntab.Open(img); g != nil {
+	if g := pclntab.Open(img); g != nil {
+		spare := sizes.DebugFrame > 0
+		if !spare {
 			u.sums = append(u.sums, g.Sum)
-			u.Sources = append(u.Sources, Source{
-				Name: PCLNTab, Size: uint64(len(g.Bytes)),
-				Rows: func() (*rows.Table, []error) { return g.Rows().From(rows.FromPCLNTab), nil },
-			})
+		}
+		u.Sources = append(u.Sources, Source{
+			Name: PCLNTab, Size: uint64(len(g.Bytes)), Spare: spare,
+			Rows: func() (*rows.Table, []error) { return g.Rows().From(rows.FromPCLNTab), nil },
+		})
+	}
+	for _, f := range []struct {
+		name string
+		open func(*module.Image) (*Source, func(io.Writer), error)
+	}{{SFrame, sframeSource}, {ARMExidx, ehabiSource}, {ORC, orcSource}, {CompactUnwind, compactUnwindSource}} {
+		x, sum, bad := f.open(img)
+		if x == nil && bad != nil {
+			x = &Source{Name: f.name, Rows: func() (*rows.Table, []error) { return rows.Build(rows.NewBuilder(u.Machine)), nil }}
+		}
+		if x == nil {
+			continue
+		}
+		if bad != nil { // an unreadable source takes nothing from the others
+			read := x.Rows
+			x.Rows = func() (*rows.Table, []error) {
+				t, damage := read()
+				return t, append(damage, bad)
+			}
+		}
+		if u.Sources = append(u.Sources, *x); sum != nil {
+			u.sums = append(u.sums, sum)
 		}
 	}
+	u.windows(img)
 	return u, err
 }
 
@@ -102,15 +149,18 @@ func asErrors(damage []dwarf.Damage) (errs []error) {
 	return errs
 }
 
-// Rows makes the table of all functions, of the sources with the given names; of all where there are none. Each entry that could not be
+// Rows makes the table of all functions, of the sources with the given names; of all but spare ones where there are none. Each entry that could not be
 // read is an error.
 func (u *Unwind) Rows(names ...string) (*rows.Table, []error) {
 	t, damage := rows.Build(rows.NewBuilder(u.Machine)), []error(nil)
 	for _, s := range u.Sources {
-		if len(names) == 0 || slices.Contains(names, s.Name) {
+		if len(names) == 0 && !s.Spare || slices.Contains(names, s.Name) {
 			more, d := s.Rows()
 			t, damage = t.Overlay(more), append(damage, d...)
 		}
+	}
+	if u.sections != nil {
+		t = t.In(u.sections)
 	}
 	return t, damage
 }
@@ -167,6 +217,9 @@ func (u *Unwind) Handlers() (list []rows.Function) {
 	})
 	return list
 }
+
+// Exceptions calls yield with the exception tables of functions, in the order of .eh_frame, until it returns false. It returns what could not be read.
+func (u *Unwind) Exceptions(yield func(*Exceptions) bool) []error { return asErrors(u.except(yield)) }
 
 // Functions returns a walk over the functions that a language's own table in the image names: Go's. It is nil where there is no such
 // table. Between some functions is padding, which belongs to the one before it.

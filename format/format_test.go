@@ -137,10 +137,13 @@ func TestGo(t *testing.T) {
 		run(t, dir, "llvm-objcopy-19", "--strip-all", "--rename-section=.gopclntab=.rodata.pc", "whole", "renamed")
 		run(t, dir, "llvm-objcopy-19", "--strip-sections", "whole", "headless")
 		_, whole := opened(t, filepath.Join(dir, "whole"))
-		if got := whole.names(); !slices.Equal(got, []string{DebugFrame}) {
+		if got := whole.names(); !slices.Equal(got, []string{DebugFrame, PCLNTab}) || !whole.Sources[1].Spare {
 			t.Fatalf("%s: whole: sources %v", mode, got)
 		}
 		want, _ := whole.Rows()
+		if spare, _ := whole.Rows(PCLNTab); len(spare.Rows) == 0 || len(want.Origins) != 1 {
+			t.Errorf("%s: whole: %d rows of the spare source; all rows are from %v", mode, len(spare.Rows), want.Origins)
+		}
 		for _, name := range []string{"bare", "renamed", "headless"} {
 			img, u := opened(t, filepath.Join(dir, name))
 			if got := u.names(); !slices.Equal(got, []string{PCLNTab}) {
@@ -216,5 +219,25 @@ func TestKey(t *testing.T) {
 	}
 	if got, want := u.Key(), "f24793451e737fe8cad1c4e84183251f"; got != want {
 		t.Errorf("key %s, want %s", got, want)
+	}
+}
+
+// TestUnreadableSource: a source that cannot be read is damage. It takes nothing from the others.
+func TestUnreadableSource(t *testing.T) {
+	oracle.Need(t, "gcc", "objcopy")
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "f.c"), "int main(void) { return 0; }\n")
+	write(t, filepath.Join(dir, "future"), "\xe2\xde\x63\x00"+string(make([]byte, 60))) // version 99
+	run(t, dir, "gcc", "-o", "good", "f.c")
+	run(t, dir, "objcopy", "--add-section", ".sframe=future", "--set-section-flags", ".sframe=alloc,readonly", "good", "odd")
+	_, good := opened(t, filepath.Join(dir, "good"))
+	_, odd := opened(t, filepath.Join(dir, "odd"))
+	if got := odd.names(); !slices.Equal(got, []string{EHFrame, SFrame}) {
+		t.Fatalf("sources %v", got)
+	}
+	want, _ := good.Rows()
+	got, damage := odd.Rows()
+	if !slices.Equal(got.Rows, want.Rows) || len(want.Rows) == 0 || len(damage) != 1 {
+		t.Errorf("%d rows, want %d; damage %v, want one", len(got.Rows), len(want.Rows), damage)
 	}
 }

@@ -233,7 +233,8 @@ func TestBlindWalks(t *testing.T) {
 	}
 	t.Log(hows, stops, given, "given up")
 	for how := range unwind.NumHows {
-		if hows[how] < 300 {
+		// Rules that hold at calls only are applied elsewhere on Arm alone, where no walker in C runs.
+		if (hows[how] < 300) != (how == unwind.HowSync) {
 			t.Errorf("%v: %d frames", how, hows[how])
 		}
 	}

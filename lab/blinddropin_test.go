@@ -131,7 +131,7 @@ func TestBlindDropIns(t *testing.T) {
 			}
 			t.Logf("%d stacks, frames %v; permitted: %v", stacks, hows, permits)
 			for how := range unwind.NumHows {
-				if hows[how] < 150 {
+				if (hows[how] < 150) != (how == unwind.HowSync) { // of which no walker in C knows
 					t.Errorf("%v: %d frames", how, hows[how])
 				}
 			}

@@ -299,7 +299,7 @@ func (ev *evaluation) compiledC(t testing.TB) [][]string {
 			}
 			n := int(f.Section(".text").Size)
 			f.Close()
-			line = append(line, fmt.Sprintf("%s (%s ×)", kib(n), times(n, z.ehFrame)), fmt.Sprintf("%.1f", took.Seconds()))
+			line = append(line, fmt.Sprintf("%s (%s ×)", kib(n), times(n, z.ehFrame)), fmt.Sprintf("%.2f", took.Seconds()))
 		}
 		cells = append(cells, line)
 	}

@@ -13,8 +13,10 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfdata"
 	"github.com/unspool/unspool/unwind"
@@ -30,10 +32,11 @@ type who struct {
 // why it ended.
 type chain struct {
 	addrs  []uint64
-	offs   []uint64 // offset in the file
-	files  []string // "" where nothing is mapped
-	tramp  []bool   // a signal's trampoline, whose address elfutils takes to be exact
-	called bool     // the second frame was found by the return address that code without rows has left at the top of the stack
+	offs   []uint64  // offset in the file
+	files  []string  // "" where nothing is mapped
+	tramp  []bool    // a signal's trampoline, whose address elfutils takes to be exact
+	called bool      // the second frame was found by the return address that code without rows has left at the top of the stack
+	rules  *rows.Set // of the innermost frame, or nil
 	stop   unwind.Stop
 	space  *unwind.Space
 }
@@ -58,6 +61,9 @@ func walked(t testing.TB, file string) (map[who]*chain, source.Stats) {
 			return nil
 		}
 		c := &chain{stop: s.Stop, space: s.Space}
+		if len(s.User) > 0 {
+			c.rules = rulesAt(s.User[0].Mapping, s.User[0].Addr())
+		}
 		c.called = len(s.User) > 1 && s.User[1].How == unwind.HowCall
 		for i := range s.User {
 			c.add(uint64(s.User[i].Addr()), s.User[i].Mapping)
@@ -75,6 +81,25 @@ func walked(t testing.TB, file string) (map[who]*chain, source.Stats) {
 	return out, st
 }
 
+// rulesAt returns the rules at an address, or nil.
+func rulesAt(m *unwind.Mapping, addr arch.Addr) *rows.Set {
+	if m == nil || m.Module.Code() == nil {
+		return nil
+	}
+	code := m.Module.Code()
+	table, ok := code.Stepper.(*compact.Table)
+	v, found := code.Vaddr(m.FileOff(addr))
+	if !ok || !found {
+		return nil
+	}
+	id, ok := table.Find(v)
+	if !ok {
+		return nil
+	}
+	set := table.Set(id)
+	return &set
+}
+
 func (c *chain) add(addr uint64, m *unwind.Mapping) {
 	c.addrs = append(c.addrs, addr)
 	if m == nil {
@@ -84,18 +109,14 @@ func (c *chain) add(addr uint64, m *unwind.Mapping) {
 	c.offs, c.files = append(c.offs, m.FileOff(arch.Addr(addr))), append(c.files, m.Module.Path)
 }
 
-// A dwfl is what elfutils' libdwfl makes of a sample.
-type dwfl struct {
-	addrs []uint64
-	top   [2]uint64 // the words at the stack pointer, and above
-}
-
-// elfutils walks the same samples by libdwfl, in address spaces that it is told by the oracle's own reader.
-func elfutils(t testing.TB, file string) map[who]dwfl {
+// elfutils walks the same samples by libdwfl, in address spaces that it is told by the oracle's own reader. Where it has
+// another chain, it walks again with what the rules do not say of the innermost function: what it has
+// popped, who called it, or that it is in a system call.
+func elfutils(t testing.TB, file string, ours map[who]*chain) map[who][]uint64 {
 	t.Helper()
 	w := oracle.Dwfl(t)
 	known := told{}
-	out := map[who]dwfl{}
+	out := map[who][]uint64{}
 	r, err := oracle.OpenRecording(file)
 	if err != nil {
 		t.Fatal(err)
@@ -106,23 +127,76 @@ func elfutils(t testing.TB, file string) map[who]dwfl {
 			return true
 		}
 		known.tell(t, w, []*oracle.Space{s.Space})
-		chains, err := w.Walk([]oracle.Snapshot{s.Snapshot})
-		if err != nil {
-			t.Fatal(err)
+		walk := func(s oracle.Snapshot) []uint64 {
+			chains, err := w.Walk([]oracle.Snapshot{s})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return chains[0].Addrs()
 		}
-		d := dwfl{addrs: chains[0].Addrs()}
-		for i := range d.top {
-			if 8*(i+1) <= len(s.Stack) {
-				d.top[i] = binary.LittleEndian.Uint64(s.Stack[8*i:])
+		addrs := walk(s.Snapshot)
+		if c := ours[who{s.TID, s.Time}]; c != nil && c.prefix(addrs) < len(c.addrs) {
+			if from, ok := c.returned(s.Snapshot); ok {
+				if addrs = slices.Concat(c.addrs[:1], walk(from)); len(addrs) > 1 {
+					addrs[1]-- // the address is exact where a walk begins
+				}
+			} else if from, ok := c.pushed(s.Snapshot); ok {
+				addrs = walk(from)
+			} else if c.rules == nil {
+				// The system call with which the code ends: that of a signal's trampoline. What is behind it has no rules.
+				const syscall = 2 // bytes
+				from := s.Snapshot
+				from.Regs[16] -= syscall
+				if addrs = walk(from); len(addrs) > 0 {
+					addrs[0] += syscall
+				}
 			}
 		}
-		out[who{s.TID, s.Time}] = d
+		out[who{s.TID, s.Time}] = addrs
 		return true
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// returned returns the snapshot of the caller of code that has no rows and keeps no frame: .init, .fini, and functions in assembler, as those of
+// libgmp. The frame pointer is the caller's, and the return address one of the two words at the top of the stack: such code moves the stack
+// pointer by a word at most. Elfutils leaves out the caller, or ends.
+func (c *chain) returned(s oracle.Snapshot) (oracle.Snapshot, bool) {
+	if !c.called {
+		return s, false
+	}
+	for size := 8; size <= min(16, len(s.Stack)); size += 8 {
+		if ra := binary.LittleEndian.Uint64(s.Stack[size-8:]); ra == c.addrs[1]+1 {
+			s.Regs[7], s.Regs[16] = s.Base+uint64(size), ra
+			s.Base, s.Stack = s.Base+uint64(size), s.Stack[size:]
+			return s, true
+		}
+	}
+	return s, false
+}
+
+// pushed returns a snapshot whose copy of the stack begins lower: with the registers that the innermost function has taken back, where its rules
+// say that they are. Compilers say nothing of the last instructions of a function, and elfutils looks for the registers in memory only.
+func (c *chain) pushed(s oracle.Snapshot) (oracle.Snapshot, bool) {
+	if c.rules == nil || c.rules.CFA.Kind != rows.CFAReg || int(c.rules.CFA.Reg) >= len(s.Regs) {
+		return s, false
+	}
+	cfa := s.Regs[c.rules.CFA.Reg] + uint64(c.rules.CFA.Off)
+	below := make([]byte, 256)
+	found := false
+	for _, r := range c.rules.Rules {
+		at := cfa + uint64(r.Off) - (s.Base - uint64(len(below)))
+		if r.Kind == rows.Offset && int(r.Of) < len(s.Regs) && at <= uint64(len(below)-8) {
+			binary.LittleEndian.PutUint64(below[at:], s.Regs[r.Of])
+			found = true
+		}
+	}
+	s.Base -= uint64(len(below))
+	s.Stack = append(below, s.Stack...)
+	return s, found
 }
 
 // stockPerf returns the user parts of what perf script prints.
@@ -166,35 +240,22 @@ func (c *chain) prefix(peer []uint64) int {
 	return n
 }
 
-// leftOut says whether elfutils has our chain but for the caller of code that has no rows and keeps no frame: .init, .fini, and functions in
-// assembler, as those of libgmp. There, the frame pointer is the caller's. The return address is one of the two words at the top of the stack:
-// such code moves the stack pointer by a word at most.
-func (c *chain) leftOut(peer dwfl) bool {
-	if len(c.addrs) < 2 || len(peer.addrs) == 0 || peer.addrs[0] != c.addrs[0] || !slices.Contains(peer.top[:], c.addrs[1]+1) || !c.called {
-		return false
-	}
-	rest := chain{addrs: c.addrs[2:], tramp: c.tramp[2:]}
-	return rest.prefix(peer.addrs[1:]) == len(rest.addrs)
-}
-
 // Causes of differences. Each but the last says why our chain is the better one.
 const (
 	equal      = "equal"
 	afterEnd   = "perf goes on behind the outermost frame"
 	shortOne   = "perf has one frame only; elfutils has ours"
 	perfWrong  = "perf ends early or is wrong; elfutils has ours"
-	longer     = "all agree, ours goes on; elfutils ends early"
-	caller     = "perf and elfutils leave out who calls a function without rows"
 	bothCut    = "the copy ends: perf or elfutils adds frames it cannot know"
 	unexpected = "UNEXPLAINED"
 )
 
 // cause compares three chains of one sample.
-func cause(c *chain, perf []oracle.ScriptFrame, dwfl dwfl) string {
+func cause(c *chain, perf []oracle.ScriptFrame, dwfl []uint64) string {
 	n := c.same(perf)
-	d := c.prefix(dwfl.addrs)
+	d := c.prefix(dwfl)
 	whole := c.stop == unwind.Outermost
-	agrees := d == len(c.addrs) && (d == len(dwfl.addrs) || whole)
+	agrees := d == len(c.addrs) && (d == len(dwfl) || whole)
 	switch {
 	case n == len(c.addrs) && n == len(perf):
 		return equal
@@ -204,10 +265,6 @@ func cause(c *chain, perf []oracle.ScriptFrame, dwfl dwfl) string {
 		return shortOne
 	case agrees:
 		return perfWrong
-	case d == len(dwfl.addrs) && n == len(perf):
-		return longer
-	case c.leftOut(dwfl):
-		return caller
 	case c.stop == unwind.Truncated && d == len(c.addrs):
 		return bothCut
 	}
@@ -228,7 +285,7 @@ type comparison struct {
 func compareStacks(t testing.TB, file string) *comparison {
 	ours, st := walked(t, file)
 	perf := stockPerf(t, file)
-	dwfl := elfutils(t, file)
+	dwfl := elfutils(t, file, ours)
 	if len(ours) != len(dwfl) {
 		t.Errorf("%s: %d user stacks, and the oracle's reader finds %d", file, len(ours), len(dwfl))
 	}
@@ -244,13 +301,13 @@ func compareStacks(t testing.TB, file string) *comparison {
 			x.bare++
 		}
 		if why == unexpected && len(x.examples) < 3 {
-			x.examples = append(x.examples, explain(k, c, perf[k], dwfl[k].addrs))
+			x.examples = append(x.examples, explain(k, c, perf[k], dwfl[k]))
 		}
 	}
 	return x
 }
 
-var causes = []string{equal, afterEnd, shortOne, perfWrong, longer, caller, bothCut, unexpected}
+var causes = []string{equal, afterEnd, shortOne, perfWrong, bothCut, unexpected}
 
 func percent(n, of int) string { return fmt.Sprintf("%.2f %%", 100*float64(n)/float64(max(of, 1))) }
 

@@ -4,6 +4,8 @@ import (
 	"debug/elf"
 	"path/filepath"
 	"testing"
+
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // BenchmarkOpen opens files of very different sizes. Peer: debug/elf.
@@ -35,4 +37,40 @@ func BenchmarkOpen(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkRelocate applies the relocations of the unwind information of all members of an archive. The time for each byte is that of .eh_frame.
+func BenchmarkRelocate(b *testing.B) {
+	paths, _ := filepath.Glob("/usr/lib/gcc/*/*/libstdc++.a")
+	if len(paths) == 0 {
+		oracle.Lacks(b, "libstdc++.a")
+	}
+	a, err := OpenArchive(paths[0])
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer a.Close()
+	list, err := a.Members()
+	if err != nil {
+		b.Fatal(err)
+	}
+	n := int64(0)
+	for b.Loop() {
+		n = 0
+		for _, m := range list {
+			img, err := a.Open(m)
+			if err != nil {
+				b.Fatal(err)
+			}
+			if s := img.Section(".eh_frame"); s != nil {
+				x, err := img.Data(s)
+				if err != nil {
+					b.Fatal(err)
+				}
+				n += int64(len(x))
+			}
+			img.Close()
+		}
+	}
+	b.SetBytes(n)
 }

@@ -3,19 +3,47 @@ package module
 import (
 	"bytes"
 	"cmp"
-	"crypto/sha256"
 	"debug/elf"
 	"encoding/binary"
-	"encoding/hex"
 	"fmt"
+	"io"
 	"math"
-	"slices"
 
 	"github.com/unspool/unspool/arch"
 )
 
-// Known says whether New reads files that begin with b. Four bytes are enough.
-func Known(b []byte) bool { return len(b) >= 4 && string(b[:4]) == elf.ELFMAG }
+var elfFormat = format{
+	name:        "ELF",
+	has:         func(b []byte) bool { return string(b) == elf.ELFMAG },
+	kind:        kindELF,
+	read:        (*Image).readELF,
+	buildID:     func(img *Image) []byte { return img.note(gnuBuildID) },
+	headers:     (*Image).sumELF,
+	hashed:      []string{".text", ".eh_frame_hdr", ".eh_frame", ".debug_frame", ".sframe", ".gopclntab", ".dynsym", ".dynstr", ".symtab", ".strtab"},
+	symbolTable: (*Image).elfSymbolTable,
+	symbols:     (*Image).elfSymbols,
+}
+
+func kindELF(f io.ReaderAt) FileKind {
+	var b [elf.EI_NIDENT + 2]byte
+	if _, err := f.ReadAt(b[:], 0); err != nil {
+		return UnknownFile
+	}
+	typ := elf.Type(b[16]) | elf.Type(b[17])<<8
+	if elf.Data(b[elf.EI_DATA]) == elf.ELFDATA2MSB {
+		typ = elf.Type(b[17]) | elf.Type(b[16])<<8
+	}
+	switch typ {
+	case elf.ET_EXEC, elf.ET_DYN:
+		return LinkedFile
+	case elf.ET_REL:
+		return ObjectFile
+	}
+	return UnknownFile
+}
+
+// An elfType is what an ELF header says its file is for.
+type elfType = elf.Type
 
 // A progHeader is what a program header says besides a Segment.
 type progHeader struct {
@@ -29,9 +57,12 @@ type sectionHeader struct {
 	typ        elf.SectionType
 	flags      elf.SectionFlag
 	link, info uint32
+	align      uint64
 }
 
-var kinds = map[elf.ProgType]Kind{elf.PT_LOAD: Loaded, elf.PT_DYNAMIC: Dynamic, elf.PT_INTERP: Interpreter, elf.PT_PHDR: Headers, elf.PT_GNU_EH_FRAME: UnwindIndex}
+var kinds = map[elf.ProgType]Kind{elf.PT_LOAD: Loaded, elf.PT_DYNAMIC: Dynamic, elf.PT_INTERP: Interpreter, elf.PT_PHDR: Headers, elf.PT_GNU_EH_FRAME: UnwindIndex, ptGNUSFrame: SFrame}
+
+const ptGNUSFrame = elf.ProgType(0x6474e554)
 
 // readELF reads the headers of an ELF file.
 func (img *Image) readELF() error {
@@ -88,6 +119,7 @@ func (img *Image) headers() error {
 	}
 	f := img.fields(h[16:])
 	img.typ = elf.Type(f.u16())
+	img.linked = img.typ != elf.ET_REL
 	img.machine = arch.ByELF(f.u16())
 	f.u32() // version
 	img.entry = arch.Vaddr(f.word())
@@ -118,6 +150,10 @@ func (img *Image) headers() error {
 			}
 			img.sections(shoff, shentsize, shnum, strndx)
 		}
+	}
+	if img.typ == elf.ET_REL {
+		img.place()
+		return nil
 	}
 	if phoff != 0 && phnum > 0 {
 		if phentsize < phsize {
@@ -153,6 +189,10 @@ func (img *Image) segment(b []byte) Segment {
 	}
 	s.elf.align = f.word()
 	s.Kind, s.Perm = kinds[s.elf.typ], Perm(s.elf.flags&(elf.PF_X|elf.PF_W|elf.PF_R))
+	const ptARMEXIDX = 0x70000001 // other machines use the number otherwise
+	if s.elf.typ == ptARMEXIDX && img.machine.ELF == arch.EM_ARM {
+		s.Kind = ArmIndex
+	}
 	return s
 }
 
@@ -163,7 +203,7 @@ func (img *Image) section(b []byte, index int) Section {
 	s.elf.typ, s.elf.flags = elf.SectionType(f.u32()), elf.SectionFlag(f.word())
 	s.Addr, s.Off, s.Size = arch.Vaddr(f.word()), f.word(), f.word()
 	s.elf.link, s.elf.info = f.u32(), f.u32()
-	f.word() // alignment
+	s.elf.align = f.word()
 	s.Entsize = f.word()
 	s.Empty, s.Compressed = s.elf.typ == elf.SHT_NOBITS, s.elf.flags&elf.SHF_COMPRESSED != 0
 	if s.elf.flags&elf.SHF_ALLOC != 0 {
@@ -219,8 +259,6 @@ func cstring(b []byte) string {
 
 // maxNotes bounds what is read of notes, in bytes: those of programs have some hundreds, and those of cores, which come first, have no build ID.
 const maxNotes = 4 << 20
-
-func (img *Image) findBuildID() []byte { return img.note(gnuBuildID) }
 
 // GoBuildID returns the ID that Go's linker gave the program; nil if another linker made it, or if the linker was told to write no ID.
 func (img *Image) GoBuildID() []byte { return img.note(goBuildID) }
@@ -289,14 +327,8 @@ func (kind noteKind) find(b []byte, order binary.ByteOrder, align uint64) []byte
 	return nil
 }
 
-// hashed are the sections that sum reads. Of each, and of each segment of a file without sections, it reads no more than maxHashed bytes.
-var hashed = []string{".text", ".eh_frame_hdr", ".eh_frame", ".debug_frame", ".gopclntab", ".dynsym", ".dynstr", ".symtab", ".strtab"}
-
-const maxHashed = 64 << 20
-
-// sum hashes the headers and the sections that are read, whatever the size of the file.
-func (img *Image) sum() string {
-	h := sha256.New()
+// sumELF writes the headers.
+func (img *Image) sumELF(h io.Writer) {
 	// The text of the headers is hashed as fmt prints these: tables in users' caches are called by the hash.
 	type segment struct {
 		Type                 elf.ProgType
@@ -323,19 +355,4 @@ func (img *Image) sum() string {
 	for _, s := range img.secs {
 		fmt.Fprint(h, section{s.Name, s.elf.typ, s.elf.flags, s.Addr, s.Off, s.Size, s.elf.link, s.elf.info, s.Entsize, s.index})
 	}
-	add := func(off, size uint64) {
-		b, _ := img.bytes(off, min(size, maxHashed))
-		h.Write(b)
-	}
-	for i := range img.secs {
-		if s := &img.secs[i]; slices.Contains(hashed, s.Name) && !s.Empty {
-			add(s.Off, s.Size)
-		}
-	}
-	if len(img.secs) == 0 {
-		for _, s := range img.load[:min(len(img.load), 16)] {
-			add(s.Off, s.Size)
-		}
-	}
-	return "sha256-" + hex.EncodeToString(h.Sum(nil))
 }

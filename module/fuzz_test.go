@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math"
+	"os"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -21,11 +23,17 @@ func exercise(img *Image) {
 		s := &img.secs[i]
 		img.Data(s)
 		img.Section(s.Name)
+		img.Section(s.Common())
 		if i > 64 {
 			break
 		}
 	}
 	img.Section("")
+	for _, s := range img.Slices() {
+		if x, err := img.Slice(s); err == nil && !s.Taken {
+			x.ID()
+		}
+	}
 	img.dynsym()
 	for _, dynamic := range []bool{false, true} {
 		if t, ok := img.SymbolTable(dynamic); ok {
@@ -52,11 +60,11 @@ func exercise(img *Image) {
 }
 
 // try opens b and uses it, and says what it allocated and how long that took.
-func try(b []byte) (bytes uint64, took time.Duration) {
+func try(b []byte, expand bool) (bytes uint64, took time.Duration) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	start := time.Now()
-	if img, err := New("fuzz", b); err == nil {
+	if img, err := newImage("fuzz", b, uint64(len(b)), expand); err == nil {
 		exercise(img)
 	}
 	took = time.Since(start)
@@ -64,7 +72,7 @@ func try(b []byte) (bytes uint64, took time.Duration) {
 	return after.TotalAlloc - before.TotalAlloc, took
 }
 
-// seeds are small files of every form.
+// seeds are small ELF files of every form.
 func seeds() [][]byte {
 	var out [][]byte
 	for _, is64 := range []bool{false, true} {
@@ -75,17 +83,25 @@ func seeds() [][]byte {
 	return out
 }
 
+// withPE adds a small PE image to a list of files.
+func withPE(list [][]byte) [][]byte {
+	if b, err := os.ReadFile(goldenPE); err == nil {
+		list = append(list, b)
+	}
+	return list
+}
+
 // FuzzNew: no call on any image panics, hangs, or allocates out of proportion: what compressed sections may expand
 // to, what the decoders need for themselves, and a few times the file.
 func FuzzNew(f *testing.F) {
-	for _, b := range seeds() {
+	for _, b := range withPE(slices.Concat(seeds(), machoSeeds(), machoObjects(f))) {
 		f.Add(b)
 	}
 	if img, err := VDSO(); err == nil {
 		f.Add(bytes.Clone(img.Bytes()))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		n, took := try(b)
+		n, took := try(b, false)
 		if limit := uint64(64<<20 + 200*len(b)); n > limit {
 			t.Errorf("%d bytes allocated for a file of %d", n, len(b))
 		}
@@ -97,7 +113,7 @@ func FuzzNew(f *testing.F) {
 
 // TestDamaged: every truncation and every flipped bit of small files.
 func TestDamaged(t *testing.T) {
-	for _, b := range seeds() {
+	for _, b := range withPE(slices.Concat(seeds(), machoSeeds(), machoObjects(t))) {
 		for n := range b {
 			if img, err := New("cut", b[:n:n]); err == nil {
 				exercise(img)
@@ -143,7 +159,7 @@ func TestQuadratic(t *testing.T) {
 		if c.what == "section names" {
 			o.PutUint16(b[62:], 1)
 		}
-		size, took := try(b)
+		size, took := try(b, false)
 		if size > 4*uint64(len(b)) || took > 3*time.Second {
 			t.Errorf("%s: %v, %d bytes allocated for a file of %d", c.what, took, size, len(b))
 		}

@@ -1,20 +1,23 @@
 // Package module opens binary images: a mapped file with its segments, sections, symbols, ID, machine, address size and byte order. Every
 // range is checked when somebody asks for it, and nothing is parsed before.
 //
-// An Image shows nothing of ELF (System V ABI, chapters 4 and 5; the GNU and Linux extensions in use). A file of another format would become
-// an Image in the same way. The package reads both classes and byte orders, and files without section headers. Errors have the file's name
-// and an offset. The package does not interpret the contents of sections.
+// An Image shows nothing of the format behind it; the list formats has all of them. Of ELF (System V ABI, chapters 4 and 5; the GNU and
+// Linux extensions in use), the package reads both classes and byte orders, and files without section headers. Errors have the file's name
+// and an offset. The package does not interpret the contents of sections, but it applies relocations to them where a file is not linked.
 package module
 
 import (
-	"debug/elf"
+	"cmp"
+	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,7 +30,7 @@ import (
 
 // The causes of an Error.
 var (
-	ErrNotELF      = errors.New("not an ELF file")
+	ErrFormat      = errors.New("not an ELF, Mach-O or PE file")
 	ErrTruncated   = errors.New("truncated")
 	ErrMalformed   = errors.New("malformed")
 	ErrUnsupported = errors.New("unsupported")
@@ -38,7 +41,7 @@ type Error struct {
 	File string
 	Off  uint64
 	Msg  string
-	Err  error // ErrTruncated, ErrMalformed, ErrUnsupported
+	Err  error // ErrFormat, ErrTruncated, ErrMalformed, ErrUnsupported
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("%s+%#x: %s: %v", e.File, e.Off, e.Msg, e.Err) }
@@ -63,6 +66,9 @@ const (
 	Interpreter      // the path of the dynamic linker
 	Headers          // the headers of the segments
 	UnwindIndex      // the search table of the unwind information (.eh_frame_hdr)
+	ArmIndex         // the index of 32-bit Arm's unwind tables (PT_ARM_EXIDX)
+	SFrame           // unwind information of another format (.sframe)
+	Functions        // the functions' unwind information (PE: the exception directory)
 )
 
 // A Segment is a part of the file, and of the memory that the program gets.
@@ -74,14 +80,18 @@ type Segment struct {
 	Size    uint64     // bytes in the file
 	MemSize uint64     // bytes in memory
 
-	elf progHeader
+	elf   progHeader
+	macho string // its name
 }
+
+// name is what errors call a segment.
+func (s *Segment) name() string { return cmp.Or(s.macho, s.elf.typ.String()) }
 
 // A Section is a named part of the file.
 type Section struct {
 	Name       string
 	Perm       Perm       // 0: it is not loaded
-	Addr       arch.Vaddr // link time
+	Addr       arch.Vaddr // link time; in a file that is not linked, an address that Place understands
 	Off        uint64     // in the file
 	Size       uint64     // bytes in the file, where it is not Empty
 	Entsize    uint64     // bytes of an entry, of a section that is a table
@@ -90,26 +100,67 @@ type Section struct {
 
 	index int
 	elf   sectionHeader
+	macho machoSectionHeader
 }
 
-// An Image is a binary image: an ELF file. It is safe for concurrent use until Close.
+// A format is a kind of files that New reads.
+type format struct {
+	name string
+	has  func(b []byte) bool // by the first four bytes
+
+	// kind says what a file is, by its headers.
+	kind func(f io.ReaderAt) FileKind
+
+	// read fills a new Image from the file's headers: order, is64, linked, machine, entry, segs, load, secs and secsErr.
+	read func(img *Image) error
+
+	buildID     func(img *Image) []byte          // nil where the file has none
+	headers     func(img *Image, hash io.Writer) // writes what tells two files' headers apart
+	hashed      []string                         // the sections that unwinding and naming read
+	symbolTable func(img *Image, dynamic bool) (SymbolTable, bool)
+	symbols     func(img *Image, yield func(Symbol) bool) error
+}
+
+// formats are asked in this order.
+var formats = []*format{&elfFormat, &machoFormat, &peFormat}
+
+// formatOf returns the format of files that begin with b; nil: none is known.
+func formatOf(b []byte) *format {
+	for _, f := range formats {
+		if len(b) >= 4 && f.has(b[:4]) {
+			return f
+		}
+	}
+	return nil
+}
+
+// Known says whether New reads files that begin with b. Four bytes are enough.
+func Known(b []byte) bool { return formatOf(b) != nil }
+
+// An Image is a binary image: an executable, a library or an object file. It is safe for concurrent use until Close.
 type Image struct {
 	name    string
 	b       []byte
+	base    uint64       // of b in the file
 	unmap   func() error // nil: it is in memory
 	holders atomic.Int32 // of the mapping: who opened it is one until Close
 	closed  atomic.Bool
 
 	inflated atomic.Int64
+	format   *format
 	order    binary.ByteOrder
 	is64     bool
-	typ      elf.Type
+	linked   bool
+	typ      elfType
+	macho    machoHeader
+	pe       *portable // of a PE file
 	machine  *arch.Machine
 	entry    arch.Vaddr
 	segs     []Segment
 	secs     []Section
 	secsErr  error
 	load     []Segment // those that are Loaded and have bytes in the file
+	layout   *layout   // of a file that is not linked
 
 	buildID func() []byte
 	hash    func() string
@@ -119,7 +170,11 @@ type Image struct {
 
 	mu      sync.Mutex
 	inflate map[int]inflated
-	room    uint64 // bytes that compressed sections may still grow to
+	room    uint64       // bytes that compressed sections may still grow to
+	counted map[int]bool // the sections of unwind information that Relocate has given out
+	unread  uint64       // bytes that others of these may have
+
+	relocating sync.Mutex // held before mu
 }
 
 // A File describes an image's file at the time of opening.
@@ -134,17 +189,19 @@ func (img *Image) File() *File { return img.file }
 type inflated struct {
 	b   []byte
 	err error
+	bad []RelocError
 }
 
 // Open maps a file, read-only. Pages are read at first use, so opening costs the same for a file of any size. If somebody truncates a mapped
-// file, reading it faults: use Guard around work on files that others may write.
+// file, reading it faults: use Guard around work on files that others may write. A compressed kernel or module is expanded: Open is for files
+// that a user names, and for no others.
 func Open(path string) (*Image, error) {
 	f, err := OpenFile(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	return Map(f)
+	return mapFile(f, true)
 }
 
 // OnDisk says whether a mapping's name can be a file's. Devices, System V shared memory, and mappings without a file whose name
@@ -167,8 +224,10 @@ func OnDisk(name string) bool {
 // OpenFile opens a regular file to be mapped. It opens nothing else, because opening a device can have effects.
 func OpenFile(path string) (*os.File, error) { return procfs.Open(path) }
 
-// Map is Open for an open file. The caller may close the file afterwards.
-func Map(f *os.File) (*Image, error) {
+// Map is Open for an open file, which is not expanded: any process can have mapped it. The caller may close the file afterwards.
+func Map(f *os.File) (*Image, error) { return mapFile(f, false) }
+
+func mapFile(f *os.File, expand bool) (*Image, error) {
 	path := f.Name()
 	st, err := f.Stat()
 	if err != nil {
@@ -178,7 +237,7 @@ func Map(f *os.File) (*Image, error) {
 		return nil, fmt.Errorf("%s: not a regular file", path)
 	}
 	if st.Size() == 0 || st.Size() > math.MaxInt { // neither can be mapped
-		return nil, &Error{path, 0, "header", ErrNotELF}
+		return nil, &Error{path, 0, "header", ErrFormat}
 	}
 	b, err := unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ, unix.MAP_PRIVATE)
 	if err != nil {
@@ -187,7 +246,7 @@ func Map(f *os.File) (*Image, error) {
 	var img *Image
 	filled, err := procfs.Filled(f)
 	if err == nil {
-		err = Guard(func() (err error) { img, err = newImage(path, b, uint64(filled)); return err })
+		err = Guard(func() (err error) { img, err = newImage(path, b, uint64(filled), expand); return err })
 	}
 	if err != nil {
 		unix.Munmap(b)
@@ -243,28 +302,35 @@ func Guard(f func() error) (err error) {
 }
 
 // New reads an image in memory, such as a vDSO. b must not change afterwards.
-func New(name string, b []byte) (*Image, error) { return newImage(name, b, uint64(len(b))) }
+func New(name string, b []byte) (*Image, error) { return newImage(name, b, uint64(len(b)), false) }
 
 // maxHoles is how many bytes of holes may be read as if something was there: some linkers and file systems leave holes.
 const maxHoles = 16 << 20
 
-// newImage is New for a file of which so many bytes are not in holes: no section has more, so that a long hole costs nothing.
-func newImage(name string, b []byte, filled uint64) (*Image, error) {
-	img := &Image{name: name, b: b, inflate: map[int]inflated{}, reach: filled + maxHoles}
+// newImage is New for a file of which so many bytes are not in holes: no section has more, so that a long hole costs nothing. With expand, a
+// compressed kernel or module is expanded.
+func newImage(name string, b []byte, filled uint64, expand bool) (*Image, error) {
+	img := &Image{name: name, b: b, inflate: map[int]inflated{}, counted: map[int]bool{}, reach: filled + maxHoles}
+	img.unread = min(uint64(len(b)), img.reach)
 	img.room = min(maxGrowth+maxRatio*filled, maxInflated)
-	img.buildID = sync.OnceValue(img.findBuildID)
 	img.hash = sync.OnceValue(img.sum)
-	if !Known(b) {
-		return nil, img.errorf(0, ErrNotELF, "header")
+	if expand {
+		if err := img.unpack(); err != nil {
+			return nil, err
+		}
 	}
-	if err := img.readELF(); err != nil {
+	if img.format = formatOf(img.b); img.format == nil {
+		return nil, img.errorf(0, ErrFormat, "header")
+	}
+	img.buildID = sync.OnceValue(func() []byte { return img.format.buildID(img) })
+	if err := img.format.read(img); err != nil {
 		return nil, err
 	}
 	return img, nil
 }
 
 func (img *Image) errorf(off uint64, cause error, format string, args ...any) error {
-	return &Error{img.name, off, fmt.Sprintf(format, args...), cause}
+	return &Error{img.name, img.base + off, fmt.Sprintf(format, args...), cause}
 }
 
 // bytes returns n bytes at file offset off.
@@ -320,7 +386,9 @@ func (img *Image) Release() error {
 	img.mu.Lock()
 	defer img.mu.Unlock()
 	for k, x := range img.inflate {
-		inflating.Add(-int64(cap(x.b)))
+		if k >= 0 { // below are relocated sections, which take no more than the file
+			inflating.Add(-int64(cap(x.b)))
+		}
 		delete(img.inflate, k)
 	}
 	return img.unmap()
@@ -345,7 +413,7 @@ func (img *Image) Sections() []Section { return img.secs }
 func (img *Image) SectionsErr() error { return img.secsErr }
 
 // Linked says whether the file has link-time addresses; object files have none yet.
-func (img *Image) Linked() bool { return img.typ != elf.ET_REL }
+func (img *Image) Linked() bool { return img.linked }
 
 // Interp returns the path of the program interpreter, or "".
 func (img *Image) Interp() string {
@@ -395,6 +463,9 @@ func (img *Image) At(v arch.Vaddr, n int) ([]byte, bool) {
 // Tail returns the loaded contents from v to the end of its segment's file contents, at most as many bytes as the file has outside of holes.
 // It returns nil if no segment contains v.
 func (img *Image) Tail(v arch.Vaddr) []byte {
+	if img.layout != nil {
+		return img.tailPlaced(v)
+	}
 	for i := range img.load {
 		s := &img.load[i]
 		if at := uint64(v - s.Vaddr); at < s.Size && s.Off <= uint64(len(img.b)) {
@@ -417,10 +488,13 @@ func (img *Image) Contents(s *Segment) ([]byte, error) {
 		return b, nil
 	}
 	b = img.b[min(s.Off, uint64(len(img.b))):]
-	return b[:min(uint64(len(b)), s.Size, img.reach)], img.errorf(s.Off, ErrTruncated, "segment %v of %#x bytes", s.elf.typ, s.Size)
+	return b[:min(uint64(len(b)), s.Size, img.reach)], img.errorf(s.Off, ErrTruncated, "segment %s of %#x bytes", s.name(), s.Size)
 }
 
-// BuildID returns the contents of the NT_GNU_BUILD_ID note, or nil. The caller must not change the result. It stays valid after Close.
+// Format names the format of the file: "ELF", "Mach-O" or "PE".
+func (img *Image) Format() string { return img.format.name }
+
+// BuildID returns what names the build in the file (ELF: the contents of the NT_GNU_BUILD_ID note; Mach-O: of LC_UUID), or nil. The caller must not change the result. It stays valid after Close.
 func (img *Image) BuildID() []byte { return img.buildID() }
 
 // Another stands for the build ID of a file that was recorded without a build ID and is known to differ from the file at its path.
@@ -439,4 +513,47 @@ func (img *Image) ID() string {
 		return hex.EncodeToString(id)
 	}
 	return img.hash()
+}
+
+// Of each hashed section, and of each segment of a file without sections, sum reads no more than maxHashed bytes; of those of a file all
+// together, no more than the file has: they do not overlap.
+const maxHashed = 64 << 20
+
+// sum hashes what sumTo writes.
+func (img *Image) sum() string {
+	h := sha256.New()
+	img.sumTo(h)
+	return "sha256-" + hex.EncodeToString(h.Sum(nil))
+}
+
+// sumTo writes the headers and the sections that are read, whatever the size of the file.
+func (img *Image) sumTo(h io.Writer) {
+	img.format.headers(img, h)
+	left := min(uint64(len(img.b)), img.reach)
+	write := func(b []byte) {
+		b = b[:min(uint64(len(b)), left)]
+		left -= uint64(len(b))
+		h.Write(b)
+	}
+	add := func(off, size uint64) {
+		b, _ := img.bytes(off, min(size, maxHashed))
+		write(b)
+	}
+	for i := range img.secs {
+		s := &img.secs[i]
+		switch {
+		case !slices.Contains(img.format.hashed, s.Name) || s.Empty:
+		case img.layout != nil: // relocations tell files apart whose sections are equal
+			b, _, _ := img.Relocate(s)
+			left += max(uint64(len(b)), s.Size) - s.Size // it was expanded, which has a bound of its own
+			write(b)
+		default:
+			add(s.Off, s.Size)
+		}
+	}
+	if len(img.secs) == 0 {
+		for _, s := range img.load[:min(len(img.load), 16)] {
+			add(s.Off, s.Size)
+		}
+	}
 }

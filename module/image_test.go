@@ -155,8 +155,8 @@ func TestErrors(t *testing.T) {
 		cause error
 		text  string
 	}{
-		{nil, ErrNotELF, "f+0x0: header: not an ELF file"},
-		{[]byte("#!/bin/sh\n"), ErrNotELF, "f+0x0: header: not an ELF file"},
+		{nil, ErrFormat, "f+0x0: header: not an ELF, Mach-O or PE file"},
+		{[]byte("#!/bin/sh\n"), ErrFormat, "f+0x0: header: not an ELF, Mach-O or PE file"},
 		{b[:10], ErrTruncated, "f+0x0: header: truncated"},
 		{b[:63], ErrTruncated, "f+0x0: header: truncated"},
 		{edit(4, 3), ErrUnsupported, "f+0x4: class 3: unsupported"},
@@ -547,31 +547,36 @@ func openFile(t testing.TB, path string) *Image {
 
 func run(t testing.TB, name string, args ...string) {
 	t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
+	oracle.Run(t, name, args...)
 }
 
-func TestIsLinked(t *testing.T) {
+func TestKindOf(t *testing.T) {
 	dir := t.TempDir()
 	for name, c := range map[string]struct {
 		head string
-		want bool
+		want FileKind
 	}{
-		"exec":   {"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00", true},
-		"shared": {"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x03\x00", true},
-		"big":    {"\x7fELF\x01\x02\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x03", true},
-		"object": {"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00", false},
-		"core":   {"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x04\x00", false},
-		"short":  {"\x7fELF\x02\x01\x01", false},
-		"text":   {"#!/bin/sh\necho hello world\n", false},
+		"exec":    {"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00", LinkedFile},
+		"shared":  {"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x03\x00", LinkedFile},
+		"big":     {"\x7fELF\x01\x02\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x03", LinkedFile},
+		"object":  {"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00", ObjectFile},
+		"core":    {"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x04\x00", UnknownFile},
+		"short":   {"\x7fELF\x02\x01\x01", UnknownFile},
+		"text":    {"#!/bin/sh\necho hello world\n", UnknownFile},
+		"lib.a":   {archiveMagic, ArchiveFile},
+		"thin.a":  {thinMagic, ArchiveFile},
+		"vmlinuz": {string(bzImage([]byte("payload"), 9)), ExpandedFile},
+		"m.ko.xz": {"\xfd7zXZ\x00", ExpandedFile},
+		"m.xz":    {"\xfd7zXZ\x00", UnknownFile},
+		"e.ko.xz": {"", UnknownFile},
+		"m.ko.gz": {"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00", ObjectFile},
 	} {
 		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, []byte(c.head), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got := IsLinked(path); got != c.want {
-			t.Errorf("IsLinked(%s) = %v", name, got)
+		if got := KindOf(path); got != c.want || IsLinked(path) != (got == LinkedFile) || IsArchive(path) != (got == ArchiveFile) {
+			t.Errorf("KindOf(%s) = %v, want %v", name, got, c.want)
 		}
 	}
 }

@@ -1,25 +1,48 @@
 package module
 
 import (
-	"debug/elf"
+	"strings"
 
 	"github.com/unspool/unspool/internal/procfs"
 )
 
-// IsLinked says whether a file is an ELF executable or shared object, by its first bytes.
-func IsLinked(path string) bool {
+// A FileKind says what a file is.
+type FileKind uint8
+
+const (
+	UnknownFile  FileKind = iota
+	LinkedFile            // an executable or a library
+	ObjectFile            // for a linker or, as a module, for the kernel
+	ExpandedFile          // a kernel or a module that Open expands
+	ArchiveFile           // see OpenArchive
+)
+
+// KindOf says what a file is, by its headers; of a compressed module, by its name. A kernel with a header of a PE file is a LinkedFile, too.
+func KindOf(path string) FileKind {
 	f, err := procfs.Open(path)
 	if err != nil {
-		return false
+		return UnknownFile
 	}
 	defer f.Close()
-	var h [18]byte
-	if _, err := f.ReadAt(h[:], 0); err != nil || string(h[:4]) != elf.ELFMAG {
-		return false
+	var head [bzEnd]byte
+	n, _ := f.ReadAt(head[:], 0)
+	b := head[:n]
+	if form := formatOf(b); form != nil {
+		return form.kind(f)
 	}
-	typ := elf.Type(h[16]) | elf.Type(h[17])<<8
-	if elf.Data(h[elf.EI_DATA]) == elf.ELFDATA2MSB {
-		typ = elf.Type(h[17]) | elf.Type(h[16])<<8
+	switch {
+	case isArchive(b):
+		return ArchiveFile
+	case isBzImage(b):
+		return ExpandedFile
 	}
-	return typ == elf.ET_EXEC || typ == elf.ET_DYN
+	for suffix := range moduleFormats {
+		if strings.HasSuffix(path, suffix) && n > 0 {
+			return ExpandedFile
+		}
+	}
+	return UnknownFile
 }
+
+// IsLinked says whether a file is an executable or a library, by its headers.
+func IsLinked(path string) bool { return KindOf(path) == LinkedFile }

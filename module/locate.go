@@ -202,7 +202,7 @@ func (l *Locator) Debug(buildID string) (img *Image, err error) {
 		names = append(names, filepath.Join(dir, ".build-id", buildID[:2], buildID[2:], "debug"))
 	}
 	for i, name := range names {
-		img, oerr := Open(name)
+		img, oerr := openAsIs(name)
 		if oerr == nil {
 			if oerr = Guard(func() error { return HasBuildID(img, buildID) }); oerr == nil {
 				if img.file != nil && i >= len(l.DebugRoots()) {
@@ -474,11 +474,21 @@ func OpenMapped(name string) (*Image, error) {
 	case !OnDisk(name):
 		return nil, nil
 	}
-	img, err := Open(name)
+	img, err := openAsIs(name)
 	if err != nil && isDump(name) {
 		return nil, nil
 	}
 	return img, err
+}
+
+// openAsIs is Open, but expands nothing.
+func openAsIs(path string) (*Image, error) {
+	f, err := OpenFile(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return Map(f)
 }
 
 // isDump says whether a mapping only tells where a process writes down the code that it makes (package symbol/jit).

@@ -303,7 +303,7 @@ func TestSearchSame(t *testing.T) {
 		{"everything is the file", Wanted{Path: path}, below, nil},
 		{"the first cannot be opened", Wanted{First: none, BuildID: id, Same: isLs}, kept, []string{none + ": open " + none + ": no such file or directory"}},
 		{"the path cannot be opened", Wanted{Path: none, Same: isLs}, "", nil},
-		{"the first is no image", Wanted{First: text, Path: text}, "", []string{text + ": " + text + "+0x0: header: not an ELF file"}},
+		{"the first is no image", Wanted{First: text, Path: text}, "", []string{text + ": " + text + "+0x0: header: not an ELF, Mach-O or PE file"}},
 		{"a link that leads out of the root directory", Wanted{Path: filepath.Join(dir, "link"), Same: isLs}, link, nil},
 		{"a device", Wanted{Path: "/dev/zero", Same: isLs}, "", nil},
 		{"truncated while it is read", Wanted{Path: put(ls, "cut"), Same: func(img *Image) error {

@@ -13,7 +13,16 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Section returns the first section with this name, or nil. For a ".debug_" section, it also finds the old compressed form, ".zdebug_".
+// Common returns a section's name as ELF spells it, whatever the format: ".eh_frame" for "__TEXT,__eh_frame". Mach-O cuts names to 16 characters.
+func (s *Section) Common() string {
+	if i := strings.IndexByte(s.Name, ','); i >= 0 && strings.HasPrefix(s.Name[i+1:], "__") {
+		return "." + s.Name[i+3:]
+	}
+	return s.Name
+}
+
+// Section returns the first section with this name, or nil; of a Mach-O file, also by its name in ELF. For a ".debug_" section, it also finds the
+// old compressed form, ".zdebug_".
 func (img *Image) Section(name string) *Section {
 	var old *Section
 	for i := range img.secs {
@@ -21,12 +30,21 @@ func (img *Image) Section(name string) *Section {
 		if s.Name == name {
 			return s
 		}
-		if old == nil && strings.HasPrefix(s.Name, ".zdebug_") && strings.HasPrefix(name, ".debug_") && s.Name[2:] == name[1:] {
+		own := s.Name
+		if img.format == &machoFormat {
+			if own = s.Common(); own == name[:min(len(name), maxMachoName)] {
+				return s
+			}
+		}
+		if old == nil && strings.HasPrefix(own, ".zdebug_") && strings.HasPrefix(name, ".debug_") && own[2:] == name[1:] {
 			old = s
 		}
 	}
 	return old
 }
+
+// maxMachoName is how long a Mach-O section's name is in ELF's spelling: "__" counts as ".".
+const maxMachoName = 15
 
 // A compressed section may expand to maxRatio times its size and maxGrowth bytes more, and those of an image, all together, to as many times
 // what the file has outside of holes. All images of this process together get maxInflated bytes. Debug information shrinks to a fifth.
@@ -39,8 +57,18 @@ const (
 // inflating is how many bytes the expanded sections of all images have.
 var inflating atomic.Int64
 
-// Data returns the contents of s, decompressed; nil for a section without bytes in the file. The caller must not change the result.
+// Data returns the contents of s, decompressed; nil for a section without bytes in the file. In a file that is not linked, it is Relocate's; if
+// a relocation could not be applied, that is the error. The caller must not change the result.
 func (img *Image) Data(s *Section) ([]byte, error) {
+	b, bad, err := img.Relocate(s)
+	if err == nil && len(bad) > 0 {
+		err = fmt.Errorf("%s: %w", img.name, &bad[0])
+	}
+	return b, err
+}
+
+// contents is Data without relocations.
+func (img *Image) contents(s *Section) ([]byte, error) {
 	if s.Empty {
 		return nil, nil
 	}
@@ -48,7 +76,7 @@ func (img *Image) Data(s *Section) ([]byte, error) {
 	if !ok {
 		return nil, img.errorf(s.Off, ErrTruncated, "section %d %s of %#x bytes", s.index, s.Name, s.Size)
 	}
-	old := strings.HasPrefix(s.Name, ".zdebug_") && len(b) >= 12 && string(b[:4]) == "ZLIB"
+	old := strings.HasPrefix(s.Common(), ".zdebug_") && len(b) >= 12 && string(b[:4]) == "ZLIB"
 	if !s.Compressed && !old {
 		return b, nil
 	}
@@ -58,7 +86,7 @@ func (img *Image) Data(s *Section) ([]byte, error) {
 		return got.b, got.err
 	}
 	out, err := img.decompress(s, b, old) // it has the lock: room
-	img.inflate[s.index] = inflated{out, err}
+	img.inflate[s.index] = inflated{b: out, err: err}
 	return out, err
 }
 

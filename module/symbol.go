@@ -54,6 +54,8 @@ type SymbolTable struct {
 	Order          binary.ByteOrder
 	Is64           bool
 	Thumb          bool // bit 0 of a value is no part of the address (ELF for the Arm Architecture, section 5.5.3)
+
+	placed []Section // of a file that is not linked, where a value counts from its section's start; nil for values as the file has them
 }
 
 // A SymbolEntry is a symbol with an unread name: Name is the name's offset in Names.
@@ -97,6 +99,9 @@ func (t *SymbolTable) At(i int) (e SymbolEntry) {
 	if t.Thumb && e.Kind != Unmarked {
 		e.Value &^= 1
 	}
+	if t.placed != nil && e.Section.Defined() && int(e.Section) < len(t.placed) {
+		e.Value += uint64(t.placed[e.Section].Addr)
+	}
 	return e
 }
 
@@ -112,6 +117,10 @@ func (t *SymbolTable) Add(name string, e SymbolEntry) {
 
 // SymbolTable returns the first symbol table that holds symbols: the dynamic linker's, or the other one.
 func (img *Image) SymbolTable(dynamic bool) (SymbolTable, bool) {
+	return img.format.symbolTable(img, dynamic)
+}
+
+func (img *Image) elfSymbolTable(dynamic bool) (SymbolTable, bool) {
 	typ := elf.SHT_SYMTAB
 	if dynamic {
 		typ = elf.SHT_DYNSYM
@@ -119,6 +128,7 @@ func (img *Image) SymbolTable(dynamic bool) (SymbolTable, bool) {
 	for i := range img.secs {
 		if img.secs[i].elf.typ == typ {
 			if t, ok := img.symbolTable(uint32(i)); ok && t.Len() > 1 {
+				t.placed = img.placedSections()
 				return t, true
 			}
 		}
@@ -133,7 +143,7 @@ func (img *Image) symbolTable(i uint32) (SymbolTable, bool) {
 		if uint64(i) >= uint64(len(img.secs)) || img.secs[i].Compressed {
 			return nil
 		}
-		b, err := img.Data(&img.secs[i])
+		b, err := img.contents(&img.secs[i])
 		if err != nil {
 			return nil
 		}
@@ -149,9 +159,11 @@ func (img *Image) symbolTable(i uint32) (SymbolTable, bool) {
 // very long name would take forever.
 const maxName = 1 << 14
 
-// Symbols yields the symbols of .symtab, then those of the dynamic symbol table, which it finds without section headers, too. If a table is
-// damaged, Symbols yields the good part and returns an error.
-func (img *Image) Symbols(yield func(Symbol) bool) error {
+// Symbols yields the symbols of the whole table (ELF: .symtab), then those of the dynamic symbol table, which it finds without section headers, too.
+// If a table is damaged, Symbols yields the good part and returns an error.
+func (img *Image) Symbols(yield func(Symbol) bool) error { return img.format.symbols(img, yield) }
+
+func (img *Image) elfSymbols(yield func(Symbol) bool) error {
 	var first error
 	note := func(err error) {
 		if first == nil {
@@ -194,7 +206,7 @@ func (img *Image) Symbols(yield func(Symbol) bool) error {
 
 // symbols yields the entries of one table; false if yield had enough.
 func (img *Image) symbols(b, names []byte, dynamic bool, yield func(Symbol) bool) bool {
-	t := SymbolTable{Entries: b, Order: img.order, Is64: img.is64}
+	t := SymbolTable{Entries: b, Order: img.order, Is64: img.is64, placed: img.placedSections()}
 	for i := range t.Len() {
 		e := t.At(i)
 		s := Symbol{Value: arch.Vaddr(e.Value), Size: e.Size, Kind: e.Kind, Bind: e.Bind, Section: e.Section, Dynamic: dynamic}

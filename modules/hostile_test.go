@@ -3,7 +3,6 @@ package modules
 import (
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -44,9 +43,7 @@ func TestHostile(t *testing.T) {
 			path := filepath.Join(dir, "program")
 			n := len(x.build) - 1
 			args := append(append([]string{}, x.build[1:n]...), "-o", path, x.build[n])
-			if out, err := exec.Command(x.build[0], args...).CombinedOutput(); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
+			oracle.Run(t, x.build[0], args...)
 			whole, err := os.ReadFile(path)
 			if err != nil {
 				t.Fatal(err)

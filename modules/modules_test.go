@@ -81,7 +81,7 @@ func TestUnusable(t *testing.T) {
 	}
 	for _, x := range []struct{ path, id, want string }{
 		{"/nonexistent", "", "no such file"},
-		{garbage, "", "not an ELF file"},
+		{garbage, "", "not an ELF, Mach-O or PE file"},
 		{"/bin/sh", "0123456789abcdef", "the file has changed"},
 	} {
 		c := s.Module(x.path, x.id).Code()

@@ -54,9 +54,7 @@ func TestPLT(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			oracle.Need(t, c.objdump, c.cc[0])
 			exe := filepath.Join(dir, strconv.Itoa(i))
-			if out, err := exec.Command(c.cc[0], append(c.cc[1:], "-O1", "-o", exe, src)...).CombinedOutput(); err != nil {
-				t.Fatalf("%v: %v\n%s", c.cc, err, out)
-			}
+			oracle.Run(t, c.cc[0], append(c.cc[1:], "-O1", "-o", exe, src)...)
 			checkPLT(t, c.m, exe, c.objdump, c.lazy)
 		})
 	}

@@ -1,9 +1,8 @@
 package names
 
 import (
-	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/profile"
@@ -11,20 +10,14 @@ import (
 	"github.com/unspool/unspool/symbol/jit"
 )
 
-// maxProcesses limits of how many processes dumps are remembered; maxDumps, how many of one process.
-const (
-	maxProcesses = 1 << 12
-	maxDumps     = 8
-)
-
 // made names code that processes made.
 type made struct {
-	mu    sync.Mutex
-	dumps map[int32][]string // paths, by PID
-	code  map[int32]*jit.Code
+	procs     *jit.Processes
+	elsewhere bool        // they ran on another machine: files at their paths are not theirs
+	asked     atomic.Bool // elsewhere, and somebody has asked for names
 }
 
-func newMade() made { return made{dumps: map[int32][]string{}, code: map[int32]*jit.Code{}} }
+func newMade(elsewhere bool) *made { return &made{procs: jit.NewProcesses(), elsewhere: elsewhere} }
 
 // Observe takes three facts from records: where a process describes the code it makes, where the kernel lay, and what code the kernel made. It
 // must get every record of the stream, in order.
@@ -37,8 +30,8 @@ func (n *Namer) Observe(r *source.Record) {
 		return
 	}
 	switch {
-	case r.PID > 0 && jit.IsDump(string(r.Filename)):
-		n.made.addDump(r.PID, string(r.Filename))
+	case r.PID > 0:
+		n.Mapped(r.PID, string(r.Filename))
 	case r.PID == -1:
 		if name, ok := strings.CutPrefix(string(r.Filename), "[kernel.kallsyms]"); ok && (name == "_text" || name == "_stext") && r.Pgoff != 0 {
 			n.symbols.KernelAt(r.Pgoff, name)
@@ -46,32 +39,20 @@ func (n *Namer) Observe(r *source.Record) {
 	}
 }
 
-func (c *made) addDump(pid int32, path string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if d := c.dumps[pid]; !slices.Contains(d, path) && len(c.dumps) < maxProcesses && len(d) < maxDumps {
-		c.dumps[pid] = append(d, path)
-		delete(c.code, pid) // which knows no more dumps than there were
-	}
-}
+// Mapped tells of a file that a process has mapped, as Observe does: a dump says what code the process makes.
+func (n *Namer) Mapped(pid int32, path string) { n.made.procs.Mapped(pid, path) }
 
 // name names addresses of code that process pid made.
 func (c *made) name(pid int32, addrs []uint64, names []profile.Name) {
-	c.mu.Lock()
-	code := c.code[pid]
-	if code == nil {
-		if len(c.code) >= maxProcesses {
-			clear(c.code) // it is read again when it is wanted
-		}
-		code = jit.Open(int(pid), c.dumps[pid])
-		c.code[pid] = code
+	if c.elsewhere {
+		c.asked.Store(true)
+		return
 	}
-	c.mu.Unlock()
 	as := make([]arch.Addr, len(addrs))
 	for i, a := range addrs {
 		as[i] = arch.Addr(a)
 	}
-	for i, f := range code.Lookup(as, jit.Always) {
+	for i, f := range c.procs.Code(pid).Lookup(as, jit.Always) {
 		if f.Name == "" {
 			continue
 		}
@@ -83,13 +64,9 @@ func (c *made) name(pid int32, addrs []uint64, names []profile.Name) {
 }
 
 // notes says what was not read of what processes wrote down.
-func (c *made) notes() (out []string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, code := range c.code {
-		if note := code.Note(); note != "" {
-			out = append(out, note)
-		}
+func (c *made) notes() []string {
+	if c.asked.Load() {
+		return []string{"perf maps and jitdump files of code that processes made are on the machine of the recording, which is another one"}
 	}
-	return out
+	return c.procs.Notes()
 }

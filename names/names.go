@@ -43,6 +43,9 @@ type Options struct {
 	Recorded      bool
 	RecordedBy    time.Time
 
+	// Elsewhere says that processes ran on another machine: files of this one do not describe the code that they made.
+	Elsewhere bool
+
 	// Download returns the context of one download from the servers of DEBUGINFOD_URLS, and a function that releases it. After a context has
 	// ended, nothing more is fetched. nil: nothing ends a download.
 	Download func() (ctx context.Context, stop func())
@@ -61,7 +64,7 @@ type Namer struct {
 	cache   string             // directory; "": nothing is kept
 	fetcher *debuginfod.Client // nil: nothing is fetched
 	labels  labels
-	made    made
+	made    *made
 	code    kernelCode
 	files   *module.Locator
 	own     bool                             // files is this Namer's
@@ -86,7 +89,7 @@ type Namer struct {
 
 // New returns a Namer. It reads DEBUGINFOD_URLS and its companions (package symbol/debuginfod) from the environment.
 func New(o Options) *Namer {
-	n := &Namer{mods: o.Mods, labels: newLabels(), images: map[*unwind.Module]*module.Image{}, frames: map[*module.Image]*unwound{}, opened: map[*module.Image]bool{}, made: newMade(),
+	n := &Namer{mods: o.Mods, labels: newLabels(), images: map[*unwind.Module]*module.Image{}, frames: map[*module.Image]*unwound{}, opened: map[*module.Image]bool{}, made: newMade(o.Elsewhere),
 		recorded: o.Recorded, answers: map[symbol.Identity]*answers{}}
 	opt := symbol.Options{Files: &module.Locator{}, KernelID: o.KernelID, KernelRelease: o.KernelRelease, Recorded: o.Recorded, RecordedBy: o.RecordedBy}
 	if o.Mods != nil {

@@ -91,7 +91,14 @@ func TestLateDump(t *testing.T) {
 	if n.made.name(pid, []uint64{0x7010}, names[:]); names[0].Func != "" {
 		t.Fatalf("before: %v", names[0])
 	}
-	n.Observe(&source.Record{Type: source.RecordMmap2, PID: pid, Filename: []byte(dump)})
+	mapped := &source.Record{Type: source.RecordMmap2, PID: pid, Filename: []byte(dump)}
+	n.Observe(mapped)
+	other := New(Options{Elsewhere: true}) // of another machine's recording
+	defer other.Close()
+	other.Observe(mapped)
+	if other.made.name(pid, []uint64{0x7010}, names[:]); names[0].Func != "" || len(other.Notes()) != 1 {
+		t.Errorf("a dump of another machine's process is one of this machine: %v, %q", names[0], other.Notes())
+	}
 	if n.made.name(pid, []uint64{0x7010}, names[:]); names[0].Func != "late" {
 		t.Errorf("after: %v, %q", names[0], n.Notes())
 	}

@@ -6,12 +6,12 @@
 package profile
 
 import (
-	"fmt"
 	"path"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -389,20 +389,8 @@ func Number(n uint64, unit string) string {
 	return strconv.FormatUint(n, 10) + " ns"
 }
 
-// Bytes returns a number of bytes for people: "12 B", "3.4 KiB", "5.6 MiB", "7.8 GiB".
-func Bytes(n int64) string {
-	if n < 1024 {
-		return fmt.Sprintf("%d B", n)
-	}
-	f := float64(n) / 1024
-	for _, unit := range []string{"KiB", "MiB"} {
-		if f < 1024 {
-			return fmt.Sprintf("%.1f %s", f, unit)
-		}
-		f /= 1024
-	}
-	return fmt.Sprintf("%.1f GiB", f)
-}
+// Bytes is printable.Bytes.
+func Bytes(n int64) string { return printable.Bytes(n) }
 
 // Quantity is Number with the unit, a plural: "1.235 s", "104,231 samples", "1 sample", "1 cache-miss".
 func Quantity(n uint64, unit string) string {
@@ -424,27 +412,11 @@ func singular(unit string) string {
 	return unit
 }
 
-// Count returns a number with its noun: "1 wait", "2,000 waits".
-func Count(n uint64, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return Comma(n) + " " + many
-}
+// Count is printable.Count.
+func Count(n uint64, one, many string) string { return printable.Count(n, one, many) }
 
-// Comma returns n with its digits in groups of three: "104,231".
-func Comma(n uint64) string { return string(comma(nil, n)) }
-
-func comma(b []byte, n uint64) []byte {
-	s := strconv.FormatUint(n, 10)
-	for i := range len(s) {
-		if i > 0 && (len(s)-i)%3 == 0 {
-			b = append(b, ',')
-		}
-		b = append(b, s[i])
-	}
-	return b
-}
+// Comma is printable.Comma.
+func Comma(n uint64) string { return printable.Comma(n) }
 
 // Filter returns a profile of those stacks that keep says yes to. The Loss stays: it cannot be divided.
 func (p *Profile) Filter(keep func(*Stack) bool) *Profile {

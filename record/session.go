@@ -63,7 +63,13 @@ func newSession(in source.RecordStream, about func() perfdata.Info, o Options) *
 
 // fileNames returns what names of a recording in a file are made with, apart from what it brings along: perfdata.Info.Names.
 func fileNames(mods *modules.Set, f *perfdata.File) names.Options {
-	return names.Options{Mods: mods, KernelID: f.BuildID("[kernel.kallsyms]"), Recorded: true, KernelRelease: f.Info().OSRelease, RecordedBy: f.Written()}
+	info := f.Info()
+	return names.Options{Mods: mods, KernelID: f.BuildID("[kernel.kallsyms]"), Recorded: true, KernelRelease: info.OSRelease, RecordedBy: f.Written(), Elsewhere: elsewhere(&info)}
+}
+
+// elsewhere says whether a recording is known to be of another machine: what lies there at the path of a process's file is another one here.
+func elsewhere(info *perfdata.Info) bool {
+	return info.Hostname != "" && info.Hostname != perfdata.Host().Hostname
 }
 
 // fromFile returns a session over a perf.data file.
@@ -95,8 +101,16 @@ func (s *Session) run(ctx context.Context, each func(*profile.Sample) error, rec
 	n := uint64(0)
 	scheduler, wakers := profile.NewScheduler(s.Names), newWakers(s.Names)
 	var waits []bool // by event
+	machine := s.machine
+	if machine == nil {
+		machine = arch.AMD64
+	}
+	var made source.Maker
+	if info := s.about(); !elsewhere(&info) {
+		made = s.Mods.Made(machine)
+	}
 	o := source.Options{
-		Mods: s.Mods.Module, Identify: s.identify, Want: s.want, Machine: s.machine, Ours: s.ours, Prompt: s.Prompt,
+		Mods: s.Mods.Module, Made: made, Identify: s.identify, Want: s.want, Machine: s.machine, Ours: s.ours, Prompt: s.Prompt,
 		Sample: func(x *source.Sample) error {
 			if n++; n&255 == 0 && s.Progress != nil {
 				s.Progress(n)

@@ -460,6 +460,7 @@ var howTexts = map[profile.How]string{
 	profile.How(unwind.HowFramePointer): "the frame pointer",
 	profile.How(unwind.HowSigReturn):    "what the kernel saved for a signal handler",
 	profile.How(unwind.HowCall):         "the call that led there",
+	profile.How(unwind.HowSync):         "rules that hold at calls only",
 	profile.HowKernel:                   "the kernel",
 	profile.HowUnknown:                  "means that were not recorded",
 }

@@ -287,7 +287,7 @@ func eval(mach *arch.Machine, e string, s *State, m *Memory, cfa uint64, pushCFA
 			}
 			r = v
 		case c == DW_OP_deref_size:
-			v, o := loadSize(s, m, a, uint64(op.Arg))
+			v, o := loadSize(mach, s, m, a, uint64(op.Arg))
 			if o != OK {
 				return 0, o
 			}
@@ -331,11 +331,23 @@ func eval(mach *arch.Machine, e string, s *State, m *Memory, cfa uint64, pushCFA
 		case c == DW_OP_nop:
 			continue
 		default:
+			if mach.Word == 4 {
+				a, b = uint64(int64(int32(a))), uint64(int64(int32(b)))
+				if c == DW_OP_mod || c == DW_OP_shl || c == DW_OP_shr || c == DW_OP_shra {
+					a = uint64(uint32(a))
+				}
+				if c == DW_OP_mod || c == DW_OP_shr {
+					b = uint64(uint32(b))
+				}
+			}
 			v, ok := arith(c, a, b, uint64(op.Arg))
 			if !ok {
 				return 0, BadExpr
 			}
 			r = v
+		}
+		if mach.Word == 4 {
+			r = uint64(uint32(r))
 		}
 		n -= need
 		st[n], n = r, n+1
@@ -413,18 +425,24 @@ func arith(c byte, a, b, arg uint64) (r uint64, ok bool) {
 	return 0, false
 }
 
-// loadSize reads n bytes, 1 to 8, at addr and extends them with zeros. Where the eight bytes at addr
-// are not all readable, those that end with the value are tried.
-func loadSize(s *State, m *Memory, addr, n uint64) (uint64, Outcome) {
-	if n == 0 || n > 8 {
+// loadSize reads n bytes, 1 to the size of a word, at addr and extends them with zeros. Where the word at addr
+// is not all readable, the one that ends with the value is tried.
+func loadSize(mach *arch.Machine, s *State, m *Memory, addr, n uint64) (uint64, Outcome) {
+	word := mach.WordSize()
+	if n == 0 || n > word {
 		return 0, BadExpr
 	}
 	mask := ^uint64(0) >> (64 - 8*n)
-	if v, ok := m.Load(addr); ok {
-		return v & mask, OK
+	rest := 8 * (word - n)
+	first, last := uint64(0), rest // how far the value is above the low end of the word that begins, or ends, with it
+	if mach.BigEndian {
+		first, last = last, first
 	}
-	if v, ok := m.Load(addr - (8 - n)); ok && n < 8 {
-		return v >> (64 - 8*n) & mask, OK
+	if v, ok := m.Load(addr); ok {
+		return v >> first & mask, OK
+	}
+	if v, ok := m.Load(addr - (word - n)); ok && n < word {
+		return v >> last & mask, OK
 	}
 	s.Fault = addr
 	return 0, Unreadable

@@ -11,15 +11,21 @@ import (
 type Origin uint8
 
 const (
-	Unknown        Origin = iota // a text, or a format without a number
-	FromEHFrame                  // DWARF, loaded with the program
-	FromDebugFrame               // DWARF, for debuggers
-	FromPCLNTab                  // Go's own table
-	FromSFrame                   // .sframe
-	Synthesised                  // the code itself: no table had rules
+	Unknown           Origin = iota // a text, or a format without a number
+	FromEHFrame                     // DWARF, loaded with the program
+	FromDebugFrame                  // DWARF, for debuggers
+	FromPCLNTab                     // Go's own table
+	FromSFrame                      // .sframe
+	Synthesised                     // the code itself: no table had rules
+	FromORC                         // the Linux kernel's .orc_unwind
+	FromCompactUnwind               // Apple's __unwind_info
+	FromEHABI                       // ARM's .ARM.exidx
+	FromWindows                     // .pdata and .xdata
+	FromMIPS                        // MIPS compact tables, in .eh_frame_hdr
 )
 
-var originNames = [...]string{"unknown", ".eh_frame", ".debug_frame", "pclntab", ".sframe", "synthesised"}
+var originNames = [...]string{"unknown", ".eh_frame", ".debug_frame", "pclntab", ".sframe", "synthesised",
+	".orc_unwind", "__unwind_info", ".ARM.exidx", ".pdata", "mips-compact"}
 
 // String returns the name of the source; of one that has none here, its number.
 func (o Origin) String() string {

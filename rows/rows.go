@@ -139,6 +139,9 @@ type Table struct {
 	// Origins say what the rows were made from: sorted by Lo, strictly, neighbours differ, and the first starts with the first row. Without any,
 	// it is Unknown.
 	Origins []OriginRange
+
+	// Sections are those of a file that is not linked, sorted by Lo, strictly. They only matter to WriteText and WriteJSON.
+	Sections []SectionStart
 }
 
 // Find returns the index of the row that holds at pc, or -1 if pc lies before all rows. It does not

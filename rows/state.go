@@ -12,6 +12,37 @@ type Reader interface {
 	Read8(addr uint64) (v uint64, ok bool)
 }
 
+// WordsOf returns memory as a machine reads it: Read8 gives a word, of the machine's size and byte order, in place of eight bytes. A Memory without
+// Bytes and with such a reader is that machine's.
+func WordsOf(m *arch.Machine, r Reader) Reader {
+	if m.Plain() {
+		return r
+	}
+	return words{r, m.Word == 4, m.BigEndian}
+}
+
+type words struct {
+	Reader
+	small, big bool
+}
+
+func (w words) Read8(addr uint64) (uint64, bool) {
+	v, ok := w.Reader.Read8(addr)
+	if !ok && w.small { // the last word of a piece
+		v, ok = w.Reader.Read8(addr - 4)
+		v >>= 32
+	}
+	switch {
+	case w.small && w.big:
+		v = uint64(bits.ReverseBytes32(uint32(v)))
+	case w.small:
+		v = uint64(uint32(v))
+	case w.big:
+		v = bits.ReverseBytes64(v)
+	}
+	return v, ok
+}
+
 // A Memory is what a walker may read: a window that is looked at first, usually a captured piece of
 // stack, and behind it a Reader, which may be nil.
 type Memory struct {
@@ -31,7 +62,7 @@ func (m *Memory) Unsigned(ra uint64) uint64 {
 	return ra & arch.AddressMask
 }
 
-// Load reads eight bytes at addr. It does not allocate.
+// Load reads a word at addr: eight bytes, but where Next is WordsOf another machine. It does not allocate.
 func (m *Memory) Load(addr uint64) (uint64, bool) {
 	off := addr - m.Lo
 	if n := uint64(len(m.Bytes)); off < n && n-off >= 8 {

@@ -26,7 +26,7 @@ func Step(mach *arch.Machine, set *Set, s *State, m *Memory) Outcome {
 	// All rules see the registers of this frame: locate the new ones beside the old.
 	next := *s
 	next.Known &= set.Kept(mach)
-	setLoc(&next, mach.Slot(mach.SP), cfa)
+	setLoc(&next, mach.Slot(mach.SP), cfa-mach.SPBelow)
 	ra, raFrom := uint64(0), LostRegister
 	if mach.RAInReg {
 		ra, raFrom = s.Get(mach.Slot(set.RA), m)

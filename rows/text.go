@@ -19,7 +19,9 @@ import (
 //	1001  cfa=rsp+16  ra=c-8  rbp=c-16
 //	1040  gap
 //
-// A line "origin 1000 .eh_frame" in front of a row says what the rows from an address on were made from.
+// A line "origin 1000 .eh_frame" in front of a row says what the rows from an address on were made from. In a file that is not linked, a line
+// "section 1000 .text" is in front of the first row of each section, with an address that the file itself does not have, and the addresses of
+// the section are .text+0, .text+1c.
 //
 // Cells are spelled as readelf -wF spells them: u undefined, s same value, c-16 at CFA-16, v-16 is
 // CFA-16, rdx is the value of a register. Expressions are spelled as llvm-dwarfdump spells them, in
@@ -98,11 +100,23 @@ func (t *Table) WriteText(w io.Writer) error {
 		text[i] = t.Sets[i].Text(t.Machine)
 	}
 	origins := t.Origins
+	var in *SectionStart
 	for _, r := range t.Rows {
-		for ; len(origins) > 0 && origins[0].Lo <= r.Lo; origins = origins[1:] {
-			fmt.Fprintf(bw, "origin %x %s\n", uint64(origins[0].Lo), origins[0].Origin)
+		if s := t.section(r.Lo); s != in {
+			for ; len(origins) > 0 && origins[0].Lo < s.Lo; origins = origins[1:] {
+				fmt.Fprintf(bw, "origin %s %s\n", in.addrCell(origins[0].Lo), origins[0].Origin)
+			}
+			in = s
+			fmt.Fprintf(bw, "section %x %s\n", uint64(s.Lo), nameCell(s.Name))
 		}
-		fmt.Fprintf(bw, "%x  %s\n", uint64(r.Lo), text[r.Set])
+		for ; len(origins) > 0 && origins[0].Lo <= r.Lo; origins = origins[1:] {
+			fmt.Fprintf(bw, "origin %s %s\n", in.addrCell(origins[0].Lo), origins[0].Origin)
+		}
+		if in == nil {
+			fmt.Fprintf(bw, "%x  %s\n", uint64(r.Lo), text[r.Set])
+		} else {
+			fmt.Fprintf(bw, "%s  %s\n", in.addrCell(r.Lo), text[r.Set])
+		}
 	}
 	return bw.Flush()
 }
@@ -114,6 +128,7 @@ func ParseText(r io.Reader) (*Table, error) {
 	var b *Builder
 	var last arch.Vaddr
 	var origins []OriginRange
+	var sections []SectionStart
 	for n := 1; sc.Scan(); n++ {
 		line := strings.TrimSpace(sc.Text())
 		if line == "" || line[0] == '#' {
@@ -128,23 +143,36 @@ func ParseText(r io.Reader) (*Table, error) {
 			b.Begin(0, ^arch.Vaddr(0))
 			continue
 		}
-		if cell, ok := strings.CutPrefix(line, "origin "); ok {
+		if cell, ok := strings.CutPrefix(line, "section "); ok {
 			addr, name, _ := strings.Cut(cell, " ")
 			lo, err := strconv.ParseUint(addr, 16, 64)
+			if strings.HasPrefix(name, `"`) && err == nil {
+				name, err = strconv.Unquote(name)
+			}
+			k := len(sections)
+			if err != nil || k > 0 && arch.Vaddr(lo) <= sections[k-1].Lo {
+				return nil, fmt.Errorf("line %d: %q is no section at an address above the one before", n, cell)
+			}
+			sections = append(sections, SectionStart{arch.Vaddr(lo), name})
+			continue
+		}
+		if cell, ok := strings.CutPrefix(line, "origin "); ok {
+			addr, name, _ := strings.Cut(cell, " ")
+			lo, isAddr := parseAddr(addr, sections)
 			o, ok := originByName(name)
 			k := len(origins)
-			if err != nil || !ok || k > 0 && (arch.Vaddr(lo) <= origins[k-1].Lo || o == origins[k-1].Origin) {
+			if !isAddr || !ok || k > 0 && (lo <= origins[k-1].Lo || o == origins[k-1].Origin) {
 				return nil, fmt.Errorf("line %d: %q is no origin from an address on, above and unlike the one before", n, cell)
 			}
-			origins = append(origins, OriginRange{arch.Vaddr(lo), o})
+			origins = append(origins, OriginRange{lo, o})
 			continue
 		}
 		addr, rest, _ := strings.Cut(line, "  ")
-		lo, err := strconv.ParseUint(addr, 16, 64)
-		if err != nil || len(b.rows) > 0 && arch.Vaddr(lo) <= last {
+		lo, ok := parseAddr(addr, sections)
+		if !ok || len(b.rows) > 0 && lo <= last {
 			return nil, fmt.Errorf("line %d: %q is no address above the one before", n, addr)
 		}
-		last = arch.Vaddr(lo)
+		last = lo
 		set, err := ParseSet(rest, b.Machine)
 		if err != nil {
 			return nil, fmt.Errorf("line %d: %w", n, err)
@@ -164,7 +192,7 @@ func ParseText(r io.Reader) (*Table, error) {
 	if k := len(origins); k > 0 && (len(t.Rows) == 0 || origins[0].Lo != t.Rows[0].Lo || origins[k-1].Lo >= last) {
 		return nil, errors.New("origins do not start with the first row, or go on behind the last")
 	}
-	t.Origins = origins
+	t.Origins, t.Sections = origins, sections
 	return t, nil
 }
 

@@ -1,6 +1,7 @@
 package rows
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -49,6 +50,51 @@ func TestCells(t *testing.T) {
 	}
 }
 
+// sectionText is the text of a file that is not linked. Two sections have the same name, and one a name that is made to confuse.
+const sectionText = `machine x86_64
+section 1000 .text
+origin .text+0 .eh_frame
+.text+0  cfa=rsp+8  ra=c-8
+.text+1  cfa=rsp+16  ra=c-8
+.text+40  gap
+section 1050 .text
+origin .text+8 .debug_frame
+.text+8  cfa=rsp+8  ra=c-8
+.text+9  gap
+section 1070 "#a\x20\x20+\x1b"
+"#a\x20\x20+\x1b"+0  cfa=rsp+8  ra=c-8
+"#a\x20\x20+\x1b"+10  gap
+`
+
+const sectionJSON = `{"section":".text","lo":"0x0","hi":"0x1","cfa":"rsp+8","ra":"c-8","rules":{},"signal":false,"origin":".eh_frame"}
+{"section":".text","lo":"0x1","hi":"0x40","cfa":"rsp+16","ra":"c-8","rules":{},"signal":false,"origin":".eh_frame"}
+{"section":".text","lo":"0x8","hi":"0x9","cfa":"rsp+8","ra":"c-8","rules":{},"signal":false,"origin":".debug_frame"}
+{"section":"#a  +\u001b","lo":"0x0","hi":"0x10","cfa":"rsp+8","ra":"c-8","rules":{},"signal":false,"origin":".debug_frame"}
+`
+
+// TestSections: addresses of a file that is not linked are printed, and read back, as a section and an offset.
+func TestSections(t *testing.T) {
+	x, err := ParseText(strings.NewReader(sectionText))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text, json strings.Builder
+	if err := errors.Join(x.WriteText(&text), x.WriteJSON(&json)); err != nil {
+		t.Fatal(err)
+	}
+	if text.String() != sectionText || json.String() != sectionJSON {
+		t.Errorf("got\n%s%swant\n%s%s", text.String(), json.String(), sectionText, sectionJSON)
+	}
+	if x.Rows[3].Lo != 0x1058 || len(x.Sections) != 3 || x.In(nil).Sections != nil {
+		t.Errorf("%+v, %+v", x.Rows, x.Sections)
+	}
+	for _, wrong := range []string{".text+0 ", ".data+0  gap", "1000  gap", "section 1000 .x", "section x .x", "section 2000 \"", ".text+ffffffffffffffff  gap", "origin 1050 .eh_frame"} {
+		if _, err := ParseText(strings.NewReader("machine x86_64\nsection 1000 .text\n" + wrong + "\n")); err == nil {
+			t.Errorf("%q is read", wrong)
+		}
+	}
+}
+
 func FuzzParseText(f *testing.F) {
 	var all strings.Builder
 	all.WriteString("machine x86_64\n")
@@ -58,6 +104,7 @@ func FuzzParseText(f *testing.F) {
 	f.Add(all.String() + "f0  gap\n")
 	f.Add("machine aarch64\n10  cfa=sp+16  x29=c-16  ra=c-8  ra-signed\n20  gap\n")
 	f.Add("machine x86_64\norigin 10 .eh_frame\n10  cfa=rsp+8\n18  gap\norigin 19 pclntab\norigin 1a origin-77\n20  cfa=rsp+8\n28  gap\n")
+	f.Add(sectionText)
 	f.Fuzz(func(t *testing.T, text string) {
 		tab, err := ParseText(strings.NewReader(text))
 		if err != nil {

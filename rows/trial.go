@@ -222,7 +222,7 @@ func Prove(ref *Table, find func(arch.Vaddr) (uint32, bool), rule func(s SetID, 
 // Text prints a state's program counter, CFA and locations.
 func (s *State) Text(m *arch.Machine) string {
 	out := fmt.Sprintf("pc=%#x cfa=%#x fault=%#x", s.PC, s.CFA, s.Fault)
-	for r := range arch.Reg(128) {
+	for r := range m.Regs() {
 		slot := m.Slot(r)
 		if slot == arch.NoSlot || s.Known>>slot&1 == 0 {
 			continue

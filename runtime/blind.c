@@ -182,6 +182,11 @@ static int ends_sigreturn(struct us_blind *b, uint64_t end)
 	return code_is(b, end - sizeof return_0, return_0, sizeof return_0) || code_is(b, end - sizeof return_1, return_1, sizeof return_1);
 }
 
+int us_is_sigreturn_code(struct us_blind *b)
+{
+	return code_is(b, b->s->pc, return_0, sizeof return_0) || code_is(b, b->s->pc, return_1, sizeof return_1);
+}
+
 int us_is_sigreturn(struct us_blind *b)
 {
 	uint64_t pc = b->s->pc, uc = b->sp + MACHINE(FRAME_CONTEXT), v;
@@ -189,7 +194,7 @@ int us_is_sigreturn(struct us_blind *b)
 	/* uc_flags, of which there are three, and uc_link, which is 0. */
 	if ((b->from->load(b->ctx, uc, &v) && v > UNSPOOL_MAX_FLAGS) || (b->from->load(b->ctx, uc + 8, &v) && v))
 		return 0;
-	if (code_is(b, pc, return_0, sizeof return_0) || code_is(b, pc, return_1, sizeof return_1))
+	if (us_is_sigreturn_code(b))
 		return 1;
 	/* At the last instruction, and behind it, while the kernel does what it asks for, the stack pointer is the same. */
 	return b->exact && (ends_sigreturn(b, pc + sizeof system_call) || ends_sigreturn(b, pc));

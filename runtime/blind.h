@@ -36,6 +36,9 @@ US_HIDDEN int us_step_blind(struct us_blind *b, uint64_t at);
 /* Whether the return address s->pc is a place that no call has led to, but somebody who wrote it: makecontext, the kernel. */
 US_HIDDEN int us_is_place(struct us_blind *b);
 
+/* Whether code to which signal handlers return begins there. */
+US_HIDDEN int us_is_sigreturn_code(struct us_blind *b);
+
 /* Whether a signal handler returns to the frame, by its code and by what the kernel leaves on the stack. */
 US_HIDDEN int us_is_sigreturn(struct us_blind *b);
 

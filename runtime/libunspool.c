@@ -188,21 +188,59 @@ static int has_rule(void *ctx, uint64_t at)
 	return find_rule(ctx, at, &r) == US_FOUND;
 }
 
-static int walk_process(struct process *p, const struct user_regs_struct *u, struct unspool_frame *f, int max, enum unspool_stop *stop)
+/* A stopped thread's registers by slot, those that are in known, and how many bits its addresses have. */
+struct thread {
+	uint64_t regs[US_SLOTS];
+	us_set known;
+	uint32_t bits;
+};
+
+static int read_registers(pid_t tid, struct thread *t)
+{
+	struct user_regs_struct u;
+	struct iovec iov = {&u, sizeof u};
+
+	if (ptrace(PTRACE_GETREGSET, tid, (void *)NT_PRSTATUS, &iov) != 0)
+		return 0;
+	if (iov.iov_len != sizeof u) { /* a program of 32 bits */
+		errno = ENOEXEC;
+		return 0;
+	}
+	memset(t, 0, sizeof *t);
+	t->bits = US_SIGNED_BITS;
+#ifdef __x86_64__
+	const uint64_t regs[US_SLOTS] = {u.rax, u.rdx, u.rcx, u.rbx, u.rsi, u.rdi, u.rbp, u.rsp, u.r8, u.r9, u.r10, u.r11, u.r12, u.r13, u.r14, u.r15, u.rip};
+
+	memcpy(t->regs, regs, sizeof regs);
+	t->known = US_ALL;
+#else
+	uint64_t pac[2]; /* which bits of addresses sign data, and code */
+
+	memcpy(t->regs, u.regs, sizeof u.regs);
+	t->regs[US_SP] = u.sp;
+	t->regs[US_PC] = u.pc;
+	t->known = US_IN_FRAME;
+	iov = (struct iovec){pac, sizeof pac};
+	if (ptrace(PTRACE_GETREGSET, tid, (void *)NT_ARM_PAC_MASK, &iov) == 0 && pac[1])
+		t->bits = (uint32_t)__builtin_ctzll(pac[1]);
+#endif
+	return 1;
+}
+
+static int walk_process(struct process *p, const struct thread *t, struct unspool_frame *f, int max, enum unspool_stop *stop)
 {
 	static const struct us_asks asks = {load, NULL, code, is_code, has_rule};
-	const uint64_t regs[US_SLOTS] = {u->rax, u->rdx, u->rcx, u->rbx, u->rsi, u->rdi, u->rbp, u->rsp, u->r8,
-					 u->r9, u->r10, u->r11, u->r12, u->r13, u->r14, u->r15, u->rip};
 	struct us_mem mem = {load, NULL, p};
-	struct us_moves moves = {u->rsp, 0, 0, 0, 0};
+	struct us_moves moves = {t->regs[US_SP], 0, 0, 0, 0};
 	uint32_t how = UNSPOOL_FIRST;
-	uint64_t sp = u->rsp;
+	uint64_t sp = t->regs[US_SP];
 	struct us_state s, was;
 	struct us_rule r, before;
 	int n = 0, exact = 1, o;
 
-	us_start(&s, u->rip, US_ALL);
-	memcpy(s.snap, regs, sizeof regs);
+	us_start(&s, t->regs[US_PC], t->known);
+	s.bits = t->bits;
+	memcpy(s.snap, t->regs, sizeof t->regs);
 	*stop = UNSPOOL_MAX;
 	while (n < max) {
 		struct us_blind b = {.s = &s, .sp = sp, .from = &asks, .ctx = p, .exact = exact};
@@ -263,15 +301,15 @@ static int stopped(pid_t tid, int *status)
 US_API int unspool_backtrace_thread(pid_t tid, struct unspool_frame *f, int max, enum unspool_stop *stop)
 {
 	enum unspool_stop why = UNSPOOL_NO_INFO;
-	struct user_regs_struct regs;
 	struct process p = {tid};
+	struct thread t;
 	int status, n = -1, e;
 
 	if (ptrace(PTRACE_SEIZE, tid, 0, 0) != 0)
 		return -1;
 	if (ptrace(PTRACE_INTERRUPT, tid, 0, 0) == 0 && stopped(tid, &status)) {
-		if (ptrace(PTRACE_GETREGS, tid, 0, &regs) == 0)
-			n = walk_process(&p, &regs, f, max, &why);
+		if (read_registers(tid, &t))
+			n = walk_process(&p, &t, f, max, &why);
 		e = errno;
 		/* A signal that arrived instead of the stop is passed on. */
 		ptrace(PTRACE_DETACH, tid, 0, status >> 16 ? 0 : WSTOPSIG(status));

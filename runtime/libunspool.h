@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libunspool.h: backtraces without frame pointers, of the current thread, of a ucontext_t, and of another process.
- * x86-64 Linux. All addresses are run-time addresses. The first frame's address is its program counter; its callers' addresses are
+ * Linux on x86-64 and AArch64. All addresses are run-time addresses. The first frame's address is its program counter; its callers' addresses are
  * return addresses.
  */
 #ifndef LIBUNSPOOL_H
@@ -22,7 +22,7 @@ enum unspool_how {
 	UNSPOOL_CFI = 1,           /* by call frame information */
 	UNSPOOL_SIGNAL = 2,        /* a signal handler interrupted it: pc is exact */
 	UNSPOOL_PLT = 3,           /* from a stub of the linkage table */
-	UNSPOOL_FRAME_POINTER = 4, /* a guess: by rbp, because there is no information */
+	UNSPOOL_FRAME_POINTER = 4, /* a guess: by rbp or x29, because there is no information */
 	UNSPOOL_BAD_CALL = 5,      /* it called an address without code, or code without information, at its first or last instructions */
 };
 

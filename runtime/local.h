@@ -115,12 +115,12 @@ struct us_walk {
 	struct us_moves moves;
 	uint32_t module;      /* the last one that was seen to be still loaded */
 	uint8_t exact;        /* the program counter is not a return address */
+	uint8_t saved_only;   /* registers that a call does not preserve are lost */
 	uint8_t from_signal;  /* the last step left a signal frame */
 	uint8_t in_handler;   /* one of the steps did: the thread may have been interrupted anywhere */
 	uint8_t blind;        /* a frame was guessed: what follows may be garbage */
 	uint8_t uncached;
 	uint8_t begins;       /* the frame is at the beginning of a function that nobody has called */
-	uint8_t saved_only;   /* registers that a call does not preserve are lost */
 };
 
 enum us_step {

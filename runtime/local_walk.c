@@ -11,6 +11,7 @@
 #include "abi.h"
 #include "apply.h"
 #include "blind.h"
+#include "local_cache.h"
 
 #include <string.h>
 
@@ -19,131 +20,15 @@ const uint16_t us_greg[US_SLOTS] = {MACHINE(FRAME)(OFFSET)};
 
 /* ---- Caches ---- */
 
-enum { SLOT_BITS = 13, GROUP_BITS = 8 };
-
-struct rule_slot {
-	_Atomic uint32_t seq; /* odd while it is written */
-	_Atomic uint32_t index;
-	_Atomic uint64_t key;
-	_Atomic uint64_t rule[US_RULE_WORDS];
-};
-
 /* word ^ key is data times a constant: who reads halves of two writes sees that they do not match. */
 struct trace_slot {
 	_Atomic uint64_t word, data;
 };
 
-static struct rule_slot rules[1 << SLOT_BITS] __attribute__((aligned(4096)));
 static struct trace_slot traces[1 << SLOT_BITS] __attribute__((aligned(4096)));
 
-/*
- * The pages of either that have been written to. Others are not read: that would map a page of zeros, which the write
- * that follows would replace.
- */
-static struct {
-	_Atomic uint64_t rules, traces;
-} used;
-
-enum { RULE_PAGE = 7, TRACE_PAGE = 8 }; /* bits of a slot's number in its page, or less */
-_Static_assert(sizeof(struct rule_slot) << RULE_PAGE >= 4096 && sizeof(struct trace_slot) << TRACE_PAGE == 4096, "pages");
-_Static_assert(SLOT_BITS - RULE_PAGE <= 6 && SLOT_BITS - TRACE_PAGE <= 6, "a bit of 64 for each page");
-
-/* The slot of pc. If another pc has that, it can be in the other slots of its set, whose numbers differ in these bits. */
-enum { WAYS = 4 };
-
-US_INLINE unsigned slot_of(uint64_t pc)
-{
-	unsigned group = (unsigned)((pc >> 12 ^ pc >> 17) & ((1 << (SLOT_BITS - GROUP_BITS)) - 1));
-
-	return group << GROUP_BITS | (uint32_t)pc * 0x9e3779b1u >> (32 - GROUP_BITS);
-}
-
-US_INLINE int is_used(_Atomic uint64_t *pages, unsigned page)
-{
-	return atomic_load_explicit(pages, memory_order_relaxed) >> page & 1;
-}
-
-static void use(_Atomic uint64_t *pages, unsigned page)
-{
-	atomic_fetch_or_explicit(pages, (uint64_t)1 << page, memory_order_relaxed);
-}
-
-/* One bit of a key says that it is looked up exactly. On x86-64, addresses of code are below 2^47; on AArch64 they are multiples of 4. */
-#ifdef __x86_64__
-enum { EXACT_BIT = US_USER_BITS };
-#else
-enum { EXACT_BIT = 0 };
-#endif
-
-US_INLINE int has_key(uint64_t pc)
-{
-	return us_is_user(pc) && !(pc >> EXACT_BIT & 1);
-}
-
-US_INLINE uint64_t key_of(uint64_t pc, int exact)
-{
-	return pc | (uint64_t)exact << EXACT_BIT;
-}
-
-US_INLINE int rule_get_in(struct rule_slot *e, uint64_t pc, int exact, struct us_rule *r, uint32_t *index)
-{
-	uint32_t seq = atomic_load_explicit(&e->seq, memory_order_acquire);
-	uint64_t w[US_RULE_WORDS];
-
-	if (atomic_load_explicit(&e->key, memory_order_acquire) != key_of(pc, exact))
-		return 0;
-	*index = atomic_load_explicit(&e->index, memory_order_acquire);
-	for (unsigned i = 0; i < US_RULE_WORDS; i++)
-		w[i] = atomic_load_explicit(&e->rule[i], memory_order_acquire);
-	if (seq & 1 || atomic_load_explicit(&e->seq, memory_order_relaxed) != seq)
-		return 0;
-	memcpy(r, w, sizeof w);
-	return 1;
-}
-
-US_INLINE int rule_get(uint64_t pc, int exact, struct us_rule *r, uint32_t *index)
-{
-	unsigned at = slot_of(pc);
-
-	if (us_unlikely(!is_used(&used.rules, at >> RULE_PAGE)))
-		return 0;
-	if (us_likely(rule_get_in(&rules[at], pc, exact, r, index)))
-		return 1;
-	for (unsigned way = 1; way < WAYS; way++)
-		if (rule_get_in(&rules[at ^ way], pc, exact, r, index))
-			return 1;
-	return 0;
-}
-
-static void rule_put(uint64_t pc, int exact, const struct us_rule *r, uint32_t index)
-{
-	unsigned at = slot_of(pc);
-	struct rule_slot *e = &rules[at];
-	uint32_t seq = 0;
-	uint64_t there, w[US_RULE_WORDS];
-
-	if (is_used(&used.rules, at >> RULE_PAGE)) {
-		/* The first that is free, or has it already; else the last. */
-		for (unsigned way = 0; way < WAYS; way++) {
-			e = &rules[at ^ way];
-			there = atomic_load_explicit(&e->key, memory_order_relaxed);
-			if (there == 0 || there == key_of(pc, exact))
-				break;
-		}
-		seq = atomic_load_explicit(&e->seq, memory_order_relaxed);
-	} else {
-		use(&used.rules, at >> RULE_PAGE);
-	}
-
-	if (seq & 1 || !atomic_compare_exchange_strong_explicit(&e->seq, &seq, seq + 1, memory_order_acq_rel, memory_order_relaxed))
-		return;
-	memcpy(w, r, sizeof w);
-	atomic_store_explicit(&e->key, key_of(pc, exact), memory_order_release);
-	atomic_store_explicit(&e->index, index, memory_order_release);
-	for (unsigned i = 0; i < US_RULE_WORDS; i++)
-		atomic_store_explicit(&e->rule[i], w[i], memory_order_release);
-	atomic_store_explicit(&e->seq, seq + 2, memory_order_release);
-}
+enum { TRACE_PAGE = 8 };
+_Static_assert(sizeof(struct trace_slot) << TRACE_PAGE == 4096 && SLOT_BITS - TRACE_PAGE <= 6, "as for rules");
 
 void us_local_flush(void)
 {
@@ -374,7 +259,7 @@ static US_COLD int make_rule(struct us_walk *w, struct us_rule *r, uint64_t *at)
 	struct us_blind b = blind(w);
 	struct us_rule before;
 	unsigned index, other;
-	int place = !w->exact && us_is_place(&b), o;
+	int place = !w->exact && us_is_place(&b), keep, o;
 
 	*at = w->s.pc - (!w->exact && !place);
 	o = us_local_rule(*at, w->in_handler, r, &index);
@@ -385,7 +270,12 @@ static US_COLD int make_rule(struct us_walk *w, struct us_rule *r, uint64_t *at)
 
 	w->begins = place && o == US_FOUND &&
 		    (us_local_rule(*at - 1, w->in_handler, &before, &other) != US_FOUND || memcmp(r, &before, sizeof before) != 0);
-	if (o == US_FOUND && !place && index != US_VOLATILE && (index == 0 || !w->uncached) && has_key(w->s.pc))
+	/*
+	 * AArch64's unw_getcontext ends at a place: each walk begins there. At code to which signal handlers return, the stack decides each time.
+	 * x86-64's us_backtrace asks for itself what is a place, where no rule is kept.
+	 */
+	keep = !place || (!US_RA_IS_PC && !w->begins && (r->flags & US_SIGNAL || !us_is_sigreturn_code(&b)));
+	if (o == US_FOUND && keep && index != US_VOLATILE && (index == 0 || !w->uncached) && has_key(w->s.pc))
 		rule_put(w->s.pc, w->exact, r, index);
 	return o;
 }
@@ -416,10 +306,32 @@ US_INLINE int step(struct us_walk *w, enum us_how *how)
 	return o;
 }
 
+#ifdef __aarch64__
+
+static __attribute__((noinline)) int step_any(struct us_walk *w, enum us_how *how)
+{
+	return step(w, how);
+}
+
+int us_walk_step(struct us_walk *w, enum us_how *how)
+{
+	int o = step_packed(w);
+
+	if (us_unlikely(o == US_END))
+		return step_any(w, how);
+	if (how)
+		*how = US_BY_CFI;
+	return o;
+}
+
+#else
+
 int us_walk_step(struct us_walk *w, enum us_how *how)
 {
 	return step(w, how);
 }
+
+#endif
 
 int us_walk_is_signal(struct us_walk *w)
 {
@@ -448,7 +360,7 @@ static US_COLD int backtrace_slow(void **pcs, int max, const uint64_t *saved)
 	us_walk_saved(&w, saved);
 	while (n < max) {
 		pcs[n++] = (void *)w.s.pc;
-		if (step(&w, NULL) <= 0 || w.s.pc == 0)
+		if (us_walk_step(&w, NULL) <= 0 || w.s.pc == 0)
 			break;
 	}
 	return n;

@@ -314,6 +314,6 @@ US_API struct unw_addr_space *U(local_addr_space) = &us_local_space;
 
 __attribute__((constructor)) static void at_load(void)
 {
-	us_local_space.strict = us_strict_mode();
+	us_local_space.strict = US_RA_IS_PC && us_strict_mode(); /* AArch64's is for other processes */
 	us_alloc(16); /* maps room for the first modules: a program may limit its memory later */
 }

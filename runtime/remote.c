@@ -4,7 +4,7 @@
  * by which everything is read; modules are told apart by build ID (module.h), so what is known about one serves all
  * address spaces.
  *
- * Two modes. With UNSPOOL_STRICT=1, every answer is that of libunwind 1.6. Otherwise it differs where libunwind is
+ * Two modes. With UNSPOOL_STRICT=1, every answer is that of libunwind 1.6; on AArch64, every step that of 1.8.1. Otherwise it differs where libunwind is
  * wrong: a program's idea of where a module lies is corrected where the instruction pointer shows that it is stale;
  * registers that a call does not preserve are lost in the caller; stored tables may know more than .eh_frame_hdr.
  */
@@ -109,6 +109,8 @@ US_API int U(init_remote)(unw_cursor_t *cur, unw_addr_space_t as, void *arg)
 		c->s.bits = us_own_bits();
 	else if (!US_RA_IS_PC && top >> US_USER_BITS)
 		c->s.bits = US_MAX_BITS;
+	if (!US_RA_IS_PC && as->strict)
+		c->s.bits = 63; /* signatures stay */
 	c->cfa = c->s.cfa = sp;
 	c->s.val[US_SP] = sp;
 	c->s.in_reg &= ~(US_BIT(US_SP));
@@ -151,27 +153,6 @@ static void set_value(struct us_state *s, unsigned slot, uint64_t v)
 	s->val[slot] = v;
 }
 
-/* A stub of the procedure linkage table: jmp *x(%rip); push $n; jmp. */
-static int is_plt(struct cursor *c)
-{
-	uint64_t a, b;
-
-	if (!load(c, c->s.pc, &a) || !load(c, c->s.pc + 8, &b))
-		return 0;
-	return ((a & 0xffff) == 0x25ff && (a >> 48 & 0xff) == 0x68 && (b >> 24 & 0xff) == 0xe9);
-}
-
-/* The stack pointer, in strict mode. */
-static int stack_pointer(struct cursor *c, uint64_t *to)
-{
-	*to = c->sp;
-	if (c->sp_kind == SP_VALUE)
-		return 1;
-	if (c->sp_kind == SP_REG)
-		return reg(c, (unsigned)c->sp, to);
-	return c->sp_kind == SP_MEM && load(c, c->sp, to);
-}
-
 /* After a step in strict mode: the stack pointer's location, where a rule has said it, is set apart; its value is the CFA. */
 static US_COLD void keep_stack_pointer(struct cursor *c)
 {
@@ -192,6 +173,29 @@ static US_COLD void keep_stack_pointer(struct cursor *c)
 		return;
 	}
 	set_value(s, US_SP, s->cfa);
+}
+
+#ifdef __x86_64__
+
+/* A stub of the procedure linkage table: jmp *x(%rip); push $n; jmp. */
+static int is_plt(struct cursor *c)
+{
+	uint64_t a, b;
+
+	if (!load(c, c->s.pc, &a) || !load(c, c->s.pc + 8, &b))
+		return 0;
+	return ((a & 0xffff) == 0x25ff && (a >> 48 & 0xff) == 0x68 && (b >> 24 & 0xff) == 0xe9);
+}
+
+/* The stack pointer, in strict mode. */
+static int stack_pointer(struct cursor *c, uint64_t *to)
+{
+	*to = c->sp;
+	if (c->sp_kind == SP_VALUE)
+		return 1;
+	if (c->sp_kind == SP_REG)
+		return reg(c, (unsigned)c->sp, to);
+	return c->sp_kind == SP_MEM && load(c, c->sp, to);
 }
 
 /* A step to the caller, whose return address is at an address. */
@@ -269,6 +273,8 @@ static US_COLD int step_strict(struct cursor *c)
 	c->exact = 0;
 	return ra == ip && c->cfa == cfa ? -UNW_EBADFRAME : 1;
 }
+
+#endif
 
 static US_COLD int failed(struct cursor *c, int outcome)
 {
@@ -365,6 +371,15 @@ static US_COLD int step_blind(struct cursor *c, uint64_t at)
 	return leads_on(c, b.sp, exact) ? c->s.pc != 0 || c->exact : -UNW_EBADFRAME;
 }
 
+static int without_rule(struct cursor *c, uint64_t at)
+{
+#ifdef __x86_64__
+	if (c->as->strict)
+		return step_strict(c);
+#endif
+	return step_blind(c, at);
+}
+
 enum { UC_PC = MACHINE(FRAME_PC) - MACHINE(FRAME_CONTEXT) }; /* in ucontext_t */
 
 static int apply(struct cursor *c, const struct us_rule *r)
@@ -417,10 +432,123 @@ static int apply(struct cursor *c, const struct us_rule *r)
 	if (!as->strict && us_unlikely(!leads_on(c, cfa, exact)))
 		return -UNW_EBADFRAME; /* round in circles */
 	/* A thread's first function is called from nowhere. To libunwind the end is where the frame pointer is lost. */
-	if (us_unlikely(as->strict) && !(c->s.known >> US_FP & 1))
+	if (US_RA_IS_PC && us_unlikely(as->strict) && !(c->s.known >> US_FP & 1))
 		return c->s.pc = 0;
 	return as->strict || c->s.pc != 0 || c->exact; /* a handler can have interrupted a call of 0 */
 }
+
+#ifdef __aarch64__
+
+/*
+ * A step as libunwind 1.8.1 takes it, for perf, whose accessors give neither names nor the mask of signed addresses. Four things differ from what
+ * the frames say: a caller whose frame pointer is 0 is not there, so the outermost frame is never seen; signed return addresses stay signed; where
+ * the instruction pointer cannot be read, the link register's place is taken for it; and without unwind information, or where the frame pointer
+ * cannot be read after a step, so it is, once, and neither the CFA nor how the address is looked up changes.
+ */
+
+/* Reads the register of a slot as dwarf_get does: less than 0 where it cannot be read; more than 0 is no error, but no 0 either. */
+static int place_of(struct cursor *c, unsigned slot, uint64_t *to)
+{
+	struct us_state *s = &c->s;
+	uint64_t v = s->val[slot];
+
+	if (!(s->known >> slot & 1) || (s->in_mem >> slot & 1 && v == 0))
+		return -UNW_EBADREG;
+	if (s->in_mem >> slot & 1)
+		return c->as->acc.access_mem(c->as, v, to, 0, c->arg);
+	if (s->in_reg >> slot & 1)
+		return c->as->acc.access_reg(c->as, (unw_regnum_t)v, to, 0, c->arg);
+	*to = v;
+	return 0;
+}
+
+/* Takes the link register for the return address; it has no place then. */
+static int by_link(struct cursor *c)
+{
+	struct us_state *s = &c->s;
+	int r = place_of(c, US_RA, &s->pc), known = (int)(s->known >> US_RA & 1);
+
+	c->ra_kind = RA_LOST;
+	c->from_signal = 0;
+	s->known &= ~US_BIT(US_RA);
+	if (!known || (r < 0 && s->in_mem >> US_RA & 1 && s->val[US_RA] == 0))
+		return (int)(s->pc = 0);
+	return r < 0 ? r : s->pc != 0;
+}
+
+/* Code to which signal handlers return: libunwind asks for the bits that are set in its two instructions, and no others. */
+static int is_return(struct cursor *c)
+{
+	const uint64_t code = 0xd4000001d2801168;
+	uint64_t v = 0;
+	int r = c->as->acc.access_mem(c->as, c->s.pc, &v, 0, c->arg);
+
+	return r < 0 ? r : (v & code) == code;
+}
+
+static int from_handler(struct cursor *c)
+{
+	struct us_state *s = &c->s;
+	uint64_t sp = c->cfa, v;
+
+	if (sp == 0 || c->as->acc.access_mem(c->as, sp, &v, 0, c->arg) < 0)
+		return -UNW_EUNSPEC;
+#define PLACED_AT(slot, offset) s->val[slot] = sp + (offset);
+	MACHINE(FRAME)(PLACED_AT)
+	s->known = s->in_mem = US_IN_FRAME;
+	s->in_reg = 0;
+	place_of(c, US_SP, &c->cfa);
+	place_of(c, US_PC, &s->pc);
+	s->cfa = c->cfa;
+	set_value(s, US_SP, c->cfa);
+	c->exact = c->from_signal = 1;
+	c->sig = sp + MACHINE(FRAME_CONTEXT);
+	c->ra_kind = RA_MEM;
+	c->ra_at = c->sig + UC_PC;
+	return 1;
+}
+
+static US_COLD int step_strict(struct cursor *c)
+{
+	struct us_state *s = &c->s;
+	struct us_rule rule;
+	uint32_t space = atomic_load_explicit(&c->as->space, memory_order_relaxed);
+	uint64_t fp, was;
+	int o = is_return(c), r;
+
+	if (o > 0)
+		return from_handler(c);
+	if (o < 0)
+		place_of(c, US_RA, &s->pc);
+	if (!c->as->cached || !us_cache_get(&us_cache, space, s->pc, c->exact, &rule)) {
+		o = us_space_rule(c->as, c->arg, c->exact ? s->pc : s->pc - 1, &c->seen, &rule);
+		if (o < 0)
+			return by_link(c);
+		if (c->as->cached)
+			us_cache_put(&us_cache, space, s->pc, c->exact, &rule);
+	}
+	if (rule.flags & US_SYNC_ONLY && c->exact)
+		return by_link(c);
+	was = s->val[rule.reg % US_SLOTS];
+	s->fault = 0;
+	o = apply(c, &rule);
+	if (o == 0)
+		return 0;
+	if (o < 0 && o != -UNW_EINVAL)
+		return by_link(c);
+	if (o < 0) /* the CFA's register cannot be read, or the return address, which is the link register's place, too */
+		return s->fault == was ? by_link(c) : o;
+	if (s->pc == 0)
+		return 0;
+	r = place_of(c, US_FP, &fp);
+	if (r < 0)
+		return by_link(c);
+	if (r == 0 && fp == 0)
+		s->pc = 0;
+	return s->pc != 0;
+}
+
+#endif
 
 US_API int U(step)(unw_cursor_t *cur)
 {
@@ -432,19 +560,23 @@ US_API int U(step)(unw_cursor_t *cur)
 	int place = 0, o;
 	struct us_blind b;
 
+#ifdef __aarch64__
+	if (us_unlikely(as->strict))
+		return step_strict(c);
+#endif
 	if (us_unlikely(!as->cached) || us_unlikely(!us_cache_get(&us_cache, space, ip, c->exact, &rule))) {
 		b = blind(c);
 		place = !c->exact && !as->strict && us_is_place(&b);
 		o = us_space_rule(as, c->arg, c->exact || place ? ip : ip - 1, &c->seen, &rule);
 		if (o == -UNW_ENOINFO || (o >= 0 && place && !(rule.flags & US_SIGNAL) && us_is_sigreturn(&b)))
-			return as->strict ? step_strict(c) : step_blind(c, c->exact || place ? ip : ip - 1);
+			return without_rule(c, c->exact || place ? ip : ip - 1);
 		if (o < 0)
 			return o;
 		if (as->cached && !place)
 			us_cache_put(&us_cache, space, ip, c->exact, &rule);
 	}
 	if (us_unlikely(rule.flags & US_SYNC_ONLY) && (c->exact || place))
-		return as->strict ? step_strict(c) : step_blind(c, ip);
+		return without_rule(c, ip);
 	/* At the beginning of a function that nobody has called, the frame is the first, unless its rule leads to code. */
 	place = place && (us_space_rule(as, c->arg, ip - 1, &c->seen, &other) < 0 || memcmp(&rule, &other, sizeof other) != 0);
 	o = apply(c, &rule);
@@ -461,7 +593,7 @@ US_API int U(is_signal_frame)(unw_cursor_t *c)
 #else
 	struct us_blind b = blind(cursor(c)); /* the code that a handler returns to */
 
-	return us_is_sigreturn(&b);
+	return cursor(c)->as->strict ? is_return(cursor(c)) : us_is_sigreturn(&b);
 #endif
 }
 

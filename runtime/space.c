@@ -7,12 +7,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* On AArch64, libunwind's answers are not known well enough. */
 int us_strict_mode(void)
 {
-#ifdef __aarch64__
-	return 0;
-#endif
 	static _Atomic int known; /* 0: not asked yet, 1: no, 2: yes */
 	int k = atomic_load_explicit(&known, memory_order_relaxed);
 

@@ -71,6 +71,9 @@ type Options struct {
 	// accepts the file at the path. It is called as Mods is.
 	Identify func(path string, maj, min uint32, inode uint64) string
 
+	// Made, if not nil, knows code that processes make while they run.
+	Made Maker
+
 	// Machine is the recording's machine; nil is AMD64.
 	Machine *arch.Machine
 
@@ -99,6 +102,12 @@ type Options struct {
 
 	// Prompt delivers all due samples at the end of each round, instead of waiting for a full batch: for live views.
 	Prompt bool
+}
+
+// A Maker finds rules of code that processes make while they run. It is called as Options.Mods is.
+type Maker interface {
+	Mapped(pid int32, path string)                // a process has mapped a file as executable
+	Module(pid int32, path string) *unwind.Module // makes the module of memory that is no file's
 }
 
 // Stats has Run's counts.
@@ -355,6 +364,7 @@ func newReader(in RecordStream, o *Options, free, work, order chan *job) *reader
 		}
 	}
 	rd := &reader{in: in, dec: in.Decoder(), o: o, world: NewWorld(mods), free: free, work: work, order: order}
+	rd.world.made = o.Made
 	if b, ok := in.(interface{ BuildID(string) string }); o.Identify != nil {
 		rd.world.identify = func(id *fileID) string {
 			if ok && b.BuildID(id.path) != "" {

@@ -70,6 +70,7 @@ type stacker struct {
 	mask    uint64 // whose slots are in byPos
 	byPos   []arch.Slot
 	user    []uint64
+	mono    []bool // by event: its clock is the monotonic one
 }
 
 func newStacker(dec *Decoder, o *Options) *stacker {
@@ -103,7 +104,7 @@ func (k *stacker) fill(j *job, it *item) {
 		j.frames = prov.appendFrames(j.frames, k.user, s.Space)
 		s.Stop, s.From = prov.stop, prov.from
 	case k.walkable(r):
-		k.snap.Space = s.Space
+		k.snap.Space, k.snap.Time = s.Space, k.monotonic(r)
 		j.frames, s.Stop = k.walker.Walk(&k.snap, j.frames)
 		s.From = Walked
 	case k.calls(r):
@@ -154,6 +155,22 @@ func (k *stacker) fill(j *job, it *item) {
 	j.stats.Frames += uint64(it.userEnd - it.user)
 	j.stats.Stops[s.Stop]++
 }
+
+// monotonic returns the time of a sample where the recording has the monotonic clock, which is that of code made by processes; else 0.
+func (k *stacker) monotonic(r *Record) uint64 {
+	if r.Event >= len(k.mono) { // Events copies
+		k.mono = k.mono[:0]
+		for _, e := range k.dec.Events() {
+			k.mono = append(k.mono, e.Attr.Has(FlagUseClockID) && e.Attr.ClockID == clockMonotonic)
+		}
+	}
+	if r.Event >= 0 && r.Event < len(k.mono) && k.mono[r.Event] {
+		return r.Time
+	}
+	return 0
+}
+
+const clockMonotonic = 1 // CLOCK_MONOTONIC (clock_gettime(2))
 
 func kernelMode(r *Record) bool {
 	m := r.CPUMode()

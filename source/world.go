@@ -28,6 +28,7 @@ type World struct {
 	sweep int                                    // how many files may be known before those are forgotten that nothing has
 
 	identify func(*fileID) string // see Options.Identify; may be nil
+	made     Maker                // see Options.Made; may be nil
 	names    map[string]string    // interned names of threads
 	threads  map[int32]*thread    // by TID
 	procs    map[int32]*proc      // by PID
@@ -373,6 +374,9 @@ func (w *World) mmap(r *Record) {
 		if len(r.BuildID) > 0 {
 			m.file.buildID = hex.EncodeToString(r.BuildID)
 		}
+		if w.made != nil {
+			w.made.Mapped(r.PID, m.file.path)
+		}
 		if anonymous(&m.file) {
 			m.file, m.off = fileID{path: m.file.path, pid: r.PID}, m.lo
 		} else if strings.HasPrefix(m.file.path, "[") {
@@ -525,7 +529,9 @@ func (w *World) owns(pid int32) (owner uint32, most int) {
 func (w *World) module(id fileID) *unwind.Module {
 	m := w.files[id].Value()
 	if m == nil {
-		if id.pid != 0 {
+		if id.pid != 0 && w.made != nil {
+			m = w.made.Module(id.pid, id.path)
+		} else if id.pid != 0 {
 			m = &unwind.Module{Path: id.path, PID: id.pid}
 		} else if w.mods != nil {
 			buildID := id.buildID

@@ -205,7 +205,7 @@ func (t *Thread) walk(w *unwind.Walker, s *unwind.Snapshot, o *Options, buf []un
 			return
 		}
 		var list []Register
-		for r := range arch.Reg(128) {
+		for r := range m.Regs() {
 			if slot := m.Slot(r); slot != arch.NoSlot && known>>slot&1 != 0 {
 				list = append(list, Register{Name: m.RegName(r), Value: regs[slot]})
 			}

@@ -1,13 +1,10 @@
 package symbol
 
 import (
-	"bytes"
 	"debug/elf"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -27,13 +24,6 @@ func write(t testing.TB, path, text string) {
 	}
 }
 
-func run(t testing.TB, name string, args ...string) {
-	t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-}
-
 // built is a program with a function that other files see and many that they do not.
 func built(t testing.TB) (path string) {
 	t.Helper()
@@ -50,7 +40,7 @@ func built(t testing.TB) (path string) {
 	src.WriteString("; }\nint main(int c, char **v) { return shown(c); }\n")
 	write(t, filepath.Join(dir, "a.c"), src.String())
 	path = filepath.Join(dir, "a")
-	run(t, "gcc", "-O1", "-g", "-rdynamic", "-Wl,--build-id", "-o", path, filepath.Join(dir, "a.c"))
+	oracle.Run(t, "gcc", "-O1", "-g", "-rdynamic", "-Wl,--build-id", "-o", path, filepath.Join(dir, "a.c"))
 	return path
 }
 
@@ -79,13 +69,13 @@ func TestStripped(t *testing.T) {
 
 	bare, debug, mini := filepath.Join(dir, "bare"), filepath.Join(dir, "debug", ".build-id", id[:2], id[2:]+".debug"), filepath.Join(dir, "mini")
 	os.MkdirAll(filepath.Dir(debug), 0o700)
-	run(t, "strip", "-o", bare, whole)
-	run(t, "objcopy", "--only-keep-debug", whole, debug)
-	run(t, "objcopy", "--strip-debug", "--only-keep-debug", whole, filepath.Join(dir, "mini.elf"))
+	oracle.Run(t, "strip", "-o", bare, whole)
+	oracle.Run(t, "objcopy", "--only-keep-debug", whole, debug)
+	oracle.Run(t, "objcopy", "--strip-debug", "--only-keep-debug", whole, filepath.Join(dir, "mini.elf"))
 	embed := func(xz ...string) string {
 		os.Remove(filepath.Join(dir, "mini.elf.xz"))
-		run(t, "xz", append(xz, "-k", filepath.Join(dir, "mini.elf"))...)
-		run(t, "objcopy", "--add-section", ".gnu_debugdata="+filepath.Join(dir, "mini.elf.xz"), bare, mini)
+		oracle.Run(t, "xz", append(xz, "-k", filepath.Join(dir, "mini.elf"))...)
+		oracle.Run(t, "objcopy", "--add-section", ".gnu_debugdata="+filepath.Join(dir, "mini.elf.xz"), bare, mini)
 		b, err := os.ReadFile(mini)
 		if err != nil {
 			t.Fatal(err)
@@ -344,31 +334,5 @@ func FuzzDemangle(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		Demangle(s, false)
 		Demangle(s, true)
-	})
-}
-
-// TestXZWindows: empty blocks that ask for large windows are not worth the memory.
-func TestXZWindows(t *testing.T) {
-	block := []byte{2, 0, 0x21, 1, 40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0} // 40 is 4 GiB less one byte; the header's checksum is not looked at
-	b := slices.Concat([]byte("\xfd7zXZ\x00\x00\x00\x00\x00\x00\x00"), bytes.Repeat(block, 1000), make([]byte, 6<<20))
-	if _, err := unxz(b); !errors.Is(err, errXZ) {
-		t.Errorf("1000 windows of 512 MiB: %v", err)
-	}
-}
-
-func FuzzXZ(f *testing.F) {
-	if xz, err := exec.LookPath("xz"); err == nil {
-		for _, args := range [][]string{{"-9"}, {"--check=none", "--block-size=100"}, {"-T2", "--block-size=100"}} {
-			cmd := exec.Command(xz, args...)
-			cmd.Stdin = bytes.NewReader(bytes.Repeat([]byte("symbols "), 100))
-			if out, err := cmd.Output(); err == nil {
-				f.Add(out)
-			}
-		}
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if out, err := unxz(b); err == nil && len(out) > 1<<20+100*len(b) {
-			t.Errorf("%d bytes from %d", len(out), len(b))
-		}
 	})
 }

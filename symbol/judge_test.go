@@ -187,7 +187,7 @@ func TestLLVM(t *testing.T) {
 			path = d
 		}
 		if tab.debug != nil || tab.img.Section(".debug_info") != nil {
-			run(t, "objcopy", "--strip-debug", "--remove-section=.note.gnu.build-id", "--remove-section=.gnu_debuglink", path, plain)
+			oracle.Run(t, "objcopy", "--strip-debug", "--remove-section=.note.gnu.build-id", "--remove-section=.gnu_debuglink", path, plain)
 			path = plain
 		}
 		cmd := exec.Command("llvm-symbolizer-19", "--obj="+path, "--functions=linkage", "--no-inlines", "--no-demangle", "--output-style=GNU")

@@ -3,7 +3,6 @@ package symbol
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"sync"
@@ -41,9 +40,7 @@ func TestEvict(t *testing.T) {
 		if err := os.WriteFile(src, []byte(code), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := exec.Command("gcc", "-O2", "-g", "-o", path, src).CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		oracle.Run(t, "gcc", "-O2", "-g", "-o", path, src)
 		paths = append(paths, path)
 	}
 	type answer struct {

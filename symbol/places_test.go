@@ -38,7 +38,7 @@ __attribute__((noinline)) int outer(int a) {
 }
 int main(int c, char **) { return n::outer(c); }
 `)
-	run(t, "g++", "-O1", "-g", "-Wl,--build-id", "-o", path, path+".cc")
+	oracle.Run(t, "g++", "-O1", "-g", "-Wl,--build-id", "-o", path, path+".cc")
 	img, err := module.Open(path)
 	if err != nil {
 		t.Fatal(err)
@@ -78,19 +78,19 @@ func TestDebugFiles(t *testing.T) {
 	bin := filepath.Join(dir, "bin")
 	os.Mkdir(bin, 0o700)
 	bare, debug := filepath.Join(bin, "p"), filepath.Join(dir, "p.debug")
-	run(t, "objcopy", "--only-keep-debug", whole, debug)
+	oracle.Run(t, "objcopy", "--only-keep-debug", whole, debug)
 	linked := func(name string, sum []byte) {
 		t.Helper()
 		os.WriteFile(filepath.Join(dir, "link"), append(append([]byte(name), make([]byte, 4-len(name)%4)...), sum...), 0o600)
-		run(t, "strip", "-o", bare, whole)
-		run(t, "objcopy", "--add-section", ".gnu_debuglink="+filepath.Join(dir, "link"), bare)
+		oracle.Run(t, "strip", "-o", bare, whole)
+		oracle.Run(t, "objcopy", "--add-section", ".gnu_debuglink="+filepath.Join(dir, "link"), bare)
 	}
 	b, err := os.ReadFile(debug)
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, "strip", "-o", bare, whole)
-	run(t, "objcopy", "--add-gnu-debuglink="+debug, bare)
+	oracle.Run(t, "strip", "-o", bare, whole)
+	oracle.Run(t, "objcopy", "--add-gnu-debuglink="+debug, bare)
 	debugDir := filepath.Join(dir, "debug")
 	get := func(kind string) func([]byte, string) (string, error) {
 		return func(ask []byte, what string) (string, error) {
@@ -231,7 +231,7 @@ func TestStrippedGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	bare := filepath.Join(t.TempDir(), "bare")
-	run(t, "strip", "-o", bare, self)
+	oracle.Run(t, "strip", "-o", bare, self)
 	r := New(Options{})
 	defer r.Close()
 	whole, tab := r.Module(self, ""), r.Module(bare, "")

@@ -74,11 +74,11 @@ func TestSpecialFiles(t *testing.T) {
 	}
 
 	write(t, at("a.c"), "int main(void) { return 0; }\n")
-	run(t, "gcc", "-g", "-gsplit-dwarf", "-o", at("split"), at("a.c"), "-dumpdir", dir+"/")
-	run(t, "gcc", "-g", "-o", at("whole"), at("a.c"))
-	run(t, "strip", "-o", at("bare"), at("whole"))
+	oracle.Run(t, "gcc", "-g", "-gsplit-dwarf", "-o", at("split"), at("a.c"), "-dumpdir", dir+"/")
+	oracle.Run(t, "gcc", "-g", "-o", at("whole"), at("a.c"))
+	oracle.Run(t, "strip", "-o", at("bare"), at("whole"))
 	write(t, at("link"), "a.debug\x00"+string(binary.LittleEndian.AppendUint32(nil, 0x12345678)))
-	run(t, "objcopy", "--add-section", ".gnu_debuglink="+at("link"), at("bare"), at("linked"))
+	oracle.Run(t, "objcopy", "--add-section", ".gnu_debuglink="+at("link"), at("bare"), at("linked"))
 	dwos, _ := filepath.Glob(at("*.dwo"))
 	if len(dwos) != 1 {
 		t.Fatalf("split files %v", dwos)
@@ -126,7 +126,7 @@ func TestSpecialFiles(t *testing.T) {
 			if err := os.Symlink(special, name); err != nil {
 				t.Fatal(err)
 			}
-			code := jit.Open(os.Getpid(), []string{at("jit-1.dump")})
+			code := jit.Open(jit.Seen(os.Getpid()), []string{at("jit-1.dump")})
 			code.Lookup([]arch.Addr{0x1000}, jit.Always)
 			if n := opens(); n > 0 || code.Note() == "" {
 				t.Errorf("%s leads to %s, which was opened %d times; note %q", name, special, n, code.Note())
@@ -149,9 +149,9 @@ func TestDebugFileOfOthers(t *testing.T) {
 	defer os.RemoveAll(dir)
 	os.Chmod(dir, 0o755)
 	bare, debug := filepath.Join(dir, "bare"), filepath.Join(dir, "a.debug")
-	run(t, "objcopy", "--only-keep-debug", path, debug)
-	run(t, "strip", "-o", bare, path)
-	run(t, "objcopy", "--add-gnu-debuglink="+debug, bare)
+	oracle.Run(t, "objcopy", "--only-keep-debug", path, debug)
+	oracle.Run(t, "strip", "-o", bare, path)
+	oracle.Run(t, "objcopy", "--add-gnu-debuglink="+debug, bare)
 	for _, c := range []struct {
 		uid  int
 		mode os.FileMode
@@ -173,9 +173,9 @@ func TestLinkToHole(t *testing.T) {
 	path := built(t)
 	dir := filepath.Dir(path)
 	bare, debug := filepath.Join(dir, "bare"), filepath.Join(dir, "a.debug")
-	run(t, "objcopy", "--only-keep-debug", path, debug)
-	run(t, "strip", "-o", bare, path)
-	run(t, "objcopy", "--add-gnu-debuglink="+debug, bare)
+	oracle.Run(t, "objcopy", "--only-keep-debug", path, debug)
+	oracle.Run(t, "strip", "-o", bare, path)
+	oracle.Run(t, "objcopy", "--add-gnu-debuglink="+debug, bare)
 	if err := os.Truncate(debug, 8<<30-1); err != nil {
 		t.Skipf("this test lacks a file system for a sparse file: %v", err)
 	}

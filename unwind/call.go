@@ -47,7 +47,7 @@ func (w *Walker) stepEdge(s *Snapshot) bool {
 // is a return address in that function, and nearer to its beginning than pc, that one is the caller.
 func (w *Walker) leaf(s *Snapshot, regs *pair, pc, sp uint64) bool {
 	_, _, ra, o := w.record(s, regs, sp)
-	if o != rows.OK {
+	if o != rows.OK || s.Machine.RAInReg {
 		return false
 	}
 	owner, ok := s.Machine.Target(w.before(s, ra), ra)
@@ -56,6 +56,23 @@ func (w *Walker) leaf(s *Snapshot, regs *pair, pc, sp uint64) bool {
 	}
 	top, ok := s.Mem.Load(sp)
 	return ok && owner <= top && top-owner <= arch.MaxFunction && pc-owner > top-owner
+}
+
+// entered says whether the place is the first instruction of a function: its rule begins there, or the call before the return address in the link
+// register leads there. w.state is that of the place.
+func (w *Walker) entered(s *Snapshot, e *rest, m *Mapping) bool {
+	st := &w.state
+	if v, ok := m.Vaddr(arch.Addr(st.PC)); ok {
+		if before, ok := e.code.Stepper.Find(v - 1); !ok || before != e.rule {
+			return true
+		}
+	}
+	ra, o := st.Get(s.Machine.Slot(s.Machine.RA), &s.Mem)
+	if o != rows.OK {
+		return false
+	}
+	to, ok := s.Machine.Target(w.before(s, ra&^s.Machine.ModeBits), ra)
+	return ok && to == st.PC
 }
 
 // around returns the code before pc and from there on, by its module, or as memory has it.
@@ -72,6 +89,9 @@ func (w *Walker) around(s *Snapshot, pc uint64) (before, at []byte) {
 			n--
 		}
 		return before[:n], at[:text(v, at)]
+	}
+	if !s.Machine.Plain() { // memory is words there, not code
+		return nil, nil
 	}
 	x, ok := s.Mem.Load(pc - arch.MaxCall)
 	if !ok {
@@ -102,7 +122,7 @@ func (w *Walker) called(s *Snapshot, off uint64) (ra, sp uint64, ok bool) {
 		if ra, o = st.Get(m.Slot(m.RA), &s.Mem); o != rows.OK {
 			return 0, 0, false
 		}
-		ra, _ = unsigned(s, ra)
+		ra, _ = unsigned(s, ra&^m.ModeBits)
 	} else {
 		if ra, ok = s.Mem.Load(sp); !ok {
 			return 0, 0, false
@@ -118,7 +138,7 @@ func (w *Walker) before(s *Snapshot, ra uint64) []byte {
 	if b := w.codeBefore(s.Space, arch.Addr(ra)); b != nil {
 		return b
 	}
-	if s.Space.Find(arch.Addr(ra-1)) == nil {
+	if s.Space.Find(arch.Addr(ra-1)) == nil || !s.Machine.Plain() {
 		return nil
 	}
 	if x, ok := s.Mem.Load(ra - arch.MaxCall); ok {

@@ -37,7 +37,7 @@ func plainOf(s *rows.Set, m *arch.Machine) plain {
 	not := plain{kind: plainNot}
 	c := &s.CFA
 	const harmless = rows.RASigned | rows.RASignPC | rows.BKey | rows.Tagged
-	if !m.StepKnown || s.RA != m.RA || s.Flags&^harmless != 0 || c.Kind != rows.CFAReg || c.Off != int64(int32(c.Off)) {
+	if !m.StepKnown || m.ModeBits|m.SPBelow != 0 || s.RA != m.RA || s.Flags&^harmless != 0 || c.Kind != rows.CFAReg || c.Off != int64(int32(c.Off)) {
 		return not
 	}
 	p := plain{kind: plainSP, off: int32(c.Off), signed: s.Flags&(rows.RASigned|rows.RASignPC) != 0}
@@ -213,8 +213,9 @@ func (w *Walker) catchUp(s *Snapshot, frames []Frame) rows.Outcome {
 	var from site
 	for ; w.at < len(frames)-1; w.at++ {
 		f := &frames[w.at]
-		w.find(s.Space, uint64(f.PC), tagOf(s.Space, f.Exact), &from)
+		in := w.find(s.Space, uint64(f.PC), tagOf(s.Space, f.Exact), &from)
 		e := w.rest[from.next%numSites]
+		e.made(uint64(f.PC), f.Exact, in.mapping, s.Time)
 		if e.kind != siteCFI {
 			return rows.NoRule
 		}

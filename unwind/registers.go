@@ -32,6 +32,7 @@ func (w *Walker) Registers(s *Snapshot, frames []Frame, each func(i int, known u
 		var in site
 		var e rest
 		w.resolve(s.Space, f.PC, f.Exact, &in, &e)
+		e.made(uint64(f.PC), f.Exact, in.mapping, s.Time)
 		o := rows.NoRule
 		switch frames[i+1].How {
 		case HowCFI, HowSignal:
@@ -42,10 +43,19 @@ func (w *Walker) Registers(s *Snapshot, frames []Frame, each func(i int, known u
 			o = w.stepPLT(m, uint64(e.rule), mem)
 		case HowFramePointer:
 			regs.take(m, st, mem)
-			o = w.stepFP(s, &regs, vals[m.Slot(m.SP)])
+			o = w.stepFP(s, &regs, vals[m.Slot(m.SP)], f.How.alive())
 		case HowSigReturn:
 			regs.take(m, st, mem)
-			o = w.stepSigReturn(m, &regs, mem)
+			if in.mapping != nil && in.mapping.lost() { // Walk has found it as a return address
+				in.flags |= siteLost
+			}
+			if sig := w.handled(&in, m, &regs, mem); sig != nil {
+				o = w.stepSigReturn(sig, m, &regs, mem)
+			}
+		case HowSync:
+			if e.kind == siteSync && w.stepSync(s, &e) {
+				o = rows.OK
+			}
 		case HowCall:
 			if e.kind == siteBlind && f.How.alive() && w.stepEdge(s) || w.stepCall(s) {
 				o = rows.OK
@@ -54,5 +64,6 @@ func (w *Walker) Registers(s *Snapshot, frames []Frame, each func(i int, known u
 		if o != rows.OK {
 			return
 		}
+		st.PC &^= m.ModeBits
 	}
 }

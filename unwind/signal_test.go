@@ -165,3 +165,42 @@ func TestCall(t *testing.T) {
 type memory func(addr uint64) (uint64, bool)
 
 func (m memory) Read8(addr uint64) (uint64, bool) { return m(addr) }
+
+// TestLostVDSO: handlers return to a vDSO that is not at hand. The registers behind both kinds of frames are those that the kernel has saved.
+func TestLostVDSO(t *testing.T) {
+	space := worldAt(arch.I386, rowAt{0x400000, 4, rows.Offset, 0}, rowAt{0x400100, 12, rows.Offset, 0}, rowAt{0x400200, 4, rows.Undefined, 0})
+	vdso := NewModule("[vdso]", "", func(*Module) *Code { return nil })
+	vdso.VDSO = true
+	space = NewSpace(space.Mappings()[0], Mapping{Lo: 0x700000, Hi: 0x701000, Module: vdso})
+	const there = stackLo + 4*100 // the interrupted stack
+	for i, sig := range []*arch.Signal{arch.I386.Signal, arch.I386.Signal.Plain} {
+		words := make(words32, 110)
+		words[0] = 0x700400 // the handler's caller
+		frame := words[1:]
+		for r, v := range map[arch.Reg]uint32{8: 0x400100, 4: there, 3: there + 8, 7: 77} {
+			frame[sig.Saved[r]/4] = v
+		}
+		if i == 1 {
+			frame[sig.Same[0]/4], frame[sig.Same[1]/4] = there, there
+		}
+		words[102] = 0x400201
+		s := &Snapshot{Machine: arch.I386, Space: space, PC: 0x400000, Known: 1<<9 - 1}
+		s.Mem.Next = rows.WordsOf(arch.I386, words)
+		s.Regs[4] = stackLo
+		w := NewWalker(0)
+		fs, stop := w.Walk(s, nil)
+		if got, want := chain(fs, stop), "400000:start 700400:cfi 400100:sigreturn 400200:cfi outermost"; got != want {
+			t.Errorf("frame %d\n got %s\nwant %s", i, got, want)
+		}
+		n := 0
+		w.Registers(s, fs, func(i int, known uint64, regs *[arch.NumSlots]uint64) {
+			n++
+			if i == 2 && (regs[4] != there || regs[3] != there+8 || regs[7] != 77) {
+				t.Errorf("frame %d: registers %x", i, regs[:9])
+			}
+		})
+		if n != len(fs) {
+			t.Errorf("frame %d: registers of %d frames, of %d", i, n, len(fs))
+		}
+	}
+}

@@ -21,6 +21,9 @@ type Module struct {
 	// Offsets in such a module are addresses. 0: a file.
 	PID int32
 
+	// VDSO says that it is the code that the kernel gives each process.
+	VDSO bool
+
 	load    func(*Module) *Code
 	loading sync.Mutex
 	nothing bool // under loading: there is nothing to load
@@ -40,6 +43,10 @@ type Code struct {
 	Machine *arch.Machine
 	Stepper rows.Stepper // nil: no unwind information
 	Err     error        // why there is none, or why it is not whole
+
+	// Made finds the rule of code that the process makes while it runs, as it was at a time (Snapshot.Time). Stepper applies it, and its Find
+	// is not asked. nil: the code stays as it is.
+	Made func(v arch.Vaddr, time uint64) (id uint32, ok bool)
 
 	// Vaddr translates an offset in the file to its link-time address.
 	Vaddr func(off uint64) (arch.Vaddr, bool)
@@ -137,6 +144,9 @@ func (m *Mapping) Vaddr(a arch.Addr) (v arch.Vaddr, ok bool) {
 	}
 	return c.Vaddr(m.FileOff(a))
 }
+
+// lost says that the mapping is the vDSO's, and the vDSO not at hand.
+func (m *Mapping) lost() bool { return m.Module.VDSO && m.Module.Code() == nil }
 
 // A Space is the executable mappings of a process at one moment. It is immutable and safe to share;
 // walkers recognise it by its identity.

@@ -336,3 +336,71 @@ type opaque struct{ rows.Stepper }
 type beyond struct{}
 
 func (beyond) Read8(uint64) (uint64, bool) { return 0, false }
+
+// A rowAt has the CFA at a number from the stack pointer; the return address is in the word below the CFA, or there is none.
+type rowAt struct {
+	lo    arch.Vaddr
+	cfa   int64
+	ra    rows.Kind
+	flags rows.Flags
+}
+
+// worldAt is worldOf for a machine of 4-byte words.
+func worldAt(m *arch.Machine, list ...rowAt) *Space {
+	b := rows.NewBuilder(m)
+	for _, r := range list {
+		set := rows.Set{CFA: rows.CFA{Kind: rows.CFAReg, Reg: m.SP, Off: r.cfa}, RA: m.RA, Rules: []rows.Rule{{Of: m.RA, Kind: r.ra}}, Flags: r.flags}
+		if r.ra == rows.Offset {
+			set.Rules[0].Off = -4
+		}
+		b.Range(r.lo, r.lo+0x100, []rows.Row{{Lo: r.lo, Set: b.Intern(set)}})
+	}
+	code := &Code{Machine: m, Stepper: rows.Interp{Table: rows.Build(b)}, Vaddr: func(off uint64) (arch.Vaddr, bool) { return arch.Vaddr(textLo + off), true }}
+	return NewSpace(Mapping{Lo: textLo, Hi: textLo + 0x10000, Module: NewModule("/bin/prog", "", func(*Module) *Code { return code })})
+}
+
+// words32 are words of 4 bytes at stackLo.
+type words32 []uint32
+
+func (w words32) Read8(addr uint64) (v uint64, ok bool) {
+	i := (addr - stackLo) / 4
+	if addr < stackLo || i+1 >= uint64(len(w)) {
+		return 0, false
+	}
+	return uint64(w[i]) | uint64(w[i+1])<<32, true
+}
+
+// TestSyncBegins: where a function begins, the link register has the caller, and a rule that holds at calls only would leave the caller out.
+func TestSyncBegins(t *testing.T) {
+	space := worldAt(arch.ARM,
+		rowAt{0x400000, 8, rows.Offset, rows.SyncOnly}, // two functions
+		rowAt{0x400100, 16, rows.Offset, rows.SyncOnly},
+		rowAt{0x400200, 0, rows.Undefined, 0})
+	withText(space.Mappings()[0].Module.Code(), map[arch.Vaddr]string{
+		0x400108: "\xcc\xff\xff\xeb", 0x400110: "\x33\xff\x2f\xe1", 0x400210: "\x33\xff\x2f\xe1", // bl 0x400040; blx r3
+	})
+	for _, c := range []struct {
+		pc, lr uint64
+		want   string
+	}{
+		{0x400000, 0x400114, "400000:start 400113:call 400213:cfi outermost"},
+		{0x400004, 0x400114, "400004:start 400213:sync outermost"}, // the place tells nothing
+		{0x400040, 0x40010c, "400040:start 40010b:call 400213:cfi outermost"},
+		{0x400040, 0x400114, "400040:start 400213:sync outermost"}, // the two functions have one rule, and the call does not say whom it calls
+		{0x400044, 0x40010c, "400044:start 400213:sync outermost"},
+		{0x400000, 0x400118, "400000:start 400213:sync outermost"}, // no call
+	} {
+		s := &Snapshot{Machine: arch.ARM, Space: space, PC: c.pc, Known: 1<<16 - 1}
+		s.Mem.Next = rows.WordsOf(arch.ARM, words32{0, 0x400214, 0, 0x400214, 0})
+		s.Regs[13], s.Regs[14] = stackLo, c.lr
+		w := NewWalker(0)
+		fs, stop := w.Walk(s, nil)
+		if got := chain(fs, stop); got != c.want {
+			t.Errorf("%#x called from %#x\n got %s\nwant %s", c.pc, c.lr, got, c.want)
+		}
+		n := 0
+		if w.Registers(s, fs, func(int, uint64, *[arch.NumSlots]uint64) { n++ }); n != len(fs) {
+			t.Errorf("%#x called from %#x: registers of %d frames, of %d", c.pc, c.lr, n, len(fs))
+		}
+	}
+}

@@ -17,10 +17,11 @@ const (
 	HowFramePointer            // by the frame pointer: the frame below has no information
 	HowSigReturn               // as HowSignal, by the code that a signal handler returns to, which has no information
 	HowCall                    // by the call that led there: to where no code is, or to code without information that uses no stack, or little, as it says itself
+	HowSync                    // by rules that hold at calls only, of a frame that has called nobody: the return address that they lead to is behind a call
 	NumHows
 )
 
-var howNames = [...]string{"start", "cfi", "signal", "plt", "fp", "sigreturn", "call"}
+var howNames = [...]string{"start", "cfi", "signal", "plt", "fp", "sigreturn", "call", "sync"}
 
 // Interrupted says that a signal has interrupted the frame: its PC is exact, and the frame below it is where a handler returns to.
 func (h How) Interrupted() bool { return h == HowSignal || h == HowSigReturn }

@@ -14,6 +14,7 @@ const DefaultDepth = 4096
 type Snapshot struct {
 	Machine *arch.Machine
 	Space   *Space
+	Time    uint64 // ns of the monotonic clock; 0 where that is not known
 	PC      uint64
 	Known   uint64                // set of slots whose value is in Regs
 	Signs   uint64                // the bits of a signed return address that its signature may use; 0 where that is not known
@@ -77,6 +78,8 @@ const (
 	siteBegins                        // exact, and what begins there is another function than before
 	siteSigned                        // its rule is plain, and the return address signed
 	siteNowhere                       // in no executable mapping: kind is siteUnmapped
+	sitePlain                         // with siteReturns: handlers without SA_SIGINFO do
+	siteLost                          // with siteReturns: the code is not at hand, and only the stack tells
 )
 
 type siteKind uint8
@@ -88,6 +91,8 @@ const (
 	sitePLT                       // a PLT stub without information; rule is how many bytes it has pushed
 	siteBlind                     // mapped, without information
 	siteSyscall                   // the same, behind a system call that begins it; rule is the distance from that
+	siteMade                      // code that its process made: its rule, if it has one, is another at another time; code is set
+	siteSync                      // code and rule are set, but the rule holds at calls only, and nobody was called
 	siteSigReturn                 // no site's own: its returns, where a handler does return to it
 )
 
@@ -179,10 +184,17 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool, e *site, r *res
 	e.mapping, e.flags, r.kind = m, e.flags&^siteNowhere, siteBlind
 	v, ok := m.Vaddr(pc)
 	if !ok {
+		if m.lost() && !exact {
+			e.flags |= siteReturns | siteLost
+		}
 		return
 	}
 	c := m.Module.Code()
 	if c.Machine != nil && c.Machine != w.machine { // a file of the same name, for another machine
+		return
+	}
+	if c.Made != nil && c.Stepper != nil {
+		r.code, r.kind = c, siteMade
 		return
 	}
 	for _, x := range c.Terminal {
@@ -192,7 +204,13 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool, e *site, r *res
 		}
 	}
 	if c.Stepper != nil {
-		if id, ok := c.Stepper.Find(v); ok && !(here && c.Stepper.SyncOnly(id)) {
+		id, ok := c.Stepper.Find(v)
+		if ok && here && c.Stepper.SyncOnly(id) {
+			if ok = false; w.machine.SyncInside {
+				r.code, r.rule, r.kind = c, id, siteSync
+			}
+		}
+		if ok {
 			r.code, r.rule, r.kind, r.signal = c, id, siteCFI, c.Stepper.Signal(id)
 			p := w.plain(c, id)
 			e.plain, e.off, e.fp, e.ra = p.kind, p.off, p.fp, p.ra
@@ -208,8 +226,10 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool, e *site, r *res
 				}
 			}
 			came := e.flags&siteExact != 0
-			if came && !r.signal && w.sigReturn(c, v, false) {
-				e.flags, e.plain = e.flags|siteReturns, plainNot
+			if came && !r.signal {
+				if returns := w.sigReturn(c, v, false); returns != 0 {
+					e.flags, e.plain = e.flags|returns, plainNot
+				}
 			}
 			if came && !r.signal {
 				if before, ok := c.Stepper.Find(v - 1); !ok || before != id {
@@ -230,11 +250,32 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool, e *site, r *res
 			return
 		}
 	}
-	if here && w.sigReturn(c, v, exact) || !here && w.sigReturn(c, v+1, false) {
-		e.flags |= siteReturns
+	if here {
+		e.flags |= w.sigReturn(c, v, exact)
+	} else {
+		e.flags |= w.sigReturn(c, v+1, false)
 	}
 	if n, ok := w.afterSyscall(c, v); exact && ok {
 		r.kind, r.rule = siteSyscall, n
+	}
+}
+
+// made gives a site of code that its process made the rule that holds at a time. exact says that the place is pc itself.
+func (r *rest) made(pc uint64, exact bool, m *Mapping, time uint64) {
+	if r.kind != siteMade {
+		return
+	}
+	at := arch.Addr(pc)
+	if !exact {
+		at--
+	}
+	r.kind = siteBlind
+	v, ok := m.Vaddr(at)
+	if !ok {
+		return
+	}
+	if id, ok := r.code.Made(v, time); ok && !(exact && r.code.Stepper.SyncOnly(id)) {
+		r.kind, r.rule, r.signal = siteCFI, id, r.code.Stepper.Signal(id)
 	}
 }
 
@@ -300,6 +341,9 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 			if begins {
 				return frames, Outermost
 			}
+			if pc == 0 && m.ZeroEnds {
+				return frames, Outermost
+			}
 			if _, _, ok := w.called(s, 0); !exact || !ok {
 				w.Return = pc
 				return frames, BadReturn
@@ -308,7 +352,11 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		if n >= w.depth {
 			return frames, DepthLimit
 		}
-		returns := e.flags&siteReturns != 0 && w.handled(m, &regs, mem)
+		var sig *arch.Signal
+		if e.flags&siteReturns != 0 {
+			sig = w.handled(e, m, &regs, mem)
+		}
+		returns := sig != nil
 		begins = e.flags&siteBegins != 0 && !returns
 		frames = append(frames, Frame{PC: arch.Addr(pc), Exact: exact || e.flags&siteExact != 0 || returns, How: how, Mapping: e.mapping})
 
@@ -350,6 +398,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		}
 
 		here, inject, alive := w.rest[below.next%numSites], e.flags&siteInject != 0, how.alive()
+		here.made(pc, exact || e.flags&siteExact != 0, e.mapping, s.Time)
 		kind, rule, signal := here.kind, here.rule, here.signal
 		if returns {
 			kind = siteSigReturn
@@ -379,14 +428,26 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 			if o := w.stepPLT(m, uint64(rule), mem); o != rows.OK {
 				return frames, w.stop(o, s, left)
 			}
-		case siteBlind:
+		case siteBlind, siteSync:
 			how = HowCall
 			alive = alive && w.catchUp(s, frames[first:]) == rows.OK
+			if kind == siteSync && alive && w.entered(s, &here, e.mapping) && w.stepCall(s) {
+				break
+			}
+			if kind == siteSync && alive && w.stepSync(s, &here) {
+				how = HowSync
+				break
+			}
+			if kind == siteSync && alive && w.stepCall(s) {
+				break
+			}
 			if alive && (w.stepEdge(s) || w.leaf(s, &regs, pc, cfa) && w.stepCall(s)) {
 				break
 			}
 			how = HowFramePointer
-			if o := w.stepFP(s, &regs, cfa); o != rows.OK {
+			if o := w.stepFP(s, &regs, cfa, alive); o == rows.Outermost {
+				return frames, Outermost
+			} else if o != rows.OK {
 				how = HowCall
 				if !alive || m.RAInReg || !w.stepCall(s) {
 					if stop := w.stop(o, s, left); stop == Truncated {
@@ -408,7 +469,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 			}
 		case siteSigReturn:
 			how = HowSigReturn
-			if o := w.stepSigReturn(m, &regs, mem); o != rows.OK {
+			if o := w.stepSigReturn(sig, m, &regs, mem); o != rows.OK {
 				return frames, w.stop(o, s, left)
 			}
 			left = left || st.CFA-mem.Lo >= uint64(len(mem.Bytes))
@@ -433,6 +494,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 			}
 			left = left || up-mem.Lo >= uint64(len(mem.Bytes))
 		}
+		st.PC &^= m.ModeBits
 		pc, cfa, exact = st.PC, up, inject || signal
 	}
 }
@@ -513,8 +575,11 @@ func (w *Walker) stepPLT(m *arch.Machine, pushed uint64, mem *rows.Memory) rows.
 // stepFP follows the frame pointer out of code without information, to the record of the caller's frame pointer and the return
 // address. The other registers are lost. It refuses where that would leave the stack or the code; rows.Unreadable says that the stack is not
 // at hand.
-func (w *Walker) stepFP(s *Snapshot, regs *pair, sp uint64) rows.Outcome {
+func (w *Walker) stepFP(s *Snapshot, regs *pair, sp uint64, alive bool) rows.Outcome {
 	st, m := &w.state, s.Machine
+	if m.Record.Chain {
+		return w.stepChain(s, regs, alive)
+	}
 	slot := m.Slot(m.FP)
 	fp, up, ra, o := w.record(s, regs, sp)
 	if o != rows.OK {
@@ -528,11 +593,57 @@ func (w *Walker) stepFP(s *Snapshot, regs *pair, sp uint64) rows.Outcome {
 	return rows.OK
 }
 
-// record returns the frame pointer and what the record at it says: the caller's frame pointer, and a return address that is in code.
+// stepChain follows the word at the stack pointer to the caller's frame, where the return address is: what stepFP is elsewhere. A frame that has called
+// nobody may be its caller's still.
+func (w *Walker) stepChain(s *Snapshot, regs *pair, alive bool) rows.Outcome {
+	st, m := &w.state, s.Machine
+	if !regs.known || alive {
+		return rows.NoRule
+	}
+	up, ok := s.Mem.Load(regs.sp)
+	switch {
+	case !ok:
+		st.Fault = regs.sp
+		return rows.Unreadable
+	case up == 0:
+		return rows.Outermost
+	case up <= regs.sp || up-regs.sp > arch.MaxStack || up&(m.WordSize()-1) != 0:
+		return rows.NoRule
+	}
+	ra, ok := s.Mem.Load(up + m.Record.RA)
+	if !ok {
+		st.Fault = up + m.Record.RA
+		return rows.Unreadable
+	}
+	if ra, ok = unsigned(s, ra); !ok && ra != 0 {
+		return rows.NoRule
+	}
+	st.Known = 0
+	w.caller(m, ra, up)
+	return rows.OK
+}
+
+// stepSync leaves a place by a rule that holds at calls only: w.state is that of the place. The first and last instructions of functions are not what
+// the rule was made for. So a return address that is behind no call is not believed.
+func (w *Walker) stepSync(s *Snapshot, e *rest) bool {
+	st := &w.state
+	before := *st
+	if e.code.Stepper.Apply(e.rule, st, &s.Mem) == rows.OK {
+		st.PC &^= s.Machine.ModeBits
+		if s.Machine.AfterCall(w.before(s, st.PC)) {
+			return true
+		}
+	}
+	*st = before
+	return false
+}
+
+// record returns the frame pointer, or where else the record is, and what that says: the caller's frame pointer, and a return address that is in code.
 func (w *Walker) record(s *Snapshot, regs *pair, sp uint64) (fp, up, ra uint64, o rows.Outcome) {
 	mem, fault := &s.Mem, &w.state.Fault
 	fp, o = regs.frame(mem, fault)
-	if o != rows.OK || fp < sp || fp-sp > arch.MaxStack || fp&7 != 0 {
+	fp += uint64(s.Machine.Record.At)
+	if o != rows.OK || s.Machine.Record.Size == 0 || fp < sp || fp-sp > arch.MaxStack || fp&(s.Machine.WordSize()-1) != 0 {
 		return 0, 0, 0, rows.NoRule
 	}
 	*fault = fp
@@ -544,7 +655,7 @@ func (w *Walker) record(s *Snapshot, regs *pair, sp uint64) (fp, up, ra uint64, 
 	if ra, ok = mem.Load(*fault); !ok {
 		return 0, 0, 0, rows.Unreadable
 	}
-	if ra, ok = unsigned(s, ra); !ok {
+	if ra, ok = unsigned(s, ra&^s.Machine.ModeBits); !ok {
 		return 0, 0, 0, rows.NoRule
 	}
 	return fp, up, ra, rows.OK

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -12,7 +13,6 @@ import (
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/internal/cli"
-	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/store"
 	"github.com/unspool/unspool/tui"
 )
@@ -31,25 +31,37 @@ func compileCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "compile [FILE...]",
 		Short: "Compile unwind tables ahead of time",
-		Long: `Compile the unwind information of files, of all ELF files in directories, or of all files that a process maps. The
-output is compact tables, machine code for x86-64 and AArch64, or C. Machine code is an eh_elf file: a shared object with functions
+		Long: `Compile the unwind information of files, of all files in directories, or of all files that a process maps. Of
+directories, object files, archives and compressed kernel modules are compiled only with -o. The output is compact tables, machine code for x86-64 and AArch64, or C. Machine code is an eh_elf file: a shared object with functions
 that step from a frame to its caller. Every output is proven equal to the unwind information.
 
 Without -o, tables and machine code go to the cache, where report and record find them by build ID. C goes to the
 current directory. With -o, compile writes BUILDID.unspool, BUILDID.eh_elf.so and BUILDID.c to DIR, and replaces files
 with these names.
 
+--emit sframe writes a copy of one program or library for x86-64 or AArch64 to FILE, the argument of -o: the copy has an
+SFrame section of version 3 besides, and runs as before. It serves readers that know SFrame only. sframe2 writes version
+2, which glibc 2.42 and 2.43 read. What SFrame cannot say is left out and counted.
+
+--emit orc writes a copy of one object file for x86-64 with the unwind tables of Linux 7.1 and later, as objtool makes
+them from code; orc-6.12 writes those of Linux 6.12. What ORC cannot say is left out and counted.
+
 --deref says how machine code and C read memory. self reads their own process (the default with -o), callback calls a
 function, slice reads a captured piece of stack (the default without -o, for walkers).`,
 		Example: `  unspool compile /usr/lib/x86_64-linux-gnu/libc.so.6
   unspool compile -o tables /opt/app
   unspool compile --emit native -o eh_elf --pid $(pidof nginx)
-  unspool compile --emit c -o . /bin/true`,
+  unspool compile --emit c -o . /bin/true
+  unspool compile --emit sframe -o ls-with-sframe /bin/ls
+  unspool compile --emit orc-6.12 -o with-orc.o driver.o`,
 		RunE: func(c *cobra.Command, args []string) error {
+			if compile.Copies(o.Emit) {
+				return o.copy(c, args)
+			}
 			if err := o.resolve(); err != nil {
 				return err
 			}
-			files, err := elfFiles(args)
+			files, err := elfFiles(args, o.Dir != "") // walkers look for programs and libraries in the cache
 			if err != nil {
 				return err
 			}
@@ -69,20 +81,46 @@ function, slice reads a captured piece of stack (the default without -o, for wal
 				}
 			}
 			err = eachFile(c.Context(), files, "compiled", o.File, o.done.Add)
-			if s := o.summary(); s != "" {
+			if s := o.done.Text(o.Emit); s != "" {
 				fmt.Fprintln(stdout, s)
 			}
 			return err
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Emit, "emit", o.Emit, "what to make: table, native or c")
-	f.StringVarP(&o.Dir, "output", "o", o.Dir, "directory to write to (default: the cache)")
+	f.StringVar(&o.Emit, "emit", o.Emit, "what to make: table, native, c, or a copy of the file with sframe, sframe2, orc or orc-VERSION")
+	f.StringVarP(&o.Dir, "output", "o", o.Dir, "directory to write to (default: the cache); with --emit sframe or orc, the copy")
 	f.StringVar(&o.layout, "layout", o.layout, "how machine code and C find the rule of an address: page (native only), tree, or inline, where each row has its own code")
 	f.StringVar(&o.deref, "deref", o.deref, "how machine code and C read memory: self, callback or slice")
 	f.BoolVar(&o.Functions, "functions", o.Functions, "with -o, add to each table where functions start and who handles exceptions in them")
 	f.IntVarP(&o.pid, "pid", "p", o.pid, "compile what process `PID` has mapped")
 	return c
+}
+
+// copy writes a copy of a file with something besides.
+func (o *compilation) copy(c *cobra.Command, args []string) error {
+	for _, name := range []string{"layout", "deref", "functions", "pid"} {
+		if c.Flags().Changed(name) {
+			return usage("--%s does not go with --emit %s", name, o.Emit)
+		}
+	}
+	if len(args) != 1 || o.Dir == "" {
+		return usage("--emit %s takes one file, and -o says where its copy goes", o.Emit)
+	}
+	if o.Dir == "-" {
+		o.Dir = "/dev/stdout"
+	}
+	text, err := compile.Copy(c.Context(), args[0], o.Dir, o.Emit)
+	if text != "" {
+		say := io.Writer(stdout)
+		if to, terr := os.Stat(o.Dir); terr == nil {
+			if out, oerr := os.Stdout.Stat(); oerr == nil && os.SameFile(to, out) {
+				say = stderr
+			}
+		}
+		fmt.Fprintln(say, text)
+	}
+	return err
 }
 
 // resolve checks what was asked for.
@@ -112,34 +150,14 @@ func (o *compilation) resolve() (err error) {
 			o.Dir = "."
 		}
 	default:
-		return usage("--emit is table, native or c, not %q", o.Emit)
+		return usage("--emit is table, native, c, sframe, sframe2, orc or orc-VERSION, not %q", o.Emit)
 	}
 	return nil
 }
 
-// summary says what was done; "" where all files were errors.
-func (o *compilation) summary() string {
-	compiled, found, none := o.done.Made+o.done.Found, o.done.Found, o.done.None
-	if compiled+none == 0 {
-		return ""
-	}
-	out := profile.Count(uint64(compiled), "file", "files") + " compiled"
-	if compiled > 0 {
-		what := map[string]string{"table": "tables", "native": "machine code", "c": "C"}[o.Emit]
-		out += fmt.Sprintf(": %s of %s from %s of .eh_frame", profile.Bytes(o.done.Size), what, profile.Bytes(o.done.Source))
-	}
-	if found > 0 {
-		out += fmt.Sprintf("; %d were there already", found)
-	}
-	if none > 0 {
-		out += fmt.Sprintf("; %d without unwind information", none)
-	}
-	return out
-}
-
-// elfFiles returns the paths, with directories replaced by the ELF executables and shared objects below them.
-func elfFiles(paths []string) ([]string, error) {
-	out, err := compile.Files(paths, func(err error) { fmt.Fprintf(stderr, "unspool: %v\n", err) })
+// elfFiles returns the paths, with directories and archives replaced by the files in them.
+func elfFiles(paths []string, objects bool) ([]string, error) {
+	out, err := compile.Files(paths, objects, func(err error) { fmt.Fprintf(stderr, "unspool: %v\n", err) })
 	if err == nil && len(out) == 0 && len(paths) > 0 {
 		err = &cli.Exit{Status: 1}
 	}

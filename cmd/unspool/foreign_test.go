@@ -107,11 +107,7 @@ func TestForeign(t *testing.T) {
 	}
 	command("report of x86-64", nil, "report", "/x86/perf.data", "--sysroot", "/x86/root", "--format", "folded")
 	command("stack of x86-64", nil, "stack", "/x86/core", "--sysroot", "/x86/root", "--format", "json")
-	k, err := vm.Fetch(ctx, "trixie", "arm64")
-	if err != nil {
-		t.Fatal(err)
-	}
-	results, err := k.Boot(ctx, &root, steps)
+	results, err := vm.New("trixie", "arm64", oracle.Kernel(t, "trixie", "arm64")).Boot(ctx, &root, steps)
 	for _, r := range results {
 		t.Logf("%s (%.1f s): exit %d, %s", r.Name, r.Seconds, r.Exit, r.Stderr)
 	}

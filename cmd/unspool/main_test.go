@@ -124,9 +124,10 @@ func TestUsage(t *testing.T) {
 		{"help stack", 0, "^$"},
 		{"top --sort x", 2, "--sort is self or total"},
 		{"verify /var/empty-of-programs", 1, "no such file"},
-		{"verify .", 1, `^unspool: \.: no ELF executables or shared objects\n$`},
-		{"stats .", 1, "no ELF"},
-		{"compile .", 1, "no ELF"},
+		{"verify .", 1, `^unspool: \.: no executables, libraries or object files\n$`},
+		{"stats .", 1, "no executables"},
+		{"compile .", 1, `^unspool: \.: no executables or libraries\n$`},
+		{"dump .", 1, "no executables"},
 		{"record -- /etc/passwd", 1, `^unspool: exec: "/etc/passwd": permission denied\n$`},
 		{"report x y", 2, "too many arguments"},
 		{"report --limit -3 x", 2, `^unspool: --limit takes a number of functions, not -3\n`},
@@ -187,9 +188,11 @@ func TestUsage(t *testing.T) {
 		{"record --memory much -- true", 2, "--memory is a size"},
 		{"record --memory 0 -- true", 2, "--memory is a size"},
 		{"record --comm ( -- true", 2, "--comm"},
-		{"dump /etc/passwd", 1, "not an ELF file"},
+		{"dump /etc/passwd", 1, "not an ELF, Mach-O or PE file"},
 		{"dump --format xml /bin/sh", 2, "text or json"},
 		{"compile --emit x /bin/sh", 2, "--emit"},
+		{"compile --emit sframe /bin/sh", 2, `^unspool: --emit sframe takes one file, and -o says where its copy goes\n`},
+		{"compile --emit sframe2 --deref self -o x /bin/sh", 2, `^unspool: --deref does not go with --emit sframe2\n`},
 		{"verify", 2, "missing"},
 		{"stats /nonexistent", 1, "no such file"},
 		{"unwind /bin/sh out", 1, `not a recording: it starts with "\\x7fELF.*; want a perf.data file, as perf record and unspool record write\n$`},
@@ -275,7 +278,12 @@ func TestNothingMade(t *testing.T) {
 	for _, f := range [][2]int{{0x20, 8}, {0x28, 8}, {0x38, 2}, {0x3c, 4}} { // no program headers, no section headers
 		clear(header[f[0]:][:f[1]])
 	}
-	if err := errors.Join(os.WriteFile(odd, other, 0o600), os.WriteFile(short, sh[:len(sh)/2], 0o600), os.WriteFile(bare, header, 0o600)); err != nil {
+	dll, err := os.ReadFile("../../format/pe/testdata/amd64.dll")
+	if err != nil {
+		t.Fatal(err)
+	}
+	headers := filepath.Join(dir, "headers.dll") // and nothing behind them
+	if err := errors.Join(os.WriteFile(headers, dll[:0x200], 0o600), os.WriteFile(odd, other, 0o600), os.WriteFile(short, sh[:len(sh)/2], 0o600), os.WriteFile(bare, header, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	const cut = `^unspool: \S*short\+0x[0-9a-f]+: section headers: truncated\n$`
@@ -290,6 +298,7 @@ func TestNothingMade(t *testing.T) {
 		{[]string{"compile", short, bare}, 1, cut, "0 files compiled; 1 without unwind information\n"},
 		{[]string{"compile", odd}, 1, `^unspool: \S*odd: made for an unknown machine: e_machine is 9999\n$`, ""},
 		{[]string{"verify", short}, 1, cut, ""},
+		{[]string{"verify", headers}, 1, `^unspool: \S*headers.dll: none of its unwind information can be read: .pdata\+0x0: an exception directory of 156 bytes: truncated\n$`, ""},
 		{[]string{"verify", short, bare}, 1, cut, "1 file: 0 rows and 0 rules equal the reference; 0 damaged entries; 1 file without unwind information\n"},
 		{[]string{"dump", short}, 1, cut, ""},
 	} {

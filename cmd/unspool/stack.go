@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/signal"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
@@ -95,14 +97,18 @@ its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
 }
 
 func runStackPID(pid int, o *stackOptions, mods *modules.Set) error {
-	p, pause, err := running.Open(pid, running.Options{Mods: mods.Module, NoPause: o.noPause})
+	p, pause, err := running.Open(pid, running.Options{Mods: mods.Module, Made: mods.Made(arch.Host()), NoPause: o.noPause})
 	if err != nil {
 		return err
 	}
 	namer := stackNamer(o, mods)
 	defer namer.Close()
+	paths := running.Paths(p)
+	for _, m := range p.Space.Mappings() {
+		namer.Mapped(int32(p.PID), cmp.Or(paths[m.Module.Path], m.Module.Path))
+	}
 	return writeStacks(p, o, namer, func(s *stacks.Process) {
-		s.Paths, s.Pause, s.Longest = running.Paths(p), pause.Total, pause.Longest
+		s.Paths, s.Pause, s.Longest = paths, pause.Total, pause.Longest
 	})
 }
 

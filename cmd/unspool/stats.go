@@ -18,8 +18,8 @@ func statsCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "stats PATH...",
 		Short: "Measure unwind information: rows, rules, sizes, opcodes, expressions",
-		Long: `Measure the unwind information of files, and of all ELF files in directories, and the compact tables made from it.
-Sizes are in bytes.
+		Long: `Measure the unwind information of files, and of all executables, libraries and object files in directories and
+archives, and the compact tables made from it. Sizes are in bytes.
 
 JSON has an object for each file. After several files, one more object has the sums, and the number of "files".`,
 		Example: "  unspool stats /usr/lib/x86_64-linux-gnu/libc.so.6\n  unspool stats --format json /usr/bin | jq -c '[.file, .rows, .table]'",
@@ -28,7 +28,7 @@ JSON has an object for each file. After several files, one more object has the s
 			if format != "text" && format != "json" {
 				return usage("--format is text or json, not %q", format)
 			}
-			files, err := elfFiles(args)
+			files, err := elfFiles(args, true)
 			if err != nil {
 				return err
 			}

@@ -1,25 +1,27 @@
 package main
 
 import (
-	"errors"
-	"fmt"
-
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/compile"
-	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/internal/cli"
 )
 
 func verifyCmd() *cobra.Command {
-	emit, run := "table", execution{}
+	emit, run, differences := "table", execution{}, 10
 	c := &cobra.Command{
 		Use:   "verify [flags] {FILE... | --run -- COMMAND [ARG...]}",
 		Short: "Check compiled tables against the originals, or the originals against a running program",
-		Long: `Compile each file, and each ELF file in a directory, and compare the result with the reference interpreter. Both ends
+		Long: `Compile each file, and each executable, library and object file in directories and archives, and compare the result with the reference interpreter. Both ends
 of every row must select the row's rule. Every distinct rule must equal the reference on adversarial states of
 registers and memory. Machine code (--emit native) is run in both of its layouts, with each way of reading memory.
 
 The exit status is 1 if any file differs. Damaged entries are counted; no table has them.
+
+Where a file has several sources of unwind information, verify also compares them with each other, at each address that
+two of them describe. It lists where they contradict each other; the exit status is then 1. Sources that are right at
+call sites only are compared there. Where two rules count from different registers, nobody can tell without running the
+program; verify counts these addresses.
 
 With --run, verify executes a command step by step. At each instruction, it compares the return address, CFA and
 callee-saved registers recovered by the tables with the truth: a shadow stack of calls, returns, signals and longjmp.
@@ -38,33 +40,22 @@ does not list a wrong row, 2 if the filters leave nothing to compare, 130 after 
 			if emit != "table" && emit != "native" {
 				return usage("--emit is table or native, not %q", emit)
 			}
-			files, err := elfFiles(args)
+			files, err := elfFiles(args, true)
 			if err != nil {
 				return err
 			}
-			var proven, without, nrows, nrules, damaged int
+			var proofs compile.Proofs
 			prove := func(path string) (compile.Proof, error) { return compile.Prove(path, emit == "native") }
-			err = eachFile(c.Context(), files, "verified", prove, func(p compile.Proof, err error) {
-				switch {
-				case errors.Is(err, compile.ErrNoRows):
-					without++
-				case err == nil:
-					proven++
-					nrows += p.Rows
-					nrules += p.Rules
-					damaged += p.Damaged
-				}
-			})
-			n := func(v int, one, many string) string { return profile.Count(uint64(v), one, many) }
-			if right := proven + without; right > 0 {
-				fmt.Fprintf(stdout, "%s: %s and %s equal the reference; %s; %s without unwind information\n",
-					n(right, "file", "files"), n(nrows, "row", "rows"), n(nrules, "rule", "rules"),
-					n(damaged, "damaged entry", "damaged entries"), n(without, "file", "files"))
+			err = eachFile(c.Context(), files, "verified", prove, proofs.Add)
+			proofs.WriteText(stdout, differences)
+			if proofs.Differ() && err == nil {
+				err = &cli.Exit{Status: 1}
 			}
 			return err
 		},
 	}
 	c.Flags().StringVar(&emit, "emit", emit, "what to prove: table or native")
+	c.Flags().IntVar(&differences, "differences", differences, "print at most `N` differences between two sources of a file")
 	run.flags(c)
 	return c
 }

@@ -171,7 +171,7 @@ func (t *Table) applySlots(r []byte, s *rows.State, m *rows.Memory, keep uint64,
 		set |= 1 << slot
 	}
 	value := uint64(1) << (t.sp & (arch.NumSlots - 1))
-	s.Val[t.sp&(arch.NumSlots-1)] = cfa
+	s.Val[t.sp&(arch.NumSlots-1)] = cfa - t.machine.SPBelow
 	if !t.inReg {
 		// The column is the program counter itself, whose value in the caller is now known.
 		value |= 1 << (t.ra & (arch.NumSlots - 1))

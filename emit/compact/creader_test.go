@@ -126,9 +126,7 @@ func askC(t *testing.T, refs []*rows.Table, tables []*Table) {
 	}
 	for _, std := range []string{"c11", "c99"} {
 		prog := filepath.Join(t.TempDir(), "reader")
-		if out, err := exec.Command("cc", "-std="+std, "-O2", "-pedantic", "-Wall", "-Wextra", "-Werror", "-I../../runtime", "-o", prog, "testdata/reader.c").CombinedOutput(); err != nil {
-			t.Fatalf("cc: %v\n%s", err, out)
-		}
+		oracle.Run(t, "cc", "-std="+std, "-O2", "-pedantic", "-Wall", "-Wextra", "-Werror", "-I../../runtime", "-o", prog, "testdata/reader.c")
 		if std == "c11" {
 			continue
 		}
@@ -189,9 +187,7 @@ func checkC(ct *Table, q *cQuestion, a *cAnswer) error {
 func TestBPF(t *testing.T) {
 	oracle.Need(t, "clang-19")
 	out := filepath.Join(t.TempDir(), "reader.o")
-	if text, err := exec.Command("clang-19", "-target", "bpf", "-mcpu=v3", "-O2", "-Wall", "-Wextra", "-Werror", "-I../../runtime", "-c", "-o", out, "testdata/reader_bpf.c").CombinedOutput(); err != nil {
-		t.Fatalf("clang-19: %v\n%s", err, text)
-	}
+	oracle.Run(t, "clang-19", "-target", "bpf", "-mcpu=v3", "-O2", "-Wall", "-Wextra", "-Werror", "-I../../runtime", "-c", "-o", out, "testdata/reader_bpf.c")
 }
 
 // manyRules makes a table with n distinct rules, one byte of text for each.

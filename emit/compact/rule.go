@@ -36,7 +36,7 @@ func shapeOf(m *arch.Machine) shape {
 	for i := range sh.regs {
 		sh.regs[i] = noReg
 	}
-	for r := range arch.Reg(128) {
+	for r := range m.Regs() {
 		if slot := m.Slot(r); slot != arch.NoSlot {
 			sh.regs[slot] = r
 		}

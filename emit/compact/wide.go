@@ -116,7 +116,7 @@ func (t *Table) applyWide(w *wide, s *rows.State, m *rows.Memory) rows.Outcome {
 	var ch change
 	ch.known, ch.inMem, ch.inReg = s.Known, s.InMem, s.InReg
 	ch.known &= t.kept(flags)
-	ch.value(mach.Slot(mach.SP), cfa)
+	ch.value(mach.Slot(mach.SP), cfa-mach.SPBelow)
 	ra, raFrom := uint64(0), rows.LostRegister
 	if mach.RAInReg {
 		ra, raFrom = s.Get(mach.Slot(raCol), m)

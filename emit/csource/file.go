@@ -271,7 +271,7 @@ func (g *gen) prelude(w *bufio.Writer) {
 		w.WriteString("#include <string.h>\n")
 	}
 	w.WriteString(types)
-	if m.StepKnown {
+	if steps(m) {
 		w.WriteString("\n/* The registers. */\nenum {")
 		for i, n := range g.names {
 			sep := ", "
@@ -287,7 +287,7 @@ func (g *gen) prelude(w *bufio.Writer) {
 		fmt.Fprintf(w, "#define ADDRESS UINT64_C(%#x) /* what stays of a signed address */\n", uint64(arch.AddressMask))
 	}
 	set := ""
-	if m.StepKnown {
+	if steps(m) {
 		sp, _ := g.slot(m.SP)
 		set = fmt.Sprintf("\ts->val[%s] = cfa;\n", sp)
 		if ra, ok := g.slot(m.RA); ok && !m.RAInReg {
@@ -467,3 +467,6 @@ func indent(s string) string {
 	}
 	return strings.Join(lines, "")
 }
+
+// steps says whether code for a machine steps: its words are the reader's own.
+func steps(m *arch.Machine) bool { return m.StepKnown && m.Plain() }

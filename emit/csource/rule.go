@@ -30,7 +30,7 @@ type body struct {
 func (g *gen) rule(set *rows.Set) code {
 	b := &body{gen: g, set: set}
 	switch {
-	case !g.mach.StepKnown:
+	case !steps(g.mach):
 		b.give("NO_RULE")
 	case set.CFA.Kind == rows.CFANone && set.Outermost():
 		b.give("OUTERMOST")

@@ -2,7 +2,6 @@ package dwarf
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -108,9 +107,7 @@ func TestAssembled(t *testing.T) {
 			}
 			for _, cmd := range [][]string{{"clang-19", "--target=" + c.target, "-c", "-o", path + ".o", path + ".s"},
 				{c.ld, "-shared", "--eh-frame-hdr", "-Ttext=0x1000", "-o", path, path + ".o"}} {
-				if out, err := exec.Command(cmd[0], cmd[1:]...).CombinedOutput(); err != nil {
-					t.Fatalf("%s: %v\n%s", cmd[0], err, out)
-				}
+				oracle.Run(t, cmd[0], cmd[1:]...)
 			}
 			got := built(t, openFrames(t, openImage(t, path)))
 			if want := strings.Join(c.want, " | "); kind == ".eh_frame" && got != want {

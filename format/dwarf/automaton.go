@@ -259,6 +259,10 @@ func (a *automaton) apply(from state, i *Instruction) (state, error) {
 		if k.behind.valid && i.Op == DW_CFA_def_cfa_register {
 			set.CFA = rows.CFA{Kind: rows.CFAReg, Off: k.behind.off}
 		}
+		if set.CFA.Kind == rows.CFANone && i.Op == DW_CFA_def_cfa_register {
+			// LLVM begins so on MIPS, GNU's assembler on RISC-V and LoongArch; libgcc, readelf and llvm-dwarfdump take 0 for the offset.
+			set.CFA = rows.CFA{Kind: rows.CFAReg}
+		}
 		if set.CFA.Kind != rows.CFAReg {
 			return fail(malformed(at, "the CFA is no register and offset"))
 		}

@@ -6,6 +6,8 @@
 // encoding and augmentation. It knows the instructions added by GNU, LLVM, MIPS and the Arm architecture. It reads data of any machine and
 // byte order.
 //
+// It also reads the exception tables that .eh_frame leads to (.gcc_except_table), by the Itanium C++ ABI: "Exception Handling Tables".
+//
 // A damaged entry costs itself only, and is reported as a Damage. Bytes never cause a panic; the size of the sections bounds work and memory.
 //
 // The package does not evaluate rules: rows defines their meaning.
@@ -20,6 +22,7 @@ import (
 	"sync/atomic"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/module"
 )
 
 // Which selects among the two places where a binary keeps call frame information.
@@ -40,6 +43,9 @@ type Section struct {
 	// Open says that Data may go on behind the section's end, because the file has no section headers:
 	// a terminator ends it, and so does the first entry that cannot be one.
 	Open bool
+
+	// Unapplied are the relocations of Data that could not be applied, sorted by place. The entries that have them are damaged.
+	Unapplied []module.RelocError
 }
 
 // Sections are the parts of a binary that New needs.
@@ -50,10 +56,15 @@ type Sections struct {
 
 	EHFrame    []Section // in file order
 	DebugFrame []Section
-	Hdr        *Section // .eh_frame_hdr, or nil
+	Hdr        *Section  // .eh_frame_hdr, or nil
+	Exceptions []Section // .gcc_except_table
 
 	Text arch.Vaddr // base of DW_EH_PE_textrel: the start of .text
 	GOT  arch.Vaddr // base of DW_EH_PE_datarel
+
+	// Place names an address by a section and an offset, in a file that is not linked, and is nil for all others. Relocations have been applied
+	// to the sections then: a function at 0 was discarded, however its address is encoded.
+	Place func(v arch.Vaddr) (section string, off uint64)
 
 	// Memory returns n bytes of the loaded image, for DW_EH_PE_indirect. It may be nil.
 	Memory func(at arch.Vaddr, n int) ([]byte, bool)
@@ -61,11 +72,12 @@ type Sections struct {
 
 // Frames are the call frame information of one binary. They are safe for concurrent use.
 type Frames struct {
-	in    Sections
-	big   bool
-	mask  uint64 // of an address
-	eh    []*section
-	debug []*section
+	in     Sections
+	big    bool
+	mask   uint64 // of an address
+	eh     []*section
+	debug  []*section
+	except []*section
 
 	hdr     *hdr // nil where there is none, or a damaged one
 	hdrErr  error
@@ -82,6 +94,7 @@ type section struct {
 	data []byte
 	eh   bool
 	open bool
+	bad  []module.RelocError
 
 	mu   sync.Mutex
 	cies map[int]*cie // by offset; those that Lookup has met
@@ -101,11 +114,12 @@ func New(in Sections) *Frames {
 	}
 	add := func(to *[]*section, from []Section, eh bool) {
 		for _, s := range from {
-			*to = append(*to, &section{Frames: f, name: s.Name, addr: uint64(s.Addr), data: s.Data, eh: eh, open: s.Open})
+			*to = append(*to, &section{Frames: f, name: s.Name, addr: uint64(s.Addr), data: s.Data, eh: eh, open: s.Open, bad: s.Unapplied})
 		}
 	}
 	add(&f.eh, in.EHFrame, true)
 	add(&f.debug, in.DebugFrame, false)
+	add(&f.except, in.Exceptions, false)
 	if in.Hdr != nil {
 		f.hdr, f.hdrErr = f.openHdr(*in.Hdr)
 	}
@@ -172,13 +186,18 @@ type Damage struct {
 	Entry   uint64     // offset of the entry that is lost, or of the first one
 	IsFDE   bool       // the entry is an FDE, of the function at PC
 	PC      arch.Vaddr // set with IsFDE
+	Place   string     // of PC, in a file that is not linked
 	Err     error
 }
 
 // Error prints like ".eh_frame+0x1f8: FDE 0x4011d0: DW_CFA_restore_state: malformed: empty stack".
 func (d Damage) Error() string {
 	if d.IsFDE {
-		return fmt.Sprintf("%s+%#x: FDE %#x: %v", d.Section, d.Off, uint64(d.PC), d.Err)
+		pc := d.Place
+		if pc == "" {
+			pc = fmt.Sprintf("%#x", uint64(d.PC))
+		}
+		return fmt.Sprintf("%s+%#x: FDE %s: %v", d.Section, d.Off, pc, d.Err)
 	}
 	return fmt.Sprintf("%s+%#x: %v", d.Section, d.Off, d.Err)
 }
@@ -235,6 +254,11 @@ func (ds *damages) add(s *section, entry int, f *fde, err error) {
 	}
 	if f != nil {
 		d.IsFDE, d.PC = true, arch.Vaddr(f.lo)
+		if s.in.Place != nil {
+			if section, off := s.in.Place(d.PC); section != "" {
+				d.Place = fmt.Sprintf("%s+%#x", section, off)
+			}
+		}
 	}
 	ds.list = append(ds.list, d)
 }

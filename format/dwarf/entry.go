@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math"
+	"sort"
 	"strings"
 
 	"github.com/unspool/unspool/arch"
@@ -132,6 +133,16 @@ func allZero(b []byte) bool {
 	return true
 }
 
+// relocated returns an error if a relocation between two offsets could not be applied.
+func (s *section) relocated(from, to int) error {
+	i := sort.Search(len(s.bad), func(i int) bool { return s.bad[i].Off >= uint64(from) })
+	if i == len(s.bad) || s.bad[i].Off >= uint64(to) {
+		return nil
+	}
+	x := &s.bad[i]
+	return &fault{int(x.Off), wrapf(ErrUnsupported, "relocation %s: %s", x.Type, x.Msg)}
+}
+
 // A cie is a decoded CIE. If err is set, its FDEs are lost.
 type cie struct {
 	head
@@ -167,6 +178,9 @@ func (s *section) cie(h *head) (c *cie) {
 	fail := func(what string, err error) *cie {
 		c.err = in("CIE: "+what, err)
 		return c
+	}
+	if err := s.relocated(h.off, h.end); err != nil {
+		return fail("head", err)
 	}
 	v, at, err := r.u8(h.body)
 	if err != nil {
@@ -243,7 +257,7 @@ func (s *section) cie(h *head) (c *cie) {
 		at = c.insns
 	}
 	c.insns = at
-	c.usual = s.eh && !s.big && c.sized && c.fdeEnc == DW_EH_PE_pcrel|DW_EH_PE_sdata4 && c.addrSize == 8 && c.segSize == 0
+	c.usual = s.eh && !s.big && c.sized && c.fdeEnc == DW_EH_PE_pcrel|DW_EH_PE_sdata4 && c.addrSize == 8 && c.segSize == 0 && s.in.Place == nil
 	return c
 }
 
@@ -337,7 +351,13 @@ func (s *section) fde(f *fde, h *head, c *cie) (err error) {
 	if p, at, err = s.encoded(&r, at, c.fdeEnc, c.addrSize, &b); err != nil {
 		return in("FDE: start", err)
 	}
-	f.lo, f.dead = p.v, p.null
+	if err := s.relocated(h.off, at); err != nil {
+		return in("FDE: start", err)
+	}
+	f.lo, f.dead = p.v, p.null || s.in.Place != nil && p.v == 0
+	if err := s.relocated(at, h.end); err != nil {
+		return err
+	}
 	format := c.fdeEnc & 0x0f
 	if format != DW_EH_PE_sleb128 {
 		format &^= DW_EH_PE_signed // a size has no sign

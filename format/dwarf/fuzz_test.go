@@ -10,7 +10,7 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
-	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/rows/rowstest"
 )
 
 // seeds are sections to start fuzzing from: the .eh_frame of the test's own small programs, and listings.
@@ -58,19 +58,6 @@ func fuzzed(b []byte, flags uint16) *Frames {
 	return New(in)
 }
 
-// checkTable fails where a table is not as rows.Table promises.
-func checkTable(t testing.TB, x *rows.Table) {
-	t.Helper()
-	for i, r := range x.Rows {
-		switch {
-		case i > 0 && (r.Lo <= x.Rows[i-1].Lo || r.Set == x.Rows[i-1].Set), i == 0 && r.Set == rows.GapID, int(r.Set) >= len(x.Sets):
-			t.Fatalf("row %d, %+v, follows %+v", i, r, x.Rows[max(i-1, 0)])
-		case i == len(x.Rows)-1 && r.Set != rows.GapID:
-			t.Fatalf("the last row is no gap: %+v", r)
-		}
-	}
-}
-
 // FuzzBuild reads arbitrary sections. It takes no longer than their size allows; what is built is a table; and where
 // nothing is damaged Lookup finds the same.
 func FuzzBuild(f *testing.F) {
@@ -83,7 +70,7 @@ func FuzzBuild(f *testing.F) {
 		began := time.Now()
 		fs := fuzzed(b, flags)
 		x, ds := fs.Build(Both)
-		checkTable(t, x)
+		rowstest.Check(t, x)
 		entries, insns := 0, 0
 		eds := fs.Entries(Both, func(e Entry) bool {
 			entries++
@@ -118,7 +105,7 @@ func FuzzBuild(f *testing.F) {
 				if err != nil && len(ds) == 0 {
 					t.Fatalf("Lookup(%#x): %v, but nothing is damaged", uint64(pc), err)
 				} else if err == nil {
-					checkTable(t, one)
+					rowstest.Check(t, one)
 					if got, want := one.At(pc).Text(x.Machine), x.At(pc).Text(x.Machine); got != want && len(ds) == 0 {
 						t.Fatalf("Lookup(%#x)\n got %s\nwant %s", uint64(pc), got, want)
 					}
@@ -175,7 +162,7 @@ func FuzzOpen(f *testing.F) {
 			return
 		}
 		x, _ := fs.Build(Both)
-		checkTable(t, x)
+		rowstest.Check(t, x)
 		fs.Entries(Both, func(Entry) bool { return true })
 		for i := 0; i < len(x.Rows); i += 1 + len(x.Rows)/16 {
 			fs.Lookup(x.Rows[i].Lo)

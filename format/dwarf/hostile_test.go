@@ -9,6 +9,7 @@ import (
 
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/rows/rowstest"
 )
 
 // hostile are sections of some 2 MB that are made to use up memory or time: the section grows until it is that long.
@@ -168,7 +169,7 @@ func TestHostile(t *testing.T) {
 		began := time.Now()
 		n := peak(func() { x, ds = f.Build(Both) })
 		build := time.Since(began)
-		checkTable(t, x)
+		rowstest.Check(t, x)
 		entries := 0
 		began = time.Now()
 		e := peak(func() {

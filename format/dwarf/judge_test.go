@@ -51,6 +51,7 @@ type judged struct {
 }
 
 type judgedFDE struct {
+	at       uint64 // in the section
 	lo, hi   uint64
 	first, n int
 }
@@ -115,10 +116,11 @@ func readJudge(in io.Reader, section string) (*judged, error) {
 				dots := bytes.Index(pc, []byte("..."))
 				lo, err1 := strconv.ParseUint(string(pc[:dots]), 16, 64)
 				hi, err2 := strconv.ParseUint(string(bytes.TrimSpace(pc[dots+3:])), 16, 64)
-				if err1 != nil || err2 != nil {
+				at, err3 := strconv.ParseUint(string(line[:bytes.IndexByte(line, ' ')]), 16, 64)
+				if err1 != nil || err2 != nil || err3 != nil {
 					return nil, fmt.Errorf("bad range in %q", line)
 				}
-				f.lo, f.hi, f.first = lo, hi, len(j.rows)
+				f.at, f.lo, f.hi, f.first = at, lo, hi, len(j.rows)
 				j.fdes = append(j.fdes, f)
 				inFDE = true
 			}
@@ -238,6 +240,41 @@ var aside = regexp.MustCompile(`(: )reg34=0, |[:,] reg34=0| in addrspace[0-9]+`)
 
 // noOffset matches a CFA of a register and an offset.
 var noOffset = regexp.MustCompile(`^(CFA=[A-Z0-9]+)\+[0-9]+`)
+
+// place gives the judge's FDEs of a file that is not linked the addresses that sections have here. For the judge, each section begins at 0: its
+// addresses must be the offsets in the sections.
+func (j *judged) place(img *module.Image, f *Frames, which Which) (errs []error) {
+	ours := map[uint64]FDE{}
+	f.Entries(which, func(e Entry) bool {
+		if e.IsFDE {
+			ours[e.Off] = e.FDE
+		}
+		return true
+	})
+	for i := range j.fdes {
+		d := &j.fdes[i]
+		o, ok := ours[d.at]
+		section, off := img.Place(o.Lo)
+		if !ok || o.Hi-o.Lo != arch.Vaddr(d.hi-d.lo) || !o.Dead && (off != d.lo || section == "") {
+			errs = append(errs, fmt.Errorf("%s: FDE +%#x: %+v is %s+%#x, want [%#x, %#x)", img.Name(), d.at, o, section, off, d.lo, d.hi))
+		}
+		if o.Dead {
+			d.lo, d.hi = 0, 0
+			continue
+		}
+		for k := range d.n {
+			j.rows[d.first+k].lo += uint64(o.Lo) - d.lo
+		}
+		d.lo, d.hi = uint64(o.Lo), uint64(o.Hi)
+		delete(ours, d.at)
+	}
+	for at, o := range ours {
+		if !o.Dead {
+			errs = append(errs, fmt.Errorf("%s: FDE +%#x: %+v: the judge has none there", img.Name(), at, o))
+		}
+	}
+	return errs
+}
 
 // A difference is one range of addresses where the table and the judge disagree.
 type difference struct {
@@ -395,6 +432,11 @@ func judgeFile(path string) (v verdict) {
 		return verdict{errs: []error{err}}
 	}
 	defer img.Close()
+	return judgeImage(path, img, func(which Which) (*judged, error) { return askJudge(path, which) })
+}
+
+// judgeImage compares the rows of an image with what ask returns.
+func judgeImage(path string, img *module.Image, ask func(Which) (*judged, error)) (v verdict) {
 	if img.Machine().Numbered {
 		return verdict{unnamed: 1}
 	}
@@ -407,7 +449,7 @@ func judgeFile(path string) (v verdict) {
 			continue
 		}
 		table, damage := f.Build(which)
-		j, err := askJudge(path, which)
+		j, err := ask(which)
 		if err != nil {
 			v.errs = append(v.errs, fmt.Errorf("%s: %s: %w", path, judge, err))
 			continue
@@ -425,6 +467,9 @@ func judgeFile(path string) (v verdict) {
 		}
 		for _, d := range damage[:min(5, len(damage))] {
 			v.errs = append(v.errs, fmt.Errorf("%s: %w", path, d))
+		}
+		if !img.Linked() {
+			v.errs = append(v.errs, j.place(img, f, which)...)
 		}
 		rows, ds := j.compare(table, 5)
 		for _, d := range ds {

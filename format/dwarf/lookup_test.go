@@ -103,9 +103,7 @@ func TestLookup(t *testing.T) {
 		if err := os.WriteFile(src, []byte("package main\n\nfunc main() { println(\"a program\") }\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := exec.Command("go", "build", "-o", path, src).CombinedOutput(); err != nil {
-			t.Fatalf("go build: %v\n%s", err, out)
-		}
+		oracle.Run(t, "go", "build", "-o", path, src)
 		f := check(t, openImage(t, path), 3)
 		if len(f.eh) != 0 || len(f.debug) != 1 {
 			t.Errorf("a Go program has %d .eh_frame and %d .debug_frame", len(f.eh), len(f.debug))

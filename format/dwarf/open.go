@@ -4,13 +4,14 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
 )
 
 // Open returns the call frame information of an image, which must stay open as long as it is used. An image
-// without any gives empty Frames.
+// without any gives empty Frames. In a file that is not linked, addresses are those of module.Image.Place.
 //
 // Where there are no section headers, the program header PT_GNU_EH_FRAME leads to .eh_frame_hdr, and that to
 // .eh_frame, whose end is then not known. What lies outside of a truncated file is an error, and so are section headers
@@ -21,20 +22,30 @@ func Open(img *module.Image) (*Frames, error) {
 	if !img.Is64() {
 		in.AddrSize = 4
 	}
+	if img.Starts() != nil {
+		in.Place = img.Place
+	}
 	first := img.SectionsErr()
 	contents := func(s *module.Section) (Section, bool) {
-		b, err := img.Data(s)
-		if err != nil && first == nil {
-			first = err
+		b, bad, err := img.Relocate(s)
+		if n := len(bad); err == nil && n > 0 && bad[n-1].Off >= uint64(len(b)) { // of no entry
+			first = cmp.Or(first, fmt.Errorf("%s: %w", img.Name(), error(&bad[n-1])))
 		}
-		return Section{Name: s.Name, Addr: s.Addr, Data: b}, err == nil && len(b) > 0
+		first = cmp.Or(first, err)
+		return Section{Name: s.Name, Addr: s.Addr, Data: b, Unapplied: bad}, err == nil && len(b) > 0
 	}
 	secs := img.Sections()
 	named := false // one of the two that PT_GNU_EH_FRAME leads to
 	for i := range secs {
 		s := &secs[i]
-		named = named || s.Name == ".eh_frame" || s.Name == ".eh_frame_hdr"
-		switch s.Name {
+		name := s.Common()
+		named = named || name == ".eh_frame" || name == ".eh_frame_hdr"
+		if strings.HasPrefix(name, ".gcc_except_tab") {
+			if b, bad, err := img.Relocate(s); err == nil && len(b) > 0 { // rows do not need it
+				in.Exceptions = append(in.Exceptions, Section{Name: s.Name, Addr: s.Addr, Data: b, Unapplied: bad})
+			}
+		}
+		switch name {
 		case ".eh_frame":
 			if x, ok := contents(s); ok {
 				in.EHFrame = append(in.EHFrame, x)
@@ -55,9 +66,6 @@ func Open(img *module.Image) (*Frames, error) {
 	}
 	if !named { // a separate debug file has the sections, without contents, and segments that lie
 		first = cmp.Or(first, in.bySegment(img))
-	}
-	if !img.Linked() && len(in.EHFrame) > 0 {
-		return New(in), fmt.Errorf("%s: %w: the file is not linked: the addresses in its .eh_frame are not known yet", img.Name(), ErrUnsupported)
 	}
 	return New(in), first
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -152,9 +151,7 @@ func TestWithout(t *testing.T) {
 		{"objcopy", "--only-keep-debug", prog, debug},
 		{"eu-strip", "-o", prog + ".stripped", "-f", eu, prog},
 	} {
-		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", c[0], err, out)
-		}
+		oracle.Run(t, c[0], c[1:]...)
 	}
 	for _, path := range []string{bare, debug, eu} {
 		img := openImage(t, path)

@@ -62,12 +62,14 @@ func find(img *module.Image) ([]byte, arch.Vaddr, error) {
 	secs := img.Sections()
 	isGo := len(secs) == 0 // it may be
 	for i := range secs {
-		switch s := &secs[i]; s.Name {
+		switch s := &secs[i]; s.Common() {
 		case ".gopclntab", ".data.rel.ro.gopclntab":
 			b, err := img.Data(s)
 			return b, s.Addr, err
-		case ".note.go.buildid", ".go.buildinfo":
+		case ".note.go.buildid", ".go.buildinfo", ".go_buildinfo":
 			isGo = true
+		case ".symtab": // Go's linker leaves one in an image for Windows, stripped or not; no other linker does
+			isGo = isGo || img.Format() == "PE"
 		}
 	}
 	if !isGo {

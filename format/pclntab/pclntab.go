@@ -89,7 +89,7 @@ func (t *Table) Funcs(each func(name string, lo, hi arch.Vaddr)) {
 // Rows returns the rows of all functions; none for machines on which Go keeps its stack otherwise than on x86-64 and AArch64.
 func (t *Table) Rows() *rows.Table {
 	b := rows.NewBuilder(t.machine)
-	if !t.machine.StepKnown {
+	if t.machine.GoArch == "" {
 		return rows.Build(b)
 	}
 	type state struct {

@@ -81,9 +81,7 @@ func TestJudge(t *testing.T) {
 				"renamed":  {"--strip-all", "--rename-section=.gopclntab=.rodata.pc", "--rename-section=.go.module=.data.module"},
 			} {
 				path := filepath.Join(dir, how)
-				if out, err := exec.Command("llvm-objcopy-19", append(args, filepath.Join(dir, c.name), path)...).CombinedOutput(); err != nil {
-					t.Fatalf("%s: %v\n%s", how, err, out)
-				}
+				oracle.Run(t, "llvm-objcopy-19", append(args, filepath.Join(dir, c.name), path)...)
 				img, err := module.Open(path)
 				if err != nil {
 					t.Fatal(err)

@@ -358,6 +358,9 @@ func Others() bool {
 	return false
 }
 
+// Through says whether the output is written through to a descriptor of this process's, a FIFO or a device: it is no file of its own.
+func (f *File) Through() bool { return f.tmp == "" }
+
 // Commit closes the output and puts it into its place. What cannot be put there stays beside it, and the error says where.
 func (f *File) Commit() error { return caps.Raised(f.commit) }
 

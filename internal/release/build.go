@@ -107,7 +107,7 @@ func (p place) build(ctx context.Context, t target) ([]file, error) {
 	if _, err := p.run(ctx, env, "go", "build", "-trimpath", "-buildvcs=true", "-ldflags=-s -w", "-o", p.binary(t), "./cmd/unspool"); err != nil {
 		return nil, err
 	}
-	// The drop-ins, and libunspool where it is for the machine, as runtime/Makefile installs them.
+	// The drop-ins and libunspool, as runtime/Makefile installs them.
 	stage := filepath.Join(p.dir, "stage-"+t.arch)
 	if _, err := p.run(ctx, nil, "make", "-s", "-C", "runtime", "install", "BUILD="+filepath.Join(p.dir, "lib-"+t.arch), "DESTDIR="+stage, "PREFIX=/", "NATIVE=/unspool/native",
 		"CC="+t.cc, "CFLAGS=-O2 -s -ffile-prefix-map="+filepath.Join(p.dir, "src")+"=."); err != nil {

@@ -1,5 +1,5 @@
 // Command release builds a release of what is committed, for linux/amd64 and linux/arm64: the program without libraries, the drop-ins for
-// libunwind, libunspool (amd64 only), manual pages, completions; of each machine a tar archive and a Debian package; and the SHA-256 sums of all
+// libunwind, libunspool, manual pages, completions; of each machine a tar archive and a Debian package; and the SHA-256 sums of all
 // of them.
 //
 //	release DIR

@@ -211,13 +211,13 @@ func (b *build) make(t testing.TB, s *shape, dir string) *program {
 	}
 	for _, name := range s.libs {
 		lib := p.path + "." + name
-		run(t, cc, append(args, "-shared", "-fPIC", "-D"+name, "-o", lib, src)...)
+		oracle.Run(t, cc, append(args, "-shared", "-fPIC", "-D"+name, "-o", lib, src)...)
 		p.libs[lib] = readSymbols(t, lib)
 	}
 	if b.cc == "musl-clang" {
 		// clang has no wrapper for musl: it compiles with musl's headers, and musl-gcc links.
 		object := p.path + ".o"
-		run(t, cc, append(args, "-nostdinc", "-isystem", "/usr/include/x86_64-linux-musl", "-fPIE", "-c", "-o", object, src)...)
+		oracle.Run(t, cc, append(args, "-nostdinc", "-isystem", "/usr/include/x86_64-linux-musl", "-fPIE", "-c", "-o", object, src)...)
 		cc, src = "musl-gcc", object
 		oracle.Need(t, cc)
 	}
@@ -231,19 +231,12 @@ func (b *build) make(t testing.TB, s *shape, dir string) *program {
 		// Without cgo, as everywhere where no C compiler for that machine is known.
 		cc, args, strip = "env", append([]string{"GOARCH=arm64", "CGO_ENABLED=0", "go"}, args...), "aarch64-linux-gnu-strip"
 	}
-	run(t, cc, args...)
+	oracle.Run(t, cc, args...)
 	p.names = readSymbols(t, p.path)
 	if b.strip {
-		run(t, strip, p.path)
+		oracle.Run(t, strip, p.path)
 	}
 	return p
-}
-
-func run(t testing.TB, name string, args ...string) {
-	t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
 }
 
 // unspool compiles the program once, for the machine that runs it.

@@ -161,6 +161,23 @@ func (g *stage) addArm64(t *testing.T, path string) {
 	}
 }
 
+// addRuntime adds the drop-ins where unspool run finds them, libunspool, and a program that uses each. Of this machine's, packages cmd/unspool and
+// runtime/test have the tests.
+func (g *stage) addRuntime(t *testing.T, dir, cc string) {
+	t.Helper()
+	oracle.Run(t, "make", "-s", "-C", "../../runtime", "CC="+cc, "BUILD="+dir)
+	oracle.Run(t, cc, "-O1", "-o", filepath.Join(dir, "frames"), "../vm/testdata/frames.c", filepath.Join(dir, "libunwind.so.8"))
+	oracle.Run(t, cc, "-O1", "-I../../runtime", "-o", filepath.Join(dir, "other"), "../../runtime/examples/other.c", filepath.Join(dir, "libunspool.so"))
+	for _, to := range []string{"/lib/unspool/libunwind.so.8", "/lib/unspool/libunwind-aarch64.so.8", "/lib/libunspool.so", framesProgram, otherProgram} {
+		name := filepath.Base(to)
+		g.had[name] = true
+		if err := g.root.Copy(to, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+		g.addArm64(t, filepath.Join(dir, name))
+	}
+}
+
 // stageFor builds the programs.
 func stageFor(t *testing.T, arch string) *stage {
 	t.Helper()
@@ -196,16 +213,21 @@ func stageFor(t *testing.T, arch string) *stage {
 		compile, cc = unspoolArm64, "aarch64-linux-gnu-gcc"
 	}
 	program := filepath.Join(dir, "checks")
-	run(t, cc, "-O2", "-static", "-o", program, "testdata/machine/checks.c")
+	flags := []string{"-O2", "-static", "-o", program, "testdata/machine/checks.c"}
+	if arch == "arm64" {
+		flags = append(flags, "-mbranch-protection=standard", "-Wl,--eh-frame-hdr") // signed return addresses, and what libunspool looks for
+	}
+	oracle.Run(t, cc, flags...)
 	if err := g.root.Copy(checksProgram, program); err != nil {
 		t.Fatal(err)
 	}
 	if arch == "arm64" {
 		planted := filepath.Join(dir, "planted")
-		run(t, cc, "-static", "-nostdlib", "-o", planted, "../../shadow/testdata/planted_arm64.s")
+		oracle.Run(t, cc, "-static", "-nostdlib", "-o", planted, "../../shadow/testdata/planted_arm64.s")
 		if err := g.root.Copy(plantedProgram, planted); err != nil {
 			t.Fatal(err)
 		}
+		g.addRuntime(t, dir, cc)
 	}
 	path, err := compile()
 	if err != nil {
@@ -230,7 +252,7 @@ func command(name string, args ...string) vm.Step {
 func TestMachines(t *testing.T) {
 	oracle.Long(t)
 	names := chosen(t)
-	oracle.Need(t, "apt-get", "dpkg", "ldd")
+	oracle.Need(t, "apt-get", "dpkg", "ldd", "make")
 	stages := map[string]*stage{}
 	for _, m := range machines {
 		if slices.Contains(names, m.name()) && stages[m.arch] == nil {
@@ -257,7 +279,7 @@ var dropped bool
 func (m machine) walks(t *testing.T, g *stage) {
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
 	defer cancel()
-	k, err := vm.Fetch(ctx, m.suite, m.arch)
+	image, err := oracle.FetchKernel(ctx, m.suite, m.arch)
 	if err != nil && os.Getenv("UNSPOOL_MACHINES") == "" && m.suite == "bullseye" {
 		dropped = true
 		t.Skip("this test lacks a kernel, because mirrors drop old suites: ", err)
@@ -265,6 +287,7 @@ func (m machine) walks(t *testing.T, g *stage) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	k := vm.New(m.suite, m.arch, image)
 	var tried []check
 	if os.Getenv("UNSPOOL_MACHINES") != "" || m.always == checked || dropped {
 		tried = checks(m)
@@ -274,12 +297,12 @@ func (m machine) walks(t *testing.T, g *stage) {
 		steps = append(steps, c.step)
 	}
 	for _, x := range g.stands {
-		// They run where the recorders leave them time.
-		steps = append(steps, vm.Step{Name: x.s.name, Args: []string{x.p.path}, Start: true, Nice: 10},
+		// They run where the recorders leave them time: so many of them take as much as a recorder at a niceness of 10.
+		steps = append(steps, vm.Step{Name: x.s.name, Args: []string{x.p.path}, Start: true, Nice: 19},
 			command("live", append(stackJSON, "$PID")...))
 	}
 	for _, source := range m.sources {
-		r := command(source, "record", "-a", "--source", source, "-F", "199", "--no-inline", "-o", "/tmp/"+source+".jsonl", "--", checksProgram, "until", "8")
+		r := command(source, "record", "-a", "--source", source, "-F", "199", "--no-inline", "-o", "/tmp/"+source+".jsonl", "--", checksProgram, "until", "5")
 		r.Files = []string{"/tmp/" + source + ".jsonl"}
 		steps = append(steps, r)
 	}

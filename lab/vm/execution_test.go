@@ -49,14 +49,11 @@ func TestExecution(t *testing.T) {
 	if list := os.Getenv("UNSPOOL_MACHINES"); list != "all" && !slices.Contains(strings.Fields(list), "trixie/arm64") {
 		t.Skip("this test lacks UNSPOOL_MACHINES=all (make vms): a quarter of an hour")
 	}
-	oracle.Need(t, "apt-get", "dpkg", "qemu-system-aarch64", "aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++")
+	oracle.Need(t, "qemu-system-aarch64", "aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++")
 	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Minute)
 	defer cancel()
-	k, err := Fetch(ctx, "trixie", "arm64")
-	if err != nil {
-		t.Fatal(err)
-	}
-	root := debian(ctx, t, "trixie", "arm64", "programs", programs)
+	k := New("trixie", "arm64", oracle.Kernel(t, "trixie", "arm64"))
+	root := tree(t, oracle.Debian(t, "trixie", "arm64", "programs", programs...))
 	if err := root.Init(ctx, "arm64"); err != nil {
 		t.Fatal(err)
 	}

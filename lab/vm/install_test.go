@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,7 +24,6 @@ type install struct {
 	user   int
 	status int
 	out    string // what it prints, as an expression
-	arch   string // not "": of this machine's package only
 }
 
 // installs are the steps, in their order. VERSION and MACHINE stand for the package's version and for the machine.
@@ -47,7 +45,7 @@ var installs = []install{
 	{name: "verify", sh: "unspool verify /usr/lib/unspool /usr/bin/dash", user: 1000, out: `\d`},
 	{name: "without the drop-in", sh: "/frames 2>&1", status: 127, out: `libunwind\.so\.8`},
 	{name: "drop-in", sh: "unspool run -- /frames", user: 1000, out: `^/usr/lib/unspool/libunwind\.so\.8\n1[1-5] frames\n$`},
-	{name: "libunspool", sh: "/here", arch: "amd64", out: `(?m)^#0 .* main\+0x`},
+	{name: "libunspool", sh: "/here", out: `(?m)^#0 .* main\+0x`},
 	{name: "remove", sh: "dpkg -r unspool 2>&1", out: `Removing unspool \(VERSION\) \.\.\.\n$`},
 	{name: "removed", sh: "ls -d /usr/bin/unspool /usr/lib/unspool /usr/share/doc/unspool /usr/share/man/man1 /usr/share/fish 2>/dev/null", status: 2, out: `^$`},
 	{name: "archive", sh: "mkdir /opt && tar -xzf /package.tar.gz -C /opt --strip-components 1 && /opt/bin/unspool run -- /frames",
@@ -74,11 +72,8 @@ func TestInstall(t *testing.T) {
 			oracle.Need(t, m.emulator, m.machine+"-linux-gnu-gcc")
 			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 			defer cancel()
-			k, err := Fetch(ctx, m.suite, m.arch)
-			if err != nil {
-				t.Fatal(err)
-			}
-			root := debian(ctx, t, m.suite, m.arch, "", inside)
+			k := New(m.suite, m.arch, oracle.Kernel(t, m.suite, m.arch))
+			root := tree(t, oracle.Debian(t, m.suite, m.arch, "", inside...))
 			if err := root.Init(ctx, m.arch); err != nil {
 				t.Fatal(err)
 			}
@@ -86,10 +81,7 @@ func TestInstall(t *testing.T) {
 			policy(t, deb)
 			version := strings.Split(filepath.Base(deb), "_")[1]
 			files := map[string]string{
-				"/package.deb": deb, "/package.tar.gz": one(t, release, "unspool-*-linux-"+m.arch+".tar.gz"), "/frames": frames(t, deb, m.machine),
-			}
-			if m.arch == "amd64" {
-				files["/here"] = here(t, deb)
+				"/package.deb": deb, "/package.tar.gz": one(t, release, "unspool-*-linux-"+m.arch+".tar.gz"), "/frames": frames(t, deb, m.machine), "/here": here(t, deb, m.machine),
 			}
 			for name, from := range files {
 				if err := root.Copy(name, from); err != nil {
@@ -97,7 +89,6 @@ func TestInstall(t *testing.T) {
 				}
 			}
 			var steps []Step
-			installs := slices.DeleteFunc(slices.Clone(installs), func(s install) bool { return s.arch != "" && s.arch != m.arch })
 			for _, s := range installs {
 				steps = append(steps, Step{Name: s.name, Args: []string{"/bin/sh", "-c", s.sh}, User: s.user, Seconds: 300,
 					Env: []string{"PATH=/usr/sbin:/usr/bin", "LC_ALL=C", fmt.Sprint("UNSPOOL_CACHE=/tmp/cache", s.user)}})
@@ -138,13 +129,9 @@ func one(t *testing.T, dir, pattern string) string {
 	return found[0]
 }
 
-// debian is a root with packages of a suite.
-func debian(ctx context.Context, t *testing.T, suite, arch, name string, packages []string) *Root {
+// tree is a root with all files below a directory.
+func tree(t *testing.T, dir string) *Root {
 	t.Helper()
-	dir, err := Debian(ctx, suite, arch, name, packages)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var r Root
 	if err := r.Tree(dir); err != nil {
 		t.Fatal(err)
@@ -169,9 +156,9 @@ func frames(t *testing.T, deb, machine string) string {
 }
 
 // here builds a program that uses a package's libunspool. unspool.pc tells it where the library is here, and where it will be installed.
-func here(t *testing.T, deb string) string {
+func here(t *testing.T, deb, machine string) string {
 	t.Helper()
-	oracle.Need(t, "gcc", "pkg-config", "dpkg")
+	oracle.Need(t, "pkg-config", "dpkg")
 	dir := t.TempDir()
 	if out, err := exec.Command("dpkg", "-x", deb, dir).CombinedOutput(); err != nil {
 		t.Fatalf("dpkg: %v\n%s", err, out)
@@ -184,8 +171,8 @@ func here(t *testing.T, deb string) string {
 	}
 	program := filepath.Join(dir, "here")
 	args := append([]string{"-o", program, "../../runtime/examples/here.c"}, strings.Fields(string(config))...)
-	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v\n%s", err, out)
+	if out, err := exec.Command(machine+"-linux-gnu-gcc", args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", machine, err, out)
 	}
 	return program
 }

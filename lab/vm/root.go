@@ -2,7 +2,6 @@ package vm
 
 import (
 	"bufio"
-	"compress/gzip"
 	"fmt"
 	"io"
 	"io/fs"
@@ -85,14 +84,10 @@ func (r *Root) Link(name, to string) {
 	r.files[len(r.files)-1].mode = 0o120777
 }
 
-// write writes the archive, a cpio of the format that Linux calls newc (Documentation/driver-api/early-userspace/buffer-format.rst),
-// compressed.
+// write writes the archive, a cpio of the format that Linux calls newc (Documentation/driver-api/early-userspace/buffer-format.rst). It is not
+// compressed: an emulated processor would take seconds to undo that.
 func (r *Root) write(w io.Writer, more ...file) error {
-	z, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
-	if err != nil {
-		return err
-	}
-	b := bufio.NewWriter(z)
+	b := bufio.NewWriter(w)
 	pad := func(n int) { b.Write(make([]byte, -n&3)) }
 	all := slices.Concat(r.files, more, []file{{name: "TRAILER!!!"}})
 	for i, f := range all {
@@ -106,8 +101,5 @@ func (r *Root) write(w io.Writer, more ...file) error {
 		b.Write(f.data)
 		pad(len(f.data))
 	}
-	if err := b.Flush(); err != nil {
-		return err
-	}
-	return z.Close()
+	return b.Flush()
 }

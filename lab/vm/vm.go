@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
-	_ "embed"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -114,48 +113,9 @@ type Kernel struct {
 	image   string
 }
 
-//go:embed kernel.sh
-var kernelScript string
-
-// Fetch downloads the kernel for clouds of a suite of Debian, unless it is in the cache.
-func Fetch(ctx context.Context, suite, arch string) (*Kernel, error) {
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return nil, err
-	}
-	dir := filepath.Join(cache, "unspool-kernels")
-	cmd := exec.CommandContext(ctx, "sh", "-s", suite, arch, dir)
-	cmd.Stdin = strings.NewReader(kernelScript)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("kernel.sh %s %s: %w\n%s", suite, arch, err, stderr.Bytes())
-	}
-	k := &Kernel{Suite: suite, Arch: arch, image: strings.TrimSpace(string(out))}
-	k.Version = strings.TrimPrefix(filepath.Base(k.image), "vmlinuz-")
-	return k, nil
-}
-
-//go:embed debian.sh
-var debianScript string
-
-// Debian fetches packages of a suite, with all that they depend on, unless they are in the cache, and returns the directory with their files.
-// Directories of one suite with other packages have another name.
-func Debian(ctx context.Context, suite, arch, name string, packages []string) (dir string, err error) {
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return "", err
-	}
-	cmd := exec.CommandContext(ctx, "sh", append([]string{"-s", suite, arch, filepath.Join(cache, "unspool-kernels", name)}, packages...)...)
-	cmd.Stdin = strings.NewReader(debianScript)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("debian.sh %s %s: %w\n%s", suite, arch, err, stderr.Bytes())
-	}
-	return strings.TrimSpace(string(out)), nil
+// New is the kernel of a suite of Debian that is in a file, as oracle.Kernel fetches it.
+func New(suite, arch, image string) *Kernel {
+	return &Kernel{Suite: suite, Arch: arch, Version: strings.TrimPrefix(filepath.Base(image), "vmlinuz-"), image: image}
 }
 
 // Boot boots the kernel with files as its root and takes the steps in it. An error says what the console has shown.

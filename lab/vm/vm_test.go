@@ -7,9 +7,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // TestResults: results are found on a console that shows other text, too.
@@ -76,43 +73,5 @@ func TestTree(t *testing.T) {
 	want := []file{{"bin", 0o120777, []byte("usr/bin")}, {"empty", 0o040755, nil}, {"usr", 0o040755, nil}, {"usr/bin", 0o040755, nil}, {"usr/bin/x", 0o100755, []byte("x")}}
 	if !reflect.DeepEqual(r.files, want) {
 		t.Errorf("%v, want %v", r.files, want)
-	}
-}
-
-// TestFetchOnce: who wants a kernel that another process fetches waits for it.
-func TestFetchOnce(t *testing.T) {
-	cache := t.TempDir()
-	t.Setenv("XDG_CACHE_HOME", cache)
-	dir := filepath.Join(cache, "unspool-kernels", "bookworm-amd64")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	lock, err := os.Create(filepath.Join(dir, "lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan error, 1)
-	var k *Kernel
-	go func() {
-		var err error
-		k, err = Fetch(t.Context(), "bookworm", "amd64")
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		t.Fatal("it has not waited: ", err)
-	case <-time.After(300 * time.Millisecond):
-	}
-	image := filepath.Join(dir, "vmlinuz-6.1")
-	if err := os.WriteFile(image, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	lock.Close()
-	if err := <-done; err != nil || k.image != image || k.Version != "6.1" {
-		t.Errorf("%+v, %v", k, err)
 	}
 }

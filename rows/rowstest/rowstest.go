@@ -1,14 +1,28 @@
-// Package rowstest makes tables, sets and expressions of every kind for tests: those that compilers make, and nonsense.
+// Package rowstest makes tables, sets and expressions of every kind for tests: those that compilers make, and nonsense. Check checks tables that others make.
 package rowstest
 
 import (
 	"encoding/binary"
 	"math/rand/v2"
 	"slices"
+	"testing"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/rows"
 )
+
+// Check fails where a table is not as rows.Table promises.
+func Check(t testing.TB, x *rows.Table) {
+	t.Helper()
+	for i, r := range x.Rows {
+		switch {
+		case i > 0 && (r.Lo <= x.Rows[i-1].Lo || r.Set == x.Rows[i-1].Set), i == 0 && r.Set == rows.GapID, int(r.Set) >= len(x.Sets):
+			t.Fatalf("row %d, %+v, follows %+v", i, r, x.Rows[max(i-1, 0)])
+		case i == len(x.Rows)-1 && r.Set != rows.GapID:
+			t.Fatalf("the last row is no gap: %+v", r)
+		}
+	}
+}
 
 // Table makes a table of up to n functions from r, with rules of every kind.
 func Table(r *rand.Rand, mach *arch.Machine, n int) *rows.Table {

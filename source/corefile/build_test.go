@@ -56,6 +56,8 @@ func noteOf(b []byte, name string, size int, typ uint32, desc []byte) []byte {
 	return b
 }
 
+const regsAt = 112 // of struct elf_prstatus, in 64-bit cores
+
 // notes returns the notes in the kernel's order.
 func (c *core) notes() (b []byte) {
 	slots := c.machine.UserRegs.Slots

@@ -1,5 +1,5 @@
-// Package corefile reads core dumps: ELF files of type ET_CORE of x86-64 and AArch64 Linux, written by the kernel or by gdb's gcore. A file
-// comes in; a source.Process goes out, with threads, registers, memory, and the mapped files that are still the same.
+// Package corefile reads core dumps: ELF files of type ET_CORE of Linux's programs, written by the kernel, by gdb's gcore or by QEMU, of each machine that can be
+// walked, 32-bit and big-endian ones too. A file comes in; a source.Process goes out, with threads, registers, memory, and the mapped files that are still the same.
 //
 // The kernel puts the first page of every mapped ELF file into the core. A file is the same if its build ID is the one in that page. A
 // changed file is not used, and a note says so. Memory missing from the core is read from the mapped files, where the mapping was not
@@ -10,6 +10,7 @@ package corefile
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -55,7 +56,9 @@ type File struct {
 	path  string
 	b     []byte
 	unmap func() error // nil: b is no mapping
-	comm  string       // of the first thread that the process had
+	order binary.ByteOrder
+	word  int    // bytes of an address
+	comm  string // of the first thread that the process had
 	mem   memory
 	auxv  map[uint64]uint64
 	files []fileRange // sorted by lo, disjoint
@@ -210,8 +213,8 @@ func (f *File) threads() {
 		}
 		s.Machine, s.Space = f.Machine, f.Space
 		sp := s.Regs[f.Machine.Slot(f.Machine.SP)]
-		s.Mem = rows.Memory{Next: &f.mem}
-		if seg := f.mem.find(sp); seg != nil && uint64(len(seg.b)) < seg.hi-seg.lo && seg.flags&pfW != 0 {
+		s.Mem = rows.Memory{Next: rows.WordsOf(f.Machine, &f.mem)}
+		if seg := f.mem.find(sp); f.Machine.Plain() && seg != nil && uint64(len(seg.b)) < seg.hi-seg.lo && seg.flags&pfW != 0 {
 			s.Mem.Lo, s.Mem.Bytes = seg.window(sp)
 			lost++
 		}
@@ -250,6 +253,17 @@ func (n *notes) list() []string {
 		return append(n.all, fmt.Sprintf("and %d more", n.more))
 	}
 	return n.all
+}
+
+// u32 returns the number of four bytes at the beginning of b.
+func (f *File) u32(b []byte) uint32 { return f.order.Uint32(b) }
+
+// uword returns the address at the beginning of b.
+func (f *File) uword(b []byte) uint64 {
+	if f.word == 4 {
+		return uint64(f.order.Uint32(b))
+	}
+	return f.order.Uint64(b)
 }
 
 // pcSlot returns the slot of the program counter.

@@ -268,8 +268,8 @@ func TestErrors(t *testing.T) {
 		{"executable", edit(16, 3), ErrNotCore, "give the core file first"},
 		{"object", edit(16, 1), ErrNotCore, "ET_REL"},
 		{"32-bit", edit(4, 1), module.ErrUnsupported, "32-bit"},
-		{"big-endian", edit(5, 2), module.ErrUnsupported, "big-endian"},
-		{"machine", edit(18, 243), module.ErrUnsupported, "riscv"},
+		{"big-endian", edit(5, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, arch.EM_X86_64), module.ErrUnsupported, "big-endian"},
+		{"machine", edit(18, arch.EM_MIPS), module.ErrUnsupported, "mips"},
 		{"no notes", edit(64, 6), module.ErrMalformed, "no NT_PRSTATUS"},
 		{"size of headers", edit(54, 8), module.ErrMalformed, "program headers"},
 	} {

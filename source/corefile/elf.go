@@ -43,34 +43,49 @@ func (f *File) headers() (notes []noteRange, err error) {
 			return nil, f.errorf(0, ErrCompressed, "the file is compressed with %s: decompress it first (%s %s)", c.name, c.command, filepath.Base(f.path))
 		}
 	}
-	const ehsize, phsize, shsize = 64, 56, 64
 	if !bytes.HasPrefix(b, []byte(elf.ELFMAG)) {
 		return nil, f.errorf(0, ErrNotCore, "not a core file: no ELF header")
+	}
+	if len(b) < elf.EI_NIDENT {
+		return nil, f.errorf(0, module.ErrTruncated, "the ELF header is cut off")
+	}
+	f.order, f.word = le, 8
+	switch elf.Data(b[elf.EI_DATA]) {
+	case elf.ELFDATA2LSB:
+	case elf.ELFDATA2MSB:
+		f.order = binary.BigEndian
+	default:
+		return nil, f.errorf(elf.EI_DATA, module.ErrUnsupported, "byte order %d", b[elf.EI_DATA])
+	}
+	ehsize, phsize, shsize := 64, uint64(56), uint64(64)
+	if elf.Class(b[elf.EI_CLASS]) == elf.ELFCLASS32 {
+		f.word, ehsize, phsize, shsize = 4, 52, 32, 40
 	}
 	if len(b) < ehsize {
 		return nil, f.errorf(0, module.ErrTruncated, "the ELF header is cut off")
 	}
-	if d := elf.Data(b[elf.EI_DATA]); d != elf.ELFDATA2LSB {
-		return nil, f.errorf(elf.EI_DATA, module.ErrUnsupported, "cores of big-endian machines cannot be read")
-	}
-	f.Machine = arch.ByELF(le.Uint16(b[18:]))
-	typ := elf.Type(le.Uint16(b[16:]))
+	f.Machine = arch.ByELF(f.order.Uint16(b[18:]))
+	typ := elf.Type(f.order.Uint16(b[16:]))
 	switch {
 	case typ == elf.ET_EXEC || typ == elf.ET_DYN:
 		return nil, f.errorf(16, ErrNotCore, "not a core file but an executable or a library: give the core file first, then the executable")
 	case typ != elf.ET_CORE:
 		return nil, f.errorf(16, ErrNotCore, "not a core file but an ELF file of type %v", typ)
-	case elf.Class(b[elf.EI_CLASS]) != elf.ELFCLASS64:
-		return nil, f.errorf(elf.EI_CLASS, module.ErrUnsupported, "the core of a 32-bit program (%s): only 64-bit ones can be read", f.Machine.Name)
-	case !f.Machine.StepKnown:
+	case !f.Machine.StepKnown || len(f.Machine.UserRegs.Slots) == 0: // of Windows, too, whose numbers are none of ELF
 		return nil, f.errorf(18, module.ErrUnsupported, "cores of %s cannot be read", f.Machine.Name)
+	case f.Machine.WordSize() != uint64(f.word):
+		return nil, f.errorf(elf.EI_CLASS, module.ErrUnsupported, "the core of a %d-bit program of %s: only %d-bit ones can be read", 8*f.word, f.Machine.Name, 8*f.Machine.WordSize())
+	case f.Machine.BigEndian != (f.order == binary.BigEndian):
+		return nil, f.errorf(elf.EI_DATA, module.ErrUnsupported, "the core of a %s program of %s cannot be read", map[bool]string{true: "little-endian", false: "big-endian"}[f.Machine.BigEndian], f.Machine.Name)
 	}
-	phoff, shoff := le.Uint64(b[32:]), le.Uint64(b[40:])
-	phentsize, phnum := uint64(le.Uint16(b[54:])), uint64(le.Uint16(b[56:]))
+	// The word fields behind e_version: e_entry, e_phoff, e_shoff; then e_flags and e_ehsize.
+	phoff, shoff := f.uword(b[24+f.word:]), f.uword(b[24+2*f.word:])
+	rest := b[24+3*f.word+6:]
+	phentsize, phnum := uint64(f.order.Uint16(rest)), uint64(f.order.Uint16(rest[2:]))
 	size := uint64(len(b))
 	if phnum == 0xffff { // PN_XNUM: the number is in the first section header, which the kernel writes last
 		if shoff < size && size-shoff >= shsize {
-			phnum = uint64(le.Uint32(b[shoff+44:]))
+			phnum = uint64(f.u32(b[shoff+map[int]uint64{4: 28, 8: 44}[f.word]:]))
 		} else {
 			f.notes.add("the core is cut off before the number of its program headers: only the first %d are read", phnum)
 		}
@@ -90,16 +105,15 @@ func (f *File) headers() (notes []noteRange, err error) {
 	var want, have uint64
 	for i := range phnum {
 		p := b[phoff+i*phentsize:]
-		typ, flags := elf.ProgType(le.Uint32(p)), le.Uint32(p[4:])
-		off, vaddr, filesz, memsz, align := le.Uint64(p[8:]), le.Uint64(p[16:]), le.Uint64(p[32:]), le.Uint64(p[40:]), le.Uint64(p[48:])
-		switch typ {
+		h := f.progHeader(p)
+		switch h.typ {
 		case elf.PT_NOTE:
-			notes = append(notes, noteRange{off, filesz, align})
+			notes = append(notes, noteRange{h.off, h.filesz, h.align})
 		case elf.PT_LOAD:
-			n := min(filesz, memsz)
-			there := min(n, size-min(off, size))
+			n := min(h.filesz, h.memsz)
+			there := min(n, size-min(h.off, size))
 			want, have = want+n, have+there
-			f.mem.add(vaddr, memsz, b[min(off, size):][:there], flags)
+			f.mem.add(h.vaddr, h.memsz, b[min(h.off, size):][:there], h.flags)
 		}
 	}
 	if dropped := f.mem.finish(); dropped > 0 {
@@ -109,6 +123,37 @@ func (f *File) headers() (notes []noteRange, err error) {
 		f.notes.add("the core is cut off: it has %s of %s of memory", byteSize(have), byteSize(want))
 	}
 	return notes, nil
+}
+
+// A progHeader is a program header of either class.
+type progHeader struct {
+	typ                              elf.ProgType
+	flags                            uint32
+	off, vaddr, filesz, memsz, align uint64
+}
+
+// progHeaderSize returns how many bytes a program header has.
+func (f *File) progHeaderSize() uint64 {
+	if f.word == 4 {
+		return 32
+	}
+	return 56
+}
+
+func (f *File) progHeader(p []byte) progHeader {
+	h := progHeader{typ: elf.ProgType(f.u32(p))}
+	words := p[8:]
+	if f.word == 4 {
+		words, h.flags = p[4:], f.u32(p[24:])
+	} else {
+		h.flags = f.u32(p[4:])
+	}
+	at := func(i int) uint64 { return f.uword(words[i*f.word:]) }
+	h.off, h.vaddr, h.filesz, h.memsz, h.align = at(0), at(1), at(3), at(4), at(5)
+	if f.word == 4 {
+		h.align = uint64(f.u32(p[28:]))
+	}
+	return h
 }
 
 func byteSize(n uint64) string {

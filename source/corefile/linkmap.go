@@ -10,6 +10,7 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/rows"
 )
 
 // Bounds on what a hostile core can say of its files. A program with a thousand libraries is rare.
@@ -48,9 +49,9 @@ func (f *File) linkMaps(o *Options) {
 		}
 		list = ranges(list, base, segs, path, f.pageSize())
 	}
-	n, at := 0, f.linked(bias, segs)
+	n, at, w := 0, f.linked(bias, segs), uint64(f.word)
 	for ; at != 0 && n < maxLinked; n++ {
-		base, name, next := f.word(at), f.str(f.word(at+8)), f.word(at+24)
+		base, name, next := f.load(at), f.str(f.load(at+w)), f.load(at+3*w)
 		if n > 0 && base != vdso && strings.HasPrefix(name, "/") { // the first is the program
 			add(base, name)
 		}
@@ -91,17 +92,15 @@ func (f *File) program(o *Options) (bias uint64, segs []module.Segment, ok bool)
 	if at == 0 {
 		return 0, nil, false
 	}
-	const phsize = 56
+	phsize := f.progHeaderSize()
 	for i := range min(f.auxv[atPHNUM], maxPhdrs) {
 		p := f.mem.tail(at + i*phsize)
-		if len(p) < phsize {
+		if uint64(len(p)) < phsize {
 			segs = nil
 			break
 		}
-		segs = append(segs, module.Segment{
-			Kind: kinds[elf.ProgType(le.Uint32(p))], Perm: module.Perm(le.Uint32(p[4:]) & 7), Off: le.Uint64(p[8:]), Vaddr: arch.Vaddr(le.Uint64(p[16:])),
-			Size: le.Uint64(p[32:]), MemSize: le.Uint64(p[40:]),
-		})
+		h := f.progHeader(p)
+		segs = append(segs, module.Segment{Kind: kinds[h.typ], Perm: module.Perm(h.flags & 7), Off: h.off, Vaddr: arch.Vaddr(h.vaddr), Size: h.filesz, MemSize: h.memsz})
 	}
 	if segs == nil && o.Exe != "" {
 		if img, _, _ := f.search(module.Wanted{First: o.Exe}, o); img != nil {
@@ -131,12 +130,12 @@ func (f *File) linked(bias uint64, segs []module.Segment) uint64 {
 		if s.Kind != module.Dynamic {
 			continue
 		}
-		for at, i := bias+uint64(s.Vaddr), 0; i < maxDyn; at, i = at+16, i+1 {
-			switch tag := elf.DynTag(f.word(at)); tag {
+		for at, i := bias+uint64(s.Vaddr), 0; i < maxDyn; at, i = at+2*uint64(f.word), i+1 {
+			switch tag := elf.DynTag(f.load(at)); tag {
 			case elf.DT_NULL:
 				return 0
 			case elf.DT_DEBUG:
-				return f.word(f.word(at+8) + 8) // r_map, which follows r_version
+				return f.load(f.load(at+uint64(f.word)) + uint64(f.word)) // r_map, which follows r_version
 			}
 		}
 	}
@@ -180,9 +179,9 @@ func ranges(list []fileRange, bias uint64, segs []module.Segment, path string, p
 	return list
 }
 
-// word returns eight bytes of the core's memory; 0 where there are none.
-func (f *File) word(at uint64) uint64 {
-	v, _ := f.mem.Read8(at)
+// load returns a word of the core's memory; 0 where there is none.
+func (f *File) load(at uint64) uint64 {
+	v, _ := rows.WordsOf(f.Machine, &f.mem).Read8(at)
 	return v
 }
 

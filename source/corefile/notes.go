@@ -36,8 +36,20 @@ type fileRange struct {
 	flags       uint32  // of the segment; pfW where that is not known
 }
 
-// regsAt is where the registers begin in struct elf_prstatus.
-const regsAt = 112
+// regsAt is where the registers begin in struct elf_prstatus, and tidAt where the thread's number is.
+func (f *File) regsAt() int {
+	if f.word == 4 {
+		return 72
+	}
+	return 112
+}
+
+func (f *File) tidAt() int {
+	if f.word == 4 {
+		return 24
+	}
+	return 32
+}
 
 // readNotes reads the notes of a segment, as many as are there.
 func (f *File) readNotes(r noteRange) {
@@ -57,7 +69,7 @@ func (f *File) readNotes(r noteRange) {
 		if len(b) < 12 {
 			break
 		}
-		namesz, descsz, typ := uint64(le.Uint32(b)), uint64(le.Uint32(b[4:])), le.Uint32(b[8:])
+		namesz, descsz, typ := uint64(f.u32(b)), uint64(f.u32(b[4:])), f.u32(b[8:])
 		desc := up(12 + namesz)
 		if end := uint64(len(b)); desc > end || descsz > end-desc {
 			break
@@ -87,10 +99,16 @@ func (f *File) note(typ uint32, d []byte, first *bool) {
 	case ntPRSTATUS:
 		f.prstatus(d)
 	case ntPRPSINFO:
-		if len(d) >= 136 {
-			f.PID = int(int32(le.Uint32(d[24:])))
-			f.Command = strings.Fields(text(d[56:136]))
-			f.comm = text(d[40:56])
+		pid := 24
+		if f.word == 4 && len(d) < 128 { // users and groups have 16 bits each
+			pid = 12
+		} else if f.word == 4 {
+			pid = 16
+		}
+		if len(d) >= pid+112 {
+			f.PID = int(int32(f.u32(d[pid:])))
+			f.Command = strings.Fields(text(d[pid+32 : pid+112]))
+			f.comm = text(d[pid+16 : pid+32])
 		}
 	case ntSIGINFO:
 		if *first && len(d) >= 24 {
@@ -98,8 +116,8 @@ func (f *File) note(typ uint32, d []byte, first *bool) {
 			f.siginfo(d)
 		}
 	case ntAUXV:
-		for ; len(d) >= 16 && len(f.auxv) < 64; d = d[16:] {
-			f.auxv[le.Uint64(d)] = le.Uint64(d[8:])
+		for ; len(d) >= 2*f.word && len(f.auxv) < 64; d = d[2*f.word:] {
+			f.auxv[f.uword(d)] = f.uword(d[f.word:])
 		}
 	case ntFILE:
 		f.ntFile(d)
@@ -117,7 +135,8 @@ func text(b []byte) string {
 // prstatus adds a thread (struct elf_prstatus). The kernel and gdb put the one that the signal was for first.
 func (f *File) prstatus(d []byte) {
 	slots := f.Machine.UserRegs.Slots
-	if len(d) < regsAt+8*len(slots) {
+	at := f.regsAt()
+	if len(d) < at+f.word*len(slots) {
 		return
 	}
 	if len(f.Threads) == maxThreads {
@@ -127,18 +146,18 @@ func (f *File) prstatus(d []byte) {
 	if len(f.Threads) > maxThreads {
 		return
 	}
-	t := source.Thread{TID: int(int32(le.Uint32(d[32:])))}
+	t := source.Thread{TID: int(int32(f.u32(d[f.tidAt():])))}
 	s := &t.Snapshot
 	for i, slot := range slots {
 		if slot != arch.NoSlot {
-			s.Regs[slot] = le.Uint64(d[regsAt+8*i:])
+			s.Regs[slot] = f.uword(d[at+f.word*i:])
 			s.Known |= 1 << slot
 		}
 	}
 	s.PC = s.Regs[pcSlot(f.Machine)]
 	if len(f.Threads) == 0 {
-		if sig := int(le.Uint16(d[12:])); sig != 0 {
-			f.Signal = &source.Signal{Number: sig, Code: int(int32(le.Uint32(d[4:])))}
+		if sig := int(f.order.Uint16(d[12:])); sig != 0 {
+			f.Signal = &source.Signal{Number: sig, Code: int(int32(f.u32(d[4:])))}
 		}
 	}
 	f.Threads = append(f.Threads, t)
@@ -146,7 +165,7 @@ func (f *File) prstatus(d []byte) {
 
 // siginfo reads the signal that ended the process (siginfo_t).
 func (f *File) siginfo(d []byte) {
-	sig, code, addr := int(int32(le.Uint32(d))), int(int32(le.Uint32(d[8:]))), le.Uint64(d[16:])
+	sig, code, addr := int(int32(f.u32(d))), int(int32(f.u32(d[8:]))), f.uword(d[8+f.word:])
 	if f.Signal == nil || f.Signal.Number != sig { // gcore writes one for living processes, too
 		return
 	}
@@ -165,18 +184,19 @@ func (f *File) siginfo(d []byte) {
 
 // ntFile reads the mappings of files: how many, the size of a page, ranges with offsets in pages, paths.
 func (f *File) ntFile(d []byte) {
-	if len(d) < 16 || len(f.files) > 0 {
+	w := f.word
+	if len(d) < 2*w || len(f.files) > 0 {
 		return
 	}
-	n, page := le.Uint64(d), le.Uint64(d[8:])
-	if n > uint64(len(d)-16)/24 || n > maxFiles {
+	n, page := f.uword(d), f.uword(d[w:])
+	if n > uint64(len(d)-2*w)/uint64(3*w) || n > maxFiles {
 		f.notes.add("NT_FILE says that it has %d mappings, for which it is too short: it is not used", n)
 		return
 	}
-	entries, names := d[16:16+24*n], d[16+24*n:]
+	entries, names := d[2*w:2*w+3*w*int(n)], d[2*w+3*w*int(n):]
 	room := uint64(len(d)) // for all paths together: they are copied
 	last := ""
-	for ; len(entries) > 0; entries = entries[24:] {
+	for ; len(entries) > 0; entries = entries[3*w:] {
 		end := bytes.IndexByte(names, 0)
 		if end < 0 || uint64(end) > room {
 			f.notes.add("NT_FILE ends within its paths: %d of %d mappings are used", len(f.files), n)
@@ -187,7 +207,7 @@ func (f *File) ntFile(d []byte) {
 		}
 		room -= uint64(end)
 		names = names[end+1:]
-		r := fileRange{lo: le.Uint64(entries), hi: le.Uint64(entries[8:]), off: le.Uint64(entries[16:]) * page, path: last, flags: pfW}
+		r := fileRange{lo: f.uword(entries), hi: f.uword(entries[w:]), off: f.uword(entries[2*w:]) * page, path: last, flags: pfW}
 		if r.lo < r.hi && r.off+(r.hi-r.lo) >= r.off {
 			f.files = append(f.files, r)
 		}

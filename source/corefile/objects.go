@@ -346,7 +346,9 @@ func (f *File) vdso(at uint64, s *segment, o *Options) *unwind.Module {
 	img, err := module.New("[vdso]", b[:min(len(b), limit)])
 	if err != nil || uint64(len(s.b)) < s.hi-s.lo {
 		f.notes.add("the core lacks the vDSO: frames in it are found without it")
-		return unwind.NewModule("[vdso] (lost)", "", nil)
+		m := unwind.NewModule("[vdso] (lost)", "", nil)
+		m.VDSO = true
+		return m
 	}
 	return o.Image(img)
 }

@@ -97,7 +97,12 @@ func script(path string) []string {
 
 // interpreter returns the interpreter that a program names; "" where it has none.
 func interpreter(path string) (name string) {
-	img, err := module.Open(path)
+	f, err := module.OpenFile(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	img, err := module.Map(f)
 	if err != nil {
 		return ""
 	}

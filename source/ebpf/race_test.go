@@ -27,9 +27,7 @@ func TestRaceAll(t *testing.T) {
 		}
 	}
 	work := filepath.Join(t.TempDir(), "work")
-	if out, err := exec.Command("gcc", "-O1", "-pthread", "-o", work, "../perfevent/testdata/work.c").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	oracle.Run(t, "gcc", "-O1", "-pthread", "-o", work, "../perfevent/testdata/work.c")
 	cmd := exec.Command(work, "maps", dir, fmt.Sprint(files))
 	in, _ := cmd.StdinPipe()
 	out, _ := cmd.StdoutPipe()

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,9 +24,7 @@ func coreProgram(t testing.TB) string {
 	for _, file := range []string{"core", "frames", "rule", "table"} {
 		args = append(args, "../../runtime/"+file+".c")
 	}
-	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	oracle.Run(t, "gcc", args...)
 	return prog
 }
 

@@ -30,9 +30,7 @@ func userProgram(t testing.TB, m *arch.Machine, cc string, flags ...string) stri
 	oracle.Need(t, cc)
 	prog := filepath.Join(t.TempDir(), "user")
 	args := append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", targets[m], "-I../../runtime", "-o", prog, "testdata/user.c"}, flags...)
-	if out, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", cc, err, out)
-	}
+	oracle.Run(t, cc, args...)
 	return prog
 }
 
@@ -230,9 +228,7 @@ func TestObject(t *testing.T) {
 		oracle.Lacks(t, "libbpf-dev")
 	}
 	dir := t.TempDir()
-	if out, err := exec.Command("c/build.sh", dir).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	oracle.Run(t, "c/build.sh", dir)
 	for _, m := range arch.Machines() {
 		name := "unspool_" + m.GoArch + ".bpf.o"
 		got, err := os.ReadFile(filepath.Join(dir, name))

@@ -33,6 +33,9 @@ type Options struct {
 	// another root or the file has been deleted, and by its hex build ID, which may be empty. It should load nothing yet.
 	Mods func(path, buildID string) *unwind.Module
 
+	// Made, if not nil, knows code that the process makes while it runs.
+	Made source.Maker
+
 	// NoPause leaves the threads running. Only blocked threads have known registers, and not all registers: see ptrace.Blocked.
 	NoPause bool
 }
@@ -82,7 +85,7 @@ func once(pid int, o Options) (*source.Process, Pause, error) {
 		t.mem.Close()
 		return nil, Pause{}, err
 	}
-	return t.process(o.Mods), pause, nil
+	return t.process(o.Mods, o.Made), pause, nil
 }
 
 // A target is a process that is looked at.
@@ -233,8 +236,8 @@ func (t *target) name(th *thread) {
 }
 
 // process makes the result.
-func (t *target) process(mods func(path, buildID string) *unwind.Module) *source.Process {
-	p := &source.Process{PID: t.pid, Machine: ptrace.Machine, Space: t.space(mods), Notes: t.notes}
+func (t *target) process(mods func(path, buildID string) *unwind.Module, made source.Maker) *source.Process {
+	p := &source.Process{PID: t.pid, Machine: ptrace.Machine, Space: t.space(mods, made), Notes: t.notes}
 	p.Exe, _ = os.Readlink(t.dir + "/exe")
 	if b, err := os.ReadFile(t.dir + "/cmdline"); err == nil && len(b) > 0 {
 		p.Command = strings.Split(string(bytes.TrimSuffix(b, []byte{0})), "\x00")

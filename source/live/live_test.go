@@ -147,9 +147,7 @@ func build(t testing.TB, source string, compiler ...string) string {
 	name := strings.TrimSuffix(source, filepath.Ext(source))
 	out := filepath.Join(built.dir, fmt.Sprint(name, len(built.path)))
 	args := append(compiler[1:], "-o", out, filepath.Join("testdata", source))
-	if b, err := exec.Command(compiler[0], args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", key, err, b)
-	}
+	oracle.Run(t, compiler[0], args...)
 	built.path[key] = out
 	return out
 }

@@ -26,7 +26,7 @@ type file struct {
 }
 
 // space makes the address space of the executable mappings.
-func (t *target) space(mods func(path, buildID string) *unwind.Module) *unwind.Space {
+func (t *target) space(mods func(path, buildID string) *unwind.Module, made source.Maker) *unwind.Space {
 	root := t.root()
 	known := map[file]*unwind.Module{}
 	var out []unwind.Mapping
@@ -35,22 +35,37 @@ func (t *target) space(mods func(path, buildID string) *unwind.Module) *unwind.S
 		if m.Prot&procfs.Exec == 0 {
 			continue
 		}
+		off := m.Off
 		key := file{m.Name, m.Maj, m.Min, m.Inode}
+		if made != nil && unnamed(m) {
+			key, off = file{name: anonymous}, m.Lo
+		}
 		mod := known[key]
 		if mod == nil {
 			path, id := t.file(root, m)
-			if mods != nil {
+			switch {
+			case made != nil && unnamed(m):
+				mod = made.Module(int32(t.pid), anonymous)
+			case mods != nil:
 				mod = mods(path, id)
+			}
+			if made != nil {
+				made.Mapped(int32(t.pid), m.Name)
 			}
 			if mod == nil {
 				mod = unwind.NewModule(path, id, nil)
 			}
 			known[key] = mod
 		}
-		out = append(out, unwind.Mapping{Lo: arch.Addr(m.Lo), Hi: arch.Addr(m.Hi), Off: m.Off, Module: mod})
+		out = append(out, unwind.Mapping{Lo: arch.Addr(m.Lo), Hi: arch.Addr(m.Hi), Off: off, Module: mod})
 	}
 	return unwind.NewSpace(out...)
 }
+
+// anonymous is the name of memory that is no file's.
+const anonymous = "//anon"
+
+func unnamed(m *procfs.Mapping) bool { return m.Name == "" || strings.HasPrefix(m.Name, "[anon") }
 
 // root returns what to put before the names of the process's files: nothing where it has this process's root and mounts.
 func (t *target) root() string {
@@ -63,8 +78,8 @@ func (t *target) root() string {
 // file returns a path that opens what m maps, and its build ID in hex, which may be empty.
 func (t *target) file(root string, m *procfs.Mapping) (path, buildID string) {
 	switch {
-	case m.Name == "" || strings.HasPrefix(m.Name, "[anon"):
-		return "//anon", ""
+	case unnamed(m):
+		return anonymous, ""
 	case m.Inode == 0 || m.Name[0] != '/':
 		return m.Name, ""
 	}

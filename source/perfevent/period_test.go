@@ -25,9 +25,7 @@ func TestPeriod(t *testing.T) {
 		r := open(t, Options{Event: event, Period: period, StackSize: 1 << 10, Command: []string{w, "count", events}})
 		n := int(run(t, r).Samples)
 		file := filepath.Join(t.TempDir(), "perf.data")
-		if out, err := exec.Command("perf", "record", "-q", "-e", event, "-c", "100", "-o", file, "--", w, "count", events).CombinedOutput(); err != nil {
-			t.Fatalf("perf record: %v\n%s", err, out)
-		}
+		oracle.Run(t, "perf", "record", "-q", "-e", event, "-c", "100", "-o", file, "--", w, "count", events)
 		out, err := exec.Command("perf", "script", "-i", file, "-F", "period").Output()
 		if err != nil {
 			t.Fatal(err)

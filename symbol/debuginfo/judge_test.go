@@ -226,9 +226,7 @@ func TestLLVM(t *testing.T) {
 			in := openInfo(t, ours, Options{})
 			addrs := textAddrs(t, in.main.img, 16000)
 			plain := judge + ".plain"
-			if out, err := exec.Command("llvm-objcopy-19", "-R", ".symtab", "-R", ".strtab", judge, plain).CombinedOutput(); err != nil {
-				t.Fatalf("llvm-objcopy: %v\n%s", err, out)
-			}
+			oracle.Run(t, "llvm-objcopy-19", "-R", ".symtab", "-R", ".strtab", judge, plain)
 			if _, err := os.Stat(judge + ".dwp"); err == nil {
 				if err := os.Symlink(judge+".dwp", plain+".dwp"); err != nil {
 					t.Fatal(err)

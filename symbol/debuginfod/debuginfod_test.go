@@ -36,9 +36,7 @@ func built(t testing.TB) (path string, id []byte) {
 	os.Mkdir(filepath.Join(dir, "serve"), 0o700)
 	path = filepath.Join(dir, "serve", "a.debug")
 	for _, args := range [][]string{{"gcc", "-g", "-Wl,--build-id", "-o", prog, src}, {"objcopy", "--only-keep-debug", prog, path}} {
-		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v\n%s", args, err, out)
-		}
+		oracle.Run(t, args[0], args[1:]...)
 	}
 	img, err := module.Open(path)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -16,13 +17,41 @@ import (
 	"github.com/unspool/unspool/internal/procroot"
 )
 
+// A Process is one that makes code: whose files are believed depends on its user, also after it has gone.
+type Process struct {
+	pid, inner int    // inner: in its own PID namespace
+	uid, gid   uint32 // where it was seen
+	seen       bool   // it was alive
+}
+
+// Seen returns what is to be known of a process that is alive.
+func Seen(pid int) Process {
+	p := Process{pid: pid, inner: procroot.Inner(pid)}
+	p.look()
+	return p
+}
+
+// look says whether p is alive, and whose it is.
+func (p *Process) look() (alive bool) {
+	st, alive := owner(os.Stat(fmt.Sprintf("/proc/%d", p.pid)))
+	if alive {
+		p.uid, p.gid, p.seen = st.Uid, st.Gid, true
+	}
+	return alive
+}
+
 // A Code names the code that one process made, by the process's map and dumps so far. It is safe for concurrent use.
 type Code struct {
-	pid int
+	process Process // under reading
+	said    func(error)
+	unwind  bool // unwind information only
 
-	mu    sync.Mutex
-	files []file // dumps first, then the map
-	asked time.Time
+	reading sync.Mutex   // held while files are read
+	next    atomic.Int64 // not before then are files looked at again: in ns since began
+	version atomic.Int64 // counts the times that one had changed
+
+	mu    sync.RWMutex // of what has been read
+	files []file       // dumps first, then the map
 	note  string
 }
 
@@ -32,24 +61,55 @@ type file struct {
 	dump bool
 	size int64 // as it was read
 	time time.Time
-	m    *Map // nil: not read
+	read bool
+	m    *Map // nil: there is nothing
 }
 
-// between is how long what a process has written down since is not looked for.
-const between = time.Second
+// Files are not looked at again within between, nor within idle times the time that reading them took.
+const (
+	between = time.Second
+	idle    = 20
+)
+
+var began = time.Now()
 
 // maxDumps is how many dumps of a process are read.
 const maxDumps = 8
 
 // Open returns the code of a process. dumps are the paths of the dumps that the process mapped: mapping a dump tells where it is. Files are
 // read when somebody first asks for a name.
-func Open(pid int, dumps []string) *Code {
-	c := &Code{pid: pid}
+func Open(p Process, dumps []string) *Code {
+	c := open(p, dumps)
+	c.files = append(c.files, file{path: fmt.Sprintf("/tmp/perf-%d.map", p.inner)})
+	return c
+}
+
+// OpenUnwind is Open for Unwinding alone: names, lines and the map are not read. Whoever is done with it closes it. All that are open share 128 MiB, of
+// which a user takes no more than is left for the others: a dump that would take more is not read. said, if not nil, gets what is wrong with files.
+func OpenUnwind(p Process, dumps []string, said func(error)) *Code {
+	c := open(p, dumps)
+	c.unwind, c.said = true, said
+	return c
+}
+
+func open(p Process, dumps []string) *Code {
+	c := &Code{process: p}
 	for _, d := range dumps[:min(len(dumps), maxDumps)] {
 		c.files = append(c.files, file{path: d, dump: true})
 	}
-	c.files = append(c.files, file{path: fmt.Sprintf("/tmp/perf-%d.map", procroot.Inner(pid))})
 	return c
+}
+
+// Close gives up what has been read. After it, nothing is known.
+func (c *Code) Close() {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.files {
+		c.files[i].m.release()
+	}
+	c.files = nil
 }
 
 // IsDump says whether a mapped file has the name of a dump.
@@ -60,23 +120,25 @@ func IsDump(file string) bool {
 
 // Note says what is wrong with a file; "" if nothing is wrong, or if there is no file.
 func (c *Code) Note() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.mu.RLock()
+	defer c.mu.RUnlock()
 	return c.note
 }
 
 // Lookup returns the functions at addrs; the zero Func stands for an unknown one. See Map.Lookup for time; perf maps have no times.
 func (c *Code) Lookup(addrs []arch.Addr, time uint64) []Func {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	out := make([]Func, len(addrs))
-	if c.find(out, addrs, time) < len(addrs) && c.refresh() {
-		c.find(out, addrs, time)
+	for {
+		version := c.version.Load()
+		if c.find(out, addrs, time) == len(addrs) || !c.refresh(version) {
+			return out
+		}
 	}
-	return out
 }
 
 func (c *Code) find(out []Func, addrs []arch.Addr, time uint64) (found int) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
 	for i, a := range addrs {
 		for k := range c.files {
 			if m := c.files[k].m; m != nil {
@@ -91,76 +153,153 @@ func (c *Code) find(out []Func, addrs []arch.Addr, time uint64) (found int) {
 	return found
 }
 
-// refresh reads the files that have changed.
-func (c *Code) refresh() (changed bool) {
-	if time.Since(c.asked) < between {
-		return false
-	}
-	for i := range c.files {
-		f := &c.files[i]
-		ok, err := f.read(c.pid)
-		changed = changed || ok
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			c.note = fmt.Sprintf("%s: %v", f.path, err)
+// An Unwinding is the unwind information of a piece of code, as its maker wrote it down: .eh_frame, mapped behind the code at the next multiple of eight
+// bytes.
+type Unwinding struct {
+	Start   arch.Addr
+	Size    uint64 // bytes
+	EHFrame string
+	Big     bool // big-endian
+}
+
+// Unwinding returns the unwind information of the code at addr at a time; false where no dump has any. See Map.Lookup for time.
+func (c *Code) Unwinding(addr arch.Addr, time uint64) (u Unwinding, ok bool) {
+	for {
+		version := c.version.Load()
+		if u, ok = c.unwinding(addr, time); ok || !c.refresh(version) {
+			return u, ok
 		}
 	}
-	c.asked = time.Now()
+}
+
+func (c *Code) unwinding(addr arch.Addr, time uint64) (u Unwinding, ok bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for i := range c.files {
+		if m := c.files[i].m; m != nil && c.files[i].dump {
+			if u, ok = m.unwinding(addr, time); ok {
+				break
+			}
+		}
+	}
+	return u, ok
+}
+
+// Again has files looked at by the next who misses something, however recently that was done.
+func (c *Code) Again() { c.next.Store(0) }
+
+// refresh reads the files that have changed. It says whether there is more than in a version. Others that know what they ask for go on meanwhile.
+func (c *Code) refresh(version int64) (changed bool) {
+	if int64(time.Since(began)) < c.next.Load() {
+		return c.version.Load() != version
+	}
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	now := time.Since(began)
+	if c.version.Load() != version || int64(now) < c.next.Load() {
+		return c.version.Load() != version
+	}
+	for i := range c.files { // nobody else changes them while reading is held
+		f := c.files[i]
+		old := f.m
+		err := f.refresh(&c.process, c.unwind)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%s: %w", f.path, err)
+			if c.said != nil {
+				c.said(err)
+			}
+		} else {
+			err = nil
+		}
+		c.mu.Lock()
+		if c.files[i] = f; err != nil {
+			c.note = err.Error()
+		}
+		c.mu.Unlock()
+		if f.m != old {
+			old.release()
+			changed = true
+		}
+	}
+	if changed {
+		c.version.Add(1)
+	}
+	done := time.Since(began)
+	c.next.Store(int64(done + max(between, idle*(done-now))))
 	return changed
 }
 
-// read reads f, unless it is what it was.
-func (f *file) read(pid int) (changed bool, err error) {
-	in, err := openOwn(pid, f.path)
+// refresh reads f, unless it is what it was. Where it cannot be read, what was read before stays.
+func (f *file) refresh(p *Process, unwind bool) error {
+	in, err := p.open(f.path)
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer in.Close()
 	st, err := in.Stat()
-	if err != nil || f.m != nil && st.Size() == f.size && st.ModTime().Equal(f.time) {
-		return false, err
+	if err != nil || f.read && st.Size() == f.size && st.ModTime().Equal(f.time) {
+		return err
 	}
-	if err := trusted(pid, f.path, in, st); err != nil {
-		return false, err
+	pid, err := p.trusts(f.path, in, st)
+	if err != nil {
+		return err
 	}
-	f.size, f.time = st.Size(), st.ModTime()
+	f.size, f.time, f.read = st.Size(), st.ModTime(), true
 	from := io.LimitReader(in, f.size) // it may grow while it is read
-	if f.dump {
-		f.m, err = ReadDump(from)
+	var m *Map
+	if unwind {
+		m, err = readDump(from, pid, p.Charge())
+	} else if f.dump {
+		m, err = readDump(from, pid, nil)
 	} else {
-		f.m, err = ReadMap(from)
+		m, err = ReadMap(from)
+	}
+	if m != nil {
+		f.m = m
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
 		err = nil // the process is writing, or was killed
 	}
-	return true, err
+	return err
 }
 
-// openOwn opens a file of a process: through its root directory where that is another one.
-func openOwn(pid int, name string) (*os.File, error) {
-	if !procroot.Same(pid) {
-		return procroot.Open(pid, name)
+// release gives back what m takes.
+func (m *Map) release() {
+	if m != nil {
+		m.charge.Release()
+	}
+}
+
+// open opens a file of a process: through its root directory where that is another one.
+func (p *Process) open(name string) (*os.File, error) {
+	if !procroot.Same(p.pid) {
+		return procroot.Open(p.pid, name)
 	}
 	return procfs.Open(name)
 }
 
-// trusted says why a file is not to be believed: anybody can make one in /tmp. It must be root's, this user's, or the process's own. Nor is it
-// where the process's user, or who made the link that led to it, could not read it: then it is not theirs to be shown.
-func trusted(pid int, path string, f *os.File, st os.FileInfo) error {
+// trusts says why a file is not to be believed: anybody can make one in /tmp. It must be root's, this user's, or the process's own. Nor is it
+// where the process's user, or who made the link that led to it, could not read it: then it is not theirs to be shown. Of a process that has gone before
+// it was seen, the user is not known: its dump must have its number, pid, and be root's or this user's.
+func (p *Process) trusts(path string, f *os.File, st os.FileInfo) (pid int, err error) {
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	if !ok {
-		return nil
+		return 0, nil
 	}
-	proc, alive := owner(os.Stat(fmt.Sprintf("/proc/%d", pid)))
-	if own := uint32(os.Geteuid()); sys.Uid != 0 && sys.Uid != own && (!alive || proc.Uid != sys.Uid) {
-		return fmt.Errorf("it belongs to user %d, who is neither root nor who runs this program nor the process", sys.Uid)
+	p.look()
+	if own := uint32(os.Geteuid()); sys.Uid != 0 && sys.Uid != own && (!p.seen || p.uid != sys.Uid) {
+		return 0, fmt.Errorf("it belongs to user %d, who is neither root nor who runs this program nor the process", sys.Uid)
 	}
-	if alive && proc.Uid != sys.Uid && procroot.Same(pid) && !procfs.Readable(f, proc.Uid, proc.Gid) {
-		return fmt.Errorf("the process's user %d may not read it", proc.Uid)
+	if p.seen && p.uid != sys.Uid && !procfs.Readable(f, p.uid, p.gid) {
+		return 0, fmt.Errorf("the process's user %d may not read it", p.uid)
 	}
 	if l, ok := owner(os.Lstat(path)); ok && l.Mode&syscall.S_IFMT == syscall.S_IFLNK && !procfs.Readable(f, l.Uid, l.Gid) {
-		return fmt.Errorf("user %d, who made the link, may not read it", l.Uid)
+		return 0, fmt.Errorf("user %d, who made the link, may not read it", l.Uid)
 	}
-	return nil
+	if !p.seen {
+		pid = p.pid
+	}
+	return pid, nil
 }
 
 func owner(st os.FileInfo, err error) (*syscall.Stat_t, bool) {

@@ -25,6 +25,8 @@ const (
 	dumpHead   = 40
 	recordHead = 16
 	maxDebug   = 64 << 20 // a record of lines
+	maxUnwind  = 1 << 12  // a record of unwind information: CPython and V8 write less than 200 bytes, and each frame hashes one
+	flagArch   = 1        // times are of the processor's own counter
 )
 
 var errDump = errors.New("not a jitdump file")
@@ -33,8 +35,13 @@ var errDump = errors.New("not a jitdump file")
 type dump struct {
 	m     *Map
 	in    *bufio.Reader
-	order binary.ByteOrder
-	at    int64
+	order interface {
+		binary.ByteOrder
+		binary.AppendByteOrder
+	}
+	at   int64
+	pid  int  // whose it must be; 0: anybody's
+	full bool // no more may be held
 
 	byIndex map[uint64]int32  // code_index: its last entry
 	files   map[string]uint32 // in m.files
@@ -43,14 +50,25 @@ type dump struct {
 	// Lines come before the code that they are of.
 	debugAddr uint64
 	debug     []line
+
+	// So does unwind information.
+	unwind   []byte
+	unwinds  map[string]int32 // in m.unwinds
+	unwindAt int              // bytes of them
 }
 
 // ReadDump reads a dump. With an error, it returns the functions read before it: while a process runs, or after it was killed, the last
 // record is not whole.
-func ReadDump(r io.Reader) (*Map, error) {
-	d := &dump{m: &Map{}, in: bufio.NewReaderSize(io.LimitReader(r, maxFile), 1<<16), byIndex: map[uint64]int32{}, files: map[string]uint32{}}
+func ReadDump(r io.Reader) (*Map, error) { return readDump(r, 0, nil) }
+
+// readDump is ReadDump of process pid, 0 for any; with a charge, the map has unwind information only, and is nil where it would take too much.
+func readDump(r io.Reader, pid int, c *Charge) (*Map, error) {
+	d := &dump{pid: pid, m: &Map{charge: c}, in: bufio.NewReaderSize(io.LimitReader(r, maxFile), 1<<16), byIndex: map[uint64]int32{}, files: map[string]uint32{}, unwinds: map[string]int32{}}
 	err := d.read()
-	d.m.build()
+	if d.full || !d.m.build() {
+		c.Release()
+		return nil, errHeld
+	}
 	if err != nil {
 		return d.m, fmt.Errorf("+%#x: %w", d.at, err)
 	}
@@ -74,6 +92,10 @@ func (d *dump) read() error {
 	if version := d.order.Uint32(h[4:]); version != 1 || size < dumpHead || size > 1<<16 {
 		return fmt.Errorf("version %d, header of %d bytes: %w", version, size, errors.ErrUnsupported)
 	}
+	if pid := d.order.Uint32(h[20:]); d.pid != 0 && pid != uint32(d.pid) {
+		return fmt.Errorf("it is of process %d, not of %d, which has gone", pid, d.pid)
+	}
+	d.m.big, d.m.otherClock = d.order == binary.BigEndian, d.order.Uint64(h[32:])&flagArch != 0
 	if err := d.skip(int64(size) - dumpHead); err != nil {
 		return err
 	}
@@ -106,6 +128,7 @@ func (d *dump) record(id uint32, size int64, time uint64) (done bool, err error)
 			return false, err
 		}
 		if !d.load(b, time) {
+			d.full = d.m.charge != nil
 			return true, fmt.Errorf("more than %d functions", len(d.m.entries))
 		}
 	case codeMove:
@@ -114,10 +137,11 @@ func (d *dump) record(id uint32, size int64, time uint64) (done bool, err error)
 			return false, err
 		}
 		if !d.move(b, time) {
+			d.full = d.m.charge != nil
 			return true, fmt.Errorf("more than %d functions", len(d.m.entries))
 		}
 	case codeDebugInfo:
-		if size > maxDebug {
+		if size > maxDebug || d.m.charge != nil {
 			break
 		}
 		b := make([]byte, 0, min(size, 1<<16))
@@ -128,6 +152,18 @@ func (d *dump) record(id uint32, size int64, time uint64) (done bool, err error)
 		}
 		d.lines(buf.Bytes())
 		size -= n
+	case codeUnwindingInfo:
+		d.unwind = nil
+		if size > maxUnwind {
+			break
+		}
+		b := make([]byte, size)
+		n, err := io.ReadFull(d.in, b)
+		if err != nil {
+			return false, err
+		}
+		d.unwinding(b)
+		size -= int64(n)
 	case codeClose:
 		return true, nil
 	}
@@ -149,6 +185,8 @@ func (d *dump) load(b []byte, time uint64) bool {
 	if len(b) < 40 {
 		return true
 	}
+	unwind := d.unwind
+	d.unwind = nil
 	addr, size, index := d.order.Uint64(b[16:]), d.order.Uint64(b[24:]), d.order.Uint64(b[32:])
 	name := b[40:]
 	if i := bytes.IndexByte(name, 0); i >= 0 {
@@ -162,6 +200,7 @@ func (d *dump) load(b []byte, time uint64) bool {
 		return true
 	}
 	d.byIndex[index] = int32(n)
+	d.m.entries[n].unwind = d.intern(unwind, size)
 	if d.debug != nil && d.debugAddr == addr && len(d.m.lines)+len(d.debug) <= maxLines {
 		e := &d.m.entries[n]
 		e.from = uint32(len(d.m.lines))
@@ -187,7 +226,7 @@ func (d *dump) move(b []byte, time uint64) bool {
 		return true
 	}
 	n := len(d.m.entries)
-	if !d.m.add(old.lo, old.hi-old.lo, time, nil) || n+2 > maxEntries {
+	if !d.m.add(old.lo, old.hi-old.lo, time, nil) || n+2 > maxEntries || !d.m.charge.Take(entryBytes) {
 		return false
 	}
 	moved := old
@@ -195,6 +234,37 @@ func (d *dump) move(b []byte, time uint64) bool {
 	d.m.entries = append(d.m.entries, moved)
 	d.byIndex[index] = int32(n + 1)
 	return true
+}
+
+// unwinding reads JIT_CODE_UNWINDING_INFO: the size of what follows, that of .eh_frame_hdr in it, how much of it is mapped, then .eh_frame and .eh_frame_hdr.
+func (d *dump) unwinding(b []byte) {
+	if len(b) < 24 {
+		return
+	}
+	size, hdr := d.order.Uint64(b), d.order.Uint64(b[8:])
+	if b = b[24:]; size <= uint64(len(b)) && hdr < size {
+		d.unwind = b[:size-hdr]
+	}
+}
+
+// intern returns the number of unwind information of code of a size, from 1 on; 0 where there is none, or too much.
+func (d *dump) intern(eh []byte, size uint64) int32 {
+	if len(eh) == 0 {
+		return 0
+	}
+	key := string(d.order.AppendUint64(eh[:len(eh):len(eh)], size))
+	n := d.unwinds[key]
+	if n == 0 && d.unwindAt+len(eh) <= maxUnwinds {
+		if !d.m.charge.Take(int64(len(eh)) + 128) {
+			d.full = true
+			return 0
+		}
+		d.m.unwinds = append(d.m.unwinds, unwinding{key[:len(eh)], size})
+		n = int32(len(d.m.unwinds))
+		d.unwinds[key] = n
+		d.unwindAt += len(eh) + 64
+	}
+	return n
 }
 
 // lines reads JIT_CODE_DEBUG_INFO: the address of the code, a number of entries, and in each an address, a line, a discriminator and

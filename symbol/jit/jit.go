@@ -32,6 +32,11 @@ type Map struct {
 	names   []byte
 	lines   []line // of each entry together, sorted by offset
 	files   []string
+	unwinds []unwinding // all of them, each once
+
+	big        bool    // the dump is big-endian
+	otherClock bool    // its times are of a clock that no recording has
+	charge     *Charge // what it takes of maxHeld; nil: it has names, and counts for nothing there
 
 	// A segment tree over the n pieces between bounds: piece i is node n+i, and nodes 2k and 2k+1 are the children of k. An entry is in the
 	// nodes that it covers but whose parents it does not. So an address finds all entries that contain it in as many nodes as there are bits
@@ -48,6 +53,13 @@ type entry struct {
 	name     uint32 // offset in names
 	size     uint32 // of the name; 0: the code went away
 	from, to uint32 // lines
+	unwind   int32  // its number in unwinds and 1; 0: it has none
+}
+
+// unwinding is unwind information of code of a size.
+type unwinding struct {
+	eh   string // .eh_frame
+	size uint64
 }
 
 type line struct {
@@ -63,6 +75,7 @@ const (
 	maxName    = 1 << 14
 	maxEntries = 1 << 19
 	maxLines   = 1 << 22
+	maxUnwinds = 32 << 20 // bytes of unwind information
 )
 
 // add enters a range; false if there are too many.
@@ -70,7 +83,12 @@ func (m *Map) add(lo, size, time uint64, name []byte) bool {
 	if size == 0 || lo+size < lo {
 		return true
 	}
-	name = name[:min(len(name), maxName)]
+	if name = name[:min(len(name), maxName)]; m.charge != nil {
+		name = nil
+		if !m.charge.Take(entryBytes) {
+			return false
+		}
+	}
 	if len(m.entries) >= maxEntries || len(m.names)+len(name) > maxText {
 		return false
 	}
@@ -79,8 +97,8 @@ func (m *Map) add(lo, size, time uint64, name []byte) bool {
 	return true
 }
 
-// build makes the tree.
-func (m *Map) build() {
+// build makes the tree; false if it is too large.
+func (m *Map) build() bool {
 	m.bounds = m.bounds[:0]
 	for i := range m.entries {
 		m.bounds = append(m.bounds, m.entries[i].lo, m.entries[i].hi)
@@ -89,7 +107,7 @@ func (m *Map) build() {
 	m.bounds = slices.Compact(m.bounds)
 	n := len(m.bounds) - 1 // pieces
 	if n < 1 {
-		return
+		return true
 	}
 	// Times are in order but for what a writer got wrong.
 	order := make([]int32, len(m.entries))
@@ -106,6 +124,9 @@ func (m *Map) build() {
 		m.starts[i] = sum
 		sum += c
 	}
+	if !m.charge.Take(4 * int64(sum)) {
+		return false
+	}
 	m.refs = make([]int32, sum)
 	for _, k := range order {
 		m.cover(&m.entries[k], func(node int) {
@@ -115,6 +136,7 @@ func (m *Map) build() {
 	}
 	copy(m.starts[1:], m.starts) // each is where the one before began
 	m.starts[0] = 0
+	return true
 }
 
 // cover calls f with the nodes that e is in.
@@ -139,18 +161,7 @@ func (m *Map) Len() int { return len(m.entries) }
 
 // Lookup returns the function at addr at a time, in ns by the dump's clock; Always finds the latest.
 func (m *Map) Lookup(addr arch.Addr, time uint64) (Func, bool) {
-	i := sort.Search(len(m.bounds), func(i int) bool { return m.bounds[i] > uint64(addr) }) - 1
-	if i < 0 || i >= len(m.bounds)-1 {
-		return Func{}, false
-	}
-	best := int32(-1)
-	for k := i + len(m.bounds) - 1; k > 0; k /= 2 {
-		in := m.refs[m.starts[k]:m.starts[k+1]]
-		j := sort.Search(len(in), func(j int) bool { return m.entries[in[j]].time > time }) - 1
-		if j >= 0 && (best < 0 || m.later(in[j], best)) {
-			best = in[j]
-		}
-	}
+	best := m.at(addr, time)
 	if best < 0 || m.entries[best].size == 0 {
 		return Func{}, false
 	}
@@ -161,6 +172,37 @@ func (m *Map) Lookup(addr arch.Addr, time uint64) (Func, bool) {
 		f.File, f.Line = m.files[rows[j].file], rows[j].line
 	}
 	return f, true
+}
+
+// unwinding returns the unwind information of addr at a time.
+func (m *Map) unwinding(addr arch.Addr, time uint64) (Unwinding, bool) {
+	i := m.at(addr, time)
+	if i < 0 || m.entries[i].unwind == 0 {
+		return Unwinding{}, false
+	}
+	e := &m.entries[i]
+	u := &m.unwinds[e.unwind-1]
+	return Unwinding{Start: arch.Addr(e.lo), Size: u.size, EHFrame: u.eh, Big: m.big}, true
+}
+
+// at returns the entry of addr at a time, -1 if there is none.
+func (m *Map) at(addr arch.Addr, time uint64) int32 {
+	if m.otherClock {
+		time = Always
+	}
+	i := sort.Search(len(m.bounds), func(i int) bool { return m.bounds[i] > uint64(addr) }) - 1
+	if i < 0 || i >= len(m.bounds)-1 {
+		return -1
+	}
+	best := int32(-1)
+	for k := i + len(m.bounds) - 1; k > 0; k /= 2 {
+		in := m.refs[m.starts[k]:m.starts[k+1]]
+		j := sort.Search(len(in), func(j int) bool { return m.entries[in[j]].time > time }) - 1
+		if j >= 0 && (best < 0 || m.later(in[j], best)) {
+			best = in[j]
+		}
+	}
+	return best
 }
 
 // later says whether entry a was written after b.

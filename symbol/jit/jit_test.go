@@ -3,13 +3,15 @@ package jit
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
-	"time"
 
 	"github.com/unspool/unspool/arch"
 )
@@ -111,10 +113,11 @@ func sample(order binary.AppendByteOrder) *writer {
 	w := newWriter(order)
 	w.load(10, 0x1000, 0x100, 1, "one")
 	w.record(codeDebugInfo, 20, 0x2000, 3, 0x2000, uint32(7), uint32(0), "a.js", 0x2020, uint32(8), uint32(0), "\xff", 0x2010, uint32(9), uint32(0), "b.js")
-	w.record(codeUnwindingInfo, 20, 8, 0, 8, make([]byte, 8))
+	w.record(codeUnwindingInfo, 20, 12, 4, 12, []byte("rows.ofTWOhdr."[:8]), []byte("hdr."))
 	w.load(21, 0x2000, 0x30, 2, "two")
 	w.record(codeMove, 30, uint32(42), uint32(42), 0x3000, 0x2000, 0x3000, 0x30, 2)
 	w.record(77, 31, 1, 2, 3)
+	w.record(codeUnwindingInfo, 39, 8, 8, 0, make([]byte, 8)) // only an index
 	w.load(40, 0x1000, 0x80, 3, "three")
 	w.record(codeClose, 50)
 	w.load(60, 0x9000, 1, 9, "after the end")
@@ -152,16 +155,59 @@ func TestReadDump(t *testing.T) {
 	}
 }
 
+// TestUnwinding: unwind information is that of the next function, and moves with it.
+func TestUnwinding(t *testing.T) {
+	for _, order := range []binary.AppendByteOrder{binary.LittleEndian, binary.BigEndian} {
+		w := sample(order)
+		for i := range 4 { // the same bytes of functions of the same size are kept once
+			w.record(codeUnwindingInfo, 70, 8, 0, 8, []byte("the same"))
+			w.load(uint64(71+i), 0x10000+0x100*i, 0x20+0x10*(i/2), 10+i, "same")
+		}
+		end := func(id uint32) []byte { return order.AppendUint32(order.AppendUint32(nil, id), recordHead) }
+		b := bytes.Replace(w.Bytes(), end(codeClose), end(99), 1) // what follows is read
+		m, err := ReadDump(bytes.NewReader(b))
+		if err != nil {
+			t.Fatal(err)
+		}
+		big := order == binary.BigEndian
+		two := Unwinding{Start: 0x2000, Size: 0x30, EHFrame: "rows.ofT", Big: big}
+		moved := two
+		moved.Start = 0x3000
+		for _, c := range []struct {
+			addr arch.Addr
+			time uint64
+			want Unwinding
+		}{
+			{0x1000, 10, Unwinding{}}, {0x2000, 20, Unwinding{}}, {0x2000, 21, two}, {0x202f, 29, two}, {0x2030, 29, Unwinding{}},
+			{0x2000, 30, Unwinding{}}, {0x3000, 29, Unwinding{}}, {0x3004, 30, moved}, {0x1000, Always, Unwinding{}},
+			{0x10000, Always, Unwinding{0x10000, 0x20, "the same", big}}, {0x10300, Always, Unwinding{0x10300, 0x30, "the same", big}},
+		} {
+			if got, ok := m.unwinding(c.addr, c.time); got != c.want || ok != (c.want.EHFrame != "") {
+				t.Errorf("unwinding(%#x, %d) = %+v, want %+v", c.addr, c.time, got, c.want)
+			}
+		}
+		if len(m.unwinds) != 3 {
+			t.Errorf("%d records are kept, want 3", len(m.unwinds))
+		}
+		m.otherClock = true
+		if got, _ := m.unwinding(0x3000, 5); got != moved {
+			t.Errorf("with a clock of its own: %+v", got)
+		}
+	}
+}
+
 // TestDamaged: dumps that end anywhere, and in which any byte is wrong.
 func TestDamaged(t *testing.T) {
 	whole := sample(binary.LittleEndian).Bytes()
 	for n := range whole {
 		m, _ := ReadDump(bytes.NewReader(whole[:n]))
 		m.Lookup(0x1000, Always)
+		m.unwinding(0x2000, 25)
 		b := bytes.Clone(whole)
 		b[n] ^= 0xff
 		m, _ = ReadDump(bytes.NewReader(b))
 		m.Lookup(0x1000, Always)
+		m.unwinding(0x2000, 25)
 	}
 	if _, err := ReadDump(strings.NewReader("<html>")); err == nil {
 		t.Error("no error for what is no dump")
@@ -172,10 +218,10 @@ func TestDamaged(t *testing.T) {
 func TestCode(t *testing.T) {
 	dir := t.TempDir()
 	dump, text := filepath.Join(dir, "jit-1.dump"), filepath.Join(dir, "perf-1.map")
-	c := &Code{pid: os.Getpid(), files: []file{{path: dump, dump: true}, {path: text}}}
+	c := &Code{process: Seen(os.Getpid()), files: []file{{path: dump, dump: true}, {path: text}}}
 	addrs := []arch.Addr{0x1000, 0x8000}
 	names := func() [2]string {
-		c.asked = time.Time{}
+		c.Again()
 		f := c.Lookup(addrs, Always)
 		return [2]string{f[0].Name, f[1].Name}
 	}
@@ -190,19 +236,228 @@ func TestCode(t *testing.T) {
 	if got := names(); got != [2]string{"map", "also"} {
 		t.Errorf("a map that grew: %q", got)
 	}
-	c.files[1].m = nil
+	c.files[1] = file{path: text}
 	os.WriteFile(dump, sample(binary.LittleEndian).Bytes()[:700], 0o600)
 	if got := names(); got != [2]string{"one", "also"} || c.Note() != "" {
 		t.Errorf("a dump, not whole, and a map: %q, %s", got, c.Note())
 	}
 	os.Remove(text)
 	os.Mkdir(text, 0o700)
-	c.files[1].m = nil
+	c.files[1] = file{path: text}
 	if got := names(); got != [2]string{"one", ""} || !strings.Contains(c.Note(), "regular") {
 		t.Errorf("a directory: %q, %s", got, c.Note())
 	}
 	if IsDump("/tmp/jit-12.dump") != true || IsDump("/tmp/jit-x.dump") || IsDump("/tmp/jit-12.dump.so") {
 		t.Error("IsDump")
+	}
+}
+
+// TestHeld: readers for unwinding keep no names and no lines. Those of a user hold no more than they leave to others, say so, and others lose nothing.
+func TestHeld(t *testing.T) {
+	w := newWriter(binary.LittleEndian)
+	const n = maxHeld / entryBytes / 5
+	for i := range n {
+		w.record(codeUnwindingInfo, 1, 8, 0, 8, []byte("the same"))
+		w.load(2, 0x10000+16*i, 1, i, "name")
+	}
+	path := filepath.Join(t.TempDir(), "jit-1.dump")
+	if err := os.WriteFile(path, w.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var all []*Code
+	read, refused := 0, 0
+	for range 6 {
+		var errs []error
+		c := OpenUnwind(Seen(os.Getpid()), []string{path}, func(err error) { errs = append(errs, err) })
+		all = append(all, c)
+		if u, ok := c.Unwinding(0x10000, Always); ok {
+			if read++; u.EHFrame != "the same" || len(c.files) != 1 || len(c.files[0].m.names) != 0 || len(errs) > 0 {
+				t.Errorf("%+v, and %d bytes of names of %d files, %v", u, len(c.files[0].m.names), len(c.files), errs)
+			}
+		} else if refused++; len(errs) != 1 || !errors.Is(errs[0], errHeld) || !strings.Contains(c.Note(), "128 MiB") {
+			t.Errorf("a dump is not read, and the note is %q: %v", c.Note(), errs)
+		}
+	}
+	if held.all == 0 || read == 0 || refused == 0 || held.all > maxHeld/2 {
+		t.Errorf("%d are read and %d are not, with %d bytes held", read, refused, held.all)
+	}
+	for user := range int64(6) { // others find room
+		c := &Charge{user: 1000 + user}
+		defer c.Release()
+		if !c.Take(1 << 20) {
+			t.Errorf("user %d has no room for a megabyte behind %d bytes of others", c.user, held.all)
+		}
+		for c.Take(1 << 20) {
+		}
+		if held.all > maxHeld {
+			t.Errorf("%d bytes held", held.all)
+		}
+		c.Release()
+		c.Take(1 << 20)
+	}
+	for _, c := range all {
+		c.Close()
+	}
+	if held.all != 6<<20 || len(held.users) != 6 {
+		t.Errorf("%d bytes of %d users are held after all are closed", held.all, len(held.users))
+	}
+	w = sample(binary.LittleEndian)
+	c := &Charge{}
+	defer c.Release()
+	if m, err := readDump(&w.Buffer, 42, c); err != nil || len(m.lines) != 0 || len(m.files) != 0 {
+		t.Errorf("%v; %d lines", err, len(m.lines))
+	}
+}
+
+// TestNothingTaken: what took nothing gives nothing back, also before anything was taken.
+func TestNothingTaken(t *testing.T) {
+	held.Lock()
+	users := held.users
+	held.users = nil
+	held.Unlock()
+	(&Charge{user: 1}).Release()
+	held.Lock()
+	held.users = users
+	held.Unlock()
+}
+
+// TestMisses: while a miss reads files, those who find what they ask for do not wait.
+func TestMisses(t *testing.T) {
+	c := OpenUnwind(Seen(os.Getpid()), []string{filepath.Join(t.TempDir(), "jit-1.dump")}, nil)
+	defer c.Close()
+	if err := os.WriteFile(c.files[0].path, sample(binary.LittleEndian).Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := c.Unwinding(0x2000, 25); !ok {
+		t.Fatal("it is not read")
+	}
+	c.Again()
+	c.reading.Lock() // as a miss that reads a large file
+	if _, ok := c.Unwinding(0x2000, 25); !ok {
+		t.Error("it is forgotten while it is read again")
+	}
+	c.next.Store(1 << 62)
+	if _, ok := c.Unwinding(0x9000, 25); ok {
+		t.Error("what no record has is found")
+	}
+	c.reading.Unlock()
+}
+
+// TestProcesses: of many processes those stay known that are in use, and none is read again for the others.
+func TestProcesses(t *testing.T) {
+	dump := filepath.Join(t.TempDir(), "jit-1.dump")
+	if err := os.WriteFile(dump, sample(binary.LittleEndian).Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := NewUnwindProcesses(func(err error) { t.Error(err) })
+	own := int32(os.Getpid())
+	p.Mapped(own, dump)
+	p.Mapped(own, "/lib/libc.so.6")
+	code := p.Code(own)
+	for i := range int32(maxProcesses + 100) {
+		pid := int32(1<<22 + 1 + i) // above the greatest of Linux
+		if p.Mapped(pid, dump); p.Code(pid) == nil {
+			t.Fatalf("the dump of process %d is not known", i)
+		}
+		if p.Code(own) != code {
+			t.Fatalf("after %d others, a process in use is opened again", i)
+		}
+	}
+	if len(p.procs) != maxProcesses || p.Has(1<<22+1) {
+		t.Errorf("%d processes are known", len(p.procs))
+	}
+	if p.Code(1<<22+1) != nil || p.Code(1) != nil {
+		t.Error("a process without a dump has code")
+	}
+	if _, ok := code.Unwinding(0x2000, 25); !ok {
+		t.Error("no unwind information")
+	}
+	code.Close()
+}
+
+// TestGone: of a process that has gone, the user counts who was seen, or else the process that the dump says.
+func TestGone(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("this test lacks the right to start a process as another user: run it as root")
+	}
+	dir, err := os.MkdirTemp("", "gone") // others may search it
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "jit-42.dump")
+	if err := os.WriteFile(path, sample(binary.LittleEndian).Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const none = 1<<22 + 1 // no process of Linux
+	for _, x := range []struct {
+		p     Process
+		owner int
+		want  string // what is wrong
+	}{
+		{Process{pid: 42 + none, inner: 42 + none}, 0, "it is of process 42"},
+		{Process{pid: none, seen: true}, 0, ""},
+		{Process{pid: none, seen: true, uid: 1234, gid: 1234}, 0, "1234 may not read it"},
+		{Process{pid: none, seen: true, uid: 1234, gid: 1234}, 1234, ""},
+		{Process{pid: none, seen: true, uid: 1235, gid: 1235}, 1234, "it belongs to user 1234"},
+		{Process{pid: none}, 1234, "it belongs to user 1234"},
+	} {
+		if err := os.Chown(path, x.owner, x.owner); err != nil {
+			t.Fatal(err)
+		}
+		c := OpenUnwind(x.p, []string{path}, nil)
+		if _, ok := c.Unwinding(0x2000, 25); ok != (x.want == "") || !strings.Contains(c.Note(), x.want) {
+			t.Errorf("%+v, dump of %d: %v, %q; want %q", x.p, x.owner, ok, c.Note(), x.want)
+		}
+		c.Close()
+	}
+}
+
+// TestLargeRecord: a record that no maker writes is not kept, as each frame would hash it.
+func TestLargeRecord(t *testing.T) {
+	for _, n := range []int{1 << 10, 1 << 13} {
+		w := newWriter(binary.LittleEndian)
+		w.record(codeUnwindingInfo, 1, n, 0, n, make([]byte, n))
+		w.load(2, 0x1000, 1, 1, "name")
+		m, err := ReadDump(&w.Buffer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := m.unwinding(0x1000, Always); ok != (n < maxUnwind) {
+			t.Errorf("a record of %d bytes is kept: %v", n, ok)
+		}
+	}
+}
+
+// TestOthersNamespace: a mount namespace of its own shows a process no dump that its user may not read.
+func TestOthersNamespace(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("this test lacks the right to start a process as another user: run it as root")
+	}
+	cmd := exec.Command("cat")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}, Cloneflags: syscall.CLONE_NEWNS}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); errors.Is(err, os.ErrPermission) {
+		t.Skip("this test lacks the right to make mount namespaces: run it with CAP_SYS_ADMIN")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer in.Close()
+	path := filepath.Join(t.TempDir(), "jit-1.dump")
+	if err := os.WriteFile(path, sample(binary.LittleEndian).Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := OpenUnwind(Seen(cmd.Process.Pid), []string{path}, nil)
+	defer c.Close()
+	if _, ok := c.Unwinding(0x2000, 25); ok || !strings.Contains(c.Note(), "may not read it") {
+		t.Errorf("root's private dump is read for user 65534: %v, %q", ok, c.Note())
 	}
 }
 
@@ -223,6 +478,9 @@ func FuzzReadDump(f *testing.F) {
 		m, _ := ReadDump(bytes.NewReader(b))
 		if f, ok := m.Lookup(arch.Addr(addr), time); ok && addr-uint64(f.Start) >= f.Size {
 			t.Errorf("%#x is in %+v", addr, f)
+		}
+		if u, ok := m.unwinding(arch.Addr(addr), time); ok && (addr-uint64(u.Start) >= u.Size || len(u.EHFrame) > len(b)) {
+			t.Errorf("%#x is in %+v", addr, u)
 		}
 	})
 }

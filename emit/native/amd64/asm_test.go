@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -117,10 +116,7 @@ func disassemble(t *testing.T, code []byte) []string {
 	if err := os.WriteFile(path, code, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command("objdump", "-D", "-b", "binary", "-m", "i386:x86-64", "-M", "intel", "--no-show-raw-insn", path).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := oracle.Run(t, "objdump", "-D", "-b", "binary", "-m", "i386:x86-64", "-M", "intel", "--no-show-raw-insn", path)
 	var text []string
 	for line := range strings.Lines(string(out)) {
 		if _, ins, ok := strings.Cut(line, ":\t"); ok {

@@ -198,9 +198,7 @@ func assemble(t *testing.T, tool string, text []string) []byte {
 		t.Fatal(err)
 	}
 	for _, c := range [][]string{append([]string{tool}, assemblers[tool](src, obj)...), {objcopy, "-O", "binary", "-j", ".text", obj, bin}} {
-		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", c[0], err, out)
-		}
+		oracle.Run(t, c[0], c[1:]...)
 	}
 	b, err := os.ReadFile(bin)
 	if err != nil {
@@ -253,9 +251,7 @@ func disassemble(t *testing.T, tool string, code []byte) (text []string) {
 	if err := os.WriteFile(src, []byte(b.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("aarch64-linux-gnu-as", "-o", obj, src).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	oracle.Run(t, "aarch64-linux-gnu-as", "-o", obj, src)
 	out, err := exec.Command(tool, disassemblers[tool](obj)...).Output()
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ flock 9
 wanted="1 $*" # and how they are unpacked here: count it on when that changes
 if [ "$(cat "$dir/done" 2>/dev/null)" = "$wanted" ]; then echo "$dir/root"; exit; fi
 rm -rf "$dir/root" "$dir/done"
+: >"$dir/status" # its directory has the lock
 root=$dir/root
 db=$root/var/lib/dpkg
 mkdir -p "$dir/lists/partial" "$dir/cache/archives/partial" "$root/usr/bin" "$root/usr/sbin" "$root/usr/lib" "$root/usr/lib64" "$db/info" "$db/updates" "$root/var/log"
@@ -20,7 +21,7 @@ mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | awk '
 echo "deb [arch=$arch] ${mirror:-http://deb.debian.org/debian} $suite main" >"$dir/sources.list"
 in_suite() {
   "$@" -o Dir::Etc::sourcelist="$dir/sources.list" -o Dir::Etc::sourceparts=- -o Dir::State::lists="$dir/lists" -o Dir::Cache="$dir/cache" \
-    -o APT::Architecture="$arch" -o APT::Architectures="$arch" -o Dir::State::status=/dev/null -o APT::Sandbox::User=root </dev/null
+    -o APT::Architecture="$arch" -o APT::Architectures="$arch" -o Dir::State::status="$dir/status" -o APT::Sandbox::User=root </dev/null
 }
 in_suite apt-get -qq update >&2
 in_suite apt-get -qqy --no-install-recommends --download-only install "$@" >&2
@@ -34,6 +35,6 @@ for deb in "$dir"/cache/archives/*.deb; do
   dpkg-deb -f "$deb" | awk '{print} /^Package:/ {print "Status: install ok installed"}' >>"$db/status"
   echo >>"$db/status"
 done
-rm -rf "$dir/lists" "$dir/cache" "$dir/sources.list"
+rm -rf "$dir/lists" "$dir/cache" "$dir/sources.list" "$dir/status" "$dir"/lock-frontend
 echo "$wanted" >"$dir/done"
 echo "$root"

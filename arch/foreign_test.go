@@ -1,0 +1,107 @@
+package arch_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+// others are the machines that this program does not run on, but whose stacks it walks, with LLVM's name for each.
+var others = []struct {
+	m            *arch.Machine
+	target       string
+	calls, not   []string
+	returns      []string
+	plainReturns []string
+}{
+	{arch.ARM, "armv7-linux-gnueabihf", []string{"bl .+1000", "blx .+1000", "blx r3", "blne .+1000", "mov lr, pc; bx r3", "mov lr, pc; ldr pc, [r3]"},
+		[]string{"nop", "bx lr", "b .+1000", "pop {r4, pc}", "add r0, r1, r2", "svc #0"}, []string{"mov r7, #173; svc #0"}, []string{"mov r7, #119; svc #0"}},
+	{arch.ARM, "thumbv7-linux-gnueabihf", []string{"bl .+1000", "blx .+1000", "blx r3", "blx r12"},
+		[]string{"nop", "bx lr", "b .+100", "b.w .+1000", "pop {r4, pc}", "movs r0, #1"}, []string{"mov.w r7, #173; svc #0", "movs r7, #173; svc #0"}, []string{"mov.w r7, #119; svc #0"}},
+	{arch.I386, "i686-linux-gnu", []string{"call .+1000", "call *%eax", "call *8(%ebx)", "call *(%esp)", "call *0x1000(,%eax,4)"},
+		[]string{"nop", "jmp *%eax", "ret", "push 8(%eax)"}, []string{"mov $173, %eax; int $0x80"}, []string{"pop %eax; mov $119, %eax; int $0x80"}},
+	{arch.RISCV64, "riscv64-linux-gnu", []string{"jal ra, .+1000", "jal t0, .+1000", "jalr ra, 8(a0)", "jalr t0, 0(a0)", ".option arch,+c; c.jalr a0"},
+		[]string{"nop", "jal zero, .+1000", "jalr zero, 0(ra)", ".option arch,+c; c.jr a0", ".option arch,+c; c.nop", ".option arch,+c; c.ebreak"}, []string{"li a7, 139; ecall"}, nil},
+	{arch.Loong64, "loongarch64-linux-gnu", []string{"bl 1000", "jirl $ra, $a0, 8"}, []string{"nop", "b 1000", "jirl $zero, $ra, 0", "beq $a0, $a1, 16"},
+		[]string{"ori $a7, $zero, 139; syscall 0"}, nil},
+	{arch.S390X, "s390x-linux-gnu", []string{"brasl %r14, .+1000", "bras %r14, .+1000", "basr %r14, %r1", "bas %r14, 8(%r1)"}, []string{"br %r14", "brcl 15, .+1000", "nopr %r7", "basr %r13, 0"},
+		[]string{"svc 173"}, []string{"svc 119"}},
+	{arch.PPC64LE, "powerpc64le-linux-gnu", []string{"bl .+1000", "bctrl", "blrl", "bcl 20, 31, .+4"}, []string{"nop", "b .+1000", "blr", "bctr"}, []string{"li 0, 172; sc"}, nil},
+}
+
+// TestOthers has LLVM assemble calls, and the code that signal handlers return to, for the machines that this program does not run on.
+func TestOthers(t *testing.T) {
+	oracle.Need(t, "llvm-mc-19", "llvm-objcopy-19")
+	for _, o := range others {
+		code := func(s string) []byte {
+			dir := t.TempDir()
+			src, obj, out := filepath.Join(dir, "a.s"), filepath.Join(dir, "a.o"), filepath.Join(dir, "a.bin")
+			if err := os.WriteFile(src, []byte(s+"\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			for _, cmd := range [][]string{{"llvm-mc-19", "--triple=" + o.target, "--filetype=obj", "-o", obj, src}, {"llvm-objcopy-19", "-O", "binary", "-j", ".text", obj, out}} {
+				if b, err := exec.Command(cmd[0], cmd[1:]...).CombinedOutput(); err != nil {
+					t.Fatalf("%s: %v: %v\n%s", s, cmd, err, b)
+				}
+			}
+			b, err := os.ReadFile(out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b
+		}
+		for i, c := range append(o.calls, o.not...) {
+			b := code(c)
+			if got, want := o.m.AfterCall(b[max(0, len(b)-arch.MaxCall):]), i < len(o.calls); got != want {
+				t.Errorf("%s: AfterCall(%s: % x) = %v", o.target, c, b, got)
+			}
+		}
+		for _, c := range o.returns {
+			if b := code(c); len(b) > arch.MaxReturn {
+				t.Errorf("%s: %s has %d bytes", o.target, c, len(b))
+			} else if n, ok := o.m.Signal.At(b); !ok || n != len(b) {
+				t.Errorf("%s: At(%s: % x) = %d, %v", o.target, c, b, n, ok)
+			}
+		}
+		for _, c := range o.plainReturns {
+			if b := code(c); len(b) > arch.MaxReturn {
+				t.Errorf("%s: %s has %d bytes", o.target, c, len(b))
+			} else if n, ok := o.m.Signal.Plain.At(b); !ok || n != len(b) {
+				t.Errorf("%s: At(%s: % x) = %d, %v", o.target, c, b, n, ok)
+			}
+		}
+	}
+}
+
+// TestOthersWhole: they have what walks of cores use, and slots for it.
+func TestOthersWhole(t *testing.T) {
+	for _, o := range others {
+		m := o.m
+		for _, r := range append([]arch.Reg{m.SP, m.FP, m.PC, m.RA}, m.CalleeSaved...) {
+			if m.Slot(r) >= arch.NumSlots {
+				t.Errorf("%s: register %s has no slot", m.Name, m.RegName(r))
+			}
+		}
+		if !m.StepKnown || arch.ByELF(m.ELF) != m || len(m.UserRegs.Slots) == 0 || len(m.Signal.Saved) <= int(m.PC) || m.AfterCall(nil) || (m.CallPush == 0) != m.RAInReg {
+			t.Errorf("%s is described by half", m.Name)
+		}
+		var seen uint64
+		for _, s := range m.UserRegs.Slots {
+			if s != arch.NoSlot {
+				if s >= arch.NumSlots || seen>>s&1 != 0 {
+					t.Errorf("%s: slot %d twice", m.Name, s)
+				}
+				seen |= 1 << s
+			}
+		}
+		for _, r := range []arch.Reg{m.SP, m.PC} {
+			if seen>>m.Slot(r)&1 == 0 || m.Signal.Saved[r] == 0 {
+				t.Errorf("%s: %s is not in cores, or signal frames", m.Name, m.RegName(r))
+			}
+		}
+	}
+}

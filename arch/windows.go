@@ -1,0 +1,57 @@
+package arch
+
+// Machine numbers of a COFF header (PE format, "Machine Types"). ELF has none so high, so a table of Windows's rules is never taken for one of
+// Linux's.
+const (
+	IMAGE_FILE_MACHINE_I386  = 0x14c
+	IMAGE_FILE_MACHINE_ARMNT = 0x1c4
+	IMAGE_FILE_MACHINE_AMD64 = 0x8664
+	IMAGE_FILE_MACHINE_ARM64 = 0xaa64
+)
+
+// WindowsAMD64 is x86-64 by Microsoft's convention ("x64 calling convention", "x64 software conventions"). A call preserves rsi, rdi and xmm6
+// to xmm15, too. Slots have eight bytes: those of vector registers are their low halves; their high halves lie behind them in memory.
+var WindowsAMD64 = finish(&Machine{
+	Name: "x86_64-windows", ELF: IMAGE_FILE_MACHINE_AMD64,
+	SP: 7, FP: 6, PC: 16, RA: 16, RAName: "ra",
+	CalleeSaved: []Reg{3, 4, 5, 6, 12, 13, 14, 15, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32}, // rbx rsi rdi rbp r12 to r15, xmm6 to xmm15
+	Vectors:     10,
+	CallPush:    8,
+	afterCall:   amd64AfterCall,
+	StepKnown:   true,
+	names:       amd64Names(),
+}, 17, []Reg{23, 24, 25, 26, 27, 28, 29, 30, 31, 32})
+
+// WindowsARM64 is AArch64 by Microsoft's convention ("Overview of ARM64 ABI conventions"). A call preserves the same registers as elsewhere. x18
+// has the thread's environment block in each function, so no rule is about it. Signal frames and linkage tables of Linux are not there.
+var WindowsARM64 = finish(&Machine{
+	Name: "aarch64-windows", ELF: IMAGE_FILE_MACHINE_ARM64,
+	SP: 31, FP: 29, PC: 32, RA: 30, RAName: "ra",
+	CalleeSaved: []Reg{19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 72, 73, 74, 75, 76, 77, 78, 79},
+	Vectors:     8,
+	RAInReg:     true,
+	RASignState: 34,
+	AddressBits: []int{48, 47},
+	Tags:        true,
+	Record:      Record{RA: 8, Size: 16},
+	afterCall:   arm64AfterCall,
+	StepKnown:   true,
+	names:       arm64Names(),
+}, 35, []Reg{72, 73, 74, 75, 76, 77, 78, 79})
+
+// windows are the machines of PE images, by the number in the header.
+var windows = map[uint16]*Machine{
+	IMAGE_FILE_MACHINE_AMD64: WindowsAMD64,
+	IMAGE_FILE_MACHINE_ARM64: WindowsARM64,
+}
+
+// ByCOFF returns the machine of a COFF header, as Windows uses it; as ByELF, it never returns nil.
+func ByCOFF(machine uint16) *Machine {
+	switch machine {
+	case IMAGE_FILE_MACHINE_I386:
+		return ByELF(EM_386)
+	case IMAGE_FILE_MACHINE_ARMNT:
+		return ByELF(EM_ARM)
+	}
+	return ByELF(machine)
+}

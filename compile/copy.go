@@ -1,0 +1,138 @@
+package compile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/term"
+
+	"github.com/unspool/unspool/emit/sframe"
+	"github.com/unspool/unspool/format"
+	"github.com/unspool/unspool/internal/outfile"
+	"github.com/unspool/unspool/internal/printable"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/rows"
+)
+
+// An added is what a copy of a file has besides.
+type added struct {
+	bytes []byte // the copy
+	from  int    // where what was added begins; 0: the whole is new
+	text  string // what it is
+}
+
+// A copier makes a copy.
+type copier func(img *module.Image, f *format.Unwind, t *rows.Table) (added, error)
+
+// copies make copies, by what they add.
+var copies = map[string]copier{
+	"sframe": func(img *module.Image, f *format.Unwind, t *rows.Table) (added, error) {
+		return addSFrame(img, f, t, 3)
+	},
+	"sframe2": func(img *module.Image, f *format.Unwind, t *rows.Table) (added, error) {
+		return addSFrame(img, f, t, 2)
+	},
+}
+
+// copierOf returns what adds what emit names; nil: nothing does.
+func copierOf(emit string) copier {
+	if v, ok := orcVersion(emit); ok {
+		return func(img *module.Image, _ *format.Unwind, t *rows.Table) (added, error) { return addORC(img, t, v) }
+	}
+	return copies[emit]
+}
+
+// Copies says whether Copy adds what emit names.
+func Copies(emit string) bool { return copierOf(emit) != nil }
+
+// Copy writes a copy of a program or library to out. The copy has in addition what emit names: an SFrame section of version 3 or 2 ("sframe",
+// "sframe2"), which says what all unwind information of the file does. "orc" and "orc-6.12" add ORC to an object file. Copy returns what the copy has, in words. With an error can come a copy: damaged
+// entries are missing in it.
+func Copy(ctx context.Context, path, out, emit string) (text string, err error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	var a added
+	var damage []error
+	var unread error // names the file already
+	if err := module.Guard(func() (err error) {
+		img, f, err := Open(path)
+		if err != nil {
+			unread = err
+			return nil
+		}
+		defer img.Close()
+		if holes := img.Size() - img.Reach(); holes > 0 { // they would be in memory, and on disk
+			return fmt.Errorf("the file has %s of holes: no copy is made", printable.Bytes(holes))
+		}
+		t, errs := f.Rows()
+		if damage = errs; len(t.Rows) == 0 {
+			return ErrNoRows
+		}
+		a, err = copierOf(emit)(img, f, t)
+		return err
+	}); err != nil || unread != nil {
+		if unread == nil {
+			unread = fmt.Errorf("%s: %w", path, errors.Join(append(damage, err)...))
+		}
+		return "", unread
+	}
+	w, err := outfile.Create(ctx, out, outfile.Options{Private: true, Inputs: []os.FileInfo{st}})
+	if err != nil {
+		return "", err
+	}
+	if err := a.write(w, st.Mode().Perm()&^0o022); err != nil {
+		return "", errors.Join(err, w.Discard())
+	}
+	if err := w.Commit(); err != nil {
+		return "", err
+	}
+	for i := range damage {
+		damage[i] = fmt.Errorf("%s: %w", path, damage[i])
+	}
+	return printable.Line(out) + ": " + a.text, errors.Join(damage...)
+}
+
+// write writes a copy. A file of its own gets a hole where the copy has zeros behind the file's bytes, and becomes executable when it is whole.
+func (a *added) write(w *outfile.File, mode os.FileMode) error {
+	b := a.bytes
+	if w.Through() {
+		if term.IsTerminal(int(w.Fd())) {
+			return errors.New("a program is binary: give -o FILE, or pipe it")
+		}
+		_, err := w.Write(b)
+		return err
+	}
+	if _, err := w.Write(b[:a.from]); err != nil {
+		return err
+	}
+	b = bytes.TrimLeft(b[a.from:], "\x00")
+	if _, err := w.Seek(int64(len(a.bytes)-len(b)), io.SeekStart); err != nil {
+		return err
+	}
+	if _, err := w.Write(b); err != nil {
+		return err
+	}
+	return w.Chmod(mode)
+}
+
+// addSFrame adds an SFrame section.
+func addSFrame(img *module.Image, f *format.Unwind, t *rows.Table, version int) (added, error) {
+	b, s, err := sframe.Add(img.Bytes(), t, version, f.Bounds)
+	if err != nil {
+		return added{}, err
+	}
+	text := fmt.Sprintf("%s in %s", printable.Count(uint64(s.Rows), "row", "rows"), printable.Bytes(int64(len(s.Bytes))))
+	if n := f.Size(format.EHFrame) + f.IndexSize(); n > 0 {
+		text += fmt.Sprintf(", beside %s of .eh_frame and its index", printable.Bytes(int64(n)))
+	}
+	for _, l := range s.Left {
+		text += fmt.Sprintf("\n  left out: %s of code: %s", printable.Bytes(int64(l.Bytes)), l.Reason)
+	}
+	return added{b, len(img.Bytes()), text}, nil
+}

@@ -1,0 +1,360 @@
+package module
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/unspool/unspool/arch"
+)
+
+// Of Microsoft's "PE Format": sizes of headers, in bytes, and the data directories that are read.
+const (
+	dosHeader     = 64
+	coffHeader    = 20
+	peSection     = 40
+	coffSymbol    = 18
+	peOptional32  = 96 // before the data directories
+	peOptional64  = 112
+	dirExport     = 0
+	dirException  = 3
+	dirDebug      = 6
+	debugEntry    = 28
+	debugCodeView = 2 // IMAGE_DEBUG_TYPE_CODEVIEW
+
+	scnUninitialized = 0x80
+	scnExecute       = 0x20000000
+	scnRead          = 0x40000000
+	scnWrite         = 0x80000000
+
+	symExternal = 2    // IMAGE_SYM_CLASS_EXTERNAL
+	symStatic   = 3    // IMAGE_SYM_CLASS_STATIC
+	symFunction = 0x20 // IMAGE_SYM_DTYPE_FUNCTION, as it is in Type
+)
+
+// A portable is what a PE image has besides sections.
+type portable struct {
+	base    arch.Vaddr // what relative addresses count from
+	headers uint32     // bytes in the file
+	dirs    [16]struct{ rva, size uint32 }
+	symtab  uint64 // file offset of the COFF symbols, and their number
+	nsyms   uint64
+}
+
+var peFormat = format{
+	name:    "PE",
+	has:     func(b []byte) bool { return b[0] == 'M' && b[1] == 'Z' },
+	kind:    kindPE,
+	read:    (*Image).readPE,
+	buildID: (*Image).codeView,
+	headers: func(img *Image, h io.Writer) {
+		b, _ := img.bytes(0, uint64(img.pe.headers))
+		fmt.Fprint(h, len(img.b), len(b))
+		h.Write(b)
+	},
+	hashed: []string{".text", ".rdata", ".pdata", ".xdata", ".eh_frame", ".debug_frame", ".edata"},
+	symbolTable: func(img *Image, dynamic bool) (SymbolTable, bool) {
+		t, _ := img.peSymbols(dynamic)
+		return t, t.Len() > 1
+	},
+	symbols: func(img *Image, yield func(Symbol) bool) (first error) {
+		for _, dynamic := range []bool{false, true} {
+			t, err := img.peSymbols(dynamic)
+			first = cmp.Or(first, err)
+			for i := 1; i < t.Len(); i++ {
+				e := t.At(i)
+				s := Symbol{Name: alias(t.Names[e.Name:]), Value: arch.Vaddr(e.Value), Kind: e.Kind, Bind: e.Bind, Section: e.Section, Dynamic: dynamic}
+				if !yield(s) {
+					return first
+				}
+			}
+		}
+		return first
+	},
+}
+
+// linkedPE says whether a DOS header leads to a PE header: an executable or a DLL.
+func kindPE(f io.ReaderAt) FileKind {
+	var b [4]byte
+	if _, err := f.ReadAt(b[:], 60); err != nil {
+		return UnknownFile
+	}
+	if _, err := f.ReadAt(b[:], int64(binary.LittleEndian.Uint32(b[:]))); err != nil || string(b[:]) != "PE\x00\x00" {
+		return UnknownFile
+	}
+	return LinkedFile
+}
+
+// readPE reads the headers of an executable or a DLL.
+func (img *Image) readPE() error {
+	le := binary.LittleEndian
+	img.order = le
+	h, ok := img.bytes(0, dosHeader)
+	if !ok {
+		return img.errorf(0, ErrTruncated, "header")
+	}
+	at := uint64(le.Uint32(h[60:]))
+	if h, ok = img.bytes(at, 4+coffHeader); !ok {
+		return img.errorf(at, ErrTruncated, "PE header")
+	}
+	if string(h[:4]) != "PE\x00\x00" {
+		return img.errorf(at, ErrFormat, "a program for DOS")
+	}
+	h = h[4:]
+	p := &portable{symtab: uint64(le.Uint32(h[8:])), nsyms: uint64(le.Uint32(h[12:]))}
+	img.pe, img.linked = p, true
+	img.machine = arch.ByCOFF(le.Uint16(h))
+	nsecs, optional := uint64(le.Uint16(h[2:])), uint64(le.Uint16(h[16:]))
+	at += 4 + coffHeader
+	o, ok := img.bytes(at, optional)
+	if !ok {
+		return img.errorf(at, ErrTruncated, "optional header of %d bytes", optional)
+	}
+	magic := uint16(0)
+	if len(o) >= 2 {
+		magic = le.Uint16(o)
+	}
+	fixed := peOptional32
+	switch magic {
+	case 0x10b:
+	case 0x20b:
+		img.is64, fixed = true, peOptional64
+	default:
+		return img.errorf(at, ErrUnsupported, "optional header %#x", magic)
+	}
+	if len(o) < fixed {
+		return img.errorf(at, ErrTruncated, "optional header of %d bytes", optional)
+	}
+	if img.is64 {
+		p.base = arch.Vaddr(le.Uint64(o[24:]))
+	} else {
+		p.base = arch.Vaddr(le.Uint32(o[28:]))
+	}
+	img.entry = p.base + arch.Vaddr(le.Uint32(o[16:]))
+	p.headers = le.Uint32(o[60:])
+	n := min(uint64(le.Uint32(o[fixed-4:])), uint64(len(p.dirs)), uint64(len(o)-fixed)/8)
+	for i := range n {
+		d := o[uint64(fixed)+8*i:]
+		p.dirs[i].rva, p.dirs[i].size = le.Uint32(d), le.Uint32(d[4:])
+	}
+	p.headers = uint32(min(uint64(p.headers), uint64(len(img.b))))
+	img.addLoaded(Segment{Kind: Headers, Perm: Read, Vaddr: p.base, Size: uint64(p.headers), MemSize: uint64(p.headers)})
+	img.addLoaded(Segment{Kind: Loaded, Perm: Read, Vaddr: p.base, Size: uint64(p.headers), MemSize: uint64(p.headers)})
+	img.readPESections(at+optional, nsecs)
+	if x := p.dirs[dirException]; x.size > 0 {
+		off, ok := img.VaddrToOff(p.base + arch.Vaddr(x.rva))
+		if !ok {
+			off = uint64(len(img.b)) // its contents are truncated
+		}
+		img.addLoaded(Segment{Kind: Functions, Perm: Read, Off: off, Vaddr: p.base + arch.Vaddr(x.rva), Size: uint64(x.size), MemSize: uint64(x.size)})
+	}
+	return nil
+}
+
+// addLoaded appends a segment.
+func (img *Image) addLoaded(s Segment) {
+	img.segs = append(img.segs, s)
+	if s.Kind == Loaded && s.Size > 0 {
+		img.load = append(img.load, s)
+	}
+}
+
+// maxPESections is how many sections Windows loads of an image.
+const maxPESections = 96
+
+// readPESections reads the section headers that are there.
+func (img *Image) readPESections(off, num uint64) {
+	le := binary.LittleEndian
+	if num > maxPESections {
+		img.secsErr = img.errorf(off, ErrUnsupported, "%d sections", num)
+		num = maxPESections
+	}
+	if room := (uint64(len(img.b)) - min(off, uint64(len(img.b)))) / peSection; num > room {
+		img.secsErr = img.errorf(off, ErrTruncated, "%d section headers", num)
+		num = room
+	}
+	all, ok := img.bytes(off, num*peSection)
+	if !ok {
+		img.secsErr = img.errorf(off, ErrTruncated, "%d section headers", num)
+		return
+	}
+	names := img.coffStrings()
+	room := min(uint64(len(img.b)), img.reach)
+	for i := 0; len(all) > 0; i, all = i+1, all[peSection:] {
+		virtual, raw, flags := uint64(le.Uint32(all[8:])), uint64(le.Uint32(all[16:])), le.Uint32(all[36:])
+		s := Section{Addr: img.pe.base + arch.Vaddr(le.Uint32(all[12:])), Off: uint64(le.Uint32(all[20:])), Size: raw, index: i}
+		if virtual != 0 {
+			s.Size = min(raw, virtual) // the rest of raw fills a block of the file
+		}
+		name := string(bytes.TrimRight(all[:8], "\x00"))
+		if len(name) > 1 && name[0] == '/' { // a number: the name is that far into the string table
+			if at, err := strconv.ParseUint(name[1:], 10, 32); err == nil && at < uint64(len(names)) {
+				name = cstring(names[at:][:min(room, uint64(len(names))-at)])
+				room -= uint64(len(name))
+			}
+		}
+		s.Name = name
+		s.Empty = raw == 0 || flags&scnUninitialized != 0 && s.Off == 0
+		for _, f := range []struct {
+			flag uint32
+			perm Perm
+		}{{scnRead, Read}, {scnWrite, Write}, {scnExecute, Exec}} {
+			if flags&f.flag != 0 {
+				s.Perm |= f.perm
+			}
+		}
+		img.secs = append(img.secs, s)
+		g := Segment{Kind: Loaded, Perm: s.Perm, Off: s.Off, Vaddr: s.Addr, Size: s.Size, MemSize: cmp.Or(virtual, raw)}
+		if s.Empty {
+			g.Off, g.Size = 0, 0
+		}
+		img.addLoaded(g)
+	}
+}
+
+// coffStrings returns the string table, its size included; nil where there is none.
+func (img *Image) coffStrings() []byte {
+	if img.pe.symtab == 0 {
+		return nil
+	}
+	at := img.pe.symtab + coffSymbol*img.pe.nsyms
+	h, ok := img.bytes(at, 4)
+	if !ok {
+		return nil
+	}
+	b, _ := img.bytes(at, uint64(binary.LittleEndian.Uint32(h)))
+	return b
+}
+
+// peSymbols makes the table of exports, which other files see, or that of COFF symbols.
+func (img *Image) peSymbols(dynamic bool) (SymbolTable, error) {
+	if dynamic {
+		return img.exports()
+	}
+	return img.coffSymbols()
+}
+
+// coffSymbols makes a table of the functions and data that COFF symbols name. Names together are no longer than the file.
+func (img *Image) coffSymbols() (t SymbolTable, err error) {
+	t = SymbolTable{Order: binary.LittleEndian, Is64: true}
+	p, le := img.pe, binary.LittleEndian
+	if p.symtab == 0 || p.nsyms == 0 {
+		return t, nil
+	}
+	all, ok := img.bytes(p.symtab, coffSymbol*p.nsyms)
+	if !ok {
+		n := (uint64(len(img.b)) - min(p.symtab, uint64(len(img.b)))) / coffSymbol
+		all, _ = img.bytes(p.symtab, coffSymbol*n)
+		err = img.errorf(p.symtab, ErrTruncated, "%d COFF symbols", p.nsyms)
+	}
+	names := img.coffStrings()
+	t.Add("", SymbolEntry{}) // symbol 0 names nothing
+	for len(all) >= coffSymbol {
+		s, aux := all[:coffSymbol], int(all[17])
+		all = all[min(coffSymbol*(1+aux), len(all)):]
+		sec := le.Uint16(s[12:])
+		typ, class := le.Uint16(s[14:]), s[16]
+		if sec == 0 || int(sec) > len(img.secs) || class != symExternal && class != symStatic {
+			continue
+		}
+		var name string
+		if le.Uint32(s) == 0 {
+			if at := le.Uint32(s[4:]); at >= 4 && uint64(at) < uint64(len(names)) {
+				name = alias(names[at:])
+			}
+		} else {
+			name = string(bytes.TrimRight(s[:8], "\x00"))
+		}
+		in := &img.secs[sec-1]
+		if name == "" || class == symStatic && name == in.Name {
+			continue
+		}
+		if int64(len(t.Names)+len(name)) > img.Reach() {
+			return t, img.errorf(p.symtab, ErrMalformed, "names of COFF symbols overlap")
+		}
+		e := SymbolEntry{Kind: Object, Bind: Global, Section: SectionIndex(sec), Value: uint64(in.Addr) + uint64(le.Uint32(s[8:]))}
+		if class == symStatic {
+			e.Bind = Local
+		}
+		if typ&0xf0 == symFunction || in.Perm&Exec != 0 {
+			e.Kind = Func
+		}
+		t.Add(name, e)
+	}
+	return t, err
+}
+
+// exports makes a table of what the export directory names: functions, where they are in executable sections. What is forwarded to another
+// DLL is left out. Names together are no longer than the file.
+func (img *Image) exports() (t SymbolTable, err error) {
+	t = SymbolTable{Order: binary.LittleEndian, Is64: true}
+	p, le := img.pe, binary.LittleEndian
+	dir := p.dirs[dirExport]
+	if dir.size == 0 {
+		return t, nil
+	}
+	table := func(rva uint32, n uint64) []byte {
+		b := img.Tail(p.base + arch.Vaddr(rva))
+		if n > uint64(len(b)) {
+			off, _ := img.VaddrToOff(p.base + arch.Vaddr(dir.rva))
+			err = img.errorf(off, ErrTruncated, "export directory")
+		}
+		return b[:min(n, uint64(len(b)))]
+	}
+	h := table(dir.rva, 40)
+	if len(h) < 40 {
+		return t, err
+	}
+	nfuncs, nnames := uint64(le.Uint32(h[20:])), uint64(le.Uint32(h[24:]))
+	funcs, names, ordinals := table(le.Uint32(h[28:]), 4*nfuncs), table(le.Uint32(h[32:]), 4*nnames), table(le.Uint32(h[36:]), 2*nnames)
+	t.Add("", SymbolEntry{})
+	for i := 0; 4*i+4 <= len(names) && 2*i+2 <= len(ordinals); i++ {
+		k := int(le.Uint16(ordinals[2*i:]))
+		if 4*k+4 > len(funcs) {
+			continue
+		}
+		rva := le.Uint32(funcs[4*k:])
+		name := alias(img.Tail(p.base + arch.Vaddr(le.Uint32(names[4*i:]))))
+		if name == "" || rva == 0 || rva-dir.rva < dir.size {
+			continue
+		}
+		if int64(len(t.Names)+len(name)) > img.Reach() {
+			off, _ := img.VaddrToOff(p.base + arch.Vaddr(dir.rva))
+			return t, img.errorf(off, ErrMalformed, "names of exports overlap")
+		}
+		e := SymbolEntry{Kind: Object, Bind: Global, Section: 1, Value: uint64(p.base) + uint64(rva)}
+		for j := range img.secs {
+			if s := &img.secs[j]; e.Value-uint64(s.Addr) < s.Size {
+				e.Section = SectionIndex(j + 1)
+				if s.Perm&Exec != 0 {
+					e.Kind = Func
+				}
+			}
+		}
+		t.Add(name, e)
+	}
+	return t, err
+}
+
+// codeView names the PDB that was written with the image: its GUID, the first byte of its text form first, and its age, the high byte first.
+// It is nil where the image names none.
+func (img *Image) codeView() []byte {
+	p, le := img.pe, binary.LittleEndian
+	dir := p.dirs[dirDebug]
+	b, _ := img.At(p.base+arch.Vaddr(dir.rva), int(min(dir.size, 64*debugEntry)))
+	for ; len(b) >= debugEntry; b = b[debugEntry:] {
+		if le.Uint32(b[12:]) != debugCodeView {
+			continue
+		}
+		if x, ok := img.bytes(uint64(le.Uint32(b[24:])), 24); ok && string(x[:4]) == "RSDS" {
+			be := binary.BigEndian
+			id := be.AppendUint32(nil, le.Uint32(x[4:]))
+			id = be.AppendUint16(be.AppendUint16(id, le.Uint16(x[8:])), le.Uint16(x[10:]))
+			return be.AppendUint32(append(id, x[12:20]...), le.Uint32(x[20:]))
+		}
+	}
+	return nil
+}
