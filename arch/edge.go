@@ -133,12 +133,13 @@ func arm64Edge(before, at []byte) (Edge, bool) {
 	first, second := word(at, 0), word(at, 4)
 	last, prior := word(before, len(before)-4), word(before, len(before)-8)
 	const subSP, stp, stpPre, ldpPost = 0xd10003ff, 0xa9007bfd, 0xa9807bfd, 0xa8c07bfd // of x29 and x30
+	opens := func(w, next uint32) bool {                                               // a function: paciasp, pacibsp; the record
+		return w&0xffffffbf == 0xd503233f || w&imm7 == stpPre || w&imm12 == subSP && next&imm7 == stp
+	}
 	switch {
-	case first&0xffffff3f == 0xd503241f && second&imm7 == stpPre, // bti
-		first&0xffffffbf == 0xd503233f, first&0xffffffbf == 0xd50323bf, // paciasp, pacibsp; autiasp, autibsp
-		first&imm7 == stpPre,
-		first&imm12 == subSP && second&imm7 == stp,
-		first&0xfffffbff == 0xd65f0bff, // retaa, retab
+	case opens(first, second),
+		(first == 0xd503201f || first&0xffffff3f == 0xd503241f) && opens(second, word(at, 8)), // nop, as _init has it; bti
+		first&0xffffffbf == 0xd50323bf, first&0xfffffbff == 0xd65f0bff, // autiasp, autibsp; retaa, retab
 		last&imm7 == ldpPost && (first>>26 == 5 || first&0xfffffc1f == 0xd61f0000): // b, br
 		return Edge{FP: -1}, true
 	case first == 0x910003fd && last&imm7 == stpPre: // mov x29,sp

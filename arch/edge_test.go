@@ -53,6 +53,11 @@ func TestEdge(t *testing.T) {
 		{arch.AMD64, "nop; ^ mov %rbx,%rax; ret", none, false},
 		{arch.ARM64, "^ stp x29,x30,[sp,#-32]!; mov x29,sp", none, true},
 		{arch.ARM64, "^ bti c; stp x29,x30,[sp,#-32]!; mov x29,sp", none, true},
+		{arch.ARM64, "^ bti c; paciasp; stp x29,x30,[sp,#-32]!; mov x29,sp", none, true},
+		{arch.ARM64, "^ nop; stp x29,x30,[sp,#-16]!; mov x29,sp; bl .+100", none, true}, // _init of glibc
+		{arch.ARM64, "^ nop; sub sp,sp,#48; stp x29,x30,[sp,#32]", none, true},
+		{arch.ARM64, "^ nop; sub sp,sp,#48; str x0,[sp]", none, false},
+		{arch.ARM64, "^ nop; nop; stp x29,x30,[sp,#-16]!", none, false}, // between functions
 		{arch.ARM64, "bti c; ^ paciasp; stp x29,x30,[sp,#-32]!; mov x29,sp", none, true},
 		{arch.ARM64, "nop; stp x29,x30,[sp,#-32]!; ^ mov x29,sp", arch.Edge{Off: 32, FP: -1}, true},
 		{arch.ARM64, "stp x29,x30,[sp,#-512]!; ^ mov x29,sp; nop", arch.Edge{Off: 512, FP: -1}, true},

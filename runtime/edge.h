@@ -241,11 +241,17 @@ EDGE_PART int unspool_edge_next(EDGE_TAKE)
 	return w == 0xd65f03c0 ? 1 : unspool_passes(w) ? 0 : -1;
 }
 
+/* Whether a function begins with w and what comes next: paciasp, pacibsp; the record, first or below other things. */
+static inline __attribute__((always_inline)) int unspool_opens(uint32_t w, uint32_t next)
+{
+	return (w & 0xffffffbf) == 0xd503233f || UNSPOOL_PAIR(w) == UNSPOOL_STP_PRE || (UNSPOOL_IS_SUB_SP(w) && UNSPOOL_PAIR(next) == UNSPOOL_STP);
+}
+
 /* Whether the code in e is an edge: off says where the caller's stack pointer is. */
 EDGE_PART int unspool_edge(EDGE_TAKE)
 {
 	EDGE_SELF
-	uint32_t first = 0, second = 0, last, prior, i;
+	uint32_t first = 0, second = 0, third = 0, last, prior, i;
 	int o = 0;
 
 	if (!e)
@@ -257,13 +263,13 @@ EDGE_PART int unspool_edge(EDGE_TAKE)
 		first = *(const uint32_t *)e->code;
 	if (e->n >= 8)
 		second = *(const uint32_t *)(e->code + 4);
+	if (e->n >= 12)
+		third = *(const uint32_t *)(e->code + 8);
 	last = (uint32_t)(e->before >> 32);
 	prior = (uint32_t)e->before;
-	if (((first & 0xffffff3f) == 0xd503241f && UNSPOOL_PAIR(second) == UNSPOOL_STP_PRE) ||          /* bti */
-	    (first & 0xffffffbf) == 0xd503233f || (first & 0xffffffbf) == 0xd50323bf ||                   /* paciasp, pacibsp; autiasp, autibsp */
-	    UNSPOOL_PAIR(first) == UNSPOOL_STP_PRE ||                                                      /* the record first */
-	    (UNSPOOL_IS_SUB_SP(first) && UNSPOOL_PAIR(second) == UNSPOOL_STP) ||                           /* or below other things */
-	    (first & 0xfffffbff) == 0xd65f0bff ||                                                         /* retaa, retab */
+	if (unspool_opens(first, second) ||
+	    ((first == 0xd503201f || (first & 0xffffff3f) == 0xd503241f) && unspool_opens(second, third)) || /* nop, as _init has it; bti */
+	    (first & 0xffffffbf) == 0xd50323bf || (first & 0xfffffbff) == 0xd65f0bff ||                      /* autiasp, autibsp; retaa, retab */
 	    (UNSPOOL_PAIR(last) == UNSPOOL_LDP_POST && (first >> 26 == 5 || (first & 0xfffffc1f) == 0xd61f0000))) /* b, br */
 		return 1;
 	if (first == 0x910003fd && UNSPOOL_PAIR(last) == UNSPOOL_STP_PRE) { /* mov x29,sp */

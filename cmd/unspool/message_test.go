@@ -132,11 +132,10 @@ func TestHostileRecording(t *testing.T) {
 	prog := filepath.Join(dir, "prog"+hostile)
 	gcc := exec.Command("gcc", "-O1", "-g", "-o", prog, "-x", "c", "-")
 	gcc.Stdin = strings.NewReader(`#include <sys/prctl.h>
-#include <unistd.h>
 volatile unsigned long n;
 void f(void) __asm__("\"evil\033]0;pwn\007\"");
 __attribute__((noinline)) void f(void) { for (int i = 0; i < 200000000; i++) n++; }
-int main(int argc, char **argv) { prctl(PR_SET_NAME, "c\033[31m\nunspool: all is well"); f(); if (argc > 1) pause(); return 0; }`)
+int main(int argc, char **argv) { prctl(PR_SET_NAME, "c\033[31m\nunspool: all is well"); do f(); while (argc > 1); return 0; }`)
 	if out, err := gcc.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
