@@ -124,6 +124,64 @@ func TestDirectory(t *testing.T) {
 	}
 }
 
+// TestUniversal: a universal file that llvm-lipo makes has the rows of the programs that it was made of, also where these are archives.
+func TestUniversal(t *testing.T) {
+	oracle.Need(t, "llvm-lipo-19")
+	oracle.Need(t, "llvm-ar-19")
+	text := func(path string) string {
+		tab, damage, err := Rows(path)
+		if err != nil || len(damage) > 0 {
+			t.Fatalf("%s: %v %v", path, err, damage)
+		}
+		var b strings.Builder
+		if err := tab.WriteText(&b); err != nil || len(tab.Rows) == 0 {
+			t.Fatal(path, err)
+		}
+		return b.String()
+	}
+	dir := t.TempDir()
+	thin := map[string]string{}
+	for _, path := range oracle.MachO(t, 2) {
+		name := "x86_64"
+		if strings.Contains(path, "arm64") {
+			name = "arm64"
+		}
+		thin[name] = path
+	}
+	if len(thin) != 2 {
+		t.Fatal(thin)
+	}
+	fat := filepath.Join(dir, "fat")
+	oracle.Run(t, "llvm-lipo-19", "-create", thin["x86_64"], thin["arm64"], "-output", fat)
+	lib, libs := filepath.Join(dir, "lib.a"), []string{"-create", "-output", filepath.Join(dir, "lib.a")}
+	for _, name := range []string{"x86_64", "arm64"} {
+		a := filepath.Join(dir, name+".a")
+		oracle.Run(t, "llvm-ar-19", "rc", a, "../module/testdata/"+name+".macho.o")
+		libs = append(libs, a)
+	}
+	oracle.Run(t, "llvm-lipo-19", libs...)
+	for _, c := range []struct{ whole, part, alone string }{
+		{fat, "x86_64", thin["x86_64"]}, {fat, "arm64", thin["arm64"]},
+		{lib, "x86_64:x86_64.macho.o", "../module/testdata/x86_64.macho.o"}, {lib, "arm64:arm64.macho.o", "../module/testdata/arm64.macho.o"},
+	} {
+		name := c.whole + "(" + c.part + ")"
+		files, err := Files([]string{c.whole}, false, func(err error) { t.Error(err) })
+		if err != nil || len(files) != 2 || !slices.Contains(files, name) {
+			t.Errorf("%s: %q, %v", c.whole, files, err)
+		}
+		if text(name) != text(c.alone) {
+			t.Errorf("%s and %s have other rows", name, c.alone)
+		}
+	}
+	files, err := Files([]string{dir}, true, func(err error) { t.Error(err) })
+	if err != nil || len(files) != 6 {
+		t.Errorf("of the directory: %q, %v", files, err)
+	}
+	if _, _, err := Open(lib); err == nil || !strings.Contains(err.Error(), "name one of its members") {
+		t.Errorf("a universal library: %v", err)
+	}
+}
+
 // TestJudgeObjects: of object files in this machine's static libraries, stats counts the entries that the judge prints, and verify proves the
 // tables. (format/dwarf compares each of their rows with the judge's.)
 func TestJudgeObjects(t *testing.T) {

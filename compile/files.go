@@ -24,13 +24,13 @@ import (
 // ErrNoRows is the error of a file without unwind information.
 var ErrNoRows = errors.New("no call frame information")
 
-// Open opens a file, or an archive's member with a name like lib.a(member.o), and its unwind information. The caller closes the image.
+// Open opens a file, or a part of one with a name like lib.a(member.o) or program(arm64), and its unwind information. The caller closes the image.
 func Open(path string) (*module.Image, *format.Unwind, error) {
 	img, err := module.Open(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && strings.HasSuffix(path, ")"):
 		img, err = module.OpenMember(path)
-	case errors.Is(err, module.ErrFormat) && module.IsArchive(path):
+	case err != nil && module.KindOf(path) == module.ArchiveFile:
 		err = fmt.Errorf("%s: an archive: name one of its members, as in '%s(x.o)'", path, path)
 	}
 	if err != nil {
@@ -83,8 +83,8 @@ func has(f *format.Unwind, names []string) error {
 	return nil
 }
 
-// Files returns the paths, with archives replaced by their members that are object files, with names that Open understands, and directories by
-// the executables and libraries below them. With objects, directories also stand for their object files, archives, and compressed kernels and
+// Files returns the paths, with archives replaced by their members that are object files, universal files by their programs, with names that Open
+// understands, and directories by the executables and libraries below them. With objects, directories also stand for their object files, archives, and compressed kernels and
 // modules. skipped is told what could not be read below a directory or in an archive, and which directory has no such file.
 func Files(paths []string, objects bool, skipped func(error)) ([]string, error) {
 	what := "executables or libraries"
@@ -129,14 +129,14 @@ func Files(paths []string, objects bool, skipped func(error)) ([]string, error) 
 				return nil
 			}
 			switch kind := module.KindOf(p); {
-			case kind == module.UnknownFile:
-			case kind == module.ArchiveFile && objects:
+			case kind == module.UnknownFile, kind != module.LinkedFile && !objects:
+			case module.IsArchive(p):
 				names, _, err := members(p)
 				if err != nil {
 					skipped(err)
 				}
 				out = append(out, names...)
-			case kind == module.LinkedFile || objects && kind != module.ArchiveFile:
+			default:
 				out = append(out, p)
 			}
 			return nil

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,11 +29,13 @@ const (
 )
 
 // An Archive is a static library: a file that contains object files, or names them. The package reads the archives of System V and GNU, with
-// long names and thin ones, of BSD, and of Microsoft. It is safe for concurrent use until Close.
+// long names and thin ones, of BSD, and of Microsoft. A universal Mach-O file is an archive, too: of its programs, by their processors' names, and of
+// what its static libraries contain. It is safe for concurrent use until Close.
 type Archive struct {
-	name string
-	b    []byte
-	thin bool
+	name      string
+	b         []byte
+	thin      bool
+	universal bool
 
 	filled uint64 // bytes outside of holes
 	file   *File
@@ -41,7 +44,7 @@ type Archive struct {
 
 // A Member is a file in an archive.
 type Member struct {
-	Name string // unlike those of all other members: behind the second of a name is "#2"
+	Name string // unlike those of all other members: behind the second of a name is "#2". In a universal file: arm64, arm64:member.o
 	Off  uint64 // in the archive: of its contents; of a thin archive, of its header
 	Size uint64
 
@@ -86,10 +89,10 @@ func OpenArchive(path string) (*Archive, error) {
 
 // newArchive reads an archive in memory.
 func newArchive(name string, b []byte) (*Archive, error) {
-	if !isArchive(b) {
+	if !isArchive(b) && !isUniversal(b) {
 		return nil, &Error{name, 0, "header", fmt.Errorf("%w, and no archive", ErrFormat)}
 	}
-	a := &Archive{name: name, b: b, thin: string(b[:len(thinMagic)]) == thinMagic, filled: uint64(len(b))}
+	a := &Archive{name: name, b: b, thin: string(b[:len(thinMagic)]) == thinMagic, universal: isUniversal(b), filled: uint64(len(b))}
 	a.hold.Store(1)
 	return a, nil
 }
@@ -98,8 +101,17 @@ func isArchive(b []byte) bool {
 	return len(b) >= len(archiveMagic) && (string(b[:len(archiveMagic)]) == archiveMagic || string(b[:len(thinMagic)]) == thinMagic)
 }
 
-// IsArchive says whether a file is an archive, by its first bytes.
-func IsArchive(path string) bool { return KindOf(path) == ArchiveFile }
+// IsArchive says whether a file is an archive, or a universal one, by its first bytes. Of universal files, KindOf says what their programs are.
+func IsArchive(path string) bool {
+	f, err := procfs.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	var head [len(archiveMagic)]byte
+	n, _ := f.ReadAt(head[:], 0)
+	return isArchive(head[:n]) || isUniversal(head[:n])
+}
 
 // Close unmaps the archive, once the images of its members are closed.
 func (a *Archive) Close() error {
@@ -113,6 +125,9 @@ func (a *Archive) Close() error {
 
 // Members returns all members but tables of symbols and names. With an error, which has the offset of the damaged member, come the members before.
 func (a *Archive) Members() ([]Member, error) {
+	if a.universal {
+		return a.programs()
+	}
 	var list []Member
 	var long []byte // of GNU: names that headers have no room for
 	seen := map[string]int{}
@@ -184,16 +199,80 @@ func (a *Archive) Members() ([]Member, error) {
 				}
 			}
 			m.Name = printable.Marked(m.Name)
-			for name := m.Name; seen[m.Name] > 0; { // "a.o#2" can be a member's own name, too
-				seen[name]++
-				m.Name = fmt.Sprintf("%s#%d", name, seen[name])
-			}
-			seen[m.Name] = 1
+			m.Name = unlike(m.Name, seen)
 			list = append(list, m)
 		}
 		off = end
 	}
 	return list, nil
+}
+
+// unlike returns a name that is unlike those that were seen.
+func unlike(name string, seen map[string]int) string {
+	own := name
+	for seen[own] > 0 { // "a.o#2" can be a member's own name, too
+		seen[name]++
+		own = fmt.Sprintf("%s#%d", name, seen[name])
+	}
+	seen[own] = 1
+	return own
+}
+
+// programs returns the programs of a universal file, and the members of those that are archives. A program that is not whole, or that others overlap,
+// costs itself only; the error is that of the first.
+func (a *Archive) programs() (list []Member, damage error) {
+	all, err := fat(a.b, fatMagic(a.b[:4]))
+	if err != nil {
+		return nil, &Error{a.name, 0, "universal header", err}
+	}
+	seen := map[string]int{}
+	size := uint64(len(a.b))
+	var taken []Slice
+	for _, s := range all {
+		name := unlike(s.Name, seen)
+		bad := func(off uint64, cause error, format string, args ...any) {
+			if damage == nil {
+				damage = &Error{a.name, off, "program " + name + ": " + fmt.Sprintf(format, args...), cause}
+			}
+		}
+		if s.Off > size || s.Size > size-s.Off {
+			bad(s.Off, ErrTruncated, "%#x bytes", s.Size)
+			continue
+		}
+		if overlaps(s, taken) {
+			bad(s.Off, ErrMalformed, "%#x bytes, of which another has some", s.Size)
+			continue
+		}
+		taken = append(taken, s)
+		b := a.b[s.Off : s.Off+s.Size]
+		if !isArchive(b) {
+			list = append(list, Member{Name: name, Off: s.Off, Size: s.Size})
+			continue
+		}
+		inner, err := newArchive(a.name, b)
+		if err == nil && inner.thin {
+			err = fmt.Errorf("%w: a thin archive", ErrUnsupported)
+		}
+		if err != nil {
+			bad(s.Off, err, "archive")
+			continue
+		}
+		members, err := inner.Members()
+		for _, m := range members {
+			m.Name, m.Off = name+":"+m.Name, m.Off+s.Off
+			list = append(list, m)
+		}
+		var at *Error
+		if errors.As(err, &at) {
+			bad(s.Off+at.Off, at.Err, "%s", at.Msg)
+		}
+	}
+	return list, damage
+}
+
+// overlaps says whether a program has bytes of one of the others. All are in the file.
+func overlaps(s Slice, others []Slice) bool {
+	return slices.ContainsFunc(others, func(o Slice) bool { return s.Off < o.Off+o.Size && o.Off < s.Off+s.Size })
 }
 
 // Open opens a member as an image, named "lib.a(member.o)". It stays valid when the archive is closed. The error wraps ErrFormat if the member

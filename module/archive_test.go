@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
 )
 
@@ -266,6 +267,7 @@ func FuzzArchive(f *testing.F) {
 	f.Add([]byte(archiveMagic + header("//", 8) + "long.o/\n" + header("/0", len(object)) + object))
 	f.Add([]byte(archiveMagic + header("#1/4", 4+len(object)) + "a.o\x00" + object + header("b.o", 1) + "x\n"))
 	f.Add([]byte(thinMagic + header("//", 6) + "../x/\n" + header("/0", 123) + header("y.o/", 1)))
+	f.Add(universal([]byte(archiveMagic+header("a.o/", len(object))+object), smallMachO(true, binary.LittleEndian, mhObject)))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		began := time.Now()
 		a, err := newArchive("x.a", b)
@@ -288,4 +290,63 @@ func FuzzArchive(f *testing.F) {
 			t.Errorf("%v for %d bytes", took, len(b))
 		}
 	})
+}
+
+// TestPrograms: a universal file is an archive of its programs and of what its static libraries contain. A program that is not there, or that lies in
+// another one, costs itself only.
+func TestPrograms(t *testing.T) {
+	x64 := smallMachO(true, binary.LittleEndian, mhObject)
+	arm := bytes.Clone(x64)
+	arm[4] = cpuARM
+	lib := func(o []byte) []byte {
+		h := fmt.Sprintf("%-16s%-32s%-10d`\n", "a.o/", "", len(o))
+		return append([]byte(archiveMagic+h), o...)
+	}
+	// The header of an archive has no processor: that of its object.
+	fat := universal(x64, arm, x64)
+	libs := universal(append(bytes.Clone(x64[:12]), lib(x64)...), append(bytes.Clone(arm[:12]), lib(arm)...))
+	for i := range 2 { // behind what named the processors
+		entry := libs[8+20*i:]
+		binary.BigEndian.PutUint32(entry[8:], binary.BigEndian.Uint32(entry[8:])+12)
+		binary.BigEndian.PutUint32(entry[12:], binary.BigEndian.Uint32(entry[12:])-12)
+	}
+	at := func(b []byte, i int) uint32 { return binary.BigEndian.Uint32(b[8+20*i+8:]) } // where a program is
+	far, twice, cut := bytes.Clone(fat), bytes.Clone(fat), bytes.Clone(libs)
+	binary.BigEndian.PutUint32(far[8+20+12:], 1<<31)
+	binary.BigEndian.PutUint32(twice[8+20+8:], 0x108)
+	cut[at(cut, 0)+uint32(len(archiveMagic))+59] = 'x'
+	for _, c := range []struct {
+		b      []byte
+		want   string
+		damage string
+	}{
+		{fat, "x86_64 arm64 x86_64#2 ", ""},
+		{libs, "x86_64:a.o arm64:a.o ", ""},
+		{far, "x86_64 x86_64#2 ", fmt.Sprintf("f+%#x: program arm64: 0x80000000 bytes: truncated", at(fat, 1))},
+		{twice, "x86_64 x86_64#2 ", "f+0x108: program arm64: " + fmt.Sprintf("%#x", len(arm)) + " bytes, of which another has some: malformed"},
+		{cut, "arm64:a.o ", fmt.Sprintf("f+%#x: program x86_64: archive: a member's header ends with \"`x\": malformed", at(libs, 0)+8)},
+	} {
+		a, err := newArchive("f", c.b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := a.Members()
+		got := ""
+		for _, m := range list {
+			got += m.Name + " "
+			img, err := a.Open(m)
+			if err != nil || !a.IsImage(m) {
+				t.Fatalf("%s: %v", m.Name, err)
+			}
+			if want, _, _ := strings.Cut(m.Name, ":"); img.Machine().ELF == arch.EM_AARCH64 != (want == "arm64") || img.Name() != "f("+m.Name+")" {
+				t.Errorf("%s is %s, for %s", m.Name, img.Name(), img.Machine().Name)
+			}
+		}
+		if said := fmt.Sprint(err); got != c.want || said != c.damage && (err != nil || c.damage != "") {
+			t.Errorf("%s\n%v\nwant\n%s\n%s", got, err, c.want, c.damage)
+		}
+	}
+	if _, err := newArchive("f", []byte("\xca\xfe\xba\xbe\x00\x00\x00\x37 and a class of Java")); !errors.Is(err, ErrFormat) {
+		t.Errorf("a class of Java: %v", err)
+	}
 }

@@ -115,6 +115,15 @@ func fatMagic(b []byte) uint64 {
 // the number.
 const maxSlices = 40
 
+// isUniversal says whether a file begins like a universal one, and has not too many programs.
+func isUniversal(b []byte) bool {
+	if len(b) < 8 || fatMagic(b[:4]) == 0 {
+		return false
+	}
+	n := binary.BigEndian.Uint32(b[4:])
+	return n > 0 && n <= maxSlices
+}
+
 // A Slice is a program in a universal file.
 type Slice struct {
 	Name      string // "x86_64", "arm64", "arm64e"
@@ -367,7 +376,11 @@ func kindMachO(f io.ReaderAt) FileKind {
 		if err != nil || list[0].Off > 1<<62 {
 			return UnknownFile
 		}
-		if _, err := f.ReadAt(b[:], int64(list[0].Off)); err != nil || machoMagic(b[:4]) == 0 {
+		_, err = f.ReadAt(b[:], int64(list[0].Off))
+		if err == nil && isArchive(b[:]) {
+			return ArchiveFile
+		}
+		if err != nil || machoMagic(b[:4]) == 0 {
 			return UnknownFile
 		}
 	}

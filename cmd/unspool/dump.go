@@ -30,12 +30,12 @@ object for each row. In object files and kernel modules, an address is a section
 as in readelf -wF, expressions as in llvm-dwarfdump. Unreadable entries are listed on standard error, and the exit
 status is then 1; all other rows are printed.
 
-Of an archive or a directory, dump prints each file that has unwind information, with its name in a comment, or in JSON in an object, before its rows.
+Of an archive, a universal file or a directory, dump prints each file that has unwind information, with its name in a comment, or in JSON in an object, before its rows.
 
 With --exceptions, dump prints the exception tables of functions (.gcc_except_table) instead. Each call site is a range
 of calls; an exception from one of them goes on at the landing pad, which cleans up, catches types or filters them. An
 exception from a call outside of all call sites ends the program.`,
-		Example: "  unspool dump /bin/ls | head\n  unspool dump --format json /bin/ls | jq -r 'select(.signal) | .lo'\n  unspool dump 'libc.a(printf.o)'\n  unspool dump --exceptions /usr/bin/gdb",
+		Example: "  unspool dump /bin/ls | head\n  unspool dump --format json /bin/ls | jq -r 'select(.signal) | .lo'\n  unspool dump 'libc.a(printf.o)'\n  unspool dump 'program(arm64)'\n  unspool dump --exceptions /usr/bin/gdb",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			write := map[string]func(*rows.Table, io.Writer) error{"text": (*rows.Table).WriteText, "json": (*rows.Table).WriteJSON}[format]
