@@ -5,7 +5,11 @@
 // The package reads no files and knows nothing of call frame information.
 package arch
 
-import "fmt"
+import (
+	"fmt"
+	"maps"
+	"slices"
+)
 
 // A Vaddr is a link-time address: what an ELF file's headers and unwind tables speak of.
 type Vaddr uint64
@@ -255,6 +259,22 @@ func ByELF(em uint16) *Machine {
 		return m
 	}
 	return finish(&Machine{Name: fmt.Sprintf("machine-%d", em), ELF: em, RAName: "ra", Numbered: true}, 0, nil)
+}
+
+// Named returns the machine with a Name; nil for a name that no machine has.
+func Named(name string) *Machine {
+	var em uint16
+	if _, err := fmt.Sscanf(name, "machine-%d", &em); err == nil {
+		if m := ByELF(em); m.Name == name {
+			return m
+		}
+		return nil
+	}
+	all := slices.Concat(machines, slices.Collect(maps.Values(others)), slices.Collect(maps.Values(windows)))
+	if i := slices.IndexFunc(all, func(m *Machine) bool { return m.Name == name }); i >= 0 {
+		return all[i]
+	}
+	return nil
 }
 
 // finish fills in the derived tables: registers 0 to n-1 get the slot of their number, extra ones the

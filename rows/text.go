@@ -135,8 +135,9 @@ func ParseText(r io.Reader) (*Table, error) {
 			continue
 		}
 		if b == nil {
-			m := arch.ByName(strings.TrimPrefix(line, "machine "))
-			if m == nil {
+			name, ok := strings.CutPrefix(line, "machine ")
+			m := arch.Named(name)
+			if !ok || m == nil {
 				return nil, fmt.Errorf("line %d: want \"machine NAME\", have %q", n, line)
 			}
 			b = NewBuilder(m)

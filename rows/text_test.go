@@ -124,6 +124,37 @@ func FuzzParseText(f *testing.F) {
 	})
 }
 
+// TestMachines: the table of any machine is read back, also of one that has a number only.
+func TestMachines(t *testing.T) {
+	seen := map[string]bool{}
+	for _, em := range []uint16{arch.EM_386, arch.EM_MIPS, arch.EM_PPC64, arch.EM_S390, arch.EM_ARM, arch.EM_X86_64, arch.EM_AARCH64, arch.EM_RISCV, arch.EM_LOONG,
+		arch.IMAGE_FILE_MACHINE_AMD64, arch.IMAGE_FILE_MACHINE_ARM64, 4242} {
+		m := arch.ByELF(em)
+		b := NewBuilder(m)
+		b.Begin(0x10, 0x20)
+		b.Row(0x10, b.Intern(Set{CFA: CFA{Kind: CFAReg, Reg: m.SP, Off: 16}, RA: m.RA}))
+		tab := Build(b)
+		var one, two strings.Builder
+		if err := tab.WriteText(&one); err != nil || len(tab.Rows) != 2 || seen[m.Name] {
+			t.Fatalf("%s: %d rows, %v", m.Name, len(tab.Rows), err)
+		}
+		seen[m.Name] = true
+		again, err := ParseText(strings.NewReader(one.String()))
+		if err != nil {
+			t.Errorf("%s: %v\n%s", m.Name, err, one.String())
+			continue
+		}
+		if err := again.WriteText(&two); err != nil || again.Machine.ELF != em || one.String() != two.String() {
+			t.Errorf("%s, %v\n got %s\nwant %s", again.Machine.Name, err, two.String(), one.String())
+		}
+	}
+	for _, first := range []string{"x86_64", "machine ", "machine vax", "machine machine-62", "machine machine-4242x", "machine machine-70000"} {
+		if _, err := ParseText(strings.NewReader(first + "\n10  cfa=rsp+8\n20  gap\n")); err == nil {
+			t.Errorf("%q: no error", first)
+		}
+	}
+}
+
 // TestOriginText: origins are read back, those too that have a number only; what no table can have is an error.
 func TestOriginText(t *testing.T) {
 	const text = "machine x86_64\norigin 10 .eh_frame\n10  cfa=rsp+8\norigin 12 origin-77\n18  cfa=rsp+16\norigin 20 pclntab\n20  cfa=rsp+8\n28  gap\n"

@@ -1,7 +1,8 @@
-/* deep.c - works at the bottom of a deep recursion: deep FRAMES. */
+/* deep.c - works at the bottom of a deep recursion until it is killed: deep FRAMES. */
 #include <stdlib.h>
 
 static volatile unsigned long sum;
+static volatile int forever = 1;
 
 __attribute__((noinline)) static void down(int n)
 {
@@ -11,7 +12,7 @@ __attribute__((noinline)) static void down(int n)
 	if (n > 0)
 		down(n - 1);
 	else
-		for (unsigned long i = 0; i < 1000000000; i++)
+		for (unsigned long i = 0; forever; i++)
 			sum += i;
 	sum += (unsigned long)frame[0];
 }
