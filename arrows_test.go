@@ -38,6 +38,7 @@ var arrows = []struct {
 	{"modules", []string{"store", "emit/*", "unwind", "format", "format/jit", "symbol/jit", "module", "rows", "arch"}},
 	{"source", []string{"unwind", "rows", "arch"}},
 	{"source/corefile", []string{"source", "unwind", "module", "rows", "arch"}},
+	{"source/minidump", []string{"source", "unwind", "module", "rows", "arch"}},
 	{"source/ebpf", []string{"source", "unwind", "module", "emit/compact", "rows", "arch"}},
 	{"source/*", []string{"source", "unwind", "rows", "arch"}},
 	{"symbol", []string{"symbol/*", "module", "arch"}},

@@ -18,6 +18,7 @@ import (
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/corefile"
 	running "github.com/unspool/unspool/source/live" // live is the profiler's
+	"github.com/unspool/unspool/source/minidump"
 	"github.com/unspool/unspool/stacks"
 )
 
@@ -35,14 +36,17 @@ func stackCmd() *cobra.Command {
 	o := stackOptions{format: "text"}
 	var stepper func() (*modules.Set, error)
 	c := &cobra.Command{
-		Use:   "stack PID | CORE [EXE]",
-		Short: "Print the stacks of a running process or a core dump",
+		Use:   "stack PID | CORE [EXE] | FILE.dmp",
+		Short: "Print the stacks of a running process, a core dump or a minidump",
 		Long: `Print the stacks of all threads of a running process, or of a process in a core dump. A running process stops for as
 short a time as possible. A number is a PID; ./1234 is a file.
 
 In a core dump, the thread with the signal comes first. stack reads the mapped files at their paths, or in .build-id/
 in the directories of --debug-dir. EXE replaces the executable's path. A file is used only if its build ID is the one
 in the core. Standard error names missing files.
+
+A minidump is of Windows, macOS, Android or Linux. stack reads its modules' files (PE, Mach-O, ELF) at their paths, below
+--sysroot and --debug-dir by their names, and as symbol servers keep them: NAME/ID/NAME.
 
 A mark says how a frame was found; frames by call frame information have none. [signal]: a signal interrupted the
 frame. [plt]: found by the shape of the code. [fp]: found by the frame pointer. [inlined]: a call without a frame of
@@ -78,6 +82,12 @@ its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
 			exe := ""
 			if len(args) > 1 {
 				exe = args[1]
+			}
+			if minidump.IsFile(args[0]) {
+				if exe != "" {
+					return usage("a minidump names its modules: it goes without EXE")
+				}
+				return runStackMinidump(args[0], &o, mods)
 			}
 			return runStackCore(args[0], exe, &o, mods)
 		},
@@ -125,6 +135,17 @@ func runStackCore(path, exe string, o *stackOptions, mods *modules.Set) error {
 	f, err := corefile.Open(path, corefile.Options{
 		Mods: mods.Module, Image: namer.Image, Kept: mods.Kept, Exe: exe, Files: mods.Files,
 	})
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return writeStacks(&f.Process, o, namer, func(s *stacks.Process) { s.Core = path })
+}
+
+func runStackMinidump(path string, o *stackOptions, mods *modules.Set) error {
+	namer := stackNamer(o, mods)
+	defer namer.Close()
+	f, err := minidump.Open(path, minidump.Options{Mods: mods.Module, Image: namer.Image, Files: mods.Files})
 	if err != nil {
 		return err
 	}
