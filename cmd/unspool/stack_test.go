@@ -396,3 +396,17 @@ func TestStackErrors(t *testing.T) {
 		t.Errorf("the stacks of this test:\n%s", r.out)
 	}
 }
+
+// TestStackMinidump: a minidump is told by its first bytes, and what is wrong with it by the offset.
+func TestStackMinidump(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.dmp")
+	if err := os.WriteFile(path, []byte("MDMP"+strings.Repeat("\x00", 28)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r := runProgram(t, "stack", path); r.status != 1 || !strings.Contains(r.stderr, "x.dmp+0x0: system information: truncated") {
+		t.Errorf("%d %s", r.status, r.stderr)
+	}
+	if r := runProgram(t, "stack", path, "/bin/sh"); r.status != 2 || !strings.Contains(r.stderr, "without EXE") {
+		t.Errorf("%d %s", r.status, r.stderr)
+	}
+}
