@@ -75,10 +75,19 @@ int on_switch(u64 *ctx)
 		was->since = 0; /* also where it cannot be deleted now */
 		bpf_map_delete_elem(&blocked, &to);
 	}
-	if (wakes) {
+	if (wakes)
 		bpf_map_delete_elem(&wakers, &to);
-		if (state & TASK_DEAD)
+	if (state & TASK_DEAD) {
+		struct blocked *before = bpf_map_lookup_elem(&blocked, &from);
+
+		if (wakes)
 			bpf_map_delete_elem(&wakers, &from);
+		/* The end of its last wait was not traced. */
+		if (before && before->since) {
+			before->since = 0;
+			bpf_map_delete_elem(&blocked, &from);
+			count(FORGOTTEN);
+		}
 	}
 	/*
 	 * One that was preempted could go on, even on its way to sleep; one that is dead will not. The state is the tracepoint's: that of
