@@ -88,6 +88,11 @@ func withPE(list [][]byte) [][]byte {
 	if b, err := os.ReadFile(goldenPE); err == nil {
 		list = append(list, b)
 	}
+	for _, name := range []string{"x86_64", "arm64"} {
+		if b, err := os.ReadFile("testdata/" + name + ".coff.o"); err == nil {
+			list = append(list, b)
+		}
+	}
 	return list
 }
 

@@ -122,7 +122,7 @@ type format struct {
 }
 
 // formats are asked in this order.
-var formats = []*format{&elfFormat, &machoFormat, &peFormat}
+var formats = []*format{&elfFormat, &machoFormat, &peFormat, &coffFormat}
 
 // formatOf returns the format of files that begin with b; nil: none is known.
 func formatOf(b []byte) *format {
@@ -491,7 +491,7 @@ func (img *Image) Contents(s *Segment) ([]byte, error) {
 	return b[:min(uint64(len(b)), s.Size, img.reach)], img.errorf(s.Off, ErrTruncated, "segment %s of %#x bytes", s.name(), s.Size)
 }
 
-// Format names the format of the file: "ELF", "Mach-O" or "PE".
+// Format names the format of the file: "ELF", "Mach-O", "PE" or "COFF", which is Windows's object files.
 func (img *Image) Format() string { return img.format.name }
 
 // BuildID returns what names the build in the file (ELF: the contents of the NT_GNU_BUILD_ID note; Mach-O: of LC_UUID), or nil. The caller must not change the result. It stays valid after Close.

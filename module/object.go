@@ -12,6 +12,7 @@ type layout struct {
 	placed []int      // indexes in Image.secs, sorted by address; of the sections that are loaded
 	undef  arch.Vaddr // from here on, each symbol of undefs that this file does not define has undefRoom bytes
 	undefs SymbolTable
+	all    bool // relocations are applied to all sections that are loaded, not only to those that unwinding reads
 
 	// relocate returns a copy of b, the contents of s, with the relocations applied that can be; b itself where there are none. It calls refuse
 	// with the others.

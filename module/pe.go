@@ -6,7 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"strconv"
+	"strings"
 
 	"github.com/unspool/unspool/arch"
 )
@@ -35,13 +35,14 @@ const (
 	symFunction = 0x20 // IMAGE_SYM_DTYPE_FUNCTION, as it is in Type
 )
 
-// A portable is what a PE image has besides sections.
+// A portable is what a PE image, or an object file, has besides sections.
 type portable struct {
 	base    arch.Vaddr // what relative addresses count from
 	headers uint32     // bytes in the file
 	dirs    [16]struct{ rva, size uint32 }
 	symtab  uint64 // file offset of the COFF symbols, and their number
 	nsyms   uint64
+	relocs  []relocs // of an object file's sections
 }
 
 var peFormat = format{
@@ -64,16 +65,23 @@ var peFormat = format{
 		for _, dynamic := range []bool{false, true} {
 			t, err := img.peSymbols(dynamic)
 			first = cmp.Or(first, err)
-			for i := 1; i < t.Len(); i++ {
-				e := t.At(i)
-				s := Symbol{Name: alias(t.Names[e.Name:]), Value: arch.Vaddr(e.Value), Kind: e.Kind, Bind: e.Bind, Section: e.Section, Dynamic: dynamic}
-				if !yield(s) {
-					return first
-				}
+			if !t.each(dynamic, yield) {
+				break
 			}
 		}
 		return first
 	},
+}
+
+// each yields all symbols of a table but the first, which names nothing; it returns false if yield wanted no more.
+func (t *SymbolTable) each(dynamic bool, yield func(Symbol) bool) bool {
+	for i := 1; i < t.Len(); i++ {
+		e := t.At(i)
+		if !yield(Symbol{Name: alias(t.Names[e.Name:]), Value: arch.Vaddr(e.Value), Kind: e.Kind, Bind: e.Bind, Section: e.Section, Dynamic: dynamic}) {
+			return false
+		}
+	}
+	return true
 }
 
 // linkedPE says whether a DOS header leads to a PE header: an executable or a DLL.
@@ -189,23 +197,9 @@ func (img *Image) readPESections(off, num uint64) {
 		if virtual != 0 {
 			s.Size = min(raw, virtual) // the rest of raw fills a block of the file
 		}
-		name := string(bytes.TrimRight(all[:8], "\x00"))
-		if len(name) > 1 && name[0] == '/' { // a number: the name is that far into the string table
-			if at, err := strconv.ParseUint(name[1:], 10, 32); err == nil && at < uint64(len(names)) {
-				name = cstring(names[at:][:min(room, uint64(len(names))-at)])
-				room -= uint64(len(name))
-			}
-		}
-		s.Name = name
+		s.Name = coffName(all, names, &room)
 		s.Empty = raw == 0 || flags&scnUninitialized != 0 && s.Off == 0
-		for _, f := range []struct {
-			flag uint32
-			perm Perm
-		}{{scnRead, Read}, {scnWrite, Write}, {scnExecute, Exec}} {
-			if flags&f.flag != 0 {
-				s.Perm |= f.perm
-			}
-		}
+		s.Perm = pePerm(flags)
 		img.secs = append(img.secs, s)
 		g := Segment{Kind: Loaded, Perm: s.Perm, Off: s.Off, Vaddr: s.Addr, Size: s.Size, MemSize: cmp.Or(virtual, raw)}
 		if s.Empty {
@@ -213,6 +207,19 @@ func (img *Image) readPESections(off, num uint64) {
 		}
 		img.addLoaded(g)
 	}
+}
+
+// pePerm translates a section's flags.
+func pePerm(flags uint32) (p Perm) {
+	for _, f := range []struct {
+		flag uint32
+		perm Perm
+	}{{scnRead, Read}, {scnWrite, Write}, {scnExecute, Exec}} {
+		if flags&f.flag != 0 {
+			p |= f.perm
+		}
+	}
+	return p
 }
 
 // coffStrings returns the string table, its size included; nil where there is none.
@@ -269,7 +276,8 @@ func (img *Image) coffSymbols() (t SymbolTable, err error) {
 			name = string(bytes.TrimRight(s[:8], "\x00"))
 		}
 		in := &img.secs[sec-1]
-		if name == "" || class == symStatic && name == in.Name {
+		own, _, _ := strings.Cut(in.Name, "#")
+		if name == "" || class == symStatic && (name == in.Name || aux > 0 && name == own) || img.layout != nil && in.Perm == 0 {
 			continue
 		}
 		if int64(len(t.Names)+len(name)) > img.Reach() {

@@ -133,7 +133,7 @@ const shtCREL = 0x40000014
 // these fields is as the file has it. The caller must not change the results.
 func (img *Image) Relocate(s *Section) (b []byte, bad []RelocError, err error) {
 	is := func(name string) bool { return strings.HasPrefix(s.Common(), name) }
-	unwinding := !s.Empty && slices.ContainsFunc(relocated, is)
+	unwinding := !s.Empty && (slices.ContainsFunc(relocated, is) || img.layout != nil && img.layout.all && s.Perm != 0)
 	if b, err = img.contents(s); err == nil && unwinding {
 		err = img.count(s)
 	}

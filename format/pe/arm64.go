@@ -300,7 +300,7 @@ func (a *arm64) packed(e *entry) ([]rows.Row, error) {
 	saved = (saved + 15) &^ 15
 	local := int64(d>>23)*16 - saved
 	if ints > 10 || local < 0 || cr >= 2 && local < 16 {
-		return nil, a.t.wrong(a.t.dirAt+e.at, ErrMalformed, "packed unwind data %#x", d)
+		return nil, a.t.wrong(e.at, ErrMalformed, "packed unwind data %#x", d)
 	}
 	ops := a.pro.ops[:0] // in the order of the prologue: turned around in the end
 	store := func(o op) {

@@ -1,4 +1,4 @@
-// Package pe reads the unwind information of Windows's images (PE/COFF), which is all that Windows itself unwinds by: the exception directory,
+// Package pe reads the unwind information of Windows's images and object files (PE/COFF), which is all that Windows itself unwinds by: the exception directory,
 // and what its entries lead to. x86-64 has versions 1 and 2 ("x64 exception handling"), AArch64 packed words and
 // full records ("ARM64 exception handling"). Version 3, for APX, and frames with scalable vectors are refused by name.
 //
@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
@@ -45,8 +46,7 @@ type Table struct {
 	img     *module.Image
 	machine *arch.Machine
 	base    arch.Vaddr // what all addresses in the tables count from
-	dir     []byte     // the exception directory
-	dirAt   uint32     // its address
+	dirs    []dir      // the exception directory; of an object file, its parts, one or more
 	size    int        // bytes of an entry
 	entries []entry    // by their begin; of several with one begin, the first of the directory comes first
 	sorted  bool       // the directory is: Windows searches by halves
@@ -57,8 +57,14 @@ type Table struct {
 type entry struct {
 	begin, end uint32
 	data       uint32 // its unwind information, or where it is
-	at         uint32 // where it is in the directory
+	at         uint32 // where it is
 	err        error  // why its end is not known: end is begin then
+}
+
+// A dir is an exception directory, or a part of one.
+type dir struct {
+	at uint32
+	b  []byte
 }
 
 // Open returns the unwind information of an image; nil where there is none, or where it is another machine's. A directory that the file is too
@@ -73,35 +79,90 @@ func Open(img *module.Image) *Table {
 	default:
 		return nil
 	}
-	found := false
+	if !img.Linked() {
+		t.object()
+	}
 	for i := range img.Segments() {
 		switch s := &img.Segments()[i]; s.Kind {
 		case module.Headers:
 			t.base = s.Vaddr
 		case module.Functions:
-			t.dir, _ = img.Contents(s)
-			t.dirAt = uint32(s.Vaddr - t.base)
-			if n := uint64(len(t.dir)); n < s.Size {
-				t.errs = append(t.errs, t.wrong(t.dirAt+uint32(n), ErrTruncated, "an exception directory of %d bytes", s.Size))
+			d := dir{at: uint32(s.Vaddr - t.base)}
+			d.b, _ = img.Contents(s)
+			if n := uint64(len(d.b)); n < s.Size {
+				t.errs = append(t.errs, t.wrong(d.at+uint32(n), ErrTruncated, "an exception directory of %d bytes", s.Size))
 			}
-			found = s.Size > 0
+			if s.Size > 0 {
+				t.dirs = []dir{d}
+			}
 		}
 	}
-	if !found {
+	if len(t.dirs) == 0 && len(t.errs) == 0 {
 		return nil
 	}
 	t.read()
 	return t
 }
 
+// object takes the parts of the directory from an object file: all sections that a linker makes one of. An entry with a relocation that cannot be
+// applied is left out.
+func (t *Table) object() {
+	for i := range t.img.Sections() {
+		s := &t.img.Sections()[i]
+		dirs := strings.HasPrefix(s.Name, ".pdata")
+		if s.Perm == 0 || s.Size == 0 || !dirs && !strings.HasPrefix(s.Name, ".xdata") {
+			continue
+		}
+		b, bad, err := t.img.Relocate(s)
+		if err != nil {
+			if len(t.errs) < maxErrors {
+				t.errs = append(t.errs, Damage{s.Name, 0, err})
+			}
+			continue
+		}
+		if dirs && len(bad) > 0 {
+			b = slices.Clone(b)
+		}
+		for i := range bad {
+			if len(t.errs) < maxErrors {
+				t.errs = append(t.errs, Damage{s.Name, bad[i].Off, &bad[i]})
+			}
+			if at := int(bad[i].Off) / t.size * t.size; dirs && at+t.size <= len(b) {
+				clear(b[at:][:t.size])
+			}
+		}
+		if dirs {
+			t.dirs = append(t.dirs, dir{uint32(s.Addr), b})
+		}
+	}
+}
+
+// contents returns what a segment has in the file; in an object file, with its relocations applied.
+func (t *Table) contents(s *module.Segment) []byte {
+	if !t.img.Linked() {
+		return t.img.Tail(s.Vaddr)
+	}
+	b, _ := t.img.Contents(s)
+	return b
+}
+
 // read reads the directory. Entries of zeros end nothing: linkers leave some.
 func (t *Table) read() {
-	le := img32(t.dir)
-	t.entries = make([]entry, 0, len(t.dir)/t.size)
+	t.entries = make([]entry, 0, t.Size()/uint64(t.size))
 	t.sorted = true
 	code := t.reader()
-	for at := 0; at+t.size <= len(t.dir); at += t.size {
-		e := entry{begin: le.at(at), at: uint32(at)}
+	for _, d := range t.dirs {
+		t.readDir(d, code)
+	}
+	if !t.sorted {
+		slices.SortStableFunc(t.entries, func(a, b entry) int { return cmp.Compare(a.begin, b.begin) })
+	}
+}
+
+func (t *Table) readDir(d dir, code *reader) {
+	le := img32(d.b)
+	for at := 0; at+t.size <= len(le); at += t.size {
+		e := entry{begin: le.at(at), at: d.at + uint32(at)}
 		if t.size == 12 {
 			e.end, e.data = le.at(at+4), le.at(at+8)
 		} else if e.data = le.at(at + 4); e.begin|e.data != 0 {
@@ -117,9 +178,6 @@ func (t *Table) read() {
 		}
 		t.entries = append(t.entries, e)
 	}
-	if !t.sorted {
-		slices.SortStableFunc(t.entries, func(a, b entry) int { return cmp.Compare(a.begin, b.begin) })
-	}
 }
 
 // img32 are bytes with 32-bit little-endian words.
@@ -132,13 +190,20 @@ func (b img32) at(i int) uint32 {
 func (b img32) half(i int) uint16 { return uint16(b[i]) | uint16(b[i+1])<<8 }
 
 // Size is how many bytes the directory has. What its entries lead to is not counted.
-func (t *Table) Size() uint64 { return uint64(len(t.dir)) }
+func (t *Table) Size() (n uint64) {
+	for _, d := range t.dirs {
+		n += uint64(len(d.b))
+	}
+	return n
+}
 
 // Sum writes to w all that rows are made of: the directory and, of the file, all that its sections have, as unwind records and code may lie
 // anywhere.
 func (t *Table) Sum(w io.Writer) {
-	fmt.Fprintln(w, t.machine.ELF, uint64(t.base), t.dirAt, len(t.dir))
-	w.Write(t.dir)
+	for _, d := range t.dirs {
+		fmt.Fprintln(w, t.machine.ELF, uint64(t.base), d.at, len(d.b))
+		w.Write(d.b)
+	}
 	used := t.used()
 	for i := range t.img.Segments() {
 		s := &t.img.Segments()[i]
@@ -147,15 +212,18 @@ func (t *Table) Sum(w io.Writer) {
 		}
 		var b []byte
 		if s.Perm&module.Write == 0 || s.Perm&module.Exec != 0 || used == nil || used[i] {
-			b, _ = t.img.Contents(s)
+			b = t.contents(s)
 		}
 		fmt.Fprintln(w, uint64(s.Vaddr), s.Perm, s.Size, s.MemSize, len(b))
 		w.Write(b)
 	}
 }
 
-// used returns which segments the entries, the records and the code lie in; nil where finding out takes too long.
+// used returns which segments the entries, the records and the code lie in; nil where finding out takes too long, and for an object file.
 func (t *Table) used() []bool {
+	if !t.img.Linked() {
+		return nil
+	}
 	in, r := make([]bool, len(t.img.Segments())), t.reader()
 	read := func(rva uint32) {
 		if r.tail(rva) != nil {
@@ -210,7 +278,7 @@ type reader struct {
 	t    *Table
 	lo   uint32
 	last []byte // from lo on
-	in   int    // the segment that has last
+	in   int    // the segment that has last, of a linked file
 	work int64  // steps that it may still take: hostile entries share long records and chains. Real images take a quarter of them at most
 }
 
@@ -232,9 +300,16 @@ func (r *reader) tail(rva uint32) []byte {
 	if off := uint64(rva - r.lo); rva >= r.lo && off < uint64(len(r.last)) {
 		return r.last[off:]
 	}
+	v := r.t.base + arch.Vaddr(rva)
+	if !r.t.img.Linked() {
+		b := r.t.img.Tail(v)
+		if b != nil {
+			r.lo, r.last = rva, b
+		}
+		return b
+	}
 	for i := range r.t.img.Segments() {
 		s := &r.t.img.Segments()[i]
-		v := r.t.base + arch.Vaddr(rva)
 		if s.Kind != module.Loaded || uint64(v-s.Vaddr) >= s.Size {
 			continue
 		}
@@ -250,6 +325,12 @@ func (r *reader) tail(rva uint32) []byte {
 // wrong returns an error with the place at fault.
 func (t *Table) wrong(rva uint32, cause error, format string, args ...any) error {
 	d := Damage{Section: "image", Off: uint64(rva), Err: fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), cause)}
+	if !t.img.Linked() {
+		if name, off := t.img.Place(arch.Vaddr(rva)); name != "" {
+			d.Section, d.Off = name, off
+		}
+		return d
+	}
 	secs := t.img.Sections()
 	for i := range secs {
 		if off := uint64(t.base + arch.Vaddr(rva) - secs[i].Addr); secs[i].Perm != 0 && off < secs[i].Size {
@@ -272,8 +353,8 @@ func (t *Table) Rows() (*rows.Table, []error) {
 // build is Rows; left is how many steps it could still have taken.
 func (t *Table) build() (r *rows.Table, errs []error, left int64) {
 	errs = slices.Clone(t.errs)
-	if !t.sorted {
-		errs = append(errs, t.wrong(t.dirAt, ErrMalformed, "the exception directory is not sorted"))
+	if !t.sorted && t.img.Linked() { // linkers sort
+		errs = append(errs, t.wrong(t.dirs[0].at, ErrMalformed, "the exception directory is not sorted"))
 	}
 	info, failed := t.reader(), 0
 	var b *rows.Builder
@@ -291,9 +372,9 @@ func (t *Table) build() (r *rows.Table, errs []error, left int64) {
 		e := &t.entries[i]
 		err := e.err
 		if n := int64(e.end) - int64(e.begin); err == nil && n <= 0 {
-			err = t.wrong(t.dirAt+e.at, ErrMalformed, "function [%#x, %#x)", e.begin, e.end)
+			err = t.wrong(e.at, ErrMalformed, "function [%#x, %#x)", e.begin, e.end)
 		} else if budget -= n; err == nil && budget < 0 {
-			err = t.wrong(t.dirAt+e.at, ErrMalformed, "the functions have more code than the file")
+			err = t.wrong(e.at, ErrMalformed, "the functions have more code than the file")
 		}
 		var list []rows.Row
 		if err == nil {
@@ -308,7 +389,7 @@ func (t *Table) build() (r *rows.Table, errs []error, left int64) {
 		b.Range(t.base+arch.Vaddr(e.begin), t.base+arch.Vaddr(e.end), list)
 	}
 	if failed > maxErrors {
-		errs = append(errs, t.wrong(t.dirAt, ErrMalformed, "%d more entries", failed-maxErrors))
+		errs = append(errs, t.wrong(t.dirs[0].at, ErrMalformed, "%d more entries", failed-maxErrors))
 	}
 	return rows.Build(b), errs, info.work
 }

@@ -1,0 +1,208 @@
+package module
+
+import (
+	"debug/pe"
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+// coffObjects are object files that clang++-19 made of "int ext(int); struct S { ~S(); int a[40]; }; inline int both(int a) { S s; return ext(a) + s.a[a]; }
+// int one(int a) { return both(a) + both(a + 1); } int twice(int a) { return 2 * a; } int last(int a) { char b[64]; b[a & 63] = ext(a); return
+// ext(b[a & 31]); }" with -O2 -fexceptions -fno-inline -mno-incremental-linker-compatible, for Windows. There are two sections of one name.
+func coffObjects(t testing.TB) (out [][]byte) {
+	for _, machine := range []string{"x86_64", "arm64"} {
+		b, err := os.ReadFile(filepath.Join("testdata", machine+".coff.o"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, b)
+	}
+	return out
+}
+
+// judgeCOFF compares sections, symbols and what relocations of data lead to with what Go's debug/pe reads. It returns how many relocations there were.
+func judgeCOFF(t *testing.T, path string) (applied int) {
+	img, err := Open(path)
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	defer img.Close()
+	ref, err := pe.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ref.Close()
+	if img.Linked() || KindOf(path) != ObjectFile || img.Format() != "COFF" || len(img.Sections()) != len(ref.Sections) || img.SectionsErr() != nil {
+		t.Errorf("%s: %d sections, want %d; %v", path, len(img.Sections()), len(ref.Sections), img.SectionsErr())
+		return 0
+	}
+	at := map[string]uint64{}
+	if err := img.Symbols(func(s Symbol) bool { at[strings.Clone(s.Name)] = uint64(s.Value); return true }); err != nil {
+		t.Errorf("%s: %v", path, err)
+	}
+	for _, s := range ref.Symbols {
+		if s.SectionNumber <= 0 || s.StorageClass != 2 || img.secs[s.SectionNumber-1].Perm == 0 {
+			continue
+		}
+		if want := uint64(img.secs[s.SectionNumber-1].Addr) + uint64(s.Value); at[s.Name] != want {
+			t.Errorf("%s: symbol %s is at %#x, want %#x", path, s.Name, at[s.Name], want)
+		}
+	}
+	end := arch.Vaddr(firstPlace)
+	for i := range img.secs {
+		s, r := &img.secs[i], ref.Sections[i]
+		name, _, _ := strings.Cut(s.Name, "#")
+		if name != r.Name || s.Size != uint64(r.Size) || !s.Empty && s.Off != uint64(r.Offset) {
+			t.Errorf("%s: section %d: %+v, want %+v", path, i, s, r.SectionHeader)
+		}
+		if s.Perm == 0 || s.Size == 0 {
+			continue
+		}
+		if s.Addr < end || img.Section(s.Name) != s {
+			t.Errorf("%s: section %s is at %#x; the one before ends at %#x", path, s.Name, uint64(s.Addr), uint64(end))
+		}
+		if got, off := img.Place(s.Addr + 1); got != s.Name || off != 1 && s.Size > 0 {
+			t.Errorf("%s: section %s is called %s+%#x", path, s.Name, got, off)
+		}
+		end = s.Addr + arch.Vaddr(s.Size) + 1
+		b, bad, err := img.Relocate(s)
+		if err != nil || len(bad) > 0 {
+			t.Errorf("%s: section %s: %v, %v", path, s.Name, err, bad)
+			continue
+		}
+		raw, _ := r.Data()
+		for _, x := range r.Relocs {
+			size, from := coffField(img.machine, x.Type)
+			if size != 4 {
+				continue
+			}
+			got := binary.LittleEndian.Uint32(b[x.VirtualAddress:]) - binary.LittleEndian.Uint32(raw[x.VirtualAddress:])
+			if from > 0 {
+				got += uint32(s.Addr) + x.VirtualAddress + uint32(from)
+			}
+			sym := ref.COFFSymbols[x.SymbolTableIndex]
+			full, _ := sym.FullName(ref.StringTable)
+			want := sym.Value
+			if sym.SectionNumber > 0 {
+				want += uint32(img.secs[sym.SectionNumber-1].Addr)
+			} else if name, off := img.Place(arch.Vaddr(got)); name == full && off == 0 {
+				want = got
+			}
+			if got != want {
+				t.Errorf("%s: %s+%#x: relocation %d leads to %#x, want %#x, %s", path, s.Name, x.VirtualAddress, x.Type, got, want, full)
+			}
+			applied++
+		}
+	}
+	return applied
+}
+
+func TestCOFF(t *testing.T) {
+	applied := 0
+	for _, machine := range []string{"x86_64", "arm64"} {
+		applied += judgeCOFF(t, filepath.Join("testdata", machine+".coff.o"))
+	}
+	if applied < 20 {
+		t.Errorf("%d relocations", applied)
+	}
+}
+
+// TestCOFFCompiled: as TestCOFF, of more than 65,535 relocations in a section, and of sections with long names.
+func TestCOFFCompiled(t *testing.T) {
+	oracle.Need(t, "clang-19")
+	dir := t.TempDir()
+	source := filepath.Join(dir, "a.c")
+	text := "extern int x; int *const many[] = {" + strings.Repeat("&x,", 70_000) + "};\n__attribute__((section(\".a_long_name_of_a_section\"))) int far = 3;\n" +
+		"int ext(int); int f(int a) { volatile int b[9]; b[a] = 1; return ext(a) + b[3] + far; }\n"
+	if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, triple := range []string{"x86_64-pc-windows-msvc", "aarch64-pc-windows-msvc", "x86_64-w64-mingw32"} {
+		object := filepath.Join(dir, triple+".o")
+		oracle.Run(t, "clang-19", "--target="+triple, "-O1", "-g", "-ffunction-sections", "-c", "-o", object, source)
+		if judgeCOFF(t, object) == 0 {
+			t.Errorf("%s: few relocations", triple)
+		}
+		img, err := Open(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		many := 0
+		for i := range img.secs {
+			if img.pe.relocs[i].n != 70_000 {
+				continue
+			}
+			b, bad, err := img.Relocate(&img.secs[i])
+			if err != nil || len(bad) > 0 {
+				t.Fatal(bad, err)
+			}
+			for ; len(b) > 0; b = b[8:] {
+				if name, off := img.Place(arch.Vaddr(binary.LittleEndian.Uint64(b))); name == "x" && off == 0 {
+					many++
+				}
+			}
+		}
+		if many != 70_000 {
+			t.Errorf("%s: %d of 70,000 pointers", triple, many)
+		}
+		img.Close()
+	}
+}
+
+// TestCOFFDamaged: relocations that cannot be applied are listed; sections that share bytes or relocations are refused.
+func TestCOFFDamaged(t *testing.T) {
+	b := coffObjects(t)[0]
+	img, err := New("f", b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := img.Section(".pdata")
+	at := img.pe.relocs[s.index].at
+	le := binary.LittleEndian
+	for _, c := range []struct {
+		off, symbol uint32
+		typ         uint16
+		cause       error
+		text        string
+	}{
+		{0x10000, 0, 3, ErrMalformed, ".pdata+0x10000: relocation 3: outside of the section: malformed"},
+		{0, 0xffff, 3, ErrMalformed, ".pdata+0x0: relocation 3: symbol 65535 of"},
+		{0, 0, 10, ErrUnsupported, ".pdata+0x0: relocation 10: in unwind information: unsupported"},
+	} {
+		d := append([]byte(nil), b...)
+		le.PutUint32(d[at:], c.off)
+		le.PutUint32(d[at+4:], c.symbol)
+		le.PutUint16(d[at+8:], c.typ)
+		x, err := New("f", d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, bad, err := x.Relocate(x.Section(".pdata"))
+		if err != nil || len(bad) != 1 || !errors.Is(&bad[0], c.cause) || !strings.HasPrefix(bad[0].Error(), c.text) {
+			t.Errorf("got %v %v, want %s", bad, err, c.text)
+		}
+	}
+	for i := range 100_000 {
+		y := *s
+		y.index += 1000 * (i + 1)
+		img.pe.relocs = append(img.pe.relocs, make([]relocs, y.index+1-len(img.pe.relocs))...)
+		img.pe.relocs[y.index] = img.pe.relocs[s.index]
+		if _, _, err := img.Relocate(&y); err != nil {
+			if !errors.Is(err, ErrMalformed) {
+				t.Error(err)
+			}
+			return
+		}
+		if i > 1000 {
+			t.Fatal("copies of a section take more than the file")
+		}
+	}
+}
