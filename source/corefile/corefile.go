@@ -53,15 +53,16 @@ type Options struct {
 type File struct {
 	source.Process
 
-	path  string
-	b     []byte
-	unmap func() error // nil: b is no mapping
-	order binary.ByteOrder
-	word  int    // bytes of an address
-	comm  string // of the first thread that the process had
-	mem   memory
-	auxv  map[uint64]uint64
-	files []fileRange // sorted by lo, disjoint
+	path   string
+	b      []byte
+	unmap  func() error // nil: b is no mapping
+	order  binary.ByteOrder
+	word   int    // bytes of an address
+	comm   string // of the first thread that the process had
+	mem    memory
+	auxv   map[uint64]uint64
+	system string      // that the notes are of, if it is another one than Linux
+	files  []fileRange // sorted by lo, disjoint
 
 	own    *module.Locator          // nil: Options.Files is another's
 	images []*module.Image          // held
@@ -163,6 +164,9 @@ func (f *File) read(o *Options) error {
 	case f.cut:
 		return f.errorf(uint64(len(f.b)), module.ErrTruncated, "the core is cut off before the registers of its threads: nothing to walk")
 	default:
+		if f.system != "" {
+			return f.errorf(0, module.ErrUnsupported, "a core file of %s: only those of Linux can be read", f.system)
+		}
 		return f.errorf(0, module.ErrMalformed, "no NT_PRSTATUS note: the core has no registers of any thread")
 	}
 	f.linkMaps(o)

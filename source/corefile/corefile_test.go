@@ -2,6 +2,7 @@ package corefile
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -253,6 +254,16 @@ func TestErrors(t *testing.T) {
 		copy(out[at:], b)
 		return out
 	}
+	// renamed has one note, of another owner.
+	renamed := func(owner string) []byte {
+		b := sample().build()
+		note := binary.LittleEndian.AppendUint32(nil, uint32(len(owner)))
+		note = append(binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(note, 0), 1), owner...)
+		note = append(note, make([]byte, -len(note)&3)...)
+		copy(b[binary.LittleEndian.Uint64(b[64+8:]):], note) // the first segment has the notes
+		binary.LittleEndian.PutUint64(b[64+32:], uint64(len(note)))
+		return b
+	}
 	for _, c := range []struct {
 		name  string
 		b     []byte
@@ -267,6 +278,12 @@ func TestErrors(t *testing.T) {
 		{"lz4", []byte("\x04\x22\x4d\x18..."), ErrCompressed, "lz4 -d"},
 		{"executable", edit(16, 3), ErrNotCore, "give the core file first"},
 		{"object", edit(16, 1), ErrNotCore, "ET_REL"},
+		{"macOS", []byte("\xcf\xfa\xed\xfe\x07\x00\x00\x01\x03\x00\x00\x00\x04\x00\x00\x00"), module.ErrUnsupported, "a core file of macOS: only core files of Linux"},
+		{"a program of macOS", []byte("\xcf\xfa\xed\xfe\x07\x00\x00\x01\x03\x00\x00\x00\x02\x00\x00\x00"), ErrNotCore, "not a core file"},
+		{"Windows's kernel", []byte("PAGEDU64\x0f\x00\x00\x00\x00\x00\x00\x00"), module.ErrUnsupported, "Windows's kernel"},
+		{"FreeBSD", edit(7, 9), module.ErrUnsupported, "a core file of FreeBSD: only those of Linux"},
+		{"NetBSD", renamed("NetBSD-CORE@1"), module.ErrUnsupported, "a core file of NetBSD: only those of Linux"},
+		{"OpenBSD", renamed("OpenBSD@100"), module.ErrUnsupported, "a core file of OpenBSD: only those of Linux"},
 		{"32-bit", edit(4, 1), module.ErrUnsupported, "32-bit"},
 		{"big-endian", edit(5, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, arch.EM_X86_64), module.ErrUnsupported, "big-endian"},
 		{"machine", edit(18, arch.EM_MIPS), module.ErrUnsupported, "mips"},

@@ -30,6 +30,23 @@ var compressions = []struct{ magic, name, command string }{
 	{"BZh", "bzip2", "bunzip2"},
 }
 
+// others are how dumps of other systems begin. The type of a Mach-O file, MH_CORE, is at 12 (mach-o/loader.h).
+var others = []struct {
+	magic, what string
+	typ         uint32
+}{
+	{"\xcf\xfa\xed\xfe", "a core file of macOS", 4},
+	{"\xce\xfa\xed\xfe", "a core file of macOS", 4},
+	{"PAGEDU64", "a crash dump of Windows's kernel", 0},
+	{"PAGEDUMP", "a crash dump of Windows's kernel", 0},
+}
+
+// systems are the systems whose core files have a number of their own as ABI.
+var systems = map[elf.OSABI]string{elf.ELFOSABI_NETBSD: "NetBSD", elf.ELFOSABI_SOLARIS: "Solaris", elf.ELFOSABI_FREEBSD: "FreeBSD", elf.ELFOSABI_OPENBSD: "OpenBSD"}
+
+// owners are the systems whose core files have none, by the owners of their notes.
+var owners = []struct{ prefix, system string }{{"NetBSD-CORE", "NetBSD"}, {"OpenBSD", "OpenBSD"}, {"FreeBSD", "FreeBSD"}}
+
 // A noteRange is a PT_NOTE segment.
 type noteRange struct{ off, size, align uint64 }
 
@@ -41,6 +58,11 @@ func (f *File) headers() (notes []noteRange, err error) {
 	for _, c := range compressions {
 		if bytes.HasPrefix(b, []byte(c.magic)) {
 			return nil, f.errorf(0, ErrCompressed, "the file is compressed with %s: decompress it first (%s %s)", c.name, c.command, filepath.Base(f.path))
+		}
+	}
+	for _, c := range others {
+		if len(b) >= 16 && bytes.HasPrefix(b, []byte(c.magic)) && (c.typ == 0 || le.Uint32(b[12:]) == c.typ) {
+			return nil, f.errorf(0, module.ErrUnsupported, "%s: only core files of Linux can be read, and minidumps", c.what)
 		}
 	}
 	if !bytes.HasPrefix(b, []byte(elf.ELFMAG)) {
@@ -69,6 +91,8 @@ func (f *File) headers() (notes []noteRange, err error) {
 	switch {
 	case typ == elf.ET_EXEC || typ == elf.ET_DYN:
 		return nil, f.errorf(16, ErrNotCore, "not a core file but an executable or a library: give the core file first, then the executable")
+	case typ == elf.ET_CORE && systems[elf.OSABI(b[elf.EI_OSABI])] != "":
+		return nil, f.errorf(elf.EI_OSABI, module.ErrUnsupported, "a core file of %s: only those of Linux can be read", systems[elf.OSABI(b[elf.EI_OSABI])])
 	case typ != elf.ET_CORE:
 		return nil, f.errorf(16, ErrNotCore, "not a core file but an ELF file of type %v", typ)
 	case !f.Machine.StepKnown || len(f.Machine.UserRegs.Slots) == 0: // of Windows, too, whose numbers are none of ELF

@@ -74,7 +74,13 @@ func (f *File) readNotes(r noteRange) {
 		if end := uint64(len(b)); desc > end || descsz > end-desc {
 			break
 		}
-		switch d := b[desc : desc+descsz]; string(bytes.TrimRight(b[12:12+namesz], "\x00")) {
+		owner := string(bytes.TrimRight(b[12:12+namesz], "\x00"))
+		for _, o := range owners {
+			if strings.HasPrefix(owner, o.prefix) {
+				f.system = o.system
+			}
+		}
+		switch d := b[desc : desc+descsz]; owner {
 		case "CORE":
 			f.note(typ, d, &first)
 		case "LINUX": // of the thread before it
