@@ -2,14 +2,18 @@ package compile
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"golang.org/x/term"
 
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/emit/ehframe"
 	"github.com/unspool/unspool/emit/sframe"
 	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/internal/outfile"
@@ -36,6 +40,7 @@ var copies = map[string]copier{
 	"sframe2": func(img *module.Image, f *format.Unwind, t *rows.Table) (added, error) {
 		return addSFrame(img, f, t, 2)
 	},
+	"eh_frame": addEHFrame,
 }
 
 // copierOf returns what adds what emit names; nil: nothing does.
@@ -50,7 +55,8 @@ func copierOf(emit string) copier {
 func Copies(emit string) bool { return copierOf(emit) != nil }
 
 // Copy writes a copy of a program or library to out. The copy has in addition what emit names: an SFrame section of version 3 or 2 ("sframe",
-// "sframe2"), which says what all unwind information of the file does. "orc" and "orc-6.12" add ORC to an object file. Copy returns what the copy has, in words. With an error can come a copy: damaged
+// "sframe2"), which says what all unwind information of the file does. "eh_frame" adds .eh_frame to a file without it; of PE and Mach-O, which have no room for it, it
+// makes an ELF file that has nothing else. "orc" and "orc-6.12" add ORC to an object file. Copy returns what the copy has, in words. With an error can come a copy: damaged
 // entries are missing in it.
 func Copy(ctx context.Context, path, out, emit string) (text string, err error) {
 	st, err := os.Stat(path)
@@ -135,4 +141,47 @@ func addSFrame(img *module.Image, f *format.Unwind, t *rows.Table, version int) 
 		text += fmt.Sprintf("\n  left out: %s of code: %s", printable.Bytes(int64(l.Bytes)), l.Reason)
 	}
 	return added{b, len(img.Bytes()), text}, nil
+}
+
+// addEHFrame adds .eh_frame and its index.
+func addEHFrame(img *module.Image, f *format.Unwind, t *rows.Table) (a added, err error) {
+	var s *ehframe.Section
+	if img.Format() == "ELF" {
+		a.bytes, s, err = ehframe.Add(img.Bytes(), t, f.Bounds)
+		a.from = len(img.Bytes())
+	} else {
+		a.bytes, s, err = besides(img, f, t)
+	}
+	if err != nil {
+		return added{}, err
+	}
+	a.text = fmt.Sprintf("%s in %s of .eh_frame and %s of its index", printable.Count(uint64(s.Rows), "row", "rows"),
+		printable.Bytes(int64(len(s.Bytes))), printable.Bytes(int64(len(s.Index))))
+	if s.CallsOnly > 0 {
+		a.text += fmt.Sprintf("\n  right at calls only, which .eh_frame cannot say: %s", printable.Count(uint64(s.CallsOnly), "row", "rows"))
+	}
+	for _, l := range s.Left {
+		a.text += fmt.Sprintf("\n  left out: %s of code: %s", printable.Bytes(int64(l.Bytes)), l.Reason)
+	}
+	return a, nil
+}
+
+// besides makes an ELF file with the rows of an image of another format.
+func besides(img *module.Image, f *format.Unwind, t *rows.Table) ([]byte, *ehframe.Section, error) {
+	if !img.Linked() {
+		return nil, nil, errors.New("an object file: its code has no addresses yet")
+	}
+	var code []ehframe.Range
+	for _, s := range img.Segments() {
+		if s.Kind == module.Loaded && s.Perm&module.Exec != 0 && s.MemSize > 0 && uint64(s.Vaddr)+s.MemSize > uint64(s.Vaddr) {
+			code = append(code, ehframe.Range{Lo: s.Vaddr, Hi: s.Vaddr + arch.Vaddr(s.MemSize)})
+		}
+	}
+	slices.SortFunc(code, func(a, b ehframe.Range) int { return cmp.Compare(a.Lo, b.Lo) })
+	for i := range code {
+		if i > 0 && code[i].Lo < code[i-1].Hi {
+			return nil, nil, errors.New("parts of the code overlap")
+		}
+	}
+	return ehframe.File(t, code, f.Bounds)
 }

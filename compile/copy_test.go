@@ -64,6 +64,26 @@ func TestCopyTruncated(t *testing.T) {
 	}
 }
 
+// TestCopyEHFrame: of a PE image comes an ELF file with its rows; a file with .eh_frame and an object file are refused.
+func TestCopyEHFrame(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "a.elf")
+	image := "../format/pe/testdata/arm64.dll"
+	text, err := Copy(context.Background(), image, out, "eh_frame")
+	if !strings.Contains(text, " rows in ") || !strings.Contains(text, " of .eh_frame and ") {
+		t.Errorf("%q, %v", text, err)
+	}
+	whole, _ := Prove(image, false)
+	p, err := Prove(out, false)
+	if err != nil || p.Rows != whole.Rows || p.Rows < 50 {
+		t.Errorf("%d rows, %v; the image has %d", p.Rows, err, whole.Rows)
+	}
+	for path, want := range map[string]string{"/bin/ls": "the file has .eh_frame", "../module/testdata/x86_64.coff.o": "an object file: its code has no addresses yet"} {
+		if _, err := Copy(context.Background(), path, out, "eh_frame"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", path, err, want)
+		}
+	}
+}
+
 // TestCopyPlaces writes copies to files of several modes and kinds.
 func TestCopyPlaces(t *testing.T) {
 	oracle.Need(t, "gcc")

@@ -513,7 +513,7 @@ func LowerCFA(e string, mach *arch.Machine) CFA {
 	default:
 		return keep
 	}
-	if c.Kind != CFAReg && !(c.Kind == CFAPLT && c.Off2 < 0) && c.expr(mach) == e {
+	if c.Kind != CFAReg && !(c.Kind == CFAPLT && c.Off2 < 0) && c.Expression(mach) == e {
 		return c
 	}
 	return keep
@@ -530,14 +530,14 @@ func LowerRule(r Rule) Rule {
 		k = RegOffset
 	}
 	low := Rule{Of: r.Of, Kind: k, Reg: op.Reg, Off: op.Arg}
-	if low.expr() != r.Expr {
+	if low.Expression() != r.Expr {
 		return r // a padded number: keep the bytes
 	}
 	return low
 }
 
-// expr is the expression that a lowered rule came from.
-func (r *Rule) expr() string {
+// Expression returns the expression of a rule that is one, or that LowerRule returns.
+func (r *Rule) Expression() string {
 	switch r.Kind {
 	case RegOffset, RegDeref:
 		return string(appendBreg(nil, r.Reg, r.Off))
@@ -545,8 +545,8 @@ func (r *Rule) expr() string {
 	return r.Expr
 }
 
-// expr is the expression that a lowered CFA came from.
-func (c *CFA) expr(mach *arch.Machine) string {
+// Expression returns the expression of a CFA that is one, or that LowerCFA returns.
+func (c *CFA) Expression(mach *arch.Machine) string {
 	switch c.Kind {
 	case CFARegDeref:
 		b := append(appendBreg(nil, c.Reg, c.Off), DW_OP_deref)

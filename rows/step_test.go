@@ -153,7 +153,7 @@ func FuzzStep(f *testing.F) {
 	f.Fuzz(func(t *testing.T, cfa, rule string) {
 		set := &Set{CFA: LowerCFA(cfa, arch.AMD64), RA: 16, Rules: []Rule{
 			LowerRule(Rule{Of: 3, Kind: ValExpr, Expr: rule}), {Of: 16, Kind: Expr, Expr: rule}}}
-		if k := set.CFA.Kind; k != CFAExpr && set.CFA.expr(arch.AMD64) != cfa {
+		if k := set.CFA.Kind; k != CFAExpr && set.CFA.Expression(arch.AMD64) != cfa {
 			t.Fatalf("LowerCFA(%q) forgets the expression", cfa)
 		}
 		s := start(arch.AMD64, 0x401000, 0x1000)

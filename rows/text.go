@@ -35,7 +35,7 @@ func (s *Set) CFACell(m *arch.Machine) string {
 	case CFAReg:
 		return fmt.Sprintf("%s%+d", m.RegName(c.Reg), c.Off)
 	default:
-		return ExprString(c.expr(m), m)
+		return ExprString(c.Expression(m), m)
 	}
 }
 
@@ -53,9 +53,9 @@ func (r *Rule) Cell(m *arch.Machine) string {
 	case Register:
 		return m.RegName(r.Reg)
 	case RegDeref, Expr:
-		return "[" + ExprString(r.expr(), m) + "]"
+		return "[" + ExprString(r.Expression(), m) + "]"
 	}
-	return ExprString(r.expr(), m)
+	return ExprString(r.Expression(), m)
 }
 
 var flagNames = []struct {

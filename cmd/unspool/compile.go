@@ -43,6 +43,9 @@ with these names.
 SFrame section of version 3 besides, and runs as before. It serves readers that know SFrame only. sframe2 writes version
 2, which glibc 2.42 and 2.43 read. What SFrame cannot say is left out and counted.
 
+--emit eh_frame writes a copy of one program or library without .eh_frame, such as a stripped one in Go: debuggers and
+profilers that know DWARF only walk in it. Of a PE or Mach-O file, it writes an ELF file with nothing but .eh_frame.
+
 --emit orc writes a copy of one object file for x86-64 with the unwind tables of Linux 7.1 and later, as objtool makes
 them from code; orc-6.12 writes those of Linux 6.12. What ORC cannot say is left out and counted.
 
@@ -53,6 +56,7 @@ function, slice reads a captured piece of stack (the default without -o, for wal
   unspool compile --emit native -o eh_elf --pid $(pidof nginx)
   unspool compile --emit c -o . /bin/true
   unspool compile --emit sframe -o ls-with-sframe /bin/ls
+  unspool compile --emit eh_frame -o hugo-for-gdb /usr/bin/hugo
   unspool compile --emit orc-6.12 -o with-orc.o driver.o`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if compile.Copies(o.Emit) {
@@ -88,8 +92,8 @@ function, slice reads a captured piece of stack (the default without -o, for wal
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Emit, "emit", o.Emit, "what to make: table, native, c, or a copy of the file with sframe, sframe2, orc or orc-VERSION")
-	f.StringVarP(&o.Dir, "output", "o", o.Dir, "directory to write to (default: the cache); with --emit sframe or orc, the copy")
+	f.StringVar(&o.Emit, "emit", o.Emit, "what to make: table, native, c, or a copy of the file with sframe, sframe2, eh_frame, orc or orc-VERSION")
+	f.StringVarP(&o.Dir, "output", "o", o.Dir, "directory to write to (default: the cache); with --emit sframe, eh_frame or orc, the copy")
 	f.StringVar(&o.layout, "layout", o.layout, "how machine code and C find the rule of an address: page (native only), tree, or inline, where each row has its own code")
 	f.StringVar(&o.deref, "deref", o.deref, "how machine code and C read memory: self, callback or slice")
 	f.BoolVar(&o.Functions, "functions", o.Functions, "with -o, add to each table where functions start and who handles exceptions in them")
@@ -150,7 +154,7 @@ func (o *compilation) resolve() (err error) {
 			o.Dir = "."
 		}
 	default:
-		return usage("--emit is table, native, c, sframe, sframe2, orc or orc-VERSION, not %q", o.Emit)
+		return usage("--emit is table, native, c, sframe, sframe2, eh_frame, orc or orc-VERSION, not %q", o.Emit)
 	}
 	return nil
 }
