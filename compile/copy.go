@@ -14,12 +14,14 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/emit/ehframe"
+	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/emit/sframe"
 	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/internal/outfile"
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
+	"github.com/unspool/unspool/store"
 )
 
 // An added is what a copy of a file has besides.
@@ -59,6 +61,33 @@ func Copies(emit string) bool { return copierOf(emit) != nil }
 // makes an ELF file that has nothing else. "orc" and "orc-6.12" add ORC to an object file. Copy returns what the copy has, in words. With an error can come a copy: damaged
 // entries are missing in it.
 func Copy(ctx context.Context, path, out, emit string) (text string, err error) {
+	return copyOf(ctx, path, out, copierOf(emit))
+}
+
+// Embed writes a copy of a program or library to out that has its machine code in it: an eh_elf file, which eh_elf.h finds there. It returns what the
+// copy has, in words.
+func Embed(ctx context.Context, path, out string, o native.Options) (text string, err error) {
+	return copyOf(ctx, path, out, func(img *module.Image, f *format.Unwind, _ *rows.Table) (added, error) {
+		if img.Format() != "ELF" {
+			return added{}, errors.New("a file of another format than ELF has no room for machine code")
+		}
+		o.ID = img.ID()
+		code, loaded, err := store.BuildNative(f, o)
+		if code == nil {
+			return added{}, err
+		}
+		defer loaded.Close()
+		b, err := native.Embed(img.Bytes(), code)
+		text := fmt.Sprintf("%s of machine code", printable.Bytes(int64(len(code))))
+		if n := f.Size(format.EHFrame) + f.IndexSize(); n > 0 {
+			text += fmt.Sprintf(", beside %s of .eh_frame and its index", printable.Bytes(int64(n)))
+		}
+		return added{b, len(img.Bytes()), text}, err
+	})
+}
+
+// copyOf writes what a copier makes.
+func copyOf(ctx context.Context, path, out string, make copier) (text string, err error) {
 	st, err := os.Stat(path)
 	if err != nil {
 		return "", err
@@ -80,7 +109,7 @@ func Copy(ctx context.Context, path, out, emit string) (text string, err error) 
 		if damage = errs; len(t.Rows) == 0 {
 			return ErrNoRows
 		}
-		a, err = copierOf(emit)(img, f, t)
+		a, err = make(img, f, t)
 		return err
 	}); err != nil || unread != nil {
 		if unread == nil {

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
 )
@@ -81,6 +82,21 @@ func TestCopyEHFrame(t *testing.T) {
 		if _, err := Copy(context.Background(), path, out, "eh_frame"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", path, err, want)
 		}
+	}
+}
+
+// TestEmbed: the copy of a program has its machine code, and runs.
+func TestEmbed(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "ls")
+	text, err := Embed(context.Background(), "/bin/ls", out, native.Options{Deref: native.Self})
+	if err != nil || !strings.Contains(text, " of machine code, beside ") {
+		t.Errorf("%q, %v", text, err)
+	}
+	if a, err := exec.Command(out, "/").Output(); err != nil || len(a) == 0 {
+		t.Errorf("%q, %v", a, err)
+	}
+	if _, err := Embed(context.Background(), "../format/pe/testdata/amd64.dll", out, native.Options{}); err == nil || !strings.Contains(err.Error(), "another format than ELF") {
+		t.Errorf("a PE image: %v", err)
 	}
 }
 

@@ -34,6 +34,8 @@ extern "C" {
 
 /* ---- The modules of a process ---- */
 
+#define EH_ELF_PROGRAM 0x6568656c /* p_type of the program header of a file in a module */
+
 /* Whether n bytes at a link-time address were loaded with a module. */
 static inline int eh_elf_loaded(const struct dl_phdr_info *info, uint64_t at, uint64_t n)
 {
@@ -79,6 +81,7 @@ struct eh_elf_module {
 	uint64_t bias;       /* run-time less link-time addresses */
 	struct eh_elf file;  /* none if its base is NULL */
 	int error;           /* why there is none */
+	int first;           /* it is the first module with this file */
 	int owned;           /* this module's file is closed with the map */
 };
 
@@ -150,19 +153,49 @@ struct eh_elf_filling {
 	int error;
 };
 
+/*
+ * The file in a module that unspool compile --embed made, if it is one of a kind, and of the module: one that was linked or
+ * changed since has another build ID. It is loaded with the module, and stays as long.
+ */
+static inline int eh_elf_embedded(const struct dl_phdr_info *info, enum eh_elf_deref deref, struct eh_elf *f)
+{
+	char id[EH_ELF_MAX_ID + 1];
+	uint32_t i;
+	int e = EH_ELF_E_FILE;
+
+	memset(f, 0, sizeof *f);
+	for (i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *p = &info->dlpi_phdr[i];
+
+		if (p->p_type != EH_ELF_PROGRAM || p->p_filesz > 1 << 30 || !eh_elf_loaded(info, p->p_vaddr, p->p_filesz))
+			continue;
+		e = eh_elf_check((const unsigned char *)(uintptr_t)(info->dlpi_addr + p->p_vaddr), p->p_filesz, f);
+		if (e == 0 && f->info.deref != (uint8_t)deref)
+			e = EH_ELF_E_DEREF;
+		if (e == 0 && eh_elf_build_id(info, id, sizeof id) && strcmp(f->id, id) != 0)
+			e = EH_ELF_E_ID;
+		if (e == 0)
+			return 0;
+		memset(f, 0, sizeof *f);
+	}
+	return e;
+}
+
 static inline int eh_elf_map_object(struct dl_phdr_info *info, size_t size, void *ctx)
 {
 	struct eh_elf_filling *c = (struct eh_elf_filling *)ctx;
 	char id[EH_ELF_MAX_ID + 1];
 	struct eh_elf f;
-	int i, e, owned = 0;
+	int i, e, within, first = 0, owned = 0;
 
 	if (size >= offsetof(struct dl_phdr_info, dlpi_subs) + sizeof info->dlpi_subs) {
 		c->map->added = info->dlpi_adds;
 		c->map->removed = info->dlpi_subs;
 	}
-	memset(&f, 0, sizeof f);
-	e = eh_elf_build_id(info, id, sizeof id) ? eh_elf_open_id(c->dir, id, &f) : (int)EH_ELF_E_NO_ID;
+	e = eh_elf_embedded(info, c->map->deref, &f);
+	within = e == 0;
+	if (!within)
+		e = eh_elf_build_id(info, id, sizeof id) ? eh_elf_open_id(c->dir, id, &f) : (int)EH_ELF_E_NO_ID;
 	if (e == 0 && f.info.deref != (uint8_t)c->map->deref) {
 		eh_elf_close(&f);
 		e = EH_ELF_E_DEREF;
@@ -179,20 +212,22 @@ static inline int eh_elf_map_object(struct dl_phdr_info *info, size_t size, void
 			struct eh_elf_module *m = (struct eh_elf_module *)(uintptr_t)eh_elf_map_find(c->map, start);
 
 			m->error = e;
-			m->owned = f.base != NULL && !owned;
+			m->owned = f.base != NULL && !owned && !within;
+			m->first = f.base != NULL && !first;
 			owned |= m->owned;
+			first |= m->first;
 		} else if (c->error == 0) {
 			c->error = added;
 		}
 	}
-	if (!owned)
+	if (!owned && !within)
 		eh_elf_close(&f);
 	return c->error == EH_ELF_E_FULL;
 }
 
 /*
- * Adds the program, the libraries that are loaded now, and the vDSO, each with its file DIR/BUILD-ID.eh_elf.so if there is
- * one of the map's kind: a module's error says why there is none. Returns the number of modules with a file, or an
+ * Adds the program, the libraries that are loaded now, and the vDSO, each with the file in it, or with its file
+ * DIR/BUILD-ID.eh_elf.so, if there is one of the map's kind: a module's error says why there is none. Returns the number of modules with a file, or an
  * eh_elf_error. Not for signal handlers.
  */
 static inline int eh_elf_map_self(struct eh_elf_map *map, const char *dir)
@@ -203,7 +238,7 @@ static inline int eh_elf_map_self(struct eh_elf_map *map, const char *dir)
 
 	dl_iterate_phdr(eh_elf_map_object, &c);
 	for (i = 0; i < map->n; i++)
-		n += map->modules[i].owned;
+		n += map->modules[i].first;
 	return c.error != 0 ? c.error : n;
 }
 

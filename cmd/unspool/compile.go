@@ -21,6 +21,7 @@ import (
 type compilation struct {
 	layout, deref string
 	pid           int
+	embed         bool
 
 	compile.Compiler
 	done compile.Tally
@@ -39,6 +40,9 @@ Without -o, tables and machine code go to the cache, where report and record fin
 current directory. With -o, compile writes BUILDID.unspool, BUILDID.eh_elf.so and BUILDID.c to DIR, and replaces files
 with these names.
 
+--emit native --embed writes a copy of one program or library to FILE, the argument of -o: the copy has its machine code
+in it, and runs as before. eh_elf.h finds the code there.
+
 --emit sframe writes a copy of one program or library for x86-64 or AArch64 to FILE, the argument of -o: the copy has an
 SFrame section of version 3 besides, and runs as before. It serves readers that know SFrame only. sframe2 writes version
 2, which glibc 2.42 and 2.43 read. What SFrame cannot say is left out and counted.
@@ -55,6 +59,7 @@ function, slice reads a captured piece of stack (the default without -o, for wal
   unspool compile -o tables /opt/app
   unspool compile --emit native -o eh_elf --pid $(pidof nginx)
   unspool compile --emit c -o . /bin/true
+  unspool compile --emit native --embed -o app-with-code app
   unspool compile --emit sframe -o ls-with-sframe /bin/ls
   unspool compile --emit eh_frame -o hugo-for-gdb /usr/bin/hugo
   unspool compile --emit orc-6.12 -o with-orc.o driver.o`,
@@ -64,6 +69,9 @@ function, slice reads a captured piece of stack (the default without -o, for wal
 			}
 			if err := o.resolve(); err != nil {
 				return err
+			}
+			if o.embed {
+				return o.copy(c, args)
 			}
 			files, err := elfFiles(args, o.Dir != "") // walkers look for programs and libraries in the cache
 			if err != nil {
@@ -97,24 +105,29 @@ function, slice reads a captured piece of stack (the default without -o, for wal
 	f.StringVar(&o.layout, "layout", o.layout, "how machine code and C find the rule of an address: page (native only), tree, or inline, where each row has its own code")
 	f.StringVar(&o.deref, "deref", o.deref, "how machine code and C read memory: self, callback or slice")
 	f.BoolVar(&o.Functions, "functions", o.Functions, "with -o, add to each table where functions start and who handles exceptions in them")
+	f.BoolVar(&o.embed, "embed", o.embed, "with --emit native, write a copy of the file with its machine code in it")
 	f.IntVarP(&o.pid, "pid", "p", o.pid, "compile what process `PID` has mapped")
 	return c
 }
 
 // copy writes a copy of a file with something besides.
 func (o *compilation) copy(c *cobra.Command, args []string) error {
-	for _, name := range []string{"layout", "deref", "functions", "pid"} {
-		if c.Flags().Changed(name) {
+	for _, name := range []string{"layout", "deref", "functions", "pid", "embed"} {
+		if c.Flags().Changed(name) && !o.embed {
 			return usage("--%s does not go with --emit %s", name, o.Emit)
 		}
 	}
-	if len(args) != 1 || o.Dir == "" {
+	if len(args) != 1 || o.Dir == "" || o.pid != 0 {
 		return usage("--emit %s takes one file, and -o says where its copy goes", o.Emit)
 	}
 	if o.Dir == "-" {
 		o.Dir = "/dev/stdout"
 	}
-	text, err := compile.Copy(c.Context(), args[0], o.Dir, o.Emit)
+	make := func() (string, error) { return compile.Copy(c.Context(), args[0], o.Dir, o.Emit) }
+	if o.embed {
+		make = func() (string, error) { return compile.Embed(c.Context(), args[0], o.Dir, o.Native) }
+	}
+	text, err := make()
 	if text != "" {
 		say := io.Writer(stdout)
 		if to, terr := os.Stat(o.Dir); terr == nil {
@@ -143,6 +156,9 @@ func (o *compilation) resolve() (err error) {
 	}
 	if o.Native.Deref, err = native.ParseDeref(o.deref); err != nil {
 		return usage("--%v", err)
+	}
+	if o.embed && o.Emit != "native" {
+		return usage("--embed goes with --emit native")
 	}
 	if o.Functions && (o.Emit != "table" || o.Dir == "") {
 		return usage("--functions is for tables that -o writes")

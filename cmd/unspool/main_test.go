@@ -191,6 +191,8 @@ func TestUsage(t *testing.T) {
 		{"dump /etc/passwd", 1, "not an ELF, Mach-O or PE file"},
 		{"dump --format xml /bin/sh", 2, "text or json"},
 		{"compile --emit x /bin/sh", 2, "--emit"},
+		{"compile --embed /bin/sh", 2, "^unspool: --embed goes with --emit native\n"},
+		{"compile --emit native --embed /bin/sh", 2, "^unspool: --emit native takes one file, and -o says where its copy goes\n"},
 		{"compile --emit sframe /bin/sh", 2, `^unspool: --emit sframe takes one file, and -o says where its copy goes\n`},
 		{"compile --emit sframe2 --deref self -o x /bin/sh", 2, `^unspool: --deref does not go with --emit sframe2\n`},
 		{"verify", 2, "missing"},
