@@ -87,7 +87,7 @@ func Embed(ctx context.Context, path, out string, o native.Options) (text string
 }
 
 // copyOf writes what a copier makes.
-func copyOf(ctx context.Context, path, out string, make copier) (text string, err error) {
+func copyOf(ctx context.Context, path, out string, c copier) (text string, err error) {
 	st, err := os.Stat(path)
 	if err != nil {
 		return "", err
@@ -109,7 +109,7 @@ func copyOf(ctx context.Context, path, out string, make copier) (text string, er
 		if damage = errs; len(t.Rows) == 0 {
 			return ErrNoRows
 		}
-		a, err = make(img, f, t)
+		a, err = c(img, f, t)
 		return err
 	}); err != nil || unread != nil {
 		if unread == nil {
@@ -166,10 +166,15 @@ func addSFrame(img *module.Image, f *format.Unwind, t *rows.Table, version int) 
 	if n := f.Size(format.EHFrame) + f.IndexSize(); n > 0 {
 		text += fmt.Sprintf(", beside %s of .eh_frame and its index", printable.Bytes(int64(n)))
 	}
-	for _, l := range s.Left {
+	return added{b, len(img.Bytes()), text + leftOutText(s.Left)}, nil
+}
+
+// leftOutText says what a copy lacks.
+func leftOutText(list []rows.Loss) (text string) {
+	for _, l := range list {
 		text += fmt.Sprintf("\n  left out: %s of code: %s", printable.Bytes(int64(l.Bytes)), l.Reason)
 	}
-	return added{b, len(img.Bytes()), text}, nil
+	return text
 }
 
 // addEHFrame adds .eh_frame and its index.
@@ -189,9 +194,7 @@ func addEHFrame(img *module.Image, f *format.Unwind, t *rows.Table) (a added, er
 	if s.CallsOnly > 0 {
 		a.text += fmt.Sprintf("\n  right at calls only, which .eh_frame cannot say: %s", printable.Count(uint64(s.CallsOnly), "row", "rows"))
 	}
-	for _, l := range s.Left {
-		a.text += fmt.Sprintf("\n  left out: %s of code: %s", printable.Bytes(int64(l.Bytes)), l.Reason)
-	}
+	a.text += leftOutText(s.Left)
 	return a, nil
 }
 

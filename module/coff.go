@@ -53,22 +53,23 @@ const (
 	arm64Addr32, arm64Addr32NB, arm64Addr64, arm64Rel32               = 1, 2, 14, 17
 )
 
-// isCOFF says whether a header is an object file's: there is no optional header, and the symbols lie in the file.
-func isCOFF(h []byte, size uint64) bool {
+// coffEnd returns where the section headers and the symbols end of a header that is an object file's: it has no optional header.
+func coffEnd(h []byte) (end uint64, ok bool) {
 	le := binary.LittleEndian
-	symtab, nsyms := uint64(le.Uint32(h[8:])), uint64(le.Uint32(h[12:]))
-	return le.Uint16(h[16:]) == 0 && coffHeader+peSection*uint64(le.Uint16(h[2:])) <= size && symtab+coffSymbol*nsyms <= size
+	return max(coffHeader+peSection*uint64(le.Uint16(h[2:])), uint64(le.Uint32(h[8:]))+coffSymbol*uint64(le.Uint32(h[12:]))), le.Uint16(h[16:]) == 0
 }
 
 func kindCOFF(f io.ReaderAt) FileKind {
 	var h [coffHeader]byte
 	var last [1]byte
-	if _, err := f.ReadAt(h[:], 0); err != nil || !isCOFF(h[:], 1<<63) {
+	if _, err := f.ReadAt(h[:], 0); err != nil {
 		return UnknownFile
 	}
-	le := binary.LittleEndian
-	end := max(coffHeader+peSection*int64(le.Uint16(h[2:])), int64(le.Uint32(h[8:]))+coffSymbol*int64(le.Uint32(h[12:])))
-	if _, err := f.ReadAt(last[:], end-1); err != nil {
+	end, ok := coffEnd(h[:])
+	if !ok {
+		return UnknownFile
+	}
+	if _, err := f.ReadAt(last[:], int64(end-1)); err != nil { // two bytes begin other files, too
 		return UnknownFile
 	}
 	return ObjectFile
@@ -81,8 +82,10 @@ func (img *Image) readCOFF() error {
 	if !ok {
 		return img.errorf(0, ErrTruncated, "header")
 	}
-	if !isCOFF(h, uint64(len(img.b))) {
+	if end, ok := coffEnd(h); !ok {
 		return img.errorf(0, ErrFormat, "header")
+	} else if end > uint64(len(img.b)) {
+		return img.errorf(0, ErrTruncated, "an object file of Windows with headers and symbols up to %#x", end)
 	}
 	img.order, img.is64, img.machine = le, true, arch.ByCOFF(le.Uint16(h))
 	img.pe = &portable{symtab: uint64(le.Uint32(h[8:])), nsyms: uint64(le.Uint32(h[12:]))}

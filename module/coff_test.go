@@ -164,6 +164,16 @@ func TestCOFFDamaged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for _, n := range []int{10, 30, int(img.pe.symtab + coffSymbol*img.pe.nsyms - 1)} {
+		if _, err := New("f", b[:n]); !errors.Is(err, ErrTruncated) {
+			t.Errorf("%d of %d bytes: %v", n, len(b), err)
+		}
+	}
+	image := append([]byte(nil), b...)
+	image[16] = 1 // it has an optional header
+	if _, err := New("f", image); !errors.Is(err, ErrFormat) {
+		t.Errorf("an image without its DOS header: %v", err)
+	}
 	s := img.Section(".pdata")
 	at := img.pe.relocs[s.index].at
 	le := binary.LittleEndian

@@ -123,11 +123,13 @@ func (o *compilation) copy(c *cobra.Command, args []string) error {
 	if o.Dir == "-" {
 		o.Dir = "/dev/stdout"
 	}
-	make := func() (string, error) { return compile.Copy(c.Context(), args[0], o.Dir, o.Emit) }
+	var text string
+	var err error
 	if o.embed {
-		make = func() (string, error) { return compile.Embed(c.Context(), args[0], o.Dir, o.Native) }
+		text, err = compile.Embed(c.Context(), args[0], o.Dir, o.Native)
+	} else {
+		text, err = compile.Copy(c.Context(), args[0], o.Dir, o.Emit)
 	}
-	text, err := make()
 	if text != "" {
 		say := io.Writer(stdout)
 		if to, terr := os.Stat(o.Dir); terr == nil {

@@ -7,7 +7,6 @@
 package ehframe
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -20,22 +19,12 @@ import (
 // A Section is an .eh_frame section with its index, and what it does not say.
 type Section struct {
 	Bytes, Index []byte
-	Addr, At     arch.Vaddr // where both must be loaded: Bytes at Addr, and Index at At
-	Functions    int        // FDEs; a function of several parts has several
-	Rows         int        // rows that the table has, of those the section says
-	CallsOnly    int        // of these, rows that are right at calls only, which the format has no word for
-	Left         []Loss     // by reason, the most addresses first
+	Addr, At     arch.Vaddr  // where both must be loaded: Bytes at Addr, and Index at At
+	Functions    int         // FDEs; a function of several parts has several
+	Rows         int         // rows that the table has, of those the section says
+	CallsOnly    int         // of these, rows that are right at calls only, which the format has no word for
+	Left         []rows.Loss // by reason, the most addresses first
 }
-
-// A Loss counts rows of the table that the section leaves out.
-type Loss struct {
-	Reason string
-	Rows   int
-	Bytes  uint64 // of code
-}
-
-// Bounds returns the range of the function that has an address, as far as it is known.
-type Bounds func(pc arch.Vaddr) (lo, hi arch.Vaddr, ok bool)
 
 // Constants of the format, by the names of its documents.
 const (
@@ -52,25 +41,19 @@ const (
 
 // Emit returns the section that says what t does; its index is to be loaded at addr, aligned to 4 bytes, and the section behind it. Each function gets
 // entries of its own; without bounds, only gaps part functions. The same input gives the same bytes.
-func Emit(t *rows.Table, addr arch.Vaddr, bounds Bounds) (*Section, error) {
+func Emit(t *rows.Table, addr arch.Vaddr, bounds rows.Bounds) (*Section, error) {
 	m := t.Machine
 	if m.WordSize() != 8 || m.BigEndian {
 		return nil, fmt.Errorf("call frame information for %s is not written", m.Name)
 	}
-	e := emitter{m: m, left: map[string]*Loss{}}
-	for _, r := range m.CalleeSaved {
-		e.kept = e.kept || !slices.Contains(target(m).CalleeSaved, r)
-	}
+	e := emitter{m: m, left: rows.Losses{}}
 	e.table(t, bounds)
 	e.measure(t)
 	e.begin()
 	if err := e.lay(addr); err != nil {
 		return nil, err
 	}
-	for _, l := range e.left {
-		e.Left = append(e.Left, *l)
-	}
-	slices.SortFunc(e.Left, func(a, b Loss) int { return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Reason, b.Reason)) })
+	e.Left = e.left.List()
 	return &e.Section, nil
 }
 
@@ -82,8 +65,7 @@ type emitter struct {
 	data      int64 // data alignment factor, as a positive number
 	kinds     []kind
 	functions []function
-	left      map[string]*Loss
-	kept      bool // a call preserves registers that ELF's convention does not: each CIE says so
+	left      rows.Losses
 }
 
 // A kind is what a CIE says of all its rows.
@@ -93,7 +75,7 @@ type kind struct {
 	hasRA bool       // the return address has a rule, where it needs one
 
 	begin rows.Set // after the CIE's instructions
-	at    int      // of the CIE in the section, from when it is written
+	at    int      // of the CIE in the section
 	count map[string]first
 }
 
@@ -142,9 +124,7 @@ func (e *emitter) measure(t *rows.Table) {
 
 // say returns the number of the kind of a set, or why the format cannot say the set.
 func (e *emitter) say(s *rows.Set) (n int, reason string) {
-	switch {
-	case s.Outermost():
-	case s.CFA.Kind == rows.CFANone:
+	if s.CFA.Kind == rows.CFANone && !s.Outermost() {
 		return 0, "no CFA"
 	}
 	if s.Flags&rows.RASignPC != 0 {
@@ -165,7 +145,7 @@ func (e *emitter) say(s *rows.Set) (n int, reason string) {
 }
 
 // table makes functions of all rows.
-func (e *emitter) table(t *rows.Table, bounds Bounds) {
+func (e *emitter) table(t *rows.Table, bounds rows.Bounds) {
 	kinds, reasons := make([]int, len(t.Sets)), make([]string, len(t.Sets))
 	for i := range t.Sets {
 		if rows.SetID(i) != rows.GapID {
@@ -173,57 +153,28 @@ func (e *emitter) table(t *rows.Table, bounds Bounds) {
 		}
 	}
 	var last *function // the one that goes on
-	var end arch.Vaddr // of the function at hand
-	for i, r := range t.Rows {
-		hi := t.Hi(i)
-		if r.Set == rows.GapID {
+	for p := range t.Pieces(bounds) {
+		s, reason := &t.Sets[p.Set], reasons[p.Set]
+		if p.Hi-p.Lo > math.MaxUint32 {
+			reason = "a row of 4 GiB and more"
+		}
+		if reason != "" {
+			e.left.Add(reason, p)
 			last = nil
 			continue
 		}
-		s, reason := &t.Sets[r.Set], reasons[r.Set]
-		first := true
-		for lo := r.Lo; lo < hi; first = false {
-			// A row may go on in the next function.
-			if lo >= end || last == nil {
-				if end = math.MaxUint64; bounds != nil {
-					if _, fhi, ok := bounds(lo); ok && fhi > lo {
-						end = fhi
-					}
-				}
-				last = nil
+		if p.First {
+			e.Rows++
+			if s.Flags&rows.SyncOnly != 0 {
+				e.CallsOnly++
 			}
-			to := min(hi, end)
-			why := reason
-			if to-lo > math.MaxUint32 {
-				why = "a row of 4 GiB and more"
-			}
-			if why != "" {
-				l := e.left[why]
-				if l == nil {
-					l = &Loss{Reason: why}
-					e.left[why] = l
-				}
-				if first {
-					l.Rows++
-				}
-				l.Bytes += uint64(to - lo)
-				last = nil
-			} else {
-				if first {
-					e.Rows++
-					if s.Flags&rows.SyncOnly != 0 {
-						e.CallsOnly++
-					}
-				}
-				if last == nil || last.kind != kinds[r.Set] || to-last.lo > math.MaxUint32 {
-					e.functions = append(e.functions, function{lo: lo, kind: kinds[r.Set]})
-					last = &e.functions[len(e.functions)-1]
-				}
-				last.rows = append(last.rows, row{lo, s})
-				last.hi = to
-			}
-			lo = to
 		}
+		if p.Begins || last == nil || last.kind != kinds[p.Set] || p.Hi-last.lo > math.MaxUint32 {
+			e.functions = append(e.functions, function{lo: p.Lo, kind: kinds[p.Set]})
+			last = &e.functions[len(e.functions)-1]
+		}
+		last.rows = append(last.rows, row{p.Lo, s})
+		last.hi = p.Hi
 	}
 }
 
@@ -257,7 +208,8 @@ func (e *emitter) begin() {
 			switch {
 			case r == k.ra && k.hasRA && most.n > 0:
 				k.begin.Rules = append(k.begin.Rules, most.ra)
-			case e.kept && k.flags&rows.Partial == 0 && slices.Contains(e.m.CalleeSaved, r) && !slices.Contains(target(e.m).CalleeSaved, r):
+			case k.flags&rows.Partial == 0 && slices.Contains(e.m.CalleeSaved, r) && !slices.Contains(target(e.m).CalleeSaved, r):
+				// A call preserves it, which it does not by ELF's convention.
 				k.begin.Rules = append(k.begin.Rules, rows.Rule{Of: r, Kind: rows.SameValue})
 			case k.flags&rows.Partial != 0 && r != e.m.SP && r != k.ra && e.m.Slot(r) != arch.NoSlot && r != e.m.PC:
 				k.begin.Rules = append(k.begin.Rules, rows.Rule{Of: r, Kind: rows.Undefined})
@@ -274,13 +226,12 @@ func (e *emitter) lay(addr arch.Vaddr) error {
 	e.Index = append(e.Index, 1, ehPCRel4, ehCount4, ehTable4)
 	e.Index = le.AppendUint32(e.Index, uint32(e.Addr-addr-4))
 	e.Index = le.AppendUint32(e.Index, uint32(len(e.functions)))
+	for i := range e.kinds {
+		e.cie(&e.kinds[i])
+	}
 	for i := range e.functions {
 		f := &e.functions[i]
 		k := &e.kinds[f.kind]
-		if k.at == 0 {
-			k.at = len(e.Bytes) + 1 // 0 stands for none
-			e.cie(k)
-		}
 		if len(e.Bytes) > math.MaxInt32-1<<20 {
 			return fmt.Errorf("a section of %d bytes", len(e.Bytes))
 		}
@@ -292,7 +243,7 @@ func (e *emitter) lay(addr arch.Vaddr) error {
 		}
 		e.Index = le.AppendUint32(le.AppendUint32(e.Index, uint32(index)), uint32(e.Addr+arch.Vaddr(at)-e.At))
 		b := le.AppendUint32(e.Bytes, 0)
-		b = le.AppendUint32(b, uint32(len(b)-(k.at-1)))
+		b = le.AppendUint32(b, uint32(len(b)-k.at))
 		b = le.AppendUint32(le.AppendUint32(b, uint32(start)), uint32(f.hi-f.lo))
 		b = append(b, 0) // no augmentation data
 		e.Bytes = ended(e.program(b, f, k), at)
@@ -352,7 +303,7 @@ type step struct {
 // cie writes a CIE.
 func (e *emitter) cie(k *kind) {
 	le := binary.LittleEndian
-	at := len(e.Bytes)
+	k.at = len(e.Bytes)
 	b := le.AppendUint32(le.AppendUint32(e.Bytes, 0), 0)
 	b = append(b, 1, 'z', 'R')
 	for _, x := range []struct {
@@ -369,7 +320,7 @@ func (e *emitter) cie(k *kind) {
 	b = append(b, byte(k.ra), 1, ehPCRel4)
 	w := writer{e: e, begin: &rows.Set{RA: k.ra}, b: b}
 	w.from(&rows.Set{RA: k.ra}, &k.begin)
-	e.Bytes = ended(w.b, at)
+	e.Bytes = ended(w.b, k.at)
 }
 
 // ended pads the entry that begins at an offset with DW_CFA_nop, and writes its length.

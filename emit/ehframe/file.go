@@ -26,7 +26,7 @@ type Range struct{ Lo, Hi arch.Vaddr }
 
 // File returns an ELF file that has the section and its index, and of the code only where it is, as separate debug files do: for images of other formats,
 // PE and Mach-O. code is sorted and disjoint. The sections lie behind it. Debuggers load the file at the image's bias.
-func File(t *rows.Table, code []Range, bounds Bounds) ([]byte, *Section, error) {
+func File(t *rows.Table, code []Range, bounds rows.Bounds) ([]byte, *Section, error) {
 	if len(code) == 0 || len(code) > maxRanges {
 		return nil, nil, fmt.Errorf("%d ranges of code", len(code))
 	}
@@ -111,7 +111,7 @@ func target(m *arch.Machine) *arch.Machine {
 }
 
 // Add returns a copy of an ELF file with the section and its index: the rows of the file. The copy runs as the file does.
-func Add(file []byte, t *rows.Table, bounds Bounds) ([]byte, *Section, error) {
+func Add(file []byte, t *rows.Table, bounds rows.Bounds) ([]byte, *Section, error) {
 	f, err := elfcopy.Read(file)
 	if err != nil {
 		return nil, nil, err

@@ -16,7 +16,7 @@ const (
 
 // Add returns a copy of an ELF file with an SFrame section of version 2 or 3 that says what t does: the rows of the file. The copy runs as the file
 // does.
-func Add(file []byte, t *rows.Table, version int, bounds Bounds) ([]byte, *Section, error) {
+func Add(file []byte, t *rows.Table, version int, bounds rows.Bounds) ([]byte, *Section, error) {
 	f, err := elfcopy.Read(file)
 	if err != nil {
 		return nil, nil, err

@@ -6,7 +6,6 @@
 package sframe
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -19,21 +18,11 @@ import (
 // A Section is an SFrame section, and what it does not say.
 type Section struct {
 	Bytes     []byte
-	Addr      arch.Vaddr // where it must be loaded
-	Functions int        // entries; a function of several parts has several
-	Rows      int        // rows that the table has, of those the section says
-	Left      []Loss     // by reason, the most addresses first
+	Addr      arch.Vaddr  // where it must be loaded
+	Functions int         // entries; a function of several parts has several
+	Rows      int         // rows that the table has, of those the section says
+	Left      []rows.Loss // by reason, the most addresses first
 }
-
-// A Loss counts rows of the table that the section leaves out.
-type Loss struct {
-	Reason string
-	Rows   int
-	Bytes  uint64 // of code
-}
-
-// Bounds returns the range of the function that has an address, as far as it is known.
-type Bounds func(pc arch.Vaddr) (lo, hi arch.Vaddr, ok bool)
 
 // Constants of the format, by the specification's names.
 const (
@@ -57,11 +46,11 @@ const (
 
 // Emit returns the section of version 2 or 3 that says what t does, to be loaded at addr. Each function gets an entry of its own; without bounds,
 // only gaps part functions. The same input gives the same bytes.
-func Emit(t *rows.Table, version int, addr arch.Vaddr, bounds Bounds) (*Section, error) {
+func Emit(t *rows.Table, version int, addr arch.Vaddr, bounds rows.Bounds) (*Section, error) {
 	if version != 2 && version != 3 {
 		return nil, fmt.Errorf("SFrame of version %d is not written", version)
 	}
-	e := emitter{Section: &Section{Addr: addr}, m: t.Machine, version: version, left: map[string]*Loss{}}
+	e := emitter{Section: &Section{Addr: addr}, m: t.Machine, version: version, left: rows.Losses{}}
 	switch t.Machine.ELF {
 	case arch.EM_X86_64:
 		e.abi, e.fixedRA = abiAMD64, -int64(t.Machine.CallPush)
@@ -74,10 +63,7 @@ func Emit(t *rows.Table, version int, addr arch.Vaddr, bounds Bounds) (*Section,
 	if err := e.lay(); err != nil {
 		return nil, err
 	}
-	for _, l := range e.left {
-		e.Left = append(e.Left, *l)
-	}
-	slices.SortFunc(e.Left, func(a, b Loss) int { return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Reason, b.Reason)) })
+	e.Left = e.left.List()
 	return e.Section, nil
 }
 
@@ -88,7 +74,7 @@ type emitter struct {
 	version int
 	abi     uint8
 	fixedRA int64
-	left    map[string]*Loss
+	left    rows.Losses
 	entries []*entry
 	said    []said // by set
 }
@@ -108,66 +94,38 @@ type row struct {
 }
 
 // table makes entries of all rows.
-func (e *emitter) table(t *rows.Table, bounds Bounds) {
+func (e *emitter) table(t *rows.Table, bounds rows.Bounds) {
 	e.said = make([]said, len(t.Sets))
 	for i := range t.Sets {
 		if rows.SetID(i) != rows.GapID {
 			e.said[i] = e.say(&t.Sets[i])
 		}
 	}
-	var last *entry    // the one that goes on
-	var end arch.Vaddr // of the function at hand
-	for i, r := range t.Rows {
-		hi := t.Hi(i)
-		if r.Set == rows.GapID {
+	var last *entry // the one that goes on
+	for p := range t.Pieces(bounds) {
+		s := &e.said[p.Set]
+		reason := s.reason
+		if s.plt && (p.Lo%pltBlock != 0 || p.Hi-p.Lo < pltBlock) {
+			reason = "a linkage table that is not aligned"
+		}
+		if p.Hi-p.Lo > math.MaxUint32 {
+			reason = "a row of 4 GiB and more"
+		}
+		if reason != "" {
+			e.left.Add(reason, p)
 			last = nil
 			continue
 		}
-		s := &e.said[r.Set]
-		first := true
-		for lo := r.Lo; lo < hi; first = false {
-			// A row may go on in the next function.
-			if lo >= end || last == nil {
-				if end = math.MaxUint64; bounds != nil {
-					if _, fhi, ok := bounds(lo); ok && fhi > lo {
-						end = fhi
-					}
-				}
-				last = nil
-			}
-			to := min(hi, end)
-			reason := s.reason
-			if s.plt && (lo%pltBlock != 0 || to-lo < pltBlock) {
-				reason = "a linkage table that is not aligned"
-			}
-			if to-lo > math.MaxUint32 {
-				reason = "a row of 4 GiB and more"
-			}
-			if reason != "" {
-				l := e.left[reason]
-				if l == nil {
-					l = &Loss{Reason: reason}
-					e.left[reason] = l
-				}
-				if first {
-					l.Rows++
-				}
-				l.Bytes += uint64(to - lo)
-				last = nil
-			} else {
-				if first {
-					e.Rows++
-				}
-				if last == nil || last.info != s.info || s.plt || last.plt || len(last.rows) == maxRows || to-last.lo > math.MaxUint32 {
-					last = &entry{lo: lo, info: s.info, plt: s.plt}
-					e.entries = append(e.entries, last)
-				}
-				last.rows = append(last.rows, row{lo, s})
-				last.flex = last.flex || s.flexOnly
-				last.hi = to
-			}
-			lo = to
+		if p.First {
+			e.Rows++
 		}
+		if p.Begins || last == nil || last.info != s.info || s.plt || last.plt || len(last.rows) == maxRows || p.Hi-last.lo > math.MaxUint32 {
+			last = &entry{lo: p.Lo, info: s.info, plt: s.plt}
+			e.entries = append(e.entries, last)
+		}
+		last.rows = append(last.rows, row{p.Lo, s})
+		last.flex = last.flex || s.flexOnly
+		last.hi = p.Hi
 	}
 }
 

@@ -99,7 +99,7 @@ func TestEmit(t *testing.T) {
 	paths := append(oracle.Spread(small, oracle.Few(20, 1000)), oracle.Spread(libraries(t), oracle.Few(5, 100))...)
 	files := 0
 	var code, tables, sizes [4]uint64
-	left := [4]map[string]Loss{}
+	left := [4]map[string]rows.Loss{}
 	for _, path := range paths {
 		img, err := module.Open(path)
 		if err != nil {
@@ -117,7 +117,7 @@ func TestEmit(t *testing.T) {
 		}
 		files++
 		for _, version := range []int{2, 3} {
-			for _, bounds := range []Bounds{f.Bounds, nil} {
+			for _, bounds := range []rows.Bounds{f.Bounds, nil} {
 				s, err := Emit(ref, version, ref.Rows[len(ref.Rows)-1].Lo+4096, bounds)
 				if err != nil {
 					t.Errorf("%s: %v", path, err)
@@ -135,11 +135,11 @@ func TestEmit(t *testing.T) {
 				tables[version] += f.Size(format.EHFrame) + f.IndexSize()
 				sizes[version] += uint64(len(s.Bytes))
 				if left[version] == nil {
-					left[version] = map[string]Loss{}
+					left[version] = map[string]rows.Loss{}
 				}
 				for _, l := range s.Left {
 					sum := left[version][l.Reason]
-					left[version][l.Reason] = Loss{l.Reason, sum.Rows + l.Rows, sum.Bytes + l.Bytes}
+					left[version][l.Reason] = rows.Loss{Reason: l.Reason, Rows: sum.Rows + l.Rows, Bytes: sum.Bytes + l.Bytes}
 				}
 			}
 		}
