@@ -752,11 +752,6 @@ US_API int U(resume)(unw_cursor_t *cur)
 
 /* ---- Procedures ---- */
 
-US_API int U(get_proc_info_by_ip)(unw_addr_space_t as, unw_word_t ip, unw_proc_info_t *pi, void *arg)
-{
-	return us_space_info(as, arg, ip, pi);
-}
-
 US_API int U(get_proc_info)(unw_cursor_t *cur, unw_proc_info_t *pi)
 {
 	struct cursor *c = cursor(cur);

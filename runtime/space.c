@@ -428,6 +428,11 @@ int us_space_info(unw_addr_space_t as, void *arg, uint64_t ip, unw_proc_info_t *
 	return 0;
 }
 
+US_API int U(get_proc_info_by_ip)(unw_addr_space_t as, unw_word_t ip, unw_proc_info_t *pi, void *arg)
+{
+	return us_space_info(as, arg, ip, pi);
+}
+
 int us_space_name(unw_addr_space_t as, void *arg, uint64_t ip, char *to, size_t size, unw_word_t *off)
 {
 	struct reader rd = {as, arg};

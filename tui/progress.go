@@ -49,3 +49,36 @@ func (p *Progress) Done() {
 	}
 	p.w = nil
 }
+
+// Fetching returns what shows the progress of a download in MiB: names.Options.Progress. It is safe for concurrent use.
+func Fetching() func(what string, have, total int64, done bool) {
+	var mu sync.Mutex
+	var line *Progress
+	return func(what string, have, total int64, done bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		if line == nil {
+			line = NewProgress()
+		}
+		switch {
+		case done:
+			line.Done()
+			line = nil
+		case total > 0:
+			line.Say("fetching %s: %d of %d MiB", what, have>>20, total>>20)
+		default:
+			line.Say("fetching %s: %d MiB", what, have>>20)
+		}
+	}
+}
+
+// Interactive says whether a person can be shown pages and asked for keys.
+func Interactive() bool {
+	return !Dumb() && term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd()))
+}
+
+// Dumb says whether the terminal cannot move its cursor; of one without a name that is not known.
+func Dumb() bool {
+	t := os.Getenv("TERM")
+	return t == "" || t == "dumb"
+}

@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"io"
 	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/internal/cli"
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
@@ -27,10 +27,10 @@ type annotator struct {
 }
 
 func (a *annotator) flags(c *cobra.Command) {
-	c.Flags().StringVar(&a.syntax, "asm", "intel", "annotate, disasm: syntax of instructions: intel, gnu or go")
+	a.syntax = annotate.Syntaxes[0]
+	cli.OneOf(c, &a.syntax, "asm", "annotate, disasm: syntax of instructions: "+printable.Either(annotate.Syntaxes), annotate.Syntaxes...)
 	c.Flags().StringVar(&a.sources.Root, "source-root", "", "annotate: look for source files below this directory first")
 	c.Flags().StringArrayVar(&a.paths, "source-path", nil, "annotate: replace the beginning of source paths, OLD=NEW; may be repeated")
-	c.RegisterFlagCompletionFunc("asm", cobra.FixedCompletions(annotate.Syntaxes, cobra.ShellCompDirectiveNoFileComp))
 	c.MarkFlagDirname("source-root")
 }
 
@@ -44,9 +44,6 @@ func (a *annotator) formats() report.Table {
 
 // check checks the flags.
 func (a *annotator) check() error {
-	if !slices.Contains(annotate.Syntaxes, a.syntax) {
-		return usage("--asm: %q is none of %s", a.syntax, strings.Join(annotate.Syntaxes, ", "))
-	}
 	if err := cli.Directories("--source-root", a.sources.Root); err != nil {
 		return err
 	}

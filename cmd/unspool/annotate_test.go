@@ -165,7 +165,7 @@ func TestAnnotateFormats(t *testing.T) {
 			t.Errorf("%v\n%s", err, b.String())
 		}
 	}
-	for _, a := range []annotator{{syntax: "att"}, {syntax: "go", paths: []string{"=x"}}, {syntax: "go", paths: []string{"x"}}} {
+	for _, a := range []annotator{{syntax: "go", paths: []string{"=x"}}, {syntax: "go", paths: []string{"x"}}} {
 		if err := a.check(); err == nil {
 			t.Errorf("%+v is accepted", a)
 		}

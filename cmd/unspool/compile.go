@@ -33,8 +33,9 @@ func compileCmd() *cobra.Command {
 		Use:   "compile [FILE...]",
 		Short: "Compile unwind tables ahead of time",
 		Long: `Compile the unwind information of files, of all files in directories, or of all files that a process maps. Of
-directories, object files, archives and compressed kernel modules are compiled only with -o. The output is compact tables, machine code for x86-64 and AArch64, or C. Machine code is an eh_elf file: a shared object with functions
-that step from a frame to its caller. Every output is proven equal to the unwind information.
+directories, object files, archives and compressed kernel modules are compiled only with -o. The output is compact
+tables, machine code for x86-64 and AArch64, or C. Machine code is an eh_elf file: a shared object with functions that
+step from a frame to its caller. Every output is proven equal to the unwind information.
 
 Without -o, tables and machine code go to the cache, where report and record find them by build ID. C goes to the
 current directory. With -o, compile writes BUILDID.unspool, BUILDID.eh_elf.so and BUILDID.c to DIR, and replaces files
@@ -102,8 +103,8 @@ function, slice reads a captured piece of stack (the default without -o, for wal
 	f := c.Flags()
 	f.StringVar(&o.Emit, "emit", o.Emit, "what to make: table, native, c, or a copy of the file with sframe, sframe2, eh_frame, orc or orc-VERSION")
 	f.StringVarP(&o.Dir, "output", "o", o.Dir, "directory to write to (default: the cache); with --emit sframe, eh_frame or orc, the copy")
-	f.StringVar(&o.layout, "layout", o.layout, "how machine code and C find the rule of an address: page (native only), tree, or inline, where each row has its own code")
-	f.StringVar(&o.deref, "deref", o.deref, "how machine code and C read memory: self, callback or slice")
+	cli.OneOf(c, &o.layout, "layout", "how machine code and C find the rule of an address: page (native only), tree, or inline, where each row has its own code", native.Layouts...)
+	cli.OneOf(c, &o.deref, "deref", "how machine code and C read memory: self, callback or slice", native.Derefs...)
 	f.BoolVar(&o.Functions, "functions", o.Functions, "with -o, add to each table where functions start and who handles exceptions in them")
 	f.BoolVar(&o.embed, "embed", o.embed, "with --emit native, write a copy of the file with its machine code in it")
 	f.IntVarP(&o.pid, "pid", "p", o.pid, "compile what process `PID` has mapped")

@@ -61,14 +61,8 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 			if err := (&output{formats: diffFormats, format: o.format}).unused(c); err != nil {
 				return err
 			}
-			switch by {
-			case "share":
-			case "samples":
-				o.opts.Absolute = true
-			case "periods":
-				o.opts.Absolute, o.opts.By = true, report.Periods
-			default:
-				return usage("--by is share, samples or periods, not %q", by)
+			if o.opts.Absolute = by != "share"; by == "periods" {
+				o.opts.By = report.Periods
 			}
 			if args[0] == "-" && args[1] == "-" {
 				return usage("only one of the two recordings can be standard input")
@@ -96,12 +90,11 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 	f := c.Flags()
 	f.StringVarP(&o.path, "output", "o", "", "file to write; its ending picks the format")
 	f.StringVar(&o.format, "format", "", printable.Either(diffFormats.Names())+" (default: by the ending of -o, else top)")
-	f.StringVar(&by, "by", by, "compare share, samples or periods")
+	cli.OneOf(c, &by, "by", "compare share, samples or periods", "share", "samples", "periods")
 	f.BoolVar(&all, "all", false, "top: show changes that can be chance, too; flame: draw the smallest frames, too")
 	f.IntVar(&o.opts.Limit, "limit", 0, "top: show this many functions")
 	f.BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
 	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(diffFormats.Names(), cobra.ShellCompDirectiveNoFileComp))
-	c.RegisterFlagCompletionFunc("by", cobra.FixedCompletions([]string{"share", "samples", "periods"}, cobra.ShellCompDirectiveNoFileComp))
 	sourceFlag(c, &o.plain)
 	flt.flags(c)
 	stepper = lookingFlag(c)

@@ -1,10 +1,9 @@
 package main
 
 import (
-	"regexp"
-
 	"github.com/spf13/cobra"
 
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/record"
 )
 
@@ -23,12 +22,9 @@ func (f *filter) flags(c *cobra.Command) {
 
 // compile checks the flags.
 func (f *filter) compile() error {
-	if f.comm != "" {
-		re, err := regexp.Compile(f.comm)
-		if err != nil {
-			return usage("--comm: %v", err)
-		}
-		f.Comm = re
+	var err error
+	if f.Comm, err = cli.Regexp("--comm", f.comm); err != nil {
+		return err
 	}
 	if f.time == "" {
 		return nil

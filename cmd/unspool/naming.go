@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"sync"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -20,35 +19,12 @@ import (
 // newNamer returns a Namer that shows its downloads. The interrupt that ends a recording does not stop the downloads for it; the next
 // interrupt does.
 func newNamer(o names.Options) *names.Namer {
-	o.Progress = (&fetching{}).show
+	o.Progress = tui.Fetching()
 	o.Download = func() (context.Context, func()) {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 		return ctx, stop
 	}
 	return names.New(o)
-}
-
-// fetching shows the progress of downloads.
-type fetching struct {
-	mu   sync.Mutex
-	line *tui.Progress
-}
-
-func (f *fetching) show(what string, have, total int64, done bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.line == nil {
-		f.line = tui.NewProgress()
-	}
-	switch {
-	case done:
-		f.line.Done()
-		f.line = nil
-	case total > 0:
-		f.line.Say("fetching %s: %d of %d MiB", what, have>>20, total>>20)
-	default:
-		f.line.Say("fetching %s: %d MiB", what, have>>20)
-	}
 }
 
 // sourceFlag adds the flag that turns names.Namer.Lines off.

@@ -6,7 +6,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/outfile"
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/report"
@@ -52,11 +52,16 @@ func (o *output) flags(c *cobra.Command) {
 	c.Flags().BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
 	c.Flags().BoolVar(&o.opts.Summary, "summary", false, o.users("summary")+"end with an object that counts whole, cut off and broken stacks")
 	c.Flags().StringVar(&o.opts.Func, "function", "", o.users("function")+"only functions whose names match this regular expression")
-	c.Flags().StringVar(&o.sort, "sort", "self", o.users("sort")+"sort functions by self, their own weight, or by total, the weight of all stacks with them")
-	c.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions([]string{"self", "total"}, cobra.ShellCompDirectiveNoFileComp))
+	sortFlag(c, &o.sort, o.users("sort"))
 	c.Flags().IntVar(&o.opts.Limit, "limit", 0, o.users("limit")+"show this many functions")
 	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
 	sourceFlag(c, &o.plain)
+}
+
+// sortFlag adds the flag for the order of functions.
+func sortFlag(c *cobra.Command, sort *string, users string) {
+	*sort = "self"
+	cli.OneOf(c, sort, "sort", users+"sort functions by self, their own weight, or by total, the weight of all stacks with them", "self", "total")
 }
 
 // users begins the help of a flag that only some formats obey.
@@ -81,13 +86,7 @@ func (o *output) resolve(fallback string) error {
 	if f := o.known().ByEnding(o.path); f != nil && o.format == "" {
 		o.format = f.Name
 	}
-	switch o.sort {
-	case "", "self":
-	case "total":
-		o.opts.Total = true
-	default:
-		return usage("--sort is self or total, not %q", o.sort)
-	}
+	o.opts.Total = o.sort == "total"
 	if o.opts.Limit < 0 {
 		return usage("--limit takes a number of functions, not %d", o.opts.Limit)
 	}
@@ -102,10 +101,10 @@ func (o *output) resolve(fallback string) error {
 	}
 	f := o.form()
 	if f == nil {
-		return usage("--format is one of %s, not %q", strings.Join(o.known().Names(), ", "), o.format)
+		return usage("--format is %s, not %q", printable.Either(o.known().Names()), o.format)
 	}
-	if _, err := regexp.Compile(o.opts.Func); err != nil {
-		return usage("--function: %v", err)
+	if _, err := cli.Regexp("--function", o.opts.Func); err != nil {
+		return err
 	}
 	if f.Binary && (o.path == "" || o.path == "-") && term.IsTerminal(int(os.Stdout.Fd())) {
 		return usage("%s is binary: give -o FILE%s, or pipe it", f.Name, f.Endings[0])

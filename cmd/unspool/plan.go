@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -36,7 +35,8 @@ func (p *plan) flags(c *cobra.Command) {
 	f.BoolVar(&p.Kernel, "kernel", false, "count in the kernel only")
 	f.IntSliceVarP(&p.PIDs, "pid", "p", nil, "record these processes, and all processes they start")
 	f.BoolVarP(&p.All, "all", "a", false, "record the whole machine")
-	f.StringVar(&p.Source, "source", record.Auto, "ebpf: the kernel walks stacks, up to 1,024 frames deep (root, Linux 5.10 or later); perf: the kernel copies stacks, this program walks them; ptrace: this program stops running threads, without events; auto: the first of these that is allowed")
+	p.Source = record.Auto
+	cli.OneOf(c, &p.Source, "source", "ebpf: the kernel walks stacks, up to 1,024 frames deep (root, Linux 5.10 or later); perf: the kernel copies stacks, this program walks them; ptrace: this program stops running threads, without events; auto: the first of these that is allowed", record.Sources()...)
 	f.StringVar(&p.comm, "comm", "", "record only commands that match this regular expression")
 	f.StringVar(&p.InKernel.Cgroup, "cgroup", "", "record only tasks in this directory of cgroup v2 and below; implies -a unless processes are given: only with --source ebpf (root)")
 	f.StringVar(&p.memory, "memory", "", "kernel memory for unwind tables, such as 512M; the least recently used tables go first (default 1G)")
@@ -47,7 +47,6 @@ func (p *plan) flags(c *cobra.Command) {
 		f.MarkHidden(name)
 	}
 	p.given = f.Changed
-	c.RegisterFlagCompletionFunc("source", cobra.FixedCompletions(record.Sources(), cobra.ShellCompDirectiveNoFileComp))
 }
 
 // check refuses what contradicts itself. It is called when the flags are known.
@@ -79,8 +78,6 @@ func (p *plan) check(stepper string, flt *filter) error {
 		return usage("--user and --kernel exclude each other; without either, both are recorded")
 	case p.StackSize%8 != 0 || p.StackSize > perfevent.MaxStackSize:
 		return usage("--stack-size is a multiple of 8 up to %d", perfevent.MaxStackSize)
-	case !slices.Contains(record.Sources(), p.Source):
-		return usage("--source is auto, ebpf, perf or ptrace, not %q", p.Source)
 	case p.Source == record.Ptrace && p.untraceable() != "":
 		return usage("--source ptrace cannot do %s", p.untraceable())
 	case p.Source == record.EBPF && stepper != "compact":

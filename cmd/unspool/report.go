@@ -6,18 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/tui"
 	"github.com/unspool/unspool/tui/browse"
 )
 
@@ -60,7 +59,7 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
 			if err := ann.check(); err != nil {
 				return err
 			}
-			walk := args[0] != "-" && o.path == "" && o.format == "" && o.opts.Func == "" && !c.Flags().Changed("limit") && !c.Flags().Changed("sort") && onTerminal()
+			walk := args[0] != "-" && o.path == "" && o.format == "" && o.opts.Func == "" && !c.Flags().Changed("limit") && !c.Flags().Changed("sort") && tui.Interactive()
 			if o.format == recordingFormat.Name || o.format == "" && strings.HasSuffix(o.path, recordingFormat.Endings[0]) {
 				return usage("to write perf.data, use unspool unwind")
 			}
@@ -94,17 +93,6 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
 	ann.flags(c)
 	stepper = lookingFlag(c)
 	return c
-}
-
-// onTerminal says whether a person can be shown pages and asked for keys.
-func onTerminal() bool {
-	return !dumb() && term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd()))
-}
-
-// dumb says whether the terminal cannot move its cursor; of one without a name that is not known.
-func dumb() bool {
-	t := os.Getenv("TERM")
-	return t == "" || t == "dumb"
 }
 
 func runReport(ctx context.Context, path string, o *output, flt *filter, ann *annotator) error {

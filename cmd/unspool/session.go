@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/record"
@@ -24,13 +25,10 @@ type session struct {
 
 // stepperFlag adds the flag for the way to apply unwind rules. Call the function it returns after the flags are parsed.
 func stepperFlag(c *cobra.Command) func() (*modules.Set, error) {
-	name := c.Flags().String("stepper", "compact", "how to apply unwind rules: compact tables, native machine code, or rows, the slow reference")
+	name := modules.Steppers[0]
+	cli.OneOf(c, &name, "stepper", "how to apply unwind rules: compact tables, native machine code, or rows, the slow reference", modules.Steppers...)
 	return func() (*modules.Set, error) {
-		mods, err := modules.ByName(*name)
-		if err != nil {
-			return nil, usage("--stepper: %v", err)
-		}
-		return mods, nil
+		return modules.ByName(name)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
@@ -58,9 +59,6 @@ its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			// Nothing is left behind, not even a thread that is stopped: Ctrl-C ends at once, wherever this is.
 			signal.Reset(os.Interrupt, syscall.SIGTERM)
-			if report.StackFormats[o.format] == nil {
-				return usage("--format is text, gdb, eu or json, not %q", o.format)
-			}
 			if o.walk.Depth < 0 || o.walk.TID < 0 {
 				return usage("--depth and --tid are positive")
 			}
@@ -93,7 +91,7 @@ its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.format, "format", o.format, "text, gdb (as thread apply all bt), eu (as eu-stack -m) or json")
+	cli.OneOf(c, &o.format, "format", "text, gdb (as thread apply all bt), eu (as eu-stack -m) or json", "text", "gdb", "eu", "json")
 	f.IntVarP(&o.walk.TID, "tid", "t", 0, "only this thread")
 	f.IntVar(&o.walk.Depth, "depth", 0, fmt.Sprintf("only the innermost frames of a thread, at most this many (default: the innermost %d and the outermost %d)", stacks.Inner, stacks.Outer))
 	sourceFlag(c, &o.plain)
@@ -101,7 +99,6 @@ its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
 	f.BoolVarP(&o.walk.Registers, "registers", "v", false, "print the known registers of each frame")
 	f.BoolVar(&o.raw, "raw", false, "addresses and modules only, without names")
 	f.BoolVar(&o.unique, "unique", false, "print threads with the same stack once")
-	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"text", "gdb", "eu", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	stepper = lookingFlag(c)
 	return c
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/compile"
+	"github.com/unspool/unspool/internal/cli"
 )
 
 func statsCmd() *cobra.Command {
@@ -25,9 +26,6 @@ JSON has an object for each file. After several files, one more object has the s
 		Example: "  unspool stats /usr/lib/x86_64-linux-gnu/libc.so.6\n  unspool stats --format json /usr/bin | jq -c '[.file, .rows, .table]'",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			if format != "text" && format != "json" {
-				return usage("--format is text or json, not %q", format)
-			}
 			files, err := elfFiles(args, true)
 			if err != nil {
 				return err
@@ -64,6 +62,6 @@ JSON has an object for each file. After several files, one more object has the s
 			return errors.Join(err, sum.WriteText(stdout))
 		},
 	}
-	c.Flags().StringVar(&format, "format", format, "text or json")
+	cli.OneOf(c, &format, "format", "text or json", "text", "json")
 	return c
 }

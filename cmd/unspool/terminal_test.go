@@ -63,7 +63,7 @@ func TestTopText(t *testing.T) {
 		}
 	}
 	for _, c := range [][2]string{
-		{"top --table x", "functions, stacks, processes"}, {"top --window 1ms", "--interval is"}, {"top --interval soon", "--interval takes a time"},
+		{"top --table x", "functions, stacks or processes"}, {"top --window 1ms", "--interval is"}, {"top --interval soon", "--interval takes a time"},
 		{"top --limit 0", "-n and --limit take a number, 1 or more"}, {"top -p 1 -- true", "exclude each other"}, {"top --comm (", "--comm"},
 	} {
 		runProgram(t, strings.Fields(c[0])...).want(t, 2, c[1])

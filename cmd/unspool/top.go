@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/source/perfevent"
+	"github.com/unspool/unspool/tui"
 	"github.com/unspool/unspool/tui/top"
 )
 
@@ -30,7 +30,7 @@ type topFlags struct {
 }
 
 func topCmd() *cobra.Command {
-	var t topFlags
+	t := topFlags{Options: top.Options{Table: top.Tables()[0]}}
 	window, every := "", ""
 	c := &cobra.Command{
 		Use:   "top [flags] [-- COMMAND [ARG...]]",
@@ -69,12 +69,6 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 			if t.Every < 50*time.Millisecond || t.Window < t.Every || t.Window > time.Hour {
 				return usage("--interval is 50ms or more, and --window as much or more, up to an hour")
 			}
-			if !slices.Contains(top.Tables(), t.Table) {
-				return usage("--table is one of %s, not %q", strings.Join(top.Tables(), ", "), t.Table)
-			}
-			if t.sort != "self" && t.sort != "total" {
-				return usage("--sort is self or total, not %q", t.sort)
-			}
 			if t.Rounds < 0 || t.Rows < 1 {
 				return usage("-n and --limit take a number, 1 or more")
 			}
@@ -87,19 +81,17 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 	f.StringVar(&window, "window", "10s", "show the samples of this last time")
 	f.StringVar(&every, "interval", "1s", "update the view after this time")
 	f.IntVarP(&t.Rounds, "intervals", "n", 0, "end after this many intervals")
-	f.StringVar(&t.Table, "table", top.Tables()[0], "table to show (first): "+strings.Join(top.Tables(), ", "))
+	cli.OneOf(c, &t.Table, "table", "table to show (first): "+strings.Join(top.Tables(), ", "), top.Tables()...)
 	f.IntVar(&t.Rows, "limit", 20, "text: rows of a table")
 	sourceFlag(c, &t.plain)
-	f.StringVar(&t.sort, "sort", "self", "sort functions by self, their own weight, or by total, the weight of all stacks with them")
-	c.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions([]string{"self", "total"}, cobra.ShellCompDirectiveNoFileComp))
-	c.RegisterFlagCompletionFunc("table", cobra.FixedCompletions(top.Tables(), cobra.ShellCompDirectiveNoFileComp))
+	sortFlag(c, &t.sort, "")
 	return c
 }
 
 func (t *topFlags) run(ctx context.Context, flt *filter) error {
 	mods := modules.New()
 	defer mods.Close()
-	tty := term.IsTerminal(int(os.Stdout.Fd())) && !dumb()
+	tty := term.IsTerminal(int(os.Stdout.Fd())) && !tui.Dumb()
 	files, done, err := top.CommandFiles(tty)
 	if err != nil {
 		return err

@@ -8,13 +8,14 @@ import (
 )
 
 func verifyCmd() *cobra.Command {
-	emit, run, differences := "table", execution{}, 10
+	emit, run, differences := "table", execution{format: "text"}, 10
 	c := &cobra.Command{
 		Use:   "verify [flags] {FILE... | --run -- COMMAND [ARG...]}",
 		Short: "Check compiled tables against the originals, or the originals against a running program",
-		Long: `Compile each file, and each executable, library and object file in directories and archives, and compare the result with the reference interpreter. Both ends
-of every row must select the row's rule. Every distinct rule must equal the reference on adversarial states of
-registers and memory. Machine code (--emit native) is run in both of its layouts, with each way of reading memory.
+		Long: `Compile each file, and each executable, library and object file in directories and archives, and compare the result
+with the reference interpreter. Both ends of every row must select the row's rule. Every distinct rule must equal the
+reference on adversarial states of registers and memory. Machine code (--emit native) is run in both of its layouts,
+with each way of reading memory.
 
 The exit status is 1 if any file differs. Damaged entries are counted; no table has them.
 
@@ -37,9 +38,6 @@ does not list a wrong row, 2 if the filters leave nothing to compare, 130 after 
 			if err := run.unused(c); err != nil {
 				return err
 			}
-			if emit != "table" && emit != "native" {
-				return usage("--emit is table or native, not %q", emit)
-			}
 			files, err := elfFiles(args, true)
 			if err != nil {
 				return err
@@ -54,7 +52,7 @@ does not list a wrong row, 2 if the filters leave nothing to compare, 130 after 
 			return err
 		},
 	}
-	c.Flags().StringVar(&emit, "emit", emit, "what to prove: table or native")
+	cli.OneOf(c, &emit, "emit", "what to prove: table or native", "table", "native")
 	c.Flags().IntVar(&differences, "differences", differences, "print at most `N` differences between two sources of a file")
 	run.flags(c)
 	return c

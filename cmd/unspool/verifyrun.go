@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"regexp"
 
 	"github.com/spf13/cobra"
 
@@ -36,7 +35,7 @@ func (x *execution) flags(c *cobra.Command) {
 	f.BoolVar(&x.opts.Entry, "entry", false, "with --run: begin at the program's entry point, not in the dynamic linker")
 	f.Uint64Var(&x.opts.Every, "every", 1, "with --run: compare at every n-th instruction only")
 	f.Uint64Var(&x.opts.Steps, "steps", 0, "with --run: after so many instructions let the command run on by itself")
-	f.StringVar(&x.format, "format", "text", "with --run: text or json")
+	cli.OneOf(c, &x.format, "format", "with --run: text or json", "text", "json")
 	f.StringVarP(&x.path, "output", "o", "", "with --run: the report's file instead of standard error; \"-\" is standard output")
 }
 
@@ -53,32 +52,21 @@ func (x *execution) unused(c *cobra.Command) error {
 // verify executes a command and reports what its tables get wrong.
 func (x *execution) verify(ctx context.Context, args []string) error {
 	o := x.opts
-	var write func(*shadow.Result, io.Writer) error
-	switch x.format {
-	case "text":
-		write = (*shadow.Result).WriteText
-	case "json":
+	write := (*shadow.Result).WriteText
+	if x.format == "json" {
 		write = (*shadow.Result).WriteJSON
-	default:
-		return usage("--format is text or json, not %q", x.format)
 	}
 	if o.Thread < 0 {
 		return usage("--thread counts from 1")
 	}
-	for _, r := range []struct {
-		flag, text string
-		to         **regexp.Regexp
-	}{{"--module", x.module, &o.Module}, {"--function", x.function, &o.Function}} {
-		if r.text == "" {
-			continue
-		}
-		re, err := regexp.Compile(r.text)
-		if err != nil {
-			return usage("%s: %v", r.flag, err)
-		}
-		*r.to = re
+	var err error
+	if o.Module, err = cli.Regexp("--module", x.module); err != nil {
+		return err
 	}
-	out, commit, err := io.Writer(os.Stderr), func(err error) error { return err }, error(nil)
+	if o.Function, err = cli.Regexp("--function", x.function); err != nil {
+		return err
+	}
+	out, commit := io.Writer(os.Stderr), func(err error) error { return err }
 	if x.path != "" {
 		if out, commit, err = (&output{path: x.path}).create(ctx); err != nil {
 			return err

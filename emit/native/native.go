@@ -29,9 +29,10 @@ const (
 	numLayouts
 )
 
-var layoutNames = [...]string{"page", "tree", "inline"}
+// Layouts are the names of layouts, as ParseLayout takes them.
+var Layouts = []string{"page", "tree", "inline"}
 
-func (l Layout) String() string { return layoutNames[l] }
+func (l Layout) String() string { return Layouts[l] }
 
 // A Deref says how a file's code reads memory.
 type Deref uint8
@@ -43,15 +44,16 @@ const (
 	numDerefs
 )
 
-var derefNames = [...]string{"self", "callback", "slice"}
+// Derefs are the names that ParseDeref takes.
+var Derefs = []string{"self", "callback", "slice"}
 
-func (d Deref) String() string { return derefNames[d] }
+func (d Deref) String() string { return Derefs[d] }
 
 // ParseLayout and ParseDeref are the inverses of String.
-func ParseLayout(s string) (Layout, error) { return parse[Layout](s, layoutNames[:], "layout") }
+func ParseLayout(s string) (Layout, error) { return parse[Layout](s, Layouts, "layout") }
 
 // ParseDeref returns the Deref of a name.
-func ParseDeref(s string) (Deref, error) { return parse[Deref](s, derefNames[:], "deref") }
+func ParseDeref(s string) (Deref, error) { return parse[Deref](s, Derefs, "deref") }
 
 func parse[T ~uint8](s string, names []string, what string) (T, error) {
 	for i, n := range names {

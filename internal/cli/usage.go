@@ -17,6 +17,8 @@ func flagError(c *cobra.Command, err error, values map[string]string) error {
 	var missing *pflag.ValueRequiredError
 	var unknown *pflag.NotExistError
 	switch {
+	case errors.As(err, &value) && value.GetFlag().Value.Type() == "string":
+		return Usage("--%s %w, not %q", value.GetFlag().Name, errors.Unwrap(value), value.GetValue())
 	case errors.As(err, &value):
 		return Usage("%s, not %q", takes(value.GetFlag(), values), value.GetValue())
 	case errors.As(err, &missing):
