@@ -152,7 +152,11 @@ func (img *Image) headers() error {
 		}
 	}
 	if img.typ == elf.ET_REL {
-		img.place()
+		if img.inMemory {
+			img.placeInMemory()
+		} else {
+			img.place()
+		}
 		return nil
 	}
 	if phoff != 0 && phnum > 0 {

@@ -151,6 +151,7 @@ type Image struct {
 	order    binary.ByteOrder
 	is64     bool
 	linked   bool
+	inMemory bool // see InMemory
 	typ      elfType
 	macho    machoHeader
 	pe       *portable // of a PE file
@@ -304,29 +305,53 @@ func Guard(f func() error) (err error) {
 // New reads an image in memory, such as a vDSO. b must not change afterwards.
 func New(name string, b []byte) (*Image, error) { return newImage(name, b, uint64(len(b)), false) }
 
+// InMemory reads an image that a running program has made of code in its memory. Addresses are those of the process: a file that is not linked
+// has them in its section headers, and offsets of its code are addresses, too. b must not change afterwards.
+func InMemory(name string, b []byte) (*Image, error) {
+	img := rawImage(name, b, uint64(len(b)))
+	img.inMemory = true
+	if err := img.read(); err != nil {
+		return nil, err
+	}
+	return img, nil
+}
+
+// Made says whether a program made the image in its memory: see InMemory.
+func (img *Image) Made() bool { return img.inMemory }
+
 // maxHoles is how many bytes of holes may be read as if something was there: some linkers and file systems leave holes.
 const maxHoles = 16 << 20
 
 // newImage is New for a file of which so many bytes are not in holes: no section has more, so that a long hole costs nothing. With expand, a
 // compressed kernel or module is expanded.
 func newImage(name string, b []byte, filled uint64, expand bool) (*Image, error) {
-	img := &Image{name: name, b: b, inflate: map[int]inflated{}, counted: map[int]bool{}, reach: filled + maxHoles}
-	img.unread = min(uint64(len(b)), img.reach)
-	img.room = min(maxGrowth+maxRatio*filled, maxInflated)
-	img.hash = sync.OnceValue(img.sum)
+	img := rawImage(name, b, filled)
 	if expand {
 		if err := img.unpack(); err != nil {
 			return nil, err
 		}
 	}
-	if img.format = formatOf(img.b); img.format == nil {
-		return nil, img.errorf(0, ErrFormat, "header")
-	}
-	img.buildID = sync.OnceValue(func() []byte { return img.format.buildID(img) })
-	if err := img.format.read(img); err != nil {
+	if err := img.read(); err != nil {
 		return nil, err
 	}
 	return img, nil
+}
+
+func rawImage(name string, b []byte, filled uint64) *Image {
+	img := &Image{name: name, b: b, inflate: map[int]inflated{}, counted: map[int]bool{}, reach: filled + maxHoles}
+	img.unread = min(uint64(len(b)), img.reach)
+	img.room = min(maxGrowth+maxRatio*filled, maxInflated)
+	img.hash = sync.OnceValue(img.sum)
+	return img
+}
+
+// read finds the format and reads the headers.
+func (img *Image) read() error {
+	if img.format = formatOf(img.b); img.format == nil {
+		return img.errorf(0, ErrFormat, "header")
+	}
+	img.buildID = sync.OnceValue(func() []byte { return img.format.buildID(img) })
+	return img.format.read(img)
 }
 
 func (img *Image) errorf(off uint64, cause error, format string, args ...any) error {

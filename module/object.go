@@ -1,7 +1,9 @@
 package module
 
 import (
+	"cmp"
 	"debug/elf"
+	"slices"
 	"sort"
 
 	"github.com/unspool/unspool/arch"
@@ -66,6 +68,38 @@ func (img *Image) place() {
 			img.load = append(img.load, Segment{Kind: Loaded, Perm: s.Perm, Off: s.Off, Vaddr: s.Addr, Size: s.Size, MemSize: s.Size})
 		}
 	}
+	img.setLayout(l, end)
+}
+
+// placeInMemory is place for an object file whose section headers have the addresses of a process. Sections without an address lie above all
+// that a process has.
+func (img *Image) placeInMemory() {
+	l := &layout{relocate: img.newRelocator().relocate}
+	end := uint64(1) << 62
+	if !img.is64 {
+		end = 1 << 32
+	}
+	for i := range img.secs {
+		s := &img.secs[i]
+		if s.elf.flags&elf.SHF_ALLOC == 0 || s.Size > end-firstPlace {
+			s.Addr = 0
+			continue
+		}
+		if at := uint64(s.Addr); at < firstPlace || at > uint64(1)<<62-s.Size {
+			s.Addr = arch.Vaddr(end + 1)
+			end += s.Size + 1
+		} else if s.Size > 0 {
+			img.load = append(img.load, Segment{Kind: Loaded, Perm: s.Perm, Off: at, Vaddr: s.Addr, Size: s.Size, MemSize: s.Size})
+		}
+		l.placed = append(l.placed, i)
+	}
+	slices.SortStableFunc(l.placed, func(a, b int) int { return cmp.Compare(img.secs[a].Addr, img.secs[b].Addr) })
+	img.segs = img.load
+	img.setLayout(l, end)
+}
+
+// setLayout completes a layout whose last section ends at end.
+func (img *Image) setLayout(l *layout, end uint64) {
 	l.undef = arch.Vaddr((end + undefRoom) &^ (undefRoom - 1))
 	for i := range img.secs {
 		if img.secs[i].elf.typ == elf.SHT_SYMTAB {

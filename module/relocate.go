@@ -130,10 +130,11 @@ const shtCREL = 0x40000014
 
 // Relocate returns the contents of a section, decompressed. In a file that is not linked, the relocations of sections that unwinding reads are
 // applied: then addresses in them are those of Section.Addr, and of Place. bad has the relocations that could not be, sorted by place; each of
-// these fields is as the file has it. The caller must not change the results.
+// these fields is as the file has it. Of an image that a program has made in its memory, debug information is relocated, too. The caller must not
+// change the results.
 func (img *Image) Relocate(s *Section) (b []byte, bad []RelocError, err error) {
 	is := func(name string) bool { return strings.HasPrefix(s.Common(), name) }
-	unwinding := !s.Empty && (slices.ContainsFunc(relocated, is) || img.layout != nil && img.layout.all && s.Perm != 0)
+	unwinding := !s.Empty && (slices.ContainsFunc(relocated, is) || img.layout != nil && img.layout.all && s.Perm != 0 || img.inMemory && is(".debug_"))
 	if b, err = img.contents(s); err == nil && unwinding {
 		err = img.count(s)
 	}

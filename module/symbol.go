@@ -105,6 +105,14 @@ func (t *SymbolTable) At(i int) (e SymbolEntry) {
 	return e
 }
 
+// Name returns the name of a symbol: it aliases the mapped file.
+func (t *SymbolTable) Name(e SymbolEntry) string {
+	if uint64(e.Name) >= uint64(len(t.Names)) {
+		return ""
+	}
+	return alias(t.Names[e.Name:])
+}
+
 // Add appends a symbol to a 64-bit little-endian table.
 func (t *SymbolTable) Add(name string, e SymbolEntry) {
 	le := binary.LittleEndian

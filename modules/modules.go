@@ -310,18 +310,26 @@ func (s *Set) table(img *module.Image) (rows.Stepper, error) {
 		}
 		return c, err
 	case interpreted:
-		f, err := format.Open(img)
-		t, _ := f.Rows()
-		if len(t.Rows) == 0 {
-			return nil, err
-		}
-		return rows.Interp{Table: t}, err
+		return interpreter(img)
+	}
+	if img.Made() { // the next process makes another one
+		return interpreter(img)
 	}
 	t, _, err := s.store.Table(img)
 	if t == nil {
 		return nil, err
 	}
 	return t, err
+}
+
+// interpreter returns the rows of an image; nil where it has no unwind information.
+func interpreter(img *module.Image) (rows.Stepper, error) {
+	f, err := format.Open(img)
+	t, _ := f.Rows()
+	if len(t.Rows) == 0 {
+		return nil, err
+	}
+	return rows.Interp{Table: t}, err
 }
 
 // terminals returns the code of img that has no caller although no rule says so.

@@ -212,8 +212,11 @@ func (t *Table) mapIn(path string, check func(*module.Image) error) (*module.Ima
 }
 
 // openIn opens a file in that root directory that the module's file has named, if the owner of that may read it. Names that were made from an
-// image's may have the directory already.
+// image's may have the directory already. An image that a program has made in its memory has no owner: what it names is not opened.
 func (t *Table) openIn(path string) (f *os.File, err error) {
+	if t.img != nil && t.img.Made() {
+		return nil, fmt.Errorf("%s, which %s names: %w", path, t.path, fs.ErrNotExist)
+	}
 	if t.pid == 0 {
 		f, err = module.OpenFile(path)
 	} else {

@@ -104,12 +104,12 @@ its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
 }
 
 func runStackPID(pid int, o *stackOptions, mods *modules.Set) error {
-	p, pause, err := running.Open(pid, running.Options{Mods: mods.Module, Made: mods.Made(arch.Host()), NoPause: o.noPause})
+	namer := stackNamer(o, mods)
+	defer namer.Close()
+	p, pause, err := running.Open(pid, running.Options{Mods: mods.Module, Made: mods.Made(arch.Host()), Image: namer.Image, Files: mods.Files, NoPause: o.noPause})
 	if err != nil {
 		return err
 	}
-	namer := stackNamer(o, mods)
-	defer namer.Close()
 	paths := running.Paths(p)
 	for _, m := range p.Space.Mappings() {
 		namer.Mapped(int32(p.PID), cmp.Or(paths[m.Module.Path], m.Module.Path))

@@ -193,6 +193,7 @@ type stackProgram struct {
 	pausing bool   // and all its threads are in pause then
 	gdb     string // what gdb is told before it runs the program; may be empty
 	both    bool   // gdb writes a core of it even if the kernel has
+	handles bool   // it handles the signals that end programs: the kernel writes no core of it
 }
 
 // stackBuilds are the programs that are compiled, once each, and stackDir is where; TestMain removes it.
@@ -282,6 +283,9 @@ var stackPrograms = []stackProgram{
 	{name: "gdb", args: func(t testing.TB) []string {
 		return []string{found(t, "gdb"), "-nx", "-batch", "-ex", "python import time; print('ready', flush=True); time.sleep(1000)"}
 	}, ready: true},
+	{name: "lli", args: lli(jits[0]...), ready: true, pausing: true, handles: true},
+	{name: "lli jitlink", args: lli(jits[1]...), ready: true, pausing: true, handles: true},
+	{name: "lli mcjit", args: lli(jits[2]...), ready: true, pausing: true, handles: true},
 }
 
 // start starts a program in dir and waits until it is ready.
@@ -390,6 +394,9 @@ var stackDifferences = []difference{
 	{"Go", "eu-stack", `\(outermost\), the judge goes on: 0x\w+ runtime.clone`, "the same", true},
 	{"node", "gdb", `frame \d+: 0x\w+ Builtins_JSEntryTrampoline, the judge has`, "it guesses at code that JavaScript was compiled to, by its prologue; here it is the frame pointer", false},
 	{"Go", "gdb", `frame \d+: 0x\w+ main.last, the judge has 0x0 $`, "it takes the caller of runtime.sigpanic for one that made a call; it was interrupted", true},
+	{"lli", "eu-stack", `frame \d+: 0x\w+ middle, the judge has`, "it does not know of code that is registered for debuggers, and follows the frame pointer", false},
+	{"lli jitlink", "eu-stack", `frame \d+: 0x\w+ middle, the judge has`, "the same", false},
+	{"lli mcjit", "eu-stack", `frame \d+: 0x\w+ middle, the judge has`, "the same", false},
 	{"Go", "eu-stack", `the judge ends after \d+ frames, here it goes on: 0x\w+ runtime.raise`, "Go's signal trampoline has no information; gdb, too, knows it by its code", true},
 }
 
@@ -423,7 +430,7 @@ func TestCores(t *testing.T) {
 					}
 				}
 			}
-			kernel := t.Run("kernel", func(t *testing.T) { judge(t, p.kernelCore(t, args)) })
+			kernel := !p.handles && t.Run("kernel", func(t *testing.T) { judge(t, p.kernelCore(t, args)) })
 			if p.both || !kernel || !ran[p.name] {
 				t.Run("gdb", func(t *testing.T) { judge(t, p.gdbCore(t, args)) })
 			}

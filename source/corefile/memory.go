@@ -103,16 +103,24 @@ func (m *memory) Read8(addr uint64) (uint64, bool) {
 		return le.Uint64(b), true
 	}
 	var w [8]byte
-	for n := 0; n < 8; {
-		at := addr + uint64(n)
-		b := m.tail(at)
-		if len(b) == 0 {
-			b = m.behind(at)
-		}
-		if len(b) == 0 || at < addr {
-			return 0, false
-		}
-		n += copy(w[n:], b)
+	if !m.read(addr, w[:]) {
+		return 0, false
 	}
 	return le.Uint64(w[:]), true
+}
+
+// read copies memory from addr on, and says whether all of to is there.
+func (m *memory) read(addr uint64, to []byte) bool {
+	for len(to) > 0 {
+		b := m.tail(addr)
+		if len(b) == 0 {
+			b = m.behind(addr)
+		}
+		n := copy(to, b)
+		if n == 0 || addr+uint64(n) < addr {
+			return false
+		}
+		to, addr = to[n:], addr+uint64(n)
+	}
+	return true
 }

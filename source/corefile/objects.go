@@ -14,6 +14,7 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/source/gdbjit"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -314,7 +315,7 @@ func (f *File) space(o *Options) *unwind.Space {
 		case s.lo == f.Machine.VSyscall && s.lo != 0:
 			m.Module = o.Mods("[vsyscall]", "")
 		default:
-			m.Module = o.Mods("//anon", "")
+			m.Module = o.Mods(anonymous, "")
 		}
 		maps = append(maps, m)
 	}
@@ -329,9 +330,41 @@ func (f *File) space(o *Options) *unwind.Space {
 		}
 		maps = append(maps, unwind.Mapping{Lo: arch.Addr(r.lo), Hi: arch.Addr(r.hi), Off: r.off, Module: r.object.mod})
 	}
+	maps = f.registered(maps, o)
 	slices.SortFunc(maps, func(a, b unwind.Mapping) int { return cmp.Compare(a.Lo, b.Lo) })
 	return unwind.NewSpace(maps...)
 }
+
+// registered puts code in its place that the process had made and registered for debuggers.
+func (f *File) registered(maps []unwind.Mapping, o *Options) []unwind.Mapping {
+	made := func(m *unwind.Mapping) bool { return m.Module.Path == anonymous }
+	if !slices.ContainsFunc(maps, func(m unwind.Mapping) bool { return made(&m) }) {
+		return maps
+	}
+	var images []*module.Image
+	looked := map[*object]bool{}
+	for i := range f.files {
+		r := &f.files[i]
+		if r.flags&pfX == 0 || r.object.img == nil || looked[r.object] {
+			continue
+		}
+		looked[r.object] = true
+		v, ok := gdbjit.Descriptor(r.object.img)
+		first, in := r.object.img.OffToVaddr(r.off)
+		if !ok || !in {
+			continue
+		}
+		found, err := gdbjit.Read(f.Machine, f.mem.read, r.lo+uint64(v-first))
+		if err != nil {
+			f.notes.add("%v", err)
+		}
+		images = append(images, found...)
+	}
+	return gdbjit.Splice(maps, images, made, o.Image)
+}
+
+// anonymous is the name of memory that is no file's.
+const anonymous = "//anon"
 
 // hasFile says whether a file was mapped in a segment.
 func (f *File) hasFile(s *segment) bool {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/internal/ptrace"
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/unwind"
 )
@@ -35,6 +36,13 @@ type Options struct {
 
 	// Made, if not nil, knows code that the process makes while it runs.
 	Made source.Maker
+
+	// Image returns the module of an image of code that the process has made and registered for debuggers (package gdbjit). The image needs not be
+	// closed. nil: such code is not looked for.
+	Image func(*module.Image) *unwind.Module
+
+	// Files finds the mapped files, where Image is set. Mods should use the same Locator.
+	Files *module.Locator
 
 	// NoPause leaves the threads running. Only blocked threads have known registers, and not all registers: see ptrace.Blocked.
 	NoPause bool
@@ -85,7 +93,7 @@ func once(pid int, o Options) (*source.Process, Pause, error) {
 		t.mem.Close()
 		return nil, Pause{}, err
 	}
-	return t.process(o.Mods, o.Made), pause, nil
+	return t.process(&o), pause, nil
 }
 
 // A target is a process that is looked at.
@@ -236,8 +244,9 @@ func (t *target) name(th *thread) {
 }
 
 // process makes the result.
-func (t *target) process(mods func(path, buildID string) *unwind.Module, made source.Maker) *source.Process {
-	p := &source.Process{PID: t.pid, Machine: ptrace.Machine, Space: t.space(mods, made), Notes: t.notes}
+func (t *target) process(o *Options) *source.Process {
+	space := t.space(o)
+	p := &source.Process{PID: t.pid, Machine: ptrace.Machine, Space: space, Notes: t.notes}
 	p.Exe, _ = os.Readlink(t.dir + "/exe")
 	if b, err := os.ReadFile(t.dir + "/cmdline"); err == nil && len(b) > 0 {
 		p.Command = strings.Split(string(bytes.TrimSuffix(b, []byte{0})), "\x00")

@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -11,7 +12,10 @@ import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/internal/procroot"
+	"github.com/unspool/unspool/internal/ptrace"
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/source/gdbjit"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -26,7 +30,7 @@ type file struct {
 }
 
 // space makes the address space of the executable mappings.
-func (t *target) space(mods func(path, buildID string) *unwind.Module, made source.Maker) *unwind.Space {
+func (t *target) space(o *Options) *unwind.Space {
 	root := t.root()
 	known := map[file]*unwind.Module{}
 	var out []unwind.Mapping
@@ -37,20 +41,20 @@ func (t *target) space(mods func(path, buildID string) *unwind.Module, made sour
 		}
 		off := m.Off
 		key := file{m.Name, m.Maj, m.Min, m.Inode}
-		if made != nil && unnamed(m) {
+		if o.Made != nil && unnamed(m) {
 			key, off = file{name: anonymous}, m.Lo
 		}
 		mod := known[key]
 		if mod == nil {
 			path, id := t.file(root, m)
 			switch {
-			case made != nil && unnamed(m):
-				mod = made.Module(int32(t.pid), anonymous)
-			case mods != nil:
-				mod = mods(path, id)
+			case o.Made != nil && unnamed(m):
+				mod = o.Made.Module(int32(t.pid), anonymous)
+			case o.Mods != nil:
+				mod = o.Mods(path, id)
 			}
-			if made != nil {
-				made.Mapped(int32(t.pid), m.Name)
+			if o.Made != nil {
+				o.Made.Mapped(int32(t.pid), m.Name)
 			}
 			if mod == nil {
 				mod = unwind.NewModule(path, id, nil)
@@ -59,7 +63,52 @@ func (t *target) space(mods func(path, buildID string) *unwind.Module, made sour
 		}
 		out = append(out, unwind.Mapping{Lo: arch.Addr(m.Lo), Hi: arch.Addr(m.Hi), Off: off, Module: mod})
 	}
-	return unwind.NewSpace(out...)
+	return unwind.NewSpace(t.registered(out, o)...)
+}
+
+// registered puts code in its place that the process has made and registered for debuggers. The process runs again by now.
+func (t *target) registered(maps []unwind.Mapping, o *Options) []unwind.Mapping {
+	made := func(m *unwind.Mapping) bool { return m.Module.Path == anonymous }
+	if o.Image == nil || o.Files == nil || !slices.ContainsFunc(maps, func(m unwind.Mapping) bool { return made(&m) }) {
+		return maps
+	}
+	read := func(addr uint64, b []byte) bool {
+		n, _ := t.mem.ReadAt(b, int64(addr))
+		return n == len(b)
+	}
+	var images []*module.Image
+	looked := map[*unwind.Module]bool{}
+	for i := range maps {
+		m := &maps[i]
+		if made(m) || looked[m.Module] || !strings.HasPrefix(m.Module.Path, "/") {
+			continue
+		}
+		looked[m.Module] = true
+		if at, ok := descriptor(m, o.Files); ok {
+			found, err := gdbjit.Read(ptrace.Machine, read, at)
+			if err != nil {
+				t.notes = append(t.notes, err.Error())
+			}
+			images = append(images, found...)
+		}
+	}
+	return gdbjit.Splice(maps, images, made, o.Image)
+}
+
+// descriptor returns the address of the list of code for debuggers, if the file of a mapping has one.
+func descriptor(m *unwind.Mapping, files *module.Locator) (addr uint64, ok bool) {
+	img, _, err := files.Find(m.Module.Path, m.Module.BuildID, 0)
+	if err != nil || img == nil {
+		return 0, false
+	}
+	defer img.Release()
+	err = module.Guard(func() error {
+		v, found := gdbjit.Descriptor(img)
+		first, in := img.OffToVaddr(m.Off)
+		addr, ok = uint64(m.Lo)+uint64(v-first), found && in
+		return nil
+	})
+	return addr, ok && err == nil
 }
 
 // anonymous is the name of memory that is no file's.

@@ -84,7 +84,7 @@ func Open(img *module.Image, o Options) (*Info, error) {
 	if s := img.Section(".debug_info"); s == nil || s.Empty || s.Size == 0 {
 		return nil, nil
 	}
-	if !img.Linked() {
+	if !img.Linked() && !img.Made() {
 		return nil, fmt.Errorf("%s: %w: %w", img.Name(), errRelocatable, module.ErrUnsupported)
 	}
 	in := &Info{opt: o, left: minWork}
