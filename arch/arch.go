@@ -109,6 +109,9 @@ type Machine struct {
 	// where walking needs none.
 	Perf []Slot
 
+	// Unames are what Linux calls the machine besides Name and GoArch (uname -m).
+	Unames []string
+
 	// UserRegs has the layout of a thread's registers in ptrace and in core files.
 	UserRegs UserRegs
 

@@ -19,6 +19,8 @@ var ARM = finish(&Machine{
 	afterCall:   armAfterCall,
 	target:      armTarget,
 	UserRegs:    UserRegs{Slots: slots(0, 16)}, // struct pt_regs (asm/ptrace.h)
+	Perf:        slots(0, 16),
+	Unames:      []string{"armv5tel", "armv5tejl", "armv6l", "armv7l", "armv8l"},
 	StepKnown:   true,
 	names:       armNames(),
 }, 16, []Reg{264, 265, 266, 267, 268, 269, 270, 271})

@@ -1,9 +1,12 @@
 package arch_test
 
 import (
+	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/unspool/unspool/arch"
@@ -102,6 +105,73 @@ func TestOthersWhole(t *testing.T) {
 			if seen>>m.Slot(r)&1 == 0 || m.Signal.Saved[r] == 0 {
 				t.Errorf("%s: %s is not in cores, or signal frames", m.Name, m.RegName(r))
 			}
+		}
+	}
+}
+
+// TestOthersPerf holds the registers of perf's samples against Linux's header for each machine.
+func TestOthersPerf(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "clang-19")
+	numbered := func(prefix string, first, n int) map[string]arch.Reg {
+		all := map[string]arch.Reg{}
+		for i := first; i < n; i++ {
+			all[fmt.Sprint(prefix, i)] = arch.Reg(i)
+		}
+		return all
+	}
+	with := func(all, more map[string]arch.Reg) map[string]arch.Reg { maps.Copy(all, more); return all }
+	for _, o := range []struct {
+		m             *arch.Machine
+		target, short string
+		prefix, last  string
+		regs          map[string]arch.Reg // by the header's names; all others count for nothing
+	}{
+		{arch.ARM, "armv7-linux-gnueabihf", "armhf", "PERF_REG_ARM_", "MAX", with(numbered("R", 0, 11), map[string]arch.Reg{"FP": 11, "IP": 12, "SP": 13, "LR": 14, "PC": 15})},
+		{arch.I386, "i686-linux-gnu", "i386", "PERF_REG_X86_", "32_MAX", map[string]arch.Reg{"AX": 0, "CX": 1, "DX": 2, "BX": 3, "SP": 4, "BP": 5, "SI": 6, "DI": 7, "IP": 8}},
+		{arch.RISCV64, "riscv64-linux-gnu", "riscv64", "PERF_REG_RISCV_", "MAX", map[string]arch.Reg{"PC": 64, "RA": 1, "SP": 2, "GP": 3, "TP": 4, "T0": 5, "T1": 6, "T2": 7, "S0": 8, "S1": 9,
+			"A0": 10, "A1": 11, "A2": 12, "A3": 13, "A4": 14, "A5": 15, "A6": 16, "A7": 17, "S2": 18, "S3": 19, "S4": 20, "S5": 21, "S6": 22, "S7": 23, "S8": 24, "S9": 25, "S10": 26, "S11": 27,
+			"T3": 28, "T4": 29, "T5": 30, "T6": 31}},
+		{arch.PPC64LE, "powerpc64le-linux-gnu", "ppc64el", "PERF_REG_POWERPC_", "MAX", with(numbered("R", 0, 32), map[string]arch.Reg{"NIP": 67, "LINK": 65})},
+		{arch.Loong64, "loongarch64-linux-gnu", "", "PERF_REG_LOONGARCH_", "MAX", with(numbered("R", 1, 32), map[string]arch.Reg{"PC": 64})},
+	} {
+		var include string
+		if o.short != "" {
+			root := oracle.Debian(t, "bookworm", "amd64", "uapi-"+o.short, "linux-libc-dev-"+o.short+"-cross")
+			dirs, _ := filepath.Glob(filepath.Join(root, "usr/*/include"))
+			if len(dirs) != 1 {
+				t.Fatal(dirs)
+			}
+			include = dirs[0]
+		} else {
+			include = filepath.Join(oracle.Debian(t, "sid", "loong64", "uapi-loong64", "linux-libc-dev"), "usr/include")
+		}
+		text := "#include <asm/perf_regs.h>\n"
+		used := 0
+		for name, r := range o.regs {
+			slot := o.m.Slot(r)
+			at := slices.Index(o.m.Perf, slot)
+			if at < 0 {
+				t.Errorf("%s: %s is in no sample", o.m.Name, name)
+			}
+			text += fmt.Sprintf("_Static_assert(%s%s == %d, %q);\n", o.prefix, name, at, name)
+		}
+		for _, s := range o.m.Perf {
+			if s != arch.NoSlot {
+				used++
+			}
+		}
+		if used != len(o.regs) {
+			t.Errorf("%s: %d registers, want %d", o.m.Name, used, len(o.regs))
+		}
+		text += fmt.Sprintf("_Static_assert(%d <= %s%s, \"all\");\n", len(o.m.Perf), o.prefix, o.last)
+		src := filepath.Join(t.TempDir(), "regs.c")
+		if err := os.WriteFile(src, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		multi := filepath.Join(include, map[string]string{"": "loongarch64-linux-gnu"}[o.short])
+		if out, err := exec.Command("clang-19", "--target="+o.target, "-nostdlibinc", "-isystem", include, "-isystem", multi, "-fsyntax-only", src).CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", o.m.Name, err, out)
 		}
 	}
 }

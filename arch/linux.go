@@ -59,6 +59,11 @@ func ByName(name string) *Machine {
 			return m
 		}
 	}
+	for _, m := range others {
+		if slices.Contains(m.Unames, name) {
+			return m
+		}
+	}
 	return nil
 }
 

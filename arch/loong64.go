@@ -12,6 +12,8 @@ var Loong64 = finish(&Machine{
 	Signal:      &loongSignal,
 	afterCall:   loongAfterCall,
 	UserRegs:    UserRegs{Slots: append(slots(0, 32), NoSlot, 32+8)}, // struct user_pt_regs (asm/ptrace.h): r0 to r31, orig_a0, csr_era
+	Perf:        append([]Slot{32 + 8}, slots(1, 31)...),             // pc, r1 to r31
+	Unames:      []string{"loongarch64"},
 	StepKnown:   true,
 }, 32, []Reg{56, 57, 58, 59, 60, 61, 62, 63, 64})
 

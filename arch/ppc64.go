@@ -17,6 +17,8 @@ var PPC64LE = finish(&Machine{
 	Signal:      &ppc64Signal,
 	afterCall:   ppc64AfterCall,
 	UserRegs:    UserRegs{Slots: append(slots(0, 32), ppc64PC, NoSlot, NoSlot, NoSlot, ppc64LR)}, // struct pt_regs (asm/ptrace.h): gpr, nip, msr, orig_gpr3, ctr, link
+	Perf:        append(slots(0, 32), ppc64PC, NoSlot, NoSlot, NoSlot, ppc64LR),                  // r0 to r31, nip, msr, orig_r3, ctr, link
+	Unames:      []string{"ppc64le"},
 	StepKnown:   true,
 	names:       ppc64Names(),
 }, 32, []Reg{65, 67, 70, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63})

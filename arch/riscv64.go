@@ -12,6 +12,8 @@ var RISCV64 = finish(&Machine{
 	Signal:      &riscvSignal,
 	afterCall:   riscvAfterCall,
 	UserRegs:    UserRegs{Slots: append([]Slot{32 + 12}, slots(1, 31)...)}, // struct user_regs_struct (asm/ptrace.h): pc, x1 to x31
+	Perf:        append([]Slot{32 + 12}, slots(1, 31)...),                  // the same
+	Unames:      []string{"riscv64"},
 	StepKnown:   true,
 }, 32, []Reg{40, 41, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 64})
 

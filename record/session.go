@@ -67,6 +67,9 @@ func fileNames(mods *modules.Set, f *perfdata.File) names.Options {
 	return names.Options{Mods: mods, KernelID: f.BuildID("[kernel.kallsyms]"), Recorded: true, KernelRelease: info.OSRelease, RecordedBy: f.Written(), Elsewhere: elsewhere(&info)}
 }
 
+// unwalked is for recordings of machines that nothing is known of: their samples have no registers that are understood.
+var unwalked = arch.ByELF(0)
+
 // elsewhere says whether a recording is known to be of another machine: what lies there at the path of a process's file is another one here.
 func elsewhere(info *perfdata.Info) bool {
 	return info.Hostname != "" && info.Hostname != perfdata.Host().Hostname
@@ -77,6 +80,10 @@ func fromFile(f *perfdata.File, o Options) *Session {
 	s := newSession(f, f.Info, o)
 	info := f.Info()
 	s.machine, s.ours = info.Machine, info.Ours
+	if s.machine == nil && info.Arch != "" {
+		s.machine = unwalked
+		s.notes = append(s.notes, Note{Text: "recorded on " + info.Arch + ", where stacks cannot be walked: only callchains count"})
+	}
 	s.Info.Host, s.Info.Command = info.Hostname, strings.Join(recorded(info.Cmdline), " ")
 	if info.ClockWall != 0 && info.First >= info.ClockTime {
 		s.Info.Start = time.Unix(0, int64(info.ClockWall+info.First-info.ClockTime))

@@ -259,7 +259,7 @@ func AppendCopy(b []byte, a *Attr, r *Record, kernel []uint64, m *arch.Machine, 
 	} else {
 		u64(SampleCallchain, 0)
 	}
-	u64(SampleRegsUser, ABI64)
+	u64(SampleRegsUser, abiOf(m))
 	for bit, slot := range m.Perf {
 		if a.SampleRegsUser>>bit&1 != 0 {
 			u64(SampleRegsUser, regs[slot])

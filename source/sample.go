@@ -138,7 +138,7 @@ func (k *stacker) fill(j *job, it *item) {
 	if !ours && (s.From == Recorded || s.From == Deferred) {
 		s.Stop = k.recordedStop(r, s.Space, j.frames[it.user:], cut)
 	}
-	if r.UserABI == ABI32 && s.From == NoStack {
+	if r.UserABI == ABI32 && s.From == NoStack && k.machine.Word != 4 {
 		j.stats.Compat++
 	}
 	if it.orphan {
@@ -275,7 +275,7 @@ func appendCalls(frames []unwind.Frame, place []uint64, calls Words, space *unwi
 // walkable prepares k.snap from r's user registers and stack copy. It says no where those are not recorded, or
 // where walking cannot start from them.
 func (k *stacker) walkable(r *Record) bool {
-	if r.UserABI != ABI64 || k.slots == nil || len(r.Stack) == 0 {
+	if r.UserABI != abiOf(k.machine) || k.slots == nil || len(r.Stack) == 0 {
 		return false
 	}
 	if k.mask != r.UserRegsMask || k.byPos == nil {
@@ -305,11 +305,23 @@ func (k *stacker) walkable(r *Record) bool {
 	}
 	s.Machine, s.PC = k.machine, s.Regs[pc]
 	dyn := min(r.StackDyn, uint64(len(r.Stack)))
+	if !k.machine.Plain() {
+		s.Mem = rows.Memory{Next: rows.WordsOf(k.machine, &Piece{s.Regs[sp], r.Stack[:dyn]})}
+		return true
+	}
 	s.Mem = rows.Memory{Lo: s.Regs[sp], Bytes: r.Stack[:dyn]}
 	if p, ok := other(r.Stack[dyn:]); ok {
 		s.Mem.Next = &p
 	}
 	return true
+}
+
+// abiOf is how the kernel says that registers are all that a machine has: 32-bit code of another machine has fewer.
+func abiOf(m *arch.Machine) uint64 {
+	if m.Word == 4 {
+		return ABI32
+	}
+	return ABI64
 }
 
 // recordedStop says why a recorded callchain ends: where it was cut, at the outermost frame if the last one is known to be that, at
@@ -329,6 +341,9 @@ func (k *stacker) recordedStop(r *Record, space *unwind.Space, user []unwind.Fra
 		return unwind.DepthLimit
 	}
 	last := &user[len(user)-1]
+	if !k.machine.StepKnown {
+		return unwind.NoInfo
+	}
 	// A walk from the last frame with nothing but a stack pointer gets nowhere unless the rules say that there
 	// is nowhere to go.
 	s := unwind.Snapshot{Machine: k.machine, Space: space, PC: uint64(last.Addr())}

@@ -188,6 +188,7 @@ func (f *foreign) judge(t *testing.T, path, core string) {
 			gdb(t, p, path, core)
 		}
 		t.Logf("interpreted %v: %d of %d return addresses equal", interpreted, equal, all)
+		f.recorded(t, mods, c, p)
 		namer.Close()
 		c.Close()
 		mods.Close()
