@@ -132,6 +132,8 @@ func TestOthersPerf(t *testing.T) {
 		{arch.RISCV64, "riscv64-linux-gnu", "riscv64", "PERF_REG_RISCV_", "MAX", map[string]arch.Reg{"PC": 64, "RA": 1, "SP": 2, "GP": 3, "TP": 4, "T0": 5, "T1": 6, "T2": 7, "S0": 8, "S1": 9,
 			"A0": 10, "A1": 11, "A2": 12, "A3": 13, "A4": 14, "A5": 15, "A6": 16, "A7": 17, "S2": 18, "S3": 19, "S4": 20, "S5": 21, "S6": 22, "S7": 23, "S8": 24, "S9": 25, "S10": 26, "S11": 27,
 			"T3": 28, "T4": 29, "T5": 30, "T6": 31}},
+		{arch.S390X, "s390x-linux-gnu", "s390x", "PERF_REG_S390_", "MAX", with(numbered("R", 0, 16), map[string]arch.Reg{"PC": 65, "FP0": 16, "FP2": 17, "FP4": 18, "FP6": 19, "FP1": 20, "FP3": 21,
+			"FP5": 22, "FP7": 23, "FP8": 24, "FP10": 25, "FP12": 26, "FP14": 27, "FP9": 28, "FP11": 29, "FP13": 30, "FP15": 31})},
 		{arch.PPC64LE, "powerpc64le-linux-gnu", "ppc64el", "PERF_REG_POWERPC_", "MAX", with(numbered("R", 0, 32), map[string]arch.Reg{"NIP": 67, "LINK": 65})},
 		{arch.Loong64, "loongarch64-linux-gnu", "", "PERF_REG_LOONGARCH_", "MAX", with(numbered("R", 1, 32), map[string]arch.Reg{"PC": 64})},
 	} {

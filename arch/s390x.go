@@ -11,7 +11,10 @@ var S390X = finish(&Machine{
 	Signal:      &s390xSignal,
 	afterCall:   s390xAfterCall,
 	UserRegs:    UserRegs{Slots: append([]Slot{NoSlot, 32}, slots(0, 16)...)}, // struct user_regs_struct (asm/ptrace.h): psw mask, psw address, r0 to r15
-	StepKnown:   true,
+	Perf: append(slots(0, 16), 16, 20, 17, 21, 18, 22, 19, 23, 24, 28, 25, 29, 26, 30, 27, 31, // r0 to r15, f0 to f15
+		NoSlot, 32), // psw mask, psw address
+	Unames:    []string{"s390x"},
+	StepKnown: true,
 }, 32, []Reg{65})
 
 // s390xSignal: arch/s390/kernel/signal.c. The frame begins with the 160 bytes that a callee may use. A handler with SA_SIGINFO has struct rt_sigframe: behind

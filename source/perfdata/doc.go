@@ -1,5 +1,6 @@
 // Package perfdata reads and writes perf.data, the file of perf record. File is a source.RecordStream over the records of a perf.data file;
-// Writer writes walked stacks as one. The format is that of tools/perf/Documentation/perf.data-file-format.txt, little-endian.
+// Writer writes walked stacks as one. The format is that of tools/perf/Documentation/perf.data-file-format.txt. Files of big-endian
+// machines are turned into those of little-endian ones when they are read.
 //
 // A File is a file, or a stream from perf record -o -, plain or compressed with zstd. Records that perf adds to the kernel's are used here
 // (events, names, build IDs) or skipped.

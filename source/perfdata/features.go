@@ -82,6 +82,9 @@ func (f *File) readFeatures(r *io.SectionReader, h *header) {
 		f.damage(err)
 		return
 	}
+	if f.big {
+		source.SwapWords(table)
+	}
 	left := min(uint64(f.size), maxFeatures)
 	for feat := range uint64(numFeatures) {
 		if h.features[feat/64]>>(feat%64)&1 == 0 {
@@ -125,7 +128,7 @@ func (f *File) feature(feat uint64, b []byte) {
 		f.describe(b)
 		return
 	}
-	c := cursor{b: b}
+	c := cursor{b: b, order: f.in.order}
 	f.mu.Lock()
 	i := &f.info
 	switch feat {
@@ -169,10 +172,13 @@ func (f *File) feature(feat uint64, b []byte) {
 		f.damage(fmt.Errorf("%w: most records are in other files of its directory", source.ErrUnsupported))
 	case feat == featBuildID:
 		for len(b) >= 8 {
-			n := int(binary.LittleEndian.Uint16(b[6:]))
+			n := int(f.in.order.Uint16(b[6:]))
 			if n < 8 || n > len(b) {
 				c.bad = true
 				break
+			}
+			if f.big {
+				source.SwapHeader(b)
 			}
 			f.addBuildID(b[:n])
 			b = b[n:]
@@ -193,13 +199,16 @@ func (f *File) damage(err error) {
 
 // describe takes in the names of events. They come in the order of the attributes, and with IDs.
 func (f *File) describe(b []byte) {
-	c := cursor{b: b}
+	c := cursor{b: b, order: f.in.order}
 	n, size := c.u32(), c.u32()
 	for i := 0; i < int(n) && !c.bad; i++ {
 		c.bytes(uint64(size))
 		ids := c.u32()
 		name := c.str()
 		list := source.Words(c.bytes(8 * uint64(ids)))
+		if f.big {
+			source.SwapWords(list)
+		}
 		if c.bad {
 			break
 		}
@@ -242,8 +251,9 @@ func (f *File) addBuildID(raw []byte) {
 
 // A cursor reads a feature. After the first field that reaches beyond it, all are zero.
 type cursor struct {
-	b   []byte
-	bad bool
+	b     []byte
+	order binary.ByteOrder
+	bad   bool
 }
 
 func (c *cursor) bytes(n uint64) []byte {
@@ -258,14 +268,14 @@ func (c *cursor) bytes(n uint64) []byte {
 
 func (c *cursor) u32() uint32 {
 	if b := c.bytes(4); b != nil {
-		return binary.LittleEndian.Uint32(b)
+		return c.order.Uint32(b)
 	}
 	return 0
 }
 
 func (c *cursor) u64() uint64 {
 	if b := c.bytes(8); b != nil {
-		return binary.LittleEndian.Uint64(b)
+		return c.order.Uint64(b)
 	}
 	return 0
 }

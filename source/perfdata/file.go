@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -26,6 +27,7 @@ type File struct {
 	plain input // those of its compressed records
 	z     *decompressor
 	inner bool  // the last record was a compressed one
+	big   bool  // a big-endian machine has written it: all is swapped when it is read
 	start int64 // of the recording in the file
 	size  int64 // of the file; 0 for streams
 	end   int64 // where its records end; 0 for streams
@@ -89,10 +91,11 @@ func (f *File) open(in *os.File) error {
 		}
 		return err
 	}
-	n, err := checkMagic(f.in.b)
+	n, big, err := checkMagic(f.in.b)
 	if err != nil {
 		return err
 	}
+	f.setBig(big)
 	if n != pipeHeaderSize {
 		return fmt.Errorf("%w: a perf.data file, unlike the output of perf record -o -, cannot be read from a pipe", source.ErrUnsupported)
 	}
@@ -132,7 +135,7 @@ func (s *stream) Read(p []byte) (int, error) {
 func (f *File) readFrom(in *os.File, lo, hi int64) {
 	f.in.off, f.end = lo, hi
 	f.in.pool = newPool()
-	if f.private {
+	if f.private && !f.big {
 		f.in.file, f.in.at, f.in.end = in, f.start, hi
 		return
 	}
@@ -222,7 +225,7 @@ func (f *File) record() ([]byte, *source.Buffer, error) {
 	n, err := in.recordSize()
 	if err == nil {
 		if err = in.need(n); err == nil {
-			return in.take(n), in.buf, nil
+			return f.taken(in, n), in.buf, nil
 		}
 	}
 	switch {
@@ -252,11 +255,44 @@ func (in *input) recordSize() (int, error) {
 	if err := in.need(8); err != nil {
 		return 0, err
 	}
-	n := int(binary.LittleEndian.Uint16(in.b[6:]))
+	n := int(in.order.Uint16(in.b[6:]))
 	if n < 8 {
 		return 0, fmt.Errorf("%w: its size is %d", source.ErrMalformed, n)
 	}
 	return n, nil
+}
+
+// setBig says which machine has written the file.
+func (f *File) setBig(big bool) {
+	f.in.order, f.plain.order = binary.LittleEndian, binary.LittleEndian
+	if f.big = big; big {
+		f.in.order, f.plain.order = binary.BigEndian, binary.BigEndian
+	}
+}
+
+// taken takes a record of n bytes.
+func (f *File) taken(in *input, n int) []byte {
+	raw := in.take(n)
+	if !f.big {
+		return raw
+	}
+	if typ := binary.BigEndian.Uint32(raw); typ < source.RecordUser {
+		f.dec.Swap(raw)
+		return raw
+	}
+	source.SwapHeader(raw)
+	body := raw[8:]
+	switch typ := binary.LittleEndian.Uint32(raw); typ {
+	case recordHeaderAttr:
+		source.SwapWords(body[source.SwapAttr(body):])
+	case recordEventUpdate:
+		source.SwapWords(body[:min(len(body), 16)])
+	case recordHeaderFeature, recordAuxtrace, recordCompressed2:
+		source.SwapWords(body[:min(len(body), 8)])
+	case recordTracingData:
+		slices.Reverse(body[:min(len(body), 4)])
+	}
+	return raw
 }
 
 // decompressed returns the next whole record of those compressed, nil if there is none.
@@ -266,7 +302,7 @@ func (f *File) decompressed() ([]byte, error) {
 		n, err := in.recordSize()
 		switch {
 		case err == nil && len(in.b) >= n:
-			return in.take(n), nil
+			return f.taken(in, n), nil
 		case err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
 			return nil, fmt.Errorf("a compressed record before %#x: %w", f.in.off, err)
 		}

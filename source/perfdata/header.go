@@ -39,26 +39,35 @@ var compressed = []struct{ magic, by, undo string }{
 	{"\x04\x22\x4d\x18", "lz4", "unlz4"},
 }
 
-// checkMagic returns the size of the header that starts with b.
-func checkMagic(b []byte) (uint64, error) {
+// checkMagic returns the size of the header that starts with b, and whether a big-endian machine has written it.
+func checkMagic(b []byte) (n uint64, big bool, err error) {
 	switch string(b[:8]) {
 	case magic:
-		n := binary.LittleEndian.Uint64(b[8:])
-		if n != pipeHeaderSize && n != fileHeaderSize {
-			return 0, fmt.Errorf("%w: a header of %d bytes", source.ErrMalformed, n)
-		}
-		return n, nil
-	case "2ELIFREP":
-		return 0, fmt.Errorf("%w: recorded on a big-endian machine", source.ErrUnsupported)
+		n = binary.LittleEndian.Uint64(b[8:])
+	case "2ELIFREP": // the same number
+		n, big = binary.BigEndian.Uint64(b[8:]), true
+	}
+	switch {
+	case n == pipeHeaderSize, n == fileHeaderSize:
+		return n, big, nil
+	case string(b[:8]) == magic || string(b[:8]) == "2ELIFREP":
+		return 0, false, fmt.Errorf("%w: a header of %d bytes", source.ErrMalformed, n)
+	}
+	return 0, false, refused(b)
+}
+
+// refused is the error of a file that starts with b, which is no header.
+func refused(b []byte) error {
+	switch string(b[:8]) {
 	case "PERFFILE", "ELIFFREP":
-		return 0, fmt.Errorf("%w: written by perf of Linux 2.6, before version 2 of its format", source.ErrUnsupported)
+		return fmt.Errorf("%w: written by perf of Linux 2.6, before version 2 of its format", source.ErrUnsupported)
 	}
 	for _, c := range compressed {
 		if bytes.HasPrefix(b, []byte(c.magic)) {
-			return 0, fmt.Errorf("%w: compressed by %s: %s it first", source.ErrUnsupported, c.by, c.undo)
+			return fmt.Errorf("%w: compressed by %s: %s it first", source.ErrUnsupported, c.by, c.undo)
 		}
 	}
-	return 0, &ForeignError{bytes.Clone(b[:8])}
+	return &ForeignError{bytes.Clone(b[:8])}
 }
 
 // A ForeignError says that a file is not a recording. It wraps source.ErrMalformed, or for an empty file source.ErrTruncated.
@@ -126,16 +135,20 @@ func (f *File) openFile(r *io.SectionReader, in *os.File) error {
 	if len(b) < pipeHeaderSize {
 		return tooShort(b)
 	}
-	n, err := checkMagic(b)
+	n, big, err := checkMagic(b)
 	if err != nil {
 		return err
 	}
+	f.setBig(big)
 	if n == pipeHeaderSize {
 		f.readFrom(in, pipeHeaderSize, f.size)
 		return f.openPipe()
 	}
 	if b, err = readSection(r, section{0, fileHeaderSize}, "the header"); err != nil {
 		return err
+	}
+	if big {
+		source.SwapWords(b[8:])
 	}
 	h := parseHeader(b)
 	if err := f.readAttrs(r, &h); err != nil {
@@ -175,6 +188,10 @@ func (f *File) readAttrs(r *io.SectionReader, h *header) error {
 	}
 	ids := uint64(f.size) // bytes: a bound on what all events together can say
 	for n := int(h.attrSize); len(b) >= n; b = b[n:] {
+		if f.big {
+			source.SwapAttr(b[:n-idsSize])
+			source.SwapWords(b[n-idsSize : n])
+		}
 		a, err := source.ParseAttr(b[: n-idsSize : n-idsSize])
 		if err != nil {
 			return err
@@ -187,6 +204,9 @@ func (f *File) readAttrs(r *io.SectionReader, h *header) error {
 		list, err := readSection(r, s, "the IDs of an event")
 		if err != nil {
 			return err
+		}
+		if f.big {
+			source.SwapWords(list)
 		}
 		f.dec.AddAttr(&a, words(list), "")
 	}
@@ -216,14 +236,14 @@ func (f *File) openPipe() error {
 			}
 			return nil // Next returns it again
 		}
-		typ := binary.LittleEndian.Uint32(f.in.b)
+		typ := f.in.order.Uint32(f.in.b)
 		if typ < source.RecordUser || typ == source.RecordFinishedRound || typ == recordCompressed || typ == recordCompressed2 {
 			return nil
 		}
 		if typ > recordBPFMetadata {
 			return nil
 		}
-		if err := f.use(typ, f.in.take(n)); err != nil {
+		if err := f.use(typ, f.taken(&f.in, n)); err != nil {
 			return err
 		}
 	}

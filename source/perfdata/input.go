@@ -1,6 +1,7 @@
 package perfdata
 
 import (
+	"encoding/binary"
 	"errors"
 	"io"
 	"os"
@@ -12,11 +13,12 @@ import (
 
 // An input is bytes to be cut into records: what has been read of a file or a stream.
 type input struct {
-	b    []byte         // not used up yet
-	off  int64          // of b[0]
-	buf  *source.Buffer // that b lies in; nil before the first read
-	r    io.Reader      // gives more; nil where there is no more
-	pool *pool
+	b     []byte           // not used up yet
+	order binary.ByteOrder // of records
+	off   int64            // of b[0]
+	buf   *source.Buffer   // that b lies in; nil before the first read
+	r     io.Reader        // gives more; nil where there is no more
+	pool  *pool
 
 	file *os.File // is mapped instead; nil: r is read
 	at   int64    // where off 0 is in file
