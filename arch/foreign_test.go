@@ -38,6 +38,7 @@ var others = []struct {
 
 // TestOthers has LLVM assemble calls, and the code that signal handlers return to, for the machines that this program does not run on.
 func TestOthers(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "llvm-mc-19", "llvm-objcopy-19")
 	for _, o := range others {
 		code := func(s string) []byte {

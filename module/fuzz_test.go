@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // exercise calls everything that reads an image.
@@ -118,6 +119,7 @@ func FuzzNew(f *testing.F) {
 
 // TestDamaged: every truncation and every flipped bit of small files.
 func TestDamaged(t *testing.T) {
+	oracle.Long(t)
 	for _, b := range withPE(slices.Concat(seeds(), machoSeeds(), machoObjects(t))) {
 		for n := range b {
 			if img, err := New("cut", b[:n:n]); err == nil {

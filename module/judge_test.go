@@ -115,6 +115,7 @@ func inFile(img *Image, s Section) Section {
 
 // TestStd: files of this machine and of others, as debug/elf reads them.
 func TestStd(t *testing.T) {
+	oracle.Long(t)
 	files := oracle.Spread(oracle.Binaries(t), 300)
 	objs, _ := filepath.Glob("/usr/lib/gcc/*/*/*.o")
 	more, _ := filepath.Glob("/usr/aarch64-linux-gnu/lib/lib[cm].so.6")

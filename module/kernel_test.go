@@ -138,6 +138,7 @@ func kernels(t testing.TB, vmlinux []byte) map[string][]byte {
 
 // TestKernelImage: a kernel that boots is opened as the vmlinux in it, however that is compressed, from a file and from memory.
 func TestKernelImage(t *testing.T) {
+	oracle.Long(t)
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

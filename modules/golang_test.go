@@ -15,6 +15,7 @@ import (
 
 // TestGoFunctions: what a Go program's own table says of functions is what its symbols say, however it was linked.
 func TestGoFunctions(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "go", "gcc")
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\n\nimport \"fmt\"\n\nfunc main() { fmt.Println() }\n"), 0o666); err != nil {

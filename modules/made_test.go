@@ -48,6 +48,7 @@ func python(t *testing.T) []string {
 
 // TestCPython: stacks through the code that CPython makes are whole by its unwind records alone, and callers are the ones that the program has.
 func TestCPython(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "perf")
 	if arch.Host() != arch.AMD64 {
 		oracle.Lacks(t, "an x86-64 processor")
@@ -138,6 +139,7 @@ for (let i = 0; i < 4000; i++) t += [1, 2, 3].map(x => down(5 + x))[0];
 // TestNode: V8 writes records for few functions, and has frame pointers in all: with its records, no fewer stacks are whole than by the frame pointers,
 // and the records are used.
 func TestNode(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "perf", "node")
 	if arch.Host() != arch.AMD64 {
 		oracle.Lacks(t, "an x86-64 processor")

@@ -39,6 +39,7 @@ func cached(t *testing.T, dir string) *modules.Set {
 // TestAnswers: a second report has the names and lines of the first without looking for them. They are found anew where a debug file comes or goes,
 // or where what was kept is damaged, and are not kept of a file that others can change.
 func TestAnswers(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	oracle.Need(t, "objcopy")
 	oracle.Need(t, "strip")

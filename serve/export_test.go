@@ -43,6 +43,7 @@ func exported(t *testing.T, recs ...*Recording) string {
 
 // TestExport opens a page that was saved, from a file: it answers as the server does, and asks nobody.
 func TestExport(t *testing.T) {
+	oracle.Long(t)
 	rec, _ := record(3000, 13)
 	base, _ := record(2000, 14)
 	server, page := start(t, nil, rec, base), exported(t, rec, base)

@@ -209,6 +209,7 @@ func TestTruncatedLater(t *testing.T) {
 // TestNotKept: the answers of a file that shrank may not be kept, nor those of a table that named further files
 // before it was released.
 func TestNotKept(t *testing.T) {
+	oracle.Long(t)
 	path := built(t)
 	time.Sleep(2100 * time.Millisecond) // nothing is kept of younger files
 	tables := map[string]*Table{}

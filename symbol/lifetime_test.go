@@ -30,6 +30,7 @@ func (t *Table) openAs(open func()) {
 // TestEvict: names and lines are the same whether a table stays open or is released after each use, from many goroutines at once, and what the tables
 // take stays within the budget.
 func TestEvict(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	dir := t.TempDir()
 	const programs = 20

@@ -16,6 +16,7 @@ import (
 
 // TestUprobe: each time that a program passes a uprobe is there, with a stack that is walked in the kernel.
 func TestUprobe(t *testing.T) {
+	oracle.Long(t)
 	canWalk(t)
 	oracle.Need(t, "gcc")
 	oracle.Need(t, "nm")

@@ -207,6 +207,7 @@ func TestDeleted(t *testing.T) {
 
 // A core that is cut off anywhere gives what it has: the stacks that are in it, or an error that says so.
 func TestCutCores(t *testing.T) {
+	oracle.Long(t)
 	exe := crashProgram(t)
 	copyOf := private(t) // for its directory
 	p := stackProgram{ready: true, pausing: true}
@@ -254,6 +255,7 @@ func TestCutCores(t *testing.T) {
 
 // The flags of stack, on a core.
 func TestStackFlags(t *testing.T) {
+	oracle.Long(t)
 	exe := private(t)
 	p := stackProgram{ready: true, pausing: true}
 	core := p.anyCore(t, []string{exe, "threads", "3"})
@@ -320,6 +322,7 @@ func TestStackFlags(t *testing.T) {
 
 // Of a stack that is too deep to show, both ends are, and how many frames lie between them.
 func TestStackDeep(t *testing.T) {
+	oracle.Long(t)
 	core := (&stackProgram{}).anyCore(t, []string{private(t), "deep"})
 	s := runStack(t, core)
 	all := runStack(t, "--depth", "1000000", "-t", strconv.Itoa(s.Threads[0].TID), core).Threads[0]

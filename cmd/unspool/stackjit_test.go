@@ -23,6 +23,7 @@ var jits = [][]string{{}, {"-jit-linker=jitlink"}, {"-jit-kind=mcjit"}}
 
 // TestStackRegistered: code that a running process has registered for debuggers has frames, names and lines as gdb has them.
 func TestStackRegistered(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gdb")
 	theirs := regexp.MustCompile(`(?m)^#\d+ +0x(\w+) in (\w+) \(.*\) at \S*/jit\.c:(\d+)$`)
 	ours := regexp.MustCompile(`(?m)^#\d+ +0x(\w+) in (\w+)\+0x\w+ \(\S*/jit\.c:(\d+)\) from \[jit 0x\w+\]$`)

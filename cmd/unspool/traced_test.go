@@ -56,6 +56,7 @@ const says = "unspool: sampling by ptrace: "
 
 // Where perf events are refused, record and top sample by ptrace, and say so once.
 func TestRefused(t *testing.T) {
+	oracle.Long(t)
 	for _, e := range []unix.Errno{unix.EPERM, unix.EACCES, unix.ENOSYS, unix.ENOENT} {
 		c := refusedWith(program(t, append([]string{"record", "-o", "x.folded", "--"}, busy...)...), e)
 		r := finish(t, c)
@@ -82,6 +83,7 @@ func TestRefused(t *testing.T) {
 
 // An ordinary user samples his own programs by ptrace, and is told why not others'.
 func TestTracedByUser(t *testing.T) {
+	oracle.Long(t)
 	r := finish(t, as(t, "", append([]string{"record", "--source", "ptrace", "-o", "x.folded", "--"}, busy...)...))
 	r.want(t, 7, `x.folded: [\d,]+ samples?`)
 	r = finish(t, as(t, "", "record", "--source", "ptrace", "-o", "x.folded", "-p", "1"))

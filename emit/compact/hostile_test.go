@@ -30,6 +30,7 @@ func plain(off int64) rows.Set {
 
 // TestShapes emits tables at the limits of the layout.
 func TestShapes(t *testing.T) {
+	oracle.Long(t)
 	oneByteRows := func(lo uint64, n int) *rows.Table {
 		b := rows.NewBuilder(arch.AMD64)
 		b.Begin(arch.Vaddr(lo), arch.Vaddr(lo+uint64(n)))

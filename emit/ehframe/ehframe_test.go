@@ -302,6 +302,7 @@ func TestFile(t *testing.T) {
 // TestGo: a stripped program in Go has .eh_frame in a copy, which runs as before. Tools read it without a complaint, gdb walks by it, and it agrees with
 // Go's own table at each address.
 func TestGo(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "go", "readelf", "llvm-dwarfdump-19", "eu-readelf")
 	dir := t.TempDir()
 	source, program, with := filepath.Join(dir, "a.go"), filepath.Join(dir, "a"), filepath.Join(dir, "b")

@@ -18,6 +18,7 @@ import (
 // TestCorpus compiles binaries of the machine (60 of them; all with UNSPOOL_CORPUS=all) as eh_elf files of layout Page,
 // runs them against the reference, and holds their size against that of .eh_frame.
 func TestCorpus(t *testing.T) {
+	oracle.Long(t)
 	paths := oracle.Binaries(t)
 	if os.Getenv("UNSPOOL_CORPUS") != "all" {
 		paths = oracle.Spread(paths, 60)

@@ -38,6 +38,9 @@ func testRandom(t *testing.T, m *arch.Machine) {
 	if m == arch.ARM64 {
 		n = 10 // interpreted, or under qemu-user: slower
 	}
+	if testing.Short() {
+		n /= 5
+	}
 	for range n {
 		ref := rowstest.Table(r, m, r.IntN(200))
 		for l := range Inline {

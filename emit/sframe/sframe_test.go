@@ -273,6 +273,7 @@ var permitted = []struct {
 
 // TestAdd adds sections to copies of programs and libraries: they run as before, and readelf and eu-elflint say nothing new.
 func TestAdd(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "readelf", "eu-elflint", "g++", "perl")
 	dir := t.TempDir()
 	run := func(args ...string) string {

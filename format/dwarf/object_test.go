@@ -157,6 +157,7 @@ func merged(t *testing.T, dir string) (paths []string) {
 // TestObjects compares files that are not linked with the same files linked: lld's map says where it put each section. So the judge of the
 // relocations is lld, which applies them too.
 func TestObjects(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19", "ld.lld-19")
 	dir := t.TempDir()
 	files, total := 0, 0
@@ -175,6 +176,7 @@ func TestObjects(t *testing.T) {
 
 // TestJudgeObjects compares every row of files that are not linked with the judge's.
 func TestJudgeObjects(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, judge)
 	paths := objects(t, t.TempDir())
 	for _, pattern := range []string{"/usr/lib/*/*crt*.o", "/usr/lib/gcc*/*/*/crt*.o", "/usr/aarch64-linux-gnu/lib/*crt*.o"} {
@@ -200,6 +202,7 @@ func TestJudgeObjects(t *testing.T) {
 
 // TestJudgeArchives compares every row of the members of this machine's static libraries with the judge's: of some 150 members, or of 20,000.
 func TestJudgeArchives(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, judge)
 	var paths []string
 	for _, pattern := range []string{"/usr/lib/*/*.a", "/usr/lib/gcc*/*/*/*.a", "/usr/*/lib/*.a"} {

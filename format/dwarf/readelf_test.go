@@ -137,6 +137,7 @@ var readelfFiles = []string{libcPath, "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64
 
 // TestReadelf compares every row of some files with readelf's, cell by cell.
 func TestReadelf(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "readelf")
 	var paths []string
 	for _, p := range readelfFiles {

@@ -36,6 +36,7 @@ int loop(int n) { int r = 0; for (int i = 0; i < n; i++) r += ext(i) * ext(r); r
 
 // TestObjects: the rows of an object file are those of the image that LLVM's linker makes of it, at each address of each function.
 func TestObjects(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19", "lld-link-19")
 	dir := t.TempDir()
 	source := filepath.Join(dir, "a.cc")
