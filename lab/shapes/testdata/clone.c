@@ -14,6 +14,7 @@ FN void *s_work(void *p)
 
 FN void s_make(void)
 {
+	READY;
 	while (forever) {
 		pthread_t t;
 
@@ -26,7 +27,6 @@ FN void s_make(void)
 int main(void)
 {
 	BEGIN;
-	READY;
 	s_make();
 	KEEP;
 	return 0;

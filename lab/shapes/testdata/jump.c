@@ -38,6 +38,7 @@ FN void s_loop(void)
 {
 	int n = 1;
 
+	READY;
 	while (forever) {
 		n = n * 5 + s_switch(n);
 		n += s_goto(n);
@@ -51,7 +52,6 @@ FN void s_loop(void)
 int main(void)
 {
 	BEGIN;
-	READY;
 	s_loop();
 	KEEP;
 	return 0;

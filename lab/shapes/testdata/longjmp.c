@@ -19,6 +19,7 @@ FN int s_deep(int n)
 
 FN void s_try(void)
 {
+	READY;
 	while (forever) {
 		if (setjmp(env) == 0)
 			s_deep(3);
@@ -29,7 +30,6 @@ FN void s_try(void)
 int main(void)
 {
 	BEGIN;
-	READY;
 	s_try();
 	KEEP;
 	return 0;

@@ -9,6 +9,7 @@ FN void s_loop(void)
 	volatile int n = 1;
 	char text[32] = "abcdef";
 
+	READY;
 	while (forever) {
 		n += labs(n) + rand();
 		n += strlen(text + (n & 3));
@@ -19,7 +20,6 @@ FN void s_loop(void)
 int main(void)
 {
 	BEGIN;
-	READY;
 	s_loop();
 	KEEP;
 	return 0;

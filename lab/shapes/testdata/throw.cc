@@ -34,6 +34,7 @@ FN void s_catch(void)
 {
 	int count = 0;
 
+	READY;
 	while (forever) {
 		try {
 			s_middle(3, &count);
@@ -48,7 +49,6 @@ FN void s_catch(void)
 int main(void)
 {
 	BEGIN;
-	READY;
 	s_catch();
 	KEEP;
 	return 0;

@@ -7,6 +7,7 @@ FN void s_clock(void)
 {
 	struct timespec t;
 
+	READY;
 	while (forever) {
 		clock_gettime(CLOCK_MONOTONIC, &t);
 		KEEP;
@@ -16,7 +17,6 @@ FN void s_clock(void)
 int main(void)
 {
 	BEGIN;
-	READY;
 	s_clock();
 	KEEP;
 	return 0;

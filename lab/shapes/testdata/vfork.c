@@ -13,6 +13,7 @@ FN void s_child(void)
 
 FN void s_fork(void)
 {
+	READY;
 	while (forever) {
 		pid_t pid = vfork();
 
@@ -27,7 +28,6 @@ FN void s_fork(void)
 int main(void)
 {
 	BEGIN;
-	READY;
 	s_fork();
 	KEEP;
 	return 0;
