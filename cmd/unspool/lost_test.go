@@ -95,3 +95,63 @@ int main(void) {
 		}
 	}
 }
+
+// TestStarvedTracer: where this program gets no processor while it samples by ptrace, the samples that it could not take count as lost, whether
+// the command goes on afterwards or has ended.
+func TestStarvedTracer(t *testing.T) {
+	oracle.Need(t, "gcc")
+	prog := filepath.Join(t.TempDir(), "spin")
+	c := exec.Command("gcc", "-O1", "-x", "c", "-o", prog, "-")
+	c.Stdin = strings.NewReader(`#include <fcntl.h>
+#include <stdlib.h>
+#include <time.h>
+static double used(void) { struct timespec t; clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t); return t.tv_sec + t.tv_nsec / 1e9; }
+int main(int argc, char **argv) {
+	double end = used() + atof(argv[2]);
+	open(argv[1], O_CREAT | O_WRONLY, 0600);
+	while (used() < end)
+		for (volatile int i = 0; i < 10000; i++)
+			;
+	return argc == 0;
+}`)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for seconds, stopped := range map[string]time.Duration{"0.6": 10 * time.Second, "1.2": 500 * time.Millisecond} {
+		begun := filepath.Join(t.TempDir(), "begun")
+		rec := program(t, "record", "--source", "ptrace", "-F", "99", "-o", "x.folded", "--", prog, begun, seconds)
+		wait := begin(t, rec)
+		for _, err := os.Stat(begun); err != nil; _, err = os.Stat(begun) {
+			time.Sleep(time.Millisecond)
+		}
+		if err := rec.Process.Signal(unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		// Until the command is a zombie, if it ends by then.
+		ended := func() bool {
+			out, err := exec.Command("pgrep", "-r", "Z", "-P", fmt.Sprint(rec.Process.Pid)).Output()
+			return err == nil && len(out) > 0
+		}
+		for end := time.Now().Add(stopped); time.Now().Before(end) && !ended(); {
+			time.Sleep(10 * time.Millisecond)
+		}
+		if err := rec.Process.Signal(unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		r := wait()
+		var samples, lost int
+		m := regexp.MustCompile(`x.folded: ([0-9,]+) samples?`).FindStringSubmatch(r.stderr)
+		if m == nil {
+			t.Fatal(r.stderr)
+		}
+		fmt.Sscan(m[1], &samples)
+		fmt.Sscan(lostOf(t, r.stderr), &lost)
+		var used float64
+		fmt.Sscan(seconds, &used)
+		// Where other programs have the processor too, the timer falls on this one by chance.
+		if want := used * 99; lost == 0 || float64(samples+lost) < want*0.6 || float64(samples+lost) > want*1.4+2 {
+			t.Errorf("%s s of processor time at 99 Hz: %d samples and %d lost\n%s", seconds, samples, lost, r.stderr)
+		}
+		t.Logf("%s s: %d samples, %d lost", seconds, samples, lost)
+	}
+}

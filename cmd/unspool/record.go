@@ -190,6 +190,9 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	}
 	if empty {
 		note := "no samples: the program ended too soon, or used no CPU time"
+		if s.Stats.Lost+s.Stats.LostSamples > 0 {
+			note = "no samples: all were lost"
+		}
 		if _, err := os.Stat(o.path); err == nil && table {
 			note += "; " + o.path + " still has the recording before"
 		}

@@ -32,6 +32,7 @@ type thread struct {
 	stat, sched int           // descriptors of its files stat and schedstat; -1 if there is none
 	ran         time.Duration // on a processor, when last looked at
 	credit      time.Duration // for which it has run without being sampled
+	counted     time.Duration // of ran, when missing samples were last counted
 }
 
 // A proc is a process. Its files are opened at the first sample.
@@ -84,6 +85,7 @@ func (r *Recorder) insert(pid, tid int) *thread {
 	// The first sample is due at the first tick that finds it running: that is how often short lives have to be sampled.
 	th := &thread{tid: tid, proc: p, stat: open("stat"), sched: open("schedstat"), credit: r.tick}
 	th.ran = r.runtime(th)
+	th.counted = th.ran
 	r.threads[tid] = th
 	return th
 }
@@ -112,13 +114,13 @@ func (r *Recorder) found(pid, tid int) {
 	}
 }
 
-// started reports the command before its first instruction.
-func (r *Recorder) started(pid int) {
+// started reports the command before its first instruction, and returns a thread that is not traced: see start.
+func (r *Recorder) started(pid int) *thread {
 	th := r.insert(pid, pid)
 	r.rename(th, source.MiscCommExec, now())
 	delete(r.threads, pid) // until it is seized
-	th.close()
 	th.proc.threads--
+	return th
 }
 
 // known returns a thread that has something to tell. One that has not been heard of has been started by another.
@@ -165,6 +167,7 @@ func (r *Recorder) exec(th *thread, former int) {
 	if former != th.tid {
 		r.exit(former)
 		th.ran = r.runtime(th) // of another thread until now
+		th.counted = th.ran
 	}
 	p := th.proc
 	p.close()

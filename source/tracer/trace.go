@@ -32,9 +32,11 @@ type tracer struct {
 	ready  []*thread // that may run
 	spare  []*thread // scratch
 	ticks  int
-	at     int       // the next of them
-	since  time.Time // when the tick has
-	next   time.Time // when the visit is due, or the next tick if there is none
+	at     int           // the next of them
+	since  time.Time     // when the tick has
+	next   time.Time     // when the visit is due, or the next tick if there is none
+	again  int           // how often it was repeated
+	missed time.Duration // for which threads have run without being sampled, because this thread came late: a tick of it is a lost sample
 }
 
 func (t *tracer) init() {
@@ -57,7 +59,8 @@ func (r *Recorder) trace(path string, begun chan<- error) {
 		return
 	}
 	ptrace.Hurry()
-	r.next, r.here = time.Now(), -1
+	r.here = -1
+	r.overdue()
 	r.plan()
 	for r.drain() {
 		select {
@@ -90,6 +93,7 @@ func (r *Recorder) begin(path string) error {
 		}
 	}
 	r.flush()
+	r.next = time.Now()
 	return nil
 }
 
@@ -118,9 +122,17 @@ func (r *Recorder) start(path string) error {
 		return nil
 	}
 	if err == nil {
-		r.started(pid)
+		first := r.started(pid)
+		r.next = time.Now()
+		defer first.close()
 		if err = ptrace.Detach(pid, 0); err == nil {
 			err = r.attach(pid)
+		}
+		// It has run since, for long if this thread had to wait; and may have ended.
+		if th := r.threads[pid]; th != nil {
+			r.missed += th.ran - first.ran
+		} else if first.sched >= 0 {
+			r.missed += r.runtime(first) - first.ran
 		}
 	}
 	if err != nil {
@@ -200,6 +212,7 @@ func (r *Recorder) tracedBy(tid int) bool {
 
 // drain handles all that threads have to tell. It returns false if nobody is left.
 func (r *Recorder) drain() bool {
+	r.overdue()
 	for {
 		s, ok, err := ptrace.Next(-1)
 		switch {

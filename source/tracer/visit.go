@@ -30,6 +30,7 @@ const (
 	leastNap  = 50 * time.Microsecond // before a visit
 	recently  = 50 * time.Microsecond // for which this thread has run when it asks for how long others have not, on most machines
 	maxCredit = 100                   // ticks that a thread may lag behind
+	maxAgain  = 4                     // times that a visit is repeated at which this thread came late
 
 	// moment is how long a thread that runs takes at most to stop, unless it has to wait for a processor.
 	moment = 2 * time.Millisecond
@@ -92,7 +93,7 @@ func (r *Recorder) consider(th *thread) bool {
 	ran := r.runtime(th)
 	recent := ran != th.ran
 	th.credit = min(th.credit+ran-th.ran, maxCredit*r.tick)
-	th.ran = ran
+	th.ran, th.counted = ran, ran
 	if !recent && th.state != 'R' {
 		return true
 	}
@@ -121,10 +122,20 @@ func (r *Recorder) await() {
 	}
 }
 
-// tickOver makes the visit that is due.
+// tickOver makes the visit that is due. One at which this thread came late is made again a little later, where the timer falls by chance, too.
 func (r *Recorder) tickOver() {
+	r.overdue()
 	if r.at < len(r.visits) {
-		r.visit(int(r.visits[r.at]))
+		ran, late := r.visit(int(r.visits[r.at]))
+		if late && r.again < maxAgain {
+			r.again++
+			r.next = time.Now().Add(r.tick / 16)
+			return
+		}
+		if late {
+			r.missed += r.tick * time.Duration(min(ran, 1))
+		}
+		r.again = 0
 		r.at++
 	}
 	if r.at < len(r.visits) {
@@ -134,8 +145,25 @@ func (r *Recorder) tickOver() {
 	}
 }
 
-// visit asks the thread that was interrupted to stop, and waits a moment for it: handle samples it.
-func (r *Recorder) visit(cpu int) {
+// overdue counts the samples that are missing since ticks went by without a visit: this thread had no processor. It is called before the ends of
+// threads are heard of, since then nobody knows any more for how long they ran.
+func (r *Recorder) overdue() {
+	if n := time.Since(r.next) / r.tick; n > 0 {
+		for _, th := range r.threads {
+			if ran := r.runtime(th); ran > th.counted && th.sched >= 0 {
+				r.missed += (ran - th.counted) * n / (n + 1) // one of these ticks still has its visit
+				th.counted = ran
+			}
+		}
+	}
+	for ; r.missed >= r.tick; r.missed -= r.tick {
+		r.lose()
+	}
+}
+
+// visit asks the thread that was interrupted to stop, and waits a moment for it: handle samples it. If late, it has asked nobody: after the timer,
+// others have run, such as the threads that it counts.
+func (r *Recorder) visit(cpu int) (threads int, late bool) {
 	since := r.began(unix.Getpid(), unix.Gettid())
 	spent := max(recently, processorTime()-r.alarm.spent)
 	var ran []*thread
@@ -157,7 +185,7 @@ func (r *Recorder) visit(cpu int) {
 		}
 	}
 	if r.here >= 0 && !r.alarm.straight() {
-		return
+		return len(ran), true
 	}
 	asked := 0
 	for _, th := range ran {
@@ -168,7 +196,7 @@ func (r *Recorder) visit(cpu int) {
 	for end := time.Now().Add(min(r.tick/2, moment)); asked > 0 && time.Now().Before(end); {
 		switch s, ok, err := ptrace.Next(-1); {
 		case err != nil:
-			return
+			return asked, false
 		case ok:
 			if th := r.threads[s.TID]; th != nil && th.wanted && s.Event() == unix.PTRACE_EVENT_STOP {
 				asked--
@@ -178,6 +206,7 @@ func (r *Recorder) visit(cpu int) {
 			ptrace.Nap()
 		}
 	}
+	return len(ran), false
 }
 
 // processorTime returns for how long this thread has run. The scheduler says since when it does, but where this processor is slow, a tick may
