@@ -284,6 +284,7 @@ struct us_frames {
 	uint64_t n;        /* pairs in it */
 	uint64_t eh_frame; /* of .eh_frame; used without a search table, 0 for none */
 	uint64_t eh_end;   /* its end, or 0 where only a terminator tells */
+	int strict;        /* an FDE that an empty one hides in the search table is not looked for */
 };
 
 /* Fills f from the .eh_frame_hdr at hdr. Returns US_FOUND, also without a search table; else US_DAMAGED. */

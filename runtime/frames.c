@@ -249,6 +249,22 @@ static uint64_t search(const struct us_frames *f, const uint8_t *table, uint64_t
 	return (uint64_t)(p - table) / 8;
 }
 
+/*
+ * Of FDEs with one start, lld keeps the first in the search table. Where that is of an empty function, it hides the next function's, which
+ * follows in .eh_frame (docs/FINDINGS.md).
+ */
+static US_COLD int hidden(struct us_window *w, uint64_t pc, struct us_fde *fde)
+{
+	struct us_fde next;
+
+	for (unsigned n = 0; n < 64 && fde->lo == fde->hi; n++) {
+		if (us_fde_open(w, fde->end, &next) != US_FOUND || next.lo != fde->lo)
+			return US_NOT_FOUND;
+		*fde = next;
+	}
+	return pc >= fde->lo && pc < fde->hi ? US_FOUND : US_NOT_FOUND;
+}
+
 int us_frames_find(const struct us_frames *f, struct us_window *w, uint64_t pc, struct us_fde *fde)
 {
 	uint64_t lo = 0, hi = f->n, at;
@@ -275,5 +291,7 @@ int us_frames_find(const struct us_frames *f, struct us_window *w, uint64_t pc, 
 	at = pair(w, f, lo, 1, &bad);
 	if (bad || us_fde_open(w, at, fde) != US_FOUND)
 		return US_DAMAGED;
-	return pc >= fde->lo && pc < fde->hi ? US_FOUND : US_NOT_FOUND;
+	if (pc >= fde->lo && pc < fde->hi)
+		return US_FOUND;
+	return f->strict ? US_NOT_FOUND : hidden(w, pc, fde);
 }

@@ -316,6 +316,7 @@ static US_COLD struct us_module *find_new(const struct us_target *t, uint64_t se
 	m->space = us_new_space();
 	us_view(&v, t, *bias);
 	us_frames_open(&m->frames, &v.w, m->hdr);
+	m->frames.strict = strict;
 	if (fd >= 0)
 		open_file(m, fd, &x, strict);
 	/* If another thread has added the same module meanwhile, there are two: no harm. */

@@ -233,12 +233,13 @@ static void no_place(struct place *p, unw_addr_space_t as, void *arg)
 	p->bias = 0;
 }
 
-static void table_place(struct place *p, const unw_dyn_info_t *di)
+static void table_place(struct place *p, const unw_dyn_info_t *di, int strict)
 {
 	p->table = (struct us_frames){
 		.hdr = di->format == UNW_INFO_FORMAT_IP_OFFSET ? di->start_ip : di->u.rti.segbase,
 		.table = di->u.rti.table_data,
 		.n = di->u.rti.table_len * sizeof(unw_word_t) / 8,
+		.strict = strict,
 	};
 	us_view(&p->view, &p->t, 0);
 }
@@ -334,7 +335,7 @@ static void find_place(struct place *p, uint64_t ip, const unw_dyn_info_t *di)
 	}
 	if (!p->m) {
 		p->bias = 0;
-		table_place(p, di);
+		table_place(p, di, as->strict);
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -326,6 +327,38 @@ func damaged(r *rand.Rand, cases []coreCase, times int, sealed bool) (out []core
 	return out
 }
 
+// hiding links functions whose FDEs lld leaves out of the search table, because empty functions have the same start (docs/FINDINGS.md). It returns
+// the path.
+func (m *coreMachine) hiding(t *testing.T) string {
+	t.Helper()
+	oracle.Need(t, "clang-19", "ld.lld-19")
+	var src strings.Builder
+	src.WriteString(".text\n")
+	for i, empty := range []int{1, 0, 3, 63} {
+		for range empty {
+			src.WriteString(".cfi_startproc\n.cfi_endproc\n")
+		}
+		fmt.Fprintf(&src, ".cfi_startproc\nnop\n.cfi_def_cfa_offset %d\nnop\n.cfi_endproc\n", 16*(i+1))
+	}
+	dir := t.TempDir()
+	asm, obj, lib := filepath.Join(dir, "a.s"), filepath.Join(dir, "a.o"), filepath.Join(dir, "hiding.so")
+	if err := os.WriteFile(asm, []byte(src.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	target := map[*arch.Machine]string{arch.AMD64: "x86_64-linux-gnu", arch.ARM64: "aarch64-linux-gnu"}[m.mach]
+	for _, c := range [][]string{{"clang-19", "--target=" + target, "-c", "-o", obj, asm}, {"ld.lld-19", "-shared", "--eh-frame-hdr", "-o", lib, obj}} {
+		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", c, err, out)
+		}
+	}
+	img := openImage(t, lib)
+	b, err := img.Data(img.Section(".eh_frame_hdr"))
+	if err != nil || len(b) < 12 || binary.LittleEndian.Uint32(b[8:]) != 4 {
+		t.Fatalf("%s: %v, % x: .eh_frame_hdr has not four entries", lib, err, b)
+	}
+	return lib
+}
+
 // TestCoreFrames: the C reader of .eh_frame makes the rules that package dwarf makes.
 func TestCoreFrames(t *testing.T) {
 	for _, m := range coreMachines {
@@ -344,6 +377,7 @@ func (m *coreMachine) frames(t *testing.T) {
 		all, _ := filepath.Glob(armRoot + "/lib/*.so.*")
 		paths = append(paths, all...)
 	}
+	paths = append(paths, m.hiding(t))
 	for _, path := range paths {
 		img := openImage(t, path)
 		if img == nil || !img.Linked() {
