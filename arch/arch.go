@@ -137,6 +137,7 @@ type Machine struct {
 	saved uint64  // CalleeSaved and SP as slots
 
 	afterCall func(code []byte) bool
+	thunk     func(code []byte, at Vaddr) (slot Vaddr, ok bool) // of Windows
 	edge      func(before, at []byte) (Edge, bool)
 	target    func(before []byte, ra uint64) (uint64, bool)
 }

@@ -1,5 +1,7 @@
 package arch
 
+import "encoding/binary"
+
 // Machine numbers of a COFF header (PE format, "Machine Types"). ELF has none so high, so a table of Windows's rules is never taken for one of
 // Linux's.
 const (
@@ -18,6 +20,7 @@ var WindowsAMD64 = finish(&Machine{
 	Vectors:     10,
 	CallPush:    8,
 	afterCall:   amd64AfterCall,
+	thunk:       amd64Thunk,
 	StepKnown:   true,
 	names:       amd64Names(),
 }, 17, []Reg{23, 24, 25, 26, 27, 28, 29, 30, 31, 32})
@@ -35,6 +38,7 @@ var WindowsARM64 = finish(&Machine{
 	Tags:        true,
 	Record:      Record{RA: 8, Size: 16},
 	afterCall:   arm64AfterCall,
+	thunk:       arm64Thunk,
 	StepKnown:   true,
 	names:       arm64Names(),
 }, 35, []Reg{72, 73, 74, 75, 76, 77, 78, 79})
@@ -54,4 +58,37 @@ func ByCOFF(machine uint16) *Machine {
 		return ByELF(EM_ARM)
 	}
 	return ByELF(machine)
+}
+
+// ImportThunk says which slot of the import address table the code at an address jumps through, if it is a linker's thunk for an import.
+func (m *Machine) ImportThunk(code []byte, at Vaddr) (slot Vaddr, ok bool) {
+	if m.thunk == nil {
+		return 0, false
+	}
+	return m.thunk(code, at)
+}
+
+// amd64Thunk knows jmp *slot(%rip), with and without REX.W.
+func amd64Thunk(code []byte, at Vaddr) (Vaddr, bool) {
+	if hasPrefix(code, "\x48") {
+		code, at = code[1:], at+1
+	}
+	if len(code) < 6 || !hasPrefix(code, "\xff\x25") {
+		return 0, false
+	}
+	return at + 6 + Vaddr(int32(binary.LittleEndian.Uint32(code[2:]))), true
+}
+
+// arm64Thunk knows adrp x16, slot; ldr x16, [x16, slot]; br x16.
+func arm64Thunk(code []byte, at Vaddr) (Vaddr, bool) {
+	if len(code) < 12 {
+		return 0, false
+	}
+	le := binary.LittleEndian
+	adrp, ldr, br := le.Uint32(code), le.Uint32(code[4:]), le.Uint32(code[8:])
+	if adrp&0x9f00001f != 0x90000010 || ldr&0xffc003ff != 0xf9400210 || br != 0xd61f0200 {
+		return 0, false
+	}
+	pages := int64(int32(adrp<<8))>>13<<2 | int64(adrp>>29&3)
+	return at&^0xfff + Vaddr(pages<<12) + Vaddr(ldr>>10&0xfff*8), true
 }

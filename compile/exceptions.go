@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,19 +26,23 @@ type exceptionTable struct {
 	Table       string     `json:"table"` // its section and offset
 	Size        uint64     `json:"size"`
 	Personality string     `json:"personality"`
+	CalledFor   []string   `json:"called_for,omitempty"` // Windows on x86-64 says when the handler is called
+	PartOf      string     `json:"part_of,omitempty"`    // the function that a part has its handler from
 	CallSites   []callSite `json:"call_sites"`
 }
 
 type callSite struct {
 	Lo      string   `json:"lo"`
 	Hi      string   `json:"hi"`
-	Pad     string   `json:"pad,omitempty"` // "": exceptions pass through
+	Pad     string   `json:"pad,omitempty"` // "": exceptions pass through, or go on at the pads of actions
 	Actions []action `json:"actions,omitempty"`
 }
 
 type action struct {
-	Kind  string   `json:"kind"`
-	Types []string `json:"types,omitempty"`
+	Kind   string   `json:"kind"`
+	Types  []string `json:"types,omitempty"`
+	Filter string   `json:"filter,omitempty"` // of an __except: who decides
+	Pad    string   `json:"pad,omitempty"`    // of Windows's C++: who is called
 }
 
 // ErrNoExceptions is the error of a file without exception tables.
@@ -52,18 +58,35 @@ func WriteExceptions(w io.Writer, path string, asJSON bool) (damage []error, err
 		defer img.Close()
 		var all []*format.Exceptions
 		damage = f.Exceptions(func(x *format.Exceptions) bool { all = append(all, x); return true })
-		if len(all) == 0 && len(damage) == 0 {
+		var handlers []*format.Handler
+		lsda := map[*format.Handler]*format.Exceptions{}
+		damage = append(damage, f.WindowsHandlers(func(h *format.Handler, x *format.Exceptions) bool {
+			if handlers = append(handlers, h); x != nil {
+				lsda[h] = x
+			}
+			return true
+		})...)
+		if len(all) == 0 && len(handlers) == 0 && len(damage) == 0 {
 			return fmt.Errorf("%s: %w", path, ErrNoExceptions)
 		}
 		bw := bufio.NewWriter(w)
 		enc := json.NewEncoder(bw)
 		enc.SetEscapeHTML(false)
-		names := nameTargets(img, all)
+		names := nameTargets(img, slices.AppendSeq(all[:len(all):len(all)], maps.Values(lsda)), handlers)
+		write := func(t *exceptionTable) error {
+			if asJSON {
+				return enc.Encode(t)
+			}
+			t.writeText(bw)
+			return nil
+		}
 		for _, x := range all {
-			t := names.table(x)
-			if !asJSON {
-				t.writeText(bw)
-			} else if err := enc.Encode(t); err != nil {
+			if err := write(names.table(x)); err != nil {
+				return err
+			}
+		}
+		for _, h := range handlers {
+			if err := write(names.handler(h, lsda[h])); err != nil {
 				return err
 			}
 		}
@@ -80,14 +103,16 @@ type targets struct {
 	rebase map[arch.Vaddr]arch.Vaddr
 }
 
-// nameTargets finds the names of the types and personality routines of all tables.
-func nameTargets(img *module.Image, all []*format.Exceptions) *targets {
+// nameTargets finds the names of the types and personality routines of all tables, and of all that Windows's handlers call.
+func nameTargets(img *module.Image, all []*format.Exceptions, handlers []*format.Handler) *targets {
 	t := &targets{img, map[arch.Vaddr]string{}, map[arch.Vaddr]string{}, map[arch.Vaddr]arch.Vaddr{}}
 	slots := map[arch.Vaddr]bool{}
 	add := func(v arch.Vaddr, indirect bool) {
 		if t.at[v] = ""; indirect {
 			slots[v] = true
 			if b, ok := img.At(v, 8); ok && img.Is64() && img.Linked() {
+				t.rebase[v] = arch.Vaddr(img.Order().Uint64(b))
+			} else if b := img.Tail(v); len(b) >= 8 && img.Format() == "COFF" {
 				t.rebase[v] = arch.Vaddr(img.Order().Uint64(b))
 			}
 		}
@@ -99,6 +124,15 @@ func nameTargets(img *module.Image, all []*format.Exceptions) *targets {
 				for _, typ := range a.Types {
 					add(typ.Addr, typ.Indirect)
 				}
+			}
+		}
+	}
+	for _, h := range handlers {
+		add(h.Addr, false)
+		for _, s := range h.Scopes {
+			for _, a := range s.Actions {
+				add(a.Filter, false)
+				add(a.Type, false)
 			}
 		}
 	}
@@ -137,7 +171,11 @@ func (t *targets) name(v arch.Vaddr, indirect bool) string {
 	if indirect {
 		name = t.kept[v]
 		if to, ok := t.rebase[v]; ok && name == "" {
-			name = t.at[to]
+			if name = t.at[to]; name == "" {
+				if symbol, off := t.img.Place(to); off == 0 && t.img.Tail(to) == nil {
+					name = symbol // that another file defines
+				}
+			}
 		}
 	}
 	if name == "" {
@@ -198,19 +236,82 @@ func (t *targets) table(x *format.Exceptions) *exceptionTable {
 	return out
 }
 
+// handler is table for what Windows calls a handler for; x is the handler's exception table, if it has one.
+func (t *targets) handler(h *format.Handler, x *format.Exceptions) *exceptionTable {
+	out := &exceptionTable{Lo: t.addr(h.Lo), Hi: t.addr(h.Hi), Table: fmt.Sprintf("%s+%x", printable.Marked(h.Section), h.Off), Size: h.Size, CallSites: []callSite{}}
+	if x != nil {
+		out = t.table(x)
+	}
+	if out.Personality = printable.Marked(h.Name); h.Name == "" {
+		out.Personality = t.name(h.Addr, false)
+	}
+	if h.Exception {
+		out.CalledFor = append(out.CalledFor, "exceptions")
+	}
+	if h.Unwinding {
+		out.CalledFor = append(out.CalledFor, "unwinding")
+	}
+	if h.Of != h.Lo {
+		out.PartOf = t.addr(h.Of)
+	}
+	for i := range h.Scopes {
+		s := &h.Scopes[i]
+		c := callSite{Lo: t.addr(s.Lo), Hi: t.addr(s.Hi)}
+		for _, a := range s.Actions {
+			act := action{Kind: a.Kind.String()}
+			switch a.Kind {
+			case format.Except, format.Finally:
+				c.Pad = t.addr(a.Pad)
+				if a.Kind == format.Except {
+					if act.Filter = "EXCEPTION_EXECUTE_HANDLER"; a.Filter != 0 {
+						act.Filter = t.name(a.Filter, false)
+					}
+				}
+			case format.CatchCxx:
+				act.Pad, act.Types = t.addr(a.Pad), []string{"..."}
+				if a.Name != "" {
+					act.Types[0] = printable.Marked(a.Name)
+				} else if a.Type != 0 {
+					act.Types[0] = t.name(a.Type, false)
+				}
+			case format.CleanupCxx:
+				act.Pad = t.addr(a.Pad)
+			}
+			c.Actions = append(c.Actions, act)
+		}
+		out.CallSites = append(out.CallSites, c)
+	}
+	return out
+}
+
 // writeText writes a line for the function, and one for each call site: the calls, where their exceptions go on, and what is done there.
 func (t *exceptionTable) writeText(w io.Writer) {
-	fmt.Fprintf(w, "function %s %s  table %s  personality %s\n", t.Lo, t.Hi, t.Table, t.Personality)
+	fmt.Fprintf(w, "function %s %s  table %s  personality %s", t.Lo, t.Hi, t.Table, t.Personality)
+	if len(t.CalledFor) > 0 {
+		fmt.Fprintf(w, "  for %s", strings.Join(t.CalledFor, ", "))
+	}
+	if t.PartOf != "" {
+		fmt.Fprintf(w, "  part of %s", t.PartOf)
+	}
+	fmt.Fprintln(w)
 	for _, s := range t.CallSites {
-		if s.Pad == "" {
-			fmt.Fprintf(w, "  %s %s  no pad\n", s.Lo, s.Hi)
-			continue
+		fmt.Fprintf(w, "  %s %s", s.Lo, s.Hi)
+		switch {
+		case s.Pad != "":
+			fmt.Fprintf(w, "  pad %s", s.Pad)
+		case len(s.Actions) == 0:
+			fmt.Fprint(w, "  no pad")
 		}
-		fmt.Fprintf(w, "  %s %s  pad %s", s.Lo, s.Hi, s.Pad)
 		for _, a := range s.Actions {
 			fmt.Fprintf(w, "  %s", a.Kind)
 			if len(a.Types) > 0 || a.Kind == format.Filter.String() {
 				fmt.Fprintf(w, " %s", strings.Join(a.Types, ", "))
+			}
+			if a.Filter != "" {
+				fmt.Fprintf(w, " %s", a.Filter)
+			}
+			if a.Pad != "" {
+				fmt.Fprintf(w, " at %s", a.Pad)
 			}
 		}
 		fmt.Fprintln(w)

@@ -183,7 +183,7 @@ func assemblerTables(t *testing.T, object, text string) map[string][]callSite {
 				filter, next := int(int8(actions[at]<<1))>>1, int(int8(actions[at+1]<<1))>>1
 				switch {
 				case filter > 0:
-					c.Actions = append(c.Actions, action{"catch", []string{typ(filter)}})
+					c.Actions = append(c.Actions, action{Kind: "catch", Types: []string{typ(filter)}})
 				case filter == 0:
 					c.Actions = append(c.Actions, action{Kind: "cleanup"})
 				default:

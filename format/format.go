@@ -51,6 +51,7 @@ type Unwind struct {
 	entries  func(yield func(Entry) bool)
 	loaded   func(yield func(Entry) bool) // those of .eh_frame
 	except   func(yield func(*Exceptions) bool) []dwarf.Damage
+	handlers func(yield func(*Handler, *Exceptions) bool) []error // of Windows; nil elsewhere
 }
 
 // An Entry is a CIE or an FDE; an Instruction is one of an entry's call frame instructions. They are for those who count and show them.

@@ -3,6 +3,7 @@ package format
 import (
 	"slices"
 
+	"github.com/unspool/unspool/format/dwarf"
 	"github.com/unspool/unspool/format/pe"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
@@ -23,6 +24,7 @@ func (u *Unwind) windows(img *module.Image) {
 		return
 	}
 	u.sums = append(u.sums, t.Sum)
+	u.handlers = func(yield func(*Handler, *Exceptions) bool) []error { return handlers(img, t, yield) }
 	at := 0
 	if slices.ContainsFunc(u.Sources, func(s Source) bool { return s.Name == PCLNTab }) {
 		at = len(u.Sources)
@@ -39,3 +41,60 @@ func (u *Unwind) windows(img *module.Image) {
 		Rows: func() (*rows.Table, []error) { return t.Leaves().From(rows.Synthesised), nil },
 	})
 }
+
+// A Handler is what Windows calls for a function when an exception goes through it.
+type Handler = pe.Handler
+
+// The kinds of what is done about an exception in a Handler's scopes.
+const (
+	Except       = pe.Except
+	Finally      = pe.Finally
+	CatchCxx     = pe.Catch
+	CleanupCxx   = pe.Cleanup
+	TerminateCxx = pe.Terminate
+)
+
+// WindowsHandlers calls yield with the functions that Windows calls a handler for, by address, until it returns false. The exception table is that of GCC's and
+// LLVM's personality routines, or nil. It returns what could not be read.
+func (u *Unwind) WindowsHandlers(yield func(*Handler, *Exceptions) bool) []error {
+	if u.handlers == nil {
+		return nil
+	}
+	return u.handlers(yield)
+}
+
+func handlers(img *module.Image, t *pe.Table, yield func(*Handler, *Exceptions) bool) (errs []error) {
+	in := dwarf.Sections{Machine: img.Machine(), Order: img.Order(), AddrSize: int(img.Machine().WordSize()), Memory: img.At}
+	if !img.Linked() {
+		in.Place = img.Place
+	}
+	for i := range img.Sections() {
+		// The linker puts .xdata into .rdata, some linkers do not.
+		s := &img.Sections()[i]
+		if s.Perm == 0 || s.Perm&(module.Write|module.Exec) != 0 || s.Name == ".rsrc" || s.Name == ".reloc" {
+			continue
+		}
+		if b, bad, err := img.Relocate(s); err == nil && len(b) > 0 {
+			in.Exceptions = append(in.Exceptions, dwarf.Section{Name: s.Name, Addr: s.Addr, Data: b, Unapplied: bad})
+		}
+	}
+	frames, left, failed := dwarf.New(in), 1<<18+4*int(img.Reach()), []error(nil)
+	errs = t.Handlers(func(h *pe.Handler) bool {
+		var x *Exceptions
+		if h.LSDA {
+			var err error
+			fn := dwarf.FDE{Lo: h.Lo, Hi: h.Hi, LSDA: h.Data, HasLSDA: true}
+			if x, err = frames.ReadLSDA(fn, h.Addr, &left); err != nil {
+				if len(failed) < maxFailed {
+					failed = append(failed, err)
+				}
+				return true
+			}
+		}
+		return yield(h, x)
+	})
+	return append(errs, failed...)
+}
+
+// maxFailed bounds the errors of exception tables.
+const maxFailed = 1000

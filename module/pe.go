@@ -20,6 +20,7 @@ const (
 	peOptional32  = 96 // before the data directories
 	peOptional64  = 112
 	dirExport     = 0
+	dirImport     = 1
 	dirException  = 3
 	dirDebug      = 6
 	debugEntry    = 28
@@ -345,6 +346,49 @@ func (img *Image) exports() (t SymbolTable, err error) {
 		t.Add(name, e)
 	}
 	return t, err
+}
+
+// Imports calls yield with the slots of the import address table: the loader writes addresses of functions of other DLLs there. name reads the
+// function's name, which is "" for one that is imported by number. Reading stops where yield returns false, or at damage.
+func (img *Image) Imports(yield func(at arch.Vaddr, name func() string) bool) {
+	p, le := img.pe, binary.LittleEndian
+	if p == nil || p.dirs[dirImport].size == 0 {
+		return
+	}
+	const descriptor = 20
+	size := arch.Vaddr(4)
+	if img.is64 {
+		size = 8
+	}
+	left, named := img.Reach()/int64(size), img.Reach()
+	for d := img.Tail(p.base + arch.Vaddr(p.dirs[dirImport].rva)); len(d) >= descriptor && le.Uint32(d[16:]) != 0; d = d[descriptor:] {
+		at := p.base + arch.Vaddr(le.Uint32(d[16:]))
+		names := img.Tail(p.base + arch.Vaddr(cmp.Or(le.Uint32(d), le.Uint32(d[16:]))))
+		if left--; left < 0 {
+			return
+		}
+		for ; len(names) >= int(size); names, at = names[size:], at+size {
+			v, ordinal := uint64(le.Uint32(names)), uint64(1)<<31
+			if img.is64 {
+				v, ordinal = le.Uint64(names), 1<<63
+			}
+			if left--; v == 0 || left < 0 {
+				break
+			}
+			name := func() string {
+				b := img.Tail(p.base + arch.Vaddr(v) + 2) // behind the number that the linker guessed
+				if v&ordinal != 0 || named <= 0 {
+					return ""
+				}
+				s := cstring(b[:min(int64(len(b)), named, maxName)])
+				named -= int64(len(s))
+				return s
+			}
+			if !yield(at, name) {
+				return
+			}
+		}
+	}
 }
 
 // codeView names the PDB that was written with the image: its GUID, the first byte of its text form first, and its age, the high byte first.

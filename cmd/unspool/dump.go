@@ -28,7 +28,11 @@ before its rows: in a comment, or in JSON in an object.
 
 With --exceptions, dump prints the exception tables of functions (.gcc_except_table) instead. Each call site is a range
 of calls; an exception from one of them goes on at the landing pad, which cleans up, catches types or filters them. An
-exception from a call outside of all call sites ends the program.`,
+exception from a call outside of all call sites ends the program.
+
+Windows calls a handler for each function that has one: dump prints its name or its address. For the handlers of C,
+of C++ and of GCC, it prints the handler's data: the ranges of __try with their filters, states with what destroys and
+what catches, or call sites. For other handlers it prints where their data is.`,
 		Example: "  unspool dump /bin/ls | head\n  unspool dump --format json /bin/ls | jq -r 'select(.signal) | .lo'\n  unspool dump 'libc.a(printf.o)'\n  unspool dump 'program(arm64)'\n  unspool dump --exceptions /usr/bin/gdb",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {

@@ -142,6 +142,23 @@ func (f *Frames) exceptions(e *Entry, left work) (*Exceptions, *section, error) 
 	return x, s, t.read(int(off))
 }
 
+// ReadLSDA reads the exception table of a function that another format describes, such as Windows's records. A table takes work off what is left for
+// all of them.
+func (f *Frames) ReadLSDA(fn FDE, personality arch.Vaddr, left *int) (*Exceptions, error) {
+	s, off := f.exceptSection(uint64(fn.LSDA))
+	if s == nil {
+		return nil, wrapf(ErrMalformed, "no section has the exception table at %#x", uint64(fn.LSDA))
+	}
+	x := &Exceptions{FDE: fn, Personality: personality, Section: s.name, Off: off}
+	t := lsda{section: s, x: x, addrSize: f.in.AddrSize, actions: map[int]*Action{}, left: work{freeWork, left}}
+	if err := t.read(int(off)); err != nil {
+		ds := damages{}
+		ds.add(s, int(off), &fde{lo: uint64(fn.Lo)}, err)
+		return nil, ds.list[0]
+	}
+	return x, nil
+}
+
 // An lsda is a table that is read.
 type lsda struct {
 	*section

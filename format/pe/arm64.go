@@ -58,6 +58,44 @@ func (t *Table) arm64Length(r *reader, data uint32) (uint32, error) {
 	return b.at(0) & 0x3ffff * 4, nil
 }
 
+// A record says what a full record (.xdata) has where. Positions are in bytes, from its beginning on.
+type record struct {
+	single bool // there is one epilogue, at the end; scopes is where its codes begin
+	scopes int  // epilogues
+	list   int  // where their scopes are, of 32 bits each
+	codes  int
+	end    int // of the codes; the handler comes next
+}
+
+// readRecord reads the header of the record that b begins with. It is the same for both of Arm's machines, but for where some fields are ("ARM64
+// exception handling" and "ARM exception handling", ".xdata records").
+func (t *Table) readRecord(rva uint32, b img32) (x record, err error) {
+	if len(b) < 8 {
+		return x, t.wrong(rva, ErrTruncated, "unwind information")
+	}
+	head := b.at(0)
+	if v := head >> 18 & 3; v != 0 {
+		return x, t.wrong(rva, ErrUnsupported, "version %d of unwind information", v)
+	}
+	first := 22
+	if t.machine.WordSize() == 4 {
+		first = 23
+	}
+	x.single, x.list = head>>21&1 != 0, 4
+	words := int(head >> (first + 5))
+	x.scopes = int(head >> first & 31)
+	if head>>first == 0 {
+		x.scopes, words, x.list = int(b.at(4)&0xffff), int(b.at(4)>>16&0xff), 8
+	}
+	if x.codes = x.list; !x.single {
+		x.codes += 4 * x.scopes
+	}
+	if x.end = x.codes + 4*words; x.end > len(b) {
+		return x, t.wrong(rva, ErrTruncated, "%d epilogue scopes and %d words of codes", x.scopes, words)
+	}
+	return x, nil
+}
+
 // A sequence is the codes of a prologue or of an epilogue.
 type sequence struct {
 	ops   []op
@@ -226,28 +264,12 @@ func (a *arm64) rows(e *entry) ([]rows.Row, error) {
 		return a.packed(e)
 	}
 	b := img32(a.info.tail(e.data))
-	if len(b) < 8 {
-		return nil, a.t.wrong(e.data, ErrTruncated, "unwind information")
-	}
-	head := b.at(0)
-	if v := head >> 18 & 3; v != 0 {
-		return nil, a.t.wrong(e.data, ErrUnsupported, "version %d of unwind information", v)
-	}
-	scopes, words, at := int(head>>22&31), int(head>>27), 4
-	if head>>22 == 0 {
-		scopes, words, at = int(b.at(4)&0xffff), int(b.at(4)>>16&0xff), 8
-	}
-	single := head>>21&1 != 0
-	list := b[at:]
-	if !single {
-		at += 4 * scopes
-	}
-	if at+4*words > len(b) {
-		return nil, a.t.wrong(e.data, ErrTruncated, "%d epilogue scopes and %d words of codes", scopes, words)
-	}
-	codes, rva := b[at:at+4*words], e.data+uint32(at)
-	err := a.info.spend(e.data, readCost+len(codes))
+	x, err := a.t.readRecord(e.data, b)
 	if err != nil {
+		return nil, err
+	}
+	scopes, list, codes, rva := x.scopes, b[x.list:], b[x.codes:x.end], e.data+uint32(x.codes)
+	if err := a.info.spend(e.data, readCost+len(codes)); err != nil {
 		return nil, err
 	}
 	if a.pro, err = a.t.arm64Ops(a.pro.ops[:0], codes, 0, rva); err != nil {
@@ -268,7 +290,7 @@ func (a *arm64) rows(e *entry) ([]rows.Row, error) {
 		}
 		return a.epilogue(e, start)
 	}
-	if single {
+	if x.single {
 		if err := epilogue(-1, scopes); err != nil {
 			return nil, err
 		}

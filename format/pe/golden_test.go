@@ -98,4 +98,14 @@ func TestAssembled(t *testing.T) {
 			t.Errorf("%s.s: %v\n%s", name, err, firstDifference(got, want))
 		}
 	}
+	object := filepath.Join(t.TempDir(), "handlers.obj")
+	if *update {
+		object = "testdata/handlers.obj"
+	}
+	oracle.Run(t, "clang-19", "--target=x86_64-pc-windows-msvc", "-c", "-o", object, "testdata/handlers.s")
+	got, err := os.ReadFile(object)
+	want, werr := os.ReadFile("testdata/handlers.obj")
+	if err != nil || werr != nil || !bytes.Equal(got, want) {
+		t.Errorf("handlers.s: %v, %v: another object file", err, werr)
+	}
 }

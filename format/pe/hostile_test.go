@@ -43,6 +43,11 @@ func try(t testing.TB, b []byte) (r *rows.Table, left int64) {
 	if left < -int64(len(tab.entries)+1)*(2*wrongCost+1024) {
 		t.Errorf("%d steps too many for a file of %d bytes and %d entries", -left, len(b), len(tab.entries))
 	}
+	handlers, scopes := 0, 0
+	more := tab.Handlers(func(h *Handler) bool { handlers++; scopes += len(h.Scopes); return true })
+	if handlers > len(tab.entries) || scopes > 1<<17+len(b) || len(more) > most {
+		t.Errorf("%d handlers, %d scopes, %d errors for a file of %d bytes", handlers, scopes, len(more), len(b))
+	}
 	tab.Sum(io.Discard)
 	for _, v := range []uint64{0, 0x180001000, 0x180001001, ^uint64(0)} {
 		tab.Bounds(arch.Vaddr(v))
@@ -59,8 +64,8 @@ func seeds(t testing.TB) (list [][]byte) {
 		}
 		list = append(list, b)
 	}
-	for _, name := range []string{"x86_64", "arm64"} {
-		b, err := os.ReadFile("../../module/testdata/" + name + ".coff.o")
+	for _, name := range []string{"../../module/testdata/x86_64.coff.o", "../../module/testdata/arm64.coff.o", "testdata/handlers.obj"} {
+		b, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
 		}

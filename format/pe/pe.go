@@ -6,7 +6,7 @@
 // the code decides, as it does for Windows: what leads to a return by the few instructions that epilogues may have, is one.
 //
 // Code without an entry belongs to leaf functions, which leave the stack and the preserved registers alone: both conventions demand an entry of
-// all others. Leaves says where such code is. Exception handlers and their scopes are not read.
+// all others. Leaves says where such code is. Handlers has the exception handlers, and what the usual ones of C and C++ read.
 //
 // Damage costs its entry only. Bytes never cause a panic; the size of the directory and of the code bounds work and memory.
 package pe
