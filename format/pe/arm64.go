@@ -1,6 +1,7 @@
 package pe
 
 import (
+	"encoding/binary"
 	"slices"
 
 	"github.com/unspool/unspool/arch"
@@ -14,6 +15,7 @@ const (
 	lr    = 30
 	sp    = 31
 	pc    = 32
+	vg    = 46 // how many words of 64 bits a scalable vector has
 	v0    = 64
 	v8    = 72
 	nReg8 = 96
@@ -25,6 +27,7 @@ type op struct {
 	reg, two arch.Reg // that are saved; none: 0, which is x0, whose value nobody needs
 	off, gap int64    // where the first is, from the stack pointer, and how far behind the second
 	pop      int64    // by what the stack pointer rises then; of frame, how far below x29 it was
+	vl       int64    // and by how many lengths of a scalable vector; of zreg and preg, where the register is, in its own lengths
 }
 
 // A kind is what an op does.
@@ -32,6 +35,8 @@ type kind uint8
 
 const (
 	save    kind = iota // saves, moves the stack pointer, or neither
+	zreg                // saves the scalable vector register reg
+	preg                // saves the predicate register reg
 	pairs               // saves the pair of registers behind the next op's
 	setFP               // sets the stack pointer from x29
 	sign                // signs the return address
@@ -39,6 +44,29 @@ const (
 	whole               // none of the function's: a CONTEXT has all registers
 	exact               // none of the function's: who comes next has not called
 )
+
+// A scaled place is so many lengths of a scalable vector further on.
+type scaled struct {
+	place
+	vl int64
+}
+
+// expr returns the expression for a place: it depends on the vectors' length, as DWARF's do ("DWARF for the Arm 64-bit Architecture", VG).
+func (s scaled) expr() string {
+	b := sleb([]byte{rows.DW_OP_breg0 + byte(s.reg)}, s.off)
+	b = append(b, rows.DW_OP_bregx, vg, 0, rows.DW_OP_constu)
+	b = binary.AppendUvarint(b, uint64(8*s.vl))
+	return string(append(b, rows.DW_OP_mul, rows.DW_OP_plus))
+}
+
+// sleb appends a signed LEB128 number.
+func sleb(b []byte, v int64) []byte {
+	for v < -64 || v > 63 {
+		b = append(b, byte(v)|0x80)
+		v >>= 7
+	}
+	return append(b, byte(v)&0x7f)
+}
 
 // counts says whether an op is an instruction.
 func (o *op) counts() bool { return o.kind < machine }
@@ -152,6 +180,8 @@ func (t *Table) arm64Ops(list []op, codes []byte, index int, rva uint32) (q sequ
 			o = op{reg: v8 + x&7, off: z}
 		case c == 0xde: // save_freg_x
 			o = op{reg: v8 + arch.Reg(v>>5&7), pop: int64(v&0x1f)*8 + 8}
+		case c == 0xdf: // alloc_z
+			o.vl = int64(v & 0xff)
 		case c == 0xe0: // alloc_l
 			o.pop = int64(v&0xffffff) * 16
 		case c == 0xe1, c == 0xe2: // set_fp, add_fp
@@ -188,7 +218,7 @@ func (t *Table) arm64Ops(list []op, codes []byte, index int, rva uint32) (q sequ
 		case c == 0xfc: // pac_sign_lr
 			o.kind = sign
 		default:
-			name := map[byte]string{0xdf: "alloc_z (scalable vectors)", 0xe8: "trap_frame", 0xeb: "ec_context"}[c]
+			name := map[byte]string{0xe8: "trap_frame", 0xeb: "ec_context"}[c]
 			return q, t.wrong(rva+uint32(i), ErrUnsupported, "unwind code %#x %s", c, name)
 		}
 		if o.gap = 8; o.reg >= v0 && c == 0xe7 && v>>6&3 == 2 {
@@ -202,12 +232,21 @@ func (t *Table) arm64Ops(list []op, codes []byte, index int, rva uint32) (q sequ
 	}
 }
 
-// anyReg reads save_any_reg: whether it is a pair, and moves the stack pointer first, the register, its kind, and the offset, which has a unit
+// anyReg reads save_any_reg, save_zreg and save_preg. The first says whether it is a pair, and moves the stack pointer first, the register, its kind, and the offset, which has a unit
 // of 16 bytes where one of the first two is so, or the registers are whole vector registers.
 func (t *Table) anyReg(v, rva uint32) (o op, err error) {
 	pair, pre, reg, bank, n := v>>14&1 != 0, v>>13&1 != 0, arch.Reg(v>>8&31), v>>6&3, int64(v&0x3f)
-	if v>>15&1 != 0 || bank == 3 {
-		return o, t.wrong(rva, ErrUnsupported, "unwind code %#x (scalable vectors)", v)
+	if v>>15&1 != 0 {
+		return o, t.wrong(rva, ErrUnsupported, "unwind code %#x", v)
+	}
+	if bank == 3 { // save_zreg, save_preg: 0oo?rrrr, 11oooooo
+		o = op{kind: zreg, reg: 8 + arch.Reg(v>>8&15), vl: int64(v>>13&3<<6 | v&0x3f)}
+		if v>>12&1 != 0 {
+			if o.kind, o.reg = preg, o.reg-8; o.reg < 4 {
+				return o, t.wrong(rva, ErrUnsupported, "unwind code %#x saves a predicate that no call preserves", v)
+			}
+		}
+		return o, nil
 	}
 	unit := int64(8)
 	if pair || pre || bank == 2 {
@@ -249,7 +288,7 @@ type arm64 struct {
 	pro, epi sequence                       // of the function at hand
 	seen     func(start int64, q *sequence) // is told of each epilogue, for tests
 	rules    []rows.Rule
-	saved    [nReg8]place
+	saved    [nReg8]scaled
 	has      [nReg8]bool
 }
 
@@ -462,13 +501,13 @@ func (a *arm64) unwind(e *entry, ops []op, skip int) (rows.SetID, error) {
 		}
 	}
 	clear(a.has[:])
-	put := func(r arch.Reg, reg arch.Reg, off int64) {
+	put := func(r arch.Reg, reg arch.Reg, off, vl int64) {
 		if r > 0 && r < nReg8 {
-			a.has[r], a.saved[r] = true, place{reg, off}
+			a.has[r], a.saved[r] = true, scaled{place{reg, off}, vl}
 		}
 	}
 	s := rows.Set{CFA: rows.CFA{Kind: rows.CFAReg}, RA: lr}
-	at, more := place{reg: sp}, arch.Reg(0)
+	at, more := scaled{place: place{reg: sp}}, arch.Reg(0)
 	for i := range ops {
 		o := &ops[i]
 		if s.CFA.Kind == rows.CFARegDeref {
@@ -483,36 +522,46 @@ func (a *arm64) unwind(e *entry, ops []op, skip int) (rows.SetID, error) {
 		case exact:
 			s.Flags |= rows.Signal
 		case setFP:
-			at = place{x29, -o.pop}
+			at = scaled{place: place{x29, -o.pop}}
 		case machine:
 			s.CFA = rows.CFA{Kind: rows.CFARegDeref, Reg: at.reg, Off: at.off}
 			s.RA, s.Flags = pc, s.Flags|rows.Signal
-			put(pc, at.reg, at.off+8)
+			put(pc, at.reg, at.off+8, 0)
 		case whole: // CONTEXT of winnt.h: Cpsr, x0 to x30, sp, pc, v0 to v31
 			s.CFA = rows.CFA{Kind: rows.CFARegDeref, Reg: at.reg, Off: at.off + 0x100}
 			s.RA, s.Flags = pc, s.Flags|rows.Signal
-			a.has[0], a.saved[0] = true, place{at.reg, at.off + 8}
+			a.has[0], a.saved[0] = true, scaled{place: place{at.reg, at.off + 8}}
 			for r := arch.Reg(1); r < sp; r++ {
-				put(r, at.reg, at.off+8+8*int64(r))
+				put(r, at.reg, at.off+8+8*int64(r), 0)
 			}
 			for r := v8; r < v8+8; r++ {
-				put(arch.Reg(r), at.reg, at.off+0x110+16*int64(r-v0))
+				put(arch.Reg(r), at.reg, at.off+0x110+16*int64(r-v0), 0)
 			}
-			put(pc, at.reg, at.off+0x108)
+			put(pc, at.reg, at.off+0x108, 0)
 		case save:
-			put(o.reg, at.reg, at.off+o.off)
-			put(o.two, at.reg, at.off+o.off+o.gap)
+			put(o.reg, at.reg, at.off+o.off, at.vl)
+			put(o.two, at.reg, at.off+o.off+o.gap, at.vl)
 			for k := arch.Reg(1); k <= more && o.two > 0; k++ {
-				put(o.reg+2*k, at.reg, at.off+o.off+16*int64(k))
-				put(o.two+2*k, at.reg, at.off+o.off+16*int64(k)+8)
+				put(o.reg+2*k, at.reg, at.off+o.off+16*int64(k), at.vl)
+				put(o.two+2*k, at.reg, at.off+o.off+16*int64(k)+8, at.vl)
 			}
 			at.off += o.pop
+			at.vl += o.vl
+		case zreg: // rows have the lowest words of d8 to d15, which all calls preserve; no call of other code preserves more
+			if o.reg < 16 {
+				put(v0+o.reg, at.reg, at.off, at.vl+o.vl)
+			}
 		}
 		more = 0
 	}
 	plain := s.CFA.Kind == rows.CFAReg
-	if plain {
+	switch {
+	case plain && at.vl > 0:
+		s.CFA = rows.CFA{Kind: rows.CFAExpr, Expr: at.expr()}
+	case plain:
 		s.CFA.Reg, s.CFA.Off = at.reg, at.off
+	case at.vl > 0:
+		return 0, a.t.wrong(e.data, ErrUnsupported, "the processor's frame above scalable vectors")
 	}
 	list := a.rules[:0]
 	for r := range arch.Reg(nReg8) {
@@ -522,8 +571,10 @@ func (a *arm64) unwind(e *entry, ops []op, skip int) (rows.SetID, error) {
 			if s.Flags&rows.Signal != 0 && r < x19 {
 				list = append(list, rows.Rule{Of: r, Kind: rows.Undefined})
 			}
-		case plain && from.reg == at.reg:
-			list = append(list, rows.Rule{Of: r, Kind: rows.Offset, Off: from.off - s.CFA.Off})
+		case plain && from.reg == at.reg && from.vl == at.vl:
+			list = append(list, rows.Rule{Of: r, Kind: rows.Offset, Off: from.off - at.off})
+		case from.vl > 0:
+			list = append(list, rows.Rule{Of: r, Kind: rows.Expr, Expr: from.expr()})
 		default:
 			list = append(list, rows.Rule{Of: r, Kind: rows.RegDeref, Reg: from.reg, Off: from.off})
 		}

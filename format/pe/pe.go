@@ -1,6 +1,7 @@
 // Package pe reads the unwind information of Windows's images and object files (PE/COFF), which is all that Windows itself unwinds by: the exception directory,
 // and what its entries lead to. x86-64 has versions 1 and 2 ("x64 exception handling"), AArch64 packed words and
-// full records ("ARM64 exception handling"). Version 3, for APX, and frames with scalable vectors are refused by name.
+// full records ("ARM64 exception handling"). Version 3, for APX, is refused by name. Frames with scalable vectors have a CFA that depends on
+// the vectors' length.
 //
 // An image goes in, rows come out, for each program counter: prologues and epilogues included. Version 1 does not say where epilogues are. There
 // the code decides, as it does for Windows: what leads to a return by the few instructions that epilogues may have, is one.

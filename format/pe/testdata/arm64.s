@@ -1,4 +1,4 @@
-// All unwind codes of AArch64 but those of scalable vectors, and packed entries. Made into arm64.dll by
+// All unwind codes of AArch64, and packed entries. Made into arm64.dll by
 // clang-19 --target=aarch64-pc-windows-msvc -c, lld-link-19 /dll /noentry /filealign:16.
 	.text
 	.globl	codes
@@ -118,6 +118,9 @@ chained: .fill	12, 4, 0xd503201f	// RegI 1, CR 3, 1040 bytes of its own
 single:	.fill	12, 4, 0xd503201f	// RegI 1, CR 1
 part:	.fill	12, 4, 0xd503201f	// of a function as homes
 huge:	.fill	12, 4, 0xd503201f	// CR 0, 4096 bytes
+scalable: .fill	14, 4, 0xd503201f	// 3 lengths of a vector; p4, z8 and z15 are saved there, below them x29, lr and x19
+unsaved: .fill	4, 4, 0xd503201f	// saves p0
+below:	.fill	4, 4, 0xd503201f	// the processor's frame above a length of a vector
 leaf:	ret
 	.section .pdata,"dr"
 	.long	homes@IMGREL, 1 | 12<<2 | 1<<13 | 2<<16 | 1<<20 | 0<<21 | 7<<23
@@ -125,3 +128,17 @@ leaf:	ret
 	.long	single@IMGREL, 1 | 12<<2 | 1<<16 | 1<<21 | 1<<23
 	.long	part@IMGREL, 2 | 12<<2 | 1<<13 | 2<<16 | 1<<20 | 0<<21 | 7<<23
 	.long	huge@IMGREL, 1 | 12<<2 | 257<<23
+	.long	scalable@IMGREL, x_scalable@IMGREL
+	.long	unsaved@IMGREL, x_unsaved@IMGREL
+	.long	below@IMGREL, x_below@IMGREL
+	.section .xdata,"dr"
+	.p2align 2
+x_scalable:
+	.long	14 | 1<<21 | 4<<27
+	.byte	0xd0, 0x02, 0x83, 0xe7, 0x07, 0xc2, 0xe7, 0x00, 0xc1, 0xe7, 0x14, 0xc0, 0xdf, 0x03, 0xe4, 0
+x_unsaved:
+	.long	4 | 1<<27
+	.byte	0xe7, 0x10, 0xc0, 0xe4
+x_below:
+	.long	4 | 1<<27
+	.byte	0xdf, 0x01, 0xe9, 0xe4
