@@ -6,6 +6,7 @@ import (
 )
 
 // ARM is 32-bit Arm, little-endian, with ARM and Thumb code (AAPCS32; DWARF for the Arm Architecture, section 4.1). d8 to d15 survive a call.
+// Windows has Thumb code only, and its calls preserve the same registers ("Overview of ARM32 ABI Conventions").
 var ARM = finish(&Machine{
 	Name: "arm", ELF: EM_ARM, Word: 4, SaveScale: 4,
 	SP: 13, FP: 11, PC: 15, RA: 14, RAName: "ra",
@@ -17,6 +18,7 @@ var ARM = finish(&Machine{
 	Record:      Record{RA: 4, Size: 8},
 	Signal:      &armSignal,
 	afterCall:   armAfterCall,
+	thunk:       armThumbThunk, // of Windows
 	target:      armTarget,
 	UserRegs:    UserRegs{Slots: slots(0, 16)}, // struct pt_regs (asm/ptrace.h)
 	Perf:        slots(0, 16),

@@ -43,6 +43,20 @@ var WindowsARM64 = finish(&Machine{
 	names:       arm64Names(),
 }, 35, []Reg{72, 73, 74, 75, 76, 77, 78, 79})
 
+// armThumbThunk knows movw r12, slot; movt r12, slot>>16; ldr.w pc, [r12].
+func armThumbThunk(code []byte, _ Vaddr) (Vaddr, bool) {
+	if len(code) < 12 {
+		return 0, false
+	}
+	half := func(at int, op uint16) (v uint32, ok bool) { // movw, movt: i, imm4, imm3, Rd, imm8
+		a, b := binary.LittleEndian.Uint16(code[at:]), binary.LittleEndian.Uint16(code[at+2:])
+		return uint32(a&15)<<12 | uint32(a>>10&1)<<11 | uint32(b>>12&7)<<8 | uint32(b&0xff), a&0xfbf0 == op && b&0x8f00 == 0x0c00
+	}
+	lo, ok1 := half(0, 0xf240)
+	hi, ok2 := half(4, 0xf2c0)
+	return Vaddr(hi<<16 | lo), ok1 && ok2 && string(code[8:12]) == "\xdc\xf8\x00\xf0"
+}
+
 // windows are the machines of PE images, by the number in the header.
 var windows = map[uint16]*Machine{
 	IMAGE_FILE_MACHINE_AMD64: WindowsAMD64,

@@ -12,13 +12,13 @@ import (
 	"github.com/unspool/unspool/arch"
 )
 
-// coffFormat is an object file for Windows's linkers (PE Format, "COFF File Header (Object and Image)"), of x86-64 or AArch64. Compilers write each inline
+// coffFormat is an object file for Windows's linkers (PE Format, "COFF File Header (Object and Image)"), of x86-64, AArch64 or 32-bit Arm. Compilers write each inline
 // function into sections of its own, which have equal names: ".text#2" is the second one that is called ".text".
 var coffFormat = format{
 	name: "COFF",
 	has: func(b []byte) bool {
 		m := binary.LittleEndian.Uint16(b)
-		return m == arch.IMAGE_FILE_MACHINE_AMD64 || m == arch.IMAGE_FILE_MACHINE_ARM64
+		return m == arch.IMAGE_FILE_MACHINE_AMD64 || m == arch.IMAGE_FILE_MACHINE_ARM64 || m == arch.IMAGE_FILE_MACHINE_ARMNT
 	},
 	kind:    kindCOFF,
 	read:    (*Image).readCOFF,
@@ -48,9 +48,10 @@ const (
 
 	symAbsolute = 0xffff // of a section number
 
-	// Types of relocations ("x64 Processors", "ARM64 Processors").
+	// Types of relocations ("x64 Processors", "ARM64 Processors", "ARM Processors").
 	amd64Addr64, amd64Addr32, amd64Addr32NB, amd64Rel32, amd64Rel32_5 = 1, 2, 3, 4, 9
 	arm64Addr32, arm64Addr32NB, arm64Addr64, arm64Rel32               = 1, 2, 14, 17
+	armAddr32, armAddr32NB, armRel32                                  = 1, 2, 10
 )
 
 // coffEnd returns where the section headers and the symbols end of a header that is an object file's: it has no optional header.
@@ -87,7 +88,8 @@ func (img *Image) readCOFF() error {
 	} else if end > uint64(len(img.b)) {
 		return img.errorf(0, ErrTruncated, "an object file of Windows with headers and symbols up to %#x", end)
 	}
-	img.order, img.is64, img.machine = le, true, arch.ByCOFF(le.Uint16(h))
+	img.order, img.machine = le, arch.ByCOFF(le.Uint16(h))
+	img.is64 = img.machine.WordSize() == 8
 	img.pe = &portable{symtab: uint64(le.Uint32(h[8:])), nsyms: uint64(le.Uint32(h[12:]))}
 	all, ok := img.bytes(coffHeader, peSection*uint64(le.Uint16(h[2:])))
 	if !ok {
@@ -255,6 +257,15 @@ func coffField(m *arch.Machine, typ uint16) (size, from uint64) {
 			return 4, 0
 		case typ >= amd64Rel32 && typ <= amd64Rel32_5:
 			return 4, 4 + uint64(typ-amd64Rel32)
+		}
+		return 0, 0
+	}
+	if m == arch.ARM {
+		switch typ {
+		case armAddr32, armAddr32NB:
+			return 4, 0
+		case armRel32:
+			return 4, 4
 		}
 		return 0, 0
 	}

@@ -71,13 +71,13 @@ func sleb(b []byte, v int64) []byte {
 // counts says whether an op is an instruction.
 func (o *op) counts() bool { return o.kind < machine }
 
-// arm64Length returns how many bytes the function has that the second word of an entry describes.
-func (t *Table) arm64Length(r *reader, data uint32) (uint32, error) {
+// arm64Length returns how many bytes the function has that the second word of an entry describes; at is where the entry is.
+func (t *Table) arm64Length(r *reader, at, data uint32) (uint32, error) {
 	switch data & 3 {
 	case 1, 2:
 		return data >> 2 & 0x7ff * 4, nil
 	case 3:
-		return 0, t.wrong(data, ErrUnsupported, "packed unwind data of kind 3")
+		return 0, t.wrong(at+4, ErrUnsupported, "packed unwind data of kind 3")
 	}
 	b := img32(r.tail(data))
 	if len(b) < 4 {
@@ -137,7 +137,7 @@ func (t *Table) arm64Ops(list []op, codes []byte, index int, rva uint32) (q sequ
 	own, n := -1, 0
 	for i := index; ; {
 		if i >= len(codes) {
-			return q, t.wrong(rva+uint32(len(codes)), ErrTruncated, "unwind codes without an end")
+			return q, t.wrong(rva+uint32(len(codes))-1, ErrTruncated, "unwind codes without an end")
 		}
 		c := codes[i]
 		size := codeSize(c)

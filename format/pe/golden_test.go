@@ -16,7 +16,7 @@ import (
 var update = flag.Bool("update", false, "make the golden files anew")
 
 // golden are small images, by the triple that their sources are assembled for.
-var golden = map[string]string{"amd64": "x86_64-pc-windows-msvc", "arm64": "aarch64-pc-windows-msvc"}
+var golden = map[string]string{"amd64": "x86_64-pc-windows-msvc", "arm64": "aarch64-pc-windows-msvc", "arm": thumbTriple}
 
 // assemble makes an image of an assembler's source.
 func assemble(t testing.TB, triple, source, image string) {

@@ -151,7 +151,7 @@ func (t *Table) handler(r *reader, e entry) (*Handler, error) {
 	if len(b) < 4 {
 		return nil, t.wrong(at, ErrTruncated, "exception handler")
 	}
-	h.Addr, h.Data = t.base+arch.Vaddr(b.at(0)), t.base+arch.Vaddr(at+4)
+	h.Addr, h.Data = t.base+arch.Vaddr(b.at(0))&^t.thumb(), t.base+arch.Vaddr(at+4)
 	return h, nil
 }
 
@@ -230,7 +230,12 @@ func (t *Table) handlerNames(r *reader, list []*Handler) map[arch.Vaddr]string {
 }
 
 // thumb is the bit that says, in the address of a function, that it is Thumb code.
-func (t *Table) thumb() arch.Vaddr { return 0 }
+func (t *Table) thumb() arch.Vaddr {
+	if t.machine == arch.ARM {
+		return 1
+	}
+	return 0
+}
 
 // place returns the section that has an address, and the offset there.
 func (t *Table) place(v arch.Vaddr) (section string, off uint64) {

@@ -1,6 +1,6 @@
 // Package pe reads the unwind information of Windows's images and object files (PE/COFF), which is all that Windows itself unwinds by: the exception directory,
-// and what its entries lead to. x86-64 has versions 1 and 2 ("x64 exception handling"), AArch64 packed words and
-// full records ("ARM64 exception handling"). Version 3, for APX, is refused by name. Frames with scalable vectors have a CFA that depends on
+// and what its entries lead to. x86-64 has versions 1 and 2 ("x64 exception handling"), AArch64 and 32-bit Arm,
+// whose code is Thumb, packed words and full records ("ARM64 exception handling", "ARM exception handling"). Version 3, for APX, is refused by name. Frames with scalable vectors have a CFA that depends on
 // the vectors' length.
 //
 // An image goes in, rows come out, for each program counter: prologues and epilogues included. Version 1 does not say where epilogues are. There
@@ -77,6 +77,10 @@ func Open(img *module.Image) *Table {
 		t.size = 12
 	case arch.WindowsARM64:
 		t.size = 8
+	case arch.ARM:
+		if t.size = 8; img.Format() != "PE" && img.Format() != "COFF" {
+			return nil
+		}
 	default:
 		return nil
 	}
@@ -168,7 +172,12 @@ func (t *Table) readDir(d dir, code *reader) {
 			e.end, e.data = le.at(at+4), le.at(at+8)
 		} else if e.data = le.at(at + 4); e.begin|e.data != 0 {
 			var n uint32
-			n, e.err = t.arm64Length(code, e.data)
+			if t.machine == arch.ARM {
+				e.begin &^= 1 // it is Thumb code
+				n, e.err = t.armLength(code, e.at, e.data)
+			} else {
+				n, e.err = t.arm64Length(code, e.at, e.data)
+			}
 			e.end = e.begin + n
 		}
 		if e.begin|e.end|e.data == 0 {
@@ -360,10 +369,19 @@ func (t *Table) build() (r *rows.Table, errs []error, left int64) {
 	info, failed := t.reader(), 0
 	var b *rows.Builder
 	var fn func(e *entry) ([]rows.Row, error)
-	if t.machine == arch.WindowsARM64 {
+	fail := func(err error) {
+		if failed++; failed <= maxErrors {
+			errs = append(errs, err)
+		}
+	}
+	switch t.machine {
+	case arch.WindowsARM64:
 		a := newARM64(t, info)
 		b, fn = a.b, a.rows
-	} else {
+	case arch.ARM:
+		a := newARM(t, info, fail)
+		b, fn = a.b, a.rows
+	default:
 		a := newAMD64(t, info)
 		b, fn = a.b, a.rows
 	}
@@ -382,9 +400,7 @@ func (t *Table) build() (r *rows.Table, errs []error, left int64) {
 			list, err = fn(e)
 		}
 		if err != nil {
-			if failed++; failed <= maxErrors {
-				errs = append(errs, err)
-			}
+			fail(err)
 			continue
 		}
 		b.Range(t.base+arch.Vaddr(e.begin), t.base+arch.Vaddr(e.end), list)
