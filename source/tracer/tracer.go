@@ -10,6 +10,8 @@
 //   - Page faults and interrupts count for the instruction they interrupt.
 //   - A tick visits 64 processors at most.
 //
+// Where the tracer gets no processor, ticks go by without a visit. For each tick's time that threads have run meanwhile, a sample counts as lost.
+//
 // Signals, group-stops, exit statuses and the reports to the processes' parents stay as without a tracer. Two things change: set-user-ID
 // programs get no rights, and some waiting system calls, such as epoll_wait(2), return EINTR when their thread is stopped. Waiting threads do
 // not run, so they are left alone.
@@ -154,7 +156,7 @@ func (r *Recorder) EventNote() string {
 	return fmt.Sprintf("sampling by ptrace: running threads stop %d times a second; stacks lack the kernel's frames", r.o.Frequency)
 }
 
-// Lost returns the number of samples that found no room so far.
+// Lost returns the number of samples so far that found no room, or that this program came too late to take.
 func (r *Recorder) Lost() uint64 { return r.lost.Load() }
 
 // Next returns the next record: see source.RecordStream. It waits for one.
