@@ -101,11 +101,16 @@ type targets struct {
 	at     map[arch.Vaddr]string // of symbols
 	kept   map[arch.Vaddr]string // of what the dynamic linker writes to an address
 	rebase map[arch.Vaddr]arch.Vaddr
+
+	undefined arch.Vaddr // from here on are the symbols that other files define
 }
 
 // nameTargets finds the names of the types and personality routines of all tables, and of all that Windows's handlers call.
 func nameTargets(img *module.Image, all []*format.Exceptions, handlers []*format.Handler) *targets {
-	t := &targets{img, map[arch.Vaddr]string{}, map[arch.Vaddr]string{}, map[arch.Vaddr]arch.Vaddr{}}
+	t := &targets{img, map[arch.Vaddr]string{}, map[arch.Vaddr]string{}, map[arch.Vaddr]arch.Vaddr{}, ^arch.Vaddr(0)}
+	if starts := img.Starts(); len(starts) > 0 {
+		t.undefined = starts[len(starts)-1].Addr
+	}
 	slots := map[arch.Vaddr]bool{}
 	add := func(v arch.Vaddr, indirect bool) {
 		if t.at[v] = ""; indirect {
@@ -188,9 +193,7 @@ func (t *targets) name(v arch.Vaddr, indirect bool) string {
 		if name = section; off != 0 || section == "" {
 			name = t.addr(v)
 		}
-		starts := t.img.Starts()
-		defined := len(starts) == 0 || v < starts[len(starts)-1].Addr // what is not has no word that holds its address
-		if indirect && defined {
+		if indirect && v < t.undefined { // what is not defined has no word that holds its address
 			name = "*" + name
 		}
 	}

@@ -68,23 +68,32 @@ func handlers(img *module.Image, t *pe.Table, yield func(*Handler, *Exceptions) 
 	if !img.Linked() {
 		in.Place = img.Place
 	}
+	// Each section of its own: object files have thousands, and linkers put them where they like.
+	frames, sections := map[string]*dwarf.Frames{}, map[string]*module.Section{}
 	for i := range img.Sections() {
-		// The linker puts .xdata into .rdata, some linkers do not.
-		s := &img.Sections()[i]
-		if s.Perm == 0 || s.Perm&(module.Write|module.Exec) != 0 || s.Name == ".rsrc" || s.Name == ".reloc" {
-			continue
-		}
-		if b, bad, err := img.Relocate(s); err == nil && len(b) > 0 {
-			in.Exceptions = append(in.Exceptions, dwarf.Section{Name: s.Name, Addr: s.Addr, Data: b, Unapplied: bad})
-		}
+		sections[img.Sections()[i].Name] = &img.Sections()[i]
 	}
-	frames, left, failed := dwarf.New(in), 1<<18+4*int(img.Reach()), []error(nil)
+	within := func(name string) *dwarf.Frames {
+		f := frames[name]
+		if f == nil {
+			in := in
+			if s := sections[name]; s != nil {
+				if b, bad, err := img.Relocate(s); err == nil {
+					in.Exceptions = []dwarf.Section{{Name: s.Name, Addr: s.Addr, Data: b, Unapplied: bad}}
+				}
+			}
+			f = dwarf.New(in)
+			frames[name] = f
+		}
+		return f
+	}
+	left, failed := 1<<18+4*int(img.Reach()), []error(nil)
 	errs = t.Handlers(func(h *pe.Handler) bool {
 		var x *Exceptions
 		if h.LSDA {
 			var err error
 			fn := dwarf.FDE{Lo: h.Lo, Hi: h.Hi, LSDA: h.Data, HasLSDA: true}
-			if x, err = frames.ReadLSDA(fn, h.Addr, &left); err != nil {
+			if x, err = within(h.Section).ReadLSDA(fn, h.Addr, &left); err != nil {
 				if len(failed) < maxFailed {
 					failed = append(failed, err)
 				}

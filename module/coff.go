@@ -2,6 +2,7 @@ package module
 
 import (
 	"bytes"
+	"debug/elf"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -18,6 +19,9 @@ var coffFormat = format{
 	name: "COFF",
 	has: func(b []byte) bool {
 		m := binary.LittleEndian.Uint16(b)
+		if isBigCOFF(b) {
+			m = binary.LittleEndian.Uint16(b[6:])
+		}
 		return m == arch.IMAGE_FILE_MACHINE_AMD64 || m == arch.IMAGE_FILE_MACHINE_ARM64 || m == arch.IMAGE_FILE_MACHINE_ARMNT
 	},
 	kind:    kindCOFF,
@@ -46,7 +50,10 @@ const (
 	scnDiscardable = 0x02000000 // debug information
 	scnAlign       = 20         // from this bit on: 1 for 1 byte, 2 for 2, 3 for 4
 
-	symAbsolute = 0xffff // of a section number
+	symAbsolute = 0xffffffff // of a section number
+
+	coffBigHeader = 56 // of object files with many sections
+	coffBigSymbol = 20
 
 	// Types of relocations ("x64 Processors", "ARM64 Processors", "ARM Processors").
 	amd64Addr64, amd64Addr32, amd64Addr32NB, amd64Rel32, amd64Rel32_5 = 1, 2, 3, 4, 9
@@ -54,23 +61,83 @@ const (
 	armAddr32, armAddr32NB, armRel32                                  = 1, 2, 10
 )
 
-// coffEnd returns where the section headers and the symbols end of a header that is an object file's: it has no optional header.
-func coffEnd(h []byte) (end uint64, ok bool) {
+// A coffHead is the header of an object file.
+type coffHead struct {
+	size     uint64 // of the header: section headers come next
+	machine  uint16
+	sections uint64
+	symtab   uint64 // file offset of the symbols
+	nsyms    uint64
+	symbol   uint64 // bytes of a symbol
+	image    bool   // there is an optional header, which object files have none of
+}
+
+// bigClass is the class of object files with a long header, in which numbers of sections have 32 bits: ANON_OBJECT_HEADER_BIGOBJ of winnt.h,
+// which compilers write for /bigobj. It follows two signatures, a version of 2 or more, the machine and the time.
+const bigClass = "\xc7\xa1\xba\xd1\xee\xba\xa9\x4b\xaf\x20\xfa\xf6\x6a\xa4\xdc\xb8"
+
+// isBigCOFF says whether a file begins with the long header. Imports of libraries have the same signatures, and another version.
+func isBigCOFF(b []byte) bool {
+	return len(b) >= 28 && string(b[:4]) == "\x00\x00\xff\xff" && binary.LittleEndian.Uint16(b[4:]) >= 2 && string(b[12:28]) == bigClass
+}
+
+// readCOFFHead reads the header that b begins with; ok is false where b is too short for it.
+func readCOFFHead(b []byte) (h coffHead, ok bool) {
 	le := binary.LittleEndian
-	return max(coffHeader+peSection*uint64(le.Uint16(h[2:])), uint64(le.Uint32(h[8:]))+coffSymbol*uint64(le.Uint32(h[12:]))), le.Uint16(h[16:]) == 0
+	switch {
+	case isBigCOFF(b) && len(b) >= coffBigHeader:
+		return coffHead{coffBigHeader, le.Uint16(b[6:]), uint64(le.Uint32(b[44:])), uint64(le.Uint32(b[48:])), uint64(le.Uint32(b[52:])), coffBigSymbol, false}, true
+	case len(b) < coffHeader || isBigCOFF(b):
+		return h, false
+	}
+	return coffHead{coffHeader, le.Uint16(b), uint64(le.Uint16(b[2:])), uint64(le.Uint32(b[8:])), uint64(le.Uint32(b[12:])), coffSymbol, le.Uint16(b[16:]) != 0}, true
+}
+
+// end returns where the section headers and the symbols end.
+func (h *coffHead) end() uint64 {
+	return max(h.size+peSection*h.sections, h.symtab+h.symbol*h.nsyms)
+}
+
+// A coffSym is a symbol.
+type coffSym struct {
+	name    []byte // 8 bytes: the name, or zeros and its offset among the names
+	value   uint32
+	section uint32 // from 1 on; 0: of another file; symAbsolute: none
+	typ     uint16
+	class   byte
+	aux     int // how many entries behind it belong to it
+}
+
+// symbolAt reads the symbol that b begins with.
+func (p *portable) symbolAt(b []byte) coffSym {
+	le := binary.LittleEndian
+	s := coffSym{name: b[:8], value: le.Uint32(b[8:])}
+	if b = b[12:]; p.symbol == coffBigSymbol {
+		s.section, b = le.Uint32(b), b[4:]
+	} else if s.section, b = uint32(le.Uint16(b)), b[2:]; s.section >= 0xfff0 { // a negative number
+		s.section |= 0xffff0000
+	}
+	s.typ, s.class, s.aux = le.Uint16(b), b[2], int(b[3])
+	return s
+}
+
+// index returns the number of a symbol's section, as far as numbers of symbol tables go.
+func (s *coffSym) index() SectionIndex {
+	if s.section >= uint32(elf.SHN_LORESERVE) && s.section < 0xfffffff0 {
+		return SectionIndex(elf.SHN_XINDEX) // in a section
+	}
+	return SectionIndex(s.section)
 }
 
 func kindCOFF(f io.ReaderAt) FileKind {
-	var h [coffHeader]byte
+	var b [coffBigHeader]byte
 	var last [1]byte
-	if _, err := f.ReadAt(h[:], 0); err != nil {
+	n, _ := f.ReadAt(b[:], 0)
+	h, ok := readCOFFHead(b[:n])
+	if !ok || h.image {
 		return UnknownFile
 	}
-	end, ok := coffEnd(h[:])
-	if !ok {
-		return UnknownFile
-	}
-	if _, err := f.ReadAt(last[:], int64(end-1)); err != nil { // two bytes begin other files, too
+	if _, err := f.ReadAt(last[:], int64(h.end()-1)); err != nil { // two bytes begin other files, too
 		return UnknownFile
 	}
 	return ObjectFile
@@ -79,21 +146,21 @@ func kindCOFF(f io.ReaderAt) FileKind {
 // readCOFF reads the headers of an object file, and lays out its sections.
 func (img *Image) readCOFF() error {
 	le := binary.LittleEndian
-	h, ok := img.bytes(0, coffHeader)
+	h, ok := readCOFFHead(img.b)
 	if !ok {
 		return img.errorf(0, ErrTruncated, "header")
 	}
-	if end, ok := coffEnd(h); !ok {
+	if h.image {
 		return img.errorf(0, ErrFormat, "header")
-	} else if end > uint64(len(img.b)) {
+	} else if end := h.end(); end > uint64(len(img.b)) {
 		return img.errorf(0, ErrTruncated, "an object file of Windows with headers and symbols up to %#x", end)
 	}
-	img.order, img.machine = le, arch.ByCOFF(le.Uint16(h))
+	img.order, img.machine = le, arch.ByCOFF(h.machine)
 	img.is64 = img.machine.WordSize() == 8
-	img.pe = &portable{symtab: uint64(le.Uint32(h[8:])), nsyms: uint64(le.Uint32(h[12:]))}
-	all, ok := img.bytes(coffHeader, peSection*uint64(le.Uint16(h[2:])))
+	img.pe = &portable{symtab: h.symtab, nsyms: h.nsyms, symbol: h.symbol}
+	all, ok := img.bytes(h.size, peSection*h.sections)
 	if !ok {
-		return img.errorf(coffHeader, ErrTruncated, "section headers")
+		return img.errorf(h.size, ErrTruncated, "section headers")
 	}
 	names, room := img.coffStrings(), min(uint64(len(img.b)), img.reach)
 	seen := map[string]int{}
@@ -156,18 +223,18 @@ func coffName(h, names []byte, room *uint64) string {
 // coffUndefined returns a table of all symbols, in which those that other files define are in no section.
 func (img *Image) coffUndefined() SymbolTable {
 	p, le := img.pe, binary.LittleEndian
-	all, _ := img.bytes(p.symtab, coffSymbol*p.nsyms)
-	t := SymbolTable{Order: le, Is64: true, Names: slices.Clone(img.coffStrings()), Entries: make([]byte, 24*(len(all)/coffSymbol))}
+	all, _ := img.bytes(p.symtab, p.symbol*p.nsyms)
+	t := SymbolTable{Order: le, Is64: true, Names: slices.Clone(img.coffStrings()), Entries: make([]byte, 24*(len(all)/int(p.symbol)))}
 	for i := 0; i < t.Len(); i++ {
-		s, b := all[coffSymbol*i:][:coffSymbol], t.Entries[24*i:]
-		at := le.Uint32(s[4:])
-		if le.Uint32(s) != 0 {
+		s, b := p.symbolAt(all[int(p.symbol)*i:]), t.Entries[24*i:]
+		at := le.Uint32(s.name[4:])
+		if le.Uint32(s.name) != 0 {
 			at = uint32(len(t.Names))
-			t.Names = append(append(t.Names, bytes.TrimRight(s[:8], "\x00")...), 0)
+			t.Names = append(append(t.Names, bytes.TrimRight(s.name, "\x00")...), 0)
 		}
 		le.PutUint32(b, at)
-		le.PutUint16(b[6:], le.Uint16(s[12:]))
-		for aux := int(s[17]); aux > 0 && i+1 < t.Len(); aux-- { // no symbol
+		le.PutUint16(b[6:], uint16(s.index()))
+		for aux := s.aux; aux > 0 && i+1 < t.Len(); aux-- { // no symbol
 			i++
 			le.PutUint16(t.Entries[24*i+6:], 1)
 		}
@@ -202,7 +269,7 @@ func (img *Image) coffRelocator() func(s *Section, b []byte) ([]byte, error) {
 
 func (img *Image) relocateCOFF(s *Section, out, list []byte) {
 	le, p := binary.LittleEndian, img.pe
-	syms, _ := img.bytes(p.symtab, coffSymbol*p.nsyms)
+	syms, _ := img.bytes(p.symtab, p.symbol*p.nsyms)
 	unwinding := strings.HasPrefix(s.Name, ".pdata") || strings.HasPrefix(s.Name, ".xdata")
 	for ; len(list) > 0; list = list[coffReloc:] {
 		at, symbol, typ := uint64(le.Uint32(list)), uint64(le.Uint32(list[4:])), le.Uint16(list[8:])
@@ -226,13 +293,13 @@ func (img *Image) relocateCOFF(s *Section, out, list []byte) {
 			refuse(ErrMalformed, "symbol %d of %d", symbol, p.nsyms)
 			continue
 		}
-		x := syms[coffSymbol*symbol:][:coffSymbol]
-		v := uint64(le.Uint32(x[8:]))
-		switch sec := le.Uint16(x[12:]); {
+		x := p.symbolAt(syms[p.symbol*symbol:])
+		v := uint64(x.value)
+		switch sec := x.section; {
 		case sec == symAbsolute:
 		case sec == 0:
 			v = img.layout.undefined(int(symbol))
-		case int(sec) > len(img.secs) || img.secs[sec-1].Perm == 0:
+		case uint64(sec) > uint64(len(img.secs)) || img.secs[sec-1].Perm == 0:
 			refuse(ErrUnsupported, "symbol %d is in section %d, which is not loaded", symbol, sec)
 			continue
 		default:

@@ -4,8 +4,10 @@ import (
 	"debug/pe"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -216,4 +218,128 @@ func TestCOFFDamaged(t *testing.T) {
 			t.Fatal("copies of a section take more than the file")
 		}
 	}
+}
+
+// big makes an object file with a long header of one with a short header: all that lies behind the header moves, and symbols get longer.
+func big(b []byte) []byte {
+	le := binary.LittleEndian
+	h, _ := readCOFFHead(b)
+	const moved = coffBigHeader - coffHeader
+	out := make([]byte, coffBigHeader, len(b)+moved+2*int(h.nsyms))
+	copy(out, "\x00\x00\xff\xff\x02\x00")
+	le.PutUint16(out[6:], h.machine)
+	copy(out[12:], bigClass)
+	le.PutUint32(out[44:], uint32(h.sections))
+	le.PutUint32(out[48:], uint32(h.symtab)+moved)
+	le.PutUint32(out[52:], uint32(h.nsyms))
+	out = append(out, b[coffHeader:h.symtab]...)
+	for i := range h.sections {
+		s := out[coffBigHeader+peSection*i:]
+		for _, field := range []int{20, 24} { // its contents, its relocations
+			if v := le.Uint32(s[field:]); v != 0 {
+				le.PutUint32(s[field:], v+moved)
+			}
+		}
+	}
+	at := h.symtab
+	for aux := 0; at < h.symtab+coffSymbol*h.nsyms; at += coffSymbol {
+		s := b[at:][:coffSymbol]
+		if aux > 0 {
+			out, aux = append(append(out, s...), 0, 0), aux-1
+			continue
+		}
+		out = append(append(out, s[:12]...), s[12], s[13], 0, 0)
+		if s[13] == 0xff {
+			out[len(out)-2], out[len(out)-1] = 0xff, 0xff
+		}
+		out, aux = append(out, s[14:]...), int(s[17])
+	}
+	return append(out, b[at:]...)
+}
+
+// TestCOFFBig: an object file with a long header is the same as one with a short header..
+func TestCOFFBig(t *testing.T) {
+	for i, b := range coffObjects(t) {
+		x, err := New("short", b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		long := big(b)
+		y, err := New("long", long)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if x.Machine() != y.Machine() || len(x.Sections()) != len(y.Sections()) || y.Format() != "COFF" || y.Linked() || len(x.Starts()) != len(y.Starts()) || !Known(long) {
+			t.Errorf("object %d: %d sections, want %d", i, len(y.Sections()), len(x.Sections()))
+		}
+		for k := range x.Sections() {
+			s, r := &x.Sections()[k], &y.Sections()[k]
+			a, _, _ := x.Relocate(s)
+			c, bad, err := y.Relocate(r)
+			if s.Name != r.Name || s.Addr != r.Addr || string(a) != string(c) || len(bad) > 0 || err != nil {
+				t.Errorf("object %d: section %s at %#x is %s at %#x: %v %v", i, s.Name, uint64(s.Addr), r.Name, uint64(r.Addr), bad, err)
+			}
+		}
+		symbols := func(img *Image) (list []string) {
+			if err := img.Symbols(func(s Symbol) bool { list = append(list, fmt.Sprint(s)); return true }); err != nil {
+				t.Error(err)
+			}
+			for i := range 40 {
+				name, off := img.Place(img.layout.undef + arch.Vaddr(undefRoom*i))
+				list = append(list, fmt.Sprint(name, off > 0))
+			}
+			return list
+		}
+		if got, want := symbols(y), symbols(x); !slices.Equal(got, want) || len(got) < 44 {
+			t.Errorf("object %d: symbols\n got %q\nwant %q", i, got, want)
+		}
+		for n := range long {
+			New("cut", long[:n:n])
+		}
+	}
+	imported := []byte("\x00\x00\xff\xff\x00\x00\x64\x86" + strings.Repeat("\x00", 60)) // of a library: it has no code
+	if Known(imported) {
+		t.Error("an import is an object file")
+	}
+}
+
+// TestCOFFBigJudge: clang's object file with more than 65,279 sections has a long header. Its functions are where llvm-nm has them.
+func TestCOFFBigJudge(t *testing.T) {
+	oracle.Need(t, "clang-19", "llvm-nm-19")
+	dir := t.TempDir()
+	source, object := filepath.Join(dir, "a.s"), filepath.Join(dir, "a.o")
+	text := ".altmacro\n.macro one n\n\t.section .text$a\\n,\"xr\"\n\t.globl f\\n\nf\\n:\n\tcall\text\n\tret\n.endm\n.set i, 0\n.rept 66000\n\tone %i\n\t.set i, i+1\n.endr\n"
+	if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	oracle.Run(t, "clang-19", "--target=x86_64-pc-windows-msvc", "-c", "-o", object, source)
+	img, err := Open(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	if img.pe.symbol != coffBigSymbol || KindOf(object) != ObjectFile || len(img.Sections()) < 66_000 {
+		t.Fatalf("%d sections, symbols of %d bytes", len(img.Sections()), img.pe.symbol)
+	}
+	got := map[string]string{}
+	img.Symbols(func(s Symbol) bool {
+		name, off := img.Place(s.Value)
+		got[strings.Clone(s.Name)] = fmt.Sprint(name, "+", off)
+		return true
+	})
+	n := 0
+	for line := range strings.Lines(string(oracle.Run(t, "llvm-nm-19", "--defined-only", object))) {
+		f := strings.Fields(line)
+		if len(f) != 3 || f[1] != "T" {
+			continue
+		}
+		n++
+		if want := ".text$a" + f[2][1:] + "+0"; got[f[2]] != want {
+			t.Fatalf("%s is at %s, want %s", f[2], got[f[2]], want)
+		}
+	}
+	if n != 66_000 {
+		t.Errorf("%d functions", n)
+	}
+	t.Logf("%d sections, %d functions", len(img.Sections()), n)
 }

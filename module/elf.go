@@ -14,7 +14,7 @@ import (
 
 var elfFormat = format{
 	name:        "ELF",
-	has:         func(b []byte) bool { return string(b) == elf.ELFMAG },
+	has:         func(b []byte) bool { return string(b[:4]) == elf.ELFMAG },
 	kind:        kindELF,
 	read:        (*Image).readELF,
 	buildID:     func(img *Image) []byte { return img.note(gnuBuildID) },

@@ -91,7 +91,7 @@ func withPE(list [][]byte) [][]byte {
 	}
 	for _, name := range []string{"x86_64", "arm64"} {
 		if b, err := os.ReadFile("testdata/" + name + ".coff.o"); err == nil {
-			list = append(list, b)
+			list = append(list, b, big(b))
 		}
 	}
 	return list

@@ -127,14 +127,14 @@ var formats = []*format{&elfFormat, &machoFormat, &peFormat, &coffFormat}
 // formatOf returns the format of files that begin with b; nil: none is known.
 func formatOf(b []byte) *format {
 	for _, f := range formats {
-		if len(b) >= 4 && f.has(b[:4]) {
+		if len(b) >= 4 && f.has(b) {
 			return f
 		}
 	}
 	return nil
 }
 
-// Known says whether New reads files that begin with b. Four bytes are enough.
+// Known says whether New reads files that begin with b. Four bytes are enough, but for Windows's object files with a long header: these take 28.
 func Known(b []byte) bool { return formatOf(b) != nil }
 
 // An Image is a binary image: an executable, a library or an object file. It is safe for concurrent use until Close.

@@ -17,7 +17,7 @@ import (
 // numbers that symbols give them. In an object file (MH_OBJECT), sections have addresses of their own already, from 0 on.
 var machoFormat = format{
 	name:        "Mach-O",
-	has:         func(b []byte) bool { return machoMagic(b) != 0 || fatMagic(b) != 0 },
+	has:         func(b []byte) bool { return machoMagic(b[:4]) != 0 || fatMagic(b[:4]) != 0 },
 	kind:        kindMachO,
 	read:        (*Image).readMachO,
 	buildID:     func(img *Image) []byte { return img.macho.uuid },

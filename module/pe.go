@@ -43,6 +43,7 @@ type portable struct {
 	dirs    [16]struct{ rva, size uint32 }
 	symtab  uint64 // file offset of the COFF symbols, and their number
 	nsyms   uint64
+	symbol  uint64   // bytes of a COFF symbol
 	relocs  []relocs // of an object file's sections
 }
 
@@ -113,7 +114,7 @@ func (img *Image) readPE() error {
 		return img.errorf(at, ErrFormat, "a program for DOS")
 	}
 	h = h[4:]
-	p := &portable{symtab: uint64(le.Uint32(h[8:])), nsyms: uint64(le.Uint32(h[12:]))}
+	p := &portable{symtab: uint64(le.Uint32(h[8:])), nsyms: uint64(le.Uint32(h[12:])), symbol: coffSymbol}
 	img.pe, img.linked = p, true
 	img.machine = arch.ByCOFF(le.Uint16(h))
 	nsecs, optional := uint64(le.Uint16(h[2:])), uint64(le.Uint16(h[16:]))
@@ -228,7 +229,7 @@ func (img *Image) coffStrings() []byte {
 	if img.pe.symtab == 0 {
 		return nil
 	}
-	at := img.pe.symtab + coffSymbol*img.pe.nsyms
+	at := img.pe.symtab + img.pe.symbol*img.pe.nsyms
 	h, ok := img.bytes(at, 4)
 	if !ok {
 		return nil
@@ -252,29 +253,28 @@ func (img *Image) coffSymbols() (t SymbolTable, err error) {
 	if p.symtab == 0 || p.nsyms == 0 {
 		return t, nil
 	}
-	all, ok := img.bytes(p.symtab, coffSymbol*p.nsyms)
+	all, ok := img.bytes(p.symtab, p.symbol*p.nsyms)
 	if !ok {
-		n := (uint64(len(img.b)) - min(p.symtab, uint64(len(img.b)))) / coffSymbol
-		all, _ = img.bytes(p.symtab, coffSymbol*n)
+		n := (uint64(len(img.b)) - min(p.symtab, uint64(len(img.b)))) / p.symbol
+		all, _ = img.bytes(p.symtab, p.symbol*n)
 		err = img.errorf(p.symtab, ErrTruncated, "%d COFF symbols", p.nsyms)
 	}
 	names := img.coffStrings()
 	t.Add("", SymbolEntry{}) // symbol 0 names nothing
-	for len(all) >= coffSymbol {
-		s, aux := all[:coffSymbol], int(all[17])
-		all = all[min(coffSymbol*(1+aux), len(all)):]
-		sec := le.Uint16(s[12:])
-		typ, class := le.Uint16(s[14:]), s[16]
-		if sec == 0 || int(sec) > len(img.secs) || class != symExternal && class != symStatic {
+	for len(all) >= int(p.symbol) {
+		s := p.symbolAt(all)
+		all = all[min(int(p.symbol)*(1+s.aux), len(all)):]
+		sec, class, aux := s.section, s.class, s.aux
+		if sec == 0 || uint64(sec) > uint64(len(img.secs)) || class != symExternal && class != symStatic {
 			continue
 		}
 		var name string
-		if le.Uint32(s) == 0 {
-			if at := le.Uint32(s[4:]); at >= 4 && uint64(at) < uint64(len(names)) {
+		if le.Uint32(s.name) == 0 {
+			if at := le.Uint32(s.name[4:]); at >= 4 && uint64(at) < uint64(len(names)) {
 				name = alias(names[at:])
 			}
 		} else {
-			name = string(bytes.TrimRight(s[:8], "\x00"))
+			name = string(bytes.TrimRight(s.name, "\x00"))
 		}
 		in := &img.secs[sec-1]
 		own, _, _ := strings.Cut(in.Name, "#")
@@ -284,11 +284,11 @@ func (img *Image) coffSymbols() (t SymbolTable, err error) {
 		if int64(len(t.Names)+len(name)) > img.Reach() {
 			return t, img.errorf(p.symtab, ErrMalformed, "names of COFF symbols overlap")
 		}
-		e := SymbolEntry{Kind: Object, Bind: Global, Section: SectionIndex(sec), Value: uint64(in.Addr) + uint64(le.Uint32(s[8:]))}
+		e := SymbolEntry{Kind: Object, Bind: Global, Section: s.index(), Value: uint64(in.Addr) + uint64(s.value)}
 		if class == symStatic {
 			e.Bind = Local
 		}
-		if typ&0xf0 == symFunction || in.Perm&Exec != 0 {
+		if s.typ&0xf0 == symFunction || in.Perm&Exec != 0 {
 			e.Kind = Func
 		}
 		t.Add(name, e)

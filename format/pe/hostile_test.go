@@ -71,7 +71,8 @@ func seeds(t testing.TB) (list [][]byte) {
 		}
 		list = append(list, b)
 	}
-	return list
+	// An empty object file with a long header, for what behind it is made up.
+	return append(list, []byte("\x00\x00\xff\xff\x02\x00\x64\x86\x00\x00\x00\x00\xc7\xa1\xba\xd1\xee\xba\xa9\x4b\xaf\x20\xfa\xf6\x6a\xa4\xdc\xb8"+strings.Repeat("\x00", 28)))
 }
 
 // FuzzImage: no image makes the reader panic, hang or fill the memory.
