@@ -1,6 +1,7 @@
 package format
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/unspool/unspool/format/dwarf"
@@ -87,7 +88,7 @@ func handlers(img *module.Image, t *pe.Table, yield func(*Handler, *Exceptions) 
 		}
 		return f
 	}
-	left, failed := 1<<18+4*int(img.Reach()), []error(nil)
+	left, failed, more := 1<<18+4*int(img.Reach()), []error(nil), 0
 	errs = t.Handlers(func(h *pe.Handler) bool {
 		var x *Exceptions
 		if h.LSDA {
@@ -96,14 +97,19 @@ func handlers(img *module.Image, t *pe.Table, yield func(*Handler, *Exceptions) 
 			if x, err = within(h.Section).ReadLSDA(fn, h.Addr, &left); err != nil {
 				if len(failed) < maxFailed {
 					failed = append(failed, err)
+				} else {
+					more++
 				}
 				return true
 			}
 		}
 		return yield(h, x)
 	})
+	if more > 0 {
+		failed = append(failed, fmt.Errorf("%d more exception tables: %w", more, dwarf.ErrMalformed))
+	}
 	return append(errs, failed...)
 }
 
-// maxFailed bounds the errors of exception tables.
+// maxFailed bounds the errors of exception tables; another one counts the rest.
 const maxFailed = 1000

@@ -34,7 +34,7 @@ func newCore(vl int64) *core {
 	return c
 }
 
-// run executes an instruction; ok is false for one that it does not know.
+// run executes an instruction.
 func (c *core) run(t *testing.T, line string) {
 	t.Helper()
 	name, rest, _ := strings.Cut(line, "\t")
