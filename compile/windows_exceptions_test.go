@@ -107,6 +107,7 @@ func (o *windowsObject) tables(t *testing.T) map[string]exceptionTable {
 
 // TestScopeTables compares scope tables with what clang wrote for the assembler.
 func TestScopeTables(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19", "llvm-mc-19")
 	scopes := 0
 	for _, triple := range windowsTriples {
@@ -161,6 +162,7 @@ func TestScopeTables(t *testing.T) {
 
 // TestStates compares the tables of C++ with what clang wrote for the assembler.
 func TestStates(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19", "llvm-mc-19")
 	ranges, actions := 0, 0
 	for _, triple := range windowsTriples {

@@ -141,6 +141,7 @@ func (q *thumbSequence) text() (out []string) {
 
 // TestReadobjARM compares lengths, prologues and epilogues of all functions for 32-bit Arm with llvm-readobj's.
 func TestReadobjARM(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "llvm-readobj-19")
 	functions, packed, epilogues, refused := 0, 0, 0, 0
 	for _, path := range thumbImages(t) {
@@ -327,6 +328,7 @@ var thumbLine = regexp.MustCompile(`(?m)^\s*([0-9a-f]+):\s+(\S.*)$`)
 // TestExecuteARM executes prologues and epilogues, and unwinds at each of their instructions: the rows recover the caller, and all registers that
 // a call preserves.
 func TestExecuteARM(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "llvm-objdump-19")
 	steps, functions, epilogues := 0, 0, 0
 	for _, path := range thumbImages(t) {
