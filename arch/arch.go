@@ -236,8 +236,8 @@ const (
 	EM_LOONG   = 258
 )
 
-// Others are machines whose programs this one does not run. Those with StepKnown can be walked, in cores; of the rest, tables can be read and printed: the
-// stack pointer and the usual return address column are all that this needs.
+// Others are machines whose programs this one does not run. Those with UserRegs can be walked, in cores; of the rest, tables can be read, compiled
+// and proven.
 var others = map[uint16]*Machine{
 	EM_386:   I386,
 	EM_ARM:   ARM,
@@ -245,11 +245,11 @@ var others = map[uint16]*Machine{
 	EM_LOONG: Loong64,
 	EM_S390:  S390X,
 	EM_PPC64: PPC64LE,
-	EM_MIPS:  finish(&Machine{Name: "mips", ELF: EM_MIPS, SP: 29, FP: 30, PC: 64, RA: 31, RAName: "ra"}, 0, nil),
+	EM_MIPS:  MIPS,
 }
 
 // ByELF returns the machine of an ELF header's e_machine, or of a number from a COFF header that ELF has not. It never returns nil: a machine without a
-// description gets one that can only number its registers.
+// description gets one that can only number its registers. Of MIPS's machines, which share a number, it returns the first: MIPSMachine chooses.
 func ByELF(em uint16) *Machine {
 	for _, m := range machines {
 		if m.ELF == em {
@@ -274,7 +274,7 @@ func Named(name string) *Machine {
 		}
 		return nil
 	}
-	all := slices.Concat(machines, slices.Collect(maps.Values(others)), slices.Collect(maps.Values(windows)))
+	all := slices.Concat(machines, slices.Collect(maps.Values(others)), slices.Collect(maps.Values(windows)), mipsMachines)
 	if i := slices.IndexFunc(all, func(m *Machine) bool { return m.Name == name }); i >= 0 {
 		return all[i]
 	}

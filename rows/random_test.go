@@ -153,7 +153,7 @@ func TestStepUnknown(t *testing.T) {
 	if o := Step(arch.AMD64, &set, start(arch.AMD64, 0, 0x1000), mem); o != OK {
 		t.Errorf("a return address column that is no register: %v", o)
 	}
-	for _, em := range []uint16{arch.EM_MIPS, 0} {
+	for _, em := range []uint16{4242, 0} {
 		s := &State{Known: ^uint64(0)}
 		if o := Step(arch.ByELF(em), &set, s, mem); o != NoRule {
 			t.Errorf("machine %d: %v", em, o)

@@ -1,6 +1,7 @@
 package compact
 
 import (
+	"bytes"
 	"fmt"
 	"hash/crc32"
 	"math/bits"
@@ -75,6 +76,11 @@ func layOut(b []byte, machine func(uint16) *arch.Machine) (*Table, error) {
 		return nil, bad(hdrChecksum, "checksum %#x, not %#x", got, want)
 	}
 	m := machine(le.Uint16(b[hdrMachine:]))
+	for _, v := range m.Variants() { // machines that share a number differ in their registers, or in the byte order
+		if sh := shapeOf(v); b[hdrTraits] == sh.traits() && int64(b[hdrSaveScale]) == sh.scale && bytes.HasPrefix(b[headerSize:], sh.slots) {
+			m = v
+		}
+	}
 	t := &Table{b: b, machine: m, sh: shapeOf(m), wideEscs: b[hdrEscSize] == 4, inReg: m.RAInReg, sp: uint8(m.Slot(m.SP)), ra: uint8(m.Slot(m.RA)),
 		nrules: uint32(u32(hdrNRules)), saved: m.SavedSlots(), nrows: int(u32(hdrNRows)), nspans: int(u32(hdrNSpans)), ngran: int(u32(hdrNGranules))}
 	t.ruleBits = uint8(bits.TrailingZeros(uint(t.sh.size)))

@@ -94,3 +94,32 @@ func TestAnyMachine(t *testing.T) {
 	}
 	askC(t, refs, tables)
 }
+
+// TestVariants: the tables of machines that share a number are loaded as those of the right one.
+func TestVariants(t *testing.T) {
+	seen := map[*arch.Machine]bool{}
+	for _, m := range arch.MIPS.Variants() {
+		b := rows.NewBuilder(m)
+		b.Range(0x1000, 0x1010, []rows.Row{{Lo: 0x1000, Set: b.Intern(rows.Set{RA: m.RA, CFA: rows.CFA{Kind: rows.CFAReg, Reg: m.SP, Off: 32},
+			Rules: []rows.Rule{{Of: 16, Kind: rows.Offset, Off: -16}, {Of: m.RA, Kind: rows.Offset, Off: -8}}})}})
+		ref := rows.Build(b)
+		bytes, err := Emit(ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ct, err := Load(bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ct.machine != m || seen[m] {
+			t.Errorf("a table of %s is loaded as one of %s", m.Name, ct.machine.Name)
+		}
+		if err := Verify(ct, ref, 3); err != nil {
+			t.Errorf("%s: %v", m.Name, err)
+		}
+		seen[m] = true
+	}
+	if len(seen) != 6 {
+		t.Errorf("%d machines", len(seen))
+	}
+}

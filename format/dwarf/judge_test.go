@@ -227,12 +227,26 @@ func judgeReg(m *arch.Machine, r arch.Reg) string {
 	case m == arch.ARM64 && r >= 64 && r < 96:
 		return fmt.Sprintf("B%d", r-64)
 	}
+	if m.ELF == arch.EM_MIPS && int(r) < len(mipsNames) {
+		return mipsNames[r]
+	}
 	n := m.RegName(r)
 	if n == fmt.Sprintf("r%d", r) && m != arch.AMD64 {
 		return fmt.Sprintf("reg%d", r)
 	}
 	return strings.ToUpper(n)
 }
+
+// mipsNames are the judge's names for MIPS's registers, by number: for all conventions those of registers of 64 bits.
+var mipsNames = func() (list []string) {
+	for _, name := range strings.Fields("ZERO AT V0 V1 A0 A1 A2 A3 T0 T1 T2 T3 T4 T5 T6 T7 S0 S1 S2 S3 S4 S5 S6 S7 T8 T9 K0 K1 GP SP FP RA") {
+		list = append(list, name+"_64")
+	}
+	for i := range 32 {
+		list = append(list, fmt.Sprintf("D%d", i))
+	}
+	return append(list, "HI0", "LO0")
+}()
 
 // aside matches what the judge says and a Set does not: that a return address is not signed any more, and in which
 // address space the stack is.

@@ -286,7 +286,7 @@ func judgeArchive(path string) (list []verdict, err error) {
 }
 
 // otherNames matches files of machines whose registers the judge calls by other names: TestObjects judges these.
-var otherNames = regexp.MustCompile("/(arm-debug|loongarch64|mips|mips64el|ppc64le|s390x)[.]o$")
+var otherNames = regexp.MustCompile("/(arm-debug|loongarch64|ppc64le|s390x)[.]o$")
 
 // mapLine is a line of lld's map for a section of the only input: its address and size, and its name.
 var mapLine = regexp.MustCompile(`(?m)^ *([0-9a-f]+) +[0-9a-f]+ +([0-9a-f]+) +\d+ {9}\S+:\((\S+)\)$`)
