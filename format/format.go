@@ -74,13 +74,16 @@ const (
 // read. The error is of .eh_frame and .debug_frame: a source of another format that cannot be read has damage instead of rows.
 //
 // .eh_frame wins: the program itself unwinds by it. .debug_frame fills its gaps. The linker makes .debug_frame of Go's table, in fewer bytes.
-// So Go's table is spare beside it. Formats of few registers come behind these. Arm's tables and Apple's come last: their rows hold at calls only.
+// So Go's table is spare beside it. Formats of few registers come behind these. Arm's tables, Apple's and MIPS's come last: their rows hold at calls only.
 func Open(img *module.Image) (*Unwind, error) {
 	d, err := dwarf.Open(img)
 	sizes := d.Sizes()
 	u := &Unwind{Machine: d.Machine(), indirect: d.Indirect, hdr: sizes.EHFrameHdr, sums: []func(io.Writer){d.Sum}}
 	for _, s := range img.Starts() {
 		u.sections = append(u.sections, rows.SectionStart{Lo: s.Addr, Name: s.Name})
+	}
+	if len(u.Machine.Variants()) > 1 { // the number in the sums is that of all of them
+		u.sums = append(u.sums, func(w io.Writer) { io.WriteString(w, u.Machine.Name) })
 	}
 	u.entries = func(yield func(Entry) bool) { d.Entries(dwarf.Both, yield) }
 	u.loaded = func(yield func(Entry) bool) { d.Entries(dwarf.EHFrame, yield) }
@@ -120,7 +123,7 @@ func Open(img *module.Image) (*Unwind, error) {
 	for _, f := range []struct {
 		name string
 		open func(*module.Image) (*Source, func(io.Writer), error)
-	}{{SFrame, sframeSource}, {ARMExidx, ehabiSource}, {ORC, orcSource}, {CompactUnwind, compactUnwindSource}} {
+	}{{SFrame, sframeSource}, {ARMExidx, ehabiSource}, {ORC, orcSource}, {CompactUnwind, compactUnwindSource}, {MIPSCompact, mipsSource}} {
 		x, sum, bad := f.open(img)
 		if x == nil && bad != nil {
 			x = &Source{Name: f.name, Rows: func() (*rows.Table, []error) { return rows.Build(rows.NewBuilder(u.Machine)), nil }}

@@ -55,7 +55,7 @@ func Open(img *module.Image) (*Frames, error) {
 				in.DebugFrame = append(in.DebugFrame, x)
 			}
 		case ".eh_frame_hdr":
-			if x, ok := contents(s); ok {
+			if x, ok := contents(s); ok && !compact(img, x.Data) {
 				in.Hdr = &x
 			}
 		case ".text":
@@ -70,6 +70,11 @@ func Open(img *module.Image) (*Frames, error) {
 	return New(in), first
 }
 
+// compact says whether .eh_frame_hdr is the index of MIPS's compact tables: its version is 2. format/mips reads it.
+func compact(img *module.Image, hdr []byte) bool {
+	return img.Machine().ELF == arch.EM_MIPS && len(hdr) > 0 && hdr[0] == 2
+}
+
 // bySegment finds .eh_frame_hdr and .eh_frame by the program headers. It finds nothing where there is no
 // PT_GNU_EH_FRAME; with an error, it has what the file has of them.
 func (in *Sections) bySegment(img *module.Image) error {
@@ -79,6 +84,9 @@ func (in *Sections) bySegment(img *module.Image) error {
 		return nil
 	}
 	b, err := img.Contents(&segs[i])
+	if compact(img, b) { // it has no pointer to .eh_frame
+		return err
+	}
 	in.Hdr = &Section{Name: ".eh_frame_hdr", Addr: segs[i].Vaddr, Data: b}
 	f := New(*in)
 	if f.hdr == nil {
