@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
@@ -140,11 +141,15 @@ func TestProofs(t *testing.T) {
 		{First: ".eh_frame", Second: ".sframe", Equal: 100, Differ: 5, Differences: []Difference{range1, range2}},
 	}}, nil)
 	c.Add(Proof{File: "plain", Rows: 1000, Rules: 1, Damaged: 2}, nil)
+	c.Add(Proof{File: "hidden", Unindexed: []arch.Vaddr{0x3000, 0x4000, 0x5000}}, nil)
 	c.Add(Proof{}, ErrNoRows)
 	if c.WriteText(&out, 1); !c.Differ() {
 		t.Error("no difference is reported")
 	}
-	want := `4 files: 1,000 rows and 1 rule equal the reference; 2 damaged entries; 1 file without unwind information
+	want := `5 files: 1,000 rows and 1 rule equal the reference; 2 damaged entries; 1 file without unwind information
+hidden: .eh_frame_hdr does not lead to the FDEs of 3 functions: libgcc and libunwind find nothing there
+  3000
+  and 2 others; --differences N prints more
 2 files with several sources of unwind information: they agree at 111 addresses, count from different registers at 2 and contradict each other at 5
 odd�[m: .eh_frame and .sframe differ at 5 addresses, in 2 ranges
   1000-1004  cfa: rsp+8 by .eh_frame, rsp+16 by .sframe

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/internal/printable"
@@ -18,6 +19,7 @@ type Proof struct {
 	File                 string
 	Rows, Rules, Damaged int
 	Comparisons          []Comparison
+	Unindexed            []arch.Vaddr // functions with an FDE that .eh_frame_hdr does not lead to
 }
 
 // Prove proves that the compact table of a file is equal to its unwind information, and with code that machine code is, in each layout and
@@ -51,7 +53,11 @@ func Prove(path string, code bool) (Proof, error) {
 	}
 	s := t.Stats()
 	list, _ := Compare(img, f) // ref's damage is the same
-	return Proof{path, s.Rows, s.Rules, len(damage), list}, nil
+	p := Proof{path, s.Rows, s.Rules, len(damage), list, nil}
+	for lo := range f.Unindexed {
+		p.Unindexed = append(p.Unindexed, lo)
+	}
+	return p, nil
 }
 
 func proveNative(ref *rows.Table) error {
@@ -81,6 +87,7 @@ type Proofs struct {
 
 	several, equal, otherBase, differ uint64 // of files with several sources: how many, and addresses
 	differing                         []Proof
+	unindexed                         []Proof
 }
 
 // Add adds what Prove returned.
@@ -104,6 +111,9 @@ func (c *Proofs) Add(p Proof, err error) {
 	if differs {
 		c.differing = append(c.differing, p)
 	}
+	if len(p.Unindexed) > 0 {
+		c.unindexed = append(c.unindexed, p)
+	}
 }
 
 // Differ says whether two sources of a file contradict each other.
@@ -115,6 +125,18 @@ func (c *Proofs) WriteText(w io.Writer, most int) {
 	if c.proven+c.without > 0 {
 		fmt.Fprintf(w, "%s: %s and %s equal the reference; %s; %s without unwind information\n", n(c.proven+c.without, "file", "files"),
 			n(c.rows, "row", "rows"), n(c.rules, "rule", "rules"), n(c.damaged, "damaged entry", "damaged entries"), n(c.without, "file", "files"))
+	}
+	slices.SortFunc(c.unindexed, func(a, b Proof) int { return strings.Compare(a.File, b.File) })
+	for _, p := range c.unindexed {
+		fmt.Fprintf(w, "%s: .eh_frame_hdr does not lead to the FDEs of %s: libgcc and libunwind find nothing there\n", printable.Line(p.File),
+			n(uint64(len(p.Unindexed)), "function", "functions"))
+		for i, lo := range p.Unindexed {
+			if i == most {
+				fmt.Fprintf(w, "  and %s; --differences N prints more\n", n(uint64(len(p.Unindexed)-i), "other", "others"))
+				break
+			}
+			fmt.Fprintf(w, "  %x\n", uint64(lo))
+		}
 	}
 	if c.several == 0 {
 		return

@@ -44,14 +44,15 @@ type Unwind struct {
 	// Sources are in order of precedence: rows of a later source hold only where no earlier one has any.
 	Sources []Source
 
-	sums     []func(io.Writer)   // write all that rows are made of
-	sections []rows.SectionStart // of a file that is not linked
-	indirect func() bool
-	hdr      uint64
-	entries  func(yield func(Entry) bool)
-	loaded   func(yield func(Entry) bool) // those of .eh_frame
-	except   func(yield func(*Exceptions) bool) []dwarf.Damage
-	handlers func(yield func(*Handler, *Exceptions) bool) []error // of Windows; nil elsewhere
+	sums      []func(io.Writer)   // write all that rows are made of
+	sections  []rows.SectionStart // of a file that is not linked
+	indirect  func() bool
+	hdr       uint64
+	entries   func(yield func(Entry) bool)
+	loaded    func(yield func(Entry) bool) // those of .eh_frame
+	except    func(yield func(*Exceptions) bool) []dwarf.Damage
+	unindexed func(yield func(lo, hi arch.Vaddr) bool)
+	handlers  func(yield func(*Handler, *Exceptions) bool) []error // of Windows; nil elsewhere
 }
 
 // An Entry is a CIE or an FDE; an Instruction is one of an entry's call frame instructions. They are for those who count and show them.
@@ -88,6 +89,7 @@ func Open(img *module.Image) (*Unwind, error) {
 	u.entries = func(yield func(Entry) bool) { d.Entries(dwarf.Both, yield) }
 	u.loaded = func(yield func(Entry) bool) { d.Entries(dwarf.EHFrame, yield) }
 	u.except = d.Exceptions
+	u.unindexed = d.Unindexed
 	for _, s := range []struct {
 		name   string
 		which  dwarf.Which
@@ -194,6 +196,9 @@ func (u *Unwind) Size(name string) uint64 {
 
 // IndexSize returns the size of .eh_frame_hdr, the search table of .eh_frame.
 func (u *Unwind) IndexSize() uint64 { return u.hdr }
+
+// Unindexed calls yield with the range of each FDE that .eh_frame_hdr does not lead to, by address, until it returns false.
+func (u *Unwind) Unindexed(yield func(lo, hi arch.Vaddr) bool) { u.unindexed(yield) }
 
 // Key is a hash of all that rows are made of, but what an indirect pointer leads to: Indirect says whether rows that were made depend on one.
 func (u *Unwind) Key() string {

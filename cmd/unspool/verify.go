@@ -17,7 +17,8 @@ with the reference interpreter. Both ends of every row must select the row's rul
 reference on adversarial states of registers and memory. Machine code (--emit native) is run in both of its layouts,
 with each way of reading memory.
 
-The exit status is 1 if any file differs. Damaged entries are counted; no table has them.
+The exit status is 1 if any file differs. Damaged entries are counted; no table has them. Functions that .eh_frame has and
+.eh_frame_hdr does not lead to are listed: unspool's tables have them, and libgcc finds no unwind information there.
 
 Where a file has several sources of unwind information, verify also compares them with each other, at each address that
 two of them describe. It lists where they contradict each other; the exit status is then 1. Sources that are right at

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -95,6 +96,44 @@ func TestHdr(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// TestUnindexed: functions whose pair is missing, leads to an empty FDE of the same start, or to another function's, are named, and no others.
+func TestUnindexed(t *testing.T) {
+	l, pairs := withHdr(9, false, 8)
+	for i, size := range []uint64{0, 0x20} { // as lld keeps the first of one start, which is empty
+		off := l.fde(0, 0x1400, size, DW_CFA_advance_loc+4, DW_CFA_def_cfa_offset, byte(64+i))
+		if i == 0 {
+			pairs = append(pairs, [2]uint64{0x1400, ehBase + uint64(off)})
+		}
+	}
+	pairs[5][1] = pairs[6][1]
+	pairs = slices.Delete(pairs, 2, 3)
+	in := l.sections()
+	for _, c := range []struct {
+		hdr  *Section
+		want string
+	}{
+		{l.hdr(0x1b, 0x03, 0x3b, len(pairs), pairs), "[1080 1140 1400]"},
+		{l.hdr(0x1b, DW_EH_PE_omit, DW_EH_PE_omit, 0, nil), "[]"},
+		{nil, "[]"},
+	} {
+		in.Hdr = c.hdr
+		f := New(in)
+		got := []arch.Vaddr{}
+		for lo, hi := range f.Unindexed {
+			if hi != lo+0x20 {
+				t.Errorf("[%#x, %#x)", lo, hi)
+			}
+			got = append(got, lo)
+		}
+		if text := fmt.Sprintf("%x", got); text != c.want {
+			t.Errorf("%s, want %s", text, c.want)
+		}
+		for range f.Unindexed {
+			break
 		}
 	}
 }

@@ -291,6 +291,19 @@ func (f *Frames) findHdr(pc uint64) (in *section, off int, d fde, hi uint64) {
 	return nil, 0, d, 0
 }
 
+// Unindexed calls yield with the range of each FDE of .eh_frame to whose start .eh_frame_hdr leads nobody, by address, until it returns false. Whoever
+// trusts the search table finds nothing there: libgcc, for one. Without a search table, there are none.
+func (f *Frames) Unindexed(yield func(lo, hi arch.Vaddr) bool) {
+	if f.hdr == nil || f.hdr.count == 0 {
+		return
+	}
+	for _, e := range f.index(EHFrame).fdes {
+		if s, _, _, _ := f.findHdr(e.lo); s == nil && !yield(arch.Vaddr(e.lo), arch.Vaddr(e.hi)) {
+			return
+		}
+	}
+}
+
 // Bounds returns the range of the FDE that holds at pc: a function's, or a part of one, as far as unwind information
 // tells. It is for naming code without symbols.
 func (f *Frames) Bounds(which Which, pc arch.Vaddr) (lo, hi arch.Vaddr, ok bool) {
