@@ -41,9 +41,16 @@ double variable2(int n, ...) {
 	return s;
 }
 int some(void) { g(1); __asm__ volatile("" : : : "$16", "$18", "$21"); return g(2); }
+#ifndef __mips16 /* $17 may be its frame pointer */
+int gap1(void) { g(1); __asm__ volatile("" : : : "$16", "$17", "$19", "$20", "$21", "$22", "$23"); return g(2); }
+int gap2(void) { g(1); __asm__ volatile("" : : : "$16", "$17", "$20", "$21", "$22", "$23"); return g(2); }
+int gap3(void) { g(1); __asm__ volatile("" : : : "$16", "$17", "$21", "$22", "$23"); return g(2); }
+#endif
+#ifndef __mips_soft_float
 double odd(void) { g(1); __asm__ volatile("" : : : "$20", "$f22", "$f28"); return g(2); }
 int all(void) {
 	g(1);
 	__asm__ volatile("" : : : "$16", "$17", "$18", "$19", "$20", "$21", "$22", "$23", "$f20", "$f22", "$f24", "$f26", "$f28", "$f30");
 	return g(2);
 }
+#endif
