@@ -334,7 +334,13 @@ func TestGCC(t *testing.T) {
 			want, damage := frames.Build(dwarf.EHFrame)
 			x := open(t, linked[1])
 			kinds := map[arch.Vaddr]Kind{}
-			x.Entries(func(e *Entry, _ error) bool { kinds[e.Lo] = e.Kind; return true })
+			inFrame := fdeAddresses(t, linked[1])
+			x.Entries(func(e *Entry, _ error) bool {
+				if kinds[e.Lo] = e.Kind; e.Kind == FDE && e.FDE != inFrame[e.Lo] {
+					t.Errorf("%s, %s: the FDE of %#x is at %#x, want %#x", c.name, mode, uint64(e.Lo), uint64(e.FDE), uint64(inFrame[e.Lo]))
+				}
+				return true
+			})
 			tab, errs := x.Rows()
 			if len(damage) > 0 || len(errs) > 0 {
 				t.Fatalf("%v, %v", damage, errs)
@@ -386,6 +392,31 @@ func TestGCC(t *testing.T) {
 	if sites < 1500 || swapped == 0 || slots == 0 || slots > 30 || fdes < 10 || len(list) < 50 {
 		t.Error("one of these is missing")
 	}
+}
+
+// fdeAddresses returns where the FDEs of .eh_frame are, by the functions' addresses.
+func fdeAddresses(t *testing.T, path string) map[arch.Vaddr]arch.Vaddr {
+	img, err := module.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	d, err := dwarf.Open(img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[arch.Vaddr]arch.Vaddr{}
+	for _, s := range img.Sections() {
+		if s.Name == ehFrame {
+			d.Entries(dwarf.EHFrame, func(e dwarf.Entry) bool {
+				if e.IsFDE {
+					all[e.FDE.Lo] = s.Addr + arch.Vaddr(e.Off)
+				}
+				return true
+			})
+		}
+	}
+	return all
 }
 
 // pairs returns a set with the floating-point registers of each pair swapped.

@@ -7,8 +7,8 @@
 //
 // The tables are made for exceptions, so the rows hold at calls only (rows.SyncOnly). A pair holds up to the next one. A register that no opcode
 // names is unchanged. Linkers put "no unwind" behind code with tables; it makes a gap, and no end of the stack. An opcode for floating-point
-// registers puts the one with the greater number higher. In big-endian o32 code a store of a pair puts it lower. The specification makes no difference, and
-// neither does this package.
+// registers puts the one with the greater number higher. In big-endian o32 code, a store of a pair puts it lower: no opcode says so, and rows follow the
+// opcodes.
 //
 // A damaged entry costs itself only. Bytes never cause a panic; the size of the sections bounds work and memory.
 package mips

@@ -59,8 +59,8 @@ const maxOffset = 1 << 30
 // A frame is what opcodes say: the CFA is base + off, and registers are below it.
 //
 // The first push puts a register at the word below the CFA, the next one below that. Where the CFA is moved up behind pushes, the saved registers stay where
-// they are: above them is what a function with variable arguments keeps. What a push means behind that, and a new base behind pushes, the specification
-// does not say; no compiler writes them, so they are refused.
+// they are: above them is what a function with variable arguments keeps. Whether a push behind that goes on below the last register or below the new CFA, and
+// what a new base means for registers that are saved, is not settled: such opcodes are refused.
 type frame struct {
 	layout
 	base  arch.Reg
@@ -117,10 +117,10 @@ func (f *frame) pushes(ranges ...[2]arch.Reg) (err error) {
 // one is the range of one register.
 func one(r arch.Reg) [2]arch.Reg { return [2]arch.Reg{r, r} }
 
-// maxCode bounds the opcodes of an entry, in bytes: a pair of them saves eight registers of 64.
+// maxCode bounds the opcodes of an entry, in bytes. Two bytes save up to eight of 64 registers, so functions need far less.
 const maxCode = 256
 
-// Decode returns what opcodes say, the gap where they refuse to unwind, and how many bytes they take. Behind the last byte of code is an implicit end if
+// decode returns what opcodes say, the gap where they refuse to unwind, and how many bytes they take. Behind the last byte of code is an implicit end if
 // the opcodes are inline. The offset of an error is that of its opcode.
 func decode(code []byte, l layout, inline bool) (set rows.Set, n int, err error) {
 	f := frame{layout: l, base: regSP}
