@@ -28,6 +28,7 @@ type thread struct {
 	on     int  // the processor on which it was seen last
 	state  byte // in which it was seen last
 	seen   int  // the tick in which it was
+	last   int  // the tick in which it was found to have run; 0: none
 
 	stat, sched int           // descriptors of its files stat and schedstat; -1 if there is none
 	ran         time.Duration // on a processor, when last looked at

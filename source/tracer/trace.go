@@ -26,21 +26,23 @@ type tracer struct {
 	copied  []byte // scratch
 	unsaid  uint64 // samples that were lost and not reported
 
-	alarm  *alarm
-	here   int       // the processor that this thread stays on; -1: any
-	visits []visit   // of this tick
-	ready  []*thread // that may run
-	spare  []*thread // scratch
-	ticks  int
-	at     int           // the next of them
-	since  time.Time     // when the tick has
-	next   time.Time     // when the visit is due, or the next tick if there is none
-	again  int           // how often it was repeated
-	missed time.Duration // for which threads have run without being sampled, because this thread came late: a tick of it is a lost sample
+	alarm   *alarm
+	here    int         // the processor that this thread stays on; -1: any
+	visits  []visit     // of this tick
+	ready   []*thread   // that may run
+	resting []*thread   // that did lately, and have not in the last tick
+	spare   []*thread   // scratch
+	places  map[int]int // processors on which threads have run: the last tick in which one had
+	ticks   int
+	at      int           // the next of them
+	since   time.Time     // when the tick has
+	next    time.Time     // when the visit is due, or the next tick if there is none
+	again   int           // how often it was repeated
+	missed  time.Duration // for which threads have run without being sampled, because this thread came late: a tick of it is a lost sample
 }
 
 func (t *tracer) init() {
-	t.threads, t.procs, t.text = map[int]*thread{}, map[int]*proc{}, make([]byte, 1024)
+	t.threads, t.procs, t.places, t.text = map[int]*thread{}, map[int]*proc{}, map[int]int{}, make([]byte, 1024)
 }
 
 // follow makes what a thread starts traced from its first instruction.

@@ -26,11 +26,13 @@ type visit int
 
 const (
 	maxVisits = 64                    // in a tick
-	maxLooked = 256                   // threads that are looked at in every visit, wherever they ran when it was planned
+	maxLooked = 256                   // threads that are looked at in every visit, wherever they ran when it was planned; and those that rest
 	leastNap  = 50 * time.Microsecond // before a visit
 	recently  = 50 * time.Microsecond // for which this thread has run when it asks for how long others have not, on most machines
 	maxCredit = 100                   // ticks that a thread may lag behind
 	maxAgain  = 4                     // times that a visit is repeated at which this thread came late
+	lately    = 2 * time.Second       // for which threads that sleep are visited where any of them ran: one may run again for less than a tick
+	maxPlaces = 8                     // visits of a tick beyond which there are none to where no thread is
 
 	// moment is how long a thread that runs takes at most to stop, unless it has to wait for a processor.
 	moment = 2 * time.Millisecond
@@ -56,13 +58,13 @@ func (r *Recorder) look(th *thread) (state byte, cpu int) {
 	return state, -1
 }
 
-// plan makes the visits of the tick that begins now: to where threads run or have run in the last tick. Of thousands of threads, those that
-// ran when last looked at come first, and then as many others, of any, as a quarter of the tick allows.
+// plan makes the visits of the tick that begins now: to where threads run or have run lately. Of thousands of threads, those that ran when last
+// looked at come first, and then as many others, of any, as a quarter of the tick allows.
 func (r *Recorder) plan() {
 	r.flush()
 	r.ticks++
 	hot := r.ready
-	r.visits, r.at, r.ready, r.spare = r.visits[:0], 0, r.spare[:0], hot
+	r.visits, r.at, r.ready, r.spare, r.resting = r.visits[:0], 0, r.spare[:0], hot, r.resting[:0]
 	for _, th := range hot {
 		switch {
 		case r.threads[th.tid] != th:
@@ -76,6 +78,14 @@ func (r *Recorder) plan() {
 	for _, th := range r.threads {
 		if r.consider(th) && time.Now().After(end) {
 			break
+		}
+	}
+	for cpu, tick := range r.places {
+		switch v := visit(cpu); {
+		case !r.isLately(tick):
+			delete(r.places, cpu)
+		case len(r.ready)+len(r.resting) > 0 && len(r.visits) < maxPlaces && !slices.Contains(r.visits, v):
+			r.visits = append(r.visits, v) // a thread may wake up there
 		}
 	}
 	if r.since = r.next; time.Since(r.since) > r.tick {
@@ -94,19 +104,30 @@ func (r *Recorder) consider(th *thread) bool {
 	recent := ran != th.ran
 	th.credit = min(th.credit+ran-th.ran, maxCredit*r.tick)
 	th.ran, th.counted = ran, ran
-	if !recent && th.state != 'R' {
+	if recent {
+		th.last = r.ticks
+	}
+	if recent || th.state == 'R' {
+		th.state, th.on = r.look(th)
+		if th.on >= 0 {
+			r.places[th.on] = r.ticks
+		}
+	}
+	switch {
+	case recent || th.state == 'R':
+		r.ready = append(r.ready, th)
+	case th.last > 0 && r.isLately(th.last) && len(r.resting) < maxLooked:
+		r.resting = append(r.resting, th)
+	default:
 		return true
 	}
-	th.state, th.on = r.look(th)
-	if !recent && th.state != 'R' {
-		return true
-	}
-	r.ready = append(r.ready, th)
 	if v := visit(th.on); !slices.Contains(r.visits, v) && len(r.visits) < maxVisits {
 		r.visits = append(r.visits, v) // the order of threads is another each time
 	}
 	return true
 }
+
+func (r *Recorder) isLately(tick int) bool { return r.tick*time.Duration(r.ticks-tick) < lately }
 
 // await goes to the processor of the next visit, and says when that is due. The visits of a tick are spread over it.
 func (r *Recorder) await() {
@@ -166,6 +187,7 @@ func (r *Recorder) overdue() {
 func (r *Recorder) visit(cpu int) (threads int, late bool) {
 	since := r.began(unix.Getpid(), unix.Gettid())
 	spent := max(recently, processorTime()-r.alarm.spent)
+	r.rouse(cpu)
 	var ran []*thread
 	for _, th := range r.ready {
 		if r.threads[th.tid] != th || th.wanted || th.on != cpu && len(r.ready) > maxLooked {
@@ -207,6 +229,21 @@ func (r *Recorder) visit(cpu int) (threads int, late bool) {
 		}
 	}
 	return len(ran), false
+}
+
+// rouse makes threads ready that have run since they rested. The scheduler has counted the time of one that this thread displaced.
+func (r *Recorder) rouse(cpu int) {
+	all := len(r.ready)+len(r.resting) <= maxLooked
+	r.resting = slices.DeleteFunc(r.resting, func(th *thread) bool {
+		switch {
+		case r.threads[th.tid] != th:
+			return true
+		case th.on != cpu && !all || r.runtime(th) == th.ran:
+			return false
+		}
+		r.ready = append(r.ready, th)
+		return true
+	})
 }
 
 // processorTime returns for how long this thread has run. The scheduler says since when it does, but where this processor is slow, a tick may

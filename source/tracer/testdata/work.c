@@ -10,6 +10,24 @@
 #include <time.h>
 #include <unistd.h>
 
+static double used(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return t.tv_sec * 1e3 + t.tv_nsec / 1e6;
+}
+
+/* bursts runs for ms at a time, and sleeps for some 6 to 20 ms in between: never as long, so no period of a sampler fits. */
+__attribute__((noinline)) static void bursts(double ms)
+{
+	for (;;) {
+		for (double end = used() + ms; used() < end;)
+			for (volatile int i = 0; i < 1000; i++)
+				;
+		usleep(6000 + random() % 14000);
+	}
+}
+
 /* burn runs for some of its thread's processor time, in ms; for ever if that is 0. */
 __attribute__((noinline)) static void burn(int ms)
 {
@@ -165,6 +183,8 @@ int main(int argc, char **argv)
 			return 1;
 		alternate(NULL);
 	}
+	if (argc > 2 && !strcmp(argv[1], "bursts") && write(1, "up\n", 3) == 3)
+		bursts(atof(argv[2]));
 	if (argc > 3 && !strcmp(argv[1], "share"))
 		return share(atoi(argv[2]) / 100.0, atoi(argv[3]));
 	if (argc > 2 && !strcmp(argv[1], "asleep")) { /* so many threads, and one that runs */
