@@ -173,7 +173,10 @@ func (r *Recorder) exec(th *thread, former int) {
 	p := th.proc
 	p.close()
 	clear(p.told)
-	th.wanted = false
+	if th.wanted {
+		th.wanted = false
+		r.lose()
+	}
 	r.rename(th, source.MiscCommExec, now())
 }
 
@@ -182,6 +185,9 @@ func (r *Recorder) exit(tid int) {
 	th := r.threads[tid]
 	if th == nil {
 		return
+	}
+	if th.wanted { // it has not stopped before it ended
+		r.lose()
 	}
 	delete(r.threads, tid)
 	th.close()
@@ -246,22 +252,18 @@ func (r *Recorder) runtime(th *thread) time.Duration {
 // sample records a thread that has stopped.
 func (r *Recorder) sample(th *thread) {
 	if th.moved {
+		r.lose() // it may have run on there
 		return
 	}
 	th.credit -= r.tick
 	regs, err := ptrace.Get(th.tid)
-	if err == unix.ESRCH {
-		return // killed
-	}
-	if err != nil || r.queue.full() {
+	if err != nil || r.queue.full() { // such as killed
 		r.lose()
 		return
 	}
 	r.remapIfChanged(th.proc)
 	piece := []ptrace.Piece{{Addr: regs.SP, Bytes: r.stackBuf()}}
-	if err = ptrace.Read(th.tid, piece); err == unix.ESRCH {
-		return // killed
-	} else if err != nil { // such as of a process that has had itself made not dumpable
+	if err = ptrace.Read(th.tid, piece); err != nil { // such as of a process that has had itself made not dumpable
 		r.lose()
 		return
 	}
@@ -274,6 +276,7 @@ func (r *Recorder) sample(th *thread) {
 		rec.StackDyn = uint64(half)
 		stack = source.AppendOther(slices.Clip(stack[:half]), own)
 	}
+	r.told++
 	r.out = source.AppendCopy(r.out, &r.attr, &rec, nil, ptrace.Machine, regs.Regs[:], stack)
 }
 
@@ -311,6 +314,7 @@ func (r *Recorder) home(th *thread, regs *ptrace.Registers, stack []byte) (p sou
 func (r *Recorder) lose() {
 	r.lost.Add(1)
 	r.unsaid++
+	r.told++
 }
 
 func (r *Recorder) stackBuf() []byte {

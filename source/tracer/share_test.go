@@ -226,7 +226,92 @@ func TestMoved(t *testing.T) {
 		if stayed < 18 || later < 18 || earlier > 2 { // another thread may take the processor from this one
 			t.Errorf("of 20 each: %d samples where it stayed, %d where it was moved after it had been asked, %d before", stayed, later, earlier)
 		}
+		if lost := int(r.Lost()); stayed+later+earlier+lost != 3*20 {
+			t.Errorf("%d samples and %d lost, want 60", stayed+later+earlier, lost)
+		}
 	})
+}
+
+// What processor time lacks in samples counts as lost at the end, unless it may be chance; and there is a record of it if there is none else.
+func TestSettle(t *testing.T) {
+	for _, c := range []struct {
+		ticks           time.Duration
+		told, want, not uint64 // samples and lost before, lost by this, threads that have not stopped
+	}{
+		{ticks: 30, told: 0, want: 30},
+		{ticks: 30, told: 25},
+		{ticks: 30, told: 13}, // by chance: the deviation is 5.5
+		{ticks: 30, told: 12, want: 18},
+		{ticks: 30, told: 60},
+		{ticks: 10_000, told: 9000, want: 1000},
+		{ticks: 10_000, told: 9750},
+		{ticks: 1, told: 0},
+		{ticks: 4, told: 2, want: 1, not: 1},
+		{},
+	} {
+		r := quiet(os.Getpid())
+		r.spent, r.told = c.ticks*r.tick+r.tick/2, c.told
+		for i := range int(c.not) {
+			r.threads[i] = &thread{tid: i, wanted: true}
+		}
+		r.settle()
+		r.flush()
+		r.queue.close()
+		var said uint64
+		for b, err := r.queue.take(); err == nil; b, err = r.queue.take() {
+			for ; len(b) > 0; b = b[recordSize(b):] {
+				var rec source.Record
+				if err := r.dec.Decode(b[:recordSize(b)], &rec); err != nil {
+					t.Fatal(err)
+				}
+				if rec.Type == source.RecordLost {
+					said += rec.Lost
+				}
+			}
+		}
+		if r.Lost() != c.want || said != c.want {
+			t.Errorf("%d ticks, %d told: %d lost, %d in records, want %d", c.ticks, c.told, r.Lost(), said, c.want)
+		}
+	}
+}
+
+// The processor time of a thread is counted once, whoever counts it: one that no visit meets lacks all samples.
+func TestSpent(t *testing.T) {
+	r := quiet(os.Getpid())
+	file := filepath.Join(t.TempDir(), "schedstat")
+	ran := func(ms int) {
+		if err := os.WriteFile(file, fmt.Appendf(nil, "%d 0 1\n", ms*1e6), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ran(5)
+	fd, err := unix.Open(file, unix.O_RDONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	th := &thread{tid: 1, sched: fd, stat: -1, ran: 5e6, counted: 5e6}
+	defer unix.Close(fd)
+	r.threads[1] = th
+	ran(305)
+	r.ticks = 1
+	r.consider(th)
+	ran(405)
+	r.next = time.Now().Add(-9*r.tick - r.tick/2) // nine ticks are overdue, of which one still has its visit
+	r.overdue()
+	ran(505)
+	r.ticks = 2
+	r.consider(th)
+	if want := 500 * time.Millisecond; r.spent != want {
+		t.Errorf("%v, want %v", r.spent, want)
+	}
+	const overdue = 8 // of 90 ms
+	if r.Lost() != overdue {
+		t.Errorf("%d lost, want %d", r.Lost(), overdue)
+	}
+	r.settle()
+	if r.Lost() != 49 { // of 49.5 ticks
+		t.Errorf("%d lost, want 49", r.Lost())
+	}
 }
 
 // quiet is a recorder of a process that does nothing by itself.

@@ -39,6 +39,8 @@ type tracer struct {
 	next    time.Time     // when the visit is due, or the next tick if there is none
 	again   int           // how often it was repeated
 	missed  time.Duration // for which threads have run without being sampled, because this thread came late: a tick of it is a lost sample
+	spent   time.Duration // for which all threads have run
+	told    uint64        // samples of that, and what is counted as lost
 }
 
 func (t *tracer) init() {
@@ -61,13 +63,16 @@ func (r *Recorder) trace(path string, begun chan<- error) {
 		return
 	}
 	ptrace.Hurry()
+	defer func() {
+		r.settle()
+		r.flush()
+	}()
 	r.here = -1
 	r.overdue()
 	r.plan()
 	for r.drain() {
 		select {
 		case <-r.stop:
-			r.flush()
 			return
 		default:
 		}
@@ -75,7 +80,6 @@ func (r *Recorder) trace(path string, begun chan<- error) {
 			r.tickOver()
 		}
 	}
-	r.flush()
 }
 
 // begin starts the command, or attaches to what runs.
@@ -132,15 +136,21 @@ func (r *Recorder) start(path string) error {
 		}
 		// It has run since, for long if this thread had to wait; and may have ended.
 		if th := r.threads[pid]; th != nil {
-			r.missed += th.ran - first.ran
+			r.miss(th.ran - first.ran)
 		} else if first.sched >= 0 {
-			r.missed += r.runtime(first) - first.ran
+			r.miss(r.runtime(first) - first.ran)
 		}
 	}
 	if err != nil {
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
 	return err
+}
+
+// miss counts time for which a thread has run before it was traced.
+func (r *Recorder) miss(ran time.Duration) {
+	r.spent += ran
+	r.missed += ran
 }
 
 // gone takes note of the command's end.
@@ -265,12 +275,12 @@ func (r *Recorder) handle(s ptrace.Stop) {
 
 // flush puts the records so far.
 func (r *Recorder) flush() {
-	if len(r.out) == 0 {
-		return
-	}
 	if n := r.unsaid; n > 0 && !r.queue.full() {
 		r.add(&source.Record{Type: source.RecordLost, Lost: n})
 		r.unsaid = 0
+	}
+	if len(r.out) == 0 {
+		return
 	}
 	r.out = r.dec.Append(r.out, -1, &source.Record{Type: source.RecordFinishedRound})
 	r.queue.put(r.out)
