@@ -3,12 +3,13 @@
 //
 // At each tick, the running threads stop for some tens of microseconds. A thread is sampled where the clock interrupts it, so system calls have
 // their share of the samples: see visit. If a thread runs on a signal's stack, or another, the sample also has a piece of the thread's first
-// stack (source.AppendOther). Three inaccuracies remain:
+// stack (source.AppendOther). Processor time that brings no samples counts as lost, beyond what may be chance. Inaccuracies remain:
 //
 //   - Without /proc/PID/sched, or on a processor this process may not run on, it stops threads from another processor. Short system calls
 //     are then counted too often.
 //   - Page faults and interrupts count for the instruction they interrupt.
-//   - A tick visits 64 processors at most.
+//   - A tick visits 64 processors at most, and beyond eight none but those that threads ran on last.
+//   - A thread that has slept for two seconds is not sampled before it has run, unless another thread runs on its processor.
 //
 // Where the tracer gets no processor, ticks go by without a visit. For each tick's time that threads have run meanwhile, a sample counts as lost.
 //
@@ -156,7 +157,8 @@ func (r *Recorder) EventNote() string {
 	return fmt.Sprintf("sampling by ptrace: running threads stop %d times a second; stacks lack the kernel's frames", r.o.Frequency)
 }
 
-// Lost returns the number of samples so far that found no room, or that this program came too late to take.
+// Lost returns the number of samples that were lost so far: they found no room, or this process had no processor when they were due. What the
+// threads' processor time lacks otherwise is counted at the end.
 func (r *Recorder) Lost() uint64 { return r.lost.Load() }
 
 // Next returns the next record: see source.RecordStream. It waits for one.
