@@ -68,7 +68,6 @@ func (r *Recorder) trace(path string, begun chan<- error) {
 		r.flush()
 	}()
 	r.here = -1
-	r.overdue()
 	r.plan()
 	for r.drain() {
 		select {
@@ -224,8 +223,8 @@ func (r *Recorder) tracedBy(tid int) bool {
 
 // drain handles all that threads have to tell. It returns false if nobody is left.
 func (r *Recorder) drain() bool {
-	r.overdue()
 	for {
+		r.overdue()
 		s, ok, err := ptrace.Next(-1)
 		switch {
 		case err != nil:

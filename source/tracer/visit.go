@@ -62,6 +62,7 @@ func (r *Recorder) look(th *thread) (state byte, cpu int) {
 // plan makes the visits of the tick that begins now: to where threads run or have run lately. Of thousands of threads, those that ran when last
 // looked at come first, and then as many others, of any, as a quarter of the tick allows.
 func (r *Recorder) plan() {
+	r.overdue() // this thread may have had to wait in the last visit
 	r.flush()
 	r.ticks++
 	hot := r.ready
