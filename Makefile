@@ -24,13 +24,13 @@ install-runtime:
 MACHINES = $$({ git grep -lE '^//go:build .*(amd64|arm64)' -- '*.go'; git ls-files '*_amd64.go' '*_arm64.go' '*_amd64_test.go' '*_arm64_test.go'; } | xargs -n1 dirname | sort -u | sed 's,^,./,')
 
 # What a change must pass before anything longer is run: formatting, vet for both machines, and the tests that take neither long nor
-# the whole machine (-short). A minute on two cores, when what has not changed is in Go's cache.
+# the whole machine (-short). A minute on two cores, when what has not changed is in Go's cache, which clones at other places share (-trimpath).
 .PHONY: check
 check:
 	test -z "$$(gofmt -l . | tee -a /dev/stderr)"
-	$(GO) vet ./...
-	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet $(MACHINES)
-	@others="$(others)" && $(GO) run ./internal/testlog $(GO) test -short -vet=off $(TESTFLAGS) ./cmd/unspool $$others
+	$(GO) vet -trimpath ./...
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet -trimpath $(MACHINES)
+	@others="$(others)" && $(GO) run -trimpath ./internal/testlog $(GO) test -short -trimpath -vet=off $(TESTFLAGS) ./cmd/unspool $$others
 
 # The packages whose tests take long, longest first: the others, which are short, fill the gaps.
 LONGEST = lab cmd/unspool runtime/test lab/shapes source/perfevent emit/csource source/perfdata source/ebpf source/tracer shadow source/live

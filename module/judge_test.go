@@ -143,6 +143,7 @@ func TestStd(t *testing.T) {
 
 // TestReadelf: headers, program headers, sections and build IDs as readelf prints them.
 func TestReadelf(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "readelf")
 	files := oracle.Spread(oracle.Binaries(t), 60)
 	objs, _ := filepath.Glob("/usr/lib/gcc/*/*/crt*.o")

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/rows"
@@ -170,6 +171,7 @@ func (c *churner) stack(p *tiny, m *unwind.Module) string {
 // TestChurn: programs come and go by the thousand, are walked and named from several goroutines, and memory, mappings and descriptors stay within the
 // budget. What has been released gives the same stack when it is wanted again.
 func TestChurn(t *testing.T) {
+	oracle.Long(t)
 	t.Setenv("UNSPOOL_CACHE", t.TempDir())
 	t.Setenv("DEBUGINFOD_URLS", "")
 	programs, workers := 10_000, 4

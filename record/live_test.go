@@ -52,6 +52,7 @@ func folded(p *profile.Profile) map[string]uint64 {
 
 // TestSources: whoever walks the stacks, the recording has the same; written and read again, the samples are the same.
 func TestSources(t *testing.T) {
+	oracle.Long(t)
 	prog := spinner(t)
 	ran := 0
 	for _, from := range []string{Ptrace, Perf, EBPF} {
@@ -130,6 +131,7 @@ func TestSources(t *testing.T) {
 
 // TestWant: a session leaves out whom nobody wants, and says how many; it tells how far it is.
 func TestWant(t *testing.T) {
+	oracle.Long(t)
 	prog := spinner(t)
 	p := Plan{Source: Ptrace}
 	p.Command, p.Duration, p.Frequency = []string{prog}, 3*time.Second, 500

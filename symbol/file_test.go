@@ -250,6 +250,7 @@ func TestNotKept(t *testing.T) {
 
 // TestDamaged: files with flipped bits and cut ones.
 func TestDamaged(t *testing.T) {
+	oracle.Long(t)
 	b, err := os.ReadFile(built(t))
 	if err != nil {
 		t.Fatal(err)

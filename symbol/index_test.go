@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
 )
 
@@ -188,6 +189,7 @@ func TestSeveral(t *testing.T) {
 // TestQuadratic: a table whose every symbol has the same place and one endless name takes no time either: if it did, it would
 // be minutes.
 func TestQuadratic(t *testing.T) {
+	oracle.Long(t)
 	for _, name := range []string{"_", "a", "@"} {
 		s := tsource()
 		for i := range 100_000 {

@@ -154,6 +154,7 @@ func TestRecordJSON(t *testing.T) {
 
 // Time that a command is blocked for is what counts, not how often.
 func TestOffCPU(t *testing.T) {
+	oracle.Long(t)
 	canWalk(t)
 	c := program(t, "record", "--off-cpu", "-o", "x.txt", "--", "sh", "-c", "sleep 0.5; :")
 	finish(t, c).want(t, 0, "samples")

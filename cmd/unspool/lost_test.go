@@ -99,6 +99,7 @@ int main(void) {
 // TestStarvedTracer: where this program gets no processor while it samples by ptrace, the samples that it could not take count as lost, whether
 // the command goes on afterwards or has ended.
 func TestStarvedTracer(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	prog := filepath.Join(t.TempDir(), "spin")
 	c := exec.Command("gcc", "-O1", "-x", "c", "-o", prog, "-")

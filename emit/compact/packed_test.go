@@ -6,12 +6,14 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/rows/rowstest"
 )
 
 // TestPacked: a set that is packed says the same when it is read, and frames as compilers make them are packed.
 func TestPacked(t *testing.T) {
+	oracle.Long(t)
 	r := rand.New(rand.NewPCG(21, 22))
 	sh := shapeOf(arch.ARM64)
 	packed, wide, runs, below, onReg := 0, 0, 0, 0, 0

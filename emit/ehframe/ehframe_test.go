@@ -103,6 +103,7 @@ func check(t *testing.T, name string, ref *rows.Table, s *Section) {
 
 // TestEmit compares sections with the rows of this machine's programs, and of libraries for AArch64, at every address.
 func TestEmit(t *testing.T) {
+	oracle.Long(t)
 	small := slices.DeleteFunc(oracle.Binaries(t), func(p string) bool {
 		st, err := os.Stat(p)
 		return err != nil || st.Size() > 4<<20
@@ -113,9 +114,6 @@ func TestEmit(t *testing.T) {
 	}
 	paths := append(oracle.Spread(small, oracle.Few(20, 1000)), oracle.Spread(others, oracle.Few(5, 100))...)
 	least := oracle.Few(15, 200)
-	if testing.Short() {
-		paths, least = oracle.Spread(paths, 6), 3
-	}
 	files, functions := 0, 0
 	var size, tables uint64
 	for _, path := range paths {

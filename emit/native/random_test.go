@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/rows/rowstest"
 )
@@ -98,6 +99,7 @@ func testExpressions(t *testing.T, m *arch.Machine) {
 
 // TestLoops proves a rule whose expressions do as many operations as they may, and each reads as many words as it can.
 func TestLoops(t *testing.T) {
+	oracle.Long(t)
 	eachMachine(t, func(t *testing.T, m *arch.Machine) {
 		loop := string([]byte{rows.DW_OP_breg0 + byte(m.SP)}) + "\x00\x23\x08\x12\x06\x13\x2f\xf8\xff" // the words above the stack pointer
 		s := rows.Set{RA: m.RA, CFA: rows.CFA{Kind: rows.CFAReg, Reg: m.SP, Off: 16}, Rules: []rows.Rule{{Of: m.RA, Kind: rows.Offset, Off: -8}}}

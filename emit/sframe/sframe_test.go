@@ -92,6 +92,7 @@ func libraries(t *testing.T) []string {
 
 // TestEmit compares sections with the rows of this machine's programs and libraries, at every address.
 func TestEmit(t *testing.T) {
+	oracle.Long(t)
 	small := slices.DeleteFunc(oracle.Binaries(t), func(p string) bool {
 		st, err := os.Stat(p)
 		return err != nil || st.Size() > 4<<20

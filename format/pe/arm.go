@@ -25,21 +25,6 @@ type thumb struct {
 	pop   int64  // by what the stack pointer rises then
 }
 
-// armLength returns how many bytes the function has that the second word of an entry describes; at is where the entry is.
-func (t *Table) armLength(r *reader, at, data uint32) (uint32, error) {
-	switch data & 3 {
-	case 1, 2:
-		return data >> 2 & 0x7ff * 2, nil
-	case 3:
-		return 0, t.wrong(at+4, ErrUnsupported, "packed unwind data of kind 3")
-	}
-	b := img32(r.tail(data))
-	if len(b) < 4 {
-		return 0, t.wrong(data, ErrTruncated, "unwind information")
-	}
-	return b.at(0) & 0x3ffff * 2, nil
-}
-
 // A thumbSequence is the codes of a prologue or of an epilogue.
 type thumbSequence struct {
 	ops  []thumb

@@ -71,11 +71,12 @@ func sleb(b []byte, v int64) []byte {
 // counts says whether an op is an instruction.
 func (o *op) counts() bool { return o.kind < machine }
 
-// arm64Length returns how many bytes the function has that the second word of an entry describes; at is where the entry is.
-func (t *Table) arm64Length(r *reader, at, data uint32) (uint32, error) {
+// armLength returns how many bytes the function has that the second word of an entry describes; at is where the entry is. Lengths are in units of bytes:
+// two on 32-bit Arm, four on ARM64.
+func (t *Table) armLength(r *reader, at, data, unit uint32) (uint32, error) {
 	switch data & 3 {
 	case 1, 2:
-		return data >> 2 & 0x7ff * 4, nil
+		return data >> 2 & 0x7ff * unit, nil
 	case 3:
 		return 0, t.wrong(at+4, ErrUnsupported, "packed unwind data of kind 3")
 	}
@@ -83,7 +84,7 @@ func (t *Table) arm64Length(r *reader, at, data uint32) (uint32, error) {
 	if len(b) < 4 {
 		return 0, t.wrong(data, ErrTruncated, "unwind information")
 	}
-	return b.at(0) & 0x3ffff * 4, nil
+	return b.at(0) & 0x3ffff * unit, nil
 }
 
 // A record says what a full record (.xdata) has where. Positions are in bytes, from its beginning on.

@@ -137,6 +137,7 @@ func opened(t *testing.T, path string) (*Table, *arm64) {
 
 // TestReadobjARM64 compares lengths, prologues and epilogues of all functions with llvm-readobj's.
 func TestReadobjARM64(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "llvm-readobj-19")
 	functions, packed, epilogues, invalid := 0, 0, 0, 0
 	for _, path := range append(armImages(t), "testdata/arm64.dll") {

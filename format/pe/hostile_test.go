@@ -85,6 +85,7 @@ func FuzzImage(f *testing.F) {
 
 // TestDamaged: truncations and changed bytes of the golden images.
 func TestDamaged(t *testing.T) {
+	oracle.Long(t)
 	for _, b := range seeds(t) {
 		for n := 0; n < len(b); n += 3 {
 			try(t, b[:n:n])

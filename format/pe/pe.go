@@ -174,9 +174,9 @@ func (t *Table) readDir(d dir, code *reader) {
 			var n uint32
 			if t.machine == arch.ARM {
 				e.begin &^= 1 // it is Thumb code
-				n, e.err = t.armLength(code, e.at, e.data)
+				n, e.err = t.armLength(code, e.at, e.data, 2)
 			} else {
-				n, e.err = t.arm64Length(code, e.at, e.data)
+				n, e.err = t.armLength(code, e.at, e.data, 4)
 			}
 			e.end = e.begin + n
 		}

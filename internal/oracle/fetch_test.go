@@ -44,6 +44,7 @@ func verdictOf(t *testing.T, test func(t testing.TB)) string {
 // TestFetched: where a package cannot be fetched, or not in time, a test says what it lacks, and no process of the fetch is left. The next test does not
 // wait again.
 func TestFetched(t *testing.T) {
+	Long(t)
 	dir := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", filepath.Join(dir, "cache"))
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))

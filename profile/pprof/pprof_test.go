@@ -11,6 +11,7 @@ import (
 
 	proto "github.com/google/pprof/profile"
 
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
 )
@@ -70,6 +71,7 @@ func TestExpands(t *testing.T) {
 
 // TestBombs: what is small and becomes large is refused before it is, and what real tools write is not.
 func TestBombs(t *testing.T) {
+	oracle.Long(t)
 	zip := func(b []byte) []byte {
 		var out bytes.Buffer
 		z := gzip.NewWriter(&out)

@@ -470,6 +470,7 @@ ret
 
 // TestDamaged: what is cut off, or lies, costs itself.
 func TestDamaged(t *testing.T) {
+	oracle.Long(t)
 	ctx := contextOf(arch.AMD64, func(arch.Reg) uint64 { return 0x2000 })
 	d := dump{cpu: 9, os: linux, threads: []thread{{7, ctx, "a"}, {8, ctx, "b"}}, memory: []part{{0x2000, make([]byte, 64)}}, crashed: 7, code: 11,
 		modules: []loaded{{0x1000, 0x3000, 1, "/a", nil}, {0x2000, 0x3000, 1, "/b", []byte("RSDS and so on")}, {0x8000, 0x1000, 0, "", nil}}}

@@ -145,9 +145,7 @@ func (s shares) compare(judge shares, pid int) (share, truth, total float64) {
 
 // A thread that never runs for as long as a tick is sampled for as long as it runs.
 func TestBursts(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes five seconds")
-	}
+	oracle.Long(t)
 	pid, _ := spawn(t, "bursts", "1")
 	ticks := func() float64 { u, k := times(t, pid); return u + k } // of 10 ms
 	before := ticks()
