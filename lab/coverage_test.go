@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -261,10 +262,12 @@ func exactly(n, of int) string {
 		return "–"
 	}
 	p := 100 * float64(n) / float64(of)
+	digits := 1
 	if d := min(p, 100-p); d > 0 && d < 0.1 {
-		return fmt.Sprintf("%.4f %%", p)
+		for digits = 4; d < 0.5*math.Pow10(-digits); digits++ {
+		}
 	}
-	return fmt.Sprintf("%.1f %%", p)
+	return fmt.Sprintf("%.*f %%", digits, p)
 }
 
 func (c *coverage) table5() [][]string {

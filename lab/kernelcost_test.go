@@ -50,6 +50,7 @@ type ourWalk struct {
 	mu              sync.Mutex
 	each            func(stack []uint64, whole bool)
 	samples, frames uint64
+	other           string // samples of another kind than Walked: how they came, and why their stacks end
 }
 
 // loadOurs loads the program and waits until it walks the process's stacks to their ends. Its stop, or the test's end, ends that.
@@ -78,6 +79,7 @@ func loadOurs(t testing.TB, pid int) *ourWalk {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			if s.From != source.Walked {
+				w.other += fmt.Sprintf(" %v/%v", s.From, s.Stop)
 				return nil
 			}
 			w.samples++
@@ -123,6 +125,7 @@ func (w *ourWalk) walk(t testing.TB, frequency uint64, d time.Duration, each fun
 	before := w.prog.Stats()
 	w.mu.Lock()
 	w.each = each
+	w.other = ""
 	samples, frames := w.samples, w.frames
 	w.mu.Unlock()
 	x := attached(t, w.raw, w.pid, frequency, func() { time.Sleep(d) })
@@ -139,7 +142,7 @@ func (w *ourWalk) walk(t testing.TB, frequency uint64, d time.Duration, each fun
 	}
 	defer w.mu.Unlock()
 	if w.samples-samples < x.runs {
-		t.Errorf("of %d samples, %d came", x.runs, w.samples-samples)
+		t.Errorf("of %d samples, %d came; others:%s; before: %+v; now: %+v", x.runs, w.samples-samples, w.other, before, w.prog.Stats())
 	}
 	x.frames = x.runs * (w.frames - frames) / max(w.samples-samples, 1)
 	return x

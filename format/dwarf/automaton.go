@@ -57,6 +57,10 @@ const (
 	hashMul    = 0x9e3779b97f4a7c15 // 2⁶⁴ over the golden ratio
 )
 
+// opReg0 is DW_OP_reg0, the first of 32 locations of a register (DWARF 5, section 2.6.1.1.3). A value has none, but GCC's stubs for MIPS16 are
+// written so, and unwinders take the register's value.
+const opReg0 = 0x50
+
 // key returns an edge's key.
 func key(ins uint64, from state) uint64 { return ins | uint64(from)>>stateShift<<stateShift }
 
@@ -240,7 +244,11 @@ func (a *automaton) apply(from state, i *Instruction) (state, error) {
 	case DW_CFA_expression:
 		setRule(&set, rows.LowerRule(rows.Rule{Of: reg, Kind: rows.Expr, Expr: i.Expr}))
 	case DW_CFA_val_expression:
-		setRule(&set, rows.LowerRule(rows.Rule{Of: reg, Kind: rows.ValExpr, Expr: i.Expr}))
+		r := rows.LowerRule(rows.Rule{Of: reg, Kind: rows.ValExpr, Expr: i.Expr})
+		if e := i.Expr; len(e) == 1 && e[0] >= opReg0 && e[0] < opReg0+32 {
+			r = rows.Rule{Of: reg, Kind: rows.Register, Reg: arch.Reg(e[0] - opReg0)}
+		}
+		setRule(&set, r)
 
 	case DW_CFA_restore, DW_CFA_restore_extended:
 		if ctx.inCIE {

@@ -64,6 +64,7 @@ func TestInstructions(t *testing.T) {
 		{"expression, padded", usual, "100603 76f87f", "1000  cfa=rsp+8  rbp=[DW_OP_breg6 RBP-8]  ra=c-8"},
 		{"expression, long", usual, "100608 381c0dc0ffffff1a", "1000  cfa=rsp+8  rbp=[DW_OP_lit8, DW_OP_minus, DW_OP_const4s -64, DW_OP_and]  ra=c-8"},
 		{"val_expression", usual, "160602 7678", "1000  cfa=rsp+8  rbp=DW_OP_breg6 RBP-8  ra=c-8"},
+		{"val_expression, a register's location", usual, "160601 53", "1000  cfa=rsp+8  rbp=rbx  ra=c-8"},
 		{"undefined", usual, "0710", "1000  cfa=rsp+8  ra=u"},
 		{"same_value", usual, "8602 0806", "1000  cfa=rsp+8  rbp=s  ra=c-8"},
 		{"GNU_args_size", usual, "2e8001 0e10", "1000  cfa=rsp+16  ra=c-8"},

@@ -105,6 +105,9 @@ func readJudge(in io.Reader, section string) (*judged, error) {
 			if bytes.Contains(text, []byte("reg34=0")) || bytes.Contains(text, []byte("addrspace")) {
 				text = aside.ReplaceAll(text, []byte("$1"))
 			}
+			if bytes.Contains(text, []byte("=DW_OP_reg")) { // a value that is a register's location: for us, a rule of the register
+				text = location.ReplaceAll(text, []byte("=$1"))
+			}
 			j.rows = append(j.rows, judgedRow{lo, j.intern(text)})
 			f.n++
 		case len(line) > 8 && line[0] != ' ':
@@ -243,7 +246,7 @@ var mipsNames = func() (list []string) {
 		list = append(list, name+"_64")
 	}
 	for i := range 32 {
-		list = append(list, fmt.Sprintf("D%d", i))
+		list = append(list, fmt.Sprintf("D%d_64", i))
 	}
 	return append(list, "HI0", "LO0")
 }()
@@ -251,6 +254,9 @@ var mipsNames = func() (list []string) {
 // aside matches what the judge says and a Set does not: that a return address is not signed any more, and in which
 // address space the stack is.
 var aside = regexp.MustCompile(`(: )reg34=0, |[:,] reg34=0| in addrspace[0-9]+`)
+
+// location matches an expression that is a register's location.
+var location = regexp.MustCompile(`=DW_OP_reg[0-9]+ ([A-Z0-9_]+)\b`)
 
 // noOffset matches a CFA of a register and an offset.
 var noOffset = regexp.MustCompile(`^(CFA=[A-Z0-9]+)\+[0-9]+`)
