@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/rand/v2"
 	"sync/atomic"
@@ -104,6 +105,7 @@ type stacks struct {
 	sample source.Sample
 	frames []unwind.Frame
 	kernel []uint64
+	made   []byte // the last record: the one that is kept has no more room than it needs
 }
 
 // A stack's ID changes when the seed does, so that neither side has to keep for ever what has been seen: there are maxStacks
@@ -257,7 +259,8 @@ func (k *stacks) first(s *sample) []byte {
 			regs[i] = binary.LittleEndian.Uint64(s.user[8*i:])
 		}
 		r.ID = 0
-		return source.AppendCopy(nil, &k.event, &r, k.kernel, Machine, regs[:], s.user[8*numRegs:])
+		k.made = source.AppendCopy(k.made[:0], &k.event, &r, k.kernel, Machine, regs[:], s.user[8*numRegs:])
+		return bytes.Clone(k.made)
 	}
 	for b := s.user; len(b) > 0; b = b[8:] {
 		k.frames = append(k.frames, frameOf(binary.LittleEndian.Uint64(b)))
@@ -266,9 +269,9 @@ func (k *stacks) first(s *sample) []byte {
 	if s.stop == unwind.NoUserStack {
 		k.sample.From = source.NoStack
 	}
-	b, err := source.AppendSample(nil, &k.attr, &k.sample)
-	if err != nil {
+	var err error
+	if k.made, err = source.AppendSample(k.made[:0], &k.attr, &k.sample); err != nil {
 		return nil
 	}
-	return b
+	return bytes.Clone(k.made)
 }
