@@ -52,7 +52,8 @@ var machines = []*Machine{AMD64, ARM64}
 // Machines returns the machines whose frames can be walked.
 func Machines() []*Machine { return slices.Clone(machines) }
 
-// ByName returns the machine that the kernel, or Go, calls name; nil for one whose frames cannot be walked.
+// ByName returns the machine that the kernel, or Go, calls name; nil for one whose frames cannot be walked. MIPS's processors have one name in both byte
+// orders: that with the high byte first is returned, and Ordered chooses.
 func ByName(name string) *Machine {
 	for _, m := range machines {
 		if name == m.Name || name == m.GoArch {
@@ -64,7 +65,20 @@ func ByName(name string) *Machine {
 			return m
 		}
 	}
+	for _, m := range mipsMachines {
+		if slices.Contains(m.Unames, name) {
+			return m
+		}
+	}
 	return nil
+}
+
+// Ordered returns m, or of MIPS's machines the one with m's convention whose words begin with the high byte, or with the low one.
+func (m *Machine) Ordered(bigEndian bool) *Machine {
+	if i := slices.Index(mipsMachines, m); i >= 0 {
+		return MIPSMachine(MIPSConvention(i/2), bigEndian)
+	}
+	return m
 }
 
 // Host returns the machine that this process runs on; nil for one whose frames cannot be walked.

@@ -106,7 +106,7 @@ func TestLinux(t *testing.T) {
 func TestByName(t *testing.T) {
 	for name, want := range map[string]*arch.Machine{
 		"x86_64": arch.AMD64, "amd64": arch.AMD64, "aarch64": arch.ARM64, "arm64": arch.ARM64, "": nil, "riscv64": arch.RISCV64, "i686": arch.I386, "armv7l": arch.ARM,
-		"loongarch64": arch.Loong64, "ppc64le": arch.PPC64LE, "ppc64": nil, "arm": nil, "mips": nil, "s390x": arch.S390X,
+		"loongarch64": arch.Loong64, "ppc64le": arch.PPC64LE, "ppc64": nil, "arm": nil, "sparc64": nil, "mips": arch.MIPS, "mips64": arch.MIPS64, "s390x": arch.S390X,
 	} {
 		if got := arch.ByName(name); got != want {
 			t.Errorf("ByName(%q) = %v", name, got)

@@ -13,7 +13,7 @@ import (
 	"github.com/unspool/unspool/arch"
 )
 
-// coffFormat is an object file for Windows's linkers (PE Format, "COFF File Header (Object and Image)"), of x86-64, AArch64 or 32-bit Arm. Compilers write each inline
+// coffFormat is an object file for Windows's linkers (PE Format, "COFF File Header (Object and Image)"), of x86-64, AArch64, i386 or 32-bit Arm. Compilers write each inline
 // function into sections of its own, which have equal names: ".text#2" is the second one that is called ".text".
 var coffFormat = format{
 	name: "COFF",
@@ -22,7 +22,11 @@ var coffFormat = format{
 		if isBigCOFF(b) {
 			m = binary.LittleEndian.Uint16(b[6:])
 		}
-		return m == arch.IMAGE_FILE_MACHINE_AMD64 || m == arch.IMAGE_FILE_MACHINE_ARM64 || m == arch.IMAGE_FILE_MACHINE_ARMNT
+		switch m {
+		case arch.IMAGE_FILE_MACHINE_AMD64, arch.IMAGE_FILE_MACHINE_ARM64, arch.IMAGE_FILE_MACHINE_I386, arch.IMAGE_FILE_MACHINE_ARMNT:
+			return true
+		}
+		return false
 	},
 	kind:    kindCOFF,
 	read:    (*Image).readCOFF,
@@ -55,10 +59,11 @@ const (
 	coffBigHeader = 56 // of object files with many sections
 	coffBigSymbol = 20
 
-	// Types of relocations ("x64 Processors", "ARM64 Processors", "ARM Processors").
+	// Types of relocations ("x64 Processors", "ARM64 Processors", "ARM Processors", "Intel 386 Processors").
 	amd64Addr64, amd64Addr32, amd64Addr32NB, amd64Rel32, amd64Rel32_5 = 1, 2, 3, 4, 9
 	arm64Addr32, arm64Addr32NB, arm64Addr64, arm64Rel32               = 1, 2, 14, 17
 	armAddr32, armAddr32NB, armRel32                                  = 1, 2, 10
+	i386Addr32, i386Addr32NB, i386Rel32                               = 6, 7, 20
 )
 
 // A coffHead is the header of an object file.
@@ -316,7 +321,8 @@ func (img *Image) relocateCOFF(s *Section, out, list []byte) {
 // coffField says how many bytes a relocation's field has, and, where it is relative, how far behind its beginning it counts from. The size is 0 for
 // types that are none of data.
 func coffField(m *arch.Machine, typ uint16) (size, from uint64) {
-	if m == arch.WindowsAMD64 {
+	switch m {
+	case arch.WindowsAMD64:
 		switch {
 		case typ == amd64Addr64:
 			return 8, 0
@@ -326,8 +332,15 @@ func coffField(m *arch.Machine, typ uint16) (size, from uint64) {
 			return 4, 4 + uint64(typ-amd64Rel32)
 		}
 		return 0, 0
-	}
-	if m == arch.ARM {
+	case arch.I386:
+		switch typ {
+		case i386Addr32, i386Addr32NB:
+			return 4, 0
+		case i386Rel32:
+			return 4, 4
+		}
+		return 0, 0
+	case arch.ARM:
 		switch typ {
 		case armAddr32, armAddr32NB:
 			return 4, 0

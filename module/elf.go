@@ -64,18 +64,6 @@ var kinds = map[elf.ProgType]Kind{elf.PT_LOAD: Loaded, elf.PT_DYNAMIC: Dynamic, 
 
 const ptGNUSFrame = elf.ProgType(0x6474e554)
 
-// mipsConvention tells MIPS's calling convention by the class and the header's flags.
-func mipsConvention(is64 bool, flags uint32) arch.MIPSConvention {
-	const efMIPSABI2 = 0x20
-	switch {
-	case is64:
-		return arch.N64
-	case flags&efMIPSABI2 != 0:
-		return arch.N32
-	}
-	return arch.O32
-}
-
 // readELF reads the headers of an ELF file.
 func (img *Image) readELF() error {
 	if len(img.b) < elf.EI_NIDENT {
@@ -137,7 +125,7 @@ func (img *Image) headers() error {
 	img.entry = arch.Vaddr(f.word())
 	phoff, shoff := f.word(), f.word()
 	if flags := f.u32(); img.machine.ELF == arch.EM_MIPS {
-		img.machine = arch.MIPSMachine(mipsConvention(img.is64, flags), img.order == binary.BigEndian)
+		img.machine = arch.MIPSMachine(arch.MIPSConventionOf(img.is64, flags), img.order == binary.BigEndian)
 	}
 	f.u16() // size of this header
 	phentsize, phnum := uint64(f.u16()), uint64(f.u16())

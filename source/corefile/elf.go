@@ -87,6 +87,9 @@ func (f *File) headers() (notes []noteRange, err error) {
 		return nil, f.errorf(0, module.ErrTruncated, "the ELF header is cut off")
 	}
 	f.Machine = arch.ByELF(f.order.Uint16(b[18:]))
+	if f.Machine.ELF == arch.EM_MIPS {
+		f.Machine = arch.MIPSMachine(arch.MIPSConventionOf(f.word == 8, f.u32(b[24+3*f.word:])), f.order == binary.BigEndian)
+	}
 	typ := elf.Type(f.order.Uint16(b[16:]))
 	switch {
 	case typ == elf.ET_EXEC || typ == elf.ET_DYN:

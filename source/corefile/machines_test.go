@@ -33,7 +33,10 @@ type foreign struct {
 	lacks [2]string // why the walks of main and of threads do not reach the outermost frame; "" where they do
 }
 
-const closed = "clone, in which threads begin, has EXIDX_CANTUNWIND"
+const (
+	closed = "clone, in which threads begin, has EXIDX_CANTUNWIND"
+	begun  = "__thread_start, in which threads begin, has no unwind information"
+)
 
 var foreigns = []foreign{
 	{name: "arm", m: arch.ARM, target: "armv7-linux-gnueabihf", triple: "arm-linux-gnueabihf", flags: []string{"-marm", "-funwind-tables"}, lacks: [2]string{1: closed}},
@@ -43,6 +46,10 @@ var foreigns = []foreign{
 	{name: "s390x", m: arch.S390X, target: "s390x-linux-gnu", triple: "s390x-linux-gnu"},
 	{name: "ppc64le", m: arch.PPC64LE, target: "powerpc64le-linux-gnu", triple: "powerpc64le-linux-gnu"},
 	{name: "loongarch64", m: arch.Loong64, target: "loongarch64-linux-gnu"},
+	{name: "mipsel", m: arch.MIPSel, target: "mipsel-linux-gnu", triple: "mipsel-linux-gnu", lacks: [2]string{1: begun}},
+	{name: "mips", m: arch.MIPS, target: "mips-linux-gnu", triple: "mips-linux-gnu", lacks: [2]string{1: begun}},
+	{name: "mips64el", m: arch.MIPS64el, target: "mips64el-linux-gnuabi64", triple: "mips64el-linux-gnuabi64", lacks: [2]string{1: begun}},
+	{name: "mips64", m: arch.MIPS64, target: "mips64-linux-gnuabi64", triple: "mips64-linux-gnuabi64", lacks: [2]string{1: begun}},
 }
 
 // build links testdata/chain.c for a machine, statically, and returns the program.
@@ -52,7 +59,8 @@ func (f *foreign) build(t *testing.T, dir string) string {
 	var include []string
 	var lib, gcc string
 	if f.triple != "" {
-		short := map[string]string{"arm-linux-gnueabihf": "armhf", "i686-linux-gnu": "i386", "riscv64-linux-gnu": "riscv64", "s390x-linux-gnu": "s390x", "powerpc64le-linux-gnu": "ppc64el"}[f.triple]
+		short := map[string]string{"arm-linux-gnueabihf": "armhf", "i686-linux-gnu": "i386", "riscv64-linux-gnu": "riscv64", "s390x-linux-gnu": "s390x", "powerpc64le-linux-gnu": "ppc64el",
+			"mipsel-linux-gnu": "mipsel", "mips-linux-gnu": "mips", "mips64el-linux-gnuabi64": "mips64el", "mips64-linux-gnuabi64": "mips64"}[f.triple]
 		root := oracle.Debian(t, "bookworm", "amd64", "cross-"+short, "libc6-dev-"+short+"-cross", "libgcc-12-dev-"+short+"-cross")
 		include = []string{filepath.Join(root, "usr", f.triple, "include")}
 		lib, gcc = filepath.Join(root, "usr", f.triple, "lib"), filepath.Join(root, "usr/lib/gcc-cross", f.triple, "12")

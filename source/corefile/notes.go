@@ -172,6 +172,9 @@ func (f *File) prstatus(d []byte) {
 // siginfo reads the signal that ended the process (siginfo_t).
 func (f *File) siginfo(d []byte) {
 	sig, code, addr := int(int32(f.u32(d))), int(int32(f.u32(d[8:]))), f.uword(d[8+f.word:])
+	if f.Machine.ELF == arch.EM_MIPS { // si_errno comes behind si_code
+		code = int(int32(f.u32(d[4:])))
+	}
 	if f.Signal == nil || f.Signal.Number != sig { // gcore writes one for living processes, too
 		return
 	}

@@ -314,6 +314,8 @@ func (f *File) space(o *Options) *unwind.Space {
 			m.Off, m.Module = s.lo-vdso, f.vdso(vdso, s, o)
 		case s.lo == f.Machine.VSyscall && s.lo != 0:
 			m.Module = o.Mods("[vsyscall]", "")
+		case f.isSigpage(s):
+			m.Module = f.sigpage(s)
 		default:
 			m.Module = o.Mods(anonymous, "")
 		}
@@ -365,6 +367,37 @@ func (f *File) registered(maps []unwind.Mapping, o *Options) []unwind.Mapping {
 
 // anonymous is the name of memory that is no file's.
 const anonymous = "//anon"
+
+// isSigpage says whether memory begins with code to which signal handlers return, in a core that has no vDSO: QEMU puts some in a page of its own.
+func (f *File) isSigpage(s *segment) bool {
+	const reach = 32 // bytes: code for two kinds of handlers
+	for sig := f.Machine.Signal; sig != nil; sig = sig.Plain {
+		for at := 0; at < min(len(s.b), reach); at += 4 {
+			if _, ok := sig.At(s.b[at:]); ok {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// sigpage returns the module of such memory: it has no file, and its code is in the core.
+func (f *File) sigpage(s *segment) *unwind.Module {
+	m := unwind.NewModule("[sigpage]", "", func(*unwind.Module) *unwind.Code {
+		return &unwind.Code{
+			Machine: f.Machine,
+			Vaddr:   func(off uint64) (arch.Vaddr, bool) { return arch.Vaddr(off), true },
+			Text: func(v arch.Vaddr, to []byte) int {
+				if uint64(v) >= uint64(len(s.b)) {
+					return 0
+				}
+				return copy(to, s.b[v:])
+			},
+		}
+	})
+	m.VDSO = true
+	return m
+}
 
 // hasFile says whether a file was mapped in a segment.
 func (f *File) hasFile(s *segment) bool {

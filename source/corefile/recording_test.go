@@ -64,13 +64,14 @@ func recording(t *testing.T, c *corefile.File, uname string) string {
 			if !ok {
 				break
 			}
-			switch {
-			case m.Word == 4:
-				stack = le.AppendUint32(stack, uint32(v))
-			case m.BigEndian:
-				stack = binary.BigEndian.AppendUint64(stack, v)
-			default:
-				stack = le.AppendUint64(stack, v)
+			order := binary.AppendByteOrder(le)
+			if m.BigEndian {
+				order = binary.BigEndian
+			}
+			if m.Word == 4 {
+				stack = order.AppendUint32(stack, uint32(v))
+			} else {
+				stack = order.AppendUint64(stack, v)
 			}
 		}
 		stack = stack[:len(stack)&^7]
@@ -133,7 +134,7 @@ func (f *foreign) recorded(t *testing.T, mods *modules.Set, c *corefile.File, p 
 		t.Errorf("%s has no name of uname", f.m.Name)
 	}
 	// On a machine that nothing is known of, nothing is walked, by another machine's registers least of all.
-	data, err := record.Open(recording(t, c, "mips64"), record.FileOptions{Mods: mods, Namer: func(o names.Options) *names.Namer { return names.New(o) }})
+	data, err := record.Open(recording(t, c, "sparc64"), record.FileOptions{Mods: mods, Namer: func(o names.Options) *names.Namer { return names.New(o) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,12 +142,12 @@ func (f *foreign) recorded(t *testing.T, mods *modules.Set, c *corefile.File, p 
 	n := 0
 	err = data.Session.Run(context.Background(), func(x *profile.Sample) error {
 		if n++; len(x.User) > 1 || x.Stop == unwind.Outermost {
-			t.Errorf("mips64: %v, %v", x.User, x.Stop)
+			t.Errorf("sparc64: %v, %v", x.User, x.Stop)
 		}
 		return nil
 	})
 	said := fmt.Sprint(data.Notes())
-	if err != nil || n != len(p.Threads) || !strings.Contains(said, "recorded on mips64, where stacks cannot be walked: only callchains count") {
-		t.Errorf("mips64: %d samples, %v, %s", n, err, said)
+	if err != nil || n != len(p.Threads) || !strings.Contains(said, "recorded on sparc64, where stacks cannot be walked: only callchains count") {
+		t.Errorf("sparc64: %d samples, %v, %s", n, err, said)
 	}
 }

@@ -145,7 +145,9 @@ func (f *File) feature(feat uint64, b []byte) {
 		i.Ours = i.Version == ours || strings.HasPrefix(i.Version, ours+" ")
 	case featArch:
 		i.Arch = c.str()
-		i.Machine = arch.ByName(i.Arch)
+		if i.Machine = arch.ByName(i.Arch); i.Machine != nil {
+			i.Machine = i.Machine.Ordered(c.order == binary.BigEndian)
+		}
 	case featNRCPUs:
 		c.u32()
 		i.CPUs = c.u32()
