@@ -13,6 +13,7 @@ var ARM = finish(&Machine{
 	CalleeSaved: []Reg{4, 5, 6, 7, 8, 9, 10, 11, 264, 265, 266, 267, 268, 269, 270, 271},
 	RAInReg:     true,
 	ZeroEnds:    true,
+	PLT:         &armPLT,
 	SyncInside:  true,
 	ModeBits:    1, // Thumb
 	Record:      Record{RA: 4, Size: 8},
@@ -26,6 +27,12 @@ var ARM = finish(&Machine{
 	StepKnown:   true,
 	names:       armNames(),
 }, 16, []Reg{264, 265, 266, 267, 268, 269, 270, 271})
+
+// armPLT: linkers agree on the first entry's first instruction. Behind it, the register of the return address has the table's address.
+var armPLT = PLT{
+	First:    Stub{Size: 20, Push: []Push{{At: 0, Size: 4, Bytes: 4, Code: "\x04\xe0\x2d\xe5"}}}, // str lr,[sp,#-4]!
+	RAPushed: true,
+}
 
 // armSignal: arch/arm/kernel/signal.c. A handler with SA_SIGINFO has struct rt_sigframe: struct siginfo of 128 bytes, struct ucontext, and in it struct
 // sigcontext at 20, whose registers are at 12. Others have struct sigframe, which is the ucontext.

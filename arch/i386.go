@@ -6,6 +6,7 @@ var I386 = finish(&Machine{
 	SP: 4, FP: 5, PC: 8, RA: 8, RAName: "ra",
 	CalleeSaved: []Reg{3, 5, 6, 7},
 	CallPush:    4,
+	PLT:         &i386PLT,
 	Record:      Record{RA: 4, Size: 8},
 	Signal:      &i386Signal,
 	afterCall:   amd64AfterCall, // the same encodings
@@ -18,6 +19,18 @@ var I386 = finish(&Machine{
 	StepKnown: true,
 	names:     []string{"eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", "edi", "eip"},
 }, 9, nil)
+
+// i386PLT: Intel386 supplement, figures 5.3 and 5.4. As on x86-64, a stub pushes its index behind a jump or endbr32, and the first entry 4 bytes more.
+var i386PLT = PLT{
+	First: Stub{Size: 16, Entered: 4, Push: []Push{
+		{At: 0, Size: 6, Bytes: 4, Code: "\xff\xb3"}, // push disp32(%ebx)
+		{At: 0, Size: 6, Bytes: 4, Code: "\xff\x35"}, // push abs32
+	}},
+	Entry: Stub{Size: 16, Push: []Push{
+		{At: 6, Size: 5, Bytes: 4, Code: "\x68"}, // push imm32
+		{At: 4, Size: 5, Bytes: 4, Code: "\x68"},
+	}},
+}
 
 // i386Signal: arch/x86/include/asm/sigframe.h. The handler's return has taken the first word. A handler with SA_SIGINFO has struct rt_sigframe_ia32:
 // three words, struct siginfo of 128 bytes, struct ucontext, and in it struct sigcontext at 20. Others have struct sigframe_ia32: a word, and the

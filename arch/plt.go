@@ -6,7 +6,10 @@ type PLT struct {
 	First, Entry Stub
 	Last         Stub // of tables that end with it; Size is 0 where none do
 
-	// Jumps finds the entries of any such table that jump to a function. code is the table, which lies at addr; entsize is what its
+	// RAPushed says that a push is of the return address, whose register is used for something else from there on.
+	RAPushed bool
+
+	// Jumps finds the entries of any such table that jump to a function; nil where their form is not known. code is the table, which lies at addr; entsize is what its
 	// section says of an entry's size.
 	Jumps func(code []byte, addr, entsize uint64) []Jump
 }

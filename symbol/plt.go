@@ -67,7 +67,7 @@ func pltStubs(img *module.Image) []arch.Jump {
 		if left -= int64(len(b)); err != nil || left < 0 {
 			continue
 		}
-		if shape := img.Machine().PLT; shape != nil {
+		if shape := img.Machine().PLT; shape != nil && shape.Jumps != nil {
 			out = append(out, shape.Jumps(b, uint64(s.Addr), s.Entsize)...)
 		}
 	}

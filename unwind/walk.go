@@ -546,23 +546,27 @@ func (w *Walker) stop(o rows.Outcome, s *Snapshot, left bool) Stop {
 	return BadCFA
 }
 
-// stepPLT leaves a PLT stub that has pushed bytes. Its return address is where the call has put it: above them, or in a register.
+// stepPLT leaves a PLT stub that has pushed bytes. Its return address is where the call has put it, above them or in a register, or where the stub has pushed it.
 func (w *Walker) stepPLT(m *arch.Machine, pushed uint64, mem *rows.Memory) rows.Outcome {
 	st := &w.state
 	sp, o := st.Get(m.Slot(m.SP), mem)
 	if o != rows.OK {
 		return o
 	}
+	at := sp + pushed
+	if m.PLT != nil && m.PLT.RAPushed && pushed > 0 {
+		at = sp
+	}
 	sp += pushed
 	var ra uint64
-	if m.RAInReg {
+	if m.RAInReg && at == sp {
 		if ra, o = st.Get(m.Slot(m.RA), mem); o != rows.OK {
 			return o
 		}
 	} else {
 		var ok bool
-		if ra, ok = mem.Load(sp); !ok {
-			st.Fault = sp
+		if ra, ok = mem.Load(at); !ok {
+			st.Fault = at
 			return rows.Unreadable
 		}
 		sp += m.CallPush
