@@ -190,7 +190,7 @@ func (img *Image) File() *File { return img.file }
 type inflated struct {
 	b   []byte
 	err error
-	bad []RelocError
+	bad RelocErrors
 }
 
 // Open maps a file, read-only. Pages are read at first use, so opening costs the same for a file of any size. If somebody truncates a mapped

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/unspool/unspool/arch"
@@ -28,6 +29,18 @@ func (e *RelocError) Error() string {
 }
 
 func (e *RelocError) Unwrap() error { return e.Err }
+
+// RelocErrors are those of a section, sorted by place.
+type RelocErrors []RelocError
+
+// In returns the first one in [lo, hi) of the section; nil where there is none.
+func (list RelocErrors) In(lo, hi uint64) *RelocError {
+	i := sort.Search(len(list), func(i int) bool { return list[i].Off >= lo })
+	if i < len(list) && list[i].Off < hi {
+		return &list[i]
+	}
+	return nil
+}
 
 // relocationName spells a type as the machine's ABI does.
 func relocationName(machine uint16, typ uint32) string {
@@ -132,7 +145,7 @@ const shtCREL = 0x40000014
 // applied: then addresses in them are those of Section.Addr, and of Place. bad has the relocations that could not be, sorted by place; each of
 // these fields is as the file has it. Of an image that a program has made in its memory, debug information is relocated, too. The caller must not
 // change the results.
-func (img *Image) Relocate(s *Section) (b []byte, bad []RelocError, err error) {
+func (img *Image) Relocate(s *Section) (b []byte, bad RelocErrors, err error) {
 	is := func(name string) bool { return strings.HasPrefix(s.Common(), name) }
 	unwinding := !s.Empty && (slices.ContainsFunc(relocated, is) || img.layout != nil && img.layout.all && s.Perm != 0 || img.inMemory && is(".debug_"))
 	if b, err = img.contents(s); err == nil && unwinding {
@@ -177,7 +190,7 @@ func (img *Image) count(s *Section) error {
 const maxRefused = 1 << 16
 
 // apply returns the contents of s, of which b are those in the file, with the relocations applied.
-func (img *Image) apply(s *Section, b []byte) ([]byte, []RelocError, error) {
+func (img *Image) apply(s *Section, b []byte) ([]byte, RelocErrors, error) {
 	l := img.layout
 	b, err := l.relocate(s, b)
 	bad := l.refused

@@ -33,8 +33,8 @@ const (
 type Table struct {
 	name    string
 	b       []byte
-	bad     []module.RelocError // sorted by place
-	base    arch.Vaddr          // what offsets of functions count from: the file's header
+	bad     module.RelocErrors // sorted by place
+	base    arch.Vaddr         // what offsets of functions count from: the file's header
 	machine *arch.Machine
 	rules   func(t *Table, e *Entry) (rows.Set, error) // a gap where the encoding says nothing
 	text    func(at arch.Vaddr, n int) ([]byte, bool)  // of the image

@@ -1,9 +1,7 @@
 package compactunwind
 
 import (
-	"cmp"
 	"iter"
-	"slices"
 	"sort"
 
 	"github.com/unspool/unspool/arch"
@@ -239,8 +237,7 @@ func (t *Table) objectEntries(es *errors, yield func(Entry) bool) {
 	size := 3*word + 8
 	b := t.b
 	for off := uint64(0); len(b) >= size; b, off = b[size:], off+uint64(size) {
-		if i, _ := slices.BinarySearchFunc(t.bad, off, func(r module.RelocError, off uint64) int { return cmp.Compare(r.Off, off) }); i < len(t.bad) && t.bad[i].Off < off+uint64(size) {
-			r := &t.bad[i]
+		if r := t.bad.In(off, off+uint64(size)); r != nil {
 			es.add(t, r.Off, "relocation %s: %s: %w", r.Type, r.Msg, r.Err)
 			continue
 		}

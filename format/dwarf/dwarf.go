@@ -45,7 +45,7 @@ type Section struct {
 	Open bool
 
 	// Unapplied are the relocations of Data that could not be applied, sorted by place. The entries that have them are damaged.
-	Unapplied []module.RelocError
+	Unapplied module.RelocErrors
 }
 
 // Sections are the parts of a binary that New needs.
@@ -94,7 +94,7 @@ type section struct {
 	data []byte
 	eh   bool
 	open bool
-	bad  []module.RelocError
+	bad  module.RelocErrors
 
 	mu   sync.Mutex
 	cies map[int]*cie // by offset; those that Lookup has met

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math"
-	"sort"
 	"strings"
 
 	"github.com/unspool/unspool/arch"
@@ -135,11 +134,10 @@ func allZero(b []byte) bool {
 
 // relocated returns an error if a relocation between two offsets could not be applied.
 func (s *section) relocated(from, to int) error {
-	i := sort.Search(len(s.bad), func(i int) bool { return s.bad[i].Off >= uint64(from) })
-	if i == len(s.bad) || s.bad[i].Off >= uint64(to) {
+	x := s.bad.In(uint64(from), uint64(to))
+	if x == nil {
 		return nil
 	}
-	x := &s.bad[i]
 	return &fault{int(x.Off), wrapf(ErrUnsupported, "relocation %s: %s", x.Type, x.Msg)}
 }
 

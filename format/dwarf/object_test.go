@@ -385,3 +385,47 @@ func TestDamagedObject(t *testing.T) {
 		t.Errorf("%v, want %v", ds, want)
 	}
 }
+
+// TestObjectsI386: in an object file of i386 for Windows, each FDE begins where a function does, whose symbol the compiler has written. llvm-dwarfdump does
+// not apply these relocations.
+func TestObjectsI386(t *testing.T) {
+	oracle.Need(t, "clang-19")
+	dir := t.TempDir()
+	src, obj := filepath.Join(dir, "a.c"), filepath.Join(dir, "a.o")
+	if err := os.WriteFile(src, []byte("int g(int);\nint one(int a) { volatile char b[9]; b[a] = 1; return g(b[2]); }\nint two(int a) { return g(a) + g(a + 1); }\nstatic int three(void) { return g(3) + 1; }\nint (*p)(void) = three;\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, flags := range [][]string{{"-O2"}, {"-O1", "-ffunction-sections"}, {"-O0"}} {
+		oracle.Run(t, "clang-19", append(flags, "--target=i686-w64-mingw32", "-fasynchronous-unwind-tables", "-c", "-o", obj, src)...)
+		img, err := module.Open(obj)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := Open(img)
+		if err != nil {
+			t.Fatal(err)
+		}
+		functions := map[arch.Vaddr]string{}
+		if err := img.Symbols(func(s module.Symbol) bool {
+			if slices.Contains([]string{"_one", "_two", "_three"}, s.Name) {
+				functions[s.Value] = s.Name
+			}
+			return true
+		}); err != nil {
+			t.Fatal(err)
+		}
+		table, damage := f.Build(EHFrame)
+		for _, d := range damage {
+			t.Error(d)
+		}
+		if len(functions) != 3 {
+			t.Errorf("%v: %v", flags, functions)
+		}
+		for v, name := range functions {
+			if lo, hi, ok := f.Bounds(EHFrame, v); !ok || lo != v || hi < lo+5 || table.Find(v) < 0 {
+				t.Errorf("%v: %s at %#x: an FDE of [%#x, %#x)", flags, name, uint64(v), uint64(lo), uint64(hi))
+			}
+		}
+		img.Close()
+	}
+}

@@ -11,7 +11,6 @@
 package ehabi
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -57,16 +56,7 @@ type part struct {
 	name string
 	addr arch.Vaddr
 	data []byte
-	bad  []module.RelocError // sorted by place
-}
-
-// unapplied returns a relocation that could not be applied and is in [lo, hi) of the section; nil where there is none.
-func (p *part) unapplied(lo, hi uint64) *module.RelocError {
-	i, _ := slices.BinarySearchFunc(p.bad, lo, func(r module.RelocError, lo uint64) int { return cmp.Compare(r.Off, lo) })
-	if i < len(p.bad) && p.bad[i].Off < hi {
-		return &p.bad[i]
-	}
-	return nil
+	bad  module.RelocErrors
 }
 
 // An Index is the tables of an image. It is valid as long as the image is open, and safe for concurrent use.
@@ -76,12 +66,9 @@ type Index struct {
 	index   []part // one; in files that are not linked one for each section of code
 	tables  []part
 	tail    func(arch.Vaddr) []byte // the loaded contents from an address on
-	code    []span                  // sorted
-	room    uint64                  // bytes that have tables: opcodes of tables that do not overlap take no more
+	code    module.Ranges
+	room    uint64 // bytes that have tables: opcodes of tables that do not overlap take no more
 }
-
-// A span is code: a section, or a segment where there are no sections.
-type span struct{ lo, hi arch.Vaddr }
 
 // Open returns the tables of an image; nil if it has none. The index is a section, or in a file without sections a segment (PT_ARM_EXIDX). With an
 // error, it returns what could be read.
@@ -95,9 +82,7 @@ func Open(img *module.Image) (*Index, error) {
 	for i := range secs {
 		s := &secs[i]
 		switch isIndex := strings.HasPrefix(s.Name, exidx); {
-		case s.Perm == 0 || s.Empty:
-		case s.Perm&module.Exec != 0:
-			x.code = append(x.code, span{s.Addr, s.Addr + arch.Vaddr(s.Size)})
+		case s.Perm == 0 || s.Empty || s.Perm&module.Exec != 0:
 		case isIndex, strings.HasPrefix(s.Name, extab):
 			b, bad, err := img.Relocate(s)
 			if err != nil {
@@ -116,21 +101,18 @@ func Open(img *module.Image) (*Index, error) {
 		if s.Kind == module.Loaded {
 			x.room += s.Size
 		}
-		switch {
-		case s.Kind == module.ArmIndex && len(x.index) == 0:
+		if s.Kind == module.ArmIndex && len(x.index) == 0 {
 			b, err := img.Contents(&s)
 			if err != nil {
 				errs = append(errs, err)
 			}
 			x.index = []part{{exidx, s.Vaddr, b, nil}}
-		case s.Kind == module.Loaded && s.Perm&module.Exec != 0 && len(secs) == 0:
-			x.code = append(x.code, span{s.Vaddr, s.Vaddr + arch.Vaddr(s.Size)})
 		}
 	}
 	if len(x.index) == 0 {
 		return nil, errors.Join(errs...)
 	}
-	slices.SortFunc(x.code, func(a, b span) int { return int(int64(a.lo) - int64(b.lo)) })
+	x.code = img.Code()
 	return x, errors.Join(errs...)
 }
 
@@ -214,16 +196,16 @@ func (x *Index) lo(p *part, at int) arch.Vaddr {
 
 // entry reads the entry at an offset of a part of the index. buf is room for its opcodes.
 func (x *Index) entry(p *part, at int, e *Entry, buf *[]byte) error {
-	if r := p.unapplied(uint64(at), uint64(at)+8); r != nil {
+	if r := p.bad.In(uint64(at), uint64(at)+8); r != nil {
 		return x.unapplied(e, r)
 	}
 	e.Lo = x.lo(p, at)
 	if x.order.Uint32(p.data[at:])>>31 != 0 {
 		return x.errorf(e, e.Off, ErrMalformed, "bit 31 of its address is set")
 	}
-	e.Hi = x.end(e.Lo)
+	e.Hi = x.code.End(e.Lo)
 	if at+16 <= len(p.data) {
-		if r := p.unapplied(uint64(at)+8, uint64(at)+12); r != nil { // without it, the next function would have this one's rules
+		if r := p.bad.In(uint64(at)+8, uint64(at)+12); r != nil { // without it, the next function would have this one's rules
 			e.Hi = e.Lo
 			return x.unapplied(e, r)
 		}
@@ -293,7 +275,7 @@ func (x *Index) table(e *Entry, v arch.Vaddr, buf *[]byte) error {
 		return x.errorf(e, e.Off, ErrTruncated, "%d words more in %d bytes", more, len(b))
 	}
 	if p != nil {
-		if r := p.unapplied(start, e.Off+4+4*uint64(more)); r != nil {
+		if r := p.bad.In(start, e.Off+4+4*uint64(more)); r != nil {
 			return x.unapplied(e, r)
 		}
 	}
@@ -318,20 +300,6 @@ func (x *Index) at(v arch.Vaddr, e *Entry) ([]byte, *part) {
 		e.Section, e.Off = "memory", uint64(v)
 	}
 	return b, nil
-}
-
-// end returns where the code around an address ends; 0 where there is none.
-func (x *Index) end(lo arch.Vaddr) arch.Vaddr {
-	i, _ := slices.BinarySearchFunc(x.code, lo, func(s span, lo arch.Vaddr) int {
-		if s.hi <= lo {
-			return -1
-		}
-		return 1
-	})
-	if i < len(x.code) && x.code[i].lo <= lo {
-		return x.code[i].hi
-	}
-	return 0
 }
 
 // maxErrors bounds the errors of a table; the last one counts the others.

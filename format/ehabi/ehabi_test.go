@@ -126,7 +126,7 @@ func built(order binary.ByteOrder, index, table []uint32) *Index {
 	return &Index{
 		machine: arch.ByELF(arch.EM_ARM), order: order, tail: func(arch.Vaddr) []byte { return nil },
 		room:  uint64(4*len(index) + 4*len(table)),
-		index: []part{{exidx, 0x1000, words(index), nil}}, tables: []part{{extab, 0x2000, words(table), nil}}, code: []span{{0x4000, 0x5000}},
+		index: []part{{exidx, 0x1000, words(index), nil}}, tables: []part{{extab, 0x2000, words(table), nil}}, code: module.Ranges{{Lo: 0x4000, Hi: 0x5000}},
 	}
 }
 

@@ -14,7 +14,6 @@
 package mips
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -72,18 +71,9 @@ type part struct {
 	name   string
 	addr   arch.Vaddr
 	data   []byte
-	bad    []module.RelocError // sorted by place
+	bad    module.RelocErrors
 	first  int
 	linked bool
-}
-
-// unapplied returns a relocation that could not be applied and is in [lo, hi) of the section; nil where there is none.
-func (p *part) unapplied(lo, hi int) *module.RelocError {
-	i, _ := slices.BinarySearchFunc(p.bad, uint64(lo), func(r module.RelocError, lo uint64) int { return cmp.Compare(r.Off, lo) })
-	if i < len(p.bad) && p.bad[i].Off < uint64(hi) {
-		return &p.bad[i]
-	}
-	return nil
 }
 
 // An Index is the tables of an image. It is valid as long as the image is open, and safe for concurrent use.
@@ -94,15 +84,12 @@ type Index struct {
 	enc     byte   // of the pointers in unwind data
 	index   []part // one; in files that are not linked one for each section of code
 	tables  []part
-	frames  []span // .eh_frame
-	named   bool   // there are sections
+	frames  []module.Range // .eh_frame
+	named   bool           // there are sections
 	tail    func(arch.Vaddr) []byte
-	code    []span // sorted
+	code    module.Ranges
 	room    uint64 // bytes that have tables: opcodes of tables that do not overlap take no more
 }
-
-// A span is a range of addresses: of code, or of .eh_frame.
-type span struct{ lo, hi arch.Vaddr }
 
 // isIndex says whether the contents of .eh_frame_hdr are an index of compact tables. All others are for DWARF.
 func isIndex(hdr []byte) bool { return len(hdr) > 0 && hdr[0] == version }
@@ -124,11 +111,9 @@ func Open(img *module.Image) (*Index, error) {
 		s := &secs[i]
 		isHdr, isEntry := s.Name == hdrName, strings.HasPrefix(s.Name, entryName)
 		switch {
-		case s.Perm == 0 || s.Empty:
-		case s.Perm&module.Exec != 0:
-			x.code = append(x.code, span{s.Addr, s.Addr + arch.Vaddr(s.Size)})
+		case s.Perm == 0 || s.Empty || s.Perm&module.Exec != 0:
 		case s.Name == ehFrame:
-			x.frames = append(x.frames, span{s.Addr, s.Addr + arch.Vaddr(s.Size)})
+			x.frames = append(x.frames, module.Range{Lo: s.Addr, Hi: s.Addr + arch.Vaddr(s.Size)})
 		case isHdr, isEntry, strings.HasPrefix(s.Name, extab):
 			b, bad, err := img.Relocate(s)
 			if err != nil {
@@ -153,20 +138,17 @@ func Open(img *module.Image) (*Index, error) {
 		if s.Kind == module.Loaded {
 			x.room += s.Size
 		}
-		switch {
-		case s.Kind == module.UnwindIndex && !x.named:
+		if s.Kind == module.UnwindIndex && !x.named {
 			b, err := img.Contents(&s)
 			if isIndex(b) {
 				errs = append(errs, err, x.linked(part{name: hdrName, addr: s.Vaddr, data: b}))
 			}
-		case s.Kind == module.Loaded && s.Perm&module.Exec != 0 && !x.named:
-			x.code = append(x.code, span{s.Vaddr, s.Vaddr + arch.Vaddr(s.Size)})
 		}
 	}
 	if len(x.index) == 0 {
 		return nil, nil
 	}
-	slices.SortFunc(x.code, func(a, b span) int { return cmp.Compare(a.lo, b.lo) })
+	x.code = img.Code()
 	return x, errors.Join(errs...)
 }
 
@@ -273,13 +255,13 @@ func (x *Index) lo(p *part, at int) arch.Vaddr {
 
 // entry reads the pair at an offset of a part of the index.
 func (x *Index) entry(p *part, at int, e *Entry) error {
-	if r := p.unapplied(at, at+pairSize); r != nil {
+	if r := p.bad.In(uint64(at), uint64(at+pairSize)); r != nil {
 		return x.unapplied(e, r)
 	}
 	lo, odd := x.word(p, at)
-	e.Lo, e.Hi = lo, x.end(lo)
+	e.Lo, e.Hi = lo, x.code.End(lo)
 	if next := at + pairSize; next+pairSize <= len(p.data) {
-		if r := p.unapplied(next, next+4); r != nil { // without it, the next function would have this one's rules
+		if r := p.bad.In(uint64(next), uint64(next+4)); r != nil { // without it, the next function would have this one's rules
 			e.Hi = e.Lo
 			return x.unapplied(e, r)
 		}
@@ -307,7 +289,7 @@ func (x *Index) entry(p *part, at int, e *Entry) error {
 		switch {
 		case !x.named:
 			return x.errorf(e, ErrUnsupported, "its FDE at %#x is in %s, which only section headers tell", uint64(v), ehFrame)
-		case !slices.ContainsFunc(x.frames, func(s span) bool { return s.lo <= v && v < s.hi }):
+		case !slices.ContainsFunc(x.frames, func(s module.Range) bool { return s.Lo <= v && v < s.Hi }):
 			return x.errorf(e, ErrMalformed, "its FDE at %#x is not in %s", uint64(v), ehFrame)
 		}
 		return nil
@@ -340,7 +322,7 @@ func (x *Index) table(e *Entry, v arch.Vaddr) error {
 		if len(b) < n {
 			return x.errorf(e, ErrTruncated, "the table ends in its routine's address")
 		}
-		if x.enc == pcrel|sdata4 && (p == nil || p.unapplied(int(e.Off)+1, int(e.Off)+5) == nil) {
+		if x.enc == pcrel|sdata4 && (p == nil || p.bad.In(e.Off+1, e.Off+5) == nil) {
 			e.Personality = arch.Vaddr((uint64(v) + 1 + uint64(int64(int32(x.order.Uint32(b))))) & x.mask)
 		}
 		b, head = b[n:], 1+n
@@ -348,7 +330,7 @@ func (x *Index) table(e *Entry, v arch.Vaddr) error {
 	e.Off += uint64(head)
 	e.Code = b
 	if p != nil {
-		if e.cut = p.unapplied(int(e.Off), int(e.Off)+len(b)); e.cut != nil { // what follows the opcodes may have some
+		if e.cut = p.bad.In(e.Off, e.Off+uint64(len(b))); e.cut != nil { // what follows the opcodes may have some
 			e.Code = b[:e.cut.Off-e.Off]
 		}
 	}
@@ -368,20 +350,6 @@ func (x *Index) at(v arch.Vaddr, e *Entry) ([]byte, *part) {
 		e.Section, e.Off = "memory", uint64(v)
 	}
 	return b, nil
-}
-
-// end returns where the code around an address ends; 0 where there is none.
-func (x *Index) end(lo arch.Vaddr) arch.Vaddr {
-	i, _ := slices.BinarySearchFunc(x.code, lo, func(s span, lo arch.Vaddr) int {
-		if s.hi <= lo {
-			return -1
-		}
-		return 1
-	})
-	if i < len(x.code) && x.code[i].lo <= lo {
-		return x.code[i].hi
-	}
-	return 0
 }
 
 // Decode returns what an entry's opcodes say: the gap where they refuse to unwind, and where an FDE has the rules. It returns how many bytes the opcodes take.

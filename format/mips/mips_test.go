@@ -56,7 +56,7 @@ func open(t testing.TB, path string) *Index {
 // text lists a file's entries, one to a line, with addresses from the beginning of the code.
 func text(x *Index) string {
 	var out strings.Builder
-	base := x.code[0].lo
+	base := x.code[0].Lo
 	x.Entries(func(e *Entry, err error) bool {
 		fmt.Fprintf(&out, "%#x-%#x %s %d", uint64(e.Lo-base), uint64(e.Hi-base), e.Kind, e.Routine)
 		if e.Personality != 0 {
@@ -215,7 +215,7 @@ func built(order byteOrder, pairs [][2]uint32, table string) *Index {
 	}
 	x := &Index{machine: arch.MIPSMachine(arch.O32, order == binary.BigEndian), order: order, mask: 1<<32 - 1, tail: func(arch.Vaddr) []byte { return nil }, named: true,
 		room: uint64(len(b) + len(table)), tables: []part{{name: extab, addr: 0x2000, data: []byte(table)}},
-		code: []span{{0x4000, 0x5000}}, frames: []span{{0x3000, 0x3100}}}
+		code: module.Ranges{{Lo: 0x4000, Hi: 0x5000}}, frames: module.Ranges{{Lo: 0x3000, Hi: 0x3100}}}
 	if err := x.linked(part{name: hdrName, addr: 0x1000, data: b}); err != nil {
 		panic(err)
 	}

@@ -9,12 +9,10 @@
 package orc
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"io"
 	"slices"
-	"sort"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
@@ -34,13 +32,11 @@ type Table struct {
 	layout  *layout
 	entries []byte
 	ips     []byte
-	addr    arch.Vaddr          // of ips
-	bad     []module.RelocError // of ips, sorted
+	addr    arch.Vaddr         // of ips
+	bad     module.RelocErrors // of ips, sorted
 	place   func(arch.Vaddr) (section string, off uint64)
-	code    []span // executable sections, sorted
+	code    module.Ranges
 }
-
-type span struct{ lo, hi arch.Vaddr }
 
 // Damage is something wrong in a section.
 type Damage struct {
@@ -70,13 +66,7 @@ func Open(img *module.Image) (*Table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %s: %w", img.Name(), unwind, err)
 	}
-	secs := img.Sections()
-	for i := range secs {
-		if s := &secs[i]; s.Perm&module.Exec != 0 && s.Size > 0 {
-			t.code = append(t.code, span{s.Addr, s.Addr + arch.Vaddr(s.Size)})
-		}
-	}
-	slices.SortFunc(t.code, func(a, b span) int { return cmp.Compare(a.lo, b.lo) })
+	t.code = img.Code()
 	return t, nil
 }
 
@@ -106,11 +96,7 @@ func (t *Table) at(i int) arch.Vaddr {
 
 // placed says whether the address of entry i is known: in a module, a relocation has written it.
 func (t *Table) placed(i int) bool {
-	if len(t.bad) == 0 {
-		return true
-	}
-	k := sort.Search(len(t.bad), func(k int) bool { return t.bad[k].Off >= uint64(4*i) })
-	return k == len(t.bad) || t.bad[k].Off >= uint64(4*i+4)
+	return len(t.bad) == 0 || t.bad.In(uint64(4*i), uint64(4*i+4)) == nil
 }
 
 // bits returns entry i.
@@ -266,13 +252,7 @@ func (t *Table) order(each func(i int, at arch.Vaddr)) error {
 
 // end returns where the last entry's range ends: with its section.
 func (t *Table) end(last arch.Vaddr) arch.Vaddr {
-	end := last + 1
-	for _, s := range t.code {
-		if s.lo <= last && last < s.hi {
-			end = max(end, s.hi)
-		}
-	}
-	return end
+	return max(last+1, t.code.End(last))
 }
 
 // Offsets in struct pt_regs of x86-64 (asm/ptrace.h), by the numbers of registers.

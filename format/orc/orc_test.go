@@ -303,7 +303,7 @@ func FuzzRows(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte, which uint8) {
 		l := layouts[int(which)%len(layouts)]
-		tab := &Table{machine: arch.AMD64, layout: l, place: func(v arch.Vaddr) (string, uint64) { return "", uint64(v) }, addr: ipAt + arch.Vaddr(uint64(which)>>4<<60), code: []span{{0x1000, 0x2000}, {0x1800, 0x3000}}}
+		tab := &Table{machine: arch.AMD64, layout: l, place: func(v arch.Vaddr) (string, uint64) { return "", uint64(v) }, addr: ipAt + arch.Vaddr(uint64(which)>>4<<60), code: module.Ranges{{Lo: 0x1000, Hi: 0x2000}, {Lo: 0x1800, Hi: 0x3000}}}
 		if l == &layoutLoong {
 			tab.machine = arch.ByELF(arch.EM_LOONG)
 		}
@@ -390,7 +390,7 @@ const benchSize = 400_000
 func BenchmarkRows(b *testing.B) {
 	mix := [][]byte{{8, 0, 0, 0, 5, 2}, {16, 0, 0xf0, 0xff, 0x15, 2}, {24, 0, 0xf0, 0xff, 0x15, 2}, {16, 0, 0xf0, 0xff, 0x14, 2}, {32, 0, 0, 0, 5, 2}, {40, 0, 0, 0, 5, 2}, {0, 0, 0, 0, 0, 0}}
 	for _, sorted := range []bool{true, false} {
-		t := &Table{machine: arch.AMD64, layout: &layout64, addr: ipAt, code: []span{{0x100000, 0x2000000}}}
+		t := &Table{machine: arch.AMD64, layout: &layout64, addr: ipAt, code: module.Ranges{{Lo: 0x100000, Hi: 0x2000000}}}
 		for i := range benchSize {
 			at := 0x100000 + 16*i
 			if !sorted {
