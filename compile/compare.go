@@ -19,6 +19,7 @@ type Comparison struct {
 	Equal     uint64 // addresses where each rule that both have is the same
 	OtherBase uint64 // addresses where the rules count from different registers: only execution can tell whether they agree
 	Differ    uint64 // addresses where they contradict each other
+	Padding   uint64 // addresses where they do, too, but of instructions between functions' parts that nothing reaches
 
 	// Differences are the ranges of addresses of Differ, in ascending order.
 	Differences []Difference
@@ -49,7 +50,7 @@ func Compare(img *module.Image, u *format.Unwind) (list []Comparison, damage []e
 	for j := range tables {
 		for i := range tables[:j] {
 			c := Comparison{First: u.Sources[i].Name, Second: u.Sources[j].Name}
-			if c.add(img, tables[i], tables[j]); c.Equal+c.OtherBase+c.Differ == 0 {
+			if c.add(img, tables[i], tables[j]); c.Equal+c.OtherBase+c.Differ+c.Padding == 0 {
 				continue
 			}
 			for k := range c.Differences {
@@ -73,7 +74,8 @@ type verdict struct {
 // add compares two tables of an image, address by address.
 func (c *Comparison) add(img *module.Image, a, b *rows.Table) {
 	verdicts := map[[2]rows.SetID]*verdict{}
-	open := false // the last difference goes on
+	open := false                // the last difference goes on
+	var before, until arch.Vaddr // what was compared last
 	for i, j := 0, 0; i < len(a.Rows) && j < len(b.Rows); {
 		ra, rb := a.Rows[i], b.Rows[j]
 		lo, hi := max(ra.Lo, rb.Lo), min(a.Hi(i), b.Hi(j))
@@ -93,12 +95,21 @@ func (c *Comparison) add(img *module.Image, a, b *rows.Table) {
 			v = judge(a.Machine, &a.Sets[ra.Set], &b.Sets[rb.Set])
 			verdicts[key] = v
 		}
+		from := lo
+		if until == lo {
+			from = before
+		}
+		before, until = lo, hi
 		n := uint64(hi - lo)
 		if (a.Sets[ra.Set].Flags|b.Sets[rb.Set].Flags)&rows.SyncOnly != 0 {
 			n = callSites(img, lo, hi)
 		}
 		switch {
 		case n == 0:
+		case len(v.rules) > 0 && padding(img, from, lo, hi):
+			c.Padding += n
+			open = false
+			continue
 		case len(v.rules) > 0:
 			c.Differ += n
 			if k := len(c.Differences); open && c.Differences[k-1].Hi == lo && slices.Equal(c.Differences[k-1].Rules, v.rules) {
@@ -184,12 +195,41 @@ func absolute(r rows.Rule) bool {
 	return r.Kind == rows.Offset || r.Kind == rows.ValOffset || r.Kind == rows.Undefined || r.Kind == rows.SameValue
 }
 
+// padding says whether [lo, hi) has instructions of x86 that do nothing, behind one that goes elsewhere: compilers align what follows a return so.
+// An instruction begins at from, and the one in front of lo is behind it.
+func padding(img *module.Image, from, lo, hi arch.Vaddr) bool {
+	bits, code := x86[img.Machine().ELF], img.Tail(from)
+	if bits == 0 || uint64(len(code)) < uint64(hi-from) {
+		return false
+	}
+	left := false // for elsewhere
+	for at := 0; at < int(hi-from); {
+		inst, err := x86asm.Decode(code[at:], bits)
+		if err != nil || inst.Len == 0 {
+			return false
+		}
+		if at < int(lo-from) && at+inst.Len > int(lo-from) {
+			return false
+		}
+		if at < int(lo-from) {
+			left = inst.Op == x86asm.RET || inst.Op == x86asm.JMP
+		} else if !left || inst.Op != x86asm.NOP && inst.Op != x86asm.INT && !(inst.Op == x86asm.XCHG && inst.Args[0] == inst.Args[1]) {
+			return false
+		}
+		at += inst.Len
+	}
+	return left
+}
+
+// x86 are the machines whose instructions x86asm decodes, with the size of their words in bits.
+var x86 = map[uint16]int{arch.EM_X86_64: 64, arch.EM_386: 32, arch.IMAGE_FILE_MACHINE_AMD64: 64}
+
 // callSites counts the calls with a last byte in [lo, hi): that byte is where a caller's rules are looked up. lo is where an instruction begins.
 func callSites(img *module.Image, lo, hi arch.Vaddr) (n uint64) {
 	m := img.Machine()
 	code := img.Tail(lo)
 	code = code[:min(uint64(len(code)), uint64(hi-lo))]
-	if bits := map[uint16]int{arch.EM_X86_64: 64, arch.EM_386: 32}[m.ELF]; bits != 0 {
+	if bits := x86[m.ELF]; bits != 0 {
 		for at := 0; at < len(code); {
 			inst, err := x86asm.Decode(code[at:], bits)
 			if err != nil || inst.Len == 0 {

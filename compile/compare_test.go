@@ -2,11 +2,14 @@ package compile
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
+
+	"golang.org/x/arch/x86/x86asm"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
@@ -125,6 +128,47 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+// TestPadding: sources may contradict each other where nothing is executed: in what aligns the code behind a return.
+func TestPadding(t *testing.T) {
+	const source = `
+	.text
+	.globl f
+f:	%s
+	%s
+	.balign 16, 0x90
+g:	xor %%eax, %%eax
+	ret
+`
+	for _, x := range []struct {
+		last, pad string
+		want      bool
+	}{
+		{"ret", "nopl 0(%rax,%rax)", true}, {"ret", "xchg %ax,%ax; nopw 0(%rax,%rax)", true}, {"jmp g", "nop", true}, {"ret", "int3; int3", true},
+		{"call g", "nop", false}, {"ret", "xor %eax,%eax", false}, {"ret", "nop; xor %eax,%eax", false}, {"mov %eax,%ebx", "nop", false}, {"je g", "nop", false},
+	} {
+		img, err := module.Open(assemble(t, fmt.Sprintf(source, x.last, x.pad)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := map[string]arch.Vaddr{}
+		if err := img.Symbols(func(s module.Symbol) bool { at[s.Name] = s.Value; return true }); err != nil {
+			t.Fatal(err)
+		}
+		code := img.Tail(at["f"])
+		inst, err := x86asm.Decode(code, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := padding(img, at["f"], at["f"]+arch.Vaddr(inst.Len), at["g"]); got != x.want {
+			t.Errorf("%s; %s: %v", x.last, x.pad, got)
+		}
+		if padding(img, at["f"], at["f"]+arch.Vaddr(inst.Len), at["g"]+2) {
+			t.Errorf("%s; %s, and a function: padding", x.last, x.pad)
+		}
+		img.Close()
+	}
+}
+
 // TestProofs: the text of files, some with several sources of unwind information.
 func TestProofs(t *testing.T) {
 	var c Proofs
@@ -137,7 +181,7 @@ func TestProofs(t *testing.T) {
 	range1 := Difference{Lo: 0x1000, Hi: 0x1004, Rules: []Disagreement{{Of: "cfa", First: "rsp+8", Second: "rsp+16"}, {Of: "rbp", First: "s", Second: "c-16"}}}
 	range2 := Difference{Section: ".text", Lo: 0x2000, Hi: 0x2001, Rules: []Disagreement{{Of: "ra", First: "c-8", Second: "u"}}}
 	c.Add(Proof{File: "odd\x1b[m", Comparisons: []Comparison{
-		{First: ".eh_frame", Second: ".debug_frame", Equal: 1},
+		{First: ".eh_frame", Second: ".debug_frame", Equal: 1, Padding: 7},
 		{First: ".eh_frame", Second: ".sframe", Equal: 100, Differ: 5, Differences: []Difference{range1, range2}},
 	}}, nil)
 	c.Add(Proof{File: "plain", Rows: 1000, Rules: 1, Damaged: 2}, nil)
@@ -150,7 +194,7 @@ func TestProofs(t *testing.T) {
 hidden: .eh_frame_hdr does not lead to the FDEs of 3 functions: libgcc and libunwind find nothing there
   3000
   and 2 others; --differences N prints more
-2 files with several sources of unwind information: they agree at 111 addresses, count from different registers at 2 and contradict each other at 5
+2 files with several sources of unwind information: they agree at 111 addresses, count from different registers at 2 and contradict each other at 5; in padding, which nothing reaches, they do so at 7
 odd�[m: .eh_frame and .sframe differ at 5 addresses, in 2 ranges
   1000-1004  cfa: rsp+8 by .eh_frame, rsp+16 by .sframe
   1000-1004  rbp: s by .eh_frame, c-16 by .sframe

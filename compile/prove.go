@@ -85,9 +85,9 @@ func proveNative(ref *rows.Table) error {
 type Proofs struct {
 	proven, without, rows, rules, damaged uint64
 
-	several, equal, otherBase, differ uint64 // of files with several sources: how many, and addresses
-	differing                         []Proof
-	unindexed                         []Proof
+	several, equal, otherBase, differ, padding uint64 // of files with several sources: how many, and addresses
+	differing                                  []Proof
+	unindexed                                  []Proof
 }
 
 // Add adds what Prove returned.
@@ -102,7 +102,7 @@ func (c *Proofs) Add(p Proof, err error) {
 	c.proven, c.rows, c.rules, c.damaged = c.proven+1, c.rows+uint64(p.Rows), c.rules+uint64(p.Rules), c.damaged+uint64(p.Damaged)
 	differs := false
 	for _, x := range p.Comparisons {
-		c.equal, c.otherBase, c.differ = c.equal+x.Equal, c.otherBase+x.OtherBase, c.differ+x.Differ
+		c.equal, c.otherBase, c.differ, c.padding = c.equal+x.Equal, c.otherBase+x.OtherBase, c.differ+x.Differ, c.padding+x.Padding
 		differs = differs || x.Differ > 0
 	}
 	if len(p.Comparisons) > 0 {
@@ -141,8 +141,12 @@ func (c *Proofs) WriteText(w io.Writer, most int) {
 	if c.several == 0 {
 		return
 	}
-	fmt.Fprintf(w, "%s with several sources of unwind information: they agree at %s, count from different registers at %s and contradict each other at %s\n",
+	fmt.Fprintf(w, "%s with several sources of unwind information: they agree at %s, count from different registers at %s and contradict each other at %s",
 		n(c.several, "file", "files"), n(c.equal, "address", "addresses"), printable.Comma(c.otherBase), printable.Comma(c.differ))
+	if c.padding > 0 {
+		fmt.Fprintf(w, "; in padding, which nothing reaches, they do so at %s", printable.Comma(c.padding))
+	}
+	fmt.Fprintln(w)
 	slices.SortFunc(c.differing, func(a, b Proof) int { return strings.Compare(a.File, b.File) })
 	for _, p := range c.differing {
 		for _, x := range p.Comparisons {

@@ -21,8 +21,8 @@ The exit status is 1 if any file differs. Damaged entries are counted; no table 
 .eh_frame_hdr does not lead to are listed: unspool's tables have them, and libgcc finds no unwind information there.
 
 Where a file has several sources of unwind information, verify also compares them with each other, at each address that
-two of them describe. It lists where they contradict each other; the exit status is then 1. Sources that are right at
-call sites only are compared there. Where two rules count from different registers, nobody can tell without running the
+two of them describe. It lists where they contradict each other; the exit status is then 1. What only aligns code behind
+a return is counted apart. Sources that are right at call sites only are compared there. Where two rules count from different registers, nobody can tell without running the
 program; verify counts these addresses.
 
 With --run, verify executes a command step by step. At each instruction, it compares the return address, CFA and
