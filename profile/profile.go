@@ -148,10 +148,13 @@ type Module struct {
 	Kernel  bool
 }
 
-// Base is the last element of the module's path; "[unknown]" where there is none.
+// Base is the last element of the module's path, on Windows too; "[unknown]" where there is none.
 func (m *Module) Base() string {
 	if m.Path == "" {
 		return Unknown
+	}
+	if len(m.Path) > 3 && (m.Path[1:3] == `:\` || m.Path[:2] == `\\`) {
+		return m.Path[strings.LastIndexByte(m.Path, '\\')+1:]
 	}
 	return path.Base(m.Path)
 }

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"path"
 	"strings"
 
 	"github.com/unspool/unspool/internal/printable"
@@ -162,7 +161,7 @@ func (l *line) unnamed(s *stacks.Process) string {
 	if m == "" {
 		return profile.Unknown
 	}
-	base := strings.Trim(path.Base(m), "[]")
+	base := strings.Trim((&profile.Module{Path: m}).Base(), "[]")
 	if off, ok := l.offset(); ok {
 		return fmt.Sprintf("[%s+0x%x]+0x%x", printable.String(base), l.start, off)
 	}

@@ -21,6 +21,7 @@ import (
 	running "github.com/unspool/unspool/source/live" // live is the profiler's
 	"github.com/unspool/unspool/source/minidump"
 	"github.com/unspool/unspool/stacks"
+	"github.com/unspool/unspool/unwind"
 )
 
 // stackOptions are the flags of stack.
@@ -147,7 +148,18 @@ func runStackMinidump(path string, o *stackOptions, mods *modules.Set) error {
 		return err
 	}
 	defer f.Close()
-	return writeStacks(&f.Process, o, namer, func(s *stacks.Process) { s.Core = path })
+	return writeStacks(&f.Process, o, namer, func(s *stacks.Process) {
+		s.Core = path
+		shown := map[*unwind.Module]bool{}
+		for _, t := range s.Threads {
+			for _, f := range t.Frames {
+				if f.Mapping != nil {
+					shown[f.Mapping.Module] = true
+				}
+			}
+		}
+		s.Notes = append(s.Notes, f.Missing(func(m *unwind.Module) bool { return shown[m] })...)
+	})
 }
 
 // writeStacks walks the threads of p and writes what comes out. add adds what else is known.

@@ -66,6 +66,8 @@ var (
 	debianScript string
 	//go:embed kernel.sh
 	kernelScript string
+	//go:embed source.sh
+	sourceScript string
 )
 
 // Debian returns the directory with the files of packages of a suite of Debian, and of all packages that they depend on. They are fetched unless they
@@ -75,6 +77,16 @@ func Debian(t testing.TB, suite, arch, name string, packages ...string) (dir str
 	Need(t, "apt-get", "dpkg", "tar", "flock")
 	return Fetched(t, fmt.Sprintf("%s of Debian %s for %s", strings.Join(packages, ", "), suite, arch), func(ctx context.Context) (string, error) {
 		return shell(ctx, debianScript, suite, arch, name, packages...)
+	})
+}
+
+// Source returns the directory with those files of a source package of a suite of Debian whose paths match a pattern of tar's; each pattern must match a
+// file. They are fetched unless they are in the cache.
+func Source(t testing.TB, suite, name, pkg string, patterns ...string) (dir string) {
+	t.Helper()
+	Need(t, "apt-get", "tar", "xz", "flock")
+	return Fetched(t, fmt.Sprintf("the source of %s of Debian %s", pkg, suite), func(ctx context.Context) (string, error) {
+		return shell(ctx, sourceScript, suite, "-", name, append([]string{pkg}, patterns...)...)
 	})
 }
 

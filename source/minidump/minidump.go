@@ -79,13 +79,16 @@ const (
 	maxModules = 1 << 12
 	maxRanges  = 1 << 20
 	maxName    = 1 << 12 // bytes
+	maxCommand = 1 << 16 // bytes
+	maxCode    = 1 << 16 // mappings without a file
 	maxNotes   = 100
 )
 
 // Streams (MINIDUMP_STREAM_TYPE).
 const (
 	threadList, moduleList, memoryList, exception, systemInfo = 3, 4, 5, 6, 7
-	memory64List, miscInfo, threadNames                       = 9, 15, 24
+	memory64List, miscInfo, memoryInfoList, threadNames       = 9, 15, 16, 24
+	linuxCmdLine, linuxMaps                                   = 0x47670006, 0x47670009 // Breakpad's: /proc/PID/cmdline and maps
 )
 
 // Is says whether a file begins like a minidump.
@@ -225,13 +228,14 @@ func (f *File) read(o *Options) error {
 			f.names[int(le.Uint32(b))] = name
 		}
 	}
+	f.listModules(streams[moduleList])
 	f.threads(streams[threadList])
 	f.exception(streams[exception])
 	if len(f.Threads) == 0 {
-		return f.errorf(streams[threadList].rva, module.ErrMalformed, "no thread has registers: nothing to walk")
+		return f.errorf(streams[threadList].rva, module.ErrMalformed, "no threads: there is nothing to walk")
 	}
-	f.loadModules(streams[moduleList], o)
-	f.complete()
+	f.findModules(o)
+	f.complete(o, streams)
 	return nil
 }
 
@@ -306,10 +310,18 @@ func (f *File) system(l location) error {
 
 // A layout says where a context (CONTEXT of winnt.h, MDRawContext of Breakpad) has registers, by their numbers in DWARF.
 type layout struct {
-	size uint64 // bytes of a register
-	regs []uint16
-	at   []uint64
+	size    uint64 // bytes of a register
+	regs    []uint16
+	at      []uint64
+	flags   uint64   // where ContextFlags are
+	cpus    []uint32 // the machine's bits of them; some writers have another
+	control []uint16 // the registers of CONTEXT_CONTROL; CONTEXT_INTEGER has the others
 }
+
+const (
+	contextControl = 1 // and the machine's bits
+	contextInteger = 2
+)
 
 // context returns the layout of a machine's contexts.
 func context(m *arch.Machine) layout {
@@ -327,19 +339,36 @@ func context(m *arch.Machine) layout {
 	}
 	switch m {
 	case arch.I386:
-		return layout{4, numbers(9), []uint64{0xb0, 0xac, 0xa8, 0xa4, 0xc4, 0xb4, 0xa0, 0x9c, 0xb8}}
+		return layout{4, numbers(9), []uint64{0xb0, 0xac, 0xa8, 0xa4, 0xc4, 0xb4, 0xa0, 0x9c, 0xb8}, 0, []uint32{0x10000}, []uint16{4, 5, 8}} // esp, ebp, eip
 	case arch.ARM:
-		return layout{4, numbers(16), run(4, 4, 16)}
+		return layout{4, numbers(16), run(4, 4, 16), 0, []uint32{0x200000, 0x40000000}, []uint16{13, 14, 15}} // sp, lr, pc
 	case arch.ARM64, arch.WindowsARM64:
-		return layout{8, numbers(33), run(8, 8, 33)} // x0 to x30, sp, pc
+		return layout{8, numbers(33), run(8, 8, 33), 0, []uint32{0x400000, 0x80000000}, []uint16{29, 30, 31, 32}} // of x0 to x30, sp, pc: fp, lr, sp, pc
 	}
-	return layout{8, numbers(17), append([]uint64{0x78, 0x88, 0x80, 0x90, 0xa8, 0xb0, 0xa0, 0x98}, append(run(0xb8, 8, 8), 0xf8)...)}
+	return layout{8, numbers(17), append([]uint64{0x78, 0x88, 0x80, 0x90, 0xa8, 0xb0, 0xa0, 0x98}, append(run(0xb8, 8, 8), 0xf8)...),
+		0x30, []uint32{0x100000}, []uint16{7, 16}} // rsp, rip
 }
 
-// registers reads a context.
-func (f *File) registers(l location, s *unwind.Snapshot) bool {
-	b, c := f.bytes(l), context(f.Machine)
+// registers reads a context of the machine; false if it is another's, or has no program counter.
+func (f *File) registers(b []byte, s *unwind.Snapshot) bool {
+	c := context(f.Machine)
+	if uint64(len(b)) < c.flags+4 {
+		return false
+	}
+	flags := le.Uint32(b[c.flags:])
+	if !slices.ContainsFunc(c.cpus, func(cpu uint32) bool { return flags&cpu != 0 }) {
+		return false
+	}
+	// Breakpad has no control registers of Arm: its integer registers are all.
+	all := flags&contextInteger != 0 && flags&(0x40000000|0x80000000) != 0
 	for i, at := range c.at {
+		need := uint32(contextInteger)
+		if slices.Contains(c.control, c.regs[i]) {
+			need = contextControl
+		}
+		if flags&need == 0 && !all {
+			continue
+		}
 		if uint64(len(b)) < at+c.size {
 			return false
 		}
@@ -352,18 +381,48 @@ func (f *File) registers(l location, s *unwind.Snapshot) bool {
 			s.Known |= 1 << slot
 		}
 	}
-	s.PC = s.Regs[f.Machine.Slot(f.Machine.PC)]
-	return true
+	pc := f.Machine.Slot(f.Machine.PC)
+	s.PC = s.Regs[pc]
+	return s.Known&(1<<pc) != 0
 }
+
+// under64 says whether a 32-bit program of Windows ran below a 64-bit system, and a 64-bit program made the dump: the contexts are of the code that
+// stands between the two.
+func (f *File) under64() bool {
+	return f.Machine == arch.WindowsAMD64 && slices.ContainsFunc(f.modules, func(m mapped) bool { return strings.EqualFold(m.name(), "wow64.dll") })
+}
+
+// context32 returns a 32-bit thread's own context: behind four bytes where the second word of the thread's local storage points to (TlsSlots of its
+// block, WOW64_TLS_CPURESERVED); nil where the dump does not have it.
+func (f *File) context32(teb uint64) []byte {
+	const slots, size = 0x1480, 716
+	at, ok := f.mem.Read8(teb + slots + 8)
+	if b := f.mem.tail(at + 4); ok && len(b) >= size {
+		return b[:size]
+	}
+	return nil
+}
+
+var errNoRegisters = errors.New("the dump has none")
 
 // threads reads the list of threads.
 func (f *File) threads(l location) {
-	for _, b := range f.list(l, "threads", 48, maxThreads) {
+	list := f.list(l, "threads", 48, maxThreads)
+	teb := func(b []byte) uint64 { return le.Uint64(b[16:]) }
+	under := f.under64() && slices.ContainsFunc(list, func(b []byte) bool { return f.context32(teb(b)) != nil })
+	if under {
+		f.Machine = arch.I386
+		f.note("a 32-bit program below 64-bit Windows: the stacks are those of its 32-bit code")
+	}
+	for _, b := range list {
 		t := source.Thread{TID: int(le.Uint32(b))}
 		t.Name = f.names[t.TID]
-		if !f.registers(locationAt(b[40:]), &t.Snapshot) {
-			f.note("the dump has no registers of thread %d", t.TID)
-			continue
+		ctx := f.bytes(locationAt(b[40:]))
+		if under {
+			ctx = f.context32(teb(b))
+		}
+		if !f.registers(ctx, &t.Snapshot) {
+			t.Snapshot, t.Err = unwind.Snapshot{}, errNoRegisters
 		}
 		f.Threads = append(f.Threads, t)
 	}
@@ -379,20 +438,20 @@ func (f *File) exception(l location) {
 	i := slices.IndexFunc(f.Threads, func(t source.Thread) bool { return t.TID == tid })
 	if i < 0 {
 		f.note("the thread of the exception, %d, is not in the dump", tid)
-		return
+	} else {
+		var s unwind.Snapshot
+		if f.registers(f.bytes(locationAt(b[160:])), &s) {
+			f.Threads[i].Snapshot, f.Threads[i].Err = s, nil
+		}
+		t := f.Threads[i]
+		f.Threads = slices.Insert(slices.Delete(f.Threads, i, i+1), 0, t)
 	}
-	var s unwind.Snapshot
-	if f.registers(locationAt(b[160:]), &s) {
-		f.Threads[i].Snapshot = s
-	}
-	t := f.Threads[i]
-	f.Threads = slices.Insert(slices.Delete(f.Threads, i, i+1), 0, t)
 	switch {
-	case code == 0xffffffff: // somebody asked for the dump
+	case asked(code): // somebody asked for the dump
 	case (f.os == linux || f.os == android) && code <= 64:
 		f.Signal = &source.Signal{Number: int(code), Code: int(int32(le.Uint32(b[12:]))), Addr: addr, HasAddr: addr != 0}
 	default:
-		f.note("thread %d ended the process: exception %#x at %#x", tid, code, addr)
+		f.note("thread %d ended the process: %s at %#x", tid, f.named(b), addr)
 	}
 }
 
@@ -425,22 +484,62 @@ func (f *File) memory(streams map[uint32]location) {
 }
 
 // complete gives the threads their memory.
-func (f *File) complete() {
+func (f *File) complete(o *Options, streams map[uint32]location) {
 	var maps []unwind.Mapping
 	for i := range f.modules {
 		maps = append(maps, f.modules[i].maps...)
 	}
 	slices.SortFunc(maps, func(a, b unwind.Mapping) int { return cmp.Compare(a.Lo, b.Lo) })
-	f.Space = unwind.NewSpace(maps...)
+	f.Space = unwind.NewSpace(f.made(o, streams)...).Overlay(maps)
 	f.mem.behind = f.behind
 	if f.PID == 0 {
 		f.PID = f.Threads[0].TID
+	}
+	if args := bytes.TrimRight(f.bytes(streams[linuxCmdLine]), "\x00"); len(args) > 0 && len(args) <= maxCommand {
+		f.Command = strings.Split(string(args), "\x00")
 	}
 	for i := range f.Threads {
 		s := &f.Threads[i].Snapshot
 		s.Machine, s.Space = f.Machine, f.Space
 		s.Mem = rows.Memory{Next: rows.WordsOf(f.Machine, &f.mem)}
 	}
+}
+
+// made returns the executable memory that is no file's, sorted and disjoint: code that the process made.
+func (f *File) made(o *Options, streams map[uint32]location) (maps []unwind.Mapping) {
+	add := func(lo, size uint64) {
+		if size > 0 && lo+size > lo && len(maps) < maxCode {
+			maps = append(maps, unwind.Mapping{Lo: arch.Addr(lo), Hi: arch.Addr(lo + size)})
+		}
+	}
+	for _, m := range procfs.ParseMappings(f.bytes(streams[linuxMaps])) {
+		if m.Prot&procfs.Exec != 0 && m.Name == "" {
+			add(m.Lo, m.Hi-m.Lo)
+		}
+	}
+	// MINIDUMP_MEMORY_INFO_LIST: the sizes of the header and of an entry, and how many there are.
+	if b := f.bytes(streams[memoryInfoList]); len(b) >= 16 && len(maps) == 0 {
+		head, entry, n := uint64(le.Uint32(b)), uint64(le.Uint32(b[4:])), le.Uint64(b[8:])
+		for at := head; n > 0 && entry >= 48 && at+entry <= uint64(len(b)); at, n = at+entry, n-1 {
+			const commit, private, execute = 0x1000, 0x20000, 0xf0 // MEM_COMMIT, MEM_PRIVATE, PAGE_EXECUTE to PAGE_EXECUTE_WRITECOPY
+			if e := b[at:]; le.Uint32(e[32:]) == commit && le.Uint32(e[36:])&execute != 0 && le.Uint32(e[40:]) == private {
+				add(le.Uint64(e), le.Uint64(e[24:]))
+			}
+		}
+	}
+	slices.SortFunc(maps, func(a, b unwind.Mapping) int { return cmp.Compare(a.Lo, b.Lo) })
+	end := arch.Addr(0)
+	maps = slices.DeleteFunc(maps, func(m unwind.Mapping) bool {
+		if m.Lo < end {
+			return true
+		}
+		end = m.Hi
+		return false
+	})
+	for i := range maps {
+		maps[i].Module = o.Mods("//anon", "") // as other sources call it
+	}
+	return maps
 }
 
 // A memory is what the dump has of a process's, and behind it the files of modules. It is safe for concurrent use.
