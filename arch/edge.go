@@ -91,6 +91,51 @@ func amd64Edge(before, at []byte) (Edge, bool) {
 	return no, false
 }
 
+// i386Edge knows of 32-bit code what amd64Edge knows; and mov %edi,%edi, with which functions of Windows begin. A return may take arguments away: rules of
+// the caller count them as there.
+func i386Edge(before, at []byte) (Edge, bool) {
+	no := Edge{FP: -1}
+	last := byte(0)
+	if n := len(before); n > 0 {
+		last = before[n-1]
+	}
+	at = at[:min(len(at), amd64Edges)]
+	code := bytes.TrimPrefix(at, []byte("\xf3\x0f\x1e\xfb"))                         // endbr32
+	if bytes.HasPrefix(bytes.TrimPrefix(code, []byte("\x8b\xff")), []byte("\x55")) { // mov %edi,%edi; push %ebp
+		return no, true
+	}
+	if last == 0x55 && (bytes.HasPrefix(code, []byte("\x89\xe5")) || bytes.HasPrefix(code, []byte("\x8b\xec"))) { // mov %esp,%ebp
+		return Edge{Off: 4}, true
+	}
+	if last == 0x5d || last == 0xc9 { // pop %ebp, leave
+		if len(code) > 0 && (code[0] == 0xe9 || code[0] == 0xeb) || len(code) > 1 && code[0] == 0xff && code[1]>>3&7 == 4 { // jmp
+			return no, true
+		}
+	}
+	off, e := int64(0), no
+	for len(code) > 0 {
+		size := 0
+		starts := func(s string) bool { size = len(s); return len(code) >= len(s) && string(code[:len(s)]) == s }
+		switch {
+		case code[0] == 0xc3, code[0] == 0xc2, starts("\xf3\xc3"), starts("\xf2\xc3"): // ret
+			e.Off = uint64(off)
+			return e, true
+		case starts("\x5d"): // pop %ebp
+			e.FP = off
+			off += 4
+		case starts("\x58"), starts("\x59"), starts("\x5a"): // pop %eax, %ecx, %edx
+			off += 4
+		case starts("\x83\xc4") && len(code) > 2 && code[2] < 0x80: // add $n,%esp
+			off += int64(code[2])
+			size = 3
+		default:
+			return no, false
+		}
+		code = code[size:]
+	}
+	return no, false
+}
+
 // Target returns the function that the call before return address ra has called, if that is in the call: before is the code that ends at
 // ra. Of machines with a link register Arm tells; there ra has the bit that says which instruction set the call is in.
 func (m *Machine) Target(before []byte, ra uint64) (uint64, bool) {

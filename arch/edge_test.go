@@ -51,6 +51,22 @@ func TestEdge(t *testing.T) {
 		{arch.AMD64, "^ push %rax; pop %rax; ret", none, true},
 		{arch.AMD64, "^ sub $8,%rsp; ret", none, false}, // there is no such word
 		{arch.AMD64, "nop; ^ mov %rbx,%rax; ret", none, false},
+		{arch.I386, "^ push %ebp; mov %esp,%ebp", none, true},
+		{arch.I386, "^ endbr32; push %ebp; mov %esp,%ebp", none, true},
+		{arch.I386, "^ .byte 0x8b,0xff; push %ebp; .byte 0x8b,0xec", none, true}, // as Microsoft's compiler writes mov
+		{arch.I386, "push %ebp; ^ .byte 0x8b,0xec; sub $16,%esp", arch.Edge{Off: 4}, true},
+		{arch.I386, "push %ebp; ^ mov %esp,%ebp; sub $16,%esp", arch.Edge{Off: 4}, true},
+		{arch.I386, "push %ebp; mov %esp,%ebp; ^ push %ebx; mov 8(%ebp),%ebx", none, false},
+		{arch.I386, "call *%edx; ^ ret $20", none, true}, // a system call of Windows
+		{arch.I386, "call *%edx; ^ add $4,%esp; ret $20", arch.Edge{Off: 4, FP: -1}, true},
+		{arch.I386, "nop; ^ pop %ebp; ret", arch.Edge{Off: 4, FP: 0}, true},
+		{arch.I386, "nop; ^ add $24,%esp; pop %ebp; ret", arch.Edge{Off: 28, FP: 24}, true},
+		{arch.I386, "nop; ^ pop %ebx; pop %ebp; ret", none, false},
+		{arch.I386, "nop; ^ leave; ret", none, false},
+		{arch.I386, "leave; ^ ret", none, true},
+		{arch.I386, "pop %ebp; ^ jmp .+1000", none, true},
+		{arch.I386, "leave; ^ jmp *%eax", none, true},
+		{arch.I386, "nop; ^ jmp .+1000", none, false},
 		{arch.ARM64, "^ stp x29,x30,[sp,#-32]!; mov x29,sp", none, true},
 		{arch.ARM64, "^ bti c; stp x29,x30,[sp,#-32]!; mov x29,sp", none, true},
 		{arch.ARM64, "^ bti c; paciasp; stp x29,x30,[sp,#-32]!; mov x29,sp", none, true},
@@ -98,10 +114,14 @@ func TestEdge(t *testing.T) {
 			if c.m == arch.ARM64 {
 				cc = "aarch64-linux-gnu-gcc"
 			}
-			code := assemble(t, cc, before+"\n"+at)
+			mode := ""
+			if c.m == arch.I386 {
+				mode = ".code32\n"
+			}
+			code := assemble(t, cc, mode+before+"\n"+at)
 			n := 0
 			if before != "" {
-				n = len(assemble(t, cc, before))
+				n = len(assemble(t, cc, mode+before))
 			}
 			got, ok := c.m.Edge(code[:n], code[n:])
 			if ok != c.ok || ok && got != c.want {
@@ -185,7 +205,7 @@ func TestPasses(t *testing.T) {
 func FuzzEdge(f *testing.F) {
 	f.Add([]byte("\x55"), []byte("\x48\x89\xe5\xc3"))
 	f.Fuzz(func(t *testing.T, before, at []byte) {
-		for _, m := range []*arch.Machine{arch.AMD64, arch.ARM64} {
+		for _, m := range []*arch.Machine{arch.AMD64, arch.I386, arch.ARM64} {
 			if e, ok := m.Edge(before, at); ok && (e.FP >= 0 && uint64(e.FP) >= e.Off || e.Off > 1<<24) {
 				t.Errorf("%s: %+v", m.Name, e)
 			}

@@ -20,6 +20,9 @@ type Snapshot struct {
 	Signs   uint64                // the bits of a signed return address that its signature may use; 0 where that is not known
 	Regs    [arch.NumSlots]uint64 // by slot
 	Mem     rows.Memory           // the window is the captured stack
+
+	// ZeroEnds says that code that nobody has called has 0 for its return address in this process, whatever the machine's is (32-bit Windows).
+	ZeroEnds bool
 }
 
 // A Walker walks stacks. It remembers the result at each PC of a Space, so one Walker should serve many stacks; it is for one goroutine at a
@@ -341,7 +344,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 			if begins {
 				return frames, Outermost
 			}
-			if pc == 0 && m.ZeroEnds {
+			if pc == 0 && (m.ZeroEnds || s.ZeroEnds) {
 				return frames, Outermost
 			}
 			if _, _, ok := w.called(s, 0); !exact || !ok {

@@ -323,8 +323,8 @@ const (
 	contextInteger = 2
 )
 
-// context returns the layout of a machine's contexts.
-func context(m *arch.Machine) layout {
+// layoutOf returns the layout of a machine's contexts.
+func layoutOf(m *arch.Machine) layout {
 	run := func(from, step uint64, n int) (out []uint64) {
 		for i := range n {
 			out = append(out, from+uint64(i)*step)
@@ -351,7 +351,7 @@ func context(m *arch.Machine) layout {
 
 // registers reads a context of the machine; false if it is another's, or has no program counter.
 func (f *File) registers(b []byte, s *unwind.Snapshot) bool {
-	c := context(f.Machine)
+	c := layoutOf(f.Machine)
 	if uint64(len(b)) < c.flags+4 {
 		return false
 	}
@@ -501,6 +501,7 @@ func (f *File) complete(o *Options, streams map[uint32]location) {
 	for i := range f.Threads {
 		s := &f.Threads[i].Snapshot
 		s.Machine, s.Space = f.Machine, f.Space
+		s.ZeroEnds = f.os <= windowsNT
 		s.Mem = rows.Memory{Next: rows.WordsOf(f.Machine, &f.mem)}
 	}
 }

@@ -139,7 +139,7 @@ func (d *dump) build() []byte {
 
 // contextOf is what a dump has of registers.
 func contextOf(m *arch.Machine, get func(arch.Reg) uint64) []byte {
-	c := context(m)
+	c := layoutOf(m)
 	b := make([]byte, 1232)
 	le.PutUint32(b[c.flags:], c.cpus[0]|contextControl|contextInteger)
 	for i, at := range c.at {
@@ -215,7 +215,7 @@ func TestMachines(t *testing.T) {
 				t.Fatalf("%s, PID %d, %+v", f.Machine.Name, f.PID, f.Threads)
 			}
 			s := &f.Threads[0].Snapshot
-			for _, r := range context(c.m).regs {
+			for _, r := range layoutOf(c.m).regs {
 				if slot := c.m.Slot(arch.Reg(r)); slot != arch.NoSlot && (s.Regs[slot] != get(arch.Reg(r)) || s.Known>>slot&1 == 0) {
 					t.Errorf("%s: register %d is %#x", c.m.Name, r, s.Regs[slot])
 				}

@@ -13,7 +13,12 @@ def judge(debugger, path):
         return dict(out, Error="lldb cannot read it")
     out["PID"] = process.GetProcessID()
     for t in process:
-        frames = [f.GetPC() for f in t if not f.IsInlined()]
+        # Of a frame and the calls that are inlined into it, the innermost has the return address; lldb moves the others into the calls.
+        frames, inlined = [], False
+        for f in t:
+            if not inlined:
+                frames.append(f.GetPC())
+            inlined = f.IsInlined()
         regs = {}
         if t.GetNumFrames():
             for group in t.GetFrameAtIndex(0).GetRegisters():
