@@ -70,6 +70,8 @@ type File struct {
 	modules []mapped // sorted by base, disjoint
 	images  []*module.Image
 	more    int // notes that are left out
+
+	dirs map[string]map[string]string // directories below Options.Files.Sysroot: their files' names by names in small letters
 }
 
 // Bounds of what is read. A dump that says more has a note.
@@ -81,6 +83,7 @@ const (
 	maxName    = 1 << 12 // bytes
 	maxCommand = 1 << 16 // bytes
 	maxCode    = 1 << 16 // mappings without a file
+	maxText    = 8 << 20 // bytes of /proc/PID/maps
 	maxNotes   = 100
 )
 
@@ -136,7 +139,7 @@ func Open(path string, o Options) (*File, error) {
 
 // New reads a minidump in memory. name is for messages; b must not change until Close.
 func New(name string, b []byte, o Options) (*File, error) {
-	f := &File{path: name, b: b, names: map[int]string{}}
+	f := newFile(name, b)
 	if err := source.Guard(func() error { return f.read(&o) }); err != nil {
 		f.Close()
 		return nil, err
@@ -145,6 +148,10 @@ func New(name string, b []byte, o Options) (*File, error) {
 		f.Notes = append(f.Notes, fmt.Sprintf("and %d more", f.more))
 	}
 	return f, nil
+}
+
+func newFile(name string, b []byte) *File {
+	return &File{path: name, b: b, names: map[int]string{}, dirs: map[string]map[string]string{}}
 }
 
 // Close unmaps all files. Nothing that came from the File may be used afterwards.
@@ -513,7 +520,8 @@ func (f *File) made(o *Options, streams map[uint32]location) (maps []unwind.Mapp
 			maps = append(maps, unwind.Mapping{Lo: arch.Addr(lo), Hi: arch.Addr(lo + size)})
 		}
 	}
-	for _, m := range procfs.ParseMappings(f.bytes(streams[linuxMaps])) {
+	text := f.bytes(streams[linuxMaps])
+	for _, m := range procfs.ParseMappings(text[:min(len(text), maxText)]) {
 		if m.Prot&procfs.Exec != 0 && m.Name == "" {
 			add(m.Lo, m.Hi-m.Lo)
 		}

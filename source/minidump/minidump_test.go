@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,6 +38,7 @@ type dump struct {
 	padded  bool // lists begin eight bytes behind their beginning
 	crashed int  // TID; 0: nobody
 	code    uint32
+	more    map[uint32][]byte // other streams
 }
 
 type thread struct {
@@ -130,6 +132,9 @@ func (d *dump) build() []byte {
 			mem = append(mem, put(p.b)...)
 		}
 		stream(memoryList, mem)
+	}
+	for _, typ := range slices.Sorted(maps.Keys(d.more)) {
+		stream(typ, d.more[typ])
 	}
 	at := le.Uint32(put(dir)[4:])
 	le.PutUint32(b[8:], uint32(len(dir)/12))
@@ -537,10 +542,8 @@ func try(t testing.TB, b []byte) {
 
 // FuzzMinidump: no bytes cause a panic.
 func FuzzMinidump(f *testing.F) {
-	for i, m := range []*arch.Machine{arch.AMD64, arch.I386, arch.ARM, arch.WindowsARM64} {
-		ctx := contextOf(m, func(r arch.Reg) uint64 { return 0x2000 + uint64(r) })
-		f.Add((&dump{cpu: []uint16{9, 0, 5, 12}[i], os: []uint32{linux, linux, android, windowsNT}[i], threads: []thread{{7, ctx, "a"}}, crashed: 7, code: 11, long: i&1 != 0,
-			memory: []part{{0x2000, make([]byte, 64)}}, modules: []loaded{{0x1000, 0x3000, 1, "x", []byte("LEpB1234")}}}).build())
+	for _, b := range shapes() {
+		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) { try(t, b) })
 }

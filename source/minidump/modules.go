@@ -264,7 +264,7 @@ func (f *File) find(m *mapped, dirs []string, o *Options) {
 				found = found || try(module.Wanted{First: filepath.Join(dir, name)})
 			}
 		}
-		if on := onDrive(o.Files.Sysroot, m.path); on != "" {
+		if on := f.onDrive(o.Files.Sysroot, m.path); on != "" {
 			found = found || try(module.Wanted{First: on})
 		}
 		if m.path == name {
@@ -299,7 +299,7 @@ func (f *File) find(m *mapped, dirs []string, o *Options) {
 }
 
 // onDrive returns where a path of Windows leads below a directory that has what its drive has; "" where it leads nowhere. Upper and lower case are the same.
-func onDrive(root, name string) string {
+func (f *File) onDrive(root, name string) string {
 	drive, rest, ok := strings.Cut(name, `:\`)
 	if !ok || len(drive) != 1 || root == "" || strings.Contains(rest, "/") {
 		return ""
@@ -313,12 +313,20 @@ func onDrive(root, name string) string {
 			at = next
 			continue
 		}
-		entries, _ := os.ReadDir(at)
-		i := slices.IndexFunc(entries, func(e os.DirEntry) bool { return strings.EqualFold(e.Name(), part) })
-		if i < 0 {
+		names, known := f.dirs[at]
+		if !known {
+			entries, _ := os.ReadDir(at)
+			names = map[string]string{}
+			for _, e := range entries {
+				names[strings.ToLower(e.Name())] = e.Name()
+			}
+			f.dirs[at] = names
+		}
+		next, ok := names[strings.ToLower(part)]
+		if !ok {
 			return ""
 		}
-		at = filepath.Join(at, entries[i].Name())
+		at = filepath.Join(at, next)
 	}
 	return at
 }
