@@ -401,7 +401,11 @@ func (img *Image) codeView() []byte {
 		if le.Uint32(b[12:]) != debugCodeView {
 			continue
 		}
-		if x, ok := img.bytes(uint64(le.Uint32(b[24:])), 24); ok && string(x[:4]) == "RSDS" {
+		x, ok := img.bytes(uint64(le.Uint32(b[24:])), 24)
+		if !ok || string(x[:4]) != "RSDS" { // tools that move sections leave the place in the file behind
+			x, ok = img.At(p.base+arch.Vaddr(le.Uint32(b[20:])), 24)
+		}
+		if ok && string(x[:4]) == "RSDS" {
 			be := binary.BigEndian
 			id := be.AppendUint32(nil, le.Uint32(x[4:]))
 			id = be.AppendUint16(be.AppendUint16(id, le.Uint16(x[8:])), le.Uint16(x[10:]))

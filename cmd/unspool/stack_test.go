@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"os"
@@ -411,5 +412,61 @@ func TestStackMinidump(t *testing.T) {
 	}
 	if r := runProgram(t, "stack", path, "/bin/sh"); r.status != 2 || !strings.Contains(r.stderr, "without EXE") {
 		t.Errorf("%d %s", r.status, r.stderr)
+	}
+}
+
+// TestStackMinidumpNotes: standard error names the missing files that stacks show, counts the others, and says what ended the process.
+func TestStackMinidumpNotes(t *testing.T) {
+	oracle.Need(t, "yaml2obj-19")
+	dir := t.TempDir()
+	yaml, path := filepath.Join(dir, "x.yaml"), filepath.Join(dir, "x.dmp")
+	// A context of x86-64 with rip in the first module; its flags and registers are at 0x30, 0x98 and 0xf8.
+	ctx := make([]byte, 1232)
+	binary.LittleEndian.PutUint32(ctx[0x30:], 0x100003)
+	binary.LittleEndian.PutUint64(ctx[0x98:], 0x7000)
+	binary.LittleEndian.PutUint64(ctx[0xf8:], 0x140001234)
+	text := fmt.Sprintf(`--- !minidump
+Streams:
+  - Type: SystemInfo
+    Processor Arch: AMD64
+    Platform ID: Win32NT
+    CPU:
+      Vendor ID: GenuineIntel
+      Version Info: 0
+      Feature Info: 0
+  - Type: ModuleList
+    Modules:
+      - {Base of Image: 0x140000000, Size of Image: 0x4000, Time Date Stamp: 1, Module Name: 'C:\Games\game.exe', CodeView Record: ''}
+      - {Base of Image: 0x180000000, Size of Image: 0x4000, Time Date Stamp: 1, Module Name: 'C:\Windows\System32\ntdll.dll', CodeView Record: ''}
+      - {Base of Image: 0x190000000, Size of Image: 0x4000, Time Date Stamp: 1, Module Name: 'C:\Windows\System32\kernel32.dll', CodeView Record: ''}
+  - Type: ThreadList
+    Threads:
+      - Thread Id: 0x11
+        Context: %[1]X
+        Stack:
+          Start of Memory Range: 0x7000
+          Content: '0000000000000000'
+  - Type: Exception
+    Thread ID: 0x11
+    Exception Record:
+      Exception Code: 0xC0000005
+      Exception Address: 0x140001234
+      Number of Parameters: 2
+      Parameter 0: 1
+      Parameter 1: 0x18
+    Thread Context: %[1]X
+...
+`, ctx)
+	if err := os.WriteFile(yaml, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	oracle.Run(t, "yaml2obj-19", "-o", path, yaml)
+	r := runProgram(t, "stack", path)
+	const want = "unspool: thread 17 ended the process: EXCEPTION_ACCESS_VIOLATION (0xc0000005), writing 0x18, at 0x140001234\n" +
+		"unspool: C:\\Games\\game.exe: no such file; frames in game.exe are found without it\n" +
+		"unspool: the files of 2 other modules are not at hand; no stack shows them\n"
+	if r.status != 0 || r.stderr != want || !strings.Contains(r.out, "PID 17: C:\\Games\\game.exe (from ") ||
+		!strings.Contains(r.out, "#0  0x0000000140001234 in [game.exe+0x1234] from C:\\Games\\game.exe\n") {
+		t.Errorf("%d\n%s\n%s", r.status, r.stderr, r.out)
 	}
 }

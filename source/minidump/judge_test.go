@@ -428,3 +428,53 @@ func TestCrashpad(t *testing.T) {
 	}
 	judge(t, []string{dump}, slices.Sorted(maps.Keys(dirs)), nil)
 }
+
+// TestSameFile: the files that LLVM's dumps mean are used, and others with their names are not: by a build ID, the first 16 bytes of one, Breakpad's sum of
+// .text, also where it reaches into the next section, a GUID and age.
+func TestSameFile(t *testing.T) {
+	oracle.Long(t)
+	dumps, files := llvmDumps(t)
+	for _, c := range []struct {
+		dump, file, as string
+		same           bool
+	}{
+		{"linux-arm-uuids-match", "libuuidmatch.so", "libuuidmatch.so", true},
+		{"linux-arm-partial-uuids-match", "libuuidmatch.so", "libuuidmatch.so", true},
+		{"linux-arm-partial-uuids-mismatch", "libuuidmismatch.so", "libuuidmismatch.so", false},
+		{"linux-arm-breakpad-uuid-match", "libbreakpad.so", "libbreakpad.so", true},
+		{"linux-arm-breakpad-uuid-match", "libbreakpad-overflow.so", "libbreakpad.so", true},
+		{"linux-arm-breakpad-uuid-match", "libbreakpad-decoy.so", "libbreakpad.so", false},
+		{"linux-arm-facebook-uuid-match", "libbreakpad.so", "libbreakpad.so", false}, // Facebook's own sum, which lldb knows
+		{"find-module.dmp", "find-module.exe", "find-module.exe", true},
+		{"find-module.dmp", "broken-unwind.exe", "find-module.exe", false},
+		{"linux-x86_64", "linux-x86_64", "linux-x86_64", true},
+		{"linux-x86_64", "linux-x86_64_not_crashed", "linux-x86_64", false},
+	} {
+		dir := t.TempDir()
+		b, err := os.ReadFile(filepath.Join(files, c.file))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, c.as), b, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(dumps, func(p string) bool { return filepath.Base(p) == c.dump+".yaml.dmp" })
+		if i < 0 {
+			t.Fatalf("no %s in %q", c.dump, dumps)
+		}
+		if b, err = os.ReadFile(dumps[i]); err != nil {
+			t.Fatal(err)
+		}
+		o := options(t)
+		o.Files.DebugDirs = []string{dir}
+		f := newFile(c.dump, b)
+		if f.read(&o) != nil { // a dump without threads
+			f.findModules(&o)
+		}
+		m := &f.modules[0]
+		if found := m.img != nil; found != c.same || !found && !strings.Contains(m.why.Error(), filepath.Join(dir, c.as)) {
+			t.Errorf("%s: %s is used: %v, %v", c.dump, c.file, found, m.why)
+		}
+		f.Close()
+	}
+}

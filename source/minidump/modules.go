@@ -148,11 +148,14 @@ func (m *mapped) keys() (keys []string) {
 		}
 	}
 	if m.buildID != nil {
-		long := append(bytes.Clone(m.buildID), make([]byte, 16)...)
+		long := append(bytes.Clone(m.buildID), make([]byte, 20)...)
 		keys = append(keys, "elf-buildid-"+id(m.buildID), strings.ToUpper(id(normal(long)))+"0")
+		if len(m.buildID) < 20 { // Microsoft's servers fill it up
+			keys = append(keys, "elf-buildid-"+id(long[:20]))
+		}
 	}
 	if m.stamp != 0 {
-		keys = append(keys, fmt.Sprintf("%08X%x", m.stamp, m.size), fmt.Sprintf("%08x%x", m.stamp, m.size))
+		keys = append(keys, fmt.Sprintf("%08X%x", m.stamp, m.size), fmt.Sprintf("%08x%x", m.stamp, m.size), fmt.Sprintf("%08X%X", m.stamp, m.size))
 	}
 	return keys
 }
