@@ -15,6 +15,7 @@ import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/source/gdbjit"
+	"github.com/unspool/unspool/source/libgcc"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -337,32 +338,49 @@ func (f *File) space(o *Options) *unwind.Space {
 	return unwind.NewSpace(maps...)
 }
 
-// registered puts code in its place that the process had made and registered for debuggers.
+// registered puts code in its place that the process had made and registered: for debuggers, and with libgcc.
 func (f *File) registered(maps []unwind.Mapping, o *Options) []unwind.Mapping {
 	made := func(m *unwind.Mapping) bool { return m.Module.Path == anonymous }
 	if !slices.ContainsFunc(maps, func(m unwind.Mapping) bool { return made(&m) }) {
 		return maps
 	}
-	var images []*module.Image
+	var files []*fileRange // the first of each
 	looked := map[*object]bool{}
 	for i := range f.files {
 		r := &f.files[i]
-		if r.flags&pfX == 0 || r.object.img == nil || looked[r.object] {
-			continue
+		if r.flags&pfX != 0 && r.object.img != nil && !looked[r.object] {
+			looked[r.object] = true
+			files = append(files, r)
 		}
-		looked[r.object] = true
-		v, ok := gdbjit.Descriptor(r.object.img)
-		first, in := r.object.img.OffToVaddr(r.off)
-		if !ok || !in {
-			continue
-		}
-		found, err := gdbjit.Read(f.Machine, f.mem.read, r.lo+uint64(v-first))
-		if err != nil {
-			f.notes.add("%v", err)
-		}
-		images = append(images, found...)
 	}
-	return gdbjit.Splice(maps, images, made, o.Image)
+	var images []*module.Image
+	var data []libgcc.Range
+	for _, r := range files {
+		first, in := r.object.img.OffToVaddr(r.off)
+		if !in {
+			continue
+		}
+		bias := r.lo - uint64(first)
+		if v, ok := gdbjit.Descriptor(r.object.img); ok {
+			found, err := gdbjit.Read(f.Machine, f.mem.read, bias+uint64(v))
+			if err != nil {
+				f.notes.add("%v", err)
+			}
+			images = append(images, found...)
+		}
+		for _, d := range libgcc.Data(r.object.img, len(files) == 1) {
+			data = append(data, libgcc.Range{Lo: bias + uint64(d.Lo), Hi: bias + uint64(d.Hi)})
+		}
+	}
+	maps = gdbjit.Splice(maps, images, made, o.Image)
+	in := func(lo, hi arch.Addr) bool {
+		return slices.ContainsFunc(maps, func(m unwind.Mapping) bool { return m.Lo < hi && lo < m.Hi && made(&m) })
+	}
+	tables, err := libgcc.Read(f.Machine, f.mem.read, data, in)
+	if err != nil {
+		f.notes.add("%v", err)
+	}
+	return libgcc.Splice(maps, tables, f.Machine, made, anonymous, 0)
 }
 
 // anonymous is the name of memory that is no file's.

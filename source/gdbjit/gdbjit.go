@@ -147,6 +147,11 @@ func Splice(maps []unwind.Mapping, images []*module.Image, made func(*unwind.Map
 			code = append(code, unwind.Mapping{Lo: arch.Addr(s.Vaddr), Hi: arch.Addr(uint64(s.Vaddr) + s.Size), Off: s.Off, Module: mod})
 		}
 	}
+	return Insert(maps, code, made)
+}
+
+// Insert returns mappings with pieces of code in place of the memory that is no file's, as Splice does.
+func Insert(maps, code []unwind.Mapping, made func(*unwind.Mapping) bool) []unwind.Mapping {
 	if len(code) == 0 {
 		return maps
 	}

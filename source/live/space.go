@@ -16,6 +16,7 @@ import (
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/gdbjit"
+	"github.com/unspool/unspool/source/libgcc"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -66,7 +67,7 @@ func (t *target) space(o *Options) *unwind.Space {
 	return unwind.NewSpace(t.registered(out, o)...)
 }
 
-// registered puts code in its place that the process has made and registered for debuggers. The process runs again by now.
+// registered puts code in its place that the process has made and registered: for debuggers, and with libgcc. The process runs again by now.
 func (t *target) registered(maps []unwind.Mapping, o *Options) []unwind.Mapping {
 	made := func(m *unwind.Mapping) bool { return m.Module.Path == anonymous }
 	if o.Image == nil || o.Files == nil || !slices.ContainsFunc(maps, func(m unwind.Mapping) bool { return made(&m) }) {
@@ -76,15 +77,21 @@ func (t *target) registered(maps []unwind.Mapping, o *Options) []unwind.Mapping 
 		n, _ := t.mem.ReadAt(b, int64(addr))
 		return n == len(b)
 	}
-	var images []*module.Image
+	var files []*unwind.Mapping // the first of each
 	looked := map[*unwind.Module]bool{}
 	for i := range maps {
 		m := &maps[i]
-		if made(m) || looked[m.Module] || !strings.HasPrefix(m.Module.Path, "/") {
-			continue
+		if !made(m) && !looked[m.Module] && strings.HasPrefix(m.Module.Path, "/") {
+			looked[m.Module] = true
+			files = append(files, m)
 		}
-		looked[m.Module] = true
-		if at, ok := descriptor(m, o.Files); ok {
+	}
+	var images []*module.Image
+	var data []libgcc.Range
+	for _, m := range files {
+		lists, registries := registers(m, o.Files, len(files) == 1)
+		data = append(data, registries...)
+		for _, at := range lists {
 			found, err := gdbjit.Read(ptrace.Machine, read, at)
 			if err != nil {
 				t.notes = append(t.notes, err.Error())
@@ -92,23 +99,39 @@ func (t *target) registered(maps []unwind.Mapping, o *Options) []unwind.Mapping 
 			images = append(images, found...)
 		}
 	}
-	return gdbjit.Splice(maps, images, made, o.Image)
+	maps = gdbjit.Splice(maps, images, made, o.Image)
+	in := func(lo, hi arch.Addr) bool {
+		return slices.ContainsFunc(maps, func(m unwind.Mapping) bool { return m.Lo < hi && lo < m.Hi && made(&m) })
+	}
+	tables, err := libgcc.Read(ptrace.Machine, read, data, in)
+	if err != nil {
+		t.notes = append(t.notes, err.Error())
+	}
+	return libgcc.Splice(maps, tables, ptrace.Machine, made, anonymous, int32(t.pid))
 }
 
-// descriptor returns the address of the list of code for debuggers, if the file of a mapping has one.
-func descriptor(m *unwind.Mapping, files *module.Locator) (addr uint64, ok bool) {
+// registers returns where a mapped file has the list of code for debuggers, and libgcc's registry. alone: the process has no other file.
+func registers(m *unwind.Mapping, files *module.Locator, alone bool) (lists []uint64, registries []libgcc.Range) {
 	img, _, err := files.Find(m.Module.Path, m.Module.BuildID, 0)
 	if err != nil || img == nil {
-		return 0, false
+		return nil, nil
 	}
 	defer img.Release()
-	err = module.Guard(func() error {
-		v, found := gdbjit.Descriptor(img)
+	_ = module.Guard(func() error {
 		first, in := img.OffToVaddr(m.Off)
-		addr, ok = uint64(m.Lo)+uint64(v-first), found && in
+		if !in {
+			return nil
+		}
+		bias := uint64(m.Lo) - uint64(first)
+		if v, ok := gdbjit.Descriptor(img); ok {
+			lists = append(lists, bias+uint64(v))
+		}
+		for _, d := range libgcc.Data(img, alone) {
+			registries = append(registries, libgcc.Range{Lo: bias + uint64(d.Lo), Hi: bias + uint64(d.Hi)})
+		}
 		return nil
 	})
-	return addr, ok && err == nil
+	return lists, registries
 }
 
 // anonymous is the name of memory that is no file's.
