@@ -40,6 +40,7 @@ const (
 	maxBytes   = 16 << 20 // of all unwind information that is tried
 	maxEntry   = 1 << 20  // bytes of a CIE or FDE
 	maxDepth   = 16       // of the tree
+	maxReads   = 1 << 18  // objects and nodes that are read, of all words that are tried
 	maxTries   = 3        // how often a registry that changes is read
 )
 
@@ -108,6 +109,7 @@ type reader struct {
 	scratch []byte
 	room    int             // bytes of unwind information that may be read yet
 	regions int             // that may be read yet
+	reads   int             // objects and nodes that may be read yet
 	known   map[uint64]bool // objects whose rows are in tables
 	roots   []root          // that are believed
 	tables  []*rows.Table
@@ -131,7 +133,7 @@ type object struct {
 }
 
 func newReader(m *arch.Machine, mem Memory, made func(lo, hi arch.Addr) bool) *reader {
-	r := &reader{machine: m, mem: mem, made: made, order: binary.LittleEndian, word: m.WordSize(), room: maxBytes, regions: maxRegions, known: map[uint64]bool{}}
+	r := &reader{machine: m, mem: mem, made: made, order: binary.LittleEndian, word: m.WordSize(), room: maxBytes, regions: maxRegions, reads: maxReads, known: map[uint64]bool{}}
 	if m.BigEndian {
 		r.order = binary.BigEndian
 	}
@@ -144,6 +146,15 @@ func (r *reader) field(b []byte, i int) uint64 {
 		return uint64(r.order.Uint32(b[4*i:]))
 	}
 	return r.order.Uint64(b[8*i:])
+}
+
+// read reads an object or a node, while that is permitted: words that lead to one list at many places would take its length each.
+func (r *reader) read(at uint64, b []byte) bool {
+	if r.reads == 0 || !r.mem(at, b) {
+		return false
+	}
+	r.reads--
+	return true
 }
 
 // pointer reads an address.
@@ -198,6 +209,7 @@ func (r *reader) try(at, v uint64) {
 
 // steady says whether the registries are what they were when they were read.
 func (r *reader) steady() bool {
+	r.reads = maxReads
 	for _, x := range r.roots {
 		v, ok := r.pointer(x.at)
 		if !ok {
@@ -225,7 +237,7 @@ func (r *reader) err() error {
 func (r *reader) object(at uint64) (o object, ok bool) {
 	var buf [6 * 8]byte
 	b := buf[:6*r.word]
-	if at == 0 || at%r.word != 0 || !r.mem(at, b) {
+	if at == 0 || at%r.word != 0 || !r.read(at, b) {
 		return o, false
 	}
 	flags := r.order.Uint32(b[4*r.word:])
@@ -290,7 +302,7 @@ func (r *reader) tree(at uint64) (out []object, err error) {
 		var buf [2*8 + 3*8*maxLeaf]byte
 		head := int(r.word) + 8
 		b := buf[:head+int(r.word)*3*maxLeaf]
-		if at == 0 || at%r.word != 0 || depth > maxDepth || nodes > maxObjects || !r.mem(at, b) {
+		if at == 0 || at%r.word != 0 || depth > maxDepth || nodes > maxObjects || !r.read(at, b) {
 			return fmt.Errorf("the node of the tree at %#x is none", at)
 		}
 		n, kind := int(r.order.Uint32(b[r.word:])), r.order.Uint32(b[r.word+4:])
@@ -364,6 +376,10 @@ func (r *reader) rows(objects []object) (tables []*rows.Table, bad []error) {
 			bad = append(bad, fmt.Errorf("object at %#x: %w", o.at, err))
 		}
 		sections = append(sections, found...)
+		if errors.Is(err, errLarge) { // so are all that follow
+			build(o)
+			break
+		}
 		if i+1 == len(objects) || len(sections) >= maxTable || objects[i+1].text != o.text || objects[i+1].data != o.data {
 			build(o)
 		}

@@ -262,6 +262,33 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// TestManyWays: words that lead to each object of one long list cost no more than the list many times over.
+func TestManyWays(t *testing.T) {
+	m := arch.AMD64
+	const n, step = 1 << 16, 64
+	reads := 0
+	object := write(m).word(codeAt, 0, 0, ehAt).flags(false, false, 0xff, 1).word(0).b
+	mem := func(addr uint64, b []byte) bool {
+		reads++
+		switch {
+		case addr >= dataAt && addr < dataAt+8*n: // each word leads to another object
+			for i := range len(b) / 8 {
+				binary.LittleEndian.PutUint64(b[8*i:], 1<<32+((addr-dataAt)/8+uint64(i))*step)
+			}
+			return true
+		case addr >= 1<<32 && len(b) == 48: // which leads to the next one, without an end
+			binary.LittleEndian.PutUint64(object[40:], addr+step)
+			copy(b, object)
+			return true
+		}
+		return false
+	}
+	tables, _ := Read(m, mem, []Range{{dataAt, dataAt + 8*n}}, func(lo, hi arch.Addr) bool { return true })
+	if most := 2*maxReads + 8*n + 2*maxRegions; len(tables) > 0 || reads > most {
+		t.Errorf("%d tables, %d reads; want none, and %d at most", len(tables), reads, most)
+	}
+}
+
 // TestChanges: a registry that changes while it is read is read again, and a note says so if it does not stop.
 func TestChanges(t *testing.T) {
 	m := arch.AMD64
