@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -110,6 +111,7 @@ type Kernel struct {
 	Suite   string // of Debian
 	Arch    string // amd64 or arm64, as Go and Debian say
 	Version string
+	QEMU    []string // begins the command that emulates the machine; nil: the one of this system
 	image   string
 }
 
@@ -138,6 +140,9 @@ func (k *Kernel) Boot(ctx context.Context, root *Root, steps []Step) ([]Result, 
 		"amd64": {"qemu-system-x86_64", "-cpu", "max", "-smp", "1", "-append", "console=ttyS0 quiet panic=-1"},
 		"arm64": {"qemu-system-aarch64", "-M", "virt", "-cpu", "max,pauth-impdef=on", "-smp", "2", "-append", "console=ttyAMA0 quiet panic=-1"},
 	}[k.Arch]
+	if k.QEMU != nil {
+		machine = slices.Concat(k.QEMU, machine[1:])
+	}
 	cmd := exec.CommandContext(ctx, machine[0], append(machine[1:], "-accel", "tcg,thread=single", "-m", "2G", "-nographic", "-no-reboot",
 		"-kernel", k.image, "-initrd", initrd.Name())...)
 	cmd.WaitDelay = time.Second
