@@ -2,6 +2,7 @@ package lab
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -17,7 +18,7 @@ type evaluation struct {
 	rounds int
 	whole  bool // look at the largest files, too
 
-	refused map[refusal]bool // by compileTimes, for coverage
+	refused map[refusal]bool // by compileTimes, for coverage; nil until then
 }
 
 func (ev *evaluation) bars(t testing.TB, name, title, unit string, qs []quantity) {
@@ -35,6 +36,9 @@ func (ev *evaluation) lacks(t testing.TB, format string, args ...any) {
 }
 
 func (ev *evaluation) coverage(t testing.TB) string {
+	if ev.refused == nil {
+		t.Fatal("coverage takes what no form could say from the section on compile time, which has not run")
+	}
 	return measureCoverage(t, ev.paths, ev.refused).says(t, ev.dir)
 }
 
@@ -65,18 +69,19 @@ var sections = []struct {
 	{"Compile time", (*evaluation).compileTimes},
 	{"Coverage (tables 5 and 6, figure 2)", (*evaluation).coverage},
 	{"DWARF's own data, outlined", (*evaluation).outlining},
+	{"All formats, on the same code", (*evaluation).formats},
 }
 
 // TestResultsEvaluation makes the evaluation of T. Bastian, "Speeding up stack unwinding by compiling DWARF debugging
 // data" (2018), again on this machine, and with -update writes docs/results/evaluation.md and its figures. Without, as part of make full,
-// it looks at a few files.
+// it looks at a few files. Where -run names some sections only, the document keeps the text of all others; it must be of this machine then.
 func TestResultsEvaluation(t *testing.T) {
 	if *update {
 		measures(t)
 	} else {
 		oracle.Full(t)
 	}
-	ev := &evaluation{dir: "../docs/results", rounds: 7, whole: *update, refused: map[refusal]bool{}}
+	ev := &evaluation{dir: "../docs/results", rounds: 7, whole: *update}
 	if !*update {
 		ev.dir, ev.rounds = t.TempDir(), 1
 	}
@@ -87,15 +92,55 @@ func TestResultsEvaluation(t *testing.T) {
 	fmt.Fprintf(&b, "# The report's evaluation, made again\n\n`make results` writes this file. It was measured on %s.\n\n"+
 		"The report is T. Bastian, *Speeding up stack unwinding by compiling DWARF debugging data* (2018), measured on an Intel Xeon E3-1505M v6 at 3.0 GHz, 8 cores. "+
 		"Its figures stand beside ours; times of different machines do not compare, ratios within one run do.\n", machine())
+	before, err := os.ReadFile("../docs/results/evaluation.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, s := range sections {
+		ran := false
 		t.Run(s.title, func(t *testing.T) {
+			ran = true
 			start := time.Now()
 			text := s.says(ev, t)
 			fmt.Fprintf(&b, "\n## %s\n\n%s", s.title, text)
 			t.Logf("%.0f s\n%s", time.Since(start).Seconds(), text)
 		})
+		if *update && !ran {
+			text, ok := standing(string(before), b.String(), s.title)
+			if !ok {
+				t.Fatalf("%q was not measured, and the document has it not, or of another machine", s.title)
+			}
+			b.WriteString(text)
+		}
 	}
 	if *update {
 		publish(t, "evaluation.md", b.String())
+	}
+}
+
+// standing returns a section of a document that is to stay as it is; false if there is none, or if the document does not begin as the new one.
+func standing(document, begin, title string) (text string, ok bool) {
+	head, _, _ := strings.Cut(begin, "\n## ")
+	was, _, _ := strings.Cut(document, "\n## ")
+	_, text, ok = strings.Cut(document, "\n## "+title+"\n")
+	text, _, _ = strings.Cut(text, "\n## ")
+	return "\n## " + title + "\n" + text, ok && head == was
+}
+
+// TestStanding: a section that is not measured anew keeps its text, and only a document of the same machine has such.
+func TestStanding(t *testing.T) {
+	const document = "# Title\n\nMachine.\n\n## One\n\nText.\n\n### Part\n\nMore.\n\n## Two\n\nLast.\n"
+	for _, x := range []struct {
+		begin, title, want string
+		ok                 bool
+	}{
+		{"# Title\n\nMachine.\n", "One", "\n## One\n\nText.\n\n### Part\n\nMore.\n", true},
+		{"# Title\n\nMachine.\n\n## One\n\nNew.\n", "Two", "\n## Two\n\nLast.\n", true},
+		{"# Title\n\nOther.\n", "One", "", false},
+		{"# Title\n\nMachine.\n", "Three", "", false},
+	} {
+		if got, ok := standing(document, x.begin, x.title); ok != x.ok || ok && got != x.want {
+			t.Errorf("standing(%q, %q)\n got %q, %v\nwant %q, %v", x.begin, x.title, got, ok, x.want, x.ok)
+		}
 	}
 }

@@ -326,6 +326,7 @@ func compileFile(path string, e emission) error {
 }
 
 func (ev *evaluation) compileTimes(t testing.TB) string {
+	ev.refused = map[refusal]bool{}
 	set := slices.DeleteFunc(reportSet(), func(p string) bool { return p == "" })
 	cells := [][]string{{"form", "the report's set, one core, ms", "all cores, ms", "all files, s", "all files, processor s"}}
 	cells = append(cells, []string{"report: C, compiled by gcc -O2", "25280", "", "", ""})
