@@ -213,7 +213,7 @@ func (n *Namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 		}
 		clear(names)
 	}
-	addrs, gone := n.look(t, offs, names)
+	addrs, gone := n.look(m, t, offs, names)
 	n.inRecording(m, offs, names)
 	if gone {
 		n.recall(m, offs, names)
@@ -225,7 +225,7 @@ func (n *Namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 
 // find names offsets by the module's files alone. It says no where these do not have all offsets, or are cut short.
 func (n *Namer) find(m *unwind.Module, t *symbol.Table, offs []uint64, names []profile.Name) bool {
-	addrs, gone := n.look(t, offs, names)
+	addrs, gone := n.look(m, t, offs, names)
 	return !gone && n.starts(m, offs, addrs, names) == nil
 }
 
@@ -239,7 +239,7 @@ func pick(s []uint64, at []int) []uint64 {
 }
 
 // look finds names in symbol tables and debug information. gone says that the file that ran does not have all offsets.
-func (n *Namer) look(t *symbol.Table, offs []uint64, names []profile.Name) (addrs []arch.Vaddr, gone bool) {
+func (n *Namer) look(m *unwind.Module, t *symbol.Table, offs []uint64, names []profile.Name) (addrs []arch.Vaddr, gone bool) {
 	addrs = make([]arch.Vaddr, len(offs))
 	for i, off := range offs {
 		var ok bool
@@ -253,6 +253,9 @@ func (n *Namer) look(t *symbol.Table, offs []uint64, names []profile.Name) (addr
 			names[i] = profile.Name{Func: s.Name, Linkage: s.Linkage, Start: offs[i] - uint64(addrs[i]-s.Start)}
 		}
 	}
+	if t.Exported() {
+		n.doubt(m, offs, addrs, names)
+	}
 	if n.Lines {
 		for i, places := range t.Places(addrs) {
 			names[i].Source = sourceOf(places)
@@ -262,6 +265,24 @@ func (n *Namer) look(t *symbol.Table, offs []uint64, names []profile.Name) (addr
 		}
 	}
 	return addrs, gone
+}
+
+// doubt takes names back of addresses that unwind information has in a function that begins behind the name's: what a DLL exports has no sizes, and
+// between it are functions without names.
+func (n *Namer) doubt(m *unwind.Module, offs []uint64, addrs []arch.Vaddr, names []profile.Name) {
+	_ = module.Guard(func() error {
+		f, release := n.framesOf(m)
+		defer release()
+		for i := range names {
+			if f == nil || names[i].Func == "" {
+				continue
+			}
+			if lo, _, ok := f.Bounds(addrs[i]); ok && uint64(addrs[i]-lo) < offs[i]-names[i].Start {
+				names[i] = profile.Name{}
+			}
+		}
+		return nil
+	})
 }
 
 // starts finds the starts of functions without names in unwind information.

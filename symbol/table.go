@@ -160,6 +160,13 @@ func (t *Table) Lacks() bool {
 	return t.img != nil && t.lacks
 }
 
+// Exported says that all names are those that a file of Windows exports: they have no sizes, and most functions have none.
+func (t *Table) Exported() bool {
+	t.enter()
+	defer t.leave()
+	return t.img != nil && t.lacks && t.img.Format() == "PE"
+}
+
 // OffToVaddr translates an offset in the module's file to its link-time address. ok is false if neither the file that ran nor its debug file
 // has the answer.
 func (t *Table) OffToVaddr(off uint64) (v arch.Vaddr, ok bool) {
@@ -313,7 +320,11 @@ func goSymbols(g *gosym.Table, size int64) source {
 // table returns a symbol table, the dynamic linker's or the other one, if the file has one that holds symbols.
 func table(img *module.Image, dynamic bool) (source, bool) {
 	t, ok := img.SymbolTable(dynamic)
-	return source{t, img.Sections()}, ok
+	secs := img.Sections()
+	if img.Format() != "ELF" { // their first section has the number 1; ELF's list begins with one that is none
+		secs = append([]module.Section{{}}, secs...)
+	}
+	return source{t, secs}, ok
 }
 
 // dynamic returns the dynamic symbols of a file without section headers. Their names together are no

@@ -56,6 +56,7 @@ func TestHostile(t *testing.T) {
 			dumps = append(dumps, b)
 		}
 	}
+	dumps = append(dumps, wholeModule())
 	r := rand.New(rand.NewPCG(1, 2))
 	lies := []uint32{0, 1, 0x7f, 0xff, 0xffff, 0x10000, 0x7fffffff, 0x80000000, 0xfffffff0, 0xffffffff}
 	for _, whole := range dumps {
@@ -99,5 +100,53 @@ func TestHostile(t *testing.T) {
 				t.Fatalf("%d bytes take %d bytes of memory and %v: %s", len(b), spent, took, path)
 			}
 		}
+	}
+}
+
+// wholeModule is a dump with all memory of a module of Windows.
+func wholeModule() []byte {
+	const base, pe = 0x140000000, 0x80
+	b := make([]byte, 0x3000)
+	copy(b, "MZ")
+	le.PutUint32(b[0x3c:], pe)
+	copy(b[pe:], "PE\x00\x00\x64\x86\x01\x00") // x86-64, a section
+	le.PutUint16(b[pe+20:], 240)
+	o := b[pe+24:] // the optional header
+	le.PutUint16(o, 0x20b)
+	le.PutUint64(o[24:], base)
+	le.PutUint32(o[32:], 0x1000)
+	le.PutUint32(o[36:], 0x200)
+	le.PutUint32(o[56:], uint32(len(b)))
+	le.PutUint32(o[60:], 0x1000)
+	le.PutUint32(o[108:], 16)
+	s := o[240:]
+	copy(s, ".text")
+	le.PutUint32(s[8:], 0x2000)
+	le.PutUint32(s[12:], 0x1000)
+	le.PutUint32(s[36:], 0x60000020)
+	ctx := contextOf(arch.WindowsAMD64, func(arch.Reg) uint64 { return base + 0x1010 })
+	d := dump{cpu: 9, os: windowsNT, long: true, threads: []thread{{7, ctx, "a"}}, crashed: 7, code: 0xc0000005, memory: []part{{base, b}},
+		modules: []loaded{{base, uint32(len(b)), 0, `C:\x.exe`, nil}}}
+	return d.build()
+}
+
+// TestRebuilt: a module of Windows is rebuilt from the dump's memory if all of it is there, once for each byte of the dump.
+func TestRebuilt(t *testing.T) {
+	f := open(t, wholeModule(), options(t))
+	if m := &f.modules[0]; m.img == nil || m.img.Section(".text") == nil || len(m.maps) != 1 || m.maps[0].Lo != 0x140001000 || len(f.Missing(nil)) != 0 {
+		t.Fatalf("%+v, %q", m, f.Notes)
+	}
+	if got := f.Notes[len(f.Notes)-1]; got != "1 module is rebuilt from the dump's memory, without files" {
+		t.Errorf("%q", got)
+	}
+	lies := wholeModule()
+	at := bytes.LastIndex(lies, le.AppendUint64(le.AppendUint64(nil, 0x140000000), 0x3000)) // the range
+	le.PutUint64(lies[at+8:], 0x2000)
+	if f := open(t, lies, options(t)); f.modules[0].img != nil {
+		t.Error("a module is rebuilt of which memory lacks a page")
+	}
+	f.copied = uint64(len(f.b))
+	if f.rebuilt(&f.modules[0]) != nil {
+		t.Error("more memory is taken than the dump has")
 	}
 }

@@ -71,6 +71,9 @@ type File struct {
 	images  []*module.Image
 	more    int // notes that are left out
 
+	fromMemory uint64 // modules that are rebuilt
+	copied     uint64 // bytes of memory for it
+
 	dirs map[string]map[string]string // directories below Options.Files.Sysroot: their files' names by names in small letters
 }
 

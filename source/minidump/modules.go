@@ -88,6 +88,9 @@ func (f *File) findModules(o *Options) {
 		}
 		f.find(m, dirs, o)
 	}
+	if f.fromMemory > 0 {
+		f.note("%s rebuilt from the dump's memory, without files", printable.Count(f.fromMemory, "module is", "modules are"))
+	}
 }
 
 // holds says whether another module is a later piece of the same file: Breakpad lists the parts of a file with a gap one by one.
@@ -282,6 +285,12 @@ func (f *File) find(m *mapped, dirs []string, o *Options) {
 	}
 	found = found || try(w)
 	if !found {
+		if m.img = f.rebuilt(m); m.img != nil {
+			f.images, found = append(f.images, m.img), true
+			f.fromMemory++
+		}
+	}
+	if !found {
 		if m.why == nil {
 			m.why = fmt.Errorf("%s: no such file", cmp.Or(m.path, "a module without a name"))
 		}
@@ -299,6 +308,59 @@ func (f *File) find(m *mapped, dirs []string, o *Options) {
 		}
 	}
 	f.place(m)
+}
+
+// rebuilt makes a PE file of what the dump's memory has of a module; nil where it lacks a part. Each section is then in the file where it is in memory.
+func (f *File) rebuilt(m *mapped) *module.Image {
+	const pe32, sectionHeader = 24, 40
+	if f.os > windowsNT || f.copied+m.size > uint64(len(f.b)) { // ranges of a dump that lies share bytes of the file
+		return nil
+	}
+	for at := uint64(0); at < m.size; { // before memory is taken for a size that nobody has
+		n := len(f.mem.tail(m.base + at))
+		if n == 0 {
+			return nil
+		}
+		at += uint64(n)
+	}
+	f.copied += m.size
+	b := make([]byte, 0, m.size)
+	for uint64(len(b)) < m.size {
+		tail := f.mem.tail(m.base + uint64(len(b)))
+		b = append(b, tail[:min(uint64(len(tail)), m.size-uint64(len(b)))]...)
+	}
+	if len(b) < 0x40 || string(b[:2]) != "MZ" {
+		return nil
+	}
+	at := uint64(le.Uint32(b[0x3c:]))
+	if at+pe32 > m.size {
+		return nil
+	}
+	h := b[at:]
+	clear(h[12:20]) // symbols are in the file only
+	sections := uint64(le.Uint16(h[6:]))
+	at += pe32 + uint64(le.Uint16(h[20:]))
+	if at+sections*sectionHeader > m.size {
+		return nil
+	}
+	for i := range sections {
+		s := b[at+i*sectionHeader:]
+		size, addr := uint64(le.Uint32(s[8:])), uint64(le.Uint32(s[12:]))
+		if addr >= m.size {
+			return nil
+		}
+		le.PutUint32(s[16:], uint32(min(size, m.size-addr)))
+		le.PutUint32(s[20:], uint32(addr))
+	}
+	img, err := module.New(m.path, b)
+	if err != nil {
+		return nil
+	}
+	if err := f.fits(m, img); err != nil && err != errNameless {
+		img.Close()
+		return nil
+	}
+	return img
 }
 
 // onDrive returns where a path of Windows leads below a directory that has what its drive has; "" where it leads nowhere. Upper and lower case are the same.

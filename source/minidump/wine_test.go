@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -38,6 +39,11 @@ func wine(t testing.TB, root, lib, loader, server, dlls, dir string, args ...str
 		t.Skipf("Wine does not run here: %v", err)
 	}
 	return string(out)
+}
+
+// places are the modules of a chain: offsets are of the file, or of memory.
+func places(chain string) string {
+	return regexp.MustCompile(`\+0x[0-9a-f]+`).ReplaceAllString(chain, "")
 }
 
 // TestWine: of a program for Windows that crashes under Wine, the dump that dbghelp writes has the stacks that the program itself and the system's walk have:
@@ -121,6 +127,21 @@ func TestWine(t *testing.T) {
 				}
 			}
 			judge(t, []string{dump}, dirs, map[string]string{"x.dmp module": "lldb gives PE files without a debug directory IDs of their own"})
+
+			// A dump of all memory needs no files, where memory has what walks need.
+			wine(t, root, c.lib, c.loader, c.server, c.dlls, inside, inside+"/windows.exe", inside+"/full.dmp", "full")
+			o = options(t)
+			full, err := Open(filepath.Join(dir, "full.dmp"), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer full.Close()
+			if want, got := places(chain(t, &f.Process, 0)), places(chain(t, &full.Process, 0)); c.arch == "amd64" && got != want {
+				t.Errorf("in a dump of all memory\n got %s\nwant %s", got, want)
+			}
+			if all := strings.Join(notes(full), "|"); strings.Contains(all, "without it") || !strings.Contains(all, "rebuilt from the dump's memory") {
+				t.Errorf("notes of a dump of all memory: %s", all)
+			}
 
 			// Each DLL from a symbol server's directory, and from a copy of the drive in other letters.
 			for _, place := range []func(m *mapped) string{

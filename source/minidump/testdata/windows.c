@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 static char *path;
+static int full; // all memory, where there is a second argument
 static HANDLE ready, never;
 
 #define RETURNS(who) printf(who " %p\n", __builtin_return_address(0))
@@ -14,7 +15,7 @@ static LONG CALLBACK handle(EXCEPTION_POINTERS *p)
 {
 	MINIDUMP_EXCEPTION_INFORMATION e = {GetCurrentThreadId(), p, FALSE};
 	HANDLE f = CreateFileA(path, GENERIC_WRITE, 0, 0, CREATE_ALWAYS, FILE_ATTRIBUTE_NORMAL, 0);
-	BOOL ok = MiniDumpWriteDump(GetCurrentProcess(), GetCurrentProcessId(), f, MiniDumpNormal, &e, 0, 0);
+	BOOL ok = MiniDumpWriteDump(GetCurrentProcess(), GetCurrentProcessId(), f, full ? MiniDumpWithFullMemory : MiniDumpNormal, &e, 0, 0);
 	CloseHandle(f);
 	printf("threads %lu\nwritten %d\n", GetCurrentThreadId(), ok);
 	fflush(stdout);
@@ -66,6 +67,7 @@ int main(int argc, char **argv)
 {
 	int a[3] = {3, 2, 1};
 	path = argv[1];
+	full = argc > 2;
 	ready = CreateEventA(0, 0, 0, 0), never = CreateEventA(0, 0, 0, 0);
 	AddVectoredExceptionHandler(1, handle);
 	CreateThread(0, 0, waiter, 0, 0, 0);

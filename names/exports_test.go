@@ -1,0 +1,61 @@
+package names
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/profile"
+)
+
+// TestExports: of a DLL without symbols, an exported function has its name, up to its end, and the function behind it has none.
+func TestExports(t *testing.T) {
+	oracle.Need(t, "clang-19", "lld-link-19")
+	dir := t.TempDir()
+	source, object, dll := filepath.Join(dir, "x.s"), filepath.Join(dir, "x.obj"), filepath.Join(dir, "x.dll")
+	if err := os.WriteFile(source, []byte(`.text
+.globl first
+.p2align 4
+.seh_proc first
+first: subq $40,%rsp
+.seh_stackalloc 40
+.seh_endprologue
+call hidden
+addq $40,%rsp
+ret
+.seh_endproc
+.p2align 4
+.seh_proc hidden
+hidden: subq $40,%rsp
+.seh_stackalloc 40
+.seh_endprologue
+nop
+addq $40,%rsp
+ret
+.seh_endproc
+.data
+.quad 0
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	oracle.Run(t, "clang-19", "--target=x86_64-pc-windows-msvc", "-c", "-o", object, source)
+	oracle.Run(t, "lld-link-19", "/dll", "/noentry", "/nodefaultlib", "/export:first", "/out:"+dll, object)
+	img, err := module.Open(dll)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	mods := modules.New()
+	defer mods.Close()
+	n := New(Options{Mods: mods})
+	defer n.Close()
+	text := img.Section(".text").Off
+	got := make([]profile.Name, 2)
+	n.User(n.Image(img), []uint64{text + 9, text + 16 + 4}, got)
+	if got[0].Func != "first" || got[0].Start != text || got[1].Func != "" || got[1].Start != text+16 {
+		t.Errorf("names %+v, want first at %#x, and none at %#x", got, text, text+16)
+	}
+}
