@@ -3,6 +3,7 @@ package modules_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,9 @@ import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/names"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/live"
 	"github.com/unspool/unspool/source/perfdata"
@@ -114,6 +118,66 @@ func TestCPython(t *testing.T) {
 	}
 }
 
+// freshScript makes functions as long as it runs: two hundred a second and more.
+const freshScript = `import os, time
+end = time.process_time() + 1.5
+n = 0
+while time.process_time() < end:
+    n += 1
+    ns = {}
+    exec(f"def outer{n}(f, k): return f(k)\ndef inner{n}(k):\n    s = 0\n    for i in range(k): s += i * i\n    return s\n", ns)
+    for _ in range(20): ns[f"outer{n}"](ns[f"inner{n}"], 2000)
+`
+
+// TestRecordCPython: while Python runs, and writes its dump in blocks, stacks through the code that it has made last are whole, too.
+func TestRecordCPython(t *testing.T) {
+	oracle.Long(t)
+	if arch.Host() != arch.AMD64 {
+		oracle.Lacks(t, "an x86-64 processor")
+	}
+	quiet := strings.TrimSuffix(pythonScript, "print(os.getpid())\n")
+	for _, c := range []struct {
+		name, script, from string
+	}{{"few functions", quiet, record.Perf}, {"few functions, ptrace", quiet, record.Ptrace}, {"fresh functions", freshScript, record.Perf}} {
+		script := filepath.Join(t.TempDir(), "script.py")
+		if err := os.WriteFile(script, []byte(c.script), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		mods := modules.Interpreted()
+		p := record.Plan{Source: c.from}
+		p.Command, p.Frequency, p.User = append(python(t), script), 999, true
+		l, err := p.Open(context.Background(), mods)
+		if err != nil {
+			oracle.Lacks(t, err.Error())
+		}
+		n := names.New(names.Options{Mods: mods})
+		through, whole, pid := 0, 0, int32(0)
+		stops := map[unwind.Stop]int{}
+		err = l.Session(record.Options{Mods: mods, Names: n}).Run(context.Background(), func(s *profile.Sample) error {
+			passes, alone := false, s.Stop == unwind.Outermost
+			for i, x := range s.User {
+				passes = passes || x.Mapping != nil && x.Mapping.Module.PID != 0
+				alone = alone && (i == 0 || x.How == unwind.HowCFI || x.How == unwind.HowPLT)
+			}
+			if pid = s.PID; passes {
+				if through++; alone {
+					whole++
+				}
+				stops[s.Stop]++
+			}
+			return nil
+		})
+		if err := errors.Join(err, l.Close(), n.Close(), mods.Close()); err != nil {
+			t.Fatal(err)
+		}
+		os.Remove("/tmp/jit-" + strconv.Itoa(int(pid)) + ".dump")
+		t.Logf("%s: %d stacks through code that Python made, %d whole", c.name, through, whole)
+		if through < 100 || whole*100 < through*99 {
+			t.Errorf("%s: of %d stacks through code that Python made, %d are whole; they end as %v", c.name, through, whole, stops)
+		}
+	}
+}
+
 // run walks the samples of a recording.
 func run(t *testing.T, data string, set *modules.Set, made source.Maker, each func(*source.Sample)) {
 	in, err := os.Open(data)
@@ -183,7 +247,7 @@ func TestNode(t *testing.T) {
 	}
 }
 
-// TestLiveCPython: the stack of a process that runs is whole, too, as far as its dump is written: Python writes it in blocks.
+// TestLiveCPython: the stack of a process that runs is whole, too, although its dump lacks the functions made last: Python writes it in blocks.
 func TestLiveCPython(t *testing.T) {
 	if arch.Host() != arch.AMD64 {
 		oracle.Lacks(t, "an x86-64 processor")
@@ -195,7 +259,6 @@ def leaf(s):
     time.sleep(s)
 def down(n, s): return down(n - 1, s) if n else leaf(s)
 down(1, 0)
-for i in range(100): exec(f"def filler{i}(): pass\nfiller{i}()")
 down(20, 600)
 `), 0o600); err != nil {
 		t.Fatal(err)

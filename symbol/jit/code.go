@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -49,6 +50,8 @@ type Code struct {
 	reading sync.Mutex   // held while files are read
 	next    atomic.Int64 // not before then are files looked at again: in ns since began
 	version atomic.Int64 // counts the times that one had changed
+	looks   atomic.Int64 // counts the times that files were looked at
+	alike   alike
 
 	mu    sync.RWMutex // of what has been read
 	files []file       // dumps first, then the map
@@ -65,9 +68,11 @@ type file struct {
 	m    *Map // nil: there is nothing
 }
 
-// Files are not looked at again within between, nor within idle times the time that reading them took.
+// Files are not looked at again within between, nor within idle times the time that reading them took. As long as there is nothing in them, between
+// is soon. So often it is asked, too, whether the process has ended.
 const (
 	between = time.Second
+	soon    = 50 * time.Millisecond
 	idle    = 20
 )
 
@@ -162,11 +167,19 @@ type Unwinding struct {
 	Big     bool // big-endian
 }
 
-// Unwinding returns the unwind information of the code at addr at a time; false where no dump has any. See Map.Lookup for time.
+// Unwinding returns the unwind information of the code at addr at a time; false where no dump has any. See Map.Lookup for time. Code of a live
+// process that has no record yet has that of equal code.
 func (c *Code) Unwinding(addr arch.Addr, time uint64) (u Unwinding, ok bool) {
 	for {
 		version := c.version.Load()
-		if u, ok = c.unwinding(addr, time); ok || !c.refresh(version) {
+		if u, ok = c.unwinding(addr, time); ok {
+			return u, true
+		}
+		if c.refresh(version) {
+			continue
+		}
+		again := false
+		if u, ok, again = c.like(addr); !again {
 			return u, ok
 		}
 	}
@@ -224,8 +237,13 @@ func (c *Code) refresh(version int64) (changed bool) {
 	if changed {
 		c.version.Add(1)
 	}
+	c.looks.Add(1)
 	done := time.Since(began)
-	c.next.Store(int64(done + max(between, idle*(done-now))))
+	least := between
+	if !slices.ContainsFunc(c.files, func(f file) bool { return f.m != nil && f.m.Len() > 0 }) {
+		least = soon
+	}
+	c.next.Store(int64(done + max(least, idle*(done-now))))
 	return changed
 }
 

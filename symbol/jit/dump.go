@@ -54,7 +54,8 @@ type dump struct {
 	// So does unwind information.
 	unwind   []byte
 	unwinds  map[string]int32 // in m.unwinds
-	unwindAt int              // bytes of them
+	codes    map[string]code
+	unwindAt int // bytes of them
 }
 
 // ReadDump reads a dump. With an error, it returns the functions read before it: while a process runs, or after it was killed, the last
@@ -63,8 +64,9 @@ func ReadDump(r io.Reader) (*Map, error) { return readDump(r, 0, nil) }
 
 // readDump is ReadDump of process pid, 0 for any; with a charge, the map has unwind information only, and is nil where it would take too much.
 func readDump(r io.Reader, pid int, c *Charge) (*Map, error) {
-	d := &dump{pid: pid, m: &Map{charge: c}, in: bufio.NewReaderSize(io.LimitReader(r, maxFile), 1<<16), byIndex: map[uint64]int32{}, files: map[string]uint32{}, unwinds: map[string]int32{}}
+	d := &dump{pid: pid, m: &Map{charge: c}, in: bufio.NewReaderSize(io.LimitReader(r, maxFile), 1<<16), byIndex: map[uint64]int32{}, files: map[string]uint32{}, unwinds: map[string]int32{}, codes: map[string]code{}}
 	err := d.read()
+	d.m.templates = d.templates()
 	if d.full || !d.m.build() {
 		c.Release()
 		return nil, errHeld
@@ -123,7 +125,7 @@ func (d *dump) read() error {
 func (d *dump) record(id uint32, size int64, time uint64) (done bool, err error) {
 	switch id {
 	case codeLoad:
-		b, err := d.in.Peek(int(min(size, 40+maxName+1))) // what follows is the code
+		b, err := d.in.Peek(int(min(size, 40+maxName+1+maxTemplate))) // what follows is the rest of the code
 		if err != nil {
 			return false, err
 		}
@@ -189,8 +191,9 @@ func (d *dump) load(b []byte, time uint64) bool {
 	d.unwind = nil
 	addr, size, index := d.order.Uint64(b[16:]), d.order.Uint64(b[24:]), d.order.Uint64(b[32:])
 	name := b[40:]
+	var text []byte
 	if i := bytes.IndexByte(name, 0); i >= 0 {
-		name = name[:i]
+		name, text = name[:i], name[i+1:]
 	}
 	n := len(d.m.entries)
 	if !d.m.add(addr, size, time, name) {
@@ -200,7 +203,11 @@ func (d *dump) load(b []byte, time uint64) bool {
 		return true
 	}
 	d.byIndex[index] = int32(n)
-	d.m.entries[n].unwind = d.intern(unwind, size)
+	number := d.intern(unwind, size)
+	d.m.entries[n].unwind = number
+	if size <= min(maxTemplate, uint64(len(text))) {
+		d.observe(text[:size], number)
+	}
 	if d.debug != nil && d.debugAddr == addr && len(d.m.lines)+len(d.debug) <= maxLines {
 		e := &d.m.entries[n]
 		e.from = uint32(len(d.m.lines))

@@ -34,6 +34,8 @@ type Map struct {
 	files   []string
 	unwinds []unwinding // all of them, each once
 
+	templates []template
+
 	big        bool    // the dump is big-endian
 	otherClock bool    // its times are of a clock that no recording has
 	charge     *Charge // what it takes of maxHeld; nil: it has names, and counts for nothing there

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"github.com/unspool/unspool/arch"
 )
@@ -193,6 +194,111 @@ func TestUnwinding(t *testing.T) {
 		if got, _ := m.unwinding(0x3000, 5); got != moved {
 			t.Errorf("with a clock of its own: %+v", got)
 		}
+	}
+}
+
+// TestAlike: code in the process's memory that has no record yet has the unwind information of equal code, if this code always has the same.
+func TestAlike(t *testing.T) {
+	twice, once, other, short := []byte("code that is written twice"), []byte("code that is written once"), []byte("with another record"), []byte("short!!")
+	w := newWriter(binary.LittleEndian)
+	n := 0
+	load := func(eh string, code []byte) {
+		n++
+		w.record(codeUnwindingInfo, 1, len(eh), 0, len(eh), []byte(eh))
+		w.record(codeLoad, 1, uint32(42), uint32(42), 0x1000*n, 0x1000*n, len(code), n, "f", code)
+	}
+	load("eh of it", twice)
+	load("eh of once", once)
+	load("eh of it", twice)
+	load("eh of one", other)
+	load("eh of two", other)
+	load("eh of it", short)
+	load("eh of it", short)
+	load("eh of long", bytes.Repeat([]byte{0xcc}, maxTemplate+1))
+	load("eh of long", bytes.Repeat([]byte{0xcc}, maxTemplate+1))
+	path := filepath.Join(t.TempDir(), "jit-42.dump")
+	if err := os.WriteFile(path, w.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// A page without neighbours.
+	const page = 1 << 16
+	mem, err := syscall.Mmap(-1, 0, 3*page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Munmap(mem)
+	base := arch.Addr(uintptr(unsafe.Pointer(&mem[page])))
+	text := mem[page : 2*page]
+	ends := page - len(twice)
+	for at, code := range map[int][]byte{0: twice, 100: twice, 200: once, 300: other, 400: short, 500: twice[:len(twice)-1], 600: bytes.Repeat([]byte{0xcc}, maxTemplate+1), ends: twice} {
+		copy(text[at:], code)
+	}
+	for _, x := range [][]byte{mem[:page], mem[2*page:]} {
+		if err := syscall.Mprotect(x, syscall.PROT_NONE); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer syscall.Mprotect(mem, syscall.PROT_READ)
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, mapped := range []bool{false, true} {
+		if mapped {
+			b, err := syscall.Mmap(int(f.Fd()), 0, 1, syscall.PROT_READ, syscall.MAP_PRIVATE)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer syscall.Munmap(b)
+		}
+		c := OpenUnwind(Seen(os.Getpid()), []string{path}, nil)
+		for _, x := range []struct{ at, start int }{
+			{0, 0}, {len(twice) - 1, 0}, {len(twice), -1}, {99, -1}, {100, 100}, {113, 100}, {100 + len(twice), -1}, {210, -1}, {310, -1}, {403, -1}, {510, -1}, {700, -1},
+			{ends - 1, -1}, {ends, ends}, {page - 1, ends}, {page, -1},
+		} {
+			want := Unwinding{}
+			if mapped && x.start >= 0 {
+				want = Unwinding{Start: base + arch.Addr(x.start), Size: uint64(len(twice)), EHFrame: "eh of it"}
+			}
+			for range 2 {
+				if u, ok := c.Unwinding(base+arch.Addr(x.at), 5); u != want || ok != (want.Size > 0) {
+					t.Errorf("mapped: %v: Unwinding(+%d) = %+v, %v; want %+v", mapped, x.at, u, ok, want)
+				}
+			}
+		}
+		c.Close()
+	}
+}
+
+// TestEnded: when a process has ended, its dump is read at once, whenever that was done last.
+func TestEnded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "jit-42.dump")
+	if err := os.WriteFile(path, newWriter(binary.LittleEndian).Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c := OpenUnwind(Seen(cmd.Process.Pid), []string{path}, nil)
+	defer c.Close()
+	if _, ok := c.Unwinding(0x2000, 25); ok {
+		t.Error("nothing is written, and something is found")
+	}
+	c.next.Store(1 << 62)
+	if err := os.WriteFile(path, sample(binary.LittleEndian).Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.alike.next = 0
+	if _, ok := c.Unwinding(0x2000, 25); ok {
+		t.Error("it is read too soon")
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	c.alike.next = 0
+	if _, ok := c.Unwinding(0x2000, 25); !ok {
+		t.Error("it is not read at the end")
 	}
 }
 
