@@ -463,7 +463,7 @@ Streams:
 	oracle.Run(t, "yaml2obj-19", "-o", path, yaml)
 	r := runProgram(t, "stack", path)
 	const want = "unspool: thread 17 ended the process: EXCEPTION_ACCESS_VIOLATION (0xc0000005), writing 0x18, at 0x140001234\n" +
-		"unspool: C:\\Games\\game.exe: no such file; frames in game.exe are found without it\n" +
+		"unspool: C:\\Games\\game.exe: no such file (symbol servers have it as game.exe/000000014000/game.exe); frames in game.exe are found without it\n" +
 		"unspool: the files of 2 other modules are not at hand; no stack shows them\n"
 	if r.status != 0 || r.stderr != want || !strings.Contains(r.out, "PID 17: C:\\Games\\game.exe (from ") ||
 		!strings.Contains(r.out, "#0  0x0000000140001234 in [game.exe+0x1234] from C:\\Games\\game.exe\n") {

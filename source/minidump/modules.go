@@ -71,6 +71,23 @@ func (f *File) listModules(l location) {
 	})
 }
 
+// served says where symbol servers have a module's file, in words; "" if the dump does not tell.
+func (f *File) served(m *mapped) string {
+	name, key := m.name(), ""
+	switch {
+	case m.buildID != nil:
+		key = "elf-buildid-" + id(m.buildID)
+	case f.os <= windowsNT && m.stamp != 0:
+		name, key = strings.ToLower(name), fmt.Sprintf("%08X%x", m.stamp, m.size)
+	case m.guid != nil && (f.os == macOS || f.os == iOS):
+		key = "mach-uuid-" + id(normal(m.guid))
+	}
+	if name == "" || key == "" {
+		return ""
+	}
+	return fmt.Sprintf(" (symbol servers have it as %s/%s/%s)", name, key, name)
+}
+
 // zero says that an ID is none: writers that know none write zeros.
 func zero(id []byte) bool { return len(bytes.Trim(id, "\x00")) == 0 }
 
@@ -292,7 +309,7 @@ func (f *File) find(m *mapped, dirs []string, o *Options) {
 	}
 	if !found {
 		if m.why == nil {
-			m.why = fmt.Errorf("%s: no such file", cmp.Or(m.path, "a module without a name"))
+			m.why = fmt.Errorf("%s: no such file%s", cmp.Or(m.path, "a module without a name"), f.served(m))
 		}
 		m.mod = unwind.NewModule(m.path, "", nil)
 		if m.buildID != nil && m.path != "" {
