@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
@@ -174,6 +175,89 @@ func TestRecordCPython(t *testing.T) {
 		t.Logf("%s: %d stacks through code that Python made, %d whole", c.name, through, whole)
 		if through < 100 || whole*100 < through*99 {
 			t.Errorf("%s: of %d stacks through code that Python made, %d are whole; they end as %v", c.name, through, whole, stops)
+		}
+	}
+}
+
+// jitted is a program for lli: main calls top again and again, which calls middle, which calls leaf, all with frames of different sizes.
+const jitted = `define i32 @leaf(i32 %n) uwtable noinline {
+  %a = alloca i32
+  store volatile i32 %n, ptr %a
+  br label %loop
+loop:
+  %v = load volatile i32, ptr %a
+  %w = sub i32 %v, 1
+  store volatile i32 %w, ptr %a
+  %c = icmp sgt i32 %w, 0
+  br i1 %c, label %loop, label %end
+end:
+  ret i32 %w
+}
+define i32 @middle(i32 %n) uwtable noinline {
+  %a = alloca [72 x i8]
+  %c = call i32 @leaf(i32 %n)
+  %p = load volatile i32, ptr %a
+  %r = add i32 %p, %c
+  ret i32 %r
+}
+define i32 @top(i32 %n) uwtable noinline {
+  %a = alloca [24 x i8]
+  %c = call i32 @middle(i32 %n)
+  %p = load volatile i32, ptr %a
+  %r = add i32 %p, %c
+  ret i32 %r
+}
+define i32 @main() uwtable {
+  br label %loop
+loop:
+  %c = call i32 @top(i32 100000)
+  br label %loop
+}
+`
+
+// TestRecordLLVM: stacks through code that LLVM's compilers make are whole once it was read where the process has registered it. There are no dumps.
+func TestRecordLLVM(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "lli-19")
+	src := filepath.Join(t.TempDir(), "jitted.ll")
+	if err := os.WriteFile(src, []byte(jitted), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ kind, from string }{{"-jit-kind=orc", record.Perf}, {"-jit-kind=mcjit", record.Perf}, {"-jit-linker=jitlink", record.Perf}, {"-jit-kind=orc", record.Ptrace}} {
+		mods := modules.Interpreted()
+		p := record.Plan{Source: c.from}
+		p.Command, p.Frequency, p.User, p.Duration = []string{"lli-19", c.kind, src}, 499, true, 3*time.Second
+		l, err := p.Open(context.Background(), mods)
+		if err != nil {
+			oracle.Lacks(t, err.Error())
+		}
+		n := names.New(names.Options{Mods: mods})
+		before, whole := 0, 0
+		err = l.Session(record.Options{Mods: mods, Names: n}).Run(context.Background(), func(s *profile.Sample) error {
+			made, alone := 0, s.Stop == unwind.Outermost
+			for i, x := range s.User {
+				if x.Mapping != nil && x.Mapping.Module.PID != 0 {
+					made++
+				}
+				alone = alone && (i == 0 || x.How == unwind.HowCFI || x.How == unwind.HowPLT)
+			}
+			switch {
+			case made == 0:
+			case alone && made <= 4:
+				whole++
+			case whole == 0:
+				before++
+			default:
+				t.Errorf("%v: a stack ends as %s behind %d frames of made code, after %d that are whole", c, s.Stop, made, whole)
+			}
+			return nil
+		})
+		if err := errors.Join(err, l.Close(), n.Close(), mods.Close()); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%v: %d stacks through made code before it was read, %d whole after", c, before, whole)
+		if whole < 100 {
+			t.Errorf("%v: %d stacks through made code before it was read, and %d whole after it", c, before, whole)
 		}
 	}
 }

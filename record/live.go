@@ -19,6 +19,7 @@ import (
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/ebpf"
+	"github.com/unspool/unspool/source/live"
 	"github.com/unspool/unspool/source/perfdata"
 	"github.com/unspool/unspool/source/perfevent"
 	"github.com/unspool/unspool/source/tracer"
@@ -310,6 +311,7 @@ func (l *Live) wait() (status syscall.WaitStatus, ok bool, err error) {
 func (l *Live) Session(o Options) *Session {
 	s := newSession(l.recorder, perfdata.Host, o)
 	s.ours, s.unsaid = l.prog != nil, l.unsaid
+	s.registered = (&live.Registers{Files: o.Mods.Files}).Registered
 	s.machine, s.Info.Host, s.Info.Command, s.Info.Start = l.Machine(), perfdata.Host().Hostname, strings.Join(l.plan.Command, " "), l.Start
 	return s
 }

@@ -40,17 +40,18 @@ type Session struct {
 	Info  profile.Info // what is known of the recording; its loss and duration after it has run
 	Stats source.Stats // after it has run
 
-	in       source.RecordStream
-	machine  *arch.Machine
-	ours     bool
-	about    func() perfdata.Info                                    // what a recording of it says of itself
-	want     func(pid, tid int32, comm string, time uint64) bool     // says which samples are of interest; nil: all
-	identify func(path string, maj, min uint32, inode uint64) string // see source.Options; may be nil
-	notes    []Note                                                  // from opening it
-	unsaid   func() uint64                                           // after the last record: samples that the recorder lost and that the stream does not say; nil: none
-	lost     uint64                                                  // what unsaid said
-	cut      cuts                                                    // waits that are longer than they look
-	sample   profile.Sample                                          // scratch
+	in         source.RecordStream
+	machine    *arch.Machine
+	ours       bool
+	about      func() perfdata.Info                                    // what a recording of it says of itself
+	want       func(pid, tid int32, comm string, time uint64) bool     // says which samples are of interest; nil: all
+	identify   func(path string, maj, min uint32, inode uint64) string // see source.Options; may be nil
+	registered modules.Registered                                      // see modules.Made; nil: the recording is over
+	notes      []Note                                                  // from opening it
+	unsaid     func() uint64                                           // after the last record: samples that the recorder lost and that the stream does not say; nil: none
+	lost       uint64                                                  // what unsaid said
+	cut        cuts                                                    // waits that are longer than they look
+	sample     profile.Sample                                          // scratch
 }
 
 func newSession(in source.RecordStream, about func() perfdata.Info, o Options) *Session {
@@ -114,7 +115,9 @@ func (s *Session) run(ctx context.Context, each func(*profile.Sample) error, rec
 	}
 	var made source.Maker
 	if info := s.about(); !elsewhere(&info) {
-		made = s.Mods.Made(machine)
+		m := s.Mods.Made(machine)
+		m.Registered = s.registered
+		made = m
 	}
 	o := source.Options{
 		Mods: s.Mods.Module, Made: made, Identify: s.identify, Want: s.want, Machine: s.machine, Ours: s.ours, Prompt: s.Prompt,

@@ -6,9 +6,11 @@
 package jit
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"sync"
 
@@ -35,7 +37,18 @@ type Rules struct {
 	tables map[key][]rows.Row // with numbers of sets; from 0 on, in order; the last row is a gap
 	sets   *rows.Builder
 	known  rows.SetID // how many sets there are
+
+	registered []piece // sorted, disjoint
+	held       int64   // bytes taken for the most of them that there were
 }
+
+// A piece is code with one rule.
+type piece struct {
+	lo, hi uint64
+	set    rows.SetID
+}
+
+const pieceBytes = 24
 
 // A key is a record, and where its function is if the record has its address; else 0.
 type key struct {
@@ -154,6 +167,55 @@ func (r *Rules) read(rec Record, at uint64) []rows.Row {
 		out = append(out, rows.Row{Lo: arch.Vaddr(rec.Size), Set: rows.GapID})
 	}
 	return out
+}
+
+// Register makes tables the rules of code that has no records, in place of those that were given before. Of two rules for an address, the first counts.
+func (r *Rules) Register(tables []*rows.Table) {
+	type found struct {
+		piece
+		set rows.Set
+	}
+	var all []found
+	for _, t := range tables {
+		for i := 0; i+1 < len(t.Rows); i++ {
+			if x := t.Rows[i]; x.Set != rows.GapID {
+				all = append(all, found{piece{lo: uint64(x.Lo), hi: uint64(t.Rows[i+1].Lo)}, t.Sets[x.Set]})
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b found) int { return cmp.Compare(a.lo, b.lo) })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := make([]piece, 0, len(all))
+	cost := max(0, pieceBytes*int64(len(all))-r.held)
+	end := uint64(0)
+	for _, x := range all {
+		if x.lo = max(x.lo, end); x.lo >= x.hi {
+			continue
+		}
+		if end, x.piece.set = x.hi, r.sets.Intern(x.set); x.piece.set >= r.known {
+			r.known = x.piece.set + 1
+			cost += setBytes + ruleBytes*int64(len(x.set.Rules))
+		}
+		out = append(out, x.piece)
+	}
+	if !r.take(cost) {
+		r.damaged(errFull)
+		out = nil
+	}
+	r.held = max(r.held, pieceBytes*int64(len(out)))
+	r.registered = out
+}
+
+// Registered returns the rule of registered code.
+func (r *Rules) Registered(v arch.Vaddr) (id uint32, ok bool) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	i := sort.Search(len(r.registered), func(i int) bool { return r.registered[i].hi > uint64(v) })
+	if i == len(r.registered) || r.registered[i].lo > uint64(v) {
+		return 0, false
+	}
+	return uint32(r.registered[i].set), true
 }
 
 // set returns a rule, which does not change.

@@ -156,6 +156,45 @@ func FuzzRules(f *testing.F) {
 	})
 }
 
+// TestRegister: registered code has the rules of the last tables that were given, and of two for an address the first; all take what is granted.
+func TestRegister(t *testing.T) {
+	table := func(off int64, ranges ...arch.Vaddr) *rows.Table {
+		b := rows.NewBuilder(arch.AMD64)
+		for i := 0; i < len(ranges); i += 2 {
+			b.Begin(ranges[i], ranges[i+1])
+			b.Row(ranges[i], b.Intern(rows.Set{CFA: reg(7, off), RA: arch.AMD64.RA}))
+		}
+		return rows.Build(b)
+	}
+	room := int64(1 << 20)
+	var damage []error
+	r := New(arch.AMD64, func(n int64) bool { room -= n; return room >= 0 }, func(err error) { damage = append(damage, err) })
+	check := func(want map[arch.Vaddr]int64) {
+		t.Helper()
+		for v, off := range want {
+			id, ok := r.Registered(v)
+			if ok != (off != 0) || ok && r.set(id).CFA != reg(7, off) {
+				t.Errorf("Registered(%#x) = %d, %v; want CFA %d", v, id, ok, off)
+			}
+		}
+	}
+	check(map[arch.Vaddr]int64{0x1000: 0})
+	r.Register([]*rows.Table{table(8, 0x3000, 0x3010, 0x1000, 0x1010), table(16, 0x1008, 0x1020, 0x2000, 0x2010)})
+	check(map[arch.Vaddr]int64{0xfff: 0, 0x1000: 8, 0x100f: 8, 0x1010: 16, 0x101f: 16, 0x1020: 0, 0x2000: 16, 0x3000: 8, 0x300f: 8, 0x3010: 0})
+	used := room
+	r.Register([]*rows.Table{table(16, 0x1000, 0x1004)})
+	check(map[arch.Vaddr]int64{0x1000: 16, 0x1008: 0, 0x2000: 0, 0x3000: 0})
+	if room != used {
+		t.Errorf("fewer rows take %d bytes", used-room)
+	}
+	room = 0
+	r.Register([]*rows.Table{table(24, 0x1000, 0x1004)})
+	check(map[arch.Vaddr]int64{0x1000: 0})
+	if len(damage) != 1 {
+		t.Errorf("%v", damage)
+	}
+}
+
 // BenchmarkFind: new records, and the rule of a frame.
 func BenchmarkFind(b *testing.B) {
 	rec := cpython(b)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/unspool/unspool/internal/procroot"
 	"github.com/unspool/unspool/internal/ptrace"
 	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/gdbjit"
 	"github.com/unspool/unspool/source/libgcc"
@@ -69,9 +71,23 @@ func (t *target) space(o *Options) *unwind.Space {
 
 // registered puts code in its place that the process has made and registered: for debuggers, and with libgcc. The process runs again by now.
 func (t *target) registered(maps []unwind.Mapping, o *Options) []unwind.Mapping {
-	made := func(m *unwind.Mapping) bool { return m.Module.Path == anonymous }
-	if o.Image == nil || o.Files == nil || !slices.ContainsFunc(maps, func(m unwind.Mapping) bool { return made(&m) }) {
+	if o.Image == nil || o.Files == nil {
 		return maps
+	}
+	images, tables, err := t.made(maps, &Registers{Files: o.Files})
+	for _, e := range err {
+		t.notes = append(t.notes, e.Error())
+	}
+	maps = gdbjit.Splice(maps, images, isMade, o.Image)
+	return libgcc.Splice(maps, tables, ptrace.Machine, isMade, anonymous, int32(t.pid))
+}
+
+func isMade(m *unwind.Mapping) bool { return m.Module.Path == anonymous }
+
+// made reads the code that the process has registered: for debuggers, and with libgcc.
+func (t *target) made(maps []unwind.Mapping, r *Registers) (images []*module.Image, tables []*rows.Table, bad []error) {
+	if !slices.ContainsFunc(maps, func(m unwind.Mapping) bool { return isMade(&m) }) {
+		return nil, nil, nil
 	}
 	read := func(addr uint64, b []byte) bool {
 		n, _ := t.mem.ReadAt(b, int64(addr))
@@ -81,57 +97,101 @@ func (t *target) registered(maps []unwind.Mapping, o *Options) []unwind.Mapping 
 	looked := map[*unwind.Module]bool{}
 	for i := range maps {
 		m := &maps[i]
-		if !made(m) && !looked[m.Module] && strings.HasPrefix(m.Module.Path, "/") {
+		if !isMade(m) && !looked[m.Module] && strings.HasPrefix(m.Module.Path, "/") {
 			looked[m.Module] = true
 			files = append(files, m)
 		}
 	}
-	var images []*module.Image
 	var data []libgcc.Range
 	for _, m := range files {
-		lists, registries := registers(m, o.Files, len(files) == 1)
-		data = append(data, registries...)
-		for _, at := range lists {
-			found, err := gdbjit.Read(ptrace.Machine, read, at)
-			if err != nil {
-				t.notes = append(t.notes, err.Error())
-			}
-			images = append(images, found...)
+		p := r.places(m, len(files) == 1)
+		for _, d := range p.data {
+			data = append(data, libgcc.Range{Lo: uint64(m.Lo) + uint64(d.Lo-p.first), Hi: uint64(m.Lo) + uint64(d.Hi-p.first)})
 		}
+		if !p.list {
+			continue
+		}
+		found, err := gdbjit.Read(ptrace.Machine, read, uint64(m.Lo)+uint64(p.descriptor-p.first))
+		if err != nil {
+			bad = append(bad, err)
+		}
+		images = append(images, found...)
 	}
-	maps = gdbjit.Splice(maps, images, made, o.Image)
-	in := func(lo, hi arch.Addr) bool {
-		return slices.ContainsFunc(maps, func(m unwind.Mapping) bool { return m.Lo < hi && lo < m.Hi && made(&m) })
-	}
-	tables, err := libgcc.Read(ptrace.Machine, read, data, in)
+	tables, err := libgcc.Read(ptrace.Machine, read, data, func(lo, hi arch.Addr) bool {
+		return slices.ContainsFunc(maps, func(m unwind.Mapping) bool { return m.Lo < hi && lo < m.Hi && isMade(&m) })
+	})
 	if err != nil {
-		t.notes = append(t.notes, err.Error())
+		bad = append(bad, err)
 	}
-	return libgcc.Splice(maps, tables, ptrace.Machine, made, anonymous, int32(t.pid))
+	return images, tables, bad
 }
 
-// registers returns where a mapped file has the list of code for debuggers, and libgcc's registry. alone: the process has no other file.
-func registers(m *unwind.Mapping, files *module.Locator, alone bool) (lists []uint64, registries []libgcc.Range) {
-	img, _, err := files.Find(m.Module.Path, m.Module.BuildID, 0)
-	if err != nil || img == nil {
+// Registers finds, in files, where processes register the code that they make. It remembers the files. It is safe for concurrent use.
+type Registers struct {
+	Files *module.Locator
+
+	mu    sync.Mutex
+	known map[place]places
+}
+
+// A place is where a file is mapped first, and what else the answer depends on.
+type place struct {
+	path, buildID string
+	off           uint64
+	alone         bool
+}
+
+// places are the link-time addresses of a file where a process registers code.
+type places struct {
+	first      arch.Vaddr // of the mapping
+	list       bool
+	descriptor arch.Vaddr     // of the list for debuggers
+	data       []unwind.Range // that may have libgcc's registry
+}
+
+// maxPlaces is how many files are remembered.
+const maxPlaces = 1 << 12
+
+// places looks into a mapped file. alone: the process has no other file.
+func (r *Registers) places(m *unwind.Mapping, alone bool) (p places) {
+	key := place{m.Module.Path, m.Module.BuildID, m.Off, alone}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p, ok := r.known[key]; ok {
+		return p
+	}
+	if img, _, err := r.Files.Find(key.path, key.buildID, 0); err == nil && img != nil {
+		defer img.Release()
+		_ = module.Guard(func() error {
+			ok := false
+			if p.first, ok = img.OffToVaddr(m.Off); ok {
+				p.descriptor, p.list = gdbjit.Descriptor(img)
+				p.data = libgcc.Data(img, alone)
+			}
+			return nil
+		})
+	}
+	if r.known == nil || len(r.known) >= maxPlaces {
+		r.known = map[place]places{}
+	}
+	r.known[key] = p
+	return p
+}
+
+// Registered reads the code that a running process has made and registered now: for debuggers, as images, and with libgcc, as rows. Where something
+// could not be read, the rest is returned.
+func (r *Registers) Registered(pid int) (images []*module.Image, tables []*rows.Table) {
+	if ptrace.Machine == nil {
 		return nil, nil
 	}
-	defer img.Release()
-	_ = module.Guard(func() error {
-		first, in := img.OffToVaddr(m.Off)
-		if !in {
-			return nil
-		}
-		bias := uint64(m.Lo) - uint64(first)
-		if v, ok := gdbjit.Descriptor(img); ok {
-			lists = append(lists, bias+uint64(v))
-		}
-		for _, d := range libgcc.Data(img, alone) {
-			registries = append(registries, libgcc.Range{Lo: bias + uint64(d.Lo), Hi: bias + uint64(d.Hi)})
-		}
-		return nil
-	})
-	return lists, registries
+	t, err := newTarget(pid)
+	if err != nil {
+		return nil, nil
+	}
+	defer t.maps.Close()
+	defer t.mem.Close()
+	images, tables, _ = t.made(t.space(&Options{}).Mappings(), r)
+	return images, tables
 }
 
 // anonymous is the name of memory that is no file's.
