@@ -59,3 +59,45 @@ ret
 		t.Errorf("names %+v, want first at %#x, and none at %#x", got, text, text+16)
 	}
 }
+
+// TestMachO: of a library for macOS, each function has its name, up to the next one.
+func TestMachO(t *testing.T) {
+	oracle.Need(t, "clang-19", "ld64.lld-19")
+	dir := t.TempDir()
+	source, object, dylib := filepath.Join(dir, "x.s"), filepath.Join(dir, "x.o"), filepath.Join(dir, "x.dylib")
+	if err := os.WriteFile(source, []byte(`.text
+.globl _first, _second
+.p2align 2
+_first: nop
+nop
+ret
+_second: nop
+nop
+ret
+.const
+.quad 1
+.data
+.quad 2
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	oracle.Run(t, "clang-19", "--target=arm64-apple-macos13", "-c", "-o", object, source)
+	oracle.Run(t, "ld64.lld-19", "-arch", "arm64", "-platform_version", "macos", "13", "13", "-dylib", "-o", dylib, object)
+	img, err := module.Open(dylib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	mods := modules.New()
+	defer mods.Close()
+	n := New(Options{Mods: mods})
+	defer n.Close()
+	text := img.Section("__TEXT,__text").Off
+	got := make([]profile.Name, 3)
+	n.User(n.Image(img), []uint64{text + 4, text + 8, text + 16}, got)
+	for i, want := range []string{"first", "first", "second"} {
+		if got[i].Func != want {
+			t.Errorf("name %d is %+v, want %s", i, got[i], want)
+		}
+	}
+}

@@ -321,7 +321,7 @@ func goSymbols(g *gosym.Table, size int64) source {
 func table(img *module.Image, dynamic bool) (source, bool) {
 	t, ok := img.SymbolTable(dynamic)
 	secs := img.Sections()
-	if img.Format() != "ELF" { // their first section has the number 1; ELF's list begins with one that is none
+	if f := img.Format(); f == "PE" || f == "COFF" { // their first section has the number 1; other lists begin with one that is none
 		secs = append([]module.Section{{}}, secs...)
 	}
 	return source{t, secs}, ok
