@@ -265,7 +265,7 @@ func (ev *evaluation) compiled(t testing.TB, say func(string, ...any)) {
 		"**unspool**: this project's writers, from the rows of the library for Linux.",
 		"**binutils**: `as --gsframe` and `ld` of Debian's trixie and sid make the same library of llc's assembly. Its sizes are relative to the `.eh_frame` that these tools write. `as` leaves out functions in which clang states the size of pushed arguments (`DW_CFA_GNU_args_size`).",
 		"**entries**: functions or parts of functions; of compact unwind and EHABI, what the linker leaves after it has merged equal neighbours.",
-		"**compact unwind**: `__unwind_info`, and the `__eh_frame` that the linker keeps for functions without an encoding. Apple's compilers keep frame pointers, so the lines with frame pointers are closer to their output.",
+		"**compact unwind**: `__unwind_info`, and the `__eh_frame` that the linker keeps for functions without an encoding. A page of `__unwind_info` takes 4,096 bytes, however few entries it has. Apple's compilers keep frame pointers, so the lines with frame pointers are closer to their output.",
 		"**code where it finds the caller**: for compact unwind, its CFA is compared with the CFA of `.eh_frame` for Linux at each byte, in functions of the same length. Its table alone is judged, without `__eh_frame`.",
 		"**`.pdata` + `.xdata`**: the directory, and each record once, without the handlers' data. Leaf functions without a frame need no entry.",
 		"**frame pointers**: there is no table. The bytes are those by which `.text` grows when all functions, leaves included, keep a frame pointer. Code without an answer is prologues, epilogues, linkage tables, and early returns before the frame is set up.",

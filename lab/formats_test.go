@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -109,9 +110,24 @@ func writeORC(t *rows.Table, _ rows.Bounds) (emitted, error) {
 	}
 	reasons := map[string]uint64{}
 	for _, r := range refused {
-		reasons[r.Reason] += uint64(r.Hi - r.Lo)
+		reasons[kindOf(r.Reason)] += uint64(r.Hi - r.Lo)
 	}
 	return emitted{len(o.Entries) + 4*len(o.Addrs), says, reasons}, nil
+}
+
+var otherRegister = regexp.MustCompile(`^the CFA is r\w+[+-]`)
+
+// kindOf returns what refusals for ORC have in common, in the words of those for SFrame.
+func kindOf(reason string) string {
+	switch {
+	case strings.HasPrefix(reason, "the CFA is at offset "):
+		return "an offset of more than 16 bits"
+	case strings.HasPrefix(reason, "the CFA is DW_OP_"):
+		return "an expression"
+	case otherRegister.MatchString(reason):
+		return "a CFA by another register"
+	}
+	return reason
 }
 
 // framePointer says whether frame pointers alone lead to the caller.
