@@ -1,11 +1,8 @@
 package lab
 
 import (
-	"context"
-	_ "embed"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -16,9 +13,6 @@ import (
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
 )
-
-//go:embed sources.sh
-var sourcesScript string
 
 // A project is a library in C or C++, of a source package of Debian.
 type project struct {
@@ -38,23 +32,10 @@ var projects = []project{
 
 // files returns the sources of a project, and the source package with its version.
 func (p *project) files(t testing.TB) (list []string, version string) {
-	oracle.Need(t, "apt-get", "dpkg-source", "flock")
-	dir := oracle.Fetched(t, "the source of "+p.pkg, func(ctx context.Context) (string, error) {
-		cache, err := os.UserCacheDir()
-		if err != nil {
-			return "", err
-		}
-		dir := filepath.Join(cache, "unspool-sources")
-		cmd := exec.CommandContext(ctx, "sh", "-s", dir, p.pkg)
-		cmd.Stdin = strings.NewReader(sourcesScript)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("%w\n%s", err, out)
-		}
-		return filepath.Join(dir, p.pkg), nil
-	})
-	list, _ = filepath.Glob(filepath.Join(dir, "source", p.sources))
+	dir := oracle.Source(t, "bookworm", "source-"+p.pkg, p.pkg, "*")
+	list, _ = filepath.Glob(filepath.Join(dir, p.sources))
 	list = slices.DeleteFunc(list, func(path string) bool { return slices.Contains(p.not, filepath.Base(path)) })
-	dsc, _ := filepath.Glob(filepath.Join(dir, "*.dsc"))
+	dsc, _ := filepath.Glob(filepath.Join(dir, "../*.dsc"))
 	if len(list) == 0 || len(dsc) != 1 {
 		t.Fatalf("the source of %s has %d files, %q", p.pkg, len(list), dsc)
 	}

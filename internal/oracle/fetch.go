@@ -81,7 +81,7 @@ func Debian(t testing.TB, suite, arch, name string, packages ...string) (dir str
 }
 
 // Source returns the directory with those files of a source package of a suite of Debian whose paths match a pattern of tar's; each pattern must match a
-// file. They are fetched unless they are in the cache.
+// file. Beside the directory is the package's description (.dsc). They are fetched unless they are in the cache.
 func Source(t testing.TB, suite, name, pkg string, patterns ...string) (dir string) {
 	t.Helper()
 	Need(t, "apt-get", "tar", "xz", "flock")
