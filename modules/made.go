@@ -80,10 +80,12 @@ type registry struct {
 	pid   int
 	rules *rules.Rules
 
-	mu   sync.Mutex
-	next time.Duration // not before then, since began, is it read
-	wait time.Duration
-	rows int // that were found last
+	mu    sync.Mutex
+	done  chan struct{} // closed at the end of the reading that began since began at start; nil: it is not read now
+	start time.Duration
+	next  time.Duration // not before then, since began, is it read
+	wait  time.Duration
+	rows  int // that were found last
 }
 
 // One process is read at a time, and that takes at most a part in pace of all time. A walk waits for the end no longer than patience: other stacks
@@ -111,23 +113,18 @@ func (g *registry) find(v arch.Vaddr) (id uint32, ok bool) {
 // again has the process read, if it is time, and says whether that was done.
 func (g *registry) again() bool {
 	now := time.Since(began)
-	if int64(now) < g.made.next.Load() || !g.mu.TryLock() {
-		return false
+	g.mu.Lock()
+	if g.done == nil {
+		if now < g.next || int64(now) < g.made.next.Load() || !g.made.reading.CompareAndSwap(false, true) {
+			g.mu.Unlock()
+			return false
+		}
+		g.done, g.start = make(chan struct{}), now
+		go g.read()
 	}
-	due := now >= g.next
+	done, start := g.done, g.start
 	g.mu.Unlock()
-	if !due || !g.made.reading.CompareAndSwap(false, true) {
-		return false
-	}
-	done := make(chan struct{})
-	go func() {
-		g.read()
-		end := time.Since(began)
-		g.made.next.Store(int64(end + pace*(end-now)))
-		g.made.reading.Store(false)
-		close(done)
-	}()
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(start + patience - now)
 	defer timer.Stop()
 	select {
 	case <-done:
@@ -139,8 +136,6 @@ func (g *registry) again() bool {
 
 // read reads what the process has registered.
 func (g *registry) read() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	images, tables := g.made.Registered(g.pid)
 	for _, img := range images {
 		_ = module.Guard(func() error {
@@ -156,11 +151,18 @@ func (g *registry) read() {
 	for _, t := range tables {
 		n += len(t.Rows)
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	if g.wait = min(2*g.wait, longWait); n != g.rows || g.wait == 0 {
 		g.wait = firstWait
 	}
 	if n != 0 || g.rows != 0 {
 		g.rules.Register(tables)
 	}
-	g.rows, g.next = n, time.Since(began)+g.wait
+	end := time.Since(began)
+	g.rows, g.next = n, end+g.wait
+	g.made.next.Store(int64(end + pace*(end-g.start)))
+	g.made.reading.Store(false)
+	close(g.done)
+	g.done = nil
 }

@@ -215,7 +215,8 @@ loop:
 }
 `
 
-// TestRecordLLVM: stacks through code that LLVM's compilers make are whole once it was read where the process has registered it. There are no dumps.
+// TestRecordLLVM: stacks through code that LLVM's compilers make are whole, from the second second on at least: the code is read where the process has
+// registered it, and on a busy machine that takes time. There are no dumps.
 func TestRecordLLVM(t *testing.T) {
 	oracle.Long(t)
 	oracle.Need(t, "lli-19")
@@ -232,9 +233,12 @@ func TestRecordLLVM(t *testing.T) {
 			oracle.Lacks(t, err.Error())
 		}
 		n := names.New(names.Options{Mods: mods})
-		before, whole := 0, 0
+		before, whole, first := 0, 0, uint64(0)
 		err = l.Session(record.Options{Mods: mods, Names: n}).Run(context.Background(), func(s *profile.Sample) error {
 			made, alone := 0, s.Stop == unwind.Outermost
+			if first == 0 {
+				first = s.Time
+			}
 			for i, x := range s.User {
 				if x.Mapping != nil && x.Mapping.Module.PID != 0 {
 					made++
@@ -245,19 +249,19 @@ func TestRecordLLVM(t *testing.T) {
 			case made == 0:
 			case alone && made <= 4:
 				whole++
-			case whole == 0:
+			case s.Time-first < uint64(time.Second):
 				before++
 			default:
-				t.Errorf("%v: a stack ends as %s behind %d frames of made code, after %d that are whole", c, s.Stop, made, whole)
+				t.Errorf("%v: after %v, a stack ends as %s behind %d frames of made code", c, time.Duration(s.Time-first), s.Stop, made)
 			}
 			return nil
 		})
 		if err := errors.Join(err, l.Close(), n.Close(), mods.Close()); err != nil {
 			t.Fatal(err)
 		}
-		t.Logf("%v: %d stacks through made code before it was read, %d whole after", c, before, whole)
+		t.Logf("%v: %d stacks through made code are whole, %d are not", c, whole, before)
 		if whole < 100 {
-			t.Errorf("%v: %d stacks through made code before it was read, and %d whole after it", c, before, whole)
+			t.Errorf("%v: %d stacks through made code are whole, %d are not", c, whole, before)
 		}
 	}
 }

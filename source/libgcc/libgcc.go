@@ -51,6 +51,10 @@ func Data(img *module.Image, alone bool) (data []unwind.Range) {
 	exports, named := false, false
 	for _, dynamic := range []bool{true, false} {
 		t, _ := img.SymbolTable(dynamic)
+		if dynamic && t.Len() > maxExports {
+			named = true
+			continue
+		}
 		for i := 0; i < t.Len() && !exports; i++ {
 			e := t.At(i)
 			if !e.Section.Defined() {
@@ -78,8 +82,12 @@ func Data(img *module.Image, alone bool) (data []unwind.Range) {
 	return data
 }
 
-// maxVariable is the size of the largest of variables: three words.
-const maxVariable = 24
+// maxVariable is the size of the largest of variables: three words. maxExports is how many symbols a library with libgcc's functions may have for others:
+// libgcc_s has 200, and to read the names of 40,000, as libLLVM has, takes 10 ms.
+const (
+	maxVariable = 24
+	maxExports  = 1 << 12
+)
 
 // variables are the names of the variables where a registry begins.
 var variables = map[string]bool{"unseen_objects": true, "seen_objects": true, "registered_frames": true}
