@@ -353,6 +353,7 @@ func (f *File) registered(maps []unwind.Mapping, o *Options) []unwind.Mapping {
 			files = append(files, r)
 		}
 	}
+	room := uint64(gdbjit.Room)
 	var images []*module.Image
 	var data []libgcc.Range
 	for _, r := range files {
@@ -362,7 +363,7 @@ func (f *File) registered(maps []unwind.Mapping, o *Options) []unwind.Mapping {
 		}
 		bias := r.lo - uint64(first)
 		if v, ok := gdbjit.Descriptor(r.object.img); ok {
-			found, err := gdbjit.Read(f.Machine, f.mem.read, bias+uint64(v))
+			found, err := gdbjit.Read(f.Machine, f.mem.read, bias+uint64(v), &room)
 			if err != nil {
 				f.notes.add("%v", err)
 			}

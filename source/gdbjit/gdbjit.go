@@ -21,9 +21,11 @@ type Memory func(addr uint64, b []byte) bool
 // Bounds on what a process can have registered.
 const (
 	maxEntries = 1 << 16
-	maxImage   = 64 << 20  // bytes of one image
-	maxBytes   = 256 << 20 // of all images
+	maxImage   = 64 << 20 // bytes of one image
 )
+
+// Room is how many bytes the images of a process may have that is looked at once.
+const Room = 256 << 20
 
 // Descriptor returns the address that a file has for the variable where the list begins, __jit_debug_descriptor.
 func Descriptor(img *module.Image) (v arch.Vaddr, ok bool) {
@@ -39,8 +41,9 @@ func Descriptor(img *module.Image) (v arch.Vaddr, ok bool) {
 	return 0, false
 }
 
-// Read returns the images in the list whose descriptor is at an address. err says what could not be read; the images are good all the same.
-func Read(m *arch.Machine, mem Memory, descriptor uint64) (images []*module.Image, err error) {
+// Read returns the images in the list whose descriptor is at an address: no more than there is room for, in bytes, and room is the less afterwards. err
+// says what could not be read; the images are good all the same.
+func Read(m *arch.Machine, mem Memory, descriptor uint64, room *uint64) (images []*module.Image, err error) {
 	r := newReader(m, mem)
 	version, _ := r.number(descriptor, 4)
 	at, ok := r.number(descriptor+8+r.word, r.word) // behind version, action and the entry that was changed last
@@ -51,7 +54,7 @@ func Read(m *arch.Machine, mem Memory, descriptor uint64) (images []*module.Imag
 		return nil, fmt.Errorf("code for debuggers: the list at %#x is of version %d", descriptor, version)
 	}
 	var bad []error
-	seen, room := map[uint64]bool{}, uint64(maxBytes)
+	seen := map[uint64]bool{}
 	for n := 0; at != 0; n++ {
 		if n == maxEntries || seen[at] {
 			bad = append(bad, fmt.Errorf("code for debuggers: the list does not end after %d entries", n))
@@ -65,11 +68,11 @@ func Read(m *arch.Machine, mem Memory, descriptor uint64) (images []*module.Imag
 			bad = append(bad, fmt.Errorf("code for debuggers: entry %d at %#x: %w", n, at, errUnreadable))
 			break
 		}
-		if size > min(maxImage, room) {
+		if size > min(maxImage, *room) {
 			bad = append(bad, fmt.Errorf("code for debuggers: entry %d at %#x has %d bytes: too large", n, at, size))
 			break
 		}
-		room -= size
+		*room -= size
 		img, err := read(m, mem, file, size)
 		if err != nil {
 			bad = append(bad, fmt.Errorf("code for debuggers: entry %d: %w", n, err))

@@ -47,6 +47,11 @@ func header(m *arch.Machine) []byte {
 
 const list = 0x1000 // where descriptors are
 
+func room() *uint64 {
+	n := uint64(Room)
+	return &n
+}
+
 // registered is a process that has registered images, one every 0x10000 bytes from 0x100000 on, as the compiler lays struct jit_descriptor and
 // struct jit_code_entry out on each machine: of the fields' offsets, only that of the size differs.
 func registered(m *arch.Machine, images ...[]byte) fake {
@@ -84,7 +89,7 @@ func registered(m *arch.Machine, images ...[]byte) fake {
 // TestRead: the list is read on machines of both sizes of words and both orders of bytes.
 func TestRead(t *testing.T) {
 	for _, m := range arch.Machines() {
-		images, err := Read(m, registered(m, header(m), header(m), header(m)).read, list)
+		images, err := Read(m, registered(m, header(m), header(m), header(m)).read, list, room())
 		if len(images) != 3 || err != nil {
 			t.Errorf("%s: %d images, %v; want 3", m.Name, len(images), err)
 			continue
@@ -118,10 +123,23 @@ func TestHostileList(t *testing.T) {
 	} {
 		f := registered(m, header(m), header(m), header(m))
 		c.spoil(f)
-		images, err := Read(m, f.read, list)
+		images, err := Read(m, f.read, list, room())
 		if err == nil && c.err != "" || err != nil && (c.err == "" || !strings.Contains(err.Error(), c.err)) || len(images) != c.n {
 			t.Errorf("%s: %d images, %v; want %d, %q", c.name, len(images), err, c.n, c.err)
 		}
+	}
+}
+
+// TestRoom: lists share what there is room for.
+func TestRoom(t *testing.T) {
+	m := arch.AMD64
+	f := registered(m, header(m), header(m), header(m))
+	n := uint64(5 * len(header(m)))
+	if images, err := Read(m, f.read, list, &n); len(images) != 3 || err != nil {
+		t.Errorf("%d images, %v; want 3", len(images), err)
+	}
+	if images, err := Read(m, f.read, list, &n); len(images) != 2 || err == nil || !strings.Contains(err.Error(), "entry 2 at 0x120000 has 64 bytes: too large") || n != 0 {
+		t.Errorf("%d images, %v, %d bytes left; want 2", len(images), err, n)
 	}
 }
 
@@ -153,7 +171,7 @@ func object(t testing.TB, addresses ...string) []byte {
 func TestAddresses(t *testing.T) {
 	m := arch.AMD64
 	b := object(t, ".text=0x7f0000001040", ".eh_frame=0x7f0000002000")
-	images, err := Read(m, registered(m, b).read, list)
+	images, err := Read(m, registered(m, b).read, list, room())
 	if err != nil || len(images) != 1 {
 		t.Fatal(images, err)
 	}
@@ -221,7 +239,7 @@ func FuzzRead(f *testing.F) {
 	f.Add(uint8(0), registered(arch.AMD64, nil)[list], registered(arch.AMD64, object(f, ".text=0x1000", ".eh_frame=0x2000"))[0x100000], object(f, ".text=0x1000", ".eh_frame=0x2000"))
 	f.Fuzz(func(t *testing.T, which uint8, d, e, img []byte) {
 		m := arch.Machines()[int(which)%len(arch.Machines())]
-		images, _ := Read(m, fake{list: d, 0x100000: e, 0x100100: img}.read, list)
+		images, _ := Read(m, fake{list: d, 0x100000: e, 0x100100: img}.read, list, room())
 		for _, img := range images[:min(len(images), 4)] {
 			if u, err := format.Open(img); err == nil {
 				u.Rows()

@@ -281,6 +281,7 @@ func registered(t *testing.T, pid int) (images []*module.Image, tables []*rows.T
 			return m.Name == "" && m.Prot&procfs.Exec != 0 && m.Lo < uint64(hi) && uint64(lo) < m.Hi
 		})
 	}
+	room := uint64(gdbjit.Room)
 	var data []libgcc.Range
 	for _, m := range maps {
 		if m.Prot&procfs.Exec == 0 || !strings.HasPrefix(m.Name, "/") {
@@ -292,7 +293,7 @@ func registered(t *testing.T, pid int) (images []*module.Image, tables []*rows.T
 		}
 		first, _ := img.OffToVaddr(m.Off)
 		if v, ok := gdbjit.Descriptor(img); ok {
-			found, err := gdbjit.Read(arch.AMD64, read, m.Lo+uint64(v-first))
+			found, err := gdbjit.Read(arch.AMD64, read, m.Lo+uint64(v-first), &room)
 			if err != nil {
 				t.Error(err)
 			}

@@ -74,7 +74,7 @@ func (t *target) registered(maps []unwind.Mapping, o *Options) []unwind.Mapping 
 	if o.Image == nil || o.Files == nil {
 		return maps
 	}
-	images, tables, err := t.made(maps, &Registers{Files: o.Files})
+	images, tables, err := t.made(maps, &Registers{Files: o.Files}, gdbjit.Room)
 	for _, e := range err {
 		t.notes = append(t.notes, e.Error())
 	}
@@ -84,8 +84,8 @@ func (t *target) registered(maps []unwind.Mapping, o *Options) []unwind.Mapping 
 
 func isMade(m *unwind.Mapping) bool { return m.Module.Path == anonymous }
 
-// made reads the code that the process has registered: for debuggers, and with libgcc.
-func (t *target) made(maps []unwind.Mapping, r *Registers) (images []*module.Image, tables []*rows.Table, bad []error) {
+// made reads the code that the process has registered: for debuggers, with room for the bytes of images, and with libgcc.
+func (t *target) made(maps []unwind.Mapping, r *Registers, room uint64) (images []*module.Image, tables []*rows.Table, bad []error) {
 	if !slices.ContainsFunc(maps, func(m unwind.Mapping) bool { return isMade(&m) }) {
 		return nil, nil, nil
 	}
@@ -111,7 +111,7 @@ func (t *target) made(maps []unwind.Mapping, r *Registers) (images []*module.Ima
 		if !p.list {
 			continue
 		}
-		found, err := gdbjit.Read(ptrace.Machine, read, uint64(m.Lo)+uint64(p.descriptor-p.first))
+		found, err := gdbjit.Read(ptrace.Machine, read, uint64(m.Lo)+uint64(p.descriptor-p.first), &room)
 		if err != nil {
 			bad = append(bad, err)
 		}
@@ -178,6 +178,9 @@ func (r *Registers) places(m *unwind.Mapping, alone bool) (p places) {
 	return p
 }
 
+// maxOften is how many bytes of images are read of a process that is looked at again and again.
+const maxOften = 64 << 20
+
 // Registered reads the code that a running process has made and registered now: for debuggers, as images, and with libgcc, as rows. Where something
 // could not be read, the rest is returned.
 func (r *Registers) Registered(pid int) (images []*module.Image, tables []*rows.Table) {
@@ -190,7 +193,7 @@ func (r *Registers) Registered(pid int) (images []*module.Image, tables []*rows.
 	}
 	defer t.maps.Close()
 	defer t.mem.Close()
-	images, tables, _ = t.made(t.space(&Options{}).Mappings(), r)
+	images, tables, _ = t.made(t.space(&Options{}).Mappings(), r, maxOften)
 	return images, tables
 }
 
