@@ -94,6 +94,7 @@ int main(int argc, char **argv)
 	void **array = calloc(n + 1, sizeof *array), **calls = calloc(n, sizeof *calls);
 	pthread_t thread;
 
+	alarm(600); // if nobody ends it
 	for (int i = 0; i < n; i++) {
 		unsigned char *eh = make(all, n, i);
 
