@@ -199,7 +199,7 @@ func (b *build) make(t testing.TB, s *shape, dir string) *program {
 		cc = "go"
 	}
 	if strings.HasSuffix(src, ".cc") {
-		cc = map[string]string{"gcc": "g++", "clang": "clang++-19"}[b.cc]
+		cc = map[string]string{"gcc": "g++", "clang": "clang++-19", "aarch64-linux-gnu-gcc": "aarch64-linux-gnu-g++"}[b.cc]
 	}
 	oracle.Need(t, cc)
 	args := strings.Fields(b.flags)

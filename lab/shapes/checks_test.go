@@ -98,7 +98,6 @@ func checks(m machine) (out []check) {
 			t.Errorf("not %s:\n%s", walker, r.Stderr)
 		}
 	}, "-F", "199", "--", checksProgram, "burn")
-	recorded("exec", burns, "-F", "199", "--", checksProgram, "exec")
 	// The inner recorder is the outer one's command.
 	recorded("two-recorders", burns,
 		"-F", "99", "--", "/bin/unspool", "record", "-F", "199", "--no-inline", "-o", "/tmp/inner.folded", "--", checksProgram, "burn")
@@ -250,14 +249,14 @@ func checks(m machine) (out []check) {
 		programs.Name, programs.End = "programs-killed", true
 		add(programs, 0, none)
 	}
-	recorded("after-killed", burns, "-F", "199", "--", checksProgram, "burn")
+	recorded("exec-after-killed", burns, "-F", "199", "--", checksProgram, "exec")
 	// With one processor, as on amd64, the tracer displaces what it samples: some 100 samples a second there.
 	recorded("user", func(t *testing.T, r vm.Result, stacks map[string]uint64) {
 		burnt(t, 1, r, stacks)
 		if !bytes.Contains(r.Stderr, []byte("ptrace")) {
 			t.Errorf("nothing says that this is by ptrace:\n%s", r.Stderr)
 		}
-	}, "-F", "99", "--", checksProgram, "burn", "5")
+	}, "-F", "99", "--", checksProgram, "burn", "2")
 	user := &out[len(out)-1].step
 	user.User, user.Env = 1000, []string{"UNSPOOL_CACHE=/tmp/user"}
 	return out
