@@ -389,10 +389,12 @@ var stackDifferences = []difference{
 	{"", "gdb", `\(bad-return\), the judge goes on: 0x[1-9a-f]\w* $`, "it shows a return address that is in no mapping as a frame; here it is why the stack ends", false},
 	{"", "eu-stack", `\(bad-return\), the judge goes on: 0x[1-9a-f]\w* $`, "the same", false},
 	{"Go", "gdb", `\(outermost\), the judge goes on: 0x0 $`, "it does not know that runtime.goexit and mcall have no caller on their stack", false},
-	{"Go", "gdb", `ends after 1 frames \(bad-return\), the judge goes on: 0x0 $`, "where the rule finds a return address of 0, it shows that as a frame; here it is why the stack ends", true},
+	{"Go", "gdb", `ends after 1 frames in \S+ \(bad-return\), the judge goes on: 0x0 $`, "where the rule finds a return address of 0, it shows that as a frame; here it is why the stack ends", true},
 	{"Go", "gdb", `\(outermost\), the judge goes on: 0x\w+ runtime.clone$`, "it shows the function in which a thread begins, below runtime.mstart", true},
 	{"Go", "eu-stack", `\(outermost\), the judge goes on: 0x\w+ runtime.clone`, "the same", true},
 	{"node", "gdb", `frame \d+: 0x\w+ Builtins_JSEntryTrampoline, the judge has`, "it guesses at code that JavaScript was compiled to, by its prologue; here it is the frame pointer", false},
+	{"node", "gdb", `ends after 1 frames in (__)?clone3? \(outermost\), the judge goes on: 0x0 $`, "a thread that has just begun, behind clone3's system call, has no caller yet; it shows the word at the stack pointer", true},
+	{"node", "eu-stack", `ends after 1 frames in (__)?clone3? \(outermost\), the judge goes on: 0x\w+ $`, "the same", true},
 	{"Go", "gdb", `frame \d+: 0x\w+ main.last, the judge has 0x0 $`, "it takes the caller of runtime.sigpanic for one that made a call; it was interrupted", true},
 	{"lli", "eu-stack", `frame \d+: 0x\w+ middle, the judge has`, "it does not know of code that is registered for debuggers, and follows the frame pointer", false},
 	{"lli jitlink", "eu-stack", `frame \d+: 0x\w+ middle, the judge has`, "the same", false},
@@ -459,7 +461,11 @@ func (s *stackJSON) compare(want judged) (out []string) {
 		for i := range max(len(h), len(w)) {
 			switch {
 			case i >= len(h):
-				out = append(out, fmt.Sprintf("TID %d ends after %d frames (%s), the judge goes on: %#x %s", tid, i, stop[tid], w[i].pc, w[i].name))
+				last := "nothing"
+				if i > 0 {
+					last = h[i-1].name
+				}
+				out = append(out, fmt.Sprintf("TID %d ends after %d frames in %s (%s), the judge goes on: %#x %s", tid, i, last, stop[tid], w[i].pc, w[i].name))
 			case i >= len(w):
 				out = append(out, fmt.Sprintf("TID %d: the judge ends after %d frames, here it goes on: %#x %s", tid, i, h[i].pc, h[i].name))
 			case h[i].pc != w[i].pc:
