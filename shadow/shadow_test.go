@@ -178,16 +178,18 @@ func TestOptions(t *testing.T) {
 		one, times = "wrong_x20", 8
 	}
 	all := execute(t, Options{}, path)
+	// The dynamic linker asks the processor that it runs on, and takes a few instructions more or less.
+	whole := func(r *Result) bool { return max(r.Steps, all.Steps)-min(r.Steps, all.Steps) <= 16 }
 	for _, c := range []struct {
 		name string
 		o    Options
 		ok   func(*Result) bool
 	}{
-		{"module", Options{Module: regexp.MustCompile("no such")}, func(r *Result) bool { return r.Compared == 0 && r.Steps == all.Steps }},
+		{"module", Options{Module: regexp.MustCompile("no such")}, func(r *Result) bool { return r.Compared == 0 && whole(r) }},
 		{"function", Options{Function: regexp.MustCompile("^" + one + "$")}, func(r *Result) bool {
 			return r.Compared == times && len(r.Findings) == 1 && r.Findings[0].Function == one
 		}},
-		{"thread", Options{Thread: 2}, func(r *Result) bool { return r.Compared == 0 && r.Steps == all.Steps }},
+		{"thread", Options{Thread: 2}, func(r *Result) bool { return r.Compared == 0 && whole(r) }},
 		{"every", Options{Every: 10}, func(r *Result) bool { return r.Compared > 0 && r.Compared <= all.Steps/10+1 }},
 		{"steps", Options{Steps: 200}, func(r *Result) bool { return r.Stopped && r.Steps == 200 }},
 	} {
