@@ -25,27 +25,39 @@ func (m *Machine) Edge(before, at []byte) (Edge, bool) {
 	return m.edge(before, at)
 }
 
-// amd64Edge knows the first two instructions of functions that keep frame pointers (push %rbp; mov %rsp,%rbp), also with another
+// amd64Edge and i386Edge know the first two instructions of functions that keep frame pointers (push %rbp; mov %rsp,%rbp), also with another
 // instruction between them; a jump behind pop %rbp or leave; and what leads straight to a return, of instructions that _init and
-// _fini have, too (crti.o and crtn.o of glibc and musl). Encodings: Intel SDM, volume 2.
-func amd64Edge(before, at []byte) (Edge, bool) {
+// _fini have, too (crti.o and crtn.o of glibc and musl). In 32-bit code, functions of Windows begin with mov %edi,%edi, and a return may take arguments
+// away: rules of the caller count them as there. Encodings: Intel SDM, volume 2.
+func amd64Edge(before, at []byte) (Edge, bool) { return x86Edge(before, at, 8) }
+func i386Edge(before, at []byte) (Edge, bool)  { return x86Edge(before, at, 4) }
+
+func x86Edge(before, at []byte, word int64) (Edge, bool) {
 	no := Edge{FP: -1}
 	last := byte(0)
 	if n := len(before); n > 0 {
 		last = before[n-1]
 	}
 	at = at[:min(len(at), amd64Edges)]
-	code := bytes.TrimPrefix(at, []byte("\xf3\x0f\x1e\xfa")) // endbr64
+	wide, begin, rex := word == 8, "\xf3\x0f\x1e\xfa", "\x48" // endbr64; the prefix of instructions of 64 bits
+	if !wide {
+		begin, rex = "\xf3\x0f\x1e\xfb", "" // endbr32
+	}
+	code := bytes.TrimPrefix(at, []byte(begin))
 	if len(code) == 0 {
 		return no, false
 	}
-	if code[0] == 0x55 { // push %rbp
+	if code[0] == 0x55 || !wide && bytes.HasPrefix(code, []byte("\x8b\xff\x55")) { // push %rbp; mov %edi,%edi; push %ebp
 		return no, true
 	}
 	if last == 0x55 {
-		for i := 0; i < 8 && i+3 <= len(at); i++ {
-			if c := string(at[i : i+3]); c == "\x48\x89\xe5" || c == "\x48\x8b\xec" { // mov %rsp,%rbp
-				return Edge{Off: 8}, true
+		reach := 8 // bytes in which another instruction fits
+		if !wide {
+			reach = 1
+		}
+		for i := 0; i < reach && i < len(at); i++ {
+			if c := at[i:]; bytes.HasPrefix(c, []byte(rex+"\x89\xe5")) || bytes.HasPrefix(c, []byte(rex+"\x8b\xec")) { // mov %rsp,%rbp
+				return Edge{Off: uint64(word)}, true
 			}
 		}
 	}
@@ -58,20 +70,28 @@ func amd64Edge(before, at []byte) (Edge, bool) {
 	for len(code) > 0 {
 		size := 0
 		starts := func(s string) bool { size = len(s); return len(code) >= len(s) && string(code[:len(s)]) == s }
-		switch {
+		number := func(s string) (n int64, ok bool) { // behind s
+			if ok = starts(s) && len(code) > size; ok {
+				n = int64(int8(code[size]))
+				size++
+			}
+			return n, ok
+		}
+		switch n, added := number(rex + "\x83\xc4"); { // add $n,%rsp
+		case added:
+			off += n
 		case code[0] == 0xc3, code[0] == 0xc2, starts("\xf3\xc3"), starts("\xf2\xc3"): // ret
 			e.Off = uint64(off)
 			return e, off >= 0 && e.FP < off
 		case starts("\x5d") && off >= 0: // pop %rbp
 			e.FP = off
-			off += 8
-		case starts("\x58"), starts("\x59"): // pop %rax, pop %rcx
-			off += 8
+			off += word
+		case starts("\x58"), starts("\x59"), !wide && starts("\x5a"): // pop %rax, pop %rcx, pop %edx
+			off += word
+		case !wide:
+			return no, false
 		case starts("\x50"): // push %rax
-			off -= 8
-		case starts("\x48\x83\xc4") && len(code) > 3: // add $n,%rsp
-			off += int64(int8(code[3]))
-			size = 4
+			off -= word
 		case starts("\x48\x83\xec") && len(code) > 3: // sub $n,%rsp
 			off -= int64(int8(code[3]))
 			size = 4
@@ -85,51 +105,6 @@ func amd64Edge(before, at []byte) (Edge, bool) {
 		}
 		if size > len(code) {
 			break
-		}
-		code = code[size:]
-	}
-	return no, false
-}
-
-// i386Edge knows of 32-bit code what amd64Edge knows; and mov %edi,%edi, with which functions of Windows begin. A return may take arguments away: rules of
-// the caller count them as there.
-func i386Edge(before, at []byte) (Edge, bool) {
-	no := Edge{FP: -1}
-	last := byte(0)
-	if n := len(before); n > 0 {
-		last = before[n-1]
-	}
-	at = at[:min(len(at), amd64Edges)]
-	code := bytes.TrimPrefix(at, []byte("\xf3\x0f\x1e\xfb"))                         // endbr32
-	if bytes.HasPrefix(bytes.TrimPrefix(code, []byte("\x8b\xff")), []byte("\x55")) { // mov %edi,%edi; push %ebp
-		return no, true
-	}
-	if last == 0x55 && (bytes.HasPrefix(code, []byte("\x89\xe5")) || bytes.HasPrefix(code, []byte("\x8b\xec"))) { // mov %esp,%ebp
-		return Edge{Off: 4}, true
-	}
-	if last == 0x5d || last == 0xc9 { // pop %ebp, leave
-		if len(code) > 0 && (code[0] == 0xe9 || code[0] == 0xeb) || len(code) > 1 && code[0] == 0xff && code[1]>>3&7 == 4 { // jmp
-			return no, true
-		}
-	}
-	off, e := int64(0), no
-	for len(code) > 0 {
-		size := 0
-		starts := func(s string) bool { size = len(s); return len(code) >= len(s) && string(code[:len(s)]) == s }
-		switch {
-		case code[0] == 0xc3, code[0] == 0xc2, starts("\xf3\xc3"), starts("\xf2\xc3"): // ret
-			e.Off = uint64(off)
-			return e, true
-		case starts("\x5d"): // pop %ebp
-			e.FP = off
-			off += 4
-		case starts("\x58"), starts("\x59"), starts("\x5a"): // pop %eax, %ecx, %edx
-			off += 4
-		case starts("\x83\xc4") && len(code) > 2 && code[2] < 0x80: // add $n,%esp
-			off += int64(code[2])
-			size = 3
-		default:
-			return no, false
 		}
 		code = code[size:]
 	}

@@ -43,18 +43,7 @@ ret
 	}
 	oracle.Run(t, "clang-19", "--target=x86_64-pc-windows-msvc", "-c", "-o", object, source)
 	oracle.Run(t, "lld-link-19", "/dll", "/noentry", "/nodefaultlib", "/export:first", "/out:"+dll, object)
-	img, err := module.Open(dll)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer img.Close()
-	mods := modules.New()
-	defer mods.Close()
-	n := New(Options{Mods: mods})
-	defer n.Close()
-	text := img.Section(".text").Off
-	got := make([]profile.Name, 2)
-	n.User(n.Image(img), []uint64{text + 9, text + 16 + 4}, got)
+	text, got := namesIn(t, dll, ".text", 9, 16+4)
 	if got[0].Func != "first" || got[0].Start != text || got[1].Func != "" || got[1].Start != text+16 {
 		t.Errorf("names %+v, want first at %#x, and none at %#x", got, text, text+16)
 	}
@@ -83,7 +72,18 @@ ret
 	}
 	oracle.Run(t, "clang-19", "--target=arm64-apple-macos13", "-c", "-o", object, source)
 	oracle.Run(t, "ld64.lld-19", "-arch", "arm64", "-platform_version", "macos", "13", "13", "-dylib", "-o", dylib, object)
-	img, err := module.Open(dylib)
+	_, got := namesIn(t, dylib, "__TEXT,__text", 4, 8, 16)
+	for i, want := range []string{"first", "first", "second"} {
+		if got[i].Func != want {
+			t.Errorf("name %d is %+v, want %s", i, got[i], want)
+		}
+	}
+}
+
+// namesIn returns where a section of a file begins, and the names of what is so many bytes behind.
+func namesIn(t *testing.T, path, section string, behind ...uint64) (at uint64, got []profile.Name) {
+	t.Helper()
+	img, err := module.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,12 +92,12 @@ ret
 	defer mods.Close()
 	n := New(Options{Mods: mods})
 	defer n.Close()
-	text := img.Section("__TEXT,__text").Off
-	got := make([]profile.Name, 3)
-	n.User(n.Image(img), []uint64{text + 4, text + 8, text + 16}, got)
-	for i, want := range []string{"first", "first", "second"} {
-		if got[i].Func != want {
-			t.Errorf("name %d is %+v, want %s", i, got[i], want)
-		}
+	at = img.Section(section).Off
+	offs := make([]uint64, len(behind))
+	for i := range behind {
+		offs[i] = at + behind[i]
 	}
+	got = make([]profile.Name, len(offs))
+	n.User(n.Image(img), offs, got)
+	return at, got
 }

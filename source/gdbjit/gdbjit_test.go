@@ -16,19 +16,6 @@ import (
 	"github.com/unspool/unspool/unwind"
 )
 
-// A fake is the memory of a process: pieces by address.
-type fake map[uint64][]byte
-
-func (f fake) read(addr uint64, b []byte) bool {
-	for lo, piece := range f {
-		if off := addr - lo; off < uint64(len(piece)) && uint64(len(b)) <= uint64(len(piece))-off {
-			copy(b, piece[off:])
-			return true
-		}
-	}
-	return false
-}
-
 // header is an ELF header of a machine's object file without sections.
 func header(m *arch.Machine) []byte {
 	b := make([]byte, 64)
@@ -54,7 +41,7 @@ func room() *uint64 {
 
 // registered is a process that has registered images, one every 0x10000 bytes from 0x100000 on, as the compiler lays struct jit_descriptor and
 // struct jit_code_entry out on each machine: of the fields' offsets, only that of the size differs.
-func registered(m *arch.Machine, images ...[]byte) fake {
+func registered(m *arch.Machine, images ...[]byte) oracle.Memory {
 	var order binary.AppendByteOrder = binary.LittleEndian
 	if m.BigEndian {
 		order = binary.BigEndian
@@ -65,7 +52,7 @@ func registered(m *arch.Machine, images ...[]byte) fake {
 		}
 		return order.AppendUint64(b, v)
 	}
-	f := fake{}
+	f := oracle.Memory{}
 	entry := func(i int) uint64 {
 		if i == len(images) {
 			return 0
@@ -89,7 +76,7 @@ func registered(m *arch.Machine, images ...[]byte) fake {
 // TestRead: the list is read on machines of both sizes of words and both orders of bytes.
 func TestRead(t *testing.T) {
 	for _, m := range arch.Machines() {
-		images, err := Read(m, registered(m, header(m), header(m), header(m)).read, list, room())
+		images, err := Read(m, registered(m, header(m), header(m), header(m)).Read, list, room())
 		if len(images) != 3 || err != nil {
 			t.Errorf("%s: %d images, %v; want 3", m.Name, len(images), err)
 			continue
@@ -106,24 +93,24 @@ func TestHostileList(t *testing.T) {
 	le := binary.LittleEndian
 	for _, c := range []struct {
 		name  string
-		spoil func(f fake)
+		spoil func(f oracle.Memory)
 		n     int
 		err   string
 	}{
-		{"nothing is there", func(f fake) { delete(f, list) }, 0, "code for debuggers: the list at 0x1000: unreadable"},
-		{"another version", func(f fake) { f[list][0] = 2 }, 0, "code for debuggers: the list at 0x1000 is of version 2"},
-		{"nothing registered", func(f fake) { clear(f[list][16:]) }, 0, ""},
-		{"an entry is gone", func(f fake) { delete(f, 0x110000) }, 1, "code for debuggers: entry 1 at 0x110000: unreadable"},
-		{"an image is gone", func(f fake) { delete(f, 0x110100) }, 2, "code for debuggers: entry 1: [jit 0x110100] of 64 bytes: unreadable"},
-		{"no image", func(f fake) { f[0x110100][0] = 0 }, 2, "code for debuggers: entry 1: [jit 0x110100]+0x0: header"},
-		{"another machine", func(f fake) { f[0x110100][18] = byte(arch.EM_AARCH64) }, 2, "code for debuggers: entry 1: [jit 0x110100] is code for aarch64"},
-		{"too large", func(f fake) { le.PutUint64(f[0x110000][24:], 1<<40) }, 1, "code for debuggers: entry 1 at 0x110000 has 1099511627776 bytes: too large"},
-		{"a ring", func(f fake) { le.PutUint64(f[0x120000], 0x100000) }, 3, "code for debuggers: the list does not end after 3 entries"},
-		{"three are bad", func(f fake) { clear(f[0x100100]); clear(f[0x110100]); clear(f[0x120100]) }, 0, "[jit 0x100100]+0x0: header: not an ELF, Mach-O or PE file; and 2 more"},
+		{"nothing is there", func(f oracle.Memory) { delete(f, list) }, 0, "code for debuggers: the list at 0x1000: unreadable"},
+		{"another version", func(f oracle.Memory) { f[list][0] = 2 }, 0, "code for debuggers: the list at 0x1000 is of version 2"},
+		{"nothing registered", func(f oracle.Memory) { clear(f[list][16:]) }, 0, ""},
+		{"an entry is gone", func(f oracle.Memory) { delete(f, 0x110000) }, 1, "code for debuggers: entry 1 at 0x110000: unreadable"},
+		{"an image is gone", func(f oracle.Memory) { delete(f, 0x110100) }, 2, "code for debuggers: entry 1: [jit 0x110100] of 64 bytes: unreadable"},
+		{"no image", func(f oracle.Memory) { f[0x110100][0] = 0 }, 2, "code for debuggers: entry 1: [jit 0x110100]+0x0: header"},
+		{"another machine", func(f oracle.Memory) { f[0x110100][18] = byte(arch.EM_AARCH64) }, 2, "code for debuggers: entry 1: [jit 0x110100] is code for aarch64"},
+		{"too large", func(f oracle.Memory) { le.PutUint64(f[0x110000][24:], 1<<40) }, 1, "code for debuggers: entry 1 at 0x110000 has 1099511627776 bytes: too large"},
+		{"a ring", func(f oracle.Memory) { le.PutUint64(f[0x120000], 0x100000) }, 3, "code for debuggers: the list does not end after 3 entries"},
+		{"three are bad", func(f oracle.Memory) { clear(f[0x100100]); clear(f[0x110100]); clear(f[0x120100]) }, 0, "[jit 0x100100]+0x0: header: not an ELF, Mach-O or PE file; and 2 more"},
 	} {
 		f := registered(m, header(m), header(m), header(m))
 		c.spoil(f)
-		images, err := Read(m, f.read, list, room())
+		images, err := Read(m, f.Read, list, room())
 		if err == nil && c.err != "" || err != nil && (c.err == "" || !strings.Contains(err.Error(), c.err)) || len(images) != c.n {
 			t.Errorf("%s: %d images, %v; want %d, %q", c.name, len(images), err, c.n, c.err)
 		}
@@ -135,10 +122,10 @@ func TestRoom(t *testing.T) {
 	m := arch.AMD64
 	f := registered(m, header(m), header(m), header(m))
 	n := uint64(5 * len(header(m)))
-	if images, err := Read(m, f.read, list, &n); len(images) != 3 || err != nil {
+	if images, err := Read(m, f.Read, list, &n); len(images) != 3 || err != nil {
 		t.Errorf("%d images, %v; want 3", len(images), err)
 	}
-	if images, err := Read(m, f.read, list, &n); len(images) != 2 || err == nil || !strings.Contains(err.Error(), "entry 2 at 0x120000 has 64 bytes: too large") || n != 0 {
+	if images, err := Read(m, f.Read, list, &n); len(images) != 2 || err == nil || !strings.Contains(err.Error(), "entry 2 at 0x120000 has 64 bytes: too large") || n != 0 {
 		t.Errorf("%d images, %v, %d bytes left; want 2", len(images), err, n)
 	}
 }
@@ -171,7 +158,7 @@ func object(t testing.TB, addresses ...string) []byte {
 func TestAddresses(t *testing.T) {
 	m := arch.AMD64
 	b := object(t, ".text=0x7f0000001040", ".eh_frame=0x7f0000002000")
-	images, err := Read(m, registered(m, b).read, list, room())
+	images, err := Read(m, registered(m, b).Read, list, room())
 	if err != nil || len(images) != 1 {
 		t.Fatal(images, err)
 	}
@@ -239,7 +226,7 @@ func FuzzRead(f *testing.F) {
 	f.Add(uint8(0), registered(arch.AMD64, nil)[list], registered(arch.AMD64, object(f, ".text=0x1000", ".eh_frame=0x2000"))[0x100000], object(f, ".text=0x1000", ".eh_frame=0x2000"))
 	f.Fuzz(func(t *testing.T, which uint8, d, e, img []byte) {
 		m := arch.Machines()[int(which)%len(arch.Machines())]
-		images, _ := Read(m, fake{list: d, 0x100000: e, 0x100100: img}.read, list, room())
+		images, _ := Read(m, oracle.Memory{list: d, 0x100000: e, 0x100100: img}.Read, list, room())
 		for _, img := range images[:min(len(images), 4)] {
 			if u, err := format.Open(img); err == nil {
 				u.Rows()

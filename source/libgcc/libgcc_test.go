@@ -10,23 +10,11 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/format/dwarf"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/unwind"
 )
-
-// A fake is the memory of a process: pieces by address.
-type fake map[uint64][]byte
-
-func (f fake) read(addr uint64, b []byte) bool {
-	for lo, piece := range f {
-		if off := addr - lo; off < uint64(len(piece)) && uint64(len(b)) <= uint64(len(piece))-off {
-			copy(b, piece[off:])
-			return true
-		}
-	}
-	return false
-}
 
 // Where things are in a fake. Objects and nodes are 0x100 bytes apart.
 const (
@@ -98,8 +86,8 @@ func eh(m *arch.Machine, i int) []byte {
 }
 
 // registered is a process that has n objects in a list, at the third word of its data: the first is an array, the second sorted.
-func registered(m *arch.Machine, n int) fake {
-	f := fake{dataAt: write(m).word(0x123, 0, objectAt).page()}
+func registered(m *arch.Machine, n int) oracle.Memory {
+	f := oracle.Memory{dataAt: write(m).word(0x123, 0, objectAt).page()}
 	for i := range n {
 		next, from := uint64(objectAt+(i+1)*0x1000), uint64(ehAt+i*0x1000)
 		if i == n-1 {
@@ -120,7 +108,7 @@ func registered(m *arch.Machine, n int) fake {
 }
 
 // tree is registered with a tree of two levels: its leaves have the objects by their code, and by their unwind information.
-func tree(m *arch.Machine, n int) fake {
+func tree(m *arch.Machine, n int) oracle.Memory {
 	f := registered(m, n)
 	f[dataAt] = write(m).word(0, nodeAt).page()
 	type entry struct{ lo, size, object uint64 }
@@ -147,9 +135,9 @@ func tree(m *arch.Machine, n int) fake {
 	return f
 }
 
-// read reads what a fake has registered, and returns the functions that have rows.
-func read(m *arch.Machine, f fake) (found []int, err error) {
-	tables, err := Read(m, f.read, []Range{{dataAt, dataAt + 0x1000}}, func(lo, hi arch.Addr) bool { return lo < codeAt+0x1000 && hi > codeAt })
+// read reads what a oracle.Memory has registered, and returns the functions that have rows.
+func read(m *arch.Machine, f oracle.Memory) (found []int, err error) {
+	tables, err := Read(m, f.Read, []Range{{dataAt, dataAt + 0x1000}}, func(lo, hi arch.Addr) bool { return lo < codeAt+0x1000 && hi > codeAt })
 	for i := range 0x100 {
 		if slices.ContainsFunc(tables, func(t *rows.Table) bool {
 			k := t.Find(arch.Vaddr(codeAt + i*codeSize))
@@ -167,7 +155,7 @@ func TestRead(t *testing.T) {
 		if m.RA > 127 || m.SP > 127 {
 			continue
 		}
-		for name, make := range map[string]func(*arch.Machine, int) fake{"list": registered, "tree": tree} {
+		for name, make := range map[string]func(*arch.Machine, int) oracle.Memory{"list": registered, "tree": tree} {
 			if found, err := read(m, make(m, 12)); len(found) != 12 || err != nil {
 				t.Errorf("%s, %s: %v, %v; want 12 functions", m.Name, name, found, err)
 			}
@@ -181,37 +169,37 @@ func TestHostile(t *testing.T) {
 	le := binary.LittleEndian
 	for _, c := range []struct {
 		name  string
-		make  func(*arch.Machine, int) fake
-		spoil func(f fake)
+		make  func(*arch.Machine, int) oracle.Memory
+		spoil func(f oracle.Memory)
 		n     int
 		err   string
 	}{
-		{"nothing is there", registered, func(f fake) { clear(f) }, 0, ""},
-		{"no registry", registered, func(f fake) { clear(f[dataAt]) }, 0, ""},
-		{"two lists", registered, func(f fake) { le.PutUint64(f[dataAt][0x800:], objectAt+0x1000) }, 3, ""},
-		{"a ring", registered, func(f fake) { le.PutUint64(f[objectAt+0x2000][40:], objectAt) }, 3, "the list does not end after 3 objects"},
-		{"an object is gone", registered, func(f fake) { delete(f, objectAt+0x1000) }, 1, "object 1 of the list, at 0x11000, is none"},
-		{"no object", registered, func(f fake) { f[objectAt+0x1000][39] = 1 }, 1, "object 1 of the list, at 0x11000, is none"},
-		{"no encoding", registered, func(f fake) { f[objectAt+0x1000][33] = 0 }, 1, "object 1 of the list, at 0x11000, is none"},
-		{"no unwind information", registered, func(f fake) { delete(f, ehAt+0x2000) }, 2, "object at 0x12000: .eh_frame at 0x32000+0x0: unreadable"},
-		{"an array without an end", registered, func(f fake) {
+		{"nothing is there", registered, func(f oracle.Memory) { clear(f) }, 0, ""},
+		{"no registry", registered, func(f oracle.Memory) { clear(f[dataAt]) }, 0, ""},
+		{"two lists", registered, func(f oracle.Memory) { le.PutUint64(f[dataAt][0x800:], objectAt+0x1000) }, 3, ""},
+		{"a ring", registered, func(f oracle.Memory) { le.PutUint64(f[objectAt+0x2000][40:], objectAt) }, 3, "the list does not end after 3 objects"},
+		{"an object is gone", registered, func(f oracle.Memory) { delete(f, objectAt+0x1000) }, 1, "object 1 of the list, at 0x11000, is none"},
+		{"no object", registered, func(f oracle.Memory) { f[objectAt+0x1000][39] = 1 }, 1, "object 1 of the list, at 0x11000, is none"},
+		{"no encoding", registered, func(f oracle.Memory) { f[objectAt+0x1000][33] = 0 }, 1, "object 1 of the list, at 0x11000, is none"},
+		{"no unwind information", registered, func(f oracle.Memory) { delete(f, ehAt+0x2000) }, 2, "object at 0x12000: .eh_frame at 0x32000+0x0: unreadable"},
+		{"an array without an end", registered, func(f oracle.Memory) {
 			for i := range 0x1000 / 8 {
 				le.PutUint64(f[arrayAt][8*i:], ehAt)
 			}
 		}, 3, "object at 0x10000: the array at 0x40000: unreadable"},
-		{"a long entry", registered, func(f fake) { le.PutUint32(f[ehAt+0x2000][16:], 1<<30) }, 2, ".eh_frame at 0x32000+0x10: an entry of 1073741824 bytes"},
-		{"an extended length", registered, func(f fake) { le.PutUint32(f[ehAt+0x2000][16:], 1<<32-1) }, 2, ".eh_frame at 0x32000+0x10: an entry of 4294967295 bytes"},
-		{"an entry without a CIE", registered, func(f fake) { le.PutUint32(f[ehAt+0x2000][20:], 1<<30) }, 2, "CIE pointer 0x40000000 leads out of the section"},
-		{"code of a file", registered, func(f fake) {
+		{"a long entry", registered, func(f oracle.Memory) { le.PutUint32(f[ehAt+0x2000][16:], 1<<30) }, 2, ".eh_frame at 0x32000+0x10: an entry of 1073741824 bytes"},
+		{"an extended length", registered, func(f oracle.Memory) { le.PutUint32(f[ehAt+0x2000][16:], 1<<32-1) }, 2, ".eh_frame at 0x32000+0x10: an entry of 4294967295 bytes"},
+		{"an entry without a CIE", registered, func(f oracle.Memory) { le.PutUint32(f[ehAt+0x2000][20:], 1<<30) }, 2, "CIE pointer 0x40000000 leads out of the section"},
+		{"code of a file", registered, func(f oracle.Memory) {
 			for i := range uint64(3) {
 				le.PutUint64(f[ehAt+i*0x1000][24:], 0x900000)
 			}
 		}, 0, ""},
-		{"a tree in a ring", tree, func(f fake) { le.PutUint64(f[nodeAt][24:], nodeAt) }, 0, ""},
-		{"a leaf is gone", tree, func(f fake) { delete(f, nodeAt+0x1000) }, 0, ""},
-		{"no order", tree, func(f fake) { le.PutUint64(f[nodeAt+0x1000][16+24:], 1) }, 1, "the node of the tree at 0x21000 is not in order"},
-		{"many entries", tree, func(f fake) { f[nodeAt+0x1000][8] = maxLeaf + 1 }, 0, ""},
-		{"a free node", tree, func(f fake) { f[nodeAt+0x1000][12] = 2 }, 0, ""},
+		{"a tree in a ring", tree, func(f oracle.Memory) { le.PutUint64(f[nodeAt][24:], nodeAt) }, 0, ""},
+		{"a leaf is gone", tree, func(f oracle.Memory) { delete(f, nodeAt+0x1000) }, 0, ""},
+		{"no order", tree, func(f oracle.Memory) { le.PutUint64(f[nodeAt+0x1000][16+24:], 1) }, 1, "the node of the tree at 0x21000 is not in order"},
+		{"many entries", tree, func(f oracle.Memory) { f[nodeAt+0x1000][8] = maxLeaf + 1 }, 0, ""},
+		{"a free node", tree, func(f oracle.Memory) { f[nodeAt+0x1000][12] = 2 }, 0, ""},
 	} {
 		f := c.make(m, 3)
 		c.spoil(f)
@@ -233,7 +221,7 @@ func TestBounds(t *testing.T) {
 			}
 			return true
 		}
-		return base.read(addr, b)
+		return base.Read(addr, b)
 	}
 	base[dataAt] = write(m).word(1 << 32).page()
 	in := func(lo, hi arch.Addr) bool { return lo == codeAt }
@@ -244,7 +232,7 @@ func TestBounds(t *testing.T) {
 	entries := eh(m, 0)
 	long := func(addr uint64, b []byte) bool { // one FDE after another
 		if addr < ehAt || addr >= 1<<40 {
-			return base.read(addr, b)
+			return base.Read(addr, b)
 		}
 		for i := range b {
 			off := addr + uint64(i) - ehAt
@@ -255,7 +243,7 @@ func TestBounds(t *testing.T) {
 		}
 		return true
 	}
-	base = fake{dataAt: write(m).word(objectAt).page(), objectAt: write(m).word(codeAt, 0, 0, ehAt).flags(false, false, 0xff, 1).word(0).page()}
+	base = oracle.Memory{dataAt: write(m).word(objectAt).page(), objectAt: write(m).word(codeAt, 0, 0, ehAt).flags(false, false, 0xff, 1).word(0).page()}
 	tables, err = Read(m, long, []Range{{dataAt, dataAt + 0x1000}}, in)
 	if len(tables) != 1 || err == nil || !strings.Contains(err.Error(), "too large") {
 		t.Errorf("%d tables, %v", len(tables), err)
@@ -302,7 +290,7 @@ func TestChanges(t *testing.T) {
 					return true
 				}
 			}
-			return f.read(addr, b)
+			return f.Read(addr, b)
 		}, []Range{{dataAt, dataAt + 0x1000}}, func(lo, hi arch.Addr) bool { return true })
 		if len(tables) != 1 || (err != nil) != (steady > 1) || err != nil && err.Error() != "libgcc's registry of unwind information changes while it is read" {
 			t.Errorf("after %d changes: %d tables, %v", n, len(tables), err)
@@ -313,7 +301,7 @@ func TestChanges(t *testing.T) {
 // TestSplice: registered code replaces memory that is no file's, piece by piece, and nothing else.
 func TestSplice(t *testing.T) {
 	m := arch.AMD64
-	tables, err := Read(m, registered(m, 4).read, []Range{{dataAt, dataAt + 0x1000}}, func(lo, hi arch.Addr) bool { return true })
+	tables, err := Read(m, registered(m, 4).Read, []Range{{dataAt, dataAt + 0x1000}}, func(lo, hi arch.Addr) bool { return true })
 	if len(tables) != 1 || err != nil {
 		t.Fatal(tables, err)
 	}
@@ -366,7 +354,7 @@ func TestData(t *testing.T) {
 
 func FuzzRead(f *testing.F) {
 	for i, m := range arch.Machines() {
-		for _, make := range []func(*arch.Machine, int) fake{registered, tree} {
+		for _, make := range []func(*arch.Machine, int) oracle.Memory{registered, tree} {
 			x := make(m, 2)
 			f.Add(uint8(i), x[dataAt][:64], x[objectAt][:48], x[objectAt+0x1000][:48], x[ehAt][:64], x[nodeAt], x[nodeAt+0x1000])
 		}
@@ -376,7 +364,7 @@ func FuzzRead(f *testing.F) {
 		mem := registered(m, 2)
 		mem[dataAt], mem[objectAt], mem[objectAt+0x1000], mem[ehAt], mem[nodeAt], mem[nodeAt+0x1000] = data, a, b, eh, node, leaf
 		all := func(lo, hi arch.Addr) bool { return true }
-		tables, _ := Read(m, mem.read, []Range{{dataAt, dataAt + uint64(len(data))}}, all)
+		tables, _ := Read(m, mem.Read, []Range{{dataAt, dataAt + uint64(len(data))}}, all)
 		anon := unwind.NewModule("//anon", "", nil)
 		maps := Splice([]unwind.Mapping{{Lo: 0x1000, Hi: 1 << 47, Module: anon}}, tables, m, func(*unwind.Mapping) bool { return true }, "//anon", 1)
 		for i := range maps {
