@@ -89,19 +89,25 @@ func (o kernelObject) exists() bool {
 	return true
 }
 
-// wantGone waits until the kernel has none of these.
+// wantGone waits until the kernel has none of these. It frees them beside other work, which on a busy machine can wait for seconds: what stays for good
+// is a fault.
 func wantGone(t testing.TB, objects map[kernelObject]bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	began := time.Now()
+	for ; ; time.Sleep(20 * time.Millisecond) {
 		for o := range objects {
 			if !o.exists() {
 				delete(objects, o)
 			}
 		}
+		took := time.Since(began)
 		if len(objects) == 0 {
+			if took > 5*time.Second {
+				t.Logf("the kernel has freed all after %v", took)
+			}
 			return
 		}
-		if time.Now().After(deadline) {
+		if took > time.Minute {
 			t.Errorf("still in the kernel: %v", objects)
 			return
 		}
