@@ -109,12 +109,14 @@ type stacks struct {
 }
 
 // A stack's ID changes when the seed does, so that neither side has to keep for ever what has been seen: there are maxStacks
-// in one generation, of maxBytes, or as many as come in maxAge. Two generations are kept. Threads can switch at any rate, so waits have four times
-// maxBytes: a stack that is written again takes five times the room of a sample in the ring.
+// in one generation, of maxBytes, or as many as come in maxAge. The generation before stays for what still refers to it: blocked threads, until
+// the next one begins; samples that were on their way, for underway. Threads can switch at any rate, so waits have four times maxBytes: a stack
+// that is written again takes five times the room of a sample in the ring.
 const (
 	maxStacks = 1 << 16
 	maxBytes  = 4 << 20
 	maxAge    = 10 * time.Minute
+	underway  = 5 * time.Second
 )
 
 func (k *stacks) start(dec *source.Decoder) {
@@ -129,7 +131,10 @@ func (k *stacks) tidy(p *Program) {
 	if p.prog != "on_event" {
 		most *= 4
 	}
-	if len(k.now) < maxStacks && k.size < most && (len(k.now) == 0 || time.Since(k.since) < maxAge) {
+	if age := time.Since(k.since); len(k.now) < maxStacks && k.size < most && (len(k.now) == 0 || age < maxAge) {
+		if p.prog == "on_event" && age > underway {
+			k.old = nil
+		}
 		return
 	}
 	keep := map[uint64][]byte{}
