@@ -184,6 +184,8 @@ func (l *Live) walks() string {
 	switch {
 	case l.prog != nil:
 		return "walking stacks in the kernel"
+	case l.plan.CallGraph == perfevent.FramePointer:
+		return "following frame pointers in the kernel"
 	case l.trace != nil:
 		return "sampling by ptrace"
 	}
@@ -310,7 +312,7 @@ func (l *Live) wait() (status syscall.WaitStatus, ok bool, err error) {
 // Session returns a session over the recording.
 func (l *Live) Session(o Options) *Session {
 	s := newSession(l.recorder, perfdata.Host, o)
-	s.ours, s.unsaid = l.prog != nil, l.unsaid
+	s.ours, s.unsaid, s.framePointers = l.prog != nil, l.unsaid, l.plan.CallGraph == perfevent.FramePointerOrCFI
 	s.registered = (&live.Registers{Files: o.Mods.Files}).Registered
 	s.machine, s.Info.Host, s.Info.Command, s.Info.Start = l.Machine(), perfdata.Host().Hostname, strings.Join(l.plan.Command, " "), l.Start
 	return s

@@ -40,18 +40,19 @@ type Session struct {
 	Info  profile.Info // what is known of the recording; its loss and duration after it has run
 	Stats source.Stats // after it has run
 
-	in         source.RecordStream
-	machine    *arch.Machine
-	ours       bool
-	about      func() perfdata.Info                                    // what a recording of it says of itself
-	want       func(pid, tid int32, comm string, time uint64) bool     // says which samples are of interest; nil: all
-	identify   func(path string, maj, min uint32, inode uint64) string // see source.Options; may be nil
-	registered modules.Registered                                      // see modules.Made; nil: the recording is over
-	notes      []Note                                                  // from opening it
-	unsaid     func() uint64                                           // after the last record: samples that the recorder lost and that the stream does not say; nil: none
-	lost       uint64                                                  // what unsaid said
-	cut        cuts                                                    // waits that are longer than they look
-	sample     profile.Sample                                          // scratch
+	in            source.RecordStream
+	machine       *arch.Machine
+	ours          bool
+	framePointers bool                                                    // source.Options.FramePointers
+	about         func() perfdata.Info                                    // what a recording of it says of itself
+	want          func(pid, tid int32, comm string, time uint64) bool     // says which samples are of interest; nil: all
+	identify      func(path string, maj, min uint32, inode uint64) string // see source.Options; may be nil
+	registered    modules.Registered                                      // see modules.Made; nil: the recording is over
+	notes         []Note                                                  // from opening it
+	unsaid        func() uint64                                           // after the last record: samples that the recorder lost and that the stream does not say; nil: none
+	lost          uint64                                                  // what unsaid said
+	cut           cuts                                                    // waits that are longer than they look
+	sample        profile.Sample                                          // scratch
 }
 
 func newSession(in source.RecordStream, about func() perfdata.Info, o Options) *Session {
@@ -120,7 +121,7 @@ func (s *Session) run(ctx context.Context, each func(*profile.Sample) error, rec
 		made = m
 	}
 	o := source.Options{
-		Mods: s.Mods.Module, Made: made, Identify: s.identify, Want: s.want, Machine: s.machine, Ours: s.ours, Prompt: s.Prompt,
+		Mods: s.Mods.Module, Made: made, Identify: s.identify, Want: s.want, Machine: s.machine, Ours: s.ours, FramePointers: s.framePointers, Prompt: s.Prompt,
 		Sample: func(x *source.Sample) error {
 			if n++; n&255 == 0 && s.Progress != nil {
 				s.Progress(n)
@@ -217,6 +218,16 @@ func (s *Session) Summary() string {
 	return t.Summary(s.Info.Loss)
 }
 
+// recorded says whether all user stacks are callchains that the kernel has found by frame pointers.
+func (s *Session) recorded() bool {
+	for _, e := range s.in.Decoder().Events() {
+		if e.Attr.SampleType&(source.SampleCallchain|source.SampleStackUser) != source.SampleCallchain {
+			return false
+		}
+	}
+	return !s.ours
+}
+
 // Notes says what the reader of a report should know: why stacks are not whole, what was lost, and what helps.
 func (s *Session) Notes() []Note {
 	out := slices.Clone(s.notes)
@@ -247,7 +258,12 @@ func (s *Session) Notes() []Note {
 	if cut := st.Stops[unwind.Truncated]; cut*50 > total {
 		out = append(out, largerCopies(profile.Percent(cut, total)+" of the stacks were cut off by the size of their copy", s.in.Decoder().Events()))
 	}
-	if n := st.Stops[unwind.NoInfo]; n*50 > total {
+	n := st.Stops[unwind.NoInfo]
+	switch {
+	case n*50 <= total:
+	case s.recorded():
+		say("%s of the stacks end where code has no frame pointer; unwind tables lead on where the stack is copied, or walked by them in the kernel", profile.Percent(n, total))
+	default:
 		say("%s of the stacks end in code without unwind information", profile.Percent(n, total))
 	}
 	if note := s.Names.KernelNote(); note != "" {

@@ -100,6 +100,10 @@ type Options struct {
 	// Ours says that the stream's callchains were written by this project: see Sample.AppendProvenance.
 	Ours bool
 
+	// FramePointers says that a recorded callchain which reaches an outermost frame counts, although the sample has a copy of its stack, too.
+	// Otherwise the copy does.
+	FramePointers bool
+
 	// Prompt delivers all due samples at the end of each round, instead of waiting for a full batch: for live views.
 	Prompt bool
 }

@@ -66,6 +66,7 @@ type stacker struct {
 	slots   []arch.Slot
 	walker  *unwind.Walker
 	ours    bool
+	frames  bool // Options.FramePointers
 	snap    unwind.Snapshot
 	mask    uint64 // whose slots are in byPos
 	byPos   []arch.Slot
@@ -78,7 +79,7 @@ func newStacker(dec *Decoder, o *Options) *stacker {
 	if m == nil {
 		m = arch.AMD64
 	}
-	return &stacker{dec: dec, machine: m, slots: m.Perf, walker: unwind.NewWalker(o.Depth), ours: o.Ours}
+	return &stacker{dec: dec, machine: m, slots: m.Perf, walker: unwind.NewWalker(o.Depth), ours: o.Ours, frames: o.FramePointers}
 }
 
 // fill makes it.sample of it.rec, which is decoded. Frames go to j's slabs.
@@ -103,6 +104,9 @@ func (k *stacker) fill(j *job, it *item) {
 	case ours:
 		j.frames = prov.appendFrames(j.frames, k.user, s.Space)
 		s.Stop, s.From = prov.stop, prov.from
+	case k.frames && len(k.user) > 0 && k.whole(r, s.Space, j.frames[len(j.frames):]):
+		j.frames, _ = appendRecorded(j.frames, k.user, s.Space)
+		s.From = Recorded
 	case k.walkable(r):
 		k.snap.Space, k.snap.Time = s.Space, k.monotonic(r)
 		j.frames, s.Stop = k.walker.Walk(&k.snap, j.frames)
@@ -154,6 +158,12 @@ func (k *stacker) fill(j *job, it *item) {
 	j.stats.Samples++
 	j.stats.Frames += uint64(it.userEnd - it.user)
 	j.stats.Stops[s.Stop]++
+}
+
+// whole says whether the recorded user callchain reaches an outermost frame. It uses the room in frames.
+func (k *stacker) whole(r *Record, space *unwind.Space, frames []unwind.Frame) bool {
+	frames, cut := appendRecorded(frames, k.user, space)
+	return k.recordedStop(r, space, frames, cut) == unwind.Outermost
 }
 
 // monotonic returns the time of a sample where the recording has the monotonic clock, which is that of code made by processes; else 0.

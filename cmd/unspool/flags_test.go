@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -77,12 +78,75 @@ func TestNoDirectory(t *testing.T) {
 	}
 }
 
-// TestFlagsOfPerf: who types -g or --call-graph gets a recording.
+// TestFlagsOfPerf: who types -g or perf's other call graphs gets a recording.
 func TestFlagsOfPerf(t *testing.T) {
 	canRecord(t)
-	for _, flags := range [][]string{{"-g"}, {"--call-graph", "dwarf"}, {"--call-graph=lbr"}} {
+	for _, flags := range [][]string{{"-g"}, {"--call-graph", "dwarf,16384"}, {"--call-graph=lbr"}} {
 		r := runProgram(t, append(append(append([]string{"record"}, flags...), "-o", "x.folded", "--"), busy...)...)
-		r.want(t, 7, "stacks are always recorded")
+		r.want(t, 7, "changes? nothing")
+	}
+}
+
+// TestCallGraph: frame pointers lead through a program that has them, and stop in one that does not; where they stop, tables lead on. Perf
+// reads the recording of frame pointers with the same stacks.
+func TestCallGraph(t *testing.T) {
+	canRecord(t)
+	oracle.Need(t, "perf")
+	dir := t.TempDir()
+	src := filepath.Join(dir, "calls.c")
+	if err := os.WriteFile(src, []byte(`
+static volatile unsigned long sum;
+__attribute__((noinline)) static void inner(void) { for (long i = 0; i < 150000000; i++) sum += i; }
+__attribute__((noinline)) static void middle(void) { inner(); sum++; }
+__attribute__((noinline)) static void outer(void) { middle(); sum++; }
+int main(void) { outer(); return sum == 1; }
+`), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	const chain = "main;outer;middle;inner"
+	for _, c := range []struct {
+		built, way string
+		whole      bool // the chain
+	}{
+		{"-O0", "fp", true}, // gcc -O1 leaves inner without a frame, whatever is asked,
+		{"-O1", "fp", false},
+		{"-O1", "fp,cfi", true},
+		{"-O1", "cfi", true},
+	} {
+		prog, out := filepath.Join(dir, "calls"+c.built), filepath.Join(dir, "x.data")
+		if b, err := exec.Command("gcc", c.built, "-o", prog, src).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, b)
+		}
+		recording := runProgram(t, "record", "-F", "500", "--user", "--call-graph", c.way, "-o", out, "--", prog)
+		recording.want(t, 0, map[bool]string{true: "samples", false: "end where code has no frame pointer"}[c.whole])
+		folded := runProgram(t, "report", out, "--format", "folded")
+		all, with := 0, 0
+		for line := range strings.Lines(folded.out) {
+			at := strings.LastIndexByte(line, ' ')
+			n, _ := strconv.Atoi(strings.TrimSpace(line[at+1:]))
+			if !strings.HasPrefix(line, "calls") {
+				continue
+			}
+			if all += n; strings.HasSuffix(line[:at], chain) {
+				with += n
+			}
+		}
+		if all < 20 || c.whole && with < all*9/10 || !c.whole && with > all/10 {
+			t.Errorf("%s, --call-graph %s: %d of %d samples have %s:\n%s%s", c.built, c.way, with, all, chain, folded.out, recording.stderr)
+		}
+		if c.way != "fp" || !c.whole {
+			continue
+		}
+		b, err := exec.Command("perf", "script", "-i", out, "-F", "ip,sym").Output()
+		if n := strings.Count(strings.Join(strings.Fields(regexp.MustCompile(`(?m)^\s+[0-9a-f]+ `).ReplaceAllString(string(b), "")), " "), "inner middle outer main"); err != nil || n < with*9/10 {
+			t.Errorf("perf script has %d of %d stacks: %v\n%.2000s", n, with, err, b)
+		}
+	}
+	for flags, want := range map[string]string{
+		"--call-graph=x": "want cfi, fp or fp,cfi", "--call-graph=fp --source=ebpf": "only with --source perf", "--call-graph=fp --stack-size=8192": "copies no stacks",
+		"--call-graph=fp,cfi --memory=1M": "excludes",
+	} {
+		runProgram(t, append(append([]string{"record"}, strings.Fields(flags)...), "--", "true")...).want(t, 2, want)
 	}
 }
 

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/internal/cli"
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/source/ebpf"
@@ -18,9 +21,9 @@ import (
 // A plan holds the flags that record and top share.
 type plan struct {
 	record.Plan
-	offCPU       bool
-	comm, memory string
-	given        func(flag string) bool // whether it is on the command line
+	offCPU                  bool
+	comm, memory, callGraph string
+	given                   func(flag string) bool // whether it is on the command line
 }
 
 func (p *plan) flags(c *cobra.Command) {
@@ -40,19 +43,50 @@ func (p *plan) flags(c *cobra.Command) {
 	f.StringVar(&p.comm, "comm", "", "record only commands that match this regular expression")
 	f.StringVar(&p.InKernel.Cgroup, "cgroup", "", "record only tasks in this directory of cgroup v2 and below; implies -a unless processes are given: only with --source ebpf (root)")
 	f.StringVar(&p.memory, "memory", "", "kernel memory for unwind tables, such as 512M; the least recently used tables go first (default 1G)")
-	// Users of perf type these; stacks are recorded without them.
+	f.StringVar(&p.callGraph, "call-graph", callGraphs[perfevent.CFI], "what leads through stacks: cfi: the unwind tables of programs; fp: frame pointers, which the kernel follows, without copies; fp,cfi: frame pointers where they reach an outermost frame, else a copy and tables")
+	// Users of perf type this; stacks are recorded without it.
 	f.BoolP("with-stacks", "g", false, "")
-	f.String("call-graph", "", "")
-	for _, name := range []string{"with-stacks", "call-graph"} {
-		f.MarkHidden(name)
-	}
+	f.MarkHidden("with-stacks")
 	p.given = f.Changed
+}
+
+// callGraphs are the words of --call-graph.
+var callGraphs = []string{perfevent.CFI: "cfi", perfevent.FramePointer: "fp", perfevent.FramePointerOrCFI: "fp,cfi"}
+
+// readCallGraph reads --call-graph. Perf's other ways change nothing.
+func (p *plan) readCallGraph() error {
+	way, _, _ := strings.Cut(p.callGraph, ",")
+	at := slices.Index(callGraphs, p.callGraph)
+	switch {
+	case at >= 0:
+		p.CallGraph = perfevent.CallGraph(at)
+	case way == "dwarf" || way == "lbr":
+		fmt.Fprintf(stderr, "unspool: stacks are walked by unwind tables; --call-graph %s changes nothing\n", p.callGraph)
+	default:
+		return usage("--call-graph %s: want %s", p.callGraph, printable.Either(callGraphs))
+	}
+	if p.CallGraph == perfevent.CFI {
+		return nil
+	}
+	switch {
+	case p.Source == record.EBPF || p.Source == record.Ptrace:
+		return usage("--call-graph %s works only with --source perf", p.callGraph)
+	case p.offCPU || p.Event == perfevent.OffCPU || p.InKernel.Cgroup != "" || p.memory != "":
+		return usage("--call-graph %s excludes --off-cpu, --cgroup and --memory: they take the walk by tables in the kernel", p.callGraph)
+	case p.CallGraph == perfevent.FramePointer && p.StackSize > 0:
+		return usage("--call-graph fp copies no stacks, and excludes --stack-size")
+	}
+	p.Source = record.Perf
+	return nil
 }
 
 // check refuses what contradicts itself. It is called when the flags are known.
 func (p *plan) check(stepper string, flt *filter) error {
-	if p.given("with-stacks") || p.given("call-graph") {
-		fmt.Fprintln(stderr, "unspool: stacks are always recorded, and walked by unwind tables: -g and --call-graph change nothing")
+	if p.given("with-stacks") {
+		fmt.Fprintln(stderr, "unspool: stacks are always recorded; -g changes nothing")
+	}
+	if err := p.readCallGraph(); err != nil {
+		return err
 	}
 	if p.InKernel.Cgroup != "" && len(p.Command)+len(p.PIDs)+len(p.TIDs) == 0 {
 		p.All = true

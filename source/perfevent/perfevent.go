@@ -34,6 +34,9 @@ type Options struct {
 	// Program, MaxStackSize, and less while many copies wait), or 16 or 8 where the ring buffers that the kernel allows are small.
 	StackSize uint32
 
+	// CallGraph is what leads through user stacks. With a Program it is CFI.
+	CallGraph CallGraph
+
 	// User and Kernel say where events count: both in user space and in the kernel if neither or both are
 	// set. If neither is, and this user may not record the kernel, it is left out.
 	User, Kernel bool
@@ -57,6 +60,15 @@ type Options struct {
 	round  func() // is called before each round
 	read   func() // is called when processes have been read, before samples count; may be nil
 }
+
+// A CallGraph is what leads through user stacks.
+type CallGraph uint8
+
+const (
+	CFI               CallGraph = iota // call frame information: samples have registers and a copy of the stack, or a Program walks
+	FramePointer                       // the kernel follows frame pointers, at most kernel.perf_event_max_stack frames (127); nothing is copied
+	FramePointerOrCFI                  // both are recorded: see source.Options.FramePointers
+)
 
 // A Program is a BPF program that handles events in the kernel, with the reader of its results.
 type Program interface {
@@ -275,6 +287,8 @@ func (o *Options) check() error {
 	switch {
 	case o.Frequency > 0 && o.Period > 0:
 		return errors.New("a frequency and a period exclude each other")
+	case o.CallGraph != CFI && o.Program != nil:
+		return fmt.Errorf("frame pointers: %w by a program in the kernel", source.ErrUnsupported)
 	case o.StackSize%8 != 0 || o.StackSize > MaxStackSize:
 		return fmt.Errorf("stack size %d: want a multiple of 8 up to %d", o.StackSize, MaxStackSize)
 	case o.All && len(o.PIDs)+len(o.TIDs) > 0:

@@ -70,6 +70,10 @@ func (r *Recorder) plan(o *Options) (*plan, error) {
 		ClockID:        unix.CLOCK_MONOTONIC,
 		SampleRegsUser: source.UserRegsMask(r.machine),
 	}
+	if o.CallGraph == FramePointer {
+		a.SampleType &^= source.SampleRegsUser | source.SampleStackUser
+		a.SampleRegsUser = 0
+	}
 	if o.Program != nil {
 		a.SampleType |= source.SampleIdentifier // tells the program's samples from the kernel's
 		if err := r.trig(o, &e); err != nil {
@@ -90,13 +94,15 @@ func (r *Recorder) plan(o *Options) (*plan, error) {
 	p := &plan{attr: a, level: e.level(o)}
 	for {
 		e.set(&p.attr)
-		if !p.attr.Has(source.FlagExcludeKernel) {
+		p.attr.SampleType &^= source.SampleCallchain
+		p.attr.Flags &^= source.FlagExcludeCallchainUser
+		switch {
+		case o.CallGraph != CFI:
+			p.attr.SampleType |= source.SampleCallchain
+		case !p.attr.Has(source.FlagExcludeKernel):
 			// The user part comes from the stack copy.
 			p.attr.SampleType |= source.SampleCallchain
 			p.attr.Flags |= source.FlagExcludeCallchainUser
-		} else {
-			p.attr.SampleType &^= source.SampleCallchain
-			p.attr.Flags &^= source.FlagExcludeCallchainUser
 		}
 		err := r.try(o, &p.attr)
 		switch {
@@ -329,8 +335,9 @@ const (
 // A ring should hold what comes in a second, so that a reader that has to wait for a processor loses nothing. An
 // ordinary user may lock kernel.perf_event_mlock_kb for each processor and RLIMIT_MEMLOCK besides.
 func (r *Recorder) openRings(o *Options, a *source.Attr) error {
+	copies := a.SampleType&source.SampleStackUser != 0
 	stack := int(o.StackSize)
-	if stack == 0 {
+	if stack == 0 && copies {
 		if stack = defaultStack; o.Program != nil {
 			stack = MaxStackSize // only what comes before tables and mappings are known is copied: all of it, unless too much waits (copyLimit)
 		}
@@ -361,7 +368,7 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 		err := r.openRingsOf(&dummy, size)
 		switch {
 		case err == nil:
-			if o.StackSize == 0 {
+			if o.StackSize == 0 && copies {
 				for stack > minStack && size/stack < minSamples {
 					stack = stack / 2 &^ 7
 				}
