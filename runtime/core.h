@@ -188,7 +188,9 @@ enum {
 	US_SIGNAL = 1,      /* a signal frame: its caller is looked up by its exact PC */
 	US_SIGNED = 2 | 4,  /* the return address is signed */
 	US_SYNC_ONLY = 0x20, /* right at call sites only */
+	US_PARTIAL = 0x40,   /* all registers are lost that the rule does not name */
 	US_OUTERMOST_FLAG = 0x8000, /* there is no caller */
+	US_NATIVE = 0x4000, /* of kind NONE: machine code does it; tables cannot say so */
 };
 
 /* Kinds, as in the compact table (docs/TABLE.md). */
@@ -206,6 +208,8 @@ typedef MACHINE(SAVE_SET) us_saves; /* a set of saves */
  * A rule: the bytes of a compact table's rule, unpacked, but a wide one has a pointer to its owner's wides in the place of its
  * saves. kind REG: CFA = reg + off, base = CFA - 1024 aux; kind PLT: CFA = base = reg + off + (pc & 15 >= aux ? 8 : 0).
  * Bit i of mask: the register us_save_slot[i] is at base + 8 saves[i]; the last one is the return address.
+ * Kind NONE with US_NATIVE: off is the number of a rule of native, whose code reads no register of the snapshot but reg, or any if that is
+ * US_SLOTS.
  */
 struct us_rule {
 	uint8_t kind : 2, reg : 6; /* one byte, kind in the low bits */
@@ -218,6 +222,7 @@ struct us_rule {
 			us_saves mask;
 		};
 		const struct us_wides *wide;
+		const struct us_native *native;
 	};
 };
 _Static_assert(sizeof(struct us_rule) == MACHINE(RULE_SIZE), "as packed.h unpacks it");
@@ -331,6 +336,37 @@ US_HIDDEN const struct us_table *us_table_stored(const uint8_t *id, size_t id_si
 
 /* The rule at link-time address pc. Async-signal-safe. */
 US_HIDDEN int us_table_rule(const struct us_table *t, uint64_t pc, struct us_rule *r);
+
+/* ---- How a frame is left: docs/DROPIN.md ---- */
+
+enum us_stepper { US_BY_RULES, US_BY_TABLE, US_BY_NATIVE };
+
+/* What $UNSPOOL_STEPPER says; else tables, but rules where strict. */
+US_HIDDEN enum us_stepper us_stepper(int strict);
+
+struct us_native; /* an eh_elf file, mapped and checked */
+
+/* Opens the stored machine code of a file, as us_table_stored does its table, and with the same conditions. */
+US_HIDDEN const struct us_native *us_native_stored(const uint8_t *id, size_t id_size, const struct stat *st);
+
+/*
+ * Finds the number of the rule at link-time address pc; plain is the same rule as data, or NULL if it is not known. It fills r and returns
+ * US_FOUND. Async-signal-safe.
+ */
+US_HIDDEN int us_native_rule(const struct us_native *n, uint64_t pc, const struct us_rule *plain, struct us_rule *r);
+
+/*
+ * Turns s into the caller's state, by the machine code that r names: as us_apply, with US_SAVED for keep. US_NO_RULE also where it cannot be
+ * done. keep is as us_apply takes it: with US_ALL, r must come from a plain rule that says nothing of lost registers.
+ */
+US_HIDDEN int us_native_apply(const struct us_rule *r, struct us_state *s, const struct us_mem *m, us_set keep);
+
+/*
+ * Opens a stored file of a module, whose name ends in "." and ending: open gets its descriptor and its name. What open returns comes back; NULL
+ * if there is no such file. Not for signal handlers.
+ */
+US_HIDDEN const void *us_stored(const uint8_t *id, size_t id_size, const struct stat *st, const char *ending,
+	const void *(*open)(int fd, const struct stat *st, const char *name));
 
 /* Opens a table in memory, which stays; checks everything. */
 US_HIDDEN const struct us_table *us_table_open(const uint8_t *bytes, size_t size);

@@ -215,9 +215,12 @@ static void open_file(struct us_module *m, int fd, const struct elf *x, int stri
 
 	if (!read_sections(fd, x, &z) || z.eh + z.eh_size < z.eh)
 		z.eh_size = 0;
-	if (!strict && z.eh_size && fstat(fd, &st) == 0)
+	if (us_stepper(strict) != US_BY_RULES && z.eh_size && fstat(fd, &st) == 0) {
 		m->table = us_table_stored(m->id, m->id_size, &st);
-	if (m->table)
+		if (us_stepper(strict) == US_BY_NATIVE)
+			m->native = us_native_stored(m->id, m->id_size, &st);
+	}
+	if (m->table && !strict)
 		return;
 	if (z.eh_size) {
 		m->frames.eh_frame = z.eh;
@@ -386,7 +389,8 @@ int us_module_fde(struct us_module *m, const struct us_target *t, uint64_t bias,
 	return us_frames_find(&m->frames, window(m, t, bias, &w, &v), pc, fde);
 }
 
-int us_module_rule(struct us_module *m, const struct us_target *t, uint64_t bias, uint64_t pc, struct us_rule *r)
+/* The rule by the file, or through t. */
+static int frames_rule(struct us_module *m, const struct us_target *t, uint64_t bias, uint64_t pc, struct us_rule *r)
 {
 	struct us_window w, *x;
 	struct us_slot *slot;
@@ -394,8 +398,6 @@ int us_module_rule(struct us_module *m, const struct us_target *t, uint64_t bias
 	struct us_fde fde;
 	int found;
 
-	if (m->table)
-		return us_table_rule(m->table, pc, r);
 	slot = us_slot_of(rules, RULE_BITS, m->space, pc);
 	if (us_slot_get(slot, m->space, pc, r))
 		return US_FOUND;
@@ -406,4 +408,36 @@ int us_module_rule(struct us_module *m, const struct us_target *t, uint64_t bias
 	if (found == US_FOUND)
 		us_slot_put(slot, m->space, pc, r);
 	return found;
+}
+
+/* Whether a rule says of each register either where it is saved, or nothing: then stale values stay in strict mode. */
+static int is_simple(const struct us_rule *r)
+{
+	return (r->kind == US_KIND_REG || r->kind == US_KIND_PLT) && !(r->flags & (US_PARTIAL | US_OUTERMOST_FLAG));
+}
+
+int us_module_rule(struct us_module *m, const struct us_target *t, uint64_t bias, uint64_t pc, struct us_rule *r)
+{
+	struct us_rule stored;
+	int found;
+
+	if (!m->frames.strict && m->table)
+		return us_table_rule(m->table, pc, r);
+	found = frames_rule(m, t, bias, pc, r);
+	if (found == US_FOUND && m->table && is_simple(r) && us_table_rule(m->table, pc, &stored) == US_FOUND)
+		*r = stored;
+	return found;
+}
+
+int us_module_step(struct us_module *m, const struct us_target *t, uint64_t bias, uint64_t pc, struct us_rule *r)
+{
+	int found = us_module_rule(m, t, bias, pc, r);
+	struct us_rule code;
+
+	if (!m->native || (m->frames.strict && (found != US_FOUND || !is_simple(r))))
+		return found;
+	if (us_native_rule(m->native, pc, found == US_FOUND ? r : NULL, &code) != US_FOUND)
+		return found;
+	*r = code;
+	return US_FOUND;
 }

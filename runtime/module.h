@@ -35,7 +35,8 @@ struct us_module {
 	struct {
 		uint64_t lo, hi;
 	} segment[US_MAX_SEGMENTS];
-	const struct us_table *table; /* from the store; NULL for none */
+	const struct us_table *table;   /* from the store; NULL for none */
+	const struct us_native *native; /* the same */
 	uint64_t lo, hi;              /* what there is to copy of the file, link-time addresses; none if equal */
 	_Atomic uint32_t lookups;     /* until it has been copied */
 	struct us_window *_Atomic image; /* the copy; NULL where the target is read instead */
@@ -44,7 +45,7 @@ struct us_module {
 
 /*
  * The module whose .eh_frame_hdr is at segbase; NULL where it cannot be told. *bias: run-time minus link-time addresses.
- * strict: stored tables, which can know more than .eh_frame_hdr does, are not looked at.
+ * strict: stored tables, which can know more than .eh_frame_hdr does, are looked at only if us_stepper says so.
  */
 US_HIDDEN struct us_module *us_module_at(const struct us_target *t, uint64_t segbase, uint64_t *bias, int strict);
 
@@ -54,8 +55,14 @@ US_HIDDEN struct us_module *us_module_near(const struct us_target *t, uint64_t s
 /* Whether m is mapped with this bias: compares the ELF header's start and the build ID; quick looks at a part of the ID only. */
 US_HIDDEN int us_module_is(const struct us_module *m, const struct us_target *t, uint64_t bias, int quick);
 
-/* Makes the rule at link-time address pc: from the stored table, or the file, or through t. */
+/*
+ * Makes the rule at link-time address pc: from the stored table, or the file, or through t. Of a strict module, there is one only where
+ * .eh_frame_hdr leads to it.
+ */
 US_HIDDEN int us_module_rule(struct us_module *m, const struct us_target *t, uint64_t bias, uint64_t pc, struct us_rule *r);
+
+/* The same, by machine code if there is any for pc. */
+US_HIDDEN int us_module_step(struct us_module *m, const struct us_target *t, uint64_t bias, uint64_t pc, struct us_rule *r);
 
 /* Finds the FDE at link-time address pc. */
 US_HIDDEN int us_module_fde(struct us_module *m, const struct us_target *t, uint64_t bias, uint64_t pc, struct us_fde *fde);

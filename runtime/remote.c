@@ -13,7 +13,11 @@
 #include "blind.h"
 #include "space.h"
 
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- Cursors ---- */
 
@@ -382,16 +386,69 @@ static int without_rule(struct cursor *c, uint64_t at)
 
 enum { UC_PC = MACHINE(FRAME_PC) - MACHINE(FRAME_CONTEXT) }; /* in ucontext_t */
 
-static int apply(struct cursor *c, const struct us_rule *r)
+/* How many frames were left by machine code, by tables and rules, and by the latter because the code could not. Threads may lose some. */
+static struct {
+	uint64_t native, data, fallen;
+} steps;
+
+US_INLINE void count(uint64_t *n)
+{
+	__atomic_store_n(n, __atomic_load_n(n, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
+}
+
+/* At its end, the program adds a line with the numbers to the file that $UNSPOOL_STEPS names. */
+__attribute__((destructor)) static void say_steps(void)
+{
+	const char *path = secure_getenv("UNSPOOL_STEPS");
+	char line[128];
+	int fd, n;
+
+	if (!path || steps.native + steps.data == 0 || (fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) < 0)
+		return;
+	n = snprintf(line, sizeof line, "native %llu data %llu fallen %llu\n", (unsigned long long)steps.native,
+		     (unsigned long long)steps.data, (unsigned long long)steps.fallen);
+	if (write(fd, line, (size_t)n) != n)
+		unlink(path);
+	close(fd);
+}
+
+/*
+ * A step by machine code: us_native_apply. Where the code cannot do it, r becomes the rule as data, of the address at that was looked up.
+ * Returns US_NO_RULE then, and else what the step comes to.
+ */
+static int by_code(struct cursor *c, struct us_rule *r, uint64_t at)
+{
+	struct us_mem m = {load, reg, c};
+	int o = us_native_apply(r, &c->s, &m, c->as->keep);
+
+	if (us_likely(o != US_NO_RULE && o != US_UNREADABLE)) {
+		count(&steps.native);
+		return o;
+	}
+	count(&steps.fallen);
+	if (us_space_rule(c->as, c->arg, at, &c->seen, r) < 0)
+		return o == US_NO_RULE ? US_BAD_EXPR : o;
+	return US_NO_RULE;
+}
+
+static int apply(struct cursor *c, struct us_rule *r, uint64_t at)
 {
 	unw_addr_space_t as = c->as;
 	uint64_t ip = c->s.pc, cfa = c->cfa;
-	int exact = c->exact, alive = exact && !as->strict && !(r->flags & US_SIGNAL), o;
+	int exact = c->exact, alive = exact && !as->strict && !(r->flags & US_SIGNAL), o = US_NO_RULE;
 	struct us_state was;
 
 	if (us_unlikely(alive))
 		was = c->s;
-	o = us_apply_with(r, &c->s, load, reg, c, as->keep);
+	if (us_unlikely(r->flags & US_NATIVE)) {
+		o = by_code(c, r, at);
+		if (o != US_OK && o != US_NO_RULE)
+			return failed(c, o);
+	}
+	if (us_likely(o != US_OK)) {
+		count(&steps.data);
+		o = us_apply_with(r, &c->s, load, reg, c, as->keep);
+	}
 	if (us_unlikely(o != US_OK)) {
 		if (o == US_UNREADABLE && !as->strict) {
 			struct us_mem m = {load_address, reg, c};
@@ -521,7 +578,7 @@ static US_COLD int step_strict(struct cursor *c)
 	if (o < 0)
 		place_of(c, US_RA, &s->pc);
 	if (!c->as->cached || !us_cache_get(&us_cache, space, s->pc, c->exact, &rule)) {
-		o = us_space_rule(c->as, c->arg, c->exact ? s->pc : s->pc - 1, &c->seen, &rule);
+		o = us_space_step(c->as, c->arg, c->exact ? s->pc : s->pc - 1, &c->seen, &rule);
 		if (o < 0)
 			return by_link(c);
 		if (c->as->cached)
@@ -531,7 +588,7 @@ static US_COLD int step_strict(struct cursor *c)
 		return by_link(c);
 	was = s->val[rule.reg % US_SLOTS];
 	s->fault = 0;
-	o = apply(c, &rule);
+	o = apply(c, &rule, c->exact ? s->pc : s->pc - 1);
 	if (o == 0)
 		return 0;
 	if (o < 0 && o != -UNW_EINVAL)
@@ -567,7 +624,7 @@ US_API int U(step)(unw_cursor_t *cur)
 	if (us_unlikely(!as->cached) || us_unlikely(!us_cache_get(&us_cache, space, ip, c->exact, &rule))) {
 		b = blind(c);
 		place = !c->exact && !as->strict && us_is_place(&b);
-		o = us_space_rule(as, c->arg, c->exact || place ? ip : ip - 1, &c->seen, &rule);
+		o = us_space_step(as, c->arg, c->exact || place ? ip : ip - 1, &c->seen, &rule);
 		if (o == -UNW_ENOINFO || (o >= 0 && place && !(rule.flags & US_SIGNAL) && us_is_sigreturn(&b)))
 			return without_rule(c, c->exact || place ? ip : ip - 1);
 		if (o < 0)
@@ -578,8 +635,8 @@ US_API int U(step)(unw_cursor_t *cur)
 	if (us_unlikely(rule.flags & US_SYNC_ONLY) && (c->exact || place))
 		return without_rule(c, ip);
 	/* At the beginning of a function that nobody has called, the frame is the first, unless its rule leads to code. */
-	place = place && (us_space_rule(as, c->arg, ip - 1, &c->seen, &other) < 0 || memcmp(&rule, &other, sizeof other) != 0);
-	o = apply(c, &rule);
+	place = place && (us_space_step(as, c->arg, ip - 1, &c->seen, &other) < 0 || memcmp(&rule, &other, sizeof other) != 0);
+	o = apply(c, &rule, c->exact || place ? ip : ip - 1);
 	if (us_unlikely(place) && o > 0 && !has_rule(c, c->s.pc - 1) && !has_rule(c, c->s.pc))
 		return c->s.pc = 0;
 	us_cache_fetch(&us_cache, space, c->s.pc, c->exact); /* the caller is about to ask for registers: time enough */
@@ -793,5 +850,6 @@ US_API int U(apply_reg_state)(unw_cursor_t *cur, void *data)
 	struct us_rule rule;
 
 	memcpy(&rule, data, sizeof rule);
-	return apply(cursor(cur), &rule);
+	rule.flags &= (uint16_t)~US_NATIVE;
+	return apply(cursor(cur), &rule, 0);
 }

@@ -127,6 +127,7 @@ struct request {
 	uint64_t ip;
 	int found;
 	int asked;
+	int native; /* machine code will do, too */
 	struct us_rule rule;
 	us_states_callback callback; /* or NULL: then all rules of the procedure are wanted */
 	void *token;
@@ -252,13 +253,13 @@ static int find_fde(struct place *p, uint64_t ip, struct us_fde *fde)
 	return p->table.n ? us_frames_find(&p->table, &p->view.w, ip, fde) : US_NOT_FOUND;
 }
 
-static int find_rule(struct place *p, uint64_t ip, struct us_rule *r)
+static int find_rule(struct place *p, uint64_t ip, struct us_rule *r, int native)
 {
 	struct us_fde fde;
 	int found;
 
 	if (p->m)
-		return us_module_rule(p->m, &p->t, p->bias, ip - p->bias, r);
+		return (native ? us_module_step : us_module_rule)(p->m, &p->t, p->bias, ip - p->bias, r);
 	found = find_fde(p, ip, &fde);
 	return found == US_FOUND ? us_fde_rule(&p->view.w, &fde, ip, r) : found;
 }
@@ -279,10 +280,10 @@ static int each_state(struct place *p, uint64_t ip, us_states_callback callback,
 	hi = fde.hi + p->bias;
 	if (hi - lo > MAX_PROCEDURE)
 		return -UNW_EINVAL;
-	if (find_rule(p, lo, &r) != US_FOUND)
+	if (find_rule(p, lo, &r, 0) != US_FOUND)
 		return -UNW_ENOINFO;
 	for (uint64_t pc = lo + 1; ret >= 0 && lo < hi; pc++) {
-		int found = pc < hi ? find_rule(p, pc, &next) : US_NOT_FOUND;
+		int found = pc < hi ? find_rule(p, pc, &next, 0) : US_NOT_FOUND;
 
 		if (found == US_FOUND && memcmp(&r, &next, sizeof r) == 0)
 			continue;
@@ -372,7 +373,7 @@ US_API int U(dwarf_search_unwind_table)(unw_addr_space_t as, unw_word_t ip, unw_
 		q->ret = each_state(&p, ip, q->callback, q->token);
 		q->found = q->ret != -UNW_ENOINFO;
 	} else {
-		ret = find_rule(&p, ip, &q->rule);
+		ret = find_rule(&p, ip, &q->rule, q->native);
 		/* To libunwind, a table that cannot be read is an error, and not one without ip. */
 		if (ret == US_DAMAGED && !p.m && as->strict)
 			return -UNW_EINVAL;
@@ -499,9 +500,9 @@ static int still_there(const struct us_range *r, const struct us_target *t, stru
 	return 1;
 }
 
-US_COLD int us_space_rule(unw_addr_space_t as, void *arg, uint64_t ip, struct us_seen *seen, struct us_rule *rule)
+static int space_rule(unw_addr_space_t as, void *arg, uint64_t ip, struct us_seen *seen, struct us_rule *rule, int native)
 {
-	struct request q = {.as = as, .ip = ip};
+	struct request q = {.as = as, .ip = ip, .native = native};
 	struct reader rd = {as, arg};
 	struct us_target t = {read_target, &rd};
 	struct us_range r;
@@ -509,10 +510,20 @@ US_COLD int us_space_rule(unw_addr_space_t as, void *arg, uint64_t ip, struct us
 
 	/* Known code, if it is still there. libunwind asks each time. */
 	if (!as->strict && as->policy != UNW_CACHE_NONE && find_range(as, ip, &r) && r.module && still_there(&r, &t, seen) &&
-	    us_module_rule(r.module, &t, r.bias, ip - r.bias, rule) == US_FOUND)
+	    (native ? us_module_step : us_module_rule)(r.module, &t, r.bias, ip - r.bias, rule) == US_FOUND)
 		return 0;
 	ret = ask(&q, arg);
 	if (ret == 0)
 		*rule = q.rule;
 	return ret;
+}
+
+US_COLD int us_space_rule(unw_addr_space_t as, void *arg, uint64_t ip, struct us_seen *seen, struct us_rule *rule)
+{
+	return space_rule(as, arg, ip, seen, rule, 0);
+}
+
+US_COLD int us_space_step(unw_addr_space_t as, void *arg, uint64_t ip, struct us_seen *seen, struct us_rule *rule)
+{
+	return space_rule(as, arg, ip, seen, rule, 1);
 }

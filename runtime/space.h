@@ -53,6 +53,9 @@ struct us_seen {
  */
 US_HIDDEN int us_space_rule(unw_addr_space_t as, void *arg, uint64_t ip, struct us_seen *seen, struct us_rule *rule);
 
+/* The same, or what machine code knows (US_NATIVE). */
+US_HIDDEN int us_space_step(unw_addr_space_t as, void *arg, uint64_t ip, struct us_seen *seen, struct us_rule *rule);
+
 /* Whether there may be code at ip: accessors do not say what can be executed, nor need they be able to read it. */
 US_HIDDEN int us_space_code(unw_addr_space_t as, void *arg, uint64_t ip);
 

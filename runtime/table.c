@@ -112,6 +112,7 @@ int us_table_rule(const struct us_table *t, uint64_t pc, struct us_rule *r)
 #else
 	memcpy(r, words, sizeof *r);
 #endif
+	r->flags &= (uint16_t)~US_NATIVE;
 	if (r->kind == US_KIND_WIDE)
 		r->wide = &t->wides;
 	else
@@ -151,64 +152,69 @@ static int open_dir(void)
 	return fd;
 }
 
-/* Maps the file name and checks all of it. */
-static const struct us_table *load(int dir, const char *name)
+/* Maps a table's file and checks all of it. */
+static const void *load(int fd, const struct stat *st, const char *name)
 {
 	const struct us_table *t = NULL;
 	struct unspool_table x;
-	struct stat st;
 	uint8_t *b;
 	uint64_t end, n = strlen(name);
-	int fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 
-	if (fd < 0)
+	if (st->st_size < TRAILER || st->st_size > UINT32_MAX)
 		return NULL;
-	if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_uid != geteuid() || st.st_size < TRAILER ||
-	    st.st_size > (off_t)1 << 40) {
-		close(fd);
-		return NULL;
-	}
-	b = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, 0);
-	close(fd);
+	b = mmap(NULL, (size_t)st->st_size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, 0);
 	if (b == MAP_FAILED)
 		return NULL;
-	end = (uint64_t)st.st_size - TRAILER;
+	end = (uint64_t)st->st_size - TRAILER;
 	x.bytes = b;
-	x.size = (uint32_t)st.st_size;
-	if (st.st_size <= UINT32_MAX && n <= end && unspool_table_u32(&x, end) == n &&
-	    unspool_table_u32(&x, end + 4) == TRAILER_MAGIC && !memcmp(b + end - n, name, n))
+	x.size = (uint32_t)st->st_size;
+	if (n <= end && unspool_table_u32(&x, end) == n && unspool_table_u32(&x, end + 4) == TRAILER_MAGIC && !memcmp(b + end - n, name, n))
 		t = us_table_open(b, end - n);
 	if (!t)
-		munmap(b, (size_t)st.st_size);
+		munmap(b, (size_t)st->st_size);
 	return t;
 }
 
-const struct us_table *us_table_stored(const uint8_t *id, size_t n, const struct stat *st)
+const void *us_stored(const uint8_t *id, size_t n, const struct stat *of, const char *ending,
+	const void *(*open)(int fd, const struct stat *st, const char *name))
 {
-	const struct us_table *t = NULL;
-	char link[200], name[256], ends[16];
+	const void *found = NULL;
+	char link[240], name[256], ends[64];
 	size_t at = 0;
 	ssize_t len;
-	int dir, saved = errno;
+	struct stat st;
+	int dir, fd, saved = errno;
 
 	if (n == 0 || n > 64)
 		return NULL;
 	dir = open_dir();
 	if (dir >= 0) {
-		snprintf(link, sizeof link, "at-%llx-%llx-%llx-%llx-%lx-%llx-%lx.%d", (unsigned long long)st->st_dev,
-			 (unsigned long long)st->st_ino, (unsigned long long)st->st_size, (unsigned long long)st->st_mtim.tv_sec,
-			 (long)st->st_mtim.tv_nsec, (unsigned long long)st->st_ctim.tv_sec, (long)st->st_ctim.tv_nsec,
-			 UNSPOOL_TABLE_VERSION);
+		snprintf(ends, sizeof ends, ".%s", ending);
+		snprintf(link, sizeof link, "at-%llx-%llx-%llx-%llx-%lx-%llx-%lx%s", (unsigned long long)of->st_dev,
+			 (unsigned long long)of->st_ino, (unsigned long long)of->st_size, (unsigned long long)of->st_mtim.tv_sec,
+			 (long)of->st_mtim.tv_nsec, (unsigned long long)of->st_ctim.tv_sec, (long)of->st_ctim.tv_nsec, ends);
 		len = readlinkat(dir, link, name, sizeof name - 1);
 		name[len > 0 ? len : 0] = 0;
-		snprintf(ends, sizeof ends, ".%d", UNSPOOL_TABLE_VERSION);
 		for (char hex[3]; at < 2 * n && (snprintf(hex, sizeof hex, "%02x", id[at / 2]), !memcmp(name + at, hex, 2)); at += 2)
 			;
 		if (at == 2 * n && name[at] == '-' && !strchr(name, '/') && strlen(name) > strlen(ends) &&
-		    !strcmp(name + strlen(name) - strlen(ends), ends))
-			t = load(dir, name);
+		    !strcmp(name + strlen(name) - strlen(ends), ends)) {
+			fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+			if (fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid())
+				found = open(fd, &st, name);
+			if (fd >= 0)
+				close(fd);
+		}
 		close(dir);
 	}
 	errno = saved;
-	return t;
+	return found;
+}
+
+const struct us_table *us_table_stored(const uint8_t *id, size_t n, const struct stat *st)
+{
+	char ending[16];
+
+	snprintf(ending, sizeof ending, "%d", UNSPOOL_TABLE_VERSION);
+	return us_stored(id, n, st, ending, load);
 }

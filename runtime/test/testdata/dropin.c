@@ -100,6 +100,17 @@ int us_space_rule(unw_addr_space_t as, void *arg, uint64_t ip, struct us_seen *s
 	return rule(ip, r) == US_FOUND ? 0 : -UNW_ENOINFO;
 }
 
+int us_space_step(unw_addr_space_t as, void *arg, uint64_t ip, struct us_seen *seen, struct us_rule *r)
+{
+	return us_space_rule(as, arg, ip, seen, r);
+}
+
+int us_native_apply(const struct us_rule *r, struct us_state *s, const struct us_mem *m, us_set keep)
+{
+	(void)r, (void)s, (void)m, (void)keep;
+	return US_NO_RULE;
+}
+
 int us_space_code(unw_addr_space_t as, void *arg, uint64_t ip)
 {
 	(void)as, (void)arg;
