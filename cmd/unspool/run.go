@@ -14,15 +14,17 @@ import (
 
 	"github.com/unspool/unspool/compile"
 	"github.com/unspool/unspool/doctor"
+	"github.com/unspool/unspool/emit/native"
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/store"
 )
 
 func runCmd() *cobra.Command {
-	strict, dir := false, ""
+	strict, dir, stepper := false, "", ""
 	c := &cobra.Command{
-		Use:   "run [--strict] -- COMMAND [ARG...]",
+		Use:   "run [--strict] [--stepper STEPPER] -- COMMAND [ARG...]",
 		Short: "Run a program that uses libunwind on compiled tables",
 		Long: `Run a program with unspool's libunwind in place of the system's. Stock perf script and perf report then unwind by
 compiled tables; the program itself is not changed. If the cache lacks tables, run compiles them first: for the program,
@@ -32,7 +34,9 @@ The library comes with a release; in the sources, make runtime builds it. run lo
 beside this program (../lib/unspool, runtime/build), and in /usr/local/lib/unspool.
 
 The library walks some stacks right that stock libunwind gets wrong, such as stacks of processes after fork and exec.
-With --strict, all stacks equal stock libunwind's, to the byte.`,
+With --strict, all stacks equal stock libunwind's, to the byte.
+
+--stepper says what leaves a frame: rules made from .eh_frame, a table, or native, which is machine code. The stacks are the same.`,
 		Example: "  unspool run -- perf script -i perf.data\n  unspool run --strict -- perf report --stdio",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -44,10 +48,13 @@ With --strict, all stacks equal stock libunwind's, to the byte.`,
 			if err != nil {
 				return err
 			}
-			prepare(path, args[1:])
+			prepare(path, args[1:], stepper)
 			env := append(os.Environ(), "LD_LIBRARY_PATH="+strings.TrimSuffix(lib+":"+os.Getenv("LD_LIBRARY_PATH"), ":"))
 			if strict {
 				env = append(env, "UNSPOOL_STRICT=1")
+			}
+			if stepper != "" {
+				env = append(env, "UNSPOOL_STEPPER="+stepper)
 			}
 			return fmt.Errorf("%s: %w", path, syscall.Exec(path, args, env))
 		},
@@ -55,13 +62,14 @@ With --strict, all stacks equal stock libunwind's, to the byte.`,
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
 	f.BoolVar(&strict, "strict", false, "walk the same stacks as stock libunwind, wrong stacks included")
+	cli.OneOf(c, &stepper, "stepper", "what leaves a frame: rules, table or native (default: table; with --strict, rules)", "rules", "table", "native")
 	f.StringVar(&dir, "runtime", "", "directory of the library")
 	return c
 }
 
 // prepare compiles the tables that a program on the drop-in will want: its own, and those of the files that a recording
-// among its arguments says it has samples of. What cannot be compiled now is built on the way.
-func prepare(program string, args []string) {
+// among its arguments says it has samples of; and machine code, if that is to step. What cannot be compiled now is built on the way.
+func prepare(program string, args []string, stepper string) {
 	st, err := store.Open("")
 	if err != nil {
 		return
@@ -74,6 +82,15 @@ func prepare(program string, args []string) {
 		files = append(files, record.SampledFiles("perf.data")...)
 	}
 	files = slices.DeleteFunc(files, func(path string) bool { return !module.IsLinked(path) })
-	c := compile.Compiler{Emit: "table", Store: st}
-	compile.Each(context.Background(), files, c.File, func(compile.Result, error) {})
+	emits := []string{"table"}
+	switch stepper {
+	case "rules":
+		return
+	case "native":
+		emits = append(emits, "native")
+	}
+	for _, emit := range emits {
+		c := compile.Compiler{Emit: emit, Store: st, Native: native.Options{Layout: native.Page, Deref: native.Callback}}
+		compile.Each(context.Background(), files, c.File, func(compile.Result, error) {})
+	}
 }
