@@ -1,0 +1,141 @@
+package test
+
+import (
+	"bufio"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+// dwLibrary builds the library in front of libdw and returns its path.
+func dwLibrary(t testing.TB) string {
+	t.Helper()
+	oracle.Need(t, "make", "gcc")
+	if _, err := os.Stat("/usr/include/elfutils/libdwfl.h"); err != nil {
+		oracle.Lacks(t, "libdw-dev")
+	}
+	return filepath.Join(once(t, "library in front of libdw", func(dir string) error {
+		out, err := exec.Command("make", "-C", "..", "BUILD="+dir, "dw").CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
+		return nil
+	}), "libunspool-dw.so")
+}
+
+// dwTarget starts testdata/dw_target.c, which waits to be looked at. It returns its process and its file.
+func dwTarget(t *testing.T) (pid int, exe string) {
+	t.Helper()
+	exe = filepath.Join(t.TempDir(), "target")
+	if out, err := exec.Command("gcc", "-std=c11", "-O1", "-pthread", "-o", exe, "testdata/dw_target.c").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	cmd := exec.Command(exe)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	return cmd.Process.Pid, exe
+}
+
+// dwCounts is what the library says at the end.
+var dwCounts = regexp.MustCompile(`libunspool-dw: walks (\d+), frames (\d+), repaired (\d+), left to libdw (\d+)\n`)
+
+// euStack runs eu-stack and returns what it prints, the library's counts apart.
+func euStack(t *testing.T, env []string, args ...string) (text string, counts []string) {
+	t.Helper()
+	cmd := exec.Command("eu-stack", args...)
+	cmd.Env = append(stockEnv(), env...)
+	var out, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &stderr
+	err := cmd.Run()
+	counts = dwCounts.FindStringSubmatch(stderr.String())
+	return fmt.Sprintf("%s%s%v\n", &out, dwCounts.ReplaceAllString(stderr.String(), ""), err), counts
+}
+
+// TestDwStack: eu-stack prints the same about a process and about its core dump, in both modes, and libdw walks nothing.
+func TestDwStack(t *testing.T) {
+	oracle.Need(t, "eu-stack", "gcore")
+	lib := dwLibrary(t)
+	pid, exe := dwTarget(t)
+	process := []string{"-p", fmt.Sprint(pid)}
+	if text, _ := euStack(t, nil, process...); !strings.Contains(text, " compare\n") {
+		oracle.Lacks(t, "the permission to trace: "+text)
+	}
+	core := filepath.Join(t.TempDir(), "core")
+	if out, err := exec.Command("gcore", "-o", core, fmt.Sprint(pid)).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, args := range [][]string{process, {"--core", fmt.Sprintf("%s.%d", core, pid), "-e", exe}, {"-n", "3", "-p", fmt.Sprint(pid)}} {
+		stock, _ := euStack(t, nil, args...)
+		if strings.Count(stock, "#") < 6 {
+			t.Errorf("%v: stock prints %s", args, stock)
+		}
+		for _, env := range [][]string{{"UNSPOOL_STRICT=1"}, {"UNSPOOL_CACHE=/nonexistent"}, nil} {
+			got, counts := euStack(t, append(slices.Clone(env), "LD_PRELOAD="+lib, "UNSPOOL_STATS=1"), args...)
+			if got != stock {
+				t.Errorf("%v %v:\n got\n%s want\n%s", args, env, got, stock)
+			}
+			if counts == nil || counts[1] != "2" || counts[2] != fmt.Sprint(strings.Count(stock, "#")) || counts[4] != "0" {
+				t.Errorf("%v %v: %q, and %d frames are printed", args, env, counts, strings.Count(stock, "#"))
+			}
+		}
+	}
+}
+
+// TestDwRandom: in strict mode, walks through stacks of random contents are libdw's, to the frame and to the reason of their end.
+func TestDwRandom(t *testing.T) {
+	lib := dwLibrary(t)
+	all := places(t)
+	snaps := snapshots(rand.New(rand.NewPCG(11, 12)), all, 20_000)
+	walk := func() []oracle.Chain {
+		w := oracle.Dwfl(t)
+		for _, p := range all {
+			if err := w.Map(0, p.m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		chains, err := w.Walk(snaps)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return chains
+	}
+	t.Setenv("LD_PRELOAD", "")
+	stock := walk()
+	t.Setenv("LD_PRELOAD", lib)
+	t.Setenv("UNSPOOL_STRICT", "1")
+	ours := walk()
+	t.Setenv("LD_PRELOAD", "")
+	frames, bad := 0, map[string]int{}
+	for i := range stock {
+		a, b := &ours[i], &stock[i]
+		frames += len(b.PC)
+		if slices.Equal(a.PC, b.PC) && slices.Equal(a.Exact, b.Exact) && a.Stop == b.Stop {
+			continue
+		}
+		why := fmt.Sprintf("stop %q, stock %q", a.Stop, b.Stop)
+		if bad[why]++; bad[why] <= 2 {
+			t.Errorf("stack %d: %s\n got  %#x %v\n want %#x %v\n regs %#x", i, why, a.PC, a.Exact, b.PC, b.Exact, snaps[i].Regs)
+		}
+	}
+	t.Logf("%d stacks, %d frames; differences: %v", len(stock), frames, bad)
+}
