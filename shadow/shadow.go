@@ -41,6 +41,7 @@ type Options struct {
 	Entry bool   // begin at a program's entry point: the dynamic linker has done its work then, by itself
 	Every uint64 // compare at every n-th instruction only
 	Steps uint64 // after so many instructions let the program run on by itself; 0: never
+	End   bool   // with Steps: kill it instead, and all that it has started
 
 	Progress func(steps, compared uint64) // called every few thousand steps; may be nil
 }

@@ -377,6 +377,9 @@ func (th *thread) stepped(now *regs) {
 	}
 	if !t.free && t.opt.Steps > 0 && t.steps >= t.opt.Steps {
 		t.free, t.res.Stopped = true, true
+		if t.opt.End {
+			t.kill()
+		}
 	}
 }
 

@@ -1,0 +1,47 @@
+package random
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/unspool/unspool/shadow"
+)
+
+// permits are the wrong rows that are not errors of unspool: docs/FINDINGS.md explains each, by its name.
+var permits = []permit{
+	{
+		name: "gcc-realigned", program: regexp.MustCompile(`, gcc-1[12] `), own: true,
+		is: func(f *shadow.Finding) bool {
+			return strings.Contains(f.Row, "  rbp=[DW_OP_breg6 RBP+0]") && !slices.Contains(f.What(), "ra") && !slices.Contains(f.What(), "cfa")
+		},
+		reason: "registers are looked for at %rbp, which has been restored",
+	},
+	{
+		name: "gcc-xlogues", program: regexp.MustCompile(`-mcall-ms2sysv-xlogues`), own: true,
+		reason: "libgcc's subroutines save registers, and no row says so",
+	},
+	{
+		name: "clang-xmm", program: regexp.MustCompile(`, clang-.*foreign`), own: true, is: savesVector,
+		reason: "the rule for the stack pointer's change is behind the stores of XMM registers",
+	},
+	{
+		name: "clang-outliner", program: regexp.MustCompile(`-enable-machine-outliner`), own: true,
+		reason: "outlined code changes callee-saved registers, and its rows do not say so",
+	},
+	{
+		name: "morestack", program: regexp.MustCompile(`-fsplit-stack`), own: true, function: regexp.MustCompile(`^__morestack`),
+		reason: "libgcc's rows lead to the caller of the function that calls it in its prologue",
+	},
+	{
+		name: "synchronous", program: regexp.MustCompile(`-fno-asynchronous-unwind-tables|-Zuse-sync-unwind=yes`), own: true,
+		reason: "the rows are promised at calls only",
+	},
+}
+
+// savesVector says whether a row is wrong first at the store of a vector register.
+func savesVector(f *shadow.Finding) bool {
+	return slices.ContainsFunc(f.Code, func(l shadow.Line) bool {
+		return l.Addr == f.Addr && regexp.MustCompile(`^v?mov[au]ps %xmm`).MatchString(l.Text)
+	})
+}
