@@ -58,6 +58,25 @@ func TestCancel(t *testing.T) {
 	}
 }
 
+// TestEnd ends a program that runs for ever, and its child, after so many instructions.
+func TestEnd(t *testing.T) {
+	out, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(build(t, "forever.c", "-static"))
+	cmd.Stdout = w
+	const steps = 100_000
+	r, err := Run(t.Context(), cmd, Options{Steps: steps, End: true})
+	if err != nil || r.Steps != steps || !r.Stopped || r.Cut || r.Exit.Signal() != unix.SIGKILL {
+		t.Errorf("%v after %d instructions; the command %s", err, r.Steps, r.How())
+	}
+	w.Close()
+	for _, pid := range readPIDs(out) {
+		gone(t, pid)
+	}
+}
+
 // readPIDs reads two numbers.
 func readPIDs(f *os.File) (pids []int) {
 	for s := bufio.NewScanner(f); len(pids) < 2 && s.Scan(); {
