@@ -29,6 +29,7 @@ func recordCmd() *cobra.Command {
 	o := output{formats: recordFormats}
 	var flt filter
 	var p plan
+	var to sending
 	var stepper func() (*modules.Set, error)
 	duration, withNames := "", false
 	c := &cobra.Command{
@@ -58,6 +59,10 @@ The waker of a condition variable is the thread that signalled. A timer ends wai
 as "[woken by an interrupt]", without the code it interrupted. Wakers in processes that are not recorded have names,
 but no functions.
 
+--to sends the finished recording to an engine, with the names of functions and inlined calls:
+parca=http://HOST:7070, pyroscope=http://HOST:4040, otlp=http://HOST:4318 or otlp=grpc://HOST:4317. The recording
+stays on disk. If an engine does not take it, a line says why, and how to send it again.
+
 An ordinary user can record their own processes if kernel.perf_event_paranoid is 2 or less; at 2, in user space only.
 Recording the whole machine (-a) takes 0 or less, root or CAP_PERFMON. Where perf events are refused, as in
 containers, ptrace samples the command or the processes instead. A line on standard error says so; the default is 99
@@ -66,6 +71,7 @@ samples a second. unspool doctor says what is allowed.`,
   unspool record -o flame.svg -- make
   unspool record -p 1234 --duration 10s -o profile.pb.gz
   unspool record -a --duration 30s --comm '^nginx'
+  unspool record --to pyroscope=http://127.0.0.1:4040 --label service_name=shop -- ./program
   unspool record -e page-faults -o faults.svg -- ./program
   unspool record --off-cpu -p 1234 --duration 10s -o blocked.svg
   unspool record --off-cpu --wakers -a --duration 10s -o wakers.svg
@@ -78,6 +84,9 @@ samples a second. unspool doctor says what is allowed.`,
 			}
 			var err error
 			if p.Duration, err = cli.Duration("--duration", duration); err != nil {
+				return err
+			}
+			if err := to.check(); err != nil {
 				return err
 			}
 			mods, err := stepper()
@@ -102,8 +111,11 @@ samples a second. unspool doctor says what is allowed.`,
 			if withNames && o.format != "data" {
 				return usage("--with-names is for recordings (-o FILE.data): %s always has names", o.format)
 			}
+			if len(to.targets) > 0 && o.format != "data" {
+				return usage("--to is for recordings (-o FILE.data), which can be sent again: it does not go with %s", o.format)
+			}
 			defer cli.Trim(cli.FirstTrim, func() { module.ReleasePages(); pages.ReleaseProgram() })()
-			return runRecord(c.Context(), &o, &flt, &p, mods, table, withNames)
+			return runRecord(c.Context(), &o, &flt, &p, mods, table, withNames, &to)
 		},
 	}
 	f := c.Flags()
@@ -113,6 +125,7 @@ samples a second. unspool doctor says what is allowed.`,
 	f.BoolVar(&withNames, "with-names", false, "put the names and lines of all samples into the recording, to read it on another machine")
 	f.IntSliceVarP(&p.TIDs, "tid", "t", nil, "record these threads")
 	o.flags(c)
+	to.flags(c)
 	stepper = stepperFlag(c)
 	return c
 }
@@ -121,7 +134,7 @@ samples a second. unspool doctor says what is allowed.`,
 var errEmpty = errors.New("no samples")
 
 // runRecord records until there is nothing more to record or ctx is done, and writes the result.
-func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modules.Set, table, withNames bool) error {
+func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modules.Set, table, withNames bool, to *sending) error {
 	// Before the command starts, because it may run long.
 	out, commit, err := o.create(ctx)
 	if err != nil {
@@ -198,7 +211,17 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 		}
 		fmt.Fprintf(stderr, "unspool: %s\n", note)
 	}
-	return exitStatus(ctx, rec, rec.TimedOut())
+	var sent error
+	if !empty {
+		sent = to.send(context.WithoutCancel(ctx), prof, o.path)
+	}
+	if err := exitStatus(ctx, rec, rec.TimedOut()); err != nil {
+		if sent != nil {
+			fmt.Fprintf(stderr, "unspool: %v\n", sent)
+		}
+		return err
+	}
+	return sent
 }
 
 // exitStatus passes on how the command ended. ours says that it was this program that ended it.

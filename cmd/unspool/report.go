@@ -23,6 +23,7 @@ import (
 func reportCmd() *cobra.Command {
 	var o output
 	var flt filter
+	var to sending
 	var stepper func() (*modules.Set, error)
 	var ann annotator
 	// After the tables.
@@ -41,6 +42,9 @@ each different stack. A pprof profile has no single samples: use stacks.
 On a terminal, without -o or another flag for a report, you can browse the recording: a tree of calls, a table of
 functions, their callers. In a pipe, or with --format top, report prints a table.
 
+--to sends the recording to an engine instead, with the names of functions and inlined calls:
+parca=http://HOST:7070, pyroscope=http://HOST:4040, otlp=http://HOST:4318 or otlp=grpc://HOST:4317.
+
 Every report says how many stacks are whole. A whole stack ends at its thread's first frame.`,
 		Example: `  unspool report
   unspool report perf.data
@@ -48,6 +52,7 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
   unspool report perf.data --comm cc1plus --format callers --function malloc
   unspool report perf.data --format annotate --function '^main$'
   unspool report perf.data -o profile.firefox.json           for profiler.firefox.com, with times
+  unspool report perf.data --to parca=http://127.0.0.1:7070 --label service_name=shop
   perf record --call-graph dwarf -o - ./program | unspool report - -o profile.pb.gz`,
 		Args: cli.NoneOr(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -59,7 +64,14 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
 			if err := ann.check(); err != nil {
 				return err
 			}
-			walk := args[0] != "-" && o.path == "" && o.format == "" && o.opts.Func == "" && !c.Flags().Changed("limit") && !c.Flags().Changed("sort") && tui.Interactive()
+			if err := to.check(); err != nil {
+				return err
+			}
+			sends := len(to.targets) > 0
+			if sends && (o.path != "" || o.format != "" || o.opts.Func != "") {
+				return usage("--to sends the recording, and writes no report: it does not go with -o, --format or --function")
+			}
+			walk := !sends && args[0] != "-" && o.path == "" && o.format == "" && o.opts.Func == "" && !c.Flags().Changed("limit") && !c.Flags().Changed("sort") && tui.Interactive()
 			if o.format == recordingFormat.Name || o.format == "" && strings.HasSuffix(o.path, recordingFormat.Endings[0]) {
 				return usage("to write perf.data, use unspool unwind")
 			}
@@ -78,6 +90,9 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
 			if err := flt.compile(); err != nil {
 				return err
 			}
+			if sends {
+				return sendReport(c.Context(), args[0], &o, &flt, mods, &to)
+			}
 			if walk {
 				p, err := readProfile(c.Context(), args[0], &o, &flt, mods)
 				if err != nil {
@@ -90,6 +105,7 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
 	}
 	o.flags(c)
 	flt.flags(c)
+	to.flags(c)
 	ann.flags(c)
 	stepper = lookingFlag(c)
 	return c

@@ -1,0 +1,238 @@
+package export
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/unspool/unspool/internal/cli"
+	"github.com/unspool/unspool/internal/printable"
+)
+
+const (
+	patience   = 30 * time.Second // for one request and its answer
+	maxAnswer  = 64 << 10         // bytes read of an answer's body
+	maxWords   = 300              // characters shown of what a server says
+	maxAfter   = time.Hour        // a server may ask to wait for
+	maxSecrets = 64 << 10         // bytes of a token's file
+	maxRoots   = 4 << 20          // bytes of a file of certificates
+)
+
+// Options say how servers are reached.
+type Options struct {
+	CA        string        // a file of certificates in PEM to trust in place of the system's; empty: the system's
+	TokenFile string        // a file with a token for the Authorization header; empty: none
+	Timeout   time.Duration // for a request and its answer; 0: 30 s
+}
+
+// A Client posts to one server. It follows no redirects, so no token goes to another host.
+type Client struct {
+	base  *url.URL
+	http  http.Client
+	token string
+	http2 bool
+}
+
+// An Answer is a server's, read up to a bound.
+type Answer struct {
+	Status  int
+	Header  http.Header
+	Trailer http.Header
+	Body    []byte // at most 64 KiB
+	Cut     bool   // there was more
+}
+
+// NewClient returns a client for the server at base, http or https. http2 says that the server speaks HTTP/2 also without TLS.
+func NewClient(base *url.URL, http2 bool, o Options) (*Client, error) {
+	switch {
+	case base.Scheme != "http" && base.Scheme != "https":
+		return nil, fmt.Errorf("%q is no http or https URL", base.Redacted())
+	case base.Host == "" || base.Hostname() == "":
+		return nil, fmt.Errorf("%q names no host", base.Redacted())
+	case base.User != nil:
+		return nil, fmt.Errorf("%q: a password in a URL is seen by others; --token-file takes a token", base.Redacted())
+	case base.RawQuery != "" || base.Fragment != "":
+		return nil, fmt.Errorf("%q: the URL of a server has no query and no fragment", base.Redacted())
+	}
+	c := &Client{base: base, http2: http2}
+	t := &http.Transport{
+		Proxy:                  http.ProxyFromEnvironment,
+		DialContext:            (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
+		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout:    10 * time.Second,
+		MaxResponseHeaderBytes: maxAnswer,
+		DisableCompression:     true,
+		MaxIdleConnsPerHost:    1,
+		IdleConnTimeout:        time.Minute,
+		Protocols:              new(http.Protocols),
+	}
+	t.Protocols.SetHTTP2(true)
+	if http2 {
+		t.Protocols.SetUnencryptedHTTP2(true)
+	} else {
+		t.Protocols.SetHTTP1(true)
+	}
+	if o.CA != "" {
+		pem, err := readSmall(o.CA, maxRoots)
+		if err != nil {
+			return nil, err
+		}
+		t.TLSClientConfig.RootCAs = x509.NewCertPool()
+		if !t.TLSClientConfig.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s has no certificate in PEM", o.CA)
+		}
+	}
+	if o.TokenFile != "" {
+		if err := c.readToken(o.TokenFile); err != nil {
+			return nil, err
+		}
+	}
+	c.http = http.Client{
+		Transport:     t,
+		Timeout:       o.Timeout,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	if c.http.Timeout == 0 {
+		c.http.Timeout = patience
+	}
+	return c, nil
+}
+
+func (c *Client) readToken(path string) error {
+	if host := c.base.Hostname(); c.base.Scheme == "http" && host != "localhost" && !net.ParseIP(host).IsLoopback() {
+		return fmt.Errorf("a token is not sent over http to %s, where others can read it: use https", c.base.Host)
+	}
+	b, err := readSmall(path, maxSecrets)
+	if err != nil {
+		return err
+	}
+	c.token = string(bytes.TrimSpace(b))
+	if c.token == "" || strings.ContainsFunc(c.token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return fmt.Errorf("%s holds no token: a token is one word of printable ASCII", path)
+	}
+	return nil
+}
+
+// readSmall reads a file of at most limit bytes.
+func readSmall(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(b)) > limit {
+		err = fmt.Errorf("%s is larger than %d bytes", path, limit)
+	}
+	return b, err
+}
+
+// URL returns the server's.
+func (c *Client) URL() string { return c.base.String() }
+
+// Post sends body to a path below the server's URL, and returns the answer, whatever its status. An error is a *Later.
+func (c *Client) Post(ctx context.Context, path string, header http.Header, body []byte) (*Answer, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base.JoinPath(path).String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	for k, v := range header {
+		req.Header[k] = v
+	}
+	version, _, _ := strings.Cut(cli.Version(), " ")
+	req.Header.Set("User-Agent", "unspool/"+version)
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, &Later{Err: spoken(err)}
+	}
+	defer resp.Body.Close()
+	a := &Answer{Status: resp.StatusCode, Header: resp.Header}
+	a.Body, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	if err != nil {
+		return nil, &Later{Err: spoken(err)}
+	}
+	if a.Cut = len(a.Body) > maxAnswer; a.Cut {
+		a.Body = a.Body[:maxAnswer]
+	}
+	a.Trailer = resp.Trailer
+	return a, nil
+}
+
+// spoken is a printable error: a server may have put its words into it.
+func spoken(err error) error {
+	var u *url.Error
+	if errors.As(err, &u) {
+		if u.Timeout() {
+			return errors.New("no answer in time")
+		}
+		err = u.Err
+	}
+	return errors.New(Words(err.Error()))
+}
+
+// Err returns nil if the server has accepted, else a *Refused or a *Later with what it says.
+func (a *Answer) Err() error {
+	if a.Status >= 200 && a.Status < 300 {
+		return nil
+	}
+	status := strings.TrimSpace(fmt.Sprint(a.Status, " ", http.StatusText(a.Status)))
+	words := a.words()
+	switch a.Status {
+	case http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return &Later{After: a.after(time.Now()), Err: errors.New(joined(status, words))}
+	}
+	if to := a.Header.Get("Location"); a.Status >= 300 && a.Status < 400 && to != "" {
+		words = "the server redirects to " + Words(to) + "; redirects are not followed"
+	}
+	return &Refused{Status: status, Words: words}
+}
+
+// words are what the body says: the message of an object in JSON, or a text as it is.
+func (a *Answer) words() string {
+	var m struct{ Message, Error string }
+	if json.Unmarshal(a.Body, &m) == nil && m.Message+m.Error != "" {
+		if m.Message != "" {
+			return Words(m.Message)
+		}
+		return Words(m.Error)
+	}
+	if strings.HasPrefix(a.Header.Get("Content-Type"), "text/html") {
+		return ""
+	}
+	return Words(string(a.Body))
+}
+
+// after reads the header Retry-After: seconds, or a date (RFC 9110, section 10.2.3).
+func (a *Answer) after(now time.Time) time.Duration {
+	s := a.Header.Get("Retry-After")
+	var d time.Duration
+	if n, err := strconv.ParseUint(s, 10, 32); err == nil {
+		d = time.Duration(n) * time.Second
+	} else if at, err := http.ParseTime(s); err == nil {
+		d = at.Sub(now)
+	}
+	return min(max(d, 0), maxAfter)
+}
+
+// Words returns the beginning of what a server says, printable and on one line.
+func Words(s string) string {
+	if len(s) > 8*maxWords {
+		s = s[:8*maxWords]
+	}
+	return printable.Clip(strings.Join(strings.Fields(printable.String(s)), " "), maxWords)
+}

@@ -1,0 +1,204 @@
+package export
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+)
+
+func client(t testing.TB, server string, o Options) *Client {
+	t.Helper()
+	u, err := url.Parse(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewClient(u, false, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestAnswers: what each answer means for the batch, however hostile it is.
+func TestAnswers(t *testing.T) {
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	other := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		t.Errorf("a redirect was followed, with %q", r.Header.Get("Authorization"))
+	}))
+	defer other.Close()
+	for name, c := range map[string]struct {
+		answer func(w http.ResponseWriter)
+		want   string // the error; empty: accepted
+		later  bool
+		after  time.Duration
+	}{
+		"accepted":    {func(w http.ResponseWriter) { io.WriteString(w, "{}") }, "", false, 0},
+		"message":     {func(w http.ResponseWriter) { http.Error(w, `{"code":3,"message":"no such thing"}`, 400) }, "refused: 400 Bad Request: no such thing", false, 0},
+		"text":        {func(w http.ResponseWriter) { http.Error(w, "a\x1b[31mb\r\nc", 422) }, "refused: 422 Unprocessable Entity: a [31mb c", false, 0},
+		"limit":       {func(w http.ResponseWriter) { w.Header().Set("Retry-After", "7"); w.WriteHeader(429) }, "429 Too Many Requests (try again after 7s)", true, 7 * time.Second},
+		"a long wait": {func(w http.ResponseWriter) { w.Header().Set("Retry-After", "4000000000"); w.WriteHeader(503) }, "503 Service Unavailable (try again after 1h0m0s)", true, time.Hour},
+		"a bad wait":  {func(w http.ResponseWriter) { w.Header().Set("Retry-After", "-1"); w.WriteHeader(503) }, "503 Service Unavailable (try again)", true, 0},
+		"an old date": {func(w http.ResponseWriter) {
+			w.Header().Set("Retry-After", "Mon, 02 Jan 2006 15:04:05 GMT")
+			w.WriteHeader(503)
+		}, "503 Service Unavailable (try again)", true, 0},
+		"redirect":   {func(w http.ResponseWriter) { w.Header().Set("Location", other.URL); w.WriteHeader(307) }, "refused: 307 Temporary Redirect: the server redirects to " + other.URL + "; redirects are not followed", false, 0},
+		"odd status": {func(w http.ResponseWriter) { w.WriteHeader(799) }, "refused: 799", false, 0},
+		"page": {func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", "text/html")
+			w.WriteHeader(404)
+			io.WriteString(w, "<html>")
+		}, "refused: 404 Not Found", false, 0},
+		"broken JSON":  {func(w http.ResponseWriter) { http.Error(w, `{"message":`, 400) }, `refused: 400 Bad Request: {"message":`, false, 0},
+		"cut off":      {func(w http.ResponseWriter) { w.Header().Set("Content-Length", "100"); io.WriteString(w, "x") }, "unexpected EOF (try again)", true, 0},
+		"huge headers": {func(w http.ResponseWriter) { w.Header().Set("X", strings.Repeat("x", 1<<20)) }, "*", true, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Authorization") != "Bearer secret" || !strings.HasPrefix(r.UserAgent(), "unspool/") || r.URL.Path != "/base/a/b" {
+					t.Errorf("%s, %v", r.URL, r.Header)
+				}
+				c.answer(w)
+			}))
+			defer s.Close()
+			a, err := client(t, s.URL+"/base/", Options{TokenFile: token}).Post(context.Background(), "a/b", nil, nil)
+			if err == nil {
+				err = a.Err()
+			}
+			if c.want == "" {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			if err == nil || err.Error() != c.want && c.want != "*" {
+				t.Fatalf("%v, want %s", err, c.want)
+			}
+			var later *Later
+			if errors.As(err, &later) != c.later || c.later && later.After != c.after {
+				t.Errorf("%#v", err)
+			}
+		})
+	}
+}
+
+// TestEndless: an answer without an end is read up to a bound; a slow one ends with the time limit.
+func TestEndless(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			for r.Context().Err() == nil {
+				io.WriteString(w, "x")
+				w.(http.Flusher).Flush()
+				time.Sleep(10 * time.Millisecond)
+			}
+		}
+		w.WriteHeader(400)
+		for {
+			if _, err := w.Write(make([]byte, 1<<16)); err != nil {
+				return
+			}
+		}
+	}))
+	defer s.Close()
+	a, err := client(t, s.URL, Options{}).Post(context.Background(), "", nil, nil)
+	if err != nil || len(a.Body) != maxAnswer || !a.Cut {
+		t.Fatalf("%v, %d bytes", err, len(a.Body))
+	}
+	start := time.Now()
+	_, err = client(t, s.URL, Options{Timeout: 200 * time.Millisecond}).Post(context.Background(), "slow", nil, nil)
+	var later *Later
+	if !errors.As(err, &later) || time.Since(start) > 5*time.Second {
+		t.Errorf("%v after %v", err, time.Since(start))
+	}
+}
+
+// TestTLS: a server that the system does not know is trusted by its certificate only.
+func TestTLS(t *testing.T) {
+	s := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	s.Config.ErrorLog = nil
+	defer s.Close()
+	if _, err := client(t, s.URL, Options{}).Post(context.Background(), "", nil, nil); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("an unknown server: %v", err)
+	}
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(ca, pemOf(s.Certificate().Raw), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client(t, s.URL, Options{CA: ca}).Post(context.Background(), "", nil, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNewClient: what is refused before anything is sent.
+func TestNewClient(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	token := file("token", "x")
+	for _, c := range []struct {
+		url  string
+		o    Options
+		want string
+	}{
+		{"ftp://a", Options{}, "no http or https URL"},
+		{"http:///x", Options{}, "names no host"},
+		{"http://:80", Options{}, "names no host"},
+		{"https://me:word@a", Options{}, "--token-file"},
+		{"http://a?x=1", Options{}, "no query"},
+		{"http://example.org", Options{TokenFile: token}, "use https"},
+		{"http://10.0.0.1", Options{TokenFile: token}, "use https"},
+		{"https://a", Options{TokenFile: file("two", "a b")}, "holds no token"},
+		{"https://a", Options{TokenFile: file("empty", "\n")}, "holds no token"},
+		{"https://a", Options{TokenFile: "/dev/zero"}, "is larger than"},
+		{"https://a", Options{CA: token}, "has no certificate"},
+		{"https://a", Options{CA: "/none"}, "no such file"},
+	} {
+		u, err := url.Parse(c.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := NewClient(u, false, c.o); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "word@") {
+			t.Errorf("%s: %v, want %s", c.url, err, c.want)
+		}
+	}
+	for _, ok := range []string{"http://localhost:80", "http://127.0.0.1", "http://[::1]:1/x", "https://a"} {
+		client(t, ok, Options{TokenFile: token})
+	}
+}
+
+// FuzzAnswer: whatever a server answers, an error is short and printable, and a wait bounded.
+func FuzzAnswer(f *testing.F) {
+	f.Add(400, "7", "text/html", []byte(`{"message":"x"}`))
+	f.Add(429, "Mon, 02 Jan 2106 15:04:05 GMT", "", []byte("\x1b]0;x\a\u202e"))
+	f.Fuzz(func(t *testing.T, status int, after, kind string, body []byte) {
+		a := &Answer{Status: status, Header: http.Header{"Retry-After": {after}, "Content-Type": {kind}, "Location": {after}}, Body: body}
+		err := a.Err()
+		if err == nil {
+			return
+		}
+		if s := err.Error(); len(s) > 8*maxWords+200 || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			t.Errorf("%q", s)
+		}
+		var later *Later
+		if errors.As(err, &later) && (later.After < 0 || later.After > maxAfter) {
+			t.Errorf("after %v", later.After)
+		}
+	})
+}

@@ -1,0 +1,60 @@
+package export
+
+import (
+	"bytes"
+	"encoding/pem"
+	"fmt"
+	"testing"
+	"time"
+
+	proto "github.com/google/pprof/profile"
+
+	"github.com/unspool/unspool/profile"
+)
+
+func pemOf(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+func TestParseLabel(t *testing.T) {
+	for s, want := range map[string]Label{
+		"a=b": {"a", "b"}, "a_1=b=c": {"a_1", "b=c"}, "a": {}, "=b": {}, "a=": {}, "1a=b": {}, "__name__=b": {}, "a.b=c": {}, "a=\xff": {},
+	} {
+		if l, err := ParseLabel(s); l != want || (err == nil) != (want != Label{}) {
+			t.Errorf("%q: %v, %v", s, l, err)
+		}
+	}
+}
+
+// TestNewBatch: what a recording does not say is supplied, and its command line is left out.
+func TestNewBatch(t *testing.T) {
+	now := time.Unix(1000, 0)
+	p := &profile.Profile{Info: profile.Info{Command: "secret", Host: "h"}}
+	p.Stacks = []profile.Stack{{Comm: "a", Count: 2}, {Comm: "b", Count: 1}}
+	p.Totals.Samples = 3
+	b, err := NewBatch(p, []Label{{"z", `"`}, {"m", "v"}}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := b.Selector(), `{m="v",node="h",service_name="a",z="\""}`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	var out bytes.Buffer
+	if err := b.Pprof(&out); err != nil {
+		t.Fatal(err)
+	}
+	q, err := proto.Parse(&out)
+	if err != nil || q.TimeNanos == 0 || q.DurationNanos == 0 || bytes.Contains([]byte(fmt.Sprint(q.Comments)), []byte("secret")) {
+		t.Errorf("%v, %v", q, err)
+	}
+	if p.Command != "secret" || !p.Start.IsZero() {
+		t.Error("the profile was changed")
+	}
+	p.Stacks[0].Count, p.Totals.Samples = 1, 2
+	if b, _ := NewBatch(p, nil, now); b.Label(ServiceName) != "unspool" {
+		t.Error(b.Labels)
+	}
+	if _, err := NewBatch(p, []Label{{"a", "1"}, {"a", "2"}}, now); err == nil {
+		t.Error("a label twice")
+	}
+}

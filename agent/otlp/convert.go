@@ -1,0 +1,282 @@
+package otlp
+
+import (
+	"encoding/binary"
+	"math"
+	"strings"
+
+	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/internal/cli"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/unwind"
+)
+
+// Fields of ProfilesDictionary.
+const (
+	mappingTable = 1 + iota
+	locationTable
+	functionTable
+	linkTable
+	stringTable
+	attributeTable
+	stackTable
+)
+
+// A table is a table of the dictionary: entries that are there once, the first of them the zero value.
+type table struct {
+	field int
+	index map[string]int32
+	out   message
+}
+
+func newTable(field int, zero []byte) *table {
+	t := &table{field: field, index: map[string]int32{}}
+	t.of(zero)
+	return t
+}
+
+// of returns the index of an entry.
+func (t *table) of(entry []byte) int32 {
+	i, ok := t.index[string(entry)]
+	if !ok {
+		i = int32(len(t.index))
+		t.index[string(entry)] = i
+		t.out.element(t.field, entry)
+	}
+	return i
+}
+
+// A dictionary is a ProfilesDictionary as it is written.
+type dictionary struct {
+	p                                                                  *profile.Profile
+	mappings, locations, functions, links, strings, attributes, stacks *table
+	groups                                                             map[string]int32 // locations by the frames in them
+}
+
+func newDictionary(p *profile.Profile) *dictionary {
+	var link message // the identifiers of a link to nothing, at their full lengths
+	link.element(1, make([]byte, 16))
+	link.element(2, make([]byte, 8))
+	return &dictionary{
+		p: p, mappings: newTable(mappingTable, nil), locations: newTable(locationTable, nil), functions: newTable(functionTable, nil),
+		links: newTable(linkTable, link), strings: newTable(stringTable, nil), attributes: newTable(attributeTable, nil),
+		stacks: newTable(stackTable, nil), groups: map[string]int32{},
+	}
+}
+
+func (d *dictionary) bytes() (out message) {
+	for _, t := range []*table{d.mappings, d.locations, d.functions, d.links, d.strings, d.attributes, d.stacks} {
+		out = append(out, t.out...)
+	}
+	return out
+}
+
+func valid(s string) string { return strings.ToValidUTF8(s, "\ufffd") }
+
+func (d *dictionary) string(s string) uint64 { return uint64(d.strings.of([]byte(valid(s)))) }
+
+// text and number return an AnyValue.
+func text(s string) (v message) {
+	v.element(1, []byte(valid(s)))
+	return v
+}
+
+func number(n int64) (v message) {
+	v.tag(3, varint)
+	return binary.AppendUvarint(v, uint64(n))
+}
+
+func (d *dictionary) attribute(key string, value message) int32 {
+	var m message
+	m.uint(1, d.string(key))
+	m.element(2, value)
+	return d.attributes.of(m)
+}
+
+// mapping returns the index of a location's mapping. All of the kernel is one for each of its modules.
+func (d *dictionary) mapping(l *profile.Loc) int32 {
+	mod := &d.p.Modules[l.Module]
+	var m message
+	switch {
+	case l.Mapping >= 0:
+		k := &d.p.Mappings[l.Mapping]
+		m.uint(1, k.Lo)
+		m.uint(2, k.Hi)
+		m.uint(3, k.Off)
+	case mod.Kernel:
+		m.uint(1, 1<<63)
+		m.uint(2, math.MaxUint64)
+		m.uint(3, 1<<63)
+	default:
+		return 0
+	}
+	m.uint(4, d.string(mod.Path))
+	if mod.BuildID != "" {
+		m.packed(5, d.attribute("process.executable.build_id.gnu", text(mod.BuildID)))
+	}
+	return d.mappings.of(m)
+}
+
+// location returns the index of a frame with the calls inlined in it, the frame last.
+func (d *dictionary) location(group []uint32) int32 {
+	var key []byte
+	for _, f := range group {
+		key = binary.LittleEndian.AppendUint32(key, f)
+	}
+	if i, ok := d.groups[string(key)]; ok {
+		return i
+	}
+	l := &d.p.Locs[group[len(group)-1]]
+	var m message
+	m.uint(1, uint64(d.mapping(l)))
+	m.uint(2, l.Addr)
+	for _, f := range group {
+		m.element(3, d.line(&d.p.Locs[f]))
+	}
+	kind := "native"
+	if l.How == profile.HowKernel || d.p.Modules[l.Module].Kernel {
+		kind = "kernel"
+	}
+	m.packed(4, d.attribute("profile.frame.type", text(kind)), d.attribute("unspool.frame.how", text(l.How.String())))
+	i := d.locations.of(m)
+	d.groups[string(key)] = i
+	return i
+}
+
+func (d *dictionary) line(l *profile.Loc) (m message) {
+	f := &d.p.Funcs[l.Func]
+	linkage := f.Linkage
+	if linkage == "" {
+		linkage = f.Name
+	}
+	var fn message
+	fn.uint(1, d.string(f.Name))
+	fn.uint(2, d.string(linkage))
+	fn.uint(3, d.string(d.p.File(l)))
+	m.uint(1, uint64(d.functions.of(fn)))
+	m.uint(2, uint64(l.Line))
+	m.uint(3, uint64(l.Column))
+	return m
+}
+
+func (d *dictionary) stack(frames []uint32) int32 {
+	var at []int32
+	for len(frames) > 0 {
+		n := 1
+		for n < len(frames) && d.p.Locs[frames[n-1]].Inlined {
+			n++
+		}
+		at = append(at, d.location(frames[:n]))
+		frames = frames[n:]
+	}
+	var m message
+	m.packed(1, at...)
+	return d.stacks.of(m)
+}
+
+// begin returns a sample without its value: its stack, and the labels that pprof has as comm, pid, tid and stop.
+func (d *dictionary) begin(s *profile.Stack) (m message) {
+	m.uint(1, uint64(d.stack(s.Frames)))
+	var at []int32
+	if s.Comm != "" {
+		at = append(at, d.attribute("thread.name", text(s.Comm)))
+	}
+	if s.PID != 0 || s.TID != 0 {
+		at = append(at, d.attribute("process.pid", number(int64(s.PID))), d.attribute("thread.id", number(int64(s.TID))))
+	}
+	if s.Stop != unwind.Outermost && !d.p.Totals.NoStops {
+		at = append(at, d.attribute("unspool.stop", text(s.Stop.String())))
+	}
+	m.packed(2, at...)
+	return m
+}
+
+// valueType returns a ValueType.
+func (d *dictionary) valueType(name, unit string) (m message) {
+	m.uint(1, d.string(name))
+	m.uint(2, d.string(unit))
+	return m
+}
+
+// A counted is one Profile: what is counted, and in which samples.
+type counted struct {
+	head    message // its type
+	samples message
+	weight  func(*profile.Stack) uint64
+}
+
+// request returns an ExportProfilesServiceRequest: a Profile for each event, and one that counts the samples of all.
+func request(b *export.Batch) []byte {
+	p := b.Profile
+	d := newDictionary(p)
+	var all []*counted
+	add := func(name, unit string, weight func(*profile.Stack) uint64) {
+		c := &counted{weight: weight}
+		c.head.element(1, d.valueType(name, unit))
+		all = append(all, c)
+	}
+	for i, e := range p.Events {
+		name := e.Base()
+		switch {
+		case e.Name == profile.OffCPU:
+			name = "off_cpu"
+		case e.Unit == "nanoseconds":
+			name = "cpu"
+		}
+		add(name, e.Unit, func(s *profile.Stack) uint64 {
+			if int(s.Event) != i {
+				return 0
+			}
+			return s.Period
+		})
+	}
+	add("samples", "count", func(s *profile.Stack) uint64 { return s.Count })
+	for i := range p.Stacks {
+		s := &p.Stacks[i]
+		head := d.begin(s)
+		for _, c := range all {
+			if w := c.weight(s); w != 0 {
+				m := head[:len(head):len(head)]
+				m.element(4, binary.AppendUvarint(nil, min(w, math.MaxInt64)))
+				c.samples.element(2, m)
+			}
+		}
+	}
+	var scope, scoped, resource, profiles, out message
+	scope.string(1, "unspool")
+	version, _, _ := strings.Cut(cli.Version(), " ")
+	scope.string(2, valid(version))
+	scoped.element(1, scope)
+	for _, c := range all {
+		m := append(c.head, c.samples...)
+		m.fixed(3, uint64(p.Start.UnixNano()))
+		m.uint(4, uint64(p.Duration))
+		if len(p.Events) == 1 && p.Totals.Samples > 0 && !p.Waits() { // waits have no rate
+			m.element(5, all[0].head[2:]) // behind the tag and the length of less than 128 bytes
+			m.uint(6, min(p.Totals.Period/p.Totals.Samples, math.MaxInt64))
+		}
+		scoped.element(2, m)
+	}
+	for _, l := range b.Labels {
+		var kv message
+		kv.string(1, attributeName(l.Name))
+		kv.element(2, text(l.Value))
+		resource.element(1, kv)
+	}
+	profiles.element(1, resource)
+	profiles.element(2, scoped)
+	out.element(1, profiles)
+	out.element(2, d.bytes())
+	return out
+}
+
+// attributeName is a label's name by OpenTelemetry's conventions.
+func attributeName(label string) string {
+	switch label {
+	case export.ServiceName:
+		return "service.name"
+	case "node":
+		return "host.name"
+	}
+	return label
+}

@@ -1,0 +1,76 @@
+// Package parca sends profiles to Parca: parca.profilestore.v1alpha1.ProfileStoreService.WriteRaw, by its HTTP gateway, as pprof with names.
+package parca
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+
+	"github.com/unspool/unspool/agent/export"
+)
+
+const path = "api/profiles/writeraw"
+
+// name is the profiles' __name__, the first part of a profile type.
+const name = "unspool"
+
+// An Exporter sends to one server.
+type Exporter struct{ client *export.Client }
+
+// New returns an exporter to the server at base.
+func New(base *url.URL, o export.Options) (*Exporter, error) {
+	c, err := export.NewClient(base, false, o)
+	if err != nil {
+		return nil, err
+	}
+	return &Exporter{c}, nil
+}
+
+// The request, as protobuf's JSON has it.
+type (
+	request struct {
+		Series []series `json:"series"`
+	}
+	series struct {
+		Labels  labels   `json:"labels"`
+		Samples []sample `json:"samples"`
+	}
+	labels struct {
+		Labels []label `json:"labels"`
+	}
+	label struct {
+		Name  string `json:"name"`
+		Value string `json:"value"`
+	}
+	sample struct {
+		RawProfile []byte `json:"rawProfile"` // base64 in JSON
+	}
+)
+
+// Export sends a batch.
+func (e *Exporter) Export(ctx context.Context, b *export.Batch) (export.Receipt, error) {
+	var raw bytes.Buffer
+	if err := b.Pprof(&raw); err != nil {
+		return export.Receipt{}, err
+	}
+	s := series{Labels: labels{[]label{{"__name__", name}}}, Samples: []sample{{raw.Bytes()}}}
+	for _, l := range b.Labels {
+		s.Labels.Labels = append(s.Labels.Labels, label(l))
+	}
+	body, err := json.Marshal(request{[]series{s}})
+	if err != nil {
+		return export.Receipt{}, err
+	}
+	a, err := e.client.Post(ctx, path, http.Header{"Content-Type": {"application/json"}}, body)
+	if err == nil {
+		err = a.Err()
+	}
+	if err != nil {
+		return export.Receipt{}, err
+	}
+	event, unit := b.Type()
+	return export.Receipt{Bytes: len(body), Query: fmt.Sprintf("%s:samples:count:%s:%s:delta%s", name, event, unit, b.Selector())}, nil
+}

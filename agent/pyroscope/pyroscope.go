@@ -1,0 +1,74 @@
+// Package pyroscope sends profiles to Grafana Pyroscope: push.v1.PusherService.Push by the Connect protocol with JSON, as pprof with names.
+package pyroscope
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+
+	"github.com/unspool/unspool/agent/export"
+)
+
+const path = "push.v1.PusherService/Push"
+
+// An Exporter sends to one server.
+type Exporter struct{ client *export.Client }
+
+// New returns an exporter to the server at base.
+func New(base *url.URL, o export.Options) (*Exporter, error) {
+	c, err := export.NewClient(base, false, o)
+	if err != nil {
+		return nil, err
+	}
+	return &Exporter{c}, nil
+}
+
+// The request, as protobuf's JSON has it.
+type (
+	request struct {
+		Series []series `json:"series"`
+	}
+	series struct {
+		Labels  []label  `json:"labels"`
+		Samples []sample `json:"samples"`
+	}
+	label struct {
+		Name  string `json:"name"`
+		Value string `json:"value"`
+	}
+	sample struct {
+		RawProfile []byte `json:"rawProfile"` // base64 in JSON
+	}
+)
+
+// Export sends a batch. Its profiles are of the type process_cpu if they count time on a CPU, as Pyroscope's own are.
+func (e *Exporter) Export(ctx context.Context, b *export.Batch) (export.Receipt, error) {
+	var raw bytes.Buffer
+	if err := b.Pprof(&raw); err != nil {
+		return export.Receipt{}, err
+	}
+	event, unit := b.Type()
+	name := "unspool"
+	if event == "cpu" {
+		name = "process_cpu"
+	}
+	s := series{Labels: []label{{"__name__", name}}, Samples: []sample{{raw.Bytes()}}}
+	for _, l := range b.Labels {
+		s.Labels = append(s.Labels, label(l))
+	}
+	body, err := json.Marshal(request{[]series{s}})
+	if err != nil {
+		return export.Receipt{}, err
+	}
+	a, err := e.client.Post(ctx, path, http.Header{"Content-Type": {"application/json"}, "Connect-Protocol-Version": {"1"}}, body)
+	if err == nil {
+		err = a.Err()
+	}
+	if err != nil {
+		return export.Receipt{}, err
+	}
+	return export.Receipt{Bytes: len(body), Query: fmt.Sprintf("%s:%s:%s:%s:%s%s", name, event, unit, event, unit, b.Selector())}, nil
+}

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/unspool/unspool/agent"
+	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/internal/cli"
+	"github.com/unspool/unspool/internal/printable"
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/profile"
+)
+
+// A sending is the engines that a recording is sent to; its flags are shared by record and report.
+type sending struct {
+	to, labels []string
+	opts       export.Options
+
+	targets []*agent.Target
+	known   []export.Label
+}
+
+func (s *sending) flags(c *cobra.Command) {
+	f := c.Flags()
+	f.StringArrayVar(&s.to, "to", nil, "send the recording to an engine: KIND=URL, where KIND is "+printable.Either(agent.Kinds())+"; may be repeated")
+	f.StringArrayVar(&s.labels, "label", nil, "--to: a label of what is sent, name=value; may be repeated")
+	f.StringVar(&s.opts.CA, "ca", "", "--to: a file of certificates to trust in place of the system's")
+	f.StringVar(&s.opts.TokenFile, "token-file", "", "--to: a file with the token that the engine asks for")
+	var kinds []string
+	for _, k := range agent.Kinds() {
+		kinds = append(kinds, k+"=")
+	}
+	c.RegisterFlagCompletionFunc("to", cobra.FixedCompletions(kinds, cobra.ShellCompDirectiveNoSpace|cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc("label", cobra.NoFileCompletions)
+}
+
+// check reads the flags. Nothing is sent yet.
+func (s *sending) check() error {
+	if len(s.to) == 0 {
+		if len(s.labels) > 0 || s.opts.CA != "" || s.opts.TokenFile != "" {
+			return usage("--label, --ca and --token-file are for --to")
+		}
+		return nil
+	}
+	seen := map[string]bool{}
+	for _, text := range s.labels {
+		l, err := export.ParseLabel(text)
+		if err != nil {
+			return usage("--label: %w", err)
+		}
+		if seen[l.Name] {
+			return usage("--label: %s is given twice", l.Name)
+		}
+		seen[l.Name] = true
+		s.known = append(s.known, l)
+	}
+	for _, to := range s.to {
+		t, err := agent.Open(to, s.opts)
+		if err != nil {
+			return usage("--to: %w", err)
+		}
+		s.targets = append(s.targets, t)
+	}
+	return nil
+}
+
+// send sends a profile to each engine, and says what became of it. path is the file that has it, and stays.
+func (s *sending) send(ctx context.Context, p *profile.Profile, path string) error {
+	if len(s.targets) == 0 {
+		return nil
+	}
+	b, err := export.NewBatch(p, s.known, time.Now())
+	if err != nil {
+		return err
+	}
+	var failed []string
+	for i, t := range s.targets {
+		r, err := t.Export(ctx, b)
+		if err != nil {
+			fmt.Fprintf(stderr, "unspool: %s: %v\n", t, err)
+			failed = append(failed, "--to "+s.to[i])
+			continue
+		}
+		where := ""
+		if r.Query != "" {
+			where = "; look there for " + r.Query
+		}
+		fmt.Fprintf(stderr, "unspool: %s: sent %s, %s%s\n", t, profile.Count(p.Totals.Samples, "sample", "samples"), profile.Bytes(int64(r.Bytes)), where)
+		if r.Note != "" {
+			fmt.Fprintf(stderr, "unspool: %s: the server says: %s\n", t, r.Note)
+		}
+	}
+	if len(failed) == 0 {
+		return nil
+	}
+	again := "unspool report " + strings.Join(failed, " ")
+	for _, l := range s.labels {
+		again += " --label " + l
+	}
+	if path == "-" {
+		return &cli.Exit{Status: 1, Err: errors.New("not all was sent")}
+	}
+	return &cli.Exit{Status: 1, Err: fmt.Errorf("not all was sent; %s has it: %s %s", path, again, path)}
+}
+
+// sendReport reads a recording and sends it.
+func sendReport(ctx context.Context, path string, o *output, flt *filter, mods *modules.Set, to *sending) error {
+	p, err := readProfile(ctx, path, o, flt, mods)
+	if err != nil {
+		return err
+	}
+	return to.send(ctx, p, path)
+}
