@@ -46,7 +46,7 @@ func TestAnswers(t *testing.T) {
 	}{
 		"accepted":    {func(w http.ResponseWriter) { io.WriteString(w, "{}") }, "", false, 0},
 		"message":     {func(w http.ResponseWriter) { http.Error(w, `{"code":3,"message":"no such thing"}`, 400) }, "refused: 400 Bad Request: no such thing", false, 0},
-		"text":        {func(w http.ResponseWriter) { http.Error(w, "a\x1b[31mb\r\nc", 422) }, "refused: 422 Unprocessable Entity: a [31mb c", false, 0},
+		"text":        {func(w http.ResponseWriter) { http.Error(w, "a\x1b[31mb\r\nc", http.StatusUnprocessableEntity) }, "refused: 422 Unprocessable Entity: a [31mb c", false, 0},
 		"limit":       {func(w http.ResponseWriter) { w.Header().Set("Retry-After", "7"); w.WriteHeader(429) }, "429 Too Many Requests (try again after 7s)", true, 7 * time.Second},
 		"a long wait": {func(w http.ResponseWriter) { w.Header().Set("Retry-After", "4000000000"); w.WriteHeader(503) }, "503 Service Unavailable (try again after 1h0m0s)", true, time.Hour},
 		"a bad wait":  {func(w http.ResponseWriter) { w.Header().Set("Retry-After", "-1"); w.WriteHeader(503) }, "503 Service Unavailable (try again)", true, 0},
