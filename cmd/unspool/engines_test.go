@@ -1,0 +1,310 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	proto "github.com/google/pprof/profile"
+
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+// inliner spins in a function that is inlined into its caller.
+const inliner = `
+static volatile unsigned long n;
+static inline __attribute__((always_inline)) void spin(void) { for (int i = 0; i < 100000000; i++) n += i; }
+__attribute__((noinline)) void work(void) { spin(); n++; }
+int main(void) { work(); n++; return 0; }
+`
+
+// recordInliner returns a recording with an inlined call.
+func recordInliner(t *testing.T) string {
+	t.Helper()
+	oracle.Need(t, "gcc")
+	dir := t.TempDir()
+	src, exe, data := filepath.Join(dir, "inliner.c"), filepath.Join(dir, "inliner"), filepath.Join(dir, "a.data")
+	if err := os.WriteFile(src, []byte(inliner), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	oracle.Run(t, "gcc", "-O2", "-g", "-o", exe, src)
+	runProgram(t, "record", "-F", "999", "-o", data, "--", exe).want(t, 0, "")
+	return data
+}
+
+// samplesOf writes the samples of a profile in pprof's format, equal ones summed: its values, labels, and frames with inlined calls in brackets.
+func samplesOf(p *proto.Profile) map[string][]int64 {
+	out := map[string][]int64{}
+	for _, s := range p.Sample {
+		key := fmt.Sprintf("comm=%s pid=%d tid=%d stop=%s", strings.Join(s.Label["comm"], ""), s.NumLabel["pid"], s.NumLabel["tid"], strings.Join(s.Label["stop"], ""))
+		for _, l := range s.Location {
+			key += " | "
+			for i, line := range l.Line {
+				key += fmt.Sprintf("[%d]%s %s:%d", i, line.Function.Name, line.Function.Filename, line.Line)
+			}
+		}
+		add(out, key, s.Value...)
+	}
+	return out
+}
+
+func add(to map[string][]int64, key string, values ...int64) {
+	if to[key] == nil {
+		to[key] = make([]int64, len(values))
+	}
+	for i, v := range values {
+		to[key][i] += v
+	}
+}
+
+// reported is what report writes of a recording in pprof's format.
+func reported(t *testing.T, data string) (*proto.Profile, map[string][]int64) {
+	t.Helper()
+	r := runProgram(t, "report", data, "--format", "pprof")
+	r.want(t, 0, "")
+	p, err := proto.ParseData([]byte(r.out))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := samplesOf(p)
+	inlined := false
+	for key := range m {
+		inlined = inlined || strings.Contains(key, "[0]spin") && strings.Contains(key, "[1]work")
+	}
+	if !inlined {
+		t.Fatalf("no inlined call was recorded: %v", m)
+	}
+	return p, m
+}
+
+// TestPyroscope: the handler of Pyroscope's own API module gets what report writes, and what it refuses is said in its words.
+func TestPyroscope(t *testing.T) {
+	oracle.Long(t)
+	data := recordInliner(t)
+	cmd := exec.Command(oracle.Engine(t, "pyroscope"))
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	in := bufio.NewReader(pipe)
+	line := func() string {
+		s, err := in.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(s)
+	}
+	to := "pyroscope=http://" + line()
+	runProgram(t, "report", data, "--to", to, "--label", "team=a b").want(t, 0, "sent .* samples?, .*process_cpu:cpu:nanoseconds:cpu:nanoseconds{")
+	var req struct {
+		Series []struct {
+			Labels  []struct{ Name, Value string }
+			Samples []struct{ RawProfile []byte }
+		}
+	}
+	if err := json.Unmarshal([]byte(line()), &req); err != nil || len(req.Series) != 1 || len(req.Series[0].Samples) != 1 {
+		t.Fatalf("%v: %v", err, req)
+	}
+	labels := fmt.Sprint(req.Series[0].Labels)
+	for _, want := range []string{"{__name__ process_cpu}", "{service_name inliner}", "{team a b}"} {
+		if !strings.Contains(labels, want) {
+			t.Errorf("no %s in %s", want, labels)
+		}
+	}
+	got, err := proto.ParseData(req.Series[0].Samples[0].RawProfile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, want := reported(t, data)
+	if diff := cmp.Diff(want, samplesOf(got)); diff != "" {
+		t.Errorf("-reported +received:\n%s", diff)
+	}
+	if got.TimeNanos == 0 || got.DurationNanos == 0 || got.DurationNanos != p.DurationNanos {
+		t.Errorf("from %d for %d", got.TimeNanos, got.DurationNanos)
+	}
+	for _, c := range got.Comments {
+		if strings.HasPrefix(c, "command:") {
+			t.Errorf("the command line was sent: %s", c)
+		}
+	}
+	runProgram(t, "report", data, "--to", to, "--label", "service_name=limited").want(t, 1, `429 Too Many Requests: the limit is reached \(try again\)`)
+}
+
+// TestCollector: an OpenTelemetry collector writes, by HTTP and by gRPC, the samples that report writes: values, labels, names, lines and inlined calls.
+func TestCollector(t *testing.T) {
+	oracle.Long(t)
+	data := recordInliner(t)
+	_, want := reported(t, data)
+	exe := oracle.Engine(t, "collector")
+	for _, scheme := range []string{"http", "grpc"} {
+		t.Run(scheme, func(t *testing.T) {
+			dir := t.TempDir()
+			port, out := freePort(t), filepath.Join(dir, "out.json")
+			config := fmt.Sprintf(`
+receivers: {otlp: {protocols: {%s: {endpoint: "127.0.0.1:%d"}}}}
+exporters: {file: {path: %q}}
+service:
+  telemetry: {metrics: {level: none}}
+  pipelines: {profiles: {receivers: [otlp], exporters: [file]}}
+`, scheme, port, out)
+			if err := os.WriteFile(filepath.Join(dir, "c.yaml"), []byte(config), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.Command(exe, "--config", "file:"+filepath.Join(dir, "c.yaml"), "--feature-gates=service.profilesSupport")
+			var log bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &log, &log
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			stop := func() { cmd.Process.Signal(os.Interrupt); cmd.Wait() }
+			defer func() { cmd.Process.Kill() }()
+			at := fmt.Sprintf("127.0.0.1:%d", port)
+			for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+				if c, err := net.Dial("tcp", at); err == nil {
+					c.Close()
+					break
+				}
+				if time.Now().After(end) {
+					stop()
+					t.Fatalf("the collector does not listen:\n%s", &log)
+				}
+			}
+			runProgram(t, "report", data, "--to", "otlp="+scheme+"://"+at, "--label", "team=a b").want(t, 0, `otlp=\S+: sent .* samples?, .* \w+\n`)
+			stop() // it writes what it has
+			b, err := os.ReadFile(out)
+			if err != nil {
+				t.Fatalf("%v\n%s", err, &log)
+			}
+			got, resource := received(t, bytes.NewReader(b))
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("-reported +received:\n%s", diff)
+			}
+			if !strings.Contains(resource, "service.name=inliner") || !strings.Contains(resource, "team=a b") {
+				t.Errorf("resource: %s", resource)
+			}
+		})
+	}
+}
+
+func freePort(t *testing.T) int {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// A text is an AnyValue in the collector's JSON.
+type text struct {
+	StringValue         string
+	StringValueStrindex int
+	IntValue            string
+}
+
+// received reads what the collector has written as samplesOf writes it: samples/count first, then the first event.
+func received(t *testing.T, r io.Reader) (out map[string][]int64, resource string) {
+	var m struct {
+		ResourceProfiles []struct {
+			Resource struct {
+				Attributes []struct {
+					Key         string
+					KeyStrindex int
+					Value       text
+				}
+			}
+			ScopeProfiles []struct {
+				Profiles []struct {
+					SampleType struct{ TypeStrindex int }
+					Samples    []struct {
+						StackIndex       int
+						AttributeIndices []int
+						Values           []string
+					}
+				}
+			}
+		}
+		Dictionary struct {
+			LocationTable []struct {
+				Lines []struct {
+					FunctionIndex int
+					Line          json.Number
+				}
+			}
+			FunctionTable  []struct{ NameStrindex, FilenameStrindex int }
+			StringTable    []string
+			AttributeTable []struct {
+				KeyStrindex int
+				Value       text
+			}
+			StackTable []struct{ LocationIndices []int }
+		}
+	}
+	if err := json.NewDecoder(r).Decode(&m); err != nil {
+		t.Fatal(err)
+	}
+	d := &m.Dictionary
+	str := func(v text) string {
+		if v.StringValueStrindex > 0 {
+			return d.StringTable[v.StringValueStrindex]
+		}
+		return v.StringValue + v.IntValue
+	}
+	out = map[string][]int64{}
+	for _, a := range m.ResourceProfiles[0].Resource.Attributes {
+		key := a.Key
+		if a.KeyStrindex > 0 {
+			key = d.StringTable[a.KeyStrindex]
+		}
+		resource += key + "=" + str(a.Value) + " "
+	}
+	for _, p := range m.ResourceProfiles[0].ScopeProfiles[0].Profiles {
+		of := slices.Index([]string{"samples", "cpu"}, d.StringTable[p.SampleType.TypeStrindex])
+		if of < 0 {
+			of = 1
+		}
+		for _, s := range p.Samples {
+			at := map[string]string{}
+			for _, i := range s.AttributeIndices {
+				a := d.AttributeTable[i]
+				at[d.StringTable[a.KeyStrindex]] = str(a.Value)
+			}
+			key := fmt.Sprintf("comm=%s pid=[%s] tid=[%s] stop=%s", at["thread.name"], at["process.pid"], at["thread.id"], at["unspool.stop"])
+			for _, l := range d.StackTable[s.StackIndex].LocationIndices {
+				key += " | "
+				for i, line := range d.LocationTable[l].Lines {
+					f := d.FunctionTable[line.FunctionIndex]
+					n := string(line.Line)
+					if n == "" {
+						n = "0"
+					}
+					key += fmt.Sprintf("[%d]%s %s:%s", i, d.StringTable[f.NameStrindex], d.StringTable[f.FilenameStrindex], n)
+				}
+			}
+			values := make([]int64, 2)
+			if len(s.Values) != 1 {
+				t.Fatalf("%d values", len(s.Values))
+			}
+			if _, err := fmt.Sscan(s.Values[0], &values[of]); err != nil {
+				t.Fatal(err)
+			}
+			add(out, key, values...)
+		}
+	}
+	return out, resource
+}

@@ -1,0 +1,57 @@
+package oracle
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Engine returns the path of a server that receives profiles: "collector" or "pyroscope". Each is a module of its own below tools, built unless it is
+// in the user's cache. The collector takes a minute and a half of a processor.
+func Engine(t testing.TB, name string) string {
+	t.Helper()
+	Need(t, "go")
+	return Fetched(t, "the server tools/"+name, func(ctx context.Context) (string, error) { return buildEngine(ctx, name) })
+}
+
+func buildEngine(ctx context.Context, name string) (string, error) {
+	mod, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(filepath.Dir(strings.TrimSpace(string(mod))), "tools", name)
+	sum := sha256.New()
+	for _, f := range []string{"go.mod", "go.sum", "main.go"} {
+		b, err := os.ReadFile(filepath.Join(dir, f))
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintln(sum, f, len(b))
+		sum.Write(b)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(cache, "unspool-oracle", fmt.Sprintf("%s-%x", name, sum.Sum(nil)[:8]))
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return "", err
+	}
+	tmp := fmt.Sprintf("%s.%d", path, os.Getpid()) // others may be doing the same
+	defer os.Remove(tmp)
+	cmd := group(exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", tmp, "."))
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", errors.Join(err, errors.New(string(out)))
+	}
+	return path, os.Rename(tmp, path)
+}
