@@ -11,7 +11,6 @@ import (
 
 	"github.com/unspool/unspool/agent"
 	"github.com/unspool/unspool/agent/export"
-	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
@@ -84,7 +83,7 @@ func (s *sending) send(ctx context.Context, p *profile.Profile, path string) err
 		r, err := t.Export(ctx, b)
 		if err != nil {
 			fmt.Fprintf(stderr, "unspool: %s: %v\n", t, err)
-			failed = append(failed, "--to "+s.to[i])
+			failed = append(failed, "--to "+quoted(s.to[i]))
 			continue
 		}
 		where := ""
@@ -99,14 +98,31 @@ func (s *sending) send(ctx context.Context, p *profile.Profile, path string) err
 	if len(failed) == 0 {
 		return nil
 	}
+	if path == "-" {
+		return errors.New("not all was sent")
+	}
 	again := "unspool report " + strings.Join(failed, " ")
 	for _, l := range s.labels {
-		again += " --label " + l
+		again += " --label " + quoted(l)
 	}
-	if path == "-" {
-		return &cli.Exit{Status: 1, Err: errors.New("not all was sent")}
+	if s.opts.CA != "" {
+		again += " --ca " + quoted(s.opts.CA)
 	}
-	return &cli.Exit{Status: 1, Err: fmt.Errorf("not all was sent; %s has it: %s %s", path, again, path)}
+	if s.opts.TokenFile != "" {
+		again += " --token-file " + quoted(s.opts.TokenFile)
+	}
+	return fmt.Errorf("not all was sent; %s has it: %s %s", path, again, quoted(path))
+}
+
+// quoted returns s as a word of a shell.
+func quoted(s string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-./:=@%+,", r)
+	}
+	if s != "" && strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 // sendReport reads a recording and sends it.

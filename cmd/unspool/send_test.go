@@ -48,8 +48,8 @@ func TestSend(t *testing.T) {
 	if samples != 20 || r.out != "" {
 		t.Errorf("%d samples arrived; %q", samples, r.out)
 	}
-	r = runProgram(t, "report", data, "--to", "parca="+s.URL, "--to", "parca="+s.URL+"/full", "--label", "a=b")
-	r.want(t, 1, `429 Too Many Requests: too  ?many \(try again\)\nunspool: not all was sent; `+regexp.QuoteMeta(data)+` has it: unspool report --to parca=http://127.0.0.1:\d+/full --label a=b `)
+	r = runProgram(t, "report", data, "--to", "parca="+s.URL, "--to", "parca="+s.URL+"/full", "--label", "a=it's")
+	r.want(t, 1, `429 Too Many Requests: too  ?many \(try again\)\nunspool: not all was sent; `+regexp.QuoteMeta(data)+` has it: unspool report --to parca=http://127.0.0.1:\d+/full --label 'a=it'\\''s' `)
 
 	c := program(t, "record", "--to", "parca="+s.URL+"/full", "-F", "499", "--", "sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done")
 	r = finish(t, c)
