@@ -33,7 +33,7 @@ check:
 	@others="$(others)" && $(GO) run -trimpath ./internal/testlog $(GO) test -short -trimpath -vet=off $(TESTFLAGS) ./cmd/unspool $$others
 
 # The packages whose tests take long, longest first: the others, which are short, fill the gaps.
-LONGEST = lab cmd/unspool runtime/test lab/shapes source/perfevent emit/csource source/perfdata source/ebpf source/tracer shadow source/live
+LONGEST = lab cmd/unspool runtime/test lab/shapes source/perfevent emit/csource source/perfdata source/ebpf source/tracer shadow lab/random source/live
 others = $$($(GO) list $(LONGEST:%=./%) >/dev/null && $(GO) list ./... | \
 	grep -vxE "$$($(GO) list -m)/($(subst $() ,|,$(filter-out emit/csource source/perfdata,$(LONGEST))))")
 

@@ -17,6 +17,7 @@ var permits = []permit{
 	},
 	{
 		name: "gcc-xlogues", program: regexp.MustCompile(`-mcall-ms2sysv-xlogues`), own: true,
+		is:     registersOnly,
 		reason: "libgcc's subroutines save registers, and no row says so",
 	},
 	{
@@ -24,7 +25,7 @@ var permits = []permit{
 		reason: "the rule for the stack pointer's change is behind the stores of XMM registers",
 	},
 	{
-		name: "clang-outliner", program: regexp.MustCompile(`-enable-machine-outliner`), own: true,
+		name: "clang-outliner", program: regexp.MustCompile(`-enable-machine-outliner`), own: true, function: regexp.MustCompile(`^OUTLINED_FUNCTION_`), is: registersOnly,
 		reason: "outlined code changes callee-saved registers, and its rows do not say so",
 	},
 	{
@@ -47,9 +48,11 @@ func savesVector(f *shadow.Finding) bool {
 // realigned says whether a row is of the epilogue of a function that has aligned its stack, and has the CFA and the return address right:
 // the rules for registers count from the caller's %rbp, or there is none for %r13, which is used as %r10 is elsewhere.
 func realigned(f *shadow.Finding) bool {
-	if what := f.What(); slices.Contains(what, "cfa") || slices.Contains(what, "ra") {
-		return false
-	}
-	return strings.Contains(f.Row, "  rbp=[DW_OP_breg6 RBP+0]") || slices.Equal(f.What(), []string{"r13"}) &&
-		slices.ContainsFunc(f.Code, func(l shadow.Line) bool { return l.Text == "lea -0x10(%r13),%rsp" })
+	return registersOnly(f) && (strings.Contains(f.Row, "  rbp=[DW_OP_breg6 RBP+0]") || slices.Equal(f.What(), []string{"r13"}) &&
+		slices.ContainsFunc(f.Code, func(l shadow.Line) bool { return l.Text == "lea -0x10(%r13),%rsp" }))
+}
+
+// registersOnly says whether a row has the CFA and the return address right.
+func registersOnly(f *shadow.Finding) bool {
+	return !slices.Contains(f.What(), "cfa") && !slices.Contains(f.What(), "ra")
 }

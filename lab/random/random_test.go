@@ -37,6 +37,9 @@ type outcome struct {
 	Wrong    []string `json:",omitempty"`
 }
 
+// right says whether nothing is wrong.
+func (o *outcome) right() bool { return len(o.Wrong) == 0 && o.Error == "" && o.Lacks == "" }
+
 // try makes, compiles and executes a seed's program in a directory of its own below dir.
 func try(ctx context.Context, p *plan, dir string, steps uint64) *outcome {
 	o := &outcome{Version: version, Seed: p.seed, Program: p.String()}
@@ -135,7 +138,7 @@ func number(t testing.TB, name string, n uint64) uint64 {
 }
 
 // TestRandomLong executes RANDOM_PROGRAMS programs, from seed RANDOM_SEED on, for RANDOM_SECONDS at most, of RANDOM_STEPS instructions each at
-// most. The outcomes are lines of the file RANDOM_OUTCOMES; what is there already is not done again.
+// most. The outcomes are lines of the file RANDOM_OUTCOMES; what is there already, and is right, is not done again.
 func TestRandomLong(t *testing.T) {
 	file := os.Getenv("RANDOM_OUTCOMES")
 	if file == "" {
@@ -150,7 +153,7 @@ func TestRandomLong(t *testing.T) {
 	}
 	for line := range strings.Lines(string(text)) {
 		var o outcome
-		if json.Unmarshal([]byte(line), &o) == nil && o.Version == version {
+		if json.Unmarshal([]byte(line), &o) == nil && o.Version == version && o.Program == newPlan(o.Seed).String() && o.right() {
 			done[o.Seed] = &o
 		}
 	}
