@@ -194,7 +194,7 @@ func (p *plan) correct() {
 		without("-mavx2")
 		p.features &^= vectors | variadic | foreign
 	}
-	if p.has("-fno-dwarf2-cfi-asm") || p.gcc() && (p.has("-O0") || p.has("-fstack-protector-all")) {
+	if p.has("-fno-dwarf2-cfi-asm") || p.has("-fno-asynchronous-unwind-tables") || p.gcc() && (p.has("-O0") || p.has("-fstack-protector-all")) {
 		p.features &^= naked // its rows are in assembly; gcc stores arguments and canaries in the caller's frame
 	}
 	if p.has("-finstrument-functions") {
