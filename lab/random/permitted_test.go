@@ -32,10 +32,6 @@ var permits = []permit{
 		name: "morestack", program: regexp.MustCompile(`-fsplit-stack`), own: true, function: regexp.MustCompile(`^__morestack`),
 		reason: "libgcc's rows lead to the caller of the function that calls it in its prologue",
 	},
-	{
-		name: "synchronous", program: regexp.MustCompile(`-fno-asynchronous-unwind-tables|-Zuse-sync-unwind=yes`), own: true,
-		reason: "the rows are promised at calls only",
-	},
 }
 
 // savesVector says whether a row is wrong first at the store of a vector register.

@@ -37,8 +37,14 @@ type outcome struct {
 	Wrong    []string `json:",omitempty"`
 }
 
-// right says whether nothing is wrong.
-func (o *outcome) right() bool { return len(o.Wrong) == 0 && o.Error == "" && o.Lacks == "" }
+// right says whether nothing is wrong, and what was permitted still is.
+func (o *outcome) right() bool {
+	listed := func(name string) bool {
+		return slices.ContainsFunc(permits, func(k permit) bool { return k.name == name }) ||
+			slices.ContainsFunc(shadow.Knowns(), func(k *shadow.Known) bool { return k.Name == name })
+	}
+	return len(o.Wrong) == 0 && o.Error == "" && o.Lacks == "" && !slices.ContainsFunc(o.Known, func(name string) bool { return !listed(name) })
+}
 
 // try makes, compiles and executes a seed's program in a directory of its own below dir.
 func try(ctx context.Context, p *plan, dir string, steps uint64) *outcome {
