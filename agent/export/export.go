@@ -156,6 +156,14 @@ func (b *Batch) Type() (name, unit string) {
 	return e.Base(), e.Unit
 }
 
+// PeriodType returns the type and unit of the profile's period, as Pprof writes them; empty where it has none.
+func (b *Batch) PeriodType() (name, unit string) {
+	if p := b.Profile; len(p.Events) == 1 && p.Totals.Samples > 0 && !p.Waits() {
+		return b.Type()
+	}
+	return "", ""
+}
+
 // Selector returns the labels as queries have them: {name="value",…}.
 func (b *Batch) Selector() string {
 	var s []string

@@ -39,6 +39,25 @@ func TestNewBatch(t *testing.T) {
 	if got, want := b.Selector(), `{m="v",node="h",service_name="a",z="\""}`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
+	for name, want := range map[string][2]string{"cpu-clock:u": {"cpu", "cpu"}, "cycles:u": {"cycles", "cycles"}, profile.OffCPU: {"off-cpu", ""}} {
+		b.Profile.Events = []profile.Event{profile.NewEvent(name)}
+		var out bytes.Buffer
+		if err := b.Pprof(&out); err != nil {
+			t.Fatal(err)
+		}
+		q, err := proto.Parse(&out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		event, unit := b.Type()
+		period, per := b.PeriodType()
+		if q.PeriodType == nil {
+			q.PeriodType = &proto.ValueType{}
+		}
+		if event != want[0] || period != want[1] || *q.SampleType[1] != (proto.ValueType{Type: event, Unit: unit}) || *q.PeriodType != (proto.ValueType{Type: period, Unit: per}) {
+			t.Errorf("%s: %s %s, period %s %s; pprof has %v, %v", name, event, unit, period, per, q.SampleType[1], q.PeriodType)
+		}
+	}
 	var out bytes.Buffer
 	if err := b.Pprof(&out); err != nil {
 		t.Fatal(err)

@@ -71,6 +71,6 @@ func (e *Exporter) Export(ctx context.Context, b *export.Batch) (export.Receipt,
 	if err != nil {
 		return export.Receipt{}, err
 	}
-	event, unit := b.Type()
-	return export.Receipt{Bytes: len(body), Query: fmt.Sprintf("%s:samples:count:%s:%s:delta%s", name, event, unit, b.Selector())}, nil
+	period, unit := b.PeriodType()
+	return export.Receipt{Bytes: len(body), Query: fmt.Sprintf("%s:samples:count:%s:%s:delta%s", name, period, unit, b.Selector())}, nil
 }

@@ -70,5 +70,6 @@ func (e *Exporter) Export(ctx context.Context, b *export.Batch) (export.Receipt,
 	if err != nil {
 		return export.Receipt{}, err
 	}
-	return export.Receipt{Bytes: len(body), Query: fmt.Sprintf("%s:%s:%s:%s:%s%s", name, event, unit, event, unit, b.Selector())}, nil
+	period, per := b.PeriodType()
+	return export.Receipt{Bytes: len(body), Query: fmt.Sprintf("%s:%s:%s:%s:%s%s", name, event, unit, period, per, b.Selector())}, nil
 }
