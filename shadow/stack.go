@@ -117,14 +117,25 @@ func (th *thread) called(b *regs, x *inst) {
 		s.root = false
 	}
 	ra := b.pc + uint64(x.size)
-	if x.direct && x.rel == 0 {
+	if x.direct && x.rel == 0 && th.popsAt(ra) {
 		return // call 1f; 1: pop: to know its own address
 	}
-	f := frame{ra: ra, cfa: b.sp(), inner: x.direct && x.rel > 0 && x.rel < 64}
+	f := frame{ra: ra, cfa: b.sp(), inner: x.direct && x.rel >= 0 && x.rel < 64}
 	for i, r := range saved {
 		f.saved[i] = b.r[r]
 	}
 	s.push(f)
+}
+
+// popsAt says whether the instruction at pc takes the return address of a call to there. It may be the next function instead, which the call is meant
+// for where the caller does not go on. On a machine whose calls leave the address in a register, nothing can tell.
+func (th *thread) popsAt(pc uint64) bool {
+	if link >= 0 {
+		return true
+	}
+	var b [2]byte
+	n := readMemory(th.proc.pid, pc, b[:])
+	return n > 0 && b[0]&0xf8 == 0x58 || n > 1 && b[0]&0xfe == 0x40 && b[1]&0xf8 == 0x58
 }
 
 // left drops the frames that a return or a jump has left, on a machine whose calls leave the return address in a register: the stack pointer

@@ -29,6 +29,10 @@ var permits = []permit{
 		reason: "outlined code changes callee-saved registers, and its rows do not say so",
 	},
 	{
+		name: "llvm-push", program: regexp.MustCompile(`, rustc.* -Copt-level=z .*-Cforce-frame-pointers|, clang-.* -Oz`), own: true, is: popsConstant,
+		reason: "a constant that is pushed before the frame pointer is set has no rule",
+	},
+	{
 		name: "morestack", program: regexp.MustCompile(`-fsplit-stack`), own: true, function: regexp.MustCompile(`^__morestack`),
 		reason: "libgcc's rows lead to the caller of the function that calls it in its prologue",
 	},
@@ -51,4 +55,14 @@ func realigned(f *shadow.Finding) bool {
 // registersOnly says whether a row has the CFA and the return address right.
 func registersOnly(f *shadow.Finding) bool {
 	return !slices.Contains(f.What(), "cfa") && !slices.Contains(f.What(), "ra")
+}
+
+// popsConstant says whether a row is wrong first between the push of a constant and the pop that follows.
+func popsConstant(f *shadow.Finding) bool {
+	for i, l := range f.Code {
+		if l.Addr == f.Addr && i > 0 {
+			return strings.HasPrefix(l.Text, "pop %") && strings.HasPrefix(f.Code[i-1].Text, "pushq $")
+		}
+	}
+	return false
 }

@@ -203,6 +203,28 @@ right_strings:
 	ret
 	.cfi_endproc
 
+# A call of the next function, which does not come back: it returns from both.
+	.globl right_next
+right_next:
+	.cfi_startproc
+	push	%rbp
+	.cfi_def_cfa_offset 16
+	.cfi_offset rbp, -16
+	mov	%rsp, %rbp
+	.cfi_def_cfa_register rbp
+	call	right_next2
+	.cfi_endproc
+right_next2:
+	.cfi_startproc
+	push	%rcx
+	.cfi_def_cfa_offset 16
+	nop
+	pop	%rcx
+	.cfi_def_cfa_offset 8
+	leave
+	ret
+	.cfi_endproc
+
 	.globl main
 main:
 	.cfi_startproc
@@ -227,6 +249,7 @@ again:	call	wrong_cfa_ra_rbx
 	call	right_push_ret
 	call	right_retpoline
 	call	right_aligned
+	call	right_next
 	dec	%ebx
 	jnz	again
 	call	right_strings
