@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -22,13 +23,17 @@ import (
 )
 
 func runCmd() *cobra.Command {
-	strict, dir, stepper := false, "", ""
+	strict, which, dir, stepper := false, false, "", ""
 	c := &cobra.Command{
-		Use:   "run [--strict] [--stepper STEPPER] -- COMMAND [ARG...]",
-		Short: "Run a program that uses libunwind on compiled tables",
+		Use:   "run [--strict] [--stepper STEPPER] [--which] -- COMMAND [ARG...]",
+		Short: "Run a program that uses libunwind or libdw on compiled tables",
 		Long: `Run a program with unspool's libunwind in place of the system's. Stock perf script and perf report then unwind by
 compiled tables; the program itself is not changed. If the cache lacks tables, run compiles them first: for the program,
 and for all files mapped in a perf.data file among the arguments.
+
+If the program, or a library that it needs, is linked with elfutils' libdw, such as eu-stack and perf built without
+libunwind, a library in front of libdw is preloaded. With --which, run says which of these libraries the program is linked
+with, and does not start it.
 
 The library comes with a release; in the sources, make runtime builds it. run looks for it in --runtime, in $UNSPOOL_RUNTIME,
 beside this program (../lib/unspool, runtime/build), and in /usr/local/lib/unspool.
@@ -40,16 +45,28 @@ With --strict, all stacks equal stock libunwind's, to the byte.
 		Example: "  unspool run -- perf script -i perf.data\n  unspool run --strict -- perf report --stdio",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			path, err := exec.LookPath(args[0])
+			if err != nil {
+				return err
+			}
+			walkers := walkingLibraries(path)
+			if which {
+				_, err := fmt.Fprintln(c.OutOrStdout(), cmp.Or(strings.Join(walkers, " "), "none"))
+				return err
+			}
 			lib, err := doctor.FindDropin(dir)
 			if err != nil {
 				return err
 			}
-			path, err := exec.LookPath(args[0])
+			preload, err := preloaded(lib, walkers)
 			if err != nil {
 				return err
 			}
 			prepare(path, args[1:], stepper)
 			env := append(os.Environ(), "LD_LIBRARY_PATH="+strings.TrimSuffix(lib+":"+os.Getenv("LD_LIBRARY_PATH"), ":"))
+			if preload != "" {
+				env = append(env, "LD_PRELOAD="+strings.TrimSuffix(preload+":"+os.Getenv("LD_PRELOAD"), ":"))
+			}
 			if strict {
 				env = append(env, "UNSPOOL_STRICT=1")
 			}
@@ -61,10 +78,35 @@ With --strict, all stacks equal stock libunwind's, to the byte.
 	}
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
-	f.BoolVar(&strict, "strict", false, "walk the same stacks as stock libunwind, wrong stacks included")
+	f.BoolVar(&strict, "strict", false, "walk the same stacks as the stock library, wrong stacks included")
+	f.BoolVar(&which, "which", false, "say which library the program walks with, and do not run it")
 	cli.OneOf(c, &stepper, "stepper", "what leaves a frame: rules, table or native (default: table; with --strict, rules)", "rules", "table", "native")
 	f.StringVar(&dir, "runtime", "", "directory of the library")
 	return c
+}
+
+// frontOfLibdw is the library in front of libdw. It is built where libdw's headers are.
+const frontOfLibdw = "libunspool-dw.so"
+
+// preloaded returns the library in a directory to preload for a program that is linked with some walking libraries, "" for none. It is an error to
+// have none for a program that has no other.
+func preloaded(dir string, walkers []string) (string, error) {
+	at := slices.IndexFunc(walkers, func(name string) bool { return strings.HasPrefix(name, "libdw.so.") })
+	if at < 0 {
+		return "", nil
+	}
+	path := filepath.Join(dir, frontOfLibdw)
+	_, err := os.Stat(path)
+	if err == nil && strings.ContainsAny(path, ": ") {
+		err = fmt.Errorf("%s: LD_PRELOAD cannot have a path with blanks or colons", path)
+	}
+	if err == nil {
+		return path, nil
+	}
+	if len(walkers) > 1 {
+		return "", nil
+	}
+	return "", fmt.Errorf("the program walks with %s: %w: in unspool's sources, make runtime builds it where libdw-dev is installed", walkers[at], err)
 }
 
 // prepare compiles the tables that a program on the drop-in will want: its own, and those of the files that a recording

@@ -101,6 +101,38 @@ func TestDwStack(t *testing.T) {
 	}
 }
 
+// TestDwRun: unspool run preloads the library for eu-stack, and says what it is linked with.
+func TestDwRun(t *testing.T) {
+	oracle.Need(t, "eu-stack")
+	dwLibrary(t)
+	lib, exe := dropIn(t, "gcc"), filepath.Join(t.TempDir(), "unspool")
+	if out, err := exec.Command("go", "build", "-o", exe, "../../cmd/unspool").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for program, want := range map[string]string{"eu-stack": "libdw.so.1\n", "true": "none\n"} {
+		if out, err := exec.Command(exe, "run", "--which", "--", program).CombinedOutput(); string(out) != want || err != nil {
+			t.Errorf("%s: %q, %v", program, out, err)
+		}
+	}
+	pid, _ := dwTarget(t)
+	cmd := exec.Command(exe, "run", "--runtime", lib, "--", "eu-stack", "-p", fmt.Sprint(pid))
+	cmd.Env = append(stockEnv(), "UNSPOOL_STATS=1", "UNSPOOL_CACHE="+t.TempDir())
+	out, err := cmd.CombinedOutput()
+	if !strings.Contains(string(out), " compare\n") {
+		oracle.Lacks(t, fmt.Sprintf("the permission to trace: %v\n%s", err, out))
+	}
+	if c := dwCounts.FindSubmatch(out); err != nil || c == nil || string(c[4]) != "0" {
+		t.Errorf("%v\n%s", err, out)
+	}
+	none := t.TempDir()
+	if err := os.Symlink(filepath.Join(lib, "libunwind-x86_64.so.8"), filepath.Join(none, "libunwind-x86_64.so.8")); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(exe, "run", "--runtime", none, "--", "eu-stack", "-p", "1").CombinedOutput(); err == nil || !strings.Contains(string(out), "walks with libdw.so.1") {
+		t.Errorf("without the library: %v\n%s", err, out)
+	}
+}
+
 // TestDwRandom: in strict mode, walks through stacks of random contents are libdw's, to the frame and to the reason of their end.
 func TestDwRandom(t *testing.T) {
 	lib := dwLibrary(t)
