@@ -171,3 +171,58 @@ func TestDwRandom(t *testing.T) {
 	}
 	t.Logf("%d stacks, %d frames; differences: %v", len(stock), frames, bad)
 }
+
+// dwPerf is a perf that is linked with libdw only: $UNSPOOL_PERF_LIBDW, or built now, which takes minutes.
+func dwPerf(t *testing.T) string {
+	t.Helper()
+	if perf := os.Getenv("UNSPOOL_PERF_LIBDW"); perf != "" {
+		return perf
+	}
+	oracle.Need(t, "make", "gcc", "flex", "bison", "xz")
+	if _, err := os.Stat("/usr/src/linux-source-6.1.tar.xz"); err != nil {
+		oracle.Lacks(t, "linux-source-6.1")
+	}
+	dir := once(t, "perf with libdw only", func(dir string) error {
+		out, err := exec.Command("./perf-libdw.sh", dir).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w\n%s", err, out[max(0, len(out)-4096):])
+		}
+		return nil
+	})
+	return filepath.Join(dir, "perf")
+}
+
+// TestDwPerf: a perf that is linked with libdw only prints the same on the library in strict mode, byte for byte.
+func TestDwPerf(t *testing.T) {
+	oracle.Long(t)
+	lib, files, perf := dwLibrary(t), recordings(t), dwPerf(t)
+	for _, file := range files {
+		if name := filepath.Base(file); name != "gxx.data" && name != "hackbench.data" && name != "signals.data" {
+			continue
+		}
+		run := func(env ...string) (string, []string) {
+			cmd := exec.Command(perf, "script", "--no-inline", "-i", file)
+			cmd.Env = append(stockEnv(), env...)
+			var out, stderr strings.Builder
+			cmd.Stdout, cmd.Stderr = &out, &stderr
+			if err := cmd.Run(); err != nil {
+				t.Fatalf("%s: %v\n%s", file, err, &stderr)
+			}
+			t.Logf("%s %v: %v", filepath.Base(file), env, cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
+			return out.String(), dwCounts.FindStringSubmatch(stderr.String())
+		}
+		stock, _ := run()
+		ours, counts := run("LD_PRELOAD="+lib, "UNSPOOL_STATS=1", "UNSPOOL_STRICT=1")
+		if ours != stock {
+			t.Errorf("%s: %d bytes differ from stock's %d", file, len(ours), len(stock))
+		}
+		if counts == nil {
+			t.Errorf("%s: the library was not used", file)
+		} else {
+			t.Logf("%s: %s", filepath.Base(file), strings.TrimSpace(counts[0]))
+		}
+		if ours, counts = run("LD_PRELOAD="+lib, "UNSPOOL_STATS=1"); counts == nil || len(ours) < len(stock) {
+			t.Errorf("%s: by default %d bytes, stock %d; %q", file, len(ours), len(stock), counts)
+		}
+	}
+}
