@@ -75,11 +75,9 @@ static void open_file(struct dw_file *f)
 		us_module_fde(f->m, &f->t, DW_BIAS, f->m->segment[0].lo, &fde);
 }
 
-/* Takes the file that libdw has of a module without a name, such as the vDSO: its bytes are libdw's, while the Dwfl lives. */
-static void copy_image(struct dw_file *f, Elf *elf)
+/* Copies the file that libdw has of a module without a name, such as the vDSO: libdw keeps its bytes only while the Dwfl lives. */
+static void copy_image(struct dw_file *f, const char *bytes, size_t size)
 {
-	size_t size = 0;
-	char *bytes = dw_real.elf_rawfile(elf, &size);
 	void *copy = bytes && size <= DW_MAX_IMAGE ? malloc(size) : NULL;
 
 	if (!copy)
@@ -89,17 +87,71 @@ static void copy_image(struct dw_file *f, Elf *elf)
 	f->n_bytes = size;
 }
 
+static int is_image(const struct dw_file *f, const char *bytes, size_t size)
+{
+	return f->bytes && bytes && f->n_bytes == size && memcmp(f->bytes, bytes, size) == 0;
+}
+
 static int is_file(const struct dw_file *f, const struct stat *st)
 {
 	return f->ino == st->st_ino && f->dev == st->st_dev && f->size == st->st_size && f->changed.tv_sec == st->st_ctim.tv_sec &&
 	       f->changed.tv_nsec == st->st_ctim.tv_nsec;
 }
 
+/* The file at a path, opened where it is not known yet; NULL where there is none. */
+static struct dw_file *named(const char *path)
+{
+	struct dw_file *f;
+	struct stat st;
+	int fd;
+
+	if (stat(path, &st) != 0 || !S_ISREG(st.st_mode))
+		return NULL;
+	for (f = files; f; f = f->next)
+		if (is_file(f, &st))
+			return f;
+	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0)
+		return NULL;
+	/* The path may lead to another file by now. */
+	f = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? calloc(1, sizeof *f) : NULL;
+	if (!f) {
+		close(fd);
+		return NULL;
+	}
+	f->dev = st.st_dev;
+	f->ino = st.st_ino;
+	f->size = st.st_size;
+	f->changed = st.st_ctim;
+	f->fd = fd;
+	return f;
+}
+
+/* The file whose bytes libdw has, copied where it is not known yet; NULL where there is no memory. */
+static struct dw_file *nameless(Elf *elf)
+{
+	size_t size = 0;
+	const char *bytes = dw_real.elf_rawfile(elf, &size);
+	struct dw_file *f;
+
+	for (f = files; f; f = f->next)
+		if (is_image(f, bytes, size))
+			return f;
+	f = calloc(1, sizeof *f);
+	if (!f)
+		return NULL;
+	f->fd = -1;
+	copy_image(f, bytes, size);
+	if (f->bytes)
+		return f;
+	free(f);
+	return NULL;
+}
+
 void dw_module_open(struct dw_module *to, Dwfl_Module *mod)
 {
 	const char *path = NULL;
-	struct dw_file *f;
-	struct stat st;
+	struct dw_file *f, *known;
 	GElf_Addr bias;
 	Elf *elf;
 
@@ -109,21 +161,13 @@ void dw_module_open(struct dw_module *to, Dwfl_Module *mod)
 		return;
 	to->bias = bias;
 	dw_real.module_info(mod, NULL, NULL, NULL, NULL, NULL, &path, NULL);
-	if (!path || stat(path, &st) != 0 || !S_ISREG(st.st_mode)) {
-		path = NULL;
-		memset(&st, 0, sizeof st);
-	}
 	pthread_mutex_lock(&lock);
-	for (f = path ? files : NULL; f && !is_file(f, &st); f = f->next)
+	f = path ? named(path) : NULL;
+	if (!f)
+		f = nameless(elf);
+	for (known = files; known && known != f; known = known->next)
 		;
-	if (!f && (f = calloc(1, sizeof *f)) != NULL) {
-		f->dev = st.st_dev;
-		f->ino = st.st_ino;
-		f->size = st.st_size;
-		f->changed = st.st_ctim;
-		f->fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-		if (f->fd < 0)
-			copy_image(f, elf);
+	if (f && !known) {
 		open_file(f);
 		if (f->fd >= DW_MAX_FD) {
 			close(f->fd);

@@ -194,7 +194,7 @@ func dwPerf(t *testing.T) string {
 
 // TestDwPerf: a perf that is linked with libdw only prints the same on the library in strict mode, byte for byte.
 func TestDwPerf(t *testing.T) {
-	oracle.Long(t)
+	oracle.Full(t)
 	lib, files, perf := dwLibrary(t), recordings(t), dwPerf(t)
 	for _, file := range files {
 		if name := filepath.Base(file); name != "gxx.data" && name != "hackbench.data" && name != "signals.data" {
