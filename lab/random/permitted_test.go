@@ -35,7 +35,7 @@ var permits = []permit{
 	{
 		name: "clang-probe", program: regexp.MustCompile(`, clang-.* -fstack-clash-protection.*aligned`), own: true,
 		is:     func(f *shadow.Finding) bool { return strings.HasPrefix(f.Row, "cfa=rsp+8 ") },
-		reason: "the prologue's loop is behind the body, which has the entry's rows",
+		reason: "the prologue is lost but for its loop, and the rows are those of the frame that was meant",
 	},
 	{
 		name: "morestack", program: regexp.MustCompile(`-fsplit-stack`), own: true, function: regexp.MustCompile(`^__morestack`),
