@@ -118,7 +118,9 @@ int main(int argc, char **argv) {
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for seconds, stopped := range map[string]time.Duration{"0.6": 10 * time.Second, "1.2": 500 * time.Millisecond} {
+	// How much processor time the command has while this program is stopped: all that it takes, or less. A lack of less than three standard
+	// deviations, 33 of 119 samples, would be taken for chance.
+	for seconds, missed := range map[string]time.Duration{"0.6": time.Hour, "1.2": 500 * time.Millisecond} {
 		begun := filepath.Join(t.TempDir(), "begun")
 		rec := program(t, "record", "--source", "ptrace", "-F", "99", "-o", "x.folded", "--", prog, begun, seconds)
 		wait := begin(t, rec)
@@ -128,12 +130,23 @@ int main(int argc, char **argv) {
 		if err := rec.Process.Signal(unix.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		// Until the command is a zombie, if it ends by then.
-		ended := func() bool {
-			out, err := exec.Command("pgrep", "-r", "Z", "-P", fmt.Sprint(rec.Process.Pid)).Output()
-			return err == nil && len(out) > 0
+		out, err := exec.Command("pgrep", "-P", fmt.Sprint(rec.Process.Pid)).Output()
+		if err != nil {
+			t.Fatal(err)
 		}
-		for end := time.Now().Add(stopped); time.Now().Before(end) && !ended(); {
+		command := "/proc/" + strings.TrimSpace(string(out))
+		// ran returns the command's processor time, and whether it is a zombie.
+		ran := func() (d time.Duration, ended bool) {
+			stat, err1 := os.ReadFile(command + "/stat")
+			sched, err2 := os.ReadFile(command + "/schedstat")
+			if err1 != nil || err2 != nil {
+				t.Fatal(err1, err2)
+			}
+			fmt.Sscan(string(sched), (*int64)(&d))
+			return d, strings.Contains(string(stat), ") Z ")
+		}
+		from, ended := ran()
+		for now := from; !ended && now-from < missed; now, ended = ran() {
 			time.Sleep(10 * time.Millisecond)
 		}
 		if err := rec.Process.Signal(unix.SIGCONT); err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,7 +57,7 @@ var callGraphs = []string{perfevent.CFI: "cfi", perfevent.FramePointer: "fp", pe
 // readCallGraph reads --call-graph. Perf's other ways change nothing.
 func (p *plan) readCallGraph() error {
 	way, _, _ := strings.Cut(p.callGraph, ",")
-	at := slices.Index(callGraphs, p.callGraph)
+	at := slices.Index(callGraphs, cmp.Or(p.callGraph, callGraphs[perfevent.CFI]))
 	switch {
 	case at >= 0:
 		p.CallGraph = perfevent.CallGraph(at)
