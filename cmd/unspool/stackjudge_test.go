@@ -389,6 +389,8 @@ var stackDifferences = []difference{
 	{"", "gdb", `\(bad-return\), the judge goes on: 0x[1-9a-f]\w* $`, "it shows a return address that is in no mapping as a frame; here it is why the stack ends", false},
 	{"", "eu-stack", `\(bad-return\), the judge goes on: 0x[1-9a-f]\w* $`, "the same", false},
 	{"Go", "gdb", `\(outermost\), the judge goes on: 0x0 $`, "it does not know that runtime.goexit and mcall have no caller on their stack", false},
+	{"Go", "gdb", `in runtime.mcall \(outermost\), the judge goes on: 0x7f\w+ $`, "it takes the word above mcall's frame, on the stack that was switched to, for a return address; it is an address of the stack", true},
+	{"Go", "eu-stack", `in runtime.mcall \(outermost\), the judge goes on: 0x7f\w+ $`, "the same", true},
 	{"Go", "gdb", `ends after 1 frames in \S+ \(bad-return\), the judge goes on: 0x0 $`, "where the rule finds a return address of 0, it shows that as a frame; here it is why the stack ends", true},
 	{"Go", "gdb", `\(outermost\), the judge goes on: 0x\w+ runtime.clone$`, "it shows the function in which a thread begins, below runtime.mstart", true},
 	{"Go", "eu-stack", `\(outermost\), the judge goes on: 0x\w+ runtime.clone`, "the same", true},

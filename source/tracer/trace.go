@@ -224,8 +224,7 @@ func (r *Recorder) tracedBy(tid int) bool {
 // drain handles all that threads have to tell. It returns false if nobody is left.
 func (r *Recorder) drain() bool {
 	for {
-		r.overdue()
-		s, ok, err := ptrace.Next(-1)
+		s, ok, err := ptrace.NextAfter(-1, r.overdue)
 		switch {
 		case err != nil:
 			return false

@@ -169,8 +169,8 @@ func (r *Recorder) tickOver() {
 	}
 }
 
-// overdue counts the samples that are missing since ticks went by without a visit: this thread had no processor. It is called before the ends of
-// threads are heard of, since then nobody knows any more for how long they ran.
+// overdue counts the samples that are missing since ticks went by without a visit: this thread had no processor. It is called when there is something
+// to hear of a thread, and before it is heard: who has heard of a thread's end cannot read any more for how long the thread ran.
 func (r *Recorder) overdue() {
 	if n := time.Since(r.next) / r.tick; n > 0 {
 		for _, th := range r.threads {
@@ -246,7 +246,7 @@ func (r *Recorder) visit(cpu int) (threads int, late bool) {
 		}
 	}
 	for end := time.Now().Add(min(r.tick/2, moment)); asked > 0 && time.Now().Before(end); {
-		switch s, ok, err := ptrace.Next(-1); {
+		switch s, ok, err := ptrace.NextAfter(-1, r.overdue); {
 		case err != nil:
 			return asked, false
 		case ok:
