@@ -173,6 +173,27 @@ func (c *Client) Post(ctx context.Context, path string, header http.Header, body
 	return a, nil
 }
 
+// PostJSON posts a request in JSON, and returns how many bytes of it the server has accepted. The error is a *Refused or a *Later.
+func (c *Client) PostJSON(ctx context.Context, path string, header http.Header, request any) (n int, err error) {
+	body, err := json.Marshal(request)
+	if err != nil {
+		return 0, err
+	}
+	h := header.Clone()
+	if h == nil {
+		h = http.Header{}
+	}
+	h.Set("Content-Type", "application/json")
+	a, err := c.Post(ctx, path, h, body)
+	if err == nil {
+		err = a.Err()
+	}
+	if err != nil {
+		return 0, err
+	}
+	return len(body), nil
+}
+
 // spoken is a printable error: a server may have put its words into it.
 func spoken(err error) error {
 	var u *url.Error

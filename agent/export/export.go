@@ -5,10 +5,10 @@
 package export
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"regexp"
 	"slices"
 	"strings"
@@ -24,7 +24,10 @@ type Exporter interface {
 }
 
 // A Label says where a profile comes from.
-type Label struct{ Name, Value string }
+type Label struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
 
 // A Batch is a profile with its labels. Its Start and Duration are the time range; see NewBatch.
 type Batch struct {
@@ -141,8 +144,17 @@ func (b *Batch) Label(name string) string {
 	return ""
 }
 
-// Pprof writes the profile in pprof's format, compressed, with the time range.
-func (b *Batch) Pprof(w io.Writer) error { return pprof.Write(w, b.Profile) }
+// Pprof returns the profile in pprof's format, compressed, with the time range.
+func (b *Batch) Pprof() ([]byte, error) {
+	var raw bytes.Buffer
+	err := pprof.Write(&raw, b.Profile)
+	return raw.Bytes(), err
+}
+
+// Named returns the labels with the profile's name, as Prometheus has it, in front.
+func (b *Batch) Named(name string) []Label {
+	return append([]Label{{"__name__", name}}, b.Labels...)
+}
 
 // Type returns the sample type and unit of the profile's first event, as Pprof writes them.
 func (b *Batch) Type() (name, unit string) {

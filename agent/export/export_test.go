@@ -41,11 +41,11 @@ func TestNewBatch(t *testing.T) {
 	}
 	for name, want := range map[string][2]string{"cpu-clock:u": {"cpu", "cpu"}, "cycles:u": {"cycles", "cycles"}, profile.OffCPU: {"off-cpu", ""}} {
 		b.Profile.Events = []profile.Event{profile.NewEvent(name)}
-		var out bytes.Buffer
-		if err := b.Pprof(&out); err != nil {
+		raw, err := b.Pprof()
+		if err != nil {
 			t.Fatal(err)
 		}
-		q, err := proto.Parse(&out)
+		q, err := proto.ParseData(raw)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,11 +58,11 @@ func TestNewBatch(t *testing.T) {
 			t.Errorf("%s: %s %s, period %s %s; pprof has %v, %v", name, event, unit, period, per, q.SampleType[1], q.PeriodType)
 		}
 	}
-	var out bytes.Buffer
-	if err := b.Pprof(&out); err != nil {
+	raw, err := b.Pprof()
+	if err != nil {
 		t.Fatal(err)
 	}
-	q, err := proto.Parse(&out)
+	q, err := proto.ParseData(raw)
 	if err != nil || q.TimeNanos == 0 || q.DurationNanos == 0 || bytes.Contains([]byte(fmt.Sprint(q.Comments)), []byte("secret")) {
 		t.Errorf("%v, %v", q, err)
 	}

@@ -2,11 +2,8 @@
 package parca
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"net/http"
 	"net/url"
 
 	"github.com/unspool/unspool/agent/export"
@@ -39,11 +36,7 @@ type (
 		Samples []sample `json:"samples"`
 	}
 	labels struct {
-		Labels []label `json:"labels"`
-	}
-	label struct {
-		Name  string `json:"name"`
-		Value string `json:"value"`
+		Labels []export.Label `json:"labels"`
 	}
 	sample struct {
 		RawProfile []byte `json:"rawProfile"` // base64 in JSON
@@ -52,25 +45,15 @@ type (
 
 // Export sends a batch.
 func (e *Exporter) Export(ctx context.Context, b *export.Batch) (export.Receipt, error) {
-	var raw bytes.Buffer
-	if err := b.Pprof(&raw); err != nil {
-		return export.Receipt{}, err
-	}
-	s := series{Labels: labels{[]label{{"__name__", name}}}, Samples: []sample{{raw.Bytes()}}}
-	for _, l := range b.Labels {
-		s.Labels.Labels = append(s.Labels.Labels, label(l))
-	}
-	body, err := json.Marshal(request{[]series{s}})
+	raw, err := b.Pprof()
 	if err != nil {
 		return export.Receipt{}, err
 	}
-	a, err := e.client.Post(ctx, path, http.Header{"Content-Type": {"application/json"}}, body)
-	if err == nil {
-		err = a.Err()
-	}
+	s := series{labels{b.Named(name)}, []sample{{raw}}}
+	n, err := e.client.PostJSON(ctx, path, nil, request{[]series{s}})
 	if err != nil {
 		return export.Receipt{}, err
 	}
 	period, unit := b.PeriodType()
-	return export.Receipt{Bytes: len(body), Query: fmt.Sprintf("%s:samples:count:%s:%s:delta%s", name, period, unit, b.Selector())}, nil
+	return export.Receipt{Bytes: n, Query: fmt.Sprintf("%s:samples:count:%s:%s:delta%s", name, period, unit, b.Selector())}, nil
 }

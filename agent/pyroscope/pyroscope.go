@@ -2,9 +2,7 @@
 package pyroscope
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -32,12 +30,8 @@ type (
 		Series []series `json:"series"`
 	}
 	series struct {
-		Labels  []label  `json:"labels"`
-		Samples []sample `json:"samples"`
-	}
-	label struct {
-		Name  string `json:"name"`
-		Value string `json:"value"`
+		Labels  []export.Label `json:"labels"`
+		Samples []sample       `json:"samples"`
 	}
 	sample struct {
 		RawProfile []byte `json:"rawProfile"` // base64 in JSON
@@ -46,8 +40,8 @@ type (
 
 // Export sends a batch. Its profiles are of the type process_cpu if they count time on a CPU, as Pyroscope's own are.
 func (e *Exporter) Export(ctx context.Context, b *export.Batch) (export.Receipt, error) {
-	var raw bytes.Buffer
-	if err := b.Pprof(&raw); err != nil {
+	raw, err := b.Pprof()
+	if err != nil {
 		return export.Receipt{}, err
 	}
 	event, unit := b.Type()
@@ -55,21 +49,11 @@ func (e *Exporter) Export(ctx context.Context, b *export.Batch) (export.Receipt,
 	if event == "cpu" {
 		name = "process_cpu"
 	}
-	s := series{Labels: []label{{"__name__", name}}, Samples: []sample{{raw.Bytes()}}}
-	for _, l := range b.Labels {
-		s.Labels = append(s.Labels, label(l))
-	}
-	body, err := json.Marshal(request{[]series{s}})
-	if err != nil {
-		return export.Receipt{}, err
-	}
-	a, err := e.client.Post(ctx, path, http.Header{"Content-Type": {"application/json"}, "Connect-Protocol-Version": {"1"}}, body)
-	if err == nil {
-		err = a.Err()
-	}
+	s := series{b.Named(name), []sample{{raw}}}
+	n, err := e.client.PostJSON(ctx, path, http.Header{"Connect-Protocol-Version": {"1"}}, request{[]series{s}})
 	if err != nil {
 		return export.Receipt{}, err
 	}
 	period, per := b.PeriodType()
-	return export.Receipt{Bytes: len(body), Query: fmt.Sprintf("%s:%s:%s:%s:%s%s", name, event, unit, period, per, b.Selector())}, nil
+	return export.Receipt{Bytes: n, Query: fmt.Sprintf("%s:%s:%s:%s:%s%s", name, event, unit, period, per, b.Selector())}, nil
 }

@@ -138,19 +138,7 @@ func TestDwRandom(t *testing.T) {
 	lib := dwLibrary(t)
 	all := places(t)
 	snaps := snapshots(rand.New(rand.NewPCG(11, 12)), all, 20_000)
-	walk := func() []oracle.Chain {
-		w := oracle.Dwfl(t)
-		for _, p := range all {
-			if err := w.Map(0, p.m); err != nil {
-				t.Fatal(err)
-			}
-		}
-		chains, err := w.Walk(snaps)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return chains
-	}
+	walk := func() []oracle.Chain { return walked(t, oracle.Dwfl(t), all, snaps) }
 	t.Setenv("LD_PRELOAD", "")
 	stock := walk()
 	t.Setenv("LD_PRELOAD", lib)

@@ -109,23 +109,28 @@ func unset(a, b []uint64, all []place, s *oracle.Snapshot) bool {
 	return false
 }
 
+// walked returns the chains of snapshots, by a walker that knows the mappings of all places.
+func walked(t *testing.T, w *oracle.Walker, all []place, snaps []oracle.Snapshot) []oracle.Chain {
+	t.Helper()
+	for _, p := range all {
+		if err := w.Map(0, p.m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	chains, err := w.Walk(snaps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return chains
+}
+
 // TestStrictRandom: in strict mode, walks through stacks of random contents are those of Debian's library, without its
 // cache, to the frame and to the reason of their end.
 func TestStrictRandom(t *testing.T) {
 	all := places(t)
 	snaps := snapshots(rand.New(rand.NewPCG(9, 10)), all, 30_000)
 	walk := func(snaps []oracle.Snapshot) []oracle.Chain {
-		w := oracle.LibunwindUncached(t)
-		for _, p := range all {
-			if err := w.Map(0, p.m); err != nil {
-				t.Fatal(err)
-			}
-		}
-		chains, err := w.Walk(snaps)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return chains
+		return walked(t, oracle.LibunwindUncached(t), all, snaps)
 	}
 	t.Setenv("LD_LIBRARY_PATH", "")
 	stock := walk(snaps)
