@@ -370,7 +370,7 @@ func TestSlow(t *testing.T) {
 		for tries := 0; due < enough && tries < most; tries++ {
 			for !r.alarm.wait(time.Now().Add(5 * time.Millisecond)) {
 			}
-			if r.began(pid, pid)+uint64(recently) < r.began(unix.Getpid(), unix.Gettid()) {
+			if at, _ := r.began(pid, pid); at < r.displaced() {
 				continue
 			}
 			// As if all that a visit does took longer than a tick of the scheduler.

@@ -9,6 +9,8 @@
 //     are then counted too often.
 //   - Page faults and interrupts count for the instruction they interrupt.
 //   - A tick visits 64 processors at most, and beyond eight none but those that threads ran on last.
+//   - A thread that lost its processor to another just before the tracer came is not sampled: see displaced. Most of those that run for some
+//     tens of microseconds at a time are lost that way, and counted.
 //   - A thread that has slept for two seconds is not sampled before it has run, unless another thread runs on its processor.
 //
 // Where the tracer gets no processor, ticks go by without a visit. For each tick's time that threads have run meanwhile, a sample counts as lost.

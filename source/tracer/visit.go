@@ -29,7 +29,6 @@ const (
 	maxVisits = 64                    // in a tick
 	maxLooked = 256                   // threads that are looked at in every visit, wherever they ran when it was planned; and those that rest
 	leastNap  = 50 * time.Microsecond // before a visit
-	recently  = 50 * time.Microsecond // for which this thread has run when it asks for how long others have not, on most machines
 	maxCredit = 100                   // ticks that a thread may lag behind
 	maxAgain  = 4                     // times that a visit is repeated at which this thread came late
 	lately    = 2 * time.Second       // for which threads that sleep are visited where any of them ran: one may run again for less than a tick
@@ -215,8 +214,7 @@ func (r *Recorder) settle() {
 // visit asks the thread that was interrupted to stop, and waits a moment for it: handle samples it. If late, it has asked nobody: after the timer,
 // others have run, such as the threads that it counts.
 func (r *Recorder) visit(cpu int) (threads int, late bool) {
-	since := r.began(unix.Getpid(), unix.Gettid())
-	spent := max(recently, processorTime()-r.alarm.spent)
+	since := r.displaced()
 	r.rouse(cpu)
 	var ran []*thread
 	for _, th := range r.ready {
@@ -232,8 +230,10 @@ func (r *Recorder) visit(cpu int) (threads int, late bool) {
 			if th.on == cpu && th.credit >= r.tick {
 				ran = append(ran, th)
 			}
-		case th.on == r.here && r.began(th.proc.pid, th.tid)+uint64(spent) >= since:
-			ran = append(ran, th)
+		case th.on == r.here:
+			if at, _ := r.began(th.proc.pid, th.tid); at >= since {
+				ran = append(ran, th)
+			}
 		}
 	}
 	if r.here >= 0 && !r.alarm.straight() {
@@ -276,32 +276,43 @@ func (r *Recorder) rouse(cpu int) {
 	})
 }
 
-// processorTime returns for how long this thread has run. The scheduler says since when it does, but where this processor is slow, a tick may
-// have been counted since the timer woke it.
+// processorTime returns for how long this thread has run.
 func processorTime() time.Duration {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
 	return time.Duration(ts.Nano())
 }
 
-// began returns when the scheduler last began to count a thread's time, by the processor's clock in nanoseconds; 0 if it is not told. For the
-// thread that runs, that is no earlier than when it got the processor, and for others when they lost it.
-func (r *Recorder) began(pid, tid int) uint64 {
+// began returns when the scheduler last began to count a thread's time, by the processor's clock in nanoseconds, and what it had counted by
+// then; 0 if it is not told. For the thread that runs, that is no earlier than when it got the processor, and for others when they lost it.
+func (r *Recorder) began(pid, tid int) (at uint64, ran time.Duration) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/task/%d/sched", pid, tid))
 	if err != nil {
-		return 0
+		return 0, 0
 	}
 	defer f.Close()
 	n, _ := f.Read(r.text)
-	_, b, _ := bytes.Cut(r.text[:n], []byte("\nse.exec_start"))
-	b, _, _ = bytes.Cut(b, []byte("\n"))
-	_, b, _ = bytes.Cut(b, []byte(":"))
-	ms, frac, _ := bytes.Cut(bytes.TrimSpace(b), []byte("."))
-	ns, err := strconv.ParseUint(string(ms)+string(frac), 10, 64) // six digits follow the point
-	if err != nil || len(frac) != 6 {
-		return 0
+	field := func(name string) uint64 {
+		_, b, _ := bytes.Cut(r.text[:n], []byte("\n"+name))
+		b, _, _ = bytes.Cut(b, []byte("\n"))
+		_, b, _ = bytes.Cut(b, []byte(":"))
+		ms, frac, _ := bytes.Cut(bytes.TrimSpace(b), []byte("."))
+		ns, err := strconv.ParseUint(string(ms)+string(frac), 10, 64) // six digits follow the point
+		if err != nil || len(frac) != 6 {
+			return 0
+		}
+		return ns
 	}
-	return ns
+	return field("se.exec_start"), time.Duration(field("se.sum_exec_runtime"))
+}
+
+// displaced returns when this thread got the processor, or a few microseconds before; 0 if it is not told. Whoever lost it since then lost it to
+// this thread. Who lost it to another a moment earlier is not sampled: the other may have been woken by another processor, and who has to make
+// way for it goes on until that processor's interrupt comes, or to the end of its next system call.
+func (r *Recorder) displaced() uint64 {
+	at, ran := r.began(unix.Getpid(), unix.Gettid())
+	// Where this processor is slow, the scheduler has counted some of the time since the timer woke this thread.
+	return at - min(at, uint64(max(0, ran-r.alarm.spent)))
 }
 
 // ask asks a thread to stop. One that still waits for this thread's processor when it has been asked stops where it was interrupted: before it
