@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -173,25 +174,18 @@ func (c *Client) Post(ctx context.Context, path string, header http.Header, body
 	return a, nil
 }
 
-// PostJSON posts a request in JSON, and returns how many bytes of it the server has accepted. The error is a *Refused or a *Later.
-func (c *Client) PostJSON(ctx context.Context, path string, header http.Header, request any) (n int, err error) {
-	body, err := json.Marshal(request)
-	if err != nil {
-		return 0, err
-	}
-	h := header.Clone()
-	if h == nil {
-		h = http.Header{}
-	}
-	h.Set("Content-Type", "application/json")
-	a, err := c.Post(ctx, path, h, body)
+// SendJSON posts a request in JSON. The error is a *Refused or a *Later.
+func (c *Client) SendJSON(ctx context.Context, path string, header http.Header, r *Request) (Receipt, error) {
+	h := http.Header{"Content-Type": {"application/json"}}
+	maps.Copy(h, header)
+	a, err := c.Post(ctx, path, h, r.Body)
 	if err == nil {
 		err = a.Err()
 	}
 	if err != nil {
-		return 0, err
+		return Receipt{}, err
 	}
-	return len(body), nil
+	return Receipt{Bytes: len(r.Body)}, nil
 }
 
 // spoken is a printable error: a server may have put its words into it.

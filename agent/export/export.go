@@ -1,7 +1,7 @@
 // Package export is what all exporters share: the batch that is sent, the answers of engines, and an HTTP client that trusts no server.
 //
-// An Exporter sends one batch to one engine. It keeps nothing, and tries once. Its error is a *Refused or a *Later, or says why nothing could be
-// sent at all. Answers of servers are hostile: how much of them is read is bounded, and their words are printable.
+// An Exporter encodes a batch for one engine, and sends what it has encoded. It keeps nothing, and tries once. The error of Send is a *Refused or
+// a *Later, or says why nothing could be sent at all. Answers of servers are hostile: how much of them is read is bounded, and their words are printable.
 package export
 
 import (
@@ -20,7 +20,14 @@ import (
 
 // An Exporter sends batches to an engine. It is safe for concurrent use.
 type Exporter interface {
-	Export(ctx context.Context, b *Batch) (Receipt, error)
+	Encode(b *Batch) (*Request, error)
+	Send(ctx context.Context, r *Request) (Receipt, error)
+}
+
+// A Request is a batch as an engine takes it.
+type Request struct {
+	Body  []byte
+	Query string // what finds the profile in the engine; may be empty
 }
 
 // A Label says where a profile comes from.
@@ -41,7 +48,6 @@ const ServiceName = "service_name"
 // A Receipt says what an engine has accepted.
 type Receipt struct {
 	Bytes int    // of the request's body
-	Query string // what finds the profile in the engine; may be empty
 	Note  string // a warning of the server's, printable; may be empty
 }
 

@@ -54,28 +54,33 @@ func New(base *url.URL, o export.Options) (*Exporter, error) {
 	return &Exporter{c, grpc}, nil
 }
 
-// Export sends a batch, compressed.
-func (e *Exporter) Export(ctx context.Context, b *export.Batch) (export.Receipt, error) {
+// Encode returns a batch as an ExportProfilesServiceRequest, compressed.
+func (e *Exporter) Encode(b *export.Batch) (*export.Request, error) {
 	var z stdbytes.Buffer
 	w, err := gzip.NewWriterLevel(&z, gzip.BestSpeed)
 	if err != nil {
-		return export.Receipt{}, err
+		return nil, err
 	}
 	if _, err := w.Write(request(b)); err != nil {
-		return export.Receipt{}, err
+		return nil, err
 	}
 	if err := w.Close(); err != nil {
-		return export.Receipt{}, err
+		return nil, err
 	}
+	return &export.Request{Body: z.Bytes()}, nil
+}
+
+// Send sends a request.
+func (e *Exporter) Send(ctx context.Context, q *export.Request) (export.Receipt, error) {
 	send := e.overHTTP
 	if e.grpc {
 		send = e.overGRPC
 	}
-	answer, err := send(ctx, z.Bytes())
+	answer, err := send(ctx, q.Body)
 	if err != nil {
 		return export.Receipt{}, err
 	}
-	r := export.Receipt{Bytes: z.Len()}
+	r := export.Receipt{Bytes: len(q.Body)}
 	rejected, words, err := partial(answer)
 	switch {
 	case err != nil:

@@ -386,7 +386,11 @@ func TestAnswers(t *testing.T) {
 				w.WriteHeader(c.status)
 				io.WriteString(w, c.body)
 			})
-			r, err := e.Export(context.Background(), batch(t, sample()))
+			q, err := e.Encode(batch(t, sample()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := e.Send(context.Background(), q)
 			if c.fails != (err != nil) {
 				t.Fatalf("%v", err)
 			}

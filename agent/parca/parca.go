@@ -3,6 +3,7 @@ package parca
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/url"
 
@@ -43,17 +44,21 @@ type (
 	}
 )
 
-// Export sends a batch.
-func (e *Exporter) Export(ctx context.Context, b *export.Batch) (export.Receipt, error) {
+// Encode returns a batch as WriteRaw takes it.
+func (e *Exporter) Encode(b *export.Batch) (*export.Request, error) {
 	raw, err := b.Pprof()
 	if err != nil {
-		return export.Receipt{}, err
+		return nil, err
 	}
-	s := series{labels{b.Named(name)}, []sample{{raw}}}
-	n, err := e.client.PostJSON(ctx, path, nil, request{[]series{s}})
+	body, err := json.Marshal(request{[]series{{labels{b.Named(name)}, []sample{{raw}}}}})
 	if err != nil {
-		return export.Receipt{}, err
+		return nil, err
 	}
 	period, unit := b.PeriodType()
-	return export.Receipt{Bytes: n, Query: fmt.Sprintf("%s:samples:count:%s:%s:delta%s", name, period, unit, b.Selector())}, nil
+	return &export.Request{Body: body, Query: fmt.Sprintf("%s:samples:count:%s:%s:delta%s", name, period, unit, b.Selector())}, nil
+}
+
+// Send sends a request.
+func (e *Exporter) Send(ctx context.Context, r *export.Request) (export.Receipt, error) {
+	return e.client.SendJSON(ctx, path, nil, r)
 }

@@ -3,6 +3,7 @@ package pyroscope
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -38,22 +39,26 @@ type (
 	}
 )
 
-// Export sends a batch. Its profiles are of the type process_cpu if they count time on a CPU, as Pyroscope's own are.
-func (e *Exporter) Export(ctx context.Context, b *export.Batch) (export.Receipt, error) {
+// Encode returns a batch as Push takes it. Its profiles are of the type process_cpu if they count time on a CPU, as Pyroscope's own are.
+func (e *Exporter) Encode(b *export.Batch) (*export.Request, error) {
 	raw, err := b.Pprof()
 	if err != nil {
-		return export.Receipt{}, err
+		return nil, err
 	}
 	event, unit := b.Type()
 	name := "unspool"
 	if event == "cpu" {
 		name = "process_cpu"
 	}
-	s := series{b.Named(name), []sample{{raw}}}
-	n, err := e.client.PostJSON(ctx, path, http.Header{"Connect-Protocol-Version": {"1"}}, request{[]series{s}})
+	body, err := json.Marshal(request{[]series{{b.Named(name), []sample{{raw}}}}})
 	if err != nil {
-		return export.Receipt{}, err
+		return nil, err
 	}
 	period, per := b.PeriodType()
-	return export.Receipt{Bytes: n, Query: fmt.Sprintf("%s:%s:%s:%s:%s%s", name, event, unit, period, per, b.Selector())}, nil
+	return &export.Request{Body: body, Query: fmt.Sprintf("%s:%s:%s:%s:%s%s", name, event, unit, period, per, b.Selector())}, nil
+}
+
+// Send sends a request.
+func (e *Exporter) Send(ctx context.Context, r *export.Request) (export.Receipt, error) {
+	return e.client.SendJSON(ctx, path, http.Header{"Connect-Protocol-Version": {"1"}}, r)
 }

@@ -80,15 +80,19 @@ func (s *sending) send(ctx context.Context, p *profile.Profile, path string) err
 	}
 	var failed []string
 	for i, t := range s.targets {
-		r, err := t.Export(ctx, b)
+		q, err := t.Encode(b)
+		if err != nil {
+			return err
+		}
+		r, err := t.Send(ctx, q)
 		if err != nil {
 			fmt.Fprintf(stderr, "unspool: %s: %v\n", t, err)
 			failed = append(failed, "--to "+quoted(s.to[i]))
 			continue
 		}
 		where := ""
-		if r.Query != "" {
-			where = "; look there for " + r.Query
+		if q.Query != "" {
+			where = "; look there for " + q.Query
 		}
 		fmt.Fprintf(stderr, "unspool: %s: sent %s, %s%s\n", t, profile.Count(p.Totals.Samples, "sample", "samples"), profile.Bytes(int64(r.Bytes)), where)
 		if r.Note != "" {
