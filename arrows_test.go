@@ -59,7 +59,7 @@ var arrows = []struct {
 	{"tui/tuitest", []string{"profile", "unwind", "arch"}},
 	{"tui/*", []string{"tui", "record", "profile", "unwind"}},
 	{"record", []string{"names", "modules", "profile", "profile/pprof", "source", "source/*", "unwind", "arch"}},
-	{"agent", []string{"agent/*"}},
+	{"agent", []string{"agent/*", "profile", "unwind"}},
 	{"agent/export", []string{"profile", "profile/pprof"}},
 	{"agent/*", []string{"agent/export", "profile", "unwind"}},
 	{"doctor", []string{"record", "names", "modules", "profile", "source/*", "symbol"}},

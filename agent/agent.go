@@ -1,51 +1,250 @@
-// Package agent sends profiles to the engines that store and show them. The packages below it speak the engines' protocols.
+// Package agent profiles a machine all the time, and sends the profiles to the engines that store and show them.
+//
+// An Agent takes samples, and sorts them by the place where their process lives: Add. At the end of each interval, it makes a profile of each
+// place's samples, with labels (Cut), and puts it into the Queue of each target. A Queue sends in its own time, in bounded memory. The packages
+// below this one speak the engines' protocols: export has what they share.
+//
+// All that processes say of themselves, and all that engines answer, is hostile: names are bounded and valid UTF-8, and so are numbers of places.
 package agent
 
 import (
+	"cmp"
+	"context"
 	"fmt"
-	"maps"
-	"net/url"
+	"io"
+	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/unspool/unspool/agent/export"
-	"github.com/unspool/unspool/agent/otlp"
-	"github.com/unspool/unspool/agent/parca"
-	"github.com/unspool/unspool/agent/pyroscope"
-	"github.com/unspool/unspool/internal/printable"
+	"github.com/unspool/unspool/internal/procfs"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/unwind"
 )
 
-// A Target is a server of an engine.
-type Target struct {
-	export.Exporter
-	Kind, URL string
+// Options say what an agent does with samples.
+type Options struct {
+	Labels []export.Label // of all profiles; they go before what is found out
+	Queues []*Queue
+	Names  profile.Namer
+	Info   func() profile.Info // of the recording: events, host
+	Lost   func() uint64       // samples lost since the recording began
+	Log    func(error)         // is told what could not be encoded; may be nil
 }
 
-func (t *Target) String() string { return t.Kind + "=" + t.URL }
+// An Agent gathers samples. Add and Cut are safe for concurrent use.
+type Agent struct {
+	o Options
 
-var kinds = map[string]func(*url.URL, export.Options) (export.Exporter, error){
-	"otlp":      func(u *url.URL, o export.Options) (export.Exporter, error) { return otlp.New(u, o) },
-	"parca":     func(u *url.URL, o export.Options) (export.Exporter, error) { return parca.New(u, o) },
-	"pyroscope": func(u *url.URL, o export.Options) (export.Exporter, error) { return pyroscope.New(u, o) },
+	mu      sync.Mutex
+	groups  map[group]*profile.Builder
+	members map[int32]group // of processes, in this interval
+	since   time.Time
+	was     uint64 // lost before
+	stats   Stats
 }
 
-// Kinds are the engines and protocols that there are exporters for, sorted.
-func Kinds() []string { return slices.Sorted(maps.Keys(kinds)) }
+// Stats count what an agent has seen since it began.
+type Stats struct {
+	Samples   uint64
+	Idle      uint64 // of processors that had nothing to do: they are nowhere else
+	Lost      uint64
+	Profiles  uint64
+	Crowded   uint64                  // samples that were counted for "other", because there were too many places
+	Unplaced  uint64                  // samples of processes that had gone before it was known where they lived
+	Stops     [unwind.NumStops]uint64 // of user stacks, by why they end
+	Processes int                     // in the last interval
+	Last      time.Time               // when it ended
+}
 
-// Open returns the target that "KIND=URL" names. It does not reach for the server.
-func Open(s string, o export.Options) (*Target, error) {
-	kind, at, ok := strings.Cut(s, "=")
-	open := kinds[kind]
-	if !ok || open == nil {
-		return nil, fmt.Errorf("a target is KIND=URL, and KIND is %s: %q is none", printable.Either(Kinds()), printable.String(s))
+// A group is what the samples of a profile have in common.
+type group struct {
+	service string
+	Place
+}
+
+const (
+	maxGroups  = 512 // profiles of an interval
+	maxMembers = 1 << 16
+	maxService = 128 // bytes of a service's name
+)
+
+// New returns an agent whose first interval begins now.
+func New(o Options, now time.Time) *Agent {
+	return &Agent{o: o, groups: map[group]*profile.Builder{}, members: map[int32]group{}, since: now}
+}
+
+// Add takes a sample. Its error is always nil.
+func (a *Agent) Add(s *profile.Sample) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stats.Samples++
+	if s.PID == 0 && !s.HasUser { // not a process of another PID namespace, which has no number here
+		a.stats.Idle++
+		return nil
 	}
-	u, err := url.Parse(at)
+	if s.HasUser && s.Stop < unwind.NumStops {
+		a.stats.Stops[s.Stop]++
+	}
+	g, ok := a.members[s.PID]
+	if !ok {
+		g = a.find(s)
+		if len(a.members) < maxMembers {
+			a.members[s.PID] = g
+		}
+	}
+	if g.Cgroup == "" {
+		a.stats.Unplaced++
+	}
+	b := a.groups[g]
+	if b == nil {
+		if len(a.groups) >= maxGroups {
+			g = group{service: "other"}
+			a.stats.Crowded++
+		}
+		if b = a.groups[g]; b == nil {
+			b = profile.NewBuilder()
+			a.groups[g] = b
+		}
+	}
+	b.Add(s)
+	return nil
+}
+
+// find finds out where the process of a sample lives. It may have gone: then its command is all that is known.
+func (a *Agent) find(s *profile.Sample) (g group) {
+	if procfs.KernelThread(int(s.PID)) {
+		return group{service: "kernel", Place: Place{Cgroup: "/"}}
+	}
+	g.Place = PlaceOf(s.PID)
+	g.service = g.name()
+	if g.service == "" {
+		g.service = name(cmp.Or(command(s.PID), s.Comm, "unknown"))
+	}
+	return g
+}
+
+// name is the service of a place: the unit's, without its kind. Units of people's sessions, and those that run containers, are no services.
+func (p *Place) name() string {
+	unit, ok := strings.CutSuffix(p.Unit, ".service")
+	if !ok || p.Container != "" || strings.HasPrefix(unit, "user@") {
+		return ""
+	}
+	return name(unit)
+}
+
+// name returns a service's name: at most 128 bytes of valid UTF-8.
+func name(s string) string {
+	return strings.ToValidUTF8(s[:min(len(s), maxService)], "\ufffd")
+}
+
+// command returns the name of a process's first thread; empty if it has gone.
+func command(pid int32) string {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {
-		return nil, fmt.Errorf("%s: the URL cannot be read", kind) // err may show a password
+		return ""
 	}
-	e, err := open(u, o)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", kind, err)
+	defer f.Close()
+	b, _ := io.ReadAll(io.LimitReader(f, maxService))
+	return strings.TrimSuffix(string(b), "\n")
+}
+
+func (g *group) labels() (out []export.Label) {
+	for _, l := range []export.Label{
+		{Name: export.ServiceName, Value: g.service}, {Name: "cgroup", Value: g.Cgroup}, {Name: "unit", Value: g.Unit},
+		{Name: "container_id", Value: g.Container}, {Name: "pod_uid", Value: g.Pod},
+	} {
+		if l.Value != "" {
+			out = append(out, l)
+		}
 	}
-	return &Target{e, kind, u.String()}, nil
+	return out
+}
+
+// Cut ends the interval, and returns a batch for each place that had samples, the largest first. That one says how many samples were lost on the
+// machine.
+func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
+	lost := a.o.Lost()
+	a.mu.Lock()
+	groups, since := a.groups, a.since
+	missing := lost - min(lost, a.was)
+	a.stats.Processes, a.stats.Last = len(a.members), now
+	a.stats.Lost += missing
+	a.groups, a.members, a.since, a.was = map[group]*profile.Builder{}, map[int32]group{}, now, lost
+	a.mu.Unlock()
+
+	info := a.o.Info()
+	info.Start, info.Duration, info.Loss = since, now.Sub(since), profile.Loss{}
+	for g, b := range groups {
+		labels := slices.Clone(a.o.Labels)
+		for _, l := range g.labels() {
+			if !slices.ContainsFunc(labels, func(given export.Label) bool { return given.Name == l.Name }) {
+				labels = append(labels, l)
+			}
+		}
+		batch, e := export.NewBatch(b.Profile(a.o.Names, info), labels, now)
+		if e != nil {
+			err = cmp.Or(err, e)
+			continue
+		}
+		out = append(out, batch)
+	}
+	slices.SortFunc(out, func(a, b *export.Batch) int {
+		return cmp.Or(cmp.Compare(b.Profile.Totals.Samples, a.Profile.Totals.Samples), strings.Compare(a.Selector(), b.Selector()))
+	})
+	if len(out) > 0 {
+		out[0].Profile.Loss.Samples = missing
+	}
+	a.mu.Lock()
+	a.stats.Profiles += uint64(len(out))
+	a.mu.Unlock()
+	return out, err
+}
+
+// Stats returns what the agent has seen so far.
+func (a *Agent) Stats() Stats {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.stats
+}
+
+// Run cuts off an interval after each such time, and a last one when ctx ends, and puts the profiles into the queues. The first interval is
+// shorter by chance, so that machines that start together do not send together.
+func (a *Agent) Run(ctx context.Context, interval time.Duration) {
+	next := a.since.Add(rand.N(interval) + 1)
+	for ctx.Err() == nil {
+		select {
+		case <-time.After(time.Until(next)):
+		case <-ctx.Done():
+		}
+		now := time.Now()
+		a.send(now)
+		if next = next.Add(interval); now.After(next) { // the machine slept
+			next = now.Add(interval)
+		}
+	}
+}
+
+func (a *Agent) send(now time.Time) {
+	batches, err := a.Cut(now)
+	a.log(err)
+	for _, b := range batches {
+		for _, q := range a.o.Queues {
+			r, err := q.target.Encode(b)
+			if err != nil {
+				a.log(fmt.Errorf("%s: %w", q.target, err))
+				continue
+			}
+			q.Put(r)
+		}
+	}
+}
+
+func (a *Agent) log(err error) {
+	if err != nil && a.o.Log != nil {
+		a.o.Log(err)
+	}
 }

@@ -277,6 +277,12 @@ func attributeName(label string) string {
 		return "service.name"
 	case "node":
 		return "host.name"
+	case "container_id":
+		return "container.id"
+	case "pod_uid":
+		return "k8s.pod.uid"
+	case "cgroup":
+		return "process.linux.cgroup"
 	}
 	return label
 }

@@ -39,7 +39,7 @@ programs need no frame pointers.`,
   unspool dump /bin/ls                             the unwind rules of a binary`,
 		Version: cli.Version(),
 	}
-	root.AddCommand(recordCmd(), topCmd(), reportCmd(), diffCmd(), serveCmd(), unwindCmd(), stackCmd(), dumpCmd(), compileCmd(), verifyCmd(), statsCmd(), runCmd(), doctorCmd(), manCmd(), versionCmd())
+	root.AddCommand(recordCmd(), topCmd(), agentCmd(), reportCmd(), diffCmd(), serveCmd(), unwindCmd(), stackCmd(), dumpCmd(), compileCmd(), verifyCmd(), statsCmd(), runCmd(), doctorCmd(), manCmd(), versionCmd())
 	cobra.AddTemplateFunc("about", about)
 	root.SetVersionTemplate("{{about}}")
 	cli.Setup(root, groups, values)

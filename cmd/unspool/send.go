@@ -26,16 +26,21 @@ type sending struct {
 }
 
 func (s *sending) flags(c *cobra.Command) {
+	s.server(c, "to", "send the recording to an engine")
+}
+
+// server adds a flag that names engines, and those that belong to it.
+func (s *sending) server(c *cobra.Command, flag, what string) {
 	f := c.Flags()
-	f.StringArrayVar(&s.to, "to", nil, "send the recording to an engine: KIND=URL, where KIND is "+printable.Either(agent.Kinds())+"; may be repeated")
-	f.StringArrayVar(&s.labels, "label", nil, "--to: a label of what is sent, name=value; may be repeated")
-	f.StringVar(&s.opts.CA, "ca", "", "--to: a file of certificates to trust in place of the system's")
-	f.StringVar(&s.opts.TokenFile, "token-file", "", "--to: a file with the token that the engine asks for")
+	f.StringArrayVar(&s.to, flag, nil, what+": KIND=URL, where KIND is "+printable.Either(agent.Kinds())+"; may be repeated")
+	f.StringArrayVar(&s.labels, "label", nil, "--"+flag+": a label of what is sent, name=value; may be repeated")
+	f.StringVar(&s.opts.CA, "ca", "", "--"+flag+": a file of certificates to trust in place of the system's")
+	f.StringVar(&s.opts.TokenFile, "token-file", "", "--"+flag+": a file with the token that the engine asks for")
 	var kinds []string
 	for _, k := range agent.Kinds() {
 		kinds = append(kinds, k+"=")
 	}
-	c.RegisterFlagCompletionFunc("to", cobra.FixedCompletions(kinds, cobra.ShellCompDirectiveNoSpace|cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(kinds, cobra.ShellCompDirectiveNoSpace|cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("label", cobra.NoFileCompletions)
 }
 
@@ -47,6 +52,11 @@ func (s *sending) check() error {
 		}
 		return nil
 	}
+	return s.read("--to")
+}
+
+// read reads labels and engines, which a flag names.
+func (s *sending) read(flag string) error {
 	seen := map[string]bool{}
 	for _, text := range s.labels {
 		l, err := export.ParseLabel(text)
@@ -62,7 +72,7 @@ func (s *sending) check() error {
 	for _, to := range s.to {
 		t, err := agent.Open(to, s.opts)
 		if err != nil {
-			return usage("--to: %w", err)
+			return usage("%s: %w", flag, err)
 		}
 		s.targets = append(s.targets, t)
 	}

@@ -8,7 +8,7 @@ import (
 
 // groups are the verbs as the help lists them.
 var groups = []cli.Group{
-	{Title: "Profile", Verbs: []string{"record", "report", "serve", "diff", "top", "doctor"}},
+	{Title: "Profile", Verbs: []string{"record", "report", "serve", "diff", "top", "agent", "doctor"}},
 	{Title: "Stacks of processes and cores", Verbs: []string{"stack"}},
 	{Title: "Unwind tables, and other programs that use them", Verbs: []string{"dump", "verify", "stats", "compile", "unwind", "run"}},
 	{Title: "This program", Verbs: []string{"help", "version", "man", "completion"}},

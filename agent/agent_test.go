@@ -1,0 +1,120 @@
+package agent
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/unwind"
+)
+
+// A namer knows no names.
+type namer struct{}
+
+func (namer) User(*unwind.Module, []uint64, []profile.Name) {}
+func (namer) Kernel([]uint64, []profile.Name)               {}
+
+func newAgent(o Options, now time.Time) *Agent {
+	o.Names = namer{}
+	if o.Info == nil {
+		o.Info = func() profile.Info {
+			return profile.Info{Events: []profile.Event{profile.NewEvent("cpu-clock")}, Host: "node-7"}
+		}
+	}
+	if o.Lost == nil {
+		o.Lost = func() uint64 { return 0 }
+	}
+	return New(o, now)
+}
+
+func sample(pid int32, comm string, pc arch.Addr) *profile.Sample {
+	return &profile.Sample{PID: pid, TID: pid, Comm: comm, Period: 1e7, HasUser: true, User: []unwind.Frame{{PC: pc, Exact: true}}, Stop: unwind.Outermost}
+}
+
+// Each place has a profile of its own; the sums are those of all samples, and losses count once.
+func TestCut(t *testing.T) {
+	sleeper := exec.Command("sleep", "100")
+	if err := sleeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer sleeper.Wait()
+	defer sleeper.Process.Kill()
+	now := time.Now()
+	lost := uint64(3)
+	a := newAgent(Options{Lost: func() uint64 { return lost }, Labels: []export.Label{{Name: "region", Value: "north"}}}, now)
+	for i := range 5 {
+		a.Add(sample(int32(os.Getpid()), "a thread", arch.Addr(i%2)))
+	}
+	a.Add(sample(int32(sleeper.Process.Pid), "sleep", 7))
+	a.Add(sample(1<<30, "short", 7)) // no process has this number
+	a.Add(&profile.Sample{})         // a processor with nothing to do
+	batches, err := a.Cut(now.Add(10 * time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var services []string
+	total := uint64(0)
+	for _, b := range batches {
+		services = append(services, b.Label(export.ServiceName))
+		total += b.Profile.Totals.Samples
+		if b.Label("region") != "north" || b.Label("node") != "node-7" || b.Profile.Start != now || b.Profile.Duration != 10*time.Second {
+			t.Errorf("%+v, %v, %v", b.Labels, b.Profile.Start, b.Profile.Duration)
+		}
+	}
+	own := PlaceOf(int32(os.Getpid()))
+	want := []string{name(command(int32(os.Getpid()))), "sleep", "short"}
+	if own.name() != "" { // a service that runs tests
+		want = []string{own.name(), "short"}
+		if len(services) == 3 {
+			want = []string{own.name(), "sleep", "short"}
+		}
+	}
+	if len(services) == 3 && services[1] == "short" { // as many samples as the other
+		services[1], services[2] = services[2], services[1]
+	}
+	if fmt.Sprint(services) != fmt.Sprint(want) || total != 7 || batches[0].Profile.Loss.Samples != 3 {
+		t.Errorf("%q with %d samples, %d lost, want %q", services, total, batches[0].Profile.Loss.Samples, want)
+	}
+	if own.Cgroup != "" && batches[0].Label("cgroup") != own.Cgroup {
+		t.Errorf("%+v, want %+v", batches[0].Labels, own)
+	}
+	if s := a.Stats(); s.Samples != 8 || s.Idle != 1 || s.Lost != 3 || s.Unplaced != 1 || s.Processes != 3 || s.Profiles != uint64(len(batches)) {
+		t.Errorf("%+v", s)
+	}
+	lost = 5
+	a.Add(sample(1<<30, "short", 7))
+	batches, err = a.Cut(now.Add(20 * time.Second))
+	if err != nil || len(batches) != 1 || batches[0].Profile.Loss.Samples != 2 || batches[0].Profile.Totals.Samples != 1 {
+		t.Errorf("%v, %v", batches, err)
+	}
+}
+
+// However many commands there are, an interval has a bounded number of profiles.
+func TestCrowded(t *testing.T) {
+	now := time.Now()
+	a := newAgent(Options{}, now)
+	const many = 2 * maxGroups
+	for i := range many {
+		a.Add(sample(1<<30+int32(i), fmt.Sprintf("\xff%d%s", i, strings.Repeat("é", 100)), 7))
+	}
+	batches, err := a.Cut(now.Add(time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := uint64(0)
+	for _, b := range batches {
+		total += b.Profile.Totals.Samples
+		if s := b.Label(export.ServiceName); strings.ToValidUTF8(s, "") != s || len(s) > 2*maxService {
+			t.Errorf("%q", s)
+		}
+	}
+	if len(batches) != maxGroups+1 || total != many || batches[0].Label(export.ServiceName) != "other" || a.Stats().Crowded != many-maxGroups {
+		t.Errorf("%d profiles with %d samples, %+v", len(batches), total, a.Stats())
+	}
+}

@@ -1,0 +1,151 @@
+package agent
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/unspool/unspool/unwind"
+)
+
+// Outside is what an agent shows to others over HTTP: /metrics for Prometheus, /healthz and /readyz. It has no names of what is profiled.
+type Outside struct {
+	Agent    *Agent
+	Queues   []*Queue
+	Kernel   func() (k Kernel, ok bool)
+	Interval time.Duration
+	Began    time.Time
+}
+
+// A Kernel is what the program that walks in the kernel has, and has done. There may be none: ok is false then.
+type Kernel struct {
+	Tables, TableBytes, Processes int
+	Evicted, Copied               uint64
+}
+
+// Handler returns the pages.
+func (o *Outside) Handler() http.Handler {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), o)
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, o.healthy(time.Now())) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, o.ready()) })
+	return mux
+}
+
+func answer(w http.ResponseWriter, wrong string) {
+	if wrong != "" {
+		http.Error(w, wrong, http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = w.Write([]byte("ok\n"))
+}
+
+// healthy says what is wrong, if something is that a restart may repair: intervals do not end any more. An engine that is away is not.
+func (o *Outside) healthy(now time.Time) string {
+	last := o.Agent.Stats().Last
+	if last.IsZero() {
+		last = o.Began
+	}
+	if now.Sub(last) > 3*o.Interval+time.Minute {
+		return "no interval has ended since " + last.UTC().Format(time.RFC3339)
+	}
+	return ""
+}
+
+// ready says what is missing: the first interval, or a target that takes what it is sent.
+func (o *Outside) ready() string {
+	if o.Agent.Stats().Last.IsZero() {
+		return "the first interval has not ended"
+	}
+	for _, q := range o.Queues {
+		if s := q.Stats(); s.Err != nil {
+			return q.target.Kind + " does not take what it is sent"
+		}
+	}
+	return ""
+}
+
+var (
+	descSamples   = describe("samples_total", "Samples of threads that ran.")
+	descIdle      = describe("idle_samples_total", "Samples of processors that had nothing to do.")
+	descLost      = describe("lost_samples_total", "Samples that were lost.")
+	descStacks    = describe("stacks_total", "User stacks by why they end; outermost: they are whole.", "stop")
+	descUnplaced  = describe("unplaced_samples_total", "Samples of processes that had gone before it was known where they lived.")
+	descCrowded   = describe("crowded_samples_total", "Samples that were counted for the service other, because there were too many.")
+	descProfiles  = describe("profiles_total", "Profiles of intervals.")
+	descProcesses = describe("processes", "Processes that had samples in the last interval.")
+	descLast      = describe("last_interval_timestamp_seconds", "When the last interval ended.")
+
+	descTables  = describe("kernel_tables", "Unwind tables in the kernel.")
+	descBytes   = describe("kernel_table_bytes", "Their memory.")
+	descEvicted = describe("kernel_tables_evicted_total", "Unwind tables that had to make room.")
+	descSpaces  = describe("kernel_processes", "Processes whose mappings the kernel's walk knows.")
+	descCopied  = describe("copied_stacks_total", "Stacks that the kernel's walk left to a copy.")
+
+	descSent    = describe("sent_total", "Profiles that a target has taken.", "target")
+	descSentB   = describe("sent_bytes_total", "Their bytes.", "target")
+	descRefused = describe("refused_total", "Profiles that a target will not take.", "target")
+	descDropped = describe("dropped_total", "Profiles that were dropped for want of room.", "target")
+	descRetries = describe("retries_total", "Attempts that failed and are repeated.", "target")
+	descQueue   = describe("queue", "Profiles that wait.", "target")
+	descQueueB  = describe("queue_bytes", "Their bytes.", "target")
+	descTaken   = describe("last_sent_timestamp_seconds", "When a target last took a profile.", "target")
+)
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("unspool_"+name, help, labels, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (o *Outside) Describe(to chan<- *prometheus.Desc) { prometheus.DescribeByCollect(o, to) }
+
+// Collect implements prometheus.Collector.
+func (o *Outside) Collect(to chan<- prometheus.Metric) {
+	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	moment := func(d *prometheus.Desc, at time.Time, labels ...string) {
+		if !at.IsZero() {
+			gauge(d, float64(at.UnixNano())/1e9, labels...)
+		}
+	}
+	s := o.Agent.Stats()
+	counter(descSamples, s.Samples-s.Idle)
+	counter(descIdle, s.Idle)
+	counter(descLost, s.Lost)
+	counter(descUnplaced, s.Unplaced)
+	counter(descCrowded, s.Crowded)
+	counter(descProfiles, s.Profiles)
+	gauge(descProcesses, float64(s.Processes))
+	moment(descLast, s.Last)
+	for stop, n := range s.Stops {
+		counter(descStacks, n, unwind.Stop(stop).String())
+	}
+	if k, ok := o.Kernel(); ok {
+		gauge(descTables, float64(k.Tables))
+		gauge(descBytes, float64(k.TableBytes))
+		gauge(descSpaces, float64(k.Processes))
+		counter(descEvicted, k.Evicted)
+		counter(descCopied, k.Copied)
+	}
+	for _, q := range o.Queues {
+		target, s := q.target.String(), q.Stats()
+		counter(descSent, s.Sent, target)
+		counter(descSentB, s.SentBytes, target)
+		counter(descRefused, s.Refused, target)
+		counter(descDropped, s.Dropped, target)
+		counter(descRetries, s.Retries, target)
+		gauge(descQueue, float64(s.Waiting), target)
+		gauge(descQueueB, float64(s.Bytes), target)
+		moment(descTaken, s.Last, target)
+	}
+}

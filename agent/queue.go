@@ -1,0 +1,174 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/unspool/unspool/agent/export"
+)
+
+// A Queue holds what one target has still to take. Its memory is bounded: where there is no room, the oldest requests go, and are counted. Put
+// never waits for the target.
+type Queue struct {
+	target *Target
+	limit  int64
+
+	mu     sync.Mutex
+	items  []*export.Request
+	bytes  int64
+	stats  QueueStats
+	tell   func(error)
+	more   chan struct{} // there are items; of one element
+	closed bool
+}
+
+// QueueStats says what has become of the requests of a queue.
+type QueueStats struct {
+	Sent, SentBytes uint64
+	Refused         uint64 // by the target: it will not take them, however often they are sent
+	Dropped         uint64 // for want of room, or at the end
+	Retries         uint64 // attempts that the target asked to repeat
+	Waiting         int    // requests
+	Bytes           int64  // of these
+	Last            time.Time
+	Err             error // of the last attempt; nil: it was taken
+}
+
+const (
+	// DefaultQueue is the memory of a queue: for an engine that is away, some hours of one machine's profiles.
+	DefaultQueue = 16 << 20
+
+	leastPause = time.Second     // after the first failure; doubled with each
+	mostPause  = 2 * time.Minute // then
+)
+
+// Target is where the requests go.
+func (q *Queue) Target() *Target { return q.target }
+
+// NewQueue returns a queue for a target with room for so many bytes.
+func NewQueue(t *Target, limit int64) *Queue {
+	return &Queue{target: t, limit: limit, more: make(chan struct{}, 1)}
+}
+
+// Put adds a request. One that is larger than all of the room is dropped.
+func (q *Queue) Put(r *export.Request) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	size := int64(len(r.Body))
+	if q.closed || size > q.limit {
+		q.stats.Dropped++
+		return
+	}
+	for q.bytes+size > q.limit {
+		q.drop()
+	}
+	q.items = append(q.items, r)
+	q.bytes += size
+	select {
+	case q.more <- struct{}{}:
+	default:
+	}
+}
+
+func (q *Queue) drop() {
+	q.bytes -= int64(len(q.items[0].Body))
+	q.items[0] = nil
+	q.items = q.items[1:]
+	q.stats.Dropped++
+}
+
+// Stats returns what has become of the requests so far.
+func (q *Queue) Stats() QueueStats {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	s := q.stats
+	s.Waiting, s.Bytes = len(q.items), q.bytes
+	return s
+}
+
+// Run sends requests, the oldest first, until ctx ends. Then it tries each of those left once, for as long as grace, and drops the others. It calls
+// tell when a target does not take what it took before, or says another reason; with nil, when it takes it again.
+func (q *Queue) Run(ctx context.Context, grace time.Duration, tell func(error)) {
+	q.tell = tell
+	pause := time.Duration(0) // after the last failure
+	for ctx.Err() == nil {
+		r := q.head()
+		if r == nil {
+			select {
+			case <-q.more:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		wait := q.send(ctx, r)
+		if wait < 0 {
+			pause = 0
+			continue
+		}
+		pause = min(max(2*pause, leastPause), mostPause)
+		// From half of the pause to all of it: machines that lost the engine together do not come back together.
+		wait = max(wait, pause/2+rand.N(pause/2+1))
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+		}
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	defer cancel()
+	for r := q.head(); r != nil && last.Err() == nil; r = q.head() {
+		if q.send(last, r) >= 0 {
+			break // who does not take one now does not take the others
+		}
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.closed = true
+	for len(q.items) > 0 {
+		q.drop()
+	}
+}
+
+func (q *Queue) head() *export.Request {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.items) == 0 {
+		return nil
+	}
+	return q.items[0]
+}
+
+// send tries to send the oldest request once. It returns for how long the target asks to wait before it is tried again; less than 0 if it has
+// not to be.
+func (q *Queue) send(ctx context.Context, r *export.Request) time.Duration {
+	receipt, err := q.target.Send(ctx, r)
+	q.mu.Lock()
+	was := q.stats.Err
+	q.stats.Err = err
+	defer func() {
+		q.mu.Unlock()
+		if (was == nil) != (err == nil) || err != nil && was.Error() != err.Error() {
+			q.tell(err)
+		}
+	}()
+	var later *export.Later
+	switch {
+	case err == nil:
+		q.stats.Sent++
+		q.stats.SentBytes += uint64(receipt.Bytes)
+		q.stats.Last = time.Now()
+	case errors.As(err, &later):
+		q.stats.Retries++
+		return later.After
+	default:
+		q.stats.Refused++
+	}
+	if len(q.items) > 0 && q.items[0] == r { // it may have had to make room meanwhile
+		q.bytes -= int64(len(r.Body))
+		q.items[0] = nil
+		q.items = q.items[1:]
+	}
+	return -1
+}

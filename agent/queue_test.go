@@ -1,0 +1,155 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/unspool/unspool/agent/export"
+)
+
+// An engine is an exporter that answers as a test says.
+type engine struct {
+	mu     sync.Mutex
+	answer func(body string) error
+	took   []string
+	told   []string // by the queue
+	tries  []time.Time
+}
+
+func (e *engine) Encode(*export.Batch) (*export.Request, error) { return nil, errors.New("not here") }
+
+func (e *engine) Send(ctx context.Context, r *export.Request) (export.Receipt, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.tries = append(e.tries, time.Now())
+	if err := e.answer(string(r.Body)); err != nil {
+		return export.Receipt{}, err
+	}
+	e.took = append(e.took, string(r.Body))
+	return export.Receipt{Bytes: len(r.Body)}, nil
+}
+
+func (e *engine) tell(err error) { e.told = append(e.told, fmt.Sprint(err)) }
+
+func request(i int) *export.Request { return &export.Request{Body: fmt.Appendf(nil, "%04d", i)} }
+
+func newEngine(answer func(body string) error, limit int64) (*engine, *Queue) {
+	e := &engine{answer: answer}
+	return e, NewQueue(&Target{Exporter: e, Kind: "test"}, limit)
+}
+
+// While an engine is away, a queue keeps the newest requests that it has room for, and sends them in order when the engine is back.
+func TestQueueDropsOldest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		away := true
+		e, q := newEngine(func(string) error {
+			if away {
+				return &export.Later{Err: errors.New("away")}
+			}
+			return nil
+		}, 10*4)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { q.Run(ctx, time.Second, e.tell); close(done) }()
+		for i := range 25 {
+			q.Put(request(i))
+			time.Sleep(10 * time.Second)
+		}
+		if s := q.Stats(); s.Waiting != 10 || s.Bytes != 40 || s.Dropped != 15 || s.Sent != 0 || s.Err == nil {
+			t.Errorf("while away: %+v", s)
+		}
+		// The pauses grow to two minutes, with jitter.
+		for i, at := range e.tries[1:] {
+			pause := at.Sub(e.tries[i])
+			if most := min(leastPause<<i, mostPause); pause < most/2 || pause > most {
+				t.Errorf("try %d came after %v, want %v to %v", i+1, pause, most/2, most)
+			}
+		}
+		e.mu.Lock()
+		away = false
+		e.mu.Unlock()
+		time.Sleep(mostPause)
+		synctest.Wait()
+		want := ""
+		for i := 15; i < 25; i++ {
+			want += fmt.Sprintf("%04d ", i)
+		}
+		got := ""
+		for _, s := range e.took {
+			got += s + " "
+		}
+		if s := q.Stats(); got != want || s.Waiting != 0 || s.Bytes != 0 || s.Sent != 10 || s.Err != nil {
+			t.Errorf("took %s\nwant %s\n%+v", got, want, s)
+		}
+		cancel()
+		<-done
+		if fmt.Sprint(e.told) != "[away (try again) <nil>]" {
+			t.Errorf("told %q", e.told)
+		}
+	})
+}
+
+// An engine's own wish to wait is heard. What it refuses is not sent again, and holds up nothing.
+func TestQueueAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := false
+		e, q := newEngine(func(body string) error {
+			switch {
+			case body == "0001":
+				return &export.Refused{Status: "400 Bad Request"}
+			case body == "0002" && !asked:
+				asked = true
+				return &export.Later{After: 7 * time.Minute, Err: errors.New("429 Too Many Requests")}
+			}
+			return nil
+		}, 100)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { q.Run(ctx, time.Second, e.tell); close(done) }()
+		for i := range 4 {
+			q.Put(request(i))
+		}
+		time.Sleep(7*time.Minute - time.Second)
+		if s := q.Stats(); s.Sent != 1 || s.Refused != 1 || s.Retries != 1 || s.Waiting != 2 {
+			t.Errorf("before the time that the engine asked for: %+v", s)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if s := q.Stats(); s.Sent != 3 || s.Refused != 1 || s.Waiting != 0 {
+			t.Errorf("after it: %+v, took %v", s, e.took)
+		}
+		q.Put(&export.Request{Body: make([]byte, 101)})
+		if s := q.Stats(); s.Dropped != 1 || s.Bytes != 0 {
+			t.Errorf("larger than the room: %+v", s)
+		}
+		cancel()
+		<-done
+	})
+}
+
+// At the end, what is left is sent, unless the engine does not take it; then it is counted.
+func TestQueueEnds(t *testing.T) {
+	for _, c := range []struct {
+		answer        error
+		sent, dropped uint64
+	}{{nil, 3, 0}, {&export.Later{Err: errors.New("away")}, 0, 3}} {
+		synctest.Test(t, func(t *testing.T) {
+			e, q := newEngine(func(string) error { return c.answer }, 100)
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			for i := range 3 {
+				q.Put(request(i))
+			}
+			q.Run(ctx, time.Second, e.tell)
+			q.Put(request(4))
+			if s := q.Stats(); s.Sent != c.sent || s.Dropped != c.dropped+1 || s.Waiting != 0 {
+				t.Errorf("answer %v: %+v", c.answer, s)
+			}
+		})
+	}
+}

@@ -1,0 +1,366 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/BurntSushi/toml"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/unspool/unspool/agent"
+	"github.com/unspool/unspool/internal/cli"
+	"github.com/unspool/unspool/internal/pages"
+	"github.com/unspool/unspool/internal/printable"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/names"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/record"
+	"github.com/unspool/unspool/source/perfevent"
+)
+
+const (
+	agentFrequency = 19               // Hz: out of step with what runs ten or twenty times a second
+	agentFiles     = 32 << 20         // bytes of unwind tables and symbol tables, beside what was used in the last seconds
+	leastInterval  = time.Second      // of profiles that are sent
+	lastWords      = 5 * time.Second  // for what is still to be sent at the end
+	maxConfig      = 1 << 20          // bytes of a configuration
+	slowClient     = 10 * time.Second // for a request to the agent's pages
+)
+
+// An agentRun is the flags of agent.
+type agentRun struct {
+	plan
+	sending
+	flt                  filter
+	interval             time.Duration
+	room                 uint64
+	listen, config, logs string
+	plain                bool
+}
+
+func agentCmd() *cobra.Command {
+	var a agentRun
+	every, queue, show := "", "", false
+	c := &cobra.Command{
+		Use:   "agent [flags] [-- COMMAND [ARG...]]",
+		Short: "Profile the machine all the time, and send the profiles to an engine",
+		Long: `Profile the whole machine, processes (-p), or a command, until a signal ends it. After each interval, the agent makes
+a profile for each place where samples were taken: a systemd service, a container, or a command. It sends them, with
+the names of functions and inlined calls, to each --output:
+
+  parca=http://HOST:7070          Parca
+  pyroscope=http://HOST:4040      Grafana Pyroscope
+  otlp=http://HOST:4318           an OpenTelemetry collector; otlp=grpc://HOST:4317 by gRPC
+  files=DIR?size=1G&age=168h      pprof files in a directory, of which the oldest go
+
+Each profile has the labels service_name, node, cgroup, unit, container_id and pod_uid, as far as they are known, and
+those of --label. Command lines are not sent.
+
+Where an engine is away or busy, profiles wait in --queue bytes of memory; when these are full, the oldest go, and
+are counted. http://ADDRESS/metrics, /healthz and /readyz say how the agent does; --listen is their address.
+
+Each flag can be a line of the file that --config names, in TOML (output = ["otlp=http://127.0.0.1:4318"]), or an
+environment variable (UNSPOOL_AGENT_OUTPUT; lists are separated by spaces). The command line comes first, then the
+environment, then the file. --print-config prints what holds.`,
+		Example: `  unspool agent --output pyroscope=http://127.0.0.1:4040
+  unspool agent --output otlp=grpc://collector:4317 --label region=north --interval 30s
+  unspool agent --output files=/var/lib/unspool -F 49 --comm '^nginx'
+  unspool agent --config /etc/unspool/agent.toml`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := configure(c, a.config); err != nil {
+				return err
+			}
+			if show {
+				return printConfig(c, stdout)
+			}
+			a.Command = args
+			if len(args) == 0 && len(a.PIDs) == 0 {
+				a.All = true
+			}
+			if err := a.check(every, queue); err != nil {
+				return err
+			}
+			return a.run(c.Context())
+		},
+	}
+	f := c.Flags()
+	f.SetInterspersed(false) // what follows the command is the command's
+	a.plan.flags(c)
+	a.sending.server(c, "output", "where profiles go")
+	f.StringVar(&every, "interval", "10s", "send profiles of this time each")
+	f.StringVar(&queue, "queue", "16M", "memory for what an output does not take at once, for each")
+	f.StringVar(&a.listen, "listen", "127.0.0.1:9797", "address and port of /metrics, /healthz and /readyz; empty: none")
+	f.StringVar(&a.config, "config", "", "a file with flags, in TOML")
+	c.MarkFlagFilename("config", "toml")
+	f.BoolVar(&show, "print-config", false, "print the configuration, and end")
+	cli.OneOf(c, &a.logs, "log-format", "how messages are written (first): text, json", "text", "json")
+	sourceFlag(c, &a.plain)
+	return c
+}
+
+// configure sets the flags that the command line does not have: by the environment, or by the file.
+func configure(c *cobra.Command, path string) error {
+	given := map[string]bool{}
+	c.Flags().Visit(func(f *pflag.Flag) { given[f.Name] = true })
+	if env := os.Getenv(variable("config")); !given["config"] && env != "" {
+		path = env
+	}
+	file := map[string]any{}
+	if path != "" {
+		var err error
+		if file, err = readConfig(path); err != nil {
+			return err
+		}
+	}
+	var err error
+	known := func(f *pflag.Flag) bool {
+		return !f.Hidden && !slices.Contains([]string{"config", "print-config", "help"}, f.Name)
+	}
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		value, there := file[f.Name]
+		if known(f) {
+			delete(file, f.Name)
+		}
+		env, inEnv := os.LookupEnv(variable(f.Name))
+		if err != nil || given[f.Name] || !known(f) || !there && !inEnv {
+			return
+		}
+		where := fmt.Sprintf("%s: %s", path, f.Name)
+		var words []string
+		if inEnv {
+			where = variable(f.Name)
+			words = []string{env}
+			if _, list := f.Value.(pflag.SliceValue); list {
+				words = strings.Fields(env)
+			}
+		} else if words, err = flagWords(value); err != nil {
+			err = usage("%s: %v", where, err)
+			return
+		}
+		for _, w := range words {
+			if e := c.Flags().Set(f.Name, w); e != nil {
+				err = usage("%s: %v", where, e)
+				return
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	for name := range file {
+		return usage("%s: there is no flag %q", path, name)
+	}
+	return nil
+}
+
+// variable is the environment's name of a flag.
+func variable(flag string) string {
+	return "UNSPOOL_AGENT_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+func readConfig(path string) (file map[string]any, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
+	if err == nil && len(b) > maxConfig {
+		err = errors.New("larger than a configuration can be")
+	}
+	if err == nil {
+		_, err = toml.Decode(string(b), &file)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return file, nil
+}
+
+// flagWords returns what a flag is set to, one call each: a value, or those of a list. A table, such as of labels, is a list of key=value.
+func flagWords(v any) (out []string, err error) {
+	add := func(prefix string, v any) {
+		switch v.(type) {
+		case string, int64, bool, float64:
+			out = append(out, prefix+fmt.Sprint(v))
+		default:
+			err = errors.New("want a string, a number, true or false, or a list or table of these")
+		}
+	}
+	switch v := v.(type) {
+	case []any:
+		for _, e := range v {
+			add("", e)
+		}
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			add(key+"=", v[key])
+		}
+	default:
+		add("", v)
+	}
+	return out, err
+}
+
+// printConfig writes the flags that differ from their defaults, as a file that --config takes.
+func printConfig(c *cobra.Command, w io.Writer) error {
+	set := map[string]any{}
+	c.Flags().Visit(func(f *pflag.Flag) {
+		if f.Hidden || f.Name == "config" || f.Name == "print-config" {
+			return
+		}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			set[f.Name] = list.GetSlice()
+		} else {
+			set[f.Name] = f.Value.String()
+		}
+	})
+	return toml.NewEncoder(w).Encode(set)
+}
+
+func (a *agentRun) check(every, queue string) error {
+	if len(a.to) == 0 {
+		return usage("name an engine with --output, such as --output pyroscope=http://127.0.0.1:4040, or files=DIR")
+	}
+	if err := a.sending.read("--output"); err != nil {
+		return err
+	}
+	if !a.given("frequency") && a.Period == 0 && !a.offCPU && a.Event != perfevent.OffCPU {
+		a.Frequency = agentFrequency
+	}
+	if err := a.plan.check("compact", &a.flt); err != nil {
+		return err
+	}
+	var err error
+	if a.interval, err = cli.Duration("--interval", every); err != nil {
+		return err
+	}
+	if a.interval < leastInterval || a.interval > time.Hour {
+		return usage("--interval is %v to an hour", leastInterval)
+	}
+	if a.room, err = cli.Size("--queue", queue); err != nil {
+		return err
+	}
+	if a.listen != "" {
+		if host, _, err := net.SplitHostPort(a.listen); err != nil {
+			return usage("--listen: %v", err)
+		} else if host == "" {
+			return usage("--listen %q: name the address, too: 127.0.0.1%s, or 0.0.0.0%s for all", a.listen, a.listen, a.listen)
+		}
+	}
+	return nil
+}
+
+// kernelOf returns what a recording has in the kernel.
+func kernelOf(rec *record.Live) (k agent.Kernel, ok bool) {
+	st := rec.Kernel()
+	if st == nil {
+		return k, false
+	}
+	return agent.Kernel{Tables: st.Tables, TableBytes: int(st.TableBytes), Processes: st.Processes, Evicted: uint64(st.Evicted), Copied: st.Copied}, true
+}
+
+func (a *agentRun) run(ctx context.Context) error {
+	var h slog.Handler = slog.NewTextHandler(stderr, nil)
+	if a.logs == "json" {
+		h = slog.NewJSONHandler(stderr, nil)
+	}
+	log := slog.New(h)
+
+	defer cli.Trim(cli.FirstTrim, func() { module.ReleasePages(); pages.ReleaseProgram() })()
+	mods := modules.New()
+	mods.Files.Memory.Max = agentFiles
+	defer mods.Close()
+	var outside net.Listener
+	if a.listen != "" {
+		var err error
+		if outside, err = net.Listen("tcp", a.listen); err != nil {
+			return fmt.Errorf("--listen: %w", err)
+		}
+		defer outside.Close()
+	}
+	rec, err := a.open(ctx, mods)
+	if err != nil {
+		return err
+	}
+	defer rec.Close()
+	for _, note := range rec.Notes() {
+		log.Info(note)
+	}
+	n := newNamer(names.Options{Mods: mods})
+	defer n.Close()
+	n.Lines = !a.plain
+	if err := rec.Drop(n); err != nil {
+		log.Warn(err.Error())
+	}
+	s := rec.Session(record.Options{Mods: mods, Names: n, Filter: a.flt.Filter, Prompt: true})
+
+	var queues []*agent.Queue
+	for _, t := range a.targets {
+		queues = append(queues, agent.NewQueue(t, int64(a.room)))
+	}
+	began := time.Now()
+	ag := agent.New(agent.Options{
+		Labels: a.known, Queues: queues, Names: n, Lost: rec.Lost,
+		Info: func() profile.Info {
+			info := profile.Info{Host: s.Info.Host}
+			for _, e := range rec.Decoder().Events() {
+				info.Events = append(info.Events, profile.NewEvent(e.Name))
+			}
+			return info
+		},
+		Log: func(err error) { log.Error(err.Error()) },
+	}, began)
+	log.Info("profiling", "target", printable.Marked(a.Target()), "event", rec.Event(), "interval", a.interval, "version", cli.Version())
+	if outside != nil {
+		view := &agent.Outside{Agent: ag, Queues: queues, Kernel: func() (agent.Kernel, bool) { return kernelOf(rec) }, Interval: a.interval, Began: began}
+		server := http.Server{Handler: view.Handler(), ReadHeaderTimeout: slowClient, ReadTimeout: slowClient, WriteTimeout: 3 * slowClient, MaxHeaderBytes: 1 << 16}
+		go server.Serve(outside)
+		defer server.Close()
+		log.Info("listening", "address", outside.Addr().String())
+	}
+
+	ended := make(chan error, 1)
+	gathering, over := context.WithCancel(context.Background())
+	go func() {
+		ended <- s.Run(context.Background(), ag.Add) // not ctx: its end stops the recorder, and then this ends
+		over()
+	}()
+	send, done := context.WithCancel(context.Background())
+	var senders sync.WaitGroup
+	for _, q := range queues {
+		senders.Go(func() {
+			q.Run(send, lastWords, func(err error) {
+				if err != nil {
+					log.Warn(err.Error(), "output", q.Target().String())
+				} else {
+					log.Info("takes profiles again", "output", q.Target().String())
+				}
+			})
+		})
+	}
+	ag.Run(gathering, a.interval)
+	done()
+	senders.Wait()
+	err = <-ended
+	st := ag.Stats()
+	log.Info("done", "samples", st.Samples-st.Idle, "lost", st.Lost, "profiles", st.Profiles)
+	if err != nil {
+		return err
+	}
+	return exitStatus(ctx, rec, rec.TimedOut())
+}

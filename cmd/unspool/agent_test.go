@@ -1,0 +1,257 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	proto "github.com/google/pprof/profile"
+
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+const agentWork = `
+#include <time.h>
+static volatile unsigned long n;
+__attribute__((noinline)) void work(void) { for (int i = 0; i < 1000000; i++) n += i; }
+int main(void) { struct timespec t; do { work(); clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t); } while (t.tv_sec < 4); return 7; }
+`
+
+// A pusher is an engine with Pyroscope's address that is away at first.
+type pusher struct {
+	mu     sync.Mutex
+	away   bool
+	turned int
+	took   []*proto.Profile
+	labels []map[string]string
+}
+
+func (p *pusher) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.away {
+		p.turned++
+		http.Error(w, "not now", http.StatusServiceUnavailable)
+		return
+	}
+	var req struct {
+		Series []struct {
+			Labels  []struct{ Name, Value string }
+			Samples []struct{ RawProfile []byte }
+		}
+	}
+	err := json.NewDecoder(r.Body).Decode(&req)
+	if err != nil || len(req.Series) != 1 || len(req.Series[0].Samples) != 1 {
+		http.Error(w, fmt.Sprint(err), http.StatusBadRequest)
+		return
+	}
+	got, err := proto.ParseData(req.Series[0].Samples[0].RawProfile)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	labels := map[string]string{}
+	for _, l := range req.Series[0].Labels {
+		labels[l.Name] = l.Value
+	}
+	p.took, p.labels = append(p.took, got), append(p.labels, labels)
+}
+
+// samples counts the samples of a profile, and those that have a function.
+func samples(p *proto.Profile, function string) (all, with int64) {
+	for _, s := range p.Sample {
+		all += s.Value[0]
+		for _, l := range s.Location {
+			for _, line := range l.Line {
+				if line.Function.Name == function {
+					with += s.Value[0]
+				}
+			}
+		}
+	}
+	return all, with
+}
+
+// TestAgent: what an agent counts arrives at every output, also at an engine that was away, and its pages say so. The command's exit status is the
+// agent's.
+func TestAgent(t *testing.T) {
+	canRecord(t)
+	oracle.Need(t, "gcc")
+	dir := t.TempDir()
+	src, exe, ring := filepath.Join(dir, "work.c"), filepath.Join(dir, "work"), filepath.Join(dir, "ring")
+	if err := os.WriteFile(src, []byte(agentWork), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	oracle.Run(t, "gcc", "-O1", "-g", "-o", exe, src)
+	p := &pusher{away: true}
+	server := httptest.NewServer(p)
+	defer server.Close()
+
+	c := program(t, "agent", "--output", "files="+ring, "--output", "pyroscope="+server.URL, "--interval", "1s", "--listen", "127.0.0.1:0", "-F", "99",
+		"--label", "region=north", "--log-format", "json", "--", exe)
+	pipe, err := c.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Process.Kill()
+	var page string
+	var done struct{ Samples, Lost, Profiles int64 }
+	var log strings.Builder
+	in := bufio.NewReader(pipe)
+	for {
+		text, err := in.ReadString('\n')
+		if err != nil {
+			break
+		}
+		log.WriteString(text)
+		var line struct{ Msg, Address string }
+		if err := json.Unmarshal([]byte(text), &line); err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+		switch {
+		case line.Msg == "listening":
+			page = "http://" + line.Address
+		case strings.Contains(line.Msg, "not now"):
+			page := get(t, page+"/readyz")
+			if !strings.Contains(page, "pyroscope does not take") {
+				t.Errorf("/readyz: %s", page)
+			}
+			p.mu.Lock()
+			p.away = false
+			p.mu.Unlock()
+		case line.Msg == "takes profiles again":
+			if s := get(t, page+"/readyz") + get(t, page+"/healthz"); s != "ok\nok\n" {
+				t.Errorf("/readyz and /healthz: %s", s)
+			}
+			metrics := get(t, page+"/metrics")
+			for _, want := range []string{`unspool_samples_total [1-9]`, `unspool_sent_total{target="pyroscope=` + server.URL + `"} [1-9]`, `unspool_retries_total{target="pyro[^}]*} [1-9]`,
+				`unspool_stacks_total{stop="outermost"} [1-9]`, `process_cpu_seconds_total `} {
+				if !regexp.MustCompile("(?m)^" + want).MatchString(metrics) {
+					t.Errorf("/metrics has no %s:\n%s", want, metrics)
+				}
+			}
+		case line.Msg == "done":
+			if err := json.Unmarshal([]byte(text), &done); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if c.Wait(); c.ProcessState.ExitCode() != 7 {
+		t.Errorf("exit status %d\n%s", c.ProcessState.ExitCode(), log.String())
+	}
+
+	var all, inWork int64
+	files, err := filepath.Glob(filepath.Join(ring, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := proto.ParseData(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, with := samples(got, "work")
+		all, inWork = all+n, inWork+with
+		runProgram(t, "report", f).want(t, 0, "")
+	}
+	if all != done.Samples || int64(len(files)) != done.Profiles || done.Profiles < 3 || inWork < all/2 || all+done.Lost < 100 {
+		t.Errorf("%d files with %d samples, %d in work; the agent says %+v\n%s", len(files), all, inWork, done, log.String())
+	}
+	var pushed int64
+	for i, got := range p.took {
+		n, _ := samples(got, "work")
+		pushed += n
+		if l := p.labels[i]; l["region"] != "north" || l["service_name"] == "" || l["node"] == "" || l["__name__"] != "process_cpu" {
+			t.Errorf("labels %v", l)
+		}
+	}
+	if pushed != all || p.turned == 0 {
+		t.Errorf("%d samples in %d profiles arrived at the engine, which was away %d times, and %d in files\n%s", pushed, len(p.took), p.turned, all, log.String())
+	}
+}
+
+func get(t *testing.T, url string) string {
+	t.Helper()
+	client := http.Client{Timeout: time.Minute}
+	resp, err := client.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// TestAgentConfig: a flag comes from the command line, else from the environment, else from the file; what is wrong is said with its place.
+func TestAgentConfig(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "agent.toml")
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("output = [\"files=/a\", \"files=/b c\"]\ninterval = \"30s\"\nfrequency = 49\n[label]\nteam = \"x y\"\nregion = \"north\"\n")
+	show := func(env []string, args ...string) result {
+		c := program(t, append([]string{"agent", "--config", file, "--print-config"}, args...)...)
+		c.Env = append(c.Env, env...)
+		return finish(t, c)
+	}
+	r := show([]string{"UNSPOOL_AGENT_INTERVAL=40s", "UNSPOOL_AGENT_FREQUENCY=7"}, "--interval", "50s")
+	r.want(t, 0, "")
+	want := "frequency = \"7\"\ninterval = \"50s\"\nlabel = [\"region=north\", \"team=x y\"]\noutput = [\"files=/a\", \"files=/b c\"]\n"
+	if !strings.Contains(r.out, want) {
+		t.Errorf("got %q, want %q", r.out, want)
+	}
+	// What is printed is a configuration.
+	write(r.out)
+	if again := show(nil); again.out != r.out {
+		t.Errorf("printed %q, then %q", r.out, again.out)
+	}
+	r = show([]string{"UNSPOOL_AGENT_OUTPUT=files=/c files=/d"})
+	if want := `output = ["files=/c", "files=/d"]`; !strings.Contains(r.out, want) {
+		t.Errorf("got %q, want %q", r.out, want)
+	}
+	for text, want := range map[string]string{
+		"colour = \"red\"":              `there is no flag "colour"`,
+		"config = \"x\"":                `there is no flag "config"`,
+		"interval = [\"1s\", \"x\"":     "agent.toml",
+		"frequency = \"x\"":             "agent.toml: frequency: .*x",
+		"output = [[\"a\"]]":            "agent.toml: output: want a string",
+		"output = 1979-05-27T07:32:00Z": "agent.toml: output: want a string",
+	} {
+		write(text + "\n")
+		show(nil).want(t, 2-boolean(want == "agent.toml"), want)
+	}
+	runProgram(t, "agent").want(t, 2, "name an engine with --output")
+	runProgram(t, "agent", "--output", "x=y").want(t, 2, "--output: a target is KIND=URL")
+	runProgram(t, "agent", "--output", "files=/proc/nowhere").want(t, 2, "--output: files: .*/proc/nowhere")
+	runProgram(t, "agent", "--output", "parca=http://x", "--interval", "1ms").want(t, 2, "--interval is 1s to an hour")
+	runProgram(t, "agent", "--output", "parca=http://x", "--listen", ":80").want(t, 2, "--listen \":80\": name the address, too")
+}
+
+func boolean(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
