@@ -2,6 +2,7 @@ package agent
 
 import (
 	"net/http"
+	"net/http/pprof"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,6 +19,7 @@ type Outside struct {
 	Kernel   func() (k Kernel, ok bool)
 	Interval time.Duration
 	Began    time.Time
+	Debug    bool // show the agent's own profiles, at /debug/pprof/; these have names of what the agent does, and none of what is profiled
 }
 
 // A Kernel is what the program that walks in the kernel has, and has done. There may be none: ok is false then.
@@ -34,6 +36,10 @@ func (o *Outside) Handler() http.Handler {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, o.healthy(time.Now())) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, o.ready()) })
+	if o.Debug {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	}
 	return mux
 }
 

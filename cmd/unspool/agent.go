@@ -265,6 +265,12 @@ func (a *agentRun) check(every, queue string) error {
 	return nil
 }
 
+// isLoopback says whether only this machine can reach an address.
+func isLoopback(a net.Addr) bool {
+	t, ok := a.(*net.TCPAddr)
+	return ok && t.IP.IsLoopback()
+}
+
 // kernelOf returns what a recording has in the kernel.
 func kernelOf(rec *record.Live) (k agent.Kernel, ok bool) {
 	st := rec.Kernel()
@@ -327,7 +333,7 @@ func (a *agentRun) run(ctx context.Context) error {
 	}, began)
 	log.Info("profiling", "target", printable.Marked(a.Target()), "event", rec.Event(), "interval", a.interval, "version", cli.Version())
 	if outside != nil {
-		view := &agent.Outside{Agent: ag, Queues: queues, Kernel: func() (agent.Kernel, bool) { return kernelOf(rec) }, Interval: a.interval, Began: began}
+		view := &agent.Outside{Agent: ag, Queues: queues, Kernel: func() (agent.Kernel, bool) { return kernelOf(rec) }, Interval: a.interval, Began: began, Debug: isLoopback(outside.Addr())}
 		server := http.Server{Handler: view.Handler(), ReadHeaderTimeout: slowClient, ReadTimeout: slowClient, WriteTimeout: 3 * slowClient, MaxHeaderBytes: 1 << 16}
 		go server.Serve(outside)
 		defer server.Close()
