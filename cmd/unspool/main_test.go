@@ -575,6 +575,22 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
+// TestTimeout: timeout(1) asks a recording twice to end, and its result is written.
+func TestTimeout(t *testing.T) {
+	canRecord(t)
+	oracle.Need(t, "timeout")
+	pid := spinner(t).Process.Pid
+	for range 3 {
+		c := program(t, "record", "-p", fmt.Sprint(pid), "-o", "x.folded")
+		timeout := exec.Command("timeout", append([]string{"1"}, c.Args...)...)
+		timeout.Dir, timeout.Env = c.Dir, c.Env
+		r := finish(t, timeout)
+		if b, err := os.ReadFile(filepath.Join(c.Dir, "x.folded")); err != nil || len(b) == 0 {
+			t.Errorf("%d bytes, %v\n%s", len(b), err, r.stderr)
+		}
+	}
+}
+
 // A process that runs already is recorded for a while, and goes on.
 func TestRecordProcess(t *testing.T) {
 	canRecord(t)

@@ -5,7 +5,11 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 )
+
+// once is how long after the first signal others are the same wish: timeout(1) sends one to the program and one to its group.
+const once = 250 * time.Millisecond
 
 // UntilSignal returns a context that ends with the first signal that asks for the end: what there is is written then. A second Ctrl-C is for
 // those who do not want to wait for that: after discard, it ends the process.
@@ -19,8 +23,9 @@ func UntilSignal(discard func()) context.Context {
 	go func() {
 		<-c
 		cancel()
+		first := time.Now()
 		for s := range c {
-			if s == syscall.SIGHUP { // a terminal that goes away can send it twice
+			if s == syscall.SIGHUP || time.Since(first) < once { // a terminal that goes away can send it twice, too
 				continue
 			}
 			discard()
