@@ -582,7 +582,7 @@ func TestTimeout(t *testing.T) {
 	pid := spinner(t).Process.Pid
 	for range 3 {
 		c := program(t, "record", "-p", fmt.Sprint(pid), "-o", "x.folded")
-		timeout := exec.Command("timeout", append([]string{"1"}, c.Args...)...)
+		timeout := exec.Command("timeout", append([]string{"3"}, c.Args...)...)
 		timeout.Dir, timeout.Env = c.Dir, c.Env
 		r := finish(t, timeout)
 		if b, err := os.ReadFile(filepath.Join(c.Dir, "x.folded")); err != nil || len(b) == 0 {
