@@ -3,16 +3,18 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/doctor"
+	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/internal/cli"
 )
 
 func doctorCmd() *cobra.Command {
-	asJSON, quick := false, false
+	asJSON, quick, rights := false, false, false
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what this kernel and this user allow, and what to change",
@@ -22,10 +24,16 @@ the reason and the setting to change. ? means that this user cannot find out.
 
 If the kernel can walk stacks, doctor records the whole machine for a second and measures the cost.
 
+With --agent, doctor lists the capabilities that unspool agent starts with as another user than root, and says which
+it keeps.
+
 The exit status is 0, or 1 if nothing can be recorded.`,
-		Example: "  unspool doctor\n  sudo unspool doctor",
+		Example: "  unspool doctor\n  sudo unspool doctor\n  unspool doctor --agent",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if rights {
+				return writeRights(asJSON)
+			}
 			d := doctor.Diagnose(cli.Version())
 			if !quick && d.Way("record-ebpf").OK {
 				m, err := doctor.Measure(c.Context())
@@ -49,7 +57,28 @@ The exit status is 0, or 1 if nothing can be recorded.`,
 			return &cli.Exit{Status: 1, Err: errors.New("nothing can be recorded here")}
 		},
 	}
+	c.Flags().BoolVar(&rights, "agent", false, "list the capabilities of unspool agent")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	c.Flags().BoolVar(&quick, "quick", false, "do not measure")
 	return c
+}
+
+// writeRights lists what the agent may do.
+func writeRights(asJSON bool) error {
+	list := caps.Agent()
+	if asJSON {
+		e := json.NewEncoder(stdout)
+		e.SetIndent("", "  ")
+		return e.Encode(list)
+	}
+	for _, r := range list {
+		kept := "until it has begun"
+		if r.Kept {
+			kept = "all the time"
+		}
+		if _, err := fmt.Fprintf(stdout, "%-20s  %-18s  %s\n", r.Name, kept, r.Why); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -18,6 +18,24 @@ type Set uint64
 // processes map and the files of that.
 const Recording = Set(1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_SYS_PTRACE | 1<<unix.CAP_DAC_READ_SEARCH)
 
+// A Right is a capability that an agent starts with, and why.
+type Right struct {
+	Name string `json:"name"` // as capabilities(7) has it
+	Why  string `json:"why"`
+	Kept bool   `json:"kept"` // by a running recording; the others are given up when it has begun
+}
+
+// Agent lists the capabilities that an agent of the whole machine starts with, as another user than root, on Linux 5.8 and later.
+func Agent() []Right {
+	return []Right{
+		{"CAP_BPF", "load the program that walks stacks, and feed it with tables", true},
+		{"CAP_PERFMON", "sample all processors", true},
+		{"CAP_SYS_PTRACE", "read what other users' processes map", true},
+		{"CAP_DAC_READ_SEARCH", "read other users' programs and debug files", true},
+		{"CAP_SYSLOG", "read the addresses of the kernel's functions, for their names", false},
+	}
+}
+
 // Outputs are those that put an output into its place in another user's directory: see Raised.
 const Outputs = Set(1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER)
 
@@ -52,14 +70,25 @@ func Own() (effective, permitted Set) {
 	return Set(d[0].Effective) | Set(d[1].Effective)<<32, Set(d[0].Permitted) | Set(d[1].Permitted)<<32
 }
 
+// inheritable returns those of this thread's capabilities that a program it executes may have, too.
+func inheritable() Set {
+	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var d [2]unix.CapUserData
+	if unix.Capget(&h, &d[0]) != nil {
+		return 0
+	}
+	return Set(d[0].Inheritable) | Set(d[1].Inheritable)<<32
+}
+
 // Drop gives up all capabilities but keep, and later, which are not in effect until they are raised; in all threads. A process started
-// afterwards has its user's capabilities: a program that root starts gets all capabilities again. An errors.ErrUnsupported says that this
+// afterwards has its user's capabilities, and inherits none: a program that root starts gets all capabilities again. An errors.ErrUnsupported says that this
 // program was built with cgo, whose threads cannot be reached.
 func Drop(keep, later Set) error {
 	effective, permitted := Own()
-	if effective&^keep == 0 && permitted&^(keep|later) == 0 {
+	if effective&^keep == 0 && permitted&^(keep|later) == 0 && inheritable() == 0 {
 		return nil
 	}
+	// None is inheritable, and so none is ambient.
 	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	d := data(effective&keep, permitted&(keep|later))
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&h)), uintptr(unsafe.Pointer(&d[0])), 0)

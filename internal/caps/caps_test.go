@@ -41,6 +41,13 @@ func status(task string) (effective, permitted Set) {
 }
 
 func dropped() {
+	// As a service that is not root has them.
+	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	d := data(Own())
+	d[0].Inheritable, d[1].Inheritable = uint32(Recording&(1<<32-1)), uint32(Recording>>32)
+	if err := unix.Capset(&h, &d[0]); err != nil {
+		fmt.Println(err)
+	}
 	if err := Drop(Recording, Outputs); err != nil {
 		fmt.Println(err)
 	}
@@ -49,6 +56,9 @@ func dropped() {
 		if effective, permitted := status(task.Name()); effective != Recording || permitted != Recording|Outputs {
 			fmt.Printf("a thread has %x of %x\n", effective, permitted)
 		}
+	}
+	if i := inheritable(); i != 0 {
+		fmt.Printf("a program that it executes may have %x\n", i)
 	}
 	if effective, permitted := Own(); effective != Recording || permitted != Recording|Outputs {
 		fmt.Printf("Own is %x of %x\n", effective, permitted)

@@ -163,9 +163,22 @@ func (p place) all(ctx context.Context, repository string) (built, error) {
 		return b, err
 	}
 	text, err := p.licences(ctx)
+	if err != nil {
+		return b, err
+	}
 	b.common = append(pages, file{"share/doc/unspool/copyright", 0o644, text})
-	return b, err
+	for name, place := range map[string]string{"unspool-agent.service": "lib/systemd/system/", "agent.toml": configuration} {
+		text, err := os.ReadFile(filepath.Join(p.dir, "src", "deploy", "systemd", name))
+		if err != nil {
+			return b, err
+		}
+		b.common = append(b.common, file{place + name, 0o644, text})
+	}
+	return b, nil
 }
+
+// configuration is where a release has the agent's; a Debian package has it in /etc.
+const configuration = "share/doc/unspool/examples/"
 
 // equal says which file of two builds is not the same.
 func equal(one, two built) error {
@@ -228,6 +241,10 @@ func installed(files []file, c control, when time.Time) []file {
 	const lintian = "# It runs in every container and in each distribution.\nunspool: statically-linked-binary [usr/bin/unspool]\n"
 	out := []file{{"usr/share/doc/unspool/changelog.gz", 0o644, zip([]byte(change))}, {"usr/share/lintian/overrides/unspool", 0o644, []byte(lintian)}}
 	for _, f := range files {
+		if name, ok := strings.CutPrefix(f.name, configuration); ok {
+			out = append(out, file{"etc/unspool/" + name, f.mode, f.data})
+			continue
+		}
 		out = append(out, file{"usr/" + f.name, f.mode, f.data})
 	}
 	return out

@@ -74,11 +74,14 @@ type control struct {
 
 // deb returns a Debian package (deb(5), format 2.0): an ar archive of a number, an archive about the package, and an archive of its files.
 func deb(c control, files []file, when time.Time) []byte {
-	var sums strings.Builder
-	kib := 0 // as Policy 5.6.20 counts: each file and directory takes whole KiB
+	var sums, conf strings.Builder // conf are the files that dpkg leaves as their user has changed them (deb-conffiles(5))
+	kib := 0                       // as Policy 5.6.20 counts: each file and directory takes whole KiB
 	dirs := map[string]bool{}
 	for _, f := range sorted(files) {
 		fmt.Fprintf(&sums, "%x  %s\n", md5.Sum(f.data), f.name)
+		if strings.HasPrefix(f.name, "etc/") {
+			fmt.Fprintf(&conf, "/%s\n", f.name)
+		}
 		kib += (len(f.data) + 1023) / 1024
 		for dir := path.Dir(f.name); !dirs[dir]; dir = path.Dir(dir) {
 			dirs[dir] = true
@@ -93,7 +96,11 @@ func deb(c control, files []file, when time.Time) []byte {
 	}
 	fmt.Fprintf(&text, "Section: devel\nPriority: optional\nHomepage: %s\nDescription: %s\n", home, first)
 	text.WriteString(paragraphs(rest))
-	about := tarball("./", []file{{"control", 0o644, []byte(text.String())}, {"md5sums", 0o644, []byte(sums.String())}}, when)
+	inside := []file{{"control", 0o644, []byte(text.String())}, {"md5sums", 0o644, []byte(sums.String())}}
+	if conf.Len() > 0 {
+		inside = append(inside, file{"conffiles", 0o644, []byte(conf.String())})
+	}
+	about := tarball("./", inside, when)
 
 	var b bytes.Buffer
 	b.WriteString("!<arch>\n")

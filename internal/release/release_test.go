@@ -20,6 +20,7 @@ var (
 		{"usr/share/doc/unspool/copyright", 0o644, []byte("nobody's\n")},
 		{"usr/bin/unspool", 0o755, bytes.Repeat([]byte("program"), 5000)},
 		{"usr/lib/unspool/libunwind.so.8", 0o644, []byte("lib")}, // an odd length
+		{"etc/unspool/agent.toml", 0o644, []byte("# nothing\n")},
 	}
 	someTime = time.Unix(1795441531, 0).UTC()
 	someDeb  = control{"1.2.4~0.20261123134531.4920ef4e5ab7", "arm64", "A. Maintainer <a@example.org>", []string{"libc6 (>= 2.34)", "libgcc-s1"}, "phrase\n" + strings.Repeat("Sentence one. ", 6) + "\n\nSentence\ntwo."}
@@ -47,7 +48,7 @@ func TestDeb(t *testing.T) {
 Version: 1.2.4~0.20261123134531.4920ef4e5ab7
 Architecture: arm64
 Maintainer: A. Maintainer <a@example.org>
-Installed-Size: 45
+Installed-Size: 48
 Depends: libc6 (>= 2.34), libgcc-s1
 Section: devel
 Priority: optional
@@ -62,6 +63,9 @@ Description: phrase
 		t.Errorf("fields:\n%s\nwant\n%s", got, fields)
 	}
 	const contents = `drwxr-xr-x root/root         0 2026-11-23 13:45 ./
+drwxr-xr-x root/root         0 2026-11-23 13:45 ./etc/
+drwxr-xr-x root/root         0 2026-11-23 13:45 ./etc/unspool/
+-rw-r--r-- root/root        10 2026-11-23 13:45 ./etc/unspool/agent.toml
 drwxr-xr-x root/root         0 2026-11-23 13:45 ./usr/
 drwxr-xr-x root/root         0 2026-11-23 13:45 ./usr/bin/
 -rwxr-xr-x root/root     35000 2026-11-23 13:45 ./usr/bin/unspool
@@ -75,6 +79,9 @@ drwxr-xr-x root/root         0 2026-11-23 13:45 ./usr/share/doc/unspool/
 `
 	if got := ask("--contents", path); got != contents {
 		t.Errorf("contents:\n%s\nwant\n%s", got, contents)
+	}
+	if got := ask("--info", path, "conffiles"); got != "/etc/unspool/agent.toml\n" {
+		t.Errorf("conffiles: %q", got)
 	}
 	ask("--raw-extract", path, filepath.Join(dir, "root"))
 	for _, f := range someFiles {

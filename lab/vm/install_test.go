@@ -41,6 +41,7 @@ var installs = []install{
 		unspool completion zsh | cmp - /usr/share/zsh/vendor-completions/_unspool &&
 		unspool completion fish | cmp - /usr/share/fish/vendor_completions.d/unspool.fish`, out: `^$`},
 	{name: "doctor", sh: "unspool doctor --quick", out: `(?m)^  yes  unspool run`},
+	{name: "agent", sh: "test -f /usr/lib/systemd/system/unspool-agent.service && unspool agent --config /etc/unspool/agent.toml 2>&1", status: 2, out: `^unspool: name an engine with --output`},
 	{name: "record", sh: `unspool record -o /tmp/x.folded -- sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done' && cat /tmp/x.folded`, out: `(?m)^sh;\S.* \d+$`},
 	{name: "verify", sh: "unspool verify /usr/lib/unspool /usr/bin/dash", user: 1000, out: `\d`},
 	{name: "without the drop-in", sh: "/frames 2>&1", status: 127, out: `libunwind\.so\.8`},

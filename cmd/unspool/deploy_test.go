@@ -1,0 +1,192 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/internal/caps"
+	"github.com/unspool/unspool/internal/oracle"
+)
+
+const agentUnit = "../../deploy/systemd/unspool-agent.service"
+
+// settings are those of a section of a unit.
+func settings(t *testing.T, unit string) map[string]string {
+	t.Helper()
+	b, err := os.ReadFile(unit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	for line := range strings.Lines(string(b)) {
+		if key, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok && !strings.HasPrefix(line, "#") {
+			out[key] = value
+		}
+	}
+	return out
+}
+
+// TestUnit: systemd finds the service well closed in, and it has the capabilities that doctor lists.
+func TestUnit(t *testing.T) {
+	var want []string
+	for _, r := range caps.Agent() {
+		want = append(want, r.Name)
+	}
+	s := settings(t, agentUnit)
+	for _, key := range []string{"AmbientCapabilities", "CapabilityBoundingSet"} {
+		if got := strings.Fields(s[key]); !slices.Equal(got, want) {
+			t.Errorf("%s=%v, doctor --agent lists %v", key, got, want)
+		}
+	}
+	oracle.Need(t, "systemd-analyze")
+	out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=40", agentUnit).CombinedOutput()
+	if m := regexp.MustCompile(`exposure level for unspool-agent.service: (\S+)`).FindSubmatch(out); err != nil || m == nil {
+		t.Errorf("%v\n%s", err, out)
+	} else {
+		t.Logf("exposure %s; at most 4.0", m[1])
+	}
+}
+
+// A staticAgent runs as the service does: a program without cgo, another user than root, with the service's capabilities and no others. It profiles
+// a program of root's in a directory that only root may read, and is asked to end when look has looked.
+func staticAgent(t *testing.T, before []string, look func(pid int)) (said, folded string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		oracle.Lacks(t, "root")
+	}
+	canWalk(t)
+	oracle.Need(t, "setpriv", "go")
+	dir, err := os.MkdirTemp("", "agent") // whose parents all users may read
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	exe, state := filepath.Join(dir, "unspool"), filepath.Join(dir, "state")
+	c := exec.Command("go", "build", "-o", exe, ".")
+	c.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	const nobody = 65534
+	for _, err := range []error{os.Chmod(dir, 0o755), os.Mkdir(state, 0o700), os.Chown(state, nobody, nobody)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	spinner(t) // in a directory of the test, for its user only
+	var list []string
+	for _, r := range caps.Agent() {
+		list = append(list, "+"+strings.ToLower(strings.TrimPrefix(r.Name, "CAP_")))
+	}
+	set := strings.Join(list, ",")
+	args := append(slices.Clone(before), "setpriv", "--reuid", fmt.Sprint(nobody), "--regid", fmt.Sprint(nobody), "--clear-groups", "--inh-caps=-all,"+set, "--ambient-caps=-all,"+set, "--bounding-set=-all,"+set,
+		"--no-new-privs", exe, "agent", "--output", "files="+filepath.Join(state, "ring"), "--interval", "2s", "--listen", "127.0.0.1:0", "--comm", "^spinner$|^ksoftirqd|^swapper|^kworker")
+	a := exec.Command(args[0], args[1:]...)
+	a.Dir, a.Env = state, append(os.Environ(), "UNSPOOL_CACHE="+filepath.Join(state, "cache"))
+	var text strings.Builder
+	a.Stdout, a.Stderr = &text, &text
+	if err := a.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer a.Process.Kill()
+	var files []string
+	until(t, "a second profile of the program", func() bool {
+		files, _ = filepath.Glob(filepath.Join(state, "ring", "unspool-*-spinner.pb.gz"))
+		return len(files) > 1
+	})
+	pid := a.Process.Pid
+	if children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", pid)); err == nil && len(before) > 0 {
+		fmt.Sscan(string(children), &pid)
+	}
+	look(pid)
+	unix.Kill(pid, unix.SIGTERM)
+	timeout := time.AfterFunc(time.Minute, func() { a.Process.Kill() })
+	defer timeout.Stop()
+	if err := a.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, text.String())
+	}
+	for _, f := range files {
+		r := runProgram(t, "report", f, "--format", "folded")
+		r.want(t, 0, "")
+		folded += r.out
+	}
+	return text.String(), folded
+}
+
+// TestAgentRights: with the service's capabilities, the kernel walks, and programs have names that only root may read. The agent keeps four of them,
+// and what it starts would have none.
+func TestAgentRights(t *testing.T) {
+	said, folded := staticAgent(t, nil, func(pid int) {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for which, want := range map[string]caps.Set{"Inh": 0, "Prm": caps.Recording, "Eff": caps.Recording, "Amb": 0} {
+			if line := fmt.Sprintf("Cap%s:\t%016x\n", which, uint64(want)); !strings.Contains(string(b), line) {
+				t.Errorf("want %s%s", line, b)
+			}
+		}
+	})
+	if !strings.Contains(said, "walking stacks in the kernel") || strings.Contains(said, "level=WARN") || !strings.Contains(folded, ";main;outer_of_it;spins_here") {
+		t.Errorf("%s\n%s", said, folded)
+	}
+}
+
+// TestAgentCalls: the service's filter lets through what the agent calls.
+func TestAgentCalls(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "strace", "systemd-analyze")
+	allowed := map[string]bool{}
+	var expand func(name string)
+	expand = func(name string) {
+		if !strings.HasPrefix(name, "@") {
+			allowed[name] = true
+			return
+		}
+		out, err := exec.Command("systemd-analyze", "--no-pager", "syscall-filter", name).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(out)) {
+			if f := strings.Fields(line); strings.HasPrefix(line, "    ") && len(f) == 1 && !strings.HasPrefix(f[0], "#") {
+				expand(f[0])
+			}
+		}
+	}
+	for _, name := range strings.Fields(settings(t, agentUnit)["SystemCallFilter"]) {
+		expand(name)
+	}
+	trace := filepath.Join(t.TempDir(), "trace")
+	staticAgent(t, []string{"strace", "-f", "-qq", "-o", trace}, func(int) {})
+	b, err := os.ReadFile(trace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := map[string]bool{}
+	agent := false // what follows is the agent's, and not setpriv's
+	for line := range strings.Lines(string(b)) {
+		m := regexp.MustCompile(`^\d+ +([a-z0-9_]+)\(`).FindStringSubmatch(line)
+		if agent && m != nil {
+			calls[m[1]] = true
+		}
+		agent = agent || strings.Contains(line, `execve("`) && strings.Contains(line, `"agent"`)
+	}
+	if !calls["bpf"] || !calls["perf_event_open"] {
+		t.Errorf("calls %v", calls)
+	}
+	for call := range calls {
+		if !allowed[call] {
+			t.Errorf("the service's filter refuses %s", call)
+		}
+	}
+	t.Logf("%d different calls of %d that are allowed", len(calls), len(allowed))
+}
