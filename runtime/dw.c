@@ -46,16 +46,26 @@ static void find_all(void)
 	FIND(frame_pc);
 	FIND(frame_reg);
 	FIND(frame_thread);
+	FIND(report_begin_add);
+	FIND(report_elf);
+	FIND(getthreads);
+	FIND(pid);
 	FIND(thread_dwfl);
+	FIND(thread_tid);
+	FIND(thread_state_registers);
+	FIND(thread_state_register_pc);
 	FIND(addrmodule);
 	FIND(module_getelf);
 	FIND(module_info);
 	find(&dw_real.elf_rawfile, "elf_rawfile");
 	find(&dw_real.elf_getphdrnum, "elf_getphdrnum");
 	find(&dw_real.gelf_getphdr, "gelf_getphdr");
+	find(&dw_real.gelf_getehdr, "gelf_getehdr");
+#define FIND_PASSED(type, name, parameters, arguments) FIND(name);
+	DW_PASSED(FIND_PASSED)
 }
 
-static const struct dw_real *real(void)
+const struct dw_real *dw_functions(void)
 {
 	pthread_once(&once, find_all);
 	return &dw_real;
@@ -63,7 +73,7 @@ static const struct dw_real *real(void)
 
 int dw_strict(void)
 {
-	real();
+	dw_functions();
 	return strict;
 }
 
@@ -86,132 +96,6 @@ __attribute__((destructor)) static void tell(void)
 	if (e && *e && strcmp(e, "0") != 0)
 		fprintf(stderr, "libunspool-dw: walks %llu, frames %llu, repaired %llu, left to libdw %llu\n", (unsigned long long)counts.walks,
 			(unsigned long long)counts.frames, (unsigned long long)counts.repaired, (unsigned long long)counts.given);
-}
-
-/* ---- What is known of each Dwfl ---- */
-
-enum { BUCKETS = 256 };
-static struct dw_process *processes[BUCKETS];
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static struct dw_process **bucket(const Dwfl *dwfl)
-{
-	return &processes[((uintptr_t)dwfl >> 4) * 0x9e3779b97f4a7c15u >> 56];
-}
-
-static struct dw_process *process(const Dwfl *dwfl)
-{
-	struct dw_process *p;
-
-	pthread_mutex_lock(&lock);
-	for (p = *bucket(dwfl); p && p->dwfl != dwfl; p = p->next)
-		;
-	pthread_mutex_unlock(&lock);
-	return p;
-}
-
-static void free_process(struct dw_process *p)
-{
-	if (!p)
-		return;
-	free(p->segment);
-	free(p->module);
-	free(p->page);
-	free(p);
-}
-
-static void forget(const Dwfl *dwfl)
-{
-	struct dw_process **at, *p;
-
-	pthread_mutex_lock(&lock);
-	for (at = bucket(dwfl); *at && (*at)->dwfl != dwfl; at = &(*at)->next)
-		;
-	p = *at;
-	if (p)
-		*at = p->next;
-	pthread_mutex_unlock(&lock);
-	free_process(p);
-}
-
-/* Remembers how a Dwfl that has just been attached reads memory. Without room for it, libdw walks. */
-static void remember(Dwfl *dwfl, const struct dw_process *as, Elf *core)
-{
-	struct dw_process *p;
-
-	if (!dw_real.frame_reg) /* elfutils before 0.188 */
-		return;
-	p = malloc(sizeof *p);
-	if (!p)
-		return;
-	*p = *as;
-	p->dwfl = dwfl;
-	p->module = calloc(DW_MODULES, sizeof *p->module);
-	if (!p->module || (p->kind == DW_CORE && !dw_core(p, core))) {
-		free_process(p);
-		return;
-	}
-	forget(dwfl);
-	pthread_mutex_lock(&lock);
-	p->next = *bucket(dwfl);
-	*bucket(dwfl) = p;
-	pthread_mutex_unlock(&lock);
-}
-
-/* Modules come and go between these. */
-static void forget_modules(Dwfl *dwfl)
-{
-	struct dw_process *p = process(dwfl);
-
-	if (p)
-		p->n_modules = p->last = 0;
-}
-
-DW_API bool dwfl_attach_state(Dwfl *dwfl, Elf *elf, pid_t pid, const Dwfl_Thread_Callbacks *callbacks, void *arg)
-{
-	bool ok = real()->attach_state(dwfl, elf, pid, callbacks, arg);
-
-	if (ok)
-		remember(dwfl, &(struct dw_process){.kind = DW_CALLBACKS, .callbacks = callbacks, .arg = arg}, NULL);
-	return ok;
-}
-
-DW_API int dwfl_linux_proc_attach(Dwfl *dwfl, pid_t pid, bool stopped)
-{
-	int r = real()->linux_proc_attach(dwfl, pid, stopped);
-
-	if (r == 0)
-		remember(dwfl, &(struct dw_process){.kind = DW_PID, .pid = pid}, NULL);
-	return r;
-}
-
-DW_API int dwfl_core_file_attach(Dwfl *dwfl, Elf *core)
-{
-	int r = real()->core_file_attach(dwfl, core);
-
-	if (r >= 0)
-		remember(dwfl, &(struct dw_process){.kind = DW_CORE}, core);
-	return r;
-}
-
-DW_API void dwfl_end(Dwfl *dwfl)
-{
-	real()->end(dwfl);
-	forget(dwfl);
-}
-
-DW_API void dwfl_report_begin(Dwfl *dwfl)
-{
-	real()->report_begin(dwfl);
-	forget_modules(dwfl);
-}
-
-DW_API int dwfl_report_end(Dwfl *dwfl, int (*removed)(Dwfl_Module *, void *, const char *, Dwarf_Addr, void *), void *arg)
-{
-	int r = real()->report_end(dwfl, removed, arg);
-
-	forget_modules(dwfl);
-	return r;
 }
 
 /* ---- Frames ---- */
@@ -253,6 +137,7 @@ struct walk {
 	struct us_moves moves;
 	enum { NEW, PASSING, DONE } state;
 	uint32_t skip; /* frames of libdw's that the program has got from here */
+	int without_ra; /* the first frame has a program counter only */
 	int result;
 };
 
@@ -266,7 +151,7 @@ US_INLINE int load(void *ctx, uint64_t addr, uint64_t *to)
 /* The module of an address; NULL where libdw knows none, or walks itself. *there: whether it knows one. */
 static struct dw_module *module_of(struct dw_process *p, uint64_t at, int *there)
 {
-	Dwfl_Module *mod = dw_real.addrmodule(p->dwfl, at);
+	Dwfl_Module *mod = dw_addrmodule(p, at);
 	struct dw_module *m;
 
 	*there = mod != NULL;
@@ -434,39 +319,68 @@ static enum step look_ahead(struct walk *w)
 
 /* ---- Walks ---- */
 
-/* Begins at libdw's first frame. Returns 0 where libdw is to walk. */
-static int begin(struct walk *w, Dwfl_Frame *first)
+/* Begins at a frame whose registers are in w->at.s.snap, those in known. Returns 0 where libdw is to walk. */
+static int begin(struct walk *w, Dwfl_Thread *thread, uint64_t pc, us_set known)
 {
 	struct us_state *s = &w->at.s;
-	Dwarf_Addr pc;
-	us_set known = 0;
 	int there;
 
-	if ((!US_RA_IS_PC && strict) || !dw_real.frame_pc(first, &pc, NULL)) /* what libdw's own steps are on AArch64 has not been judged */
-		return 0;
 	us_start(s, pc, 0);
-	for (unsigned i = 0; i < US_SLOTS && i < 33; i++) {
-		Dwarf_Word v;
-
-		if (dw_real.frame_reg(first, i, &v) != 0)
-			continue;
-		s->snap[i] = v;
-		known |= US_BIT(i);
-	}
 	s->snap[US_PC] = pc;
+	w->without_ra = !(known >> US_PC & 1);
 	known |= US_BIT(US_PC);
 	s->known = s->in_reg = known;
 	if (!(known >> US_SP & 1))
 		return 0;
-	w->thread = dw_real.frame_thread(first);
+	w->thread = thread;
 	w->at.sp = s->snap[US_SP];
 	w->at.ours = &mark;
 	w->at.walk = w;
 	w->at.exact = 1;
 	w->moves.low = w->at.sp;
 	/* Another machine's process has no module that is ours. */
-	if (!module_of(w->p, pc, &there) && there)
+	return module_of(w->p, pc, &there) || !there;
+}
+
+/* The same at libdw's first frame. */
+static int begin_at(struct walk *w, Dwfl_Frame *first)
+{
+	Dwarf_Addr pc;
+	us_set known = 0;
+
+	if ((!US_RA_IS_PC && strict) || !dw_real.frame_pc(first, &pc, NULL)) /* what libdw's own steps are on AArch64 has not been judged */
 		return 0;
+	for (unsigned i = 0; i < US_SLOTS && i < 33; i++) {
+		Dwarf_Word v;
+
+		if (dw_real.frame_reg(first, i, &v) != 0)
+			continue;
+		w->at.s.snap[i] = v;
+		known |= US_BIT(i);
+	}
+	return begin(w, dw_real.frame_thread(first), pc, known);
+}
+
+/* Walks from the first frame. Returns 0 where libdw is to go on: its frames up to this one the program has had. */
+static int walk(struct walk *w)
+{
+	for (;;) {
+		int r = w->callback((Dwfl_Frame *)(void *)&w->at, w->arg);
+
+		if (r != DWARF_CB_OK) {
+			w->result = r;
+			break;
+		}
+		if (look_ahead(w) == LIBDW) {
+			w->skip = w->at.n;
+			return 0;
+		}
+		if (w->how == END)
+			break;
+		w->at = w->next;
+		w->stepped = 0;
+	}
+	w->state = DONE;
 	return 1;
 }
 
@@ -477,26 +391,9 @@ static int each(Dwfl_Frame *f, void *arg)
 
 	if (w->state == NEW) {
 		w->state = PASSING;
-		if (!begin(w, f))
+		if (!begin_at(w, f))
 			return w->callback(f, w->arg);
-		for (;;) {
-			int r = w->callback((Dwfl_Frame *)(void *)&w->at, w->arg);
-
-			if (r != DWARF_CB_OK) {
-				w->result = r;
-				break;
-			}
-			if (look_ahead(w) == LIBDW) {
-				w->skip = w->at.n;
-				return DWARF_CB_OK;
-			}
-			if (w->how == END)
-				break;
-			w->at = w->next;
-			w->stepped = 0;
-		}
-		w->state = DONE;
-		return DWARF_CB_ABORT;
+		return walk(w) ? DWARF_CB_ABORT : DWARF_CB_OK;
 	}
 	if (w->skip > 0) {
 		w->skip--;
@@ -516,12 +413,126 @@ static int result(struct walk *w, int r)
 	return w->state == DONE ? w->result : r;
 }
 
+/* ---- Threads ---- */
+
+/* The thread of a Dwfl that is attached by promise. libdw's own begin with the address of their process. */
+struct thread {
+	const void *ours; /* the address of thread_mark */
+	struct dw_process *p;
+	pid_t tid;
+	bool bad;    /* libdw is to say what is wrong with its registers */
+	bool has_pc; /* the program counter has been set apart */
+	uint64_t pc;
+	us_set known;
+	struct us_state *to;
+};
+
+static const char thread_mark;
+
+static struct thread *own_thread(Dwfl_Thread *t)
+{
+	struct thread *o = (struct thread *)(void *)t;
+
+	return o->ours == &thread_mark ? o : NULL;
+}
+
+DW_API pid_t dwfl_thread_tid(Dwfl_Thread *t)
+{
+	struct thread *o = own_thread(t);
+
+	return o ? o->tid : dw_functions()->thread_tid(t);
+}
+
+DW_API Dwfl *dwfl_thread_dwfl(Dwfl_Thread *t)
+{
+	struct thread *o = own_thread(t);
+
+	return o ? o->p->dwfl : dw_functions()->thread_dwfl(t);
+}
+
+DW_API void dwfl_thread_state_register_pc(Dwfl_Thread *t, Dwarf_Word pc)
+{
+	struct thread *o = own_thread(t);
+
+	if (!o) {
+		dw_functions()->thread_state_register_pc(t, pc);
+		return;
+	}
+	o->pc = pc;
+	o->has_pc = true;
+}
+
+DW_API bool dwfl_thread_state_registers(Dwfl_Thread *t, int first, unsigned n, const Dwarf_Word *regs)
+{
+	struct thread *o = own_thread(t);
+
+	if (!o)
+		return dw_functions()->thread_state_registers(t, first, n, regs);
+	if (first < 0 || (unsigned)first > US_RA || n > US_RA + 1 - (unsigned)first) {
+		o->bad = true;
+		return false;
+	}
+	for (unsigned i = 0; i < n; i++) {
+		o->to->snap[(unsigned)first + i] = regs[i];
+		o->known |= US_BIT((unsigned)first + i);
+	}
+	return true;
+}
+
+/* Asks the program for a thread and its first frame. Returns 0 where libdw is to ask, too. */
+static int first_frame(struct walk *w, struct thread *t, void **arg)
+{
+	struct dw_process *p = w->p;
+	const Dwfl_Thread_Callbacks *c = p->callbacks;
+
+	if (c->get_thread) {
+		if (!c->get_thread(p->dwfl, t->tid, p->arg, arg))
+			return 0;
+	} else {
+		pid_t tid;
+
+		do {
+			tid = c->next_thread(p->dwfl, p->arg, arg);
+			if (tid <= 0)
+				return 0;
+		} while (tid != t->tid);
+	}
+	if (!c->set_initial_registers((Dwfl_Thread *)(void *)t, *arg) || t->bad || !p->promised)
+		return 0;
+	/* Without a program counter of its own, libdw takes the return address's register. */
+	if (!t->has_pc && !(t->known >> US_RA & 1))
+		return 0;
+	return begin(w, (Dwfl_Thread *)(void *)t, t->has_pc ? t->pc : w->at.s.snap[US_RA], t->known);
+}
+
+/* Walks a thread of a Dwfl that is attached by promise. */
+static int walk_promised(struct walk *w, pid_t tid)
+{
+	struct thread t = {.ours = &thread_mark, .p = w->p, .tid = tid, .to = &w->at.s};
+	Dwfl *dwfl = w->p->dwfl;
+	void *arg = NULL;
+
+	w->state = PASSING;
+	if (!first_frame(w, &t, &arg)) {
+		w->at.ours = NULL;
+	} else if (walk(w)) {
+		return w->result;
+	} else {
+		w->skip++; /* the first frame, too */
+	}
+	dw_whole(dwfl);
+	return dw_real.getthread_frames(dwfl, tid, each, w);
+}
+
 DW_API int dwfl_thread_getframes(Dwfl_Thread *thread, int (*callback)(Dwfl_Frame *, void *), void *arg)
 {
-	struct dw_process *p = process(real()->thread_dwfl(thread));
+	struct dw_process *p;
 	struct walk w;
 
-	if (!p)
+	if (own_thread(thread)) /* it is being walked */
+		return -1;
+	p = dw_process(dw_functions()->thread_dwfl(thread));
+	if (!p || !p->attached)
 		return dw_real.thread_getframes(thread, callback, arg);
 	memset(&w, 0, sizeof w);
 	w.p = p;
@@ -532,16 +543,16 @@ DW_API int dwfl_thread_getframes(Dwfl_Thread *thread, int (*callback)(Dwfl_Frame
 
 DW_API int dwfl_getthread_frames(Dwfl *dwfl, pid_t tid, int (*callback)(Dwfl_Frame *, void *), void *arg)
 {
-	struct dw_process *p = process(dwfl);
+	struct dw_process *p = dw_process(dwfl);
 	struct walk w;
 
-	if (!p)
-		return real()->getthread_frames(dwfl, tid, callback, arg);
+	if (!p || !p->attached)
+		return dw_functions()->getthread_frames(dwfl, tid, callback, arg);
 	memset(&w, 0, sizeof w);
 	w.p = p;
 	w.callback = callback;
 	w.arg = arg;
-	return result(&w, real()->getthread_frames(dwfl, tid, each, &w));
+	return result(&w, p->promised ? walk_promised(&w, tid) : dw_real.getthread_frames(dwfl, tid, each, &w));
 }
 
 /* The frame, if it is one of ours. */
@@ -557,7 +568,7 @@ DW_API bool dwfl_frame_pc(Dwfl_Frame *f, Dwarf_Addr *pc, bool *activation)
 	struct frame *o = own(f);
 
 	if (!o)
-		return real()->frame_pc(f, pc, activation);
+		return dw_functions()->frame_pc(f, pc, activation);
 	*pc = o->s.pc;
 	if (activation)
 		*activation = o->exact || (look_ahead(o->walk) == STEPPED && o->walk->signal);
@@ -570,10 +581,10 @@ DW_API int dwfl_frame_reg(Dwfl_Frame *f, unsigned n, Dwarf_Word *to)
 	uint64_t v;
 
 	if (!o)
-		return real()->frame_reg ? dw_real.frame_reg(f, n, to) : -1;
+		return dw_functions()->frame_reg ? dw_real.frame_reg(f, n, to) : -1;
 	if (n >= US_SLOTS)
 		return -1;
-	if (us_get_with(&o->s, n, load, NULL, o->walk, &v) != US_OK)
+	if ((n == US_PC && o->n == 0 && o->walk->without_ra) || us_get_with(&o->s, n, load, NULL, o->walk, &v) != US_OK)
 		return 1;
 	*to = v;
 	return 0;
@@ -583,5 +594,5 @@ DW_API Dwfl_Thread *dwfl_frame_thread(Dwfl_Frame *f)
 {
 	struct frame *o = own(f);
 
-	return o ? o->walk->thread : real()->frame_thread(f);
+	return o ? o->walk->thread : dw_functions()->frame_thread(f);
 }
