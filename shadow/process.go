@@ -23,6 +23,7 @@ type process struct {
 	pid     int
 	mem     reader
 	regions []region
+	space   *unwind.Space // of them; nil: not made yet
 	sites   map[uint64]*site
 	stacks  []*stack // those that no thread is on
 	stale   bool     // the mappings have changed
@@ -82,7 +83,7 @@ func (p *process) readMaps() error {
 	if !slices.Equal(executable(p.regions), executable(out)) {
 		p.sites = map[uint64]*site{}
 	}
-	p.regions = out
+	p.regions, p.space = out, nil
 	return nil
 }
 

@@ -43,6 +43,9 @@ type Options struct {
 	Steps uint64 // after so many instructions let the program run on by itself; 0: never
 	End   bool   // with Steps: kill it instead, and all that it has started
 
+	// Each is called at every instruction whose callers are known, of those that Every and Thread select; may be nil.
+	Each func(*Moment)
+
 	Progress func(steps, compared uint64) // called every few thousand steps; may be nil
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/modules"
 )
@@ -196,5 +197,28 @@ func TestOptions(t *testing.T) {
 		if r := execute(t, c.o, path); !c.ok(r) {
 			t.Errorf("%s: %d instructions, %d compared, %d findings; without it %d, %d, %d", c.name, r.Steps, r.Compared, len(r.Findings), all.Steps, all.Compared, len(all.Findings))
 		}
+	}
+}
+
+// TestMoments holds each moment's innermost caller against what the machine itself would return to, in a program without system calls' handlers.
+func TestMoments(t *testing.T) {
+	moments, deepest, whole := 0, 0, true
+	r, err := Run(t.Context(), exec.Command("/bin/true"), Options{Modules: modules.New(), Entry: true, Each: func(m *Moment) {
+		moments++
+		deepest = max(deepest, len(m.Callers))
+		whole = whole && m.Whole
+		last := m.Regs[host.Slot(host.SP)]
+		for _, c := range m.Callers {
+			if c.CFA < last || m.Space.Find(arch.Addr(c.PC)) == nil {
+				t.Errorf("at %#x a caller goes on at %#x, with the stack at %#x, below %#x, or in no code", m.PC, c.PC, c.CFA, last)
+			}
+			last = c.CFA
+			if word, ok := m.Read8(c.CFA - host.CallPush); link < 0 && (!ok || word != c.PC) {
+				t.Errorf("at %#x the return address is %#x, not %#x", m.PC, word, c.PC)
+			}
+		}
+	}})
+	if err != nil || uint64(moments) > r.Steps || uint64(moments) < r.Steps*9/10 || deepest < 4 || !whole {
+		t.Errorf("%v: %d moments of %d instructions, %d callers at most, whole: %v", err, moments, r.Steps, deepest, whole)
 	}
 }

@@ -39,6 +39,8 @@ type tracer struct {
 	state rows.State
 	mem   rows.Memory
 
+	moment Moment
+
 	mu   sync.Mutex // for pids
 	pids map[int]bool
 }
@@ -155,6 +157,9 @@ func (th *thread) look() {
 	th.site.mod.Steps++
 	if (t.opt.Thread == 0 || t.opt.Thread == th.number) && (t.opt.Every < 2 || t.steps%t.opt.Every == 0) {
 		th.check()
+		if t.opt.Each != nil {
+			th.observe()
+		}
 	}
 }
 

@@ -34,6 +34,7 @@ type outcome struct {
 	Steps    uint64   `json:",omitempty"`
 	Compared uint64   `json:",omitempty"`
 	Known    []string `json:",omitempty"` // names of what is permitted
+	Rows     []string `json:",omitempty"` // that a permit of this package permits: its name, and the row
 	Wrong    []string `json:",omitempty"`
 }
 
@@ -75,17 +76,21 @@ func try(ctx context.Context, p *plan, dir string, steps uint64) *outcome {
 			o.Known = append(o.Known, f.Known.Name)
 		}
 	}
-	wrong := p.unlisted(r, func(k *permit) {
-		if !slices.Contains(o.Known, k.name) {
-			o.Known = append(o.Known, k.name)
-		}
-	})
-	for _, f := range wrong {
+	text := func(f *shadow.Finding) string {
 		one := *r
 		one.Findings, one.Modules = []*shadow.Finding{f}, nil
 		var b bytes.Buffer
 		one.WriteText(&b)
-		o.Wrong = append(o.Wrong, b.String())
+		return b.String()
+	}
+	wrong := p.unlisted(r, func(k *permit, f *shadow.Finding) {
+		if !slices.Contains(o.Known, k.name) {
+			o.Known = append(o.Known, k.name)
+		}
+		o.Rows = append(o.Rows, k.name+": "+text(f))
+	})
+	for _, f := range wrong {
+		o.Wrong = append(o.Wrong, text(f))
 	}
 	return o
 }

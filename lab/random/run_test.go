@@ -93,12 +93,12 @@ func (p *plan) execute(ctx context.Context, path string, steps uint64) (*shadow.
 }
 
 // unlisted returns the wrong rows that neither docs/FINDINGS.md of shadow nor the list here permits.
-func (p *plan) unlisted(r *shadow.Result, used func(*permit)) (out []*shadow.Finding) {
+func (p *plan) unlisted(r *shadow.Result, used func(*permit, *shadow.Finding)) (out []*shadow.Finding) {
 	for _, f := range r.Wrong() {
 		if k := p.permitted(f); k == nil {
 			out = append(out, f)
 		} else {
-			used(k)
+			used(k, f)
 		}
 	}
 	return out
