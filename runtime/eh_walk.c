@@ -1,0 +1,502 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * eh_walk.c: frames as libgcc's unwinder finds them: by call frame information, by the code to which signal handlers return, and no further. What
+ * is known of a program counter is kept in one direct-mapped cache for all threads, as in local_cache.h.
+ */
+#define _GNU_SOURCE
+#include "apply.h"
+#include "eh.h"
+#include "reader.h"
+
+_Static_assert(sizeof(struct eh_frame) == 48, "a slot has 64 bytes");
+_Static_assert(offsetof(struct _Unwind_Context, by_value) == 216 && offsetof(struct _Unwind_Context, flags) == 192, "libgcc's layout");
+
+/* ---- The cache ---- */
+
+enum { SLOT_BITS = 13, GROUP_BITS = 8, WAYS = 4 };
+
+struct slot {
+	_Atomic uint32_t seq;   /* odd while it is written */
+	_Atomic uint32_t index; /* the module that must still be there; 0 for none; US_VOLATILE for code registered at run time */
+	_Atomic uint64_t key;
+	_Atomic uint64_t word[EH_FRAME_WORDS];
+};
+
+static struct slot slots[1 << SLOT_BITS] __attribute__((aligned(4096)));
+
+US_INLINE unsigned slot_of(uint64_t pc)
+{
+	unsigned group = (unsigned)((pc >> 12 ^ pc >> 17) & ((1 << (SLOT_BITS - GROUP_BITS)) - 1));
+
+	return group << GROUP_BITS | (uint32_t)pc * 0x9e3779b1u >> (32 - GROUP_BITS);
+}
+
+US_INLINE uint64_t key_of(uint64_t pc, int exact)
+{
+	return pc | (uint64_t)exact << US_USER_BITS;
+}
+
+US_INLINE int get_in(struct slot *e, uint64_t key, struct eh_frame *f, uint32_t *index)
+{
+	uint32_t seq = atomic_load_explicit(&e->seq, memory_order_acquire);
+	uint64_t w[EH_FRAME_WORDS];
+
+	if (atomic_load_explicit(&e->key, memory_order_acquire) != key)
+		return 0;
+	*index = atomic_load_explicit(&e->index, memory_order_acquire);
+	for (unsigned i = 0; i < EH_FRAME_WORDS; i++)
+		w[i] = atomic_load_explicit(&e->word[i], memory_order_acquire);
+	if (seq & 1 || atomic_load_explicit(&e->seq, memory_order_relaxed) != seq)
+		return 0;
+	memcpy(f, w, sizeof *f);
+	return 1;
+}
+
+/* The last word of a frame of registered code has the generation in its higher half. */
+#define ARGS(word) ((word) & UINT32_MAX)
+#define GENERATION(word) ((uint32_t)((word) >> 32))
+
+US_INLINE int still_there(struct eh_walk *w, const struct eh_frame *f, uint32_t index, uint64_t at)
+{
+	if (us_likely(index == 0 || index == w->module))
+		return 1;
+	if (index == US_VOLATILE)
+		return GENERATION(f->args) == atomic_load_explicit(&eh_generation, memory_order_acquire);
+	if (!us_still_loaded(index, at, 0))
+		return 0;
+	w->module = index;
+	return 1;
+}
+
+static void put(uint64_t key, uint64_t pc, const struct eh_frame *f, uint32_t index)
+{
+	unsigned at = slot_of(pc);
+	struct slot *e = &slots[at];
+	uint64_t w[EH_FRAME_WORDS];
+	uint32_t seq;
+
+	/* The first that is free, or has it already; else the last. */
+	for (unsigned way = 0; way < WAYS; way++) {
+		uint64_t there;
+
+		e = &slots[at ^ way];
+		there = atomic_load_explicit(&e->key, memory_order_relaxed);
+		if (there == 0 || there == key)
+			break;
+	}
+	seq = atomic_load_explicit(&e->seq, memory_order_relaxed);
+	if (seq & 1 || !atomic_compare_exchange_strong_explicit(&e->seq, &seq, seq + 1, memory_order_acq_rel, memory_order_relaxed))
+		return;
+	memcpy(w, f, sizeof w);
+	atomic_store_explicit(&e->key, key, memory_order_release);
+	atomic_store_explicit(&e->index, index, memory_order_release);
+	for (unsigned i = 0; i < EH_FRAME_WORDS; i++)
+		atomic_store_explicit(&e->word[i], w[i], memory_order_release);
+	atomic_store_explicit(&e->seq, seq + 2, memory_order_release);
+}
+
+/* ---- Frames ---- */
+
+/* Instructions of call frame information, by their operands: u and s are LEB128, b a block, 1 to 8 bytes, a an address. */
+static const char *const operands[64] = {
+	[0x00] = "", [0x01] = "a", [0x02] = "1", [0x03] = "2", [0x04] = "4", [0x05] = "uu", [0x06] = "u", [0x07] = "u", [0x08] = "u", [0x09] = "uu",
+	[0x0a] = "", [0x0b] = "", [0x0c] = "uu", [0x0d] = "u", [0x0e] = "u", [0x0f] = "b", [0x10] = "ub", [0x11] = "us", [0x12] = "us", [0x13] = "s",
+	[0x14] = "uu", [0x15] = "us", [0x16] = "ub", [0x1d] = "8", [0x2d] = "", [0x2e] = "u", [0x2f] = "uu",
+};
+
+/* The size of the arguments on the stack at pc. */
+static uint64_t args_size(struct us_glass *g, const struct us_fde *f, uint64_t pc)
+{
+	struct reader r = {&g->w, f->insns, f->end, 0};
+	uint64_t loc = f->lo, size = 0, v = 0;
+
+	while (r.at < r.end && loc <= pc && !r.bad) {
+		uint8_t op = u8(&r);
+
+		if (op >> 6) {
+			if (op >> 6 == 1)
+				loc += (op & 63) * f->caf;
+			else if (op >> 6 == 2)
+				uleb(&r);
+			continue;
+		}
+		if (!operands[op])
+			break;
+		for (const char *c = operands[op]; *c; c++) {
+			switch (*c) {
+			case 'a':
+				v = encoded(&r, f->enc & 0x7f, 0, f->lo);
+				if (f->enc & PE_indirect)
+					v = follow(&r, v);
+				loc = v;
+				break;
+			case 's':
+				v = (uint64_t)sleb(&r);
+				break;
+			case 'u':
+				v = uleb(&r);
+				break;
+			case 'b':
+				v = uleb(&r);
+				if (v > r.end - r.at)
+					return size;
+				r.at += v;
+				break;
+			default:
+				v = fixed(&r, (unsigned)(*c - '0'));
+				loc += v * f->caf;
+			}
+		}
+		if (op == 0x2e && !r.bad && loc <= pc)
+			size = v;
+	}
+	return (uint32_t)size;
+}
+
+/* mov $15, %rax; syscall: what a signal handler returns to, where there is no information. */
+static int is_sigreturn(uint64_t pc)
+{
+	static const uint8_t code[] = {MACHINE(RETURN_0)};
+	uint8_t there[sizeof code];
+
+	return us_peek(pc, there, sizeof there) && memcmp(there, code, sizeof code) == 0;
+}
+
+/* Finds the FDE of the code at pc. */
+static int find_fde(uint64_t pc, struct us_glass *g, struct us_fde *fde, unsigned *index, struct eh_bases *b)
+{
+	uint64_t at = eh_registered(pc, b);
+	struct us_loaded *m;
+
+	*index = US_VOLATILE;
+	if (us_unlikely(at)) {
+		eh_all_memory(&g->w);
+		return us_fde_open(&g->w, at, fde);
+	}
+	m = us_loaded_at(pc);
+	if (!m)
+		return US_NOT_FOUND;
+	b->tbase = b->dbase = NULL;
+	*index = m->permanent ? 0 : m->id_at ? m->index : US_VOLATILE;
+	us_glass(g, m);
+	return us_frames_find(&m->frames, &g->w, pc, fde);
+}
+
+static US_COLD int make(struct _Unwind_Context *c, struct eh_walk *w, struct eh_frame *f)
+{
+	int exact = c->flags & EH_EXACT ? 1 : 0, o;
+	uint64_t pc = c->ra - !exact;
+	uint32_t generation = atomic_load_explicit(&eh_generation, memory_order_acquire);
+	struct eh_bases b = {NULL, NULL, NULL};
+	struct us_glass g;
+	struct us_fde fde;
+	unsigned index;
+
+	memset(f, 0, sizeof *f);
+	o = find_fde(pc, &g, &fde, &index, &b);
+	if (o != US_FOUND) {
+		if (o != US_NOT_FOUND)
+			return EH_FATAL_PHASE1;
+		if (!is_sigreturn(c->ra))
+			return EH_END_OF_STACK;
+		f->rule.flags = US_SIGNAL; /* of kind NONE: the registers are where the kernel put them */
+		return EH_NO_REASON;
+	}
+	if (us_fde_rule(&g.w, &fde, pc, &f->rule) != US_FOUND)
+		return EH_FATAL_PHASE1;
+	f->start = fde.lo;
+	f->personality = fde.handler && fde.handler_indirect ? us_word(fde.handler) : fde.handler;
+	f->lsda = fde.lsda && fde.lsda_indirect ? us_word(fde.lsda) : fde.lsda;
+	f->args = args_size(&g, &fde, pc);
+	c->tbase = (uint64_t)b.tbase;
+	c->dbase = (uint64_t)b.dbase;
+	if (!us_is_user(c->ra) || c->tbase || c->dbase)
+		return EH_NO_REASON;
+	if (index == US_VOLATILE) {
+		if (us_loaded_at(pc))
+			return EH_NO_REASON; /* a module that cannot be recognized */
+		f->args |= (uint64_t)generation << 32;
+	} else if (index) {
+		w->module = index;
+	}
+	put(key_of(c->ra, exact), c->ra, f, index);
+	return EH_NO_REASON;
+}
+
+US_INLINE int find(struct _Unwind_Context *c, struct eh_walk *w, struct eh_frame *f)
+{
+	int exact = us_unlikely(c->flags & EH_EXACT) ? 1 : 0, o;
+	uint64_t pc = c->ra, key = key_of(pc, exact);
+	unsigned at = slot_of(pc);
+	uint32_t index;
+
+	c->lsda = c->args_size = 0; /* all else stays from the frame before where nothing is found */
+	if (us_unlikely(pc == 0))
+		return EH_END_OF_STACK;
+	for (unsigned way = 0; way < WAYS; way++) {
+		if (get_in(&slots[at ^ way], key, f, &index)) {
+			if (us_likely(still_there(w, f, index, pc - !exact)))
+				goto found;
+			break;
+		}
+	}
+	o = make(c, w, f);
+	if (o != EH_NO_REASON)
+		return o;
+	goto done;
+found:
+	c->tbase = c->dbase = 0;
+done:
+	c->args_size = ARGS(f->args);
+	c->lsda = f->lsda;
+	c->func = f->start;
+	return EH_NO_REASON;
+}
+
+int eh_frame(struct _Unwind_Context *c, struct eh_walk *w, struct eh_frame *f)
+{
+	return find(c, w, f);
+}
+
+/* ---- Steps ---- */
+
+US_INLINE uint64_t value(const struct _Unwind_Context *c, unsigned slot)
+{
+	if (slot == US_SP && !c->reg[US_SP])
+		return c->cfa;
+	return us_unlikely(c->by_value[slot]) || !c->reg[slot] ? c->reg[slot] : us_word(c->reg[slot]);
+}
+
+static int load(void *ctx, uint64_t addr, uint64_t *to)
+{
+	(void)ctx;
+	*to = us_word(addr);
+	return 1;
+}
+
+/* Out of a signal's frame that has no information. */
+static US_COLD int step_signal(struct _Unwind_Context *c)
+{
+	uint64_t uc = value(c, US_SP);
+
+	for (unsigned i = 0; i < US_SLOTS; i++) {
+		c->reg[i] = uc + us_greg[i];
+		c->by_value[i] = 0;
+	}
+	c->cfa = us_word(uc + us_greg[US_SP]);
+	c->ra = us_word(uc + us_greg[US_PC]);
+	c->reg[US_SP] = 0;
+	c->flags |= EH_EXACT;
+	return 1;
+}
+
+static US_COLD int step_other(struct _Unwind_Context *c, const struct us_rule *r)
+{
+	struct us_state s;
+	int o;
+
+	if (r->kind == US_KIND_NONE && r->flags == US_SIGNAL)
+		return step_signal(c);
+	s.pc = c->ra;
+	s.cfa = c->cfa;
+	s.known = s.in_mem = s.in_reg = 0;
+	s.bits = us_own_bits();
+	s.fault = 0;
+	for (unsigned i = 0; i < US_SLOTS; i++) {
+		s.val[i] = c->reg[i];
+		if (c->reg[i] || c->by_value[i])
+			s.known |= US_BIT(i);
+		if (c->reg[i] && !c->by_value[i])
+			s.in_mem |= US_BIT(i);
+	}
+	s.val[US_SP] = value(c, US_SP);
+	s.known |= US_BIT(US_SP);
+	s.in_mem &= ~US_BIT(US_SP);
+	o = us_apply_with(r, &s, load, NULL, NULL, US_ALL);
+	if (o == US_OUTERMOST) {
+		if (r->kind == US_KIND_REG) {
+			c->cfa = value(c, r->reg) + (uint64_t)(int64_t)r->off;
+			c->reg[US_SP] = 0;
+		}
+		c->ra = 0;
+		c->flags &= ~EH_EXACT;
+		return 1;
+	}
+	if (o != US_OK)
+		return 0;
+	for (unsigned i = 0; i < US_SLOTS; i++) {
+		if (i == US_SP || !(s.known >> i & 1)) /* what is undefined stays, as with libgcc */
+			continue;
+		c->reg[i] = s.val[i];
+		c->by_value[i] = !(s.in_mem >> i & 1);
+	}
+	c->by_value[US_SP] = 0;
+	c->reg[US_SP] = 0;
+	c->cfa = s.cfa;
+	if (s.known >> US_SP & 1 && s.in_mem >> US_SP & 1)
+		c->reg[US_SP] = s.val[US_SP];
+	else if (s.known >> US_SP & 1 && s.val[US_SP] != s.cfa) {
+		c->reg[US_SP] = s.val[US_SP];
+		c->by_value[US_SP] = 1;
+	}
+	c->ra = s.pc;
+	c->flags = r->flags & US_SIGNAL ? c->flags | EH_EXACT : c->flags & ~EH_EXACT;
+	return 1;
+}
+
+US_INLINE int step(struct _Unwind_Context *c, const struct eh_frame *f)
+{
+	const struct us_rule *r = &f->rule;
+	uint64_t cfa, base;
+
+	if (us_unlikely(r->kind != US_KIND_REG || r->flags & ~US_SYNC_ONLY || !(r->mask >> MACHINE(RA_SAVE) & 1)))
+		return step_other(c, r);
+	if (us_likely(r->reg == US_SP && !c->reg[US_SP]))
+		cfa = c->cfa;
+	else
+		cfa = value(c, r->reg);
+	cfa += (uint64_t)(int64_t)r->off;
+	base = cfa - (uint64_t)r->aux * UNSPOOL_BASE_UNIT;
+	for (unsigned mask = r->mask; mask; mask &= mask - 1) {
+		unsigned i = us_first(mask), slot = us_save_slot[i];
+
+		c->reg[slot] = base + (uint64_t)((int64_t)r->saves[i] * 8);
+		c->by_value[slot] = 0;
+	}
+	c->ra = us_word(c->reg[US_RA]);
+	c->cfa = cfa;
+	c->reg[US_SP] = 0;
+	c->flags &= ~EH_EXACT;
+	return 1;
+}
+
+int eh_step(struct _Unwind_Context *c, const struct eh_frame *f)
+{
+	return step(c, f);
+}
+
+void eh_start(struct _Unwind_Context *c, struct eh_walk *w, uint64_t *saved)
+{
+	memset(c, 0, sizeof *c);
+	memset(w, 0, sizeof *w);
+	c->reg[15] = (uint64_t)&saved[0];
+	c->reg[14] = (uint64_t)&saved[1];
+	c->reg[13] = (uint64_t)&saved[2];
+	c->reg[12] = (uint64_t)&saved[3];
+	c->reg[US_FP] = (uint64_t)&saved[4];
+	c->reg[UNSPOOL_X86_64_REG_RBX] = (uint64_t)&saved[5];
+	c->reg[US_RA] = (uint64_t)&saved[6];
+	c->reg[EH_DATA_0] = (uint64_t)&w->data[0];
+	c->reg[EH_DATA_1] = (uint64_t)&w->data[1];
+	w->shadow = saved[-1];
+	c->ra = saved[6];
+	c->cfa = (uint64_t)&saved[7];
+	c->flags = EH_EXTENDED;
+}
+
+/* ---- Backtraces ---- */
+
+US_HIDDEN int eh_backtrace(eh_trace trace, void *arg, uint64_t *saved);
+
+/* The body of _Unwind_Backtrace. */
+int eh_backtrace(eh_trace trace, void *arg, uint64_t *saved)
+{
+	struct _Unwind_Context c;
+	struct eh_walk w;
+	struct eh_frame f;
+
+	eh_start(&c, &w, saved);
+	for (;;) {
+		int o = find(&c, &w, &f);
+
+		if (o != EH_NO_REASON && o != EH_END_OF_STACK)
+			return EH_FATAL_PHASE1;
+		if (trace(&c, arg) != EH_NO_REASON)
+			return EH_FATAL_PHASE1;
+		if (o == EH_END_OF_STACK)
+			return EH_END_OF_STACK;
+		if (!step(&c, &f))
+			return EH_FATAL_PHASE1;
+	}
+}
+
+/* ---- What else is asked about code ---- */
+
+EH_API const void *_Unwind_Find_FDE(void *pc, struct eh_bases *b)
+{
+	struct us_glass g;
+	struct us_fde fde;
+	unsigned index;
+
+	if (find_fde((uint64_t)pc, &g, &fde, &index, b) != US_FOUND)
+		return NULL;
+	b->func = (void *)fde.lo;
+	return (const void *)fde.at;
+}
+
+EH_API void *_Unwind_FindEnclosingFunction(void *pc)
+{
+	struct eh_bases b;
+
+	return _Unwind_Find_FDE((char *)pc - 1, &b) ? b.func : NULL;
+}
+
+/* ---- Contexts ---- */
+
+EH_API uint64_t _Unwind_GetGR(struct _Unwind_Context *c, int n)
+{
+	return n < 0 || n >= EH_COLUMNS ? 0 : value(c, (unsigned)n);
+}
+
+EH_API void _Unwind_SetGR(struct _Unwind_Context *c, int n, uint64_t v)
+{
+	if (n < 0 || n >= EH_COLUMNS)
+		return;
+	if (c->by_value[n] || !c->reg[n]) {
+		c->reg[n] = v;
+		c->by_value[n] = 1;
+	} else {
+		*(uint64_t *)c->reg[n] = v;
+	}
+}
+
+EH_API uint64_t _Unwind_GetIP(struct _Unwind_Context *c)
+{
+	return c->ra;
+}
+
+EH_API uint64_t _Unwind_GetIPInfo(struct _Unwind_Context *c, int *before)
+{
+	*before = c->flags & EH_EXACT ? 1 : 0;
+	return c->ra;
+}
+
+EH_API void _Unwind_SetIP(struct _Unwind_Context *c, uint64_t v)
+{
+	c->ra = v;
+}
+
+EH_API uint64_t _Unwind_GetCFA(struct _Unwind_Context *c)
+{
+	return c->cfa;
+}
+
+EH_API void *_Unwind_GetLanguageSpecificData(struct _Unwind_Context *c)
+{
+	return (void *)c->lsda;
+}
+
+EH_API uint64_t _Unwind_GetRegionStart(struct _Unwind_Context *c)
+{
+	return c->func;
+}
+
+EH_API uint64_t _Unwind_GetDataRelBase(struct _Unwind_Context *c)
+{
+	return c->dbase;
+}
+
+EH_API uint64_t _Unwind_GetTextRelBase(struct _Unwind_Context *c)
+{
+	return c->tbase;
+}
