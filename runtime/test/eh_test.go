@@ -142,3 +142,65 @@ func TestEhExports(t *testing.T) {
 		t.Errorf("it also has %v", others)
 	}
 }
+
+// ehSame runs a program with libgcc and with the library; both say the same, and end in the same way.
+func ehSame(t *testing.T, env []string, prog string, args ...string) string {
+	t.Helper()
+	stock := ehRun(t, "", env, prog, args...)
+	ours := ehRun(t, ehLibrary(t), env, prog, args...)
+	if stock != ours {
+		t.Errorf("%s %v: with libgcc:\n%s\nwith the library:\n%s", filepath.Base(prog), args, stock, ours)
+	}
+	return stock
+}
+
+// TestEhShapes throws and catches in all ways that the program knows: through C, signals, threads, modules that come and go, and to the end.
+func TestEhShapes(t *testing.T) {
+	ehLibrary(t)
+	var env []string
+	for i, name := range []string{"EH_PLUGIN", "EH_PLUGIN_2"} {
+		plugin := ehProgram(t, "eh_plugin.cc", "-O2", "-fPIC", "-shared", fmt.Sprintf("-Wl,--build-id=%s", []string{"sha1", "none"}[i]))
+		env = append(env, name+"="+plugin)
+	}
+	for _, flags := range [][]string{{"-O2"}, {"-O0"}, {"-O2", "-static-libgcc"}, {"-O2", "-static-libgcc", "-static-libstdc++"},
+		{"-Os", "-fno-asynchronous-unwind-tables", "-mno-red-zone"}, {"-O1", "-mno-accumulate-outgoing-args", "-fomit-frame-pointer"}} {
+		prog := ehProgram(t, "eh_shapes.cc", append(flags, "-fnon-call-exceptions", "-Wno-infinite-recursion", "-Wno-maybe-uninitialized")...)
+		if out := ehSame(t, env, prog); strings.Count(out, "\n") < 200 || !strings.HasSuffix(out, "\narguments 4500\n<nil>\n") {
+			t.Errorf("%v: %s", flags, out)
+		}
+		for _, end := range []string{"noexcept", "uncaught", "twice", "abort"} {
+			ehSame(t, env, prog, end)
+		}
+	}
+}
+
+// TestEhTrees: in trees of calls that a generator makes, exceptions take the same ways; and personality routines see libgcc's contexts.
+func TestEhTrees(t *testing.T) {
+	for i, flags := range [][]string{{"-O2"}, {"-O0"}, {"-Os", "-fno-omit-frame-pointer"}} {
+		prog := ehProgram(t, "eh_tree.cc", flags...)
+		seed := fmt.Sprint(i*100_000_000 + 1)
+		if out := ehSame(t, nil, prog, seed, fmt.Sprint(oracle.Few(10_000, 1_000_000)), "2"); !strings.Contains(out, "escaped") {
+			t.Error(out)
+		}
+		out := ehRun(t, ehLibrary(t), []string{"EH_LIBGCC=" + libgccCopy(t)}, prog, seed, fmt.Sprint(oracle.Few(2_000, 50_000)))
+		if !strings.HasSuffix(out, "contexts many different 0\n<nil>\n") {
+			t.Errorf("%v: %s", flags, out)
+		}
+	}
+}
+
+// TestEhRust: panics and backtraces of Rust.
+func TestEhRust(t *testing.T) {
+	ehLibrary(t)
+	oracle.Need(t, "rustc")
+	prog := filepath.Join(t.TempDir(), "panics")
+	if out, err := exec.Command("rustc", "-O", "-o", prog, "testdata/eh_panic.rs").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if out := ehSame(t, nil, prog); !strings.Contains(out, "deep: 4, main:") || !strings.HasSuffix(out, "ended 15\n<nil>\n") {
+		t.Error(out)
+	}
+	if out := ehSame(t, nil, prog, "twice"); strings.HasSuffix(out, "<nil>\n") {
+		t.Error(out)
+	}
+}
