@@ -16,6 +16,9 @@ var Dropin, dropinBuild = "libunwind-x86_64.so.8", "runtime/build"
 
 const dropinDir = "lib/unspool"
 
+// Exceptions is the library in front of libgcc's unwinder; it is beside the drop-in.
+const Exceptions = "libunspool_eh.so"
+
 func init() {
 	if runtime.GOARCH == "arm64" {
 		Dropin, dropinBuild = "libunwind-aarch64.so.8", "runtime/build/aarch64"
@@ -31,6 +34,40 @@ func FindDropin(dir string) (string, error) {
 		return "", fmt.Errorf("%s: %s", reason, change)
 	}
 	return at, nil
+}
+
+// FindExceptions returns the path of the library in front of libgcc's unwinder, in the directory that FindDropin returns for dir.
+func FindExceptions(dir string) (string, error) {
+	path, reason, change := findExceptions(dir, programDir())
+	if reason != "" {
+		return "", fmt.Errorf("%s: %s", reason, change)
+	}
+	return path, nil
+}
+
+func findExceptions(dir, program string) (path, reason, change string) {
+	if runtime.GOARCH != "amd64" {
+		return "", "there is no " + Exceptions + " for " + runtime.GOARCH, "use an x86-64 machine"
+	}
+	at, reason, change := findDropin(dir, program)
+	if reason != "" {
+		return "", reason, change
+	}
+	path = filepath.Join(at, Exceptions)
+	switch by := changeable(path); {
+	case !isThere(path):
+		return "", "no " + path, "install all of a release, or, in unspool's sources, make runtime"
+	case strings.ContainsAny(path, ": "):
+		return "", path + ": LD_PRELOAD cannot have a path with blanks or colons", "move the directory"
+	case by != "" && dir == "" && os.Getenv("UNSPOOL_RUNTIME") == "":
+		return "", fmt.Sprintf("%s is not used: others can change %s", path, by), fmt.Sprintf("set UNSPOOL_RUNTIME=%s if you trust them", at)
+	}
+	return path, "", ""
+}
+
+func isThere(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // programDir returns the directory of this program, "" if it is not known.

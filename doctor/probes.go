@@ -106,13 +106,17 @@ func ways(needs []Finding) []Finding {
 	if _, run.Reason, run.Change = findDropin("", programDir()); run.Reason == "" {
 		run.OK, run.Change = true, ""
 	}
+	exceptions := Finding{Name: "exceptions", What: "unspool run --exceptions: C++ exceptions and backtraces on compiled rules"}
+	if _, exceptions.Reason, exceptions.Change = findExceptions("", programDir()); exceptions.Reason == "" {
+		exceptions.OK, exceptions.Change = true, ""
+	}
 	cache := Finding{Name: "cache", What: "compiled tables are kept in the cache", OK: true}
 	mods := modules.New()
 	defer mods.Close()
 	if err := mods.CacheErr(); err != nil {
 		cache.OK, cache.Reason, cache.Change = false, err.Error(), "set UNSPOOL_CACHE to a directory of your own"
 	}
-	return append(list, names, run, cache)
+	return append(list, names, run, exceptions, cache)
 }
 
 // event says what became of trying an event that takes a kernel.perf_event_paranoid of at most level.

@@ -474,6 +474,18 @@ func TestRun(t *testing.T) {
 	}
 	r = runProgram(t, "run", "--runtime", dir, "--", "/no/such")
 	r.want(t, 1, "no such file")
+	if runtime.GOARCH != "amd64" {
+		return
+	}
+	r = runProgram(t, "run", "--exceptions", "--runtime", dir, "--", "true")
+	r.want(t, 1, "no "+filepath.Join(dir, doctor.Exceptions))
+	if err := os.WriteFile(filepath.Join(dir, doctor.Exceptions), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r = runProgram(t, "run", "--exceptions", "--runtime", dir, "--", "sh", "-c", `echo "$LD_PRELOAD"`)
+	if r.out != filepath.Join(dir, doctor.Exceptions)+"\n" { // the loader says that there is nothing in it
+		t.Error(r.out, r.stderr)
+	}
 }
 
 // busy is a command that computes for a while.

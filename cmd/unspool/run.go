@@ -23,9 +23,9 @@ import (
 )
 
 func runCmd() *cobra.Command {
-	strict, which, dir, stepper := false, false, "", ""
+	strict, which, exceptions, dir, stepper := false, false, false, "", ""
 	c := &cobra.Command{
-		Use:   "run [--strict] [--stepper STEPPER] [--which] -- COMMAND [ARG...]",
+		Use:   "run [--strict] [--stepper STEPPER] [--exceptions] [--which] -- COMMAND [ARG...]",
 		Short: "Run a program that uses libunwind or libdw on compiled tables",
 		Long: `Run a program with unspool's libunwind in place of the system's. Stock perf script and perf report then unwind by
 compiled tables; the program itself is not changed. If the cache lacks tables, run compiles them first: for the program,
@@ -41,7 +41,10 @@ beside this program (../lib/unspool, runtime/build), and in /usr/local/lib/unspo
 The library walks some stacks right that stock libunwind gets wrong, such as stacks of processes after fork and exec.
 With --strict, all stacks equal stock libunwind's, to the byte.
 
---stepper says what leaves a frame: rules made from .eh_frame, a table, or native, which is machine code. The stacks are the same.`,
+--stepper says what leaves a frame: rules made from .eh_frame, a table, or native, which is machine code. The stacks are the same.
+
+With --exceptions, a library in front of libgcc's unwinder is preloaded: C++ exceptions, Rust panics, _Unwind_Backtrace and
+backtrace of the program walk by it. It works with any program on x86-64 that is linked with libgcc_s.so.1.`,
 		Example: "  unspool run -- perf script -i perf.data\n  unspool run --strict -- perf report --stdio",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -62,7 +65,16 @@ With --strict, all stacks equal stock libunwind's, to the byte.
 			if err != nil {
 				return err
 			}
-			prepare(path, args[1:], stepper)
+			if exceptions {
+				eh, err := doctor.FindExceptions(dir)
+				if err != nil {
+					return err
+				}
+				preload = strings.TrimPrefix(preload+":"+eh, ":")
+			}
+			if !exceptions || len(walkers) > 0 {
+				prepare(path, args[1:], stepper)
+			}
 			env := append(os.Environ(), "LD_LIBRARY_PATH="+strings.TrimSuffix(lib+":"+os.Getenv("LD_LIBRARY_PATH"), ":"))
 			if preload != "" {
 				env = append(env, "LD_PRELOAD="+strings.TrimSuffix(preload+":"+os.Getenv("LD_PRELOAD"), ":"))
@@ -79,6 +91,7 @@ With --strict, all stacks equal stock libunwind's, to the byte.
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
 	f.BoolVar(&strict, "strict", false, "walk the same stacks as the stock library, wrong stacks included")
+	f.BoolVar(&exceptions, "exceptions", false, "throw and catch exceptions by unspool's rules, in any program")
 	f.BoolVar(&which, "which", false, "say which library the program walks with, and do not run it")
 	cli.OneOf(c, &stepper, "stepper", "what leaves a frame: rules, table or native (default: table; with --strict, rules)", "rules", "table", "native")
 	f.StringVar(&dir, "runtime", "", "directory of the library")
