@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"regexp"
 	"strings"
 )
@@ -45,34 +46,36 @@ func ParseCgroups(text string) (p Place) {
 	named, first := "", ""
 	for line := range strings.Lines(text) {
 		id, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
-		controllers, path, ok := strings.Cut(rest, ":")
-		path = strings.TrimSuffix(path, " (deleted)")
-		if !ok || !strings.HasPrefix(path, "/") {
+		controllers, place, ok := strings.Cut(rest, ":")
+		place = strings.TrimSuffix(place, " (deleted)")
+		if !ok || !strings.HasPrefix(place, "/") {
 			continue
 		}
 		switch {
 		case id == "0" && controllers == "":
-			p.Cgroup = path
+			p.Cgroup = place
 		case controllers == "name=systemd":
-			named = path
+			named = place
 		case first == "" || first == "/":
-			first = path
+			first = place
 		}
-		p.observe(path)
+		p.observe(place)
 	}
-	for _, path := range []string{named, first} {
-		if p.Cgroup == "" || p.Cgroup == "/" && path != "" { // a machine with both versions
-			p.Cgroup = path
+	for _, place := range []string{named, first} {
+		if p.Cgroup == "" || p.Cgroup == "/" && place != "" { // a machine with both versions
+			p.Cgroup = place
 		}
 	}
-	p.Cgroup = strings.ToValidUTF8(p.Cgroup, "\ufffd")
+	if p.Cgroup != "" { // from within a container, those outside of it are at /../..
+		p.Cgroup = path.Clean(strings.ToValidUTF8(p.Cgroup, "\ufffd"))
+	}
 	return p
 }
 
-// observe takes what a path says. The innermost container is the process's; the outermost unit is the machine's.
-func (p *Place) observe(path string) {
+// observe takes what a cgroup's path says. The innermost container is the process's; the outermost unit is the machine's.
+func (p *Place) observe(place string) {
 	unit := ""
-	for element := range strings.SplitSeq(path, "/") {
+	for element := range strings.SplitSeq(place, "/") {
 		if strings.HasPrefix(element, "crio-conmon-") || strings.HasPrefix(element, "libpod-conmon-") {
 			continue // the runtime's own process beside the container
 		}

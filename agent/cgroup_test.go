@@ -44,6 +44,8 @@ func TestParseCgroups(t *testing.T) {
 		{"docker in docker", "0::/system.slice/docker-" + id + ".scope/docker/" + id2 + "\n", Place{Cgroup: "/system.slice/docker-" + id + ".scope/docker/" + id2, Container: id2}},
 		{"version 1", "11:memory:/user.slice\n4:cpu:/\n1:name=systemd:/system.slice/cron.service\n", Place{Cgroup: "/system.slice/cron.service", Unit: "cron.service"}},
 		{"both versions", "1:name=systemd:/system.slice/cron.service\n0::/\n", Place{Cgroup: "/system.slice/cron.service", Unit: "cron.service"}},
+		{"from within a container", "0::/../../kubepods-burstable-pod" + under + ".slice/cri-containerd-" + id + ".scope\n", Place{
+			Cgroup: "/kubepods-burstable-pod" + under + ".slice/cri-containerd-" + id + ".scope", Container: id, Pod: pod}},
 		{"root", "0::/\n", Place{Cgroup: "/"}},
 		{"deleted", "0::/system.slice/nginx.service (deleted)\n", Place{Cgroup: "/system.slice/nginx.service", Unit: "nginx.service"}},
 		{"not a unit", "0::/a b.service/\xff.scope\n", Place{Cgroup: "/a b.service/\ufffd.scope"}},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/agent"
+	"github.com/unspool/unspool/agent/export"
 	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/internal/oracle"
 )
@@ -53,6 +56,96 @@ func TestUnit(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	} else {
 		t.Logf("exposure %s; at most 4.0", m[1])
+	}
+}
+
+// TestKubernetes: Kubernetes' own types decode the manifests of each overlay. The container has the capabilities that doctor lists and no other
+// right, its account none, and its output is one that the agent takes.
+func TestKubernetes(t *testing.T) {
+	oracle.Long(t)
+	const overlays = "../../deploy/kubernetes/overlays/"
+	dirs, err := filepath.Glob(overlays + "*")
+	if err != nil || len(dirs) != 3 {
+		t.Fatalf("%q, %v", dirs, err)
+	}
+	out, err := exec.Command(oracle.Engine(t, "kubernetes"), dirs...).Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, err.(*exec.ExitError).Stderr)
+	}
+	type security struct {
+		Privileged, AllowPrivilegeEscalation, ReadOnlyRootFilesystem bool
+		Capabilities                                                 struct{ Add, Drop []string }
+	}
+	var all map[string][]struct {
+		Kind                         string
+		AutomountServiceAccountToken *bool
+		Spec                         struct {
+			Template struct {
+				Spec struct {
+					HostPID, HostNetwork, HostIPC bool
+					AutomountServiceAccountToken  *bool
+					Volumes                       []map[string]any
+					Containers                    []struct {
+						Args            []string
+						Env             []struct{ Name, Value string }
+						SecurityContext security
+					}
+				}
+			}
+		}
+	}
+	if err := json.Unmarshal(out, &all); err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, r := range caps.Agent() {
+		want = append(want, strings.TrimPrefix(r.Name, "CAP_"))
+	}
+	for dir, objects := range all {
+		var kinds []string
+		for _, o := range objects {
+			kinds = append(kinds, o.Kind)
+			if o.Kind == "ServiceAccount" && (o.AutomountServiceAccountToken == nil || *o.AutomountServiceAccountToken) {
+				t.Errorf("%s: the account has a token", dir)
+			}
+			if o.Kind != "DaemonSet" {
+				continue
+			}
+			pod := o.Spec.Template.Spec
+			if !pod.HostPID || pod.HostNetwork || pod.HostIPC || len(pod.Containers) != 1 || pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
+				t.Errorf("%s: %+v", dir, pod)
+				continue
+			}
+			for _, v := range pod.Volumes {
+				if v["hostPath"] != nil {
+					t.Errorf("%s: a directory of the node: %v", dir, v)
+				}
+			}
+			c := pod.Containers[0]
+			s := c.SecurityContext
+			if s.Privileged || s.AllowPrivilegeEscalation || !s.ReadOnlyRootFilesystem || !slices.Equal(s.Capabilities.Drop, []string{"ALL"}) || !slices.Equal(s.Capabilities.Add, want) {
+				t.Errorf("%s: %+v, want %v", dir, s, want)
+			}
+			run := program(t, append(slices.Clone(c.Args), "--print-config")...)
+			output := ""
+			for _, e := range c.Env {
+				run.Env = append(run.Env, e.Name+"="+strings.ReplaceAll(e.Value, "$(NODE)", "node-7"))
+				if e.Name == "UNSPOOL_AGENT_OUTPUT" {
+					output = e.Value
+				}
+			}
+			if _, err := agent.Open(output, export.Options{}); err != nil || !strings.HasPrefix(output, filepath.Base(dir)+"=") {
+				t.Errorf("%s: %q, %v", dir, output, err)
+			}
+			r := finish(t, run)
+			r.want(t, 0, "")
+			if !strings.Contains(r.out, `label = ["node=node-7"]`) || !strings.Contains(r.out, output) {
+				t.Errorf("%s: the agent has\n%s", dir, r.out)
+			}
+		}
+		if slices.Sort(kinds); !slices.Equal(kinds, []string{"DaemonSet", "Namespace", "ServiceAccount"}) {
+			t.Errorf("%s: %q", dir, kinds)
+		}
 	}
 }
 

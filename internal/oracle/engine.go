@@ -16,12 +16,13 @@ import (
 // buildPatience is how long a build may take, with what it fetches, where all processors are busy.
 const buildPatience = 15 * time.Minute
 
-// Engine returns the path of a server that receives profiles: "collector" or "pyroscope". Each is a module of its own below tools, built unless it is
-// in the user's cache. The collector takes a minute and a half of a processor.
+// Engine returns the path of a program that judges the agent: the servers "collector" and "pyroscope", which receive profiles, and "kubernetes",
+// which decodes manifests. Each is a module of its own below tools, built unless it is in the user's cache. The collector takes a minute and a
+// half of a processor.
 func Engine(t testing.TB, name string) string {
 	t.Helper()
 	Need(t, "go")
-	return within(t, buildPatience, "the server tools/"+name, func(ctx context.Context) (string, error) { return buildEngine(ctx, name) })
+	return within(t, buildPatience, "tools/"+name, func(ctx context.Context) (string, error) { return buildEngine(ctx, name) })
 }
 
 func buildEngine(ctx context.Context, name string) (string, error) {
