@@ -3,6 +3,9 @@
 // of them.
 //
 //	release DIR
+//	release -image FILE
+//
+// -image makes an image of the program for containers, of what is here, without a daemon.
 //
 // MAINTAINER='NAME <ADDRESS>' in the environment says who answers for the packages, if not the author of the commit.
 //
@@ -36,12 +39,17 @@ import (
 const home = "https://github.com/unspool/unspool"
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: release DIR")
+	make := release
+	args := os.Args[1:]
+	if len(args) == 2 && args[0] == "-image" {
+		make, args = writeImage, args[1:]
+	}
+	if len(args) != 1 {
+		fmt.Fprintln(os.Stderr, "usage: release DIR, or release -image FILE")
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := release(ctx, os.Args[1])
+	err := make(ctx, args[0])
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)

@@ -20,9 +20,12 @@ type file struct {
 	data []byte
 }
 
-// tarball returns a compressed tar archive, whose names begin with a directory. The same files make the same bytes, whatever their order: names
-// are sorted, and all files are root's and of the same time.
-func tarball(dir string, files []file, when time.Time) []byte {
+// tarball returns a compressed archive.
+func tarball(dir string, files []file, when time.Time) []byte { return zip(archive(dir, files, when)) }
+
+// archive returns a tar archive, whose names begin with a directory. The same files make the same bytes, whatever their order: names are sorted,
+// and all files are root's and of the same time.
+func archive(dir string, files []file, when time.Time) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	add := func(kind byte, name string, mode int64, data []byte) {
@@ -42,7 +45,9 @@ func tarball(dir string, files []file, when time.Time) []byte {
 		case had[at]:
 			return
 		case at == ".":
-			add(tar.TypeDir, "", 0o755, nil)
+			if dir != "" {
+				add(tar.TypeDir, "", 0o755, nil)
+			}
 		default:
 			enter(path.Dir(at))
 			add(tar.TypeDir, at+"/", 0o755, nil)
@@ -56,7 +61,7 @@ func tarball(dir string, files []file, when time.Time) []byte {
 	if err := w.Close(); err != nil {
 		panic("BUG: a tar archive in memory: " + err.Error())
 	}
-	return zip(b.Bytes())
+	return b.Bytes()
 }
 
 func sorted(files []file) []file {
