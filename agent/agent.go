@@ -27,7 +27,8 @@ import (
 
 // Options say what an agent does with samples.
 type Options struct {
-	Labels []export.Label // of all profiles; they go before what is found out
+	Labels []export.Label // of all profiles; these precede what is found out
+	Rules  []*Rule        // change the labels, and drop profiles
 	Queues []*Queue
 	Names  profile.Namer
 	Info   func() profile.Info // of the recording: events, host
@@ -53,6 +54,7 @@ type Stats struct {
 	Idle      uint64 // of processors that had nothing to do: they are nowhere else
 	Lost      uint64
 	Profiles  uint64
+	Dropped   uint64                  // profiles, by a rule
 	Crowded   uint64                  // samples that were counted for "other", because there were too many places
 	Unplaced  uint64                  // samples of processes that had gone before it was known where they lived
 	Stops     [unwind.NumStops]uint64 // of user stacks, by why they end
@@ -176,6 +178,7 @@ func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 	a.groups, a.members, a.since, a.was = map[group]*profile.Builder{}, map[int32]group{}, now, lost
 	a.mu.Unlock()
 
+	dropped := uint64(0)
 	info := a.o.Info()
 	info.Start, info.Duration, info.Loss = since, now.Sub(since), profile.Loss{}
 	for g, b := range groups {
@@ -184,6 +187,11 @@ func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 			if !slices.ContainsFunc(labels, func(given export.Label) bool { return given.Name == l.Name }) {
 				labels = append(labels, l)
 			}
+		}
+		labels, ok := relabel(labels, a.o.Rules)
+		if !ok {
+			dropped++
+			continue
 		}
 		batch, e := export.NewBatch(b.Profile(a.o.Names, info), labels, now)
 		if e != nil {
@@ -200,6 +208,7 @@ func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 	}
 	a.mu.Lock()
 	a.stats.Profiles += uint64(len(out))
+	a.stats.Dropped += dropped
 	a.mu.Unlock()
 	return out, err
 }

@@ -85,6 +85,7 @@ var (
 	descUnplaced  = describe("unplaced_samples_total", "Samples of processes that had gone before it was known where they lived.")
 	descCrowded   = describe("crowded_samples_total", "Samples that were counted for the service other, because there were too many.")
 	descProfiles  = describe("profiles_total", "Profiles of intervals.")
+	descUnwanted  = describe("unwanted_profiles_total", "Profiles that a relabelling rule has dropped.")
 	descProcesses = describe("processes", "Processes that had samples in the last interval.")
 	descLast      = describe("last_interval_timestamp_seconds", "When the last interval ended.")
 
@@ -131,6 +132,7 @@ func (o *Outside) Collect(to chan<- prometheus.Metric) {
 	counter(descUnplaced, s.Unplaced)
 	counter(descCrowded, s.Crowded)
 	counter(descProfiles, s.Profiles)
+	counter(descUnwanted, s.Dropped)
 	gauge(descProcesses, float64(s.Processes))
 	moment(descLast, s.Last)
 	for stop, n := range s.Stops {

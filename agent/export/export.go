@@ -84,13 +84,16 @@ func joined(what, words string) string {
 // labelName is what Prometheus takes as a name.
 var labelName = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
 
+// IsLabel says whether a label may have that name: see ParseLabel.
+func IsLabel(name string) bool { return labelName.MatchString(name) && !strings.HasPrefix(name, "__") }
+
 // ParseLabel reads "name=value". Names are those of Prometheus; names that begin with "__" are the engines'.
 func ParseLabel(s string) (Label, error) {
 	name, value, ok := strings.Cut(s, "=")
 	switch {
 	case !ok:
 		return Label{}, fmt.Errorf("a label is name=value, not %q", s)
-	case !labelName.MatchString(name) || strings.HasPrefix(name, "__"):
+	case !IsLabel(name):
 		return Label{}, fmt.Errorf("a label's name has letters, digits and _, and does not begin with a digit or __: %q", name)
 	case value == "" || strings.ToValidUTF8(value, "") != value:
 		return Label{}, fmt.Errorf("the label %s needs a value in UTF-8", name)

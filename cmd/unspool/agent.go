@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -46,6 +47,8 @@ type agentRun struct {
 	sending
 	flt                  filter
 	interval             time.Duration
+	relabel              []string
+	rules                []*agent.Rule
 	room                 uint64
 	listen, config, logs string
 	plain                bool
@@ -102,6 +105,7 @@ environment, then the file. --print-config prints what holds.`,
 	a.plan.flags(c)
 	a.sending.server(c, "output", "where profiles go")
 	f.StringVar(&every, "interval", "10s", "send profiles of this time each")
+	f.StringArrayVar(&a.relabel, "relabel", nil, "a rule that changes labels or drops profiles, as Prometheus' relabel_config, in JSON; may be repeated")
 	f.StringVar(&queue, "queue", "16M", "memory for what an output does not take at once, for each")
 	f.StringVar(&a.listen, "listen", "127.0.0.1:9797", "address and port of /metrics, /healthz and /readyz; empty: none")
 	f.StringVar(&a.config, "config", "", "a file with flags, in TOML")
@@ -191,7 +195,8 @@ func readConfig(path string) (file map[string]any, err error) {
 	return file, nil
 }
 
-// flagWords returns what a flag is set to, one call each: a value, or those of a list. A table, such as of labels, is a list of key=value.
+// flagWords returns what a flag is set to, one call each: a value, or those of a list. A table, such as of labels, is a list of key=value;
+// tables, such as of rules, are objects in JSON.
 func flagWords(v any) (out []string, err error) {
 	add := func(prefix string, v any) {
 		switch v.(type) {
@@ -205,6 +210,14 @@ func flagWords(v any) (out []string, err error) {
 	case []any:
 		for _, e := range v {
 			add("", e)
+		}
+	case []map[string]any: // of rules
+		for _, e := range v {
+			text, err := json.Marshal(e)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, string(text))
 		}
 	case map[string]any:
 		for _, key := range slices.Sorted(maps.Keys(v)) {
@@ -254,6 +267,13 @@ func (a *agentRun) check(every, queue string) error {
 	}
 	if a.room, err = cli.Size("--queue", queue); err != nil {
 		return err
+	}
+	for _, text := range a.relabel {
+		r, err := agent.ParseRule(text)
+		if err != nil {
+			return usage("--relabel: %w", err)
+		}
+		a.rules = append(a.rules, r)
 	}
 	if a.listen != "" {
 		if host, _, err := net.SplitHostPort(a.listen); err != nil {
@@ -321,7 +341,7 @@ func (a *agentRun) run(ctx context.Context) error {
 	}
 	began := time.Now()
 	ag := agent.New(agent.Options{
-		Labels: a.known, Queues: queues, Names: n, Lost: rec.Lost,
+		Labels: a.known, Rules: a.rules, Queues: queues, Names: n, Lost: rec.Lost,
 		Info: func() profile.Info {
 			info := profile.Info{Host: s.Info.Host}
 			for _, e := range rec.Decoder().Events() {

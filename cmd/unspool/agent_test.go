@@ -231,6 +231,11 @@ func TestAgentConfig(t *testing.T) {
 	if want := `output = ["files=/c", "files=/d"]`; !strings.Contains(r.out, want) {
 		t.Errorf("got %q, want %q", r.out, want)
 	}
+	write("[[relabel]]\nsource_labels = [\"unit\"]\nregex = \"ssh.*\"\naction = \"drop\"\n[[relabel]]\ntarget_label = \"team\"\nreplacement = \"web\"\n")
+	r = show(nil)
+	if want := `relabel = ["{\"action\":\"drop\",\"regex\":\"ssh.*\",\"source_labels\":[\"unit\"]}", "{\"replacement\":\"web\",\"target_label\":\"team\"}"]`; !strings.Contains(r.out, want) {
+		t.Errorf("got %q, want %q", r.out, want)
+	}
 	for text, want := range map[string]string{
 		"colour = \"red\"":              `there is no flag "colour"`,
 		"config = \"x\"":                `there is no flag "config"`,
@@ -245,6 +250,7 @@ func TestAgentConfig(t *testing.T) {
 	runProgram(t, "agent").want(t, 2, "name an engine with --output")
 	runProgram(t, "agent", "--output", "x=y").want(t, 2, "--output: a target is KIND=URL")
 	runProgram(t, "agent", "--output", "files=/proc/nowhere").want(t, 2, "--output: files: .*/proc/nowhere")
+	runProgram(t, "agent", "--output", "parca=http://x", "--relabel", "{\"action\":\"keep\"}").want(t, 2, "--relabel: keep needs source_labels")
 	runProgram(t, "agent", "--output", "parca=http://x", "--interval", "1ms").want(t, 2, "--interval is 1s to an hour")
 	runProgram(t, "agent", "--output", "parca=http://x", "--listen", ":80").want(t, 2, "--listen \":80\": name the address, too")
 }

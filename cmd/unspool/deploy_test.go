@@ -157,20 +157,19 @@ func staticAgent(t *testing.T, before []string, look func(pid int)) (said, folde
 		oracle.Lacks(t, "root")
 	}
 	canWalk(t)
-	oracle.Need(t, "setpriv", "go")
+	oracle.Need(t, "setpriv")
+	program, err := os.ReadFile(withoutCgo(t))
+	if err != nil {
+		t.Fatal(err)
+	}
 	dir, err := os.MkdirTemp("", "agent") // whose parents all users may read
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
 	exe, state := filepath.Join(dir, "unspool"), filepath.Join(dir, "state")
-	c := exec.Command("go", "build", "-o", exe, ".")
-	c.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
 	const nobody = 65534
-	for _, err := range []error{os.Chmod(dir, 0o755), os.Mkdir(state, 0o700), os.Chown(state, nobody, nobody)} {
+	for _, err := range []error{os.WriteFile(exe, program, 0o755), os.Chmod(dir, 0o755), os.Mkdir(state, 0o700), os.Chown(state, nobody, nobody)} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -184,7 +183,7 @@ func staticAgent(t *testing.T, before []string, look func(pid int)) (said, folde
 	args := append(slices.Clone(before), "setpriv", "--reuid", fmt.Sprint(nobody), "--regid", fmt.Sprint(nobody), "--clear-groups", "--inh-caps=-all,"+set, "--ambient-caps=-all,"+set, "--bounding-set=-all,"+set,
 		"--no-new-privs", exe, "agent", "--output", "files="+filepath.Join(state, "ring"), "--interval", "2s", "--listen", "127.0.0.1:0", "--comm", "^spinner$|^ksoftirqd|^swapper|^kworker")
 	a := exec.Command(args[0], args[1:]...)
-	a.Dir, a.Env = state, append(os.Environ(), "UNSPOOL_CACHE="+filepath.Join(state, "cache"))
+	a.Dir, a.Env = state, append(os.Environ(), asProgram+"=1", "UNSPOOL_CACHE="+filepath.Join(state, "cache"))
 	var text strings.Builder
 	a.Stdout, a.Stderr = &text, &text
 	if err := a.Start(); err != nil {

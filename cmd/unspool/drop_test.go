@@ -27,7 +27,7 @@ func TestParsersDrop(t *testing.T) {
 	if effective, _ := caps.Own(); !effective.Has(unix.CAP_SYS_ADMIN) || !effective.Has(unix.CAP_DAC_OVERRIDE) {
 		oracle.Lacks(t, "root")
 	}
-	others := map[string]bool{"record": true, "top": true, "doctor": true, "man": true, "run": true, "help": true, "completion": true, "version": true}
+	others := map[string]bool{"record": true, "top": true, "agent": true, "doctor": true, "man": true, "run": true, "help": true, "completion": true, "version": true}
 	for _, c := range command().Commands() {
 		if _, ok := parsers[c.Name()]; ok == others[c.Name()] {
 			t.Errorf("%s: may it keep all capabilities?", c.Name())
