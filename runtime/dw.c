@@ -328,6 +328,8 @@ static int begin(struct walk *w, Dwfl_Thread *thread, uint64_t pc, us_set known)
 	us_start(s, pc, 0);
 	s->snap[US_PC] = pc;
 	w->without_ra = !(known >> US_PC & 1);
+	if (w->without_ra && strict) /* rules that ask for it are another matter */
+		return 0;
 	known |= US_BIT(US_PC);
 	s->known = s->in_reg = known;
 	if (!(known >> US_SP & 1))
