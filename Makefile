@@ -170,9 +170,10 @@ random:
 		RANDOM_OUTCOMES=$(abspath $(RANDOM_OUTCOMES)) $(GO) test -count=1 -timeout 24h -run '^TestRandomLong$$' -v ./lab/random
 
 # Compare ways to walk stacks on executed programs, WALKING_STEPS instructions of each at most, and what frame pointers cost, by WALKING_ROUNDS rounds.
-# Writes docs/results/walking.json. Half an hour on two cores.
+# Writes docs/results/walking.json, its picture, and the tables of docs/WALKING.md. Half an hour on two cores.
 WALKING_STEPS ?= 300000
 WALKING_ROUNDS ?= 11
 .PHONY: walking
 walking:
 	UNSPOOL_WALKING=$(WALKING_STEPS) UNSPOOL_WALKING_ROUNDS=$(WALKING_ROUNDS) $(GO) test -count=1 -timeout 4h -run '^TestResults' -v ./lab/random
+	$(GO) test -count=1 -run '^TestWalkingDocument$$' ./lab/random -update

@@ -3,6 +3,8 @@ package random
 import (
 	"fmt"
 	"math/rand/v2"
+	"regexp"
+	"strconv"
 	"strings"
 )
 
@@ -60,8 +62,22 @@ type generator struct {
 	b    strings.Builder
 }
 
-// source returns the program's text in C or C++.
-func (p *plan) cSource() string {
+// cSource returns the program's text in C or C++.
+func (p *plan) cSource() string { return p.generate().b.String() }
+
+// foreign says whether a function of a program in C or C++ has Microsoft's calling convention, by its name: f7, f7(long long), f7.part.0.
+func (p *plan) foreign(name string) bool {
+	m := regexp.MustCompile(`^f(\d+)(\W|$)`).FindStringSubmatch(name)
+	if m == nil || p.kind != "c" && p.kind != "c++" {
+		return false
+	}
+	i, _ := strconv.Atoi(m[1])
+	sigs := p.generate().sigs
+	return i < len(sigs) && signatures[sigs[i]].need == foreign
+}
+
+// generate writes the program.
+func (p *plan) generate() *generator {
 	g := &generator{p: p}
 	r := rand.New(rand.NewPCG(p.seed, 2))
 	fmt.Fprintf(&g.b, "/* %s */\n%s", p, head)
@@ -115,7 +131,7 @@ func (p *plan) cSource() string {
 		fmt.Fprintf(&g.b, "\t%s\n", body)
 	}
 	fmt.Fprintf(&g.b, "\treturn (int)(x + y + z) & 63;\n}\n")
-	return g.b.String()
+	return g
 }
 
 // call writes a call of function j.

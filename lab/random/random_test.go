@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -149,7 +150,8 @@ func number(t testing.TB, name string, n uint64) uint64 {
 }
 
 // TestRandomLong executes RANDOM_PROGRAMS programs, from seed RANDOM_SEED on, for RANDOM_SECONDS at most, of RANDOM_STEPS instructions each at
-// most. The outcomes are lines of the file RANDOM_OUTCOMES; what is there already, and is right, is not done again.
+// most; with RANDOM_ONLY, a regular expression, those whose plan matches. The outcomes are lines of the file RANDOM_OUTCOMES; what is there already,
+// and is right, is not done again.
 func TestRandomLong(t *testing.T) {
 	file := os.Getenv("RANDOM_OUTCOMES")
 	if file == "" {
@@ -157,6 +159,10 @@ func TestRandomLong(t *testing.T) {
 	}
 	programs, first := number(t, "RANDOM_PROGRAMS", 1500), number(t, "RANDOM_SEED", 1)
 	steps, seconds := number(t, "RANDOM_STEPS", 130_000), number(t, "RANDOM_SECONDS", 4*3600)
+	only, err := regexp.Compile(os.Getenv("RANDOM_ONLY"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	done := map[uint64]*outcome{}
 	text, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -203,7 +209,7 @@ func TestRandomLong(t *testing.T) {
 		mu.Lock()
 		o := done[seed]
 		mu.Unlock()
-		if o == nil {
+		if o == nil && only.MatchString(newPlan(seed).String()) {
 			seeds <- seed
 		}
 	}

@@ -107,10 +107,10 @@ func (p *plan) unlisted(r *shadow.Result, used func(*permit, *shadow.Finding)) (
 // A permit is a kind of wrong rows that is a compiler's fault, or a promise that the compiler has not made.
 type permit struct {
 	name     string
-	program  *regexp.Regexp             // of plan.String
-	function *regexp.Regexp             // nil: any
-	is       func(*shadow.Finding) bool // nil: any
-	own      bool                       // only in the program itself
+	program  *regexp.Regexp                    // of plan.String
+	function *regexp.Regexp                    // nil: any
+	is       func(*plan, *shadow.Finding) bool // nil: any
+	own      bool                              // only in the program itself
 	reason   string
 }
 
@@ -118,7 +118,7 @@ func (p *plan) permitted(f *shadow.Finding) *permit {
 	for i := range permits {
 		k := &permits[i]
 		if f.Ours || !k.program.MatchString(p.String()) || k.function != nil && !k.function.MatchString(f.Function) ||
-			k.is != nil && !k.is(f) || k.own && filepath.Base(f.Module) != strconv.FormatUint(p.seed, 10) {
+			k.is != nil && !k.is(p, f) || k.own && filepath.Base(f.Module) != strconv.FormatUint(p.seed, 10) {
 			continue
 		}
 		return k

@@ -202,7 +202,7 @@ var built = []struct{ name, flags string }{
 	{"-O0", "-O0 -Wl,-z,now"},
 }
 
-// shipped are Debian's programs, a program of Rust and a program of Go; {services} is a text file, {rust} and {go} are compiled.
+// shipped are Debian's programs, and a program of Rust; {services} is a text file, {rust} and {go} are compiled.
 var shipped = [][]string{
 	{"gzip", "-c", "{services}"},
 	{"xz", "-c", "{services}"},
@@ -213,8 +213,10 @@ var shipped = [][]string{
 	{"/usr/bin/python3", "-c", `import json; print(json.dumps([1, 2, {"a": 3.5}]))`},
 	{"{cc1plus}", "-quiet", "-O2", "{throw}", "-o", "/dev/null"},
 	{"{rust}"},
-	{"{go}"},
 }
+
+// goProgram has goroutines and a garbage collector.
+var goProgram = [][]string{{"{go}"}}
 
 // generated makes, compiles and follows programs of seeds.
 func generated(t *testing.T, name string, seeds []uint64, compiler, flags string, steps, every uint64) *group {
@@ -289,8 +291,8 @@ func seedsOf(n int, without feature, kinds ...string) (out []uint64) {
 }
 
 // shippedGroup follows programs that nobody has generated.
-func shippedGroup(t *testing.T, commands [][]string, steps, every uint64) *group {
-	g := &group{Name: "programs as they are shipped"}
+func shippedGroup(t *testing.T, name string, commands [][]string, steps, every uint64) *group {
+	g := &group{Name: name}
 	dir := t.TempDir()
 	replace := []string{"{services}", filepath.Join(dir, "services"), "{throw}", absolute(t, "../../shadow/testdata/throw.cc")}
 	text, err := os.ReadFile("../../shadow/testdata/jumps.c")
@@ -387,7 +389,7 @@ func TestWalking(t *testing.T) {
 	oracle.Need(t, "gcc-12", "g++-12", "gzip")
 	seeds := seedsOf(3, aligned|longjmp|foreign|naked|vectors, "c", "c++")
 	for _, g := range []*group{
-		shippedGroup(t, shipped[:1], 20_000, 5),
+		shippedGroup(t, "gzip", shipped[:1], 20_000, 5),
 		generated(t, built[0].name, seeds, "gcc-12", built[0].flags, 8_000, 1),
 		generated(t, built[2].name, seeds, "gcc-12", built[2].flags, 8_000, 1),
 	} {
@@ -480,8 +482,8 @@ func TestResultsWalking(t *testing.T) {
 	oracle.Need(t, "gcc-12", "g++-12", "clang-19", "clang++-19", "gcc-11", "rustc", "go", "csmith")
 	out := readResults(t)
 	out.Machine, out.Measured, out.Every, out.Groups = machine(), time.Now().UTC().Format("2 January 2006"), 5, nil
-	first := shippedGroup(t, shipped, steps, out.Every)
-	out.Groups = append(out.Groups, first)
+	first := shippedGroup(t, "programs as they are shipped", shipped, steps, out.Every)
+	out.Groups = append(out.Groups, first, shippedGroup(t, "a Go program", goProgram, steps, out.Every))
 	out.Files, out.Bytes = len(first.files), map[string]int{}
 	for _, sizes := range first.files {
 		for form, n := range sizes {
