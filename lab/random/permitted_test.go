@@ -34,12 +34,12 @@ var permits = []permit{
 		reason: "a constant that is pushed before the frame pointer is set has no rule",
 	},
 	{
-		name: "clang-probe", program: regexp.MustCompile(`, clang-.* -fstack-clash-protection.*aligned`), own: true,
+		name: "clang-probe", program: regexp.MustCompile(`, clang-(19|22) .*-mstack-probe-size=256 -fstack-clash-protection.*aligned`), own: true,
 		is:     func(_ *plan, f *shadow.Finding) bool { return strings.HasPrefix(f.Row, "cfa=rsp+8 ") },
 		reason: "the prologue is lost but for its loop, and the rows are those of the frame that was meant",
 	},
 	{
-		name: "clang-probe", program: regexp.MustCompile(`, clang-.* -fstack-clash-protection.*aligned`), is: lostBelow,
+		name: "clang-probe", program: regexp.MustCompile(`, clang-(19|22) .*-mstack-probe-size=256 -fstack-clash-protection.*aligned`), is: lostBelow,
 		reason: "a function without its prologue restores what it has not saved: its callers' registers are others when it has returned",
 	},
 	{
