@@ -30,7 +30,7 @@ var permits = []permit{
 		reason: "outlined code changes callee-saved registers, and its rows do not say so",
 	},
 	{
-		name: "llvm-push", program: regexp.MustCompile(`, rustc.* -Copt-level=z |, clang-.* -Oz`), own: true, is: popsConstant,
+		name: "llvm-push", program: regexp.MustCompile(`, rustc.* -Copt-level=z\b`), own: true, is: popsConstant,
 		reason: "a constant that is pushed before the frame pointer is set has no rule",
 	},
 	{
