@@ -58,30 +58,30 @@ typedef int (*eh_trace)(struct _Unwind_Context *c, void *arg);
 
 /* What is known of the code at a program counter. */
 struct eh_frame {
-	struct us_rule rule;
+	union {
+		struct us_rule rule;
+		uint64_t word[2];
+	};
 	uint64_t personality, lsda, start;
-	uint64_t args; /* bytes of arguments that a landing takes off the stack (DW_CFA_GNU_args_size) */
+	uint64_t args; /* in the lower half, bytes of arguments that a landing takes off the stack (DW_CFA_GNU_args_size) */
 };
 enum { EH_FRAME_WORDS = sizeof(struct eh_frame) / 8 };
 
 /* A walk: what is remembered from one frame to the next. */
 struct eh_walk {
-	uint32_t module; /* the last one that was seen to be still loaded */
+	uint32_t module;  /* the last one that was seen to be still loaded */
 	uint64_t data[2]; /* where the two registers are that a handler is given */
 	uint64_t shadow;  /* the shadow stack's pointer at the first frame's return address; 0 if there is none */
 };
 
 /*
- * Starts at the caller of a function that saved r15, r14, r13, r12, rbp and rbx below its return address, upwards. The context's registers are
- * there, and in w.
+ * Finds what is known of the frame at hand, whose slot has something else: EH_NO_REASON, EH_END_OF_STACK or, where information is damaged,
+ * EH_FATAL_PHASE1. eh_step.h has the fast ways.
  */
-US_HIDDEN void eh_start(struct _Unwind_Context *c, struct eh_walk *w, uint64_t *saved);
+US_HIDDEN int eh_miss(struct _Unwind_Context *c, struct eh_walk *w, struct eh_frame *f) US_COLD;
 
-/* Finds what is known of the frame at hand: EH_NO_REASON, EH_END_OF_STACK or, where information is damaged, EH_FATAL_PHASE1. */
-US_HIDDEN int eh_frame(struct _Unwind_Context *c, struct eh_walk *w, struct eh_frame *f);
-
-/* Goes to the caller's frame; 0 where it cannot be had. At the outermost frame it goes to one whose program counter is 0. */
-US_HIDDEN int eh_step(struct _Unwind_Context *c, const struct eh_frame *f);
+/* Goes to the caller's frame by a rule of any kind; 0 where it cannot be had. */
+US_HIDDEN int eh_step_other(struct _Unwind_Context *c, const struct us_rule *r) US_COLD;
 
 /* ---- Code registered at run time (eh_register.c) ---- */
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * eh_raise.c: raising and resuming exceptions (Itanium C++ ABI, level I, section 1.3) and forced unwinding (section 1.4). eh_x86_64.S calls each
- * of these with what the caller's registers were; a return goes back to that caller.
+ * eh_raise.c: raising and resuming exceptions (Itanium C++ ABI, level I, section 1.3), forced unwinding (section 1.4), and backtraces. eh_x86_64.S
+ * calls each of these with what the caller's registers were; a return goes back to that caller.
  */
-#include "eh.h"
+#include "eh_step.h"
 
 #include <stdlib.h>
 
@@ -11,6 +11,7 @@ US_HIDDEN int eh_raise(struct _Unwind_Exception *e, uint64_t *saved);
 US_HIDDEN void eh_resume(struct _Unwind_Exception *e, uint64_t *saved);
 US_HIDDEN int eh_rethrow(struct _Unwind_Exception *e, uint64_t *saved);
 US_HIDDEN int eh_forced(struct _Unwind_Exception *e, eh_stop stop, void *arg, uint64_t *saved);
+US_HIDDEN int eh_backtrace(eh_trace trace, void *arg, uint64_t *saved);
 
 /* What a frame is recognized by, in the second phase. */
 static uint64_t identity(const struct _Unwind_Context *c)
@@ -18,16 +19,11 @@ static uint64_t identity(const struct _Unwind_Context *c)
 	return c->cfa - (c->flags >> 63);
 }
 
-static uint64_t get(const struct _Unwind_Context *c, unsigned slot)
-{
-	return c->by_value[slot] || !c->reg[slot] ? c->reg[slot] : us_word(c->reg[slot]);
-}
-
 static __attribute__((noreturn)) void install(const struct _Unwind_Context *c, const struct eh_walk *w, uint64_t frames)
 {
 	const uint64_t regs[] = {
-		get(c, UNSPOOL_X86_64_REG_RBX), get(c, US_FP), get(c, 12), get(c, 13), get(c, 14), get(c, 15),
-		get(c, EH_DATA_0), get(c, EH_DATA_1), c->cfa + c->args_size, c->ra,
+		eh_value(c, UNSPOOL_X86_64_REG_RBX), eh_value(c, US_FP), eh_value(c, 12), eh_value(c, 13), eh_value(c, 14), eh_value(c, 15),
+		eh_value(c, EH_DATA_0), eh_value(c, EH_DATA_1), c->cfa + c->args_size, c->ra,
 	};
 
 	/* Each frame has one word there: a return address, or what the kernel left below an interrupted frame. */
@@ -42,7 +38,7 @@ static int second(struct _Unwind_Exception *e, struct _Unwind_Context *c, struct
 	for (uint64_t n = 1;; n++) {
 		int here = 0;
 
-		if (eh_frame(c, w, &f) != EH_NO_REASON)
+		if (eh_find(c, w, &f) != EH_NO_REASON)
 			return EH_FATAL_PHASE2;
 		if (identity(c) == e->private_2)
 			here = EH_HANDLER_FRAME;
@@ -69,7 +65,7 @@ static int forced(struct _Unwind_Exception *e, struct _Unwind_Context *c, struct
 	struct eh_frame f;
 
 	for (uint64_t n = 1;; n++) {
-		int o = eh_frame(c, w, &f), actions = EH_FORCE_UNWIND | EH_CLEANUP_PHASE;
+		int o = eh_find(c, w, &f), actions = EH_FORCE_UNWIND | EH_CLEANUP_PHASE;
 
 		if (o != EH_NO_REASON && o != EH_END_OF_STACK)
 			return EH_FATAL_PHASE2;
@@ -101,7 +97,7 @@ int eh_raise(struct _Unwind_Exception *e, uint64_t *saved)
 
 	eh_start(&c, &w, saved);
 	for (;;) {
-		o = eh_frame(&c, &w, &f);
+		o = eh_find(&c, &w, &f);
 		if (o == EH_END_OF_STACK)
 			return o;
 		if (o != EH_NO_REASON)
@@ -166,4 +162,25 @@ EH_API void _Unwind_DeleteException(struct _Unwind_Exception *e)
 {
 	if (e->cleanup)
 		e->cleanup(EH_FOREIGN_CAUGHT, e);
+}
+
+int eh_backtrace(eh_trace trace, void *arg, uint64_t *saved)
+{
+	struct _Unwind_Context c;
+	struct eh_walk w;
+	struct eh_frame f;
+
+	eh_start(&c, &w, saved);
+	for (;;) {
+		int o = eh_find(&c, &w, &f);
+
+		if (o != EH_NO_REASON && o != EH_END_OF_STACK)
+			return EH_FATAL_PHASE1;
+		if (trace(&c, arg) != EH_NO_REASON)
+			return EH_FATAL_PHASE1;
+		if (o == EH_END_OF_STACK)
+			return EH_END_OF_STACK;
+		if (!eh_step(&c, &f))
+			return EH_FATAL_PHASE1;
+	}
 }

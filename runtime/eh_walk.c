@@ -5,7 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "apply.h"
-#include "eh.h"
+#include "eh_step.h"
 #include "reader.h"
 
 _Static_assert(sizeof(struct eh_frame) == 48, "a slot has 64 bytes");
@@ -13,47 +13,12 @@ _Static_assert(offsetof(struct _Unwind_Context, by_value) == 216 && offsetof(str
 
 /* ---- The cache ---- */
 
-enum { SLOT_BITS = 13, GROUP_BITS = 8, WAYS = 4 };
+struct eh_slot eh_slots[1 << EH_SLOT_BITS] __attribute__((aligned(4096)));
 
-struct slot {
-	_Atomic uint32_t seq;   /* odd while it is written */
-	_Atomic uint32_t index; /* the module that must still be there; 0 for none; US_VOLATILE for code registered at run time */
-	_Atomic uint64_t key;
-	_Atomic uint64_t word[EH_FRAME_WORDS];
-};
-
-static struct slot slots[1 << SLOT_BITS] __attribute__((aligned(4096)));
-
-US_INLINE unsigned slot_of(uint64_t pc)
-{
-	unsigned group = (unsigned)((pc >> 12 ^ pc >> 17) & ((1 << (SLOT_BITS - GROUP_BITS)) - 1));
-
-	return group << GROUP_BITS | (uint32_t)pc * 0x9e3779b1u >> (32 - GROUP_BITS);
-}
-
-US_INLINE uint64_t key_of(uint64_t pc, int exact)
-{
-	return pc | (uint64_t)exact << US_USER_BITS;
-}
-
-US_INLINE int get_in(struct slot *e, uint64_t key, struct eh_frame *f, uint32_t *index)
-{
-	uint32_t seq = atomic_load_explicit(&e->seq, memory_order_acquire);
-	uint64_t w[EH_FRAME_WORDS];
-
-	if (atomic_load_explicit(&e->key, memory_order_acquire) != key)
-		return 0;
-	*index = atomic_load_explicit(&e->index, memory_order_acquire);
-	for (unsigned i = 0; i < EH_FRAME_WORDS; i++)
-		w[i] = atomic_load_explicit(&e->word[i], memory_order_acquire);
-	if (seq & 1 || atomic_load_explicit(&e->seq, memory_order_relaxed) != seq)
-		return 0;
-	memcpy(f, w, sizeof *f);
-	return 1;
-}
+/* Where another program counter has a slot, the others of its set can serve: their numbers differ in these bits. */
+enum { WAYS = 4 };
 
 /* The last word of a frame of registered code has the generation in its higher half. */
-#define ARGS(word) ((word) & UINT32_MAX)
 #define GENERATION(word) ((uint32_t)((word) >> 32))
 
 US_INLINE int still_there(struct eh_walk *w, const struct eh_frame *f, uint32_t index, uint64_t at)
@@ -70,29 +35,27 @@ US_INLINE int still_there(struct eh_walk *w, const struct eh_frame *f, uint32_t 
 
 static void put(uint64_t key, uint64_t pc, const struct eh_frame *f, uint32_t index)
 {
-	unsigned at = slot_of(pc);
-	struct slot *e = &slots[at];
-	uint64_t w[EH_FRAME_WORDS];
-	uint32_t seq;
+	unsigned at = eh_slot_of(pc);
+	struct eh_slot *e = &eh_slots[at];
+	uint64_t w[EH_FRAME_WORDS], head;
 
 	/* The first that is free, or has it already; else the last. */
 	for (unsigned way = 0; way < WAYS; way++) {
 		uint64_t there;
 
-		e = &slots[at ^ way];
+		e = &eh_slots[at ^ way];
 		there = atomic_load_explicit(&e->key, memory_order_relaxed);
 		if (there == 0 || there == key)
 			break;
 	}
-	seq = atomic_load_explicit(&e->seq, memory_order_relaxed);
-	if (seq & 1 || !atomic_compare_exchange_strong_explicit(&e->seq, &seq, seq + 1, memory_order_acq_rel, memory_order_relaxed))
+	head = atomic_load_explicit(&e->head, memory_order_relaxed);
+	if (head & 1 || !atomic_compare_exchange_strong_explicit(&e->head, &head, head | 1, memory_order_acq_rel, memory_order_relaxed))
 		return;
 	memcpy(w, f, sizeof w);
 	atomic_store_explicit(&e->key, key, memory_order_release);
-	atomic_store_explicit(&e->index, index, memory_order_release);
 	for (unsigned i = 0; i < EH_FRAME_WORDS; i++)
 		atomic_store_explicit(&e->word[i], w[i], memory_order_release);
-	atomic_store_explicit(&e->seq, seq + 2, memory_order_release);
+	atomic_store_explicit(&e->head, (uint32_t)(head + 2) | (uint64_t)index << 32, memory_order_release);
 }
 
 /* ---- Frames ---- */
@@ -219,53 +182,39 @@ static US_COLD int make(struct _Unwind_Context *c, struct eh_walk *w, struct eh_
 	} else if (index) {
 		w->module = index;
 	}
-	put(key_of(c->ra, exact), c->ra, f, index);
+	put(eh_key(c->ra, (uint64_t)exact), c->ra, f, index);
 	return EH_NO_REASON;
 }
 
-US_INLINE int find(struct _Unwind_Context *c, struct eh_walk *w, struct eh_frame *f)
+int eh_miss(struct _Unwind_Context *c, struct eh_walk *w, struct eh_frame *f)
 {
-	int exact = us_unlikely(c->flags & EH_EXACT) ? 1 : 0, o;
-	uint64_t pc = c->ra, key = key_of(pc, exact);
-	unsigned at = slot_of(pc);
+	uint64_t exact = c->flags >> 63, key = eh_key(c->ra, exact);
+	unsigned at = eh_slot_of(c->ra);
 	uint32_t index;
+	int o;
 
 	c->lsda = c->args_size = 0; /* all else stays from the frame before where nothing is found */
-	if (us_unlikely(pc == 0))
+	if (c->ra == 0)
 		return EH_END_OF_STACK;
-	for (unsigned way = 0; way < WAYS; way++) {
-		if (get_in(&slots[at ^ way], key, f, &index)) {
-			if (us_likely(still_there(w, f, index, pc - !exact)))
-				goto found;
+	for (unsigned way = 0;; way++) {
+		if (way == WAYS) {
+			o = make(c, w, f);
+			if (o != EH_NO_REASON)
+				return o;
+			break;
+		}
+		if (eh_read(&eh_slots[at ^ way], key, f, &index) && still_there(w, f, index, c->ra - !exact)) {
+			c->tbase = c->dbase = 0;
 			break;
 		}
 	}
-	o = make(c, w, f);
-	if (o != EH_NO_REASON)
-		return o;
-	goto done;
-found:
-	c->tbase = c->dbase = 0;
-done:
-	c->args_size = ARGS(f->args);
+	c->args_size = (uint32_t)f->args;
 	c->lsda = f->lsda;
 	c->func = f->start;
 	return EH_NO_REASON;
 }
 
-int eh_frame(struct _Unwind_Context *c, struct eh_walk *w, struct eh_frame *f)
-{
-	return find(c, w, f);
-}
-
 /* ---- Steps ---- */
-
-US_INLINE uint64_t value(const struct _Unwind_Context *c, unsigned slot)
-{
-	if (slot == US_SP && !c->reg[US_SP])
-		return c->cfa;
-	return us_unlikely(c->by_value[slot]) || !c->reg[slot] ? c->reg[slot] : us_word(c->reg[slot]);
-}
 
 static int load(void *ctx, uint64_t addr, uint64_t *to)
 {
@@ -277,7 +226,7 @@ static int load(void *ctx, uint64_t addr, uint64_t *to)
 /* Out of a signal's frame that has no information. */
 static US_COLD int step_signal(struct _Unwind_Context *c)
 {
-	uint64_t uc = value(c, US_SP);
+	uint64_t uc = eh_value(c, US_SP);
 
 	for (unsigned i = 0; i < US_SLOTS; i++) {
 		c->reg[i] = uc + us_greg[i];
@@ -290,7 +239,7 @@ static US_COLD int step_signal(struct _Unwind_Context *c)
 	return 1;
 }
 
-static US_COLD int step_other(struct _Unwind_Context *c, const struct us_rule *r)
+int eh_step_other(struct _Unwind_Context *c, const struct us_rule *r)
 {
 	struct us_state s;
 	int o;
@@ -309,13 +258,13 @@ static US_COLD int step_other(struct _Unwind_Context *c, const struct us_rule *r
 		if (c->reg[i] && !c->by_value[i])
 			s.in_mem |= US_BIT(i);
 	}
-	s.val[US_SP] = value(c, US_SP);
+	s.val[US_SP] = eh_value(c, US_SP);
 	s.known |= US_BIT(US_SP);
 	s.in_mem &= ~US_BIT(US_SP);
 	o = us_apply_with(r, &s, load, NULL, NULL, US_ALL);
 	if (o == US_OUTERMOST) {
 		if (r->kind == US_KIND_REG) {
-			c->cfa = value(c, r->reg) + (uint64_t)(int64_t)r->off;
+			c->cfa = eh_value(c, r->reg) + (uint64_t)(int64_t)r->off;
 			c->reg[US_SP] = 0;
 		}
 		c->ra = 0;
@@ -344,82 +293,6 @@ static US_COLD int step_other(struct _Unwind_Context *c, const struct us_rule *r
 	return 1;
 }
 
-US_INLINE int step(struct _Unwind_Context *c, const struct eh_frame *f)
-{
-	const struct us_rule *r = &f->rule;
-	uint64_t cfa, base;
-
-	if (us_unlikely(r->kind != US_KIND_REG || r->flags & ~US_SYNC_ONLY || !(r->mask >> MACHINE(RA_SAVE) & 1)))
-		return step_other(c, r);
-	if (us_likely(r->reg == US_SP && !c->reg[US_SP]))
-		cfa = c->cfa;
-	else
-		cfa = value(c, r->reg);
-	cfa += (uint64_t)(int64_t)r->off;
-	base = cfa - (uint64_t)r->aux * UNSPOOL_BASE_UNIT;
-	for (unsigned mask = r->mask; mask; mask &= mask - 1) {
-		unsigned i = us_first(mask), slot = us_save_slot[i];
-
-		c->reg[slot] = base + (uint64_t)((int64_t)r->saves[i] * 8);
-		c->by_value[slot] = 0;
-	}
-	c->ra = us_word(c->reg[US_RA]);
-	c->cfa = cfa;
-	c->reg[US_SP] = 0;
-	c->flags &= ~EH_EXACT;
-	return 1;
-}
-
-int eh_step(struct _Unwind_Context *c, const struct eh_frame *f)
-{
-	return step(c, f);
-}
-
-void eh_start(struct _Unwind_Context *c, struct eh_walk *w, uint64_t *saved)
-{
-	memset(c, 0, sizeof *c);
-	memset(w, 0, sizeof *w);
-	c->reg[15] = (uint64_t)&saved[0];
-	c->reg[14] = (uint64_t)&saved[1];
-	c->reg[13] = (uint64_t)&saved[2];
-	c->reg[12] = (uint64_t)&saved[3];
-	c->reg[US_FP] = (uint64_t)&saved[4];
-	c->reg[UNSPOOL_X86_64_REG_RBX] = (uint64_t)&saved[5];
-	c->reg[US_RA] = (uint64_t)&saved[6];
-	c->reg[EH_DATA_0] = (uint64_t)&w->data[0];
-	c->reg[EH_DATA_1] = (uint64_t)&w->data[1];
-	w->shadow = saved[-1];
-	c->ra = saved[6];
-	c->cfa = (uint64_t)&saved[7];
-	c->flags = EH_EXTENDED;
-}
-
-/* ---- Backtraces ---- */
-
-US_HIDDEN int eh_backtrace(eh_trace trace, void *arg, uint64_t *saved);
-
-/* The body of _Unwind_Backtrace. */
-int eh_backtrace(eh_trace trace, void *arg, uint64_t *saved)
-{
-	struct _Unwind_Context c;
-	struct eh_walk w;
-	struct eh_frame f;
-
-	eh_start(&c, &w, saved);
-	for (;;) {
-		int o = find(&c, &w, &f);
-
-		if (o != EH_NO_REASON && o != EH_END_OF_STACK)
-			return EH_FATAL_PHASE1;
-		if (trace(&c, arg) != EH_NO_REASON)
-			return EH_FATAL_PHASE1;
-		if (o == EH_END_OF_STACK)
-			return EH_END_OF_STACK;
-		if (!step(&c, &f))
-			return EH_FATAL_PHASE1;
-	}
-}
-
 /* ---- What else is asked about code ---- */
 
 EH_API const void *_Unwind_Find_FDE(void *pc, struct eh_bases *b)
@@ -445,7 +318,7 @@ EH_API void *_Unwind_FindEnclosingFunction(void *pc)
 
 EH_API uint64_t _Unwind_GetGR(struct _Unwind_Context *c, int n)
 {
-	return n < 0 || n >= EH_COLUMNS ? 0 : value(c, (unsigned)n);
+	return n < 0 || n >= EH_COLUMNS ? 0 : eh_value(c, (unsigned)n);
 }
 
 EH_API void _Unwind_SetGR(struct _Unwind_Context *c, int n, uint64_t v)

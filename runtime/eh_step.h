@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * eh_step.h: frames whose program counter is known already, and steps by rules of fixed size: what nearly all frames take. Part of eh_walk.c and of
+ * eh_raise.c.
+ */
+#ifndef UNSPOOL_EH_STEP_H
+#define UNSPOOL_EH_STEP_H
+
+#include "eh.h"
+#include "unspool_table.h"
+
+/* ---- The cache ---- */
+
+/*
+ * Direct-mapped and shared by all threads, as in local_cache.h. head has in its lower half a sequence number, which is odd while the slot is
+ * written; above it, the module that must still be there: 0 for none, US_VOLATILE for code registered at run time.
+ */
+struct eh_slot {
+	_Atomic uint64_t head, key, word[EH_FRAME_WORDS];
+};
+_Static_assert(sizeof(struct eh_slot) == 64, "a line of the processor's cache");
+
+enum { EH_SLOT_BITS = 13, EH_GROUP_BITS = 8 };
+
+extern US_HIDDEN struct eh_slot eh_slots[1 << EH_SLOT_BITS];
+
+US_INLINE unsigned eh_slot_of(uint64_t pc)
+{
+	unsigned group = (unsigned)((pc >> 12 ^ pc >> 17) & ((1 << (EH_SLOT_BITS - EH_GROUP_BITS)) - 1));
+
+	return group << EH_GROUP_BITS | (uint32_t)pc * 0x9e3779b1u >> (32 - EH_GROUP_BITS);
+}
+
+/* 0 is no key. */
+US_INLINE uint64_t eh_key(uint64_t pc, uint64_t exact)
+{
+	return pc | (exact | 2) << US_USER_BITS;
+}
+
+/* Reads a slot; 0 where it is not key's. */
+US_INLINE int eh_read(struct eh_slot *e, uint64_t key, struct eh_frame *f, uint32_t *index)
+{
+	uint64_t head = atomic_load_explicit(&e->head, memory_order_acquire);
+
+	if (us_unlikely(atomic_load_explicit(&e->key, memory_order_acquire) != key))
+		return 0;
+	/* One by one: what is written in words would be read in pairs, and wait. */
+	f->word[0] = atomic_load_explicit(&e->word[0], memory_order_acquire);
+	f->word[1] = atomic_load_explicit(&e->word[1], memory_order_acquire);
+	f->personality = atomic_load_explicit(&e->word[2], memory_order_acquire);
+	f->lsda = atomic_load_explicit(&e->word[3], memory_order_acquire);
+	f->start = atomic_load_explicit(&e->word[4], memory_order_acquire);
+	f->args = atomic_load_explicit(&e->word[5], memory_order_acquire);
+	*index = (uint32_t)(head >> 32);
+	return us_likely(!(head & 1) && atomic_load_explicit(&e->head, memory_order_relaxed) == head);
+}
+
+/* ---- Frames ---- */
+
+US_INLINE int eh_find(struct _Unwind_Context *c, struct eh_walk *w, struct eh_frame *f)
+{
+	uint64_t pc = c->ra;
+	uint32_t index;
+
+	if (us_unlikely(!eh_read(&eh_slots[eh_slot_of(pc)], eh_key(pc, c->flags >> 63), f, &index)) ||
+	    us_unlikely(index != 0 && index != w->module))
+		return eh_miss(c, w, f);
+	c->args_size = (uint32_t)f->args;
+	c->lsda = f->lsda;
+	c->func = f->start;
+	c->tbase = c->dbase = 0;
+	return EH_NO_REASON;
+}
+
+US_INLINE uint64_t eh_value(const struct _Unwind_Context *c, unsigned slot)
+{
+	if (us_unlikely(c->by_value[slot] || !c->reg[slot]))
+		return slot == US_SP && !c->reg[slot] ? c->cfa : c->reg[slot];
+	return us_word(c->reg[slot]);
+}
+
+/* Goes to the caller's frame; 0 where it cannot be had. At the outermost frame it goes to one whose program counter is 0. */
+US_INLINE int eh_step(struct _Unwind_Context *c, const struct eh_frame *f)
+{
+	uint64_t head = f->word[0], saves = f->word[1], cfa, base;
+	unsigned mask = (unsigned)(saves >> 56), reg = (unsigned)(head >> 2) & 63;
+
+	_Static_assert(offsetof(struct us_rule, mask) == 15 && offsetof(struct us_rule, off) == 4 && offsetof(struct us_rule, saves) == 8, "as it is read here");
+	if (us_unlikely((head & 3) != US_KIND_REG || head >> 16 & 0xffff & ~(uint64_t)US_SYNC_ONLY || !(mask >> MACHINE(RA_SAVE) & 1)))
+		return eh_step_other(c, &f->rule);
+	cfa = us_likely(reg == US_SP && !c->reg[US_SP]) ? c->cfa : eh_value(c, reg);
+	cfa += (uint64_t)((int64_t)head >> 32);
+	base = cfa - (head >> 8 & 0xff) * UNSPOOL_BASE_UNIT;
+	for (mask &= (1u << MACHINE(RA_SAVE)) - 1; mask; mask &= mask - 1) {
+		unsigned i = us_first(mask), slot = us_save_slot[i];
+
+		c->reg[slot] = base + (uint64_t)((int64_t)(int8_t)(saves >> 8 * i) * 8);
+		c->by_value[slot] = 0;
+	}
+	c->reg[US_RA] = base + (uint64_t)((int64_t)(int8_t)(saves >> 8 * MACHINE(RA_SAVE)) * 8);
+	c->by_value[US_RA] = 0;
+	c->ra = us_word(c->reg[US_RA]);
+	c->cfa = cfa;
+	c->reg[US_SP] = 0;
+	c->flags &= ~EH_EXACT;
+	return 1;
+}
+
+/*
+ * Starts at the caller of a function that saved r15, r14, r13, r12, rbp and rbx below its return address, upwards. The context's registers are
+ * there, and in w.
+ */
+US_INLINE void eh_start(struct _Unwind_Context *c, struct eh_walk *w, uint64_t *saved)
+{
+	w->module = 0;
+	w->data[0] = w->data[1] = 0;
+	w->shadow = saved[-1];
+	c->reg[2] = c->reg[4] = c->reg[5] = c->reg[US_SP] = c->reg[8] = c->reg[9] = c->reg[10] = c->reg[11] = c->reg[17] = 0;
+	c->reg[15] = (uint64_t)&saved[0];
+	c->reg[14] = (uint64_t)&saved[1];
+	c->reg[13] = (uint64_t)&saved[2];
+	c->reg[12] = (uint64_t)&saved[3];
+	c->reg[US_FP] = (uint64_t)&saved[4];
+	c->reg[UNSPOOL_X86_64_REG_RBX] = (uint64_t)&saved[5];
+	c->reg[US_RA] = (uint64_t)&saved[6];
+	c->reg[EH_DATA_0] = (uint64_t)&w->data[0];
+	c->reg[EH_DATA_1] = (uint64_t)&w->data[1];
+	c->ra = saved[6];
+	c->cfa = (uint64_t)&saved[7];
+	c->lsda = c->tbase = c->dbase = c->func = c->version = c->args_size = 0;
+	c->flags = EH_EXTENDED;
+	__builtin_memset(c->by_value, 0, sizeof c->by_value);
+}
+
+#endif /* UNSPOOL_EH_STEP_H */
