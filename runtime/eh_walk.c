@@ -8,6 +8,8 @@
 #include "eh_step.h"
 #include "reader.h"
 
+#include <dlfcn.h>
+
 _Static_assert(sizeof(struct eh_frame) == 48, "a slot has 64 bytes");
 _Static_assert(offsetof(struct _Unwind_Context, by_value) == 216 && offsetof(struct _Unwind_Context, flags) == 192, "libgcc's layout");
 
@@ -68,9 +70,9 @@ static const char *const operands[64] = {
 };
 
 /* The size of the arguments on the stack at pc. */
-static uint64_t args_size(struct us_glass *g, const struct us_fde *f, uint64_t pc)
+static uint64_t args_size(struct us_window *w, const struct us_fde *f, uint64_t pc)
 {
-	struct reader r = {&g->w, f->insns, f->end, 0};
+	struct reader r = {w, f->insns, f->end, 0};
 	uint64_t loc = f->lo, size = 0, v = 0;
 
 	while (r.at < r.end && loc <= pc && !r.bad) {
@@ -125,24 +127,50 @@ static int is_sigreturn(uint64_t pc)
 	return us_peek(pc, there, sizeof there) && memcmp(there, code, sizeof code) == 0;
 }
 
-/* Finds the FDE of the code at pc. */
-static int find_fde(uint64_t pc, struct us_glass *g, struct us_fde *fde, unsigned *index, struct eh_bases *b)
+/* Modules that have been seen to have no build ID, by where they are: nobody can tell whether one is still there, so their frames are not kept. */
+enum { PLACES = 256 };
+static _Atomic uint64_t without_id[PLACES];
+
+/* No module's index: what is found must not be kept. */
+enum { UNKEPT = US_VOLATILE - 1 };
+
+/* What the cache must ask for before it takes a frame of the module at pc, which begins at lo. */
+static unsigned index_of(uint64_t pc, uint64_t lo)
 {
-	uint64_t at = eh_registered(pc, b);
+	_Atomic uint64_t *p = &without_id[(lo >> 12) % PLACES];
 	struct us_loaded *m;
 
-	*index = US_VOLATILE;
-	if (us_unlikely(at)) {
-		eh_all_memory(&g->w);
-		return us_fde_open(&g->w, at, fde);
-	}
+	if (atomic_load_explicit(p, memory_order_relaxed) == lo)
+		return UNKEPT;
 	m = us_loaded_at(pc);
-	if (!m)
+	if (!m || m->lo != lo)
+		return UNKEPT;
+	if (m->permanent)
+		return 0;
+	if (m->id_at)
+		return m->index;
+	atomic_store_explicit(p, lo, memory_order_relaxed);
+	return UNKEPT;
+}
+
+/* Finds the FDE of the code at pc. Call frame information is read as libgcc reads it: modules with code on the stack stay. */
+static int find_fde(uint64_t pc, struct us_window *w, struct us_fde *fde, unsigned *index, struct eh_bases *b)
+{
+	uint64_t at = eh_registered(pc, b);
+	struct dl_find_object o;
+	struct us_frames frames;
+
+	eh_all_memory(w);
+	*index = US_VOLATILE;
+	if (us_unlikely(at))
+		return us_fde_open(w, at, fde);
+	if (_dl_find_object((void *)pc, &o) != 0 || !o.dlfo_eh_frame)
 		return US_NOT_FOUND;
 	b->tbase = b->dbase = NULL;
-	*index = m->permanent ? 0 : m->id_at ? m->index : US_VOLATILE;
-	us_glass(g, m);
-	return us_frames_find(&m->frames, &g->w, pc, fde);
+	if (us_frames_open(&frames, w, (uint64_t)o.dlfo_eh_frame) != US_FOUND)
+		return US_NOT_FOUND;
+	*index = index_of(pc, (uint64_t)o.dlfo_map_start);
+	return us_frames_find(&frames, w, pc, fde);
 }
 
 static US_COLD int make(struct _Unwind_Context *c, struct eh_walk *w, struct eh_frame *f)
@@ -151,12 +179,12 @@ static US_COLD int make(struct _Unwind_Context *c, struct eh_walk *w, struct eh_
 	uint64_t pc = c->ra - !exact;
 	uint32_t generation = atomic_load_explicit(&eh_generation, memory_order_acquire);
 	struct eh_bases b = {NULL, NULL, NULL};
-	struct us_glass g;
+	struct us_window win;
 	struct us_fde fde;
 	unsigned index;
 
 	memset(f, 0, sizeof *f);
-	o = find_fde(pc, &g, &fde, &index, &b);
+	o = find_fde(pc, &win, &fde, &index, &b);
 	if (o != US_FOUND) {
 		if (o != US_NOT_FOUND)
 			return EH_FATAL_PHASE1;
@@ -165,23 +193,20 @@ static US_COLD int make(struct _Unwind_Context *c, struct eh_walk *w, struct eh_
 		f->rule.flags = US_SIGNAL; /* of kind NONE: the registers are where the kernel put them */
 		return EH_NO_REASON;
 	}
-	if (us_fde_rule(&g.w, &fde, pc, &f->rule) != US_FOUND)
+	if (us_fde_rule(&win, &fde, pc, &f->rule) != US_FOUND)
 		return EH_FATAL_PHASE1;
 	f->start = fde.lo;
 	f->personality = fde.handler && fde.handler_indirect ? us_word(fde.handler) : fde.handler;
 	f->lsda = fde.lsda && fde.lsda_indirect ? us_word(fde.lsda) : fde.lsda;
-	f->args = args_size(&g, &fde, pc);
+	f->args = args_size(&win, &fde, pc);
 	c->tbase = (uint64_t)b.tbase;
 	c->dbase = (uint64_t)b.dbase;
-	if (!us_is_user(c->ra) || c->tbase || c->dbase)
+	if (!us_is_user(c->ra) || c->tbase || c->dbase || index == UNKEPT)
 		return EH_NO_REASON;
-	if (index == US_VOLATILE) {
-		if (us_loaded_at(pc))
-			return EH_NO_REASON; /* a module that cannot be recognized */
+	if (index == US_VOLATILE)
 		f->args |= (uint64_t)generation << 32;
-	} else if (index) {
+	else if (index)
 		w->module = index;
-	}
 	put(eh_key(c->ra, (uint64_t)exact), c->ra, f, index);
 	return EH_NO_REASON;
 }
@@ -297,11 +322,11 @@ int eh_step_other(struct _Unwind_Context *c, const struct us_rule *r)
 
 EH_API const void *_Unwind_Find_FDE(void *pc, struct eh_bases *b)
 {
-	struct us_glass g;
+	struct us_window win;
 	struct us_fde fde;
 	unsigned index;
 
-	if (find_fde((uint64_t)pc, &g, &fde, &index, b) != US_FOUND)
+	if (find_fde((uint64_t)pc, &win, &fde, &index, b) != US_FOUND)
 		return NULL;
 	b->func = (void *)fde.lo;
 	return (const void *)fde.at;

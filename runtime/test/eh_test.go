@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -94,6 +95,15 @@ func TestEhSame(t *testing.T) {
 	}
 }
 
+// TestEhDamaged registers damaged call frame information: the library ends well where libgcc does.
+func TestEhDamaged(t *testing.T) {
+	prog := ehProgram(t, "eh_same.cc", "-O2")
+	out := ehRun(t, ehLibrary(t), []string{"EH_LIBGCC=" + libgccCopy(t)}, prog, fmt.Sprint(oracle.Few(2000, 200_000)))
+	if out != "libgcc ends well: often, the library does not: 0\n<nil>\n" {
+		t.Error(out)
+	}
+}
+
 // unwinder returns the functions of an unwinder that a library exports, with their versions.
 func unwinder(t testing.TB, path string) (names []string) {
 	t.Helper()
@@ -174,6 +184,72 @@ func TestEhShapes(t *testing.T) {
 	}
 }
 
+// TestEhClang: the same with Clang, and with libc++ and its ABI library.
+func TestEhClang(t *testing.T) {
+	oracle.Long(t)
+	ehLibrary(t)
+	oracle.Need(t, "clang++-19")
+	// Its development package cannot be installed beside libunwind's.
+	root := oracle.Debian(t, "bookworm", "amd64", "libcxx", "libc++-19-dev", "libc++abi-19-dev", "libc++1-19", "libc++abi1-19", "libunwind-19")
+	libs := filepath.Join(root, "usr/lib/llvm-19/lib")
+	plugin := "EH_PLUGIN=" + ehProgram(t, "eh_plugin.cc", "-O2", "-fPIC", "-shared")
+	env := []string{plugin, strings.Replace(plugin, "=", "_2=", 1)}
+	for _, flags := range [][]string{{"-O2"}, {"-O2", "-nostdinc++", "-nostdlib++", "-isystem", filepath.Join(root, "usr/lib/llvm-19/include/c++/v1"),
+		"-L" + libs, "-Wl,-rpath," + libs, "-l:libc++.so.1", "-l:libc++abi.so.1"}} {
+		for _, source := range []string{"eh_shapes.cc", "eh_tree.cc"} {
+			prog := filepath.Join(t.TempDir(), "prog")
+			args := append([]string{"-w", "-fnon-call-exceptions", "-pthread", "-o", prog, filepath.Join("testdata", source)}, flags...)
+			if out, err := exec.Command("clang++-19", append(args, "-ldl")...).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			switch {
+			case source == "eh_shapes.cc":
+				for _, way := range []string{"plain", "rethrow", "nested", "foreign", "dependent", "through_c", "constructors", "function_try", "coroutines",
+					"forks", "threads", "cancellation", "forced", "arguments", "noexcept", "uncaught", "twice", "abort"} {
+					ehSame(t, env, prog, way)
+				}
+			case len(flags) == 1:
+				ehSame(t, env, prog, "7", "10000")
+			}
+		}
+	}
+}
+
+// addresses are what a run prints that differs from one to the next.
+var addresses = regexp.MustCompile(`0x[0-9a-f]+`)
+
+// TestEhLanguages: Ada's exceptions and tasks, and Fortran's backtraces.
+func TestEhLanguages(t *testing.T) {
+	oracle.Long(t)
+	lib, dir := ehLibrary(t), t.TempDir()
+	oracle.Need(t, "gnatmake", "gfortran")
+	for _, name := range []string{"eh_ada.adb", "eh_fortran.f90"} {
+		data, err := os.ReadFile(filepath.Join("testdata", name))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), data, 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, args := range [][]string{{"gnatmake", "-q", "-O2", "eh_ada.adb", "-bargs", "-shared"}, {"gfortran", "-g", "-o", "eh_fortran", "eh_fortran.f90"}} {
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		prog := filepath.Join(dir, strings.TrimSuffix(args[len(args)-1], ".f90"))
+		if args[0] == "gnatmake" {
+			prog = filepath.Join(dir, "eh_ada")
+		}
+		stock := addresses.ReplaceAllString(ehRun(t, "", nil, prog), "ADDRESS")
+		ours := addresses.ReplaceAllString(ehRun(t, lib, nil, prog), "ADDRESS")
+		if stock != ours || !strings.Contains(stock, "deep") && !strings.Contains(stock, "in a task raised") {
+			t.Errorf("with libgcc:\n%s\nwith the library:\n%s", stock, ours)
+		}
+	}
+}
+
 // TestEhTrees: in trees of calls that a generator makes, exceptions take the same ways; and personality routines see libgcc's contexts.
 func TestEhTrees(t *testing.T) {
 	for i, flags := range [][]string{{"-O2"}, {"-O0"}, {"-Os", "-fno-omit-frame-pointer"}} {
@@ -203,4 +279,46 @@ func TestEhRust(t *testing.T) {
 	if out := ehSame(t, nil, prog, "twice"); strings.HasSuffix(out, "<nil>\n") {
 		t.Error(out)
 	}
+}
+
+// TestEhFigures measures, in turns with libgcc: medians of runs, of which each of the first four takes its best of nine.
+func TestEhFigures(t *testing.T) {
+	oracle.Full(t)
+	lib, prog := ehLibrary(t), ehProgram(t, "eh_bench.cc", "-O2", "-fno-optimize-sibling-calls")
+	measure := func(args ...string) (stock, ours float64) {
+		var times [2][]float64
+		for range 21 {
+			for i, preload := range []string{"", lib} {
+				var ns float64
+				if _, err := fmt.Sscan(ehRun(t, preload, nil, prog, args...), &ns); err != nil {
+					t.Fatal(err)
+				}
+				times[i] = append(times[i], ns)
+			}
+		}
+		for i := range times {
+			slices.Sort(times[i])
+		}
+		return times[0][10], times[1][10]
+	}
+	for _, c := range []struct {
+		what string
+		max  float64 // nanoseconds a frame
+	}{{"throw", 60}, {"cleanup", 150}, {"unwind", 20}, {"backtrace", 10}} {
+		stock, ours := measure(c.what, "100", "300")
+		t.Logf("%s: %.1f ns a frame, libgcc %.1f", c.what, ours, stock)
+		if ours > c.max {
+			t.Errorf("%s: %.1f ns a frame, not %g", c.what, ours, c.max)
+		}
+	}
+	for _, depth := range []string{"1", "50"} {
+		stock, ours := measure("first", depth)
+		t.Logf("the first throw through %s frames: %.1f µs, libgcc %.1f", depth, ours/1000, stock/1000)
+		if ours > stock {
+			t.Errorf("the first throw through %s frames: %.1f µs, libgcc %.1f", depth, ours/1000, stock/1000)
+		}
+	}
+	stockOne, oursOne := measure("threads", "20", "20000", "1")
+	stockTwo, oursTwo := measure("threads", "20", "20000", "2")
+	t.Logf("two threads throw %.2f times as much as one, libgcc %.2f", 2*oursOne/oursTwo, 2*stockOne/stockTwo)
 }

@@ -19,6 +19,8 @@ static int in_constructor = tried();
 
 extern "C" __attribute__((visibility("default"))) int plugin(int (*f)(int), int n)
 {
+	if (n == 3)
+		throw 3;
 	in_plugin p;
 	if (n == 1)
 		throw std::runtime_error("from the plugin");

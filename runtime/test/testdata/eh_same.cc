@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <ucontext.h>
 #include <unistd.h>
 #include <unwind.h>
@@ -269,7 +270,7 @@ static void *thread(void *)
 static const unsigned char code[] = {0x55, 0x48, 0x89, 0xe5, 0xff, 0xd7, 0x5d, 0xc3};
 static const unsigned char cie[] = {0x14, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0x78, 16, 0x0c, 7, 8, 0x90, 1, 0, 0, 0, 0, 0, 0};
 
-static void generated(int n)
+static unsigned char *generate(int n, unsigned &size_of)
 {
 	unsigned char *p = static_cast<unsigned char *>(mmap(nullptr, 1 << 16, 7, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
 	unsigned char *eh = p + 32768, *q = eh;
@@ -288,6 +289,14 @@ static void generated(int n)
 		q += 4 + size;
 	}
 	memset(q, 0, 4);
+	size_of = static_cast<unsigned>(q - eh);
+	return p;
+}
+
+static void generated(int n)
+{
+	unsigned size;
+	unsigned char *p = generate(n, size), *eh = p + 32768;
 	for (table &t : lib)
 		t.add(eh);
 	for (int i = 0; i < n; i += 1 + n / 8)
@@ -300,6 +309,39 @@ static void generated(int n)
 		printf("what was given back is still there\n");
 	}
 	munmap(p, 1 << 16);
+}
+
+static int damaged_with, damaged_frames;
+static void walk_damaged() { lib[damaged_with].backtrace([](_Unwind_Context *c, void *n) {
+	volatile unsigned long sink = _Unwind_GetIP(c) + _Unwind_GetCFA(c) + reinterpret_cast<unsigned long>(_Unwind_GetLanguageSpecificData(c));
+	static_cast<void>(sink);
+	return ++*static_cast<int *>(n) < 100 ? _URC_NO_REASON : _URC_NORMAL_STOP; }, &damaged_frames); }
+
+// Registers damaged call frame information, in a child: with libgcc, and with the library, which must end well where libgcc does.
+static int damaged(unsigned long seed)
+{
+	int status[2];
+	for (int k = 1; k >= 0; k--) {
+		pid_t child = fork();
+		if (child == 0) {
+			unsigned size;
+			unsigned char *p = generate(2, size), *eh = p + 32768;
+			for (unsigned long i = seed % 3 + 1, x = seed; i > 0; i--) {
+				x = x * 6364136223846793005u + 1442695040888963407u;
+				eh[(x >> 33) % size] = static_cast<unsigned char>(x >> 20 & 1 ? x >> 25 : eh[(x >> 33) % size] ^ 1u << (x >> 25 & 7));
+			}
+			damaged_with = k;
+			alarm(5);
+			lib[k].add(eh);
+			reinterpret_cast<void (*)(void (*)())>(p)(walk_damaged);
+			lib[k].drop(eh);
+			_exit(0);
+		}
+		waitpid(child, &status[k], 0);
+	}
+	if (status[1] == 0 && status[0] != 0)
+		printf("seed %lu: status %#x\n", seed, status[0]);
+	return status[1] == 0 ? (status[0] == 0 ? 1 : -1) : 0;
 }
 
 static void open_library()
@@ -336,9 +378,20 @@ static void say(const char *what)
 	f = frames;
 }
 
-int main()
+int main(int argc, char **argv)
 {
 	char p = 0;
+	if (argc > 1) {
+		long well = 0, badly = 0, n = atol(argv[1]);
+		signal(SIGABRT, SIG_DFL);
+		for (long i = 0; i < n; i++) {
+			int r = damaged(static_cast<unsigned long>(i) * 2654435761 + 12345);
+			well += r > 0;
+			badly += r < 0;
+		}
+		printf("libgcc ends well: %s, the library does not: %ld\n", well > n / 4 ? "often" : "rarely", badly);
+		return 0;
+	}
 	Dl_info ours, theirs;
 	dladdr(reinterpret_cast<void *>(lib[0].backtrace), &ours);
 	dladdr(reinterpret_cast<void *>(lib[1].backtrace), &theirs);

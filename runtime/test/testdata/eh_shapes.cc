@@ -271,6 +271,16 @@ static void modules()
 				printf("out of the plugin %s\n", std::string(e.what()).c_str());
 			}
 		}
+		// More often than there is room for modules.
+		int sum = 0;
+		for (int n = 0; n < 10000; n++) {
+			try {
+				f(calls_back, 3);
+			} catch (int x) {
+				sum += x;
+			}
+		}
+		printf("often %d\n", sum);
 		dlclose(h);
 	}
 }
@@ -423,7 +433,11 @@ static void *cancelled(void *)
 {
 	try {
 		waits(3);
+#ifdef _LIBCPP_VERSION
+	} catch (...) {
+#else
 	} catch (abi::__forced_unwind &) {
+#endif
 		puts("a forced unwind");
 		throw;
 	}
