@@ -20,9 +20,17 @@ struct eh_slot {
 };
 _Static_assert(sizeof(struct eh_slot) == 64, "a line of the processor's cache");
 
-enum { EH_SLOT_BITS = 13, EH_GROUP_BITS = 8 };
+enum { EH_SLOT_BITS = 13, EH_GROUP_BITS = 6 };
 
 extern US_HIDDEN struct eh_slot eh_slots[1 << EH_SLOT_BITS];
+
+/* The groups of slots, each a page, that have been written to. Others are not read: that would map a page of zeros, to be replaced by the write. */
+extern US_HIDDEN _Atomic uint64_t eh_used[1 << (EH_SLOT_BITS - EH_GROUP_BITS - 6)];
+
+US_INLINE int eh_is_used(unsigned slot)
+{
+	return atomic_load_explicit(&eh_used[slot >> (EH_GROUP_BITS + 6)], memory_order_relaxed) >> (slot >> EH_GROUP_BITS & 63) & 1;
+}
 
 US_INLINE unsigned eh_slot_of(uint64_t pc)
 {
@@ -60,9 +68,10 @@ US_INLINE int eh_read(struct eh_slot *e, uint64_t key, struct eh_frame *f, uint3
 US_INLINE int eh_find(struct _Unwind_Context *c, struct eh_walk *w, struct eh_frame *f)
 {
 	uint64_t pc = c->ra;
+	unsigned at = eh_slot_of(pc);
 	uint32_t index;
 
-	if (us_unlikely(!eh_read(&eh_slots[eh_slot_of(pc)], eh_key(pc, c->flags >> 63), f, &index)) ||
+	if (us_unlikely(!eh_is_used(at)) || us_unlikely(!eh_read(&eh_slots[at], eh_key(pc, c->flags >> 63), f, &index)) ||
 	    us_unlikely(index != 0 && index != w->module))
 		return eh_miss(c, w, f);
 	c->args_size = (uint32_t)f->args;

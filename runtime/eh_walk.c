@@ -16,6 +16,7 @@ _Static_assert(offsetof(struct _Unwind_Context, by_value) == 216 && offsetof(str
 /* ---- The cache ---- */
 
 struct eh_slot eh_slots[1 << EH_SLOT_BITS] __attribute__((aligned(4096)));
+_Atomic uint64_t eh_used[1 << (EH_SLOT_BITS - EH_GROUP_BITS - 6)];
 
 /* Where another program counter has a slot, the others of its set can serve: their numbers differ in these bits. */
 enum { WAYS = 4 };
@@ -41,6 +42,8 @@ static void put(uint64_t key, uint64_t pc, const struct eh_frame *f, uint32_t in
 	struct eh_slot *e = &eh_slots[at];
 	uint64_t w[EH_FRAME_WORDS], head;
 
+	if (!eh_is_used(at))
+		atomic_fetch_or_explicit(&eh_used[at >> (EH_GROUP_BITS + 6)], (uint64_t)1 << (at >> EH_GROUP_BITS & 63), memory_order_relaxed);
 	/* The first that is free, or has it already; else the last. */
 	for (unsigned way = 0; way < WAYS; way++) {
 		uint64_t there;
@@ -75,6 +78,9 @@ static uint64_t args_size(struct us_window *w, const struct us_fde *f, uint64_t 
 	struct reader r = {w, f->insns, f->end, 0};
 	uint64_t loc = f->lo, size = 0, v = 0;
 
+	/* Most have none. Behind the page may be nothing, where the FDE's length is damaged. */
+	if (f->insns >= f->end || ((f->insns ^ (f->end - 1)) >> 12 == 0 && !memchr((const void *)f->insns, 0x2e, f->end - f->insns)))
+		return 0;
 	while (r.at < r.end && loc <= pc && !r.bad) {
 		uint8_t op = u8(&r);
 
@@ -222,7 +228,7 @@ int eh_miss(struct _Unwind_Context *c, struct eh_walk *w, struct eh_frame *f)
 	if (c->ra == 0)
 		return EH_END_OF_STACK;
 	for (unsigned way = 0;; way++) {
-		if (way == WAYS) {
+		if (way == WAYS || !eh_is_used(at)) {
 			o = make(c, w, f);
 			if (o != EH_NO_REASON)
 				return o;
