@@ -20,16 +20,16 @@ struct eh_slot {
 };
 _Static_assert(sizeof(struct eh_slot) == 64, "a line of the processor's cache");
 
-enum { EH_SLOT_BITS = 13, EH_GROUP_BITS = 6 };
+enum { EH_SLOT_BITS = 13, EH_GROUP_BITS = 8, EH_PAGE_BITS = 6 };
 
 extern US_HIDDEN struct eh_slot eh_slots[1 << EH_SLOT_BITS];
 
-/* The groups of slots, each a page, that have been written to. Others are not read: that would map a page of zeros, to be replaced by the write. */
-extern US_HIDDEN _Atomic uint64_t eh_used[1 << (EH_SLOT_BITS - EH_GROUP_BITS - 6)];
+/* The pages of slots that have been written to. Others are not read: that would map a page of zeros, to be replaced by the write. */
+extern US_HIDDEN _Atomic uint64_t eh_used[1 << (EH_SLOT_BITS - EH_PAGE_BITS - 6)];
 
 US_INLINE int eh_is_used(unsigned slot)
 {
-	return atomic_load_explicit(&eh_used[slot >> (EH_GROUP_BITS + 6)], memory_order_relaxed) >> (slot >> EH_GROUP_BITS & 63) & 1;
+	return atomic_load_explicit(&eh_used[slot >> (EH_PAGE_BITS + 6)], memory_order_relaxed) >> (slot >> EH_PAGE_BITS & 63) & 1;
 }
 
 US_INLINE unsigned eh_slot_of(uint64_t pc)

@@ -16,7 +16,7 @@ _Static_assert(offsetof(struct _Unwind_Context, by_value) == 216 && offsetof(str
 /* ---- The cache ---- */
 
 struct eh_slot eh_slots[1 << EH_SLOT_BITS] __attribute__((aligned(4096)));
-_Atomic uint64_t eh_used[1 << (EH_SLOT_BITS - EH_GROUP_BITS - 6)];
+_Atomic uint64_t eh_used[1 << (EH_SLOT_BITS - EH_PAGE_BITS - 6)];
 
 /* Where another program counter has a slot, the others of its set can serve: their numbers differ in these bits. */
 enum { WAYS = 4 };
@@ -43,7 +43,7 @@ static void put(uint64_t key, uint64_t pc, const struct eh_frame *f, uint32_t in
 	uint64_t w[EH_FRAME_WORDS], head;
 
 	if (!eh_is_used(at))
-		atomic_fetch_or_explicit(&eh_used[at >> (EH_GROUP_BITS + 6)], (uint64_t)1 << (at >> EH_GROUP_BITS & 63), memory_order_relaxed);
+		atomic_fetch_or_explicit(&eh_used[at >> (EH_PAGE_BITS + 6)], (uint64_t)1 << (at >> EH_PAGE_BITS & 63), memory_order_relaxed);
 	/* The first that is free, or has it already; else the last. */
 	for (unsigned way = 0; way < WAYS; way++) {
 		uint64_t there;
