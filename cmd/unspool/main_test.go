@@ -658,6 +658,7 @@ func TestFull(t *testing.T) {
 	printing := map[string][][]string{
 		"record":     {append([]string{"record", "--"}, busy...), append([]string{"record", "-o", "-", "--format", "folded", "--"}, busy...)},
 		"top":        {append([]string{"top", "-n", "1", "--"}, busy...)},
+		"agent":      {{"agent", "--output", "parca=http://127.0.0.1:7070", "--print-config"}},
 		"diff":       {{"diff", file, file}, {"diff", file, file, "--format", "json"}},
 		"serve":      {{"serve", file}},
 		"unwind":     {{"unwind", file, "-"}},

@@ -220,7 +220,7 @@ var addresses = regexp.MustCompile(`0x[0-9a-f]+`)
 
 // TestEhLanguages: Ada's exceptions and tasks, and Fortran's backtraces.
 func TestEhLanguages(t *testing.T) {
-	oracle.Long(t)
+	oracle.Full(t)
 	lib, dir := ehLibrary(t), t.TempDir()
 	oracle.Need(t, "gnatmake", "gfortran")
 	for _, name := range []string{"eh_ada.adb", "eh_fortran.f90"} {
