@@ -179,11 +179,38 @@ static int same(const struct us_loaded *m, const struct dl_find_object *o, int c
 	return us_word(m->id_at) == id;
 }
 
+/* What o and the module's headers say of it. */
+static void read_module(struct us_loaded *m, const struct dl_find_object *o)
+{
+	struct us_glass g;
+
+	m->lo = (uint64_t)o->dlfo_map_start;
+	m->hi = (uint64_t)o->dlfo_map_end;
+	m->hdr = (uint64_t)o->dlfo_eh_frame;
+	m->link_map = o->dlfo_link_map;
+	read_headers(m);
+	us_glass(&g, m);
+	if (us_frames_open(&m->frames, &g.w, m->hdr) != US_FOUND)
+		memset(&m->frames, 0, sizeof m->frames);
+}
+
+/* Whether m, a module without a build ID, would be read as it was: it serves again. Its rules are read from memory each time. */
+static int reads_same(const struct us_loaded *m, const struct dl_find_object *o)
+{
+	struct us_loaded now;
+
+	if (m->id_at)
+		return 0;
+	memset(&now, 0, sizeof now);
+	now.index = m->index;
+	read_module(&now, o);
+	return memcmp(&now, m, offsetof(struct us_loaded, names)) == 0;
+}
+
 static struct us_loaded *add(const struct dl_find_object *o)
 {
 	uint32_t i = atomic_fetch_add_explicit(&n_modules, 1, memory_order_relaxed) + 1;
 	struct us_loaded *m;
-	struct us_glass g;
 
 	if (i > MAX_MODULES) {
 		atomic_fetch_sub_explicit(&n_modules, 1, memory_order_relaxed);
@@ -192,15 +219,8 @@ static struct us_loaded *add(const struct dl_find_object *o)
 	m = us_alloc(sizeof *m);
 	if (!m)
 		return NULL;
-	m->lo = (uint64_t)o->dlfo_map_start;
-	m->hi = (uint64_t)o->dlfo_map_end;
-	m->hdr = (uint64_t)o->dlfo_eh_frame;
-	m->link_map = o->dlfo_link_map;
 	m->index = (uint16_t)i;
-	read_headers(m);
-	us_glass(&g, m);
-	if (us_frames_open(&m->frames, &g.w, m->hdr) != US_FOUND)
-		memset(&m->frames, 0, sizeof m->frames);
+	read_module(m, o);
 	atomic_store_explicit(&by_index[i], m, memory_order_release);
 	for (unsigned b = bucket(m->lo), n = 0; n < 64; n++, b = (b + 1) % BUCKETS) {
 		uint16_t was = atomic_load_explicit(&by_place[b], memory_order_acquire);
@@ -227,7 +247,7 @@ static struct us_loaded *record(const struct dl_find_object *o)
 		m = atomic_load_explicit(&by_index[i], memory_order_acquire);
 		if (!m || m->lo != lo)
 			continue;
-		if (same(m, o, 1))
+		if (same(m, o, 1) || reads_same(m, o))
 			return m;
 		break;
 	}

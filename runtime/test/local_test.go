@@ -208,11 +208,11 @@ func TestLocalExports(t *testing.T) {
 }
 
 // plugins are two shared objects that are different where one looks the same as the other.
-func plugins(t *testing.T) []string {
+func plugins(t *testing.T, flags ...string) []string {
 	var libs []string
 	for i, flag := range []string{"-DNONE", "-DDEPTH"} {
 		lib := filepath.Join(t.TempDir(), "plugin"+strconv.Itoa(i)+".so")
-		if out, err := exec.Command("gcc", "-O2", "-g", "-shared", "-fPIC", flag, "-o", lib, "testdata/local_plugin.c").CombinedOutput(); err != nil {
+		if out, err := exec.Command("gcc", append([]string{"-O2", "-g", "-shared", "-fPIC", flag, "-o", lib, "testdata/local_plugin.c"}, flags...)...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 		libs = append(libs, lib)
@@ -249,6 +249,14 @@ func TestLocalStress(t *testing.T) {
 				})
 			}
 		})
+	}
+}
+
+// TestLocalUnnamed walks through modules without a build ID, of which nothing is remembered.
+func TestLocalUnnamed(t *testing.T) {
+	libs := append(plugins(t, "-Wl,--build-id=none"), plugins(t)...)
+	if out, err := runWith(localLib(t, "gcc"), nil, localProgram(t, "gcc", "local_stress.c"), append([]string{"unnamed"}, libs...)...); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 

@@ -207,6 +207,38 @@ static void test_dlopen(void)
 	threads(3, loader);
 }
 
+/* Its caller is plugin. */
+static int names_plugin(void)
+{
+	unw_context_t uc;
+	unw_cursor_t c;
+	unw_word_t off;
+	char name[32] = "";
+
+	unw_getcontext(&uc);
+	unw_init_local(&c, &uc);
+	CHECK(unw_step(&c) > 0);
+	CHECK(unw_get_proc_name(&c, name, sizeof name, &off) == 0 && !strcmp(name, "plugin"));
+	return 1;
+}
+
+/* Modules without a build ID do not use up what there is for others, however often walks lead through them. */
+static void test_unnamed(const char *const *named)
+{
+	void *h;
+
+	reload();
+	h = dlopen(lib[0], RTLD_NOW);
+	for (int i = 0; i < 10000; i++)
+		((int (*)(int (*)(void)))dlsym(h, "plugin"))(from_plugin);
+	dlclose(h);
+	reload();
+	lib[0] = named[0];
+	lib[1] = named[1];
+	reload();
+	((int (*)(int (*)(void)))dlsym(dlopen(lib[0], RTLD_NOW), "plugin"))(names_plugin);
+}
+
 /* Handlers walk while the code that they interrupt is in the middle of dlopen or dlclose, and holds the loader's lock. */
 static void test_dlstorm(void)
 {
@@ -515,6 +547,10 @@ int main(int argc, char **argv)
 		lib[0] = argv[2];
 		lib[1] = argv[3];
 		test_dlopen();
+	} else if (!strcmp(what, "unnamed")) {
+		lib[0] = argv[2];
+		lib[1] = argv[3];
+		test_unnamed((const char *const *)argv + 4);
 	} else if (!strcmp(what, "dlstorm")) {
 		lib[0] = argv[2];
 		lib[1] = argv[3];
