@@ -31,9 +31,9 @@ type Options struct {
 	Rules  []*Rule        // change the labels, and drop profiles
 	Queues []*Queue
 	Names  profile.Namer
-	Info   func() profile.Info // of the recording: events, host
-	Lost   func() uint64       // samples lost since the recording began
-	Log    func(error)         // is told what could not be encoded; may be nil
+	Info   profile.Info  // of the recording: events, host
+	Lost   func() uint64 // samples lost since the recording began
+	Log    func(error)   // is told what could not be encoded; may be nil
 }
 
 // An Agent gathers samples. Add and Cut are safe for concurrent use.
@@ -179,7 +179,7 @@ func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 	a.mu.Unlock()
 
 	dropped := uint64(0)
-	info := a.o.Info()
+	info := a.o.Info
 	info.Start, info.Duration, info.Loss = since, now.Sub(since), profile.Loss{}
 	for g, b := range groups {
 		labels := slices.Clone(a.o.Labels)
@@ -224,10 +224,11 @@ func (a *Agent) Stats() Stats {
 // shorter by chance, so that machines that start together do not send together.
 func (a *Agent) Run(ctx context.Context, interval time.Duration) {
 	next := a.since.Add(rand.N(interval) + 1)
-	for ctx.Err() == nil {
+	for over := false; !over; {
 		select {
 		case <-time.After(time.Until(next)):
 		case <-ctx.Done():
+			over = true
 		}
 		now := time.Now()
 		a.send(now)

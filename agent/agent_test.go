@@ -1,11 +1,13 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/unspool/unspool/agent/export"
@@ -22,11 +24,7 @@ func (namer) Kernel([]uint64, []profile.Name)               {}
 
 func newAgent(o Options, now time.Time) *Agent {
 	o.Names = namer{}
-	if o.Info == nil {
-		o.Info = func() profile.Info {
-			return profile.Info{Events: []profile.Event{profile.NewEvent("cpu-clock")}, Host: "node-7"}
-		}
-	}
+	o.Info = profile.Info{Events: []profile.Event{profile.NewEvent("cpu-clock")}, Host: "node-7"}
 	if o.Lost == nil {
 		o.Lost = func() uint64 { return 0 }
 	}
@@ -117,4 +115,42 @@ func TestCrowded(t *testing.T) {
 	if len(batches) != maxGroups+1 || total != many || batches[0].Label(export.ServiceName) != "other" || a.Stats().Crowded != many-maxGroups {
 		t.Errorf("%d profiles with %d samples, %+v", len(batches), total, a.Stats())
 	}
+}
+
+// A slow is an exporter that takes its time to encode, and counts samples.
+type slow struct {
+	samples uint64
+	encode  func()
+}
+
+func (s *slow) Encode(b *export.Batch) (*export.Request, error) {
+	s.encode()
+	s.samples += b.Profile.Totals.Samples
+	return &export.Request{}, nil
+}
+
+func (s *slow) Send(context.Context, *export.Request) (export.Receipt, error) {
+	return export.Receipt{}, nil
+}
+
+// The last interval is sent whenever the end comes, also while the one before is being sent.
+func TestLastInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		e := &slow{}
+		a := newAgent(Options{Queues: []*Queue{NewQueue(&Target{Exporter: e}, 1)}}, time.Now())
+		a.Add(sample(1<<30, "short", 7))
+		first := true
+		e.encode = func() {
+			if first { // the second sample comes, and then the end
+				first = false
+				a.Add(sample(1<<30, "short", 7))
+				cancel()
+			}
+		}
+		a.Run(ctx, time.Second)
+		if e.samples != 2 {
+			t.Errorf("%d samples were sent of 2", e.samples)
+		}
+	})
 }

@@ -339,16 +339,13 @@ func (a *agentRun) run(ctx context.Context) error {
 	for _, t := range a.targets {
 		queues = append(queues, agent.NewQueue(t, int64(a.room)))
 	}
+	info := profile.Info{Host: s.Info.Host}
+	for _, e := range rec.Decoder().Events() {
+		info.Events = append(info.Events, profile.NewEvent(e.Name))
+	}
 	began := time.Now()
 	ag := agent.New(agent.Options{
-		Labels: a.known, Rules: a.rules, Queues: queues, Names: n, Lost: rec.Lost,
-		Info: func() profile.Info {
-			info := profile.Info{Host: s.Info.Host}
-			for _, e := range rec.Decoder().Events() {
-				info.Events = append(info.Events, profile.NewEvent(e.Name))
-			}
-			return info
-		},
+		Labels: a.known, Rules: a.rules, Queues: queues, Names: n, Info: info, Lost: rec.Lost,
 		Log: func(err error) { log.Error(err.Error()) },
 	}, began)
 	log.Info("profiling", "target", printable.Marked(a.Target()), "event", rec.Event(), "interval", a.interval, "version", cli.Version())

@@ -22,9 +22,11 @@ import (
 
 const agentWork = `
 #include <time.h>
+#include <unistd.h>
 static volatile unsigned long n;
 __attribute__((noinline)) void work(void) { for (int i = 0; i < 1000000; i++) n += i; }
-int main(void) { struct timespec t; do { work(); clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t); } while (t.tv_sec < 4); return 7; }
+/* until there is a file, for two minutes at most */
+int main(int argc, char **argv) { struct timespec t; do { work(); clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t); } while (t.tv_sec < 120 && access(argv[1], F_OK)); return 7; }
 `
 
 // A pusher is an engine with Pyroscope's address that is away at first.
@@ -88,7 +90,7 @@ func TestAgent(t *testing.T) {
 	canRecord(t)
 	oracle.Need(t, "gcc")
 	dir := t.TempDir()
-	src, exe, ring := filepath.Join(dir, "work.c"), filepath.Join(dir, "work"), filepath.Join(dir, "ring")
+	src, exe, ring, enough := filepath.Join(dir, "work.c"), filepath.Join(dir, "work"), filepath.Join(dir, "ring"), filepath.Join(dir, "enough")
 	if err := os.WriteFile(src, []byte(agentWork), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +100,7 @@ func TestAgent(t *testing.T) {
 	defer server.Close()
 
 	c := program(t, "agent", "--output", "files="+ring, "--output", "pyroscope="+server.URL, "--interval", "1s", "--listen", "127.0.0.1:0", "-F", "99",
-		"--label", "region=north", "--log-format", "json", "--", exe)
+		"--label", "region=north", "--log-format", "json", "--", exe, enough)
 	pipe, err := c.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -143,6 +145,9 @@ func TestAgent(t *testing.T) {
 					t.Errorf("/metrics has no %s:\n%s", want, metrics)
 				}
 			}
+			if err := os.WriteFile(enough, nil, 0o600); err != nil {
+				t.Error(err)
+			}
 		case line.Msg == "done":
 			if err := json.Unmarshal([]byte(text), &done); err != nil {
 				t.Error(err)
@@ -171,7 +176,7 @@ func TestAgent(t *testing.T) {
 		all, inWork = all+n, inWork+with
 		runProgram(t, "report", f).want(t, 0, "")
 	}
-	if all != done.Samples || int64(len(files)) != done.Profiles || done.Profiles < 3 || inWork < all/2 || all+done.Lost < 100 {
+	if all != done.Samples || int64(len(files)) != done.Profiles || done.Profiles < 2 || inWork < all/2 || all+done.Lost < 50 {
 		t.Errorf("%d files with %d samples, %d in work; the agent says %+v\n%s", len(files), all, inWork, done, log.String())
 	}
 	var pushed int64
