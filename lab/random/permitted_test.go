@@ -100,11 +100,8 @@ func registersOnly(_ *plan, f *shadow.Finding) bool {
 	return !slices.Contains(f.What(), "cfa") && !slices.Contains(f.What(), "ra")
 }
 
-// lostBelow says whether registers of a row without a rule for them are others behind a call than before.
-func lostBelow(p *plan, f *shadow.Finding) bool {
-	before, _ := around(f)
-	return strings.HasPrefix(before, "call") && registersOnly(p, f) && !ruled(f)
-}
+// lostBelow says whether only registers for which a row has no rule are others than when the function was called.
+func lostBelow(p *plan, f *shadow.Finding) bool { return registersOnly(p, f) && !ruled(f) }
 
 // ruled says whether the row has a rule for a register that is wrong.
 func ruled(f *shadow.Finding) bool {
