@@ -217,6 +217,7 @@ func staticAgent(t *testing.T, before []string, look func(pid int)) (said, folde
 // TestAgentRights: with the service's capabilities, the kernel walks, and programs have names that only root may read. The agent keeps four of them,
 // and what it starts would have none.
 func TestAgentRights(t *testing.T) {
+	oracle.Long(t)
 	said, folded := staticAgent(t, nil, func(pid int) {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		if err != nil {
