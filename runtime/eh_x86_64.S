@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* eh_x86_64.S: the functions that need their caller's registers, and the landing in a handler. */
+#include "saved_x86_64.h"
+
 	.text
 
 /*
@@ -13,24 +15,7 @@
 \name:
 	.cfi_startproc
 	endbr64
-	push %rbx
-	.cfi_adjust_cfa_offset 8
-	.cfi_rel_offset %rbx, 0
-	push %rbp
-	.cfi_adjust_cfa_offset 8
-	.cfi_rel_offset %rbp, 0
-	push %r12
-	.cfi_adjust_cfa_offset 8
-	.cfi_rel_offset %r12, 0
-	push %r13
-	.cfi_adjust_cfa_offset 8
-	.cfi_rel_offset %r13, 0
-	push %r14
-	.cfi_adjust_cfa_offset 8
-	.cfi_rel_offset %r14, 0
-	push %r15
-	.cfi_adjust_cfa_offset 8
-	.cfi_rel_offset %r15, 0
+	push_saved
 	mov %rsp, \arg
 	xor %eax, %eax
 	rdsspq %rax /* does nothing without a shadow stack */

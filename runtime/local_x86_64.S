@@ -3,6 +3,8 @@
  * local_x86_64.S: where registers are saved and put back. A ucontext_t has its general registers from offset 40 on, in the
  * kernel's order; the room for floating-point state is at 424, and the pointer to it at 224.
  */
+#include "saved_x86_64.h"
+
 	.text
 
 #define FPREGS_PTR 224
@@ -170,24 +172,7 @@ us_sigreturn:
 	.p2align 4
 unw_backtrace:
 	.cfi_startproc
-	push %rbx
-	.cfi_adjust_cfa_offset 8
-	.cfi_rel_offset %rbx, 0
-	push %rbp
-	.cfi_adjust_cfa_offset 8
-	.cfi_rel_offset %rbp, 0
-	push %r12
-	.cfi_adjust_cfa_offset 8
-	.cfi_rel_offset %r12, 0
-	push %r13
-	.cfi_adjust_cfa_offset 8
-	.cfi_rel_offset %r13, 0
-	push %r14
-	.cfi_adjust_cfa_offset 8
-	.cfi_rel_offset %r14, 0
-	push %r15
-	.cfi_adjust_cfa_offset 8
-	.cfi_rel_offset %r15, 0
+	push_saved
 	mov %rsp, %rdx
 	sub $8, %rsp
 	.cfi_adjust_cfa_offset 8

@@ -380,6 +380,11 @@ func (a *agentRun) run(ctx context.Context) error {
 	done()
 	senders.Wait()
 	err = <-ended
+	for _, q := range queues {
+		if s := q.Stats(); s.Dropped+s.Refused > 0 {
+			log.Warn("profiles are missing", "output", q.Target().String(), "sent", s.Sent, "dropped", s.Dropped, "refused", s.Refused)
+		}
+	}
 	st := ag.Stats()
 	log.Info("done", "samples", st.Samples-st.Idle, "lost", st.Lost, "profiles", st.Profiles)
 	if err != nil {

@@ -192,6 +192,13 @@ func TestAgent(t *testing.T) {
 	}
 }
 
+// TestAgentMissing: what an output did not take is said at the end.
+func TestAgentMissing(t *testing.T) {
+	canRecord(t)
+	r := runProgram(t, append([]string{"agent", "--output", "parca=http://127.0.0.1:1", "--listen", "", "-F", "999", "--"}, busy...)...)
+	r.want(t, 0, `msg="profiles are missing" output="?parca=http://127.0.0.1:1"? sent=0 dropped=[1-9]`)
+}
+
 func get(t *testing.T, url string) string {
 	t.Helper()
 	client := http.Client{Timeout: time.Minute}
