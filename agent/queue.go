@@ -89,10 +89,20 @@ func (q *Queue) Stats() QueueStats {
 	return s
 }
 
-// Run sends requests, the oldest first, until ctx ends. Then it tries each of those left once, for as long as grace, and drops the others. It calls
-// tell when a target does not take what it took before, or says another reason; with nil, when it takes it again.
+// Run sends requests, the oldest first, until ctx ends. What is being sent then is not broken off, so that it does not arrive twice. Then Run tries
+// each of those left once. All that may take as long as grace; what is left after it is dropped. Run calls tell when a target does not take what
+// it took before, or says another reason; with nil, when it takes it again.
 func (q *Queue) Run(ctx context.Context, grace time.Duration, tell func(error)) {
 	q.tell = tell
+	sending, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() {
+		select {
+		case <-time.After(grace):
+			cancel()
+		case <-sending.Done():
+		}
+	})()
 	pause := time.Duration(0) // after the last failure
 	for ctx.Err() == nil {
 		r := q.head()
@@ -103,7 +113,7 @@ func (q *Queue) Run(ctx context.Context, grace time.Duration, tell func(error)) 
 			}
 			continue
 		}
-		wait := q.send(ctx, r)
+		wait := q.send(sending, r)
 		if wait < 0 {
 			pause = 0
 			continue
@@ -116,10 +126,8 @@ func (q *Queue) Run(ctx context.Context, grace time.Duration, tell func(error)) 
 		case <-ctx.Done():
 		}
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
-	defer cancel()
-	for r := q.head(); r != nil && last.Err() == nil; r = q.head() {
-		if q.send(last, r) >= 0 {
+	for r := q.head(); r != nil && sending.Err() == nil; r = q.head() {
+		if q.send(sending, r) >= 0 {
 			break // who does not take one now does not take the others
 		}
 	}

@@ -16,6 +16,7 @@ import (
 type engine struct {
 	mu     sync.Mutex
 	answer func(body string) error
+	takes  time.Duration // to answer
 	took   []string
 	told   []string // by the queue
 	tries  []time.Time
@@ -27,6 +28,11 @@ func (e *engine) Send(ctx context.Context, r *export.Request) (export.Receipt, e
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.tries = append(e.tries, time.Now())
+	select {
+	case <-time.After(e.takes):
+	case <-ctx.Done():
+		return export.Receipt{}, &export.Later{Err: ctx.Err()}
+	}
 	if err := e.answer(string(r.Body)); err != nil {
 		return export.Receipt{}, err
 	}
@@ -149,6 +155,28 @@ func TestQueueEnds(t *testing.T) {
 			q.Put(request(4))
 			if s := q.Stats(); s.Sent != c.sent || s.Dropped != c.dropped+1 || s.Waiting != 0 {
 				t.Errorf("answer %v: %+v", c.answer, s)
+			}
+		})
+	}
+}
+
+// What is being sent at the end arrives once; it is broken off when the time of grace is over.
+func TestQueueInFlight(t *testing.T) {
+	for _, c := range []struct {
+		takes         time.Duration
+		sent, dropped uint64
+		tries         int
+	}{{time.Second, 2, 0, 2}, {time.Minute, 0, 2, 1}} {
+		synctest.Test(t, func(t *testing.T) {
+			e, q := newEngine(func(string) error { return nil }, 100)
+			e.takes = c.takes
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(c.takes/2, cancel)
+			q.Put(request(0))
+			q.Put(request(1))
+			q.Run(ctx, 5*time.Second, e.tell)
+			if s := q.Stats(); s.Sent != c.sent || s.Dropped != c.dropped || len(e.tries) != c.tries {
+				t.Errorf("an answer takes %v: %+v after %d tries", c.takes, s, len(e.tries))
 			}
 		})
 	}

