@@ -27,13 +27,19 @@ import (
 
 // Options say what an agent does with samples.
 type Options struct {
-	Labels []export.Label // of all profiles; these precede what is found out
-	Rules  []*Rule        // change the labels, and drop profiles
-	Queues []*Queue
-	Names  profile.Namer
-	Info   profile.Info  // of the recording: events, host
-	Lost   func() uint64 // samples lost since the recording began
-	Log    func(error)   // is told what could not be encoded; may be nil
+	Settings
+	Outputs *Outputs
+	Names   profile.Namer
+	Info    profile.Info  // of the recording: events, host
+	Lost    func() uint64 // samples lost since the recording began
+	Log     func(error)   // is told what could not be encoded; may be nil
+}
+
+// Settings are what can change while an agent runs.
+type Settings struct {
+	Labels   []export.Label // of all profiles; these precede what is found out
+	Rules    []*Rule        // change the labels, and drop profiles
+	Interval time.Duration  // of profiles
 }
 
 // An Agent gathers samples. Add and Cut are safe for concurrent use.
@@ -41,6 +47,7 @@ type Agent struct {
 	o Options
 
 	mu      sync.Mutex
+	changed chan struct{} // the interval may be another one; of one element
 	groups  map[group]*profile.Builder
 	members map[int32]group // of processes, in this interval
 	since   time.Time
@@ -76,7 +83,7 @@ const (
 
 // New returns an agent whose first interval begins now.
 func New(o Options, now time.Time) *Agent {
-	return &Agent{o: o, groups: map[group]*profile.Builder{}, members: map[int32]group{}, since: now}
+	return &Agent{o: o, changed: make(chan struct{}, 1), groups: map[group]*profile.Builder{}, members: map[int32]group{}, since: now}
 }
 
 // Add takes a sample. Its error is always nil.
@@ -172,6 +179,7 @@ func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 	lost := a.o.Lost()
 	a.mu.Lock()
 	groups, since := a.groups, a.since
+	settings := a.o.Settings
 	missing := lost - min(lost, a.was)
 	a.stats.Processes, a.stats.Last = len(a.members), now
 	a.stats.Lost += missing
@@ -182,13 +190,13 @@ func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 	info := a.o.Info
 	info.Start, info.Duration, info.Loss = since, now.Sub(since), profile.Loss{}
 	for g, b := range groups {
-		labels := slices.Clone(a.o.Labels)
+		labels := slices.Clone(settings.Labels)
 		for _, l := range g.labels() {
 			if !slices.ContainsFunc(labels, func(given export.Label) bool { return given.Name == l.Name }) {
 				labels = append(labels, l)
 			}
 		}
-		labels, ok := relabel(labels, a.o.Rules)
+		labels, ok := relabel(labels, settings.Rules)
 		if !ok {
 			dropped++
 			continue
@@ -220,12 +228,37 @@ func (a *Agent) Stats() Stats {
 	return a.stats
 }
 
-// Run cuts off an interval after each such time, and a last one when ctx ends, and puts the profiles into the queues. The first interval is
-// shorter by chance, so that machines that start together do not send together.
-func (a *Agent) Run(ctx context.Context, interval time.Duration) {
+// Change gives the agent other settings. They hold for the interval that runs.
+func (a *Agent) Change(s Settings) {
+	a.mu.Lock()
+	a.o.Settings = s
+	a.mu.Unlock()
+	select {
+	case a.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (a *Agent) interval() time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.o.Interval
+}
+
+// Run ends intervals in time, and the last one when ctx ends, and puts the profiles into the queues. The first interval is shorter by chance, so
+// that machines that start together do not send together.
+func (a *Agent) Run(ctx context.Context) {
+	interval := a.interval()
 	next := a.since.Add(rand.N(interval) + 1)
 	for over := false; !over; {
 		select {
+		case <-a.changed:
+			now := time.Now()
+			interval = a.interval()
+			if latest := now.Add(interval); next.After(latest) {
+				next = latest
+			}
+			continue
 		case <-time.After(time.Until(next)):
 		case <-ctx.Done():
 			over = true
@@ -242,10 +275,10 @@ func (a *Agent) send(now time.Time) {
 	batches, err := a.Cut(now)
 	a.log(err)
 	for _, b := range batches {
-		for _, q := range a.o.Queues {
-			r, err := q.target.Encode(b)
+		for _, q := range a.o.Outputs.Queues() {
+			r, err := q.Target().Encode(b)
 			if err != nil {
-				a.log(fmt.Errorf("%s: %w", q.target, err))
+				a.log(fmt.Errorf("%s: %w", q.Target(), err))
 				continue
 			}
 			q.Put(r)

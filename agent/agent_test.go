@@ -45,7 +45,7 @@ func TestCut(t *testing.T) {
 	defer sleeper.Process.Kill()
 	now := time.Now()
 	lost := uint64(3)
-	a := newAgent(Options{Lost: func() uint64 { return lost }, Labels: []export.Label{{Name: "region", Value: "north"}}}, now)
+	a := newAgent(Options{Lost: func() uint64 { return lost }, Settings: Settings{Labels: []export.Label{{Name: "region", Value: "north"}}}}, now)
 	for i := range 5 {
 		a.Add(sample(int32(os.Getpid()), "a thread", arch.Addr(i%2)))
 	}
@@ -138,7 +138,7 @@ func TestLastInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		e := &slow{}
-		a := newAgent(Options{Queues: []*Queue{NewQueue(&Target{Exporter: e}, 1)}}, time.Now())
+		a := newAgent(Options{Settings: Settings{Interval: time.Second}, Outputs: &Outputs{all: []*output{{queue: NewQueue(&Target{Exporter: e}, 1)}}}}, time.Now())
 		a.Add(sample(1<<30, "short", 7))
 		first := true
 		e.encode = func() {
@@ -148,7 +148,7 @@ func TestLastInterval(t *testing.T) {
 				cancel()
 			}
 		}
-		a.Run(ctx, time.Second)
+		a.Run(ctx)
 		if e.samples != 2 {
 			t.Errorf("%d samples were sent of 2", e.samples)
 		}

@@ -15,7 +15,7 @@ import (
 // Outside is what an agent shows to others over HTTP: /metrics for Prometheus, /healthz and /readyz. It has no names of what is profiled.
 type Outside struct {
 	Agent    *Agent
-	Queues   []*Queue
+	Outputs  *Outputs
 	Kernel   func() (k Kernel, ok bool)
 	Interval time.Duration
 	Began    time.Time
@@ -69,9 +69,9 @@ func (o *Outside) ready() string {
 	if o.Agent.Stats().Last.IsZero() {
 		return "the first interval has not ended"
 	}
-	for _, q := range o.Queues {
+	for _, q := range o.Outputs.Queues() {
 		if s := q.Stats(); s.Err != nil {
-			return q.target.Kind + " does not take what it is sent"
+			return q.Target().Kind + " does not take what it is sent"
 		}
 	}
 	return ""
@@ -145,8 +145,8 @@ func (o *Outside) Collect(to chan<- prometheus.Metric) {
 		counter(descEvicted, k.Evicted)
 		counter(descCopied, k.Copied)
 	}
-	for _, q := range o.Queues {
-		target, s := q.target.String(), q.Stats()
+	for _, q := range o.Outputs.Queues() {
+		target, s := q.Target().String(), q.Stats()
 		counter(descSent, s.Sent, target)
 		counter(descSentB, s.SentBytes, target)
 		counter(descRefused, s.Refused, target)

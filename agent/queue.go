@@ -13,10 +13,9 @@ import (
 // A Queue holds what one target has still to take. Its memory is bounded: where there is no room, the oldest requests go, and are counted. Put
 // never waits for the target.
 type Queue struct {
+	mu     sync.Mutex
 	target *Target
 	limit  int64
-
-	mu     sync.Mutex
 	items  []*export.Request
 	bytes  int64
 	stats  QueueStats
@@ -46,7 +45,21 @@ const (
 )
 
 // Target is where the requests go.
-func (q *Queue) Target() *Target { return q.target }
+func (q *Queue) Target() *Target {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.target
+}
+
+// change gives the queue another target, which takes requests as the first one made them, and another room.
+func (q *Queue) change(t *Target, limit int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.target, q.limit = t, limit
+	for q.bytes > q.limit {
+		q.drop()
+	}
+}
 
 // NewQueue returns a queue for a target with room for so many bytes.
 func NewQueue(t *Target, limit int64) *Queue {
@@ -151,7 +164,7 @@ func (q *Queue) head() *export.Request {
 // send tries to send the oldest request once. It returns for how long the target asks to wait before it is tried again; less than 0 if it has
 // not to be.
 func (q *Queue) send(ctx context.Context, r *export.Request) time.Duration {
-	receipt, err := q.target.Send(ctx, r)
+	receipt, err := q.Target().Send(ctx, r)
 	q.mu.Lock()
 	was := q.stats.Err
 	q.stats.Err = err

@@ -16,6 +16,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/unspool/unspool/internal/cli"
@@ -27,8 +28,9 @@ const (
 	maxAnswer  = 64 << 10         // bytes read of an answer's body
 	maxWords   = 300              // characters shown of what a server says
 	maxAfter   = time.Hour        // a server may ask to wait for
-	maxSecrets = 64 << 10         // bytes of a token's file
-	maxRoots   = 4 << 20          // bytes of a file of certificates
+	freshToken = time.Minute
+	maxSecrets = 64 << 10 // bytes of a token's file
+	maxRoots   = 4 << 20  // bytes of a file of certificates
 )
 
 // Options say how servers are reached.
@@ -42,8 +44,12 @@ type Options struct {
 type Client struct {
 	base  *url.URL
 	http  http.Client
-	token string
 	http2 bool
+
+	mu    sync.Mutex
+	file  string // the token's; it is read again now and then, because tokens are renewed
+	token string
+	read  time.Time
 }
 
 // An Answer is a server's, read up to a bound.
@@ -95,10 +101,12 @@ func NewClient(base *url.URL, http2 bool, o Options) (*Client, error) {
 			return nil, fmt.Errorf("%s has no certificate in PEM", o.CA)
 		}
 	}
-	if o.TokenFile != "" {
-		if err := c.readToken(o.TokenFile); err != nil {
+	if c.file = o.TokenFile; c.file != "" {
+		var err error
+		if c.token, err = c.readToken(); err != nil {
 			return nil, err
 		}
+		c.read = time.Now()
 	}
 	c.http = http.Client{
 		Transport:     t,
@@ -111,19 +119,35 @@ func NewClient(base *url.URL, http2 bool, o Options) (*Client, error) {
 	return c, nil
 }
 
-func (c *Client) readToken(path string) error {
+func (c *Client) readToken() (string, error) {
 	if host := c.base.Hostname(); c.base.Scheme == "http" && host != "localhost" && !net.ParseIP(host).IsLoopback() {
-		return fmt.Errorf("a token is not sent over http to %s, where others can read it: use https", c.base.Host)
+		return "", fmt.Errorf("a token is not sent over http to %s, where others can read it: use https", c.base.Host)
 	}
-	b, err := readSmall(path, maxSecrets)
+	b, err := readSmall(c.file, maxSecrets)
 	if err != nil {
-		return err
+		return "", err
 	}
-	c.token = string(bytes.TrimSpace(b))
-	if c.token == "" || strings.ContainsFunc(c.token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return fmt.Errorf("%s holds no token: a token is one word of printable ASCII", path)
+	token := string(bytes.TrimSpace(b))
+	if token == "" || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return "", fmt.Errorf("%s holds no token: a token is one word of printable ASCII", c.file)
 	}
-	return nil
+	return token, nil
+}
+
+// authorization returns the header's value; empty without a token. A token that cannot be read again stays what it was.
+func (c *Client) authorization() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.file == "" {
+		return ""
+	}
+	if now := time.Now(); now.Sub(c.read) >= freshToken {
+		c.read = now
+		if token, err := c.readToken(); err == nil {
+			c.token = token
+		}
+	}
+	return "Bearer " + c.token
 }
 
 // readSmall reads a file of at most limit bytes.
@@ -154,8 +178,8 @@ func (c *Client) Post(ctx context.Context, path string, header http.Header, body
 	}
 	version, _, _ := strings.Cut(cli.Version(), " ")
 	req.Header.Set("User-Agent", "unspool/"+version)
-	if c.token != "" {
-		req.Header.Set("Authorization", "Bearer "+c.token)
+	if a := c.authorization(); a != "" {
+		req.Header.Set("Authorization", a)
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {

@@ -202,3 +202,31 @@ func FuzzAnswer(f *testing.F) {
 		}
 	})
 }
+
+// TestTokenRenewed: the file of a token is read again after a minute; one that holds no token then changes nothing.
+func TestTokenRenewed(t *testing.T) {
+	var got string
+	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r.Header.Get("Authorization") }))
+	defer s.Close()
+	token := filepath.Join(t.TempDir(), "token")
+	write := func(text string) {
+		if err := os.WriteFile(token, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("first")
+	c := client(t, s.URL, Options{TokenFile: token})
+	post := func(want string) {
+		t.Helper()
+		if _, err := c.Post(context.Background(), "", nil, nil); err != nil || got != "Bearer "+want {
+			t.Errorf("sent %q, %v; want the token %s", got, err, want)
+		}
+	}
+	write("second")
+	post("first")
+	c.read = c.read.Add(-freshToken)
+	post("second")
+	write("no token")
+	c.read = c.read.Add(-freshToken)
+	post("second")
+}

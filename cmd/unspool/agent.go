@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,9 +12,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/BurntSushi/toml"
@@ -46,17 +47,22 @@ type agentRun struct {
 	plan
 	sending
 	flt                  filter
+	every, queue         string
 	interval             time.Duration
 	relabel              []string
 	rules                []*agent.Rule
 	room                 uint64
 	listen, config, logs string
-	plain                bool
+	plain, show          bool
 }
 
 func agentCmd() *cobra.Command {
+	c, _ := newAgent()
+	return c
+}
+
+func newAgent() (*cobra.Command, *agentRun) {
 	var a agentRun
-	every, queue, show := "", "", false
 	c := &cobra.Command{
 		Use:   "agent [flags] [-- COMMAND [ARG...]]",
 		Short: "Profile the machine all the time, and send the profiles to an engine",
@@ -77,52 +83,80 @@ are counted. http://ADDRESS/metrics, /healthz and /readyz say how the agent does
 
 Each flag can be a line of the file that --config names, in TOML (output = ["otlp=http://127.0.0.1:4318"]), or an
 environment variable (UNSPOOL_AGENT_OUTPUT; lists are separated by spaces). The command line comes first, then the
-environment, then the file. --print-config prints what holds.`,
+environment, then the file. --print-config prints what holds. An agent with a file reads it again on SIGHUP: outputs,
+labels, rules, the interval and the queue change at once; the rest changes when the agent starts again.`,
 		Example: `  unspool agent --output pyroscope=http://127.0.0.1:4040
   unspool agent --output otlp=grpc://collector:4317 --label region=north --interval 30s
   unspool agent --output files=/var/lib/unspool -F 49 --comm '^nginx'
   unspool agent --config /etc/unspool/agent.toml`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
+			given := changed(c)
+			a.config = cmp.Or(a.config, os.Getenv(variable("config")))
 			if err := configure(c, a.config); err != nil {
 				return err
 			}
-			if show {
-				return printConfig(c, stdout)
+			if a.show {
+				return toml.NewEncoder(stdout).Encode(configured(c))
 			}
 			a.Command = args
 			if len(args) == 0 && len(a.PIDs) == 0 {
 				a.All = true
 			}
-			if err := a.check(every, queue); err != nil {
+			if err := a.check(); err != nil {
 				return err
 			}
-			return a.run(c.Context())
+			return a.run(c.Context(), given, configured(c))
 		},
 	}
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
 	a.plan.flags(c)
 	a.sending.server(c, "output", "where profiles go")
-	f.StringVar(&every, "interval", "10s", "send profiles of this time each")
+	f.StringVar(&a.every, "interval", "10s", "send profiles of this time each")
 	f.StringArrayVar(&a.relabel, "relabel", nil, "a rule that changes labels or drops profiles, as Prometheus' relabel_config, in JSON; may be repeated")
-	f.StringVar(&queue, "queue", "16M", "memory for what an output does not take at once, for each")
+	f.StringVar(&a.queue, "queue", "16M", "memory for what an output does not take at once, for each")
 	f.StringVar(&a.listen, "listen", "127.0.0.1:9797", "address and port of /metrics, /healthz and /readyz; empty: none")
 	f.StringVar(&a.config, "config", "", "a file with flags, in TOML")
 	c.MarkFlagFilename("config", "toml")
-	f.BoolVar(&show, "print-config", false, "print the configuration, and end")
+	f.BoolVar(&a.show, "print-config", false, "print the configuration, and end")
 	cli.OneOf(c, &a.logs, "log-format", "how messages are written (first): text, json", "text", "json")
 	sourceFlag(c, &a.plain)
-	return c
+	return c, &a
+}
+
+// changed returns the flags that are set.
+func changed(c *cobra.Command) (out []*pflag.Flag) {
+	c.Flags().Visit(func(f *pflag.Flag) { out = append(out, f) })
+	return out
+}
+
+// again reads the configuration once more, as an agent would that starts now with these flags on its command line.
+func (a *agentRun) again(given []*pflag.Flag) (*agentRun, map[string]any, error) {
+	c, b := newAgent()
+	for _, f := range given {
+		words := []string{f.Value.String()}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			words = list.GetSlice()
+		}
+		for _, w := range words {
+			if err := c.Flags().Set(f.Name, w); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+	b.config = a.config
+	if err := configure(c, b.config); err != nil {
+		return nil, nil, err
+	}
+	b.Command, b.All = a.Command, a.All
+	return b, configured(c), b.checkSettings()
 }
 
 // configure sets the flags that the command line does not have: by the environment, or by the file.
 func configure(c *cobra.Command, path string) error {
 	given := map[string]bool{}
 	c.Flags().Visit(func(f *pflag.Flag) { given[f.Name] = true })
-	if env := os.Getenv(variable("config")); !given["config"] && env != "" {
-		path = env
-	}
 	file := map[string]any{}
 	if path != "" {
 		var err error
@@ -229,27 +263,24 @@ func flagWords(v any) (out []string, err error) {
 	return out, err
 }
 
-// printConfig writes the flags that differ from their defaults, as a file that --config takes.
-func printConfig(c *cobra.Command, w io.Writer) error {
+// configured returns the flags that differ from their defaults, as a file that --config takes.
+func configured(c *cobra.Command) map[string]any {
 	set := map[string]any{}
-	c.Flags().Visit(func(f *pflag.Flag) {
+	for _, f := range changed(c) {
 		if f.Hidden || f.Name == "config" || f.Name == "print-config" {
-			return
+			continue
 		}
 		if list, ok := f.Value.(pflag.SliceValue); ok {
 			set[f.Name] = list.GetSlice()
 		} else {
 			set[f.Name] = f.Value.String()
 		}
-	})
-	return toml.NewEncoder(w).Encode(set)
+	}
+	return set
 }
 
-func (a *agentRun) check(every, queue string) error {
-	if len(a.to) == 0 {
-		return usage("name an engine with --output, such as --output pyroscope=http://127.0.0.1:4040, or files=DIR")
-	}
-	if err := a.sending.read("--output"); err != nil {
+func (a *agentRun) check() error {
+	if err := a.checkSettings(); err != nil {
 		return err
 	}
 	if !a.given("frequency") && a.Period == 0 && !a.offCPU && a.Event != perfevent.OffCPU {
@@ -257,23 +288,6 @@ func (a *agentRun) check(every, queue string) error {
 	}
 	if err := a.plan.check("compact", &a.flt); err != nil {
 		return err
-	}
-	var err error
-	if a.interval, err = cli.Duration("--interval", every); err != nil {
-		return err
-	}
-	if a.interval < leastInterval || a.interval > time.Hour {
-		return usage("--interval is %v to an hour", leastInterval)
-	}
-	if a.room, err = cli.Size("--queue", queue); err != nil {
-		return err
-	}
-	for _, text := range a.relabel {
-		r, err := agent.ParseRule(text)
-		if err != nil {
-			return usage("--relabel: %w", err)
-		}
-		a.rules = append(a.rules, r)
 	}
 	if a.listen != "" {
 		if host, _, err := net.SplitHostPort(a.listen); err != nil {
@@ -283,6 +297,41 @@ func (a *agentRun) check(every, queue string) error {
 		}
 	}
 	return nil
+}
+
+// checkSettings reads the flags that can change while the agent runs.
+func (a *agentRun) checkSettings() error {
+	if len(a.to) == 0 {
+		return usage("name an engine with --output, such as --output pyroscope=http://127.0.0.1:4040, or files=DIR")
+	}
+	if err := a.sending.read("--output"); err != nil {
+		return err
+	}
+	var err error
+	if a.interval, err = cli.Duration("--interval", a.every); err != nil {
+		return err
+	}
+	if a.interval < leastInterval || a.interval > time.Hour {
+		return usage("--interval is %v to an hour", leastInterval)
+	}
+	if a.room, err = cli.Size("--queue", a.queue); err != nil {
+		return err
+	}
+	for _, text := range a.relabel {
+		r, err := agent.ParseRule(text)
+		if err != nil {
+			return usage("--relabel: %w", err)
+		}
+		a.rules = append(a.rules, r)
+	}
+	return nil
+}
+
+// reloadable are the flags that checkSettings reads.
+var reloadable = []string{"output", "label", "ca", "token-file", "interval", "queue", "relabel"}
+
+func (a *agentRun) settings() agent.Settings {
+	return agent.Settings{Labels: a.known, Rules: a.rules, Interval: a.interval}
 }
 
 // isLoopback says whether only this machine can reach an address.
@@ -300,7 +349,7 @@ func kernelOf(rec *record.Live) (k agent.Kernel, ok bool) {
 	return agent.Kernel{Tables: st.Tables, TableBytes: int(st.TableBytes), Processes: st.Processes, Evicted: uint64(st.Evicted), Copied: st.Copied}, true
 }
 
-func (a *agentRun) run(ctx context.Context) error {
+func (a *agentRun) run(ctx context.Context, given []*pflag.Flag, was map[string]any) error {
 	var h slog.Handler = slog.NewTextHandler(stderr, nil)
 	if a.logs == "json" {
 		h = slog.NewJSONHandler(stderr, nil)
@@ -335,22 +384,26 @@ func (a *agentRun) run(ctx context.Context) error {
 	}
 	s := rec.Session(record.Options{Mods: mods, Names: n, Filter: a.flt.Filter, Prompt: true})
 
-	var queues []*agent.Queue
-	for _, t := range a.targets {
-		queues = append(queues, agent.NewQueue(t, int64(a.room)))
-	}
+	outputs := agent.NewOutputs(lastWords, func(t *agent.Target, err error) {
+		if err != nil {
+			log.Warn(err.Error(), "output", t.String())
+		} else {
+			log.Info("takes profiles again", "output", t.String())
+		}
+	})
+	outputs.Set(a.targets, int64(a.room))
 	info := profile.Info{Host: s.Info.Host}
 	for _, e := range rec.Decoder().Events() {
 		info.Events = append(info.Events, profile.NewEvent(e.Name))
 	}
 	began := time.Now()
 	ag := agent.New(agent.Options{
-		Labels: a.known, Rules: a.rules, Queues: queues, Names: n, Info: info, Lost: rec.Lost,
+		Settings: a.settings(), Outputs: outputs, Names: n, Info: info, Lost: rec.Lost,
 		Log: func(err error) { log.Error(err.Error()) },
 	}, began)
 	log.Info("profiling", "target", printable.Marked(a.Target()), "event", rec.Event(), "interval", a.interval, "version", cli.Version())
 	if outside != nil {
-		view := &agent.Outside{Agent: ag, Queues: queues, Kernel: func() (agent.Kernel, bool) { return kernelOf(rec) }, Interval: a.interval, Began: began, Debug: isLoopback(outside.Addr())}
+		view := &agent.Outside{Agent: ag, Outputs: outputs, Kernel: func() (agent.Kernel, bool) { return kernelOf(rec) }, Interval: a.interval, Began: began, Debug: isLoopback(outside.Addr())}
 		server := http.Server{Handler: view.Handler(), ReadHeaderTimeout: slowClient, ReadTimeout: slowClient, WriteTimeout: 3 * slowClient, MaxHeaderBytes: 1 << 16}
 		go server.Serve(outside)
 		defer server.Close()
@@ -363,24 +416,25 @@ func (a *agentRun) run(ctx context.Context) error {
 		ended <- s.Run(context.Background(), ag.Add) // not ctx: its end stops the recorder, and then this ends
 		over()
 	}()
-	send, done := context.WithCancel(context.Background())
-	var senders sync.WaitGroup
-	for _, q := range queues {
-		senders.Go(func() {
-			q.Run(send, lastWords, func(err error) {
-				if err != nil {
-					log.Warn(err.Error(), "output", q.Target().String())
-				} else {
-					log.Info("takes profiles again", "output", q.Target().String())
-				}
-			})
-		})
+	if a.config != "" {
+		defer cli.OnHangup(func() {
+			b, now, err := a.again(given)
+			if err != nil {
+				log.Error("the configuration stays as it was: " + err.Error())
+				return
+			}
+			outputs.Set(b.targets, int64(b.room))
+			ag.Change(b.settings())
+			log.Info("read again", "config", a.config, "outputs", len(b.targets), "interval", b.interval)
+			if names := differing(was, now); len(names) > 0 {
+				log.Warn("these change when the agent starts again", "flags", strings.Join(names, " "))
+			}
+		})()
 	}
-	ag.Run(gathering, a.interval)
-	done()
-	senders.Wait()
+	ag.Run(gathering)
+	outputs.Close()
 	err = <-ended
-	for _, q := range queues {
+	for _, q := range outputs.Queues() {
 		if s := q.Stats(); s.Dropped+s.Refused > 0 {
 			log.Warn("profiles are missing", "output", q.Target().String(), "sent", s.Sent, "dropped", s.Dropped, "refused", s.Refused)
 		}
@@ -391,4 +445,19 @@ func (a *agentRun) run(ctx context.Context) error {
 		return err
 	}
 	return exitStatus(ctx, rec, rec.TimedOut())
+}
+
+// differing returns the flags that differ between two configurations, and that cannot change while the agent runs; sorted.
+func differing(a, b map[string]any) []string {
+	names := map[string]bool{}
+	for name := range a {
+		names[name] = true
+	}
+	for name := range b {
+		names[name] = true
+	}
+	maps.DeleteFunc(names, func(name string, _ bool) bool {
+		return slices.Contains(reloadable, name) || reflect.DeepEqual(a[name], b[name])
+	})
+	return slices.Sorted(maps.Keys(names))
 }

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -194,6 +195,100 @@ func TestAgent(t *testing.T) {
 	}
 	if pushed != all || p.turned == 0 {
 		t.Errorf("%d samples in %d profiles arrived at the engine, which was away %d times, and %d in files", pushed, len(p.took), p.turned, all)
+	}
+}
+
+// TestAgentReload: on SIGHUP, the agent reads its file again. What can change does at once, and nothing of what waits is lost; the rest is named. A
+// file with a mistake changes nothing.
+func TestAgentReload(t *testing.T) {
+	canRecord(t)
+	oracle.Need(t, "gcc")
+	dir := t.TempDir()
+	src, exe, ring, enough, file := filepath.Join(dir, "work.c"), filepath.Join(dir, "work"), filepath.Join(dir, "ring"), filepath.Join(dir, "enough"), filepath.Join(dir, "agent.toml")
+	if err := os.WriteFile(src, []byte(agentWork), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	oracle.Run(t, "gcc", "-O1", "-g", "-o", exe, src)
+	p := &pusher{away: true}
+	server := httptest.NewServer(p)
+	defer server.Close()
+
+	const first = "listen = \"\"\ninterval = \"1s\"\nlog-format = \"json\"\noutput = [%q]\n[label]\nregion = \"north\"\n"
+	const second = "listen = \"\"\ninterval = \"2s\"\nlog-format = \"json\"\nfrequency = 50\noutput = [%q, %q]\n[label]\nregion = \"south\"\n"
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(fmt.Sprintf(first, "pyroscope="+server.URL))
+	c := program(t, "agent", "--config", file, "-F", "99", "--", exe, enough)
+	pipe, err := c.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Process.Kill()
+	again := func() {
+		if err := c.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Error(err)
+		}
+	}
+	var log strings.Builder
+	step := 0
+	for in := bufio.NewScanner(pipe); in.Scan(); {
+		fmt.Fprintln(&log, in.Text())
+		var line struct {
+			Msg, Flags string
+			Outputs    int
+		}
+		if err := json.Unmarshal(in.Bytes(), &line); err != nil {
+			t.Errorf("%q: %v", in.Text(), err)
+		}
+		switch {
+		case step == 0 && strings.Contains(line.Msg, "not now"): // a profile waits
+			write("output = 7 7")
+			again()
+			step++
+		case step == 1 && strings.Contains(line.Msg, "the configuration stays as it was: "+file):
+			write(fmt.Sprintf(second, "pyroscope="+server.URL, "files="+ring))
+			again()
+			step++
+		case step == 2 && line.Msg == "read again" && line.Outputs == 2:
+			p.mu.Lock()
+			p.away = false
+			p.mu.Unlock()
+			step++
+		case step == 3 && line.Msg == "these change when the agent starts again": // the command line says -F 99 in both
+			t.Errorf("flags %s", line.Flags)
+		case step == 3 && line.Msg == "takes profiles again":
+			write("stack-size = 4096\n" + fmt.Sprintf(second, "pyroscope="+server.URL, "files="+ring))
+			again()
+			step++
+		case step == 4 && line.Flags == "stack-size":
+			step++
+			if err := os.WriteFile(enough, nil, 0o600); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	c.Wait()
+	files, err := filepath.Glob(filepath.Join(ring, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var north, south int
+	for _, l := range p.labels {
+		switch l["region"] {
+		case "north":
+			north++
+		case "south":
+			south++
+		}
+	}
+	if step != 5 || c.ProcessState.ExitCode() != 7 || north == 0 || south == 0 || len(files) == 0 {
+		t.Errorf("step %d of 5, exit status %d; %d profiles from the north, %d from the south, %d files; the agent said\n%s", step, c.ProcessState.ExitCode(), north, south, len(files), log.String())
 	}
 }
 

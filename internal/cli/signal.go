@@ -35,3 +35,19 @@ func UntilSignal(discard func()) context.Context {
 	}()
 	return ctx
 }
+
+// OnHangup calls f for each SIGHUP, one after another, instead of ending the program. After stop, SIGHUP does nothing.
+func OnHangup(f func()) (stop func()) {
+	c := make(chan os.Signal, 1)
+	signal.Reset(syscall.SIGHUP)
+	signal.Notify(c, syscall.SIGHUP)
+	go func() {
+		for range c {
+			f()
+		}
+	}()
+	return func() {
+		signal.Ignore(syscall.SIGHUP)
+		close(c)
+	}
+}
