@@ -23,12 +23,18 @@ type FileOptions struct {
 	Namer  func(names.Options) *names.Namer // makes what names the frames; nil: names.New
 	Filter Filter                           // says which samples are of interest
 	Single bool                             // a pprof profile, which has no single samples, is an error
+
+	// Of an agent's directory: told before each profile is read, its error ends that; and told of each profile with the index of each of its stacks
+	// in the one that becomes of all. May be nil.
+	Reading func(done, total int, samples uint64) error
+	Added   func(p *profile.Profile, stacks []int32)
 }
 
-// A File is a file of samples: a recording, whose Session is still to run, or a pprof profile.
+// A File is a file of samples: a recording, whose Session is still to run, or a pprof profile. An agent's directory becomes one pprof profile.
 type File struct {
 	*Session                  // of a recording; nil for a pprof profile
 	Pprof    *profile.Profile // what the filter leaves of a pprof profile; nil for a recording
+	Ring     *Ring            // of a directory; else nil
 	Stat     fs.FileInfo
 
 	in   *input
@@ -55,6 +61,12 @@ func Open(path string, o FileOptions) (*File, error) {
 func (f *File) open(path string, o *FileOptions) (err error) {
 	if f.Stat, err = f.in.Stat(); err != nil {
 		return err
+	}
+	switch {
+	case f.Stat.IsDir():
+		return f.openRing(path, o)
+	case o.Filter.ofRing():
+		return fmt.Errorf("%s: %w", path, ErrNotRing)
 	}
 	if f.in.pprof && !o.Single {
 		if f.Pprof, err = readPprof(f.in, &o.Filter); err != nil {

@@ -1,12 +1,14 @@
 package record
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/unspool/unspool/profile"
 )
@@ -17,13 +19,21 @@ type Filter struct {
 	Comm       *regexp.Regexp // matches the command's name; nil: any
 	Timed      bool           // of the time from From to To
 	From, To   uint64         // ns of the recording's clock, both included
+
+	// Of an agent's directory.
+	Since, Until time.Time      // zero: open
+	Service      *regexp.Regexp // matches the service's name; nil: any
 }
 
-// SetTime takes the time from a text: FROM,TO in seconds of the recording's clock, of which either may be empty.
-func (f *Filter) SetTime(text string) error {
+// SetTime takes the time from a text: FROM,TO, of which either may be empty, in seconds of the recording's clock, or as times of day, dates, or
+// times before now.
+func (f *Filter) SetTime(text string, now time.Time) error {
 	from, to, ok := strings.Cut(text, ",")
 	if !ok {
-		return fmt.Errorf("is FROM,TO in seconds, not %q", text)
+		return fmt.Errorf("is FROM,TO, not %q", text)
+	}
+	if _, err := parseSeconds(cmp.Or(from, to, "0")); err != nil {
+		return f.setWall(from, to, now)
 	}
 	f.Timed, f.From, f.To = true, 0, math.MaxUint64
 	for _, x := range []struct {
@@ -44,6 +54,27 @@ func (f *Filter) SetTime(text string) error {
 	}
 	return nil
 }
+
+// setWall takes the time of an agent's directory.
+func (f *Filter) setWall(from, to string, now time.Time) (err error) {
+	if from != "" {
+		if f.Since, err = parseWall(from, now, time.Time{}); err != nil {
+			return err
+		}
+	}
+	if to != "" {
+		if f.Until, err = parseWall(to, now, f.Since); err != nil {
+			return err
+		}
+		if f.Until.Before(f.Since) {
+			return fmt.Errorf("ends at %s, before it begins at %s", to, from)
+		}
+	}
+	return nil
+}
+
+// ofRing says whether the filter asks for what only an agent's directory has.
+func (f *Filter) ofRing() bool { return !f.Since.IsZero() || !f.Until.IsZero() || f.Service != nil }
 
 // parseSeconds reads "4918.072454123" as nanoseconds, exactly.
 func parseSeconds(s string) (uint64, error) {

@@ -38,7 +38,9 @@ func (q *request) info() (any, error) {
 		Duration uint64            `json:"duration"` // ns
 		Timed    bool              `json:"timed"`
 		Source   bool              `json:"source"`
-		Periods  bool              `json:"periods"` // are what matters
+		Services bool              `json:"services"` // of stacks are known
+		Interval uint64            `json:"interval"` // ns in which it is not known when a sample was taken
+		Periods  bool              `json:"periods"`  // are what matters
 		Events   []event           `json:"events"`
 		Modules  []module          `json:"modules"`
 		Threads  []thread          `json:"threads"` // those with the most samples
@@ -48,6 +50,7 @@ func (q *request) info() (any, error) {
 		Stops    []stopInfo        `json:"stops"`
 	}{
 		Command: d.p.Command, Host: d.p.Host, Duration: uint64(d.p.Duration), Timed: d.times != nil, Source: q.s.opts.Annotator != nil && d.local, Periods: d.periods,
+		Services: d.services != nil, Interval: uint64(d.interval),
 		Hows: map[string]uint64{},
 	}
 	for i := range d.sides() {
@@ -58,6 +61,9 @@ func (q *request) info() (any, error) {
 	}
 	if d.times != nil {
 		info.Duration = d.times.length()
+		if d.interval > 0 {
+			info.Start = int64(d.times.lo / 1e6)
+		}
 	}
 	for _, e := range d.p.Events {
 		info.Events = append(info.Events, event{e.Name, e.Unit})
@@ -102,7 +108,7 @@ type head struct {
 }
 
 func (q *request) weights() (*weights, head, error) {
-	f, err := parseFilter(q.r.URL.Query())
+	f, err := parseFilter(q.r.URL.Query(), q.d.grouping())
 	if err != nil {
 		return nil, head{}, errBad{err}
 	}
@@ -232,7 +238,7 @@ func (q *request) timeline() (any, error) {
 		return nil, errBad{errors.New("the times of samples were not recorded")}
 	}
 	v := q.r.URL.Query()
-	f, err := parseFilter(v)
+	f, err := parseFilter(v, q.d.grouping())
 	if err != nil {
 		return nil, errBad{err}
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/unspool/unspool/profile"
 )
@@ -19,6 +20,10 @@ type Recording struct {
 
 	// Periods makes periods the weight, not numbers of samples: times that threads were blocked for.
 	Periods bool
+
+	// Of the profiles of an agent: the service of each stack, and the length of an interval, in which it is not known when a sample was taken.
+	Services []string
+	Interval time.Duration
 }
 
 // Times holds when each sample of a profile was taken, in 16 bytes a sample. The zero value has none.
@@ -76,6 +81,25 @@ func (t *Times) Add(time uint64, stack int, period uint64) {
 	t.n++
 }
 
+// Spread enters the samples of a profile of an interval, evenly over its time: when they were taken is not known. stacks has the index of each of
+// its stacks in the profile that is shown. Waits are left out.
+func (t *Times) Spread(p *profile.Profile, stacks []int32) {
+	if p.Start.IsZero() || p.Duration <= 0 || p.Waits() {
+		return
+	}
+	begin, at := uint64(max(p.Start.UnixNano(), 0)), 0.5
+	for i := range p.Stacks {
+		s := &p.Stacks[i]
+		if s.Event >= 0 && int(s.Event) < len(p.Events) && p.Events[s.Event].Name == profile.OffCPU {
+			continue
+		}
+		for range s.Count {
+			_, at = math.Modf(at + 1/math.Phi) // any number of these in a row lie evenly
+			t.Add(begin+uint64(at*float64(p.Duration)), int(stacks[i]), s.Period/s.Count)
+		}
+	}
+}
+
 // each calls f with the chunks that have samples in a half-open range of time; all says that the whole chunk lies in it. It ends early if
 // stop says so.
 func (t *Times) each(lo, hi uint64, stop func() bool, f func(c *chunk, first int, all bool)) {
@@ -117,6 +141,8 @@ type data struct {
 	totals   [2]profile.Totals
 	local    bool
 	periods  bool
+	services []string // by stack of the profile; nil: it has none
+	interval time.Duration
 	threads  []thread
 	threadOf []int32 // by stack
 	rank     []int32 // by module: its place by weight, for its hue
@@ -132,7 +158,7 @@ type thread struct {
 }
 
 func newData(a, b *Recording) *data {
-	d := &data{p: a.Profile, base: len(a.Profile.Stacks), locs: len(a.Profile.Locs), times: a.Times, local: a.Local, periods: a.Periods}
+	d := &data{p: a.Profile, base: len(a.Profile.Stacks), locs: len(a.Profile.Locs), times: a.Times, local: a.Local, periods: a.Periods, services: a.Services, interval: a.Interval}
 	d.totals[0], d.summary[0] = a.Profile.Totals, a.Profile.Summary()
 	if d.times != nil && d.times.n == 0 {
 		d.times = nil
@@ -140,10 +166,31 @@ func newData(a, b *Recording) *data {
 	if b != nil {
 		d.p, _ = profile.Join(a.Profile, b.Profile)
 		d.totals[1], d.summary[1] = b.Profile.Totals, b.Profile.Summary()
+		if d.services != nil || b.Services != nil {
+			d.services = make([]string, len(d.p.Stacks))
+			copy(d.services, a.Services)
+			copy(d.services[d.base:], b.Services)
+		}
 	}
 	d.findThreads()
 	d.rankModules()
 	return d
+}
+
+// service returns the service that a stack is of; "" if that is not known.
+func (d *data) service(stack int) string {
+	if stack < len(d.services) {
+		return d.services[stack]
+	}
+	return ""
+}
+
+// grouping is what stacks are grouped by, if a page does not say.
+func (d *data) grouping() string {
+	if d.services != nil {
+		return "service"
+	}
+	return "comm"
 }
 
 func (d *data) two() bool { return d.base < len(d.p.Stacks) }

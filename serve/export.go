@@ -55,7 +55,7 @@ func (s *Server) saved(ctx context.Context) (*saved, error) {
 	if d == nil {
 		return nil, errLoading
 	}
-	t, err := s.tree(ctx, d, "comm")
+	t, err := s.tree(ctx, d, d.grouping())
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +71,9 @@ func (s *Server) saved(ctx context.Context) (*saved, error) {
 	if err := json.Unmarshal(b, &all); err != nil {
 		return nil, err
 	}
-	all["timed"], all["source"] = json.RawMessage("false"), json.RawMessage("false")
+	for _, k := range []string{"timed", "source", "services"} {
+		all[k] = json.RawMessage("false")
+	}
 	out := &saved{Info: all, Parent: t.parent, Label: t.label, Marks: t.marks, Base: d.base, lookup: map[string]int{}}
 	for _, l := range t.labels {
 		out.Labels = append(out.Labels, savedLabel{l.text, l.module, l.kind, l.note})

@@ -20,6 +20,7 @@ type filter struct {
 	group    string // of groupings
 	pid, tid int32  // -1: all
 	comm     string // a regular expression
+	service  string // a regular expression
 	with     string // a regular expression for a function that stacks must have
 	without  string // or must not have
 	event    int32  // -1: all
@@ -27,9 +28,9 @@ type filter struct {
 	periods  bool   // weights are periods, not numbers of samples
 }
 
-// parseFilter reads a request's parameters. Those that are missing refuse nothing.
-func parseFilter(q url.Values) (filter, error) {
-	f := filter{group: "comm", comm: q.Get("comm"), with: q.Get("with"), without: q.Get("without"), hi: math.MaxUint64, periods: q.Get("by") == "periods"}
+// parseFilter reads a request's parameters. Those that are missing refuse nothing; group is the grouping then.
+func parseFilter(q url.Values, group string) (filter, error) {
+	f := filter{group: group, comm: q.Get("comm"), service: q.Get("service"), with: q.Get("with"), without: q.Get("without"), hi: math.MaxUint64, periods: q.Get("by") == "periods"}
 	if g := q.Get("group"); g != "" {
 		f.group = g
 	}
@@ -51,7 +52,7 @@ func parseFilter(q url.Values) (filter, error) {
 	none := uint64(math.MaxUint32)
 	f.pid, f.tid, f.event = int32(number("pid", none, 31)), int32(number("tid", none, 31)), int32(number("event", none, 31))
 	f.lo, f.hi = number("lo", 0, 64), number("hi", math.MaxUint64, 64)
-	for _, s := range []string{f.comm, f.with, f.without} {
+	for _, s := range []string{f.comm, f.service, f.with, f.without} {
 		if _, rerr := compile(s); rerr != nil {
 			err = rerr
 		}
@@ -99,8 +100,7 @@ func (d *data) sides() int {
 // keep returns which stacks a filter wants, whatever the time. PID, TID and time are the profile's: they say nothing about
 // the baseline.
 func (d *data) keep(t *tree, f *filter) []bool {
-	comm, _ := compile(f.comm)
-	comms := map[string]bool{}
+	comm, service := matcher(f.comm), matcher(f.service)
 	keep := make([]bool, len(d.p.Stacks))
 	for i := range d.p.Stacks {
 		s := &d.p.Stacks[i]
@@ -108,15 +108,7 @@ func (d *data) keep(t *tree, f *filter) []bool {
 		if i < d.base {
 			ok = ok && (f.pid < 0 || s.PID == f.pid) && (f.tid < 0 || s.TID == f.tid)
 		}
-		if ok && comm != nil {
-			m, known := comms[s.Comm]
-			if !known {
-				m = comm.MatchString(s.Comm)
-				comms[s.Comm] = m
-			}
-			ok = m
-		}
-		keep[i] = ok
+		keep[i] = ok && comm(s.Comm) && service(d.service(i))
 	}
 	for _, x := range []struct {
 		re   string
@@ -132,6 +124,23 @@ func (d *data) keep(t *tree, f *filter) []bool {
 		}
 	}
 	return keep
+}
+
+// matcher returns what says of a name whether it matches a regular expression; each name is matched once.
+func matcher(expr string) func(string) bool {
+	re, _ := compile(expr)
+	if re == nil {
+		return func(string) bool { return true }
+	}
+	known := map[string]bool{}
+	return func(name string) bool {
+		m, ok := known[name]
+		if !ok {
+			m = re.MatchString(name)
+			known[name] = m
+		}
+		return m
+	}
 }
 
 // below returns which nodes have a label of is, or a caller with one.

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"math/bits"
 	"slices"
@@ -48,22 +49,18 @@ const (
 )
 
 // groupings say what is between the root and the outermost functions.
-var groupings = map[string]func(d *data, s *profile.Stack) string{
-	"comm": func(_ *data, s *profile.Stack) string {
-		if s.Comm == "" {
-			return profile.Unknown
-		}
-		return s.Comm
-	},
+var groupings = map[string]func(d *data, i int, s *profile.Stack) string{
+	"comm":    func(_ *data, _ int, s *profile.Stack) string { return cmp.Or(s.Comm, profile.Unknown) },
 	"none":    nil,
-	"process": func(_ *data, s *profile.Stack) string { return "process " + strconv.Itoa(int(s.PID)) },
-	"thread": func(_ *data, s *profile.Stack) string {
+	"process": func(_ *data, _ int, s *profile.Stack) string { return "process " + strconv.Itoa(int(s.PID)) },
+	"service": func(d *data, i int, _ *profile.Stack) string { return cmp.Or(d.service(i), profile.Unknown) },
+	"thread": func(_ *data, _ int, s *profile.Stack) string {
 		return s.Comm + " (" + strconv.Itoa(int(s.PID)) + "/" + strconv.Itoa(int(s.TID)) + ")"
 	},
 }
 
 // newTree merges the stacks of d. It returns nil if ctx ends before; progress is told the share that is done.
-func newTree(ctx context.Context, d *data, group func(*data, *profile.Stack) string, progress func(float64)) *tree {
+func newTree(ctx context.Context, d *data, group func(*data, int, *profile.Stack) string, progress func(float64)) *tree {
 	p := d.p
 	t := &tree{leaf: make([]int32, len(p.Stacks))}
 	for i := range p.Funcs {
@@ -100,7 +97,7 @@ func newTree(ctx context.Context, d *data, group func(*data, *profile.Stack) str
 		s := &p.Stacks[i]
 		at := int32(0)
 		if group != nil {
-			at = b.down(at, add(label{text: group(d, s), kind: kindGroup, module: -1}))
+			at = b.down(at, add(label{text: group(d, i, s), kind: kindGroup, module: -1}))
 		}
 		if m := profile.Mark(s.Stop); m != "" && !p.Totals.NoStops {
 			at = b.down(at, add(label{text: m, kind: kindStop, module: -1, note: profile.Why(s.Stop)}))

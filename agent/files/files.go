@@ -1,6 +1,6 @@
 // Package files keeps profiles in a directory: a ring of pprof files, of which the oldest go where there are too many bytes, or after a time.
 //
-// "unspool report" and "go tool pprof" read the files. Nothing else in the directory is touched.
+// "unspool report" and "unspool serve" read the directory, and "go tool pprof" the files. Nothing else in the directory is touched.
 package files
 
 import (
@@ -11,7 +11,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +19,7 @@ import (
 	"github.com/unspool/unspool/agent/export"
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/outfile"
+	"github.com/unspool/unspool/internal/ring"
 )
 
 // What a ring keeps unless told otherwise.
@@ -27,14 +27,6 @@ const (
 	DefaultSize = 1 << 30
 	DefaultAge  = 7 * 24 * time.Hour
 )
-
-const (
-	stamp   = "20060102T150405.000Z" // names sort by time
-	maxName = 64                     // characters of a service in a file's name
-)
-
-// own are the names of the files that a ring writes: the time at which the profile begins, a number, and the service.
-var own = regexp.MustCompile(`^unspool-(\d{8}T\d{6}\.\d{3}Z)-\d+-[a-zA-Z0-9._-]+\.pb\.gz$`)
 
 // A Ring is a directory of profiles. It is safe for concurrent use; two rings in one directory keep the lesser of their bounds.
 type Ring struct {
@@ -95,18 +87,7 @@ func (r *Ring) Encode(b *export.Batch) (*export.Request, error) {
 	r.n++
 	n := r.n
 	r.mu.Unlock()
-	return &export.Request{Body: raw, Query: fmt.Sprintf("unspool-%s-%d-%s.pb.gz", b.Profile.Start.UTC().Format(stamp), n, plain(b.Label(export.ServiceName)))}, nil
-}
-
-// plain returns a service's name as a part of a file's.
-func plain(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._-", r) {
-			return r
-		}
-		return '_'
-	}, s)
-	return cmp.Or(s[:min(len(s), maxName)], "_")
+	return &export.Request{Body: raw, Query: ring.Name(b.Profile.Start, n, b.Label(export.ServiceName))}, nil
 }
 
 // Send writes a file, and removes what the ring has too much of. A disk that is full or read-only is tried again later.
@@ -137,13 +118,12 @@ func (r *Ring) prune(room int64, now time.Time) {
 	var files []file
 	total := room
 	for _, e := range list {
-		m := own.FindStringSubmatch(e.Name())
-		if m == nil {
+		at, _, ok := ring.Parse(e.Name())
+		if !ok {
 			continue
 		}
 		st, err := e.Info()
-		at, bad := time.Parse(stamp, m[1])
-		if err != nil || bad != nil || !st.Mode().IsRegular() {
+		if err != nil || !st.Mode().IsRegular() {
 			continue
 		}
 		files = append(files, file{e.Name(), st.Size(), at})

@@ -16,7 +16,7 @@ import (
 	"github.com/unspool/unspool/profile/pprof"
 )
 
-func ring(t *testing.T, dir, query string) *Ring {
+func newRing(t *testing.T, dir, query string) *Ring {
 	t.Helper()
 	r, err := New(&url.URL{Path: dir, RawQuery: query})
 	if err != nil {
@@ -57,7 +57,7 @@ func names(t *testing.T, dir string) (out []string) {
 // A ring's files are profiles that only their owner reads. The oldest go first, by time and by size; what is not the ring's stays.
 func TestRing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
-	r := ring(t, dir, "")
+	r := newRing(t, dir, "")
 	now := time.Now()
 	first := write(t, r, "shop", now.Add(-time.Hour))
 	f, err := os.Open(filepath.Join(dir, first))
@@ -85,7 +85,7 @@ func TestRing(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	// By age.
-	r = ring(t, dir, "age=30m")
+	r = newRing(t, dir, "age=30m")
 	third := write(t, r, "shop", now.Add(time.Second))
 	if got := names(t, dir); slices.Contains(got, first) || !slices.Contains(got, second) || !slices.Contains(got, third) {
 		t.Errorf("%q", got)
@@ -95,7 +95,7 @@ func TestRing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r = ring(t, dir, "age=30m&size="+fmt.Sprint(3*st.Size()+st.Size()/2))
+	r = newRing(t, dir, "age=30m&size="+fmt.Sprint(3*st.Size()+st.Size()/2))
 	var last []string
 	for i := range 10 {
 		last = append(last, write(t, r, "shop", now.Add(time.Duration(i+2)*time.Second)))

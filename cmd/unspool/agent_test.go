@@ -185,6 +185,17 @@ func TestAgent(t *testing.T) {
 	if all != done.Samples || int64(len(files)) != done.Profiles || done.Profiles == 0 || all == 0 || inWork < all/2 {
 		t.Errorf("%d files with %d samples, %d in work; the agent says %+v", len(files), all, inWork, done)
 	}
+	// The directory is one profile of all.
+	merged := filepath.Join(dir, "all.pb.gz")
+	runProgram(t, "report", ring, "-o", merged).want(t, 0, "")
+	if b, err := os.ReadFile(merged); err != nil {
+		t.Error(err)
+	} else if got, err := proto.ParseData(b); err != nil {
+		t.Error(err)
+	} else if n, with := samples(got, "work"); n != all || with != inWork {
+		t.Errorf("report of the directory has %d samples, %d in work; its files have %d and %d", n, with, all, inWork)
+	}
+	runProgram(t, "report", ring, "--service", "^no such$").want(t, 1, "no samples of that time, service")
 	var pushed int64
 	for i, got := range p.took {
 		n, _ := samples(got, "work")

@@ -97,6 +97,7 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(diffFormats.Names(), cobra.ShellCompDirectiveNoFileComp))
 	sourceFlag(c, &o.plain)
 	flt.flags(c)
+	flt.ring(c)
 	stepper = lookingFlag(c)
 	return c
 }

@@ -34,7 +34,9 @@ func reportCmd() *cobra.Command {
 		Long: `Turn a recording into a table, a flame graph, or another tool's format.
 
 FILE is a recording of perf record or unspool record (perf.data), or a pprof profile; "-" is standard input. The
-default is ` + defaultRecording + `. Copies of stacks (perf record --call-graph dwarf) are unwound on the way.
+default is ` + defaultRecording + `. Copies of stacks (perf record --call-graph dwarf) are unwound on the way. FILE can
+also be the directory that unspool agent --output files=DIR fills: of all its services or of --service, the last hour
+or the --time FROM,TO.
 
 json and jsonl write one object for each sample, each on its own line, in order of time. stacks writes one object for
 each different stack. A pprof profile has no single samples: use stacks.
@@ -52,6 +54,7 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
   unspool report perf.data --comm cc1plus --format callers --function malloc
   unspool report perf.data --format annotate --function '^main$'
   unspool report perf.data -o profile.firefox.json           for profiler.firefox.com, with times
+  unspool report /var/lib/unspool --time 14:30,14:45 --service nginx
   unspool report perf.data --to parca=http://127.0.0.1:7070 --label service_name=shop
   perf record --call-graph dwarf -o - ./program | unspool report - -o profile.pb.gz`,
 		Args: cli.NoneOr(1),
@@ -105,6 +108,7 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
 	}
 	o.flags(c)
 	flt.flags(c)
+	flt.ring(c)
 	to.flags(c)
 	ann.flags(c)
 	stepper = lookingFlag(c)
@@ -112,7 +116,7 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
 }
 
 func runReport(ctx context.Context, path string, o *output, flt *filter, ann *annotator) error {
-	f, s, err := openFile(path, flt, ann.mods, false)
+	f, s, err := openFile(ctx, path, flt, ann.mods, false, nil)
 	if err != nil {
 		return err
 	}
@@ -161,7 +165,7 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, ann *an
 
 // readProfile reads all of a recording, and says on standard error what its reader should know.
 func readProfile(ctx context.Context, path string, o *output, flt *filter, mods *modules.Set) (*profile.Profile, error) {
-	f, s, err := openFile(path, flt, mods, false)
+	f, s, err := openFile(ctx, path, flt, mods, false, nil)
 	if err != nil {
 		return nil, err
 	}

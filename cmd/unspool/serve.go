@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -22,6 +23,7 @@ import (
 func serveCmd() *cobra.Command {
 	var listen, root, baseline, export string
 	var open, plain bool
+	var flt filter
 	var stepper func() (*modules.Set, error)
 	c := &cobra.Command{
 		Use:   "serve [FILE]",
@@ -29,8 +31,9 @@ func serveCmd() *cobra.Command {
 		Long: `Show a recording on a local web page: flame graph, table of functions, callers and callees, samples by thread and
 time, source and disassembly. Every view can be filtered by process, thread, time and function.
 
-FILE is a perf.data file or a pprof profile, as for unspool report. The default is ` + defaultRecording + `. With
---baseline, the page compares FILE with an earlier recording, as unspool diff BEFORE FILE does.
+FILE is a perf.data file, a pprof profile or the directory of an agent, as for unspool report. The default is
+` + defaultRecording + `. With --baseline, the page compares FILE with an earlier recording, as unspool diff BEFORE FILE
+does.
 
 Only this machine can reach the page, unless --listen names another address. The printed address has a token; the page
 opens only with this token. The page loads nothing from elsewhere. It shows a source file if the program's owner may
@@ -41,6 +44,7 @@ callees, filters and searches. The file has no source, no time line and no pages
 		Example: `  unspool serve perf.data
   unspool serve --open unspool.data
   unspool serve after.data --baseline before.data
+  unspool serve /var/lib/unspool --time -15m,
   unspool serve perf.data --export page.html`,
 		Args: cobra.MaximumNArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -49,6 +53,9 @@ callees, filters and searches. The file has no source, no time line and no pages
 				return err
 			}
 			if err := cli.Directories("--source-root", root); err != nil {
+				return err
+			}
+			if err := flt.compile(); err != nil {
 				return err
 			}
 			mods, err := stepper()
@@ -65,12 +72,12 @@ callees, filters and searches. The file has no source, no time line and no pages
 				args = append(args, baseline)
 			}
 			if export != "" {
-				return runExport(c.Context(), args, export, mods, plain)
+				return runExport(c.Context(), args, export, &flt, mods, plain)
 			}
 			a := pageAnnotator{names: newNamer(names.Options{Mods: mods})}
 			defer a.names.Close()
 			a.sources.Root = root
-			return runServe(c.Context(), args, listen, open, mods, plain, &a)
+			return runServe(c.Context(), args, listen, open, &flt, mods, plain, &a)
 		},
 	}
 	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "address and port to listen on; port 0: any free port")
@@ -82,11 +89,12 @@ callees, filters and searches. The file has no source, no time line and no pages
 	c.Flags().StringVar(&root, "source-root", "", "look for source files below this directory first")
 	c.MarkFlagDirname("source-root")
 	sourceFlag(c, &plain)
+	flt.ring(c)
 	stepper = lookingFlag(c)
 	return c
 }
 
-func runServe(ctx context.Context, paths []string, listen string, open bool, mods *modules.Set, plain bool, a serve.Annotator) error {
+func runServe(ctx context.Context, paths []string, listen string, open bool, flt *filter, mods *modules.Set, plain bool, a serve.Annotator) error {
 	if host, _, err := net.SplitHostPort(listen); err != nil {
 		return usage("--listen: %v", err)
 	} else if host == "" {
@@ -97,7 +105,7 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 		if err := record.CheckInput(p); err != nil { // before there is an address
 			return err
 		}
-		o.Inputs = append(o.Inputs, serveInput(p, mods, plain))
+		o.Inputs = append(o.Inputs, serveInput(p, flt, mods, plain))
 	}
 	l, err := net.Listen("tcp", listen)
 	if op := (*net.OpError)(nil); errors.As(err, &op) {
@@ -123,7 +131,7 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, mod
 }
 
 // runExport writes the page as one file.
-func runExport(ctx context.Context, paths []string, to string, mods *modules.Set, plain bool) error {
+func runExport(ctx context.Context, paths []string, to string, flt *filter, mods *modules.Set, plain bool) error {
 	var o serve.Options
 	out := output{path: to}
 	for _, p := range paths {
@@ -134,7 +142,7 @@ func runExport(ctx context.Context, paths []string, to string, mods *modules.Set
 			}
 			out.inputs = append(out.inputs, st)
 		}
-		o.Inputs = append(o.Inputs, serveInput(p, mods, plain))
+		o.Inputs = append(o.Inputs, serveInput(p, flt, mods, plain))
 	}
 	s := serve.New(o)
 	if err := s.Load(ctx); err != nil {
@@ -161,15 +169,24 @@ func (a *pageAnnotator) Annotate(p *profile.Profile, fn int32, by profile.Weight
 }
 
 // serveInput returns how a file is read for the page; plain leaves out lines and inlined calls.
-func serveInput(path string, mods *modules.Set, plain bool) serve.Input {
+func serveInput(path string, flt *filter, mods *modules.Set, plain bool) serve.Input {
 	return serve.Input{Name: path, Read: func(ctx context.Context, progress func(serve.Progress)) (*serve.Recording, error) {
-		f, s, err := openFile(path, &filter{}, mods, false)
+		var intervals serve.Times
+		length := time.Duration(0)
+		f, s, err := openFile(ctx, path, flt, mods, false, func(p *profile.Profile, stacks []int32) {
+			length = max(length, p.Duration)
+			intervals.Spread(p, stacks)
+		})
 		if err != nil {
 			return nil, err
 		}
 		defer f.Close()
 		if f.Pprof != nil {
-			return &serve.Recording{Profile: f.Pprof, Periods: f.Pprof.Waits()}, nil
+			rec := &serve.Recording{Profile: f.Pprof, Periods: f.Pprof.Waits()}
+			if f.Ring != nil {
+				rec.Services, rec.Times, rec.Interval = f.Ring.Tags, &intervals, length
+			}
+			return rec, nil
 		}
 		o := output{plain: plain}
 		times := &serve.Times{}

@@ -48,14 +48,39 @@ func lookingFlag(c *cobra.Command) func() (*modules.Set, error) {
 	}
 }
 
-// openFile opens a file of samples, or standard input. single says that a pprof profile, which has no single samples, is an error.
-func openFile(path string, flt *filter, mods *modules.Set, single bool) (*record.File, *session, error) {
-	f, err := record.Open(path, record.FileOptions{Mods: mods, Namer: newNamer, Filter: flt.Filter, Single: single})
-	if errors.Is(err, record.ErrTimeless) {
+// openFile opens a file of samples, standard input, or an agent's directory. single says that a pprof profile, which has no single samples, is
+// an error. added is told of each profile of a directory, see record.FileOptions; it may be nil.
+func openFile(ctx context.Context, path string, flt *filter, mods *modules.Set, single bool, added func(*profile.Profile, []int32)) (*record.File, *session, error) {
+	p := tui.NewProgress()
+	defer p.Done()
+	f, err := record.Open(path, record.FileOptions{
+		Mods: mods, Namer: newNamer, Filter: flt.Filter, Single: single, Added: added,
+		Reading: func(done, total int, samples uint64) error {
+			p.Say("read %d of %d profiles, %s", done, total, profile.Quantity(samples, "samples"))
+			return ctx.Err()
+		},
+	})
+	switch {
+	case errors.Is(err, record.ErrTimeless):
 		err = fmt.Errorf("%s: --time: %w", path, record.ErrTimeless)
+	case errors.Is(err, record.ErrNotRing):
+		err = fmt.Errorf("%w; --time takes seconds of a recording's clock, and --service is for directories", err)
+	case errors.Is(err, record.ErrWallClock):
+		err = fmt.Errorf("--time: %w", err)
 	}
 	if err != nil {
 		return nil, nil, err
+	}
+	if r := f.Ring; r != nil {
+		for _, err := range r.Unread {
+			fmt.Fprintf(stderr, "unspool: left out: %v\n", err)
+		}
+		if more := r.Failed - len(r.Unread); more > 0 {
+			fmt.Fprintf(stderr, "unspool: left out: %d more\n", more)
+		}
+		if r.Hidden > 0 {
+			fmt.Fprintf(stderr, "unspool: the last hour; of the time before it, there are %s: --time FROM,TO\n", profile.Count(uint64(r.Hidden), "profile", "profiles"))
+		}
 	}
 	return f, &session{f.Session, f.HowFar}, nil
 }

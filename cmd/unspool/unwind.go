@@ -41,7 +41,7 @@ standard input or output.`,
 }
 
 func runUnwind(ctx context.Context, path, to string, flt *filter, mods *modules.Set) error {
-	f, s, err := openFile(path, flt, mods, true)
+	f, s, err := openFile(ctx, path, flt, mods, true, nil)
 	if err != nil {
 		return err
 	}

@@ -156,9 +156,15 @@ export class Timeline {
       x.fillStyle = c.accent;
       for (const s of sel) x.fillRect(Math.round(s) - 1, 0, 2, h);
     }
-    $('range').textContent = this.drag ? `${seconds(this.time(sel[0]), 5)} to ${seconds(this.time(sel[1]), 5)}` : hi ? `${seconds(lo, 5)} to ${seconds(hi, 5)} chosen` : `${seconds(g.hi - g.lo, 4)}`;
+    $('range').textContent = this.drag ? `${this.when(this.time(sel[0]))} to ${this.when(this.time(sel[1]))}` : hi ? `${this.when(lo)} to ${this.when(hi)} chosen` : `${seconds(g.hi - g.lo, 4)}`;
     $('clear').hidden = $('into').hidden = !hi;
     $('out').hidden = g.lo === 0 && g.hi >= this.app.info.duration;
+  }
+
+  // when is a moment: by the clock on the wall where samples are of intervals, else since the first sample.
+  when(t) {
+    const { interval, start } = this.app.info;
+    return interval ? new Date(start + t / 1e6).toLocaleTimeString() : seconds(t, 5);
   }
 
   // most is the scale of the lanes of threads: the same for all, so that they can be compared.
@@ -178,8 +184,8 @@ export class Timeline {
     const number = n => !g.waits ? comma(n) : t ? percent(n, 1000) : `${+(n / 1000).toFixed(2)} threads`;
     this.app.tip(e, {
       name: t ? `${t.comm} ${t.tid}` : 'All threads',
-      lines: [['At', seconds(this.time(e.offsetX), 5)], [g.waits ? 'Blocked' : 'Samples', number(l.all[i])], ...l.kept[i] !== l.all[i] ? [['Matching', number(l.kept[i])]] : []],
-      notes: [t ? `process ${t.pid}; click to see this thread only` : 'drag to choose a range of time'],
+      lines: [['At', this.when(this.time(e.offsetX))], [g.waits ? 'Blocked' : 'Samples', number(l.all[i])], ...l.kept[i] !== l.all[i] ? [['Matching', number(l.kept[i])]] : []],
+      notes: [t ? `process ${t.pid}; click to see this thread only` : 'drag to choose a range of time', ...this.app.info.interval ? [`within ${seconds(this.app.info.interval)}, samples are drawn evenly: when they were taken is not known`] : []],
     });
   }
 

@@ -1,0 +1,169 @@
+package record
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/unspool/unspool/internal/printable"
+	"github.com/unspool/unspool/internal/ring"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/profile/pprof"
+)
+
+// LastHour is how much of an agent's directory is read if no time is asked for: up to the last profile.
+const LastHour = time.Hour
+
+// A Ring is what a File says of an agent's directory.
+type Ring struct {
+	Tags   []string // by stack of the profile: the service
+	Files  int      // that were read
+	Unread []error  // of files that could not be; the first 10
+	Failed int      // how many these are
+	Hidden int      // profiles before the last hour, where no time was asked for
+}
+
+// openRing reads the profiles that an agent keeps in a directory, and merges those of the time and the services that the filter wants.
+func (f *File) openRing(dir string, o *FileOptions) error {
+	always := o.Filter.Timed && o.Filter.From == 0 && o.Filter.To == math.MaxUint64
+	switch {
+	case o.Single:
+		return fmt.Errorf("%s is a directory of profiles, which have no single samples", dir)
+	case o.Filter.Timed && !always:
+		return fmt.Errorf("%s: %w", dir, ErrWallClock)
+	}
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	type entry struct {
+		name, service string
+		began         time.Time
+	}
+	var all []entry
+	var newest time.Time
+	for _, e := range list { // sorted, and so by time
+		if began, service, ok := ring.Parse(e.Name()); ok {
+			all, newest = append(all, entry{e.Name(), service, began}), began
+		}
+	}
+	if len(all) == 0 {
+		return fmt.Errorf("%s has no profiles of unspool agent", dir)
+	}
+	f.Ring = &Ring{}
+	since, until := o.Filter.Since, o.Filter.Until
+	byHour := since.IsZero() && until.IsZero() && !always
+	if byHour {
+		since = newest.Add(-LastHour)
+	}
+	var want []entry
+	for _, e := range all {
+		switch {
+		case byHour && e.began.Before(since):
+			f.Ring.Hidden++
+		case e.began.Add(ring.MostInterval).Before(since) || !until.IsZero() && e.began.After(until) || o.Filter.Service != nil && !o.Filter.Service.MatchString(e.service):
+		default:
+			want = append(want, e)
+		}
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	var m profile.Merger
+	samples := uint64(0)
+	for i, e := range want {
+		if o.Reading != nil {
+			if err := o.Reading(i, len(want), samples); err != nil {
+				return err
+			}
+		}
+		p, err := readOne(root, e.name, &o.Filter)
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // the agent has removed it meanwhile
+			continue
+		case err != nil:
+			if f.Ring.Failed++; len(f.Ring.Unread) < 10 {
+				f.Ring.Unread = append(f.Ring.Unread, fmt.Errorf("%s: %w", filepath.Join(dir, e.name), err))
+			}
+			continue
+		case p.Totals.Samples == 0 || p.Start.Add(p.Duration).Before(since):
+			continue
+		}
+		f.Ring.Files++
+		samples += p.Totals.Samples
+		to := m.Add(p, e.service)
+		if o.Added != nil {
+			o.Added(p, to)
+		}
+	}
+	if samples == 0 {
+		if len(f.Ring.Unread) > 0 {
+			return f.Ring.Unread[0]
+		}
+		return fmt.Errorf("%s: no samples of that time, service, process or command; its profiles are from %s to %s", dir, all[0].began.Local().Format(time.DateTime), newest.Local().Format(time.DateTime))
+	}
+	f.Pprof, f.Ring.Tags = m.Profile()
+	return nil
+}
+
+// readOne reads what a filter leaves of one profile.
+func readOne(root *os.Root, name string, filter *Filter) (*profile.Profile, error) {
+	in, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe in its place must not be waited for
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	if st, err := in.Stat(); err != nil || !st.Mode().IsRegular() {
+		return nil, errors.Join(err, errors.New("not a regular file"))
+	}
+	p, err := pprof.Read(in)
+	if err != nil || !filter.active() {
+		return p, err
+	}
+	return p.Filter(filter.stack), nil
+}
+
+// ErrWallClock is the error of a filter by the clock of a recording on a directory.
+var ErrWallClock = errors.New("profiles in a directory have times of day, such as 14:30, and times before now, such as -15m, but no clock of a recording")
+
+// ErrNotRing is the error of a filter that only an agent's directory can answer.
+var ErrNotRing = errors.New("only the directory of an agent has times of day and services")
+
+// parseWall reads a time of day, a date, both, or a time before now: 14:30, 14:30:05, 2026-11-26, 2026-11-26T14:30, RFC 3339, -15m. A time of day
+// is the first that is not before from, or, if there is none, the last before now.
+func parseWall(text string, now, from time.Time) (time.Time, error) {
+	if d, err := time.ParseDuration(text); err == nil && d <= 0 {
+		return now.Add(d), nil
+	}
+	for _, layout := range []string{"15:04", "15:04:05"} {
+		t, err := time.ParseInLocation(layout, text, now.Location())
+		if err != nil {
+			continue
+		}
+		day := now
+		if !from.IsZero() {
+			day = from
+		}
+		t = time.Date(day.Year(), day.Month(), day.Day(), t.Hour(), t.Minute(), t.Second(), 0, now.Location())
+		switch {
+		case from.IsZero() && t.After(now):
+			t = t.AddDate(0, 0, -1)
+		case !from.IsZero() && t.Before(from):
+			t = t.AddDate(0, 0, 1)
+		}
+		return t, nil
+	}
+	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02T15:04", "2006-01-02 15:04:05", "2006-01-02 15:04", "2006-01-02"} {
+		if t, err := time.ParseInLocation(layout, text, now.Location()); err == nil {
+			return t, nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("takes numbers of seconds, or times such as 14:30, 2026-11-26T14:30 or -15m, not %q", printable.String(text))
+}
