@@ -33,6 +33,8 @@ type Options struct {
 	Info    profile.Info  // of the recording: events, host
 	Lost    func() uint64 // samples lost since the recording began
 	Log     func(error)   // is told what could not be encoded; may be nil
+
+	Show func(*export.Batch) // is told of what is sent; may be nil
 }
 
 // Settings are what can change while an agent runs.
@@ -275,6 +277,9 @@ func (a *Agent) send(now time.Time) {
 	batches, err := a.Cut(now)
 	a.log(err)
 	for _, b := range batches {
+		if a.o.Show != nil {
+			a.o.Show(b)
+		}
 		for _, q := range a.o.Outputs.Queues() {
 			r, err := q.Target().Encode(b)
 			if err != nil {

@@ -12,14 +12,16 @@ import (
 	"github.com/unspool/unspool/unwind"
 )
 
-// Outside is what an agent shows to others over HTTP: /metrics for Prometheus, /healthz and /readyz. It has no names of what is profiled.
+// Outside is what an agent shows to others over HTTP: /metrics for Prometheus, /healthz and /readyz, which have no names of what is profiled, and
+// for those who have its token, a page of the last minutes.
 type Outside struct {
 	Agent    *Agent
 	Outputs  *Outputs
 	Kernel   func() (k Kernel, ok bool)
 	Interval time.Duration
 	Began    time.Time
-	Debug    bool // show the agent's own profiles, at /debug/pprof/; these have names of what the agent does, and none of what is profiled
+	Page     http.Handler // what serve.Live answers; nil: there is none
+	Debug    bool         // show the agent's own profiles, at /debug/pprof/; these have names of what the agent does, and none of what is profiled
 }
 
 // A Kernel is what the program that walks in the kernel has, and has done. There may be none: ok is false then.
@@ -36,6 +38,11 @@ func (o *Outside) Handler() http.Handler {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, o.healthy(time.Now())) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, o.ready()) })
+	if o.Page != nil {
+		for _, path := range []string{"/{$}", "/live/", "/pprof/"} {
+			mux.Handle(path, o.Page)
+		}
+	}
 	if o.Debug {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)

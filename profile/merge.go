@@ -34,6 +34,17 @@ type stackKey struct {
 // Add adds a profile. Stacks with different tags stay apart, such as those of two services. It returns the index of each of the profile's stacks
 // in the profile that is made.
 func (m *Merger) Add(p *Profile, tag string) []int32 {
+	return m.add(p, func(int) string { return tag })
+}
+
+// AddMerger adds all that another Merger has, which stays as it is.
+func (m *Merger) AddMerger(from *Merger) []int32 {
+	p := from.p
+	p.Duration = max(from.end.Sub(p.Start), 0)
+	return m.add(&p, func(i int) string { return from.tags[i] })
+}
+
+func (m *Merger) add(p *Profile, tagged func(stack int) string) []int32 {
 	if m.modules == nil {
 		m.modules, m.mappings, m.funcs, m.files = map[Module]int32{}, map[Mapping]int32{}, map[funcKey]int32{}, map[string]uint32{"": 0}
 		m.locs, m.frames, m.stacks = map[Loc]uint32{}, map[string][]uint32{}, map[stackKey]int32{}
@@ -49,7 +60,7 @@ func (m *Merger) Add(p *Profile, tag string) []int32 {
 	locs := m.places(p)
 	out := make([]int32, len(p.Stacks))
 	for i := range p.Stacks {
-		s := p.Stacks[i]
+		s, tag := p.Stacks[i], tagged(i)
 		s.Frames = m.list(s.Frames, locs)
 		if s.Event >= 0 && int(s.Event) < len(events) {
 			s.Event = events[s.Event]

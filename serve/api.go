@@ -38,6 +38,7 @@ func (q *request) info() (any, error) {
 		Duration uint64            `json:"duration"` // ns
 		Timed    bool              `json:"timed"`
 		Source   bool              `json:"source"`
+		Live     bool              `json:"live"`     // there is a newer page
 		Services bool              `json:"services"` // of stacks are known
 		Interval uint64            `json:"interval"` // ns in which it is not known when a sample was taken
 		Periods  bool              `json:"periods"`  // are what matters
@@ -50,7 +51,7 @@ func (q *request) info() (any, error) {
 		Stops    []stopInfo        `json:"stops"`
 	}{
 		Command: d.p.Command, Host: d.p.Host, Duration: uint64(d.p.Duration), Timed: d.times != nil, Source: q.s.opts.Annotator != nil && d.local, Periods: d.periods,
-		Services: d.services != nil, Interval: uint64(d.interval),
+		Live: q.s.opts.Live, Services: d.services != nil, Interval: uint64(d.interval),
 		Hows: map[string]uint64{},
 	}
 	for i := range d.sides() {

@@ -360,7 +360,7 @@ func TestToken(t *testing.T) {
 	}
 	h := httptest.NewServer(s)
 	defer h.Close()
-	token, key := s.opts.Token, s.pprofKey()
+	token, key := s.opts.Token, pprofKey(s.opts.Token)
 	_, port, _ := net.SplitHostPort(strings.TrimPrefix(h.URL, "http://"))
 	if len(token) < 26 || token == NewToken() || strings.Contains(key, token) {
 		t.Fatalf("token %q, key %q", token, key)

@@ -51,7 +51,7 @@ func (s *Server) servePprof(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	base := pprofPath
-	if key := s.pprofKey(); key != "" {
+	if key := pprofKey(s.opts.Token); key != "" {
 		if base += key + "/"; !strings.HasPrefix(r.URL.Path, base) {
 			to := base + strings.TrimPrefix(r.URL.Path, pprofPath)
 			if r.URL.RawQuery != "" {

@@ -33,6 +33,7 @@ type Options struct {
 	Inputs    []Input   // one, or two: the profile, and the baseline that it is compared with
 	Annotator Annotator // nil: there is no source
 	Token     string    // what a request needs to be answered (NewToken); "": nothing
+	Live      bool      // there is a newer page at "/"
 }
 
 // An Input is a profile that is still to be read.
@@ -145,6 +146,13 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if guard(w, r, s.opts.Token) {
+		s.mux.ServeHTTP(w, r)
+	}
+}
+
+// guard says whether a request may be answered, and answers it where it may not.
+func guard(w http.ResponseWriter, r *http.Request, token string) bool {
 	h := w.Header()
 	h.Set("Content-Security-Policy", policy)
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -154,22 +162,22 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("Cache-Control", "no-store")
 	if !ourHost(r) {
 		http.Error(w, "this server answers by its address, or as localhost, and at its own port", http.StatusForbidden)
-		return
+		return false
 	}
 	if !ourPage(r) {
 		http.Error(w, "requests of other pages are not answered", http.StatusForbidden)
-		return
+		return false
 	}
 	if r.Method != http.MethodGet {
 		h.Set("Allow", "GET")
 		http.Error(w, "only GET", http.StatusMethodNotAllowed)
-		return
+		return false
 	}
-	if !s.allowed(w, r) {
+	if !allowed(w, r, token) {
 		http.Error(w, unknown, http.StatusForbidden)
-		return
+		return false
 	}
-	s.mux.ServeHTTP(w, r)
+	return true
 }
 
 // ourHost says whether a request is to the address that it came in on. A name that somebody else made to lead to this

@@ -25,27 +25,27 @@ func URL(addr net.Addr, token string) string {
 func NewToken() string { return rand.Text() }
 
 // unknown is what somebody without the token reads.
-const unknown = "this page needs the token in the address that unspool serve printed: open that address, all of it"
+const unknown = "this page needs the token in the address that unspool printed: open that address, all of it"
 
 // allowed says whether a request comes from somebody who was told the token: by the address that has it, which leaves it in a cookie, or by
 // that cookie. pprof's pages run in an origin of their own, where a browser sends no cookie: their addresses have a key, which opens
 // nothing else.
-func (s *Server) allowed(w http.ResponseWriter, r *http.Request) bool {
-	if s.opts.Token == "" {
+func allowed(w http.ResponseWriter, r *http.Request, token string) bool {
+	if token == "" {
 		return true
 	}
 	name := cookieName(r)
-	if r.URL.Path == "/" && same(r.URL.Query().Get("token"), s.opts.Token) {
-		http.SetCookie(w, &http.Cookie{Name: name, Value: s.opts.Token, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode})
+	if r.URL.Path == "/" && same(r.URL.Query().Get("token"), token) {
+		http.SetCookie(w, &http.Cookie{Name: name, Value: token, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode})
 		return true
 	}
 	if rest, ok := strings.CutPrefix(r.URL.Path, pprofPath); ok {
-		if key, _, more := strings.Cut(rest, "/"); more && same(key, s.pprofKey()) {
+		if key, _, more := strings.Cut(rest, "/"); more && same(key, pprofKey(token)) {
 			return true
 		}
 	}
 	for _, c := range r.CookiesNamed(name) {
-		if same(c.Value, s.opts.Token) {
+		if same(c.Value, token) {
 			return true
 		}
 	}
@@ -61,11 +61,11 @@ func cookieName(r *http.Request) string {
 func same(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
 
 // pprofKey is the key in the addresses of pprof's pages; "" if none is needed.
-func (s *Server) pprofKey() string {
-	if s.opts.Token == "" {
+func pprofKey(token string) string {
+	if token == "" {
 		return ""
 	}
-	h := hmac.New(sha256.New, []byte(s.opts.Token))
+	h := hmac.New(sha256.New, []byte(token))
 	h.Write([]byte("pprof"))
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }

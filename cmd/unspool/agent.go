@@ -22,6 +22,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/unspool/unspool/agent"
+	"github.com/unspool/unspool/agent/export"
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/pages"
 	"github.com/unspool/unspool/internal/printable"
@@ -30,6 +31,7 @@ import (
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/record"
+	"github.com/unspool/unspool/serve"
 	"github.com/unspool/unspool/source/perfevent"
 )
 
@@ -39,6 +41,7 @@ const (
 	leastInterval  = time.Second      // of profiles that are sent
 	lastWords      = 5 * time.Second  // for what is still to be sent at the end
 	maxConfig      = 1 << 20          // bytes of a configuration
+	pageTime       = 5 * time.Minute  // that the agent's page shows
 	slowClient     = 10 * time.Second // for a request to the agent's pages
 )
 
@@ -47,7 +50,8 @@ type agentRun struct {
 	plan
 	sending
 	flt                  filter
-	every, queue         string
+	every, queue, shows  string
+	page                 time.Duration // 0: there is none
 	interval             time.Duration
 	relabel              []string
 	rules                []*agent.Rule
@@ -79,7 +83,8 @@ Each profile has the labels service_name, node, cgroup, unit, container_id and p
 those of --label. Command lines are not sent.
 
 Where an engine is away or busy, profiles wait in --queue bytes of memory; when these are full, the oldest go, and
-are counted. http://ADDRESS/metrics, /healthz and /readyz say how the agent does; --listen is their address.
+are counted. http://ADDRESS/metrics, /healthz and /readyz say how the agent does; --listen is their address. A page
+there shows the last minutes as unspool serve does, to those who open the address with its token, which the agent logs.
 
 Each flag can be a line of the file that --config names, in TOML (output = ["otlp=http://127.0.0.1:4318"]), or an
 environment variable (UNSPOOL_AGENT_OUTPUT; lists are separated by spaces). The command line comes first, then the
@@ -117,6 +122,7 @@ labels, rules, the interval and the queue change at once; the rest changes when 
 	f.StringArrayVar(&a.relabel, "relabel", nil, "a rule that changes labels or drops profiles, as Prometheus' relabel_config, in JSON; may be repeated")
 	f.StringVar(&a.queue, "queue", "16M", "memory for what an output does not take at once, for each")
 	f.StringVar(&a.listen, "listen", "127.0.0.1:9797", "address and port of /metrics, /healthz and /readyz; empty: none")
+	f.StringVar(&a.shows, "page", pageTime.String(), "the last so much time is on the page at the address of --listen; 0: no page; also if others than this machine reach the address, if given")
 	f.StringVar(&a.config, "config", "", "a file with flags, in TOML")
 	c.MarkFlagFilename("config", "toml")
 	f.BoolVar(&a.show, "print-config", false, "print the configuration, and end")
@@ -289,6 +295,13 @@ func (a *agentRun) check() error {
 	if err := a.plan.check("compact", &a.flt); err != nil {
 		return err
 	}
+	var err error
+	if a.page, err = cli.Duration("--page", a.shows); err != nil {
+		return err
+	}
+	if a.page > time.Hour {
+		return usage("--page shows an hour at most")
+	}
 	if a.listen != "" {
 		if host, _, err := net.SplitHostPort(a.listen); err != nil {
 			return usage("--listen: %v", err)
@@ -396,14 +409,25 @@ func (a *agentRun) run(ctx context.Context, given []*pflag.Flag, was map[string]
 	for _, e := range rec.Decoder().Events() {
 		info.Events = append(info.Events, profile.NewEvent(e.Name))
 	}
+	var page *serve.Live
+	var show func(*export.Batch)
+	token := serve.NewToken()
+	if outside != nil && a.page > 0 && (isLoopback(outside.Addr()) || a.given("page")) {
+		page = serve.NewLive(info.Host, a.page, token)
+		show = func(b *export.Batch) { page.Add(b.Profile, b.Label(export.ServiceName)) }
+	}
 	began := time.Now()
 	ag := agent.New(agent.Options{
 		Settings: a.settings(), Outputs: outputs, Names: n, Info: info, Lost: rec.Lost,
-		Log: func(err error) { log.Error(err.Error()) },
+		Log: func(err error) { log.Error(err.Error()) }, Show: show,
 	}, began)
 	log.Info("profiling", "target", printable.Marked(a.Target()), "event", rec.Event(), "interval", a.interval, "version", cli.Version())
 	if outside != nil {
 		view := &agent.Outside{Agent: ag, Outputs: outputs, Kernel: func() (agent.Kernel, bool) { return kernelOf(rec) }, Interval: a.interval, Began: began, Debug: isLoopback(outside.Addr())}
+		if page != nil {
+			view.Page = page
+			log.Info("the last minutes are on a page", "address", serve.URL(outside.Addr(), token))
+		}
 		server := http.Server{Handler: view.Handler(), ReadHeaderTimeout: slowClient, ReadTimeout: slowClient, WriteTimeout: 3 * slowClient, MaxHeaderBytes: 1 << 16}
 		go server.Serve(outside)
 		defer server.Close()

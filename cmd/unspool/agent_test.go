@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/cookiejar"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -110,7 +111,7 @@ func TestAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Process.Kill()
-	var page string
+	var page, live string
 	var done struct{ Samples, Lost, Profiles int64 }
 	var log strings.Builder
 	defer func() {
@@ -132,6 +133,8 @@ func TestAgent(t *testing.T) {
 		switch {
 		case line.Msg == "listening":
 			page = "http://" + line.Address
+		case line.Msg == "the last minutes are on a page":
+			live = line.Address
 		case strings.Contains(line.Msg, "not now"):
 			page := get(t, page+"/readyz")
 			if !strings.Contains(page, "pyroscope does not take") {
@@ -151,6 +154,7 @@ func TestAgent(t *testing.T) {
 					t.Errorf("/metrics has no %s:\n%s", want, metrics)
 				}
 			}
+			livePage(t, page, live)
 			if err := os.WriteFile(enough, nil, 0o600); err != nil {
 				t.Error(err)
 			}
@@ -308,6 +312,36 @@ func TestAgentMissing(t *testing.T) {
 	canRecord(t)
 	r := runProgram(t, append([]string{"agent", "--output", "parca=http://127.0.0.1:1", "--listen", "", "-F", "999", "--"}, busy...)...)
 	r.want(t, 7, `msg="profiles are missing" output="?parca=http://127.0.0.1:1"? sent=0 dropped=[1-9]`)
+}
+
+// livePage looks at the page of the last minutes, and at it without its token.
+func livePage(t *testing.T, page, address string) {
+	t.Helper()
+	for _, path := range []string{"/", "/live/1/api/info", "/pprof/"} {
+		if body := get(t, page+path); !strings.Contains(body, "needs the token") {
+			t.Errorf("%s without a token: %.300s", path, body)
+		}
+	}
+	jar, err := cookiejar.New(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := http.Client{Timeout: time.Minute, Jar: jar}
+	for url, want := range map[string]string{address: "<title>unspool</title>", page + "/live/1/api/graph?view=calls": `"text":"work"`} {
+		if url != address { // the first leaves the cookie
+			if _, err := client.Get(address); err != nil {
+				t.Fatal(err)
+			}
+		}
+		resp, err := client.Get(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if b, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(b), want) {
+			t.Errorf("%s has no %s: %v, %.300s", url, want, err, b)
+		}
+	}
 }
 
 func get(t *testing.T, url string) string {

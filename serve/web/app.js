@@ -360,6 +360,7 @@ async function start() {
   $('about').textContent = [info.command, info.host, info.start ? new Date(info.start).toLocaleString() : '', info.duration ? seconds(info.duration) : '', info.inputs.map(i => `${comma(i.samples)} samples`).join(' against '), (info.events || []).map(e => e.name).join(', ')].filter(Boolean).join(' · ');
   $('about').title = $('about').textContent;
   $('pprof').hidden = !!offline.ask;
+  $('newest').hidden = !info.live || !!offline.ask;
   if (offline.ask) {
     document.title = `${$('name').textContent} – unspool`;
     $('tab-source').hidden = $('groupbox').hidden = true;
