@@ -27,7 +27,7 @@ type Outside struct {
 // A Kernel is what the program that walks in the kernel has, and has done. There may be none: ok is false then.
 type Kernel struct {
 	Tables, TableBytes, Processes int
-	Evicted, Copied               uint64
+	Evicted, Copied, CutOff       uint64
 }
 
 // Handler returns the pages.
@@ -101,6 +101,7 @@ var (
 	descEvicted = describe("kernel_tables_evicted_total", "Unwind tables that had to make room.")
 	descSpaces  = describe("kernel_processes", "Processes whose mappings the kernel's walk knows.")
 	descCopied  = describe("copied_stacks_total", "Stacks that the kernel's walk left to a copy.")
+	descCutOff  = describe("cut_off_stacks_total", "Stacks that the kernel's walk did not finish, and that were not to be copied.")
 
 	descSent    = describe("sent_total", "Profiles that a target has taken.", "target")
 	descSentB   = describe("sent_bytes_total", "Their bytes.", "target")
@@ -151,6 +152,7 @@ func (o *Outside) Collect(to chan<- prometheus.Metric) {
 		gauge(descSpaces, float64(k.Processes))
 		counter(descEvicted, k.Evicted)
 		counter(descCopied, k.Copied)
+		counter(descCutOff, k.CutOff)
 	}
 	for _, q := range o.Outputs.Queues() {
 		target, s := q.Target().String(), q.Stats()

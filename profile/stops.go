@@ -29,7 +29,7 @@ var why = [unwind.NumStops + 1]struct{ reason, why string }{
 	},
 	unwind.Truncated: {
 		"cut off",
-		"the recorded copy of the stack ends here (record with a larger --stack-size)",
+		"the recorded copy of the stack ends here (record with a larger --stack-size), or none was to be made",
 	},
 	unwind.BadMemory: {
 		"memory that cannot be read",

@@ -28,7 +28,7 @@ import (
 // A Plan says what to record live, and who walks the stacks.
 type Plan struct {
 	perfevent.Options
-	InKernel ebpf.Options // Memory, Cgroup, Comm and Wakers
+	InKernel ebpf.Options // Memory, Cgroup, Comm, Wakers and NoCopies
 	Source   string       // one of Sources; Auto where it is empty
 	Fallback bool         // to ptrace, where perf events are refused
 	Only     string       // what only the kernel's program can do, as its user calls it; "": nothing
@@ -158,7 +158,7 @@ func (l *Live) inKernel(ctx context.Context, mods *modules.Set) error {
 	}
 	l.Loaded = time.Since(l.Start)
 	o := l.plan.Options
-	o.Program = prog
+	o.Program, o.NoCopies = prog, k.NoCopies
 	if err = l.use(perfevent.Open(ctx, o)); err != nil {
 		prog.Close()
 		if errors.Is(err, errors.ErrUnsupported) || errors.As(err, new(*ebpf.VerifierError)) {
@@ -215,6 +215,9 @@ func (l *Live) Summary() string {
 		float64(st.TableBytes)/(1<<20), profile.Count(uint64(st.Processes), "process", "processes"))
 	if st.Copied > 0 {
 		s += ", " + profile.Count(st.Copied, "copy", "copies") + " so far"
+	}
+	if st.CutOff > 0 {
+		s += ", " + profile.Count(st.CutOff, "stack", "stacks") + " cut off so far"
 	}
 	return s
 }
@@ -313,6 +316,7 @@ func (l *Live) wait() (status syscall.WaitStatus, ok bool, err error) {
 func (l *Live) Session(o Options) *Session {
 	s := newSession(l.recorder, perfdata.Host, o)
 	s.ours, s.unsaid, s.framePointers = l.prog != nil, l.unsaid, l.plan.CallGraph == perfevent.FramePointerOrCFI
+	s.noCopies = l.plan.InKernel.NoCopies
 	s.registered = (&live.Registers{Files: o.Mods.Files}).Registered
 	s.machine, s.Info.Host, s.Info.Command, s.Info.Start = l.Machine(), perfdata.Host().Hostname, strings.Join(l.plan.Command, " "), l.Start
 	return s
@@ -339,7 +343,12 @@ func (l *Live) EndNotes() (out []Note) {
 	if n := l.perf.Stats().Shortened; n > 0 {
 		out = append(out, Note{Text: profile.Count(n, "copy of a stack was", "copies of stacks were") + " shortened, because many waited", Advice: WholeCopies})
 	}
-	if st.Blind && (l.plan.All || len(l.plan.Command) == 0) {
+	if st.CutOff > 0 {
+		out = append(out, Note{Text: profile.Count(st.CutOff, "stack is", "stacks are") + " cut off, because the kernel did not yet have what leads on, and no stack was to be copied"})
+	}
+	if st.Blind && l.plan.InKernel.NoCopies {
+		out = append(out, Note{Text: "threads that were blocked already count from when they next run: their stacks were not to be copied"})
+	} else if st.Blind && (l.plan.All || len(l.plan.Command) == 0) {
 		out = append(out, Note{Text: "threads that were blocked already count from when they next run: Linux 5.18 and later can copy their stacks"})
 	}
 	if st.Failed > 0 {

@@ -43,6 +43,7 @@ type Session struct {
 	in            source.RecordStream
 	machine       *arch.Machine
 	ours          bool
+	noCopies      bool                                                    // of stacks were made, and none was to be
 	framePointers bool                                                    // source.Options.FramePointers
 	about         func() perfdata.Info                                    // what a recording of it says of itself
 	want          func(pid, tid int32, comm string, time uint64) bool     // says which samples are of interest; nil: all
@@ -255,7 +256,7 @@ func (s *Session) Notes() []Note {
 		say("%s skipped", profile.Count(st.Unknown, "record of an unknown kind was", "records of unknown kinds were"))
 	}
 	total := st.Samples
-	if cut := st.Stops[unwind.Truncated]; cut*50 > total {
+	if cut := st.Stops[unwind.Truncated]; cut*50 > total && !s.noCopies {
 		out = append(out, largerCopies(profile.Percent(cut, total)+" of the stacks were cut off by the size of their copy", s.in.Decoder().Events()))
 	}
 	n := st.Stops[unwind.NoInfo]

@@ -359,7 +359,7 @@ func kernelOf(rec *record.Live) (k agent.Kernel, ok bool) {
 	if st == nil {
 		return k, false
 	}
-	return agent.Kernel{Tables: st.Tables, TableBytes: int(st.TableBytes), Processes: st.Processes, Evicted: uint64(st.Evicted), Copied: st.Copied}, true
+	return agent.Kernel{Tables: st.Tables, TableBytes: int(st.TableBytes), Processes: st.Processes, Evicted: uint64(st.Evicted), Copied: st.Copied, CutOff: st.CutOff}, true
 }
 
 func (a *agentRun) run(ctx context.Context, given []*pflag.Flag, was map[string]any) error {

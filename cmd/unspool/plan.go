@@ -44,6 +44,7 @@ func (p *plan) flags(c *cobra.Command) {
 	f.StringVar(&p.comm, "comm", "", "record only commands that match this regular expression")
 	f.StringVar(&p.InKernel.Cgroup, "cgroup", "", "record only tasks in this directory of cgroup v2 and below; implies -a unless processes are given: only with --source ebpf (root)")
 	f.StringVar(&p.memory, "memory", "", "kernel memory for unwind tables, such as 512M; the least recently used tables go first (default 1G)")
+	f.BoolVar(&p.InKernel.NoCopies, "no-copies", false, "copy no stack, not even the first ones of a program, whose unwind tables the kernel has not yet: these are cut off, and counted; only with --source ebpf (root)")
 	f.StringVar(&p.callGraph, "call-graph", callGraphs[perfevent.CFI], "what leads through stacks: cfi: the unwind tables of programs; fp: frame pointers, which the kernel follows, without copies; fp,cfi: frame pointers where they reach an outermost frame, else a copy and tables")
 	// Users of perf type this; stacks are recorded without it.
 	f.BoolP("with-stacks", "g", false, "")
@@ -74,6 +75,8 @@ func (p *plan) readCallGraph() error {
 		return usage("--call-graph %s works only with --source perf", p.callGraph)
 	case p.offCPU || p.Event == perfevent.OffCPU || p.InKernel.Cgroup != "" || p.memory != "":
 		return usage("--call-graph %s excludes --off-cpu, --cgroup and --memory: they take the walk by tables in the kernel", p.callGraph)
+	case p.InKernel.NoCopies && p.CallGraph == perfevent.FramePointerOrCFI:
+		return usage("--call-graph fp,cfi copies stacks, and excludes --no-copies")
 	case p.CallGraph == perfevent.FramePointer && p.StackSize > 0:
 		return usage("--call-graph fp copies no stacks, and excludes --stack-size")
 	}
@@ -109,6 +112,8 @@ func (p *plan) check(stepper string, flt *filter) error {
 		return usage("-c takes a number of events, 1 or more")
 	case p.Frequency > 0 && p.Period > 0:
 		return usage("-F and -c exclude each other")
+	case p.InKernel.NoCopies && p.StackSize > 0:
+		return usage("--no-copies and --stack-size exclude each other")
 	case p.User && p.Kernel:
 		return usage("--user and --kernel exclude each other; without either, both are recorded")
 	case p.StackSize%8 != 0 || p.StackSize > perfevent.MaxStackSize:
@@ -137,6 +142,8 @@ func (p *plan) check(stepper string, flt *filter) error {
 		must = "--cgroup"
 	case p.memory != "" && p.Source != record.Auto && p.Source != record.EBPF:
 		must = "--memory"
+	case p.InKernel.NoCopies && p.CallGraph != perfevent.FramePointer:
+		must = "--no-copies"
 	}
 	p.Only = must
 	p.Fallback = p.Source == record.Auto && p.untraceable() == ""
@@ -201,8 +208,8 @@ func (p *plan) untraceable() string {
 		return fmt.Sprintf("-F over %d", tracer.MaxFrequency)
 	case p.StackSize > tracer.MaxStackSize:
 		return fmt.Sprintf("--stack-size over %d", tracer.MaxStackSize)
-	case p.offCPU || p.InKernel.Cgroup != "" || p.memory != "":
-		return "--off-cpu, --cgroup and --memory"
+	case p.offCPU || p.InKernel.Cgroup != "" || p.memory != "" || p.InKernel.NoCopies:
+		return "--off-cpu, --cgroup, --memory and --no-copies"
 	case p.Event != "" && p.Event != "cpu-clock" && p.Event != "cycles":
 		return "-e " + p.Event
 	}

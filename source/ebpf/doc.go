@@ -12,7 +12,7 @@
 // frame that comes again needs no search.
 //
 // Spaces and tables arrive some milliseconds after a process maps a file. When one is missing, the event writes registers and a copy of the
-// stack instead. User space walks the copy when everything is known: Stats.Copied counts these. So a process is profiled from its first
+// stack instead. User space walks the copy when everything is known: Stats.Copied counts these. With Options.NoCopies, such a stack is cut off instead. So a process is profiled from its first
 // sample. The same happens after a table was evicted from the kernel for lack of memory.
 //
 // The tables of a command's program, its interpreter and its libraries are loaded into the kernel before the command starts (ahead.go). A

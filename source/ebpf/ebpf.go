@@ -28,6 +28,7 @@ import (
 type Stats struct {
 	Samples    uint64 // walked in the kernel and read
 	Copied     uint64 // left to a copy of the stack by the same event: a mapping or a table had not come
+	CutOff     uint64 // the same, without copies: the stack ends there
 	RingFull   uint64 // lost: the ring buffer had no room
 	Nested     uint64 // lost: the event interrupted the program. Where it interrupts another BPF program, nobody counts
 	Forgotten  uint64 // lost: a blocked thread or a child that there was no room to remember, a thread that went on unseen, or a stack that never came
@@ -38,7 +39,7 @@ type Stats struct {
 	Evicted    int    // tables in use that were taken out for want of memory
 	Runs       uint64 // of the program, and their time, where the kernel counts (kernel.bpf_stats_enabled)
 	RunTime    time.Duration
-	Blind      bool  // to threads that blocked before the recording: this kernel cannot copy their stacks (Linux 5.18 can)
+	Blind      bool  // to threads that blocked before the recording: their stacks must not be copied, or this kernel cannot (Linux 5.18 can)
 	Failed     int   // address spaces and tables that could not be brought into the kernel
 	Err        error // the first reason
 }
@@ -56,6 +57,7 @@ type Program struct {
 	links   []link.Link
 	ring    *ring
 	blind   bool // Stats.Blind
+	whole   bool // nothing is copied: Options.NoCopies
 	stacks  stacks
 	ended   bool
 	samples atomic.Uint64
@@ -85,6 +87,9 @@ type Options struct {
 	// Wakers asks for the thread that ended each wait: samples of source.OnBlocking have one of source.Waker before them.
 	Wakers bool
 
+	// NoCopies says that no memory of a stack leaves the kernel. What the kernel cannot walk yet ends with unwind.Truncated: Stats.CutOff.
+	NoCopies bool
+
 	// Pass lets events write the kernel's own samples, too, with a copy of the stack, where the walk does not want for one: to compare.
 	Pass bool
 }
@@ -102,7 +107,7 @@ func Load(o Options) (_ *Program, err error) {
 			err = fmt.Errorf("loading the kernel's program: %w", err)
 		}
 	}()
-	p := &Program{prog: "on_event", names: o.Comm, wakers: o.Wakers}
+	p := &Program{prog: "on_event", names: o.Comm, wakers: o.Wakers, whole: o.NoCopies}
 	defer func() {
 		if err != nil {
 			p.close()
@@ -119,6 +124,11 @@ func Load(o Options) (_ *Program, err error) {
 	}
 	if err := fit(p.spec); err != nil {
 		return nil, err
+	}
+	if o.NoCopies {
+		if err := p.spec.Variables["no_copies"].Set(uint32(1)); err != nil {
+			return nil, fmt.Errorf("BUG: %w", err)
+		}
 	}
 	if p.coll, err = p.load("on_event", "on_exec", "on_fork"); err != nil {
 		return nil, err
@@ -395,7 +405,7 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 			}
 		}
 		if err = p.trace(p.more, p.prog); err == nil {
-			if p.blind = !canCopyOthers(); !p.blind {
+			if p.blind = p.whole || !canCopyOthers(); !p.blind {
 				p.track.atFirst(p.still)
 			}
 		}
@@ -554,6 +564,9 @@ func (p *Program) Stats() Stats {
 				*to += n
 			}
 		}
+	}
+	if p.whole {
+		s.Copied, s.CutOff = 0, s.Copied
 	}
 	s.Forgotten += p.stacks.unknown.Load()
 	return s

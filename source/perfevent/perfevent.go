@@ -34,6 +34,9 @@ type Options struct {
 	// Program, MaxStackSize, and less while many copies wait), or 16 or 8 where the ring buffers that the kernel allows are small.
 	StackSize uint32
 
+	// NoCopies, with a Program, has no event ask for a copy of a stack.
+	NoCopies bool
+
 	// CallGraph is what leads through user stacks. With a Program it is CFI.
 	CallGraph CallGraph
 

@@ -70,7 +70,7 @@ func (r *Recorder) plan(o *Options) (*plan, error) {
 		ClockID:        unix.CLOCK_MONOTONIC,
 		SampleRegsUser: source.UserRegsMask(r.machine),
 	}
-	if o.CallGraph == FramePointer {
+	if o.CallGraph == FramePointer || o.NoCopies {
 		a.SampleType &^= source.SampleRegsUser | source.SampleStackUser
 		a.SampleRegsUser = 0
 	}

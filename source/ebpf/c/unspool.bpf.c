@@ -194,7 +194,7 @@ struct {
 
 /*
  * What happened to samples. Lost: the ring buffer was full; an event interrupted the program; a blocked thread or a child
- * could not be remembered. Not lost: left to a copy of the stack, because a mapping or a table was not there yet.
+ * could not be remembered. Not lost: left to a copy of the stack, because a mapping or a table was not there yet, or cut off for that.
  */
 enum { RING_FULL, NESTED, FORGOTTEN, COPIED, NUM_COUNTERS };
 
@@ -256,6 +256,7 @@ const volatile u32 has_state;	/* the state of who blocks, in sched_switch: 5.18 
 const volatile u32 kernel_stack; /* how many bytes a task's stack in the kernel has, to where there is no bpf_task_pt_regs */
 
 const volatile u32 ring_size; /* bytes of samples */
+const volatile u32 no_copies; /* where a mapping or a table is not there yet, the stack is cut off */
 
 #define OF(task, field) (has_task ? (task)->field : BPF_CORE_READ(task, field))
 
@@ -552,7 +553,7 @@ static __always_inline u64 in_execve(void)
 
 /*
  * Walks the current task's stack: its words, user and kernel, the latter without the first skip, are in w. Returns what it
- * comes to: a copy where it may, and the walk wants for a mapping or a table.
+ * comes to: a copy where it may, and the walk wants for a mapping or a table. Without copies, it is cut off there.
  */
 static __always_inline u32 stack(void *ctx, struct walk *w, struct process *p, int in_kernel, u32 skip, int may_copy)
 {
@@ -581,8 +582,12 @@ static __always_inline u32 stack(void *ctx, struct walk *w, struct process *p, i
 		w->id = seed;
 		w->stop = STOP_NO_STACK;
 	}
-	if (may_copy && w->missing && copy())
+	if (no_copies && w->missing) {
+		w->stop = STOP_TRUNCATED;
+		count(COPIED);
+	} else if (may_copy && w->missing && copy()) {
 		what = SAMPLE_COPY;
+	}
 	n = w->n;
 	if (n > MAX_USER)
 		n = MAX_USER;
@@ -669,7 +674,7 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, u3
 	w->s.tid = (u32)id;
 	w->s.cpu = cpu;
 	stack(ctx, w, p, in_kernel, 0, 0);
-	copy = w->missing != 0;
+	copy = w->missing && !no_copies;
 	if (copy)
 		count(COPIED);
 	else
