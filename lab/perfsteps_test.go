@@ -57,6 +57,14 @@ func walksIn(t testing.TB, file string, env []string) (w walks) {
 	return w
 }
 
+// orNone writes a number of which 0 is an answer.
+func orNone(n int) string {
+	if n == 0 {
+		return "none"
+	}
+	return fmt.Sprint(n)
+}
+
 // insidePerf measures the walks of stock perf with libunwind and with the drop-in, in turns: the report's own experiment. What others do on the
 // machine only adds time, so the least of the rounds counts.
 func insidePerf(t testing.TB, files []string, rounds int) (cells [][]string, chart, ratios []quantity) {
@@ -76,6 +84,7 @@ func insidePerf(t testing.TB, files []string, rounds int) (cells [][]string, cha
 			w           walks
 			calls, prog float64
 		}
+		reads := filepath.Join(t.TempDir(), "reads")
 		rows := []*row{
 			{name: "libunwind cached", env: plainEnv("LD_PRELOAD=" + shim)},
 			{name: "libunwind uncached", env: plainEnv("LD_PRELOAD="+shim, "STEPS_UNCACHED=1")},
@@ -85,13 +94,18 @@ func insidePerf(t testing.TB, files []string, rounds int) (cells [][]string, cha
 			{name: "machine code", env: by("native")},
 			{name: "machine code, strict", env: by("native", "UNSPOOL_STRICT=1")},
 			{name: "machine code, uncached", env: by("native", "STEPS_UNCACHED=1")},
+			{name: "the reads alone", env: plainEnv("LD_PRELOAD="+shim, "STEPS_REPLAY="+reads)},
 		}
+		walksIn(t, file, by("table", "STEPS_NOTE="+reads))
 		for round := range rounds {
 			for i := range rows {
 				r := rows[(i+round)%len(rows)]
 				w := walksIn(t, file, r.env)
 				if round == 0 || w.all < r.all {
 					r.all, r.w = w.all, w
+				}
+				if r.name == "the reads alone" {
+					continue // nothing is without the call-backs
 				}
 				w = walksIn(t, file, append(slices.Clone(r.env), "STEPS_APART=1"))
 				if rest := w.all - w.program; round == 0 || rest < r.rest {
@@ -106,8 +120,12 @@ func insidePerf(t testing.TB, files []string, rounds int) (cells [][]string, cha
 		base := rows[0]
 		for _, r := range rows {
 			ratio, rest := per(base, base.all)/per(r, r.all), per(base, base.rest)/per(r, r.rest)
-			cells = append(cells, []string{name, r.name, fmt.Sprint(r.w.steps), fmt.Sprint(r.w.errors), fmt.Sprintf("%.0f", r.all/1e3), fmt.Sprintf("%.1f", per(r, r.all)),
-				fmt.Sprintf("%.2f", per(r, r.calls)), fmt.Sprintf("%.1f", per(r, r.prog)), fmt.Sprintf("%.1f", per(r, r.rest)), fmt.Sprintf("%.2f", ratio), fmt.Sprintf("%.2f", rest)})
+			line := []string{name, r.name, fmt.Sprint(r.w.steps), orNone(r.w.errors), fmt.Sprintf("%.0f", r.all/1e3), fmt.Sprintf("%.1f", per(r, r.all)),
+				fmt.Sprintf("%.2f", per(r, r.calls)), fmt.Sprintf("%.1f", per(r, r.prog)), fmt.Sprintf("%.1f", per(r, r.rest)), fmt.Sprintf("%.2f", ratio), fmt.Sprintf("%.2f", rest)}
+			if r.rest == 0 {
+				line[6], line[7], line[8], line[10] = "", "", "", ""
+			}
+			cells = append(cells, line)
 			if file == files[0] {
 				chart = append(chart, quantity{"in perf: " + r.name, per(r, r.all), false})
 				ratios = append(ratios, quantity{"in perf: " + r.name, ratio, false})

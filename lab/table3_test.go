@@ -104,7 +104,7 @@ type entrant struct {
 
 // table3 unwinds a recording, in rounds, by everything there is. The charts are of the time for a frame, and of
 // libunwind's time, with its cache, over that of each in the same run. Stacks are in the
-// processor's caches when they are unwound, as they are in perf, which unwinds each as it reads it.
+// processor's caches when they are unwound. In perf they are not: it maps the file, and a walk is the first to read a stack.
 func table3(t testing.TB, file string, rounds int) (cells [][]string, chart, ratios []quantity) {
 	var es []*entrant
 	mine := func(s stepping, all bool, name string) {

@@ -8,6 +8,9 @@
  * unw_init_remote; errors are steps that returned less than 0. With STEPS_APART=1, call-backs are counted, and the time in them: in a
  * call-back of find_proc_info that calls unw_dwarf_search_unwind_table, the latter's time is libunwind's. One reading of the clock is taken off
  * for each time that it was read. STEPS_UNCACHED=1 asks for UNW_CACHE_NONE, whatever the program asks for.
+ *
+ * STEPS_NOTE=FILE writes what each step reads of the program's memory, and its result, to FILE. STEPS_REPLAY=FILE does these reads instead of
+ * the library's steps, by the same call-backs, and gives the same results: a library that knows everything before cannot be faster.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -36,12 +39,20 @@ static uint64_t ticks[3], reads[3];
 static enum owner owner;
 static int apart, uncached;
 static struct accessors program;
+static FILE *noted;     /* of each step: how many addresses, these, its result, whether the frame is a signal's, the instruction pointer */
+static word *next;      /* in what is replayed; NULL if nothing is */
+static void *space, *argument; /* of the walk that is replayed */
+static word read_now[256], last_ip;
+static unsigned n_read;
+static int last_signal;
 
 static int (*step)(void *);
 static int (*start)(void *, void *, void *);
 static int (*search)(void *, word, void *, void *, int, void *);
 static void *(*create)(struct accessors *, int);
 static int (*set_policy)(void *, int);
+static int (*get_reg)(void *, int, word *);
+static int (*is_signal)(void *);
 
 static uint64_t now(void)
 {
@@ -64,6 +75,21 @@ static inline enum owner pass(enum owner to)
 	return was;
 }
 
+static void *read_file(const char *path)
+{
+	FILE *f = fopen(path, "r");
+	uint8_t *b;
+	long n;
+
+	if (!f || fseek(f, 0, SEEK_END) != 0 || (n = ftell(f)) < 0 || !(b = malloc((size_t)n + 1)))
+		abort();
+	rewind(f);
+	if (fread(b, 1, (size_t)n, f) != (size_t)n)
+		abort();
+	fclose(f);
+	return b;
+}
+
 __attribute__((constructor)) static void begin(void)
 {
 	const char *e;
@@ -75,6 +101,12 @@ __attribute__((constructor)) static void begin(void)
 	set_policy = (int (*)(void *, int))dlsym(RTLD_NEXT, "_Ux86_64_set_caching_policy");
 	apart = (e = getenv("STEPS_APART")) != NULL && *e == '1';
 	uncached = (e = getenv("STEPS_UNCACHED")) != NULL && *e == '1';
+	get_reg = (int (*)(void *, int, word *))dlsym(RTLD_NEXT, "_Ux86_64_get_reg");
+	is_signal = (int (*)(void *))dlsym(RTLD_NEXT, "_Ux86_64_is_signal_frame");
+	if (step && (e = getenv("STEPS_NOTE")) != NULL)
+		noted = fopen(e, "w");
+	if (step && (e = getenv("STEPS_REPLAY")) != NULL)
+		next = read_file(e);
 	pair = UINT64_MAX;
 	for (int i = 0; i < 64; i++) { /* what a reading costs: the least of averages */
 		uint64_t before;
@@ -105,36 +137,85 @@ __attribute__((destructor)) static void end(void)
 	}
 }
 
+/* A step that was noted. */
+static int replay(void)
+{
+	word n = *next++, v;
+	int r;
+
+	while (n-- > 0)
+		program.access_mem(space, *next++, &v, 0, argument);
+	r = (int)*next++;
+	last_signal = (int)*next++;
+	last_ip = *next++;
+	return r;
+}
+
+static void note(void *c, int r)
+{
+	word result[3] = {(word)(int64_t)r, (word)is_signal(c), 0}, n = n_read;
+
+	get_reg(c, 16, &result[2]);
+	fwrite(&n, sizeof n, 1, noted);
+	fwrite(read_now, sizeof *read_now, n_read, noted);
+	fwrite(result, sizeof *result, 3, noted);
+	n_read = 0;
+}
+
+int _Ux86_64_get_reg(void *c, int i, word *to)
+{
+	if (!next)
+		return get_reg(c, i, to);
+	*to = last_ip;
+	return 0;
+}
+
+int _Ux86_64_is_signal_frame(void *c)
+{
+	return next ? last_signal : is_signal(c);
+}
+
 int _Ux86_64_step(void *c)
 {
 	enum owner was = pass(LIBRARY);
-	int r = step(c);
+	int r = next ? replay() : step(c);
 
 	pass(was);
+	if (noted)
+		note(c, r);
 	steps++;
 	errors += r < 0;
 	return r;
 }
 
-int _Ux86_64_init_remote(void *c, void *space, void *arg)
+int _Ux86_64_init_remote(void *c, void *as, void *arg)
 {
 	enum owner was = pass(LIBRARY);
-	int r = start(c, space, arg);
+	word v;
+	int r;
 
+	if (next) {
+		space = as;
+		argument = arg;
+		r = program.access_reg(as, 16, &v, 0, arg) | program.access_reg(as, 7, &v, 0, arg);
+	} else {
+		r = start(c, as, arg);
+	}
 	pass(was);
 	walks++;
+	n_read = 0;
 	return r;
 }
 
-int _Ux86_64_dwarf_search_unwind_table(void *space, word ip, void *di, void *pi, int need, void *arg)
+int _Ux86_64_dwarf_search_unwind_table(void *as, word ip, void *di, void *pi, int need, void *arg)
 {
 	enum owner was = owner;
 	int r;
 
 	if (was != PROGRAM)
-		return search(space, ip, di, pi, need, arg);
+		return search(as, ip, di, pi, need, arg);
 	pass(LIBRARY);
-	r = search(space, ip, di, pi, need, arg);
+	r = search(as, ip, di, pi, need, arg);
 	pass(was);
 	return r;
 }
@@ -148,23 +229,34 @@ int _Ux86_64_dwarf_search_unwind_table(void *space, word ip, void *di, void *pi,
 	pass(LIBRARY); \
 	return r;
 
-static int find_proc_info(void *space, word ip, void *pi, int need, void *arg) { CALL(program.find_proc_info(space, ip, pi, need, arg)) }
-static int list(void *space, word *to, void *arg) { CALL(program.get_dyn_info_list_addr(space, to, arg)) }
-static int access_mem(void *space, word at, word *v, int write, void *arg) { CALL(program.access_mem(space, at, v, write, arg)) }
-static int access_reg(void *space, int i, word *v, int write, void *arg) { CALL(program.access_reg(space, i, v, write, arg)) }
+static int find_proc_info(void *as, word ip, void *pi, int need, void *arg) { CALL(program.find_proc_info(as, ip, pi, need, arg)) }
+static int list(void *as, word *to, void *arg) { CALL(program.get_dyn_info_list_addr(as, to, arg)) }
+static int note_mem(void *as, word at, word *v, int write, void *arg)
+{
+	if (owner == LIBRARY && n_read < sizeof read_now / sizeof *read_now)
+		read_now[n_read++] = at;
+	return program.access_mem(as, at, v, write, arg);
+}
+
+static int access_mem(void *as, word at, word *v, int write, void *arg) { CALL(program.access_mem(as, at, v, write, arg)) }
+static int access_reg(void *as, int i, word *v, int write, void *arg) { CALL(program.access_reg(as, i, v, write, arg)) }
 
 /* A program has one table of accessors for all of its spaces. */
 void *_Ux86_64_create_addr_space(struct accessors *a, int order)
 {
 	static struct accessors mine;
 
-	if (!apart)
+	if (!apart && !noted && !next)
 		return create(a, order);
 	if (program.access_mem && memcmp(&program, a, sizeof program) != 0) {
 		fprintf(stderr, "steps: address spaces differ in their accessors\n");
 		abort();
 	}
 	program = mine = *a;
+	if (noted)
+		mine.access_mem = note_mem;
+	if (!apart)
+		return create(next ? a : &mine, order);
 	mine.find_proc_info = find_proc_info;
 	mine.get_dyn_info_list_addr = list;
 	mine.access_mem = access_mem;
@@ -172,7 +264,7 @@ void *_Ux86_64_create_addr_space(struct accessors *a, int order)
 	return create(&mine, order);
 }
 
-int _Ux86_64_set_caching_policy(void *space, int policy)
+int _Ux86_64_set_caching_policy(void *as, int policy)
 {
-	return set_policy(space, uncached ? 0 : policy);
+	return set_policy(as, uncached ? 0 : policy);
 }
