@@ -19,6 +19,9 @@ const dropinDir = "lib/unspool"
 // Exceptions is the library in front of libgcc's unwinder; it is beside the drop-in.
 const Exceptions = "libunspool_eh.so"
 
+// Heap is the library in front of a program's allocator; it is beside the drop-in.
+const Heap = "libunspool_heap.so"
+
 func init() {
 	if runtime.GOARCH == "arm64" {
 		Dropin, dropinBuild = "libunwind-aarch64.so.8", "runtime/build/aarch64"
@@ -45,15 +48,29 @@ func FindExceptions(dir string) (string, error) {
 	return path, nil
 }
 
+// FindHeap returns the path of the library in front of a program's allocator, in the directory that FindDropin returns for dir.
+func FindHeap(dir string) (string, error) {
+	path, reason, change := findPreload(dir, programDir(), Heap)
+	if reason != "" {
+		return "", fmt.Errorf("%s: %s", reason, change)
+	}
+	return path, nil
+}
+
 func findExceptions(dir, program string) (path, reason, change string) {
 	if runtime.GOARCH != "amd64" {
 		return "", "there is no " + Exceptions + " for " + runtime.GOARCH, "use an x86-64 machine"
 	}
+	return findPreload(dir, program, Exceptions)
+}
+
+// findPreload looks for a library beside the drop-in that programs can preload.
+func findPreload(dir, program, name string) (path, reason, change string) {
 	at, reason, change := findDropin(dir, program)
 	if reason != "" {
 		return "", reason, change
 	}
-	path = filepath.Join(at, Exceptions)
+	path = filepath.Join(at, name)
 	switch by := changeable(path); {
 	case !isThere(path):
 		return "", "no " + path, "install all of a release, or, in unspool's sources, make runtime"

@@ -72,7 +72,7 @@ func (b *Builder) Add(s *Sample) int {
 	}
 	i := b.find(key{stack, b.comm(s.Comm), s.PID, s.TID, int32(s.Event), s.stop()})
 	a := &b.samples[i]
-	a.count++
+	a.count += s.count()
 	a.period += s.Period
 	return i
 }

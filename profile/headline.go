@@ -17,7 +17,13 @@ func (e Event) Base() string {
 }
 
 // Headline is the line of counts on top of every report that has room for one: Summary, and what was counted.
-func (p *Profile) Headline() string { return p.Title(p.Summary()) }
+func (p *Profile) Headline() string {
+	if p.Heap() {
+		_, rest, _ := strings.Cut(p.Summary(), " · ")
+		return p.inMemory() + " · " + rest
+	}
+	return p.Title(p.Summary())
+}
 
 // Title puts the events into a summary: "10 samples of cycles and faults · …".
 func (i *Info) Title(summary string) string {

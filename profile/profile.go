@@ -6,6 +6,7 @@
 package profile
 
 import (
+	"math"
 	"path"
 	"strconv"
 	"strings"
@@ -22,6 +23,7 @@ type Sample struct {
 	Time     uint64         // in ns, by the clock of the recording
 	CPU      uint32         // or NoCPU
 	Period   uint64         // events since the sample before, in the event's unit
+	Count    uint64         // how many samples it stands for; 0: one
 	Event    int            // index in Info.Events
 	Kernel   []uint64       // addresses as recorded, innermost first
 	User     []unwind.Frame // innermost first
@@ -71,6 +73,9 @@ func (s *Sample) Addr(i int) uint64 {
 
 func (w *Waker) frames() int { return 1 + len(w.Kernel) + len(w.User) + len(w.End) }
 
+// count is how many samples s stands for.
+func (s *Sample) count() uint64 { return max(s.Count, 1) }
+
 func (s *Sample) stop() unwind.Stop {
 	if !s.HasUser && len(s.User) == 0 || s.Stop >= unwind.NumStops {
 		return unwind.NoUserStack
@@ -104,6 +109,7 @@ func NewEvent(name string) Event {
 // Info describes a recording apart from its samples. All of it is optional.
 type Info struct {
 	Events   []Event
+	Every    uint64    // of a heap profile: bytes, on average, between samples; 0: all allocations count, or it is not known
 	Start    time.Time // by the wall clock
 	Duration time.Duration
 	Host     string
@@ -256,18 +262,19 @@ type Totals struct {
 
 // Count adds one sample.
 func (t *Totals) Count(s *Sample) {
-	t.Samples++
+	n := s.count()
+	t.Samples += n
 	t.Period += s.Period
-	t.Frames += uint64(len(s.Kernel) + len(s.User))
-	t.Stops[s.stop()]++
-	t.Hows[HowKernel] += uint64(len(s.Kernel))
-	t.hows(s.User)
+	t.Frames += n * uint64(len(s.Kernel)+len(s.User))
+	t.Stops[s.stop()] += n
+	t.Hows[HowKernel] += n * uint64(len(s.Kernel))
+	t.hows(s.User, n)
 	if w := s.Waker; w != nil {
-		t.Frames += uint64(w.frames())
-		t.Hows[HowKernel] += uint64(len(w.Kernel))
-		t.Hows[howOf(w.By.How)]++
-		t.hows(w.User)
-		t.hows(w.End)
+		t.Frames += n * uint64(w.frames())
+		t.Hows[HowKernel] += n * uint64(len(w.Kernel))
+		t.Hows[howOf(w.By.How)] += n
+		t.hows(w.User, n)
+		t.hows(w.End, n)
 	}
 }
 
@@ -285,9 +292,9 @@ func (t *Totals) Merge(u *Totals) {
 	t.NoStops = t.NoStops && u.NoStops
 }
 
-func (t *Totals) hows(frames []unwind.Frame) {
+func (t *Totals) hows(frames []unwind.Frame, n uint64) {
 	for i := range frames {
-		t.Hows[howOf(frames[i].How)]++
+		t.Hows[howOf(frames[i].How)] += n
 	}
 }
 
@@ -372,8 +379,11 @@ func Percent(n, total uint64) string {
 	}
 }
 
-// Number returns a weight in a unit, for people: "1.235 s" of "ns", "104,231" of all else.
+// Number returns a weight in a unit, for people: "1.235 s" of "ns", "1.2 MiB" of "bytes", "104,231" of all else.
 func Number(n uint64, unit string) string {
+	if unit == "bytes" {
+		return Bytes(int64(min(n, math.MaxInt64)))
+	}
 	if unit != "ns" || n == 0 {
 		return Comma(n)
 	}
@@ -397,7 +407,7 @@ func Bytes(n int64) string { return printable.Bytes(n) }
 
 // Quantity is Number with the unit, a plural: "1.235 s", "104,231 samples", "1 sample", "1 cache-miss".
 func Quantity(n uint64, unit string) string {
-	if unit == "ns" {
+	if unit == "ns" || unit == "bytes" {
 		return Number(n, unit)
 	}
 	return Count(n, singular(unit), unit)

@@ -33,15 +33,17 @@ func TestSums(t *testing.T) {
 	}
 }
 
-// TestNumber: times have the unit that suits them, all other numbers are counts.
+// TestNumber: times and bytes have the unit that suits them, all other numbers are counts.
 func TestNumber(t *testing.T) {
 	for n, want := range map[uint64]string{0: "0", 7: "7 ns", 999: "999 ns", 1500: "1.5 µs", 12_345_678: "12.35 ms", 1_234_567_890: "1.235 s", 5e15: "5,000,000 s"} {
 		if got := Number(n, "ns"); got != want {
 			t.Errorf("%d: %q, want %q", n, got, want)
 		}
 	}
-	if got := Quantity(1500, "ns"); got != "1.5 µs" {
-		t.Error(got)
+	for unit, want := range map[string]string{"ns": "1.5 µs", "bytes": "1.5 KiB"} {
+		if got := Quantity(1500, unit); got != want {
+			t.Error(got)
+		}
 	}
 }
 
@@ -49,7 +51,7 @@ func TestNumber(t *testing.T) {
 func TestQuantity(t *testing.T) {
 	for unit, one := range map[string]string{
 		"samples": "sample", "events": "event", "cycles": "cycle", "page-faults": "page-fault", "LLC-load-misses": "LLC-load-miss", "branches": "branch", "cache-references": "cache-reference",
-		"context-switches": "context-switch", "bytes": "byte", "cs": "cs", "cpu-clock": "cpu-clock", "sched:sched_stats": "sched:sched_stats", "cpu/x/s": "cpu/x/s", "progress": "progress",
+		"context-switches": "context-switch", "cs": "cs", "cpu-clock": "cpu-clock", "sched:sched_stats": "sched:sched_stats", "cpu/x/s": "cpu/x/s", "progress": "progress",
 	} {
 		if got := Quantity(1, unit); got != "1 "+one {
 			t.Errorf("%q, want 1 %s", got, one)

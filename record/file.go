@@ -120,6 +120,9 @@ func readPprof(in io.Reader, filter *Filter) (*profile.Profile, error) {
 		return nil, ErrTimeless
 	}
 	p, err := pprof.Read(in)
+	if err == nil && p.Heap() {
+		p = p.Only(profile.HeapInUse)
+	}
 	if err != nil || !filter.active() {
 		return p, err
 	}

@@ -60,6 +60,8 @@ func (o *Options) total(p *profile.Profile) uint64 { return o.By.All(&p.Totals) 
 // unit names what weights count: "samples", "ns", "cycles".
 func (o *Options) unit(p *profile.Profile) string {
 	switch {
+	case o.By == Samples && p.Heap():
+		return "objects"
 	case o.By == Samples:
 		return "samples"
 	case len(p.Events) != 1:

@@ -30,6 +30,7 @@ func recordCmd() *cobra.Command {
 	var flt filter
 	var p plan
 	var to sending
+	var h heapPlan
 	var stepper func() (*modules.Set, error)
 	duration, withNames := "", false
 	c := &cobra.Command{
@@ -59,6 +60,13 @@ The waker of a condition variable is the thread that signalled. A timer ends wai
 as "[woken by an interrupt]", without the code it interrupted. Wakers in processes that are not recorded have names,
 but no functions.
 
+With --heap, record shows where the command and its children allocate memory, instead of where they spend time. A
+library in front of the program's allocator takes a sample each 512 KiB, on average, and walks its stack. --heap=all
+records every allocation. The kernel and root take no part. The profile has what was allocated (alloc), what is in use
+at the end (inuse), what was in use when most bytes were (peak), and what was freed before its thread had allocated
+anything else (temporary), in bytes and in objects. pprof's files have all of it; other formats show what --heap-value
+says. Without -o, record writes ` + defaultHeap + ` and prints a table.
+
 --to sends the finished recording to an engine, with the names of functions and inlined calls:
 parca=http://HOST:7070, pyroscope=http://HOST:4040, otlp=http://HOST:4318 or otlp=grpc://HOST:4317. The recording
 stays on disk. If an engine does not take it, a line says why, and how to send it again.
@@ -73,11 +81,15 @@ samples a second. unspool doctor says what is allowed.`,
   unspool record -a --duration 30s --comm '^nginx'
   unspool record --to pyroscope=http://127.0.0.1:4040 --label service_name=shop -- ./program
   unspool record -e page-faults -o faults.svg -- ./program
+  unspool record --heap -o heap.svg -- ./program
   unspool record --off-cpu -p 1234 --duration 10s -o blocked.svg
   unspool record --off-cpu --wakers -a --duration 10s -o wakers.svg
   unspool record -a --cgroup /sys/fs/cgroup/system.slice --duration 10s -o services.svg`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
+			if h.on() {
+				return recordHeap(c, &h, &o, args, duration, stepper)
+			}
 			p.Command = args
 			if err := p.check(c.Flag("stepper").Value.String(), &flt); err != nil {
 				return err
@@ -121,6 +133,7 @@ samples a second. unspool doctor says what is allowed.`,
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
 	p.flags(c)
+	h.flags(c)
 	f.StringVar(&duration, "duration", "", `end after this time, such as "10s" or "2m"`)
 	f.BoolVar(&withNames, "with-names", false, "put the names and lines of all samples into the recording, to read it on another machine")
 	f.IntSliceVarP(&p.TIDs, "tid", "t", nil, "record these threads")

@@ -182,7 +182,7 @@ func serveInput(path string, flt *filter, mods *modules.Set, plain bool) serve.I
 		}
 		defer f.Close()
 		if f.Pprof != nil {
-			rec := &serve.Recording{Profile: f.Pprof, Periods: f.Pprof.Waits()}
+			rec := &serve.Recording{Profile: f.Pprof, Periods: f.Pprof.Waits() || f.Pprof.Heap()}
 			if f.Ring != nil {
 				rec.Services, rec.Times, rec.Interval = f.Ring.Tags, &intervals, length
 			}

@@ -127,9 +127,9 @@ func (s *session) stream(ctx context.Context, w io.Writer, o *output) error {
 	return err
 }
 
-// weigh lets time that threads were blocked for weigh in a report of it, not how often.
+// weigh lets time that threads were blocked for weigh in a report of it, not how often; and bytes of memory, not how many objects.
 func (o *output) weigh(info *profile.Info) {
-	if info.Waits() {
+	if info.Waits() || info.Heap() {
 		o.opts.By = report.Periods
 	}
 }

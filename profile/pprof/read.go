@@ -55,10 +55,14 @@ func Read(r io.Reader) (*profile.Profile, error) {
 type values struct {
 	count  int // -1: none
 	events []int
+	heap   []int // of a heap profile, by event: the value of objects; that of bytes is next to it
 }
 
 func valuesOf(in *proto.Profile, p *profile.Profile, ours bool) values {
 	v := values{count: -1}
+	if v.heap = heapOf(in, p); v.heap != nil {
+		return v
+	}
 	for i, t := range in.SampleType {
 		if t.Type == "samples" && t.Unit == "count" {
 			v.count = i
@@ -202,7 +206,7 @@ func fromProto(in *proto.Profile, most int) (*profile.Profile, error) {
 	}
 	for _, s := range in.Sample {
 		st := profile.Stack{Comm: comm, Stop: unwind.Outermost}
-		if !readValues(s, v, &st) {
+		if v.heap == nil && !readValues(s, v, &st) {
 			p.Loss.Damaged++
 			continue
 		}
@@ -219,6 +223,10 @@ func fromProto(in *proto.Profile, most int) (*profile.Profile, error) {
 			st.Stop = parseStop(c[0])
 		}
 		st.PID, st.TID = number(s, "pid"), cmp.Or(number(s, "tid"), number(s, "thread_id"))
+		if v.heap != nil {
+			readHeap(s, v.heap, &st, p)
+			continue
+		}
 		p.Stacks = append(p.Stacks, st)
 	}
 	hows := p.Totals.Hows

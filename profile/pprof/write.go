@@ -26,7 +26,8 @@ const (
 )
 
 // Write writes p in pprof's format (profile.proto), compressed. Sample types are samples/count and one for each
-// event: cpu/nanoseconds for clocks, else its name and unit. Samples have the labels comm, pid, tid, and stop where a stack is
+// event: cpu/nanoseconds for clocks, else its name and unit. Heap profiles have two for each event, as Go's have: alloc_objects/count,
+// alloc_space/bytes, inuse_objects/count, inuse_space/bytes, and two more pairs. Samples have the labels comm, pid, tid, and stop where a stack is
 // not whole; the counts are in comments. An address is that of the first process that mapped the file.
 func Write(w io.Writer, p *profile.Profile) error {
 	out := &proto.Profile{
@@ -37,11 +38,17 @@ func Write(w io.Writer, p *profile.Profile) error {
 	if !p.Start.IsZero() {
 		out.TimeNanos = p.Start.UnixNano()
 	}
-	for _, v := range eventTypes(p) {
-		out.SampleType = append(out.SampleType, v)
-		out.DefaultSampleType = out.SampleType[1].Type
+	heap := p.Heap()
+	if heap {
+		out.SampleType, out.DefaultSampleType = heapTypes(p)
+		out.PeriodType, out.Period = &proto.ValueType{Type: "space", Unit: "bytes"}, clamp(max(p.Every, 1))
+	} else {
+		for _, v := range eventTypes(p) {
+			out.SampleType = append(out.SampleType, v)
+			out.DefaultSampleType = out.SampleType[1].Type
+		}
 	}
-	if len(p.Events) == 1 && p.Totals.Samples > 0 && !p.Waits() { // waits have no rate
+	if !heap && len(p.Events) == 1 && p.Totals.Samples > 0 && !p.Waits() { // waits have no rate
 		out.PeriodType = out.SampleType[1]
 		out.Period = clamp(p.Totals.Period / p.Totals.Samples)
 	}
@@ -50,7 +57,8 @@ func Write(w io.Writer, p *profile.Profile) error {
 	locs.places()
 	like := map[labels]*proto.Sample{} // nothing but labels
 	samples := make([]proto.Sample, len(p.Stacks))
-	out.Sample = make([]*proto.Sample, len(p.Stacks))
+	out.Sample = make([]*proto.Sample, 0, len(p.Stacks))
+	one := map[heapKey]*proto.Sample{}
 	for i := range p.Stacks {
 		s := &p.Stacks[i]
 		key := labels{comm: s.Comm, pid: s.PID, tid: s.TID}
@@ -62,13 +70,25 @@ func Write(w io.Writer, p *profile.Profile) error {
 			l = key.sample()
 			like[key] = l
 		}
+		if heap && len(s.Frames) > 0 { // one sample has what all events count
+			k := heapKey{&s.Frames[0], len(s.Frames), key}
+			if v := one[k]; v != nil {
+				addHeap(v, s)
+				continue
+			}
+			one[k] = &samples[i]
+		}
 		v := &samples[i]
 		v.Value, v.Location, v.Label, v.NumLabel = make([]int64, len(out.SampleType)), locs.stack(s.Frames), l.Label, l.NumLabel
+		out.Sample = append(out.Sample, v)
+		if heap {
+			addHeap(v, s)
+			continue
+		}
 		v.Value[0] = clamp(s.Count)
 		if e := int(s.Event) + 1; e > 0 && e < len(v.Value) {
 			v.Value[e] = clamp(s.Period)
 		}
-		out.Sample[i] = v
 	}
 	if err := out.CheckValid(); err != nil {
 		panic("BUG: " + err.Error())

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * heap.h: what libunspool_heap.so is made of: it stands in front of a program's allocator, samples allocations, and walks the stack of each sample
+ * (docs/HEAP.md). heap.c has the allocator's functions, heap_table.c the tables, heap_file.c the files that the recorder reads. source/heap reads
+ * them.
+ */
+#ifndef UNSPOOL_HEAP_H
+#define UNSPOOL_HEAP_H
+
+#include "local.h"
+
+/* ---- The files ---- */
+
+/*
+ * A process writes chunks: files PID-PART-NUMBER in the recorder's directory. Each begins with a header; records follow, each of a multiple of 8
+ * bytes. All is in the machine's byte order, and all numbers may change while the process runs.
+ */
+#define HEAP_MAGIC 0x7061656874707375u /* "uspthe", "ap" */
+enum { HEAP_VERSION = 1, HEAP_FRAMES = 255, HEAP_SEGMENTS = 8, HEAP_PATH = 4096, HEAP_ID = 32 };
+enum { HEAP_PROCESS = 1, HEAP_MODULE = 2, HEAP_STACK = 3 };
+
+struct heap_chunk {
+	uint64_t magic;
+	uint32_t version, pid;
+	uint64_t part;   /* when the process began to record, in ns: all chunks of one recording have the same */
+	uint32_t number; /* from 0 */
+	uint32_t unused;
+	_Atomic uint64_t used; /* bytes that are written, this header included */
+};
+
+struct heap_head {
+	uint32_t type, size; /* of the record, with this */
+};
+
+/* The first record of the first chunk. */
+struct heap_process {
+	struct heap_head head;
+	uint64_t period;   /* bytes, on average, between samples; 0: all allocations are recorded */
+	uint64_t foreign;  /* 1: the program has an allocator in itself: its calls of that are not seen */
+	uint64_t lost;     /* allocations that there was no room for */
+	uint64_t nested;   /* samples and frees in signal handlers that interrupted the recording of another: not recorded */
+	int64_t objects, bytes, peak_objects, peak_bytes; /* in use; objects in units of 1/HEAP_UNIT */
+	uint64_t epoch;    /* how often the peak rose */
+	char comm[16];
+	char path[]; /* of the program, ending with 0 */
+};
+
+struct heap_module {
+	struct heap_head head;
+	uint32_t index, n_id, n_segments, unused;
+	uint8_t id[HEAP_ID];
+	struct {
+		uint64_t lo, hi, off;
+	} segment[HEAP_SEGMENTS]; /* what is executable: addresses, and where that is in the file */
+	char path[];
+};
+
+enum { HEAP_UNIT = 1 << 16 };
+
+/* What was allocated from one stack. Each word of frame has the module's index above the lower 48 bits. Objects count in 1/HEAP_UNIT. */
+struct heap_stack {
+	struct heap_head head;
+	uint64_t objects, bytes;             /* allocated */
+	uint64_t freed_objects, freed_bytes;
+	uint64_t brief_objects, brief_bytes; /* freed before the thread had allocated anything else */
+	uint64_t peak_objects, peak_bytes;   /* in use at the peak, if epoch is the process's; else what is in use now was */
+	uint64_t epoch;
+	uint32_t generation;
+	uint32_t n;
+	uint64_t frame[];
+};
+
+/* ---- The tables (heap_table.c) ---- */
+
+/* A thread. left counts down: at 0 and below, the next allocation is looked at. */
+struct heap_thread {
+	int64_t left;
+	uint64_t random; /* 0: not seeded */
+	uint32_t busy;
+};
+extern US_HIDDEN _Thread_local struct heap_thread heap_thread __attribute__((tls_model("initial-exec")));
+
+/* How many recorded allocations, of those in use, an address shares its slot with; 255 stays. Where there is 0, nothing is recorded. */
+enum { HEAP_FILTER_BITS = 15 };
+extern US_HIDDEN _Atomic uint8_t heap_filter[1 << HEAP_FILTER_BITS];
+
+US_INLINE unsigned heap_filter_slot(uint64_t p)
+{
+	return (unsigned)((p >> 4) * 0x9e3779b97f4a7c15u >> (64 - HEAP_FILTER_BITS));
+}
+
+US_INLINE int heap_maybe_recorded(const void *p)
+{
+	return us_unlikely(atomic_load_explicit(&heap_filter[heap_filter_slot((uint64_t)p)], memory_order_relaxed) != 0);
+}
+
+/* An allocation of n bytes at p, after the thread's left went to 0 or below. Keeps errno. */
+US_HIDDEN void heap_allocated(void *p, uint64_t n) US_COLD;
+
+/* Before p is given back. What it returns, heap_unfreed can put in again. Keeps errno. */
+struct heap_freed {
+	struct heap_stack *stack;
+	uint64_t size;
+};
+US_HIDDEN struct heap_freed heap_free(void *p) __attribute__((noinline));
+US_HIDDEN void heap_unfreed(void *p, struct heap_freed f) US_COLD;
+
+/* Begins to record, if the environment asks for it, and not yet. */
+US_HIDDEN void heap_begin(int foreign);
+
+/* Modules may have changed: stacks from now on are not those from before. */
+US_HIDDEN void heap_unloaded(void);
+
+/* ---- The files (heap_file.c). Under the tables' lock. ---- */
+
+struct heap_files {
+	struct heap_chunk *chunk;
+	uint64_t size; /* of it */
+	uint32_t number;
+	uint64_t part;
+	struct heap_process *process;
+	uint64_t announced[8192 / 64 + 1]; /* modules, by index */
+	char dir[HEAP_PATH];
+};
+
+/* Opens the first chunk in a directory; 0 for an error. */
+US_HIDDEN int heap_open(struct heap_files *f, const char *dir, uint64_t period);
+
+/* Room for a record, which is to be filled before heap_wrote is called; NULL for none. */
+US_HIDDEN void *heap_room(struct heap_files *f, uint32_t type, uint64_t size);
+US_HIDDEN void heap_wrote(struct heap_files *f);
+
+/* The word of a frame; writes its module before. */
+US_HIDDEN uint64_t heap_frame(struct heap_files *f, uint64_t pc, int exact);
+
+/* System calls, which change errno. */
+US_HIDDEN void *heap_map(uint64_t size);
+US_HIDDEN uint64_t heap_clock(void);
+
+#endif /* UNSPOOL_HEAP_H */

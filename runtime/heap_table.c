@@ -1,0 +1,623 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * heap_table.c: which allocations are recorded, those in use, and the stacks that they came from.
+ *
+ * Without an allocation of all, samples are a Poisson process over allocated bytes: an allocation of n bytes is one with the probability
+ * 1 - exp(-n / period), and counts as often as that is rare. So sums are right on average, for each size.
+ *
+ * All state lies in pages that are zeros in a process that forks off (MADV_WIPEONFORK): it begins anew, with nothing in use and no lock held. A
+ * process without a recorder, or without these pages, records nothing.
+ */
+#define _GNU_SOURCE
+#include "heap.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+extern int unspool_backtrace(void **pcs, int max);
+
+_Thread_local struct heap_thread heap_thread __attribute__((tls_model("initial-exec")));
+
+enum { UNBEGUN = 0, ON = 1, OFF = 2, DEFERRED = 64, FIRST_SLOTS = 1024, MAX_SLOTS = 1 << 30 };
+
+/* An allocation in use. 48 bits of its address, and of its stack's; above them the thread's left when it was made. */
+struct live {
+	uint64_t address, stack, size;
+};
+
+struct interned {
+	uint64_t hash;
+	struct heap_stack *stack;
+};
+
+static struct state {
+	_Atomic uint32_t lock; /* 1: held; 2: and others wait */
+	_Atomic uint32_t on;
+	uint32_t generation; /* of modules */
+	_Atomic uint32_t n_deferred;
+	_Atomic uint64_t deferred[DEFERRED]; /* what was given back while it could not be recorded */
+	uint64_t period;
+	struct live *live;
+	uint64_t n_live, live_slots;
+	struct interned *interned;
+	uint64_t n_interned, interned_slots;
+	struct heap_files files;
+} __attribute__((aligned(4096))) state;
+
+_Atomic uint8_t heap_filter[1 << HEAP_FILTER_BITS] __attribute__((aligned(4096)));
+
+/* The library's own code. */
+static uint64_t own_lo, own_hi;
+
+/* ---- The lock ---- */
+
+static void lock(void)
+{
+	uint32_t was = 0;
+
+	for (unsigned spins = 0; spins < 100; spins++) {
+		was = 0;
+		if (atomic_compare_exchange_weak_explicit(&state.lock, &was, 1, memory_order_acquire, memory_order_relaxed))
+			return;
+	}
+	while (atomic_exchange_explicit(&state.lock, 2, memory_order_acquire) != 0)
+		syscall(SYS_futex, &state.lock, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
+}
+
+static void unlock(void)
+{
+	if (atomic_exchange_explicit(&state.lock, 0, memory_order_release) == 2)
+		syscall(SYS_futex, &state.lock, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+/* ---- Chance ---- */
+
+static uint64_t random_word(struct heap_thread *t)
+{
+	uint64_t x = t->random;
+
+	x ^= x >> 12;
+	x ^= x << 25;
+	x ^= x >> 27;
+	t->random = x;
+	return x * 0x2545f4914f6cdd1du;
+}
+
+static void seed(struct heap_thread *t)
+{
+	static _Atomic uint64_t threads;
+	uint64_t x = heap_clock() ^ (uint64_t)t ^ atomic_fetch_add(&threads, 1) << 40 ^ (uint64_t)syscall(SYS_getpid) << 32;
+
+	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+	x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+	t->random = (x ^ x >> 31) | 1;
+}
+
+/* The natural logarithm of 0 < x <= 1. */
+static double logarithm(double x)
+{
+	uint64_t bits;
+	double m, s, z;
+	int e;
+
+	memcpy(&bits, &x, sizeof bits);
+	e = (int)(bits >> 52) - 1023;
+	bits = (bits & 0xfffffffffffffu) | (uint64_t)1023 << 52;
+	memcpy(&m, &bits, sizeof m);
+	if (m > 1.4142135623730951) {
+		m /= 2;
+		e++;
+	}
+	s = (m - 1) / (m + 1);
+	z = s * s;
+	return e * 0.6931471805599453 + 2 * s * (1 + z * (1 / 3.0 + z * (1 / 5.0 + z * (1 / 7.0 + z * (1 / 9.0 + z / 11)))));
+}
+
+/* 1 - exp(-x), for x >= 0. */
+static double chance(double x)
+{
+	unsigned k = 0;
+	double e;
+
+	if (x > 40)
+		return 1;
+	for (; x > 1.0 / 16; k++)
+		x /= 2;
+	e = -x * (1 - x / 2 * (1 - x / 3 * (1 - x / 4 * (1 - x / 5 * (1 - x / 6 * (1 - x / 7))))));
+	while (k--)
+		e *= e + 2; /* of twice as much */
+	return -e;
+}
+
+/* Bytes up to the next sample. */
+static int64_t draw(struct heap_thread *t)
+{
+	double u = (double)((random_word(t) >> 11) + 1) * 0x1p-53;
+
+	return (int64_t)(-logarithm(u) * (double)state.period) + 1;
+}
+
+/* What a recorded allocation counts for. */
+struct weight {
+	uint64_t objects, bytes;
+};
+
+static struct weight weigh(uint64_t n)
+{
+	double c;
+
+	if (state.period == 0 || n == 0)
+		return (struct weight){HEAP_UNIT, n};
+	c = chance((double)n / (double)state.period);
+	return (struct weight){(uint64_t)(HEAP_UNIT / c + 0.5), (uint64_t)((double)n / c + 0.5)};
+}
+
+/* ---- What is in use ---- */
+
+#define LOW ((uint64_t)1 << 48)
+
+static uint64_t live_home(uint64_t address)
+{
+	return (address >> 4) * 0x9e3779b97f4a7c15u >> 20 & (state.live_slots - 1);
+}
+
+static struct live *live_find(uint64_t address)
+{
+	for (uint64_t i = live_home(address);; i = (i + 1) & (state.live_slots - 1)) {
+		struct live *l = &state.live[i];
+
+		if (l->address == 0)
+			return NULL;
+		if (l->address % LOW == address)
+			return l;
+	}
+}
+
+static void live_put(struct live l)
+{
+	uint64_t i = live_home(l.address % LOW);
+
+	while (state.live[i].address)
+		i = (i + 1) & (state.live_slots - 1);
+	state.live[i] = l;
+	state.n_live++;
+}
+
+/* Room for one more; 0 if there is none. */
+static int live_room(void)
+{
+	struct live *old = state.live;
+	uint64_t slots = state.live_slots;
+
+	if (state.n_live < slots / 4 * 3)
+		return 1;
+	if (slots == MAX_SLOTS || !(state.live = heap_map(2 * slots * sizeof *old))) {
+		state.live = old;
+		return state.n_live < slots - 1;
+	}
+	syscall(SYS_madvise, state.live, 2 * slots * sizeof *old, MADV_WIPEONFORK);
+	state.live_slots = 2 * slots;
+	state.n_live = 0;
+	for (uint64_t i = 0; i < slots; i++)
+		if (old[i].address)
+			live_put(old[i]);
+	syscall(SYS_munmap, old, slots * sizeof *old);
+	return 1;
+}
+
+static void live_remove(struct live *l)
+{
+	uint64_t hole = (uint64_t)(l - state.live), mask = state.live_slots - 1;
+
+	for (uint64_t i = (hole + 1) & mask; state.live[i].address; i = (i + 1) & mask) {
+		uint64_t home = live_home(state.live[i].address % LOW);
+
+		if (((i - home) & mask) >= ((i - hole) & mask)) {
+			state.live[hole] = state.live[i];
+			hole = i;
+		}
+	}
+	state.live[hole].address = 0;
+	state.n_live--;
+}
+
+static void filter(uint64_t address, int by)
+{
+	_Atomic uint8_t *f = &heap_filter[heap_filter_slot(address)];
+	uint8_t n = atomic_load_explicit(f, memory_order_relaxed);
+
+	if (n != UINT8_MAX)
+		atomic_store_explicit(f, (uint8_t)(n + by), memory_order_relaxed);
+}
+
+/* ---- Counts ---- */
+
+/* Before a stack's count changes: what it was at the peak. */
+static void touch(struct heap_stack *s)
+{
+	uint64_t epoch = state.files.process->epoch;
+
+	if (s->epoch == epoch)
+		return;
+	s->peak_objects = s->objects - s->freed_objects;
+	s->peak_bytes = s->bytes - s->freed_bytes;
+	s->epoch = epoch;
+}
+
+static void count(struct heap_stack *s, struct weight w)
+{
+	struct heap_process *p = state.files.process;
+
+	touch(s);
+	s->objects += w.objects;
+	s->bytes += w.bytes;
+	p->objects += (int64_t)w.objects;
+	p->bytes += (int64_t)w.bytes;
+	if (p->bytes > p->peak_bytes) {
+		p->peak_bytes = p->bytes;
+		p->peak_objects = p->objects;
+		p->epoch++;
+	}
+}
+
+static void discount(struct heap_stack *s, struct weight w, int brief)
+{
+	struct heap_process *p = state.files.process;
+
+	touch(s);
+	s->freed_objects += w.objects;
+	s->freed_bytes += w.bytes;
+	p->objects -= (int64_t)w.objects;
+	p->bytes -= (int64_t)w.bytes;
+	if (brief) {
+		s->brief_objects += w.objects;
+		s->brief_bytes += w.bytes;
+	}
+}
+
+static struct heap_freed forget(uint64_t address, int64_t left)
+{
+	struct live *l = live_find(address);
+	struct heap_freed f = {NULL, 0};
+
+	if (!l)
+		return f;
+	f.stack = (struct heap_stack *)(l->stack % LOW);
+	f.size = l->size;
+	discount(f.stack, weigh(f.size), (uint32_t)left == (uint32_t)(l->address >> 48 | l->stack >> 48 << 16));
+	live_remove(l);
+	filter(address, -1);
+	return f;
+}
+
+static int remember(uint64_t address, struct heap_stack *s, uint64_t size, int64_t left)
+{
+	if (!live_room()) {
+		state.files.process->lost++;
+		return 0;
+	}
+	live_put((struct live){address | (uint64_t)left << 48, (uint64_t)s | ((uint64_t)left >> 16) << 48, size});
+	filter(address, 1);
+	return 1;
+}
+
+/* ---- What could not be recorded at its time ---- */
+
+static void defer(uint64_t address)
+{
+	for (unsigned i = 0; i < DEFERRED; i++) {
+		uint64_t none = 0;
+
+		if (atomic_compare_exchange_strong(&state.deferred[i], &none, address)) {
+			atomic_fetch_add(&state.n_deferred, 1);
+			return;
+		}
+	}
+}
+
+static void catch_up(void)
+{
+	if (us_likely(atomic_load_explicit(&state.n_deferred, memory_order_relaxed) == 0))
+		return;
+	for (unsigned i = 0; i < DEFERRED; i++) {
+		uint64_t address = atomic_exchange(&state.deferred[i], 0);
+
+		if (address) {
+			atomic_fetch_sub(&state.n_deferred, 1);
+			forget(address, 0);
+		}
+	}
+}
+
+/* ---- Stacks ---- */
+
+static int interned_room(void)
+{
+	struct interned *old = state.interned, *now;
+	uint64_t slots = state.interned_slots;
+
+	if (state.n_interned < slots / 2)
+		return 1;
+	if (slots == MAX_SLOTS || !(now = heap_map(2 * slots * sizeof *old)))
+		return state.n_interned < slots - 1;
+	syscall(SYS_madvise, now, 2 * slots * sizeof *old, MADV_WIPEONFORK);
+	for (uint64_t i = 0; i < slots; i++) {
+		uint64_t k = old[i].hash & (2 * slots - 1);
+
+		if (!old[i].stack)
+			continue;
+		while (now[k].stack)
+			k = (k + 1) & (2 * slots - 1);
+		now[k] = old[i];
+	}
+	state.interned = now;
+	state.interned_slots = 2 * slots;
+	syscall(SYS_munmap, old, slots * sizeof *old);
+	return 1;
+}
+
+static int same(const struct heap_stack *s, void *const *pcs, unsigned n)
+{
+	if (s->n != n || s->generation != state.generation)
+		return 0;
+	for (unsigned i = 0; i < n; i++)
+		if ((s->frame[i] ^ (uint64_t)pcs[i]) % LOW)
+			return 0;
+	return 1;
+}
+
+static US_COLD struct heap_stack *new_stack(void *const *pcs, unsigned n)
+{
+	uint64_t frame[HEAP_FRAMES];
+	struct heap_stack *s;
+
+	for (unsigned i = 0; i < n; i++)
+		frame[i] = heap_frame(&state.files, (uint64_t)pcs[i], 0);
+	s = heap_room(&state.files, HEAP_STACK, sizeof *s + n * sizeof frame[0]);
+	if (!s)
+		return NULL;
+	s->n = n;
+	s->generation = state.generation;
+	s->epoch = state.files.process->epoch;
+	memcpy(s->frame, frame, n * sizeof frame[0]);
+	heap_wrote(&state.files);
+	return s;
+}
+
+static struct heap_stack *intern(void *const *pcs, unsigned n)
+{
+	uint64_t hash = n + state.generation, mask, i;
+
+	for (unsigned k = 0; k < n; k++) {
+		hash = (hash ^ (uint64_t)pcs[k]) * 0x9e3779b97f4a7c15u;
+		hash ^= hash >> 32;
+	}
+	mask = state.interned_slots - 1;
+	for (i = hash & mask; state.interned[i].stack; i = (i + 1) & mask)
+		if (state.interned[i].hash == hash && us_likely(same(state.interned[i].stack, pcs, n)))
+			return state.interned[i].stack;
+	if (!interned_room())
+		return NULL;
+	mask = state.interned_slots - 1;
+	for (i = hash & mask; state.interned[i].stack; i = (i + 1) & mask)
+		;
+	state.interned[i] = (struct interned){hash, new_stack(pcs, n)};
+	if (state.interned[i].stack)
+		state.n_interned++;
+	return state.interned[i].stack;
+}
+
+/* ---- The beginning ---- */
+
+static uint64_t number(const char *s)
+{
+	uint64_t n = 0;
+
+	while (*s >= '0' && *s <= '9' && n < (uint64_t)1 << 48)
+		n = n * 10 + (uint64_t)(*s++ - '0');
+	return n;
+}
+
+/* What the recorder asks for, as it was when the program began: it may change its environment before it forks. */
+static char directory[HEAP_PATH];
+static uint64_t asked_period;
+
+static void read_environment(void)
+{
+	static int done;
+	const char *dir = getenv("UNSPOOL_HEAP"), *period = getenv("UNSPOOL_HEAP_PERIOD");
+
+	if (done++)
+		return;
+	if (dir && strlen(dir) < sizeof directory)
+		strcpy(directory, dir);
+	asked_period = period ? number(period) : 512 << 10;
+}
+
+static int begin(void)
+{
+	struct us_loaded *own = us_loaded_at((uint64_t)&heap_begin);
+
+	read_environment();
+	if (!directory[0] || !own)
+		return 0;
+	own_lo = own->lo;
+	own_hi = own->hi;
+	if (syscall(SYS_madvise, &state, sizeof state, MADV_WIPEONFORK) != 0 ||
+	    syscall(SYS_madvise, heap_filter, sizeof heap_filter, MADV_WIPEONFORK) != 0)
+		return 0;
+	state.period = asked_period;
+	state.live_slots = state.interned_slots = FIRST_SLOTS;
+	state.live = heap_map(FIRST_SLOTS * sizeof *state.live);
+	state.interned = heap_map(FIRST_SLOTS * sizeof *state.interned);
+	if (!state.live || !state.interned)
+		return 0;
+	syscall(SYS_madvise, state.live, FIRST_SLOTS * sizeof *state.live, MADV_WIPEONFORK);
+	syscall(SYS_madvise, state.interned, FIRST_SLOTS * sizeof *state.interned, MADV_WIPEONFORK);
+	return heap_open(&state.files, directory, state.period);
+}
+
+/* Whether allocations are recorded. Before the C library has the environment, they are not, and nothing is decided. */
+static int is_on(void)
+{
+	uint32_t on = atomic_load_explicit(&state.on, memory_order_acquire);
+
+	if (us_likely(on != UNBEGUN))
+		return on == ON;
+	if (!environ)
+		return 0;
+	lock();
+	if (atomic_load_explicit(&state.on, memory_order_relaxed) == UNBEGUN)
+		atomic_store_explicit(&state.on, begin() ? ON : OFF, memory_order_release);
+	unlock();
+	return atomic_load_explicit(&state.on, memory_order_relaxed) == ON;
+}
+
+/* What is called while it is set must not be recorded: it has the lock, or it is a signal handler that interrupted what has it. */
+static int enter(struct heap_thread *t)
+{
+	if (t->busy)
+		return 0;
+	t->busy = 1;
+	__asm__ volatile("" ::: "memory");
+	return 1;
+}
+
+static void leave(struct heap_thread *t)
+{
+	__asm__ volatile("" ::: "memory");
+	t->busy = 0;
+}
+
+void heap_begin(int foreign)
+{
+	int e = errno;
+
+	if (enter(&heap_thread)) {
+		if (is_on() && foreign)
+			state.files.process->foreign = 1;
+		leave(&heap_thread);
+	}
+	errno = e;
+}
+
+/* ---- Events ---- */
+
+static __attribute__((noinline)) void sample(struct heap_thread *t, uint64_t address, uint64_t n)
+{
+	void *pcs[HEAP_FRAMES + 8];
+	int frames = unspool_backtrace(pcs, HEAP_FRAMES + 8), own = 0;
+	struct heap_stack *s;
+
+	while (own < frames && (uint64_t)pcs[own] - own_lo < own_hi - own_lo)
+		own++;
+	frames -= own;
+	if (frames > HEAP_FRAMES)
+		frames = HEAP_FRAMES;
+	lock();
+	catch_up();
+	if (us_unlikely(heap_maybe_recorded((void *)address)))
+		forget(address, 0); /* nobody has seen it freed */
+	s = intern(pcs + own, (unsigned)frames);
+	if (!s)
+		state.files.process->lost++;
+	else if (remember(address, s, n, t->left))
+		count(s, weigh(n));
+	unlock();
+}
+
+void heap_allocated(void *p, uint64_t n)
+{
+	struct heap_thread *t = &heap_thread;
+	int e = errno;
+
+	if (!p) {
+		t->left += (int64_t)n;
+		return;
+	}
+	if (!enter(t)) {
+		if (atomic_load_explicit(&state.on, memory_order_relaxed) == ON)
+			state.files.process->nested++;
+		return;
+	}
+	if (!is_on()) {
+		if (state.on == OFF)
+			t->left = INT64_MAX;
+	} else if (state.period == 0) {
+		sample(t, (uint64_t)p % LOW, n);
+	} else {
+		if (us_unlikely(!t->random)) {
+			seed(t);
+			t->left += draw(t);
+		}
+		if (t->left <= 0) {
+			t->left = draw(t);
+			sample(t, (uint64_t)p % LOW, n);
+		}
+	}
+	leave(t);
+	errno = e;
+}
+
+struct heap_freed heap_free(void *p)
+{
+	struct heap_thread *t = &heap_thread;
+	struct heap_freed f = {NULL, 0};
+	int e = errno;
+
+	if (!enter(t)) {
+		defer((uint64_t)p % LOW);
+		return f;
+	}
+	if (is_on()) {
+		lock();
+		catch_up();
+		f = forget((uint64_t)p % LOW, t->left);
+		unlock();
+	}
+	leave(t);
+	errno = e;
+	return f;
+}
+
+void heap_unfreed(void *p, struct heap_freed f)
+{
+	struct heap_thread *t = &heap_thread;
+	int e = errno;
+
+	if (!f.stack || !enter(t))
+		return;
+	if (is_on()) {
+		struct weight w = weigh(f.size);
+
+		lock();
+		if (remember((uint64_t)p % LOW, f.stack, f.size, 0)) {
+			touch(f.stack);
+			f.stack->freed_objects -= w.objects;
+			f.stack->freed_bytes -= w.bytes;
+			state.files.process->objects += (int64_t)w.objects;
+			state.files.process->bytes += (int64_t)w.bytes;
+		}
+		unlock();
+	}
+	leave(t);
+	errno = e;
+}
+
+void heap_unloaded(void)
+{
+	int e = errno;
+
+	if (enter(&heap_thread)) {
+		lock();
+		state.generation++;
+		unlock();
+		leave(&heap_thread);
+	}
+	errno = e;
+}

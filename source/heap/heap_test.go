@@ -1,0 +1,124 @@
+package heap
+
+import (
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"testing"
+)
+
+// records makes a chunk of records: each a kind and its words.
+func records(number uint32, recs ...[]byte) []byte {
+	b := make([]byte, chunkSize)
+	e := binary.NativeEndian
+	e.PutUint64(b, magic)
+	e.PutUint32(b[8:], version)
+	e.PutUint32(b[12:], 7)
+	e.PutUint64(b[16:], 5)
+	e.PutUint32(b[24:], number)
+	for _, r := range recs {
+		b = append(b, r...)
+	}
+	e.PutUint64(b[32:], uint64(len(b)))
+	return b
+}
+
+func rec(kind uint32, words []uint64, tail string) []byte {
+	b := make([]byte, 8)
+	for _, w := range words {
+		b = binary.NativeEndian.AppendUint64(b, w)
+	}
+	b = append(b, tail...)
+	for len(b)%8 != 0 {
+		b = append(b, 0)
+	}
+	binary.NativeEndian.PutUint32(b, kind)
+	binary.NativeEndian.PutUint32(b[4:], uint32(len(b)))
+	return b
+}
+
+// sample is a process of two chunks, each with a stack.
+func sample() [][]byte {
+	half := func(lo, hi uint64) uint64 { return lo | hi<<32 }
+	process := rec(recordProcess, []uint64{1000, 0, 0, 2, 3 * unit, 300, 4 * unit, 400, 9}, "comm\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00/bin/prog\x00")
+	id := make([]uint64, 4)
+	id[0] = 0xabcd
+	segments := make([]uint64, 3*maxSegments)
+	copy(segments, []uint64{0x1000, 0x3000, 0x500})
+	module := rec(recordModule, slices.Concat([]uint64{half(3, 8), half(1, 0)}, id, segments), "/bin/prog\x00")
+	one := rec(recordStack, []uint64{5 * unit, 500, 2 * unit, 200, unit, 100, 4 * unit, 400, 9, half(0, 2), 3<<48 | 0x1234, 0x99}, "")
+	two := rec(recordStack, []uint64{unit, 10, unit, 10, 0, 0, unit, 10, 8, half(0, 1), 4<<48 | 0x1234}, "")
+	return [][]byte{records(0, process, module, one), records(1, two)}
+}
+
+func write(t testing.TB, chunks [][]byte) (dir string) {
+	dir = t.TempDir()
+	for i, b := range chunks {
+		if err := os.WriteFile(filepath.Join(dir, []string{"7-5-0", "7-5-1"}[i]), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestRead(t *testing.T) {
+	all, err := Read(write(t, sample()))
+	if err != nil || len(all) != 1 {
+		t.Fatal(all, err)
+	}
+	p := all[0]
+	if p.PID != 7 || p.Comm != "comm" || p.Path != "/bin/prog" || p.Period != 1000 || p.Nested != 2 || p.Damaged != 0 || p.InUse != (Amount{3, 300}) || p.Peak != (Amount{4, 400}) {
+		t.Errorf("%+v", p)
+	}
+	want := []Stack{
+		{[]Frame{{0x1234, 0}, {0x99, -1}}, false, Amount{5, 500}, Amount{3, 300}, Amount{4, 400}, Amount{1, 100}},
+		{[]Frame{{0x1234, -1}}, false, Amount{1, 10}, Amount{}, Amount{}, Amount{}},
+	}
+	if !reflect.DeepEqual(p.Stacks, want) {
+		t.Errorf("got %+v, want %+v", p.Stacks, want)
+	}
+	if m := p.Modules; len(m) != 1 || m[0].Path != "/bin/prog" || m[0].BuildID != "cdab000000000000" || !reflect.DeepEqual(m[0].Segments, []Segment{{0x1000, 0x3000, 0x500}}) {
+		t.Errorf("%+v", m)
+	}
+}
+
+// TestDamaged: a missing chunk is counted, and a cut one costs what follows the cut.
+func TestDamaged(t *testing.T) {
+	s := sample()
+	for n := range s[0] {
+		all, err := Read(write(t, [][]byte{s[0][:n], s[1]}))
+		if err != nil || len(all) != 1 || len(all[0].Stacks) > 2 {
+			t.Fatal(all, err)
+		}
+	}
+	dir := write(t, s)
+	os.Remove(filepath.Join(dir, "7-5-0"))
+	if all, err := Read(dir); err != nil || len(all) != 1 || all[0].Damaged != 1 {
+		t.Error(all[0], err)
+	}
+}
+
+func FuzzChunk(f *testing.F) {
+	for i, b := range sample() {
+		f.Add(b, uint32(i))
+	}
+	f.Fuzz(func(t *testing.T, b []byte, number uint32) {
+		p := &Process{index: map[uint16]int{}}
+		p.add(b, 7, 5, number)
+		p.finish()
+		words := 0
+		for _, s := range p.Stacks {
+			words += len(s.Frames)
+			for _, fr := range s.Frames {
+				if fr.Module >= len(p.Modules) {
+					t.Fatal(fr)
+				}
+			}
+		}
+		if 8*words > len(b) || moduleSize*len(p.Modules) > len(b) {
+			t.Fatal("more than there is room for")
+		}
+	})
+}
