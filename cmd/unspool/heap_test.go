@@ -29,6 +29,7 @@ func heapRuntime(t *testing.T) string {
 
 // TestRecordHeap: each way to write a heap profile shows what a program is known to allocate.
 func TestRecordHeap(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "g++")
 	dir := heapRuntime(t)
 	prog := filepath.Join(dir, "prog")

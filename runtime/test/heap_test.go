@@ -3,6 +3,7 @@ package test
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -130,6 +131,7 @@ func counted(t testing.TB, prog string, args ...string) (out string, ours, their
 // TestHeapAll: all that is allocated, reallocated and freed is recorded, in threads, after fork and exec, and in libraries that come and go. A
 // counting allocator behind the library has the same counts.
 func TestHeapAll(t *testing.T) {
+	oracle.Long(t)
 	_, plug := heapCounter(t)
 	prog := heapProgram(t, "heap_all.cc", "-fno-builtin", "-Wno-alloc-size-larger-than")
 	out, ours, theirs, all := counted(t, prog, "parent", plug)
@@ -148,6 +150,7 @@ func TestHeapAll(t *testing.T) {
 
 // TestHeapPrograms records all allocations of programs of the machine: the counting allocator has the same counts.
 func TestHeapPrograms(t *testing.T) {
+	oracle.Long(t)
 	source := filepath.Join(t.TempDir(), "big.cc")
 	text := "#include <map>\n#include <string>\n#include <regex>\nint main() { std::map<std::string, std::regex> m; m[\"a\"] = std::regex(\"b*\"); return std::regex_match(\"b\", m[\"a\"]); }\n"
 	if err := os.WriteFile(source, []byte(text), 0o644); err != nil {
@@ -181,5 +184,108 @@ func TestHeapPrograms(t *testing.T) {
 				t.Errorf("%d processes, counted %d", len(ours), len(theirs))
 			}
 		})
+	}
+}
+
+// TestHeapSignals: signal handlers allocate and free wherever they interrupt, also while the library records. Nothing waits for ever, and what is
+// in use in the end is what the program has, as far as it was recorded.
+func TestHeapSignals(t *testing.T) {
+	oracle.Long(t)
+	heapCounter(t)
+	prog := heapProgram(t, "heap_safe.cc", "-fno-builtin")
+	bump := filepath.Join(t.TempDir(), "heap_bump.so")
+	if out, err := exec.Command("gcc", "-O2", "-fno-builtin", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-mcmodel=large", "-o", bump, "testdata/heap_bump.c").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, period := range []string{"0", "1000"} {
+		out, all := heapRun(t, heapLibrary(t)+":"+bump, []string{"UNSPOOL_HEAP_PERIOD=" + period}, prog, "signals")
+		if out != "many\n<nil>\n" {
+			t.Error(out)
+		}
+		totals(t, all)
+		for _, p := range all {
+			if filepath.Base(p.Path) != "heap_safe" {
+				continue
+			}
+			t.Logf("period %s: %d stacks, in use %v, %d not recorded", period, len(p.Stacks), p.InUse, p.Nested)
+			if period == "0" && (p.InUse.Objects > 200 || len(p.Stacks) < 5) {
+				t.Errorf("%v in use", p.InUse)
+			}
+		}
+	}
+}
+
+// TestHeapForks: threads allocate and load libraries while others fork, and children allocate in threads, in their ends, and in handlers of fork.
+func TestHeapForks(t *testing.T) {
+	oracle.Long(t)
+	_, plug := heapCounter(t)
+	prog := heapProgram(t, "heap_safe.cc", "-fno-builtin")
+	for _, period := range []string{"0", "1000"} {
+		out, all := heapRun(t, heapLibrary(t), []string{"UNSPOOL_HEAP_PERIOD=" + period}, prog, "forks", plug)
+		if out != "0\n<nil>\n" {
+			t.Error(out)
+		}
+		if totals(t, all); len(all) < 100 {
+			t.Errorf("%d processes", len(all))
+		}
+	}
+}
+
+// TestHeapSampled: sums of samples are right on average, for small and for large allocations.
+func TestHeapSampled(t *testing.T) {
+	oracle.Long(t)
+	prog := filepath.Join(t.TempDir(), "sampled")
+	gcc := exec.Command("gcc", "-O1", "-fno-builtin", "-o", prog, "-x", "c", "-")
+	gcc.Stdin = strings.NewReader(`#include <stdlib.h>
+static void *volatile sink;
+__attribute__((noipa)) static void many(size_t n, long k) { for (; k > 0; k--) { sink = malloc(n); if (k % 2) free(sink); } }
+int main(void) { many(16, 4000000); many(1000, 100000); many(100000, 1000); many(400000, 500); return 0; }`)
+	if out, err := gcc.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	want := map[uint64]heap.Amount{16: {Objects: 4_000_000, Bytes: 64_000_000}, 1000: {Objects: 100_000, Bytes: 100_000_000}, 100_000: {Objects: 1000, Bytes: 100_000_000}, 400_000: {Objects: 500, Bytes: 200_000_000}}
+	runs := oracle.Few(20, 100)
+	sum := map[uint64]*[4]float64{} // by size: objects and bytes, those in use
+	for range runs {
+		_, all := heapRun(t, heapLibrary(t), []string{"UNSPOOL_HEAP_PERIOD=100000"}, prog)
+		for _, p := range all {
+			if filepath.Base(p.Path) != "sampled" {
+				continue
+			}
+			for _, s := range p.Stacks {
+				size := (s.Alloc.Bytes + s.Alloc.Objects/2) / s.Alloc.Objects
+				for of := range want {
+					if size > of*9/10 && size < of*11/10 {
+						size = of
+					}
+				}
+				if sum[size] == nil {
+					sum[size] = &[4]float64{}
+				}
+				for i, v := range []uint64{s.Alloc.Objects, s.Alloc.Bytes, s.InUse.Objects, s.InUse.Bytes} {
+					sum[size][i] += float64(v) / float64(runs)
+				}
+			}
+		}
+	}
+	for size, w := range want {
+		got := sum[size]
+		if got == nil {
+			t.Errorf("no sample of %d bytes", size)
+			continue
+		}
+		// An allocation counts 1/c times, with the chance c = 1 - exp(-size/period): the variance of a sum of n is n (1 - c) / c.
+		c := -math.Expm1(-float64(size) / 100_000)
+		for i, v := range []float64{float64(w.Objects), float64(w.Bytes), float64(w.Objects) / 2, float64(w.Bytes) / 2} {
+			n := float64(w.Objects)
+			if i > 1 {
+				n /= 2
+			}
+			off := (got[i] - v) / v / math.Sqrt((1-c)/c/n/float64(runs))
+			t.Logf("%d bytes, value %d: %.0f, want %.0f: %+.2f standard deviations", size, i, got[i], v, off)
+			if math.Abs(off) > 4.5 {
+				t.Errorf("%d bytes, value %d: %.0f, want %.0f", size, i, got[i], v)
+			}
+		}
 	}
 }
