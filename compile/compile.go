@@ -79,6 +79,12 @@ func (t *Tally) Text(emit string) string {
 	return out
 }
 
+// Shared says what was made of files for all users.
+func (t *Tally) Shared() string {
+	return fmt.Sprintf("%s compiled, %d were there, %d without unwind information: %s of tables", printable.Count(uint64(t.Made), "file", "files"), t.Found, t.None,
+		printable.Bytes(t.Size))
+}
+
 // File compiles a file. With an error can come a Result: what is damaged in the file is missing from it.
 func (c *Compiler) File(path string) (Result, error) {
 	img, f, err := Open(path)

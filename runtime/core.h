@@ -328,8 +328,9 @@ struct stat;
 struct us_table; /* a compact table, mapped and checked */
 
 /*
- * Opens the stored table of a file with a build ID, in $UNSPOOL_CACHE, $XDG_CACHE_HOME/unspool or ~/.cache/unspool; st is
- * the file's. NULL if there is none, or it is damaged, or the directory is not this user's alone. Not for
+ * Opens the stored table of a file with a build ID, in $UNSPOOL_CACHE, $XDG_CACHE_HOME/unspool or ~/.cache/unspool, or in the
+ * directories of all users: those in $UNSPOOL_TABLES, or of store.h. st is the file's. NULL if there is none, or it is damaged, or
+ * others can change the directory: than this user, or of all users' than root. Not for
  * signal handlers: it calls open and mmap, and may read the environment.
  */
 US_HIDDEN const struct us_table *us_table_stored(const uint8_t *id, size_t id_size, const struct stat *st);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * native.c: frames left by machine code: eh_elf files (docs/EH_ELF.md) out of the store, of the layout page and the memory kind callback. A
- * file is mapped and checked as eh_elf_open does it; of the store's files, those of other users are refused, root's included.
+ * file is mapped and checked as eh_elf_open does it; of the store's files, those of other users are refused.
  */
 #define _GNU_SOURCE
 #include "core.h"

@@ -3,12 +3,13 @@
  * table.c: compact tables out of the store, where package store puts them: the table (docs/TABLE.md), then the file's
  * name, the name's size, and a magic number. A file is named after the module's build ID and a hash of its unwind
  * information, and a link to it after the module's file; it is never changed, only replaced, so a mapping of it stays what
- * was checked.
+ * was checked. Behind the user's own directory are those of all users, which only root can change.
  */
 #define _GNU_SOURCE
 #include "core.h"
 #include "unspool_table.h"
 #include "packed.h"
+#include "store.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -122,10 +123,10 @@ int us_table_rule(const struct us_table *t, uint64_t pc, struct us_rule *r)
 
 /* ---- The store ---- */
 
-enum { TRAILER = 8, TRAILER_MAGIC = 0x65726f74 };
+enum { TRAILER = 8 };
 
-/* The store's directory, opened; -1 if there is none that can be trusted. */
-static int open_dir(void)
+/* The user's own directory, opened; -1 if there is none that can be trusted. */
+static int open_own(void)
 {
 	const char *dir = getenv("UNSPOOL_CACHE"), *base;
 	char path[4096];
@@ -152,6 +153,70 @@ static int open_dir(void)
 	return fd;
 }
 
+/*
+ * Whether only root can change an open directory: root owns it and all above it, and nobody else may write to it. Others may write to a directory
+ * above it only where they cannot put another in its place. openShared in package store says the same.
+ */
+static int roots(int fd)
+{
+	struct stat st, up;
+	int at = fd, next, ok;
+
+	if (fstat(fd, &st) != 0)
+		return 0;
+	for (;;) {
+		ok = st.st_uid == 0 && (!(st.st_mode & 022) || (at != fd && st.st_mode & S_ISVTX));
+		next = ok ? openat(at, "..", O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
+		if (at != fd)
+			close(at);
+		if (next < 0)
+			return 0;
+		at = next;
+		ok = fstat(at, &up) == 0;
+		if (!ok || (up.st_dev == st.st_dev && up.st_ino == st.st_ino)) { /* or it is / */
+			close(at);
+			return ok;
+		}
+		st = up;
+	}
+}
+
+/* One directory of the store: an open descriptor, and who must own its files. */
+struct shelf {
+	int fd;
+	uid_t owner;
+};
+
+enum { SHELVES = 8 }; /* at most, of which one is the user's own */
+
+/* Opens the directories where files of the store are looked for, in their order. Returns how many can be trusted. */
+static int open_shelves(struct shelf to[SHELVES])
+{
+	const char *list = secure_getenv(US_STORE_VAR);
+	char path[4096];
+	int n = 0, fd = open_own();
+
+	if (fd >= 0)
+		to[n++] = (struct shelf){fd, geteuid()};
+	if (!list)
+		list = US_STORE_DIRS;
+	while (*list && n < SHELVES) {
+		size_t len = strcspn(list, ":");
+
+		if (*list == '/' && len < sizeof path) {
+			memcpy(path, list, len);
+			path[len] = 0;
+			fd = open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+			if (fd >= 0 && roots(fd))
+				to[n++] = (struct shelf){fd, 0};
+			else if (fd >= 0)
+				close(fd);
+		}
+		list += len + (list[len] == ':');
+	}
+	return n;
+}
+
 /* Maps a table's file and checks all of it. */
 static const void *load(int fd, const struct stat *st, const char *name)
 {
@@ -168,11 +233,23 @@ static const void *load(int fd, const struct stat *st, const char *name)
 	end = (uint64_t)st->st_size - TRAILER;
 	x.bytes = b;
 	x.size = (uint32_t)st->st_size;
-	if (n <= end && unspool_table_u32(&x, end) == n && unspool_table_u32(&x, end + 4) == TRAILER_MAGIC && !memcmp(b + end - n, name, n))
+	if (n <= end && unspool_table_u32(&x, end) == n && unspool_table_u32(&x, end + 4) == US_STORE_MAGIC && !memcmp(b + end - n, name, n))
 		t = us_table_open(b, end - n);
 	if (!t)
 		munmap(b, (size_t)st->st_size);
 	return t;
+}
+
+/* Where a link leads, if it is the name of a file of a module with this build ID. */
+static int linked(int dir, const char *link, const uint8_t *id, size_t n, const char *ends, char name[256])
+{
+	size_t at = 0;
+	ssize_t len = readlinkat(dir, link, name, 255);
+
+	name[len > 0 ? len : 0] = 0;
+	for (char hex[3]; at < 2 * n && (snprintf(hex, sizeof hex, "%02x", id[at / 2]), !memcmp(name + at, hex, 2)); at += 2)
+		;
+	return at == 2 * n && name[at] == '-' && !strchr(name, '/') && strlen(name) > strlen(ends) && !strcmp(name + strlen(name) - strlen(ends), ends);
 }
 
 const void *us_stored(const uint8_t *id, size_t n, const struct stat *of, const char *ending,
@@ -180,33 +257,31 @@ const void *us_stored(const uint8_t *id, size_t n, const struct stat *of, const 
 {
 	const void *found = NULL;
 	char link[240], name[256], ends[64];
-	size_t at = 0;
-	ssize_t len;
+	struct shelf in[SHELVES];
 	struct stat st;
-	int dir, fd, saved = errno;
+	int shelves, fd, saved = errno;
 
 	if (n == 0 || n > 64)
 		return NULL;
-	dir = open_dir();
-	if (dir >= 0) {
-		snprintf(ends, sizeof ends, ".%s", ending);
-		snprintf(link, sizeof link, "at-%llx-%llx-%llx-%llx-%lx-%llx-%lx%s", (unsigned long long)of->st_dev,
-			 (unsigned long long)of->st_ino, (unsigned long long)of->st_size, (unsigned long long)of->st_mtim.tv_sec,
-			 (long)of->st_mtim.tv_nsec, (unsigned long long)of->st_ctim.tv_sec, (long)of->st_ctim.tv_nsec, ends);
-		len = readlinkat(dir, link, name, sizeof name - 1);
-		name[len > 0 ? len : 0] = 0;
-		for (char hex[3]; at < 2 * n && (snprintf(hex, sizeof hex, "%02x", id[at / 2]), !memcmp(name + at, hex, 2)); at += 2)
-			;
-		if (at == 2 * n && name[at] == '-' && !strchr(name, '/') && strlen(name) > strlen(ends) &&
-		    !strcmp(name + strlen(name) - strlen(ends), ends)) {
-			fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-			if (fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid())
+	shelves = open_shelves(in);
+	snprintf(ends, sizeof ends, ".%s", ending);
+	snprintf(link, sizeof link, "at-%llx-%llx-%llx-%llx-%lx-%llx-%lx%s", (unsigned long long)of->st_dev, (unsigned long long)of->st_ino,
+		 (unsigned long long)of->st_size, (unsigned long long)of->st_mtim.tv_sec, (long)of->st_mtim.tv_nsec,
+		 (unsigned long long)of->st_ctim.tv_sec, (long)of->st_ctim.tv_nsec, ends);
+	/* A link says which file is meant. The file may be in another directory: a user's link leads to a table of all users. */
+	for (int k = 0; k < shelves && !found; k++) {
+		if (!linked(in[k].fd, link, id, n, ends, name))
+			continue;
+		for (int i = 0; i < shelves && !found; i++) {
+			fd = openat(in[i].fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+			if (fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == in[i].owner && !(in[i].owner == 0 && st.st_mode & 022))
 				found = open(fd, &st, name);
 			if (fd >= 0)
 				close(fd);
 		}
-		close(dir);
 	}
+	while (shelves > 0)
+		close(in[--shelves].fd);
 	errno = saved;
 	return found;
 }

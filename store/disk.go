@@ -29,32 +29,33 @@ const (
 
 // Open returns the Store in a directory. It makes the directory if needed, for this user only. "" is $UNSPOOL_CACHE, else the directory
 // unspool in $XDG_CACHE_HOME, else in ~/.cache. A directory that others own or may write to is refused, and so is a link to one: its tables
-// could be anybody's. With an error comes a Store that keeps nothing on disk.
+// could be anybody's. With an error comes a Store that keeps nothing on disk. All find what is in SharedDirs.
 func Open(dir string) (*Store, error) {
+	shared := SharedDirs()
 	if dir == "" {
 		dir = os.Getenv("UNSPOOL_CACHE")
 	}
 	if dir == "" {
 		base, err := os.UserCacheDir()
 		if err != nil {
-			return &Store{}, fmt.Errorf("no cache directory: %w; set UNSPOOL_CACHE", err)
+			return &Store{shared: shared}, fmt.Errorf("no cache directory: %w; set UNSPOOL_CACHE", err)
 		}
 		dir = filepath.Join(base, "unspool")
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return &Store{}, fmt.Errorf("cache: %w", err)
+		return &Store{shared: shared}, fmt.Errorf("cache: %w", err)
 	}
 	if err := procfs.OwnDir(dir); err != nil {
-		return &Store{}, fmt.Errorf("cache: %w; or set UNSPOOL_CACHE", err)
+		return &Store{shared: shared}, fmt.Errorf("cache: %w; or set UNSPOOL_CACHE", err)
 	}
 	st, err := os.Stat(dir)
 	if err != nil {
-		return &Store{}, fmt.Errorf("cache: %w", err)
+		return &Store{shared: shared}, fmt.Errorf("cache: %w", err)
 	}
 	if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) != os.Geteuid() {
-		return &Store{}, fmt.Errorf("cache: %s belongs to root: set UNSPOOL_CACHE", dir)
+		return &Store{shared: shared}, fmt.Errorf("cache: %s belongs to root: set UNSPOOL_CACHE", dir)
 	}
-	return &Store{dir: dir}, nil
+	return &Store{dir: dir, shared: shared}, nil
 }
 
 // The name of a table says behind the build ID whether only root and this user could change the module's file.
@@ -70,18 +71,31 @@ var settled = 2 * time.Second // but for tests
 // "" where none is to.
 func (s *Store) remembered(img *module.Image, suffix string) (prefix, name, link string) {
 	st, whose := img.File(), anyFile
-	if st != nil && st.Private {
+	if st != nil && st.Private || s.role == packager {
 		whose = ownFile
 	}
 	prefix = fmt.Sprintf("%s-%s-", img.ID(), whose)
-	if s.dir != "" && whose == ownFile && time.Since(time.Unix(st.Ctim.Unix())) > settled {
-		// The same in runtime/table.c.
-		link = fmt.Sprintf("at-%x-%x-%x-%x-%x-%x-%x.%s", st.Dev, st.Ino, st.Size, st.Mtim.Sec, st.Mtim.Nsec, st.Ctim.Sec, st.Ctim.Nsec, suffix)
-		if to, err := os.Readlink(filepath.Join(s.dir, link)); err == nil && strings.HasPrefix(to, prefix) && strings.HasSuffix(to, "."+suffix) && !strings.Contains(to, "/") {
+	if s.role == packager || st == nil || !st.Private || time.Since(time.Unix(st.Ctim.Unix())) <= settled {
+		return prefix, "", ""
+	}
+	link = linkTo(st) + "." + suffix
+	ok := func(to string) bool {
+		return strings.HasPrefix(to, prefix) && strings.HasSuffix(to, "."+suffix) && !strings.Contains(to, "/")
+	}
+	if s.dir != "" {
+		if to, err := os.Readlink(filepath.Join(s.dir, link)); err == nil && ok(to) {
 			return prefix, to, ""
 		}
 	}
+	if to := s.linkedShared(link, ok); to != "" {
+		return prefix, to, ""
+	}
 	return prefix, "", link
+}
+
+// linkTo is how the link to what was made of a file begins. The same is in runtime/table.c.
+func linkTo(st *module.File) string {
+	return fmt.Sprintf("at-%x-%x-%x-%x-%x-%x-%x", st.Dev, st.Ino, st.Size, st.Mtim.Sec, st.Mtim.Nsec, st.Ctim.Sec, st.Ctim.Nsec)
 }
 
 // replace removes what earlier versions kept under these names, which end in suffix.
@@ -97,6 +111,9 @@ func (s *Store) replace(suffix string, old []string, names ...string) {
 
 // remember makes a link, if it can.
 func (s *Store) remember(link, name string) {
+	if s.dir == "" {
+		return
+	}
 	link = filepath.Join(s.dir, link)
 	if os.Symlink(name, link) != nil && os.Remove(link) == nil {
 		os.Symlink(name, link)
@@ -106,9 +123,42 @@ func (s *Store) remember(link, name string) {
 // maxFile bounds a table's file, in bytes: a table says its size in 32 bits.
 const maxFile = math.MaxUint32 + 1<<10
 
-// load reads a table. It returns nil without an error where there is none.
-func (s *Store) load(name string) (*compact.Table, error) {
+// load loads a table. It returns nil without an error where there is none. An error with a table is of a file that was rejected before.
+func (s *Store) load(name string) (t *compact.Table, err error) {
+	if s.dir != "" {
+		t, err = s.loadOwn(name)
+	}
+	if t == nil {
+		var rejected error
+		t, rejected = s.loadShared(name)
+		err = errors.Join(err, rejected)
+	}
+	return t, err
+}
+
+// maps says whether the tables of the Store's own directory are mapped: where this user is root.
+func (s *Store) maps() bool { return s.dir != "" && os.Geteuid() == 0 }
+
+// loadOwn loads a table of the Store's own directory.
+func (s *Store) loadOwn(name string) (*compact.Table, error) {
 	path := filepath.Join(s.dir, name)
+	if s.maps() {
+		f, _, err := kept.Open(path, maxFile)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		t, err := loadMapped(int(f.Fd()), name)
+		if err == nil {
+			return t, nil
+		}
+		if !errors.Is(err, errNotRoots) {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+	}
 	b, err := kept.ReadEnding(path, maxFile, seal(nil, name))
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -125,16 +175,18 @@ func (s *Store) load(name string) (*compact.Table, error) {
 
 // Kept returns the table of the module with a build ID, in lower-case hex, that an earlier run has put on disk; nil if there is none. So
 // stacks lead through modules whose files are gone. Of several, such as those of a file and of its stripped copy, it is the largest. Only files
-// that root and this user alone could change are believed. The directory is read once, and so is each table.
+// that root and this user alone could change are believed. Each directory is read once, and so is each table.
 func (s *Store) Kept(buildID string) *compact.Table {
-	if s.dir == "" || buildID == "" {
+	if buildID == "" {
 		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gone == nil {
 		s.gone = map[string]*compact.Table{}
-		s.files, _ = os.ReadDir(s.dir) // sorted; an error is no table
+		if s.dir != "" {
+			s.files, _ = os.ReadDir(s.dir) // sorted; an error is no table
+		}
 	}
 	best, ok := s.gone[buildID]
 	if ok {
@@ -146,15 +198,20 @@ func (s *Store) Kept(buildID string) *compact.Table {
 		if !strings.HasPrefix(f.Name(), prefix) {
 			break
 		}
-		if !strings.HasSuffix(f.Name(), fmt.Sprint(".", compact.Version)) {
+		if !strings.HasSuffix(f.Name(), tableEnding) {
 			continue
 		}
-		if t, err := s.load(f.Name()); err != nil {
+		if t, err := s.loadOwn(f.Name()); err != nil {
 			s.rejected.Add(1)
 		} else if t != nil && (best == nil || t.NumRows() > best.NumRows()) {
 			best = t
 		}
 	}
+	s.keptShared(buildID, func(t *compact.Table) {
+		if best == nil || t.NumRows() > best.NumRows() {
+			best = t
+		}
+	})
 	if best != nil {
 		s.mapped.Add(1)
 	}
@@ -176,9 +233,22 @@ func open(b []byte, name string) (*compact.Table, error) {
 	return compact.LoadProven(b[: end-int(n) : end-int(n)]) // fill has kept it, with its proof behind it
 }
 
-// loadNative maps machine code. It returns nil without an error where there is none.
-func (s *Store) loadNative(name string, o native.Options) (*native.Code, error) {
-	c, err := native.Open(filepath.Join(s.dir, name))
+// loadNative maps machine code, as load loads a table.
+func (s *Store) loadNative(name string, o native.Options) (c *native.Code, err error) {
+	if s.dir != "" {
+		c, err = openNative(filepath.Join(s.dir, name), o)
+	}
+	if c == nil {
+		var rejected error
+		c, rejected = s.nativeShared(name, o)
+		err = errors.Join(err, rejected)
+	}
+	return c, err
+}
+
+// openNative maps machine code. It returns nil without an error where there is none.
+func openNative(path string, o native.Options) (*native.Code, error) {
+	c, err := native.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -205,8 +275,11 @@ var maxKept = int64(2 << 30) // but for tests
 const fileCost = 1 << 10
 
 // save writes a file, so that others see all of it or nothing. The first time, and each time that a part of maxKept has been written, it makes room
-// first, and removes what killed processes left of theirs.
+// first, and removes what killed processes left of theirs. A directory for other users has no bound.
 func (s *Store) save(name string, b []byte) error {
+	if s.role != user { // whoever fills it decides what stays
+		return kept.SaveMode(filepath.Join(s.dir, name), 0o644, b)
+	}
 	part, size := maxKept/32, int64(len(b)+fileCost)
 	if after := s.written.Add(size); after == size || after/part > (after-size)/part {
 		kept.PruneFunc(s.dir, isKept, fileCost, maxKept)

@@ -3,9 +3,12 @@
 // A file's name has the module's build ID, or a hash of its headers if it has none. The name also has a hash of the unwind information in the
 // module, because anybody can make a file with libc's build ID. For modules that only root and this user can change, a symbolic link named
 // after device, inode, size and times remembers the hash. A table's file is the table, as package compact lays it out, and a trailer with the
-// name. Machine code is an eh_elf file, as package native writes it. A table is read, so that the garbage
-// collector frees it, and code is mapped. A damaged file, or a damaged cache, costs only
-// the time to build the table again.
+// name. Machine code is an eh_elf file, as package native writes it. A damaged file, or a damaged cache, costs only the time to build the table
+// again.
+//
+// Behind each user's own directory are those that all users share (SharedDirs). Only root writes there (OpenMachine), and nothing is believed that
+// others could have written. Files that only root can change are mapped; a user's own tables are read, because who owns a file can cut it short while
+// it is mapped.
 package store
 
 import (
@@ -46,9 +49,11 @@ type Stats struct {
 	Unkept   int64 // tables that could not be written
 }
 
-// A Store gives out the tables and machine code of modules. It is safe for concurrent use. The zero Store keeps nothing on disk.
+// A Store gives out the tables and machine code of modules. It is safe for concurrent use. The zero Store neither keeps nor finds anything on disk.
 type Store struct {
-	dir string
+	dir    string
+	shared []string // directories that are looked into behind dir
+	role   role     // whom dir is for
 
 	mu      sync.Mutex
 	tables  map[string]*entry[compact.Table]
@@ -56,6 +61,8 @@ type Store struct {
 
 	files []os.DirEntry             // what was in dir when Kept was called first
 	gone  map[string]*compact.Table // what Kept has found, by build ID; nil before
+
+	sharedNames map[string][]string // tables in shared, by build ID; nil before keptShared
 
 	sweep   int          // how many entries there may be before those are forgotten that nobody has
 	written atomic.Int64 // bytes that were put on disk
@@ -89,7 +96,7 @@ func (s *Store) Close() error {
 			}
 		}
 	}
-	s.tables, s.natives, s.files, s.gone = nil, nil, nil, nil
+	s.tables, s.natives, s.files, s.gone, s.sharedNames = nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -110,11 +117,18 @@ func (s *Store) Err() error {
 // are closed: it is the garbage collector that frees it, so nobody can free it while a stack is walked. An error with a table says that some of the information is damaged and not in it: a table
 // from disk does not remember.
 func (s *Store) Table(img *module.Image) (*compact.Table, Origin, error) {
+	t, from, _, err := s.table(img)
+	return t, from, err
+}
+
+// table is Table, and returns the name of the table's file, whether or not it could be kept.
+func (s *Store) table(img *module.Image) (*compact.Table, Origin, string, error) {
 	return obtain(s, &s.tables, img, fmt.Sprint(compact.Version), recipe[compact.Table]{
-		load: s.load,
-		make: Build,
-		pack: seal,
-		old:  oldVersions(),
+		load:  s.load,
+		make:  Build,
+		pack:  seal,
+		again: s.maps(),
+		old:   oldVersions(),
 	})
 }
 
@@ -130,11 +144,12 @@ func oldVersions() (old []string) {
 func (s *Store) Native(img *module.Image, o native.Options) (*native.Code, Origin, error) {
 	o.ID = img.ID()
 	suffix := fmt.Sprintf("%v-%v.%d.eh_elf.so", o.Layout, o.Deref, native.Version)
-	return obtain(s, &s.natives, img, suffix, recipe[native.Code]{
+	c, from, _, err := obtain(s, &s.natives, img, suffix, recipe[native.Code]{
 		load: func(name string) (*native.Code, error) { return s.loadNative(name, o) },
 		make: func(f *format.Unwind) ([]byte, *native.Code, error) { return BuildNative(f, o) },
 		pack: func(b []byte, _ string) []byte { return b },
 	})
+	return c, from, err
 }
 
 // A recipe says how something compiled is found on disk and made.
@@ -142,13 +157,14 @@ type recipe[T any] struct {
 	load func(name string) (*T, error)
 	make func(*format.Unwind) ([]byte, *T, error)
 	pack func(b []byte, name string) []byte // what is written
-	old  []string                           // endings that the names had in earlier versions
+
+	again bool     // what was made is loaded again, once it is on disk
+	old   []string // endings that the names had in earlier versions
 }
 
 // obtain returns what an image was compiled to: by this process, on disk, or now. Unwind information is not even looked for where a link remembers
-// its hash: there is no such link to information that could not be opened whole.
-func obtain[T any](s *Store, all *map[string]*entry[T], img *module.Image, suffix string, how recipe[T]) (*T, Origin, error) {
-	var err error
+// its hash: there is no such link to information that could not be opened whole. name is that of the file.
+func obtain[T any](s *Store, all *map[string]*entry[T], img *module.Image, suffix string, how recipe[T]) (_ *T, _ Origin, name string, err error) {
 	open := sync.OnceValue(func() (frames *format.Unwind) {
 		frames, err = format.Open(img)
 		return frames
@@ -157,7 +173,7 @@ func obtain[T any](s *Store, all *map[string]*entry[T], img *module.Image, suffi
 	if name == "" {
 		frames := open()
 		if len(frames.Sources) == 0 {
-			return nil, None, err
+			return nil, None, "", err
 		}
 		name = prefix + frames.Key() + "." + suffix
 		if err != nil {
@@ -186,7 +202,7 @@ func obtain[T any](s *Store, all *map[string]*entry[T], img *module.Image, suffi
 			t = e.made.Value()
 		}
 		if t != nil || !e.some {
-			return t, from, errors.Join(err, e.err)
+			return t, from, name, errors.Join(err, e.err)
 		}
 		// Nobody had it any more.
 		s.mu.Lock()
@@ -222,16 +238,14 @@ func entryOf[T any](s *Store, all *map[string]*entry[T], name string) *entry[T] 
 
 // fill gets an entry from disk, or else makes and keeps it. It says whether it is on disk.
 func fill[T any](s *Store, e *entry[T], name string, open func() *format.Unwind, how recipe[T]) (*T, bool) {
-	if s.dir != "" {
-		t, err := how.load(name)
-		if t != nil {
-			e.from, e.err = Disk, nil
-			s.mapped.Add(1)
-			return t, true
-		}
-		if err != nil {
-			s.rejected.Add(1)
-		}
+	t, err := how.load(name)
+	if err != nil {
+		s.rejected.Add(1)
+	}
+	if t != nil {
+		e.from, e.err = Disk, nil
+		s.mapped.Add(1)
+		return t, true
 	}
 	frames := open()
 	b, t, err := how.make(frames)
@@ -244,6 +258,11 @@ func fill[T any](s *Store, e *entry[T], name string, open func() *format.Unwind,
 		s.unkept.Add(1)
 		s.fault.CompareAndSwap(nil, &err)
 		return t, false
+	}
+	if how.again {
+		if kept, err := how.load(name); kept != nil && err == nil {
+			t = kept
+		}
 	}
 	return t, true
 }

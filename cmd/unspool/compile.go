@@ -22,6 +22,7 @@ type compilation struct {
 	layout, deref string
 	pid           int
 	embed         bool
+	shared, quiet bool
 
 	compile.Compiler
 	done compile.Tally
@@ -54,10 +55,16 @@ profilers that know DWARF only walk in it. Of a PE or Mach-O file, it writes an 
 --emit orc writes a copy of one object file for x86-64 with the unwind tables of Linux 7.1 and later, as objtool makes
 them from code; orc-6.12 writes those of Linux 6.12. What ORC cannot say is left out and counted.
 
+--system compiles for all users. As root, it fills /var/cache/unspool-tables with tables of all programs and libraries
+that are installed, or of FILEs, and removes tables of files that have changed or gone. Files that have not changed are
+not read again. All users find these tables behind those of their own cache. With -o, any user makes the tables of
+FILEs for a package, which installs them in /usr/lib/unspool/tables. UNSPOOL_TABLES names other directories.
+
 --deref says how machine code and C read memory. self reads their own process (the default with -o), callback calls a
 function, slice reads a captured piece of stack (the default without -o, for walkers).`,
 		Example: `  unspool compile /usr/lib/x86_64-linux-gnu/libc.so.6
   unspool compile -o tables /opt/app
+  sudo unspool compile --system
   unspool compile --emit native -o eh_elf --pid $(pidof nginx)
   unspool compile --emit c -o . /bin/true
   unspool compile --emit native --embed -o app-with-code app
@@ -65,6 +72,12 @@ function, slice reads a captured piece of stack (the default without -o, for wal
   unspool compile --emit eh_frame -o hugo-for-gdb /usr/bin/hugo
   unspool compile --emit orc-6.12 -o with-orc.o driver.o`,
 		RunE: func(c *cobra.Command, args []string) error {
+			if o.shared {
+				return o.system(c, args)
+			}
+			if o.quiet {
+				return usage("--quiet goes with --system")
+			}
 			if compile.Copies(o.Emit) {
 				return o.copy(c, args)
 			}
@@ -107,6 +120,8 @@ function, slice reads a captured piece of stack (the default without -o, for wal
 	cli.OneOf(c, &o.deref, "deref", "how machine code and C read memory: self, callback or slice", native.Derefs...)
 	f.BoolVar(&o.Functions, "functions", o.Functions, "with -o, add to each table where functions start and who handles exceptions in them")
 	f.BoolVar(&o.embed, "embed", o.embed, "with --emit native, write a copy of the file with its machine code in it")
+	f.BoolVar(&o.shared, "system", o.shared, "compile for all users what is installed, or FILEs; with -o, tables for a package")
+	f.BoolVarP(&o.quiet, "quiet", "q", o.quiet, "with --system, print errors only")
 	f.IntVarP(&o.pid, "pid", "p", o.pid, "compile what process `PID` has mapped")
 	return c
 }

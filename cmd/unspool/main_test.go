@@ -62,7 +62,7 @@ func program(t testing.TB, args ...string) *exec.Cmd {
 	}
 	c := exec.Command(exe, args...)
 	c.Dir = t.TempDir()
-	c.Env = append(os.Environ(), asProgram+"=1", "UNSPOOL_CACHE="+t.TempDir())
+	c.Env = append(os.Environ(), asProgram+"=1", "UNSPOOL_TABLES=", "UNSPOOL_CACHE="+t.TempDir())
 	return c
 }
 

@@ -136,7 +136,10 @@ func Map(path string, most int64) (b []byte, unmap func(), err error) {
 func Write(path string, parts ...[]byte) { _ = Save(path, parts...) }
 
 // Save is Write, and says why the file could not be written.
-func Save(path string, parts ...[]byte) error {
+func Save(path string, parts ...[]byte) error { return SaveMode(path, 0o600, parts...) }
+
+// SaveMode is Save for a file of another mode, whatever the umask.
+func SaveMode(path string, mode os.FileMode, parts ...[]byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), temporary+"*")
 	if err != nil {
 		return err
@@ -145,6 +148,9 @@ func Save(path string, parts ...[]byte) error {
 		if err == nil {
 			_, err = f.Write(b)
 		}
+	}
+	if err == nil && mode != 0o600 { // which CreateTemp has made
+		err = f.Chmod(mode)
 	}
 	if cerr := f.Close(); err == nil {
 		err = cerr

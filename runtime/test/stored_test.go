@@ -70,4 +70,83 @@ func TestStoredNames(t *testing.T) {
 	if n := len(strings.Fields(string(out))); n != len(files) {
 		t.Errorf("%d answers, want %d", n, len(files))
 	}
+	storedShared(t, prog, cache, args)
+}
+
+// storedShared has the drop-in look in the directories of all users: what only root can change is found, also where the user has no cache; a user's
+// link leads to the table of a package; and nothing is taken that others could have made.
+func storedShared(t *testing.T, prog, cache string, args []string) {
+	if os.Geteuid() != 0 {
+		oracle.Lacks(t, "root, who writes the store of all users")
+	}
+	dir := t.TempDir() // below /tmp, which is sticky
+	machine, packaged, own := filepath.Join(dir, "machine"), filepath.Join(dir, "package"), filepath.Join(dir, "own")
+	m, err := store.OpenMachine(t.Context(), machine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	p, err := store.OpenPackage(packaged)
+	if err != nil {
+		t.Fatal(err)
+	}
+	os.Setenv(store.SharedVar, packaged)
+	defer os.Unsetenv(store.SharedVar)
+	links, err := store.Open(own) // links, and no table
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 1; i < len(args); i += 2 {
+		img := openImage(t, args[i])
+		for _, s := range []*store.Store{m.Store, p} {
+			if name, _, _, err := s.Keep(img); name == "" || err != nil {
+				t.Fatalf("%s: %v", args[i], err)
+			}
+		}
+		if _, from, err := links.Table(img); from != store.Disk || err != nil {
+			t.Fatalf("%s: %v, %v", args[i], from, err)
+		}
+	}
+	each := func(mode os.FileMode, uid int) func() {
+		return func() {
+			tables, _ := filepath.Glob(filepath.Join(machine, "*-own-*"))
+			for _, path := range tables {
+				os.Chmod(path, mode)
+				os.Chown(path, uid, 0)
+			}
+		}
+	}
+	for _, c := range []struct {
+		what, cache, tables string
+		do, undo            func()
+		found               bool
+	}{
+		{"nothing", "/nowhere", "", nil, nil, false},
+		{"the machine's", "/nowhere", machine, nil, nil, true},
+		{"the second of some", own + "2", "relative:/nowhere::" + machine + ":", nil, nil, true},
+		{"behind the user's", cache, machine, nil, nil, true},
+		{"a package's, without links", "/nowhere", packaged, nil, nil, false},
+		{"a package's, by the user's links", own, packaged, nil, nil, true},
+		{"a package's, by the machine's links", "/nowhere", machine + ":" + packaged, nil, nil, true},
+		{"another user's directory", "/nowhere", machine, func() { os.Chown(machine, 1, 0) }, func() { os.Chown(machine, 0, 0) }, false},
+		{"a directory that a group writes", "/nowhere", machine, func() { os.Chmod(machine, 0o775) }, func() { os.Chmod(machine, 0o755) }, false},
+		{"below a directory that all write", "/nowhere", machine, func() { os.Chmod(dir, 0o777) }, func() { os.Chmod(dir, 0o755) }, false},
+		{"below a sticky directory that all write", "/nowhere", machine, func() { os.Chmod(dir, 0o777|os.ModeSticky) }, func() { os.Chmod(dir, 0o755) }, true},
+		{"another user's files", "/nowhere", machine, each(0o644, 1), each(0o644, 0), false},
+		{"files that a group writes", "/nowhere", machine, each(0o664, 0), each(0o644, 0), false},
+	} {
+		if c.do != nil {
+			c.do()
+		}
+		cmd := exec.Command(prog, args...)
+		cmd.Env = []string{"UNSPOOL_CACHE=" + c.cache, store.SharedVar + "=" + c.tables}
+		out, err := cmd.Output()
+		want := strings.Repeat(map[bool]string{true: "found\n", false: "none\n"}[c.found], len(args)/2)
+		if err != nil || string(out) != want {
+			t.Errorf("%s: %v\n got %q\nwant %q", c.what, err, out, want)
+		}
+		if c.undo != nil {
+			c.undo()
+		}
+	}
 }
