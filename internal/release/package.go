@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"compress/gzip"
 	"crypto/md5"
+	"embed"
 	"fmt"
 	"path"
 	"slices"
@@ -101,7 +102,7 @@ func deb(c control, files []file, when time.Time) []byte {
 	}
 	fmt.Fprintf(&text, "Section: devel\nPriority: optional\nHomepage: %s\nDescription: %s\n", home, first)
 	text.WriteString(paragraphs(rest))
-	inside := []file{{"control", 0o644, []byte(text.String())}, {"md5sums", 0o644, []byte(sums.String())}}
+	inside := append(scripts(), file{"control", 0o644, []byte(text.String())}, file{"md5sums", 0o644, []byte(sums.String())})
 	if conf.Len() > 0 {
 		inside = append(inside, file{"conffiles", 0o644, []byte(conf.String())})
 	}
@@ -116,6 +117,21 @@ func deb(c control, files []file, when time.Time) []byte {
 		}
 	}
 	return b.Bytes()
+}
+
+//go:embed debian
+var debian embed.FS
+
+// scripts are what dpkg runs, and the file that says when (deb-triggers(5), deb-postinst(5), deb-postrm(5)).
+func scripts() (out []file) {
+	for name, mode := range map[string]int64{"triggers": 0o644, "postinst": 0o755, "postrm": 0o755} {
+		b, err := debian.ReadFile("debian/" + name)
+		if err != nil {
+			panic("BUG: " + err.Error())
+		}
+		out = append(out, file{name, mode, b})
+	}
+	return out
 }
 
 // paragraphs returns text as the description's field has it: lines of up to 80 characters behind a space, and a dot between paragraphs.

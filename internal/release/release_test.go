@@ -83,6 +83,11 @@ drwxr-xr-x root/root         0 2026-11-23 13:45 ./usr/share/doc/unspool/
 	if got := ask("--info", path, "conffiles"); got != "/etc/unspool/agent.toml\n" {
 		t.Errorf("conffiles: %q", got)
 	}
+	for _, f := range scripts() {
+		if got := ask("--info", path, f.name); got != string(f.data) || f.mode&1 != 0 && !strings.HasPrefix(got, "#!/bin/sh\n") {
+			t.Errorf("%s: %q", f.name, got)
+		}
+	}
 	ask("--raw-extract", path, filepath.Join(dir, "root"))
 	for _, f := range someFiles {
 		if b, err := os.ReadFile(filepath.Join(dir, "root", f.name)); err != nil || !bytes.Equal(b, f.data) {
