@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/agent/kubelet"
 	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
@@ -33,6 +34,7 @@ type Options struct {
 	Info    profile.Info  // of the recording: events, host
 	Lost    func() uint64 // samples lost since the recording began
 	Log     func(error)   // is told what could not be encoded; may be nil
+	Pods    *kubelet.Pods // names of pods and containers; may be nil
 
 	Show func(*export.Batch) // is told of what is sent; may be nil
 }
@@ -131,6 +133,10 @@ func (a *Agent) find(s *profile.Sample) (g group) {
 		return group{service: "kernel", Place: Place{Cgroup: "/"}}
 	}
 	g.Place = PlaceOf(s.PID)
+	if a.o.Pods != nil && g.Pod != "" { // one service for all of the container's commands: see labels
+		a.o.Pods.Find(g.Pod, g.Container) // and so it asks for the names, before Cut needs them
+		return g
+	}
 	g.service = g.name()
 	if g.service == "" {
 		g.service = name(cmp.Or(command(s.PID), s.Comm, "unknown"))
@@ -163,10 +169,15 @@ func command(pid int32) string {
 	return strings.TrimSuffix(string(b), "\n")
 }
 
-func (g *group) labels() (out []export.Label) {
+// labels are those of a group, as far as they are known now. The service of a pod is its workload; export.NewBatch finds a name for others.
+func (a *Agent) labels(g *group) (out []export.Label) {
+	n, _ := a.o.Pods.Find(g.Pod, g.Container)
 	for _, l := range []export.Label{
-		{Name: export.ServiceName, Value: g.service}, {Name: "cgroup", Value: g.Cgroup}, {Name: "unit", Value: g.Unit},
-		{Name: "container_id", Value: g.Container}, {Name: "pod_uid", Value: g.Pod},
+		{Name: export.ServiceName, Value: cmp.Or(g.service, n.Service)}, {Name: "service_namespace", Value: n.ServiceNamespace},
+		{Name: "cgroup", Value: g.Cgroup}, {Name: "unit", Value: g.Unit},
+		{Name: "container_id", Value: g.Container}, {Name: "container", Value: n.Container}, {Name: "image", Value: n.Image},
+		{Name: "pod_uid", Value: g.Pod}, {Name: "pod", Value: n.Pod}, {Name: "namespace", Value: n.Namespace},
+		{Name: "controller", Value: n.Controller}, {Name: "controller_kind", Value: n.Kind},
 	} {
 		if l.Value != "" {
 			out = append(out, l)
@@ -193,7 +204,7 @@ func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 	info.Start, info.Duration, info.Loss = since, now.Sub(since), profile.Loss{}
 	for g, b := range groups {
 		labels := slices.Clone(settings.Labels)
-		for _, l := range g.labels() {
+		for _, l := range a.labels(&g) {
 			if !slices.ContainsFunc(labels, func(given export.Label) bool { return given.Name == l.Name }) {
 				labels = append(labels, l)
 			}

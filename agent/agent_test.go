@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/agent/kubelet"
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
@@ -153,4 +156,50 @@ func TestLastInterval(t *testing.T) {
 			t.Errorf("%d samples were sent of 2", e.samples)
 		}
 	})
+}
+
+// A pod's profiles have the kubelet's names, and its workload is their service; so it is for each command in the container.
+func TestPods(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, `{"kind":"PodList","items":[{"metadata":{"name":"shop-1","namespace":"market","uid":%q,"ownerReferences":[{"kind":"StatefulSet","name":"shop","controller":true}]},
+			"spec":{"containers":[{"name":"web","image":"shop:1.2"}]},"status":{"containerStatuses":[{"name":"web","containerID":"containerd://%s"}]}}]}`, pod, id)
+	}))
+	defer server.Close()
+	pods, err := kubelet.New(kubelet.Options{Address: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newAgent(Options{Pods: pods}, time.Now())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	known := make(chan error, 1)
+	go pods.Run(ctx, func(err error) { known <- err })
+	for end := time.Now().Add(20 * time.Second); pods.Stats().Asked == 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the kubelet is not asked")
+		}
+	}
+	for _, c := range []struct {
+		g    group
+		want string
+	}{
+		{group{Place: Place{Cgroup: "/x", Container: id, Pod: pod}},
+			"service_name=shop cgroup=/x container_id=" + id + " container=web image=shop:1.2 pod_uid=" + pod + " pod=shop-1 namespace=market controller=shop controller_kind=StatefulSet"},
+		{group{Place: Place{Pod: pod, Container: id2}}, "service_name=shop container_id=" + id2 + " pod_uid=" + pod + " pod=shop-1 namespace=market controller=shop controller_kind=StatefulSet"},
+		{group{Place: Place{Pod: strings.Repeat("0", 32)}}, "pod_uid=" + strings.Repeat("0", 32)},
+		{group{service: "cron", Place: Place{Unit: "cron.service"}}, "service_name=cron unit=cron.service"},
+	} {
+		var got []string
+		for _, l := range a.labels(&c.g) {
+			got = append(got, l.Name+"="+l.Value)
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("%+v:\n got %s\nwant %s", c.g, got, c.want)
+		}
+	}
+	select {
+	case err := <-known:
+		t.Error(err)
+	default:
+	}
 }

@@ -18,6 +18,7 @@ type Outside struct {
 	Agent    *Agent
 	Outputs  *Outputs
 	Kernel   func() (k Kernel, ok bool)
+	More     []prometheus.Collector // of what else the agent asks
 	Interval time.Duration
 	Began    time.Time
 	Page     http.Handler // what serve.Live answers; nil: there is none
@@ -34,6 +35,7 @@ type Kernel struct {
 func (o *Outside) Handler() http.Handler {
 	r := prometheus.NewRegistry()
 	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), o)
+	r.MustRegister(o.More...)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, o.healthy(time.Now())) })

@@ -81,6 +81,15 @@ func text(s string) (v message) {
 	return v
 }
 
+func list(values ...message) (v message) {
+	var array message
+	for _, e := range values {
+		array.element(1, e)
+	}
+	v.element(5, array)
+	return v
+}
+
 func number(n int64) (v message) {
 	v.tag(3, varint)
 	return binary.AppendUvarint(v, uint64(n))
@@ -257,11 +266,22 @@ func request(b *export.Batch) []byte {
 		}
 		scoped.element(2, m)
 	}
-	for _, l := range b.Labels {
+	put := func(key string, value message) {
 		var kv message
-		kv.string(1, attributeName(l.Name))
-		kv.element(2, text(l.Value))
+		kv.string(1, key)
+		kv.element(2, value)
 		resource.element(1, kv)
+	}
+	for _, l := range b.Labels {
+		if l.Name == "image" {
+			name, tag := splitImage(l.Value)
+			put("container.image.name", text(name))
+			if tag != "" {
+				put("container.image.tags", list(text(tag)))
+			}
+			continue
+		}
+		put(attributeName(b, l.Name), text(l.Value))
 	}
 	profiles.element(1, resource)
 	profiles.element(2, scoped)
@@ -270,11 +290,14 @@ func request(b *export.Batch) []byte {
 	return out
 }
 
-// attributeName is a label's name by OpenTelemetry's conventions.
-func attributeName(label string) string {
+// attributeName is a label's name by OpenTelemetry's conventions. Without a pod, some labels are not of Kubernetes.
+func attributeName(b *export.Batch, label string) string {
+	pod := b.Label("pod_uid") != ""
 	switch label {
 	case export.ServiceName:
 		return "service.name"
+	case "service_namespace":
+		return "service.namespace"
 	case "node":
 		return "host.name"
 	case "container_id":
@@ -283,6 +306,29 @@ func attributeName(label string) string {
 		return "k8s.pod.uid"
 	case "cgroup":
 		return "process.linux.cgroup"
+	case "container":
+		if !pod {
+			return "container.name"
+		}
+		return "k8s.container.name"
+	case "pod", "namespace":
+		if pod {
+			return "k8s." + label + ".name"
+		}
+	case "controller":
+		switch kind := b.Label("controller_kind"); kind {
+		case "Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "CronJob", "Job":
+			return "k8s." + strings.ToLower(kind) + ".name"
+		}
 	}
 	return label
+}
+
+// splitImage splits a reference to an image, NAME:TAG@DIGEST, into its name and tag. The name may have a port.
+func splitImage(image string) (name, tag string) {
+	image, _, _ = strings.Cut(image, "@")
+	if i := strings.LastIndexByte(image, ':'); i > strings.LastIndexByte(image, '/') {
+		return image[:i], image[i+1:]
+	}
+	return image, ""
 }

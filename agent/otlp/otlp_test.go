@@ -272,6 +272,44 @@ func TestRequest(t *testing.T) {
 	}
 }
 
+// TestLabels: what the labels of an agent are by OpenTelemetry's conventions.
+func TestLabels(t *testing.T) {
+	for _, c := range []struct{ labels, want string }{
+		{"service_name=s service_namespace=n cgroup=/x container_id=7 container=web image=r:5000/shop:1.2@sha256:0 unit=u",
+			"container.image.name=r:5000/shop container.image.tags=1.2 container.name=web container.id=7 process.linux.cgroup=/x service.name=s service.namespace=n unit=u"},
+		{"service_name=s pod_uid=1 pod=p namespace=n container=web image=shop controller=c controller_kind=StatefulSet",
+			"container.image.name=shop controller_kind=StatefulSet k8s.container.name=web k8s.namespace.name=n k8s.pod.name=p k8s.pod.uid=1 k8s.statefulset.name=c service.name=s"},
+		{"service_name=s namespace=n pod=p controller=c", "controller=c namespace=n pod=p service.name=s"},
+	} {
+		var labels []export.Label
+		for _, text := range strings.Fields(c.labels) {
+			l, err := export.ParseLabel(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			labels = append(labels, l)
+		}
+		b, err := export.NewBatch(&profile.Profile{}, labels, time.Unix(1, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, kv := range parse(t, request(b)).ResourceProfiles[0].Resource.Attributes {
+			value := kv.Value.GetStringValue()
+			for _, e := range kv.Value.GetArrayValue().GetValues() {
+				value += e.GetStringValue()
+			}
+			got = append(got, kv.Key+"="+value)
+		}
+		want := strings.Fields(c.want)
+		slices.Sort(got)
+		slices.Sort(want)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: -want +got:\n%s", c.labels, diff)
+		}
+	}
+}
+
 // TestConform: the rules find what is wrong.
 func TestConform(t *testing.T) {
 	for name, spoil := range map[string]func(*collector.ExportProfilesServiceRequest){

@@ -23,6 +23,7 @@ import (
 
 	"github.com/unspool/unspool/agent"
 	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/agent/kubelet"
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/pages"
 	"github.com/unspool/unspool/internal/printable"
@@ -55,6 +56,8 @@ type agentRun struct {
 	interval             time.Duration
 	relabel              []string
 	rules                []*agent.Rule
+	kubelet              kubelet.Options
+	pods                 *kubelet.Pods // of the kubelet; nil: it is not asked
 	room                 uint64
 	listen, config, logs string
 	plain, show          bool
@@ -80,7 +83,7 @@ the names of functions and inlined calls, to each --output:
   files=DIR?size=1G&age=168h      pprof files in a directory, of which the oldest go
 
 Each profile has the labels service_name, node, cgroup, unit, container_id and pod_uid, as far as they are known, and
-those of --label. Command lines are not sent.
+those of --label. --kubelet adds the names of pods, containers, images and workloads. Command lines are not sent.
 
 Where an engine is away or busy, profiles wait in --queue bytes of memory; when these are full, the oldest go, and
 are counted. http://ADDRESS/metrics, /healthz and /readyz say how the agent does; --listen is their address. A page
@@ -121,6 +124,10 @@ labels, rules, the interval and the queue change at once; the rest changes when 
 	f.StringVar(&a.every, "interval", "10s", "send profiles of this time each")
 	f.StringArrayVar(&a.relabel, "relabel", nil, "a rule that changes labels or drops profiles, as Prometheus' relabel_config, in JSON; may be repeated")
 	f.StringVar(&a.queue, "queue", "16M", "memory for what an output does not take at once, for each")
+	f.StringVar(&a.kubelet.Address, "kubelet", "", "ask this kubelet for the names of pods: https://HOST:10250, http://127.0.0.1:10255, or HOST")
+	f.StringVar(&a.kubelet.CA, "kubelet-ca", kubelet.Account+"ca.crt", "certificates that the kubelet's is checked by")
+	f.StringVar(&a.kubelet.TokenFile, "kubelet-token-file", kubelet.Account+"token", "a file with the token for the kubelet")
+	f.BoolVar(&a.kubelet.Insecure, "kubelet-insecure", false, "do not check the kubelet's certificate")
 	f.StringVar(&a.listen, "listen", "127.0.0.1:9797", "address and port of /metrics, /healthz and /readyz; empty: none")
 	f.StringVar(&a.shows, "page", pageTime.String(), "the last so much time is on the page at the address of --listen; 0: no page; also if others than this machine reach the address, if given")
 	f.StringVar(&a.config, "config", "", "a file with flags, in TOML")
@@ -302,6 +309,11 @@ func (a *agentRun) check() error {
 	if a.page > time.Hour {
 		return usage("--page shows an hour at most")
 	}
+	if a.kubelet.Address != "" {
+		if a.pods, err = kubelet.New(a.kubelet); err != nil {
+			return usage("--kubelet: %w", err)
+		}
+	}
 	if a.listen != "" {
 		if host, _, err := net.SplitHostPort(a.listen); err != nil {
 			return usage("--listen: %v", err)
@@ -418,7 +430,7 @@ func (a *agentRun) run(ctx context.Context, given []*pflag.Flag, was map[string]
 	}
 	began := time.Now()
 	ag := agent.New(agent.Options{
-		Settings: a.settings(), Outputs: outputs, Names: n, Info: info, Lost: rec.Lost,
+		Settings: a.settings(), Outputs: outputs, Names: n, Info: info, Lost: rec.Lost, Pods: a.pods,
 		Log: func(err error) { log.Error(err.Error()) }, Show: show,
 	}, began)
 	log.Info("profiling", "target", printable.Marked(a.Target()), "event", rec.Event(), "interval", a.interval, "version", cli.Version())
@@ -427,6 +439,9 @@ func (a *agentRun) run(ctx context.Context, given []*pflag.Flag, was map[string]
 		if page != nil {
 			view.Page = page
 			log.Info("the last minutes are on a page", "address", serve.URL(outside.Addr(), token))
+		}
+		if a.pods != nil {
+			view.More = append(view.More, a.pods)
 		}
 		server := http.Server{Handler: view.Handler(), ReadHeaderTimeout: slowClient, ReadTimeout: slowClient, WriteTimeout: 3 * slowClient, MaxHeaderBytes: 1 << 16}
 		go server.Serve(outside)
@@ -440,6 +455,15 @@ func (a *agentRun) run(ctx context.Context, given []*pflag.Flag, was map[string]
 		ended <- s.Run(context.Background(), ag.Add) // not ctx: its end stops the recorder, and then this ends
 		over()
 	}()
+	if a.pods != nil {
+		go a.pods.Run(gathering, func(err error) {
+			if err != nil {
+				log.Warn(err.Error(), "kubelet", a.kubelet.Address)
+			} else {
+				log.Info("the kubelet tells its pods")
+			}
+		})
+	}
 	if a.config != "" {
 		defer cli.OnHangup(func() {
 			b, now, err := a.again(given)

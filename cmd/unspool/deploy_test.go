@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/agent"
@@ -60,7 +61,7 @@ func TestUnit(t *testing.T) {
 }
 
 // TestKubernetes: Kubernetes' own types decode the manifests of each overlay. The container has the capabilities that doctor lists and no other
-// right, its account none, and its output is one that the agent takes.
+// right, its account may ask kubelets for their pods only, and its output is one that the agent takes.
 func TestKubernetes(t *testing.T) {
 	oracle.Long(t)
 	const overlays = "../../deploy/kubernetes/overlays/"
@@ -79,6 +80,10 @@ func TestKubernetes(t *testing.T) {
 	var all map[string][]struct {
 		Kind                         string
 		AutomountServiceAccountToken *bool
+		Metadata                     struct{ Name, Namespace string }
+		Rules                        []map[string][]string
+		RoleRef                      map[string]string
+		Subjects                     []map[string]string
 		Spec                         struct {
 			Template struct {
 				Spec struct {
@@ -87,8 +92,11 @@ func TestKubernetes(t *testing.T) {
 					Volumes                       []map[string]any
 					Containers                    []struct {
 						Args            []string
-						Env             []struct{ Name, Value string }
 						SecurityContext security
+						Env             []struct {
+							Name, Value string
+							ValueFrom   struct{ FieldRef struct{ FieldPath string } }
+						}
 					}
 				}
 			}
@@ -103,16 +111,31 @@ func TestKubernetes(t *testing.T) {
 	}
 	for dir, objects := range all {
 		var kinds []string
+		var account map[string]string
+		var bound []map[string]string
 		for _, o := range objects {
 			kinds = append(kinds, o.Kind)
 			if o.Kind == "ServiceAccount" && (o.AutomountServiceAccountToken == nil || *o.AutomountServiceAccountToken) {
-				t.Errorf("%s: the account has a token", dir)
+				t.Errorf("%s: all pods of the account have its token", dir)
+			}
+			switch o.Kind {
+			case "ServiceAccount":
+				account = map[string]string{"kind": o.Kind, "name": o.Metadata.Name, "namespace": o.Metadata.Namespace}
+			case "ClusterRole":
+				if d := cmp.Diff([]map[string][]string{{"apiGroups": {""}, "resources": {"nodes/pods"}, "verbs": {"get"}}}, o.Rules); d != "" {
+					t.Errorf("%s: %s", dir, d)
+				}
+			case "ClusterRoleBinding":
+				if o.RoleRef["kind"] != "ClusterRole" || o.RoleRef["name"] != o.Metadata.Name {
+					t.Errorf("%s: %v", dir, o.RoleRef)
+				}
+				bound = o.Subjects
 			}
 			if o.Kind != "DaemonSet" {
 				continue
 			}
 			pod := o.Spec.Template.Spec
-			if !pod.HostPID || pod.HostNetwork || pod.HostIPC || len(pod.Containers) != 1 || pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
+			if !pod.HostPID || pod.HostNetwork || pod.HostIPC || len(pod.Containers) != 1 || pod.AutomountServiceAccountToken == nil || !*pod.AutomountServiceAccountToken {
 				t.Errorf("%s: %+v", dir, pod)
 				continue
 			}
@@ -129,7 +152,8 @@ func TestKubernetes(t *testing.T) {
 			run := program(t, append(slices.Clone(c.Args), "--print-config")...)
 			output := ""
 			for _, e := range c.Env {
-				run.Env = append(run.Env, e.Name+"="+strings.ReplaceAll(e.Value, "$(NODE)", "node-7"))
+				value := e.Value + map[string]string{"": "", "spec.nodeName": "node-7", "status.hostIP": "fd00::7"}[e.ValueFrom.FieldRef.FieldPath]
+				run.Env = append(run.Env, e.Name+"="+strings.ReplaceAll(value, "$(NODE)", "node-7"))
 				if e.Name == "UNSPOOL_AGENT_OUTPUT" {
 					output = e.Value
 				}
@@ -139,12 +163,15 @@ func TestKubernetes(t *testing.T) {
 			}
 			r := finish(t, run)
 			r.want(t, 0, "")
-			if !strings.Contains(r.out, `label = ["node=node-7"]`) || !strings.Contains(r.out, output) {
+			if !strings.Contains(r.out, `label = ["node=node-7"]`) || !strings.Contains(r.out, output) || !strings.Contains(r.out, `kubelet = "fd00::7"`) {
 				t.Errorf("%s: the agent has\n%s", dir, r.out)
 			}
 		}
-		if slices.Sort(kinds); !slices.Equal(kinds, []string{"DaemonSet", "Namespace", "ServiceAccount"}) {
+		if slices.Sort(kinds); !slices.Equal(kinds, []string{"ClusterRole", "ClusterRoleBinding", "DaemonSet", "Namespace", "ServiceAccount"}) {
 			t.Errorf("%s: %q", dir, kinds)
+		}
+		if d := cmp.Diff([]map[string]string{account}, bound); d != "" {
+			t.Errorf("%s: %s", dir, d)
 		}
 	}
 }
