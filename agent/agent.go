@@ -21,6 +21,7 @@ import (
 
 	"github.com/unspool/unspool/agent/export"
 	"github.com/unspool/unspool/agent/kubelet"
+	"github.com/unspool/unspool/agent/otelctx"
 	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
@@ -31,10 +32,11 @@ type Options struct {
 	Settings
 	Outputs *Outputs
 	Names   profile.Namer
-	Info    profile.Info  // of the recording: events, host
-	Lost    func() uint64 // samples lost since the recording began
-	Log     func(error)   // is told what could not be encoded; may be nil
-	Pods    *kubelet.Pods // names of pods and containers; may be nil
+	Info    profile.Info    // of the recording: events, host
+	Lost    func() uint64   // samples lost since the recording began
+	Log     func(error)     // is told what could not be encoded; may be nil
+	Pods    *kubelet.Pods   // names of pods and containers; may be nil
+	Self    *otelctx.Reader // what processes say of themselves; may be nil
 
 	Show func(*export.Batch) // is told of what is sent; may be nil
 }
@@ -76,6 +78,8 @@ type Stats struct {
 // A group is what the samples of a profile have in common.
 type group struct {
 	service string
+	uid     string // if a rule asks for it
+	self    otelctx.Service
 	Place
 }
 
@@ -133,13 +137,20 @@ func (a *Agent) find(s *profile.Sample) (g group) {
 		return group{service: "kernel", Place: Place{Cgroup: "/"}}
 	}
 	g.Place = PlaceOf(s.PID)
-	if a.o.Pods != nil && g.Pod != "" { // one service for all of the container's commands: see labels
-		a.o.Pods.Find(g.Pod, g.Container) // and so it asks for the names, before Cut needs them
-		return g
+	if slices.ContainsFunc(a.o.Rules, func(r *Rule) bool { return slices.Contains(r.SourceLabels, "uid") }) {
+		g.uid = user(s.PID)
 	}
-	g.service = g.name()
-	if g.service == "" {
-		g.service = name(cmp.Or(command(s.PID), s.Comm, "unknown"))
+	g.self = a.o.Self.Of(s.PID)
+	pod := a.o.Pods != nil && g.Pod != ""
+	if pod {
+		a.o.Pods.Find(g.Pod, g.Container) // asks for the names, before Cut needs them
+	}
+	switch {
+	case g.self.Name != "":
+		g.service = name(g.self.Name)
+	case pod: // one service for all of the container's commands: see labels
+	default:
+		g.service = cmp.Or(g.name(), name(cmp.Or(command(s.PID), s.Comm, "unknown")))
 	}
 	return g
 }
@@ -169,11 +180,22 @@ func command(pid int32) string {
 	return strings.TrimSuffix(string(b), "\n")
 }
 
+// user returns the number of a process's effective user; empty if it has gone.
+func user(pid int32) string {
+	f := strings.Fields(procfs.Status(int(pid), "Uid")) // the real, effective, saved and file system's
+	if len(f) < 2 {
+		return ""
+	}
+	return f[1]
+}
+
 // labels are those of a group, as far as they are known now. The service of a pod is its workload; export.NewBatch finds a name for others.
 func (a *Agent) labels(g *group) (out []export.Label) {
 	n, _ := a.o.Pods.Find(g.Pod, g.Container)
 	for _, l := range []export.Label{
-		{Name: export.ServiceName, Value: cmp.Or(g.service, n.Service)}, {Name: "service_namespace", Value: n.ServiceNamespace},
+		{Name: export.ServiceName, Value: cmp.Or(g.service, n.Service)}, {Name: "service_namespace", Value: cmp.Or(g.self.Namespace, n.ServiceNamespace)},
+		{Name: "service_instance_id", Value: g.self.Instance}, {Name: "service_version", Value: g.self.Version},
+		{Name: "deployment_environment_name", Value: g.self.Environment}, {Name: "uid", Value: g.uid},
 		{Name: "cgroup", Value: g.Cgroup}, {Name: "unit", Value: g.Unit},
 		{Name: "container_id", Value: g.Container}, {Name: "container", Value: n.Container}, {Name: "image", Value: n.Image},
 		{Name: "pod_uid", Value: g.Pod}, {Name: "pod", Value: n.Pod}, {Name: "namespace", Value: n.Namespace},

@@ -1,12 +1,14 @@
 package agent
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,7 +16,9 @@ import (
 
 	"github.com/unspool/unspool/agent/export"
 	"github.com/unspool/unspool/agent/kubelet"
+	"github.com/unspool/unspool/agent/otelctx"
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
 )
@@ -187,6 +191,8 @@ func TestPods(t *testing.T) {
 			"service_name=shop cgroup=/x container_id=" + id + " container=web image=shop:1.2 pod_uid=" + pod + " pod=shop-1 namespace=market controller=shop controller_kind=StatefulSet"},
 		{group{Place: Place{Pod: pod, Container: id2}}, "service_name=shop container_id=" + id2 + " pod_uid=" + pod + " pod=shop-1 namespace=market controller=shop controller_kind=StatefulSet"},
 		{group{Place: Place{Pod: strings.Repeat("0", 32)}}, "pod_uid=" + strings.Repeat("0", 32)},
+		{group{service: "own", self: otelctx.Service{Name: "own", Namespace: "n", Instance: "i", Version: "v", Environment: "e"}, uid: "7", Place: Place{Pod: pod, Container: id}},
+			"service_name=own service_namespace=n service_instance_id=i service_version=v deployment_environment_name=e uid=7 container_id=" + id + " container=web image=shop:1.2 pod_uid=" + pod + " pod=shop-1 namespace=market controller=shop controller_kind=StatefulSet"},
 		{group{service: "cron", Place: Place{Unit: "cron.service"}}, "service_name=cron unit=cron.service"},
 	} {
 		var got []string
@@ -201,5 +207,72 @@ func TestPods(t *testing.T) {
 	case err := <-known:
 		t.Error(err)
 	default:
+	}
+}
+
+// Only where a rule asks for the user, samples of different users are in different profiles.
+func TestUser(t *testing.T) {
+	own := fmt.Sprint(os.Geteuid())
+	for rule, want := range map[string]string{
+		`{"source_labels":["uid"],"regex":"` + own + `","action":"keep"}`: own,
+		`{"source_labels":["uid"],"regex":"` + own + `","action":"drop"}`: "dropped",
+		`{"source_labels":["unit"],"regex":"x","action":"drop"}`:          "",
+	} {
+		r, err := ParseRule(rule)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := newAgent(Options{Settings: Settings{Rules: []*Rule{r}}}, time.Now())
+		a.Add(sample(int32(os.Getpid()), "a thread", 7))
+		batches, err := a.Cut(time.Now())
+		got := "dropped"
+		if len(batches) > 0 {
+			got = batches[0].Label("uid")
+		}
+		if err != nil || got != want {
+			t.Errorf("%s: %q, %v, want %q", rule, got, err, want)
+		}
+	}
+}
+
+// A process that publishes a context names its service itself.
+func TestSelf(t *testing.T) {
+	oracle.Need(t, "gcc")
+	dir := t.TempDir()
+	exe, payload := dir+"/publish", dir+"/payload"
+	if out, err := exec.Command("gcc", "-O2", "-o", exe, "otelctx/testdata/publish.c").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if err := os.WriteFile(payload, []byte("\x0a\x18\x0a\x16\x0a\x0cservice.name\x12\x06\x0a\x04shop"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command(exe, "memfd", payload)
+	in, _ := c.StdinPipe()
+	out, _ := c.StdoutPipe()
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Wait()
+	defer in.Close()
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	self := otelctx.NewReader()
+	for range 2000 { // a young process is not looked at
+		if self.Of(int32(c.Process.Pid)).Name != "" {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	a := newAgent(Options{Self: self}, time.Now())
+	a.Add(sample(int32(c.Process.Pid), "publish", 7))
+	a.Add(sample(1<<30, "short", 7))
+	batches, err := a.Cut(time.Now())
+	var services []string
+	for _, b := range batches {
+		services = append(services, b.Label(export.ServiceName))
+	}
+	if slices.Sort(services); err != nil || fmt.Sprint(services) != "[shop short]" {
+		t.Errorf("%q, %v", services, err)
 	}
 }

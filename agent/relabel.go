@@ -65,7 +65,7 @@ func ParseRule(text string) (*Rule, error) {
 	return r, nil
 }
 
-// relabel applies rules in their order. It returns false if one drops the profile.
+// relabel applies rules in their order. It returns false if one drops the profile. Labels whose names begin with "__" last until the last rule.
 func relabel(labels []export.Label, rules []*Rule) ([]export.Label, bool) {
 	for _, r := range rules {
 		values := make([]string, len(r.SourceLabels))
@@ -98,7 +98,7 @@ func relabel(labels []export.Label, rules []*Rule) ([]export.Label, bool) {
 			labels = slices.DeleteFunc(labels, func(l export.Label) bool { return r.regex.MatchString(l.Name) == (r.Action == "labeldrop") })
 		}
 	}
-	return labels, true
+	return slices.DeleteFunc(labels, func(l export.Label) bool { return strings.HasPrefix(l.Name, "__") }), true
 }
 
 func value(labels []export.Label, name string) string {
@@ -112,7 +112,7 @@ func value(labels []export.Label, name string) string {
 
 // set gives a label its value; an empty one takes the label away. What is no label's name changes nothing.
 func set(labels []export.Label, name, value string) []export.Label {
-	if !export.IsLabel(name) {
+	if !export.IsLabel(strings.TrimPrefix(name, "__")) {
 		return labels
 	}
 	labels = slices.DeleteFunc(labels, func(l export.Label) bool { return l.Name == name })

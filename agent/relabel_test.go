@@ -34,6 +34,8 @@ func TestRelabel(t *testing.T) {
 		{`{"regex":"k8s_.*","action":"labeldrop"}`, "service_name=nginx unit=nginx.service"},
 		{`{"regex":"k8s_.*","action":"labelkeep"}`, "k8s_app=shop k8s_tier=front"},
 		{"{\"regex\":\"k8s_(.+)\",\"action\":\"labelmap\"}\n{\"source_labels\":[\"tier\"],\"regex\":\"front\",\"action\":\"drop\"}", ""},
+		{`{"source_labels":["unit"],"target_label":"__tmp"}`, all}, // gone after the last rule
+		{"{\"source_labels\":[\"unit\"],\"target_label\":\"__tmp\"}\n{\"source_labels\":[\"__tmp\"],\"regex\":\"nginx.*\",\"action\":\"drop\"}", ""},
 	} {
 		var rules []*Rule
 		for text := range strings.Lines(c.rules) {

@@ -298,6 +298,12 @@ func attributeName(b *export.Batch, label string) string {
 		return "service.name"
 	case "service_namespace":
 		return "service.namespace"
+	case "service_instance_id":
+		return "service.instance.id"
+	case "service_version":
+		return "service.version"
+	case "deployment_environment_name":
+		return "deployment.environment.name"
 	case "node":
 		return "host.name"
 	case "container_id":

@@ -275,8 +275,8 @@ func TestRequest(t *testing.T) {
 // TestLabels: what the labels of an agent are by OpenTelemetry's conventions.
 func TestLabels(t *testing.T) {
 	for _, c := range []struct{ labels, want string }{
-		{"service_name=s service_namespace=n cgroup=/x container_id=7 container=web image=r:5000/shop:1.2@sha256:0 unit=u",
-			"container.image.name=r:5000/shop container.image.tags=1.2 container.name=web container.id=7 process.linux.cgroup=/x service.name=s service.namespace=n unit=u"},
+		{"service_name=s service_namespace=n service_instance_id=i service_version=v deployment_environment_name=e cgroup=/x container_id=7 container=web image=r:5000/shop:1.2@sha256:0 unit=u",
+			"container.image.name=r:5000/shop container.image.tags=1.2 container.name=web container.id=7 process.linux.cgroup=/x service.name=s service.namespace=n service.instance.id=i service.version=v deployment.environment.name=e unit=u"},
 		{"service_name=s pod_uid=1 pod=p namespace=n container=web image=shop controller=c controller_kind=StatefulSet",
 			"container.image.name=shop controller_kind=StatefulSet k8s.container.name=web k8s.namespace.name=n k8s.pod.name=p k8s.pod.uid=1 k8s.statefulset.name=c service.name=s"},
 		{"service_name=s namespace=n pod=p controller=c", "controller=c namespace=n pod=p service.name=s"},

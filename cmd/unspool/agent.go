@@ -24,6 +24,7 @@ import (
 	"github.com/unspool/unspool/agent"
 	"github.com/unspool/unspool/agent/export"
 	"github.com/unspool/unspool/agent/kubelet"
+	"github.com/unspool/unspool/agent/otelctx"
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/pages"
 	"github.com/unspool/unspool/internal/printable"
@@ -58,6 +59,7 @@ type agentRun struct {
 	rules                []*agent.Rule
 	kubelet              kubelet.Options
 	pods                 *kubelet.Pods // of the kubelet; nil: it is not asked
+	self                 bool          // use what processes say of themselves
 	room                 uint64
 	listen, config, logs string
 	plain, show          bool
@@ -83,7 +85,8 @@ the names of functions and inlined calls, to each --output:
   files=DIR?size=1G&age=168h      pprof files in a directory, of which the oldest go
 
 Each profile has the labels service_name, node, cgroup, unit, container_id and pod_uid, as far as they are known, and
-those of --label. --kubelet adds the names of pods, containers, images and workloads. Command lines are not sent.
+those of --label. --kubelet adds the names of pods, containers, images and workloads. A process may name its service
+itself, by OpenTelemetry's process context. Command lines are not sent.
 
 Where an engine is away or busy, profiles wait in --queue bytes of memory; when these are full, the oldest go, and
 are counted. http://ADDRESS/metrics, /healthz and /readyz say how the agent does; --listen is their address. A page
@@ -128,6 +131,7 @@ labels, rules, the interval and the queue change at once; the rest changes when 
 	f.StringVar(&a.kubelet.CA, "kubelet-ca", kubelet.Account+"ca.crt", "certificates that the kubelet's is checked by")
 	f.StringVar(&a.kubelet.TokenFile, "kubelet-token-file", kubelet.Account+"token", "a file with the token for the kubelet")
 	f.BoolVar(&a.kubelet.Insecure, "kubelet-insecure", false, "do not check the kubelet's certificate")
+	f.BoolVar(&a.self, "process-context", true, "use the service names that processes publish by OpenTelemetry's process context")
 	f.StringVar(&a.listen, "listen", "127.0.0.1:9797", "address and port of /metrics, /healthz and /readyz; empty: none")
 	f.StringVar(&a.shows, "page", pageTime.String(), "the last so much time is on the page at the address of --listen; 0: no page; also if others than this machine reach the address, if given")
 	f.StringVar(&a.config, "config", "", "a file with flags, in TOML")
@@ -428,9 +432,13 @@ func (a *agentRun) run(ctx context.Context, given []*pflag.Flag, was map[string]
 		page = serve.NewLive(info.Host, a.page, token)
 		show = func(b *export.Batch) { page.Add(b.Profile, b.Label(export.ServiceName)) }
 	}
+	var self *otelctx.Reader
+	if a.self {
+		self = otelctx.NewReader()
+	}
 	began := time.Now()
 	ag := agent.New(agent.Options{
-		Settings: a.settings(), Outputs: outputs, Names: n, Info: info, Lost: rec.Lost, Pods: a.pods,
+		Settings: a.settings(), Outputs: outputs, Names: n, Info: info, Lost: rec.Lost, Pods: a.pods, Self: self,
 		Log: func(err error) { log.Error(err.Error()) }, Show: show,
 	}, began)
 	log.Info("profiling", "target", printable.Marked(a.Target()), "event", rec.Event(), "interval", a.interval, "version", cli.Version())
@@ -439,6 +447,9 @@ func (a *agentRun) run(ctx context.Context, given []*pflag.Flag, was map[string]
 		if page != nil {
 			view.Page = page
 			log.Info("the last minutes are on a page", "address", serve.URL(outside.Addr(), token))
+		}
+		if self != nil {
+			view.More = append(view.More, self)
 		}
 		if a.pods != nil {
 			view.More = append(view.More, a.pods)

@@ -16,8 +16,8 @@ import (
 // buildPatience is how long a build may take, with what it fetches, where all processors are busy.
 const buildPatience = 15 * time.Minute
 
-// Engine returns the path of a program that judges the agent: the servers "collector" and "pyroscope", which receive profiles, and "kubernetes",
-// which decodes manifests. Each is a module of its own below tools, built unless it is in the user's cache. The collector takes a minute and a
+// Engine returns the path of a program that judges the agent: the servers "collector" and "pyroscope", which receive profiles, "kubernetes", which
+// decodes manifests and makes lists of pods, and "tracer", which publishes a process context. Each is a module of its own below tools, built unless it is in the user's cache. The collector takes a minute and a
 // half of a processor.
 func Engine(t testing.TB, name string) string {
 	t.Helper()

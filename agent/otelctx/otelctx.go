@@ -1,0 +1,249 @@
+// Package otelctx reads what a process publishes of itself for profilers: OpenTelemetry's process context (OTEP 4719, version 2), a mapping named
+// OTEL_CTX with the attributes of the resource. Decode reads its payload, and a Reader finds and reads the contexts of live processes.
+//
+// A process is hostile: it may write anything, change it while it is read, and hold up who reads its memory, by a file system of its own. All lengths
+// are bounded, and a Reader waits a moment only. Memory is read by /proc/PID/mem, which does not wait for userfaultfd(2).
+package otelctx
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/unspool/unspool/internal/procfs"
+)
+
+const (
+	signature  = "OTEL_CTX"
+	version    = 2
+	headerSize = 32
+
+	maxPayload    = 64 << 10 // bytes
+	maxAttributes = 128
+	maxKey        = 256 // bytes
+	maxValue      = 256 // bytes that are kept
+	maxMaps       = 16 << 20
+	maxCandidates = 4 // mappings with the name: there should be one
+	rereads       = 4 // of a context that changes
+)
+
+// A Service is what a process says of itself, in valid UTF-8 of at most 256 bytes each. All may be empty.
+type Service struct {
+	Name        string // service.name
+	Namespace   string // service.namespace
+	Instance    string // service.instance.id
+	Version     string // service.version
+	Environment string // deployment.environment.name
+}
+
+// field returns the field of an attribute; nil for others.
+func (s *Service) field(key string) *string {
+	switch key {
+	case "service.name":
+		return &s.Name
+	case "service.namespace":
+		return &s.Namespace
+	case "service.instance.id":
+		return &s.Instance
+	case "service.version":
+		return &s.Version
+	case "deployment.environment.name":
+		return &s.Environment
+	}
+	return nil
+}
+
+// Decode reads a payload: a ProcessContext (opentelemetry.proto.processcontext.v1development), of which the resource is used. The first of
+// attributes with the same key counts.
+func Decode(payload []byte) (s Service, err error) {
+	if len(payload) > maxPayload {
+		return s, errors.New("the payload is too large")
+	}
+	n := 0
+	err = fields(payload, "", func(field protowire.Number, kind protowire.Type, resource []byte) error {
+		if field != 1 || kind != protowire.BytesType {
+			return nil
+		}
+		return fields(resource, "resource: ", func(field protowire.Number, kind protowire.Type, attribute []byte) error {
+			if field != 1 || kind != protowire.BytesType {
+				return nil
+			}
+			if n++; n > maxAttributes {
+				return fmt.Errorf("more than %d attributes", maxAttributes)
+			}
+			key, value, err := keyValue(attribute)
+			if err != nil {
+				return err
+			}
+			if to := s.field(key); to != nil && *to == "" {
+				*to = value
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return Service{}, err
+	}
+	return s, nil
+}
+
+// keyValue reads a KeyValue. The value is empty if it is no string.
+func keyValue(b []byte) (key, value string, err error) {
+	err = fields(b, "attribute: ", func(field protowire.Number, kind protowire.Type, b []byte) error {
+		switch {
+		case field == 1 && kind == protowire.BytesType:
+			if !utf8.Valid(b) {
+				return errors.New("a key is no UTF-8")
+			}
+			key = string(b[:min(len(b), maxKey+1)]) // longer keys are none of ours
+		case field == 2 && kind == protowire.BytesType:
+			return fields(b, "value: ", func(field protowire.Number, kind protowire.Type, b []byte) error {
+				if want, known := anyValue[field]; !known || kind != want {
+					return nil
+				}
+				value = ""
+				if field == 1 {
+					if !utf8.Valid(b) {
+						return errors.New("a value is no UTF-8")
+					}
+					value = strings.ToValidUTF8(string(b[:min(len(b), maxValue)]), "")
+				}
+				return nil
+			})
+		}
+		return nil
+	})
+	return key, value, err
+}
+
+// anyValue are the fields of an AnyValue, of which the last counts: a string, a truth value, an integer, a number, an array, a list of pairs, bytes,
+// and the index of a string.
+var anyValue = map[protowire.Number]protowire.Type{
+	1: protowire.BytesType, 2: protowire.VarintType, 3: protowire.VarintType, 4: protowire.Fixed64Type, 5: protowire.BytesType, 6: protowire.BytesType,
+	7: protowire.BytesType, 8: protowire.VarintType,
+}
+
+// fields calls f with each field of a message, and the bytes of those that have a length.
+func fields(b []byte, what string, f func(protowire.Number, protowire.Type, []byte) error) error {
+	all := len(b)
+	for len(b) > 0 {
+		num, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return fmt.Errorf("%sat byte %d: %w", what, all-len(b), protowire.ParseError(n))
+		}
+		size := protowire.ConsumeFieldValue(num, kind, b[n:])
+		if size < 0 {
+			return fmt.Errorf("%sat byte %d: %w", what, all-len(b), protowire.ParseError(size))
+		}
+		var v []byte
+		if kind == protowire.BytesType {
+			v, _ = protowire.ConsumeBytes(b[n:])
+		}
+		if err := f(num, kind, v); err != nil {
+			return err
+		}
+		b = b[n+size:]
+	}
+	return nil
+}
+
+// A header is what the mapping begins with, in the byte order of the machine. All that Linux runs on, and this program, is little-endian.
+type header struct {
+	size      uint32
+	published uint64 // nanoseconds of CLOCK_BOOTTIME; 0: it is being written
+	payload   uint64 // its address
+}
+
+var (
+	errNone   = errors.New("no context")
+	errBusy   = errors.New("the context is being changed")
+	errFormat = errors.New("a context of another version")
+)
+
+// readHeader reads the header of a mapping at an address.
+func readHeader(memory io.ReaderAt, at uint64) (h header, err error) {
+	var b [headerSize]byte
+	if _, err := memory.ReadAt(b[:], int64(at)); err != nil {
+		return h, err
+	}
+	switch {
+	case string(b[:8]) != signature:
+		return h, errNone
+	case binary.LittleEndian.Uint32(b[8:]) != version:
+		return h, errFormat
+	}
+	return header{binary.LittleEndian.Uint32(b[12:]), binary.LittleEndian.Uint64(b[16:]), binary.LittleEndian.Uint64(b[24:])}, nil
+}
+
+// readContext reads the context whose mapping is at an address, by the protocol for readers: the header is the same before and after. It does not
+// read again what has not changed since the time known.
+func readContext(memory io.ReaderAt, at, known uint64) (s Service, published uint64, err error) {
+	err = errBusy
+	for range rereads {
+		before, e := readHeader(memory, at)
+		switch {
+		case e != nil:
+			return s, 0, e
+		case before.published == 0:
+			continue
+		case before.published == known:
+			return s, known, nil
+		case before.size > maxPayload:
+			return s, 0, errors.New("the payload is too large")
+		}
+		payload := make([]byte, before.size)
+		_, failed := memory.ReadAt(payload, int64(before.payload))
+		after, e := readHeader(memory, at)
+		switch {
+		case e != nil:
+			return s, 0, e
+		case after != before:
+			continue
+		case failed != nil:
+			return s, 0, failed
+		}
+		s, err = Decode(payload)
+		return s, before.published, err
+	}
+	return s, 0, err
+}
+
+// candidates returns where the mappings are that are named as contexts are. A line of /proc/PID/maps that cannot be read is none.
+func candidates(maps io.Reader) (at []uint64, err error) {
+	r := bufio.NewReaderSize(io.LimitReader(maps, maxMaps), 8<<10) // a path has at most 4096 bytes
+	for begins := true; len(at) < maxCandidates; {
+		line, err := r.ReadSlice('\n')
+		whole := begins && err == nil
+		begins = err == nil // and not the rest of a line that is too long
+		if whole && bytes.Contains(line, []byte(signature)) {
+			m, ok := procfs.ParseMapping(line[:len(line)-1])
+			if ok && m.Prot&procfs.Read != 0 && m.Hi-m.Lo >= headerSize && named(m.Name) {
+				at = append(at, m.Lo)
+			}
+		}
+		switch err {
+		case nil, bufio.ErrBufferFull:
+		case io.EOF:
+			return at, nil
+		default:
+			return at, err
+		}
+	}
+	return at, nil
+}
+
+// named says whether a mapping has the name of a context: of memfd_create(2), or of PR_SET_VMA_ANON_NAME for shared and private memory (prctl(2)).
+func named(name string) bool {
+	switch strings.TrimSuffix(name, " (deleted)") {
+	case "/memfd:" + signature, "[anon_shmem:" + signature + "]", "[anon:" + signature + "]":
+		return true
+	}
+	return false
+}

@@ -1,0 +1,126 @@
+// Publishes a process context (OTEP 4719), written after its text: publish MODE FILE [FILE]. The files are payloads of at most 64 KiB.
+//   memfd   the first; then, for each line of the input, the other
+//   anon    the same in private memory, which the kernel may not be able to name
+//   churn   the two in turn, as fast as it can, in the same memory
+//   stall   the first, in memory that waits for userfaultfd(2), until there is a line
+// It writes "ready" when the context is there, and after each line.
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef PR_SET_VMA
+#define PR_SET_VMA 0x53564d41
+#define PR_SET_VMA_ANON_NAME 0
+#endif
+
+enum { room = 64 << 10, page = 4096 };
+
+struct context {
+	char signature[8];
+	uint32_t version, size;
+	_Atomic uint64_t published;
+	char *payload;
+};
+_Static_assert(sizeof(struct context) == 32, "a header has 32 bytes");
+
+static uint64_t now(void) {
+	struct timespec t;
+	clock_gettime(CLOCK_BOOTTIME, &t);
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+static void die(const char *what) {
+	perror(what);
+	exit(1);
+}
+
+static size_t load(const char *path, char *to) {
+	int fd = open(path, O_RDONLY);
+	ssize_t n = fd < 0 ? -1 : read(fd, to, room);
+	if (n < 0)
+		die(path);
+	close(fd);
+	return (size_t)n;
+}
+
+static void ready(void) {
+	puts("ready");
+	fflush(stdout);
+}
+
+int main(int argc, char **argv) {
+	static char payloads[2][room], same[room];
+	size_t sizes[2] = {0, 0};
+	if (argc < 3)
+		return 2;
+	for (int i = 0; i < 2; i++)
+		sizes[i] = load(argv[2 + (argc > 3 ? i : 0)], payloads[i]);
+
+	int fd = strcmp(argv[1], "anon") ? memfd_create("OTEL_CTX", MFD_CLOEXEC) : -1;
+	if (fd >= 0 && ftruncate(fd, page))
+		die("ftruncate");
+	struct context *c = mmap(NULL, page, PROT_READ | PROT_WRITE, fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, fd, 0);
+	if (c == MAP_FAILED)
+		die("mmap");
+	if (fd >= 0)
+		close(fd);
+	madvise(c, page, MADV_DONTFORK);
+	c->version = 2;
+	c->size = (uint32_t)sizes[0];
+	c->payload = payloads[0];
+	int uffd = -1;
+	if (!strcmp(argv[1], "stall")) {
+		uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+		struct uffdio_api api = {.api = UFFD_API};
+		char *trap = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		struct uffdio_register r = {.range = {(uintptr_t)trap, room}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+		if (uffd < 0 || trap == MAP_FAILED || ioctl(uffd, UFFDIO_API, &api) || ioctl(uffd, UFFDIO_REGISTER, &r))
+			die("userfaultfd");
+		c->payload = trap;
+	} else if (!strcmp(argv[1], "churn")) {
+		memcpy(same, payloads[0], sizes[0]);
+		c->payload = same;
+	}
+	atomic_store(&c->published, now());
+	atomic_thread_fence(memory_order_seq_cst);
+	memcpy(c->signature, "OTEL_CTX", 8);
+	if (prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, c, page, "OTEL_CTX") && !strcmp(argv[1], "anon")) {
+		puts("unnamed");
+		return 0;
+	}
+	ready();
+
+	for (int i = 1; !strcmp(argv[1], "churn"); i ^= 1) {
+		atomic_store(&c->published, 0);
+		memcpy(same, payloads[i], sizes[i]);
+		c->size = (uint32_t)sizes[i];
+		atomic_store(&c->published, now());
+		for (int n = 0; n < 2000; n++)
+			atomic_signal_fence(memory_order_seq_cst);
+	}
+	char line[64];
+	for (int i = 1; fgets(line, sizeof line, stdin); i ^= 1) {
+		if (uffd >= 0) {
+			struct uffdio_zeropage z = {.range = {(uintptr_t)c->payload, room}};
+			ioctl(uffd, UFFDIO_ZEROPAGE, &z);
+		} else {
+			atomic_store(&c->published, 0);
+			c->payload = payloads[i];
+			c->size = (uint32_t)sizes[i];
+			atomic_store(&c->published, now());
+		}
+		ready();
+	}
+	return 0;
+}
