@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/unspool/unspool/agent/containers"
 	"github.com/unspool/unspool/agent/export"
 	"github.com/unspool/unspool/agent/kubelet"
 	"github.com/unspool/unspool/agent/otelctx"
@@ -32,11 +33,12 @@ type Options struct {
 	Settings
 	Outputs *Outputs
 	Names   profile.Namer
-	Info    profile.Info    // of the recording: events, host
-	Lost    func() uint64   // samples lost since the recording began
-	Log     func(error)     // is told what could not be encoded; may be nil
-	Pods    *kubelet.Pods   // names of pods and containers; may be nil
-	Self    *otelctx.Reader // what processes say of themselves; may be nil
+	Info    profile.Info      // of the recording: events, host
+	Lost    func() uint64     // samples lost since the recording began
+	Log     func(error)       // is told what could not be encoded; may be nil
+	Pods    *kubelet.Pods     // names of pods and containers; may be nil
+	Self    *otelctx.Reader   // what processes say of themselves; may be nil
+	Local   *containers.Files // names of docker's and podman's containers; may be nil
 
 	Show func(*export.Batch) // is told of what is sent; may be nil
 }
@@ -191,7 +193,11 @@ func user(pid int32) string {
 
 // labels are those of a group, as far as they are known now. The service of a pod is its workload; export.NewBatch finds a name for others.
 func (a *Agent) labels(g *group) (out []export.Label) {
-	n, _ := a.o.Pods.Find(g.Pod, g.Container)
+	n, ok := a.o.Pods.Find(g.Pod, g.Container)
+	if !ok && g.Pod == "" {
+		local, _ := a.o.Local.Find(g.Container)
+		n.Container, n.Image = local.Container, local.Image
+	}
 	for _, l := range []export.Label{
 		{Name: export.ServiceName, Value: cmp.Or(g.service, n.Service)}, {Name: "service_namespace", Value: cmp.Or(g.self.Namespace, n.ServiceNamespace)},
 		{Name: "service_instance_id", Value: g.self.Instance}, {Name: "service_version", Value: g.self.Version},

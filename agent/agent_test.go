@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/unspool/unspool/agent/containers"
 	"github.com/unspool/unspool/agent/export"
 	"github.com/unspool/unspool/agent/kubelet"
 	"github.com/unspool/unspool/agent/otelctx"
@@ -274,5 +275,28 @@ func TestSelf(t *testing.T) {
 	}
 	if slices.Sort(services); err != nil || fmt.Sprint(services) != "[shop short]" {
 		t.Errorf("%q, %v", services, err)
+	}
+}
+
+// A container without a pod has the name that docker has for it.
+func TestContainer(t *testing.T) {
+	if os.Geteuid() != 0 {
+		oracle.Lacks(t, "root")
+	}
+	dir := t.TempDir()
+	if err := os.MkdirAll(dir+"/containers/"+id, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir+"/containers/"+id+"/config.v2.json", []byte(`{"Name":"/shop","Config":{"Image":"shop:1.2"}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a := newAgent(Options{Local: containers.New(dir, dir)}, time.Now())
+	for _, c := range []struct{ pod, want string }{
+		{"", "[{service_name x} {container_id " + id + "} {container shop} {image shop:1.2}]"},
+		{pod, "[{service_name x} {container_id " + id + "} {pod_uid " + pod + "}]"},
+	} {
+		if got := fmt.Sprint(a.labels(&group{service: "x", Place: Place{Container: id, Pod: c.pod}})); got != c.want {
+			t.Errorf("%s, want %s", got, c.want)
+		}
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/unspool/unspool/agent"
+	"github.com/unspool/unspool/agent/containers"
 	"github.com/unspool/unspool/agent/export"
 	"github.com/unspool/unspool/agent/kubelet"
 	"github.com/unspool/unspool/agent/otelctx"
@@ -84,9 +85,9 @@ the names of functions and inlined calls, to each --output:
   otlp=http://HOST:4318           an OpenTelemetry collector; otlp=grpc://HOST:4317 by gRPC
   files=DIR?size=1G&age=168h      pprof files in a directory, of which the oldest go
 
-Each profile has the labels service_name, node, cgroup, unit, container_id and pod_uid, as far as they are known, and
-those of --label. --kubelet adds the names of pods, containers, images and workloads. A process may name its service
-itself, by OpenTelemetry's process context. Command lines are not sent.
+Each profile has the labels service_name, node, cgroup, unit, container_id, container, image and pod_uid, as far as they
+are known, and those of --label. --kubelet adds the names of pods, their containers and workloads. A process may name
+its service itself, by OpenTelemetry's process context. Command lines are not sent.
 
 Where an engine is away or busy, profiles wait in --queue bytes of memory; when these are full, the oldest go, and
 are counted. http://ADDRESS/metrics, /healthz and /readyz say how the agent does; --listen is their address. A page
@@ -438,7 +439,7 @@ func (a *agentRun) run(ctx context.Context, given []*pflag.Flag, was map[string]
 	}
 	began := time.Now()
 	ag := agent.New(agent.Options{
-		Settings: a.settings(), Outputs: outputs, Names: n, Info: info, Lost: rec.Lost, Pods: a.pods, Self: self,
+		Settings: a.settings(), Outputs: outputs, Names: n, Info: info, Lost: rec.Lost, Pods: a.pods, Self: self, Local: containers.New(containers.Docker, containers.Podman),
 		Log: func(err error) { log.Error(err.Error()) }, Show: show,
 	}, began)
 	log.Info("profiling", "target", printable.Marked(a.Target()), "event", rec.Event(), "interval", a.interval, "version", cli.Version())
