@@ -1,8 +1,9 @@
 // Package otelctx reads what a process publishes of itself for profilers: OpenTelemetry's process context (OTEP 4719, version 2), a mapping named
 // OTEL_CTX with the attributes of the resource. Decode reads its payload, and a Reader finds and reads the contexts of live processes.
 //
-// A process is hostile: it may write anything, change it while it is read, and hold up who reads its memory, by a file system of its own. All lengths
-// are bounded, and a Reader waits a moment only. Memory is read by /proc/PID/mem, which does not wait for userfaultfd(2).
+// A process is hostile: it may write anything, change it while it is read, and hold up who reads its memory. All lengths are bounded. Memory is read
+// by /proc/PID/mem, which does not wait for userfaultfd(2), and only where it is no file of a file system that a process may run itself (FUSE). A process
+// that exchanges its mappings in between can still hold up the reader, as it can hold up ps(1): a Reader waits a moment only.
 package otelctx
 
 import (
@@ -165,6 +166,7 @@ var (
 	errNone   = errors.New("no context")
 	errBusy   = errors.New("the context is being changed")
 	errFormat = errors.New("a context of another version")
+	errPlace  = errors.New("a context whose payload is in a file")
 )
 
 // readHeader reads the header of a mapping at an address.
@@ -183,8 +185,8 @@ func readHeader(memory io.ReaderAt, at uint64) (h header, err error) {
 }
 
 // readContext reads the context whose mapping is at an address, by the protocol for readers: the header is the same before and after. It does not
-// read again what has not changed since the time known.
-func readContext(memory io.ReaderAt, at, known uint64) (s Service, published uint64, err error) {
+// read again what has not changed since the time known. Where a payload may be, allowed says.
+func readContext(memory io.ReaderAt, at, known uint64, allowed func(lo, hi uint64) bool) (s Service, published uint64, err error) {
 	err = errBusy
 	for range rereads {
 		before, e := readHeader(memory, at)
@@ -197,6 +199,8 @@ func readContext(memory io.ReaderAt, at, known uint64) (s Service, published uin
 			return s, known, nil
 		case before.size > maxPayload:
 			return s, 0, errors.New("the payload is too large")
+		case !allowed(before.payload, before.payload+uint64(before.size)):
+			return s, 0, errPlace
 		}
 		payload := make([]byte, before.size)
 		_, failed := memory.ReadAt(payload, int64(before.payload))
@@ -215,35 +219,68 @@ func readContext(memory io.ReaderAt, at, known uint64) (s Service, published uin
 	return s, 0, err
 }
 
-// candidates returns where the mappings are that are named as contexts are. A line of /proc/PID/maps that cannot be read is none.
-func candidates(maps io.Reader) (at []uint64, err error) {
+// A device is that of a file system, as /proc/PID/maps has it.
+type device struct{ maj, min uint32 }
+
+// noDevice is that of memory that is no file. The number of a file proves nothing: a file system may give 0.
+var noDevice device
+
+// lines calls f with each mapping of the text of /proc/PID/maps, by address, until f returns false. Lines that cannot be read are left out.
+func lines(maps io.Reader, want func(line []byte) bool, f func(m *procfs.Mapping) bool) error {
 	r := bufio.NewReaderSize(io.LimitReader(maps, maxMaps), 8<<10) // a path has at most 4096 bytes
-	for begins := true; len(at) < maxCandidates; {
+	for begins := true; ; {
 		line, err := r.ReadSlice('\n')
 		whole := begins && err == nil
 		begins = err == nil // and not the rest of a line that is too long
-		if whole && bytes.Contains(line, []byte(signature)) {
-			m, ok := procfs.ParseMapping(line[:len(line)-1])
-			if ok && m.Prot&procfs.Read != 0 && m.Hi-m.Lo >= headerSize && named(m.Name) {
-				at = append(at, m.Lo)
+		if whole && want(line) {
+			if m, ok := procfs.ParseMapping(line[:len(line)-1]); ok && !f(&m) {
+				return nil
 			}
 		}
 		switch err {
 		case nil, bufio.ErrBufferFull:
 		case io.EOF:
-			return at, nil
+			return nil
 		default:
-			return at, err
+			return err
 		}
 	}
-	return at, nil
+}
+
+// candidates returns where the mappings are that are named as contexts are: memory without a name in a file system, or of the kernel's own file
+// system for shared memory.
+func candidates(maps io.Reader, shared device) (at []uint64, err error) {
+	err = lines(maps, func(line []byte) bool { return bytes.Contains(line, []byte(signature)) }, func(m *procfs.Mapping) bool {
+		if m.Prot&procfs.Read != 0 && m.Hi-m.Lo >= headerSize && named(m, shared) {
+			at = append(at, m.Lo)
+		}
+		return len(at) < maxCandidates
+	})
+	return at, err
 }
 
 // named says whether a mapping has the name of a context: of memfd_create(2), or of PR_SET_VMA_ANON_NAME for shared and private memory (prctl(2)).
-func named(name string) bool {
-	switch strings.TrimSuffix(name, " (deleted)") {
-	case "/memfd:" + signature, "[anon_shmem:" + signature + "]", "[anon:" + signature + "]":
-		return true
+func named(m *procfs.Mapping, shared device) bool {
+	switch strings.TrimSuffix(m.Name, " (deleted)") {
+	case "/memfd:" + signature, "[anon_shmem:" + signature + "]":
+		return device{m.Maj, m.Min} == shared
+	case "[anon:" + signature + "]":
+		return device{m.Maj, m.Min} == noDevice
 	}
 	return false
+}
+
+// covered says whether all of a range of addresses can be read without waiting for a file system that a process may run itself: it is no file, or one
+// of shared memory, or of a block device.
+func covered(maps io.Reader, shared device, lo, hi uint64) bool {
+	if hi < lo {
+		return false
+	}
+	_ = lines(maps, func([]byte) bool { return true }, func(m *procfs.Mapping) bool {
+		if lo >= m.Lo && lo < m.Hi && (m.Maj != 0 || device{m.Maj, m.Min} == noDevice || device{m.Maj, m.Min} == shared) {
+			lo = m.Hi
+		}
+		return lo < hi && m.Lo <= lo
+	})
+	return lo >= hi
 }

@@ -121,41 +121,66 @@ func FuzzDecode(f *testing.F) {
 }
 
 func TestCandidates(t *testing.T) {
-	line := func(prot, name string) string {
-		return "7f0000000000-7f0000001000 " + prot + " 00000000 00:01 7                          " + name + "\n"
+	line := func(prot, dev, inode, name string) string {
+		return "7f0000000000-7f0000001000 " + prot + " 00000000 " + dev + " " + inode + "                          " + name + "\n"
 	}
+	anon := line("r--p", "00:00", "0", "[anon:OTEL_CTX]")
 	for _, c := range []struct {
 		text string
 		want int
 	}{
-		{line("rw-s", "/memfd:OTEL_CTX (deleted)"), 1},
-		{line("rw-s", "/memfd:OTEL_CTX"), 1},
-		{line("r--p", "[anon:OTEL_CTX]"), 1},
-		{line("rw-s", "[anon_shmem:OTEL_CTX]"), 1},
-		{line("-w-p", "[anon:OTEL_CTX]"), 0},
-		{line("rw-p", "[anon:OTEL_CTX2]"), 0},
-		{line("rw-p", "/tmp/OTEL_CTX"), 0},
-		{line("rw-p", "/tmp/memfd:OTEL_CTX (deleted)"), 0},
-		{"7f0000000000-7f0000000010 rw-p 0 00:01 7 [anon:OTEL_CTX]\n", 0}, // smaller than a header
-		{strings.Repeat(line("rw-p", "[anon:OTEL_CTX]"), 100), maxCandidates},
-		{line("rw-p", "/"+strings.Repeat("x", 10000)+" "+line("rw-p", "[anon:OTEL_CTX]")) + line("rw-p", "[anon:OTEL_CTX]"), 1},
+		{line("rw-s", "00:1a", "7", "/memfd:OTEL_CTX (deleted)"), 1},
+		{line("rw-s", "00:1a", "7", "/memfd:OTEL_CTX"), 1},
+		{line("rw-s", "00:1b", "7", "/memfd:OTEL_CTX"), 0}, // a file of that name
+		{anon, 1},
+		{line("rw-s", "00:1a", "7", "[anon_shmem:OTEL_CTX]"), 1},
+		{line("-w-p", "00:00", "0", "[anon:OTEL_CTX]"), 0},
+		{line("rw-p", "00:00", "0", "[anon:OTEL_CTX2]"), 0},
+		{line("rw-p", "00:1a", "7", "/tmp/OTEL_CTX"), 0},
+		{line("rw-p", "00:1a", "7", "/tmp/memfd:OTEL_CTX (deleted)"), 0},
+		{"7f0000000000-7f0000000010 rw-p 0 00:00 0 [anon:OTEL_CTX]\n", 0}, // smaller than a header
+		{strings.Repeat(anon, 100), maxCandidates},
+		{line("rw-p", "00:00", "0", "/"+strings.Repeat("x", 10000)+" "+anon) + anon, 1},
 		{"[anon:OTEL_CTX]", 0},
 		{"x OTEL_CTX\n", 0},
 		{"", 0},
 	} {
-		at, err := candidates(strings.NewReader(c.text))
+		at, err := candidates(strings.NewReader(c.text), device{0, 0x1a})
 		if err != nil || len(at) != c.want || len(at) > 0 && at[0] != 0x7f0000000000 {
 			t.Errorf("%.200q: %x, %v, want %d", c.text, at, err, c.want)
 		}
 	}
 }
 
+// TestCovered: where a payload may be.
+func TestCovered(t *testing.T) {
+	const maps = `10000-20000 rw-p 00000000 fe:01 7 /bin/shop
+20000-30000 rw-p 00000000 00:00 0 [heap]
+30000-40000 rw-p 00000000 00:2b 7 /home/user/mount/file
+40000-50000 rw-p 00000000 00:2b 0 /home/user/mount/other
+50000-60000 rw-s 00000000 00:1a 7 /memfd:x (deleted)
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
+`
+	for _, c := range []struct {
+		lo, hi uint64
+		want   bool
+	}{
+		{0x10000, 0x20000, true}, {0x1fff0, 0x20010, true}, {0x20000, 0x20000, true}, {0x2fff0, 0x30001, false}, {0x30000, 0x30010, false}, {0x3fff0, 0x50010, false}, {0x40000, 0x40010, false},
+		{0x50000, 0x60000, true}, {0x5fff0, 0x60001, false}, {0xfff0, 0x10010, false}, {1<<64 - 8, 8, false}, {0, 8, false},
+	} {
+		if got := covered(strings.NewReader(maps), device{0, 0x1a}, c.lo, c.hi); got != c.want {
+			t.Errorf("%x-%x: %v, want %v", c.lo, c.hi, got, c.want)
+		}
+	}
+}
+
 func FuzzCandidates(f *testing.F) {
-	f.Add("7f0000000000-7f0000001000 rw-s 00000000 00:01 7     /memfd:OTEL_CTX (deleted)\n")
-	f.Fuzz(func(t *testing.T, s string) {
-		if at, err := candidates(strings.NewReader(s)); err != nil || len(at) > maxCandidates {
+	f.Add("7f0000000000-7f0000001000 rw-s 00000000 00:1a 7     /memfd:OTEL_CTX (deleted)\n", uint64(0x7f0000000000))
+	f.Fuzz(func(t *testing.T, s string, lo uint64) {
+		if at, err := candidates(strings.NewReader(s), device{0, 0x1a}); err != nil || len(at) > maxCandidates {
 			t.Errorf("%q: %x, %v", s, at, err)
 		}
+		covered(strings.NewReader(s), device{0, 0x1a}, lo, lo+64)
 	})
 }
 
@@ -195,12 +220,14 @@ func newMemory(payload []byte, published uint64) *memory {
 	return m
 }
 
+func anywhere(lo, hi uint64) bool { return true }
+
 // TestReadContext: a context counts only if its header is the same before and after, and is not being written.
 func TestReadContext(t *testing.T) {
 	good := payload(t, all...)
 	try := func(what string, m *memory, known uint64, want Service, wrong error) {
 		t.Helper()
-		s, published, err := readContext(m, 0x1000, known)
+		s, published, err := readContext(m, 0x1000, known, anywhere)
 		if s != want || !errors.Is(err, wrong) || err == nil && published != 5 {
 			t.Errorf("%s: %+v, %d, %v, want %+v, %v", what, s, published, err, want, wrong)
 		}
@@ -238,7 +265,7 @@ func TestReadContext(t *testing.T) {
 	try("no address", m, 0, Service{}, io.EOF)
 	m = newMemory(good, 5)
 	m.header[14] = 0xff
-	if _, _, err := readContext(m, 0x1000, 0); err == nil {
+	if _, _, err := readContext(m, 0x1000, 0, anywhere); err == nil {
 		t.Error("a payload of 16 MB is read")
 	}
 }
@@ -253,7 +280,7 @@ func FuzzReadContext(f *testing.F) {
 				m.header = later
 			}
 		}
-		if s, _, err := readContext(m, 0x1000, 0); err != nil && s != (Service{}) {
+		if s, _, err := readContext(m, 0x1000, 0, anywhere); err != nil && s != (Service{}) {
 			t.Errorf("%+v, %v", s, err)
 		}
 	})
@@ -357,6 +384,28 @@ func of(r *Reader, pid int32) Service {
 	return r.Of(pid)
 }
 
+// soon has a Reader look at all processes when it is asked.
+func soon(r *Reader) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range r.known {
+		e.next = time.Time{}
+	}
+}
+
+// TestFile: a payload in a file is read only where the file is a block device's: others may be of a file system that holds up the reader.
+func TestFile(t *testing.T) {
+	pid, _ := publish(t, "file", payload(t, all...))
+	var st unix.Stat_t
+	if err := unix.Stat(t.TempDir(), &st); err != nil {
+		t.Fatal(err)
+	}
+	got, err := look(pid, 0)
+	if block := unix.Major(st.Dev) != 0; block && got.service != shop || !block && !errors.Is(err, errPlace) {
+		t.Errorf("a file of device %d:%d: %+v, %v", unix.Major(st.Dev), unix.Minor(st.Dev), got, err)
+	}
+}
+
 // TestReader: a process that publishes by a memfd, changes its context, and ends; and one that publishes in private memory.
 func TestReader(t *testing.T) {
 	for _, mode := range []string{"memfd", "anon"} {
@@ -367,10 +416,12 @@ func TestReader(t *testing.T) {
 				t.Fatalf("%+v, want %+v, %+v", s, shop, r.Stats())
 			}
 			next()
+			soon(r)
 			if s := of(r, pid); s != (Service{Name: "bank"}) {
 				t.Errorf("changed: %+v", s)
 			}
 			next()
+			soon(r)
 			if s := of(r, pid); s != shop {
 				t.Errorf("changed back: %+v", s)
 			}
@@ -400,7 +451,7 @@ func TestChurn(t *testing.T) {
 	var read, busy int
 	seen := map[Service]int{}
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
-		got, err := look(pid, 0, 0)
+		got, err := look(pid, 0)
 		switch {
 		case errors.Is(err, errBusy):
 			busy++
@@ -420,11 +471,11 @@ func TestChurn(t *testing.T) {
 // TestUserfault: memory that would hold up a reader by userfaultfd(2) does not: /proc/PID/mem does not wait for it, as process_vm_readv(2) does.
 func TestUserfault(t *testing.T) {
 	pid, next := publish(t, "stall", payload(t, all...))
-	if got, err := look(pid, 0, 0); !errors.Is(err, unix.EIO) {
+	if got, err := look(pid, 0); !errors.Is(err, unix.EIO) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	next() // there are zeros now: no message
-	if got, err := look(pid, 0, 0); err == nil || errors.Is(err, unix.EIO) {
+	if got, err := look(pid, 0); err == nil || errors.Is(err, unix.EIO) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -445,11 +496,11 @@ func TestStall(t *testing.T) {
 	quick := int32(os.Getpid())
 	r := newReader()
 	stall := make(chan bool)
-	r.read = func(pid int32, _, _ uint64) (result, error) {
+	r.read = func(pid int32, _ uint64) (result, error) {
 		if pid != quick {
 			<-stall
 		}
-		return result{shop, 0x1000, 5}, nil
+		return result{shop, 5}, nil
 	}
 	began := time.Now()
 	if s := r.Of(pids[0]); s != (Service{}) {
@@ -486,7 +537,7 @@ func TestPolicy(t *testing.T) {
 		r.now = time.Now
 		reads := 0
 		got, fail := result{}, error(errNone)
-		r.read = func(int32, uint64, uint64) (result, error) {
+		r.read = func(int32, uint64) (result, error) {
 			reads++
 			return got, fail
 		}
@@ -501,13 +552,14 @@ func TestPolicy(t *testing.T) {
 		if n := during(time.Hour); n < 8 || n > 15 {
 			t.Errorf("%d looks in an hour at a process without a context", n)
 		}
-		got, fail = result{shop, 0x1000, 5}, nil
+		got, fail = result{shop, 5}, nil
 		if during(15 * time.Minute); r.Of(pid) != shop {
 			t.Error("a late context is not found")
 		}
-		if n := during(10 * time.Minute); n != 60 {
+		if n := during(10 * time.Minute); n != 10 {
 			t.Errorf("%d looks in ten minutes at a process with a context", n)
 		}
+		time.Sleep(changed)
 		fail = errBusy
 		if r.Of(pid) != shop {
 			t.Error("a context that is being changed is lost")
@@ -547,7 +599,7 @@ func TestTracer(t *testing.T) {
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
 		t.Fatalf("%q, %v", line, err)
 	}
-	got, err := look(int32(c.Process.Pid), 0, 0)
+	got, err := look(int32(c.Process.Pid), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -563,7 +615,7 @@ func TestTracer(t *testing.T) {
 func BenchmarkLook(b *testing.B) {
 	pid := int32(os.Getpid())
 	for b.Loop() {
-		look(pid, 0, 0)
+		look(pid, 0)
 	}
 }
 
@@ -572,7 +624,7 @@ const asAgent = "UNSPOOL_TEST_OTELCTX"
 
 func TestMain(m *testing.M) {
 	if pid, err := strconv.Atoi(os.Getenv(asAgent)); err == nil {
-		got, err := look(int32(pid), 0, 0)
+		got, err := look(int32(pid), 0)
 		fmt.Println(got.service.Name, err)
 		return
 	}

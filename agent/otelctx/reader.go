@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"strconv"
@@ -21,13 +22,14 @@ const (
 	maxStuck  = 8                     // threads that a slow process holds
 	soonest   = 5 * time.Second       // until a process without a context is looked at again; then twice as long each time
 	latest    = 10 * time.Minute
-	maxKnown  = 1 << 14 // processes
+	changed   = time.Minute // until a context is looked at again
+	maxKnown  = 1 << 14     // processes
 	forgotten = 2 * time.Minute
 )
 
 // A Reader knows the contexts of processes. It is safe for concurrent use. A nil *Reader knows none.
 type Reader struct {
-	read func(pid int32, at, known uint64) (result, error)
+	read func(pid int32, known uint64) (result, error)
 	now  func() time.Time
 	age  func(start uint64) time.Duration
 
@@ -40,8 +42,8 @@ type Reader struct {
 }
 
 type result struct {
-	service       Service
-	at, published uint64 // the mapping, and when it was published; 0: none
+	service   Service
+	published uint64 // when, in nanoseconds since boot; 0: there is none
 }
 
 // An entry is a process.
@@ -69,7 +71,7 @@ func NewReader() *Reader {
 }
 
 // Of returns what a process says of itself, as far as that is known now; it returns the zero Service if the process says nothing. A process with a context
-// is looked at each time: whether the context has changed. One without is looked at seldom. Of waits up to 20 ms, once in 10 s.
+// is looked at each minute, one without more and more seldom. Of waits up to 20 ms, once in 10 s.
 func (r *Reader) Of(pid int32) Service {
 	if r == nil {
 		return Service{}
@@ -104,13 +106,13 @@ func (r *Reader) Of(pid int32) Service {
 	r.stats.Reads++
 	e.reading = true
 	wait := !now.Before(r.angry)
-	before := e.result
+	before := e.published
 	r.mu.Unlock()
 
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		got, err := r.read(pid, before.at, before.published)
+		got, err := r.read(pid, before)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.stuck--
@@ -147,16 +149,14 @@ func (r *Reader) learn(e *entry, got result, err error) {
 	switch {
 	case err != nil:
 		e.result = result{}
-	case got.published != e.published || got.at != e.at:
+	case got.published != e.published:
 		e.result = got
 	}
-	e.next = time.Time{}
-	if e.at == 0 {
-		e.pause = min(max(2*e.pause, soonest), latest)
-		e.next = r.now().Add(e.pause)
-	} else {
-		e.pause = 0
+	e.pause = min(max(2*e.pause, soonest), latest)
+	if e.published != 0 {
+		e.pause = changed
 	}
+	e.next = r.now().Add(e.pause)
 }
 
 // sweep forgets processes that nobody has asked for, and all if there are too many.
@@ -175,36 +175,48 @@ func (r *Reader) sweep(now time.Time) {
 	}
 }
 
-// look reads the context of a process: that at an address where there was one before, if it is still there, or else the first of its mappings.
-func look(pid int32, at, known uint64) (result, error) {
+// look reads the context of a process, unless it is the one known, which is published at that time.
+func look(pid int32, known uint64) (result, error) {
 	memory, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
 	if err != nil {
 		return result{}, err
 	}
 	defer memory.Close()
-	if at != 0 {
-		if s, published, err := readContext(memory, at, known); err == nil || errors.Is(err, errBusy) {
-			return result{s, at, published}, err
-		}
-	}
 	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return result{}, err
 	}
 	defer maps.Close()
-	all, err := candidates(maps)
+	all, err := candidates(maps, sharedMemory())
 	if err == nil {
 		err = errNone
 	}
 	for _, at := range all {
-		s, published, e := readContext(memory, at, 0)
+		s, published, e := readContext(memory, at, known, func(lo, hi uint64) bool {
+			return covered(io.NewSectionReader(maps, 0, maxMaps), sharedMemory(), lo, hi)
+		})
 		if e == nil {
-			return result{s, at, published}, nil
+			return result{s, published}, nil
 		}
 		err = e
 	}
 	return result{}, err
 }
+
+// sharedMemory is the file system that the kernel has for memory that memfd_create(2) and mmap(2) share; one that nothing has, if that is not known.
+var sharedMemory = sync.OnceValue(func() device {
+	none := device{1<<32 - 1, 1<<32 - 1}
+	fd, err := unix.MemfdCreate("unspool", unix.MFD_CLOEXEC)
+	if err != nil {
+		return none
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil {
+		return none
+	}
+	return device{unix.Major(st.Dev), unix.Minor(st.Dev)}
+})
 
 // started returns when a process started, in ticks since boot (proc_pid_stat(5), field 22); 0 if it has gone.
 func started(pid int32) uint64 {
@@ -237,7 +249,7 @@ func (r *Reader) Stats() Stats {
 	defer r.mu.Unlock()
 	s := r.stats
 	for _, e := range r.known {
-		if e.at != 0 {
+		if e.published != 0 {
 			s.Contexts++
 		}
 	}

@@ -2,6 +2,7 @@
 //   memfd   the first; then, for each line of the input, the other
 //   anon    the same in private memory, which the kernel may not be able to name
 //   churn   the two in turn, as fast as it can, in the same memory
+//   file    the first, in a mapping of its file
 //   stall   the first, in memory that waits for userfaultfd(2), until there is a line
 // It writes "ready" when the context is there, and after each line.
 #define _GNU_SOURCE
@@ -60,9 +61,9 @@ static void ready(void) {
 }
 
 int main(int argc, char **argv) {
-	static char payloads[2][room], same[room];
+	char *payloads[2] = {malloc(room), malloc(room)}, *same = malloc(room);
 	size_t sizes[2] = {0, 0};
-	if (argc < 3)
+	if (argc < 3 || !payloads[0] || !payloads[1] || !same)
 		return 2;
 	for (int i = 0; i < 2; i++)
 		sizes[i] = load(argv[2 + (argc > 3 ? i : 0)], payloads[i]);
@@ -88,6 +89,11 @@ int main(int argc, char **argv) {
 		if (uffd < 0 || trap == MAP_FAILED || ioctl(uffd, UFFDIO_API, &api) || ioctl(uffd, UFFDIO_REGISTER, &r))
 			die("userfaultfd");
 		c->payload = trap;
+	} else if (!strcmp(argv[1], "file")) {
+		int in = open(argv[2], O_RDONLY);
+		c->payload = mmap(NULL, sizes[0], PROT_READ, MAP_PRIVATE, in, 0);
+		if (in < 0 || c->payload == MAP_FAILED)
+			die(argv[2]);
 	} else if (!strcmp(argv[1], "churn")) {
 		memcpy(same, payloads[0], sizes[0]);
 		c->payload = same;
