@@ -249,6 +249,7 @@ func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 		}
 		out = append(out, batch)
 	}
+	out = merged(out)
 	slices.SortFunc(out, func(a, b *export.Batch) int {
 		return cmp.Or(cmp.Compare(b.Profile.Totals.Samples, a.Profile.Totals.Samples), strings.Compare(a.Selector(), b.Selector()))
 	})

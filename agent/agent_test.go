@@ -125,6 +125,35 @@ func TestCrowded(t *testing.T) {
 	}
 }
 
+// Places that a rule gives the same labels have one profile, with the sums of all.
+func TestSameLabels(t *testing.T) {
+	r, err := ParseRule(`{"source_labels":["service_name"],"regex":"worker-.*","target_label":"service_name","replacement":"workers"}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	a := newAgent(Options{Settings: Settings{Rules: []*Rule{r}}}, now)
+	for i := range 5 {
+		a.Add(sample(1<<30+int32(i), fmt.Sprintf("worker-%d", i), arch.Addr(i%2)))
+	}
+	a.Add(sample(1<<30+5, "other", 7))
+	batches, err := a.Cut(now.Add(10 * time.Second))
+	if err != nil || len(batches) != 2 {
+		t.Fatalf("%d profiles, %v", len(batches), err)
+	}
+	p := batches[0].Profile
+	if batches[0].Label(export.ServiceName) != "workers" || p.Totals.Samples != 5 || p.Totals.Stops[unwind.Outermost] != 5 || p.Start != now || p.Duration != 10*time.Second || len(p.Events) != 1 || p.Host != "node-7" {
+		t.Errorf("%+v, %+v", batches[0].Labels, p)
+	}
+	count := uint64(0)
+	for _, s := range p.Stacks {
+		count += s.Count
+	}
+	if count != 5 || a.Stats().Profiles != 2 {
+		t.Errorf("%d samples, %+v", count, a.Stats())
+	}
+}
+
 // A slow is an exporter that takes its time to encode, and counts samples.
 type slow struct {
 	samples uint64

@@ -1,0 +1,30 @@
+package agent
+
+import (
+	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/profile"
+)
+
+// merged makes one batch of those that have the same labels, such as after a rule has dropped the label in which they differ: an engine expects one
+// profile of a series for a time.
+func merged(batches []*export.Batch) (out []*export.Batch) {
+	same := map[string][]*export.Batch{}
+	for _, b := range batches {
+		labels := b.Selector()
+		if same[labels] == nil {
+			out = append(out, b)
+		}
+		same[labels] = append(same[labels], b)
+	}
+	for i, b := range out {
+		if all := same[b.Selector()]; len(all) > 1 {
+			var m profile.Merger
+			for _, one := range all {
+				m.Add(one.Profile, "")
+			}
+			p, _ := m.Profile()
+			out[i] = &export.Batch{Profile: p, Labels: b.Labels}
+		}
+	}
+	return out
+}
