@@ -352,3 +352,18 @@ func TestBounded(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkDecode reads 110 pods of 30 kB each.
+func BenchmarkDecode(b *testing.B) {
+	one := one(`,"annotations":{"x":"`+strings.Repeat("x", 10000)+`"},"managedFields":[`+strings.TrimSuffix(strings.Repeat(`{"f:metadata":{"f:labels":{".":{}}}},`, 500), ",")+`]`, `"containers":[{"name":"web","image":"shop:1.2"}]`,
+		`"containerStatuses":[{"name":"web","containerID":"containerd://`+id+`"}]`)
+	i, j := strings.Index(one, `{"metadata":{"name"`), len(one)-2
+	text := one[:i] + strings.Repeat(one[i:j]+",", 109) + one[i:j] + "]}"
+	b.SetBytes(int64(len(text)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if names, damaged, err := decode(strings.NewReader(text)); err != nil || damaged > 0 || len(names) != 2 {
+			b.Fatal(len(names), damaged, err)
+		}
+	}
+}

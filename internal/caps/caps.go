@@ -30,8 +30,8 @@ func Agent() []Right {
 	return []Right{
 		{"CAP_BPF", "load the program that walks stacks, and feed it with tables", true},
 		{"CAP_PERFMON", "sample all processors", true},
-		{"CAP_SYS_PTRACE", "read what other users' processes map", true},
-		{"CAP_DAC_READ_SEARCH", "read other users' programs and debug files", true},
+		{"CAP_SYS_PTRACE", "read what other users' processes map, and publish of themselves", true},
+		{"CAP_DAC_READ_SEARCH", "read other users' programs and debug files, and the names of containers", true},
 		{"CAP_SYSLOG", "read the addresses of the kernel's functions, for their names", false},
 	}
 }
