@@ -298,6 +298,12 @@ func publish(t *testing.T, mode string, payloads ...[]byte) (pid int32, next fun
 	args := []string{mode}
 	for i, p := range payloads {
 		args = append(args, filepath.Join(dir, fmt.Sprint(i)))
+		if p == nil { // a directory
+			if err := os.Mkdir(args[i+1], 0o700); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
 		if err := os.WriteFile(args[i+1], p, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -311,8 +317,7 @@ func publish(t *testing.T, mode string, payloads ...[]byte) (pid int32, next fun
 	if err != nil {
 		t.Fatal(err)
 	}
-	var said bytes.Buffer
-	c.Stderr = &said
+	c.Stderr = os.Stderr
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -323,13 +328,15 @@ func publish(t *testing.T, mode string, payloads ...[]byte) (pid int32, next fun
 	lines := bufio.NewScanner(out)
 	read := func() {
 		t.Helper()
-		switch {
-		case !lines.Scan() && strings.HasPrefix(said.String(), "userfaultfd"):
-			oracle.Lacks(t, "userfaultfd")
-		case lines.Text() == "unnamed":
+		lines.Scan()
+		switch text := lines.Text(); text {
+		case "ready":
+		case "no name":
 			t.Skip("this kernel has no CONFIG_ANON_VMA_NAME")
-		case lines.Text() != "ready":
-			t.Fatalf("%q %s", lines.Text(), said.String())
+		case "no userfaultfd", "no fuse":
+			oracle.Lacks(t, text[3:])
+		default:
+			t.Fatalf("%q, %v", text, lines.Err())
 		}
 	}
 	read()
@@ -403,6 +410,49 @@ func TestFile(t *testing.T) {
 	got, err := look(pid, 0)
 	if block := unix.Major(st.Dev) != 0; block && got.service != shop || !block && !errors.Is(err, errPlace) {
 		t.Errorf("a file of device %d:%d: %+v, %v", unix.Major(st.Dev), unix.Minor(st.Dev), got, err)
+	}
+}
+
+// TestFUSE: memory of a file system that never answers holds up who reads it, until the file system has gone. It is not read.
+func TestFUSE(t *testing.T) {
+	if os.Geteuid() != 0 {
+		oracle.Lacks(t, "root")
+	}
+	pid, _ := publish(t, "fuse", payload(t, all...), nil)
+	if got, err := look(pid, 0); !errors.Is(err, errPlace) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	memory, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer memory.Close()
+	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer maps.Close()
+	at, err := candidates(maps, sharedMemory())
+	if err != nil || len(at) != 1 {
+		t.Fatalf("%x, %v", at, err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, _, err := readContext(memory, at[0], 0, anywhere)
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		t.Errorf("a read is not held up: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	if err := unix.Kill(int(pid), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Error("a read goes on after the file system has gone")
 	}
 }
 
