@@ -50,6 +50,7 @@ int main(int argc, char **argv) {
 // TestNoCopies: with --no-copies, what a program has on its stack is nowhere: not in the recorder's memory, its files or its cache. Without, it is
 // in the recorder's memory at once.
 func TestNoCopies(t *testing.T) {
+	oracle.Long(t)
 	canWalk(t)
 	oracle.Need(t, "gcc")
 	dir := t.TempDir()
