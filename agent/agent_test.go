@@ -277,13 +277,12 @@ func TestSelf(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := exec.Command(exe, "memfd", payload)
-	in, _ := c.StdinPipe()
 	out, _ := c.StdoutPipe()
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer c.Wait()
-	defer in.Close()
+	defer c.Process.Kill()
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
 		t.Fatalf("%q, %v", line, err)
 	}

@@ -669,11 +669,15 @@ func BenchmarkLook(b *testing.B) {
 	}
 }
 
-// asAgent, in the environment, has this test binary look at the process of that number.
+// asAgent, in the environment, has this test binary look at the process of that number, or of the number that is its argument.
 const asAgent = "UNSPOOL_TEST_OTELCTX"
 
 func TestMain(m *testing.M) {
-	if pid, err := strconv.Atoi(os.Getenv(asAgent)); err == nil {
+	number := os.Getenv(asAgent)
+	if number == "argument" && len(os.Args) > 1 {
+		number = os.Args[1]
+	}
+	if pid, err := strconv.Atoi(number); err == nil {
 		got, err := look(int32(pid), 0)
 		fmt.Println(got.service.Name, err)
 		return

@@ -214,5 +214,5 @@ int main(int argc, char **argv) {
 		}
 		ready();
 	}
-	return 0;
+	pause();
 }
