@@ -14,6 +14,7 @@ import (
 
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/native"
+	"github.com/unspool/unspool/internal/pages"
 )
 
 // Directories of tables that all users of a machine read, and only root writes. runtime/store.h has the same. What can be made again is in
@@ -160,14 +161,12 @@ func loadMapped(fd int, name string) (*compact.Table, error) {
 	case st.Uid != 0 || st.Mode&0o022 != 0:
 		return nil, errNotRoots
 	}
-	b, mapped, err := contents(fd, &st)
+	b, err := contents(fd, &st)
 	if err != nil {
 		return nil, err
 	}
 	t, err := open(b, name)
-	if mapped {
-		_ = unix.Madvise(b, unix.MADV_DONTNEED) // the check has read all of it, and a walk will read a part
-	}
+	pages.Release(b) // the check has read all of it, and a walk will read a part
 	return t, err
 }
 
@@ -192,37 +191,37 @@ const (
 )
 
 // contents returns the contents of an open file that only root can change: mapped, where that is safe, else read.
-func contents(fd int, st *unix.Stat_t) (b []byte, isMapped bool, err error) {
+func contents(fd int, st *unix.Stat_t) ([]byte, error) {
 	id := mapped{uint64(st.Dev), st.Ino, st.Size, st.Mtim, st.Ctim}
 	mappings.Lock()
 	defer mappings.Unlock()
 	if b := mappings.of[id]; b != nil {
-		return b, true, nil
+		return b, nil
 	}
 	if len(mappings.of) < maxMaps && mappings.bytes+st.Size <= maxMapBytes && local(fd) && math.MaxInt > st.Size {
-		if b, err := unix.Mmap(fd, 0, int(st.Size), unix.PROT_READ, unix.MAP_PRIVATE); err == nil {
+		if b, err := pages.MapFile(fd, int(st.Size)); err == nil {
 			if mappings.of == nil {
 				mappings.of = map[mapped][]byte{}
 			}
 			mappings.of[id] = b
 			mappings.bytes += st.Size
-			return b, true, nil
+			return b, nil
 		}
 	}
-	b = make([]byte, st.Size)
+	b := make([]byte, st.Size)
 	for at := 0; at < len(b); {
 		n, err := unix.Pread(fd, b[at:], int64(at))
 		switch {
 		case err == unix.EINTR:
 		case err != nil:
-			return nil, false, err
+			return nil, err
 		case n == 0:
-			return nil, false, errors.New("it is shorter than it was")
+			return nil, errors.New("it is shorter than it was")
 		default:
 			at += n
 		}
 	}
-	return b, false, nil
+	return b, nil
 }
 
 // local says whether a file is on a file system of this machine. Of another one's, what is mapped may be gone when it is read, which would be the

@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/pages"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -261,22 +262,26 @@ func (t *tables) account(l *table, n int) {
 // put writes a table into the kernel, and returns how much of its memory that takes. The map of all tables keeps it: a descriptor of each
 // would soon be too many.
 func (t *tables) put(l *table) (size uint64, err error) {
-	values := make([]tableValue, (len(l.bytes)+valueBytes-1)/valueBytes)
-	keys := make([]uint32, len(values))
-	for i := range values {
-		keys[i] = uint32(i)
-		copy(values[i][:], l.bytes[i*valueBytes:])
-	}
+	n := (len(l.bytes) + valueBytes - 1) / valueBytes
+	values, keys := make([]tableValue, min(n, atOnce)), make([]uint32, min(n, atOnce))
 	m, err := ebpf.NewMap(&ebpf.MapSpec{
-		Name: "unspool_table", Type: ebpf.Array, KeySize: 4, ValueSize: valueSize, MaxEntries: uint32(len(values)), Flags: innerMap,
+		Name: "unspool_table", Type: ebpf.Array, KeySize: 4, ValueSize: valueSize, MaxEntries: uint32(n), Flags: innerMap,
 	})
 	if err != nil {
 		return 0, err
 	}
-	if _, err = m.BatchUpdate(keys, values, nil); err != nil {
-		m.Close()
-		return 0, err
+	for at := 0; at < n; at += atOnce {
+		k := min(n-at, atOnce)
+		for i := range k {
+			keys[i], values[i] = uint32(at+i), tableValue{}
+			copy(values[i][:], l.bytes[(at+i)*valueBytes:])
+		}
+		if _, err = m.BatchUpdate(keys[:k], values[:k], nil); err != nil {
+			m.Close()
+			return 0, err
+		}
 	}
+	pages.Release(l.bytes) // the kernel walks with its copy
 	size = uint64(len(l.bytes))
 	if info, err := m.Info(); err == nil {
 		if n, ok := info.Memlock(); ok {
@@ -465,6 +470,7 @@ type tableValue [valueSize]byte
 
 const (
 	valueBytes = 1024
+	atOnce     = 256 // values that are copied into the kernel by one call
 	valueSize  = valueBytes + ruleSize - 8
 	ruleSize   = 16
 	innerMap   = 1 << 12 // BPF_F_INNER_MAP: arrays of different lengths in one map

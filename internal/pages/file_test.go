@@ -1,0 +1,63 @@
+package pages
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestRelease: a mapped file is what it was after its memory was given back; other memory is not touched.
+func TestRelease(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	want := bytes.Repeat([]byte("text"), 1<<18)
+	if err := os.WriteFile(path, want, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b, err := MapFile(int(f.Fd()), len(want))
+	if err != nil || !bytes.Equal(b, want) {
+		t.Fatalf("%d bytes, %v", len(b), err)
+	}
+	has := func() (kib int) {
+		smaps, err := os.ReadFile("/proc/self/smaps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, after, _ := strings.Cut(string(smaps), " "+path+"\n")
+		_, after, ok := strings.Cut(after, "\nRss:")
+		if _, err := fmt.Sscan(after, &kib); !ok || err != nil {
+			t.Fatalf("the mapping is not found: %v", err)
+		}
+		return kib
+	}
+	if n := has(); n != len(want)>>10 {
+		t.Errorf("read, it has %d KiB of memory", n)
+	}
+	Release(b[:100]) // what of it is a table
+	if n := has(); n != 0 {
+		t.Errorf("given back, it has %d KiB of memory", n)
+	}
+	if !bytes.Equal(b, want) {
+		t.Error("it has changed")
+	}
+	Release(b[1:])
+	if n := has(); n == 0 {
+		t.Error("a part that the mapping does not begin with was given back")
+	}
+	own := bytes.Clone(want)
+	Release(own)
+	Release(nil)
+	if !bytes.Equal(own, want) {
+		t.Error("memory that is no file's was given back")
+	}
+	if _, err := MapFile(-1, 100); err == nil {
+		t.Error("no file is mapped")
+	}
+}
