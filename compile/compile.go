@@ -13,6 +13,7 @@ import (
 	"github.com/unspool/unspool/internal/outfile"
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/store"
 )
 
@@ -26,6 +27,10 @@ type Compiler struct {
 
 	// Dir gets BUILDID.unspool, BUILDID.eh_elf.so or BUILDID.c, made anew: a build ID does not say that what is there is of this file.
 	Dir string
+
+	// Registers names the registers that machine code and C in Dir recover; empty: all. The stack pointer and the return address are among them. All
+	// others are lost in callers. A file with a rule that needs another register that calls preserve is refused.
+	Registers []string
 
 	// Functions puts a section of functions and handlers of exceptions behind tables in Dir.
 	Functions bool
@@ -128,6 +133,9 @@ func (c *Compiler) compile(img *module.Image, f *format.Unwind) (size int, found
 		if len(ref.Rows) == 0 {
 			return 0, false, nil
 		}
+		if ref, err = c.rows(ref); err != nil {
+			return 0, false, err
+		}
 		var buf bytes.Buffer
 		if err = csource.Emit(&buf, ref, cOptions(c.Native)); err != nil {
 			return 0, false, err
@@ -161,10 +169,55 @@ func (c *Compiler) compile(img *module.Image, f *format.Unwind) (size int, found
 	}
 	o := c.Native
 	o.ID = img.ID()
-	b, code, err := store.BuildNative(f, o)
+	build := store.BuildNative
+	if len(c.Registers) > 0 {
+		build = c.nativeOf
+	}
+	b, code, err := build(f, o)
 	if b == nil {
 		return 0, false, err
 	}
 	defer code.Close()
 	return len(b), false, errors.Join(err, write(".eh_elf.so", b))
+}
+
+// nativeOf makes machine code as store.BuildNative does, of the registers that c names.
+func (c *Compiler) nativeOf(f *format.Unwind, o native.Options) ([]byte, *native.Code, error) {
+	ref, damage := f.Rows()
+	var lost error
+	if len(damage) > 0 {
+		lost = fmt.Errorf("%d damaged entries; the first: %w", len(damage), damage[0])
+	}
+	if len(ref.Rows) == 0 {
+		return nil, nil, lost
+	}
+	ref, err := c.rows(ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	b, err := native.Emit(ref, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	code, err := native.Load(b)
+	if err != nil {
+		return nil, nil, fmt.Errorf("BUG: %w", err)
+	}
+	if err := native.Verify(code, ref, 1); err != nil {
+		code.Close()
+		return nil, nil, fmt.Errorf("BUG: %w", err)
+	}
+	return b, code, lost
+}
+
+// rows returns what of t is to be compiled.
+func (c *Compiler) rows(t *rows.Table) (*rows.Table, error) {
+	if len(c.Registers) == 0 {
+		return t, nil
+	}
+	keep, err := registersOf(t.Machine, c.Registers)
+	if err != nil {
+		return nil, err
+	}
+	return only(t, keep)
 }

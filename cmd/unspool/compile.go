@@ -60,12 +60,16 @@ that are installed, or of FILEs, and removes tables of files that have changed o
 not read again. All users find these tables behind those of their own cache. With -o, any user makes the tables of
 FILEs for a package, which installs them in /usr/lib/unspool/tables. UNSPOOL_TABLES names other directories.
 
+--registers leaves out all registers but the named ones: less machine code and C, for walkers that want no others. The rest
+is lost in callers. A file with a rule that needs another register is refused, if calls preserve that register.
+
 --deref says how machine code and C read memory. self reads their own process (the default with -o), callback calls a
 function, slice reads a captured piece of stack (the default without -o, for walkers).`,
 		Example: `  unspool compile /usr/lib/x86_64-linux-gnu/libc.so.6
   unspool compile -o tables /opt/app
   sudo unspool compile --system
   unspool compile --emit native -o eh_elf --pid $(pidof nginx)
+  unspool compile --emit native --registers rip,rsp,rbp,rbx -o eh_elf /bin/true
   unspool compile --emit c -o . /bin/true
   unspool compile --emit native --embed -o app-with-code app
   unspool compile --emit sframe -o ls-with-sframe /bin/ls
@@ -119,6 +123,7 @@ function, slice reads a captured piece of stack (the default without -o, for wal
 	cli.OneOf(c, &o.layout, "layout", "how machine code and C find the rule of an address: page (native only), tree, or inline, where each row has its own code", native.Layouts...)
 	cli.OneOf(c, &o.deref, "deref", "how machine code and C read memory: self, callback or slice", native.Derefs...)
 	f.BoolVar(&o.Functions, "functions", o.Functions, "with -o, add to each table where functions start and who handles exceptions in them")
+	f.StringSliceVar(&o.Registers, "registers", nil, "with -o, the `REGISTERS` that machine code or C recovers, such as rip,rsp,rbp,rbx (default: all)")
 	f.BoolVar(&o.embed, "embed", o.embed, "with --emit native, write a copy of the file with its machine code in it")
 	f.BoolVar(&o.shared, "system", o.shared, "compile for all users what is installed, or FILEs; with -o, tables for a package")
 	f.BoolVarP(&o.quiet, "quiet", "q", o.quiet, "with --system, print errors only")
@@ -128,7 +133,7 @@ function, slice reads a captured piece of stack (the default without -o, for wal
 
 // copy writes a copy of a file with something besides.
 func (o *compilation) copy(c *cobra.Command, args []string) error {
-	for _, name := range []string{"layout", "deref", "functions", "pid", "embed"} {
+	for _, name := range []string{"layout", "deref", "functions", "registers", "pid", "embed"} {
 		if c.Flags().Changed(name) && !o.embed {
 			return usage("--%s does not go with --emit %s", name, o.Emit)
 		}
@@ -180,6 +185,9 @@ func (o *compilation) resolve() (err error) {
 	}
 	if o.Functions && (o.Emit != "table" || o.Dir == "") {
 		return usage("--functions is for tables that -o writes")
+	}
+	if len(o.Registers) > 0 && (o.Emit == "table" || o.Dir == "" && o.Emit == "native" || o.embed) {
+		return usage("--registers is for machine code and C that -o writes")
 	}
 	switch o.Emit {
 	case "table", "native":

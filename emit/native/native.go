@@ -110,9 +110,31 @@ func Emit(t *rows.Table, o Options) ([]byte, error) {
 	if len(b) > maxSize || o.Layout == Tree && len(t.Rows) > maxSize/16 || o.Layout == Inline && len(t.Rows) > maxSize/256 {
 		return nil, ErrTooLarge
 	}
-	g := &generator{mach: t.Machine, t: ct, o: o, exprs: map[exprKey]label{}, wides: map[wideKey]label{}, bodies: map[string]*body{}}
+	g := &generator{mach: t.Machine, t: ct, o: o, lost: lost(t), exprs: map[exprKey]label{}, wides: map[wideKey]label{}, bodies: map[string]*body{}}
 	g.m = lower(g)
 	return g.file(t)
+}
+
+// lost returns the slots that calls preserve, but each rule of a call frame says to be undefined: such a table is of some registers only.
+func lost(t *rows.Table) uint64 {
+	all := t.Machine.SavedSlots()
+	for i := range t.Sets {
+		s := &t.Sets[i]
+		if s.Gap() || s.Outermost() || s.Flags&(rows.Signal|rows.Partial) != 0 {
+			continue
+		}
+		var set uint64
+		for _, r := range s.Rules {
+			if slot := t.Machine.Slot(r.Of); r.Kind == rows.Undefined && slot != arch.NoSlot {
+				set |= 1 << slot
+			}
+		}
+		all &= set
+	}
+	if all == t.Machine.SavedSlots() {
+		return 0 // there are none
+	}
+	return all
 }
 
 // A generator writes the code of one module: what is the same for all machines.
@@ -121,6 +143,7 @@ type generator struct {
 	mach  *arch.Machine
 	t     *compact.Table
 	o     Options
+	lost  uint64          // slots that calls preserve, but all rules of call frames lose
 	start int64           // offset of the code in the file
 	parts [numParts]int32 // offsets of the index's parts
 

@@ -92,6 +92,7 @@ func (g *x86) simple(s *rows.Set) (k tailKey, ok bool) {
 	for _, r := range s.Rules {
 		slot := m.Slot(r.Of)
 		switch {
+		case r.Kind == rows.Undefined && !k.signal && slot != arch.NoSlot && g.lost>>slot&1 != 0: // as in all rules
 		case r.Kind != rows.Offset || slot == arch.NoSlot || slot == slotSP || r.Off != int64(int32(r.Off)):
 			return k, false
 		case r.Of == m.RA:
@@ -162,7 +163,7 @@ func (g *x86) commits() {
 		g.Set(l)
 		g.Load(R8, field(offKnown))
 		if i == 0 {
-			g.RI32(AND, R8, int32(arch.AMD64.SavedSlots()))
+			g.RI32(AND, R8, int32(arch.AMD64.SavedSlots()&^g.lost))
 		}
 		g.RR(OR, R8, RDX)
 		g.RI(OR, R8, both)
