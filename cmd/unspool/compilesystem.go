@@ -19,7 +19,7 @@ const heapLimit = 200 << 20
 
 // system compiles for all users of the machine, or for a package where there is an output directory.
 func (o *compilation) system(c *cobra.Command, args []string) (err error) {
-	for _, name := range []string{"emit", "layout", "deref", "functions", "embed", "pid"} {
+	for _, name := range []string{"emit", "layout", "deref", "functions", "registers", "embed", "pid"} {
 		if c.Flags().Changed(name) {
 			return usage("--%s does not go with --system", name)
 		}
