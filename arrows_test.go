@@ -65,6 +65,8 @@ var arrows = []struct {
 	{"agent/export", []string{"profile", "profile/pprof"}},
 	{"agent/*", []string{"agent/export", "profile", "unwind"}},
 	{"doctor", []string{"record", "names", "modules", "profile", "source/*", "symbol"}},
+	{"cgotraceback", []string{"runtime"}}, // for its C
+	{"runtime", nil},
 	{"internal/*", []string{"arch", "internal/*"}},
 	{"cmd/*", []string{"*"}},
 	{"lab", []string{"*"}},

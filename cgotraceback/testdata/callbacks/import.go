@@ -1,0 +1,5 @@
+//go:build !plain
+
+package main
+
+import _ "github.com/unspool/unspool/cgotraceback"
