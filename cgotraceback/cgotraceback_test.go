@@ -121,6 +121,9 @@ func judge(t *testing.T, p *profile.Profile, chains []string, least int) {
 		if !regexp.MustCompile(`^(c_|goCallback$|main\.(goLeaf|goMiddle|outer|only|sorted)$)`).MatchString(names[0]) {
 			continue // in Go's runtime, also on the ways from Go to C and back, or in what starts threads
 		}
+		if len(names) == 2 && names[1] == "runtime._ExternalCode" {
+			continue // of threads that Go does not know, it asks for one stack at a time (runtime.sigprofCallersUse)
+		}
 		within += s.Value[0]
 		var kept []string
 		for _, name := range names {
