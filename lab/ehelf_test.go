@@ -94,12 +94,21 @@ const maxCRows = 50_000
 
 // emitC makes shared objects with the same entry points of C source, compiled with an option of optimization.
 func emitC(level string) func(string, *rows.Table) error {
+	return compiledBy(level, csource.Options{Deref: csource.Slice})
+}
+
+// compiledBy does so with any options of the source.
+func compiledBy(level string, o csource.Options) func(string, *rows.Table) error {
 	return func(to string, ref *rows.Table) error {
 		var src bytes.Buffer
-		if err := csource.Emit(&src, ref, csource.Options{Deref: csource.Slice}); err != nil {
+		if err := csource.Emit(&src, ref, o); err != nil {
 			return err
 		}
-		cmd := exec.Command("gcc", "-std=c11", level, "-shared", "-fPIC", "-x", "c", "-", "-o", to)
+		std := "-std=c11"
+		if o.Layout == csource.Switch {
+			std = "-std=gnu11" // for ranges of cases
+		}
+		cmd := exec.Command("gcc", std, level, "-shared", "-fPIC", "-x", "c", "-", "-o", to)
 		cmd.Stdin = &src
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w\n%s", err, out)
