@@ -164,7 +164,7 @@ func TestInsidePerf(t *testing.T) {
 		}
 	}
 	for _, c := range cells[1:] {
-		if got := c[2] + " frames, errors: " + c[3]; (c[1] == "tables" || c[1] == "machine code") && got != frames[c[0]] {
+		if got := c[2] + " frames, errors: " + c[3]; (c[1] == "tables" || c[1] == "machine code" || c[1] == "the reads alone") && got != frames[c[0]] {
 			t.Errorf("%s, %s:\n got %s\nwant %s, as by rules", c[0], c[1], got, frames[c[0]])
 		}
 	}
