@@ -19,8 +19,12 @@ const dropinDir = "lib/unspool"
 // Exceptions is the library in front of libgcc's unwinder; it is beside the drop-in.
 const Exceptions = "libunspool_eh.so"
 
-// Heap is the library in front of a program's allocator; it is beside the drop-in.
-const Heap = "libunspool_heap.so"
+// Heap is the library in front of a program's allocator; it is beside the drop-in. HeapNew goes with it, for allocators that have C++ operators of
+// their own.
+const (
+	Heap    = "libunspool_heap.so"
+	HeapNew = "libunspool_heap_new.so"
+)
 
 func init() {
 	if runtime.GOARCH == "arm64" {

@@ -110,13 +110,17 @@ func ways(needs []Finding) []Finding {
 	if _, exceptions.Reason, exceptions.Change = findExceptions("", programDir()); exceptions.Reason == "" {
 		exceptions.OK, exceptions.Change = true, ""
 	}
+	heap := Finding{Name: "heap", What: "unspool record --heap: where unmodified programs allocate memory"}
+	if _, heap.Reason, heap.Change = findPreload("", programDir(), Heap); heap.Reason == "" {
+		heap.OK, heap.Change = true, ""
+	}
 	cache := Finding{Name: "cache", What: "compiled tables are kept in the cache", OK: true}
 	mods := modules.New()
 	defer mods.Close()
 	if err := mods.CacheErr(); err != nil {
 		cache.OK, cache.Reason, cache.Change = false, err.Error(), "set UNSPOOL_CACHE to a directory of your own"
 	}
-	return append(list, names, run, exceptions, cache)
+	return append(list, names, run, exceptions, heap, cache)
 }
 
 // event says what became of trying an event that takes a kernel.perf_event_paranoid of at most level.

@@ -276,6 +276,28 @@ API int dlclose(void *handle)
 	return r;
 }
 
+/* ---- For libunspool_heap_new.so ---- */
+
+API int64_t unspool_heap_left(void);
+API int64_t unspool_heap_left(void)
+{
+	return heap_thread.left;
+}
+
+/* n bytes were allocated at p, when left was what unspool_heap_left said before: by a function of this library, too, or not. */
+API void unspool_heap_allocated(void *p, uint64_t n, int64_t left);
+API void unspool_heap_allocated(void *p, uint64_t n, int64_t left)
+{
+	allocated_once(p, n, left);
+}
+
+API void unspool_heap_freed(void *p);
+API void unspool_heap_freed(void *p)
+{
+	if (heap_maybe_recorded(p) && p)
+		heap_free(p);
+}
+
 /* libgcc's registry of code takes locks, which the caller may hold. */
 US_HIDDEN const void *_Unwind_Find_FDE(void *pc, void *bases);
 const void *_Unwind_Find_FDE(void *pc, void *bases)

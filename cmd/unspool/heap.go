@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -74,8 +76,34 @@ func (h *heapPlan) check(c *cobra.Command, command []string) (err error) {
 	if h.how == "all" {
 		h.Period = 0
 	}
-	h.Library, err = doctor.FindHeap("")
-	return err
+	library, err := doctor.FindHeap("")
+	if err != nil {
+		return err
+	}
+	h.Preload = []string{library}
+	if hasOperators(command[0]) {
+		h.Preload = append(h.Preload, filepath.Join(filepath.Dir(library), doctor.HeapNew))
+	}
+	return nil
+}
+
+// hasOperators says whether a program has an allocator whose operators new and delete do not call malloc and free.
+func hasOperators(program string) bool {
+	some := func(name string) bool {
+		for _, known := range []string{"libtcmalloc", "libjemalloc", "libmimalloc"} {
+			if strings.HasPrefix(name, known) {
+				return true
+			}
+		}
+		return false
+	}
+	for _, path := range strings.FieldsFunc(os.Getenv("LD_PRELOAD"), func(r rune) bool { return r == ':' || r == ' ' }) {
+		if some(filepath.Base(path)) {
+			return true
+		}
+	}
+	path, err := exec.LookPath(program)
+	return err == nil && len(libraries(path, some)) > 0
 }
 
 // recordHeap is record with --heap.

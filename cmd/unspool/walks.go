@@ -10,12 +10,19 @@ import (
 	"github.com/unspool/unspool/module"
 )
 
-// maxLibraries bounds how many files walkingLibraries reads.
+// maxLibraries bounds how many files libraries reads.
 const maxLibraries = 256
 
 // walkingLibraries returns the names of the libraries for walking stacks that a program is linked with, itself or by a library that it needs:
 // libdw and libunwind. What cannot be read or found, needs none.
-func walkingLibraries(program string) (names []string) {
+func walkingLibraries(program string) []string {
+	return libraries(program, func(name string) bool {
+		return strings.HasPrefix(name, "libdw.so.") || strings.HasPrefix(name, "libunwind.so.") || strings.HasPrefix(name, "libunwind-")
+	})
+}
+
+// libraries returns the names of the libraries of some kind that a program is linked with, itself or by a library that it needs.
+func libraries(program string, some func(name string) bool) (names []string) {
 	files, seen := []string{program}, map[string]bool{}
 	for len(files) > 0 && len(seen) < maxLibraries {
 		file := files[0]
@@ -26,7 +33,7 @@ func walkingLibraries(program string) (names []string) {
 				continue
 			}
 			seen[name] = true
-			if strings.HasPrefix(name, "libdw.so.") || strings.HasPrefix(name, "libunwind.so.") || strings.HasPrefix(name, "libunwind-") {
+			if some(name) {
 				names = append(names, name)
 				continue
 			}

@@ -27,7 +27,7 @@ const DefaultPeriod = 512 << 10
 // A Plan says what to record.
 type Plan struct {
 	Command  []string
-	Library  string        // path of libunspool_heap.so
+	Preload  []string      // paths of libunspool_heap.so and what goes with it
 	Period   uint64        // bytes between samples, on average; 0: all allocations are recorded
 	Duration time.Duration // 0: as long as the command runs
 }
@@ -56,7 +56,7 @@ func Start(p Plan) (*Recording, error) {
 	}
 	r := &Recording{plan: p, start: time.Now(), dir: dir, done: make(chan error, 1)}
 	r.cmd = &exec.Cmd{Path: path, Args: p.Command, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
-	r.cmd.Env = append(os.Environ(), "LD_PRELOAD="+strings.TrimSuffix(p.Library+":"+os.Getenv("LD_PRELOAD"), ":"),
+	r.cmd.Env = append(os.Environ(), "LD_PRELOAD="+strings.TrimSuffix(strings.Join(p.Preload, ":")+":"+os.Getenv("LD_PRELOAD"), ":"),
 		"UNSPOOL_HEAP="+dir, "UNSPOOL_HEAP_PERIOD="+strconv.FormatUint(p.Period, 10))
 	if err := r.cmd.Start(); err != nil {
 		return nil, errors.Join(err, r.Close())

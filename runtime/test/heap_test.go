@@ -44,6 +44,52 @@ func heapCounter(t testing.TB) (counter, plug string) {
 	return filepath.Join(dir, "heap_count.so"), filepath.Join(dir, "heap_plug.so")
 }
 
+// TestHeapAllocators: with tcmalloc, jemalloc and mimalloc, C++'s operators are recorded once, as with the C library.
+func TestHeapAllocators(t *testing.T) {
+	oracle.Long(t)
+	prog := heapProgram(t, "heap_cxx.cc", "-fno-builtin")
+	lib := heapLibrary(t)
+	both := lib + ":" + strings.TrimSuffix(lib, ".so") + "_new.so"
+	in := func(p *heap.Process, s *heap.Stack, module string) bool {
+		return slices.ContainsFunc(s.Frames, func(f heap.Frame) bool {
+			return f.Module >= 0 && strings.HasPrefix(filepath.Base(p.Modules[f.Module].Path), module)
+		})
+	}
+	sum := func(preload string) (alloc heap.Amount) {
+		out, all := heapRun(t, preload, []string{"UNSPOOL_HEAP_PERIOD=0"}, prog)
+		if out != "done\n<nil>\n" {
+			t.Errorf("%s: %s", preload, out)
+		}
+		for _, p := range all {
+			for _, s := range p.Stacks {
+				if in(p, &s, "heap_cxx") && !in(p, &s, "ld-linux") { // a thread's memory grows with the number of libraries
+					alloc.Objects += s.Alloc.Objects
+					alloc.Bytes += s.Alloc.Bytes
+				}
+			}
+		}
+		return alloc
+	}
+	want := sum(lib)
+	if got := sum(both); got != want {
+		t.Errorf("with the C library's allocator and both libraries %v, want %v", got, want)
+	}
+	n := 0
+	for _, name := range []string{"libtcmalloc_minimal.so.4", "libjemalloc.so.2", "libmimalloc.so.2"} {
+		paths, _ := filepath.Glob("/usr/lib/*/" + name)
+		if len(paths) == 0 {
+			continue
+		}
+		n++
+		if got := sum(both + ":" + paths[0]); got != want {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+	}
+	if n == 0 {
+		oracle.Lacks(t, "libtcmalloc-minimal4, libjemalloc2 or libmimalloc2.0")
+	}
+}
+
 // heapProgram compiles a program of testdata.
 func heapProgram(t testing.TB, source string, flags ...string) string {
 	t.Helper()
@@ -383,6 +429,65 @@ func TestHeapTrack(t *testing.T) {
 				t.Errorf("%s: recorded %+v, heaptrack %+v", c[0], ours, theirs)
 				break
 			}
+		}
+	}
+}
+
+// TestHeapFigures measures what recording takes, in turns with none and with heaptrack.
+func TestHeapFigures(t *testing.T) {
+	oracle.Full(t)
+	lib := heapLibrary(t)
+	cpu := func(env []string, command ...string) float64 {
+		cmd := exec.Command(command[0], command[1:]...)
+		cmd.Env = append(os.Environ(), env...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
+	}
+	with := func(period string) []string {
+		dir := t.TempDir()
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		return []string{"LD_PRELOAD=" + lib, "UNSPOOL_HEAP=" + dir, "UNSPOOL_HEAP_PERIOD=" + period}
+	}
+	median := func(x []float64) float64 { slices.Sort(x); return x[len(x)/2] }
+
+	bench := filepath.Join(t.TempDir(), "bench")
+	if out, err := exec.Command("gcc", "-O2", "-fno-builtin", "-Wall", "-Wextra", "-Werror", "-o", bench, "testdata/heap_bench.c").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	pair := func(env []string, args ...string) (ns float64) {
+		cmd := exec.Command(bench, args...)
+		cmd.Env = append(os.Environ(), env...)
+		out, err := cmd.Output()
+		if _, e := fmt.Sscan(string(out), &ns); err != nil || e != nil {
+			t.Fatal(err, e)
+		}
+		return ns
+	}
+	var none, unsampled, deepNone, deepSampled []float64
+	for range 9 {
+		none = append(none, pair(nil))
+		unsampled = append(unsampled, pair(with("524288")))
+		deepNone = append(deepNone, pair(nil, "27", "1000000"))
+		deepSampled = append(deepSampled, pair(with("1"), "27", "1000000"))
+	}
+	t.Logf("malloc and free: %.1f ns, sampled by 512 KiB %.1f ns; from 30 frames %.1f ns, all sampled %.0f ns", median(none), median(unsampled), median(deepNone), median(deepSampled))
+
+	cc := compiler(t, "testdata/heap_safe.cc")
+	times := map[string][]float64{}
+	for i := range 15 {
+		times["none"] = append(times["none"], cpu(nil, cc...))
+		times["sampled"] = append(times["sampled"], cpu(with("524288"), cc...))
+		times["all"] = append(times["all"], cpu(with("0"), cc...))
+		if _, err := exec.LookPath("heaptrack"); err == nil && i < 3 {
+			times["heaptrack"] = append(times["heaptrack"], cpu(nil, append([]string{"heaptrack", "-r", "-o", filepath.Join(t.TempDir(), "h")}, cc...)...))
+		}
+	}
+	base := median(times["none"])
+	for _, what := range []string{"none", "sampled", "all", "heaptrack"} {
+		if x := times[what]; len(x) > 0 {
+			t.Logf("cc1plus, %s: %.3f s, %.3f times", what, median(x), median(x)/base)
 		}
 	}
 }
