@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -494,8 +495,21 @@ static void leave(struct heap_thread *t)
 	t->busy = 0;
 }
 
+/* Where the pages are not wiped, such as in emulators, which say that they were. */
+static void forked(void)
+{
+	if (atomic_load_explicit(&state.on, memory_order_relaxed) == UNBEGUN)
+		return;
+	memset((void *)&state, 0, sizeof state);
+	memset((void *)heap_filter, 0, sizeof heap_filter);
+}
+
 void heap_begin(int foreign)
 {
+	static int handled;
+
+	if (!handled++)
+		pthread_atfork(NULL, NULL, forked);
 	int e = errno;
 
 	if (enter(&heap_thread)) {

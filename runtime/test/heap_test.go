@@ -90,6 +90,37 @@ func TestHeapAllocators(t *testing.T) {
 	}
 }
 
+// TestHeapArm: on AArch64, the same program allocates the same, and its child has counts of its own.
+func TestHeapArm(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "aarch64-linux-gnu-gcc", "qemu-aarch64")
+	dir := t.TempDir()
+	prog := filepath.Join(dir, "forks")
+	for _, c := range [][]string{
+		{"make", "-C", "..", "CC=aarch64-linux-gnu-gcc", "BUILD=" + dir, "heap"},
+		{"aarch64-linux-gnu-gcc", "-O1", "-g", "-fno-builtin", "-o", prog, "testdata/heap_fork.c"},
+	} {
+		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", c, err, out)
+		}
+	}
+	files := t.TempDir()
+	out, err := exec.Command("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-E", "LD_PRELOAD="+filepath.Join(dir, "libunspool_heap.so"), "-E", "UNSPOOL_HEAP="+files,
+		"-E", "UNSPOOL_HEAP_PERIOD=0", prog).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	all, err := heap.Read(files)
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%d processes, %v", len(all), err)
+	}
+	for i, want := range []heap.Amount{{Objects: 100, Bytes: 10_000}, {Objects: 1, Bytes: 77}} {
+		if all[i].InUse != want || len(all[i].Stacks[0].Frames) < 4 {
+			t.Errorf("process %d has %v in use, want %v: %+v", i, all[i].InUse, want, all[i].Stacks)
+		}
+	}
+}
+
 // heapProgram compiles a program of testdata.
 func heapProgram(t testing.TB, source string, flags ...string) string {
 	t.Helper()
@@ -332,6 +363,54 @@ int main(void) { many(16, 4000000); many(1000, 100000); many(100000, 1000); many
 			if math.Abs(off) > 4.5 {
 				t.Errorf("%d bytes, value %d: %.0f, want %.0f", size, i, got[i], v)
 			}
+		}
+	}
+}
+
+// TestHeapGo: of a Go program, what its C code allocates in many threads is recorded, with the C functions.
+func TestHeapGo(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "go", "gcc")
+	dir := t.TempDir()
+	source, prog := filepath.Join(dir, "main.go"), filepath.Join(dir, "cgoheap")
+	text := `package main
+
+/*
+#include <stdlib.h>
+static void *volatile sink;
+__attribute__((noinline)) static void *kept(size_t n) { sink = malloc(n); return sink; }
+__attribute__((noinline)) static void brief(size_t n) { free(sink = malloc(n)); }
+*/
+import "C"
+import "sync"
+
+func main() {
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for i := range 2000 {
+				C.kept(C.size_t(i + 1))
+				C.brief(500)
+				_ = make([]byte, 10000)
+			}
+		})
+	}
+	wg.Wait()
+}
+`
+	if err := os.WriteFile(source, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("go", "build", "-o", prog, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	out, ours, theirs, all := counted(t, prog)
+	if out != "<nil>\n" || !slices.Equal(ours, theirs) {
+		t.Errorf("%s: recorded %v, counted %v", out, ours, theirs)
+	}
+	for _, p := range all {
+		if p.Comm == "cgoheap" && (p.InUse.Objects < 16_000 || p.InUse.Bytes < 8*2000*2001/2) {
+			t.Errorf("in use %v", p.InUse)
 		}
 	}
 }
