@@ -61,6 +61,12 @@ full:
 	UNSPOOL_EXECUTION_STEPS=10000000 $(GO) test -count=1 -timeout 4h -run TestExecution -v ./lab
 	$(MAKE) corpus
 
+# The agent, for SOAK, beside processes, namespaces and libraries that come and go, and an engine that does not always take profiles.
+SOAK ?= 2h
+.PHONY: soak
+soak:
+	UNSPOOL_SOAK=$(SOAK) $(GO) test -count=1 -v -timeout 0 -run '^TestSoak$$' ./cmd/unspool
+
 # Programs walked in virtual machines with other kernels, which it fetches from Debian: 5.10, 6.1, 6.12 and the newest, for x86-64 and for
 # AArch64; cores and recordings of AArch64's 6.12, read here; and 200,000 instructions of AArch64's programs, executed step by step.
 .PHONY: vms

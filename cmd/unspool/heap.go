@@ -178,6 +178,9 @@ func (h *heapPlan) run(ctx context.Context, o *output, mods *modules.Set) error 
 	if o.path != "" && o.path != "-" {
 		fmt.Fprintf(stderr, "unspool: %s: %s\n", o.path, p.Headline())
 	}
+	if event == profile.HeapInUse && shown.Totals.Period == 0 && p.Totals.Period > 0 && (table || o.format != "pprof") {
+		fmt.Fprintln(stderr, "unspool: nothing was in use at the end: --heap-value peak_space shows the peak, alloc_space all that was allocated")
+	}
 	if note != "" {
 		fmt.Fprintf(stderr, "unspool: %s\n", note)
 	}

@@ -110,6 +110,16 @@ int main() {
 	if svg, err := os.ReadFile(filepath.Join(at, "x.svg")); err != nil || !strings.Contains(string(svg), "peaked") {
 		t.Error(err)
 	}
+	tidy := prog + "-tidy" // has nothing in use at its end: an empty graph says what to ask for
+	gcc = exec.Command("gcc", "-O1", "-fno-builtin", "-x", "c", "-o", tidy, "-")
+	gcc.Stdin = strings.NewReader("#include <stdlib.h>\nint main(void) { free(malloc(1000000)); return 0; }")
+	if out, err := gcc.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	c := program(t, "record", "--heap=all", "-o", "y.folded", "--", tidy)
+	c.Env = append(c.Env, "UNSPOOL_RUNTIME="+dir)
+	r = finish(t, c)
+	r.want(t, 0, "nothing was in use at the end: --heap-value peak_space")
 	r, _ = record("--heap", "-o", "x.data")
 	r.want(t, 2, `^unspool: --heap makes a profile`)
 	r, _ = record("--heap", "-e", "cycles")

@@ -69,7 +69,7 @@ int main(int argc, char **argv) {
 }
 `
 
-// A moody engine takes profiles, or is away, busy, silent, or talks nonsense, each for a while.
+// A moody engine takes profiles, talks nonsense, or is busy, silent, or away, each for a while.
 type moody struct {
 	mood atomic.Int32
 	took [5]atomic.Int64
@@ -85,7 +85,8 @@ func (m *moody) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case 0:
 		io.WriteString(w, "{}")
 	case 1:
-		http.Error(w, "away", http.StatusServiceUnavailable)
+		w.Header().Set("Location", "http://127.0.0.1:1/")
+		w.WriteHeader(http.StatusTemporaryRedirect)
 	case 2:
 		w.Header().Set("Retry-After", "1")
 		http.Error(w, strings.Repeat("busy", 1<<18), http.StatusTooManyRequests)
@@ -96,8 +97,7 @@ func (m *moody) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		panic(http.ErrAbortHandler)
 	case 4:
-		w.Header().Set("Location", "http://127.0.0.1:1/")
-		w.WriteHeader(http.StatusTemporaryRedirect)
+		http.Error(w, "away", http.StatusServiceUnavailable)
 	}
 }
 
@@ -132,8 +132,8 @@ func median(list []footprint, from, to float64, of func(footprint) int) int {
 	return v[len(v)/2]
 }
 
-// TestSoak: for a minute, or UNSPOOL_SOAK, processes come and go, namespaces and libraries, too, and an engine takes profiles, is away, busy, silent,
-// or talks nonsense. From the middle on, the agent takes no more memory, descriptors and mappings; it loses nothing, and says what its engine did
+// TestSoak: for a minute, or UNSPOOL_SOAK, processes come and go, namespaces and libraries, too, and an engine takes profiles, talks nonsense,
+// or is busy, silent, or away. From the middle on, the agent takes no more memory, descriptors and mappings; it loses nothing, and says what its engine did
 // not take.
 func TestSoak(t *testing.T) {
 	canRecord(t)
@@ -162,7 +162,7 @@ func TestSoak(t *testing.T) {
 	server := httptest.NewServer(m)
 	defer server.Close()
 	c := program(t, "agent", "--output", "pyroscope="+server.URL, "--output", "files="+filepath.Join(dir, "ring")+"?size=512K", "--interval", "1s", "--queue", "256K",
-		"--listen", "127.0.0.1:0", "--page", "20s", "-F", "199", "--log-format", "json", "--", exe, enough, dir, strconv.Itoa(int(length.Seconds())+3600))
+		"--listen", "127.0.0.1:0", "--page", "10s", "-F", "49", "--log-format", "json", "--", exe, enough, dir, strconv.Itoa(int(length.Seconds())+3600))
 	pipe, err := c.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -173,12 +173,12 @@ func TestSoak(t *testing.T) {
 	defer c.Process.Kill()
 	defer os.WriteFile(enough, nil, 0o600)
 	type line struct {
-		Msg, Level                       string
+		Msg, Level, Address              string
 		Samples, Lost, Dropped, Profiles int64
 	}
 	var said []string
 	var done, missing line
-	ended := make(chan struct{})
+	ended, page := make(chan struct{}), make(chan string, 1)
 	go func() {
 		defer close(ended)
 		for in := bufio.NewScanner(pipe); in.Scan(); {
@@ -187,6 +187,8 @@ func TestSoak(t *testing.T) {
 				said = append(said, in.Text())
 			}
 			switch l.Msg {
+			case "listening":
+				page <- "http://" + l.Address
 			case "done":
 				done = l
 			case "profiles are missing":
@@ -194,10 +196,13 @@ func TestSoak(t *testing.T) {
 			}
 		}
 	}()
+	// Memory is looked at when Go has collected its garbage: how much of that there is, is another question.
+	collect := <-page + "/debug/pprof/heap?gc=1"
 	var list []footprint
 	began := time.Now()
 	mood := 0
 	for tick := time.NewTicker(length / 120); time.Since(began) < length; <-tick.C {
+		get(t, collect)
 		list = append(list, footprintOf(t, c.Process.Pid))
 		if next := int(10*time.Since(began)/length) % 5; next != mood { // each mood twice
 			mood = next
@@ -215,10 +220,10 @@ func TestSoak(t *testing.T) {
 	if len(said) > 0 {
 		t.Errorf("the agent said\n%s", strings.Join(said, "\n"))
 	}
-	if done.Samples < 100 || done.Lost > 0 || done.Profiles < 10 {
+	if done.Samples < 50 || done.Lost > 0 || done.Profiles < 10 {
 		t.Errorf("%+v", done)
 	}
-	for mood := range m.took {
+	for _, mood := range []int{0, 1, 2} { // then the pauses are longer than a mood can be
 		if m.took[mood].Load() == 0 {
 			t.Errorf("in mood %d, the engine was sent nothing", mood)
 		}
@@ -226,7 +231,7 @@ func TestSoak(t *testing.T) {
 	for name, of := range map[string]func(footprint) int{
 		"KiB of memory": func(f footprint) int { return f.kib }, "descriptors": func(f footprint) int { return f.descriptors }, "mappings": func(f footprint) int { return f.mappings },
 	} {
-		middle, end := median(list, 0.4, 0.7, of), median(list, 0.7, 1, of)
+		middle, end := median(list, 0.5, 0.75, of), median(list, 0.75, 1, of)
 		t.Logf("%d, then %d %s", middle, end, name)
 		if float64(end) > 1.05*float64(middle) {
 			t.Errorf("%d %s in the middle, %d at the end", middle, name, end)
