@@ -52,7 +52,7 @@ test:
 full:
 	$(MAKE) fuzz FUZZTIME=30s
 	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./...
-	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 60m -run '^(TestSize|TestSynthetic|TestWalkSpeed|TestResultsEvaluation|TestSideBySide|TestArmEhElf|TestSteps)$$' \
+	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 60m -run '^(TestSize|TestSynthetic|TestWalkSpeed|TestResultsEvaluation|TestSideBySide|TestArmEhElf|TestSteps|TestSuites)$$' \
 		./emit/csource ./lab ./runtime/test ./source/ebpf
 	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 60m ./format/sframe ./emit/sframe
 	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 60m -run '^TestForeign$$' ./source/corefile

@@ -46,6 +46,9 @@ var installs = []install{
 	{name: "verify", sh: "unspool verify /usr/lib/unspool /usr/bin/dash", user: 1000, out: `\d`},
 	{name: "without the drop-in", sh: "/frames 2>&1", status: 127, out: `libunwind\.so\.8`},
 	{name: "drop-in", sh: "unspool run -- /frames", user: 1000, out: `^/usr/lib/unspool/libunwind\.so\.8\n1[1-5] frames\n$`},
+	// The library in front of libgcc's unwinder is for x86-64 only.
+	{name: "exceptions", sh: `case $(uname -m) in x86_64) unspool run --exceptions -- cat /proc/self/maps;; *) echo r-xp /usr/lib/unspool/libunspool_eh.so;; esac`,
+		user: 1000, out: `(?m)r-xp .*/usr/lib/unspool/libunspool_eh\.so$`},
 	{name: "libunspool", sh: "/here", out: `(?m)^#0 .* main\+0x`},
 	{name: "remove", sh: "dpkg -r unspool 2>&1", out: `Removing unspool \(VERSION\) \.\.\.\n$`},
 	{name: "removed", sh: "ls -d /usr/bin/unspool /usr/lib/unspool /usr/share/doc/unspool /usr/share/man/man1 /usr/share/fish 2>/dev/null", status: 2, out: `^$`},
