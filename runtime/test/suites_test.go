@@ -32,7 +32,7 @@ var suites = []suite{
 }
 
 // preloads are all libraries that unspool preloads into programs.
-var preloads = []string{"libunspool_eh.so", "libunspool-dw.so"}
+var preloads = []string{"libunspool_eh.so", "libunspool_heap.so", "libunspool-dw.so"}
 
 // TestSuites runs tests of Debian's programs under all libraries at once that unspool preloads, and on its libunwind.so.8: each test ends as it does
 // without. UNSPOOL_SUITES names the suites.
