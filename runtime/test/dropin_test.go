@@ -471,7 +471,7 @@ func TestStored(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if n := bytes.Count(b, fmt.Appendf(nil, ".%d\", O_RDONLY|O_NOFOLLOW|O_CLOEXEC) = ", compact.Version)); n == 0 {
+			if n := bytes.Count(b, fmt.Appendf(nil, ".%d\", O_RDONLY|O_NONBLOCK|O_NOFOLLOW|O_CLOEXEC) = ", compact.Version)); n == 0 {
 				t.Error("no stored table was opened")
 			} else {
 				t.Logf("%d stored tables opened, of %d files", n, len(paths))
