@@ -13,7 +13,6 @@
 
 #include <errno.h>
 #include <linux/futex.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -504,12 +503,15 @@ static void forked(void)
 	memset((void *)heap_filter, 0, sizeof heap_filter);
 }
 
+/* What pthread_atfork calls. That itself is linked in, and wants a handle of the library: without one, the handler stays, as the library does. */
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *);
+
 void heap_begin(int foreign)
 {
 	static int handled;
 
 	if (!handled++)
-		pthread_atfork(NULL, NULL, forked);
+		__register_atfork(NULL, NULL, forked, NULL);
 	int e = errno;
 
 	if (enter(&heap_thread)) {
