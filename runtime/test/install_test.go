@@ -45,11 +45,13 @@ func TestExampleProfile(t *testing.T) {
 func TestSharedObjects(t *testing.T) {
 	build := dropIn(t, "gcc")
 	needs := map[string][]string{
-		"libunwind.so.8":        {"libc.so.6", "libgcc_s.so.1"},
-		"libunwind-x86_64.so.8": {"libc.so.6"},
-		"libunspool.so":         {"libc.so.6", "libgcc_s.so.1"},
-		"libunspool_eh.so":      {"libc.so.6"},
-		"libunspool-dw.so":      {"libc.so.6"},
+		"libunwind.so.8":         {"libc.so.6", "libgcc_s.so.1"},
+		"libunwind-x86_64.so.8":  {"libc.so.6"},
+		"libunspool.so":          {"libc.so.6", "libgcc_s.so.1"},
+		"libunspool_eh.so":       {"libc.so.6"},
+		"libunspool-dw.so":       {"libc.so.6"},
+		"libunspool_heap.so":     {"libc.so.6"},
+		"libunspool_heap_new.so": {"libc.so.6", "libunspool_heap.so"},
 	}
 	for name, want := range needs {
 		path := filepath.Join(build, name)
