@@ -31,6 +31,66 @@ var claims = []struct {
 	{"Apache-2.0", nil},
 }
 
+// documented are figures of other documents, each with its sources. Documents have more figures than these.
+var documented = []struct {
+	document, text string
+	sources        [][2]string
+}{
+	{"docs/FLEET.md", "profiles the whole machine at 19 Hz", [][2]string{{"cmd/unspool/agent.go", `agentFrequency = 19 `}}},
+	{"docs/FLEET.md", "sends profiles every 10 seconds", [][2]string{{"cmd/unspool/agent.go", `"interval", "10s"`}}},
+	{"docs/FLEET.md", "`other` beyond 512 places", [][2]string{{"agent/agent.go", `maxGroups += 512 `}}},
+	{"docs/FLEET.md", "again after 5 seconds, then after twice as long each time, up to 10 minutes",
+		[][2]string{{"agent/otelctx/reader.go", `soonest += 5 \* time\.Second`}, {"agent/otelctx/reader.go", `latest += 10 \* time\.Minute`}}},
+	{"docs/FLEET.md", "At most 256 bytes of a value are used. A context of more than 128 attributes or 64 KiB is not used.",
+		[][2]string{{"agent/otelctx/otelctx.go", `maxValue += 256 `}, {"agent/otelctx/otelctx.go", `maxAttributes = 128\n`}, {"agent/otelctx/otelctx.go", `maxPayload += 64 << 10 `}}},
+	{"docs/FLEET.md", "costs 20 ms once in 10 seconds, and one of eight threads",
+		[][2]string{{"agent/otelctx/reader.go", `patience += 20 \* time\.Millisecond`}, {"agent/otelctx/reader.go", `grudge += 10 \* time\.Second`}, {"agent/otelctx/reader.go", `maxStuck += 8 `}}},
+	{"docs/FLEET.md", "for each output, 16 MiB by default", [][2]string{{"agent/queue.go", `DefaultQueue = 16 << 20`}, {"cmd/unspool/agent.go", `"queue", "16M"`}}},
+	{"docs/FLEET.md", "tried again after at most a second, then after at most twice as long, up to two minutes",
+		[][2]string{{"agent/queue.go", `leastPause = time\.Second `}, {"agent/queue.go", `mostPause += 2 \* time\.Minute`}}},
+	{"docs/FLEET.md", "An engine may ask for up to an hour", [][2]string{{"agent/export/client.go", `maxAfter += time\.Hour`}}},
+	{"docs/FLEET.md", "for at most five seconds", [][2]string{{"cmd/unspool/agent.go", `lastWords += 5 \* time\.Second`}}},
+	{"docs/FLEET.md", "`size` bytes (1G), up to an age of `age` (168h)", [][2]string{{"agent/files/files.go", `DefaultSize = 1 << 30`}, {"agent/files/files.go", `DefaultAge += 7 \* 24 \* time\.Hour`}}},
+	{"docs/FLEET.md", "at most once in 10 seconds", [][2]string{{"agent/files/files.go", `every = 10 \* time\.Second`}}},
+	{"docs/FLEET.md", "5 to 6 seconds after the last request at the earliest, and three times a minute at most",
+		[][2]string{{"agent/kubelet/kubelet.go", `least += 5 \* time\.Second`}, {"agent/kubelet/kubelet.go", `rand\.N\(d / 5\)`}, {"agent/kubelet/kubelet.go", `maxTries = 3 `}}},
+	{"docs/FLEET.md", "read (32 MiB; 4 MiB for a pod) and kept (16,384 pods and containers, with names of at most 512 bytes)",
+		[][2]string{{"agent/kubelet/decode.go", `maxAnswer = 32 << 20`}, {"agent/kubelet/decode.go", `maxPod += 4 << 20`}, {"agent/kubelet/kubelet.go", `maxKnown = 1 << 14 `}, {"agent/kubelet/decode.go", `maxName += 512\b`}}},
+	{"docs/FLEET.md", "Tests hold that value to at most 4", [][2]string{{"cmd/unspool/deploy_test.go", `--threshold=40`}}},
+	{"docs/FLEET.md", "the third quarter", [][2]string{{"cmd/unspool/soak_test.go", `median\(list, 0\.5, 0\.75, of\), median\(list, 0\.75, 1, of\)`}, {"cmd/unspool/soak_test.go", `> 1\.05\*`}}},
+	{"docs/FLEET.md", "a collector, release 0.159", [][2]string{{"tools/collector/go.mod", `otelcol v0\.159\.0`}}},
+	{"docs/HEAP.md", "a sample each 512 KiB of allocated memory", [][2]string{{"record/heap/heap.go", `DefaultPeriod = 512 << 10`}}},
+	{"docs/HEAP.md", "at most 255 frames", [][2]string{{"runtime/heap.h", `HEAP_FRAMES = 255\b`}}},
+	{"docs/HEAP.md", "a filter of 32 KiB", [][2]string{{"runtime/heap.h", `HEAP_FILTER_BITS = 15 `}}},
+	{"docs/HEAP.md", "up to 64 of its frees", [][2]string{{"runtime/heap_table.c", `DEFERRED = 64\b`}}},
+	{"docs/HEAP.md", "in one of five tries", [][2]string{{"runtime/test/heap_test.go", `if try == 5 `}}},
+	{"docs/STACK.md", "its innermost 4,096 frames, its outermost 64", [][2]string{{"stacks/stacks.go", `Inner = unwind\.DefaultDepth\n\tOuter = 64\n`}, {"unwind/walk.go", `DefaultDepth = 4096\n`}}},
+	{"docs/STACK.md", "Once more than 1,048,576 frames are shown, the other threads show their innermost 64",
+		[][2]string{{"stacks/stacks.go", `maxFrames += 1 << 20`}, {"stacks/stacks.go", `shortDepth = 64\n`}}},
+	{"docs/STACK.md", "`start`, `cfi`, `signal`, `plt`, `fp`, `sigreturn`, `call`, `sync`: how", [][2]string{{"unwind/types.go", `"start", "cfi", "signal", "plt", "fp", "sigreturn", "call", "sync"\}`}}},
+	{"docs/STACK.md", "`outermost` (whole), `no-info`, `bad-cfa`, `truncated`, `bad-memory`, `bad-return`, `depth-limit`, `no-user-stack`",
+		[][2]string{{"unwind/types.go", `"outermost", "no-info", "bad-cfa", "truncated", "bad-memory", "bad-return", "depth-limit", "no-user-stack"\}`}}},
+	{"docs/STACK.md", "changes while it is read three times", [][2]string{{"source/libgcc/libgcc.go", `maxTries += 3 `}}},
+	{"docs/TABLE.md", "spans 32 steps, low bytes 9 steps (or 32 of eight bytes), escapes 13 steps, saves 64 steps",
+		[][2]string{{"runtime/unspool_table.h", `i < 32 && lo < hi`}, {"runtime/unspool_table.h", `i <= UNSPOOL_GRANULE_BITS && `}, {"runtime/unspool_table.h", `i <= UNSPOOL_ESCAPE_BITS && `},
+			{"runtime/unspool_table.h", `UNSPOOL_GRANULE_BITS = 8,`}, {"runtime/unspool_table.h", `UNSPOOL_ESCAPE_BITS = 12,`}, {"runtime/unspool_table.h", `UNSPOOL_MAX_SAVES = 64,`}}},
+	{"docs/EH_ELF.md", "or does 4,096 operations", [][2]string{{"rows/expr.go", `maxExprSteps = 4096\n`}}},
+	{"docs/EH_ELF.md", "the file must be regular, and at most 1 GiB", [][2]string{{"emit/native/native.go", `maxSize = 1 << 30\n`}, {"runtime/eh_elf_file.h", `st\.st_size > 1 << 30\)`}}},
+	{"docs/EH_ELF.md", "4,096 by default", [][2]string{{"runtime/eh_elf.h", `eh_elf_begin sets 4096 `}}},
+	{"docs/SEMANTICS.md", "The stack holds 64 values, and an expression ends after 4,096 operations", [][2]string{{"rows/expr.go", `maxExprStack = 64\n\tmaxExprSteps = 4096\n`}}},
+	{"docs/SEMANTICS.md", "A walk may step down 64 times", [][2]string{{"arch/limits.go", `MaxMoves += 64 `}}},
+	{"docs/SEMANTICS.md", "each step up of more than 4,096 bytes", [][2]string{{"arch/limits.go", `MaxPiece += 4 << 10 `}}},
+	{"docs/SEMANTICS.md", "at most 24 bytes before", [][2]string{{"arch/limits.go", `MaxAfterSyscall = 24 `}}},
+	{"docs/SEMANTICS.md", "(`uc_flags` up to 7,", [][2]string{{"arch/limits.go", `MaxFlags += 7 `}}},
+	{"docs/SEMANTICS.md", "at most 1 MiB behind this function's beginning", [][2]string{{"arch/limits.go", `MaxFunction += 1 << 20 `}}},
+	{"docs/SEMANTICS.md", "a straight way of at most 64 instructions", [][2]string{{"arch/edge.go", `MaxEdge = 256\n`}}},
+	{"docs/SEMANTICS.md", "128 bytes on x86-64, none on AArch64", [][2]string{{"arch/amd64.go", `RedZone: +128,`}}},
+	{"docs/SEMANTICS.md", "the fewest of 52, 48, 47 and 39", [][2]string{{"arch/arm64.go", `AddressBits: \[\]int\{52, 48, 47, 39\}`}}},
+	{"docs/DROPIN.md", "goes down more than 64 times", [][2]string{{"runtime/core.c", `m->n >= UNSPOOL_MAX_MOVES`}, {"runtime/machine.h", `UNSPOOL_MAX_MOVES = 64,`}}},
+	{"docs/DROPIN.md", "covers at most 64 KiB of a procedure", [][2]string{{"runtime/local.c", `pc - fde\.lo < 1 << 16;`}}},
+	{"docs/DROPIN.md", "for a procedure of more than 64 KiB", [][2]string{{"runtime/space.c", `MAX_PROCEDURE = 1 << 16 `}}},
+}
+
 var (
 	fences = regexp.MustCompile("(?s)```.*?```|<!-- make results.*?<!-- the table ends -->|\\]\\([^)]*\\)")
 	spaces = regexp.MustCompile(`\s+`)
@@ -39,26 +99,41 @@ var (
 
 // TestClaims: each figure in README has a source that still has it, and each claim is still made.
 func TestClaims(t *testing.T) {
-	read := func(path string) string {
-		b, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(b)
-	}
-	text := spaces.ReplaceAllString(fences.ReplaceAllString(read("README.md"), " "), " ")
+	text := spaces.ReplaceAllString(fences.ReplaceAllString(contents(t, "README.md"), " "), " ")
 	for _, c := range claims {
-		if !strings.Contains(text, c.text) {
-			t.Errorf("README.md does not claim %q", c.text)
-		}
+		claimed(t, "README.md", text, c.text, c.sources)
 		text = strings.ReplaceAll(text, c.text, "")
-		for _, s := range c.sources {
-			if !regexp.MustCompile(s[1]).MatchString(read(s[0])) {
-				t.Errorf("README.md claims %q, but %s has no %s", c.text, s[0], s[1])
-			}
-		}
 	}
 	for _, at := range figure.FindAllStringIndex(text, -1) {
 		t.Errorf("README.md has a figure without a source in claims: …%s…", text[max(0, at[0]-40):min(len(text), at[1]+40)])
+	}
+}
+
+// TestDocumented: each of the documented figures is still in its document, and its sources still have it.
+func TestDocumented(t *testing.T) {
+	for _, c := range documented {
+		claimed(t, c.document, spaces.ReplaceAllString(contents(t, c.document), " "), c.text, c.sources)
+	}
+}
+
+func contents(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// claimed says whether a document's text has a claim, and the claim's sources still have it.
+func claimed(t *testing.T, document, text, claim string, sources [][2]string) {
+	t.Helper()
+	if !strings.Contains(text, claim) {
+		t.Errorf("%s does not claim %q", document, claim)
+	}
+	for _, s := range sources {
+		if !regexp.MustCompile(s[1]).MatchString(contents(t, s[0])) {
+			t.Errorf("%s claims %q, but %s has no %s", document, claim, s[0], s[1])
+		}
 	}
 }
