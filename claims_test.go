@@ -87,6 +87,8 @@ var documented = []struct {
 	{"docs/SEMANTICS.md", "128 bytes on x86-64, none on AArch64", [][2]string{{"arch/amd64.go", `RedZone: +128,`}}},
 	{"docs/SEMANTICS.md", "the fewest of 52, 48, 47 and 39", [][2]string{{"arch/arm64.go", `AddressBits: \[\]int\{52, 48, 47, 39\}`}}},
 	{"docs/DROPIN.md", "goes down more than 64 times", [][2]string{{"runtime/core.c", `m->n >= UNSPOOL_MAX_MOVES`}, {"runtime/machine.h", `UNSPOOL_MAX_MOVES = 64,`}}},
+	{"docs/DROPIN.md", "at most four, of fewer than 128 modules each",
+		[][2]string{{"runtime/dw_report.c", `MAX_IDLE = 4, MAX_REPORTED = 128 `}, {"runtime/dw_report.c", `p->n_reported == MAX_REPORTED\)\n`}}},
 	{"docs/DROPIN.md", "covers at most 64 KiB of a procedure", [][2]string{{"runtime/local.c", `pc - fde\.lo < 1 << 16;`}}},
 	{"docs/DROPIN.md", "for a procedure of more than 64 KiB", [][2]string{{"runtime/space.c", `MAX_PROCEDURE = 1 << 16 `}}},
 }
