@@ -318,6 +318,8 @@ static void defer(uint64_t address)
 			return;
 		}
 	}
+	if (atomic_load_explicit(&state.on, memory_order_acquire) == ON)
+		state.files.process->nested++;
 }
 
 static void catch_up(void)

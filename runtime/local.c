@@ -126,7 +126,7 @@ US_API int UL(init_local2)(unw_cursor_t *cur, void *uc, int flag)
 
 US_API int UL(init_remote)(unw_cursor_t *c, unw_addr_space_t as, void *arg)
 {
-	if (as != &space)
+	if (as != &space || !arg)
 		return -UNW_EINVAL;
 	return init(c, arg, 0);
 }

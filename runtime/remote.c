@@ -407,8 +407,7 @@ __attribute__((destructor)) static void say_steps(void)
 		return;
 	n = snprintf(line, sizeof line, "native %llu data %llu fallen %llu\n", (unsigned long long)steps.native,
 		     (unsigned long long)steps.data, (unsigned long long)steps.fallen);
-	if (write(fd, line, (size_t)n) != n)
-		unlink(path);
+	(void)!write(fd, line, (size_t)n); /* a test reads it */
 	close(fd);
 }
 

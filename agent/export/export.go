@@ -101,7 +101,7 @@ func ParseLabel(s string) (Label, error) {
 	return Label{name, value}, nil
 }
 
-// NewBatch returns a batch of p. The labels may lack service_name: it is then the command that has at least half of the samples, else "unspool".
+// NewBatch returns a batch of p. The labels may lack service_name: it is then the command that has more than half of the samples, else "unspool".
 // They get the label node, the recording's host, unless they have it. A recording that does not say when it was made ends now. The command line
 // is left out, because it may hold secrets. p is not changed.
 func NewBatch(p *profile.Profile, labels []Label, now time.Time) (*Batch, error) {
