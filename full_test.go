@@ -53,7 +53,7 @@ func TestFullList(t *testing.T) {
 			if m := function.FindStringSubmatch(line); m != nil {
 				name = m[1]
 			}
-			if !strings.Contains(line, "oracle.Full(t)") {
+			if strings.TrimSpace(line) != "oracle.Full(t)" {
 				continue
 			}
 			found++
