@@ -350,18 +350,5 @@ func (k *stacker) recordedStop(r *Record, space *unwind.Space, user []unwind.Fra
 	if len(user) >= limit {
 		return unwind.DepthLimit
 	}
-	last := &user[len(user)-1]
-	if !k.machine.StepKnown {
-		return unwind.NoInfo
-	}
-	// A walk from the last frame with nothing but a stack pointer gets nowhere unless the rules say that there
-	// is nowhere to go.
-	s := unwind.Snapshot{Machine: k.machine, Space: space, PC: uint64(last.Addr())}
-	sp := k.machine.Slot(k.machine.SP)
-	s.Known, s.Regs[sp] = 1<<sp, 1<<32
-	var buf [4]unwind.Frame
-	if frames, stop := k.walker.Walk(&s, buf[:0]); stop == unwind.Outermost && len(frames) == 1 {
-		return unwind.Outermost
-	}
-	return unwind.NoInfo
+	return k.walker.End(k.machine, space, user[len(user)-1].Addr())
 }

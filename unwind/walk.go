@@ -502,6 +502,23 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 	}
 }
 
+// End says how a stack ends whose last known frame is at pc: Outermost if the rules say that there is no caller, else NoInfo. Nothing else is known
+// of the frame.
+func (w *Walker) End(m *arch.Machine, space *Space, pc arch.Addr) Stop {
+	if !m.StepKnown {
+		return NoInfo
+	}
+	// A walk with nothing but a stack pointer gets nowhere unless the rules say that there is nowhere to go.
+	s := Snapshot{Machine: m, Space: space, PC: uint64(pc)}
+	sp := m.Slot(m.SP)
+	s.Known, s.Regs[sp] = 1<<sp, 1<<32
+	var buf [4]Frame
+	if frames, stop := w.Walk(&s, buf[:0]); stop == Outermost && len(frames) == 1 {
+		return Outermost
+	}
+	return NoInfo
+}
+
 // popLink takes back what Go has pushed before it made the interrupted code call a function: the link register, whose place in a frame's rules has the
 // return address (runtime/traceback.go: usesLR && injectedCall).
 func (w *Walker) popLink(m *arch.Machine) {

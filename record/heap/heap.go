@@ -235,18 +235,11 @@ func (b *builder) stop(frames []unwind.Frame, cut bool) unwind.Stop {
 	return stop
 }
 
-// ends walks on from a frame with nothing but a stack pointer. That leads nowhere unless the rules say that there is nowhere to go.
+// ends says whether the rules of the last frame's module say that it has no caller.
 func (b *builder) ends(last *unwind.Frame) unwind.Stop {
 	c := last.Mapping.Module.Code()
-	if c == nil || c.Machine == nil || !c.Machine.StepKnown {
+	if c == nil || c.Machine == nil {
 		return unwind.NoInfo
 	}
-	s := unwind.Snapshot{Machine: c.Machine, Space: unwind.NewSpace(*last.Mapping), PC: uint64(last.Addr())}
-	sp := c.Machine.Slot(c.Machine.SP)
-	s.Known, s.Regs[sp] = 1<<sp, 1<<32
-	var buf [4]unwind.Frame
-	if frames, stop := b.walker.Walk(&s, buf[:0]); stop == unwind.Outermost && len(frames) == 1 {
-		return unwind.Outermost
-	}
-	return unwind.NoInfo
+	return b.walker.End(c.Machine, unwind.NewSpace(*last.Mapping), last.Addr())
 }
