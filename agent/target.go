@@ -33,7 +33,8 @@ var kinds = map[string]func(*url.URL, export.Options) (export.Exporter, error){
 // Kinds are the engines and protocols that there are exporters for, sorted.
 func Kinds() []string { return slices.Sorted(maps.Keys(kinds)) }
 
-// Open returns the target that "KIND=URL" names. It does not reach for the server.
+// Open returns the target that "KIND=URL" names. It does not reach for the server. The query of a server's URL has options that hold for this
+// server, in place of those in o: ca=FILE, token-file=FILE, password-file=FILE, and header=NAME:VALUE or NAME:@FILE as often as needed.
 func Open(s string, o export.Options) (*Target, error) {
 	kind, at, ok := strings.Cut(s, "=")
 	open := kinds[kind]
@@ -44,9 +45,58 @@ func Open(s string, o export.Options) (*Target, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: the URL cannot be read", kind) // err may show a password
 	}
+	at = u.String() // with its options: two tenants of a server are two targets
+	if kind != "files" {
+		if o, err = options(u, o); err != nil {
+			return nil, fmt.Errorf("%s: %w", kind, err)
+		}
+		u.RawQuery, u.ForceQuery = "", false
+	}
 	e, err := open(u, o)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", kind, err)
 	}
-	return &Target{e, kind, u.String()}, nil
+	return &Target{e, kind, at}, nil
+}
+
+// options returns o with what the query of a server's URL says.
+func options(u *url.URL, o export.Options) (export.Options, error) {
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return o, fmt.Errorf("the options after ? cannot be read")
+	}
+	o.Headers = slices.Clone(o.Headers)
+	if query.Has("token-file") || query.Has("password-file") {
+		o.TokenFile, o.PasswordFile = "", "" // those of all servers are not for this one
+	}
+	for _, key := range slices.Sorted(maps.Keys(query)) {
+		values := query[key]
+		one := func(to *string) {
+			if *to = values[0]; *to == "" || len(values) > 1 {
+				err = fmt.Errorf("%s names one file", key)
+			}
+		}
+		switch key {
+		case "ca":
+			one(&o.CA)
+		case "token-file":
+			one(&o.TokenFile)
+		case "password-file":
+			one(&o.PasswordFile)
+		case "header":
+			for _, v := range values {
+				h, e := export.ParseHeader(v)
+				if e != nil {
+					return o, e
+				}
+				o.Headers = append(o.Headers, h)
+			}
+		default:
+			err = fmt.Errorf("the URL of a server takes ca, token-file, password-file and header after ?, not %q", printable.String(key))
+		}
+		if err != nil {
+			return o, err
+		}
+	}
+	return o, nil
 }

@@ -24,20 +24,20 @@ import (
 )
 
 const (
-	patience   = 30 * time.Second // for one request and its answer
-	maxAnswer  = 64 << 10         // bytes read of an answer's body
-	maxWords   = 300              // characters shown of what a server says
-	maxAfter   = time.Hour        // a server may ask to wait for
-	freshToken = time.Minute
-	maxSecrets = 64 << 10 // bytes of a token's file
-	maxRoots   = 4 << 20  // bytes of a file of certificates
+	patience  = 30 * time.Second // for one request and its answer
+	maxAnswer = 64 << 10         // bytes read of an answer's body
+	maxWords  = 300              // characters shown of what a server says
+	maxAfter  = time.Hour        // a server may ask to wait for
+	maxRoots  = 4 << 20          // bytes of a file of certificates
 )
 
 // Options say how servers are reached.
 type Options struct {
-	CA        string        // a file of certificates in PEM to trust in place of the system's; empty: the system's
-	TokenFile string        // a file with a token for the Authorization header; empty: none
-	Timeout   time.Duration // for a request and its answer; 0: 30 s
+	CA           string        // a file of certificates in PEM to trust in place of the system's; empty: the system's
+	TokenFile    string        // a file with a token for the Authorization header; empty: none
+	PasswordFile string        // a file with USER:PASSWORD for the Authorization header (RFC 7617); empty: none
+	Headers      []Header      // of each request, beside its own
+	Timeout      time.Duration // for a request and its answer; 0: 30 s
 }
 
 // A Client posts to one server. It follows no redirects, so no token goes to another host.
@@ -46,10 +46,10 @@ type Client struct {
 	http  http.Client
 	http2 bool
 
-	mu    sync.Mutex
-	file  string // the token's; it is read again now and then, because tokens are renewed
-	token string
-	read  time.Time
+	plain   http.Header // of each request
+	mu      sync.Mutex
+	secrets []*secret
+	read    time.Time // when the secrets were
 }
 
 // An Answer is a server's, read up to a bound.
@@ -69,11 +69,12 @@ func NewClient(base *url.URL, http2 bool, o Options) (*Client, error) {
 	case base.Host == "" || base.Hostname() == "":
 		return nil, fmt.Errorf("%q names no host", base.Redacted())
 	case base.User != nil:
-		return nil, fmt.Errorf("%q: a password in a URL is seen by others; --token-file takes a token", base.Redacted())
+		return nil, fmt.Errorf("%q: a password in a URL is seen by others; URL?password-file=FILE takes USER:PASSWORD from a file", base.Redacted())
 	case base.RawQuery != "" || base.Fragment != "":
 		return nil, fmt.Errorf("%q: the URL of a server has no query and no fragment", base.Redacted())
 	}
-	c := &Client{base: base, http2: http2}
+	version, _, _ := strings.Cut(cli.Version(), " ")
+	c := &Client{base: base, http2: http2, plain: http.Header{"User-Agent": {"unspool/" + version}}}
 	t := &http.Transport{
 		Proxy:                  http.ProxyFromEnvironment,
 		DialContext:            (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
@@ -101,12 +102,8 @@ func NewClient(base *url.URL, http2 bool, o Options) (*Client, error) {
 			return nil, fmt.Errorf("%s has no certificate in PEM", o.CA)
 		}
 	}
-	if c.file = o.TokenFile; c.file != "" {
-		var err error
-		if c.token, err = c.readToken(); err != nil {
-			return nil, err
-		}
-		c.read = time.Now()
+	if err := c.credentials(o); err != nil {
+		return nil, err
 	}
 	c.http = http.Client{
 		Transport:     t,
@@ -117,37 +114,6 @@ func NewClient(base *url.URL, http2 bool, o Options) (*Client, error) {
 		c.http.Timeout = patience
 	}
 	return c, nil
-}
-
-func (c *Client) readToken() (string, error) {
-	if host := c.base.Hostname(); c.base.Scheme == "http" && host != "localhost" && !net.ParseIP(host).IsLoopback() {
-		return "", fmt.Errorf("a token is not sent over http to %s, where others can read it: use https", c.base.Host)
-	}
-	b, err := readSmall(c.file, maxSecrets)
-	if err != nil {
-		return "", err
-	}
-	token := string(bytes.TrimSpace(b))
-	if token == "" || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return "", fmt.Errorf("%s holds no token: a token is one word of printable ASCII", c.file)
-	}
-	return token, nil
-}
-
-// authorization returns the header's value; empty without a token. A token that cannot be read again stays what it was.
-func (c *Client) authorization() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.file == "" {
-		return ""
-	}
-	if now := time.Now(); now.Sub(c.read) >= freshToken {
-		c.read = now
-		if token, err := c.readToken(); err == nil {
-			c.token = token
-		}
-	}
-	return "Bearer " + c.token
 }
 
 // readSmall reads a file of at most limit bytes.
@@ -176,11 +142,7 @@ func (c *Client) Post(ctx context.Context, path string, header http.Header, body
 	for k, v := range header {
 		req.Header[k] = v
 	}
-	version, _, _ := strings.Cut(cli.Version(), " ")
-	req.Header.Set("User-Agent", "unspool/"+version)
-	if a := c.authorization(); a != "" {
-		req.Header.Set("Authorization", a)
-	}
+	c.authorize(req.Header)
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return nil, &Later{Err: spoken(err)}

@@ -160,13 +160,21 @@ func TestNewClient(t *testing.T) {
 		{"ftp://a", Options{}, "no http or https URL"},
 		{"http:///x", Options{}, "names no host"},
 		{"http://:80", Options{}, "names no host"},
-		{"https://me:word@a", Options{}, "--token-file"},
+		{"https://me:word@a", Options{}, "password-file=FILE"},
 		{"http://a?x=1", Options{}, "no query"},
 		{"http://example.org", Options{TokenFile: token}, "use https"},
 		{"http://10.0.0.1", Options{TokenFile: token}, "use https"},
 		{"https://a", Options{TokenFile: file("two", "a b")}, "holds no token"},
-		{"https://a", Options{TokenFile: file("empty", "\n")}, "holds no token"},
+		{"https://a", Options{TokenFile: file("empty", "\n")}, "holds no line"},
 		{"https://a", Options{TokenFile: "/dev/zero"}, "is larger than"},
+		{"http://a", Options{PasswordFile: file("word", "me:word")}, "use https"},
+		{"http://a", Options{Headers: []Header{{Name: "X-Key", File: token}}}, "use https"},
+		{"https://a", Options{PasswordFile: token}, "holds no USER:PASSWORD"},
+		{"https://a", Options{PasswordFile: file("nobody", ":word")}, "holds no USER:PASSWORD"},
+		{"https://a", Options{PasswordFile: file("lines", "me:a\nb: c")}, "holds no line"},
+		{"https://a", Options{TokenFile: token, PasswordFile: token}, "one of their files"},
+		{"https://a", Options{TokenFile: token, Headers: []Header{{Name: "Authorization", File: token}}}, "Authorization has two values"},
+		{"https://a", Options{Headers: []Header{{Name: "X", Value: "1"}, {Name: "X", Value: "2"}}}, "X has two values"},
 		{"https://a", Options{CA: token}, "has no certificate"},
 		{"https://a", Options{CA: "/none"}, "no such file"},
 	} {
@@ -203,6 +211,47 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
+// TestHeaders: what is sent of passwords and headers, and which headers are refused.
+func TestHeaders(t *testing.T) {
+	var got http.Header
+	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r.Header }))
+	defer s.Close()
+	file := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(file, []byte("me:wo rd:x\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var o Options
+	for _, text := range []string{"x-scope-orgid: team a", "X-Api-Key:@" + file} {
+		h, err := ParseHeader(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Headers = append(o.Headers, h)
+	}
+	o.PasswordFile = file
+	if _, err := client(t, s.URL, o).Post(context.Background(), "", http.Header{"Content-Type": {"a/b"}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	r := http.Request{Header: got}
+	if user, word, ok := r.BasicAuth(); !ok || user != "me" || word != "wo rd:x" {
+		t.Errorf("user %q, password %q", user, word)
+	}
+	for name, want := range map[string]string{"X-Scope-Orgid": "team a", "X-Api-Key": "me:wo rd:x", "Content-Type": "a/b"} {
+		if got.Get(name) != want {
+			t.Errorf("%s: %q, want %q", name, got.Get(name), want)
+		}
+	}
+	for text, want := range map[string]string{
+		"": "NAME:VALUE", "a": "NAME:VALUE", "a:": "NAME:VALUE", "a:@": "NAME:VALUE", ":a": "header's name", "a b:c": "header's name", "ä:c": "header's name",
+		"content-length:1": "client itself", "grpc-timeout:1": "client itself", "Host:a": "client itself",
+		"authorization:Bearer x": "Authorization:@FILE", "X-API-Key:x": "seen by others", "x:a\r\nb: c": "no line", "x:ä": "no line",
+	} {
+		if _, err := ParseHeader(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+}
+
 // TestTokenRenewed: the file of a token is read again after a minute; one that holds no token then changes nothing.
 func TestTokenRenewed(t *testing.T) {
 	var got string
@@ -224,9 +273,9 @@ func TestTokenRenewed(t *testing.T) {
 	}
 	write("second")
 	post("first")
-	c.read = c.read.Add(-freshToken)
+	c.read = c.read.Add(-freshSecret)
 	post("second")
 	write("no token")
-	c.read = c.read.Add(-freshToken)
+	c.read = c.read.Add(-freshSecret)
 	post("second")
 }
