@@ -2,12 +2,15 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -172,6 +175,126 @@ func TestKubernetes(t *testing.T) {
 		}
 		if d := cmp.Diff([]map[string]string{account}, bound); d != "" {
 			t.Errorf("%s: %s", dir, d)
+		}
+	}
+}
+
+// TestHelm: the chart, rendered by helm's own code, has the objects of the manifests. Its values come to the agent, and a value that it does not
+// know is an error.
+func TestHelm(t *testing.T) {
+	oracle.Long(t)
+	const chart = "../../deploy/helm/unspool-agent"
+	judge := oracle.Engine(t, "kubernetes")
+	dir := t.TempDir()
+	build := func(args ...string) (map[string][]map[string]any, string) {
+		out, err := exec.Command(judge, args...).Output()
+		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+			return nil, string(exit.Stderr)
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		var all map[string][]map[string]any
+		if err := json.Unmarshal(out, &all); err != nil {
+			t.Fatal(err)
+		}
+		return all, ""
+	}
+	render := func(values string) ([]map[string]any, string) {
+		path := filepath.Join(dir, "values.yaml")
+		if err := os.WriteFile(path, []byte(values), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		all, failed := build("--chart", chart, path)
+		return all[path], failed
+	}
+	byKind := func(objects []map[string]any) map[string]map[string]any {
+		out := map[string]map[string]any{}
+		for _, o := range objects {
+			if o["kind"] != "Namespace" { // helm is told its name
+				out[o["kind"].(string)] = o
+			}
+		}
+		return out
+	}
+	for overlay, output := range map[string]string{
+		"otlp":      "otlp=grpc://opentelemetry-collector.opentelemetry.svc:4317",
+		"parca":     "parca=http://parca.parca.svc:7070",
+		"pyroscope": "pyroscope=http://pyroscope.pyroscope.svc:4040",
+	} {
+		path := "../../deploy/kubernetes/overlays/" + overlay
+		want, failed := build(path)
+		got, failedToo := render("outputs: [" + strconv.Quote(output) + "]")
+		if d := cmp.Diff(byKind(want[path]), byKind(got)); failed+failedToo != "" || d != "" {
+			t.Errorf("%s: the manifests are (-), the chart (+):\n%s%s%s", overlay, failed, failedToo, d)
+		}
+	}
+
+	objects, failed := render(`
+outputs: [parca=http://parca, 'otlp=grpcs://collector:4317?ca=/etc/unspool/secrets/ca.pem']
+labels: {region: north, zone: '"a"'}
+config: |
+  interval = "30s"
+  [[relabel]]
+  source_labels = ["unit"]
+  regex = "ssh.*"
+  action = "drop"
+secret: engines
+kubelet: false
+image: {tag: v1.2.3}
+`)
+	if failed != "" {
+		t.Fatal(failed)
+	}
+	all := byKind(objects)
+	if kinds := slices.Sorted(maps.Keys(all)); !slices.Equal(kinds, []string{"ConfigMap", "DaemonSet", "ServiceAccount"}) {
+		t.Fatalf("%q", kinds)
+	}
+	pod := all["DaemonSet"]["spec"].(map[string]any)["template"].(map[string]any)["spec"].(map[string]any)
+	c := pod["containers"].([]any)[0].(map[string]any)
+	config := filepath.Join(dir, "agent.toml")
+	if err := os.WriteFile(config, []byte(all["ConfigMap"]["data"].(map[string]any)["agent.toml"].(string)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run := program(t, "agent", "--print-config")
+	for _, e := range c["env"].([]any) {
+		e := e.(map[string]any)
+		if e["name"] == "UNSPOOL_AGENT_CONFIG" {
+			e["value"] = config
+		}
+		if v, ok := e["value"].(string); ok {
+			run.Env = append(run.Env, e["name"].(string)+"="+strings.ReplaceAll(v, "$(NODE)", "node-7"))
+		}
+	}
+	r := finish(t, run)
+	r.want(t, 0, "")
+	for _, want := range []string{
+		`label = ["node=node-7", "region=north", "zone=\"a\""]`, `interval = "30s"`, `ssh.*`,
+		`output = ["parca=http://parca", "otlp=grpcs://collector:4317?ca=/etc/unspool/secrets/ca.pem"]`,
+	} {
+		if !strings.Contains(r.out, want) {
+			t.Errorf("the agent has no %s:\n%s", want, r.out)
+		}
+	}
+	mounts := map[string]any{}
+	for _, m := range c["volumeMounts"].([]any) {
+		m := m.(map[string]any)
+		mounts[m["mountPath"].(string)] = m["name"]
+	}
+	if d := cmp.Diff(map[string]any{"/var/cache/unspool": "cache", "/etc/unspool/agent.toml": "config", "/etc/unspool/secrets": "secret"}, mounts); d != "" || len(pod["volumes"].([]any)) != 3 {
+		t.Errorf("%s%v", d, pod["volumes"])
+	}
+	if pod["automountServiceAccountToken"] != false || c["image"] != "unspool:v1.2.3" {
+		t.Errorf("%v, %v", pod["automountServiceAccountToken"], c["image"])
+	}
+
+	for values, want := range map[string]string{
+		"labels: {a: b}":                   "name an engine",
+		"outputs: [http://x]":              "outputs",
+		"outputs: [parca=x]\noutput: [x]":  "output",
+		"outputs: [parca=x]\nkubelet: yep": "kubelet",
+	} {
+		if _, failed := render(values); !strings.Contains(failed, want) {
+			t.Errorf("%q: %q, want an error with %q", values, failed, want)
 		}
 	}
 }

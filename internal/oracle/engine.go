@@ -17,7 +17,7 @@ import (
 const buildPatience = 15 * time.Minute
 
 // Engine returns the path of a program that judges the agent: the servers "collector" and "pyroscope", which receive profiles, "kubernetes", which
-// decodes manifests and makes lists of pods, and "tracer", which publishes a process context. Each is a module of its own below tools, built unless it is in the user's cache. The collector takes a minute and a
+// builds and decodes manifests, renders charts and makes lists of pods, and "tracer", which publishes a process context. Each is a module of its own below tools, built unless it is in the user's cache. The collector takes a minute and a
 // half of a processor.
 func Engine(t testing.TB, name string) string {
 	t.Helper()

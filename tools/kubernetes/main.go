@@ -1,17 +1,23 @@
 // Command kubernetes judges manifests: it builds the directories that it is given as kustomize does, decodes what comes out with Kubernetes' own types,
 // where a field that they do not have is an error, and prints the result as JSON, an array of each directory's objects.
 //
-// With --pods it judges a decoder of pods: it prints an object in JSON with a list of pods, made of Kubernetes' own types, and the names that the UID
+// With --chart DIR VALUES... it renders a chart as "helm template unspool-agent --namespace unspool" does, once with each file of values, and prints the
+// objects of each. With --pods it judges a decoder of pods: it prints an object in JSON with a list of pods, made of Kubernetes' own types, and the names that the UID
 // of each pod and the ID of each container stand for.
 package main
 
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"time"
 
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/releaseutil"
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
@@ -32,9 +38,14 @@ func main() {
 		}
 		return
 	}
+	names, make := os.Args[1:], build
+	if len(names) > 2 && names[0] == "--chart" {
+		dir := names[1]
+		names, make = names[2:], func(values string) ([]any, error) { return render(dir, values) }
+	}
 	all := map[string][]any{}
-	for _, dir := range os.Args[1:] {
-		objects, err := build(dir)
+	for _, dir := range names {
+		objects, err := make(dir)
 		if err != nil {
 			fmt.Fprintf(os.Stderr, "%s: %v\n", dir, err)
 			os.Exit(1)
@@ -53,31 +64,75 @@ func build(dir string) (objects []any, err error) {
 		return nil, err
 	}
 	for _, r := range resources.Resources() {
-		var o any
-		switch kind := r.GetApiVersion() + " " + r.GetKind(); kind {
-		case "apps/v1 DaemonSet":
-			o = &apps.DaemonSet{}
-		case "v1 Namespace":
-			o = &core.Namespace{}
-		case "v1 ServiceAccount":
-			o = &core.ServiceAccount{}
-		case "rbac.authorization.k8s.io/v1 ClusterRole":
-			o = &rbac.ClusterRole{}
-		case "rbac.authorization.k8s.io/v1 ClusterRoleBinding":
-			o = &rbac.ClusterRoleBinding{}
-		default:
-			return nil, fmt.Errorf("no type for %s", kind)
-		}
 		text, err := r.AsYAML()
 		if err != nil {
 			return nil, err
 		}
-		if err := yaml.UnmarshalStrict(text, o); err != nil {
+		o, err := decode(text)
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w", r.GetName(), err)
 		}
 		objects = append(objects, o)
 	}
 	return objects, nil
+}
+
+// render returns the objects of a chart, in the order in which helm installs them.
+func render(dir, values string) (objects []any, err error) {
+	c, err := loader.Load(dir)
+	if err != nil {
+		return nil, err
+	}
+	set, err := chartutil.ReadValuesFile(values)
+	if err != nil {
+		return nil, err
+	}
+	all, err := chartutil.ToRenderValues(c, set, chartutil.ReleaseOptions{Name: "unspool-agent", Namespace: "unspool", Revision: 1, IsInstall: true}, chartutil.DefaultCapabilities)
+	if err != nil {
+		return nil, err
+	}
+	files, err := engine.Engine{Strict: true}.Render(c, all)
+	if err != nil {
+		return nil, err
+	}
+	maps.DeleteFunc(files, func(name, _ string) bool { return strings.HasSuffix(name, "NOTES.txt") })
+	_, manifests, err := releaseutil.SortManifests(files, nil, releaseutil.InstallOrder)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range manifests {
+		o, err := decode([]byte(m.Content))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", m.Name, err)
+		}
+		objects = append(objects, o)
+	}
+	return objects, nil
+}
+
+// decode returns an object as Kubernetes' own type.
+func decode(text []byte) (o any, err error) {
+	var t meta.TypeMeta
+	if err := yaml.Unmarshal(text, &t); err != nil {
+		return nil, err
+	}
+	switch kind := t.APIVersion + " " + t.Kind; kind {
+	case "apps/v1 DaemonSet":
+		o = &apps.DaemonSet{}
+	case "v1 ConfigMap":
+		o = &core.ConfigMap{}
+	case "v1 Namespace":
+		o = &core.Namespace{}
+	case "v1 ServiceAccount":
+		o = &core.ServiceAccount{}
+	case "rbac.authorization.k8s.io/v1 ClusterRole":
+		o = &rbac.ClusterRole{}
+	case "rbac.authorization.k8s.io/v1 ClusterRoleBinding":
+		o = &rbac.ClusterRoleBinding{}
+	default:
+		return nil, fmt.Errorf("no type for %s", kind)
+	}
+	return o, yaml.UnmarshalStrict(text, o)
 }
 
 // names are what a decoder is to find.
