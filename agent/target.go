@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 
@@ -12,33 +13,35 @@ import (
 	"github.com/unspool/unspool/agent/otlp"
 	"github.com/unspool/unspool/agent/parca"
 	"github.com/unspool/unspool/agent/pyroscope"
+	"github.com/unspool/unspool/agent/stdout"
 	"github.com/unspool/unspool/internal/printable"
 )
 
-// A Target is a server of an engine.
+// A Target is a server of an engine, a directory, or the standard output.
 type Target struct {
 	export.Exporter
 	Kind, URL string
 }
 
-func (t *Target) String() string { return t.Kind + "=" + t.URL }
+func (t *Target) String() string { return strings.TrimSuffix(t.Kind+"="+t.URL, "=") }
 
 var kinds = map[string]func(*url.URL, export.Options) (export.Exporter, error){
 	"files":     func(u *url.URL, _ export.Options) (export.Exporter, error) { return files.New(u) },
 	"otlp":      func(u *url.URL, o export.Options) (export.Exporter, error) { return otlp.New(u, o) },
 	"parca":     func(u *url.URL, o export.Options) (export.Exporter, error) { return parca.New(u, o) },
+	"stdout":    func(u *url.URL, _ export.Options) (export.Exporter, error) { return stdout.New(os.Stdout, u.String()) },
 	"pyroscope": func(u *url.URL, o export.Options) (export.Exporter, error) { return pyroscope.New(u, o) },
 }
 
 // Kinds are the engines and protocols that there are exporters for, sorted.
 func Kinds() []string { return slices.Sorted(maps.Keys(kinds)) }
 
-// Open returns the target that "KIND=URL" names. It does not reach for the server. The query of a server's URL has options that hold for this
+// Open returns the target that "KIND=URL" names, or "stdout", which may be "stdout=FORMAT". It does not reach for the server. The query of a server's URL has options that hold for this
 // server, in place of those in o: ca=FILE, token-file=FILE, password-file=FILE, and header=NAME:VALUE or NAME:@FILE as often as needed.
 func Open(s string, o export.Options) (*Target, error) {
 	kind, at, ok := strings.Cut(s, "=")
 	open := kinds[kind]
-	if !ok || open == nil {
+	if !ok && kind != "stdout" || open == nil {
 		return nil, fmt.Errorf("a target is KIND=URL, and KIND is %s: %q is none", printable.Either(Kinds()), printable.String(s))
 	}
 	u, err := url.Parse(at)
@@ -46,7 +49,7 @@ func Open(s string, o export.Options) (*Target, error) {
 		return nil, fmt.Errorf("%s: the URL cannot be read", kind) // err may show a password
 	}
 	at = u.String() // with its options: two tenants of a server are two targets
-	if kind != "files" {
+	if kind != "files" && kind != "stdout" {
 		if o, err = options(u, o); err != nil {
 			return nil, fmt.Errorf("%s: %w", kind, err)
 		}

@@ -59,3 +59,13 @@ func TestTargetOptions(t *testing.T) {
 		}
 	}
 }
+
+// TestStdout: the standard output needs no URL, and may have a format.
+func TestStdout(t *testing.T) {
+	for name, want := range map[string]string{"stdout": "", "stdout=": "", "stdout=top": "", "stdout=svg": "folded, top or tree", "files": "KIND=URL"} {
+		target, err := Open(name, export.Options{})
+		if want == "" && (err != nil || target.String() != strings.TrimSuffix(name, "=")) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, %v", name, target, err)
+		}
+	}
+}

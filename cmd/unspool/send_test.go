@@ -62,7 +62,7 @@ func TestSend(t *testing.T) {
 // TestSendUsage: what is refused before anything is recorded or read.
 func TestSendUsage(t *testing.T) {
 	for args, want := range map[string]string{
-		"report x --to a":                                          `a target is KIND=URL, and KIND is files, otlp, parca or pyroscope`,
+		"report x --to a":                                          `a target is KIND=URL, and KIND is files, otlp, parca, pyroscope or stdout`,
 		"report x --to parca=ftp://a":                              `no http or https URL`,
 		"report x --to otlp=grpc://a/b":                            `gRPC has no paths`,
 		"report x --label a=b":                                     `--label, --ca and --token-file are for --to`,

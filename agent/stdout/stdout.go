@@ -1,0 +1,58 @@
+// Package stdout writes profiles as text, for people and pipes: a line with the time and the labels, the profile, and an empty line.
+package stdout
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/internal/printable"
+	"github.com/unspool/unspool/report"
+)
+
+// formats are those that a profile of an interval is read in, the usual one first.
+var formats = []string{"folded", "top", "tree"}
+
+// A Writer writes one profile after the other. It is safe for concurrent use.
+type Writer struct {
+	format *report.Format
+
+	mu sync.Mutex
+	w  io.Writer
+}
+
+// New returns a writer of a format: folded, top or tree; empty is folded.
+func New(w io.Writer, format string) (*Writer, error) {
+	if format == "" {
+		format = formats[0]
+	}
+	if !slices.Contains(formats, format) {
+		return nil, fmt.Errorf("want %s, not %q", printable.Either(formats), printable.String(format))
+	}
+	return &Writer{format: report.Formats.Named(format), w: w}, nil
+}
+
+// Encode returns a batch as it is written.
+func (w *Writer) Encode(b *export.Batch) (*export.Request, error) {
+	var text bytes.Buffer
+	p := b.Profile
+	fmt.Fprintf(&text, "# %s %v %s\n", p.Start.UTC().Format(time.RFC3339), p.Duration.Round(time.Millisecond), printable.String(b.Selector()))
+	if err := w.format.Whole(&text, p, report.Options{Limit: 20}); err != nil {
+		return nil, err
+	}
+	text.WriteByte('\n')
+	return &export.Request{Body: text.Bytes()}, nil
+}
+
+// Send writes a request.
+func (w *Writer) Send(_ context.Context, r *export.Request) (export.Receipt, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n, err := w.w.Write(r.Body)
+	return export.Receipt{Bytes: n}, err
+}
