@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -198,6 +200,81 @@ service:
 				t.Errorf("resource: %s", resource)
 			}
 		})
+	}
+}
+
+// TestParca: what Parca's own server gives back of a recording is what report writes: values, names, lines and inlined calls; by its own protocol,
+// and with the recording's labels.
+func TestParca(t *testing.T) {
+	oracle.Full(t)
+	data := recordInliner(t)
+	p, want := reported(t, data)
+	dir := t.TempDir()
+	config := filepath.Join(dir, "parca.yaml")
+	if err := os.WriteFile(config, fmt.Appendf(nil, "object_storage: {bucket: {type: FILESYSTEM, config: {directory: %q}}}\n", dir), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	at := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	server := exec.Command(oracle.Engine(t, "parca"), "--config-path="+config, "--http-address="+at)
+	var log bytes.Buffer
+	server.Dir, server.Stdout, server.Stderr = dir, &log, &log
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { server.Process.Kill(); server.Wait() }()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		if r, err := http.Get("http://" + at + "/api/profiles/labels"); err == nil {
+			if r.Body.Close(); r.StatusCode == http.StatusOK {
+				break
+			}
+		}
+		if time.Now().After(end) {
+			server.Process.Kill()
+			server.Wait()
+			t.Fatalf("Parca is not ready:\n%s", &log)
+		}
+	}
+	sent := runProgram(t, "report", data, "--to", "parca=http://"+at, "--label", "team=a b")
+	sent.want(t, 0, "look there for unspool:samples:count:.*{")
+	_, query, _ := strings.Cut(strings.TrimSpace(sent.stderr), "look there for ")
+	if !strings.Contains(query, `team="a b"`) || !strings.Contains(query, `service_name="inliner"`) {
+		t.Errorf("the query %s lacks labels", query)
+	}
+	ask := url.Values{"mode": {"MODE_MERGE"}, "reportType": {"REPORT_TYPE_PPROF"}, "merge.query": {query}}
+	for name, days := range map[string]int{"merge.start": -1, "merge.end": 1} {
+		ask.Set(name, time.Now().AddDate(0, 0, days).UTC().Format(time.RFC3339))
+	}
+	var got *proto.Profile
+	until(t, "Parca's answer", func() bool {
+		r, err := http.Get("http://" + at + "/api/profiles/query?" + ask.Encode())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		var answer struct{ Pprof []byte }
+		if err := json.NewDecoder(r.Body).Decode(&answer); err != nil {
+			t.Fatal(err)
+		}
+		got, err = proto.ParseData(answer.Pprof)
+		return err == nil && len(got.Sample) > 0
+	})
+	// Parca merges samples of a stack, and gives back one value: the count times the period.
+	if len(got.SampleType) != 1 || got.SampleType[0].Unit != p.SampleType[1].Unit {
+		t.Fatalf("%v of %v", got.SampleType, p.SampleType)
+	}
+	merged := map[string]int64{}
+	for key, values := range want {
+		_, stack, _ := strings.Cut(key, " | ")
+		merged[stack] += values[1]
+	}
+	for key, values := range samplesOf(got) {
+		_, stack, _ := strings.Cut(key, " | ")
+		if merged[stack] -= values[0]; merged[stack] == 0 {
+			delete(merged, stack)
+		}
+	}
+	if len(merged) > 0 {
+		t.Errorf("what was sent less what came back: %v", merged)
 	}
 }
 
