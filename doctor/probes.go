@@ -134,6 +134,12 @@ func event(name, what string, err error, level int) Finding {
 	switch {
 	case !known:
 		f.Reason, f.Change = "this kernel has no perf events", "a kernel with CONFIG_PERF_EVENTS"
+	case (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)) && have > caps.MaxParanoid && !has.Has(unix.CAP_SYS_ADMIN):
+		f.Reason = fmt.Sprintf("kernel.perf_event_paranoid is %d, which takes CAP_SYS_ADMIN", have)
+		f.Change = fmt.Sprintf("sudo sysctl kernel.perf_event_paranoid=%d", level)
+		if has.Has(unix.CAP_PERFMON) {
+			f.Change = fmt.Sprintf("sudo sysctl kernel.perf_event_paranoid=%d", caps.MaxParanoid)
+		}
 	case (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)) && have > level && !has.Has(unix.CAP_PERFMON):
 		f.Reason = fmt.Sprintf("kernel.perf_event_paranoid is %d", have)
 		f.Change = fmt.Sprintf("sudo sysctl kernel.perf_event_paranoid=%d, or %s", level, setcap("cap_perfmon"))
@@ -163,12 +169,16 @@ func needs() []Finding {
 		"this program was built with cgo, whose threads keep them", "build it with CGO_ENABLED=0")
 	level, ok := procfs.Setting("kernel/perf_event_paranoid")
 	permits := []string{"", "own processes, with kernel frames", "user space of own processes"}
-	allowed := "nothing to ordinary users"
+	allowed, lower := "nothing without CAP_SYS_ADMIN", 0
 	if level >= 0 && level < len(permits) {
 		allowed = permits[level]
 	}
-	add("perf-event-paranoid", "kernel.perf_event_paranoid", ok && (level <= 0 || c.Has(unix.CAP_PERFMON) || c.Has(unix.CAP_SYS_ADMIN)), value(level, ok),
-		"it allows "+allowed, "sudo sysctl kernel.perf_event_paranoid=0")
+	perfmon := c.Has(unix.CAP_PERFMON)
+	if perfmon {
+		lower = caps.MaxParanoid
+	}
+	add("perf-event-paranoid", "kernel.perf_event_paranoid", ok && (level <= 0 || level <= caps.MaxParanoid && perfmon || c.Has(unix.CAP_SYS_ADMIN)), value(level, ok),
+		"it allows "+allowed, fmt.Sprintf("sudo sysctl kernel.perf_event_paranoid=%d", lower))
 	level, ok = procfs.Setting("kernel/kptr_restrict")
 	add("kptr-restrict", "kernel.kptr_restrict", ok && (level == 0 || level == 1 && c.Has(unix.CAP_SYSLOG)), value(level, ok),
 		"it hides the kernel's addresses", "sudo sysctl kernel.kptr_restrict=0")

@@ -333,8 +333,14 @@ func (l *Live) unsaid() uint64 {
 
 // EndNotes says what is to be known of a recording that has ended.
 func (l *Live) EndNotes() (out []Note) {
-	if l.prog == nil {
+	if l.perf == nil {
 		return nil
+	}
+	if n := l.perf.Stats().Unplugged; n > 0 {
+		out = append(out, Note{Text: profile.Count(uint64(n), "processor that came online is", "processors that came online are") + " not recorded: a running recording lacks the right"})
+	}
+	if l.prog == nil {
+		return out
 	}
 	st := l.prog.Stats()
 	if st.Evicted > 0 {

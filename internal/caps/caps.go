@@ -18,6 +18,10 @@ type Set uint64
 // processes map and the files of that.
 const Recording = Set(1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_SYS_PTRACE | 1<<unix.CAP_DAC_READ_SEARCH)
 
+// MaxParanoid is the highest kernel.perf_event_paranoid at which CAP_PERFMON permits what it should. Debian's kernels begin with 3, which takes
+// CAP_SYS_ADMIN instead (CONFIG_SECURITY_PERF_EVENTS_RESTRICT, in no kernel of kernel.org).
+const MaxParanoid = 2
+
 // A Right is a capability that an agent starts with, and why.
 type Right struct {
 	Name string `json:"name"` // as capabilities(7) has it

@@ -166,6 +166,35 @@ func checks(m machine) (out []check) {
 		}, "-F", "99", "--cgroup", "/sys/fs/cgroup/inside", "--duration", "3s")
 	}
 
+	// With the capabilities that doctor lists for an agent, if Debian's setting permits their use.
+	five := func(name string, exit int, judge func(*testing.T, vm.Result), args ...string) {
+		add(vm.Step{Name: name, Args: append([]string{checksProgram, "five"}, args...), Env: []string{"UNSPOOL_CACHE=/cache"}, Seconds: 60}, exit, judge)
+	}
+	if m.suite != "sid" { // whose setting changes with its kernel
+		five("restricted", 1, func(t *testing.T, r vm.Result) {
+			if !bytes.Contains(r.Stderr, []byte("kernel.perf_event_paranoid is 3, which takes CAP_SYS_ADMIN: as root, sysctl kernel.perf_event_paranoid=2)")) {
+				t.Errorf("%s", r.Stderr)
+			}
+		}, "/bin/unspool", "record", "-a", "--duration", "1s", "-o", "/tmp/five.folded")
+	}
+	add(vm.Step{Name: "paranoid", Args: []string{checksProgram, "paranoid", "2"}, Seconds: 30}, 0, nil)
+	five("five", 0, func(t *testing.T, r vm.Result) {
+		if inKernel != bytes.Contains(r.Stderr, []byte(walker)) {
+			t.Errorf("%s", r.Stderr)
+		}
+	}, "/bin/unspool", "record", "-a", "--duration", "1s", "-o", "/tmp/five.folded")
+	if m.arch == "arm64" { // with two processors
+		add(vm.Step{Name: "unplug", Args: []string{checksProgram, "unplug"}, Seconds: 30}, 0, nil)
+		recorded("replug", func(t *testing.T, r vm.Result, stacks map[string]uint64) {
+			for _, f := range []string{"plugged", "replugged"} {
+				if n := of(stacks, `;main;s_`+f+`;.*s_burn`); n < 50 { // of some 300: the recorder looks for processors each second
+					t.Errorf("%d of %d samples of s_burn are in s_%s, on a processor that came online\n%s", n, of(stacks, `s_burn`), f, r.Stderr)
+				}
+			}
+		}, "-a", "-F", "99", "--", checksProgram, "replug")
+	}
+	add(vm.Step{Name: "paranoid", Args: []string{checksProgram, "paranoid", "3"}, Seconds: 30}, 0, nil)
+
 	add(vm.Step{Name: "crash", Args: []string{checksProgram, "crash"}, Seconds: 30, End: true}, -1, nil)
 	add(command("core", "stack", "/tmp/core.checks"), 0, func(t *testing.T, r vm.Result) {
 		if !regexp.MustCompile(`(?s)s_fault.*\bs_crash.*\bmain.*\b_start`).Match(r.Stdout) {

@@ -65,10 +65,10 @@ func fit(spec *ebpf.CollectionSpec) error {
 	return spec.Variables["ring_size"].Set(s.ring)
 }
 
-// processors returns the greatest number of a processor that is online, plus one. Many machines could have a hundred processors more, which
-// never come: a sample of one that comes is counted as lost.
+// processors returns the greatest number of a processor that is there, plus one. Those that are offline may come online. Many machines could have a
+// hundred processors more, which never come: a sample of one that comes is counted as lost.
 func processors() (int, error) {
-	b, err := os.ReadFile("/sys/devices/system/cpu/online")
+	b, err := os.ReadFile("/sys/devices/system/cpu/present")
 	if err != nil {
 		return ebpf.PossibleCPU()
 	}

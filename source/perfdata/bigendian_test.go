@@ -36,9 +36,12 @@ func TestBigEndian(t *testing.T) {
 				hide = "--hide-call-graph" // it would take the stacks for those of a big-endian machine
 			}
 			script := func(path string) []byte {
-				out, err := exec.Command("perf", "script", "-i", path, "-F", "comm,pid,tid,time,event,ip,dso", hide).Output()
+				c := exec.Command("perf", "script", "-i", path, "-F", "comm,pid,tid,time,event,ip,dso", hide)
+				var said bytes.Buffer
+				c.Stderr = &said
+				out, err := c.Output()
 				if err != nil {
-					t.Fatalf("perf script: %v", err)
+					t.Fatalf("perf script of %s, %d bytes, as recorded: %v, after %d bytes: %v\n%s", name, len(b), path != big, len(out), err, &said)
 				}
 				return out
 			}

@@ -232,6 +232,7 @@ func (r *Recorder) countMissed(now time.Time) {
 		p.missed = missed
 		p.lose()
 	}
+	r.replug()
 }
 
 // mark notes what a record says of when recorded processes begin and end.

@@ -20,19 +20,30 @@ import (
 
 // A target is a thread, or all that runs on a processor, with its events: one for each ring.
 type target struct {
-	fds []int // -1: closed
+	fds     []int    // -1: closed
+	enabled []uint64 // for how long each was, when missed asked last; ns
+	stopped []bool   // they have not been since
 }
 
 // missed returns how many records of t's events found no room in the rings: PERF_FORMAT_LOST, since Linux 6.0. Those of inherited events are
 // counted at the event that they come from.
 func (t *target) missed() (n uint64) {
-	var value [16]byte // the event's count, and what was lost
-	for _, fd := range t.fds {
+	if t.enabled == nil {
+		t.enabled, t.stopped = make([]uint64, len(t.fds)), make([]bool, len(t.fds))
+	}
+	var value [24]byte // the event's count, for how long it was enabled, and what was lost
+	for i, fd := range t.fds {
 		if fd < 0 {
 			continue
 		}
-		if k, err := unix.Read(fd, value[:]); err == nil && k == len(value) {
-			n += binary.LittleEndian.Uint64(value[8:])
+		k, err := unix.Read(fd, value[:])
+		if err != nil || k < 16 {
+			continue
+		}
+		enabled := binary.LittleEndian.Uint64(value[8:])
+		t.enabled[i], t.stopped[i] = enabled, enabled == t.enabled[i]
+		if k == len(value) {
+			n += binary.LittleEndian.Uint64(value[16:])
 		}
 	}
 	return n
@@ -226,11 +237,8 @@ func (r *Recorder) openCode(sampling *source.Attr) {
 		ReadFormat: sampling.ReadFormat, // for target.missed
 		Flags:      source.FlagKsymbol | source.FlagSampleIDAll | source.FlagUseClockID | source.FlagExcludeKernel | source.FlagExcludeHV,
 	}
-	for i, cpu := range r.cpus {
-		fd, err := openEvent(&a, -1, cpu, r.rings[i].fd, unix.PERF_FLAG_FD_NO_GROUP|unix.PERF_FLAG_FD_OUTPUT)
-		if errors.Is(err, unix.ENODEV) {
-			continue // gone offline
-		}
+	for i := range r.cpus {
+		fd, err := r.openEverywhere(&a, i)
 		if err != nil { // some without the others would tell only of a part
 			for _, fd := range r.code {
 				unix.Close(fd)
@@ -240,28 +248,30 @@ func (r *Recorder) openCode(sampling *source.Attr) {
 		}
 		r.code = append(r.code, fd)
 	}
-	if len(r.code) > 0 {
-		r.kallsyms, _ = os.Open("/proc/kallsyms")
-	}
+	r.plug.code = a
+	r.kallsyms, _ = os.Open("/proc/kallsyms")
+	r.trailer = 8 * uint64(bits.OnesCount64(a.SampleType)) // each is a word
 	for _, g := range r.rings {
-		g.trailer = 8 * uint64(bits.OnesCount64(a.SampleType)) // each is a word
+		g.trailer = r.trailer
 	}
 }
 
-func (r *Recorder) attachCPUs(a *source.Attr, level int) error {
-	t := &target{}
-	r.targets = append(r.targets, t)
-	for i := range r.cpus {
-		fd, err := r.openSampling(a, -1, i)
-		if errors.Is(err, unix.ENODEV) {
-			continue
-		}
-		if err != nil {
-			return explain(err, "recording all processors", level)
-		}
-		t.fds = append(t.fds, fd)
+// openEverywhere opens a for all that runs on the i-th processor; -1: it is offline.
+func (r *Recorder) openEverywhere(a *source.Attr, i int) (fd int, err error) {
+	fd, err = openEvent(a, -1, r.cpus[i], r.rings[i].fd, unix.PERF_FLAG_FD_NO_GROUP|unix.PERF_FLAG_FD_OUTPUT)
+	if errors.Is(err, unix.ENODEV) {
+		return -1, nil
 	}
-	r.shape.Events = len(t.fds)
+	return fd, err
+}
+
+func (r *Recorder) attachCPUs(a *source.Attr, level int) error {
+	t, err := r.openTarget(a, -1)
+	if err != nil {
+		return explain(err, "recording all processors", level)
+	}
+	r.targets = append(r.targets, t)
+	r.plug.sampling, r.plug.target = *a, t
 	return nil
 }
 

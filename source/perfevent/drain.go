@@ -45,17 +45,21 @@ func (r *Recorder) openPoll() (err error) {
 	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: pollWake}
 	err = unix.EpollCtl(r.epoll, unix.EPOLL_CTL_ADD, r.wake, &ev)
 	for _, g := range r.rings {
-		ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: pollRing}
-		err = errors.Join(err, unix.EpollCtl(r.epoll, unix.EPOLL_CTL_ADD, g.fd, &ev))
+		err = errors.Join(err, r.pollFor(g.fd))
 	}
 	if r.program != nil {
-		ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: pollRing}
-		err = errors.Join(err, unix.EpollCtl(r.epoll, unix.EPOLL_CTL_ADD, r.program.Ready(), &ev))
+		err = errors.Join(err, r.pollFor(r.program.Ready()))
 	}
 	if err != nil {
 		return fmt.Errorf("epoll: %w", err)
 	}
 	return nil
+}
+
+// pollFor has poll wait for records at a descriptor.
+func (r *Recorder) pollFor(fd int) error {
+	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: pollRing}
+	return unix.EpollCtl(r.epoll, unix.EPOLL_CTL_ADD, fd, &ev)
 }
 
 // drainAll empties the rings until the recording ends.

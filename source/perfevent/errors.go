@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/internal/caps"
 )
 
 // sysctl returns a setting below /proc/sys/kernel, or "?".
@@ -39,11 +41,19 @@ func explain(err error, doing string, level int) error {
 		what = "this kernel has no perf events"
 	case isPermission(err):
 		have, e := strconv.Atoi(paranoid())
-		if e != nil || have <= level || os.Geteuid() == 0 {
+		own, _ := caps.Own()
+		perfmon := own.Has(unix.CAP_PERFMON)
+		switch {
+		case e == nil && have > caps.MaxParanoid && !own.Has(unix.CAP_SYS_ADMIN) && (perfmon || level >= caps.MaxParanoid):
+			what = fmt.Sprintf("kernel.perf_event_paranoid is %d, which takes CAP_SYS_ADMIN: as root, sysctl kernel.perf_event_paranoid=%d", have, caps.MaxParanoid)
+		case e == nil && have > level && !perfmon && os.Geteuid() != 0:
+			what = fmt.Sprintf("kernel.perf_event_paranoid is %d: as root, sysctl kernel.perf_event_paranoid=%d, or give this program CAP_PERFMON", have, level)
+			if have > caps.MaxParanoid {
+				what += fmt.Sprintf(" and set it to %d", caps.MaxParanoid)
+			}
+		default:
 			what = "the system refuses perf events here: a container's seccomp filter, or a missing CAP_PERFMON"
-			break
 		}
-		what = fmt.Sprintf("kernel.perf_event_paranoid is %d: as root, sysctl kernel.perf_event_paranoid=%d, or give this program CAP_PERFMON", have, level)
 	case errors.Is(err, unix.ENOSYS):
 		what = "perf events are not to be had here: the kernel has none, or a container's seccomp filter refuses them"
 	case errors.Is(err, unix.EMFILE):

@@ -121,6 +121,7 @@ type Stats struct {
 	RingSize          int    // bytes of each ring
 	StackSize         uint32 // bytes copied of each stack
 	Shortened         uint64 // copies with fewer, because many waited
+	Unplugged         int    // processors that have come online, and could not be recorded when they were last tried
 }
 
 // A Recorder is a recording that runs. Next is for one goroutine at a time; other methods may be called from any.
@@ -136,7 +137,9 @@ type Recorder struct {
 	cpus      []int
 	out       writer
 	targets   []*target
-	code      []int              // events that tell of code which the kernel makes
+	code      []int  // events that tell of code which the kernel makes, one for each ring; -1: its processor is offline
+	trailer   uint64 // of all rings
+	plug      plug
 	kallsyms  *os.File           // for codeAgain, opened while this process may see addresses; nil: there is no code
 	direct    map[int32]attached // threads that may turn out to have inherited events as well
 	inherited map[int32]bool     // threads that did
@@ -176,7 +179,9 @@ type Recorder struct {
 	lostSmp atomic.Uint64
 	rounds  atomic.Uint64
 	shorter atomic.Uint64
-	shape   Stats // what does not change
+
+	unplugged atomic.Int64
+	shape     Stats // what does not change
 
 	cmd      *exec.Cmd
 	exited   chan struct{} // closed when the command has gone
@@ -331,7 +336,7 @@ func (r *Recorder) EventNote() string { return strings.Join(r.notes, "; ") }
 func (r *Recorder) Stats() Stats {
 	s := r.shape
 	s.Records, s.Bytes, s.Lost, s.LostSamples = r.records.Load(), r.bytes.Load(), r.lost.Load(), r.lostSmp.Load()
-	s.Wakeups, s.Shortened = r.rounds.Load(), r.shorter.Load()
+	s.Wakeups, s.Shortened, s.Unplugged = r.rounds.Load(), r.shorter.Load(), int(r.unplugged.Load())
 	return s
 }
 

@@ -68,6 +68,7 @@ func (r *Recorder) plan(o *Options) (*plan, error) {
 		SampleType:     source.SampleIP | source.SampleTID | source.SampleTime | source.SampleCPU | source.SamplePeriod | source.SampleRegsUser | source.SampleStackUser,
 		Flags:          source.FlagDisabled | source.FlagMmap | source.FlagMmap2 | source.FlagComm | source.FlagCommExec | source.FlagTask | source.FlagSampleIDAll | source.FlagUseClockID,
 		ClockID:        unix.CLOCK_MONOTONIC,
+		ReadFormat:     source.FormatTotalTimeEnabled, // see target.missed
 		SampleRegsUser: source.UserRegsMask(r.machine),
 	}
 	if o.CallGraph == FramePointer || o.NoCopies {
@@ -109,7 +110,7 @@ func (r *Recorder) plan(o *Options) (*plan, error) {
 		case err == nil:
 			r.event = e.spelled(&p.attr)
 			counts := p.attr
-			if counts.ReadFormat = source.FormatLost; r.try(o, &counts) == nil {
+			if counts.ReadFormat |= source.FormatLost; r.try(o, &counts) == nil {
 				p.attr = counts
 			}
 			if e.wide(o) && r.try(&Options{All: true}, &p.attr) == nil {
@@ -358,7 +359,7 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 	size = max(size, unix.Getpagesize())
 	dummy := *a
 	dummy.Type, dummy.Config, dummy.SamplePeriod = source.TypeSoftware, swDummy, 0
-	dummy.SampleType, dummy.SampleRegsUser = source.SampleTID|source.SampleTime|source.SampleCPU, 0
+	dummy.SampleType, dummy.SampleRegsUser, dummy.ReadFormat = source.SampleTID|source.SampleTime|source.SampleCPU, 0, 0
 	dummy.Flags = source.FlagDisabled | source.FlagExcludeKernel | source.FlagExcludeHV | source.FlagWatermark | source.FlagUseClockID | source.FlagMmap | source.FlagMmap2 | source.FlagTask
 	for {
 		dummy.WakeupEvents = uint32(size / 4)
@@ -374,7 +375,7 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 				}
 			}
 			a.SampleStackUser = uint32(stack)
-			r.shape.RingSize = size
+			r.shape.RingSize, r.plug.ring = size, dummy
 			return nil
 		case (errors.Is(err, errMap) && (errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOMEM))) && size > minRing && size > unix.Getpagesize():
 			size /= 2
@@ -402,18 +403,12 @@ func (r *Recorder) openRingsOf(dummy *source.Attr, size int) (err error) {
 	}()
 	cpus := r.cpus[:0:0]
 	for _, cpu := range r.cpus {
-		// The first thread of a Go process stays as long as the process.
-		fd, err := openEvent(dummy, os.Getpid(), cpu, -1, 0)
+		g, err := openRing(dummy, cpu, size)
 		if errors.Is(err, unix.ENODEV) {
 			continue // gone offline
 		}
 		if err != nil {
 			return err
-		}
-		g, err := newRing(fd, size)
-		if err != nil {
-			unix.Close(fd)
-			return fmt.Errorf("%w of %d bytes: %w", errMap, size, err)
 		}
 		r.rings = append(r.rings, g)
 		cpus = append(cpus, cpu)
@@ -426,6 +421,20 @@ func (r *Recorder) openRingsOf(dummy *source.Attr, size int) (err error) {
 }
 
 var errMap = errors.New("mapping a ring buffer")
+
+// openRing opens a ring for what happens on a processor.
+func openRing(dummy *source.Attr, cpu, size int) (*ring, error) {
+	fd, err := openEvent(dummy, os.Getpid(), cpu, -1, 0) // the first thread of a Go process stays as long as the process
+	if err != nil {
+		return nil, err
+	}
+	g, err := newRing(fd, size)
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("%w of %d bytes: %w", errMap, size, err)
+	}
+	return g, nil
+}
 
 // onlineCPUs returns the numbers of processors.
 func onlineCPUs() ([]int, error) {

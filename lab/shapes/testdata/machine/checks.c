@@ -1,12 +1,17 @@
 // What machines run to be recorded: checks MODE [SECONDS].
+#define _GNU_SOURCE
 #include "../shape.h"
 #include <dirent.h>
 #include <errno.h>
+#include <linux/capability.h>
 #include <linux/hw_breakpoint.h>
 #include <linux/perf_event.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
@@ -146,6 +151,39 @@ FN int s_pair(void)
 	return status;
 }
 
+FN void s_set(const char *path, const char *value)
+{
+	FILE *f = fopen(path, "w");
+
+	if (!f || fputs(value, f) < 0 || fclose(f) != 0) {
+		perror(path);
+		exit(1);
+	}
+}
+
+// Takes the second processor away, or gives it back.
+FN void s_switch(const char *online) { s_set("/sys/devices/system/cpu/cpu1/online", online); KEEP; }
+
+// Burns on the second processor.
+FN void s_second(int seconds)
+{
+	cpu_set_t set;
+
+	CPU_ZERO(&set);
+	CPU_SET(1, &set);
+	if (sched_setaffinity(0, sizeof set, &set) != 0) {
+		perror("sched_setaffinity");
+		exit(1);
+	}
+	s_burn(seconds);
+	CPU_SET(0, &set);
+	sched_setaffinity(0, sizeof set, &set);
+	KEEP;
+}
+
+FN void s_plugged(void) { s_second(4); KEEP; }
+FN void s_replugged(void) { s_second(8); KEEP; } // of processor time since the beginning
+
 FN void s_fault(void) { INVALID; KEEP; }
 FN void s_crash(void) { s_fault(); KEEP; }
 
@@ -209,9 +247,35 @@ int main(int argc, char **argv)
 		return s_watch();
 	else if (strcmp(mode, "crash") == 0)
 		s_crash();
-	else if (strcmp(mode, "run") == 0 && argc > 2) { // says so, and becomes another program
+	else if (strcmp(mode, "paranoid") == 0 && argc > 2)
+		s_set("/proc/sys/kernel/perf_event_paranoid", argv[2]);
+	else if (strcmp(mode, "unplug") == 0)
+		s_switch("0");
+	else if (strcmp(mode, "replug") == 0) {
+		s_switch("1");
+		s_plugged();
+		s_switch("0");
+		s_switch("1");
+		s_replugged();
+	} else if (strcmp(mode, "run") == 0 && argc > 2) { // says so, and becomes another program
 		if (write(1, "run\n", 4) != 4)
 			return 1;
+		execv(argv[2], argv + 2);
+		return 1;
+	} else if (strcmp(mode, "five") == 0 && argc > 2) { // becomes another program, with the capabilities that doctor --agent lists
+		static const int five[] = {CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH, CAP_SYSLOG};
+		struct rlimit all = {RLIM_INFINITY, RLIM_INFINITY}; // LimitMEMLOCK of the agent's unit
+
+		if (setrlimit(RLIMIT_MEMLOCK, &all) != 0)
+			return 1;
+		for (int c = 0; prctl(PR_CAPBSET_READ, c) >= 0; c++) {
+			int keep = 0;
+
+			for (unsigned i = 0; i < sizeof five / sizeof *five; i++)
+				keep |= c == five[i];
+			if (!keep && prctl(PR_CAPBSET_DROP, c) != 0)
+				return 1;
+		}
 		execv(argv[2], argv + 2);
 		return 1;
 	} else if (strcmp(mode, "programs") == 0)
