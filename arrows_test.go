@@ -63,6 +63,7 @@ var arrows = []struct {
 	{"record", []string{"names", "modules", "profile", "profile/pprof", "source", "source/*", "unwind", "arch"}},
 	{"agent", []string{"agent/*", "profile", "unwind"}},
 	{"agent/export", []string{"profile", "profile/pprof"}},
+	{"agent/daemon", []string{"agent", "agent/*", "record", "serve", "names", "modules", "profile", "module"}},
 	{"agent/stdout", []string{"agent/export", "report", "profile", "unwind"}},
 	{"agent/*", []string{"agent/export", "profile", "unwind"}},
 	{"doctor", []string{"record", "names", "modules", "profile", "source/*", "symbol"}},

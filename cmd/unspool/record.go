@@ -228,7 +228,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	if !empty {
 		sent = to.send(context.WithoutCancel(ctx), prof, o.path)
 	}
-	if err := exitStatus(ctx, rec, rec.TimedOut()); err != nil {
+	if err := exitStatus(rec.ExitStatus(ctx, rec.TimedOut())); err != nil {
 		if sent != nil {
 			fmt.Fprintf(stderr, "unspool: %v\n", sent)
 		}
@@ -237,9 +237,8 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	return sent
 }
 
-// exitStatus passes on how the command ended. ours says that it was this program that ended it.
-func exitStatus(ctx context.Context, rec *record.Live, ours bool) error {
-	status, note, err := rec.ExitStatus(ctx, ours)
+// exitStatus passes on how a recording ended: see record.Live.ExitStatus.
+func exitStatus(status int, note string, err error) error {
 	if note != "" {
 		fmt.Fprintf(stderr, "unspool: %s\n", note)
 	}

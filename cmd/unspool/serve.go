@@ -95,10 +95,8 @@ callees, filters and searches. The file has no source, no time line and no pages
 }
 
 func runServe(ctx context.Context, paths []string, listen string, open bool, flt *filter, mods *modules.Set, plain bool, a serve.Annotator) error {
-	if host, _, err := net.SplitHostPort(listen); err != nil {
-		return usage("--listen: %v", err)
-	} else if host == "" {
-		return usage("--listen %q: name the address, too: 127.0.0.1%s, or 0.0.0.0%s for all", listen, listen, listen)
+	if err := checkListen(listen); err != nil {
+		return err
 	}
 	o := serve.Options{Annotator: a, Token: serve.NewToken()}
 	for _, p := range paths {

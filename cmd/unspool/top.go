@@ -135,7 +135,7 @@ func (t *topFlags) run(ctx context.Context, flt *filter) error {
 		return err
 	}
 	sayNotes(s.Notes())
-	return exitStatus(ctx, rec, !over)
+	return exitStatus(rec.ExitStatus(ctx, !over))
 }
 
 // what says what is recorded.

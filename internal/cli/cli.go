@@ -1,5 +1,5 @@
-// Package cli has what the command line of every verb has in common: exit statuses, what is said of wrong usage, groups of verbs in the help, and
-// manual pages, and how much memory a command holds. What a verb does, and what its flags are, it does not know.
+// Package cli has what the command line of every verb has in common: exit statuses, what is said of wrong usage, groups of verbs in the help,
+// manual pages, flags in configuration files, and how much memory a command holds. What a verb does, and what its flags are, it does not know.
 package cli
 
 import (

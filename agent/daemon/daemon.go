@@ -1,0 +1,232 @@
+// Package daemon runs an agent: it records, sends the profiles, answers over HTTP, asks the kubelet, and takes another configuration while it runs.
+// What happens goes to a log.
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/unspool/unspool/agent"
+	"github.com/unspool/unspool/agent/containers"
+	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/agent/kubelet"
+	"github.com/unspool/unspool/agent/otelctx"
+	"github.com/unspool/unspool/internal/cli"
+	"github.com/unspool/unspool/internal/pages"
+	"github.com/unspool/unspool/internal/printable"
+	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/names"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/record"
+	"github.com/unspool/unspool/serve"
+)
+
+const (
+	filesMemory = 32 << 20         // bytes of unwind tables and symbol tables, beside what was used in the last seconds
+	lastWords   = 5 * time.Second  // for what is still to be sent at the end
+	slowClient  = 10 * time.Second // for a request over HTTP
+)
+
+// Options say what a daemon records, and what it does with the profiles.
+type Options struct {
+	Changeable
+	Record func(context.Context, *modules.Set) (*record.Live, error)
+	Target string // what is recorded, for the log
+	Filter record.Filter
+	Namer  func(names.Options) *names.Namer
+	Lines  bool // names have lines and inlined calls
+
+	Listen   string        // the address for HTTP; "": none
+	Page     time.Duration // the page there shows this last time; 0: there is no page
+	ShowPage bool          // also to others than this machine, if they reach the address
+
+	Pods    *kubelet.Pods // nil: the kubelet is not asked
+	Kubelet string        // its address, for the log
+	Self    bool          // use what processes say of themselves
+
+	Config string                               // the file that SIGHUP reads again; "": SIGHUP ends the program
+	Again  func() (Changeable, []string, error) // reads it; the names are of flags that differ, and cannot change
+
+	Log *slog.Logger
+}
+
+// Changeable is what can change while a daemon runs.
+type Changeable struct {
+	agent.Settings
+	Outputs []*agent.Target
+	Queue   uint64 // bytes of what an output does not take at once, for each
+}
+
+// A daemon is what Run has opened.
+type daemon struct {
+	*Options
+	rec     *record.Live
+	agent   *agent.Agent
+	outputs *agent.Outputs
+	self    *otelctx.Reader // nil: it is not used
+	page    *serve.Live     // nil: there is none
+	token   string          // of the page
+	began   time.Time
+}
+
+// Run records until ctx ends, or what is recorded. It returns the status that the program ends with, and a note on it, as record.Live.ExitStatus does.
+func Run(ctx context.Context, o Options) (status int, note string, err error) {
+	defer cli.Trim(cli.FirstTrim, func() { module.ReleasePages(); pages.ReleaseProgram() })()
+	mods := modules.New()
+	mods.Files.Memory.Max = filesMemory
+	defer mods.Close()
+	d := daemon{Options: &o}
+	var listener net.Listener
+	if o.Listen != "" {
+		if listener, err = net.Listen("tcp", o.Listen); err != nil {
+			return 0, "", fmt.Errorf("--listen: %w", err)
+		}
+		defer listener.Close()
+	}
+	if d.rec, err = o.Record(ctx, mods); err != nil {
+		return 0, "", err
+	}
+	defer d.rec.Close()
+	for _, note := range d.rec.Notes() {
+		o.Log.Info(note)
+	}
+	n := o.Namer(names.Options{Mods: mods})
+	defer n.Close()
+	n.Lines = o.Lines
+	if err := d.rec.Drop(n); err != nil {
+		o.Log.Warn(err.Error())
+	}
+	s := d.rec.Session(record.Options{Mods: mods, Names: n, Filter: o.Filter, Prompt: true})
+	d.start(n, s.Info.Host, listener)
+	if listener != nil {
+		defer d.listen(listener)()
+	}
+
+	ended := make(chan error, 1)
+	gathering, over := context.WithCancel(context.Background())
+	go func() {
+		ended <- s.Run(context.Background(), d.agent.Add) // not ctx: its end stops the recorder, and then this ends
+		over()
+	}()
+	if o.Pods != nil {
+		go o.Pods.Run(gathering, d.tellKubelet)
+	}
+	if o.Config != "" {
+		defer cli.OnHangup(d.readAgain)()
+	}
+	d.agent.Run(gathering)
+	d.outputs.Close()
+	err = <-ended
+	d.sum()
+	if err != nil {
+		return 0, "", err
+	}
+	return d.rec.ExitStatus(ctx, d.rec.TimedOut())
+}
+
+// start makes the agent, its outputs, and the page for a listener.
+func (d *daemon) start(n *names.Namer, host string, listener net.Listener) {
+	d.outputs = agent.NewOutputs(lastWords, d.tellOutput)
+	d.outputs.Set(d.Outputs, int64(d.Queue))
+	info := profile.Info{Host: host}
+	for _, e := range d.rec.Decoder().Events() {
+		info.Events = append(info.Events, profile.NewEvent(e.Name))
+	}
+	var show func(*export.Batch)
+	if listener != nil && d.Page > 0 && (isLoopback(listener.Addr()) || d.ShowPage) {
+		d.token = serve.NewToken()
+		d.page = serve.NewLive(host, d.Page, d.token)
+		show = func(b *export.Batch) { d.page.Add(b.Profile, b.Label(export.ServiceName)) }
+	}
+	if d.Self {
+		d.self = otelctx.NewReader()
+	}
+	d.began = time.Now()
+	d.agent = agent.New(agent.Options{
+		Settings: d.Settings, Outputs: d.outputs, Names: n, Info: info, Lost: d.rec.Lost, Pods: d.Pods, Self: d.self, Local: containers.New(containers.Docker, containers.Podman),
+		Log: func(err error) { d.Log.Error(err.Error()) }, Show: show,
+	}, d.began)
+	d.Log.Info("profiling", "target", printable.Marked(d.Target), "event", d.rec.Event(), "interval", d.Interval, "version", cli.Version())
+}
+
+// listen answers over HTTP, until stop is called.
+func (d *daemon) listen(l net.Listener) (stop func() error) {
+	view := &agent.Outside{Agent: d.agent, Outputs: d.outputs, Kernel: d.kernel, Interval: d.Interval, Began: d.began, Debug: isLoopback(l.Addr())}
+	if d.page != nil {
+		view.Page = d.page
+		d.Log.Info("the last minutes are on a page", "address", serve.URL(l.Addr(), d.token))
+	}
+	if d.self != nil {
+		view.More = append(view.More, d.self)
+	}
+	if d.Pods != nil {
+		view.More = append(view.More, d.Pods)
+	}
+	server := http.Server{Handler: view.Handler(), ReadHeaderTimeout: slowClient, ReadTimeout: slowClient, WriteTimeout: 3 * slowClient, MaxHeaderBytes: 1 << 16}
+	go server.Serve(l)
+	d.Log.Info("listening", "address", l.Addr().String())
+	return server.Close
+}
+
+// isLoopback says whether only this machine can reach an address.
+func isLoopback(a net.Addr) bool {
+	t, ok := a.(*net.TCPAddr)
+	return ok && t.IP.IsLoopback()
+}
+
+// kernel returns what the recording has in the kernel.
+func (d *daemon) kernel() (k agent.Kernel, ok bool) {
+	st := d.rec.Kernel()
+	if st == nil {
+		return k, false
+	}
+	return agent.Kernel{Tables: st.Tables, TableBytes: int(st.TableBytes), Processes: st.Processes, Evicted: uint64(st.Evicted), Copied: st.Copied, CutOff: st.CutOff}, true
+}
+
+func (d *daemon) tellOutput(t *agent.Target, err error) {
+	if err != nil {
+		d.Log.Warn(err.Error(), "output", t.String())
+	} else {
+		d.Log.Info("takes profiles again", "output", t.String())
+	}
+}
+
+func (d *daemon) tellKubelet(err error) {
+	if err != nil {
+		d.Log.Warn(err.Error(), "kubelet", d.Kubelet)
+	} else {
+		d.Log.Info("the kubelet tells its pods")
+	}
+}
+
+// readAgain takes what has changed in the configuration. One with a mistake changes nothing.
+func (d *daemon) readAgain() {
+	now, fixed, err := d.Again()
+	if err != nil {
+		d.Log.Error("the configuration stays as it was: " + err.Error())
+		return
+	}
+	d.outputs.Set(now.Outputs, int64(now.Queue))
+	d.agent.Change(now.Settings)
+	d.Log.Info("read again", "config", d.Config, "outputs", len(now.Outputs), "interval", now.Interval)
+	if len(fixed) > 0 {
+		d.Log.Warn("these change when the agent starts again", "flags", strings.Join(fixed, " "))
+	}
+}
+
+// sum says what was recorded, and what is missing.
+func (d *daemon) sum() {
+	for _, q := range d.outputs.Queues() {
+		if s := q.Stats(); s.Dropped+s.Refused > 0 {
+			d.Log.Warn("profiles are missing", "output", q.Target().String(), "sent", s.Sent, "dropped", s.Dropped, "refused", s.Refused)
+		}
+	}
+	st := d.agent.Stats()
+	d.Log.Info("done", "samples", st.Samples-st.Idle, "lost", st.Lost, "profiles", st.Profiles)
+}

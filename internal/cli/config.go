@@ -1,0 +1,205 @@
+package cli
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// maxConfig bounds the bytes of a configuration.
+const maxConfig = 1 << 20
+
+// A Config sets flags of a command that its command line does not have: by variables of the environment, else by a file in TOML. A flag that takes
+// lists is a list there; a table is a list of KEY=VALUE, and a list of tables is one of JSON objects.
+type Config struct {
+	Show bool // print the configuration, and end
+
+	c      *cobra.Command
+	prefix string // of variables
+	path   string
+	given  map[string][]string // what flags of the command line were set to
+	values map[string]any      // of all flags that are set, as the file would have them
+}
+
+// NewConfig adds the flags --config and --print-config to a command. prefix begins the names of its variables, such as UNSPOOL_AGENT.
+func NewConfig(c *cobra.Command, prefix string) *Config {
+	f := &Config{c: c, prefix: prefix}
+	c.Flags().StringVar(&f.path, "config", "", "a file with flags, in TOML")
+	c.MarkFlagFilename("config", "toml")
+	c.Flags().BoolVar(&f.Show, "print-config", false, "print the configuration, and end")
+	return f
+}
+
+// Path is the file; "" is none. It is known after Read.
+func (f *Config) Path() string { return f.path }
+
+// Read sets the flags. It is called when the command line has been parsed.
+func (f *Config) Read() error {
+	f.note()
+	if f.path == "" {
+		f.path = os.Getenv(f.variable("config"))
+	}
+	return f.read()
+}
+
+// ReadAs is Read of another command with the command line of before: it reads the environment and the file as they are now.
+func (f *Config) ReadAs(before *Config) error {
+	for name, words := range before.given {
+		for _, w := range words {
+			if err := f.c.Flags().Set(name, w); err != nil {
+				return err
+			}
+		}
+	}
+	f.note()
+	f.path = before.path
+	return f.read()
+}
+
+// note keeps what the command line has. What reads the flags later may change their variables.
+func (f *Config) note() {
+	f.given = map[string][]string{}
+	f.c.Flags().Visit(func(flag *pflag.Flag) {
+		f.given[flag.Name] = []string{flag.Value.String()}
+		if list, ok := flag.Value.(pflag.SliceValue); ok {
+			f.given[flag.Name] = list.GetSlice()
+		}
+	})
+}
+
+// configurable says whether a configuration can set a flag.
+func configurable(f *pflag.Flag) bool {
+	return !f.Hidden && !slices.Contains([]string{"config", "print-config", "help"}, f.Name)
+}
+
+func (f *Config) read() (err error) {
+	file := map[string]any{}
+	if f.path != "" {
+		if file, err = readTOML(f.path); err != nil {
+			return err
+		}
+	}
+	f.c.Flags().VisitAll(func(flag *pflag.Flag) {
+		if err != nil || !configurable(flag) {
+			return
+		}
+		value, inFile := file[flag.Name]
+		delete(file, flag.Name)
+		env, inEnv := os.LookupEnv(f.variable(flag.Name))
+		_, list := flag.Value.(pflag.SliceValue)
+		var words []string
+		where := fmt.Sprintf("%s: %s", f.path, flag.Name)
+		switch {
+		case f.given[flag.Name] != nil:
+		case inEnv && list:
+			where, words = f.variable(flag.Name), strings.Fields(env)
+		case inEnv:
+			where, words = f.variable(flag.Name), []string{env}
+		case inFile:
+			words, err = flagWords(value)
+		}
+		for _, w := range words {
+			if err == nil {
+				err = f.c.Flags().Set(flag.Name, w)
+			}
+		}
+		if err != nil {
+			err = Usage("%s: %v", where, err)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	for name := range file {
+		return Usage("%s: there is no flag %q", f.path, name)
+	}
+	f.values = map[string]any{}
+	f.c.Flags().Visit(func(flag *pflag.Flag) {
+		if list, ok := flag.Value.(pflag.SliceValue); ok && configurable(flag) {
+			f.values[flag.Name] = list.GetSlice()
+		} else if configurable(flag) {
+			f.values[flag.Name] = flag.Value.String()
+		}
+	})
+	return nil
+}
+
+// variable is the environment's name of a flag.
+func (f *Config) variable(flag string) string {
+	return f.prefix + "_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+func readTOML(path string) (file map[string]any, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
+	if err == nil && len(b) > maxConfig {
+		err = errors.New("larger than a configuration can be")
+	}
+	if err == nil {
+		_, err = toml.Decode(string(b), &file)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return file, nil
+}
+
+// flagWords returns what a flag is set to, one call each.
+func flagWords(v any) (out []string, err error) {
+	add := func(prefix string, v any) {
+		switch v.(type) {
+		case string, int64, bool, float64:
+			out = append(out, prefix+fmt.Sprint(v))
+		default:
+			err = errors.New("want a string, a number, true or false, or a list or table of these")
+		}
+	}
+	switch v := v.(type) {
+	case []any:
+		for _, e := range v {
+			add("", e)
+		}
+	case []map[string]any:
+		for _, e := range v {
+			text, err := json.Marshal(e)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, string(text))
+		}
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			add(key+"=", v[key])
+		}
+	default:
+		add("", v)
+	}
+	return out, err
+}
+
+// Write writes the flags that are set, as a file that --config takes.
+func (f *Config) Write(w io.Writer) error { return toml.NewEncoder(w).Encode(f.values) }
+
+// Differing returns the flags that differ between two configurations, except those of a list; sorted.
+func (f *Config) Differing(other *Config, except []string) []string {
+	all := maps.Clone(f.values)
+	maps.Copy(all, other.values)
+	maps.DeleteFunc(all, func(name string, _ any) bool {
+		return slices.Contains(except, name) || reflect.DeepEqual(f.values[name], other.values[name])
+	})
+	return slices.Sorted(maps.Keys(all))
+}
