@@ -67,6 +67,7 @@ var arrows = []struct {
 	{"agent/stdout", []string{"agent/export", "report", "profile", "unwind"}},
 	{"agent/*", []string{"agent/export", "profile", "unwind"}},
 	{"doctor", []string{"record", "names", "modules", "profile", "source/*", "symbol"}},
+	{"dropin", []string{"doctor", "record", "compile", "store", "emit/native", "module"}},
 	{"cgotraceback", []string{"runtime"}}, // for its C
 	{"runtime", nil},
 	{"internal/*", []string{"arch", "internal/*"}},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/unspool/unspool/doctor"
 	"github.com/unspool/unspool/internal/cli"
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
@@ -103,7 +104,7 @@ func hasOperators(program string) bool {
 		}
 	}
 	path, err := exec.LookPath(program)
-	return err == nil && len(libraries(path, some)) > 0
+	return err == nil && len(module.Libraries(path, some)) > 0
 }
 
 // recordHeap is record with --heap.

@@ -1,4 +1,4 @@
-package main
+package module
 
 import (
 	"os"
@@ -7,22 +7,15 @@ import (
 	"strings"
 
 	"github.com/unspool/unspool/arch"
-	"github.com/unspool/unspool/module"
 )
 
-// maxLibraries bounds how many files libraries reads.
+// maxLibraries bounds how many files Libraries reads.
 const maxLibraries = 256
 
-// walkingLibraries returns the names of the libraries for walking stacks that a program is linked with, itself or by a library that it needs:
-// libdw and libunwind. What cannot be read or found, needs none.
-func walkingLibraries(program string) []string {
-	return libraries(program, func(name string) bool {
-		return strings.HasPrefix(name, "libdw.so.") || strings.HasPrefix(name, "libunwind.so.") || strings.HasPrefix(name, "libunwind-")
-	})
-}
-
-// libraries returns the names of the libraries of some kind that a program is linked with, itself or by a library that it needs.
-func libraries(program string, some func(name string) bool) (names []string) {
+// Libraries returns the names of the libraries that some accepts, of those that an ELF program of 64 bits is linked with, itself or by a library
+// that it needs; sorted. It looks for files as the dynamic linker does, by DT_RUNPATH, LD_LIBRARY_PATH and the usual directories, without the
+// linker's cache. What cannot be read or found, needs none.
+func Libraries(program string, some func(name string) bool) (names []string) {
 	files, seen := []string{program}, map[string]bool{}
 	for len(files) > 0 && len(seen) < maxLibraries {
 		file := files[0]
@@ -59,7 +52,7 @@ const (
 
 // neededBy returns what libraries an ELF file needs, and where they are looked for.
 func neededBy(file string) (names, dirs []string) {
-	img, err := module.Open(file)
+	img, err := Open(file)
 	if err != nil {
 		return nil, nil
 	}
