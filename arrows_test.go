@@ -53,6 +53,7 @@ var arrows = []struct {
 	{"profile/pprof", []string{"profile", "unwind"}},
 	{"names", []string{"symbol", "symbol/*", "modules", "profile", "source", "format", "unwind", "module", "arch"}},
 	{"stacks", []string{"source", "profile", "unwind", "arch"}},
+	{"stacks/sources", []string{"stacks", "names", "modules", "source", "source/*", "unwind", "arch"}},
 	{"report", []string{"stacks", "profile", "profile/pprof", "unwind", "arch"}},
 	{"serve", []string{"report", "profile", "profile/pprof", "unwind"}},
 	{"report/annotate", []string{"profile", "symbol", "module", "arch"}},
