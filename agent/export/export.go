@@ -101,6 +101,21 @@ func ParseLabel(s string) (Label, error) {
 	return Label{name, value}, nil
 }
 
+// ParseLabels reads labels as ParseLabel does. No two may have the same name.
+func ParseLabels(texts []string) (labels []Label, err error) {
+	for _, text := range texts {
+		l, err := ParseLabel(text)
+		if err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(labels, func(o Label) bool { return o.Name == l.Name }) {
+			return nil, fmt.Errorf("%s is given twice", l.Name)
+		}
+		labels = append(labels, l)
+	}
+	return labels, nil
+}
+
 // NewBatch returns a batch of p. The labels may lack service_name: it is then the command that has more than half of the samples, else "unspool".
 // They get the label node, the recording's host, unless they have it. A recording that does not say when it was made ends now. The command line
 // is left out, because it may hold secrets. p is not changed.

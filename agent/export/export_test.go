@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/pem"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -22,6 +23,17 @@ func TestParseLabel(t *testing.T) {
 	} {
 		if l, err := ParseLabel(s); l != want || (err == nil) != (want != Label{}) {
 			t.Errorf("%q: %v, %v", s, l, err)
+		}
+	}
+}
+
+func TestParseLabels(t *testing.T) {
+	if got, err := ParseLabels([]string{"a=b", "b=b"}); !slices.Equal(got, []Label{{"a", "b"}, {"b", "b"}}) || err != nil {
+		t.Error(got, err)
+	}
+	for _, texts := range [][]string{{"a=b", "a=c"}, {"a=b", "c"}} {
+		if got, err := ParseLabels(texts); got != nil || err == nil {
+			t.Errorf("%q: %v, %v", texts, got, err)
 		}
 	}
 }

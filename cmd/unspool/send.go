@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/agent"
 	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
@@ -57,17 +56,9 @@ func (s *sending) check() error {
 
 // read reads labels and engines, which a flag names.
 func (s *sending) read(flag string) error {
-	seen := map[string]bool{}
-	for _, text := range s.labels {
-		l, err := export.ParseLabel(text)
-		if err != nil {
-			return usage("--label: %w", err)
-		}
-		if seen[l.Name] {
-			return usage("--label: %s is given twice", l.Name)
-		}
-		seen[l.Name] = true
-		s.known = append(s.known, l)
+	var err error
+	if s.known, err = export.ParseLabels(s.labels); err != nil {
+		return usage("--label: %w", err)
 	}
 	for _, to := range s.to {
 		t, err := agent.Open(to, s.opts)
@@ -84,59 +75,27 @@ func (s *sending) send(ctx context.Context, p *profile.Profile, path string) err
 	if len(s.targets) == 0 {
 		return nil
 	}
-	b, err := export.NewBatch(p, s.known, time.Now())
-	if err != nil {
+	failed, err := agent.Send(ctx, s.targets, p, s.known, func(line string) { say([]string{line}) })
+	if err != nil || len(failed) == 0 {
 		return err
-	}
-	var failed []string
-	for i, t := range s.targets {
-		q, err := t.Encode(b)
-		if err != nil {
-			return err
-		}
-		r, err := t.Send(ctx, q)
-		if err != nil {
-			fmt.Fprintf(stderr, "unspool: %s: %v\n", t, err)
-			failed = append(failed, "--to "+quoted(s.to[i]))
-			continue
-		}
-		where := ""
-		if q.Query != "" {
-			where = "; look there for " + q.Query
-		}
-		fmt.Fprintf(stderr, "unspool: %s: sent %s, %s%s\n", t, profile.Count(p.Totals.Samples, "sample", "samples"), profile.Bytes(int64(r.Bytes)), where)
-		if r.Note != "" {
-			fmt.Fprintf(stderr, "unspool: %s: the server says: %s\n", t, r.Note)
-		}
-	}
-	if len(failed) == 0 {
-		return nil
 	}
 	if path == "-" {
 		return errors.New("not all was sent")
 	}
-	again := "unspool report " + strings.Join(failed, " ")
+	again := []string{"unspool", "report"}
+	for _, i := range failed {
+		again = append(again, "--to", s.to[i])
+	}
 	for _, l := range s.labels {
-		again += " --label " + quoted(l)
+		again = append(again, "--label", l)
 	}
 	if s.opts.CA != "" {
-		again += " --ca " + quoted(s.opts.CA)
+		again = append(again, "--ca", s.opts.CA)
 	}
 	if s.opts.TokenFile != "" {
-		again += " --token-file " + quoted(s.opts.TokenFile)
+		again = append(again, "--token-file", s.opts.TokenFile)
 	}
-	return fmt.Errorf("not all was sent; %s has it: %s %s", path, again, quoted(path))
-}
-
-// quoted returns s as a word of a shell.
-func quoted(s string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-./:=@%+,", r)
-	}
-	if s != "" && strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+	return fmt.Errorf("not all was sent; %s has it: %s", path, cli.Quoted(append(again, path)))
 }
 
 // sendReport reads a recording and sends it.

@@ -1,7 +1,10 @@
 package cli
 
 import (
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -26,5 +29,18 @@ func TestValues(t *testing.T) {
 		if got != want {
 			t.Errorf("%q: %q, want %q", path, got, want)
 		}
+	}
+}
+
+// TestQuoted: a shell takes the line apart into the words.
+func TestQuoted(t *testing.T) {
+	words := []string{"a", "", "it's", "a b", "k=v", "$HOME", "x\ny", "*", "-o", "http://h:1/?q=1&r"}
+	line := Quoted(words)
+	out, err := exec.Command("sh", "-c", `printf '%s\0' `+line).Output()
+	if got := strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00"); err != nil || !slices.Equal(got, words) {
+		t.Errorf("Quoted(%q) = %s, which a shell reads as %q, %v", words, line, got, err)
+	}
+	if !strings.HasPrefix(line, "a '' 'it'\\''s' 'a b' k=v ") {
+		t.Error(line)
 	}
 }
