@@ -32,6 +32,7 @@ type Plan struct {
 	Source   string       // one of Sources; Auto where it is empty
 	Fallback bool         // to ptrace, where perf events are refused
 	Only     string       // what only the kernel's program can do, as its user calls it; "": nothing
+	OffCPU   bool         // the event is perfevent.OffCPU: for Check
 }
 
 // The sources: who walks stacks.
@@ -91,7 +92,7 @@ func (p *Plan) Open(ctx context.Context, mods *modules.Set) (*Live, error) {
 			return l, nil
 		}
 		if p.Source == EBPF || l.why == nil && !p.Fallback {
-			return nil, err
+			return nil, p.goOn(err)
 		}
 	}
 	err := error(nil)

@@ -4,7 +4,8 @@
 // and returns a Live. Live.Drop gives up the capabilities needed only to begin. Open opens a file of samples. A Session reads a Live or a file. It walks all stacks (Run),
 // makes a profile of them (Profile), or writes a recording (Write). A Tally cuts samples into intervals, for views of a running recording.
 //
-// Nothing here prints. Notes and EndNotes return what people should know, Stats and Info the counts and losses. No note names a flag.
+// Nothing here prints. Notes and EndNotes return what people should know, Stats and Info the counts and losses. No note names a flag; errors of
+// Plan.Check do.
 package record
 
 import (

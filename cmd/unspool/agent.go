@@ -116,7 +116,7 @@ func (a *agentRun) check() error {
 	if err := a.checkSettings(); err != nil {
 		return err
 	}
-	if !a.given("frequency") && a.Period == 0 && !a.offCPU && a.Event != perfevent.OffCPU {
+	if !a.given("frequency") && a.Period == 0 && !a.OffCPU && a.Event != perfevent.OffCPU {
 		a.Frequency = agentFrequency
 	}
 	if err := a.plan.check("compact", &a.flt); err != nil {
@@ -139,7 +139,7 @@ func (a *agentRun) check() error {
 			return err
 		}
 	}
-	a.Record, a.Target, a.Filter, a.Namer, a.Lines = a.plan.open, a.plan.Target(), a.flt.Filter, newNamer, !a.plain
+	a.Record, a.Target, a.Filter, a.Namer, a.Lines = a.plan.Open, a.plan.Target(), a.flt.Filter, newNamer, !a.plain
 	a.ShowPage, a.Kubelet, a.Config, a.Again = a.given("page"), a.kubelet.Address, a.config.Path(), a.again
 	return nil
 }

@@ -153,7 +153,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	if err != nil {
 		return err
 	}
-	rec, err := p.open(ctx, mods)
+	rec, err := p.Open(ctx, mods)
 	if err != nil {
 		return commit(err)
 	}

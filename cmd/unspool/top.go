@@ -97,7 +97,7 @@ func (t *topFlags) run(ctx context.Context, flt *filter) error {
 		return err
 	}
 	t.Files = files
-	rec, err := t.open(ctx, mods)
+	rec, err := t.Open(ctx, mods)
 	done()
 	if err != nil {
 		return err
