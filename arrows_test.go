@@ -56,6 +56,7 @@ var arrows = []struct {
 	{"stacks/sources", []string{"stacks", "names", "modules", "source", "source/*", "unwind", "arch"}},
 	{"report", []string{"stacks", "profile", "profile/pprof", "unwind", "arch"}},
 	{"serve", []string{"report", "profile", "profile/pprof", "unwind"}},
+	{"serve/files", []string{"serve", "record", "profile"}},
 	{"report/annotate", []string{"profile", "symbol", "module", "arch"}},
 	{"tui", nil},
 	{"tui/tuitest", []string{"profile", "unwind", "arch"}},

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source/perfdata"
@@ -138,4 +139,18 @@ func (d *Diagnosis) Write(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// WriteRights lists the capabilities of an agent as text, and which of them it keeps.
+func WriteRights(w io.Writer, rights []caps.Right) error {
+	for _, r := range rights {
+		kept := "until it has begun"
+		if r.Kept {
+			kept = "all the time"
+		}
+		if _, err := fmt.Fprintf(w, "%-20s  %-18s  %s\n", r.Name, kept, r.Why); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -117,6 +117,15 @@ type Info struct {
 	Loss     Loss
 }
 
+// Weight is what reports count unless told otherwise: time that threads were blocked for, not how often; bytes of memory, not how many objects; else
+// samples.
+func (i *Info) Weight() Weight {
+	if i.Waits() || i.Heap() {
+		return Periods
+	}
+	return Samples
+}
+
 // Waits says that all that was counted is time that threads were blocked for. Then periods matter, and not numbers of samples.
 func (i *Info) Waits() bool {
 	for _, e := range i.Events {

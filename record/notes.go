@@ -29,6 +29,7 @@ const (
 	FewerTasks            // to record
 	MoreMemory            // of the kernel, for tables
 	WholeCopies           // of stacks, however many wait
+	OtherTime             // of an agent's directory
 )
 
 // repaired says what a recorder read from /proc because no record had told of it; "" if there is nothing.

@@ -28,6 +28,20 @@ type Ring struct {
 	Hidden int      // profiles before the last hour, where no time was asked for
 }
 
+// Notes says what of the directory is not in the profile.
+func (r *Ring) Notes() (out []Note) {
+	for _, err := range r.Unread {
+		out = append(out, Note{Text: fmt.Sprintf("left out: %v", err)})
+	}
+	if more := r.Failed - len(r.Unread); more > 0 {
+		out = append(out, Note{Text: fmt.Sprintf("left out: %d more", more)})
+	}
+	if r.Hidden > 0 {
+		out = append(out, Note{Text: "the last hour; of the time before it, there are " + profile.Count(uint64(r.Hidden), "profile", "profiles"), Advice: OtherTime})
+	}
+	return out
+}
+
 // openRing reads the profiles that an agent keeps in a directory, and merges those of the time and the services that the filter wants.
 func (f *File) openRing(dir string, o *FileOptions) error {
 	always := o.Filter.Timed && o.Filter.From == 0 && o.Filter.To == math.MaxUint64

@@ -40,7 +40,6 @@ type Options struct {
 	Target string // what is recorded, for the log
 	Filter record.Filter
 	Namer  func(names.Options) *names.Namer
-	Lines  bool // names have lines and inlined calls
 
 	Listen   string        // the address for HTTP; "": none
 	Page     time.Duration // the page there shows this last time; 0: there is no page
@@ -98,7 +97,6 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 	}
 	n := o.Namer(names.Options{Mods: mods})
 	defer n.Close()
-	n.Lines = o.Lines
 	if err := d.rec.Drop(n); err != nil {
 		o.Log.Warn(err.Error())
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/unspool/unspool/agent/daemon"
 	"github.com/unspool/unspool/agent/kubelet"
 	"github.com/unspool/unspool/internal/cli"
+	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/source/perfevent"
 )
 
@@ -139,7 +140,8 @@ func (a *agentRun) check() error {
 			return err
 		}
 	}
-	a.Record, a.Target, a.Filter, a.Namer, a.Lines = a.plan.Open, a.plan.Target(), a.flt.Filter, newNamer, !a.plain
+	a.Record, a.Target, a.Filter = a.plan.Open, a.plan.Target(), a.flt.Filter
+	a.Namer = func(o names.Options) *names.Namer { return newNamer(o, a.plain) }
 	a.ShowPage, a.Kubelet, a.Config, a.Again = a.given("page"), a.kubelet.Address, a.config.Path(), a.again
 	return nil
 }

@@ -65,20 +65,14 @@ func (a *annotator) write(w io.Writer, p *profile.Profile, o report.Options, sou
 	}
 	namer := a.names
 	if namer == nil {
-		namer = newNamer(names.Options{Mods: a.mods})
+		namer = newNamer(names.Options{Mods: a.mods}, true)
 		defer namer.Close()
 	}
-	opts := codeOf(namer, a.sources)
+	opts := annotate.OptionsOf(namer, a.sources)
 	opts.Syntax, opts.By = a.syntax, o.By
 	n, err := annotate.Write(w, p, re.MatchString, opts, annotate.TextOptions{Source: source, Width: o.Width}, cmp.Or(o.Limit, 3))
 	if n == 0 && err == nil {
 		return report.NoFunction(o.Func)
 	}
 	return err
-}
-
-// codeOf returns what annotations need of code and source: what n knows, and s finds.
-func codeOf(n *names.Namer, s annotate.Sources) annotate.Options {
-	s.Open = n.Open
-	return annotate.Options{Open: n.Open, Bounds: n.Bounds, Symbol: n.Symbol, Lines: annotate.LinesOf(n.Places), Source: s.Read}
 }

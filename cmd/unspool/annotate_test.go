@@ -98,7 +98,7 @@ func TestAnnotatedLines(t *testing.T) {
 			where = ""
 		}
 	}
-	o := codeOf(names.New(names.Options{}), annotate.Sources{})
+	o := annotate.OptionsOf(names.New(names.Options{}), annotate.Sources{})
 	for fn := range p.Funcs {
 		a, err := annotate.Function(p, int32(fn), o)
 		if err != nil {

@@ -7,7 +7,6 @@ import (
 
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/printable"
-	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
 )
@@ -22,8 +21,7 @@ var diffs = map[string]func(w io.Writer, before, after *profile.Profile, o repor
 
 func diffCmd() *cobra.Command {
 	var o output
-	var flt filter
-	var stepper func() (*modules.Set, error)
+	var in reading
 	by, all := "share", false
 	c := &cobra.Command{
 		Use:   "diff [BEFORE AFTER]",
@@ -70,17 +68,14 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 			if all {
 				o.opts.MinShare = -1
 			}
-			mods, err := stepper()
+			end, err := in.begin()
 			if err != nil {
 				return err
 			}
-			defer mods.Close()
-			if err := flt.compile(); err != nil {
-				return err
-			}
+			defer end()
 			var p [2]*profile.Profile
 			for i, path := range args {
-				if p[i], err = readProfile(c.Context(), path, &o, &flt, mods); err != nil {
+				if p[i], err = in.profile(c.Context(), path, &o); err != nil {
 					return err
 				}
 			}
@@ -95,9 +90,7 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 	f.IntVar(&o.opts.Limit, "limit", 0, "top: show this many functions")
 	f.BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
 	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(diffFormats.Names(), cobra.ShellCompDirectiveNoFileComp))
-	sourceFlag(c, &o.plain)
-	flt.flags(c)
-	flt.ring(c)
-	stepper = lookingFlag(c)
+	in.filter.flags(c)
+	in.flags(c)
 	return c
 }

@@ -3,8 +3,6 @@ package main
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -31,8 +29,11 @@ The exit status is 0, or 1 if nothing can be recorded.`,
 		Example: "  unspool doctor\n  sudo unspool doctor\n  unspool doctor --agent",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if rights {
-				return writeRights(asJSON)
+			switch {
+			case rights && asJSON:
+				return writeJSON(caps.Agent())
+			case rights:
+				return doctor.WriteRights(stdout, caps.Agent())
 			}
 			d := doctor.Diagnose(cli.Version())
 			if !quick && d.Way("record-ebpf").OK {
@@ -42,13 +43,13 @@ The exit status is 0, or 1 if nothing can be recorded.`,
 				}
 				d.Measured = m
 			}
+			var err error
 			if asJSON {
-				e := json.NewEncoder(os.Stdout)
-				e.SetIndent("", "  ")
-				if err := e.Encode(d); err != nil {
-					return err
-				}
-			} else if err := d.Write(os.Stdout); err != nil {
+				err = writeJSON(d)
+			} else {
+				err = d.Write(stdout)
+			}
+			if err != nil {
 				return err
 			}
 			if d.Records() {
@@ -63,22 +64,8 @@ The exit status is 0, or 1 if nothing can be recorded.`,
 	return c
 }
 
-// writeRights lists what the agent may do.
-func writeRights(asJSON bool) error {
-	list := caps.Agent()
-	if asJSON {
-		e := json.NewEncoder(stdout)
-		e.SetIndent("", "  ")
-		return e.Encode(list)
-	}
-	for _, r := range list {
-		kept := "until it has begun"
-		if r.Kept {
-			kept = "all the time"
-		}
-		if _, err := fmt.Fprintf(stdout, "%-20s  %-18s  %s\n", r.Name, kept, r.Why); err != nil {
-			return err
-		}
-	}
-	return nil
+func writeJSON(v any) error {
+	e := json.NewEncoder(stdout)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
 }

@@ -108,7 +108,7 @@ func hasOperators(program string) bool {
 }
 
 // recordHeap is record with --heap.
-func recordHeap(c *cobra.Command, h *heapPlan, o *output, command []string, duration string, stepper func() (*modules.Set, error)) (err error) {
+func recordHeap(c *cobra.Command, h *heapPlan, o *output, command []string, duration string, plain bool, stepper func() (*modules.Set, error)) (err error) {
 	if err := h.check(c, command); err != nil {
 		return err
 	}
@@ -120,11 +120,11 @@ func recordHeap(c *cobra.Command, h *heapPlan, o *output, command []string, dura
 		return err
 	}
 	defer mods.Close()
-	return h.run(c.Context(), o, mods)
+	return h.run(c.Context(), o, mods, plain)
 }
 
 // run records, and writes the profile.
-func (h *heapPlan) run(ctx context.Context, o *output, mods *modules.Set) error {
+func (h *heapPlan) run(ctx context.Context, o *output, mods *modules.Set, plain bool) error {
 	table := o.path == "" && o.format == ""
 	if table {
 		o.path, o.format, o.keep = defaultHeap, "pprof", true
@@ -148,9 +148,8 @@ func (h *heapPlan) run(ctx context.Context, o *output, mods *modules.Set) error 
 	if err != nil {
 		return commit(err)
 	}
-	n := newNamer(names.Options{Mods: mods})
+	n := newNamer(names.Options{Mods: mods}, plain)
 	defer n.Close()
-	n.Lines = !o.plain
 	p, notes, err := r.Profile(mods, n)
 	if err != nil {
 		return commit(err)

@@ -215,7 +215,7 @@ func TestFetchInterrupted(t *testing.T) {
 	defer s.Close()
 	t.Setenv("DEBUGINFOD_URLS", s.URL)
 	t.Setenv("DEBUGINFOD_CACHE_PATH", t.TempDir())
-	n := newNamer(names.Options{})
+	n := newNamer(names.Options{}, true)
 	defer n.Close()
 	for _, id := range []string{"0123456789", "9876543210"} {
 		var names [1]profile.Name

@@ -17,14 +17,16 @@ import (
 )
 
 // newNamer returns a Namer that shows its downloads. The interrupt that ends a recording does not stop the downloads for it; the next
-// interrupt does.
-func newNamer(o names.Options) *names.Namer {
+// interrupt does. plain leaves out lines and inlined calls.
+func newNamer(o names.Options, plain bool) *names.Namer {
 	o.Progress = tui.Fetching()
 	o.Download = func() (context.Context, func()) {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 		return ctx, stop
 	}
-	return names.New(o)
+	n := names.New(o)
+	n.Lines = !plain
+	return n
 }
 
 // sourceFlag adds the flag that turns names.Namer.Lines off.

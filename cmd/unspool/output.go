@@ -27,7 +27,6 @@ type output struct {
 	formats      report.Table // that it can have; nil: those of package report
 	path, format string
 	opts         report.Options
-	plain        bool          // no lines and inlined calls
 	sort         string        // "self" or "total"
 	inputs       []fs.FileInfo // what is read, and must not be written
 	keep         bool          // what is there, as PATH.old
@@ -55,7 +54,6 @@ func (o *output) flags(c *cobra.Command) {
 	sortFlag(c, &o.sort, o.users("sort"))
 	c.Flags().IntVar(&o.opts.Limit, "limit", 0, o.users("limit")+"show this many functions")
 	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
-	sourceFlag(c, &o.plain)
 }
 
 // sortFlag adds the flag for the order of functions.

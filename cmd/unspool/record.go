@@ -32,7 +32,7 @@ func recordCmd() *cobra.Command {
 	var to sending
 	var h heapPlan
 	var stepper func() (*modules.Set, error)
-	duration, withNames := "", false
+	duration, withNames, plain := "", false, false
 	c := &cobra.Command{
 		Use:   "record [flags] -- COMMAND [ARG...]",
 		Short: "Record where a program, processes or the whole machine spend their time",
@@ -88,7 +88,7 @@ samples a second. unspool doctor says what is allowed.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if h.on() {
-				return recordHeap(c, &h, &o, args, duration, stepper)
+				return recordHeap(c, &h, &o, args, duration, plain, stepper)
 			}
 			p.Command = args
 			if err := p.check(c.Flag("stepper").Value.String(), &flt); err != nil {
@@ -127,7 +127,7 @@ samples a second. unspool doctor says what is allowed.`,
 				return usage("--to is for recordings (-o FILE.data), which can be sent again: it does not go with %s", o.format)
 			}
 			defer cli.Trim(cli.FirstTrim, func() { module.ReleasePages(); pages.ReleaseProgram() })()
-			return runRecord(c.Context(), &o, &flt, &p, mods, table, withNames, &to)
+			return runRecord(c.Context(), &o, &flt, &p, mods, table, withNames, plain, &to)
 		},
 	}
 	f := c.Flags()
@@ -138,6 +138,7 @@ samples a second. unspool doctor says what is allowed.`,
 	f.BoolVar(&withNames, "with-names", false, "put the names and lines of all samples into the recording, to read it on another machine")
 	f.IntSliceVarP(&p.TIDs, "tid", "t", nil, "record these threads")
 	o.flags(c)
+	sourceFlag(c, &plain)
 	to.flags(c)
 	stepper = stepperFlag(c)
 	return c
@@ -147,7 +148,7 @@ samples a second. unspool doctor says what is allowed.`,
 var errEmpty = errors.New("no samples")
 
 // runRecord records until there is nothing more to record or ctx is done, and writes the result.
-func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modules.Set, table, withNames bool, to *sending) error {
+func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modules.Set, table, withNames, plain bool, to *sending) error {
 	// Before the command starts, because it may run long.
 	out, commit, err := o.create(ctx)
 	if err != nil {
@@ -165,7 +166,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 		}
 	}
 
-	n := newNamer(names.Options{Mods: mods})
+	n := newNamer(names.Options{Mods: mods}, plain)
 	defer n.Close()
 	s := &session{Session: rec.Session(record.Options{Mods: mods, Names: n, Filter: flt.Filter})}
 	if err := rec.Drop(n); err != nil {
@@ -185,7 +186,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 	case o.form().Stream != nil:
 		err = s.stream(bg, out, o)
 	default:
-		if prof, err = s.profile(bg, o, nil); err == nil {
+		if prof, err = s.profile(bg, o); err == nil {
 			err = o.form().Whole(out, prof, o.opts)
 		}
 	}
@@ -256,6 +257,5 @@ func (s *session) write(ctx context.Context, out *os.File, o *output, room bool)
 		fmt.Fprintf(stderr, "unspool: %s too large for perf.data: missing\n", profile.Count(w.Dropped, "sample was", "samples were"))
 	}
 	o.weigh(&s.Info)
-	s.Names.Lines = !o.plain
 	return w, err
 }

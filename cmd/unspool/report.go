@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/internal/cli"
-	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/tui"
@@ -22,9 +22,8 @@ import (
 
 func reportCmd() *cobra.Command {
 	var o output
-	var flt filter
+	var in reading
 	var to sending
-	var stepper func() (*modules.Set, error)
 	var ann annotator
 	// After the tables.
 	o.formats = slices.Insert(slices.Clone(report.Formats), 4, ann.formats()...)
@@ -84,39 +83,39 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
 			if err := o.unused(c); err != nil {
 				return err
 			}
-			mods, err := stepper()
+			end, err := in.begin()
 			if err != nil {
 				return err
 			}
-			defer mods.Close()
-			ann.mods = mods
-			if err := flt.compile(); err != nil {
-				return err
-			}
-			if sends {
-				return sendReport(c.Context(), args[0], &o, &flt, mods, &to)
-			}
-			if walk {
-				p, err := readProfile(c.Context(), args[0], &o, &flt, mods)
+			defer end()
+			switch {
+			case sends:
+				p, err := in.profile(c.Context(), args[0], &o)
+				if err != nil {
+					return err
+				}
+				return to.send(c.Context(), p, args[0])
+			case walk:
+				p, err := in.profile(c.Context(), args[0], &o)
 				if err != nil {
 					return err
 				}
 				return browse.Show(c.Context(), p, args[0], o.opts.By)
 			}
-			return runReport(c.Context(), args[0], &o, &flt, &ann)
+			ann.mods = in.mods
+			return runReport(c.Context(), args[0], &o, &in, &ann)
 		},
 	}
 	o.flags(c)
-	flt.flags(c)
-	flt.ring(c)
+	in.filter.flags(c)
+	in.flags(c)
 	to.flags(c)
 	ann.flags(c)
-	stepper = lookingFlag(c)
 	return c
 }
 
-func runReport(ctx context.Context, path string, o *output, flt *filter, ann *annotator) error {
-	f, s, err := openFile(ctx, path, flt, ann.mods, false, nil)
+func runReport(ctx context.Context, path string, o *output, in *reading, ann *annotator) error {
+	f, err := in.open(ctx, path, record.FileOptions{})
 	if err != nil {
 		return err
 	}
@@ -132,6 +131,7 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, ann *an
 		o.weigh(&f.Pprof.Info)
 		return write(f.Pprof)
 	}
+	s := fileSession(f)
 	ann.names = s.Names
 	if o.form().Stream != nil {
 		var bad error // what was there before it is good
@@ -161,29 +161,4 @@ func runReport(ctx context.Context, path string, o *output, flt *filter, ann *an
 	}
 	s.wrote(o.path)
 	return nil
-}
-
-// readProfile reads all of a recording, and says on standard error what its reader should know.
-func readProfile(ctx context.Context, path string, o *output, flt *filter, mods *modules.Set) (*profile.Profile, error) {
-	f, s, err := openFile(ctx, path, flt, mods, false, nil)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	o.inputs = append(o.inputs, f.Stat)
-	if f.Pprof != nil {
-		o.weigh(&f.Pprof.Info)
-		return f.Pprof, nil
-	}
-	p, err := s.some(ctx, o)
-	s.warn()
-	s.hints(p)
-	switch {
-	case err == nil:
-	case p == nil:
-		return nil, fmt.Errorf("%s: %w", path, err)
-	default:
-		fmt.Fprintf(stderr, "unspool: %s: %v\n", path, err)
-	}
-	return p, nil
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/unspool/unspool/agent/export"
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/printable"
-	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
 )
 
@@ -96,13 +95,4 @@ func (s *sending) send(ctx context.Context, p *profile.Profile, path string) err
 		again = append(again, "--token-file", s.opts.TokenFile)
 	}
 	return fmt.Errorf("not all was sent; %s has it: %s", path, cli.Quoted(append(again, path)))
-}
-
-// sendReport reads a recording and sends it.
-func sendReport(ctx context.Context, path string, o *output, flt *filter, mods *modules.Set, to *sending) error {
-	p, err := readProfile(ctx, path, o, flt, mods)
-	if err != nil {
-		return err
-	}
-	return to.send(ctx, p, path)
 }

@@ -6,25 +6,22 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/internal/cli"
-	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/record"
-	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/report/annotate"
 	"github.com/unspool/unspool/serve"
+	"github.com/unspool/unspool/serve/files"
 )
 
 func serveCmd() *cobra.Command {
 	var listen, root, baseline, export string
-	var open, plain bool
-	var flt filter
-	var stepper func() (*modules.Set, error)
+	var open bool
+	var in reading
 	c := &cobra.Command{
 		Use:   "serve [FILE]",
 		Short: "Explore a recording in the browser",
@@ -55,14 +52,11 @@ callees, filters and searches. The file has no source, no time line and no pages
 			if err := cli.Directories("--source-root", root); err != nil {
 				return err
 			}
-			if err := flt.compile(); err != nil {
-				return err
-			}
-			mods, err := stepper()
+			end, err := in.begin()
 			if err != nil {
 				return err
 			}
-			defer mods.Close()
+			defer end()
 			switch {
 			case len(args) == 2 && baseline != "":
 				return usage("the baseline is given twice: %s and %s", args[1], baseline)
@@ -71,13 +65,25 @@ callees, filters and searches. The file has no source, no time line and no pages
 			case baseline != "":
 				args = append(args, baseline)
 			}
-			if export != "" {
-				return runExport(c.Context(), args, export, &flt, mods, plain)
+			var inputs []serve.Input
+			for _, path := range args {
+				inputs = append(inputs, in.input(path))
 			}
-			a := pageAnnotator{names: newNamer(names.Options{Mods: mods})}
-			defer a.names.Close()
-			a.sources.Root = root
-			return runServe(c.Context(), args, listen, open, &flt, mods, plain, &a)
+			if export != "" {
+				return runExport(c.Context(), inputs, export)
+			}
+			if err := checkListen(listen); err != nil {
+				return err
+			}
+			for _, path := range args {
+				if err := record.CheckInput(path); err != nil { // before there is an address
+					return err
+				}
+			}
+			n := newNamer(names.Options{Mods: in.mods}, true)
+			defer n.Close()
+			o := serve.Options{Inputs: inputs, Annotator: &annotate.Annotator{Code: n, Sources: annotate.Sources{Root: root}}}
+			return runServe(c.Context(), o, listen, open)
 		},
 	}
 	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "address and port to listen on; port 0: any free port")
@@ -88,23 +94,12 @@ callees, filters and searches. The file has no source, no time line and no pages
 	c.MarkFlagFilename("export", "html")
 	c.Flags().StringVar(&root, "source-root", "", "look for source files below this directory first")
 	c.MarkFlagDirname("source-root")
-	sourceFlag(c, &plain)
-	flt.ring(c)
-	stepper = lookingFlag(c)
+	in.flags(c)
 	return c
 }
 
-func runServe(ctx context.Context, paths []string, listen string, open bool, flt *filter, mods *modules.Set, plain bool, a serve.Annotator) error {
-	if err := checkListen(listen); err != nil {
-		return err
-	}
-	o := serve.Options{Annotator: a, Token: serve.NewToken()}
-	for _, p := range paths {
-		if err := record.CheckInput(p); err != nil { // before there is an address
-			return err
-		}
-		o.Inputs = append(o.Inputs, serveInput(p, flt, mods, plain))
-	}
+func runServe(ctx context.Context, o serve.Options, listen string, open bool) error {
+	o.Token = serve.NewToken()
 	l, err := net.Listen("tcp", listen)
 	if op := (*net.OpError)(nil); errors.As(err, &op) {
 		err = op.Err // without the address once more
@@ -129,20 +124,18 @@ func runServe(ctx context.Context, paths []string, listen string, open bool, flt
 }
 
 // runExport writes the page as one file.
-func runExport(ctx context.Context, paths []string, to string, flt *filter, mods *modules.Set, plain bool) error {
-	var o serve.Options
+func runExport(ctx context.Context, inputs []serve.Input, to string) error {
 	out := output{path: to}
-	for _, p := range paths {
-		if p != "-" {
-			st, err := os.Stat(p)
+	for _, in := range inputs {
+		if in.Name != "-" {
+			st, err := os.Stat(in.Name)
 			if err != nil {
 				return err
 			}
 			out.inputs = append(out.inputs, st)
 		}
-		o.Inputs = append(o.Inputs, serveInput(p, flt, mods, plain))
 	}
-	s := serve.New(o)
+	s := serve.New(serve.Options{Inputs: inputs})
 	if err := s.Load(ctx); err != nil {
 		return err
 	}
@@ -153,62 +146,23 @@ func runExport(ctx context.Context, paths []string, to string, flt *filter, mods
 	return commit(s.Export(ctx, w))
 }
 
-// A pageAnnotator annotates functions for the page.
-type pageAnnotator struct {
-	names   *names.Namer
-	sources annotate.Sources
-}
-
-// Annotate implements serve.Annotator.
-func (a *pageAnnotator) Annotate(p *profile.Profile, fn int32, by profile.Weight) (any, error) {
-	o := codeOf(a.names, a.sources)
-	o.By = by
-	return annotate.Function(p, fn, o)
-}
-
-// serveInput returns how a file is read for the page; plain leaves out lines and inlined calls.
-func serveInput(path string, flt *filter, mods *modules.Set, plain bool) serve.Input {
-	return serve.Input{Name: path, Read: func(ctx context.Context, progress func(serve.Progress)) (*serve.Recording, error) {
-		var intervals serve.Times
-		length := time.Duration(0)
-		f, s, err := openFile(ctx, path, flt, mods, false, func(p *profile.Profile, stacks []int32) {
-			length = max(length, p.Duration)
-			intervals.Spread(p, stacks)
-		})
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close()
-		if f.Pprof != nil {
-			rec := &serve.Recording{Profile: f.Pprof, Periods: f.Pprof.Waits() || f.Pprof.Heap()}
-			if f.Ring != nil {
-				rec.Services, rec.Times, rec.Interval = f.Ring.Tags, &intervals, length
+// input returns how a file is read for the page.
+func (r *reading) input(path string) serve.Input {
+	shown := func() {}
+	return files.Input(path, files.Options{
+		Open: func(ctx context.Context, added func(*profile.Profile, []int32)) (*record.File, error) {
+			f, err := r.open(ctx, path, record.FileOptions{Added: added})
+			if err == nil && f.Session != nil {
+				shown = fileSession(f).shown()
 			}
-			return rec, nil
-		}
-		o := output{plain: plain}
-		times := &serve.Times{}
-		n := uint64(0)
-		p, err := s.profile(ctx, &o, func(x *profile.Sample, stack int) {
-			if n++; n&1023 == 0 {
-				done, total := f.Read()
-				progress(serve.Progress{Done: done, Total: total, Samples: n})
-			}
-			if n == 1 {
-				s.Events()
-				times.Waits = s.Info.Waits()
-			}
-			times.Add(x.Time, stack, x.Period)
-		})
-		s.warn()
-		s.hints(p)
-		if err != nil {
-			err = fmt.Errorf("%s: %w", path, err)
-			if n == 0 {
-				return nil, err
-			}
-			fmt.Fprintf(stderr, "unspool: %v\n", err)
-		}
-		return &serve.Recording{Profile: p, Times: times, Local: true, Periods: o.opts.By == report.Periods}, nil
-	}}
+			return f, err
+		},
+		Read: func(f *record.File, p *profile.Profile) {
+			shown()
+			s := fileSession(f)
+			s.warn()
+			s.hints(p)
+		},
+		Damaged: func(err error) { fmt.Fprintf(stderr, "unspool: %v\n", err) },
+	})
 }

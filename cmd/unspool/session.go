@@ -11,6 +11,7 @@ import (
 
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/report"
@@ -32,6 +33,32 @@ func stepperFlag(c *cobra.Command) func() (*modules.Set, error) {
 	}
 }
 
+// A reading holds the flags of verbs that read recordings.
+type reading struct {
+	filter
+	plain bool // no lines and inlined calls
+	look  func() (*modules.Set, error)
+	mods  *modules.Set // after begin
+}
+
+// flags adds the flags for names, and for files of recordings, which may lie elsewhere.
+func (r *reading) flags(c *cobra.Command) {
+	r.filter.ring(c)
+	sourceFlag(c, &r.plain)
+	r.look = lookingFlag(c)
+}
+
+// begin reads the flags. end is called when nothing is read any more.
+func (r *reading) begin() (end func() error, err error) {
+	if err := r.compile(); err != nil {
+		return nil, err
+	}
+	if r.mods, err = r.look(); err != nil {
+		return nil, err
+	}
+	return r.mods.Close, nil
+}
+
 // lookingFlag is stepperFlag for commands that read recordings or core dumps, whose files may lie elsewhere.
 func lookingFlag(c *cobra.Command) func() (*modules.Set, error) {
 	stepper, search := stepperFlag(c), searchFlags(c)
@@ -48,18 +75,17 @@ func lookingFlag(c *cobra.Command) func() (*modules.Set, error) {
 	}
 }
 
-// openFile opens a file of samples, standard input, or an agent's directory. single says that a pprof profile, which has no single samples, is
-// an error. added is told of each profile of a directory, see record.FileOptions; it may be nil.
-func openFile(ctx context.Context, path string, flt *filter, mods *modules.Set, single bool, added func(*profile.Profile, []int32)) (*record.File, *session, error) {
+// open opens a file of samples, standard input, or an agent's directory, as o says besides.
+func (r *reading) open(ctx context.Context, path string, o record.FileOptions) (*record.File, error) {
 	p := tui.NewProgress()
 	defer p.Done()
-	f, err := record.Open(path, record.FileOptions{
-		Mods: mods, Namer: newNamer, Filter: flt.Filter, Single: single, Added: added,
-		Reading: func(done, total int, samples uint64) error {
-			p.Say("read %d of %d profiles, %s", done, total, profile.Quantity(samples, "samples"))
-			return ctx.Err()
-		},
-	})
+	o.Mods, o.Filter = r.mods, r.Filter
+	o.Namer = func(n names.Options) *names.Namer { return newNamer(n, r.plain) }
+	o.Reading = func(done, total int, samples uint64) error {
+		p.Say("read %d of %d profiles, %s", done, total, profile.Quantity(samples, "samples"))
+		return ctx.Err()
+	}
+	f, err := record.Open(path, o)
 	switch {
 	case errors.Is(err, record.ErrTimeless):
 		err = fmt.Errorf("%s: --time: %w", path, record.ErrTimeless)
@@ -68,22 +94,39 @@ func openFile(ctx context.Context, path string, flt *filter, mods *modules.Set, 
 	case errors.Is(err, record.ErrWallClock):
 		err = fmt.Errorf("--time: %w", err)
 	}
-	if err != nil {
-		return nil, nil, err
+	if err == nil && f.Ring != nil {
+		sayNotes(f.Ring.Notes())
 	}
-	if r := f.Ring; r != nil {
-		for _, err := range r.Unread {
-			fmt.Fprintf(stderr, "unspool: left out: %v\n", err)
-		}
-		if more := r.Failed - len(r.Unread); more > 0 {
-			fmt.Fprintf(stderr, "unspool: left out: %d more\n", more)
-		}
-		if r.Hidden > 0 {
-			fmt.Fprintf(stderr, "unspool: the last hour; of the time before it, there are %s: --time FROM,TO\n", profile.Count(uint64(r.Hidden), "profile", "profiles"))
-		}
-	}
-	return f, &session{f.Session, f.HowFar}, nil
+	return f, err
 }
+
+// profile reads all of a file, and says on standard error what the reader should know.
+func (r *reading) profile(ctx context.Context, path string, o *output) (*profile.Profile, error) {
+	f, err := r.open(ctx, path, record.FileOptions{})
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	o.inputs = append(o.inputs, f.Stat)
+	if f.Pprof != nil {
+		o.weigh(&f.Pprof.Info)
+		return f.Pprof, nil
+	}
+	s := fileSession(f)
+	p, err := s.some(ctx, o)
+	s.warn()
+	s.hints(p)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", path, err)
+	}
+	if err != nil && p != nil {
+		fmt.Fprintf(stderr, "unspool: %v\n", err)
+		err = nil
+	}
+	return p, err
+}
+
+func fileSession(f *record.File) *session { return &session{f.Session, f.HowFar} }
 
 // shown says on a terminal how far the session is, until the function that it returns is called.
 func (s *session) shown() func() {
@@ -95,17 +138,16 @@ func (s *session) shown() func() {
 }
 
 // profile aggregates the samples; see record.Session.Profile.
-func (s *session) profile(ctx context.Context, o *output, added func(x *profile.Sample, stack int)) (*profile.Profile, error) {
+func (s *session) profile(ctx context.Context, o *output) (*profile.Profile, error) {
 	defer s.shown()()
-	s.Names.Lines = !o.plain
-	p, err := s.Profile(ctx, added)
+	p, err := s.Profile(ctx, nil)
 	o.weigh(&s.Info)
 	return p, err
 }
 
 // some is the profile of samples that there must be: there is none without any. With an error can come one of what there was before it.
 func (s *session) some(ctx context.Context, o *output) (*profile.Profile, error) {
-	p, err := s.profile(ctx, o, nil)
+	p, err := s.profile(ctx, o)
 	if p != nil && p.Totals.Samples > 0 {
 		return p, err
 	}
@@ -116,7 +158,6 @@ func (s *session) some(ctx context.Context, o *output) (*profile.Profile, error)
 func (s *session) stream(ctx context.Context, w io.Writer, o *output) error {
 	s.Events()
 	o.weigh(&s.Info)
-	s.Names.Lines = !o.plain
 	st := o.form().Stream(w, s.Names, s.Info, o.opts)
 	defer s.shown()()
 	err := s.Run(ctx, st.Sample)
@@ -127,11 +168,9 @@ func (s *session) stream(ctx context.Context, w io.Writer, o *output) error {
 	return err
 }
 
-// weigh lets time that threads were blocked for weigh in a report of it, not how often; and bytes of memory, not how many objects.
+// weigh lets reports count what their reader wants to know: see profile.Info.Weight.
 func (o *output) weigh(info *profile.Info) {
-	if info.Waits() || info.Heap() {
-		o.opts.By = report.Periods
-	}
+	o.opts.By = max(o.opts.By, info.Weight())
 }
 
 // hints says on standard error which modules' code took time and has no names, how much, and what can be done.
@@ -177,6 +216,8 @@ func advice(n record.Note) string {
 		return ": give more --memory"
 	case record.WholeCopies:
 		return ": --stack-size keeps them, and takes more memory"
+	case record.OtherTime:
+		return ": --time FROM,TO"
 	}
 	return ""
 }

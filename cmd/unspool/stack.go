@@ -63,9 +63,8 @@ its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
 				return err
 			}
 			defer o.Mods.Close()
-			o.Namer = newNamer(names.Options{Mods: o.Mods})
+			o.Namer = newNamer(names.Options{Mods: o.Mods}, plain)
 			defer o.Namer.Close()
-			o.Namer.Lines = !plain
 			o.Write = func(s *stacks.Process) error { return writeStacks(s, format) }
 			switch isDump := minidump.IsFile(args[0]); {
 			case isPID:

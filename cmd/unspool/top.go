@@ -107,13 +107,12 @@ func (t *topFlags) run(ctx context.Context, flt *filter) error {
 		say(rec.Notes())
 	}
 
-	n := newNamer(names.Options{Mods: mods})
+	n := newNamer(names.Options{Mods: mods}, t.plain)
 	defer n.Close()
 	if err := rec.Drop(n); err != nil {
 		fmt.Fprintf(stderr, "unspool: %v\n", err)
 	}
 	s := rec.Session(record.Options{Mods: mods, Names: n, Filter: flt.Filter, Prompt: true})
-	n.Lines = !t.plain // as in a report: the numbers are the same
 	t.What, t.Total, t.Options.Periods = t.what(rec), t.sort == "total", t.Event == perfevent.OffCPU
 	view := top.New(t.Options, rec, n, rec.Since)
 	ended := make(chan error, 1)

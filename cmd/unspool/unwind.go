@@ -8,12 +8,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/internal/cli"
-	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/record"
 )
 
 func unwindCmd() *cobra.Command {
-	var flt filter
-	var stepper func() (*modules.Set, error)
+	var in reading
 	c := &cobra.Command{
 		Use:   "unwind IN OUT",
 		Short: "Turn a recording with stack copies into a small one with callchains",
@@ -24,28 +23,26 @@ standard input or output.`,
 		Args:    cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			cli.CollectLate()
-			if err := flt.compile(); err != nil {
-				return err
-			}
-			mods, err := stepper()
+			end, err := in.begin()
 			if err != nil {
 				return err
 			}
-			defer mods.Close()
-			return runUnwind(c.Context(), args[0], args[1], &flt, mods)
+			defer end()
+			return runUnwind(c.Context(), args[0], args[1], &in)
 		},
 	}
-	flt.flags(c)
-	stepper = stepperFlag(c)
+	in.filter.flags(c)
+	in.look = stepperFlag(c)
 	return c
 }
 
-func runUnwind(ctx context.Context, path, to string, flt *filter, mods *modules.Set) error {
-	f, s, err := openFile(ctx, path, flt, mods, true, nil)
+func runUnwind(ctx context.Context, path, to string, in *reading) error {
+	f, err := in.open(ctx, path, record.FileOptions{Single: true})
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	s := fileSession(f)
 	o := output{formats: recordFormats, path: to, format: "data", inputs: []fs.FileInfo{f.Stat}}
 	out, commit, err := o.create(ctx)
 	if err != nil {

@@ -75,6 +75,34 @@ type Options struct {
 	By     profile.Weight // what stacks count
 }
 
+// A Code knows the binaries of a profile, as *names.Namer does: see Options, whose functions its methods are. Places returns where the code at
+// addresses comes from, the innermost call first.
+type Code interface {
+	Open(m *profile.Module) (*module.Image, error)
+	Bounds(m *profile.Module, v arch.Vaddr) (lo, hi arch.Vaddr, ok bool)
+	Symbol(m *profile.Module, v arch.Vaddr) (name string, off uint64)
+	Places(m *profile.Module, addrs []arch.Vaddr) [][]symbol.Place
+}
+
+// OptionsOf returns options with what c knows, and s finds.
+func OptionsOf(c Code, s Sources) Options {
+	s.Open = c.Open
+	return Options{Open: c.Open, Bounds: c.Bounds, Symbol: c.Symbol, Lines: LinesOf(c.Places), Source: s.Read}
+}
+
+// An Annotator annotates functions for a page: it is a serve.Annotator.
+type Annotator struct {
+	Code    Code
+	Sources Sources
+}
+
+// Annotate returns an *Annotation of a function.
+func (a *Annotator) Annotate(p *profile.Profile, fn int32, by profile.Weight) (any, error) {
+	o := OptionsOf(a.Code, a.Sources)
+	o.By = by
+	return Function(p, fn, o)
+}
+
 // An Annotation is a function with the weight of its parts. Weights count each stack once, and inlined calls belong to
 // the instructions that they became.
 type Annotation struct {
