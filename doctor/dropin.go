@@ -62,9 +62,6 @@ func FindHeap(dir string) (string, error) {
 }
 
 func findExceptions(dir, program string) (path, reason, change string) {
-	if runtime.GOARCH != "amd64" {
-		return "", "there is no " + Exceptions + " for " + runtime.GOARCH, "use an x86-64 machine"
-	}
 	return findPreload(dir, program, Exceptions)
 }
 

@@ -10,9 +10,22 @@
 
 #define EH_API __attribute__((visibility("default")))
 
+/* Columns of a context, which are DWARF's numbers of registers and one more; and how many registers a handler is given: the first ones. */
 #ifdef __x86_64__
-enum { EH_COLUMNS = 18, EH_DATA_0 = UNSPOOL_X86_64_REG_RAX, EH_DATA_1 = UNSPOOL_X86_64_REG_RDX };
+enum { EH_COLUMNS = 18, EH_DATA = 2 };
+#else
+enum { EH_COLUMNS = 98, EH_DATA = 4 };
 #endif
+
+/* The column of a slot. */
+US_INLINE unsigned eh_column(unsigned slot)
+{
+#ifdef __x86_64__
+	return slot;
+#else
+	return slot < UNSPOOL_AARCH64_REG_V8 ? slot : slot + 72 - UNSPOOL_AARCH64_REG_V8;
+#endif
+}
 
 /*
  * A frame and its registers. Its layout is that of libgcc's own contexts: the C library starts some walks with libgcc's functions, and programs
@@ -59,19 +72,19 @@ typedef int (*eh_trace)(struct _Unwind_Context *c, void *arg);
 /* What is known of the code at a program counter. */
 struct eh_frame {
 	union {
-		struct us_rule rule;
-		uint64_t word[2];
+		struct us_rule rule; /* its flags may have UNSPOOL_B_KEY */
+		uint64_t word[sizeof(struct us_rule) / 8];
 	};
 	uint64_t personality, lsda, start;
 	uint64_t args; /* in the lower half, bytes of arguments that a landing takes off the stack (DW_CFA_GNU_args_size) */
 };
-enum { EH_FRAME_WORDS = sizeof(struct eh_frame) / 8 };
+enum { EH_FRAME_WORDS = sizeof(struct eh_frame) / 8, EH_RULE_WORDS = sizeof(struct us_rule) / 8 };
 
 /* A walk: what is remembered from one frame to the next. */
 struct eh_walk {
-	uint32_t module;  /* the last one that was seen to be still loaded */
-	uint64_t data[2]; /* where the two registers are that a handler is given */
-	uint64_t shadow;  /* the shadow stack's pointer at the first frame's return address; 0 if there is none */
+	uint32_t module;        /* the last one that was seen to be still loaded */
+	uint64_t data[EH_DATA]; /* where the registers are that a handler is given */
+	uint64_t shadow;        /* the shadow stack's pointer at the first frame's return address; 0 if there is none */
 };
 
 /*
@@ -98,11 +111,11 @@ extern US_HIDDEN _Atomic uint32_t eh_generation;
 /* A window on all memory, unchecked. */
 US_HIDDEN void eh_all_memory(struct us_window *w);
 
-/* ---- Landing (eh_x86_64.S) ---- */
+/* ---- Landing (eh_x86_64.S, eh_aarch64.S) ---- */
 
 /*
- * Goes on with the registers at regs: rbx, rbp, r12 to r15, rax, rdx, the stack pointer, and where to go. shadow is the shadow stack's pointer
- * there, or 0 if there is none.
+ * Goes on with the registers at regs: rbx, rbp, r12 to r15, rax, rdx, or x0 to x3, x19 to x30, d8 to d15; and the stack pointer, and where to go.
+ * shadow is the shadow stack's pointer there, or 0 if there is none.
  */
 US_HIDDEN void eh_land(const uint64_t *regs, uint64_t shadow) __attribute__((noreturn));
 

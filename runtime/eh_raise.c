@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * eh_raise.c: raising and resuming exceptions (Itanium C++ ABI, level I, section 1.3), forced unwinding (section 1.4), and backtraces. eh_x86_64.S
- * calls each of these with what the caller's registers were; a return goes back to that caller.
+ * or eh_aarch64.S calls each of these with what the caller's registers were; a return goes back to that caller.
  */
 #include "eh_step.h"
 
@@ -21,10 +21,23 @@ static uint64_t identity(const struct _Unwind_Context *c)
 
 static __attribute__((noreturn)) void install(const struct _Unwind_Context *c, const struct eh_walk *w, uint64_t frames)
 {
+#ifdef __x86_64__
 	const uint64_t regs[] = {
 		eh_value(c, UNSPOOL_X86_64_REG_RBX), eh_value(c, US_FP), eh_value(c, 12), eh_value(c, 13), eh_value(c, 14), eh_value(c, 15),
-		eh_value(c, EH_DATA_0), eh_value(c, EH_DATA_1), c->cfa + c->args_size, c->ra,
+		eh_value(c, 0), eh_value(c, 1), eh_value(c, US_SP) + c->args_size, c->ra,
 	};
+#else
+	uint64_t regs[26];
+
+	for (unsigned i = 0; i < 4; i++)
+		regs[i] = eh_value(c, i);
+	for (unsigned i = 19; i <= 30; i++)
+		regs[4 + i - 19] = eh_value(c, i);
+	for (unsigned i = 0; i < 8; i++)
+		regs[16 + i] = eh_value(c, eh_column(UNSPOOL_AARCH64_REG_V8 + i));
+	regs[24] = eh_value(c, US_SP) + c->args_size;
+	regs[25] = c->ra;
+#endif
 
 	/* Each frame has one word there: a return address, or what the kernel left below an interrupted frame. */
 	eh_land(regs, w->shadow ? w->shadow + 8 * frames : 0);

@@ -51,7 +51,7 @@ void eh_all_memory(struct us_window *w)
 	uint64_t lo = 4096;
 
 	__asm__("" : "+r"(lo)); /* a compiler would object to an array there */
-	*w = (struct us_window){(const uint8_t *)lo, lo, (uint64_t)1 << US_USER_BITS, NULL, NULL};
+	*w = (struct us_window){(const uint8_t *)lo, lo, (uint64_t)1 << US_MAX_BITS, NULL, NULL};
 }
 
 /* ---- Memory, which is used again but never given back ---- */
@@ -143,7 +143,7 @@ static void each(uint64_t begin, struct object *o)
 
 	eh_all_memory(&w);
 	for (uint64_t at = begin, head = at;; head = at) {
-		struct reader r = {&w, at, (uint64_t)1 << US_USER_BITS, 0};
+		struct reader r = {&w, at, (uint64_t)1 << US_MAX_BITS, 0};
 		uint64_t n = fixed(&r, 4);
 		struct us_fde fde;
 

@@ -17,10 +17,10 @@
  */
 struct eh_slot {
 	_Atomic uint64_t head, key, word[EH_FRAME_WORDS];
-};
-_Static_assert(sizeof(struct eh_slot) == 64, "a line of the processor's cache");
+} __attribute__((aligned(64)));
 
-enum { EH_SLOT_BITS = 13, EH_GROUP_BITS = 8, EH_PAGE_BITS = 6 };
+enum { EH_SLOT_BITS = 13, EH_GROUP_BITS = 8, EH_PAGE_BITS = sizeof(struct eh_slot) == 64 ? 6 : 5 };
+_Static_assert(sizeof(struct eh_slot) << EH_PAGE_BITS == 4096, "lines of the processor's cache");
 
 extern US_HIDDEN struct eh_slot eh_slots[1 << EH_SLOT_BITS];
 
@@ -42,7 +42,7 @@ US_INLINE unsigned eh_slot_of(uint64_t pc)
 /* 0 is no key. */
 US_INLINE uint64_t eh_key(uint64_t pc, uint64_t exact)
 {
-	return pc | (exact | 2) << US_USER_BITS;
+	return pc | (exact | 2) << US_MAX_BITS;
 }
 
 /* Reads a slot; 0 where it is not key's. */
@@ -53,12 +53,12 @@ US_INLINE int eh_read(struct eh_slot *e, uint64_t key, struct eh_frame *f, uint3
 	if (us_unlikely(atomic_load_explicit(&e->key, memory_order_acquire) != key))
 		return 0;
 	/* One by one: what is written in words would be read in pairs, and wait. */
-	f->word[0] = atomic_load_explicit(&e->word[0], memory_order_acquire);
-	f->word[1] = atomic_load_explicit(&e->word[1], memory_order_acquire);
-	f->personality = atomic_load_explicit(&e->word[2], memory_order_acquire);
-	f->lsda = atomic_load_explicit(&e->word[3], memory_order_acquire);
-	f->start = atomic_load_explicit(&e->word[4], memory_order_acquire);
-	f->args = atomic_load_explicit(&e->word[5], memory_order_acquire);
+	for (unsigned i = 0; i < EH_RULE_WORDS; i++)
+		f->word[i] = atomic_load_explicit(&e->word[i], memory_order_acquire);
+	f->personality = atomic_load_explicit(&e->word[EH_RULE_WORDS], memory_order_acquire);
+	f->lsda = atomic_load_explicit(&e->word[EH_RULE_WORDS + 1], memory_order_acquire);
+	f->start = atomic_load_explicit(&e->word[EH_RULE_WORDS + 2], memory_order_acquire);
+	f->args = atomic_load_explicit(&e->word[EH_RULE_WORDS + 3], memory_order_acquire);
 	*index = (uint32_t)(head >> 32);
 	return us_likely(!(head & 1) && atomic_load_explicit(&e->head, memory_order_relaxed) == head);
 }
@@ -81,39 +81,80 @@ US_INLINE int eh_find(struct _Unwind_Context *c, struct eh_walk *w, struct eh_fr
 	return EH_NO_REASON;
 }
 
-US_INLINE uint64_t eh_value(const struct _Unwind_Context *c, unsigned slot)
+US_INLINE uint64_t eh_value(const struct _Unwind_Context *c, unsigned column)
 {
-	if (us_unlikely(c->by_value[slot] || !c->reg[slot]))
-		return slot == US_SP && !c->reg[slot] ? c->cfa : c->reg[slot];
-	return us_word(c->reg[slot]);
+	if (us_unlikely(c->by_value[column] || !c->reg[column]))
+		return column == US_SP && !c->reg[column] ? c->cfa : c->reg[column];
+	return us_word(c->reg[column]);
 }
+
+/* A return address that a function of this rule has signed, where its frame ends at cfa: what is left if the signature is right, else no address. */
+US_INLINE uint64_t eh_authenticated(uint64_t ra, uint64_t cfa, unsigned flags)
+{
+#ifdef __aarch64__
+	register uint64_t x16 __asm__("x16") = cfa;
+	register uint64_t x17 __asm__("x17") = ra;
+
+	if (flags & UNSPOOL_B_KEY)
+		__asm__("hint #14" : "+r"(x17) : "r"(x16)); /* autib1716: nothing where the processor knows no signatures */
+	else
+		__asm__("hint #12" : "+r"(x17) : "r"(x16)); /* autia1716 */
+	return x17;
+#else
+	(void)cfa;
+	(void)flags;
+	return ra;
+#endif
+}
+
+/* Flags of a rule that eh_step knows. */
+#ifdef __aarch64__
+enum { EH_STEP_FLAGS = US_SYNC_ONLY | UNSPOOL_RA_SIGNED | UNSPOOL_B_KEY };
+#else
+enum { EH_STEP_FLAGS = US_SYNC_ONLY };
+#endif
+
+/* A rule's set of saves, and one of these; from words where they are two: what is written in words would be read in pairs, and wait. */
+#ifdef __x86_64__
+#define EH_MASK(f) ((uint32_t)((f)->word[1] >> 56))
+#define EH_SAVE(f, i) ((int8_t)((f)->word[1] >> 8 * (i)))
+_Static_assert(offsetof(struct us_rule, mask) == 15, "as it is read here");
+#else
+#define EH_MASK(f) ((f)->rule.mask)
+#define EH_SAVE(f, i) ((f)->rule.saves[i])
+#endif
+_Static_assert(offsetof(struct us_rule, flags) == 2 && offsetof(struct us_rule, off) == 4 && offsetof(struct us_rule, saves) == 8, "as it is read here");
 
 /* Goes to the caller's frame; 0 where it cannot be had. At the outermost frame it goes to one whose program counter is 0. */
 US_INLINE int eh_step(struct _Unwind_Context *c, const struct eh_frame *f)
 {
-	uint64_t head = f->word[0], saves = f->word[1], cfa, base;
-	unsigned mask = (unsigned)(saves >> 56), reg = (unsigned)(head >> 2) & 63;
+	uint64_t head = f->word[0], cfa, base;
+	unsigned reg = (unsigned)(head >> 2) & 63;
+	uint32_t mask = EH_MASK(f);
 
-	_Static_assert(offsetof(struct us_rule, mask) == 15 && offsetof(struct us_rule, off) == 4 && offsetof(struct us_rule, saves) == 8, "as it is read here");
-	if (us_unlikely((head & 3) != US_KIND_REG || head >> 16 & 0xffff & ~(uint64_t)US_SYNC_ONLY || !(mask >> MACHINE(RA_SAVE) & 1)))
+	if (us_unlikely((head & 3) != US_KIND_REG || head >> 16 & 0xffff & ~(uint64_t)EH_STEP_FLAGS || !(mask >> MACHINE(RA_SAVE) & 1)))
 		return eh_step_other(c, &f->rule);
-	cfa = us_likely(reg == US_SP && !c->reg[US_SP]) ? c->cfa : eh_value(c, reg);
+	cfa = us_likely(reg == US_SP && !c->reg[US_SP]) ? c->cfa : eh_value(c, eh_column(reg));
 	cfa += (uint64_t)((int64_t)head >> 32);
 	base = cfa - (head >> 8 & 0xff) * UNSPOOL_BASE_UNIT;
 	for (mask &= (1u << MACHINE(RA_SAVE)) - 1; mask; mask &= mask - 1) {
-		unsigned i = us_first(mask), slot = us_save_slot[i];
+		unsigned i = us_first(mask), column = eh_column(us_save_slot[i]);
 
-		c->reg[slot] = base + (uint64_t)((int64_t)(int8_t)(saves >> 8 * i) * 8);
-		c->by_value[slot] = 0;
+		c->reg[column] = base + (uint64_t)((int64_t)EH_SAVE(f, i) * 8);
+		c->by_value[column] = 0;
 	}
-	c->reg[US_RA] = base + (uint64_t)((int64_t)(int8_t)(saves >> 8 * MACHINE(RA_SAVE)) * 8);
+	c->reg[US_RA] = base + (uint64_t)((int64_t)EH_SAVE(f, MACHINE(RA_SAVE)) * 8);
 	c->by_value[US_RA] = 0;
 	c->ra = us_word(c->reg[US_RA]);
+	if (us_unlikely(head >> 16 & UNSPOOL_RA_SIGNED))
+		c->ra = eh_authenticated(c->ra, cfa, (unsigned)(head >> 16));
 	c->cfa = cfa;
 	c->reg[US_SP] = 0;
 	c->flags &= ~EH_EXACT;
 	return 1;
 }
+
+#ifdef __x86_64__
 
 /*
  * Starts at the caller of a function that saved r15, r14, r13, r12, rbp and rbx below its return address, upwards. The context's registers are
@@ -132,13 +173,32 @@ US_INLINE void eh_start(struct _Unwind_Context *c, struct eh_walk *w, uint64_t *
 	c->reg[US_FP] = (uint64_t)&saved[4];
 	c->reg[UNSPOOL_X86_64_REG_RBX] = (uint64_t)&saved[5];
 	c->reg[US_RA] = (uint64_t)&saved[6];
-	c->reg[EH_DATA_0] = (uint64_t)&w->data[0];
-	c->reg[EH_DATA_1] = (uint64_t)&w->data[1];
+	c->reg[0] = (uint64_t)&w->data[0];
+	c->reg[1] = (uint64_t)&w->data[1];
 	c->ra = saved[6];
 	c->cfa = (uint64_t)&saved[7];
 	c->lsda = c->tbase = c->dbase = c->func = c->version = c->args_size = 0;
 	c->flags = EH_EXTENDED;
 	__builtin_memset(c->by_value, 0, sizeof c->by_value);
 }
+
+#else
+
+/* Starts at the caller of a function that saved x19 to x29, d8 to d15 and x30, upwards. The context's registers are there, and in w. */
+US_INLINE void eh_start(struct _Unwind_Context *c, struct eh_walk *w, uint64_t *saved)
+{
+	__builtin_memset(w, 0, sizeof *w);
+	w->shadow = saved[-1];
+	__builtin_memset(c, 0, sizeof *c);
+	for (unsigned i = 0; i < EH_DATA; i++)
+		c->reg[i] = (uint64_t)&w->data[i];
+	for (unsigned i = 0; i < MACHINE(N_SAVES); i++)
+		c->reg[eh_column(us_save_slot[i])] = (uint64_t)&saved[i];
+	c->ra = saved[MACHINE(RA_SAVE)];
+	c->cfa = (uint64_t)&saved[MACHINE(N_SAVES)];
+	c->flags = EH_EXTENDED;
+}
+
+#endif
 
 #endif /* UNSPOOL_EH_STEP_H */

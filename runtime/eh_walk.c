@@ -10,8 +10,7 @@
 
 #include <dlfcn.h>
 
-_Static_assert(sizeof(struct eh_frame) == 48, "a slot has 64 bytes");
-_Static_assert(offsetof(struct _Unwind_Context, by_value) == 216 && offsetof(struct _Unwind_Context, flags) == 192, "libgcc's layout");
+_Static_assert(offsetof(struct _Unwind_Context, by_value) == 8 * EH_COLUMNS + 72 && offsetof(struct _Unwind_Context, flags) == 8 * EH_COLUMNS + 48, "libgcc's layout");
 
 /* ---- The cache ---- */
 
@@ -69,7 +68,7 @@ static void put(uint64_t key, uint64_t pc, const struct eh_frame *f, uint32_t in
 static const char *const operands[64] = {
 	[0x00] = "", [0x01] = "a", [0x02] = "1", [0x03] = "2", [0x04] = "4", [0x05] = "uu", [0x06] = "u", [0x07] = "u", [0x08] = "u", [0x09] = "uu",
 	[0x0a] = "", [0x0b] = "", [0x0c] = "uu", [0x0d] = "u", [0x0e] = "u", [0x0f] = "b", [0x10] = "ub", [0x11] = "us", [0x12] = "us", [0x13] = "s",
-	[0x14] = "uu", [0x15] = "us", [0x16] = "ub", [0x1d] = "8", [0x2d] = "", [0x2e] = "u", [0x2f] = "uu",
+	[0x14] = "uu", [0x15] = "us", [0x16] = "ub", [0x1d] = "8", [0x2b] = "us", [0x2c] = "", [0x2d] = "", [0x2e] = "u", [0x2f] = "uu",
 };
 
 /* The size of the arguments on the stack at pc. */
@@ -124,7 +123,25 @@ static uint64_t args_size(struct us_window *w, const struct us_fde *f, uint64_t 
 	return (uint32_t)size;
 }
 
-/* mov $15, %rax; syscall: what a signal handler returns to, where there is no information. */
+#ifdef __aarch64__
+/* Whether the functions of a CIE sign return addresses with the second key: its augmentation has B. */
+static int has_key_b(struct us_window *w, const struct us_fde *f)
+{
+	struct reader r = {w, f->cie, f->cie_end, 0};
+	uint8_t c;
+
+	if (fixed(&r, 4) == UINT32_MAX)
+		fixed(&r, 8);
+	fixed(&r, 4);
+	u8(&r); /* the version */
+	while ((c = u8(&r)) != 0 && !r.bad)
+		if (c == 'B')
+			return 1;
+	return 0;
+}
+#endif
+
+/* mov $15, %rax; syscall; or mov x8, #139; svc #0: what a signal handler returns to, where there is no information. */
 static int is_sigreturn(uint64_t pc)
 {
 	static const uint8_t code[] = {MACHINE(RETURN_0)};
@@ -197,10 +214,15 @@ static US_COLD int make(struct _Unwind_Context *c, struct eh_walk *w, struct eh_
 		if (!is_sigreturn(c->ra))
 			return EH_END_OF_STACK;
 		f->rule.flags = US_SIGNAL; /* of kind NONE: the registers are where the kernel put them */
+		f->start = c->func;
 		return EH_NO_REASON;
 	}
 	if (us_fde_rule(&win, &fde, pc, &f->rule) != US_FOUND)
 		return EH_FATAL_PHASE1;
+#ifdef __aarch64__
+	if (f->rule.flags & UNSPOOL_RA_SIGNED && has_key_b(&win, &fde))
+		f->rule.flags |= UNSPOOL_B_KEY;
+#endif
 	f->start = fde.lo;
 	f->personality = fde.handler && fde.handler_indirect ? us_word(fde.handler) : fde.handler;
 	f->lsda = fde.lsda && fde.lsda_indirect ? us_word(fde.lsda) : fde.lsda;
@@ -254,18 +276,48 @@ static int load(void *ctx, uint64_t addr, uint64_t *to)
 	return 1;
 }
 
+#ifdef __aarch64__
+/* Finds v0 to v31 of a signal's frame: a record among others behind its general registers (asm/sigcontext.h). */
+static void signal_vectors(struct _Unwind_Context *c, uint64_t uc)
+{
+	enum { RECORDS = 464, ROOM = 4096, FPSIMD = 0x46508001, SIZE = 528, VREGS = 16 };
+	uint64_t at = uc + RECORDS, end = at + ROOM;
+
+	while (end - at >= 8) {
+		uint64_t head = us_word(at), size = head >> 32;
+
+		if ((uint32_t)head == 0 || size < 8 || size & 7 || size > end - at)
+			return;
+		for (unsigned i = 0; i < 32 && (uint32_t)head == FPSIMD && size >= SIZE; i++) {
+			c->reg[64 + i] = at + VREGS + 16 * i;
+			c->by_value[64 + i] = 0;
+		}
+		at += size;
+	}
+}
+#endif
+
 /* Out of a signal's frame that has no information. */
 static US_COLD int step_signal(struct _Unwind_Context *c)
 {
-	uint64_t uc = eh_value(c, US_SP);
+	uint64_t uc = eh_value(c, US_SP) + MACHINE(FRAME_CONTEXT);
 
 	for (unsigned i = 0; i < US_SLOTS; i++) {
-		c->reg[i] = uc + us_greg[i];
-		c->by_value[i] = 0;
+		if (us_greg[i] == 0 || (i == US_PC && !US_RA_IS_PC))
+			continue;
+		c->reg[eh_column(i)] = uc + us_greg[i];
+		c->by_value[eh_column(i)] = 0;
 	}
+#ifdef __aarch64__
+	signal_vectors(c, uc);
+#endif
+#ifdef __aarch64__
+	c->cfa = uc + 176; /* libgcc's frame ends at the kernel's struct sigcontext, and the stack pointer is a register of it */
+#else
 	c->cfa = us_word(uc + us_greg[US_SP]);
-	c->ra = us_word(uc + us_greg[US_PC]);
 	c->reg[US_SP] = 0;
+#endif
+	c->ra = us_word(uc + us_greg[US_PC]);
 	c->flags |= EH_EXACT;
 	return 1;
 }
@@ -283,10 +335,12 @@ int eh_step_other(struct _Unwind_Context *c, const struct us_rule *r)
 	s.bits = us_own_bits();
 	s.fault = 0;
 	for (unsigned i = 0; i < US_SLOTS; i++) {
-		s.val[i] = c->reg[i];
-		if (c->reg[i] || c->by_value[i])
+		unsigned k = eh_column(i);
+
+		s.val[i] = c->reg[k];
+		if (c->reg[k] || c->by_value[k])
 			s.known |= US_BIT(i);
-		if (c->reg[i] && !c->by_value[i])
+		if (c->reg[k] && !c->by_value[k])
 			s.in_mem |= US_BIT(i);
 	}
 	s.val[US_SP] = eh_value(c, US_SP);
@@ -295,7 +349,7 @@ int eh_step_other(struct _Unwind_Context *c, const struct us_rule *r)
 	o = us_apply_with(r, &s, load, NULL, NULL, US_ALL);
 	if (o == US_OUTERMOST) {
 		if (r->kind == US_KIND_REG) {
-			c->cfa = eh_value(c, r->reg) + (uint64_t)(int64_t)r->off;
+			c->cfa = eh_value(c, eh_column(r->reg)) + (uint64_t)(int64_t)r->off;
 			c->reg[US_SP] = 0;
 		}
 		c->ra = 0;
@@ -305,10 +359,12 @@ int eh_step_other(struct _Unwind_Context *c, const struct us_rule *r)
 	if (o != US_OK)
 		return 0;
 	for (unsigned i = 0; i < US_SLOTS; i++) {
+		unsigned k = eh_column(i);
+
 		if (i == US_SP || !(s.known >> i & 1)) /* what is undefined stays, as with libgcc */
 			continue;
-		c->reg[i] = s.val[i];
-		c->by_value[i] = !(s.in_mem >> i & 1);
+		c->reg[k] = s.val[i];
+		c->by_value[k] = !(s.in_mem >> i & 1);
 	}
 	c->by_value[US_SP] = 0;
 	c->reg[US_SP] = 0;
@@ -320,6 +376,8 @@ int eh_step_other(struct _Unwind_Context *c, const struct us_rule *r)
 		c->by_value[US_SP] = 1;
 	}
 	c->ra = s.pc;
+	if ((r->flags & US_SIGNED) == UNSPOOL_RA_SIGNED)
+		c->ra = eh_authenticated(eh_value(c, US_RA), s.cfa, r->flags);
 	c->flags = r->flags & US_SIGNAL ? c->flags | EH_EXACT : c->flags & ~EH_EXACT;
 	return 1;
 }

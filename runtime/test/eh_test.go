@@ -16,15 +16,51 @@ import (
 	"github.com/unspool/unspool/internal/oracle"
 )
 
-// ehLibrary builds the library in front of libgcc's unwinder and returns its path.
-func ehLibrary(t testing.TB) string {
+// An ehMachine is one whose programs the tests run: x86-64, or AArch64 by qemu-user.
+type ehMachine struct {
+	name, cc, cxx string
+	goarch        string   // whose processors run the programs; empty for qemu-user
+	backtrace     string   // as the library exports it
+	flags         []string // of the compiler, one set for each program
+}
+
+var ehMachines = []*ehMachine{ehHere, {
+	name: "arm64", cc: armCC, cxx: "aarch64-linux-gnu-g++", backtrace: "backtrace@GLIBC_2.17",
+	flags: []string{"-O2 -mbranch-protection=standard", "-O0 -mbranch-protection=pac-ret+leaf+b-key", "-Os -fomit-frame-pointer -no-pie"},
+}}
+
+var ehHere = &ehMachine{
+	name: "amd64", cc: "gcc", cxx: "g++", goarch: "amd64", backtrace: "backtrace@GLIBC_2.2.5",
+	flags: []string{"-O2", "-O0", "-O2 -fno-omit-frame-pointer -fcf-protection=none", "-Os -mno-red-zone -no-pie"},
+}
+
+// ehEach runs a test for each machine.
+func ehEach(t *testing.T, test func(t *testing.T, m *ehMachine)) {
+	for _, m := range ehMachines {
+		t.Run(m.name, func(t *testing.T) { test(t, m) })
+	}
+}
+
+// few is one number for the processor at hand, and another one for qemu-user.
+func (m *ehMachine) few(here, emulated int) int {
+	if m.goarch == "" {
+		return emulated
+	}
+	return here
+}
+
+// library builds the library in front of libgcc's unwinder and returns its path.
+func (m *ehMachine) library(t testing.TB) string {
 	t.Helper()
-	oracle.Need(t, "make", "gcc", "g++")
-	if runtime.GOARCH != "amd64" {
+	oracle.Need(t, "make", m.cc, m.cxx)
+	switch {
+	case m.goarch == "":
+		oracle.Need(t, "qemu-aarch64")
+	case m.goarch != runtime.GOARCH:
 		oracle.Lacks(t, "an x86-64 processor")
 	}
-	return filepath.Join(once(t, "exceptions", func(dir string) error {
-		out, err := exec.Command("make", "-C", "..", "BUILD="+dir, "eh").CombinedOutput()
+	return filepath.Join(once(t, "exceptions for "+m.name, func(dir string) error {
+		out, err := exec.Command("make", "-C", "..", "BUILD="+dir, "CC="+m.cc, "eh").CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%w\n%s", err, out)
 		}
@@ -32,10 +68,17 @@ func ehLibrary(t testing.TB) string {
 	}), "libunspool_eh.so")
 }
 
-// libgcc returns the machine's libgcc_s.so.1.
-func libgcc(t testing.TB) string {
+// ehLibrary builds the library for the processor at hand.
+func ehLibrary(t testing.TB) string {
 	t.Helper()
-	out, err := exec.Command("gcc", "-print-file-name=libgcc_s.so.1").Output()
+	return ehHere.library(t)
+}
+
+// libgcc returns the machine's libgcc_s.so.1.
+func (m *ehMachine) libgcc(t testing.TB) string {
+	t.Helper()
+	oracle.Need(t, m.cc)
+	out, err := exec.Command(m.cc, "-print-file-name=libgcc_s.so.1").Output()
 	path := strings.TrimSpace(string(out))
 	if err != nil || !filepath.IsAbs(path) {
 		oracle.Lacks(t, "libgcc_s.so.1")
@@ -43,10 +86,10 @@ func libgcc(t testing.TB) string {
 	return path
 }
 
-// libgccCopy returns a copy of it, which a program can load beside the one that it is linked with.
-func libgccCopy(t testing.TB) string {
+// libgccCopy returns a setting of a copy of it, which a program can load beside the one that it is linked with.
+func (m *ehMachine) libgccCopy(t testing.TB) string {
 	t.Helper()
-	data, err := os.ReadFile(libgcc(t))
+	data, err := os.ReadFile(m.libgcc(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,54 +97,72 @@ func libgccCopy(t testing.TB) string {
 	if err := os.WriteFile(path, data, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	return path
+	return "EH_LIBGCC=" + path
 }
 
-// ehProgram compiles a C++ program of testdata.
-func ehProgram(t testing.TB, source string, flags ...string) string {
+// program compiles a C++ program of testdata.
+func (m *ehMachine) program(t testing.TB, source string, flags ...string) string {
 	t.Helper()
-	oracle.Need(t, "g++")
+	oracle.Need(t, m.cxx)
 	prog := filepath.Join(t.TempDir(), strings.TrimSuffix(source, ".cc"))
 	args := append([]string{"-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", prog, filepath.Join("testdata", source)}, flags...)
-	if out, err := exec.Command("g++", append(args, "-ldl")...).CombinedOutput(); err != nil {
+	if out, err := exec.Command(m.cxx, append(args, "-ldl")...).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	return prog
 }
 
-// ehRun runs a program under a preload, or under none, and returns what it prints and how it ends.
-func ehRun(t testing.TB, preload string, env []string, prog string, args ...string) string {
+// run runs a program under a preload, or under none, and returns what it prints and how it ends.
+func (m *ehMachine) run(t testing.TB, preload string, env []string, prog string, args ...string) string {
 	t.Helper()
-	cmd := exec.Command("timeout", append([]string{"-s", "KILL", "300", prog}, args...)...)
-	cmd.Env = append(os.Environ(), env...)
 	if preload != "" {
-		cmd.Env = append(cmd.Env, "LD_PRELOAD="+preload)
+		env = append(slices.Clip(env), "LD_PRELOAD="+preload)
 	}
+	command := []string{"-s", "KILL", "300"}
+	if m.goarch == "" {
+		command = append(command, "qemu-aarch64", "-cpu", "max", "-L", armRoot)
+		for _, e := range env {
+			command = append(command, "-E", e)
+		}
+		env = nil
+	}
+	cmd := exec.Command("timeout", append(append(command, prog), args...)...)
+	cmd.Env = append(os.Environ(), env...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
 	return fmt.Sprintf("%s%v\n", &out, err)
 }
 
+// ehRun runs a program on the processor at hand.
+func ehRun(t testing.TB, preload string, env []string, prog string, args ...string) string {
+	t.Helper()
+	return ehHere.run(t, preload, env, prog, args...)
+}
+
 // TestEhSame walks by libgcc and by the library on the same stacks: all contexts are equal.
 func TestEhSame(t *testing.T) {
-	lib, env := ehLibrary(t), []string{"EH_LIBGCC=" + libgccCopy(t)}
-	for _, flags := range [][]string{{"-O2"}, {"-O0"}, {"-O2", "-fno-omit-frame-pointer", "-fcf-protection=none"}, {"-Os", "-mno-red-zone", "-no-pie"}} {
-		out := ehRun(t, lib, env, ehProgram(t, "eh_same.cc", append(flags, "-Wl,-z,lazy")...))
-		if !strings.HasPrefix(out, "libraries differ\n") || !strings.HasSuffix(out, "signal frames many, FDEs many, deepest deep\ndifferent 0\n<nil>\n") {
-			t.Errorf("%v: %s", flags, out)
+	ehEach(t, func(t *testing.T, m *ehMachine) {
+		lib, env := m.library(t), []string{m.libgccCopy(t)}
+		for _, flags := range m.flags {
+			out := m.run(t, lib, env, m.program(t, "eh_same.cc", append(strings.Fields(flags), "-Wl,-z,lazy")...))
+			if !strings.HasPrefix(out, "libraries differ\n") || !strings.HasSuffix(out, "signal frames many, FDEs many, deepest deep\ndifferent 0\n<nil>\n") {
+				t.Errorf("%v: %s", flags, out)
+			}
+			t.Logf("%v: %s", flags, out)
 		}
-		t.Logf("%v: %s", flags, out)
-	}
+	})
 }
 
 // TestEhDamaged registers damaged call frame information: the library ends well where libgcc does.
 func TestEhDamaged(t *testing.T) {
-	prog := ehProgram(t, "eh_same.cc", "-O2")
-	out := ehRun(t, ehLibrary(t), []string{"EH_LIBGCC=" + libgccCopy(t)}, prog, fmt.Sprint(oracle.Few(2000, 200_000)))
-	if out != "libgcc ends well: often, the library does not: 0\n<nil>\n" {
-		t.Error(out)
-	}
+	ehEach(t, func(t *testing.T, m *ehMachine) {
+		lib, prog := m.library(t), m.program(t, "eh_same.cc", "-O2")
+		out := m.run(t, lib, []string{m.libgccCopy(t)}, prog, fmt.Sprint(oracle.Few(m.few(2000, 50), m.few(200_000, 2000))))
+		if !strings.HasSuffix(out, "libgcc ends well: often, the library does not: 0\n<nil>\n") {
+			t.Error(out)
+		}
+	})
 }
 
 // exports returns the symbols that a library exports, with their versions: those of an unwinder, and the others.
@@ -118,7 +179,7 @@ func exports(t testing.TB, path string) (unwinder, others []string) {
 	}
 	for _, s := range symbols {
 		switch name := s.Name + "@" + s.Version; {
-		case s.Section == elf.SHN_UNDEF || s.Section >= elf.SHN_LORESERVE:
+		case s.Name == "" || s.Section == elf.SHN_UNDEF || s.Section >= elf.SHN_LORESERVE:
 		case strings.HasPrefix(s.Name, "_Unwind_") || strings.Contains(s.Name, "register_frame"):
 			unwinder = append(unwinder, name)
 		default:
@@ -131,21 +192,30 @@ func exports(t testing.TB, path string) (unwinder, others []string) {
 
 // TestEhExports: the library has what libgcc has of its unwinder, with its versions, and backtrace.
 func TestEhExports(t *testing.T) {
-	ours, others := exports(t, ehLibrary(t))
-	theirs, _ := exports(t, libgcc(t))
-	if len(theirs) < 20 || !slices.Equal(ours, theirs) {
-		t.Errorf("the library has %v, libgcc %v", ours, theirs)
-	}
-	if !slices.Equal(others, []string{"backtrace@GLIBC_2.2.5"}) {
-		t.Errorf("it also has %v", others)
-	}
+	ehEach(t, func(t *testing.T, m *ehMachine) {
+		ours, others := exports(t, m.library(t))
+		theirs, _ := exports(t, m.libgcc(t))
+		if len(theirs) < 20 || !slices.Equal(ours, theirs) {
+			t.Errorf("the library has %v, libgcc %v", ours, theirs)
+		}
+		if !slices.Equal(others, []string{m.backtrace}) {
+			t.Errorf("it also has %v", others)
+		}
+	})
 }
 
-// ehSame runs a program with libgcc and with the library; both say the same, and end in the same way.
-func ehSame(t *testing.T, env []string, prog string, args ...string) string {
+// ended is what a program prints of a code that _Unwind_RaiseException has returned. Before GCC 15, libgcc for AArch64 returns whatever is in the register
+// (GCC's bug 114843).
+var ended = regexp.MustCompile(`(?m)^(end of the stack|nobody catches it): -?\d+$`)
+
+// same runs a program with libgcc and with the library; both say the same, and end in the same way.
+func (m *ehMachine) same(t *testing.T, env []string, prog string, args ...string) string {
 	t.Helper()
-	stock := ehRun(t, "", env, prog, args...)
-	ours := ehRun(t, ehLibrary(t), env, prog, args...)
+	stock := m.run(t, "", env, prog, args...)
+	ours := m.run(t, m.library(t), env, prog, args...)
+	if m.goarch == "" {
+		stock, ours = ended.ReplaceAllString(stock, "$1"), ended.ReplaceAllString(ours, "$1")
+	}
 	if stock != ours {
 		t.Errorf("%s %v: with libgcc:\n%s\nwith the library:\n%s", filepath.Base(prog), args, stock, ours)
 	}
@@ -154,22 +224,33 @@ func ehSame(t *testing.T, env []string, prog string, args ...string) string {
 
 // TestEhShapes throws and catches in all ways that the program knows: through C, signals, threads, modules that come and go, and to the end.
 func TestEhShapes(t *testing.T) {
-	ehLibrary(t)
-	var env []string
-	for i, name := range []string{"EH_PLUGIN", "EH_PLUGIN_2"} {
-		plugin := ehProgram(t, "eh_plugin.cc", "-O2", "-fPIC", "-shared", fmt.Sprintf("-Wl,--build-id=%s", []string{"sha1", "none"}[i]))
-		env = append(env, name+"="+plugin)
-	}
-	for _, flags := range [][]string{{"-O2"}, {"-O0"}, {"-O2", "-static-libgcc"}, {"-O2", "-static-libgcc", "-static-libstdc++"},
-		{"-Os", "-fno-asynchronous-unwind-tables", "-mno-red-zone"}, {"-O1", "-mno-accumulate-outgoing-args", "-fomit-frame-pointer"}} {
-		prog := ehProgram(t, "eh_shapes.cc", append(flags, "-fnon-call-exceptions", "-Wno-infinite-recursion", "-Wno-maybe-uninitialized")...)
-		if out := ehSame(t, env, prog); strings.Count(out, "\n") < 200 || !strings.HasSuffix(out, "\narguments 4500\n<nil>\n") {
-			t.Errorf("%v: %s", flags, out)
+	ehEach(t, func(t *testing.T, m *ehMachine) {
+		if m.goarch == "" {
+			oracle.Long(t)
 		}
-		for _, end := range []string{"noexcept", "uncaught", "twice", "abort"} {
-			ehSame(t, env, prog, end)
+		m.library(t)
+		var env []string
+		for i, name := range []string{"EH_PLUGIN", "EH_PLUGIN_2"} {
+			plugin := m.program(t, "eh_plugin.cc", "-O2", "-fPIC", "-shared", fmt.Sprintf("-Wl,--build-id=%s", []string{"sha1", "none"}[i]))
+			env = append(env, name+"="+plugin)
 		}
-	}
+		sets := append(slices.Clone(m.flags), "-O2 -static-libgcc -static-libstdc++")
+		if m == ehHere {
+			sets = append(sets, "-O2 -static-libgcc", "-Os -fno-asynchronous-unwind-tables", "-O1 -mno-accumulate-outgoing-args -fomit-frame-pointer")
+		}
+		for _, flags := range sets {
+			prog := m.program(t, "eh_shapes.cc", append(strings.Fields(flags), "-fnon-call-exceptions", "-Wno-infinite-recursion", "-Wno-maybe-uninitialized")...)
+			if out := m.same(t, env, prog); strings.Count(out, "\n") < 200 || !strings.HasSuffix(out, "\narguments 4500\n<nil>\n") {
+				t.Errorf("%v: %s", flags, out)
+			}
+			for _, end := range []string{"noexcept", "uncaught", "twice", "abort"} {
+				m.same(t, env, prog, end)
+			}
+			if out := m.run(t, m.library(t), env, prog, "coroutines"); !strings.Contains(flags, "static") && strings.Count(out, "end of the stack: 5\n") != 2 {
+				t.Errorf("%v: %s", flags, out)
+			}
+		}
+	})
 }
 
 // TestEhClang: the same with Clang, and with libc++ and its ABI library.
@@ -180,7 +261,7 @@ func TestEhClang(t *testing.T) {
 	// Its development package cannot be installed beside libunwind's.
 	root := oracle.Debian(t, "bookworm", "amd64", "libcxx", "libc++-19-dev", "libc++abi-19-dev", "libc++1-19", "libc++abi1-19", "libunwind-19")
 	libs := filepath.Join(root, "usr/lib/llvm-19/lib")
-	plugin := "EH_PLUGIN=" + ehProgram(t, "eh_plugin.cc", "-O2", "-fPIC", "-shared")
+	plugin := "EH_PLUGIN=" + ehHere.program(t, "eh_plugin.cc", "-O2", "-fPIC", "-shared")
 	env := []string{plugin, strings.Replace(plugin, "=", "_2=", 1)}
 	for _, flags := range [][]string{{"-O2"}, {"-O2", "-nostdinc++", "-nostdlib++", "-isystem", filepath.Join(root, "usr/lib/llvm-19/include/c++/v1"),
 		"-L" + libs, "-Wl,-rpath," + libs, "-l:libc++.so.1", "-l:libc++abi.so.1"}} {
@@ -194,10 +275,10 @@ func TestEhClang(t *testing.T) {
 			case source == "eh_shapes.cc":
 				for _, way := range []string{"plain", "rethrow", "nested", "foreign", "dependent", "through_c", "constructors", "function_try", "coroutines",
 					"forks", "threads", "cancellation", "forced", "arguments", "noexcept", "uncaught", "twice", "abort"} {
-					ehSame(t, env, prog, way)
+					ehHere.same(t, env, prog, way)
 				}
 			case len(flags) == 1:
-				ehSame(t, env, prog, "7", "10000")
+				ehHere.same(t, env, prog, "7", "10000")
 			}
 		}
 	}
@@ -240,17 +321,23 @@ func TestEhLanguages(t *testing.T) {
 
 // TestEhTrees: in trees of calls that a generator makes, exceptions take the same ways; and personality routines see libgcc's contexts.
 func TestEhTrees(t *testing.T) {
-	for i, flags := range [][]string{{"-O2"}, {"-O0"}, {"-Os", "-fno-omit-frame-pointer"}} {
-		prog := ehProgram(t, "eh_tree.cc", flags...)
-		seed := fmt.Sprint(i*100_000_000 + 1)
-		if out := ehSame(t, nil, prog, seed, fmt.Sprint(oracle.Few(10_000, 1_000_000)), "2"); !strings.Contains(out, "escaped") {
-			t.Error(out)
+	ehEach(t, func(t *testing.T, m *ehMachine) {
+		if m.goarch == "" {
+			oracle.Long(t)
 		}
-		out := ehRun(t, ehLibrary(t), []string{"EH_LIBGCC=" + libgccCopy(t)}, prog, seed, fmt.Sprint(oracle.Few(2_000, 50_000)))
-		if !strings.HasSuffix(out, "contexts many different 0\n<nil>\n") {
-			t.Errorf("%v: %s", flags, out)
+		lib, env := m.library(t), []string{m.libgccCopy(t)}
+		for i, flags := range m.flags {
+			prog := m.program(t, "eh_tree.cc", strings.Fields(flags)...)
+			seed := fmt.Sprint(i*100_000_000 + 1)
+			if out := m.same(t, nil, prog, seed, fmt.Sprint(oracle.Few(m.few(10_000, 200), m.few(1_000_000, 20_000))), "2"); !strings.Contains(out, "escaped") {
+				t.Error(out)
+			}
+			out := m.run(t, lib, env, prog, seed, fmt.Sprint(oracle.Few(m.few(2_000, 100), m.few(50_000, 2_000))))
+			if !strings.HasSuffix(out, "contexts many different 0\n<nil>\n") {
+				t.Errorf("%v: %s", flags, out)
+			}
 		}
-	}
+	})
 }
 
 // TestEhRust: panics and backtraces of Rust.
@@ -261,10 +348,10 @@ func TestEhRust(t *testing.T) {
 	if out, err := exec.Command("rustc", "-O", "-o", prog, "testdata/eh_panic.rs").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if out := ehSame(t, nil, prog); !strings.Contains(out, "deep: 4, main:") || !strings.HasSuffix(out, "ended 15\n<nil>\n") {
+	if out := ehHere.same(t, nil, prog); !strings.Contains(out, "deep: 4, main:") || !strings.HasSuffix(out, "ended 15\n<nil>\n") {
 		t.Error(out)
 	}
-	if out := ehSame(t, nil, prog, "twice"); strings.HasSuffix(out, "<nil>\n") {
+	if out := ehHere.same(t, nil, prog, "twice"); strings.HasSuffix(out, "<nil>\n") {
 		t.Error(out)
 	}
 }
@@ -272,7 +359,7 @@ func TestEhRust(t *testing.T) {
 // TestEhFigures measures, in turns with libgcc: medians of runs, of which each of the first four takes its best of nine.
 func TestEhFigures(t *testing.T) {
 	oracle.Full(t)
-	lib, prog := ehLibrary(t), ehProgram(t, "eh_bench.cc", "-O2", "-fno-optimize-sibling-calls")
+	lib, prog := ehLibrary(t), ehHere.program(t, "eh_bench.cc", "-O2", "-fno-optimize-sibling-calls")
 	measure := func(args ...string) (stock, ours float64) {
 		var times [2][]float64
 		for range 21 {

@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -48,8 +49,17 @@ template <typename F> static void find(void *h, const char *name, F &f)
 	}
 }
 
+// DWARF's numbers of registers: how many are compared, which a call preserves, and which is the stack pointer.
+#ifdef __aarch64__
+enum { REGISTERS = 80, SP = 31, GENERAL = 31, SPACING = 48 };
+static const int preserved[] = {19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 72, 73, 74, 75, 76, 77, 78, 79};
+#else
+enum { REGISTERS = 16, SP = 7, GENERAL = 16, SPACING = 16 };
+static const int preserved[] = {3, 6, 12, 13, 14, 15};
+#endif
+
 struct frame {
-	unsigned long ip, cfa, lsda, start, before, gr[16];
+	unsigned long ip, cfa, lsda, start, before, gr[REGISTERS];
 };
 enum { MAX = 512 };
 struct record {
@@ -59,8 +69,6 @@ struct record {
 
 static thread_local record records[4];
 static thread_local volatile int turn;
-
-static const int preserved[] = {3, 6, 12, 13, 14, 15};
 
 static _Unwind_Reason_Code take(_Unwind_Context *c, void *arg)
 {
@@ -83,8 +91,8 @@ static _Unwind_Reason_Code take(_Unwind_Context *c, void *arg)
 			f.gr[i] = t.gr(c, i);
 	r->signal |= before;
 	if (r->signal && f.ip)
-		for (int i = 0; i < 16; i++)
-			if (i != 7)
+		for (int i = 0; i < GENERAL; i++)
+			if (i != SP)
 				f.gr[i] = t.gr(c, i);
 	return _URC_NO_REASON;
 }
@@ -186,9 +194,15 @@ static void on_fault_skip(int, siginfo_t *, void *uc)
 	// The load goes on from memory that is there: its register becomes that.
 	static int here;
 	mcontext_t &m = static_cast<ucontext_t *>(uc)->uc_mcontext;
+#ifdef __aarch64__
+	for (auto &r : m.regs)
+		if (r == 0x10)
+			r = reinterpret_cast<unsigned long>(&here);
+#else
 	for (int i = 0; i < 16; i++)
 		if (m.gregs[i] == 0x10)
 			m.gregs[i] = reinterpret_cast<greg_t>(&here);
+#endif
 }
 
 static void handle(int sig, void (*f)(int), int flags)
@@ -200,6 +214,45 @@ static void handle(int sig, void (*f)(int), int flags)
 }
 
 static long left;
+NOINLINE static int thrower(int n)
+{
+	int count = 0;
+	guard g{count};
+	if (n == 0)
+		throw 1;
+	return thrower(n - 1) + count;
+}
+
+#ifdef __aarch64__
+
+static void on_timer(int)
+{
+	left--;
+	compare();
+}
+
+// A timer interrupts calls through the PLT, qsort, and throws and catches, wherever they are.
+static void stepped()
+{
+	handle(SIGVTALRM, on_timer, 0);
+	itimerval t = {{0, 700}, {0, 700}};
+	left = 300;
+	setitimer(ITIMER_VIRTUAL, &t, nullptr);
+	while (left > 0) {
+		int v[3] = {3, 1, 2};
+		qsort(v, 3, sizeof v[0], [](const void *a, const void *b) { return *static_cast<const int *>(a) - *static_cast<const int *>(b); });
+		free(strdup(getenv("PATH")));
+		try {
+			thrower(3);
+		} catch (int) {
+		}
+	}
+	t = {};
+	setitimer(ITIMER_VIRTUAL, &t, nullptr);
+}
+
+#else
+
 static void on_trap(int, siginfo_t *, void *uc)
 {
 	if (left-- > 0)
@@ -210,15 +263,6 @@ static void on_trap(int, siginfo_t *, void *uc)
 
 // The first instruction that traps is the one behind popf.
 NOINLINE static void trap() { asm volatile("pushf; orl $0x100, (%%rsp); popf; nop" ::: "memory", "cc"); }
-
-NOINLINE static int thrower(int n)
-{
-	int count = 0;
-	guard g{count};
-	if (n == 0)
-		throw 1;
-	return thrower(n - 1) + count;
-}
 
 // Every instruction of calls through the PLT, of qsort, and of a throw and a catch is a place to walk from.
 static void stepped()
@@ -238,6 +282,8 @@ static void stepped()
 	}
 	left = 0;
 }
+
+#endif
 
 static ucontext_t coroutine, caller;
 static void on_own_stack()
@@ -266,9 +312,20 @@ static void *thread(void *)
 	return nullptr;
 }
 
-// push %rbp; mov %rsp, %rbp; call *%rdi; pop %rbp; ret, and an .eh_frame for it at the address that it will have.
+// Code that calls its argument, and an .eh_frame for it at the address that it will have.
+#ifdef __aarch64__
+// sub sp, sp, #48; stp x29, x30, [sp, #32]; stp xzr, xzr, [sp, #16]; stp xzr, xzr, [sp]; add x29, sp, #32; blr x0; ldp x29, x30, [sp, #32];
+// add sp, sp, #48; ret: damaged information leads to the zeros rather than to what calls left below the stack.
+static const unsigned char code[] = {0xff, 0xc3, 0x00, 0xd1, 0xfd, 0x7b, 0x02, 0xa9, 0xff, 0x7f, 0x01, 0xa9, 0xff, 0x7f, 0x00, 0xa9, 0xfd, 0x83, 0x00, 0x91,
+	0x00, 0x00, 0x3f, 0xd6, 0xfd, 0x7b, 0x42, 0xa9, 0xff, 0xc3, 0x00, 0x91, 0xc0, 0x03, 0x5f, 0xd6};
+static const unsigned char cie[] = {0x14, 0, 0, 0, 0, 0, 0, 0, 1, 0, 4, 0x78, 30, 0x0c, 31, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+static const unsigned char insns[] = {0x41, 0x0e, 48, 0x41, 0x9d, 2, 0x9e, 1, 0x43, 0x0c, 29, 16, 0, 0, 0, 0};
+#else
+// push %rbp; mov %rsp, %rbp; call *%rdi; pop %rbp; ret
 static const unsigned char code[] = {0x55, 0x48, 0x89, 0xe5, 0xff, 0xd7, 0x5d, 0xc3};
 static const unsigned char cie[] = {0x14, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0x78, 16, 0x0c, 7, 8, 0x90, 1, 0, 0, 0, 0, 0, 0};
+static const unsigned char insns[] = {0x41, 0x0e, 16, 0x86, 2, 0x43, 0x0d, 6, 0x43, 0x0c, 7, 8, 0, 0, 0, 0};
+#endif
 
 static unsigned char *generate(int n, unsigned &size_of)
 {
@@ -277,10 +334,9 @@ static unsigned char *generate(int n, unsigned &size_of)
 	memcpy(q, cie, sizeof cie);
 	q += sizeof cie;
 	for (int i = n; i-- > 0;) {
-		memcpy(p + i * 16, code, sizeof code);
+		memcpy(p + i * SPACING, code, sizeof code);
 		unsigned size = 36, back = static_cast<unsigned>(q + 4 - eh);
-		unsigned long lo = reinterpret_cast<unsigned long>(p + i * 16), length = sizeof code;
-		static const unsigned char insns[] = {0x41, 0x0e, 16, 0x86, 2, 0x43, 0x0d, 6, 0x43, 0x0c, 7, 8, 0, 0, 0, 0};
+		unsigned long lo = reinterpret_cast<unsigned long>(p + i * SPACING), length = sizeof code;
 		memcpy(q, &size, 4);
 		memcpy(q + 4, &back, 4);
 		memcpy(q + 8, &lo, 8);
@@ -289,6 +345,7 @@ static unsigned char *generate(int n, unsigned &size_of)
 		q += 4 + size;
 	}
 	memset(q, 0, 4);
+	__builtin___clear_cache(reinterpret_cast<char *>(p), reinterpret_cast<char *>(eh));
 	size_of = static_cast<unsigned>(q - eh);
 	return p;
 }
@@ -300,7 +357,7 @@ static void generated(int n)
 	for (table &t : lib)
 		t.add(eh);
 	for (int i = 0; i < n; i += 1 + n / 8)
-		reinterpret_cast<void (*)(void (*)())>(p + i * 16)(compare);
+		reinterpret_cast<void (*)(void (*)())>(p + i * SPACING)(compare);
 	for (table &t : lib)
 		t.drop(eh);
 	bases b;

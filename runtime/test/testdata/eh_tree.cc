@@ -222,33 +222,38 @@ static void *(*lsda_of)(_Unwind_Context *);
 static _Unwind_Ptr (*start_of)(_Unwind_Context *);
 static long contexts, different;
 
+#ifdef __aarch64__
+static const int preserved[] = {19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 72, 73, 74, 75, 76, 77, 78, 79};
+#else
+static const int preserved[] = {3, 6, 12, 13, 14, 15};
+#endif
+enum { PRESERVED = sizeof preserved / sizeof preserved[0] };
+
 struct seen {
-	unsigned long ip, before, cfa, lsda, start, gr[6];
+	unsigned long ip, before, cfa, lsda, start, gr[PRESERVED];
 };
 
 static void see(_Unwind_Context *c, seen *s)
 {
-	static const int preserved[6] = {3, 6, 12, 13, 14, 15};
 	int before = 0;
 	s->ip = _Unwind_GetIPInfo(c, &before);
 	s->before = static_cast<unsigned long>(before);
 	s->cfa = _Unwind_GetCFA(c);
 	s->lsda = reinterpret_cast<unsigned long>(_Unwind_GetLanguageSpecificData(c));
 	s->start = _Unwind_GetRegionStart(c);
-	for (int i = 0; i < 6; i++)
+	for (int i = 0; i < PRESERVED; i++)
 		s->gr[i] = _Unwind_GetGR(c, preserved[i]);
 }
 
 static void see_theirs(_Unwind_Context *c, seen *s)
 {
-	static const int preserved[6] = {3, 6, 12, 13, 14, 15};
 	int before = 0;
 	s->ip = ip_of(c, &before);
 	s->before = static_cast<unsigned long>(before);
 	s->cfa = cfa_of(c);
 	s->lsda = reinterpret_cast<unsigned long>(lsda_of(c));
 	s->start = start_of(c);
-	for (int i = 0; i < 6; i++)
+	for (int i = 0; i < PRESERVED; i++)
 		s->gr[i] = gr_of(c, preserved[i]);
 }
 
