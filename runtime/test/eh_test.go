@@ -253,6 +253,63 @@ func TestEhShapes(t *testing.T) {
 	})
 }
 
+// TestEhStatic: static executables throw and catch by the archive as by libgcc_eh.a, and have nothing else of libgcc's unwinder. make install puts the
+// archive where pkg-config says.
+func TestEhStatic(t *testing.T) {
+	ehEach(t, func(t *testing.T, m *ehMachine) {
+		oracle.Long(t)
+		oracle.Need(t, "pkg-config")
+		m.library(t)
+		root, build := t.TempDir(), filepath.Dir(m.library(t))
+		if out, err := exec.Command("make", "-C", "..", "BUILD="+build, "CC="+m.cc, "DESTDIR="+root, "PREFIX=/usr", "install").CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		cmd := exec.Command("pkg-config", "--libs", "unspool_eh")
+		cmd.Env = append(os.Environ(), "PKG_CONFIG_PATH="+filepath.Join(root, "usr/share/pkgconfig"))
+		libs, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, flags := range []string{"-O2 -static", "-O1 -static-pie -fPIE"} {
+			args := append(strings.Fields(flags), "-w", "-DSTATIC", "-fnon-call-exceptions")
+			stock, ours := m.program(t, "eh_shapes.cc", args...), m.program(t, "eh_shapes.cc", append(args, strings.Fields(string(libs))...)...)
+			for prog, want := range map[string]bool{stock: false, ours: true} {
+				if raises, searches := ehHas(t, prog, "eh_raise"), ehHas(t, prog, "uw_frame_state_for"); raises != want || searches == want {
+					t.Errorf("%s: our unwinder %t, libgcc's %t", flags, raises, searches)
+				}
+			}
+			for _, way := range append([]string{"signals"}, ehWays...) {
+				want, got := m.run(t, "", nil, stock, way), m.run(t, "", nil, ours, way)
+				if m.goarch == "" {
+					want, got = ended.ReplaceAllString(want, "$1"), ended.ReplaceAllString(got, "$1")
+				}
+				if want != got {
+					t.Errorf("%s: %s: with libgcc:\n%s\nwith the archive:\n%s", flags, way, want, got)
+				}
+			}
+		}
+	})
+}
+
+// ehHas is whether a program has a function with this name, or parts of it that a compiler has made.
+func ehHas(t *testing.T, prog, name string) bool {
+	t.Helper()
+	f, err := elf.Open(prog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	symbols, err := f.Symbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(symbols, func(s elf.Symbol) bool { return s.Name == name || strings.HasPrefix(s.Name, name+".") })
+}
+
+// ehWays are the ways of eh_shapes.cc that need no other module, and no signal that another C++ library must know.
+var ehWays = []string{"plain", "rethrow", "nested", "foreign", "dependent", "through_c", "constructors", "function_try", "coroutines",
+	"forks", "threads", "cancellation", "forced", "arguments", "noexcept", "uncaught", "twice", "abort"}
+
 // TestEhClang: the same with Clang, and with libc++ and its ABI library.
 func TestEhClang(t *testing.T) {
 	oracle.Long(t)
@@ -273,8 +330,7 @@ func TestEhClang(t *testing.T) {
 			}
 			switch {
 			case source == "eh_shapes.cc":
-				for _, way := range []string{"plain", "rethrow", "nested", "foreign", "dependent", "through_c", "constructors", "function_try", "coroutines",
-					"forks", "threads", "cancellation", "forced", "arguments", "noexcept", "uncaught", "twice", "abort"} {
+				for _, way := range ehWays {
 					ehHere.same(t, env, prog, way)
 				}
 			case len(flags) == 1:

@@ -586,6 +586,7 @@ static void twice()
 
 static void aborts() { thrower(1); }
 
+#ifndef STATIC // before its constructors, a static executable has not registered its call frame information
 __attribute__((constructor(101))) static void early()
 {
 	try {
@@ -593,6 +594,7 @@ __attribute__((constructor(101))) static void early()
 	} catch (int) {
 	}
 }
+#endif
 
 static const struct {
 	const char *name;
