@@ -10,6 +10,9 @@
 
 #define EH_API __attribute__((visibility("default")))
 
+/* For what a first throw reads: the loader has written to these pages already, so no access waits for one. */
+#define EH_DATA_SECTION __attribute__((section(".data")))
+
 /* Columns of a context, which are DWARF's numbers of registers and one more; and how many registers a handler is given: the first ones. */
 #ifdef __x86_64__
 enum { EH_COLUMNS = 18, EH_DATA = 2 };

@@ -12,7 +12,7 @@
 
 #include <pthread.h>
 
-_Atomic uint32_t eh_generation;
+_Atomic uint32_t eh_generation EH_DATA_SECTION;
 
 /* An FDE, and a set of FDEs that one call has registered. */
 struct entry {

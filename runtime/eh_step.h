@@ -19,7 +19,7 @@ struct eh_slot {
 	_Atomic uint64_t head, key, word[EH_FRAME_WORDS];
 } __attribute__((aligned(64)));
 
-enum { EH_SLOT_BITS = 13, EH_GROUP_BITS = 8, EH_PAGE_BITS = sizeof(struct eh_slot) == 64 ? 6 : 5 };
+enum { EH_SLOT_BITS = 13, EH_GROUP_BITS = 7, EH_PAGE_BITS = sizeof(struct eh_slot) == 64 ? 6 : 5 };
 _Static_assert(sizeof(struct eh_slot) << EH_PAGE_BITS == 4096, "lines of the processor's cache");
 
 extern US_HIDDEN struct eh_slot eh_slots[1 << EH_SLOT_BITS];

@@ -15,7 +15,7 @@ _Static_assert(offsetof(struct _Unwind_Context, by_value) == 8 * EH_COLUMNS + 72
 /* ---- The cache ---- */
 
 struct eh_slot eh_slots[1 << EH_SLOT_BITS] __attribute__((aligned(4096)));
-_Atomic uint64_t eh_used[1 << (EH_SLOT_BITS - EH_PAGE_BITS - 6)];
+_Atomic uint64_t eh_used[1 << (EH_SLOT_BITS - EH_PAGE_BITS - 6)] EH_DATA_SECTION;
 
 /* Where another program counter has a slot, the others of its set can serve: their numbers differ in these bits. */
 enum { WAYS = 4 };
@@ -39,20 +39,23 @@ static void put(uint64_t key, uint64_t pc, const struct eh_frame *f, uint32_t in
 {
 	unsigned at = eh_slot_of(pc);
 	struct eh_slot *e = &eh_slots[at];
-	uint64_t w[EH_FRAME_WORDS], head;
+	uint64_t w[EH_FRAME_WORDS], head = 0;
 
-	if (!eh_is_used(at))
+	if (!eh_is_used(at)) {
+		/* The page's first access is a write: a read would map a page of zeros first. */
 		atomic_fetch_or_explicit(&eh_used[at >> (EH_PAGE_BITS + 6)], (uint64_t)1 << (at >> EH_PAGE_BITS & 63), memory_order_relaxed);
-	/* The first that is free, or has it already; else the last. */
-	for (unsigned way = 0; way < WAYS; way++) {
-		uint64_t there;
+	} else {
+		/* The first that is free, or has it already; else the last. */
+		for (unsigned way = 0; way < WAYS; way++) {
+			uint64_t there;
 
-		e = &eh_slots[at ^ way];
-		there = atomic_load_explicit(&e->key, memory_order_relaxed);
-		if (there == 0 || there == key)
-			break;
+			e = &eh_slots[at ^ way];
+			there = atomic_load_explicit(&e->key, memory_order_relaxed);
+			if (there == 0 || there == key)
+				break;
+		}
+		head = atomic_load_explicit(&e->head, memory_order_relaxed);
 	}
-	head = atomic_load_explicit(&e->head, memory_order_relaxed);
 	if (head & 1 || !atomic_compare_exchange_strong_explicit(&e->head, &head, head | 1, memory_order_acq_rel, memory_order_relaxed))
 		return;
 	memcpy(w, f, sizeof w);
@@ -152,7 +155,7 @@ static int is_sigreturn(uint64_t pc)
 
 /* Modules that have been seen to have no build ID, by where they are: nobody can tell whether one is still there, so their frames are not kept. */
 enum { PLACES = 256 };
-static _Atomic uint64_t without_id[PLACES];
+static _Atomic uint64_t without_id[PLACES] EH_DATA_SECTION;
 
 /* No module's index: what is found must not be kept. */
 enum { UNKEPT = US_VOLATILE - 1 };

@@ -2,6 +2,7 @@ package test
 
 import (
 	"bytes"
+	"cmp"
 	"debug/elf"
 	"fmt"
 	"os"
@@ -452,4 +453,18 @@ func TestEhFigures(t *testing.T) {
 	stockOne, oursOne := measure("threads", "20", "20000", "1")
 	stockTwo, oursTwo := measure("threads", "20", "20000", "2")
 	t.Logf("two threads throw %.2f times as much as one, libgcc %.2f", 2*oursOne/oursTwo, 2*stockOne/stockTwo)
+	// A computation takes the same time on a processor whatever else throws: where processors are free, twice as many do twice as much.
+	for _, c := range []struct {
+		what  string
+		count int
+	}{{"roots", 192_000}, {"fibonacci", 38_400}} {
+		var two float64
+		for _, threads := range []int{2, 1, 16, 128} {
+			stock, ours := measure(c.what, "10", fmt.Sprint(c.count/threads/100*100), fmt.Sprint(threads))
+			t.Logf("%s, 10 %% fail, %d threads: %.0f ns of user time for each, libgcc %.0f", c.what, threads, ours, stock)
+			if two = cmp.Or(two, ours); ours*0.95 > two {
+				t.Errorf("%s: %.0f ns with %d threads, %.0f with two", c.what, ours, threads, two)
+			}
+		}
+	}
 }

@@ -4,13 +4,16 @@
 //	eh_bench throw|cleanup|unwind|backtrace DEPTH COUNT	for each frame
 //	eh_bench first DEPTH					for all of the first throw
 //	eh_bench threads DEPTH COUNT THREADS			for each throw: the time that all threads took, over the throws of one
+//	eh_bench roots|fibonacci PERCENT COUNT THREADS		user time for each computation, of which so many fail (WG21's P2544R0 has such ones)
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cmath>
 #include <cstring>
 #include <ctime>
 #include <execinfo.h>
+#include <sys/resource.h>
 #include <thread>
 #include <unwind.h>
 #include <vector>
@@ -96,6 +99,57 @@ static void throws(int depth, int n)
 	}
 }
 
+struct negative {};
+struct too_deep {};
+
+__attribute__((noinline)) static double root(double x)
+{
+	if (x < 0)
+		throw negative();
+	return std::sqrt(x);
+}
+
+// The numbers of one computation; of one that fails, one is negative.
+__attribute__((noinline)) static double roots(bool fails)
+{
+	double sum = 0;
+	for (int i = 0; i < 100; i++)
+		sum += root(fails && i == 57 ? -1 : i);
+	return sum;
+}
+
+__attribute__((noinline)) static unsigned fibonacci(unsigned n, unsigned depth)
+{
+	if (depth == 0)
+		throw too_deep();
+	return n < 2 ? 1 : fibonacci(n - 2, depth - 1) + fibonacci(n - 1, depth - 1);
+}
+
+static void computes(bool recursive, int percent, int n)
+{
+	volatile double sink = 0;
+	int failed = 0;
+	for (int i = 0; i < n; i++) {
+		bool fails = i * 37 % 100 < percent;
+		try {
+			sink = sink + (recursive ? fibonacci(15, fails ? 14 : 16) : roots(fails));
+		} catch (negative) {
+			failed++;
+		} catch (too_deep) {
+			failed++;
+		}
+	}
+	if (failed != n * percent / 100)
+		abort();
+}
+
+static double user_time()
+{
+	rusage u;
+	getrusage(RUSAGE_SELF, &u);
+	return static_cast<double>(u.ru_utime.tv_sec) * 1e9 + static_cast<double>(u.ru_utime.tv_usec) * 1e3;
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "throw";
@@ -113,6 +167,17 @@ int main(int argc, char **argv)
 		for (std::thread &x : threads)
 			x.join();
 		printf("%.1f\n", static_cast<double>(now() - t) / count);
+		return 0;
+	}
+	if (!strcmp(what, "roots") || !strcmp(what, "fibonacci")) {
+		std::vector<std::thread> threads;
+		int n = atoi(argv[4]);
+		double t = user_time();
+		for (int i = 0; i < n; i++)
+			threads.emplace_back(computes, *what == 'f', depth, count);
+		for (std::thread &x : threads)
+			x.join();
+		printf("%.1f\n", (user_time() - t) / count / n);
 		return 0;
 	}
 	if (!strcmp(what, "first")) {
