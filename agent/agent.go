@@ -50,13 +50,20 @@ type Settings struct {
 	Interval time.Duration  // of profiles
 }
 
+// A series is the samples of one event in a place: each makes a profile of its own, because engines keep CPU time and waits apart.
+type series struct {
+	group
+	event int // in Info.Events
+}
+
 // An Agent gathers samples. Add and Cut are safe for concurrent use.
 type Agent struct {
 	o Options
 
 	mu      sync.Mutex
 	changed chan struct{} // the interval may be another one; of one element
-	groups  map[group]*profile.Builder
+	groups  map[series]*profile.Builder
+	places  map[group]bool  // of groups
 	members map[int32]group // of processes, in this interval
 	since   time.Time
 	was     uint64 // lost before
@@ -66,6 +73,7 @@ type Agent struct {
 // Stats count what an agent has seen since it began.
 type Stats struct {
 	Samples   uint64
+	Waits     uint64 // of these, of what waited
 	Idle      uint64 // of processors that had nothing to do: they are nowhere else
 	Lost      uint64
 	Profiles  uint64
@@ -93,7 +101,7 @@ const (
 
 // New returns an agent whose first interval begins now.
 func New(o Options, now time.Time) *Agent {
-	return &Agent{o: o, changed: make(chan struct{}, 1), groups: map[group]*profile.Builder{}, members: map[int32]group{}, since: now}
+	return &Agent{o: o, changed: make(chan struct{}, 1), groups: map[series]*profile.Builder{}, places: map[group]bool{}, members: map[int32]group{}, since: now}
 }
 
 // Add takes a sample. Its error is always nil.
@@ -118,18 +126,25 @@ func (a *Agent) Add(s *profile.Sample) error {
 	if g.Cgroup == "" {
 		a.stats.Unplaced++
 	}
-	b := a.groups[g]
-	if b == nil {
-		if len(a.groups) >= maxGroups {
-			g = group{service: "other"}
-			a.stats.Crowded++
-		}
-		if b = a.groups[g]; b == nil {
-			b = profile.NewBuilder()
-			a.groups[g] = b
-		}
+	if !a.places[g] && len(a.places) >= maxGroups {
+		g = group{service: "other"}
+		a.stats.Crowded++
 	}
-	b.Add(s)
+	a.places[g] = true
+	x := *s
+	x.Event = 0
+	key := series{g, s.Event}
+	if s.Event >= len(a.o.Info.Events) {
+		key.event = 0
+	} else if a.o.Info.Events[s.Event].Name == profile.OffCPU {
+		a.stats.Waits++
+	}
+	b := a.groups[key]
+	if b == nil {
+		b = profile.NewBuilder()
+		a.groups[key] = b
+	}
+	b.Add(&x)
 	return nil
 }
 
@@ -214,7 +229,7 @@ func (a *Agent) labels(g *group) (out []export.Label) {
 	return out
 }
 
-// Cut ends the interval, and returns a batch for each place that had samples, the largest first. That one says how many samples were lost on the
+// Cut ends the interval, and returns a batch for each place and event that had samples, the largest first. That one says how many samples were lost on the
 // machine.
 func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 	lost := a.o.Lost()
@@ -224,7 +239,7 @@ func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 	missing := lost - min(lost, a.was)
 	a.stats.Processes, a.stats.Last = len(a.members), now
 	a.stats.Lost += missing
-	a.groups, a.members, a.since, a.was = map[group]*profile.Builder{}, map[int32]group{}, now, lost
+	a.groups, a.places, a.members, a.since, a.was = map[series]*profile.Builder{}, map[group]bool{}, map[int32]group{}, now, lost
 	a.mu.Unlock()
 
 	dropped := uint64(0)
@@ -232,7 +247,7 @@ func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 	info.Start, info.Duration, info.Loss = since, now.Sub(since), profile.Loss{}
 	for g, b := range groups {
 		labels := slices.Clone(settings.Labels)
-		for _, l := range a.labels(&g) {
+		for _, l := range a.labels(&g.group) {
 			if !slices.ContainsFunc(labels, func(given export.Label) bool { return given.Name == l.Name }) {
 				labels = append(labels, l)
 			}
@@ -242,7 +257,11 @@ func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 			dropped++
 			continue
 		}
-		batch, e := export.NewBatch(b.Profile(a.o.Names, info), labels, now)
+		one := info
+		if g.event < len(info.Events) {
+			one.Events = info.Events[g.event : g.event+1]
+		}
+		batch, e := export.NewBatch(b.Profile(a.o.Names, one), labels, now)
 		if e != nil {
 			err = cmp.Or(err, e)
 			continue

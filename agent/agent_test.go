@@ -101,6 +101,41 @@ func TestCut(t *testing.T) {
 	}
 }
 
+// What runs and what waits in a place are two profiles with the same labels, also after a rule has merged places.
+func TestTwoEvents(t *testing.T) {
+	r, err := ParseRule(`{"source_labels":["service_name"],"regex":"worker-.*","target_label":"service_name","replacement":"workers"}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	a := newAgent(Options{Settings: Settings{Rules: []*Rule{r}}}, now)
+	a.o.Info.Events = append(a.o.Info.Events, profile.NewEvent(profile.OffCPU))
+	for i := range 6 {
+		s := sample(1<<30+int32(i), fmt.Sprintf("worker-%d", i), 7)
+		if i < 4 {
+			s.Event, s.Period = 1, 3e6
+		}
+		a.Add(s)
+	}
+	batches, err := a.Cut(now.Add(10 * time.Second))
+	if err != nil || len(batches) != 2 {
+		t.Fatalf("%d profiles: %v", len(batches), err)
+	}
+	for i, want := range []struct {
+		name        string
+		samples, ns uint64
+	}{{"off-cpu", 4, 12e6}, {"cpu", 2, 20e6}} {
+		b := batches[i]
+		name, unit := b.Type()
+		if p := b.Profile; name != want.name || unit != "nanoseconds" || len(p.Events) != 1 || p.Totals.Samples != want.samples || p.Totals.Period != want.ns {
+			t.Errorf("%s in %s, %d samples, %d ns; want %+v", name, unit, p.Totals.Samples, p.Totals.Period, want)
+		}
+	}
+	if batches[0].Selector() != batches[1].Selector() || a.Stats().Waits != 4 {
+		t.Errorf("%s and %s, %d waits", batches[0].Selector(), batches[1].Selector(), a.Stats().Waits)
+	}
+}
+
 // However many commands there are, an interval has a bounded number of profiles.
 func TestCrowded(t *testing.T) {
 	now := time.Now()

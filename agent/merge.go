@@ -5,19 +5,19 @@ import (
 	"github.com/unspool/unspool/profile"
 )
 
-// merged makes one batch of those that have the same labels, such as after a rule has dropped the label in which they differ: an engine expects one
-// profile of a series for a time.
+// merged makes one batch of those that have the same labels and event, such as after a rule has dropped the label in which they differ: an engine
+// expects one profile of a series for a time.
 func merged(batches []*export.Batch) (out []*export.Batch) {
 	same := map[string][]*export.Batch{}
 	for _, b := range batches {
-		labels := b.Selector()
-		if same[labels] == nil {
+		key := identity(b)
+		if same[key] == nil {
 			out = append(out, b)
 		}
-		same[labels] = append(same[labels], b)
+		same[key] = append(same[key], b)
 	}
 	for i, b := range out {
-		if all := same[b.Selector()]; len(all) > 1 {
+		if all := same[identity(b)]; len(all) > 1 {
 			var m profile.Merger
 			for _, one := range all {
 				m.Add(one.Profile, "")
@@ -27,4 +27,10 @@ func merged(batches []*export.Batch) (out []*export.Batch) {
 		}
 	}
 	return out
+}
+
+// identity is what a series' profiles have in common.
+func identity(b *export.Batch) string {
+	event, _ := b.Type()
+	return event + b.Selector()
 }

@@ -87,7 +87,8 @@ func (o *Outside) ready() string {
 }
 
 var (
-	descSamples   = describe("samples_total", "Samples of threads that ran.")
+	descSamples   = describe("samples_total", "Samples of threads that ran, and waits.")
+	descWaits     = describe("waits_total", "Of these, waits.")
 	descIdle      = describe("idle_samples_total", "Samples of processors that had nothing to do.")
 	descLost      = describe("lost_samples_total", "Samples that were lost.")
 	descStacks    = describe("stacks_total", "User stacks by why they end; outermost: they are whole.", "stop")
@@ -137,6 +138,7 @@ func (o *Outside) Collect(to chan<- prometheus.Metric) {
 	}
 	s := o.Agent.Stats()
 	counter(descSamples, s.Samples-s.Idle)
+	counter(descWaits, s.Waits)
 	counter(descIdle, s.Idle)
 	counter(descLost, s.Lost)
 	counter(descUnplaced, s.Unplaced)

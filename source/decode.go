@@ -23,6 +23,7 @@ type Decoder struct {
 	events []Event
 	table  atomic.Pointer[[]layout] // of events, and of walked samples; only appended to
 	byID   sync.Map                 // uint64 to int, an index of table
+	one    atomic.Bool              // the kernel has event 0 only: samples of unknown IDs are of that
 }
 
 // maxEvents bounds what a hostile stream can make a Decoder hold; all tracepoints of a kernel are 3,000.
@@ -106,7 +107,13 @@ func (d *Decoder) addLayout(a *Attr, event int) {
 // AddWalked.
 const WalkedID = 1<<64 - 2
 
-// AddWalked says that samples with the ID WalkedID are of event 0, the only one, and as its Attr.Walked has them. The others,
+// WaitID and WaitCopyID are the IDs of such samples of a second event: see AddWaits.
+const (
+	WaitID     = 1<<64 - 3
+	WaitCopyID = 1<<64 - 4
+)
+
+// AddWalked says that samples with the ID WalkedID are of event 0, the only one that the kernel has, and as its Attr.Walked has them. The others,
 // whatever their ID, are as its Attr has them.
 func (d *Decoder) AddWalked() {
 	d.mu.Lock()
@@ -114,7 +121,28 @@ func (d *Decoder) AddWalked() {
 	w := d.events[0].Attr.Walked()
 	d.addLayout(&w, 0)
 	d.byID.Store(uint64(WalkedID), len(*d.table.Load())-1)
+	d.one.Store(true)
 }
+
+// AddWaits adds a second event, after AddWalked, of which a program in the kernel makes all samples: those with the ID WaitID are as event 0's
+// Attr.Walked has them, those with WaitCopyID as its Attr has them.
+func (d *Decoder) AddWaits(name string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a := d.events[0].Attr
+	a.Type, a.Config, a.SamplePeriod = TypeSoftware, 9, 1 // PERF_COUNT_SW_DUMMY
+	a.Flags &^= FlagFreq
+	a.SampleType |= SamplePeriod
+	d.events = append(d.events, Event{Attr: a, Name: name})
+	w := a.Walked()
+	d.addLayout(&a, 1)
+	d.byID.Store(uint64(WaitCopyID), len(*d.table.Load())-1)
+	d.addLayout(&w, 1)
+	d.byID.Store(uint64(WaitID), len(*d.table.Load())-1)
+}
+
+// Walks says whether a sample that AppendSample wrote has this ID, where others are the kernel's: WalkedID or WaitID.
+func Walks(id uint64) bool { return id == WalkedID || id == WaitID }
 
 // AddIDs adds ids to event i.
 func (d *Decoder) AddIDs(i int, ids []uint64) {
@@ -189,8 +217,8 @@ func (d *Decoder) layout(raw []byte) (*layout, int) {
 		l = &t[v.(int)]
 		return l, l.event
 	}
-	if t[len(t)-1].event == 0 {
-		return l, 0 // there is one event, with two layouts
+	if d.one.Load() {
+		return l, 0 // the kernel has one event, with two layouts
 	}
 	if binary.LittleEndian.Uint32(raw) != RecordSample {
 		return l, -1 // what it says of the world is still true

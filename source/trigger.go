@@ -6,6 +6,7 @@ type Trigger struct {
 	All      bool   // of all processes: else of those whose records come
 	Children bool   // and of what they start
 	Period   uint64 // at each so many tracepoints
+	Waits    bool   // OnEvents: and OnBlocking, too, whose samples have the ID WaitID
 	Tree     *Tree  // not nil: events are those of all processes, and only those of this Tree are of interest
 }
 

@@ -27,6 +27,7 @@ import (
 // Stats has a Program's counts.
 type Stats struct {
 	Samples    uint64 // walked in the kernel and read
+	Waits      uint64 // of these, waits
 	Copied     uint64 // left to a copy of the stack by the same event: a mapping or a table had not come
 	CutOff     uint64 // the same, without copies: the stack ends there
 	RingFull   uint64 // lost: the ring buffer had no room
@@ -53,7 +54,8 @@ type Program struct {
 	coll    *ebpf.Collection
 	more    *ebpf.Collection // the program that is not for counters and clocks
 	maps    *ebpf.Collection // the one that notes mappings
-	prog    string           // the one that takes samples
+	prog    string           // the one that takes samples; on_event can have on_switch beside it
+	waits   bool             // on_switch does
 	links   []link.Link
 	ring    *ring
 	blind   bool // Stats.Blind
@@ -61,6 +63,7 @@ type Program struct {
 	stacks  stacks
 	ended   bool
 	samples atomic.Uint64
+	blocked atomic.Uint64 // of samples, those of waits
 	names   func(string) bool
 	wakers  bool
 	track   tracker
@@ -86,6 +89,10 @@ type Options struct {
 
 	// Wakers asks for the thread that ended each wait: samples of source.OnBlocking have one of source.Waker before them.
 	Wakers bool
+
+	// Threshold, if not 0, makes waits shorter than that some of many: a wait is recorded with a probability of its length to the threshold,
+	// and counts for the threshold. Sums keep their expected values. It is at most MaxThreshold. SetThreshold changes it.
+	Threshold time.Duration
 
 	// NoCopies says that no memory of a stack leaves the kernel. What the kernel cannot walk yet ends with unwind.Truncated: Stats.CutOff.
 	NoCopies bool
@@ -138,6 +145,9 @@ func Load(o Options) (_ *Program, err error) {
 	}
 	if o.Pass {
 		err = p.set("pass", uint32(1))
+	}
+	if o.Threshold != 0 {
+		err = errors.Join(err, p.SetThreshold(o.Threshold))
 	}
 	if o.Comm != nil {
 		err = errors.Join(err, p.set("by_name", uint32(1)))
@@ -371,7 +381,8 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 	case source.OnBlocking:
 		p.prog = "on_switch"
 	}
-	if err == nil && !use.All && (p.prog != "on_event" || use.Tree != nil) {
+	p.waits = p.prog == "on_switch" || use.Waits
+	if err == nil && !use.All && (p.prog != "on_event" || p.waits || use.Tree != nil) {
 		// What this process starts is known from its first moment; it itself is not of interest.
 		err = errors.Join(p.set("scoped", uint32(1)), p.set("self", uint32(os.Getpid())))
 		known := []int32{int32(os.Getpid())}
@@ -382,12 +393,15 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 			err = errors.Join(err, p.coll.Maps["processes"].Put(uint32(pid), processOf(pid, 0, 0)))
 		}
 	}
-	if p.prog == "on_event" || err != nil {
+	if p.prog == "on_event" && !p.waits || err != nil {
 		p.spec = nil // three megabytes that nobody needs any more
 		return err
 	}
 	progs := []string{p.prog}
-	if p.prog == "on_switch" && p.wakers {
+	if p.waits {
+		progs[0] = "on_switch"
+	}
+	if p.waits && p.wakers {
 		p.stacks.interrupts, _ = openInterrupts()
 		progs = append(progs, "on_waking")
 		err = p.set("wakes", uint32(1))
@@ -398,13 +412,13 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 	if err != nil {
 		return fmt.Errorf("loading the kernel's program: %w", err)
 	}
-	if p.prog == "on_switch" {
+	if p.waits {
 		if p.wakers {
 			if err := p.trace(p.more, "on_waking"); err != nil {
 				return err
 			}
 		}
-		if err = p.trace(p.more, p.prog); err == nil {
+		if err = p.trace(p.more, "on_switch"); err == nil {
 			if p.blind = p.whole || !canCopyOthers(); !p.blind {
 				p.track.atFirst(p.still)
 			}
@@ -436,10 +450,23 @@ func (p *Program) still() error {
 
 // FD implements perfevent.Program.
 func (p *Program) FD() int {
-	if p.more != nil {
-		return p.more.Programs[p.prog].FD()
+	return p.program(p.prog).FD()
+}
+
+// program returns one of those that are loaded.
+func (p *Program) program(name string) *ebpf.Program {
+	if prog := p.coll.Programs[name]; prog != nil || p.more == nil {
+		return prog
 	}
-	return p.coll.Programs[p.prog].FD()
+	return p.more.Programs[name]
+}
+
+// MaxThreshold bounds Options.Threshold.
+const MaxThreshold = 4 * time.Second
+
+// SetThreshold changes Options.Threshold while waits are recorded.
+func (p *Program) SetThreshold(d time.Duration) error {
+	return p.set("threshold", uint32(min(max(d, 0), MaxThreshold)))
 }
 
 // Ready implements perfevent.Program.
@@ -499,7 +526,7 @@ func (p *Program) drain(space func(n int) []byte) {
 
 // End implements perfevent.Program: threads that are still blocked have been so until now.
 func (p *Program) End(space func(n int) []byte) {
-	if p.prog != "on_switch" || p.ended {
+	if !p.waits || p.ended {
 		return
 	}
 	p.ended = true
@@ -519,8 +546,8 @@ func (p *Program) End(space func(n int) []byte) {
 		if b.Cut&cutBegin != 0 {
 			cut |= source.MiscCutBegin
 		}
-		if s := p.stacks.again(&sample{time: now, period: now - min(now, b.Since), id: b.ID, pid: b.PID, tid: b.TID, cut: cut}); s != nil {
-			p.samples.Add(1)
+		if s := p.stacks.again(&sample{time: now, period: now - min(now, b.Since), id: b.ID, pid: b.PID, tid: b.TID, cut: cut, wait: true}); s != nil {
+			p.count(true)
 			copy(space(len(s)), s)
 		}
 	}
@@ -540,22 +567,33 @@ func (p *Program) sample(raw []byte, space func(n int) []byte) {
 	}
 	if b := p.stacks.record(&s); b != nil {
 		if !s.waker {
-			p.samples.Add(1)
+			p.count(s.wait)
 		}
 		copy(space(len(b)), b)
 	}
 }
 
+func (p *Program) count(wait bool) {
+	p.samples.Add(1)
+	if wait {
+		p.blocked.Add(1)
+	}
+}
+
 // Stats returns the counts so far.
 func (p *Program) Stats() Stats {
-	s := Stats{Samples: p.samples.Load(), Blind: p.blind}
+	s := Stats{Samples: p.samples.Load(), Waits: p.blocked.Load(), Blind: p.blind}
 	p.track.stats(&s)
-	progs := p.coll.Programs
-	if p.more != nil {
-		progs = p.more.Programs
+	progs := []string{p.prog}
+	if p.waits && p.prog != "on_switch" {
+		progs = append(progs, "on_switch")
 	}
-	if st, err := progs[p.prog].Stats(); err == nil {
-		s.Runs, s.RunTime, s.Nested = st.RunCount, st.Runtime, st.RecursionMisses
+	for _, name := range progs {
+		if prog := p.program(name); prog != nil {
+			if st, err := prog.Stats(); err == nil {
+				s.Runs, s.RunTime, s.Nested = s.Runs+st.RunCount, s.RunTime+st.Runtime, s.Nested+st.RecursionMisses
+			}
+		}
 	}
 	var per []uint64
 	for i, to := range []*uint64{&s.RingFull, &s.Nested, &s.Forgotten, &s.Copied} {

@@ -19,7 +19,8 @@ type sample struct {
 	cpu                  uint32
 	what                 uint8
 	stop                 unwind.Stop
-	cut                  uint16 // of source.MiscCutBegin, MiscCutEnd and MiscNoWaker
+	cut                  uint16 // of source.MiscCutBegin, MiscCutEnd, MiscNoWaker and MiscWeighted
+	wait                 bool   // of a thread that was blocked
 	waker                bool   // of who woke a thread; as a sample, its name is in ip and period
 	user, kernel         []byte // words of 8 bytes
 }
@@ -34,11 +35,13 @@ const (
 
 const sampleSize = 56
 
-// What c/unspool.bpf.c says of a sample: CUT_BEGIN, OF_WAKER, NO_WAKER.
+// What c/unspool.bpf.c says of a sample: CUT_BEGIN, OF_WAKER, NO_WAKER, OF_WAIT, WEIGHTED.
 const (
 	cutBegin = 1 << iota
 	ofWaker
 	noWaker
+	ofWait
+	weighted
 )
 
 // maxFrames and maxKernel are the most words that follow a sample.
@@ -76,7 +79,10 @@ func parse(b []byte) (s sample, ok bool) {
 	if b[52]&noWaker != 0 {
 		s.cut |= source.MiscNoWaker
 	}
-	s.waker = b[52]&ofWaker != 0
+	if b[52]&weighted != 0 {
+		s.cut |= source.MiscWeighted
+	}
+	s.waker, s.wait = b[52]&ofWaker != 0, b[52]&ofWait != 0
 	if s.what == sampleSeen {
 		return s, true
 	}
@@ -90,8 +96,11 @@ func parse(b []byte) (s sample, ok bool) {
 
 // stacks makes records of samples. It keeps those of the stacks that the kernel has written, which it writes once.
 type stacks struct {
-	event      source.Attr       // the kernel's
+	event      source.Attr       // of copies
 	attr       source.Attr       // of walked samples
+	both       bool              // waits are a second event
+	waits      source.Attr       // of copies of those
+	wait       source.Attr       // of walked ones
 	now, old   map[uint64][]byte // records, by stack
 	size       int               // bytes that have come to now since it began, less those that have gone
 	since      time.Time         // of now
@@ -121,6 +130,9 @@ const (
 
 func (k *stacks) start(dec *source.Decoder) {
 	k.event = dec.Events()[0].Attr
+	if all := dec.Events(); len(all) > 1 {
+		k.both, k.waits, k.wait = true, all[1].Attr, all[1].Attr.Walked()
+	}
 	k.attr, k.now, k.since = k.event.Walked(), map[uint64][]byte{}, time.Now()
 }
 
@@ -128,17 +140,17 @@ func (k *stacks) start(dec *source.Decoder) {
 // again, until there are twice as many stacks as there should be.
 func (k *stacks) tidy(p *Program) {
 	most := maxBytes
-	if p.prog != "on_event" {
+	if p.prog != "on_event" || p.waits {
 		most *= 4
 	}
 	if age := time.Since(k.since); len(k.now) < maxStacks && k.size < most && (len(k.now) == 0 || age < maxAge) {
-		if p.prog == "on_event" && age > underway {
+		if p.prog == "on_event" && !p.waits && age > underway {
 			k.old = nil
 		}
 		return
 	}
 	keep := map[uint64][]byte{}
-	if p.prog == "on_switch" {
+	if p.waits {
 		var tid int32
 		var b blocked
 		it := p.more.Maps["blocked"].Iterate()
@@ -216,7 +228,7 @@ func (k *stacks) again(s *sample) []byte {
 		return nil
 	}
 	le := binary.LittleEndian
-	if le.Uint64(b[atID:]) != source.WalkedID { // a copy is of one sample
+	if !source.Walks(le.Uint64(b[atID:])) { // a copy is of one sample
 		k.drop(s.id)
 	}
 	misc := le.Uint16(b[atMisc:]) & source.MiscCPUModeMask
@@ -242,6 +254,10 @@ func (k *stacks) first(s *sample) []byte {
 		Type: source.RecordSample, Misc: source.MiscUser, ID: source.WalkedID, Time: s.time, Period: s.period, IP: s.ip,
 		PID: s.pid, TID: s.tid, CPU: s.cpu,
 	}
+	event, attr, copied := &k.event, &k.attr, uint64(0)
+	if k.both && (s.wait || s.waker) {
+		event, attr, r.ID, copied = &k.waits, &k.wait, source.WaitID, source.WaitCopyID
+	}
 	if s.waker {
 		k.waker(s, &r)
 	}
@@ -263,8 +279,8 @@ func (k *stacks) first(s *sample) []byte {
 		for i := range regs {
 			regs[i] = binary.LittleEndian.Uint64(s.user[8*i:])
 		}
-		r.ID = 0
-		k.made = source.AppendCopy(k.made[:0], &k.event, &r, k.kernel, Machine, regs[:], s.user[8*numRegs:])
+		r.ID = copied
+		k.made = source.AppendCopy(k.made[:0], event, &r, k.kernel, Machine, regs[:], s.user[8*numRegs:])
 		return bytes.Clone(k.made)
 	}
 	for b := s.user; len(b) > 0; b = b[8:] {
@@ -275,7 +291,7 @@ func (k *stacks) first(s *sample) []byte {
 		k.sample.From = source.NoStack
 	}
 	var err error
-	if k.made, err = source.AppendSample(k.made[:0], &k.attr, &k.sample); err != nil {
+	if k.made, err = source.AppendSample(k.made[:0], attr, &k.sample); err != nil {
 		return nil
 	}
 	return bytes.Clone(k.made)

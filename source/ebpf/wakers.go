@@ -131,7 +131,7 @@ func (k *stacks) wakerAgain(s *sample) []byte {
 	}
 	le := binary.LittleEndian
 	pid, tid := s.pid, s.tid
-	if le.Uint64(b[atID:]) != source.WalkedID { // a copy is of one sample
+	if !source.Walks(le.Uint64(b[atID:])) { // a copy is of one sample
 		k.drop(s.id)
 	} else if k.named(b, s) {
 		pid, tid = 0, 0

@@ -246,10 +246,10 @@ func (r *Recorder) flush() {
 		}
 		switch binary.LittleEndian.Uint32(raw) {
 		case source.RecordSample:
-			if r.program != nil && len(raw) >= recordHeader+8 && binary.LittleEndian.Uint64(raw[recordHeader:]) != source.WalkedID {
+			if r.program != nil && len(raw) >= recordHeader+8 && !source.Walks(binary.LittleEndian.Uint64(raw[recordHeader:])) {
 				r.out.copied(len(raw))
 			}
-			if r.trigger.Period > 1 && len(raw) > pastPeriod && binary.LittleEndian.Uint64(raw[recordHeader:]) != source.WalkedID {
+			if r.trigger.Period > 1 && len(raw) > pastPeriod && !source.Walks(binary.LittleEndian.Uint64(raw[recordHeader:])) {
 				binary.LittleEndian.PutUint64(raw[pastPeriod-8:], r.trigger.Period)
 			}
 		case source.RecordFork:

@@ -40,6 +40,9 @@ type Options struct {
 	// CallGraph is what leads through user stacks. With a Program it is CFI.
 	CallGraph CallGraph
 
+	// Waits, with a Program, records the time for which threads are blocked, too: as a second event, OffCPU.
+	Waits bool
+
 	// User and Kernel say where events count: both in user space and in the kernel if neither or both are
 	// set. If neither is, and this user may not record the kernel, it is left out.
 	User, Kernel bool
@@ -241,6 +244,9 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 	r.dec.AddAttr(&decoded, nil, r.event)
 	if r.program != nil {
 		r.dec.AddWalked()
+		if r.trigger.Waits {
+			r.dec.AddWaits(OffCPU)
+		}
 		if err := r.program.Start(r.dec, r.trigger); err != nil {
 			return nil, err
 		}
@@ -301,7 +307,7 @@ func (o *Options) check() error {
 		return fmt.Errorf("stack size %d: want a multiple of 8 up to %d", o.StackSize, MaxStackSize)
 	case o.All && len(o.PIDs)+len(o.TIDs) > 0:
 		return errors.New("all processors exclude single processes and threads")
-	case o.Event == OffCPU && o.Program == nil:
+	case (o.Event == OffCPU || o.Waits) && o.Program == nil:
 		return fmt.Errorf("%s: %w by copies of stacks: it takes a program in the kernel", OffCPU, source.ErrUnsupported)
 	case !o.All && len(o.PIDs)+len(o.TIDs)+len(o.Command) == 0:
 		return errors.New("nothing to record: no command, process or thread")
@@ -360,7 +366,7 @@ func (r *Recorder) Next() (raw []byte, buf *source.Buffer, err error) {
 		if r.early(raw) {
 			continue
 		}
-		if r.trigger.Kind == source.OnBlocking {
+		if r.trigger.Kind == source.OnBlocking || r.trigger.Waits {
 			r.cutWait(raw)
 		}
 		return raw, r.cur.buf, nil
@@ -391,10 +397,17 @@ func (r *Recorder) lostEarly(raw []byte) bool {
 }
 
 // cutWait has a wait begin with the recording that had begun before. Of those that had begun when the program was attached, the program says so.
+// A wait that counts for others stays: its length is not known here.
 func (r *Recorder) cutWait(raw []byte) {
 	le := binary.LittleEndian
 	began := r.began.Load()
 	if began == 0 || le.Uint32(raw) != source.RecordSample || len(raw) < pastPeriod {
+		return
+	}
+	if le.Uint16(raw[4:])&source.MiscWeighted != 0 {
+		return
+	}
+	if id := le.Uint64(raw[recordHeader:]); r.trigger.Waits && id != source.WaitID && id != source.WaitCopyID {
 		return
 	}
 	period := raw[pastPeriod-8:]

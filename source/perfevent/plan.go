@@ -160,7 +160,10 @@ func (r *Recorder) trig(o *Options, e *event) error {
 			return cannot("tracepoints have no frequency")
 		}
 	}
-	if r.trigger.Kind != source.OnEvents && len(o.TIDs) > 0 {
+	if r.trigger.Waits = o.Waits && r.trigger.Kind != source.OnBlocking; r.trigger.Waits && r.trigger.Kind != source.OnEvents {
+		return cannot("waits are recorded beside clocks and counters only")
+	}
+	if (r.trigger.Kind != source.OnEvents || o.Waits) && len(o.TIDs) > 0 {
 		return cannot("it knows processes, not single threads")
 	}
 	if e.mods.precise > 0 {

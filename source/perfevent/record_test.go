@@ -554,9 +554,10 @@ func TestBegin(t *testing.T) {
 // TestCutWait: what had begun before the recording, of a wait that ends in it, is not counted, and is said to be cut off.
 func TestCutWait(t *testing.T) {
 	const began = 500
+	id := uint64(source.WalkedID)
 	sample := func(misc uint16, time, period uint64) []byte {
 		var body []byte
-		for _, v := range []uint64{source.WalkedID, 0x1000, 5 | 6<<32, time, 1, period, 0} {
+		for _, v := range []uint64{id, 0x1000, 5 | 6<<32, time, 1, period, 0} {
 			body = binary.LittleEndian.AppendUint64(body, v)
 		}
 		b := record(source.RecordSample, body)
@@ -580,6 +581,7 @@ func TestCutWait(t *testing.T) {
 		{source.OnBlocking, began, user | begin, 900, 300, 300, user | begin},
 		{source.OnBlocking, began, user, 500, 1, 0, user | begin},
 		{source.OnBlocking, began, user | source.MiscWaker, 900, 0, 0, user | source.MiscWaker},
+		{source.OnBlocking, began, user | source.MiscWeighted, 900, 5000, 5000, user | source.MiscWeighted},
 		{source.OnBlocking, 0, user, 900, 5000, 5000, user},             // nothing was there before
 		{source.OnEvents, began, user, 900, 1_000_000, 1_000_000, user}, // a number of events
 	} {
@@ -593,6 +595,17 @@ func TestCutWait(t *testing.T) {
 		want := sample(c.says, c.time, c.left)
 		if err != nil || !bytes.Equal(raw, want) {
 			t.Errorf("%+v: %v\n got %x\nwant %x", c, err, raw, want)
+		}
+	}
+	// Where waits are a second event, only they are times.
+	for of, left := range map[uint64]uint64{source.WalkedID: 5000, 3: 5000, source.WaitID: 400, source.WaitCopyID: 400} {
+		id = of
+		r := &Recorder{queue: newBacklog(), timeAt: recordHeader + 3*8, trigger: source.Trigger{Waits: true}}
+		r.began.Store(began)
+		r.queue.put(batch{b: sample(user, 900, 5000)})
+		raw, _, err := r.Next()
+		if got := binary.LittleEndian.Uint64(raw[pastPeriod-8:]); err != nil || got != left {
+			t.Errorf("ID %#x: %d, %v, want %d", of, got, err, left)
 		}
 	}
 }

@@ -141,6 +141,8 @@ struct blocked {
 #define CUT_BEGIN 1
 #define OF_WAKER 2  /* the stack of one who woke a thread; as a sample it comes before that of the wait, with its name for ip and period */
 #define NO_WAKER 4  /* a wait that ended, and who ended it is not known */
+#define OF_WAIT 8   /* the stack of a thread that blocks, or its wait */
+#define WEIGHTED 16 /* a wait that counts for shorter ones, too */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -241,6 +243,7 @@ volatile u32 by_name;	/* those whose names say so, or are not known */
 volatile u32 by_cgroup; /* those in the cgroup */
 volatile u32 every;	/* take a sample at each so many tracepoints */
 volatile u32 wakes;	/* who ends waits is asked for */
+volatile u32 threshold; /* ns: of shorter waits, some count for all; can change while waits are recorded */
 volatile u64 cgroup;	/* the number of that */
 volatile u64 ns_ino; /* of the PID namespace that numbers processes; 0: the first */
 volatile u64 seed;	/* of stack IDs */

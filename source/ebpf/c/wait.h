@@ -11,6 +11,20 @@ static __always_inline u32 state_of(struct task_struct *task)
 	return bpf_core_field_exists(task->__state) ? task->__state : (u32)BPF_CORE_READ(before, state);
 }
 
+/*
+ * What a wait of so many ns counts for; 0: it is not written. Where there is a threshold, a shorter wait is written with a probability of
+ * its length to the threshold, and counts for the threshold. So the sum's expected value is the time that threads have waited, of each stack, and
+ * all threads together write no more than one sample for each threshold of a thread's waiting.
+ */
+static __always_inline u64 weight_of(u64 ns)
+{
+	u64 most = threshold;
+
+	if (ns >= most)
+		return ns;
+	return ((u64)bpf_get_prandom_u32() * most) >> 32 < ns ? most : 0;
+}
+
 /* A thread blocks, another one goes on. */
 SEC("tp_btf/sched_switch")
 int on_switch(u64 *ctx)
@@ -24,7 +38,7 @@ int on_switch(u64 *ctx)
 	struct process *p;
 	struct walk *w;
 	u32 what;
-	u64 id;
+	u64 id, ns, weight;
 
 	if (!c || !r || r->busy) {
 		/* A later switch must not take the time from here on for a part of the wait. */
@@ -44,11 +58,16 @@ int on_switch(u64 *ctx)
 	w->s.ip = 0;
 	w->s.cpu = cpu;
 	if (was && was->since) {
-		u32 flags = was->cut;
+		u32 flags = was->cut | OF_WAIT;
 
+		/* Another processor's clock can be a little ahead. */
+		ns = is->since > was->since ? is->since - was->since : 1;
+		weight = weight_of(ns);
+		if (weight > ns)
+			flags |= WEIGHTED;
 		w->s.n_user = w->s.n_kernel = 0;
 		w->s.what = SAMPLE_SEEN;
-		if (wakes) {
+		if (wakes && weight) {
 			struct waker *by = bpf_map_lookup_elem(&wakers, &to);
 
 			if (by) {
@@ -64,13 +83,13 @@ int on_switch(u64 *ctx)
 				flags |= NO_WAKER;
 			}
 		}
-		/* Another processor's clock can be a little ahead. */
-		w->s.period = is->since > was->since ? is->since - was->since : 1;
+		w->s.period = weight;
 		w->s.id = was->id;
 		w->s.pid = was->pid;
 		w->s.tid = was->tid;
 		w->s.pad = flags;
-		output(w, sizeof w->s);
+		if (weight)
+			output(w, sizeof w->s);
 		w->s.pad = 0;
 		was->since = 0; /* also where it cannot be deleted now */
 		bpf_map_delete_elem(&blocked, &to);
@@ -107,9 +126,11 @@ int on_switch(u64 *ctx)
 			count(COPIED);
 		else
 			what = SAMPLE_STACK;
-		is->id = w->id;
+		w->s.id = is->id = mix(w->id, OF_WAIT); /* no other sample's */
+		w->s.pad = OF_WAIT;
 		if (write(w, c, what) && bpf_map_update_elem(&blocked, &from, is, BPF_ANY) != 0)
 			count(FORGOTTEN);
+		w->s.pad = 0;
 	}
 	r->busy = 0;
 	return 0;
@@ -244,6 +265,7 @@ int on_still(struct bpf_iter__task *ctx)
 	w->s.tid = is.tid;
 	w->s.cpu = 0;
 	w->s.ip = 0;
+	w->s.pad = OF_WAIT;
 	w->s.what = SAMPLE_COPY;
 	if (registers_of(w, task)) {
 		for (i = 0; i < REGS; i++)
