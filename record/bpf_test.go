@@ -1,6 +1,7 @@
 package record
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -131,9 +132,12 @@ func TestPerfBPF(t *testing.T) {
 	}
 	rec.Process.Signal(os.Interrupt)
 	rec.Wait() // its status is that of sleep's end
-	out, err := exec.Command("perf", "script", "-i", data, "-F", "ip,sym").Output()
+	script := exec.Command("perf", "script", "-i", data, "-F", "ip,sym")
+	var said bytes.Buffer
+	script.Stderr = &said
+	out, err := script.Output()
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("perf script: %v, after %d bytes\n%s", err, len(out), &said)
 	}
 	want := map[string]uint64{}
 	for line := range strings.Lines(string(out)) {

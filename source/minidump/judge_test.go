@@ -365,7 +365,8 @@ func TestCrashpad(t *testing.T) {
 		return renderer != 0
 	})
 	var names map[int]string
-	settled := 0 // for how long it has had the same threads
+	ticks := ""
+	settled := 0 // for how long it has had the same threads, and none of them has run: what its code is made of at run time has no unwind information
 	wait("renderer at rest", func() bool {
 		now := map[int]string{}
 		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/comm", renderer))
@@ -374,10 +375,16 @@ func TestCrashpad(t *testing.T) {
 			tid, _ := strconv.Atoi(strings.Split(name, "/")[4])
 			now[tid] = strings.TrimSpace(string(b))
 		}
-		if settled++; !maps.Equal(now, names) {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", renderer))
+		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+		ran := ""
+		if len(f) > 12 {
+			ran = f[11] + " " + f[12] // in user space, in the kernel
+		}
+		if settled++; !maps.Equal(now, names) || ran != ticks {
 			settled = 0
 		}
-		names = now
+		names, ticks = now, ran
 		return settled >= 10
 	})
 	if err := syscall.Kill(renderer, syscall.SIGSEGV); err != nil {
