@@ -10,7 +10,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/store"
 )
@@ -72,6 +74,51 @@ type Shared struct {
 	Machine *store.Machine // if Store is the machine's: files that have not changed are not opened; nil for a package's
 
 	work gate
+}
+
+// OpenShared opens the machine's tables, or a package's in dir, which the installation of the package moves to its place. It returns the files to
+// compile: see Installed. skipped is told what could not be read. The caller closes s.
+func OpenShared(ctx context.Context, dir string, paths []string, skipped func(error)) (s *Shared, files []string, err error) {
+	s = &Shared{}
+	known := func(string) bool { return false }
+	if dir != "" {
+		s.Store, err = store.OpenPackage(dir)
+	} else if s.Machine, err = store.OpenMachine(ctx, ""); err == nil {
+		s.Store = s.Machine.Store
+		known = func(path string) bool { _, ok := s.Machine.Known(path); return ok }
+	}
+	if err == nil {
+		files, err = Installed(paths, known, skipped)
+	}
+	if err != nil {
+		s.Close()
+		return nil, nil, err
+	}
+	return s, files, nil
+}
+
+// Close lets others change the machine's tables.
+func (s *Shared) Close() {
+	if s.Machine != nil {
+		s.Machine.Close()
+	}
+}
+
+// Finish ends the work on all files: for the machine, it compiles the kernel's code in processes, and removes tables of files that have changed or
+// gone. It returns lines on what was done in the time that it took.
+func (s *Shared) Finish(done *Tally, took time.Duration) (text string, err error) {
+	took = took.Round(10 * time.Millisecond)
+	if s.Machine == nil {
+		return fmt.Sprintf("%s, in %s: %s\n", done.Shared(), took, s.Store.Dir()), nil
+	}
+	err = s.VDSO()
+	p, perr := s.Machine.Prune()
+	text = fmt.Sprintf("%s, in %s\n", done.Shared(), took)
+	if p.Gone > 0 {
+		text += fmt.Sprintf("%s removed, whose files have changed or gone: %s\n", printable.Count(uint64(p.Gone), "table", "tables"), printable.Bytes(p.GoneBytes))
+	}
+	text += fmt.Sprintf("%s has %s: %s\n", s.Store.Dir(), printable.Count(uint64(p.Left), "table", "tables"), printable.Bytes(p.LeftBytes))
+	return text, errors.Join(err, perr)
 }
 
 // atOnce bounds the bytes of all files that are compiled at the same time. Rows take several times as much memory as what they are made of.

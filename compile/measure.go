@@ -2,6 +2,7 @@ package compile
 
 import (
 	"bufio"
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -265,4 +266,26 @@ func (s *Stats) WriteText(out io.Writer) error {
 		}
 	}
 	return b.Flush()
+}
+
+// WriteStats writes the measures of files, sorted by name: as text their sum, or as JSON an object each and, of several, one more with the sum.
+func WriteStats(w io.Writer, all []*Stats, asJSON bool) error {
+	slices.SortFunc(all, func(a, b *Stats) int { return strings.Compare(a.File, b.File) })
+	sum := all[0]
+	if len(all) > 1 {
+		sum = Sum(all)
+	}
+	if !asJSON {
+		return sum.WriteText(w)
+	}
+	enc := json.NewEncoder(w)
+	for _, s := range all {
+		if err := enc.Encode(s); err != nil {
+			return err
+		}
+	}
+	if len(all) == 1 {
+		return nil
+	}
+	return enc.Encode(sum)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/internal/cli"
+	"github.com/unspool/unspool/internal/outfile"
 	"github.com/unspool/unspool/store"
 	"github.com/unspool/unspool/tui"
 )
@@ -133,10 +134,8 @@ function, slice reads a captured piece of stack (the default without -o, for wal
 
 // copy writes a copy of a file with something besides.
 func (o *compilation) copy(c *cobra.Command, args []string) error {
-	for _, name := range []string{"layout", "deref", "functions", "registers", "pid", "embed"} {
-		if c.Flags().Changed(name) && !o.embed {
-			return usage("--%s does not go with --emit %s", name, o.Emit)
-		}
+	if err := cli.Refuse(c, []string{"layout", "deref", "functions", "registers", "pid", "embed"}, "does not go with --emit %s", o.Emit); err != nil && !o.embed {
+		return err
 	}
 	if len(args) != 1 || o.Dir == "" || o.pid != 0 {
 		return usage("--emit %s takes one file, and -o says where its copy goes", o.Emit)
@@ -153,10 +152,8 @@ func (o *compilation) copy(c *cobra.Command, args []string) error {
 	}
 	if text != "" {
 		say := io.Writer(stdout)
-		if to, terr := os.Stat(o.Dir); terr == nil {
-			if out, oerr := os.Stdout.Stat(); oerr == nil && os.SameFile(to, out) {
-				say = stderr
-			}
+		if outfile.IsStdout(o.Dir) {
+			say = stderr
 		}
 		fmt.Fprintln(say, text)
 	}
@@ -203,7 +200,7 @@ func (o *compilation) resolve() (err error) {
 
 // elfFiles returns the paths, with directories and archives replaced by the files in them.
 func elfFiles(paths []string, objects bool) ([]string, error) {
-	out, err := compile.Files(paths, objects, func(err error) { fmt.Fprintf(stderr, "unspool: %v\n", err) })
+	out, err := compile.Files(paths, objects, sayError)
 	if err == nil && len(out) == 0 && len(paths) > 0 {
 		err = &cli.Exit{Status: 1}
 	}
@@ -218,7 +215,7 @@ func eachFile[R any](ctx context.Context, files []string, verb string, work func
 	err := compile.Each(ctx, files, work, func(r R, err error) {
 		if err != nil && !errors.Is(err, compile.ErrNoRows) {
 			failed = true
-			fmt.Fprintf(stderr, "unspool: %v\n", err)
+			sayError(err)
 		}
 		done(r, err)
 		n++

@@ -55,3 +55,6 @@ func say(lines []string) {
 		fmt.Fprintf(stderr, "unspool: %s\n", l)
 	}
 }
+
+// sayError prints an error that does not end the verb.
+func sayError(err error) { fmt.Fprintf(stderr, "unspool: %v\n", err) }

@@ -163,6 +163,6 @@ func (r *reading) input(path string) serve.Input {
 			s.warn()
 			s.hints(p)
 		},
-		Damaged: func(err error) { fmt.Fprintf(stderr, "unspool: %v\n", err) },
+		Damaged: sayError,
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -120,7 +121,7 @@ func (r *reading) profile(ctx context.Context, path string, o *output) (*profile
 		err = fmt.Errorf("%s: %w", path, err)
 	}
 	if err != nil && p != nil {
-		fmt.Fprintf(stderr, "unspool: %v\n", err)
+		sayError(err)
 		err = nil
 	}
 	return p, err
@@ -200,24 +201,18 @@ func sayNotes(notes []record.Note) {
 	}
 }
 
+// advices say by which flags a recording, or a report of it, becomes better. EVENT and PERIOD are the note's.
+var advices = map[record.Advice]string{
+	record.LargerCopies:   ": record with a larger --stack-size",
+	record.LowerFrequency: ": record with a lower frequency (-F)",
+	record.LongerPeriod:   ": record with a -c over PERIOD",
+	record.OneOfMany:      ": record only one of every N EVENT (-c N)",
+	record.FewerTasks:     ": record fewer tasks (-p, --cgroup, --comm)",
+	record.MoreMemory:     ": give more --memory",
+	record.WholeCopies:    ": --stack-size keeps them, and takes more memory",
+	record.OtherTime:      ": --time FROM,TO",
+}
+
 func advice(n record.Note) string {
-	switch n.Advice {
-	case record.LargerCopies:
-		return ": record with a larger --stack-size"
-	case record.LowerFrequency:
-		return ": record with a lower frequency (-F)"
-	case record.LongerPeriod:
-		return fmt.Sprintf(": record with a -c over %d", n.Period)
-	case record.OneOfMany:
-		return fmt.Sprintf(": record only one of every N %s (-c N)", n.Event)
-	case record.FewerTasks:
-		return ": record fewer tasks (-p, --cgroup, --comm)"
-	case record.MoreMemory:
-		return ": give more --memory"
-	case record.WholeCopies:
-		return ": --stack-size keeps them, and takes more memory"
-	case record.OtherTime:
-		return ": --time FROM,TO"
-	}
-	return ""
+	return strings.NewReplacer("EVENT", n.Event, "PERIOD", fmt.Sprint(n.Period)).Replace(advices[n.Advice])
 }

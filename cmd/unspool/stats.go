@@ -1,11 +1,8 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -42,24 +39,7 @@ JSON has an object for each file. After several files, one more object has the s
 				}
 				return err
 			}
-			slices.SortFunc(all, func(a, b *compile.Stats) int { return strings.Compare(a.File, b.File) })
-			sum := compile.Sum(all)
-			if format == "json" {
-				enc := json.NewEncoder(os.Stdout)
-				for _, s := range all {
-					if jerr := enc.Encode(s); jerr != nil {
-						return jerr
-					}
-				}
-				if len(all) > 1 {
-					err = errors.Join(err, enc.Encode(sum))
-				}
-				return err
-			}
-			if len(all) == 1 {
-				sum = all[0]
-			}
-			return errors.Join(err, sum.WriteText(stdout))
+			return errors.Join(err, compile.WriteStats(stdout, all, format == "json"))
 		},
 	}
 	cli.OneOf(c, &format, "format", "text or json", "text", "json")

@@ -36,7 +36,7 @@ does not list a wrong row, 2 if the filters leave nothing to compare, 130 after 
 			if run.on {
 				return run.verify(c.Context(), args)
 			}
-			if err := run.unused(c); err != nil {
+			if err := cli.Refuse(c, executionFlags, "needs --run"); err != nil {
 				return err
 			}
 			files, err := elfFiles(args, true)

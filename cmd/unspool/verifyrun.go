@@ -39,16 +39,6 @@ func (x *execution) flags(c *cobra.Command) {
 	f.StringVarP(&x.path, "output", "o", "", "with --run: the report's file instead of standard error; \"-\" is standard output")
 }
 
-// unused returns an error where flags were given that only --run has.
-func (x *execution) unused(c *cobra.Command) error {
-	for _, name := range executionFlags {
-		if c.Flags().Changed(name) {
-			return usage("--%s needs --run", name)
-		}
-	}
-	return nil
-}
-
 // verify executes a command and reports what its tables get wrong.
 func (x *execution) verify(ctx context.Context, args []string) error {
 	o := x.opts

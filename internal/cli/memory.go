@@ -70,3 +70,10 @@ func Trim(first time.Duration, pages func()) (stop func()) {
 		}
 	}
 }
+
+// LimitMemory lets the garbage collector work harder once the program has taken so many bytes, unless its user has set another limit.
+func LimitMemory(bytes int64) {
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(bytes)
+	}
+}

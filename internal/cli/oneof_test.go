@@ -54,3 +54,18 @@ func TestRegexp(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestRefuse(t *testing.T) {
+	c := &cobra.Command{}
+	c.Flags().Bool("a", false, "")
+	c.Flags().Bool("b", false, "")
+	if err := c.ParseFlags([]string{"--b"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := Refuse(c, []string{"a"}, "needs x"); err != nil {
+		t.Error(err)
+	}
+	if err := Refuse(c, []string{"a", "b"}, "needs %s", "x"); err == nil || err.Error() != "--b needs x" || err.(*Exit).Status != 2 {
+		t.Error(err)
+	}
+}

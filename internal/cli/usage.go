@@ -102,3 +102,13 @@ func NoneOr(n int) cobra.PositionalArgs {
 		return nil
 	}
 }
+
+// Refuse returns an error that begins with the first of some flags that is given, and says why it may not be: "needs --run".
+func Refuse(c *cobra.Command, flags []string, format string, args ...any) error {
+	for _, name := range flags {
+		if c.Flags().Changed(name) {
+			return Usage("--%s %s", name, fmt.Sprintf(format, args...))
+		}
+	}
+	return nil
+}

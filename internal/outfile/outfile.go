@@ -164,6 +164,13 @@ func directory(path string) (fd int, err error) {
 	return unix.FcntlInt(uintptr(at), unix.F_DUPFD_CLOEXEC, 3)
 }
 
+// IsStdout says whether a path leads to where standard output goes.
+func IsStdout(path string) bool {
+	to, err := os.Stat(path)
+	out, oerr := os.Stdout.Stat()
+	return err == nil && oerr == nil && os.SameFile(to, out)
+}
+
 // descriptor returns the number of the own descriptor that a path stands for.
 func descriptor(path string) (fd int, ok bool) {
 	switch path {
