@@ -26,13 +26,11 @@ type agentRun struct {
 	plan
 	sending
 	daemon.Options
-	flt                filter
-	every, queue, page string
-	relabel            []string
-	kubelet            kubelet.Options
-	logs               string
-	plain              bool
-	config             *cli.Config
+	relabel []string
+	kubelet kubelet.Options
+	logs    string
+	plain   bool
+	config  *cli.Config
 }
 
 func agentCmd() *cobra.Command {
@@ -97,16 +95,16 @@ labels, rules, the interval and the queue change at once; the rest changes when 
 	f.SetInterspersed(false) // what follows the command is the command's
 	a.plan.flags(c)
 	a.sending.server(c, "output", "where profiles go")
-	f.StringVar(&a.every, "interval", "10s", "send profiles of this time each")
+	cli.Var(c, &a.Interval, "interval", "10s", "send profiles of this time each", cli.Duration)
 	f.StringArrayVar(&a.relabel, "relabel", nil, "a rule that changes labels or drops profiles, as Prometheus' relabel_config, in JSON; may be repeated")
-	f.StringVar(&a.queue, "queue", "16M", "memory for what an output does not take at once, for each")
+	cli.Var(c, &a.Queue, "queue", "16M", "memory for what an output does not take at once, for each", cli.Size)
 	f.StringVar(&a.kubelet.Address, "kubelet", "", "ask this kubelet for the names of pods: https://HOST:10250, http://127.0.0.1:10255, or HOST")
 	f.StringVar(&a.kubelet.CA, "kubelet-ca", kubelet.Account+"ca.crt", "certificates that the kubelet's is checked by")
 	f.StringVar(&a.kubelet.TokenFile, "kubelet-token-file", kubelet.Account+"token", "a file with the token for the kubelet")
 	f.BoolVar(&a.kubelet.Insecure, "kubelet-insecure", false, "do not check the kubelet's certificate")
 	f.BoolVar(&a.Self, "process-context", true, "use the service names that processes publish by OpenTelemetry's process context")
 	f.StringVar(&a.Listen, "listen", "127.0.0.1:9797", "address and port of /metrics, /healthz and /readyz; empty: none")
-	f.StringVar(&a.page, "page", pageTime.String(), "the last so much time is on the page at the address of --listen; 0: no page; also if others than this machine reach the address, if given")
+	cli.Var(c, &a.Page, "page", pageTime.String(), "the last so much time is on the page at the address of --listen; 0: no page; also if others than this machine reach the address, if given", cli.Duration)
 	a.config = cli.NewConfig(c, "UNSPOOL_AGENT")
 	cli.OneOf(c, &a.logs, "log-format", "how messages are written (first): text, json", "text", "json")
 	sourceFlag(c, &a.plain)
@@ -120,17 +118,14 @@ func (a *agentRun) check() error {
 	if !a.given("frequency") && a.Period == 0 && !a.OffCPU && a.Event != perfevent.OffCPU {
 		a.Frequency = agentFrequency
 	}
-	if err := a.plan.check("compact", &a.flt); err != nil {
-		return err
-	}
-	var err error
-	if a.Page, err = cli.Duration("--page", a.page); err != nil {
+	if err := a.plan.check("compact", &a.Filter); err != nil {
 		return err
 	}
 	if a.Page > time.Hour {
 		return usage("--page shows an hour at most")
 	}
 	if a.kubelet.Address != "" {
+		var err error
 		if a.Pods, err = kubelet.New(a.kubelet); err != nil {
 			return usage("--kubelet: %w", err)
 		}
@@ -140,7 +135,7 @@ func (a *agentRun) check() error {
 			return err
 		}
 	}
-	a.Record, a.Target, a.Filter = a.plan.Open, a.plan.Target(), a.flt.Filter
+	a.Record, a.Target = a.plan.Open, a.plan.Target()
 	a.Namer = func(o names.Options) *names.Namer { return newNamer(o, a.plain) }
 	a.ShowPage, a.Kubelet, a.Config, a.Again = a.given("page"), a.kubelet.Address, a.config.Path(), a.again
 	return nil
@@ -155,15 +150,8 @@ func (a *agentRun) checkSettings() error {
 		return err
 	}
 	a.Outputs, a.Labels = a.targets, a.known
-	var err error
-	if a.Interval, err = cli.Duration("--interval", a.every); err != nil {
-		return err
-	}
 	if a.Interval < leastInterval || a.Interval > time.Hour {
 		return usage("--interval is %v to an hour", leastInterval)
-	}
-	if a.Queue, err = cli.Size("--queue", a.queue); err != nil {
-		return err
 	}
 	for _, text := range a.relabel {
 		r, err := agent.ParseRule(text)

@@ -10,16 +10,13 @@ import (
 )
 
 // A filter says which samples are of interest.
-type filter struct {
-	record.Filter
-	comm, time, service string
-}
+type filter struct{ record.Filter }
 
 func (f *filter) flags(c *cobra.Command) {
 	c.Flags().IntSliceVar(&f.PIDs, "pid", nil, "only these processes")
 	c.Flags().IntSliceVar(&f.TIDs, "tid", nil, "only these threads")
-	c.Flags().StringVar(&f.comm, "comm", "", "only commands that match this regular expression")
-	c.Flags().StringVar(&f.time, "time", "", "only the time FROM,TO, in seconds of the recording's clock; either may be empty")
+	cli.Var(c, &f.Comm, "comm", "", "only commands that match this regular expression", cli.Regexp)
+	cli.Var(c, new(struct{}), "time", "", "only the time FROM,TO, in seconds of the recording's clock; either may be empty", f.setTime)
 }
 
 // ring adds the flags for an agent's directory.
@@ -28,25 +25,18 @@ func (f *filter) ring(c *cobra.Command) {
 	if time := c.Flags().Lookup("time"); time != nil {
 		time.Usage = "only the time FROM,TO, in seconds of the recording's clock; " + usage
 	} else {
-		c.Flags().StringVar(&f.time, "time", "", usage)
+		cli.Var(c, new(struct{}), "time", "", usage, f.setTime)
 	}
-	c.Flags().StringVar(&f.service, "service", "", "only services that match this regular expression, of an agent's directory")
+	cli.Var(c, &f.Service, "service", "", "only services that match this regular expression, of an agent's directory", cli.Regexp)
 }
 
-// compile checks the flags.
-func (f *filter) compile() error {
-	var err error
-	if f.Comm, err = cli.Regexp("--comm", f.comm); err != nil {
-		return err
+// setTime reads --time into the Filter.
+func (f *filter) setTime(flag, s string) (none struct{}, err error) {
+	if s != "" {
+		err = f.SetTime(s, time.Now())
 	}
-	if f.Service, err = cli.Regexp("--service", f.service); err != nil {
-		return err
+	if err != nil {
+		err = usage("%s %w", flag, err)
 	}
-	if f.time == "" {
-		return nil
-	}
-	if err := f.SetTime(f.time, time.Now()); err != nil {
-		return usage("--time %w", err)
-	}
-	return nil
+	return none, err
 }

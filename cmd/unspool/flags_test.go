@@ -158,12 +158,12 @@ func TestCgroupAlone(t *testing.T) {
 	}
 	p := plan{Plan: record.Plan{Source: record.Auto}, given: func(string) bool { return false }}
 	p.InKernel.Cgroup = at
-	if err := p.check("compact", &filter{}); err != nil || !p.All {
+	if err := p.check("compact", &record.Filter{}); err != nil || !p.All {
 		t.Errorf("%v, all: %v", err, p.All)
 	}
 	p = plan{Plan: record.Plan{Source: record.Auto}, given: p.given}
 	p.InKernel.Cgroup, p.PIDs = at, []int{1}
-	if err := p.check("compact", &filter{}); err != nil || p.All {
+	if err := p.check("compact", &record.Filter{}); err != nil || p.All {
 		t.Errorf("with a process: %v, all: %v", err, p.All)
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -17,8 +18,9 @@ import (
 // A plan holds the flags that record and top share.
 type plan struct {
 	record.Plan
-	comm, memory, callGraph string
-	given                   func(flag string) bool // whether it is on the command line
+	callGraph string
+	comm      *regexp.Regexp
+	given     func(flag string) bool // whether it is on the command line
 }
 
 func (p *plan) flags(c *cobra.Command) {
@@ -35,9 +37,9 @@ func (p *plan) flags(c *cobra.Command) {
 	f.BoolVarP(&p.All, "all", "a", false, "record the whole machine")
 	p.Source = record.Auto
 	cli.OneOf(c, &p.Source, "source", "ebpf: the kernel walks stacks, up to 1,024 frames deep (root, Linux 5.10 or later); perf: the kernel copies stacks, this program walks them; ptrace: this program stops running threads, without events; auto: the first of these that is allowed", record.Sources()...)
-	f.StringVar(&p.comm, "comm", "", "record only commands that match this regular expression")
+	cli.Var(c, &p.comm, "comm", "", "record only commands that match this regular expression", cli.Regexp)
 	f.StringVar(&p.InKernel.Cgroup, "cgroup", "", "record only tasks in this directory of cgroup v2 and below; implies -a unless processes are given: only with --source ebpf (root)")
-	f.StringVar(&p.memory, "memory", "", "kernel memory for unwind tables, such as 512M; the least recently used tables go first (default 1G)")
+	cli.Var(c, &p.InKernel.Memory, "memory", "", "kernel memory for unwind tables, such as 512M; the least recently used tables go first (default 1G)", cli.Size)
 	f.BoolVar(&p.InKernel.NoCopies, "no-copies", false, "copy no stack, not even the first ones of a program, whose unwind tables the kernel has not yet: these are cut off, and counted; only with --source ebpf (root)")
 	f.StringVar(&p.callGraph, "call-graph", record.CallGraphs[perfevent.CFI], "what leads through stacks: cfi: the unwind tables of programs; fp: frame pointers, which the kernel follows, without copies; fp,cfi: frame pointers where they reach an outermost frame, else a copy and tables")
 	// Users of perf type this; stacks are recorded without it.
@@ -61,14 +63,11 @@ func (p *plan) readCallGraph() error {
 }
 
 // check reads the flags, and refuses what contradicts itself.
-func (p *plan) check(stepper string, flt *filter) (err error) {
+func (p *plan) check(stepper string, flt *record.Filter) error {
 	if p.given("with-stacks") {
 		fmt.Fprintln(stderr, "unspool: stacks are always recorded; -g changes nothing")
 	}
 	if err := p.readCallGraph(); err != nil {
-		return err
-	}
-	if p.InKernel.Memory, err = cli.Size("--memory", p.memory); err != nil {
 		return err
 	}
 	switch {
@@ -80,12 +79,8 @@ func (p *plan) check(stepper string, flt *filter) (err error) {
 	if err := p.Check(stepper); err != nil {
 		return usage("%w", err)
 	}
-	flt.comm = p.comm
-	if err := flt.compile(); err != nil {
-		return err
-	}
-	if flt.Comm != nil {
-		p.InKernel.Comm = flt.Comm.MatchString
+	if flt.Comm = p.comm; p.comm != nil {
+		p.InKernel.Comm = p.comm.MatchString
 	}
 	if err := cli.Directories("--cgroup", p.InKernel.Cgroup); err != nil {
 		return err

@@ -27,7 +27,7 @@ var recordFormats = append(report.Table{recordingFormat}, report.Formats...)
 
 func recordCmd() *cobra.Command {
 	o := output{formats: recordFormats}
-	var flt filter
+	var flt record.Filter
 	var p plan
 	var to sending
 	var h heapPlan
@@ -148,7 +148,7 @@ samples a second. unspool doctor says what is allowed.`,
 var errEmpty = errors.New("no samples")
 
 // runRecord records until there is nothing more to record or ctx is done, and writes the result.
-func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modules.Set, table, withNames, plain bool, to *sending) error {
+func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods *modules.Set, table, withNames, plain bool, to *sending) error {
 	// Before the command starts, because it may run long.
 	out, commit, err := o.create(ctx)
 	if err != nil {
@@ -168,7 +168,7 @@ func runRecord(ctx context.Context, o *output, flt *filter, p *plan, mods *modul
 
 	n := newNamer(names.Options{Mods: mods}, plain)
 	defer n.Close()
-	s := &session{Session: rec.Session(record.Options{Mods: mods, Names: n, Filter: flt.Filter})}
+	s := &session{Session: rec.Session(record.Options{Mods: mods, Names: n, Filter: *flt})}
 	if err := rec.Drop(n); err != nil {
 		fmt.Fprintf(stderr, "unspool: %v\n", err)
 	}

@@ -51,9 +51,6 @@ func (r *reading) flags(c *cobra.Command) {
 
 // begin reads the flags. end is called when nothing is read any more.
 func (r *reading) begin() (end func() error, err error) {
-	if err := r.compile(); err != nil {
-		return nil, err
-	}
 	if r.mods, err = r.look(); err != nil {
 		return nil, err
 	}

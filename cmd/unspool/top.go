@@ -31,7 +31,6 @@ type topFlags struct {
 
 func topCmd() *cobra.Command {
 	t := topFlags{Options: top.Options{Table: top.Tables()[0]}}
-	window, every := "", ""
 	c := &cobra.Command{
 		Use:   "top [flags] [-- COMMAND [ARG...]]",
 		Short: "Show the hottest functions, whole stacks and processes, live",
@@ -55,15 +54,8 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 			if len(args) == 0 && len(t.PIDs) == 0 {
 				t.All = true
 			}
-			var flt filter
+			var flt record.Filter
 			if err := t.check("compact", &flt); err != nil {
-				return err
-			}
-			var err error
-			if t.Window, err = cli.Duration("--window", window); err != nil {
-				return err
-			}
-			if t.Every, err = cli.Duration("--interval", every); err != nil {
 				return err
 			}
 			if t.Every < 50*time.Millisecond || t.Window < t.Every || t.Window > time.Hour {
@@ -78,8 +70,8 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
 	t.flags(c)
-	f.StringVar(&window, "window", "10s", "show the samples of this last time")
-	f.StringVar(&every, "interval", "1s", "update the view after this time")
+	cli.Var(c, &t.Window, "window", "10s", "show the samples of this last time", cli.Duration)
+	cli.Var(c, &t.Every, "interval", "1s", "update the view after this time", cli.Duration)
 	f.IntVarP(&t.Rounds, "intervals", "n", 0, "end after this many intervals")
 	cli.OneOf(c, &t.Table, "table", "table to show (first): "+strings.Join(top.Tables(), ", "), top.Tables()...)
 	f.IntVar(&t.Rows, "limit", 20, "text: rows of a table")
@@ -88,7 +80,7 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 	return c
 }
 
-func (t *topFlags) run(ctx context.Context, flt *filter) error {
+func (t *topFlags) run(ctx context.Context, flt *record.Filter) error {
 	mods := modules.New()
 	defer mods.Close()
 	tty := term.IsTerminal(int(os.Stdout.Fd())) && !tui.Dumb()
@@ -112,7 +104,7 @@ func (t *topFlags) run(ctx context.Context, flt *filter) error {
 	if err := rec.Drop(n); err != nil {
 		fmt.Fprintf(stderr, "unspool: %v\n", err)
 	}
-	s := rec.Session(record.Options{Mods: mods, Names: n, Filter: flt.Filter, Prompt: true})
+	s := rec.Session(record.Options{Mods: mods, Names: n, Filter: *flt, Prompt: true})
 	t.What, t.Total, t.Options.Periods = t.what(rec), t.sort == "total", t.Event == perfevent.OffCPU
 	view := top.New(t.Options, rec, n, rec.Since)
 	ended := make(chan error, 1)
@@ -140,8 +132,8 @@ func (t *topFlags) run(ctx context.Context, flt *filter) error {
 // what says what is recorded.
 func (t *topFlags) what(rec *record.Live) string {
 	what := printable.Marked(t.Target())
-	if t.comm != "" {
-		what += " (" + printable.Marked(t.comm) + ")"
+	if t.comm != nil {
+		what += " (" + printable.Marked(t.comm.String()) + ")"
 	}
 	return printable.Clip(what, 40) + " · " + printable.Marked(rec.Event())
 }

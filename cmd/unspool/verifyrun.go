@@ -18,10 +18,9 @@ import (
 
 // An execution is what verify --run is told.
 type execution struct {
-	on               bool
-	module, function string
-	format, path     string
-	opts             shadow.Options
+	on           bool
+	format, path string
+	opts         shadow.Options
 }
 
 var executionFlags = []string{"module", "function", "thread", "entry", "every", "steps", "format", "output"}
@@ -29,8 +28,8 @@ var executionFlags = []string{"module", "function", "thread", "entry", "every", 
 func (x *execution) flags(c *cobra.Command) {
 	f := c.Flags()
 	f.BoolVar(&x.on, "run", false, "execute a command step by step, and compare at each instruction")
-	f.StringVar(&x.module, "module", "", "with --run: only in files whose path matches this regular expression")
-	f.StringVar(&x.function, "function", "", "with --run: only in functions whose name matches this regular expression")
+	cli.Var(c, &x.opts.Module, "module", "", "with --run: only in files whose path matches this regular expression", cli.Regexp)
+	cli.Var(c, &x.opts.Function, "function", "", "with --run: only in functions whose name matches this regular expression", cli.Regexp)
 	f.IntVar(&x.opts.Thread, "thread", 0, "with --run: only in this thread, counted from 1 in the order in which they start")
 	f.BoolVar(&x.opts.Entry, "entry", false, "with --run: begin at the program's entry point, not in the dynamic linker")
 	f.Uint64Var(&x.opts.Every, "every", 1, "with --run: compare at every n-th instruction only")
@@ -50,12 +49,6 @@ func (x *execution) verify(ctx context.Context, args []string) error {
 		return usage("--thread counts from 1")
 	}
 	var err error
-	if o.Module, err = cli.Regexp("--module", x.module); err != nil {
-		return err
-	}
-	if o.Function, err = cli.Regexp("--function", x.function); err != nil {
-		return err
-	}
 	out, commit := io.Writer(os.Stderr), func(err error) error { return err }
 	if x.path != "" {
 		if out, commit, err = (&output{path: x.path}).create(ctx); err != nil {

@@ -113,7 +113,9 @@ func (f *Config) read() (err error) {
 				err = f.c.Flags().Set(flag.Name, w)
 			}
 		}
-		if err != nil {
+		if said := (*Exit)(nil); errors.As(err, &said) {
+			err = said
+		} else if err != nil {
 			err = Usage("%s: %v", where, err)
 		}
 	})

@@ -16,7 +16,10 @@ func flagError(c *cobra.Command, err error, values map[string]string) error {
 	var value *pflag.InvalidValueError
 	var missing *pflag.ValueRequiredError
 	var unknown *pflag.NotExistError
+	var said *Exit
 	switch {
+	case errors.As(err, &said): // by Var
+		return said
 	case errors.As(err, &value) && value.GetFlag().Value.Type() == "string":
 		return Usage("--%s %w, not %q", value.GetFlag().Name, errors.Unwrap(value), value.GetValue())
 	case errors.As(err, &value):

@@ -8,7 +8,39 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/spf13/cobra"
 )
+
+// Var adds a flag with the name and the value of a default. parse reads its values into *to: its error is the whole message, as Usage makes it. Help
+// shows the flag as a string.
+func Var[T any](c *cobra.Command, to *T, flag, value, help string, parse func(flag, s string) (T, error)) {
+	v := &parsed[T]{to: to, flag: flag, parse: parse}
+	if err := v.Set(value); err != nil {
+		panic("BUG: " + err.Error())
+	}
+	c.Flags().Var(v, flag, help)
+}
+
+// A parsed is the value of such a flag (pflag.Value).
+type parsed[T any] struct {
+	to    *T
+	text  string
+	flag  string
+	parse func(flag, s string) (T, error)
+}
+
+func (v *parsed[T]) Type() string { return "string" }
+
+func (v *parsed[T]) String() string { return v.text }
+
+func (v *parsed[T]) Set(s string) (err error) {
+	x, err := v.parse("--"+v.flag, s)
+	if err == nil {
+		*v.to, v.text = x, s
+	}
+	return err
+}
 
 // Duration reads the value of a flag that is a time with its unit, above 0; "" is 0.
 func Duration(flag, s string) (time.Duration, error) {

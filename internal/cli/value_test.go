@@ -1,12 +1,16 @@
 package cli
 
 import (
+	"bytes"
+	"context"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/spf13/cobra"
 )
 
 func TestValues(t *testing.T) {
@@ -42,5 +46,32 @@ func TestQuoted(t *testing.T) {
 	}
 	if !strings.HasPrefix(line, "a '' 'it'\\''s' 'a b' k=v ") {
 		t.Error(line)
+	}
+}
+
+// TestVar: such a flag has its value at once, keeps it after an error, and says what is wrong in the words of its parser.
+func TestVar(t *testing.T) {
+	var d time.Duration
+	root := &cobra.Command{Use: "tool"}
+	sub := &cobra.Command{Use: "wait", Run: func(c *cobra.Command, _ []string) { c.Print(d) }}
+	Var(sub, &d, "for", "10s", "how long", Duration)
+	root.AddCommand(sub)
+	Setup(root, nil, nil)
+	for _, c := range []struct {
+		args         string
+		status       int
+		out, message string
+	}{
+		{"wait", 0, "10s", ""}, {"wait --for 1m", 0, "1m0s", ""},
+		{"wait --for 5", 2, "", "tool: --for is a time with its unit: 5s or 5m\nRun 'tool wait --help' for usage.\n"},
+		{"wait --for x", 2, "", "tool: --for takes a time such as 10s, not \"x\"\nRun 'tool wait --help' for usage.\n"},
+	} {
+		var out, err bytes.Buffer
+		if status := Run(context.Background(), root, strings.Fields(c.args), &Writer{W: &out}, &err); status != c.status || out.String() != c.out || err.String() != c.message {
+			t.Errorf("%s: %d, %q, %q; want %d, %q, %q", c.args, status, out.String(), err.String(), c.status, c.out, c.message)
+		}
+	}
+	if f := sub.Flags().Lookup("for"); d != time.Minute || f.Value.String() != "1m" || f.DefValue != "10s" {
+		t.Errorf("%v, %q, default %q", d, f.Value, f.DefValue)
 	}
 }
