@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/profile/pprof"
 )
@@ -67,6 +68,24 @@ func (t Table) ByEnding(path string) (f *Format) {
 		}
 	}
 	return f
+}
+
+// Choose returns the format with a name, else the one that the ending of path asks for. Without a name, "" and "-", which have no endings, stand for
+// fallback. Errors call the name by the command's flag.
+func (t Table) Choose(name, path, fallback string) (*Format, error) {
+	f := t.Named(name)
+	switch {
+	case f != nil:
+	case name != "":
+		return nil, fmt.Errorf("--format is %s, not %q", printable.Either(t.Names()), name)
+	case t.ByEnding(path) != nil:
+		f = t.ByEnding(path)
+	case path != "" && path != "-":
+		return nil, fmt.Errorf("no format has the ending of %q: use %s, or give --format", path, strings.Join(t.Endings(), " "))
+	default:
+		f = t.Named(fallback)
+	}
+	return f, nil
 }
 
 // Names returns the names.

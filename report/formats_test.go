@@ -66,3 +66,20 @@ func TestUses(t *testing.T) {
 		}
 	}
 }
+
+// TestChoose: the name, then the ending, then the fallback.
+func TestChoose(t *testing.T) {
+	for _, c := range []struct{ name, path, want, err string }{
+		{"flame", "x.json", "flame", ""}, {"", "x.svg", "flame", ""}, {"", "x.stacks.json", "stacks", ""}, {"", "", "top", ""}, {"", "-", "top", ""},
+		{"", "x.xyz", "", "no format has the ending of \"x.xyz\": use .txt .folded "}, {"flam", "x.svg", "", "--format is top, tree, "},
+	} {
+		f, err := Formats.Choose(c.name, c.path, "top")
+		if c.err != "" {
+			if err == nil || !strings.HasPrefix(err.Error(), c.err) {
+				t.Errorf("Choose(%q, %q): %v, want %q", c.name, c.path, err, c.err)
+			}
+		} else if err != nil || f.Name != c.want {
+			t.Errorf("Choose(%q, %q) = %+v, %v; want %s", c.name, c.path, f, err, c.want)
+		}
+	}
+}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"log/slog"
-	"net"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -103,7 +102,7 @@ labels, rules, the interval and the queue change at once; the rest changes when 
 	f.StringVar(&a.kubelet.TokenFile, "kubelet-token-file", kubelet.Account+"token", "a file with the token for the kubelet")
 	f.BoolVar(&a.kubelet.Insecure, "kubelet-insecure", false, "do not check the kubelet's certificate")
 	f.BoolVar(&a.Self, "process-context", true, "use the service names that processes publish by OpenTelemetry's process context")
-	f.StringVar(&a.Listen, "listen", "127.0.0.1:9797", "address and port of /metrics, /healthz and /readyz; empty: none")
+	cli.Var(c, &a.Listen, "listen", "127.0.0.1:9797", "address and port of /metrics, /healthz and /readyz; empty: none", addressOrNone)
 	cli.Var(c, &a.Page, "page", pageTime.String(), "the last so much time is on the page at the address of --listen; 0: no page; also if others than this machine reach the address, if given", cli.Duration)
 	a.config = cli.NewConfig(c, "UNSPOOL_AGENT")
 	cli.OneOf(c, &a.logs, "log-format", "how messages are written (first): text, json", "text", "json")
@@ -128,11 +127,6 @@ func (a *agentRun) check() error {
 		var err error
 		if a.Pods, err = kubelet.New(a.kubelet); err != nil {
 			return usage("--kubelet: %w", err)
-		}
-	}
-	if a.Listen != "" {
-		if err := checkListen(a.Listen); err != nil {
-			return err
 		}
 	}
 	a.Record, a.Target = a.plan.Open, a.plan.Target()
@@ -176,14 +170,9 @@ func (a *agentRun) again() (daemon.Changeable, []string, error) {
 	return b.Changeable, a.config.Differing(b.config, reloadable), err
 }
 
-// checkListen refuses an address to listen on without a host: all could reach it.
-func checkListen(address string) error {
-	host, _, err := net.SplitHostPort(address)
-	switch {
-	case err != nil:
-		return usage("--listen: %v", err)
-	case host == "":
-		return usage("--listen %q: name the address, too: 127.0.0.1%s, or 0.0.0.0%s for all", address, address, address)
+func addressOrNone(flag, s string) (string, error) {
+	if s == "" {
+		return "", nil
 	}
-	return nil
+	return cli.Address(flag, s)
 }

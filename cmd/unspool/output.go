@@ -50,10 +50,16 @@ func (o *output) flags(c *cobra.Command) {
 	c.Flags().StringVar(&o.format, "format", o.format, printable.Either(names)+" (default: by the ending of -o, else top)")
 	c.Flags().BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
 	c.Flags().BoolVar(&o.opts.Summary, "summary", false, o.users("summary")+"end with an object that counts whole, cut off and broken stacks")
-	c.Flags().StringVar(&o.opts.Func, "function", "", o.users("function")+"only functions whose names match this regular expression")
+	cli.Var(c, &o.opts.Func, "function", "", o.users("function")+"only functions whose names match this regular expression", pattern)
 	sortFlag(c, &o.sort, o.users("sort"))
 	c.Flags().IntVar(&o.opts.Limit, "limit", 0, o.users("limit")+"show this many functions")
 	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// pattern reads the value of a flag that is a regular expression, and returns its text.
+func pattern(flag, s string) (string, error) {
+	_, err := cli.Regexp(flag, s)
+	return s, err
 }
 
 // sortFlag adds the flag for the order of functions.
@@ -81,29 +87,18 @@ func (o *output) unused(c *cobra.Command, shown ...string) (err error) {
 
 // resolve picks the format.
 func (o *output) resolve(fallback string) error {
-	if f := o.known().ByEnding(o.path); f != nil && o.format == "" {
-		o.format = f.Name
-	}
 	o.opts.Total = o.sort == "total"
 	if o.opts.Limit < 0 {
 		return usage("--limit takes a number of functions, not %d", o.opts.Limit)
 	}
-	if o.format == "" && o.opts.Func != "" {
+	if o.format == "" && o.opts.Func != "" && o.known().ByEnding(o.path) == nil {
 		o.format = "callers"
 	}
-	if o.format == "" && o.path != "" && o.path != "-" {
-		return usage("no format has the ending of %q: use %s, or give --format", o.path, strings.Join(o.known().Endings(), " "))
+	f, err := o.known().Choose(o.format, o.path, fallback)
+	if err != nil {
+		return usage("%w", err)
 	}
-	if o.format == "" {
-		o.format = fallback
-	}
-	f := o.form()
-	if f == nil {
-		return usage("--format is %s, not %q", printable.Either(o.known().Names()), o.format)
-	}
-	if _, err := cli.Regexp("--function", o.opts.Func); err != nil {
-		return err
-	}
+	o.format = f.Name
 	if f.Binary && (o.path == "" || o.path == "-") && term.IsTerminal(int(os.Stdout.Fd())) {
 		return usage("%s is binary: give -o FILE%s, or pipe it", f.Name, f.Endings[0])
 	}

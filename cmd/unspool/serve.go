@@ -72,9 +72,6 @@ callees, filters and searches. The file has no source, no time line and no pages
 			if export != "" {
 				return runExport(c.Context(), inputs, export)
 			}
-			if err := checkListen(listen); err != nil {
-				return err
-			}
 			for _, path := range args {
 				if err := record.CheckInput(path); err != nil { // before there is an address
 					return err
@@ -86,7 +83,7 @@ callees, filters and searches. The file has no source, no time line and no pages
 			return runServe(c.Context(), o, listen, open)
 		},
 	}
-	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "address and port to listen on; port 0: any free port")
+	cli.Var(c, &listen, "listen", "127.0.0.1:0", "address and port to listen on; port 0: any free port", cli.Address)
 	c.Flags().BoolVar(&open, "open", false, "open the page in a browser")
 	c.Flags().StringVar(&baseline, "baseline", "", "compare FILE with this earlier recording")
 	c.MarkFlagFilename("baseline")

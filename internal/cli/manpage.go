@@ -2,11 +2,25 @@ package cli
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/unspool/unspool/internal/outfile"
 )
+
+// WritePages writes the manual pages of a command and all its verbs into a directory.
+func WritePages(root *cobra.Command, dir string) error {
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return err
+	}
+	return EachVerb(root, func(c *cobra.Command) error {
+		return outfile.WriteFile(filepath.Join(dir, PageName(c)+".1"), []byte(Page(c)), outfile.Options{})
+	})
+}
 
 // PageName returns the name of a command's page: "unspool-record".
 func PageName(c *cobra.Command) string { return strings.ReplaceAll(c.CommandPath(), " ", "-") }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -73,6 +74,18 @@ func Size(flag, s string) (uint64, error) {
 		return 0, Usage("%s is a size such as 512M, not %q", flag, s)
 	}
 	return n << shift, nil
+}
+
+// Address reads the value of a flag that is an address to listen on. It must name a host: without one, others than this machine could reach it unasked.
+func Address(flag, s string) (string, error) {
+	host, _, err := net.SplitHostPort(s)
+	switch {
+	case err != nil:
+		return "", Usage("%s: %v", flag, err)
+	case host == "":
+		return "", Usage("%s %q: name the address, too: 127.0.0.1%s, or 0.0.0.0%s for all", flag, s, s, s)
+	}
+	return s, nil
 }
 
 // Directories returns an error that names the first of a flag's values that is no directory. "" is a flag that is not given.

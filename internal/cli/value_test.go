@@ -24,6 +24,14 @@ func TestValues(t *testing.T) {
 			t.Errorf("%q: %d, %v; want %d", s, got, err, want)
 		}
 	}
+	for s, want := range map[string]string{
+		"127.0.0.1:0": "", "[::1]:80": "", ":80": `--listen ":80": name the address, too: 127.0.0.1:80, or 0.0.0.0:80 for all`, "host": "--listen: address host: missing port in address",
+		"": "--listen: missing port in address",
+	} {
+		if got, err := Address("--listen", s); (err != nil || got != s) && (err == nil || err.Error() != want || err.(*Exit).Status != 2) || (err == nil) != (want == "") {
+			t.Errorf("%q: %q, %v; want %q", s, got, err, want)
+		}
+	}
 	dir := t.TempDir()
 	for path, want := range map[string]string{"": "", dir: "", filepath.Join(dir, "x"): "--sysroot " + filepath.Join(dir, "x") + ": no such directory", "/dev/null": "--sysroot /dev/null: not a directory"} {
 		got := ""
