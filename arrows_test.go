@@ -68,7 +68,7 @@ var arrows = []struct {
 	{"agent/daemon", []string{"agent", "agent/*", "record", "serve", "names", "modules", "profile", "module"}},
 	{"agent/stdout", []string{"agent/export", "report", "profile", "unwind"}},
 	{"agent/*", []string{"agent/export", "profile", "unwind"}},
-	{"doctor", []string{"record", "names", "modules", "profile", "source/*", "symbol"}},
+	{"doctor", []string{"record", "names", "module", "modules", "profile", "source/*", "symbol"}},
 	{"dropin", []string{"doctor", "record", "compile", "store", "emit/native", "module"}},
 	{"cgotraceback", []string{"runtime"}}, // for its C
 	{"runtime", nil},

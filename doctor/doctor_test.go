@@ -184,3 +184,15 @@ func TestChangeable(t *testing.T) {
 	}
 	want(sticky)
 }
+
+// TestHasOperators: an allocator counts if the program is linked with it, or if it is preloaded.
+func TestHasOperators(t *testing.T) {
+	t.Setenv("LD_PRELOAD", "")
+	if HasOperators("sh") || HasOperators("/no such program") {
+		t.Error("sh, or what is not there, has an allocator of its own")
+	}
+	t.Setenv("LD_PRELOAD", "/usr/lib/libother.so /opt/libjemalloc.so.2")
+	if !HasOperators("sh") {
+		t.Error("a preloaded allocator does not count")
+	}
+}

@@ -4,11 +4,14 @@ import (
 	"cmp"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/module"
 )
 
 // The drop-in for libunwind is this library. make runtime puts it in dropinBuild, and make install-runtime in dropinDir below PREFIX.
@@ -59,6 +62,26 @@ func FindHeap(dir string) (string, error) {
 		return "", fmt.Errorf("%s: %s", reason, change)
 	}
 	return path, nil
+}
+
+// HasOperators says whether a program is linked with an allocator whose operators new and delete do not call malloc and free, or LD_PRELOAD names one:
+// then HeapNew is wanted, too.
+func HasOperators(program string) bool {
+	some := func(name string) bool {
+		for _, known := range []string{"libtcmalloc", "libjemalloc", "libmimalloc"} {
+			if strings.HasPrefix(name, known) {
+				return true
+			}
+		}
+		return false
+	}
+	for _, path := range strings.FieldsFunc(os.Getenv("LD_PRELOAD"), func(r rune) bool { return r == ':' || r == ' ' }) {
+		if some(filepath.Base(path)) {
+			return true
+		}
+	}
+	path, err := exec.LookPath(program)
+	return err == nil && len(module.Libraries(path, some)) > 0
 }
 
 func findExceptions(dir, program string) (path, reason, change string) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -12,7 +11,6 @@ import (
 
 	"github.com/unspool/unspool/doctor"
 	"github.com/unspool/unspool/internal/cli"
-	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
@@ -82,29 +80,10 @@ func (h *heapPlan) check(c *cobra.Command, command []string) (err error) {
 		return err
 	}
 	h.Preload = []string{library}
-	if hasOperators(command[0]) {
+	if doctor.HasOperators(command[0]) {
 		h.Preload = append(h.Preload, filepath.Join(filepath.Dir(library), doctor.HeapNew))
 	}
 	return nil
-}
-
-// hasOperators says whether a program has an allocator whose operators new and delete do not call malloc and free.
-func hasOperators(program string) bool {
-	some := func(name string) bool {
-		for _, known := range []string{"libtcmalloc", "libjemalloc", "libmimalloc"} {
-			if strings.HasPrefix(name, known) {
-				return true
-			}
-		}
-		return false
-	}
-	for _, path := range strings.FieldsFunc(os.Getenv("LD_PRELOAD"), func(r rune) bool { return r == ':' || r == ' ' }) {
-		if some(filepath.Base(path)) {
-			return true
-		}
-	}
-	path, err := exec.LookPath(program)
-	return err == nil && len(module.Libraries(path, some)) > 0
 }
 
 // recordHeap is record with --heap.
