@@ -56,8 +56,13 @@ func (p *Plan) Check(stepper string) error {
 	if p.Event == perfevent.OffCPU && (p.Frequency > 0 || p.Period > 1) {
 		return errors.New("--off-cpu records every wait, and excludes -F and -c")
 	}
-	if p.InKernel.Wakers && p.Event != perfevent.OffCPU {
+	switch waits := p.Event == perfevent.OffCPU || p.Waits; {
+	case p.InKernel.Wakers && !waits:
 		return errors.New("--wakers needs --off-cpu: only waits have wakers")
+	case p.InKernel.Threshold > 0 && !waits:
+		return errors.New("--off-cpu-threshold needs --off-cpu: it is of waits")
+	case p.InKernel.Threshold > ebpf.MaxThreshold:
+		return fmt.Errorf("--off-cpu-threshold is at most %v", ebpf.MaxThreshold)
 	}
 	return p.choose(stepper)
 }
@@ -71,7 +76,7 @@ func (p *Plan) checkCallGraph() error {
 	switch {
 	case p.Source == EBPF || p.Source == Ptrace:
 		return fmt.Errorf("--call-graph %s works only with --source perf", name)
-	case p.OffCPU || p.Event == perfevent.OffCPU || p.InKernel.Cgroup != "" || p.InKernel.Memory > 0:
+	case p.OffCPU || p.Waits || p.Event == perfevent.OffCPU || p.InKernel.Cgroup != "" || p.InKernel.Memory > 0:
 		return fmt.Errorf("--call-graph %s excludes --off-cpu, --cgroup and --memory: they take the walk by tables in the kernel", name)
 	case p.InKernel.NoCopies && p.CallGraph == perfevent.FramePointerOrCFI:
 		return errors.New("--call-graph fp,cfi copies stacks, and excludes --no-copies")
@@ -86,7 +91,7 @@ func (p *Plan) checkCallGraph() error {
 func (p *Plan) choose(stepper string) error {
 	p.Only = ""
 	switch {
-	case p.Event == perfevent.OffCPU:
+	case p.Event == perfevent.OffCPU || p.Waits:
 		p.Only = "--off-cpu"
 	case p.InKernel.Cgroup != "":
 		p.Only = "--cgroup"
@@ -122,7 +127,7 @@ func (p *Plan) untraceable() string {
 		return fmt.Sprintf("-F over %d", tracer.MaxFrequency)
 	case p.StackSize > tracer.MaxStackSize:
 		return fmt.Sprintf("--stack-size over %d", tracer.MaxStackSize)
-	case p.OffCPU || p.InKernel.Cgroup != "" || p.InKernel.Memory > 0 || p.InKernel.NoCopies:
+	case p.OffCPU || p.Waits || p.InKernel.Cgroup != "" || p.InKernel.Memory > 0 || p.InKernel.NoCopies:
 		return "--off-cpu, --cgroup, --memory and --no-copies"
 	case p.Event != "" && p.Event != "cpu-clock" && p.Event != "cycles":
 		return "-e " + p.Event

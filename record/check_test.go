@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/unspool/unspool/source/ebpf"
 	"github.com/unspool/unspool/source/perfevent"
@@ -40,6 +41,11 @@ func TestCheck(t *testing.T) {
 		{func(p *Plan) { p.OffCPU, p.Frequency = true, 1 }, "", "--off-cpu records every wait", "", "", false, false},
 		{func(p *Plan) { p.Event, p.Source = perfevent.OffCPU, Perf }, "", "--off-cpu works only with --source ebpf (root)", "", "", false, false},
 		{func(p *Plan) { p.InKernel.Wakers = true }, "", "--wakers needs --off-cpu", "", "", false, false},
+		{func(p *Plan) { p.InKernel.Threshold = 1 }, "", "--off-cpu-threshold needs --off-cpu", "", "", false, false},
+		{func(p *Plan) { p.Waits, p.InKernel.Threshold = true, 1 }, "", "", EBPF, "--off-cpu", false, false},
+		{func(p *Plan) { p.Waits, p.Frequency, p.InKernel.Wakers = true, 19, true }, "", "", EBPF, "--off-cpu", false, false},
+		{func(p *Plan) { p.Waits, p.InKernel.Threshold = true, 5*time.Second }, "", "--off-cpu-threshold is at most 4s", "", "", false, false},
+		{func(p *Plan) { p.Waits, p.Source = true, Perf }, "", "--off-cpu works only with --source ebpf (root)", "", "", false, false},
 		{func(p *Plan) { p.InKernel.Memory, p.Source = 1, Perf }, "", "--memory works only with", "", "", false, false},
 		{func(p *Plan) { p.InKernel.Memory = 1 }, "", "", Auto, "", false, false},
 		{func(p *Plan) { p.Command, p.InKernel.Cgroup = nil, "/x" }, "", "", EBPF, "--cgroup", false, true},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -15,9 +16,10 @@ import (
 )
 
 const (
-	agentFrequency = 19              // Hz: out of step with what runs ten or twenty times a second
-	leastInterval  = time.Second     // of profiles that are sent
-	pageTime       = 5 * time.Minute // that the agent's page shows
+	agentFrequency = 19                    // Hz: out of step with what runs ten or twenty times a second
+	leastInterval  = time.Second           // of profiles that are sent
+	pageTime       = 5 * time.Minute       // that the agent's page shows
+	waitThreshold  = 10 * time.Millisecond // of waits: a thread that always waits has a hundred a second at most
 )
 
 // An agentRun is the flags of agent.
@@ -50,6 +52,9 @@ the names of functions and inlined calls, to each --output:
   pyroscope=http://HOST:4040      Grafana Pyroscope
   otlp=http://HOST:4318           an OpenTelemetry collector; otlp=grpc://HOST:4317 by gRPC
   files=DIR?size=1G&age=168h      pprof files in a directory, of which the oldest go
+
+With --off-cpu, each place has a second profile, of the time for which its threads waited. Waits shorter than
+--off-cpu-threshold are recorded by chance, at a weight that keeps sums right on average.
 
 Each profile has the labels service_name, node, cgroup, unit, container_id, container, image and pod_uid, as far as they
 are known, and those of --label. --kubelet adds the names of pods, their containers and workloads. A process may name
@@ -93,6 +98,8 @@ labels, rules, the interval and the queue change at once; the rest changes when 
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
 	a.plan.flags(c)
+	f.Lookup("off-cpu").Usage = "record the time threads are blocked, too, as profiles of their own; -e off-cpu: only that; only with --source ebpf (root)"
+	f.Lookup("off-cpu-threshold").Usage += fmt.Sprintf(" (default %s; 1ns: all waits)", waitThreshold)
 	a.sending.server(c, "output", "where profiles go")
 	cli.Var(c, &a.Interval, "interval", "10s", "send profiles of this time each", cli.Duration)
 	f.StringArrayVar(&a.relabel, "relabel", nil, "a rule that changes labels or drops profiles, as Prometheus' relabel_config, in JSON; may be repeated")
@@ -114,8 +121,14 @@ func (a *agentRun) check() error {
 	if err := a.checkSettings(); err != nil {
 		return err
 	}
-	if !a.given("frequency") && a.Period == 0 && !a.OffCPU && a.Event != perfevent.OffCPU {
+	if a.OffCPU && a.Event != perfevent.OffCPU {
+		a.OffCPU, a.Waits = false, true
+	}
+	if !a.given("frequency") && a.Period == 0 && a.Event != perfevent.OffCPU {
 		a.Frequency = agentFrequency
+	}
+	if !a.given("off-cpu-threshold") && (a.Waits || a.Event == perfevent.OffCPU) {
+		a.InKernel.Threshold = waitThreshold
 	}
 	if err := a.plan.check("compact", &a.Filter); err != nil {
 		return err

@@ -29,6 +29,7 @@ func (p *plan) flags(c *cobra.Command) {
 	f.Uint64VarP(&p.Period, "count", "c", 0, "take a sample every this many events, instead of a frequency")
 	f.StringVarP(&p.Event, "event", "e", "", "event to count, as perf spells it (default: cycles, or cpu-clock on machines without counters)")
 	f.BoolVar(&p.OffCPU, "off-cpu", false, "record the time threads are blocked, as -e off-cpu does: only with --source ebpf (root)")
+	cli.Var(c, &p.InKernel.Threshold, "off-cpu-threshold", "", "with --off-cpu: record waits shorter than this, such as 10ms, by chance, and weigh those recorded as this long: sums stay right on average, at a bounded cost", cli.Duration)
 	f.BoolVar(&p.InKernel.Wakers, "wakers", false, "with --off-cpu: show who woke each thread, the waker's stack upside down above the wait's")
 	f.Uint32Var(&p.StackSize, "stack-size", 0, "bytes of each stack to copy and walk (default: 32 KiB, or, if the kernel walks most stacks, its maximum, and less while many copies wait)")
 	f.BoolVar(&p.User, "user", false, "count in user space only")

@@ -332,8 +332,13 @@ func (r *Recorder) Owner(pid int32) uint32 { return procfs.Owner(pid) }
 // Machine returns this process's machine.
 func (r *Recorder) Machine() *arch.Machine { return r.machine }
 
-// Event returns the recorded event's name, in perf's spelling.
-func (r *Recorder) Event() string { return r.event }
+// Event returns the recorded event's name, in perf's spelling, or the names of both.
+func (r *Recorder) Event() string {
+	if r.trigger.Waits {
+		return r.event + " and " + OffCPU
+	}
+	return r.event
+}
 
 // EventNote says how the recording differs from the request; "" if it does not.
 func (r *Recorder) EventNote() string { return strings.Join(r.notes, "; ") }
