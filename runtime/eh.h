@@ -75,12 +75,13 @@ typedef int (*eh_trace)(struct _Unwind_Context *c, void *arg);
 /* What is known of the code at a program counter. */
 struct eh_frame {
 	union {
-		struct us_rule rule; /* its flags may have UNSPOOL_B_KEY */
+		struct us_rule rule; /* its flags may have UNSPOOL_B_KEY and EH_SCALED */
 		uint64_t word[sizeof(struct us_rule) / 8];
 	};
 	uint64_t personality, lsda, start;
 	uint64_t args; /* in the lower half, bytes of arguments that a landing takes off the stack (DW_CFA_GNU_args_size) */
 };
+enum { EH_SCALED = 0x100 }; /* expressions of the rule read the length of SVE's vectors */
 enum { EH_FRAME_WORDS = sizeof(struct eh_frame) / 8, EH_RULE_WORDS = sizeof(struct us_rule) / 8 };
 
 /* A walk: what is remembered from one frame to the next. */

@@ -9,6 +9,7 @@
 #include "reader.h"
 
 #include <dlfcn.h>
+#include <sys/auxv.h>
 
 _Static_assert(offsetof(struct _Unwind_Context, by_value) == 8 * EH_COLUMNS + 72 && offsetof(struct _Unwind_Context, flags) == 8 * EH_COLUMNS + 48, "libgcc's layout");
 
@@ -144,6 +145,55 @@ static int has_key_b(struct us_window *w, const struct us_fde *f)
 }
 #endif
 
+#ifdef __aarch64__
+/*
+ * DW_OP_bregx VG, 0, which reads a register that no frame keeps: the length of SVE's vectors, in words. These bytes are nothing else: as the operand of
+ * another operation they would say 5,906 or 11,922, and stacks are aligned.
+ */
+static const uint8_t read_vg[] = {0x92, 46, 0};
+
+static uint8_t *find_vg(const uint8_t *at, const uint8_t *end)
+{
+	for (; (size_t)(end - at) >= sizeof read_vg; at++)
+		if (memcmp(at, read_vg, sizeof read_vg) == 0)
+			return (uint8_t *)(uintptr_t)at;
+	return NULL;
+}
+
+static uint8_t vector_words(void)
+{
+	register uint64_t n __asm__("x0") = 0;
+
+	if (getauxval(AT_HWCAP) & 1 << 22) /* HWCAP_SVE */
+		__asm__(".inst 0x04e0e3e0" : "=r"(n)); /* cntd x0 */
+	return (uint8_t)n;
+}
+
+/* A wide rule whose expressions have the length in the place of each read. */
+struct scaled {
+	struct us_rule rule;
+	struct us_wides wides;
+	uint8_t exprs[4096];
+};
+
+static const struct us_rule *scale(struct scaled *s, const struct us_rule *r)
+{
+	uint8_t vg = vector_words(), *at = s->exprs, *end = s->exprs + r->wide->expr_size;
+
+	memcpy(s->exprs, r->wide->exprs, r->wide->expr_size);
+	while ((at = find_vg(at, end)) != NULL) {
+		at[0] = 0x08; /* DW_OP_const1u */
+		at[1] = vg;
+		at[2] = 0x96; /* DW_OP_nop */
+	}
+	s->rule = *r;
+	s->wides = *r->wide;
+	s->wides.exprs = s->exprs;
+	s->rule.wide = &s->wides;
+	return &s->rule;
+}
+#endif
+
 /* mov $15, %rax; syscall; or mov x8, #139; svc #0: what a signal handler returns to, where there is no information. */
 static int is_sigreturn(uint64_t pc)
 {
@@ -225,6 +275,9 @@ static US_COLD int make(struct _Unwind_Context *c, struct eh_walk *w, struct eh_
 #ifdef __aarch64__
 	if (f->rule.flags & UNSPOOL_RA_SIGNED && has_key_b(&win, &fde))
 		f->rule.flags |= UNSPOOL_B_KEY;
+	if (f->rule.kind == US_KIND_WIDE && f->rule.wide->expr_size <= sizeof((struct scaled *)0)->exprs &&
+	    find_vg(f->rule.wide->exprs, f->rule.wide->exprs + f->rule.wide->expr_size))
+		f->rule.flags |= EH_SCALED;
 #endif
 	f->start = fde.lo;
 	f->personality = fde.handler && fde.handler_indirect ? us_word(fde.handler) : fde.handler;
@@ -325,7 +378,7 @@ static US_COLD int step_signal(struct _Unwind_Context *c)
 	return 1;
 }
 
-int eh_step_other(struct _Unwind_Context *c, const struct us_rule *r)
+static US_COLD int step_other(struct _Unwind_Context *c, const struct us_rule *r)
 {
 	struct us_state s;
 	int o;
@@ -383,6 +436,24 @@ int eh_step_other(struct _Unwind_Context *c, const struct us_rule *r)
 		c->ra = eh_authenticated(eh_value(c, US_RA), s.cfa, r->flags);
 	c->flags = r->flags & US_SIGNAL ? c->flags | EH_EXACT : c->flags & ~EH_EXACT;
 	return 1;
+}
+
+#ifdef __aarch64__
+static US_COLD int step_scaled(struct _Unwind_Context *c, const struct us_rule *r)
+{
+	struct scaled s;
+
+	return step_other(c, scale(&s, r));
+}
+#endif
+
+int eh_step_other(struct _Unwind_Context *c, const struct us_rule *r)
+{
+#ifdef __aarch64__
+	if (r->flags & EH_SCALED)
+		return step_scaled(c, r);
+#endif
+	return step_other(c, r);
 }
 
 /* ---- What else is asked about code ---- */

@@ -292,6 +292,19 @@ func TestEhStatic(t *testing.T) {
 	})
 }
 
+// TestArmEhVectors: exceptions pass frames whose size depends on that of SVE's vectors. GCC 12 describes many such frames wrongly, so that libgcc ends there, too:
+// these flags are for some that it describes well.
+func TestArmEhVectors(t *testing.T) {
+	m := ehMachines[1]
+	m.library(t)
+	for _, flags := range []string{"-O1 -fomit-frame-pointer", "-O1 -fomit-frame-pointer -mbranch-protection=standard"} {
+		prog := m.program(t, "eh_sve.cc", append(strings.Fields(flags), "-march=armv8-a+sve")...)
+		if out := m.same(t, nil, prog); !strings.HasSuffix(out, "10 cleanups, 9 a lane\n-56.2\n<nil>\n") {
+			t.Errorf("%s: %s", flags, out)
+		}
+	}
+}
+
 // ehHas is whether a program has a function with this name, or parts of it that a compiler has made.
 func ehHas(t *testing.T, prog, name string) bool {
 	t.Helper()
