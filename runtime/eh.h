@@ -109,6 +109,14 @@ struct eh_bases {
 /* Finds the FDE of pc among what is registered; 0 for none. Takes no lock. Async-signal-safe. */
 US_HIDDEN uint64_t eh_registered(uint64_t pc, struct eh_bases *b);
 
+/* What begins where something is registered: a list of FDEs up to a terminator, one FDE, or an array of pointers to such lists. */
+enum eh_what { EH_SECTION, EH_ONE, EH_TABLE };
+US_HIDDEN void eh_add(const void *begin, enum eh_what what);
+US_HIDDEN void eh_remove(const void *begin);
+
+/* Calls back for each FDE that is registered, under the lock: each must not register anything. */
+US_HIDDEN void eh_each_registered(void (*each)(uint64_t lo, uint64_t hi, uint64_t fde, uint64_t begin));
+
 /* How often something was registered or given back. */
 extern US_HIDDEN _Atomic uint32_t eh_generation;
 

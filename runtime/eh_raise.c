@@ -189,6 +189,10 @@ int eh_backtrace(eh_trace trace, void *arg, uint64_t *saved)
 
 		if (o != EH_NO_REASON && o != EH_END_OF_STACK)
 			return EH_FATAL_PHASE1;
+#ifdef UNSPOOL_LLVM /* libgcc shows what it knows nothing of, too */
+		if (o == EH_END_OF_STACK)
+			return o;
+#endif
 		if (trace(&c, arg) != EH_NO_REASON)
 			return EH_FATAL_PHASE1;
 		if (o == EH_END_OF_STACK)

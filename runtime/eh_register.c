@@ -136,8 +136,8 @@ uint64_t eh_registered(uint64_t pc, struct eh_bases *b)
 
 /* ---- Registering ---- */
 
-/* Calls back for each FDE that can be decoded, from begin to the terminator. */
-static void each(uint64_t begin, struct object *o)
+/* Looks at each FDE that can be decoded, from begin to the terminator; or at one only. */
+static void each(uint64_t begin, int one, struct object *o)
 {
 	struct us_window w;
 
@@ -152,24 +152,24 @@ static void each(uint64_t begin, struct object *o)
 		if (r.bad || n < 4)
 			return;
 		at = r.at + n;
-		if (fixed(&r, 4) == 0 || us_fde_open(&w, head, &fde) != US_FOUND)
-			continue;
-		if (!fde.lo || fde.hi <= fde.lo)
-			continue;
-		if (o->entries)
-			o->entries[o->n] = (struct entry){fde.lo, fde.hi, fde.at};
-		o->n++;
+		if (fixed(&r, 4) != 0 && us_fde_open(&w, head, &fde) == US_FOUND && fde.lo && fde.hi > fde.lo) {
+			if (o->entries)
+				o->entries[o->n] = (struct entry){fde.lo, fde.hi, fde.at};
+			o->n++;
+		}
+		if (one)
+			return;
 	}
 }
 
-static void each_of(uint64_t begin, int table, struct object *o)
+static void each_of(uint64_t begin, enum eh_what what, struct object *o)
 {
-	if (!table) {
-		each(begin, o);
+	if (what != EH_TABLE) {
+		each(begin, what == EH_ONE, o);
 		return;
 	}
 	for (const uint64_t *p = (const uint64_t *)begin; *p; p++)
-		each(*p, o);
+		each(*p, 0, o);
 }
 
 static void sift(struct entry *e, uint64_t i, uint64_t n)
@@ -244,13 +244,13 @@ static int publish(struct object *add, const struct object *remove)
 	return 1;
 }
 
-static void add(const void *begin, void *ob, void *tbase, void *dbase, int table)
+static void add(const void *begin, void *ob, void *tbase, void *dbase, enum eh_what what)
 {
 	struct object *o, count;
 
 	memset(&count, 0, sizeof count);
 	pthread_mutex_lock(&lock);
-	each_of((uint64_t)begin, table, &count);
+	each_of((uint64_t)begin, what, &count);
 	o = unused;
 	if (o)
 		unused = o->next;
@@ -262,7 +262,7 @@ static void add(const void *begin, void *ob, void *tbase, void *dbase, int table
 		if (count.n)
 			o->entries = take(count.n * sizeof *o->entries, &o->size_class);
 		if (o->entries) {
-			each_of((uint64_t)begin, table, o);
+			each_of((uint64_t)begin, what, o);
 			sort(o->entries, o->n);
 			o->lo = o->entries[0].lo;
 			for (uint64_t i = 0; i < o->n; i++)
@@ -308,10 +308,33 @@ static int is_empty(const void *begin)
 	return n == 0;
 }
 
+void eh_add(const void *begin, enum eh_what what)
+{
+	if (!is_empty(begin))
+		add(begin, NULL, NULL, NULL, what);
+}
+
+void eh_remove(const void *begin)
+{
+	if (!is_empty(begin))
+		drop(begin);
+}
+
+void eh_each_registered(void (*each)(uint64_t lo, uint64_t hi, uint64_t fde, uint64_t begin))
+{
+	pthread_mutex_lock(&lock);
+	for (const struct object *o = all; o; o = o->next)
+		for (uint64_t i = 0; o->entries && i < o->n; i++)
+			each(o->entries[i].lo, o->entries[i].hi, o->entries[i].at, o->begin);
+	pthread_mutex_unlock(&lock);
+}
+
+#ifndef UNSPOOL_LLVM /* llvm.c has what LLVM has of these */
+
 EH_API void __register_frame_info_bases(const void *begin, void *ob, void *tbase, void *dbase)
 {
 	if (!is_empty(begin))
-		add(begin, ob, tbase, dbase, 0);
+		add(begin, ob, tbase, dbase, EH_SECTION);
 }
 
 EH_API void __register_frame_info(const void *begin, void *ob)
@@ -326,7 +349,7 @@ EH_API void __register_frame(void *begin)
 
 EH_API void __register_frame_info_table_bases(void *begin, void *ob, void *tbase, void *dbase)
 {
-	add(begin, ob, tbase, dbase, 1);
+	add(begin, ob, tbase, dbase, EH_TABLE);
 }
 
 EH_API void __register_frame_info_table(void *begin, void *ob)
@@ -354,3 +377,5 @@ EH_API void __deregister_frame(void *begin)
 {
 	__deregister_frame_info_bases(begin);
 }
+
+#endif

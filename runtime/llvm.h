@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * llvm.h: the layouts and numbers of LLVM's libunwind.so.1, as programs that were compiled against its <libunwind.h> expect them (version 15000, of
+ * LLVM 13 and later). A test compares them with that header.
+ */
+#ifndef UNSPOOL_LLVM_H
+#define UNSPOOL_LLVM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* What functions return. */
+enum {
+	LLVM_SUCCESS = 0,
+	LLVM_UNSPEC = -6540,
+	LLVM_BADREG = -6542,
+	LLVM_BADFRAME = -6546,
+	LLVM_NOINFO = -6549,
+};
+
+/* unw_step's results besides those. */
+enum { LLVM_END = 0, LLVM_STEPPED = 1 };
+
+/* Registers have DWARF's numbers, and these two. */
+enum { LLVM_IP = -1, LLVM_SP = -2, LLVM_XMM0 = 17, LLVM_REGISTERS = 33 };
+
+enum { LLVM_CONTEXT_WORDS = 21, LLVM_CURSOR_WORDS = 33 };
+
+/* Where a context, which is an array of words, has each register, by DWARF's number. The words behind rip are not written. */
+#define LLVM_CONTEXT 0, 3, 2, 1, 5, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16
+
+typedef struct {
+	uint64_t word[LLVM_CONTEXT_WORDS];
+} llvm_context;
+
+typedef struct {
+	uint64_t word[LLVM_CURSOR_WORDS];
+} llvm_cursor;
+
+typedef struct {
+	uint64_t start_ip, end_ip, lsda, handler;
+	uint64_t gp;    /* bytes of arguments that a landing takes off the stack */
+	uint64_t flags; /* 0 */
+	uint32_t format, unwind_info_size;
+	uint64_t unwind_info; /* the FDE */
+	uint64_t extra;       /* where its module begins */
+} llvm_proc_info;
+
+_Static_assert(sizeof(llvm_proc_info) == 72, "LLVM's");
+
+/* The format of a procedure that an FDE describes. */
+enum { LLVM_FORMAT_DWARF = 0x04000000 };
+
+#endif /* UNSPOOL_LLVM_H */
