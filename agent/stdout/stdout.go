@@ -42,11 +42,7 @@ func (w *Writer) Encode(b *export.Batch) (*export.Request, error) {
 	var text bytes.Buffer
 	p := b.Profile
 	fmt.Fprintf(&text, "# %s %v %s\n", p.Start.UTC().Format(time.RFC3339), p.Duration.Round(time.Millisecond), printable.String(b.Selector()))
-	o := report.Options{Limit: 20}
-	if p.Waits() {
-		o.By = report.Periods // how often threads waited says less
-	}
-	if err := w.format.Whole(&text, p, o); err != nil {
+	if err := w.format.Whole(&text, p, report.Options{By: p.Weight(), Limit: 20}); err != nil {
 		return nil, err
 	}
 	text.WriteByte('\n')
