@@ -4,6 +4,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -151,5 +152,33 @@ func TestArrows(t *testing.T) {
 		if !used[a.pkg] {
 			t.Errorf("no package matches %q: take it off the list", a.pkg)
 		}
+	}
+}
+
+// commandLines bounds the lines of Go in cmd/unspool, tests apart: verbs, flags and help. Before it is raised, see what can go to a package below.
+const commandLines = 2950
+
+// TestCommand holds the size of the command.
+func TestCommand(t *testing.T) {
+	files, err := filepath.Glob("cmd/unspool/*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("cmd/unspool has %d files: %v", len(files), err)
+	}
+	lines, largest, most := 0, "", 0
+	for _, f := range files {
+		if strings.HasSuffix(f, "_test.go") {
+			continue
+		}
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := strings.Count(string(b), "\n")
+		if lines += n; n > most {
+			largest, most = f, n
+		}
+	}
+	if lines > commandLines {
+		t.Errorf("cmd/unspool has %d lines without tests, and may have %d: verbs, flags and help. Its largest file is %s, %d lines: what chooses, computes or builds goes below", lines, commandLines, largest, most)
 	}
 }

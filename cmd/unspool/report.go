@@ -88,17 +88,13 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
 				return err
 			}
 			defer end()
-			switch {
-			case sends:
+			if sends || walk {
 				p, err := in.profile(c.Context(), args[0], &o)
-				if err != nil {
+				switch {
+				case err != nil:
 					return err
-				}
-				return to.send(c.Context(), p, args[0])
-			case walk:
-				p, err := in.profile(c.Context(), args[0], &o)
-				if err != nil {
-					return err
+				case sends:
+					return to.send(c.Context(), p, args[0])
 				}
 				return browse.Show(c.Context(), p, args[0], o.opts.By)
 			}
