@@ -20,7 +20,7 @@ func (e Event) Base() string {
 func (p *Profile) Headline() string {
 	if p.Heap() {
 		_, rest, _ := strings.Cut(p.Summary(), " · ")
-		return p.inMemory() + " · " + rest
+		return p.InMemory() + " · " + rest
 	}
 	return p.Title(p.Summary())
 }

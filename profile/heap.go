@@ -1,6 +1,7 @@
 package profile
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 )
@@ -18,6 +19,41 @@ var HeapEvents = []string{HeapAlloc, HeapInUse, HeapPeak, HeapBrief}
 
 // HeapEvent returns the event of that name.
 func HeapEvent(name string) Event { return Event{name, "bytes"} }
+
+// HeapValues are what heap profiles can show: the bytes and the objects of each event, by the names that pprof has for them. DefaultHeapValue is
+// shown unless another is asked for.
+var HeapValues = heapValues()
+
+const DefaultHeapValue = HeapInUse + space
+
+const space, objects = "_space", "_objects"
+
+func heapValues() (out []string) {
+	for _, e := range HeapEvents {
+		out = append(out, e+space, e+objects)
+	}
+	return out
+}
+
+// A HeapValue is one of HeapValues in parts.
+type HeapValue struct {
+	Event   string
+	Objects bool // not bytes
+}
+
+// ParseHeapValue returns what one of HeapValues shows; "" is DefaultHeapValue.
+func ParseHeapValue(name string) HeapValue {
+	event, isObjects := strings.CutSuffix(cmp.Or(name, DefaultHeapValue), objects)
+	return HeapValue{strings.TrimSuffix(event, space), isObjects}
+}
+
+// Has says whether the profile counts an event of that name.
+func (i *Info) Has(event string) bool {
+	return slices.ContainsFunc(i.Events, func(e Event) bool { return e.Name == event })
+}
+
+// HeapGrows says of an event of heap profiles that its counts of a running process only grow.
+func HeapGrows(event string) bool { return event == HeapAlloc || event == HeapBrief }
 
 // Heap says that all that was counted are objects and bytes of memory.
 func (i *Info) Heap() bool {
@@ -43,8 +79,8 @@ func (p *Profile) Only(event string) *Profile {
 	return q
 }
 
-// inMemory says how much each event of a heap profile counted: "1.2 MiB in use, 45 objects".
-func (p *Profile) inMemory() string {
+// InMemory says how much each event of a heap profile counted: "1.2 MiB in use, 45 objects".
+func (p *Profile) InMemory() string {
 	said := map[string]string{HeapAlloc: " allocated", HeapInUse: " in use", HeapPeak: " at the peak", HeapBrief: " temporary"}
 	objects, bytes := make([]uint64, len(p.Events)), make([]uint64, len(p.Events))
 	for i := range p.Stacks {

@@ -110,6 +110,7 @@ func NewEvent(name string) Event {
 type Info struct {
 	Events   []Event
 	Every    uint64    // of a heap profile: bytes, on average, between samples; 0: all allocations count, or it is not known
+	Objects  bool      // of a heap profile: how many objects there are matters, not their bytes
 	Start    time.Time // by the wall clock
 	Duration time.Duration
 	Host     string
@@ -120,7 +121,7 @@ type Info struct {
 // Weight is what reports count unless told otherwise: time that threads were blocked for, not how often; bytes of memory, not how many objects; else
 // samples.
 func (i *Info) Weight() Weight {
-	if i.Waits() || i.Heap() {
+	if i.Waits() || i.Heap() && !i.Objects {
 		return Periods
 	}
 	return Samples

@@ -23,9 +23,11 @@ type FileOptions struct {
 	Namer  func(names.Options) *names.Namer // makes what names the frames; nil: names.New
 	Filter Filter                           // says which samples are of interest
 	Single bool                             // a pprof profile, which has no single samples, is an error
+	Heap   string                           // one of profile.HeapValues, of a heap profile; of any other it is an error; "": DefaultHeapValue
 
 	// Of an agent's directory: told before each profile is read, its error ends that; and told of each profile with the index of each of its stacks
-	// in the one that becomes of all. May be nil.
+	// in the one that becomes of all. With Added, a heap profile comes with the snapshots of its run beside it, which Added is told of in the order
+	// of time, the profile itself last. May be nil.
 	Reading func(done, total int, samples uint64) error
 	Added   func(p *profile.Profile, stacks []int32)
 }
@@ -69,10 +71,16 @@ func (f *File) open(path string, o *FileOptions) (err error) {
 		return fmt.Errorf("%s: %w", path, ErrNotRing)
 	}
 	if f.in.pprof && !o.Single {
-		if f.Pprof, err = readPprof(f.in, &o.Filter); err != nil {
-			err = fmt.Errorf("%s: %w", path, err)
+		if f.Pprof, err = readPprof(f.in, o); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
 		}
-		return err
+		if f.Pprof.Heap() && o.Added != nil {
+			f.Pprof = withSnapshots(f.Pprof, path, o)
+		}
+		return nil
+	}
+	if o.Heap != "" && !o.Single {
+		return fmt.Errorf("%s: %w", path, ErrNotHeap)
 	}
 	if f.data, err = perfdata.New(f.in.File, path); err != nil {
 		return readable(err, o.Single)
@@ -114,19 +122,19 @@ func (f *File) Close() error {
 // Read returns the number of bytes read from a recording, and its size: 0 if unknown. It is safe for concurrent use.
 func (f *File) Read() (done, total int64) { return f.data.Progress() }
 
-// readPprof reads what filter leaves of a pprof profile.
-func readPprof(in io.Reader, filter *Filter) (*profile.Profile, error) {
-	if filter.Timed {
+// readPprof reads what o's filter leaves of a pprof profile.
+func readPprof(in io.Reader, o *FileOptions) (*profile.Profile, error) {
+	if o.Filter.Timed {
 		return nil, ErrTimeless
 	}
 	p, err := pprof.Read(in)
-	if err == nil && p.Heap() {
-		p = p.Only(profile.HeapInUse)
+	if err == nil {
+		p, err = heapShown(p, o.Heap)
 	}
-	if err != nil || !filter.active() {
+	if err != nil || !o.Filter.active() {
 		return p, err
 	}
-	q := p.Filter(filter.stack)
+	q := p.Filter(o.Filter.stack)
 	if q.Totals.Samples == 0 {
 		return nil, fmt.Errorf("none of %s matches", profile.Count(p.Totals.Samples, "sample", "samples"))
 	}
@@ -156,6 +164,9 @@ func readable(err error, single bool) error {
 	}
 	return fmt.Errorf("%w; want a perf.data file, as perf record and unspool record write, or a pprof profile", err)
 }
+
+// ErrNotHeap is the error of a heap profile's value asked of something else.
+var ErrNotHeap = errors.New("not a heap profile")
 
 // ErrTimeless is the error of a filter by time on a profile without times.
 var ErrTimeless = errors.New("a pprof profile does not say when samples were taken")

@@ -28,7 +28,7 @@ import (
 // A Plan says what to record live, and who walks the stacks.
 type Plan struct {
 	perfevent.Options
-	InKernel ebpf.Options // Memory, Cgroup, Comm, Wakers and NoCopies
+	InKernel ebpf.Options // Memory, Cgroup, Comm, Wakers, Heap and NoCopies
 	Source   string       // one of Sources; Auto where it is empty
 	Fallback bool         // to ptrace, where perf events are refused
 	Only     string       // what only the kernel's program can do, as its user calls it; "": nothing
@@ -249,6 +249,14 @@ func (l *Live) Kernel() *ebpf.Stats {
 	}
 	st := l.prog.Stats()
 	return &st
+}
+
+// Heap returns what the probes of ebpf.Heap have seen.
+func (l *Live) Heap() ebpf.HeapStats {
+	if l.prog == nil {
+		return ebpf.HeapStats{}
+	}
+	return l.prog.HeapStats()
 }
 
 // Lost counts the samples that the recorder has lost so far.

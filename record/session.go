@@ -103,7 +103,7 @@ func recorded(cmdline []string) []string {
 	return cmdline
 }
 
-// Run walks all samples and calls each with them, in time order.
+// Run walks all samples and calls each with them, in time order. Of perfevent.Allocations, an allocation that was freed comes again, with Event 1.
 func (s *Session) Run(ctx context.Context, each func(*profile.Sample) error) error {
 	return s.run(ctx, each, nil, nil)
 }
@@ -141,6 +141,9 @@ func (s *Session) run(ctx context.Context, each func(*profile.Sample) error, rec
 				PID: x.PID, TID: x.TID, Comm: x.Comm, Time: x.Time, CPU: x.CPU, Period: x.Period, Event: max(x.Event, 0),
 				Kernel: x.Kernel, User: x.User, Stop: x.Stop, HasUser: x.From != source.NoStack,
 				KernelKey: s.Names.KernelKey(),
+			}
+			if s.ours && x.Record.Misc&source.MiscFreed != 0 {
+				s.sample.Event = 1
 			}
 			if waits == nil || s.sample.Event >= len(waits) {
 				waits = waits[:0]

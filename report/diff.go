@@ -76,7 +76,8 @@ type Compared struct {
 }
 
 // Compare returns the functions of two profiles, those whose part of all has changed most certainly first: by the greater
-// of the distances (Change.Z) of what is their own and of stacks that they are in.
+// of the distances (Change.Z) of what is their own and of stacks that they are in. A heap profile has a sample each profile.Info.Every bytes; one
+// of all allocations has one for each byte.
 func Compare(before, after *profile.Profile, o Options) []Compared {
 	p, split := profile.Join(after, before)
 	side := func(from, to int, o Options) profile.Sums {
@@ -88,16 +89,21 @@ func Compare(before, after *profile.Profile, o Options) []Compared {
 	count := Options{}
 	now, old := side(0, split, o), side(split, n, o)
 	oldCount, nowCount := old, now
-	if o.By != Samples {
+	every := [2]uint64{1, 1} // what of count is one sample
+	if before.Heap() && after.Heap() {
+		count.By, every = Periods, [2]uint64{max(before.Every, 1), max(after.Every, 1)}
+	}
+	if o.By != count.By {
 		nowCount, oldCount = side(0, split, count), side(split, n, count)
 	}
+	samples := func(a, b uint64) [2]uint64 { return [2]uint64{a / every[0], b / every[1]} }
 	all := Change{
 		AllBefore: o.total(before), AllAfter: o.total(after),
-		AllSamples: [2]uint64{before.Totals.Samples, after.Totals.Samples}, Absolute: o.Absolute, Unit: o.unit(after),
+		AllSamples: samples(count.total(before), count.total(after)), Absolute: o.Absolute, Unit: o.unit(after),
 	}
 	change := func(a, b, ca, cb uint64) Change {
 		c := all
-		c.Before, c.After, c.Samples = a, b, [2]uint64{ca, cb}
+		c.Before, c.After, c.Samples = a, b, samples(ca, cb)
 		return c
 	}
 	var out []Compared

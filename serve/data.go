@@ -26,7 +26,7 @@ type Recording struct {
 	Interval time.Duration
 }
 
-// Times holds when each sample of a profile was taken, in 16 bytes a sample. The zero value has none.
+// Times holds when each sample of a profile was taken, in 16 bytes a sample, or the snapshots of a heap profile. The zero value has none.
 type Times struct {
 	// Waits says that a sample is a wait, which ends at its time and lasted for its period (profile.OffCPU). Set it before the first Add.
 	Waits bool
@@ -35,6 +35,7 @@ type Times struct {
 	n      int
 	lo, hi uint64           // of all samples
 	large  map[int32]uint64 // periods that need more than 32 bits, by index in all samples
+	shots  *snapshots       // nil: it has samples
 }
 
 const (

@@ -205,6 +205,10 @@ func (d *data) recount(ctx context.Context, f *filter, keep []bool, counts, peri
 	if f.hi < hi-d.times.lo {
 		hi = d.times.lo + f.hi
 	}
+	if d.times.shots != nil {
+		d.times.shots.recount(f.lo, f.hi, keep, counts, periods)
+		return
+	}
 	d.times.each(lo, hi, func() bool { return ctx.Err() != nil }, func(c *chunk, first int, all bool) {
 		for i := range c.n {
 			s := c.stack[i]

@@ -26,10 +26,14 @@ type timeline struct {
 	Lanes []lane `json:"lanes"` // the first is all
 	Count int    `json:"count"` // threads that there are
 	Waits bool   `json:"waits"`
+
+	// Of snapshots: the bytes or objects that one stands for in a lane, and whether lanes have what was added, not what there was. Unit 0: samples.
+	Unit  uint64 `json:"unit"`
+	Grows bool   `json:"grows"`
 }
 
 // A lane counts the samples of a thread in each bin, and of those the ones that the filter wants. Of waits it has how long they were in the
-// bin, in thousandths of its length: a thread that waits all the time has 1000 in each.
+// bin, in thousandths of its length: a thread that waits all the time has 1000 in each. Of snapshots it has bytes or objects, in Unit.
 type lane struct {
 	Thread *thread  `json:"thread,omitempty"`
 	All    []uint32 `json:"all"`
@@ -65,6 +69,10 @@ func newTimeline(ctx context.Context, d *data, t *tree, f *filter, q *timelineQu
 		out.Lanes = append(out.Lanes, counts(&d.threads[id]))
 	}
 	keep := d.keep(t, f)
+	if d.times.shots != nil {
+		out.Unit, out.Grows = d.times.shots.draw(out, at, d.threadOf, keep, f.periods), d.times.shots.grows
+		return out
+	}
 	lo, hi := d.times.lo+out.Lo, d.times.lo+out.Hi
 	if hi < lo {
 		hi = math.MaxUint64

@@ -50,6 +50,7 @@ const (
 	MiscWaker       = 1 << 10 // one of our samples: the thread that ended the following wait: see Waker
 	MiscNoWaker     = 1 << 11 // who ended it is not known, and was asked for
 	MiscWeighted    = 1 << 12 // one of our samples of a wait: it counts for shorter ones, too, and its period is no length
+	MiscFreed       = 1 << 13 // one of our samples: an allocation was freed
 	MiscAgain       = 1 << 11 // COMM, FORK, MMAP2 of ours: read from /proc after records were lost: see World
 	MiscMmapData    = 1 << 13 // MMAP: not executable
 	MiscCommExec    = 1 << 13 // COMM: by execve

@@ -18,4 +18,5 @@ const (
 	OnTracepoints                    // at a tracepoint
 	OnProbes                         // at a kprobe or a uprobe, which are defined as tracepoints are
 	OnBlocking                       // when a thread that was blocked goes on, with the stack that blocked
+	OnAllocations                    // when processes that the program knows allocate memory, and free it
 )

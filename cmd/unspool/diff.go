@@ -79,6 +79,9 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 					return err
 				}
 			}
+			if p[0].Heap() && p[1].Heap() && !c.Flags().Changed("by") { // how much more, not which part of all
+				o.opts.Absolute = true
+			}
 			return o.write(c.Context(), func(w io.Writer) error { return write(w, p[0], p[1], o.opts) })
 		},
 	}

@@ -10,7 +10,10 @@ import (
 )
 
 // A filter says which samples are of interest.
-type filter struct{ record.Filter }
+type filter struct {
+	record.Filter
+	heapValue string // one of profile.HeapValues; "": as for ""
+}
 
 func (f *filter) flags(c *cobra.Command) {
 	c.Flags().IntSliceVar(&f.PIDs, "pid", nil, "only these processes")
@@ -19,7 +22,7 @@ func (f *filter) flags(c *cobra.Command) {
 	cli.Var(c, new(struct{}), "time", "", "only the time FROM,TO, in seconds of the recording's clock; either may be empty", f.setTime)
 }
 
-// ring adds the flags for an agent's directory.
+// ring adds the flags for an agent's directory, and for heap profiles.
 func (f *filter) ring(c *cobra.Command) {
 	const usage = "of an agent's directory, only the time FROM,TO, such as 14:30, 2026-11-26T14:30 or -15m; either may be empty"
 	if time := c.Flags().Lookup("time"); time != nil {
@@ -28,6 +31,7 @@ func (f *filter) ring(c *cobra.Command) {
 		cli.Var(c, new(struct{}), "time", "", usage, f.setTime)
 	}
 	cli.Var(c, &f.Service, "service", "", "only services that match this regular expression, of an agent's directory", cli.Regexp)
+	heapValueFlag(c, &f.heapValue)
 }
 
 // setTime reads --time into the Filter.

@@ -1,16 +1,25 @@
 package main
 
 import (
+	"bufio"
+	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/unspool/unspool/doctor"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/profile/pprof"
+	rec "github.com/unspool/unspool/record"
 )
 
 // heapRuntime builds the library for heap profiles, and returns its directory.
@@ -25,6 +34,234 @@ func heapRuntime(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+// TestHeapSnapshots: snapshots, which time or SIGUSR2 makes, lie beside the output and show what was in use; none is overwritten, and the output's
+// reader finds those of its run.
+func TestHeapSnapshots(t *testing.T) {
+	oracle.Long(t)
+	dir := heapRuntime(t)
+	prog := filepath.Join(dir, "staged")
+	gcc := exec.Command("gcc", "-O1", "-g", "-fno-builtin", "-x", "c", "-o", prog, "-")
+	gcc.Stdin = strings.NewReader(`#include <stdlib.h>
+#include <unistd.h>
+static void *keep[1000], *volatile sink;
+__attribute__((noipa)) static void first(void) { for (int i = 0; i < 1000; i++) keep[i] = malloc(1000); }
+__attribute__((noipa)) static void drop(void) { for (int i = 0; i < 500; i++) free(keep[i]); }
+__attribute__((noipa)) static void second(void) { for (int i = 0; i < 300; i++) sink = malloc(2000); }
+int main(void) {
+	char c;
+	first();
+	if (write(1, "a", 1) != 1 || read(0, &c, 1) != 1) return 1;
+	drop();
+	second();
+	return 0;
+}`)
+	if out, err := gcc.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	at := t.TempDir()
+	record := func(usr2 bool, args ...string) result {
+		t.Helper()
+		c := program(t, append(append([]string{"record", "--heap=all"}, args...), "--", prog)...)
+		c.Env, c.Dir = append(c.Env, "UNSPOOL_RUNTIME="+dir), at
+		in, err := c.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		var stderr strings.Builder
+		c.Stdout, c.Stderr = w, &stderr
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+		if _, err := r.Read(make([]byte, 1)); err != nil { // first has run
+			t.Fatal(err, stderr.String())
+		}
+		there := func() int {
+			list, _ := filepath.Glob(filepath.Join(at, "h.0*"))
+			return len(list)
+		}
+		n := there()
+		if usr2 {
+			if err := c.Process.Signal(syscall.SIGUSR2); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for limit := time.Now().Add(time.Minute); there() == n && time.Now().Before(limit); time.Sleep(time.Millisecond) {
+		}
+		in.Write([]byte{'x'})
+		in.Close()
+		c.Wait()
+		return result{c.ProcessState.ExitCode(), "", stderr.String()}
+	}
+	record(true, "-o", "h.pb.gz").want(t, 0, `h.001.pb.gz: after \d+\.\d s: 976.6 KiB in use, 1,000 objects\n(.*\n)*.*h.pb.gz: `)
+	record(false, "-o", "h.pb.gz", "--every", "300ms").want(t, 0, `h.002.pb.gz: after 0\.[3-9] s: 976.6 KiB in use, 1,000 objects\n`)
+	record(true, "-o", "h.folded").want(t, 0, `h.001.folded: after`)
+	if b, err := os.ReadFile(filepath.Join(at, "h.001.folded")); err != nil || !strings.Contains(string(b), ";first 1000000\n") {
+		t.Errorf("%s %v", b, err)
+	}
+	read := func(args ...string) result {
+		c := program(t, args...)
+		c.Dir = at
+		return finish(t, c)
+	}
+	r := read("diff", "h.002.pb.gz", "h.pb.gz")
+	r.want(t, 0, "")
+	for _, line := range []string{`488\.3 KiB -488\.3 KiB .* first`, `585\.9 KiB \+585\.9 KiB .* second`} {
+		if !regexp.MustCompile(line).MatchString(r.out) {
+			t.Errorf("no %s in\n%s", line, r.out)
+		}
+	}
+	if r := read("report", "--heap-value", "alloc_objects", "--format", "folded", "h.pb.gz"); !strings.Contains(r.out, ";first 1000\n") || !strings.Contains(r.out, ";second 300\n") {
+		t.Error(r)
+	}
+	var got []string
+	f, err := rec.Open(filepath.Join(at, "h.pb.gz"), rec.FileOptions{Heap: "alloc_space", Added: func(p *profile.Profile, stacks []int32) {
+		got = append(got, p.InMemory())
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if n := len(got); n < 2 || got[0] != "976.6 KiB allocated, 1,000 objects" || got[n-1] != "1.5 MiB allocated, 1,300 objects" || f.Pprof.Totals.Period != 1_600_000 || slices.Contains(got[1:n-1], got[n-1]) {
+		t.Errorf("%q, %d bytes", got, f.Pprof.Totals.Period)
+	}
+	for args, want := range map[string]string{
+		"record --heap --every 1s -o - --format folded -- true": "^unspool: --every writes snapshots beside the output: give -o FILE",
+		"record --every 1s -- true":                             "^unspool: --every goes with --heap",
+	} {
+		c := program(t, strings.Fields(args)...)
+		c.Env = append(c.Env, "UNSPOOL_RUNTIME="+dir)
+		finish(t, c).want(t, 2, want)
+	}
+	read("report", "--heap-value", "peak_space", "h.002.pb.gz").want(t, 0, "")
+}
+
+// heapLoop allocates when it is told to. Each function's objects and bytes are in TestHeapProbes.
+const heapLoop = `#include <stdlib.h>
+#include <pthread.h>
+#include <unistd.h>
+static void *volatile sink, *keep[1000];
+__attribute__((noipa)) void leak(int i) { keep[i] = malloc(1000); }
+__attribute__((noipa)) void churn(void) { sink = malloc(2000); free(sink); }
+__attribute__((noipa)) void grow(void) { void *p = calloc(10, 10); p = realloc(p, 50000); sink = p; free(p); }
+__attribute__((noipa)) void null(void) { sink = realloc(NULL, 77); }
+__attribute__((noipa)) void array(void) { sink = reallocarray(NULL, 5, 8); }
+__attribute__((noipa)) void aligned(void) { void *p; if (posix_memalign(&p, 64, 300) == 0) sink = p; sink = aligned_alloc(64, 640); }
+__attribute__((noipa)) void fails(void) { sink = malloc((size_t)1 << 46); sink = malloc((size_t)1 << 60); }
+static void *other(void *x) { for (int i = 0; i < 1000; i++) aligned(); for (int i = 0; i < 300; i++) free(keep[i]); return x; }
+int main(void) {
+	char c;
+	pthread_t t;
+	sink = malloc(1);
+	if (write(1, "a", 1) != 1 || read(0, &c, 1) != 1) return 1;
+	for (int i = 0; i < 1000; i++) { leak(i); churn(); grow(); null(); array(); fails(); }
+	if (pthread_create(&t, 0, other, 0) || pthread_join(t, 0)) return 1;
+	return 0;
+}`
+
+// TestHeapProbes: of a process that runs already, every allocation from the beginning on is recorded, and what is in use; samples come to the same
+// on average.
+func TestHeapProbes(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "gcc")
+	if os.Geteuid() != 0 {
+		oracle.Lacks(t, "root")
+	}
+	dir := t.TempDir()
+	prog := filepath.Join(dir, "loop")
+	gcc := exec.Command("gcc", "-O1", "-g", "-fno-builtin", "-Wno-alloc-size-larger-than", "-pthread", "-x", "c", "-o", prog, "-")
+	gcc.Stdin = strings.NewReader(heapLoop)
+	if out, err := gcc.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	record := func(args ...string) (map[string][2]profile.Stack, result) {
+		t.Helper()
+		loop := exec.Command(prog)
+		in, err := loop.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := loop.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := loop.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer loop.Wait()
+		defer in.Close()
+		if _, err := out.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		c := program(t, append([]string{"record", "-p", strconv.Itoa(loop.Process.Pid), "-o", "p.pb.gz"}, args...)...)
+		stderr, err := c.StderrPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewScanner(stderr)
+		var said strings.Builder
+		for lines.Scan() { // the first says that there are probes, or why not
+			fmt.Fprintln(&said, lines.Text())
+			in.Write([]byte{'x'})
+		}
+		c.Wait()
+		r := result{c.ProcessState.ExitCode(), "", said.String()}
+		if strings.Contains(r.stderr, "needs root") {
+			oracle.Lacks(t, "the permission to load programs into the kernel")
+		}
+		r.want(t, 0, "allocated [0-9,]+ times and freed")
+		b, err := os.Open(filepath.Join(c.Dir, "p.pb.gz"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		p, err := pprof.Read(b)
+		if err != nil || !p.Heap() || len(p.Events) != 2 {
+			t.Fatalf("%v %+v", err, p)
+		}
+		got := map[string][2]profile.Stack{}
+		for _, s := range p.Stacks {
+			name := strings.TrimSuffix(p.Funcs[p.Locs[s.Frames[0]].Func].Name, "()")
+			x := got[name]
+			x[s.Event].Count += s.Count
+			x[s.Event].Period += s.Period
+			got[name] = x
+		}
+		return got, r
+	}
+	got, r := record("--heap=all")
+	for name, want := range map[string][4]uint64{ // objects and bytes, allocated and in use
+		"leak": {1000, 1_000_000, 700, 700_000}, "churn": {1000, 2_000_000, 0, 0}, "grow": {2000, 50_100_000, 0, 0}, "null": {1000, 77_000, 1000, 77_000},
+		"array": {1000, 40_000, 1000, 40_000}, "aligned": {2000, 940_000, 2000, 940_000}, "fails": {},
+	} {
+		x := got[name]
+		if have := [4]uint64{x[0].Count, x[0].Period, x[1].Count, x[1].Period}; have != want {
+			t.Errorf("%s: %v, want %v", name, have, want)
+		}
+	}
+	if t.Failed() {
+		t.Log(r.stderr)
+	}
+	got, _ = record("--heap", "--heap-period", "4K")
+	for name, want := range map[string][2]float64{"leak": {1_000_000, 4096}, "churn": {2_000_000, 4096}, "grow": {50_100_000, 51_000}, "aligned": {940_000, 4096}} {
+		// n samples of about the period each have a relative deviation of at most 1/sqrt(n).
+		have, deviation := float64(got[name][0].Period), 1/math.Sqrt(want[0]/want[1])
+		if math.Abs(have-want[0]) > 5*deviation*want[0] {
+			t.Errorf("%s: %.0f bytes, want %.0f within %.0f", name, have, want[0], 5*deviation*want[0])
+		}
+	}
+	runProgram(t, "record", "--heap", "-p", "1", "--heap-value", "peak_space", "-o", "x.svg").want(t, 2, "--heap -p has alloc and inuse, not peak")
+	runProgram(t, "record", "--heap", "-p", "1", "--every", "1s", "-o", "x.svg").want(t, 2, "--heap and --every exclude each other|--every")
 }
 
 // TestRecordHeap: each way to write a heap profile shows what a program is known to allocate.

@@ -65,7 +65,10 @@ library in front of the program's allocator takes a sample each 512 KiB, on aver
 records every allocation. The kernel and root take no part. The profile has what was allocated (alloc), what is in use
 at the end (inuse), what was in use when most bytes were (peak), and what was freed before its thread had allocated
 anything else (temporary), in bytes and in objects. pprof's files have all of it; other formats show what --heap-value
-says. Without -o, record writes ` + defaultHeap + ` and prints a table.
+says. Without -o, record writes ` + defaultHeap + ` and prints a table. With --every 10s, or when record gets SIGUSR2,
+it writes a snapshot beside the output: for -o heap.pb.gz, heap.001.pb.gz, heap.002.pb.gz and so on. No snapshot replaces
+another. unspool diff compares two of them; unspool serve heap.pb.gz shows all of the run by time. With -p PID, probes
+at the process's allocator take the place of the library: as root, and at a cost of microseconds for each call.
 
 --to sends the finished recording to an engine, with the names of functions and inlined calls:
 parca=http://HOST:7070, pyroscope=http://HOST:4040, otlp=http://HOST:4318 or otlp=grpc://HOST:4317. The recording
@@ -82,13 +85,18 @@ samples a second. unspool doctor says what is allowed.`,
   unspool record --to pyroscope=http://127.0.0.1:4040 --label service_name=shop -- ./program
   unspool record -e page-faults -o faults.svg -- ./program
   unspool record --heap -o heap.svg -- ./program
+  unspool record --heap --every 10s -o heap.pb.gz -- ./program
+  unspool record --heap -p 1234 --duration 60s -o leak.svg
   unspool record --off-cpu -p 1234 --duration 10s -o blocked.svg
   unspool record --off-cpu --wakers -a --duration 10s -o wakers.svg
   unspool record -a --cgroup /sys/fs/cgroup/system.slice --duration 10s -o services.svg`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if h.on() {
-				return recordHeap(c, &h, &o, args, duration, plain, stepper)
+				return recordHeap(c, &h, &p, &flt, &o, args, duration, plain, stepper)
+			}
+			if err := h.without(c); err != nil {
+				return err
 			}
 			p.Command = args
 			if err := p.check(c.Flag("stepper").Value.String(), &flt); err != nil {

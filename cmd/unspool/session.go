@@ -77,7 +77,7 @@ func lookingFlag(c *cobra.Command) func() (*modules.Set, error) {
 func (r *reading) open(ctx context.Context, path string, o record.FileOptions) (*record.File, error) {
 	p := tui.NewProgress()
 	defer p.Done()
-	o.Mods, o.Filter = r.mods, r.Filter
+	o.Mods, o.Filter, o.Heap = r.mods, r.Filter, r.heapValue
 	o.Namer = func(n names.Options) *names.Namer { return newNamer(n, r.plain) }
 	o.Reading = func(done, total int, samples uint64) error {
 		p.Say("read %d of %d profiles, %s", done, total, profile.Quantity(samples, "samples"))
@@ -87,6 +87,8 @@ func (r *reading) open(ctx context.Context, path string, o record.FileOptions) (
 	switch {
 	case errors.Is(err, record.ErrTimeless):
 		err = fmt.Errorf("%s: --time: %w", path, record.ErrTimeless)
+	case errors.Is(err, record.ErrNotHeap):
+		err = fmt.Errorf("%w; --heap-value is for heap profiles", err)
 	case errors.Is(err, record.ErrNotRing):
 		err = fmt.Errorf("%w; --time takes seconds of a recording's clock, and --service is for directories", err)
 	case errors.Is(err, record.ErrWallClock):

@@ -29,6 +29,10 @@ func Input(path string, o Options) serve.Input {
 		var intervals serve.Times // of the profiles of a directory
 		length := time.Duration(0)
 		f, err := o.Open(ctx, func(p *profile.Profile, stacks []int32) {
+			if p.Heap() {
+				intervals.AddSnapshot(p, stacks)
+				return
+			}
 			length = max(length, p.Duration)
 			intervals.Spread(p, stacks)
 		})
@@ -38,6 +42,9 @@ func Input(path string, o Options) serve.Input {
 		defer f.Close()
 		if p := f.Pprof; p != nil {
 			rec := &serve.Recording{Profile: p, Periods: p.Weight() == profile.Periods}
+			if p.Heap() {
+				rec.Times = &intervals
+			}
 			if f.Ring != nil {
 				rec.Services, rec.Times, rec.Interval = f.Ring.Tags, &intervals, length
 			}

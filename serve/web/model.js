@@ -75,6 +75,13 @@ export const $ = id => document.getElementById(id);
 
 export const comma = n => Math.round(n).toLocaleString('en-US');
 
+// bytes is an amount of memory.
+export function bytes(n) {
+  let i = 0;
+  for (; n >= 1024 && i < 4; i++) n /= 1024;
+  return `${i ? n.toFixed(1) : comma(n)} ${['B', 'KiB', 'MiB', 'GiB', 'TiB'][i]}`;
+}
+
 // percent is the share of n in all: what is neither nothing nor all never looks so.
 export function percent(n, all) {
   if (!all) return '0.0 %';

@@ -1,5 +1,5 @@
 // Samples by time: one lane for all threads and, if wanted, one for each. Dragging selects a range of time.
-import { $, Channel, comma, el, onScheme, palette, percent, seconds } from './model.js';
+import { $, Channel, bytes, comma, el, onScheme, palette, percent, seconds } from './model.js';
 
 const axis = 18, tall = 40, low = 22; // pixels
 
@@ -180,12 +180,14 @@ export class Timeline {
     const g = this.g, l = g?.lanes[this.laneAt(e.offsetY)];
     if (!l) return;
     const i = Math.max(0, Math.min(l.all.length - 1, Math.floor(e.offsetX / this.width * l.all.length))), t = l.thread;
-    // Of waits there are thousandths of a thread.
-    const number = n => !g.waits ? comma(n) : t ? percent(n, 1000) : `${+(n / 1000).toFixed(2)} threads`;
+    // Of waits there are thousandths of a thread, of snapshots bytes or objects.
+    const memory = n => this.app.state.by === 'periods' ? bytes(n * g.unit) : `${comma(n * g.unit)} objects`;
+    const number = n => g.unit ? memory(n) : !g.waits ? comma(n) : t ? percent(n, 1000) : `${+(n / 1000).toFixed(2)} threads`;
+    const what = g.unit ? this.app.info.events[0]?.name || 'Memory' : g.waits ? 'Blocked' : 'Samples';
     this.app.tip(e, {
       name: t ? `${t.comm} ${t.tid}` : 'All threads',
-      lines: [['At', this.when(this.time(e.offsetX))], [g.waits ? 'Blocked' : 'Samples', number(l.all[i])], ...l.kept[i] !== l.all[i] ? [['Matching', number(l.kept[i])]] : []],
-      notes: [t ? `process ${t.pid}; click to see this thread only` : 'drag to choose a range of time', ...this.app.info.interval ? [`within ${seconds(this.app.info.interval)}, samples are drawn evenly: when they were taken is not known`] : []],
+      lines: [['At', this.when(this.time(e.offsetX))], [what, number(l.all[i])], ...l.kept[i] !== l.all[i] ? [['Matching', number(l.kept[i])]] : []],
+      notes: [t ? `process ${t.pid}; click to see this thread only` : 'drag to choose a range of time', ...g.unit ? [g.grows ? 'what was added, from snapshot to snapshot' : 'a range shows the snapshot at its end'] : [], ...this.app.info.interval ? [`within ${seconds(this.app.info.interval)}, samples are drawn evenly: when they were taken is not known`] : []],
     });
   }
 

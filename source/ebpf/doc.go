@@ -37,6 +37,9 @@
 // with the same time and processor. Kernel functions in the stack show whether an interrupt wakes: an interrupt has no thread, and shows nothing
 // of the code it interrupts. Where the waker is not known, the record of the wait says so (source.MiscNoWaker).
 //
+// For heap profiles of processes that run (heap.go, c/heap.h), probes at the functions of their allocators count down bytes to the next sample,
+// walk its stack, and remember its address until it is freed. Both come as samples whose stack has come before.
+//
 // The kernel reports no munmap: until something new is mapped there, an unmapped address still looks mapped. As no code runs there, only a
 // corrupted stack can tell.
 //

@@ -66,7 +66,10 @@ type Program struct {
 	blocked atomic.Uint64 // of samples, those of waits
 	names   func(string) bool
 	wakers  bool
+	heap    *Heap
 	track   tracker
+
+	allocators []string // HeapStats.Allocators
 }
 
 // Options are for Load.
@@ -94,6 +97,9 @@ type Options struct {
 	// and counts for the threshold. Sums keep their expected values. It is at most MaxThreshold. SetThreshold changes it.
 	Threshold time.Duration
 
+	// Heap is what source.OnAllocations takes.
+	Heap *Heap
+
 	// NoCopies says that no memory of a stack leaves the kernel. What the kernel cannot walk yet ends with unwind.Truncated: Stats.CutOff.
 	NoCopies bool
 
@@ -114,7 +120,7 @@ func Load(o Options) (_ *Program, err error) {
 			err = fmt.Errorf("loading the kernel's program: %w", err)
 		}
 	}()
-	p := &Program{prog: "on_event", names: o.Comm, wakers: o.Wakers, whole: o.NoCopies}
+	p := &Program{prog: "on_event", names: o.Comm, wakers: o.Wakers, heap: o.Heap, whole: o.NoCopies}
 	defer func() {
 		if err != nil {
 			p.close()
@@ -198,6 +204,11 @@ func (p *Program) load(names ...string) (*ebpf.Collection, error) {
 	}
 	if !slices.Contains(names, "on_switch") {
 		delete(spec.Maps, "wakers")
+	}
+	if !slices.Contains(names, "on_alloc") {
+		for _, name := range []string{"allocating", "objects", "draws", "quotas"} {
+			delete(spec.Maps, name)
+		}
 	}
 	if !slices.Contains(names, "on_still") {
 		delete(spec.Maps, "still")
@@ -380,6 +391,9 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 		err = p.set("every", uint32(min(use.Period, 1<<32-1)))
 	case source.OnBlocking:
 		p.prog = "on_switch"
+	case source.OnAllocations:
+		p.prog = "on_alloc"
+		p.stacks.frees = true
 	}
 	p.waits = p.prog == "on_switch" || use.Waits
 	if err == nil && !use.All && (p.prog != "on_event" || p.waits || use.Tree != nil) {
@@ -406,11 +420,17 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 		progs = append(progs, "on_waking")
 		err = p.set("wakes", uint32(1))
 	}
+	if p.prog == "on_alloc" {
+		progs = append(progs, "on_alloc_return", "on_free")
+	}
 	if err == nil {
 		p.more, err = p.load(progs...)
 	}
 	if err != nil {
 		return fmt.Errorf("loading the kernel's program: %w", err)
+	}
+	if p.prog == "on_alloc" {
+		return p.attachAllocators()
 	}
 	if p.waits {
 		if p.wakers {

@@ -19,7 +19,7 @@ type sample struct {
 	cpu                  uint32
 	what                 uint8
 	stop                 unwind.Stop
-	cut                  uint16 // of source.MiscCutBegin, MiscCutEnd, MiscNoWaker and MiscWeighted
+	cut                  uint16 // of source.MiscCutBegin, MiscCutEnd, MiscNoWaker, MiscWeighted and MiscFreed
 	wait                 bool   // of a thread that was blocked
 	waker                bool   // of who woke a thread; as a sample, its name is in ip and period
 	user, kernel         []byte // words of 8 bytes
@@ -42,6 +42,7 @@ const (
 	noWaker
 	ofWait
 	weighted
+	freed // c/heap.h: FREED
 )
 
 // maxFrames and maxKernel are the most words that follow a sample.
@@ -79,6 +80,9 @@ func parse(b []byte) (s sample, ok bool) {
 	if b[52]&noWaker != 0 {
 		s.cut |= source.MiscNoWaker
 	}
+	if b[52]&freed != 0 {
+		s.cut |= source.MiscFreed
+	}
 	if b[52]&weighted != 0 {
 		s.cut |= source.MiscWeighted
 	}
@@ -105,6 +109,7 @@ type stacks struct {
 	size       int               // bytes that have come to now since it began, less those that have gone
 	since      time.Time         // of now
 	unknown    atomic.Uint64     // stacks that never came
+	frees      bool              // what was allocated comes again when it is freed
 	interrupts *interrupts       // nil: it is not known where they begin
 	missed     struct {          // the wait whose waker's stack never came
 		time uint64
@@ -160,6 +165,16 @@ func (k *stacks) tidy(p *Program) {
 			}
 		}
 		if it.Err() != nil && len(k.now) < 2*maxStacks && k.size < 2*most {
+			return
+		}
+	}
+	if p.prog == "on_alloc" {
+		err := p.inUse(func(id uint64) {
+			if r := k.find(id); r != nil {
+				keep[id] = r
+			}
+		})
+		if err != nil && len(k.now) < 2*maxStacks && k.size < 2*most {
 			return
 		}
 	}
@@ -228,7 +243,7 @@ func (k *stacks) again(s *sample) []byte {
 		return nil
 	}
 	le := binary.LittleEndian
-	if !source.Walks(le.Uint64(b[atID:])) { // a copy is of one sample
+	if !source.Walks(le.Uint64(b[atID:])) && (!k.frees || s.cut&source.MiscFreed != 0) { // a copy is of one sample, or of one object
 		k.drop(s.id)
 	}
 	misc := le.Uint16(b[atMisc:]) & source.MiscCPUModeMask

@@ -126,7 +126,7 @@ func parseEvent(s string, at places) (event, error) {
 		return event{}, errors.New("event: no name")
 	case strings.HasPrefix(s, "mem:"):
 		return parseBreakpoint(s)
-	case s == OffCPU: // the event itself only brings records of mappings
+	case s == OffCPU || s == Allocations: // the event itself only brings records of mappings
 		return event{name: s, typ: source.TypeSoftware, config: swDummy, each: true}, nil
 	}
 	if pmu, rest, ok := strings.Cut(s, "/"); ok {

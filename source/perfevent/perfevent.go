@@ -109,6 +109,9 @@ type Program interface {
 // blocked. The period of its samples is that time in ns.
 const OffCPU = "off-cpu"
 
+// Allocations is another: bytes that processes allocate, with source.OnAllocations.
+const Allocations = "alloc"
+
 const (
 	DefaultFrequency = 999   // Hz: out of step with what runs a thousand times a second
 	MaxStackSize     = 65528 // what the kernel takes
@@ -309,6 +312,8 @@ func (o *Options) check() error {
 		return errors.New("all processors exclude single processes and threads")
 	case (o.Event == OffCPU || o.Waits) && o.Program == nil:
 		return fmt.Errorf("%s: %w by copies of stacks: it takes a program in the kernel", OffCPU, source.ErrUnsupported)
+	case o.Event == Allocations && (o.Program == nil || len(o.PIDs) == 0):
+		return fmt.Errorf("%s: %w: it takes a program in the kernel, and processes", Allocations, source.ErrUnsupported)
 	case !o.All && len(o.PIDs)+len(o.TIDs)+len(o.Command) == 0:
 		return errors.New("nothing to record: no command, process or thread")
 	}

@@ -151,6 +151,8 @@ func (r *Recorder) trig(o *Options, e *event) error {
 		if o.Frequency > 0 || o.Period > 1 {
 			return cannot("each time is counted, without -F and -c")
 		}
+	case o.Event == Allocations:
+		r.trigger.Kind = source.OnAllocations
 	case e.typ == source.TypeTracepoint:
 		r.trigger.Kind, r.trigger.Period = source.OnTracepoints, max(o.Period, 1)
 		if e.probe {

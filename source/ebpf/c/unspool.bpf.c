@@ -707,6 +707,7 @@ int on_probe(void *ctx)
 }
 
 #include "wait.h"
+#include "heap.h"
 
 /* A process that has another program has other mappings, which come soon. */
 SEC("tp_btf/sched_process_exec")

@@ -1,0 +1,76 @@
+package heap
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/unspool/unspool/profile"
+)
+
+// TestWeigh: samples that are taken as often as they should be stand for all allocations, whatever their size.
+func TestWeigh(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	const period, total = 1000, 10_000_000
+	for _, size := range []uint64{8, 100, 1000, 5000} {
+		var objects, bytes uint64
+		left := r.ExpFloat64() * period
+		for range total / size {
+			if left -= float64(size); left > 0 {
+				continue
+			}
+			left = r.ExpFloat64() * period
+			x := profile.Sample{Period: size}
+			Weigh(&x, period)
+			objects, bytes = objects+x.Count, bytes+x.Period
+		}
+		// There are total/period samples, or, of large allocations, fewer: their number has a deviation of at most its root.
+		if got, limit := float64(bytes)/total, 5/math.Sqrt(total/max(period, float64(size))); math.Abs(got-1) > limit || math.Abs(float64(objects)/unit*float64(size)/float64(bytes)-1) > 0.01 {
+			t.Errorf("%d bytes each: %.3f times what was allocated, at most %.3f from 1; %d objects", size, got, limit, objects/unit)
+		}
+	}
+	x := profile.Sample{Period: 77}
+	if Weigh(&x, 0); x.Period != 77 || x.Count != unit {
+		t.Errorf("%+v", x)
+	}
+	if Weigh(&profile.Sample{}, period); x.Count != unit {
+		t.Errorf("%+v", x)
+	}
+}
+
+// TestProbed: what was freed is not in use, and stacks begin outside of the allocator.
+func TestProbed(t *testing.T) {
+	p := &profile.Profile{
+		Modules: []profile.Module{{Path: "/bin/x"}}, Files: []string{""},
+		Funcs: []profile.Func{{Name: "f"}, {Name: "malloc"}, {Name: "operator new(unsigned long)"}, {Name: "tcache"}},
+		Locs:  []profile.Loc{{Func: 0, Mapping: -1}, {Func: 1, Mapping: -1}, {Func: 2, Mapping: -1}, {Func: 3, Mapping: -1, Inlined: true}},
+	}
+	frames := []uint32{3, 1, 2, 0}
+	p.Stacks = []profile.Stack{
+		{Frames: frames, PID: 1, Event: 1, Count: 2 * unit, Period: 20},
+		{Frames: frames, PID: 1, Event: 0, Count: 5 * unit, Period: 50},
+		{Frames: frames, PID: 2, Event: 0, Count: 1 * unit, Period: 10},
+		{Frames: frames, PID: 2, Event: 1, Count: 9 * unit, Period: 90},
+		{PID: 3, Event: 0, Count: 1 * unit, Period: 1},
+	}
+	q := Probed(p)
+	got := map[[2]int32][2]uint64{}
+	for _, s := range q.Stacks {
+		got[[2]int32{s.PID, s.Event}] = [2]uint64{s.Count, s.Period}
+		if s.PID < 3 && (len(s.Frames) != 1 || s.Frames[0] != 0) {
+			t.Errorf("%v", s.Frames)
+		}
+	}
+	want := map[[2]int32][2]uint64{{1, 0}: {5, 50}, {1, 1}: {3, 30}, {2, 0}: {1, 10}, {3, 0}: {1, 1}, {3, 1}: {1, 1}}
+	if len(got) != len(want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	for k, n := range want {
+		if got[k] != n {
+			t.Errorf("process %d, event %d: %v, want %v", k[0], k[1], got[k], n)
+		}
+	}
+	if !q.Heap() || q.Totals.Samples != 11 {
+		t.Errorf("%+v", q.Totals)
+	}
+}

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
+/*
+ * heap.h: the programs at the functions of a process's allocator: where it allocates, and what it frees. Part of unspool.bpf.c. Linux 5.15 and
+ * later: bpf_get_attach_cookie.
+ */
+
+/* What user space says of a function, for its cookie: where its arguments have the size, and what else it does. */
+#define SIZE_FIRST 0
+#define SIZE_SECOND 1
+#define SIZE_PRODUCT 2	/* of the first two */
+#define SIZE_OUT 3	/* the third, and the address goes to where the first points */
+#define SIZE_KINDS 3
+#define FREES 4		/* the first argument, before it allocates, and may call another function for that, which has a probe, too */
+
+#define FREED 32 /* in a sample's pad */
+
+/* An allocation that a thread makes, until its function returns, and one that is in use. */
+struct object {
+	u64 id, size, out, sp; /* id 0: it is no sample */
+	u32 pid, tid;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 14);
+	__type(key, u64); /* process and thread */
+	__type(value, struct object);
+} allocating SEC(".maps");
+
+struct place {
+	u64 address;
+	u32 pid, pad;
+};
+
+/* Written by programs, read by user space: which stacks are still needed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 20);
+	__type(key, struct place);
+	__type(value, struct object);
+} objects SEC(".maps");
+
+/* Bytes to the next sample: quantiles of an exponential distribution, from user space. */
+#define DRAWS 4096
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, DRAWS);
+	__type(key, u32);
+	__type(value, u64);
+} draws SEC(".maps");
+
+/* Of each processor: bytes that are left to its next sample, and how often the process was stopped by a probe. */
+struct quota {
+	s64 left;
+	u64 allocations, frees, returns;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct quota);
+} quotas SEC(".maps");
+
+static __always_inline u64 word_of(void *ctx, u32 i)
+{
+	return ((u64 *)ctx)[i];
+}
+
+static __always_inline struct quota *quota_of(void)
+{
+	u32 zero = 0;
+
+	return bpf_map_lookup_elem(&quotas, &zero);
+}
+
+/* Writes that an object was allocated or freed: its stack has come before. */
+static __always_inline void tell(struct object *o, u32 pad)
+{
+	struct sample s = {};
+	u64 flags = bpf_ringbuf_query(&samples, BPF_RB_AVAIL_DATA) > ring_size / 4 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+
+	s.time = bpf_ktime_get_ns();
+	s.period = o->size;
+	s.id = o->id;
+	s.pid = o->pid;
+	s.tid = o->tid;
+	s.cpu = bpf_get_smp_processor_id();
+	s.what = SAMPLE_SEEN;
+	s.pad = pad;
+	if (bpf_ringbuf_output(&samples, &s, sizeof s, flags) != 0)
+		count(RING_FULL);
+}
+
+PART int freed(u64 address)
+{
+	struct place at = {.address = address, .pid = (u32)(bpf_get_current_pid_tgid() >> 32)};
+	struct object *o = address ? bpf_map_lookup_elem(&objects, &at) : NULL;
+
+	if (!o)
+		return 0;
+	tell(o, FREED);
+	bpf_map_delete_elem(&objects, &at);
+	return 1;
+}
+
+/* How many bytes a call asks for. */
+static __always_inline u64 size_of(void *ctx, u64 kind)
+{
+	u64 n = word_of(ctx, ARG_1);
+
+	switch (kind & SIZE_KINDS) {
+	case SIZE_SECOND:
+		return word_of(ctx, ARG_2);
+	case SIZE_PRODUCT:
+		return n * word_of(ctx, ARG_2);
+	case SIZE_OUT:
+		return word_of(ctx, ARG_3);
+	}
+	return n;
+}
+
+/* Whether a call is to be a sample. */
+static __attribute__((noinline)) int due(void *ctx)
+{
+	u64 kind = bpf_get_attach_cookie(ctx), thread = bpf_get_current_pid_tgid(), n;
+	struct object *outer = bpf_map_lookup_elem(&allocating, &thread), none = {.sp = word_of(ctx, ARG_SP)};
+	struct quota *q = quota_of();
+
+	if (!q)
+		return 0;
+	q->allocations++;
+	/* A function of the allocator calls another one, or goes on in it: the outer one counts. One that was left without a return lies deeper. */
+	if (outer && outer->sp >= none.sp)
+		return 0;
+	if (kind & FREES)
+		freed(word_of(ctx, ARG_1));
+	n = size_of(ctx, kind);
+	if (n >> 47) /* it will fail */
+		return 0;
+	q->left -= (s64)(n ? n : 1);
+	if (q->left <= 0)
+		return 1;
+	if (kind & FREES)
+		bpf_map_update_elem(&allocating, &thread, &none, BPF_ANY);
+	return 0;
+}
+
+/* Remembers a call whose stack is in w, until it returns. The processor is busy. */
+static __attribute__((noinline)) int allocates(void *ctx)
+{
+	u64 kind = bpf_get_attach_cookie(ctx), thread = bpf_get_current_pid_tgid();
+	struct walk *w = walk_state();
+	struct object o = {};
+
+	if (!w)
+		return 0;
+	o.id = w->id;
+	o.size = size_of(ctx, kind);
+	o.out = (kind & SIZE_KINDS) == SIZE_OUT ? word_of(ctx, ARG_1) : 0;
+	o.sp = word_of(ctx, ARG_SP);
+	o.pid = w->s.pid;
+	o.tid = w->s.tid;
+	if (bpf_map_update_elem(&allocating, &thread, &o, BPF_ANY) != 0)
+		count(FORGOTTEN);
+	return 0;
+}
+
+/* Draws how many bytes there are to the next sample. */
+PART int next(void)
+{
+	u32 i = bpf_get_prandom_u32() & (DRAWS - 1);
+	u64 *draw = bpf_map_lookup_elem(&draws, &i);
+	struct quota *q = quota_of();
+
+	if (draw && q)
+		q->left = (s64)*draw;
+	return 0;
+}
+
+SEC("kprobe")
+int on_alloc(void *ctx)
+{
+	u32 cpu = bpf_get_smp_processor_id(), what;
+	struct cache *c;
+	struct process *p;
+	struct room *r;
+	struct walk *w;
+	u64 id;
+
+	if (!due(ctx))
+		return 0;
+	id = ids();
+	c = bpf_map_lookup_elem(&caches, &cpu);
+	r = room();
+	if (!wanted((u32)(id >> 32), &p))
+		return 0;
+	if (!c || !r || r->busy) { /* another thread of this processor is being walked: the next allocation is looked at */
+		count(NESTED);
+		return 0;
+	}
+	next();
+	r->busy = 1;
+	w = &r->w;
+	w->s.time = bpf_ktime_get_ns();
+	w->s.period = w->s.ip = 0;
+	w->s.pid = (u32)(id >> 32);
+	w->s.tid = (u32)id;
+	w->s.cpu = cpu;
+	w->s.pad = 0;
+	what = stack(ctx, w, p, 0, 0, 1);
+	if (what == SAMPLE_COPY)
+		count(COPIED);
+	else
+		what = SAMPLE_STACK;
+	if (write(w, c, what))
+		allocates(ctx);
+	r->busy = 0;
+	return 0;
+}
+
+SEC("kprobe")
+int on_alloc_return(void *ctx)
+{
+	u64 thread = bpf_get_current_pid_tgid(), address = word_of(ctx, RESULT);
+	struct object *is = bpf_map_lookup_elem(&allocating, &thread), o;
+	struct place at = {.pid = (u32)(thread >> 32)};
+	struct quota *q = quota_of();
+
+	if (q)
+		q->returns++;
+	if (!is || word_of(ctx, ARG_SP) < is->sp)
+		return 0;
+	o = *is;
+	bpf_map_delete_elem(&allocating, &thread);
+	if (!o.id)
+		return 0;
+	if (o.out && (address || bpf_probe_read_user(&address, sizeof address, (void *)o.out) != 0))
+		return 0;
+	if (!address)
+		return 0;
+	at.address = address;
+	tell(&o, 0);
+	if (bpf_map_update_elem(&objects, &at, &o, BPF_ANY) != 0)
+		count(FORGOTTEN);
+	return 0;
+}
+
+SEC("kprobe")
+int on_free(void *ctx)
+{
+	struct quota *q = quota_of();
+
+	if (q)
+		q->frees++;
+	freed(word_of(ctx, ARG_1));
+	return 0;
+}

@@ -1,0 +1,260 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/internal/procfs"
+	"github.com/unspool/unspool/module"
+)
+
+// Heap asks for the allocations of processes, with source.OnAllocations: probes at the functions of their allocators. A sample's period is the
+// bytes of an allocation; that of one with source.MiscFreed the bytes of a sampled allocation that was freed. Linux 5.15 and later.
+type Heap struct {
+	Period uint64 // bytes, on average, between samples; 0 or 1: every allocation
+	PIDs   []int
+}
+
+// What c/heap.h says of a function, and what its cookie says of its arguments.
+const (
+	sizeFirst = iota
+	sizeSecond
+	sizeProduct
+	sizeOut
+
+	frees = 4
+)
+
+// allocators are the functions of allocators, with the cookies of those that allocate. reallocarray calls realloc. An operator of C++ counts if it is
+// in the same file as malloc: elsewhere, it calls malloc.
+var allocators = map[string]uint64{
+	"malloc": sizeFirst, "calloc": sizeProduct, "realloc": sizeSecond | frees, "memalign": sizeSecond, "aligned_alloc": sizeSecond,
+	"posix_memalign": sizeOut, "valloc": sizeFirst, "pvalloc": sizeFirst,
+	"_Znwm": sizeFirst, "_Znam": sizeFirst, "_ZnwmRKSt9nothrow_t": sizeFirst, "_ZnamRKSt9nothrow_t": sizeFirst, "_ZnwmSt11align_val_t": sizeFirst,
+	"_ZnamSt11align_val_t": sizeFirst, "_ZnwmSt11align_val_tRKSt9nothrow_t": sizeFirst, "_ZnamSt11align_val_tRKSt9nothrow_t": sizeFirst,
+}
+
+var deallocators = []string{
+	"free", "cfree", "_ZdlPv", "_ZdaPv", "_ZdlPvm", "_ZdaPvm", "_ZdlPvRKSt9nothrow_t", "_ZdaPvRKSt9nothrow_t", "_ZdlPvSt11align_val_t", "_ZdaPvSt11align_val_t",
+	"_ZdlPvmSt11align_val_t", "_ZdaPvmSt11align_val_t", "_ZdlPvSt11align_val_tRKSt9nothrow_t", "_ZdaPvSt11align_val_tRKSt9nothrow_t",
+}
+
+const numDraws = 4096
+
+// draws are quantiles of the exponential distribution of mean period, which the kernel chooses from: of each 4096th its mean.
+func draws(period uint64) []uint64 {
+	out := make([]uint64, numDraws)
+	// The integral of -ln(1-u) is (1-u) ln(1-u) - (1-u), up to a constant.
+	integral := func(u float64) float64 {
+		if u >= 1 {
+			return 0
+		}
+		return (1-u)*math.Log(1-u) - (1 - u)
+	}
+	for i := range out {
+		mean := numDraws * (integral(float64(i+1)/numDraws) - integral(float64(i)/numDraws))
+		out[i] = max(uint64(mean*float64(period)+0.5), 1)
+	}
+	return out
+}
+
+// An allocator is the file that a process allocates by: the one of its functions that are called.
+type allocator struct {
+	path     string
+	file     *os.File          // of it, open
+	allocate map[uint64]uint64 // cookies by offset in the file
+	free     map[uint64]bool
+}
+
+// findAllocator returns the allocator of a process: that of the program itself, or of a library that is there for nothing else, or of any library
+// but the dynamic linker.
+func findAllocator(pid int) (*allocator, error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	maps, err := procfs.Mappings(f)
+	if err != nil {
+		return nil, err
+	}
+	exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	rank := func(path string) int {
+		base := filepath.Base(path)
+		switch {
+		case path == exe:
+			return 0
+		case strings.HasPrefix(base, "ld-") || strings.HasPrefix(base, "ld."):
+			return 3
+		case strings.HasPrefix(base, "libc.") || strings.HasPrefix(base, "libc-"):
+			return 2
+		}
+		return 1
+	}
+	var paths []string
+	for _, m := range maps {
+		if strings.HasPrefix(m.Name, "/") && m.Prot&unix.PROT_EXEC != 0 && m.Inode != 0 && !slices.Contains(paths, m.Name) {
+			paths = append(paths, m.Name)
+		}
+	}
+	slices.SortStableFunc(paths, func(a, b string) int { return rank(a) - rank(b) })
+	for _, path := range paths {
+		if rank(path) == 3 {
+			break
+		}
+		a, err := openAllocator(fmt.Sprintf("/proc/%d/root%s", pid, path))
+		if err != nil || a == nil {
+			continue
+		}
+		a.path = path
+		return a, nil
+	}
+	return nil, fmt.Errorf("process %d: none of its files has a function malloc", pid)
+}
+
+// openAllocator returns the allocator in a file; nil if it has none.
+func openAllocator(path string) (*allocator, error) {
+	f, err := procfs.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	img, err := module.Map(f)
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	defer img.Close()
+	a := &allocator{file: f, allocate: map[uint64]uint64{}, free: map[uint64]bool{}}
+	isMalloc := false
+	err = img.Symbols(func(s module.Symbol) bool {
+		name, _, _ := strings.Cut(s.Name, "@")
+		cookie, allocates := allocators[name]
+		if !allocates && !slices.Contains(deallocators, name) || !s.Section.Defined() || s.Kind != module.Func || s.Bind == module.Local {
+			return true
+		}
+		off, ok := img.VaddrToOff(s.Value)
+		switch {
+		case !ok:
+		case allocates:
+			a.allocate[off] = cookie
+			isMalloc = isMalloc || name == "malloc"
+		default:
+			a.free[off] = true
+		}
+		return true
+	})
+	if err != nil || !isMalloc || len(a.free) == 0 {
+		f.Close()
+		return nil, err
+	}
+	return a, nil
+}
+
+// attachAllocators has the programs run at the allocators of the processes that are asked for.
+func (p *Program) attachAllocators() error {
+	period := max(p.heap.Period, 1)
+	m := p.more.Maps["draws"]
+	for i, n := range draws(period) {
+		if err := m.Put(uint32(i), n); err != nil {
+			return err
+		}
+	}
+	for _, pid := range p.heap.PIDs {
+		a, err := findAllocator(pid)
+		if err != nil {
+			return err
+		}
+		err = p.attachAllocator(a, pid)
+		a.file.Close()
+		if err != nil {
+			return fmt.Errorf("a probe in %s: %w", a.path, err)
+		}
+		p.allocators = append(p.allocators, a.path)
+	}
+	return nil
+}
+
+func (p *Program) attachAllocator(a *allocator, pid int) error {
+	exe, err := link.OpenExecutable(fmt.Sprintf("/proc/self/fd/%d", a.file.Fd()))
+	if err != nil {
+		return err
+	}
+	var errs error
+	keep := func(l link.Link, err error) {
+		if err == nil {
+			p.links = append(p.links, l)
+		}
+		errs = errors.Join(errs, err)
+	}
+	// What ends comes first: nothing that is seen to begin is missed then.
+	for off := range a.free {
+		keep(exe.Uprobe("free", p.more.Programs["on_free"], &link.UprobeOptions{Address: off, PID: pid}))
+	}
+	for off := range a.allocate {
+		keep(exe.Uretprobe("malloc", p.more.Programs["on_alloc_return"], &link.UprobeOptions{Address: off, PID: pid}))
+	}
+	for off, cookie := range a.allocate {
+		keep(exe.Uprobe("malloc", p.more.Programs["on_alloc"], &link.UprobeOptions{Address: off, PID: pid, Cookie: cookie}))
+	}
+	return errs
+}
+
+// A quota is struct quota of c/heap.h.
+type quota struct {
+	Left                        int64
+	Allocations, Frees, Returns uint64
+}
+
+// HeapStats says what probes of Heap have seen.
+type HeapStats struct {
+	Allocators                  []string // the files, by process
+	Allocations, Returns, Frees uint64   // calls, each a trap of the process
+	InUse                       int      // sampled allocations that are in use
+}
+
+// HeapStats returns the counts so far.
+func (p *Program) HeapStats() (s HeapStats) {
+	s.Allocators = p.allocators
+	var per []quota
+	if p.more != nil && p.more.Maps["quotas"] != nil && p.more.Maps["quotas"].Lookup(uint32(0), &per) == nil {
+		for _, q := range per {
+			s.Allocations, s.Returns, s.Frees = s.Allocations+q.Allocations, s.Returns+q.Returns, s.Frees+q.Frees
+		}
+	}
+	return s
+}
+
+// An allocation is struct object of c/heap.h, a place struct place.
+type allocation struct {
+	ID, Size, Out, SP uint64
+	PID, TID          int32
+}
+
+type place struct {
+	Address uint64
+	PID, _  uint32
+}
+
+// inUse calls f with the stack of each sampled object that is in use, or being allocated.
+func (p *Program) inUse(f func(id uint64)) error {
+	var at place
+	var thread uint64
+	var o allocation
+	it := p.more.Maps["objects"].Iterate()
+	for it.Next(&at, &o) {
+		f(o.ID)
+	}
+	in := p.more.Maps["allocating"].Iterate()
+	for in.Next(&thread, &o) {
+		f(o.ID)
+	}
+	return errors.Join(it.Err(), in.Err())
+}
