@@ -336,6 +336,93 @@ static void catch_up(void)
 	}
 }
 
+/* ---- Walks ---- */
+
+/*
+ * Walks go on where they meet the walk before (us_trail). A thread uses one of a few trails, by where its own memory is, and none while another
+ * thread does: a trail of another stack is of no use, and of no harm.
+ */
+enum { TRAILS = 16 };
+struct trail {
+	_Atomic uint32_t busy;
+	uint32_t generation;
+	struct us_trail t;
+} __attribute__((aligned(4096)));
+static struct trail trails[TRAILS];
+
+static uint64_t hash_of(void *const *pcs, unsigned n)
+{
+	uint64_t hash = 0;
+
+	while (n)
+		hash = us_trail_hash(hash, (uint64_t)pcs[--n]);
+	return hash;
+}
+
+#ifdef UNSPOOL_TRAIL_CHECK
+/* Tests: a walk that is another one than without a trail ends the process. */
+static __attribute__((noinline)) void trail_check(void *const *pcs, int n, uint64_t hash)
+{
+	void *p[HEAP_FRAMES + 8];
+	int k = unspool_backtrace(p, HEAP_FRAMES + 8), own = 0;
+
+	while (own < k && (uint64_t)p[own] - own_lo < own_hi - own_lo)
+		own++;
+	k -= own;
+	if (k > HEAP_FRAMES)
+		k = HEAP_FRAMES;
+	if (k != n || memcmp(p + own, pcs, (unsigned)n * sizeof p[0]) != 0 || hash != hash_of(pcs, (unsigned)n))
+		abort();
+}
+#endif
+
+/*
+ * Program counters of the caller's stack at *pcs, which has room for HEAP_FRAMES + 8: without this library's frames, at most HEAP_FRAMES; and their
+ * hash.
+ */
+US_INLINE unsigned walk(void ***pcs, uint64_t *hash)
+{
+	uint64_t thread = (uint64_t)&heap_thread;
+	struct trail *tr = &trails[(thread >> 12 ^ thread >> 18) % TRAILS];
+	uint32_t generation = __atomic_load_n(&state.generation, __ATOMIC_RELAXED);
+	int n = 0, own = 0, known = 0;
+	void **p = *pcs;
+
+#ifdef __x86_64__
+	if (us_likely(atomic_exchange_explicit(&tr->busy, 1, memory_order_acquire) == 0)) {
+		if (us_unlikely(tr->generation != generation))
+			tr->t.n = 0;
+		tr->generation = generation;
+		n = us_trail(p, HEAP_FRAMES + 8, &tr->t);
+		while (own < n && (uint64_t)p[own] - own_lo < own_hi - own_lo)
+			own++;
+		if (us_likely(tr->t.n == n && own < n && n - own <= HEAP_FRAMES)) {
+			*hash = tr->t.frame[n - 1 - own].hash;
+			known = 1;
+		}
+		atomic_store_explicit(&tr->busy, 0, memory_order_release);
+	}
+#else
+	(void)tr;
+	(void)generation;
+#endif
+	if (us_unlikely(n == 0)) {
+		n = unspool_backtrace(p, HEAP_FRAMES + 8);
+		while (own < n && (uint64_t)p[own] - own_lo < own_hi - own_lo)
+			own++;
+	}
+	n -= own;
+	if (n > HEAP_FRAMES)
+		n = HEAP_FRAMES;
+	*pcs = p + own;
+#ifdef UNSPOOL_TRAIL_CHECK
+	trail_check(*pcs, n, known ? *hash : hash_of(*pcs, (unsigned)n));
+#endif
+	if (us_unlikely(!known))
+		*hash = hash_of(*pcs, (unsigned)n);
+	return (unsigned)n;
+}
+
 /* ---- Stacks ---- */
 
 static int interned_room(void)
@@ -391,14 +478,11 @@ static US_COLD struct heap_stack *new_stack(void *const *pcs, unsigned n)
 	return s;
 }
 
-static struct heap_stack *intern(void *const *pcs, unsigned n)
+static struct heap_stack *intern(void *const *pcs, unsigned n, uint64_t hash)
 {
-	uint64_t hash = n + state.generation, mask, i;
+	uint64_t mask, i;
 
-	for (unsigned k = 0; k < n; k++) {
-		hash = (hash ^ (uint64_t)pcs[k]) * 0x9e3779b97f4a7c15u;
-		hash ^= hash >> 32;
-	}
+	hash = us_trail_hash(hash, state.generation);
 	mask = state.interned_slots - 1;
 	for (i = hash & mask; state.interned[i].stack; i = (i + 1) & mask)
 		if (state.interned[i].hash == hash && us_likely(same(state.interned[i].stack, pcs, n)))
@@ -451,7 +535,8 @@ static int begin(void)
 	own_lo = own->lo;
 	own_hi = own->hi;
 	if (syscall(SYS_madvise, &state, sizeof state, MADV_WIPEONFORK) != 0 ||
-	    syscall(SYS_madvise, heap_filter, sizeof heap_filter, MADV_WIPEONFORK) != 0)
+	    syscall(SYS_madvise, heap_filter, sizeof heap_filter, MADV_WIPEONFORK) != 0 ||
+	    syscall(SYS_madvise, trails, sizeof trails, MADV_WIPEONFORK) != 0)
 		return 0;
 	state.period = asked_period;
 	state.live_slots = state.interned_slots = FIRST_SLOTS;
@@ -503,6 +588,8 @@ static void forked(void)
 		return;
 	memset((void *)&state, 0, sizeof state);
 	memset((void *)heap_filter, 0, sizeof heap_filter);
+	for (unsigned i = 0; i < TRAILS; i++)
+		trails[i].t.n = trails[i].busy = 0;
 }
 
 /* What pthread_atfork calls. That itself is linked in, and wants a handle of the library: without one, the handler stays, as the library does. */
@@ -528,20 +615,16 @@ void heap_begin(int foreign)
 
 static __attribute__((noinline)) void sample(struct heap_thread *t, uint64_t address, uint64_t n)
 {
-	void *pcs[HEAP_FRAMES + 8];
-	int frames = unspool_backtrace(pcs, HEAP_FRAMES + 8), own = 0;
+	void *room[HEAP_FRAMES + 8], **pcs = room;
+	uint64_t hash;
+	unsigned frames = walk(&pcs, &hash);
 	struct heap_stack *s;
 
-	while (own < frames && (uint64_t)pcs[own] - own_lo < own_hi - own_lo)
-		own++;
-	frames -= own;
-	if (frames > HEAP_FRAMES)
-		frames = HEAP_FRAMES;
 	lock();
 	catch_up();
 	if (us_unlikely(heap_maybe_recorded((void *)address)))
 		forget(address, 0); /* nobody has seen it freed */
-	s = intern(pcs + own, (unsigned)frames);
+	s = intern(pcs, frames, hash);
 	if (!s)
 		state.files.process->lost++;
 	else if (remember(address, s, n, t->left))

@@ -152,6 +152,32 @@ US_HIDDEN int us_walk_get(struct us_walk *w, unsigned slot, uint64_t *to);
 /* Program counters of at most max frames, the caller's first. saved as for us_walk_saved. */
 US_HIDDEN int us_backtrace(void **pcs, int max, const uint64_t *saved);
 
+/* What is known of the walk before, of any thread: its frames, the outermost first. One user at a time. Zeros are none. */
+enum { US_TRAIL = 264 };
+struct us_trail_frame {
+	uint64_t pc, sp, bp;
+	uint64_t ra_at, bp_at; /* where the return address and the caller's rbp are; 0: it is the same, or there is no caller */
+	uint64_t hash;         /* of the program counters from the outermost frame to this one: us_trail_hash */
+};
+struct us_trail {
+	int n;
+	struct us_trail_frame frame[US_TRAIL], fresh[US_TRAIL];
+};
+
+US_INLINE uint64_t us_trail_hash(uint64_t outer, uint64_t pc)
+{
+	uint64_t h = (outer ^ pc) * 0x9e3779b97f4a7c15u;
+
+	return h ^ h >> 32;
+}
+
+/*
+ * us_backtrace, which does not look up what it finds as the walk before left it. Modules must not have been unloaded since. Afterwards t->n is the
+ * number of frames, or 0. max is at most US_TRAIL - 1. x86-64, where UNSPOOL_TRAIL is defined.
+ */
+US_HIDDEN int us_backtrace_trail(void **pcs, int max, const uint64_t *saved, struct us_trail *t);
+US_HIDDEN int us_trail(void **pcs, int max, struct us_trail *t);
+
 /* Forgets all rules. */
 US_HIDDEN void us_local_flush(void);
 

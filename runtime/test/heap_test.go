@@ -44,6 +44,38 @@ func heapCounter(t testing.TB) (counter, plug string) {
 	return filepath.Join(dir, "heap_count.so"), filepath.Join(dir, "heap_plug.so")
 }
 
+// TestHeapTrail: walks that go on where they meet the walk before are those that look up every frame. The library is built to end a process where
+// they differ.
+func TestHeapTrail(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "make", "gcc", "python3")
+	_, plug := heapCounter(t)
+	dir := t.TempDir()
+	if out, err := exec.Command("make", "-C", "..", "CC=gcc -DUNSPOOL_TRAIL_CHECK", "BUILD="+dir, "heap").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	lib := filepath.Join(dir, "libunspool_heap.so")
+	const script = `
+import ast, json, threading
+def deep(n):
+    if n:
+        return deep(n - 1)
+    for i in range(500):
+        json.loads(json.dumps({"a": [1, 2, {"b": i}]}))
+        ast.parse("x = f(%d) + [y for y in z]" % i)
+threads = [threading.Thread(target=deep, args=(7 * i,)) for i in range(40)]
+for t in threads: t.start()
+for t in threads: t.join()
+print("done")
+`
+	for _, c := range [][]string{compiler(t, "testdata/heap_safe.cc"), {"python3", "-c", script}, {heapProgram(t, "heap_all.cc", "-fno-builtin", "-Wno-alloc-size-larger-than"), "parent", plug}} {
+		out, all := heapRun(t, lib, []string{"UNSPOOL_HEAP_PERIOD=0"}, c[0], c[1:]...)
+		if !strings.HasSuffix(out, "<nil>\n") || len(all) == 0 {
+			t.Errorf("%s: %s", c[0], out)
+		}
+	}
+}
+
 // TestHeapAllocators: with tcmalloc, jemalloc and mimalloc, C++'s operators are recorded once, as with the C library.
 func TestHeapAllocators(t *testing.T) {
 	oracle.Long(t)
