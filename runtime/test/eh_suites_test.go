@@ -136,3 +136,52 @@ func (s ehSuite) judge(t *testing.T, lib string) {
 		t.Errorf("only %d end well with libgcc", stock)
 	}
 }
+
+// TestEhSanitizers: programs that ASan, TSan and UBSan watch throw and catch as with libgcc, and nothing is reported. ASan objects to stacks that
+// programs make, and TSan to exceptions that a signal handler makes, whatever unwinds them.
+func TestEhSanitizers(t *testing.T) {
+	oracle.Full(t)
+	lib := ehLibrary(t)
+	for _, c := range []struct{ flag, library, not string }{{"address", "libasan.so", "coroutines"}, {"thread", "libtsan.so", "signals"}, {"undefined", "", ""}} {
+		t.Run(c.flag, func(t *testing.T) {
+			flags := []string{"-O1", "-w", "-fnon-call-exceptions", "-fsanitize=" + c.flag}
+			prog, plugin := ehHere.program(t, "eh_shapes.cc", flags...), ehHere.program(t, "eh_plugin.cc", append(flags, "-fPIC", "-shared")...)
+			preload := lib
+			if c.library != "" { // it must be the first
+				preload = strings.TrimSpace(string(oracle.Run(t, "g++", "-print-file-name="+c.library))) + " " + lib
+			}
+			env := []string{"EH_PLUGIN=" + plugin, "EH_PLUGIN_2=" + plugin, "ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigfpe=0"}
+			for _, way := range append([]string{"signals", "modules"}, ehWays...) {
+				if way == c.not || way == "abort" { // the report of an abort has addresses
+					continue
+				}
+				stock, ours := ehRun(t, "", env, prog, way), ehRun(t, preload, env, prog, way)
+				if stock != ours || strings.Contains(stock, "SUMMARY") {
+					t.Errorf("%s: with libgcc:\n%s\nwith the library:\n%s", way, stock, ours)
+				}
+			}
+		})
+	}
+}
+
+// TestArmEhShadow: with AArch64's shadow stack on, handlers are entered with the shadow stack of their frames, also from a signal's handler. libgcc 12 knows
+// no shadow stacks: with it the program has one fault after the other. The test needs QEMU 11, and has the archive: the loader turns shadow stacks off where it loads the library.
+func TestArmEhShadow(t *testing.T) {
+	oracle.Full(t)
+	m := ehMachines[1]
+	archive := filepath.Join(filepath.Dir(m.library(t)), "libunspool_eh.a")
+	qemu := filepath.Join(oracle.Debian(t, "sid", "amd64", "qemu-user", "qemu-user"), "usr/bin/qemu-aarch64")
+	flags := []string{"-O2", "-static", "-fnon-call-exceptions"}
+	run := func(seconds, prog string) string {
+		out, err := exec.Command("timeout", "-s", "KILL", seconds, qemu, "-cpu", "max", prog).CombinedOutput()
+		return fmt.Sprintf("%s%v\n", out, err)
+	}
+	want := strings.Repeat("frames: 7, 301 cleanups, shadow stack as before\nagain: 7, 7 cleanups, shadow stack as before\n"+
+		"signal: 8, 5 cleanups, shadow stack as before\n", 3) + "<nil>\n"
+	if out := run("100", m.program(t, "eh_gcs.cc", append(flags, "-Wl,--whole-archive", archive, "-Wl,--no-whole-archive")...)); out != want {
+		t.Errorf("with the archive:\n%s", out)
+	}
+	if out := run("10", m.program(t, "eh_gcs.cc", flags...)); strings.HasSuffix(out, "<nil>\n") {
+		t.Errorf("with libgcc:\n%s", out)
+	}
+}
