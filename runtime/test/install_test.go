@@ -47,6 +47,7 @@ func TestSharedObjects(t *testing.T) {
 	needs := map[string][]string{
 		"libunwind.so.8":         {"libc.so.6", "libgcc_s.so.1"},
 		"libunwind-x86_64.so.8":  {"libc.so.6"},
+		"libunwind.so.1":         {"libc.so.6"},
 		"libunspool.so":          {"libc.so.6", "libgcc_s.so.1"},
 		"libunspool_eh.so":       {"libc.so.6"},
 		"libunspool-dw.so":       {"libc.so.6"},

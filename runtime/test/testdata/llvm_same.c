@@ -324,6 +324,25 @@ static __attribute__((noinline)) void sets(void)
 	compared++;
 }
 
+/* A stack that is not there: ours says so; LLVM's crashes. */
+static __attribute__((noinline)) void bad_stacks(void)
+{
+	unw_context_t uc;
+	unw_cursor_t c;
+
+	for (int i = 0; i < 3; i++) {
+		int step;
+
+		libs[1].getcontext(&uc);
+		libs[1].init(&c, &uc);
+		libs[1].set(&c, UNW_REG_SP, (uint64_t[]){0, 4096, UINT64_MAX - 3}[i]);
+		libs[1].set(&c, UNW_X86_64_RBP, (uint64_t[]){0, 4096, UINT64_MAX - 3}[i]);
+		step = libs[1].step(&c);
+		if (step != UNW_EBADFRAME)
+			differ(0, "a step from a bad stack", UNW_EBADFRAME, step);
+	}
+}
+
 /* ---- Going on ---- */
 
 /* Goes on in the frame that has at on its stack. */
@@ -513,6 +532,7 @@ int main(int argc, char **argv)
 	odd(here);
 	pthread_create(&t, NULL, thread, NULL);
 	pthread_join(t, NULL);
+	bad_stacks();
 	resumes();
 	registered();
 	printf("compared %s deepest %s signals %s named %s different %ld\n", compared > 3000 ? "many" : "few", deepest > 60 ? "deep" : "shallow",
