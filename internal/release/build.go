@@ -254,13 +254,13 @@ func (p place) licences(ctx context.Context) ([]byte, error) {
 }
 
 // needs returns the Debian packages that shared objects need. The program needs none: it is an error if it is not static. What is neither in bin
-// nor a library in lib is no ELF file.
+// nor a library in lib is no ELF file; an archive's members need nothing of their own.
 func needs(files []file) ([]string, error) {
 	packages := map[string]string{"libc.so.6": "libc6", "libgcc_s.so.1": "libgcc-s1", "ld-linux-x86-64.so.2": "libc6", "ld-linux-aarch64.so.1": "libc6"}
 	newest := 0 // version of glibc that a symbol needs: 2.newest
 	had := map[string]bool{}
 	for _, f := range files {
-		if !strings.HasPrefix(f.name, "bin/") && !strings.HasPrefix(f.name, "lib/") {
+		if !strings.HasPrefix(f.name, "bin/") && !strings.HasPrefix(f.name, "lib/") || strings.HasSuffix(f.name, ".a") {
 			continue
 		}
 		e, err := elf.NewFile(bytes.NewReader(f.data))

@@ -167,7 +167,8 @@ func TestNeeds(t *testing.T) {
 	// pthread_cond_clockwait is of glibc 2.30, and of 2.34 since it is in the C library itself.
 	lib := compile("lib/a", "int pthread_cond_clockwait(); int f(void) { return pthread_cond_clockwait(); }", "-shared", "-fPIC")
 	static := compile("bin/a", "int main(void) {}", "-static")
-	if got, err := needs([]file{lib, static}); err != nil || len(got) != 1 || got[0] != "libc6 (>= 2.34)" {
+	archive := file{name: "lib/a.a", data: []byte("!<arch>\n")}
+	if got, err := needs([]file{lib, static, archive}); err != nil || len(got) != 1 || got[0] != "libc6 (>= 2.34)" {
 		t.Errorf("%q, %v", got, err)
 	}
 	for want, f := range map[string]file{
