@@ -138,14 +138,14 @@ func outcomes(t *testing.T, s suite, env, libraries []string) map[string]string 
 
 // pythonTests are those of Debian's libpython3.11-testsuite that have to do with stacks, signals, threads, processes and C.
 var pythonTests = []string{"test_exceptions", "test_except_star", "test_faulthandler", "test_threading", "test_thread", "test_threadsignals", "test_signal", "test_ctypes",
-	"test_fork1", "test_generators", "test_traceback", "test_gc", "test_sqlite3", "test_mmap", "test_dbm", "test_decimal", "test_select", "test_embed"}
+	"test_fork1", "test_generators", "test_traceback", "test_gc", "test_mmap", "test_dbm", "test_decimal", "test_select", "test_embed"}
 
 func pythonSuite(t *testing.T, dir string, run func(dir string, args ...string) string) map[string]string {
 	if !exists("/usr/lib/python3.11/test/test_gc.py") {
 		oracle.Lacks(t, "libpython3.11-testsuite")
 	}
 	report := filepath.Join(dir, "report.xml")
-	out := run(dir, slices.Concat([]string{"/usr/bin/python3.11", "-m", "test", "--timeout", "1200", "--junit-xml", report}, pythonTests)...)
+	out := run(dir, slices.Concat([]string{"/usr/bin/python3.11", "-m", "test", "-j2", "--timeout", "1200", "--junit-xml", report}, pythonTests)...)
 	b, err := os.ReadFile(report)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
