@@ -18,8 +18,16 @@ _Static_assert(offsetof(struct _Unwind_Context, by_value) == 8 * EH_COLUMNS + 72
 struct eh_slot eh_slots[1 << EH_SLOT_BITS] __attribute__((aligned(4096)));
 _Atomic uint64_t eh_used[1 << (EH_SLOT_BITS - EH_PAGE_BITS - 6)] EH_DATA_SECTION;
 
-/* Where another program counter has a slot, the others of its set can serve: their numbers differ in these bits. */
-enum { WAYS = 4 };
+/*
+ * Where another program counter has a slot, others can serve: those whose numbers differ in the low bits, and then those in the other half of the
+ * cache. A first throw writes to few pages so, and code with many calls has room.
+ */
+enum { NEAR = 4, WAYS = 2 * NEAR };
+
+US_INLINE unsigned way_of(unsigned at, unsigned way)
+{
+	return at ^ (way & (NEAR - 1)) ^ (way < NEAR ? 0 : 1u << (EH_SLOT_BITS - 1));
+}
 
 /* The last word of a frame of registered code has the generation in its higher half. */
 #define GENERATION(word) ((uint32_t)((word) >> 32))
@@ -38,25 +46,26 @@ US_INLINE int still_there(struct eh_walk *w, const struct eh_frame *f, uint32_t 
 
 static void put(uint64_t key, uint64_t pc, const struct eh_frame *f, uint32_t index)
 {
-	unsigned at = eh_slot_of(pc);
-	struct eh_slot *e = &eh_slots[at];
+	unsigned first = eh_slot_of(pc), at = first;
+	struct eh_slot *e;
 	uint64_t w[EH_FRAME_WORDS], head = 0;
 
-	if (!eh_is_used(at)) {
-		/* The page's first access is a write: a read would map a page of zeros first. */
-		atomic_fetch_or_explicit(&eh_used[at >> (EH_PAGE_BITS + 6)], (uint64_t)1 << (at >> EH_PAGE_BITS & 63), memory_order_relaxed);
-	} else {
-		/* The first that is free, or has it already; else the last. */
-		for (unsigned way = 0; way < WAYS; way++) {
-			uint64_t there;
+	/* The first that is free, or has it already; else the last. */
+	for (unsigned way = 0; way < WAYS; way++) {
+		uint64_t there;
 
-			e = &eh_slots[at ^ way];
-			there = atomic_load_explicit(&e->key, memory_order_relaxed);
-			if (there == 0 || there == key)
-				break;
-		}
-		head = atomic_load_explicit(&e->head, memory_order_relaxed);
+		at = way_of(first, way);
+		if (!eh_is_used(at))
+			break;
+		there = atomic_load_explicit(&eh_slots[at].key, memory_order_relaxed);
+		if (there == 0 || there == key)
+			break;
 	}
+	e = &eh_slots[at];
+	if (eh_is_used(at))
+		head = atomic_load_explicit(&e->head, memory_order_relaxed);
+	else /* the page's first access is a write: a read would map a page of zeros first */
+		atomic_fetch_or_explicit(&eh_used[at >> (EH_PAGE_BITS + 6)], (uint64_t)1 << (at >> EH_PAGE_BITS & 63), memory_order_relaxed);
 	if (head & 1 || !atomic_compare_exchange_strong_explicit(&e->head, &head, head | 1, memory_order_acq_rel, memory_order_relaxed))
 		return;
 	memcpy(w, f, sizeof w);
@@ -306,13 +315,13 @@ int eh_miss(struct _Unwind_Context *c, struct eh_walk *w, struct eh_frame *f)
 	if (c->ra == 0)
 		return EH_END_OF_STACK;
 	for (unsigned way = 0;; way++) {
-		if (way == WAYS || !eh_is_used(at)) {
+		if (way == WAYS || !eh_is_used(way_of(at, way))) {
 			o = make(c, w, f);
 			if (o != EH_NO_REASON)
 				return o;
 			break;
 		}
-		if (eh_read(&eh_slots[at ^ way], key, f, &index) && still_there(w, f, index, c->ra - !exact)) {
+		if (eh_read(&eh_slots[way_of(at, way)], key, f, &index) && still_there(w, f, index, c->ra - !exact)) {
 			c->tbase = c->dbase = 0;
 			break;
 		}
