@@ -276,12 +276,14 @@ func (h *heapPlan) run(ctx context.Context, o *output, mods *modules.Set, plain 
 	defer r.Close()
 	n := newNamer(names.Options{Mods: mods}, plain)
 	defer n.Close()
-	status, note, err := h.wait(ctx, r, asked, func() error {
+	status, note, err := r.WaitEvery(ctx, h.interval, asked, func() {
 		p, _, err := r.Profile(mods, n)
-		if err != nil {
-			return err
+		if err == nil {
+			err = h.snapshot(ctx, *o, p)
 		}
-		return h.snapshot(ctx, *o, p)
+		if err != nil {
+			fmt.Fprintf(stderr, "unspool: a snapshot: %v\n", err)
+		}
 	})
 	if err != nil {
 		return commit(err)
@@ -300,32 +302,6 @@ func (h *heapPlan) run(ctx context.Context, o *output, mods *modules.Set, plain 
 		return &cli.Exit{Status: status}
 	}
 	return nil
-}
-
-// wait is Recording.Wait, and makes a snapshot each time that one is due or asked for.
-func (h *heapPlan) wait(ctx context.Context, r *heap.Recording, asked <-chan os.Signal, snapshot func() error) (status int, note string, err error) {
-	var due <-chan time.Time
-	if h.interval > 0 {
-		t := time.NewTicker(h.interval)
-		defer t.Stop()
-		due = t.C
-	}
-	over := make(chan struct{})
-	go func() {
-		status, note, err = r.Wait(ctx)
-		close(over)
-	}()
-	for {
-		select {
-		case <-over:
-			return status, note, err
-		case <-due:
-		case <-asked:
-		}
-		if err := snapshot(); err != nil {
-			fmt.Fprintf(stderr, "unspool: a snapshot: %v\n", err)
-		}
-	}
 }
 
 // write writes a profile in the output's format.

@@ -107,6 +107,30 @@ func (r *Recording) Wait(ctx context.Context) (status int, note string, err erro
 	return 128 + int(ws.Signal()), note, nil
 }
 
+// WaitEvery is Wait, and calls snapshot after each interval, unless that is 0, and whenever something arrives from asked.
+func (r *Recording) WaitEvery(ctx context.Context, interval time.Duration, asked <-chan os.Signal, snapshot func()) (status int, note string, err error) {
+	var due <-chan time.Time
+	if interval > 0 {
+		t := time.NewTicker(interval)
+		defer t.Stop()
+		due = t.C
+	}
+	over := make(chan struct{})
+	go func() {
+		status, note, err = r.Wait(ctx)
+		close(over)
+	}()
+	for {
+		select {
+		case <-over:
+			return status, note, err
+		case <-due:
+		case <-asked:
+		}
+		snapshot()
+	}
+}
+
 // Profile makes a profile of what has been recorded so far, with an event for each of profile.HeapEvents, and notes for people.
 func (r *Recording) Profile(mods *modules.Set, n profile.Namer) (*profile.Profile, []string, error) {
 	all, err := heap.Read(r.dir)
