@@ -32,11 +32,11 @@ func (s *Scheduler) Outside(kernel []uint64) []uint64 {
 }
 
 // scheduling says whether a function of Linux is on the way from any wait to the switch: the entries of kernel/sched/core.c, those that only set a
-// timer first (kernel/time/timer.c, hrtimer.c), and the tracepoint that a wait is recorded at.
+// timer first (kernel/time/timer.c, hrtimer.c), and the tracepoint or the function that a wait is recorded at.
 func scheduling(name string) bool {
 	name, _, _ = strings.Cut(name, ".") // "__schedule.constprop.0"
 	switch name {
-	case "__schedule", "schedule", "__schedule_loop", "schedule_loop", "io_schedule", "preempt_schedule", "preempt_schedule_common",
+	case "finish_task_switch", "__schedule", "schedule", "__schedule_loop", "schedule_loop", "io_schedule", "preempt_schedule", "preempt_schedule_common",
 		"preempt_schedule_irq", "preempt_schedule_notrace", "__cond_resched", "trace_call_bpf", "bpf_trampoline_enter":
 		return true
 	}

@@ -127,6 +127,7 @@ func (a *agentRun) check() error {
 	if !a.given("frequency") && a.Period == 0 && a.Event != perfevent.OffCPU {
 		a.Frequency = agentFrequency
 	}
+	a.InKernel.AtEnd = true
 	if !a.given("off-cpu-threshold") && (a.Waits || a.Event == perfevent.OffCPU) {
 		a.InKernel.Threshold = waitThreshold
 	}

@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"errors"
@@ -56,6 +57,7 @@ type Program struct {
 	maps    *ebpf.Collection // the one that notes mappings
 	prog    string           // the one that takes samples; on_event can have on_switch beside it
 	waits   bool             // on_switch does
+	atEnd   bool             // Options.AtEnd; in its place is on_sleep, with on_resumed
 	links   []link.Link
 	ring    *ring
 	blind   bool // Stats.Blind
@@ -100,6 +102,11 @@ type Options struct {
 	// Heap is what source.OnAllocations takes.
 	Heap *Heap
 
+	// AtEnd walks the stacks of waits when these end, and only of waits that are recorded: with a Threshold, the others cost next to nothing.
+	// Waits that began before the recording, and those that have not ended with it, are not in it. Where the kernel lets nobody trace its
+	// function finish_task_switch, or with Wakers, stacks are walked when waits begin.
+	AtEnd bool
+
 	// NoCopies says that no memory of a stack leaves the kernel. What the kernel cannot walk yet ends with unwind.Truncated: Stats.CutOff.
 	NoCopies bool
 
@@ -120,7 +127,7 @@ func Load(o Options) (_ *Program, err error) {
 			err = fmt.Errorf("loading the kernel's program: %w", err)
 		}
 	}()
-	p := &Program{prog: "on_event", names: o.Comm, wakers: o.Wakers, heap: o.Heap, whole: o.NoCopies}
+	p := &Program{prog: "on_event", names: o.Comm, wakers: o.Wakers, atEnd: o.AtEnd && !o.Wakers, heap: o.Heap, whole: o.NoCopies}
 	defer func() {
 		if err != nil {
 			p.close()
@@ -199,7 +206,7 @@ func (p *Program) load(names ...string) (*ebpf.Collection, error) {
 	switch {
 	case p.more != nil:
 		o.MapReplacements["blocked"] = p.more.Maps["blocked"]
-	case !slices.Contains(names, "on_switch"):
+	case !slices.Contains(names, "on_switch") && !slices.Contains(names, "on_sleep"):
 		delete(spec.Maps, "blocked")
 	}
 	if !slices.Contains(names, "on_switch") {
@@ -411,6 +418,10 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 		p.spec = nil // three megabytes that nobody needs any more
 		return err
 	}
+	if p.atEnd = p.atEnd && p.waits && p.traceEnds() == nil; p.atEnd {
+		p.spec, p.blind = nil, true
+		return nil
+	}
 	progs := []string{p.prog}
 	if p.waits {
 		progs[0] = "on_switch"
@@ -445,6 +456,49 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 		}
 	}
 	return err
+}
+
+// traceEnds attaches what records waits when they end. Where it cannot, nothing is left attached.
+func (p *Program) traceEnds() error {
+	f, err := os.Open("/proc/kallsyms")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	name := switched(f)
+	if name == "" {
+		return errors.New("the kernel has no function finish_task_switch")
+	}
+	coll, err := p.load("on_sleep", "on_resumed")
+	if err != nil {
+		return err
+	}
+	p.more = coll
+	l, err := link.Kprobe(name, coll.Programs["on_resumed"], nil)
+	if err == nil {
+		if err = p.trace(coll, "on_sleep"); err == nil {
+			p.links = append(p.links, l)
+			return nil
+		}
+		l.Close()
+	}
+	p.more = nil
+	coll.Close()
+	return err
+}
+
+// switched returns what the kernel's symbols call finish_task_switch, of which compilers make a part with a suffix; "" where it is not there.
+func switched(symbols io.Reader) string {
+	for lines := bufio.NewScanner(symbols); lines.Scan(); {
+		f := bytes.Fields(lines.Bytes())
+		if len(f) < 3 || f[1][0] != 't' && f[1][0] != 'T' {
+			continue
+		}
+		if base, _, _ := bytes.Cut(f[2], []byte(".")); string(base) == "finish_task_switch" && !bytes.Contains(f[2], []byte(".cold")) {
+			return string(f[2])
+		}
+	}
+	return ""
 }
 
 // still has the kernel look for threads that are blocked already.
@@ -546,7 +600,7 @@ func (p *Program) drain(space func(n int) []byte) {
 
 // End implements perfevent.Program: threads that are still blocked have been so until now.
 func (p *Program) End(space func(n int) []byte) {
-	if !p.waits || p.ended {
+	if !p.waits || p.atEnd || p.ended {
 		return
 	}
 	p.ended = true
@@ -607,6 +661,10 @@ func (p *Program) Stats() Stats {
 	progs := []string{p.prog}
 	if p.waits && p.prog != "on_switch" {
 		progs = append(progs, "on_switch")
+	}
+	if p.atEnd {
+		progs[len(progs)-1] = "on_sleep"
+		progs = append(progs, "on_resumed")
 	}
 	for _, name := range progs {
 		if prog := p.program(name); prog != nil {

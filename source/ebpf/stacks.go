@@ -149,13 +149,13 @@ func (k *stacks) tidy(p *Program) {
 		most *= 4
 	}
 	if age := time.Since(k.since); len(k.now) < maxStacks && k.size < most && (len(k.now) == 0 || age < maxAge) {
-		if p.prog == "on_event" && !p.waits && age > underway {
+		if p.prog == "on_event" && (!p.waits || p.atEnd) && age > underway {
 			k.old = nil
 		}
 		return
 	}
 	keep := map[uint64][]byte{}
-	if p.waits {
+	if p.waits && !p.atEnd {
 		var tid int32
 		var b blocked
 		it := p.more.Maps["blocked"].Iterate()
@@ -266,7 +266,7 @@ func (k *stacks) again(s *sample) []byte {
 // first makes the record of a sample with its stack.
 func (k *stacks) first(s *sample) []byte {
 	r := source.Record{
-		Type: source.RecordSample, Misc: source.MiscUser, ID: source.WalkedID, Time: s.time, Period: s.period, IP: s.ip,
+		Type: source.RecordSample, Misc: source.MiscUser | s.cut, ID: source.WalkedID, Time: s.time, Period: s.period, IP: s.ip,
 		PID: s.pid, TID: s.tid, CPU: s.cpu,
 	}
 	event, attr, copied := &k.event, &k.attr, uint64(0)
@@ -284,7 +284,7 @@ func (k *stacks) first(s *sample) []byte {
 		r.IP = k.kernel[0] // a tracepoint's
 	}
 	if r.IP>>63 != 0 {
-		r.Misc = source.MiscKernel
+		r.Misc = source.MiscKernel | s.cut
 	}
 	if s.what == sampleCopy {
 		if len(s.user) < 8*numRegs {

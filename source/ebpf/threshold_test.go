@@ -3,6 +3,7 @@ package ebpf
 import (
 	"math"
 	"os/exec"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -38,9 +39,16 @@ int main(void) {
 	return 0;
 }`
 
+// A wait is one sample of a thread.
+type wait struct {
+	tid   int32
+	len   uint64 // ns, or what it counts for
+	whole bool
+}
+
 // TestThreshold: a recording with a threshold has the same time of each thread as one without, of the same waits, but for the error of the choice:
 // five times its standard deviation, which the waits' lengths give. Waits as long as the threshold are all there, at their length; the others count for
-// the threshold. It has no more samples than waiting divided by the threshold.
+// the threshold. It has no more samples than waiting divided by the threshold. So it is where stacks are walked at the end of waits.
 func TestThreshold(t *testing.T) {
 	const threshold = 10 * time.Millisecond
 	prog := compile(t, naps)
@@ -53,14 +61,10 @@ func TestThreshold(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	type wait struct {
-		tid      int32
-		end, len uint64
-	}
-	var got [2][]wait
-	var programs [2]*Program
+	var got [3][]wait
+	var programs [3]*Program
 	var began, ended sync.WaitGroup
-	for i, o := range []Options{{}, {Threshold: threshold}} {
+	for i, o := range []Options{{}, {Threshold: threshold}, {Threshold: threshold, AtEnd: true}} {
 		p := load(t, o)
 		programs[i] = p
 		began.Add(1)
@@ -75,7 +79,7 @@ func TestThreshold(t *testing.T) {
 			defer rec.Close()
 			_, err = source.Run(t.Context(), rec, source.Options{Mods: modules.New().Module, Ours: true, Sample: func(s *source.Sample) error {
 				if s.TID != s.PID { // the first thread waits for the beginning
-					got[i] = append(got[i], wait{s.TID, s.Time, s.Period})
+					got[i] = append(got[i], wait{s.TID, s.Period, s.Stop == unwind.Outermost && inside(s, prog) > 0})
 				}
 				return nil
 			}})
@@ -88,6 +92,21 @@ func TestThreshold(t *testing.T) {
 	in.Close()
 	cmd.Wait()
 	ended.Wait()
+	if !programs[2].atEnd {
+		t.Log("this kernel's function finish_task_switch cannot be traced: all stacks are walked when waits begin")
+	}
+	for i := range got[1:] {
+		compareWaits(t, i, got[0], got[1+i], threshold)
+	}
+	for _, p := range programs {
+		if st := p.Stats(); st.RingFull+st.Nested > 0 {
+			t.Errorf("lost: %+v", st)
+		}
+	}
+}
+
+// compareWaits compares the waits of a recording with a threshold with all of them.
+func compareWaits(t *testing.T, which int, all, chosen []wait, threshold time.Duration) {
 	type sum struct{ exact, chosen, variance float64 }
 	sums := map[int32]*sum{}
 	of := func(tid int32) *sum {
@@ -96,46 +115,44 @@ func TestThreshold(t *testing.T) {
 		}
 		return sums[tid]
 	}
-	long, all := [2]int{}, 0.0
-	for _, w := range got[0] {
+	long, total := [2]int{}, 0.0
+	for _, w := range all {
 		s, ns := of(w.tid), float64(w.len)
 		s.exact += ns
-		all += ns
+		total += ns
 		if w.len < uint64(threshold) {
 			s.variance += ns * (float64(threshold) - ns)
 		} else {
 			long[0]++
 		}
 	}
-	for _, w := range got[1] {
+	for _, w := range chosen {
 		of(w.tid).chosen += float64(w.len)
 		if w.len < uint64(threshold) {
-			t.Errorf("a wait of %d ns is below the threshold", w.len)
+			t.Errorf("%d: a wait of %d ns is below the threshold", which, w.len)
 		} else if w.len > uint64(threshold) {
 			long[1]++
 		}
+		if !w.whole {
+			t.Errorf("%d: the stack of a wait of %d ns is not nap's", which, w.len)
+		}
 	}
 	if len(sums) != 6 {
-		t.Errorf("waits of %d threads of 6", len(sums))
+		t.Errorf("%d: waits of %d threads of 6", which, len(sums))
 	}
 	for tid, s := range sums {
-		// The two programs read the clock one after the other.
+		// The programs read the clock one after the other.
 		if sigma := math.Sqrt(s.variance); math.Abs(s.chosen-s.exact) > 5*sigma+0.01*s.exact {
-			t.Errorf("thread %d waited %.3f ms, and %.3f with the threshold: σ is %.3f ms", tid, s.exact/1e6, s.chosen/1e6, sigma/1e6)
+			t.Errorf("%d: thread %d waited %.3f ms, and %.3f with the threshold: σ is %.3f ms", which, tid, s.exact/1e6, s.chosen/1e6, sigma/1e6)
 		}
 	}
 	if d := long[0] - long[1]; d < -2 || d > 2 {
-		t.Errorf("%d waits of the threshold's length, and %d with it", long[0], long[1])
+		t.Errorf("%d: %d waits of the threshold's length, and %d with it", which, long[0], long[1])
 	}
-	if n, most := len(got[1]), all/float64(threshold); float64(n) > most+5*math.Sqrt(most) || n*4 > len(got[0]) {
-		t.Errorf("%d samples of %d waits in %.3f s", n, len(got[0]), all/1e9)
+	if n, most := len(chosen), total/float64(threshold); float64(n) > most+5*math.Sqrt(most) || n >= len(all) {
+		t.Errorf("%d: %d samples of %d waits in %.3f s", which, n, len(all), total/1e9)
 	}
-	for _, p := range programs {
-		if st := p.Stats(); st.RingFull+st.Nested > 0 {
-			t.Errorf("lost: %+v", st)
-		}
-	}
-	t.Logf("%d waits, %d samples with the threshold: %.3f s", len(got[0]), len(got[1]), all/1e9)
+	t.Logf("%d waits, %d samples with the threshold: %.3f s", len(all), len(chosen), total/1e9)
 }
 
 // TestBoth: a recording of what runs and of what waits has both, as two events, with whole stacks.
@@ -165,5 +182,18 @@ int main(void) { for (int i = 0; i < 25; i++) { spin(0.02); rest(); } return 0; 
 	}
 	if whole*100 < int(n[0]+n[1])*98 || st.Waits > n[1] || st.Waits == 0 || st.Samples <= st.Waits {
 		t.Errorf("%d of %d stacks are whole: %+v", whole, n[0]+n[1], st)
+	}
+}
+
+func TestSwitched(t *testing.T) {
+	for symbols, want := range map[string]string{
+		"": "",
+		"ffffffff813a4370 t __pfx_finish_task_switch.isra.0\nffffffff813a4380 t finish_task_switch.isra.0\n": "finish_task_switch.isra.0",
+		"0000000000000000 t finish_task_switch.isra.0.cold\n0 t finish_task_switch\n":                        "finish_task_switch",
+		"0 d finish_task_switch\n0 t finish_task_switched\n":                                                 "",
+	} {
+		if got := switched(strings.NewReader(symbols)); got != want {
+			t.Errorf("%q: %q, want %q", symbols, got, want)
+		}
 	}
 }

@@ -214,6 +214,8 @@ struct room {
 	struct blocked is;
 	u32 busy; /* an event can interrupt another one's program */
 	u32 hits; /* of tracepoints */
+	u32 ends, said;	   /* the thread that goes on, whose wait is to be written; what is said of it */
+	u64 weight, ended; /* what it counts for; 0: there is none. When it ended */
 };
 
 struct {

@@ -136,6 +136,95 @@ int on_switch(u64 *ctx)
 	return 0;
 }
 
+/*
+ * The same where stacks are walked at the end of waits, only of those that are written: all others cost two lookups. A thread keeps its entry until it
+ * has gone. What is to be written is left to on_resumed, in the thread itself.
+ */
+SEC("tp_btf/sched_switch")
+int on_sleep(u64 *ctx)
+{
+	struct task_struct *prev = (void *)ctx[1], *next = (void *)ctx[2];
+	u32 from = (u32)prev->pid, to = (u32)next->pid, state = has_state ? (u32)ctx[3] : state_of(prev);
+	struct blocked *was = bpf_map_lookup_elem(&blocked, &to);
+	u64 time = bpf_ktime_get_ns(), ns, id;
+	struct room *r = room();
+	struct process *p;
+
+	if (!r)
+		return 0;
+	if (r->weight)
+		count(NESTED); /* on_resumed did not run */
+	r->weight = 0;
+	if (was && was->since) {
+		ns = time > was->since ? time - was->since : 1;
+		was->since = 0;
+		r->weight = weight_of(ns);
+		r->said = r->weight > ns ? OF_WAIT | WEIGHTED : OF_WAIT;
+		r->ended = time;
+		r->ends = to;
+	}
+	if (state & TASK_DEAD) {
+		bpf_map_delete_elem(&blocked, &from);
+		return 0;
+	}
+	if (!ctx[0] && state && (id = ids()) != 0 && wanted((u32)(id >> 32), &p)) {
+		struct blocked *before = bpf_map_lookup_elem(&blocked, &from), is = {.since = time};
+
+		if (before && before->since)
+			count(FORGOTTEN);
+		if (before)
+			before->since = time;
+		else if (bpf_map_update_elem(&blocked, &from, &is, BPF_ANY) != 0)
+			count(FORGOTTEN);
+	}
+	return 0;
+}
+
+/* finish_task_switch: a thread goes on, with its own memory and stack. */
+SEC("kprobe")
+int on_resumed(void *ctx)
+{
+	struct room *r = room();
+	struct process *p;
+	struct cache *c;
+	struct walk *w;
+	u64 weight, id;
+	u32 what;
+
+	if (!r || !r->weight)
+		return 0;
+	weight = r->weight;
+	r->weight = 0;
+	c = walk_cache();
+	if (!c || r->busy || (u32)OF(current(), pid) != r->ends) {
+		count(NESTED);
+		return 0;
+	}
+	r->busy = 1;
+	w = &r->w;
+	id = ids();
+	w->s.time = r->ended;
+	w->s.ip = 0;
+	w->s.period = weight;
+	w->s.cpu = bpf_get_smp_processor_id();
+	w->s.pid = (u32)(id >> 32);
+	w->s.tid = (u32)id;
+	p = bpf_map_lookup_elem(&processes, &w->s.pid);
+	what = stack(ctx, w, p, 1, 0, 1);
+	w->s.id = mix(w->id, OF_WAIT); /* no other sample's */
+	w->s.pad = r->said;
+	c = walk_cache();
+	if (what == SAMPLE_COPY)
+		count(COPIED);
+	if (c && write(w, c, what) && what == SAMPLE_COPY) {
+		w->s.what = SAMPLE_SEEN;
+		output(w, sizeof w->s);
+	}
+	w->s.pad = 0;
+	r->busy = 0;
+	return 0;
+}
+
 struct bpf_iter__task {
 	void *meta;
 	struct task_struct *task;
