@@ -88,27 +88,16 @@ func findExceptions(dir, program string) (path, reason, change string) {
 	return findPreload(dir, program, Exceptions)
 }
 
-// findPreload looks for a library beside the drop-in that programs can preload.
+// findPreload looks for a library that programs can preload.
 func findPreload(dir, program, name string) (path, reason, change string) {
-	at, reason, change := findDropin(dir, program)
+	at, reason, change := findLibrary(dir, program, name)
 	if reason != "" {
 		return "", reason, change
 	}
-	path = filepath.Join(at, name)
-	switch by := changeable(path); {
-	case !isThere(path):
-		return "", "no " + path, "install all of a release, or, in unspool's sources, make runtime"
-	case strings.ContainsAny(path, ": "):
+	if path = filepath.Join(at, name); strings.ContainsAny(path, ": ") {
 		return "", path + ": LD_PRELOAD cannot have a path with blanks or colons", "move the directory"
-	case by != "" && dir == "" && os.Getenv("UNSPOOL_RUNTIME") == "":
-		return "", fmt.Sprintf("%s is not used: others can change %s", path, by), fmt.Sprintf("set UNSPOOL_RUNTIME=%s if you trust them", at)
 	}
 	return path, "", ""
-}
-
-func isThere(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }
 
 // programDir returns the directory of this program, "" if it is not known.
@@ -120,8 +109,14 @@ func programDir() string {
 	return filepath.Dir(exe)
 }
 
-// findDropin looks for the drop-in of a program in a directory. It also says why there is none, and what to change.
+// findDropin looks for the directory of the drop-in.
 func findDropin(dir, program string) (at, reason, change string) {
+	return findLibrary(dir, program, Dropin)
+}
+
+// findLibrary looks for a library in the directory, or where installations and builds of this program have it, and returns its directory. It also says
+// why there is none, and what to change.
+func findLibrary(dir, program, name string) (at, reason, change string) {
 	var dirs []string
 	change = "install all of a release: the library is in its lib/unspool; or, in unspool's sources, make install-runtime"
 	named := true
@@ -148,7 +143,7 @@ func findDropin(dir, program string) (at, reason, change string) {
 		if err != nil {
 			continue
 		}
-		lib, err := filepath.EvalSymlinks(filepath.Join(at, Dropin))
+		lib, err := filepath.EvalSymlinks(filepath.Join(at, name))
 		if err != nil {
 			continue
 		}
@@ -157,7 +152,7 @@ func findDropin(dir, program string) (at, reason, change string) {
 		}
 		return at, "", ""
 	}
-	return "", fmt.Sprintf("no %s in %s", Dropin, strings.Join(dirs, ", ")), change
+	return "", fmt.Sprintf("no %s in %s", name, strings.Join(dirs, ", ")), change
 }
 
 // changeable returns the file or directory on an absolute path without links that somebody else than root and this user can change, "" if there is

@@ -110,7 +110,7 @@ labels, rules, the interval and the queue change at once; the rest changes when 
 	f.BoolVar(&a.kubelet.Insecure, "kubelet-insecure", false, "do not check the kubelet's certificate")
 	f.BoolVar(&a.Self, "process-context", true, "use the service names that processes publish by OpenTelemetry's process context")
 	cli.Var(c, &a.Listen, "listen", "127.0.0.1:9797", "address and port of /metrics, /healthz and /readyz; empty: none", addressOrNone)
-	cli.Var(c, &a.Page, "page", pageTime.String(), "the last so much time is on the page at the address of --listen; 0: no page; also if others than this machine reach the address, if given", cli.Duration)
+	cli.Var(c, &a.Page, "page", pageTime.String(), "the last so much time is on the page at the address of --listen; 0: no page; also if others than this machine reach the address, if given", cli.DurationOr0)
 	a.config = cli.NewConfig(c, "UNSPOOL_AGENT")
 	cli.OneOf(c, &a.logs, "log-format", "how messages are written (first): text, json", "text", "json")
 	sourceFlag(c, &a.plain)

@@ -58,6 +58,14 @@ func Duration(flag, s string) (time.Duration, error) {
 	return d, nil
 }
 
+// DurationOr0 is Duration, and takes 0.
+func DurationOr0(flag, s string) (time.Duration, error) {
+	if s == "0" {
+		return 0, nil
+	}
+	return Duration(flag, s)
+}
+
 // Size reads the value of a flag that is a number of bytes, or of KiB, MiB or GiB with K, M or G; "" is 0.
 func Size(flag, s string) (uint64, error) {
 	if s == "" {
