@@ -29,6 +29,7 @@ type Outside struct {
 type Kernel struct {
 	Tables, TableBytes, Processes int
 	Evicted, Copied, CutOff       uint64
+	Pace                          Pace // OneOf 0: it does not change
 }
 
 // Handler returns the pages.
@@ -106,6 +107,9 @@ var (
 	descCopied  = describe("copied_stacks_total", "Stacks that the kernel's walk left to a copy.")
 	descCutOff  = describe("cut_off_stacks_total", "Stacks that the kernel's walk did not finish, and that were not to be copied.")
 
+	descOneOf     = describe("one_of_events", "Of so many events, one takes a sample, which counts for all of them: --max-cpu.")
+	descThreshold = describe("wait_threshold_seconds", "Waits shorter than this are recorded by chance.")
+
 	descSent    = describe("sent_total", "Profiles that a target has taken.", "target")
 	descSentB   = describe("sent_bytes_total", "Their bytes.", "target")
 	descRefused = describe("refused_total", "Profiles that a target will not take.", "target")
@@ -157,6 +161,10 @@ func (o *Outside) Collect(to chan<- prometheus.Metric) {
 		counter(descEvicted, k.Evicted)
 		counter(descCopied, k.Copied)
 		counter(descCutOff, k.CutOff)
+		if k.Pace.OneOf > 0 {
+			gauge(descOneOf, float64(k.Pace.OneOf))
+			gauge(descThreshold, k.Pace.Threshold.Seconds())
+		}
 	}
 	for _, q := range o.Outputs.Queues() {
 		target, s := q.Target().String(), q.Stats()

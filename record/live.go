@@ -259,6 +259,22 @@ func (l *Live) Heap() ebpf.HeapStats {
 	return l.prog.HeapStats()
 }
 
+// MaxThreshold bounds SetPace's threshold.
+const MaxThreshold = ebpf.MaxThreshold
+
+// SetPace changes how much the kernel's program records: one of so many events takes a sample, which counts for all of them, and waits are thinned below
+// a threshold (0: as it is). It fails where no such program walks.
+func (l *Live) SetPace(oneOf uint32, threshold time.Duration) error {
+	if l.prog == nil {
+		return errors.ErrUnsupported
+	}
+	err := l.prog.SetOneOf(oneOf)
+	if threshold > 0 {
+		err = errors.Join(err, l.prog.SetThreshold(threshold))
+	}
+	return err
+}
+
 // Lost counts the samples that the recorder has lost so far.
 func (l *Live) Lost() uint64 {
 	if l.trace != nil {

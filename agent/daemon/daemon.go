@@ -9,7 +9,10 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/agent"
 	"github.com/unspool/unspool/agent/containers"
@@ -45,6 +48,9 @@ type Options struct {
 	Page     time.Duration // the page there shows this last time; 0: there is no page
 	ShowPage bool          // also to others than this machine, if they reach the address
 
+	MaxCPU    float64       // of a processor, that the daemon may use before it records less; 0: there is no bound
+	Threshold time.Duration // of waits, at first; 0: none are recorded
+
 	Pods    *kubelet.Pods // nil: the kubelet is not asked
 	Kubelet string        // its address, for the log
 	Self    bool          // use what processes say of themselves
@@ -72,6 +78,7 @@ type daemon struct {
 	page    *serve.Live     // nil: there is none
 	token   string          // of the page
 	began   time.Time
+	pace    atomic.Pointer[agent.Pace] // nil: it does not change
 }
 
 // Run records until ctx ends, or what is recorded. It returns the status that the program ends with, and a note on it, as record.Live.ExitStatus does.
@@ -117,6 +124,9 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 	}
 	if o.Config != "" {
 		defer cli.OnHangup(d.readAgain)()
+	}
+	if o.MaxCPU > 0 {
+		go d.govern(gathering)
 	}
 	d.agent.Run(gathering)
 	d.outputs.Close()
@@ -184,7 +194,10 @@ func (d *daemon) kernel() (k agent.Kernel, ok bool) {
 	if st == nil {
 		return k, false
 	}
-	return agent.Kernel{Tables: st.Tables, TableBytes: int(st.TableBytes), Processes: st.Processes, Evicted: uint64(st.Evicted), Copied: st.Copied, CutOff: st.CutOff}, true
+	if p := d.pace.Load(); p != nil {
+		k.Pace = *p
+	}
+	return agent.Kernel{Pace: k.Pace, Tables: st.Tables, TableBytes: int(st.TableBytes), Processes: st.Processes, Evicted: uint64(st.Evicted), Copied: st.Copied, CutOff: st.CutOff}, true
 }
 
 func (d *daemon) tellOutput(t *agent.Target, err error) {
@@ -227,4 +240,55 @@ func (d *daemon) sum() {
 	}
 	st := d.agent.Stats()
 	d.Log.Info("done", "samples", st.Samples-st.Idle, "lost", st.Lost, "profiles", st.Profiles)
+}
+
+// governed is how often the daemon looks at what it uses.
+const governed = 5 * time.Second
+
+// govern records less while the daemon uses more than it may: its own CPU time, and that of the kernel's programs where the kernel counts it
+// (kernel.bpf_stats_enabled).
+func (d *daemon) govern(ctx context.Context) {
+	g := agent.NewGovernor(d.MaxCPU, agent.Pace{OneOf: 1, Threshold: d.Threshold}, record.MaxThreshold)
+	set := func() error {
+		p := g.Pace()
+		d.pace.Store(&p)
+		return d.rec.SetPace(p.OneOf, p.Threshold)
+	}
+	if err := set(); err != nil {
+		d.Log.Warn("--max-cpu changes nothing: stacks are not walked in the kernel")
+		d.pace.Store(nil)
+		return
+	}
+	tick := time.NewTicker(governed)
+	defer tick.Stop()
+	for was, at := d.used(), time.Now(); ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		used, now := d.used(), time.Now()
+		share := float64(used-was) / float64(now.Sub(at))
+		if g.Observe(used-was, now.Sub(at)) {
+			if err := set(); err != nil {
+				d.Log.Error(err.Error())
+			}
+			p := g.Pace()
+			d.Log.Info("records at another pace", "one-of", p.OneOf, "off-cpu-threshold", p.Threshold, "used", fmt.Sprintf("%.2f%%", 100*share), "max-cpu", fmt.Sprintf("%.2f%%", 100*d.MaxCPU))
+		}
+		was, at = used, now
+	}
+}
+
+// used returns the CPU time that the daemon has used.
+func (d *daemon) used() time.Duration {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	sum := time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	if st := d.rec.Kernel(); st != nil {
+		sum += st.RunTime
+	}
+	return sum
 }

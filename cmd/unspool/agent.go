@@ -111,6 +111,7 @@ labels, rules, the interval and the queue change at once; the rest changes when 
 	f.BoolVar(&a.Self, "process-context", true, "use the service names that processes publish by OpenTelemetry's process context")
 	cli.Var(c, &a.Listen, "listen", "127.0.0.1:9797", "address and port of /metrics, /healthz and /readyz; empty: none", addressOrNone)
 	cli.Var(c, &a.Page, "page", pageTime.String(), "the last so much time is on the page at the address of --listen; 0: no page; also if others than this machine reach the address, if given", cli.DurationOr0)
+	cli.Var(c, &a.MaxCPU, "max-cpu", "", "use at most so much of one processor, such as 1%: above it, fewer events take samples, each of more weight, and --off-cpu-threshold rises", cli.Percent)
 	a.config = cli.NewConfig(c, "UNSPOOL_AGENT")
 	cli.OneOf(c, &a.logs, "log-format", "how messages are written (first): text, json", "text", "json")
 	sourceFlag(c, &a.plain)
@@ -145,6 +146,7 @@ func (a *agentRun) check() error {
 	}
 	a.Record, a.Target = a.plan.Open, a.plan.Target()
 	a.Namer = func(o names.Options) *names.Namer { return newNamer(o, a.plain) }
+	a.Options.Threshold = a.InKernel.Threshold
 	a.ShowPage, a.Kubelet, a.Config, a.Again = a.given("page"), a.kubelet.Address, a.config.Path(), a.again
 	return nil
 }

@@ -84,3 +84,45 @@ func TestAgentWaits(t *testing.T) {
 	}
 	runProgram(t, "agent", "--output", "files="+dir, "--off-cpu", "--source", "perf", "-a").want(t, 2, "--off-cpu works only with --source ebpf")
 }
+
+// TestAgentMaxCPU: an agent that uses more than it may records less, says so, and the profile's time stays what the program ran for.
+func TestAgentMaxCPU(t *testing.T) {
+	oracle.Long(t)
+	canWalk(t)
+	oracle.Need(t, "gcc")
+	dir := t.TempDir()
+	src, exe, ring := filepath.Join(dir, "spin.c"), filepath.Join(dir, "spin"), filepath.Join(dir, "ring")
+	code := `#include <time.h>
+static double cpu(void) { struct timespec t; clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t); return t.tv_sec + t.tv_nsec * 1e-9; }
+__attribute__((noipa)) static void spin(double s) { while (cpu() < s); }
+int main(void) { spin(14); return 0; }`
+	if err := os.WriteFile(src, []byte(code), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	oracle.Run(t, "gcc", "-O1", "-g", "-o", exe, src)
+	r := runProgram(t, "agent", "--output", "files="+ring, "--interval", "1s", "--listen", "", "--max-cpu", "0.01%", "-F", "997", "--", exe)
+	r.want(t, 0, `msg="records at another pace" one-of=[48]\b.* max-cpu=0\.01%`)
+	files, err := filepath.Glob(filepath.Join(ring, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var samples, ns int64
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := proto.ParseData(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range p.Sample {
+			samples, ns = samples+s.Value[0], ns+s.Value[1]
+		}
+	}
+	if ns < 13e9 || ns > 15e9 || samples > 12000 {
+		t.Errorf("%d samples of %.3f s, of 14", samples, float64(ns)/1e9)
+	}
+	t.Logf("%d samples of %.3f s", samples, float64(ns)/1e9)
+	runProgram(t, "agent", "--output", "files="+dir, "--max-cpu", "1", "-a").want(t, 2, `--max-cpu takes a share such as 1%, not "1"`)
+}

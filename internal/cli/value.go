@@ -66,6 +66,19 @@ func DurationOr0(flag, s string) (time.Duration, error) {
 	return Duration(flag, s)
 }
 
+// Percent reads the value of a flag that is a share, such as 1% or 0.5%, above 0 and at most 100%; "" is 0.
+func Percent(flag, s string) (float64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	digits, ok := strings.CutSuffix(s, "%")
+	v, err := strconv.ParseFloat(digits, 64)
+	if !ok || err != nil || !(v > 0 && v <= 100) {
+		return 0, Usage("%s takes a share such as 1%%, not %q", flag, s)
+	}
+	return v / 100, nil
+}
+
 // Size reads the value of a flag that is a number of bytes, or of KiB, MiB or GiB with K, M or G; "" is 0.
 func Size(flag, s string) (uint64, error) {
 	if s == "" {

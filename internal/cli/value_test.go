@@ -83,3 +83,16 @@ func TestVar(t *testing.T) {
 		t.Errorf("%v, %q, default %q", d, f.Value, f.DefValue)
 	}
 }
+
+func TestPercent(t *testing.T) {
+	for text, want := range map[string]float64{"": 0, "1%": 0.01, "0.5%": 0.005, "100%": 1} {
+		if got, err := Percent("--max-cpu", text); err != nil || got != want {
+			t.Errorf("%q: %v, %v, want %v", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"1", "%", "0%", "-1%", "101%", "NaN%", "Inf%", "1%%", "x%"} {
+		if got, err := Percent("--max-cpu", text); err == nil {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
+}

@@ -65,6 +65,7 @@ type Program struct {
 	stacks  stacks
 	ended   bool
 	samples atomic.Uint64
+	oneOf   atomic.Uint32 // SetOneOf's
 	blocked atomic.Uint64 // of samples, those of waits
 	names   func(string) bool
 	wakers  bool
@@ -543,6 +544,27 @@ func (p *Program) SetThreshold(d time.Duration) error {
 	return p.set("threshold", uint32(min(max(d, 0), MaxThreshold)))
 }
 
+// SetOneOf has one of n events take a sample, which counts for all of them. 0 and 1: each event does. It is for events of counters and clocks.
+func (p *Program) SetOneOf(n uint32) error {
+	err := p.set("one_of", n)
+	if err == nil {
+		p.oneOf.Store(n)
+	}
+	return err
+}
+
+// weigh makes a copy that the kernel has written of a sample count for as many events as others do.
+func (p *Program) weigh(raw []byte) {
+	le := binary.LittleEndian
+	n := uint64(p.oneOf.Load())
+	if n <= 1 || p.prog != "on_event" || le.Uint32(raw) != source.RecordSample || len(raw) < atPeriod+8 {
+		return
+	}
+	if id := le.Uint64(raw[atID:]); !source.Walks(id) && id != source.WaitCopyID {
+		le.PutUint64(raw[atPeriod:], le.Uint64(raw[atPeriod:])*n)
+	}
+}
+
 // Ready implements perfevent.Program.
 func (p *Program) Ready() int { return p.coll.Maps["samples"].FD() }
 
@@ -566,6 +588,7 @@ func (p *Program) Saw(raw []byte) {
 	if p.names != nil {
 		p.name(raw)
 	}
+	p.weigh(raw)
 	p.track.observe(raw)
 }
 

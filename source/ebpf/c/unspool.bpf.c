@@ -245,6 +245,7 @@ volatile u32 by_name;	/* those whose names say so, or are not known */
 volatile u32 by_cgroup; /* those in the cgroup */
 volatile u32 every;	/* take a sample at each so many tracepoints */
 volatile u32 wakes;	/* who ends waits is asked for */
+volatile u32 one_of;	/* a sample is taken at one of so many events, which counts for all; can change, too */
 volatile u32 threshold; /* ns: of shorter waits, some count for all; can change while waits are recorded */
 volatile u64 cgroup;	/* the number of that */
 volatile u64 ns_ino; /* of the PID namespace that numbers processes; 0: the first */
@@ -664,8 +665,11 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, u3
 
 	if ((!id && ns_ino) || !wanted((u32)(id >> 32), &p))
 		return pass;
-	if (r && of > 1 && ++r->hits % of != 0)
-		return pass;
+	if (of > 1) {
+		if (r && ++r->hits % of != 0)
+			return pass;
+		period *= of;
+	}
 	if (!c || !r || r->busy) {
 		count(NESTED);
 		return pass;
@@ -693,19 +697,19 @@ static __always_inline int take(void *ctx, u64 ip, u64 period, int in_kernel, u3
 SEC("perf_event")
 int on_event(struct bpf_perf_event_data *ctx)
 {
-	return take(ctx, CTX_PC(ctx), ctx->sample_period, CTX_IN_KERNEL(ctx), 1);
+	return take(ctx, CTX_PC(ctx), ctx->sample_period, CTX_IN_KERNEL(ctx), one_of);
 }
 
 SEC("tracepoint")
 int on_tracepoint(void *ctx)
 {
-	return take(ctx, 0, every, 1, every);
+	return take(ctx, 0, 1, 1, every);
 }
 
 SEC("kprobe") /* also of uprobes */
 int on_probe(void *ctx)
 {
-	return take(ctx, 0, every, 1, every);
+	return take(ctx, 0, 1, 1, every);
 }
 
 #include "wait.h"
