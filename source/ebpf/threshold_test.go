@@ -89,6 +89,7 @@ func TestThreshold(t *testing.T) {
 		})
 	}
 	began.Wait()
+	time.Sleep(time.Second) // a slow machine may still read what was there before
 	in.Close()
 	cmd.Wait()
 	ended.Wait()
