@@ -100,8 +100,8 @@ func TestThreshold(t *testing.T) {
 		compareWaits(t, i, got[0], got[1+i], threshold)
 	}
 	for _, p := range programs {
-		if st := p.Stats(); st.RingFull+st.Nested > 0 {
-			t.Errorf("lost: %+v", st)
+		if st := p.Stats(); st.RingFull+st.Nested > 0 || t.Failed() {
+			t.Errorf("lost, or forgotten: %+v", st)
 		}
 	}
 }
