@@ -29,6 +29,7 @@ type Outside struct {
 type Kernel struct {
 	Tables, TableBytes, Processes int
 	Evicted, Copied, CutOff       uint64
+	Unplugged                     int  // processors that came online and are not recorded
 	Pace                          Pace // OneOf 0: it does not change
 }
 
@@ -105,6 +106,7 @@ var (
 	descEvicted = describe("kernel_tables_evicted_total", "Unwind tables that had to make room.")
 	descSpaces  = describe("kernel_processes", "Processes whose mappings the kernel's walk knows.")
 	descCopied  = describe("copied_stacks_total", "Stacks that the kernel's walk left to a copy.")
+	descUnheard = describe("processors_not_recorded", "Processors that came online, and that the agent lacks the right to record.")
 	descCutOff  = describe("cut_off_stacks_total", "Stacks that the kernel's walk did not finish, and that were not to be copied.")
 
 	descOneOf     = describe("one_of_events", "Of so many events, one takes a sample, which counts for all of them: --max-cpu.")
@@ -161,6 +163,7 @@ func (o *Outside) Collect(to chan<- prometheus.Metric) {
 		counter(descEvicted, k.Evicted)
 		counter(descCopied, k.Copied)
 		counter(descCutOff, k.CutOff)
+		gauge(descUnheard, float64(k.Unplugged))
 		if k.Pace.OneOf > 0 {
 			gauge(descOneOf, float64(k.Pace.OneOf))
 			gauge(descThreshold, k.Pace.Threshold.Seconds())

@@ -251,6 +251,14 @@ func (l *Live) Kernel() *ebpf.Stats {
 	return &st
 }
 
+// Unplugged returns how many processors have come online and cannot be recorded.
+func (l *Live) Unplugged() int {
+	if l.perf == nil {
+		return 0
+	}
+	return l.perf.Stats().Unplugged
+}
+
 // Heap returns what the probes of ebpf.Heap have seen.
 func (l *Live) Heap() ebpf.HeapStats {
 	if l.prog == nil {
@@ -358,10 +366,7 @@ func (l *Live) unsaid() uint64 {
 
 // EndNotes says what is to be known of a recording that has ended.
 func (l *Live) EndNotes() (out []Note) {
-	if l.perf == nil {
-		return nil
-	}
-	if n := l.perf.Stats().Unplugged; n > 0 {
+	if n := l.Unplugged(); n > 0 {
 		out = append(out, Note{Text: profile.Count(uint64(n), "processor that came online is", "processors that came online are") + " not recorded: a running recording lacks the right"})
 	}
 	if l.prog == nil {

@@ -197,7 +197,7 @@ func (d *daemon) kernel() (k agent.Kernel, ok bool) {
 	if p := d.pace.Load(); p != nil {
 		k.Pace = *p
 	}
-	return agent.Kernel{Pace: k.Pace, Tables: st.Tables, TableBytes: int(st.TableBytes), Processes: st.Processes, Evicted: uint64(st.Evicted), Copied: st.Copied, CutOff: st.CutOff}, true
+	return agent.Kernel{Pace: k.Pace, Tables: st.Tables, TableBytes: int(st.TableBytes), Processes: st.Processes, Evicted: uint64(st.Evicted), Copied: st.Copied, CutOff: st.CutOff, Unplugged: d.rec.Unplugged()}, true
 }
 
 func (d *daemon) tellOutput(t *agent.Target, err error) {
