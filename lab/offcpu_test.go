@@ -80,6 +80,9 @@ func traceSwitches(t *testing.T) (stop func() map[int32][]wait) {
 		waits := map[int32][]wait{}
 		for lines.Scan() {
 			line := lines.Text()
+			for strings.Contains(line, ": sched_switch: ") && !strings.Contains(line, " next_prio=") && lines.Scan() {
+				line += "\n" + lines.Text() // a command's name may have line ends
+			}
 			if counter, n, ok := strings.Cut(line, ": "); ok && (counter == "overrun" || counter == "commit overrun" || counter == "dropped events") && n != "0" {
 				t.Errorf("the kernel's trace: %s", line)
 			}

@@ -21,6 +21,15 @@ import (
 // foreign has the libraries of AArch64 that its compiler links with.
 const foreign = "/usr/aarch64-linux-gnu/lib"
 
+// sameStacks sorts folded stacks, without the names of the vDSO's functions: its image is in no file.
+func sameStacks(folded string) string {
+	lines := strings.Split(vdsoNames.ReplaceAllString(folded, "[vdso]"), "\n")
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+var vdsoNames = regexp.MustCompile(`__kernel_\w+`)
+
 // foreignCrashes are the ways to end of a program whose cores are looked at.
 var foreignCrashes = []string{"segv", "null", "abort", "handler", "vfork", "corrupted"}
 
@@ -204,7 +213,7 @@ func TestForeign(t *testing.T) {
 		for _, args := range [][]string{nil, {"--sysroot", sysroot}} {
 			r := runProgram(t, append([]string{"report", path, "--format", "folded"}, args...)...)
 			r.want(t, 0, "")
-			if r.out != want {
+			if sameStacks(r.out) != sameStacks(want) {
 				t.Errorf("report %q here:\n%s--- there:\n%s", args, r.out, want)
 			}
 		}
