@@ -22,6 +22,7 @@ import (
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/pages"
 	"github.com/unspool/unspool/internal/printable"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
@@ -34,6 +35,9 @@ const (
 	filesMemory = 32 << 20         // bytes of unwind tables and symbol tables, beside what was used in the last seconds
 	lastWords   = 5 * time.Second  // for what is still to be sent at the end
 	slowClient  = 10 * time.Second // for a request over HTTP
+
+	filesShare = 8 // where a control group limits memory, filesMemory is this part of it at most
+	heapShare  = 3 // and the garbage collector works harder above this part: the rest is the kernel's for this program, and mapped tables
 )
 
 // Options say what a daemon records, and what it does with the profiles.
@@ -86,6 +90,10 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 	defer cli.Trim(cli.FirstTrim, func() { module.ReleasePages(); pages.ReleaseProgram() })()
 	mods := modules.New()
 	mods.Files.Memory.Max = filesMemory
+	if limit, ok := procfs.MemoryLimit(); ok {
+		mods.Files.Memory.Max = min(filesMemory, int64(limit/filesShare))
+		cli.LimitMemory(int64(limit / heapShare))
+	}
 	defer mods.Close()
 	d := daemon{Options: &o}
 	var listener net.Listener

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/outfile"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/unwind"
 )
@@ -115,7 +116,8 @@ type Options struct {
 	Pass bool
 }
 
-// DefaultMemory is 1 GiB: the tables of 10 GiB of code.
+// DefaultMemory is 1 GiB: the tables of 10 GiB of code. Where a control group limits this program's memory, which takes in the kernel's for it, an eighth
+// of the limit is, if that is less.
 const DefaultMemory = 1 << 30
 
 // initialPIDs is the inode of the first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
@@ -187,6 +189,9 @@ func Load(o Options) (_ *Program, err error) {
 	}
 	if o.Memory == 0 {
 		o.Memory = DefaultMemory
+		if limit, ok := procfs.MemoryLimit(); ok {
+			o.Memory = min(o.Memory, limit/8)
+		}
 	}
 	p.track.start(p.coll, o.Mods, o.Memory, filesOf(o.Command))
 	return p, nil

@@ -8,6 +8,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/internal/procfs"
 )
 
 // sizes are how many entries the maps have that are sized to the machine. Each is a power of two.
@@ -40,6 +42,17 @@ func sizesOf(cpus int, memory uint64, fixed bool) sizes {
 	return s
 }
 
+// Where a control group limits memory, the maps are those of a machine with so many times the limit, and the ring buffer is a part of it.
+const (
+	limitShare = 16
+	ringShare  = 32
+)
+
+// ringOf returns how large the ring buffer is at most, where a control group limits memory.
+func ringOf(limit uint64) uint32 {
+	return 1 << (bits.Len64(min(max(limit/ringShare, 1<<20), 1<<30)) - 1)
+}
+
 // fit makes the specification's maps as large as this machine needs them.
 func fit(spec *ebpf.CollectionSpec) error {
 	cpus, err := processors()
@@ -51,7 +64,15 @@ func fit(spec *ebpf.CollectionSpec) error {
 		return os.NewSyscallError("sysinfo", err)
 	}
 	fixed := !growingHashes()
-	s := sizesOf(cpus, info.Totalram*uint64(info.Unit), fixed)
+	memory := info.Totalram * uint64(info.Unit)
+	limit, limited := procfs.MemoryLimit()
+	if limited {
+		memory = min(memory, limit*limitShare)
+	}
+	s := sizesOf(cpus, memory, fixed)
+	if limited {
+		s.ring = min(s.ring, ringOf(limit))
+	}
 	for name, n := range map[string]uint32{
 		"samples": s.ring, "spaces": s.spaces, "processes": s.processes, "blocked": s.threads, "wakers": s.threads, "caches": s.caches,
 	} {

@@ -42,6 +42,14 @@ func TestSizesOf(t *testing.T) {
 	}
 }
 
+func TestRingOf(t *testing.T) {
+	for limit, want := range map[uint64]uint32{0: 1 << 20, 64 << 20: 2 << 20, 100 << 20: 2 << 20, 256 << 20: 8 << 20, 1 << 40: 1 << 30} {
+		if got := ringOf(limit); got != want {
+			t.Errorf("%d bytes: a ring of %d, not %d", limit, got, want)
+		}
+	}
+}
+
 // TestMapMemory: all maps but those of tables take 20 MB at most on two processors, those of off-CPU profiles, too, and what the processes of
 // the machine take in them now. Each processor more has its cache, and up to eight their parts of the ring.
 func TestMapMemory(t *testing.T) {

@@ -1,0 +1,43 @@
+package procfs
+
+import (
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// MemoryLimit returns how many bytes the control groups of this process let it and its neighbours take: the least of memory.max (version 2) and
+// memory.limit_in_bytes (version 1) from its own group up to the root. ok is false where there is no limit.
+func MemoryLimit() (bytes uint64, ok bool) { return memoryLimit("/") }
+
+func memoryLimit(root string) (least uint64, ok bool) {
+	b, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(b)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3) // cgroups(7)
+		if len(f) < 3 || f[1] != "" && !slices.Contains(strings.Split(f[1], ","), "memory") {
+			continue
+		}
+		at, file := "sys/fs/cgroup", "memory.max"
+		if f[1] != "" {
+			at, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+		}
+		// A container may see the path of its group, and have the group itself at the root.
+		for group := path.Clean("/" + f[2]); ; group = path.Dir(group) {
+			b, err := os.ReadFile(filepath.Join(root, at, group, file))
+			const none = 1 << 62 // version 1 has a number for it
+			if n, e := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64); err == nil && e == nil && n < none && (!ok || n < least) {
+				least, ok = n, true
+			}
+			if group == "/" {
+				break
+			}
+		}
+	}
+	return least, ok
+}
