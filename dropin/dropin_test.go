@@ -31,7 +31,7 @@ func TestPrepare(t *testing.T) {
 		t.Error(err)
 	}
 	touch(t, filepath.Join(dir, doctor.Dropin))
-	if _, err := Prepare(program, nil, Options{Dir: dir, Exceptions: true}); err == nil || !strings.Contains(err.Error(), "no "+filepath.Join(dir, doctor.Exceptions)) {
+	if _, err := Prepare(program, nil, Options{Dir: dir, Exceptions: true}); err == nil || !strings.Contains(err.Error(), "no "+doctor.Exceptions+" in "+dir) {
 		t.Error(err)
 	}
 	touch(t, filepath.Join(dir, doctor.Exceptions))
