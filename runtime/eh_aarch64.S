@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* eh_aarch64.S: the functions that need their caller's registers, and the landing in a handler. Hints do nothing on processors without them. */
+#include "saved_aarch64.h"
+
 	.text
 
 /*
@@ -15,16 +17,7 @@
 	hint #34 /* bti c */
 	sub sp, sp, #176
 	.cfi_adjust_cfa_offset 176
-	stp x19, x20, [sp, #16]
-	stp x21, x22, [sp, #32]
-	stp x23, x24, [sp, #48]
-	stp x25, x26, [sp, #64]
-	stp x27, x28, [sp, #80]
-	str x29, [sp, #96]
-	stp d8, d9, [sp, #104]
-	stp d10, d11, [sp, #120]
-	stp d12, d13, [sp, #136]
-	stp d14, d15, [sp, #152]
+	save_saved 16
 	str x30, [sp, #168]
 	.cfi_rel_offset x30, 168
 	mov x16, #1

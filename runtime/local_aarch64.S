@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* local_aarch64.S: where registers are saved and put back. */
+#include "saved_aarch64.h"
+
 	.text
 
 /*
@@ -85,16 +87,7 @@ unw_backtrace:
 	hint #34
 	sub sp, sp, #160
 	.cfi_adjust_cfa_offset 160
-	stp x19, x20, [sp]
-	stp x21, x22, [sp, #16]
-	stp x23, x24, [sp, #32]
-	stp x25, x26, [sp, #48]
-	stp x27, x28, [sp, #64]
-	str x29, [sp, #80]
-	stp d8, d9, [sp, #88]
-	stp d10, d11, [sp, #104]
-	stp d12, d13, [sp, #120]
-	stp d14, d15, [sp, #136]
+	save_saved 0
 	str x30, [sp, #152]
 	.cfi_rel_offset x30, 152
 	mov x2, sp
