@@ -286,8 +286,11 @@ static int run(struct us_window *w, const struct us_fde *f, uint64_t at, uint64_
 		case DW_CFA_def_cfa_offset_sf:
 			n = factored(&r, sleb(&r), f->daf);
 		def_cfa_offset:
-			if (s->cfa_kind != UNSPOOL_CFA_REG)
-				r.bad = 1;
+			/* GCC writes this behind an expression, too: then there is no CFA up to its next definition. */
+			if (s->cfa_kind != UNSPOOL_CFA_REG) {
+				r.bad |= !s->behind;
+				s->cfa_kind = UNSPOOL_CFA_NONE;
+			}
 			s->cfa_off = n;
 			break;
 		case DW_CFA_def_cfa_expression:

@@ -89,8 +89,9 @@ type automaton struct {
 	long      map[longEdge]state
 	longBytes int
 
-	work    int // bytes of sets that may still be looked at
-	space   int // bytes of sets that may still be kept
+	lost    bool // some state has lost its CFA: see apply
+	work    int  // bytes of sets that may still be looked at
+	space   int  // bytes of sets that may still be kept
 	scratch []rows.Rule
 }
 
@@ -115,6 +116,9 @@ func cost(s *rows.Set) int {
 	}
 	return n
 }
+
+// noRegisterAndOffset is what is wrong with an instruction that changes an offset which the CFA does not have.
+const noRegisterAndOffset = "the CFA is no register and offset"
 
 // context returns the number of c.
 func (a *automaton) context(c context) uint32 {
@@ -271,13 +275,18 @@ func (a *automaton) apply(from state, i *Instruction) (state, error) {
 			// LLVM begins so on MIPS, GNU's assembler on RISC-V and LoongArch; libgcc, readelf and llvm-dwarfdump take 0 for the offset.
 			set.CFA = rows.CFA{Kind: rows.CFAReg}
 		}
-		if set.CFA.Kind != rows.CFAReg {
-			return fail(malformed(at, "the CFA is no register and offset"))
-		}
-		if i.Op == DW_CFA_def_cfa_register {
+		switch {
+		case set.CFA.Kind == rows.CFAReg && i.Op == DW_CFA_def_cfa_register:
 			set.CFA.Reg = reg
-		} else {
+		case set.CFA.Kind == rows.CFAReg:
 			set.CFA.Off = i.Args[0]
+		case k.behind.valid:
+			// GCC 12 writes this in the epilogues of functions with SVE registers: there is no CFA up to the next definition.
+			set.CFA = rows.CFA{}
+			k.behind.off = i.Args[0]
+			a.lost = true
+		default:
+			return fail(malformed(at, noRegisterAndOffset))
 		}
 	case DW_CFA_def_cfa_expression:
 		if set.CFA.Kind == rows.CFAReg {

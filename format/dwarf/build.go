@@ -220,7 +220,11 @@ func (c *compiler) all(items []item) {
 	var f fde
 	for _, it := range items {
 		c.open(it, &f)
-		if err := c.compile(&f); err != nil {
+		err := c.compile(&f)
+		if err == nil {
+			err = c.lost(&f)
+		}
+		if err != nil {
 			c.add(c.section, it.off, &f, err)
 		}
 	}
@@ -254,6 +258,38 @@ func (c *compiler) compile(f *fde) error {
 		return err
 	}
 	c.out.Range(arch.Vaddr(f.lo), arch.Vaddr(f.hi), c.buf)
+	return nil
+}
+
+// lost returns an error if the instructions of f, whose rows compile has added, change the offset of a CFA that is an expression. The rows
+// behind such an instruction have no CFA.
+func (c *compiler) lost(f *fde) error {
+	if !c.a.lost || !slices.ContainsFunc(c.buf, func(r rows.Row) bool { return c.out.Set(r.Set).CFA.Kind == rows.CFANone }) {
+		return nil
+	}
+	m := move{at: f.insns, s: c.lastAt.state, loc: f.lo}
+	c.stack = c.stack[:0]
+	for m.at < f.end {
+		at := m.at
+		op := c.data[at]
+		switch op {
+		case DW_CFA_remember_state:
+			c.stack = append(c.stack, m.s)
+			m.at++
+			continue
+		case DW_CFA_restore_state:
+			k := len(c.stack) - 1
+			m.s, c.stack = c.stack[k], c.stack[:k]
+			m.at++
+			continue
+		}
+		if err := c.rare(f, &m); err != nil {
+			return err
+		}
+		if (op == DW_CFA_def_cfa_offset || op == DW_CFA_def_cfa_offset_sf) && c.out.Set(m.s.set()).CFA.Kind == rows.CFANone {
+			return in(OpName(op, nil), malformed(at, noRegisterAndOffset))
+		}
+	}
 	return nil
 }
 

@@ -2,10 +2,14 @@ package dwarf
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -200,7 +204,7 @@ func TestBadInstructions(t *testing.T) {
 		{"register 65536", usual, "07 808004", 0, ErrUnsupported, "register 65536"},
 		{"def_cfa_offset without a CFA", "00", "0e10", 0, ErrMalformed, "the CFA is no register and offset"},
 		{"def_cfa_register behind an expression only", "0f027708", "0d06", 0, ErrMalformed, "the CFA is no register and offset"},
-		{"def_cfa_offset behind an expression", usual, "0f027708 0e10", 4, ErrMalformed, "the CFA is no register and offset"},
+		{"def_cfa_offset behind an expression only", "0f027708", "0e10", 0, ErrMalformed, "the CFA is no register and offset"},
 		{"window_save on x86-64", usual, "2d", 0, ErrUnsupported, "on machine x86_64"},
 		{"set_ra_state 3", usual, "2b0300", 0, ErrMalformed, "state 3"},
 		{"restore in a CIE", usual + "c6", "", -1 - 5, ErrMalformed, "in a CIE"},
@@ -233,6 +237,88 @@ func TestBadInstructions(t *testing.T) {
 		if _, err := l.frames().Lookup(0x1010); !errors.Is(err, c.cause) {
 			t.Errorf("%s: Lookup gives %v", c.name, err)
 		}
+	}
+}
+
+// TestLostCFA: an instruction that changes the offset of an expression is damage. Rows before it hold, and those behind the CFA's next definition.
+func TestLostCFA(t *testing.T) {
+	const expr = "0f027708" // DW_OP_breg7 +8
+	for _, c := range []struct{ insns, want string }{
+		{"41" + expr + "41 0e20 41 0e00", "1000  cfa=rsp+8  ra=c-8 | 1001  cfa=DW_OP_breg7 RSP+8  ra=c-8 | 1002  cfa=none  ra=c-8 | 1010  gap"},
+		{"41" + expr + "41 0e20 41 0d06", "1000  cfa=rsp+8  ra=c-8 | 1001  cfa=DW_OP_breg7 RSP+8  ra=c-8 | 1002  cfa=none  ra=c-8 | 1003  cfa=rbp+32  ra=c-8 | 1010  gap"},
+		{"41" + expr + "0a 41 0e20 41 0b", "1000  cfa=rsp+8  ra=c-8 | 1001  cfa=DW_OP_breg7 RSP+8  ra=c-8 | 1002  cfa=none  ra=c-8 | 1003  cfa=DW_OP_breg7 RSP+8  ra=c-8 | 1010  gap"},
+		{"41" + expr + "41 0e20 8602 41 0c0710", "1000  cfa=rsp+8  ra=c-8 | 1001  cfa=DW_OP_breg7 RSP+8  ra=c-8 | 1002  cfa=none  rbp=c-16  ra=c-8 | 1003  cfa=rsp+16  rbp=c-16  ra=c-8 | 1010  gap"},
+		{"41" + expr + "41 137e 41" + expr, "1000  cfa=rsp+8  ra=c-8 | 1001  cfa=DW_OP_breg7 RSP+8  ra=c-8 | 1002  cfa=none  ra=c-8 | 1003  cfa=DW_OP_breg7 RSP+8  ra=c-8 | 1010  gap"},
+	} {
+		l := &listing{}
+		cie := l.cie(cieHead{})
+		for range 2 { // the second time, all edges are known
+			l.fde(cie, 0x1000, 0x10, unhex(t, c.insns)...)
+		}
+		l.fde(cie, 0x2000, 0x10)
+		x, ds := l.frames().Build(Both)
+		if got := lines(t, x); got != c.want+" | 2000  cfa=rsp+8  ra=c-8 | 2010  gap" {
+			t.Errorf("%s:\n got %s\nwant %s", c.insns, got, c.want)
+		}
+		if len(ds) != 2 || !errors.Is(ds[0], ErrMalformed) || !strings.Contains(ds[0].Error(), ": DW_CFA_def_cfa_offset") || ds[1].Off <= ds[0].Off {
+			t.Errorf("%s: damages %v, want two", c.insns, ds)
+		}
+		if x, err := l.frames().Lookup(0x1001); err != nil || lines(t, x) != c.want {
+			t.Errorf("%s: Lookup gives %v", c.insns, err)
+		}
+	}
+}
+
+// TestLostCFAOfGCC: readelf goes on with the expression where GCC's code for SVE has no CFA here. All other rows are equal.
+func TestLostCFAOfGCC(t *testing.T) {
+	const gcc = "aarch64-linux-gnu-gcc"
+	oracle.Need(t, gcc, "readelf")
+	src, obj := filepath.Join(t.TempDir(), "sve.c"), filepath.Join(t.TempDir(), "sve.so")
+	if err := os.WriteFile(src, []byte(`
+#include <arm_sve.h>
+extern void other(svfloat64_t *);
+double twice(double *a, long n)
+{
+	svfloat64_t v = svld1_f64(svptrue_b64(), a), w = svadd_f64_x(svptrue_b64(), v, v);
+	if (n > 5) {
+		other(&v);
+		return n;
+	}
+	other(&w);
+	other(&v);
+	return svaddv_f64(svptrue_b64(), w) + n;
+}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	oracle.Run(t, gcc, "-O2", "-march=armv8.2-a+sve", "-shared", "-fPIC", "-nostdlib", "-o", obj, src)
+	img, err := module.Open(obj)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := Open(img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, damage := f.Build(EHFrame)
+	j, err := askReadelf(obj, EHFrame)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, ds := j.compare(table, 100)
+	lost := 0
+	for _, d := range ds {
+		if d.hi == 0 { // the number of bytes with rows, which is another
+			continue
+		}
+		if rules, ok := strings.CutPrefix(strings.Replace(d.got, "nothing", "none", 1), "none"); !ok || d.want != "exp"+rules {
+			t.Errorf("rows of [%#x, %#x)\n got %s\nwant %s", d.lo, d.hi, d.got, d.want)
+		}
+		lost++
+	}
+	t.Logf("%d rows, %d of them without a CFA; %v", n, lost, damage)
+	if n < 10 || (lost > 0) != (len(damage) == 1) {
+		t.Errorf("%d rows, %d without a CFA, damages %v", n, lost, damage)
 	}
 }
 

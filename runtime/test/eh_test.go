@@ -304,7 +304,7 @@ func TestEhStatic(t *testing.T) {
 func TestArmEhVectors(t *testing.T) {
 	m := ehMachines[1]
 	m.library(t)
-	for _, flags := range []string{"-O1 -fomit-frame-pointer", "-O1 -fomit-frame-pointer -mbranch-protection=standard"} {
+	for _, flags := range []string{"-O1 -fomit-frame-pointer", "-O2 -fomit-frame-pointer", "-O1 -fomit-frame-pointer -mbranch-protection=standard"} {
 		prog := m.program(t, "eh_sve.cc", append(strings.Fields(flags), "-march=armv8-a+sve")...)
 		if out := m.same(t, nil, prog); !strings.HasSuffix(out, "10 cleanups, 9 a lane\n-56.2\n<nil>\n") {
 			t.Errorf("%s: %s", flags, out)
