@@ -31,7 +31,7 @@ func (p *plan) flags(c *cobra.Command) {
 	f.BoolVar(&p.OffCPU, "off-cpu", false, "record the time threads are blocked, as -e off-cpu does: only with --source ebpf (root)")
 	cli.Var(c, &p.InKernel.Threshold, "off-cpu-threshold", "", "with --off-cpu: record waits shorter than this, such as 10ms, by chance, and weigh those recorded as this long: sums stay right on average, at a bounded cost", cli.Duration)
 	f.BoolVar(&p.InKernel.Wakers, "wakers", false, "with --off-cpu: show who woke each thread, the waker's stack upside down above the wait's")
-	f.Uint32Var(&p.StackSize, "stack-size", 0, "bytes of each stack to copy and walk (default: 32 KiB, or, if the kernel walks most stacks, its maximum, and less while many copies wait)")
+	f.Uint32Var(&p.StackSize, "stack-size", 0, "bytes of each stack to copy and walk (default: 32 KiB; if the kernel walks most stacks, less while many copies wait)")
 	f.BoolVar(&p.User, "user", false, "count in user space only")
 	f.BoolVar(&p.Kernel, "kernel", false, "count in the kernel only")
 	f.IntSliceVarP(&p.PIDs, "pid", "p", nil, "record these processes, and all processes they start")

@@ -433,3 +433,24 @@ func TestNoRoomForChild(t *testing.T) {
 		}
 	}
 }
+
+// TestCopiesEnd: what a copy of a stack has room for, and the stack does not have, is not kept.
+func TestCopiesEnd(t *testing.T) {
+	p := load(t, Options{})
+	prog := compile(t, `#include <time.h>
+int main(void) { for (clock_t end = clock() + CLOCKS_PER_SEC / 100; clock() < end;); }`)
+	copies := 0
+	record(t, p, perfevent.Options{Command: []string{"env", "-i", "sh", "-c", `i=0; while [ $i -lt 30 ]; do cp "$0" "$0.$i"; "$0.$i"; i=$((i+1)); done`, prog}, Frequency: 5000}, func(s *source.Sample) {
+		if s.From != source.Walked {
+			return
+		}
+		copies++
+		if n := len(s.Record.Stack); n > 16<<10 {
+			t.Errorf("a copy of %d bytes of a stack that has some hundreds", n)
+		}
+	})
+	t.Logf("%d copies", copies)
+	if copies == 0 {
+		t.Error("no stack was copied")
+	}
+}

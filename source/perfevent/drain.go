@@ -206,16 +206,16 @@ func (r *Recorder) copyLimit() uint32 {
 		return r.shape.StackSize
 	}
 	wait := r.out.copies.Load()
-	limit := uint32(MaxStackSize)
+	limit := r.shape.StackSize
 	for full := int64(shrinkCopies); wait >= full && limit > leastCopy; full += shrinkCopies {
 		limit = limit / 2 &^ 7
 	}
-	return min(limit, r.shape.StackSize)
+	return limit
 }
 
 // shrinkCopies is how many bytes of samples with copies wait until copies get half as large. From leastCopy on they get no smaller.
 const (
-	shrinkCopies = 8 << 20
+	shrinkCopies = 16 << 20
 	leastCopy    = 4 << 10
 )
 

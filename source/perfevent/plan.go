@@ -344,9 +344,7 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 	copies := a.SampleType&source.SampleStackUser != 0
 	stack := int(o.StackSize)
 	if stack == 0 && copies {
-		if stack = defaultStack; o.Program != nil {
-			stack = MaxStackSize // only what comes before tables and mappings are known is copied: all of it, unless too much waits (copyLimit)
-		}
+		stack = defaultStack
 	}
 	rate := uint64(4000) // a guess, where the period rules
 	if a.Has(source.FlagFreq) {

@@ -148,7 +148,7 @@ func (someProgram) Saw([]byte) {}
 // TestCopyLimit: where the kernel walks, copies get smaller as more of them wait, and as large again when they have gone. What else waits changes
 // nothing: others' stacks stay whole.
 func TestCopyLimit(t *testing.T) {
-	r := &Recorder{queue: newBacklog(), program: someProgram{}, shape: Stats{StackSize: MaxStackSize}}
+	r := &Recorder{queue: newBacklog(), program: someProgram{}, shape: Stats{StackSize: defaultStack}}
 	r.out.to = r.queue
 	put := func(id uint64) {
 		raw := record(source.RecordSample, binary.LittleEndian.AppendUint64(nil, id))
@@ -165,23 +165,23 @@ func TestCopyLimit(t *testing.T) {
 		limit uint32
 	}
 	var got []at
-	for r.out.copies.Load() < 40<<20 {
+	for r.out.copies.Load() < 60<<20 {
 		limit := r.copyLimit()
 		if len(got) == 0 || got[len(got)-1].limit != limit {
 			got = append(got, at{r.out.copies.Load(), limit})
 		}
 		put(0)
 	}
-	if want := []at{{0, 65528}, {8 << 20, 32760}, {16 << 20, 16376}, {24 << 20, 8184}, {32 << 20, 4088}}; !slices.Equal(got, want) {
+	if want := []at{{0, 32 << 10}, {16 << 20, 16 << 10}, {32 << 20, 8 << 10}, {48 << 20, 4 << 10}}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	r.chosen = true
-	if n := r.copyLimit(); n != MaxStackSize {
+	if n := r.copyLimit(); n != defaultStack {
 		t.Errorf("%d bytes, where a size was asked for", n)
 	}
 	r.chosen = false
 	r.shape.StackSize = 8192
-	if n := r.copyLimit(); n != 4088 {
+	if n := r.copyLimit(); n != 4096 {
 		t.Errorf("%d bytes of copies of 8192", n)
 	}
 	r.out.close()
