@@ -1,20 +1,17 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"path/filepath"
+	"slices"
 	"strings"
-	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/unspool/unspool/doctor"
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/series"
 	"github.com/unspool/unspool/modules"
@@ -23,8 +20,6 @@ import (
 	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/record/heap"
 	"github.com/unspool/unspool/report"
-	"github.com/unspool/unspool/source/ebpf"
-	"github.com/unspool/unspool/source/perfevent"
 )
 
 // defaultHeap is where record --heap writes unless told otherwise.
@@ -32,19 +27,17 @@ const defaultHeap = "unspool.heap.pb.gz"
 
 // heapPlan holds the flags of heap profiles.
 type heapPlan struct {
-	how, period, value, every string
-	interval                  time.Duration // between snapshots; 0: none but those that SIGUSR2 asks for
+	how, value string
 	heap.Plan
 }
 
 const heapSampled = "sampled"
 
 func (h *heapPlan) flags(c *cobra.Command) {
-	f := c.Flags()
 	cli.OneOf(c, &h.how, "heap", "record where the command and its children allocate memory: a sample of the allocations, or all", heapSampled, "all")
-	f.Lookup("heap").NoOptDefVal = heapSampled
-	f.StringVar(&h.period, "heap-period", "", "with --heap: bytes that are allocated between samples, on average (default 512K)")
-	f.StringVar(&h.every, "every", "", `with --heap: write a snapshot after each such time, such as "10s", beside the output`)
+	c.Flags().Lookup("heap").NoOptDefVal = heapSampled
+	cli.Var(c, &h.Period, "heap-period", "", "with --heap: bytes that are allocated between samples, on average (default 512K)", cli.Size)
+	cli.Var(c, &h.Every, "every", "", `with --heap: write a snapshot after each such time, such as "10s", beside the output`, cli.Duration)
 	h.value = profile.DefaultHeapValue
 	cli.OneOf(c, &h.value, "heap-value", "with --heap: what tables and graphs show; pprof's files have all", profile.HeapValues...)
 }
@@ -59,102 +52,48 @@ func (h *heapPlan) on() bool { return h.how != "" }
 
 // without refuses the flags of heap profiles where none is asked for.
 func (h *heapPlan) without(c *cobra.Command) error {
-	for _, name := range []string{"heap-period", "heap-value", "every"} {
+	return cli.Refuse(c, []string{"heap-period", "heap-value", "every"}, "goes with --heap")
+}
+
+// apart are the flags of record that heap profiles of commands have nothing of, and ofProcesses those that processes (-p) have.
+var (
+	apart = []string{
+		"frequency", "count", "event", "off-cpu", "wakers", "stack-size", "user", "kernel", "pid", "tid", "all", "source", "comm", "cgroup", "memory", "call-graph",
+		"with-names", "to", "label",
+	}
+	ofProcesses = []string{"pid", "source", "memory"}
+)
+
+// check reads the flags of a heap profile of a command, or of processes.
+func (h *heapPlan) check(c *cobra.Command, p *plan) error {
+	not := apart
+	if len(p.PIDs) > 0 {
+		not = append(slices.DeleteFunc(slices.Clone(apart), func(name string) bool { return slices.Contains(ofProcesses, name) }), "every")
+	}
+	for _, name := range not {
 		if c.Flags().Changed(name) {
-			return usage("--%s goes with --heap", name)
-		}
-	}
-	return nil
-}
-
-// apart are the flags of record that heap profiles have nothing of.
-var apart = []string{
-	"frequency", "count", "event", "off-cpu", "wakers", "stack-size", "user", "kernel", "pid", "tid", "all", "source", "comm", "cgroup", "memory", "call-graph",
-	"with-names", "to", "label",
-}
-
-// check reads the flags, and finds the library.
-func (h *heapPlan) check(c *cobra.Command, command []string) (err error) {
-	if err := h.sampling(c, apart); err != nil {
-		return err
-	}
-	if len(command) == 0 {
-		return usage("--heap records a command or processes: give one, or -p PID")
-	}
-	h.Command = command
-	if h.interval, err = cli.Duration("--every", h.every); err != nil {
-		return err
-	}
-	library, err := doctor.FindHeap("")
-	if err != nil {
-		return err
-	}
-	h.Preload = []string{library}
-	if doctor.HasOperators(command[0]) {
-		h.Preload = append(h.Preload, filepath.Join(filepath.Dir(library), doctor.HeapNew))
-	}
-	return nil
-}
-
-// sampling reads how often a sample is taken, and refuses flags that heap profiles have nothing of.
-func (h *heapPlan) sampling(c *cobra.Command, apart []string) error {
-	for _, name := range apart {
-		if f := c.Flags().Lookup(name); f != nil && f.Changed {
 			return usage("--heap and --%s exclude each other", name)
 		}
 	}
-	h.Period = heap.DefaultPeriod
-	if h.period != "" {
-		n, err := cli.Size("--heap-period", h.period)
-		if err != nil {
-			return err
-		}
-		if n < 1 || h.how == "all" {
-			return usage("--heap-period takes a size, 1 or more, and excludes --heap=all")
-		}
-		h.Period = uint64(n)
+	switch {
+	case h.how == "all" && h.Period > 0:
+		return usage("--heap-period takes a size, 1 or more, and excludes --heap=all")
+	case h.how != "all":
+		h.Period = cmp.Or(h.Period, heap.DefaultPeriod)
 	}
-	if h.how == "all" {
-		h.Period = 0
-	}
-	return nil
-}
-
-// recordHeap is record with --heap.
-func recordHeap(c *cobra.Command, h *heapPlan, p *plan, flt *record.Filter, o *output, command []string, duration string, plain bool, stepper func() (*modules.Set, error)) (err error) {
+	var err error
 	if len(p.PIDs) > 0 {
-		return h.probe(c, p, flt, o, command, duration, plain, stepper)
+		err = h.checkProcesses(c, p)
+	} else if len(p.Command) == 0 {
+		err = usage("--heap records a command or processes: give one, or -p PID")
 	}
-	if err := h.check(c, command); err != nil {
-		return err
-	}
-	if h.Duration, err = cli.Duration("--duration", duration); err != nil {
-		return err
-	}
-	mods, err := stepper()
-	if err != nil {
-		return err
-	}
-	defer mods.Close()
-	return h.run(c.Context(), o, mods, plain)
+	h.Target = p.Plan
+	return err
 }
 
-// probe records processes that run, by probes at their allocators.
-func (h *heapPlan) probe(c *cobra.Command, p *plan, flt *record.Filter, o *output, command []string, duration string, plain bool, stepper func() (*modules.Set, error)) (err error) {
-	var not []string
-	for _, name := range apart {
-		if name != "pid" && name != "memory" && name != "source" {
-			not = append(not, name)
-		}
-	}
-	if err := h.sampling(c, append(not, "every")); err != nil {
-		return err
-	}
-	p.Command = command
-	if p.Duration, err = cli.Duration("--duration", duration); err != nil {
-		return err
-	}
-	if err := p.check(c.Flag("stepper").Value.String(), flt); err != nil {
+// checkProcesses reads the flags that only processes have.
+func (h *heapPlan) checkProcesses(c *cobra.Command, p *plan) error {
+	if err := p.check(c.Flag("stepper").Value.String(), &record.Filter{}); err != nil {
 		return err
 	}
 	if p.Source != record.Auto && p.Source != record.EBPF {
@@ -163,54 +102,53 @@ func (h *heapPlan) probe(c *cobra.Command, p *plan, flt *record.Filter, o *outpu
 	if e := profile.ParseHeapValue(h.value).Event; e != profile.HeapAlloc && e != profile.HeapInUse {
 		return usage("--heap -p has alloc and inuse, not %s", e)
 	}
-	p.Event, p.Source, p.Only = perfevent.Allocations, record.EBPF, "--heap -p"
-	p.InKernel.Heap = &ebpf.Heap{Period: h.Period, PIDs: p.PIDs}
-	mods, err := stepper()
-	if err != nil {
-		return err
-	}
-	defer mods.Close()
+	return nil
+}
+
+// record is record with --heap.
+func (h *heapPlan) record(ctx context.Context, o *output, mods *modules.Set, plain bool) error {
 	table, err := h.output(o)
 	if err != nil {
 		return err
 	}
-	ctx := c.Context()
+	if h.Every > 0 && !series.Possible(o.path) {
+		return usage("--every writes snapshots beside the output: give -o FILE")
+	}
 	out, commit, err := o.create(ctx)
 	if err != nil {
 		return err
 	}
-	rec, err := p.Open(ctx, mods)
+	n := newNamer(names.Options{Mods: mods}, plain)
+	defer n.Close()
+	r, err := heap.Record(ctx, h.Plan, heap.Options{
+		Mods: mods, Names: n,
+		Say:      func(note string) { say([]string{note}) },
+		Snapshot: func(p *profile.Profile) error { return h.snapshot(ctx, *o, p) },
+	})
 	if err != nil {
 		return commit(err)
 	}
-	defer rec.Close()
-	for _, path := range rec.Heap().Allocators {
-		fmt.Fprintf(stderr, "unspool: probes at %s: each allocation stops the process twice, each free once, for 1 to 3 µs each time\n", path)
-	}
-	n := newNamer(names.Options{Mods: mods}, plain)
-	defer n.Close()
-	s := &session{Session: rec.Session(record.Options{Mods: mods, Names: n, Filter: *flt})}
-	if err := rec.Drop(n); err != nil {
-		fmt.Fprintf(stderr, "unspool: %v\n", err)
-	}
-	b := profile.NewBuilder()
-	if err := s.Run(context.Background(), func(x *profile.Sample) error {
-		heap.Weigh(x, h.Period)
-		x.TID = 0
-		b.Add(x)
-		return nil
-	}); err != nil {
-		return commit(err)
-	}
-	s.Info.Every = h.Period
-	prof := heap.Probed(b.Profile(n, s.Info))
-	if err := h.finish(out, commit, o, table, prof, nil); err != nil {
+	if err := commit(h.write(out, o, r.Profile)); err != nil {
 		return err
 	}
-	sayNotes(rec.EndNotes())
-	s.warn()
-	st := rec.Heap()
-	fmt.Fprintf(stderr, "unspool: the processes allocated %s times and freed %s times: %s stops\n", profile.Comma(st.Allocations), profile.Comma(st.Frees), profile.Comma(st.Allocations+st.Returns+st.Frees))
+	event := profile.ParseHeapValue(h.value).Event
+	shown := r.Profile.Only(event)
+	if table {
+		if err := report.Top(os.Stdout, shown, o.terminal()); err != nil {
+			return err
+		}
+	}
+	say(r.Notes)
+	if o.path != "" && o.path != "-" {
+		fmt.Fprintf(stderr, "unspool: %s: %s\n", o.path, r.Profile.Headline())
+	}
+	if event == profile.HeapInUse && shown.Totals.Period == 0 && r.Profile.Totals.Period > 0 && (table || o.format != "pprof") {
+		fmt.Fprintln(stderr, "unspool: nothing was in use at the end: --heap-value peak_space shows the peak, alloc_space all that was allocated")
+	}
+	sayNotes(r.EndNotes)
+	if r.Status != 0 {
+		return &cli.Exit{Status: r.Status}
+	}
 	return nil
 }
 
@@ -231,79 +169,6 @@ func (h *heapPlan) output(o *output) (table bool, err error) {
 	return table, nil
 }
 
-// finish writes the profile, and says what it has.
-func (h *heapPlan) finish(out io.Writer, commit func(error) error, o *output, table bool, p *profile.Profile, notes []string) error {
-	if err := commit(h.write(out, o, p)); err != nil {
-		return err
-	}
-	event := profile.ParseHeapValue(h.value).Event
-	shown := p.Only(event)
-	if table {
-		if err := report.Top(os.Stdout, shown, o.terminal()); err != nil {
-			return err
-		}
-	}
-	say(notes)
-	if o.path != "" && o.path != "-" {
-		fmt.Fprintf(stderr, "unspool: %s: %s\n", o.path, p.Headline())
-	}
-	if event == profile.HeapInUse && shown.Totals.Period == 0 && p.Totals.Period > 0 && (table || o.format != "pprof") {
-		fmt.Fprintln(stderr, "unspool: nothing was in use at the end: --heap-value peak_space shows the peak, alloc_space all that was allocated")
-	}
-	return nil
-}
-
-// run records, and writes the profile.
-func (h *heapPlan) run(ctx context.Context, o *output, mods *modules.Set, plain bool) error {
-	table, err := h.output(o)
-	if err != nil {
-		return err
-	}
-	if h.interval > 0 && !o.beside() {
-		return usage("--every writes snapshots beside the output: give -o FILE")
-	}
-	out, commit, err := o.create(ctx)
-	if err != nil {
-		return err
-	}
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGUSR2) // before there is a process that can be sent it
-	defer signal.Stop(asked)
-	r, err := heap.Start(h.Plan)
-	if err != nil {
-		return commit(err)
-	}
-	defer r.Close()
-	n := newNamer(names.Options{Mods: mods}, plain)
-	defer n.Close()
-	status, note, err := r.WaitEvery(ctx, h.interval, asked, func() {
-		p, _, err := r.Profile(mods, n)
-		if err == nil {
-			err = h.snapshot(ctx, *o, p)
-		}
-		if err != nil {
-			fmt.Fprintf(stderr, "unspool: a snapshot: %v\n", err)
-		}
-	})
-	if err != nil {
-		return commit(err)
-	}
-	p, notes, err := r.Profile(mods, n)
-	if err != nil {
-		return commit(err)
-	}
-	if err := h.finish(out, commit, o, table, p, append(notes, n.Notes()...)); err != nil {
-		return err
-	}
-	if note != "" {
-		fmt.Fprintf(stderr, "unspool: %s\n", note)
-	}
-	if status != 0 {
-		return &cli.Exit{Status: status}
-	}
-	return nil
-}
-
 // write writes a profile in the output's format.
 func (h *heapPlan) write(w io.Writer, o *output, p *profile.Profile) error {
 	if o.format != "pprof" {
@@ -314,11 +179,10 @@ func (h *heapPlan) write(w io.Writer, o *output, p *profile.Profile) error {
 
 // snapshot writes what has been recorded so far beside the output.
 func (h *heapPlan) snapshot(ctx context.Context, o output, p *profile.Profile) error {
-	if !o.beside() {
+	if !series.Possible(o.path) {
 		return errors.New("it goes beside the output: give -o FILE")
 	}
-	endings := o.form().Endings
-	o.path, o.keep = series.Name(o.path, endings, series.Next(o.path, endings)), false
+	o.path, o.keep = series.Next(o.path, o.form().Endings), false
 	if err := o.write(ctx, func(w io.Writer) error { return h.write(w, &o, p) }); err != nil {
 		return err
 	}
@@ -334,13 +198,4 @@ func heapEndings() (endings []string) {
 		}
 	}
 	return endings
-}
-
-// beside says whether the output is a file that others can lie beside.
-func (o *output) beside() bool {
-	if o.path == "" || o.path == "-" {
-		return false
-	}
-	st, err := os.Stat(o.path)
-	return err != nil || st.Mode().IsRegular()
 }

@@ -32,7 +32,7 @@ func recordCmd() *cobra.Command {
 	var to sending
 	var h heapPlan
 	var stepper func() (*modules.Set, error)
-	duration, withNames, plain := "", false, false
+	withNames, plain := false, false
 	c := &cobra.Command{
 		Use:   "record [flags] -- COMMAND [ARG...]",
 		Short: "Record where a program, processes or the whole machine spend their time",
@@ -92,21 +92,8 @@ samples a second. unspool doctor says what is allowed.`,
   unspool record -a --cgroup /sys/fs/cgroup/system.slice --duration 10s -o services.svg`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
-			if h.on() {
-				return recordHeap(c, &h, &p, &flt, &o, args, duration, plain, stepper)
-			}
-			if err := h.without(c); err != nil {
-				return err
-			}
 			p.Command = args
-			if err := p.check(c.Flag("stepper").Value.String(), &flt); err != nil {
-				return err
-			}
-			var err error
-			if p.Duration, err = cli.Duration("--duration", duration); err != nil {
-				return err
-			}
-			if err := to.check(); err != nil {
+			if err := checkRecord(c, &p, &flt, &h, &to); err != nil {
 				return err
 			}
 			mods, err := stepper()
@@ -114,6 +101,9 @@ samples a second. unspool doctor says what is allowed.`,
 				return err
 			}
 			defer mods.Close()
+			if h.on() {
+				return h.record(c.Context(), &o, mods, plain)
+			}
 			table := o.path == "" && o.format == ""
 			if table {
 				o.path, o.format, o.keep = defaultRecording, "data", true
@@ -142,7 +132,7 @@ samples a second. unspool doctor says what is allowed.`,
 	f.SetInterspersed(false) // what follows the command is the command's
 	p.flags(c)
 	h.flags(c)
-	f.StringVar(&duration, "duration", "", `end after this time, such as "10s" or "2m"`)
+	cli.Var(c, &p.Duration, "duration", "", `end after this time, such as "10s" or "2m"`, cli.Duration)
 	f.BoolVar(&withNames, "with-names", false, "put the names and lines of all samples into the recording, to read it on another machine")
 	f.IntSliceVarP(&p.TIDs, "tid", "t", nil, "record these threads")
 	o.flags(c)
@@ -150,6 +140,20 @@ samples a second. unspool doctor says what is allowed.`,
 	to.flags(c)
 	stepper = stepperFlag(c)
 	return c
+}
+
+// checkRecord reads the flags that say what is recorded.
+func checkRecord(c *cobra.Command, p *plan, flt *record.Filter, h *heapPlan, to *sending) error {
+	if h.on() {
+		return h.check(c, p)
+	}
+	if err := h.without(c); err != nil {
+		return err
+	}
+	if err := p.check(c.Flag("stepper").Value.String(), flt); err != nil {
+		return err
+	}
+	return to.check()
 }
 
 // errEmpty keeps an empty recording from taking the place of one that is not.

@@ -10,8 +10,23 @@ import (
 	"strings"
 )
 
-// Name returns the name of snapshot n of an output whose name ends with one of its format's endings. Other endings begin at the last period.
-func Name(output string, endings []string, n int) string {
+// Possible says whether an output is a file that others can lie beside. "" and "-" are standard output.
+func Possible(output string) bool {
+	if output == "" || output == "-" {
+		return false
+	}
+	st, err := os.Stat(output)
+	return err != nil || st.Mode().IsRegular()
+}
+
+// Next returns the name of an output's next snapshot: its number follows those of all that there are. The output's name ends with one of its format's
+// endings; other endings begin at the last period.
+func Next(output string, endings []string) string {
+	return name(output, endings, next(output, endings))
+}
+
+// name returns the name of snapshot n.
+func name(output string, endings []string, n int) string {
 	stem, ending := split(output, endings)
 	return fmt.Sprintf("%s.%03d%s", stem, n, ending)
 }
@@ -44,8 +59,8 @@ func parse(name, stem, ending string) int {
 	return int(n)
 }
 
-// Next returns the first number after those of all snapshots of an output that there are.
-func Next(output string, endings []string) int {
+// next returns the first number after those of all snapshots of an output that there are.
+func next(output string, endings []string) int {
 	dir, base := filepath.Split(output)
 	stem, ending := split(base, endings)
 	last := 0

@@ -7,6 +7,20 @@ import (
 	"testing"
 )
 
+// TestPossible: snapshots lie beside files, and not beside pipes or devices.
+func TestPossible(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "heap.svg")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for output, want := range map[string]bool{"": false, "-": false, "/dev/null": false, dir: false, file: true, filepath.Join(dir, "new.svg"): true} {
+		if got := Possible(output); got != want {
+			t.Errorf("%q: %v, want %v", output, got, want)
+		}
+	}
+}
+
 // TestNames: snapshots lie beside their output, sorted by number, and none gets the name of another.
 func TestNames(t *testing.T) {
 	pprof := []string{".pb.gz", ".pprof"}
@@ -22,13 +36,13 @@ func TestNames(t *testing.T) {
 		{".pb.gz", ".pb.007.gz", pprof},
 		{"d.e/.heap", "d.e/.heap.007", pprof},
 	} {
-		if got := Name(c.output, c.endings, 7); got != c.want {
+		if got := name(c.output, c.endings, 7); got != c.want {
 			t.Errorf("%s: %s, want %s", c.output, got, c.want)
 		}
 	}
 	dir := t.TempDir()
 	out := filepath.Join(dir, "heap.pb.gz")
-	if n := Next(out, pprof); n != 1 {
+	if n := next(out, pprof); n != 1 {
 		t.Errorf("the first is %d", n)
 	}
 	for _, name := range []string{"heap.pb.gz", "heap.002.pb.gz", "heap.1000.pb.gz", "heap.0001.pb.gz", "heap.1.pb.gz", "heap.-01.pb.gz", "heap.00x.pb.gz", "heap.999.svg", "other.5000.pb.gz", "heap.000.pb.gz", "heap.99999999999.pb.gz"} {
@@ -36,13 +50,13 @@ func TestNames(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := Next(out, pprof); n != 1001 {
+	if n := next(out, pprof); n != 1001 {
 		t.Errorf("the next is %d", n)
 	}
 	if got, want := Beside(dir, "heap.pb.gz"), []string{"heap.002.pb.gz", "heap.1000.pb.gz"}; !slices.Equal(got, want) && !slices.Equal(got, []string{want[1], want[0]}) {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if Next(filepath.Join(dir, "none", "x.svg"), pprof) != 1 {
+	if next(filepath.Join(dir, "none", "x.svg"), pprof) != 1 {
 		t.Error("a directory that is not there")
 	}
 }

@@ -1,18 +1,58 @@
 package heap
 
 import (
+	"context"
+	"fmt"
 	"math"
 
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/record"
+	"github.com/unspool/unspool/source/ebpf"
+	"github.com/unspool/unspool/source/perfevent"
 )
+
+// probe records processes that run.
+func probe(ctx context.Context, p Plan, o Options) (*Result, error) {
+	t := p.Target
+	t.Event, t.Source, t.Only = perfevent.Allocations, record.EBPF, "--heap -p"
+	t.InKernel.Heap = &ebpf.Heap{Period: p.Period, PIDs: t.PIDs}
+	live, err := t.Open(ctx, o.Mods)
+	if err != nil {
+		return nil, err
+	}
+	defer live.Close()
+	for _, path := range live.Heap().Allocators {
+		o.Say(fmt.Sprintf("probes at %s: each allocation stops the process twice, each free once, for 1 to 3 µs each time", path))
+	}
+	s := live.Session(record.Options{Mods: o.Mods, Names: o.Names})
+	if err := live.Drop(o.Names); err != nil {
+		o.Say(err.Error())
+	}
+	b := profile.NewBuilder()
+	// Not ctx: when it is done, the recording ends, and what has been recorded is still to be read.
+	if err := s.Run(context.Background(), func(x *profile.Sample) error {
+		weigh(x, p.Period)
+		x.TID = 0
+		b.Add(x)
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	s.Info.Every = p.Period
+	out := &Result{Profile: probed(b.Profile(o.Names, s.Info)), EndNotes: append(live.EndNotes(), s.Notes()...)}
+	n := live.Heap()
+	out.EndNotes = append(out.EndNotes, record.Note{Text: fmt.Sprintf("the processes allocated %s times and freed %s times: %s stops", profile.Comma(n.Allocations), profile.Comma(n.Frees),
+		profile.Comma(n.Allocations+n.Returns+n.Frees))})
+	return out, nil
+}
 
 // unit is how many parts an object is counted in: weights of samples are no whole numbers.
 const unit = 1 << 16
 
-// Weigh gives a sample of an allocation of x.Period bytes its weight: how many such allocations, in parts of an object, and bytes it stands for. That is
+// weigh gives a sample of an allocation of x.Period bytes its weight: how many such allocations, in parts of an object, and bytes it stands for. That is
 // 1 / (1 - exp(-n / period)) of each; period is how many bytes are allocated between samples, on average, and each allocation is a sample if it is
 // at most 1.
-func Weigh(x *profile.Sample, period uint64) {
+func weigh(x *profile.Sample, period uint64) {
 	x.Count = unit
 	if n := float64(x.Period); period > 1 && n > 0 {
 		chance := -math.Expm1(-n / float64(period))
@@ -20,9 +60,9 @@ func Weigh(x *profile.Sample, period uint64) {
 	}
 }
 
-// Probed makes a heap profile of one that has allocations, weighed by Weigh, as event 0, and those that were freed as event 1. Stacks begin at what
+// probed makes a heap profile of one that has allocations, weighed by weigh, as event 0, and those that were freed as event 1. Stacks begin at what
 // calls the allocator.
-func Probed(p *profile.Profile) *profile.Profile {
+func probed(p *profile.Profile) *profile.Profile {
 	type key struct {
 		first *uint32
 		n     int

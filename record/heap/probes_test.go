@@ -21,7 +21,7 @@ func TestWeigh(t *testing.T) {
 			}
 			left = r.ExpFloat64() * period
 			x := profile.Sample{Period: size}
-			Weigh(&x, period)
+			weigh(&x, period)
 			objects, bytes = objects+x.Count, bytes+x.Period
 		}
 		// There are total/period samples, or, of large allocations, fewer: their number has a deviation of at most its root.
@@ -30,10 +30,10 @@ func TestWeigh(t *testing.T) {
 		}
 	}
 	x := profile.Sample{Period: 77}
-	if Weigh(&x, 0); x.Period != 77 || x.Count != unit {
+	if weigh(&x, 0); x.Period != 77 || x.Count != unit {
 		t.Errorf("%+v", x)
 	}
-	if Weigh(&profile.Sample{}, period); x.Count != unit {
+	if weigh(&profile.Sample{}, period); x.Count != unit {
 		t.Errorf("%+v", x)
 	}
 }
@@ -53,7 +53,7 @@ func TestProbed(t *testing.T) {
 		{Frames: frames, PID: 2, Event: 1, Count: 9 * unit, Period: 90},
 		{PID: 3, Event: 0, Count: 1 * unit, Period: 1},
 	}
-	q := Probed(p)
+	q := probed(p)
 	got := map[[2]int32][2]uint64{}
 	for _, s := range q.Stacks {
 		got[[2]int32{s.PID, s.Event}] = [2]uint64{s.Count, s.Period}
