@@ -2,14 +2,18 @@ package compile
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/emit/csource"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format"
+	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/internal/outfile"
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/module"
@@ -34,6 +38,43 @@ type Compiler struct {
 
 	// Functions puts a section of functions and handlers of exceptions behind tables in Dir.
 	Functions bool
+}
+
+// Check refuses settings that contradict each other, of which layout and deref are names that native.ParseLayout and ParseDeref take. "" as deref is what
+// suits the output: self in Dir, slice for walkers. embed says that the output is for Embed. C goes to the current directory if Dir is empty. Errors call
+// settings by the names of the command's flags.
+func (c *Compiler) Check(layout, deref string, embed bool) (err error) {
+	if deref == "" && c.Dir == "" {
+		deref = "slice"
+	}
+	if c.Native.Layout, err = native.ParseLayout(layout); err != nil {
+		return fmt.Errorf("--%w", err)
+	}
+	if c.Native.Deref, err = native.ParseDeref(cmp.Or(deref, "self")); err != nil {
+		return fmt.Errorf("--%w", err)
+	}
+	switch {
+	case embed && c.Emit != "native":
+		return errors.New("--embed goes with --emit native")
+	case c.Functions && (c.Emit != "table" || c.Dir == ""):
+		return errors.New("--functions is for tables that -o writes")
+	case len(c.Registers) > 0 && (c.Emit == "table" || c.Dir == "" && c.Emit == "native" || embed):
+		return errors.New("--registers is for machine code and C that -o writes")
+	case !slices.Contains([]string{"table", "native", "c"}, c.Emit):
+		return fmt.Errorf("--emit is table, native, c, sframe, sframe2, eh_frame, orc or orc-VERSION, not %q", c.Emit)
+	case c.Emit == "c":
+		c.Dir = cmp.Or(c.Dir, ".")
+	}
+	return nil
+}
+
+// Begin makes Dir, or opens the store of this user. It is called before File.
+func (c *Compiler) Begin() (err error) {
+	if c.Dir != "" {
+		return caps.Raised(func() error { return os.MkdirAll(c.Dir, 0o777) })
+	}
+	c.Store, err = store.Open("")
+	return err
 }
 
 // A Result describes the output made from a file.

@@ -98,7 +98,7 @@ func (f *File) open(path string, o *FileOptions) (err error) {
 	f.identify = f.in.identify(f.data)
 	if info := f.data.Info(); info.Ours {
 		if err := n.Import(info.Names); err != nil {
-			f.notes = append(f.notes, Note{Text: fmt.Sprintf("the names in the recording: %v", err)})
+			f.notes = append(f.notes, fmt.Sprintf("the names in the recording: %v", err))
 		}
 	}
 	return nil
@@ -166,10 +166,10 @@ func readable(err error, single bool) error {
 }
 
 // ErrNotHeap is the error of a heap profile's value asked of something else.
-var ErrNotHeap = errors.New("not a heap profile")
+var ErrNotHeap = errors.New("not a heap profile; --heap-value is for heap profiles")
 
 // ErrTimeless is the error of a filter by time on a profile without times.
-var ErrTimeless = errors.New("a pprof profile does not say when samples were taken")
+var ErrTimeless = errors.New("--time: a pprof profile does not say when samples were taken")
 
 // SampledFiles returns the paths of the files that a recording has samples of, as its header says, sorted; nil for what is no recording.
 func SampledFiles(path string) []string {

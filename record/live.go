@@ -365,30 +365,30 @@ func (l *Live) unsaid() uint64 {
 }
 
 // EndNotes says what is to be known of a recording that has ended.
-func (l *Live) EndNotes() (out []Note) {
+func (l *Live) EndNotes() (out []string) {
 	if n := l.Unplugged(); n > 0 {
-		out = append(out, Note{Text: profile.Count(uint64(n), "processor that came online is", "processors that came online are") + " not recorded: a running recording lacks the right"})
+		out = append(out, profile.Count(uint64(n), "processor that came online is", "processors that came online are")+" not recorded: a running recording lacks the right")
 	}
 	if l.prog == nil {
 		return out
 	}
 	st := l.prog.Stats()
 	if st.Evicted > 0 {
-		out = append(out, Note{Text: profile.Count(uint64(st.Evicted), "unwind table was", "unwind tables were") + " evicted from the kernel's memory, and their stacks copied", Advice: MoreMemory})
+		out = append(out, profile.Count(uint64(st.Evicted), "unwind table was", "unwind tables were")+" evicted from the kernel's memory, and their stacks copied: give more --memory")
 	}
 	if n := l.perf.Stats().Shortened; n > 0 {
-		out = append(out, Note{Text: profile.Count(n, "copy of a stack was", "copies of stacks were") + " shortened, because many waited", Advice: WholeCopies})
+		out = append(out, profile.Count(n, "copy of a stack was", "copies of stacks were")+" shortened, because many waited: --stack-size keeps them, and takes more memory")
 	}
 	if st.CutOff > 0 {
-		out = append(out, Note{Text: profile.Count(st.CutOff, "stack is", "stacks are") + " cut off, because the kernel did not yet have what leads on, and no stack was to be copied"})
+		out = append(out, profile.Count(st.CutOff, "stack is", "stacks are")+" cut off, because the kernel did not yet have what leads on, and no stack was to be copied")
 	}
 	if st.Blind && l.plan.InKernel.NoCopies {
-		out = append(out, Note{Text: "threads that were blocked already count from when they next run: their stacks were not to be copied"})
+		out = append(out, "threads that were blocked already count from when they next run: their stacks were not to be copied")
 	} else if st.Blind && (l.plan.All || len(l.plan.Command) == 0) {
-		out = append(out, Note{Text: "threads that were blocked already count from when they next run: Linux 5.18 and later can copy their stacks"})
+		out = append(out, "threads that were blocked already count from when they next run: Linux 5.18 and later can copy their stacks")
 	}
 	if st.Failed > 0 {
-		out = append(out, Note{Text: fmt.Sprintf("%s could not be loaded into the kernel: %v", profile.Count(uint64(st.Failed), "table or address space", "tables or address spaces"), st.Err)})
+		out = append(out, fmt.Sprintf("%s could not be loaded into the kernel: %v", profile.Count(uint64(st.Failed), "table or address space", "tables or address spaces"), st.Err))
 	}
 	return out
 }

@@ -29,15 +29,15 @@ type Ring struct {
 }
 
 // Notes says what of the directory is not in the profile.
-func (r *Ring) Notes() (out []Note) {
+func (r *Ring) Notes() (out []string) {
 	for _, err := range r.Unread {
-		out = append(out, Note{Text: fmt.Sprintf("left out: %v", err)})
+		out = append(out, fmt.Sprintf("left out: %v", err))
 	}
 	if more := r.Failed - len(r.Unread); more > 0 {
-		out = append(out, Note{Text: fmt.Sprintf("left out: %d more", more)})
+		out = append(out, fmt.Sprintf("left out: %d more", more))
 	}
 	if r.Hidden > 0 {
-		out = append(out, Note{Text: "the last hour; of the time before it, there are " + profile.Count(uint64(r.Hidden), "profile", "profiles"), Advice: OtherTime})
+		out = append(out, "the last hour; of the time before it, there are "+profile.Count(uint64(r.Hidden), "profile", "profiles")+": --time FROM,TO")
 	}
 	return out
 }
@@ -49,7 +49,7 @@ func (f *File) openRing(dir string, o *FileOptions) error {
 	case o.Single:
 		return fmt.Errorf("%s is a directory of profiles, which have no single samples", dir)
 	case o.Filter.Timed && !always:
-		return fmt.Errorf("%s: %w", dir, ErrWallClock)
+		return fmt.Errorf("--time: %s: profiles in a directory have times of day, such as 14:30, and times before now, such as -15m, but no clock of a recording", dir)
 	}
 	list, err := os.ReadDir(dir)
 	if err != nil {
@@ -144,11 +144,8 @@ func readOne(root *os.Root, name string, filter *Filter) (*profile.Profile, erro
 	return p.Filter(filter.stack), nil
 }
 
-// ErrWallClock is the error of a filter by the clock of a recording on a directory.
-var ErrWallClock = errors.New("profiles in a directory have times of day, such as 14:30, and times before now, such as -15m, but no clock of a recording")
-
 // ErrNotRing is the error of a filter that only an agent's directory can answer.
-var ErrNotRing = errors.New("only the directory of an agent has times of day and services")
+var ErrNotRing = errors.New("only the directory of an agent has times of day and services; --time takes seconds of a recording's clock, and --service is for directories")
 
 // parseWall reads a time of day, a date, both, or a time before now: 14:30, 14:30:05, 2026-11-26, 2026-11-26T14:30, RFC 3339, -15m. A time of day
 // is the first that is not before from, or, if there is none, the last before now.

@@ -4,8 +4,8 @@
 // and returns a Live. Live.Drop gives up the capabilities needed only to begin. Open opens a file of samples. A Session reads a Live or a file. It walks all stacks (Run),
 // makes a profile of them (Profile), or writes a recording (Write). A Tally cuts samples into intervals, for views of a running recording.
 //
-// Nothing here prints. Notes and EndNotes return what people should know, Stats and Info the counts and losses. No note names a flag; errors of
-// Plan.Check do.
+// Nothing here prints. Notes and EndNotes return what people should know, Stats and Info the counts and losses. Notes and errors call
+// settings by the names of the command's flags.
 package record
 
 import (
@@ -50,7 +50,7 @@ type Session struct {
 	want          func(pid, tid int32, comm string, time uint64) bool     // says which samples are of interest; nil: all
 	identify      func(path string, maj, min uint32, inode uint64) string // see source.Options; may be nil
 	registered    modules.Registered                                      // see modules.Made; nil: the recording is over
-	notes         []Note                                                  // from opening it
+	notes         []string                                                // from opening it
 	unsaid        func() uint64                                           // after the last record: samples that the recorder lost and that the stream does not say; nil: none
 	lost          uint64                                                  // what unsaid said
 	cut           cuts                                                    // waits that are longer than they look
@@ -86,7 +86,7 @@ func fromFile(f *perfdata.File, o Options) *Session {
 	s.machine, s.ours = info.Machine, info.Ours
 	if s.machine == nil && info.Arch != "" {
 		s.machine = unwalked
-		s.notes = append(s.notes, Note{Text: "recorded on " + info.Arch + ", where stacks cannot be walked: only callchains count"})
+		s.notes = append(s.notes, "recorded on "+info.Arch+", where stacks cannot be walked: only callchains count")
 	}
 	s.Info.Host, s.Info.Command = info.Hostname, strings.Join(recorded(info.Cmdline), " ")
 	if info.ClockWall != 0 && info.First >= info.ClockTime {
@@ -234,9 +234,9 @@ func (s *Session) recorded() bool {
 }
 
 // Notes says what the reader of a report should know: why stacks are not whole, what was lost, and what helps.
-func (s *Session) Notes() []Note {
+func (s *Session) Notes() []string {
 	out := slices.Clone(s.notes)
-	say := func(format string, args ...any) { out = append(out, Note{Text: fmt.Sprintf(format, args...)}) }
+	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	st := &s.Stats
 	if err := s.Mods.CacheErr(); err != nil {
 		say("unwind tables are not kept in the cache: %v", err)

@@ -16,25 +16,29 @@ func TestRecordLess(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		attr source.Attr
-		want Note
+		want string
 	}{
-		{"cycles", source.Attr{Flags: source.FlagFreq, SamplePeriod: 999}, Note{Advice: LowerFrequency}},
-		{"page-faults", source.Attr{SamplePeriod: 1}, Note{Advice: OneOfMany, Event: "page-faults"}},
-		{"page-faults", source.Attr{SamplePeriod: 100}, Note{Advice: LongerPeriod, Period: 100}},
-		{perfevent.OffCPU, source.Attr{SamplePeriod: 1}, Note{Advice: FewerTasks}},
+		{"cycles", source.Attr{Flags: source.FlagFreq, SamplePeriod: 999}, "record with a lower frequency (-F)"},
+		{"page-faults", source.Attr{SamplePeriod: 1}, "record only one of every N page-faults (-c N)"},
+		{"page-faults", source.Attr{SamplePeriod: 100}, "record with a -c over 100"},
+		{perfevent.OffCPU, source.Attr{SamplePeriod: 1}, "record fewer tasks (-p, --cgroup, --comm)"},
 	} {
-		c.want.Text = "3 records were lost"
-		if got := recordLess(c.want.Text, []source.Event{{Name: c.name, Attr: c.attr}}); got != c.want {
-			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		const lost = "3 records were lost"
+		if got := recordLess(lost, []source.Event{{Name: c.name, Attr: c.attr}}); got != lost+": "+c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
 	}
 }
 
 // TestLargerCopies: larger copies are advised where there are larger ones.
 func TestLargerCopies(t *testing.T) {
-	for size, want := range map[uint32]Advice{0: LargerCopies, 8: LargerCopies, 32 << 10: LargerCopies, tracer.MaxStackSize: NoAdvice, perfevent.MaxStackSize: NoAdvice} {
-		if n := largerCopies("cut off", []source.Event{{}, {Attr: source.Attr{SampleStackUser: size}}}); n.Advice != want || n.Text != "cut off" {
-			t.Errorf("of copies of %d bytes: %+v, want advice %d", size, n, want)
+	for size, larger := range map[uint32]bool{0: true, 8: true, 32 << 10: true, tracer.MaxStackSize: false, perfevent.MaxStackSize: false} {
+		want := "cut off"
+		if larger {
+			want += ": record with a larger --stack-size"
+		}
+		if got := largerCopies("cut off", []source.Event{{}, {Attr: source.Attr{SampleStackUser: size}}}); got != want {
+			t.Errorf("of copies of %d bytes: %q, want %q", size, got, want)
 		}
 	}
 }

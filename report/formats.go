@@ -20,6 +20,8 @@ type Format struct {
 	Whole  Func                                                          // writes a profile; nil: it has single samples only
 	Stream func(io.Writer, profile.Namer, profile.Info, Options) *Stream // writes samples as they come; nil: it has whole profiles only
 
+	Compare func(w io.Writer, before, after *profile.Profile, o Options) error // of Diffs: writes how two profiles differ
+
 	Uses []string // the options that its reports obey, by the names of their flags: "sort"; all others change nothing
 
 	Binary  bool // not for a terminal
@@ -42,6 +44,12 @@ var Formats = Table{
 	{Name: "json", Endings: []string{".json"}, About: "an object for each sample", Stream: NewJSON, Private: true, Uses: []string{"summary"}},
 	{Name: "jsonl", Endings: []string{".jsonl"}, About: "an object for each sample; can be read while it grows", Stream: NewJSON, Private: true, Grows: true, Uses: []string{"summary"}},
 	{Name: "stacks", Endings: []string{".stacks.json"}, About: "an object for each different stack, with its count", Whole: JSON, Private: true, Uses: []string{"summary"}},
+}
+
+// Diffs are the forms of a comparison of two profiles. Their endings are those of Formats.
+var Diffs = Table{
+	{Name: "top", Compare: Diff, Uses: []string{"all", "limit"}}, {Name: "flame", Compare: FlameDiff, Uses: []string{"all", "icicle"}},
+	{Name: "folded", Compare: DiffFolded}, {Name: "json", Compare: DiffJSON},
 }
 
 // A Table lists formats: what flags, help, completion and messages say of them comes from here.

@@ -5,17 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/compile"
 	"github.com/unspool/unspool/emit/native"
-	"github.com/unspool/unspool/internal/caps"
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/outfile"
-	"github.com/unspool/unspool/store"
 	"github.com/unspool/unspool/tui"
 )
 
@@ -87,8 +84,8 @@ function, slice reads a captured piece of stack (the default without -o, for wal
 			if compile.Copies(o.Emit) {
 				return o.copy(c, args)
 			}
-			if err := o.resolve(); err != nil {
-				return err
+			if err := o.Check(o.layout, o.deref, o.embed); err != nil {
+				return usage("%w", err)
 			}
 			if o.embed {
 				return o.copy(c, args)
@@ -107,10 +104,8 @@ function, slice reads a captured piece of stack (the default without -o, for wal
 			if len(files) == 0 {
 				return usage("nothing to compile: name files or directories, or give --pid")
 			}
-			if o.Dir != "" {
-				if err := caps.Raised(func() error { return os.MkdirAll(o.Dir, 0o777) }); err != nil {
-					return err
-				}
+			if err := o.Begin(); err != nil {
+				return err
 			}
 			err = eachFile(c.Context(), files, "compiled", o.File, o.done.Add)
 			if s := o.done.Text(o.Emit); s != "" {
@@ -159,44 +154,6 @@ func (o *compilation) copy(c *cobra.Command, args []string) error {
 		fmt.Fprintln(say, text)
 	}
 	return err
-}
-
-// resolve checks what was asked for.
-func (o *compilation) resolve() (err error) {
-	if o.Store, err = store.Open(""); err != nil && o.Dir == "" && o.Emit != "c" {
-		return err
-	}
-	if o.deref == "" {
-		o.deref = "self"
-		if o.Dir == "" {
-			o.deref = "slice"
-		}
-	}
-	if o.Native.Layout, err = native.ParseLayout(o.layout); err != nil {
-		return usage("--%v", err)
-	}
-	if o.Native.Deref, err = native.ParseDeref(o.deref); err != nil {
-		return usage("--%v", err)
-	}
-	if o.embed && o.Emit != "native" {
-		return usage("--embed goes with --emit native")
-	}
-	if o.Functions && (o.Emit != "table" || o.Dir == "") {
-		return usage("--functions is for tables that -o writes")
-	}
-	if len(o.Registers) > 0 && (o.Emit == "table" || o.Dir == "" && o.Emit == "native" || o.embed) {
-		return usage("--registers is for machine code and C that -o writes")
-	}
-	switch o.Emit {
-	case "table", "native":
-	case "c":
-		if o.Dir == "" {
-			o.Dir = "."
-		}
-	default:
-		return usage("--emit is table, native, c, sframe, sframe2, eh_frame, orc or orc-VERSION, not %q", o.Emit)
-	}
-	return nil
 }
 
 // elfFiles returns the paths, with directories and archives replaced by the files in them.

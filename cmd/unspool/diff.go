@@ -11,14 +11,6 @@ import (
 	"github.com/unspool/unspool/report"
 )
 
-// diffFormats are the formats of a comparison.
-var diffFormats = report.Table{{Name: "top", Uses: []string{"all", "limit"}}, {Name: "flame", Uses: []string{"all", "icicle"}}, {Name: "folded"}, {Name: "json"}}
-
-// diffs write them.
-var diffs = map[string]func(w io.Writer, before, after *profile.Profile, o report.Options) error{
-	"top": report.Diff, "flame": report.FlameDiff, "folded": report.DiffFolded, "json": report.DiffJSON,
-}
-
 func diffCmd() *cobra.Command {
 	var o output
 	var in reading
@@ -52,11 +44,11 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 			if err := o.resolve("top"); err != nil {
 				return err
 			}
-			write := diffs[o.format]
-			if write == nil {
-				return usage("a comparison is %s, not %s", printable.Either(diffFormats.Names()), o.format)
+			form := report.Diffs.Named(o.format)
+			if form == nil {
+				return usage("a comparison is %s, not %s", printable.Either(report.Diffs.Names()), o.format)
 			}
-			if err := (&output{formats: diffFormats, format: o.format}).unused(c); err != nil {
+			if err := (&output{formats: report.Diffs, format: o.format}).unused(c); err != nil {
 				return err
 			}
 			if o.opts.Absolute = by != "share"; by == "periods" {
@@ -82,17 +74,17 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 			if p[0].Heap() && p[1].Heap() && !c.Flags().Changed("by") { // how much more, not which part of all
 				o.opts.Absolute = true
 			}
-			return o.write(c.Context(), func(w io.Writer) error { return write(w, p[0], p[1], o.opts) })
+			return o.write(c.Context(), func(w io.Writer) error { return form.Compare(w, p[0], p[1], o.opts) })
 		},
 	}
 	f := c.Flags()
 	f.StringVarP(&o.path, "output", "o", "", "file to write; its ending picks the format")
-	f.StringVar(&o.format, "format", "", printable.Either(diffFormats.Names())+" (default: by the ending of -o, else top)")
+	f.StringVar(&o.format, "format", "", printable.Either(report.Diffs.Names())+" (default: by the ending of -o, else top)")
 	cli.OneOf(c, &by, "by", "compare share, samples or periods", "share", "samples", "periods")
 	f.BoolVar(&all, "all", false, "top: show changes that can be chance, too; flame: draw the smallest frames, too")
 	f.IntVar(&o.opts.Limit, "limit", 0, "top: show this many functions")
 	f.BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
-	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(diffFormats.Names(), cobra.ShellCompDirectiveNoFileComp))
+	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(report.Diffs.Names(), cobra.ShellCompDirectiveNoFileComp))
 	in.filter.flags(c)
 	in.flags(c)
 	return c

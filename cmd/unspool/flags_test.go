@@ -5,13 +5,19 @@ import (
 	"compress/gzip"
 	"encoding/binary"
 	"encoding/hex"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/internal/procfs"
@@ -246,22 +252,42 @@ func TestKernelIdentity(t *testing.T) {
 	}
 }
 
-// TestAdvice: notes on recordings name the flags that help, and those flags exist.
+// TestAdvice: the flags that package record names, in notes and errors, exist.
 func TestAdvice(t *testing.T) {
-	flags := recordCmd().Flags()
-	for a := record.LargerCopies; a <= record.WholeCopies; a++ {
-		text := advice(record.Note{Advice: a, Event: "page-faults", Period: 7})
-		named := regexp.MustCompile(`(?:^|[ (])--?([a-z][a-z-]+|[a-zA-Z])\b`).FindAllStringSubmatch(text, -1)
-		if len(named) == 0 {
-			t.Errorf("advice %d: %q names no flag", a, text)
+	files, err := filepath.Glob("../../record/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flag := regexp.MustCompile(`(?:[ ("]|^)--?([a-z][a-z-]+|[a-zA-Z])\b`)
+	named := map[string]bool{}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
 		}
-		for _, m := range named {
-			if flags.Lookup(m[1]) == nil && (len(m[1]) > 1 || flags.ShorthandLookup(m[1]) == nil) {
-				t.Errorf("advice %d: %q: there is no flag %s", a, text, m[1])
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+				for _, m := range flag.FindAllStringSubmatch(lit.Value, -1) {
+					named[m[1]] = true
+				}
 			}
+			return true
+		})
+	}
+	verbs := []*cobra.Command{recordCmd(), reportCmd()}
+	for name := range named {
+		if !slices.ContainsFunc(verbs, func(c *cobra.Command) bool {
+			return c.Flags().Lookup(name) != nil || len(name) == 1 && c.Flags().ShorthandLookup(name) != nil
+		}) {
+			t.Errorf("there is no flag %s", name)
 		}
 	}
-	if got := advice(record.Note{}); got != "" {
-		t.Errorf("no advice: %q", got)
+	for _, name := range []string{"stack-size", "F", "c", "cgroup", "memory", "time"} {
+		if !named[name] {
+			t.Errorf("nothing names the flag %s", name)
+		}
 	}
 }

@@ -145,7 +145,7 @@ func (h *heapPlan) record(ctx context.Context, o *output, mods *modules.Set, pla
 	if event == profile.HeapInUse && shown.Totals.Period == 0 && r.Profile.Totals.Period > 0 && (table || o.format != "pprof") {
 		fmt.Fprintln(stderr, "unspool: nothing was in use at the end: --heap-value peak_space shows the peak, alloc_space all that was allocated")
 	}
-	sayNotes(r.EndNotes)
+	say(r.EndNotes)
 	if r.Status != 0 {
 		return &cli.Exit{Status: r.Status}
 	}

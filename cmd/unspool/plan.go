@@ -18,9 +18,8 @@ import (
 // A plan holds the flags that record and top share.
 type plan struct {
 	record.Plan
-	callGraph string
-	comm      *regexp.Regexp
-	given     func(flag string) bool // whether it is on the command line
+	comm  *regexp.Regexp
+	given func(flag string) bool // whether it is on the command line
 }
 
 func (p *plan) flags(c *cobra.Command) {
@@ -42,34 +41,29 @@ func (p *plan) flags(c *cobra.Command) {
 	f.StringVar(&p.InKernel.Cgroup, "cgroup", "", "record only tasks in this directory of cgroup v2 and below; implies -a unless processes are given: only with --source ebpf (root)")
 	cli.Var(c, &p.InKernel.Memory, "memory", "", "kernel memory for unwind tables, such as 512M; the least recently used tables go first (default 1G)", cli.Size)
 	f.BoolVar(&p.InKernel.NoCopies, "no-copies", false, "copy no stack, not even the first ones of a program, whose unwind tables the kernel has not yet: these are cut off, and counted; only with --source ebpf (root)")
-	f.StringVar(&p.callGraph, "call-graph", record.CallGraphs[perfevent.CFI], "what leads through stacks: cfi: the unwind tables of programs; fp: frame pointers, which the kernel follows, without copies; fp,cfi: frame pointers where they reach an outermost frame, else a copy and tables")
+	cli.Var(c, &p.CallGraph, "call-graph", record.CallGraphs[perfevent.CFI], "what leads through stacks: cfi: the unwind tables of programs; fp: frame pointers, which the kernel follows, without copies; fp,cfi: frame pointers where they reach an outermost frame, else a copy and tables", callGraph)
 	// Users of perf type this; stacks are recorded without it.
 	f.BoolP("with-stacks", "g", false, "")
 	f.MarkHidden("with-stacks")
 	p.given = f.Changed
 }
 
-// readCallGraph reads --call-graph. Perf's other ways change nothing.
-func (p *plan) readCallGraph() error {
-	at := slices.Index(record.CallGraphs, cmp.Or(p.callGraph, record.CallGraphs[perfevent.CFI]))
-	switch way, _, _ := strings.Cut(p.callGraph, ","); {
-	case at >= 0:
-		p.CallGraph = perfevent.CallGraph(at)
-	case way == "dwarf" || way == "lbr":
-		fmt.Fprintf(stderr, "unspool: stacks are walked by unwind tables; --call-graph %s changes nothing\n", p.callGraph)
-	default:
-		return usage("--call-graph %s: want %s", p.callGraph, printable.Either(record.CallGraphs))
+// callGraph reads the value of --call-graph. Perf's other ways change nothing.
+func callGraph(flag, s string) (perfevent.CallGraph, error) {
+	if at := slices.Index(record.CallGraphs, cmp.Or(s, record.CallGraphs[perfevent.CFI])); at >= 0 {
+		return perfevent.CallGraph(at), nil
 	}
-	return nil
+	if way, _, _ := strings.Cut(s, ","); way != "dwarf" && way != "lbr" {
+		return 0, usage("%s %s: want %s", flag, s, printable.Either(record.CallGraphs))
+	}
+	fmt.Fprintf(stderr, "unspool: stacks are walked by unwind tables; %s %s changes nothing\n", flag, s)
+	return perfevent.CFI, nil
 }
 
 // check reads the flags, and refuses what contradicts itself.
 func (p *plan) check(stepper string, flt *record.Filter) error {
 	if p.given("with-stacks") {
 		fmt.Fprintln(stderr, "unspool: stacks are always recorded; -g changes nothing")
-	}
-	if err := p.readCallGraph(); err != nil {
-		return err
 	}
 	switch {
 	case p.given("frequency") && p.Frequency == 0:

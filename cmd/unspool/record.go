@@ -202,7 +202,7 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 			err = o.form().Whole(out, prof, o.opts)
 		}
 	}
-	sayNotes(rec.EndNotes())
+	say(rec.EndNotes())
 	empty := s.Stats.Samples == 0
 	if err == nil && empty && table {
 		commit(errEmpty)

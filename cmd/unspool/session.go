@@ -3,10 +3,8 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -84,18 +82,8 @@ func (r *reading) open(ctx context.Context, path string, o record.FileOptions) (
 		return ctx.Err()
 	}
 	f, err := record.Open(path, o)
-	switch {
-	case errors.Is(err, record.ErrTimeless):
-		err = fmt.Errorf("%s: --time: %w", path, record.ErrTimeless)
-	case errors.Is(err, record.ErrNotHeap):
-		err = fmt.Errorf("%w; --heap-value is for heap profiles", err)
-	case errors.Is(err, record.ErrNotRing):
-		err = fmt.Errorf("%w; --time takes seconds of a recording's clock, and --service is for directories", err)
-	case errors.Is(err, record.ErrWallClock):
-		err = fmt.Errorf("--time: %w", err)
-	}
 	if err == nil && f.Ring != nil {
-		sayNotes(f.Ring.Notes())
+		say(f.Ring.Notes())
 	}
 	return f, err
 }
@@ -183,7 +171,7 @@ func (s *session) hintsOf(st *report.Stream) {
 }
 
 // warn says on standard error what the reader of a report should know.
-func (s *session) warn() { sayNotes(s.Notes()) }
+func (s *session) warn() { say(s.Notes()) }
 
 // wrote says on standard error what went into a file.
 func (s *session) wrote(path string) {
@@ -191,27 +179,4 @@ func (s *session) wrote(path string) {
 		return
 	}
 	fmt.Fprintf(stderr, "unspool: %s: %s\n", path, s.Summary())
-}
-
-// sayNotes prints notes on a recording, with the flags that help.
-func sayNotes(notes []record.Note) {
-	for _, n := range notes {
-		say([]string{n.Text + advice(n)})
-	}
-}
-
-// advices say by which flags a recording, or a report of it, becomes better. EVENT and PERIOD are the note's.
-var advices = map[record.Advice]string{
-	record.LargerCopies:   ": record with a larger --stack-size",
-	record.LowerFrequency: ": record with a lower frequency (-F)",
-	record.LongerPeriod:   ": record with a -c over PERIOD",
-	record.OneOfMany:      ": record only one of every N EVENT (-c N)",
-	record.FewerTasks:     ": record fewer tasks (-p, --cgroup, --comm)",
-	record.MoreMemory:     ": give more --memory",
-	record.WholeCopies:    ": --stack-size keeps them, and takes more memory",
-	record.OtherTime:      ": --time FROM,TO",
-}
-
-func advice(n record.Note) string {
-	return strings.NewReplacer("EVENT", n.Event, "PERIOD", fmt.Sprint(n.Period)).Replace(advices[n.Advice])
 }

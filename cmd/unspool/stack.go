@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"strconv"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -13,7 +12,6 @@ import (
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/report"
-	"github.com/unspool/unspool/source/minidump"
 	"github.com/unspool/unspool/stacks"
 	"github.com/unspool/unspool/stacks/sources"
 )
@@ -48,16 +46,13 @@ its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
 			if o.Depth < 0 || o.TID < 0 {
 				return usage("--depth and --tid are positive")
 			}
-			pid, err := strconv.Atoi(args[0])
-			isPID, exe := err == nil, ""
+			exe := ""
 			if len(args) > 1 {
 				exe = args[1]
 			}
-			switch {
-			case isPID && len(args) > 1:
-				return usage("EXE needs a core file, and %d is a PID; the file with this name is ./%d", pid, pid)
-			case o.NoPause && !isPID:
-				return usage("--no-pause needs a PID")
+			walk, err := sources.Of(args[0], exe, o.NoPause)
+			if err != nil {
+				return usage("%w", err)
 			}
 			if o.Mods, err = stepper(); err != nil {
 				return err
@@ -66,15 +61,7 @@ its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
 			o.Namer = newNamer(names.Options{Mods: o.Mods}, plain)
 			defer o.Namer.Close()
 			o.Write = func(s *stacks.Process) error { return writeStacks(s, format) }
-			switch isDump := minidump.IsFile(args[0]); {
-			case isPID:
-				return sources.Process(pid, o)
-			case isDump && exe != "":
-				return usage("a minidump names its modules: it goes without EXE")
-			case isDump:
-				return sources.Minidump(args[0], o)
-			}
-			return sources.Core(args[0], exe, o)
+			return walk(o)
 		},
 	}
 	f := c.Flags()

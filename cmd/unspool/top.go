@@ -121,11 +121,11 @@ func (t *topFlags) run(ctx context.Context, flt *record.Filter) error {
 	if !over {
 		err = errors.Join(err, <-ended)
 	}
-	sayNotes(rec.EndNotes())
+	say(rec.EndNotes())
 	if err != nil {
 		return err
 	}
-	sayNotes(s.Notes())
+	say(s.Notes())
 	return exitStatus(rec.ExitStatus(ctx, !over))
 }
 

@@ -41,9 +41,9 @@ type Result struct {
 	// Profile has an event for each of profile.HeapEvents; of processes, for HeapAlloc and HeapInUse only.
 	Profile *profile.Profile
 
-	Notes    []string      // say what the profile lacks
-	EndNotes []record.Note // say how the recording went
-	Status   int           // the command's, as a shell would give it; 0 without a command
+	Notes    []string // say what the profile lacks
+	EndNotes []string // say how the recording went
+	Status   int      // the command's, as a shell would give it; 0 without a command
 }
 
 // Record records until the command or the processes have ended, the duration is over, or ctx is done. A command is then asked to end; one that does

@@ -16,7 +16,6 @@ import (
 	"github.com/unspool/unspool/doctor"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/profile"
-	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/source/heap"
 	"github.com/unspool/unspool/unwind"
 )
@@ -49,7 +48,7 @@ func preload(ctx context.Context, p Plan, o Options) (*Result, error) {
 	}
 	out := &Result{Status: status}
 	if note != "" {
-		out.EndNotes = []record.Note{{Text: note}}
+		out.EndNotes = []string{note}
 	}
 	if out.Profile, out.Notes, err = r.profile(o.Mods, o.Names); err != nil {
 		return nil, err

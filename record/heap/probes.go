@@ -41,8 +41,8 @@ func probe(ctx context.Context, p Plan, o Options) (*Result, error) {
 	s.Info.Every = p.Period
 	out := &Result{Profile: probed(b.Profile(o.Names, s.Info)), EndNotes: append(live.EndNotes(), s.Notes()...)}
 	n := live.Heap()
-	out.EndNotes = append(out.EndNotes, record.Note{Text: fmt.Sprintf("the processes allocated %s times and freed %s times: %s stops", profile.Comma(n.Allocations), profile.Comma(n.Frees),
-		profile.Comma(n.Allocations+n.Returns+n.Frees))})
+	out.EndNotes = append(out.EndNotes, fmt.Sprintf("the processes allocated %s times and freed %s times: %s stops", profile.Comma(n.Allocations), profile.Comma(n.Frees),
+		profile.Comma(n.Allocations+n.Returns+n.Frees)))
 	return out, nil
 }
 

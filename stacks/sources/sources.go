@@ -3,6 +3,9 @@ package sources
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
+	"strconv"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/modules"
@@ -25,6 +28,26 @@ type Options struct {
 	Raw     bool         // frames get no names
 
 	Write func(*stacks.Process) error // gets the stacks, while the files are still open
+}
+
+// Of returns the walk of what name says: of a process if it is a PID, else of a minidump or a core file. exe replaces the path of a core's executable, and
+// is "" for all others. Errors call settings by the names of the command's flags.
+func Of(name, exe string, noPause bool) (walk func(Options) error, err error) {
+	pid, err := strconv.Atoi(name)
+	isPID := err == nil
+	switch {
+	case isPID && exe != "":
+		return nil, fmt.Errorf("EXE needs a core file, and %d is a PID; the file with this name is ./%d", pid, pid)
+	case isPID:
+		return func(o Options) error { return Process(pid, o) }, nil
+	case noPause:
+		return nil, errors.New("--no-pause needs a PID")
+	case !minidump.IsFile(name):
+		return func(o Options) error { return Core(name, exe, o) }, nil
+	case exe != "":
+		return nil, errors.New("a minidump names its modules: it goes without EXE")
+	}
+	return func(o Options) error { return Minidump(name, o) }, nil
 }
 
 // Process walks a running process, which stops for as short a time as possible.
