@@ -95,7 +95,7 @@ func (f *File) open(path string, o *FileOptions) (err error) {
 	}
 	n := namer(fileNames(o.Mods, f.data))
 	f.Session = fromFile(f.data, Options{Mods: o.Mods, Names: n, Filter: o.Filter})
-	f.identify = f.in.identify(f.data)
+	f.identify, f.howFar = f.in.identify(f.data), f.soFar
 	if info := f.data.Info(); info.Ours {
 		if err := n.Import(info.Names); err != nil {
 			f.notes = append(f.notes, fmt.Sprintf("the names in the recording: %v", err))
@@ -141,8 +141,8 @@ func readPprof(in io.Reader, o *FileOptions) (*profile.Profile, error) {
 	return q, nil
 }
 
-// HowFar says for its user how much has been read.
-func (f *File) HowFar() string {
+// soFar says for people how much has been read.
+func (f *File) soFar() string {
 	done, total := f.Read()
 	if total == 0 {
 		return fmt.Sprintf("read %d MiB", done>>20)

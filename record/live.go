@@ -351,6 +351,9 @@ func (l *Live) Session(o Options) *Session {
 	s.ours, s.unsaid, s.framePointers = l.prog != nil, l.unsaid, l.plan.CallGraph == perfevent.FramePointerOrCFI
 	s.noCopies = l.plan.InKernel.NoCopies
 	s.registered = (&live.Registers{Files: o.Mods.Files}).Registered
+	if len(l.plan.Command) == 0 {
+		s.howFar = func() string { return fmt.Sprintf("recording %s: %.0f s", l.Event(), time.Since(l.Since).Seconds()) }
+	}
 	s.machine, s.Info.Host, s.Info.Command, s.Info.Start = l.Machine(), perfdata.Host().Hostname, strings.Join(l.plan.Command, " "), l.Start
 	return s
 }

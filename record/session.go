@@ -53,6 +53,7 @@ type Session struct {
 	notes         []string                                                // from opening it
 	unsaid        func() uint64                                           // after the last record: samples that the recorder lost and that the stream does not say; nil: none
 	lost          uint64                                                  // what unsaid said
+	howFar        func() string                                           // nil: nobody is to know
 	cut           cuts                                                    // waits that are longer than they look
 	sample        profile.Sample                                          // scratch
 }
@@ -216,6 +217,17 @@ func (s *Session) NoSamples() error {
 	}
 	return errors.New("no samples")
 }
+
+// HowFar says for people how far a session is that runs; "" for a recording of a command, which ends when the command does.
+func (s *Session) HowFar() string {
+	if s.howFar == nil {
+		return ""
+	}
+	return s.howFar()
+}
+
+// Hints says which modules' code took time and has no names in a profile of the session, how much, and what can be done.
+func (s *Session) Hints(p *profile.Profile) []string { return s.Names.Hints(p, s.Info.Waits()) }
 
 // Summary says how many samples there were, and how many of their stacks are whole.
 func (s *Session) Summary() string {

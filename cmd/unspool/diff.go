@@ -41,24 +41,23 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 			if err != nil {
 				return err
 			}
-			if err := o.resolve("top"); err != nil {
+			if err := o.resolve(); err != nil {
 				return err
 			}
-			form := report.Diffs.Named(o.format)
-			if form == nil {
-				return usage("a comparison is %s, not %s", printable.Either(report.Diffs.Names()), o.format)
+			if report.Diffs.Named(o.Format) == nil {
+				return usage("a comparison is %s, not %s", printable.Either(report.Diffs.Names()), o.Format)
 			}
-			if err := (&output{formats: report.Diffs, format: o.format}).unused(c); err != nil {
+			if err := (&output{report.Output{Formats: report.Diffs, Format: o.Format}}).unused(c); err != nil {
 				return err
 			}
-			if o.opts.Absolute = by != "share"; by == "periods" {
-				o.opts.By = report.Periods
+			if o.Absolute = by != "share"; by == "periods" {
+				o.By = report.Periods
 			}
 			if args[0] == "-" && args[1] == "-" {
 				return usage("only one of the two recordings can be standard input")
 			}
 			if all {
-				o.opts.MinShare = -1
+				o.MinShare = -1
 			}
 			end, err := in.begin()
 			if err != nil {
@@ -72,18 +71,18 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 				}
 			}
 			if p[0].Heap() && p[1].Heap() && !c.Flags().Changed("by") { // how much more, not which part of all
-				o.opts.Absolute = true
+				o.Absolute = true
 			}
-			return o.write(c.Context(), func(w io.Writer) error { return form.Compare(w, p[0], p[1], o.opts) })
+			return o.write(c.Context(), func(w io.Writer) error { return o.Compare(w, p[0], p[1]) })
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&o.path, "output", "o", "", "file to write; its ending picks the format")
-	f.StringVar(&o.format, "format", "", printable.Either(report.Diffs.Names())+" (default: by the ending of -o, else top)")
+	f.StringVarP(&o.Path, "output", "o", "", "file to write; its ending picks the format")
+	f.StringVar(&o.Format, "format", "", printable.Either(report.Diffs.Names())+" (default: by the ending of -o, else top)")
 	cli.OneOf(c, &by, "by", "compare share, samples or periods", "share", "samples", "periods")
 	f.BoolVar(&all, "all", false, "top: show changes that can be chance, too; flame: draw the smallest frames, too")
-	f.IntVar(&o.opts.Limit, "limit", 0, "top: show this many functions")
-	f.BoolVar(&o.opts.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
+	f.IntVar(&o.Limit, "limit", 0, "top: show this many functions")
+	f.BoolVar(&o.Icicle, "icicle", false, "draw the flame graph upside down, the root on top")
 	c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(report.Diffs.Names(), cobra.ShellCompDirectiveNoFileComp))
 	in.filter.flags(c)
 	in.flags(c)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
@@ -107,11 +106,14 @@ func (h *heapPlan) checkProcesses(c *cobra.Command, p *plan) error {
 
 // record is record with --heap.
 func (h *heapPlan) record(ctx context.Context, o *output, mods *modules.Set, plain bool) error {
-	table, err := h.output(o)
+	table, err := o.orElse(defaultHeap, "pprof")
 	if err != nil {
 		return err
 	}
-	if h.Every > 0 && !series.Possible(o.path) {
+	if o.Form().Whole == nil {
+		return usage("--heap makes a profile, not %s of single samples: use %s", o.Format, strings.Join(heapEndings(), " "))
+	}
+	if h.Every > 0 && !series.Possible(o.Path) {
 		return usage("--every writes snapshots beside the output: give -o FILE")
 	}
 	out, commit, err := o.create(ctx)
@@ -131,18 +133,15 @@ func (h *heapPlan) record(ctx context.Context, o *output, mods *modules.Set, pla
 	if err := commit(h.write(out, o, r.Profile)); err != nil {
 		return err
 	}
-	event := profile.ParseHeapValue(h.value).Event
-	shown := r.Profile.Only(event)
+	shown := h.shown(r.Profile)
 	if table {
-		if err := report.Top(os.Stdout, shown, o.terminal()); err != nil {
+		if err := o.Table(shown); err != nil {
 			return err
 		}
 	}
 	say(r.Notes)
-	if o.path != "" && o.path != "-" {
-		fmt.Fprintf(stderr, "unspool: %s: %s\n", o.path, r.Profile.Headline())
-	}
-	if event == profile.HeapInUse && shown.Totals.Period == 0 && r.Profile.Totals.Period > 0 && (table || o.format != "pprof") {
+	wrote(o, r.Profile.Headline())
+	if shown.Events[0].Name == profile.HeapInUse && shown.Totals.Period == 0 && r.Profile.Totals.Period > 0 && (table || o.Format != "pprof") {
 		fmt.Fprintln(stderr, "unspool: nothing was in use at the end: --heap-value peak_space shows the peak, alloc_space all that was allocated")
 	}
 	say(r.EndNotes)
@@ -152,41 +151,32 @@ func (h *heapPlan) record(ctx context.Context, o *output, mods *modules.Set, pla
 	return nil
 }
 
-// output decides where the profile goes. table says that a table is wanted, too.
-func (h *heapPlan) output(o *output) (table bool, err error) {
-	if table = o.path == "" && o.format == ""; table {
-		o.path, o.format, o.keep = defaultHeap, "pprof", true
-	}
-	if err := o.resolve("top"); err != nil {
-		return false, err
-	}
-	if o.form().Whole == nil {
-		return false, usage("--heap makes a profile, not %s of single samples: use %s", o.format, strings.Join(heapEndings(), " "))
-	}
-	if o.opts.By = report.Periods; profile.ParseHeapValue(h.value).Objects {
-		o.opts.By = report.Samples
-	}
-	return table, nil
-}
-
 // write writes a profile in the output's format.
 func (h *heapPlan) write(w io.Writer, o *output, p *profile.Profile) error {
-	if o.format != "pprof" {
-		p = p.Only(profile.ParseHeapValue(h.value).Event)
+	if o.Format != "pprof" {
+		p = h.shown(p)
 	}
-	return o.form().Whole(w, p, o.opts)
+	return o.Write(w, p)
+}
+
+// shown returns what tables and graphs show of a profile.
+func (h *heapPlan) shown(p *profile.Profile) *profile.Profile {
+	v := profile.ParseHeapValue(h.value)
+	q := *p.Only(v.Event)
+	q.Objects = v.Objects
+	return &q
 }
 
 // snapshot writes what has been recorded so far beside the output.
 func (h *heapPlan) snapshot(ctx context.Context, o output, p *profile.Profile) error {
-	if !series.Possible(o.path) {
+	if !series.Possible(o.Path) {
 		return errors.New("it goes beside the output: give -o FILE")
 	}
-	o.path, o.keep = series.Next(o.path, o.form().Endings), false
+	o.Path, o.Keep = series.Next(o.Path, o.Form().Endings), false
 	if err := o.write(ctx, func(w io.Writer) error { return h.write(w, &o, p) }); err != nil {
 		return err
 	}
-	fmt.Fprintf(stderr, "unspool: %s: after %.1f s: %s\n", o.path, p.Duration.Seconds(), p.Only(profile.HeapInUse).InMemory())
+	fmt.Fprintf(stderr, "unspool: %s: after %.1f s: %s\n", o.Path, p.Duration.Seconds(), p.Only(profile.HeapInUse).InMemory())
 	return nil
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -26,7 +25,7 @@ const defaultRecording = "unspool.data"
 var recordFormats = append(report.Table{recordingFormat}, report.Formats...)
 
 func recordCmd() *cobra.Command {
-	o := output{formats: recordFormats}
+	o := output{report.Output{Formats: recordFormats}}
 	var flt record.Filter
 	var p plan
 	var to sending
@@ -104,11 +103,8 @@ samples a second. unspool doctor says what is allowed.`,
 			if h.on() {
 				return h.record(c.Context(), &o, mods, plain)
 			}
-			table := o.path == "" && o.format == ""
-			if table {
-				o.path, o.format, o.keep = defaultRecording, "data", true
-			}
-			if err := o.resolve("top"); err != nil {
+			table, err := o.orElse(defaultRecording, "data")
+			if err != nil {
 				return err
 			}
 			var shown []string
@@ -118,11 +114,11 @@ samples a second. unspool doctor says what is allowed.`,
 			if err := o.unused(c, shown...); err != nil {
 				return err
 			}
-			if withNames && o.format != "data" {
-				return usage("--with-names is for recordings (-o FILE.data): %s always has names", o.format)
+			if withNames && o.Format != "data" {
+				return usage("--with-names is for recordings (-o FILE.data): %s always has names", o.Format)
 			}
-			if len(to.targets) > 0 && o.format != "data" {
-				return usage("--to is for recordings (-o FILE.data), which can be sent again: it does not go with %s", o.format)
+			if len(to.targets) > 0 && o.Format != "data" {
+				return usage("--to is for recordings (-o FILE.data), which can be sent again: it does not go with %s", o.Format)
 			}
 			defer cli.Trim(cli.FirstTrim, func() { module.ReleasePages(); pages.ReleaseProgram() })()
 			return runRecord(c.Context(), &o, &flt, &p, mods, table, withNames, plain, &to)
@@ -172,34 +168,31 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 	}
 	defer rec.Close()
 	say(rec.Notes())
-	if o.form().Grows {
-		if err := o.publish(); err != nil {
+	if o.Form().Grows {
+		if err := out.Publish(); err != nil {
 			return err
 		}
 	}
 
 	n := newNamer(names.Options{Mods: mods}, plain)
 	defer n.Close()
-	s := &session{Session: rec.Session(record.Options{Mods: mods, Names: n, Filter: *flt})}
+	s := rec.Session(record.Options{Mods: mods, Names: n, Filter: *flt})
 	if err := rec.Drop(n); err != nil {
 		fmt.Fprintf(stderr, "unspool: %v\n", err)
-	}
-	if len(p.Command) == 0 {
-		s.howFar = func() string {
-			return fmt.Sprintf("recording %s: %.0f s", rec.Event(), time.Since(rec.Since).Seconds())
-		}
 	}
 	var prof *profile.Profile
 	var written *record.Written // its names take long, and wait until the recording is whole on disk
 	// Not ctx: when it is done, the recording ends, and what has been recorded is still to be read.
 	switch bg := context.Background(); {
-	case o.format == recordingFormat.Name:
-		written, err = s.write(bg, out, o, withNames)
-	case o.form().Stream != nil:
-		err = s.stream(bg, out, o)
+	case o.Format == recordingFormat.Name:
+		written, err = recording(bg, s, out.File, withNames)
+	case o.Form().Stream != nil:
+		err = stream(bg, s, out, o)
 	default:
-		if prof, err = s.profile(bg, o); err == nil {
-			err = o.form().Whole(out, prof, o.opts)
+		done := shown(s)
+		prof, err = s.Profile(bg, nil)
+		if done(); err == nil {
+			err = o.Write(out, prof)
 		}
 	}
 	say(rec.EndNotes())
@@ -218,28 +211,28 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 		}
 	}
 	if table && !empty {
-		if err := report.Top(os.Stdout, prof, o.terminal()); err != nil {
+		if err := o.Table(prof); err != nil {
 			return err
 		}
 	}
-	s.warn()
-	s.hints(prof)
+	say(s.Notes())
+	say(s.Hints(prof))
 	if !empty || !table {
-		s.wrote(o.path)
+		wrote(o, s.Summary())
 	}
 	if empty {
 		note := "no samples: the program ended too soon, or used no CPU time"
 		if s.Stats.Lost+s.Stats.LostSamples > 0 {
 			note = "no samples: all were lost"
 		}
-		if _, err := os.Stat(o.path); err == nil && table {
-			note += "; " + o.path + " still has the recording before"
+		if _, err := os.Stat(o.Path); err == nil && table {
+			note += "; " + o.Path + " still has the recording before"
 		}
 		fmt.Fprintf(stderr, "unspool: %s\n", note)
 	}
 	var sent error
 	if !empty {
-		sent = to.send(context.WithoutCancel(ctx), prof, o.path)
+		sent = to.send(context.WithoutCancel(ctx), prof, o.Path)
 	}
 	if err := exitStatus(rec.ExitStatus(ctx, rec.TimedOut())); err != nil {
 		if sent != nil {
@@ -259,15 +252,4 @@ func exitStatus(status int, note string, err error) error {
 		err = &cli.Exit{Status: status}
 	}
 	return err
-}
-
-// write writes perf.data with callchains.
-func (s *session) write(ctx context.Context, out *os.File, o *output, room bool) (*record.Written, error) {
-	defer s.shown()()
-	w, err := s.Write(ctx, out, room)
-	if w != nil && w.Dropped > 0 && err == nil {
-		fmt.Fprintf(stderr, "unspool: %s too large for perf.data: missing\n", profile.Count(w.Dropped, "sample was", "samples were"))
-	}
-	o.weigh(&s.Info)
-	return w, err
 }

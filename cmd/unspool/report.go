@@ -26,7 +26,7 @@ func reportCmd() *cobra.Command {
 	var to sending
 	var ann annotator
 	// After the tables.
-	o.formats = slices.Insert(slices.Clone(report.Formats), 4, ann.formats()...)
+	o.Formats = slices.Insert(slices.Clone(report.Formats), 4, ann.formats()...)
 	c := &cobra.Command{
 		Use:   "report [FILE]",
 		Short: "Show where a recording's time went",
@@ -70,14 +70,14 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
 				return err
 			}
 			sends := len(to.targets) > 0
-			if sends && (o.path != "" || o.format != "" || o.opts.Func != "") {
+			if sends && (o.Path != "" || o.Format != "" || o.Func != "") {
 				return usage("--to sends the recording, and writes no report: it does not go with -o, --format or --function")
 			}
-			walk := !sends && args[0] != "-" && o.path == "" && o.format == "" && o.opts.Func == "" && !c.Flags().Changed("limit") && !c.Flags().Changed("sort") && tui.Interactive()
-			if o.format == recordingFormat.Name || o.format == "" && strings.HasSuffix(o.path, recordingFormat.Endings[0]) {
+			walk := !sends && args[0] != "-" && o.Path == "" && o.Format == "" && o.Func == "" && !c.Flags().Changed("limit") && !c.Flags().Changed("sort") && tui.Interactive()
+			if o.Format == recordingFormat.Name || o.Format == "" && strings.HasSuffix(o.Path, recordingFormat.Endings[0]) {
 				return usage("to write perf.data, use unspool unwind")
 			}
-			if err := o.resolve("top"); err != nil {
+			if err := o.resolve(); err != nil {
 				return err
 			}
 			if err := o.unused(c); err != nil {
@@ -96,7 +96,7 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
 				case sends:
 					return to.send(c.Context(), p, args[0])
 				}
-				return browse.Show(c.Context(), p, args[0], o.opts.By)
+				return browse.Show(c.Context(), p, args[0], p.Weight())
 			}
 			ann.mods = in.mods
 			return runReport(c.Context(), args[0], &o, &in, &ann)
@@ -116,45 +116,43 @@ func runReport(ctx context.Context, path string, o *output, in *reading, ann *an
 		return err
 	}
 	defer f.Close()
-	o.inputs = append(o.inputs, f.Stat)
+	o.Inputs = append(o.Inputs, f.Stat)
 	write := func(p *profile.Profile) error {
-		if o.form().Whole == nil {
+		if o.Form().Whole == nil {
 			return usage("a pprof profile has no single samples: --format stacks or -o FILE.stacks.json has its stacks")
 		}
-		return o.write(ctx, func(w io.Writer) error { return o.form().Whole(w, p, o.opts) })
+		return o.write(ctx, func(w io.Writer) error { return o.Write(w, p) })
 	}
 	if f.Pprof != nil {
-		o.weigh(&f.Pprof.Info)
 		return write(f.Pprof)
 	}
-	s := fileSession(f)
-	ann.names = s.Names
-	if o.form().Stream != nil {
+	ann.names = f.Names
+	if o.Form().Stream != nil {
 		var bad error // what was there before it is good
 		err = o.write(ctx, func(w io.Writer) error {
-			err := s.stream(ctx, w, o)
+			err := stream(ctx, f.Session, w, o)
 			if errors.Is(err, source.ErrTruncated) || errors.Is(err, source.ErrMalformed) {
 				bad, err = err, nil
 			}
-			if err == nil && s.Stats.Samples == 0 {
-				return cmp.Or(bad, s.NoSamples())
+			if err == nil && f.Stats.Samples == 0 {
+				return cmp.Or(bad, f.NoSamples())
 			}
 			return err
 		})
 		err = cmp.Or(err, bad)
 	} else {
 		var p *profile.Profile
-		if p, err = s.some(ctx, o); p != nil {
+		if p, err = some(ctx, f.Session); p != nil {
 			if werr := write(p); werr != nil {
 				return werr
 			}
-			s.hints(p)
+			say(f.Hints(p))
 		}
 	}
-	s.warn()
+	say(f.Notes())
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	s.wrote(o.path)
+	wrote(o, f.Summary())
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/record"
+	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/report/annotate"
 	"github.com/unspool/unspool/serve"
 	"github.com/unspool/unspool/serve/files"
@@ -122,14 +123,14 @@ func runServe(ctx context.Context, o serve.Options, listen string, open bool) er
 
 // runExport writes the page as one file.
 func runExport(ctx context.Context, inputs []serve.Input, to string) error {
-	out := output{path: to}
+	out := output{report.Output{Path: to}}
 	for _, in := range inputs {
 		if in.Name != "-" {
 			st, err := os.Stat(in.Name)
 			if err != nil {
 				return err
 			}
-			out.inputs = append(out.inputs, st)
+			out.Inputs = append(out.Inputs, st)
 		}
 	}
 	s := serve.New(serve.Options{Inputs: inputs})
@@ -145,20 +146,19 @@ func runExport(ctx context.Context, inputs []serve.Input, to string) error {
 
 // input returns how a file is read for the page.
 func (r *reading) input(path string) serve.Input {
-	shown := func() {}
+	done := func() {}
 	return files.Input(path, files.Options{
 		Open: func(ctx context.Context, added func(*profile.Profile, []int32)) (*record.File, error) {
 			f, err := r.open(ctx, path, record.FileOptions{Added: added})
 			if err == nil && f.Session != nil {
-				shown = fileSession(f).shown()
+				done = shown(f.Session)
 			}
 			return f, err
 		},
 		Read: func(f *record.File, p *profile.Profile) {
-			shown()
-			s := fileSession(f)
-			s.warn()
-			s.hints(p)
+			done()
+			say(f.Notes())
+			say(f.Hints(p))
 		},
 		Damaged: sayError,
 	})

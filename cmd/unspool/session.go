@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -13,15 +14,8 @@ import (
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/record"
-	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/tui"
 )
-
-// A session is a record.Session with the messages to its user.
-type session struct {
-	*record.Session
-	howFar func() string // nil: nobody is to know
-}
 
 // stepperFlag adds the flag for the way to apply unwind rules. Call the function it returns after the flags are parsed.
 func stepperFlag(c *cobra.Command) func() (*modules.Set, error) {
@@ -95,15 +89,13 @@ func (r *reading) profile(ctx context.Context, path string, o *output) (*profile
 		return nil, err
 	}
 	defer f.Close()
-	o.inputs = append(o.inputs, f.Stat)
+	o.Inputs = append(o.Inputs, f.Stat)
 	if f.Pprof != nil {
-		o.weigh(&f.Pprof.Info)
 		return f.Pprof, nil
 	}
-	s := fileSession(f)
-	p, err := s.some(ctx, o)
-	s.warn()
-	s.hints(p)
+	p, err := some(ctx, f.Session)
+	say(f.Notes())
+	say(f.Hints(p))
 	if err != nil {
 		err = fmt.Errorf("%s: %w", path, err)
 	}
@@ -114,28 +106,19 @@ func (r *reading) profile(ctx context.Context, path string, o *output) (*profile
 	return p, err
 }
 
-func fileSession(f *record.File) *session { return &session{f.Session, f.HowFar} }
-
-// shown says on a terminal how far the session is, until the function that it returns is called.
-func (s *session) shown() func() {
+// shown says on a terminal how far a session is, until the function that it returns is called.
+func shown(s *record.Session) func() {
 	p := tui.NewProgress()
-	if s.howFar != nil {
-		s.Progress = func(n uint64) { p.Say("%s, %s", s.howFar(), profile.Quantity(n, "samples")) }
+	if s.HowFar() != "" {
+		s.Progress = func(n uint64) { p.Say("%s, %s", s.HowFar(), profile.Quantity(n, "samples")) }
 	}
 	return p.Done
 }
 
-// profile aggregates the samples; see record.Session.Profile.
-func (s *session) profile(ctx context.Context, o *output) (*profile.Profile, error) {
-	defer s.shown()()
-	p, err := s.Profile(ctx, nil)
-	o.weigh(&s.Info)
-	return p, err
-}
-
 // some is the profile of samples that there must be: there is none without any. With an error can come one of what there was before it.
-func (s *session) some(ctx context.Context, o *output) (*profile.Profile, error) {
-	p, err := s.profile(ctx, o)
+func some(ctx context.Context, s *record.Session) (*profile.Profile, error) {
+	defer shown(s)()
+	p, err := s.Profile(ctx, nil)
 	if p != nil && p.Totals.Samples > 0 {
 		return p, err
 	}
@@ -143,40 +126,32 @@ func (s *session) some(ctx context.Context, o *output) (*profile.Profile, error)
 }
 
 // stream writes each sample as it comes.
-func (s *session) stream(ctx context.Context, w io.Writer, o *output) error {
+func stream(ctx context.Context, s *record.Session, w io.Writer, o *output) error {
+	defer shown(s)()
 	s.Events()
-	o.weigh(&s.Info)
-	st := o.form().Stream(w, s.Names, s.Info, o.opts)
-	defer s.shown()()
+	st := o.Stream(w, s.Names, s.Info)
 	err := s.Run(ctx, st.Sample)
 	if cerr := st.Close(s.Info.Loss); err == nil {
 		err = cerr
 	}
-	s.hintsOf(st)
+	mods, nameless := st.Nameless()
+	say(s.Names.HintsOf(mods, nameless, st.Totals().Period))
 	return err
 }
 
-// weigh lets reports count what their reader wants to know: see profile.Info.Weight.
-func (o *output) weigh(info *profile.Info) {
-	o.opts.By = max(o.opts.By, info.Weight())
-}
-
-// hints says on standard error which modules' code took time and has no names, how much, and what can be done.
-func (s *session) hints(p *profile.Profile) { say(s.Names.Hints(p, s.Info.Waits())) }
-
-// hintsOf is hints of what was streamed.
-func (s *session) hintsOf(st *report.Stream) {
-	mods, nameless := st.Nameless()
-	say(s.Names.HintsOf(mods, nameless, st.Totals().Period))
-}
-
-// warn says on standard error what the reader of a report should know.
-func (s *session) warn() { say(s.Notes()) }
-
-// wrote says on standard error what went into a file.
-func (s *session) wrote(path string) {
-	if path == "" || path == "-" {
-		return
+// recording writes perf.data with callchains. room leaves room for names in it.
+func recording(ctx context.Context, s *record.Session, out *os.File, room bool) (*record.Written, error) {
+	defer shown(s)()
+	w, err := s.Write(ctx, out, room)
+	if w != nil && w.Dropped > 0 && err == nil {
+		fmt.Fprintf(stderr, "unspool: %s too large for perf.data: missing\n", profile.Count(w.Dropped, "sample was", "samples were"))
 	}
-	fmt.Fprintf(stderr, "unspool: %s: %s\n", path, s.Summary())
+	return w, err
+}
+
+// wrote says on standard error what went into an output.
+func wrote(o *output, what string) {
+	if !o.Stdout() {
+		fmt.Fprintf(stderr, "unspool: %s: %s\n", o.Path, what)
+	}
 }

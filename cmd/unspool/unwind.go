@@ -9,6 +9,7 @@ import (
 
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/record"
+	"github.com/unspool/unspool/report"
 )
 
 func unwindCmd() *cobra.Command {
@@ -42,17 +43,16 @@ func runUnwind(ctx context.Context, path, to string, in *reading) error {
 		return err
 	}
 	defer f.Close()
-	s := fileSession(f)
-	o := output{formats: recordFormats, path: to, format: "data", inputs: []fs.FileInfo{f.Stat}}
+	o := output{report.Output{Formats: recordFormats, Path: to, Format: recordingFormat.Name, Inputs: []fs.FileInfo{f.Stat}}}
 	out, commit, err := o.create(ctx)
 	if err != nil {
 		return err
 	}
-	_, err = s.write(ctx, out, &o, false)
+	_, err = recording(ctx, f.Session, out.File, false)
 	if err = commit(err); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	s.warn()
-	s.wrote(to)
+	say(f.Notes())
+	wrote(&o, f.Summary())
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/unspool/unspool/compile"
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/shadow"
 	"github.com/unspool/unspool/tui"
 )
@@ -104,7 +105,7 @@ func (x *execution) verify(ctx context.Context, args []string) error {
 	var err error
 	out, commit := io.Writer(os.Stderr), func(err error) error { return err }
 	if x.path != "" {
-		if out, commit, err = (&output{path: x.path}).create(ctx); err != nil {
+		if out, commit, err = (&output{report.Output{Path: x.path}}).create(ctx); err != nil {
 			return err
 		}
 	}

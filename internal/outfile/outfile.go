@@ -47,6 +47,9 @@ type File struct {
 	uid, mode uint32 // of dir
 }
 
+// Stdout returns standard output as an output: for Finish, which leaves it open.
+func Stdout() *File { return &File{File: os.Stdout, dir: -1} }
+
 // maxLinks is how many links the kernel follows (path_resolution(7)).
 const maxLinks = 40
 
@@ -435,6 +438,18 @@ func (f *File) rename() error {
 // Discard takes the output away: its place is as it was. What was written through, or published, stays.
 func (f *File) Discard() error {
 	return caps.Raised(func() error { return errors.Join(f.File.Close(), f.remove()) })
+}
+
+// Finish commits the output if err is nil, and else discards it. It returns err, or what went wrong.
+func (f *File) Finish(err error) error {
+	switch {
+	case f.File == os.Stdout: // stays open
+		return err
+	case err != nil:
+		f.Discard()
+		return err
+	}
+	return f.Commit()
 }
 
 // WriteFile writes a file that is no other than b. For a FIFO it waits until somebody reads; with Keep, it refuses one.
