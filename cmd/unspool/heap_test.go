@@ -166,6 +166,84 @@ int main(void) {
 	return 0;
 }`
 
+// heapProgram compiles a program that tells when it runs, and waits to be told to go on.
+func heapProgram(t *testing.T, compiler, language, source string, flags ...string) (prog string) {
+	t.Helper()
+	prog = filepath.Join(t.TempDir(), "loop")
+	cc := exec.Command(compiler, append([]string{"-O1", "-g", "-fno-builtin", "-Wno-alloc-size-larger-than", "-pthread", "-x", language, "-o", prog, "-"}, flags...)...)
+	cc.Stdin = strings.NewReader(source)
+	if out, err := cc.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return prog
+}
+
+// probeHeap records such a program with probes, and returns what its functions have allocated and in use, and what record says. The program must not
+// fail.
+func probeHeap(t *testing.T, prog string, args ...string) (map[string][2]profile.Stack, result) {
+	t.Helper()
+	loop := exec.Command(prog)
+	in, err := loop.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := loop.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := loop.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		in.Close()
+		if err := loop.Wait(); err != nil {
+			t.Errorf("the recorded program: %v", err)
+		}
+	}()
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	pid := strconv.Itoa(loop.Process.Pid)
+	c := program(t, append([]string{"record", "-p", pid, "-o", "p.pb.gz"}, args...)...)
+	stderr, err := c.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(stderr)
+	var said strings.Builder
+	for lines.Scan() { // the first says that there are probes, or why not
+		fmt.Fprintln(&said, lines.Text())
+		in.Write([]byte{'x'})
+	}
+	c.Wait()
+	r := result{c.ProcessState.ExitCode(), "", said.String()}
+	if strings.Contains(r.stderr, "needs root") {
+		oracle.Lacks(t, "the permission to load programs into the kernel")
+	}
+	r.want(t, 0, "allocated [0-9,]+ times and freed")
+	b, err := os.Open(filepath.Join(c.Dir, "p.pb.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	p, err := pprof.Read(b)
+	if err != nil || !p.Heap() || len(p.Events) != 2 {
+		t.Fatalf("%v %+v", err, p)
+	}
+	got := map[string][2]profile.Stack{}
+	for _, s := range p.Stacks {
+		name := strings.TrimSuffix(p.Funcs[p.Locs[s.Frames[0]].Func].Name, "()")
+		x := got[name]
+		x[s.Event].Count += s.Count
+		x[s.Event].Period += s.Period
+		got[name] = x
+	}
+	return got, r
+}
+
 // TestHeapProbes: of a process that runs already, every allocation from the beginning on is recorded, and what is in use; samples come to the same
 // on average.
 func TestHeapProbes(t *testing.T) {
@@ -174,72 +252,8 @@ func TestHeapProbes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		oracle.Lacks(t, "root")
 	}
-	dir := t.TempDir()
-	prog := filepath.Join(dir, "loop")
-	gcc := exec.Command("gcc", "-O1", "-g", "-fno-builtin", "-Wno-alloc-size-larger-than", "-pthread", "-x", "c", "-o", prog, "-")
-	gcc.Stdin = strings.NewReader(heapLoop)
-	if out, err := gcc.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	record := func(args ...string) (map[string][2]profile.Stack, result) {
-		t.Helper()
-		loop := exec.Command(prog)
-		in, err := loop.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, err := loop.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := loop.Start(); err != nil {
-			t.Fatal(err)
-		}
-		defer loop.Wait()
-		defer in.Close()
-		if _, err := out.Read(make([]byte, 1)); err != nil {
-			t.Fatal(err)
-		}
-		c := program(t, append([]string{"record", "-p", strconv.Itoa(loop.Process.Pid), "-o", "p.pb.gz"}, args...)...)
-		stderr, err := c.StderrPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
-		lines := bufio.NewScanner(stderr)
-		var said strings.Builder
-		for lines.Scan() { // the first says that there are probes, or why not
-			fmt.Fprintln(&said, lines.Text())
-			in.Write([]byte{'x'})
-		}
-		c.Wait()
-		r := result{c.ProcessState.ExitCode(), "", said.String()}
-		if strings.Contains(r.stderr, "needs root") {
-			oracle.Lacks(t, "the permission to load programs into the kernel")
-		}
-		r.want(t, 0, "allocated [0-9,]+ times and freed")
-		b, err := os.Open(filepath.Join(c.Dir, "p.pb.gz"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer b.Close()
-		p, err := pprof.Read(b)
-		if err != nil || !p.Heap() || len(p.Events) != 2 {
-			t.Fatalf("%v %+v", err, p)
-		}
-		got := map[string][2]profile.Stack{}
-		for _, s := range p.Stacks {
-			name := strings.TrimSuffix(p.Funcs[p.Locs[s.Frames[0]].Func].Name, "()")
-			x := got[name]
-			x[s.Event].Count += s.Count
-			x[s.Event].Period += s.Period
-			got[name] = x
-		}
-		return got, r
-	}
-	got, r := record("--heap=all")
+	prog := heapProgram(t, "gcc", "c", heapLoop)
+	got, r := probeHeap(t, prog, "--heap=all")
 	for name, want := range map[string][4]uint64{ // objects and bytes, allocated and in use
 		"leak": {1000, 1_000_000, 700, 700_000}, "churn": {1000, 2_000_000, 0, 0}, "grow": {2000, 50_100_000, 0, 0}, "null": {1000, 77_000, 1000, 77_000},
 		"array": {1000, 40_000, 1000, 40_000}, "aligned": {2000, 940_000, 2000, 940_000}, "fails": {},
@@ -252,7 +266,7 @@ func TestHeapProbes(t *testing.T) {
 	if t.Failed() {
 		t.Log(r.stderr)
 	}
-	got, _ = record("--heap", "--heap-period", "4K")
+	got, _ = probeHeap(t, prog, "--heap", "--heap-period", "4K")
 	for name, want := range map[string][2]float64{"leak": {1_000_000, 4096}, "churn": {2_000_000, 4096}, "grow": {50_100_000, 51_000}, "aligned": {940_000, 4096}} {
 		// n samples of about the period each have a relative deviation of at most 1/sqrt(n).
 		have, deviation := float64(got[name][0].Period), 1/math.Sqrt(want[0]/want[1])
@@ -262,6 +276,42 @@ func TestHeapProbes(t *testing.T) {
 	}
 	runProgram(t, "record", "--heap", "-p", "1", "--heap-value", "peak_space", "-o", "x.svg").want(t, 2, "--heap -p has alloc and inuse, not peak")
 	runProgram(t, "record", "--heap", "-p", "1", "--every", "1s", "-o", "x.svg").want(t, 2, "--heap and --every exclude each other|--every")
+}
+
+// TestHeapProbesNested: an allocation by a function that calls another one of the same file counts once, a realloc that fails frees nothing, and the
+// first allocation is a sample no sooner than others.
+func TestHeapProbesNested(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "g++")
+	if os.Geteuid() != 0 {
+		oracle.Lacks(t, "root")
+	}
+	prog := heapProgram(t, "g++", "c++", `#include <cstdlib>
+#include <unistd.h>
+static void *volatile sink, *keep[100];
+static volatile size_t huge = (size_t)1 << 46;
+extern "C" __attribute__((noipa)) void first() { sink = malloc(16); }
+extern "C" __attribute__((noipa)) void fails(int i) { keep[i] = malloc(500000); sink = realloc(keep[i], huge); }
+extern "C" __attribute__((noipa)) void news() { char *p = new char[64]; sink = p; delete[] p; }
+int main() {
+	char c;
+	if (write(1, "a", 1) != 1 || read(0, &c, 1) != 1) return 1;
+	first();
+	for (int i = 0; i < 100000; i++) news();
+	for (int i = 0; i < 100; i++) fails(i);
+	return 0;
+}`, "-static")
+	got, _ := probeHeap(t, prog, "--heap", "--heap-period", "4K")
+	// 1562 samples, each of a deviation of 4096 bytes; the first is one with a chance of 0.4 %.
+	if have := float64(got["news"][0].Period); math.Abs(have-6.4e6) > 5*4096*math.Sqrt(6.4e6/4096) {
+		t.Errorf("%.0f bytes by new, want 6,400,000", have)
+	}
+	if have := got["first"][0].Period; have > 0 {
+		t.Errorf("of the first allocation, %d bytes of 16", have)
+	}
+	if have := got["fails"]; have[0].Count != 100 || have[1].Count != 100 {
+		t.Errorf("of 100 objects that could not be made larger, %d are in use, %d were allocated", have[1].Count, have[0].Count)
+	}
 }
 
 // TestRecordHeap: each way to write a heap profile shows what a program is known to allocate.

@@ -232,10 +232,15 @@ func (p *Program) HeapStats() (s HeapStats) {
 	return s
 }
 
-// An allocation is struct object of c/heap.h, a place struct place.
+// An allocation is struct object of c/heap.h, a place struct place, a call struct call.
 type allocation struct {
-	ID, Size, Out, SP uint64
-	PID, TID          int32
+	ID, Size uint64
+	PID, TID int32
+}
+
+type call struct {
+	Is, Was       allocation
+	SP, Out, From uint64
 }
 
 type place struct {
@@ -252,9 +257,11 @@ func (p *Program) inUse(f func(id uint64)) error {
 	for it.Next(&at, &o) {
 		f(o.ID)
 	}
+	var c call
 	in := p.more.Maps["allocating"].Iterate()
-	for in.Next(&thread, &o) {
-		f(o.ID)
+	for in.Next(&thread, &c) {
+		f(c.Is.ID)
+		f(c.Was.ID)
 	}
 	return errors.Join(it.Err(), in.Err())
 }

@@ -14,10 +14,16 @@
 
 #define FREED 32 /* in a sample's pad */
 
-/* An allocation that a thread makes, until its function returns, and one that is in use. */
+/* An allocation that is in use. */
 struct object {
-	u64 id, size, out, sp; /* id 0: it is no sample */
+	u64 id, size;
 	u32 pid, tid;
+};
+
+/* What a thread calls, until it returns: an allocation, and what realloc frees if it does not fail. */
+struct call {
+	struct object is, was; /* id 0: it is no sample */
+	u64 sp, out, from;     /* out: where the address goes; from: was's address */
 };
 
 struct {
@@ -25,7 +31,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 1 << 14);
 	__type(key, u64); /* process and thread */
-	__type(value, struct object);
+	__type(value, struct call);
 } allocating SEC(".maps");
 
 struct place {
@@ -123,52 +129,6 @@ static __always_inline u64 size_of(void *ctx, u64 kind)
 	return n;
 }
 
-/* Whether a call is to be a sample. */
-static __attribute__((noinline)) int due(void *ctx)
-{
-	u64 kind = bpf_get_attach_cookie(ctx), thread = bpf_get_current_pid_tgid(), n;
-	struct object *outer = bpf_map_lookup_elem(&allocating, &thread), none = {.sp = word_of(ctx, ARG_SP)};
-	struct quota *q = quota_of();
-
-	if (!q)
-		return 0;
-	q->allocations++;
-	/* A function of the allocator calls another one, or goes on in it: the outer one counts. One that was left without a return lies deeper. */
-	if (outer && outer->sp >= none.sp)
-		return 0;
-	if (kind & FREES)
-		freed(word_of(ctx, ARG_1));
-	n = size_of(ctx, kind);
-	if (n >> 47) /* it will fail */
-		return 0;
-	q->left -= (s64)(n ? n : 1);
-	if (q->left <= 0)
-		return 1;
-	if (kind & FREES)
-		bpf_map_update_elem(&allocating, &thread, &none, BPF_ANY);
-	return 0;
-}
-
-/* Remembers a call whose stack is in w, until it returns. The processor is busy. */
-static __attribute__((noinline)) int allocates(void *ctx)
-{
-	u64 kind = bpf_get_attach_cookie(ctx), thread = bpf_get_current_pid_tgid();
-	struct walk *w = walk_state();
-	struct object o = {};
-
-	if (!w)
-		return 0;
-	o.id = w->id;
-	o.size = size_of(ctx, kind);
-	o.out = (kind & SIZE_KINDS) == SIZE_OUT ? word_of(ctx, ARG_1) : 0;
-	o.sp = word_of(ctx, ARG_SP);
-	o.pid = w->s.pid;
-	o.tid = w->s.tid;
-	if (bpf_map_update_elem(&allocating, &thread, &o, BPF_ANY) != 0)
-		count(FORGOTTEN);
-	return 0;
-}
-
 /* Draws how many bytes there are to the next sample. */
 PART int next(void)
 {
@@ -178,6 +138,57 @@ PART int next(void)
 
 	if (draw && q)
 		q->left = (s64)*draw;
+	return 0;
+}
+
+/* Whether a call is to be a sample. It is remembered until it returns: what it calls itself is none. */
+static __attribute__((noinline)) int due(void *ctx)
+{
+	u64 kind = bpf_get_attach_cookie(ctx), thread = bpf_get_current_pid_tgid(), n;
+	struct call *outer = bpf_map_lookup_elem(&allocating, &thread), c = {.sp = word_of(ctx, ARG_SP)};
+	struct place at = {.address = word_of(ctx, ARG_1), .pid = (u32)(thread >> 32)};
+	struct quota *q = quota_of();
+
+	if (!q)
+		return 0;
+	if (!q->allocations++)
+		next(); /* the first sample is no other than the rest */
+	/* A function of the allocator calls another one, or goes on in it: the outer one counts. One that was left without a return lies deeper. */
+	if (outer && outer->sp >= c.sp)
+		return 0;
+	n = size_of(ctx, kind);
+	if (n >> 47) /* it will fail */
+		return 0;
+	c.is.size = n;
+	if (kind & FREES) {
+		struct object *was = bpf_map_lookup_elem(&objects, &at);
+
+		/* Another thread can get the address before the function returns. */
+		if (was) {
+			c.was = *was;
+			c.from = at.address;
+			bpf_map_delete_elem(&objects, &at);
+		}
+	}
+	if (bpf_map_update_elem(&allocating, &thread, &c, BPF_ANY) != 0)
+		count(FORGOTTEN);
+	q->left -= (s64)(n ? n : 1);
+	return q->left <= 0;
+}
+
+/* Says of a call that it is a sample whose stack is in w. The processor is busy. */
+static __attribute__((noinline)) int allocates(void *ctx)
+{
+	u64 kind = bpf_get_attach_cookie(ctx), thread = bpf_get_current_pid_tgid();
+	struct call *c = bpf_map_lookup_elem(&allocating, &thread);
+	struct walk *w = walk_state();
+
+	if (!w || !c)
+		return 0;
+	c->is.id = w->id;
+	c->is.pid = w->s.pid;
+	c->is.tid = w->s.tid;
+	c->out = (kind & SIZE_KINDS) == SIZE_OUT ? word_of(ctx, ARG_1) : 0;
 	return 0;
 }
 
@@ -226,7 +237,7 @@ SEC("kprobe")
 int on_alloc_return(void *ctx)
 {
 	u64 thread = bpf_get_current_pid_tgid(), address = word_of(ctx, RESULT);
-	struct object *is = bpf_map_lookup_elem(&allocating, &thread), o;
+	struct call *is = bpf_map_lookup_elem(&allocating, &thread), c;
 	struct place at = {.pid = (u32)(thread >> 32)};
 	struct quota *q = quota_of();
 
@@ -234,17 +245,24 @@ int on_alloc_return(void *ctx)
 		q->returns++;
 	if (!is || word_of(ctx, ARG_SP) < is->sp)
 		return 0;
-	o = *is;
+	c = *is;
 	bpf_map_delete_elem(&allocating, &thread);
-	if (!o.id)
+	if (c.was.id && (address || !c.is.size)) {
+		tell(&c.was, FREED);
+	} else if (c.was.id) { /* it has failed */
+		at.address = c.from;
+		if (bpf_map_update_elem(&objects, &at, &c.was, BPF_ANY) != 0)
+			count(FORGOTTEN);
+	}
+	if (!c.is.id)
 		return 0;
-	if (o.out && (address || bpf_probe_read_user(&address, sizeof address, (void *)o.out) != 0))
+	if (c.out && (address || bpf_probe_read_user(&address, sizeof address, (void *)c.out) != 0))
 		return 0;
 	if (!address)
 		return 0;
 	at.address = address;
-	tell(&o, 0);
-	if (bpf_map_update_elem(&objects, &at, &o, BPF_ANY) != 0)
+	tell(&c.is, 0);
+	if (bpf_map_update_elem(&objects, &at, &c.is, BPF_ANY) != 0)
 		count(FORGOTTEN);
 	return 0;
 }
