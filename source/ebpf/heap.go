@@ -49,8 +49,12 @@ var deallocators = []string{
 
 const numDraws = 4096
 
-// draws are quantiles of the exponential distribution of mean period, which the kernel chooses from: of each 4096th its mean.
+// draws are quantiles of the exponential distribution of mean period, which the kernel chooses from: of each 4096th its mean. With a period of 1, each
+// allocation is a sample, also of one byte.
 func draws(period uint64) []uint64 {
+	if period <= 1 {
+		return slices.Repeat([]uint64{1}, numDraws)
+	}
 	out := make([]uint64, numDraws)
 	// The integral of -ln(1-u) is (1-u) ln(1-u) - (1-u), up to a constant.
 	integral := func(u float64) float64 {
