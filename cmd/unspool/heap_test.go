@@ -178,7 +178,7 @@ func heapProgram(t *testing.T, compiler, language, source string, flags ...strin
 	return prog
 }
 
-// probeHeap records such a program with probes, and returns what its functions have allocated and in use, and what record says. The program must not
+// probeHeap records such a program with probes, named twice, and returns what its functions have allocated and in use, and what record says. The program must not
 // fail.
 func probeHeap(t *testing.T, prog string, args ...string) (map[string][2]profile.Stack, result) {
 	t.Helper()
@@ -204,7 +204,7 @@ func probeHeap(t *testing.T, prog string, args ...string) (map[string][2]profile
 		t.Fatal(err)
 	}
 	pid := strconv.Itoa(loop.Process.Pid)
-	c := program(t, append([]string{"record", "-p", pid, "-o", "p.pb.gz"}, args...)...)
+	c := program(t, append([]string{"record", "-p", pid + "," + pid, "-o", "p.pb.gz"}, args...)...)
 	stderr, err := c.StderrPipe()
 	if err != nil {
 		t.Fatal(err)

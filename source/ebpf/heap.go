@@ -171,7 +171,10 @@ func (p *Program) attachAllocators() error {
 			return err
 		}
 	}
-	for _, pid := range p.heap.PIDs {
+	for i, pid := range p.heap.PIDs {
+		if slices.Contains(p.heap.PIDs[:i], pid) {
+			continue // two probes would look at each call twice
+		}
 		a, err := findAllocator(pid)
 		if err != nil {
 			return err
