@@ -61,45 +61,68 @@ func weigh(x *profile.Sample, period uint64) {
 }
 
 // probed makes a heap profile of one that has allocations, weighed by weigh, as event 0, and those that were freed as event 1. Stacks begin at what
-// calls the allocator.
+// calls the allocator. An object is freed under the name that its thread has then: where no such thread has allocated it, one of another name has.
 func probed(p *profile.Profile) *profile.Profile {
 	type key struct {
 		first *uint32
 		n     int
-		comm  string
 		pid   int32
 		stop  uint8
+	}
+	keyOf := func(s *profile.Stack) key {
+		k := key{n: len(s.Frames), pid: s.PID, stop: uint8(s.Stop)}
+		if k.n > 0 {
+			k.first = &s.Frames[0]
+		}
+		return k
 	}
 	q := *p
 	q.Events = []profile.Event{profile.HeapEvent(profile.HeapAlloc), profile.HeapEvent(profile.HeapInUse)}
 	q.Stacks = nil
-	at := map[key]int{} // in use
-	for _, s := range p.Stacks {
-		k := key{n: len(s.Frames), comm: s.Comm, pid: s.PID, stop: uint8(s.Stop)}
-		if k.n > 0 {
-			k.first = &s.Frames[0]
+	type named struct {
+		key
+		comm string
+	}
+	use := map[named]int{} // what is in use
+	all := map[key][]int{} // the same, of all names
+	var freed []profile.Stack
+	for i := range p.Stacks {
+		s := &p.Stacks[i]
+		if s.Event != 0 {
+			freed = append(freed, *s)
+			continue
 		}
-		i, ok := at[k]
+		k := keyOf(s)
+		j, ok := use[named{k, s.Comm}]
 		if !ok {
-			i = len(q.Stacks) + 1
-			at[k] = i
+			j = len(q.Stacks) + 1
+			use[named{k, s.Comm}], all[k] = j, append(all[k], j)
 			one := profile.Stack{Frames: s.Frames, Comm: s.Comm, PID: s.PID, Stop: s.Stop}
 			q.Stacks = append(q.Stacks, one, one)
-			q.Stacks[i].Event = 1
+			q.Stacks[j].Event = 1
 		}
-		alloc, use := &q.Stacks[i-1], &q.Stacks[i]
-		if s.Event == 0 {
-			alloc.Count, alloc.Period = alloc.Count+s.Count, alloc.Period+s.Period
-			use.Count, use.Period = use.Count+s.Count, use.Period+s.Period
+		for k := j - 1; k <= j; k++ {
+			x := &q.Stacks[k]
+			x.Count, x.Period = x.Count+s.Count, x.Period+s.Period
 		}
 	}
-	for _, s := range p.Stacks {
-		k := key{n: len(s.Frames), comm: s.Comm, pid: s.PID, stop: uint8(s.Stop)}
-		if k.n > 0 {
-			k.first = &s.Frames[0]
+	free := func(s *profile.Stack, j int) {
+		x := &q.Stacks[j]
+		count, period := min(s.Count, x.Count), min(s.Period, x.Period)
+		x.Count, x.Period = x.Count-count, x.Period-period
+		s.Count, s.Period = s.Count-count, s.Period-period
+	}
+	for i := range freed {
+		if j, ok := use[named{keyOf(&freed[i]), freed[i].Comm}]; ok {
+			free(&freed[i], j)
 		}
-		if use := &q.Stacks[at[k]]; s.Event == 1 {
-			use.Count, use.Period = use.Count-min(s.Count, use.Count), use.Period-min(s.Period, use.Period)
+	}
+	for i := range freed {
+		s := &freed[i]
+		for k := keyOf(s); s.Count > 0 && len(all[k]) > 0; {
+			if free(s, all[k][0]); s.Count > 0 {
+				all[k] = all[k][1:] // nothing is left of it
+			}
 		}
 	}
 	for i := range q.Stacks {

@@ -1,6 +1,7 @@
 package heap
 
 import (
+	"maps"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -72,5 +73,27 @@ func TestProbed(t *testing.T) {
 	}
 	if !q.Heap() || q.Totals.Samples != 11 {
 		t.Errorf("%+v", q.Totals)
+	}
+}
+
+// TestProbedRenamed: a thread that has another name when it frees leaves nothing in use; what its name has allocated goes first.
+func TestProbedRenamed(t *testing.T) {
+	p := &profile.Profile{
+		Modules: []profile.Module{{Path: "/bin/x"}}, Files: []string{""},
+		Funcs: []profile.Func{{Name: "f"}, {Name: "malloc"}}, Locs: []profile.Loc{{Func: 0, Mapping: -1}, {Func: 1, Mapping: -1}},
+	}
+	frames := []uint32{1, 0}
+	stack := func(event int32, comm string, n uint64) profile.Stack {
+		return profile.Stack{Frames: frames, PID: 1, Comm: comm, Event: event, Count: n * unit, Period: 10 * n}
+	}
+	p.Stacks = []profile.Stack{stack(1, "new", 5), stack(0, "old", 5), stack(0, "new", 3), stack(0, "other", 1)}
+	got := map[string][2]uint64{}
+	for _, s := range probed(p).Stacks {
+		if s.Event == 1 {
+			got[s.Comm] = [2]uint64{s.Count, s.Period}
+		}
+	}
+	if want := map[string][2]uint64{"old": {3, 30}, "other": {1, 10}}; !maps.Equal(got, want) {
+		t.Errorf("in use: %v, want %v", got, want)
 	}
 }
