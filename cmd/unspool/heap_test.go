@@ -314,6 +314,36 @@ int main() {
 	}
 }
 
+// TestHeapProbesFiles: the C library's allocations are recorded beside another allocator, which a library has loaded for itself.
+func TestHeapProbesFiles(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "gcc")
+	if os.Geteuid() != 0 {
+		oracle.Lacks(t, "root")
+	}
+	library := heapProgram(t, "gcc", "c", `char pool[1000];
+void *malloc(unsigned long n) { return n < sizeof pool ? pool : 0; }
+void free(void *p) { (void)p; }`, "-shared", "-fPIC")
+	prog := heapProgram(t, "gcc", "c", `#include <dlfcn.h>
+#include <stdlib.h>
+#include <unistd.h>
+static void *volatile sink;
+__attribute__((noipa)) void libc(void) { sink = malloc(100); }
+__attribute__((noipa)) void other(void *(*m)(size_t)) { sink = m(10); }
+int main(void) {
+	char c;
+	void *h = dlopen("`+library+`", RTLD_NOW | RTLD_LOCAL);
+	if (!h || write(1, "a", 1) != 1 || read(0, &c, 1) != 1) return 1;
+	for (int i = 0; i < 1000; i++) libc();
+	other((void *(*)(size_t))dlsym(h, "malloc"));
+	return 0;
+}`, "-ldl")
+	got, r := probeHeap(t, prog, "--heap=all")
+	if got["libc"][0].Count != 1000 || got["other"][0].Count != 1 {
+		t.Errorf("%d objects of the C library's, want 1000, %d of the other one's, want 1\n%s", got["libc"][0].Count, got["other"][0].Count, r.stderr)
+	}
+}
+
 // TestRecordHeap: each way to write a heap profile shows what a program is known to allocate.
 func TestRecordHeap(t *testing.T) {
 	oracle.Long(t)

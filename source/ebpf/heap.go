@@ -70,7 +70,7 @@ func draws(period uint64) []uint64 {
 	return out
 }
 
-// An allocator is the file that a process allocates by: the one of its functions that are called.
+// An allocator is a file that a process can allocate by.
 type allocator struct {
 	path     string
 	file     *os.File          // of it, open
@@ -78,9 +78,10 @@ type allocator struct {
 	free     map[uint64]bool
 }
 
-// findAllocator returns the allocator of a process: that of the program itself, or of a library that is there for nothing else, or of any library
-// but the dynamic linker.
-func findAllocator(pid int) (*allocator, error) {
+// findAllocators returns the files of a process that have allocators, and are open: the program itself, libraries that are there for nothing else,
+// and others. Which of them is called is not known: a library that was loaded later can be for its own calls only. The dynamic linker's is not
+// among them, unless it is musl, which is the C library, too.
+func findAllocators(pid int) (all []*allocator, err error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return nil, err
@@ -90,38 +91,30 @@ func findAllocator(pid int) (*allocator, error) {
 	if err != nil {
 		return nil, err
 	}
-	exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
-	rank := func(path string) int {
-		base := filepath.Base(path)
-		switch {
-		case path == exe:
-			return 0
-		case strings.HasPrefix(base, "ld-") || strings.HasPrefix(base, "ld."):
-			return 3
-		case strings.HasPrefix(base, "libc.") || strings.HasPrefix(base, "libc-"):
-			return 2
-		}
-		return 1
-	}
 	var paths []string
 	for _, m := range maps {
-		if strings.HasPrefix(m.Name, "/") && m.Prot&unix.PROT_EXEC != 0 && m.Inode != 0 && !slices.Contains(paths, m.Name) {
+		if strings.HasPrefix(m.Name, "/") && m.Prot&unix.PROT_EXEC != 0 && m.Inode != 0 && !slices.Contains(paths, m.Name) && !isLinker(m.Name) {
 			paths = append(paths, m.Name)
 		}
 	}
-	slices.SortStableFunc(paths, func(a, b string) int { return rank(a) - rank(b) })
 	for _, path := range paths {
-		if rank(path) == 3 {
-			break
-		}
 		a, err := openAllocator(fmt.Sprintf("/proc/%d/root%s", pid, path))
 		if err != nil || a == nil {
 			continue
 		}
 		a.path = path
-		return a, nil
+		all = append(all, a)
 	}
-	return nil, fmt.Errorf("process %d: none of its files has a function malloc", pid)
+	if len(all) == 0 {
+		return nil, fmt.Errorf("process %d: none of its files has a function malloc", pid)
+	}
+	return all, nil
+}
+
+// isLinker says whether a file is a dynamic linker that is no C library: it allocates before there is one.
+func isLinker(path string) bool {
+	base := filepath.Base(path)
+	return (strings.HasPrefix(base, "ld-") || strings.HasPrefix(base, "ld.")) && !strings.HasPrefix(base, "ld-musl-")
 }
 
 // openAllocator returns the allocator in a file; nil if it has none.
@@ -175,16 +168,22 @@ func (p *Program) attachAllocators() error {
 		if slices.Contains(p.heap.PIDs[:i], pid) {
 			continue // two probes would look at each call twice
 		}
-		a, err := findAllocator(pid)
+		all, err := findAllocators(pid)
 		if err != nil {
 			return err
 		}
-		err = p.attachAllocator(a, pid)
-		a.file.Close()
-		if err != nil {
-			return fmt.Errorf("a probe in %s: %w", a.path, err)
+		for _, a := range all {
+			if err == nil {
+				if err = p.attachAllocator(a, pid); err != nil {
+					err = fmt.Errorf("a probe in %s: %w", a.path, err)
+				}
+			}
+			a.file.Close()
+			p.allocators = append(p.allocators, a.path)
 		}
-		p.allocators = append(p.allocators, a.path)
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }
