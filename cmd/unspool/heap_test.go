@@ -278,8 +278,8 @@ func TestHeapProbes(t *testing.T) {
 	runProgram(t, "record", "--heap", "-p", "1", "--every", "1s", "-o", "x.svg").want(t, 2, "--heap and --every exclude each other|--every")
 }
 
-// TestHeapProbesNested: an allocation by a function that calls another one of the same file counts once, a realloc that fails frees nothing, and the
-// first allocation is a sample no sooner than others.
+// TestHeapProbesNested: an allocation by a function that calls another one of the same file counts once, a realloc that fails frees nothing, the first
+// allocation is a sample no sooner than others, and an operator new may throw.
 func TestHeapProbesNested(t *testing.T) {
 	oracle.Long(t)
 	oracle.Need(t, "g++")
@@ -287,6 +287,7 @@ func TestHeapProbesNested(t *testing.T) {
 		oracle.Lacks(t, "root")
 	}
 	prog := heapProgram(t, "g++", "c++", `#include <cstdlib>
+#include <new>
 #include <unistd.h>
 static void *volatile sink, *keep[100];
 static volatile size_t huge = (size_t)1 << 46;
@@ -299,7 +300,8 @@ int main() {
 	first();
 	for (int i = 0; i < 100000; i++) news();
 	for (int i = 0; i < 100; i++) fails(i);
-	return 0;
+	try { sink = new char[huge]; } catch (std::bad_alloc &) { return 0; }
+	return 1;
 }`, "-static")
 	got, _ := probeHeap(t, prog, "--heap", "--heap-period", "4K")
 	// 1562 samples, each of a deviation of 4096 bytes; the first is one with a chance of 0.4 %.

@@ -3,6 +3,7 @@ package ebpf
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -41,6 +42,11 @@ var allocators = map[string]uint64{
 	"_Znwm": sizeFirst, "_Znam": sizeFirst, "_ZnwmRKSt9nothrow_t": sizeFirst, "_ZnamRKSt9nothrow_t": sizeFirst, "_ZnwmSt11align_val_t": sizeFirst,
 	"_ZnamSt11align_val_t": sizeFirst, "_ZnwmSt11align_val_tRKSt9nothrow_t": sizeFirst, "_ZnamSt11align_val_tRKSt9nothrow_t": sizeFirst,
 }
+
+// throwing are those that do not return when there is no memory, but throw. An exception does not find its way through a function that has a probe at
+// its return: the program would end. In a file that has C++'s exceptions in itself, such as a static program, they are the standard library's, which
+// call malloc, and have no probes.
+var throwing = []string{"_Znwm", "_Znam", "_ZnwmSt11align_val_t", "_ZnamSt11align_val_t"}
 
 var deallocators = []string{
 	"free", "cfree", "_ZdlPv", "_ZdaPv", "_ZdlPvm", "_ZdaPvm", "_ZdlPvRKSt9nothrow_t", "_ZdaPvRKSt9nothrow_t", "_ZdlPvSt11align_val_t", "_ZdaPvSt11align_val_t",
@@ -87,12 +93,12 @@ func findAllocators(pid int) (all []*allocator, err error) {
 		return nil, err
 	}
 	defer f.Close()
-	maps, err := procfs.Mappings(f)
+	mappings, err := procfs.Mappings(f)
 	if err != nil {
 		return nil, err
 	}
 	var paths []string
-	for _, m := range maps {
+	for _, m := range mappings {
 		if strings.HasPrefix(m.Name, "/") && m.Prot&unix.PROT_EXEC != 0 && m.Inode != 0 && !slices.Contains(paths, m.Name) && !isLinker(m.Name) {
 			paths = append(paths, m.Name)
 		}
@@ -130,9 +136,10 @@ func openAllocator(path string) (*allocator, error) {
 	}
 	defer img.Close()
 	a := &allocator{file: f, allocate: map[uint64]uint64{}, free: map[uint64]bool{}}
-	isMalloc := false
+	isMalloc, throws, operators := false, false, map[uint64]uint64{}
 	err = img.Symbols(func(s module.Symbol) bool {
 		name, _, _ := strings.Cut(s.Name, "@")
+		throws = throws || name == "__cxa_throw" && s.Section.Defined()
 		cookie, allocates := allocators[name]
 		if !allocates && !slices.Contains(deallocators, name) || !s.Section.Defined() || s.Kind != module.Func || s.Bind == module.Local {
 			return true
@@ -140,6 +147,8 @@ func openAllocator(path string) (*allocator, error) {
 		off, ok := img.VaddrToOff(s.Value)
 		switch {
 		case !ok:
+		case slices.Contains(throwing, name):
+			operators[off] = cookie
 		case allocates:
 			a.allocate[off] = cookie
 			isMalloc = isMalloc || name == "malloc"
@@ -151,6 +160,9 @@ func openAllocator(path string) (*allocator, error) {
 	if err != nil || !isMalloc || len(a.free) == 0 {
 		f.Close()
 		return nil, err
+	}
+	if !throws {
+		maps.Copy(a.allocate, operators)
 	}
 	return a, nil
 }
