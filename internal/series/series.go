@@ -4,6 +4,7 @@ package series
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -59,13 +60,26 @@ func parse(name, stem, ending string) int {
 	return int(n)
 }
 
-// next returns the first number after those of all snapshots of an output that there are.
+// most is the greatest number of a snapshot.
+const most = math.MaxInt32
+
+// next returns the first number after those of all snapshots of an output that there are; after the greatest one, the first that is free.
 func next(output string, endings []string) int {
 	dir, base := filepath.Split(output)
 	stem, ending := split(base, endings)
-	last := 0
-	each(dir, func(name string) { last = max(last, parse(name, stem, ending)) })
-	return last + 1
+	last, taken := 0, map[int]bool{}
+	each(dir, func(name string) {
+		n := parse(name, stem, ending)
+		last, taken[n] = max(last, n), true
+	})
+	if last < most {
+		return last + 1
+	}
+	n := 1
+	for taken[n] {
+		n++
+	}
+	return n
 }
 
 // Beside returns the names of the snapshots of a pprof profile in its directory, sorted.

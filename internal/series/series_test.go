@@ -1,6 +1,7 @@
 package series
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -58,5 +59,24 @@ func TestNames(t *testing.T) {
 	}
 	if next(filepath.Join(dir, "none", "x.svg"), pprof) != 1 {
 		t.Error("a directory that is not there")
+	}
+}
+
+// TestLast: the next number is one that is found again, whatever lies beside an output.
+func TestLast(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "heap.pb.gz")
+	for _, n := range []int{3, math.MaxInt32, math.MaxInt32 - 1} {
+		if err := os.WriteFile(name(out, []string{".pb.gz"}, n), nil, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 {
+		next := Next(out, []string{".pb.gz"})
+		if _, err := os.Stat(next); err == nil {
+			t.Fatalf("%s would be overwritten", next)
+		}
+		if err := os.WriteFile(next, nil, 0o666); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
