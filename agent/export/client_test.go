@@ -244,7 +244,8 @@ func TestHeaders(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "NAME:VALUE", "a": "NAME:VALUE", "a:": "NAME:VALUE", "a:@": "NAME:VALUE", ":a": "header's name", "a b:c": "header's name", "ä:c": "header's name",
 		"content-length:1": "client itself", "grpc-timeout:1": "client itself", "Host:a": "client itself",
-		"authorization:Bearer x": "Authorization:@FILE", "X-API-Key:x": "seen by others", "x:a\r\nb: c": "no line", "x:ä": "no line",
+		"authorization:Bearer x": "Authorization:@FILE", "X-API-Key:x": "seen by others", "X-Auth:x": "seen by others", "X-Honeycomb-Team:x": "seen by others", "uptrace-dsn:https://x@y": "seen by others",
+		"x:a\r\nb: c": "no line", "x:ä": "no line",
 	} {
 		if _, err := ParseHeader(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", text, err, want)

@@ -60,10 +60,12 @@ func isLine(s string) bool {
 	return s != "" && !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' })
 }
 
-// isSecret says whether the value of a header with this name gives access to something.
+// isSecret says whether the value of a header with this name gives access to something. Honeycomb's key is its team's; a DSN has a token in it.
 func isSecret(name string) bool {
 	name = strings.ToLower(name)
-	return slices.ContainsFunc([]string{"authorization", "cookie", "key", "password", "secret", "token"}, func(s string) bool { return strings.Contains(name, s) })
+	return name == "x-honeycomb-team" || slices.ContainsFunc([]string{"auth", "cookie", "credential", "dsn", "jwt", "key", "pass", "secret", "session", "signature", "token"}, func(s string) bool {
+		return strings.Contains(name, s)
+	})
 }
 
 // A secret is a header's value that a file holds. Secrets are read again each minute, because they are renewed.
