@@ -42,7 +42,8 @@ func Open(s string, o export.Options) (*Target, error) {
 	kind, at, ok := strings.Cut(s, "=")
 	open := kinds[kind]
 	if !ok && kind != "stdout" || open == nil {
-		return nil, fmt.Errorf("a target is KIND=URL, and KIND is %s: %q is none", printable.Either(Kinds()), printable.String(s))
+		kind, _, _ = strings.Cut(kind, ":") // what follows may show a password
+		return nil, fmt.Errorf("a target is KIND=URL, and KIND is %s, not %q", printable.Either(Kinds()), printable.String(kind))
 	}
 	u, err := url.Parse(at)
 	if err != nil {

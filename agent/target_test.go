@@ -60,6 +60,15 @@ func TestTargetOptions(t *testing.T) {
 	}
 }
 
+// TestTargetError: an error does not show what is behind the kind, which may be a password.
+func TestTargetError(t *testing.T) {
+	for _, s := range []string{"phlare=https://me:hunter2@host", "https://me:hunter2@host", "parca=https://me:hunter2@host", "parca=https://me:hunter2@ho st", "parca=me:hunter2@host"} {
+		if _, err := Open(s, export.Options{}); err == nil || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: %v", s, err)
+		}
+	}
+}
+
 // TestStdout: the standard output needs no URL, and may have a format.
 func TestStdout(t *testing.T) {
 	for name, want := range map[string]string{"stdout": "", "stdout=": "", "stdout=top": "", "stdout=svg": "folded, top or tree", "files": "KIND=URL"} {

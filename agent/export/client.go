@@ -64,6 +64,8 @@ type Answer struct {
 // NewClient returns a client for the server at base, http or https. http2 says that the server speaks HTTP/2 also without TLS.
 func NewClient(base *url.URL, http2 bool, o Options) (*Client, error) {
 	switch {
+	case base.Opaque != "":
+		return nil, fmt.Errorf("%q without // is no http or https URL", base.Scheme+":") // what follows may be a password
 	case base.Scheme != "http" && base.Scheme != "https":
 		return nil, fmt.Errorf("%q is no http or https URL", base.Redacted())
 	case base.Host == "" || base.Hostname() == "":
