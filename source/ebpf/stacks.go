@@ -107,6 +107,7 @@ type stacks struct {
 	wait       source.Attr       // of walked ones
 	now, old   map[uint64][]byte // records, by stack
 	size       int               // bytes that have come to now since it began, less those that have gone
+	kept       int               // stacks that now began with
 	since      time.Time         // of now
 	unknown    atomic.Uint64     // stacks that never came
 	frees      bool              // what was allocated comes again when it is freed
@@ -130,6 +131,7 @@ const (
 	maxStacks = 1 << 16
 	maxBytes  = 4 << 20
 	maxAge    = 10 * time.Minute
+	maxKept   = 128 << 20 // bytes of what still refers to them: a copy of a stack has 11 KB, and an allocation can have one of its own
 	underway  = 5 * time.Second
 )
 
@@ -141,52 +143,65 @@ func (k *stacks) start(dec *source.Decoder) {
 	k.attr, k.now, k.since = k.event.Walked(), map[uint64][]byte{}, time.Now()
 }
 
-// tidy begins a new generation when it is time. What blocked threads refer to stays: where not all of them could be looked at, another round tries
-// again, until there are twice as many stacks as there should be.
+// full says whether so many stacks, or bytes, have come since the generation began: those that it began with do not count, or the next one would
+// follow at once.
+func (k *stacks) full(stacks, bytes int) bool {
+	return len(k.now)-k.kept >= stacks || k.size >= bytes
+}
+
+// A kept is what goes from one generation to the next, as far as maxKept bytes.
+type kept struct {
+	stacks map[uint64][]byte
+	size   int
+}
+
+// keep adds a stack, if k has it.
+func (k *stacks) keep(to *kept, id uint64) {
+	if r := k.find(id); r != nil && to.stacks[id] == nil && to.size+len(r) <= maxKept {
+		to.stacks[id] = r
+		to.size += len(r)
+	}
+}
+
+// tidy begins a new generation when it is time. What blocked threads and objects in use refer to stays: where not all of them could be looked at,
+// another round tries again, until there are twice as many stacks as there should be.
 func (k *stacks) tidy(p *Program) {
 	most := maxBytes
 	if p.prog != "on_event" || p.waits {
 		most *= 4
 	}
-	if age := time.Since(k.since); len(k.now) < maxStacks && k.size < most && (len(k.now) == 0 || age < maxAge) {
+	if age := time.Since(k.since); !k.full(maxStacks, most) && (len(k.now) == 0 || age < maxAge) {
 		if p.prog == "on_event" && (!p.waits || p.atEnd) && age > underway {
 			k.old = nil
 		}
 		return
 	}
-	keep := map[uint64][]byte{}
+	next := kept{stacks: map[uint64][]byte{}}
+	var err error
 	if p.waits && !p.atEnd {
 		var tid int32
 		var b blocked
 		it := p.more.Maps["blocked"].Iterate()
 		for it.Next(&tid, &b) {
-			if r := k.find(b.ID); r != nil {
-				keep[b.ID] = r
-			}
+			k.keep(&next, b.ID)
 		}
-		if it.Err() != nil && len(k.now) < 2*maxStacks && k.size < 2*most {
-			return
-		}
+		err = it.Err()
 	}
 	if p.prog == "on_alloc" {
-		err := p.inUse(func(id uint64) {
-			if r := k.find(id); r != nil {
-				keep[id] = r
-			}
-		})
-		if err != nil && len(k.now) < 2*maxStacks && k.size < 2*most {
-			return
-		}
+		err = p.inUse(func(id uint64) { k.keep(&next, id) })
+	}
+	if err != nil && !k.full(2*maxStacks, 2*most) {
+		return
 	}
 	if p.set("seed", rand.Uint64()) == nil {
-		k.old, k.now, k.size, k.since = k.now, keep, 0, time.Now()
+		k.old, k.now, k.size, k.since, k.kept = k.now, next.stacks, 0, time.Now(), len(next.stacks)
 	}
 }
 
 // drop forgets a stack, whose room others have then.
 func (k *stacks) drop(id uint64) {
 	if b, ok := k.now[id]; ok {
-		k.size -= len(b)
+		k.size = max(k.size-len(b), 0) // it may have been kept
 	}
 	delete(k.now, id)
 	delete(k.old, id)

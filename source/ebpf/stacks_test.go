@@ -23,3 +23,27 @@ func TestGenerations(t *testing.T) {
 		}
 	}
 }
+
+// TestKept: stacks that a generation began with do not fill it, however many they are, and have a limit in bytes.
+func TestKept(t *testing.T) {
+	k := stacks{now: map[uint64][]byte{}, old: map[uint64][]byte{}}
+	record := make([]byte, 11<<10)
+	next := kept{stacks: map[uint64][]byte{}}
+	for id := range uint64(2 * maxStacks) {
+		k.now[id] = record
+		k.keep(&next, id)
+		k.keep(&next, id)
+	}
+	if n := len(next.stacks); n != maxKept/len(record) || next.size != n*len(record) {
+		t.Errorf("kept %d stacks of %d bytes each, want %d", n, len(record), maxKept/len(record))
+	}
+	if !k.full(maxStacks, maxBytes) {
+		t.Error("a generation of new stacks is not full")
+	}
+	if k.kept = len(k.now); k.full(maxStacks, maxBytes) {
+		t.Error("a generation is full of what it began with")
+	}
+	if k.drop(1); k.size != 0 {
+		t.Errorf("%d bytes have come", k.size)
+	}
+}
