@@ -62,8 +62,13 @@ static struct {
 	int (*dlclose)(void *);
 } next = {.malloc = boot_malloc, .calloc = boot_calloc, .realloc = boot_realloc, .free = boot_free};
 
+static void *after_this(const char *name)
+{
+	return dlsym(RTLD_NEXT, name);
+}
+
 /* Finds them; 0 while this thread does that. */
-static US_COLD int find(void)
+US_COLD int heap_find(void)
 {
 	static _Thread_local int finding __attribute__((tls_model("initial-exec")));
 
@@ -71,6 +76,7 @@ static US_COLD int find(void)
 		return 0;
 	finding = 1;
 #define FIND(name) *(void **)&next.name = dlsym(RTLD_NEXT, #name)
+	heap_maps_find(after_this);
 	FIND(reallocarray);
 	FIND(memalign);
 	FIND(aligned_alloc);
@@ -90,29 +96,29 @@ static US_COLD int find(void)
 
 static US_COLD void *boot_malloc(size_t n)
 {
-	return find() ? next.malloc(n) : early_alloc(n);
+	return heap_find() ? next.malloc(n) : early_alloc(n);
 }
 
 static US_COLD void *boot_calloc(size_t k, size_t n)
 {
-	return find() ? next.calloc(k, n) : n && k > EARLY / n ? NULL : early_alloc(k * n);
+	return heap_find() ? next.calloc(k, n) : n && k > EARLY / n ? NULL : early_alloc(k * n);
 }
 
 static US_COLD void *boot_realloc(void *p, size_t n)
 {
-	return find() ? next.realloc(p, n) : early_alloc(n);
+	return heap_find() ? next.realloc(p, n) : early_alloc(n);
 }
 
 static US_COLD void boot_free(void *p)
 {
-	if (find())
+	if (heap_find())
 		next.free(p);
 }
 
 __attribute__((constructor)) static void at_load(void)
 {
 	if (next.malloc == boot_malloc)
-		find();
+		heap_find();
 	heap_begin(us_loaded_at((uint64_t)dlsym(RTLD_DEFAULT, "malloc")) != us_loaded_at((uint64_t)&at_load));
 }
 
@@ -209,7 +215,7 @@ API void *memalign(size_t align, size_t n)
 	int64_t left = heap_thread.left;
 	void *p;
 
-	if (us_unlikely(!next.memalign) && !find())
+	if (us_unlikely(!next.memalign) && !heap_find())
 		return NULL;
 	p = next.memalign(align, n);
 	allocated_once(p, n, left);
@@ -221,7 +227,7 @@ API void *aligned_alloc(size_t align, size_t n)
 	int64_t left = heap_thread.left;
 	void *p;
 
-	if (us_unlikely(!next.aligned_alloc) && !find())
+	if (us_unlikely(!next.aligned_alloc) && !heap_find())
 		return NULL;
 	p = next.aligned_alloc(align, n);
 	allocated_once(p, n, left);
@@ -233,7 +239,7 @@ API int posix_memalign(void **to, size_t align, size_t n)
 	int64_t left = heap_thread.left;
 	int e;
 
-	if (us_unlikely(!next.posix_memalign) && !find())
+	if (us_unlikely(!next.posix_memalign) && !heap_find())
 		return ENOMEM;
 	e = next.posix_memalign(to, align, n);
 	if (us_likely(e == 0))
@@ -246,7 +252,7 @@ API void *valloc(size_t n)
 	int64_t left = heap_thread.left;
 	void *p;
 
-	if (us_unlikely(!next.valloc) && !find())
+	if (us_unlikely(!next.valloc) && !heap_find())
 		return NULL;
 	p = next.valloc(n);
 	allocated_once(p, n, left);
@@ -258,7 +264,7 @@ API void *pvalloc(size_t n)
 	int64_t left = heap_thread.left;
 	void *p;
 
-	if (us_unlikely(!next.pvalloc) && !find())
+	if (us_unlikely(!next.pvalloc) && !heap_find())
 		return NULL;
 	p = next.pvalloc(n);
 	allocated_once(p, n, left);
@@ -269,7 +275,7 @@ API int dlclose(void *handle)
 {
 	int r;
 
-	if (us_unlikely(!next.dlclose) && !find())
+	if (us_unlikely(!next.dlclose) && !heap_find())
 		return -1;
 	r = next.dlclose(handle);
 	heap_unloaded();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * heap.h: what libunspool_heap.so is made of: it stands in front of a program's allocator, samples allocations, and walks the stack of each sample
- * (docs/HEAP.md). heap.c has the allocator's functions, heap_table.c the tables, heap_file.c the files that the recorder reads. source/heap reads
- * them.
+ * (docs/HEAP.md). heap.c has the allocator's functions, heap_maps.c those that map memory, heap_table.c the tables, heap_file.c the files that the
+ * recorder reads. source/heap reads them.
  */
 #ifndef UNSPOOL_HEAP_H
 #define UNSPOOL_HEAP_H
@@ -77,6 +77,7 @@ struct heap_thread {
 	int64_t left;
 	uint64_t random; /* 0: not seeded */
 	uint32_t busy;
+	uint32_t mapped; /* how often it mapped memory */
 };
 extern US_HIDDEN _Thread_local struct heap_thread heap_thread __attribute__((tls_model("initial-exec")));
 
@@ -105,11 +106,36 @@ struct heap_freed {
 US_HIDDEN struct heap_freed heap_free(void *p) __attribute__((noinline));
 US_HIDDEN void heap_unfreed(void *p, struct heap_freed f) US_COLD;
 
+/* Finds the functions behind the library; 0 while this thread does that. */
+US_HIDDEN int heap_find(void) US_COLD;
+
 /* Begins to record, if the environment asks for it, and not yet. */
 US_HIDDEN void heap_begin(int foreign);
 
 /* Modules may have changed: stacks from now on are not those from before. */
 US_HIDDEN void heap_unloaded(void);
+
+/* ---- Mappings (heap_maps.c), recorded in place of allocations ---- */
+
+/* Whether this call, of a function that maps or unmaps memory, is recorded; then heap_maps_leave ends that, and errno is what it says. */
+US_HIDDEN int heap_maps_enter(void);
+US_HIDDEN void heap_maps_leave(int e);
+US_HIDDEN void heap_lock(void);
+US_HIDDEN void heap_unlock(void);
+
+/* Under the lock. The stack of the caller, NULL if there is no room; what was mapped from a stack, or is not mapped any more; what was lost. */
+US_HIDDEN struct heap_stack *heap_here(void) __attribute__((noinline));
+US_HIDDEN void heap_count(struct heap_stack *s, uint64_t objects, uint64_t bytes);
+US_HIDDEN void heap_discount(struct heap_stack *s, uint64_t objects, uint64_t bytes, int brief);
+US_HIDDEN void heap_lost(void);
+
+/* What the thread mapped last has its mark; the next one is for what it has just mapped. */
+US_HIDDEN uint64_t heap_mark(void);
+US_HIDDEN uint64_t heap_next_mark(void);
+
+/* Begins to record; 0 for an error. Finds the functions. */
+US_HIDDEN int heap_maps_open(void);
+US_HIDDEN void heap_maps_find(void *(*find)(const char *));
 
 /* ---- The files (heap_file.c). Under the tables' lock. ---- */
 

@@ -39,6 +39,7 @@ static struct state {
 	_Atomic uint32_t lock; /* 1: held; 2: and others wait */
 	_Atomic uint32_t on;
 	uint32_t generation; /* of modules */
+	int32_t pid;         /* that began to record */
 	_Atomic uint32_t n_deferred;
 	_Atomic uint64_t deferred[DEFERRED]; /* what was given back while it could not be recorded */
 	uint64_t period;
@@ -56,7 +57,7 @@ static uint64_t own_lo, own_hi;
 
 /* ---- The lock ---- */
 
-static void lock(void)
+void heap_lock(void)
 {
 	uint32_t was = 0;
 
@@ -69,7 +70,7 @@ static void lock(void)
 		syscall(SYS_futex, &state.lock, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
 }
 
-static void unlock(void)
+void heap_unlock(void)
 {
 	if (atomic_exchange_explicit(&state.lock, 0, memory_order_release) == 2)
 		syscall(SYS_futex, &state.lock, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
@@ -512,17 +513,24 @@ static uint64_t number(const char *s)
 /* What the recorder asks for, as it was when the program began: it may change its environment before it forks. */
 static char directory[HEAP_PATH];
 static uint64_t asked_period;
+static int asked_maps; /* mappings in place of allocations */
+
+static int environment_read;
 
 static void read_environment(void)
 {
-	static int done;
 	const char *dir = getenv("UNSPOOL_HEAP"), *period = getenv("UNSPOOL_HEAP_PERIOD");
 
-	if (done++)
+	if (environment_read)
 		return;
+	environment_read = 1;
 	if (dir && strlen(dir) < sizeof directory)
 		strcpy(directory, dir);
 	asked_period = period ? number(period) : 512 << 10;
+	if (getenv("UNSPOOL_HEAP_MAPS")) {
+		asked_maps = 1;
+		asked_period = 0;
+	}
 }
 
 static int begin(void)
@@ -538,6 +546,7 @@ static int begin(void)
 	    syscall(SYS_madvise, heap_filter, sizeof heap_filter, MADV_WIPEONFORK) != 0 ||
 	    syscall(SYS_madvise, trails, sizeof trails, MADV_WIPEONFORK) != 0)
 		return 0;
+	state.pid = (int32_t)syscall(SYS_getpid);
 	state.period = asked_period;
 	state.live_slots = state.interned_slots = FIRST_SLOTS;
 	state.live = heap_map(FIRST_SLOTS * sizeof *state.live);
@@ -546,6 +555,8 @@ static int begin(void)
 		return 0;
 	syscall(SYS_madvise, state.live, FIRST_SLOTS * sizeof *state.live, MADV_WIPEONFORK);
 	syscall(SYS_madvise, state.interned, FIRST_SLOTS * sizeof *state.interned, MADV_WIPEONFORK);
+	if (asked_maps && !heap_maps_open())
+		return 0;
 	return heap_open(&state.files, directory, state.period);
 }
 
@@ -558,10 +569,10 @@ static int is_on(void)
 		return on == ON;
 	if (!environ)
 		return 0;
-	lock();
+	heap_lock();
 	if (atomic_load_explicit(&state.on, memory_order_relaxed) == UNBEGUN)
 		atomic_store_explicit(&state.on, begin() ? ON : OFF, memory_order_release);
-	unlock();
+	heap_unlock();
 	return atomic_load_explicit(&state.on, memory_order_relaxed) == ON;
 }
 
@@ -584,7 +595,7 @@ static void leave(struct heap_thread *t)
 /* Where the pages are not wiped, such as in emulators, which say that they were. */
 static void forked(void)
 {
-	if (atomic_load_explicit(&state.on, memory_order_relaxed) == UNBEGUN)
+	if (atomic_load_explicit(&state.on, memory_order_relaxed) == UNBEGUN || state.pid == (int32_t)syscall(SYS_getpid))
 		return;
 	memset((void *)&state, 0, sizeof state);
 	memset((void *)heap_filter, 0, sizeof heap_filter);
@@ -604,7 +615,7 @@ void heap_begin(int foreign)
 	int e = errno;
 
 	if (enter(&heap_thread)) {
-		if (is_on() && foreign)
+		if (is_on() && foreign && !asked_maps)
 			state.files.process->foreign = 1;
 		leave(&heap_thread);
 	}
@@ -620,7 +631,7 @@ static __attribute__((noinline)) void sample(struct heap_thread *t, uint64_t add
 	unsigned frames = walk(&pcs, &hash);
 	struct heap_stack *s;
 
-	lock();
+	heap_lock();
 	catch_up();
 	if (us_unlikely(heap_maybe_recorded((void *)address)))
 		forget(address, 0); /* nobody has seen it freed */
@@ -629,7 +640,7 @@ static __attribute__((noinline)) void sample(struct heap_thread *t, uint64_t add
 		state.files.process->lost++;
 	else if (remember(address, s, n, t->left))
 		count(s, weigh(n));
-	unlock();
+	heap_unlock();
 }
 
 void heap_allocated(void *p, uint64_t n)
@@ -646,8 +657,8 @@ void heap_allocated(void *p, uint64_t n)
 			state.files.process->nested++;
 		return;
 	}
-	if (!is_on()) {
-		if (state.on == OFF)
+	if (!is_on() || asked_maps) {
+		if (state.on != UNBEGUN)
 			t->left = INT64_MAX;
 	} else if (state.period == 0) {
 		sample(t, (uint64_t)p % LOW, n);
@@ -676,10 +687,10 @@ struct heap_freed heap_free(void *p)
 		return f;
 	}
 	if (is_on()) {
-		lock();
+		heap_lock();
 		catch_up();
 		f = forget((uint64_t)p % LOW, t->left);
-		unlock();
+		heap_unlock();
 	}
 	leave(t);
 	errno = e;
@@ -696,7 +707,7 @@ void heap_unfreed(void *p, struct heap_freed f)
 	if (is_on()) {
 		struct weight w = weigh(f.size);
 
-		lock();
+		heap_lock();
 		if (remember((uint64_t)p % LOW, f.stack, f.size, 0)) {
 			touch(f.stack);
 			f.stack->freed_objects -= w.objects;
@@ -704,7 +715,7 @@ void heap_unfreed(void *p, struct heap_freed f)
 			state.files.process->objects += (int64_t)w.objects;
 			state.files.process->bytes += (int64_t)w.bytes;
 		}
-		unlock();
+		heap_unlock();
 	}
 	leave(t);
 	errno = e;
@@ -715,10 +726,73 @@ void heap_unloaded(void)
 	int e = errno;
 
 	if (enter(&heap_thread)) {
-		lock();
+		heap_lock();
 		state.generation++;
-		unlock();
+		heap_unlock();
 		leave(&heap_thread);
 	}
 	errno = e;
+}
+
+/* ---- Mappings ---- */
+
+int heap_maps_enter(void)
+{
+	if (us_likely(environment_read) && us_likely(!asked_maps))
+		return 0;
+	if (!enter(&heap_thread)) {
+		if (asked_maps && atomic_load_explicit(&state.on, memory_order_relaxed) == ON)
+			state.files.process->nested++;
+		return 0;
+	}
+	if (environ && !environment_read) {
+		heap_lock();
+		read_environment();
+		heap_unlock();
+	}
+	if (asked_maps && is_on())
+		return 1;
+	leave(&heap_thread);
+	return 0;
+}
+
+void heap_maps_leave(int e)
+{
+	leave(&heap_thread);
+	errno = e;
+}
+
+struct heap_stack *heap_here(void)
+{
+	void *room[HEAP_FRAMES + 8], **pcs = room;
+	uint64_t hash;
+	unsigned frames = walk(&pcs, &hash);
+
+	return intern(pcs, frames, hash);
+}
+
+void heap_count(struct heap_stack *s, uint64_t objects, uint64_t bytes)
+{
+	count(s, (struct weight){objects, bytes});
+}
+
+void heap_discount(struct heap_stack *s, uint64_t objects, uint64_t bytes, int brief)
+{
+	discount(s, (struct weight){objects, bytes}, brief);
+}
+
+void heap_lost(void)
+{
+	state.files.process->lost++;
+}
+
+uint64_t heap_mark(void)
+{
+	return (uint64_t)&heap_thread << 16 ^ heap_thread.mapped;
+}
+
+uint64_t heap_next_mark(void)
+{
+	heap_thread.mapped++;
+	return heap_mark();
 }

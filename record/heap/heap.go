@@ -25,6 +25,7 @@ type Plan struct {
 	Target record.Plan
 
 	Period uint64        // bytes between samples, on average; 0: all allocations are recorded
+	Maps   bool          // of a command: record all memory that is mapped without a file, in place of allocations
 	Every  time.Duration // of a command: between snapshots; 0: none but those that SIGUSR2 asks for
 }
 

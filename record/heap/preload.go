@@ -96,6 +96,9 @@ func start(p Plan, libraries []string) (*command, error) {
 	r.cmd = &exec.Cmd{Path: path, Args: p.Target.Command, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 	r.cmd.Env = append(os.Environ(), "LD_PRELOAD="+strings.TrimSuffix(strings.Join(libraries, ":")+":"+os.Getenv("LD_PRELOAD"), ":"),
 		"UNSPOOL_HEAP="+dir, "UNSPOOL_HEAP_PERIOD="+strconv.FormatUint(p.Period, 10))
+	if p.Maps {
+		r.cmd.Env = append(r.cmd.Env, "UNSPOOL_HEAP_MAPS=1")
+	}
 	if err := r.cmd.Start(); err != nil {
 		return nil, errors.Join(err, r.close())
 	}
