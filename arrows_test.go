@@ -67,6 +67,7 @@ var arrows = []struct {
 	{"agent", []string{"agent/*", "profile", "unwind"}},
 	{"agent/export", []string{"profile", "profile/pprof"}},
 	{"agent/daemon", []string{"agent", "agent/*", "record", "serve", "names", "modules", "profile", "module"}},
+	{"agent/debuginfo", []string{"agent/export", "module", "profile"}},
 	{"agent/stdout", []string{"agent/export", "report", "profile", "unwind"}},
 	{"agent/*", []string{"agent/export", "profile", "unwind"}},
 	{"doctor", []string{"record", "names", "module", "modules", "profile", "source/*", "symbol"}},
@@ -82,6 +83,7 @@ var arrows = []struct {
 // elves are the packages that read ELF. For all others a binary is a module.Image, whatever its format.
 var elves = map[string]string{
 	"module":           "reads it",
+	"agent/debuginfo":  "gives a debug file the headers of its program",
 	"emit/native":      "writes it, and reads what it wrote",
 	"source/corefile":  "a core is no binary image",
 	"internal/release": "says which packages its drop-ins need",

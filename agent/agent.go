@@ -243,6 +243,10 @@ func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 	a.mu.Unlock()
 
 	dropped := uint64(0)
+	names := a.o.Names
+	if a.o.Show == nil && a.o.Outputs != nil && !a.o.Outputs.named() {
+		names = unnamed{names}
+	}
 	info := a.o.Info
 	info.Start, info.Duration, info.Loss = since, now.Sub(since), profile.Loss{}
 	for g, b := range groups {
@@ -261,7 +265,7 @@ func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 		if g.event < len(info.Events) {
 			one.Events = info.Events[g.event : g.event+1]
 		}
-		batch, e := export.NewBatch(b.Profile(a.o.Names, one), labels, now)
+		batch, e := export.NewBatch(b.Profile(names, one), labels, now)
 		if e != nil {
 			err = cmp.Or(err, e)
 			continue
@@ -280,6 +284,15 @@ func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 	a.stats.Dropped += dropped
 	a.mu.Unlock()
 	return out, err
+}
+
+// unnamed is a Namer that does not ask for names that no target takes.
+type unnamed struct{ profile.Namer }
+
+func (n unnamed) User(m *unwind.Module, offs []uint64, names []profile.Name) {
+	if m.PID != 0 || !export.HasDebugFile(&profile.Module{Path: m.Path, BuildID: m.BuildID}) {
+		n.Namer.User(m, offs, names)
+	}
 }
 
 // Stats returns what the agent has seen so far.
@@ -339,6 +352,7 @@ func (a *Agent) send(now time.Time) {
 		if a.o.Show != nil {
 			a.o.Show(b)
 		}
+		a.o.Outputs.offer(b.Profile)
 		for _, q := range a.o.Outputs.Queues() {
 			r, err := q.Target().Encode(b)
 			if err != nil {

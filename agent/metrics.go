@@ -112,14 +112,20 @@ var (
 	descOneOf     = describe("one_of_events", "Of so many events, one takes a sample, which counts for all of them: --max-cpu.")
 	descThreshold = describe("wait_threshold_seconds", "Waits shorter than this are recorded by chance.")
 
-	descSent    = describe("sent_total", "Profiles that a target has taken.", "target")
-	descSentB   = describe("sent_bytes_total", "Their bytes.", "target")
-	descRefused = describe("refused_total", "Profiles that a target will not take.", "target")
-	descDropped = describe("dropped_total", "Profiles that were dropped for want of room.", "target")
-	descRetries = describe("retries_total", "Attempts that failed and are repeated.", "target")
-	descQueue   = describe("queue", "Profiles that wait.", "target")
-	descQueueB  = describe("queue_bytes", "Their bytes.", "target")
-	descTaken   = describe("last_sent_timestamp_seconds", "When a target last took a profile.", "target")
+	descSent     = describe("sent_total", "Profiles that a target has taken.", "target")
+	descSentB    = describe("sent_bytes_total", "Their bytes.", "target")
+	descRefused  = describe("refused_total", "Profiles that a target will not take.", "target")
+	descDropped  = describe("dropped_total", "Profiles that were dropped for want of room.", "target")
+	descRetries  = describe("retries_total", "Attempts that failed and are repeated.", "target")
+	descQueue    = describe("queue", "Profiles that wait.", "target")
+	descQueueB   = describe("queue_bytes", "Their bytes.", "target")
+	descFiles    = describe("files_sent_total", "Files with names of code that a target has taken.", "target")
+	descFilesB   = describe("files_sent_bytes_total", "Their bytes.", "target")
+	descFilesNot = describe("files_not_sent_total", "Files with names of code that were not sent: had (by the target, or another sends it), refused (by the target), unreadable (by the profiled process, or gone), nameless, large, crowded (asked for again).", "target", "why")
+	descFilesErr = describe("files_failed_total", "Attempts to send a file with names of code that the target has not answered, or that broke off.", "target")
+	descFilesQ   = describe("files_queue", "Files with names of code that wait.", "target")
+
+	descTaken = describe("last_sent_timestamp_seconds", "When a target last took a profile.", "target")
 )
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
@@ -179,5 +185,14 @@ func (o *Outside) Collect(to chan<- prometheus.Metric) {
 		gauge(descQueue, float64(s.Waiting), target)
 		gauge(descQueueB, float64(s.Bytes), target)
 		moment(descTaken, s.Last, target)
+	}
+	for target, s := range o.Outputs.Files() {
+		counter(descFiles, s.Uploads, target)
+		counter(descFilesB, s.Bytes, target)
+		counter(descFilesErr, s.Failed, target)
+		gauge(descFilesQ, float64(s.Waiting), target)
+		for why, n := range map[string]uint64{"had": s.Unneeded, "refused": s.Refused, "unreadable": s.Unreadable, "nameless": s.Nameless, "large": s.TooLarge, "crowded": s.Dropped} {
+			counter(descFilesNot, n, target, why)
+		}
 	}
 }

@@ -2,12 +2,18 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/unspool/unspool/agent/debuginfo"
+	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/profile"
 )
 
-// Outputs are an agent's targets. Each has a queue, and a sender that empties it. Outputs are safe for concurrent use.
+// Outputs are an agent's targets. Each has a queue, and a sender that empties it. A target that names code itself has a sender of files, too. Outputs
+// are safe for concurrent use.
 type Outputs struct {
 	grace time.Duration
 	tell  func(t *Target, err error)
@@ -19,7 +25,8 @@ type Outputs struct {
 
 type output struct {
 	queue *Queue
-	end   context.CancelFunc // of its sender
+	files *debuginfo.Uploader // nil: no files are sent
+	end   context.CancelFunc  // of its senders
 }
 
 // NewOutputs returns no outputs yet. grace is for what waits when an output ends: see Queue.Run. tell is called when a target does not take what
@@ -38,14 +45,23 @@ func (o *Outputs) Set(targets []*Target, room int64) {
 	for _, t := range targets {
 		if i := slices.IndexFunc(was, func(e *output) bool { return e.queue.Target().String() == t.String() }); i >= 0 {
 			was[i].queue.change(t, room)
+			if was[i].files != nil {
+				was[i].files.Change(t.symbolizer())
+			}
 			o.all = append(o.all, was[i])
 			was = slices.Delete(was, i, i+1)
 			continue
 		}
 		ctx, end := context.WithCancel(context.Background())
 		q := NewQueue(t, room)
-		o.all = append(o.all, &output{q, end})
-		o.senders.Go(func() { q.Run(ctx, o.grace, func(err error) { o.tell(q.Target(), err) }) })
+		out := &output{queue: q, end: end}
+		o.all = append(o.all, out)
+		tell := func(err error) { o.tell(q.Target(), err) }
+		o.senders.Go(func() { q.Run(ctx, o.grace, tell) })
+		if s := t.symbolizer(); s != nil {
+			out.files = debuginfo.New(s)
+			o.senders.Go(func() { out.files.Run(ctx, o.tellFiles(q)) })
+		}
 	}
 	for _, e := range was {
 		e.end()
@@ -58,6 +74,45 @@ func (o *Outputs) Queues() (out []*Queue) {
 	defer o.mu.Unlock()
 	for _, e := range o.all {
 		out = append(out, e.queue)
+	}
+	return out
+}
+
+// tellFiles tells of a target's files as tell does of its profiles.
+func (o *Outputs) tellFiles(q *Queue) func(error) {
+	return func(err error) {
+		if err != nil {
+			err = fmt.Errorf("files with names: %w", err)
+		}
+		o.tell(q.Target(), err)
+	}
+}
+
+// named says whether a target takes the names that are found here.
+func (o *Outputs) named() bool {
+	return slices.ContainsFunc(o.Queues(), func(q *Queue) bool { return q.Target().Names == export.Here })
+}
+
+// offer tells those targets of a profile's files that are sent them.
+func (o *Outputs) offer(p *profile.Profile) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, e := range o.all {
+		if e.files != nil {
+			e.files.Offer(p)
+		}
+	}
+}
+
+// Files returns what has become of the files of each target that is sent some, by its name.
+func (o *Outputs) Files() map[string]debuginfo.Stats {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := map[string]debuginfo.Stats{}
+	for _, e := range o.all {
+		if e.files != nil {
+			out[e.queue.Target().String()] = e.files.Stats()
+		}
 	}
 	return out
 }

@@ -31,7 +31,7 @@ func TestSend(t *testing.T) {
 	var said []string
 	say := func(line string) { said = append(said, line) }
 	targets := []*Target{
-		{taker{query: "{a}"}, "parca", "http://p"}, {taker{err: errors.New("away")}, "otlp", "http://o"}, {taker{note: "slow down"}, "pyroscope", "http://y"},
+		{Exporter: taker{query: "{a}"}, Kind: "parca", URL: "http://p"}, {Exporter: taker{err: errors.New("away")}, Kind: "otlp", URL: "http://o"}, {Exporter: taker{note: "slow down"}, Kind: "pyroscope", URL: "http://y"},
 	}
 	labels := []export.Label{{Name: "node", Value: "n"}}
 	failed, err := Send(t.Context(), targets, p, labels, say)

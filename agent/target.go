@@ -21,6 +21,26 @@ import (
 type Target struct {
 	export.Exporter
 	Kind, URL string
+	Names     export.Names
+}
+
+// Encode returns a batch as the target takes it, with the names that it is to have.
+func (t *Target) Encode(b *export.Batch) (*export.Request, error) {
+	if t.Names != export.Here {
+		c := *b
+		c.Addresses = true
+		b = &c
+	}
+	return t.Exporter.Encode(b)
+}
+
+// symbolizer is the engine, if it is sent files with names; else nil.
+func (t *Target) symbolizer() export.Symbolizer {
+	if t.Names != export.Uploaded {
+		return nil
+	}
+	s, _ := t.Exporter.(export.Symbolizer)
+	return s
 }
 
 func (t *Target) String() string { return strings.TrimSuffix(t.Kind+"="+t.URL, "=") }
@@ -37,7 +57,8 @@ var kinds = map[string]func(*url.URL, export.Options) (export.Exporter, error){
 func Kinds() []string { return slices.Sorted(maps.Keys(kinds)) }
 
 // Open returns the target that "KIND=URL" names, or "stdout", which may be "stdout=FORMAT". It does not reach for the server. The query of a server's URL has options that hold for this
-// server, in place of those in o: ca=FILE, token-file=FILE, password-file=FILE, and header=NAME:VALUE or NAME:@FILE as often as needed.
+// server, in place of those in o: ca=FILE, token-file=FILE, password-file=FILE, header=NAME:VALUE or NAME:@FILE as often as needed, and names=host, none or
+// upload: see export.Names.
 func Open(s string, o export.Options) (*Target, error) {
 	kind, at, ok := strings.Cut(s, "=")
 	open := kinds[kind]
@@ -60,7 +81,11 @@ func Open(s string, o export.Options) (*Target, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", kind, err)
 	}
-	return &Target{e, kind, at}, nil
+	t := &Target{e, kind, at, o.Names}
+	if o.Names == export.Uploaded && t.symbolizer() == nil {
+		return nil, fmt.Errorf("%s: names=upload is for parca and pyroscope: it has no protocol for files with names", kind)
+	}
+	return t, nil
 }
 
 // options returns o with what the query of a server's URL says.
@@ -87,6 +112,10 @@ func options(u *url.URL, o export.Options) (export.Options, error) {
 			one(&o.TokenFile)
 		case "password-file":
 			one(&o.PasswordFile)
+		case "names":
+			if o.Names, err = export.ParseNames(values[0]); err == nil && len(values) > 1 {
+				err = fmt.Errorf("names is given twice")
+			}
 		case "header":
 			for _, v := range values {
 				h, e := export.ParseHeader(v)
@@ -96,7 +125,7 @@ func options(u *url.URL, o export.Options) (export.Options, error) {
 				o.Headers = append(o.Headers, h)
 			}
 		default:
-			err = fmt.Errorf("the URL of a server takes ca, token-file, password-file and header after ?, not %q", printable.String(key))
+			err = fmt.Errorf("the URL of a server takes ca, token-file, password-file, header and names after ?, not %q", printable.String(key))
 		}
 		if err != nil {
 			return o, err

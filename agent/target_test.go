@@ -2,14 +2,21 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	proto "github.com/google/pprof/profile"
 
 	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/profile"
 )
 
 // TestTargetOptions: the options of a server's URL hold for it alone, and stand before those of all servers.
@@ -53,6 +60,7 @@ func TestTargetOptions(t *testing.T) {
 	for query, want := range map[string]string{
 		"size=1G": `not "size"`, "ca=": "names one file", "token-file=a&token-file=b": "names one file", "ca=/none": "no such file", "%zz": "cannot be read",
 		"header=X-Api-Key:x": "X-Api-Key:@FILE", "token-file=" + token + "&password-file=" + word: "one of their files",
+		"names=": "host, none or upload", "names=none&names=host": "given twice",
 	} {
 		if _, err := Open("parca="+s.URL+"?"+query, export.Options{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", query, err, want)
@@ -66,6 +74,70 @@ func TestTargetError(t *testing.T) {
 		if _, err := Open(s, export.Options{}); err == nil || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: %v", s, err)
 		}
+	}
+}
+
+// TestUnnamed: with names=none, code of files with a build ID has addresses and no names; all other code has its names. No other target is concerned.
+func TestUnnamed(t *testing.T) {
+	p := &profile.Profile{
+		Modules:  []profile.Module{{Path: "[kernel]", Kernel: true}, {Path: "/usr/bin/a", BuildID: "aabb"}, {Path: "/usr/bin/b"}},
+		Mappings: []profile.Mapping{{Lo: 0x1000, Hi: 0x2000, Module: 1}, {Lo: 0x3000, Hi: 0x4000, Module: 2}},
+		Funcs:    []profile.Func{{Name: "schedule"}, {Name: "inner", Module: 1}, {Name: "outer", Module: 1}, {Name: "other", Module: 2}},
+		Files:    []string{"", "/a.c"},
+		Locs: []profile.Loc{
+			{Addr: 1<<63 + 5, Mapping: -1}, {Addr: 0x1005, Off: 5, Func: 1, Module: 1, Inlined: true, File: 1, Line: 3},
+			{Addr: 0x1005, Off: 5, Func: 2, Module: 1, File: 1, Line: 9}, {Addr: 0x3007, Off: 7, Func: 3, Module: 2, Mapping: 1},
+		},
+		Stacks: []profile.Stack{{Frames: []uint32{0, 1, 2, 3}, Count: 1}},
+	}
+	b, err := export.NewBatch(p, nil, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	show := func(query string) (out []string) {
+		t.Helper()
+		target, err := Open("parca=http://127.0.0.1:1"+query, export.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := target.Encode(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var m struct {
+			Series []struct {
+				Samples []struct{ RawProfile []byte }
+			}
+		}
+		if err := json.Unmarshal(r.Body, &m); err != nil {
+			t.Fatal(err)
+		}
+		got, err := proto.ParseData(m.Series[0].Samples[0].RawProfile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range got.Sample[0].Location {
+			s := fmt.Sprintf("%#x %s %s %v", l.Address, l.Mapping.File, l.Mapping.BuildID, l.Mapping.HasFunctions)
+			for _, line := range l.Line {
+				s += fmt.Sprintf(" %s:%d", line.Function.Name, line.Line)
+			}
+			out = append(out, s)
+		}
+		return out
+	}
+	kernel, other := "0x8000000000000005 [kernel]  true schedule:0", "0x3007 /usr/bin/b  true other:0"
+	for query, want := range map[string][]string{
+		"":              {kernel, "0x1005 /usr/bin/a aabb true inner:3 outer:9", other},
+		"?names=host":   {kernel, "0x1005 /usr/bin/a aabb true inner:3 outer:9", other},
+		"?names=none":   {kernel, "0x1005 /usr/bin/a aabb false", other},
+		"?names=upload": {kernel, "0x1005 /usr/bin/a aabb false", other},
+	} {
+		if got := show(query); !slices.Equal(got, want) {
+			t.Errorf("%s:\n got %q\nwant %q", query, got, want)
+		}
+	}
+	if _, err := Open("otlp=http://127.0.0.1:1?names=upload", export.Options{}); err == nil || !strings.Contains(err.Error(), "no protocol") {
+		t.Errorf("%v", err)
 	}
 }
 

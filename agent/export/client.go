@@ -38,13 +38,15 @@ type Options struct {
 	PasswordFile string        // a file with USER:PASSWORD for the Authorization header (RFC 7617); empty: none
 	Headers      []Header      // of each request, beside its own
 	Timeout      time.Duration // for a request and its answer; 0: 30 s
+	Names        Names
 }
 
 // A Client posts to one server. It follows no redirects, so no token goes to another host.
 type Client struct {
-	base  *url.URL
-	http  http.Client
-	http2 bool
+	base     *url.URL
+	http     http.Client
+	http2    bool
+	patience time.Duration
 
 	plain   http.Header // of each request
 	mu      sync.Mutex
@@ -109,11 +111,10 @@ func NewClient(base *url.URL, http2 bool, o Options) (*Client, error) {
 	}
 	c.http = http.Client{
 		Transport:     t,
-		Timeout:       o.Timeout,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	if c.http.Timeout == 0 {
-		c.http.Timeout = patience
+	if c.patience = o.Timeout; c.patience == 0 {
+		c.patience = patience
 	}
 	return c, nil
 }
@@ -137,14 +138,27 @@ func (c *Client) URL() string { return c.base.String() }
 
 // Post sends body to a path below the server's URL, and returns the answer, whatever its status. An error is a *Later.
 func (c *Client) Post(ctx context.Context, path string, header http.Header, body []byte) (*Answer, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base.JoinPath(path).String(), bytes.NewReader(body))
+	ctx, cancel := context.WithTimeout(ctx, c.patience)
+	defer cancel()
+	return c.PostLong(ctx, path, header, bytes.NewReader(body), int64(len(body)))
+}
+
+// PostLong is Post for a body of size bytes, or of an unknown size (-1), that may take as long as ctx lets it.
+func (c *Client) PostLong(ctx context.Context, path string, header http.Header, body io.Reader, size int64) (*Answer, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base.JoinPath(path).String(), body)
 	if err != nil {
 		return nil, err
 	}
+	req.ContentLength = size
 	for k, v := range header {
 		req.Header[k] = v
 	}
 	c.authorize(req.Header)
+	return c.do(req)
+}
+
+// do sends a request, and reads as much of the answer as is looked at.
+func (c *Client) do(req *http.Request) (*Answer, error) {
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return nil, &Later{Err: spoken(err)}
@@ -178,6 +192,9 @@ func (c *Client) SendJSON(ctx context.Context, path string, header http.Header, 
 
 // spoken is a printable error: a server may have put its words into it.
 func spoken(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return errors.New("no answer in time")
+	}
 	var u *url.Error
 	if errors.As(err, &u) {
 		if u.Timeout() {

@@ -40,6 +40,8 @@ type Label struct {
 type Batch struct {
 	Profile *profile.Profile
 	Labels  []Label // sorted by name, no two with the same; service_name is among them
+
+	Addresses bool // the engine names code itself: see Unnamed
 }
 
 // ServiceName is the label that engines sort profiles by.
@@ -171,8 +173,16 @@ func (b *Batch) Label(name string) string {
 // Pprof returns the profile in pprof's format, compressed, with the time range.
 func (b *Batch) Pprof() ([]byte, error) {
 	var raw bytes.Buffer
-	err := pprof.Write(&raw, b.Profile)
+	err := pprof.WriteUnnamed(&raw, b.Profile, b.Unnamed)
 	return raw.Bytes(), err
+}
+
+// Unnamed says whether the functions, lines and inlined calls of a module are left out, because the engine names its code.
+func (b *Batch) Unnamed(m *profile.Module) bool { return b.Addresses && HasDebugFile(m) }
+
+// HasDebugFile says whether others can name the code of a module: it is a file's, which its build ID tells from all others.
+func HasDebugFile(m *profile.Module) bool {
+	return !m.Kernel && m.BuildID != "" && strings.HasPrefix(m.Path, "/") && !strings.HasPrefix(m.Path, "//")
 }
 
 // Named returns the labels with the profile's name, as Prometheus has it, in front.

@@ -49,16 +49,17 @@ func (t *table) of(entry []byte) int32 {
 // A dictionary is a ProfilesDictionary as it is written.
 type dictionary struct {
 	p                                                                  *profile.Profile
+	unnamed                                                            func(*profile.Module) bool
 	mappings, locations, functions, links, strings, attributes, stacks *table
 	groups                                                             map[string]int32 // locations by the frames in them
 }
 
-func newDictionary(p *profile.Profile) *dictionary {
+func newDictionary(b *export.Batch) *dictionary {
 	var link message // the identifiers of a link to nothing, at their full lengths
 	link.element(1, make([]byte, 16))
 	link.element(2, make([]byte, 8))
 	return &dictionary{
-		p: p, mappings: newTable(mappingTable, nil), locations: newTable(locationTable, nil), functions: newTable(functionTable, nil),
+		p: b.Profile, unnamed: b.Unnamed, mappings: newTable(mappingTable, nil), locations: newTable(locationTable, nil), functions: newTable(functionTable, nil),
 		links: newTable(linkTable, link), strings: newTable(stringTable, nil), attributes: newTable(attributeTable, nil),
 		stacks: newTable(stackTable, nil), groups: map[string]int32{},
 	}
@@ -139,8 +140,10 @@ func (d *dictionary) location(group []uint32) int32 {
 	var m message
 	m.uint(1, uint64(d.mapping(l)))
 	m.uint(2, l.Addr)
-	for _, f := range group {
-		m.element(3, d.line(&d.p.Locs[f]))
+	if !d.unnamed(&d.p.Modules[l.Module]) {
+		for _, f := range group {
+			m.element(3, d.line(&d.p.Locs[f]))
+		}
 	}
 	kind := "native"
 	if l.How == profile.HowKernel || d.p.Modules[l.Module].Kernel {
@@ -175,7 +178,11 @@ func (d *dictionary) stack(frames []uint32) int32 {
 		for n < len(frames) && d.p.Locs[frames[n-1]].Inlined {
 			n++
 		}
-		at = append(at, d.location(frames[:n]))
+		group := frames[:n]
+		if d.unnamed(&d.p.Modules[d.p.Locs[frames[n-1]].Module]) {
+			group = frames[n-1 : n]
+		}
+		at = append(at, d.location(group))
 		frames = frames[n:]
 	}
 	var m message
@@ -217,7 +224,7 @@ type counted struct {
 // request returns an ExportProfilesServiceRequest: a Profile for each event, and one that counts the samples of all.
 func request(b *export.Batch) []byte {
 	p := b.Profile
-	d := newDictionary(p)
+	d := newDictionary(b)
 	var all []*counted
 	add := func(name, unit string, weight func(*profile.Stack) uint64) {
 		c := &counted{weight: weight}

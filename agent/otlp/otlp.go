@@ -8,12 +8,9 @@ package otlp
 import (
 	stdbytes "bytes"
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 
 	"github.com/klauspost/compress/gzip"
@@ -34,20 +31,14 @@ type Exporter struct {
 
 // New returns an exporter to the server at base: http or https, or for gRPC grpc or, with TLS, grpcs.
 func New(base *url.URL, o export.Options) (*Exporter, error) {
-	at := *base
-	grpc := true
-	switch base.Scheme {
-	case "grpc":
-		at.Scheme = "http"
-	case "grpcs":
-		at.Scheme = "https"
-	default:
-		grpc = false
+	at, grpc := base, base.Scheme == "grpc" || base.Scheme == "grpcs"
+	if grpc {
+		at = export.GRPC(base)
 	}
 	if grpc && strings.Trim(base.Path, "/") != "" {
 		return nil, fmt.Errorf("%q: gRPC has no paths: give %s://HOST:PORT", base.Redacted(), base.Scheme)
 	}
-	c, err := export.NewClient(&at, grpc, o)
+	c, err := export.NewClient(at, grpc, o)
 	if err != nil {
 		return nil, err
 	}
@@ -104,50 +95,8 @@ func (e *Exporter) overHTTP(ctx context.Context, body []byte) ([]byte, error) {
 	return a.Body, a.Err()
 }
 
-// overGRPC makes a unary call (PROTOCOL-HTTP2 of gRPC): a message of a byte that says it is compressed, its length, and itself.
 func (e *Exporter) overGRPC(ctx context.Context, body []byte) ([]byte, error) {
-	framed := binary.BigEndian.AppendUint32([]byte{1}, uint32(len(body)))
-	a, err := e.client.Post(ctx, grpcPath, http.Header{"Content-Type": {"application/grpc"}, "Te": {"trailers"}, "Grpc-Encoding": {"gzip"}}, append(framed, body...))
-	if err != nil {
-		return nil, err
-	}
-	status, says := a.Trailer.Get("Grpc-Status"), a.Trailer.Get("Grpc-Message")
-	if status == "" { // without a message, trailers are headers
-		status, says = a.Header.Get("Grpc-Status"), a.Header.Get("Grpc-Message")
-	}
-	if status == "" {
-		if err := a.Err(); err != nil {
-			return nil, err
-		}
-		return nil, &export.Refused{Status: "the server does not speak gRPC"}
-	}
-	code, err := strconv.ParseUint(status, 10, 8)
-	if err != nil {
-		return nil, &export.Refused{Status: "gRPC status " + export.Words(strconv.Quote(status))}
-	}
-	if code != 0 {
-		if plain, err := url.PathUnescape(says); err == nil {
-			says = plain
-		}
-		return nil, grpcError(code, export.Words(says))
-	}
-	if len(a.Body) < 5 || a.Body[0] != 0 || uint64(binary.BigEndian.Uint32(a.Body[1:])) != uint64(len(a.Body)-5) {
-		return nil, nil // accepted; what else it says cannot be read
-	}
-	return a.Body[5:], nil
-}
-
-// grpcError is a status that is not OK. The protocol says which may be tried again (OTLP, "Failures").
-func grpcError(code uint64, words string) error {
-	what := fmt.Sprintf("gRPC status %d", code)
-	switch code {
-	case 1, 4, 10, 11, 14, 15: // CANCELLED, DEADLINE_EXCEEDED, ABORTED, OUT_OF_RANGE, UNAVAILABLE, DATA_LOSS
-		if words != "" {
-			what += ": " + words
-		}
-		return &export.Later{Err: errors.New(what)}
-	}
-	return &export.Refused{Status: what, Words: words}
+	return e.client.CallCompressed(ctx, grpcPath, body)
 }
 
 // partial reads an ExportProfilesServiceResponse: how many profiles the server has not taken, and what it says.

@@ -272,6 +272,34 @@ func TestRequest(t *testing.T) {
 	}
 }
 
+// TestAddresses: code that the engine names is sent as addresses, with the calls inlined there left out.
+func TestAddresses(t *testing.T) {
+	b := batch(t, sample())
+	b.Addresses = true
+	r := parse(t, request(b))
+	for _, w := range conform(r) {
+		t.Error(w)
+	}
+	how := " unspool.frame.how=" + unwind.How(0).String() + ":"
+	at := func(addr string) string {
+		return " | " + addr + " /bin/\ufffdp process.executable.build_id.gnu=ab12 profile.frame.type=native" + how
+	}
+	want := []string{
+		"[3] thread.name=a\ufffd process.pid=1 thread.id=2 | 0x8000000000000005 [kernel] profile.frame.type=kernel unspool.frame.how=kernel: sys sys :0:0" + at("0x1010"),
+		"[1] thread.name=a\ufffd process.pid=1 thread.id=2" + at("0x1010") + at("0x1020"),
+		"[1] unspool.stop=no-info | 0x5  profile.frame.type=native" + how + " [unknown] [unknown] :0:0",
+	}
+	all := show(r)
+	if diff := cmp.Diff(want, all[len(all)-4:len(all)-1]); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	for _, s := range r.Dictionary.StringTable {
+		if s == "main" || s == "_Z2inv" {
+			t.Errorf("%s was sent", s)
+		}
+	}
+}
+
 // TestLabels: what the labels of an agent are by OpenTelemetry's conventions.
 func TestLabels(t *testing.T) {
 	for _, c := range []struct{ labels, want string }{

@@ -1,4 +1,5 @@
-// Package parca sends profiles to Parca: parca.profilestore.v1alpha1.ProfileStoreService.WriteRaw, by its HTTP gateway, as pprof with names.
+// Package parca sends profiles to Parca: parca.profilestore.v1alpha1.ProfileStoreService.WriteRaw, by its HTTP gateway, as pprof. Where Parca is to
+// name code itself, the package sends files with debug information: parca.debuginfo.v1alpha1.DebuginfoService, by gRPC.
 package parca
 
 import (
@@ -16,7 +17,10 @@ const path = "api/profiles/writeraw"
 const name = "unspool"
 
 // An Exporter sends to one server.
-type Exporter struct{ client *export.Client }
+type Exporter struct {
+	client  *export.Client
+	symbols *export.Client // by gRPC; nil: no files are sent
+}
 
 // New returns an exporter to the server at base.
 func New(base *url.URL, o export.Options) (*Exporter, error) {
@@ -24,7 +28,11 @@ func New(base *url.URL, o export.Options) (*Exporter, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Exporter{c}, nil
+	e := &Exporter{client: c}
+	if o.Names == export.Uploaded {
+		e.symbols, err = export.NewClient(export.GRPC(base), true, o)
+	}
+	return e, err
 }
 
 // The request, as protobuf's JSON has it.

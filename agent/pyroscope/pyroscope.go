@@ -1,4 +1,5 @@
-// Package pyroscope sends profiles to Grafana Pyroscope: push.v1.PusherService.Push by the Connect protocol with JSON, as pprof with names.
+// Package pyroscope sends profiles to Grafana Pyroscope: push.v1.PusherService.Push by the Connect protocol with JSON, as pprof. Where
+// Pyroscope is to name code itself, the package sends files with debug information: debuginfo.v1alpha1.DebuginfoService.
 package pyroscope
 
 import (

@@ -48,8 +48,8 @@ func newAgent() (*cobra.Command, *agentRun) {
 a profile for each place where samples were taken: a systemd service, a container, or a command. It sends them, with
 the names of functions and inlined calls, to each --output:
 
-  parca=http://HOST:7070          Parca
-  pyroscope=http://HOST:4040      Grafana Pyroscope
+  parca=http://HOST:7070          Parca; with ?names=upload it names code itself, and is sent the files with names
+  pyroscope=http://HOST:4040      Grafana Pyroscope; ?names=upload, too
   otlp=http://HOST:4318           an OpenTelemetry collector; otlp=grpc://HOST:4317 by gRPC
   files=DIR?size=1G&age=168h      pprof files in a directory, of which the oldest go
 

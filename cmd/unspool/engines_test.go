@@ -209,55 +209,14 @@ func TestParca(t *testing.T) {
 	oracle.Full(t)
 	data := recordInliner(t)
 	p, want := reported(t, data)
-	dir := t.TempDir()
-	config := filepath.Join(dir, "parca.yaml")
-	if err := os.WriteFile(config, fmt.Appendf(nil, "object_storage: {bucket: {type: FILESYSTEM, config: {directory: %q}}}\n", dir), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	at := fmt.Sprintf("127.0.0.1:%d", freePort(t))
-	server := exec.Command(oracle.Engine(t, "parca"), "--config-path="+config, "--http-address="+at)
-	var log bytes.Buffer
-	server.Dir, server.Stdout, server.Stderr = dir, &log, &log
-	if err := server.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { server.Process.Kill(); server.Wait() }()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		if r, err := http.Get("http://" + at + "/api/profiles/labels"); err == nil {
-			if r.Body.Close(); r.StatusCode == http.StatusOK {
-				break
-			}
-		}
-		if time.Now().After(end) {
-			server.Process.Kill()
-			server.Wait()
-			t.Fatalf("Parca is not ready:\n%s", &log)
-		}
-	}
+	at := parcaServer(t)
 	sent := runProgram(t, "report", data, "--to", "parca=http://"+at, "--label", "team=a b")
 	sent.want(t, 0, "look there for unspool:samples:count:.*{")
 	_, query, _ := strings.Cut(strings.TrimSpace(sent.stderr), "look there for ")
 	if !strings.Contains(query, `team="a b"`) || !strings.Contains(query, `service_name="inliner"`) {
 		t.Errorf("the query %s lacks labels", query)
 	}
-	ask := url.Values{"mode": {"MODE_MERGE"}, "reportType": {"REPORT_TYPE_PPROF"}, "merge.query": {query}}
-	for name, days := range map[string]int{"merge.start": -1, "merge.end": 1} {
-		ask.Set(name, time.Now().AddDate(0, 0, days).UTC().Format(time.RFC3339))
-	}
-	var got *proto.Profile
-	until(t, "Parca's answer", func() bool {
-		r, err := http.Get("http://" + at + "/api/profiles/query?" + ask.Encode())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer r.Body.Close()
-		var answer struct{ Pprof []byte }
-		if err := json.NewDecoder(r.Body).Decode(&answer); err != nil {
-			t.Fatal(err)
-		}
-		got, err = proto.ParseData(answer.Pprof)
-		return err == nil && len(got.Sample) > 0
-	})
+	got := parcaAnswer(t, at, query)
 	// Parca merges samples of a stack, and gives back one value: the count times the period.
 	if len(got.SampleType) != 1 || got.SampleType[0].Unit != p.SampleType[1].Unit {
 		t.Fatalf("%v of %v", got.SampleType, p.SampleType)
@@ -276,6 +235,150 @@ func TestParca(t *testing.T) {
 	if len(merged) > 0 {
 		t.Errorf("what was sent less what came back: %v", merged)
 	}
+}
+
+// parcaServer starts Parca's own server, and returns its address.
+func parcaServer(t *testing.T) (at string) {
+	t.Helper()
+	dir := t.TempDir()
+	config := filepath.Join(dir, "parca.yaml")
+	if err := os.WriteFile(config, fmt.Appendf(nil, "object_storage: {bucket: {type: FILESYSTEM, config: {directory: %q}}}\n", dir), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	at = fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	server := exec.Command(oracle.Engine(t, "parca"), "--config-path="+config, "--http-address="+at)
+	var log bytes.Buffer
+	server.Env = append(os.Environ(), "TMPDIR="+dir)
+	server.Dir, server.Stdout, server.Stderr = dir, &log, &log
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Process.Kill(); server.Wait() })
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		if r, err := http.Get("http://" + at + "/api/profiles/labels"); err == nil {
+			if r.Body.Close(); r.StatusCode == http.StatusOK {
+				break
+			}
+		}
+		if time.Now().After(end) {
+			server.Process.Kill()
+			server.Wait()
+			t.Fatalf("Parca is not ready:\n%s", &log)
+		}
+	}
+	return at
+}
+
+// parcaAnswer is what Parca gives back for a query, in pprof's format.
+func parcaAnswer(t *testing.T, at, query string) (got *proto.Profile) {
+	t.Helper()
+	ask := url.Values{"mode": {"MODE_MERGE"}, "reportType": {"REPORT_TYPE_PPROF"}, "merge.query": {query}}
+	for name, days := range map[string]int{"merge.start": -1, "merge.end": 1} {
+		ask.Set(name, time.Now().AddDate(0, 0, days).UTC().Format(time.RFC3339))
+	}
+	until(t, "Parca's answer", func() bool {
+		r, err := http.Get("http://" + at + "/api/profiles/query?" + ask.Encode())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		var answer struct{ Pprof []byte }
+		if err := json.NewDecoder(r.Body).Decode(&answer); err != nil {
+			t.Fatal(err)
+		}
+		got, err = proto.ParseData(answer.Pprof)
+		return err == nil && len(got.Sample) > 0
+	})
+	return got
+}
+
+// TestParcaNames: what Parca names itself, by the files that the agent has given it, has the names that report has for the same time. Parca shows the
+// calls inlined at a place in another order, so a place is compared as a set.
+func TestParcaNames(t *testing.T) {
+	oracle.Full(t)
+	oracle.Need(t, "gcc", "sh")
+	if os.Getuid() != 0 {
+		t.Skip("not root: the agent may not record")
+	}
+	dir := t.TempDir()
+	src, exe, ring := filepath.Join(dir, "inliner.c"), filepath.Join(dir, "inliner"), filepath.Join(dir, "ring")
+	if err := os.WriteFile(src, []byte(inliner), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	oracle.Run(t, "gcc", "-O2", "-g", "-o", exe, src)
+	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { // the program's processes have ended when its file is sent: all must be allowed to read it
+		t.Fatal(err)
+	}
+	at := parcaServer(t)
+	to := "parca=http://" + at
+	const service = "inliner"
+	r := runProgram(t, "agent", "-F", "199", "--interval", "1s", "--listen", "", "--output", to+"?names=upload", "--output", "files="+ring, "--", "sh", "-c", "for i in 1 2 3 4 5 6 7 8; do "+exe+"; done; sleep 5")
+	r.want(t, 0, "")
+	report := func(args ...string) *proto.Profile {
+		t.Helper()
+		r := runProgram(t, append([]string{"report", "--format", "pprof"}, args...)...)
+		r.want(t, 0, "")
+		p, err := proto.ParseData([]byte(r.out))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	want := report(ring, "--service", service)
+	got := parcaAnswer(t, at, fmt.Sprintf("unspool:samples:count:cpu:nanoseconds:delta{service_name=%q}", service))
+	// The files are sent while the command sleeps. What Parca names in another way than report does, by the function's name here: it takes names of the debug information only, where there is some.
+	permitted := map[string]string{"_start": "", "__libc_start_main": "__libc_start_main_impl"}
+	if left := placesLess(want, got, permitted); len(left) > 0 {
+		t.Errorf("what report writes less what Parca gives back: %v", left)
+	}
+	inlined := false
+	for _, l := range got.Location {
+		inlined = inlined || len(l.Line) > 1
+	}
+	if !inlined {
+		t.Error("Parca has found no inlined call")
+	}
+	if got := len(report(ring).Sample); got == 0 {
+		t.Error("no samples")
+	}
+
+	// A recording that is sent later: Parca has the files already.
+	data := recordInliner(t)
+	runProgram(t, "report", data, "--to", to+"?names=upload", "--label", "service_name=later").want(t, 0, `sent [01] files? with names, .*; [1-9] the server had`)
+}
+
+// placesLess returns the values of stacks in one profile less those in another. permitted functions of the first have another name in the other. All
+// stacks before main are one: the dynamic linker's and the library's functions have many names each, and Parca takes that of the debug information.
+func placesLess(p, q *proto.Profile, permitted map[string]string) map[string]int64 {
+	out := map[string]int64{}
+	sum := func(p *proto.Profile, value int, sign int64, names map[string]string) {
+		for _, s := range p.Sample {
+			key := ""
+			for _, l := range s.Location {
+				var at []string
+				for _, line := range l.Line {
+					name := line.Function.Name
+					if other, ok := names[name]; ok {
+						name = other
+					}
+					if name != "" {
+						at = append(at, name)
+					}
+				}
+				slices.Sort(at)
+				key += " | " + strings.Join(at, " ")
+			}
+			if !strings.Contains(key, " main ") {
+				key = "before main"
+			}
+			if out[key] += sign * s.Value[value]; out[key] == 0 {
+				delete(out, key)
+			}
+		}
+	}
+	sum(p, 1, 1, permitted)
+	sum(q, 0, -1, nil)
+	return out
 }
 
 func freePort(t *testing.T) int {

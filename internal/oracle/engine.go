@@ -17,10 +17,10 @@ import (
 // buildPatience is how long a build may take, with what it fetches, where all processors are busy.
 const buildPatience = 15 * time.Minute
 
-// Engine returns the path of a program that judges the agent: the servers "collector" and "pyroscope", which receive profiles, "kubernetes", which
-// builds and decodes manifests, renders charts and makes lists of pods, "tracer", which publishes a process context, and "parca", the whole server.
-// Each is a module of its own below tools, built unless it is in the user's cache. The collector takes a minute and a half of a processor,
-// Parca six minutes.
+// Engine returns the path of a program that judges the agent: the servers "collector" and "pyroscope", which receive profiles, "debuginfo", which
+// receives files with names as Parca does, "kubernetes", which builds and decodes manifests, renders charts and makes lists of pods, "tracer",
+// which publishes a process context, and "parca", the whole server. Each is a module of its own below tools, built unless it is in the user's
+// cache. The collector takes a minute and a half of a processor, Parca six minutes.
 func Engine(t testing.TB, name string) string {
 	t.Helper()
 	Need(t, "go")

@@ -16,6 +16,7 @@ type locations struct {
 	out *proto.Profile
 
 	user, kernel []*proto.Mapping // by mapping, and by module
+	unnamed      []bool           // by module: its locations have no lines
 	place        []int32          // by location: the first that differs in nothing but how it was found
 	funcs        map[funcFile]*proto.Function
 	nodes        map[step]*node
@@ -44,6 +45,14 @@ type step struct {
 	place int32
 }
 
+// unname asks which modules' locations have no lines.
+func (x *locations) unname(unnamed func(*profile.Module) bool) {
+	x.unnamed = make([]bool, len(x.p.Modules))
+	for i := range x.p.Modules {
+		x.unnamed[i] = unnamed != nil && unnamed(&x.p.Modules[i])
+	}
+}
+
 // mappings gives out the mappings of p, and one more for each module of the kernel. The first is the executable with
 // the most samples, as pprof expects.
 func (x *locations) mappings() {
@@ -65,9 +74,9 @@ func (x *locations) mappings() {
 			main = i
 		}
 	}
-	add := func(v *proto.Mapping) *proto.Mapping {
+	add := func(module int32, v *proto.Mapping) *proto.Mapping {
 		v.ID = uint64(len(x.out.Mapping) + 1)
-		v.HasFunctions = true
+		v.HasFunctions = !x.unnamed[module]
 		x.out.Mapping = append(x.out.Mapping, v)
 		return v
 	}
@@ -76,7 +85,7 @@ func (x *locations) mappings() {
 	user := func(i int) {
 		k := &p.Mappings[i]
 		mod := &p.Modules[k.Module]
-		x.user[i] = add(&proto.Mapping{Start: k.Lo, Limit: k.Hi, Offset: k.Off, File: valid(mod.Path), BuildID: mod.BuildID})
+		x.user[i] = add(k.Module, &proto.Mapping{Start: k.Lo, Limit: k.Hi, Offset: k.Off, File: valid(mod.Path), BuildID: mod.BuildID})
 	}
 	if main >= 0 {
 		user(main)
@@ -88,7 +97,7 @@ func (x *locations) mappings() {
 	}
 	for i := range p.Modules {
 		if mod := &p.Modules[i]; mod.Kernel && used[i] {
-			x.kernel[i] = add(&proto.Mapping{Start: kernelStart, Limit: 1<<64 - 1, Offset: kernelStart, File: valid(mod.Path), BuildID: mod.BuildID})
+			x.kernel[i] = add(int32(i), &proto.Mapping{Start: kernelStart, Limit: 1<<64 - 1, Offset: kernelStart, File: valid(mod.Path), BuildID: mod.BuildID})
 		}
 	}
 }
@@ -117,7 +126,11 @@ func (x *locations) stack(frames []uint32) []*proto.Location {
 		for n < len(frames) && x.p.Locs[frames[n-1]].Inlined {
 			n++
 		}
-		out = append(out, x.location(frames[:n]))
+		group := frames[:n]
+		if x.unnamed[x.p.Locs[frames[n-1]].Module] {
+			group = frames[n-1 : n]
+		}
+		out = append(out, x.location(group))
 		frames = frames[n:]
 	}
 	return out
@@ -151,11 +164,14 @@ func (x *locations) find(group []uint32) *proto.Location {
 	}
 	at.loc = &proto.Location{ID: uint64(len(x.out.Location) + 1), Mapping: m, Address: l.Addr}
 	for _, f := range group {
+		if x.unnamed[l.Module] {
+			break
+		}
 		at.loc.Line = append(at.loc.Line, x.line(&x.p.Locs[f]))
 	}
 	if m != nil {
-		m.HasFilenames = m.HasFilenames || l.File != 0
-		m.HasLineNumbers = m.HasLineNumbers || l.Line != 0
+		m.HasFilenames = m.HasFilenames || l.File != 0 && m.HasFunctions
+		m.HasLineNumbers = m.HasLineNumbers || l.Line != 0 && m.HasFunctions
 		m.HasInlineFrames = m.HasInlineFrames || len(group) > 1
 	}
 	x.out.Location = append(x.out.Location, at.loc)

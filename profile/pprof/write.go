@@ -29,7 +29,11 @@ const (
 // event: cpu/nanoseconds for clocks, else its name and unit. Heap profiles have two for each event, as Go's have: alloc_objects/count,
 // alloc_space/bytes, inuse_objects/count, inuse_space/bytes, and two more pairs. Samples have the labels comm, pid, tid, and stop where a stack is
 // not whole; the counts are in comments. An address is that of the first process that mapped the file.
-func Write(w io.Writer, p *profile.Profile) error {
+func Write(w io.Writer, p *profile.Profile) error { return WriteUnnamed(w, p, nil) }
+
+// WriteUnnamed is Write, but leaves out functions, lines and inlined calls of the modules for which unnamed returns true: whoever reads the
+// profile names their addresses. unnamed may be nil.
+func WriteUnnamed(w io.Writer, p *profile.Profile, unnamed func(*profile.Module) bool) error {
 	out := &proto.Profile{
 		SampleType:    []*proto.ValueType{{Type: "samples", Unit: "count"}},
 		DurationNanos: int64(p.Duration / time.Nanosecond),
@@ -53,6 +57,7 @@ func Write(w io.Writer, p *profile.Profile) error {
 		out.Period = clamp(p.Totals.Period / p.Totals.Samples)
 	}
 	locs := locations{p: p, out: out, funcs: map[funcFile]*proto.Function{}, nodes: map[step]*node{}}
+	locs.unname(unnamed)
 	locs.mappings()
 	locs.places()
 	like := map[labels]*proto.Sample{} // nothing but labels

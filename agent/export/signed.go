@@ -1,0 +1,52 @@
+package export
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"syscall"
+	"time"
+)
+
+// PutSigned sends a body to a URL that the server names, such as one of a bucket, without the client's headers. The server may not lead this machine
+// to where others cannot reach: the URL is https, unless the server's own is http, and its host has no address of this machine or link, unless the
+// server's own has. Redirects are not followed.
+func (c *Client) PutSigned(ctx context.Context, to string, body io.Reader, size int64) error {
+	u, err := url.Parse(to)
+	if err != nil || u.Scheme != "https" && (u.Scheme != "http" || c.base.Scheme != "http") || u.Host == "" || u.User != nil {
+		return &Refused{Status: "the server names a URL to which nothing is sent: " + Words(to)}
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, to, body)
+	if err != nil {
+		return &Refused{Status: "the server names a URL that cannot be read"}
+	}
+	req.ContentLength = size
+	dialer := net.Dialer{Timeout: 10 * time.Second}
+	if !isLocal(c.base.Hostname()) {
+		dialer.Control = func(_, address string, _ syscall.RawConn) error {
+			if at, err := netip.ParseAddrPort(address); err != nil || !at.Addr().Unmap().IsGlobalUnicast() {
+				return fmt.Errorf("%s: %w", address, errLocal)
+			}
+			return nil
+		}
+	}
+	t := &http.Transport{DialContext: dialer.DialContext, TLSHandshakeTimeout: 10 * time.Second, MaxResponseHeaderBytes: maxAnswer, DisableKeepAlives: true}
+	own := Client{http: http.Client{Transport: t, CheckRedirect: c.http.CheckRedirect}}
+	a, err := own.do(req)
+	if err != nil {
+		return err
+	}
+	return a.Err()
+}
+
+var errLocal = errors.New("an address of this machine or link")
+
+func isLocal(host string) bool {
+	at, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && at.Unmap().IsLoopback()
+}
