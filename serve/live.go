@@ -60,7 +60,7 @@ func (l *Live) Add(p *profile.Profile, service string) {
 	switch {
 	case now.began.IsZero():
 		now.began = p.Start
-	case end.Sub(now.began) > l.window/2 && p.Start.After(now.began):
+	case end.Before(now.began), end.Sub(now.began) > l.window/2 && p.Start.After(now.began): // or the clock has gone back
 		l.halves[0] = *now
 		*now = half{began: p.Start}
 	}

@@ -40,6 +40,20 @@ func TestLiveWindow(t *testing.T) {
 	}
 }
 
+// TestLiveClock: when the clock goes back or forth, the page has as many intervals as before.
+func TestLiveClock(t *testing.T) {
+	l := NewLive("here", 5*time.Minute, "")
+	begin := time.Unix(1_700_000_000, 0)
+	for i, hours := range []int{0, -1, 5, 4, 4} {
+		for k := range 50 {
+			l.Add(intervalOf(begin.Add(time.Duration(hours)*time.Hour+time.Duration(50*i+k)*10*time.Second), fmt.Sprint("f", i), 1), "web")
+			if have := int(l.recording().Profile.Totals.Samples); have > 30 || have < min(50*i+k+1, 15) && k > 15 {
+				t.Fatalf("%d hours, after %d intervals: %d", hours, k, have)
+			}
+		}
+	}
+}
+
 // TestLive: the address leads to a page that does not change; opened again later, it leads to a newer one. Both need the token.
 func TestLive(t *testing.T) {
 	l := NewLive("here", 5*time.Minute, "secret")
