@@ -12,6 +12,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -254,7 +255,7 @@ func (p place) licences(ctx context.Context) ([]byte, error) {
 }
 
 // needs returns the Debian packages that shared objects need. The program needs none: it is an error if it is not static. What is neither in bin
-// nor a library in lib is no ELF file; an archive's members need nothing of their own.
+// nor a library in lib is no ELF file; an archive's members need nothing of their own. Libraries may need each other.
 func needs(files []file) ([]string, error) {
 	packages := map[string]string{"libc.so.6": "libc6", "libgcc_s.so.1": "libgcc-s1", "ld-linux-x86-64.so.2": "libc6", "ld-linux-aarch64.so.1": "libc6"}
 	newest := 0 // version of glibc that a symbol needs: 2.newest
@@ -279,6 +280,9 @@ func needs(files []file) ([]string, error) {
 			return nil, fmt.Errorf("%s: %w", f.name, err)
 		}
 		for _, lib := range libs {
+			if slices.ContainsFunc(files, func(f file) bool { return strings.HasPrefix(f.name, "lib/") && path.Base(f.name) == lib }) {
+				continue
+			}
 			if packages[lib] == "" {
 				return nil, fmt.Errorf("%s needs %s, of a package that is not known here", f.name, lib)
 			}

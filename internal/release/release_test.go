@@ -168,13 +168,21 @@ func TestNeeds(t *testing.T) {
 	lib := compile("lib/a", "int pthread_cond_clockwait(); int f(void) { return pthread_cond_clockwait(); }", "-shared", "-fPIC")
 	static := compile("bin/a", "int main(void) {}", "-static")
 	archive := file{name: "lib/a.a", data: []byte("!<arch>\n")}
-	if got, err := needs([]file{lib, static, archive}); err != nil || len(got) != 1 || got[0] != "libc6 (>= 2.34)" {
+	// The loader knows the library by its name.
+	if err := os.WriteFile(filepath.Join(dir, "libours.so"), lib.data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	second := compile("lib/d/libsecond.so", "int f(void); int g(void) { return f(); }", "-shared", "-fPIC", "-L"+dir, "-lours")
+	ours := lib
+	ours.name = "lib/d/libours.so"
+	if got, err := needs([]file{ours, second, static, archive}); err != nil || len(got) != 1 || got[0] != "libc6 (>= 2.34)" {
 		t.Errorf("%q, %v", got, err)
 	}
 	for want, f := range map[string]file{
-		"bin/b is not static":                compile("bin/b", "int main(void) {}"),
-		"lib/b needs libm.so.6, of":          compile("lib/b", "double f(void) { return 1; }", "-shared", "-fPIC", "-Wl,--no-as-needed", "-lm"),
-		"lib/c: bad magic number '[110 111 ": {name: "lib/c", data: []byte("no ELF file, but text of some length")},
+		"bin/b is not static":                 compile("bin/b", "int main(void) {}"),
+		"lib/d/libsecond.so needs libours.so": second,
+		"lib/b needs libm.so.6, of":           compile("lib/b", "double f(void) { return 1; }", "-shared", "-fPIC", "-Wl,--no-as-needed", "-lm"),
+		"lib/c: bad magic number '[110 111 ":  {name: "lib/c", data: []byte("no ELF file, but text of some length")},
 	} {
 		if _, err := needs([]file{f}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
