@@ -89,6 +89,7 @@ type Stats struct {
 type group struct {
 	service string
 	uid     string // if a rule asks for it
+	user    string // likewise
 	self    otelctx.Service
 	Place
 }
@@ -154,8 +155,14 @@ func (a *Agent) find(s *profile.Sample) (g group) {
 		return group{service: "kernel", Place: Place{Cgroup: "/"}}
 	}
 	g.Place = PlaceOf(s.PID)
-	if slices.ContainsFunc(a.o.Rules, func(r *Rule) bool { return slices.Contains(r.SourceLabels, "uid") }) {
-		g.uid = user(s.PID)
+	if id, name := asks(a.o.Rules, "uid"), asks(a.o.Rules, "user"); id || name {
+		uid := user(s.PID)
+		if id {
+			g.uid = uid
+		}
+		if name {
+			g.user = userName(s.PID, uid)
+		}
 	}
 	g.self = a.o.Self.Of(s.PID)
 	pod := a.o.Pods != nil && g.Pod != ""
@@ -197,15 +204,6 @@ func command(pid int32) string {
 	return strings.TrimSuffix(string(b), "\n")
 }
 
-// user returns the number of a process's effective user; empty if it has gone.
-func user(pid int32) string {
-	f := strings.Fields(procfs.Status(int(pid), "Uid")) // the real, effective, saved and file system's
-	if len(f) < 2 {
-		return ""
-	}
-	return f[1]
-}
-
 // labels are those of a group, as far as they are known now. The service of a pod is its workload; export.NewBatch finds a name for others.
 func (a *Agent) labels(g *group) (out []export.Label) {
 	n, ok := a.o.Pods.Find(g.Pod, g.Container)
@@ -216,7 +214,7 @@ func (a *Agent) labels(g *group) (out []export.Label) {
 	for _, l := range []export.Label{
 		{Name: export.ServiceName, Value: cmp.Or(g.service, n.Service)}, {Name: "service_namespace", Value: cmp.Or(g.self.Namespace, n.ServiceNamespace)},
 		{Name: "service_instance_id", Value: g.self.Instance}, {Name: "service_version", Value: g.self.Version},
-		{Name: "deployment_environment_name", Value: g.self.Environment}, {Name: "uid", Value: g.uid},
+		{Name: "deployment_environment_name", Value: g.self.Environment}, {Name: "uid", Value: g.uid}, {Name: "user", Value: g.user},
 		{Name: "cgroup", Value: g.Cgroup}, {Name: "unit", Value: g.Unit},
 		{Name: "container_id", Value: g.Container}, {Name: "container", Value: n.Container}, {Name: "image", Value: n.Image},
 		{Name: "pod_uid", Value: g.Pod}, {Name: "pod", Value: n.Pod}, {Name: "namespace", Value: n.Namespace},

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	osuser "os/user"
 	"slices"
 	"strings"
 	"testing"
@@ -278,10 +279,18 @@ func TestPods(t *testing.T) {
 // Only where a rule asks for the user, samples of different users are in different profiles.
 func TestUser(t *testing.T) {
 	own := fmt.Sprint(os.Geteuid())
+	u, err := osuser.LookupId(own)
+	if err != nil {
+		t.Skip("this user has no name")
+	}
+	who := u.Username
 	for rule, want := range map[string]string{
-		`{"source_labels":["uid"],"regex":"` + own + `","action":"keep"}`: own,
-		`{"source_labels":["uid"],"regex":"` + own + `","action":"drop"}`: "dropped",
-		`{"source_labels":["unit"],"regex":"x","action":"drop"}`:          "",
+		`{"source_labels":["uid"],"regex":"` + own + `","action":"keep"}`:  own,
+		`{"source_labels":["uid"],"regex":"` + own + `","action":"drop"}`:  "dropped",
+		`{"source_labels":["unit"],"regex":"x","action":"drop"}`:           "",
+		`{"source_labels":["user"],"target_label":"uid"}`:                  who,
+		`{"source_labels":["user"],"regex":"` + who + `","action":"drop"}`: "dropped",
+		`{"source_labels":["user"],"regex":"no-one","action":"keep"}`:      "dropped",
 	} {
 		r, err := ParseRule(rule)
 		if err != nil {
