@@ -14,6 +14,8 @@ import (
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/record"
+	"github.com/unspool/unspool/source/perfevent"
 )
 
 // library builds the library for heap profiles, and returns its path.
@@ -37,13 +39,13 @@ func profiled(t *testing.T, command ...string) (string, *profile.Profile) {
 	defer out.Close()
 	stdout := os.Stdout
 	os.Stdout = out // the command's, too
-	r, err := Start(Plan{Command: command, Preload: []string{library(t)}})
+	r, err := start(Plan{Target: record.Plan{Options: perfevent.Options{Command: command}}}, []string{library(t)})
 	os.Stdout = stdout
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer r.Close()
-	if status, note, err := r.Wait(t.Context()); status != 0 || note != "" || err != nil {
+	defer r.close()
+	if status, note, err := r.waitEvery(t.Context(), 0, nil, nil); status != 0 || note != "" || err != nil {
 		t.Fatal(status, note, err)
 	}
 	mods := modules.New()
@@ -51,7 +53,7 @@ func profiled(t *testing.T, command ...string) (string, *profile.Profile) {
 	n := names.New(names.Options{Mods: mods})
 	n.Lines = true
 	defer n.Close()
-	p, notes, err := r.Profile(mods, n)
+	p, notes, err := r.profile(mods, n)
 	if err != nil || len(notes) > 0 {
 		t.Fatal(notes, err)
 	}
