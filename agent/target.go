@@ -68,7 +68,7 @@ func Open(s string, o export.Options) (*Target, error) {
 	}
 	u, err := url.Parse(at)
 	if err != nil {
-		return nil, fmt.Errorf("%s: the URL cannot be read", kind) // err may show a password
+		return nil, fmt.Errorf("%s: the URL cannot be read; want %s=http://HOST:PORT", kind, kind) // err may show a password
 	}
 	at = u.String() // with its options: two tenants of a server are two targets
 	if kind != "files" && kind != "stdout" {

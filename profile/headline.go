@@ -25,13 +25,21 @@ func (p *Profile) Headline() string {
 	return p.Title(p.Summary())
 }
 
-// Title puts the events into a summary: "10 samples of cycles and faults · …".
-func (i *Info) Title(summary string) string {
+// Counted names the events: "cycles and faults"; "" if there is none but samples.
+func (i *Info) Counted() string {
 	var names []string
 	for _, e := range i.Events {
 		names = append(names, e.Base())
 	}
-	if events := strings.Join(names, " and "); events != "" && events != "samples" {
+	if events := strings.Join(names, " and "); events != "samples" {
+		return events
+	}
+	return ""
+}
+
+// Title puts the events into a summary: "10 samples of cycles and faults · …".
+func (i *Info) Title(summary string) string {
+	if events := i.Counted(); events != "" {
 		what, rest, _ := strings.Cut(summary, " · ")
 		return what + " of " + events + " · " + rest
 	}

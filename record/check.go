@@ -100,7 +100,8 @@ func (p *Plan) choose(stepper string) error {
 	case p.InKernel.NoCopies && p.CallGraph != perfevent.FramePointer:
 		p.Only = "--no-copies"
 	}
-	p.Fallback = p.Source == Auto && p.untraceable() == ""
+	// Who asks for cycles gets cycles; without -e, time is meant, by whatever counts it.
+	p.Fallback = p.Source == Auto && p.untraceable() == "" && p.Event != "cycles"
 	switch {
 	case p.Only != "" && stepper != "compact":
 		return fmt.Errorf("%s walks by compact tables, not --stepper %s", p.Only, stepper)

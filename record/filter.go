@@ -23,6 +23,7 @@ type Filter struct {
 	// Of an agent's directory.
 	Since, Until time.Time      // zero: open
 	Service      *regexp.Regexp // matches the service's name; nil: any
+	Event        string         // the event's name; "": that of time on processors, where there are several
 }
 
 // SetTime takes the time from a text: FROM,TO, of which either may be empty, in seconds of the recording's clock, or as times of day, dates, or
@@ -74,7 +75,9 @@ func (f *Filter) setWall(from, to string, now time.Time) (err error) {
 }
 
 // ofRing says whether the filter asks for what only an agent's directory has.
-func (f *Filter) ofRing() bool { return !f.Since.IsZero() || !f.Until.IsZero() || f.Service != nil }
+func (f *Filter) ofRing() bool {
+	return !f.Since.IsZero() || !f.Until.IsZero() || f.Service != nil || f.Event != ""
+}
 
 // parseSeconds reads "4918.072454123" as nanoseconds, exactly.
 func parseSeconds(s string) (uint64, error) {

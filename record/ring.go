@@ -7,6 +7,8 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -21,11 +23,14 @@ const LastHour = time.Hour
 
 // A Ring is what a File says of an agent's directory.
 type Ring struct {
-	Tags   []string // by stack of the profile: the service
+	Tags   []string // by stack of the profile: the service; nil where only one of several events is shown
 	Files  int      // that were read
 	Unread []error  // of files that could not be; the first 10
 	Failed int      // how many these are
 	Hidden int      // profiles before the last hour, where no time was asked for
+
+	Shown  string          // the event of the profile, where the directory has others
+	Others []profile.Event // these
 }
 
 // Notes says what of the directory is not in the profile.
@@ -39,7 +44,25 @@ func (r *Ring) Notes() (out []string) {
 	if r.Hidden > 0 {
 		out = append(out, "the last hour; of the time before it, there are "+profile.Count(uint64(r.Hidden), "profile", "profiles")+": --time FROM,TO")
 	}
+	if len(r.Others) > 0 {
+		var others []string
+		for _, e := range r.Others {
+			others = append(others, e.Base())
+		}
+		out = append(out, fmt.Sprintf("only %s; --event shows %s", r.Shown, printable.Either(others)))
+	}
 	return out
+}
+
+// oneEvent leaves the profile one event, which is not waits, if there is one: samples and waits do not add up.
+func (f *File) oneEvent() {
+	all := f.Pprof.Events
+	at := slices.IndexFunc(all, func(e profile.Event) bool { return e.Name != profile.OffCPU })
+	if at < 0 || len(all) == 1 {
+		return
+	}
+	f.Ring.Shown, f.Ring.Others = all[at].Base(), slices.Delete(slices.Clone(all), at, at+1)
+	f.Pprof, f.Ring.Tags = f.Pprof.Only(all[at].Name), nil
 }
 
 // openRing reads the profiles that an agent keeps in a directory, and merges those of the time and the services that the filter wants.
@@ -92,6 +115,7 @@ func (f *File) openRing(dir string, o *FileOptions) error {
 	defer root.Close()
 	var m profile.Merger
 	samples := uint64(0)
+	var others []string // events that are not the one that is wanted
 	for i, e := range want {
 		if o.Reading != nil {
 			if err := o.Reading(i, len(want), samples); err != nil {
@@ -110,6 +134,18 @@ func (f *File) openRing(dir string, o *FileOptions) error {
 		case p.Totals.Samples == 0 || p.Start.Add(p.Duration).Before(since):
 			continue
 		}
+		if name := o.Filter.Event; name != "" {
+			at := slices.IndexFunc(p.Events, func(e profile.Event) bool { return e.Base() == name })
+			if at < 0 {
+				for _, e := range p.Events {
+					if e := e.Base(); !slices.Contains(others, e) {
+						others = append(others, e)
+					}
+				}
+				continue
+			}
+			p = p.Only(p.Events[at].Name)
+		}
 		f.Ring.Files++
 		samples += p.Totals.Samples
 		to := m.Add(p, e.service)
@@ -121,9 +157,15 @@ func (f *File) openRing(dir string, o *FileOptions) error {
 		if len(f.Ring.Unread) > 0 {
 			return f.Ring.Unread[0]
 		}
+		if len(others) > 0 {
+			return fmt.Errorf("%s: no samples of %s, but of %s", dir, printable.String(o.Filter.Event), strings.Join(others, " and "))
+		}
 		return fmt.Errorf("%s: no samples of that time, service, process or command; its profiles are from %s to %s", dir, all[0].began.Local().Format(time.DateTime), newest.Local().Format(time.DateTime))
 	}
 	f.Pprof, f.Ring.Tags = m.Profile()
+	if o.Added == nil && o.Filter.Event == "" { // else the events are told apart there
+		f.oneEvent()
+	}
 	return nil
 }
 
@@ -145,7 +187,7 @@ func readOne(root *os.Root, name string, filter *Filter) (*profile.Profile, erro
 }
 
 // ErrNotRing is the error of a filter that only an agent's directory can answer.
-var ErrNotRing = errors.New("only the directory of an agent has times of day and services; --time takes seconds of a recording's clock, and --service is for directories")
+var ErrNotRing = errors.New("only the directory of an agent has times of day, services and events; --time takes seconds of a recording's clock, and --service and --event are for directories")
 
 // parseWall reads a time of day, a date, both, or a time before now: 14:30, 14:30:05, 2026-11-26, 2026-11-26T14:30, RFC 3339, -15m. A time of day
 // is the first that is not before from, or, if there is none, the last before now.

@@ -128,3 +128,40 @@ func TestRing(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// TestRingEvents: of time on processors and waits, a directory shows the former, or what is asked for, and says so; who tells them apart gets both.
+func TestRingEvents(t *testing.T) {
+	dir, begin := t.TempDir(), time.Date(2026, 1, 2, 3, 0, 0, 0, time.UTC)
+	for i, event := range []string{"off-cpu", "cpu-clock:u"} {
+		p := &profile.Profile{Info: profile.Info{Events: []profile.Event{profile.NewEvent(event)}, Start: begin, Duration: time.Minute}, Files: []string{""},
+			Stacks: []profile.Stack{{Comm: "a", PID: 1, TID: 1, Count: uint64(i) + 3, Period: 7}}}
+		var b bytes.Buffer
+		if err := pprof.Write(&b, p.Filter(func(*profile.Stack) bool { return true })); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, ring.Name(begin, i, "web")), b.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		event   string
+		samples uint64
+		note    string
+	}{{"", 4, "only cpu; --event shows off-cpu"}, {"cpu", 4, ""}, {"off-cpu", 3, ""}} {
+		f, err := Open(dir, FileOptions{Filter: Filter{Event: c.event}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if note := strings.Join(f.Ring.Notes(), "\n"); f.Pprof.Totals.Samples != c.samples || len(f.Pprof.Events) != 1 || note != c.note {
+			t.Errorf("%q: %d samples of %v, %q", c.event, f.Pprof.Totals.Samples, f.Pprof.Events, note)
+		}
+		f.Close()
+	}
+	if _, err := Open(dir, FileOptions{Filter: Filter{Event: "cycles"}}); err == nil || !strings.Contains(err.Error(), "no samples of cycles, but of off-cpu and cpu") {
+		t.Error(err)
+	}
+	f, err := Open(dir, FileOptions{Added: func(*profile.Profile, []int32) {}})
+	if err != nil || f.Pprof.Totals.Samples != 7 || len(f.Ring.Notes()) > 0 {
+		t.Errorf("%v, %v", f, err)
+	}
+}

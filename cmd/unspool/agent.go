@@ -98,6 +98,7 @@ labels, rules, the interval and the queue change at once; the rest changes when 
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
 	a.plan.flags(c)
+	c.Flags().Lookup("frequency").Usage = fmt.Sprintf("samples a second on each processor (default %d)", agentFrequency)
 	f.Lookup("off-cpu").Usage = "record the time threads are blocked, too, as profiles of their own; -e off-cpu: only that; only with --source ebpf (root)"
 	f.Lookup("off-cpu-threshold").Usage += fmt.Sprintf(" (default %s; 1ns: all waits)", waitThreshold)
 	a.sending.server(c, "output", "where profiles go")

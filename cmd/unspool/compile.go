@@ -182,7 +182,7 @@ func eachFile[R any](ctx context.Context, files []string, verb string, work func
 	p.Done()
 	switch {
 	case err != nil:
-		return errors.New("interrupted")
+		return err // ctx's
 	case failed:
 		return &cli.Exit{Status: 1}
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
@@ -69,6 +70,9 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 				if p[i], err = in.profile(c.Context(), path, &o); err != nil {
 					return err
 				}
+			}
+			if p[0].Heap() != p[1].Heap() || p[0].Waits() != p[1].Waits() {
+				fmt.Fprintf(stderr, "unspool: unlike things are compared: %s in %s, %s in %s\n", p[0].Counted(), printable.String(args[0]), p[1].Counted(), printable.String(args[1]))
 			}
 			if p[0].Heap() && p[1].Heap() && !c.Flags().Changed("by") { // how much more, not which part of all
 				o.Absolute = true

@@ -30,6 +30,7 @@ func (f *filter) ring(c *cobra.Command) {
 	} else {
 		cli.Var(c, new(struct{}), "time", "", usage, f.setTime)
 	}
+	c.Flags().StringVar(&f.Event, "event", "", "of an agent's directory with several, show this event (default cpu)")
 	cli.Var(c, &f.Service, "service", "", "only services that match this regular expression, of an agent's directory", cli.Regexp)
 	heapValueFlag(c, &f.heapValue)
 }

@@ -80,6 +80,7 @@ func TestFailedRecord(t *testing.T) {
 	if b, _ := os.ReadFile(file); !bytes.Equal(b, before) {
 		t.Error("an empty recording has taken the place of a good one")
 	}
+	in("record", "--source", "perf", "-e", "page-faults", "-c", "1000000000", "-o", "x.svg", "--", "true").want(t, 0, "no samples.*; x.svg still has the recording before")
 	holds(t, dir, defaultRecording, defaultRecording+".old", "x.svg")
 
 	// What is named by -o is replaced, when it is whole.

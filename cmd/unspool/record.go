@@ -49,7 +49,7 @@ The ending of -o picks the format:
 Without -o, record writes ` + defaultRecording + ` and prints a table. The recording before is kept as
 ` + defaultRecording + `.old; older recordings are not kept.
 
-An output replaces the file at its place when the output is whole. If recording fails, the old file stays. Only the
+An output replaces the file at its place when the output is whole. If recording fails, or has no samples, the old file stays. Only the
 owner can read formats with addresses (.data, .json, .jsonl, .stacks.json, .perf).
 
 With --off-cpu --wakers, each wait shows the thread that ended it: "[woken by COMM]" stands above the wait, then the
@@ -197,7 +197,9 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 	}
 	say(rec.EndNotes())
 	empty := s.Stats.Samples == 0
-	if err == nil && empty && table {
+	st, no := os.Stat(o.Path)
+	before := no == nil && st.Mode().IsRegular() && st.Size() > 0 // it is worth more than an empty one
+	if err == nil && empty && (table || before) {
 		commit(errEmpty)
 	} else if err = commit(err); err != nil {
 		return err
@@ -217,7 +219,7 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 	}
 	say(s.Notes())
 	say(s.Hints(prof))
-	if !empty || !table {
+	if !empty || !table && !before {
 		wrote(o, s.Summary())
 	}
 	if empty {
@@ -225,7 +227,7 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 		if s.Stats.Lost+s.Stats.LostSamples > 0 {
 			note = "no samples: all were lost"
 		}
-		if _, err := os.Stat(o.Path); err == nil && table {
+		if before {
 			note += "; " + o.Path + " still has the recording before"
 		}
 		fmt.Fprintf(stderr, "unspool: %s\n", note)

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -208,6 +209,9 @@ func begin(p *profile.Profile) {
 func notes(all []*heap.Process, command string) (out []string) {
 	if len(all) == 0 {
 		return []string{command + " did not load the library: it is linked statically, or gains privileges, or is for another machine"}
+	}
+	if slices.ContainsFunc(all, func(p *heap.Process) bool { return p.Full }) {
+		out = append(out, os.TempDir()+" had no room for all that the library records, and what came then is lost: TMPDIR names another directory")
 	}
 	foreign := 0
 	for _, p := range all {

@@ -39,6 +39,7 @@ type Process struct {
 	Modules []Module
 	Stacks  []Stack
 	Damaged uint64 // records and files that could not be read
+	Full    bool   // the file system had no room for all records
 
 	index map[uint16]int // in Modules
 	epoch uint64
@@ -127,7 +128,9 @@ func Read(dir string) ([]*Process, error) {
 		for n := uint32(0); i < len(chunks) && chunks[i].part == c.part && chunks[i].pid == c.pid; i++ {
 			b, err := readChunk(filepath.Join(dir, chunks[i].name), left)
 			left -= int64(len(b))
-			if err != nil || chunks[i].number != n || !p.add(b, c.pid, c.part, n) {
+			if errors.Is(err, errEmpty) {
+				p.Full = true
+			} else if err != nil || chunks[i].number != n || !p.add(b, c.pid, c.part, n) {
 				p.Damaged++
 			}
 			n++
@@ -138,7 +141,10 @@ func Read(dir string) ([]*Process, error) {
 	return all, nil
 }
 
-var errSize = errors.New("too large")
+var (
+	errSize  = errors.New("too large")
+	errEmpty = errors.New("empty, as the library leaves a file that it finds no room for")
+)
 
 func readChunk(path string, left int64) ([]byte, error) {
 	f, err := procfs.Open(path)
@@ -150,7 +156,10 @@ func readChunk(path string, left int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if st.Size() > min(maxChunk, left) {
+	switch size := st.Size(); {
+	case size == 0:
+		return nil, errEmpty
+	case size > min(maxChunk, left):
 		return nil, errSize
 	}
 	var head [chunkSize]byte

@@ -56,7 +56,7 @@ func sample() [][]byte {
 func write(t testing.TB, chunks [][]byte) (dir string) {
 	dir = t.TempDir()
 	for i, b := range chunks {
-		if err := os.WriteFile(filepath.Join(dir, []string{"7-5-0", "7-5-1"}[i]), b, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, []string{"7-5-0", "7-5-1", "7-5-2"}[i]), b, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -95,8 +95,11 @@ func TestDamaged(t *testing.T) {
 	}
 	dir := write(t, s)
 	os.Remove(filepath.Join(dir, "7-5-0"))
-	if all, err := Read(dir); err != nil || len(all) != 1 || all[0].Damaged != 1 {
+	if all, err := Read(dir); err != nil || len(all) != 1 || all[0].Damaged != 1 || all[0].Full {
 		t.Error(all[0], err)
+	}
+	if all, err := Read(write(t, [][]byte{s[0], s[1], nil})); err != nil || len(all) != 1 || all[0].Damaged != 0 || !all[0].Full {
+		t.Error("a file that found no room:", all[0], err)
 	}
 }
 
