@@ -2,6 +2,7 @@ package files
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -11,7 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/internal/ring"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/profile/pprof"
 )
@@ -108,6 +112,37 @@ func TestRing(t *testing.T) {
 	}
 	if len(got) != len(others)+3 {
 		t.Errorf("%q, want %d of others and 3", got, len(others))
+	}
+}
+
+// TestFull: a disk that is full takes a profile later, and keeps no part of it.
+func TestFull(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Skip("no file system of its own can be mounted here: ", err)
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	r := newRing(t, dir, "")
+	filler := filepath.Join(dir, "filler")
+	if err := os.WriteFile(filler, make([]byte, 60<<10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	q := &export.Request{Body: make([]byte, 32<<10), Query: ring.Name(time.Now(), 1, "shop")}
+	var later *export.Later
+	if _, err := r.Send(t.Context(), q); !errors.As(err, &later) || !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("%v", err)
+	}
+	if got := names(t, dir); len(got) != 1 {
+		t.Errorf("%q", got)
+	}
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Send(t.Context(), q); err != nil {
+		t.Error(err)
+	}
+	if got := names(t, dir); len(got) != 1 || got[0] != q.Query {
+		t.Errorf("%q", got)
 	}
 }
 
