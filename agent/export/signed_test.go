@@ -1,0 +1,56 @@
+package export
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// TestPutSigned: a server leads no file to where the agent alone can reach, and no header goes with it.
+func TestPutSigned(t *testing.T) {
+	var got *http.Request
+	var body string
+	bucket := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		if got, body = r, string(b); r.URL.Path == "/full" {
+			http.Error(w, "full", http.StatusInsufficientStorage)
+		}
+		if r.URL.Path == "/away" {
+			http.Redirect(w, r, "/taken", http.StatusTemporaryRedirect)
+		}
+	}))
+	defer bucket.Close()
+	for _, c := range []struct{ server, to, want string }{
+		{"http://127.0.0.1:1", bucket.URL + "/taken?signature=x", ""},
+		{"http://127.0.0.1:1", bucket.URL + "/full", "refused: 507 Insufficient Storage: full"},
+		{"http://127.0.0.1:1", bucket.URL + "/away", "redirects are not followed"},
+		{"http://127.0.0.1:1", "ftp://127.0.0.1/x", "nothing is sent"},
+		{"http://127.0.0.1:1", "http://u:p@127.0.0.1/x", "nothing is sent"},
+		{"http://127.0.0.1:1", "/etc/passwd", "nothing is sent"},
+		{"https://127.0.0.1:1", bucket.URL + "/taken", "nothing is sent"},
+		{"http://parca.example:1", bucket.URL + "/taken", "an address of this machine or link"},
+		{"http://parca.example:1", strings.Replace(bucket.URL, "127.0.0.1", "localhost", 1), "an address of this machine or link"},
+		{"http://parca.example:1", "http://169.254.169.254/latest", "an address of this machine or link"},
+		{"http://parca.example:1", "http://[::ffff:127.0.0.1]:1/", "an address of this machine or link"},
+	} {
+		got = nil
+		err := client(t, c.server, Options{Headers: []Header{{Name: "X-Scope-Orgid", Value: "me"}}}).PutSigned(t.Context(), c.to, strings.NewReader("file"), 4)
+		if c.want == "" {
+			if err != nil || got == nil || got.Method != http.MethodPut || got.Header.Get("X-Scope-Orgid") != "" || got.URL.RawQuery != "signature=x" || body != "file" {
+				t.Errorf("%s: %v, %+v, %q", c.to, err, got, body)
+			}
+			continue
+		}
+		var refused *Refused
+		var later *Later
+		if err == nil || !strings.Contains(err.Error(), c.want) || !errors.As(err, &refused) && !errors.As(err, &later) {
+			t.Errorf("%s, of %s: %v, want %s", c.to, c.server, err, c.want)
+		}
+		if strings.Contains(c.want, "address") && got != nil {
+			t.Errorf("%s was reached", c.to)
+		}
+	}
+}

@@ -1,0 +1,102 @@
+package agent
+
+import (
+	"context"
+	"encoding/hex"
+	"net/http"
+	"net/http/httptest"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/internal/procfs"
+	"github.com/unspool/unspool/profile"
+)
+
+// A filer is an engine that takes files with names.
+type filer struct {
+	taker
+	mu    sync.Mutex
+	asked []string
+}
+
+func (f *filer) Wants(_ context.Context, d *export.DebugFile) (bool, time.Duration, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked = append(f.asked, d.Name)
+	return true, 0, nil
+}
+
+func (*filer) Upload(context.Context, *export.DebugFile) error { return nil }
+
+func (f *filer) has(names string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return strings.Join(f.asked, " ") == names
+}
+
+// using is a profile with a stack in a program of the machine.
+func using(t *testing.T, program string) *profile.Profile {
+	t.Helper()
+	path, err := exec.LookPath(program)
+	if err == nil {
+		path, err = filepath.EvalSymlinks(path)
+	}
+	if err != nil {
+		t.Skip("no ", program)
+	}
+	id, _ := procfs.FileBuildID(path, 0)
+	if id == nil {
+		t.Skip(program, " has no build ID")
+	}
+	return &profile.Profile{
+		Modules: []profile.Module{{Path: path, BuildID: hex.EncodeToString(id)}}, Locs: []profile.Loc{{Mapping: -1}}, Stacks: []profile.Stack{{Frames: []uint32{0}, Count: 1}},
+	}
+}
+
+// TestFiles: an output with names=upload is sent each file once, also after the configuration was read again; other outputs are sent none.
+func TestFiles(t *testing.T) {
+	o := NewOutputs(time.Second, func(target *Target, err error) { t.Errorf("%s: %v", target, err) })
+	defer o.Close()
+	first, second, other := &filer{}, &filer{}, &filer{}
+	set := func(f *filer) {
+		o.Set([]*Target{{Exporter: f, Kind: "parca", URL: "http://p?names=upload", Names: export.Uploaded}, {Exporter: other, Kind: "parca", URL: "http://q?names=none", Names: export.Nobody}}, 1<<20)
+	}
+	wait := func(f *filer, names string) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); !f.has(names); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("asked for %q, want %q", f.asked, names)
+			}
+		}
+	}
+	sleep, env := using(t, "sleep"), using(t, "env")
+	set(first)
+	if o.named() {
+		t.Error("an output takes names")
+	}
+	o.offer(sleep)
+	wait(first, "sleep")
+	set(second)
+	o.offer(sleep)
+	o.offer(env)
+	wait(second, "env")
+	if len(first.asked) != 1 || len(other.asked) != 0 {
+		t.Errorf("%q, %q", first.asked, other.asked)
+	}
+	view := &Outside{Agent: newAgent(Options{}, time.Now()), Outputs: o, Kernel: func() (Kernel, bool) { return Kernel{}, false }}
+	w := httptest.NewRecorder()
+	view.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	for _, want := range []string{`unspool_files_sent_total{target="parca=http://p?names=upload"} `, `unspool_files_not_sent_total{target="parca=http://p?names=upload",why="unreadable"} 0`} {
+		if !strings.Contains(w.Body.String(), want) {
+			t.Errorf("/metrics lacks %s", want)
+		}
+	}
+	if strings.Contains(w.Body.String(), `files_sent_total{target="parca=http://q`) {
+		t.Error("/metrics counts files of an output that is sent none")
+	}
+}
