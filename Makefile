@@ -71,7 +71,7 @@ soak:
 # AArch64; cores and recordings of AArch64's 6.12, read here; and 200,000 instructions of AArch64's programs, executed step by step.
 .PHONY: vms
 vms:
-	UNSPOOL_MACHINES=all $(GO) test -count=1 -v -timeout 60m -run '^(TestMachines|TestForeign|TestExecution|TestStrict|TestGCS|TestKernels)$$' ./lab/shapes ./cmd/unspool ./lab/vm ./agent/otelctx
+	UNSPOOL_MACHINES=all $(GO) test -count=1 -v -timeout 60m -run '^(TestMachines|TestClock|TestForeign|TestExecution|TestStrict|TestGCS|TestKernels)$$' ./lab/shapes ./cmd/unspool ./lab/vm ./agent/otelctx
 
 # A release of what is committed, in RELEASE: for each machine a tar archive and a Debian package, and their SHA-256 sums. All is built twice, at
 # different places, the second time with an empty cache, and must be equal; then dpkg installs the packages in virtual machines of Debian, which

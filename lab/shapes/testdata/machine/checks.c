@@ -184,6 +184,43 @@ FN void s_second(int seconds)
 FN void s_plugged(void) { s_second(4); KEEP; }
 FN void s_replugged(void) { s_second(8); KEEP; } // of processor time since the beginning
 
+// The clock is set to so many seconds after 2030-01-01 12:00 UTC.
+FN void s_clock(long seconds)
+{
+	struct timespec t = {1893499200 + seconds, 0};
+
+	if (clock_settime(CLOCK_REALTIME, &t) != 0) {
+		perror("clock_settime");
+		exit(1);
+	}
+	KEEP;
+}
+
+FN void s_early(void) { s_burn(6); KEEP; } // of processor time since the beginning, each
+FN void s_ahead(void) { s_burn(12); KEEP; }
+FN void s_late(void) { s_burn(18); KEEP; }
+
+// Seconds for which the machine has been suspended so far.
+FN double s_asleep(void)
+{
+	struct timespec all, awake;
+
+	clock_gettime(CLOCK_MONOTONIC, &awake);
+	clock_gettime(CLOCK_BOOTTIME, &all);
+	return all.tv_sec - awake.tv_sec + (all.tv_nsec - awake.tv_nsec) / 1e9;
+}
+
+// Suspends the machine until its clock wakes it. KIND is what /sys/power/state takes.
+FN void s_suspend(const char *kind)
+{
+	double was = s_asleep();
+
+	s_set("/sys/class/rtc/rtc0/wakealarm", "+8");
+	s_set("/sys/power/state", kind);
+	printf("asleep %.1f\n", s_asleep() - was);
+	KEEP;
+}
+
 FN void s_fault(void) { INVALID; KEEP; }
 FN void s_crash(void) { s_fault(); KEEP; }
 
@@ -257,6 +294,18 @@ int main(int argc, char **argv)
 		s_switch("0");
 		s_switch("1");
 		s_replugged();
+	} else if (strcmp(mode, "noon") == 0)
+		s_clock(0);
+	else if (strcmp(mode, "clock") == 0) {
+		s_early();
+		s_clock(5400);
+		s_ahead();
+		s_clock(1800);
+		s_late();
+	} else if (strcmp(mode, "suspend") == 0 && argc > 2) {
+		s_early();
+		s_suspend(argv[2]);
+		s_late();
 	} else if (strcmp(mode, "run") == 0 && argc > 2) { // says so, and becomes another program
 		if (write(1, "run\n", 4) != 4)
 			return 1;
