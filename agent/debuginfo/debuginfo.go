@@ -30,7 +30,9 @@ const (
 	askEvery   = 200 * time.Millisecond
 	leastPause = time.Second // after a failure; doubled with each
 	mostPause  = 5 * time.Minute
-	maxTries   = 6 // to ask about a file
+	maxTries   = 6                // to ask about a file
+	maxCalls   = 4                // to file systems that do not answer: then no more files are looked at
+	patience   = 10 * time.Second // for a file to be opened
 )
 
 // Stats say what has become of the files.
@@ -54,6 +56,7 @@ type Uploader struct {
 	known   map[string]time.Time // by build ID: until when nothing is to be done
 	waiting []wanted
 	more    chan struct{} // of one element
+	calls   chan struct{} // to file systems that go on
 	stats   Stats
 }
 
@@ -65,7 +68,7 @@ type wanted struct {
 
 // New returns an Uploader to an engine.
 func New(engine export.Symbolizer) *Uploader {
-	return &Uploader{engine: engine, known: map[string]time.Time{}, more: make(chan struct{}, 1)}
+	return &Uploader{engine: engine, known: map[string]time.Time{}, more: make(chan struct{}, 1), calls: make(chan struct{}, maxCalls)}
 }
 
 // Change gives the Uploader the same engine as it is reached now.
@@ -180,7 +183,7 @@ func (u *Uploader) Send(ctx context.Context, p *profile.Profile, tell func(error
 
 // once deals with one file, and remembers it for as long as the Uploader lives.
 func (u *Uploader) once(ctx context.Context, w wanted, tell func(error)) error {
-	f, err := find(w)
+	f, err := u.find(ctx, w)
 	if err != nil {
 		u.missing(err)
 		return nil
@@ -229,7 +232,7 @@ func (u *Uploader) handle(ctx context.Context, w wanted, tell func(error)) {
 		defer u.mu.Unlock()
 		u.remember(w.buildID, time.Now().Add(again))
 	}()
-	f, err := find(w)
+	f, err := u.find(ctx, w)
 	if err != nil {
 		u.missing(err)
 		if errors.Is(err, errGone) {
@@ -241,6 +244,9 @@ func (u *Uploader) handle(ctx context.Context, w wanted, tell func(error)) {
 	pause := leastPause
 	for try := 1; ; try++ {
 		stale, err := u.send(ctx, &f.DebugFile)
+		if ctx.Err() != nil {
+			return
+		}
 		u.told(err, tell)
 		if stale > 0 {
 			again = stale
@@ -266,6 +272,42 @@ func (u *Uploader) handle(ctx context.Context, w wanted, tell func(error)) {
 		}
 	}
 }
+
+// find is the function find, for as long as a file may take to be opened.
+func (u *Uploader) find(ctx context.Context, w wanted) (*file, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return limited(ctx, u.calls, func() (*file, error) { return find(w) })
+}
+
+// limited returns what f does, or errSilent when ctx ends first: a file system of a profiled process may never answer, and f is then left alone. calls
+// bounds how many are, each with a thread.
+func limited[T any](ctx context.Context, calls chan struct{}, f func() (T, error)) (out T, err error) {
+	type result struct {
+		out T
+		err error
+	}
+	select {
+	case calls <- struct{}{}:
+	default:
+		return out, errSilent
+	}
+	done := make(chan result, 1)
+	go func() {
+		var r result
+		r.out, r.err = f()
+		<-calls
+		done <- r
+	}()
+	select {
+	case r := <-done:
+		return r.out, r.err
+	case <-ctx.Done():
+		return out, errSilent
+	}
+}
+
+var errSilent = errors.New("the file's file system does not answer in time")
 
 func (u *Uploader) count(f func(*Stats)) {
 	u.mu.Lock()
@@ -293,7 +335,8 @@ func (u *Uploader) send(ctx context.Context, f *export.DebugFile) (again time.Du
 	defer cancel()
 	wants, again, err := engine.Wants(ctx, f)
 	if err == nil && wants {
-		if err = engine.Upload(ctx, f); err != nil {
+		_, err = limited(ctx, u.calls, func() (struct{}, error) { return struct{}{}, engine.Upload(ctx, f) })
+		if err != nil {
 			again = export.StaleUpload // for so long the engine waits for what it has not got
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -498,6 +499,28 @@ func TestPauses(t *testing.T) {
 		}
 		if s.Failed != 4 || s.Uploads != 1 || s.Err != nil {
 			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// TestSilent: a file system that never answers costs a thread for each of a few calls, and no time at the end.
+func TestSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls, release := make(chan struct{}, maxCalls), make(chan struct{})
+		var went atomic.Int32
+		for i := range 2 * maxCalls {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			began := time.Now()
+			_, err := limited(ctx, calls, func() (int, error) { went.Add(1); <-release; return 1, nil })
+			if took := time.Since(began); !errors.Is(err, errSilent) || i < maxCalls && took != time.Second || i >= maxCalls && took != 0 {
+				t.Errorf("call %d: %v, after %v", i, err, took)
+			}
+			cancel()
+		}
+		close(release)
+		synctest.Wait()
+		if n, err := limited(t.Context(), calls, func() (int, error) { return 7, nil }); n != 7 || err != nil || went.Load() != maxCalls {
+			t.Errorf("%d, %v, after %d", n, err, went.Load())
 		}
 	})
 }
