@@ -49,7 +49,7 @@ func TestAgentRestart(t *testing.T) {
 			all = append(all, interval{p.TimeNanos, p.TimeNanos + p.DurationNanos})
 		}
 		slices.SortFunc(all, func(a, b interval) int { return cmp.Compare(a.began, b.began) })
-		return all
+		return slices.CompactFunc(all, func(a, b interval) bool { return a.began == b.began }) // others' shells live in other places
 	}
 	var gaps []time.Duration
 	for range 10 {
@@ -57,7 +57,8 @@ func TestAgentRestart(t *testing.T) {
 		c.Env = append(c.Env, "UNSPOOL_CACHE="+cache)
 		wait := begin(t, c)
 		before := intervals()
-		until(t, "a profile of the program", func() bool { return len(profiles()) > len(before) })
+		files := len(profiles())
+		until(t, "a profile of the program", func() bool { return len(profiles()) > files })
 		c.Process.Signal(syscall.SIGTERM)
 		if r := wait(); r.status != 0 && r.status != 128+int(syscall.SIGTERM) {
 			t.Fatalf("status %d\n%s", r.status, r.stderr)
