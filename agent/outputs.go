@@ -78,13 +78,12 @@ func (o *Outputs) Queues() (out []*Queue) {
 	return out
 }
 
-// tellFiles tells of a target's files as tell does of its profiles.
+// tellFiles tells why a target does not take files. That it takes them again says nothing of its profiles.
 func (o *Outputs) tellFiles(q *Queue) func(error) {
 	return func(err error) {
 		if err != nil {
-			err = fmt.Errorf("files with names: %w", err)
+			o.tell(q.Target(), fmt.Errorf("files with names: %w", err))
 		}
-		o.tell(q.Target(), err)
 	}
 }
 
