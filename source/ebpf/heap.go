@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -103,15 +104,20 @@ func findAllocators(pid int) (all []*allocator, err error) {
 			paths = append(paths, m.Name)
 		}
 	}
+	var first error
 	for _, path := range paths {
 		a, err := openAllocator(fmt.Sprintf("/proc/%d/root%s", pid, path))
 		if err != nil || a == nil {
+			first = cmp.Or(first, err)
 			continue
 		}
 		a.path = path
 		all = append(all, a)
 	}
 	if len(all) == 0 {
+		if first != nil {
+			return nil, fmt.Errorf("process %d: no function malloc was found in its files: %w", pid, first)
+		}
 		return nil, fmt.Errorf("process %d: none of its files has a function malloc", pid)
 	}
 	return all, nil
@@ -135,6 +141,10 @@ func openAllocator(path string) (*allocator, error) {
 		return nil, err
 	}
 	defer img.Close()
+	if img.Machine() != Machine {
+		f.Close()
+		return nil, fmt.Errorf("%s is for %s, not for %s", path, img.Machine().Name, Machine.Name)
+	}
 	a := &allocator{file: f, allocate: map[uint64]uint64{}, free: map[uint64]bool{}}
 	isMalloc, throws, operators := false, false, map[uint64]uint64{}
 	err = img.Symbols(func(s module.Symbol) bool {

@@ -1,8 +1,17 @@
 package ebpf
 
 import (
+	"fmt"
 	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // TestDraws: the draws have the mean and the deviation of an exponential distribution, and grow.
@@ -27,5 +36,37 @@ func TestDraws(t *testing.T) {
 		if n != 1 {
 			t.Fatalf("after a sample of all allocations, the next %d bytes are none", n-1)
 		}
+	}
+}
+
+// TestForeignAllocator: arguments of 32-bit code are not where probes look for them.
+func TestForeignAllocator(t *testing.T) {
+	oracle.Need(t, "gcc")
+	if Machine != arch.AMD64 {
+		oracle.Lacks(t, "x86-64")
+	}
+	prog := filepath.Join(t.TempDir(), "prog")
+	gcc := exec.Command("gcc", "-m32", "-O1", "-nostdlib", "-static", "-fno-pic", "-no-pie", "-fno-builtin", "-x", "c", "-o", prog, "-")
+	gcc.Stdin = strings.NewReader("void *malloc(unsigned n) { return (void *)n; }\nvoid free(void *p) { (void)p; }\nvoid _start(void) { free(malloc(1)); for (;;) ; }\n")
+	if out, err := gcc.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if a, err := openAllocator(prog); err == nil || !strings.Contains(err.Error(), "not for x86_64") {
+		t.Errorf("%+v, %v", a, err)
+	}
+	c := exec.Command(prog)
+	if err := c.Start(); err != nil {
+		t.Skipf("this kernel runs no 32-bit programs: %v", err)
+	}
+	defer c.Wait()
+	defer c.Process.Kill()
+	for range 100 { // until it is no copy of this program
+		if exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", c.Process.Pid)); exe == prog {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if all, err := findAllocators(c.Process.Pid); err == nil || !strings.Contains(err.Error(), "not for x86_64") {
+		t.Errorf("%+v, %v", all, err)
 	}
 }
