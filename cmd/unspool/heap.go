@@ -172,11 +172,11 @@ func (h *heapPlan) snapshot(ctx context.Context, o output, p *profile.Profile) e
 	if !series.Possible(o.Path) {
 		return errors.New("it goes beside the output: give -o FILE")
 	}
-	o.Path, o.Keep = series.Next(o.Path, o.Form().Endings), false
-	if err := o.write(ctx, func(w io.Writer) error { return h.write(w, &o, p) }); err != nil {
+	path, err := series.Write(ctx, o.Path, o.Form().Endings, func(w io.Writer) error { return h.write(w, &o, p) })
+	if err != nil {
 		return err
 	}
-	fmt.Fprintf(stderr, "unspool: %s: after %.1f s: %s\n", o.Path, p.Duration.Seconds(), p.Only(profile.HeapInUse).InMemory())
+	fmt.Fprintf(stderr, "unspool: %s: after %.1f s: %s\n", path, p.Duration.Seconds(), p.Only(profile.HeapInUse).InMemory())
 	return nil
 }
 

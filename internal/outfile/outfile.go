@@ -29,6 +29,7 @@ var ErrInput = errors.New("is the input, too")
 type Options struct {
 	Private bool          // only its owner may read it, whatever the umask is
 	Keep    bool          // a regular file that is there becomes PATH.old; what is no file is an error
+	New     bool          // what is there stays, also what comes before Commit: the error is an fs.ErrExist then, and nothing is left behind
 	Inputs  []fs.FileInfo // are read meanwhile, and are not to be written
 }
 
@@ -42,6 +43,7 @@ type File struct {
 	dir       int    // O_PATH, of the directory of place; -1: written through, or in its place
 	tmp, name string // in dir
 	keep      bool
+	fresh     bool   // Options.New
 	link      string // where the link led that stands in the place
 	inode     uint64 // of tmp
 	uid, mode uint32 // of dir
@@ -79,7 +81,7 @@ func create(ctx context.Context, path string, o Options) (*File, error) {
 		if name == "" || name == "." || name == ".." {
 			return nil, unix.EISDIR
 		}
-		f := &File{path: given, place: path, name: name, keep: o.Keep}
+		f := &File{path: given, place: path, name: name, keep: o.Keep, fresh: o.New}
 		var err error
 		if f.dir, err = directory(dir); err != nil {
 			return nil, err
@@ -236,6 +238,9 @@ func (f *File) begin(ctx context.Context, o Options) (next string, err error) {
 	}
 	there := os.NewFile(uintptr(at), f.path)
 	defer there.Close()
+	if o.New {
+		return "", unix.EEXIST
+	}
 	if err := unix.Fstat(at, &st); err != nil {
 		return "", err
 	}
@@ -392,7 +397,9 @@ func (f *File) publish() error {
 		return nil
 	}
 	err := f.rename()
-	if err != nil {
+	if f.fresh && errors.Is(err, unix.EEXIST) {
+		unix.Unlinkat(f.dir, f.tmp, 0)
+	} else if err != nil {
 		err = fmt.Errorf("%s: %w; what was written is in %s", f.path, err, filepath.Join(filepath.Dir(f.place), f.tmp))
 	}
 	f.over()
@@ -410,6 +417,16 @@ func (f *File) rename() error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(f.dir, f.tmp, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil || st.Ino != f.inode {
 		return fmt.Errorf("%s has been taken away", f.tmp)
+	}
+	if f.fresh {
+		err := unix.Renameat2(f.dir, f.tmp, f.dir, f.name, unix.RENAME_NOREPLACE)
+		if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS) {
+			return err
+		}
+		if err = unix.Linkat(f.dir, f.tmp, f.dir, f.name, 0); err == nil { // a file system that has no such flag
+			err = unix.Unlinkat(f.dir, f.tmp, 0)
+		}
+		return err
 	}
 	old := ""
 	if f.keep {

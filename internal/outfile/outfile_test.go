@@ -381,3 +381,42 @@ func TestPublish(t *testing.T) {
 	f.Discard()
 	is(t, dir, "x=new")
 }
+
+// TestNew: what is there stays, be it a link that leads nowhere, or come after the output was begun. Nothing is left behind.
+func TestNew(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "out")
+	begin := func() (*File, error) { return Create(context.Background(), path, Options{New: true}) }
+	first, err := begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.WriteString("first")
+	second.WriteString("second")
+	if err := first.Commit(); err != nil {
+		t.Error(err)
+	}
+	if err := second.Commit(); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("the second: %v", err)
+	}
+	if _, err := begin(); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("the third: %v", err)
+	}
+	if b, err := os.ReadFile(path); err != nil || string(b) != "first" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if list, err := os.ReadDir(dir); err != nil || len(list) != 1 {
+		t.Errorf("%v, %v", list, err)
+	}
+	os.Remove(path)
+	if err := os.Symlink("nowhere", path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := begin(); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("a link: %v", err)
+	}
+}

@@ -1,14 +1,20 @@
-// Package series names the snapshots that a recording writes beside its output: of heap.pb.gz, heap.001.pb.gz, heap.002.pb.gz and so on. Another
+// Package series writes and finds the snapshots that a recording writes beside its output: of heap.pb.gz, heap.001.pb.gz, heap.002.pb.gz and so on. Another
 // recording to the same output goes on counting, so no snapshot is overwritten.
 package series
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/unspool/unspool/internal/outfile"
 )
 
 // Possible says whether an output is a file that others can lie beside. "" and "-" are standard output.
@@ -20,10 +26,27 @@ func Possible(output string) bool {
 	return err != nil || st.Mode().IsRegular()
 }
 
-// Next returns the name of an output's next snapshot: its number follows those of all that there are. The output's name ends with one of its format's
-// endings; other endings begin at the last period.
-func Next(output string, endings []string) string {
-	return name(output, endings, next(output, endings))
+// Write writes an output's next snapshot with f, and returns its path. Its number follows those of all that there are. Where another recording has taken
+// that by then, f is called again, for another number. The output's name ends with one of its format's endings; other endings begin at the last period.
+func Write(ctx context.Context, output string, endings []string, f func(io.Writer) error) (path string, err error) {
+	for range 100 { // a directory that cannot be read does not say which are taken
+		path = name(output, endings, next(output, endings))
+		if err = write(ctx, path, f); !errors.Is(err, fs.ErrExist) {
+			break
+		}
+	}
+	return path, err
+}
+
+func write(ctx context.Context, path string, f func(io.Writer) error) error {
+	out, err := outfile.Create(ctx, path, outfile.Options{New: true})
+	if err != nil {
+		return err
+	}
+	if err := f(out); err != nil {
+		return errors.Join(err, out.Discard())
+	}
+	return out.Commit()
 }
 
 // name returns the name of snapshot n.

@@ -1,6 +1,8 @@
 package series
 
 import (
+	"context"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -71,12 +73,35 @@ func TestLast(t *testing.T) {
 		}
 	}
 	for range 3 {
-		next := Next(out, []string{".pb.gz"})
+		next := name(out, []string{".pb.gz"}, next(out, []string{".pb.gz"}))
 		if _, err := os.Stat(next); err == nil {
 			t.Fatalf("%s would be overwritten", next)
 		}
 		if err := os.WriteFile(next, nil, 0o666); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// TestWrite: who finds a number taken takes the next one.
+func TestWrite(t *testing.T) {
+	out, tries := filepath.Join(t.TempDir(), "heap.pb.gz"), 0
+	first := name(out, nil, 1)
+	path, err := Write(context.Background(), out, nil, func(w io.Writer) error {
+		if tries++; tries == 1 { // another one is faster
+			if err := os.WriteFile(first, []byte("other"), 0o666); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := io.WriteString(w, "mine")
+		return err
+	})
+	if err != nil || tries != 2 || path != name(out, nil, 2) {
+		t.Errorf("%s, %v, %d tries", path, err, tries)
+	}
+	for name, want := range map[string]string{first: "other", path: "mine"} {
+		if b, err := os.ReadFile(name); err != nil || string(b) != want {
+			t.Errorf("%s: %q, %v", name, b, err)
 		}
 	}
 }
