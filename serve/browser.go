@@ -8,9 +8,9 @@ import (
 	"os/exec"
 )
 
-// OpenBrowser opens an address in a browser, by a file that only the user may read: arguments of programs are read by everybody. The
+// openBrowser opens an address in a browser, by a file that only the user may read: arguments of programs are read by everybody. The
 // function that it returns removes the file.
-func OpenBrowser(url string) (closed func(), err error) {
+func openBrowser(url string) (closed func(), err error) {
 	f, err := os.CreateTemp("", "unspool-*.html") // its mode is 0600
 	if err != nil {
 		return nil, err

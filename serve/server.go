@@ -213,6 +213,32 @@ func ourPage(r *http.Request) bool {
 	return true
 }
 
+// Show runs a server with a token of its own at an address to listen on. begun is told where the page is; its error ends the server. With browse, a browser
+// opens the page, and noBrowser is told why it does not.
+func Show(ctx context.Context, o Options, address string, begun func(url string) error, browse bool, noBrowser func(error)) error {
+	o.Token = NewToken()
+	l, err := net.Listen("tcp", address)
+	if op := (*net.OpError)(nil); errors.As(err, &op) {
+		err = op.Err // without the address once more
+	}
+	if err != nil {
+		return fmt.Errorf("--listen %s: %w", address, err)
+	}
+	url := URL(l.Addr(), o.Token)
+	if err := begun(url); err != nil {
+		l.Close()
+		return err
+	}
+	if browse {
+		if closed, err := openBrowser(url); err != nil {
+			noBrowser(err)
+		} else {
+			defer closed()
+		}
+	}
+	return New(o).Run(ctx, l)
+}
+
 // Run loads the recordings and answers on l meanwhile and afterwards, until ctx ends, or one of the two fails. It closes l.
 func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -81,7 +79,11 @@ callees, filters and searches. The file has no source, no time line and no pages
 			n := newNamer(names.Options{Mods: in.mods}, true)
 			defer n.Close()
 			o := serve.Options{Inputs: inputs, Annotator: &annotate.Annotator{Code: n, Sources: annotate.Sources{Root: root}}}
-			return runServe(c.Context(), o, listen, open)
+			begun := func(url string) error {
+				_, err := fmt.Fprintln(stdout, url)
+				return err
+			}
+			return serve.Show(c.Context(), o, listen, begun, open, func(err error) { fmt.Fprintf(stderr, "unspool: the browser: %v\n", err) })
 		},
 	}
 	cli.Var(c, &listen, "listen", "127.0.0.1:0", "address and port to listen on; port 0: any free port", cli.Address)
@@ -94,31 +96,6 @@ callees, filters and searches. The file has no source, no time line and no pages
 	c.MarkFlagDirname("source-root")
 	in.flags(c)
 	return c
-}
-
-func runServe(ctx context.Context, o serve.Options, listen string, open bool) error {
-	o.Token = serve.NewToken()
-	l, err := net.Listen("tcp", listen)
-	if op := (*net.OpError)(nil); errors.As(err, &op) {
-		err = op.Err // without the address once more
-	}
-	if err != nil {
-		return fmt.Errorf("--listen %s: %w", listen, err)
-	}
-	url := serve.URL(l.Addr(), o.Token)
-	if _, err := fmt.Fprintln(stdout, url); err != nil {
-		l.Close()
-		return err
-	}
-	if open {
-		closed, err := serve.OpenBrowser(url)
-		if err != nil {
-			fmt.Fprintf(stderr, "unspool: the browser: %v\n", err)
-		} else {
-			defer closed()
-		}
-	}
-	return serve.New(o).Run(ctx, l)
 }
 
 // runExport writes the page as one file.

@@ -2,22 +2,15 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/unspool/unspool/internal/cli"
-	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/record"
-	"github.com/unspool/unspool/source/perfevent"
-	"github.com/unspool/unspool/tui"
 	"github.com/unspool/unspool/tui/top"
 )
 
@@ -83,57 +76,8 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 func (t *topFlags) run(ctx context.Context, flt *record.Filter) error {
 	mods := modules.New()
 	defer mods.Close()
-	tty := term.IsTerminal(int(os.Stdout.Fd())) && !tui.Dumb()
-	files, done, err := top.CommandFiles(tty)
-	if err != nil {
-		return err
-	}
-	t.Files = files
-	rec, err := t.Open(ctx, mods)
-	done()
-	if err != nil {
-		return err
-	}
-	defer rec.Close()
-	if !tty {
-		say(rec.Notes())
-	}
-
 	n := newNamer(names.Options{Mods: mods}, t.plain)
 	defer n.Close()
-	if err := rec.Drop(n); err != nil {
-		fmt.Fprintf(stderr, "unspool: %v\n", err)
-	}
-	s := rec.Session(record.Options{Mods: mods, Names: n, Filter: *flt, Prompt: true})
-	t.What, t.Total, t.Options.Periods = t.what(rec), t.sort == "total", t.Event == perfevent.OffCPU
-	view := top.New(t.Options, rec, n, rec.Since)
-	ended := make(chan error, 1)
-	go func() {
-		ended <- s.Run(context.Background(), view.Add) // not ctx: its end stops the recorder, and then this ends
-	}()
-	over := false // by itself
-	if tty {
-		over, err = view.Watch(ctx, ended)
-	} else {
-		over, err = view.Print(ctx, os.Stdout, ended)
-	}
-	rec.Stop()
-	if !over {
-		err = errors.Join(err, <-ended)
-	}
-	say(rec.EndNotes())
-	if err != nil {
-		return err
-	}
-	say(s.Notes())
-	return exitStatus(rec.ExitStatus(ctx, !over))
-}
-
-// what says what is recorded.
-func (t *topFlags) what(rec *record.Live) string {
-	what := printable.Marked(t.Target())
-	if t.comm != nil {
-		what += " (" + printable.Marked(t.comm.String()) + ")"
-	}
-	return printable.Clip(what, 40) + " · " + printable.Marked(rec.Event())
+	t.Total = t.sort == "total"
+	return exitStatus(top.Record(ctx, t.Plan, record.Options{Mods: mods, Names: n, Filter: *flt}, t.Options, say))
 }

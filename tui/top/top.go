@@ -1,5 +1,5 @@
-// Package top shows the hottest functions, whole stacks and processes of the last seconds of a running recording. Samples come in one by one
-// (Add). Once an interval, they are ranked, and shown on a terminal (Watch) or as text (Print).
+// Package top records, and shows the hottest functions, whole stacks and processes of the last seconds (Record). Samples come in one by one. Once an
+// interval, they are ranked, and shown on a terminal or as text.
 //
 // Each stage is a file: tally cuts samples into intervals, rank adds up the last intervals, view makes lines of a ranking. Only watch knows
 // terminals.
@@ -18,47 +18,48 @@ import (
 	"github.com/unspool/unspool/record"
 )
 
-// A Recording is the source of the samples shown.
-type Recording interface {
+// A recording is the source of the samples shown.
+type recording interface {
 	Lost() uint64    // samples that were lost so far
 	Summary() string // who walks stacks, and what that takes
 }
 
 // Options control the view and its interval.
 type Options struct {
-	What    string        // is recorded: fit for a terminal
-	Window  time.Duration // what happened in this time is shown
-	Every   time.Duration // something new is shown after this time
-	Rounds  int           // how often; 0: no end
-	Rows    int           // of a table in text
-	Table   string        // of Tables: the one that is shown first
-	Total   bool          // functions come in the order of their total weight, not of their own
-	Periods bool          // what weighs is the sum of periods, in ns, not the number of samples
+	Window time.Duration // what happened in this time is shown
+	Every  time.Duration // something new is shown after this time
+	Rounds int           // how often; 0: no end
+	Rows   int           // of a table in text
+	Table  string        // of Tables: the one that is shown first
+	Total  bool          // functions come in the order of their total weight, not of their own
+
+	what    string // is recorded: fit for a terminal
+	periods bool   // what weighs is the sum of periods, in ns, not the number of samples
 }
 
 // Tables are the names of the tables.
 func Tables() []string { return tableNames[:] }
 
-// A Top shows a recording.
-type Top struct {
+// A display shows a recording.
+type display struct {
 	o Options
 	f *feed
 	v *view
 }
 
-// New returns a view of a recording that began at a time, whose samples n names.
-func New(o Options, rec Recording, n profile.Namer, since time.Time) *Top {
+// newDisplay returns a display of a recording that began at a time, whose samples n names.
+func newDisplay(o Options, rec recording, n profile.Namer, since time.Time) *display {
 	v := newView()
-	v.what, v.size, v.table, v.periods = o.What, o.Window, max(0, slices.Index(tableNames[:], o.Table)), o.Periods
-	return &Top{o, newFeed(rec, n, since, &o), v}
+	v.what, v.size, v.table, v.periods = o.what, o.Window, max(0, slices.Index(tableNames[:], o.Table)), o.periods
+	return &display{o, newFeed(rec, n, since, &o), v}
 }
 
-// Add counts a sample. It is safe for concurrent use with all else, and its error is always nil.
-func (t *Top) Add(s *profile.Sample) error { return t.f.tally.Add(s) }
+// add counts a sample. It is safe for concurrent use with all else, and its error is always nil.
+func (t *display) add(s *profile.Sample) error { return t.f.tally.Add(s) }
 
-// Print writes a table at each interval, until there have been enough, ctx is done, or the recording ends, which ended tells. It says whether
+// print writes a table at each interval, until there have been enough, ctx is done, or the recording ends, which ended tells. It says whether
 // the recording ended by itself.
-func (t *Top) Print(ctx context.Context, out io.Writer, ended <-chan error) (over bool, err error) {
+func (t *display) print(ctx context.Context, out io.Writer, ended <-chan error) (over bool, err error) {
 	tick := time.NewTicker(t.o.Every)
 	defer tick.Stop()
 	w := bufio.NewWriter(out)
@@ -90,7 +91,7 @@ func (t *Top) Print(ctx context.Context, out io.Writer, ended <-chan error) (ove
 
 // A feed makes rankings of a recording. It is safe for concurrent use.
 type feed struct {
-	rec   Recording
+	rec   recording
 	tally *record.Tally
 	names profile.Namer
 
@@ -98,10 +99,10 @@ type feed struct {
 	window window
 }
 
-func newFeed(rec Recording, names profile.Namer, since time.Time, o *Options) *feed {
+func newFeed(rec recording, names profile.Namer, since time.Time, o *Options) *feed {
 	return &feed{
 		rec: rec, names: names, tally: record.NewTally(since),
-		window: window{size: int((o.Window + o.Every - 1) / o.Every), periods: o.Periods, total: o.Total},
+		window: window{size: int((o.Window + o.Every - 1) / o.Every), periods: o.periods, total: o.Total},
 	}
 }
 

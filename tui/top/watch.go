@@ -36,9 +36,9 @@ type (
 	overMsg struct{ note string }
 )
 
-// Watch shows the recording on the terminal until the user has seen enough, or ctx is done; ended tells when the recording ends. It says whether
+// watch shows the recording on the terminal until the user has seen enough, or ctx is done; ended tells when the recording ends. It says whether
 // the recording ended by itself.
-func (t *Top) Watch(ctx context.Context, ended <-chan error) (over bool, err error) {
+func (t *display) watch(ctx context.Context, ended <-chan error) (over bool, err error) {
 	v := t.v
 	v.paint = tui.Paint(os.Getenv("NO_COLOR") == "")
 	v.open[stacks] = true
@@ -188,8 +188,8 @@ func (w *watcher) View() tea.View {
 	return out
 }
 
-// CommandFiles returns the standard files of a command that top starts: its output goes where the table does not, or nowhere. close closes them.
-func CommandFiles(tty bool) (files *[3]*os.File, close func() error, err error) {
+// commandFiles returns the standard files of a command that top starts: its output goes where the table does not, or nowhere. close closes them.
+func commandFiles(tty bool) (files *[3]*os.File, close func() error, err error) {
 	if !tty {
 		return &[3]*os.File{os.Stdin, os.Stderr, os.Stderr}, func() error { return nil }, nil
 	}
