@@ -29,6 +29,18 @@ type Rule struct {
 // actions are those of rules.
 var actions = []string{"replace", "keep", "drop", "labelmap", "labeldrop", "labelkeep"}
 
+// ParseRules reads rules: see ParseRule.
+func ParseRules(texts []string) (rules []*Rule, err error) {
+	for _, text := range texts {
+		r, err := ParseRule(text)
+		if err != nil {
+			return nil, err
+		}
+		rules = append(rules, r)
+	}
+	return rules, nil
+}
+
 // ParseRule reads a rule in JSON.
 func ParseRule(text string) (*Rule, error) {
 	r := &Rule{Action: "replace", separator: ";", replacement: "$1"}

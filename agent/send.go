@@ -10,9 +10,9 @@ import (
 	"github.com/unspool/unspool/profile"
 )
 
-// Send sends a profile to each target, once, and calls say with what became of each. failed are the indices of the targets that have not taken the
+// send sends a profile to each target, once, and calls say with what became of each. failed are the indices of the targets that have not taken the
 // profile; err says why none could be tried.
-func Send(ctx context.Context, targets []*Target, p *profile.Profile, labels []export.Label, say func(line string)) (failed []int, err error) {
+func send(ctx context.Context, targets []*Target, p *profile.Profile, labels []export.Label, say func(line string)) (failed []int, err error) {
 	b, err := export.NewBatch(p, labels, time.Now())
 	if err != nil {
 		return nil, err

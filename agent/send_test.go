@@ -34,14 +34,14 @@ func TestSend(t *testing.T) {
 		{Exporter: taker{query: "{a}"}, Kind: "parca", URL: "http://p"}, {Exporter: taker{err: errors.New("away")}, Kind: "otlp", URL: "http://o"}, {Exporter: taker{note: "slow down"}, Kind: "pyroscope", URL: "http://y"},
 	}
 	labels := []export.Label{{Name: "node", Value: "n"}}
-	failed, err := Send(t.Context(), targets, p, labels, say)
+	failed, err := send(t.Context(), targets, p, labels, say)
 	want := []string{
 		"parca=http://p: sent 3 samples, 33 B; look there for {a}", "otlp=http://o: away", "pyroscope=http://y: sent 3 samples, 33 B", "pyroscope=http://y: the server says: slow down",
 	}
 	if !slices.Equal(failed, []int{1}) || err != nil || !slices.Equal(said, want) {
 		t.Errorf("%v, %v\n got %q\nwant %q", failed, err, said, want)
 	}
-	if _, err := Send(t.Context(), targets, p, append(labels, labels...), say); err == nil || len(said) != len(want) {
+	if _, err := send(t.Context(), targets, p, append(labels, labels...), say); err == nil || len(said) != len(want) {
 		t.Errorf("labels that are given twice: %v, %q", err, said)
 	}
 }

@@ -201,7 +201,7 @@ func TestLiveBPF(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := bpfNames(w.Profile())
+		got := bpfNames(w.b.Profile(namer, s.Info))
 		if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, []string{"spins_0", "spins_1", "spins_2", "spins_3", "spins_before"}) {
 			t.Errorf("%s: samples of programs: %v", from, got)
 		}
@@ -209,7 +209,7 @@ func TestLiveBPF(t *testing.T) {
 		if !maps.Equal(got, again) {
 			t.Errorf("%s: samples of programs: %v, and in the file %v", from, got, again)
 		}
-		if err := errors.Join(<-ran, w.Close(), out.Close(), l.Close(), namer.Close(), mods.Files.Close()); err != nil {
+		if err := errors.Join(<-ran, out.Close(), l.Close(), namer.Close(), mods.Files.Close()); err != nil {
 			t.Error(err)
 		}
 	}

@@ -79,10 +79,9 @@ func TestSources(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", from, err)
 		}
-		n.Collect()
-		first := w.Profile()
 		kept := w.file
-		if err := errors.Join(w.AddNames(), w.Close(), w.Close(), out.Close(), l.Close()); err != nil {
+		first, err := w.Named()
+		if err := errors.Join(err, out.Close(), l.Close()); err != nil {
 			t.Errorf("%s: %v", from, err)
 		}
 		if _, err := kept.Stat(); !errors.Is(err, os.ErrClosed) {

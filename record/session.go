@@ -218,6 +218,14 @@ func (s *Session) NoSamples() error {
 	return errors.New("no samples")
 }
 
+// Nothing says why a live recording that has ended has no samples.
+func (s *Session) Nothing() string {
+	if s.Stats.Lost+s.Stats.LostSamples > 0 {
+		return "no samples: all were lost"
+	}
+	return "no samples: the program ended too soon, or used no CPU time"
+}
+
 // HowFar says for people how far a session is that runs; "" for a recording of a command, which ends when the command does.
 func (s *Session) HowFar() string {
 	if s.howFar == nil {

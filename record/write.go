@@ -12,7 +12,7 @@ import (
 	"github.com/unspool/unspool/source/perfdata"
 )
 
-// A Written is a recording that a session has written. Close releases the file that it keeps for names.
+// A Written is a recording that a session has written.
 type Written struct {
 	Dropped uint64 // samples that are too large for perf.data: they are not in it
 
@@ -73,23 +73,15 @@ func (s *Session) Write(ctx context.Context, out *os.File, room bool) (*Written,
 	return done, err
 }
 
-// Profile returns the profile of the samples that were written. It finds their names, which can take long.
-func (w *Written) Profile() *profile.Profile { return w.b.Profile(w.s.Names, w.s.Info) }
-
-// AddNames puts the names that were found into the recording, if it has room for them.
-func (w *Written) AddNames() error {
+// Named finds the names of the samples that were written, which can take long. It keeps them, puts them into the recording, if that has room, and returns a
+// profile. It is called once; an error does not concern the profile.
+func (w *Written) Named() (*profile.Profile, error) {
+	w.s.Names.Collect()
+	p := w.b.Profile(w.s.Names, w.s.Info)
+	w.s.Names.Save()
 	if w.file == nil {
-		return nil
+		return p, nil
 	}
-	return w.w.Room(w.file, w.s.Names.Export())
-}
-
-// Close closes the files kept open for names. It can be called twice.
-func (w *Written) Close() error {
-	if w.file == nil {
-		return nil
-	}
-	f := w.file
-	w.file = nil
-	return f.Close()
+	err := w.w.Room(w.file, w.s.Names.Export())
+	return p, errors.Join(err, w.file.Close())
 }

@@ -114,6 +114,11 @@ func (t Table) Using(option string) (names []string) {
 	return names
 }
 
+// Whole returns the formats of whole profiles.
+func (t Table) Whole() Table {
+	return slices.DeleteFunc(slices.Clone(t), func(f Format) bool { return f.Whole == nil })
+}
+
 // Endings returns the usual endings.
 func (t Table) Endings() (endings []string) {
 	for i := range t {

@@ -24,6 +24,7 @@ type Output struct {
 	Sort    string        // "total" is Options.Total
 	Inputs  []fs.FileInfo // what is read, and must not be written
 	Keep    bool          // what is there becomes PATH.old
+	Tabled  bool          // Table is shown besides
 }
 
 // Known returns the formats that there are.
@@ -102,6 +103,14 @@ func (o *Output) Compare(w io.Writer, before, after *profile.Profile) error {
 	return Diffs.Named(o.Format).Compare(w, before, after, opts)
 }
 
+// OrElse is Resolve. Without Path and Format, the output is the file at path in a format, what is there is kept, and a table is shown besides.
+func (o *Output) OrElse(path, format string) error {
+	if o.Path == "" && o.Format == "" {
+		o.Path, o.Format, o.Keep, o.Tabled = path, format, true, true
+	}
+	return o.Resolve("top")
+}
+
 // Table writes a table of functions to standard output, beside an output that goes elsewhere.
 func (o *Output) Table(p *profile.Profile) error {
 	beside := *o
@@ -109,16 +118,11 @@ func (o *Output) Table(p *profile.Profile) error {
 	return Top(os.Stdout, p, beside.weighed(&p.Info))
 }
 
-// Ignored returns an error if an option, by the name of its flag, changes nothing in the format, nor in those that are shown besides.
-func (o *Output) Ignored(flag string, shown ...string) error {
+// Ignored returns an error if an option, by the name of its flag, changes nothing in the format, nor in the table that is shown besides.
+func (o *Output) Ignored(flag string) error {
 	users := o.Known().Using(flag)
-	if len(users) == 0 {
+	if len(users) == 0 || slices.Contains(users, o.Format) || o.Tabled && slices.Contains(users, "top") {
 		return nil
-	}
-	for _, format := range append(shown, o.Format) {
-		if slices.Contains(users, format) {
-			return nil
-		}
 	}
 	return fmt.Errorf("--%s is for %s, and changes nothing in %s", flag, printable.Either(users), o.Format)
 }

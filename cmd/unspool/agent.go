@@ -12,14 +12,11 @@ import (
 	"github.com/unspool/unspool/agent/kubelet"
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/names"
-	"github.com/unspool/unspool/source/perfevent"
 )
 
 const (
-	agentFrequency = 19                    // Hz: out of step with what runs ten or twenty times a second
-	leastInterval  = time.Second           // of profiles that are sent
-	pageTime       = 5 * time.Minute       // that the agent's page shows
-	waitThreshold  = 10 * time.Millisecond // of waits: a thread that always waits has a hundred a second at most
+	leastInterval = time.Second     // of profiles that are sent
+	pageTime      = 5 * time.Minute // that the agent's page shows
 )
 
 // An agentRun is the flags of agent.
@@ -98,9 +95,9 @@ labels, rules, the interval and the queue change at once; the rest changes when 
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
 	a.plan.flags(c)
-	c.Flags().Lookup("frequency").Usage = fmt.Sprintf("samples a second on each processor (default %d)", agentFrequency)
+	f.Lookup("frequency").Usage = fmt.Sprintf("samples a second on each processor (default %d)", daemon.Frequency)
 	f.Lookup("off-cpu").Usage = "record the time threads are blocked, too, as profiles of their own; -e off-cpu: only that; only with --source ebpf (root)"
-	f.Lookup("off-cpu-threshold").Usage += fmt.Sprintf(" (default %s; 1ns: all waits)", waitThreshold)
+	f.Lookup("off-cpu-threshold").Usage += fmt.Sprintf(" (default %s; 1ns: all waits)", daemon.WaitThreshold)
 	a.sending.server(c, "output", "where profiles go")
 	cli.Var(c, &a.Interval, "interval", "10s", "send profiles of this time each", cli.Duration)
 	f.StringArrayVar(&a.relabel, "relabel", nil, "a rule that changes labels or drops profiles, as Prometheus' relabel_config, in JSON; may be repeated")
@@ -123,16 +120,7 @@ func (a *agentRun) check() error {
 	if err := a.checkSettings(); err != nil {
 		return err
 	}
-	if a.OffCPU && a.Event != perfevent.OffCPU {
-		a.OffCPU, a.Waits = false, true
-	}
-	if !a.given("frequency") && a.Period == 0 && a.Event != perfevent.OffCPU {
-		a.Frequency = agentFrequency
-	}
-	a.InKernel.AtEnd = true
-	if !a.given("off-cpu-threshold") && (a.Waits || a.Event == perfevent.OffCPU) {
-		a.InKernel.Threshold = waitThreshold
-	}
+	daemon.Defaults(&a.Plan, a.given)
 	if err := a.plan.check("compact", &a.Filter); err != nil {
 		return err
 	}
@@ -154,22 +142,19 @@ func (a *agentRun) check() error {
 
 // checkSettings reads the flags that can change while the agent runs.
 func (a *agentRun) checkSettings() error {
-	if len(a.to) == 0 {
+	if len(a.To) == 0 {
 		return usage("name an engine with --output, such as --output pyroscope=http://127.0.0.1:4040, or files=DIR")
 	}
-	if err := a.sending.read("--output"); err != nil {
+	if err := wrong(a.Read("output")); err != nil {
 		return err
 	}
-	a.Outputs, a.Labels = a.targets, a.known
+	a.Outputs, a.Labels = a.Targets, a.Known
 	if a.Interval < leastInterval || a.Interval > time.Hour {
 		return usage("--interval is %v to an hour", leastInterval)
 	}
-	for _, text := range a.relabel {
-		r, err := agent.ParseRule(text)
-		if err != nil {
-			return usage("--relabel: %w", err)
-		}
-		a.Rules = append(a.Rules, r)
+	var err error
+	if a.Rules, err = agent.ParseRules(a.relabel); err != nil {
+		return usage("--relabel: %w", err)
 	}
 	return nil
 }

@@ -84,8 +84,8 @@ function, slice reads a captured piece of stack (the default without -o, for wal
 			if compile.Copies(o.Emit) {
 				return o.copy(c, args)
 			}
-			if err := o.Check(o.layout, o.deref, o.embed); err != nil {
-				return usage("%w", err)
+			if err := wrong(o.Check(o.layout, o.deref, o.embed)); err != nil {
+				return err
 			}
 			if o.embed {
 				return o.copy(c, args)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -46,7 +45,7 @@ what catches, or call sites. For other handlers it prints where their data is.`,
 			damaged := false
 			d.Failed = func(err error) {
 				damaged = true
-				fmt.Fprintf(stderr, "unspool: %v\n", err)
+				sayError(err)
 			}
 			var err error
 			if st, serr := os.Stat(args[0]); (serr != nil || !st.IsDir()) && !module.IsArchive(args[0]) {

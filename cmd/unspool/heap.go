@@ -18,7 +18,6 @@ import (
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/record"
 	"github.com/unspool/unspool/record/heap"
-	"github.com/unspool/unspool/report"
 )
 
 // defaultHeap is where record --heap writes unless told otherwise.
@@ -106,12 +105,11 @@ func (h *heapPlan) checkProcesses(c *cobra.Command, p *plan) error {
 
 // record is record with --heap.
 func (h *heapPlan) record(ctx context.Context, o *output, mods *modules.Set, plain bool) error {
-	table, err := o.orElse(defaultHeap, "pprof")
-	if err != nil {
+	if err := wrong(o.OrElse(defaultHeap, "pprof")); err != nil {
 		return err
 	}
 	if o.Form().Whole == nil {
-		return usage("--heap makes a profile, not %s of single samples: use %s", o.Format, strings.Join(heapEndings(), " "))
+		return usage("--heap makes a profile, not %s of single samples: use %s", o.Format, strings.Join(o.Known().Whole().Endings(), " "))
 	}
 	if h.Every > 0 && !series.Possible(o.Path) {
 		return usage("--every writes snapshots beside the output: give -o FILE")
@@ -124,7 +122,7 @@ func (h *heapPlan) record(ctx context.Context, o *output, mods *modules.Set, pla
 	defer n.Close()
 	r, err := heap.Record(ctx, h.Plan, heap.Options{
 		Mods: mods, Names: n,
-		Say:      func(note string) { say([]string{note}) },
+		Say:      sayLine,
 		Snapshot: func(p *profile.Profile) error { return h.snapshot(ctx, *o, p) },
 	})
 	if err != nil {
@@ -134,14 +132,14 @@ func (h *heapPlan) record(ctx context.Context, o *output, mods *modules.Set, pla
 		return err
 	}
 	shown := h.shown(r.Profile)
-	if table {
+	if o.Tabled {
 		if err := o.Table(shown); err != nil {
 			return err
 		}
 	}
 	say(r.Notes)
 	wrote(o, r.Profile.Headline())
-	if shown.Events[0].Name == profile.HeapInUse && shown.Totals.Period == 0 && r.Profile.Totals.Period > 0 && (table || o.Format != "pprof") {
+	if shown.Events[0].Name == profile.HeapInUse && shown.Totals.Period == 0 && r.Profile.Totals.Period > 0 && (o.Tabled || o.Format != "pprof") {
 		fmt.Fprintln(stderr, "unspool: nothing was in use at the end: --heap-value peak_space shows the peak, alloc_space all that was allocated")
 	}
 	say(r.EndNotes)
@@ -178,14 +176,4 @@ func (h *heapPlan) snapshot(ctx context.Context, o output, p *profile.Profile) e
 	}
 	fmt.Fprintf(stderr, "unspool: %s: after %.1f s: %s\n", path, p.Duration.Seconds(), p.Only(profile.HeapInUse).InMemory())
 	return nil
-}
-
-// heapEndings are those of the forms that a heap profile can have.
-func heapEndings() (endings []string) {
-	for _, f := range report.Formats {
-		if f.Whole != nil && len(f.Endings) > 0 {
-			endings = append(endings, f.Endings[0])
-		}
-	}
-	return endings
 }

@@ -24,6 +24,14 @@ var stdout = &cli.Writer{W: os.Stdout}
 // usage marks err as wrong usage: exit status 2.
 func usage(format string, args ...any) error { return cli.Usage(format, args...) }
 
+// wrong marks an error, unless it is nil, as wrong usage.
+func wrong(err error) error {
+	if err == nil {
+		return nil
+	}
+	return usage("%w", err)
+}
+
 func main() {
 	os.Exit(cli.Run(cli.UntilSignal(outfile.DiscardAll), command(), os.Args[1:], stdout, stderr))
 }

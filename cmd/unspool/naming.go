@@ -56,5 +56,8 @@ func say(lines []string) {
 	}
 }
 
+// sayLine prints a line on standard error.
+func sayLine(line string) { say([]string{line}) }
+
 // sayError prints an error that does not end the verb.
 func sayError(err error) { fmt.Fprintf(stderr, "unspool: %v\n", err) }

@@ -48,26 +48,13 @@ func sortFlag(c *cobra.Command, sort *string, users string) {
 // users begins the help of a flag that only some formats obey.
 func (o *output) users(flag string) string { return strings.Join(o.Known().Using(flag), ", ") + ": " }
 
-// orElse picks the format. Without -o and --format, the output is path in a format, what is there is kept, and a table is wanted, too.
-func (o *output) orElse(path, format string) (table bool, err error) {
-	if table = o.Path == "" && o.Format == ""; table {
-		o.Path, o.Format, o.Keep = path, format, true
-	}
-	return table, o.resolve()
-}
-
 // resolve picks the format.
-func (o *output) resolve() error {
-	if err := o.Resolve("top"); err != nil {
-		return usage("%w", err)
-	}
-	return nil
-}
+func (o *output) resolve() error { return wrong(o.Resolve("top")) }
 
-// unused refuses flags that change nothing in the format, nor in what is shown besides. It is called after Resolve.
-func (o *output) unused(c *cobra.Command, shown ...string) (err error) {
+// unused refuses flags that change nothing in the format, nor in the table besides. It is called after Resolve.
+func (o *output) unused(c *cobra.Command) (err error) {
 	c.Flags().Visit(func(f *pflag.Flag) {
-		if ignored := o.Ignored(f.Name, shown...); err == nil && ignored != nil && f.Value.String() != f.DefValue {
+		if ignored := o.Ignored(f.Name); err == nil && ignored != nil && f.Value.String() != f.DefValue {
 			err = usage("%w", ignored)
 		}
 	})

@@ -103,25 +103,20 @@ samples a second. unspool doctor says what is allowed.`,
 			if h.on() {
 				return h.record(c.Context(), &o, mods, plain)
 			}
-			table, err := o.orElse(defaultRecording, "data")
-			if err != nil {
+			if err := wrong(o.OrElse(defaultRecording, recordingFormat.Name)); err != nil {
 				return err
 			}
-			var shown []string
-			if table {
-				shown = append(shown, "top")
-			}
-			if err := o.unused(c, shown...); err != nil {
+			if err := o.unused(c); err != nil {
 				return err
 			}
 			if withNames && o.Format != "data" {
 				return usage("--with-names is for recordings (-o FILE.data): %s always has names", o.Format)
 			}
-			if len(to.targets) > 0 && o.Format != "data" {
+			if len(to.Targets) > 0 && o.Format != "data" {
 				return usage("--to is for recordings (-o FILE.data), which can be sent again: it does not go with %s", o.Format)
 			}
 			defer cli.Trim(cli.FirstTrim, func() { module.ReleasePages(); pages.ReleaseProgram() })()
-			return runRecord(c.Context(), &o, &flt, &p, mods, table, withNames, plain, &to)
+			return runRecord(c.Context(), &o, &flt, &p, mods, withNames, plain, &to)
 		},
 	}
 	f := c.Flags()
@@ -156,7 +151,7 @@ func checkRecord(c *cobra.Command, p *plan, flt *record.Filter, h *heapPlan, to 
 var errEmpty = errors.New("no samples")
 
 // runRecord records until there is nothing more to record or ctx is done, and writes the result.
-func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods *modules.Set, table, withNames, plain bool, to *sending) error {
+func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods *modules.Set, withNames, plain bool, to *sending) error {
 	// Before the command starts, because it may run long.
 	out, commit, err := o.create(ctx)
 	if err != nil {
@@ -178,7 +173,7 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 	defer n.Close()
 	s := rec.Session(record.Options{Mods: mods, Names: n, Filter: *flt})
 	if err := rec.Drop(n); err != nil {
-		fmt.Fprintf(stderr, "unspool: %v\n", err)
+		sayError(err)
 	}
 	var prof *profile.Profile
 	var written *record.Written // its names take long, and wait until the recording is whole on disk
@@ -199,46 +194,40 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 	empty := s.Stats.Samples == 0
 	st, no := os.Stat(o.Path)
 	before := no == nil && st.Mode().IsRegular() && st.Size() > 0 // it is worth more than an empty one
-	if err == nil && empty && (table || before) {
+	if err == nil && empty && (o.Tabled || before) {
 		commit(errEmpty)
 	} else if err = commit(err); err != nil {
 		return err
 	}
 	if written != nil { // a second Ctrl-C ends it
-		n.Collect()
-		prof = written.Profile()
-		n.Save()
-		if err := errors.Join(written.AddNames(), written.Close()); err != nil {
-			fmt.Fprintf(stderr, "unspool: the recording is whole, but without names: %v\n", err)
+		if prof, err = written.Named(); err != nil {
+			sayError(fmt.Errorf("the recording is whole, but without names: %w", err))
 		}
 	}
-	if table && !empty {
+	if o.Tabled && !empty {
 		if err := o.Table(prof); err != nil {
 			return err
 		}
 	}
 	say(s.Notes())
 	say(s.Hints(prof))
-	if !empty || !table && !before {
+	if !empty || !o.Tabled && !before {
 		wrote(o, s.Summary())
 	}
 	if empty {
-		note := "no samples: the program ended too soon, or used no CPU time"
-		if s.Stats.Lost+s.Stats.LostSamples > 0 {
-			note = "no samples: all were lost"
-		}
+		note := s.Nothing()
 		if before {
 			note += "; " + o.Path + " still has the recording before"
 		}
-		fmt.Fprintf(stderr, "unspool: %s\n", note)
+		sayLine(note)
 	}
 	var sent error
-	if !empty {
-		sent = to.send(context.WithoutCancel(ctx), prof, o.Path)
+	if !empty && len(to.Targets) > 0 {
+		sent = to.Send(context.WithoutCancel(ctx), prof, o.Path, sayLine)
 	}
 	if err := exitStatus(rec.ExitStatus(ctx, rec.TimedOut())); err != nil {
 		if sent != nil {
-			fmt.Fprintf(stderr, "unspool: %v\n", sent)
+			sayError(sent)
 		}
 		return err
 	}
@@ -248,7 +237,7 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 // exitStatus passes on how a recording ended: see record.Live.ExitStatus.
 func exitStatus(status int, note string, err error) error {
 	if note != "" {
-		fmt.Fprintf(stderr, "unspool: %s\n", note)
+		sayLine(note)
 	}
 	if err == nil && status != 0 {
 		err = &cli.Exit{Status: status}

@@ -69,7 +69,7 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
 			if err := to.check(); err != nil {
 				return err
 			}
-			sends := len(to.targets) > 0
+			sends := len(to.Targets) > 0
 			if sends && (o.Path != "" || o.Format != "" || o.Func != "") {
 				return usage("--to sends the recording, and writes no report: it does not go with -o, --format or --function")
 			}
@@ -94,7 +94,7 @@ Every report says how many stacks are whole. A whole stack ends at its thread's 
 				case err != nil:
 					return err
 				case sends:
-					return to.send(c.Context(), p, args[0])
+					return to.Send(c.Context(), p, args[0], sayLine)
 				}
 				return browse.Show(c.Context(), p, args[0], p.Weight())
 			}

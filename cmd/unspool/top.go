@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"strings"
 	"time"
 
@@ -57,7 +56,12 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 			if t.Rounds < 0 || t.Rows < 1 {
 				return usage("-n and --limit take a number, 1 or more")
 			}
-			return t.run(c.Context(), &flt)
+			mods := modules.New()
+			defer mods.Close()
+			n := newNamer(names.Options{Mods: mods}, t.plain)
+			defer n.Close()
+			t.Total = t.sort == "total"
+			return exitStatus(top.Record(c.Context(), t.Plan, record.Options{Mods: mods, Names: n, Filter: flt}, t.Options, say))
 		},
 	}
 	f := c.Flags()
@@ -71,13 +75,4 @@ Watching the whole machine takes root, CAP_PERFMON, or a kernel.perf_event_paran
 	sourceFlag(c, &t.plain)
 	sortFlag(c, &t.sort, "")
 	return c
-}
-
-func (t *topFlags) run(ctx context.Context, flt *record.Filter) error {
-	mods := modules.New()
-	defer mods.Close()
-	n := newNamer(names.Options{Mods: mods}, t.plain)
-	defer n.Close()
-	t.Total = t.sort == "total"
-	return exitStatus(top.Record(ctx, t.Plan, record.Options{Mods: mods, Names: n, Filter: *flt}, t.Options, say))
 }

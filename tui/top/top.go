@@ -1,8 +1,7 @@
 // Package top records, and shows the hottest functions, whole stacks and processes of the last seconds (Record). Samples come in one by one. Once an
 // interval, they are ranked, and shown on a terminal or as text.
 //
-// Each stage is a file: tally cuts samples into intervals, rank adds up the last intervals, view makes lines of a ranking. Only watch knows
-// terminals.
+// Each stage is a file: record runs the recording, rank adds up its last intervals, view makes lines of a ranking, watch draws them on a terminal.
 package top
 
 import (
