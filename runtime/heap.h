@@ -143,6 +143,7 @@ struct heap_files {
 	struct heap_chunk *chunk;
 	uint64_t size; /* of it */
 	uint32_t number;
+	int32_t pid;
 	uint64_t part;
 	struct heap_process *process;
 	uint64_t announced[8192 / 64 + 1]; /* modules, by index */
@@ -155,6 +156,9 @@ US_HIDDEN int heap_open(struct heap_files *f, const char *dir, uint64_t period);
 /* Room for a record, which is to be filled before heap_wrote is called; NULL for none. */
 US_HIDDEN void *heap_room(struct heap_files *f, uint32_t type, uint64_t size);
 US_HIDDEN void heap_wrote(struct heap_files *f);
+
+/* In a child that goes on to record what its parent began: what it writes is its own memory, and no file. */
+US_HIDDEN void heap_left(struct heap_files *f);
 
 /* The word of a frame; writes its module before. */
 US_HIDDEN uint64_t heap_frame(struct heap_files *f, uint64_t pc, int exact);

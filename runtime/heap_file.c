@@ -19,6 +19,8 @@
 
 enum { FIRST_CHUNK = 256 << 10, LAST_CHUNK = 16 << 20, MAX_CHUNKS = 4096 };
 
+static struct heap_chunk *chunks[MAX_CHUNKS]; /* by their numbers */
+
 void *heap_map(uint64_t size)
 {
 	long p = syscall(SYS_mmap, 0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -65,13 +67,18 @@ static int reserve(int fd, uint64_t n)
 	return 1;
 }
 
+static int is_forked(const struct heap_files *f)
+{
+	return f->pid != (int32_t)syscall(SYS_getpid);
+}
+
 static int next_chunk(struct heap_files *f, uint64_t size)
 {
 	char path[HEAP_PATH + 80], *p = path + strlen(f->dir);
 	long fd, at;
 	int there;
 
-	if (f->number == MAX_CHUNKS)
+	if (f->number == MAX_CHUNKS || is_forked(f))
 		return 0;
 	memcpy(path, f->dir, (size_t)(p - path));
 	*p++ = '/';
@@ -90,10 +97,25 @@ static int next_chunk(struct heap_files *f, uint64_t size)
 	syscall(SYS_close, fd);
 	if (at == -1)
 		return 0;
-	f->chunk = (struct heap_chunk *)at;
+	f->chunk = chunks[f->number] = (struct heap_chunk *)at;
 	f->size = size;
-	*f->chunk = (struct heap_chunk){HEAP_MAGIC, HEAP_VERSION, (uint32_t)syscall(SYS_getpid), f->part, f->number++, 0, sizeof *f->chunk};
+	if (is_forked(f)) { /* since it was opened: perhaps it was not in the list */
+		heap_left(f);
+		return 0;
+	}
+	*f->chunk = (struct heap_chunk){HEAP_MAGIC, HEAP_VERSION, (uint32_t)f->pid, f->part, f->number++, 0, sizeof *f->chunk};
 	return 1;
+}
+
+void heap_left(struct heap_files *f)
+{
+	uint64_t size = FIRST_CHUNK;
+
+	for (uint32_t i = 0; i < MAX_CHUNKS && i <= f->number && chunks[i]; i++) {
+		if (syscall(SYS_mmap, chunks[i], size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != -1)
+			chunks[i]->used = sizeof *chunks[i];
+		size = size < LAST_CHUNK ? size * 2 : LAST_CHUNK;
+	}
 }
 
 void *heap_room(struct heap_files *f, uint32_t type, uint64_t size)
@@ -150,7 +172,11 @@ int heap_open(struct heap_files *f, const char *dir, uint64_t period)
 
 	if (strlen(dir) >= sizeof f->dir)
 		return 0;
+	memset(f, 0, sizeof *f);
+	for (uint32_t i = 0; i < MAX_CHUNKS && chunks[i]; i++)
+		chunks[i] = NULL;
 	strcpy(f->dir, dir);
+	f->pid = (int32_t)syscall(SYS_getpid);
 	f->part = heap_clock();
 	read_link("/proc/self/exe", path, sizeof path);
 	p = heap_room(f, HEAP_PROCESS, sizeof *p + strlen(path) + 1);

@@ -42,13 +42,20 @@ static struct state {
 	int32_t pid;         /* that began to record */
 	_Atomic uint32_t n_deferred;
 	_Atomic uint64_t deferred[DEFERRED]; /* what was given back while it could not be recorded */
+	uint64_t n_live, n_interned;
+} __attribute__((aligned(4096))) state;
+
+/*
+ * Where the tables and files are. A child has this from its parent, until it begins: a signal handler that interrupted a recording may fork, and the
+ * recording ends in the child, too, in memory that is there and that nobody reads.
+ */
+static struct {
 	uint64_t period;
 	struct live *live;
-	uint64_t n_live, live_slots;
 	struct interned *interned;
-	uint64_t n_interned, interned_slots;
+	uint64_t live_slots, interned_slots;
 	struct heap_files files;
-} __attribute__((aligned(4096))) state;
+} tables;
 
 _Atomic uint8_t heap_filter[1 << HEAP_FILTER_BITS] __attribute__((aligned(4096)));
 
@@ -140,7 +147,7 @@ static int64_t draw(struct heap_thread *t)
 {
 	double u = (double)((random_word(t) >> 11) + 1) * 0x1p-53;
 
-	return (int64_t)(-logarithm(u) * (double)state.period) + 1;
+	return (int64_t)(-logarithm(u) * (double)tables.period) + 1;
 }
 
 /* What a recorded allocation counts for. */
@@ -152,9 +159,9 @@ static struct weight weigh(uint64_t n)
 {
 	double c;
 
-	if (state.period == 0 || n == 0)
+	if (tables.period == 0 || n == 0)
 		return (struct weight){HEAP_UNIT, n};
-	c = chance((double)n / (double)state.period);
+	c = chance((double)n / (double)tables.period);
 	return (struct weight){(uint64_t)(HEAP_UNIT / c + 0.5), (uint64_t)((double)n / c + 0.5)};
 }
 
@@ -164,13 +171,13 @@ static struct weight weigh(uint64_t n)
 
 static uint64_t live_home(uint64_t address)
 {
-	return (address >> 4) * 0x9e3779b97f4a7c15u >> 20 & (state.live_slots - 1);
+	return (address >> 4) * 0x9e3779b97f4a7c15u >> 20 & (tables.live_slots - 1);
 }
 
 static struct live *live_find(uint64_t address)
 {
-	for (uint64_t i = live_home(address);; i = (i + 1) & (state.live_slots - 1)) {
-		struct live *l = &state.live[i];
+	for (uint64_t i = live_home(address);; i = (i + 1) & (tables.live_slots - 1)) {
+		struct live *l = &tables.live[i];
 
 		if (l->address == 0)
 			return NULL;
@@ -183,26 +190,26 @@ static void live_put(struct live l)
 {
 	uint64_t i = live_home(l.address % LOW);
 
-	while (state.live[i].address)
-		i = (i + 1) & (state.live_slots - 1);
-	state.live[i] = l;
+	while (tables.live[i].address)
+		i = (i + 1) & (tables.live_slots - 1);
+	tables.live[i] = l;
 	state.n_live++;
 }
 
 /* Room for one more; 0 if there is none. */
 static int live_room(void)
 {
-	struct live *old = state.live;
-	uint64_t slots = state.live_slots;
+	struct live *old = tables.live;
+	uint64_t slots = tables.live_slots;
 
 	if (state.n_live < slots / 4 * 3)
 		return 1;
-	if (slots == MAX_SLOTS || !(state.live = heap_map(2 * slots * sizeof *old))) {
-		state.live = old;
+	if (slots == MAX_SLOTS || !(tables.live = heap_map(2 * slots * sizeof *old))) {
+		tables.live = old;
 		return state.n_live < slots - 1;
 	}
-	syscall(SYS_madvise, state.live, 2 * slots * sizeof *old, MADV_WIPEONFORK);
-	state.live_slots = 2 * slots;
+	syscall(SYS_madvise, tables.live, 2 * slots * sizeof *old, MADV_WIPEONFORK);
+	tables.live_slots = 2 * slots;
 	state.n_live = 0;
 	for (uint64_t i = 0; i < slots; i++)
 		if (old[i].address)
@@ -213,17 +220,17 @@ static int live_room(void)
 
 static void live_remove(struct live *l)
 {
-	uint64_t hole = (uint64_t)(l - state.live), mask = state.live_slots - 1;
+	uint64_t hole = (uint64_t)(l - tables.live), mask = tables.live_slots - 1;
 
-	for (uint64_t i = (hole + 1) & mask; state.live[i].address; i = (i + 1) & mask) {
-		uint64_t home = live_home(state.live[i].address % LOW);
+	for (uint64_t i = (hole + 1) & mask; tables.live[i].address; i = (i + 1) & mask) {
+		uint64_t home = live_home(tables.live[i].address % LOW);
 
 		if (((i - home) & mask) >= ((i - hole) & mask)) {
-			state.live[hole] = state.live[i];
+			tables.live[hole] = tables.live[i];
 			hole = i;
 		}
 	}
-	state.live[hole].address = 0;
+	tables.live[hole].address = 0;
 	state.n_live--;
 }
 
@@ -241,7 +248,7 @@ static void filter(uint64_t address, int by)
 /* Before a stack's count changes: what it was at the peak. */
 static void touch(struct heap_stack *s)
 {
-	uint64_t epoch = state.files.process->epoch;
+	uint64_t epoch = tables.files.process->epoch;
 
 	if (s->epoch == epoch)
 		return;
@@ -252,7 +259,7 @@ static void touch(struct heap_stack *s)
 
 static void count(struct heap_stack *s, struct weight w)
 {
-	struct heap_process *p = state.files.process;
+	struct heap_process *p = tables.files.process;
 
 	touch(s);
 	s->objects += w.objects;
@@ -268,7 +275,7 @@ static void count(struct heap_stack *s, struct weight w)
 
 static void discount(struct heap_stack *s, struct weight w, int brief)
 {
-	struct heap_process *p = state.files.process;
+	struct heap_process *p = tables.files.process;
 
 	touch(s);
 	s->freed_objects += w.objects;
@@ -289,6 +296,8 @@ static struct heap_freed forget(uint64_t address, int64_t left)
 	if (!l)
 		return f;
 	f.stack = (struct heap_stack *)(l->stack % LOW);
+	if (us_unlikely(!f.stack)) /* wiped: a signal handler has forked */
+		return f;
 	f.size = l->size;
 	discount(f.stack, weigh(f.size), (uint32_t)left == (uint32_t)(l->address >> 48 | l->stack >> 48 << 16));
 	live_remove(l);
@@ -299,7 +308,7 @@ static struct heap_freed forget(uint64_t address, int64_t left)
 static int remember(uint64_t address, struct heap_stack *s, uint64_t size, int64_t left)
 {
 	if (!live_room()) {
-		state.files.process->lost++;
+		tables.files.process->lost++;
 		return 0;
 	}
 	live_put((struct live){address | (uint64_t)left << 48, (uint64_t)s | ((uint64_t)left >> 16) << 48, size});
@@ -320,7 +329,7 @@ static void defer(uint64_t address)
 		}
 	}
 	if (atomic_load_explicit(&state.on, memory_order_acquire) == ON)
-		state.files.process->nested++;
+		tables.files.process->nested++;
 }
 
 static void catch_up(void)
@@ -428,8 +437,8 @@ US_INLINE unsigned walk(void ***pcs, uint64_t *hash)
 
 static int interned_room(void)
 {
-	struct interned *old = state.interned, *now;
-	uint64_t slots = state.interned_slots;
+	struct interned *old = tables.interned, *now;
+	uint64_t slots = tables.interned_slots;
 
 	if (state.n_interned < slots / 2)
 		return 1;
@@ -445,8 +454,8 @@ static int interned_room(void)
 			k = (k + 1) & (2 * slots - 1);
 		now[k] = old[i];
 	}
-	state.interned = now;
-	state.interned_slots = 2 * slots;
+	tables.interned = now;
+	tables.interned_slots = 2 * slots;
 	syscall(SYS_munmap, old, slots * sizeof *old);
 	return 1;
 }
@@ -467,36 +476,38 @@ static US_COLD struct heap_stack *new_stack(void *const *pcs, unsigned n)
 	struct heap_stack *s;
 
 	for (unsigned i = 0; i < n; i++)
-		frame[i] = heap_frame(&state.files, (uint64_t)pcs[i], 0);
-	s = heap_room(&state.files, HEAP_STACK, sizeof *s + n * sizeof frame[0]);
+		frame[i] = heap_frame(&tables.files, (uint64_t)pcs[i], 0);
+	s = heap_room(&tables.files, HEAP_STACK, sizeof *s + n * sizeof frame[0]);
 	if (!s)
 		return NULL;
 	s->n = n;
 	s->generation = state.generation;
-	s->epoch = state.files.process->epoch;
+	s->epoch = tables.files.process->epoch;
 	memcpy(s->frame, frame, n * sizeof frame[0]);
-	heap_wrote(&state.files);
+	heap_wrote(&tables.files);
 	return s;
 }
 
 static struct heap_stack *intern(void *const *pcs, unsigned n, uint64_t hash)
 {
+	struct heap_stack *s;
 	uint64_t mask, i;
 
 	hash = us_trail_hash(hash, state.generation);
-	mask = state.interned_slots - 1;
-	for (i = hash & mask; state.interned[i].stack; i = (i + 1) & mask)
-		if (state.interned[i].hash == hash && us_likely(same(state.interned[i].stack, pcs, n)))
-			return state.interned[i].stack;
+	mask = tables.interned_slots - 1;
+	for (i = hash & mask; (s = tables.interned[i].stack); i = (i + 1) & mask)
+		if (tables.interned[i].hash == hash && us_likely(same(s, pcs, n)))
+			return s;
 	if (!interned_room())
 		return NULL;
-	mask = state.interned_slots - 1;
-	for (i = hash & mask; state.interned[i].stack; i = (i + 1) & mask)
+	mask = tables.interned_slots - 1;
+	for (i = hash & mask; tables.interned[i].stack; i = (i + 1) & mask)
 		;
-	state.interned[i] = (struct interned){hash, new_stack(pcs, n)};
-	if (state.interned[i].stack)
+	s = new_stack(pcs, n);
+	tables.interned[i] = (struct interned){hash, s};
+	if (s)
 		state.n_interned++;
-	return state.interned[i].stack;
+	return s;
 }
 
 /* ---- The beginning ---- */
@@ -547,17 +558,20 @@ static int begin(void)
 	    syscall(SYS_madvise, trails, sizeof trails, MADV_WIPEONFORK) != 0)
 		return 0;
 	state.pid = (int32_t)syscall(SYS_getpid);
-	state.period = asked_period;
-	state.live_slots = state.interned_slots = FIRST_SLOTS;
-	state.live = heap_map(FIRST_SLOTS * sizeof *state.live);
-	state.interned = heap_map(FIRST_SLOTS * sizeof *state.interned);
-	if (!state.live || !state.interned)
+	state.n_live = state.n_interned = 0;
+	for (unsigned i = 0; i < TRAILS; i++)
+		trails[i].t.n = 0;
+	tables.period = asked_period;
+	tables.live_slots = tables.interned_slots = FIRST_SLOTS;
+	tables.live = heap_map(FIRST_SLOTS * sizeof *tables.live);
+	tables.interned = heap_map(FIRST_SLOTS * sizeof *tables.interned);
+	if (!tables.live || !tables.interned)
 		return 0;
-	syscall(SYS_madvise, state.live, FIRST_SLOTS * sizeof *state.live, MADV_WIPEONFORK);
-	syscall(SYS_madvise, state.interned, FIRST_SLOTS * sizeof *state.interned, MADV_WIPEONFORK);
+	syscall(SYS_madvise, tables.live, FIRST_SLOTS * sizeof *tables.live, MADV_WIPEONFORK);
+	syscall(SYS_madvise, tables.interned, FIRST_SLOTS * sizeof *tables.interned, MADV_WIPEONFORK);
 	if (asked_maps && !heap_maps_open())
 		return 0;
-	return heap_open(&state.files, directory, state.period);
+	return heap_open(&tables.files, directory, tables.period);
 }
 
 /* Whether allocations are recorded. Before the C library has the environment, they are not, and nothing is decided. */
@@ -570,8 +584,14 @@ static int is_on(void)
 	if (!environ)
 		return 0;
 	heap_lock();
-	if (atomic_load_explicit(&state.on, memory_order_relaxed) == UNBEGUN)
-		atomic_store_explicit(&state.on, begin() ? ON : OFF, memory_order_release);
+	if (atomic_load_explicit(&state.on, memory_order_relaxed) == UNBEGUN) {
+		int begun;
+
+		do
+			begun = begin();
+		while (begun && state.pid != (int32_t)syscall(SYS_getpid)); /* a signal handler has forked */
+		atomic_store_explicit(&state.on, begun ? ON : OFF, memory_order_release);
+	}
 	heap_unlock();
 	return atomic_load_explicit(&state.on, memory_order_relaxed) == ON;
 }
@@ -592,9 +612,11 @@ static void leave(struct heap_thread *t)
 	t->busy = 0;
 }
 
-/* Where the pages are not wiped, such as in emulators, which say that they were. */
+/* In a child: pages may not be wiped, such as in emulators, which say that they were. */
 static void forked(void)
 {
+	if (heap_thread.busy)
+		heap_left(&tables.files);
 	if (atomic_load_explicit(&state.on, memory_order_relaxed) == UNBEGUN || state.pid == (int32_t)syscall(SYS_getpid))
 		return;
 	memset((void *)&state, 0, sizeof state);
@@ -616,7 +638,7 @@ void heap_begin(int foreign)
 
 	if (enter(&heap_thread)) {
 		if (is_on() && foreign && !asked_maps)
-			state.files.process->foreign = 1;
+			tables.files.process->foreign = 1;
 		leave(&heap_thread);
 	}
 	errno = e;
@@ -637,7 +659,7 @@ static __attribute__((noinline)) void sample(struct heap_thread *t, uint64_t add
 		forget(address, 0); /* nobody has seen it freed */
 	s = intern(pcs, frames, hash);
 	if (!s)
-		state.files.process->lost++;
+		tables.files.process->lost++;
 	else if (remember(address, s, n, t->left))
 		count(s, weigh(n));
 	heap_unlock();
@@ -654,13 +676,13 @@ void heap_allocated(void *p, uint64_t n)
 	}
 	if (!enter(t)) {
 		if (atomic_load_explicit(&state.on, memory_order_relaxed) == ON)
-			state.files.process->nested++;
+			tables.files.process->nested++;
 		return;
 	}
 	if (!is_on() || asked_maps) {
 		if (state.on != UNBEGUN)
 			t->left = INT64_MAX;
-	} else if (state.period == 0) {
+	} else if (tables.period == 0) {
 		sample(t, (uint64_t)p % LOW, n);
 	} else {
 		if (us_unlikely(!t->random)) {
@@ -712,8 +734,8 @@ void heap_unfreed(void *p, struct heap_freed f)
 			touch(f.stack);
 			f.stack->freed_objects -= w.objects;
 			f.stack->freed_bytes -= w.bytes;
-			state.files.process->objects += (int64_t)w.objects;
-			state.files.process->bytes += (int64_t)w.bytes;
+			tables.files.process->objects += (int64_t)w.objects;
+			tables.files.process->bytes += (int64_t)w.bytes;
 		}
 		heap_unlock();
 	}
@@ -742,7 +764,7 @@ int heap_maps_enter(void)
 		return 0;
 	if (!enter(&heap_thread)) {
 		if (asked_maps && atomic_load_explicit(&state.on, memory_order_relaxed) == ON)
-			state.files.process->nested++;
+			tables.files.process->nested++;
 		return 0;
 	}
 	if (environ && !environment_read) {
@@ -783,7 +805,7 @@ void heap_discount(struct heap_stack *s, uint64_t objects, uint64_t bytes, int b
 
 void heap_lost(void)
 {
-	state.files.process->lost++;
+	tables.files.process->lost++;
 }
 
 uint64_t heap_mark(void)

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -336,6 +337,37 @@ func TestHeapForks(t *testing.T) {
 		}
 		if totals(t, all); len(all) < 100 {
 			t.Errorf("%d processes", len(all))
+		}
+	}
+}
+
+// TestHeapHandlers: a signal handler forks wherever it interrupts, also while an allocation or a mapping is recorded. Both processes go on, and the
+// parent's counts are its own: it has nothing in use at the end.
+func TestHeapHandlers(t *testing.T) {
+	oracle.Long(t)
+	prog := filepath.Join(t.TempDir(), "heap_handler")
+	if out, err := exec.Command("gcc", "-O1", "-g", "-fno-builtin", "-Wall", "-Wextra", "-Werror", "-o", prog, "testdata/heap_handler.c").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	forks := strconv.Itoa(oracle.Few(300, 3000))
+	for env, args := range map[string][]string{"UNSPOOL_HEAP_PERIOD=0": {forks}, "UNSPOOL_HEAP_PERIOD=500": {forks}, "UNSPOOL_HEAP_MAPS=1": {forks, "maps"}} {
+		out, all := heapRun(t, heapLibrary(t), []string{env}, prog, args...)
+		if out != "0 wrong\n<nil>\n" {
+			t.Errorf("%s: %s", env, out)
+		}
+		parents, children := 0, 0
+		for _, p := range all {
+			switch {
+			case p.Comm != "heap_handler":
+			case p.InUse.Bytes == 0 && parents == 0: // the first to begin
+				parents++
+			default:
+				children++
+			}
+		}
+		t.Logf("%s: %d parents, %d children", env, parents, children)
+		if env != "UNSPOOL_HEAP_PERIOD=500" && (parents != 1 || children < 200) {
+			t.Errorf("%s: %d parents, %d children", env, parents, children)
 		}
 	}
 }
