@@ -32,7 +32,7 @@ type heapPlan struct {
 const heapSampled = "sampled"
 
 func (h *heapPlan) flags(c *cobra.Command) {
-	cli.OneOf(c, &h.how, "heap", "record where the command and its children allocate memory: a sample of the allocations, or all", heapSampled, "all")
+	cli.OneOf(c, &h.how, "heap", "record where the command and its children allocate memory: a sample of the allocations, all, or what they map without a file", heapSampled, "all", "mmap")
 	c.Flags().Lookup("heap").NoOptDefVal = heapSampled
 	cli.Var(c, &h.Period, "heap-period", "", "with --heap: bytes that are allocated between samples, on average (default 512K)", cli.Size)
 	cli.Var(c, &h.Every, "every", "", `with --heap: write a snapshot after each such time, such as "10s", beside the output`, cli.Duration)
@@ -73,10 +73,10 @@ func (h *heapPlan) check(c *cobra.Command, p *plan) error {
 			return usage("--heap and --%s exclude each other", name)
 		}
 	}
-	switch {
-	case h.how == "all" && h.Period > 0:
-		return usage("--heap-period takes a size, 1 or more, and excludes --heap=all")
-	case h.how != "all":
+	switch h.Maps = h.how == "mmap"; {
+	case h.how != heapSampled && h.Period > 0:
+		return usage("--heap-period takes a size, 1 or more, and excludes --heap=%s", h.how)
+	case h.how == heapSampled:
 		h.Period = cmp.Or(h.Period, heap.DefaultPeriod)
 	}
 	var err error
@@ -97,8 +97,8 @@ func (h *heapPlan) checkProcesses(c *cobra.Command, p *plan) error {
 	if p.Source != record.Auto && p.Source != record.EBPF {
 		return usage("--heap -p works only with --source ebpf (root)")
 	}
-	if e := profile.ParseHeapValue(h.value).Event; e != profile.HeapAlloc && e != profile.HeapInUse {
-		return usage("--heap -p has alloc and inuse, not %s", e)
+	if e := profile.ParseHeapValue(h.value).Event; h.Maps || e != profile.HeapAlloc && e != profile.HeapInUse {
+		return usage("--heap -p has alloc and inuse, not %s with --heap=%s", e, h.how)
 	}
 	return nil
 }

@@ -135,12 +135,28 @@ int main(void) {
 	for args, want := range map[string]string{
 		"record --heap --every 1s -o - --format folded -- true": "^unspool: --every writes snapshots beside the output: give -o FILE",
 		"record --every 1s -- true":                             "^unspool: --every goes with --heap",
+		"record --heap=mmap --heap-period 1K -- true":           "^unspool: --heap-period takes a size, 1 or more, and excludes --heap=mmap",
 	} {
 		c := program(t, strings.Fields(args)...)
 		c.Env = append(c.Env, "UNSPOOL_RUNTIME="+dir)
 		finish(t, c).want(t, 2, want)
 	}
 	read("report", "--heap-value", "peak_space", "h.002.pb.gz").want(t, 0, "")
+
+	maps := filepath.Join(dir, "maps")
+	gcc = exec.Command("gcc", "-O1", "-g", "-x", "c", "-o", maps, "-")
+	gcc.Stdin = strings.NewReader("#include <stdlib.h>\n#include <sys/mman.h>\n" +
+		"__attribute__((noipa)) static void *mapper(void) { return mmap(0, 40000, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); }\n" +
+		"int main(void) { char *p = mapper(); mapper(); return munmap(p, 4096) || !malloc(1000); }\n")
+	if out, err := gcc.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	c := program(t, "record", "--heap=mmap", "-o", "maps.folded", "--", maps)
+	c.Env, c.Dir = append(c.Env, "UNSPOOL_RUNTIME="+dir), at
+	finish(t, c).want(t, 0, `maps.folded: `)
+	if b, err := os.ReadFile(filepath.Join(at, "maps.folded")); err != nil || !strings.Contains(string(b), ";main;mapper 77824\n") || strings.Count(string(b), ";mapper ") != 1 {
+		t.Errorf("%s %v", b, err)
+	}
 }
 
 // heapLoop allocates when it is told to. Each function's objects and bytes are in TestHeapProbes.
@@ -275,6 +291,7 @@ func TestHeapProbes(t *testing.T) {
 		}
 	}
 	runProgram(t, "record", "--heap", "-p", "1", "--heap-value", "peak_space", "-o", "x.svg").want(t, 2, "--heap -p has alloc and inuse, not peak")
+	runProgram(t, "record", "--heap=mmap", "-p", "1", "-o", "x.svg").want(t, 2, "--heap -p has alloc and inuse, not inuse with --heap=mmap")
 	runProgram(t, "record", "--heap", "-p", "1", "--every", "1s", "-o", "x.svg").want(t, 2, "--heap and --every exclude each other|--every")
 }
 

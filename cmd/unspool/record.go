@@ -61,13 +61,13 @@ but no functions.
 
 With --heap, record shows where the command and its children allocate memory, instead of where they spend time. A
 library in front of the program's allocator takes a sample each 512 KiB, on average, and walks its stack. --heap=all
-records every allocation. The kernel and root take no part. The profile has what was allocated (alloc), what is in use
-at the end (inuse), what was in use when most bytes were (peak), and what was freed before its thread had allocated
+records every allocation; --heap=mmap, mappings without a file. The profile has what was allocated (alloc), what is in
+use at the end (inuse), what was in use when most bytes were (peak), and what was freed before its thread had allocated
 anything else (temporary), in bytes and in objects. pprof's files have all of it; other formats show what --heap-value
 says. Without -o, record writes ` + defaultHeap + ` and prints a table. With --every 10s, or when record gets SIGUSR2,
-it writes a snapshot beside the output: for -o heap.pb.gz, heap.001.pb.gz, heap.002.pb.gz and so on. No snapshot replaces
-another. unspool diff compares two of them; unspool serve heap.pb.gz shows all of the run by time. With -p PID, probes
-at the process's allocator take the place of the library: as root, and at a cost of microseconds for each call.
+it writes a snapshot beside the output: for -o heap.pb.gz, heap.001.pb.gz, heap.002.pb.gz. No snapshot replaces
+another. unspool diff compares two; unspool serve heap.pb.gz shows all of the run by time. With -p PID, probes at the
+process's allocator take the place of the library: as root, at microseconds for each call.
 
 --to sends the finished recording to an engine, with the names of functions and inlined calls:
 parca=http://HOST:7070, pyroscope=http://HOST:4040, otlp=http://HOST:4318 or otlp=grpc://HOST:4317. The recording
