@@ -127,7 +127,7 @@ __attribute__((constructor)) static void at_load(void)
 US_INLINE void allocated(void *p, uint64_t n)
 {
 	if (us_unlikely((heap_thread.left -= (int64_t)n) <= 0))
-		heap_allocated(p, n);
+		heap_allocated(p, n, __builtin_frame_address(0));
 }
 
 /* Like allocated, after a function that may have called one of these itself: that one counted. */

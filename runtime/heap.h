@@ -95,8 +95,11 @@ US_INLINE int heap_maybe_recorded(const void *p)
 	return us_unlikely(atomic_load_explicit(&heap_filter[heap_filter_slot((uint64_t)p)], memory_order_relaxed) != 0);
 }
 
-/* An allocation of n bytes at p, after the thread's left went to 0 or below. Keeps errno. */
-US_HIDDEN void heap_allocated(void *p, uint64_t n) US_COLD;
+/*
+ * An allocation of n bytes at p, after the thread's left went to 0 or below, by the function with that frame: on x86-64, the caller's rbp and the return
+ * address. Keeps errno.
+ */
+US_HIDDEN void heap_allocated(void *p, uint64_t n, const uint64_t *frame) US_COLD;
 
 /* Before p is given back. What it returns, heap_unfreed can put in again. Keeps errno. */
 struct heap_freed {

@@ -434,10 +434,10 @@ static __attribute__((noinline)) void trail_check(void *const *pcs, int n, uint6
 #endif
 
 /*
- * Program counters of the caller's stack at *pcs, which has room for HEAP_FRAMES + 8: without this library's frames, at most HEAP_FRAMES; and their
+ * Program counters of the caller's stack, or that of the function with a frame, at *pcs, which has room for HEAP_FRAMES + 8: without this library's frames, at most HEAP_FRAMES; and their
  * hash.
  */
-US_INLINE unsigned walk(void ***pcs, uint64_t *hash)
+US_INLINE unsigned walk(const uint64_t *frame, void ***pcs, uint64_t *hash)
 {
 	uint64_t thread = (uint64_t)&heap_thread;
 	struct trail *tr = &trails[(thread >> 12 ^ thread >> 18) % TRAILS];
@@ -450,7 +450,7 @@ US_INLINE unsigned walk(void ***pcs, uint64_t *hash)
 		if (us_unlikely(tr->generation != generation))
 			tr->t.n = 0;
 		tr->generation = generation;
-		n = us_trail(p, HEAP_FRAMES + 8, &tr->t);
+		n = frame ? us_trail_from(p, HEAP_FRAMES + 8, frame[1], (uint64_t)(frame + 2), frame[0], &tr->t) : us_trail(p, HEAP_FRAMES + 8, &tr->t);
 		while (own < n && (uint64_t)p[own] - own_lo < own_hi - own_lo)
 			own++;
 		if (us_likely(tr->t.n == n && own < n && n - own <= HEAP_FRAMES)) {
@@ -460,6 +460,7 @@ US_INLINE unsigned walk(void ***pcs, uint64_t *hash)
 		atomic_store_explicit(&tr->busy, 0, memory_order_release);
 	}
 #else
+	(void)frame;
 	(void)tr;
 	(void)generation;
 #endif
@@ -693,13 +694,17 @@ void heap_begin(int foreign)
 
 /* ---- Events ---- */
 
-static __attribute__((noinline)) void sample(struct heap_thread *t, uint64_t address, uint64_t n)
+static __attribute__((noinline)) void sample(struct heap_thread *t, uint64_t address, uint64_t n, const uint64_t *frame)
 {
 	void *room[HEAP_FRAMES + 8], **pcs = room;
 	uint64_t hash;
-	unsigned frames = walk(&pcs, &hash);
 	struct heap_stack *s;
+	unsigned frames;
 
+	/* What is looked at later is in no cache. Without the lock, these addresses may be those of old tables. */
+	__builtin_prefetch(&tables.live[live_home(address)], 1);
+	frames = walk(frame, &pcs, &hash);
+	__builtin_prefetch(&tables.interned[us_trail_hash(hash, state.generation) & (tables.interned_slots - 1)]);
 	heap_lock();
 	catch_up();
 	if (us_unlikely(heap_maybe_recorded((void *)address)))
@@ -717,7 +722,7 @@ static __attribute__((noinline)) void sample(struct heap_thread *t, uint64_t add
 	heap_unlock();
 }
 
-void heap_allocated(void *p, uint64_t n)
+void heap_allocated(void *p, uint64_t n, const uint64_t *frame)
 {
 	struct heap_thread *t = &heap_thread;
 	int e = errno;
@@ -735,7 +740,7 @@ void heap_allocated(void *p, uint64_t n)
 		if (state.on != UNBEGUN)
 			t->left = INT64_MAX;
 	} else if (tables.period == 0) {
-		sample(t, (uint64_t)p % LOW, n);
+		sample(t, (uint64_t)p % LOW, n, frame);
 	} else {
 		if (us_unlikely(!t->random)) {
 			seed(t);
@@ -743,7 +748,7 @@ void heap_allocated(void *p, uint64_t n)
 		}
 		if (t->left <= 0) {
 			t->left = draw(t);
-			sample(t, (uint64_t)p % LOW, n);
+			sample(t, (uint64_t)p % LOW, n, frame);
 		}
 	}
 	leave(t);
@@ -840,7 +845,7 @@ struct heap_stack *heap_here(void)
 {
 	void *room[HEAP_FRAMES + 8], **pcs = room;
 	uint64_t hash;
-	unsigned frames = walk(&pcs, &hash);
+	unsigned frames = walk(NULL, &pcs, &hash);
 
 	return intern(pcs, frames, hash);
 }

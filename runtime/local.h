@@ -178,6 +178,9 @@ US_INLINE uint64_t us_trail_hash(uint64_t outer, uint64_t pc)
 US_HIDDEN int us_backtrace_trail(void **pcs, int max, const uint64_t *saved, struct us_trail *t);
 US_HIDDEN int us_trail(void **pcs, int max, struct us_trail *t);
 
+/* The same from a caller that is known: pc is a return address. 0 for a walk that needs other registers. */
+US_HIDDEN int us_trail_from(void **pcs, int max, uint64_t pc, uint64_t sp, uint64_t bp, struct us_trail *t);
+
 /* Forgets all rules. */
 US_HIDDEN void us_local_flush(void);
 

@@ -532,9 +532,10 @@ static void trail_keep(struct us_trail *t, int fresh)
 	}
 }
 
-US_INLINE int backtrace(void **pcs, int max, const uint64_t *saved, struct us_trail *t)
+/* Without saved, a walk that needs other registers than these returns 0. */
+US_INLINE int backtrace(void **pcs, int max, uint64_t pc, uint64_t sp, uint64_t bp, const uint64_t *saved, struct us_trail *t)
 {
-	uint64_t pc = saved[6], sp = (uint64_t)(saved + 7), bp = saved[4], cfa;
+	uint64_t cfa;
 	struct us_span span = us_stack;
 	uint32_t module = 0, index = 0;
 	int n = 0, exact = 0, in_handler = 0, fresh = 0, old = 0;
@@ -596,26 +597,26 @@ US_INLINE int backtrace(void **pcs, int max, const uint64_t *saved, struct us_tr
 			if (!us_within(&span, uc + us_greg[US_RA]) && !us_span_at(&span, uc + us_greg[US_RA]))
 				return n;
 			if (!us_within(&span, uc + us_greg[US_FP]))
-				return backtrace_slow(pcs, max, saved);
+				return saved ? backtrace_slow(pcs, max, saved) : 0;
 			pc = us_word(uc + us_greg[US_RA]);
 			sp = us_word(uc + us_greg[US_SP]);
 			bp = us_word(uc + us_greg[US_FP]);
 			exact = in_handler = 1;
 			if (pc == 0)
-				return backtrace_slow(pcs, max, saved);
+				return saved ? backtrace_slow(pcs, max, saved) : 0;
 			continue;
 		} else
-			return backtrace_slow(pcs, max, saved);
+			return saved ? backtrace_slow(pcs, max, saved) : 0;
 		cfa += (uint64_t)(int64_t)t_off(d);
 		if (us_unlikely(cfa <= sp)) /* on another stack */
-			return backtrace_slow(pcs, max, saved);
+			return saved ? backtrace_slow(pcs, max, saved) : 0;
 		ra_at = cfa - 8;
 		if (us_unlikely(!us_within(&span, ra_at)) && !us_span_at(&span, ra_at))
 			return n;
 		if (kind & T_SAVES) {
 			bp_at = cfa + (uint64_t)(t_save(d) * 8);
 			if (us_unlikely(!us_within(&span, bp_at)))
-				return backtrace_slow(pcs, max, saved);
+				return saved ? backtrace_slow(pcs, max, saved) : 0;
 		}
 		if (t)
 			trail_add(t, &fresh, pc, sp, bp, ra_at, bp_at);
@@ -632,14 +633,19 @@ US_INLINE int backtrace(void **pcs, int max, const uint64_t *saved, struct us_tr
 
 int us_backtrace(void **pcs, int max, const uint64_t *saved)
 {
-	return backtrace(pcs, max, saved, NULL);
+	return backtrace(pcs, max, saved[6], (uint64_t)(saved + 7), saved[4], saved, NULL);
 }
 
 #ifdef UNSPOOL_TRAIL
 
 int us_backtrace_trail(void **pcs, int max, const uint64_t *saved, struct us_trail *t)
 {
-	return backtrace(pcs, max, saved, t);
+	return backtrace(pcs, max, saved[6], (uint64_t)(saved + 7), saved[4], saved, t);
+}
+
+int us_trail_from(void **pcs, int max, uint64_t pc, uint64_t sp, uint64_t bp, struct us_trail *t)
+{
+	return backtrace(pcs, max, pc, sp, bp, NULL, t);
 }
 
 #endif
