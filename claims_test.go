@@ -36,7 +36,7 @@ var documented = []struct {
 	document, text string
 	sources        [][2]string
 }{
-	{"docs/FLEET.md", "profiles the whole machine at 19 Hz", [][2]string{{"agent/daemon/defaults.go", `frequency = 19 `}}},
+	{"docs/FLEET.md", "profiles the whole machine at 19 Hz", [][2]string{{"agent/daemon/defaults.go", `Frequency = 19`}}},
 	{"docs/FLEET.md", "sends profiles every 10 seconds", [][2]string{{"cmd/unspool/agent.go", `"interval", "10s"`}}},
 	{"docs/FLEET.md", "`other` beyond 512 places", [][2]string{{"agent/agent.go", `maxGroups += 512 `}}},
 	{"docs/FLEET.md", "again after 5 seconds, then after twice as long each time, up to 10 minutes",
