@@ -104,7 +104,7 @@ var documented = []struct {
 	{"docs/RATIONALE.md", "has room for 16,384 answers", [][2]string{{"source/ebpf/c/walk.h", `#define CACHE_BITS 13\n`}, {"source/ebpf/c/walk.h", `e\[1 << CACHE_BITS\]\[2\]`}}},
 	{"docs/RATIONALE.md", "after a second, two, four, up to a minute", [][2]string{{"source/perfevent/again.go", `maxTrial += time\.Minute`}}},
 	{"docs/RATIONALE.md", "Why copies of 32 KiB by default?", [][2]string{{"source/perfevent/plan.go", `defaultStack += 32 << 10`}}},
-	{"docs/RATIONALE.md", "While 16 MB of copies wait", [][2]string{{"source/perfevent/drain.go", `shrinkCopies = 16 << 20`}}},
+	{"docs/RATIONALE.md", "While 12 MB of copies wait", [][2]string{{"source/perfevent/drain.go", `shrinkCopies = 12 << 20`}}},
 	{"docs/RATIONALE.md", "to 4 KiB beyond 32 MB", [][2]string{{"source/perfevent/drain.go", `leastCopy += 4 << 10`}}},
 	{"docs/RATIONALE.md", "Mapping 2 MiB at once", [][2]string{{"source/perfdata/input.go", `windowSize = 2 << 20`}}},
 	{"docs/RATIONALE.md", "Why is garbage not collected below 64 MB in a report?", [][2]string{{"internal/cli/memory.go", `lateCollection = 64 << 20`}}},

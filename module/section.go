@@ -57,6 +57,14 @@ const (
 // inflating is how many bytes the expanded sections of all images have.
 var inflating atomic.Int64
 
+// mostInflated is how many they may have.
+var mostInflated atomic.Int64
+
+func init() { mostInflated.Store(maxInflated) }
+
+// LimitInflated bounds the expanded sections of all images that are open, in bytes. What would be more is ErrUnsupported: names may lack lines and inlined calls.
+func LimitInflated(bytes int64) { mostInflated.Store(min(bytes, maxInflated)) }
+
 // Data returns the contents of s, decompressed; nil for a section without bytes in the file. In a file that is not linked, it is Relocate's; if
 // a relocation could not be applied, that is the error. The caller must not change the result.
 func (img *Image) Data(s *Section) ([]byte, error) {
@@ -137,7 +145,7 @@ func (img *Image) decompress(s *Section, b []byte, old bool) ([]byte, error) {
 	default:
 		return bad(ErrUnsupported, "compression %d", kind)
 	}
-	if inflating.Add(int64(size)) > maxInflated {
+	if inflating.Add(int64(size)) > mostInflated.Load() {
 		inflating.Add(-int64(size))
 		return bad(ErrUnsupported, "%d bytes more would be too many", size)
 	}

@@ -110,6 +110,13 @@ func (s *Set) CacheDir() string {
 	return s.store.Dir()
 }
 
+// Bound bounds the memory for making tables: see store.Store.Memory. It is to be called before the first use.
+func (s *Set) Bound(bytes int64) {
+	if s.store != nil {
+		s.store.Memory = bytes
+	}
+}
+
 // Close releases the files and the machine code of all modules that the Set made, which nobody may use any more. The Set may be used again.
 func (s *Set) Close() error {
 	s.mu.Lock()

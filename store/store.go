@@ -18,6 +18,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 	"weak"
 
 	"github.com/unspool/unspool/emit/compact"
@@ -51,6 +52,12 @@ type Stats struct {
 
 // A Store gives out the tables and machine code of modules. It is safe for concurrent use. The zero Store neither keeps nor finds anything on disk.
 type Store struct {
+	// Memory bounds what making tables takes, in bytes; 0: nothing does. Then one is made at a time, and none of modules whose unwind information
+	// takes more: ErrMemory says so. Set it before the first use.
+	Memory int64
+
+	making chan struct{} // has room for who makes something
+
 	dir    string
 	shared []string // directories that are looked into behind dir
 	role   role     // whom dir is for
@@ -247,6 +254,12 @@ func fill[T any](s *Store, e *entry[T], name string, open func() *format.Unwind,
 		s.mapped.Add(1)
 		return t, true
 	}
+	end, err := s.begin(open)
+	if err != nil {
+		e.from, e.err = None, err
+		return nil, false
+	}
+	defer end()
 	frames := open()
 	b, t, err := how.make(frames)
 	e.from, e.err = Built, err
@@ -265,6 +278,53 @@ func fill[T any](s *Store, e *entry[T], name string, open func() *format.Unwind,
 		}
 	}
 	return t, true
+}
+
+// ErrMemory says that making a table takes more than Store.Memory.
+var ErrMemory = errors.New("its unwind information is too large for the memory that may be used")
+
+// makeCost is about how many bytes making a table takes for each byte of unwind information: of five programs with 0.4 to 5 MiB, 6 to 8. makeGoCost is
+// of Go's own table, which has names and lines, too: of three programs with 18 to 177 MiB, 1 to 3.
+const (
+	makeCost   = 8
+	makeGoCost = 2
+)
+
+// patience is how long who would make something waits for another one, who may wait for a file for ever.
+const patience = 30 * time.Second
+
+// begin waits until something may be made of what open returns. end is to be called then.
+func (s *Store) begin(open func() *format.Unwind) (end func(), err error) {
+	if s.Memory == 0 {
+		return func() {}, nil
+	}
+	s.mu.Lock()
+	if s.making == nil {
+		s.making = make(chan struct{}, 1)
+	}
+	making := s.making
+	s.mu.Unlock()
+	select {
+	case making <- struct{}{}:
+		end = func() { <-making }
+	case <-time.After(patience):
+		end = func() {}
+	}
+	var cost uint64
+	for _, src := range open().Sources {
+		switch n := min(src.Size, 1<<40); {
+		case src.Spare:
+		case src.Name == format.PCLNTab:
+			cost += n * makeGoCost
+		default:
+			cost += n * makeCost
+		}
+	}
+	if cost > uint64(s.Memory) {
+		end()
+		return nil, ErrMemory
+	}
+	return end, nil
 }
 
 // read returns all rows; an error says what is damaged.

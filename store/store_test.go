@@ -181,6 +181,26 @@ func TestKeeps(t *testing.T) {
 	}
 }
 
+// TestMemory: what takes more memory than it may is not made, and says so; what is on disk is used. Others are made one after another.
+func TestMemory(t *testing.T) {
+	dir := t.TempDir()
+	s := open2(t, dir)
+	s.Memory = 1 << 10
+	if table, from, err := s.Table(shell(t)); table != nil || from != Memory && from != None || !errors.Is(err, ErrMemory) {
+		t.Errorf("%v, from %v, %v; want ErrMemory", table, from, err)
+	}
+	get(t, open2(t, dir), Built)
+	s = open2(t, dir)
+	s.Memory = 1 << 10
+	get(t, s, Disk)
+	s = open2(t, t.TempDir())
+	s.Memory = 1 << 30
+	get(t, s, Built)
+	if n := len(s.making); n != 0 {
+		t.Errorf("%d tables are being made in the end", n)
+	}
+}
+
 // A table is found by its module's build ID alone, when the file is gone; not by a part of it, nor by what is not its table.
 func TestKept(t *testing.T) {
 	dir := t.TempDir()

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/unspool/unspool/internal/kept"
@@ -51,22 +52,22 @@ func bootID() string {
 	return string(b)
 }
 
-// lasting returns k without the code that the kernel makes.
-func (k *kernel) lasting() *kernel {
-	keep := &kernel{
-		mods: k.mods[:1:1], bounds: k.bounds, asOf: k.asOf,
-		funcs: make(kfuncs, 0, len(k.funcs)), names: make([]byte, 0, len(k.names)),
-	}
+// part returns the functions of some of k's modules.
+func (k *kernel) part(of func(mod string) bool) *kernel {
+	keep := &kernel{mods: k.mods[:1:1], bounds: k.bounds, asOf: k.asOf}
 	to := make([]uint16, len(k.mods))
 	for i, m := range k.mods[1:] {
-		if !made(m) {
+		if of(m) {
 			to[i+1] = uint16(len(keep.mods))
 			keep.mods = append(keep.mods, m)
 		}
 	}
+	if of(KernelModule) { // most of them
+		keep.funcs, keep.names = make(kfuncs, 0, len(k.funcs)), make([]byte, 0, len(k.names))
+	}
 	for i := range k.funcs.len() {
 		f := k.funcs.at(i)
-		if made(k.mods[f.mod]) {
+		if !of(k.mods[f.mod]) {
 			continue
 		}
 		name := k.names[f.name:][:f.len]
@@ -143,11 +144,27 @@ func (k *kernel) loadKept(dir string) error {
 	return k.decode(b, boot)
 }
 
-// keep writes the file, if it can.
-func (k *kernel) keep(dir string) {
+// keep writes the file, if it can and the file does not say the same already, or is to be newer. Then k uses the file, and keeps in memory only the code that the kernel
+// has made: 7 MB less.
+func (k *kernel) keep(dir string, newer bool) {
 	boot := bootID()
 	if dir == "" || boot == "" || k.bounds.stext >= k.bounds.etext {
 		return
 	}
-	kept.Write(filepath.Join(dir, keptName), k.lasting().encode(boot)...)
+	lasting := k.part(func(mod string) bool { return !made(mod) })
+	file := &kernel{}
+	if newer || file.loadKept(dir) != nil || !file.same(lasting) {
+		kept.Write(filepath.Join(dir, keptName), lasting.encode(boot)...)
+		if file = (&kernel{}); file.loadKept(dir) != nil || !file.same(lasting) {
+			return
+		}
+	}
+	file.bias = k.bias
+	rest := k.part(made)
+	k.funcs, k.names, k.mods, k.under = rest.funcs, rest.names, rest.mods, file
+}
+
+// same says whether two have the same functions.
+func (k *kernel) same(o *kernel) bool {
+	return bytes.Equal(k.funcs, o.funcs) && bytes.Equal(k.names, o.names) && slices.Equal(k.mods, o.mods)
 }

@@ -39,6 +39,7 @@ type kernel struct {
 	bias   uint64   // from the addresses that are asked for to those of funcs
 	bounds bounds
 	asOf   time.Time // when that was so; later functions of modules are missing
+	under  *kernel   // what funcs does not have, in a file of the cache; nil: funcs has all
 }
 
 // bounds are the addresses of the symbols that bound the kernel's text; 0 where they are not known.
@@ -87,7 +88,7 @@ func (r *Resolver) Kernel(addr uint64) (s Symbol, mod string, ok bool) {
 		return nil
 	})
 	if err != nil { // the file of the cache was cut short meanwhile
-		return r.kernelSymbol(r.loadKernel(), addr)
+		_ = module.Guard(func() error { s, mod, ok = r.kernelSymbol(r.loadKernel(), addr); return nil })
 	}
 	return s, mod, ok
 }
@@ -103,6 +104,9 @@ func (k *kernel) after(then time.Time) bool {
 func (r *Resolver) kernelSymbol(k *kernel, addr uint64) (s Symbol, mod string, ok bool) {
 	a := addr + k.bias
 	i := sort.Search(k.funcs.len(), func(i int) bool { return k.funcs.start(i) > a }) - 1
+	if (i < 0 || a >= k.funcs.at(i).end) && k.under != nil {
+		return r.kernelSymbol(k.under, addr)
+	}
 	if i < 0 {
 		return Symbol{}, "", false
 	}
@@ -180,8 +184,9 @@ func (r *Resolver) loadKernel() *kernel {
 	k.once.Do(func() {
 		if k.err = k.load(r.kernelOptions()); k.err != nil {
 			k.funcs, k.bounds = nil, bounds{}
-		} else if kept := r.keptKernel(); kept.err != nil || !r.opt.RecordedBy.IsZero() && !kept.after(r.opt.RecordedBy) {
-			k.keep(r.opt.keptDir())
+		} else {
+			newer := !r.opt.RecordedBy.IsZero() && !r.keptKernel().after(r.opt.RecordedBy) // the file is to say when that was so
+			_ = module.Guard(func() error { k.keep(r.opt.keptDir(), newer); return nil })
 		}
 		k.asked.Store(true)
 	})

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -36,8 +37,12 @@ const (
 	lastWords   = 5 * time.Second  // for what is still to be sent at the end
 	slowClient  = 10 * time.Second // for a request over HTTP
 
-	filesShare = 8 // where a control group limits memory, filesMemory is this part of it at most
-	heapShare  = 3 // and the garbage collector works harder above this part: the rest is the kernel's for this program, and mapped tables
+	smallPage    = time.Minute // that the page shows at most, below smallMachine
+	smallMachine = 256 << 20   // bytes of memory to live by, below which one thing is done at a time
+
+	filesShare = 16 // where a control group limits memory, filesMemory is this part of it at most
+	makeShare  = 4  // what is made may take this part, for a moment
+	heapShare  = 2  // and the garbage collector works harder above this part: the rest is the kernel's for this program, and mapped tables
 )
 
 // Options say what a daemon records, and what it does with the profiles.
@@ -90,9 +95,15 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 	defer cli.Trim(cli.FirstTrim, func() { module.ReleasePages(); pages.ReleaseProgram() })()
 	mods := modules.New()
 	mods.Files.Memory.Max = filesMemory
+	small := false
 	if limit, ok := procfs.MemoryLimit(); ok {
 		mods.Files.Memory.Max = min(filesMemory, int64(limit/filesShare))
 		cli.LimitMemory(int64(limit / heapShare))
+		if small = limit < smallMachine; small {
+			mods.Bound(int64(limit / makeShare))
+			o.Page = min(o.Page, smallPage)
+			module.LimitInflated(int64(limit / filesShare))
+		}
 	}
 	defer mods.Close()
 	d := daemon{Options: &o}
@@ -103,6 +114,12 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 		}
 		defer listener.Close()
 	}
+	n := o.Namer(names.Options{Mods: mods})
+	defer n.Close()
+	if small {
+		n.Kernel(make([]uint64, 1), make([]profile.Name, 1)) // reads all names, which takes more now than it keeps
+		debug.FreeOSMemory()
+	}
 	if d.rec, err = o.Record(ctx, mods); err != nil {
 		return 0, "", err
 	}
@@ -110,8 +127,6 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 	for _, note := range d.rec.Notes() {
 		o.Log.Info(note)
 	}
-	n := o.Namer(names.Options{Mods: mods})
-	defer n.Close()
 	if err := d.rec.Drop(n); err != nil {
 		o.Log.Warn(err.Error())
 	}

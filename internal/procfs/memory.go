@@ -7,11 +7,26 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
-// MemoryLimit returns how many bytes the control groups of this process let it and its neighbours take: the least of memory.max (version 2) and
-// memory.limit_in_bytes (version 1) from its own group up to the root. ok is false where there is no limit.
-func MemoryLimit() (bytes uint64, ok bool) { return memoryLimit("/") }
+// machineShare is the part of a machine's memory that a program lives by where no control group limits memory.
+const machineShare = 4
+
+// MemoryLimit returns how many bytes this program lives by: the least of a quarter of the machine's memory (MemTotal), and what the control groups
+// of this process let it and its neighbours take: memory.max (version 2) and memory.limit_in_bytes (version 1) from its own group up to the root. ok
+// is false where nothing is known.
+func MemoryLimit() (bytes uint64, ok bool) {
+	least, ok := memoryLimit("/")
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) == nil {
+		if all := info.Totalram * uint64(info.Unit) / machineShare; all > 0 && (!ok || all < least) {
+			return all, true
+		}
+	}
+	return least, ok
+}
 
 func memoryLimit(root string) (least uint64, ok bool) {
 	b, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))

@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestMemoryLimit: the least limit of both versions' groups, also of a container that sees its group at the root.
@@ -43,5 +45,20 @@ func TestMemoryLimit(t *testing.T) {
 				t.Errorf("%d, %v; want %d", got, ok, c.want)
 			}
 		})
+	}
+}
+
+// TestMachineShare: without a limit that is less, a program lives by a quarter of the machine's memory.
+func TestMachineShare(t *testing.T) {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		t.Fatal(err)
+	}
+	want := info.Totalram * uint64(info.Unit) / 4
+	if group, ok := memoryLimit("/"); ok {
+		want = min(want, group)
+	}
+	if got, ok := MemoryLimit(); got != want || !ok {
+		t.Errorf("%d, %v; want %d", got, ok, want)
 	}
 }

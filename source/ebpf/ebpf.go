@@ -190,7 +190,7 @@ func Load(o Options) (_ *Program, err error) {
 	if o.Memory == 0 {
 		o.Memory = DefaultMemory
 		if limit, ok := procfs.MemoryLimit(); ok {
-			o.Memory = min(o.Memory, limit/8)
+			o.Memory = min(o.Memory, limit/tablesShare)
 		}
 	}
 	p.track.start(p.coll, o.Mods, o.Memory, filesOf(o.Command))

@@ -44,13 +44,14 @@ func sizesOf(cpus int, memory uint64, fixed bool) sizes {
 
 // Where a control group limits memory, the maps are those of a machine with so many times the limit, and the ring buffer is a part of it.
 const (
-	limitShare = 16
-	ringShare  = 32
+	limitShare  = 16
+	tablesShare = 16
+	ringShare   = 64
 )
 
 // ringOf returns how large the ring buffer is at most, where a control group limits memory.
 func ringOf(limit uint64) uint32 {
-	return 1 << (bits.Len64(min(max(limit/ringShare, 1<<20), 1<<30)) - 1)
+	return 1 << (bits.Len64(min(max(limit/ringShare, 1<<19), 1<<30)) - 1)
 }
 
 // fit makes the specification's maps as large as this machine needs them.

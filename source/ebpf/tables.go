@@ -30,6 +30,7 @@ type tables struct {
 	free      []uint32                  // slots that nothing uses
 	last      uint32                    // slot that has been used
 	size      uint64                    // bytes of the kernel's memory
+	coming    uint64                    // bytes of tables that jobs write
 	look      atomic.Int64              // when to see whether all is as it should be: CLOCK_MONOTONIC; 0: it is
 	compiling chan bool                 // so many at once: two at least, as one file may take long to be read
 	jobs      sync.WaitGroup
@@ -74,14 +75,18 @@ func (l *table) compiled() bool {
 
 // Bounds. maxTables is MAX_TABLES of c/unspool.bpf.c.
 const (
-	maxTables = 1 << 14
-	patience  = 2 * time.Millisecond // that a space waits for its modules
-	lookEvery = time.Second          // for tables that were taken out and are wanted again, or could not go
+	smallTables = 16 << 20 // bytes of the kernel's memory for tables, below which one table is made at a time
+	maxTables   = 1 << 14
+	patience    = 2 * time.Millisecond // that a space waits for its modules
+	lookEvery   = time.Second          // for tables that were taken out and are wanted again, or could not go
 )
 
 func (t *tables) start(track *tracker, outer, uses *ebpf.Map, memory uint64) {
 	t.track, t.tables, t.uses, t.memory = track, outer, uses, memory
 	t.all, t.compiling = map[*unwind.Module]*table{}, make(chan bool, max(2, min(4, runtime.GOMAXPROCS(0))))
+	if memory < smallTables {
+		t.compiling = make(chan bool, 1) // who walks copies waits for few
+	}
 }
 
 // close ends all jobs. What is in the kernel goes with the map of all tables.
@@ -216,14 +221,25 @@ func (t *tables) slot(l *table) uint32 {
 
 // load has a table written into the kernel.
 func (t *tables) load(l *table) {
-	if l.busy {
+	if l.busy || !t.room(l) {
 		return
 	}
 	l.busy = true
+	t.coming += uint64(len(l.bytes))
 	t.jobs.Go(func() {
 		size, err := t.put(l)
 		t.notify(loaded{l, size, err})
 	})
+}
+
+// room says whether a table may come now: while others come, they may be an eighth too much altogether. A single one may always come. What may not
+// come now is wanted again when somebody has missed it: see fit.
+func (t *tables) room(l *table) bool {
+	if t.size+t.coming+uint64(len(l.bytes)) <= t.memory+t.memory/8 || t.coming == 0 && t.size <= t.memory {
+		return true
+	}
+	t.look.CompareAndSwap(0, int64(monotonic()+uint64(lookEvery)))
+	return false
 }
 
 // settle takes note of jobs that have ended.
@@ -235,6 +251,7 @@ func (t *tables) settle() {
 	for _, d := range done {
 		l := d.table
 		l.in, l.bad, l.busy, l.since = d.err == nil, d.err != nil, false, monotonic()
+		t.coming -= uint64(len(l.bytes))
 		if l.bad {
 			t.track.failed(fmt.Errorf("the table of %s: %w", l.mod.Path, d.err))
 			if l.refs == 0 {

@@ -267,7 +267,7 @@ func TestConcerned(t *testing.T) {
 // number of a child that a repair has found.
 func TestStranger(t *testing.T) {
 	for _, family := range []bool{true, false} {
-		r := &Recorder{family: family, queue: newBacklog(), dec: source.NewDecoder(), kin: source.NewTree([]int32{10, 11}).Members()}
+		r := &Recorder{family: family, queue: newBacklog(memoryOf(1 << 62).backlog), dec: source.NewDecoder(), kin: source.NewTree([]int32{10, 11}).Members()}
 		r.out.to = r.queue
 		r.dec.AddAttr(&source.Attr{SampleType: source.SampleTID | source.SampleTime, Flags: source.FlagSampleIDAll}, nil, "")
 		r.repair.start(10, 50)
@@ -395,7 +395,7 @@ func TestAgainBound(t *testing.T) {
 
 // TestLostEarly: what was lost before the recording began is read again, and does not count as lost.
 func TestLostEarly(t *testing.T) {
-	r := &Recorder{queue: newBacklog(), dec: source.NewDecoder(), timeAt: recordHeader + 8}
+	r := &Recorder{queue: newBacklog(memoryOf(1 << 62).backlog), dec: source.NewDecoder(), timeAt: recordHeader + 8}
 	r.out.to = r.queue
 	r.dec.AddAttr(&source.Attr{SampleType: source.SampleTID | source.SampleTime, Flags: source.FlagSampleIDAll}, nil, "")
 	lose := func(n, time uint64) {
@@ -463,7 +463,7 @@ func TestCodeAgain(t *testing.T) {
 		if _, err := whole.kallsyms.Seek(0, io.SeekStart); err != nil {
 			t.Fatal(err)
 		}
-		r := &Recorder{queue: newBacklog(), dec: source.NewDecoder(), code: []int{-1}, kallsyms: whole.kallsyms, missed: c.missed}
+		r := &Recorder{queue: newBacklog(memoryOf(1 << 62).backlog), dec: source.NewDecoder(), code: []int{-1}, kallsyms: whole.kallsyms, missed: c.missed}
 		r.out.to = r.queue
 		r.dec.AddAttr(&source.Attr{SampleType: source.SampleTID | source.SampleTime, Flags: source.FlagSampleIDAll | source.FlagKsymbol}, nil, "")
 		r.lost.Store(c.lost)

@@ -206,17 +206,23 @@ func (r *Recorder) copyLimit() uint32 {
 		return r.shape.StackSize
 	}
 	wait := r.out.copies.Load()
+	if wait >= r.memory.none {
+		return emptyCopy
+	}
 	limit := r.shape.StackSize
-	for full := int64(shrinkCopies); wait >= full && limit > leastCopy; full += shrinkCopies {
+	for full := r.memory.shrink; wait >= full && limit > leastCopy; full += r.memory.shrink {
 		limit = limit / 2 &^ 7
 	}
 	return limit
 }
 
-// shrinkCopies is how many bytes of samples with copies wait until copies get half as large. From leastCopy on they get no smaller.
+// From leastCopy on copies get no smaller, until too many wait: from then on a sample has its registers, and emptyCopy bytes. It counts, and its
+// stack is cut off.
 const (
-	shrinkCopies = 16 << 20
-	leastCopy    = 4 << 10
+	leastCopy = 4 << 10
+	emptyCopy = 16
+
+	shrinkCopies = 12 << 20 // bytes of samples with copies, until copies get half as large: memory.shrink at most
 )
 
 // space returns room for a record, when what came before it has been looked at.

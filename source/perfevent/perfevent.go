@@ -174,6 +174,7 @@ type Recorder struct {
 	trigger source.Trigger
 	tracing int // the event that has the program on a tracepoint
 
+	memory  memory
 	queue   *backlog
 	stop    atomic.Bool
 	ending  chan struct{} // closed when stop is set, and over
@@ -213,15 +214,20 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
+	limit, ok := procfs.MemoryLimit()
+	if !ok {
+		limit = 1 << 62
+	}
+	mem := memoryOf(limit)
 	r := &Recorder{
-		dec: source.NewDecoder(), machine: arch.Host(), queue: newBacklog(), drained: make(chan struct{}), ending: make(chan struct{}),
+		dec: source.NewDecoder(), machine: arch.Host(), memory: mem, queue: newBacklog(mem.backlog), drained: make(chan struct{}), ending: make(chan struct{}),
 		program: o.Program, exited: make(chan struct{}), direct: map[int32]attached{}, inherited: map[int32]bool{}, epoll: -1, wake: -1, tracing: -1,
 		ends: len(o.PIDs)+len(o.TIDs) > 0, all: o.All, chosen: o.StackSize != 0, before: o.round,
 	}
 	if r.machine == nil {
 		return nil, fmt.Errorf("recording: %w on this machine", source.ErrUnsupported)
 	}
-	r.out.to = r.queue
+	r.out.to, r.out.chunk = r.queue, mem.chunk
 	defer func() {
 		if err != nil {
 			r.release()

@@ -356,6 +356,7 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 	if o.Program != nil {
 		size, all = min(size, programRing), programAll
 	}
+	all = min(all, r.memory.rings)
 	for size > minRing && size*len(r.cpus) > all {
 		size /= 2
 	}

@@ -1,6 +1,7 @@
 package perfevent
 
 import (
+	"cmp"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -10,8 +11,28 @@ import (
 
 const (
 	chunkSize  = 256 << 10 // holds four of the largest records
-	maxBacklog = 64 << 20  // bytes that wait for the consumer, before rings are left to fill
+	smallChunk = 128 << 10 // holds two, where little may wait
 )
+
+// memory says how many bytes a recording takes for what waits.
+type memory struct {
+	backlog int   // of all that waits for the consumer, before rings are left to fill
+	shrink  int64 // of samples with copies, until copies get half as large
+	none    int64 // of samples with copies, from which on copies are emptyCopy bytes
+	rings   int   // of the rings of all processors
+	chunk   int   // of what is held as long as one of the records in it
+}
+
+// memoryOf returns the bounds of a program that lives by a limit of so many bytes: from 16 GiB on nothing is less.
+func memoryOf(limit uint64) memory {
+	part := func(most, share uint64) uint64 { return max(min(most, limit/share), 1<<17) }
+	m := memory{backlog: int(part(64<<20, 64)), shrink: int64(part(shrinkCopies, 384)), rings: int(part(allRing, 64))}
+	m.none = int64(m.backlog) / 4 * 3
+	if m.chunk = chunkSize; m.backlog < 16*chunkSize {
+		m.chunk = smallChunk
+	}
+	return m
+}
 
 // A batch is a run of whole records in one buffer, which it holds.
 type batch struct {
@@ -25,12 +46,13 @@ type backlog struct {
 	changed sync.Cond
 	batches []batch
 	bytes   int
+	most    int // bytes, before rings are left to fill
 	closed  bool
 	err     error // what to say at the end, other than io.EOF
 }
 
-func newBacklog() *backlog {
-	q := &backlog{}
+func newBacklog(most int) *backlog {
+	q := &backlog{most: most}
 	q.changed.L = &q.mu
 	return q
 }
@@ -60,7 +82,7 @@ func (q *backlog) take() (batch, error) {
 	q.batches[0] = batch{}
 	q.batches = q.batches[1:]
 	q.bytes -= len(b.b)
-	if q.bytes < maxBacklog {
+	if q.bytes < q.most {
 		q.changed.Broadcast()
 	}
 	return b, nil
@@ -70,7 +92,7 @@ func (q *backlog) take() (batch, error) {
 func (q *backlog) room(stop func() bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for q.bytes >= maxBacklog && !stop() {
+	for q.bytes >= q.most && !stop() {
 		q.changed.Wait()
 	}
 }
@@ -93,6 +115,7 @@ func (q *backlog) close(err error) {
 // been delivered.
 type writer struct {
 	to         *backlog
+	chunk      int // bytes of a chunk; 0: chunkSize
 	pool       sync.Pool
 	copies     atomic.Int64 // bytes of samples with copies of stacks, in chunks that somebody holds
 	cur        *chunk       // held
@@ -117,7 +140,7 @@ func (w *writer) space(n int) []byte {
 			w.cur = c
 		} else {
 			c := &chunk{}
-			c.Buffer = source.NewBuffer(chunkSize, func(*source.Buffer) {
+			c.Buffer = source.NewBuffer(cmp.Or(w.chunk, chunkSize), func(*source.Buffer) {
 				w.copies.Add(-c.copies)
 				c.copies = 0
 				w.pool.Put(c)

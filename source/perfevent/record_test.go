@@ -585,7 +585,7 @@ func TestCutWait(t *testing.T) {
 		{source.OnBlocking, 0, user, 900, 5000, 5000, user},             // nothing was there before
 		{source.OnEvents, began, user, 900, 1_000_000, 1_000_000, user}, // a number of events
 	} {
-		r := &Recorder{queue: newBacklog(), timeAt: recordHeader + 3*8, trigger: source.Trigger{Kind: c.kind}}
+		r := &Recorder{queue: newBacklog(memoryOf(1 << 62).backlog), timeAt: recordHeader + 3*8, trigger: source.Trigger{Kind: c.kind}}
 		r.began.Store(c.began)
 		r.queue.put(batch{b: append(sample(user, 499, 100), sample(c.misc, c.time, c.took)...)})
 		if c.began == 0 {
@@ -600,7 +600,7 @@ func TestCutWait(t *testing.T) {
 	// Where waits are a second event, only they are times.
 	for of, left := range map[uint64]uint64{source.WalkedID: 5000, 3: 5000, source.WaitID: 400, source.WaitCopyID: 400} {
 		id = of
-		r := &Recorder{queue: newBacklog(), timeAt: recordHeader + 3*8, trigger: source.Trigger{Waits: true}}
+		r := &Recorder{queue: newBacklog(memoryOf(1 << 62).backlog), timeAt: recordHeader + 3*8, trigger: source.Trigger{Waits: true}}
 		r.began.Store(began)
 		r.queue.put(batch{b: sample(user, 900, 5000)})
 		raw, _, err := r.Next()

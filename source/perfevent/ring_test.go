@@ -148,7 +148,7 @@ func (someProgram) Saw([]byte) {}
 // TestCopyLimit: where the kernel walks, copies get smaller as more of them wait, and as large again when they have gone. What else waits changes
 // nothing: others' stacks stay whole.
 func TestCopyLimit(t *testing.T) {
-	r := &Recorder{queue: newBacklog(), program: someProgram{}, shape: Stats{StackSize: defaultStack}}
+	r := &Recorder{memory: memoryOf(1 << 62), queue: newBacklog(memoryOf(1 << 62).backlog), program: someProgram{}, shape: Stats{StackSize: defaultStack}}
 	r.out.to = r.queue
 	put := func(id uint64) {
 		raw := record(source.RecordSample, binary.LittleEndian.AppendUint64(nil, id))
@@ -172,7 +172,7 @@ func TestCopyLimit(t *testing.T) {
 		}
 		put(0)
 	}
-	if want := []at{{0, 32 << 10}, {16 << 20, 16 << 10}, {32 << 20, 8 << 10}, {48 << 20, 4 << 10}}; !slices.Equal(got, want) {
+	if want := []at{{0, 32 << 10}, {12 << 20, 16 << 10}, {24 << 20, 8 << 10}, {36 << 20, 4 << 10}, {48 << 20, emptyCopy}}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	r.chosen = true
@@ -180,7 +180,7 @@ func TestCopyLimit(t *testing.T) {
 		t.Errorf("%d bytes, where a size was asked for", n)
 	}
 	r.chosen = false
-	r.shape.StackSize = 8192
+	r.shape.StackSize, r.memory.none = 8192, 1<<62
 	if n := r.copyLimit(); n != 4096 {
 		t.Errorf("%d bytes of copies of 8192", n)
 	}
@@ -238,7 +238,7 @@ func FuzzRing(f *testing.F) {
 
 // TestBacklog sends rounds through the chunks and the queue, with a consumer that keeps some records for later.
 func TestBacklog(t *testing.T) {
-	r := &Recorder{queue: newBacklog(), direct: map[int32]attached{}}
+	r := &Recorder{queue: newBacklog(memoryOf(1 << 62).backlog), direct: map[int32]attached{}}
 	r.out.to = r.queue
 	sides := []*kernelSide{newKernelSide(1<<17, 0), newKernelSide(1<<17, 0)}
 	for _, k := range sides {
@@ -358,6 +358,33 @@ func TestRingSymbols(t *testing.T) {
 			if _, err := k.drain(512, 512, func(n int) []byte { got = make([]byte, n); return got }); err != nil || !bytes.Equal(got, want) {
 				t.Errorf("a name of %d bytes, and %d behind the record: %v\n got %x\nwant %x", n, rest, err, got, want)
 			}
+		}
+	}
+}
+
+// TestMemory: what waits takes a part of the memory that the program lives by, and nothing changes from 16 GiB on.
+func TestMemory(t *testing.T) {
+	most := memory{backlog: 64 << 20, shrink: 8 << 20, none: 48 << 20, rings: allRing, chunk: chunkSize}
+	for _, limit := range []uint64{1 << 62, 16 << 30} {
+		if m := memoryOf(limit); m != most {
+			t.Errorf("memoryOf(%d)\n got  %+v\n want %+v", limit, m, most)
+		}
+	}
+	if got, want := memoryOf(64<<20), (memory{backlog: 1 << 20, shrink: 128 << 10, none: 768 << 10, rings: 1 << 20, chunk: smallChunk}); got != want {
+		t.Errorf("memoryOf(64 MiB)\n got  %+v\n want %+v", got, want)
+	}
+	if m := memoryOf(0); m.backlog < smallChunk || m.shrink == 0 || m.rings < minRing {
+		t.Errorf("memoryOf(0) = %+v", m)
+	}
+	// Where too many copies wait, a sample has its registers and next to nothing of its stack.
+	r := &Recorder{memory: memoryOf(64 << 20), queue: newBacklog(1 << 20), program: someProgram{}, shape: Stats{StackSize: 16 << 10}}
+	for _, c := range []struct {
+		wait  int64
+		limit uint32
+	}{{0, 16 << 10}, {300 << 10, 16376}, {400 << 10, 8184}, {600 << 10, 4088}, {768 << 10, emptyCopy}} {
+		r.out.copies.Store(c.wait)
+		if n := r.copyLimit(); n != c.limit {
+			t.Errorf("%d bytes of copies while %d wait, want %d", n, c.wait, c.limit)
 		}
 	}
 }
