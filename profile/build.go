@@ -54,9 +54,9 @@ func NewBuilder() *Builder {
 		locs:  NewLocations(),
 		comms: map[string]uint32{"": 0}, upside: map[uint32]int{},
 		names: []string{""},
-		slots: make([]uint32, 1<<10),
+		slots: make([]uint32, firstSlots),
 	}
-	b.stacks.slots = make([]stackSlot, 1<<10)
+	b.stacks.slots = make([]stackSlot, firstSlots)
 	b.stacks.seed = b.locs.seed
 	return b
 }
@@ -257,6 +257,7 @@ func (b *Builder) Profile(n Namer, info Info) *Profile {
 // A stackTable numbers lists of locations.
 type stackTable struct {
 	slots  []stackSlot // open addressing, a power of two
+	block  int         // length of the last block of ids
 	stacks [][]uint32
 	free   []uint32 // the rest of the block that new stacks are cut from
 	seed   [2]uint64
@@ -306,7 +307,8 @@ func (t *stackTable) grow() {
 // keep copies ids into a block shared by many stacks.
 func (t *stackTable) keep(ids []uint32) []uint32 {
 	if len(ids) > len(t.free) {
-		t.free = pages.Populate(make([]uint32, max(1<<14, len(ids))))
+		t.block = min(max(2*t.block, 1<<7), 1<<14)
+		t.free = pages.Populate(make([]uint32, max(t.block, len(ids))))
 	}
 	s := t.free[:len(ids):len(ids)]
 	t.free = t.free[len(ids):]

@@ -39,10 +39,13 @@ type locSlot struct {
 	id   uint32 // 1 + the location; 0: free
 }
 
+// firstSlots is the size of a new hash table: an agent has three in each interval for each of up to 512 places, most of which have few samples.
+const firstSlots = 1 << 6
+
 // NewLocations returns an empty Locations.
 func NewLocations() *Locations {
 	return &Locations{
-		slots:      make([]locSlot, 1<<10),
+		slots:      make([]locSlot, firstSlots),
 		seed:       [2]uint64{rand.Uint64(), rand.Uint64()},
 		mods:       []Module{{Path: kernelPath, Kernel: true}, {}},
 		unwindMods: make([]*unwind.Module, numModsFixed),

@@ -37,8 +37,7 @@ const (
 	lastWords   = 5 * time.Second  // for what is still to be sent at the end
 	slowClient  = 10 * time.Second // for a request over HTTP
 
-	smallPage    = time.Minute // that the page shows at most, below smallMachine
-	smallMachine = 256 << 20   // bytes of memory to live by, below which one thing is done at a time
+	smallMachine = 256 << 20 // bytes of memory to live by, below which one thing is done at a time, and there is no page
 
 	filesShare = 16 // where a control group limits memory, filesMemory is this part of it at most
 	makeShare  = 4  // what is made may take this part, for a moment
@@ -94,17 +93,7 @@ type daemon struct {
 func Run(ctx context.Context, o Options) (status int, note string, err error) {
 	defer cli.Trim(cli.FirstTrim, func() { module.ReleasePages(); pages.ReleaseProgram() })()
 	mods := modules.New()
-	mods.Files.Memory.Max = filesMemory
-	small := false
-	if limit, ok := procfs.MemoryLimit(); ok {
-		mods.Files.Memory.Max = min(filesMemory, int64(limit/filesShare))
-		cli.LimitMemory(int64(limit / heapShare))
-		if small = limit < smallMachine; small {
-			mods.Bound(int64(limit / makeShare))
-			o.Page = min(o.Page, smallPage)
-			module.LimitInflated(int64(limit / filesShare))
-		}
-	}
+	small := o.live(mods)
 	defer mods.Close()
 	d := daemon{Options: &o}
 	var listener net.Listener
@@ -114,16 +103,16 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 		}
 		defer listener.Close()
 	}
+	if d.rec, err = o.Record(ctx, mods); err != nil {
+		return 0, "", err
+	}
+	defer d.rec.Close()
 	n := o.Namer(names.Options{Mods: mods})
 	defer n.Close()
 	if small {
 		n.Kernel(make([]uint64, 1), make([]profile.Name, 1)) // reads all names, which takes more now than it keeps
 		debug.FreeOSMemory()
 	}
-	if d.rec, err = o.Record(ctx, mods); err != nil {
-		return 0, "", err
-	}
-	defer d.rec.Close()
 	for _, note := range d.rec.Notes() {
 		o.Log.Info(note)
 	}
@@ -159,6 +148,27 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 		return 0, "", err
 	}
 	return d.rec.ExitStatus(ctx, d.rec.TimedOut())
+}
+
+// live makes the program live by its memory limit. small says that one thing is to be done at a time.
+func (o *Options) live(mods *modules.Set) (small bool) {
+	mods.Files.Memory.Max = filesMemory
+	limit, ok := procfs.MemoryLimit()
+	if !ok {
+		return false
+	}
+	mods.Files.Memory.Max = min(filesMemory, int64(limit/filesShare))
+	cli.LimitMemory(int64(limit / heapShare))
+	if limit >= smallMachine {
+		return false
+	}
+	mods.Bound(int64(limit / makeShare))
+	module.LimitInflated(int64(limit / filesShare))
+	if o.Page > 0 {
+		o.Page = 0
+		o.Log.Info("there is no page: it takes too much of the memory", "limit", limit)
+	}
+	return true
 }
 
 // start makes the agent, its outputs, and the page for a listener.
