@@ -248,6 +248,7 @@ func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 	info := a.o.Info
 	info.Start, info.Duration, info.Loss = since, now.Sub(since), profile.Loss{}
 	for g, b := range groups {
+		delete(groups, g) // what b has is garbage as soon as its profile is made
 		labels := slices.Clone(settings.Labels)
 		for _, l := range a.labels(&g.group) {
 			if !slices.ContainsFunc(labels, func(given export.Label) bool { return given.Name == l.Name }) {

@@ -127,7 +127,7 @@ func larger(n, bytes int) int {
 	if n*bytes > 1<<19 {
 		return 2 * n
 	}
-	return max(4*n, 64)
+	return max(4*n, 16)
 }
 
 // shift returns s[from:] with n elements before it, which are not set.

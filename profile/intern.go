@@ -40,7 +40,7 @@ type locSlot struct {
 }
 
 // firstSlots is the size of a new hash table: an agent has three in each interval for each of up to 512 places, most of which have few samples.
-const firstSlots = 1 << 6
+const firstSlots = 1 << 5
 
 // NewLocations returns an empty Locations.
 func NewLocations() *Locations {

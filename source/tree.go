@@ -23,41 +23,68 @@ func (t *Tree) Members() *Members {
 	if t == nil {
 		return nil
 	}
-	m := &Members{tree: t, pids: map[int32]bool{}, others: map[int32]bool{0: true}}
+	m := &Members{tree: t, pids: map[int32]member{}, others: map[int32]member{0: {}}}
 	for _, pid := range t.pids {
-		m.pids[pid] = true
+		m.pids[pid] = member{}
 	}
 	return m
 }
 
-// Members are the processes of a Tree over time, the command from its execve on. They are for one goroutine.
+// Members are the processes of a Tree over time, the command from its execve on. Of those that have ended, it forgets the ones whose beginning it has
+// seen, afterlife later. They are for one goroutine.
 type Members struct {
 	tree   *Tree
-	pids   map[int32]bool
-	others map[int32]bool // processes that are not in the tree: seen before a record was lost, or started by another one of these
-	lossy  bool           // a record was lost: the start of a process may have been
+	pids   map[int32]member
+	others map[int32]member // processes that are not in the tree: seen before a record was lost, or started by another one of these
+	lossy  bool             // a record was lost: the start of a process may have been
+	losses uint32           // how often
+	ended  []ended          // by the times when they have told of it
 }
+
+// A member is what is known of a process.
+type member struct {
+	threads int32  // that run; 0: not known; over: none does
+	losses  uint32 // of Members when the process began: later, threads may have come and gone unseen
+	end     uint64 // when the last one ended
+}
+
+const over = -1
+
+// An ended is a process that has ended.
+type ended struct {
+	pid  int32
+	time uint64
+}
+
+// afterlife is how long after its end something may come of a process, ns: the kernel writes the last samples of a thread after its EXIT record, and
+// a recorder reads the rings of other processors later.
+const afterlife = 10e9
 
 // Adrift says whether a process that is not in m may belong there: since records were lost, nothing has said where it comes from. So may be
 // processes that slept until then; what is adrift is an upper bound.
 func (m *Members) Adrift(pid int32) bool {
-	if m == nil || m.pids[pid] || m.others[pid] {
+	if m == nil || has(m.pids, pid) || has(m.others, pid) {
 		return false
 	}
 	if !m.lossy {
-		m.exclude(pid)
+		m.exclude(pid, member{})
 	}
 	return m.lossy
 }
 
-func (m *Members) exclude(pid int32) {
+func has(in map[int32]member, pid int32) bool {
+	_, ok := in[pid]
+	return ok
+}
+
+func (m *Members) exclude(pid int32, p member) {
 	if len(m.others) < maxThreads {
-		m.others[pid] = true
+		m.others[pid] = p
 	}
 }
 
 // Has says whether a process is in m, or was until it ended.
-func (m *Members) Has(pid int32) bool { return m == nil || m.pids[pid] }
+func (m *Members) Has(pid int32) bool { return m == nil || has(m.pids, pid) }
 
 // Apply brings m up to date with a record, in time order, and says whether the record concerns m: one of a process in it, or of none.
 func (m *Members) Apply(r *Record) bool {
@@ -66,24 +93,37 @@ func (m *Members) Apply(r *Record) bool {
 	}
 	switch r.Type {
 	case RecordComm:
-		if (r.Exec() || r.Misc&MiscAgain != 0) && r.PID == m.tree.root.Load() {
-			m.pids[r.PID] = true
+		if (r.Exec() || r.Misc&MiscAgain != 0) && r.PID == m.tree.root.Load() && !m.Has(r.PID) {
+			m.pids[r.PID] = member{}
 		}
 	case RecordFork:
-		if r.PID != r.PPID { // else a thread
-			adrift := m.Adrift(r.PPID)
-			delete(m.pids, r.PID)
-			delete(m.others, r.PID)
-			if m.pids[r.PPID] && len(m.pids) < maxThreads {
-				m.pids[r.PID] = true
-			} else if !adrift {
-				m.exclude(r.PID)
-			}
+		m.forget(r.Time)
+		if r.PID == r.PPID {
+			m.count(r, 1)
+			break
+		}
+		adrift := m.Adrift(r.PPID)
+		delete(m.pids, r.PID)
+		delete(m.others, r.PID)
+		p := member{losses: m.losses}
+		if r.Misc&MiscAgain == 0 {
+			p.threads = 1
+		}
+		if m.Has(r.PPID) && len(m.pids) < maxThreads {
+			m.pids[r.PID] = p
+		} else if !adrift {
+			m.exclude(r.PID, p)
 		}
 	case RecordLost:
-		m.lossy = m.lossy || r.Lost > 0
+		if r.Lost > 0 {
+			m.lossy = true
+			m.losses++
+		}
 		return true
-	case RecordExit, RecordRead:
+	case RecordExit:
+		m.forget(r.Time)
+		m.count(r, -1)
+	case RecordRead:
 	case RecordMmap, RecordMmap2:
 		if r.PID == -1 { // the kernel's
 			return true
@@ -91,5 +131,41 @@ func (m *Members) Apply(r *Record) bool {
 	default:
 		return true
 	}
-	return m.pids[r.PID]
+	return m.Has(r.PID)
+}
+
+// count counts a thread that begins or ends.
+func (m *Members) count(r *Record, n int32) {
+	in := m.pids
+	p, ok := in[r.PID]
+	if !ok {
+		in = m.others
+		p, ok = in[r.PID]
+	}
+	switch {
+	case !ok || p.threads == 0:
+		return
+	case p.threads == over || p.losses != m.losses: // no end: the beginning of another thread comes late
+		p.threads, p.end = 0, 0
+	default:
+		if p.threads += n; p.threads == 0 {
+			p.threads, p.end = over, r.Time
+			m.ended = append(m.ended, ended{r.PID, r.Time})
+		}
+	}
+	in[r.PID] = p
+}
+
+// forget forgets processes that had ended well before now.
+func (m *Members) forget(now uint64) {
+	n := 0
+	for ; n < len(m.ended) && m.ended[n].time+afterlife < now; n++ {
+		e := m.ended[n]
+		for _, in := range []map[int32]member{m.pids, m.others} {
+			if p, ok := in[e.pid]; ok && p.threads == over && p.end == e.time && p.losses == m.losses {
+				delete(in, e.pid)
+			}
+		}
+	}
+	m.ended = m.ended[n:]
 }

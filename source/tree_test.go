@@ -70,6 +70,73 @@ func TestMembers(t *testing.T) {
 	}
 }
 
+// TestForgotten: processes that have ended are forgotten, 10 s later: those of the tree, and others. Those stay of which records may be missing, or a
+// thread runs.
+func TestForgotten(t *testing.T) {
+	m := NewTree([]int32{10}).Members()
+	const second = 1e9
+	now := uint64(second)
+	fork := func(pid, parent int32) {
+		m.Apply(&Record{Type: RecordFork, PID: pid, TID: pid, PPID: parent, Time: now})
+	}
+	thread := func(pid, tid int32) {
+		m.Apply(&Record{Type: RecordFork, PID: pid, TID: tid, PPID: pid, PTID: pid, Time: now})
+	}
+	exit := func(pid, tid int32) { m.Apply(&Record{Type: RecordExit, PID: pid, TID: tid, PPID: 10, Time: now}) }
+	for pid := int32(100); pid < 100000; pid += 2 { // 200 processes a second
+		now += second / 100
+		fork(pid, 10)
+		fork(pid+1, 1)
+		exit(pid, pid)
+		exit(pid+1, pid+1)
+		if !m.Has(pid) || m.Adrift(pid) || pid > 1000 && !m.Has(pid-100) {
+			t.Fatalf("%d is forgotten too early", pid)
+		}
+	}
+	if n, k, e := len(m.pids), len(m.others), len(m.ended); n > 1100 || k > 1100 || e > 2200 {
+		t.Errorf("%d processes, %d others, %d that have ended are known after 500 s", n, k, e)
+	}
+	later := func(d uint64) {
+		now += d
+		fork(50, 1)
+	}
+	later(20 * second)
+	if len(m.pids) != 1 || len(m.ended) > 0 {
+		t.Errorf("%d processes are known 20 s later", len(m.pids))
+	}
+	fork(200, 10)
+	thread(200, 201)
+	exit(200, 200) // its first thread
+	fork(210, 10)
+	exit(210, 210)
+	thread(210, 211) // comes late
+	fork(220, 10)
+	exit(220, 220)
+	fork(220, 1) // another process
+	fork(230, 10)
+	m.Apply(&Record{Type: RecordFork, PID: 240, TID: 240, PPID: 10, Misc: MiscAgain, Time: now}) // read from /proc
+	exit(240, 240)
+	later(20 * second)
+	for pid, want := range map[int32]bool{10: true, 200: true, 210: true, 220: false, 230: true, 240: true} {
+		if m.Has(pid) != want {
+			t.Errorf("%d is in the tree: %v", pid, !want)
+		}
+	}
+	exit(200, 201)
+	later(20 * second)
+	if m.Has(200) {
+		t.Error("a process is not forgotten whose last thread has ended")
+	}
+	fork(250, 10)
+	exit(250, 250)
+	m.Apply(&Record{Type: RecordLost, Lost: 1, Time: now}) // the beginning of a thread, for one
+	exit(230, 230)
+	later(20 * second)
+	if !m.Has(230) || !m.Has(250) {
+		t.Error("a process is forgotten of which a thread may run")
+	}
+}
+
 // TestAdrift: after a record was lost, a process whose start nobody has seen may belong to the tree, and so may what it starts; those seen before,
 // and what these start, do not.
 func TestAdrift(t *testing.T) {
