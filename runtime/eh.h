@@ -84,6 +84,18 @@ struct eh_frame {
 enum { EH_SCALED = 0x100 }; /* expressions of the rule read the length of SVE's vectors */
 enum { EH_FRAME_WORDS = sizeof(struct eh_frame) / 8, EH_RULE_WORDS = sizeof(struct us_rule) / 8 };
 
+#ifdef __aarch64__
+/* A wide rule whose expressions have the length of SVE's vectors in the place of each read. */
+struct eh_scaled {
+	struct us_rule rule;
+	struct us_wides wides;
+	uint8_t exprs[4096];
+};
+
+/* Makes such a rule of one that has EH_SCALED. s must stay as long as the rule is used. */
+US_HIDDEN const struct us_rule *eh_scale(struct eh_scaled *s, const struct us_rule *r);
+#endif
+
 /* A walk: what is remembered from one frame to the next. */
 struct eh_walk {
 	uint32_t module;        /* the last one that was seen to be still loaded */

@@ -178,14 +178,7 @@ static uint8_t vector_words(void)
 	return (uint8_t)n;
 }
 
-/* A wide rule whose expressions have the length in the place of each read. */
-struct scaled {
-	struct us_rule rule;
-	struct us_wides wides;
-	uint8_t exprs[4096];
-};
-
-static const struct us_rule *scale(struct scaled *s, const struct us_rule *r)
+const struct us_rule *eh_scale(struct eh_scaled *s, const struct us_rule *r)
 {
 	uint8_t vg = vector_words(), *at = s->exprs, *end = s->exprs + r->wide->expr_size;
 
@@ -284,7 +277,7 @@ static US_COLD int make(struct _Unwind_Context *c, struct eh_walk *w, struct eh_
 #ifdef __aarch64__
 	if (f->rule.flags & UNSPOOL_RA_SIGNED && has_key_b(&win, &fde))
 		f->rule.flags |= UNSPOOL_B_KEY;
-	if (f->rule.kind == US_KIND_WIDE && f->rule.wide->expr_size <= sizeof((struct scaled *)0)->exprs &&
+	if (f->rule.kind == US_KIND_WIDE && f->rule.wide->expr_size <= sizeof((struct eh_scaled *)0)->exprs &&
 	    find_vg(f->rule.wide->exprs, f->rule.wide->exprs + f->rule.wide->expr_size))
 		f->rule.flags |= EH_SCALED;
 #endif
@@ -450,9 +443,9 @@ static US_COLD int step_other(struct _Unwind_Context *c, const struct us_rule *r
 #ifdef __aarch64__
 static US_COLD int step_scaled(struct _Unwind_Context *c, const struct us_rule *r)
 {
-	struct scaled s;
+	struct eh_scaled s;
 
-	return step_other(c, scale(&s, r));
+	return step_other(c, eh_scale(&s, r));
 }
 #endif
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * llvm.c: LLVM's interface to the own process: what its libunwind.so.1 exports apart from _Unwind_*, which are eh_raise.c's and eh_walk.c's.
- * Frames are those that exceptions go through, and from the same cache. docs/DROPIN.md says how it differs from LLVM's. x86-64.
+ * Frames are those that exceptions go through, and from the same cache. docs/DROPIN.md says how it differs from LLVM's.
  *
  * A cursor has the values of all registers. So a frame may be gone on with when the stack below has other frames, and setting a register writes
- * no memory. A register that a frame does not save has its callee's value, whoever should have preserved it.
+ * no memory. A register that a frame does not save has its callee's value, whoever should have preserved it. On AArch64 x30 has, too: only a
+ * signal's frame says what it was, and where a frame returns to is the program counter.
  */
 #define _GNU_SOURCE
 #include "apply.h"
@@ -16,6 +17,9 @@
 
 struct cursor {
 	uint64_t reg[US_SLOTS]; /* the program counter too */
+#ifdef __aarch64__
+	uint64_t other[24];     /* d0 to d7, and d16 to d31: no frame's rule has them */
+#endif
 	struct us_span span;    /* memory that can be read, of the stack at hand */
 	struct eh_frame f;      /* of the program counter, where found is set */
 	uint32_t module;        /* the last one that was seen to be still loaded */
@@ -74,24 +78,36 @@ US_INLINE int load(void *ctx, uint64_t addr, uint64_t *to)
 /* Out of a signal's frame that has no information. */
 static int step_signal(struct cursor *c)
 {
-	uint64_t uc = c->reg[US_SP], reg[US_SLOTS];
+	uint64_t uc = c->reg[US_SP] + MACHINE(FRAME_CONTEXT), reg[US_SLOTS];
 
-	for (unsigned i = 0; i < US_SLOTS; i++)
-		if (!load(c, uc + us_greg[i], &reg[i]))
+	for (unsigned i = 0; i < US_SLOTS; i++) {
+		reg[i] = c->reg[i];
+		if (us_greg[i] && !load(c, uc + us_greg[i], &reg[i]))
 			return LLVM_BADFRAME;
+	}
 	memcpy(c->reg, reg, sizeof reg);
 	c->exact = c->from_signal = 1;
 	return LLVM_STEPPED;
 }
 
-static US_COLD int step_other(struct cursor *c)
+/* Sets where a frame returns to: by a rule with these flags, and a stack that ends at cfa. */
+US_INLINE void returns_to(struct cursor *c, uint64_t pc, uint64_t cfa, unsigned flags)
 {
-	const struct us_rule *r = &c->f.rule;
+#ifdef __aarch64__
+	if (us_unlikely((flags & US_SIGNED) == UNSPOOL_RA_SIGNED))
+		pc = eh_authenticated(pc, cfa, flags);
+#endif
+	(void)cfa;
+	c->reg[US_PC] = pc;
+	c->exact = c->from_signal = flags & US_SIGNAL;
+}
+
+static US_COLD int step_rule(struct cursor *c, const struct us_rule *r)
+{
+	uint64_t reg[US_SLOTS];
 	struct us_state s;
 	int o;
 
-	if (is_signal_code(c))
-		return step_signal(c);
 	s.pc = c->reg[US_PC];
 	s.cfa = c->reg[US_SP];
 	s.known = US_ALL;
@@ -106,46 +122,71 @@ static US_COLD int step_other(struct cursor *c)
 		/* Its caller's stack pointer can be told, and no more. */
 		if (r->kind == US_KIND_REG)
 			c->reg[US_SP] = c->reg[r->reg] + (uint64_t)(int64_t)r->off;
-		c->reg[US_PC] = 0;
-	} else {
-		uint64_t reg[US_SLOTS];
-
-		for (unsigned i = 0; i < US_SLOTS; i++) {
-			reg[i] = c->reg[i];
-			if (s.known >> i & 1 && us_get_with(&s, i, load, NULL, c, &reg[i]) != US_OK)
-				return LLVM_BADFRAME;
-		}
-		memcpy(c->reg, reg, sizeof reg);
-		c->reg[US_PC] = s.pc;
+		returns_to(c, 0, 0, r->flags & US_SIGNAL);
+		return LLVM_STEPPED;
 	}
-	c->exact = c->from_signal = r->flags & US_SIGNAL;
+	for (unsigned i = 0; i < US_SLOTS; i++) {
+		reg[i] = c->reg[i];
+		if (s.known >> i & 1 && us_get_with(&s, i, load, NULL, c, &reg[i]) != US_OK)
+			return LLVM_BADFRAME;
+	}
+	if (!US_RA_IS_PC && !(r->flags & US_SIGNAL)) {
+		uint64_t ra = reg[US_RA];
+
+		reg[US_RA] = c->reg[US_RA];
+		memcpy(c->reg, reg, sizeof reg);
+		returns_to(c, (r->flags & US_SIGNED) == UNSPOOL_RA_SIGNED ? ra : s.pc, s.cfa, r->flags);
+		return LLVM_STEPPED;
+	}
+	memcpy(c->reg, reg, sizeof reg);
+	returns_to(c, s.pc, s.cfa, r->flags & US_SIGNAL);
 	return LLVM_STEPPED;
+}
+
+#ifdef __aarch64__
+static US_COLD int step_scaled(struct cursor *c)
+{
+	struct eh_scaled s;
+
+	return step_rule(c, eh_scale(&s, &c->f.rule));
+}
+#endif
+
+static US_COLD int step_other(struct cursor *c)
+{
+	if (is_signal_code(c))
+		return step_signal(c);
+#ifdef __aarch64__
+	if (c->f.rule.flags & EH_SCALED)
+		return step_scaled(c);
+#endif
+	return step_rule(c, &c->f.rule);
 }
 
 /* By a rule of fixed size, as nearly all are. */
 US_INLINE int step(struct cursor *c)
 {
-	uint64_t head = c->f.word[0], saves = c->f.word[1], cfa, base, v[MACHINE(N_SAVES)];
-	unsigned mask = (unsigned)(saves >> 56), reg = (unsigned)(head >> 2) & 63;
+	uint64_t head = c->f.word[0], cfa, base, v[MACHINE(N_SAVES)];
+	unsigned reg = (unsigned)(head >> 2) & 63;
+	uint32_t mask = EH_MASK(&c->f);
 
-	_Static_assert(offsetof(struct us_rule, mask) == 15 && offsetof(struct us_rule, off) == 4 && offsetof(struct us_rule, saves) == 8, "as it is read here");
-	if (us_unlikely((head & 3) != US_KIND_REG || head >> 16 & 0xffff & ~(uint64_t)US_SYNC_ONLY || !(mask >> MACHINE(RA_SAVE) & 1) || reg >= US_SLOTS))
+	if (us_unlikely((head & 3) != US_KIND_REG || head >> 16 & 0xffff & ~(uint64_t)EH_STEP_FLAGS || !(mask >> MACHINE(RA_SAVE) & 1) || reg >= US_SLOTS))
 		return step_other(c);
 	cfa = c->reg[reg] + (uint64_t)((int64_t)head >> 32);
 	base = cfa - (head >> 8 & 0xff) * UNSPOOL_BASE_UNIT;
-	for (unsigned m = mask; m; m &= m - 1) {
+	for (uint32_t m = mask; m; m &= m - 1) {
 		unsigned i = us_first(m);
 
-		if (us_unlikely(!load(c, base + (uint64_t)((int64_t)(int8_t)(saves >> 8 * i) * 8), &v[i])))
+		if (us_unlikely(!load(c, base + (uint64_t)((int64_t)EH_SAVE(&c->f, i) * 8), &v[i])))
 			return LLVM_BADFRAME;
 	}
-	for (unsigned m = mask; m; m &= m - 1) {
+	for (uint32_t m = mask & ((1u << MACHINE(RA_SAVE)) - 1); m; m &= m - 1) {
 		unsigned i = us_first(m);
 
 		c->reg[us_save_slot[i]] = v[i];
 	}
 	c->reg[US_SP] = cfa;
-	c->exact = c->from_signal = 0;
+	returns_to(c, v[MACHINE(RA_SAVE)], cfa, (unsigned)(head >> 16) & EH_STEP_FLAGS);
 	return LLVM_STEPPED;
 }
 
@@ -170,6 +211,10 @@ EH_API int unw_init_local(llvm_cursor *cur, const llvm_context *uc)
 
 	for (unsigned i = 0; i < US_SLOTS; i++)
 		c->reg[i] = uc->word[at[i]];
+#ifdef __aarch64__
+	memcpy(c->other, &uc->word[LLVM_CONTEXT_V0], 8 * 8);
+	memcpy(&c->other[8], &uc->word[LLVM_CONTEXT_V0 + 16], 16 * 8);
+#endif
 	c->span = us_stack;
 	c->module = 0;
 	c->exact = 1;
@@ -188,7 +233,15 @@ EH_API int unw_is_signal_frame(llvm_cursor *cur)
 /* The slot of a register, or -1. */
 US_INLINE int slot_of(int n)
 {
-	return n == LLVM_IP ? US_PC : n == LLVM_SP ? US_SP : n >= 0 && n < US_SLOTS ? n : -1;
+	if (n == LLVM_IP)
+		return US_PC;
+	if (n == LLVM_SP)
+		return US_SP;
+#ifdef __x86_64__
+	return n >= 0 && n < US_SLOTS ? n : -1;
+#else
+	return (n >= 0 && n <= US_PC) || n == UNSPOOL_AARCH64_REG_RA_SIGN_STATE ? n : -1;
+#endif
 }
 
 EH_API int unw_get_reg(llvm_cursor *cur, int n, uint64_t *to)
@@ -220,47 +273,73 @@ EH_API int unw_set_reg(llvm_cursor *cur, int n, uint64_t v)
 	return LLVM_SUCCESS;
 }
 
-/* There is no call frame information for these. */
-EH_API int unw_get_fpreg(llvm_cursor *c, int n, double *to)
+/* Where a cursor has a floating-point register; NULL for none. On x86-64, there is no call frame information for these. */
+US_INLINE uint64_t *double_of(struct cursor *c, int n)
 {
+#ifdef __aarch64__
+	if (n >= LLVM_V0 && n < LLVM_V8)
+		return &c->other[n - LLVM_V0];
+	if (n >= LLVM_V8 && n < LLVM_V16)
+		return &c->reg[UNSPOOL_AARCH64_REG_V8 + n - LLVM_V8];
+	if (n >= LLVM_V16 && n < LLVM_REGISTERS)
+		return &c->other[8 + n - LLVM_V16];
+#endif
 	(void)c;
 	(void)n;
-	(void)to;
-	return LLVM_BADREG;
+	return NULL;
 }
 
-EH_API int unw_set_fpreg(llvm_cursor *c, int n, double v)
+EH_API int unw_get_fpreg(llvm_cursor *cur, int n, double *to)
 {
-	(void)c;
-	(void)n;
-	(void)v;
-	return LLVM_BADREG;
+	const uint64_t *at = double_of(cursor(cur), n);
+
+	if (!at)
+		return LLVM_BADREG;
+	memcpy(to, at, sizeof *to);
+	return LLVM_SUCCESS;
 }
 
-EH_API int unw_is_fpreg(llvm_cursor *c, int n)
+EH_API int unw_set_fpreg(llvm_cursor *cur, int n, double v)
 {
-	(void)c;
-	(void)n;
-	return 0;
+	uint64_t *at = double_of(cursor(cur), n);
+
+	if (!at)
+		return LLVM_BADREG;
+	memcpy(at, &v, sizeof v);
+	return LLVM_SUCCESS;
+}
+
+EH_API int unw_is_fpreg(llvm_cursor *cur, int n)
+{
+	return double_of(cursor(cur), n) != NULL;
 }
 
 EH_API const char *unw_regname(llvm_cursor *c, int n)
 {
 	static const char *const names[LLVM_REGISTERS] = {
+#ifdef __x86_64__
 		"rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "rip",
 		"xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15",
+#else
+		"x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15", "x16", "x17", "x18", "x19",
+		"x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28", "fp", "lr", "sp", "pc",
+		[LLVM_V0] = "d0", "d1", "d2", "d3", "d4", "d5", "d6", "d7", "d8", "d9", "d10", "d11", "d12", "d13", "d14", "d15", "d16", "d17", "d18",
+		"d19", "d20", "d21", "d22", "d23", "d24", "d25", "d26", "d27", "d28", "d29", "d30", "d31",
+#endif
 	};
-	int slot = slot_of(n);
 
 	(void)c;
-	if (slot < 0)
-		slot = n;
-	return slot >= 0 && slot < LLVM_REGISTERS ? names[slot] : "unknown register";
+	n = n == LLVM_IP ? US_PC : n == LLVM_SP ? US_SP : n;
+	return n >= 0 && n < LLVM_REGISTERS && names[n] ? names[n] : "unknown register";
 }
 
 EH_API int unw_resume(llvm_cursor *cur)
 {
+#ifdef __aarch64__
+	llvm_resume(cursor(cur)->reg, cursor(cur)->other);
+#else
 	us_resume(cursor(cur)->reg);
+#endif
 }
 
 /* ---- Procedures ---- */
@@ -280,6 +359,11 @@ EH_API int unw_get_proc_info(llvm_cursor *cur, llvm_proc_info *pi)
 	memset(pi, 0, sizeof *pi);
 	if (!c->found)
 		return LLVM_NOINFO;
+	if (is_signal_code(c)) {
+		pi->start_ip = c->reg[US_PC];
+		pi->end_ip = pi->start_ip + 4;
+		return LLVM_SUCCESS;
+	}
 	at = (uint64_t)_Unwind_Find_FDE((void *)pc, &b);
 	eh_all_memory(&w);
 	if (!at || us_fde_open(&w, at, &fde) != US_FOUND)

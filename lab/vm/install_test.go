@@ -46,6 +46,7 @@ var installs = []install{
 	{name: "verify", sh: "unspool verify /usr/lib/unspool /usr/bin/dash", user: 1000, out: `\d`},
 	{name: "without the drop-in", sh: "/frames 2>&1", status: 127, out: `libunwind\.so\.8`},
 	{name: "drop-in", sh: "unspool run -- /frames", user: 1000, out: `^/usr/lib/unspool/libunwind\.so\.8\n1[1-5] frames\n$`},
+	{name: "LLVM's libunwind", sh: "unspool run -- /llvm", user: 1000, out: `^/usr/lib/unspool/libunwind\.so\.1\n1[1-5] frames\n$`},
 	{name: "exceptions", sh: `unspool run --exceptions -- cat /proc/self/maps`,
 		user: 1000, out: `(?m)r-xp .*/usr/lib/unspool/libunspool_eh\.so$`},
 	{name: "libunspool", sh: "/here", out: `(?m)^#0 .* main\+0x`},
@@ -84,7 +85,8 @@ func TestInstall(t *testing.T) {
 			policy(t, deb)
 			version := strings.Split(filepath.Base(deb), "_")[1]
 			files := map[string]string{
-				"/package.deb": deb, "/package.tar.gz": one(t, release, "unspool-*-linux-"+m.arch+".tar.gz"), "/frames": frames(t, deb, m.machine), "/here": here(t, deb, m.machine),
+				"/package.deb": deb, "/package.tar.gz": one(t, release, "unspool-*-linux-"+m.arch+".tar.gz"), "/frames": frames(t, deb, m.machine, "libunwind.so.8"), "/llvm": frames(t, deb, m.machine, "libunwind.so.1", "-DLLVM"),
+				"/here": here(t, deb, m.machine),
 			}
 			for name, from := range files {
 				if err := root.Copy(name, from); err != nil {
@@ -142,14 +144,14 @@ func tree(t *testing.T, dir string) *Root {
 	return &r
 }
 
-// frames builds a program that uses libunwind, of which only a package's drop-in is there.
-func frames(t *testing.T, deb, machine string) string {
+// frames builds a program that uses libunwind or LLVM's, of which only a package's drop-in is there.
+func frames(t *testing.T, deb, machine, library string, flags ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	program := filepath.Join(dir, "frames")
 	for _, args := range [][]string{
 		{"dpkg", "-x", deb, dir},
-		{machine + "-linux-gnu-gcc", "-O1", "-o", program, "testdata/frames.c", filepath.Join(dir, "usr/lib/unspool/libunwind.so.8")},
+		append([]string{machine + "-linux-gnu-gcc", "-O1", "-o", program, "testdata/frames.c", filepath.Join(dir, "usr/lib/unspool", library)}, flags...),
 	} {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%q: %v\n%s", args, err, out)

@@ -20,18 +20,19 @@ import (
 // An ehMachine is one whose programs the tests run: x86-64, or AArch64 by qemu-user.
 type ehMachine struct {
 	name, cc, cxx string
+	target        string   // as Clang knows the machine
 	goarch        string   // whose processors run the programs; empty for qemu-user
 	backtrace     string   // as the library exports it
 	flags         []string // of the compiler, one set for each program
 }
 
 var ehMachines = []*ehMachine{ehHere, {
-	name: "arm64", cc: armCC, cxx: "aarch64-linux-gnu-g++", backtrace: "backtrace@GLIBC_2.17",
+	name: "arm64", cc: armCC, cxx: "aarch64-linux-gnu-g++", target: "aarch64-linux-gnu", backtrace: "backtrace@GLIBC_2.17",
 	flags: []string{"-O2 -mbranch-protection=standard", "-O0 -mbranch-protection=pac-ret+leaf+b-key", "-Os -fomit-frame-pointer -no-pie"},
 }}
 
 var ehHere = &ehMachine{
-	name: "amd64", cc: "gcc", cxx: "g++", goarch: "amd64", backtrace: "backtrace@GLIBC_2.2.5",
+	name: "amd64", cc: "gcc", cxx: "g++", target: "x86_64-linux-gnu", goarch: "amd64", backtrace: "backtrace@GLIBC_2.2.5",
 	flags: []string{"-O2", "-O0", "-O2 -fno-omit-frame-pointer -fcf-protection=none", "-Os -mno-red-zone -no-pie"},
 }
 
@@ -50,8 +51,8 @@ func (m *ehMachine) few(here, emulated int) int {
 	return here
 }
 
-// library builds the library in front of libgcc's unwinder and returns its path.
-func (m *ehMachine) library(t testing.TB) string {
+// needs skips a test where this machine cannot build or run the programs.
+func (m *ehMachine) needs(t testing.TB) {
 	t.Helper()
 	oracle.Need(t, "make", m.cc, m.cxx)
 	switch {
@@ -60,6 +61,12 @@ func (m *ehMachine) library(t testing.TB) string {
 	case m.goarch != runtime.GOARCH:
 		oracle.Lacks(t, "an x86-64 processor")
 	}
+}
+
+// library builds the library in front of libgcc's unwinder and returns its path.
+func (m *ehMachine) library(t testing.TB) string {
+	t.Helper()
+	m.needs(t)
 	return filepath.Join(once(t, "exceptions for "+m.name, func(dir string) error {
 		out, err := exec.Command("make", "-C", "..", "BUILD="+dir, "CC="+m.cc, "eh").CombinedOutput()
 		if err != nil {

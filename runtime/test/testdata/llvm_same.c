@@ -18,7 +18,21 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-enum { REGISTERS = 17, MAX = 400 };
+#ifdef __x86_64__
+#define PC(context) (context)->uc_mcontext.gregs[REG_RIP]
+#define UNDEFINED "ud2"
+enum { PC_NUMBER = 16, FP_NUMBER = UNW_X86_64_RBP, AFTER_TRAP = 2, DOUBLES = 0 };
+static const int numbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+#else
+#define PC(context) (context)->uc_mcontext.pc
+#define UNDEFINED "udf #0"
+enum { PC_NUMBER = UNW_AARCH64_PC, FP_NUMBER = UNW_AARCH64_FP, AFTER_TRAP = 4, DOUBLES = 32 };
+static const int numbers[] = {
+	0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, UNW_AARCH64_RA_SIGN_STATE,
+};
+#endif
+
+enum { REGISTERS = sizeof numbers / sizeof *numbers, FIRST_DOUBLE = 64, MAX = 400 };
 
 static struct lib {
 	int (*getcontext)(unw_context_t *);
@@ -68,6 +82,7 @@ static void open_lib(struct lib *l, const char *path)
 struct frame {
 	int step, info_result, name_result, signal;
 	uint64_t reg[REGISTERS], off;
+	double d[DOUBLES + 1];
 	unw_proc_info_t info;
 	char name[64];
 };
@@ -86,7 +101,10 @@ static int walk(struct lib *l, unw_context_t *uc, struct frame *f)
 		memset(&f[n], 0, sizeof f[n]);
 		f[n].step = step;
 		for (int i = 0; i < REGISTERS; i++)
-			if (l->get(&c, i, &f[n].reg[i]) != 0)
+			if (l->get(&c, numbers[i], &f[n].reg[i]) != 0)
+				abort();
+		for (int i = 0; i < DOUBLES; i++)
+			if (l->get_fp(&c, FIRST_DOUBLE + i, &f[n].d[i]) != 0)
 				abort();
 		f[n].info_result = l->info(&c, &f[n].info);
 		f[n].signal = l->is_signal(&c);
@@ -101,7 +119,7 @@ static int walk(struct lib *l, unw_context_t *uc, struct frame *f)
 static void differ(int at, const char *what, uint64_t a, uint64_t b)
 {
 	if (different++ < 30)
-		printf("frame %d at %lx of %s: %s is %lx, ours %lx\n", at, frames[0][at].reg[16], frames[0][at].name, what, a, b);
+		printf("frame %d at %lx of %s: %s is %lx, ours %lx\n", at, frames[0][at].reg[PC_NUMBER], frames[0][at].name, what, a, b);
 }
 
 static __attribute__((noinline)) void compare(unw_context_t *uc)
@@ -118,7 +136,15 @@ static __attribute__((noinline)) void compare(unw_context_t *uc)
 			differ(i, "the step", a->step, b->step);
 		for (int k = 0; k < REGISTERS; k++)
 			if (a->reg[k] != b->reg[k])
-				differ(i, libs[0].regname(NULL, k), a->reg[k], b->reg[k]);
+				differ(i, libs[0].regname(NULL, numbers[k]), a->reg[k], b->reg[k]);
+		for (int k = 0; k < DOUBLES; k++)
+			if (memcmp(&a->d[k], &b->d[k], sizeof a->d[k])) {
+				uint64_t x[2];
+
+				memcpy(x, &a->d[k], 8);
+				memcpy(x + 1, &b->d[k], 8);
+				differ(i, libs[0].regname(NULL, FIRST_DOUBLE + k), x[0], x[1]);
+			}
 		if (a->signal != b->signal)
 			differ(i, "is_signal_frame", a->signal, b->signal);
 		if (a->info_result != b->info_result)
@@ -234,13 +260,13 @@ static void on_trap(int sig, siginfo_t *si, void *uc)
 
 	(void)si;
 	on_signal(sig);
-	u->uc_mcontext.gregs[REG_RIP] += 2; /* behind ud2 */
+	PC(u) += AFTER_TRAP;
 }
 
 __attribute__((noinline)) void leaf(int trap)
 {
 	if (trap)
-		__asm__ volatile("ud2");
+		__asm__ volatile(UNDEFINED);
 }
 
 __attribute__((noinline)) uint64_t down(int depth, uint64_t a, uint64_t b, uint64_t c)
@@ -280,16 +306,27 @@ __attribute__((noinline)) uint64_t down(int depth, uint64_t a, uint64_t b, uint6
 
 /* A call that leaves arguments on the stack: f(depth) is called with two words above. */
 void with_arguments(void (*f)(void));
+/* Rules of other shapes: by expressions, and with registers in registers. */
+void odd(void (*f)(void));
+#ifdef __x86_64__
 __asm__(".text\n.globl with_arguments\n.type with_arguments, @function\nwith_arguments:\n.cfi_startproc\n\tpush %rbx\n\t.cfi_adjust_cfa_offset 8\n"
 	"\t.cfi_rel_offset %rbx, 0\n\tsub $32, %rsp\n\t.cfi_adjust_cfa_offset 32\n\t.cfi_escape 0x2e, 0x20\n\tmov %rdi, %rax\n\tcall *%rax\n"
 	"\tadd $32, %rsp\n\t.cfi_adjust_cfa_offset -32\n\t.cfi_escape 0x2e, 0\n\tpop %rbx\n\t.cfi_adjust_cfa_offset -8\n\tret\n.cfi_endproc\n"
 	".size with_arguments, . - with_arguments\n"
-	/* Rules of other shapes: by expressions, and with registers in registers. */
 	".globl odd\n.type odd, @function\nodd:\n.cfi_startproc\n\tpush %rbp\n\t.cfi_adjust_cfa_offset 8\n\tmov %rsp, %rbp\n"
 	"\t.cfi_escape 0x0f, 2, 0x76, 0x10\n\t.cfi_escape 0x10, 6, 2, 0x76, 0\n\tmov %rbx, -8(%rsp)\n\tsub $32, %rsp\n"
 	"\t.cfi_escape 0x10, 3, 2, 0x76, 0x78\n\t.cfi_escape 0x16, 12, 3, 0x76, 0, 0x06\n\tmov $77, %ebx\n\tcall *%rdi\n"
 	"\tmov -8(%rbp), %rbx\n\tmov %rbp, %rsp\n\tpop %rbp\n\tret\n.cfi_endproc\n.size odd, . - odd\n");
-void odd(void (*f)(void));
+#else
+__asm__(".text\n.globl with_arguments\n.type with_arguments, %function\nwith_arguments:\n.cfi_startproc\n\tstp x29, x30, [sp, #-16]!\n"
+	"\t.cfi_adjust_cfa_offset 16\n\t.cfi_rel_offset x29, 0\n\t.cfi_rel_offset x30, 8\n\tsub sp, sp, #32\n\t.cfi_adjust_cfa_offset 32\n"
+	"\t.cfi_escape 0x2e, 0x20\n\tblr x0\n\tadd sp, sp, #32\n\t.cfi_adjust_cfa_offset -32\n\t.cfi_escape 0x2e, 0\n\tldp x29, x30, [sp], #16\n"
+	"\t.cfi_adjust_cfa_offset -16\n\t.cfi_restore x29\n\t.cfi_restore x30\n\tret\n.cfi_endproc\n.size with_arguments, . - with_arguments\n"
+	".globl odd\n.type odd, %function\nodd:\n.cfi_startproc\n\tstp x29, x30, [sp, #-48]!\n\tmov x29, sp\n\t.cfi_escape 0x0f, 2, 0x8d, 48\n"
+	"\t.cfi_escape 0x10, 29, 2, 0x8d, 0\n\t.cfi_escape 0x10, 30, 2, 0x8d, 8\n\tstr x19, [x29, #16]\n\tstr d8, [x29, #24]\n"
+	"\t.cfi_escape 0x10, 19, 2, 0x8d, 16\n\t.cfi_escape 0x10, 72, 2, 0x8d, 24\n\t.cfi_escape 0x16, 20, 3, 0x8d, 0, 0x06\n\tmov x19, #77\n"
+	"\tfmov d8, x19\n\tblr x0\n\tldr x19, [x29, #16]\n\tldr d8, [x29, #24]\n\tldp x29, x30, [sp], #48\n\tret\n.cfi_endproc\n.size odd, . - odd\n");
+#endif
 
 static __attribute__((noinline)) void sets(void)
 {
@@ -301,24 +338,29 @@ static __attribute__((noinline)) void sets(void)
 	for (int i = 0; i < 2; i++) {
 		libs[i].init(&c[i], &uc);
 		libs[i].step(&c[i]); /* at with_arguments */
-		for (int r = 0; r < 16; r++)
-			if (libs[i].set(&c[i], r, 1000 + r) != 0)
+		for (int r = 0; r < REGISTERS; r++)
+			if (numbers[r] != PC_NUMBER && libs[i].set(&c[i], numbers[r], 1000 + r) != 0)
+				different++;
+		for (int r = 0; r < DOUBLES; r++)
+			if (libs[i].set_fp(&c[i], FIRST_DOUBLE + r, 0.5 * r) != 0)
 				different++;
 		libs[i].set(&c[i], UNW_REG_SP, 4096);
 		libs[i].set(&c[i], UNW_REG_IP, (uint64_t)leaf + 1);
 	}
-	for (int r = -4; r < 40; r++) {
+	for (int r = -4; r < 120; r++) {
 		a = b = 0;
-		double d;
+		double d[2] = {0, 0};
+		int is_double = libs[0].is_fp(&c[0], r);
 
-		if (libs[0].get(&c[0], r, &a) != libs[1].get(&c[1], r, &b) || a != b)
-			differ(0, "a register that was set", a, b);
+		/* LLVM's ends the program where a general register is asked for by the number of a floating-point one. */
+		if (is_double ? libs[1].get(&c[1], r, &b) != UNW_EBADREG : libs[0].get(&c[0], r, &a) != libs[1].get(&c[1], r, &b) || a != b)
+			differ(r, "a register that was set", a, b);
 		if (strcmp(libs[0].regname(&c[0], r), libs[1].regname(&c[1], r)))
 			differ(0, "a register's name", r, r);
-		if (libs[0].is_fp(&c[0], r) != libs[1].is_fp(&c[1], r) || libs[0].get_fp(&c[0], r, &d) != libs[1].get_fp(&c[1], r, &d) ||
+		if (is_double != libs[1].is_fp(&c[1], r) || libs[0].get_fp(&c[0], r, &d[0]) != libs[1].get_fp(&c[1], r, &d[1]) || d[0] != d[1] ||
 		    libs[0].set_fp(&c[0], r, 1) != libs[1].set_fp(&c[1], r, 1))
 			differ(0, "a floating-point register", r, r);
-		if (r > 16 && libs[0].set(&c[0], r, 1) != libs[1].set(&c[1], r, 1))
+		if (r > 16 && !is_double && libs[0].set(&c[0], r, 1) != libs[1].set(&c[1], r, 1))
 			differ(0, "what setting a register comes to", r, r);
 	}
 	compared++;
@@ -336,7 +378,7 @@ static __attribute__((noinline)) void bad_stacks(void)
 		libs[1].getcontext(&uc);
 		libs[1].init(&c, &uc);
 		libs[1].set(&c, UNW_REG_SP, (uint64_t[]){0, 4096, UINT64_MAX - 3}[i]);
-		libs[1].set(&c, UNW_X86_64_RBP, (uint64_t[]){0, 4096, UINT64_MAX - 3}[i]);
+		libs[1].set(&c, FP_NUMBER, (uint64_t[]){0, 4096, UINT64_MAX - 3}[i]);
 		step = libs[1].step(&c);
 		if (step != UNW_EBADFRAME)
 			differ(0, "a step from a bad stack", UNW_EBADFRAME, step);
@@ -363,25 +405,32 @@ static __attribute__((noinline)) void leave(struct lib *l, uint64_t at)
 	l->resume(&c);
 }
 
+static volatile double weight = 0.25;
+
 static __attribute__((noinline)) uint64_t leave_deep(struct lib *l, int depth, uint64_t at, uint64_t a, uint64_t b, uint64_t c)
 {
 	uint64_t d = a ^ sink, e = b ^ sink, f = c ^ sink;
+	double x = weight * depth, y = weight + depth;
 
 	if (depth == 0) {
 		leave(l, at);
 		return d;
 	}
-	return leave_deep(l, depth - 1, at, d, e, f) + a + b + c + d + e + f;
+	d += leave_deep(l, depth - 1, at, d, e, f) + a + b + c + e + f;
+	return d + (uint64_t)(x * y);
 }
 
 static __attribute__((noinline)) uint64_t stay(struct lib *l)
 {
 	uint64_t v[5], mark = 1;
+	double x, y;
 
 	for (unsigned i = 0; i < 5; i++)
 		v[i] = next() + sink;
+	x = weight * (double)(v[0] >> 40);
+	y = weight * (double)(v[1] >> 40);
 	leave_deep(l, 4, (uint64_t)&mark, v[0], v[1], v[2]);
-	return v[0] ^ v[1] << 1 ^ v[2] << 2 ^ v[3] << 3 ^ v[4] << 4;
+	return (uint64_t)(x * y) ^ v[0] ^ v[1] << 1 ^ v[2] << 2 ^ v[3] << 3 ^ v[4] << 4;
 }
 
 static void resumes(void)
@@ -418,10 +467,19 @@ static void caches(const char *what)
 
 static void registered(void)
 {
+#ifdef __x86_64__
 	/* push %rbx; sub $16, %rsp; call *%rdi; add $16, %rsp; pop %rbx; ret */
 	static const uint8_t code[] = {0x53, 0x48, 0x83, 0xec, 0x10, 0xff, 0xd7, 0x48, 0x83, 0xc4, 0x10, 0x5b, 0xc3};
 	static const uint8_t cie[] = {20, 0, 0, 0, 0, 0, 0, 0, 1, 'z', 'R', 0, 1, 0x78, 16, 1, 0x1b, 0x0c, 7, 8, 0x90, 1, 0, 0};
 	static const uint8_t fde[] = {28, 0, 0, 0, 28, 0, 0, 0, 0, 0, 0, 0, 13, 0, 0, 0, 0, 0x41, 0x0e, 16, 0x83, 2, 0x44, 0x0e, 32, 0x46, 0x0e, 16, 0x41, 0x0e, 8, 0};
+#else
+	/* stp x29, x30, [sp, #-32]!; str x19, [sp, #16]; blr x0; ldr x19, [sp, #16]; ldp x29, x30, [sp], #32; ret */
+	static const uint32_t code[] = {0xa9be7bfd, 0xf9000bf3, 0xd63f0000, 0xf9400bf3, 0xa8c27bfd, 0xd65f03c0};
+	static const uint8_t cie[] = {20, 0, 0, 0, 0, 0, 0, 0, 1, 'z', 'R', 0, 4, 0x78, 30, 1, 0x1b, 0x0c, 31, 0, 0, 0, 0, 0};
+	static const uint8_t fde[] = {
+		32, 0, 0, 0, 28, 0, 0, 0, 0, 0, 0, 0, 24, 0, 0, 0, 0, 0x41, 0x0e, 32, 0x9d, 4, 0x9e, 3, 0x41, 0x93, 2, 0x42, 0xd3, 0x41, 0x0e, 0, 0xdd, 0xde, 0, 0,
+	};
+#endif
 	uint8_t *p = mmap(NULL, 8192, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	long before;
 
@@ -430,6 +488,7 @@ static void registered(void)
 	memcpy(p + 4096 + sizeof cie, fde, sizeof fde);
 	int32_t off = -(4096 + (int)sizeof cie + 8);
 	memcpy(p + 4096 + sizeof cie + 8, &off, 4);
+	__builtin___clear_cache((char *)p, (char *)p + sizeof code);
 	for (int way = 0; way < 4; way++) {
 		((void (*)(void (*)(void)))p)(here);
 		before = with_info;
