@@ -1,10 +1,12 @@
 package test
 
 import (
+	"bytes"
 	"context"
 	"encoding/xml"
 	"fmt"
 	"io/fs"
+	"iter"
 	"maps"
 	"os"
 	"os/exec"
@@ -21,14 +23,15 @@ import (
 
 // A suite is the tests of a program of Debian.
 type suite struct {
-	name string
-	main string // the program whose tests they are, as its link in /proc begins or ends
-	run  func(t *testing.T, dir string, run func(dir string, args ...string) string) (outcomes map[string]string)
+	name     string
+	programs string // those whose processes are looked at, as an expression for their links in /proc
+	run      func(t *testing.T, dir string, run func(dir string, args ...string) string) (outcomes map[string]string)
 }
 
 var suites = []suite{
-	{"python", "/usr/bin/python3.11", pythonSuite},
-	{"rust-smallvec", "/smallvec", smallvecSuite},
+	{"python", `^/usr/bin/python3\.11$`, pythonSuite},
+	{"rust-smallvec", `/smallvec$`, smallvecSuite},
+	{"sqlite3", `/testfixture$`, sqliteSuite},
 }
 
 // preloads are all libraries that unspool preloads into programs.
@@ -79,10 +82,10 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// outcomes runs a suite. Each process of its program that is seen has the libraries mapped, and there are some.
+// outcomes runs a suite. Each process of its programs that is seen has the libraries mapped, and there are some.
 func outcomes(t *testing.T, s suite, env, libraries []string) map[string]string {
 	t.Helper()
-	dir, mapped := t.TempDir(), 0
+	dir, mapped, programs := t.TempDir(), map[string]int{}, regexp.MustCompile(s.programs)
 	got := s.run(t, dir, func(at string, args ...string) string {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 		defer cancel()
@@ -104,15 +107,11 @@ func outcomes(t *testing.T, s suite, env, libraries []string) map[string]string 
 		go func() {
 			defer close(done)
 			for ctx.Err() == nil {
-				if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", cmd.Process.Pid)); err == nil && (exe == s.main || strings.HasSuffix(exe, s.main)) {
-					maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", cmd.Process.Pid))
-					lacks := func(lib string) bool { return !strings.Contains(string(maps), " "+lib+"\n") }
-					// The loader maps the C library last.
-					if err == nil && strings.Contains(string(maps), "libc.so.6\n") {
-						if mapped++; slices.ContainsFunc(libraries, lacks) {
-							t.Errorf("a library is not mapped:\n%s", maps)
-							return
-						}
+				for exe, maps := range processes(dir, programs) {
+					mapped[filepath.Base(exe)]++
+					if slices.ContainsFunc(libraries, func(lib string) bool { return !strings.Contains(maps, " "+lib+"\n") }) {
+						t.Errorf("%s: a library is not mapped:\n%s", exe, maps)
+						return
 					}
 				}
 				select {
@@ -130,10 +129,39 @@ func outcomes(t *testing.T, s suite, env, libraries []string) map[string]string 
 		}
 		return fmt.Sprintf("%s%v\n", b, err)
 	})
-	if mapped == 0 {
-		t.Errorf("%s was not seen", s.main)
+	if len(mapped) == 0 {
+		t.Errorf("no process of %s was seen", s.programs)
 	}
+	t.Logf("processes seen: %v", mapped)
 	return got
+}
+
+// processes are those of some programs whose files for a time are in dir: each one's program, and its maps once the loader is done. A program without
+// the C library is linked statically.
+func processes(dir string, programs *regexp.Regexp) iter.Seq2[string, string] {
+	return func(yield func(string, string) bool) {
+		found, _ := filepath.Glob("/proc/[0-9]*/exe")
+		for _, link := range found {
+			exe, err := os.Readlink(link)
+			if err != nil || !programs.MatchString(exe) {
+				continue
+			}
+			proc := filepath.Dir(link)
+			env, err := os.ReadFile(proc + "/environ")
+			if err != nil || !bytes.Contains(env, []byte("TMPDIR="+dir+"\x00")) {
+				continue
+			}
+			// The kernel gives a list in pieces: that of a process that ends meanwhile lacks some. The loader maps the C library last.
+			maps, err := os.ReadFile(proc + "/maps")
+			again, err2 := os.ReadFile(proc + "/maps")
+			if err != nil || err2 != nil || !bytes.Equal(maps, again) || !bytes.Contains(maps, []byte("libc.so.6\n")) || !bytes.Contains(maps, []byte("[stack]\n")) {
+				continue
+			}
+			if !yield(exe, string(maps)) {
+				return
+			}
+		}
+	}
 }
 
 // pythonTests are those of Debian's libpython3.11-testsuite that have to do with stacks, signals, threads, processes and C.
@@ -209,6 +237,36 @@ func smallvecSuite(t *testing.T, dir string, run func(dir string, args ...string
 		if !strings.HasSuffix(out, "\n<nil>\n") {
 			t.Fatalf("%v\n%s", slices.Collect(maps.Keys(outcomes)), out)
 		}
+	}
+	return outcomes
+}
+
+// sqliteScripts are tests of sqlite3 of its SQL, transactions, logs, and threads; those that end within seconds, and need not be another user than root.
+var sqliteScripts = []string{"select1", "select2", "insert", "update", "join", "where", "rollback", "savepoint", "thread005", "wal", "backup", "incrblob",
+	"func", "expr", "window1", "json101"}
+
+// sqliteSuite are scripts of sqlite3's own tests, by its program for them, which is built from Debian's source.
+func sqliteSuite(t *testing.T, dir string, run func(dir string, args ...string) string) map[string]string {
+	oracle.Need(t, "make", "gcc", "tclsh")
+	if !exists("/usr/lib/tcl8.6/tclConfig.sh") {
+		oracle.Lacks(t, "tcl-dev")
+	}
+	source := oracle.Source(t, "bookworm", "sqlite-suite", "sqlite3", "*")
+	build := once(t, "sqlite3", func(dir string) error {
+		cmd := exec.Command("sh", "-c", `"$0/configure" --disable-shared --with-tcl=/usr/lib/tcl8.6 >configure.log && make -j2 CFLAGS=-O0 testfixture`, source)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
+		return nil
+	})
+	outcomes := map[string]string{}
+	for _, name := range sqliteScripts {
+		out := run(dir, filepath.Join(build, "testfixture"), filepath.Join(source, "test", name+".test"))
+		for _, m := range regexp.MustCompile(`(?m)^(\S+)\.\.\. ?(Ok|.*)$`).FindAllStringSubmatch(out, -1) {
+			outcomes[name+" "+m[1]] = m[2]
+		}
+		outcomes[name] = strings.Join(regexp.MustCompile(`(?m)^\d+ errors out of \d+ tests|^!?Failures on.*$|^exit status.*$|^signal.*$`).FindAllString(out, -1), "; ")
 	}
 	return outcomes
 }
