@@ -14,12 +14,18 @@ import (
 	"github.com/unspool/unspool/internal/oracle"
 )
 
-// llvmLibraries builds the drop-in for LLVM's libunwind and returns the directories of LLVM's own and of ours, and the root of LLVM's packages: their
-// development package cannot be installed beside libunwind's.
-func llvmLibraries(t testing.TB, m *ehMachine) (theirs, ours, root string) {
+// llvmPackages returns the directory of LLVM's libraries, and the root of its packages: their development package cannot be installed beside libunwind's.
+func llvmPackages(t testing.TB, m *ehMachine) (theirs, root string) {
 	t.Helper()
 	m.needs(t)
 	root = oracle.Debian(t, "bookworm", m.name, "llvm-unwind", "libunwind-19-dev", "libunwind-19", "libc++-19-dev", "libc++abi-19-dev", "libc++1-19", "libc++abi1-19")
+	return filepath.Join(root, "usr/lib/llvm-19/lib"), root
+}
+
+// llvmLibraries also builds the drop-in for LLVM's libunwind, and returns its directory.
+func llvmLibraries(t testing.TB, m *ehMachine) (theirs, ours, root string) {
+	t.Helper()
+	theirs, root = llvmPackages(t, m)
 	ours = once(t, "llvm for "+m.name, func(dir string) error {
 		out, err := exec.Command("make", "-C", "..", "BUILD="+dir, "CC="+m.cc, "llvm").CombinedOutput()
 		if err != nil {
@@ -27,7 +33,7 @@ func llvmLibraries(t testing.TB, m *ehMachine) (theirs, ours, root string) {
 		}
 		return nil
 	})
-	return filepath.Join(root, "usr/lib/llvm-19/lib"), ours, root
+	return theirs, ours, root
 }
 
 // TestLlvmExports: the library has the symbols of LLVM's, without versions, and its name.
@@ -218,9 +224,8 @@ func TestLlvmThrows(t *testing.T) {
 // same.
 func TestLlvmRun(t *testing.T) {
 	oracle.Long(t)
-	theirs, _, root := llvmLibraries(t, ehHere)
+	theirs, root := llvmPackages(t, ehHere)
 	ours := dropIn(t, "gcc")
-	ehLibrary(t)
 	unspool, prog := filepath.Join(t.TempDir(), "unspool"), filepath.Join(t.TempDir(), "run")
 	build := exec.Command("go", "build", "-o", unspool, "../../cmd/unspool")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
