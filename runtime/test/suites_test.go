@@ -31,6 +31,7 @@ type suite struct {
 var suites = []suite{
 	{"python", `^/usr/bin/python3\.11$`, pythonSuite},
 	{"rust-smallvec", `/smallvec$`, smallvecSuite},
+	{"g++", `/(cc1plus|prog)$`, gxxSuite},
 	{"sqlite3", `/testfixture$`, sqliteSuite},
 }
 
@@ -240,6 +241,35 @@ func smallvecSuite(t *testing.T, dir string, run func(dir string, args ...string
 	}
 	return outcomes
 }
+
+// gxxSuite are GCC's tests of exceptions in C++: what the compiler says of each file, and how its program ends.
+func gxxSuite(t *testing.T, dir string, run func(dir string, args ...string) string) map[string]string {
+	oracle.Need(t, "g++-12", "tar", "xz")
+	gcc, outcomes := gccTests(t), map[string]string{}
+	for _, part := range []string{"gcc/testsuite/g++.dg/eh", "gcc/testsuite/g++.old-deja/g++.eh"} {
+		for _, file := range oracle.Files(t, filepath.Join(gcc, part), func(path string) bool { return strings.HasSuffix(path, ".C") || strings.HasSuffix(path, ".cc") }) {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, prog := strings.TrimPrefix(file, gcc), filepath.Join(dir, "prog")
+			os.Remove(prog)
+			args := []string{"x86_64-linux-gnu-g++-12", "-w", "-pthread", "-I" + filepath.Join(gcc, "libstdc++-v3/testsuite/util"), "-o", prog, file}
+			for _, m := range dgOptions.FindAllSubmatch(data, -1) {
+				args = append(args, strings.Fields(string(m[1]))...)
+			}
+			outcome := run(dir, args...)
+			outcomes[name] = strings.ReplaceAll(scratch.ReplaceAllString(outcome, "/tmp/SCRATCH"), gcc, "GCC")
+			if exists(prog) {
+				outcomes[name+" runs"] = addresses.ReplaceAllString(run(dir, "timeout", "-s", "KILL", "60", prog), "ADDRESS")
+			}
+		}
+	}
+	return outcomes
+}
+
+// scratch are files of compilers.
+var scratch = regexp.MustCompile(`/\S*/cc\w+\.\w`)
 
 // sqliteScripts are tests of sqlite3 of its SQL, transactions, logs, and threads; those that end within seconds, and need not be another user than root.
 var sqliteScripts = []string{"select1", "select2", "insert", "update", "join", "where", "rollback", "savepoint", "thread005", "wal", "backup", "incrblob",
