@@ -407,7 +407,7 @@ func (img *Image) Release() error {
 	if img.unmap == nil || img.holders.Add(-1) > 0 {
 		return nil
 	}
-	img.b = nil
+	img.b, img.secs = nil, nil // who still has the image keeps little of it: a recording has hundreds
 	img.mu.Lock()
 	defer img.mu.Unlock()
 	for k, x := range img.inflate {

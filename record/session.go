@@ -33,6 +33,7 @@ type Options struct {
 	Filter   Filter               // says which samples are of interest
 	Prompt   bool                 // samples are wanted as soon as they are there
 	Progress func(samples uint64) // is told now and then how many there were; may be nil
+	Workers  int                  // goroutines that walk copies of stacks; 0: as many as processors
 }
 
 // A Session takes a stream of records to samples with stacks, and these to a profile. It runs once.
@@ -125,6 +126,7 @@ func (s *Session) run(ctx context.Context, each func(*profile.Sample) error, rec
 	}
 	o := source.Options{
 		Mods: s.Mods.Module, Made: made, Identify: s.identify, Want: s.want, Machine: s.machine, Ours: s.ours, FramePointers: s.framePointers, Prompt: s.Prompt,
+		Workers: s.Workers,
 		Sample: func(x *source.Sample) error {
 			if n++; n&255 == 0 && s.Progress != nil {
 				s.Progress(n)

@@ -37,7 +37,7 @@ const (
 	lastWords   = 5 * time.Second  // for what is still to be sent at the end
 	slowClient  = 10 * time.Second // for a request over HTTP
 
-	smallMachine = 256 << 20 // bytes of memory to live by, below which one thing is done at a time, and there is no page
+	smallMachine = 256 << 20 // bytes of memory to live by, below which one thing is done at a time, and there are no lines and no page
 
 	filesShare = 16 // where a control group limits memory, filesMemory is this part of it at most
 	makeShare  = 4  // what is made may take this part, for a moment
@@ -110,6 +110,7 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 	n := o.Namer(names.Options{Mods: mods})
 	defer n.Close()
 	if small {
+		n.Lines = false
 		n.Kernel(make([]uint64, 1), make([]profile.Name, 1)) // reads all names, which takes more now than it keeps
 		debug.FreeOSMemory()
 	}
@@ -119,7 +120,11 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 	if err := d.rec.Drop(n); err != nil {
 		o.Log.Warn(err.Error())
 	}
-	s := d.rec.Session(record.Options{Mods: mods, Names: n, Filter: o.Filter, Prompt: true})
+	walk := record.Options{Mods: mods, Names: n, Filter: o.Filter, Prompt: true}
+	if small {
+		walk.Workers = 1
+	}
+	s := d.rec.Session(walk)
 	d.start(n, s.Info.Host, listener)
 	if listener != nil {
 		defer d.listen(listener)()
@@ -164,10 +169,8 @@ func (o *Options) live(mods *modules.Set) (small bool) {
 	}
 	mods.Bound(int64(limit / makeShare))
 	module.LimitInflated(int64(limit / filesShare))
-	if o.Page > 0 {
-		o.Page = 0
-		o.Log.Info("there is no page: it takes too much of the memory", "limit", limit)
-	}
+	o.Page = 0
+	o.Log.Info("there are no lines, no inlined calls and no page: they take too much of the memory", "limit", limit)
 	return true
 }
 
