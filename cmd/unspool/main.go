@@ -24,6 +24,19 @@ var stdout = &cli.Writer{W: os.Stdout}
 // usage marks err as wrong usage: exit status 2.
 func usage(format string, args ...any) error { return cli.Usage(format, args...) }
 
+// say prints lines on standard error.
+func say(lines []string) {
+	for _, l := range lines {
+		fmt.Fprintf(stderr, "unspool: %s\n", l)
+	}
+}
+
+// sayLine prints a line on standard error.
+func sayLine(line string) { say([]string{line}) }
+
+// sayError prints an error that does not end the verb.
+func sayError(err error) { fmt.Fprintf(stderr, "unspool: %v\n", err) }
+
 // wrong marks an error, unless it is nil, as wrong usage.
 func wrong(err error) error {
 	if err == nil {

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/signal"
 
@@ -48,16 +47,3 @@ func searchFlags(c *cobra.Command) func() (*module.Locator, error) {
 		return names.Files(*sysroot, *dirs), nil
 	}
 }
-
-// say prints lines on standard error.
-func say(lines []string) {
-	for _, l := range lines {
-		fmt.Fprintf(stderr, "unspool: %s\n", l)
-	}
-}
-
-// sayLine prints a line on standard error.
-func sayLine(line string) { say([]string{line}) }
-
-// sayError prints an error that does not end the verb.
-func sayError(err error) { fmt.Fprintf(stderr, "unspool: %v\n", err) }
