@@ -49,8 +49,8 @@ The ending of -o picks the format:
 Without -o, record writes ` + defaultRecording + ` and prints a table. The recording before is kept as
 ` + defaultRecording + `.old; older recordings are not kept.
 
-An output replaces the file at its place when the output is whole. If recording fails, or has no samples, the old file stays. Only the
-owner can read formats with addresses (.data, .json, .jsonl, .stacks.json, .perf).
+An output replaces the file at its place when the output is whole. If recording fails, or has no samples, the old file
+stays. Only the owner can read formats with addresses (.data, .json, .jsonl, .stacks.json, .perf).
 
 With --off-cpu --wakers, each wait shows the thread that ended it: "[woken by COMM]" stands above the wait, then the
 waker's stack upside down. So the functions that wake are next to the functions that wait. The self time belongs to

@@ -24,7 +24,7 @@ func runCmd() *cobra.Command {
 compiled tables; the program itself is not changed. If the cache lacks tables, run compiles them first: for the program,
 and for all files mapped in a perf.data file among the arguments.
 
-A program linked with LLVM's libunwind.so.1 gets unspool's in its place, too (x86-64): it throws, catches and walks by the same rules.
+A program linked with LLVM's libunwind.so.1 gets unspool's in its place, too: it throws, catches and walks by the same rules.
 
 If the program, or a library that it needs, is linked with elfutils' libdw, such as eu-stack and perf built without
 libunwind, a library in front of libdw is preloaded. With --which, run says which of these libraries the program is linked
