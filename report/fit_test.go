@@ -94,7 +94,7 @@ func TestTopWide(t *testing.T) {
 		p.Stacks = append(p.Stacks, profile.Stack{Frames: []uint32{uint32(i)}, Count: uint64(i + 1)})
 	}
 	p = p.Filter(func(*profile.Stack) bool { return true })
-	for _, columns := range []int{60, 80, 120} {
+	for _, columns := range []int{30, 40, 60, 80, 120} {
 		var b bytes.Buffer
 		if err := Top(&b, p, Options{Width: columns}); err != nil {
 			t.Fatal(err)

@@ -28,6 +28,9 @@ func ranked(p *profile.Profile, s *profile.Sums, byTotal bool) []int32 {
 	return fns
 }
 
+// leastName is how many columns names of functions have at least before other columns go.
+const leastName = 20
+
 // Top writes a table of functions: the weight of their own code, that of all stacks which they are in,
 // module and name. The name is last so that no line is longer than it has to be.
 func Top(w io.Writer, p *profile.Profile, o Options) error {
@@ -55,8 +58,21 @@ func Top(w io.Writer, p *profile.Profile, o Options) error {
 	if o.Width > 0 {
 		module = max(min(module, o.Width/5), len("module"))
 	}
+	before := func(cols ...string) string {
+		return fmt.Sprintf("%7s %*s  %7s %*s  %s  ", cols[0], digits, cols[1], cols[2], digits, cols[3], printable.Pad(printable.Clip(cols[4], module), module))
+	}
+	// In a narrow terminal, names matter more than modules, and shares more than numbers.
+	narrow := func() bool { return o.Width > 0 && o.Width-printable.Width(before("", "", "", "", "")) < leastName }
+	if narrow() {
+		before = func(cols ...string) string {
+			return fmt.Sprintf("%7s %*s  %7s %*s  ", cols[0], digits, cols[1], cols[2], digits, cols[3])
+		}
+	}
+	if narrow() {
+		before = func(cols ...string) string { return fmt.Sprintf("%7s %7s  ", cols[0], cols[2]) }
+	}
 	line := func(cols ...string) {
-		b := fmt.Sprintf("%7s %*s  %7s %*s  %s  ", cols[0], digits, cols[1], cols[2], digits, cols[3], printable.Pad(printable.Clip(cols[4], module), module))
+		b := before(cols...)
 		if o.Width > 0 {
 			cols[5] = fit(cols[5], max(o.Width-printable.Width(b), 1))
 		}

@@ -145,6 +145,7 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 	if o.MaxCPU > 0 {
 		go d.govern(gathering)
 	}
+	go d.tellLosses(gathering)
 	d.agent.Run(gathering)
 	d.outputs.Close()
 	err = <-ended
@@ -277,6 +278,32 @@ func (d *daemon) sum() {
 	st := d.agent.Stats()
 	d.Log.Info("done", "samples", st.Samples-st.Idle, "lost", st.Lost, "profiles", st.Profiles)
 }
+
+// tellLosses says each minute how many records were lost, if they are more than one in a hundred.
+func (d *daemon) tellLosses(ctx context.Context) {
+	tick := time.NewTicker(time.Minute)
+	defer tick.Stop()
+	var before agent.Stats
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := d.agent.Stats()
+		if lost, samples := since(&before, &now); lossy(lost, samples) {
+			d.Log.Warn("records were lost in the last minute; a lower --frequency, or with --off-cpu a higher --off-cpu-threshold, makes fewer", "lost", lost, "samples", samples)
+		}
+		before = now
+	}
+}
+
+func since(before, now *agent.Stats) (lost, samples uint64) {
+	return now.Lost - before.Lost, now.Samples - before.Samples
+}
+
+// lossy says whether more than one of a hundred records was lost.
+func lossy(lost, samples uint64) bool { return lost > (lost+samples)/100 }
 
 // governed is how often the daemon looks at what it uses.
 const governed = 5 * time.Second

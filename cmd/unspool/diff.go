@@ -27,7 +27,10 @@ counts of samples, self or total, whichever is greater. The scale is the movemen
 chance are only counted; --all shows them.
 
 --by share compares shares of the whole, so the recordings can differ in length. --by samples and --by periods compare
-absolute numbers.
+absolute numbers. Without --by, heap profiles are compared by their bytes or objects.
+
+--time and the other filters hold for both. To compare two times of an agent's directory, write each to a file first:
+unspool report DIR --time 14:30,14:45 -o a.pb.gz.
 
 In a flame graph (-o diff.svg), functions that take more are red, functions that take less are blue. folded has two
 numbers a line, before and after, as flamegraph.pl reads them.`,

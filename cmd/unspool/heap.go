@@ -64,13 +64,14 @@ var (
 
 // check reads the flags of a heap profile of a command, or of processes.
 func (h *heapPlan) check(c *cobra.Command, p *plan) error {
-	not := apart
+	not, what := apart, "--heap"
 	if len(p.PIDs) > 0 {
+		what = "--heap -p"
 		not = append(slices.DeleteFunc(slices.Clone(apart), func(name string) bool { return slices.Contains(ofProcesses, name) }), "every")
 	}
 	for _, name := range not {
 		if c.Flags().Changed(name) {
-			return usage("--heap and --%s exclude each other", name)
+			return usage("%s and --%s exclude each other", what, name)
 		}
 	}
 	switch h.Maps = h.how == "mmap"; {
