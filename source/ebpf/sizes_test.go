@@ -43,7 +43,7 @@ func TestSizesOf(t *testing.T) {
 }
 
 func TestRingOf(t *testing.T) {
-	for limit, want := range map[uint64]uint32{0: 1 << 20, 64 << 20: 2 << 20, 100 << 20: 2 << 20, 256 << 20: 8 << 20, 1 << 40: 1 << 30} {
+	for limit, want := range map[uint64]uint32{0: 512 << 10, 64 << 20: 1 << 20, 100 << 20: 1 << 20, 256 << 20: 4 << 20, 1 << 40: 1 << 30} {
 		if got := ringOf(limit); got != want {
 			t.Errorf("%d bytes: a ring of %d, not %d", limit, got, want)
 		}

@@ -211,7 +211,7 @@ func (r *Recorder) copyLimit() uint32 {
 	}
 	limit := r.shape.StackSize
 	for full := r.memory.shrink; wait >= full && limit > leastCopy; full += r.memory.shrink {
-		limit = limit / 2 &^ 7
+		limit = max(limit/2&^7, leastCopy)
 	}
 	return limit
 }

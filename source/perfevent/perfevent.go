@@ -31,7 +31,7 @@ type Options struct {
 	Frequency, Period uint64
 
 	// StackSize is the number of bytes of the user stack to copy with each sample: a multiple of 8 up to MaxStackSize. 0 is 32 KiB (with a
-	// Program, less is kept while many copies wait), or 16 or 8 where the ring buffers that the kernel allows are small.
+	// Program 60, and less is kept while many copies wait), or 16 or 8 where the ring buffers that the kernel allows are small.
 	StackSize uint32
 
 	// NoCopies, with a Program, has no event ask for a copy of a stack.

@@ -332,7 +332,7 @@ const (
 	maxRing = 32 << 20
 	allRing = 256 << 20 // of all processors
 
-	programRing = 8 << 20 // where a program makes most samples
+	programRing = 16 << 20 // where a program makes most samples
 	programAll  = 128 << 20
 )
 
@@ -344,7 +344,9 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 	copies := a.SampleType&source.SampleStackUser != 0
 	stack := int(o.StackSize)
 	if stack == 0 && copies {
-		stack = defaultStack
+		if stack = defaultStack; o.Program != nil {
+			stack = programStack
+		}
 	}
 	rate := uint64(4000) // a guess, where the period rules
 	if a.Has(source.FlagFreq) {
@@ -391,6 +393,7 @@ func (r *Recorder) openRings(o *Options, a *source.Attr) error {
 
 const (
 	defaultStack = 32 << 10
+	programStack = 60 << 10 // only what comes before tables and mappings are known is copied: all of it, as far as a record has room for the rest of a sample, too
 	minStack     = 8 << 10
 	minSamples   = 32 // that a ring should hold
 )

@@ -23,9 +23,16 @@ type memory struct {
 	chunk   int   // of what is held as long as one of the records in it
 }
 
-// memoryOf returns the bounds of a program that lives by a limit of so many bytes: from 16 GiB on nothing is less.
+// smallMemory is a limit below which a recording takes an eighth of what it would take of another limit: samples get lost before the program does.
+const smallMemory = 256 << 20
+
+// memoryOf returns the bounds of a program that lives by a limit of so many bytes: from 4 GiB on nothing is less.
 func memoryOf(limit uint64) memory {
-	part := func(most, share uint64) uint64 { return max(min(most, limit/share), 1<<17) }
+	parts := uint64(8)
+	if limit < smallMemory {
+		parts = 1
+	}
+	part := func(most, share uint64) uint64 { return max(min(most, limit/share*parts), 1<<17) }
 	m := memory{backlog: int(part(64<<20, 64)), shrink: int64(part(shrinkCopies, 384)), rings: int(part(allRing, 64))}
 	m.none = int64(m.backlog) / 4 * 3
 	if m.chunk = chunkSize; m.backlog < 16*chunkSize {

@@ -148,7 +148,7 @@ func (someProgram) Saw([]byte) {}
 // TestCopyLimit: where the kernel walks, copies get smaller as more of them wait, and as large again when they have gone. What else waits changes
 // nothing: others' stacks stay whole.
 func TestCopyLimit(t *testing.T) {
-	r := &Recorder{memory: memoryOf(1 << 62), queue: newBacklog(memoryOf(1 << 62).backlog), program: someProgram{}, shape: Stats{StackSize: defaultStack}}
+	r := &Recorder{memory: memoryOf(1 << 62), queue: newBacklog(memoryOf(1 << 62).backlog), program: someProgram{}, shape: Stats{StackSize: programStack}}
 	r.out.to = r.queue
 	put := func(id uint64) {
 		raw := record(source.RecordSample, binary.LittleEndian.AppendUint64(nil, id))
@@ -172,11 +172,11 @@ func TestCopyLimit(t *testing.T) {
 		}
 		put(0)
 	}
-	if want := []at{{0, 32 << 10}, {12 << 20, 16 << 10}, {24 << 20, 8 << 10}, {36 << 20, 4 << 10}, {48 << 20, emptyCopy}}; !slices.Equal(got, want) {
+	if want := []at{{0, 60 << 10}, {12 << 20, 30 << 10}, {24 << 20, 15 << 10}, {36 << 20, 7680}, {48 << 20, emptyCopy}}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	r.chosen = true
-	if n := r.copyLimit(); n != defaultStack {
+	if n := r.copyLimit(); n != programStack {
 		t.Errorf("%d bytes, where a size was asked for", n)
 	}
 	r.chosen = false
@@ -364,14 +364,17 @@ func TestRingSymbols(t *testing.T) {
 
 // TestMemory: what waits takes a part of the memory that the program lives by, and nothing changes from 16 GiB on.
 func TestMemory(t *testing.T) {
-	most := memory{backlog: 64 << 20, shrink: 8 << 20, none: 48 << 20, rings: allRing, chunk: chunkSize}
-	for _, limit := range []uint64{1 << 62, 16 << 30} {
+	most := memory{backlog: 64 << 20, shrink: shrinkCopies, none: 48 << 20, rings: allRing, chunk: chunkSize}
+	for _, limit := range []uint64{1 << 62, 4 << 30} {
 		if m := memoryOf(limit); m != most {
 			t.Errorf("memoryOf(%d)\n got  %+v\n want %+v", limit, m, most)
 		}
 	}
-	if got, want := memoryOf(64<<20), (memory{backlog: 1 << 20, shrink: 128 << 10, none: 768 << 10, rings: 1 << 20, chunk: smallChunk}); got != want {
+	if got, want := memoryOf(64<<20), (memory{backlog: 1 << 20, shrink: 64 << 20 / 384, none: 768 << 10, rings: 1 << 20, chunk: smallChunk}); got != want {
 		t.Errorf("memoryOf(64 MiB)\n got  %+v\n want %+v", got, want)
+	}
+	if got, want := memoryOf(512<<20), (memory{backlog: 64 << 20, shrink: 512 << 20 / 384 * 8, none: 48 << 20, rings: 64 << 20, chunk: chunkSize}); got != want {
+		t.Errorf("memoryOf(512 MiB)\n got  %+v\n want %+v", got, want)
 	}
 	if m := memoryOf(0); m.backlog < smallChunk || m.shrink == 0 || m.rings < minRing {
 		t.Errorf("memoryOf(0) = %+v", m)
@@ -381,7 +384,7 @@ func TestMemory(t *testing.T) {
 	for _, c := range []struct {
 		wait  int64
 		limit uint32
-	}{{0, 16 << 10}, {300 << 10, 16376}, {400 << 10, 8184}, {600 << 10, 4088}, {768 << 10, emptyCopy}} {
+	}{{0, 16 << 10}, {300 << 10, 8 << 10}, {400 << 10, leastCopy}, {600 << 10, leastCopy}, {768 << 10, emptyCopy}} {
 		r.out.copies.Store(c.wait)
 		if n := r.copyLimit(); n != c.limit {
 			t.Errorf("%d bytes of copies while %d wait, want %d", n, c.wait, c.limit)
