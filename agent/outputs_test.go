@@ -5,14 +5,13 @@ import (
 	"encoding/hex"
 	"net/http"
 	"net/http/httptest"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/profile"
 )
@@ -42,16 +41,10 @@ func (f *filer) has(names string) bool {
 // using is a profile with a stack in a program of the machine.
 func using(t *testing.T, program string) *profile.Profile {
 	t.Helper()
-	path, err := exec.LookPath(program)
-	if err == nil {
-		path, err = filepath.EvalSymlinks(path)
-	}
-	if err != nil {
-		t.Skip("no ", program)
-	}
+	path := oracle.Tool(t, program)
 	id, _ := procfs.FileBuildID(path, 0)
 	if id == nil {
-		t.Skip(program, " has no build ID")
+		oracle.Lacks(t, "a "+program+" with a build ID")
 	}
 	return &profile.Profile{
 		Modules: []profile.Module{{Path: path, BuildID: hex.EncodeToString(id)}}, Locs: []profile.Loc{{Mapping: -1}}, Stacks: []profile.Stack{{Frames: []uint32{0}, Count: 1}},

@@ -84,11 +84,4 @@ eh_land:
 	.cfi_endproc
 	.size eh_land, . - eh_land
 
-	.section .note.GNU-stack, "", %progbits
-
-/* All that is jumped to here begins with BTI, as in local_aarch64.S. */
-	.section .note.gnu.property, "a", %note
-	.p2align 3
-	.word 4, 16, 5 /* sizes of the name and the description; NT_GNU_PROPERTY_TYPE_0 */
-	.asciz "GNU"
-	.word 0xc0000000, 4, 1, 0 /* the property, its size: BTI, and padding */
+	end_of_file

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* llvm_aarch64.S: saves registers as LLVM's contexts have them (llvm.h), and goes on in a frame. Hints do nothing on processors without them. */
+#include "saved_aarch64.h"
 	.text
 
 /* int unw_getcontext(unw_context_t *): the caller's registers as they are when this returns 0. */
@@ -73,11 +74,4 @@ llvm_resume:
 	.cfi_endproc
 	.size llvm_resume, . - llvm_resume
 
-	.section .note.GNU-stack, "", %progbits
-
-/* All that is jumped to here begins with BTI, as in local_aarch64.S. */
-	.section .note.gnu.property, "a", %note
-	.p2align 3
-	.word 4, 16, 5 /* sizes of the name and the description; NT_GNU_PROPERTY_TYPE_0 */
-	.asciz "GNU"
-	.word 0xc0000000, 4, 1, 0 /* the property, its size: BTI, and padding */
+	end_of_file

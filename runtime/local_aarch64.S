@@ -100,11 +100,4 @@ unw_backtrace:
 	.cfi_endproc
 	.size unw_backtrace, . - unw_backtrace
 
-	.section .note.GNU-stack, "", %progbits
-
-/* All that is jumped to here begins with BTI, as GNU_PROPERTY_AARCH64_FEATURE_1_AND says: linkers guard a library's pages if each object does. */
-	.section .note.gnu.property, "a", %note
-	.p2align 3
-	.word 4, 16, 5 /* sizes of the name and the description; NT_GNU_PROPERTY_TYPE_0 */
-	.asciz "GNU"
-	.word 0xc0000000, 4, 1, 0 /* the property, its size: BTI, and padding */
+	end_of_file

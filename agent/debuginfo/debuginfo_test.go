@@ -225,7 +225,7 @@ func TestPyroscope(t *testing.T) {
 // TestRights: a file is only sent if the user of the process that has mapped it may read it; without a process, if all may.
 func TestRights(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("not root: programs cannot be run as other users")
+		oracle.Lacks(t, "root, to run programs as other users")
 	}
 	dir := t.TempDir()
 	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
@@ -398,20 +398,14 @@ func (f *fake) Upload(ctx context.Context, d *export.DebugFile) error {
 // sleep is a program of the machine.
 func sleep(t *testing.T) profile.Module {
 	t.Helper()
-	path, err := exec.LookPath("sleep")
-	if err == nil {
-		path, err = filepath.EvalSymlinks(path)
-	}
-	if err != nil {
-		t.Skip("no sleep")
-	}
+	path := oracle.Tool(t, "sleep")
 	img, err := module.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer img.Close()
 	if img.BuildID() == nil {
-		t.Skip("sleep has no build ID")
+		oracle.Lacks(t, "a sleep with a build ID")
 	}
 	return profile.Module{Path: path, BuildID: hex.EncodeToString(img.BuildID())}
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/internal/ring"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/profile/pprof"
@@ -119,7 +120,7 @@ func TestRing(t *testing.T) {
 func TestFull(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Skip("no file system of its own can be mounted here: ", err)
+		oracle.Lacks(t, fmt.Sprintf("the permission to mount a file system (%v)", err))
 	}
 	defer unix.Unmount(dir, unix.MNT_DETACH)
 	r := newRing(t, dir, "")

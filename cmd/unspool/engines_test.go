@@ -298,7 +298,7 @@ func TestParcaNames(t *testing.T) {
 	oracle.Full(t)
 	oracle.Need(t, "gcc", "sh")
 	if os.Getuid() != 0 {
-		t.Skip("not root: the agent may not record")
+		oracle.Lacks(t, "root, to record by an agent")
 	}
 	dir := t.TempDir()
 	src, exe, ring := filepath.Join(dir, "inliner.c"), filepath.Join(dir, "inliner"), filepath.Join(dir, "ring")

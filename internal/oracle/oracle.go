@@ -5,6 +5,7 @@ package oracle
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 )
 
@@ -17,6 +18,20 @@ func Need(t testing.TB, tools ...string) {
 			Lacks(t, tool)
 		}
 	}
+}
+
+// Tool returns the path of a tool's file, without links; see Need.
+func Tool(t testing.TB, tool string) string {
+	t.Helper()
+	Need(t, tool)
+	path, err := exec.LookPath(tool)
+	if err == nil {
+		path, err = filepath.EvalSymlinks(path)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // Long skips a test that takes seconds where only quick ones are asked for, as by make check.

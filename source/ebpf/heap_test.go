@@ -56,7 +56,7 @@ func TestForeignAllocator(t *testing.T) {
 	}
 	c := exec.Command(prog)
 	if err := c.Start(); err != nil {
-		t.Skipf("this kernel runs no 32-bit programs: %v", err)
+		oracle.Lacks(t, fmt.Sprintf("a kernel that runs 32-bit programs (%v)", err))
 	}
 	defer c.Wait()
 	defer c.Process.Kill()
