@@ -333,6 +333,41 @@ int main() {
 	}
 }
 
+// TestHeapProbesThrow: an allocator's own operator new may throw under probes, and is said not to be recorded; its malloc is.
+func TestHeapProbesThrow(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "g++")
+	if os.Geteuid() != 0 {
+		oracle.Lacks(t, "root")
+	}
+	library := heapProgram(t, "g++", "c++", `#include <new>
+#include <stddef.h>
+static char pool[1 << 20], *next = pool;
+extern "C" void *malloc(size_t n) { char *p = next; n = (n + 15) & ~(size_t)15; if (n > (size_t)(pool + sizeof pool - p)) return 0; next += n; return p; }
+extern "C" void free(void *) { }
+void *operator new(size_t n) { if (n > sizeof pool) throw std::bad_alloc(); return next += 16; }`, "-shared", "-fPIC")
+	prog := heapProgram(t, "g++", "c++", `#include <cstdlib>
+#include <new>
+#include <unistd.h>
+static void *volatile sink;
+static volatile size_t huge = (size_t)1 << 40;
+extern "C" __attribute__((noipa)) void mallocs() { sink = malloc(64); }
+int main() {
+	char c;
+	if (write(1, "a", 1) != 1 || read(0, &c, 1) != 1) return 1;
+	for (int i = 0; i < 100; i++) mallocs();
+	try { sink = ::operator new(huge); } catch (std::bad_alloc &) { return 0; }
+	return 1;
+}`, "-x", "none", library)
+	got, said := probeHeap(t, prog, "--heap=all")
+	if have := got["mallocs"][0]; have.Count != 100 || have.Period != 6400 {
+		t.Errorf("%d objects of malloc, %d bytes", have.Count, have.Period)
+	}
+	if !strings.Contains(said.stderr, library+" has an operator new that does not call malloc: it is not recorded") {
+		t.Errorf("said %s", said.stderr)
+	}
+}
+
 // TestHeapProbesFiles: the C library's allocations are recorded beside another allocator, which a library has loaded for itself.
 func TestHeapProbesFiles(t *testing.T) {
 	oracle.Long(t)

@@ -24,6 +24,9 @@ func probe(ctx context.Context, p Plan, o Options) (*Result, error) {
 	for _, path := range live.Heap().Allocators {
 		o.Say(fmt.Sprintf("probes at %s: each allocation stops the process twice, each free once, for 1 to 3 µs each time", path))
 	}
+	for _, path := range live.Heap().Unseen {
+		o.Say(fmt.Sprintf("%s has an operator new that does not call malloc: it is not recorded, because a probe would end the program where it throws; without -p it is", path))
+	}
 	s := live.Session(record.Options{Mods: o.Mods, Names: o.Names})
 	if err := live.Drop(o.Names); err != nil {
 		o.Say(err.Error())

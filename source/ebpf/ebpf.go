@@ -74,6 +74,7 @@ type Program struct {
 	track   tracker
 
 	allocators []string // HeapStats.Allocators
+	unseen     []string // HeapStats.Unseen
 }
 
 // Options are for Load.

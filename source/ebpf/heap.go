@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -45,8 +44,7 @@ var allocators = map[string]uint64{
 }
 
 // throwing are those that do not return when there is no memory, but throw. An exception does not find its way through a function that has a probe at
-// its return: the program would end. In a file that has C++'s exceptions in itself, such as a static program, they are the standard library's, which
-// call malloc, and have no probes.
+// its return: the program would end. So they have no probes. The standard library's call malloc; those of an allocator that does not are not seen.
 var throwing = []string{"_Znwm", "_Znam", "_ZnwmSt11align_val_t", "_ZnamSt11align_val_t"}
 
 var deallocators = []string{
@@ -83,6 +81,7 @@ type allocator struct {
 	file     *os.File          // of it, open
 	allocate map[uint64]uint64 // cookies by offset in the file
 	free     map[uint64]bool
+	unseen   bool // it has an operator new of its own that may throw
 }
 
 // findAllocators returns the files of a process that have allocators, and are open: the program itself, libraries that are there for nothing else,
@@ -146,7 +145,7 @@ func openAllocator(path string) (*allocator, error) {
 		return nil, fmt.Errorf("%s is for %s, not for %s", path, img.Machine().Name, Machine.Name)
 	}
 	a := &allocator{file: f, allocate: map[uint64]uint64{}, free: map[uint64]bool{}}
-	isMalloc, throws, operators := false, false, map[uint64]uint64{}
+	isMalloc, throws := false, false
 	err = img.Symbols(func(s module.Symbol) bool {
 		name, _, _ := strings.Cut(s.Name, "@")
 		throws = throws || name == "__cxa_throw" && s.Section.Defined()
@@ -158,7 +157,7 @@ func openAllocator(path string) (*allocator, error) {
 		switch {
 		case !ok:
 		case slices.Contains(throwing, name):
-			operators[off] = cookie
+			a.unseen = true
 		case allocates:
 			a.allocate[off] = cookie
 			isMalloc = isMalloc || name == "malloc"
@@ -171,9 +170,7 @@ func openAllocator(path string) (*allocator, error) {
 		f.Close()
 		return nil, err
 	}
-	if !throws {
-		maps.Copy(a.allocate, operators)
-	}
+	a.unseen = a.unseen && !throws // a file with C++'s exceptions in itself, such as a static program, has the standard library's
 	return a, nil
 }
 
@@ -202,6 +199,9 @@ func (p *Program) attachAllocators() error {
 			}
 			a.file.Close()
 			p.allocators = append(p.allocators, a.path)
+			if a.unseen {
+				p.unseen = append(p.unseen, a.path)
+			}
 		}
 		if err != nil {
 			return err
@@ -244,13 +244,14 @@ type quota struct {
 // HeapStats says what probes of Heap have seen.
 type HeapStats struct {
 	Allocators                  []string // the files, by process
+	Unseen                      []string // of these, the ones whose own operator new is not recorded, because it may throw
 	Allocations, Returns, Frees uint64   // calls, each a trap of the process
 	InUse                       int      // sampled allocations that are in use
 }
 
 // HeapStats returns the counts so far.
 func (p *Program) HeapStats() (s HeapStats) {
-	s.Allocators = p.allocators
+	s.Allocators, s.Unseen = p.allocators, p.unseen
 	var per []quota
 	if p.more != nil && p.more.Maps["quotas"] != nil && p.more.Maps["quotas"].Lookup(uint32(0), &per) == nil {
 		for _, q := range per {
