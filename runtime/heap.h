@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * heap.h: what libunspool_heap.so is made of: it stands in front of a program's allocator, samples allocations, and walks the stack of each sample
- * (docs/HEAP.md). heap.c has the allocator's functions, heap_maps.c those that map memory, heap_table.c the tables, heap_file.c the files that the
- * recorder reads. source/heap reads them.
+ * (docs/HEAP.md). heap.c has the allocator's functions, heap_maps.c those that map memory. heap_chance.c says which allocations are samples,
+ * heap_table.c has the tables, heap_file.c the files that the recorder reads by source/heap.
  */
 #ifndef UNSPOOL_HEAP_H
 #define UNSPOOL_HEAP_H
@@ -80,6 +80,22 @@ struct heap_thread {
 	uint32_t mapped; /* how often it mapped memory */
 };
 extern US_HIDDEN _Thread_local struct heap_thread heap_thread __attribute__((tls_model("initial-exec")));
+
+/* ---- Chance (heap_chance.c) ---- */
+
+/* Makes a thread's random numbers its own. */
+US_HIDDEN void heap_seed(struct heap_thread *t);
+
+/* Bytes up to the next sample. */
+US_HIDDEN int64_t heap_draw(struct heap_thread *t, uint64_t period);
+
+/* What a recorded allocation of n bytes counts for. Each is recorded where the period is 0. */
+struct heap_weight {
+	uint64_t objects, bytes;
+};
+US_HIDDEN struct heap_weight heap_weigh(uint64_t n, uint64_t period);
+
+/* ---- What is in use (heap_table.c) ---- */
 
 /* How many recorded allocations, of those in use, an address shares its slot with; 255 stays. Where there is 0, nothing is recorded. */
 enum { HEAP_FILTER_BITS = 15 };

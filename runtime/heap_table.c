@@ -2,9 +2,6 @@
 /*
  * heap_table.c: which allocations are recorded, those in use, and the stacks that they came from.
  *
- * Without an allocation of all, samples are a Poisson process over allocated bytes: an allocation of n bytes is one with the probability
- * 1 - exp(-n / period), and counts as often as that is rare. So sums are right on average, for each size.
- *
  * All state lies in pages that are zeros in a process that forks off (MADV_WIPEONFORK): it begins anew, with nothing in use and no lock held. A
  * process without a recorder, or without these pages, records nothing.
  */
@@ -81,88 +78,6 @@ void heap_unlock(void)
 {
 	if (atomic_exchange_explicit(&state.lock, 0, memory_order_release) == 2)
 		syscall(SYS_futex, &state.lock, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
-}
-
-/* ---- Chance ---- */
-
-static uint64_t random_word(struct heap_thread *t)
-{
-	uint64_t x = t->random;
-
-	x ^= x >> 12;
-	x ^= x << 25;
-	x ^= x >> 27;
-	t->random = x;
-	return x * 0x2545f4914f6cdd1du;
-}
-
-static void seed(struct heap_thread *t)
-{
-	static _Atomic uint64_t threads;
-	uint64_t x = heap_clock() ^ (uint64_t)t ^ atomic_fetch_add(&threads, 1) << 40 ^ (uint64_t)syscall(SYS_getpid) << 32;
-
-	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-	x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-	t->random = (x ^ x >> 31) | 1;
-}
-
-/* The natural logarithm of 0 < x <= 1. */
-static double logarithm(double x)
-{
-	uint64_t bits;
-	double m, s, z;
-	int e;
-
-	memcpy(&bits, &x, sizeof bits);
-	e = (int)(bits >> 52) - 1023;
-	bits = (bits & 0xfffffffffffffu) | (uint64_t)1023 << 52;
-	memcpy(&m, &bits, sizeof m);
-	if (m > 1.4142135623730951) {
-		m /= 2;
-		e++;
-	}
-	s = (m - 1) / (m + 1);
-	z = s * s;
-	return e * 0.6931471805599453 + 2 * s * (1 + z * (1 / 3.0 + z * (1 / 5.0 + z * (1 / 7.0 + z * (1 / 9.0 + z / 11)))));
-}
-
-/* 1 - exp(-x), for x >= 0. */
-static double chance(double x)
-{
-	unsigned k = 0;
-	double e;
-
-	if (x > 40)
-		return 1;
-	for (; x > 1.0 / 16; k++)
-		x /= 2;
-	e = -x * (1 - x / 2 * (1 - x / 3 * (1 - x / 4 * (1 - x / 5 * (1 - x / 6 * (1 - x / 7))))));
-	while (k--)
-		e *= e + 2; /* of twice as much */
-	return -e;
-}
-
-/* Bytes up to the next sample. */
-static int64_t draw(struct heap_thread *t)
-{
-	double u = (double)((random_word(t) >> 11) + 1) * 0x1p-53;
-
-	return (int64_t)(-logarithm(u) * (double)tables.period) + 1;
-}
-
-/* What a recorded allocation counts for. */
-struct weight {
-	uint64_t objects, bytes;
-};
-
-static struct weight weigh(uint64_t n)
-{
-	double c;
-
-	if (tables.period == 0 || n == 0)
-		return (struct weight){HEAP_UNIT, n};
-	c = chance((double)n / (double)tables.period);
-	return (struct weight){(uint64_t)(HEAP_UNIT / c + 0.5), (uint64_t)((double)n / c + 0.5)};
 }
 
 /* ---- What is in use ---- */
@@ -302,7 +217,7 @@ static void touch(struct heap_stack *s)
 	s->epoch = epoch;
 }
 
-static void count(struct heap_stack *s, struct weight w)
+static void count(struct heap_stack *s, struct heap_weight w)
 {
 	struct heap_process *p = tables.files.process;
 
@@ -318,7 +233,7 @@ static void count(struct heap_stack *s, struct weight w)
 	}
 }
 
-static void discount(struct heap_stack *s, struct weight w, int brief)
+static void discount(struct heap_stack *s, struct heap_weight w, int brief)
 {
 	struct heap_process *p = tables.files.process;
 
@@ -344,7 +259,7 @@ static struct heap_freed forget(uint64_t address, int64_t left)
 	if (us_unlikely(!f.stack)) /* wiped: a signal handler has forked */
 		return f;
 	f.size = l->size;
-	discount(f.stack, weigh(f.size), (uint32_t)left == (uint32_t)(l->address >> 48 | l->stack >> 48 << 16));
+	discount(f.stack, heap_weigh(f.size, tables.period), (uint32_t)left == (uint32_t)(l->address >> 48 | l->stack >> 48 << 16));
 	live_remove(l);
 	filter(address, -1);
 	if (us_unlikely(free_semaphore))
@@ -713,7 +628,7 @@ static __attribute__((noinline)) void sample(struct heap_thread *t, uint64_t add
 	if (!s)
 		tables.files.process->lost++;
 	else if (remember(address, s, n, t->left)) {
-		struct weight w = weigh(n);
+		struct heap_weight w = heap_weigh(n, tables.period);
 
 		count(s, w);
 		if (us_unlikely(alloc_semaphore))
@@ -743,11 +658,11 @@ void heap_allocated(void *p, uint64_t n, const uint64_t *frame)
 		sample(t, (uint64_t)p % LOW, n, frame);
 	} else {
 		if (us_unlikely(!t->random)) {
-			seed(t);
-			t->left += draw(t);
+			heap_seed(t);
+			t->left += heap_draw(t, tables.period);
 		}
 		if (t->left <= 0) {
-			t->left = draw(t);
+			t->left = heap_draw(t, tables.period);
 			sample(t, (uint64_t)p % LOW, n, frame);
 		}
 	}
@@ -784,7 +699,7 @@ void heap_unfreed(void *p, struct heap_freed f)
 	if (!f.stack || !enter(t))
 		return;
 	if (is_on()) {
-		struct weight w = weigh(f.size);
+		struct heap_weight w = heap_weigh(f.size, tables.period);
 
 		heap_lock();
 		if (remember((uint64_t)p % LOW, f.stack, f.size, 0)) {
@@ -852,12 +767,12 @@ struct heap_stack *heap_here(void)
 
 void heap_count(struct heap_stack *s, uint64_t objects, uint64_t bytes)
 {
-	count(s, (struct weight){objects, bytes});
+	count(s, (struct heap_weight){objects, bytes});
 }
 
 void heap_discount(struct heap_stack *s, uint64_t objects, uint64_t bytes, int brief)
 {
-	discount(s, (struct weight){objects, bytes}, brief);
+	discount(s, (struct heap_weight){objects, bytes}, brief);
 }
 
 void heap_lost(void)
