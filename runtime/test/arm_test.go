@@ -35,10 +35,41 @@ func armSources(t testing.TB, library string) []string {
 	return files
 }
 
+// armObjects are the files of a library for AArch64, compiled once: for shared objects and for static executables.
+func armObjects(t testing.TB, library string, flags ...string) []string {
+	t.Helper()
+	sources := armSources(t, library)
+	dir := once(t, "objects for AArch64 of "+library, func(dir string) error {
+		args := append(slices.Clone(armWarn), "-O2", "-fPIC", "-fvisibility=hidden", "-c")
+		args = append(args, flags...)
+		for _, source := range sources {
+			path, err := filepath.Abs(source)
+			if err != nil {
+				return err
+			}
+			args = append(args, path)
+		}
+		cmd := exec.Command(armCC, args...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
+		return nil
+	})
+	objects := make([]string, len(sources))
+	for i, source := range sources {
+		base := filepath.Base(source)
+		objects[i] = filepath.Join(dir, strings.TrimSuffix(base, filepath.Ext(base))+".o")
+	}
+	return objects
+}
+
+var armWarn = []string{"-std=c11", "-g", "-Wall", "-Wextra", "-Werror"}
+
 // armBuild compiles for AArch64.
 func armBuild(t testing.TB, args ...string) {
 	t.Helper()
-	if out, err := exec.Command(armCC, append([]string{"-std=c11", "-g", "-Wall", "-Wextra", "-Werror"}, args...)...).CombinedOutput(); err != nil {
+	if out, err := exec.Command(armCC, append(slices.Clone(armWarn), args...)...).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", armCC, err, out)
 	}
 }
@@ -71,11 +102,11 @@ func TestArmRemote(t *testing.T) {
 }
 
 func walkArm(t *testing.T, library, name string, stacks []string, define ...string) {
-	sources := armSources(t, library)
+	objects := armObjects(t, library)
 	dir := t.TempDir()
 	lib := filepath.Join(dir, name)
-	armBuild(t, append([]string{"-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-Wl,-soname," + name, "-Wl,-z,defs", "-o", lib},
-		append(sources, "-Wl,--no-as-needed", "-lgcc_s")...)...)
+	armBuild(t, append([]string{"-shared", "-Wl,-soname," + name, "-Wl,-z,defs", "-o", lib},
+		append(objects[:len(objects):len(objects)], "-Wl,--no-as-needed", "-lgcc_s")...)...)
 	if library == "local" {
 		t.Run("steps", func(t *testing.T) { countSteps(t, lib) })
 	}
@@ -84,7 +115,7 @@ func walkArm(t *testing.T, library, name string, stacks []string, define ...stri
 			prog := filepath.Join(dir, fmt.Sprint("prog", i))
 			args := append([]string{"-O2", "-fno-optimize-sibling-calls", "-I..", "-o", prog, "testdata/local_arm.c"}, append(strings.Fields(flags), define...)...)
 			if strings.Contains(flags, "-static") {
-				args = append(args, sources...)
+				args = append(args, objects...)
 			} else {
 				args = append(args, "-rdynamic", lib)
 			}
@@ -143,7 +174,7 @@ func TestArmEhElf(t *testing.T) {
 func TestArmMadeUp(t *testing.T) {
 	prog := filepath.Join(t.TempDir(), "prog")
 	for _, code := range []string{"0xaaaab0000000", "0xfaaaab0000000"} {
-		armBuild(t, append(append([]string{"-O2", "-static", "-I..", "-DCODE=" + code + "ull", "-o", prog, "testdata/arm_remote.c"}, armSources(t, "remote")...), "-pthread")...)
+		armBuild(t, append(append([]string{"-O2", "-static", "-I..", "-DCODE=" + code + "ull", "-o", prog, "testdata/arm_remote.c"}, armObjects(t, "remote")...), "-pthread")...)
 		if out, err := exec.Command("qemu-aarch64", "-cpu", "max", prog).CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", code, err, out)
 		}
@@ -168,7 +199,7 @@ func TestArmPages(t *testing.T) {
 	if err != nil || leaf == nil {
 		t.Fatalf("%v\n%s", err, symbols)
 	}
-	armBuild(t, append(append([]string{"-O2", "-static", "-I..", "-o", prog, "testdata/arm_pages.c"}, armSources(t, "remote")...), "-pthread")...)
+	armBuild(t, append(append([]string{"-O2", "-static", "-I..", "-o", prog, "testdata/arm_pages.c"}, armObjects(t, "remote")...), "-pthread")...)
 	for _, page := range []string{"4096", "16384", "65536"} {
 		if out, err := exec.Command("qemu-aarch64", "-cpu", "max", prog, lib, string(leaf[1]), page).CombinedOutput(); err != nil {
 			t.Errorf("%v\n%s", err, out)
@@ -181,8 +212,8 @@ func TestArmPages(t *testing.T) {
 func TestArmNative(t *testing.T) {
 	dir := t.TempDir()
 	lib := filepath.Join(dir, "libunspool.so")
-	armBuild(t, append([]string{"-O2", "-fPIC", "-fvisibility=hidden", "-DUNSPOOL_NATIVE", "-shared", "-Wl,-soname,libunspool.so", "-Wl,-z,defs", "-o", lib},
-		append(armSources(t, "native"), "-Wl,--no-as-needed", "-lgcc_s")...)...)
+	armBuild(t, append([]string{"-shared", "-Wl,-soname,libunspool.so", "-Wl,-z,defs", "-o", lib},
+		append(armObjects(t, "native", "-DUNSPOOL_NATIVE"), "-Wl,--no-as-needed", "-lgcc_s")...)...)
 	for _, c := range []struct{ source, flags, out string }{
 		{"testdata/native_arm.c", "-O2", `^5 stacks\n$`},
 		{"testdata/native_arm.c", "-O1 -fomit-frame-pointer -mbranch-protection=standard", `^5 stacks\n$`},
@@ -201,8 +232,8 @@ func TestArmNative(t *testing.T) {
 // TestArmPacked: rules that the drop-in for the own process has packed are what they were, and steps by them what us_apply_with comes to.
 func TestArmPacked(t *testing.T) {
 	prog := filepath.Join(t.TempDir(), "packed")
-	sources := slices.DeleteFunc(armSources(t, "local"), func(path string) bool { return filepath.Base(path) == "local_walk.c" })
-	armBuild(t, append([]string{"-O2", "-static", "-I..", "-o", prog, "testdata/packed.c"}, sources...)...)
+	objects := slices.DeleteFunc(armObjects(t, "local"), func(path string) bool { return filepath.Base(path) == "local_walk.o" })
+	armBuild(t, append([]string{"-O2", "-static", "-I..", "-o", prog, "testdata/packed.c"}, objects...)...)
 	out, err := exec.Command("qemu-aarch64", "-cpu", "max", prog).CombinedOutput()
 	var packed, stepped int
 	if _, e := fmt.Sscan(string(out), &packed, &stepped); err != nil || e != nil || packed < 100000 || stepped < 20000 {
