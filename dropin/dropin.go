@@ -32,11 +32,12 @@ type Options struct {
 	Stepper    string // one of Steppers; "": table, or, if strict, rules
 }
 
-// Walkers returns the names of the libraries for walking stacks that a program is linked with, itself or by a library that it needs: libdw and
-// libunwind.
-func Walkers(program string) []string {
+// Walkers returns the names of the libraries for walking stacks that a program is linked with, itself or by a library that it needs: libdw,
+// libunwind, and, if exceptions is set, libgcc's unwinder.
+func Walkers(program string, exceptions bool) []string {
 	return module.Libraries(program, func(name string) bool {
-		return isLibdw(name) || strings.HasPrefix(name, "libunwind.so.") || strings.HasPrefix(name, "libunwind-")
+		return isLibdw(name) || strings.HasPrefix(name, "libunwind.so.") || strings.HasPrefix(name, "libunwind-") ||
+			exceptions && strings.HasPrefix(name, "libgcc_s.so.")
 	})
 }
 
@@ -45,7 +46,7 @@ func isLibdw(name string) bool { return strings.HasPrefix(name, "libdw.so.") }
 // Prepare returns what a program's environment needs besides, NAME=VALUE each, and compiles the tables that the program will look for: its own, and
 // those of files that recordings among its arguments have samples of. What cannot be compiled now is built on the way.
 func Prepare(program string, args []string, o Options) (env []string, err error) {
-	walkers := Walkers(program)
+	walkers := Walkers(program, false)
 	dir, err := doctor.FindDropin(o.Dir)
 	if err != nil {
 		return nil, err

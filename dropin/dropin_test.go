@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/doctor"
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 func touch(t *testing.T, path string) {
@@ -46,6 +47,25 @@ func TestPrepare(t *testing.T) {
 		c.o.Dir = dir
 		if got, err := Prepare(program, nil, c.o); !slices.Equal(got, c.want) || err != nil {
 			t.Errorf("Prepare(%+v) with %q and %q = %q, %v; want %q", c.o, c.path, c.preload, got, err, c.want)
+		}
+	}
+}
+
+// TestWalkers: a program in C++ is linked with libgcc's unwinder, which counts where exceptions do; the loader says the same.
+func TestWalkers(t *testing.T) {
+	oracle.Need(t, "g++", "ldd")
+	dir := t.TempDir()
+	source, program := filepath.Join(dir, "throws.cc"), filepath.Join(dir, "throws")
+	if err := os.WriteFile(source, []byte("int main() { try { throw 1; } catch (int) { return 0; } }"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	oracle.Run(t, "g++", "-o", program, source)
+	if list := string(oracle.Run(t, "ldd", program)); !strings.Contains(list, "libgcc_s.so.1") || strings.Contains(list, "libunwind") || strings.Contains(list, "libdw") {
+		t.Fatal(list)
+	}
+	for exceptions, want := range map[bool][]string{false: nil, true: {"libgcc_s.so.1"}} {
+		if got := Walkers(program, exceptions); !slices.Equal(got, want) {
+			t.Errorf("Walkers(%s, %t) = %q, want %q", program, exceptions, got, want)
 		}
 	}
 }

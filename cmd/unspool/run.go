@@ -28,7 +28,7 @@ A program linked with LLVM's libunwind.so.1 gets unspool's in its place, too: it
 
 If the program, or a library that it needs, is linked with elfutils' libdw, such as eu-stack and perf built without
 libunwind, a library in front of libdw is preloaded. With --which, run says which of these libraries the program is linked
-with, and does not start it.
+with, and does not start it; with --which --exceptions, libgcc's unwinder is one of them.
 
 The library comes with a release; in the sources, make runtime builds it. run looks for it in --runtime, in $UNSPOOL_RUNTIME,
 beside this program (../lib/unspool, runtime/build), and in /usr/local/lib/unspool.
@@ -39,7 +39,7 @@ With --strict, all stacks equal stock libunwind's, to the byte.
 --stepper says what leaves a frame: rules made from .eh_frame, a table, or native, which is machine code. The stacks are the same.
 
 With --exceptions, a library in front of libgcc's unwinder is preloaded: C++ exceptions, Rust panics, _Unwind_Backtrace and
-backtrace of the program walk by it. It works with any program on x86-64 that is linked with libgcc_s.so.1.`,
+backtrace of the program walk by it. It works with any program that is linked with libgcc_s.so.1.`,
 		Example: "  unspool run -- perf script -i perf.data\n  unspool run --strict -- perf report --stdio",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -48,7 +48,7 @@ backtrace of the program walk by it. It works with any program on x86-64 that is
 				return err
 			}
 			if which {
-				_, err := fmt.Fprintln(c.OutOrStdout(), cmp.Or(strings.Join(dropin.Walkers(path), " "), "none"))
+				_, err := fmt.Fprintln(c.OutOrStdout(), cmp.Or(strings.Join(dropin.Walkers(path, o.Exceptions), " "), "none"))
 				return err
 			}
 			env, err := dropin.Prepare(path, args[1:], o)
