@@ -20,6 +20,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -41,13 +42,19 @@ type place struct {
 var unset = []string{"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CFLAGS", "CPPFLAGS", "LDFLAGS", "GOEXPERIMENT", "GOFIPS140", "GOWORK", "CPATH", "C_INCLUDE_PATH",
 	"LIBRARY_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH", "DEPENDENCIES_OUTPUT"}
 
-// waitDelay is how long what a command has started may still write, after the command was killed.
-const waitDelay = 2 * time.Second
+// patience is how long a command may take. The longest build the program: a minute on two idle cores, six at a load of 30.
+var patience = 2 * time.Hour
 
-// run runs a command in a directory and returns what it prints.
+// run runs a command in a directory and returns what it prints. A command that is killed, because ctx is done or patience is over, ends with all that it
+// has started.
 func run(ctx context.Context, dir string, env []string, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not done in %v", patience))
+	defer cancel()
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Dir, cmd.WaitDelay = dir, waitDelay
+	cmd.Dir = dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 2 * time.Second
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
 		return slices.Contains(unset, name) || strings.HasPrefix(name, "GIT_")
@@ -57,7 +64,7 @@ func run(ctx context.Context, dir string, env []string, args ...string) ([]byte,
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w\n%s%s", strings.Join(args, " "), err, out, stderr.Bytes())
+		return nil, fmt.Errorf("%s: %w\n%s%s", strings.Join(args, " "), cmp.Or(context.Cause(ctx), err), out, stderr.Bytes())
 	}
 	return out, nil
 }
@@ -77,20 +84,20 @@ func settings(ctx context.Context) ([]string, error) {
 }
 
 func (p place) run(ctx context.Context, env []string, args ...string) ([]byte, error) {
-	return run(ctx, filepath.Join(p.dir, "src"), append(slices.Clone(p.env), env...), args...)
+	return run(ctx, p.source(), append(slices.Clone(p.env), env...), args...)
 }
 
-// clone makes the place's copy of what is committed.
-func (p place) clone(ctx context.Context, top string) error {
+// source is the place's clone of the repository.
+func (p place) source() string { return filepath.Join(p.dir, "src") }
+
+// clone makes the place's copy of a commit of a repository.
+func (p place) clone(ctx context.Context, repository, commit string) error {
 	if err := os.MkdirAll(p.dir, 0o755); err != nil {
 		return err
 	}
-	_, err := run(ctx, p.dir, nil, "git", "clone", "-q", "--no-hardlinks", top, "src")
+	_, err := run(ctx, p.dir, nil, "git", "clone", "-q", "--no-hardlinks", repository, p.source())
 	if err == nil {
-		var head []byte
-		if head, err = run(ctx, top, nil, "git", "rev-parse", "HEAD"); err == nil {
-			_, err = p.run(ctx, nil, "git", "checkout", "-q", "--detach", strings.TrimSpace(string(head)))
-		}
+		_, err = p.run(ctx, nil, "git", "checkout", "-q", "--detach", commit)
 	}
 	return err
 }
@@ -111,7 +118,7 @@ func (p place) build(ctx context.Context, t target) ([]file, error) {
 	// The drop-ins and libunspool, as runtime/Makefile installs them.
 	stage := filepath.Join(p.dir, "stage-"+t.arch)
 	if _, err := p.run(ctx, nil, "make", "-s", "-C", "runtime", "install", "BUILD="+filepath.Join(p.dir, "lib-"+t.arch), "DESTDIR="+stage, "PREFIX=/", "NATIVE=/unspool/native",
-		"CC="+t.cc, "CFLAGS=-O2 -s -ffile-prefix-map="+filepath.Join(p.dir, "src")+"=."); err != nil {
+		"CC="+t.cc, "CFLAGS=-O2 -s -ffile-prefix-map="+p.source()+"=."); err != nil {
 		return nil, err
 	}
 	program, err := os.ReadFile(p.binary(t))

@@ -86,11 +86,12 @@ func release(ctx context.Context, to string) error {
 	} else if len(changes) > 0 {
 		fmt.Fprintf(os.Stderr, "release: what is not committed is not in it:\n%s", changes)
 	}
-	about, err := run(ctx, repository, nil, "git", "log", "-1", "--format=%ct %an <%ae>")
+	about, err := run(ctx, repository, nil, "git", "log", "-1", "--format=%H %ct %an <%ae>")
 	if err != nil {
 		return err
 	}
-	stamp, author, _ := strings.Cut(strings.TrimSpace(string(about)), " ")
+	commit, rest, _ := strings.Cut(strings.TrimSpace(string(about)), " ")
+	stamp, author, _ := strings.Cut(rest, " ")
 	maintainer, err := answers(author, os.Getenv("MAINTAINER"))
 	if err != nil {
 		return err
@@ -116,7 +117,7 @@ func release(ctx context.Context, to string) error {
 	first := place{filepath.Join(dir, "1"), slices.Concat(env, []string{"TZ=UTC"})}
 	// The second build has another home, but takes the modules that are there.
 	second := place{filepath.Join(dir, "the", "second"), slices.Concat(env, []string{"TZ=Asia/Tokyo", "HOME=" + dir, "GOCACHE=" + filepath.Join(dir, "cache")})}
-	one, err := first.all(ctx, repository)
+	one, err := first.all(ctx, repository, commit)
 	if err != nil {
 		return err
 	}
@@ -125,7 +126,7 @@ func release(ctx context.Context, to string) error {
 		return err
 	}
 	fmt.Printf("%s is built; again, elsewhere, with an empty cache\n", version)
-	two, err := second.all(ctx, repository)
+	two, err := second.all(ctx, first.source(), commit) // the repository may have another history by now
 	if err != nil {
 		return err
 	}
@@ -151,10 +152,10 @@ func answers(author, chosen string) (string, error) {
 	return who, nil
 }
 
-// all builds everything at a place.
-func (p place) all(ctx context.Context, repository string) (built, error) {
+// all builds everything of a commit of a repository at a place.
+func (p place) all(ctx context.Context, repository, commit string) (built, error) {
 	b := built{machine: map[string][]file{}}
-	if err := p.clone(ctx, repository); err != nil {
+	if err := p.clone(ctx, repository, commit); err != nil {
 		return b, err
 	}
 	for _, t := range targets {
@@ -176,7 +177,7 @@ func (p place) all(ctx context.Context, repository string) (built, error) {
 	}
 	b.common = append(pages, file{"share/doc/unspool/copyright", 0o644, text})
 	for name, place := range map[string]string{"unspool-agent.service": "lib/systemd/system/", "agent.toml": configuration} {
-		text, err := os.ReadFile(filepath.Join(p.dir, "src", "deploy", "systemd", name))
+		text, err := os.ReadFile(filepath.Join(p.source(), "deploy", "systemd", name))
 		if err != nil {
 			return b, err
 		}
@@ -225,7 +226,7 @@ func pack(ctx context.Context, p place, b built, maintainer string, when time.Ti
 		return nil, "", err
 	}
 	long, _, _ := strings.Cut(string(help), "\n\n")
-	licence, err := os.ReadFile(filepath.Join(p.dir, "src", "LICENSE"))
+	licence, err := os.ReadFile(filepath.Join(p.source(), "LICENSE"))
 	if err != nil {
 		return nil, "", err
 	}

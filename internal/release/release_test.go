@@ -2,13 +2,14 @@ package main
 
 import (
 	"bytes"
-	"context"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -242,14 +243,64 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestKilled: a command that is killed does not wait for what it has started.
+// TestKilled: a command that takes too long ends with all that it has started, and the error says so.
 func TestKilled(t *testing.T) {
-	oracle.Long(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	began := time.Now()
-	if _, err := run(ctx, ".", nil, "sh", "-c", "sleep 30; true"); err == nil || time.Since(began) > 25*time.Second {
-		t.Errorf("%v after %v", err, time.Since(began))
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := os.OpenFile(fifo, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer func(was time.Duration) { patience = was }(patience)
+	patience = 500 * time.Millisecond
+	_, err = run(t.Context(), ".", nil, "sh", "-c", `exec 3>"$0"; echo began >&3; sleep 1000; true`, fifo)
+	if err == nil || !strings.Contains(err.Error(), ": not done in 500ms\n") {
+		t.Error(err)
+	}
+	r.SetReadDeadline(time.Now().Add(20 * time.Second))
+	// At its end, no process has the FIFO open.
+	if b, err := io.ReadAll(r); err != nil || string(b) != "began\n" && len(b) > 0 {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// TestClone: a place has the commit that it is to have, whatever happens to the repository, and the next place takes the commit from there.
+func TestClone(t *testing.T) {
+	oracle.Need(t, "git")
+	repository := t.TempDir()
+	git := func(args ...string) string {
+		t.Helper()
+		out, err := run(t.Context(), repository, nil, append([]string{"git", "-c", "user.name=A", "-c", "user.email=a@example.org"}, args...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	git("init", "-q")
+	git("commit", "-q", "--allow-empty", "-m", "one")
+	git("tag", "v1.2.3")
+	commit := git("rev-parse", "HEAD")
+	first, second := place{dir: filepath.Join(t.TempDir(), "1")}, place{dir: filepath.Join(t.TempDir(), "2")}
+	git("commit", "-q", "--allow-empty", "-m", "two")
+	if err := first.clone(t.Context(), repository, commit); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(repository); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.clone(t.Context(), first.source(), commit); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []place{first, second} {
+		if out, err := p.run(t.Context(), nil, "git", "log", "-1", "--format=%H", "v1.2.3"); err != nil || strings.TrimSpace(string(out)) != commit {
+			t.Errorf("%s: %q, %v", p.dir, out, err)
+		}
+		if out, err := p.run(t.Context(), nil, "git", "rev-parse", "HEAD"); err != nil || strings.TrimSpace(string(out)) != commit {
+			t.Errorf("%s: %q, %v", p.dir, out, err)
+		}
 	}
 }
 
