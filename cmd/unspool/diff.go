@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/unspool/unspool/internal/cli"
+	"github.com/unspool/unspool/internal/outfile"
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
@@ -20,7 +21,7 @@ func diffCmd() *cobra.Command {
 		Use:   "diff [BEFORE AFTER]",
 		Short: "Show what has changed between two recordings",
 		Long: `Compare two recordings, or pprof profiles: which functions take more time, and which take less? Without arguments,
-diff compares ` + defaultRecording + ` with the recording before it, ` + defaultRecording + `.old.
+diff compares ` + defaultRecording + ` with the recording before it, ` + defaultRecording + `.old; of a link, beside its target.
 
 The table lists functions by the certainty of their change, "sigma": the number of standard deviations between the two
 counts of samples, self or total, whichever is greater. The scale is the movement of all functions. Changes that can be
@@ -41,7 +42,7 @@ numbers a line, before and after, as flamegraph.pl reads them.`,
 		Args: cli.NoneOr(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			cli.CollectLate()
-			args, err := recordings(args, defaultRecording+".old", defaultRecording)
+			args, err := recordings(args, outfile.Old(defaultRecording), defaultRecording)
 			if err != nil {
 				return err
 			}

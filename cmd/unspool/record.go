@@ -46,11 +46,10 @@ and writes the result. The exit status is the command's.
 The ending of -o picks the format:
 
 ` + recordFormats.Help() + `
-Without -o, record writes ` + defaultRecording + ` and prints a table. The recording before is kept as
-` + defaultRecording + `.old; older recordings are not kept.
+Without -o, record writes ` + defaultRecording + ` and prints a table; only the recording before is kept, as ` + defaultRecording + `.old.
 
-An output replaces the file at its place when the output is whole. If recording fails, or has no samples, the old file
-stays. Only the owner can read formats with addresses (.data, .json, .jsonl, .stacks.json, .perf).
+A whole output replaces the file at its place. If recording fails, or has no samples, the old file stays. A recorder
+that is killed leaves .NAME.tmp-… there: report reads it. Only the owner can read .data, .json, .jsonl, .stacks.json and .perf.
 
 With --off-cpu --wakers, each wait shows the thread that ended it: "[woken by COMM]" stands above the wait, then the
 waker's stack upside down. So the functions that wake are next to the functions that wait. The self time belongs to

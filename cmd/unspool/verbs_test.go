@@ -1,6 +1,9 @@
 package main
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -45,6 +48,15 @@ func TestDefaultRecording(t *testing.T) {
 		t.Errorf("status %d: %s%s", r.status, r.out, r.stderr)
 	}
 	in("diff", "unspool.data").want(t, 2, "an argument is missing")
+	// As a link, unspool.data leads to a recording with the one before beside it.
+	there, here := filepath.Join(t.TempDir(), "recording"), filepath.Join(dir, defaultRecording)
+	if err := errors.Join(os.Rename(here, there), os.Remove(here+".old"), os.Symlink(there, here)); err != nil {
+		t.Fatal(err)
+	}
+	in(append([]string{"record", "--"}, busy...)...).want(t, 7, "is now .*/recording.old")
+	if r := in("diff"); r.status != 0 || !strings.HasPrefix(r.out, "before") {
+		t.Errorf("status %d: %s%s", r.status, r.out, r.stderr)
+	}
 }
 
 // TestTopSort: the table is in the order that was asked for.

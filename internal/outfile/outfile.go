@@ -22,6 +22,14 @@ import (
 	"github.com/unspool/unspool/internal/caps"
 )
 
+// Old returns where Keep puts the file that is at path: beside what a link leads to.
+func Old(path string) string {
+	if to, err := filepath.EvalSymlinks(path); err == nil {
+		path = to
+	}
+	return path + ".old"
+}
+
 // ErrInput says that an output is also an input.
 var ErrInput = errors.New("is the input, too")
 
