@@ -319,8 +319,8 @@ API int brk(void *to)
 	r = next.brk(to);
 	if (on) {
 		e = KEEP(r != 0, e);
-		if (r == 0)
-			moved(from, (uint64_t)to);
+		if (r == 0) /* also for an address below the break's first one: that changes nothing */
+			moved(from, (uint64_t)syscall(SYS_brk, 0));
 		heap_unlock();
 		heap_maps_leave(e);
 	}

@@ -106,6 +106,7 @@ __attribute__((noipa)) static void s_break(void)
 	must(sbrk(-10 * PAGE) == p + 30 * PAGE);
 	must(brk(p + 25 * PAGE) == 0);
 	must(brk(p + 24 * PAGE) == 0);
+	must(brk(NULL) == 0); /* changes nothing */
 }
 
 static pthread_barrier_t barrier;
