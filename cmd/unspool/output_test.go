@@ -81,7 +81,29 @@ func TestFailedRecord(t *testing.T) {
 		t.Error("an empty recording has taken the place of a good one")
 	}
 	in("record", "--source", "perf", "-e", "page-faults", "-c", "1000000000", "-o", "x.svg", "--", "true").want(t, 0, "no samples.*; x.svg still has the recording before")
+	if err := os.WriteFile(filepath.Join(dir, "x.jsonl"), []byte("{}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	in("record", "--source", "perf", "-e", "page-faults", "-c", "1000000000", "-o", "x.jsonl", "--", "true").want(t, 0, "no samples.*; x.jsonl still has the recording before")
+	if b, _ := os.ReadFile(filepath.Join(dir, "x.jsonl")); string(b) != "{}\n" {
+		t.Errorf("x.jsonl has %q", b)
+	}
+	os.Remove(filepath.Join(dir, "x.jsonl"))
 	holds(t, dir, defaultRecording, defaultRecording+".old", "x.svg")
+	// A file that is written through does not have the recording before.
+	through, err := os.Create(filepath.Join(t.TempDir(), "through"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer through.Close()
+	through.WriteString("before\n")
+	c = program(t, "record", "--source", "perf", "-e", "page-faults", "-c", "1000000000", "-o", "/dev/stdout", "--format", "folded", "--", "true")
+	c.Stdout = through
+	var said bytes.Buffer
+	c.Stderr = &said
+	if err := c.Run(); err != nil || !strings.Contains(said.String(), "no samples") || strings.Contains(said.String(), "still has") {
+		t.Errorf("%v: %s", err, said.String())
+	}
 
 	// What is named by -o is replaced, when it is whole.
 	good, _ := os.ReadFile(filepath.Join(dir, "x.svg"))

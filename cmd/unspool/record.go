@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -162,11 +161,6 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 	}
 	defer rec.Close()
 	say(rec.Notes())
-	if o.Form().Grows {
-		if err := out.Publish(); err != nil {
-			return err
-		}
-	}
 
 	n := newNamer(names.Options{Mods: mods}, plain)
 	defer n.Close()
@@ -181,7 +175,11 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 	case o.Format == recordingFormat.Name:
 		written, err = recording(bg, s, out.File, withNames)
 	case o.Form().Stream != nil:
-		err = stream(bg, s, out, o)
+		first := func() error { return nil }
+		if o.Form().Grows {
+			first = out.Publish
+		}
+		err = stream(bg, s, out, o, first)
 	default:
 		done := shown(s)
 		prof, err = s.Profile(bg, nil)
@@ -191,8 +189,7 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 	}
 	say(rec.EndNotes())
 	empty := s.Stats.Samples == 0
-	st, no := os.Stat(o.Path)
-	before := no == nil && st.Mode().IsRegular() && st.Size() > 0 // it is worth more than an empty one
+	before := o.before(out)
 	if err == nil && empty && (o.Tabled || before) {
 		commit(errEmpty)
 	} else if err = commit(err); err != nil {

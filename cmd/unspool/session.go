@@ -125,12 +125,20 @@ func some(ctx context.Context, s *record.Session) (*profile.Profile, error) {
 	return nil, cmp.Or(err, s.NoSamples())
 }
 
-// stream writes each sample as it comes.
-func stream(ctx context.Context, s *record.Session, w io.Writer, o *output) error {
+// stream writes each sample as it comes. It calls first before the first sample.
+func stream(ctx context.Context, s *record.Session, w io.Writer, o *output, first func() error) error {
 	defer shown(s)()
 	s.Events()
 	st := o.Stream(w, s.Names, s.Info)
-	err := s.Run(ctx, st.Sample)
+	err := s.Run(ctx, func(x *profile.Sample) error {
+		if first != nil {
+			if err := first(); err != nil {
+				return err
+			}
+			first = nil
+		}
+		return st.Sample(x)
+	})
 	if cerr := st.Close(s.Info.Loss); err == nil {
 		err = cerr
 	}
