@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -48,12 +47,6 @@ func sortFlag(c *cobra.Command, sort *string, users string) {
 
 // users begins the help of a flag that only some formats obey.
 func (o *output) users(flag string) string { return strings.Join(o.Known().Using(flag), ", ") + ": " }
-
-// before says whether a file is at the place of an output that is being written: it is worth more than an empty one.
-func (o *output) before(w *outfile.File) bool {
-	st, err := os.Stat(o.Path)
-	return err == nil && !w.Through() && st.Mode().IsRegular() && st.Size() > 0
-}
 
 // resolve picks the format.
 func (o *output) resolve() error { return wrong(o.Resolve("top")) }

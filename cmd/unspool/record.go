@@ -175,11 +175,7 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 	case o.Format == recordingFormat.Name:
 		written, err = recording(bg, s, out.File, withNames)
 	case o.Form().Stream != nil:
-		first := func() error { return nil }
-		if o.Form().Grows {
-			first = out.Publish
-		}
-		err = stream(bg, s, out, o, first)
+		err = stream(bg, s, out, o, out.Publish)
 	default:
 		done := shown(s)
 		prof, err = s.Profile(bg, nil)
@@ -188,8 +184,7 @@ func runRecord(ctx context.Context, o *output, flt *record.Filter, p *plan, mods
 		}
 	}
 	say(rec.EndNotes())
-	empty := s.Stats.Samples == 0
-	before := o.before(out)
+	empty, before := s.Stats.Samples == 0, out.Replaces()
 	if err == nil && empty && (o.Tabled || before) {
 		commit(errEmpty)
 	} else if err = commit(err); err != nil {

@@ -130,7 +130,7 @@ func runReport(ctx context.Context, path string, o *output, in *reading, ann *an
 	if o.Form().Stream != nil {
 		var bad error // what was there before it is good
 		err = o.write(ctx, func(w io.Writer) error {
-			err := stream(ctx, f.Session, w, o, func() error { return nil })
+			err := stream(ctx, f.Session, w, o, nil)
 			if errors.Is(err, source.ErrTruncated) || errors.Is(err, source.ErrMalformed) {
 				bad, err = err, nil
 			}

@@ -125,17 +125,17 @@ func some(ctx context.Context, s *record.Session) (*profile.Profile, error) {
 	return nil, cmp.Or(err, s.NoSamples())
 }
 
-// stream writes each sample as it comes. It calls first before the first sample.
-func stream(ctx context.Context, s *record.Session, w io.Writer, o *output, first func() error) error {
+// stream writes each sample as it comes. A format that can be read while it grows is published before the first, where publish is given.
+func stream(ctx context.Context, s *record.Session, w io.Writer, o *output, publish func() error) error {
 	defer shown(s)()
 	s.Events()
 	st := o.Stream(w, s.Names, s.Info)
 	err := s.Run(ctx, func(x *profile.Sample) error {
-		if first != nil {
-			if err := first(); err != nil {
+		if publish != nil && o.Form().Grows {
+			if err := publish(); err != nil {
 				return err
 			}
-			first = nil
+			publish = nil
 		}
 		return st.Sample(x)
 	})

@@ -384,6 +384,12 @@ func Others() bool {
 // Through says whether the output is written through to a descriptor of this process's, a FIFO or a device: it is no file of its own.
 func (f *File) Through() bool { return f.tmp == "" }
 
+// Replaces says whether a regular file that is not empty is in the output's place.
+func (f *File) Replaces() bool {
+	st, err := os.Stat(f.path)
+	return err == nil && !f.Through() && st.Mode().IsRegular() && st.Size() > 0
+}
+
 // Commit closes the output and puts it into its place. What cannot be put there stays beside it, and the error says where.
 func (f *File) Commit() error { return caps.Raised(f.commit) }
 
