@@ -18,6 +18,7 @@ import (
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format"
+	"github.com/unspool/unspool/internal/pages"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/store"
@@ -147,8 +148,8 @@ func (s *Set) Module(path, buildID string) *unwind.Module {
 			maps.DeleteFunc(s.mods, func(_ [2]string, m weak.Pointer[unwind.Module]) bool { return m.Value() == nil })
 			s.sweep = 2 * len(s.mods)
 		}
-		var was *module.File
-		m = unwind.NewModule(path, buildID, func(m *unwind.Module) *unwind.Code { return s.load(m, &was) })
+		was := &earlier{}
+		m = unwind.NewModule(path, buildID, func(m *unwind.Module) *unwind.Code { return s.load(m, was) })
 		s.mods[key] = weak.Make(m)
 	}
 	return m
@@ -201,27 +202,42 @@ func (s *Set) failed(err error) {
 // codeCost is about what a module's code takes beside its table, in bytes.
 const codeCost = 8 << 10
 
-// load reads a module's code, when a stack leads there, and again when that was too much for the budget and a stack leads there again. was is the
-// file that was read.
-func (s *Set) load(m *unwind.Module, was **module.File) (c *unwind.Code) {
-	if err := module.Guard(func() error { c = s.read(m, was); return nil }); err != nil {
-		c = &unwind.Code{Err: fmt.Errorf("%s: %w", m.Path, err)}
-	}
-	if c == nil {
-		return nil
+// An earlier is what was read of a module before.
+type earlier struct {
+	code weak.Pointer[unwind.Code]
+	file *module.File // nil: nothing was read
+}
+
+// load reads a module's code, when a stack leads there, and again when that was too much for the budget and a stack leads there again. Code that
+// somebody still has is not read again: the memory would be taken twice.
+func (s *Set) load(m *unwind.Module, was *earlier) (c *unwind.Code) {
+	if c = was.code.Value(); c == nil || c.Err != nil {
+		if err := module.Guard(func() error { c = s.read(m, &was.file); return nil }); err != nil {
+			c = &unwind.Code{Err: fmt.Errorf("%s: %w", m.Path, err)}
+		}
+		if c == nil {
+			return nil
+		}
+		was.code = weak.Make(c)
 	}
 	if c.Err != nil {
 		s.failed(c.Err)
 	}
-	size := int64(codeCost)
+	s.Files.Memory.Add(codeSize(c), func() bool { return m.Unload(c) })
+	return c
+}
+
+// codeSize returns about how many bytes a module's code takes. Of tables that are mapped, nothing: they are the kernel's to drop.
+func codeSize(c *unwind.Code) int64 {
 	switch st := c.Stepper.(type) {
 	case interface{ Bytes() []byte }:
-		size += int64(len(st.Bytes()))
+		if b := st.Bytes(); !pages.Mapped(b) {
+			return codeCost + int64(len(b))
+		}
 	case rows.Interp:
-		size += int64(len(st.Table.Rows)) * int64(unsafe.Sizeof(rows.Row{}))
+		return codeCost + int64(len(st.Table.Rows))*int64(unsafe.Sizeof(rows.Row{}))
 	}
-	s.Files.Memory.Add(size, func() bool { return m.Unload(c) })
-	return c
+	return codeCost
 }
 
 func (s *Set) read(m *unwind.Module, was **module.File) *unwind.Code {

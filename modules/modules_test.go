@@ -6,12 +6,17 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/pages"
 	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/unwind"
 )
 
 func TestModule(t *testing.T) {
@@ -139,6 +144,52 @@ func TestVDSO(t *testing.T) {
 }
 
 // TestClose: however many Sets come and go, memory that is mapped and files that are open stay as they were.
+// TestAgain: code that was unloaded is read again, but not while somebody has it. A mapped table takes nothing of the budget.
+func TestAgain(t *testing.T) {
+	t.Setenv("UNSPOOL_CACHE", t.TempDir())
+	s := New()
+	defer s.Close()
+	m := s.Module("/bin/sh", "")
+	unload := func(c *unwind.Code) {
+		t.Helper()
+		if !m.Unload(c) { // it was asked for meanwhile
+			m.Unload(c)
+		}
+		if m.Loaded() != nil {
+			t.Fatal("it is not unloaded")
+		}
+	}
+	c := m.Code()
+	unload(c)
+	if again := m.Code(); again != c {
+		t.Errorf("%p was read again, though %p is in use", again, c)
+	}
+	table := c.Stepper.(*compact.Table).Bytes()
+	if size, mapped := codeSize(c), os.Geteuid() == 0; pages.Mapped(table) != mapped || mapped && size != codeCost || !mapped && size != codeCost+int64(len(table)) {
+		t.Errorf("code with a table of %d bytes takes %d; the table is mapped: %v", len(table), size, pages.Mapped(table))
+	}
+	gone := make(chan bool)
+	runtime.AddCleanup(c, func(gone chan bool) { close(gone) }, gone)
+	unload(c)
+	c = nil
+	s.Files.Close() // its budget has who would unload the code
+	for left := 10; ; left-- {
+		runtime.GC()
+		select {
+		case <-gone:
+		case <-time.After(100 * time.Millisecond):
+			if left > 0 {
+				continue
+			}
+			t.Error("code that was unloaded stays, and nobody has it")
+		}
+		break
+	}
+	if c := m.Code(); c == nil || c.Err != nil || c.Stepper == nil {
+		t.Errorf("read again: %+v", c)
+	}
+}
+
 func TestClose(t *testing.T) {
 	cache := t.TempDir()
 	t.Setenv("UNSPOOL_CACHE", cache)

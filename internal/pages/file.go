@@ -28,3 +28,9 @@ func Release(b []byte) {
 		_ = unix.Madvise(f.([]byte), unix.MADV_DONTNEED)
 	}
 }
+
+// Mapped says whether b begins with a file that MapFile has mapped: the kernel can drop its memory, and reads the file again.
+func Mapped(b []byte) bool {
+	_, ok := files.Load(unsafe.SliceData(b))
+	return ok
+}

@@ -52,6 +52,9 @@ func TestRelease(t *testing.T) {
 		t.Error("a part that the mapping does not begin with was given back")
 	}
 	own := bytes.Clone(want)
+	if !Mapped(b[:100]) || Mapped(b[1:]) || Mapped(own) || Mapped(nil) {
+		t.Error("what begins with the mapping is mapped, and nothing else")
+	}
 	Release(own)
 	Release(nil)
 	if !bytes.Equal(own, want) {
