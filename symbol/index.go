@@ -3,10 +3,13 @@ package symbol
 import (
 	"bytes"
 	"cmp"
+	"maps"
 	"math"
 	"slices"
+	"sort"
 	"strings"
 
+	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
 )
 
@@ -14,6 +17,7 @@ import (
 type source struct {
 	module.SymbolTable
 	secs []module.Section // of the same file; empty if it has none
+	made bool             // it is in this program's memory, not in the file's
 }
 
 type entry = module.SymbolEntry
@@ -213,8 +217,79 @@ type interval struct {
 //
 // Where functions overlap, an address belongs to the one with the greatest start among those that contain it.
 // A label, or a function without a size, that starts inside a function with a size is part of that.
-func build(sources []source) *index {
-	keys := sortKeys(collect(sources))
+func build(sources []source) *index { return lay(sources, sortKeys(collect(sources))) }
+
+// buildFor makes an index that has for addrs, which are sorted, what that of all symbols has. It reads the symbols three times, and keeps few.
+//
+// What names an address begins at the last start before it, or contains it. The next start ends what has no size. A function around such a start
+// decides whether labels there count.
+func buildFor(sources []source, addrs []arch.Vaddr) *index {
+	type near struct {
+		before, after uint64 // the last start that is not behind the address, and the first that is
+		is, next      bool   // there are such
+	}
+	nears := make([]near, len(addrs)) // of each, what is not known by the one before it, or behind it
+	starts := map[uint64]bool{}
+	eachKey(sources, func(k key) {
+		i := sort.Search(len(addrs), func(i int) bool { return uint64(addrs[i]) >= k.start })
+		if i < len(addrs) {
+			n := &nears[i]
+			n.before, n.is = max(n.before, k.start), true
+			if uint64(addrs[i])-k.start < uint64(k.extent) {
+				starts[k.start] = true
+			}
+		}
+		if i > 0 {
+			if n := &nears[i-1]; !n.next || k.start < n.after {
+				n.after, n.next = k.start, true
+			}
+		}
+	})
+	for i, n := range nears {
+		if n.is {
+			starts[n.before] = true
+		}
+		if n.next {
+			starts[n.after] = true
+		}
+		if i+1 < len(nears) && !nears[i+1].is {
+			nears[i+1].before, nears[i+1].is = n.before, n.is
+		}
+	}
+	for i := len(nears) - 1; i > 0; i-- {
+		if n := nears[i]; n.next && !nears[i-1].next {
+			nears[i-1].after, nears[i-1].next = n.after, true
+		}
+	}
+	order := slices.Sorted(maps.Keys(starts))
+	around := make([]key, len(order)) // of each start, the function that ends last of those that begin between it and the one before
+	end := func(k *key) uint64 { return addSat(k.start, uint64(k.extent)) }
+	eachKey(sources, func(k key) {
+		i := sort.Search(len(order), func(i int) bool { return order[i] > k.start })
+		if i < len(order) && k.kind() == function && end(&k) > end(&around[i]) {
+			around[i] = k
+		}
+	})
+	var last key
+	for i, s := range order {
+		if end(&around[i]) > end(&last) {
+			last = around[i]
+		}
+		if end(&last) > s {
+			starts[last.start] = true
+		}
+	}
+	var keys []key
+	eachKey(sources, func(k key) {
+		if starts[k.start] {
+			keys = append(keys, k)
+		}
+	})
+	return lay(sources, sortKeys(keys))
+}
+
+// lay makes an index of sorted keys.
+func lay(sources []source, keys []key) *index {
 	room := 2 * len(keys) // pages that are not written cost nothing
 	x := &index{starts: make([]uint64, 0, room), refs: make([]uint32, 0, room)}
 	var open []interval // around the current address, the innermost last
@@ -290,6 +365,12 @@ func collect(sources []source) []key {
 		total += sources[i].Len()
 	}
 	keys := make([]key, 0, total)
+	eachKey(sources, func(k key) { keys = append(keys, k) })
+	return keys
+}
+
+// eachKey calls f with each symbol that names code.
+func eachKey(sources []source, f func(key)) {
 	base := 0
 	for i := range sources {
 		s := &sources[i]
@@ -297,12 +378,11 @@ func collect(sources []source) []key {
 		for j := range n {
 			e := s.At(j)
 			if k := s.kind(&e); k != noCode {
-				keys = append(keys, key{e.Value, s.extent(&e), uint32(base+j) | uint32(k)<<30})
+				f(key{e.Value, s.extent(&e), uint32(base+j) | uint32(k)<<30})
 			}
 		}
 		base += n
 	}
-	return keys
 }
 
 // group returns the reference to symbols of one start and end.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -167,7 +168,7 @@ func TestRandom(t *testing.T) {
 // TestForeign: tables of 32 bits and of the other byte order.
 func TestForeign(t *testing.T) {
 	be := binary.BigEndian
-	s := source{module.SymbolTable{Order: be, Names: []byte("\x00f\x00g\x00"), Thumb: true}, tsource().secs}
+	s := source{SymbolTable: module.SymbolTable{Order: be, Names: []byte("\x00f\x00g\x00"), Thumb: true}, secs: tsource().secs}
 	for _, m := range []struct{ name, value, size uint32 }{{1, 0x1001, 8}, {3, 0x1010, 0}} {
 		s.Entries = be.AppendUint32(be.AppendUint32(be.AppendUint32(s.Entries, m.name), m.value), m.size)
 		s.Entries = be.AppendUint16(append(s.Entries, byte(module.Global)<<4|byte(module.Func), 0), 1)
@@ -212,7 +213,7 @@ func FuzzTable(f *testing.F) {
 	f.Add(s.Entries, s.Names, true, false, uint64(0x1004))
 	f.Add(s.Entries[:33], s.Names[:3], false, true, uint64(1))
 	f.Fuzz(func(t *testing.T, syms, names []byte, is64, big bool, v uint64) {
-		s := source{module.SymbolTable{Entries: syms, Names: names, Order: binary.LittleEndian, Is64: is64, Thumb: len(syms)%2 == 1}, tsource().secs}
+		s := source{SymbolTable: module.SymbolTable{Entries: syms, Names: names, Order: binary.LittleEndian, Is64: is64, Thumb: len(syms)%2 == 1}, secs: tsource().secs}
 		if big {
 			s.Order = binary.BigEndian
 		}
@@ -233,6 +234,7 @@ func FuzzTable(f *testing.F) {
 				t.Fatalf("Lookup(%#x) = %+v", a, got)
 			}
 		}
+		sameFew(t, []source{s}, addrs)
 		x := build([]source{s})
 		for i := 1; i < len(x.starts); i++ {
 			if x.starts[i] <= x.starts[i-1] {
@@ -241,4 +243,65 @@ func FuzzTable(f *testing.F) {
 		}
 		tab.FuncRange("a")
 	})
+}
+
+// sameFew compares what an index of some addresses says of them with what the index of all symbols says.
+func sameFew(t *testing.T, sources []source, addrs []arch.Vaddr) {
+	t.Helper()
+	slices.Sort(addrs)
+	tab := tableOf(sources...)
+	all, few := build(sources), buildFor(sources, addrs)
+	in := func(x *index, v arch.Vaddr) (s Symbol) {
+		if span := x.find(uint64(v), -1); span >= 0 && x.refs[span] != none {
+			s = tab.symbolOf(x, span)
+		}
+		return s
+	}
+	for _, v := range addrs {
+		if got, want := in(few, v), in(all, v); got != want {
+			t.Fatalf("an index of %#x: %#x is in %+v; in that of all symbols, in %+v", addrs, v, got, want)
+		}
+	}
+}
+
+// TestFew: random symbols that overlap, with and without sizes; and those of this program, and of a C library.
+func TestFew(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, path := range []string{"/proc/self/exe", "/lib/x86_64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libc.so.6"} {
+		tab := New(Options{}).Module(path, "")
+		tab.use(func() {
+			x := tab.getIndex()
+			for range 20 {
+				var addrs []arch.Vaddr
+				for range r.IntN(50) {
+					addrs = append(addrs, arch.Vaddr(x.starts[r.IntN(len(x.starts))]+r.Uint64N(64)))
+				}
+				sameFew(t, tab.sources, addrs)
+			}
+		})
+		tab.close()
+	}
+	kinds := []module.SymbolKind{module.Func, module.Func, module.IFunc, module.Unmarked}
+	binds := []module.Bind{module.Local, module.Global, module.Weak}
+	for range oracle.Few(20_000, 1_000_000) {
+		var syms []tsym
+		span := 1 + r.Uint64N(200)
+		for i := range r.IntN(30) {
+			size := r.Uint64N(40)
+			switch r.IntN(10) {
+			case 0, 1, 2:
+				size = 0
+			case 3:
+				size = r.Uint64N(300)
+			case 4:
+				size = math.MaxUint64 - r.Uint64N(3)
+			}
+			syms = append(syms, tsym{fmt.Sprint("f", i%7), 0xfe0 + r.Uint64N(span), size, kinds[r.IntN(len(kinds))], binds[r.IntN(len(binds))], module.SectionIndex(1 + r.IntN(2))})
+		}
+		var addrs []arch.Vaddr
+		for range 1 + r.IntN(5) {
+			addrs = append(addrs, arch.Vaddr(0xfd0+r.Uint64N(300)))
+		}
+		sameFew(t, []source{tsource(syms...)}, addrs)
+	}
 }

@@ -49,7 +49,9 @@ func (t *Table) size() int64 {
 	n := int64(tableCost)
 	t.mu.Lock()
 	for i := range t.sources {
-		n += int64(t.sources[i].Len()) * symbolCost
+		if t.index != nil || !t.r.scarce.Load() || t.sources[i].made {
+			n += int64(t.sources[i].Len()) * symbolCost
+		}
 	}
 	n += t.text
 	t.mu.Unlock()
@@ -77,6 +79,7 @@ func (t *Table) evict() bool {
 	if t.opened && !t.closed {
 		t.r.remember(t.said())
 		t.release()
+		t.r.scarce.Store(true)
 	}
 	return true
 }
@@ -109,6 +112,6 @@ func (t *Table) release() error {
 	t.opened, t.share, t.owned, t.held, t.made = false, nil, nil, nil, nil
 	t.img, t.pid, t.sources, t.lacks = nil, 0, nil, false
 	t.debug, t.debugged, t.lined, t.info, t.gosym = nil, sync.Once{}, sync.Once{}, nil, nil
-	t.index, t.shown, t.named, t.text = nil, nil, nil, 0
+	t.index, t.stubs, t.asked, t.shown, t.named, t.text = nil, false, false, nil, nil, 0
 	return errors.Join(errs...)
 }

@@ -92,6 +92,9 @@ func TestEvict(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	if !tight.scarce.Load() || roomy.scarce.Load() {
+		t.Errorf("there was no room: %v; in a budget that is large enough: %v", tight.scarce.Load(), roomy.scarce.Load())
+	}
 	ask(tight, paths[0]) // what was in use when it had to go goes now
 	// In the end only the last one, with its file, is more than the budget has room for.
 	most := 2*files.Memory.Max + roomy.opt.Files.Memory.Used()/programs*2
@@ -106,5 +109,30 @@ func TestEvict(t *testing.T) {
 	}
 	if used := files.Memory.Used(); used != 0 {
 		t.Errorf("after Close, %d bytes are used", used)
+	}
+}
+
+// TestScarce: where there was no room, a table that is asked for one address makes an index of that, and of all when it is asked again.
+func TestScarce(t *testing.T) {
+	r := New(Options{})
+	defer r.Close()
+	tab := r.Module("/proc/self/exe", "")
+	lo, _, ok := tab.FuncRange("main.main")
+	if !ok {
+		t.Fatal("no main.main")
+	}
+	want, _ := tab.Lookup(lo)
+	if want.Linkage != "main.main" || tab.index == nil {
+		t.Fatalf("%+v, %v", want, tab.index)
+	}
+	size := tab.size()
+	if !tab.evict() || tab.index != nil || !r.scarce.Load() {
+		t.Fatal("it is not released")
+	}
+	if got, _ := tab.Lookup(lo); got != want || tab.index != nil || tab.size() >= size {
+		t.Errorf("%+v, and an index of all symbols: %v; %d bytes, before %d", got, tab.index != nil, tab.size(), size)
+	}
+	if got, _ := tab.Lookup(lo); got != want || tab.index == nil || tab.size() != size {
+		t.Errorf("asked again: %+v, and an index of all symbols: %v; %d bytes, before %d", got, tab.index != nil, tab.size(), size)
 	}
 }

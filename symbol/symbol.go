@@ -20,6 +20,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 	"weak"
 
@@ -79,6 +80,8 @@ type Resolver struct {
 	names  names
 	kernel kernel
 	kept   kernel // as it was when it was kept
+
+	scarce atomic.Bool // a table was released for want of room
 
 	mu         sync.Mutex
 	kernelUsed bool

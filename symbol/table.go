@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/unspool/unspool/arch"
@@ -40,6 +41,8 @@ type Table struct {
 
 	mu    sync.Mutex // for what follows
 	index *index     // nil until it is needed
+	stubs bool       // sources have the names of procedure linkage tables
+	asked bool       // since it was opened
 	shown []uint32   // for each span, the place in named and 1 more; 0 if it was not asked for yet
 	named []Symbol
 	text  int64 // bytes of their names
@@ -83,15 +86,42 @@ func (t *Table) Lookup(v arch.Vaddr) (Symbol, bool) {
 func (t *Table) Resolve(addrs []arch.Vaddr) []Symbol {
 	out := make([]Symbol, len(addrs))
 	t.use(func() {
-		x := t.getIndex()
+		x, few := t.indexOf(addrs)
 		span := -1
 		for i, v := range addrs {
-			if span = x.find(uint64(v), span); span >= 0 && x.refs[span] != none {
+			if span = x.find(uint64(v), span); span < 0 || x.refs[span] == none {
+				continue
+			}
+			if few {
+				out[i] = t.symbolOf(x, span)
+			} else {
 				out[i] = *t.symbol(x, span)
 			}
 		}
 	})
 	return out
+}
+
+// fewShare is for how many symbols there has to be less than one address, for an index of these addresses alone.
+const fewShare = 32
+
+// indexOf returns an index in which addrs can be looked up. few says that it is of these alone: where tables are released for want of room, one of all
+// is only made of a table that is asked again while it is open. t.mu is held.
+func (t *Table) indexOf(addrs []arch.Vaddr) (x *index, few bool) {
+	again := t.asked
+	t.asked = true
+	if t.index != nil || again || !t.r.scarce.Load() || !slices.IsSorted(addrs) {
+		return t.getIndex(), false
+	}
+	t.addPLT()
+	all := 0
+	for i := range t.sources {
+		all += t.sources[i].Len()
+	}
+	if len(addrs) > all/fewShare {
+		return t.getIndex(), false
+	}
+	return buildFor(t.sources, addrs), true
 }
 
 // FuncRange returns the range of the function with this linkage name; ok is false if there is none. Of several functions with the name, it
@@ -200,16 +230,22 @@ func (t *Table) use(f func()) {
 
 // getIndex returns the index, and makes it first where there is none. t.mu is held.
 func (t *Table) getIndex() *index {
-	if t.index != nil {
-		return t.index
+	if t.index == nil {
+		t.addPLT()
+		t.index = build(t.sources)
 	}
-	if t.img != nil {
-		if plt := pltNames(t.img, t.resolvers); plt.Len() > 0 {
-			t.sources = append(t.sources, plt)
-		}
-	}
-	t.index = build(t.sources)
 	return t.index
+}
+
+// addPLT adds the names of procedure linkage tables, once. t.mu is held.
+func (t *Table) addPLT() {
+	if t.img == nil || t.stubs {
+		return
+	}
+	if plt := pltNames(t.img, t.resolvers); plt.Len() > 0 {
+		t.sources = append(t.sources, plt)
+	}
+	t.stubs = true
 }
 
 // resolvers names the functions at the addresses in byAddr. t.mu is held.
@@ -237,6 +273,15 @@ func (t *Table) symbol(x *index, span int) *Symbol {
 	if n := t.shown[span]; n > 0 {
 		return &t.named[n-1]
 	}
+	sym := t.symbolOf(x, span)
+	t.named = append(t.named, sym)
+	t.text += int64(len(sym.Name) + len(sym.Linkage))
+	t.shown[span] = uint32(len(t.named))
+	return &t.named[len(t.named)-1]
+}
+
+// symbolOf is symbol, and remembers nothing.
+func (t *Table) symbolOf(x *index, span int) Symbol {
 	s, k := at(t.sources, x.symbol(span, t.sources))
 	e := s.At(k)
 	sym := Symbol{Linkage: string(s.name(e.Name)), Start: arch.Vaddr(e.Value), Size: e.Size}
@@ -245,10 +290,7 @@ func (t *Table) symbol(x *index, span int) *Symbol {
 		sym.Size = hi - lo
 	}
 	sym.Name = t.r.names.get(sym.Linkage, false)
-	t.named = append(t.named, sym)
-	t.text += int64(len(sym.Name) + len(sym.Linkage))
-	t.shown[span] = uint32(len(t.named))
-	return &t.named[len(t.named)-1]
+	return sym
 }
 
 func (t *Table) load() {
@@ -324,7 +366,7 @@ func table(img *module.Image, dynamic bool) (source, bool) {
 	if f := img.Format(); f == "PE" || f == "COFF" { // their first section has the number 1; other lists begin with one that is none
 		secs = append([]module.Section{{}}, secs...)
 	}
-	return source{t, secs}, ok
+	return source{SymbolTable: t, secs: secs}, ok
 }
 
 // dynamic returns the dynamic symbols of a file without section headers. Their names together are no
@@ -341,7 +383,7 @@ func dynamic(img *module.Image) (source, bool) {
 
 // synthetic returns a source to which symbols can be added.
 func synthetic() source {
-	return source{SymbolTable: module.SymbolTable{Order: binary.LittleEndian, Is64: true}}
+	return source{SymbolTable: module.SymbolTable{Order: binary.LittleEndian, Is64: true}, made: true}
 }
 
 // add adds a function that other files see, in no section that is known.
