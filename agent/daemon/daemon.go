@@ -40,6 +40,7 @@ const (
 	smallMachine = 256 << 20 // bytes of memory to live by, below which one thing is done at a time, and there are no lines and no page
 
 	filesShare = 16 // where a control group limits memory, filesMemory is this part of it at most
+	queueShare = 16 // what waits for all outputs together, the same
 	makeShare  = 4  // what is made may take this part, for a moment
 	heapShare  = 2  // and the garbage collector works harder above this part: the rest is the kernel's for this program, and mapped tables
 )
@@ -85,6 +86,7 @@ type daemon struct {
 	self    *otelctx.Reader // nil: it is not used
 	page    *serve.Live     // nil: there is none
 	token   string          // of the page
+	queues  int64           // bytes of all queues together, at most; 0: there is no bound
 	began   time.Time
 	pace    atomic.Pointer[agent.Pace] // nil: it does not change
 }
@@ -93,9 +95,9 @@ type daemon struct {
 func Run(ctx context.Context, o Options) (status int, note string, err error) {
 	defer cli.Trim(cli.FirstTrim, func() { module.ReleasePages(); pages.ReleaseProgram() })()
 	mods := modules.New()
-	small := o.live(mods)
 	defer mods.Close()
 	d := daemon{Options: &o}
+	small := d.live(mods)
 	var listener net.Listener
 	if o.Listen != "" {
 		if listener, err = net.Listen("tcp", o.Listen); err != nil {
@@ -157,12 +159,13 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 }
 
 // live makes the program live by its memory limit. small says that one thing is to be done at a time.
-func (o *Options) live(mods *modules.Set) (small bool) {
+func (d *daemon) live(mods *modules.Set) (small bool) {
 	mods.Files.Memory.Max = filesMemory
 	limit, ok := procfs.MemoryLimit()
 	if !ok {
 		return false
 	}
+	d.queues = int64(limit / queueShare)
 	mods.Files.Memory.Max = min(filesMemory, int64(limit/filesShare))
 	cli.LimitMemory(int64(limit / heapShare))
 	if limit >= smallMachine {
@@ -170,15 +173,23 @@ func (o *Options) live(mods *modules.Set) (small bool) {
 	}
 	mods.Bound(int64(limit / makeShare))
 	module.LimitInflated(int64(limit / filesShare))
-	o.Page = 0
-	o.Log.Info("there are no lines, no inlined calls and no page: they take too much of the memory", "limit", limit)
+	d.Page = 0
+	d.Log.Info("there are no lines, no inlined calls and no page: they take too much of the memory", "limit", limit)
 	return true
+}
+
+// queue returns how many bytes may wait for each output.
+func (d *daemon) queue(c *Changeable) int64 {
+	if d.queues == 0 {
+		return int64(c.Queue)
+	}
+	return min(int64(c.Queue), d.queues/int64(max(len(c.Outputs), 1)))
 }
 
 // start makes the agent, its outputs, and the page for a listener.
 func (d *daemon) start(n *names.Namer, host string, listener net.Listener) {
 	d.outputs = agent.NewOutputs(lastWords, d.tellOutput)
-	d.outputs.Set(d.Outputs, int64(d.Queue))
+	d.outputs.Set(d.Outputs, d.queue(&d.Changeable))
 	info := profile.Info{Host: host}
 	for _, e := range d.rec.Decoder().Events() {
 		info.Events = append(info.Events, profile.NewEvent(e.Name))
@@ -260,7 +271,7 @@ func (d *daemon) readAgain() {
 		d.Log.Error("the configuration stays as it was: " + err.Error())
 		return
 	}
-	d.outputs.Set(now.Outputs, int64(now.Queue))
+	d.outputs.Set(now.Outputs, d.queue(&now))
 	d.agent.Change(now.Settings)
 	d.Log.Info("read again", "config", d.Config, "outputs", len(now.Outputs), "interval", now.Interval)
 	if len(fixed) > 0 {

@@ -53,6 +53,27 @@ func TestReadAgain(t *testing.T) {
 	}
 }
 
+// TestQueueBound: all queues together have a part of the memory, however large each may be.
+func TestQueueBound(t *testing.T) {
+	for _, c := range []struct {
+		most    int64
+		queue   uint64
+		outputs int
+		want    int64
+	}{
+		{0, 16 << 20, 2, 16 << 20},
+		{4 << 20, 16 << 20, 0, 4 << 20},
+		{4 << 20, 16 << 20, 1, 4 << 20},
+		{4 << 20, 16 << 20, 2, 2 << 20},
+		{4 << 20, 1 << 20, 2, 1 << 20},
+	} {
+		d := daemon{queues: c.most}
+		if got := d.queue(&Changeable{Queue: c.queue, Outputs: make([]*agent.Target, c.outputs)}); got != c.want {
+			t.Errorf("%d outputs with %d bytes each, of %d: %d, want %d", c.outputs, c.queue, c.most, got, c.want)
+		}
+	}
+}
+
 // TestNoRecording: what cannot begin leaves nothing open.
 func TestNoRecording(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
