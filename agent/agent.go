@@ -14,9 +14,9 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/unspool/unspool/agent/containers"
@@ -68,6 +68,9 @@ type Agent struct {
 	since   time.Time
 	was     uint64 // lost before
 	stats   Stats
+
+	left atomic.Int64 // samples of intervals that have ended, whose profiles have not all been sent
+	over atomic.Bool  // it is too late for those
 }
 
 // Stats count what an agent has seen since it began.
@@ -230,59 +233,37 @@ func (a *Agent) labels(g *group) (out []export.Label) {
 // Cut ends the interval, and returns a batch for each place and event that had samples, the largest first. That one says how many samples were lost on the
 // machine.
 func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
-	lost := a.o.Lost()
-	a.mu.Lock()
-	groups, since := a.groups, a.since
-	settings := a.o.Settings
-	missing := lost - min(lost, a.was)
-	a.stats.Processes, a.stats.Last = len(a.members), now
-	a.stats.Lost += missing
-	a.groups, a.places, a.members, a.since, a.was = map[series]*profile.Builder{}, map[group]bool{}, map[int32]group{}, now, lost
-	a.mu.Unlock()
-
-	dropped := uint64(0)
-	names := a.o.Names
-	if a.o.Show == nil && a.o.Outputs != nil && !a.o.Outputs.named() {
-		names = unnamed{names}
+	for _, l := range a.take(now).lots {
+		batches, e := a.make(l)
+		out, err = append(out, batches...), cmp.Or(err, e)
 	}
-	info := a.o.Info
-	info.Start, info.Duration, info.Loss = since, now.Sub(since), profile.Loss{}
-	for g, b := range groups {
-		delete(groups, g) // what b has is garbage as soon as its profile is made
-		labels := slices.Clone(settings.Labels)
-		for _, l := range a.labels(&g.group) {
-			if !slices.ContainsFunc(labels, func(given export.Label) bool { return given.Name == l.Name }) {
-				labels = append(labels, l)
+	return out, err
+}
+
+// send makes and sends the profiles of an interval. It is for one goroutine at a time.
+func (a *Agent) send(c *interval) {
+	for _, l := range c.lots {
+		if a.over.Load() {
+			return
+		}
+		batches, err := a.make(l)
+		a.log(err)
+		for _, b := range batches {
+			if a.o.Show != nil {
+				a.o.Show(b)
+			}
+			a.o.Outputs.offer(b.Profile)
+			for _, q := range a.o.Outputs.Queues() {
+				r, err := q.Target().Encode(b)
+				if err != nil {
+					a.log(fmt.Errorf("%s: %w", q.Target(), err))
+					continue
+				}
+				q.Put(r)
 			}
 		}
-		labels, ok := relabel(labels, settings.Rules)
-		if !ok {
-			dropped++
-			continue
-		}
-		one := info
-		if g.event < len(info.Events) {
-			one.Events = info.Events[g.event : g.event+1]
-		}
-		batch, e := export.NewBatch(b.Profile(names, one), labels, now)
-		if e != nil {
-			err = cmp.Or(err, e)
-			continue
-		}
-		out = append(out, batch)
+		a.left.Add(-int64(l.samples))
 	}
-	out = merged(out)
-	slices.SortFunc(out, func(a, b *export.Batch) int {
-		return cmp.Or(cmp.Compare(b.Profile.Totals.Samples, a.Profile.Totals.Samples), strings.Compare(a.Selector(), b.Selector()))
-	})
-	if len(out) > 0 {
-		out[0].Profile.Loss.Samples = missing
-	}
-	a.mu.Lock()
-	a.stats.Profiles += uint64(len(out))
-	a.stats.Dropped += dropped
-	a.mu.Unlock()
-	return out, err
 }
 
 // unnamed is a Namer that does not ask for names that no target takes.
@@ -318,49 +299,67 @@ func (a *Agent) interval() time.Duration {
 	return a.o.Interval
 }
 
-// Run ends intervals in time, and the last one when ctx ends, and puts the profiles into the queues. The first interval is shorter by chance, so
-// that machines that start together do not send together.
-func (a *Agent) Run(ctx context.Context) {
-	interval := a.interval()
-	next := a.since.Add(rand.N(interval) + 1)
+// waiting is how many intervals that have ended may wait for their profiles to be made. When they do, the one that runs becomes longer.
+const waiting = 2
+
+// Run ends intervals in time, also while profiles of those before are made, and the last one when ctx or late ends. It puts the profiles into the
+// queues. The first interval is shorter by chance, so that machines that start together do not send together. After ctx, profiles are made until late
+// ends. Samples without a profile then are lost, and counted, and whole is false: a goroutine still uses the agent and what its Options have.
+func (a *Agent) Run(ctx, late context.Context) (whole bool) {
+	cuts, made := make(chan *interval, waiting), make(chan struct{})
+	go func() {
+		defer close(made)
+		for c := range cuts {
+			a.send(c)
+		}
+	}()
+	every := a.interval()
+	next := a.since.Add(rand.N(every) + 1)
 	for over := false; !over; {
 		select {
 		case <-a.changed:
 			now := time.Now()
-			interval = a.interval()
-			if latest := now.Add(interval); next.After(latest) {
+			every = a.interval()
+			if latest := now.Add(every); next.After(latest) {
 				next = latest
 			}
 			continue
 		case <-time.After(time.Until(next)):
 		case <-ctx.Done():
 			over = true
+		case <-late.Done():
+			over = true
 		}
 		now := time.Now()
-		a.send(now)
-		if next = next.Add(interval); now.After(next) { // the machine slept
-			next = now.Add(interval)
-		}
-	}
-}
-
-func (a *Agent) send(now time.Time) {
-	batches, err := a.Cut(now)
-	a.log(err)
-	for _, b := range batches {
-		if a.o.Show != nil {
-			a.o.Show(b)
-		}
-		a.o.Outputs.offer(b.Profile)
-		for _, q := range a.o.Outputs.Queues() {
-			r, err := q.Target().Encode(b)
-			if err != nil {
-				a.log(fmt.Errorf("%s: %w", q.Target(), err))
-				continue
+		if over || len(cuts) < cap(cuts) { // nobody else puts any
+			c := a.take(now)
+			select {
+			case cuts <- c:
+			case <-late.Done():
 			}
-			q.Put(r)
+		}
+		if next = next.Add(every); now.After(next) { // the machine slept
+			next = now.Add(every)
 		}
 	}
+	close(cuts)
+	select {
+	case <-made:
+		return true
+	case <-late.Done():
+	}
+	a.over.Store(true)
+	a.mu.Lock()
+	n := uint64(a.left.Load())
+	for _, b := range a.groups { // they came after the last interval
+		n += b.Totals().Samples
+	}
+	a.stats.Lost += n
+	a.mu.Unlock()
+	if n > 0 {
+		a.log(fmt.Errorf("%d samples were not sent: there was no time at the end to make their profiles", n))
+	}
+	return false
 }
 
 func (a *Agent) log(err error) {

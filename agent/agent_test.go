@@ -194,10 +194,14 @@ func TestSameLabels(t *testing.T) {
 type slow struct {
 	samples uint64
 	encode  func()
+	seen    func(*export.Batch) // may be nil
 }
 
 func (s *slow) Encode(b *export.Batch) (*export.Request, error) {
 	s.encode()
+	if s.seen != nil {
+		s.seen(b)
+	}
 	s.samples += b.Profile.Totals.Samples
 	return &export.Request{}, nil
 }
@@ -221,9 +225,79 @@ func TestLastInterval(t *testing.T) {
 				cancel()
 			}
 		}
-		a.Run(ctx)
+		if !a.Run(ctx, context.Background()) {
+			t.Error("it was not whole")
+		}
 		if e.samples != 2 {
 			t.Errorf("%d samples were sent of 2", e.samples)
+		}
+	})
+}
+
+// Intervals end in time while the profiles of one before are made. When there are as many of these as may wait, the one that runs becomes longer.
+func TestBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var took []time.Duration
+		e := &slow{encode: func() { time.Sleep(2500 * time.Millisecond) }, seen: func(b *export.Batch) { took = append(took, b.Profile.Duration) }}
+		a := newAgent(Options{Settings: Settings{Interval: time.Second}, Outputs: &Outputs{all: []*output{{queue: NewQueue(&Target{Exporter: e}, 1)}}}}, time.Now())
+		go func() {
+			for range 95 { // samples, to the middle between two
+				a.Add(sample(1<<30, "short", 7))
+				time.Sleep(100 * time.Millisecond)
+			}
+			cancel()
+		}()
+		if !a.Run(ctx, context.Background()) || e.samples != 95 || len(took) < 5 {
+			t.Errorf("%d samples were sent of 95, of %v", e.samples, took)
+		}
+		longer := 0
+		for _, d := range took[1 : len(took)-1] {
+			if d%time.Second != 0 {
+				t.Errorf("an interval of %v", d)
+			}
+			if d > time.Second {
+				longer++
+			}
+		}
+		if took[1] != time.Second || took[2] != time.Second || longer == 0 {
+			t.Errorf("%v", took)
+		}
+	})
+}
+
+// When it is too late for a profile, the agent ends without it. Its samples, and those of later ones, are lost and counted; the largest has been sent.
+func TestLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		late, over := context.WithCancel(t.Context())
+		said := ""
+		n := 0
+		end := make(chan struct{})
+		defer close(end)
+		e := &slow{encode: func() {
+			if n++; n == 2 {
+				<-end
+			}
+		}}
+		a := newAgent(Options{Settings: Settings{Interval: time.Minute}, Outputs: &Outputs{all: []*output{{queue: NewQueue(&Target{Exporter: e}, 1)}}},
+			Log: func(err error) { said += err.Error() }}, time.Now())
+		for i, comm := range []string{"c", "b", "a", "a", "b", "a"} {
+			a.Add(sample(1<<30+int32(i), comm, 7))
+		}
+		go func() {
+			time.Sleep(time.Millisecond)
+			cancel()
+			time.Sleep(time.Second)
+			a.Add(sample(1<<30, "c", 7))
+			over()
+		}()
+		began := time.Now()
+		if a.Run(ctx, late) || time.Since(began) > 2*time.Second {
+			t.Errorf("it took %v", time.Since(began))
+		}
+		if st := a.Stats(); e.samples != 3 || st.Lost != 4 || said != "4 samples were not sent: there was no time at the end to make their profiles" {
+			t.Errorf("%d samples sent, %d lost: %q", e.samples, st.Lost, said)
 		}
 	})
 }

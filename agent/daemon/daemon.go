@@ -33,9 +33,12 @@ import (
 )
 
 const (
-	filesMemory = 32 << 20         // bytes of unwind tables and symbol tables, beside what was used in the last seconds
-	lastWords   = 5 * time.Second  // for what is still to be sent at the end
-	slowClient  = 10 * time.Second // for a request over HTTP
+	filesMemory = 32 << 20               // bytes of unwind tables and symbol tables, beside what was used in the last seconds
+	lastWords   = 2 * time.Second        // for what is still to be sent at the end
+	lastRecords = 800 * time.Millisecond // after a signal ends the agent, for the samples that wait
+	lastRead    = 2 * lastRecords        // from the signal on, until whoever reads them is no longer waited for
+	lastMade    = 3 * lastRecords        // the same, until profiles are no longer made
+	slowClient  = 10 * time.Second       // for a request over HTTP
 
 	smallMachine = 256 << 20 // bytes of memory to live by, below which one thing is done at a time, and there are no lines and no page
 
@@ -95,7 +98,13 @@ type daemon struct {
 func Run(ctx context.Context, o Options) (status int, note string, err error) {
 	defer cli.Trim(cli.FirstTrim, func() { module.ReleasePages(); pages.ReleaseProgram() })()
 	mods := modules.New()
-	defer mods.Close()
+	whole := true
+	ifWhole := func(close func() error) { // else somebody still uses it; the program ends
+		if whole {
+			close()
+		}
+	}
+	defer func() { ifWhole(mods.Close) }()
 	d := daemon{Options: &o}
 	small := d.live(mods)
 	var listener net.Listener
@@ -108,9 +117,9 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 	if d.rec, err = o.Record(ctx, mods); err != nil {
 		return 0, "", err
 	}
-	defer d.rec.Close()
+	defer func() { ifWhole(d.rec.Close) }()
 	n := o.Namer(names.Options{Mods: mods})
-	defer n.Close()
+	defer func() { ifWhole(n.Close) }()
 	if small {
 		n.Lines = false
 		n.Kernel(make([]uint64, 1), make([]profile.Name, 1)) // reads all names, which takes more now than it keeps
@@ -148,9 +157,23 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 		go d.govern(gathering)
 	}
 	go d.tellLosses(gathering)
-	d.agent.Run(gathering)
+	late, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	defer context.AfterFunc(ctx, func() {
+		time.AfterFunc(lastRead, over)
+		time.AfterFunc(lastMade, cancel)
+	})()
+	whole = d.agent.Run(gathering, late)
 	d.outputs.Close()
-	err = <-ended
+	select {
+	case err = <-ended:
+	case <-late.Done():
+		select {
+		case err = <-ended:
+		default:
+			whole = false
+		}
+	}
 	d.sum()
 	if err != nil {
 		return 0, "", err

@@ -27,5 +27,5 @@ func Defaults(p *record.Plan, given func(flag string) bool) {
 	if !given("off-cpu-threshold") && (p.Waits || p.Event == profile.OffCPU) {
 		p.InKernel.Threshold = WaitThreshold
 	}
-	p.InKernel.AtEnd = true
+	p.InKernel.AtEnd, p.Patience = true, lastRecords
 }

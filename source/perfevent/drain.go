@@ -105,7 +105,7 @@ func (r *Recorder) tellMissed() {
 	}
 	r.missed += (&target{fds: r.code}).missed()
 	told := r.lost.Load() + r.unheard
-	if max(told, r.missed) > 0 {
+	if max(told, r.missed) > 0 && !r.late.Load() {
 		r.codeAgain()
 	}
 	if r.missed > told {

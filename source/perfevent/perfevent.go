@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -57,6 +58,10 @@ type Options struct {
 
 	// Duration ends the recording after a while, as Stop does. 0: it does not.
 	Duration time.Duration
+
+	// Patience is how long Next goes on to return records after Open's context has ended. Samples that are left then are lost, and counted. 0: Next
+	// returns all of them.
+	Patience time.Duration
 
 	// Program, if not nil, handles events in the kernel, and makes samples of the events it chooses: see Program.
 	Program Program
@@ -179,6 +184,7 @@ type Recorder struct {
 	stop    atomic.Bool
 	ending  chan struct{} // closed when stop is set, and over
 	over    bool          // the duration set stop
+	late    atomic.Bool   // Options.Patience is over
 	drained chan struct{} // closed when the drainer has ended
 	records atomic.Uint64
 	bytes   atomic.Uint64
@@ -228,6 +234,7 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 		return nil, fmt.Errorf("recording: %w on this machine", source.ErrUnsupported)
 	}
 	r.out.to, r.out.chunk = r.queue, mem.chunk
+	r.queue.lost = func(n uint64) { r.lostSmp.Add(n) }
 	defer func() {
 		if err != nil {
 			r.release()
@@ -302,7 +309,11 @@ func Open(ctx context.Context, o Options) (_ *Recorder, err error) {
 	if o.Duration > 0 {
 		r.endTimer = time.AfterFunc(o.Duration, func() { r.finish(true) })
 	}
-	r.unwatch = context.AfterFunc(ctx, r.Stop)
+	r.unwatch = context.AfterFunc(ctx, func() {
+		if r.Stop(); o.Patience > 0 {
+			time.AfterFunc(o.Patience, r.abandon)
+		}
+	})
 	return r, nil
 }
 
@@ -364,6 +375,11 @@ func (r *Recorder) Stats() Stats {
 
 // Next returns the next record: see source.RecordStream. It waits for one.
 func (r *Recorder) Next() (raw []byte, buf *source.Buffer, err error) {
+	if r.late.Load() {
+		r.queue.lose(r.cur)
+		r.synth, r.cur = nil, batch{}
+		return nil, nil, io.EOF
+	}
 	if len(r.synth) > 0 {
 		raw, r.synth = cutRecord(r.synth)
 		return raw, nil, nil
@@ -458,6 +474,12 @@ func (r *Recorder) end(over bool) {
 	close(r.ending)
 	r.queue.wake()
 	unix.Write(r.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // fails only if the counter is full: then it is awake
+}
+
+// abandon ends Next, and loses what it has not returned.
+func (r *Recorder) abandon() {
+	r.late.Store(true)
+	r.queue.abandon()
 }
 
 // TimedOut says of a recording that has ended whether it did because the duration was over, and nothing else had ended it before.

@@ -2,6 +2,7 @@ package perfevent
 
 import (
 	"cmp"
+	"encoding/binary"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -56,27 +57,63 @@ type backlog struct {
 	most    int // bytes, before rings are left to fill
 	closed  bool
 	err     error // what to say at the end, other than io.EOF
+	over    bool  // nobody takes batches any more
+	lost    func(samples uint64)
 }
 
 func newBacklog(most int) *backlog {
 	q := &backlog{most: most}
 	q.changed.L = &q.mu
+	q.lost = func(uint64) {}
 	return q
 }
 
 func (q *backlog) put(b batch) {
 	q.mu.Lock()
+	if q.over {
+		q.mu.Unlock()
+		q.lose(b)
+		return
+	}
 	q.batches = append(q.batches, b)
 	q.bytes += len(b.b)
 	q.mu.Unlock()
 	q.changed.Broadcast()
 }
 
-// take waits for a batch. After the last it returns io.EOF, or the error the queue was closed with.
+// abandon loses what waits, and all that is put from now on.
+func (q *backlog) abandon() {
+	q.mu.Lock()
+	all := q.batches
+	q.over, q.batches, q.bytes = true, nil, 0
+	q.mu.Unlock()
+	q.changed.Broadcast()
+	for _, b := range all {
+		q.lose(b)
+	}
+}
+
+// lose counts the samples of a batch, and gives its memory back.
+func (q *backlog) lose(b batch) {
+	n := uint64(0)
+	for rest := b.b; len(rest) > 0; {
+		var raw []byte
+		if raw, rest = cutRecord(rest); binary.LittleEndian.Uint32(raw) == source.RecordSample {
+			n++
+		}
+	}
+	b.buf.Release()
+	q.lost(n)
+}
+
+// take waits for a batch. After the last, and when all are abandoned, it returns io.EOF, or the error the queue was closed with.
 func (q *backlog) take() (batch, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for len(q.batches) == 0 {
+		if q.over {
+			return batch{}, io.EOF
+		}
 		if q.closed {
 			if q.err != nil {
 				return batch{}, q.err
