@@ -159,6 +159,38 @@ int main(void) {
 	}
 }
 
+// TestHeapTwice: a second Ctrl-C leaves none of the library's files.
+func TestHeapTwice(t *testing.T) {
+	oracle.Need(t, "gcc")
+	dir := heapRuntime(t)
+	c := program(t, "record", "--heap", "-o", "x.svg", "--", "sh", "-c", "trap '' INT TERM; touch up; sleep 5")
+	tmp := filepath.Join(c.Dir, "tmp")
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c.Env = append(c.Env, "UNSPOOL_RUNTIME="+dir, "TMPDIR="+tmp)
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Process.Kill()
+	for limit := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(filepath.Join(c.Dir, "up")); err == nil {
+			break
+		}
+		if time.Now().After(limit) {
+			t.Fatal("the command has not started")
+		}
+	}
+	c.Process.Signal(os.Interrupt)
+	time.Sleep(time.Second)
+	c.Process.Signal(os.Interrupt)
+	if err := c.Wait(); err == nil || !strings.Contains(err.Error(), "interrupt") {
+		t.Fatal(err)
+	}
+	holds(t, tmp)
+	holds(t, c.Dir, "tmp", "up")
+}
+
 // heapLoop allocates when it is told to. Each function's objects and bytes are in TestHeapProbes.
 const heapLoop = `#include <stdlib.h>
 #include <pthread.h>

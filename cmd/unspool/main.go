@@ -13,6 +13,7 @@ import (
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/outfile"
 	"github.com/unspool/unspool/internal/printable"
+	"github.com/unspool/unspool/record/heap"
 )
 
 // stderr is where messages go, one a Write: the names of files and processes in them may not end the line or tell a terminal to do something.
@@ -46,7 +47,7 @@ func wrong(err error) error {
 }
 
 func main() {
-	os.Exit(cli.Run(cli.UntilSignal(outfile.DiscardAll), command(), os.Args[1:], stdout, stderr))
+	os.Exit(cli.Run(cli.UntilSignal(func() { outfile.DiscardAll(); heap.DiscardAll() }), command(), os.Args[1:], stdout, stderr))
 }
 
 func command() *cobra.Command {

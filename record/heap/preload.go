@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -93,6 +94,7 @@ func start(p Plan, libraries []string) (*command, error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, err
 	}
+	inUse.Store(dir, nil)
 	r := &command{plan: p, start: time.Now(), dir: dir, done: make(chan error, 1)}
 	r.cmd = &exec.Cmd{Path: path, Args: p.Target.Command, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 	r.cmd.Env = append(os.Environ(), "LD_PRELOAD="+strings.TrimSuffix(strings.Join(libraries, ":")+":"+os.Getenv("LD_PRELOAD"), ":"),
@@ -108,7 +110,21 @@ func start(p Plan, libraries []string) (*command, error) {
 }
 
 // close removes the library's files. Processes that still run go on.
-func (r *command) close() error { return os.RemoveAll(r.dir) }
+func (r *command) close() error {
+	inUse.Delete(r.dir)
+	return os.RemoveAll(r.dir)
+}
+
+// inUse has the directories of the library's files.
+var inUse sync.Map
+
+// DiscardAll removes the library's files of all recordings that go on: the program ends at once.
+func DiscardAll() {
+	inUse.Range(func(dir, _ any) bool {
+		os.RemoveAll(dir.(string))
+		return true
+	})
+}
 
 // patience is how long a command that was asked to end may go on.
 const patience = 2 * time.Second
