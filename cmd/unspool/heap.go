@@ -129,7 +129,11 @@ func (h *heapPlan) record(ctx context.Context, o *output, mods *modules.Set, pla
 	if err != nil {
 		return commit(err)
 	}
-	if err := commit(h.write(out, o, r.Profile)); err != nil {
+	empty, before := len(r.Profile.Stacks) == 0, o.before(out)
+	err = h.write(out, o, r.Profile)
+	if err == nil && empty && before {
+		commit(errEmpty)
+	} else if err = commit(err); err != nil {
 		return err
 	}
 	shown := h.shown(r.Profile)
@@ -139,7 +143,11 @@ func (h *heapPlan) record(ctx context.Context, o *output, mods *modules.Set, pla
 		}
 	}
 	say(r.Notes)
-	wrote(o, r.Profile.Headline())
+	if empty && before {
+		sayLine("nothing was recorded; " + o.Path + " still has the recording before")
+	} else {
+		wrote(o, r.Profile.Headline())
+	}
 	if shown.Events[0].Name == profile.HeapInUse && shown.Totals.Period == 0 && r.Profile.Totals.Period > 0 && (o.Tabled || o.Format != "pprof") {
 		fmt.Fprintln(stderr, "unspool: nothing was in use at the end: --heap-value peak_space shows the peak, alloc_space all that was allocated")
 	}

@@ -523,6 +523,21 @@ int main() {
 	c.Env = append(c.Env, "UNSPOOL_RUNTIME="+dir)
 	r = finish(t, c)
 	r.want(t, 0, "nothing was in use at the end: --heap-value peak_space")
+	gcc = exec.Command("gcc", "-static", "-x", "c", "-o", tidy+"-static", "-") // does not load the library: what it records is not worth the file before
+	gcc.Stdin = strings.NewReader("int main(void) { return 0; }")
+	if out, err := gcc.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	at = c.Dir
+	if err := os.WriteFile(filepath.Join(at, "z.folded"), []byte("main 1\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c = program(t, "record", "--heap", "-o", "z.folded", "--", tidy+"-static")
+	c.Env, c.Dir = append(c.Env, "UNSPOOL_RUNTIME="+dir), at
+	finish(t, c).want(t, 0, "did not load the library(?s:.*)z.folded still has the recording before")
+	if b, err := os.ReadFile(filepath.Join(at, "z.folded")); string(b) != "main 1\n" {
+		t.Errorf("z.folded has %q, %v", b, err)
+	}
 	r, _ = record("--heap", "-o", "x.data")
 	r.want(t, 2, `^unspool: --heap makes a profile`)
 	r, _ = record("--heap", "-e", "cycles")
