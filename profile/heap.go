@@ -47,6 +47,13 @@ func ParseHeapValue(name string) HeapValue {
 	return HeapValue{strings.TrimSuffix(event, space), isObjects}
 }
 
+// Of returns what the value shows of a heap profile.
+func (v HeapValue) Of(p *Profile) *Profile {
+	q := *p.Only(v.Event)
+	q.Objects = v.Objects
+	return &q
+}
+
 // Has says whether the profile counts an event of that name.
 func (i *Info) Has(event string) bool {
 	return slices.ContainsFunc(i.Events, func(e Event) bool { return e.Name == event })

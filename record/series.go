@@ -29,9 +29,7 @@ func heapShown(p *profile.Profile, value string) (*profile.Profile, error) {
 	}
 	shown := profile.ParseHeapValue(value)
 	if p.Has(shown.Event) {
-		q := *p.Only(shown.Event)
-		q.Objects = shown.Objects
-		return &q, nil
+		return shown.Of(p), nil
 	}
 	if value == "" {
 		return p, nil

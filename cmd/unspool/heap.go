@@ -129,27 +129,26 @@ func (h *heapPlan) record(ctx context.Context, o *output, mods *modules.Set, pla
 	if err != nil {
 		return commit(err)
 	}
-	empty, before := len(r.Profile.Stacks) == 0, o.before(out)
-	err = h.write(out, o, r.Profile)
-	if err == nil && empty && before {
+	stays := len(r.Profile.Stacks) == 0 && out.Replaces()
+	if err = h.write(out, o, r.Profile); err == nil && stays {
 		commit(errEmpty)
 	} else if err = commit(err); err != nil {
 		return err
 	}
-	shown := h.shown(r.Profile)
+	shown := profile.ParseHeapValue(h.value).Of(r.Profile)
 	if o.Tabled {
 		if err := o.Table(shown); err != nil {
 			return err
 		}
 	}
 	say(r.Notes)
-	if empty && before {
+	if stays {
 		sayLine("nothing was recorded; " + o.Path + " still has the recording before")
 	} else {
 		wrote(o, r.Profile.Headline())
 	}
-	if shown.Events[0].Name == profile.HeapInUse && shown.Totals.Period == 0 && r.Profile.Totals.Period > 0 && (o.Tabled || o.Format != "pprof") {
-		fmt.Fprintln(stderr, "unspool: nothing was in use at the end: --heap-value peak_space shows the peak, alloc_space all that was allocated")
+	if o.Tabled || o.Format != "pprof" {
+		say(heap.Hints(shown, r.Profile))
 	}
 	say(r.EndNotes)
 	if r.Status != 0 {
@@ -161,17 +160,9 @@ func (h *heapPlan) record(ctx context.Context, o *output, mods *modules.Set, pla
 // write writes a profile in the output's format.
 func (h *heapPlan) write(w io.Writer, o *output, p *profile.Profile) error {
 	if o.Format != "pprof" {
-		p = h.shown(p)
+		p = profile.ParseHeapValue(h.value).Of(p)
 	}
 	return o.Write(w, p)
-}
-
-// shown returns what tables and graphs show of a profile.
-func (h *heapPlan) shown(p *profile.Profile) *profile.Profile {
-	v := profile.ParseHeapValue(h.value)
-	q := *p.Only(v.Event)
-	q.Objects = v.Objects
-	return &q
 }
 
 // snapshot writes what has been recorded so far beside the output.

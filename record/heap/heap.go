@@ -47,6 +47,18 @@ type Result struct {
 	Status   int      // the command's, as a shell would give it; 0 without a command
 }
 
+// Hints says what else to look at, where what is shown of a profile is empty.
+func Hints(shown, p *profile.Profile) []string {
+	if shown.Events[0].Name != profile.HeapInUse || shown.Totals.Period > 0 || p.Totals.Period == 0 {
+		return nil
+	}
+	see := "alloc_space shows all that was allocated"
+	if p.Has(profile.HeapPeak) {
+		see = "peak_space shows the peak, alloc_space all that was allocated"
+	}
+	return []string{"nothing was in use at the end: --heap-value " + see}
+}
+
 // Record records until the command or the processes have ended, the duration is over, or ctx is done. A command is then asked to end; one that does
 // not is left running.
 func Record(ctx context.Context, p Plan, o Options) (*Result, error) {
