@@ -24,6 +24,7 @@ type Sample struct {
 	CPU      uint32         // or NoCPU
 	Period   uint64         // events since the sample before, in the event's unit
 	Count    uint64         // how many samples it stands for; 0: one
+	Size     uint64         // of an allocation whose Period is the bytes that it stands for, its own; 0: of anything else
 	Event    int            // index in Info.Events
 	Kernel   []uint64       // addresses as recorded, innermost first
 	User     []unwind.Frame // innermost first

@@ -148,6 +148,9 @@ func (s *Session) run(ctx context.Context, each func(*profile.Sample) error, rec
 			if s.ours && x.Record.Misc&source.MiscFreed != 0 {
 				s.sample.Event = 1
 			}
+			if s.ours && x.Record.Misc&source.MiscSized != 0 {
+				s.sample.Size, s.sample.Period = max(x.IP, 1), x.Record.Period // which can be 0
+			}
 			if waits == nil || s.sample.Event >= len(waits) {
 				waits = waits[:0]
 				for _, e := range s.in.Decoder().Events() {

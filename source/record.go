@@ -51,6 +51,7 @@ const (
 	MiscNoWaker     = 1 << 11 // who ended it is not known, and was asked for
 	MiscWeighted    = 1 << 12 // one of our samples of a wait: it counts for shorter ones, too, and its period is no length
 	MiscFreed       = 1 << 13 // one of our samples: an allocation was freed
+	MiscSized       = 1 << 14 // one of our samples of an allocation: its period is the bytes that it stands for, and IP its own
 	MiscAgain       = 1 << 11 // COMM, FORK, MMAP2 of ours: read from /proc after records were lost: see World
 	MiscMmapData    = 1 << 13 // MMAP: not executable
 	MiscCommExec    = 1 << 13 // COMM: by execve

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"os/exec"
@@ -226,11 +227,25 @@ func heapProgram(t *testing.T, compiler, language, source string, flags ...strin
 	return prog
 }
 
-// probeHeap records such a program with probes, named twice, and returns what its functions have allocated and in use, and what record says. The program must not
-// fail.
+// probeHeap records such a program with probes, named twice, and returns what its functions have allocated and in use, and what record says; as its
+// output, the program's behind the first byte. The program must not fail.
 func probeHeap(t *testing.T, prog string, args ...string) (map[string][2]profile.Stack, result) {
 	t.Helper()
-	loop := exec.Command(prog)
+	p, r := probeHeapOf(t, exec.Command(prog), func(pid int) int { return pid }, args...)
+	got := map[string][2]profile.Stack{}
+	for _, s := range p.Stacks {
+		name := strings.TrimSuffix(p.Funcs[p.Locs[s.Frames[0]].Func].Name, "()")
+		x := got[name]
+		x[s.Event].Count += s.Count
+		x[s.Event].Period += s.Period
+		got[name] = x
+	}
+	return got, r
+}
+
+// probeHeapOf is probeHeap of a command's process, or one that it has started, and returns the profile.
+func probeHeapOf(t *testing.T, loop *exec.Cmd, process func(pid int) int, args ...string) (*profile.Profile, result) {
+	t.Helper()
 	in, err := loop.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -251,7 +266,7 @@ func probeHeap(t *testing.T, prog string, args ...string) (map[string][2]profile
 	if _, err := out.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	pid := strconv.Itoa(loop.Process.Pid)
+	pid := strconv.Itoa(process(loop.Process.Pid))
 	c := program(t, append([]string{"record", "-p", pid + "," + pid, "-o", "p.pb.gz"}, args...)...)
 	stderr, err := c.StderrPipe()
 	if err != nil {
@@ -267,11 +282,13 @@ func probeHeap(t *testing.T, prog string, args ...string) (map[string][2]profile
 		in.Write([]byte{'x'})
 	}
 	c.Wait()
-	r := result{c.ProcessState.ExitCode(), "", said.String()}
+	in.Close()
+	rest, _ := io.ReadAll(out)
+	r := result{c.ProcessState.ExitCode(), string(rest), said.String()}
 	if strings.Contains(r.stderr, "needs root") {
 		oracle.Lacks(t, "the permission to load programs into the kernel")
 	}
-	r.want(t, 0, "allocated [0-9,]+ times and freed")
+	r.want(t, 0, "allocated [0-9,]+ times and freed|own probes reported")
 	b, err := os.Open(filepath.Join(c.Dir, "p.pb.gz"))
 	if err != nil {
 		t.Fatal(err)
@@ -281,15 +298,7 @@ func probeHeap(t *testing.T, prog string, args ...string) (map[string][2]profile
 	if err != nil || !p.Heap() || len(p.Events) != 2 {
 		t.Fatalf("%v %+v", err, p)
 	}
-	got := map[string][2]profile.Stack{}
-	for _, s := range p.Stacks {
-		name := strings.TrimSuffix(p.Funcs[p.Locs[s.Frames[0]].Func].Name, "()")
-		x := got[name]
-		x[s.Event].Count += s.Count
-		x[s.Event].Period += s.Period
-		got[name] = x
-	}
-	return got, r
+	return p, r
 }
 
 // TestHeapProbes: of a process that runs already, every allocation from the beginning on is recorded, and what is in use; samples come to the same

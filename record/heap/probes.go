@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/record"
@@ -21,6 +23,9 @@ func probe(ctx context.Context, p Plan, o Options) (*Result, error) {
 		return nil, err
 	}
 	defer live.Close()
+	for _, note := range told(live.Heap()) {
+		o.Say(note)
+	}
 	for _, path := range live.Heap().Allocators {
 		o.Say(fmt.Sprintf("probes at %s: each allocation stops the process twice, each free once, for 1 to 3 µs each time", path))
 	}
@@ -42,11 +47,32 @@ func probe(ctx context.Context, p Plan, o Options) (*Result, error) {
 		return nil, err
 	}
 	s.Info.Every = p.Period
-	out := &Result{Profile: probed(b.Profile(o.Names, s.Info)), EndNotes: append(live.EndNotes(), s.Notes()...)}
 	n := live.Heap()
-	out.EndNotes = append(out.EndNotes, fmt.Sprintf("the processes allocated %s times and freed %s times: %s stops", profile.Comma(n.Allocations), profile.Comma(n.Frees),
-		profile.Comma(n.Allocations+n.Returns+n.Frees)))
+	out := &Result{Profile: probed(b.Profile(o.Names, s.Info), n.Tellers), EndNotes: append(live.EndNotes(), s.Notes()...)}
+	if len(n.Allocators) > 0 {
+		out.EndNotes = append(out.EndNotes, fmt.Sprintf("the processes allocated %s times and freed %s times: %s stops", profile.Comma(n.Allocations), profile.Comma(n.Frees),
+			profile.Comma(n.Allocations+n.Returns+n.Frees)))
+	}
+	if len(n.Publishers) > 0 {
+		out.EndNotes = append(out.EndNotes, fmt.Sprintf("the processes' own probes reported %s and %s of these freed: %s stops", profile.Count(n.Told, "sample", "samples"),
+			profile.Comma(n.ToldFrees), profile.Comma(n.Told+n.ToldFrees)))
+	}
 	return out, nil
+}
+
+// told says what comes from the probes that processes have themselves.
+func told(n ebpf.HeapStats) (out []string) {
+	for _, p := range n.Publishers {
+		note := p.Path + " reports its own samples by otel_memory probes (USDT): these are recorded, in place of its allocators' calls, and --heap-period changes nothing"
+		if !p.Frees {
+			note += "; it does not report what is freed, so all counts as in use"
+		}
+		out = append(out, note)
+	}
+	for _, err := range n.Unread {
+		out = append(out, fmt.Sprintf("the otel_memory probes (USDT) cannot be read: %v", err))
+	}
+	return out
 }
 
 // unit is how many parts an object is counted in: weights of samples are no whole numbers.
@@ -54,9 +80,15 @@ const unit = 1 << 16
 
 // weigh gives a sample of an allocation of x.Period bytes its weight: how many such allocations, in parts of an object, and bytes it stands for. That is
 // 1 / (1 - exp(-n / period)) of each; period is how many bytes are allocated between samples, on average, and each allocation is a sample if it is
-// at most 1.
+// at most 1. A sample that has a Size has its weight.
 func weigh(x *profile.Sample, period uint64) {
 	x.Count = unit
+	if x.Size > 0 {
+		if x.Period > 0 {
+			x.Count = max(uint64(float64(x.Period)/float64(x.Size)*unit+0.5), 1)
+		}
+		return
+	}
 	if n := float64(x.Period); period > 1 && n > 0 {
 		chance := -math.Expm1(-n / float64(period))
 		x.Count, x.Period = uint64(unit/chance+0.5), uint64(n/chance+0.5)
@@ -64,8 +96,8 @@ func weigh(x *profile.Sample, period uint64) {
 }
 
 // probed makes a heap profile of one that has allocations, weighed by weigh, as event 0, and those that were freed as event 1. Stacks begin at what
-// calls the allocator. An object is freed under the name that its thread has then: where no such thread has allocated it, one of another name has.
-func probed(p *profile.Profile) *profile.Profile {
+// calls the allocator: tellers are the processes that have reported it themselves. An object is freed under the name that its thread has then: where no such thread has allocated it, one of another name has.
+func probed(p *profile.Profile, tellers []int32) *profile.Profile {
 	type key struct {
 		first *uint32
 		n     int
@@ -131,7 +163,11 @@ func probed(p *profile.Profile) *profile.Profile {
 	for i := range q.Stacks {
 		s := &q.Stacks[i]
 		s.Count = (s.Count + unit/2) / unit
-		if len(s.Frames) > 1 {
+		switch {
+		case len(s.Frames) < 2:
+		case slices.Contains(tellers, s.PID):
+			s.Frames = beyond(p, s.Frames)
+		default:
 			s.Frames = outside(p, s.Frames)
 		}
 	}
@@ -147,4 +183,23 @@ func outside(p *profile.Profile, frames []uint32) []uint32 {
 		i++
 	}
 	return frames[min(i+1, len(frames)-1):]
+}
+
+// allocates has the functions that people call to allocate.
+var allocates = []string{"malloc", "calloc", "realloc", "reallocarray", "memalign", "aligned_alloc", "posix_memalign", "valloc", "pvalloc"}
+
+// beyond leaves out the frames of the module that has reported an allocation, up to the last function that people call to allocate. Where it has no such
+// function, it allocates by one of its own: nothing is left out.
+func beyond(p *profile.Profile, frames []uint32) []uint32 {
+	first, n := p.Locs[frames[0]].Module, 0
+	for i, f := range frames[:len(frames)-1] {
+		l := &p.Locs[f]
+		if l.Module != first || first < 0 {
+			break
+		}
+		if name := p.Funcs[l.Func].Name; slices.Contains(allocates, name) || strings.HasPrefix(name, "operator new") {
+			n = i + 1
+		}
+	}
+	return frames[n:]
 }

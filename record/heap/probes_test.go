@@ -54,7 +54,7 @@ func TestProbed(t *testing.T) {
 		{Frames: frames, PID: 2, Event: 1, Count: 9 * unit, Period: 90},
 		{PID: 3, Event: 0, Count: 1 * unit, Period: 1},
 	}
-	q := probed(p)
+	q := probed(p, nil)
 	got := map[[2]int32][2]uint64{}
 	for _, s := range q.Stacks {
 		got[[2]int32{s.PID, s.Event}] = [2]uint64{s.Count, s.Period}
@@ -88,7 +88,7 @@ func TestProbedRenamed(t *testing.T) {
 	}
 	p.Stacks = []profile.Stack{stack(1, "new", 5), stack(0, "old", 5), stack(0, "new", 3), stack(0, "other", 1)}
 	got := map[string][2]uint64{}
-	for _, s := range probed(p).Stacks {
+	for _, s := range probed(p, nil).Stacks {
 		if s.Event == 1 {
 			got[s.Comm] = [2]uint64{s.Count, s.Period}
 		}

@@ -73,8 +73,8 @@ type Program struct {
 	heap    *Heap
 	track   tracker
 
-	allocators []string // HeapStats.Allocators
-	unseen     []string // HeapStats.Unseen
+	heapStats HeapStats // but for its counts
+	probes    int       // how many of the map of that name are in use
 }
 
 // Options are for Load.
@@ -220,7 +220,7 @@ func (p *Program) load(names ...string) (*ebpf.Collection, error) {
 		delete(spec.Maps, "wakers")
 	}
 	if !slices.Contains(names, "on_alloc") {
-		for _, name := range []string{"allocating", "objects", "draws", "quotas"} {
+		for _, name := range []string{"allocating", "objects", "draws", "quotas", "probes"} {
 			delete(spec.Maps, name)
 		}
 	}
@@ -439,7 +439,7 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 		err = p.set("wakes", uint32(1))
 	}
 	if p.prog == "on_alloc" {
-		progs = append(progs, "on_alloc_return", "on_free")
+		progs = append(progs, "on_alloc_return", "on_free", "on_told", "on_told_free")
 	}
 	if err == nil {
 		p.more, err = p.load(progs...)

@@ -18,9 +18,11 @@ import (
 )
 
 // Heap asks for the allocations of processes, with source.OnAllocations: probes at the functions of their allocators. A sample's period is the
-// bytes of an allocation; that of one with source.MiscFreed the bytes of a sampled allocation that was freed. Linux 5.15 and later.
+// bytes of an allocation; that of one with source.MiscFreed the bytes of a sampled allocation that was freed. Of a process that has OpenTelemetry's
+// probes of memory, the samples are those that it takes itself: with source.MiscSized, the period is the bytes that the allocation stands for, and IP its
+// own. Linux 5.15 and later.
 type Heap struct {
-	Period uint64 // bytes, on average, between samples; 0 or 1: every allocation
+	Period uint64 // bytes, on average, between samples that the kernel takes; 0 or 1: every allocation
 	PIDs   []int
 }
 
@@ -88,23 +90,12 @@ type allocator struct {
 // and others. Which of them is called is not known: a library that was loaded later can be for its own calls only. The dynamic linker's is not
 // among them, unless it is musl, which is the C library, too.
 func findAllocators(pid int) (all []*allocator, err error) {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	paths, err := executables(pid)
 	if err != nil {
 		return nil, err
-	}
-	defer f.Close()
-	mappings, err := procfs.Mappings(f)
-	if err != nil {
-		return nil, err
-	}
-	var paths []string
-	for _, m := range mappings {
-		if strings.HasPrefix(m.Name, "/") && m.Prot&unix.PROT_EXEC != 0 && m.Inode != 0 && !slices.Contains(paths, m.Name) && !isLinker(m.Name) {
-			paths = append(paths, m.Name)
-		}
 	}
 	var first error
-	for _, path := range paths {
+	for _, path := range slices.DeleteFunc(paths, isLinker) {
 		a, err := openAllocator(fmt.Sprintf("/proc/%d/root%s", pid, path))
 		if err != nil || a == nil {
 			first = cmp.Or(first, err)
@@ -122,6 +113,39 @@ func findAllocators(pid int) (all []*allocator, err error) {
 	return all, nil
 }
 
+// executables returns the files that a process has mapped executable, by its own paths.
+func executables(pid int) (paths []string, err error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	mappings, err := procfs.Mappings(f)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range mappings {
+		if strings.HasPrefix(m.Name, "/") && m.Prot&unix.PROT_EXEC != 0 && m.Inode != 0 && !slices.Contains(paths, m.Name) {
+			paths = append(paths, m.Name)
+		}
+	}
+	return paths, nil
+}
+
+// openMapped opens a file and maps it. Who closes the image closes the file, too, or keeps it.
+func openMapped(path string) (*os.File, *module.Image, error) {
+	f, err := procfs.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	img, err := module.Map(f)
+	if err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	return f, img, nil
+}
+
 // isLinker says whether a file is a dynamic linker that is no C library: it allocates before there is one.
 func isLinker(path string) bool {
 	base := filepath.Base(path)
@@ -130,13 +154,8 @@ func isLinker(path string) bool {
 
 // openAllocator returns the allocator in a file; nil if it has none.
 func openAllocator(path string) (*allocator, error) {
-	f, err := procfs.Open(path)
+	f, img, err := openMapped(path)
 	if err != nil {
-		return nil, err
-	}
-	img, err := module.Map(f)
-	if err != nil {
-		f.Close()
 		return nil, err
 	}
 	defer img.Close()
@@ -187,27 +206,48 @@ func (p *Program) attachAllocators() error {
 		if slices.Contains(p.heap.PIDs[:i], pid) {
 			continue // two probes would look at each call twice
 		}
-		all, err := findAllocators(pid)
-		if err != nil {
-			return err
-		}
-		for _, a := range all {
-			if err == nil {
-				if err = p.attachAllocator(a, pid); err != nil {
-					err = fmt.Errorf("a probe in %s: %w", a.path, err)
-				}
-			}
-			a.file.Close()
-			p.allocators = append(p.allocators, a.path)
-			if a.unseen {
-				p.unseen = append(p.unseen, a.path)
-			}
-		}
-		if err != nil {
+		if err := p.attachProcess(pid); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// attachProcess has the programs run at the probes by which a process says itself what it samples, or else at its allocators.
+func (p *Program) attachProcess(pid int) error {
+	publishers, err := findPublishers(pid)
+	if err != nil {
+		p.heapStats.Unread = append(p.heapStats.Unread, err)
+	}
+	if len(publishers) > 0 {
+		p.heapStats.Tellers = append(p.heapStats.Tellers, int32(pid))
+		var errs error
+		for _, pub := range publishers {
+			if err := p.attachPublisher(pub, pid); err != nil {
+				errs = errors.Join(errs, fmt.Errorf("a probe %s of %s: %w", memoryProvider, pub.path, err))
+			}
+			pub.file.Close()
+			p.heapStats.Publishers = append(p.heapStats.Publishers, Publisher{Path: pub.path, Frees: len(pub.free) > 0})
+		}
+		return errs
+	}
+	all, err := findAllocators(pid)
+	if err != nil {
+		return err
+	}
+	for _, a := range all {
+		if err == nil {
+			if err = p.attachAllocator(a, pid); err != nil {
+				err = fmt.Errorf("a probe in %s: %w", a.path, err)
+			}
+		}
+		a.file.Close()
+		p.heapStats.Allocators = append(p.heapStats.Allocators, a.path)
+		if a.unseen {
+			p.heapStats.Unseen = append(p.heapStats.Unseen, a.path)
+		}
+	}
+	return err
 }
 
 func (p *Program) attachAllocator(a *allocator, pid int) error {
@@ -239,23 +279,34 @@ func (p *Program) attachAllocator(a *allocator, pid int) error {
 type quota struct {
 	Left                        int64
 	Allocations, Frees, Returns uint64
+	Told, ToldFrees             uint64
 }
 
 // HeapStats says what probes of Heap have seen.
 type HeapStats struct {
-	Allocators                  []string // the files, by process
-	Unseen                      []string // of these, the ones whose own operator new is not recorded, because it may throw
-	Allocations, Returns, Frees uint64   // calls, each a trap of the process
-	InUse                       int      // sampled allocations that are in use
+	Allocators                  []string    // the files, by process
+	Unseen                      []string    // of these, the ones whose own operator new is not recorded, because it may throw
+	Publishers                  []Publisher // the files whose probes say what is sampled, by process
+	Tellers                     []int32     // the processes that have them
+	Unread                      []error     // why there are probes that are not read
+	Allocations, Returns, Frees uint64      // calls, each a trap of the process
+	Told, ToldFrees             uint64      // samples that processes said that they took, and freed; each a trap, too
+}
+
+// A Publisher is a file whose probes say what a process samples.
+type Publisher struct {
+	Path  string
+	Frees bool // and what of it is freed
 }
 
 // HeapStats returns the counts so far.
-func (p *Program) HeapStats() (s HeapStats) {
-	s.Allocators, s.Unseen = p.allocators, p.unseen
+func (p *Program) HeapStats() HeapStats {
+	s := p.heapStats
 	var per []quota
 	if p.more != nil && p.more.Maps["quotas"] != nil && p.more.Maps["quotas"].Lookup(uint32(0), &per) == nil {
 		for _, q := range per {
 			s.Allocations, s.Returns, s.Frees = s.Allocations+q.Allocations, s.Returns+q.Returns, s.Frees+q.Frees
+			s.Told, s.ToldFrees = s.Told+q.Told, s.ToldFrees+q.ToldFrees
 		}
 	}
 	return s
@@ -263,8 +314,9 @@ func (p *Program) HeapStats() (s HeapStats) {
 
 // An allocation is struct object of c/heap.h, a place struct place, a call struct call.
 type allocation struct {
-	ID, Size uint64
-	PID, TID int32
+	ID, Size, Weight uint64
+	PID, TID         int32
+	Told, _          uint32
 }
 
 type call struct {

@@ -19,7 +19,7 @@ type sample struct {
 	cpu                  uint32
 	what                 uint8
 	stop                 unwind.Stop
-	cut                  uint16 // of source.MiscCutBegin, MiscCutEnd, MiscNoWaker, MiscWeighted and MiscFreed
+	cut                  uint16 // of source.MiscCutBegin, MiscCutEnd, MiscNoWaker, MiscWeighted, MiscFreed and MiscSized
 	wait                 bool   // of a thread that was blocked
 	waker                bool   // of who woke a thread; as a sample, its name is in ip and period
 	user, kernel         []byte // words of 8 bytes
@@ -42,7 +42,8 @@ const (
 	noWaker
 	ofWait
 	weighted
-	freed // c/heap.h: FREED
+	freed // c/heap.h: FREED, SIZED
+	sized
 )
 
 // maxFrames and maxKernel are the most words that follow a sample.
@@ -82,6 +83,9 @@ func parse(b []byte) (s sample, ok bool) {
 	}
 	if b[52]&freed != 0 {
 		s.cut |= source.MiscFreed
+	}
+	if b[52]&sized != 0 {
+		s.cut |= source.MiscSized
 	}
 	if b[52]&weighted != 0 {
 		s.cut |= source.MiscWeighted
@@ -262,7 +266,10 @@ func (k *stacks) again(s *sample) []byte {
 		k.drop(s.id)
 	}
 	misc := le.Uint16(b[atMisc:]) & source.MiscCPUModeMask
-	if s.ip != 0 {
+	if s.cut&source.MiscSized != 0 { // ip is no place
+		misc = 0
+		le.PutUint64(b[atIP:], s.ip)
+	} else if s.ip != 0 {
 		misc = source.MiscUser
 		if s.ip>>63 != 0 {
 			misc = source.MiscKernel

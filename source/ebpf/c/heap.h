@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0) */
 /*
- * heap.h: the programs at the functions of a process's allocator: where it allocates, and what it frees. Part of unspool.bpf.c. Linux 5.15 and
- * later: bpf_get_attach_cookie.
+ * heap.h: the programs at the functions of a process's allocator: where it allocates, and what it frees. Where the process has probes by which it
+ * says what it samples itself (USDT), the programs at these. Part of unspool.bpf.c. Linux 5.15 and later: bpf_get_attach_cookie.
  */
 
 /* What user space says of a function, for its cookie: where its arguments have the size, and what else it does. */
@@ -13,11 +13,13 @@
 #define FREES 4		/* the first argument, before it allocates, and may call another function for that, which has a probe, too */
 
 #define FREED 32 /* in a sample's pad */
+#define SIZED 64 /* the same: its period is what the process says that it stands for, in bytes, and ip its size */
 
 /* An allocation that is in use. */
 struct object {
-	u64 id, size;
+	u64 id, size, weight; /* weight: the bytes that it stands for, as the process says */
 	u32 pid, tid;
+	u32 told, pad; /* told: it says so */
 };
 
 /* What a thread calls, until it returns: an allocation, and what realloc frees if it does not fail. */
@@ -58,10 +60,10 @@ struct {
 	__type(value, u64);
 } draws SEC(".maps");
 
-/* Of each processor: bytes that are left to its next sample, and how often the process was stopped by a probe. */
+/* Of each processor: bytes that are left to its next sample, and how often the process was stopped by a probe; told: by one of its own. */
 struct quota {
 	s64 left;
-	u64 allocations, frees, returns;
+	u64 allocations, frees, returns, told, told_frees;
 };
 
 struct {
@@ -83,6 +85,68 @@ static __always_inline struct quota *quota_of(void)
 	return bpf_map_lookup_elem(&quotas, &zero);
 }
 
+/* Where an argument of a process's own probe is. */
+#define IS_CONSTANT 0
+#define IS_REGISTER 1
+#define IS_MEMORY 2
+#define NO_REGISTER 0xffff
+
+struct argument {
+	s64 value;	/* the constant; of memory, what is added to the address */
+	u32 reg, index; /* bytes of the context where they are, or NO_REGISTER; of memory, its address is their sum */
+	u32 kind, size; /* bytes of the argument: 1, 2, 4 or 8 */
+	u32 is_signed, scale; /* scale: bits by which the index is shifted */
+};
+
+/* Pointer, bytes and weight. */
+struct arguments {
+	struct argument all[3];
+};
+
+/* Written by user space. A probe's cookie is its number here. */
+#define MAX_PROBES 1024
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_PROBES);
+	__type(key, u32);
+	__type(value, struct arguments);
+} probes SEC(".maps");
+
+#define CONTEXT_MASK 511 /* for the verifier: a context has fewer bytes */
+
+static __always_inline u64 register_of(void *ctx, u32 at)
+{
+	u64 n = 0;
+
+	if (at != NO_REGISTER)
+		bpf_probe_read_kernel(&n, sizeof n, ctx + (at & CONTEXT_MASK));
+	return n;
+}
+
+/* Reads an argument. Returns 0 where its memory is not there. */
+static __always_inline int argument_of(void *ctx, struct argument *a, u64 *to)
+{
+	u64 n = (u64)a->value;
+	u32 size = a->size, shift;
+
+	if (size < 1 || size > 8)
+		return 0;
+	if (a->kind != IS_CONSTANT)
+		n += register_of(ctx, a->reg);
+	if (a->kind == IS_MEMORY) {
+		u64 address = n + (register_of(ctx, a->index) << (a->scale & 63));
+
+		n = 0;
+		if (bpf_probe_read_user(&n, size, (void *)address) != 0)
+			return 0;
+	}
+	shift = 64 - 8 * size;
+	n <<= shift & 63;
+	*to = a->is_signed ? (u64)((s64)n >> (shift & 63)) : n >> (shift & 63);
+	return 1;
+}
+
 /* Writes that an object was allocated or freed: its stack has come before. */
 static __always_inline void tell(struct object *o, u32 pad)
 {
@@ -91,6 +155,11 @@ static __always_inline void tell(struct object *o, u32 pad)
 
 	s.time = bpf_ktime_get_ns();
 	s.period = o->size;
+	if (o->told) {
+		s.period = o->weight;
+		s.ip = o->size;
+		pad |= SIZED;
+	}
 	s.id = o->id;
 	s.pid = o->pid;
 	s.tid = o->tid;
@@ -192,30 +261,15 @@ static __attribute__((noinline)) int allocates(void *ctx)
 	return 0;
 }
 
-SEC("kprobe")
-int on_alloc(void *ctx)
+/* Walks the stack of a thread that allocates, and writes it unless it has been. Returns 0 where there is none: w has its name otherwise. */
+static __always_inline int walks(void *ctx, struct room *r, struct process *p, u64 id)
 {
 	u32 cpu = bpf_get_smp_processor_id(), what;
-	struct cache *c;
-	struct process *p;
-	struct room *r;
-	struct walk *w;
-	u64 id;
+	struct cache *c = bpf_map_lookup_elem(&caches, &cpu);
+	struct walk *w = &r->w;
 
-	if (!due(ctx))
+	if (!c)
 		return 0;
-	id = ids();
-	c = bpf_map_lookup_elem(&caches, &cpu);
-	r = room();
-	if (!wanted((u32)(id >> 32), &p))
-		return 0;
-	if (!c || !r || r->busy) { /* another thread of this processor is being walked: the next allocation is looked at */
-		count(NESTED);
-		return 0;
-	}
-	next();
-	r->busy = 1;
-	w = &r->w;
 	w->s.time = bpf_ktime_get_ns();
 	w->s.period = w->s.ip = 0;
 	w->s.pid = (u32)(id >> 32);
@@ -227,7 +281,29 @@ int on_alloc(void *ctx)
 		count(COPIED);
 	else
 		what = SAMPLE_STACK;
-	if (write(w, c, what))
+	return write(w, c, what);
+}
+
+SEC("kprobe")
+int on_alloc(void *ctx)
+{
+	struct process *p;
+	struct room *r;
+	u64 id;
+
+	if (!due(ctx))
+		return 0;
+	id = ids();
+	r = room();
+	if (!wanted((u32)(id >> 32), &p))
+		return 0;
+	if (!r || r->busy) { /* another thread of this processor is being walked: the next allocation is looked at */
+		count(NESTED);
+		return 0;
+	}
+	next();
+	r->busy = 1;
+	if (walks(ctx, r, p, id))
 		allocates(ctx);
 	r->busy = 0;
 	return 0;
@@ -275,5 +351,73 @@ int on_free(void *ctx)
 	if (q)
 		q->frees++;
 	freed(word_of(ctx, ARG_1));
+	return 0;
+}
+
+/* Takes what a process says of its sample, whose stack is in w. The processor is busy. */
+static __attribute__((noinline)) int told(void *ctx)
+{
+	u32 number = (u32)bpf_get_attach_cookie(ctx);
+	struct arguments *a = bpf_map_lookup_elem(&probes, &number);
+	struct place at = {.pid = (u32)(bpf_get_current_pid_tgid() >> 32)};
+	struct walk *w = walk_state();
+	struct object o = {.told = 1};
+
+	if (!a || !w)
+		return 0;
+	if (!argument_of(ctx, &a->all[0], &at.address) || !argument_of(ctx, &a->all[1], &o.size) || !argument_of(ctx, &a->all[2], &o.weight) ||
+	    (o.size | o.weight) >> 47) { /* no such memory */
+		count(FORGOTTEN);
+		return 0;
+	}
+	if (o.size && !o.weight) /* it stands for nothing */
+		return 0;
+	o.id = w->id;
+	o.pid = w->s.pid;
+	o.tid = w->s.tid;
+	tell(&o, 0);
+	if (at.address && bpf_map_update_elem(&objects, &at, &o, BPF_ANY) != 0)
+		count(FORGOTTEN);
+	return 0;
+}
+
+/* A process says that it has taken a sample: alloc(pointer, bytes, the bytes that they stand for). */
+SEC("kprobe")
+int on_told(void *ctx)
+{
+	struct quota *q = quota_of();
+	struct process *p;
+	struct room *r;
+	u64 id = ids();
+
+	if (q)
+		q->told++;
+	if (!wanted((u32)(id >> 32), &p))
+		return 0;
+	r = room();
+	if (!r || r->busy) {
+		count(NESTED);
+		return 0;
+	}
+	r->busy = 1;
+	if (walks(ctx, r, p, id))
+		told(ctx);
+	r->busy = 0;
+	return 0;
+}
+
+/* It says that it has freed one: free(pointer). */
+SEC("kprobe")
+int on_told_free(void *ctx)
+{
+	u32 number = (u32)bpf_get_attach_cookie(ctx);
+	struct arguments *a = bpf_map_lookup_elem(&probes, &number);
+	struct quota *q = quota_of();
+	u64 address;
+
+	if (q)
+		q->told_frees++;
+	if (a && argument_of(ctx, &a->all[0], &address))
+		freed(address);
 	return 0;
 }

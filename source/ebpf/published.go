@@ -1,0 +1,174 @@
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/cilium/ebpf/link"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/source/usdt"
+)
+
+// OpenTelemetry's probes of memory, by which processes say themselves what they sample: alloc(pointer, bytes, the bytes that they stand for), and
+// free(pointer) of a sampled allocation.
+const (
+	memoryProvider = "otel_memory"
+	memoryAlloc    = "alloc"
+	memoryFree     = "free"
+)
+
+const maxProbes = 1024 // MAX_PROBES of c/heap.h
+
+// An argument is struct argument of c/heap.h, arguments struct arguments.
+type argument struct {
+	Value         int64
+	Reg, Index    uint32
+	Kind, Size    uint32
+	Signed, Scale uint32
+}
+
+type arguments [3]argument
+
+const noRegister = 0xffff
+
+// argumentOf says where an argument is in a probe's context, struct pt_regs: it begins as struct user_regs_struct on x86-64, and as struct
+// user_pt_regs on AArch64.
+func argumentOf(a usdt.Argument) argument {
+	at := func(r arch.Reg) uint32 {
+		if r == usdt.NoReg {
+			return noRegister
+		}
+		return uint32(8 * slices.Index(Machine.UserRegs.Slots, Machine.Slot(r)))
+	}
+	out := argument{Value: a.Value, Reg: at(a.Reg), Index: at(a.Index), Kind: uint32(a.Kind), Size: uint32(a.Size), Scale: uint32(a.Scale)}
+	if a.High {
+		out.Reg++
+	}
+	if a.Signed {
+		out.Signed = 1
+	}
+	return out
+}
+
+// A publisher is a file with probes of memory.
+type publisher struct {
+	path        string
+	file        *os.File // of it, open
+	alloc, free []told
+}
+
+// A told is a place of a probe.
+type told struct {
+	off, semaphore uint64
+	args           arguments
+}
+
+// findPublishers returns the files of a process that have probes of memory, and are open; err says why others are not among them.
+func findPublishers(pid int) (all []*publisher, err error) {
+	paths, err := executables(pid)
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range paths {
+		p, perr := openPublisher(fmt.Sprintf("/proc/%d/root%s", pid, path))
+		switch {
+		case perr != nil:
+			err = errors.Join(err, fmt.Errorf("%s: %w", path, perr))
+		case p != nil:
+			p.path = path
+			all = append(all, p)
+		}
+	}
+	return all, err
+}
+
+// openPublisher returns the publisher that a file is; nil if it has no probe that says what is allocated. An error says that it has some that cannot be
+// read: then none is taken, as sums would be wrong.
+func openPublisher(path string) (_ *publisher, err error) {
+	f, img, err := openMapped(path)
+	if err != nil {
+		return nil, nil // of this file, nobody knows of probes
+	}
+	defer img.Close()
+	p := &publisher{file: f}
+	defer func() {
+		if err != nil || len(p.alloc) == 0 {
+			f.Close()
+		}
+	}()
+	list, err := usdt.Read(img, memoryProvider)
+	if err != nil {
+		return nil, err
+	}
+	for i := range list {
+		one := &list[i]
+		t := told{off: one.Off, semaphore: one.Semaphore}
+		takes := 0
+		switch one.Name {
+		case memoryAlloc:
+			takes = 3
+		case memoryFree:
+			takes = 1
+		default:
+			continue
+		}
+		if img.Machine() != Machine {
+			return nil, fmt.Errorf("its probes are for %s, not for %s", img.Machine().Name, Machine.Name)
+		}
+		args, err := one.Arguments(Machine)
+		if err != nil {
+			return nil, err
+		}
+		if len(args) < takes {
+			return nil, fmt.Errorf("probe %s:%s has %d arguments, not %d", memoryProvider, one.Name, len(args), takes)
+		}
+		for k := range takes {
+			t.args[k] = argumentOf(args[k])
+		}
+		if takes == 1 {
+			p.free = append(p.free, t)
+		} else {
+			p.alloc = append(p.alloc, t)
+		}
+	}
+	if len(p.alloc) == 0 {
+		return nil, nil
+	}
+	return p, nil
+}
+
+// attachPublisher has the programs run at a file's probes of memory, in a process.
+func (p *Program) attachPublisher(pub *publisher, pid int) error {
+	exe, err := link.OpenExecutable(fmt.Sprintf("/proc/self/fd/%d", pub.file.Fd()))
+	if err != nil {
+		return err
+	}
+	attach := func(name, program string, all []told) error {
+		for i := range all {
+			number := uint32(p.probes)
+			if number == maxProbes {
+				return fmt.Errorf("there are more than %d", maxProbes)
+			}
+			p.probes++
+			if err := p.more.Maps["probes"].Put(number, &all[i].args); err != nil {
+				return err
+			}
+			l, err := exe.Uprobe(name, p.more.Programs[program], &link.UprobeOptions{
+				Address: all[i].off, RefCtrOffset: all[i].semaphore, PID: pid, Cookie: uint64(number),
+			})
+			if err != nil {
+				return err
+			}
+			p.links = append(p.links, l)
+		}
+		return nil
+	}
+	// What ends comes first: nothing that is seen to begin is missed then.
+	if err := attach(memoryFree, "on_told_free", pub.free); err != nil {
+		return err
+	}
+	return attach(memoryAlloc, "on_told", pub.alloc)
+}
