@@ -34,6 +34,12 @@ func TestWeigh(t *testing.T) {
 	if weigh(&x, 0); x.Period != 77 || x.Count != unit {
 		t.Errorf("%+v", x)
 	}
+	for size, want := range map[uint64]profile.Sample{100: {Period: 1000, Count: 10 * unit}, 3000: {Period: 1000, Count: unit/3 + 1}, 1: {Period: 0, Count: unit}, 1 << 46: {Period: 1, Count: 1}} {
+		y := profile.Sample{Size: size, Period: want.Period} // a process's own
+		if weigh(&y, period); y.Period != want.Period || y.Count != want.Count && y.Count != want.Count-1 {
+			t.Errorf("of %d bytes: %+v, want %+v", size, y, want)
+		}
+	}
 	if weigh(&profile.Sample{}, period); x.Count != unit {
 		t.Errorf("%+v", x)
 	}
@@ -95,5 +101,30 @@ func TestProbedRenamed(t *testing.T) {
 	}
 	if want := map[string][2]uint64{"old": {3, 30}, "other": {1, 10}}; !maps.Equal(got, want) {
 		t.Errorf("in use: %v, want %v", got, want)
+	}
+}
+
+// TestBeyond: stacks of processes that report themselves begin at the caller of the last function that allocates in the module that has reported; where
+// it has none, they stay as they are.
+func TestBeyond(t *testing.T) {
+	p := &profile.Profile{Funcs: []profile.Func{{Name: "probe"}, {Name: "malloc"}, {Name: "realloc"}, {Name: "operator new(unsigned long)"}, {Name: "main"}, {Name: "arena"}}}
+	loc := func(f, module int32) uint32 {
+		p.Locs = append(p.Locs, profile.Loc{Func: f, Module: module})
+		return uint32(len(p.Locs) - 1)
+	}
+	for _, c := range []struct {
+		frames []uint32
+		want   int // are left out
+	}{
+		{[]uint32{loc(0, 0), loc(1, 0), loc(4, 1)}, 2},
+		{[]uint32{loc(0, 0), loc(1, 0), loc(2, 0), loc(5, 0), loc(4, 0)}, 3},
+		{[]uint32{loc(0, 0), loc(1, 0), loc(3, 1), loc(4, 1)}, 2}, // begin leaves the operator out
+		{[]uint32{loc(0, 0), loc(5, 0), loc(4, 1), loc(1, 0), loc(4, 1)}, 0},
+		{[]uint32{loc(0, -1), loc(1, -1), loc(4, 1)}, 0},
+		{[]uint32{loc(0, 0), loc(1, 0)}, 0}, // one stays
+	} {
+		if got := beyond(p, c.frames); len(got) != len(c.frames)-c.want {
+			t.Errorf("%v: %v, %d of which were to be left out", c.frames, got, c.want)
+		}
 	}
 }

@@ -408,6 +408,7 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 	case source.OnAllocations:
 		p.prog = "on_alloc"
 		p.stacks.frees = true
+		err = cookies()
 	}
 	p.waits = p.prog == "on_switch" || use.Waits
 	if err == nil && !use.All && (p.prog != "on_event" || p.waits || use.Tree != nil) {

@@ -10,6 +10,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
@@ -193,6 +196,14 @@ func openAllocator(path string) (*allocator, error) {
 	return a, nil
 }
 
+// cookies says that the kernel does not tell programs which probe they run at.
+func cookies() error {
+	if err := features.HaveProgramHelper(ebpf.Kprobe, asm.FnGetAttachCookie); errors.Is(err, ebpf.ErrNotSupported) {
+		return fmt.Errorf("%w: probes at allocators take Linux 5.15 or later (bpf_get_attach_cookie)", errors.ErrUnsupported)
+	}
+	return nil // of another error, loading says more
+}
+
 // attachAllocators has the programs run at the allocators of the processes that are asked for.
 func (p *Program) attachAllocators() error {
 	period := max(p.heap.Period, 1)
@@ -220,7 +231,7 @@ func (p *Program) attachProcess(pid int) error {
 		p.heapStats.Unread = append(p.heapStats.Unread, err)
 	}
 	if len(publishers) > 0 {
-		p.heapStats.Tellers = append(p.heapStats.Tellers, int32(pid))
+		p.heapStats.Tellers = append(p.heapStats.Tellers, int32(procfs.Leader(pid)))
 		var errs error
 		for _, pub := range publishers {
 			if err := p.attachPublisher(pub, pid); err != nil {

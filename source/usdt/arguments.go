@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/printable"
 )
 
 // An Argument says where a number is when a thread comes to a probe.
@@ -51,7 +52,7 @@ func (p *Probe) Arguments(m *arch.Machine) (list []Argument, err error) {
 		}
 		a, err := parse(m, one)
 		if err != nil {
-			return nil, fmt.Errorf("argument %d of probe %s:%s, %q: %w", len(list)+1, p.Provider, p.Name, one, err)
+			return nil, fmt.Errorf("argument %d of probe %s:%s, %q: %w", len(list)+1, printable.String(p.Provider), printable.String(p.Name), one, err)
 		}
 		list = append(list, a)
 	}

@@ -80,12 +80,12 @@ func Read(img *module.Image, provider string) (list []Probe, err error) {
 			p := Probe{Provider: string(text[0]), Name: string(text[1]), Args: string(text[2]), Vaddr: arch.Vaddr(n(desc)) + shift}
 			var ok bool
 			if p.Off, ok = offset(img, p.Vaddr, 1); !ok {
-				bad(at, "probe %s:%s at %#x, which is in no segment of the file", p.Provider, p.Name, p.Vaddr)
+				bad(at, "probe %q of %q at %#x, which is in no segment of the file", p.Name, p.Provider, p.Vaddr)
 				return true
 			}
 			if sem := arch.Vaddr(n(desc[16:])); sem != 0 {
 				if p.Semaphore, ok = offset(img, sem+shift, 2); !ok || p.Semaphore == 0 {
-					bad(at, "probe %s:%s: its semaphore at %#x is in no segment of the file", p.Provider, p.Name, sem+shift)
+					bad(at, "probe %q of %q: its semaphore at %#x is in no segment of the file", p.Name, p.Provider, sem+shift)
 					return true
 				}
 			}
