@@ -67,7 +67,7 @@ func (h *heapPlan) check(c *cobra.Command, p *plan) error {
 	not, what := apart, "--heap"
 	if len(p.PIDs) > 0 {
 		what = "--heap -p"
-		not = append(slices.DeleteFunc(slices.Clone(apart), func(name string) bool { return slices.Contains(ofProcesses, name) }), "every")
+		not = slices.DeleteFunc(slices.Clone(apart), func(name string) bool { return slices.Contains(ofProcesses, name) })
 	}
 	for _, name := range not {
 		if c.Flags().Changed(name) {

@@ -333,7 +333,7 @@ func TestHeapProbes(t *testing.T) {
 	}
 	runProgram(t, "record", "--heap", "-p", "1", "--heap-value", "peak_space", "-o", "x.svg").want(t, 2, "--heap -p has alloc and inuse, not peak")
 	runProgram(t, "record", "--heap=mmap", "-p", "1", "-o", "x.svg").want(t, 2, "--heap -p has alloc and inuse, not inuse with --heap=mmap")
-	runProgram(t, "record", "--heap", "-p", "1", "--every", "1s", "-o", "x.svg").want(t, 2, "--heap and --every exclude each other|--every")
+	runProgram(t, "record", "--heap", "-p", "1", "--every", "1s", "-o", "-", "--format", "folded").want(t, 2, "^unspool: --every writes snapshots beside the output: give -o FILE")
 }
 
 // TestHeapProbesNested: an allocation by a function that calls another one of the same file counts once, a realloc that fails frees nothing, the first

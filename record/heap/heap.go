@@ -26,7 +26,7 @@ type Plan struct {
 
 	Period uint64        // bytes between samples, on average; 0: all allocations are recorded
 	Maps   bool          // of a command: record all memory that is mapped without a file, in place of allocations
-	Every  time.Duration // of a command: between snapshots; 0: none but those that SIGUSR2 asks for
+	Every  time.Duration // between snapshots; 0: none but those that SIGUSR2 asks for
 }
 
 // Options are what Record works with. All are needed.
@@ -34,7 +34,7 @@ type Options struct {
 	Mods     *modules.Set                   // have the tables by which stacks are walked
 	Names    *names.Namer                   // names what the stacks have
 	Say      func(note string)              // is told at once what people should know
-	Snapshot func(p *profile.Profile) error // gets a profile of what a command has allocated so far
+	Snapshot func(p *profile.Profile) error // gets a profile of what was allocated so far
 }
 
 // A Result is a recording that has ended.

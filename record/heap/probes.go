@@ -4,8 +4,15 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"os"
+	"os/signal"
 	"slices"
 	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/record"
@@ -13,8 +20,11 @@ import (
 	"github.com/unspool/unspool/source/perfevent"
 )
 
-// probe records processes that run.
+// probe records processes that run. A snapshot has what came before the moment at which it was due. It is written when something comes after that: where
+// nothing is allocated and freed, there is none.
 func probe(ctx context.Context, p Plan, o Options) (*Result, error) {
+	asked, stop := askedFor()
+	defer stop()
 	t := p.Target
 	t.Event, t.Source, t.Only = perfevent.Allocations, record.EBPF, "--heap -p"
 	t.InKernel.Heap = &ebpf.Heap{Period: p.Period, PIDs: t.PIDs}
@@ -37,8 +47,26 @@ func probe(ctx context.Context, p Plan, o Options) (*Result, error) {
 		o.Say(err.Error())
 	}
 	b := profile.NewBuilder()
+	var first, due uint64 // of the samples; the next snapshot's time
 	// Not ctx: when it is done, the recording ends, and what has been recorded is still to be read.
 	if err := s.Run(context.Background(), func(x *profile.Sample) error {
+		if first == 0 {
+			first, due = x.Time, x.Time+uint64(p.Every)
+		}
+		wanted := p.Every > 0 && x.Time >= due
+		if wanted {
+			due += (x.Time - due + uint64(p.Every)) / uint64(p.Every) * uint64(p.Every)
+		}
+		if at := asked.Load(); at != 0 && x.Time >= at && asked.CompareAndSwap(at, 0) {
+			wanted = true
+		}
+		if wanted {
+			info := s.Info
+			info.Every, info.Duration = p.Period, time.Duration(x.Time-first)
+			if err := o.Snapshot(probed(b.Profile(o.Names, info), live.Heap().Tellers)); err != nil {
+				o.Say(fmt.Sprintf("a snapshot: %v", err))
+			}
+		}
 		weigh(x, p.Period)
 		x.TID = 0
 		b.Add(x)
@@ -58,6 +86,27 @@ func probe(ctx context.Context, p Plan, o Options) (*Result, error) {
 			profile.Comma(n.ToldFrees), profile.Comma(n.Told+n.ToldFrees)))
 	}
 	return out, nil
+}
+
+// askedFor keeps when the last SIGUSR2 came, by the clock of samples, until stop is called.
+func askedFor() (at *atomic.Uint64, stop func()) {
+	at = new(atomic.Uint64)
+	signals, done := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(signals, syscall.SIGUSR2)
+	go func() {
+		for {
+			select {
+			case <-signals:
+				var now unix.Timespec
+				if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) == nil {
+					at.Store(uint64(now.Nano()))
+				}
+			case <-done:
+				return
+			}
+		}
+	}()
+	return at, func() { signal.Stop(signals); close(done) }
 }
 
 // told says what comes from the probes that processes have themselves.
