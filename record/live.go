@@ -231,6 +231,9 @@ func (l *Live) Notes() (out []string) {
 	if note := l.EventNote(); note != "" {
 		out = append(out, note)
 	}
+	if st := l.Kernel(); st != nil && st.AtBegin {
+		out = append(out, "stacks are walked at each wait's beginning: this kernel lets nobody trace its function finish_task_switch")
+	}
 	switch {
 	case l.trace != nil:
 	case l.plan.Source != Auto && l.plan.Source != "":
@@ -383,7 +386,7 @@ func (l *Live) EndNotes() (out []string) {
 		out = append(out, profile.Count(n, "copy of a stack was", "copies of stacks were")+" shortened, because many waited: --stack-size keeps them, and takes more memory")
 	}
 	if st.CutOff > 0 {
-		out = append(out, profile.Count(st.CutOff, "stack is", "stacks are")+" cut off, because the kernel did not yet have what leads on, and no stack was to be copied")
+		out = append(out, profile.Count(st.CutOff, "stack is", "stacks are")+" cut off, because the kernel did not yet have what leads on, and no stack, or not so many, were to be copied")
 	}
 	if st.Blind && l.plan.InKernel.NoCopies {
 		out = append(out, "threads that were blocked already count from when they next run: their stacks were not to be copied")

@@ -158,6 +158,26 @@ func checks(m machine) (out []check) {
 				t.Errorf("%d stacks; threads that were blocked already are lost: %v\n%s", len(stacks), m.blind(), r.Stderr)
 			}
 		}, "--off-cpu", "-a", "--duration", "1s")
+		// The agent walks stacks when waits end, and has a threshold.
+		took := uint64(0)
+		agent := command("agent-waits", "agent", "--off-cpu", "--listen", "", "--output", "files=/tmp/agent", "--", checksProgram, "waits")
+		add(agent, 0, func(t *testing.T, r vm.Result) {
+			var err error
+			if took, err = strconv.ParseUint(strings.TrimSpace(string(r.Stdout)), 10, 64); err != nil || !bytes.Contains(r.Stderr, []byte(" lost=0 ")) {
+				t.Errorf("%v\n%s%s", err, r.Stdout, r.Stderr)
+			}
+			if atBegin := bytes.Contains(r.Stderr, []byte("at each wait's beginning")); atBegin {
+				t.Errorf("the kernel's function finish_task_switch was not traced:\n%s", r.Stderr)
+			}
+		})
+		report := command("agent-report", "report", "--event", "off-cpu", "--no-inline", "-o", "/tmp/agent.folded", "/tmp/agent")
+		report.Files = []string{"/tmp/agent.folded"}
+		add(report, 0, func(t *testing.T, r vm.Result) {
+			stacks := foldedStacks(t, r.Files["/tmp/agent.folded"])
+			if ns := of(stacks, `^(\S+;)?_start;(\S+;)?main;s_wait\b`); ns < 500e6 || ns > took || ns != of(stacks, `\bs_wait\b`) {
+				t.Errorf("five waits of 100 ms take %d ns, and to the program %d\n%s%v", ns, took, r.Stderr, stacks)
+			}
+		})
 		start("member", "/sys/fs/cgroup/inside")
 		recorded("cgroup", func(t *testing.T, r vm.Result, stacks map[string]uint64) {
 			if all, right := of(stacks, ""), of(stacks, `;main;s_spin\b`); right < 10 || right*100 < all*95 {

@@ -31,10 +31,10 @@ type Stats struct {
 	Samples    uint64 // walked in the kernel and read
 	Waits      uint64 // of these, waits
 	Copied     uint64 // left to a copy of the stack by the same event: a mapping or a table had not come
-	CutOff     uint64 // the same, without copies: the stack ends there
+	CutOff     uint64 // the same, without copies, or with too many: the stack ends there
 	RingFull   uint64 // lost: the ring buffer had no room
 	Nested     uint64 // lost: the event interrupted the program. Where it interrupts another BPF program, nobody counts
-	Forgotten  uint64 // lost: a blocked thread or a child that there was no room to remember, a thread that went on unseen, or a stack that never came
+	Forgotten  uint64 // lost: a blocked thread or a child that there was no room to remember, with AtEnd a thread that went on unseen, or a stack that never came
 	Processes  int    // that are known to the kernel now
 	Tables     int    // in the kernel now
 	TableBytes uint64 // their payload
@@ -42,6 +42,7 @@ type Stats struct {
 	Evicted    int    // tables in use that were taken out for want of memory
 	Runs       uint64 // of the program, and their time, where the kernel counts (kernel.bpf_stats_enabled)
 	RunTime    time.Duration
+	AtBegin    bool  // Options.AtEnd was asked for, and this kernel cannot
 	Blind      bool  // to threads that blocked before the recording: their stacks must not be copied, or this kernel cannot (Linux 5.18 can)
 	Failed     int   // address spaces and tables that could not be brought into the kernel
 	Err        error // the first reason
@@ -59,6 +60,7 @@ type Program struct {
 	prog    string           // the one that takes samples; on_event can have on_switch beside it
 	waits   bool             // on_switch does
 	atEnd   bool             // Options.AtEnd; in its place is on_sleep, with on_resumed
+	atBegin bool             // Stats.AtBegin
 	links   []link.Link
 	ring    *ring
 	blind   bool // Stats.Blind
@@ -426,10 +428,14 @@ func (p *Program) Start(dec *source.Decoder, use source.Trigger) (err error) {
 		p.spec = nil // three megabytes that nobody needs any more
 		return err
 	}
-	if p.atEnd = p.atEnd && p.waits && p.traceEnds() == nil; p.atEnd {
-		p.spec, p.blind = nil, true
-		return nil
+	if p.waits && p.atEnd {
+		if p.traceEnds() == nil {
+			p.spec, p.blind = nil, true
+			return nil
+		}
+		p.atBegin = true
 	}
+	p.atEnd = false
 	progs := []string{p.prog}
 	if p.waits {
 		progs[0] = "on_switch"
@@ -662,6 +668,7 @@ type blocked struct {
 	Since, ID uint64
 	PID, TID  int32
 	Cut, _    uint32
+	_         uint64 // ran
 }
 
 func (p *Program) sample(raw []byte, space func(n int) []byte) {
@@ -686,7 +693,7 @@ func (p *Program) count(wait bool) {
 
 // Stats returns the counts so far.
 func (p *Program) Stats() Stats {
-	s := Stats{Samples: p.samples.Load(), Waits: p.blocked.Load(), Blind: p.blind}
+	s := Stats{Samples: p.samples.Load(), Waits: p.blocked.Load(), Blind: p.blind, AtBegin: p.atBegin}
 	p.track.stats(&s)
 	progs := []string{p.prog}
 	if p.waits && p.prog != "on_switch" {
@@ -704,7 +711,7 @@ func (p *Program) Stats() Stats {
 		}
 	}
 	var per []uint64
-	for i, to := range []*uint64{&s.RingFull, &s.Nested, &s.Forgotten, &s.Copied} {
+	for i, to := range []*uint64{&s.RingFull, &s.Nested, &s.Forgotten, &s.Copied, &s.CutOff} {
 		if p.coll.Maps["counters"].Lookup(uint32(i), &per) == nil {
 			for _, n := range per {
 				*to += n
@@ -712,7 +719,7 @@ func (p *Program) Stats() Stats {
 		}
 	}
 	if p.whole {
-		s.Copied, s.CutOff = 0, s.Copied
+		s.Copied, s.CutOff = 0, s.Copied+s.CutOff
 	}
 	s.Forgotten += p.stacks.unknown.Load()
 	return s

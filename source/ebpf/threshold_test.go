@@ -1,13 +1,17 @@
 package ebpf
 
 import (
+	"errors"
 	"math"
+	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfevent"
@@ -195,6 +199,37 @@ func TestSwitched(t *testing.T) {
 	} {
 		if got := switched(strings.NewReader(symbols)); got != want {
 			t.Errorf("%q: %q, want %q", symbols, got, want)
+		}
+	}
+}
+
+// TestCopies: while tables have not come, waits below a threshold do not write a copy of a stack each, which nobody could read in time. Beyond one for
+// each threshold on a processor, and some at once, stacks are cut off; their time counts. Without a threshold, all are copied.
+func TestCopies(t *testing.T) {
+	prog := compile(t, `#include <time.h>
+int main(void) { struct timespec t = {0, 20000}; for (int i = 0; i < 3000; i++) nanosleep(&t, 0); return 0; }`)
+	for _, threshold := range []time.Duration{0, 10 * time.Millisecond} {
+		come := make(chan struct{})
+		mods := modules.New()
+		p, err := Load(Options{Threshold: threshold, Mods: func(path, id string) *unwind.Module { <-come; return mods.Module(path, id) }})
+		if errors.Is(err, os.ErrPermission) {
+			oracle.Lacks(t, "the permission to load programs into the kernel")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		began, ns := time.Now(), uint64(0)
+		record(t, p, perfevent.Options{Command: []string{prog}, Event: perfevent.OffCPU}, func(s *source.Sample) { ns += s.Period })
+		took := time.Since(began)
+		close(come)
+		st := p.Stats()
+		p.Close()
+		if most := uint64(runtime.NumCPU() * (32 + 1 + int(took/(10*time.Millisecond)))); threshold == 0 && (st.Copied < 2500 || st.CutOff > 0) ||
+			threshold > 0 && (st.Copied == 0 || st.Copied > most || st.CutOff+st.Copied < 2500 || st.RingFull > 0) {
+			t.Errorf("%v: at most %d copies in %v: %+v", threshold, most, took, st)
+		}
+		if least := uint64(3000 * 20e3); threshold == 0 && ns < least || threshold > 0 && ns < least/2 || ns > uint64(took) {
+			t.Errorf("%v: waits of %d ms, in %v", threshold, ns/1e6, took)
 		}
 	}
 }

@@ -135,6 +135,7 @@ struct blocked {
 	u64 since, id;
 	u32 pid, tid; /* as user space numbers them */
 	u32 cut, pad; /* CUT_BEGIN: it was blocked already, and since says when that was seen */
+	u64 ran;      /* for how long the thread had run by then, ns */
 };
 
 /* What is said of a sample, in its pad. */
@@ -196,9 +197,10 @@ struct {
 
 /*
  * What happened to samples. Lost: the ring buffer was full; an event interrupted the program; a blocked thread or a child
- * could not be remembered. Not lost: left to a copy of the stack, because a mapping or a table was not there yet, or cut off for that.
+ * could not be remembered. Not lost: left to a copy of the stack, because a mapping or a table was not there yet, or cut off for that, where there
+ * are no copies, or too many.
  */
-enum { RING_FULL, NESTED, FORGOTTEN, COPIED, NUM_COUNTERS };
+enum { RING_FULL, NESTED, FORGOTTEN, COPIED, TOO_MANY, NUM_COUNTERS };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -216,6 +218,7 @@ struct room {
 	u32 hits; /* of tracepoints */
 	u32 ends, said;	   /* the thread that goes on, whose wait is to be written; what is said of it */
 	u64 weight, ended; /* what it counts for; 0: there is none. When it ended */
+	u64 copies;	   /* when as many copies will be due as have been written: see may_write */
 };
 
 struct {
@@ -363,6 +366,10 @@ struct cgroup___ids {
 	u64 ancestor_ids[1];
 } __attribute__((preserve_access_index));
 
+struct sched_entity {
+	u64 sum_exec_runtime;
+} __attribute__((preserve_access_index));
+
 struct css_set {
 	struct cgroup *dfl_cgrp;
 } __attribute__((preserve_access_index));
@@ -372,6 +379,7 @@ struct task_struct {
 	int on_cpu, exit_state;
 	unsigned long nvcsw, nivcsw;
 	char comm[16];
+	struct sched_entity se;
 	struct css_set *cgroups;
 	void *mm, *stack;
 	unsigned in_execve : 1;
@@ -557,9 +565,29 @@ static __always_inline u64 in_execve(void)
 	return has_task ? BPF_CORE_READ_BITFIELD(task, in_execve) : BPF_CORE_READ_BITFIELD_PROBED(task, in_execve);
 }
 
+#define COPIES_AT_ONCE 32
+
+/*
+ * Whether a copy of a stack may be written now: where there is a threshold of waits, one for each threshold on a processor, and some at once.
+ * A process whose tables are not there yet can wait thousands of times a second, and user space, which makes them, would do nothing else than read.
+ */
+static __always_inline int may_write(u64 now)
+{
+	struct room *r = room();
+	u64 each = threshold, due;
+
+	if (!r)
+		return 0;
+	due = r->copies > now ? r->copies : now;
+	if (due - now > each * COPIES_AT_ONCE)
+		return 0;
+	r->copies = due + each;
+	return 1;
+}
+
 /*
  * Walks the current task's stack: its words, user and kernel, the latter without the first skip, are in w. Returns what it
- * comes to: a copy where it may, and the walk wants for a mapping or a table. Without copies, it is cut off there.
+ * comes to: a copy where it may, and the walk wants for a mapping or a table. Without copies, or with too many, it is cut off there.
  */
 static __always_inline u32 stack(void *ctx, struct walk *w, struct process *p, int in_kernel, u32 skip, int may_copy)
 {
@@ -591,6 +619,9 @@ static __always_inline u32 stack(void *ctx, struct walk *w, struct process *p, i
 	if (no_copies && w->missing) {
 		w->stop = STOP_TRUNCATED;
 		count(COPIED);
+	} else if (may_copy && w->missing && !may_write(w->s.time)) {
+		w->stop = STOP_TRUNCATED;
+		count(TOO_MANY);
 	} else if (may_copy && w->missing && copy()) {
 		what = SAMPLE_COPY;
 	}

@@ -25,6 +25,36 @@ static __always_inline u64 weight_of(u64 ns)
 	return ((u64)bpf_get_prandom_u32() * most) >> 32 < ns ? most : 0;
 }
 
+/* Writes what a wait of so many ns counts for, whose stack has been written. */
+static __always_inline void ended(struct walk *w, struct blocked *was, u64 weight, u32 flags)
+{
+	w->s.n_user = w->s.n_kernel = 0;
+	w->s.what = SAMPLE_SEEN;
+	w->s.period = weight;
+	w->s.id = was->id;
+	w->s.pid = was->pid;
+	w->s.tid = was->tid;
+	w->s.pad = was->cut | OF_WAIT | flags;
+	output(w, sizeof w->s);
+	w->s.pad = 0;
+}
+
+/*
+ * A thread blocks or is dead, and nobody has seen it go on after it blocked before: seldom, a kernel does not trace a switch. What of the time until now
+ * it has not run, it has waited.
+ */
+static __always_inline void unseen(struct walk *w, struct blocked *was, u64 now, u64 ran)
+{
+	u64 all = now - was->since, worked = ran - was->ran, ns = 1, weight;
+
+	if (now > was->since && worked < all)
+		ns = all - worked;
+	was->since = 0;
+	weight = weight_of(ns);
+	if (weight)
+		ended(w, was, weight, (weight > ns ? WEIGHTED : 0) | (wakes ? NO_WAKER : 0));
+}
+
 /* A thread blocks, another one goes on. */
 SEC("tp_btf/sched_switch")
 int on_switch(u64 *ctx)
@@ -54,23 +84,24 @@ int on_switch(u64 *ctx)
 	w = &r->w;
 	is = &r->is;
 	is->cut = 0;
+	is->ran = prev->se.sum_exec_runtime;
 	w->s.time = is->since = bpf_ktime_get_ns();
 	w->s.ip = 0;
 	w->s.cpu = cpu;
 	if (was && was->since) {
-		u32 flags = was->cut | OF_WAIT;
+		u32 flags = 0;
 
 		/* Another processor's clock can be a little ahead. */
 		ns = is->since > was->since ? is->since - was->since : 1;
 		weight = weight_of(ns);
 		if (weight > ns)
 			flags |= WEIGHTED;
-		w->s.n_user = w->s.n_kernel = 0;
-		w->s.what = SAMPLE_SEEN;
 		if (wakes && weight) {
 			struct waker *by = bpf_map_lookup_elem(&wakers, &to);
 
 			if (by) {
+				w->s.n_user = w->s.n_kernel = 0;
+				w->s.what = SAMPLE_SEEN;
 				w->s.ip = by->name[0];
 				w->s.period = by->name[1];
 				w->s.id = by->id;
@@ -83,14 +114,8 @@ int on_switch(u64 *ctx)
 				flags |= NO_WAKER;
 			}
 		}
-		w->s.period = weight;
-		w->s.id = was->id;
-		w->s.pid = was->pid;
-		w->s.tid = was->tid;
-		w->s.pad = flags;
 		if (weight)
-			output(w, sizeof w->s);
-		w->s.pad = 0;
+			ended(w, was, weight, flags);
 		was->since = 0; /* also where it cannot be deleted now */
 		bpf_map_delete_elem(&blocked, &to);
 	}
@@ -101,11 +126,9 @@ int on_switch(u64 *ctx)
 
 		if (wakes)
 			bpf_map_delete_elem(&wakers, &from);
-		/* The end of its last wait was not traced. */
 		if (before && before->since) {
-			before->since = 0;
+			unseen(w, before, is->since, is->ran);
 			bpf_map_delete_elem(&blocked, &from);
-			count(FORGOTTEN);
 		}
 	}
 	/*
@@ -115,9 +138,8 @@ int on_switch(u64 *ctx)
 	if (!ctx[0] && state && !(state & TASK_DEAD) && (id = ids()) != 0 && wanted((u32)(id >> 32), &p)) {
 		struct blocked *before = bpf_map_lookup_elem(&blocked, &from);
 
-		/* Seldom, the kernel does not trace a switch: the end of this wait is not known. */
 		if (before && before->since)
-			count(FORGOTTEN);
+			unseen(w, before, is->since, is->ran);
 		w->s.pid = is->pid = (u32)(id >> 32);
 		w->s.tid = is->tid = (u32)id;
 		/* Without this function and who calls it for the tracepoint. */
@@ -349,6 +371,7 @@ int on_still(struct bpf_iter__task *ctx)
 	if (!is.tid || !wanted_of(task, is.pid))
 		return 0;
 	is.since = w->s.time = bpf_ktime_get_ns();
+	is.ran = task->se.sum_exec_runtime;
 	is.id = w->s.id = mix(mix(seed, is.since), is.tid);
 	w->s.pid = is.pid;
 	w->s.tid = is.tid;
