@@ -111,10 +111,10 @@ func (s *Set) CacheDir() string {
 	return s.store.Dir()
 }
 
-// Bound bounds the memory for making tables: see store.Store.Memory. It is to be called before the first use.
-func (s *Set) Bound(bytes int64) {
+// Bound bounds the memory for making a table, and several at the same time: see store.Store.Memory. It is to be called before the first use.
+func (s *Set) Bound(one, together int64) {
 	if s.store != nil {
-		s.store.Memory = bytes
+		s.store.Memory, s.store.Together = one, together
 	}
 }
 

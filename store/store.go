@@ -52,17 +52,17 @@ type Stats struct {
 
 // A Store gives out the tables and machine code of modules. It is safe for concurrent use. The zero Store neither keeps nor finds anything on disk.
 type Store struct {
-	// Memory bounds what making tables takes, in bytes; 0: nothing does. Then one is made at a time, and none of modules whose unwind information
-	// takes more: ErrMemory says so. Set it before the first use.
-	Memory int64
-
-	making chan struct{} // has room for who makes something
+	// Memory bounds what making a table takes, in bytes; 0: nothing does. None is made of modules whose unwind information takes more: ErrMemory says
+	// so. What is made at the same time takes Together, or is one table. Set both before the first use.
+	Memory, Together int64
 
 	dir    string
 	shared []string // directories that are looked into behind dir
 	role   role     // whom dir is for
 
 	mu      sync.Mutex
+	making  int64         // bytes that it takes
+	ended   chan struct{} // closed when something was made; nil: nobody waits
 	tables  map[string]*entry[compact.Table]
 	natives map[string]*entry[native.Code]
 
@@ -298,20 +298,40 @@ func (s *Store) begin(open func() *format.Unwind) (end func(), err error) {
 	if s.Memory == 0 {
 		return func() {}, nil
 	}
+	cost := costOf(open())
+	if cost > uint64(s.Memory) {
+		return nil, ErrMemory
+	}
+	late := time.After(patience)
 	s.mu.Lock()
-	if s.making == nil {
-		s.making = make(chan struct{}, 1)
+	defer s.mu.Unlock()
+	for waits := true; waits && s.making > 0 && s.making+int64(cost) > s.Together; {
+		if s.ended == nil {
+			s.ended = make(chan struct{})
+		}
+		ended := s.ended
+		s.mu.Unlock()
+		select {
+		case <-ended:
+		case <-late:
+			waits = false
+		}
+		s.mu.Lock()
 	}
-	making := s.making
-	s.mu.Unlock()
-	select {
-	case making <- struct{}{}:
-		end = func() { <-making }
-	case <-time.After(patience):
-		end = func() {}
-	}
-	var cost uint64
-	for _, src := range open().Sources {
+	s.making += int64(cost)
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.making -= int64(cost); s.ended != nil {
+			close(s.ended)
+			s.ended = nil
+		}
+	}, nil
+}
+
+// costOf returns about how many bytes making a table takes.
+func costOf(frames *format.Unwind) (cost uint64) {
+	for _, src := range frames.Sources {
 		switch n := min(src.Size, 1<<40); {
 		case src.Spare:
 		case src.Name == format.PCLNTab:
@@ -320,11 +340,7 @@ func (s *Store) begin(open func() *format.Unwind) (end func(), err error) {
 			cost += n * makeCost
 		}
 	}
-	if cost > uint64(s.Memory) {
-		end()
-		return nil, ErrMemory
-	}
-	return end, nil
+	return max(cost, 1)
 }
 
 // read returns all rows; an error says what is damaged.

@@ -196,8 +196,57 @@ func TestMemory(t *testing.T) {
 	s = open2(t, t.TempDir())
 	s.Memory = 1 << 30
 	get(t, s, Built)
-	if n := len(s.making); n != 0 {
-		t.Errorf("%d tables are being made in the end", n)
+	if s.making != 0 {
+		t.Errorf("making tables takes %d bytes in the end", s.making)
+	}
+}
+
+// TestTogether: tables are made at the same time while that takes no more than it may, and what takes more is made alone.
+func TestTogether(t *testing.T) {
+	s := &Store{Memory: 1 << 20, Together: 100 * makeCost}
+	begin := func(size uint64) (begun chan func()) {
+		begun = make(chan func(), 1)
+		go func() {
+			end, err := s.begin(func() *format.Unwind {
+				return &format.Unwind{Sources: []format.Source{{Name: ".eh_frame", Size: size}, {Name: format.PCLNTab, Size: 1 << 40, Spare: true}}}
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			begun <- end
+		}()
+		return begun
+	}
+	waits := func(begun chan func()) {
+		t.Helper()
+		select {
+		case <-begun:
+			t.Fatal("it did not wait")
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	first, second := <-begin(60), <-begin(40)
+	third := begin(1)
+	waits(third)
+	first()
+	end := <-third
+	large := begin(1000)
+	waits(large)
+	second()
+	waits(large)
+	end()
+	end = <-large
+	fourth := begin(1)
+	waits(fourth)
+	end()
+	(<-fourth)()
+	if s.making != 0 {
+		t.Errorf("making tables takes %d bytes in the end", s.making)
+	}
+	if _, err := s.begin(func() *format.Unwind {
+		return &format.Unwind{Sources: []format.Source{{Name: ".eh_frame", Size: 1 << 20}}}
+	}); !errors.Is(err, ErrMemory) {
+		t.Errorf("%v, want ErrMemory", err)
 	}
 }
 

@@ -40,12 +40,14 @@ const (
 	lastMade    = 3 * lastRecords        // the same, until profiles are no longer made
 	slowClient  = 10 * time.Second       // for a request over HTTP
 
+	makeTogether = 16 << 20 // bytes that making tables at the same time takes, if they are several
+
 	smallMachine = 256 << 20 // bytes of memory to live by, below which one thing is done at a time, and there are no lines and no page
 
 	filesShare = 16 // where a control group limits memory, filesMemory is this part of it at most
 	queueShare = 16 // what waits for all outputs together, the same
-	makeShare  = 4  // what is made may take this part, for a moment
-	heapShare  = 2  // and the garbage collector works harder above this part: the rest is the kernel's for this program, and mapped tables
+	makeShare  = 4  // making a table may take this part, for a moment
+	heapShare  = 8  // and the garbage collector works harder above four of these parts, or five where memory is small: the rest is the kernel's for this program, and mapped tables
 )
 
 // Options say what a daemon records, and what it does with the profiles.
@@ -96,7 +98,7 @@ type daemon struct {
 
 // Run records until ctx ends, or what is recorded. It returns the status that the program ends with, and a note on it, as record.Live.ExitStatus does.
 func Run(ctx context.Context, o Options) (status int, note string, err error) {
-	defer cli.Trim(cli.FirstTrim, func() { module.ReleasePages(); pages.ReleaseProgram() })()
+	defer cli.Trim(cli.FirstTrim, func() { module.ReleasePages(); pages.ReleaseFiles(); pages.ReleaseProgram() })()
 	mods := modules.New()
 	whole := true
 	ifWhole := func(close func() error) { // else somebody still uses it; the program ends
@@ -190,11 +192,13 @@ func (d *daemon) live(mods *modules.Set) (small bool) {
 	}
 	d.queues = int64(limit / queueShare)
 	mods.Files.Memory.Max = min(filesMemory, int64(limit/filesShare))
-	cli.LimitMemory(int64(limit / heapShare))
 	if limit >= smallMachine {
+		mods.Bound(int64(limit/heapShare*4), makeTogether)
+		cli.LimitMemory(int64(limit / heapShare * 4))
 		return false
 	}
-	mods.Bound(int64(limit / makeShare))
+	cli.LimitMemory(int64(limit / heapShare * 5)) // with four, it works all the time beside 200 programs: half of the agent's CPU time
+	mods.Bound(int64(limit/makeShare), 0)
 	module.LimitInflated(int64(limit / filesShare))
 	d.Page = 0
 	d.Log.Info("there are no lines, no inlined calls and no page: they take too much of the memory", "limit", limit)

@@ -34,3 +34,11 @@ func Mapped(b []byte) bool {
 	_, ok := files.Load(unsafe.SliceData(b))
 	return ok
 }
+
+// ReleaseFiles gives back the memory behind all files that MapFile has mapped, as Release does.
+func ReleaseFiles() {
+	files.Range(func(_, f any) bool {
+		_ = unix.Madvise(f.([]byte), unix.MADV_DONTNEED)
+		return true
+	})
+}

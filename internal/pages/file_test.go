@@ -47,6 +47,9 @@ func TestRelease(t *testing.T) {
 	if !bytes.Equal(b, want) {
 		t.Error("it has changed")
 	}
+	if ReleaseFiles(); has() != 0 || !bytes.Equal(b, want) {
+		t.Error("ReleaseFiles gave nothing back, or the mapping has changed")
+	}
 	Release(b[1:])
 	if n := has(); n == 0 {
 		t.Error("a part that the mapping does not begin with was given back")
