@@ -75,8 +75,8 @@ type setter interface {
 	Set(id uint32) rows.Set
 }
 
-// maxPlains bounds the rules of one module that a Walker remembers, and maxCodes the modules.
-const maxPlains, maxCodes = 1 << 16, 1 << 10
+// maxPlains bounds the rules of one module that a Walker remembers, and maxCodes the modules. Each keeps the code of its module, 5 KB, in memory.
+const maxPlains, maxCodes = 1 << 16, 1 << 8
 
 // plain returns rule id of c as a plain one.
 func (w *Walker) plain(c *Code, id uint32) plain {
