@@ -27,6 +27,10 @@ func main() {
 	if err := run(); err != nil {
 		vm.Print(os.Stdout, vm.Result{Name: "init", Exit: -1, Stderr: []byte(err.Error())})
 	}
+	// The last result is on its way until the console has sent it, and a machine that is switched off sends nothing. What waits in the UART itself is not
+	// waited for long: these are line ends then.
+	fmt.Print(strings.Repeat("\n", 64))
+	unix.IoctlSetInt(1, unix.TCSBRK, 1) // tcdrain
 	unix.Sync()
 	unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 }
