@@ -80,7 +80,7 @@ RELEASE ?= release
 .PHONY: release
 release:
 	$(GO) run ./internal/release $(RELEASE)
-	UNSPOOL_RELEASE=$(abspath $(RELEASE)) UNSPOOL_REQUIRE_JUDGES=1 $(GO) test -count=1 -v -timeout 30m -run '^TestInstall$$' ./lab/vm
+	UNSPOOL_RELEASE=$(abspath $(RELEASE)) UNSPOOL_REQUIRE_JUDGES=1 $(GO) test -count=1 -v -timeout 3h -run '^TestInstall$$' ./lab/vm
 
 # An image for containers, in IMAGE, an OCI archive for linux/amd64 and linux/arm64: podman load -i, or skopeo copy oci-archive:FILE to a registry.
 # No daemon and no network take part.

@@ -73,8 +73,9 @@ func TestInstall(t *testing.T) {
 		{"trixie", "arm64", "aarch64", "qemu-system-aarch64"},
 	} {
 		t.Run(m.suite+"/"+m.arch, func(t *testing.T) {
+			t.Parallel() // QEMU takes one processor for each
 			oracle.Need(t, m.emulator, m.machine+"-linux-gnu-gcc")
-			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 			defer cancel()
 			k := New(m.suite, m.arch, oracle.Kernel(t, m.suite, m.arch))
 			root := tree(t, oracle.Debian(t, m.suite, m.arch, "", inside...))
@@ -95,7 +96,7 @@ func TestInstall(t *testing.T) {
 			}
 			var steps []Step
 			for _, s := range installs {
-				steps = append(steps, Step{Name: s.name, Args: []string{"/bin/sh", "-c", s.sh}, User: s.user, Seconds: 300,
+				steps = append(steps, Step{Name: s.name, Args: []string{"/bin/sh", "-c", s.sh}, User: s.user, Seconds: 1200,
 					Env: []string{"PATH=/usr/sbin:/usr/bin", "LC_ALL=C", fmt.Sprint("UNSPOOL_CACHE=/tmp/cache", s.user)}})
 			}
 			results, err := k.Boot(ctx, root, steps)
