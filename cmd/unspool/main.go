@@ -17,7 +17,7 @@ import (
 )
 
 // stderr is where messages go, one a Write: the names of files and processes in them may not end the line or tell a terminal to do something.
-var stderr = printable.Writer{W: os.Stderr}
+var stderr = printable.Writer{W: cli.Stderr()}
 
 // stdout is where results go that are not written by a package which returns what goes wrong.
 var stdout = &cli.Writer{W: os.Stdout}

@@ -280,6 +280,24 @@ func TestGrows(t *testing.T) {
 	}
 }
 
+// TestMessagesUnread: that nobody reads the messages costs no recording.
+func TestMessagesUnread(t *testing.T) {
+	canRecord(t)
+	c := program(t, append([]string{"record", "-o", "x.svg", "--"}, busy...)...)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	c.Stderr = w
+	err = c.Run()
+	w.Close()
+	if status := c.ProcessState.ExitCode(); status != 7 {
+		t.Errorf("%v", err)
+	}
+	holds(t, c.Dir, "x.svg")
+}
+
 // TestPipes: a FIFO and /dev/stdout get all of a recording, and who reads no further is an error.
 func TestPipes(t *testing.T) {
 	canRecord(t)

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 )
 
 // An Exit ends the program with a status and, where it has one, a message.
@@ -42,6 +44,16 @@ func (w *Writer) Write(b []byte) (int, error) {
 		w.Err = err
 	}
 	return n, err
+}
+
+// Stderr returns standard error by another descriptor. Go ends a program that writes to descriptor 2 when its reader has gone: what it records is
+// worth more than messages.
+func Stderr() io.Writer {
+	fd, err := unix.FcntlInt(2, unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return os.Stderr
+	}
+	return os.NewFile(uintptr(fd), os.Stderr.Name())
 }
 
 // Run runs the verb that args name and returns the exit status. Messages go to stderr, one a Write. What could not be written to stdout is an error
