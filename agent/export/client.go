@@ -217,7 +217,7 @@ func (a *Answer) Err() error {
 		return &Later{After: a.after(time.Now()), Err: errors.New(joined(status, words))}
 	}
 	if to := a.Header.Get("Location"); a.Status >= 300 && a.Status < 400 && to != "" {
-		words = "the server redirects to " + Words(to) + "; redirects are not followed"
+		words = "the server redirects to " + unsigned(to) + "; redirects are not followed"
 	}
 	return &Refused{Status: status, Words: words}
 }

@@ -19,7 +19,7 @@ import (
 func (c *Client) PutSigned(ctx context.Context, to string, body io.Reader, size int64) error {
 	u, err := url.Parse(to)
 	if err != nil || u.Scheme != "https" && (u.Scheme != "http" || c.base.Scheme != "http") || u.Host == "" || u.User != nil {
-		return &Refused{Status: "the server names a URL to which nothing is sent: " + Words(to)}
+		return &Refused{Status: "the server names a URL to which nothing is sent: " + unsigned(to)}
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPut, to, body)
 	if err != nil {
@@ -42,6 +42,15 @@ func (c *Client) PutSigned(ctx context.Context, to string, body io.Reader, size 
 		return err
 	}
 	return a.Err()
+}
+
+// unsigned returns a URL of a server's for messages: without what gives a right to whoever reads it, such as a signature in the query.
+func unsigned(s string) string {
+	u, err := url.Parse(s)
+	if err != nil {
+		return "a URL that cannot be read"
+	}
+	return Words((&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String())
 }
 
 var errLocal = errors.New("an address of this machine or link")

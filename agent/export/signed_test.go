@@ -54,3 +54,22 @@ func TestPutSigned(t *testing.T) {
 		}
 	}
 }
+
+// TestSignedSecrets: what signs a URL, or stands in a redirect, gives a right to who reads a log. Messages have the URL without it.
+func TestSignedSecrets(t *testing.T) {
+	c := client(t, "https://parca.example", Options{})
+	for _, to := range []string{"http://bucket.example/file?X-Amz-Signature=sesame", "https://user:sesame@bucket.example/file", "s3://bucket/file#sesame"} {
+		err := c.PutSigned(t.Context(), to, strings.NewReader("x"), 1)
+		if err == nil || strings.Contains(err.Error(), "sesame") || !strings.Contains(err.Error(), "bucket") {
+			t.Errorf("%s: %v", to, err)
+		}
+	}
+	a := Answer{Status: http.StatusTemporaryRedirect, Header: http.Header{"Location": {"https://bucket.eu.example/file?X-Amz-Signature=sesame"}}}
+	if err := a.Err(); strings.Contains(err.Error(), "sesame") || !strings.Contains(err.Error(), "https://bucket.eu.example/file") {
+		t.Error(err)
+	}
+	a.Header.Set("Location", "https://%zz?X-Amz-Signature=sesame")
+	if err := a.Err(); strings.Contains(err.Error(), "sesame") {
+		t.Error(err)
+	}
+}
