@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -29,7 +30,7 @@ func (c *Client) PutSigned(ctx context.Context, to string, body io.Reader, size 
 	dialer := net.Dialer{Timeout: 10 * time.Second}
 	if !isLocal(c.base.Hostname()) {
 		dialer.Control = func(_, address string, _ syscall.RawConn) error {
-			if at, err := netip.ParseAddrPort(address); err != nil || !at.Addr().Unmap().IsGlobalUnicast() {
+			if at, err := netip.ParseAddrPort(address); err != nil || !isFar(at.Addr()) {
 				return fmt.Errorf("%s: %w", address, errLocal)
 			}
 			return nil
@@ -57,5 +58,27 @@ var errLocal = errors.New("an address of this machine or link")
 
 func isLocal(host string) bool {
 	at, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && at.Unmap().IsLoopback()
+	return host == "localhost" || err == nil && (at.Unmap().IsLoopback() || isOwn(at))
+}
+
+// clouds are where machines of clouds ask for their own secrets, besides 169.254.169.254: Alibaba's, Amazon's and Google's.
+var clouds = []netip.Addr{netip.MustParseAddr("100.100.100.200"), netip.MustParseAddr("fd00:ec2::254"), netip.MustParseAddr("fd20:ce::254")}
+
+// isFar says whether an address is neither this machine's nor of its link.
+func isFar(at netip.Addr) bool {
+	at = at.Unmap().WithZone("")
+	return at.IsGlobalUnicast() && !slices.Contains(clouds, at) && !isOwn(at)
+}
+
+// isOwn says whether an interface of this machine has an address.
+func isOwn(at netip.Addr) bool {
+	own, err := net.InterfaceAddrs()
+	return err == nil && slices.ContainsFunc(own, func(a net.Addr) bool {
+		n, ok := a.(*net.IPNet)
+		if !ok {
+			return false
+		}
+		ip, valid := netip.AddrFromSlice(n.IP)
+		return valid && ip.Unmap() == at.Unmap()
+	})
 }

@@ -3,6 +3,7 @@ package export
 import (
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -71,5 +72,36 @@ func TestSignedSecrets(t *testing.T) {
 	a.Header.Set("Location", "https://%zz?X-Amz-Signature=sesame")
 	if err := a.Err(); strings.Contains(err.Error(), "sesame") {
 		t.Error(err)
+	}
+}
+
+// TestSignedOwn: an address of this machine's is refused also where others have a way to it: a firewall may keep them from the port. So is EC2's own service.
+func TestSignedOwn(t *testing.T) {
+	reached := false
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached = true }))
+	bucket.Listener.Close()
+	bucket.Listener = l
+	bucket.Start()
+	defer bucket.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	hosts := []string{"fd00:ec2::254"}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
+			hosts = append(hosts, n.IP.String())
+		}
+	}
+	for _, host := range hosts {
+		err := client(t, "http://parca.example:1", Options{}).PutSigned(t.Context(), "http://"+net.JoinHostPort(host, port)+"/x", strings.NewReader("file"), 4)
+		if err == nil || !strings.Contains(err.Error(), "an address of this machine or link") || reached {
+			t.Errorf("%s: %v, reached: %v", host, err, reached)
+		}
 	}
 }
