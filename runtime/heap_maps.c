@@ -244,19 +244,28 @@ API void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t off)
 
 API void *mmap64(void *at, size_t n, int prot, int flags, int fd, off_t off) __attribute__((alias("mmap")));
 
-/* While the lock is held, no other thread's mapping of what is unmapped can be recorded. */
+/*
+ * What is unmapped is taken out before, when no other thread can have it. The lock is not held meanwhile: another library's function may take a lock
+ * that a thread holds which maps memory.
+ */
 API int munmap(void *p, size_t n)
 {
-	int e = errno, on = heap_maps_enter(), r;
+	uint64_t lo = (uint64_t)p, hi = lo + rounded(n, 0), was = 0;
+	int e = errno, on = lo == rounded(lo, 0) && hi > lo && heap_maps_enter(), r; /* others are errors */
 
-	if (on)
+	if (on) {
 		heap_lock();
+		was = unmapped(lo, hi);
+		heap_unlock();
+	}
 	r = next.munmap ? next.munmap(p, n) : (int)syscall(SYS_munmap, p, n);
 	if (on) {
 		e = KEEP(r != 0, e);
-		if (r == 0)
-			unmapped((uint64_t)p, (uint64_t)p + rounded(n, 0));
-		heap_unlock();
+		if (r != 0 && was) {
+			heap_lock();
+			heap_lost();
+			heap_unlock();
+		}
 		heap_maps_leave(e);
 	}
 	return r;

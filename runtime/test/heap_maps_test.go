@@ -201,6 +201,29 @@ func TestHeapMaps(t *testing.T) {
 	}
 }
 
+// TestHeapMapsLock: a library behind this one whose munmap takes a lock, and whose threads map memory under that lock, goes on.
+func TestHeapMapsLock(t *testing.T) {
+	oracle.Need(t, "gcc", "timeout")
+	dir := t.TempDir()
+	for _, args := range [][]string{{"-shared", "-fPIC", "-DLIBRARY", "-o", dir + "/liblock.so"}, {"-o", dir + "/lock", "-L" + dir, "-Wl,--no-as-needed", "-llock", "-Wl,-rpath," + dir}} {
+		if out, err := exec.Command("gcc", slices.Concat([]string{"-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "testdata/heap_maps_lock.c"}, args)...).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	out, all := heapRun(t, heapLibrary(t), []string{"UNSPOOL_HEAP_MAPS=1"}, "timeout", "-s", "KILL", "60", dir+"/lock")
+	at := slices.IndexFunc(all, func(p *heap.Process) bool { return filepath.Base(p.Path) == "lock" })
+	if out != "done\n<nil>\n" || at < 0 {
+		t.Fatalf("%s: %d processes", out, len(all))
+	}
+	var gone uint64
+	for _, s := range all[at].Stacks {
+		gone += s.Alloc.Objects - s.InUse.Objects
+	}
+	if gone < 4*5000 || all[at].Lost > 0 {
+		t.Errorf("%d mappings are gone, want %d; %d are lost", gone, 4*5000, all[at].Lost)
+	}
+}
+
 // TestHeapMapsChildren: a child has its own mappings only, and those of its parent are not its own after all that it does. A Go program with C code
 // maps its heap by the C library's functions.
 func TestHeapMapsChildren(t *testing.T) {
