@@ -33,6 +33,7 @@ var suites = []suite{
 	{"rust-smallvec", `/smallvec$`, smallvecSuite},
 	{"g++", `/(cc1plus|prog)$`, gxxSuite},
 	{"sqlite3", `/testfixture$`, sqliteSuite},
+	{"openssl", `/(apps/openssl|test/\w+)$`, opensslSuite},
 }
 
 // preloads are all libraries that unspool preloads into programs.
@@ -297,6 +298,36 @@ func sqliteSuite(t *testing.T, dir string, run func(dir string, args ...string) 
 			outcomes[name+" "+m[1]] = m[2]
 		}
 		outcomes[name] = strings.Join(regexp.MustCompile(`(?m)^\d+ errors out of \d+ tests|^!?Failures on.*$|^exit status.*$|^signal.*$`).FindAllString(out, -1), "; ")
+	}
+	return outcomes
+}
+
+// opensslTests are those of openssl's tests that have to do with threads, coroutines, memory, loading and unloading of libraries, and TLS in one
+// process: 107 of 265 scripts, by the numbers that their names begin with. test_store takes minutes for a thousand processes of perl.
+const opensslTests = "0? 61 90 -test_store"
+
+// opensslSuite are openssl's own tests, by its harness. Its library and programs are built from Debian's source, once in the user's cache.
+func opensslSuite(t *testing.T, _ string, run func(dir string, args ...string) string) map[string]string {
+	oracle.Need(t, "make", "gcc", "perl")
+	source := oracle.Source(t, "bookworm", "openssl-suite", "openssl", "*")
+	build := filepath.Join(filepath.Dir(source), "build")
+	lock, err := os.Create(build + ".lock")
+	if err == nil {
+		defer lock.Close()
+		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	const make = `set -e; cd "$0"; [ ! -e built ] || exit 0; perl "$1/Configure" linux-x86_64 -O1 >configure.log; make -j2 build_sw >make.log 2>&1 || { tail make.log; exit 1; }; touch built`
+	if err := os.MkdirAll(build, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	oracle.Run(t, "sh", "-c", make, build, source)
+	out := run(build, "make", "-s", "run_tests", "HARNESS_JOBS=2", "HARNESS_VERBOSE_FAILURE=yes", "TESTS="+opensslTests)
+	outcomes := map[string]string{"all": strings.Join(regexp.MustCompile(`(?m)^Files=\d+, Tests=\d+|^Result: .*$`).FindAllString(out, -1), ", ")}
+	for _, m := range regexp.MustCompile(`(?m)^(\d+-test_\S+\.t) \.+ *(.*)$`).FindAllStringSubmatch(out, -1) {
+		outcomes[m[1]] = m[2]
 	}
 	return outcomes
 }
