@@ -179,8 +179,8 @@ US_HIDDEN void heap_wrote(struct heap_files *f);
 /* In a child that goes on to record what its parent began: what it writes is its own memory, and no file. */
 US_HIDDEN void heap_left(struct heap_files *f);
 
-/* The word of a frame; writes its module before. */
-US_HIDDEN uint64_t heap_frame(struct heap_files *f, uint64_t pc, int exact);
+/* The word of a frame with a return address; writes its module before. *m is the module of the frame before, and becomes this frame's. */
+US_HIDDEN uint64_t heap_frame(struct heap_files *f, uint64_t pc, struct us_loaded **m);
 
 /* System calls, which change errno. */
 US_HIDDEN void *heap_map(uint64_t size);

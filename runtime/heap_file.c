@@ -248,12 +248,14 @@ static void write_module(struct heap_files *f, const struct us_loaded *m)
 	f->announced[m->index / 64] |= (uint64_t)1 << m->index % 64;
 }
 
-uint64_t heap_frame(struct heap_files *f, uint64_t pc, int exact)
+uint64_t heap_frame(struct heap_files *f, uint64_t pc, struct us_loaded **at)
 {
-	struct us_loaded *m = us_loaded_at(pc - !exact);
+	struct us_loaded *m = *at;
 
 	if (!us_is_user(pc))
 		return 0;
+	if (!m || pc - 1 - m->lo >= m->hi - m->lo)
+		m = *at = us_loaded_at(pc - 1);
 	if (!m)
 		return pc;
 	if (!(f->announced[m->index / 64] >> m->index % 64 & 1))

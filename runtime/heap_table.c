@@ -322,78 +322,93 @@ struct trail {
 } __attribute__((aligned(4096)));
 static struct trail trails[TRAILS];
 
-static uint64_t hash_of(void *const *pcs, unsigned n)
-{
-	uint64_t hash = 0;
+/* The stack of an allocation: without this library's frames, at most HEAP_FRAMES. It lies in a trail, which is to be left; or in pcs. */
+struct walked {
+	struct trail *trail;
+	uint64_t hash;
+	unsigned n;
+	void **pcs, *room[HEAP_FRAMES + 8];
+};
 
-	while (n)
-		hash = us_trail_hash(hash, (uint64_t)pcs[--n]);
-	return hash;
+US_INLINE int is_own(uint64_t pc)
+{
+	return pc - own_lo < own_hi - own_lo;
+}
+
+/* The i-th program counter from the allocation. */
+US_INLINE uint64_t pc_of(const struct walked *w, unsigned i)
+{
+	return w->trail ? w->trail->t.link[w->n - 1 - i].pc : (uint64_t)w->pcs[i];
+}
+
+static __attribute__((noinline)) void walk_whole(struct walked *w)
+{
+	int n = unspool_backtrace(w->room, HEAP_FRAMES + 8);
+
+	w->pcs = w->room;
+	for (; n > 0 && is_own((uint64_t)w->pcs[0]); n--)
+		w->pcs++;
+	w->n = n < HEAP_FRAMES ? (unsigned)n : HEAP_FRAMES;
+	w->hash = 0;
+	for (unsigned i = w->n; i > 0; i--)
+		w->hash = us_trail_hash(w->hash, (uint64_t)w->pcs[i - 1]);
 }
 
 #ifdef UNSPOOL_TRAIL_CHECK
 /* Tests: a walk that is another one than without a trail ends the process. */
-static __attribute__((noinline)) void trail_check(void *const *pcs, int n, uint64_t hash)
+static __attribute__((noinline)) void trail_check(const struct walked *w)
 {
-	void *p[HEAP_FRAMES + 8];
-	int k = unspool_backtrace(p, HEAP_FRAMES + 8), own = 0;
+	struct walked whole = {NULL, 0, 0, NULL, {NULL}};
 
-	while (own < k && (uint64_t)p[own] - own_lo < own_hi - own_lo)
-		own++;
-	k -= own;
-	if (k > HEAP_FRAMES)
-		k = HEAP_FRAMES;
-	if (k != n || memcmp(p + own, pcs, (unsigned)n * sizeof p[0]) != 0 || hash != hash_of(pcs, (unsigned)n))
+	walk_whole(&whole);
+	if (whole.n != w->n || whole.hash != w->hash)
 		abort();
+	for (unsigned i = 0; i < w->n; i++)
+		if (pc_of(&whole, i) != pc_of(w, i))
+			abort();
 }
 #endif
 
-/*
- * Program counters of the caller's stack, or that of the function with a frame, at *pcs, which has room for HEAP_FRAMES + 8: without this library's frames, at most HEAP_FRAMES; and their
- * hash.
- */
-US_INLINE unsigned walk(const uint64_t *frame, void ***pcs, uint64_t *hash)
+/* Walks the stack of the function with a frame. */
+US_INLINE void walk(struct walked *w, const uint64_t *frame)
 {
+	w->trail = NULL;
+#ifdef __x86_64__
 	uint64_t thread = (uint64_t)&heap_thread;
 	struct trail *tr = &trails[(thread >> 12 ^ thread >> 18) % TRAILS];
 	uint32_t generation = __atomic_load_n(&state.generation, __ATOMIC_RELAXED);
-	int n = 0, own = 0, known = 0;
-	void **p = *pcs;
+	int n;
 
-#ifdef __x86_64__
 	if (us_likely(atomic_exchange_explicit(&tr->busy, 1, memory_order_acquire) == 0)) {
 		if (us_unlikely(tr->generation != generation))
 			tr->t.n = 0;
 		tr->generation = generation;
-		n = frame ? us_trail_from(p, HEAP_FRAMES + 8, frame[1], (uint64_t)(frame + 2), frame[0], &tr->t) : us_trail(p, HEAP_FRAMES + 8, &tr->t);
-		while (own < n && (uint64_t)p[own] - own_lo < own_hi - own_lo)
-			own++;
-		if (us_likely(tr->t.n == n && own < n && n - own <= HEAP_FRAMES)) {
-			*hash = tr->t.frame[n - 1 - own].hash;
-			known = 1;
+		n = us_trail(&tr->t, (uint64_t)(frame + 1), frame[0]);
+		while (n > 0 && us_unlikely(is_own(tr->t.link[n - 1].pc)))
+			n--;
+		if (us_likely(n > 0 && n <= HEAP_FRAMES)) {
+			w->trail = tr;
+			w->n = (unsigned)n;
+			w->hash = tr->t.frame[n - 1].hash;
+		} else {
+			atomic_store_explicit(&tr->busy, 0, memory_order_release);
 		}
-		atomic_store_explicit(&tr->busy, 0, memory_order_release);
 	}
 #else
 	(void)frame;
-	(void)tr;
-	(void)generation;
 #endif
-	if (us_unlikely(n == 0)) {
-		n = unspool_backtrace(p, HEAP_FRAMES + 8);
-		while (own < n && (uint64_t)p[own] - own_lo < own_hi - own_lo)
-			own++;
-	}
-	n -= own;
-	if (n > HEAP_FRAMES)
-		n = HEAP_FRAMES;
-	*pcs = p + own;
+	if (us_unlikely(!w->trail))
+		walk_whole(w);
 #ifdef UNSPOOL_TRAIL_CHECK
-	trail_check(*pcs, n, known ? *hash : hash_of(*pcs, (unsigned)n));
+	else
+		trail_check(w);
 #endif
-	if (us_unlikely(!known))
-		*hash = hash_of(*pcs, (unsigned)n);
-	return (unsigned)n;
+}
+
+US_INLINE void walk_leave(const struct walked *w)
+{
+	if (us_likely(w->trail != NULL))
+		atomic_store_explicit(&w->trail->busy, 0, memory_order_release);
 }
 
 /* ---- Stacks ---- */
@@ -423,23 +438,27 @@ static int interned_room(void)
 	return 1;
 }
 
-static int same(const struct heap_stack *s, void *const *pcs, unsigned n)
+#ifdef UNSPOOL_TRAIL_CHECK
+/* Tests: stacks with the same hash are the same. */
+static void same_check(const struct heap_stack *s, const struct walked *w)
 {
-	if (s->n != n || s->generation != state.generation)
-		return 0;
-	for (unsigned i = 0; i < n; i++)
-		if ((s->frame[i] ^ (uint64_t)pcs[i]) % LOW)
-			return 0;
-	return 1;
+	if (s->n != w->n || s->generation != state.generation)
+		abort();
+	for (unsigned i = 0; i < w->n; i++)
+		if ((s->frame[i] ^ pc_of(w, i)) % LOW)
+			abort();
 }
+#endif
 
-static US_COLD struct heap_stack *new_stack(void *const *pcs, unsigned n)
+static US_COLD struct heap_stack *new_stack(const struct walked *w)
 {
 	uint64_t frame[HEAP_FRAMES];
+	struct us_loaded *m = NULL;
 	struct heap_stack *s;
+	unsigned n = w->n;
 
 	for (unsigned i = 0; i < n; i++)
-		frame[i] = heap_frame(&tables.files, (uint64_t)pcs[i], 0);
+		frame[i] = heap_frame(&tables.files, pc_of(w, i), &m);
 	s = heap_room(&tables.files, HEAP_STACK, sizeof *s + n * sizeof frame[0]);
 	if (!s)
 		return NULL;
@@ -451,22 +470,26 @@ static US_COLD struct heap_stack *new_stack(void *const *pcs, unsigned n)
 	return s;
 }
 
-static struct heap_stack *intern(void *const *pcs, unsigned n, uint64_t hash)
+static struct heap_stack *intern(const struct walked *w)
 {
 	struct heap_stack *s;
-	uint64_t mask, i;
+	uint64_t mask, i, hash = us_trail_hash(w->hash, state.generation);
 
-	hash = us_trail_hash(hash, state.generation);
 	mask = tables.interned_slots - 1;
+	/* Of a million stacks, two have the same 64 bits with a chance of 1 in 37 million. */
 	for (i = hash & mask; (s = tables.interned[i].stack); i = (i + 1) & mask)
-		if (tables.interned[i].hash == hash && us_likely(same(s, pcs, n)))
+		if (us_likely(tables.interned[i].hash == hash)) {
+#ifdef UNSPOOL_TRAIL_CHECK
+			same_check(s, w);
+#endif
 			return s;
+		}
 	if (!interned_room())
 		return NULL;
 	mask = tables.interned_slots - 1;
 	for (i = hash & mask; tables.interned[i].stack; i = (i + 1) & mask)
 		;
-	s = new_stack(pcs, n);
+	s = new_stack(w);
 	tables.interned[i] = (struct interned){hash, s};
 	if (s)
 		state.n_interned++;
@@ -611,20 +634,19 @@ void heap_begin(int foreign)
 
 static __attribute__((noinline)) void sample(struct heap_thread *t, uint64_t address, uint64_t n, const uint64_t *frame)
 {
-	void *room[HEAP_FRAMES + 8], **pcs = room;
-	uint64_t hash;
 	struct heap_stack *s;
-	unsigned frames;
+	struct walked w;
 
 	/* What is looked at later is in no cache. Without the lock, these addresses may be those of old tables. */
 	__builtin_prefetch(&tables.live[live_home(address)], 1);
-	frames = walk(frame, &pcs, &hash);
-	__builtin_prefetch(&tables.interned[us_trail_hash(hash, state.generation) & (tables.interned_slots - 1)]);
+	walk(&w, frame);
+	__builtin_prefetch(&tables.interned[us_trail_hash(w.hash, state.generation) & (tables.interned_slots - 1)]);
 	heap_lock();
 	catch_up();
 	if (us_unlikely(heap_maybe_recorded((void *)address)))
 		forget(address, 0); /* nobody has seen it freed */
-	s = intern(pcs, frames, hash);
+	s = intern(&w);
+	walk_leave(&w);
 	if (!s)
 		tables.files.process->lost++;
 	else if (remember(address, s, n, t->left)) {
@@ -758,11 +780,13 @@ void heap_maps_leave(int e)
 
 struct heap_stack *heap_here(void)
 {
-	void *room[HEAP_FRAMES + 8], **pcs = room;
-	uint64_t hash;
-	unsigned frames = walk(NULL, &pcs, &hash);
+	struct heap_stack *s;
+	struct walked w;
 
-	return intern(pcs, frames, hash);
+	walk(&w, __builtin_frame_address(0));
+	s = intern(&w);
+	walk_leave(&w);
+	return s;
 }
 
 void heap_count(struct heap_stack *s, uint64_t objects, uint64_t bytes)

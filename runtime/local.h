@@ -59,6 +59,7 @@ struct us_loaded {
 	const void *link_map;
 	uint64_t hdr;        /* .eh_frame_hdr */
 	struct us_span text; /* what is known to be readable: the segment of .eh_frame_hdr */
+	struct us_span code; /* the segment of code, if that can be read */
 	uint64_t gp;         /* what DT_PLTGOT says; 0 for nothing */
 	uint64_t id_at;      /* where the build ID is; 0 for none */
 	uint8_t id[8];       /* as much of it as is compared */
@@ -90,6 +91,9 @@ US_HIDDEN int us_local_rule(uint64_t pc, int in_handler, struct us_rule *r, unsi
 
 /* Whether there is code at pc, as far as can be told: memory that can be read, and not this thread's stack. */
 US_HIDDEN int us_local_code(uint64_t pc);
+
+/* us_peek, for code: it asks the kernel only about modules that can be unloaded. */
+US_HIDDEN int us_local_bytes(uint64_t pc, void *to, size_t n);
 
 /* Code that a program has registered in libunwind's way: called after modules and before libgcc's registry. */
 extern US_HIDDEN int (*_Atomic us_find_registered)(uint64_t pc, struct us_glass *g, struct us_fde *fde);
@@ -152,16 +156,25 @@ US_HIDDEN int us_walk_get(struct us_walk *w, unsigned slot, uint64_t *to);
 /* Program counters of at most max frames, the caller's first. saved as for us_walk_saved. */
 US_HIDDEN int us_backtrace(void **pcs, int max, const uint64_t *saved);
 
-/* What is known of the walk before, of any thread: its frames, the outermost first. One user at a time. Zeros are none. */
+/*
+ * What is known of the walk before, of any thread: its frames, the outermost first. One user at a time. Zeros are none. x86-64, where UNSPOOL_TRAIL is
+ * defined (local_trail.h).
+ */
 enum { US_TRAIL = 264 };
+struct us_trail_link {
+	uint64_t at, pc; /* a return address, and where it lies: the frame's stack pointer is behind it */
+};
 struct us_trail_frame {
-	uint64_t pc, sp, bp;
-	uint64_t ra_at, bp_at; /* where the return address and the caller's rbp are; 0: it is the same, or there is no caller */
-	uint64_t hash;         /* of the program counters from the outermost frame to this one: us_trail_hash */
+	uint64_t bp, bp_at; /* rbp, and where that of the caller is; 0: it is the same */
+	uint64_t hash;      /* of the program counters from the outermost frame to this one: us_trail_hash */
+	uint64_t flags;
 };
 struct us_trail {
 	int n;
-	struct us_trail_frame frame[US_TRAIL], fresh[US_TRAIL];
+	struct us_trail_link link[US_TRAIL];
+	struct us_trail_frame frame[US_TRAIL];
+	struct us_trail_link fresh_link[US_TRAIL];
+	struct us_trail_frame fresh[US_TRAIL];
 };
 
 US_INLINE uint64_t us_trail_hash(uint64_t outer, uint64_t pc)
@@ -172,14 +185,10 @@ US_INLINE uint64_t us_trail_hash(uint64_t outer, uint64_t pc)
 }
 
 /*
- * us_backtrace, which does not look up what it finds as the walk before left it. Modules must not have been unloaded since. Afterwards t->n is the
- * number of frames, or 0. max is at most US_TRAIL - 1. x86-64, where UNSPOOL_TRAIL is defined.
+ * Walks from a caller: at is where its return address lies. It does not look up what it finds as the walk before left it: modules must not have been
+ * unloaded since. Returns the number of frames, which are in t->link; 0 for a walk that needs other registers, has more than US_TRAIL frames, or is not whole.
  */
-US_HIDDEN int us_backtrace_trail(void **pcs, int max, const uint64_t *saved, struct us_trail *t);
-US_HIDDEN int us_trail(void **pcs, int max, struct us_trail *t);
-
-/* The same from a caller that is known: pc is a return address. 0 for a walk that needs other registers. */
-US_HIDDEN int us_trail_from(void **pcs, int max, uint64_t pc, uint64_t sp, uint64_t bp, struct us_trail *t);
+US_HIDDEN int us_trail(struct us_trail *t, uint64_t at, uint64_t bp);
 
 /* Forgets all rules. */
 US_HIDDEN void us_local_flush(void);

@@ -122,6 +122,8 @@ static void read_headers(struct us_loaded *m)
 
 		if (ph[i].p_type == PT_LOAD && m->hdr >= lo && m->hdr < hi && hi > lo && hi <= m->hi)
 			m->text = (struct us_span){lo, hi};
+		if (ph[i].p_type == PT_LOAD && (ph[i].p_flags & (PF_R | PF_X)) == (PF_R | PF_X) && hi > lo && hi <= m->hi)
+			m->code = (struct us_span){lo, hi};
 		if (ph[i].p_type == PT_DYNAMIC) {
 			Elf64_Dyn d[32];
 			uint64_t left = ph[i].p_memsz / sizeof d[0];
@@ -393,9 +395,25 @@ __attribute__((constructor)) static void at_load(void)
 	}
 }
 
+/* Whether n bytes are code of a module that stays. */
+static int is_permanent(uint64_t pc, uint64_t n)
+{
+	const struct us_loaded *m = us_loaded_at(pc);
+
+	return m && m->permanent && pc - m->code.lo < m->code.hi - m->code.lo && m->code.hi - pc >= n;
+}
+
 int us_local_code(uint64_t pc)
 {
 	uint8_t byte;
 
-	return !us_within(&us_stack, pc) && us_peek(pc, &byte, 1);
+	return is_permanent(pc, 1) || (!us_within(&us_stack, pc) && us_peek(pc, &byte, 1));
+}
+
+int us_local_bytes(uint64_t pc, void *to, size_t n)
+{
+	if (!is_permanent(pc, n))
+		return us_peek(pc, to, n);
+	memcpy(to, (const void *)pc, n);
+	return 1;
 }

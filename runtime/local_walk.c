@@ -151,7 +151,7 @@ static US_COLD int failed(struct us_walk *w, int outcome)
 static int code(void *ctx, uint64_t at, uint8_t *to, uint32_t n)
 {
 	(void)ctx;
-	return us_peek(at, to, n);
+	return us_local_bytes(at, to, n);
 }
 
 static int is_code(void *ctx, uint64_t at)
@@ -490,139 +490,60 @@ static US_COLD uint64_t trace_miss(uint64_t pc, int exact, int in_handler, uint3
 	return d;
 }
 
-/* Puts frame into the walk at hand. */
-US_INLINE void trail_add(struct us_trail *t, int *n, uint64_t pc, uint64_t sp, uint64_t bp, uint64_t ra_at, uint64_t bp_at)
+int us_backtrace(void **pcs, int max, const uint64_t *saved)
 {
-	if (*n < US_TRAIL)
-		t->fresh[(*n)++] = (struct us_trail_frame){pc, sp, bp, ra_at, bp_at, 0};
-}
-
-/*
- * Goes on from frame k of the walk before, as far as the stack still leads from there to the same frames: a frame's caller follows from its pc, sp and
- * rbp, and from two words of memory. Writes the program counters of callers, and returns the frame that it comes to: 0 is the outermost one.
- */
-US_INLINE int trail_follow(const struct us_trail *t, const struct us_span *span, int k, void **pcs)
-{
-	for (; k > 0; k--) {
-		const struct us_trail_frame *a = &t->frame[k], *b = a - 1;
-
-		if (us_unlikely(!us_within(span, a->ra_at)) || us_unlikely(us_word(a->ra_at) != b->pc))
-			break;
-		if (a->bp_at && (us_unlikely(!us_within(span, a->bp_at)) || us_unlikely(us_word(a->bp_at) != b->bp)))
-			break;
-		*pcs++ = (void *)b->pc;
-	}
-	return k;
-}
-
-/* The walk at hand is whole: it is fresh, and below it what is left of the one before. */
-static void trail_keep(struct us_trail *t, int fresh)
-{
-	uint64_t hash = t->n ? t->frame[t->n - 1].hash : 0;
-
-	if (t->n + fresh > US_TRAIL) {
-		t->n = 0;
-		return;
-	}
-	while (fresh--) {
-		struct us_trail_frame *f = &t->frame[t->n++];
-
-		*f = t->fresh[fresh];
-		f->hash = hash = us_trail_hash(hash, f->pc);
-	}
-}
-
-/* Without saved, a walk that needs other registers than these returns 0. */
-US_INLINE int backtrace(void **pcs, int max, uint64_t pc, uint64_t sp, uint64_t bp, const uint64_t *saved, struct us_trail *t)
-{
-	uint64_t cfa;
+	uint64_t pc = saved[6], sp = (uint64_t)(saved + 7), bp = saved[4], cfa;
 	struct us_span span = us_stack;
 	uint32_t module = 0, index = 0;
-	int n = 0, exact = 0, in_handler = 0, fresh = 0, old = 0;
+	int n = 0, exact = 0, in_handler = 0;
 
-	if (t) {
-		old = t->n;
-		t->n = 0; /* unless this walk is whole */
-	}
 	while (n < max) {
 		unsigned at = slot_of(pc);
-		uint64_t d = 0, bp_at = 0, ra_at;
+		uint64_t d = 0;
 		unsigned kind;
 
-		if (t) {
-			while (old && t->frame[old - 1].sp < sp)
-				old--;
-			if (old && t->frame[old - 1].sp == sp && t->frame[old - 1].pc == pc && t->frame[old - 1].bp == bp && old <= max - n) {
-				int k = trail_follow(t, &span, old - 1, &pcs[n + 1]);
-
-				pcs[n] = (void *)pc;
-				if (k == 0) {
-					t->n = old;
-					trail_keep(t, fresh);
-					return n + old;
-				}
-				for (; old - 1 > k; old--, n++)
-					trail_add(t, &fresh, t->frame[old - 1].pc, t->frame[old - 1].sp, t->frame[old - 1].bp, t->frame[old - 1].ra_at, t->frame[old - 1].bp_at);
-				pc = t->frame[k].pc;
-				sp = t->frame[k].sp;
-				bp = t->frame[k].bp;
-				at = slot_of(pc);
-				old = k;
-			}
-		}
 		pcs[n++] = (void *)pc;
 		if (us_unlikely(!is_used(&used.traces, at >> TRACE_PAGE)) || us_unlikely(!trace_get(&traces[at], pc, exact, &d, &index)) ||
 		    us_unlikely(index != 0 && index != module && !us_still_loaded(index, pc - !exact, 0)))
 			d = trace_miss(pc, exact, in_handler, &index);
-		if (us_unlikely(index != 0)) {
+		if (us_unlikely(index != 0))
 			module = index;
-			if (index == US_VOLATILE)
-				t = NULL;
-		}
 		kind = (unsigned)(d >> 48);
 		if (us_likely((kind & 7) == T_SP))
 			cfa = sp;
 		else if (us_likely((kind & 7) == T_BP))
 			cfa = bp;
-		else if (kind == T_END) {
-			if (t) {
-				trail_add(t, &fresh, pc, sp, bp, 0, 0);
-				trail_keep(t, fresh);
-			}
+		else if (kind == T_END)
 			return n;
-		} else if (kind == T_SIGNAL) {
+		else if (kind == T_SIGNAL) {
 			uint64_t uc = sp;
 
-			t = NULL;
 			if (!us_within(&span, uc + us_greg[US_RA]) && !us_span_at(&span, uc + us_greg[US_RA]))
 				return n;
 			if (!us_within(&span, uc + us_greg[US_FP]))
-				return saved ? backtrace_slow(pcs, max, saved) : 0;
+				return backtrace_slow(pcs, max, saved);
 			pc = us_word(uc + us_greg[US_RA]);
 			sp = us_word(uc + us_greg[US_SP]);
 			bp = us_word(uc + us_greg[US_FP]);
 			exact = in_handler = 1;
 			if (pc == 0)
-				return saved ? backtrace_slow(pcs, max, saved) : 0;
+				return backtrace_slow(pcs, max, saved);
 			continue;
 		} else
-			return saved ? backtrace_slow(pcs, max, saved) : 0;
+			return backtrace_slow(pcs, max, saved);
 		cfa += (uint64_t)(int64_t)t_off(d);
 		if (us_unlikely(cfa <= sp)) /* on another stack */
-			return saved ? backtrace_slow(pcs, max, saved) : 0;
-		ra_at = cfa - 8;
-		if (us_unlikely(!us_within(&span, ra_at)) && !us_span_at(&span, ra_at))
+			return backtrace_slow(pcs, max, saved);
+		if (us_unlikely(!us_within(&span, cfa - 8)) && !us_span_at(&span, cfa - 8))
 			return n;
+		pc = us_word(cfa - 8);
 		if (kind & T_SAVES) {
-			bp_at = cfa + (uint64_t)(t_save(d) * 8);
+			uint64_t bp_at = cfa + (uint64_t)(t_save(d) * 8);
+
 			if (us_unlikely(!us_within(&span, bp_at)))
-				return saved ? backtrace_slow(pcs, max, saved) : 0;
-		}
-		if (t)
-			trail_add(t, &fresh, pc, sp, bp, ra_at, bp_at);
-		pc = us_word(ra_at);
-		if (bp_at)
+				return backtrace_slow(pcs, max, saved);
 			bp = us_word(bp_at);
+		}
 		sp = cfa;
 		exact = 0;
 		if (us_unlikely(pc == 0))
@@ -631,23 +552,8 @@ US_INLINE int backtrace(void **pcs, int max, uint64_t pc, uint64_t sp, uint64_t 
 	return n;
 }
 
-int us_backtrace(void **pcs, int max, const uint64_t *saved)
-{
-	return backtrace(pcs, max, saved[6], (uint64_t)(saved + 7), saved[4], saved, NULL);
-}
-
 #ifdef UNSPOOL_TRAIL
-
-int us_backtrace_trail(void **pcs, int max, const uint64_t *saved, struct us_trail *t)
-{
-	return backtrace(pcs, max, saved[6], (uint64_t)(saved + 7), saved[4], saved, t);
-}
-
-int us_trail_from(void **pcs, int max, uint64_t pc, uint64_t sp, uint64_t bp, struct us_trail *t)
-{
-	return backtrace(pcs, max, pc, sp, bp, NULL, t);
-}
-
+#include "local_trail.h"
 #endif
 
 #else

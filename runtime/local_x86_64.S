@@ -183,25 +183,4 @@ unw_backtrace:
 	.cfi_endproc
 	.size unw_backtrace, . - unw_backtrace
 
-#ifdef UNSPOOL_TRAIL
-/* int us_trail(void **, int, struct us_trail *): the same for us_backtrace_trail. */
-	.globl us_trail
-	.hidden us_trail
-	.type us_trail, @function
-	.p2align 4
-us_trail:
-	.cfi_startproc
-	push_saved
-	mov %rdx, %rcx
-	mov %rsp, %rdx
-	sub $8, %rsp
-	.cfi_adjust_cfa_offset 8
-	call us_backtrace_trail
-	add $56, %rsp
-	.cfi_adjust_cfa_offset -56
-	ret
-	.cfi_endproc
-	.size us_trail, . - us_trail
-#endif
-
 	.section .note.GNU-stack, "", @progbits
