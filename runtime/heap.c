@@ -124,6 +124,13 @@ __attribute__((constructor)) static void at_load(void)
 
 /* ---- In front of them ---- */
 
+/* Before the other function is called. */
+US_INLINE void expect(void)
+{
+	if (heap_is_all())
+		heap_expect(__builtin_frame_address(0));
+}
+
 US_INLINE void allocated(void *p, uint64_t n)
 {
 	if (us_unlikely((heap_thread.left -= (int64_t)n) <= 0))
@@ -139,8 +146,10 @@ US_INLINE void allocated_once(void *p, uint64_t n, int64_t left)
 
 API void *malloc(size_t n)
 {
-	void *p = next.malloc(n);
+	void *p;
 
+	expect();
+	p = next.malloc(n);
 	allocated(p, n);
 	return p;
 }
@@ -157,8 +166,10 @@ API void free(void *p)
 API void *calloc(size_t k, size_t n)
 {
 	int64_t left = heap_thread.left;
-	void *p = next.calloc(k, n);
+	void *p;
 
+	expect();
+	p = next.calloc(k, n);
 	allocated_once(p, k * n, left);
 	return p;
 }
@@ -178,6 +189,7 @@ static US_COLD void *realloc_early(void *p, size_t n)
 US_INLINE void *reallocated(void *p, void *q, size_t n, struct heap_freed f, int64_t left)
 {
 	if (us_unlikely(!q)) {
+		heap_thread.ahead = NULL;
 		if (n)
 			heap_unfreed(p, f);
 		return q;
@@ -193,6 +205,7 @@ API void *realloc(void *p, size_t n)
 
 	if (is_early(p))
 		return realloc_early(p, n);
+	expect();
 	if (heap_maybe_recorded(p) && p)
 		f = heap_free(p);
 	left = heap_thread.left;

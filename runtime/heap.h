@@ -77,7 +77,9 @@ struct heap_thread {
 	int64_t left;
 	uint64_t random; /* 0: not seeded */
 	uint32_t busy;
-	uint32_t mapped; /* how often it mapped memory */
+	uint32_t mapped;       /* how often it mapped memory */
+	const uint64_t *ahead; /* the frame whose stack is in the thread's trail already; NULL for none */
+	uint64_t ahead_walk;   /* if this is the trail's last walk */
 };
 extern US_HIDDEN _Thread_local struct heap_thread heap_thread __attribute__((tls_model("initial-exec")));
 
@@ -97,19 +99,35 @@ US_HIDDEN struct heap_weight heap_weigh(uint64_t n, uint64_t period);
 
 /* ---- What is in use (heap_table.c) ---- */
 
-/* How many recorded allocations, of those in use, an address shares its slot with; 255 stays. Where there is 0, nothing is recorded. */
+/*
+ * slot counts the recorded allocations in use whose addresses share it; 255 stays. Where there is 0, nothing is recorded. all: nearly every allocation
+ * is, and the slots are not used.
+ */
 enum { HEAP_FILTER_BITS = 15 };
-extern US_HIDDEN _Atomic uint8_t heap_filter[1 << HEAP_FILTER_BITS];
+struct heap_filter {
+	_Atomic uint8_t slot[1 << HEAP_FILTER_BITS];
+	_Atomic uint8_t all;
+	uint8_t unused[4095];
+};
+extern US_HIDDEN struct heap_filter heap_filter;
 
 US_INLINE unsigned heap_filter_slot(uint64_t p)
 {
 	return (unsigned)((p >> 4) * 0x9e3779b97f4a7c15u >> (64 - HEAP_FILTER_BITS));
 }
 
+US_INLINE int heap_is_all(void)
+{
+	return us_unlikely(atomic_load_explicit(&heap_filter.all, memory_order_relaxed) != 0);
+}
+
 US_INLINE int heap_maybe_recorded(const void *p)
 {
-	return us_unlikely(atomic_load_explicit(&heap_filter[heap_filter_slot((uint64_t)p)], memory_order_relaxed) != 0);
+	return heap_is_all() || us_unlikely(atomic_load_explicit(&heap_filter.slot[heap_filter_slot((uint64_t)p)], memory_order_relaxed) != 0);
 }
+
+/* Before an allocation, when all are recorded: walks the stack, and asks for the memory that the recording reads. */
+US_HIDDEN void heap_expect(const uint64_t *frame) __attribute__((noinline));
 
 /*
  * An allocation of n bytes at p, after the thread's left went to 0 or below, by the function with that frame: on x86-64, the caller's rbp and the return

@@ -54,30 +54,70 @@ static struct {
 	struct heap_files files;
 } tables;
 
-_Atomic uint8_t heap_filter[1 << HEAP_FILTER_BITS] __attribute__((aligned(4096)));
+struct heap_filter heap_filter __attribute__((aligned(4096)));
 
 /* The library's own code. */
 static uint64_t own_lo, own_hi;
 
 /* ---- The lock ---- */
 
-void heap_lock(void)
+extern char __libc_single_threaded __attribute__((weak));
+
+/* The C library knows of no other thread: nobody else wants the lock. */
+US_INLINE int is_alone(void)
+{
+	return &__libc_single_threaded && us_likely(*(volatile char *)&__libc_single_threaded);
+}
+
+US_INLINE int try_lock(_Atomic uint32_t *lock)
 {
 	uint32_t was = 0;
 
-	for (unsigned spins = 0; spins < 100; spins++) {
-		was = 0;
-		if (atomic_compare_exchange_weak_explicit(&state.lock, &was, 1, memory_order_acquire, memory_order_relaxed))
-			return;
+	if (is_alone()) {
+		was = atomic_load_explicit(lock, memory_order_relaxed);
+		if (was == 0)
+			atomic_store_explicit(lock, 1, memory_order_relaxed);
+		return was == 0;
 	}
+	return atomic_compare_exchange_strong_explicit(lock, &was, 1, memory_order_acquire, memory_order_relaxed);
+}
+
+static US_COLD void lock_waiting(void)
+{
+	for (unsigned spins = 0; spins < 100; spins++)
+		if (try_lock(&state.lock))
+			return;
 	while (atomic_exchange_explicit(&state.lock, 2, memory_order_acquire) != 0)
 		syscall(SYS_futex, &state.lock, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
 }
 
+US_INLINE void lock_tables(void)
+{
+	if (us_unlikely(!try_lock(&state.lock)))
+		lock_waiting();
+}
+
+US_INLINE void unlock_tables(void)
+{
+	if (is_alone())
+		atomic_store_explicit(&state.lock, 0, memory_order_release);
+	else if (atomic_exchange_explicit(&state.lock, 0, memory_order_release) == 2)
+		syscall(SYS_futex, &state.lock, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+US_INLINE void unlock_trail(_Atomic uint32_t *busy)
+{
+	atomic_store_explicit(busy, 0, memory_order_release);
+}
+
+void heap_lock(void)
+{
+	lock_tables();
+}
+
 void heap_unlock(void)
 {
-	if (atomic_exchange_explicit(&state.lock, 0, memory_order_release) == 2)
-		syscall(SYS_futex, &state.lock, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+	unlock_tables();
 }
 
 /* ---- What is in use ---- */
@@ -151,9 +191,12 @@ static void live_remove(struct live *l)
 
 static void filter(uint64_t address, int by)
 {
-	_Atomic uint8_t *f = &heap_filter[heap_filter_slot(address)];
-	uint8_t n = atomic_load_explicit(f, memory_order_relaxed);
+	_Atomic uint8_t *f = &heap_filter.slot[heap_filter_slot(address)];
+	uint8_t n;
 
+	if (heap_is_all())
+		return;
+	n = atomic_load_explicit(f, memory_order_relaxed);
 	if (n != UINT8_MAX)
 		atomic_store_explicit(f, (uint8_t)(n + by), memory_order_relaxed);
 }
@@ -318,6 +361,9 @@ enum { TRAILS = 16 };
 struct trail {
 	_Atomic uint32_t busy;
 	uint32_t generation;
+	uint64_t walk;         /* how many there were; the last one: */
+	const uint64_t *frame; /* from here */
+	int n;                 /* found this */
 	struct us_trail t;
 } __attribute__((aligned(4096)));
 static struct trail trails[TRAILS];
@@ -341,10 +387,9 @@ US_INLINE uint64_t pc_of(const struct walked *w, unsigned i)
 	return w->trail ? w->trail->t.link[w->n - 1 - i].pc : (uint64_t)w->pcs[i];
 }
 
-static __attribute__((noinline)) void walk_whole(struct walked *w)
+/* The walk is what room has, of n frames. */
+static void walk_is(struct walked *w, int n)
 {
-	int n = unspool_backtrace(w->room, HEAP_FRAMES + 8);
-
 	w->pcs = w->room;
 	for (; n > 0 && is_own((uint64_t)w->pcs[0]); n--)
 		w->pcs++;
@@ -352,6 +397,11 @@ static __attribute__((noinline)) void walk_whole(struct walked *w)
 	w->hash = 0;
 	for (unsigned i = w->n; i > 0; i--)
 		w->hash = us_trail_hash(w->hash, (uint64_t)w->pcs[i - 1]);
+}
+
+static __attribute__((noinline)) void walk_whole(struct walked *w)
+{
+	walk_is(w, unspool_backtrace(w->room, HEAP_FRAMES + 8));
 }
 
 #ifdef UNSPOOL_TRAIL_CHECK
@@ -369,46 +419,74 @@ static __attribute__((noinline)) void trail_check(const struct walked *w)
 }
 #endif
 
-/* Walks the stack of the function with a frame. */
-US_INLINE void walk(struct walked *w, const uint64_t *frame)
-{
-	w->trail = NULL;
 #ifdef __x86_64__
-	uint64_t thread = (uint64_t)&heap_thread;
-	struct trail *tr = &trails[(thread >> 12 ^ thread >> 18) % TRAILS];
+
+static US_COLD void walk_deep(struct walked *w, const struct us_trail *t)
+{
+	for (unsigned i = 0; i < HEAP_FRAMES + 8; i++)
+		w->room[i] = (void *)t->fresh_link[i].pc;
+	walk_is(w, HEAP_FRAMES + 8);
+}
+_Static_assert(HEAP_FRAMES + 8 <= US_TRAIL, "a deep walk has all frames that are recorded");
+
+/* Walks the stack of the function with a frame by the thread's trail, if nobody has done this since heap_expect; 0 where that is not possible. */
+US_INLINE int walk_trail(struct walked *w, const uint64_t *frame)
+{
+	struct heap_thread *t = &heap_thread;
+	struct trail *tr = &trails[((uint64_t)t >> 12 ^ (uint64_t)t >> 18) % TRAILS];
 	uint32_t generation = __atomic_load_n(&state.generation, __ATOMIC_RELAXED);
 	int n;
 
-	if (us_likely(atomic_exchange_explicit(&tr->busy, 1, memory_order_acquire) == 0)) {
-		if (us_unlikely(tr->generation != generation))
-			tr->t.n = 0;
+	w->trail = NULL;
+	if (us_unlikely(!try_lock(&tr->busy)))
+		return 0;
+	if (us_unlikely(tr->generation != generation)) {
+		tr->t.n = 0;
 		tr->generation = generation;
-		n = us_trail(&tr->t, (uint64_t)(frame + 1), frame[0]);
-		while (n > 0 && us_unlikely(is_own(tr->t.link[n - 1].pc)))
-			n--;
-		if (us_likely(n > 0 && n <= HEAP_FRAMES)) {
-			w->trail = tr;
-			w->n = (unsigned)n;
-			w->hash = tr->t.frame[n - 1].hash;
-		} else {
-			atomic_store_explicit(&tr->busy, 0, memory_order_release);
-		}
+		tr->frame = NULL;
 	}
-#else
-	(void)frame;
+	if (t->ahead != frame || tr->frame != frame || t->ahead_walk != tr->walk) {
+		t->ahead_walk = ++tr->walk;
+		tr->frame = frame;
+		tr->n = us_trail(&tr->t, (uint64_t)(frame + 1), frame[0]);
+	}
+	n = tr->n;
+	while (n > 0 && us_unlikely(is_own(tr->t.link[n - 1].pc)))
+		n--;
+	if (us_likely(n > 0 && n <= HEAP_FRAMES)) {
+		w->trail = tr;
+		w->n = (unsigned)n;
+		w->hash = tr->t.frame[n - 1].hash;
+		return 1;
+	}
+	if (n == US_TRAIL_DEEP)
+		walk_deep(w, &tr->t);
+	unlock_trail(&tr->busy);
+	return n == US_TRAIL_DEEP;
+}
+
 #endif
-	if (us_unlikely(!w->trail))
+
+/* Walks the stack of the function with a frame. */
+US_INLINE void walk(struct walked *w, const uint64_t *frame)
+{
+#ifdef __x86_64__
+	if (us_unlikely(!walk_trail(w, frame)))
 		walk_whole(w);
 #ifdef UNSPOOL_TRAIL_CHECK
-	else
-		trail_check(w);
+	trail_check(w);
+#endif
+#else
+	(void)frame;
+	w->trail = NULL;
+	walk_whole(w);
 #endif
 }
 
 US_INLINE void walk_leave(const struct walked *w)
 {
 	if (us_likely(w->trail != NULL))
-		atomic_store_explicit(&w->trail->busy, 0, memory_order_release);
+		unlock_trail(&w->trail->busy);
 }
 
 /* ---- Stacks ---- */
@@ -540,7 +618,7 @@ static int begin(void)
 	own_lo = own->lo;
 	own_hi = own->hi;
 	if (syscall(SYS_madvise, &state, sizeof state, MADV_WIPEONFORK) != 0 ||
-	    syscall(SYS_madvise, heap_filter, sizeof heap_filter, MADV_WIPEONFORK) != 0 ||
+	    syscall(SYS_madvise, &heap_filter, sizeof heap_filter, MADV_WIPEONFORK) != 0 ||
 	    syscall(SYS_madvise, trails, sizeof trails, MADV_WIPEONFORK) != 0)
 		return 0;
 	state.pid = (int32_t)syscall(SYS_getpid);
@@ -557,7 +635,10 @@ static int begin(void)
 	syscall(SYS_madvise, tables.interned, FIRST_SLOTS * sizeof *tables.interned, MADV_WIPEONFORK);
 	if (asked_maps && !heap_maps_open())
 		return 0;
-	return heap_open(&tables.files, directory, tables.period);
+	if (!heap_open(&tables.files, directory, tables.period))
+		return 0;
+	atomic_store_explicit(&heap_filter.all, tables.period == 0 && !asked_maps, memory_order_relaxed);
+	return 1;
 }
 
 /* Whether allocations are recorded. Before the C library has the environment, they are not, and nothing is decided. */
@@ -569,7 +650,7 @@ static int is_on(void)
 		return on == ON;
 	if (!environ)
 		return 0;
-	heap_lock();
+	lock_tables();
 	if (atomic_load_explicit(&state.on, memory_order_relaxed) == UNBEGUN) {
 		int begun;
 
@@ -578,7 +659,7 @@ static int is_on(void)
 		while (begun && state.pid != (int32_t)syscall(SYS_getpid)); /* a signal handler has forked */
 		atomic_store_explicit(&state.on, begun ? ON : OFF, memory_order_release);
 	}
-	heap_unlock();
+	unlock_tables();
 	return atomic_load_explicit(&state.on, memory_order_relaxed) == ON;
 }
 
@@ -601,12 +682,13 @@ static void leave(struct heap_thread *t)
 /* In a child: pages may not be wiped, such as in emulators, which say that they were. */
 static void forked(void)
 {
+	heap_thread.ahead = NULL;
 	if (heap_thread.busy)
 		heap_left(&tables.files);
 	if (atomic_load_explicit(&state.on, memory_order_relaxed) == UNBEGUN || state.pid == (int32_t)syscall(SYS_getpid))
 		return;
 	memset((void *)&state, 0, sizeof state);
-	memset((void *)heap_filter, 0, sizeof heap_filter);
+	memset((void *)&heap_filter, 0, sizeof heap_filter);
 	for (unsigned i = 0; i < TRAILS; i++)
 		trails[i].t.n = trails[i].busy = 0;
 }
@@ -632,6 +714,32 @@ void heap_begin(int foreign)
 
 /* ---- Events ---- */
 
+US_INLINE uint64_t stack_hash(const struct walked *w)
+{
+	return us_trail_hash(w->hash, __atomic_load_n(&state.generation, __ATOMIC_RELAXED));
+}
+
+void heap_expect(const uint64_t *frame)
+{
+#ifdef __x86_64__
+	struct heap_thread *t = &heap_thread;
+	struct walked w;
+	int e = errno;
+
+	if (!enter(t))
+		return;
+	t->ahead = NULL;
+	if (us_likely(walk_trail(&w, frame)))
+		__builtin_prefetch(&tables.interned[stack_hash(&w) & (tables.interned_slots - 1)]);
+	walk_leave(&w);
+	t->ahead = frame;
+	leave(t);
+	errno = e;
+#else
+	(void)frame;
+#endif
+}
+
 static __attribute__((noinline)) void sample(struct heap_thread *t, uint64_t address, uint64_t n, const uint64_t *frame)
 {
 	struct heap_stack *s;
@@ -640,13 +748,15 @@ static __attribute__((noinline)) void sample(struct heap_thread *t, uint64_t add
 	/* What is looked at later is in no cache. Without the lock, these addresses may be those of old tables. */
 	__builtin_prefetch(&tables.live[live_home(address)], 1);
 	walk(&w, frame);
-	__builtin_prefetch(&tables.interned[us_trail_hash(w.hash, state.generation) & (tables.interned_slots - 1)]);
-	heap_lock();
+	t->ahead = NULL;
+	lock_tables();
 	catch_up();
 	if (us_unlikely(heap_maybe_recorded((void *)address)))
 		forget(address, 0); /* nobody has seen it freed */
 	s = intern(&w);
 	walk_leave(&w);
+	__builtin_prefetch(s, 1);
+	__builtin_prefetch((char *)s + 64, 1);
 	if (!s)
 		tables.files.process->lost++;
 	else if (remember(address, s, n, t->left)) {
@@ -656,7 +766,7 @@ static __attribute__((noinline)) void sample(struct heap_thread *t, uint64_t add
 		if (us_unlikely(alloc_semaphore))
 			probe_alloc(address, n, w.bytes);
 	}
-	heap_unlock();
+	unlock_tables();
 }
 
 void heap_allocated(void *p, uint64_t n, const uint64_t *frame)
@@ -666,6 +776,7 @@ void heap_allocated(void *p, uint64_t n, const uint64_t *frame)
 
 	if (!p) {
 		t->left += (int64_t)n;
+		t->ahead = NULL;
 		return;
 	}
 	if (!enter(t)) {
@@ -703,10 +814,10 @@ struct heap_freed heap_free(void *p)
 		return f;
 	}
 	if (is_on()) {
-		heap_lock();
+		lock_tables();
 		catch_up();
 		f = forget((uint64_t)p % LOW, t->left);
-		heap_unlock();
+		unlock_tables();
 	}
 	leave(t);
 	errno = e;
@@ -723,7 +834,7 @@ void heap_unfreed(void *p, struct heap_freed f)
 	if (is_on()) {
 		struct heap_weight w = heap_weigh(f.size, tables.period);
 
-		heap_lock();
+		lock_tables();
 		if (remember((uint64_t)p % LOW, f.stack, f.size, 0)) {
 			touch(f.stack);
 			f.stack->freed_objects -= w.objects;
@@ -731,7 +842,7 @@ void heap_unfreed(void *p, struct heap_freed f)
 			tables.files.process->objects += (int64_t)w.objects;
 			tables.files.process->bytes += (int64_t)w.bytes;
 		}
-		heap_unlock();
+		unlock_tables();
 	}
 	leave(t);
 	errno = e;
@@ -742,9 +853,9 @@ void heap_unloaded(void)
 	int e = errno;
 
 	if (enter(&heap_thread)) {
-		heap_lock();
+		lock_tables();
 		state.generation++;
-		heap_unlock();
+		unlock_tables();
 		leave(&heap_thread);
 	}
 	errno = e;
@@ -762,9 +873,9 @@ int heap_maps_enter(void)
 		return 0;
 	}
 	if (environ && !environment_read) {
-		heap_lock();
+		lock_tables();
 		read_environment();
-		heap_unlock();
+		unlock_tables();
 	}
 	if (asked_maps && is_on())
 		return 1;

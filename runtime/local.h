@@ -160,7 +160,7 @@ US_HIDDEN int us_backtrace(void **pcs, int max, const uint64_t *saved);
  * What is known of the walk before, of any thread: its frames, the outermost first. One user at a time. Zeros are none. x86-64, where UNSPOOL_TRAIL is
  * defined (local_trail.h).
  */
-enum { US_TRAIL = 264 };
+enum { US_TRAIL = 264, US_TRAIL_DEEP = -1 };
 struct us_trail_link {
 	uint64_t at, pc; /* a return address, and where it lies: the frame's stack pointer is behind it */
 };
@@ -186,7 +186,8 @@ US_INLINE uint64_t us_trail_hash(uint64_t outer, uint64_t pc)
 
 /*
  * Walks from a caller: at is where its return address lies. It does not look up what it finds as the walk before left it: modules must not have been
- * unloaded since. Returns the number of frames, which are in t->link; 0 for a walk that needs other registers, has more than US_TRAIL frames, or is not whole.
+ * unloaded since. Returns the number of frames, which are in t->link; US_TRAIL_DEEP for a walk of more than US_TRAIL frames, of which t->fresh_link has the
+ * innermost ones first; 0 for a walk that needs other registers or is not whole.
  */
 US_HIDDEN int us_trail(struct us_trail *t, uint64_t at, uint64_t bp);
 

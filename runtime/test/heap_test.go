@@ -45,8 +45,8 @@ func heapCounter(t testing.TB) (counter, plug string) {
 	return filepath.Join(dir, "heap_count.so"), filepath.Join(dir, "heap_plug.so")
 }
 
-// TestHeapTrail: walks that go on where they meet the walk before are those that look up every frame. The library is built to end a process where
-// they differ.
+// TestHeapTrail: walks that go on where they meet the walk before are those that look up every frame, and stacks with the same hash are the same. The
+// library is built to end a process where they differ.
 func TestHeapTrail(t *testing.T) {
 	oracle.Long(t)
 	oracle.Need(t, "make", "gcc", "python3")
@@ -69,7 +69,11 @@ for t in threads: t.start()
 for t in threads: t.join()
 print("done")
 `
-	for _, c := range [][]string{compiler(t, "testdata/heap_safe.cc"), {"python3", "-c", script}, {heapProgram(t, "heap_all.cc", "-fno-builtin", "-Wno-alloc-size-larger-than"), "parent", plug}} {
+	frames := filepath.Join(dir, "frames")
+	if out, err := exec.Command("gcc", "-O2", "-fomit-frame-pointer", "-fno-builtin", "-Wall", "-Wextra", "-Werror", "-o", frames, "testdata/heap_frames.c").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, c := range [][]string{compiler(t, "testdata/heap_safe.cc"), {"python3", "-c", script}, {frames}, {heapProgram(t, "heap_all.cc", "-fno-builtin", "-Wno-alloc-size-larger-than"), "parent", plug}} {
 		out, all := heapRun(t, lib, []string{"UNSPOOL_HEAP_PERIOD=0"}, c[0], c[1:]...)
 		if !strings.HasSuffix(out, "<nil>\n") || len(all) == 0 {
 			t.Errorf("%s: %s", c[0], out)
