@@ -143,7 +143,6 @@ func TestVDSO(t *testing.T) {
 	}
 }
 
-// TestClose: however many Sets come and go, memory that is mapped and files that are open stay as they were.
 // TestAgain: code that was unloaded is read again, but not while somebody has it. A mapped table takes nothing of the budget.
 func TestAgain(t *testing.T) {
 	t.Setenv("UNSPOOL_CACHE", t.TempDir())
@@ -190,6 +189,7 @@ func TestAgain(t *testing.T) {
 	}
 }
 
+// TestClose: however many Sets come and go, memory that is mapped and files that are open stay as they were.
 func TestClose(t *testing.T) {
 	cache := t.TempDir()
 	t.Setenv("UNSPOOL_CACHE", cache)
