@@ -54,6 +54,7 @@ int us_local_rule(uint64_t pc, int in_handler, struct us_rule *r, unsigned *inde
 }
 
 int us_local_code(uint64_t pc) { return pc - h.at < h.text; }
+int us_local_bytes(uint64_t pc, void *to, size_t n) { return us_peek(pc, to, n); }
 
 int us_still_loaded(unsigned index, uint64_t pc, int careful)
 {
