@@ -393,7 +393,7 @@ int main(void) {
 	if err := rooms.Lookup(uint32(0), &per); err != nil {
 		t.Fatal(err)
 	}
-	binary.LittleEndian.PutUint32(per[1][rooms.ValueSize()-32:], 1) // struct room's busy
+	binary.LittleEndian.PutUint32(per[1][rooms.ValueSize()-40:], 1) // struct room's busy
 	if err := rooms.Put(uint32(0), per); err != nil {
 		t.Fatal(err)
 	}
