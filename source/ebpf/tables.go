@@ -54,7 +54,6 @@ type table struct {
 	bad   bool          // it cannot be brought there
 	size  uint64        // bytes of the kernel's memory
 	since uint64        // when it came or went, or was named last: CLOCK_MONOTONIC
-	asked uint64        // when it was looked for and missed last, as far as is known; the same clock
 }
 
 // A loaded is what became of a job that wrote a table.
@@ -78,9 +77,8 @@ func (l *table) compiled() bool {
 const (
 	smallTables = 16 << 20 // bytes of the kernel's memory for tables, below which one table is made at a time
 	maxTables   = 1 << 14
-	patience    = 2 * time.Millisecond  // that a space waits for its modules
-	lookEvery   = time.Second           // for tables that were taken out and are wanted again, or could not go
-	oftenMissed = uint64(2 * lookEvery) // between two misses of a table for which others go: where few of many fit, all would only come and go
+	patience    = 2 * time.Millisecond // that a space waits for its modules
+	lookEvery   = time.Second          // for tables that were taken out and are wanted again, or could not go
 )
 
 func (t *tables) start(track *tracker, outer, uses *ebpf.Map, memory uint64) {
@@ -420,11 +418,8 @@ func (t *tables) fit() {
 			}
 			missing = true
 			var u [2]uint64 // found, missed
-			if t.uses.Lookup(l.slot, &u) == nil && u[1] > max(l.since, l.asked) {
-				often := u[1]-l.asked < oftenMissed
-				if l.asked = u[1]; often || t.size+t.coming+uint64(len(l.bytes)) <= t.memory {
-					t.load(l)
-				}
+			if t.uses.Lookup(l.slot, &u) == nil && u[1] > l.since {
+				t.load(l)
 			}
 		}
 	} else if t.look.Load() != 0 {
