@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -45,6 +46,7 @@ type repair struct {
 	since uint64           // when the processes were attached to, in ticks: what they had started is not recorded; 0: a command is
 	began map[int32]uint64 // when recorded processes began, or were found, in ticks: whoever began later with such a number is another one
 	ended map[int32]uint64 // when they exited: the same, instead of began. One whose exit was lost is in began
+	sweep int              // how many have ended when those are forgotten that kin has forgotten
 
 	mu       sync.Mutex
 	unmapped map[int32]bool // processes with stacks that lead to addresses in no known mapping: see Unmapped
@@ -251,6 +253,10 @@ func (r *Recorder) mark(rec *source.Record) {
 		}
 		p.ended[rec.PID] = bootTicks(rec.Time)
 		delete(p.began, rec.PID)
+		if len(p.ended) > p.sweep {
+			maps.DeleteFunc(p.ended, func(pid int32, _ uint64) bool { return !r.kin.Has(pid) })
+			p.sweep = 2*len(p.ended) + 256
+		}
 	}
 }
 

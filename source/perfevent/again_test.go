@@ -301,6 +301,28 @@ func TestStranger(t *testing.T) {
 	}
 }
 
+// TestManyEnded: what is known of recorded processes that ended long ago does not grow.
+func TestManyEnded(t *testing.T) {
+	r := &Recorder{family: true, kin: source.NewTree([]int32{10}).Members()}
+	most := 0
+	for pid, now := int32(100), uint64(1e9); pid < 50_000; pid, now = pid+1, now+10e6 { // 100 a second
+		for _, rec := range []source.Record{
+			{Type: source.RecordFork, PID: pid, TID: pid, PPID: 10, PTID: 10, Time: now},
+			{Type: source.RecordExit, PID: pid, TID: pid, PPID: 10, Time: now},
+		} {
+			r.mark(&rec)
+			r.kin.Apply(&rec)
+		}
+		if r.repair.ended[pid] == 0 || r.member(int(pid), r.repair.ended[pid]+100) {
+			t.Fatalf("who has the number of process %d, which has ended, is a member", pid)
+		}
+		most = max(most, len(r.repair.ended))
+	}
+	if n := len(r.repair.began); most > 4000 || n > 0 {
+		t.Errorf("%d processes that have ended are known at once, and %d that began", most, n)
+	}
+}
+
 // TestOrigin: /proc tells a process's parent, and its start by the clock that bootTicks reads.
 func TestOrigin(t *testing.T) {
 	before := bootTicks(monotonic())
