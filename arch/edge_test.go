@@ -17,6 +17,7 @@ import (
 
 // TestEdge has an assembler make prologues and epilogues; the place is at ^.
 func TestEdge(t *testing.T) {
+	oracle.Long(t)
 	none := arch.Edge{FP: -1}
 	for _, c := range []struct {
 		m    *arch.Machine

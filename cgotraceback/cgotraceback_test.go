@@ -247,6 +247,7 @@ func TestArm(t *testing.T) {
 
 // TestVendored: the C is there, too, in a copy of the package that go mod vendor makes.
 func TestVendored(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "go", "gcc")
 	dir := t.TempDir()
 	root, err := filepath.Abs("..")

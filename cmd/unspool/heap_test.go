@@ -162,6 +162,7 @@ int main(void) {
 
 // TestHeapTwice: a second Ctrl-C leaves none of the library's files.
 func TestHeapTwice(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	dir := heapRuntime(t)
 	c := program(t, "record", "--heap", "-o", "x.svg", "--", "sh", "-c", "trap '' INT TERM; touch up; sleep 5")

@@ -80,6 +80,7 @@ func dropped() {
 
 // TestDrop: all threads lose all but what is kept, and what is kept for later is in effect only while it is raised.
 func TestDrop(t *testing.T) {
+	oracle.Long(t)
 	if effective, _ := Own(); effective&(Recording|Outputs) != Recording|Outputs || !effective.Has(unix.CAP_SYS_ADMIN) {
 		oracle.Lacks(t, "root")
 	}

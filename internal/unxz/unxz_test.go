@@ -26,6 +26,7 @@ func packed(t testing.TB, data []byte, args ...string) []byte {
 // TestXZ: what xz packed comes out as it was, through x86's filter too, which is at work in this program's own code and in bytes made to
 // confuse it.
 func TestXZ(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "xz")
 	exe, err := os.Executable()
 	if err != nil {

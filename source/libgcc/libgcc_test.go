@@ -212,6 +212,7 @@ func TestHostile(t *testing.T) {
 
 // TestBounds: a process cannot take much memory or time: objects without an end, and unwind information without an end.
 func TestBounds(t *testing.T) {
+	oracle.Long(t)
 	m := arch.AMD64
 	base := registered(m, 1)
 	endless := func(addr uint64, b []byte) bool {
@@ -252,6 +253,7 @@ func TestBounds(t *testing.T) {
 
 // TestManyWays: words that lead to each object of one long list cost no more than the list many times over.
 func TestManyWays(t *testing.T) {
+	oracle.Long(t)
 	m := arch.AMD64
 	const n, step = 1 << 16, 64
 	reads := 0
