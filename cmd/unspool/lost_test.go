@@ -135,7 +135,8 @@ int main(int argc, char **argv) {
 			t.Fatal(err)
 		}
 		command := "/proc/" + strings.TrimSpace(string(out))
-		// ran returns the command's processor time, and whether it is a zombie.
+		// ran returns the command's processor time, and whether it is a zombie. One that has just been asked to stop waits for this program, which
+		// has to go on then.
 		ran := func() (d time.Duration, ended bool) {
 			stat, err1 := os.ReadFile(command + "/stat")
 			sched, err2 := os.ReadFile(command + "/schedstat")
@@ -143,6 +144,11 @@ int main(int argc, char **argv) {
 				t.Fatal(err1, err2)
 			}
 			fmt.Sscan(string(sched), (*int64)(&d))
+			if strings.Contains(string(stat), ") t ") {
+				rec.Process.Signal(unix.SIGCONT)
+				time.Sleep(20 * time.Millisecond)
+				rec.Process.Signal(unix.SIGSTOP)
+			}
 			return d, strings.Contains(string(stat), ") Z ")
 		}
 		from, ended := ran()

@@ -23,7 +23,10 @@ func TestNextAfter(t *testing.T) {
 	}
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); Nap() {
 		var ran string
-		s, ok, err := NextAfter(pid, func() {
+		s, ok, err := NextAfter(pid, func(ended int) {
+			if ended != pid {
+				t.Errorf("%d has ended, want %d", ended, pid)
+			}
 			if ran, err = read(); err != nil || ran == "" {
 				t.Errorf("before the end is told: %q, %v", ran, err)
 			}

@@ -146,11 +146,11 @@ func (s Stop) Inject() unix.Signal {
 // Next returns what there is to be told of a thread traced by the calling thread, or of a child that it started; of any if tid
 // is -1. It tells of a signal until the thread goes on, so that the kernel delivers one that the tracer, if it is killed, has not passed on.
 // ok is false if there is nothing to tell. The error is ECHILD if there is nobody to wait for.
-func Next(tid int) (s Stop, ok bool, err error) { return NextAfter(tid, func() {}) }
+func Next(tid int) (s Stop, ok bool, err error) { return NextAfter(tid, func(int) {}) }
 
-// NextAfter is Next. Where there is something to tell, it calls known first: until that returns, what is known of a thread that has ended can still
-// be read.
-func NextAfter(tid int, known func()) (s Stop, ok bool, err error) {
+// NextAfter is Next. Where there is something to tell, it calls known first, with the thread if it has ended, else with 0: until known returns, what
+// /proc has of this thread can still be read.
+func NextAfter(tid int, known func(ended int)) (s Stop, ok bool, err error) {
 	which := unix.P_PID
 	if tid == -1 {
 		which = unix.P_ALL
@@ -169,7 +169,11 @@ func NextAfter(tid int, known func()) (s Stop, ok bool, err error) {
 		if err != nil || si.pid == 0 {
 			return s, false, err
 		}
-		known()
+		ended := int(si.pid)
+		if si.code == cldTrapped {
+			ended = 0
+		}
+		known(ended)
 		if si.code == cldTrapped && si.why>>8 == 0 { // not an event, which has to be taken
 			return Stop{int(si.pid), unix.WaitStatus(si.why<<8 | 0x7f)}, true, nil
 		}

@@ -295,11 +295,14 @@ func TestSpent(t *testing.T) {
 	r.consider(th)
 	ran(405)
 	r.next = time.Now().Add(-9*r.tick - r.tick/2) // nine ticks are overdue, of which one still has its visit
-	r.overdue()
+	r.overdue(0)
 	ran(505)
 	r.ticks = 2
 	r.consider(th)
-	if want := 500 * time.Millisecond; r.spent != want {
+	ran(605)
+	r.next = time.Now().Add(time.Minute)
+	r.overdue(th.tid) // it has ended in this tick
+	if want := 600 * time.Millisecond; r.spent != want {
 		t.Errorf("%v, want %v", r.spent, want)
 	}
 	const overdue = 8 // of 90 ms
@@ -307,9 +310,29 @@ func TestSpent(t *testing.T) {
 		t.Errorf("%d lost, want %d", r.Lost(), overdue)
 	}
 	r.settle()
-	if r.Lost() != 49 { // of 49.5 ticks
-		t.Errorf("%d lost, want 49", r.Lost())
+	if r.Lost() != 59 { // of 59.4 ticks
+		t.Errorf("%d lost, want 59", r.Lost())
 	}
+}
+
+// TestBrief: of processes that live for a fraction of a tick, samples and what is counted as lost are the processor time that they took.
+func TestBrief(t *testing.T) {
+	children := func() time.Duration {
+		var u unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_CHILDREN, &u); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	from := children()
+	r := open(t, Options{Command: []string{"sh", "-c", "i=0; while [ $i -lt 500 ]; do /bin/true; i=$((i+1)); done"}, Frequency: 199})
+	g := run(t, r, nil)
+	r.Wait()
+	due := (children() - from).Seconds() * 199
+	if all := float64(g.Samples + r.Lost()); due < 50 || all < 0.85*due || all > 1.15*due+3*math.Sqrt(due) {
+		t.Errorf("%d samples and %d lost, want %.0f together", g.Samples, r.Lost(), due)
+	}
+	t.Logf("%d samples and %d lost of %.0f", g.Samples, r.Lost(), due)
 }
 
 // quiet is a recorder of a process that does nothing by itself.

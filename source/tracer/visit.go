@@ -61,7 +61,7 @@ func (r *Recorder) look(th *thread) (state byte, cpu int) {
 // plan makes the visits of the tick that begins now: to where threads run or have run lately. Of thousands of threads, those that ran when last
 // looked at come first, and then as many others, of any, as a quarter of the tick allows.
 func (r *Recorder) plan() {
-	r.overdue() // this thread may have had to wait in the last visit
+	r.overdue(0) // this thread may have had to wait in the last visit
 	r.flush()
 	r.ticks++
 	hot := r.ready
@@ -147,7 +147,7 @@ func (r *Recorder) await() {
 
 // tickOver makes the visit that is due. One at which this thread came late is made again a little later, where the timer falls by chance, too.
 func (r *Recorder) tickOver() {
-	r.overdue()
+	r.overdue(0)
 	if r.at < len(r.visits) {
 		ran, late := r.visit(int(r.visits[r.at]))
 		if late && r.again < maxAgain {
@@ -169,8 +169,9 @@ func (r *Recorder) tickOver() {
 }
 
 // overdue counts the samples that are missing since ticks went by without a visit: this thread had no processor. It is called when there is something
-// to hear of a thread, and before it is heard: who has heard of a thread's end cannot read any more for how long the thread ran.
-func (r *Recorder) overdue() {
+// to hear of a thread, and before it is heard: who has heard of a thread's end cannot read any more for how long the thread ran. So of a thread that
+// has ended, it counts the time since it was last looked at.
+func (r *Recorder) overdue(ended int) {
 	if n := time.Since(r.next) / r.tick; n > 0 {
 		for _, th := range r.threads {
 			if ran := r.runtime(th); ran > th.counted && th.sched >= 0 {
@@ -178,6 +179,9 @@ func (r *Recorder) overdue() {
 				r.spend(th, ran)
 			}
 		}
+	}
+	if th := r.threads[ended]; th != nil {
+		r.spend(th, r.runtime(th))
 	}
 	for ; r.missed >= r.tick; r.missed -= r.tick {
 		r.lose()
