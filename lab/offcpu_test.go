@@ -125,7 +125,10 @@ func field(event, name string) string {
 // switches for four seconds, all 30 were from the idle task or from threads of process 1. Why is not known.
 func TestOffCPUComplete(t *testing.T) {
 	needKernel(t)
-	const threads = 40
+	const (
+		threads = 40
+		hold    = 300_000 // ns
+	)
 	sleeps := shortly(500, 2500)
 	prog, results := compiled(t, "gcc", "sleeps.c", "-pthread"), filepath.Join(t.TempDir(), "results")
 	stop := traceSwitches(t)
@@ -142,7 +145,7 @@ func TestOffCPUComplete(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, untraced, untold, late, missing, cut, off, extra := 0, 0, 0, 0, 0, 0, 0, 0
+	all, untraced, untold, late, missing, cut, held, off, extra := 0, 0, 0, 0, 0, 0, 0, 0, 0
 	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
 	for _, line := range lines {
 		var tid int32
@@ -175,6 +178,9 @@ func TestOffCPUComplete(t *testing.T) {
 				late++
 				i++
 				continue
+			case w.end == 0 && i == len(mine) && k+1 == len(theirs) && i < len(got[tid]) && got[tid][i].begin+10_000 >= w.begin && got[tid][i].begin < until:
+				late++ // the same of the last, which is told when the thread ends
+				continue
 			case i < len(mine) && mine[i].cut && w.begin <= mine[i].begin && diff(mine[i].end, w.end) < 10_000:
 				// Its beginning found the ring full, which is counted. The look for threads that are blocked already, which
 				// comes as late as a busy machine lets it, found it.
@@ -192,7 +198,9 @@ func TestOffCPUComplete(t *testing.T) {
 			}
 			near := max(10_000, (w.end-w.begin)/100)
 			if diff(mine[i].begin, w.begin) > near || diff(mine[i].end, w.end) > near {
-				if off++; off < 10 {
+				if mine[i].begin < w.begin+hold && w.begin < mine[i].begin+near && mine[i].end < w.end+hold && w.end < mine[i].end+near {
+					held++
+				} else if off++; off < 10 {
 					t.Logf("thread %d: %v, the trace has %v", tid, mine[i], w)
 				}
 			}
@@ -200,8 +208,8 @@ func TestOffCPUComplete(t *testing.T) {
 		}
 		extra += len(mine) - i
 	}
-	t.Logf("%d waits: %d that ended unseen, %d missing (the trace lacks the ends of %d), %d of which the beginning is, %d not as long, %d that the trace has not (it lacks %d); lost %d, %d, %d and %d",
-		all, late, missing, untold, cut, off, extra, untraced, st.Lost+st.LostSamples, ks.RingFull, ks.Nested, ks.Forgotten)
+	t.Logf("%d waits: %d that ended unseen, %d missing (the trace lacks the ends of %d), %d of which the beginning is, %d held up, %d not as long, %d that the trace has not (it lacks %d); lost %d, %d, %d and %d",
+		all, late, missing, untold, cut, held, off, extra, untraced, st.Lost+st.LostSamples, ks.RingFull, ks.Nested, ks.Forgotten)
 	if len(lines) != threads {
 		t.Errorf("%d threads of %d", len(lines), threads)
 	}
@@ -209,9 +217,10 @@ func TestOffCPUComplete(t *testing.T) {
 	if missing+cut > lost || missing > all/2 || cut > threads || extra > untraced {
 		t.Errorf("%d of %d missing and %d cut, %d counted as lost; %d that the trace has not, which lacks %d", missing, all, cut, lost, extra, untraced)
 	}
-	// The trace and the program look at the clock one after the other. Seldom, something interrupts in between.
-	if off > all/2000 {
-		t.Errorf("%d of %d not as long", off, all)
+	// The trace looks at the clock first, the program one or two microseconds later. In a virtual machine, the host may take the processor in
+	// between, for 35 µs or so, as often as its own interrupts come.
+	if off > all/2000 || held > all/100 {
+		t.Errorf("%d of %d not as long, %d held up", off, all, held)
 	}
 }
 
