@@ -31,18 +31,23 @@ func TestLossesAreWritten(t *testing.T) {
 	prog := filepath.Join(t.TempDir(), "faults")
 	oracle.Need(t, "gcc")
 	c := exec.Command("gcc", "-O1", "-x", "c", "-o", prog, "-")
-	c.Stdin = strings.NewReader(`#include <sys/mman.h>
-#include <time.h>
-int main(void) {
-	struct timespec t;
-	do {
+	c.Stdin = strings.NewReader(`#include <fcntl.h>
+#include <sys/mman.h>
+static void faults(int n) {
+	for (; n > 0; n -= 1024) {
 		char *p = mmap(0, 1 << 22, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		madvise(p, 1 << 22, MADV_NOHUGEPAGE);
 		for (int i = 0; i < 1 << 22; i += 4096) p[i] = 1;
 		munmap(p, 1 << 22);
-		clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-	} while (t.tv_sec < 1);
-	return 0;
+	}
+}
+int main(int argc, char **argv) {
+	faults(5000);
+	open(argv[1], O_CREAT | O_WRONLY, 0600);
+	faults(300000); // more than any ring has room for
+	open(argv[2], O_CREAT | O_WRONLY, 0600);
+	faults(5000);
+	return argc == 0;
 }`)
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -51,15 +56,16 @@ int main(void) {
 		if from == "ebpf" && os.Geteuid() != 0 {
 			continue
 		}
-		c := program(t, "record", "--source", from, "-e", "page-faults", "-c", "1", "-o", "x.data", "--", prog)
+		begun, enough := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "enough")
+		c := program(t, "record", "--source", from, "-e", "page-faults", "-c", "1", "-o", "x.data", "--", prog, begun, enough)
 		var text strings.Builder
 		c.Stderr = &text
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
-		untilWorked(t, c.Process.Pid, 200*time.Millisecond)
+		until(t, "the first faults", func() bool { _, err := os.Stat(begun); return err == nil })
 		c.Process.Signal(unix.SIGSTOP)
-		untilWorked(t, c.Process.Pid, 700*time.Millisecond) // of a second
+		until(t, "enough of them", func() bool { _, err := os.Stat(enough); return err == nil })
 		c.Process.Signal(unix.SIGCONT)
 		if err := c.Wait(); err != nil {
 			t.Errorf("%s: %v\n%s", from, err, text.String())

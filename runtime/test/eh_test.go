@@ -51,6 +51,9 @@ func (m *ehMachine) few(here, emulated int) int {
 	return here
 }
 
+// throws says how often each of 128 threads of eh_shapes.cc throws. Of qemu-user's time, they would take nine tenths.
+func (m *ehMachine) throws() string { return fmt.Sprintf("-DTHROWS=%d", m.few(500, 50)) }
+
 // needs skips a test where this machine cannot build or run the programs.
 func (m *ehMachine) needs(t testing.TB) {
 	t.Helper()
@@ -250,7 +253,7 @@ func TestEhShapes(t *testing.T) {
 			sets = append(sets, "-O2 -static-libgcc", "-Os -fno-asynchronous-unwind-tables", "-O1 -mno-accumulate-outgoing-args -fomit-frame-pointer")
 		}
 		for _, flags := range sets {
-			prog := m.program(t, "eh_shapes.cc", append(strings.Fields(flags), "-fnon-call-exceptions", "-Wno-infinite-recursion", "-Wno-maybe-uninitialized")...)
+			prog := m.program(t, "eh_shapes.cc", append(strings.Fields(flags), m.throws(), "-fnon-call-exceptions", "-Wno-infinite-recursion", "-Wno-maybe-uninitialized")...)
 			if out := m.same(t, env, prog); strings.Count(out, "\n") < 200 || !strings.HasSuffix(out, "\narguments 4500\n<nil>\n") {
 				t.Errorf("%v: %s", flags, out)
 			}
@@ -286,7 +289,7 @@ func TestEhStatic(t *testing.T) {
 			sets = sets[:oracle.Few(1, 2)]
 		}
 		for _, flags := range sets {
-			args := append(strings.Fields(flags), "-w", "-DSTATIC", "-fnon-call-exceptions")
+			args := append(strings.Fields(flags), m.throws(), "-w", "-DSTATIC", "-fnon-call-exceptions")
 			stock, ours := m.program(t, "eh_shapes.cc", args...), m.program(t, "eh_shapes.cc", append(args, strings.Fields(string(libs))...)...)
 			for prog, want := range map[string]bool{stock: false, ours: true} {
 				if raises, searches := ehHas(t, prog, "eh_raise"), ehHas(t, prog, "uw_frame_state_for"); raises != want || searches == want {

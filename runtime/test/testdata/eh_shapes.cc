@@ -22,6 +22,9 @@
 #include <unwind.h>
 #include <vector>
 
+#ifndef THROWS
+#define THROWS 500 // of each of 128 threads
+#endif
 #define NOINLINE __attribute__((noinline, noclone))
 
 struct guard {
@@ -382,7 +385,7 @@ static void forks()
 static void *counts(void *arg)
 {
 	long n = reinterpret_cast<long>(arg), sum = 0;
-	for (long i = 0; i < 500; i++) {
+	for (long i = 0; i < THROWS; i++) {
 		try {
 			std::function<void(long)> f = [&](long d) {
 				struct adds {
