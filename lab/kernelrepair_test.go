@@ -130,7 +130,7 @@ func TestKernelRepair(t *testing.T) {
 	if !strings.Contains(complaints.String(), "read from /proc, because no record told of them: ") {
 		t.Error("no note says so")
 	}
-	events, err := exec.Command("perf", "script", "-i", out, "--show-mmap-events").Output()
+	events, err := exec.Command("perf", "script", "-i", out, "-F", "pid,time", "--show-mmap-events").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

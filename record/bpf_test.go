@@ -144,7 +144,7 @@ func TestPerfBPF(t *testing.T) {
 			oracle.Lacks(t, "a time without other recorders: perf cannot read what the kernel writes beside them")
 		}
 	}
-	script := exec.Command("perf", "script", "-i", data, "-F", "ip,sym")
+	script := exec.Command("perf", "script", "--no-inline", "-i", data, "-F", "ip,sym")
 	var said bytes.Buffer
 	script.Stderr = &said
 	out, err := script.Output()

@@ -44,7 +44,7 @@ const (
 
 	smallMachine = 256 << 20 // bytes of memory to live by, below which one thing is done at a time, and there are no lines and no page
 
-	filesShare = 16 // where a control group limits memory, filesMemory is this part of it at most
+	filesShare = 16 // where memory is limited, filesMemory is this part of the limit at most
 	queueShare = 16 // what waits for all outputs together, the same
 	makeShare  = 4  // making a table may take this part, for a moment
 	heapShare  = 8  // and the garbage collector works harder above four of these parts, or five where memory is small: the rest is the kernel's for this program, and mapped tables
@@ -62,6 +62,7 @@ type Options struct {
 	Page     time.Duration // the page there shows this last time; 0: there is no page
 	ShowPage bool          // also to others than this machine, if they reach the address
 
+	MaxMemory uint64        // bytes to live by, if the machine's and the control groups' limits are not less; 0: those alone
 	MaxCPU    float64       // of a processor, that the daemon may use before it records less; 0: there is no bound
 	Threshold time.Duration // of waits, at first; 0: none are recorded
 
@@ -186,6 +187,7 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 // live makes the program live by its memory limit. small says that one thing is to be done at a time.
 func (d *daemon) live(mods *modules.Set) (small bool) {
 	mods.Files.Memory.Max = filesMemory
+	procfs.LimitMemory(d.MaxMemory)
 	limit, ok := procfs.MemoryLimit()
 	if !ok {
 		return false

@@ -110,6 +110,7 @@ labels, rules, the interval and the queue change at once; the rest changes when 
 	cli.Var(c, &a.Listen, "listen", "127.0.0.1:9797", "address and port of /metrics, /healthz and /readyz; empty: none", addressOrNone)
 	cli.Var(c, &a.Page, "page", pageTime.String(), "the last so much time is on the page at the address of --listen; 0: no page; also if others than this machine reach the address, if given", cli.DurationOr0)
 	cli.Var(c, &a.MaxCPU, "max-cpu", "", "use at most so much of one processor, such as 1%: above it, fewer events take samples, each of more weight, and --off-cpu-threshold rises", cli.Percent)
+	cli.Var(c, &a.MaxMemory, "max-memory", "", "live by so much memory, such as 64M, the kernel's tables and rings included; below 256M, there are no lines, no inlined calls and no page", cli.Size)
 	a.config = cli.NewConfig(c, "UNSPOOL_AGENT")
 	cli.OneOf(c, &a.logs, "log-format", "how messages are written (first): text, json", "text", "json")
 	sourceFlag(c, &a.plain)

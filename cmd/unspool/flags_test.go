@@ -143,7 +143,7 @@ int main(void) { outer(); return sum == 1; }
 		if c.way != "fp" || !c.whole {
 			continue
 		}
-		b, err := exec.Command("perf", "script", "-i", out, "-F", "ip,sym").Output()
+		b, err := exec.Command("perf", "script", "--no-inline", "-i", out, "-F", "ip,sym").Output()
 		if n := strings.Count(strings.Join(strings.Fields(regexp.MustCompile(`(?m)^\s+[0-9a-f]+ `).ReplaceAllString(string(b), "")), " "), "inner middle outer main"); err != nil || n < with*9/10 {
 			t.Errorf("perf script has %d of %d stacks: %v\n%.2000s", n, with, err, b)
 		}

@@ -272,6 +272,39 @@ func TestSmall(t *testing.T) {
 	}
 }
 
+// TestAgentMemory: with --max-memory 64M, an agent of the whole machine has at most three quarters of 64 MiB of its own. The kernel can drop pages of files.
+func TestAgentMemory(t *testing.T) {
+	oracle.Long(t)
+	canRecord(t)
+	c := program(t, "agent", "--max-memory", "64M", "--output", "stdout", "--interval", "1s", "--listen", "127.0.0.1:0")
+	address, said := agentAddress(t, c)
+	defer c.Process.Kill()
+	most, all := 0, 0
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		of := func(name string) (kib int) {
+			_, rest, _ := bytes.Cut(b, []byte(name))
+			fmt.Sscan(string(rest), &kib)
+			return kib
+		}
+		most, all = max(most, of("RssAnon:")), max(all, of("VmRSS:"))
+	}
+	if !strings.Contains(get(t, address+"/metrics"), "unspool_") {
+		t.Error("no metrics")
+	}
+	c.Process.Signal(syscall.SIGTERM)
+	if err := c.Wait(); err != nil || !strings.Contains(said(), "they take too much of the memory") {
+		t.Errorf("%v: %s", err, said())
+	}
+	t.Logf("%d KiB of its own, %d resident", most, all)
+	if most == 0 || most > 48<<10 {
+		t.Errorf("%d KiB of its own\n%s", most, said())
+	}
+}
+
 // agentAddress starts an agent, and returns the address where it answers. said returns what it has said, once it has ended.
 func agentAddress(t *testing.T, c *exec.Cmd) (address string, said func() string) {
 	t.Helper()

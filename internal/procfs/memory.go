@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,11 +15,20 @@ import (
 // machineShare is the part of a machine's memory that a program lives by where no control group limits memory.
 const machineShare = 4
 
-// MemoryLimit returns how many bytes this program lives by: the least of a quarter of the machine's memory (MemTotal), and what the control groups
-// of this process let it and its neighbours take: memory.max (version 2) and memory.limit_in_bytes (version 1) from its own group up to the root. ok
-// is false where nothing is known.
+// chosen is the limit that the user has set; 0: none.
+var chosen atomic.Uint64
+
+// LimitMemory sets a limit in bytes that MemoryLimit does not exceed. It is to be called before anything that asks for the limit.
+func LimitMemory(bytes uint64) { chosen.Store(bytes) }
+
+// MemoryLimit returns how many bytes this program lives by: the least of a quarter of the machine's memory (MemTotal), LimitMemory's, and what the
+// control groups of this process let it and its neighbours take: memory.max (version 2) and memory.limit_in_bytes (version 1) from its own group up to
+// the root. ok is false where nothing is known.
 func MemoryLimit() (bytes uint64, ok bool) {
 	least, ok := memoryLimit("/")
+	if n := chosen.Load(); n > 0 && (!ok || n < least) {
+		least, ok = n, true
+	}
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) == nil {
 		if all := info.Totalram * uint64(info.Unit) / machineShare; all > 0 && (!ok || all < least) {

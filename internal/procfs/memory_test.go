@@ -62,3 +62,15 @@ func TestMachineShare(t *testing.T) {
 		t.Errorf("%d, %v; want %d", got, ok, want)
 	}
 }
+
+// TestLimitMemory: a limit that is set holds where it is the least.
+func TestLimitMemory(t *testing.T) {
+	defer LimitMemory(0)
+	machine, _ := MemoryLimit()
+	for _, c := range []struct{ set, want uint64 }{{1 << 20, 1 << 20}, {1 << 62, machine}, {0, machine}} {
+		LimitMemory(c.set)
+		if got, ok := MemoryLimit(); got != c.want || !ok {
+			t.Errorf("%d is set: %d, %v; want %d", c.set, got, ok, c.want)
+		}
+	}
+}

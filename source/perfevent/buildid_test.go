@@ -52,7 +52,7 @@ func TestOtherRecorder(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	out, err := exec.Command("perf", "script", "-i", file, "--show-mmap-events").Output()
+	out, err := exec.Command("perf", "script", "-i", file, "-F", "pid,time", "--show-mmap-events").Output()
 	if err != nil {
 		t.Error(err)
 	}
