@@ -38,7 +38,10 @@ const (
 // ErrUnsupported says that an argument is none of a kind that can be read without the program's symbols.
 var ErrUnsupported = errors.New("unsupported")
 
-const maxArguments = 64
+const (
+	maxArguments = 64
+	maxText      = 100 // bytes of an argument, and of a file's text in a message
+)
 
 // Arguments reads Args as it is written for x86-64 and AArch64: N@OPERAND, one after another. N is how many bytes the argument has, negative if it has
 // a sign, 8 where it is missing. An operand is as the machine's assembler has it: of the former $5, %rdi, -8(%rbp), 8(%rax,%rbx,4); of the latter 5, x1,
@@ -50,13 +53,21 @@ func (p *Probe) Arguments(m *arch.Machine) (list []Argument, err error) {
 		if len(list) == maxArguments {
 			return nil, fmt.Errorf("more than %d arguments: %w", maxArguments, ErrUnsupported)
 		}
-		a, err := parse(m, one)
+		var a Argument
+		if err = ErrUnsupported; len(one) <= maxText { // what is longer has a symbol's name
+			a, err = parse(m, one)
+		}
 		if err != nil {
-			return nil, fmt.Errorf("argument %d of probe %s:%s, %q: %w", len(list)+1, printable.String(p.Provider), printable.String(p.Name), one, err)
+			return nil, fmt.Errorf("argument %d of probe %s:%s, %q: %w", len(list)+1, clip(p.Provider), clip(p.Name), clip(one), err)
 		}
 		list = append(list, a)
 	}
 	return list, nil
+}
+
+// clip is the beginning of a file's text, for messages.
+func clip(s string) string {
+	return printable.Clip(printable.String(s[:min(len(s), maxText)]), maxText)
 }
 
 // split cuts the first argument off. A space within brackets, or behind a comma, is a part of it.
@@ -163,7 +174,7 @@ func (a Argument) amd64(s string) (Argument, error) {
 func amd64Register(name string) (r arch.Reg, high bool, err error) {
 	full := name
 	switch n := len(name); {
-	case n > 2 && name[0] == 'r' && name[1] >= '0' && name[1] <= '9': // r8d, r8w, r8b
+	case n > 1 && name[0] == 'r' && name[1] >= '0' && name[1] <= '9': // r8, r8d, r8w, r8b
 		full = strings.TrimRight(name, "dwb")
 		if n-len(full) > 1 {
 			full = ""

@@ -7,8 +7,10 @@ package usdt
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/module"
@@ -29,6 +31,7 @@ const (
 	owner       = "stapsdt\x00"
 	version     = 3       // the notes' type
 	maxProbes   = 1 << 16 // of a provider, in a file
+	maxSearched = 1 << 28 // segments of the file that may be looked at for all probes together
 )
 
 // Read returns a provider's probes, or those of all for "", in the order of their notes. With an error come those that could be read: it says the section and the offset. A file
@@ -42,10 +45,19 @@ func Read(img *module.Image, provider string) (list []Probe, err error) {
 	if moved != nil {
 		base = moved.Addr
 	}
+	var own []*module.Section
 	sections := img.Sections()
 	for i := range sections {
-		s := &sections[i]
-		if s.Name != section {
+		if s := &sections[i]; s.Name == section && !s.Empty {
+			own = append(own, s)
+		}
+	}
+	// Sections that overlap would have the same probes, as often as the file likes.
+	slices.SortStableFunc(own, func(a, b *module.Section) int { return cmp.Compare(a.Off, b.Off) })
+	end, searched := uint64(0), 0
+	for _, s := range own {
+		if s.Off < end {
+			err = first(err, fmt.Errorf("%s: two sections %s overlap at %#x", img.Name(), section, s.Off))
 			continue
 		}
 		b, serr := img.Data(s)
@@ -53,8 +65,11 @@ func Read(img *module.Image, provider string) (list []Probe, err error) {
 			err = first(err, serr)
 			continue
 		}
+		end = s.Off + s.Size // in the file: it has been read
 		bad := func(at int, format string, args ...any) {
-			err = first(err, fmt.Errorf("%s: %s+%#x: %s", img.Name(), section, at, fmt.Sprintf(format, args...)))
+			if err == nil {
+				err = fmt.Errorf("%s: %s+%#x: %s", img.Name(), section, at, fmt.Sprintf(format, args...))
+			}
 		}
 		notes(b, img.Order(), bad, func(at int, desc []byte) bool {
 			n := img.Order().Uint64
@@ -74,18 +89,22 @@ func Read(img *module.Image, provider string) (list []Probe, err error) {
 				bad(at, "more than %d probes", maxProbes)
 				return false
 			}
+			if searched += 2 * len(img.Segments()); searched > maxSearched {
+				bad(at, "too many segments for so many probes")
+				return false
+			}
 			if shift = 0; moved != nil && n(desc[8:]) != 0 {
 				shift = base - arch.Vaddr(n(desc[8:]))
 			}
 			p := Probe{Provider: string(text[0]), Name: string(text[1]), Args: string(text[2]), Vaddr: arch.Vaddr(n(desc)) + shift}
 			var ok bool
-			if p.Off, ok = offset(img, p.Vaddr, 1); !ok {
-				bad(at, "probe %q of %q at %#x, which is in no segment of the file", p.Name, p.Provider, p.Vaddr)
+			if p.Off, ok = offset(img, p.Vaddr, 1); !ok || p.Off == 0 {
+				bad(at, "probe %q of %q at %#x, which is in no segment of the file, or its header", clip(p.Name), clip(p.Provider), p.Vaddr)
 				return true
 			}
 			if sem := arch.Vaddr(n(desc[16:])); sem != 0 {
 				if p.Semaphore, ok = offset(img, sem+shift, 2); !ok || p.Semaphore == 0 {
-					bad(at, "probe %q of %q: its semaphore at %#x is in no segment of the file", p.Name, p.Provider, sem+shift)
+					bad(at, "probe %q of %q: its semaphore at %#x is in no segment of the file", clip(p.Name), clip(p.Provider), sem+shift)
 					return true
 				}
 			}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"debug/elf"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
@@ -196,6 +198,7 @@ func TestArguments(t *testing.T) {
 			with(func(a *Argument) { a.Kind, a.Size, a.Reg, a.Index, a.Scale, a.Value = Memory, 8, 0, 3, 2, 16 })}},
 		{arch.AMD64, "4@8(,%r9,8)  4@(%rdi, %rsi)", []Argument{with(func(a *Argument) { a.Kind, a.Size, a.Index, a.Scale, a.Value = Memory, 4, 9, 3, 8 }),
 			with(func(a *Argument) { a.Kind, a.Size, a.Reg, a.Index = Memory, 4, 5, 4 })}},
+		{arch.AMD64, "8@%r8 -8@%r9 2@%r9w", []Argument{register(8, false, 8), register(8, true, 9), register(2, false, 9)}},
 		{arch.AMD64, "", nil},
 		{arch.AMD64, "8@foo(%rip)", nil}, {arch.AMD64, "8@foo+4(%rip)", nil}, {arch.AMD64, "8@foo", nil}, {arch.AMD64, "8@%fs:8(%rax)", nil}, {arch.AMD64, "8f@%xmm0", nil},
 		{arch.AMD64, "8@%xmm0", nil}, {arch.AMD64, "3@%rax", nil}, {arch.AMD64, "8@(%rax,%rbx,3)", nil}, {arch.AMD64, "8@%rip", nil}, {arch.AMD64, "8@foo(%rax)", nil},
@@ -220,6 +223,91 @@ func TestArguments(t *testing.T) {
 	if _, err := p.Arguments(arch.AMD64); err == nil ||
 		err.Error() != `argument 2 of probe otel_memory:alloc, "8@size(%rip)": unsupported: memory relative to the code, which takes the program's symbols` {
 		t.Error(err)
+	}
+}
+
+// TestHostile: sections that overlap have each probe once, messages are short, and no probe lies in the file's header. Files with as many sections and
+// segments as there is room for are read in seconds.
+func TestHostile(t *testing.T) {
+	le := binary.LittleEndian
+	note := func(vaddr uint64, args string) []byte {
+		desc := slices.Concat(le.AppendUint64(nil, vaddr), make([]byte, 16), []byte("p\x00n\x00"), []byte(args), []byte{0})
+		b := le.AppendUint32(le.AppendUint32(le.AppendUint32(nil, 8), uint32(len(desc))), version)
+		return append(append(b, owner...), append(desc, make([]byte, -len(desc)&3)...)...)
+	}
+	// file has the same notes in each section. The last segment is the whole file. The first section says how many sections and segments there are, and
+	// has the names.
+	file := func(sections, segments int, notes []byte) []byte {
+		const names, header, segment, sectionSize = "\x00" + section + "\x00", 64, 56, 64
+		text := header + segment*segments
+		at := (text + len(names) + 7) &^ 7
+		secs := (at + len(notes) + 7) &^ 7
+		b := make([]byte, secs+sectionSize*(sections+1))
+		copy(b, elf.ELFMAG+"\x02\x01\x01")
+		le.PutUint16(b[16:], uint16(elf.ET_DYN))
+		le.PutUint16(b[18:], uint16(elf.EM_X86_64))
+		le.PutUint64(b[32:], header)
+		le.PutUint64(b[40:], uint64(secs))
+		le.PutUint16(b[54:], segment)
+		le.PutUint16(b[56:], 0xffff)
+		le.PutUint16(b[58:], sectionSize)
+		for i := range segments {
+			p := b[header+segment*i:]
+			le.PutUint32(p, uint32(elf.PT_LOAD))
+			le.PutUint64(p[16:], 1<<40+uint64(i))
+			le.PutUint64(p[32:], 1)
+			if i == segments-1 {
+				le.PutUint64(p[16:], 0)
+				le.PutUint64(p[32:], uint64(len(b)))
+			}
+		}
+		copy(b[text:], names)
+		copy(b[at:], notes)
+		for i := range sections + 1 {
+			s := b[secs+sectionSize*i:]
+			if i == 0 {
+				le.PutUint64(s[24:], uint64(text))
+				le.PutUint64(s[32:], uint64(sections+1))
+				le.PutUint32(s[44:], uint32(segments))
+				continue
+			}
+			le.PutUint32(s, 1)
+			le.PutUint32(s[4:], uint32(elf.SHT_NOTE))
+			le.PutUint64(s[24:], uint64(at))
+			le.PutUint64(s[32:], uint64(len(notes)))
+		}
+		return b
+	}
+	probe := note(100, "8@%rdi")
+	for _, c := range []struct {
+		name  string
+		file  []byte
+		want  int
+		error string
+	}{
+		{"few sections", file(20, 1, probe), 1, "overlap"},
+		{"in the header", file(20, 1, note(0, "")), 0, "or its header"},
+		{"long", file(20, 1, note(1<<30, strings.Repeat("long", 1000))), 0, "in no segment"},
+		{"many sections", file(1<<16, 1, bytes.Repeat(probe, 1<<16)), 1 << 16, "overlap"},
+		{"large notes", file(1<<14, 1, note(100, strings.Repeat("x", 8<<20))), 1, "overlap"},
+		{"many segments", file(20, 1<<19, bytes.Repeat(probe, 1<<16)), 256, "too many segments"},
+	} {
+		began := time.Now()
+		img, err := module.New("prog", c.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := Read(img, "p")
+		if img.Close(); len(got) != c.want || err == nil || !strings.Contains(err.Error(), c.error) || len(err.Error()) > 500 {
+			t.Errorf("%s: %d probes, want %d; %v", c.name, len(got), c.want, err)
+		}
+		if took := time.Since(began); took > 20*time.Second {
+			t.Errorf("%s: read in %v", c.name, took)
+		}
+	}
+	p := Probe{Provider: "p", Name: strings.Repeat("n", 1<<20), Args: strings.Repeat("%", 1<<20)}
+	if _, err := p.Arguments(arch.AMD64); err == nil || len(err.Error()) > 500 {
+		t.Errorf("a message of %d bytes", len(fmt.Sprint(err)))
 	}
 }
 
