@@ -279,3 +279,54 @@ int main(void) {
 		t.Errorf("%+v", x)
 	}
 }
+
+// TestHeapProbesMoved: a program is recorded also where its file is gone, another one is in its place, or its root directory is another one: by its
+// allocator, and by its own probes. Where one of these cannot be attached, the allocator is recorded.
+func TestHeapProbesMoved(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "gcc")
+	if os.Geteuid() != 0 {
+		oracle.Lacks(t, "root")
+	}
+	const own = tellsProbes + `#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+static void *volatile sink;
+__attribute__((noipa)) void mallocs(void) { sink = malloc(100); }
+__attribute__((noipa)) void tells(void) { __asm__ volatile(PROBE(alloc, "8@%0 8@$10 8@$10") : : "r"(sink) : "memory"); }
+int main(int n, char **v)
+{
+	char c;
+
+	if (MOVES != 0)
+		return 2;
+	if (write(1, "a", 1) != 1 || read(0, &c, 1) != 1)
+		return 1;
+	for (int i = 0; i < 100; i++) {
+		mallocs();
+		TELLS;
+	}
+	return 0;
+}`
+	odd := strings.Replace(own, `" #name "_semaphore`, `alloc_semaphore+1`, 1) // the kernel takes none at an odd address
+	for _, c := range []struct {
+		source, moves, tells string
+		mallocs, told        uint64
+		note                 string
+	}{
+		{own, "unlink(v[0])", "", 100, 0, ""},
+		{own, "unlink(v[0])", "tells()", 0, 100, "reports its own samples"},
+		{own, `chroot("/usr/include")`, "", 100, 0, ""},
+		{odd, "0", "tells()", 100, 0, "cannot be read: .*: a probe|cannot be read: /.*invalid argument"},
+	} {
+		source := strings.NewReplacer("MOVES", c.moves, "TELLS", c.tells).Replace(c.source)
+		if c.tells == "" {
+			source = strings.NewReplacer("\ttells()", "", `PROBE(alloc, "8@%0 8@$10 8@$10")`, `""`).Replace(source)
+		}
+		got, r := probeHeap(t, heapProgram(t, "gcc", "c", source), "--heap=all")
+		if got["mallocs"][0].Count != c.mallocs || got["tells"][0].Count != c.told || !regexp.MustCompile(c.note).MatchString(r.stderr) {
+			t.Errorf("%s, %s: %d allocations, want %d; %d told, want %d\n%s", c.moves, c.tells, got["mallocs"][0].Count, c.mallocs, got["tells"][0].Count, c.told, r.stderr)
+		}
+	}
+}

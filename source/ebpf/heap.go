@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/procfs"
+	"github.com/unspool/unspool/internal/procroot"
 	"github.com/unspool/unspool/module"
 )
 
@@ -93,18 +94,21 @@ type allocator struct {
 // and others. Which of them is called is not known: a library that was loaded later can be for its own calls only. The dynamic linker's is not
 // among them, unless it is musl, which is the C library, too.
 func findAllocators(pid int) (all []*allocator, err error) {
-	paths, err := executables(pid)
+	files, err := executables(pid)
 	if err != nil {
 		return nil, err
 	}
 	var first error
-	for _, path := range slices.DeleteFunc(paths, isLinker) {
-		a, err := openAllocator(fmt.Sprintf("/proc/%d/root%s", pid, path))
+	for i := range files {
+		if isLinker(files[i].Name) {
+			continue
+		}
+		a, err := openAllocator(pid, &files[i])
 		if err != nil || a == nil {
 			first = cmp.Or(first, err)
 			continue
 		}
-		a.path = path
+		a.path = files[i].Name
 		all = append(all, a)
 	}
 	if len(all) == 0 {
@@ -116,8 +120,8 @@ func findAllocators(pid int) (all []*allocator, err error) {
 	return all, nil
 }
 
-// executables returns the files that a process has mapped executable, by its own paths.
-func executables(pid int) (paths []string, err error) {
+// executables returns the mappings by which a process has files mapped executable, one of each file.
+func executables(pid int) (files []procfs.Mapping, err error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return nil, err
@@ -128,16 +132,26 @@ func executables(pid int) (paths []string, err error) {
 		return nil, err
 	}
 	for _, m := range mappings {
-		if strings.HasPrefix(m.Name, "/") && m.Prot&unix.PROT_EXEC != 0 && m.Inode != 0 && !slices.Contains(paths, m.Name) {
-			paths = append(paths, m.Name)
+		if strings.HasPrefix(m.Name, "/") && m.Prot&unix.PROT_EXEC != 0 && m.Inode != 0 &&
+			!slices.ContainsFunc(files, func(f procfs.Mapping) bool { return f.Inode == m.Inode && f.Name == m.Name }) {
+			files = append(files, m)
 		}
 	}
-	return paths, nil
+	return files, nil
 }
 
-// openMapped opens a file and maps it. Who closes the image closes the file, too, or keeps it.
-func openMapped(path string) (*os.File, *module.Image, error) {
-	f, err := procfs.Open(path)
+// openExecutable opens a file that a process has mapped: through the mapping, as another file may be at its path by now, and a path of a process with
+// another root directory can lead nowhere there (proc(5): /proc/PID/map_files takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE).
+func openExecutable(pid int, m *procfs.Mapping) (*os.File, error) {
+	if f, err := procfs.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, m.Lo, m.Hi)); err == nil {
+		return f, nil
+	}
+	return procroot.Open(pid, m.Name)
+}
+
+// openMapped opens a file of a process and maps it. Who closes the image closes the file, too, or keeps it.
+func openMapped(pid int, m *procfs.Mapping) (*os.File, *module.Image, error) {
+	f, err := openExecutable(pid, m)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -156,15 +170,15 @@ func isLinker(path string) bool {
 }
 
 // openAllocator returns the allocator in a file; nil if it has none.
-func openAllocator(path string) (*allocator, error) {
-	f, img, err := openMapped(path)
+func openAllocator(pid int, m *procfs.Mapping) (*allocator, error) {
+	f, img, err := openMapped(pid, m)
 	if err != nil {
 		return nil, err
 	}
 	defer img.Close()
 	if img.Machine() != Machine {
 		f.Close()
-		return nil, fmt.Errorf("%s is for %s, not for %s", path, img.Machine().Name, Machine.Name)
+		return nil, fmt.Errorf("%s is for %s, not for %s", m.Name, img.Machine().Name, Machine.Name)
 	}
 	a := &allocator{file: f, allocate: map[uint64]uint64{}, free: map[uint64]bool{}}
 	isMalloc, throws := false, false
@@ -230,17 +244,25 @@ func (p *Program) attachProcess(pid int) error {
 	if err != nil {
 		p.heapStats.Unread = append(p.heapStats.Unread, err)
 	}
-	if len(publishers) > 0 {
-		p.heapStats.Tellers = append(p.heapStats.Tellers, int32(procfs.Leader(pid)))
-		var errs error
-		for _, pub := range publishers {
-			if err := p.attachPublisher(pub, pid); err != nil {
-				errs = errors.Join(errs, fmt.Errorf("a probe %s of %s: %w", memoryProvider, pub.path, err))
+	own := false
+	for _, pub := range publishers {
+		before := len(p.links)
+		err := p.attachPublisher(pub, pid)
+		pub.file.Close()
+		if err != nil { // a file can say that there are probes where none can be
+			for _, l := range p.links[before:] {
+				l.Close()
 			}
-			pub.file.Close()
-			p.heapStats.Publishers = append(p.heapStats.Publishers, Publisher{Path: pub.path, Frees: len(pub.free) > 0})
+			p.links = p.links[:before]
+			p.heapStats.Unread = append(p.heapStats.Unread, fmt.Errorf("%s: %w", pub.path, err))
+			continue
 		}
-		return errs
+		own = true
+		p.heapStats.Publishers = append(p.heapStats.Publishers, Publisher{Path: pub.path, Frees: len(pub.free) > 0})
+	}
+	if own {
+		p.heapStats.Tellers = append(p.heapStats.Tellers, int32(procfs.Leader(pid)))
+		return nil
 	}
 	all, err := findAllocators(pid)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/procfs"
 )
 
 // TestDraws: the draws have the mean and the deviation of an exponential distribution, and grow.
@@ -51,7 +52,7 @@ func TestForeignAllocator(t *testing.T) {
 	if out, err := gcc.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if a, err := openAllocator(prog); err == nil || !strings.Contains(err.Error(), "not for x86_64") {
+	if a, err := openAllocator(os.Getpid(), &procfs.Mapping{Name: prog}); err == nil || !strings.Contains(err.Error(), "not for x86_64") {
 		t.Errorf("%+v, %v", a, err)
 	}
 	c := exec.Command(prog)

@@ -3,12 +3,14 @@ package ebpf
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 
 	"github.com/cilium/ebpf/link"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/source/usdt"
 )
 
@@ -68,17 +70,17 @@ type told struct {
 
 // findPublishers returns the files of a process that have probes of memory, and are open; err says why others are not among them.
 func findPublishers(pid int) (all []*publisher, err error) {
-	paths, err := executables(pid)
+	files, err := executables(pid)
 	if err != nil {
 		return nil, err
 	}
-	for _, path := range paths {
-		p, perr := openPublisher(fmt.Sprintf("/proc/%d/root%s", pid, path))
+	for i := range files {
+		p, perr := openPublisher(pid, &files[i])
 		switch {
 		case perr != nil:
-			err = errors.Join(err, fmt.Errorf("%s: %w", path, perr))
+			err = errors.Join(err, fmt.Errorf("%s: %w", files[i].Name, perr))
 		case p != nil:
-			p.path = path
+			p.path = files[i].Name
 			all = append(all, p)
 		}
 	}
@@ -87,8 +89,8 @@ func findPublishers(pid int) (all []*publisher, err error) {
 
 // openPublisher returns the publisher that a file is; nil if it has no probe that says what is allocated. An error says that it has some that cannot be
 // read: then none is taken, as sums would be wrong.
-func openPublisher(path string) (_ *publisher, err error) {
-	f, img, err := openMapped(path)
+func openPublisher(pid int, m *procfs.Mapping) (_ *publisher, err error) {
+	f, img, err := openMapped(pid, m)
 	if err != nil {
 		return nil, nil // of this file, nobody knows of probes
 	}
@@ -151,6 +153,9 @@ func (p *Program) attachPublisher(pub *publisher, pid int) error {
 			number := uint32(p.probes)
 			if number == maxProbes {
 				return fmt.Errorf("there are more than %d", maxProbes)
+			}
+			if all[i].semaphore > math.MaxUint32 { // the kernel's interface has 32 bits of it, and would count elsewhere
+				return fmt.Errorf("its semaphore lies at %#x of the file", all[i].semaphore)
 			}
 			p.probes++
 			if err := p.more.Maps["probes"].Put(number, &all[i].args); err != nil {
