@@ -131,9 +131,12 @@ US_INLINE void expect(void)
 		heap_expect(__builtin_frame_address(0));
 }
 
+/* What failed counts nothing: its size can be any number, and left has 63 bits. */
 US_INLINE void allocated(void *p, uint64_t n)
 {
-	if (us_unlikely((heap_thread.left -= (int64_t)n) <= 0))
+	if (us_unlikely(!p))
+		heap_thread.ahead = NULL;
+	else if (us_unlikely((heap_thread.left -= (int64_t)n) <= 0))
 		heap_allocated(p, n, __builtin_frame_address(0));
 }
 
@@ -188,12 +191,8 @@ static US_COLD void *realloc_early(void *p, size_t n)
 /* After the other function has been asked for n bytes in place of p, and gave q: f says what p was. */
 US_INLINE void *reallocated(void *p, void *q, size_t n, struct heap_freed f, int64_t left)
 {
-	if (us_unlikely(!q)) {
-		heap_thread.ahead = NULL;
-		if (n)
-			heap_unfreed(p, f);
-		return q;
-	}
+	if (us_unlikely(!q && n))
+		heap_unfreed(p, f);
 	allocated_once(q, n, left);
 	return q;
 }

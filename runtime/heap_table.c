@@ -638,11 +638,6 @@ void heap_allocated(void *p, uint64_t n, const uint64_t *frame)
 	struct heap_thread *t = &heap_thread;
 	int e = errno;
 
-	if (!p) {
-		t->left += (int64_t)n;
-		t->ahead = NULL;
-		return;
-	}
 	if (!enter(t)) {
 		if (atomic_load_explicit(&state.on, memory_order_relaxed) == ON)
 			tables.files.process->nested++;

@@ -81,6 +81,29 @@ print("done")
 	}
 }
 
+// TestHeapHuge: what fails counts nothing, and nothing behind it is missing, however many bytes are asked for.
+func TestHeapHuge(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "gcc")
+	lib, prog := heapLibrary(t), filepath.Join(t.TempDir(), "huge")
+	if out, err := exec.Command("gcc", "-O1", "-fno-builtin", "-Wall", "-Wextra", "-Werror", "-Wno-alloc-size-larger-than", "-o", prog, "testdata/heap_huge.c").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, n := range []uint64{1 << 62, math.MaxInt64, 1 << 63, 3 << 62, math.MaxUint64 - 4096, math.MaxUint64} {
+		for _, period := range []string{"0", "1000"} {
+			out, all := heapRun(t, lib, []string{"UNSPOOL_HEAP_PERIOD=" + period}, prog, fmt.Sprint(n))
+			all = slices.DeleteFunc(all, func(p *heap.Process) bool { return p.Path != prog })
+			if len(all) != 1 || out != "done\n<nil>\n" {
+				t.Fatalf("%#x bytes: %q, %d processes", n, out, len(all))
+			}
+			got := totals(t, all)[0]
+			if low, high := uint64(4_500_000), uint64(5_500_000); got.alloc.Bytes < low || got.alloc.Bytes > high || got.inUse != got.alloc {
+				t.Errorf("%#x bytes, period %s: %v allocated, %v in use; want 5,000 objects of 1,000 bytes, in use", n, period, got.alloc, got.inUse)
+			}
+		}
+	}
+}
+
 // TestHeapAllocators: with tcmalloc, jemalloc and mimalloc, C++'s operators are recorded once, as with the C library.
 func TestHeapAllocators(t *testing.T) {
 	oracle.Long(t)
