@@ -161,10 +161,37 @@ func (q *Queue) head() *export.Request {
 	return q.items[0]
 }
 
+// lastWait is for a target to return when it is too late to send.
+const lastWait = 200 * time.Millisecond
+
+// sendTo sends a request. A target that does not return when ctx has ended is left alone: a pipe that nobody reads, or a disk that never answers.
+func sendTo(ctx context.Context, t *Target, r *export.Request) (export.Receipt, error) {
+	type answer struct {
+		receipt export.Receipt
+		err     error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		receipt, err := t.Send(ctx, r)
+		answers <- answer{receipt, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.receipt, a.err
+	case <-ctx.Done():
+	}
+	select {
+	case a := <-answers:
+		return a.receipt, a.err
+	case <-time.After(lastWait):
+		return export.Receipt{}, &export.Later{Err: errors.New("it did not take a profile in time")}
+	}
+}
+
 // send tries to send the oldest request once. It returns for how long the target asks to wait before it is tried again; less than 0 if it has
 // not to be.
 func (q *Queue) send(ctx context.Context, r *export.Request) time.Duration {
-	receipt, err := q.Target().Send(ctx, r)
+	receipt, err := sendTo(ctx, q.Target(), r)
 	q.mu.Lock()
 	was := q.stats.Err
 	q.stats.Err = err

@@ -181,3 +181,21 @@ func TestQueueInFlight(t *testing.T) {
 		})
 	}
 }
+
+// A target that never returns, such as a pipe that nobody reads, does not hold up the end.
+func TestQueueStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reads := make(chan struct{})
+		defer close(reads)
+		e, q := newEngine(func(string) error { <-reads; return nil }, 100)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Minute, cancel)
+		q.Put(request(0))
+		q.Put(request(1))
+		began := time.Now()
+		q.Run(ctx, 2*time.Second, e.tell)
+		if s, took := q.Stats(), time.Since(began); s.Dropped != 2 || s.Sent != 0 || took != time.Minute+2*time.Second+lastWait {
+			t.Errorf("ended after %v: %+v", took, s)
+		}
+	})
+}
