@@ -67,6 +67,7 @@ type Agent struct {
 	members map[int32]group // of processes, in this interval
 	since   time.Time
 	was     uint64 // lost before
+	ended   bool   // there is no interval any more
 	stats   Stats
 
 	left atomic.Int64 // samples of intervals that have ended, whose profiles have not all been sent
@@ -115,6 +116,10 @@ func (a *Agent) Add(s *profile.Sample) error {
 	a.stats.Samples++
 	if s.PID == 0 && !s.HasUser { // not a process of another PID namespace, which has no number here
 		a.stats.Idle++
+		return nil
+	}
+	if a.ended {
+		a.stats.Lost++
 		return nil
 	}
 	if s.HasUser && s.Stop < unwind.NumStops {
@@ -248,6 +253,7 @@ func (a *Agent) send(c *interval) {
 		}
 		batches, err := a.make(l)
 		a.log(err)
+		left := int64(l.samples)
 		for _, b := range batches {
 			if a.o.Show != nil {
 				a.o.Show(b)
@@ -261,8 +267,11 @@ func (a *Agent) send(c *interval) {
 				}
 				q.Put(r)
 			}
+			n := int64(b.Profile.Totals.Samples)
+			a.left.Add(-n)
+			left -= n
 		}
-		a.left.Add(-int64(l.samples))
+		a.left.Add(-left)
 	}
 }
 
@@ -345,21 +354,34 @@ func (a *Agent) Run(ctx, late context.Context) (whole bool) {
 	close(cuts)
 	select {
 	case <-made:
-		return true
+		whole = true
 	case <-late.Done():
 	}
 	a.over.Store(true)
 	a.mu.Lock()
-	n := uint64(a.left.Load())
+	n := uint64(0)
+	if !whole {
+		n = uint64(a.left.Load())
+	}
 	for _, b := range a.groups { // they came after the last interval
 		n += b.Totals().Samples
 	}
 	a.stats.Lost += n
+	a.ended, a.groups = true, nil
 	a.mu.Unlock()
 	if n > 0 {
 		a.log(fmt.Errorf("%d samples were not sent: there was no time at the end to make their profiles", n))
 	}
-	return false
+	return whole
+}
+
+// End counts what was lost after Run's last interval. Samples that are added after Run count as lost.
+func (a *Agent) End() {
+	lost := a.o.Lost()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stats.Lost += lost - min(lost, a.was)
+	a.was = max(lost, a.was)
 }
 
 func (a *Agent) log(err error) {

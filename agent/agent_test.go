@@ -302,6 +302,58 @@ func TestLate(t *testing.T) {
 	})
 }
 
+// What comes after the last interval is lost and counted, where all before has been sent: samples that a slow reader adds, and what it says was lost.
+// Of an interval whose profiles are made together, those that have been sent are not lost.
+func TestAfterEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lost := uint64(0)
+		ctx, cancel := context.WithCancel(t.Context())
+		e := &slow{encode: func() {}}
+		a := newAgent(Options{Settings: Settings{Interval: time.Minute}, Outputs: &Outputs{all: []*output{{queue: NewQueue(&Target{Exporter: e}, 1)}}},
+			Lost: func() uint64 { return lost }}, time.Now())
+		a.Add(sample(1<<30, "c", 7))
+		cancel()
+		if !a.Run(ctx, context.Background()) {
+			t.Error("it was not whole")
+		}
+		for range 3 {
+			a.Add(sample(1<<30, "c", 7))
+		}
+		a.Add(&profile.Sample{})
+		lost = 5
+		a.End()
+		a.End()
+		if st := a.Stats(); e.samples != 1 || st.Lost != 8 || st.Samples != 5 || st.Idle != 1 {
+			t.Errorf("%d samples sent: %+v", e.samples, st)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		late, over := context.WithCancel(t.Context())
+		n, end := 0, make(chan struct{})
+		defer close(end)
+		e := &slow{encode: func() {
+			if n++; n == 2 {
+				<-end
+			}
+		}}
+		r, err := ParseRule(`{"regex":"service_name","action":"labeldrop"}`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := newAgent(Options{Settings: Settings{Interval: time.Minute, Rules: []*Rule{r}}, Outputs: &Outputs{all: []*output{{queue: NewQueue(&Target{Exporter: e}, 1)}}}}, time.Now())
+		for i, comm := range []string{"b", "a", "a", "b", "a"} {
+			a.Add(sample(1<<30+int32(i), comm, 7))
+		}
+		time.AfterFunc(2*time.Minute, over)
+		if a.Run(context.Background(), late) {
+			t.Error("it was whole")
+		}
+		if st := a.Stats(); st.Lost != 2 {
+			t.Errorf("%d samples sent, %d lost, of 5", e.samples, st.Lost)
+		}
+	})
+}
+
 // A pod's profiles have the kubelet's names, and its workload is their service; so it is for each command in the container.
 func TestPods(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -315,6 +315,7 @@ func (d *daemon) sum() {
 			d.Log.Warn("profiles are missing", "output", q.Target().String(), "sent", s.Sent, "dropped", s.Dropped, "refused", s.Refused)
 		}
 	}
+	d.agent.End()
 	st := d.agent.Stats()
 	d.Log.Info("done", "samples", st.Samples-st.Idle, "lost", st.Lost, "profiles", st.Profiles)
 }
