@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -42,7 +43,28 @@ func (c *Client) PutSigned(ctx context.Context, to string, body io.Reader, size 
 	if err != nil {
 		return err
 	}
+	a.hide(u)
 	return a.Err()
+}
+
+// leastSecret is how long a value in a URL's query is that nobody else is to read.
+const leastSecret = 8
+
+// hide leaves out what a server says if it repeats a value of a URL's query, as pages of errors do: it is for messages.
+func (a *Answer) hide(u *url.URL) {
+	body, to := strings.ToLower(string(a.Body)), strings.ToLower(a.Header.Get("Location"))
+	for _, values := range u.Query() {
+		for _, v := range values {
+			for _, is := range []string{v, url.QueryEscape(v), url.PathEscape(v)} {
+				if is = strings.ToLower(is); len(v) < leastSecret || !strings.Contains(body+"\n"+to, is) {
+					continue
+				}
+				a.Body = nil
+				a.Header.Del("Location")
+				return
+			}
+		}
+	}
 }
 
 // unsigned returns a URL of a server's for messages: without what gives a right to whoever reads it, such as a signature in the query.

@@ -2,10 +2,12 @@ package export
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 )
@@ -72,6 +74,38 @@ func TestSignedSecrets(t *testing.T) {
 	a.Header.Set("Location", "https://%zz?X-Amz-Signature=sesame")
 	if err := a.Err(); strings.Contains(err.Error(), "sesame") {
 		t.Error(err)
+	}
+}
+
+// TestSignedEcho: pages of errors repeat what was asked for. Messages have no signature of these either, as it is or encoded.
+func TestSignedEcho(t *testing.T) {
+	status := http.StatusForbidden
+	bucket := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch q := r.URL.Query(); r.URL.Path {
+		case "/raw":
+			http.Error(w, "no "+r.RequestURI, status)
+		case "/plain":
+			http.Error(w, "no "+strings.ToLower(q.Get("sig")), status)
+		case "/json":
+			w.WriteHeader(status)
+			fmt.Fprintf(w, `{"message": "no %s"}`, q.Get("sig"))
+		case "/cut":
+			http.Error(w, strings.Repeat("x", 290)+q.Get("sig"), status)
+		case "/moved":
+			w.Header().Set("Location", "https://other.example/"+url.PathEscape(q.Get("sig")))
+			w.WriteHeader(http.StatusMovedPermanently)
+		default:
+			http.Error(w, "no more", status)
+		}
+	}))
+	defer bucket.Close()
+	for _, status = range []int{http.StatusForbidden, http.StatusBadGateway} {
+		for _, path := range []string{"/raw", "/plain", "/json", "/cut", "/moved", "/other"} {
+			err := client(t, "http://127.0.0.1:1", Options{}).PutSigned(t.Context(), bucket.URL+path+"?v=no&sig=sesame%2Fopen+sesame", strings.NewReader("file"), 4)
+			if err == nil || strings.Contains(err.Error(), "sesam") || path == "/other" && !strings.Contains(err.Error(), "no more") {
+				t.Errorf("%s: %v", path, err)
+			}
+		}
 	}
 }
 
