@@ -330,3 +330,51 @@ int main(int n, char **v)
 		}
 	}
 }
+
+// TestHeapReplaced: where something is allocated at an address, what was there is no longer in use, though nobody has seen it freed: of an allocator that
+// also frees by a function of its own, and of a process that does not report what it frees.
+func TestHeapReplaced(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "gcc")
+	if os.Geteuid() != 0 {
+		oracle.Lacks(t, "root")
+	}
+	const loop = `
+#include <unistd.h>
+int main(void)
+{
+	char c;
+
+	if (write(1, "a", 1) != 1 || read(0, &c, 1) != 1)
+		return 1;
+	for (int i = 0; i < 1000; i++)
+		allocates(i % 10);
+	return 0;
+}`
+	library := heapProgram(t, "gcc", "c", `static char pool[1 << 20]; static unsigned long used; static void *last;
+void *malloc(unsigned long n) { void *p = last; last = 0; if (!p && n <= 100) { p = pool + used; used += 112; } return p; }
+void free(void *p) { (void)p; }
+void own_free(void *p) { last = p; }`, "-shared", "-fPIC")
+	for _, c := range []struct {
+		source string
+		flags  []string
+		want   [2]uint64 // objects, allocated and in use
+		note   string
+	}{
+		{`extern void *malloc(unsigned long); extern void own_free(void *);
+__attribute__((noipa)) void allocates(int i) { void *p = malloc(100); if (i) own_free(p); }` + loop, []string{"-x", "none", library, "-Wl,-rpath," + filepath.Dir(library)}, [2]uint64{1000, 101}, "probes at"},
+		{tellsProbes + `__attribute__((noipa)) void allocates(int i)
+{
+	static char places[10];
+
+	if (alloc_semaphore)
+		__asm__ volatile(PROBE(alloc, "8@%0 8@$10 8@$10") : : "r"(places + i) : "memory");
+}` + loop, nil, [2]uint64{1000, 10}, "all counts as in use until something else is at its address"},
+	} {
+		got, r := probeHeap(t, heapProgram(t, "gcc", "c", c.source, c.flags...), "--heap=all")
+		x := got["allocates"]
+		if have := [2]uint64{x[0].Count, x[1].Count}; have != c.want || !strings.Contains(r.stderr, c.note) {
+			t.Errorf("%v objects, want %v\n%s", have, c.want, r.stderr)
+		}
+	}
+}

@@ -114,7 +114,7 @@ func told(n ebpf.HeapStats) (out []string) {
 	for _, p := range n.Publishers {
 		note := p.Path + " reports its own samples by otel_memory probes (USDT): these are recorded, in place of its allocators' calls, and --heap-period changes nothing"
 		if !p.Frees {
-			note += "; it does not report what is freed, so all counts as in use"
+			note += "; it does not report what is freed: all counts as in use until something else is at its address"
 		}
 		out = append(out, note)
 	}

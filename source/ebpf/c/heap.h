@@ -337,6 +337,7 @@ int on_alloc_return(void *ctx)
 	if (!address)
 		return 0;
 	at.address = address;
+	freed(address); /* nobody has seen what was there freed */
 	tell(&c.is, 0);
 	if (bpf_map_update_elem(&objects, &at, &c.is, BPF_ANY) != 0)
 		count(FORGOTTEN);
@@ -375,6 +376,7 @@ static __attribute__((noinline)) int told(void *ctx)
 	o.id = w->id;
 	o.pid = w->s.pid;
 	o.tid = w->s.tid;
+	freed(at.address); /* it has not said so */
 	tell(&o, 0);
 	if (at.address && bpf_map_update_elem(&objects, &at, &o, BPF_ANY) != 0)
 		count(FORGOTTEN);

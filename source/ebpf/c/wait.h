@@ -186,6 +186,10 @@ int on_sleep(u64 *ctx)
 		r->ends = to;
 	}
 	if (state & TASK_DEAD) {
+		struct blocked *before = bpf_map_lookup_elem(&blocked, &from);
+
+		if (before && before->since)
+			count(FORGOTTEN);
 		bpf_map_delete_elem(&blocked, &from);
 		return 0;
 	}
