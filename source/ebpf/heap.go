@@ -170,19 +170,29 @@ func isLinker(path string) bool {
 }
 
 // openAllocator returns the allocator in a file; nil if it has none.
-func openAllocator(pid int, m *procfs.Mapping) (*allocator, error) {
+func openAllocator(pid int, m *procfs.Mapping) (a *allocator, err error) {
 	f, img, err := openMapped(pid, m)
 	if err != nil {
 		return nil, err
 	}
 	defer img.Close()
-	if img.Machine() != Machine {
+	err = module.Guard(func() (err error) { a, err = allocatorOf(img); return err }) // the process may be able to cut it short
+	if err != nil || a == nil {
 		f.Close()
-		return nil, fmt.Errorf("%s is for %s, not for %s", m.Name, img.Machine().Name, Machine.Name)
+		return nil, err
 	}
-	a := &allocator{file: f, allocate: map[uint64]uint64{}, free: map[uint64]bool{}}
+	a.file = f
+	return a, nil
+}
+
+// allocatorOf returns the allocator in an image; nil if it has none.
+func allocatorOf(img *module.Image) (*allocator, error) {
+	if img.Machine() != Machine {
+		return nil, fmt.Errorf("%s is for %s, not for %s", img.Name(), img.Machine().Name, Machine.Name)
+	}
+	a := &allocator{allocate: map[uint64]uint64{}, free: map[uint64]bool{}}
 	isMalloc, throws := false, false
-	err = img.Symbols(func(s module.Symbol) bool {
+	err := img.Symbols(func(s module.Symbol) bool {
 		name, _, _ := strings.Cut(s.Name, "@")
 		throws = throws || name == "__cxa_throw" && s.Section.Defined()
 		cookie, allocates := allocators[name]
@@ -203,7 +213,6 @@ func openAllocator(pid int, m *procfs.Mapping) (*allocator, error) {
 		return true
 	})
 	if err != nil || !isMalloc || len(a.free) == 0 {
-		f.Close()
 		return nil, err
 	}
 	a.unseen = a.unseen && !throws // a file with C++'s exceptions in itself, such as a static program, has the standard library's

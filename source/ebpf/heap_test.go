@@ -71,3 +71,46 @@ func TestForeignAllocator(t *testing.T) {
 		t.Errorf("%+v, %v", all, err)
 	}
 }
+
+// TestCutShort: a process that cuts its own file short while it is read costs an error.
+func TestCutShort(t *testing.T) {
+	exe, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, exe, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	m := &procfs.Mapping{Name: path}
+	stop := make(chan struct{})
+	done := make(chan struct{})
+	go func() { // a file that comes and goes
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			w, err := os.OpenFile(path, os.O_WRONLY, 0)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			w.Write(exe)
+			w.Truncate(4096)
+			w.Close()
+		}
+	}()
+	for range 100 {
+		if a, err := openAllocator(os.Getpid(), m); err == nil && a != nil {
+			a.file.Close()
+		}
+		if p, err := openPublisher(os.Getpid(), m); err == nil && p != nil {
+			p.file.Close()
+		}
+	}
+	close(stop)
+	<-done
+}

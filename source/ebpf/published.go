@@ -11,6 +11,7 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/internal/procfs"
+	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/source/usdt"
 )
 
@@ -89,18 +90,24 @@ func findPublishers(pid int) (all []*publisher, err error) {
 
 // openPublisher returns the publisher that a file is; nil if it has no probe that says what is allocated. An error says that it has some that cannot be
 // read: then none is taken, as sums would be wrong.
-func openPublisher(pid int, m *procfs.Mapping) (_ *publisher, err error) {
+func openPublisher(pid int, m *procfs.Mapping) (p *publisher, err error) {
 	f, img, err := openMapped(pid, m)
 	if err != nil {
 		return nil, nil // of this file, nobody knows of probes
 	}
 	defer img.Close()
-	p := &publisher{file: f}
-	defer func() {
-		if err != nil || len(p.alloc) == 0 {
-			f.Close()
-		}
-	}()
+	err = module.Guard(func() (err error) { p, err = publisherOf(img); return err }) // the process may be able to cut it short
+	if err != nil || p == nil {
+		f.Close()
+		return nil, err
+	}
+	p.file = f
+	return p, nil
+}
+
+// publisherOf returns the publisher that an image is; nil for none.
+func publisherOf(img *module.Image) (*publisher, error) {
+	p := &publisher{}
 	list, err := usdt.Read(img, memoryProvider)
 	if err != nil {
 		return nil, err
