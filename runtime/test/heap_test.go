@@ -73,7 +73,8 @@ print("done")
 	if out, err := exec.Command("gcc", "-O2", "-fomit-frame-pointer", "-fno-builtin", "-Wall", "-Wextra", "-Werror", "-o", frames, "testdata/heap_frames.c").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, c := range [][]string{compiler(t, "testdata/heap_safe.cc"), {"python3", "-c", script}, {frames}, {heapProgram(t, "heap_all.cc", "-fno-builtin", "-Wno-alloc-size-larger-than"), "parent", plug}} {
+	for _, c := range [][]string{compiler(t, "testdata/heap_safe.cc"), {"python3", "-c", script}, {frames},
+		{heapProgram(t, "heap_switch.cc", "-O2", "-fomit-frame-pointer", "-fno-builtin"), plug}, {heapProgram(t, "heap_all.cc", "-fno-builtin", "-Wno-alloc-size-larger-than"), "parent", plug}} {
 		out, all := heapRun(t, lib, []string{"UNSPOOL_HEAP_PERIOD=0"}, c[0], c[1:]...)
 		if !strings.HasSuffix(out, "<nil>\n") || len(all) == 0 {
 			t.Errorf("%s: %s", c[0], out)
