@@ -16,7 +16,7 @@
  * bytes. All is in the machine's byte order, and all numbers may change while the process runs.
  */
 #define HEAP_MAGIC 0x7061656874707375u /* "uspthe", "ap" */
-enum { HEAP_VERSION = 1, HEAP_FRAMES = 255, HEAP_SEGMENTS = 8, HEAP_PATH = 4096, HEAP_ID = 32 };
+enum { HEAP_VERSION = 2, HEAP_FRAMES = 255, HEAP_SEGMENTS = 8, HEAP_PATH = 4096, HEAP_ID = 32 };
 enum { HEAP_PROCESS = 1, HEAP_MODULE = 2, HEAP_STACK = 3 };
 
 struct heap_chunk {
@@ -57,16 +57,26 @@ struct heap_module {
 
 enum { HEAP_UNIT = 1 << 16 };
 
-/* What was allocated from one stack. Each word of frame has the module's index above the lower 48 bits. Objects count in 1/HEAP_UNIT. */
+/*
+ * A record's place: the number of its chunk, and the record's offset there, in units of 8 bytes. 0 is none.
+ */
+typedef uint32_t heap_ref;
+enum { HEAP_REF_BITS = 21, HEAP_MAX_CHUNK = 8 << HEAP_REF_BITS, HEAP_CHUNKS = 1 << (32 - HEAP_REF_BITS) };
+
+/*
+ * What was allocated from one stack: of its frames, it has the n innermost ones, and the others are the shared outermost ones of a stack that was
+ * written before. Each word of frame has the module's index above the lower 48 bits. Objects count in 1/HEAP_UNIT.
+ */
 struct heap_stack {
 	struct heap_head head;
+	uint64_t hash; /* of all frames, and of how often modules had been unloaded */
+	heap_ref outer;
+	uint16_t shared, n;
 	uint64_t objects, bytes;             /* allocated */
 	uint64_t freed_objects, freed_bytes;
 	uint64_t brief_objects, brief_bytes; /* freed before the thread had allocated anything else */
 	uint64_t peak_objects, peak_bytes;   /* in use at the peak, if epoch is the process's; else what is in use now was */
 	uint64_t epoch;
-	uint32_t generation;
-	uint32_t n;
 	uint64_t frame[];
 };
 
@@ -187,12 +197,23 @@ struct heap_files {
 	char dir[HEAP_PATH];
 };
 
+extern US_HIDDEN struct heap_chunk *heap_chunks[HEAP_CHUNKS]; /* by their numbers */
+
+/* The record at a place. */
+US_INLINE void *heap_at(heap_ref r)
+{
+	return (char *)heap_chunks[r >> HEAP_REF_BITS] + (uint64_t)(r & ((1u << HEAP_REF_BITS) - 1)) * 8;
+}
+
 /* Opens the first chunk in a directory; 0 for an error. */
 US_HIDDEN int heap_open(struct heap_files *f, const char *dir, uint64_t period);
 
 /* Room for a record, which is to be filled before heap_wrote is called; NULL for none. */
 US_HIDDEN void *heap_room(struct heap_files *f, uint32_t type, uint64_t size);
 US_HIDDEN void heap_wrote(struct heap_files *f);
+
+/* The place of what heap_room gave last. */
+US_HIDDEN heap_ref heap_place(const struct heap_files *f, const void *record);
 
 /* In a child that goes on to record what its parent began: what it writes is its own memory, and no file. */
 US_HIDDEN void heap_left(struct heap_files *f);

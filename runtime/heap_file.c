@@ -17,9 +17,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { FIRST_CHUNK = 256 << 10, LAST_CHUNK = 16 << 20, MAX_CHUNKS = 4096 };
+enum { FIRST_CHUNK = 256 << 10, LAST_CHUNK = HEAP_MAX_CHUNK };
 
-static struct heap_chunk *chunks[MAX_CHUNKS]; /* by their numbers */
+struct heap_chunk *heap_chunks[HEAP_CHUNKS];
 
 void *heap_map(uint64_t size)
 {
@@ -78,7 +78,7 @@ static int next_chunk(struct heap_files *f, uint64_t size)
 	long fd, at;
 	int there;
 
-	if (f->number == MAX_CHUNKS || is_forked(f))
+	if (f->number == HEAP_CHUNKS || is_forked(f))
 		return 0;
 	memcpy(path, f->dir, (size_t)(p - path));
 	*p++ = '/';
@@ -97,7 +97,7 @@ static int next_chunk(struct heap_files *f, uint64_t size)
 	syscall(SYS_close, fd);
 	if (at == -1)
 		return 0;
-	f->chunk = chunks[f->number] = (struct heap_chunk *)at;
+	f->chunk = heap_chunks[f->number] = (struct heap_chunk *)at;
 	f->size = size;
 	if (is_forked(f)) { /* since it was opened: perhaps it was not in the list */
 		heap_left(f);
@@ -111,9 +111,9 @@ void heap_left(struct heap_files *f)
 {
 	uint64_t size = FIRST_CHUNK;
 
-	for (uint32_t i = 0; i < MAX_CHUNKS && i <= f->number && chunks[i]; i++) {
-		if (syscall(SYS_mmap, chunks[i], size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != -1)
-			chunks[i]->used = sizeof *chunks[i];
+	for (uint32_t i = 0; i < HEAP_CHUNKS && i <= f->number && heap_chunks[i]; i++) {
+		if (syscall(SYS_mmap, heap_chunks[i], size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != -1)
+			heap_chunks[i]->used = sizeof *heap_chunks[i];
 		size = size < LAST_CHUNK ? size * 2 : LAST_CHUNK;
 	}
 }
@@ -145,6 +145,11 @@ void heap_wrote(struct heap_files *f)
 	atomic_store_explicit(&f->chunk->used, used, memory_order_release);
 }
 
+heap_ref heap_place(const struct heap_files *f, const void *record)
+{
+	return (f->number - 1) << HEAP_REF_BITS | (heap_ref)(((const char *)record - (const char *)f->chunk) / 8);
+}
+
 /* Reads a small file into a string. */
 static void read_string(const char *path, char *to, size_t size)
 {
@@ -173,8 +178,8 @@ int heap_open(struct heap_files *f, const char *dir, uint64_t period)
 	if (strlen(dir) >= sizeof f->dir)
 		return 0;
 	memset(f, 0, sizeof *f);
-	for (uint32_t i = 0; i < MAX_CHUNKS && chunks[i]; i++)
-		chunks[i] = NULL;
+	for (uint32_t i = 0; i < HEAP_CHUNKS && heap_chunks[i]; i++)
+		heap_chunks[i] = NULL;
 	strcpy(f->dir, dir);
 	f->pid = (int32_t)syscall(SYS_getpid);
 	f->part = heap_clock();

@@ -27,9 +27,10 @@ struct live {
 	uint64_t address, stack, size;
 };
 
+/* A stack's place, and 32 bits of its hash; 0: none. */
 struct interned {
-	uint64_t hash;
-	struct heap_stack *stack;
+	uint32_t hash;
+	heap_ref stack;
 };
 
 static struct state {
@@ -358,57 +359,71 @@ static void catch_up(void)
 static int interned_room(void)
 {
 	struct interned *old = tables.interned, *now;
-	uint64_t slots = tables.interned_slots;
+	uint64_t slots = tables.interned_slots, more = 4 * slots;
 
-	if (state.n_interned < slots / 2)
+	if (state.n_interned < slots / 4 * 3)
 		return 1;
-	if (slots == MAX_SLOTS || !(now = heap_map(2 * slots * sizeof *old)))
+	if (more > MAX_SLOTS || !(now = heap_map(more * sizeof *old)))
 		return state.n_interned < slots - 1;
-	syscall(SYS_madvise, now, 2 * slots * sizeof *old, MADV_WIPEONFORK);
+	syscall(SYS_madvise, now, more * sizeof *old, MADV_WIPEONFORK);
 	for (uint64_t i = 0; i < slots; i++) {
-		uint64_t k = old[i].hash & (2 * slots - 1);
+		uint64_t k = old[i].hash & (more - 1);
 
 		if (!old[i].stack)
 			continue;
 		while (now[k].stack)
-			k = (k + 1) & (2 * slots - 1);
+			k = (k + 1) & (more - 1);
 		now[k] = old[i];
 	}
 	tables.interned = now;
-	tables.interned_slots = 2 * slots;
+	tables.interned_slots = more;
 	syscall(SYS_munmap, old, slots * sizeof *old);
 	return 1;
 }
 
 #ifdef UNSPOOL_TRAIL_CHECK
-/* Tests: stacks with the same hash are the same. */
+/* Tests: stacks with the same hash are the same, and so are those that are written with another's frames. */
 static void same_check(const struct heap_stack *s, const struct walked *w)
 {
-	if (s->n != w->n || s->generation != state.generation)
-		abort();
-	for (unsigned i = 0; i < w->n; i++)
-		if ((s->frame[i] ^ pc_of(w, i)) % LOW)
+	unsigned left = w->n, i = 0; /* frames that s is to have; the next one */
+
+	for (;; s = heap_at(s->outer)) {
+		unsigned n = s->n + s->shared, k = n - left;
+
+		if (n < left)
 			abort();
+		for (; k < s->n; k++)
+			if ((s->frame[k] ^ pc_of(w, i++)) % LOW)
+				abort();
+		if (!(left = w->n - i))
+			return;
+		if (!s->outer || left > s->shared)
+			abort();
+	}
 }
 #endif
 
-static US_COLD struct heap_stack *new_stack(const struct walked *w)
+/* Writes a stack, without the frames that it has from another. */
+static US_COLD struct heap_stack *new_stack(const struct walked *w, uint64_t hash)
 {
 	uint64_t frame[HEAP_FRAMES];
 	struct us_loaded *m = NULL;
 	struct heap_stack *s;
-	unsigned n = w->n;
+	unsigned shared = walk_shares(w), n = w->n - shared;
 
 	for (unsigned i = 0; i < n; i++)
 		frame[i] = heap_frame(&tables.files, pc_of(w, i), &m);
 	s = heap_room(&tables.files, HEAP_STACK, sizeof *s + n * sizeof frame[0]);
 	if (!s)
 		return NULL;
-	s->n = n;
-	s->generation = state.generation;
+	s->hash = hash;
+	if (shared) {
+		s->outer = w->trail->base;
+		s->shared = (uint16_t)shared;
+	}
+	s->n = (uint16_t)n;
 	s->epoch = tables.files.process->epoch;
 	memcpy(s->frame, frame, n * sizeof frame[0]);
-	heap_wrote(&tables.files);
 	return s;
 }
 
@@ -416,25 +431,38 @@ static struct heap_stack *intern(const struct walked *w)
 {
 	struct heap_stack *s;
 	uint64_t mask, i, hash = us_trail_hash(w->hash, state.generation);
+	heap_ref r;
 
 	mask = tables.interned_slots - 1;
 	/* Of a million stacks, two have the same 64 bits with a chance of 1 in 37 million. */
-	for (i = hash & mask; (s = tables.interned[i].stack); i = (i + 1) & mask)
-		if (us_likely(tables.interned[i].hash == hash)) {
+	for (i = hash & mask; (r = tables.interned[i].stack); i = (i + 1) & mask) {
+		if (us_unlikely(tables.interned[i].hash != (uint32_t)hash))
+			continue;
+		s = heap_at(r);
+		if (us_likely(s->hash == hash)) {
 #ifdef UNSPOOL_TRAIL_CHECK
 			same_check(s, w);
 #endif
+			walk_has(w, r);
 			return s;
 		}
+	}
 	if (!interned_room())
 		return NULL;
 	mask = tables.interned_slots - 1;
 	for (i = hash & mask; tables.interned[i].stack; i = (i + 1) & mask)
 		;
-	s = new_stack(w);
-	tables.interned[i] = (struct interned){hash, s};
-	if (s)
-		state.n_interned++;
+	s = new_stack(w, hash);
+	if (!s)
+		return NULL;
+	r = heap_place(&tables.files, s);
+	heap_wrote(&tables.files);
+	tables.interned[i] = (struct interned){(uint32_t)hash, r};
+	state.n_interned++;
+	walk_has(w, r);
+#ifdef UNSPOOL_TRAIL_CHECK
+	same_check(s, w);
+#endif
 	return s;
 }
 
@@ -488,7 +516,7 @@ static int begin(void)
 	state.pid = (int32_t)syscall(SYS_getpid);
 	state.n_live = state.n_interned = 0;
 	for (unsigned i = 0; i < TRAILS; i++)
-		trails[i].t.n = 0;
+		trails[i].t.n = trails[i].base_n = 0;
 	tables.period = asked_period;
 	tables.live_slots = tables.interned_slots = FIRST_SLOTS;
 	tables.live = heap_map(FIRST_SLOTS * sizeof *tables.live);
@@ -554,7 +582,7 @@ static void forked(void)
 	memset((void *)&state, 0, sizeof state);
 	memset((void *)&heap_filter, 0, sizeof heap_filter);
 	for (unsigned i = 0; i < TRAILS; i++)
-		trails[i].t.n = trails[i].busy = 0;
+		trails[i].t.n = trails[i].base_n = trails[i].busy = 0;
 }
 
 /* What pthread_atfork calls. That itself is linked in, and wants a handle of the library: without one, the handler stays, as the library does. */

@@ -14,6 +14,8 @@ struct trail {
 	uint64_t walk;         /* how many there were; the last one: */
 	const uint64_t *frame; /* from here */
 	int n;                 /* found this */
+	int base_n;            /* of its outermost frames, so many are those of the stack */
+	heap_ref base;         /* here */
 	struct us_trail t;
 } __attribute__((aligned(4096)));
 static struct trail trails[TRAILS];
@@ -99,6 +101,8 @@ US_INLINE int walk_trail(struct walked *w, const uint64_t *frame)
 		t->ahead_walk = ++tr->walk;
 		tr->frame = frame;
 		tr->n = us_trail(&tr->t, (uint64_t)(frame + 1), frame[0]);
+		if (tr->base_n > tr->t.kept)
+			tr->base_n = tr->t.kept;
 	}
 	n = tr->n;
 	while (n > 0 && us_unlikely(is_own(tr->t.link[n - 1].pc)))
@@ -131,6 +135,23 @@ US_INLINE void walk(struct walked *w, const uint64_t *frame)
 	w->trail = NULL;
 	walk_whole(w);
 #endif
+}
+
+/* How many of the outermost frames a stack has that is written. */
+US_INLINE unsigned walk_shares(const struct walked *w)
+{
+	if (!w->trail)
+		return 0;
+	return (unsigned)w->trail->base_n < w->n ? (unsigned)w->trail->base_n : w->n;
+}
+
+/* The stack is written there. */
+US_INLINE void walk_has(const struct walked *w, heap_ref r)
+{
+	if (us_likely(w->trail != NULL)) {
+		w->trail->base = r;
+		w->trail->base_n = (int)w->n;
+	}
 }
 
 US_INLINE void walk_leave(const struct walked *w)

@@ -170,7 +170,7 @@ struct us_trail_frame {
 	uint64_t flags;
 };
 struct us_trail {
-	int n;
+	int n, kept; /* kept: so many of the outermost are those of the walk before */
 	struct us_trail_link link[US_TRAIL];
 	struct us_trail_frame frame[US_TRAIL];
 	struct us_trail_link fresh_link[US_TRAIL];

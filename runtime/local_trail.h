@@ -103,6 +103,7 @@ US_INLINE int trail_keep(struct us_trail *t, int old, int fresh)
 
 	if (us_unlikely(old + fresh > US_TRAIL))
 		return trail_deep(t, old, fresh);
+	t->kept = old;
 	if (old) {
 		hash = t->frame[old - 1].hash;
 		flags = t->frame[old - 1].flags;
@@ -143,7 +144,7 @@ int us_trail(struct us_trail *t, uint64_t at, uint64_t bp)
 	uint32_t index;
 	int fresh = 0, old = t->n;
 
-	t->n = 0; /* unless this walk is whole */
+	t->n = t->kept = 0; /* unless this walk is whole */
 	while (fresh < US_TRAIL) {
 		uint64_t bp_at = 0, save;
 

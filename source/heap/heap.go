@@ -41,8 +41,10 @@ type Process struct {
 	Damaged uint64 // records and files that could not be read
 	Full    bool   // the file system had no room for all records
 
-	index map[uint16]int // in Modules
-	epoch uint64
+	index  map[uint16]int // in Modules
+	place  map[place]int  // in Stacks
+	shared int            // frames that stacks may still have from others
+	epoch  uint64
 }
 
 // A Module is a file with code.
@@ -71,18 +73,25 @@ type Frame struct {
 	Module int
 }
 
+// A place is where a record is: its chunk's number, and its offset there, in units of 8 bytes.
+type place uint32
+
+const placeBits = 21 // of the offset
+
 // Bounds of what is read.
 const (
-	maxChunk   = 16 << 20
+	maxChunk   = 8 << placeBits
 	maxFiles   = 1 << 16
 	maxBytes   = 4 << 30 // of all files
 	maxModules = 1 << 14 // of a process
+	maxShared  = 1 << 28 // frames that stacks have from others, of all processes
+	maxChunks  = 1 << (32 - placeBits)
 )
 
 // What runtime/heap.h says.
 const (
 	magic   = 0x7061656874707375
-	version = 1
+	version = 2
 	unit    = 1 << 16 // of objects
 
 	recordProcess, recordModule, recordStack = 1, 2, 3
@@ -90,7 +99,7 @@ const (
 	chunkSize   = 40
 	processSize = 8 + 9*8 + 16
 	moduleSize  = 8 + 16 + 32 + 8*24
-	stackSize   = 8 + 9*8 + 8
+	stackSize   = 8 + 2*8 + 9*8
 
 	maxFrames   = 255
 	maxID       = 32
@@ -121,10 +130,10 @@ func Read(dir string) ([]*Process, error) {
 		return cmp.Or(cmp.Compare(a.part, b.part), cmp.Compare(a.pid, b.pid), cmp.Compare(a.number, b.number))
 	})
 	var all []*Process
-	left := int64(maxBytes)
+	left, shared := int64(maxBytes), maxShared
 	for i := 0; i < len(chunks); {
 		c := &chunks[i]
-		p := &Process{PID: int32(c.pid), Start: time.Unix(0, int64(c.part)), index: map[uint16]int{}}
+		p := newProcess(c.pid, c.part, shared)
 		for n := uint32(0); i < len(chunks) && chunks[i].part == c.part && chunks[i].pid == c.pid; i++ {
 			b, err := readChunk(filepath.Join(dir, chunks[i].name), left)
 			left -= int64(len(b))
@@ -136,9 +145,14 @@ func Read(dir string) ([]*Process, error) {
 			n++
 		}
 		p.finish()
+		shared = p.shared
 		all = append(all, p)
 	}
 	return all, nil
+}
+
+func newProcess(pid uint32, part uint64, shared int) *Process {
+	return &Process{PID: int32(pid), Start: time.Unix(0, int64(part)), index: map[uint16]int{}, place: map[place]int{}, shared: shared}
 }
 
 var (
@@ -182,30 +196,31 @@ func half(b []byte, i int) uint32 { return binary.NativeEndian.Uint32(b[4*i:]) }
 
 // add reads a chunk's records. It returns false where one is damaged, and leaves out what follows.
 func (p *Process) add(b []byte, pid uint32, part uint64, number uint32) bool {
-	if len(b) < chunkSize || word(b, 0) != magic || half(b, 2) != version || half(b, 3) != pid || word(b, 2) != part || half(b, 6) != number {
+	if len(b) < chunkSize || word(b, 0) != magic || half(b, 2) != version || half(b, 3) != pid || word(b, 2) != part || half(b, 6) != number || number >= maxChunks {
 		return false
 	}
-	for b = b[chunkSize:]; len(b) > 0; {
+	for at := chunkSize; at < len(b); {
+		b := b[at:]
 		if len(b) < 8 {
 			return false
 		}
 		kind, size := half(b, 0), half(b, 1)
-		if size < 8 || size%8 != 0 || uint64(size) > uint64(len(b)) || !p.record(kind, b[:size]) {
+		if size < 8 || size%8 != 0 || uint64(size) > uint64(len(b)) || !p.record(kind, b[:size], place(number<<placeBits|uint32(at)/8)) {
 			return false
 		}
-		b = b[size:]
+		at += int(size)
 	}
 	return true
 }
 
-func (p *Process) record(kind uint32, b []byte) bool {
+func (p *Process) record(kind uint32, b []byte, at place) bool {
 	switch kind {
 	case recordProcess:
 		return p.process(b)
 	case recordModule:
 		return p.module(b)
 	case recordStack:
-		return p.stack(b)
+		return p.stack(b, at)
 	}
 	return false
 }
@@ -264,21 +279,27 @@ func (r raw) less(s raw) raw {
 	return raw{r.objects - min(s.objects, r.objects), r.bytes - min(s.bytes, r.bytes)}
 }
 
-func (p *Process) stack(b []byte) bool {
+func (p *Process) stack(b []byte, at place) bool {
 	if len(b) < stackSize {
 		return false
 	}
-	n := half(b, 21)
-	if n > maxFrames || len(b) != stackSize+8*int(n) {
+	outer, ends := place(half(b, 4)), half(b, 5)
+	shared, n := int(ends&0xffff), int(ends>>16)
+	if shared+n > maxFrames || len(b) != stackSize+8*n {
 		return false
 	}
-	alloc, freed := raw{word(b, 1), word(b, 2)}, raw{word(b, 3), word(b, 4)}
-	s := Stack{Cut: n == maxFrames, Alloc: amount(alloc), InUse: amount(alloc.less(freed)), Brief: amount(raw{word(b, 5), word(b, 6)})}
+	alloc, freed := raw{word(b, 3), word(b, 4)}, raw{word(b, 5), word(b, 6)}
+	s := Stack{Cut: shared+n == maxFrames, Alloc: amount(alloc), InUse: amount(alloc.less(freed)), Brief: amount(raw{word(b, 7), word(b, 8)})}
 	s.Peak = s.InUse
-	if word(b, 9) == p.epoch {
-		s.Peak = amount(raw{word(b, 7), word(b, 8)})
+	if word(b, 11) == p.epoch {
+		s.Peak = amount(raw{word(b, 9), word(b, 10)})
 	}
-	s.Frames = make([]Frame, n)
+	more, ok := p.outermost(outer, shared)
+	if !ok {
+		s.Cut = true
+		p.Damaged++
+	}
+	s.Frames = make([]Frame, n, n+len(more))
 	for i := range s.Frames {
 		w := word(b[stackSize:], i)
 		f := Frame{PC: w & (1<<48 - 1), Module: -1}
@@ -287,11 +308,28 @@ func (p *Process) stack(b []byte) bool {
 		}
 		s.Frames[i] = f
 	}
+	s.Frames = append(s.Frames, more...)
+	p.place[at] = len(p.Stacks)
 	p.Stacks = append(p.Stacks, s)
 	return true
 }
 
+// outermost returns the n outermost frames of a stack that was read before; false where it was not, or has fewer frames.
+func (p *Process) outermost(at place, n int) ([]Frame, bool) {
+	if n == 0 {
+		return nil, true
+	}
+	i, ok := p.place[at]
+	if !ok || n > len(p.Stacks[i].Frames) || n > p.shared {
+		return nil, false
+	}
+	p.shared -= n
+	f := p.Stacks[i].Frames
+	return f[len(f)-n:], true
+}
+
 // finish leaves out what counts for nothing.
 func (p *Process) finish() {
+	p.place = nil
 	p.Stacks = slices.DeleteFunc(p.Stacks, func(s Stack) bool { return s.Alloc == Amount{} })
 }

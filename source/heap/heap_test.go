@@ -39,7 +39,7 @@ func rec(kind uint32, words []uint64, tail string) []byte {
 	return b
 }
 
-// sample is a process of two chunks, each with a stack.
+// sample is a process of two chunks, each with a stack; the second has the first's outermost frame.
 func sample() [][]byte {
 	half := func(lo, hi uint64) uint64 { return lo | hi<<32 }
 	process := rec(recordProcess, []uint64{1000, 0, 0, 2, 3 * unit, 300, 4 * unit, 400, 9}, "comm\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00/bin/prog\x00")
@@ -48,8 +48,8 @@ func sample() [][]byte {
 	segments := make([]uint64, 3*maxSegments)
 	copy(segments, []uint64{0x1000, 0x3000, 0x500})
 	module := rec(recordModule, slices.Concat([]uint64{half(3, 8), half(1, 0)}, id, segments), "/bin/prog\x00")
-	one := rec(recordStack, []uint64{5 * unit, 500, 2 * unit, 200, unit, 100, 4 * unit, 400, 9, half(0, 2), 3<<48 | 0x1234, 0x99}, "")
-	two := rec(recordStack, []uint64{unit, 10, unit, 10, 0, 0, unit, 10, 8, half(0, 1), 4<<48 | 0x1234}, "")
+	one := rec(recordStack, []uint64{77, half(0, 2<<16), 5 * unit, 500, 2 * unit, 200, unit, 100, 4 * unit, 400, 9, 3<<48 | 0x1234, 0x99}, "")
+	two := rec(recordStack, []uint64{78, half(uint64(chunkSize+len(process)+len(module))/8, 1<<16|1), unit, 10, unit, 10, 0, 0, unit, 10, 8, 4<<48 | 0x1234}, "")
 	return [][]byte{records(0, process, module, one), records(1, two)}
 }
 
@@ -74,7 +74,7 @@ func TestRead(t *testing.T) {
 	}
 	want := []Stack{
 		{[]Frame{{0x1234, 0}, {0x99, -1}}, false, Amount{5, 500}, Amount{3, 300}, Amount{4, 400}, Amount{1, 100}},
-		{[]Frame{{0x1234, -1}}, false, Amount{1, 10}, Amount{}, Amount{}, Amount{}},
+		{[]Frame{{0x1234, -1}, {0x99, -1}}, false, Amount{1, 10}, Amount{}, Amount{}, Amount{}},
 	}
 	if !reflect.DeepEqual(p.Stacks, want) {
 		t.Errorf("got %+v, want %+v", p.Stacks, want)
@@ -103,24 +103,76 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
+// An outer says whose outermost frames a stack has, so many stacks before, and how many.
+type outer struct{ before, shared int }
+
+// chain is a chunk of stacks, each of a frame of its own and of those of another.
+func chain(outers ...outer) []byte {
+	var recs [][]byte
+	for i, o := range outers {
+		at := (chunkSize + (i-o.before)*(stackSize+8)) / 8
+		recs = append(recs, rec(recordStack, []uint64{0, uint64(uint32(at)) | uint64(o.shared)<<32 | 1<<48, unit, 1, 0, 0, 0, 0, 0, 0, 0, uint64(i + 1)}, ""))
+	}
+	return records(0, recs...)
+}
+
+// TestOuter: a stack has another's outermost frames only where that was written before and has as many. Else it is cut, and counts.
+func TestOuter(t *testing.T) {
+	for _, c := range []struct {
+		outers  []outer
+		shared  int
+		damaged uint64
+		frames  []int
+	}{
+		{[]outer{{}, {1, 1}, {1, 2}, {2, 1}, {1, 2}}, 100, 0, []int{1, 2, 3, 2, 3}},
+		{[]outer{{}, {1, 2}, {1, 1}}, 100, 1, []int{1, 1, 2}},          // more than there are
+		{[]outer{{0, 1}, {-1, 1}, {1, 1}}, 100, 2, []int{1, 1, 2}},     // itself, a later one
+		{[]outer{{}, {1, 1}, {1, 1}, {1, 1}}, 2, 1, []int{1, 2, 2, 1}}, // too many of all
+	} {
+		p := newProcess(7, 5, c.shared)
+		if !p.add(chain(c.outers...), 7, 5, 0) || p.Damaged != c.damaged {
+			t.Errorf("%v: %d damaged", c.outers, p.Damaged)
+		}
+		var frames []int
+		for i, s := range p.Stacks {
+			frames = append(frames, len(s.Frames))
+			if s.Frames[0].PC != uint64(i+1) || s.Alloc != (Amount{1, 1}) {
+				t.Errorf("%v: %+v", c.outers, s)
+			}
+		}
+		if !slices.Equal(frames, c.frames) {
+			t.Errorf("%v: %d frames", c.outers, frames)
+		}
+	}
+	s := sample()
+	all, err := Read(write(t, [][]byte{records(0), s[1]}))
+	if err != nil || len(all) != 1 || all[0].Damaged != 1 || len(all[0].Stacks) != 1 || !all[0].Stacks[0].Cut || len(all[0].Stacks[0].Frames) != 1 {
+		t.Errorf("%+v, %v", all[0], err)
+	}
+}
+
 func FuzzChunk(f *testing.F) {
+	f.Add(chain(outer{}, outer{1, 1}, outer{1, 2}, outer{2, 9}, outer{-1, 1}, outer{0, 1}), uint32(0))
 	for i, b := range sample() {
 		f.Add(b, uint32(i))
 	}
 	f.Fuzz(func(t *testing.T, b []byte, number uint32) {
-		p := &Process{index: map[uint16]int{}}
+		p := newProcess(7, 5, 1000)
 		p.add(b, 7, 5, number)
 		p.finish()
-		words := 0
+		frames := 0
 		for _, s := range p.Stacks {
-			words += len(s.Frames)
+			if len(s.Frames) > maxFrames {
+				t.Fatal(len(s.Frames))
+			}
+			frames += len(s.Frames)
 			for _, fr := range s.Frames {
 				if fr.Module >= len(p.Modules) {
 					t.Fatal(fr)
 				}
 			}
 		}
-		if 8*words > len(b) || moduleSize*len(p.Modules) > len(b) {
+		if 8*(frames-1000) > len(b) || stackSize*len(p.Stacks) > len(b) || moduleSize*len(p.Modules) > len(b) {
 			t.Fatal("more than there is room for")
 		}
 	})
