@@ -29,18 +29,33 @@ const (
 )
 
 // A Ring is a directory of profiles. It is safe for concurrent use; two rings in one directory keep the lesser of their bounds.
+//
+// It knows how many bytes are there of each time, and no names. To ask the kernel for a file's size takes 1.4 KB of its memory, so a ring asks for
+// those of others only.
 type Ring struct {
 	dir  string
 	size int64
 	age  time.Duration
 
-	mu     sync.Mutex
-	n      int       // of the last file
-	pruned time.Time // last
+	mu      sync.Mutex
+	n       int       // of the last file
+	pruned  time.Time // when the bounds were checked last
+	counted time.Time // when files were counted last
+	spans   []span    // by time
 }
 
-// every is how often files are counted, and removed: for so long there may be a little too much.
+// A span is what there is of a 256th of a ring's age.
+type span struct {
+	at    int64 // number since 1970
+	files int
+	bytes int64
+}
+
+// every is how often the bounds are checked: for so long there may be a little too much.
 const every = 10 * time.Second
+
+// recount is how long files that others write may be there uncounted.
+const recount = 10 * time.Minute
 
 // New returns the ring in the directory that a URL's path names, which is made if it is not there. Its query may say size=BYTES and age=TIME.
 func New(u *url.URL) (*Ring, error) {
@@ -101,41 +116,121 @@ func (r *Ring) Send(ctx context.Context, q *export.Request) (export.Receipt, err
 	if err := outfile.WriteFile(filepath.Join(r.dir, q.Query), q.Body, outfile.Options{Private: true}); err != nil {
 		return export.Receipt{}, &export.Later{Err: err}
 	}
+	if at, _, ok := ring.Parse(q.Query); ok {
+		r.add(at, int64(len(q.Body)))
+	}
 	return export.Receipt{Bytes: len(q.Body)}, nil
 }
 
-// prune makes room for so many bytes.
-func (r *Ring) prune(room int64, now time.Time) {
-	list, err := os.ReadDir(r.dir)
+// spanOf returns the number of the span of a time.
+func (r *Ring) spanOf(at time.Time) int64 {
+	return at.UnixMilli() / max(r.age.Milliseconds()/256, 1)
+}
+
+// add counts a file.
+func (r *Ring) add(at time.Time, bytes int64) {
+	n := r.spanOf(at)
+	i, ok := slices.BinarySearchFunc(r.spans, n, func(s span, n int64) int { return cmp.Compare(s.at, n) })
+	if !ok {
+		r.spans = slices.Insert(r.spans, i, span{at: n})
+	}
+	r.spans[i].files++
+	r.spans[i].bytes += bytes
+}
+
+// sum returns how much there is.
+func (r *Ring) sum() (files int, bytes int64) {
+	for _, s := range r.spans {
+		files += s.files
+		bytes += s.bytes
+	}
+	return files, bytes
+}
+
+// each calls f with each name of a profile and its time. Of a directory that cannot be read there are none: writing says why.
+func (r *Ring) each(f func(name string, at time.Time)) {
+	dir, err := os.Open(r.dir)
 	if err != nil {
-		return // writing says why
+		return
+	}
+	defer dir.Close()
+	for {
+		list, err := dir.Readdirnames(256)
+		for _, name := range list {
+			if at, _, ok := ring.Parse(name); ok {
+				f(name, at)
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// fileSize returns the size of a regular file.
+func (r *Ring) fileSize(name string) (bytes int64, ok bool) {
+	st, err := os.Lstat(filepath.Join(r.dir, name))
+	if err != nil || !st.Mode().IsRegular() {
+		return 0, false
+	}
+	return st.Size(), true
+}
+
+// count counts the files again, if there are more or fewer of them than the ring knows.
+func (r *Ring) count() {
+	n := 0
+	r.each(func(string, time.Time) { n++ })
+	if known, _ := r.sum(); n == known {
+		return
+	}
+	r.spans = nil
+	r.each(func(name string, at time.Time) {
+		if bytes, ok := r.fileSize(name); ok {
+			r.add(at, bytes)
+		}
+	})
+}
+
+// prune makes room for so many bytes: the oldest files go, and a 64th of the size more, so that the directory is not read each time.
+func (r *Ring) prune(room int64, now time.Time) {
+	if now.Sub(r.counted) >= recount {
+		r.counted = now
+		r.count()
+	}
+	_, left := r.sum()
+	old, most := r.spanOf(now.Add(-r.age)), r.size-room
+	if left <= most && (len(r.spans) == 0 || r.spans[0].at >= old) {
+		return
+	}
+	most -= r.size / 64
+	last := int64(0) // the span in which the last file goes
+	for len(r.spans) > 0 && (left > most || r.spans[0].at < old) {
+		last = r.spans[0].at
+		left -= r.spans[0].bytes
+		r.spans = r.spans[1:]
 	}
 	type file struct {
 		name string
-		size int64
 		at   time.Time
 	}
 	var files []file
-	total := room
-	for _, e := range list {
-		at, _, ok := ring.Parse(e.Name())
+	r.each(func(name string, at time.Time) {
+		if r.spanOf(at) <= last {
+			files = append(files, file{name, at})
+		}
+	})
+	slices.SortFunc(files, func(a, b file) int { return cmp.Or(b.at.Compare(a.at), strings.Compare(b.name, a.name)) })
+	full := false
+	for _, f := range files { // the newest first
+		bytes, ok := r.fileSize(f.name)
 		if !ok {
 			continue
 		}
-		st, err := e.Info()
-		if err != nil || !st.Mode().IsRegular() {
+		if full = full || left+bytes > most || now.Sub(f.at) > r.age; !full {
+			r.add(f.at, bytes)
+			left += bytes
 			continue
 		}
-		files = append(files, file{e.Name(), st.Size(), at})
-		total += st.Size()
-	}
-	slices.SortFunc(files, func(a, b file) int { return cmp.Or(a.at.Compare(b.at), strings.Compare(a.name, b.name)) })
-	for _, f := range files {
-		if total <= r.size && now.Sub(f.at) <= r.age {
-			break
-		}
-		if os.Remove(filepath.Join(r.dir, f.name)) == nil {
-			total -= f.size
-		}
+		_ = os.Remove(filepath.Join(r.dir, f.name)) // one that stays counts again after recount
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -113,6 +114,116 @@ func TestRing(t *testing.T) {
 	}
 	if len(got) != len(others)+3 {
 		t.Errorf("%q, want %d of others and 3", got, len(others))
+	}
+}
+
+// TestBounds: whatever is written, in whatever order, the newest files stay: what is too old or too much goes, and a 64th of the size more. The ring's
+// counts are the directory's.
+func TestBounds(t *testing.T) {
+	for seed := range uint64(6) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		dir := t.TempDir()
+		size, age := int64(100_000+rnd.IntN(200_000)), time.Duration(1+rnd.IntN(10))*time.Minute
+		r := newRing(t, dir, fmt.Sprintf("size=%d&age=%v", size, age))
+		now, largest, forSize := time.Now().Truncate(time.Millisecond), int64(0), 0
+		sizes := map[string]int64{} // of what is there
+		began := func(name string) time.Time { at, _, _ := ring.Parse(name); return at }
+		for i := range 500 {
+			now = now.Add(time.Duration(rnd.IntN(2000)) * time.Millisecond)
+			q := &export.Request{Body: make([]byte, 100+rnd.IntN(9000)), Query: ring.Name(now.Add(-time.Duration(rnd.IntN(30))*time.Second), i, "shop")}
+			bytes := int64(len(q.Body))
+			largest = max(largest, bytes)
+			r.prune(bytes, now)
+			there := names(t, dir) // by time
+			_, sum := r.sum()
+			if sum+bytes > size {
+				t.Fatalf("seed %d: %d bytes, and %d come: more than %d", seed, sum, bytes, size)
+			}
+			counted, aged := int64(0), false
+			for _, name := range there {
+				if counted += sizes[name]; now.Sub(began(name)) > age+age/256 {
+					t.Fatalf("seed %d: %s is too old", seed, name)
+				}
+			}
+			if files, _ := r.sum(); files != len(there) || counted != sum {
+				t.Fatalf("seed %d: %d files of %d bytes, counted as %d of %d", seed, len(there), counted, files, sum)
+			}
+			was := len(sizes)
+			for name := range sizes {
+				if slices.Contains(there, name) {
+					continue
+				}
+				delete(sizes, name)
+				aged = aged || now.Sub(began(name)) > age
+				if len(there) > 0 && began(name).After(began(there[0])) {
+					t.Fatalf("seed %d: %s has gone, and %s is there", seed, name, there[0])
+				}
+			}
+			if len(there) < was && !aged {
+				if forSize++; sum < size-size/64-bytes-largest {
+					t.Fatalf("seed %d: of %d bytes, only %d are left", seed, size, sum)
+				}
+			}
+			r.pruned = time.Now() // else Send asks the clock
+			if _, err := r.Send(t.Context(), q); err != nil {
+				t.Fatal(err)
+			}
+			sizes[q.Query] = bytes
+		}
+		if forSize == 0 {
+			t.Errorf("seed %d: nothing went for its size", seed)
+		}
+	}
+}
+
+// TestOthers: files that others write or remove count after recount.
+func TestOthers(t *testing.T) {
+	dir := t.TempDir()
+	now := time.Now()
+	a, b := newRing(t, dir, "size=5000"), newRing(t, dir, "size=1G")
+	for i, r := range []*Ring{a, b, b, b, b} {
+		if r.prune(0, now); r.pruned != now {
+			r.pruned = time.Now()
+		}
+		if _, err := r.Send(t.Context(), &export.Request{Body: make([]byte, 1500), Query: ring.Name(now.Add(time.Duration(i)*time.Second), i, "shop")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.prune(1500, now.Add(recount-time.Second))
+	if got := names(t, dir); len(got) != 5 {
+		t.Errorf("%q", got)
+	}
+	a.prune(1500, now.Add(recount))
+	got := names(t, dir)
+	if files, bytes := a.sum(); len(got) != 2 || files != 2 || bytes != 3000 {
+		t.Errorf("%q, counted as %d files of %d bytes", got, files, bytes)
+	}
+	for _, name := range got {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if a.prune(0, now.Add(2*recount)); len(a.spans) != 0 {
+		t.Errorf("%v is counted, and nothing there", a.spans)
+	}
+}
+
+// TestMemory: the check of a ring that is within its bounds takes no memory, however many files there are.
+func TestMemory(t *testing.T) {
+	dir := t.TempDir()
+	r := newRing(t, dir, "")
+	for i := range 2000 {
+		if err := os.WriteFile(filepath.Join(dir, ring.Name(time.Now().Add(-time.Duration(i)*time.Minute), i, "shop")), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	now := time.Now()
+	r.prune(1000, now)
+	if files, _ := r.sum(); files != 2000 {
+		t.Errorf("%d files are counted", files)
+	}
+	if n := testing.AllocsPerRun(10, func() { r.prune(1000, now.Add(every)) }); n > 0 {
+		t.Errorf("the check takes memory %v times", n)
 	}
 }
 

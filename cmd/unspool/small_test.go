@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/ring"
 )
 
 // smallMain calls functions at random, 20 to 40 deep, and sleeps.
@@ -147,8 +148,22 @@ func (g *memoryGroup) kills(t *testing.T) int {
 	return g.value(t, "memory.oom_control", "oom_kill")
 }
 
-// TestSmall: an agent with 64 MiB, for three minutes, or UNSPOOL_SMALL, beside 200 programs of 10 MB. Each second, one of them starts anew. The
-// kernel does not kill the agent; 99 % of the programs' stacks are whole, and no sample is lost.
+// fill fills a ring with as many profiles as these programs have in an hour, at the cost of the group's memory.
+func (g *memoryGroup) fill(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	before, after, _ := strings.Cut(filepath.Join(dir, ring.Name(time.Now(), 20000, "small")), "-20000-")
+	oracle.Run(t, "sh", "-c", `echo $$ > "$0"; n=0; while [ $n -lt 20000 ]; do echo > "$1-$n-$2"; n=$((n + 1)); done`,
+		filepath.Join(g.dir, "cgroup.procs"), before, after)
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 20000 {
+		t.Fatalf("%d files in the ring, %v", len(files), err)
+	}
+}
+
+// TestSmall: an agent with 64 MiB, for three minutes, or UNSPOOL_SMALL, beside 200 programs of 10 MB. Each second, one of them starts anew. Its ring
+// has an hour's files. The kernel does not kill the agent; 99 % of the programs' stacks are whole, and no sample is lost.
 func TestSmall(t *testing.T) {
 	oracle.Full(t)
 	canWalk(t)
@@ -166,6 +181,7 @@ func TestSmall(t *testing.T) {
 	}
 	group := newMemoryGroup(t, limit)
 	dir := t.TempDir()
+	group.fill(t, filepath.Join(dir, "ring"))
 	id := bytes.Repeat([]byte{0x5a, 0xa5}, 10)
 	for name, code := range map[string][]byte{"main.c": []byte(smallMain), "functions.s": smallFunctions()} {
 		if err := os.WriteFile(filepath.Join(dir, name), code, 0o600); err != nil {
