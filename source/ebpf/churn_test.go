@@ -3,14 +3,19 @@ package ebpf
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/perfevent"
+	"github.com/unspool/unspool/unwind"
 )
 
 // TestChurn: programs that come and go leave nothing in the kernel but the tables of the last of them, and no descriptors here.
@@ -104,5 +109,74 @@ func TestChurn(t *testing.T) {
 	}
 	if most > before+10 {
 		t.Errorf("%d descriptors, and %d after the first programs", most, before)
+	}
+}
+
+// TestPut: the kernel has each byte of a table, of whatever length; to write nine tables takes less than one of them.
+func TestPut(t *testing.T) {
+	p := load(t, Options{})
+	tables := &p.track.tables
+	rnd := rand.New(rand.NewPCG(1, 1))
+	put := func(n int) {
+		b := make([]byte, n)
+		for i := range b {
+			b[i] = byte(rnd.Uint32())
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for slot := uint32(maxTables - 10); slot < maxTables-1; slot++ {
+			if _, err := tables.put(&table{bytes: b, slot: slot}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; took > 1<<20 {
+			t.Errorf("nine tables of %d bytes took %d bytes of memory", n, took)
+		}
+		tables.jobs.Wait() // the slots had other tables
+		var id uint32
+		if err := tables.tables.Lookup(uint32(maxTables-10), &id); err != nil {
+			t.Fatal(err)
+		}
+		m, err := ebpf.NewMapFromID(ebpf.MapID(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		for at := 0; at < n; at += valueBytes {
+			var got, want tableValue
+			copy(want[:], b[at:])
+			if err := m.Lookup(uint32(at/valueBytes), &got); err != nil || got != want {
+				t.Fatalf("%d bytes, at %d: %v, or other bytes", n, at, err)
+			}
+		}
+	}
+	for _, n := range []int{1, valueBytes, valueBytes*atOnce - 1, valueBytes*atOnce + 1, 3*valueBytes*atOnce + 500, 1 << 20} {
+		put(n)
+	}
+}
+
+// TestWaiting: a module waits once to be compiled, however often spaces with it come and go meanwhile; then it is forgotten.
+func TestWaiting(t *testing.T) {
+	tables := &tables{track: &tracker{}, all: map[*unwind.Module]*table{}} // nobody compiles
+	mod := &unwind.Module{}
+	var l *table
+	for range 1000 {
+		l = tables.add(mod)
+		l.named++
+		tables.leave([]*table{l})
+	}
+	if len(tables.waiting) != 1 || tables.waiting[0] != l || tables.compilers != 0 {
+		t.Fatalf("%d modules wait", len(tables.waiting))
+	}
+	close(l.made)
+	tables.made = []*table{l}
+	if tables.settle(); len(tables.all) != 0 {
+		t.Error("a module that nobody names is kept")
+	}
+	if again := tables.add(mod); again == l {
+		t.Error("what was forgotten is there")
+	} else if tables.forget(l); tables.all[mod] != again {
+		t.Error("another one of the same module was forgotten")
 	}
 }

@@ -21,22 +21,27 @@ import (
 // tables are the compact tables of modules, and which of them are in the kernel. All is the tracker's goroutine's, save what
 // is said to be under its lock.
 type tables struct {
-	track     *tracker
-	tables    *ebpf.Map // by slot
-	uses      *ebpf.Map // struct use, by slot
-	memory    uint64
-	all       map[*unwind.Module]*table // those that a space names, or that the kernel has
-	idle      int                       // those in the kernel that no space names by their slots
-	free      []uint32                  // slots that nothing uses
-	last      uint32                    // slot that has been used
-	size      uint64                    // bytes of the kernel's memory
-	coming    uint64                    // bytes of tables that jobs write
-	look      atomic.Int64              // when to see whether all is as it should be: CLOCK_MONOTONIC; 0: it is
-	compiling chan bool                 // so many at once: two at least, as one file may take long to be read
-	jobs      sync.WaitGroup
+	track  *tracker
+	tables *ebpf.Map // by slot
+	uses   *ebpf.Map // struct use, by slot
+	memory uint64
+	all    map[*unwind.Module]*table // those that a space names, or that the kernel has
+	idle   int                       // those in the kernel that no space names by their slots
+	free   []uint32                  // slots that nothing uses
+	last   uint32                    // slot that has been used
+	size   uint64                    // bytes of the kernel's memory
+	coming uint64                    // bytes of tables that jobs write
+	look   atomic.Int64              // when to see whether all is as it should be: CLOCK_MONOTONIC; 0: it is
+	jobs   sync.WaitGroup
+
+	turn      sync.Mutex
+	waiting   []*table // under turn: to be compiled
+	compilers int      // under turn: goroutines that do so
+	most      int      // of them: two at least, as one file may take long to be read
 
 	news   bool     // under the lock: something has been compiled or loaded
 	loaded []loaded // under the lock: by jobs that have ended
+	made   []*table // under the lock: that have been compiled
 }
 
 // A table is that of one module.
@@ -83,9 +88,9 @@ const (
 
 func (t *tables) start(track *tracker, outer, uses *ebpf.Map, memory uint64) {
 	t.track, t.tables, t.uses, t.memory = track, outer, uses, memory
-	t.all, t.compiling = map[*unwind.Module]*table{}, make(chan bool, max(2, min(4, runtime.GOMAXPROCS(0))))
+	t.all, t.most = map[*unwind.Module]*table{}, max(2, min(4, runtime.GOMAXPROCS(0)))
 	if memory < smallTables {
-		t.compiling = make(chan bool, 1) // who walks copies waits for few
+		t.most = 1 // who walks copies waits for few
 	}
 }
 
@@ -156,9 +161,31 @@ func (t *tables) add(mod *unwind.Module) *table {
 	if l == nil {
 		l = &table{mod: mod, made: make(chan struct{})}
 		t.all[mod] = l
-		go t.compile(l) // which nobody waits for in the end: a file may take long to be read
+		t.turn.Lock()
+		if t.waiting = append(t.waiting, l); t.compilers < t.most {
+			t.compilers++
+			go t.compileAll() // which nobody waits for in the end: a file may take long to be read
+		}
+		t.turn.Unlock()
 	}
 	return l
+}
+
+// compileAll compiles what waits for it. A goroutine for each would take 2 KB at least: a process may map 65,000 files at once.
+func (t *tables) compileAll() {
+	for {
+		t.turn.Lock()
+		if len(t.waiting) == 0 {
+			t.waiting = nil
+			t.compilers--
+			t.turn.Unlock()
+			return
+		}
+		l := t.waiting[0]
+		t.waiting = t.waiting[1:]
+		t.turn.Unlock()
+		t.compile(l)
+	}
 }
 
 // closed is a time that has come.
@@ -166,7 +193,6 @@ var closed = func() <-chan time.Time { c := make(chan time.Time); close(c); retu
 
 // compile finds out what table a module has.
 func (t *tables) compile(l *table) {
-	t.compiling <- true
 	if t.track.isClosed() {
 		// Nobody waits for it.
 	} else if c := l.mod.Code(); c != nil && c.Machine == Machine {
@@ -175,8 +201,10 @@ func (t *tables) compile(l *table) {
 			l.bytes = s.Bytes()
 		}
 	}
-	<-t.compiling
 	close(l.made)
+	t.track.mu.Lock()
+	t.made = append(t.made, l)
+	t.track.mu.Unlock()
 	t.notify()
 }
 
@@ -245,9 +273,12 @@ func (t *tables) room(l *table) bool {
 // settle takes note of jobs that have ended.
 func (t *tables) settle() {
 	t.track.mu.Lock()
-	done := t.loaded
-	t.loaded = nil
+	done, made := t.loaded, t.made
+	t.loaded, t.made = nil, nil
 	t.track.mu.Unlock()
+	for _, l := range made {
+		t.forget(l)
+	}
 	for _, d := range done {
 		l := d.table
 		l.in, l.bad, l.busy, l.since = d.err == nil, d.err != nil, false, monotonic()
@@ -280,7 +311,8 @@ func (t *tables) account(l *table, n int) {
 // would soon be too many.
 func (t *tables) put(l *table) (size uint64, err error) {
 	n := (len(l.bytes) + valueBytes - 1) / valueBytes
-	values, keys := make([]tableValue, min(n, atOnce)), make([]uint32, min(n, atOnce))
+	b := lots.Get().(*lot)
+	defer lots.Put(b)
 	m, err := ebpf.NewMap(&ebpf.MapSpec{
 		Name: "unspool_table", Type: ebpf.Array, KeySize: 4, ValueSize: valueSize, MaxEntries: uint32(n), Flags: innerMap,
 	})
@@ -290,10 +322,10 @@ func (t *tables) put(l *table) (size uint64, err error) {
 	for at := 0; at < n; at += atOnce {
 		k := min(n-at, atOnce)
 		for i := range k {
-			keys[i], values[i] = uint32(at+i), tableValue{}
-			copy(values[i][:], l.bytes[(at+i)*valueBytes:])
+			b.keys[i], b.values[i] = uint32(at+i), tableValue{}
+			copy(b.values[i][:], l.bytes[(at+i)*valueBytes:])
 		}
-		if _, err = m.BatchUpdate(keys[:k], values[:k], nil); err != nil {
+		if _, err = m.BatchUpdate(b.keys[:k], b.values[:k], nil); err != nil {
 			m.Close()
 			return 0, err
 		}
@@ -361,9 +393,10 @@ func (t *tables) vacate(l *table) {
 	t.forget(l)
 }
 
-// forget forgets a table that nothing needs: it is made again when it is wanted.
+// forget forgets a table that nothing needs: it is made again when it is wanted. One that waits to be compiled is needed: a process that maps
+// thousands of files is shared anew each time, and would have them wait again.
 func (t *tables) forget(l *table) {
-	if l.named == 0 && l.slot == 0 && !l.busy {
+	if l.named == 0 && l.slot == 0 && !l.busy && l.compiled() && t.all[l.mod] == l {
 		delete(t.all, l.mod)
 	}
 }
@@ -482,12 +515,21 @@ func (t *tables) evict(size uint64, slots int) (missing bool) {
 // maxIdle is how many tables that no space names stay in the kernel, for the next process of the same program.
 var maxIdle = 1 << 10 // but for tests
 
+// A lot is the part of a table that is copied into the kernel by one call.
+type lot struct {
+	keys   [atOnce]uint32
+	values [atOnce]tableValue
+}
+
+// lots are used again: where few tables fit, five a second were half of all garbage.
+var lots = sync.Pool{New: func() any { return new(lot) }}
+
 // A tableValue is VALUE_SIZE bytes of a table: see c/walk.h.
 type tableValue [valueSize]byte
 
 const (
 	valueBytes = 1024
-	atOnce     = 256 // values that are copied into the kernel by one call
+	atOnce     = 64
 	valueSize  = valueBytes + ruleSize - 8
 	ruleSize   = 16
 	innerMap   = 1 << 12 // BPF_F_INNER_MAP: arrays of different lengths in one map
