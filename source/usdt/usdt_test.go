@@ -229,6 +229,7 @@ func TestArguments(t *testing.T) {
 // TestHostile: sections that overlap have each probe once, messages are short, and no probe lies in the file's header. Files with as many sections and
 // segments as there is room for are read in seconds.
 func TestHostile(t *testing.T) {
+	oracle.Long(t)
 	le := binary.LittleEndian
 	note := func(vaddr uint64, args string) []byte {
 		desc := slices.Concat(le.AppendUint64(nil, vaddr), make([]byte, 16), []byte("p\x00n\x00"), []byte(args), []byte{0})
@@ -301,7 +302,7 @@ func TestHostile(t *testing.T) {
 		if img.Close(); len(got) != c.want || err == nil || !strings.Contains(err.Error(), c.error) || len(err.Error()) > 500 {
 			t.Errorf("%s: %d probes, want %d; %v", c.name, len(got), c.want, err)
 		}
-		if took := time.Since(began); took > 20*time.Second {
+		if took := time.Since(began); took > time.Minute {
 			t.Errorf("%s: read in %v", c.name, took)
 		}
 	}
