@@ -57,7 +57,7 @@ func TestForeignAllocator(t *testing.T) {
 	}
 	c := exec.Command(prog)
 	if err := c.Start(); err != nil {
-		oracle.Lacks(t, fmt.Sprintf("a kernel that runs 32-bit programs (%v)", err))
+		t.Skip("this test lacks a kernel that runs 32-bit programs: ", err) // some have none, whatever is installed
 	}
 	defer c.Wait()
 	defer c.Process.Kill()
