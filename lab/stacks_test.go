@@ -38,6 +38,7 @@ type chain struct {
 	called bool      // the second frame was found by the return address that code without rows has left at the top of the stack
 	rules  *rows.Set // of the innermost frame, or nil
 	stop   unwind.Stop
+	empty  bool // nothing of the stack was copied
 	space  *unwind.Space
 }
 
@@ -60,7 +61,7 @@ func walked(t testing.TB, file string) (map[who]*chain, source.Stats) {
 		if s.From != source.Walked {
 			return nil
 		}
-		c := &chain{stop: s.Stop, space: s.Space}
+		c := &chain{stop: s.Stop, empty: s.Record.StackDyn == 0, space: s.Space}
 		if len(s.User) > 0 {
 			c.rules = rulesAt(s.User[0].Mapping, s.User[0].Addr())
 		}
@@ -278,7 +279,7 @@ type comparison struct {
 	causes    map[string]int
 	stops     [unwind.NumStops]uint64
 	perfWhole int // chains of perf's that hold all of one of ours that is whole
-	bare      int // samples of a process that is being made: in execve, it has the registers of the program before, whose mappings have gone
+	bare      int // samples of a process that is being made: in execve, it has the registers of the program before, whose memory and then mappings have gone
 	examples  []string
 }
 
@@ -297,7 +298,7 @@ func compareStacks(t testing.TB, file string) *comparison {
 		if c.stop == unwind.Outermost && c.same(perf[k]) == len(c.addrs) {
 			x.perfWhole++
 		}
-		if c.stop == unwind.NoInfo && len(c.addrs) == 1 && c.files[0] == "" {
+		if len(c.addrs) == 1 && (c.stop == unwind.NoInfo && c.files[0] == "" || c.stop == unwind.BadMemory && c.empty) {
 			x.bare++
 		}
 		if why == unexpected && len(x.examples) < 3 {
