@@ -44,7 +44,7 @@ others = $$($(GO) list $(LONGEST:%=./%) >/dev/null && $(GO) list ./... | \
 # skipped and names it, and the last line counts what is lacking; UNSPOOL_REQUIRE_JUDGES=1 makes that a failure.
 .PHONY: test
 test:
-	@others="$(others)" && $(GO) run ./internal/testlog $(GO) test -timeout 30m $(TESTFLAGS) $(LONGEST:%=./%) $$others
+	@others="$(others)" && $(GO) run ./internal/testlog $(GO) test -timeout 45m $(TESTFLAGS) $(LONGEST:%=./%) $$others
 
 # What is too long for every commit: longer fuzzing, all benchmarks once, tests that only measure (oracle.Full), all shapes, more instructions
 # executed, the corpus. Two hours on two cores.
