@@ -100,13 +100,18 @@ func TestShares(t *testing.T) {
 			}
 		}
 	}
+	b, _ := os.ReadFile("/proc/cmdline")
+	judged := !bytes.Contains(b, []byte("pvm_"))
 	for i, p := range programs {
 		shown, truth, total := shown.compare(truth, pids[i])
 		accounted := 100 * kernel[i] / (kernel[i] + user[i])
 		t.Logf("%s %%: shown %.1f %% of %.0f samples; perf %.1f %%, the kernel's account %.1f %%", p.share, shown, total, truth, accounted)
-		if math.Abs(shown-truth) > 3 || total < 1000 {
+		if judged && math.Abs(shown-truth) > 3 || total < 1000 {
 			t.Errorf("%s %%: shown %.1f %% of %.0f samples, want %.1f %%", p.share, shown, total, truth)
 		}
+	}
+	if !judged {
+		t.Skip("this test lacks a processor that is interrupted at once: under the hypervisor PVM, calls have up to seven points too many")
 	}
 }
 
