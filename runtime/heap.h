@@ -2,7 +2,7 @@
 /*
  * heap.h: what libunspool_heap.so is made of: it stands in front of a program's allocator, samples allocations, and walks the stack of each sample
  * (docs/HEAP.md). heap.c has the allocator's functions, heap_maps.c those that map memory. heap_chance.c says which allocations are samples,
- * heap_table.c has the tables, heap_file.c the files that the recorder reads by source/heap.
+ * heap_table.c has the tables, heap_file.c the files that the recorder reads by source/heap, heap_probe.c probes for other recorders.
  */
 #ifndef UNSPOOL_HEAP_H
 #define UNSPOOL_HEAP_H
@@ -183,6 +183,15 @@ US_HIDDEN uint64_t heap_next_mark(void);
 /* Begins to record; 0 for an error. Finds the functions. */
 US_HIDDEN int heap_maps_open(void);
 US_HIDDEN void heap_maps_find(void *(*find)(const char *));
+
+/* ---- Probes (heap_probe.c) ---- */
+
+/* How many listen to a probe. */
+extern US_HIDDEN volatile uint16_t alloc_semaphore, free_semaphore;
+
+/* An allocation of n bytes at p, which stands for weight bytes, and its end. */
+US_HIDDEN void heap_probe_alloc(uint64_t p, uint64_t n, uint64_t weight) US_COLD;
+US_HIDDEN void heap_probe_free(uint64_t p) US_COLD;
 
 /* ---- The files (heap_file.c). Under the tables' lock. ---- */
 

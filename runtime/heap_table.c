@@ -202,51 +202,6 @@ static void filter(uint64_t address, int by)
 		atomic_store_explicit(f, (uint8_t)(n + by), memory_order_relaxed);
 }
 
-/* ---- Probes ---- */
-
-/*
- * For other recorders, OpenTelemetry's probes of memory: otel_memory:alloc(pointer, bytes, the bytes that they stand for), for each recorded
- * allocation, and otel_memory:free(pointer), for each of these that is freed. A note says where a probe is and where its arguments are (SystemTap's
- * notes, version 3). The kernel counts in the probe's semaphore who listens.
- */
-#define PROBE(name, arguments) \
-	"1:	nop\n" \
-	"	.pushsection .note.stapsdt, \"?\", \"note\"\n" \
-	"	.balign 4\n" \
-	"	.4byte 3f - 2f, 5f - 4f, 3\n" \
-	"2:	.asciz \"stapsdt\"\n" \
-	"3:	.balign 4\n" \
-	"4:	.8byte 1b, _.stapsdt.base, " #name "_semaphore\n" \
-	"	.asciz \"otel_memory\", \"" #name "\", \"" arguments "\"\n" \
-	"5:	.balign 4\n" \
-	"	.popsection\n"
-
-/* By the address of this section, readers find out whether the file was linked anew since. */
-__asm__(".pushsection .stapsdt.base, \"aG\", \"progbits\", .stapsdt.base, comdat\n"
-	"	.weak _.stapsdt.base\n"
-	"	.hidden _.stapsdt.base\n"
-	"_.stapsdt.base:\n"
-	"	.space 1\n"
-	"	.size _.stapsdt.base, 1\n"
-	"	.popsection\n");
-
-#define SEMAPHORE(name) \
-	US_HIDDEN extern volatile uint16_t name; \
-	volatile uint16_t name __attribute__((section(".probes"), used))
-
-SEMAPHORE(alloc_semaphore);
-SEMAPHORE(free_semaphore);
-
-static US_COLD void probe_alloc(uint64_t p, uint64_t n, uint64_t weight)
-{
-	__asm__ volatile(PROBE(alloc, "8@%0 8@%1 8@%2") : : "r"(p), "r"(n), "r"(weight) : "memory");
-}
-
-static US_COLD void probe_free(uint64_t p)
-{
-	__asm__ volatile(PROBE(free, "8@%0") : : "r"(p) : "memory");
-}
-
 /* ---- Counts ---- */
 
 /* Before a stack's count changes: what it was at the peak. */
@@ -307,7 +262,7 @@ static struct heap_freed forget(uint64_t address, int64_t left)
 	live_remove(l);
 	filter(address, -1);
 	if (us_unlikely(free_semaphore))
-		probe_free(address);
+		heap_probe_free(address);
 	return f;
 }
 
@@ -656,7 +611,7 @@ static __attribute__((noinline)) void sample(struct heap_thread *t, uint64_t add
 
 		count(s, w);
 		if (us_unlikely(alloc_semaphore))
-			probe_alloc(address, n, w.bytes);
+			heap_probe_alloc(address, n, w.bytes);
 	}
 	unlock_tables();
 }

@@ -149,18 +149,22 @@ func openExecutable(pid int, m *procfs.Mapping) (*os.File, error) {
 	return procroot.Open(pid, m.Name)
 }
 
-// openMapped opens a file of a process and maps it. Who closes the image closes the file, too, or keeps it.
-func openMapped(pid int, m *procfs.Mapping) (*os.File, *module.Image, error) {
-	f, err := openExecutable(pid, m)
+// openAs returns what a file of a process is, and the file, open; nil if it is nothing that read knows.
+func openAs[T any](pid int, m *procfs.Mapping, read func(*module.Image) (*T, error)) (x *T, f *os.File, err error) {
+	f, err = openExecutable(pid, m)
 	if err != nil {
 		return nil, nil, err
 	}
 	img, err := module.Map(f)
-	if err != nil {
+	if err == nil {
+		defer img.Close()
+		err = module.Guard(func() (err error) { x, err = read(img); return err }) // the process may be able to cut it short
+	}
+	if err != nil || x == nil {
 		f.Close()
 		return nil, nil, err
 	}
-	return f, img, nil
+	return x, f, nil
 }
 
 // isLinker says whether a file is a dynamic linker that is no C library: it allocates before there is one.
@@ -170,19 +174,12 @@ func isLinker(path string) bool {
 }
 
 // openAllocator returns the allocator in a file; nil if it has none.
-func openAllocator(pid int, m *procfs.Mapping) (a *allocator, err error) {
-	f, img, err := openMapped(pid, m)
-	if err != nil {
-		return nil, err
+func openAllocator(pid int, m *procfs.Mapping) (*allocator, error) {
+	a, f, err := openAs(pid, m, allocatorOf)
+	if a != nil {
+		a.file = f
 	}
-	defer img.Close()
-	err = module.Guard(func() (err error) { a, err = allocatorOf(img); return err }) // the process may be able to cut it short
-	if err != nil || a == nil {
-		f.Close()
-		return nil, err
-	}
-	a.file = f
-	return a, nil
+	return a, err
 }
 
 // allocatorOf returns the allocator in an image; nil if it has none.

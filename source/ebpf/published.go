@@ -89,20 +89,17 @@ func findPublishers(pid int) (all []*publisher, err error) {
 }
 
 // openPublisher returns the publisher that a file is; nil if it has no probe that says what is allocated. An error says that it has some that cannot be
-// read: then none is taken, as sums would be wrong.
-func openPublisher(pid int, m *procfs.Mapping) (p *publisher, err error) {
-	f, img, err := openMapped(pid, m)
-	if err != nil {
-		return nil, nil // of this file, nobody knows of probes
+// understood: then none is taken, as sums would be wrong.
+func openPublisher(pid int, m *procfs.Mapping) (*publisher, error) {
+	var err error
+	p, f, _ := openAs(pid, m, func(img *module.Image) (p *publisher, _ error) { // of a file that cannot be read, nobody knows of probes
+		p, err = publisherOf(img)
+		return p, nil
+	})
+	if p != nil {
+		p.file = f
 	}
-	defer img.Close()
-	err = module.Guard(func() (err error) { p, err = publisherOf(img); return err }) // the process may be able to cut it short
-	if err != nil || p == nil {
-		f.Close()
-		return nil, err
-	}
-	p.file = f
-	return p, nil
+	return p, err
 }
 
 // publisherOf returns the publisher that an image is; nil for none.
