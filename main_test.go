@@ -13,7 +13,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	os.Setenv("XDG_CACHE_HOME", dir)
+	os.Setenv("UNSPOOL_CACHE", dir)
 	os.Unsetenv("DEBUGINFOD_URLS")
 	status := m.Run()
 	os.RemoveAll(dir)

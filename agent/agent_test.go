@@ -437,6 +437,7 @@ func TestUser(t *testing.T) {
 
 // A process that publishes a context names its service itself.
 func TestSelf(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	dir := t.TempDir()
 	exe, payload := dir+"/publish", dir+"/payload"

@@ -73,6 +73,7 @@ func TestReturns(t *testing.T) {
 }
 
 func TestAfterCall(t *testing.T) {
+	oracle.Long(t)
 	for _, c := range []struct {
 		m          *arch.Machine
 		cc         string

@@ -189,6 +189,7 @@ var nested = "main.goMiddle " + strings.Repeat(callback+"c_recurse c_recurse c_o
 
 // TestTracebacks: Go's tracebacks have the C frames of a program's chain of calls, also where a signal arrived in C, and after panics that left C.
 func TestTracebacks(t *testing.T) {
+	oracle.Long(t)
 	same(t, build(t, nil))
 }
 
@@ -204,6 +205,7 @@ func same(t *testing.T, command ...string) {
 
 // TestOther: the C frames of a goroutine that waits in a callback, as another thread finds them.
 func TestOther(t *testing.T) {
+	oracle.Long(t)
 	out, err := run(t, build(t, nil), "other")
 	_, other, _ := strings.Cut(out, "\n\n")
 	want := strings.TrimSpace(strings.ReplaceAll(callback+recursion, "_cgoexp ", ""))
@@ -232,6 +234,7 @@ func TestRace(t *testing.T) {
 
 // TestStripped: a program without symbols has all C frames, too; only what it exports for Go has a name.
 func TestStripped(t *testing.T) {
+	oracle.Long(t)
 	out, err := run(t, build(t, nil, "-ldflags=-s -w"), "stack")
 	if n := strings.Count(out, "non-Go function\n\tpc=0x"); err != nil || n != 5 {
 		t.Errorf("%d C frames without a name, want 5: %v\n%s", n, err, out)

@@ -80,6 +80,7 @@ func TestFiles(t *testing.T) {
 
 // TestDirectory: a directory stands for the files of every format below it: linked, not linked, in archives, and compressed.
 func TestDirectory(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc", "ar", "xz", "clang-19", "lld-link-19")
 	dir := t.TempDir()
 	put(t, filepath.Join(dir, "a.c"), []byte("int g(int *);\nint f(void) { int a[9]; return g(a) + 1; }\n"), 0o600)

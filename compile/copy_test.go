@@ -102,6 +102,7 @@ func TestEmbed(t *testing.T) {
 
 // TestCopyPlaces writes copies to files of several modes and kinds.
 func TestCopyPlaces(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }

@@ -15,6 +15,7 @@ import (
 
 // TestFunctions holds the functions behind a table against what llvm-dwarfdump says of .eh_frame: of libstdc++, and of a program that throws.
 func TestFunctions(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "llvm-dwarfdump-19", "g++")
 	dir := t.TempDir()
 	source, prog := filepath.Join(dir, "throw.cc"), filepath.Join(dir, "throw")

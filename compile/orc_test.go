@@ -97,6 +97,7 @@ func at(list []orcEntry, off uint64) string {
 // TestAddORC: copies of objects that gcc compiled as it does kernels have what objtool adds to them, at each byte of code, as objtool reads both.
 // Linkers and checkers find nothing else in the copies.
 func TestAddORC(t *testing.T) {
+	oracle.Long(t)
 	padding, copied := 0, 0
 	for _, tool := range objtools(t) {
 		for _, flags := range [][]string{{"-O2"}, {"-Os", "-ffunction-sections"}, {"-O2", "-fno-omit-frame-pointer"}, {"-O3", "-mpreferred-stack-boundary=3"}} {

@@ -368,6 +368,7 @@ var (
 
 // TestTablesOfMinGW compares the exception tables behind records of Windows with what clang wrote for the assembler.
 func TestTablesOfMinGW(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19", "llvm-mc-19")
 	sites := 0
 	for _, level := range []string{"-O0", "-O1", "-O2"} {

@@ -128,6 +128,7 @@ g:	.cfi_startproc
 
 // TestGo: a Go program has names and rows, whatever was stripped of it: from .debug_frame, or else from Go's own table, which says the same.
 func TestGo(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "go", "llvm-objcopy-19")
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "main.go"), "package main\n\nimport \"fmt\"\n\nfunc main() { fmt.Println() }\n")

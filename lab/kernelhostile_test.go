@@ -25,7 +25,7 @@ import (
 func TestKernelReplaced(t *testing.T) {
 	needKernel(t)
 	dir := t.TempDir()
-	t.Setenv("XDG_CACHE_HOME", dir)
+	t.Setenv("UNSPOOL_CACHE", dir)
 	for _, id := range []string{"sha1", "none"} {
 		var so []string
 		for _, pad := range []string{"40", "328", "1000"} {
@@ -48,7 +48,7 @@ func TestKernelReplaced(t *testing.T) {
 		t.Run("loops, build ID "+id, func(t *testing.T) { check(t, fmt.Sprint(shortly(100, 2000)), "3", so...) })
 		t.Run("renamed, build ID "+id, func(t *testing.T) {
 			name := filepath.Join(t.TempDir(), "plugin.so")
-			check(t, "1", "300", name+"="+so[0], name+"="+so[1], name+"="+so[2])
+			check(t, "1", "800", name+"="+so[0], name+"="+so[1], name+"="+so[2])
 		})
 	}
 }
@@ -94,7 +94,7 @@ func computes(pid int, long time.Duration) {
 // TestKernelHostile: files that are not what they were, or never were right, and code that is no file's.
 func TestKernelHostile(t *testing.T) {
 	needKernel(t)
-	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	t.Setenv("UNSPOOL_CACHE", t.TempDir())
 	host := compiled(t, "gcc", "dlopen.c")
 	plugin := func(t *testing.T) (path string, img []byte) {
 		path = compiled(t, "gcc", "plugin.c", "-shared", "-fPIC", "-g", "-Wl,--build-id=sha1")
@@ -236,7 +236,7 @@ func section(t *testing.T, path, name string) (lo, hi uint64) {
 // TestKernelModules: a process that has 2,000 shared objects, each of its own build ID, with stacks that lead through 900 of them.
 func TestKernelModules(t *testing.T) {
 	needKernel(t)
-	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	t.Setenv("UNSPOOL_CACHE", t.TempDir())
 	const n, chain = 2000, 900
 	dir := t.TempDir()
 	args := []string{compiled(t, "gcc", "many.c"), "120000", fmt.Sprint(chain)}

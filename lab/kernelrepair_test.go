@@ -30,7 +30,7 @@ func TestKernelRepair(t *testing.T) {
 	oracle.Long(t)
 	needKernel(t)
 	oracle.Need(t, "perf", "taskset")
-	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	t.Setenv("UNSPOOL_CACHE", t.TempDir())
 	const n, chain = 300, 250
 	program, many, dir := build(t), compiled(t, "gcc", "many.c"), t.TempDir()
 	so := compiled(t, "gcc", "module.c", "-shared", "-fPIC", "-Wl,--build-id=sha1", "-DPAD=600") // too much stack for a copy

@@ -21,6 +21,7 @@ import (
 
 // TestArchive: archives of each kind that llvm-ar and ar write have the members that were put into them.
 func TestArchive(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "ar", "llvm-ar-19")
 	dir := t.TempDir()
 	names := []string{"a.o", "a name with spaces.o", "fifteen-chars.o", "sixteen--chars.o", strings.Repeat("long", 40) + ".o", "odd.o"}

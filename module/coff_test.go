@@ -119,6 +119,7 @@ func TestCOFF(t *testing.T) {
 
 // TestCOFFCompiled: as TestCOFF, of more than 65,535 relocations in a section, and of sections with long names.
 func TestCOFFCompiled(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19")
 	dir := t.TempDir()
 	source := filepath.Join(dir, "a.c")
@@ -305,6 +306,7 @@ func TestCOFFBig(t *testing.T) {
 
 // TestCOFFBigJudge: clang's object file with more than 65,279 sections has a long header. Its functions are where llvm-nm has them.
 func TestCOFFBigJudge(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19", "llvm-nm-19")
 	dir := t.TempDir()
 	source, object := filepath.Join(dir, "a.s"), filepath.Join(dir, "a.o")

@@ -254,6 +254,7 @@ func TestExtended(t *testing.T) {
 
 // TestCompressed: what objcopy and clang compress comes out as it was.
 func TestCompressed(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc", "objcopy")
 	dir := t.TempDir()
 	src, plain := filepath.Join(dir, "a.c"), filepath.Join(dir, "plain")

@@ -19,6 +19,7 @@ const goldenPE = "../format/pe/testdata/amd64.dll"
 
 // TestPE compares headers, sections and COFF symbols with what Go's debug/pe reads, exports and the debug directory with llvm-readobj.
 func TestPE(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "llvm-readobj-19", "clang-19", "lld-link-19")
 	dir := t.TempDir()
 	paths := []string{goldenPE}

@@ -18,6 +18,7 @@ import (
 // TestHostile: of a program with damage anywhere, for either machine, a table is made that equals its rows, and walks through it end. C's programs have
 // procedure linkage tables and signed return addresses, Go's a table of functions, and functions that are known by name.
 func TestHostile(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc", "aarch64-linux-gnu-gcc", "go")
 	dir := t.TempDir()
 	write := func(name, text string) string {

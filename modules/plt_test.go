@@ -56,6 +56,7 @@ int main(int n, char **v) { puts(v[0]); return n + (getenv(v[0]) != 0); }
 
 // TestPLT walks out of each instruction of linkage tables, and takes objdump's word for what has been pushed there.
 func TestPLT(t *testing.T) {
+	oracle.Long(t)
 	t.Setenv("UNSPOOL_CACHE", t.TempDir())
 	dir := t.TempDir()
 	src := filepath.Join(dir, "t.c")

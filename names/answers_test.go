@@ -251,6 +251,7 @@ func TestAnswersCost(t *testing.T) {
 
 // TestAnswersText: names with too much text are not written, and making their file stops there.
 func TestAnswersText(t *testing.T) {
+	oracle.Long(t)
 	var all []answer
 	for i := range 64 {
 		all = append(all, answer{uint64(i), &profile.Name{Func: strings.Repeat(string(rune('!'+i)), 1<<20)}})

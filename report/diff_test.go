@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
 )
@@ -227,6 +228,7 @@ func TestDiffSameNumbers(t *testing.T) {
 
 // Whatever the names and however many stacks, the graph is XML and loses nothing.
 func TestFlameDiffHostile(t *testing.T) {
+	oracle.Long(t)
 	before, after := manyStacks(60_000), manyStacks(400)
 	f := decodeDiff(t, diffed(t, FlameDiff, before, after, Options{}))
 	for side, p := range []*profile.Profile{after, before} {

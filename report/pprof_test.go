@@ -35,6 +35,7 @@ func goPprof(t *testing.T, path string, args ...string) string {
 
 // TestGoToolPprof: Go's own reader has our numbers, knows what was inlined, and finds lines in a source file.
 func TestGoToolPprof(t *testing.T) {
+	oracle.Long(t)
 	_, r := load(t, "testdata/inlined.txtar")
 	p := r.profile()
 	path := keep(t, outputs(t, r)["pprof"])

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		panic(err)
 	}
-	os.Setenv("XDG_CACHE_HOME", dir) // for tables
+	os.Setenv("UNSPOOL_CACHE", dir) // for tables
 	code := m.Run()
 	os.RemoveAll(dir)
 	os.Exit(code)

@@ -307,6 +307,7 @@ func TestAppendSampleCut(t *testing.T) {
 
 // FuzzDecode reads any record of any event. What it can read of a walked sample can be written again.
 func FuzzDecode(f *testing.F) {
+	oracle.Long(f)
 	for seed := range uint64(40) {
 		a, s := randomSample(rand.New(rand.NewPCG(seed, 3)))
 		b, _ := AppendSample(nil, &a, s)

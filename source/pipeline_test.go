@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -218,6 +219,7 @@ func TestQueue(t *testing.T) {
 
 // TestRunBounds reads a stream without rounds, and one whose rounds never end: memory stays bounded.
 func TestRunBounds(t *testing.T) {
+	oracle.Long(t)
 	s := newFake()
 	chain := make([]uint64, 4000)
 	raw := sampleRecord(1, 1, 5, chain...)

@@ -531,6 +531,7 @@ func BenchmarkTable(b *testing.B) {
 
 // TestGo: a Go program without .debug_frame has the table of one that has it, made of its pclntab, and under a name of its own.
 func TestGo(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "go")
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\n\nfunc main() { println() }\n"), 0o666); err != nil {

@@ -47,6 +47,7 @@ func built(t testing.TB) (path string) {
 // TestStripped: the names that are left in a file without .symtab; those of its debug file; those of
 // .gnu_debugdata.
 func TestStripped(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "xz")
 	whole := built(t)
 	dir := filepath.Dir(whole)

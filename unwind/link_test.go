@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/rows"
 )
 
@@ -150,6 +151,7 @@ func TestTags(t *testing.T) {
 
 // TestLinkedRandom: on random stacks, plain rules lead where Stepper.Apply leads, and the registers of all frames are the same.
 func TestLinkedRandom(t *testing.T) {
+	oracle.Long(t)
 	walkers := [2]*Walker{NewWalker(50), NewWalker(50)}
 	long := 0
 	for seed := range uint64(10000) {

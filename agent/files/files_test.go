@@ -120,6 +120,7 @@ func TestRing(t *testing.T) {
 // TestBounds: whatever is written, in whatever order, the newest files stay: what is too old or too much goes, and a 64th of the size more. The ring's
 // counts are the directory's.
 func TestBounds(t *testing.T) {
+	oracle.Long(t)
 	for seed := range uint64(6) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		dir := t.TempDir()

@@ -356,6 +356,7 @@ func newReader() *Reader {
 
 // TestYoung: a process is looked at when it has run for a second.
 func TestYoung(t *testing.T) {
+	oracle.Long(t)
 	began := time.Now()
 	pid, _ := publish(t, "memfd", payload(t, all...))
 	r := NewReader()
@@ -495,6 +496,7 @@ func TestReader(t *testing.T) {
 
 // TestChurn: a process changes its context, in place, as fast as it can. What is read is one context or the other.
 func TestChurn(t *testing.T) {
+	oracle.Long(t)
 	other := Service{strings.Repeat("b", 250), strings.Repeat("c", 250), strings.Repeat("d", 250), strings.Repeat("e", 250), strings.Repeat("f", 250)}
 	pid, _ := publish(t, "churn", payload(t, all...),
 		payload(t, "service.name", other.Name, "service.namespace", other.Namespace, "service.instance.id", other.Instance, "service.version", other.Version, "deployment.environment.name", other.Environment))

@@ -362,6 +362,7 @@ func get(t *testing.T, url string) string {
 
 // TestAgentConfig: a flag comes from the command line, else from the environment, else from the file; what is wrong is said with its place.
 func TestAgentConfig(t *testing.T) {
+	oracle.Long(t)
 	file := filepath.Join(t.TempDir(), "agent.toml")
 	write := func(text string) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/profile/pprof"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/tui/tuitest"
@@ -15,6 +16,7 @@ import (
 
 // TestDiff: two recordings are compared in every format, with filters, by share and by number; and report has all formats.
 func TestDiff(t *testing.T) {
+	oracle.Long(t)
 	dir := t.TempDir()
 	write := func(name string, lines ...string) string {
 		var b bytes.Buffer

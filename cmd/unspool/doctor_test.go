@@ -211,6 +211,7 @@ func TestDoctorNothing(t *testing.T) {
 
 // In another PID namespace as much can be done, and doctor says what is not seen.
 func TestDoctorNamespace(t *testing.T) {
+	oracle.Long(t)
 	if c, _ := caps.Own(); !c.Has(unix.CAP_SYS_ADMIN) {
 		oracle.Lacks(t, "CAP_SYS_ADMIN, to make a PID namespace")
 	}

@@ -36,6 +36,7 @@ func TestNothingAsked(t *testing.T) {
 
 // TestUnusedFlags: a flag that changes nothing in a format is wrong usage, and the message names the formats that it is for.
 func TestUnusedFlags(t *testing.T) {
+	oracle.Long(t)
 	for args, want := range map[string]string{
 		"report --icicle x":                              "--icicle is for flame, and changes nothing in top",
 		"report --summary -o x.svg x":                    "--summary is for json, jsonl or stacks, and changes nothing in flame",
@@ -63,6 +64,7 @@ func TestUnusedFlags(t *testing.T) {
 
 // TestNoDirectory: a flag for a directory takes nothing else, in every verb that has it.
 func TestNoDirectory(t *testing.T) {
+	oracle.Long(t)
 	n := 0
 	for _, verb := range command().Commands() {
 		for _, flag := range []string{"sysroot", "debug-dir", "source-root"} {

@@ -86,6 +86,7 @@ func TestVersion(t *testing.T) {
 
 // Manual pages are what groff and mandoc take without a word.
 func TestMan(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "groff", "mandoc")
 	dir := t.TempDir()
 	runProgram(t, "man", dir).want(t, 0, "")

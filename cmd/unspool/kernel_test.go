@@ -67,6 +67,7 @@ func TestUprobe(t *testing.T) {
 
 // What only the kernel's program can do says what it takes, in the words of the flag.
 func TestKernelDenied(t *testing.T) {
+	oracle.Long(t)
 	at := procfs.Mounted("cgroup2")
 	if at == "" {
 		oracle.Lacks(t, "cgroup v2")

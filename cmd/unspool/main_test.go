@@ -105,6 +105,7 @@ func (r result) want(t testing.TB, status int, stderr string) {
 }
 
 func TestUsage(t *testing.T) {
+	oracle.Long(t)
 	for _, c := range []struct {
 		args   string
 		status int

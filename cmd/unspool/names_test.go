@@ -150,6 +150,7 @@ func TestInlined(t *testing.T) {
 
 // TestStackFetches: stack names functions of a stripped program by what a debuginfod has, whatever else it is told of where to look.
 func TestStackFetches(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc", "objcopy", "strip")
 	dir := t.TempDir()
 	prog, debug := filepath.Join(dir, "waits"), filepath.Join(dir, "waits.debug")

@@ -13,6 +13,7 @@ import (
 
 // TestObjects: the verbs read object files and archives of them; dump names each member of an archive.
 func TestObjects(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "g++", "ar")
 	dir := t.TempDir()
 	for name, text := range map[string]string{"a.cc": "void g(int *);\nint f(int n) { int a[9]; g(a); return a[n]; }\n", "b.cc": "void g(int *);\nint h() { int a[9]; try { g(a); } catch (int i) { return i; } return a[0]; }\n", "none.cc": "int x = 1;\n"} {

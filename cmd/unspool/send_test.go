@@ -11,11 +11,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/profile/pprof"
 )
 
 // TestSend: an engine that takes a recording, and one that does not: the recording stays, and what sends it again is said.
 func TestSend(t *testing.T) {
+	oracle.Long(t)
 	data, err := filepath.Abs("../../testdata/perf.data")
 	if err != nil {
 		t.Fatal(err)

@@ -7,10 +7,13 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // TestCompileSFrame makes copies with an SFrame section: they run, dump shows the section, and verify finds it equal to .eh_frame.
 func TestCompileSFrame(t *testing.T) {
+	oracle.Long(t)
 	dir := t.TempDir()
 	for _, emit := range []string{"sframe", "sframe2"} {
 		to := filepath.Join(dir, emit)

@@ -70,6 +70,7 @@ func (s *stackJSON) functions() string {
 
 // A file that is not the one that was mapped is not used, wherever it is found; the right one is, wherever it is.
 func TestCoreFiles(t *testing.T) {
+	oracle.Long(t)
 	exe := private(t)
 	p := stackProgram{}
 	core := p.anyCore(t, []string{exe, "abort"})
@@ -370,6 +371,7 @@ func TestStackInterrupted(t *testing.T) {
 
 // Usage, and what is no core.
 func TestStackErrors(t *testing.T) {
+	oracle.Long(t)
 	dir := t.TempDir()
 	packed := filepath.Join(dir, "core.zst")
 	if err := os.WriteFile(packed, append([]byte("\x28\xb5\x2f\xfd"), bytes.Repeat([]byte{1}, 100)...), 0o600); err != nil {

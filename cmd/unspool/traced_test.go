@@ -93,6 +93,7 @@ func TestTracedByUser(t *testing.T) {
 }
 
 func TestTracedUsage(t *testing.T) {
+	oracle.Long(t)
 	for flags, what := range map[string]string{
 		"-a": "-a", "--kernel -- x": "--kernel", "-c 5 -- x": "-c", "-F 5000 -- x": "-F over", "-e page-faults -- x": "-e page-faults",
 		"--stack-size 65528 -- x": "--stack-size", "--off-cpu -- x": "--off-cpu", "--memory 1M -- x": "--memory",
@@ -107,6 +108,7 @@ func TestTracedUsage(t *testing.T) {
 // A program that sends, catches, blocks and waits for signals of all kinds does the same when it is sampled as when it is not, as
 // often as possible.
 func TestTransparent(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	prog := filepath.Join(t.TempDir(), "signals")
 	if out, err := exec.Command("gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", prog, "testdata/signals.c").CombinedOutput(); err != nil {

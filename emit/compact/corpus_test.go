@@ -50,6 +50,7 @@ func corpus(t testing.TB) []string {
 // TestCorpus emits, loads and verifies the tables of many files, and holds their total size against
 // that of .eh_frame.
 func TestCorpus(t *testing.T) {
+	oracle.Long(t)
 	var total Stats
 	var ehFrame, files, refRows int
 	var ratios []float64

@@ -82,6 +82,7 @@ const armRoot = "/usr/aarch64-linux-gnu/lib/"
 
 // TestVerify proves the code of real modules, in every layout and with every memory kind.
 func TestVerify(t *testing.T) {
+	oracle.Long(t)
 	paths := []string{ld, armRoot + "ld-linux-aarch64.so.1"}
 	if !testing.Short() {
 		paths = append(paths, libc, armRoot+"libc.so.6", armRoot+"libstdc++.so.6")

@@ -202,6 +202,7 @@ func rowsOf(t testing.TB, img *module.Image, name string) *rows.Table {
 
 // TestCallSites: at every call, and at every nop on arm64, the rows of an encoding equal those of the same function's DWARF.
 func TestCallSites(t *testing.T) {
+	oracle.Long(t)
 	for _, machine := range []string{"x86_64", "arm64"} {
 		for _, flag := range []string{"-fomit-frame-pointer", "-fno-omit-frame-pointer"} {
 			t.Run(machine+flag, func(t *testing.T) {

@@ -48,6 +48,7 @@ func objdumpRecords(t *testing.T, path string) (list []string) {
 // TestObjects: files that are not linked, of all machines, with and without frame pointers. Their records are what llvm-objdump prints, functions
 // left to DWARF have an FDE at their beginning, and at calls both say the same.
 func TestObjects(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19", "llvm-objdump-19")
 	const text = 0x1000 // where the first section is
 	for _, target := range []string{"i386-apple-macos10.6", "x86_64-apple-macos12", "arm64-apple-macos12"} {

@@ -97,6 +97,7 @@ data:	.quad 1
 // TestAssembled compares what an assembler makes of directives with what they mean, and with both judges. In
 // .debug_frame it does not say that a frame is a signal's, and the like: there the judges have the word.
 func TestAssembled(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19", judge, "readelf")
 	for _, c := range assembled {
 		oracle.Need(t, c.ld)

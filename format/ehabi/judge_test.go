@@ -375,6 +375,7 @@ func TestOpcodes(t *testing.T) {
 
 // TestDebugFrame: at each call, entries of all kinds say what .debug_frame says of the same code: readelf and llvm-readobj do not decode generic ones.
 func TestDebugFrame(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19", "ld.lld-19", "llvm-objdump-19")
 	call := regexp.MustCompile(`^\s*([0-9a-f]+):\s+blx?\s`)
 	sites, generic, closed := 0, 0, 0

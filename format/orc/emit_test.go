@@ -98,6 +98,7 @@ func TestEmitKernels(t *testing.T) {
 // TestEmitCFI: entries made from gcc's call frame information are objtool's, at each byte of code. objtool would cut off an offset of
 // more than 16 bits; it is refused.
 func TestEmitCFI(t *testing.T) {
+	oracle.Long(t)
 	at := func(list []atEntry, pc arch.Vaddr) (e atEntry) {
 		i, found := slices.BinarySearchFunc(list, pc, func(e atEntry, pc arch.Vaddr) int { return int(e.at) - int(pc) })
 		if !found {

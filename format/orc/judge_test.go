@@ -370,6 +370,7 @@ func padding(img *module.Image, pc arch.Vaddr) bool {
 // TestCFI: objtool's entries, made from instructions, and gcc's call frame information, made by who wrote the instructions, say the same at
 // every byte of the same code.
 func TestCFI(t *testing.T) {
+	oracle.Long(t)
 	// What differs is permitted for a reason, and must differ somewhere.
 	gaps, copied := 0, 0
 	for _, flags := range builds {

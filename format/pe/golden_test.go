@@ -85,6 +85,7 @@ func TestGolden(t *testing.T) {
 
 // TestAssembled: the assembler and the linker still make the golden images of their sources.
 func TestAssembled(t *testing.T) {
+	oracle.Long(t)
 	for name, triple := range golden {
 		image := filepath.Join(t.TempDir(), name+".dll") // its name is in it
 		assemble(t, triple, filepath.Join("testdata", name+".s"), image)

@@ -22,6 +22,7 @@ var (
 // TestHandlersOfImages compares the handlers of all functions with llvm-readobj's, and the first word of their data where it shows it. What scopes
 // lead to lies in functions of the image; those of known handlers are in the function.
 func TestHandlersOfImages(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "llvm-readobj-19")
 	names, scopes, actions := map[string]int{}, 0, 0
 	for _, path := range images(t) {

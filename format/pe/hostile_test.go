@@ -140,6 +140,7 @@ func (f *forgery) words(rva uint32, list ...uint32) {
 
 // TestQuadratic: what entries share, they cannot have for nothing.
 func TestQuadratic(t *testing.T) {
+	oracle.Long(t)
 	chains := func(f *forgery, codes int) { // from 0x2000 on: each record leads to the next one, through 30 entries that stand for others
 		for i := range uint32(32) {
 			at := 0x2000 + 1024*i
@@ -288,6 +289,7 @@ var listed = regexp.MustCompile(`^\s*([0-9a-f]+):\t((?:[0-9a-f]{2} )+)\s*(.*)$`)
 
 // TestLength compares the lengths of instructions with objdump's, over the code of real images.
 func TestLength(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "objdump")
 	n, wrong := 0, 0
 	for _, path := range images(t)[:1] {

@@ -141,6 +141,7 @@ func (t *Table) likeReadobj(r *reader, e entry) (string, error) {
 
 // TestReadobj compares every entry and code of x86-64 images with what llvm-readobj reads.
 func TestReadobj(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "llvm-readobj-19")
 	files, functions := 0, 0
 	for _, path := range images(t) {

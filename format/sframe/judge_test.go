@@ -477,6 +477,7 @@ func sources(t testing.TB) []string {
 // TestJudge compares the rows of files that three releases of binutils assemble and link, for three machines, with objdump of the same release
 // and with the .eh_frame of the same file, at every address.
 func TestJudge(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc", "clang-19", "aarch64-linux-gnu-gcc")
 	all := releases(t)
 	type job struct {

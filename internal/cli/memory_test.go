@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // TestCollectLate checks that small commands are not collected, and that the first collection brings the usual bounds back.
@@ -72,6 +74,7 @@ func TestCollectLate(t *testing.T) {
 
 // TestTrim: what the start of a recording leaves behind is given back soon, and again later; after its stop, no more.
 func TestTrim(t *testing.T) {
+	oracle.Long(t)
 	held := func() uint64 {
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)

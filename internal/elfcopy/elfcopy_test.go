@@ -84,6 +84,7 @@ func TestBehind(t *testing.T) {
 
 // TestInterpreter tells dynamic linkers from programs that link themselves, and from libraries with an entry point.
 func TestInterpreter(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc", "musl-gcc", "strip")
 	dir := t.TempDir()
 	src := filepath.Join(dir, "a.c")

@@ -73,6 +73,7 @@ func TestXZ(t *testing.T) {
 
 // TestWindows: empty blocks that ask for large windows are not worth the memory.
 func TestWindows(t *testing.T) {
+	oracle.Long(t)
 	block := []byte{2, 0, 0x21, 1, 40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0} // 40 is 4 GiB less one byte; the header's checksum is not looked at
 	b := slices.Concat([]byte("\xfd7zXZ\x00\x00\x00\x00\x00\x00\x00"), bytes.Repeat(block, 1000))
 	if _, err := Decode(b, 64<<20); !errors.Is(err, ErrMalformed) {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/internal/printable"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/profile"
@@ -305,6 +306,7 @@ func FuzzCode(f *testing.F) {
 
 // TestManyParts: lines are asked for where the function is shown, and nowhere else.
 func TestManyParts(t *testing.T) {
+	oracle.Long(t)
 	const size = maxCode / 2
 	img := program(t, 62, strings.Repeat("\x90", 10*size))
 	p := &profile.Profile{Modules: []profile.Module{{Path: "/bin/prog"}}, Funcs: []profile.Func{{Name: "f"}}, Files: []string{""}}

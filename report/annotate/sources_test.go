@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/profile"
 )
 
@@ -164,6 +165,7 @@ func TestSourcesOwner(t *testing.T) {
 
 // TestSourcesSwapped swaps a link while it is read: what is judged is what is read.
 func TestSourcesSwapped(t *testing.T) {
+	oracle.Long(t)
 	dir, m, hidden := foreign(t)
 	link, good, evil := filepath.Join(dir, "a.c"), filepath.Join(dir, "good.c"), filepath.Join(dir, "evil.c")
 	for name, to := range map[string]string{link: "own.c", good: "own.c", evil: hidden} {

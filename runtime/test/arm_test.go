@@ -120,7 +120,7 @@ func walkArm(t *testing.T, library, name string, stacks []string, define ...stri
 				args = append(args, "-rdynamic", lib)
 			}
 			armBuild(t, append(args, "-pthread")...)
-			cmd := exec.Command("timeout", "-s", "KILL", "60", "qemu-aarch64", "-cpu", "max", "-L", armRoot, "-E", "LD_LIBRARY_PATH="+dir, prog)
+			cmd := exec.Command("timeout", "-s", "KILL", "300", "qemu-aarch64", "-cpu", "max", "-L", armRoot, "-E", "LD_LIBRARY_PATH="+dir, prog)
 			cmd.Stderr = os.Stderr
 			out, err := cmd.Output()
 			if err != nil {
@@ -222,7 +222,7 @@ func TestArmNative(t *testing.T) {
 	} {
 		prog := filepath.Join(dir, "prog")
 		armBuild(t, append(strings.Fields(c.flags), "-I..", "-rdynamic", "-pthread", "-o", prog, c.source, lib)...)
-		cmd := exec.Command("timeout", "-s", "KILL", "60", "qemu-aarch64", "-cpu", "max", "-L", armRoot, "-E", "LD_LIBRARY_PATH="+dir, prog)
+		cmd := exec.Command("timeout", "-s", "KILL", "300", "qemu-aarch64", "-cpu", "max", "-L", armRoot, "-E", "LD_LIBRARY_PATH="+dir, prog)
 		if out, err := cmd.CombinedOutput(); err != nil || !regexp.MustCompile(c.out).Match(out) {
 			t.Errorf("%s %s: %v\n%s", c.source, c.flags, err, out)
 		}

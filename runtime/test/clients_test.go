@@ -50,7 +50,7 @@ func withLibraries(t *testing.T) []withLibrary {
 // runs runs a command. The program must say that it has the library that is meant.
 func (l *withLibrary) runs(t *testing.T, env []string, args ...string) {
 	t.Helper()
-	args = slices.Concat([]string{"-s", "KILL", "30"}, l.run, args)
+	args = slices.Concat([]string{"-s", "KILL", "300"}, l.run, args)
 	cmd := exec.Command("timeout", args...)
 	cmd.Env = append(slices.Clone(l.env), env...)
 	out, err := cmd.CombinedOutput()

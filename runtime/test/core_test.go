@@ -1,8 +1,10 @@
 package test
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -78,17 +80,23 @@ type coreCase struct {
 	head  coreHead
 	bytes []byte
 	ref   *rows.Table // nil: only that the answers come
-	ask   []coreQuestion
+	ask   []coreAsked
+}
+
+// A coreAsked is what a question is about: a program counter, and which state of adversaries'.
+type coreAsked struct {
+	pc arch.Vaddr
+	n  int
 }
 
 func memOf[T any](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(T))))
 }
 
-// question asks about pc in the n-th adversarial state.
-func (m *coreMachine) question(pc arch.Vaddr, n int) coreQuestion {
-	seed := rowstest.Mix(uint64(n) ^ uint64(pc)<<8)
-	b := &rows.NewTrial(seed, n%rows.NumTrials).Before
+// question asks about a program counter in the n-th adversarial state.
+func (m *coreMachine) question(a coreAsked) coreQuestion {
+	seed := rowstest.Mix(uint64(a.n) ^ uint64(a.pc)<<8)
+	b := &rows.NewTrial(seed, a.n%rows.NumTrials).Before
 	all := uint64(1)<<m.slots - 1
 	c := coreState{PC: b.PC, CFA: b.CFA, Known: b.Known & all, InMem: b.InMem & all, InReg: b.InReg & all, Fault: b.Fault}
 	for i := range m.slots {
@@ -97,7 +105,7 @@ func (m *coreMachine) question(pc arch.Vaddr, n int) coreQuestion {
 			c.Val[i] %= m.slots
 		}
 	}
-	return coreQuestion{uint64(pc), seed, c}
+	return coreQuestion{uint64(a.pc), seed, c}
 }
 
 func (c *coreState) rows() (s rows.State) {
@@ -108,11 +116,11 @@ func (c *coreState) rows() (s rows.State) {
 }
 
 // ends asks about both ends of each row, of about limit rows.
-func (m *coreMachine) ends(ref *rows.Table, limit int) (qs []coreQuestion) {
+func (m *coreMachine) ends(ref *rows.Table, limit int) (qs []coreAsked) {
 	skip := 1 + len(ref.Rows)/limit
 	for i, r := range ref.Rows {
 		if i%skip == 0 {
-			qs = append(qs, m.question(r.Lo, len(qs)), m.question(ref.Hi(i)-1, len(qs)+1))
+			qs = append(qs, coreAsked{r.Lo, len(qs)}, coreAsked{ref.Hi(i) - 1, len(qs) + 1})
 		}
 	}
 	return qs
@@ -150,33 +158,53 @@ func (m *coreMachine) build(t *testing.T, cc string, flags ...string) []string {
 	return append(slices.Clone(m.run), prog)
 }
 
-// answers runs the program on the cases.
-func answers(t *testing.T, prog []string, cases []coreCase) [][]coreAnswer {
+// answers asks the program about the cases, and gives each answer to check with its question. No more of them are in memory than pipes hold.
+func (m *coreMachine) answers(t *testing.T, prog []string, cases []coreCase, check func(c *coreCase, q *coreQuestion, a *coreAnswer)) {
 	t.Helper()
-	var in bytes.Buffer
-	for i := range cases {
-		c := &cases[i]
-		c.head.Size, c.head.N = uint64(len(c.bytes)), uint64(len(c.ask))
-		in.Write(memOf([]coreHead{c.head}))
-		in.Write(c.bytes)
-		in.Write(memOf(c.ask))
-	}
 	cmd := exec.Command(prog[0], prog[1:]...)
-	cmd.Stdin, cmd.Stderr = &in, os.Stderr
+	cmd.Stderr = os.Stderr
 	cmd.Env = append(os.Environ(), "ASAN_OPTIONS=detect_leaks=0")
-	out, err := cmd.Output()
+	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := bytes.NewReader(out)
-	all := make([][]coreAnswer, len(cases))
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	asked := make(chan error, 1)
+	go func() {
+		w := bufio.NewWriterSize(in, 1<<16)
+		for i := range cases {
+			c := &cases[i]
+			c.head.Size, c.head.N = uint64(len(c.bytes)), uint64(len(c.ask))
+			w.Write(memOf([]coreHead{c.head}))
+			w.Write(c.bytes)
+			for _, a := range c.ask {
+				q := m.question(a)
+				w.Write(memOf([]coreQuestion{q}))
+			}
+		}
+		asked <- errors.Join(w.Flush(), in.Close())
+	}()
+	r := bufio.NewReaderSize(out, 1<<16)
+	var answer [1]coreAnswer
 	for i := range cases {
-		all[i] = make([]coreAnswer, len(cases[i].ask))
-		if _, err := io.ReadFull(r, memOf(all[i])); err != nil {
-			t.Fatal(err)
+		for _, a := range cases[i].ask {
+			if _, err := io.ReadFull(r, memOf(answer[:])); err != nil {
+				t.Fatalf("%s: %v; %v", cases[i].name, err, cmd.Wait())
+			}
+			q := m.question(a)
+			check(&cases[i], &q, &answer[0])
 		}
 	}
-	return all
+	rest, err := io.Copy(io.Discard, r)
+	if err := errors.Join(err, <-asked, cmd.Wait()); err != nil || rest > 0 {
+		t.Fatalf("%v; %d bytes too many", err, rest)
+	}
 }
 
 // checkCore holds an answer against Step.
@@ -206,25 +234,22 @@ func checkCore(ref *rows.Table, q *coreQuestion, a *coreAnswer) error {
 	return nil
 }
 
-func checkCases(t *testing.T, prog []string, cases []coreCase) {
+func (m *coreMachine) checkCases(t *testing.T, prog []string, cases []coreCase) {
 	t.Helper()
-	n := 0
-	for i, as := range answers(t, prog, cases) {
-		bad := 0
-		for k := range as {
-			if cases[i].ref == nil {
-				continue
-			}
-			n++
-			if err := checkCore(cases[i].ref, &cases[i].ask[k], &as[k]); err != nil {
-				if bad++; bad <= 2 {
-					t.Errorf("%s: %v", cases[i].name, err)
-				}
+	n, bad := 0, map[*coreCase]int{}
+	m.answers(t, prog, cases, func(c *coreCase, q *coreQuestion, a *coreAnswer) {
+		if c.ref == nil {
+			return
+		}
+		n++
+		if err := checkCore(c.ref, q, a); err != nil {
+			if bad[c]++; bad[c] <= 2 {
+				t.Errorf("%s: %v", c.name, err)
 			}
 		}
-		if bad > 2 {
-			t.Errorf("%s: %d of %d answers differ", cases[i].name, bad, len(as))
-		}
+	})
+	for c, n := range bad {
+		t.Errorf("%s: %d of %d answers differ", c.name, n, len(c.ask))
 	}
 	t.Logf("%d answers in %d cases", n, len(cases))
 }
@@ -272,12 +297,12 @@ func (m *coreMachine) tables(t *testing.T) {
 		}
 	}
 	for _, cc := range m.cc {
-		t.Run(cc, func(t *testing.T) { checkCases(t, m.build(t, cc), cases) })
+		t.Run(cc, func(t *testing.T) { m.checkCases(t, m.build(t, cc), cases) })
 	}
 	t.Run("sanitized", func(t *testing.T) {
 		prog := m.build(t, m.cc[0], m.checks...)
-		checkCases(t, prog, cases[:20])
-		checkCases(t, prog, damaged(r, cases[:20], 20, true))
+		m.checkCases(t, prog, cases[:20])
+		m.checkCases(t, prog, damaged(r, cases[:20], 20, true))
 	})
 }
 
@@ -397,7 +422,7 @@ func (m *coreMachine) frames(t *testing.T) {
 		cases = append(cases, c)
 	}
 	for _, cc := range m.cc {
-		t.Run(cc, func(t *testing.T) { checkCases(t, m.build(t, cc), cases) })
+		t.Run(cc, func(t *testing.T) { m.checkCases(t, m.build(t, cc), cases) })
 	}
 	t.Run("sanitized", func(t *testing.T) {
 		r := rand.New(rand.NewPCG(7, 8))
@@ -408,7 +433,7 @@ func (m *coreMachine) frames(t *testing.T) {
 				small = append(small, c)
 			}
 		}
-		checkCases(t, prog, small)
-		checkCases(t, prog, damaged(r, small, 30, false))
+		m.checkCases(t, prog, small)
+		m.checkCases(t, prog, damaged(r, small, 30, false))
 	})
 }

@@ -210,7 +210,7 @@ func TestHeapMapsLock(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 	}
-	out, all := heapRun(t, heapLibrary(t), []string{"UNSPOOL_HEAP_MAPS=1"}, "timeout", "-s", "KILL", "60", dir+"/lock")
+	out, all := heapRun(t, heapLibrary(t), []string{"UNSPOOL_HEAP_MAPS=1"}, "timeout", "-s", "KILL", "300", dir+"/lock")
 	at := slices.IndexFunc(all, func(p *heap.Process) bool { return filepath.Base(p.Path) == "lock" })
 	if out != "done\n<nil>\n" || at < 0 {
 		t.Fatalf("%s: %d processes", out, len(all))

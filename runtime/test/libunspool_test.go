@@ -60,7 +60,7 @@ func clientAt(t testing.TB, dir, rpath, source string, flags ...string) string {
 
 // started is a command with the installed library, for at most 20 seconds.
 func started(dir, prog string, args ...string) *exec.Cmd {
-	cmd := exec.Command("timeout", append([]string{"-s", "KILL", "20", prog}, args...)...)
+	cmd := exec.Command("timeout", append([]string{"-s", "KILL", "300", prog}, args...)...)
 	cmd.Env = append(stockEnv(), "LD_LIBRARY_PATH="+filepath.Join(dir, "usr/lib"))
 	return cmd
 }

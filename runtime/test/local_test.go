@@ -105,7 +105,7 @@ func localProgram(t testing.TB, cc, source string, flags ...string) string {
 }
 
 func runWith(dir string, env []string, prog string, args ...string) ([]byte, error) {
-	cmd := exec.Command("timeout", append([]string{"-s", "KILL", "15", prog}, args...)...)
+	cmd := exec.Command("timeout", append([]string{"-s", "KILL", "300", prog}, args...)...)
 	cmd.Env = append(append(os.Environ(), "LD_LIBRARY_PATH="+dir), env...)
 	var errs bytes.Buffer
 	cmd.Stderr = &errs

@@ -58,7 +58,7 @@ func remoteClient(t testing.TB) string {
 // runClient returns what remote_client prints with the libraries of dir.
 func runClient(t testing.TB, dir, env, prog string, args ...string) []string {
 	t.Helper()
-	cmd := exec.Command("timeout", append([]string{"-s", "KILL", "60", "setarch", "-R", prog}, args...)...)
+	cmd := exec.Command("timeout", append([]string{"-s", "KILL", "300", "setarch", "-R", prog}, args...)...)
 	cmd.Env = append(slices.DeleteFunc(stockEnv(), func(s string) bool { return strings.HasPrefix(s, "CACHED=") }),
 		"LD_LIBRARY_PATH="+dir, "UNSPOOL_CACHE=/nonexistent", env)
 	var errs bytes.Buffer

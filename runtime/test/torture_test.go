@@ -33,9 +33,9 @@ func TestTorture(t *testing.T) {
 	}
 }
 
-// sanitized runs a program for at most half a minute, and returns the beginning of what it says.
+// sanitized runs a program for at most five minutes, and returns the beginning of what it says.
 func sanitized(prog, env string, args ...string) ([]byte, error) {
-	cmd := exec.Command("timeout", append([]string{"-s", "KILL", "30", prog}, args...)...)
+	cmd := exec.Command("timeout", append([]string{"-s", "KILL", "300", prog}, args...)...)
 	cmd.Env = append(os.Environ(), env)
 	out, err := cmd.CombinedOutput()
 	return out[:min(len(out), 4000)], err

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/rows"
 	"github.com/unspool/unspool/unwind"
 )
@@ -61,6 +62,7 @@ func FuzzCore(f *testing.F) {
 
 // Whatever a core promises, memory is bounded by what it has, whichever machine it is of.
 func TestHostile(t *testing.T) {
+	oracle.Long(t)
 	defer func() { sampled = arch.AMD64 }()
 	for _, sampled = range arch.Machines() {
 		t.Run(sampled.Name, hostile)

@@ -129,7 +129,7 @@ func (f *foreign) judge(t *testing.T, path, core string) {
 	for _, interpreted := range []bool{true, false} {
 		mods := modules.Interpreted()
 		if !interpreted { // by compact tables
-			t.Setenv("XDG_CACHE_HOME", t.TempDir())
+			t.Setenv("UNSPOOL_CACHE", t.TempDir())
 			mods = modules.New()
 		}
 		mods.Files = names.Files("", nil)

@@ -70,8 +70,10 @@ func TestShortProcesses(t *testing.T) {
 		}
 		used := (state.UserTime() + state.SystemTime()).Seconds() * 1999
 		t.Logf("%+v: %d samples of %.0f, %v", c, st.Samples, used, comms)
-		if n := float64(st.Samples + st.Lost + st.LostSamples); n < 0.75*used || n > 1.25*used {
-			t.Errorf("%+v: %d samples and %d lost, for processor time of %.0f", c, st.Samples, st.Lost+st.LostSamples, used)
+		// Of records that the kernel lost, it says how many, not which: in copies, each process also has those of its mappings, and more of them.
+		lost := st.Lost + st.LostSamples
+		if float64(st.Samples) > 1.25*used || float64(st.Samples+lost) < 0.75*used {
+			t.Errorf("%+v: %d samples and %d lost, for processor time of %.0f", c, st.Samples, lost, used)
 		}
 		if len(comms) > 2 || comms["true"] == 0 {
 			t.Errorf("samples of %v", comms)

@@ -56,6 +56,7 @@ nop
 // TestPlaces: a dump of macOS or Linux on AArch64 finds each file where symbol servers keep it ("SSQP key conventions", Breakpad's debug identifiers), and
 // walks it by the file's own unwind information.
 func TestPlaces(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19", "ld64.lld-19", "ld.lld-19")
 	dir := t.TempDir()
 	for _, c := range []struct {

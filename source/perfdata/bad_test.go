@@ -468,6 +468,7 @@ func TestPipe(t *testing.T) {
 
 // TestInfo holds what a recording says of itself against perf report --header-only.
 func TestInfo(t *testing.T) {
+	oracle.Long(t)
 	f := openTest(t, record(t, "clock"))
 	i := f.Info()
 	out, _ := perf(t, "report", "--header-only", "-i", record(t, "clock"))

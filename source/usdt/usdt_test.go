@@ -81,6 +81,7 @@ func readelf(t *testing.T, path string) (list []string) {
 
 // TestReadelf: probes are those that readelf finds, in all programs and libraries of this machine that have some, and in our own for both machines.
 func TestReadelf(t *testing.T) {
+	oracle.Long(t)
 	var files []string
 	for _, pattern := range []string{"/usr/lib/*-linux-gnu/lib*.so.*", "/usr/bin/python3*", "/usr/bin/*g++*"} {
 		some, _ := filepath.Glob(pattern)

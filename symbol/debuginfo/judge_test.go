@@ -297,6 +297,7 @@ func named(t *testing.T, name string) *sample {
 
 // TestNames compares the names that the source has.
 func TestNames(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "llvm-symbolizer-19")
 	for _, name := range []string{"g++ DWARF 4, types in sections of their own", "gcc, nested functions"} {
 		path, _ := named(t, name).make(t)

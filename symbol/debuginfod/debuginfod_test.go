@@ -105,6 +105,7 @@ func find(t *testing.T, cache, urls string, id []byte) ([]byte, error) {
 
 // TestDebian fetches from Debian's server, and shares the cache with Debian's client.
 func TestDebian(t *testing.T) {
+	oracle.Long(t)
 	path, id := built(t)
 	want, err := os.ReadFile(path)
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"unsafe"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // TestLookup compares with a search through all entries: they overlap, and have times.
@@ -360,6 +361,7 @@ func TestCode(t *testing.T) {
 
 // TestHeld: readers for unwinding keep no names and no lines. Those of a user hold no more than they leave to others, say so, and others lose nothing.
 func TestHeld(t *testing.T) {
+	oracle.Long(t)
 	w := newWriter(binary.LittleEndian)
 	const n = maxHeld / entryBytes / 5
 	for i := range n {

@@ -335,6 +335,7 @@ func TestImm(t *testing.T) {
 
 // TestBranches: a branch goes where its label is, near and far, forward and back.
 func TestBranches(t *testing.T) {
+	oracle.Long(t)
 	for _, gap := range []int{0, 1, 8100, 8190, 8191, 8192, 8200, 262_100, 262_140, 262_143, 262_144, 262_150} {
 		var a Asm
 		over, back := a.Label(), a.Here()
