@@ -3,9 +3,7 @@ package main
 import (
 	"bytes"
 	"debug/elf"
-	"encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -14,7 +12,7 @@ import (
 	"github.com/unspool/unspool/internal/oracle"
 )
 
-// refused builds the program with a kernel's walk that no verifier accepts: an instruction at the beginning of a program reads R5, which nothing
+// refused returns the program with a kernel's walk that no verifier accepts: an instruction at the beginning of a program reads R5, which nothing
 // has written.
 func refused(t *testing.T, programs ...string) string {
 	t.Helper()
@@ -31,7 +29,7 @@ func refused(t *testing.T, programs ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	left := len(programs)
+	whole, left := bytes.Clone(b), len(programs)
 	for _, s := range symbols {
 		for _, name := range programs {
 			if s.Name == name {
@@ -47,25 +45,22 @@ func refused(t *testing.T, programs ...string) string {
 	if left != 0 {
 		t.Fatalf("%s: not all of %v are there", object, programs)
 	}
-	dir := t.TempDir()
-	spoilt, overlay, path := filepath.Join(dir, "spoilt.o"), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "unspool")
-	at, err := filepath.Abs(object)
+	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{at: spoilt}})
+	exe, err := os.ReadFile(self)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, b := range map[string][]byte{spoilt: b, overlay: replace} {
-		if err := os.WriteFile(name, b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+	at := bytes.Index(exe, whole)
+	if at < 0 || bytes.Contains(exe[at+1:], whole) {
+		t.Fatalf("%s is not once in this program", object)
 	}
-	cmd := exec.Command("go", "build", "-overlay", overlay, "-o", path, ".")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	copy(exe[at:], b)
+	path := filepath.Join(t.TempDir(), "unspool")
+	if err := os.WriteFile(path, exe, 0o700); err != nil {
+		t.Fatal(err)
 	}
 	return path
 }

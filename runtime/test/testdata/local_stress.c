@@ -467,13 +467,13 @@ static void test_overflow(void)
 	pthread_t t;
 
 	sigaction(SIGSEGV, &a, NULL);
-	for (int i = 0; i < 20; i++) {
+	for (int i = 0; i < 8; i++) {
 		pthread_attr_init(&at);
 		pthread_attr_setstacksize(&at, 1 << 22);
 		CHECK(pthread_create(&t, &at, overflow, alt) == 0);
 		pthread_join(t, NULL);
 	}
-	CHECK(overflows == 20);
+	CHECK(overflows == 8);
 }
 
 /* Stacks that come and go: what is known of one is not used for another. */
@@ -486,7 +486,7 @@ static void on_alt(int s)
 static void test_alt(void)
 {
 	catch(SIGUSR2, on_alt, SA_ONSTACK);
-	for (int i = 0; i < 2000; i++) {
+	for (int i = 0; i < 600; i++) {
 		size_t size = (size_t)(16 + i % 16) * 4096;
 		stack_t ss = {.ss_size = size}, off = {.ss_flags = SS_DISABLE};
 
