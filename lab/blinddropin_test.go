@@ -25,7 +25,7 @@ func dropInProgram(t *testing.T, which string) string {
 	if which == "local" {
 		args = append(args, "-DLOCAL", "../runtime/local_walk.c", "../runtime/local_mem.c")
 	} else {
-		args = append(args, "../runtime/remote.c", "../runtime/abi.c")
+		args = append(args, "../runtime/remote.c", "../runtime/remote_registers.c", "../runtime/abi.c")
 	}
 	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
