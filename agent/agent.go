@@ -16,7 +16,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/unspool/unspool/agent/containers"
@@ -70,8 +69,8 @@ type Agent struct {
 	ended   bool   // there is no interval any more
 	stats   Stats
 
-	left atomic.Int64 // samples of intervals that have ended, whose profiles have not all been sent
-	over atomic.Bool  // it is too late for those
+	left uint64 // samples of intervals that have ended, whose profiles have not all been put into queues
+	over bool   // it is too late for those
 }
 
 // Stats count what an agent has seen since it began.
@@ -248,31 +247,47 @@ func (a *Agent) Cut(now time.Time) (out []*export.Batch, err error) {
 // send makes and sends the profiles of an interval. It is for one goroutine at a time.
 func (a *Agent) send(c *interval) {
 	for _, l := range c.lots {
-		if a.over.Load() {
+		if a.late(0) {
 			return
 		}
 		batches, err := a.make(l)
 		a.log(err)
-		left := int64(l.samples)
+		left := l.samples
 		for _, b := range batches {
 			if a.o.Show != nil {
 				a.o.Show(b)
 			}
 			a.o.Outputs.offer(b.Profile)
+			var puts []func()
 			for _, q := range a.o.Outputs.Queues() {
 				r, err := q.Target().Encode(b)
 				if err != nil {
 					a.log(fmt.Errorf("%s: %w", q.Target(), err))
 					continue
 				}
-				q.Put(r)
+				puts = append(puts, func() { q.Put(r) })
 			}
-			n := int64(b.Profile.Totals.Samples)
-			a.left.Add(-n)
-			left -= n
+			n := b.Profile.Totals.Samples
+			if a.late(n) {
+				return
+			}
+			for _, put := range puts {
+				put()
+			}
+			left -= min(n, left)
 		}
-		a.left.Add(-left)
+		a.late(left)
 	}
+}
+
+// late says whether it is too late to send so many samples, which are lost then. Else they do not wait any more.
+func (a *Agent) late(samples uint64) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.over {
+		a.left -= min(samples, a.left)
+	}
+	return a.over
 }
 
 // unnamed is a Namer that does not ask for names that no target takes.
@@ -357,11 +372,11 @@ func (a *Agent) Run(ctx, late context.Context) (whole bool) {
 		whole = true
 	case <-late.Done():
 	}
-	a.over.Store(true)
 	a.mu.Lock()
+	a.over = true
 	n := uint64(0)
 	if !whole {
-		n = uint64(a.left.Load())
+		n = a.left
 	}
 	for _, b := range a.groups { // they came after the last interval
 		n += b.Totals().Samples

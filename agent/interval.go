@@ -83,8 +83,12 @@ func (a *Agent) take(now time.Time) *interval {
 		}
 		l.parts = append(l.parts, p)
 		l.samples += p.builder.Totals().Samples
-		a.left.Add(int64(p.builder.Totals().Samples))
 	}
+	a.mu.Lock()
+	for _, l := range c.lots {
+		a.left += l.samples
+	}
+	a.mu.Unlock()
 	slices.SortFunc(c.lots, func(a, b *lot) int {
 		return cmp.Or(cmp.Compare(b.samples, a.samples), strings.Compare(a.parts[0].key(), b.parts[0].key()))
 	})

@@ -2,6 +2,7 @@ package export
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -222,19 +223,19 @@ func (a *Answer) Err() error {
 	return &Refused{Status: status, Words: words}
 }
 
-// words are what the body says: the message of an object in JSON, or a text as it is.
-func (a *Answer) words() string {
+// words are the beginning of what the body says.
+func (a *Answer) words() string { return Words(a.said()) }
+
+// said is what the body says: the message of an object in JSON, or a text as it is.
+func (a *Answer) said() string {
 	var m struct{ Message, Error string }
 	if json.Unmarshal(a.Body, &m) == nil && m.Message+m.Error != "" {
-		if m.Message != "" {
-			return Words(m.Message)
-		}
-		return Words(m.Error)
+		return cmp.Or(m.Message, m.Error)
 	}
 	if strings.HasPrefix(a.Header.Get("Content-Type"), "text/html") {
 		return ""
 	}
-	return Words(string(a.Body))
+	return string(a.Body)
 }
 
 // after reads the header Retry-After: seconds, or a date (RFC 9110, section 10.2.3).

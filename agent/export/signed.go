@@ -41,7 +41,7 @@ func (c *Client) PutSigned(ctx context.Context, to string, body io.Reader, size 
 	own := Client{http: http.Client{Transport: t, CheckRedirect: c.http.CheckRedirect}}
 	a, err := own.do(req)
 	if err != nil {
-		return err
+		return &Later{Err: unquoted(err)}
 	}
 	a.hide(u)
 	return a.Err()
@@ -52,11 +52,11 @@ const leastSecret = 8
 
 // hide leaves out what a server says if it repeats a value of a URL's query, as pages of errors do: it is for messages.
 func (a *Answer) hide(u *url.URL) {
-	body, to := strings.ToLower(string(a.Body)), strings.ToLower(a.Header.Get("Location"))
+	said := strings.ToLower(string(a.Body) + "\n" + a.said() + "\n" + a.Header.Get("Location"))
 	for _, values := range u.Query() {
 		for _, v := range values {
 			for _, is := range []string{v, url.QueryEscape(v), url.PathEscape(v)} {
-				if is = strings.ToLower(is); len(v) < leastSecret || !strings.Contains(body+"\n"+to, is) {
+				if is = strings.ToLower(is); len(v) < leastSecret || !strings.Contains(said, is) {
 					continue
 				}
 				a.Body = nil
@@ -65,6 +65,15 @@ func (a *Answer) hide(u *url.URL) {
 			}
 		}
 	}
+}
+
+// unquoted returns an error up to what it quotes of an answer that is not HTTP: that may be the request.
+func unquoted(err error) error {
+	if later := (*Later)(nil); errors.As(err, &later) {
+		err = later.Err
+	}
+	text, _, _ := strings.Cut(err.Error(), `"`)
+	return errors.New(strings.TrimRight(text, ": "))
 }
 
 // unsigned returns a URL of a server's for messages: without what gives a right to whoever reads it, such as a signature in the query.

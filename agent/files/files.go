@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/unspool/unspool/agent/export"
@@ -37,8 +38,9 @@ type Ring struct {
 	size int64
 	age  time.Duration
 
+	n atomic.Int64 // of the last file: Encode waits for no disk
+
 	mu      sync.Mutex
-	n       int       // of the last file
 	pruned  time.Time // when the bounds were checked last
 	counted time.Time // when files were counted last
 	spans   []span    // by time
@@ -98,10 +100,7 @@ func (r *Ring) Encode(b *export.Batch) (*export.Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.mu.Lock()
-	r.n++
-	n := r.n
-	r.mu.Unlock()
+	n := int(r.n.Add(1))
 	return &export.Request{Body: raw, Query: ring.Name(b.Profile.Start, n, b.Label(export.ServiceName))}, nil
 }
 

@@ -48,6 +48,27 @@ func write(t *testing.T, r *Ring, service string, at time.Time) string {
 	return q.Query
 }
 
+// TestSlowDisk: profiles are made while a disk does not answer.
+func TestSlowDisk(t *testing.T) {
+	r := newRing(t, t.TempDir(), "")
+	b, err := export.NewBatch(&profile.Profile{}, nil, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.mu.Lock() // as Send holds it
+	defer r.mu.Unlock()
+	encoded := make(chan error, 1)
+	go func() { _, err := r.Encode(b); encoded <- err }()
+	select {
+	case err := <-encoded:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("a profile waits for the disk")
+	}
+}
+
 func names(t *testing.T, dir string) (out []string) {
 	t.Helper()
 	list, err := os.ReadDir(dir)

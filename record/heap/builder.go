@@ -49,7 +49,7 @@ func (b *builder) add(p *heap.Process) {
 			}
 			x.User[k] = u
 		}
-		x.Stop = b.stop(x.User, s.Cut)
+		x.Stop = b.stop(x.User, s)
 		for event, a := range []heap.Amount{s.Alloc, s.InUse, s.Peak, s.Brief} { // in the order of profile.HeapEvents
 			if a.Objects == 0 {
 				continue
@@ -70,11 +70,13 @@ func find(maps []unwind.Mapping, a arch.Addr) *unwind.Mapping {
 }
 
 // stop says why a stack ends: the rules of its last frame say whether there is a caller.
-func (b *builder) stop(frames []unwind.Frame, cut bool) unwind.Stop {
-	if cut {
+func (b *builder) stop(frames []unwind.Frame, s *heap.Stack) unwind.Stop {
+	switch {
+	case s.Lacks:
+		return unwind.BadMemory
+	case s.Cut:
 		return unwind.DepthLimit
-	}
-	if len(frames) == 0 {
+	case len(frames) == 0:
 		return unwind.NoUserStack
 	}
 	last := &frames[len(frames)-1]

@@ -8,7 +8,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -166,7 +168,7 @@ func TestWaiting(t *testing.T) {
 		l.named++
 		tables.leave([]*table{l})
 	}
-	if len(tables.waiting) != 1 || tables.waiting[0] != l || tables.compilers != 0 {
+	if len(tables.waiting) != 1 || tables.waiting[0] != l {
 		t.Fatalf("%d modules wait", len(tables.waiting))
 	}
 	close(l.made)
@@ -179,4 +181,62 @@ func TestWaiting(t *testing.T) {
 	} else if tables.forget(l); tables.all[mod] != again {
 		t.Error("another one of the same module was forgotten")
 	}
+	// Of what no space has any more, only so much waits; what one has stays.
+	kept := tables.add(&unwind.Module{})
+	kept.named++
+	for range 100_000 {
+		l := tables.add(&unwind.Module{})
+		l.named++
+		tables.leave([]*table{l})
+		if n := len(tables.waiting); n > leastCrowd || len(tables.all) > n {
+			t.Fatalf("%d modules wait, of %d", n, len(tables.all))
+		}
+	}
+	if tables.all[kept.mod] != kept || !slices.Contains(tables.waiting, kept) {
+		t.Error("a module that a space has does not wait any more")
+	}
+}
+
+// TestLong: while a file does not let itself be read, others are compiled.
+func TestLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tables := &tables{track: &tracker{}, all: map[*unwind.Module]*table{}, compiling: map[*table]time.Time{}, most: 1}
+		tables.track.changed.L = &tables.track.mu
+		answer := make(chan struct{})
+		stuck := func() *table {
+			return tables.add(unwind.NewModule("stuck", "", func(*unwind.Module) *unwind.Code { <-answer; return nil }))
+		}
+		first, second, third := stuck(), stuck(), tables.add(&unwind.Module{})
+		synctest.Wait()
+		if third.compiled() || len(tables.compiling) != 1 {
+			t.Error("more than one at once")
+		}
+		for range 2 {
+			time.Sleep(long)
+			tables.settle()
+			synctest.Wait()
+		}
+		if !third.compiled() || first.compiled() || second.compiled() {
+			t.Error("the third module waits for the first two")
+		}
+		var all []*table
+		for range 2 * maxLong {
+			all = append(all, stuck())
+			time.Sleep(long)
+			tables.settle()
+		}
+		if n := len(tables.compiling); n != 1+maxLong {
+			t.Errorf("%d at once", n)
+		}
+		close(answer)
+		synctest.Wait()
+		for _, l := range append(all, first, second) {
+			if !l.compiled() {
+				t.Fatal("a module is not compiled in the end")
+			}
+		}
+		if len(tables.compiling)+len(tables.waiting) > 0 {
+			t.Errorf("%d are compiled, %d wait", len(tables.compiling), len(tables.waiting))
+		}
+	})
 }

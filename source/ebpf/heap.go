@@ -252,14 +252,14 @@ func (p *Program) attachProcess(pid int) error {
 	}
 	own := false
 	for _, pub := range publishers {
-		before := len(p.links)
+		before, numbers := len(p.links), p.probes
 		err := p.attachPublisher(pub, pid)
 		pub.file.Close()
 		if err != nil { // a file can say that there are probes where none can be
 			for _, l := range p.links[before:] {
 				l.Close()
 			}
-			p.links = p.links[:before]
+			p.links, p.probes = p.links[:before], numbers
 			p.heapStats.Unread = append(p.heapStats.Unread, fmt.Errorf("%s: %w", pub.path, err))
 			continue
 		}

@@ -35,9 +35,10 @@ type tables struct {
 	jobs   sync.WaitGroup
 
 	turn      sync.Mutex
-	waiting   []*table // under turn: to be compiled
-	compilers int      // under turn: goroutines that do so
-	most      int      // of them: two at least, as one file may take long to be read
+	waiting   []*table             // under turn: to be compiled
+	crowd     int                  // how many may wait before those that no space has any more are left out
+	compiling map[*table]time.Time // under turn: and is now, each by a goroutine, since then
+	most      int                  // at once
 
 	news   bool     // under the lock: something has been compiled or loaded
 	loaded []loaded // under the lock: by jobs that have ended
@@ -84,11 +85,14 @@ const (
 	maxTables   = 1 << 14
 	patience    = 2 * time.Millisecond // that a space waits for its modules
 	lookEvery   = time.Second          // for tables that were taken out and are wanted again, or could not go
+	leastCrowd  = 1 << 10              // modules that wait
+	long        = 5 * time.Second      // for a module to be compiled
+	maxLong     = 16                   // modules that take so long
 )
 
 func (t *tables) start(track *tracker, outer, uses *ebpf.Map, memory uint64) {
 	t.track, t.tables, t.uses, t.memory = track, outer, uses, memory
-	t.all, t.most = map[*unwind.Module]*table{}, max(2, min(4, runtime.GOMAXPROCS(0)))
+	t.all, t.compiling, t.most = map[*unwind.Module]*table{}, map[*table]time.Time{}, max(2, min(4, runtime.GOMAXPROCS(0)))
 	if memory < smallTables {
 		t.most = 1 // who walks copies waits for few
 	}
@@ -162,29 +166,59 @@ func (t *tables) add(mod *unwind.Module) *table {
 		l = &table{mod: mod, made: make(chan struct{})}
 		t.all[mod] = l
 		t.turn.Lock()
-		if t.waiting = append(t.waiting, l); t.compilers < t.most {
-			t.compilers++
-			go t.compileAll() // which nobody waits for in the end: a file may take long to be read
+		if len(t.waiting) >= max(t.crowd, leastCrowd) {
+			t.waiting = slices.DeleteFunc(slices.Clone(t.waiting), func(l *table) bool {
+				if l.named == 0 {
+					delete(t.all, l.mod)
+				}
+				return l.named == 0
+			})
+			t.crowd = 2 * len(t.waiting)
 		}
+		t.waiting = append(t.waiting, l)
 		t.turn.Unlock()
+		t.hire()
 	}
 	return l
 }
 
-// compileAll compiles what waits for it. A goroutine for each would take 2 KB at least: a process may map 65,000 files at once.
-func (t *tables) compileAll() {
-	for {
-		t.turn.Lock()
-		if len(t.waiting) == 0 {
-			t.waiting = nil
-			t.compilers--
-			t.turn.Unlock()
-			return
+// hire has the modules that wait compiled. Nobody waits for the goroutines in the end: a file may take for ever to be read. One that takes long
+// keeps others waiting only until then, unless there are very many such files.
+func (t *tables) hire() {
+	t.turn.Lock()
+	defer t.turn.Unlock()
+	if l := t.next(); l != nil {
+		go t.compileAll(l)
+	}
+}
+
+// next returns the module that is to be compiled now; nil if none is. It is called under turn.
+func (t *tables) next() *table {
+	busy := 0
+	for _, since := range t.compiling {
+		if time.Since(since) < long {
+			busy++
 		}
-		l := t.waiting[0]
-		t.waiting = t.waiting[1:]
-		t.turn.Unlock()
+	}
+	if len(t.waiting) == 0 || busy >= t.most || len(t.compiling) >= t.most+maxLong {
+		return nil
+	}
+	l := t.waiting[0]
+	if t.waiting = t.waiting[1:]; len(t.waiting) == 0 {
+		t.waiting = nil
+	}
+	t.compiling[l] = time.Now()
+	return l
+}
+
+// compileAll compiles a module, and then what waits. A goroutine for each would take 2 KB at least: a process may map 65,000 files at once.
+func (t *tables) compileAll(l *table) {
+	for l != nil {
 		t.compile(l)
+		t.turn.Lock()
+		delete(t.compiling, l)
+		l = t.next()
+		t.turn.Unlock()
 	}
 }
 
@@ -279,6 +313,7 @@ func (t *tables) settle() {
 	for _, l := range made {
 		t.forget(l)
 	}
+	t.hire()
 	for _, d := range done {
 		l := d.table
 		l.in, l.bad, l.busy, l.since = d.err == nil, d.err != nil, false, monotonic()

@@ -60,7 +60,8 @@ type Segment struct{ Lo, Hi, Off uint64 }
 // A Stack is where objects were allocated.
 type Stack struct {
 	Frames []Frame // innermost first
-	Cut    bool    // there are more
+	Cut    bool    // there are more, which were not walked
+	Lacks  bool    // there are more, in a record that cannot be read
 	Alloc  Amount  // all
 	InUse  Amount  // at the end
 	Peak   Amount  // at the process's peak
@@ -84,7 +85,7 @@ const (
 	maxFiles   = 1 << 16
 	maxBytes   = 4 << 30 // of all files
 	maxModules = 1 << 14 // of a process
-	maxShared  = 1 << 28 // frames that stacks have from others, of all processes
+	maxShared  = 1 << 26 // frames that stacks have from others, of all processes
 	maxChunks  = 1 << (32 - placeBits)
 )
 
@@ -296,7 +297,7 @@ func (p *Process) stack(b []byte, at place) bool {
 	}
 	more, ok := p.outermost(outer, shared)
 	if !ok {
-		s.Cut = true
+		s.Lacks = true
 		p.Damaged++
 	}
 	s.Frames = make([]Frame, n, n+len(more))
@@ -309,7 +310,9 @@ func (p *Process) stack(b []byte, at place) bool {
 		s.Frames[i] = f
 	}
 	s.Frames = append(s.Frames, more...)
-	p.place[at] = len(p.Stacks)
+	if ok { // a stack that lacks its outermost frames has none for others
+		p.place[at] = len(p.Stacks)
+	}
 	p.Stacks = append(p.Stacks, s)
 	return true
 }

@@ -73,8 +73,8 @@ func TestRead(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	want := []Stack{
-		{[]Frame{{0x1234, 0}, {0x99, -1}}, false, Amount{5, 500}, Amount{3, 300}, Amount{4, 400}, Amount{1, 100}},
-		{[]Frame{{0x1234, -1}, {0x99, -1}}, false, Amount{1, 10}, Amount{}, Amount{}, Amount{}},
+		{[]Frame{{0x1234, 0}, {0x99, -1}}, false, false, Amount{5, 500}, Amount{3, 300}, Amount{4, 400}, Amount{1, 100}},
+		{[]Frame{{0x1234, -1}, {0x99, -1}}, false, false, Amount{1, 10}, Amount{}, Amount{}, Amount{}},
 	}
 	if !reflect.DeepEqual(p.Stacks, want) {
 		t.Errorf("got %+v, want %+v", p.Stacks, want)
@@ -125,8 +125,8 @@ func TestOuter(t *testing.T) {
 		frames  []int
 	}{
 		{[]outer{{}, {1, 1}, {1, 2}, {2, 1}, {1, 2}}, 100, 0, []int{1, 2, 3, 2, 3}},
-		{[]outer{{}, {1, 2}, {1, 1}}, 100, 1, []int{1, 1, 2}},          // more than there are
-		{[]outer{{0, 1}, {-1, 1}, {1, 1}}, 100, 2, []int{1, 1, 2}},     // itself, a later one
+		{[]outer{{}, {1, 2}, {1, 1}}, 100, 2, []int{1, 1, 1}},          // more than there are, and of a stack that lacks frames
+		{[]outer{{0, 1}, {-1, 1}, {1, 1}}, 100, 3, []int{1, 1, 1}},     // itself, a later one
 		{[]outer{{}, {1, 1}, {1, 1}, {1, 1}}, 2, 1, []int{1, 2, 2, 1}}, // too many of all
 	} {
 		p := newProcess(7, 5, c.shared)
@@ -146,7 +146,7 @@ func TestOuter(t *testing.T) {
 	}
 	s := sample()
 	all, err := Read(write(t, [][]byte{records(0), s[1]}))
-	if err != nil || len(all) != 1 || all[0].Damaged != 1 || len(all[0].Stacks) != 1 || !all[0].Stacks[0].Cut || len(all[0].Stacks[0].Frames) != 1 {
+	if err != nil || len(all) != 1 || all[0].Damaged != 1 || len(all[0].Stacks) != 1 || !all[0].Stacks[0].Lacks || len(all[0].Stacks[0].Frames) != 1 {
 		t.Errorf("%+v, %v", all[0], err)
 	}
 }

@@ -166,9 +166,12 @@ func (r *Recorder) born(tid int, parent *thread) *thread {
 // exec takes note that a process executes another program: of its threads, one is left, which has the number of the first.
 func (r *Recorder) exec(th *thread, former int) {
 	if former != th.tid {
-		r.exit(former)
 		th.ran = r.runtime(th) // of another thread until now
 		th.counted = th.ran
+		if was := r.threads[former]; was != nil {
+			r.spend(was, th.ran)
+		}
+		r.exit(former)
 	}
 	p := th.proc
 	p.close()

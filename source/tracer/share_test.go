@@ -307,6 +307,12 @@ func TestSpent(t *testing.T) {
 	ran(605)
 	r.next = time.Now().Add(time.Minute)
 	r.overdue(th.tid) // it has ended in this tick
+	ran(1)
+	r.ticks = 3
+	r.consider(th) // another thread has its number since execve
+	if th.credit < 0 {
+		t.Errorf("a credit of %v", th.credit)
+	}
 	if want := 600 * time.Millisecond; r.spent != want {
 		t.Errorf("%v, want %v", r.spent, want)
 	}
@@ -320,24 +326,34 @@ func TestSpent(t *testing.T) {
 	}
 }
 
-// TestBrief: of processes that live for a fraction of a tick, samples and what is counted as lost are the processor time that they took.
+// TestBrief: of processes that live for a fraction of a tick, and of threads that execute a program after one, samples and what is counted as lost
+// are the processor time that they took.
 func TestBrief(t *testing.T) {
-	children := func() time.Duration {
-		var u unix.Rusage
-		if err := unix.Getrusage(unix.RUSAGE_CHILDREN, &u); err != nil {
-			t.Fatal(err)
-		}
-		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	for name, command := range map[string][]string{
+		"processes": {"sh", "-c", "i=0; while [ $i -lt 500 ]; do /bin/true; i=$((i+1)); done"},
+		"heirs":     {work(t), "heirs", "400"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			children := func() time.Duration {
+				var u unix.Rusage
+				if err := unix.Getrusage(unix.RUSAGE_CHILDREN, &u); err != nil {
+					t.Fatal(err)
+				}
+				return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+			}
+			from := children()
+			r := open(t, Options{Command: command, Frequency: 199})
+			g := run(t, r, nil)
+			if st, ok := r.Wait(); !ok || st != 0 {
+				t.Error(st, ok)
+			}
+			due := (children() - from).Seconds() * 199
+			if all := float64(g.Samples + r.Lost()); due < 50 || all < 0.85*due || all > 1.15*due+3*math.Sqrt(due) {
+				t.Errorf("%d samples and %d lost, want %.0f together", g.Samples, r.Lost(), due)
+			}
+			t.Logf("%d samples and %d lost of %.0f", g.Samples, r.Lost(), due)
+		})
 	}
-	from := children()
-	r := open(t, Options{Command: []string{"sh", "-c", "i=0; while [ $i -lt 500 ]; do /bin/true; i=$((i+1)); done"}, Frequency: 199})
-	g := run(t, r, nil)
-	r.Wait()
-	due := (children() - from).Seconds() * 199
-	if all := float64(g.Samples + r.Lost()); due < 50 || all < 0.85*due || all > 1.15*due+3*math.Sqrt(due) {
-		t.Errorf("%d samples and %d lost, want %.0f together", g.Samples, r.Lost(), due)
-	}
-	t.Logf("%d samples and %d lost of %.0f", g.Samples, r.Lost(), due)
 }
 
 // quiet is a recorder of a process that does nothing by itself.

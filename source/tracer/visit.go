@@ -103,7 +103,7 @@ func (r *Recorder) consider(th *thread) bool {
 	th.seen = r.ticks
 	ran := r.runtime(th)
 	recent := ran != th.ran
-	th.credit = min(th.credit+ran-th.ran, maxCredit*r.tick)
+	th.credit = min(th.credit+max(ran-th.ran, 0), maxCredit*r.tick) // less since another thread has the number: exec is yet to be heard of
 	th.ran = ran
 	r.spend(th, ran)
 	if recent {
@@ -191,7 +191,7 @@ func (r *Recorder) overdue(ended int) {
 // spend counts for how long a thread has run by now.
 func (r *Recorder) spend(th *thread, ran time.Duration) {
 	if th.sched >= 0 {
-		r.spent += ran - th.counted
+		r.spent += max(ran-th.counted, 0)
 	}
 	th.counted = ran
 }

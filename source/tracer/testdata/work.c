@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -133,6 +134,17 @@ static void *executes(void *arg)
 	return arg;
 }
 
+/* works for a moment and executes this program again, as often as arg says */
+static void *works(void *arg)
+{
+	char left[16];
+
+	burn(3);
+	snprintf(left, sizeof left, "%d", atoi(arg) - 1);
+	execl("/proc/self/exe", "work", "heirs", left, NULL);
+	return arg;
+}
+
 static void *asleep(void *arg)
 {
 	for (;;)
@@ -170,6 +182,12 @@ int main(int argc, char **argv)
 	if (argc > 1 && !strcmp(argv[1], "heir")) { /* another thread executes a program, which runs for less than the first has */
 		burn(600);
 		pthread_create(&t, NULL, executes, NULL);
+		pthread_join(t, NULL);
+	}
+	if (argc > 2 && !strcmp(argv[1], "heirs")) {
+		if (atoi(argv[2]) == 0)
+			return 0;
+		pthread_create(&t, NULL, works, argv[2]);
 		pthread_join(t, NULL);
 	}
 	if (argc > 1 && !strcmp(argv[1], "executed")) {
