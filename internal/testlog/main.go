@@ -38,7 +38,7 @@ func main() {
 	if dir, err := os.UserCacheDir(); err == nil {
 		kept = filepath.Join(dir, "unspool-test-time")
 	}
-	last := "a quarter of an hour on two cores that have nothing else to do"
+	last := "twenty to forty-five minutes on two cores that have nothing else to do"
 	if b, err := os.ReadFile(kept); err == nil {
 		if d, err := time.ParseDuration(strings.TrimSpace(string(b))); err == nil {
 			last = "the last time " + d.String()

@@ -244,7 +244,7 @@ func stageFor(t *testing.T, arch string) *stage {
 
 // command is a step that runs the program.
 func command(name string, args ...string) vm.Step {
-	return vm.Step{Name: name, Args: append([]string{"/bin/unspool"}, args...), Env: []string{"UNSPOOL_CACHE=/cache"}, Seconds: 100}
+	return vm.Step{Name: name, Args: append([]string{"/bin/unspool"}, args...), Env: []string{"UNSPOOL_CACHE=/cache"}, Seconds: 300}
 }
 
 // TestMachines walks shapes in virtual machines with other kernels: each program's stack, and all of them together by copies and in the
