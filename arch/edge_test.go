@@ -143,6 +143,7 @@ func TestEdge(t *testing.T) {
 // TestPasses: of what leaves the link register and the stack pointer alone, a disassembler says so, too: random instructions, of which those that Edge
 // lets pass on to a return behind them write neither, and lead nowhere else.
 func TestPasses(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "aarch64-linux-gnu-objdump")
 	r := rand.New(rand.NewPCG(7, 11))
 	ret := []byte("\xc0\x03\x5f\xd6")

@@ -14,6 +14,7 @@ import (
 
 // TestMIPS: GCC saves, in a function that uses all registers, those that a call preserves and the return address; no others.
 func TestMIPS(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "mipsel-linux-gnu-gcc")
 	src := filepath.Join(t.TempDir(), "a.c")
 	text := "void g(void);\nvoid f(void) { g(); __asm__ volatile (\"\" : : : \"$31\""

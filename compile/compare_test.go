@@ -130,6 +130,7 @@ func TestCompare(t *testing.T) {
 
 // TestPadding: sources may contradict each other where nothing is executed: in what aligns the code behind a return.
 func TestPadding(t *testing.T) {
+	oracle.Long(t)
 	const source = `
 	.text
 	.globl f

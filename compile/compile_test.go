@@ -23,6 +23,7 @@ const spin = "../testdata/root/opt/spin"
 
 // TestArchive: an archive stands for its object files, and each of them can be opened by its name.
 func TestArchive(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc", "ar")
 	dir := t.TempDir()
 	lib, source := filepath.Join(dir, "lib(1).a"), filepath.Join(dir, "a.c")
@@ -127,6 +128,7 @@ func TestDirectory(t *testing.T) {
 
 // TestUniversal: a universal file that llvm-lipo makes has the rows of the programs that it was made of, also where these are archives.
 func TestUniversal(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "llvm-lipo-19")
 	oracle.Need(t, "llvm-ar-19")
 	text := func(path string) string {
@@ -186,6 +188,7 @@ func TestUniversal(t *testing.T) {
 // TestJudgeObjects: of object files in this machine's static libraries, stats counts the entries that the judge prints, and verify proves the
 // tables. (format/dwarf compares each of their rows with the judge's.)
 func TestJudgeObjects(t *testing.T) {
+	oracle.Long(t)
 	const judge = "llvm-dwarfdump-19"
 	oracle.Need(t, judge)
 	var libs []string

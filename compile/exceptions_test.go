@@ -39,6 +39,7 @@ func exceptionTables(t *testing.T, path string) (all []exceptionTable) {
 
 // TestExceptionsOfCompiler compares exception tables with what the compiler wrote for the assembler: its labels are kept as symbols.
 func TestExceptionsOfCompiler(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "g++", "as")
 	dir := t.TempDir()
 	sites := 0
@@ -210,6 +211,7 @@ func assemblerTables(t *testing.T, object, text string) map[string][]callSite {
 
 // TestExceptionsRun runs a program that prints where each exception goes on, and in which handler: the tables say the same.
 func TestExceptionsRun(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "g++")
 	program := filepath.Join(t.TempDir(), "program")
 	oracle.Run(t, "g++", "-std=c++14", "-O2", "-w", "-DRUN", "-rdynamic", "-pie", "-fPIE", "-o", program, "testdata/exceptions.cc")

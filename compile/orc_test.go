@@ -174,6 +174,7 @@ func isPadding(code []byte, off uint64) bool {
 
 // TestAddORCRefused: what ORC cannot say is left out, with the reason; other files are refused.
 func TestAddORCRefused(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "g++", "aarch64-linux-gnu-gcc")
 	dir := t.TempDir()
 	source := filepath.Join(dir, "x.cc")

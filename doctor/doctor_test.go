@@ -62,6 +62,7 @@ The kernel's program, 1.0 s on the whole machine
 
 // TestDiagnose: whatever this machine allows, each finding has a name of its own, a reason where it says no, and the same in JSON.
 func TestDiagnose(t *testing.T) {
+	oracle.Long(t)
 	dir := t.TempDir()
 	t.Setenv("UNSPOOL_RUNTIME", dir)
 	d := Diagnose("v1")

@@ -53,6 +53,7 @@ func TestPrepare(t *testing.T) {
 
 // TestWalkers: a program in C++ is linked with libgcc's unwinder, which counts where exceptions do; the loader says the same.
 func TestWalkers(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "g++", "ldd")
 	dir := t.TempDir()
 	source, program := filepath.Join(dir, "throws.cc"), filepath.Join(dir, "throws")

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // TestBudget: what was used last stays, what is in use stays, and what was used just now may take twice as much.
@@ -70,6 +72,7 @@ func TestBudget(t *testing.T) {
 
 // TestHold: a file stays mapped while somebody holds it, whoever closes it, however many do so at once.
 func TestHold(t *testing.T) {
+	oracle.Long(t)
 	for range 50 {
 		img, err := Open("/bin/sh")
 		if err != nil {

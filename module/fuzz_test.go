@@ -139,6 +139,7 @@ func TestDamaged(t *testing.T) {
 
 // TestQuadratic: headers that point again and again at the same bytes do not multiply the work.
 func TestQuadratic(t *testing.T) {
+	oracle.Long(t)
 	const n = 60_000
 	o := binary.LittleEndian
 	for _, c := range []struct {

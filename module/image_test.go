@@ -391,6 +391,7 @@ func deflate(b []byte) []byte {
 
 // TestNoSections: what the program headers tell is enough for the dynamic symbols.
 func TestNoSections(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc", "readelf")
 	dir := t.TempDir()
 	src := filepath.Join(dir, "a.c")

@@ -12,6 +12,7 @@ import (
 
 // TestLibraries: libraries are found behind libraries, by $ORIGIN, as ldd finds them; what is no program needs none.
 func TestLibraries(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }

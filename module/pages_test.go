@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 	"unsafe"
+
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // resident returns how many KiB of the mapping that begins at b are in this process's memory.
@@ -27,6 +29,7 @@ func resident(t *testing.T, b []byte) (kb int) {
 
 // TestReleasePages: what was read of a file does not stay in memory, and can be read again.
 func TestReleasePages(t *testing.T) {
+	oracle.Long(t)
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -51,6 +51,7 @@ ret
 
 // TestMachO: of a library for macOS, each function has its name, up to the next one.
 func TestMachO(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19", "ld64.lld-19")
 	dir := t.TempDir()
 	source, object, dylib := filepath.Join(dir, "x.s"), filepath.Join(dir, "x.o"), filepath.Join(dir, "x.dylib")

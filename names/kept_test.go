@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/internal/kept"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
 )
@@ -44,6 +45,7 @@ func TestKernelBrought(t *testing.T) {
 
 // TestKeptNames: what is written is read again, whatever is damaged is nothing, and the oldest goes first.
 func TestKeptNames(t *testing.T) {
+	oracle.Long(t)
 	k := &keptModule{path: "/a", id: "0123456789", at: map[uint64]profile.Name{
 		5:  {Func: "f(int)", Linkage: "_Z1fi", Start: 1, Source: []profile.Source{{Func: "g", File: "/a.c", Line: 3, Column: 4}, {File: "/b.c", Line: 1 << 31}}},
 		90: {Func: "f(int)", Linkage: "_Z1fi", Start: 1}, 1 << 60: {Func: "h", Module: "[x]"}}}

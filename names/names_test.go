@@ -19,6 +19,7 @@ import (
 
 // TestGone: a program that was walked has names as long as it is open, whatever becomes of its file.
 func TestGone(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	t.Setenv("DEBUGINFOD_URLS", "")
 	dir := t.TempDir()

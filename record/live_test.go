@@ -214,6 +214,7 @@ func TestTarget(t *testing.T) {
 
 // TestRefused: a plan says what it takes, and what it falls back from; a command that is not there is an error whoever is to record it.
 func TestRefused(t *testing.T) {
+	oracle.Long(t)
 	for _, from := range []string{"", Auto, Perf, Ptrace} {
 		p := Plan{Source: from, Fallback: true}
 		p.Command = []string{"/nonexistent/program"}

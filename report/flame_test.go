@@ -144,6 +144,7 @@ func TestFlameHostile(t *testing.T) {
 
 // A large profile makes a file that a browser opens at once, and loses no weight.
 func TestFlameLarge(t *testing.T) {
+	oracle.Long(t)
 	p := manyStacks(60_000)
 	var b bytes.Buffer
 	if err := Flame(&b, p, Options{}); err != nil {

@@ -183,6 +183,7 @@ func countsOfFirefox(t *testing.T, b []byte) counts {
 
 // TestSpeedscopeSchema holds profiles, of unpleasant names too, against the schema in speedscope's npm package.
 func TestSpeedscopeSchema(t *testing.T) {
+	oracle.Long(t)
 	schema := filepath.Join(oracle.NPM(t, "speedscope"), "dist/release/file-format-schema.json")
 	ajv := oracle.NPM(t, "ajv")
 	const script = `const [ajv, schema, ...files] = process.argv.slice(1), read = f => JSON.parse(require("fs").readFileSync(f, "utf8"));

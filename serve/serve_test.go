@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/report"
 	"github.com/unspool/unspool/unwind"
@@ -226,6 +227,7 @@ func counted(p *profile.Profile, all []sample, keep func(s *sample, st *profile.
 
 // TestFilters holds tables and graphs of filters against reports of the profile that is counted anew from the samples.
 func TestFilters(t *testing.T) {
+	oracle.Long(t)
 	rec, all := record(3000, 7)
 	p := rec.Profile
 	h := start(t, nil, rec)
@@ -374,6 +376,7 @@ func TestZoom(t *testing.T) {
 
 // TestDeep cuts a graph of too many nodes at a larger weight; what is left has the whole weight.
 func TestDeep(t *testing.T) {
+	oracle.Long(t)
 	p := &profile.Profile{Modules: []profile.Module{{Path: "/bin/app"}}, Files: []string{""}}
 	for i := range 1000 {
 		p.Funcs = append(p.Funcs, profile.Func{Name: fmt.Sprint("f", i), Named: true})

@@ -40,6 +40,7 @@ func put(t *testing.T, path, text string) {
 }
 
 func TestFind(t *testing.T) {
+	oracle.Long(t)
 	f, dir := newFiles(t)
 	now := time.Unix(1000, 0)
 	f.now = func() time.Time { return now }

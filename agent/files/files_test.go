@@ -232,6 +232,7 @@ func TestOthers(t *testing.T) {
 
 // TestMemory: the check of a ring that is within its bounds takes no memory, however many files there are.
 func TestMemory(t *testing.T) {
+	oracle.Long(t)
 	dir := t.TempDir()
 	r := newRing(t, dir, "")
 	for i := range 2000 {

@@ -80,6 +80,7 @@ func TestDecode(t *testing.T) {
 
 // TestDamaged: what an answer may be, and what becomes of it.
 func TestDamaged(t *testing.T) {
+	oracle.Long(t)
 	good := one("", "", "")
 	for name, c := range map[string]struct {
 		text    io.Reader

@@ -416,6 +416,7 @@ func TestFile(t *testing.T) {
 
 // TestFUSE: memory of a file system that never answers holds up who reads it, until the file system has gone. It is not read.
 func TestFUSE(t *testing.T) {
+	oracle.Long(t)
 	if os.Geteuid() != 0 {
 		oracle.Lacks(t, "root")
 	}
@@ -459,6 +460,7 @@ func TestFUSE(t *testing.T) {
 
 // TestReader: a process that publishes by a memfd, changes its context, and ends; and one that publishes in private memory.
 func TestReader(t *testing.T) {
+	oracle.Long(t)
 	for _, mode := range []string{"memfd", "anon"} {
 		t.Run(mode, func(t *testing.T) {
 			pid, next := publish(t, mode, payload(t, all...), payload(t, "service.name", "bank"))
@@ -689,6 +691,7 @@ func TestMain(m *testing.M) {
 
 // TestRights: the capabilities that an agent keeps suffice to read the context of a process of another user.
 func TestRights(t *testing.T) {
+	oracle.Long(t)
 	if os.Geteuid() != 0 {
 		oracle.Lacks(t, "root")
 	}

@@ -231,6 +231,7 @@ func TestAnnotateElsewhere(t *testing.T) {
 
 // TestAnnotateForeign annotates a user's program whose debug information names files of root's as its source.
 func TestAnnotateForeign(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

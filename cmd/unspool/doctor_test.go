@@ -186,6 +186,7 @@ int main(int argc, char **argv) {
 
 // Where nothing can be recorded, doctor says so and by its exit status.
 func TestDoctorNothing(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	prog := filepath.Join(t.TempDir(), "refuse")
 	gcc := exec.Command("gcc", "-o", prog, "-x", "c", "-")

@@ -119,6 +119,7 @@ func TestMan(t *testing.T) {
 
 // Completion scripts are what the shells take, and fish completes with one.
 func TestCompletion(t *testing.T) {
+	oracle.Long(t)
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		oracle.Need(t, shell)
 		r := runProgram(t, "completion", shell)

@@ -278,6 +278,7 @@ func TestVerifyStatsCompile(t *testing.T) {
 
 // TestNothingMade: files that are cut short are errors, and no success is told; files without unwind information are none.
 func TestNothingMade(t *testing.T) {
+	oracle.Long(t)
 	sh, err := os.ReadFile("/bin/sh")
 	if err != nil {
 		t.Fatal(err)
@@ -323,6 +324,7 @@ func TestNothingMade(t *testing.T) {
 
 // TestCompileNative makes machine code and C: for a file, for a process, into a directory and into the cache.
 func TestCompileNative(t *testing.T) {
+	oracle.Long(t)
 	c := program(t, "compile", "--emit", "native", "-o", "native", "/bin/sh", "/lib/x86_64-linux-gnu/libc.so.6")
 	r := finish(t, c)
 	r.want(t, 0, "")
@@ -355,6 +357,7 @@ func TestCompileNative(t *testing.T) {
 
 // TestCompileForeign makes and verifies machine code for AArch64 on any machine, whose cache keeps it, too. Nobody walks with it elsewhere.
 func TestCompileForeign(t *testing.T) {
+	oracle.Long(t)
 	const lib = "/usr/aarch64-linux-gnu/lib/libm.so.6"
 	if _, err := os.Stat(lib); err != nil {
 		oracle.Lacks(t, lib)
@@ -392,6 +395,7 @@ func TestCompileForeign(t *testing.T) {
 
 // TestCompileForged compiles a file with the build ID of another, and then the other into the same directory.
 func TestCompileForged(t *testing.T) {
+	oracle.Long(t)
 	b, err := os.ReadFile("/bin/sh")
 	if err != nil {
 		t.Fatal(err)
@@ -464,6 +468,7 @@ func TestSteppers(t *testing.T) {
 
 // TestRun starts a program on the drop-in, passes its status on, and says what to do where there is no drop-in.
 func TestRun(t *testing.T) {
+	oracle.Long(t)
 	dir := t.TempDir()
 	r := runProgram(t, "run", "--runtime", dir, "--", "true")
 	if r.want(t, 1, ""); !strings.Contains(r.stderr, doctor.Dropin+" in "+dir+": install all of a release") {

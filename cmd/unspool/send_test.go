@@ -63,6 +63,7 @@ func TestSend(t *testing.T) {
 
 // TestSendUsage: what is refused before anything is recorded or read.
 func TestSendUsage(t *testing.T) {
+	oracle.Long(t)
 	for args, want := range map[string]string{
 		"report x --to a":                                          `a target is KIND=URL, and KIND is files, otlp, parca, pyroscope or stdout`,
 		"report x --to parca=ftp://a":                              `no http or https URL`,

@@ -170,6 +170,7 @@ func TestManyFrames(t *testing.T) {
 // The stacks of a program that was deleted while it ran are whole: of itself, because the kernel still has the file, and of the
 // core that gdb writes, because that has all of it.
 func TestDeleted(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gdb")
 	exe := private(t)
 	p := stackProgram{ready: true, pausing: true}

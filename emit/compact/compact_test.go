@@ -68,6 +68,7 @@ func TestFiles(t *testing.T) {
 }
 
 func TestRandom(t *testing.T) {
+	oracle.Long(t)
 	r := rand.New(rand.NewPCG(1, 2))
 	for i := range 60 {
 		mach := []*arch.Machine{arch.AMD64, arch.ARM64, arch.ByELF(arch.EM_386), arch.ByELF(20)}[i%4] // the last has no names for its registers

@@ -31,7 +31,10 @@ func eachMachine(t *testing.T, f func(t *testing.T, m *arch.Machine)) {
 }
 
 // TestRandom proves tables with rules of every kind, sense and nonsense.
-func TestRandom(t *testing.T) { eachMachine(t, testRandom) }
+func TestRandom(t *testing.T) {
+	oracle.Long(t)
+	eachMachine(t, testRandom)
+}
 
 func testRandom(t *testing.T, m *arch.Machine) {
 	r := rand.New(rand.NewPCG(1, 2))
@@ -67,7 +70,10 @@ func oneSet(m *arch.Machine, s rows.Set) *rows.Table {
 }
 
 // TestExpressions proves many expressions, as the CFA and as registers.
-func TestExpressions(t *testing.T) { eachMachine(t, testExpressions) }
+func TestExpressions(t *testing.T) {
+	oracle.Long(t)
+	eachMachine(t, testExpressions)
+}
 
 func testExpressions(t *testing.T, m *arch.Machine) {
 	r := rand.New(rand.NewPCG(3, 4))

@@ -409,6 +409,7 @@ int main(void) {
 
 // TestObjdump lets the objdump of two releases list added sections.
 func TestObjdump(t *testing.T) {
+	oracle.Long(t)
 	path := filepath.Join(t.TempDir(), "ls")
 	for suite, version := range map[string]int{"trixie": 2, "sid": 3} {
 		root := oracle.Debian(t, suite, "amd64", "binutils", "binutils", "binutils-aarch64-linux-gnu", "binutils-s390x-linux-gnu")

@@ -64,6 +64,7 @@ func hex(t testing.TB, s string) uint64 {
 // TestObjdump: every entry of shipped files, with its function, encoding, personality and data, is what llvm-objdump prints, and each function that
 // is left to DWARF has an FDE.
 func TestObjdump(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "llvm-objdump-19")
 	files, entries, withData, left, regular := 0, 0, 0, 0, 0
 	judge := time.Duration(0)

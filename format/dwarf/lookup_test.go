@@ -152,6 +152,7 @@ func TestBounds(t *testing.T) {
 
 // TestNoSections: a file that has lost its section headers has the same rows, by way of PT_GNU_EH_FRAME.
 func TestNoSections(t *testing.T) {
+	oracle.Long(t)
 	for name, img := range map[string]*module.Image{"libc": needLibc(t), "pie": openImage(t, compileC(t))} {
 		whole := openFrames(t, img)
 		want, _ := whole.Build(EHFrame)

@@ -389,6 +389,7 @@ func TestDamagedObject(t *testing.T) {
 // TestObjectsI386: in an object file of i386 for Windows, each FDE begins where a function does, whose symbol the compiler has written. llvm-dwarfdump does
 // not apply these relocations.
 func TestObjectsI386(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19")
 	dir := t.TempDir()
 	src, obj := filepath.Join(dir, "a.c"), filepath.Join(dir, "a.o")

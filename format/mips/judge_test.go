@@ -35,6 +35,7 @@ var conventions = []struct{ name, gcc, ld string }{
 // TestAssembler: each entry is where the assembler has put its function, and has the opcodes that the source gives it, in files of all conventions and
 // byte orders, linked or not. The assembler pads opcodes out of line by no-ops, and opcodes in the index by ends.
 func TestAssembler(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "mipsel-linux-gnu-as", "mipsel-linux-gnu-ld")
 	var cases []string
 	for op := range 0x80 {

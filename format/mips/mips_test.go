@@ -341,6 +341,7 @@ func TestUnapplied(t *testing.T) {
 
 // TestSegment: without sections, the program header leads to the index. Entries that need .eh_frame are errors then.
 func TestSegment(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "llvm-objcopy-19")
 	for _, b := range builds {
 		path := filepath.Join(t.TempDir(), "stripped")

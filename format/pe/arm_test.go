@@ -504,6 +504,7 @@ other:
 // TestHandlersARM: handlers of 32-bit Arm, in an object file and in an image that imports one. The lowest bits of addresses, which say that code
 // is Thumb, are not theirs.
 func TestHandlersARM(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19", "lld-link-19", "llvm-dlltool-19", "llvm-readobj-19")
 	dir := t.TempDir()
 	path := func(name, text string) string {

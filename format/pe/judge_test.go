@@ -215,6 +215,7 @@ var objdumpInfo = regexp.MustCompile(`^ [0-9a-f]{16} \(rva: ([0-9a-f]{8})\): ([0
 
 // TestObjdump compares the unwind information of x86-64 images with what objdump reads: it knows version 2.
 func TestObjdump(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "objdump")
 	infos, two := 0, 0
 	for _, path := range append(images(t), "testdata/amd64.dll") {

@@ -127,6 +127,7 @@ func sameLinked(t *testing.T, object, image string, want int) {
 
 // TestReadobjObjects: entries and codes of object files are those that llvm-readobj reads. It writes addresses as offsets of relocations.
 func TestReadobjObjects(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19", "llvm-readobj-19")
 	dir := t.TempDir()
 	source := filepath.Join(dir, "a.cc")

@@ -15,6 +15,7 @@ import (
 
 // TestCollectLate checks that small commands are not collected, and that the first collection brings the usual bounds back.
 func TestCollectLate(t *testing.T) {
+	oracle.Long(t)
 	if os.Getenv("UNSPOOL_COLLECT") == "" { // in a process of its own, which holds nothing yet
 		c := exec.Command(os.Args[0], "-test.run=^TestCollectLate$")
 		c.Env = append(os.Environ(), "UNSPOOL_COLLECT=1", "GOGC=", "GOMEMLIMIT=")

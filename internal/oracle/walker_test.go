@@ -61,6 +61,7 @@ func contains(whole, part []uint64) bool {
 
 // TestWalkers holds the judges themselves against a process that knows its stack.
 func TestWalkers(t *testing.T) {
+	Long(t)
 	for _, start := range []func(testing.TB) *Walker{Dwfl, Libunwind, LibunwindUncached, LibunwindTuned} {
 		w := start(t)
 		t.Run(w.Name, func(t *testing.T) {

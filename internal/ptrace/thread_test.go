@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // A tracer's thread has no children, whatever thread its goroutine had.
@@ -52,6 +54,7 @@ func TestNoChildren(t *testing.T) {
 
 // The same by Do, while other goroutines start processes and wait for them.
 func TestOtherChildren(t *testing.T) {
+	oracle.Long(t)
 	var others sync.WaitGroup
 	for range 4 {
 		others.Go(func() {

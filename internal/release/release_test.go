@@ -148,6 +148,7 @@ func TestDebVersion(t *testing.T) {
 
 // TestNeeds: a library's packages are found in it; a program with libraries, and a library of another package, are refused.
 func TestNeeds(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	dir := t.TempDir()
 	compile := func(name, source string, flags ...string) file {
@@ -245,6 +246,7 @@ func TestSettings(t *testing.T) {
 
 // TestKilled: a command that takes too long ends with all that it has started, and the error says so.
 func TestKilled(t *testing.T) {
+	oracle.Long(t)
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)

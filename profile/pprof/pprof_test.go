@@ -50,6 +50,7 @@ func TestDuration(t *testing.T) {
 
 // A small file cannot ask for a large profile.
 func TestExpands(t *testing.T) {
+	oracle.Long(t)
 	fn := &proto.Function{ID: 1, Name: "f"}
 	l := &proto.Location{ID: 1, Line: make([]proto.Line, 30_000)}
 	for i := range l.Line {

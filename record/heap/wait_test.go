@@ -6,11 +6,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/record"
 )
 
 // TestWaitEvery: a snapshot after each interval and for each signal, as long as the command runs; the status is the command's.
 func TestWaitEvery(t *testing.T) {
+	oracle.Long(t)
 	var target record.Plan
 	target.Command = []string{"sh", "-c", "sleep 0.5; exit 3"}
 	for _, interval := range []time.Duration{0, 20 * time.Millisecond} {

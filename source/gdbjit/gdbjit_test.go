@@ -184,6 +184,7 @@ func TestAddresses(t *testing.T) {
 
 // TestSplice: code replaces memory that is no file's, and nothing else.
 func TestSplice(t *testing.T) {
+	oracle.Long(t)
 	at := func(text string) *module.Image {
 		img, err := module.InMemory("[jit]", object(t, ".text="+text))
 		if err != nil {

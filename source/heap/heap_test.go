@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // records makes a chunk of records: each a kind and its words.
@@ -86,6 +88,7 @@ func TestRead(t *testing.T) {
 
 // TestDamaged: a missing chunk is counted, and a cut one costs what follows the cut.
 func TestDamaged(t *testing.T) {
+	oracle.Long(t)
 	s := sample()
 	for n := range s[0] {
 		all, err := Read(write(t, [][]byte{s[0][:n], s[1]}))

@@ -275,6 +275,7 @@ func compress(t testing.TB, b []byte, n int, typ uint32) (out []byte) {
 // TestCompressed reads both kinds of compressed records, cut without regard to the records in them, and between plain
 // ones.
 func TestCompressed(t *testing.T) {
+	oracle.Long(t)
 	inner := newBuilder()
 	for i := range uint64(2000) {
 		inner.sample(i + 1)
