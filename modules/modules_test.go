@@ -101,6 +101,7 @@ func TestUnusable(t *testing.T) {
 
 // A file that only a container has is found there, if it is the one that was recorded.
 func TestContainer(t *testing.T) {
+	oracle.Long(t)
 	t.Setenv("UNSPOOL_CACHE", t.TempDir())
 	root := t.TempDir()
 	pid := oracle.Contained(t, root, "only-in-there", "#include <unistd.h>\nint main(void) { write(1, \"\", 1); char c; return read(0, &c, 1); }\n")

@@ -6,12 +6,14 @@ import (
 
 	"github.com/unspool/unspool/arch"
 	rules "github.com/unspool/unspool/format/jit"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
 	"github.com/unspool/unspool/rows"
 )
 
 // TestRegistry: what a process has registered is read when a stack leads to other code, not too often, and no walk waits long for it.
 func TestRegistry(t *testing.T) {
+	oracle.Long(t)
 	set := Interpreted()
 	defer set.Close()
 	m := set.Made(arch.AMD64)

@@ -4,10 +4,13 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // TestOwners: a user's flood of mappings, 20 processes of 32,754, costs that user's stacks and nobody else's, and little time.
 func TestOwners(t *testing.T) {
+	oracle.Long(t)
 	w := NewWorld(nil)
 	w.Owners(func(pid int32) uint32 { return uint32(pid / 1000) })
 	began := time.Now()

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/unwind"
 )
 
@@ -61,6 +62,7 @@ func (m *model) apply(r *Record) {
 // TestWorld applies random histories of a few processes, with pages mapped over others and in part, and holds what
 // each process has where against the model.
 func TestWorld(t *testing.T) {
+	oracle.Long(t)
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		m := &model{map[int32]*[modelPages]string{}, map[int32]modelThread{}}
@@ -240,6 +242,7 @@ func TestWorldIdentity(t *testing.T) {
 
 // TestWorldBounds has a recording map and fork without end.
 func TestWorldBounds(t *testing.T) {
+	oracle.Long(t)
 	w := NewWorld(nil)
 	for i := range uint64(MaxMappings + 4096) {
 		w.Apply(&Record{Type: RecordMmap2, PID: 1, TID: 1, Time: 1, Addr: i << 13, Len: 4096, Prot: ProtExec, Filename: []byte("/x")})

@@ -195,6 +195,7 @@ func TestDebugFile(t *testing.T) {
 
 // TestTruncatedLater: a file that shrinks under a table costs its names.
 func TestTruncatedLater(t *testing.T) {
+	oracle.Long(t)
 	path := built(t)
 	r := New(Options{})
 	defer r.Close()

@@ -266,6 +266,7 @@ func sameFew(t *testing.T, sources []source, addrs []arch.Vaddr) {
 
 // TestFew: random symbols that overlap, with and without sizes; and those of this program, and of a C library.
 func TestFew(t *testing.T) {
+	oracle.Long(t)
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, path := range []string{"/proc/self/exe", "/lib/x86_64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libc.so.6"} {
 		tab := New(Options{}).Module(path, "")

@@ -9,10 +9,13 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/unspool/unspool/internal/oracle"
 )
 
 // TestKept compares names of the running kernel that come from the file with those that come from /proc/kallsyms.
 func TestKept(t *testing.T) {
+	oracle.Long(t)
 	dir := t.TempDir()
 	fresh := New(Options{CacheDir: dir})
 	if note := noteOf(fresh); note != "" {

@@ -58,6 +58,7 @@ func placesOf(tab *Table, lo, hi arch.Vaddr) [][]Place {
 
 // TestDebugFiles: the same names, lines and inlined calls from a file, and from its debug file wherever that is.
 func TestDebugFiles(t *testing.T) {
+	oracle.Long(t)
 	whole, id := inlining(t)
 	nowhere := []string{filepath.Join(t.TempDir(), "nowhere")}
 	r := New(Options{Files: &module.Locator{DebugDirs: nowhere}})

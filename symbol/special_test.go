@@ -138,6 +138,7 @@ func TestSpecialFiles(t *testing.T) {
 
 // TestDebugFileOfOthers: a file's word leads only where its owner may read.
 func TestDebugFileOfOthers(t *testing.T) {
+	oracle.Long(t)
 	if os.Geteuid() != 0 {
 		t.Skip("this test lacks the right to give files away: run it as root")
 	}
@@ -170,6 +171,7 @@ func TestDebugFileOfOthers(t *testing.T) {
 
 // TestLinkToHole: the checksum of a debug file is not computed through a hole, nor after the end.
 func TestLinkToHole(t *testing.T) {
+	oracle.Long(t)
 	path := built(t)
 	dir := filepath.Dir(path)
 	bare, debug := filepath.Join(dir, "bare"), filepath.Join(dir, "a.debug")
