@@ -33,7 +33,7 @@ check:
 	test -z "$$(gofmt -l . | tee -a /dev/stderr)"
 	$(GO) vet -trimpath ./...
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet -trimpath $(MACHINES)
-	@others="$(others)" && $(GO) run -trimpath ./internal/testlog $(GO) test -short -trimpath -vet=off $(TESTFLAGS) ./cmd/unspool $$others
+	@others="$(others)" && $(GO) run -trimpath ./internal/testlog $(GO) test -short -skip '^Fuzz' -trimpath -vet=off $(TESTFLAGS) ./cmd/unspool $$others
 
 # The packages whose tests take long, longest first: the others, which are short, fill the gaps.
 LONGEST = lab cmd/unspool runtime/test lab/shapes source/perfevent emit/csource source/perfdata source/ebpf source/tracer shadow lab/random source/live
