@@ -27,7 +27,8 @@ install-runtime:
 MACHINES = $$({ git grep -lE '^//go:build .*(amd64|arm64)' -- '*.go'; git ls-files '*_amd64.go' '*_arm64.go' '*_amd64_test.go' '*_arm64_test.go'; } | xargs -n1 dirname | sort -u | sed 's,^,./,')
 
 # What a change must pass before anything longer is run: formatting, vet for both machines, and the tests that take neither long nor
-# the whole machine (-short). A minute on two cores, when what has not changed is in Go's cache, which clones at other places share (-trimpath).
+# the whole machine (-short). Half a minute on two cores, when what has not changed is in Go's cache, which clones at other places share
+# (-trimpath): but not what opens files of the clone, as targets of fuzzing do.
 .PHONY: check
 check:
 	test -z "$$(gofmt -l . | tee -a /dev/stderr)"
