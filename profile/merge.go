@@ -37,11 +37,9 @@ func (m *Merger) Add(p *Profile, tag string) []int32 {
 	return m.add(p, func(int) string { return tag })
 }
 
-// AddMerger adds all that another Merger has, which stays as it is.
-func (m *Merger) AddMerger(from *Merger) []int32 {
-	p := from.p
-	p.Duration = max(from.end.Sub(p.Start), 0)
-	return m.add(&p, func(i int) string { return from.tags[i] })
+// AddTagged is Add for a profile that another Merger has made, with the tag of each stack.
+func (m *Merger) AddTagged(p *Profile, tags []string) []int32 {
+	return m.add(p, func(i int) string { return tags[i] })
 }
 
 func (m *Merger) add(p *Profile, tagged func(stack int) string) []int32 {
@@ -84,8 +82,8 @@ func (m *Merger) add(p *Profile, tagged func(stack int) string) []int32 {
 	return out
 }
 
-// Profile returns what has been added, and the tag of each stack. Its time is from the first beginning to the last end. The Merger must not be
-// used any more.
+// Profile returns what has been added, and the tag of each stack. Its time is from the first beginning to the last end. What is added afterwards
+// changes what it has returned.
 func (m *Merger) Profile() (p *Profile, tags []string) {
 	if !m.p.Start.IsZero() {
 		m.p.Duration = m.end.Sub(m.p.Start)

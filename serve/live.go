@@ -1,13 +1,19 @@
 package serve
 
 import (
+	"bytes"
 	"context"
+	"encoding/gob"
+	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/klauspost/compress/flate"
 
 	"github.com/unspool/unspool/profile"
 )
@@ -20,17 +26,48 @@ type Live struct {
 	token  string
 
 	mu       sync.Mutex
-	halves   [2]half // the older one, and the one that grows
+	past     []interval // the newest last
+	now      newest
 	shown    []shown // the newest last
 	n        int
 	interval time.Duration
 }
 
-// A half has the profiles of at least half of the window.
-type half struct {
-	merger profile.Merger
-	times  Times
-	began  time.Time // zero: it has none
+// newest has the profiles of the newest interval.
+type newest struct {
+	merger   profile.Merger
+	began    time.Time // zero: there is none
+	duration time.Duration
+}
+
+// An interval that is over is packed: in ten times as much memory, nobody looks at it most of the time.
+type interval struct {
+	began  time.Time
+	packed []byte // by pack
+	err    error  // of pack
+}
+
+// packed is what pack writes: a profile, and the service of each stack.
+type packed struct {
+	Profile  *profile.Profile
+	Services []string
+}
+
+// pack is the opposite of unpack.
+func pack(m *profile.Merger) ([]byte, error) {
+	var p packed
+	p.Profile, p.Services = m.Profile()
+	var b bytes.Buffer
+	z, err := flate.NewWriter(&b, flate.BestSpeed)
+	if err == nil {
+		err = errors.Join(gob.NewEncoder(z).Encode(p), z.Close())
+	}
+	return bytes.Clone(b.Bytes()), err
+}
+
+func unpack(b []byte) (p packed, err error) {
+	err = gob.NewDecoder(flate.NewReader(bytes.NewReader(b))).Decode(&p)
+	return p, err
 }
 
 // shown is a page that was made: its address stays valid while it is one of the last.
@@ -46,7 +83,7 @@ const (
 	forgotten = 15 * time.Minute
 )
 
-// NewLive returns a page that shows between half of the window and all of it. token is what a request needs to be answered; "": nothing.
+// NewLive returns a page that shows the intervals of a window of time. token is what a request needs to be answered; "": nothing.
 func NewLive(name string, window time.Duration, token string) *Live {
 	return &Live{name: name, window: window, token: token}
 }
@@ -56,41 +93,49 @@ func (l *Live) Add(p *profile.Profile, service string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	end := p.Start.Add(p.Duration)
-	now := &l.halves[1]
-	switch {
-	case now.began.IsZero():
-		now.began = p.Start
-	case end.Before(now.began), end.Sub(now.began) > l.window/2 && p.Start.After(now.began): // or the clock has gone back
-		l.halves[0] = *now
-		*now = half{began: p.Start}
+	if !p.Start.Equal(l.now.began) || p.Duration != l.now.duration {
+		if !l.now.began.IsZero() {
+			over := interval{began: l.now.began}
+			over.packed, over.err = pack(&l.now.merger)
+			l.past = append(l.past, over)
+		}
+		l.now = newest{began: p.Start, duration: p.Duration}
+		l.past = slices.DeleteFunc(l.past, func(i interval) bool {
+			return end.Sub(i.began) > l.window || i.began.After(end) // the clock has gone back
+		})
 	}
 	l.interval = max(l.interval, p.Duration)
-	now.times.Spread(p, now.merger.Add(p, service))
+	l.now.merger.Add(p, service)
 	for len(l.shown) > 0 && end.Sub(l.shown[0].made) > forgotten {
 		l.shown = l.shown[1:]
 	}
 }
 
 // recording returns what there is, as it is now.
-func (l *Live) recording() *Recording {
+func (l *Live) recording() (*Recording, error) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	past, interval := slices.Clone(l.past), l.interval
+	var now profile.Merger
+	if !l.now.began.IsZero() {
+		now.AddTagged(l.now.merger.Profile())
+	}
+	l.mu.Unlock()
 	var m profile.Merger
 	times := &Times{}
-	for i := range l.halves {
-		p := &l.halves[i]
-		if p.began.IsZero() {
-			continue
+	add := func(p *profile.Profile, services []string) { times.Spread(p, m.AddTagged(p, services)) }
+	for _, i := range past {
+		if i.err != nil {
+			return nil, i.err
 		}
-		to := m.AddMerger(&p.merger)
-		p.times.each(0, 1<<63, func() bool { return false }, func(c *chunk, first int, _ bool) {
-			for i := range c.n {
-				times.Add(c.time[i], int(to[c.stack[i]]), p.times.periodAt(c, first, i))
-			}
-		})
+		p, err := unpack(i.packed)
+		if err != nil {
+			return nil, err
+		}
+		add(p.Profile, p.Services)
 	}
+	add(now.Profile())
 	p, services := m.Profile()
-	return &Recording{Profile: p, Times: times, Services: services, Interval: l.interval, Periods: p.Waits()}
+	return &Recording{Profile: p, Times: times, Services: services, Interval: interval, Periods: p.Waits()}, nil
 }
 
 // ServeHTTP implements http.Handler.
@@ -151,7 +196,7 @@ func (l *Live) show(ctx context.Context, now time.Time) (int, error) {
 		return l.shown[last].n, nil
 	}
 	l.mu.Unlock()
-	s := New(Options{Token: l.token, Live: true, Inputs: []Input{{Name: l.name, Read: func(context.Context, func(Progress)) (*Recording, error) { return l.recording(), nil }}}})
+	s := New(Options{Token: l.token, Live: true, Inputs: []Input{{Name: l.name, Read: func(context.Context, func(Progress)) (*Recording, error) { return l.recording() }}}})
 	if err := s.Load(ctx); err != nil {
 		return 0, fmt.Errorf("%w yet: the first profiles come with the end of the first interval", err)
 	}

@@ -29,7 +29,10 @@ func TestLiveWindow(t *testing.T) {
 	for i := range 100 {
 		l.Add(intervalOf(begin.Add(time.Duration(i)*10*time.Second), fmt.Sprint("f", i), 1), "web")
 		l.Add(intervalOf(begin.Add(time.Duration(i)*10*time.Second), fmt.Sprint("f", i), 2), "db")
-		rec := l.recording()
+		rec, err := l.recording()
+		if err != nil {
+			t.Fatal(err)
+		}
 		have := len(rec.Profile.Stacks) / 2
 		if have > 30 || have < min(i+1, 15) || rec.Profile.Funcs[len(rec.Profile.Funcs)-1].Name != fmt.Sprint("f", i) || rec.Times.n != 3*have || rec.Profile.Totals.Samples != uint64(3*have) {
 			t.Fatalf("after %d intervals: %d, of %d samples at %d times", i+1, have, rec.Profile.Totals.Samples, rec.Times.n)
@@ -47,7 +50,11 @@ func TestLiveClock(t *testing.T) {
 	for i, hours := range []int{0, -1, 5, 4, 4} {
 		for k := range 50 {
 			l.Add(intervalOf(begin.Add(time.Duration(hours)*time.Hour+time.Duration(50*i+k)*10*time.Second), fmt.Sprint("f", i), 1), "web")
-			if have := int(l.recording().Profile.Totals.Samples); have > 30 || have < min(50*i+k+1, 15) && k > 15 {
+			rec, err := l.recording()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if have := int(rec.Profile.Totals.Samples); have > 30 || have < min(50*i+k+1, 15) && k > 15 {
 				t.Fatalf("%d hours, after %d intervals: %d", hours, k, have)
 			}
 		}

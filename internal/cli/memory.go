@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 	"time"
 )
 
@@ -33,6 +34,12 @@ const (
 	lastTrim  = 2 * time.Minute
 )
 
+// Go gives freed memory back in its own time. Where the heap has more than unused bytes free, they are given back at once, every soon at most.
+const (
+	unused = 4 << 20
+	soon   = 10 * time.Second
+)
+
 // often is how much may be allocated before the next garbage collection of a recording, in percent of what is in use.
 const often = 25
 
@@ -48,15 +55,19 @@ func Trim(first time.Duration, pages func()) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
+		last := time.Now()
 		for d, left := first, first; ; {
 			select {
 			case <-time.After(first):
 				pages()
 				if left -= first; left <= 0 {
-					debug.FreeOSMemory()
 					d = min(2*d, lastTrim)
 					left = d
+				} else if time.Since(last) < soon || freed() <= unused {
+					continue
 				}
+				debug.FreeOSMemory()
+				last = time.Now()
 			case <-end:
 				return
 			}
@@ -69,6 +80,13 @@ func Trim(first time.Duration, pages func()) (stop func()) {
 			debug.SetGCPercent(usual)
 		}
 	}
+}
+
+// freed returns how many bytes of the heap are free, and not given back.
+func freed() uint64 {
+	s := []metrics.Sample{{Name: "/memory/classes/heap/free:bytes"}}
+	metrics.Read(s)
+	return s[0].Value.Uint64()
 }
 
 // LimitMemory lets the garbage collector work harder once the program has taken so many bytes, unless its user has set another limit.
