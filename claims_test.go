@@ -52,7 +52,7 @@ var documented = []struct {
 	{"docs/FLEET.md", "for at most two seconds", [][2]string{{"agent/daemon/daemon.go", `lastWords += 2 \* time\.Second`}}},
 	{"docs/FLEET.md", "`size` bytes (1G), up to an age of `age` (168h)", [][2]string{{"agent/files/files.go", `DefaultSize = 1 << 30`}, {"agent/files/files.go", `DefaultAge += 7 \* 24 \* time\.Hour`}}},
 	{"docs/FLEET.md", "at most once in 10 seconds", [][2]string{{"agent/files/files.go", `every = 10 \* time\.Second`}}},
-	{"docs/FLEET.md", "Of a full ring, a 64th goes at once", [][2]string{{"agent/files/files.go", `most -= r\.size / 64`}}},
+	{"docs/FLEET.md", "Of a full ring, a 64th goes at once", [][2]string{{"agent/files/files.go", `most-r\.size/64`}}},
 	{"docs/FLEET.md", "count after ten minutes at most", [][2]string{{"agent/files/files.go", `recount = 10 \* time\.Minute`}}},
 	{"docs/FLEET.md", "5 to 6 seconds after the last request at the earliest, and three times a minute at most",
 		[][2]string{{"agent/kubelet/kubelet.go", `least += 5 \* time\.Second`}, {"agent/kubelet/kubelet.go", `rand\.N\(d / 5\)`}, {"agent/kubelet/kubelet.go", `maxTries = 3 `}}},

@@ -68,6 +68,7 @@ type Agent struct {
 	was     uint64 // lost before
 	ended   bool   // there is no interval any more
 	stats   Stats
+	longest time.Duration // the longest of the intervals since stats.Last; 0: it has not changed
 
 	left uint64 // samples of intervals that have ended, whose profiles have not all been put into queues
 	over bool   // it is too late for those
@@ -309,6 +310,7 @@ func (a *Agent) Stats() Stats {
 // Change gives the agent other settings. They hold for the interval that runs.
 func (a *Agent) Change(s Settings) {
 	a.mu.Lock()
+	a.longest = max(a.longest, a.o.Interval, s.Interval)
 	a.o.Settings = s
 	a.mu.Unlock()
 	select {
@@ -321,6 +323,13 @@ func (a *Agent) interval() time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.o.Interval
+}
+
+// patience is the longest interval that may not have ended.
+func (a *Agent) patience() time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return max(a.longest, a.o.Interval)
 }
 
 // waiting is how many intervals that have ended may wait for their profiles to be made. When they do, the one that runs becomes longer.

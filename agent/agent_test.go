@@ -44,6 +44,30 @@ func sample(pid int32, comm string, pc arch.Addr) *profile.Sample {
 	return &profile.Sample{PID: pid, TID: pid, Comm: comm, Period: 1e7, HasUser: true, User: []unwind.Frame{{PC: pc, Exact: true}}, Stop: unwind.Outermost}
 }
 
+// TestHealthy: an agent is well until three intervals and a minute have passed, by the longest interval since the last that ended.
+func TestHealthy(t *testing.T) {
+	now := time.Now()
+	a := newAgent(Options{Settings: Settings{Interval: time.Second}}, now)
+	o := Outside{Agent: a, Began: now}
+	after := func(d time.Duration, well bool) {
+		t.Helper()
+		if wrong := o.healthy(now.Add(d)); (wrong == "") != well {
+			t.Errorf("after %v: %q", d, wrong)
+		}
+	}
+	after(62*time.Second, true)
+	after(64*time.Second, false)
+	a.Change(Settings{Interval: 10 * time.Minute})
+	after(30*time.Minute, true)
+	after(32*time.Minute, false)
+	a.Change(Settings{Interval: time.Second}) // an interval of ten minutes may be running
+	after(30*time.Minute, true)
+	now = now.Add(30 * time.Minute)
+	a.take(now)
+	after(62*time.Second, true)
+	after(64*time.Second, false)
+}
+
 // Each place has a profile of its own; the sums are those of all samples, and losses count once.
 func TestCut(t *testing.T) {
 	sleeper := exec.Command("sleep", "100")

@@ -15,20 +15,24 @@ import (
 // Outside is what an agent shows to others over HTTP: /metrics for Prometheus, /healthz and /readyz, which have no names of what is profiled, and
 // for those who have its token, a page of the last minutes.
 type Outside struct {
-	Agent    *Agent
-	Outputs  *Outputs
-	Kernel   func() (k Kernel, ok bool)
-	More     []prometheus.Collector // of what else the agent asks
-	Interval time.Duration
-	Began    time.Time
-	Page     http.Handler // what serve.Live answers; nil: there is none
-	Debug    bool         // show the agent's own profiles, at /debug/pprof/; these have names of what the agent does, and none of what is profiled
+	Agent   *Agent
+	Outputs *Outputs
+	Kernel  func() (k Kernel, ok bool)
+	More    []prometheus.Collector // of what else the agent asks
+	Began   time.Time
+	Page    http.Handler // what serve.Live answers; nil: there is none
+	Debug   bool         // show the agent's own profiles, at /debug/pprof/; these have names of what the agent does, and none of what is profiled
 }
 
 // A Kernel is what the program that walks in the kernel has, and has done. There may be none: ok is false then.
 type Kernel struct {
 	Tables, TableBytes, Processes int
 	Evicted, Copied, CutOff       uint64
+	Walked                        uint64 // stacks, in the kernel
+	RingFull, Nested, Forgotten   uint64 // lost samples, by why
+	Failed                        uint64 // address spaces and tables that could not be brought into the kernel
+	MapBytes                      uint64 // all that its maps take
+	CPU                           time.Duration
 	Unplugged                     int  // processors that came online and are not recorded
 	Pace                          Pace // OneOf 0: it does not change
 }
@@ -69,7 +73,7 @@ func (o *Outside) healthy(now time.Time) string {
 	if last.IsZero() {
 		last = o.Began
 	}
-	if now.Sub(last) > 3*o.Interval+time.Minute {
+	if now.Sub(last) > 3*o.Agent.patience()+time.Minute {
 		return "no interval has ended since " + last.UTC().Format(time.RFC3339)
 	}
 	return ""
@@ -103,6 +107,11 @@ var (
 
 	descTables  = describe("kernel_tables", "Unwind tables in the kernel.")
 	descBytes   = describe("kernel_table_bytes", "Their memory.")
+	descMaps    = describe("kernel_map_bytes", "Memory of all maps of the programs in the kernel.")
+	descRun     = describe("kernel_cpu_seconds_total", "CPU time of the programs in the kernel, where it counts it (kernel.bpf_stats_enabled).")
+	descFailed  = describe("kernel_failed_total", "Address spaces and unwind tables that could not be brought into the kernel.")
+	descLostWhy = describe("kernel_lost_samples_total", "Samples that the programs in the kernel have lost: ring-full (nobody read in time), nested (one interrupted another), forgotten (a thread or stack found no room).", "why")
+	descWalked  = describe("walked_stacks_total", "Stacks walked in the kernel.")
 	descEvicted = describe("kernel_tables_evicted_total", "Unwind tables that had to make room.")
 	descSpaces  = describe("kernel_processes", "Processes whose mappings the kernel's walk knows.")
 	descCopied  = describe("copied_stacks_total", "Stacks that the kernel's walk left to a copy.")
@@ -166,7 +175,14 @@ func (o *Outside) Collect(to chan<- prometheus.Metric) {
 		gauge(descTables, float64(k.Tables))
 		gauge(descBytes, float64(k.TableBytes))
 		gauge(descSpaces, float64(k.Processes))
+		gauge(descMaps, float64(k.MapBytes))
 		counter(descEvicted, k.Evicted)
+		counter(descFailed, k.Failed)
+		for why, n := range map[string]uint64{"ring-full": k.RingFull, "nested": k.Nested, "forgotten": k.Forgotten} {
+			counter(descLostWhy, n, why)
+		}
+		to <- prometheus.MustNewConstMetric(descRun, prometheus.CounterValue, k.CPU.Seconds())
+		counter(descWalked, k.Walked)
 		counter(descCopied, k.Copied)
 		counter(descCutOff, k.CutOff)
 		gauge(descUnheard, float64(k.Unplugged))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/unspool/unspool/agent/export"
 	"github.com/unspool/unspool/internal/cli"
@@ -29,6 +30,9 @@ func (s *Sending) Read(flag string) (err error) {
 		t, err := Open(to, s.Options)
 		if err != nil {
 			return fmt.Errorf("--%s: %w", flag, err)
+		}
+		if slices.ContainsFunc(s.Targets, func(o *Target) bool { return o.String() == t.String() }) {
+			return fmt.Errorf("--%s: %s is given twice", flag, t)
 		}
 		s.Targets = append(s.Targets, t)
 	}

@@ -30,4 +30,10 @@ func TestSending(t *testing.T) {
 	if err := s.Read("to"); err == nil {
 		t.Error("a label without a name")
 	}
+	for _, to := range [][]string{{"stdout", "stdout"}, {"otlp=http://o", "parca=http://o", "otlp=http://o"}} {
+		s = Sending{To: to}
+		if err := s.Read("output"); err == nil || err.Error() != "--output: "+to[0]+" is given twice" {
+			t.Errorf("%q: %v", to, err)
+		}
+	}
 }

@@ -64,10 +64,12 @@ var amd64PLT = PLT{
 }
 
 // amd64Jumps finds jmp *disp(%rip) in entries of 16 bytes, or 8 where the section says so (AMD64 supplement, section 5.2; with
-// IBT, endbr64 comes first).
+// IBT, endbr64 comes first). Of static programs, GNU's ld does not say that entries have 8 bytes: a jump, and xchg %ax,%ax.
 func amd64Jumps(b []byte, addr, entsize uint64) []Jump {
-	if entsize != 8 {
+	if short := len(b) >= 8 && string(b[:2]) == "\xff\x25" && string(b[6:8]) == "\x66\x90"; entsize != 8 && !short {
 		entsize = 16
+	} else {
+		entsize = 8
 	}
 	var out []Jump
 	for at := uint64(0); at+entsize <= uint64(len(b)); at += entsize {

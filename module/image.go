@@ -103,6 +103,16 @@ type Section struct {
 	macho machoSectionHeader
 }
 
+// IsPLT says whether s is a procedure linkage table of an ELF file: code, by the names that linkers give (.iplt is LLVM's, for indirect functions of
+// static programs; GNU's ld puts these into .plt). Only .plt has entries that push.
+func (s *Section) IsPLT() bool {
+	switch s.Name {
+	case ".plt", ".plt.sec", ".plt.got", ".iplt":
+		return s.Perm&Exec != 0 && !s.Empty && !s.Compressed
+	}
+	return false
+}
+
 // A format is a kind of files that New reads.
 type format struct {
 	name string

@@ -381,18 +381,15 @@ func terminals(img *module.Image, st rows.Stepper) []unwind.Range {
 func plts(img *module.Image) []unwind.PLTRange {
 	var out []unwind.PLTRange
 	for _, s := range img.Sections() {
-		if s.Perm&module.Exec == 0 {
+		if !s.IsPLT() {
 			continue
 		}
-		switch s.Name {
-		case ".plt", ".plt.sec", ".plt.got":
-			lazy := false
-			if shape := img.Machine().PLT; s.Name == ".plt" && shape != nil {
-				code := img.Tail(s.Addr)
-				lazy = shape.Lazy(code[:min(len(code), arch.MaxPush)])
-			}
-			out = append(out, unwind.PLTRange{Range: unwind.Range{Lo: s.Addr, Hi: s.Addr + arch.Vaddr(s.Size)}, Lazy: lazy})
+		lazy := false
+		if shape := img.Machine().PLT; s.Name == ".plt" && shape != nil {
+			code := img.Tail(s.Addr)
+			lazy = shape.Lazy(code[:min(len(code), arch.MaxPush)])
 		}
+		out = append(out, unwind.PLTRange{Range: unwind.Range{Lo: s.Addr, Hi: s.Addr + arch.Vaddr(s.Size)}, Lazy: lazy})
 	}
 	return out
 }

@@ -382,6 +382,62 @@ func builtPLTs(t *testing.T) (out []string) {
 	return out
 }
 
+// TestStaticPLTs: in static programs, each stub has the name of the function that chooses its target: objdump says which slot it jumps by, and readelf
+// which function chooses what is there.
+func TestStaticPLTs(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "gcc", "objdump", "readelf", "clang-19", "ld.lld-19")
+	src := filepath.Join(t.TempDir(), "a.c")
+	write(t, src, `static volatile int n;
+static int f1(void) { return n; }
+static int f2(void) { return 2; }
+static void *pick(void) { return n ? f1 : f2; }
+int f(void) __attribute__((ifunc("pick")));
+int main(void) { return f(); }
+`)
+	jump := regexp.MustCompile(`(?m)^ *([0-9a-f]+):.*jmp .*# ([0-9a-f]+)`)
+	relocation := regexp.MustCompile(`(?m)^([0-9a-f]+) .*R_X86_64_IRELATIVE? +([0-9a-f]+)`)
+	for i, cc := range [][]string{{"gcc"}, {"gcc", "-fcf-protection=full", "-Wl,-z,ibtplt"}, {"clang-19", "-fuse-ld=lld"}} {
+		path := filepath.Join(t.TempDir(), fmt.Sprint(i))
+		oracle.Run(t, cc[0], append(cc[1:], "-static", "-O1", "-o", path, src)...)
+		chosen := map[uint64]uint64{}
+		for _, m := range relocation.FindAllSubmatch(oracle.Run(t, "readelf", "-rW", path), -1) {
+			at, _ := strconv.ParseUint(string(m[1]), 16, 64)
+			chosen[at], _ = strconv.ParseUint(string(m[2]), 16, 64)
+		}
+		r := New(Options{})
+		tab, total, own := r.Module(path, ""), 0, 0
+		for _, section := range []string{".plt", ".iplt"} {
+			out, err := exec.Command("objdump", "-d", "--no-show-raw-insn", "-j", section, path).Output()
+			if err != nil {
+				continue // it has one of them
+			}
+			before := uint64(0) // where the last stub, of 8 bytes at least, begins
+			for _, m := range jump.FindAllSubmatch(out, -1) {
+				at, _ := strconv.ParseUint(string(m[1]), 16, 64)
+				slot, _ := strconv.ParseUint(string(m[2]), 16, 64)
+				f, ok := tab.Lookup(arch.Vaddr(chosen[slot]))
+				if !ok {
+					continue
+				}
+				total++
+				got, _ := tab.Lookup(arch.Vaddr(at))
+				if pltName(got.Linkage) != pltName(f.Linkage+"@plt") || uint64(got.Start) > at || uint64(got.Start) <= before {
+					t.Errorf("%v: the stub at %#x is %+v, %s chooses its target", cc, at, got, f.Linkage)
+				}
+				if f.Linkage == "pick" || f.Linkage == "f" {
+					own++
+				}
+				before = at
+			}
+		}
+		r.Close()
+		if total < 10 || own != 1 {
+			t.Errorf("%v: %d stubs, %d of them ours", cc, total, own)
+		}
+	}
+}
+
 // TestPerf compares names with those that perf gives to samples of a program and of the kernel under it.
 func TestPerf(t *testing.T) {
 	oracle.Long(t)

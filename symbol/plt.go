@@ -55,12 +55,7 @@ func pltStubs(img *module.Image) []arch.Jump {
 	secs := img.Sections()
 	for i := range secs {
 		s := &secs[i]
-		switch s.Name {
-		case ".plt", ".plt.sec", ".plt.got", ".iplt":
-		default:
-			continue
-		}
-		if s.Empty || s.Perm&module.Exec == 0 || s.Compressed {
+		if !s.IsPLT() {
 			continue
 		}
 		b, err := img.Data(s)

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"runtime/debug"
 	"strings"
 	"sync/atomic"
@@ -70,8 +71,9 @@ type Options struct {
 	Kubelet string        // its address, for the log
 	Self    bool          // use what processes say of themselves
 
-	Config string                               // the file that SIGHUP reads again; "": SIGHUP ends the program
-	Again  func() (Changeable, []string, error) // reads it; the names are of flags that differ, and cannot change
+	Config  string                               // the file that is read again for each of Hangups; "": there is none
+	Hangups <-chan os.Signal                     // nil: there is no file
+	Again   func() (Changeable, []string, error) // reads it; the names are of flags that differ, and cannot change
 
 	Log *slog.Logger
 }
@@ -143,6 +145,9 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 	if listener != nil {
 		defer d.listen(listener)()
 	}
+	if err := cli.Started(); err != nil {
+		o.Log.Warn("systemd does not hear that the agent has started: " + err.Error())
+	}
 
 	ended := make(chan error, 1)
 	gathering, over := context.WithCancel(context.Background())
@@ -153,9 +158,7 @@ func Run(ctx context.Context, o Options) (status int, note string, err error) {
 	if o.Pods != nil {
 		go o.Pods.Run(gathering, d.tellKubelet)
 	}
-	if o.Config != "" {
-		defer cli.OnHangup(d.readAgain)()
-	}
+	go d.reload(gathering)
 	if o.MaxCPU > 0 {
 		go d.govern(gathering)
 	}
@@ -242,7 +245,7 @@ func (d *daemon) start(n *names.Namer, host string, listener net.Listener) {
 
 // listen answers over HTTP, until stop is called.
 func (d *daemon) listen(l net.Listener) (stop func() error) {
-	view := &agent.Outside{Agent: d.agent, Outputs: d.outputs, Kernel: d.kernel, Interval: d.Interval, Began: d.began, Debug: isLoopback(l.Addr())}
+	view := &agent.Outside{Agent: d.agent, Outputs: d.outputs, Kernel: d.kernel, Began: d.began, Debug: isLoopback(l.Addr())}
 	if d.page != nil {
 		view.Page = d.page
 		d.Log.Info("the last minutes are on a page", "address", serve.URL(l.Addr(), d.token))
@@ -274,7 +277,11 @@ func (d *daemon) kernel() (k agent.Kernel, ok bool) {
 	if p := d.pace.Load(); p != nil {
 		k.Pace = *p
 	}
-	return agent.Kernel{Pace: k.Pace, Tables: st.Tables, TableBytes: int(st.TableBytes), Processes: st.Processes, Evicted: uint64(st.Evicted), Copied: st.Copied, CutOff: st.CutOff, Unplugged: d.rec.Unplugged()}, true
+	return agent.Kernel{
+		Pace: k.Pace, Tables: st.Tables, TableBytes: int(st.TableBytes), MapBytes: st.MapBytes, Processes: st.Processes,
+		Walked: st.Samples, Copied: st.Copied, CutOff: st.CutOff, RingFull: st.RingFull, Nested: st.Nested, Forgotten: st.Forgotten,
+		Evicted: uint64(st.Evicted), Failed: uint64(st.Failed), CPU: st.RunTime, Unplugged: d.rec.Unplugged(),
+	}, true
 }
 
 func (d *daemon) tellOutput(t *agent.Target, err error) {
@@ -290,6 +297,18 @@ func (d *daemon) tellKubelet(err error) {
 		d.Log.Warn(err.Error(), "kubelet", d.Kubelet)
 	} else {
 		d.Log.Info("the kubelet tells its pods")
+	}
+}
+
+// reload reads the configuration again for each of Hangups.
+func (d *daemon) reload(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.Hangups:
+			d.readAgain()
+		}
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/unspool/unspool/internal/cli"
@@ -48,6 +49,7 @@ type Client struct {
 	http     http.Client
 	http2    bool
 	patience time.Duration
+	failed   atomic.Bool // the last request had no answer
 
 	plain   http.Header // of each request
 	mu      sync.Mutex
@@ -160,8 +162,12 @@ func (c *Client) PostLong(ctx context.Context, path string, header http.Header, 
 
 // do sends a request, and reads as much of the answer as is looked at.
 func (c *Client) do(req *http.Request) (*Answer, error) {
+	if c.failed.Swap(false) {
+		c.http.CloseIdleConnections() // one of HTTP/2 whose other end has gone without a word is idle now, and this request would wait for it, too
+	}
 	resp, err := c.http.Do(req)
 	if err != nil {
+		c.failed.Store(true)
 		return nil, &Later{Err: spoken(err)}
 	}
 	defer resp.Body.Close()

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unicode"
@@ -121,6 +123,68 @@ func TestEndless(t *testing.T) {
 	var later *Later
 	if !errors.As(err, &later) || time.Since(start) > 5*time.Second {
 		t.Errorf("%v after %v", err, time.Since(start))
+	}
+}
+
+// A mute listener has connections that say and hear nothing more once they are muted, as those of a machine that has gone.
+type muteListener struct {
+	net.Listener
+	muted atomic.Int32 // so many connections, of those that were there first
+	n     atomic.Int32
+}
+
+type muteConn struct {
+	net.Conn
+	l *muteListener
+	n int32
+}
+
+func (l *muteListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return &muteConn{c, l, l.n.Add(1)}, err
+}
+
+func (c *muteConn) Read(b []byte) (int, error) {
+	for {
+		n, err := c.Conn.Read(b)
+		if err != nil || c.n > c.l.muted.Load() {
+			return n, err
+		}
+	}
+}
+
+// TestDeadConnection: a request that nobody answers is the last of its connection, also of HTTP/2, where others would wait for the same one.
+func TestDeadConnection(t *testing.T) {
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	l := &muteListener{Listener: s.Listener}
+	s.Listener = l
+	s.Config.Protocols = new(http.Protocols)
+	s.Config.Protocols.SetHTTP1(true)
+	s.Config.Protocols.SetUnencryptedHTTP2(true)
+	s.Start()
+	defer s.Close()
+	u, err := url.Parse(s.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, http2 := range []bool{false, true} {
+		c, err := NewClient(u, http2, Options{Timeout: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		post := func() error { _, err := c.Post(t.Context(), "", nil, nil); return err }
+		if err := post(); err != nil {
+			t.Fatal(err)
+		}
+		l.muted.Store(l.n.Load())
+		var later *Later
+		if err := post(); !errors.As(err, &later) {
+			t.Errorf("HTTP/2 %v: %v from a connection that is dead", http2, err)
+		}
+		time.Sleep(200 * time.Millisecond) // agents wait longer before they try again
+		if err := post(); err != nil {
+			t.Errorf("HTTP/2 %v: %v, want a new connection", http2, err)
+		}
 	}
 }
 

@@ -17,6 +17,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/unspool/unspool/agent/export"
 	"github.com/unspool/unspool/internal/cli"
 	"github.com/unspool/unspool/internal/outfile"
@@ -55,6 +57,12 @@ type span struct {
 
 // every is how often the bounds are checked: for so long there may be a little too much.
 const every = 10 * time.Second
+
+// block is what a file takes a multiple of, as most file systems have it.
+const block = 4096
+
+// taken is how many bytes of the disk a file takes.
+func taken(bytes int64) int64 { return (bytes + block - 1) &^ (block - 1) }
 
 // recount is how long files that others write may be there uncounted.
 const recount = 10 * time.Minute
@@ -104,19 +112,29 @@ func (r *Ring) Encode(b *export.Batch) (*export.Request, error) {
 	return &export.Request{Body: raw, Query: ring.Name(b.Profile.Start, n, b.Label(export.ServiceName))}, nil
 }
 
-// Send writes a file, and removes what the ring has too much of. A disk that is full or read-only is tried again later.
+// Send writes a file, and removes what the ring has too much of. On a disk that is full the oldest files make room. One that is full of others' files, or
+// read-only, is tried again later.
 func (r *Ring) Send(ctx context.Context, q *export.Request) (export.Receipt, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if now := time.Now(); now.Sub(r.pruned) >= every {
+	bytes, now := taken(int64(len(q.Body))), time.Now()
+	if now.Sub(r.pruned) >= every {
 		r.pruned = now
-		r.prune(int64(len(q.Body)), now)
+		r.prune(bytes, now)
 	}
-	if err := outfile.WriteFile(filepath.Join(r.dir, q.Query), q.Body, outfile.Options{Private: true}); err != nil {
+	write := func() error {
+		return outfile.WriteFile(filepath.Join(r.dir, q.Query), q.Body, outfile.Options{Private: true})
+	}
+	err := write()
+	if _, have := r.sum(); have > 0 && (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)) {
+		r.shrink(have-max(have/64, 2*bytes), now)
+		err = write()
+	}
+	if err != nil {
 		return export.Receipt{}, &export.Later{Err: err}
 	}
 	if at, _, ok := ring.Parse(q.Query); ok {
-		r.add(at, int64(len(q.Body)))
+		r.add(at, bytes)
 	}
 	return export.Receipt{Bytes: len(q.Body)}, nil
 }
@@ -166,13 +184,13 @@ func (r *Ring) each(f func(name string, at time.Time)) {
 	}
 }
 
-// fileSize returns the size of a regular file.
+// fileSize returns how many bytes of the disk a regular file takes.
 func (r *Ring) fileSize(name string) (bytes int64, ok bool) {
 	st, err := os.Lstat(filepath.Join(r.dir, name))
 	if err != nil || !st.Mode().IsRegular() {
 		return 0, false
 	}
-	return st.Size(), true
+	return taken(st.Size()), true
 }
 
 // count counts the files again, if there are more or fewer of them than the ring knows.
@@ -197,11 +215,16 @@ func (r *Ring) prune(room int64, now time.Time) {
 		r.count()
 	}
 	_, left := r.sum()
-	old, most := r.spanOf(now.Add(-r.age)), r.size-room
-	if left <= most && (len(r.spans) == 0 || r.spans[0].at >= old) {
-		return
+	most := r.size - room
+	if left > most || len(r.spans) > 0 && r.spans[0].at < r.spanOf(now.Add(-r.age)) {
+		r.shrink(most-r.size/64, now)
 	}
-	most -= r.size / 64
+}
+
+// shrink removes files that are too old, and the oldest, until no more than so many bytes are left.
+func (r *Ring) shrink(most int64, now time.Time) {
+	_, left := r.sum()
+	old := r.spanOf(now.Add(-r.age))
 	last := int64(0) // the span in which the last file goes
 	for len(r.spans) > 0 && (left > most || r.spans[0].at < old) {
 		last = r.spans[0].at

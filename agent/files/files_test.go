@@ -118,11 +118,7 @@ func TestRing(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	// By size: three files of these.
-	st, err := os.Stat(filepath.Join(dir, third))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r = newRing(t, dir, "age=30m&size="+fmt.Sprint(3*st.Size()+st.Size()/2))
+	r = newRing(t, dir, "age=30m&size="+fmt.Sprint(3*block+block/2))
 	var last []string
 	for i := range 10 {
 		last = append(last, write(t, r, "shop", now.Add(time.Duration(i+2)*time.Second)))
@@ -153,7 +149,7 @@ func TestBounds(t *testing.T) {
 		for i := range 500 {
 			now = now.Add(time.Duration(rnd.IntN(2000)) * time.Millisecond)
 			q := &export.Request{Body: make([]byte, 100+rnd.IntN(9000)), Query: ring.Name(now.Add(-time.Duration(rnd.IntN(30))*time.Second), i, "shop")}
-			bytes := int64(len(q.Body))
+			bytes := taken(int64(len(q.Body)))
 			largest = max(largest, bytes)
 			r.prune(bytes, now)
 			there := names(t, dir) // by time
@@ -202,7 +198,7 @@ func TestBounds(t *testing.T) {
 func TestOthers(t *testing.T) {
 	dir := t.TempDir()
 	now := time.Now()
-	a, b := newRing(t, dir, "size=5000"), newRing(t, dir, "size=1G")
+	a, b := newRing(t, dir, "size=12500"), newRing(t, dir, "size=1G")
 	for i, r := range []*Ring{a, b, b, b, b} {
 		if r.prune(0, now); r.pruned != now {
 			r.pruned = time.Now()
@@ -217,7 +213,7 @@ func TestOthers(t *testing.T) {
 	}
 	a.prune(1500, now.Add(recount))
 	got := names(t, dir)
-	if files, bytes := a.sum(); len(got) != 2 || files != 2 || bytes != 3000 {
+	if files, bytes := a.sum(); len(got) != 2 || files != 2 || bytes != 2*block {
 		t.Errorf("%q, counted as %d files of %d bytes", got, files, bytes)
 	}
 	for _, name := range got {
@@ -278,6 +274,37 @@ func TestFull(t *testing.T) {
 	}
 	if got := names(t, dir); len(got) != 1 || got[0] != q.Query {
 		t.Errorf("%q", got)
+	}
+}
+
+// TestFullOfProfiles: on a disk that the ring itself has filled, the oldest profiles make room for new ones.
+func TestFullOfProfiles(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256k"); err != nil {
+		oracle.Lacks(t, fmt.Sprintf("the permission to mount a file system (%v)", err))
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	r := newRing(t, dir, "")
+	began := time.Now().Add(-time.Hour)
+	const files = 200
+	var last string
+	for i := range files {
+		last = ring.Name(began.Add(time.Duration(i)*10*time.Second), i, "shop")
+		if _, err := r.Send(t.Context(), &export.Request{Body: make([]byte, 5000), Query: last}); err != nil {
+			t.Fatalf("file %d: %v", i, err)
+		}
+	}
+	got := names(t, dir)
+	if n := len(got); n < 20 || n > 256/8 || got[n-1] != last {
+		t.Errorf("%d files, the last is %s, want %s", n, got[len(got)-1], last)
+	}
+	for i, name := range got {
+		if want := ring.Name(began.Add(time.Duration(files-len(got)+i)*10*time.Second), files-len(got)+i, "shop"); name != want {
+			t.Errorf("file %d of those left is %s, want %s: the oldest go", i, name, want)
+		}
+	}
+	if n, bytes := r.sum(); n != len(got) || bytes != int64(n)*2*block {
+		t.Errorf("%d files of %d bytes are counted, %d are there", n, bytes, len(got))
 	}
 }
 

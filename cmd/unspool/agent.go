@@ -71,6 +71,7 @@ labels, rules, the interval and the queue change at once; the rest changes when 
   unspool agent --config /etc/unspool/agent.toml`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
+			a.Hangups = a.config.Hangups() // one that comes while the recording begins is for later
 			if err := a.config.Read(); err != nil {
 				return err
 			}

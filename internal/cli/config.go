@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -41,14 +42,20 @@ func NewConfig(c *cobra.Command, prefix string) *Config {
 }
 
 // Path is the file; "" is none. It is known after Read.
-func (f *Config) Path() string { return f.path }
+func (f *Config) Path() string { return cmp.Or(f.path, os.Getenv(f.variable("config"))) }
+
+// Hangups is where SIGHUP goes from now on, if there is a file to read again; without one it is nil, and SIGHUP ends the program.
+func (f *Config) Hangups() <-chan os.Signal {
+	if f.Path() == "" {
+		return nil
+	}
+	return hangups()
+}
 
 // Read sets the flags. It is called when the command line has been parsed.
 func (f *Config) Read() error {
 	f.note()
-	if f.path == "" {
-		f.path = os.Getenv(f.variable("config"))
-	}
+	f.path = f.Path()
 	return f.read()
 }
 

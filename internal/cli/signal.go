@@ -2,6 +2,8 @@ package cli
 
 import (
 	"context"
+	"errors"
+	"net"
 	"os"
 	"os/signal"
 	"syscall"
@@ -36,18 +38,25 @@ func UntilSignal(discard func()) context.Context {
 	return ctx
 }
 
-// OnHangup calls f for each SIGHUP, one after another, instead of ending the program. After stop, SIGHUP does nothing.
-func OnHangup(f func()) (stop func()) {
+// hangups takes SIGHUP, which does not end the program from then on. The channel holds one that has come.
+func hangups() <-chan os.Signal {
 	c := make(chan os.Signal, 1)
-	signal.Reset(syscall.SIGHUP)
+	signal.Ignore(syscall.SIGHUP) // or it would come to UntilSignal, too
 	signal.Notify(c, syscall.SIGHUP)
-	go func() {
-		for range c {
-			f()
-		}
-	}()
-	return func() {
-		signal.Ignore(syscall.SIGHUP)
-		close(c)
+	return c
+}
+
+// Started tells systemd that a service with Type=notify has started, if it has started this program (sd_notify(3)).
+func Started() error {
+	name := os.Getenv("NOTIFY_SOCKET")
+	if name == "" {
+		return nil
 	}
+	os.Unsetenv("NOTIFY_SOCKET") // it is no matter of what this program starts
+	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: name, Net: "unixgram"})
+	if err != nil {
+		return err
+	}
+	_, err = c.Write([]byte("READY=1"))
+	return errors.Join(err, c.Close())
 }
