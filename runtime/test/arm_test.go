@@ -20,48 +20,18 @@ import (
 // armCC is the compiler of the drop-ins for AArch64, whose programs run under qemu-user.
 const armCC = "aarch64-linux-gnu-gcc"
 
-// armSources are the files of a library for AArch64, as the Makefile has them.
-func armSources(t testing.TB, library string) []string {
+// armObjects are the objects of a library for AArch64: for shared objects and for static executables.
+func armObjects(t testing.TB, library string) []string {
 	t.Helper()
-	oracle.Need(t, "make", armCC, "qemu-aarch64")
-	out, err := exec.Command("make", "-s", "-C", "..", "CC="+armCC, "--eval", "print-sources:;@echo $("+library+")", "print-sources").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	files := strings.Fields(string(out))
-	for i := range files {
-		files[i] = filepath.Join("..", files[i])
-	}
-	return files
+	oracle.Need(t, "qemu-aarch64")
+	return objectsOf(t, armCC, "", library)
 }
 
-// armObjects are the files of a library for AArch64, compiled once: for shared objects and for static executables.
-func armObjects(t testing.TB, library string, flags ...string) []string {
+// armLibrary is the path of a library for AArch64.
+func armLibrary(t testing.TB, name string) string {
 	t.Helper()
-	sources := armSources(t, library)
-	dir := once(t, "objects for AArch64 of "+library, func(dir string) error {
-		args := append(slices.Clone(armWarn), "-O2", "-fPIC", "-fvisibility=hidden", "-c")
-		args = append(args, flags...)
-		for _, source := range sources {
-			path, err := filepath.Abs(source)
-			if err != nil {
-				return err
-			}
-			args = append(args, path)
-		}
-		cmd := exec.Command(armCC, args...)
-		cmd.Dir = dir
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%w\n%s", err, out)
-		}
-		return nil
-	})
-	objects := make([]string, len(sources))
-	for i, source := range sources {
-		base := filepath.Base(source)
-		objects[i] = filepath.Join(dir, strings.TrimSuffix(base, filepath.Ext(base))+".o")
-	}
-	return objects
+	oracle.Need(t, "qemu-aarch64")
+	return filepath.Join(built(t, armCC, "", name), name)
 }
 
 var armWarn = []string{"-std=c11", "-g", "-Wall", "-Wextra", "-Werror"}
@@ -102,11 +72,7 @@ func TestArmRemote(t *testing.T) {
 }
 
 func walkArm(t *testing.T, library, name string, stacks []string, define ...string) {
-	objects := armObjects(t, library)
-	dir := t.TempDir()
-	lib := filepath.Join(dir, name)
-	armBuild(t, append([]string{"-shared", "-Wl,-soname," + name, "-Wl,-z,defs", "-o", lib},
-		append(objects[:len(objects):len(objects)], "-Wl,--no-as-needed", "-lgcc_s")...)...)
+	dir, lib := t.TempDir(), armLibrary(t, name)
 	if library == "local" {
 		t.Run("steps", func(t *testing.T) { countSteps(t, lib) })
 	}
@@ -115,12 +81,12 @@ func walkArm(t *testing.T, library, name string, stacks []string, define ...stri
 			prog := filepath.Join(dir, fmt.Sprint("prog", i))
 			args := append([]string{"-O2", "-fno-optimize-sibling-calls", "-I..", "-o", prog, "testdata/local_arm.c"}, append(strings.Fields(flags), define...)...)
 			if strings.Contains(flags, "-static") {
-				args = append(args, objects...)
+				args = append(args, armObjects(t, library)...)
 			} else {
 				args = append(args, "-rdynamic", lib)
 			}
 			armBuild(t, append(args, "-pthread")...)
-			cmd := exec.Command("timeout", "-s", "KILL", "300", "qemu-aarch64", "-cpu", "max", "-L", armRoot, "-E", "LD_LIBRARY_PATH="+dir, prog)
+			cmd := exec.Command("timeout", "-s", "KILL", "300", "qemu-aarch64", "-cpu", "max", "-L", armRoot, "-E", "LD_LIBRARY_PATH="+filepath.Dir(lib), prog)
 			cmd.Stderr = os.Stderr
 			out, err := cmd.Output()
 			if err != nil {
@@ -210,10 +176,7 @@ func TestArmPages(t *testing.T) {
 // TestArmNative: libunspool walks an AArch64 program's own stacks as libgcc does, names functions, and says how it found each frame. Other
 // processes' threads are walked where a kernel has ptrace: TestMachines in lab/shapes.
 func TestArmNative(t *testing.T) {
-	dir := t.TempDir()
-	lib := filepath.Join(dir, "libunspool.so")
-	armBuild(t, append([]string{"-shared", "-Wl,-soname,libunspool.so", "-Wl,-z,defs", "-o", lib},
-		append(armObjects(t, "native", "-DUNSPOOL_NATIVE"), "-Wl,--no-as-needed", "-lgcc_s")...)...)
+	dir, lib := t.TempDir(), armLibrary(t, "libunspool.so")
 	for _, c := range []struct{ source, flags, out string }{
 		{"testdata/native_arm.c", "-O2", `^5 stacks\n$`},
 		{"testdata/native_arm.c", "-O1 -fomit-frame-pointer -mbranch-protection=standard", `^5 stacks\n$`},
@@ -222,7 +185,7 @@ func TestArmNative(t *testing.T) {
 	} {
 		prog := filepath.Join(dir, "prog")
 		armBuild(t, append(strings.Fields(c.flags), "-I..", "-rdynamic", "-pthread", "-o", prog, c.source, lib)...)
-		cmd := exec.Command("timeout", "-s", "KILL", "300", "qemu-aarch64", "-cpu", "max", "-L", armRoot, "-E", "LD_LIBRARY_PATH="+dir, prog)
+		cmd := exec.Command("timeout", "-s", "KILL", "300", "qemu-aarch64", "-cpu", "max", "-L", armRoot, "-E", "LD_LIBRARY_PATH="+filepath.Dir(lib), prog)
 		if out, err := cmd.CombinedOutput(); err != nil || !regexp.MustCompile(c.out).Match(out) {
 			t.Errorf("%s %s: %v\n%s", c.source, c.flags, err, out)
 		}

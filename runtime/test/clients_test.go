@@ -31,19 +31,11 @@ func withLibraries(t *testing.T) []withLibrary {
 	t.Helper()
 	needStock(t)
 	lib := dropIn(t, "gcc")
-	exe := once(t, "unspool", func(dir string) error {
-		c := exec.Command("go", "build", "-o", filepath.Join(dir, "unspool"), "../../cmd/unspool")
-		c.Env = append(os.Environ(), "CGO_ENABLED=0") // as make builds it
-		if out, err := c.CombinedOutput(); err != nil {
-			return fmt.Errorf("%w\n%s", err, out)
-		}
-		return nil
-	})
 	ours := filepath.Join(lib, "libunwind.so.8")
 	return []withLibrary{
 		{"stock", nil, stockEnv(), filepath.Join("/lib/x86_64-linux-gnu", filepath.Base(stockLocal))},
 		{"LD_LIBRARY_PATH", nil, dropInEnv(lib), ours},
-		{"unspool run", []string{filepath.Join(exe, "unspool"), "run", "--runtime", lib, "--"}, append(stockEnv(), "UNSPOOL_CACHE="+t.TempDir()), ours},
+		{"unspool run", []string{unspool(t), "run", "--runtime", lib, "--"}, append(stockEnv(), "UNSPOOL_CACHE="+t.TempDir()), ours},
 	}
 }
 

@@ -149,12 +149,8 @@ func (m *coreMachine) sections(img *module.Image) (c coreCase, ok bool) {
 // build compiles testdata/core.c with the core, and returns the command that runs it.
 func (m *coreMachine) build(t *testing.T, cc string, flags ...string) []string {
 	t.Helper()
-	prog := filepath.Join(t.TempDir(), "core")
 	args := append([]string{"-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-I..", fmt.Sprintf("-DSTATE_SLOTS=%d", arch.NumSlots)}, flags...)
-	args = append(args, "-o", prog, "testdata/core.c", "../core.c", "../frames.c", "../rule.c", "../table.c")
-	if out, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", cc, err, out)
-	}
+	prog := compiledAs(t, "core", cc, append(args, "testdata/core.c", "../core.c", "../frames.c", "../rule.c", "../table.c")...)
 	return append(slices.Clone(m.run), prog)
 }
 

@@ -11,62 +11,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/unspool/unspool/emit/compact"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/store"
 )
-
-// shared are the directories that all tests of this process use; TestMain removes them.
-var shared struct {
-	sync.Mutex
-	dirs map[string]string
-}
-
-// once returns a directory that make has filled, once in this process.
-func once(t testing.TB, name string, make func(dir string) error) string {
-	t.Helper()
-	shared.Lock()
-	defer shared.Unlock()
-	if dir := shared.dirs[name]; dir != "" {
-		return dir
-	}
-	dir, err := os.MkdirTemp("", "unspool-test")
-	if err == nil {
-		err = make(dir)
-	}
-	if err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	if shared.dirs == nil {
-		shared.dirs = map[string]string{}
-	}
-	shared.dirs[name] = dir
-	return dir
-}
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	for _, dir := range shared.dirs {
-		os.RemoveAll(dir)
-	}
-	os.Exit(code)
-}
-
-// dropIn builds the library with a compiler and returns its directory.
-func dropIn(t testing.TB, cc string) string {
-	t.Helper()
-	oracle.Need(t, "make", cc)
-	return once(t, "library by "+cc, func(dir string) error {
-		out, err := exec.Command("make", "-C", "..", "BUILD="+dir, "CC="+cc).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%w\n%s", err, out)
-		}
-		return nil
-	})
-}
 
 // recordings returns the recordings to work on: those in $UNSPOOL_RECORDINGS, or small ones made now.
 func recordings(t testing.TB) []string {

@@ -22,13 +22,7 @@ func dwLibrary(t testing.TB) string {
 	if _, err := os.Stat("/usr/include/elfutils/libdwfl.h"); err != nil {
 		oracle.Lacks(t, "libdw-dev")
 	}
-	return filepath.Join(once(t, "library in front of libdw", func(dir string) error {
-		out, err := exec.Command("make", "-C", "..", "BUILD="+dir, "dw").CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%w\n%s", err, out)
-		}
-		return nil
-	}), "libunspool-dw.so")
+	return filepath.Join(built(t, "gcc", "", "dw"), "libunspool-dw.so")
 }
 
 // dwTarget starts testdata/dw_target.c, which waits to be looked at. It returns its process and its file.
@@ -105,10 +99,7 @@ func TestDwStack(t *testing.T) {
 func TestDwRun(t *testing.T) {
 	oracle.Need(t, "eu-stack")
 	dwLibrary(t)
-	lib, exe := dropIn(t, "gcc"), filepath.Join(t.TempDir(), "unspool")
-	if out, err := exec.Command("go", "build", "-o", exe, "../../cmd/unspool").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	lib, exe := dropIn(t, "gcc"), unspool(t)
 	for program, want := range map[string]string{"eu-stack": "libdw.so.1\n", "true": "none\n"} {
 		if out, err := exec.Command(exe, "run", "--which", "--", program).CombinedOutput(); string(out) != want || err != nil {
 			t.Errorf("%s: %q, %v", program, out, err)

@@ -29,13 +29,7 @@ func compile(t testing.TB, cc, source string, flags ...string) string {
 	if runtime.GOARCH != "amd64" || runtime.GOOS != "linux" {
 		t.Skip("this test lacks x86-64 Linux, which eh_elf files run on")
 	}
-	oracle.Need(t, cc)
-	prog := filepath.Join(t.TempDir(), "prog")
-	args := slices.Concat(cflags, flags, []string{"-o", prog, filepath.Join("testdata", source), "-ldl"})
-	if out, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %s: %v\n%s", cc, strings.Join(args, " "), err, out)
-	}
-	return prog
+	return compiledAs(t, "prog", cc, slices.Concat(cflags, flags, []string{filepath.Join("testdata", source), "-ldl"})...)
 }
 
 // tableOf returns a module's rows, and its ID.
@@ -126,7 +120,7 @@ var derefs = []native.Deref{native.Self, native.Callback, native.Slice}
 // TestWalk compares a program's walks of its own stack with libgcc's: from recursion through libc, in a thread, in signal
 // handlers on both stacks, and under a storm of signals.
 func TestWalk(t *testing.T) {
-	prog := compile(t, "gcc", "walk.c", "-std=c11", "-O2")
+	prog := compile(t, "gcc", "walk.c", "-std=c11", "-O2", "-g")
 	for _, l := range layouts {
 		for _, d := range derefs {
 			t.Run(l.String()+" "+d.String(), func(t *testing.T) {
@@ -203,7 +197,7 @@ func TestHeader(t *testing.T) {
 
 // TestRefused shows files to the loader that it must not run.
 func TestRefused(t *testing.T) {
-	prog := compile(t, "gcc", "walk.c", "-std=c11", "-O2")
+	prog := compile(t, "gcc", "walk.c", "-std=c11", "-O2", "-g")
 	dir, good := files(t, prog, native.Options{})
 	b, err := os.ReadFile(good)
 	if err != nil {
@@ -306,7 +300,7 @@ func TestRefused(t *testing.T) {
 
 // TestDamage damages each bit of a small file, and cuts it at each byte: it must be refused.
 func TestDamage(t *testing.T) {
-	prog := compile(t, "gcc", "walk.c", "-std=c11", "-O2")
+	prog := compile(t, "gcc", "walk.c", "-std=c11", "-O2", "-g")
 	tab, err := rows.ParseText(strings.NewReader("machine x86_64\n1000  cfa=rsp+8  ra=c-8\n1001  cfa=rsp+16  rbp=c-16  ra=c-8\n1010  gap\n"))
 	if err != nil {
 		t.Fatal(err)

@@ -169,7 +169,7 @@ func TestEhSanitizers(t *testing.T) {
 func TestArmEhShadow(t *testing.T) {
 	oracle.Full(t)
 	m := ehMachines[1]
-	archive := filepath.Join(filepath.Dir(m.library(t)), "libunspool_eh.a")
+	archive := filepath.Join(built(t, m.cc, "", "libunspool_eh.a"), "libunspool_eh.a")
 	qemu := filepath.Join(oracle.Debian(t, "sid", "amd64", "qemu-user", "qemu-user"), "usr/bin/qemu-aarch64")
 	flags := []string{"-O2", "-static", "-fnon-call-exceptions"}
 	run := func(seconds, prog string) string {

@@ -70,13 +70,7 @@ func (m *ehMachine) needs(t testing.TB) {
 func (m *ehMachine) library(t testing.TB) string {
 	t.Helper()
 	m.needs(t)
-	return filepath.Join(once(t, "exceptions for "+m.name, func(dir string) error {
-		out, err := exec.Command("make", "-C", "..", "BUILD="+dir, "CC="+m.cc, "eh").CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%w\n%s", err, out)
-		}
-		return nil
-	}), "libunspool_eh.so")
+	return filepath.Join(built(t, m.cc, "", "libunspool_eh.so"), "libunspool_eh.so")
 }
 
 // ehLibrary builds the library for the processor at hand.
@@ -114,13 +108,8 @@ func (m *ehMachine) libgccCopy(t testing.TB) string {
 // program compiles a C++ program of testdata.
 func (m *ehMachine) program(t testing.TB, source string, flags ...string) string {
 	t.Helper()
-	oracle.Need(t, m.cxx)
-	prog := filepath.Join(t.TempDir(), strings.TrimSuffix(source, ".cc"))
-	args := append([]string{"-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", prog, filepath.Join("testdata", source)}, flags...)
-	if out, err := exec.Command(m.cxx, append(args, "-ldl")...).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	return prog
+	flags = slices.Concat([]string{"-g", "-Wall", "-Wextra", "-Werror", "-pthread"}, flags, []string{"-ldl"})
+	return linkedAs(t, strings.TrimSuffix(source, ".cc"), m.cxx, filepath.Join("testdata", source), flags...)
 }
 
 // run runs a program under a preload, or under none, and returns what it prints and how it ends.
@@ -273,8 +262,8 @@ func TestEhStatic(t *testing.T) {
 	ehEach(t, func(t *testing.T, m *ehMachine) {
 		oracle.Long(t)
 		oracle.Need(t, "pkg-config")
-		m.library(t)
-		root, build := t.TempDir(), filepath.Dir(m.library(t))
+		m.needs(t)
+		root, build := t.TempDir(), dropIn(t, m.cc)
 		if out, err := exec.Command("make", "-C", "..", "BUILD="+build, "CC="+m.cc, "DESTDIR="+root, "PREFIX=/usr", "install").CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
@@ -346,29 +335,21 @@ func TestEhClang(t *testing.T) {
 	oracle.Long(t)
 	ehLibrary(t)
 	oracle.Need(t, "clang++-19")
-	// Its development package cannot be installed beside libunwind's.
-	root := oracle.Debian(t, "bookworm", "amd64", "libcxx", "libc++-19-dev", "libc++abi-19-dev", "libc++1-19", "libc++abi1-19", "libunwind-19")
-	libs := filepath.Join(root, "usr/lib/llvm-19/lib")
+	_, root := llvmPackages(t, ehHere)
 	plugin := "EH_PLUGIN=" + ehHere.program(t, "eh_plugin.cc", "-O2", "-fPIC", "-shared")
 	env := []string{plugin, strings.Replace(plugin, "=", "_2=", 1)}
-	for _, flags := range [][]string{{"-O2"}, {"-O2", "-nostdinc++", "-nostdlib++", "-isystem", filepath.Join(root, "usr/lib/llvm-19/include/c++/v1"),
-		"-L" + libs, "-Wl,-rpath," + libs, "-l:libc++.so.1", "-l:libc++abi.so.1"}} {
-		for _, source := range []string{"eh_shapes.cc", "eh_tree.cc"} {
-			prog := filepath.Join(t.TempDir(), "prog")
-			args := append([]string{"-w", "-fnon-call-exceptions", "-pthread", "-o", prog, filepath.Join("testdata", source)}, flags...)
-			if out, err := exec.Command("clang++-19", append(args, "-ldl")...).CombinedOutput(); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
-			switch {
-			case source == "eh_shapes.cc":
-				for _, way := range ehWays {
-					ehHere.same(t, env, prog, way)
-				}
-			case len(flags) == 1:
-				ehHere.same(t, env, prog, "7", "10000")
-			}
+	args := []string{"-w", "-pthread", "-fnon-call-exceptions", "-O2", "-ldl"}
+	clang := linkedAs(t, "prog", "clang++-19", "testdata/eh_shapes.cc", args...)
+	libcxx := filepath.Join(t.TempDir(), "prog")
+	libs := filepath.Join(root, "usr/lib/llvm-19/lib")
+	oracle.Run(t, "clang++-19", "-nostdlib++", "-pthread", "-L"+libs, "-Wl,-rpath,"+libs, "-o", libcxx, libcxxObject(t, ehHere, root, "eh_shapes.cc", "-O2", "-fnon-call-exceptions"),
+		"-l:libc++.so.1", "-l:libc++abi.so.1", "-ldl")
+	for _, prog := range []string{clang, libcxx} {
+		for _, way := range ehWays {
+			ehHere.same(t, env, prog, way)
 		}
 	}
+	ehHere.same(t, env, linkedAs(t, "prog", "clang++-19", "testdata/eh_tree.cc", args...), "7", "10000")
 }
 
 // addresses are what a run prints that differs from one to the next.

@@ -20,13 +20,7 @@ import (
 func heapLibrary(t testing.TB) string {
 	t.Helper()
 	oracle.Need(t, "make", "gcc")
-	return filepath.Join(once(t, "heap", func(dir string) error {
-		out, err := exec.Command("make", "-C", "..", "BUILD="+dir, "heap").CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%w\n%s", err, out)
-		}
-		return nil
-	}), "libunspool_heap.so")
+	return filepath.Join(built(t, "gcc", "", "heap"), "libunspool_heap.so")
 }
 
 // heapCounter builds the allocator that counts, and a library to load and unload.
@@ -51,11 +45,7 @@ func TestHeapTrail(t *testing.T) {
 	oracle.Long(t)
 	oracle.Need(t, "make", "gcc", "python3")
 	_, plug := heapCounter(t)
-	dir := t.TempDir()
-	if out, err := exec.Command("make", "-C", "..", "CC=gcc -DUNSPOOL_TRAIL_CHECK", "BUILD="+dir, "heap").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	lib := filepath.Join(dir, "libunspool_heap.so")
+	lib := filepath.Join(built(t, "gcc -DUNSPOOL_TRAIL_CHECK", "", "libunspool_heap.so"), "libunspool_heap.so")
 	const script = `
 import ast, json, threading
 def deep(n):
@@ -69,10 +59,7 @@ for t in threads: t.start()
 for t in threads: t.join()
 print("done")
 `
-	frames := filepath.Join(dir, "frames")
-	if out, err := exec.Command("gcc", "-O2", "-fomit-frame-pointer", "-fno-builtin", "-Wall", "-Wextra", "-Werror", "-o", frames, "testdata/heap_frames.c").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	frames := compiledAs(t, "frames", "gcc", "-O2", "-fomit-frame-pointer", "-fno-builtin", "-Wall", "-Wextra", "-Werror", "testdata/heap_frames.c")
 	for _, c := range [][]string{compiler(t, "testdata/heap_safe.cc"), {"python3", "-c", script}, {frames},
 		{heapProgram(t, "heap_switch.cc", "-O2", "-fomit-frame-pointer", "-fno-builtin"), plug}, {heapProgram(t, "heap_all.cc", "-fno-builtin", "-Wno-alloc-size-larger-than"), "parent", plug}} {
 		out, all := heapRun(t, lib, []string{"UNSPOOL_HEAP_PERIOD=0"}, c[0], c[1:]...)
@@ -155,18 +142,10 @@ func TestHeapAllocators(t *testing.T) {
 func TestHeapArm(t *testing.T) {
 	oracle.Long(t)
 	oracle.Need(t, "aarch64-linux-gnu-gcc", "qemu-aarch64")
-	dir := t.TempDir()
-	prog := filepath.Join(dir, "forks")
-	for _, c := range [][]string{
-		{"make", "-C", "..", "CC=aarch64-linux-gnu-gcc", "BUILD=" + dir, "heap"},
-		{"aarch64-linux-gnu-gcc", "-O1", "-g", "-fno-builtin", "-o", prog, "testdata/heap_fork.c"},
-	} {
-		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v\n%s", c, err, out)
-		}
-	}
+	lib := filepath.Join(built(t, armCC, "", "libunspool_heap.so"), "libunspool_heap.so")
+	prog := compiledAs(t, "forks", armCC, "-O1", "-g", "-fno-builtin", "testdata/heap_fork.c")
 	files := t.TempDir()
-	out, err := exec.Command("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-E", "LD_PRELOAD="+filepath.Join(dir, "libunspool_heap.so"), "-E", "UNSPOOL_HEAP="+files,
+	out, err := exec.Command("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-E", "LD_PRELOAD="+lib, "-E", "UNSPOOL_HEAP="+files,
 		"-E", "UNSPOOL_HEAP_PERIOD=0", prog).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -185,13 +164,8 @@ func TestHeapArm(t *testing.T) {
 // heapProgram compiles a program of testdata.
 func heapProgram(t testing.TB, source string, flags ...string) string {
 	t.Helper()
-	oracle.Need(t, "g++")
-	prog := filepath.Join(t.TempDir(), strings.TrimSuffix(source, filepath.Ext(source)))
-	args := append([]string{"-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", prog, filepath.Join("testdata", source)}, flags...)
-	if out, err := exec.Command("g++", append(args, "-ldl")...).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	return prog
+	args := append([]string{"-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", filepath.Join("testdata", source)}, flags...)
+	return compiledAs(t, strings.TrimSuffix(source, filepath.Ext(source)), "g++", append(args, "-ldl")...)
 }
 
 // heapRun runs a program under preloads, and returns what it prints, how it ends, and what was recorded.

@@ -26,14 +26,7 @@ func llvmPackages(t testing.TB, m *ehMachine) (theirs, root string) {
 func llvmLibraries(t testing.TB, m *ehMachine) (theirs, ours, root string) {
 	t.Helper()
 	theirs, root = llvmPackages(t, m)
-	ours = once(t, "llvm for "+m.name, func(dir string) error {
-		out, err := exec.Command("make", "-C", "..", "BUILD="+dir, "CC="+m.cc, "llvm").CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%w\n%s", err, out)
-		}
-		return nil
-	})
-	return theirs, ours, root
+	return theirs, built(t, m.cc, "", "libunwind.so.1"), root
 }
 
 // TestLlvmExports: the library has the symbols of LLVM's, without versions, and its name.
@@ -61,13 +54,8 @@ func TestLlvmExports(t *testing.T) {
 // llvmSame compiles the program that walks by both libraries, with LLVM's header.
 func llvmSame(t testing.TB, m *ehMachine, root string, flags ...string) string {
 	t.Helper()
-	prog := filepath.Join(t.TempDir(), "same")
-	args := append([]string{"-g", "-Wall", "-Wextra", "-Werror", "-rdynamic", "-pthread", "-I" + filepath.Join(root, "usr/lib/llvm-19/include"),
-		"-o", prog, "testdata/llvm_same.c", "-ldl"}, flags...)
-	if out, err := exec.Command(m.cc, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	return prog
+	args := []string{"-g", "-Wall", "-Wextra", "-Werror", "-rdynamic", "-pthread", "-I" + filepath.Join(root, "usr/lib/llvm-19/include"), "testdata/llvm_same.c", "-ldl"}
+	return compiledAs(t, "same", m.cc, append(args, flags...)...)
 }
 
 // TestLlvmSame: LLVM's libunwind and the library say the same of each frame of the same stacks: results of steps, all registers, procedures, names,
@@ -125,6 +113,13 @@ func clangLlvm(t testing.TB, m *ehMachine, root, prog string, args ...string) {
 	if out, err := exec.Command("clang++-19", args...).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
+}
+
+// libcxxObject compiles a source of testdata with Clang and libc++.
+func libcxxObject(t testing.TB, m *ehMachine, root, source string, flags ...string) string {
+	t.Helper()
+	args := []string{"--target=" + m.target, "-w", "-nostdinc++", "-isystem", filepath.Join(root, "usr/lib/llvm-19/include/c++/v1"), "-pthread", "-c", filepath.Join("testdata", source)}
+	return compiledAs(t, source+".o", "clang++-19", append(args, flags...)...)
 }
 
 // llvmRun runs a program with the libraries of a directory before LLVM's.
@@ -201,7 +196,7 @@ func TestLlvmThrows(t *testing.T) {
 		for _, flags := range sets {
 			dir := t.TempDir()
 			shapes, tree := filepath.Join(dir, "shapes"), filepath.Join(dir, "tree")
-			clangLlvm(t, m, root, shapes, append(strings.Fields(flags), "-fnon-call-exceptions", "testdata/eh_shapes.cc")...)
+			clangLlvm(t, m, root, shapes, libcxxObject(t, m, root, "eh_shapes.cc", append(strings.Fields(flags), "-fnon-call-exceptions")...))
 			clangLlvm(t, m, root, tree, append(strings.Fields(flags), "testdata/eh_tree.cc")...)
 			for _, way := range []string{"plain", "rethrow", "nested", "foreign", "dependent", "through_c", "constructors", "function_try", "coroutines",
 				"forks", "threads", "forced", "arguments", "noexcept", "uncaught", "twice", "abort"} {
@@ -226,12 +221,7 @@ func TestLlvmRun(t *testing.T) {
 	oracle.Long(t)
 	theirs, root := llvmPackages(t, ehHere)
 	ours := dropIn(t, "gcc")
-	unspool, prog := filepath.Join(t.TempDir(), "unspool"), filepath.Join(t.TempDir(), "run")
-	build := exec.Command("go", "build", "-o", unspool, "../../cmd/unspool")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	unspool, prog := unspool(t), filepath.Join(t.TempDir(), "run")
 	clangLlvm(t, ehHere, root, prog, "-O2", "-std=c++17", "-Wl,-rpath,"+theirs, "-isystem", filepath.Join(root, "usr/lib/llvm-19/include"), "testdata/llvm_run.cc")
 	said := func(args ...string) (out, mapped string) {
 		t.Helper()

@@ -27,51 +27,28 @@ func needStock(t testing.TB) {
 	}
 }
 
-// sourcesOf are the files that the Makefile makes a library of: "local", "remote" or "native".
-func sourcesOf(t testing.TB, library string) []string {
-	t.Helper()
-	oracle.Need(t, "make")
-	out, err := exec.Command("make", "-s", "-C", "..", "--eval", "print-sources:;@echo $("+library+")", "print-sources").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	files := strings.Fields(string(out))
-	for i := range files {
-		files[i] = filepath.Join("..", files[i])
-	}
-	return files
-}
-
-// remoteProgram compiles a program of testdata together with libunwind-x86_64.so.8's sources, once for each set of flags.
+// remoteProgram compiles a program of testdata together with libunwind-x86_64.so.8's objects.
 func remoteProgram(t testing.TB, source string, flags ...string) string {
 	t.Helper()
-	oracle.Need(t, "gcc")
-	files := sourcesOf(t, "remote")
-	dir := once(t, source+strings.Join(flags, ""), func(dir string) error {
-		args := append([]string{"-std=c11", "-g", "-Wall", "-Wextra", "-Werror", "-I..", "-pthread", "-o", filepath.Join(dir, "prog"),
-			filepath.Join("testdata", source)}, append(files, flags...)...)
-		if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("gcc: %w\n%s", err, out)
-		}
-		return nil
-	})
-	return filepath.Join(dir, "prog")
+	args := slices.Concat([]string{"-std=c11", "-g", "-Wall", "-Wextra", "-Werror", "-I..", "-pthread", filepath.Join("testdata", source)},
+		objectsOf(t, "gcc", cflagsWith(flags), "remote"), flags)
+	return compiledAs(t, "prog", "gcc", args...)
 }
 
-// localLib builds libunwind.so.8 with a compiler and flags and returns its directory.
+// cflagsWith are CFLAGS for the Makefile, its own where there are no flags.
+func cflagsWith(flags []string) string {
+	if len(flags) == 0 {
+		return ""
+	}
+	return "-O2 -g " + strings.Join(flags, " ")
+}
+
+// localLib builds libunwind.so.8 with a compiler and flags and returns a directory that has nothing else.
 func localLib(t testing.TB, cc string, flags ...string) string {
 	t.Helper()
-	oracle.Need(t, cc)
-	files := sourcesOf(t, "local")
-	return once(t, "local "+cc+strings.Join(flags, ""), func(dir string) error {
-		args := append([]string{"-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-shared",
-			"-Wl,-soname,libunwind.so.8", "-Wl,-z,now", "-o", filepath.Join(dir, "libunwind.so.8")}, flags...)
-		args = append(args, files...)
-		out, err := exec.Command(cc, append(args, "-Wl,--no-as-needed", "-lgcc_s")...).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%v: %s", err, out)
-		}
-		return nil
+	from := built(t, cc, cflagsWith(flags), "libunwind.so.8")
+	return once(t, "libunwind.so.8 alone of "+from, func(dir string) error {
+		return os.Link(filepath.Join(from, "libunwind.so.8"), filepath.Join(dir, "libunwind.so.8"))
 	})
 }
 
@@ -96,12 +73,7 @@ func localProgram(t testing.TB, cc, source string, flags ...string) string {
 	t.Helper()
 	oracle.Need(t, cc)
 	needStock(t)
-	prog := filepath.Join(t.TempDir(), "prog")
-	args := append([]string{"-O2", "-g", "-Wall", "-o", prog, filepath.Join("testdata", source)}, flags...)
-	if out, err := exec.Command(cc, append(args, "-lunwind", "-lpthread")...).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	return prog
+	return compiledAs(t, "prog", cc, slices.Concat([]string{"-O2", "-g", "-Wall", filepath.Join("testdata", source)}, flags, []string{"-lunwind", "-lpthread"})...)
 }
 
 func runWith(dir string, env []string, prog string, args ...string) ([]byte, error) {
@@ -211,17 +183,14 @@ func TestLocalExports(t *testing.T) {
 func plugins(t *testing.T, flags ...string) []string {
 	var libs []string
 	for i, flag := range []string{"-DNONE", "-DDEPTH"} {
-		lib := filepath.Join(t.TempDir(), "plugin"+strconv.Itoa(i)+".so")
-		if out, err := exec.Command("gcc", append([]string{"-O2", "-g", "-shared", "-fPIC", flag, "-o", lib, "testdata/local_plugin.c"}, flags...)...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		libs = append(libs, lib)
+		args := append([]string{"-O2", "-g", "-shared", "-fPIC", flag, "testdata/local_plugin.c"}, flags...)
+		libs = append(libs, compiledAs(t, "plugin"+strconv.Itoa(i)+".so", "gcc", args...))
 	}
 	return libs
 }
 
 // asan are flags for AddressSanitizer and UndefinedBehaviorSanitizer; -O1, for at -O2 the compiler takes twice as long.
-var asan = []string{"-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"}
+var asan = []string{"-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"}
 
 // TestLocalStress walks under bad conditions, plain and under the sanitizers. Two things ThreadSanitizer does not do: it
 // lets a handler run only where the program makes a call that it intercepts, and blocks signals meanwhile, so that handlers

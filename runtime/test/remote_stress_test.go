@@ -1,44 +1,19 @@
 package test
 
 import (
-	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
 	"testing"
-
-	"github.com/unspool/unspool/internal/oracle"
 )
-
-// remoteSources are what libunwind-x86_64.so.8 is made of, as the Makefile has it.
-func remoteSources(t *testing.T) []string {
-	t.Helper()
-	oracle.Need(t, "make")
-	out, err := exec.Command("make", "-s", "-C", "..", "--no-print-directory", "--eval", "print: ; @echo $(remote)", "print").Output()
-	if err != nil || len(out) == 0 {
-		t.Fatalf("make: %v", err)
-	}
-	return strings.Fields(string(out))
-}
 
 // bothLibs builds both drop-ins with flags and returns their directory.
 func bothLibs(t *testing.T, flags ...string) string {
 	t.Helper()
-	oracle.Need(t, "gcc")
-	local, sources := localLib(t, "gcc", flags...), remoteSources(t)
-	return once(t, "both "+strings.Join(flags, ""), func(dir string) error {
+	localLib(t, "gcc", flags...)
+	cflags, settings := cflagsWith(flags), []string(nil)
+	if cflags != "" {
 		// ThreadSanitizer does not know fences; all that they order here is atomic, which is all that it asks for.
-		args := append([]string{"-Wno-tsan", "-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-shared",
-			"-Wl,-soname,libunwind-x86_64.so.8", "-Wl,-z,now", "-o", filepath.Join(dir, "libunwind-x86_64.so.8")}, flags...)
-		for _, s := range sources {
-			args = append(args, filepath.Join("..", s))
-		}
-		if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("%v: %s", err, out)
-		}
-		return os.Symlink(filepath.Join(local, "libunwind.so.8"), filepath.Join(dir, "libunwind.so.8"))
-	})
+		settings = []string{"CFLAGS=" + cflags + " -Wno-tsan"}
+	}
+	return built(t, "gcc", cflags, "libunwind-x86_64.so.8", settings...)
 }
 
 // TestOwnStress is TestLocalStress by libunwind-x86_64.so.8: the header of that, included first, gives all functions its names.

@@ -15,12 +15,12 @@ func TestTorture(t *testing.T) {
 		storm string // microseconds between signals: more than a handler takes
 	}{
 		{"plain", nil, "500"},
-		{"address", []string{"-fsanitize=address,undefined", "-fno-sanitize-recover=all"}, "5000"},
+		{"address", asan[1:], "5000"},
 		{"undefined", []string{"-fsanitize=undefined", "-fno-sanitize-recover=all"}, "1000"},
 		{"thread", []string{"-fsanitize=thread", "-Wno-tsan"}, "5000"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			prog := remoteProgram(t, "torture.c", append(c.flags, "-O1")...)
+			prog := remoteProgram(t, "torture.c", append([]string{"-O1"}, c.flags...)...)
 			for _, mode := range []string{"", "1"} {
 				out, err := sanitized(prog, "UNSPOOL_STRICT="+mode, "1", c.storm)
 				if err != nil {
@@ -43,7 +43,7 @@ func sanitized(prog, env string, args ...string) ([]byte, error) {
 
 // TestHostile: a module of nonsense ends walks, and nothing else.
 func TestHostile(t *testing.T) {
-	prog := remoteProgram(t, "hostile.c", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+	prog := remoteProgram(t, "hostile.c", asan...)
 	for _, mode := range []string{"", "1"} {
 		for _, file := range []string{"/lib64/ld-linux-x86-64.so.2", "/bin/true"} {
 			out, err := sanitized(prog, "UNSPOOL_STRICT="+mode, file, "400")
