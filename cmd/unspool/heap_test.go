@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,13 +24,34 @@ import (
 	rec "github.com/unspool/unspool/record"
 )
 
-// heapRuntime builds the library for heap profiles, and returns its directory.
+// heapLibraries is where heapRuntime has built the libraries for heap profiles, once. TestMain removes it.
+var heapLibraries struct {
+	sync.Once
+	dir string
+	err error
+}
+
+// heapRuntime builds the libraries for heap profiles, and returns a directory of this test with them.
 func heapRuntime(t *testing.T) string {
 	t.Helper()
 	oracle.Need(t, "make", "gcc")
+	l := &heapLibraries
+	l.Do(func() {
+		if l.dir, l.err = os.MkdirTemp("", "unspool-heap"); l.err != nil {
+			return
+		}
+		if out, err := exec.Command("make", "-C", "../../runtime", "BUILD="+l.dir, "heap").CombinedOutput(); err != nil {
+			l.err = fmt.Errorf("%w\n%s", err, out)
+		}
+	})
+	if l.err != nil {
+		t.Fatal(l.err)
+	}
 	dir := t.TempDir()
-	if out, err := exec.Command("make", "-C", "../../runtime", "BUILD="+dir, "heap").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	for _, name := range []string{"libunspool_heap.so", "libunspool_heap_new.so"} {
+		if err := os.Link(filepath.Join(l.dir, name), filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := os.WriteFile(filepath.Join(dir, doctor.Dropin), nil, 0o755); err != nil {
 		t.Fatal(err)

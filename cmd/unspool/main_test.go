@@ -41,8 +41,10 @@ func TestMain(m *testing.M) {
 	}
 	status := m.Run()
 	os.RemoveAll(stackDir())
-	if plain.dir != "" {
-		os.RemoveAll(plain.dir)
+	for _, dir := range []string{plain.dir, heapLibraries.dir} {
+		if dir != "" {
+			os.RemoveAll(dir)
+		}
 	}
 	os.Exit(status)
 }
