@@ -165,10 +165,15 @@ func (g *stage) addArm64(t *testing.T, path string) {
 // runtime/test have the tests.
 func (g *stage) addRuntime(t *testing.T, dir, cc string) {
 	t.Helper()
-	oracle.Run(t, "make", "-s", "-C", "../../runtime", "CC="+cc, "BUILD="+dir)
+	libraries := []string{"libunwind.so.8", "libunwind-aarch64.so.8", "libunspool.so"}
+	args := []string{"-s", "-C", "../../runtime", "CC=" + cc, "BUILD=" + dir}
+	for _, name := range libraries {
+		args = append(args, filepath.Join(dir, name))
+	}
+	oracle.Run(t, "make", args...)
 	oracle.Run(t, cc, "-O1", "-o", filepath.Join(dir, "frames"), "../vm/testdata/frames.c", filepath.Join(dir, "libunwind.so.8"))
 	oracle.Run(t, cc, "-O1", "-I../../runtime", "-o", filepath.Join(dir, "other"), "../../runtime/examples/other.c", filepath.Join(dir, "libunspool.so"))
-	for _, to := range []string{"/lib/unspool/libunwind.so.8", "/lib/unspool/libunwind-aarch64.so.8", "/lib/libunspool.so", framesProgram, otherProgram} {
+	for _, to := range []string{"/lib/unspool/" + libraries[0], "/lib/unspool/" + libraries[1], "/lib/" + libraries[2], framesProgram, otherProgram} {
 		name := filepath.Base(to)
 		g.had[name] = true
 		if err := g.root.Copy(to, filepath.Join(dir, name)); err != nil {
