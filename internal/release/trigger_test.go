@@ -49,7 +49,7 @@ func TestTrigger(t *testing.T) {
 		t.Fatal(err)
 	}
 	exe := filepath.Join(t.TempDir(), "unspool")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", exe, "github.com/unspool/unspool/cmd/unspool")
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", exe, "github.com/unspool/unspool/cmd/unspool")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
