@@ -20,7 +20,7 @@ func merged(batches []*export.Batch) (out []*export.Batch) {
 		if all := same[identity(b)]; len(all) > 1 {
 			var m profile.Merger
 			for _, one := range all {
-				m.Add(one.Profile, "")
+				m.Add(one.Profile, profile.Place{})
 			}
 			p, _ := m.Profile()
 			out[i] = &export.Batch{Profile: p, Labels: b.Labels}

@@ -2,6 +2,7 @@ package profile
 
 import (
 	"encoding/binary"
+	"strings"
 	"time"
 )
 
@@ -9,7 +10,7 @@ import (
 // functions of the same name and module, and places of the same offset. The zero value is ready to use.
 type Merger struct {
 	p        Profile
-	tags     []string // by stack
+	tags     []Place // by stack
 	end      time.Time
 	modules  map[Module]int32
 	mappings map[Mapping]int32
@@ -21,28 +22,52 @@ type Merger struct {
 	buf      []byte
 }
 
+// A Place is where an agent has taken samples.
+type Place struct {
+	Service string
+	Pod     string // NAMESPACE/NAME; "": none
+}
+
+// NewPlace returns the place of a service, in a pod or in none.
+func NewPlace(service, namespace, pod string) Place {
+	if pod == "" {
+		return Place{Service: service}
+	}
+	return Place{service, namespace + "/" + pod}
+}
+
+// Label returns the value of a label; "" if it is not there.
+func (i *Info) Label(name string) string {
+	for _, l := range i.Labels {
+		if n, value, ok := strings.Cut(l, "="); ok && n == name {
+			return value
+		}
+	}
+	return ""
+}
+
 // A stackKey is what the samples of a stack have in common.
 type stackKey struct {
 	frames   *uint32 // the first: lists are kept once; nil: none
 	comm     string
-	tag      string
+	tag      Place
 	pid, tid int32
 	stop     uint8
 	event    int32
 }
 
-// Add adds a profile. Stacks with different tags stay apart, such as those of two services. It returns the index of each of the profile's stacks
+// Add adds a profile. Stacks of different places stay apart. It returns the index of each of the profile's stacks
 // in the profile that is made.
-func (m *Merger) Add(p *Profile, tag string) []int32 {
-	return m.add(p, func(int) string { return tag })
+func (m *Merger) Add(p *Profile, at Place) []int32 {
+	return m.add(p, func(int) Place { return at })
 }
 
-// AddTagged is Add for a profile that another Merger has made, with the tag of each stack.
-func (m *Merger) AddTagged(p *Profile, tags []string) []int32 {
-	return m.add(p, func(i int) string { return tags[i] })
+// AddMerged is Add for a profile that another Merger has made, with the place of each stack.
+func (m *Merger) AddMerged(p *Profile, at []Place) []int32 {
+	return m.add(p, func(i int) Place { return at[i] })
 }
 
-func (m *Merger) add(p *Profile, tagged func(stack int) string) []int32 {
+func (m *Merger) add(p *Profile, tagged func(stack int) Place) []int32 {
 	if m.modules == nil {
 		m.modules, m.mappings, m.funcs, m.files = map[Module]int32{}, map[Mapping]int32{}, map[funcKey]int32{}, map[string]uint32{"": 0}
 		m.locs, m.frames, m.stacks = map[Loc]uint32{}, map[string][]uint32{}, map[stackKey]int32{}
@@ -82,9 +107,9 @@ func (m *Merger) add(p *Profile, tagged func(stack int) string) []int32 {
 	return out
 }
 
-// Profile returns what has been added, and the tag of each stack. Its time is from the first beginning to the last end. What is added afterwards
+// Profile returns what has been added, and the place of each stack. Its time is from the first beginning to the last end. What is added afterwards
 // changes what it has returned.
-func (m *Merger) Profile() (p *Profile, tags []string) {
+func (m *Merger) Profile() (p *Profile, at []Place) {
 	if !m.p.Start.IsZero() {
 		m.p.Duration = m.end.Sub(m.p.Start)
 	}

@@ -12,13 +12,13 @@ import (
 )
 
 // described returns what a profile says, without its numbers: samples and periods by stack.
-func described(t *testing.T, p *Profile, tags []string) map[string][2]uint64 {
+func described(t *testing.T, p *Profile, at []Place) map[string][2]uint64 {
 	t.Helper()
 	out := map[string][2]uint64{}
 	for i := range p.Stacks {
 		s := &p.Stacks[i]
 		var b strings.Builder
-		fmt.Fprint(&b, tags[i], " ", s.Comm, " ", s.PID, " ", s.TID, " ", s.Stop, " ", p.Events[s.Event].Name)
+		fmt.Fprint(&b, at[i].Service, at[i].Pod, " ", s.Comm, " ", s.PID, " ", s.TID, " ", s.Stop, " ", p.Events[s.Event].Name)
 		for _, f := range s.Frames {
 			l := &p.Locs[f]
 			fn, mod := &p.Funcs[l.Func], &p.Modules[l.Module]
@@ -49,33 +49,34 @@ func TestMerger(t *testing.T) {
 	for i := range b {
 		b[i] = NewBuilder()
 	}
-	all := map[string]*Builder{"even": NewBuilder(), "odd": NewBuilder()} // each tag is a profile of its own
-	tag := func(i int) string { return []string{"even", "odd"}[i%2] }
+	even, odd := NewPlace("shop", "market", "shop-0"), NewPlace("shop", "market", "shop-1")
+	all := map[Place]*Builder{even: NewBuilder(), odd: NewBuilder()} // each place has a profile of its own
+	place := func(i int) Place { return []Place{even, odd}[i%2] }
 	for i := range samples {
 		part := r.IntN(parts)
 		b[part].Add(&samples[i])
-		all[tag(part)].Add(&samples[i])
+		all[place(part)].Add(&samples[i])
 	}
 	var m Merger
 	for _, i := range r.Perm(parts) {
 		p := b[i].Profile(inliner{}, about(i, i+1))
-		to := m.Add(p, tag(i))
+		to := m.Add(p, place(i))
 		for k := range p.Stacks {
 			if got := m.p.Stacks[to[k]]; got.TID != p.Stacks[k].TID || got.Count < p.Stacks[k].Count {
 				t.Fatalf("stack %d became %+v", k, got)
 			}
 		}
 	}
-	p, tags := m.Profile()
-	got, want := described(t, p, tags), map[string][2]uint64{}
+	p, at := m.Profile()
+	got, want := described(t, p, at), map[string][2]uint64{}
 	var totals Totals
-	for tag, b := range all {
+	for one, b := range all {
 		q := b.Profile(inliner{}, about(0, parts))
-		tags := make([]string, len(q.Stacks))
-		for i := range tags {
-			tags[i] = tag
+		at := make([]Place, len(q.Stacks))
+		for i := range at {
+			at[i] = one
 		}
-		maps.Copy(want, described(t, q, tags))
+		maps.Copy(want, described(t, q, at))
 		totals.Merge(&q.Totals)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -98,8 +99,8 @@ func TestMergerInfo(t *testing.T) {
 	a := &Profile{Info: Info{Host: "a", Command: "x", Events: []Event{{"cycles", "count"}, {OffCPU, "nanoseconds"}}, Start: at.Add(time.Hour), Duration: time.Second}, Stacks: []Stack{{Comm: "c", Event: 1, Count: 1, Period: 7}}}
 	b := &Profile{Info: Info{Host: "a", Command: "y", Events: []Event{{OffCPU, "nanoseconds"}}, Start: at, Duration: time.Second}, Stacks: []Stack{{Comm: "c", Count: 2, Period: 8}}}
 	var m Merger
-	m.Add(a, "")
-	m.Add(b, "")
+	m.Add(a, Place{})
+	m.Add(b, Place{})
 	p, _ := m.Profile()
 	want := Info{Host: "a", Events: a.Events, Start: at, Duration: time.Hour + time.Second}
 	if diff := cmp.Diff(want, p.Info); diff != "" {

@@ -116,6 +116,7 @@ type Info struct {
 	Duration time.Duration
 	Host     string
 	Command  string
+	Labels   []string // name=value, of all samples: where an agent took them
 	Loss     Loss
 }
 

@@ -23,11 +23,11 @@ const LastHour = time.Hour
 
 // A Ring is what a File says of an agent's directory.
 type Ring struct {
-	Tags   []string // by stack of the profile: the service; nil where only one of several events is shown
-	Files  int      // that were read
-	Unread []error  // of files that could not be; the first 10
-	Failed int      // how many these are
-	Hidden int      // profiles before the last hour, where no time was asked for
+	Places []profile.Place // by stack of the profile; nil where only one of several events is shown
+	Files  int             // that were read
+	Unread []error         // of files that could not be; the first 10
+	Failed int             // how many these are
+	Hidden int             // profiles before the last hour, where no time was asked for
 
 	Shown  string          // the event of the profile, where the directory has others
 	Others []profile.Event // these
@@ -62,7 +62,7 @@ func (f *File) oneEvent() {
 		return
 	}
 	f.Ring.Shown, f.Ring.Others = all[at].Base(), slices.Delete(slices.Clone(all), at, at+1)
-	f.Pprof, f.Ring.Tags = f.Pprof.Only(all[at].Name), nil
+	f.Pprof, f.Ring.Places = f.Pprof.Only(all[at].Name), nil
 }
 
 // openRing reads the profiles that an agent keeps in a directory, and merges those of the time and the services that the filter wants.
@@ -148,7 +148,7 @@ func (f *File) openRing(dir string, o *FileOptions) error {
 		}
 		f.Ring.Files++
 		samples += p.Totals.Samples
-		to := m.Add(p, e.service)
+		to := m.Add(p, profile.NewPlace(e.service, p.Label("namespace"), p.Label("pod")))
 		if o.Added != nil {
 			o.Added(p, to)
 		}
@@ -162,7 +162,7 @@ func (f *File) openRing(dir string, o *FileOptions) error {
 		}
 		return fmt.Errorf("%s: no samples of that time, service, process or command; its profiles are from %s to %s", dir, all[0].began.Local().Format(time.DateTime), newest.Local().Format(time.DateTime))
 	}
-	f.Pprof, f.Ring.Tags = m.Profile()
+	f.Pprof, f.Ring.Places = m.Profile()
 	if o.Added == nil && o.Filter.Event == "" { // else the events are told apart there
 		f.oneEvent()
 	}

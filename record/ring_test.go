@@ -29,11 +29,12 @@ func TestRing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	pods := map[string][]string{"db": {"region=north", "namespace=market", "pod=db-0"}}
 	// Each minute for two hours, web has one sample, and db two in another process.
 	for i := range 120 {
 		for pid, service := range map[int32]string{1: "web", 2: "db"} {
 			p := &profile.Profile{
-				Info:    profile.Info{Events: []profile.Event{{Name: "cpu-clock", Unit: "nanoseconds"}}, Start: at(i), Duration: time.Minute, Host: "here"},
+				Info:    profile.Info{Events: []profile.Event{{Name: "cpu-clock", Unit: "nanoseconds"}}, Start: at(i), Duration: time.Minute, Host: "here", Labels: pods[service]},
 				Modules: []profile.Module{{Path: "/bin/" + service}}, Funcs: []profile.Func{{Name: "main", Named: true}}, Files: []string{""},
 				Mappings: []profile.Mapping{{Lo: uint64(i+1) << 12, Hi: uint64(i+2) << 12}}, // each process has it elsewhere
 				Locs:     []profile.Loc{{Addr: uint64(i+1)<<12 + 0x10, Off: 0x10}}, Stacks: []profile.Stack{{Frames: []uint32{0}, Comm: service, PID: pid, TID: pid, Count: uint64(pid), Period: 7}},
@@ -73,7 +74,10 @@ func TestRing(t *testing.T) {
 		}
 		got := map[string]int{}
 		for i := range f.Pprof.Stacks {
-			got[f.Ring.Tags[i]] += int(f.Pprof.Stacks[i].Count)
+			if at := f.Ring.Places[i]; at.Service == "db" && at.Pod != "market/db-0" || at.Service == "web" && at.Pod != "" {
+				t.Errorf("%s: a stack of %+v", c.name, at)
+			}
+			got[f.Ring.Places[i].Service] += int(f.Pprof.Stacks[i].Count)
 		}
 		if got["web"] != c.web || got["db"] != c.db || f.Ring.Files != c.files || f.Pprof.Totals.Samples != uint64(c.web+c.db) || len(f.Pprof.Stacks) > 2 || f.Pprof.Host != "here" {
 			t.Errorf("%s: %v in %d files, %d stacks; want %d, %d in %d", c.name, got, f.Ring.Files, len(f.Pprof.Stacks), c.web, c.db, c.files)

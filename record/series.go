@@ -63,7 +63,7 @@ func withSnapshots(p *profile.Profile, path string, o *FileOptions) *profile.Pro
 	var m profile.Merger
 	places := make([][]int32, len(all))
 	for i, q := range all {
-		places[i] = m.Add(q, "")
+		places[i] = m.Add(q, profile.Place{})
 	}
 	out, _ := m.Profile()
 	out.Info, out.Totals = p.Info, p.Totals

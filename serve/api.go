@@ -40,6 +40,7 @@ func (q *request) info() (any, error) {
 		Source   bool              `json:"source"`
 		Live     bool              `json:"live"`     // there is a newer page
 		Services bool              `json:"services"` // of stacks are known
+		Pods     bool              `json:"pods"`     // of some are
 		Interval uint64            `json:"interval"` // ns in which it is not known when a sample was taken
 		Periods  bool              `json:"periods"`  // are what matters
 		Events   []event           `json:"events"`
@@ -51,7 +52,7 @@ func (q *request) info() (any, error) {
 		Stops    []stopInfo        `json:"stops"`
 	}{
 		Command: d.p.Command, Host: d.p.Host, Duration: uint64(d.p.Duration), Timed: d.times != nil, Source: q.s.opts.Annotator != nil && d.local, Periods: d.periods,
-		Live: q.s.opts.Live, Services: d.services != nil, Interval: uint64(d.interval),
+		Live: q.s.opts.Live, Services: d.places != nil, Pods: d.pods(), Interval: uint64(d.interval),
 		Hows: map[string]uint64{},
 	}
 	for i := range d.sides() {

@@ -21,8 +21,8 @@ type Recording struct {
 	// Periods makes periods the weight, not numbers of samples: times that threads were blocked for.
 	Periods bool
 
-	// Of the profiles of an agent: the service of each stack, and the length of an interval, in which it is not known when a sample was taken.
-	Services []string
+	// Of the profiles of an agent: the place of each stack, and the length of an interval, in which it is not known when a sample was taken.
+	Places   []profile.Place
 	Interval time.Duration
 }
 
@@ -142,7 +142,7 @@ type data struct {
 	totals   [2]profile.Totals
 	local    bool
 	periods  bool
-	services []string // by stack of the profile; nil: it has none
+	places   []profile.Place // by stack of the profile; nil: they are not known
 	interval time.Duration
 	threads  []thread
 	threadOf []int32 // by stack
@@ -159,7 +159,7 @@ type thread struct {
 }
 
 func newData(a, b *Recording) *data {
-	d := &data{p: a.Profile, base: len(a.Profile.Stacks), locs: len(a.Profile.Locs), times: a.Times, local: a.Local, periods: a.Periods, services: a.Services, interval: a.Interval}
+	d := &data{p: a.Profile, base: len(a.Profile.Stacks), locs: len(a.Profile.Locs), times: a.Times, local: a.Local, periods: a.Periods, places: a.Places, interval: a.Interval}
 	d.totals[0], d.summary[0] = a.Profile.Totals, a.Profile.Summary()
 	if d.times != nil && d.times.n == 0 {
 		d.times = nil
@@ -167,10 +167,10 @@ func newData(a, b *Recording) *data {
 	if b != nil {
 		d.p, _ = profile.Join(a.Profile, b.Profile)
 		d.totals[1], d.summary[1] = b.Profile.Totals, b.Profile.Summary()
-		if d.services != nil || b.Services != nil {
-			d.services = make([]string, len(d.p.Stacks))
-			copy(d.services, a.Services)
-			copy(d.services[d.base:], b.Services)
+		if d.places != nil || b.Places != nil {
+			d.places = make([]profile.Place, len(d.p.Stacks))
+			copy(d.places, a.Places)
+			copy(d.places[d.base:], b.Places)
 		}
 	}
 	d.findThreads()
@@ -178,17 +178,22 @@ func newData(a, b *Recording) *data {
 	return d
 }
 
-// service returns the service that a stack is of; "" if that is not known.
-func (d *data) service(stack int) string {
-	if stack < len(d.services) {
-		return d.services[stack]
+// place returns the place that a stack is of; nothing is in it if it is not known.
+func (d *data) place(stack int) (at profile.Place) {
+	if stack < len(d.places) {
+		at = d.places[stack]
 	}
-	return ""
+	return at
+}
+
+// pods says whether some stack is of a pod.
+func (d *data) pods() bool {
+	return slices.ContainsFunc(d.places, func(at profile.Place) bool { return at.Pod != "" })
 }
 
 // grouping is what stacks are grouped by, if a page does not say.
 func (d *data) grouping() string {
-	if d.services != nil {
+	if d.places != nil {
 		return "service"
 	}
 	return "comm"

@@ -21,6 +21,7 @@ type filter struct {
 	pid, tid int32  // -1: all
 	comm     string // a regular expression
 	service  string // a regular expression
+	pod      string // a regular expression
 	with     string // a regular expression for a function that stacks must have
 	without  string // or must not have
 	event    int32  // -1: all
@@ -30,7 +31,7 @@ type filter struct {
 
 // parseFilter reads a request's parameters. Those that are missing refuse nothing; group is the grouping then.
 func parseFilter(q url.Values, group string) (filter, error) {
-	f := filter{group: group, comm: q.Get("comm"), service: q.Get("service"), with: q.Get("with"), without: q.Get("without"), hi: math.MaxUint64, periods: q.Get("by") == "periods"}
+	f := filter{group: group, comm: q.Get("comm"), service: q.Get("service"), pod: q.Get("pod"), with: q.Get("with"), without: q.Get("without"), hi: math.MaxUint64, periods: q.Get("by") == "periods"}
 	if g := q.Get("group"); g != "" {
 		f.group = g
 	}
@@ -52,7 +53,7 @@ func parseFilter(q url.Values, group string) (filter, error) {
 	none := uint64(math.MaxUint32)
 	f.pid, f.tid, f.event = int32(number("pid", none, 31)), int32(number("tid", none, 31)), int32(number("event", none, 31))
 	f.lo, f.hi = number("lo", 0, 64), number("hi", math.MaxUint64, 64)
-	for _, s := range []string{f.comm, f.service, f.with, f.without} {
+	for _, s := range []string{f.comm, f.service, f.pod, f.with, f.without} {
 		if _, rerr := compile(s); rerr != nil {
 			err = rerr
 		}
@@ -100,7 +101,7 @@ func (d *data) sides() int {
 // keep returns which stacks a filter wants, whatever the time. PID, TID and time are the profile's: they say nothing about
 // the baseline.
 func (d *data) keep(t *tree, f *filter) []bool {
-	comm, service := matcher(f.comm), matcher(f.service)
+	comm, service, pod := matcher(f.comm), matcher(f.service), matcher(f.pod)
 	keep := make([]bool, len(d.p.Stacks))
 	for i := range d.p.Stacks {
 		s := &d.p.Stacks[i]
@@ -108,7 +109,8 @@ func (d *data) keep(t *tree, f *filter) []bool {
 		if i < d.base {
 			ok = ok && (f.pid < 0 || s.PID == f.pid) && (f.tid < 0 || s.TID == f.tid)
 		}
-		keep[i] = ok && comm(s.Comm) && service(d.service(i))
+		at := d.place(i)
+		keep[i] = ok && comm(s.Comm) && service(at.Service) && pod(at.Pod)
 	}
 	for _, x := range []struct {
 		re   string

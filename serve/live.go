@@ -47,16 +47,16 @@ type interval struct {
 	err    error  // of pack
 }
 
-// packed is what pack writes: a profile, and the service of each stack.
+// packed is what pack writes: a profile, and the place of each stack.
 type packed struct {
-	Profile  *profile.Profile
-	Services []string
+	Profile *profile.Profile
+	Places  []profile.Place
 }
 
 // pack is the opposite of unpack.
 func pack(m *profile.Merger) ([]byte, error) {
 	var p packed
-	p.Profile, p.Services = m.Profile()
+	p.Profile, p.Places = m.Profile()
 	var b bytes.Buffer
 	z, err := flate.NewWriter(&b, flate.BestSpeed)
 	if err == nil {
@@ -88,8 +88,8 @@ func NewLive(name string, window time.Duration, token string) *Live {
 	return &Live{name: name, window: window, token: token}
 }
 
-// Add adds the profile of an interval, all of one service.
-func (l *Live) Add(p *profile.Profile, service string) {
+// Add adds the profile of an interval, all of one place.
+func (l *Live) Add(p *profile.Profile, at profile.Place) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	end := p.Start.Add(p.Duration)
@@ -105,7 +105,7 @@ func (l *Live) Add(p *profile.Profile, service string) {
 		})
 	}
 	l.interval = max(l.interval, p.Duration)
-	l.now.merger.Add(p, service)
+	l.now.merger.Add(p, at)
 	for len(l.shown) > 0 && end.Sub(l.shown[0].made) > forgotten {
 		l.shown = l.shown[1:]
 	}
@@ -117,12 +117,12 @@ func (l *Live) recording() (*Recording, error) {
 	past, interval := slices.Clone(l.past), l.interval
 	var now profile.Merger
 	if !l.now.began.IsZero() {
-		now.AddTagged(l.now.merger.Profile())
+		now.AddMerged(l.now.merger.Profile())
 	}
 	l.mu.Unlock()
 	var m profile.Merger
 	times := &Times{}
-	add := func(p *profile.Profile, services []string) { times.Spread(p, m.AddTagged(p, services)) }
+	add := func(p *profile.Profile, at []profile.Place) { times.Spread(p, m.AddMerged(p, at)) }
 	for _, i := range past {
 		if i.err != nil {
 			return nil, i.err
@@ -131,11 +131,11 @@ func (l *Live) recording() (*Recording, error) {
 		if err != nil {
 			return nil, err
 		}
-		add(p.Profile, p.Services)
+		add(p.Profile, p.Places)
 	}
 	add(now.Profile())
-	p, services := m.Profile()
-	return &Recording{Profile: p, Times: times, Services: services, Interval: interval, Periods: p.Waits()}, nil
+	p, at := m.Profile()
+	return &Recording{Profile: p, Times: times, Places: at, Interval: interval, Periods: p.Waits()}, nil
 }
 
 // ServeHTTP implements http.Handler.

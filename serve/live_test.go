@@ -27,8 +27,8 @@ func TestLiveWindow(t *testing.T) {
 	begin := time.Unix(1_700_000_000, 0)
 	l := NewLive("here", 5*time.Minute, "")
 	for i := range 100 {
-		l.Add(intervalOf(begin.Add(time.Duration(i)*10*time.Second), fmt.Sprint("f", i), 1), "web")
-		l.Add(intervalOf(begin.Add(time.Duration(i)*10*time.Second), fmt.Sprint("f", i), 2), "db")
+		l.Add(intervalOf(begin.Add(time.Duration(i)*10*time.Second), fmt.Sprint("f", i), 1), profile.Place{Service: "web"})
+		l.Add(intervalOf(begin.Add(time.Duration(i)*10*time.Second), fmt.Sprint("f", i), 2), profile.Place{Service: "db"})
 		rec, err := l.recording()
 		if err != nil {
 			t.Fatal(err)
@@ -37,8 +37,8 @@ func TestLiveWindow(t *testing.T) {
 		if have > 30 || have < min(i+1, 15) || rec.Profile.Funcs[len(rec.Profile.Funcs)-1].Name != fmt.Sprint("f", i) || rec.Times.n != 3*have || rec.Profile.Totals.Samples != uint64(3*have) {
 			t.Fatalf("after %d intervals: %d, of %d samples at %d times", i+1, have, rec.Profile.Totals.Samples, rec.Times.n)
 		}
-		if first := begin.Add(time.Duration(i+1-have) * 10 * time.Second); !rec.Profile.Start.Equal(first) || rec.Profile.Duration != time.Duration(have)*10*time.Second || rec.Services[0] != "web" || rec.Services[1] != "db" {
-			t.Fatalf("after %d intervals: from %v for %v, services %q", i+1, rec.Profile.Start, rec.Profile.Duration, rec.Services[:2])
+		if first := begin.Add(time.Duration(i+1-have) * 10 * time.Second); !rec.Profile.Start.Equal(first) || rec.Profile.Duration != time.Duration(have)*10*time.Second || rec.Places[0].Service != "web" || rec.Places[1].Service != "db" {
+			t.Fatalf("after %d intervals: from %v for %v, places %q", i+1, rec.Profile.Start, rec.Profile.Duration, rec.Places[:2])
 		}
 	}
 }
@@ -49,7 +49,7 @@ func TestLiveClock(t *testing.T) {
 	begin := time.Unix(1_700_000_000, 0)
 	for i, hours := range []int{0, -1, 5, 4, 4} {
 		for k := range 50 {
-			l.Add(intervalOf(begin.Add(time.Duration(hours)*time.Hour+time.Duration(50*i+k)*10*time.Second), fmt.Sprint("f", i), 1), "web")
+			l.Add(intervalOf(begin.Add(time.Duration(hours)*time.Hour+time.Duration(50*i+k)*10*time.Second), fmt.Sprint("f", i), 1), profile.Place{Service: "web"})
 			rec, err := l.recording()
 			if err != nil {
 				t.Fatal(err)
@@ -96,7 +96,7 @@ func TestLive(t *testing.T) {
 	if body, _ := get("/?token=secret", 503); !strings.Contains(body, "no samples yet") {
 		t.Errorf("without profiles: %s", body)
 	}
-	l.Add(intervalOf(time.Unix(1_700_000_000, 0), "first", 3), "web")
+	l.Add(intervalOf(time.Unix(1_700_000_000, 0), "first", 3), profile.Place{Service: "web"})
 	body, at := get("/", 200)
 	if at != "/live/1/" || !strings.Contains(body, "<title>unspool</title>") {
 		t.Errorf("at %s: %s", at, body)
@@ -106,7 +106,7 @@ func TestLive(t *testing.T) {
 		l.shown[len(l.shown)-1].made = time.Now().Add(-leastNew)
 		l.mu.Unlock()
 	}
-	l.Add(intervalOf(time.Unix(1_700_000_010, 0), "second", 4), "web")
+	l.Add(intervalOf(time.Unix(1_700_000_010, 0), "second", 4), profile.Place{Service: "web"})
 	if _, at := get("/", 200); at != "/live/1/" {
 		t.Errorf("at once again: at %s", at)
 	}
@@ -127,7 +127,7 @@ func TestLive(t *testing.T) {
 	if _, at := get("/live/1/", 200); at != "/live/5/" {
 		t.Errorf("an old page leads to %s", at)
 	}
-	l.Add(intervalOf(time.Now().Add(forgotten), "late", 1), "web")
+	l.Add(intervalOf(time.Now().Add(forgotten), "late", 1), profile.Place{Service: "web"})
 	if len(l.shown) > 0 {
 		t.Errorf("%d pages are kept", len(l.shown))
 	}

@@ -43,7 +43,7 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestServices: of profiles of an agent, stacks are grouped by service unless the page says otherwise, and a filter takes some services.
+// TestServices: of profiles of an agent, stacks are grouped by service unless the page says otherwise, and a filter takes some services or pods.
 func TestServices(t *testing.T) {
 	p := &profile.Profile{
 		Info:    profile.Info{Events: []profile.Event{{Name: "cpu-clock", Unit: "nanoseconds"}}, Start: time.Unix(1_700_000_000, 0), Duration: 10 * time.Second},
@@ -51,21 +51,21 @@ func TestServices(t *testing.T) {
 		Stacks: []profile.Stack{{Frames: []uint32{0}, Comm: "sh", PID: 1, TID: 1, Count: 3, Period: 3}, {Frames: []uint32{0}, Comm: "sh", PID: 2, TID: 2, Count: 4, Period: 4}},
 	}
 	p = p.Filter(func(*profile.Stack) bool { return true })
-	rec := &Recording{Profile: p, Times: &Times{}, Services: []string{"web", "db"}, Interval: 10 * time.Second}
+	rec := &Recording{Profile: p, Times: &Times{}, Places: []profile.Place{{Service: "web"}, profile.NewPlace("db", "market", "db-0")}, Interval: 10 * time.Second}
 	rec.Times.Spread(p, []int32{0, 1})
 	h := start(t, nil, rec)
 	var info struct {
-		Services           bool
+		Services, Pods     bool
 		Interval, Duration uint64
 		Start              int64
 	}
-	if get(t, h, "/api/info", &info); !info.Services || info.Interval != 10e9 || info.Start < 1_700_000_000_000 || info.Start+int64(info.Duration/1e6) > 1_700_000_010_000 {
+	if get(t, h, "/api/info", &info); !info.Services || !info.Pods || info.Interval != 10e9 || info.Start < 1_700_000_000_000 || info.Start+int64(info.Duration/1e6) > 1_700_000_010_000 {
 		t.Errorf("%+v", info)
 	}
 	for query, want := range map[string]struct {
 		label  string
 		weight uint64
-	}{"": {"web", 7}, "&service=^d": {"db", 4}, "&group=comm": {"sh", 7}, "&service=x": {"", 0}} {
+	}{"": {"web", 7}, "&service=^d": {"db", 4}, "&group=comm": {"sh", 7}, "&service=x": {"", 0}, "&pod=^market/": {"db", 4}, "&group=pod": {"market/db-0", 7}, "&group=pod&pod=%5E$": {"no pod", 3}} {
 		var g struct {
 			head
 			Labels []struct{ Text string }

@@ -52,8 +52,9 @@ const (
 var groupings = map[string]func(d *data, i int, s *profile.Stack) string{
 	"comm":    func(_ *data, _ int, s *profile.Stack) string { return cmp.Or(s.Comm, profile.Unknown) },
 	"none":    nil,
+	"pod":     func(d *data, i int, _ *profile.Stack) string { return cmp.Or(d.place(i).Pod, "no pod") },
 	"process": func(_ *data, _ int, s *profile.Stack) string { return "process " + strconv.Itoa(int(s.PID)) },
-	"service": func(d *data, i int, _ *profile.Stack) string { return cmp.Or(d.service(i), profile.Unknown) },
+	"service": func(d *data, i int, _ *profile.Stack) string { return cmp.Or(d.place(i).Service, profile.Unknown) },
 	"thread": func(_ *data, _ int, s *profile.Stack) string {
 		return s.Comm + " (" + strconv.Itoa(int(s.PID)) + "/" + strconv.Itoa(int(s.TID)) + ")"
 	},

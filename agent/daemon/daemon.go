@@ -230,7 +230,9 @@ func (d *daemon) start(n *names.Namer, host string, listener net.Listener) {
 	if listener != nil && d.Page > 0 && (isLoopback(listener.Addr()) || d.ShowPage) {
 		d.token = serve.NewToken()
 		d.page = serve.NewLive(host, d.Page, d.token)
-		show = func(b *export.Batch) { d.page.Add(b.Profile, b.Label(export.ServiceName)) }
+		show = func(b *export.Batch) {
+			d.page.Add(b.Profile, profile.NewPlace(b.Label(export.ServiceName), b.Label("namespace"), b.Label("pod")))
+		}
 	}
 	if d.Self {
 		d.self = otelctx.NewReader()

@@ -104,7 +104,13 @@ func New(u *url.URL) (*Ring, error) {
 
 // Encode returns a batch as a pprof file. Its Query is the file's name.
 func (r *Ring) Encode(b *export.Batch) (*export.Request, error) {
-	raw, err := b.Pprof()
+	labelled := *b.Profile
+	for _, l := range b.Labels {
+		labelled.Labels = append(labelled.Labels, l.Name+"="+l.Value)
+	}
+	with := *b
+	with.Profile = &labelled
+	raw, err := with.Pprof()
 	if err != nil {
 		return nil, err
 	}

@@ -95,7 +95,7 @@ func TestRing(t *testing.T) {
 	if st, err := f.Stat(); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", st.Mode(), err)
 	}
-	if p, err := pprof.Read(f); err != nil || p.Duration != 10*time.Second {
+	if p, err := pprof.Read(f); err != nil || p.Duration != 10*time.Second || p.Label(export.ServiceName) != "shop" {
 		t.Errorf("%+v, %v", p, err)
 	}
 	others := []string{"unspool.data", "unspool-20200101T000000.000Z-1-x.pb.gz.old", "unspool-20201301T000000.000Z-1-x.pb.gz"}

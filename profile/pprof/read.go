@@ -294,6 +294,9 @@ func readComments(lines []string, p *profile.Profile) (ours bool) {
 		if s, ok := strings.CutPrefix(c, "host: "); ok && ours {
 			p.Host = s
 		}
+		if s, ok := strings.CutPrefix(c, "label: "); ok && ours {
+			p.Labels = append(p.Labels, s)
+		}
 		s, ok := strings.CutPrefix(c, countsPrefix)
 		if !ok {
 			continue

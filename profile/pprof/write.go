@@ -194,5 +194,8 @@ func comments(p *profile.Profile) []string {
 	if p.Host != "" {
 		out = append(out, "host: "+valid(p.Host))
 	}
+	for _, l := range p.Labels {
+		out = append(out, "label: "+valid(l))
+	}
 	return out
 }

@@ -46,7 +46,7 @@ func Input(path string, o Options) serve.Input {
 				rec.Times = &intervals
 			}
 			if f.Ring != nil {
-				rec.Services, rec.Times, rec.Interval = f.Ring.Tags, &intervals, length
+				rec.Places, rec.Times, rec.Interval = f.Ring.Places, &intervals, length
 			}
 			return rec, nil
 		}

@@ -6,7 +6,7 @@ import { Timeline } from './timeline.js';
 import { Source } from './source.js';
 
 const views = ['flame', 'top', 'sandwich', 'source'];
-const filters = ['pid', 'tid', 'comm', 'service', 'with', 'without', 'event', 'by', 'lo', 'hi', 'group'];
+const filters = ['pid', 'tid', 'comm', 'service', 'pod', 'with', 'without', 'event', 'by', 'lo', 'hi', 'group'];
 const defaults = { tab: 'flame', view: '', fn: '', path: '', flip: '', heavy: '', side: '', search: '', ...Object.fromEntries(filters.map(f => [f, ''])) };
 const numeric = new Set(['fn', 'pid', 'tid', 'lo', 'hi', 'event']);
 
@@ -189,6 +189,7 @@ const app = {
     if (s.tid !== '') add(`thread ${s.tid}`, { tid: '', pid: '' });
     else if (s.pid !== '') add(`process ${s.pid}`, { pid: '' });
     if (s.service) add(`service ${s.service}`, { service: '' });
+    if (s.pod) add(`pod ${s.pod}`, { pod: '' });
     if (s.comm) add(`thread name ${s.comm}`, { comm: '' });
     if (s.with) add(`with ${s.with}`, { with: '' });
     if (s.without) add(`without ${s.without}`, { without: '' });
@@ -246,12 +247,12 @@ function fillFilters(info) {
     const s = app.state;
     $('f-thread').value = s.tid !== '' ? `${s.pid}/${s.tid}` : `${s.pid}`;
     if ($('f-thread').selectedIndex < 0) $('f-thread').value = '';
-    for (const k of ['comm', 'service', 'with', 'without', 'event', 'by']) $('f-' + k).value = s[k];
+    for (const k of ['comm', 'service', 'pod', 'with', 'without', 'event', 'by']) $('f-' + k).value = s[k];
   });
   $('filters').addEventListener('submit', e => {
     e.preventDefault();
     const [pid, tid] = $('f-thread').value.split('/');
-    app.set({ pid: pid ? +pid : '', tid: tid ? +tid : '', event: $('f-event').value === '' ? '' : +$('f-event').value, ...Object.fromEntries(['comm', 'service', 'with', 'without', 'by'].map(k => [k, $('f-' + k).value])) });
+    app.set({ pid: pid ? +pid : '', tid: tid ? +tid : '', event: $('f-event').value === '' ? '' : +$('f-event').value, ...Object.fromEntries(['comm', 'service', 'pod', 'with', 'without', 'by'].map(k => [k, $('f-' + k).value])) });
     $('filters').hidePopover();
   });
   $('f-clear').onclick = () => {
@@ -380,6 +381,10 @@ async function start() {
     $('f-servicebox').hidden = false;
     $('group-default').textContent = 'service';
     $('group-default').after(el('option', { value: 'comm' }, 'thread name'));
+    if (info.pods) {
+      $('f-podbox').hidden = false;
+      $('group-default').after(el('option', { value: 'pod' }, 'pod'));
+    }
   }
   if (info.timed) app.timeline = new Timeline(app);
   fillFilters(info);
