@@ -1,5 +1,5 @@
-// Package dropin runs programs that walk stacks on compiled tables: it says what a program walks with, which libraries go in front of those, and
-// compiles the tables that they will look for. Package doctor finds the libraries' directory.
+// Package dropin runs a program on compiled tables. It finds out which unwinder the program uses, puts its replacement in front, and compiles the
+// tables that will be needed. Package doctor finds the libraries' directory.
 package dropin
 
 import (

@@ -79,7 +79,7 @@ func New() *Set {
 	return newSet(&Set{store: st, opened: err})
 }
 
-// Native returns a Set whose modules are walked by machine code. The code is kept in the user's cache. It is for x86-64 only: modules of
+// Native returns a Set whose modules are walked by machine code. The code is kept in the user's cache. It is for x86-64 and AArch64: modules of
 // other machines have no rules, and an error with the reason.
 func Native() *Set {
 	s := New()

@@ -59,8 +59,8 @@ that are installed, or of FILEs, and removes tables of files that have changed o
 not read again. All users find these tables behind those of their own cache. With -o, any user makes the tables of
 FILEs for a package, which installs them in /usr/lib/unspool/tables. UNSPOOL_TABLES names other directories.
 
---registers leaves out all registers but the named ones: less machine code and C, for walkers that want no others. The rest
-is lost in callers. A file with a rule that needs another register is refused, if calls preserve that register.
+--registers keeps only the named registers. Machine code and C get smaller; callers lose the other registers. A file with
+a rule that needs another register is refused, if calls preserve that register.
 
 --deref says how machine code and C read memory. self reads their own process (the default with -o), callback calls a
 function, slice reads a captured piece of stack (the default without -o, for walkers).`,

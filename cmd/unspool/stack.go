@@ -34,8 +34,8 @@ A minidump is of Windows, macOS, Android or Linux. stack reads its modules' file
 --sysroot and --debug-dir by their names, and as symbol servers keep them: NAME/ID/NAME.
 
 A mark says how a frame was found; frames by call frame information have none. [signal]: a signal interrupted the
-frame. [plt]: found by the shape of the code. [fp]: found by the frame pointer. [inlined]: a call without a frame of
-its own. A stack that is not whole says why. docs/STACK.md describes the JSON.`,
+frame. [sigreturn]: the kernel's frame of a signal. [plt]: by the shape of the code. [call]: by the call that led there.
+[fp]: by the frame pointer. [sync]: by rules for calls only. [inlined]: a call without a frame. docs/STACK.md: the JSON.`,
 		Example: `  unspool stack 1234
   unspool stack core ./program
   unspool stack --unique --format json 1234 | jq '.threads[].frames[0].function'`,

@@ -1,6 +1,5 @@
-// Package ehframe writes the rows of a module as call frame information, .eh_frame and its index .eh_frame_hdr, and puts both into a copy of an ELF
-// file, or into a file beside an image of another format: for tools that know DWARF only, and for code whose rows come from elsewhere, such as stripped
-// programs in Go, or those of Windows and macOS.
+// Package ehframe writes a module's rows as .eh_frame and .eh_frame_hdr. It puts both into a copy of an ELF file, or into a file beside an image of
+// another format. Tools that know only DWARF can then walk stripped Go programs, and code of Windows and macOS.
 //
 // The format is DWARF 5, section 6.4, with what the Linux Standard Base changes of it ("Exception Frames"). Who handles exceptions is not written. What the
 // format cannot say is left out, and counted by reason: a reader finds nothing there, and nothing wrong. Package format/dwarf reads the format.
