@@ -114,6 +114,9 @@ func FuzzNew(f *testing.F) {
 		if took > 2*time.Second {
 			t.Errorf("%v for a file of %d bytes", took, len(b))
 		}
+		if img, err := LoadedPE("fuzz", bytes.Clone(b)); err == nil {
+			exercise(img)
+		}
 	})
 }
 

@@ -40,6 +40,8 @@ const (
 type portable struct {
 	base    arch.Vaddr // what relative addresses count from
 	headers uint32     // bytes in the file
+	stamp   uint32     // when it was linked, or a hash
+	size    uint32     // bytes in memory
 	dirs    [16]struct{ rva, size uint32 }
 	symtab  uint64 // file offset of the COFF symbols, and their number
 	nsyms   uint64
@@ -98,6 +100,43 @@ func kindPE(f io.ReaderAt) FileKind {
 	return LinkedFile
 }
 
+// Stamp returns the time and the size in memory, in bytes, of a PE file's headers: symbol servers name the file by them. ok is false for other images.
+func (img *Image) Stamp() (time, size uint32, ok bool) {
+	if img.pe == nil || !img.linked {
+		return 0, 0, false
+	}
+	return img.pe.stamp, img.pe.size, true
+}
+
+// LoadedPE reads a PE image from the memory of a process, which b has from its base to its end: each section's offset is that of its address. COFF symbols
+// are in the file only. LoadedPE changes b's headers; b must not change afterwards.
+func LoadedPE(name string, b []byte) (*Image, error) {
+	le, size := binary.LittleEndian, uint64(len(b))
+	if size < dosHeader || !peFormat.has(b) {
+		return nil, &Error{name, 0, "header", ErrFormat}
+	}
+	at := uint64(le.Uint32(b[60:]))
+	if at+4+coffHeader > size {
+		return nil, &Error{name, at, "PE header", ErrTruncated}
+	}
+	h := b[at+4:]
+	clear(h[8:16]) // where the symbols are, and their number
+	n := uint64(le.Uint16(h[2:]))
+	if at += 4 + coffHeader + uint64(le.Uint16(h[16:])); at+n*peSection > size {
+		return nil, &Error{name, at, fmt.Sprintf("%d section headers", n), ErrTruncated}
+	}
+	for i := range n {
+		s := b[at+i*peSection:]
+		virtual, addr := uint64(le.Uint32(s[8:])), uint64(le.Uint32(s[12:]))
+		if addr >= size {
+			return nil, &Error{name, at + i*peSection, fmt.Sprintf("section %d at %#x", i, addr), ErrTruncated}
+		}
+		le.PutUint32(s[16:], uint32(min(virtual, size-addr)))
+		le.PutUint32(s[20:], uint32(addr))
+	}
+	return New(name, b)
+}
+
 // readPE reads the headers of an executable or a DLL.
 func (img *Image) readPE() error {
 	le := binary.LittleEndian
@@ -114,7 +153,7 @@ func (img *Image) readPE() error {
 		return img.errorf(at, ErrFormat, "a program for DOS")
 	}
 	h = h[4:]
-	p := &portable{symtab: uint64(le.Uint32(h[8:])), nsyms: uint64(le.Uint32(h[12:])), symbol: coffSymbol}
+	p := &portable{stamp: le.Uint32(h[4:]), symtab: uint64(le.Uint32(h[8:])), nsyms: uint64(le.Uint32(h[12:])), symbol: coffSymbol}
 	img.pe, img.linked = p, true
 	img.machine = arch.ByCOFF(le.Uint16(h))
 	nsecs, optional := uint64(le.Uint16(h[2:])), uint64(le.Uint16(h[16:]))
@@ -144,7 +183,7 @@ func (img *Image) readPE() error {
 		p.base = arch.Vaddr(le.Uint32(o[28:]))
 	}
 	img.entry = p.base + arch.Vaddr(le.Uint32(o[16:]))
-	p.headers = le.Uint32(o[60:])
+	p.size, p.headers = le.Uint32(o[56:]), le.Uint32(o[60:])
 	n := min(uint64(le.Uint32(o[fixed-4:])), uint64(len(p.dirs)), uint64(len(o)-fixed)/8)
 	for i := range n {
 		d := o[uint64(fixed)+8*i:]

@@ -1,8 +1,10 @@
 package module
 
 import (
+	"bytes"
 	"debug/pe"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
@@ -51,16 +53,21 @@ func TestPE(t *testing.T) {
 			t.Fatal(err)
 		}
 		var base, entry uint64
-		var rva uint32
+		var rva, size uint32
 		switch o := ref.OptionalHeader.(type) {
 		case *pe.OptionalHeader64:
 			base, entry, rva = o.ImageBase, o.ImageBase+uint64(o.AddressOfEntryPoint), o.DataDirectory[3].VirtualAddress
+			size = o.SizeOfImage
 		case *pe.OptionalHeader32:
 			base, entry, rva = uint64(o.ImageBase), uint64(o.ImageBase)+uint64(o.AddressOfEntryPoint), o.DataDirectory[3].VirtualAddress
+			size = o.SizeOfImage
 		}
 		machine := map[uint16]string{0x8664: "x86_64-windows", 0xaa64: "aarch64-windows", 0x14c: "i386", 0x1c4: "arm"}[ref.Machine]
 		if uint64(img.Entry()) != entry || img.Machine().Name != machine || !img.Linked() || !IsLinked(path) || img.Format() != "PE" || len(img.Sections()) != len(ref.Sections) || img.SectionsErr() != nil {
 			t.Errorf("%s: entry %#x, want %#x; machine %s, want %s; %d sections, want %d; %v", path, img.Entry(), entry, img.Machine().Name, machine, len(img.Sections()), len(ref.Sections), img.SectionsErr())
+		}
+		if stamp, have, ok := img.Stamp(); stamp != ref.TimeDateStamp || have != size || !ok {
+			t.Errorf("%s: Stamp: %#x, %#x, %v; want %#x, %#x", path, stamp, have, ok, ref.TimeDateStamp, size)
 		}
 		for i, s := range img.Sections() {
 			r := ref.Sections[i]
@@ -125,6 +132,48 @@ func TestPE(t *testing.T) {
 		t.Errorf("%d symbols, %d exports, %d IDs", symbols, exports, ids)
 	}
 	t.Logf("%d symbols, %d exports, %d IDs", symbols, exports, ids)
+}
+
+// TestLoadedPE: an image read from memory is that of its file, and each section is where its address is. What memory lacks is an error.
+func TestLoadedPE(t *testing.T) {
+	img, err := Open(goldenPE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	stamp, size, _ := img.Stamp()
+	base, b := img.pe.base, make([]byte, size)
+	for _, s := range img.load {
+		copy(b[s.Vaddr-base:], img.b[s.Off:s.Off+s.Size])
+	}
+	got, err := LoadedPE("memory", bytes.Clone(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if time, in, ok := got.Stamp(); time != stamp || in != size || !ok || !bytes.Equal(got.BuildID(), img.BuildID()) || len(got.secs) != len(img.secs) || len(img.secs) == 0 {
+		t.Fatalf("Stamp %#x, %#x, %v, want %#x, %#x; build ID %x, want %x; %d sections, want %d", time, in, ok, stamp, size, got.BuildID(), img.BuildID(), len(got.secs), len(img.secs))
+	}
+	for i, s := range got.secs {
+		w := img.secs[i]
+		if s.Name != w.Name || s.Addr != w.Addr || s.Perm != w.Perm || s.Off != uint64(s.Addr-base) || s.Size < w.Size || !bytes.Equal(b[s.Off:][:w.Size], img.b[w.Off:][:w.Size]) {
+			t.Errorf("section %d: %+v, of the file %+v", i, s, w)
+		}
+	}
+	for n := range b { // up to the last section
+		if cut, err := LoadedPE("cut", bytes.Clone(b[:n])); (err == nil) != (n > int(img.secs[len(img.secs)-1].Addr-base)) {
+			t.Fatalf("%#x of %#x bytes: %v, %v; the last section is at %#x", n, len(b), cut, err, img.secs[len(img.secs)-1].Addr-base)
+		}
+	}
+	elf, _ := VDSO()
+	if elf == nil {
+		t.Skip("no vDSO")
+	}
+	if _, err := LoadedPE("[vdso]", bytes.Clone(elf.b)); !errors.Is(err, ErrFormat) {
+		t.Errorf("LoadedPE of ELF: %v, want %v", err, ErrFormat)
+	}
+	if time, in, ok := elf.Stamp(); ok {
+		t.Errorf("ELF has the stamp %#x, %#x", time, in)
+	}
 }
 
 // TestByCOFF: each machine of a PE image has a number of its own, or ELF's description.

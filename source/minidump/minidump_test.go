@@ -435,7 +435,7 @@ ret
 	}
 	defer img.Close()
 	id := img.BuildID()
-	stamp, size, ok := stampOf(img)
+	stamp, size, ok := img.Stamp()
 	if len(id) != 20 || !ok {
 		t.Fatalf("ID %x", id)
 	}

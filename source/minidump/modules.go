@@ -197,11 +197,11 @@ func (m *mapped) same(img *module.Image) error {
 		if guid := append(bytes.Clone(have), make([]byte, 16)...)[:16]; !bytes.Equal(guid, m.guid) && !bytes.Equal(guid, normal(m.guid)) {
 			return fmt.Errorf("ID %x, the dump has %x", have, normal(m.guid))
 		}
-		if len(have) == 20 && isPE(img) && binary.BigEndian.Uint32(have[16:]) != m.age {
+		if _, _, pe := img.Stamp(); pe && len(have) == 20 && binary.BigEndian.Uint32(have[16:]) != m.age {
 			return fmt.Errorf("age %d, the dump has %d", binary.BigEndian.Uint32(have[16:]), m.age)
 		}
 	case m.stamp != 0:
-		if stamp, size, ok := stampOf(img); !ok || stamp != m.stamp || uint64(size) != m.size {
+		if stamp, size, ok := img.Stamp(); !ok || stamp != m.stamp || uint64(size) != m.size {
 			return fmt.Errorf("time %#x and %#x bytes, the dump has %#x and %#x", stamp, size, m.stamp, m.size)
 		}
 	default:
@@ -226,21 +226,6 @@ func textSum(img *module.Image) []byte {
 		return sum
 	}
 	return nil
-}
-
-func isPE(img *module.Image) bool { _, _, ok := stampOf(img); return ok }
-
-// stampOf returns the time and the size in memory that a PE file's headers have (PE format, "COFF File Header", "Optional Header").
-func stampOf(img *module.Image) (stamp, size uint32, ok bool) {
-	b := img.Bytes()
-	if len(b) < 0x40 || string(b[:2]) != "MZ" {
-		return 0, 0, false
-	}
-	at := uint64(le.Uint32(b[0x3c:]))
-	if at > uint64(len(b)) || uint64(len(b))-at < 24+60 {
-		return 0, 0, false
-	}
-	return le.Uint32(b[at+8:]), le.Uint32(b[at+24+56:]), true
 }
 
 // fits says why an image cannot be the module's.
@@ -327,9 +312,8 @@ func (f *File) find(m *mapped, dirs []string, o *Options) {
 	f.place(m)
 }
 
-// rebuilt makes a PE file of what the dump's memory has of a module; nil where it lacks a part. Each section is then in the file where it is in memory.
+// rebuilt makes a PE image of what the dump's memory has of a module; nil where it lacks a part.
 func (f *File) rebuilt(m *mapped) *module.Image {
-	const pe32, sectionHeader = 24, 40
 	if f.os > windowsNT || f.copied+m.size > uint64(len(f.b)) { // ranges of a dump that lies share bytes of the file
 		return nil
 	}
@@ -346,30 +330,7 @@ func (f *File) rebuilt(m *mapped) *module.Image {
 		tail := f.mem.tail(m.base + uint64(len(b)))
 		b = append(b, tail[:min(uint64(len(tail)), m.size-uint64(len(b)))]...)
 	}
-	if len(b) < 0x40 || string(b[:2]) != "MZ" {
-		return nil
-	}
-	at := uint64(le.Uint32(b[0x3c:]))
-	if at+pe32 > m.size {
-		return nil
-	}
-	h := b[at:]
-	clear(h[12:20]) // symbols are in the file only
-	sections := uint64(le.Uint16(h[6:]))
-	at += pe32 + uint64(le.Uint16(h[20:]))
-	if at+sections*sectionHeader > m.size {
-		return nil
-	}
-	for i := range sections {
-		s := b[at+i*sectionHeader:]
-		size, addr := uint64(le.Uint32(s[8:])), uint64(le.Uint32(s[12:]))
-		if addr >= m.size {
-			return nil
-		}
-		le.PutUint32(s[16:], uint32(min(size, m.size-addr)))
-		le.PutUint32(s[20:], uint32(addr))
-	}
-	img, err := module.New(m.path, b)
+	img, err := module.LoadedPE(m.path, b)
 	if err != nil {
 		return nil
 	}
