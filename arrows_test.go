@@ -88,7 +88,7 @@ var elves = map[string]string{
 	"emit/native":      "writes it, and reads what it wrote",
 	"source/corefile":  "a core is no binary image",
 	"internal/release": "says which packages its drop-ins need",
-	"internal/procfs":  "reads the build ID of a file below module, without mapping it",
+	"internal/elfnote": "reads notes below module: of a file without mapping it, too",
 }
 
 func matches(pattern, pkg string) bool {

@@ -10,6 +10,7 @@ import (
 	"math"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/elfnote"
 )
 
 var elfFormat = format{
@@ -17,7 +18,7 @@ var elfFormat = format{
 	has:         func(b []byte) bool { return string(b[:4]) == elf.ELFMAG },
 	kind:        kindELF,
 	read:        (*Image).readELF,
-	buildID:     func(img *Image) []byte { return img.note(gnuBuildID) },
+	buildID:     func(img *Image) []byte { return img.note(elfnote.BuildID) },
 	headers:     (*Image).sumELF,
 	hashed:      []string{".text", ".eh_frame_hdr", ".eh_frame", ".debug_frame", ".sframe", ".gopclntab", ".dynsym", ".dynstr", ".symtab", ".strtab"},
 	symbolTable: (*Image).elfSymbolTable,
@@ -267,21 +268,10 @@ func cstring(b []byte) string {
 const maxNotes = 4 << 20
 
 // GoBuildID returns the ID that Go's linker gave the program; nil if another linker made it, or if the linker was told to write no ID.
-func (img *Image) GoBuildID() []byte { return img.note(goBuildID) }
-
-// A noteKind is the owner and the type of a note.
-type noteKind struct {
-	owner string
-	typ   uint32
-}
-
-var (
-	gnuBuildID = noteKind{"GNU\x00", 3}    // NT_GNU_BUILD_ID
-	goBuildID  = noteKind{"Go\x00\x00", 4} // ELF_NOTE_GOBUILDID_TAG (Go: cmd/link/internal/ld/elf.go)
-)
+func (img *Image) GoBuildID() []byte { return img.note(elfnote.GoBuildID) }
 
 // note looks at the notes of the segments, and then at those of the sections: a separate debug file's segments lie.
-func (img *Image) note(kind noteKind) []byte {
+func (img *Image) note(kind elfnote.Kind) []byte {
 	left := uint64(maxNotes)
 	look := func(off, size, align uint64) []byte {
 		if size > left {
@@ -289,7 +279,7 @@ func (img *Image) note(kind noteKind) []byte {
 		}
 		left -= size
 		b, _ := img.bytes(off, size)
-		return bytes.Clone(kind.find(b, img.order, align))
+		return bytes.Clone(kind.Find(b, img.order, align))
 	}
 	for i := range img.segs {
 		if s := &img.segs[i]; s.elf.typ == elf.PT_NOTE {
@@ -304,31 +294,6 @@ func (img *Image) note(kind noteKind) []byte {
 				return id
 			}
 		}
-	}
-	return nil
-}
-
-// BuildIDNote returns the contents of the NT_GNU_BUILD_ID note among notes, which are aligned to 4 or 8
-// bytes; nil if there is none.
-func BuildIDNote(b []byte, order binary.ByteOrder, align uint64) []byte {
-	return gnuBuildID.find(b, order, align)
-}
-
-func (kind noteKind) find(b []byte, order binary.ByteOrder, align uint64) []byte {
-	if align != 8 {
-		align = 4
-	}
-	up := func(n uint64) uint64 { return (n + align - 1) &^ (align - 1) }
-	for len(b) >= 12 {
-		namesz, descsz, typ := uint64(order.Uint32(b)), uint64(order.Uint32(b[4:])), order.Uint32(b[8:])
-		desc := up(12 + namesz)
-		if end := uint64(len(b)); desc > end || descsz > end-desc {
-			return nil
-		}
-		if typ == kind.typ && namesz == 4 && string(b[12:16]) == kind.owner && descsz > 0 {
-			return b[desc : desc+descsz]
-		}
-		b = b[min(up(desc+descsz), uint64(len(b))):]
 	}
 	return nil
 }

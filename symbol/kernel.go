@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/module"
 )
 
@@ -215,7 +216,7 @@ func (k *kernel) load(opt *Options) error {
 // fit checks that the running kernel is the one that is asked for, and finds the bias.
 func (k *kernel) fit(opt *Options) error {
 	if opt.KernelID != "" {
-		if have := runningKernelID(); have != "" && !module.SameBuildID(have, opt.KernelID) {
+		if have := hex.EncodeToString(procfs.KernelBuildID()); have != "" && !module.SameBuildID(have, opt.KernelID) {
 			return fmt.Errorf("another kernel was recorded: build ID %s, running %s", opt.KernelID, have)
 		}
 	}
@@ -381,13 +382,4 @@ func parseLine(b []byte) (addr uint64, typ byte, name, mod []byte, ok bool) {
 		name, mod = name[:i], name[i+1:]
 	}
 	return addr, typ, name, mod, len(name) > 0
-}
-
-// runningKernelID returns the build ID of the running kernel in hex, or "".
-func runningKernelID() string {
-	b, err := os.ReadFile("/sys/kernel/notes")
-	if err != nil {
-		return ""
-	}
-	return hex.EncodeToString(module.BuildIDNote(b, binary.NativeEndian, 4))
 }

@@ -2,6 +2,7 @@ package symbol
 
 import (
 	"bytes"
+	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/procfs"
 )
 
 const kallsyms = `0000000000000000 A fixed_percpu_data
@@ -143,14 +145,15 @@ func TestOpenKernel(t *testing.T) {
 
 // TestOtherKernel: another kernel's addresses get no names.
 func TestOtherKernel(t *testing.T) {
-	if runningKernelID() == "" {
+	running := hex.EncodeToString(procfs.KernelBuildID())
+	if running == "" {
 		t.Skip("the kernel does not tell its build ID")
 	}
 	r := kernelOf(t, kallsyms, Options{KernelID: "0123456789abcdef"})
 	if s, _, ok := r.Kernel(0xffffffff81000104); ok || !strings.Contains(noteOf(r), "another kernel") {
 		t.Errorf("%+v, note %q", s, noteOf(r))
 	}
-	r = kernelOf(t, kallsyms, Options{KernelID: runningKernelID()})
+	r = kernelOf(t, kallsyms, Options{KernelID: running})
 	if _, _, ok := r.Kernel(0xffffffff81000104); !ok {
 		t.Error(noteOf(r))
 	}

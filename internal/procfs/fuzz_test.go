@@ -1,7 +1,6 @@
 package procfs
 
 import (
-	"bytes"
 	"debug/elf"
 	"encoding/binary"
 	"errors"
@@ -19,15 +18,6 @@ func FuzzParseMappings(f *testing.F) {
 			if m.Lo >= m.Hi {
 				t.Errorf("%+v", m)
 			}
-		}
-	})
-}
-
-func FuzzNoteBuildID(f *testing.F) {
-	f.Add([]byte("\x04\x00\x00\x00\x04\x00\x00\x00\x03\x00\x00\x00GNU\x00abcd"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if id := noteBuildID(b, binary.LittleEndian); len(id) > 20 {
-			t.Errorf("%x", id)
 		}
 	})
 }
@@ -53,21 +43,27 @@ func TestFileBuildID(t *testing.T) {
 	}
 }
 
+// TestLongBuildID: a build ID that the kernel would not find is none.
+func TestLongBuildID(t *testing.T) {
+	for n, want := range map[uint32]string{maxBuildID: "a build ID of 20 byt", maxBuildID + 1: ""} {
+		b := encode(elf.Header64{Phoff: 64, Phentsize: 56, Phnum: 1}, elf.Prog64{Type: uint32(elf.PT_NOTE), Off: 120, Filesz: 40}, uint32(4), n, uint32(3), []byte("GNU\x00a build ID of 20 bytes..."))
+		copy(b, elf.ELFMAG)
+		b[elf.EI_CLASS], b[elf.EI_DATA] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB)
+		path := filepath.Join(t.TempDir(), "long")
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if id, ok := FileBuildID(path, 0); string(id) != want || !ok {
+			t.Errorf("%d bytes: %q, %v; want %q", n, id, ok, want)
+		}
+	}
+}
+
 func encode(parts ...any) (b []byte) {
 	for _, p := range parts {
 		b, _ = binary.Append(b, binary.LittleEndian, p)
 	}
 	return b
-}
-
-func FuzzELFBuildID(f *testing.F) {
-	self, _ := os.ReadFile("/proc/self/exe")
-	f.Add(self[:min(len(self), 1<<12)])
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if id := elfBuildID(bytes.NewReader(b)); len(id) > 20 {
-			t.Errorf("%x", id)
-		}
-	})
 }
 
 func TestState(t *testing.T) {
