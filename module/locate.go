@@ -188,24 +188,19 @@ func (f *found) close() error {
 // Debug returns the separate debug file with a build ID, in hex; nil if there is none. The caller releases the image.
 // An error says what is wrong with an existing file, even if another place had the right one.
 func (l *Locator) Debug(buildID string) (img *Image, err error) {
-	if _, bad := hex.DecodeString(buildID); bad != nil || len(buildID) < 4 {
-		return nil, nil
-	}
 	if f := hold(l, &l.debug, buildID); f != nil {
 		return f.img, nil
 	}
-	var names []string
-	for _, dir := range l.DebugRoots() {
-		names = append(names, filepath.Join(dir, ".build-id", buildID[:2], buildID[2:]+".debug"))
-	}
-	for _, dir := range l.Dirs {
-		names = append(names, filepath.Join(dir, ".build-id", buildID[:2], buildID[2:], "debug"))
+	names := DebugPaths(l.DebugRoots(), buildID)
+	own := len(names)
+	for _, name := range identified(l.Dirs, buildID) {
+		names = append(names, filepath.Join(name, "debug"))
 	}
 	for i, name := range names {
 		img, oerr := openAsIs(name)
 		if oerr == nil {
 			if oerr = Guard(func() error { return HasBuildID(img, buildID) }); oerr == nil {
-				if img.file != nil && i >= len(l.DebugRoots()) {
+				if img.file != nil && i >= own {
 					img.file.Private = false // see Dirs
 				}
 				return keep(l, &l.debug, buildID, &found{img: img}).img, err
@@ -217,6 +212,26 @@ func (l *Locator) Debug(buildID string) (img *Image, err error) {
 		}
 	}
 	return nil, err
+}
+
+// DebugPaths returns the paths that the separate debug file with a build ID, in hex, has below directories such as DebugDir; nil for what is no build ID.
+func DebugPaths(dirs []string, buildID string) []string {
+	names := identified(dirs, buildID)
+	for i := range names {
+		names[i] += ".debug"
+	}
+	return names
+}
+
+// identified returns the paths that belong to a build ID, in hex, below directories of files by build ID; nil for what is no build ID.
+func identified(dirs []string, buildID string) (names []string) {
+	if _, err := hex.DecodeString(buildID); err != nil || len(buildID) < 4 {
+		return nil
+	}
+	for _, dir := range dirs {
+		names = append(names, filepath.Join(dir, ".build-id", buildID[:2], buildID[2:]))
+	}
+	return names
 }
 
 // HasBuildID returns an error unless the image has this build ID, in hex.
@@ -398,13 +413,10 @@ func (l *Locator) places(path, buildID string, pid int) iter.Seq[place] {
 		if !known(buildID) {
 			return
 		}
-		if _, err := hex.DecodeString(buildID); err == nil && len(buildID) >= 4 {
-			for _, dir := range l.Dirs {
-				name := filepath.Join(dir, ".build-id", buildID[:2], buildID[2:])
-				for _, name := range []string{filepath.Join(name, "elf"), name} {
-					if !yield(place{name, byID, 0, func() (*os.File, error) { return OpenFile(name) }}) {
-						return
-					}
+		for _, name := range identified(l.Dirs, buildID) {
+			for _, name := range []string{filepath.Join(name, "elf"), name} {
+				if !yield(place{name, byID, 0, func() (*os.File, error) { return OpenFile(name) }}) {
+					return
 				}
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -242,6 +243,23 @@ func TestLocateDebug(t *testing.T) {
 	}
 	if got := (&Locator{DebugDirs: []string{}}).DebugRoots(); len(got) != 0 {
 		t.Errorf("of none: %q", got)
+	}
+}
+
+// TestDebugPaths: what is no build ID has no path, so no text of a file leads out of the directories.
+func TestDebugPaths(t *testing.T) {
+	dirs := []string{DebugDir, "/two/"}
+	for id, want := range map[string][]string{
+		"ab12": {"/usr/lib/debug/.build-id/ab/12.debug", "/two/.build-id/ab/12.debug"},
+		"AB12": {"/usr/lib/debug/.build-id/AB/12.debug", "/two/.build-id/AB/12.debug"},
+		"":     nil, "ab": nil, "ab1": nil, "ab123": nil, "../../../bin/sh": nil, Another: nil,
+	} {
+		if got := DebugPaths(dirs, id); !slices.Equal(got, want) {
+			t.Errorf("DebugPaths(%q, %q) = %q, want %q", dirs, id, got, want)
+		}
+	}
+	if got := DebugPaths(nil, "ab12"); got != nil {
+		t.Errorf("below no directory: %q", got)
 	}
 }
 

@@ -160,11 +160,8 @@ func (t *Table) linked(path string, buildID []byte) (*module.Image, error) {
 	}
 	id := hex.EncodeToString(buildID)
 	roots := t.r.opt.Files.DebugRoots()
-	for _, dir := range roots {
-		if len(id) < 4 {
-			break
-		}
-		if img := try(filepath.Join(dir, ".build-id", id[:2], id[2:]+".debug"), hasID(id)); img != nil {
+	for _, name := range module.DebugPaths(roots, id) {
+		if img := try(name, hasID(id)); img != nil {
 			return img, nil
 		}
 	}

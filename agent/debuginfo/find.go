@@ -2,7 +2,6 @@ package debuginfo
 
 import (
 	"debug/elf"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -232,18 +231,17 @@ func atPath(w wanted, why error) (*os.File, error) {
 
 // debugFile opens the separate debug file; nil if there is none that the reader reaches.
 func debugFile(buildID string, who reader) *os.File {
-	if _, err := hex.DecodeString(buildID); err != nil || len(buildID) < 4 {
-		return nil
-	}
-	f, err := module.OpenFile(path.Join(debugDir, ".build-id", buildID[:2], buildID[2:]+".debug"))
-	if err != nil {
-		return nil
-	}
-	if !who.reaches(f) || !identified(f, buildID) {
+	for _, name := range module.DebugPaths([]string{debugDir}, buildID) {
+		f, err := module.OpenFile(name)
+		if err != nil {
+			continue
+		}
+		if who.reaches(f) && identified(f, buildID) {
+			return f
+		}
 		f.Close()
-		return nil
 	}
-	return f
+	return nil
 }
 
 // image calls f with the image of an open file; it does nothing with what is no image.
