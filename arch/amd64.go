@@ -7,7 +7,7 @@ import (
 
 // AMD64 is x86-64 (System V ABI, AMD64 supplement, figure 3.36).
 var AMD64 = finish(&Machine{
-	Name: "x86_64", GoArch: "amd64", ELF: EM_X86_64, Compat: EM_386,
+	Name: "x86_64", GoArch: "amd64", ELF: EM_X86_64, Compat: EM_386, Triplet: "x86_64-linux-gnu",
 	SP: 7, FP: 6, PC: 16, RA: 16, RAName: "ra",
 	CalleeSaved: []Reg{3, 6, 12, 13, 14, 15},
 	CallPush:    8,

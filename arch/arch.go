@@ -112,6 +112,9 @@ type Machine struct {
 	// Unames are what Linux calls the machine besides Name and GoArch (uname -m).
 	Unames []string
 
+	// Triplet is what Debian calls the directories of the machine's libraries; "" where they are looked for without it.
+	Triplet string
+
 	// UserRegs has the layout of a thread's registers in ptrace and in core files.
 	UserRegs UserRegs
 

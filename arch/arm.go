@@ -8,7 +8,7 @@ import (
 // ARM is 32-bit Arm, little-endian, with ARM and Thumb code (AAPCS32; DWARF for the Arm Architecture, section 4.1). d8 to d15 survive a call.
 // Windows has Thumb code only, and its calls preserve the same registers ("Overview of ARM32 ABI Conventions").
 var ARM = finish(&Machine{
-	Name: "arm", ELF: EM_ARM, Word: 4, SaveScale: 4,
+	Name: "arm", Triplet: "arm-linux-gnueabihf", ELF: EM_ARM, Word: 4, SaveScale: 4,
 	SP: 13, FP: 11, PC: 15, RA: 14, RAName: "ra",
 	CalleeSaved: []Reg{4, 5, 6, 7, 8, 9, 10, 11, 264, 265, 266, 267, 268, 269, 270, 271},
 	RAInReg:     true,

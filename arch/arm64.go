@@ -8,7 +8,7 @@ import (
 // ARM64 is AArch64 (DWARF for the Arm 64-bit Architecture, section 4.1). The low halves of v8–v15
 // survive a call and have slots of their own.
 var ARM64 = finish(&Machine{
-	Name: "aarch64", GoArch: "arm64", ELF: EM_AARCH64, Compat: EM_ARM,
+	Name: "aarch64", GoArch: "arm64", ELF: EM_AARCH64, Compat: EM_ARM, Triplet: "aarch64-linux-gnu",
 	SP: 31, FP: 29, PC: 32, RA: 30, RAName: "ra",
 	CalleeSaved: []Reg{19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 72, 73, 74, 75, 76, 77, 78, 79},
 	Vectors:     8,

@@ -2,7 +2,7 @@ package arch
 
 // I386 is 32-bit x86 (System V ABI, Intel386 supplement; figure 2.14 of its version 1.1).
 var I386 = finish(&Machine{
-	Name: "i386", ELF: EM_386, Word: 4, SaveScale: 4,
+	Name: "i386", Triplet: "i386-linux-gnu", ELF: EM_386, Word: 4, SaveScale: 4,
 	SP: 4, FP: 5, PC: 8, RA: 8, RAName: "ra",
 	CalleeSaved: []Reg{3, 5, 6, 7},
 	CallPush:    4,

@@ -156,3 +156,16 @@ func TestWhole(t *testing.T) {
 		}
 	}
 }
+
+// TestTriplet has Debian's compilers say where libraries are.
+func TestTriplet(t *testing.T) {
+	for _, c := range []struct {
+		m  *arch.Machine
+		cc []string
+	}{{arch.AMD64, []string{"gcc"}}, {arch.I386, []string{"gcc", "-m32"}}, {arch.ARM64, []string{"aarch64-linux-gnu-gcc"}}} {
+		oracle.Need(t, c.cc[0])
+		if want := strings.TrimSpace(string(oracle.Run(t, c.cc[0], append(c.cc[1:], "-print-multiarch")...))); c.m.Triplet != want {
+			t.Errorf("%s: %q, %q says %q", c.m.Name, c.m.Triplet, c.cc, want)
+		}
+	}
+}

@@ -5,8 +5,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"github.com/unspool/unspool/arch"
 )
 
 // maxLibraries bounds how many files Libraries reads.
@@ -88,10 +86,7 @@ func neededBy(file string) (names, dirs []string) {
 	}
 	dirs = append(dirs, filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))...)
 	for _, d := range []string{"/lib", "/usr/lib"} {
-		dirs = append(dirs, filepath.Join(d, triplets[img.Machine()]), d+"64", d)
+		dirs = append(dirs, filepath.Join(d, img.Machine().Triplet), d+"64", d)
 	}
 	return names, append(dirs, "/usr/local/lib")
 }
-
-// triplets are the names of directories in which Debian has a machine's libraries.
-var triplets = map[*arch.Machine]string{arch.AMD64: "x86_64-linux-gnu", arch.ARM64: "aarch64-linux-gnu"}

@@ -130,7 +130,7 @@ func (f *File) libraryDirs() (dirs []string) {
 		dirs = append(dirs, dir)
 	}
 	for _, top := range []string{"/lib", "/usr/lib"} {
-		if triplet := triplets[f.Machine]; triplet != "" {
+		if triplet := f.Machine.Triplet; triplet != "" {
 			dirs = append(dirs, top+"/"+triplet)
 		}
 		if f.Machine.WordSize() == 8 {
@@ -141,11 +141,6 @@ func (f *File) libraryDirs() (dirs []string) {
 		dirs = append(dirs, top)
 	}
 	return append(dirs, "/usr/local/lib")
-}
-
-// triplets are how Debian names the directories of a machine's libraries.
-var triplets = map[*arch.Machine]string{
-	arch.AMD64: "x86_64-linux-gnu", arch.ARM64: "aarch64-linux-gnu", arch.I386: "i386-linux-gnu", arch.ARM: "arm-linux-gnueabihf",
 }
 
 // normal returns a GUID as its text has it: numbers begin with their high bytes.
