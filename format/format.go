@@ -238,3 +238,8 @@ func Functions(img *module.Image) func(each func(name string, lo, hi arch.Vaddr)
 	}
 	return nil
 }
+
+// IsGo says whether an image has Go's runtime: Go's linker has left its ID, or the table of functions that every Go program keeps.
+func IsGo(img *module.Image) bool {
+	return img.Section(".note.go.buildid") != nil || Functions(img) != nil
+}

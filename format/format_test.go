@@ -137,6 +137,22 @@ func TestGo(t *testing.T) {
 		run(t, dir, "llvm-objcopy-19", "--strip-all", "whole", "bare")
 		run(t, dir, "llvm-objcopy-19", "--strip-all", "--rename-section=.gopclntab=.rodata.pc", "whole", "renamed")
 		run(t, dir, "llvm-objcopy-19", "--strip-sections", "whole", "headless")
+		run(t, dir, "llvm-objcopy-19", "--remove-section=.note.go.buildid", "whole", "noteless")
+		run(t, dir, "llvm-objcopy-19", "--remove-section=.gopclntab", "whole", "tableless")
+		for name, want := range map[string]bool{"whole": true, "bare": true, "renamed": true, "headless": true, "noteless": true, "tableless": true, "/bin/sh": false} {
+			path := filepath.Join(dir, name)
+			if filepath.IsAbs(name) {
+				path = name
+			}
+			img, err := module.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := IsGo(img); got != want {
+				t.Errorf("%s: IsGo(%s) = %v", mode, name, got)
+			}
+			img.Close()
+		}
 		_, whole := opened(t, filepath.Join(dir, "whole"))
 		if got := whole.names(); !slices.Equal(got, []string{DebugFrame, PCLNTab}) || !whole.Sources[1].Spare {
 			t.Fatalf("%s: whole: sources %v", mode, got)

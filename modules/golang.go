@@ -31,8 +31,7 @@ var goMoves = map[string]bool{
 // goRanges adds to c where stacks of a Go program begin, goInjected, and goMoves: by its symbols, or, where it is stripped, by the
 // table of functions that every Go program keeps.
 func goRanges(c *unwind.Code, img *module.Image) {
-	funcs := format.Functions(img)
-	if funcs == nil && img.Section(".note.go.buildid") == nil {
+	if !format.IsGo(img) {
 		return
 	}
 	add := func(name string, lo, hi arch.Vaddr) {
@@ -51,7 +50,10 @@ func goRanges(c *unwind.Code, img *module.Image) {
 		}
 		return true
 	})
-	if len(c.Terminal) == 0 && funcs != nil {
+	if len(c.Terminal) > 0 {
+		return
+	}
+	if funcs := format.Functions(img); funcs != nil {
 		c.Injected, c.Moved = nil, nil
 		funcs(add)
 	}

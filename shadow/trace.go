@@ -69,7 +69,7 @@ func (t *tracer) module(path string) *module {
 		if img, err := image.OpenMapped(path); err == nil && img != nil {
 			m.file = true
 			_ = image.Guard(func() error {
-				m.golang = img.Section(".note.go.buildid") != nil || format.Functions(img) != nil
+				m.golang = format.IsGo(img)
 				return nil
 			})
 			if path != "[vdso]" {
