@@ -370,7 +370,7 @@ func TestAfterEnd(t *testing.T) {
 		}
 		time.AfterFunc(2*time.Minute, over)
 		if a.Run(context.Background(), late) {
-			t.Error("it was whole")
+			t.Errorf("Run that is cut off says that all was sent: %d samples of 5", e.samples)
 		}
 		if st := a.Stats(); st.Lost != 2 {
 			t.Errorf("%d samples sent, %d lost, of 5", e.samples, st.Lost)

@@ -65,8 +65,8 @@ func TestReturns(t *testing.T) {
 			if !ok || n != len(code) || n > arch.MaxReturn {
 				t.Errorf("At(% x) = %d, %v", code, n, ok)
 			}
-			if _, ok := c.m.Signal.At(code[:len(code)-1]); ok {
-				t.Error("it is cut off")
+			if n, ok := c.m.Signal.At(code[:len(code)-1]); ok {
+				t.Errorf("At(% x), which lacks a byte of % x, = %d, %v; want false", code[:len(code)-1], code, n, ok)
 			}
 		})
 	}

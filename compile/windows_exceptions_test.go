@@ -156,7 +156,7 @@ func TestScopeTables(t *testing.T) {
 	}
 	t.Logf("%d scopes", scopes)
 	if scopes < 50 {
-		t.Error("too few")
+		t.Errorf("%d scopes, want 50 or more", scopes)
 	}
 }
 
@@ -200,7 +200,7 @@ func TestStates(t *testing.T) {
 	}
 	t.Logf("%d ranges with %d actions", ranges, actions)
 	if ranges < 100 || actions < 200 {
-		t.Error("too few")
+		t.Errorf("%d ranges, %d actions; want 100, 200 or more", ranges, actions)
 	}
 }
 
@@ -468,7 +468,7 @@ func TestTablesOfMinGW(t *testing.T) {
 	}
 	t.Logf("%d call sites", sites)
 	if sites < 60 {
-		t.Error("too few")
+		t.Errorf("%d call sites, want 60 or more", sites)
 	}
 }
 

@@ -74,7 +74,7 @@ func hostile(t *testing.T, o perfevent.Options, alter func()) float64 {
 		t.Errorf("%d failed: %v", ks.Failed, ks.Err)
 	}
 	if c.user < 100 {
-		t.Error("too few samples")
+		t.Errorf("%d samples of the target, want 100 or more: %v", c.user, c)
 	}
 	return c.share()
 }
@@ -305,7 +305,7 @@ func TestKernelModules(t *testing.T) {
 		t.Errorf("%d tables for %d modules", tables, n)
 	}
 	if user < 500 || float64(whole) < most*float64(user) || deepest <= chain {
-		t.Error("too few")
+		t.Errorf("%d of %d are whole, the deepest of %d frames; want %.0f%% of 500 or more, and more than %d frames", whole, user, deepest, 100*most, chain)
 	}
 }
 

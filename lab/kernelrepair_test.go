@@ -125,10 +125,10 @@ func TestKernelRepair(t *testing.T) {
 		t.Errorf("%d lost, %+v made up for, %d out of order", st.Lost, st.Repairs, st.Disordered)
 	}
 	if all < 500 || whole < all/2 {
-		t.Error("too few")
+		t.Errorf("%d of %d stacks are whole, want half of 500 or more", whole, all)
 	}
 	if !strings.Contains(complaints.String(), "read from /proc, because no record told of them: ") {
-		t.Error("no note says so")
+		t.Errorf("no note says what was read from /proc:\n%s", complaints.String())
 	}
 	events, err := exec.Command("perf", "script", "-i", out, "-F", "pid,time", "--show-mmap-events").Output()
 	if err != nil {

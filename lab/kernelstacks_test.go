@@ -565,6 +565,6 @@ func copiedStacks(t *testing.T, cmd []string, over bool) {
 		least = n / 5
 	}
 	if n < 100 || counts[same]+counts[further] < least {
-		t.Error("too few")
+		t.Errorf("%d samples, %d equal or longer; want 100, %d or more", n, counts[same]+counts[further], least)
 	}
 }

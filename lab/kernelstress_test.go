@@ -275,7 +275,7 @@ func TestKernelShortLives(t *testing.T) {
 		t.Errorf("%d failed: %v", ks.Failed, ks.Err)
 	}
 	if c.user < 500 {
-		t.Error("too few samples")
+		t.Errorf("%d samples of the target, want 500 or more: %v", c.user, c)
 	}
 }
 

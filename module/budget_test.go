@@ -95,7 +95,7 @@ func TestHold(t *testing.T) {
 		img.Close() // once is enough
 		wg.Wait()
 		if img.b != nil {
-			t.Error("still mapped")
+			t.Errorf("closed twice and released by all, %s still has %d bytes mapped", img.Name(), len(img.b))
 		}
 	}
 }

@@ -61,8 +61,8 @@ func TestForms(t *testing.T) {
 			if _, ok := img.At(0x40103f, 2); ok {
 				t.Error("At past the end of a segment")
 			}
-			if _, ok := img.At(0x401000, -1); ok {
-				t.Error("At of -1 bytes")
+			if b, ok := img.At(0x401000, -1); ok {
+				t.Errorf("At(0x401000, -1) = % x, true; want false", b)
 			}
 			var got []Symbol
 			if err := img.Symbols(func(s Symbol) bool { got = append(got, s); return true }); err != nil {
@@ -232,7 +232,7 @@ func TestExtended(t *testing.T) {
 		t.Errorf("%d sections, want 70003", n)
 	}
 	if img.Section(".first") == nil || img.Section(".shstrtab") == nil {
-		t.Error("names are lost")
+		t.Errorf(".first is %v, .shstrtab is %v; want both", img.Section(".first"), img.Section(".shstrtab"))
 	}
 	ref, err := elf.NewFile(bytes.NewReader(b))
 	if err != nil {

@@ -68,7 +68,7 @@ func TestAnswers(t *testing.T) {
 	symbols.Close()
 	img.Close()
 	if !ok || !found {
-		t.Fatal("no f")
+		t.Fatalf("f of %s is at %#x: FuncRange %v, VaddrToOff %v; want true", path, lo, ok, found)
 	}
 	var offs []uint64
 	for off := at; off < at+uint64(hi-lo); off++ {
@@ -150,7 +150,7 @@ func TestAnswers(t *testing.T) {
 		}
 	}
 	if inlined == 0 {
-		t.Error("no inlined call")
+		t.Error("no address of f has an inlined call of in at line 1; want one or more")
 	}
 	for _, n := range same("no lines", false) {
 		if n.Func != "f" || n.Source != nil {

@@ -132,7 +132,7 @@ func TestFlameHostile(t *testing.T) {
 	}
 	f := decodeFlame(t, b.Bytes())
 	if len(f.Nodes) == 0 {
-		t.Fatal("no frames")
+		t.Fatalf("no frames in %d bytes:\n%s", b.Len(), b.Bytes())
 	}
 	if n := bytes.Count(b.Bytes(), []byte("</script>")); n != 2 {
 		t.Errorf("%d ends of scripts, want 2", n)

@@ -26,7 +26,7 @@ func poisoned(t *testing.T, from, to string) {
 	}
 	s := f.Section(".eh_frame")
 	if s == nil {
-		t.Fatal("no .eh_frame")
+		t.Fatalf("no .eh_frame among %d sections", len(f.Sections))
 	}
 	frames := b[s.Offset:][:s.Size]
 	n := bytes.Count(frames, []byte{0x0c, 7, 8})

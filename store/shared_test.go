@@ -338,7 +338,7 @@ func TestNotMapped(t *testing.T) {
 	dir := machineDir(t, "/bin/sh")
 	get(t, nowhere(t), Disk)
 	if isMapped(t, tableOf(t, dir)) {
-		t.Error("it is mapped")
+		t.Errorf("%s is mapped, although %d bytes of %d are in use", tableOf(t, dir), mappings.bytes, int64(maxMapBytes))
 	}
 }
 

@@ -231,7 +231,7 @@ func TestNotKept(t *testing.T) {
 		}
 		spoil(tab)
 		if !tab.evict() {
-			t.Fatal("it is in use")
+			t.Fatalf("%s is not evicted: it is in use", path)
 		}
 		if _, ok := tab.Identity(true); ok != (what == "good") {
 			t.Errorf("%s: kept %v", what, ok)

@@ -119,7 +119,7 @@ func TestScarce(t *testing.T) {
 	tab := r.Module("/proc/self/exe", "")
 	lo, _, ok := tab.FuncRange("main.main")
 	if !ok {
-		t.Fatal("no main.main")
+		t.Fatalf("/proc/self/exe has no main.main: %q", tab.Note())
 	}
 	want, _ := tab.Lookup(lo)
 	if want.Linkage != "main.main" || tab.index == nil {

@@ -66,7 +66,7 @@ func TestDebugFiles(t *testing.T) {
 	tab := r.Module(whole, id)
 	lo, hi, ok := tab.FuncRange("_ZN1n5outerEi")
 	if !ok {
-		t.Fatal("no n::outer")
+		t.Fatalf("%s has no _ZN1n5outerEi: %q", whole, tab.Note())
 	}
 	want := placesOf(tab, lo, hi)
 	if !slices.ContainsFunc(want, func(p []Place) bool {

@@ -86,6 +86,6 @@ func TestNewBatch(t *testing.T) {
 		t.Error(b.Labels)
 	}
 	if _, err := NewBatch(p, []Label{{"a", "1"}, {"a", "2"}}, now); err == nil {
-		t.Error("a label twice")
+		t.Error("NewBatch accepts label a twice, with values 1 and 2; want an error")
 	}
 }

@@ -658,7 +658,7 @@ func TestTracer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got.service.Instance == "" {
-		t.Error("no instance")
+		t.Errorf("service.Instance is empty, want an ID: %+v", got.service)
 	}
 	got.service.Instance = ""
 	if d := cmp.Diff(Service{Name: "shop", Version: "1.2", Environment: "production"}, got.service); d != "" {

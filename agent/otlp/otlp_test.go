@@ -67,7 +67,7 @@ func parse(t testing.TB, b []byte) *collector.ExportProfilesServiceRequest {
 		t.Fatal(err)
 	}
 	if len(r.ProtoReflect().GetUnknown()) > 0 {
-		t.Error("unknown fields")
+		t.Errorf("fields that the collector does not know: % x", r.ProtoReflect().GetUnknown())
 	}
 	return &r
 }

@@ -338,8 +338,8 @@ func TestParcaNames(t *testing.T) {
 	if !inlined {
 		t.Error("Parca has found no inlined call")
 	}
-	if got := len(report(ring).Sample); got == 0 {
-		t.Error("no samples")
+	if got := report(ring); len(got.Sample) == 0 {
+		t.Errorf("the whole ring has 0 samples, its service %d", len(want.Sample))
 	}
 
 	// A recording that is sent later: Parca has the files already.

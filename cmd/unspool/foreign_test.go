@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -143,7 +144,7 @@ func TestForeign(t *testing.T) {
 		t.Run(filepath.Base(crash)+"/"+how, func(t *testing.T) {
 			b := results[2*i].Files["/tmp/core."+filepath.Base(crash)]
 			if len(b) == 0 {
-				t.Fatal("no core")
+				t.Fatalf("/tmp/core.%s is missing or empty; the machine has left %q", filepath.Base(crash), slices.Sorted(maps.Keys(results[2*i].Files)))
 			}
 			path := filepath.Join(t.TempDir(), "core")
 			if err := os.WriteFile(path, b, 0o600); err != nil {

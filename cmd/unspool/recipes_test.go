@@ -158,7 +158,7 @@ func TestDummy(t *testing.T) {
 		t.Errorf("Verify: %v", err)
 	}
 	if _, ok := c.Find(0x1010); !ok {
-		t.Error("no rule")
+		t.Errorf("Find(0x1010) finds no rule in\n%v", table)
 	}
 }
 `)

@@ -308,8 +308,8 @@ func TestAgentMemory(t *testing.T) {
 		}
 		most, all = max(most, of("RssAnon:")), max(all, of("VmRSS:"))
 	}
-	if !strings.Contains(get(t, address+"/metrics"), "unspool_") {
-		t.Error("no metrics")
+	if got := get(t, address+"/metrics"); !strings.Contains(got, "unspool_") {
+		t.Errorf("/metrics has no unspool_ in %q", got)
 	}
 	c.Process.Signal(syscall.SIGTERM)
 	if err := c.Wait(); err != nil || !strings.Contains(said(), "they take too much of the memory") {

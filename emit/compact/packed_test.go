@@ -48,7 +48,7 @@ func TestPacked(t *testing.T) {
 	}
 	t.Logf("%d packed, %d wide; %d with a run, %d of them below its first register; %d bases on a register", packed, wide, runs, below, onReg)
 	if packed < 50_000 || runs < 1_000 || below < 100 || onReg < 1_000 {
-		t.Error("too few of a kind")
+		t.Errorf("%d packed, %d with a run, %d below its first register, %d bases on a register; want 50000, 1000, 100, 1000 or more", packed, runs, below, onReg)
 	}
 }
 

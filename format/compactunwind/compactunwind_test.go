@@ -312,7 +312,7 @@ func FuzzRows(f *testing.F) {
 		x.Sum(&one)
 		x.Sum(&two)
 		if !bytes.Equal(one.Bytes(), two.Bytes()) {
-			t.Error("two keys")
+			t.Errorf("Sum writes\n%x, the second time\n%x", one.Bytes(), two.Bytes())
 		}
 		x.Bounds(0x1140)
 	})

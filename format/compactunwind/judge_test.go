@@ -153,7 +153,7 @@ func TestObjdump(t *testing.T) {
 	}
 	t.Logf("%d files, %d entries, %d of them of regular pages, %d left to DWARF, %d with language-specific data; llvm-objdump took %v", files, entries, regular, left, withData, judge)
 	if files < oracle.Few(4, 40) || entries < 1000 || left == 0 || withData == 0 {
-		t.Error("too few for a judgement")
+		t.Errorf("%d files, %d entries, %d left to DWARF, %d with language-specific data; want %d, 1000, 1, 1 or more", files, entries, left, withData, oracle.Few(4, 40))
 	}
 }
 
@@ -217,7 +217,7 @@ func TestCallSites(t *testing.T) {
 				for off := uint64(0); off < text.Size; off++ {
 					code, ok := img.At(text.Addr, int(text.Size))
 					if !ok {
-						t.Fatal("no code")
+						t.Fatalf("the image has no %#x bytes at %#x, the text", text.Size, text.Addr)
 					}
 					nop := machine == "arm64" && off%4 == 1 && bytes.HasPrefix(code[off-1:], []byte("\x1f\x20\x03\xd5"))
 					if !nop && !img.Machine().AfterCall(code[:off]) {
@@ -235,7 +235,7 @@ func TestCallSites(t *testing.T) {
 				}
 				t.Logf("%d calls, %d of them in functions with an encoding", calls, compared)
 				if compared < 5 {
-					t.Error("too few for a judgement")
+					t.Errorf("%d of %d calls compared, want 5 or more", compared, calls)
 				}
 			})
 		}
@@ -272,7 +272,7 @@ func TestShipped(t *testing.T) {
 	}
 	t.Logf("%d rows of encodings, %d FDEs", encoded, fdes)
 	if encoded < 1000 || fdes < 1000 {
-		t.Error("too few for a judgement")
+		t.Errorf("%d rows of encodings, %d FDEs; want 1000 of each or more", encoded, fdes)
 	}
 }
 

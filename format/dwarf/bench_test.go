@@ -73,7 +73,7 @@ func peer(b *testing.B, run func(testing.TB, string) (rows int, took time.Durati
 		n, took = run(b, path)
 	}
 	if n == 0 {
-		b.Fatal("no rows")
+		b.Fatalf("%s: 0 rows", path)
 	}
 	b.ReportMetric(float64(took.Nanoseconds())/float64(n), "ns/row")
 	b.ReportMetric(float64(n), "rows")

@@ -196,7 +196,7 @@ func TestJudgeObjects(t *testing.T) {
 	}
 	t.Logf("%d rows of %d files", rows, len(paths))
 	if rows < 300 {
-		t.Error("too few rows")
+		t.Errorf("%d rows of %d files, want 300 or more", rows, len(paths))
 	}
 }
 

@@ -210,7 +210,7 @@ func TestReadobjARM(t *testing.T) {
 	}
 	t.Logf("%d functions, %d of them packed, %d epilogues", functions, packed, epilogues)
 	if functions < 240 || packed < 60 || epilogues < 260 || refused != 8 {
-		t.Error("too few")
+		t.Errorf("%d functions, %d packed, %d epilogues; want 240, 60, 260 or more. %d refused, want 8", functions, packed, epilogues, refused)
 	}
 }
 
@@ -451,7 +451,7 @@ func TestExecuteARM(t *testing.T) {
 	}
 	t.Logf("%d steps in %d functions with %d epilogues", steps, functions, epilogues)
 	if steps < 750 || functions < 120 || epilogues < 130 {
-		t.Error("too few")
+		t.Errorf("%d steps, %d functions, %d epilogues; want 750, 120, 130 or more", steps, functions, epilogues)
 	}
 }
 

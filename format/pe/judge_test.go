@@ -271,7 +271,7 @@ func TestObjdump(t *testing.T) {
 		img.Close()
 	}
 	if two == 0 {
-		t.Error("no version 2")
+		t.Errorf("%d of %d records have version 2, want 1 or more", two, infos)
 	}
 	if infos < 9_000 {
 		t.Errorf("%d records, want 9,000", infos)

@@ -213,7 +213,7 @@ func TestScalable(t *testing.T) {
 	}
 	t.Logf("%d codes, %d steps, %d times no step without the vectors' length", codes, steps, lost)
 	if steps < 150 || lost < 50 || codes < 40 {
-		t.Error("too few")
+		t.Errorf("%d codes, %d steps, %d lost; want 40, 150, 50 or more", codes, steps, lost)
 	}
 }
 

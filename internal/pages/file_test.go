@@ -44,8 +44,10 @@ func TestRelease(t *testing.T) {
 	if n := has(); n != 0 {
 		t.Errorf("given back, it has %d KiB of memory", n)
 	}
-	if !bytes.Equal(b, want) {
-		t.Error("it has changed")
+	for i := range want {
+		if b[i] != want[i] {
+			t.Fatalf("given back and read again, byte %d is %#x, want %#x", i, b[i], want[i])
+		}
 	}
 	if ReleaseFiles(); has() != 0 || !bytes.Equal(b, want) {
 		t.Error("ReleaseFiles gave nothing back, or the mapping has changed")

@@ -273,7 +273,7 @@ func TestStacks(t *testing.T) {
 		t.Helper()
 		s, ok := parse(b)
 		if !ok {
-			t.Fatal("not parsed")
+			t.Fatalf("parse(% x) = false", b)
 		}
 		var r source.Record
 		if err := dec.Decode(k.record(&s), &r); err != nil {

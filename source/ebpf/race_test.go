@@ -43,7 +43,7 @@ func TestRaceAll(t *testing.T) {
 		p := load(t, Options{Comm: func(comm string) bool { return comm != "nobody" }})
 		st := record(t, p, perfevent.Options{All: true, Duration: 300 * time.Millisecond}, func(s *source.Sample) { p.Stats() })
 		if st.Samples == 0 {
-			t.Error("no samples")
+			t.Errorf("0 samples: %+v", st)
 		}
 		p.Close()
 	}

@@ -253,7 +253,7 @@ func TestBacklog(t *testing.T) {
 					body := binary.LittleEndian.AppendUint64(make([]byte, 0, 1600), n)
 					n++
 					if !k.put(record(source.RecordThrottle, body[:8+n%200*8])) {
-						t.Error("no room")
+						t.Errorf("no room for record %d", n)
 					}
 				}
 			}

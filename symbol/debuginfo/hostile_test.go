@@ -104,7 +104,7 @@ func TestHostile(t *testing.T) {
 				t.Errorf("%d bytes allocated", n)
 			}
 			if in == nil {
-				t.Fatal("nothing opened")
+				t.Fatalf("the image with %d sections opens without information", len(all))
 			}
 			got := ""
 			if p := out[1]; len(p) > 0 {

@@ -127,7 +127,7 @@ func TestDebian(t *testing.T) {
 		}
 	}
 	if said == 0 {
-		t.Error("no progress")
+		t.Errorf("%s: 0 calls of Progress for %d bytes", url, len(want))
 	}
 	if b, err := find(t, ours, nowhere, id); err != nil || !bytes.Equal(b, want) {
 		t.Errorf("debuginfod-find in our cache: %d bytes, %v", len(b), err)

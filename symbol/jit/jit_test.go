@@ -354,8 +354,10 @@ func TestCode(t *testing.T) {
 	if got := names(); got != [2]string{"one", ""} || !strings.Contains(c.Note(), "regular") {
 		t.Errorf("a directory: %q, %s", got, c.Note())
 	}
-	if IsDump("/tmp/jit-12.dump") != true || IsDump("/tmp/jit-x.dump") || IsDump("/tmp/jit-12.dump.so") {
-		t.Error("IsDump")
+	for path, want := range map[string]bool{"/tmp/jit-12.dump": true, "/tmp/jit-x.dump": false, "/tmp/jit-12.dump.so": false} {
+		if got := IsDump(path); got != want {
+			t.Errorf("IsDump(%q) = %v", path, got)
+		}
 	}
 }
 
@@ -437,7 +439,7 @@ func TestMisses(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := c.Unwinding(0x2000, 25); !ok {
-		t.Fatal("it is not read")
+		t.Fatalf("Unwinding(0x2000, 25) finds nothing in %s, written after OpenUnwind", c.files[0].path)
 	}
 	c.Again()
 	c.reading.Lock() // as a miss that reads a large file

@@ -247,7 +247,7 @@ func BenchmarkBrowse(b *testing.B) {
 		r := newReader(p, "x", profile.Samples)
 		press(r, "/", "f", "1", "$", "enter", "t", "enter")
 		if r.text() == "" {
-			b.Fatal("nothing")
+			b.Fatalf("no text for %d stacks after /f1$, Enter, t, Enter", len(p.Stacks))
 		}
 	}
 }
