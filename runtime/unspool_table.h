@@ -86,7 +86,8 @@ enum { /* how a wide's rule finds its register (rows.Kind) */
 
 enum { /* what rows were made from (rows.Origin) */
 	UNSPOOL_FROM_UNKNOWN = 0, UNSPOOL_FROM_EH_FRAME = 1, UNSPOOL_FROM_DEBUG_FRAME = 2, UNSPOOL_FROM_PCLNTAB = 3,
-	UNSPOOL_FROM_SFRAME = 4, UNSPOOL_SYNTHESISED = 5,
+	UNSPOOL_FROM_SFRAME = 4, UNSPOOL_SYNTHESISED = 5, UNSPOOL_FROM_ORC = 6, UNSPOOL_FROM_COMPACT_UNWIND = 7, UNSPOOL_FROM_EHABI = 8,
+	UNSPOOL_FROM_WINDOWS = 9, UNSPOOL_FROM_MIPS = 10,
 };
 
 enum { /* what a step comes to (rows.Outcome) */

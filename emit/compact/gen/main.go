@@ -382,6 +382,8 @@ var enums = []enum{
 	{"Origins", "what rows were made from (rows.Origin)", false, indexed(map[int]string{
 		int(rows.Unknown): "FROM_UNKNOWN", int(rows.FromEHFrame): "FROM_EH_FRAME", int(rows.FromDebugFrame): "FROM_DEBUG_FRAME",
 		int(rows.FromPCLNTab): "FROM_PCLNTAB", int(rows.FromSFrame): "FROM_SFRAME", int(rows.Synthesised): "SYNTHESISED",
+		int(rows.FromORC): "FROM_ORC", int(rows.FromCompactUnwind): "FROM_COMPACT_UNWIND", int(rows.FromEHABI): "FROM_EHABI",
+		int(rows.FromWindows): "FROM_WINDOWS", int(rows.FromMIPS): "FROM_MIPS",
 	})},
 	{"Outcomes", "what a step comes to (rows.Outcome)", false, indexed(map[int]string{
 		int(rows.OK): "OK", int(rows.Outermost): "OUTERMOST", int(rows.NoRule): "NO_RULE",

@@ -2,10 +2,14 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/unspool/unspool/rows"
 )
 
 const root = "../../.."
@@ -22,6 +26,17 @@ func TestUpToDate(t *testing.T) {
 			t.Error(err)
 		} else if !bytes.Equal(got, want) {
 			t.Errorf("%s is not what Go says (layout.go, rows, arch); run go generate ./emit/compact", path)
+		}
+	}
+}
+
+// TestOrigins: C and the document name the origins that package rows names, and no others.
+func TestOrigins(t *testing.T) {
+	names := enums[slices.IndexFunc(enums, func(e enum) bool { return e.title == "Origins" })].names
+	for o := range rows.Origin(255) {
+		named := o.String() != fmt.Sprintf("origin-%d", o)
+		if listed := int(o) < len(names) && names[o] != ""; listed != named {
+			t.Errorf("origin %d (%s): listed %v, want %v", o, o, listed, named)
 		}
 	}
 }
