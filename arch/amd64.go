@@ -16,6 +16,7 @@ var AMD64 = finish(&Machine{
 	PLT:         &amd64PLT,
 	afterCall:   amd64AfterCall,
 	edge:        amd64Edge,
+	EdgeBytes:   32, // the ways to a return that it knows are short
 	target:      amd64Target,
 	RedZone:     128,
 	Syscall: Syscall{ // A.2.1

@@ -61,6 +61,9 @@ type Machine struct {
 	// Tags says that a process may have anything in the high byte of an address that it loads from (AArch64: TBI, MTE).
 	Tags bool
 
+	// EdgeBytes is how many bytes Edge reads from the place on: MaxEdge at most.
+	EdgeBytes int
+
 	// CallPush is the number of bytes that a call pushes: the return address. 0 where it is in a register.
 	CallPush uint64
 

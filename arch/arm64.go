@@ -21,6 +21,7 @@ var ARM64 = finish(&Machine{
 	PLT:         &arm64PLT,
 	afterCall:   arm64AfterCall,
 	edge:        arm64Edge,
+	EdgeBytes:   MaxEdge,
 	Syscall: Syscall{
 		Code: []byte("\x01\x00\x00\xd4"), Number: 8, Result: 0, Args: [6]Slot{0, 1, 2, 3, 4, 5}, // svc #0; x8; x0 to x5
 		Starts: []int{220, 435}, // clone, clone3

@@ -15,14 +15,12 @@ type Edge struct {
 // MaxEdge is the number of bytes that Edge reads from the place on, on any machine; before the place, MaxCall.
 const MaxEdge = 256
 
-const amd64Edges = 32 // bytes of them on x86-64: the ways to a return that it knows are short
-
 // Edge says whether the code at a place is such an edge. before is the code that ends there, as much of it as is known.
 func (m *Machine) Edge(before, at []byte) (Edge, bool) {
 	if m.edge == nil {
 		return Edge{}, false
 	}
-	return m.edge(before, at)
+	return m.edge(before, at[:min(len(at), m.EdgeBytes)])
 }
 
 // amd64Edge and i386Edge know the first two instructions of functions that keep frame pointers (push %rbp; mov %rsp,%rbp), also with another
@@ -38,7 +36,6 @@ func x86Edge(before, at []byte, word int64) (Edge, bool) {
 	if n := len(before); n > 0 {
 		last = before[n-1]
 	}
-	at = at[:min(len(at), amd64Edges)]
 	wide, begin, rex := word == 8, "\xf3\x0f\x1e\xfa", "\x48" // endbr64; the prefix of instructions of 64 bits
 	if !wide {
 		begin, rex = "\xf3\x0f\x1e\xfb", "" // endbr32
@@ -171,7 +168,7 @@ func arm64Edge(before, at []byte) (Edge, bool) {
 	case first&0xffc003ff == 0x910003fd && last&imm7 == stp && prior&imm12 == subSP: // add x29,sp,#n
 		return Edge{Off: frame(prior), FP: -1}, true
 	}
-	for i := 0; i+4 <= min(len(at), MaxEdge); i += 4 {
+	for i := 0; i+4 <= len(at); i += 4 {
 		w := word(at, i)
 		if w == 0xd65f03c0 { // ret
 			return Edge{FP: -1}, true

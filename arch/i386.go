@@ -11,6 +11,7 @@ var I386 = finish(&Machine{
 	Signal:      &i386Signal,
 	afterCall:   amd64AfterCall, // the same encodings
 	edge:        i386Edge,
+	EdgeBytes:   32, // as on x86-64
 	UserRegs: UserRegs{ // struct user_regs_struct (asm/user_32.h)
 		Slots: []Slot{3, 1, 2, 6, 7, 5, 0, NoSlot, NoSlot, NoSlot, NoSlot, NoSlot, 8, NoSlot, NoSlot, 4}, // ebx ecx edx esi edi ebp eax, ds es fs gs, orig_eax, eip, cs, eflags, esp
 	},

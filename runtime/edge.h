@@ -20,11 +20,9 @@
 #define EDGE_SELF
 #endif
 
-#if MACHINE_ELF == 183
-enum { UNSPOOL_EDGE_BYTES = 256, UNSPOOL_EDGE_ROOM = 256 };
-#else
-enum { UNSPOOL_EDGE_BYTES = 32, UNSPOOL_EDGE_ROOM = 64 };
-#endif
+/* How much is looked at, and a power of two that has room for it; on x86-64, also for the end of its last instruction. */
+enum { UNSPOOL_EDGE_BYTES = MACHINE(EDGE_BYTES), UNSPOOL_EDGE_ROOM = MACHINE(EDGE_BYTES) * (MACHINE_ELF == 62 ? 2 : 1) };
+_Static_assert((UNSPOOL_EDGE_ROOM & (UNSPOOL_EDGE_ROOM - 1)) == 0, "indices are masked");
 
 struct unspool_edge {
 	uint64_t before;                 /* the code before the place; AArch64. 0 where it is not known */

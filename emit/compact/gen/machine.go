@@ -145,6 +145,7 @@ func machine(b *bytes.Buffer, m *arch.Machine) {
 		fmt.Fprintf(b, " X(%d, %d)", i, m.Slot(r))
 	}
 	b.WriteString(" /* X(save, slot) */\n")
+	define("EDGE_BYTES", fmt.Sprint(m.EdgeBytes), "bytes that are looked at where a function begins or ends")
 	define("RED_ZONE", fmt.Sprint(m.RedZone), "bytes below the stack pointer that a function may use")
 	define("CALL_PUSH", fmt.Sprint(m.CallPush), "bytes that a call pushes")
 	define("RECORD_RA", fmt.Sprint(m.Record.RA), "where in the frame pointer's record the return address is")
