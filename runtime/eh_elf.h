@@ -573,15 +573,17 @@ static inline enum eh_elf_outcome eh_elf_get(struct eh_elf_cursor *c, uint32_t s
  */
 static inline int eh_elf_sigreturn(struct eh_elf_cursor *c)
 {
-	const uint64_t code = 0xd4000001d2801168; /* mov x8, #139; svc #0 */
+	/* generated, from package arch: mov x8, #139; svc #0; and where the kernel saves x0, sp and pc */
+	const uint64_t code = 0xd4000001d2801168;
 	enum { REGS = 312, OLD_SP = 560, OLD_PC = 568 };
+	/* end */
 	const struct eh_elf_module *m = c->module;
 	struct unspool_state *s = &c->state;
 	enum eh_elf_outcome o;
 	uint64_t at = s->pc, sp, old_sp, v;
 	unsigned i;
 
-	if (at < m->start || at >= m->end || m->end - at < 8) /* the module is that of pc - 1 */
+	if (at < m->start || at >= m->end || m->end - at < sizeof code) /* the module is that of pc - 1 */
 		return EH_ELF_NO_INFO;
 	o = eh_elf_load(c->map->deref, c->mem, at, &v);
 	if (o != EH_ELF_OK || v != code) {

@@ -161,7 +161,12 @@ enum { /* x86_64: slots of registers */
 #define UNSPOOL_X86_64_PLT_LAST_ENTERED 0 /* bytes that lie on the stack already when it begins */
 #define UNSPOOL_X86_64_PLT_LAST_PUSHES(X) /* X(at, size, bytes, first byte): instructions that push, of which a stub has one at most */
 #define UNSPOOL_X86_64_RETURN_0 0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05 /* code that signal handlers return to */
+#define UNSPOOL_X86_64_RETURN_0_SIZE 9 /* its bytes */
+#define UNSPOOL_X86_64_RETURN_0_CODE 0xf0000000fc0c748ull /* the first eight of them, as a number */
 #define UNSPOOL_X86_64_RETURN_1 0xb8, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05 /* code that signal handlers return to */
+#define UNSPOOL_X86_64_RETURN_1_SIZE 7 /* its bytes */
+#define UNSPOOL_X86_64_RETURN_1_CODE 0x50f0000000fb8ull /* the first eight of them, as a number */
+#define UNSPOOL_X86_64_RETURN_CALL 2 /* bytes of the last instruction of such code, the system call */
 #define UNSPOOL_X86_64_SYSCALL_BYTES 0x0f, 0x05 /* the instruction that calls the kernel */
 
 /* X(slot, offset): where a signal's frame has each register, from the stack pointer that the handler returns with. */
@@ -273,6 +278,9 @@ enum { /* aarch64: slots of registers */
 #define UNSPOOL_AARCH64_PLT_LAST_ENTERED 0 /* bytes that lie on the stack already when it begins */
 #define UNSPOOL_AARCH64_PLT_LAST_PUSHES(X) X(0, 4, 16, 0xe2) X(4, 4, 16, 0xe2) /* X(at, size, bytes, first byte): instructions that push, of which a stub has one at most */
 #define UNSPOOL_AARCH64_RETURN_0 0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4 /* code that signal handlers return to */
+#define UNSPOOL_AARCH64_RETURN_0_SIZE 8 /* its bytes */
+#define UNSPOOL_AARCH64_RETURN_0_CODE 0xd4000001d2801168ull /* the first eight of them, as a number */
+#define UNSPOOL_AARCH64_RETURN_CALL 4 /* bytes of the last instruction of such code, the system call */
 #define UNSPOOL_AARCH64_SYSCALL_BYTES 0x01, 0x00, 0x00, 0xd4 /* the instruction that calls the kernel */
 
 /* X(slot, offset): where a signal's frame has each register, from the stack pointer that the handler returns with. */

@@ -18,6 +18,9 @@ import (
 // machinePath is the C header of what arch has, and of DWARF's opcodes, from the repository's root.
 const machinePath = "runtime/machine.h"
 
+// ehELFPath is the C header of eh_elf files. It stands alone, so it has a copy of what it needs of a machine.
+const ehELFPath = "runtime/eh_elf.h"
+
 // opcodes are the files with DWARF's opcodes, and what their names begin with.
 var opcodes = []struct{ path, prefix, title string }{
 	{"rows/expr.go", "DW_OP_", "operations of expressions (DWARF 5, section 7.7.1)"},
@@ -171,7 +174,10 @@ func machine(b *bytes.Buffer, m *arch.Machine) {
 	}
 	for i, code := range m.Signal.Returns {
 		define(fmt.Sprintf("RETURN_%d", i), list8(code), "code that signal handlers return to")
+		define(fmt.Sprintf("RETURN_%d_SIZE", i), fmt.Sprint(len(code)), "its bytes")
+		define(fmt.Sprintf("RETURN_%d_CODE", i), fmt.Sprintf("%#xull", number(code)), "the first eight of them, as a number")
 	}
+	define("RETURN_CALL", fmt.Sprint(m.Signal.Call), "bytes of the last instruction of such code, the system call")
 	define("SYSCALL_BYTES", list8(m.Syscall.Code), "the instruction that calls the kernel")
 	fmt.Fprintf(b, "\n/* X(slot, offset): where a signal's frame has each register, from the stack pointer that the handler returns with. */\n#define %s_FRAME(X)", up)
 	for r, off := range m.Signal.Saved {
@@ -184,6 +190,22 @@ func machine(b *bytes.Buffer, m *arch.Machine) {
 	define("FRAME_SP", fmt.Sprint(m.Signal.Saved[m.SP]), "and the stack pointer")
 	define("FRAME_CONTEXT", fmt.Sprint(m.Signal.Context), "and struct ucontext")
 	plainFacts(b, m, define)
+}
+
+// signalBlock returns the text of eh_elf.h with AArch64's code to which signal handlers return, and the places of registers in their frame, made anew.
+func signalBlock(text []byte) ([]byte, error) {
+	const begin, end = "\t/* generated, ", "\t/* end */\n"
+	before, rest, ok := bytes.Cut(text, []byte(begin))
+	title, rest, ok2 := bytes.Cut(rest, []byte("\n"))
+	_, after, ok3 := bytes.Cut(rest, []byte(end))
+	if !ok || !ok2 || !ok3 {
+		return nil, fmt.Errorf("%s: no generated part", ehELFPath)
+	}
+	s := arch.ARM64.Signal
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "%s%s%s\n\tconst uint64_t code = %#x;\n\tenum { REGS = %d, OLD_SP = %d, OLD_PC = %d };\n%s%s", before, begin, title,
+		number(s.Returns[0]), s.Saved[0], s.Saved[arch.ARM64.SP], s.Saved[arch.ARM64.PC], end, after)
+	return b.Bytes(), nil
 }
 
 // plainFacts writes what the kernel's program needs of m besides: about rules of fixed size, and code.
@@ -199,12 +221,17 @@ func plainFacts(b *bytes.Buffer, m *arch.Machine, define func(name, value, comme
 		parts = append(parts, fmt.Sprintf("((m) & %#xull) << %d", bits, up))
 	}
 	define("SLOTS_OF(m)", "("+strings.Join(parts, " | ")+")", "the set of slots of a set of saves")
-	code := make([]byte, 8)
-	copy(code, m.Syscall.Code)
-	define("SYSCALL", fmt.Sprintf("%#x", binary.LittleEndian.Uint64(code)), "the instruction for system calls")
+	define("SYSCALL", fmt.Sprintf("%#x", number(m.Syscall.Code)), "the instruction for system calls")
 	define("SYSCALL_CODE", fmt.Sprintf("uint%d_t", 8*len(m.Syscall.Code)), "its type")
 	define("GO_SP", fmt.Sprint(m.Slot(m.GoMove.To)), "the slot of the register in which Go keeps the stack pointer while it calls the vDSO")
 	define("GO_PUSH", fmt.Sprint(m.GoPush), "bytes that Go pushes, the link register first, before interrupted code seems to call")
+}
+
+// number returns code as a number, of its first eight bytes at most.
+func number(code []byte) uint64 {
+	var b [8]byte
+	copy(b[:], code)
+	return binary.LittleEndian.Uint64(b[:])
 }
 
 // slotOf returns an expression in C for the slot of register r. Registers that have the slot of their number come first.

@@ -1,6 +1,6 @@
 // Command gen writes files for other languages and for people. From the constants of layout.go and from rows, it writes the compact table's
 // layout: the C header runtime/unspool_table.h, and the tables of docs/TABLE.md. From arch, it writes the machines' facts for the walkers
-// in C, runtime/machine.h. So nothing is written down twice. go generate runs it, in emit/compact.
+// in C: runtime/machine.h, and a part of runtime/eh_elf.h. So nothing is written down twice. go generate runs it, in emit/compact.
 package main
 
 import (
@@ -85,7 +85,14 @@ func generate(root string) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string][]byte{headerPath: header, docPath: []byte(text), machinePath: machines}, nil
+	ehELF, err := os.ReadFile(filepath.Join(root, ehELFPath))
+	if err != nil {
+		return nil, err
+	}
+	if ehELF, err = signalBlock(ehELF); err != nil {
+		return nil, err
+	}
+	return map[string][]byte{headerPath: header, docPath: []byte(text), machinePath: machines, ehELFPath: ehELF}, nil
 }
 
 // A layout is the constants of layout.go, in the groups in which they are declared.

@@ -148,7 +148,12 @@ PART int step_fp(u32 alive)
 	return OK;
 }
 
+/* Bytes of the code that signal handlers return to, and of its system call. */
+enum { LONG = MACHINE(RETURN_0_SIZE), CALL = MACHINE(RETURN_CALL) };
+
 #if MACHINE_ELF == 62
+enum { SHORT = MACHINE(RETURN_1_SIZE) }; /* of its other form */
+
 /* How many bytes the code at an address has that signal handlers return to: arch.Signal. 0: it is other code. Less than 0: it cannot be read. */
 static __always_inline int sigreturn_at(u64 at)
 {
@@ -156,23 +161,23 @@ static __always_inline int sigreturn_at(u64 at)
 
 	if (walk_read(&code, 8, at) != 0)
 		return -1;
-	if ((code & 0xffffffffffffff) == 0x50f0000000fb8) /* mov $15,%eax; syscall */
-		return 7;
-	if (code != 0x0f0000000fc0c748) /* mov $15,%rax; syscall */
+	if ((code & ((1ull << 8 * SHORT) - 1)) == MACHINE(RETURN_1_CODE)) /* mov $15,%eax; syscall */
+		return SHORT;
+	if (code != MACHINE(RETURN_0_CODE)) /* mov $15,%rax; syscall, but for the last byte */
 		return 0;
-	return walk_read(&code, 8, at + 1) == 0 && code >> 56 == 0x05 ? 9 : 0;
+	return walk_read(&code, 8, at + LONG - 8) == 0 && code >> 56 == MACHINE(SYSCALL) >> 8 ? LONG : 0;
 }
 
 /* The same, of the code whose last instruction, the system call, is at an address, or right before it. */
 static __always_inline int sigreturn_around(u64 at)
 {
-	int is = sigreturn_at(at - 5);
+	int is = sigreturn_at(at - (SHORT - CALL));
 
-	if (is >= 0 && is != 7) {
-		is = sigreturn_at(at - 7);
+	if (is >= 0 && is != SHORT) {
+		is = sigreturn_at(at - SHORT); /* of the other form, LONG - CALL */
 		if (is == 0) {
-			is = sigreturn_at(at - 9);
-			if (is > 0 && is != 9)
+			is = sigreturn_at(at - LONG);
+			if (is > 0 && is != LONG)
 				is = 0;
 		}
 	}
@@ -185,14 +190,14 @@ static __always_inline int sigreturn_at(u64 at)
 
 	if (walk_read(&code, 8, at) != 0)
 		return -1;
-	return code == 0xd4000001d2801168 ? 8 : 0; /* mov x8,#139; svc #0 */
+	return code == MACHINE(RETURN_0_CODE) ? LONG : 0; /* mov x8,#139; svc #0 */
 }
 
 static __always_inline int sigreturn_around(u64 at)
 {
-	int is = sigreturn_at(at - 4);
+	int is = sigreturn_at(at - (LONG - CALL));
 
-	return is == 0 ? sigreturn_at(at - 8) : is;
+	return is == 0 ? sigreturn_at(at - LONG) : is;
 }
 #endif
 
