@@ -180,7 +180,8 @@ void us_go_context_from(struct us_go_context_arg *a, const uint64_t *saved)
 		return;
 	now.sp = w.sp;
 #ifdef __x86_64__
-	static const uint8_t slot[SAVED_PC] = {15, 14, 13, 12, US_FP, UNSPOOL_X86_64_REG_RBX};
+	static const uint8_t slot[SAVED_PC] = {UNSPOOL_X86_64_REG_R15, UNSPOOL_X86_64_REG_R14, UNSPOOL_X86_64_REG_R13,
+		UNSPOOL_X86_64_REG_R12, UNSPOOL_X86_64_REG_RBP, UNSPOOL_X86_64_REG_RBX};
 #else
 	const uint8_t *slot = us_save_slot;
 #endif

@@ -52,7 +52,7 @@ enum {
 
 /* How many bits the addresses of programs have. On AArch64, programs that ask mmap(2) for addresses of up to 52 bits may get them. */
 #ifdef __aarch64__
-enum { US_USER_BITS = 48, US_MAX_BITS = 52 };
+enum { US_USER_BITS = MACHINE(USER_BITS), US_MAX_BITS = MACHINE(MAX_BITS) };
 #else
 enum { US_USER_BITS = 47, US_MAX_BITS = US_USER_BITS };
 #endif
@@ -81,11 +81,7 @@ US_INLINE int us_is_user(uint64_t addr)
 /* The address in one that memory is read by. AArch64 ignores the high byte, where programs and MTE have tags; system calls refuse it. */
 US_INLINE uint64_t us_untagged(uint64_t addr)
 {
-#ifdef __aarch64__
-	return addr & (((uint64_t)1 << 56) - 1);
-#else
-	return addr;
-#endif
+	return MACHINE(TAGS) ? addr & (((uint64_t)1 << 56) - 1) : addr;
 }
 
 typedef MACHINE(SET) us_set; /* a set of slots */

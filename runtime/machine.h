@@ -146,6 +146,7 @@ enum { /* x86_64: slots of registers */
 #define UNSPOOL_X86_64_SAVE_SET uint8_t /* the type of a set of them */
 #define UNSPOOL_X86_64_RA_SAVE 6 /* which of them is the return address's */
 #define UNSPOOL_X86_64_EACH_SAVE(X) X(0, 3) X(1, 6) X(2, 12) X(3, 13) X(4, 14) X(5, 15) X(6, 16) /* X(save, slot) */
+#define UNSPOOL_X86_64_TAGS 0 /* whether loads ignore the high byte of an address */
 #define UNSPOOL_X86_64_EDGE_BYTES 32 /* bytes that are looked at where a function begins or ends */
 #define UNSPOOL_X86_64_RED_ZONE 128 /* bytes below the stack pointer that a function may use */
 #define UNSPOOL_X86_64_CALL_PUSH 8 /* bytes that a call pushes */
@@ -263,6 +264,9 @@ enum { /* aarch64: slots of registers */
 #define UNSPOOL_AARCH64_SAVE_SET uint32_t /* the type of a set of them */
 #define UNSPOOL_AARCH64_RA_SAVE 19 /* which of them is the return address's */
 #define UNSPOOL_AARCH64_EACH_SAVE(X) X(0, 19) X(1, 20) X(2, 21) X(3, 22) X(4, 23) X(5, 24) X(6, 25) X(7, 26) X(8, 27) X(9, 28) X(10, 29) X(11, 35) X(12, 36) X(13, 37) X(14, 38) X(15, 39) X(16, 40) X(17, 41) X(18, 42) X(19, 30) /* X(save, slot) */
+#define UNSPOOL_AARCH64_MAX_BITS 52 /* how many bits the addresses of programs have at most */
+#define UNSPOOL_AARCH64_USER_BITS 48 /* of programs that do not ask for more */
+#define UNSPOOL_AARCH64_TAGS 1 /* whether loads ignore the high byte of an address */
 #define UNSPOOL_AARCH64_EDGE_BYTES 256 /* bytes that are looked at where a function begins or ends */
 #define UNSPOOL_AARCH64_RED_ZONE 0 /* bytes below the stack pointer that a function may use */
 #define UNSPOOL_AARCH64_CALL_PUSH 0 /* bytes that a call pushes */

@@ -20,6 +20,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+_Static_assert(UNSPOOL_ADDRESS == ((uint64_t)1 << US_SIGNED_BITS) - 1, "a signed return address keeps as many bits");
+
 struct us_table {
 	struct unspool_table t;
 	struct us_wides wides;

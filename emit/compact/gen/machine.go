@@ -148,6 +148,15 @@ func machine(b *bytes.Buffer, m *arch.Machine) {
 		fmt.Fprintf(b, " X(%d, %d)", i, m.Slot(r))
 	}
 	b.WriteString(" /* X(save, slot) */\n")
+	if bits := m.AddressBits; len(bits) > 1 {
+		define("MAX_BITS", fmt.Sprint(bits[0]), "how many bits the addresses of programs have at most")
+		define("USER_BITS", fmt.Sprint(bits[1]), "of programs that do not ask for more")
+	}
+	tags := 0
+	if m.Tags {
+		tags = 1
+	}
+	define("TAGS", fmt.Sprint(tags), "whether loads ignore the high byte of an address")
 	define("EDGE_BYTES", fmt.Sprint(m.EdgeBytes), "bytes that are looked at where a function begins or ends")
 	define("RED_ZONE", fmt.Sprint(m.RedZone), "bytes below the stack pointer that a function may use")
 	define("CALL_PUSH", fmt.Sprint(m.CallPush), "bytes that a call pushes")

@@ -271,7 +271,7 @@ static __always_inline struct unspool_edge *walk_edge(void)
 /* ---- Memory ---- */
 
 /* AArch64 ignores the high byte of an address, where programs and MTE have tags; the kernel's readers do not. */
-#define UNTAGGED(addr) (MACHINE_ELF == 183 ? (addr) & 0xffffffffffffffull : (addr))
+#define UNTAGGED(addr) (MACHINE(TAGS) ? (addr) & 0xffffffffffffffull : (addr))
 
 /* Leaves eight bytes in w->loaded. Returns 0 where they cannot be read. */
 PART int load_far(u64 addr)

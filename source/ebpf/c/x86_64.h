@@ -19,23 +19,23 @@ static __always_inline int registers_in(struct walk *w, struct pt_regs___kernel 
 #define REG(r) (has_regs ? regs->r : BPF_CORE_READ(regs, r))
 	if (REG(cs) != 0x33)
 		return 0;
-	w->val[0] = REG(ax);
-	w->val[1] = REG(dx);
-	w->val[2] = REG(cx);
-	w->val[3] = REG(bx);
-	w->val[4] = REG(si);
-	w->val[5] = REG(di);
-	w->val[6] = REG(bp);
-	w->val[7] = REG(sp);
-	w->val[8] = REG(r8);
-	w->val[9] = REG(r9);
-	w->val[10] = REG(r10);
-	w->val[11] = REG(r11);
-	w->val[12] = REG(r12);
-	w->val[13] = REG(r13);
-	w->val[14] = REG(r14);
-	w->val[15] = REG(r15);
-	w->val[16] = REG(ip);
+	w->val[UNSPOOL_X86_64_REG_RAX] = REG(ax);
+	w->val[UNSPOOL_X86_64_REG_RDX] = REG(dx);
+	w->val[UNSPOOL_X86_64_REG_RCX] = REG(cx);
+	w->val[UNSPOOL_X86_64_REG_RBX] = REG(bx);
+	w->val[UNSPOOL_X86_64_REG_RSI] = REG(si);
+	w->val[UNSPOOL_X86_64_REG_RDI] = REG(di);
+	w->val[UNSPOOL_X86_64_REG_RBP] = REG(bp);
+	w->val[UNSPOOL_X86_64_REG_RSP] = REG(sp);
+	w->val[UNSPOOL_X86_64_REG_R8] = REG(r8);
+	w->val[UNSPOOL_X86_64_REG_R9] = REG(r9);
+	w->val[UNSPOOL_X86_64_REG_R10] = REG(r10);
+	w->val[UNSPOOL_X86_64_REG_R11] = REG(r11);
+	w->val[UNSPOOL_X86_64_REG_R12] = REG(r12);
+	w->val[UNSPOOL_X86_64_REG_R13] = REG(r13);
+	w->val[UNSPOOL_X86_64_REG_R14] = REG(r14);
+	w->val[UNSPOOL_X86_64_REG_R15] = REG(r15);
+	w->val[UNSPOOL_X86_64_REG_RIP] = REG(ip);
 	return 1;
 }
 
