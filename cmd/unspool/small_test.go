@@ -21,67 +21,6 @@ import (
 	"github.com/unspool/unspool/internal/ring"
 )
 
-// smallMain calls functions at random, 20 to 40 deep, and sleeps.
-const smallMain = `
-#include <stdint.h>
-#include <stdlib.h>
-#include <unistd.h>
-#define N 20000
-extern void (*const functions[N])(int);
-static uint32_t seed;
-static volatile unsigned long sink;
-static uint32_t draw(void) { seed = seed * 1664525u + 1013904223u; return seed >> 8; }
-__attribute__((noinline)) void burn(void) { for (int i = 0; i < 400; i++) sink += i; }
-void next(int depth) { if (depth <= 0) burn(); else functions[draw() % N](depth - 1); sink++; }
-int main(int argc, char **argv) {
-	for (seed = getpid();;) {
-		for (int i = 0; i < 100; i++)
-			next(20 + draw() % 20);
-		usleep(150000 + draw() % 300000);
-	}
-}
-`
-
-// smallFunctions returns assembly of x86-64 with the functions: their sizes and frames differ. A C compiler takes minutes for as many.
-func smallFunctions() []byte {
-	var b bytes.Buffer
-	b.WriteString(`
-.text
-.macro one n size frame
-.type f\n, @function
-f\n:
-	.cfi_startproc
-	push %rbx
-	.cfi_def_cfa_offset 16
-	.cfi_offset %rbx, -16
-	sub $\frame, %rsp
-	.cfi_def_cfa_offset 16 + \frame
-	.rept \size
-	mov %edi, 8(%rsp)
-	lea 0x12345(%rbx,%rax,4), %rax
-	.endr
-	call next
-	add $\frame, %rsp
-	.cfi_def_cfa_offset 16
-	pop %rbx
-	.cfi_def_cfa_offset 8
-	ret
-	.cfi_endproc
-.size f\n, . - f\n
-.endm
-`)
-	const n = 20000
-	for i := range n {
-		fmt.Fprintf(&b, "one %d %d %d\n", i, i%61, 16*(1+i%11))
-	}
-	b.WriteString(".section .data.rel.ro, \"aw\"\n.globl functions\nfunctions:\n")
-	for i := range n {
-		fmt.Fprintf(&b, ".quad f%d\n", i)
-	}
-	b.WriteString(".section .note.GNU-stack, \"\", @progbits\n")
-	return b.Bytes()
-}
-
 // A memoryGroup is a control group whose memory is limited.
 type memoryGroup struct {
 	dir string
@@ -183,13 +122,8 @@ func TestSmall(t *testing.T) {
 	dir := t.TempDir()
 	group.fill(t, filepath.Join(dir, "ring"))
 	id := bytes.Repeat([]byte{0x5a, 0xa5}, 10)
-	for name, code := range map[string][]byte{"main.c": []byte(smallMain), "functions.s": smallFunctions()} {
-		if err := os.WriteFile(filepath.Join(dir, name), code, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 	first := filepath.Join(dir, "first")
-	oracle.Run(t, "gcc", "-O1", "-fomit-frame-pointer", "-Wl,--build-id=0x"+hex.EncodeToString(id), "-o", first, filepath.Join(dir, "main.c"), filepath.Join(dir, "functions.s"))
+	oracle.Run(t, "gcc", "-O1", "-fomit-frame-pointer", "-Wl,--build-id=0x"+hex.EncodeToString(id), "-o", first, "../../testdata/small/main.c", "../../testdata/small/functions.s")
 	image, err := os.ReadFile(first)
 	if err != nil {
 		t.Fatal(err)
