@@ -13,6 +13,7 @@ type exception struct {
 var seldom = []exception{
 	{"goroutine|goclock", ".*", "perf|ptrace|ebpf", "truncated|bad-memory", "vdso? LIB+ (s_spin|s_clock|vdso)?|s_spin", "a copy holds one stack: of the handler that preempts goroutines, wherever they are"},
 	{"goroutine|goclock", "arm64-go.*", ".*", "bad-cfa|bad-return", "vdso (s_mid|LIB)", "the kernel restores registers one by one: a sample in between has the handler's pc and the goroutine's sp"},
+	{"goroutine|goclock", "arm64-go.*", ".*", "no-info", "vdso", "the same: the pc is behind the system call of __kernel_rt_sigreturn, and there are no rules"},
 	{"goroutine|goclock|gocgo", ".*", ".*", "bad-return", "LIB", "Go's own table is wrong where its handlers return (docs/FINDINGS.md)"},
 	{"reload", ".*", ".*", "no-info", "LIB", "crtbegin.o's functions, which run when a library comes and goes, have no information"},
 	{"deeper", ".*", "ebpf", "truncated", "s_spin (s_odd s_even)* s_odd?", "until tables have come to the kernel, events copy 32 KiB"},
