@@ -50,6 +50,9 @@ func TestLiveClock(t *testing.T) {
 	for i, hours := range []int{0, -1, 5, 4, 4} {
 		for k := range 50 {
 			l.Add(intervalOf(begin.Add(time.Duration(hours)*time.Hour+time.Duration(50*i+k)*10*time.Second), fmt.Sprint("f", i), 1), profile.Place{Service: "web"})
+			if k%5 != 0 {
+				continue
+			}
 			rec, err := l.recording()
 			if err != nil {
 				t.Fatal(err)

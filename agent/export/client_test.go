@@ -168,7 +168,7 @@ func TestDeadConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, http2 := range []bool{false, true} {
-		c, err := NewClient(u, http2, Options{Timeout: time.Second})
+		c, err := NewClient(u, http2, Options{Timeout: 300 * time.Millisecond})
 		if err != nil {
 			t.Fatal(err)
 		}
