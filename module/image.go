@@ -296,6 +296,15 @@ func ReleasePages() {
 	}
 }
 
+// ReleasePages gives back the pages of this image, as the function of the same name those of all. It does nothing for one that is not mapped.
+func (img *Image) ReleasePages() {
+	mapped.mu.Lock()
+	defer mapped.mu.Unlock()
+	if b := mapped.files[img]; b != nil {
+		_ = unix.Madvise(b, unix.MADV_DONTNEED)
+	}
+}
+
 // Guard runs f and returns its error. A read beyond the end of a truncated mapped file becomes an error, too. Goroutines that f starts are
 // not covered.
 func Guard(f func() error) (err error) {

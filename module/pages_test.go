@@ -46,12 +46,31 @@ func TestReleasePages(t *testing.T) {
 	if !bytes.Equal(img.b, want) {
 		t.Fatal("the image is not the file")
 	}
-	if kb := resident(t, img.b); kb<<10 < len(want)/2 {
-		t.Fatalf("%d KiB of %d bytes that were read are in memory", kb, len(want))
+	other, err := Open(exe)
+	if err != nil {
+		t.Fatal(err)
 	}
-	ReleasePages()
-	if kb := resident(t, img.b); kb != 0 {
-		t.Errorf("%d KiB stay", kb)
+	defer other.Close()
+	for _, c := range []struct {
+		name    string
+		release func()
+	}{
+		{"all files", ReleasePages},
+		{"this file", img.ReleasePages},
+	} {
+		if !bytes.Equal(img.b, want) || !bytes.Equal(other.b, want) {
+			t.Fatalf("before the pages of %s are given back: the image is not the file", c.name)
+		}
+		if kb := resident(t, img.b); kb<<10 < len(want)/2 {
+			t.Fatalf("%d KiB of %d bytes that were read are in memory", kb, len(want))
+		}
+		c.release()
+		if kb := resident(t, img.b); kb != 0 {
+			t.Errorf("%s: %d KiB stay", c.name, kb)
+		}
+		if kb := resident(t, other.b); (kb == 0) != (c.name == "all files") {
+			t.Errorf("%s: %d KiB of another image stay", c.name, kb)
+		}
 	}
 	if !bytes.Equal(img.b, want) {
 		t.Error("the image is not the file any more")

@@ -98,6 +98,13 @@ func (t *Table) Resolve(addrs []arch.Vaddr) []Symbol {
 				out[i] = *t.symbol(x, span)
 			}
 		}
+		if few { // a whole symbol table was read for these addresses: those of many programs in turn would fill the memory
+			for _, img := range []*module.Image{t.img, t.debug} {
+				if img != nil {
+					img.ReleasePages()
+				}
+			}
+		}
 	})
 	return out
 }
