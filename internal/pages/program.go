@@ -5,8 +5,6 @@ import (
 	"bytes"
 	"io"
 	"os"
-	"runtime"
-	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -22,38 +20,38 @@ func ReleaseProgram() {
 	}
 }
 
-// program lists the mappings of the program's file that clean finds.
+// program lists the mappings of the program's segments that clean finds. They stay as long as the process.
 var program = sync.OnceValue(func() []procfs.Mapping {
+	stat, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		return nil
+	}
+	lo, hi := procfs.Segments(stat)
 	f, err := os.Open("/proc/self/smaps")
 	if err != nil {
 		return nil
 	}
 	defer f.Close()
-	code, _, _, _ := runtime.Caller(0)
-	return clean(f, uint64(code))
+	return clean(f, lo, hi)
 })
 
-// clean lists the mappings in a process's smaps that cannot be written, of the file whose code is at an address. No page of these is the process's
-// own, in memory or in swap: what a loader has changed would not come back. The file is known by its mapping: stat names another device on some
-// file systems.
-func clean(smaps io.Reader, code uint64) []procfs.Mapping {
-	var found []procfs.Mapping
-	var m, program procfs.Mapping
+// clean lists the mappings of files in a process's smaps that cannot be written and are between two addresses, those of its program's segments: the
+// process may map the program's file elsewhere, too, and something else there later. No page of these is the process's own, in memory or in swap: what
+// a loader has changed would not come back.
+func clean(smaps io.Reader, lo, hi uint64) (found []procfs.Mapping) {
+	page := uint64(os.Getpagesize())
+	lo, hi = lo&-page, (hi+page-1)&-page
+	var m procfs.Mapping
 	own := true // m has pages of the process's own, or may have
 	for lines := bufio.NewScanner(smaps); lines.Scan(); {
 		if is, ok := procfs.ParseMapping(lines.Bytes()); ok {
 			m, own = is, true
-			if m.Lo <= code && code < m.Hi {
-				program = m
-			}
 		} else if size, ok := bytes.CutPrefix(lines.Bytes(), []byte("Anonymous:")); ok {
 			own = string(bytes.TrimSpace(size)) != "0 kB"
 		} else if size, ok := bytes.CutPrefix(lines.Bytes(), []byte("Swap:")); ok && !own && string(bytes.TrimSpace(size)) == "0 kB" &&
-			m.Prot&unix.PROT_WRITE == 0 && !m.Shared {
+			m.Prot&unix.PROT_WRITE == 0 && !m.Shared && m.Inode != 0 && lo <= m.Lo && m.Hi <= hi {
 			found = append(found, m)
 		}
 	}
-	return slices.DeleteFunc(found, func(m procfs.Mapping) bool {
-		return m.Inode == 0 || m.Inode != program.Inode || m.Maj != program.Maj || m.Min != program.Min
-	})
+	return found
 }

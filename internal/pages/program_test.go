@@ -7,9 +7,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
-// TestClean: of the program's mappings those are listed whose pages the file brings back. A page in swap is the process's own, as one in memory is.
+// TestClean: of the mappings of the program's segments those are listed whose pages the file brings back. A page in swap is the process's own, as one in
+// memory is. Another mapping of the same file may be something else later.
 func TestClean(t *testing.T) {
 	const text = `55d0a0000000-55d0a0100000 r--p 00000000 00:1f 4711 /bin/unspool
 Rss:                 256 kB
@@ -35,27 +39,61 @@ Anonymous:             0 kB
 Swap:                  0 kB
 55d0a0c00000-55d0a0d00000 r--p 00a00000 00:1f 4711 /bin/unspool
 Anonymous:             0 kB
-7f0000000000-7f0000100000 r--p 00000000 00:20 4711 /other/device
+55d0a0d00000-55d0a0e00000 r--p 00000000 00:00 0
 Anonymous:             0 kB
 Swap:                  0 kB
-7f0000100000-7f0000200000 r--p 00000000 00:1f 4712 /other/file
-Anonymous:             0 kB
-Swap:                  0 kB
-7f0000200000-7f0000300000 r--p 00000000 00:00 0
+7f0000000000-7f0000900000 r--p 00000000 00:1f 4711 /bin/unspool
 Anonymous:             0 kB
 Swap:                  0 kB
 `
-	for code, want := range map[uint64][]uint64{
-		0x55d0a0123456: {0x55d0a0000000, 0x55d0a0100000},
-		0x7f0000200000: nil, // code of no file
-		0x1000:         nil,
+	for _, c := range []struct {
+		lo, hi uint64
+		want   []uint64
+	}{
+		{0x55d0a0000000, 0x55d0a0e00000, []uint64{0x55d0a0000000, 0x55d0a0100000}},
+		{0x55d0a0000123, 0x55d0a07fff01, []uint64{0x55d0a0000000, 0x55d0a0100000}}, // in pages
+		{0x55d0a0100000, 0x55d0a0e00000, []uint64{0x55d0a0100000}},
+		{0x55d0a0000000, 0x55d0a0700000, []uint64{0x55d0a0000000}},
+		{0, 0, nil},
 	} {
 		var got []uint64
-		for _, m := range clean(strings.NewReader(text), code) {
+		for _, m := range clean(strings.NewReader(text), c.lo, c.hi) {
 			got = append(got, m.Lo)
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("code at %#x\n got  %#x\n want %#x", code, got, want)
+		if !slices.Equal(got, c.want) {
+			t.Errorf("segments at %#x to %#x\n got  %#x\n want %#x", c.lo, c.hi, got, c.want)
+		}
+	}
+}
+
+// ownFile is this program's file, mapped elsewhere before the mappings of its segments are looked for, as a profiler maps it that samples itself.
+var ownFile = func() []byte {
+	f, err := os.Open("/proc/self/exe")
+	if err != nil {
+		panic(err)
+	}
+	defer f.Close()
+	b, err := unix.Mmap(int(f.Fd()), 0, 1<<20, unix.PROT_READ, unix.MAP_PRIVATE)
+	if err != nil {
+		panic(err)
+	}
+	program()
+	return b
+}()
+
+// TestReleaseOthers: what is mapped where the program's own file was once is left alone.
+func TestReleaseOthers(t *testing.T) {
+	at := unsafe.Pointer(unsafe.SliceData(ownFile))
+	if _, err := unix.MmapPtr(-1, 0, at, uintptr(len(ownFile)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED); err != nil {
+		t.Fatal(err)
+	}
+	for i := range ownFile {
+		ownFile[i] = byte(i % 251)
+	}
+	ReleaseProgram()
+	for i, b := range ownFile {
+		if b != byte(i%251) {
+			t.Fatalf("byte %d is %d, and was %d", i, b, i%251)
 		}
 	}
 }

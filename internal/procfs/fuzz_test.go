@@ -1,12 +1,17 @@
 package procfs
 
 import (
+	"bytes"
 	"debug/elf"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
+	"unsafe"
 )
 
 func FuzzParseMappings(f *testing.F) {
@@ -73,3 +78,25 @@ func TestState(t *testing.T) {
 		}
 	}
 }
+
+// TestSegments: a process's code and data are in its program's segments, and its stack is not.
+func TestSegments(t *testing.T) {
+	text, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lo, hi := Segments(text)
+	code, _, _, _ := runtime.Caller(0)
+	data, stack := uint64(uintptr(unsafe.Pointer(&table))), uint64(uintptr(unsafe.Pointer(&lo)))
+	if in := func(at uint64) bool { return lo <= at && at < hi }; !in(uint64(code)) || !in(data) || in(stack) {
+		t.Errorf("segments from %#x to %#x, code at %#x, data at %#x, stack at %#x", lo, hi, code, data, stack)
+	}
+	for _, text := range []string{"", "1 (a", "1 (a) R 1 2", string(bytes.Replace(text, fmt.Append(nil, lo), []byte("1x"), -1)), "1 (a)" + strings.Repeat(" 0", 50)} {
+		if lo, hi := Segments([]byte(text)); lo != 0 || hi != 0 {
+			t.Errorf("%q: segments from %#x to %#x", text, lo, hi)
+		}
+	}
+}
+
+// table is initialised data.
+var table = [2]int{1, 2}

@@ -175,3 +175,20 @@ func State(stat []byte) byte {
 	}
 	return 0
 }
+
+// Segments returns where the segments of a process's program begin and end in its memory, from the text of /proc/PID/stat (proc_pid_stat(5), startcode
+// and end_data, in the file: without .bss); zeros if the text does not say so, as where this process may not know.
+func Segments(stat []byte) (lo, hi uint64) {
+	i := bytes.LastIndexByte(stat, ')')
+	f := bytes.Fields(stat[i+1:]) // from the third field on
+	const startCode, endData = 26 - 3, 46 - 3
+	if i < 0 || len(f) <= endData {
+		return 0, 0
+	}
+	lo, err := strconv.ParseUint(string(f[startCode]), 10, 64)
+	hi, err2 := strconv.ParseUint(string(f[endData]), 10, 64)
+	if err != nil || err2 != nil || lo >= hi {
+		return 0, 0
+	}
+	return lo, hi
+}
