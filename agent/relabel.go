@@ -29,19 +29,26 @@ type Rule struct {
 // actions are those of rules.
 var actions = []string{"replace", "keep", "drop", "labelmap", "labeldrop", "labelkeep"}
 
-// ParseRules reads rules: see ParseRule.
+// template is a label's name in which a rule may have $1, ${1} and the like for parts of it. Prometheus takes no others in a replacement of labelmap; of
+// replace's target_label it takes any text in UTF-8, but profiles have Prometheus' older names only: see export.IsLabel.
+var template = regexp.MustCompile(`^(?:[a-zA-Z_]|\$\w+|\$\{\w+\})(?:\w|\$\w+|\$\{\w+\})*$`)
+
+// labelName is the name of a label while rules work: it may begin with "__".
+var labelName = regexp.MustCompile(`^[a-zA-Z_]\w*$`)
+
+// ParseRules reads rules: see ParseRule. Errors say which it is, counted from 1.
 func ParseRules(texts []string) (rules []*Rule, err error) {
-	for _, text := range texts {
+	for i, text := range texts {
 		r, err := ParseRule(text)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("rule %d: %w", i+1, err)
 		}
 		rules = append(rules, r)
 	}
 	return rules, nil
 }
 
-// ParseRule reads a rule in JSON.
+// ParseRule reads a rule in JSON. It refuses what Prometheus refuses, and names that no label of a profile can have.
 func ParseRule(text string) (*Rule, error) {
 	r := &Rule{Action: "replace", separator: ";", replacement: "$1"}
 	d := json.NewDecoder(bytes.NewReader([]byte(text)))
@@ -66,15 +73,42 @@ func ParseRule(text string) (*Rule, error) {
 	if r.regex, err = regexp.Compile("^(?s:" + pattern + ")$"); err != nil {
 		return nil, err
 	}
-	switch {
-	case !slices.Contains(actions, r.Action):
-		return nil, fmt.Errorf("action is %s, not %q", printable.Either(actions), r.Action)
-	case r.Action == "replace" && r.TargetLabel == "":
-		return nil, errors.New("replace needs a target_label")
-	case (r.Action == "keep" || r.Action == "drop") && len(r.SourceLabels) == 0:
-		return nil, fmt.Errorf("%s needs source_labels", r.Action)
+	r.Action = strings.ToLower(r.Action)
+	return r, r.check()
+}
+
+// check says what is wrong with a rule's fields.
+func (r *Rule) check() error {
+	const names = "a label's name has letters, digits and _, and does not begin with a digit"
+	for _, l := range r.SourceLabels {
+		if !labelName.MatchString(l) {
+			return fmt.Errorf("source_labels: %s: %q", names, l)
+		}
 	}
-	return r, nil
+	switch r.Action {
+	case "replace":
+		if r.TargetLabel == "" {
+			return errors.New("replace needs a target_label")
+		}
+		if !template.MatchString(r.TargetLabel) {
+			return fmt.Errorf("target_label: %s; $1 or ${1} stands for a part of it: %q", names, r.TargetLabel)
+		}
+	case "labelmap":
+		if !template.MatchString(r.replacement) {
+			return fmt.Errorf("replacement of labelmap: %s; $1 or ${1} stands for a part of it: %q", names, r.replacement)
+		}
+	case "keep", "drop":
+		if len(r.SourceLabels) == 0 {
+			return fmt.Errorf("%s needs source_labels", r.Action)
+		}
+	case "labeldrop", "labelkeep":
+		if r.SourceLabels != nil || r.TargetLabel != "" || r.separator != ";" || r.replacement != "$1" {
+			return fmt.Errorf("%s takes a regex, and no other field", r.Action)
+		}
+	default:
+		return fmt.Errorf("action is %s, not %q", printable.Either(actions), r.Action)
+	}
+	return nil
 }
 
 // relabel applies rules in their order. It returns false if one drops the profile. Labels whose names begin with "__" last until the last rule.
@@ -124,7 +158,7 @@ func value(labels []export.Label, name string) string {
 
 // set gives a label its value; an empty one takes the label away. What is no label's name changes nothing.
 func set(labels []export.Label, name, value string) []export.Label {
-	if !export.IsLabel(strings.TrimPrefix(name, "__")) {
+	if !labelName.MatchString(name) {
 		return labels
 	}
 	labels = slices.DeleteFunc(labels, func(l export.Label) bool { return l.Name == name })

@@ -62,6 +62,68 @@ func TestRelabel(t *testing.T) {
 	}
 }
 
+// TestRuleNames: names are taken and refused as Prometheus does with metric_name_validation_scheme: legacy (its Config.Validate in model/relabel). An error says
+// which rule it is.
+func TestRuleNames(t *testing.T) {
+	for rule, want := range map[string]string{
+		`{"target_label":"a"}`:                                        "",
+		`{"target_label":"_a1"}`:                                      "",
+		`{"target_label":"__tmp"}`:                                    "",
+		`{"target_label":"__1"}`:                                      "",
+		`{"target_label":"${1}"}`:                                     "",
+		`{"target_label":"$1"}`:                                       "",
+		`{"target_label":"$1_x"}`:                                     "",
+		`{"target_label":"app_${1}_x${name}"}`:                        "",
+		`{"target_label":"a","action":"REPLACE"}`:                     "",
+		`{"target_label":"a","replacement":"any thing: $1"}`:          "",
+		`{"action":"labelmap"}`:                                       "",
+		`{"action":"labelmap","regex":"k8s_(.+)","replacement":"$1"}`: "",
+		`{"action":"labelmap","replacement":"x_${1}"}`:                "",
+		`{"action":"labelmap","source_labels":["a"]}`:                 "",
+		`{"action":"labeldrop","regex":"a"}`:                          "",
+		`{"action":"labeldrop","regex":"a","separator":";"}`:          "",
+
+		`{"target_label":"a-b"}`:                                          "target_label: a label's name",
+		`{"target_label":"a b"}`:                                          "target_label: a label's name",
+		`{"target_label":"k8s.pod.name"}`:                                 "target_label: a label's name",
+		`{"target_label":"1a"}`:                                           "target_label: a label's name",
+		`{"target_label":"gr\u00f6\u00dfe"}`:                              "target_label: a label's name",
+		`{"target_label":"${1"}`:                                          "target_label: a label's name",
+		`{"target_label":"${}"}`:                                          "target_label: a label's name",
+		`{"target_label":"$"}`:                                            "target_label: a label's name",
+		`{"target_label":"$$1"}`:                                          "target_label: a label's name",
+		`{"target_label":"1${1}"}`:                                        "target_label: a label's name",
+		`{"target_label":"a\n"}`:                                          "target_label: a label's name",
+		`{"target_label":"a","source_labels":["k8s.pod.name"]}`:           "source_labels: a label's name",
+		`{"target_label":"a","source_labels":["a",""]}`:                   "source_labels: a label's name",
+		`{"action":"labelmap","replacement":""}`:                          "replacement of labelmap: a label's name",
+		`{"action":"labelmap","replacement":"a-${1}"}`:                    "replacement of labelmap: a label's name",
+		`{"action":"labelmap","replacement":"a.b"}`:                       "replacement of labelmap: a label's name",
+		`{"action":"labeldrop","regex":"a","source_labels":["a"]}`:        "labeldrop takes a regex",
+		`{"action":"labelkeep","regex":"a","target_label":"a"}`:           "labelkeep takes a regex",
+		`{"action":"labelkeep","regex":"a","replacement":"b"}`:            "labelkeep takes a regex",
+		`{"action":"labeldrop","regex":"a","separator":","}`:              "labeldrop takes a regex",
+		`{"source_labels":["a"],"action":"keep","regex":"b","modulus":1}`: "unknown field",
+	} {
+		rules, err := ParseRules([]string{`{"target_label":"first"}`, rule})
+		if want == "" && (err != nil || len(rules) != 2) || want != "" && (err == nil || !strings.HasPrefix(err.Error(), "rule 2: ") || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", rule, err, want)
+		}
+	}
+	// Labels that last until the last rule may have any name.
+	var rules []*Rule
+	for _, tmp := range []string{"__1", "____", "_"} {
+		more, err := ParseRules([]string{`{"source_labels":["a"],"target_label":"` + tmp + `"}`, `{"source_labels":["` + tmp + `"],"target_label":"last` + tmp + `"}`})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rules = append(rules, more...)
+	}
+	if got, ok := relabel([]export.Label{{Name: "a", Value: "x"}}, rules); !ok || len(got) != 5 || value(got, "last____") != "x" || value(got, "_") != "x" {
+		t.Errorf("%v %v", got, ok)
+	}
+}
+
 func FuzzRule(f *testing.F) {
 	f.Add(`{"source_labels":["unit"],"regex":"(.*)[.]service","target_label":"name"}`, "nginx.service")
 	f.Fuzz(func(t *testing.T, text, v string) {
