@@ -22,12 +22,16 @@ type Queue struct {
 	tell   func(error)
 	more   chan struct{} // there are items; of one element
 	closed bool
+
+	pause  time.Duration   // after the last failure; 0: there was none
+	faulty *export.Request // the one that may be sent some times only
+	faults int             // how often it was
 }
 
 // QueueStats says what has become of the requests of a queue.
 type QueueStats struct {
 	Sent, SentBytes uint64
-	Refused         uint64 // by the target: it will not take them, however often they are sent
+	Refused         uint64 // by the target: it will not take them, however often they are sent, or has not, as often as they may be
 	Dropped         uint64 // for want of room, or at the end
 	Retries         uint64 // attempts that the target asked to repeat
 	Waiting         int    // requests
@@ -116,7 +120,6 @@ func (q *Queue) Run(ctx context.Context, grace time.Duration, tell func(error)) 
 		case <-sending.Done():
 		}
 	})()
-	pause := time.Duration(0) // after the last failure
 	for ctx.Err() == nil {
 		r := q.head()
 		if r == nil {
@@ -128,12 +131,11 @@ func (q *Queue) Run(ctx context.Context, grace time.Duration, tell func(error)) 
 		}
 		wait := q.send(sending, r)
 		if wait < 0 {
-			pause = 0
 			continue
 		}
-		pause = min(max(2*pause, leastPause), mostPause)
+		q.pause = min(max(2*q.pause, leastPause), mostPause)
 		// From half of the pause to all of it: machines that lost the engine together do not come back together.
-		wait = max(wait, pause/2+rand.N(pause/2+1))
+		wait = max(wait, q.pause/2+rand.N(q.pause/2+1))
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
@@ -188,6 +190,18 @@ func sendTo(ctx context.Context, t *Target, r *export.Request) (export.Receipt, 
 	}
 }
 
+// again says whether a request may be sent once more after such an answer.
+func (q *Queue) again(r *export.Request, l *export.Later) bool {
+	if l.Times == 0 {
+		return true
+	}
+	if q.faulty != r {
+		q.faulty, q.faults = r, 0
+	}
+	q.faults++
+	return q.faults < l.Times
+}
+
 // send tries to send the oldest request once. It returns for how long the target asks to wait before it is tried again; less than 0 if it has
 // not to be.
 func (q *Queue) send(ctx context.Context, r *export.Request) time.Duration {
@@ -207,11 +221,14 @@ func (q *Queue) send(ctx context.Context, r *export.Request) time.Duration {
 		q.stats.Sent++
 		q.stats.SentBytes += uint64(receipt.Bytes)
 		q.stats.Last = time.Now()
-	case errors.As(err, &later):
+	case errors.As(err, &later) && q.again(r, later):
 		q.stats.Retries++
 		return later.After
 	default:
 		q.stats.Refused++
+	}
+	if later == nil { // else the next one may find the same
+		q.pause = 0
 	}
 	if len(q.items) > 0 && q.items[0] == r { // it may have had to make room meanwhile
 		q.bytes -= int64(len(r.Body))

@@ -138,6 +138,55 @@ func TestQueueAnswers(t *testing.T) {
 	})
 }
 
+// A request that makes the engine fail is sent five times, and holds up the others for some seconds. An engine that fails all requests costs few.
+func TestQueueFaults(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fault, tried := &export.Later{Times: 5, Err: errors.New("500 Internal Server Error")}, 0
+		all := false
+		e, q := newEngine(func(body string) error {
+			switch {
+			case body == "0001":
+				if tried++; tried == 3 {
+					return &export.Later{Err: errors.New("503 Service Unavailable")} // is none of the five
+				}
+				return fault
+			case all:
+				return fault
+			}
+			return nil
+		}, 1000)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { q.Run(ctx, time.Second, e.tell); close(done) }()
+		for i := range 4 {
+			q.Put(request(i))
+		}
+		time.Sleep(leastPause * (1 + 2 + 4 + 8 + 16))
+		synctest.Wait()
+		if s := q.Stats(); s.Sent != 3 || s.Refused != 1 || s.Retries != 5 || tried != 6 || s.Waiting != 0 {
+			t.Errorf("one that makes the engine fail, tried %d times: %+v", tried, s)
+		}
+		e.mu.Lock()
+		all = true
+		e.mu.Unlock()
+		for i := range 60 {
+			q.Put(request(100 + i))
+			time.Sleep(10 * time.Second)
+		}
+		e.mu.Lock()
+		all = false
+		e.mu.Unlock()
+		time.Sleep(mostPause)
+		synctest.Wait()
+		// After the pauses of the first (7.5 s at least) and the second (116 s), each takes four of a minute at least.
+		if s := q.Stats(); s.Refused < 3 || s.Refused > 4 || s.Sent != 3+60+1-s.Refused || s.Waiting != 0 {
+			t.Errorf("an engine that fails for ten minutes: %+v", s)
+		}
+		cancel()
+		<-done
+	})
+}
+
 // At the end, what is left is sent, unless the engine does not take it; then it is counted.
 func TestQueueEnds(t *testing.T) {
 	for _, c := range []struct {

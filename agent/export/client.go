@@ -30,6 +30,7 @@ const (
 	maxAnswer = 64 << 10         // bytes read of an answer's body
 	maxWords  = 300              // characters shown of what a server says
 	maxAfter  = time.Hour        // a server may ask to wait for
+	maxFaults = 5                // times that a request is sent to a server that says of itself that it has a fault
 	maxRoots  = 4 << 20          // bytes of a file of certificates
 )
 
@@ -183,13 +184,18 @@ func (c *Client) do(req *http.Request) (*Answer, error) {
 	return a, nil
 }
 
-// SendJSON posts a request in JSON. The error is a *Refused or a *Later.
+// SendJSON posts a request in JSON. The error is a *Refused or a *Later. Engines that take JSON answer 500 both where a part of them is away and where the
+// request makes them fail, so it may be sent again some times only.
 func (c *Client) SendJSON(ctx context.Context, path string, header http.Header, r *Request) (Receipt, error) {
 	h := http.Header{"Content-Type": {"application/json"}}
 	maps.Copy(h, header)
 	a, err := c.Post(ctx, path, h, r.Body)
 	if err == nil {
 		err = a.Err()
+	}
+	var refused *Refused
+	if errors.As(err, &refused) && a.Status == http.StatusInternalServerError {
+		err = &Later{After: a.after(time.Now()), Times: maxFaults, Err: errors.New(joined(refused.Status, refused.Words))}
 	}
 	if err != nil {
 		return Receipt{}, err

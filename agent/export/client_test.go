@@ -30,6 +30,22 @@ func client(t testing.TB, server string, o Options) *Client {
 	return c
 }
 
+// TestSendJSON: the fault of an engine may go away, or be the request's. So it may be sent again, a few times.
+func TestSendJSON(t *testing.T) {
+	for status, want := range map[int]Later{500: {Times: maxFaults, After: 3 * time.Second}, 501: {Times: -1}, 503: {After: 3 * time.Second}, 400: {Times: -1}} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Retry-After", "3")
+			http.Error(w, `{"message":"no ingester"}`, status)
+		}))
+		_, err := client(t, s.URL, Options{}).SendJSON(context.Background(), "a", nil, &Request{})
+		s.Close()
+		var later *Later
+		if errors.As(err, &later) != (want.Times >= 0) || later != nil && (later.Times != want.Times || later.After != want.After) || !strings.Contains(err.Error(), http.StatusText(status)+": no ingester") {
+			t.Errorf("%d: %v, want %+v", status, err, want)
+		}
+	}
+}
+
 // TestAnswers: what each answer means for the batch, however hostile it is.
 func TestAnswers(t *testing.T) {
 	token := filepath.Join(t.TempDir(), "token")

@@ -64,6 +64,7 @@ func (r *Refused) Error() string { return joined("refused: "+r.Status, r.Words) 
 // Later is the error of a batch that may be sent again.
 type Later struct {
 	After time.Duration // what the server asks to wait; 0: it does not say
+	Times int           // it may be sent at most so often with such an answer; 0: there is no bound
 	Err   error
 }
 
