@@ -37,7 +37,7 @@ func agentCmd() *cobra.Command {
 }
 
 func newAgent() (*cobra.Command, *agentRun) {
-	var a agentRun
+	a := agentRun{logs: "text"}
 	c := &cobra.Command{
 		Use:   "agent [flags] [-- COMMAND [ARG...]]",
 		Short: "Profile the machine all the time, and send the profiles to an engine",
@@ -62,9 +62,10 @@ are counted. http://ADDRESS/metrics, /healthz and /readyz say how the agent does
 there shows the last minutes as unspool serve does, to those who open the address with its token, which the agent logs.
 
 Each flag can be a line of the file that --config names, in TOML (output = ["otlp=http://127.0.0.1:4318"]), or an
-environment variable (UNSPOOL_AGENT_OUTPUT; lists are separated by spaces). The command line comes first, then the
-environment, then the file. --print-config prints what holds. An agent with a file reads it again on SIGHUP: outputs,
-labels, rules, the interval and the queue change at once; the rest changes when the agent starts again.`,
+environment variable (UNSPOOL_AGENT_OUTPUT; a list has its values between blanks, one a line, or as a JSON array). The
+command line comes first, then the environment, then the file. --print-config prints what holds, and the defaults. An
+agent with a file reads it again on SIGHUP: outputs, labels, rules, the interval and the queue change at once; the rest
+changes when the agent starts again.`,
 		Example: `  unspool agent --output pyroscope=http://127.0.0.1:4040
   unspool agent --output otlp=grpc://collector:4317 --label region=north --interval 30s
   unspool agent --output files=/var/lib/unspool -F 49 --comm '^nginx'
@@ -82,7 +83,7 @@ labels, rules, the interval and the queue change at once; the rest changes when 
 			if len(args) == 0 && len(a.PIDs) == 0 {
 				a.All = true
 			}
-			if err := a.check(); err != nil {
+			if err := a.config.Blame(a.check()); err != nil {
 				return err
 			}
 			var h slog.Handler = slog.NewTextHandler(stderr, nil)
@@ -90,15 +91,16 @@ labels, rules, the interval and the queue change at once; the rest changes when 
 				h = slog.NewJSONHandler(stderr, nil)
 			}
 			a.Log = slog.New(h)
-			return exitStatus(daemon.Run(c.Context(), a.Options))
+			return a.config.Blame(exitStatus(daemon.Run(c.Context(), a.Options)))
 		},
 	}
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
 	a.plan.flags(c)
-	f.Lookup("frequency").Usage = fmt.Sprintf("samples a second on each processor (default %d)", daemon.Frequency)
+	f.Lookup("frequency").Usage, f.Lookup("frequency").DefValue = "samples a second on each processor", fmt.Sprint(daemon.Frequency)
 	f.Lookup("off-cpu").Usage = "record the time threads are blocked, too, as profiles of their own; -e off-cpu: only that; only with --source ebpf (root)"
-	f.Lookup("off-cpu-threshold").Usage += fmt.Sprintf(" (default %s; 1ns: all waits)", daemon.WaitThreshold)
+	f.Lookup("off-cpu-threshold").Usage += "; 1ns: all waits"
+	f.Lookup("off-cpu-threshold").DefValue = daemon.WaitThreshold.String()
 	a.sending.server(c, "output", "where profiles go")
 	cli.Var(c, &a.Interval, "interval", "10s", "send profiles of this time each", cli.Duration)
 	f.StringArrayVar(&a.relabel, "relabel", nil, "a rule that changes labels or drops profiles, as Prometheus' relabel_config, in JSON; may be repeated")
@@ -108,12 +110,12 @@ labels, rules, the interval and the queue change at once; the rest changes when 
 	f.StringVar(&a.kubelet.TokenFile, "kubelet-token-file", kubelet.Account+"token", "a file with the token for the kubelet")
 	f.BoolVar(&a.kubelet.Insecure, "kubelet-insecure", false, "do not check the kubelet's certificate")
 	f.BoolVar(&a.Self, "process-context", true, "use the service names that processes publish by OpenTelemetry's process context")
-	cli.Var(c, &a.Listen, "listen", "127.0.0.1:9797", "address and port of /metrics, /healthz and /readyz; empty: none", addressOrNone)
+	cli.Var(c, &a.Listen, "listen", "127.0.0.1:9797", "address and port of /metrics, /healthz and /readyz; empty: none", cli.AddressOrNone)
 	cli.Var(c, &a.Page, "page", pageTime.String(), "how much time the page at --listen shows; 0: no page. If given, the page is served to other machines, too", cli.DurationOr0)
 	cli.Var(c, &a.MaxCPU, "max-cpu", "", "use at most so much of one processor, such as 1%: above it, fewer events take samples, each of more weight, and --off-cpu-threshold rises", cli.Percent)
 	cli.Var(c, &a.MaxMemory, "max-memory", "", "use at most this much memory, such as 64M, the kernel's tables and rings included; below 256M, there are no lines, no inlined calls and no page", cli.Size)
 	a.config = cli.NewConfig(c, "UNSPOOL_AGENT")
-	cli.OneOf(c, &a.logs, "log-format", "how messages are written (first): text, json", "text", "json")
+	cli.OneOf(c, &a.logs, "log-format", "how messages are written: text, json", "text", "json")
 	sourceFlag(c, &a.plain)
 	return c, &a
 }
@@ -169,14 +171,7 @@ func (a *agentRun) again() (daemon.Changeable, []string, error) {
 	_, b := newAgent()
 	err := b.config.ReadAs(a.config)
 	if err == nil {
-		err = b.checkSettings()
+		err = b.config.Blame(b.checkSettings())
 	}
 	return b.Changeable, a.config.Differing(b.config, reloadable), err
-}
-
-func addressOrNone(flag, s string) (string, error) {
-	if s == "" {
-		return "", nil
-	}
-	return cli.Address(flag, s)
 }

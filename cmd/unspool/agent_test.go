@@ -377,7 +377,7 @@ func TestAgentConfig(t *testing.T) {
 	}
 	r := show([]string{"UNSPOOL_AGENT_INTERVAL=40s", "UNSPOOL_AGENT_FREQUENCY=7"}, "--interval", "50s")
 	r.want(t, 0, "")
-	want := "frequency = \"7\"\ninterval = \"50s\"\nlabel = [\"region=north\", \"team=x y\"]\noutput = [\"files=/a\", \"files=/b c\"]\n"
+	want := "frequency = 7\ninterval = \"50s\"\nlabel = [\"region=north\", \"team=x y\"]\noutput = [\"files=/a\", \"files=/b c\"]\n"
 	if !strings.Contains(r.out, want) {
 		t.Errorf("got %q, want %q", r.out, want)
 	}
@@ -399,7 +399,7 @@ func TestAgentConfig(t *testing.T) {
 		"colour = \"red\"":              `there is no flag "colour"`,
 		"config = \"x\"":                `there is no flag "config"`,
 		"interval = [\"1s\", \"x\"":     "agent.toml",
-		"frequency = \"x\"":             "agent.toml: frequency: .*x",
+		"frequency = \"x\"":             `agent.toml: frequency takes a number such as 10, not "x"`,
 		"output = [[\"a\"]]":            "agent.toml: output: want a string",
 		"output = 1979-05-27T07:32:00Z": "agent.toml: output: want a string",
 	} {
@@ -409,9 +409,37 @@ func TestAgentConfig(t *testing.T) {
 	runProgram(t, "agent").want(t, 2, "name an engine with --output")
 	runProgram(t, "agent", "--output", "x=y").want(t, 2, "--output: a target is KIND=URL")
 	runProgram(t, "agent", "--output", "files=/proc/nowhere").want(t, 2, "--output: files: .*/proc/nowhere")
-	runProgram(t, "agent", "--output", "parca=http://x", "--relabel", "{\"action\":\"keep\"}").want(t, 2, "--relabel: keep needs source_labels")
+	runProgram(t, "agent", "--output", "parca=http://x", "--relabel", "{\"action\":\"keep\"}").want(t, 2, "--relabel: rule 1: keep needs source_labels")
 	runProgram(t, "agent", "--output", "parca=http://x", "--interval", "1ms").want(t, 2, "--interval is 1s to an hour")
 	runProgram(t, "agent", "--output", "parca=http://x", "--listen", ":80").want(t, 2, "--listen \":80\": name the address, too")
+
+	// Mistakes of the file and the environment name their place, also those that are found later.
+	for text, want := range map[string]string{
+		"output = [\"x=y\"]":                                     `agent.toml: output: a target is KIND=URL`,
+		"output = [\"files=/tmp\"]\ninterval = \"1ms\"":          `agent.toml: interval is 1s to an hour`,
+		"output = [\"files=/tmp\"]\ninterval = \"soon\"":         `agent.toml: interval takes a time such as 10s, not "soon"`,
+		"output = [\"files=/tmp\"]\nlisten = \":80\"":            `agent.toml: listen ":80": name the address, too`,
+		"output = [\"files=/tmp\"]\nlisten = \"192.0.2.1:1\"":    `agent.toml: listen: listen tcp 192.0.2.1:1`,
+		"output = [\"files=/tmp\"]\nfrequency = 0":               `agent.toml: frequency takes a number of samples`,
+		"output = [\"files=/tmp\"]\n[[relabel]]\naction = \"x\"": `agent.toml: relabel: rule 1: action is`,
+	} {
+		write(text + "\n")
+		runProgram(t, "agent", "--config", file).want(t, 2-boolean(strings.Contains(want, "tcp")), want)
+	}
+	c := program(t, "agent", "--output", "files=/tmp")
+	c.Env = append(c.Env, `UNSPOOL_AGENT_RELABEL=[{"source_labels": ["unit"], "regex": "a b", "action": "keep"}, {"action": "drop"}]`)
+	finish(t, c).want(t, 2, "^unspool: UNSPOOL_AGENT_RELABEL: rule 2: drop needs source_labels")
+
+	// What is printed without settings is a configuration, with the defaults.
+	r = runProgram(t, "agent", "--print-config")
+	r.want(t, 0, "")
+	for _, line := range []string{"frequency = 19", "interval = \"10s\"", "log-format = \"text\"", "off-cpu-threshold = \"10ms\"", "process-context = true"} {
+		if !strings.Contains(r.out, "\n# "+line+"\n") {
+			t.Errorf("no default %s in\n%s", line, r.out)
+		}
+	}
+	write(strings.ReplaceAll(strings.ReplaceAll(r.out, "# Defaults:\n", ""), "# ", "") + "output = [\"files=/tmp\"]\nlabel = [\"x\"]\n")
+	runProgram(t, "agent", "--config", file).want(t, 2, "agent.toml: label: ") // and nothing else is wrong
 }
 
 func boolean(b bool) int {

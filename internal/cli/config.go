@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -29,6 +30,7 @@ type Config struct {
 	prefix string // of variables
 	path   string
 	given  map[string][]string // what flags of the command line were set to
+	origin map[string]string   // of the values of other flags that are set: a variable, or a file and the name in it
 	values map[string]any      // of all flags that are set, as the file would have them
 }
 
@@ -96,6 +98,7 @@ func (f *Config) read() (err error) {
 			return err
 		}
 	}
+	f.origin = map[string]string{}
 	f.c.Flags().VisitAll(func(flag *pflag.Flag) {
 		if err != nil || !configurable(flag) {
 			return
@@ -108,22 +111,29 @@ func (f *Config) read() (err error) {
 		where := fmt.Sprintf("%s: %s", f.path, flag.Name)
 		switch {
 		case f.given[flag.Name] != nil:
+			return
 		case inEnv && list:
-			where, words = f.variable(flag.Name), strings.Fields(env)
+			where = f.variable(flag.Name)
+			words, err = listWords(env)
 		case inEnv:
 			where, words = f.variable(flag.Name), []string{env}
 		case inFile:
 			words, err = flagWords(value)
+		default:
+			return
+		}
+		f.origin[flag.Name] = where
+		if err != nil {
+			err = Usage("%s: %v", where, err)
 		}
 		for _, w := range words {
 			if err == nil {
 				err = f.c.Flags().Set(flag.Name, w)
 			}
-		}
-		if said := (*Exit)(nil); errors.As(err, &said) {
-			err = said
-		} else if err != nil {
-			err = Usage("%s: %v", where, err)
+			if err != nil {
+				err = f.Blame(flagError(f.c, err, nil))
+				return
+			}
 		}
 	})
 	if err != nil {
@@ -141,6 +151,35 @@ func (f *Config) read() (err error) {
 		}
 	})
 	return nil
+}
+
+// Blame returns an error that begins with a flag as one that begins with the place that the flag's value is from, if that is not the command line.
+func (f *Config) Blame(err error) error {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	for name, where := range f.origin {
+		rest, ok := after(text, "--"+name)
+		if short := f.c.Flags().Lookup(name).Shorthand; !ok && short != "" {
+			rest, ok = after(text, "-"+short)
+		}
+		if !ok {
+			continue
+		}
+		moved := errors.New(where + rest)
+		if exit := (*Exit)(nil); errors.As(err, &exit) {
+			return &Exit{exit.Status, moved}
+		}
+		return moved
+	}
+	return err
+}
+
+// after returns what follows a flag at the beginning of a text, which is not the rest of a longer name.
+func after(text, flag string) (rest string, ok bool) {
+	rest, ok = strings.CutPrefix(text, flag)
+	return rest, ok && (rest == "" || rest[0] == ' ' || rest[0] == ':')
 }
 
 // variable is the environment's name of a flag.
@@ -166,6 +205,44 @@ func readTOML(path string) (file map[string]any, err error) {
 	}
 	return file, nil
 }
+
+// listWords splits the value of a variable that is a list: an array in JSON, of strings or, for rules, objects; else lines, if there are several; else
+// words.
+func listWords(s string) (out []string, err error) {
+	if inside, ok := strings.CutPrefix(strings.TrimSpace(s), "["); ok && strings.ContainsAny(first(strings.TrimSpace(inside)), `"{]`) {
+		var all []json.RawMessage
+		if err := json.Unmarshal([]byte(s), &all); err != nil {
+			return nil, fmt.Errorf("what begins with [ is an array in JSON: %w", err)
+		}
+		for _, e := range all {
+			var word string
+			switch first(string(e)) {
+			case `"`:
+				if err := json.Unmarshal(e, &word); err != nil {
+					return nil, err
+				}
+			case "{":
+				word = string(e)
+			default:
+				return nil, fmt.Errorf("want strings or objects in the array, not %s", e)
+			}
+			out = append(out, word)
+		}
+		return out, nil
+	}
+	if !strings.Contains(strings.TrimSpace(s), "\n") {
+		return strings.Fields(s), nil
+	}
+	for line := range strings.Lines(s) {
+		if line = strings.TrimSpace(line); line != "" {
+			out = append(out, line)
+		}
+	}
+	return out, nil
+}
+
+// first returns the first byte of a text, if there is one.
+func first(s string) string { return s[:min(len(s), 1)] }
 
 // flagWords returns what a flag is set to, one call each.
 func flagWords(v any) (out []string, err error) {
@@ -200,8 +277,40 @@ func flagWords(v any) (out []string, err error) {
 	return out, err
 }
 
-// Write writes the flags that are set, as a file that --config takes.
-func (f *Config) Write(w io.Writer) error { return toml.NewEncoder(w).Encode(f.values) }
+// Write writes the flags that are set, as a file that --config takes, then as comments the defaults of others: to be set can mean more than the value.
+func (f *Config) Write(w io.Writer) error {
+	var set, unset bytes.Buffer
+	var err error
+	f.c.Flags().VisitAll(func(flag *pflag.Flag) {
+		if v := f.values[flag.Name]; v != nil {
+			err = cmp.Or(err, writeValue(&set, flag, v))
+		} else if zero := []string{"", "0", "[]"}; configurable(flag) && !slices.Contains(zero, flag.DefValue) {
+			unset.WriteString("# ")
+			err = cmp.Or(err, writeValue(&unset, flag, flag.DefValue))
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if set.Len() > 0 && unset.Len() > 0 {
+		set.WriteByte('\n')
+	}
+	if unset.Len() > 0 {
+		fmt.Fprintf(&set, "# Defaults:\n%s", unset.Bytes())
+	}
+	_, err = w.Write(set.Bytes())
+	return err
+}
+
+// writeValue writes a line of a file.
+func writeValue(w io.Writer, flag *pflag.Flag, v any) error {
+	switch flag.Value.Type() {
+	case "bool", "uint32", "uint64":
+		_, err := fmt.Fprintf(w, "%s = %s\n", flag.Name, v)
+		return err
+	}
+	return toml.NewEncoder(w).Encode(map[string]any{flag.Name: v})
+}
 
 // Differing returns the flags that differ between two configurations, except those of a list; sorted.
 func (f *Config) Differing(other *Config, except []string) []string {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -19,6 +20,7 @@ func configured() (*cobra.Command, *Config) {
 	c.Flags().StringArray("rule", nil, "")
 	c.Flags().Uint64("frequency", 0, "")
 	c.Flags().String("interval", "10s", "")
+	c.Flags().BoolP("brief", "b", false, "")
 	c.Flags().Bool("secret", false, "")
 	c.Flags().MarkHidden("secret")
 	return c, NewConfig(c, "TOOL")
@@ -51,7 +53,8 @@ func TestConfig(t *testing.T) {
 	t.Setenv("TOOL_FREQUENCY", "7")
 	t.Setenv("TOOL_CONFIG", file)
 	got, before, err := read("--interval", "50s")
-	want := "frequency = \"7\"\ninterval = \"50s\"\nlabel = [\"region=north\", \"team=x y\"]\noutput = [\"files=/a\", \"files=/b c\"]\nrule = [\"{\\\"keys\\\":[\\\"unit\\\"]}\"]\n"
+	const defaults = "# Defaults:\n"
+	want := "frequency = 7\ninterval = \"50s\"\nlabel = [\"region=north\", \"team=x y\"]\noutput = [\"files=/a\", \"files=/b c\"]\nrule = [\"{\\\"keys\\\":[\\\"unit\\\"]}\"]\n\n" + defaults + "# brief = false\n"
 	if got != want || err != nil || before.Path() != file {
 		t.Errorf("of %s, %v:\n%q, want\n%q", before.Path(), err, got, want)
 	}
@@ -73,7 +76,7 @@ func TestConfig(t *testing.T) {
 	os.Unsetenv("TOOL_FREQUENCY")
 	t.Setenv("TOOL_OUTPUT", "a=b  c=d")
 	write("")
-	if got, _, err := read(); got != "interval = \"40s\"\noutput = [\"a=b\", \"c=d\"]\n" || err != nil {
+	if got, _, err := read(); got != "interval = \"40s\"\noutput = [\"a=b\", \"c=d\"]\n\n"+defaults+"# brief = false\n" || err != nil {
 		t.Errorf("%q, %v", got, err)
 	}
 	for text, want := range map[string]string{
@@ -81,7 +84,8 @@ func TestConfig(t *testing.T) {
 		"config = \"x\"":               `: there is no flag "config"$`,
 		"secret = true":                `: there is no flag "secret"$`,
 		"label = [\"1s\", \"x\"":       `tool.toml`,
-		"frequency = \"x\"":            `tool.toml: frequency: .*x`,
+		"frequency = \"x\"":            `tool.toml: frequency takes a number such as 10, not "x"$`,
+		"brief = \"x\"":                `tool.toml: brief takes true or false, not "x"$`,
 		"label = [[\"a\"]]":            `tool.toml: label: want a string`,
 		"label = 1979-05-27T07:32:00Z": `tool.toml: label: want a string`,
 		strings.Repeat("#", 1<<20+1):   `larger than a configuration can be`,
@@ -93,7 +97,86 @@ func TestConfig(t *testing.T) {
 	}
 	t.Setenv("TOOL_FREQUENCY", "often")
 	write("")
-	if _, _, err := read(); err == nil || !strings.HasPrefix(err.Error(), "TOOL_FREQUENCY: ") {
+	if _, _, err := read(); err == nil || err.Error() != `TOOL_FREQUENCY takes a number such as 10, not "often"` {
 		t.Error(err)
+	}
+	os.Unsetenv("TOOL_FREQUENCY")
+	os.Unsetenv("TOOL_INTERVAL")
+	os.Unsetenv("TOOL_OUTPUT")
+
+	// What is printed without any setting is a configuration, and stays one with its defaults.
+	write("")
+	if got, _, err = read(); got != defaults+"# brief = false\n# interval = \"10s\"\n" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	write(strings.ReplaceAll(strings.ReplaceAll(got, defaults, ""), "# ", ""))
+	if got, _, err := read(); got != "brief = false\ninterval = \"10s\"\n" || err != nil {
+		t.Errorf("with the defaults: %q, %v", got, err)
+	}
+}
+
+// TestBlame: an error about a flag names where its value is from.
+func TestBlame(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "tool.toml")
+	if err := os.WriteFile(file, []byte("interval = \"1s\"\nrule = [\"x\"]\nbrief = true\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TOOL_LABEL", "a=b")
+	t.Setenv("TOOL_RULE", "y")
+	c, f := configured()
+	if err := c.ParseFlags([]string{"--config", file, "--output", "z"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Read(); err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{
+		"--interval is 2s to an hour": file + ": interval is 2s to an hour",
+		"--interval":                  file + ": interval",
+		"--interval: x":               file + ": interval: x",
+		"--intervals are x":           "--intervals are x",
+		"-b needs --label":            file + ": brief needs --label",
+		"-bx":                         "-bx",
+		"--label: twice":              "TOOL_LABEL: twice",
+		"--rule: rule 1: x":           "TOOL_RULE: rule 1: x",
+		"--output: x":                 "--output: x",
+		"--frequency: x":              "--frequency: x",
+		"name an engine":              "name an engine",
+	} {
+		exit := (*Exit)(nil)
+		if err := f.Blame(Usage("%s", text)); err.Error() != want || !errors.As(err, &exit) || exit.Status != 2 {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+		if err := f.Blame(errors.New(text)); err.Error() != want || errors.As(err, &exit) {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+	}
+	if err := f.Blame(nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLists: a variable that is a list has words, lines, or an array in JSON.
+func TestLists(t *testing.T) {
+	for text, want := range map[string][]string{
+		"":                        nil,
+		" a=b  c=d ":              {"a=b", "c=d"},
+		"a b\nc\n\n  d e \n":      {"a b", "c", "d e"},
+		"a b\n":                   {"a", "b"},
+		`["a b", "c\u00e9\n"]`:    {"a b", "cé\n"},
+		" [\n \"a b\"\n]\n":       {"a b"},
+		`[{"a": "b c"}, {"d":1}]`: {`{"a": "b c"}`, `{"d":1}`},
+		"[]":                      nil,
+		"{\"a\": 1}\n{\"b\": 2}":  {`{"a": 1}`, `{"b": 2}`},
+		"[a-z]x [0-9]":            {"[a-z]x", "[0-9]"},
+	} {
+		if got, err := listWords(text); !slices.Equal(got, want) || err != nil {
+			t.Errorf("%q: %q, %v; want %q", text, got, err, want)
+		}
+	}
+	for _, text := range []string{`["a"`, `["a", 1]`, `["a", ["b"]]`, `["a"] b`, `[{"a"}]`, `["a", null]`} {
+		if got, err := listWords(text); err == nil {
+			t.Errorf("%q: %q", text, got)
+		}
 	}
 }

@@ -109,6 +109,14 @@ func Address(flag, s string) (string, error) {
 	return s, nil
 }
 
+// AddressOrNone is Address, and takes "".
+func AddressOrNone(flag, s string) (string, error) {
+	if s == "" {
+		return "", nil
+	}
+	return Address(flag, s)
+}
+
 // Directories returns an error that names the first of a flag's values that is no directory. "" is a flag that is not given.
 func Directories(flag string, paths ...string) error {
 	for _, path := range paths {

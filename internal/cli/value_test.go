@@ -32,6 +32,12 @@ func TestValues(t *testing.T) {
 			t.Errorf("%q: %q, %v; want %q", s, got, err, want)
 		}
 	}
+	if got, err := AddressOrNone("--listen", ""); got != "" || err != nil {
+		t.Errorf("no address: %q, %v", got, err)
+	}
+	if got, err := AddressOrNone("--listen", ":80"); err == nil {
+		t.Errorf("no host: %q", got)
+	}
 	dir := t.TempDir()
 	for path, want := range map[string]string{"": "", dir: "", filepath.Join(dir, "x"): "--sysroot " + filepath.Join(dir, "x") + ": no such directory", "/dev/null": "--sysroot /dev/null: not a directory"} {
 		got := ""
