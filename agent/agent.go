@@ -38,6 +38,7 @@ type Options struct {
 	Pods    *kubelet.Pods     // names of pods and containers; may be nil
 	Self    *otelctx.Reader   // what processes say of themselves; may be nil
 	Local   *containers.Files // names of docker's and podman's containers; may be nil
+	Kernel  string            // its release, a label of all profiles; may be empty
 
 	Show func(*export.Batch) // is told of what is sent; may be nil
 }
@@ -47,6 +48,8 @@ type Settings struct {
 	Labels   []export.Label // of all profiles; these precede what is found out
 	Rules    []*Rule        // change the labels, and drop profiles
 	Interval time.Duration  // of profiles
+
+	CommandLines bool // rules may read command lines
 }
 
 // A series is the samples of one event in a place: each makes a profile of its own, because engines keep CPU time and waits apart.
@@ -70,6 +73,8 @@ type Agent struct {
 	stats   Stats
 	longest time.Duration // the longest of the intervals since stats.Last; 0: it has not changed
 
+	reader patient // of processes
+
 	left uint64 // samples of intervals that have ended, whose profiles have not all been put into queues
 	over bool   // it is too late for those
 }
@@ -84,6 +89,7 @@ type Stats struct {
 	Dropped   uint64                  // profiles, by a rule
 	Crowded   uint64                  // samples that were counted for "other", because there were too many places
 	Unplaced  uint64                  // samples of processes that had gone before it was known where they lived
+	Unread    uint64                  // processes of which a rule asks what could not be read in time
 	Stops     [unwind.NumStops]uint64 // of user stacks, by why they end
 	Processes int                     // in the last interval
 	Last      time.Time               // when it ended
@@ -92,9 +98,8 @@ type Stats struct {
 // A group is what the samples of a profile have in common.
 type group struct {
 	service string
-	uid     string // if a rule asks for it
-	user    string // likewise
-	self    otelctx.Service
+	asked
+	self otelctx.Service
 	Place
 }
 
@@ -106,7 +111,7 @@ const (
 
 // New returns an agent whose first interval begins now.
 func New(o Options, now time.Time) *Agent {
-	return &Agent{o: o, changed: make(chan struct{}, 1), groups: map[series]*profile.Builder{}, places: map[group]bool{}, members: map[int32]group{}, since: now}
+	return &Agent{o: o, reader: patient{patience: askPatience}, changed: make(chan struct{}, 1), groups: map[series]*profile.Builder{}, places: map[group]bool{}, members: map[int32]group{}, since: now}
 }
 
 // Add takes a sample. Its error is always nil.
@@ -163,15 +168,7 @@ func (a *Agent) find(s *profile.Sample) (g group) {
 		return group{service: "kernel", Place: Place{Cgroup: "/"}}
 	}
 	g.Place = PlaceOf(s.PID)
-	if id, name := asks(a.o.Rules, "uid"), asks(a.o.Rules, "user"); id || name {
-		uid := user(s.PID)
-		if id {
-			g.uid = uid
-		}
-		if name {
-			g.user = userName(s.PID, uid)
-		}
-	}
+	g.asked = a.ask(s.PID, s.Comm)
 	g.self = a.o.Self.Of(s.PID)
 	pod := a.o.Pods != nil && g.Pod != ""
 	if pod {
@@ -223,6 +220,8 @@ func (a *Agent) labels(g *group) (out []export.Label) {
 		{Name: export.ServiceName, Value: cmp.Or(g.service, n.Service)}, {Name: "service_namespace", Value: cmp.Or(g.self.Namespace, n.ServiceNamespace)},
 		{Name: "service_instance_id", Value: g.self.Instance}, {Name: "service_version", Value: g.self.Version},
 		{Name: "deployment_environment_name", Value: g.self.Environment}, {Name: "uid", Value: g.uid}, {Name: "user", Value: g.user},
+		{Name: "comm", Value: g.comm}, {Name: "executable", Value: g.executable}, {Name: "executable_build_id", Value: g.buildID}, {Name: "cmdline", Value: g.cmdline},
+		{Name: "kernel", Value: a.o.Kernel},
 		{Name: "cgroup", Value: g.Cgroup}, {Name: "unit", Value: g.Unit},
 		{Name: "container_id", Value: g.Container}, {Name: "container", Value: n.Container}, {Name: "image", Value: n.Image},
 		{Name: "pod_uid", Value: g.Pod}, {Name: "pod", Value: n.Pod}, {Name: "namespace", Value: n.Namespace},

@@ -407,7 +407,7 @@ func TestPods(t *testing.T) {
 			"service_name=shop cgroup=/x container_id=" + id + " container=web image=shop:1.2 pod_uid=" + pod + " pod=shop-1 namespace=market controller=shop controller_kind=StatefulSet"},
 		{group{Place: Place{Pod: pod, Container: id2}}, "service_name=shop container_id=" + id2 + " pod_uid=" + pod + " pod=shop-1 namespace=market controller=shop controller_kind=StatefulSet"},
 		{group{Place: Place{Pod: strings.Repeat("0", 32)}}, "pod_uid=" + strings.Repeat("0", 32)},
-		{group{service: "own", self: otelctx.Service{Name: "own", Namespace: "n", Instance: "i", Version: "v", Environment: "e"}, uid: "7", Place: Place{Pod: pod, Container: id}},
+		{group{service: "own", self: otelctx.Service{Name: "own", Namespace: "n", Instance: "i", Version: "v", Environment: "e"}, asked: asked{uid: "7"}, Place: Place{Pod: pod, Container: id}},
 			"service_name=own service_namespace=n service_instance_id=i service_version=v deployment_environment_name=e uid=7 container_id=" + id + " container=web image=shop:1.2 pod_uid=" + pod + " pod=shop-1 namespace=market controller=shop controller_kind=StatefulSet"},
 		{group{service: "cron", Place: Place{Unit: "cron.service"}}, "service_name=cron unit=cron.service"},
 	} {

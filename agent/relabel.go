@@ -36,10 +36,13 @@ var template = regexp.MustCompile(`^(?:[a-zA-Z_]|\$\w+|\$\{\w+\})(?:\w|\$\w+|\$\
 // labelName is the name of a label while rules work: it may begin with "__".
 var labelName = regexp.MustCompile(`^[a-zA-Z_]\w*$`)
 
-// ParseRules reads rules: see ParseRule. Errors say which it is, counted from 1.
-func ParseRules(texts []string) (rules []*Rule, err error) {
+// ParseRules reads rules: see ParseRule. Errors say which it is, counted from 1. commandLines permits rules that read command lines.
+func ParseRules(texts []string, commandLines bool) (rules []*Rule, err error) {
 	for i, text := range texts {
 		r, err := ParseRule(text)
+		if err == nil && !commandLines && slices.Contains(r.SourceLabels, "cmdline") {
+			err = errors.New("command lines may hold secrets: a rule reads cmdline only with --command-lines")
+		}
 		if err != nil {
 			return nil, fmt.Errorf("rule %d: %w", i+1, err)
 		}

@@ -105,7 +105,7 @@ func TestRuleNames(t *testing.T) {
 		`{"action":"labeldrop","regex":"a","separator":","}`:              "labeldrop takes a regex",
 		`{"source_labels":["a"],"action":"keep","regex":"b","modulus":1}`: "unknown field",
 	} {
-		rules, err := ParseRules([]string{`{"target_label":"first"}`, rule})
+		rules, err := ParseRules([]string{`{"target_label":"first"}`, rule}, false)
 		if want == "" && (err != nil || len(rules) != 2) || want != "" && (err == nil || !strings.HasPrefix(err.Error(), "rule 2: ") || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", rule, err, want)
 		}
@@ -113,7 +113,7 @@ func TestRuleNames(t *testing.T) {
 	// Labels that last until the last rule may have any name.
 	var rules []*Rule
 	for _, tmp := range []string{"__1", "____", "_"} {
-		more, err := ParseRules([]string{`{"source_labels":["a"],"target_label":"` + tmp + `"}`, `{"source_labels":["` + tmp + `"],"target_label":"last` + tmp + `"}`})
+		more, err := ParseRules([]string{`{"source_labels":["a"],"target_label":"` + tmp + `"}`, `{"source_labels":["` + tmp + `"],"target_label":"last` + tmp + `"}`}, false)
 		if err != nil {
 			t.Fatal(err)
 		}

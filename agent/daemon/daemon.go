@@ -239,10 +239,19 @@ func (d *daemon) start(n *names.Namer, host string, listener net.Listener) {
 	}
 	d.began = time.Now()
 	d.agent = agent.New(agent.Options{
-		Settings: d.Settings, Outputs: d.outputs, Names: n, Info: info, Lost: d.rec.Lost, Pods: d.Pods, Self: d.self, Local: containers.New(containers.Docker, containers.Podman),
+		Settings: d.Settings, Outputs: d.outputs, Names: n, Info: info, Lost: d.rec.Lost, Pods: d.Pods, Self: d.self, Local: containers.New(containers.Docker, containers.Podman), Kernel: release(),
 		Log: func(err error) { d.Log.Error(err.Error()) }, Show: show,
 	}, d.began)
 	d.Log.Info("profiling", "target", printable.Marked(d.Target), "event", d.rec.Event(), "interval", d.Interval, "version", cli.Version())
+}
+
+// release returns the kernel's release (uname(2)); empty if it is not known.
+func release() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return ""
+	}
+	return strings.ToValidUTF8(unix.ByteSliceToString(u.Release[:]), "\ufffd")
 }
 
 // listen answers over HTTP, until stop is called.

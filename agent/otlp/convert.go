@@ -319,6 +319,12 @@ func attributeName(b *export.Batch, label string) string {
 		return "k8s.pod.uid"
 	case "cgroup":
 		return "process.linux.cgroup"
+	case "executable":
+		return "process.executable.path"
+	case "executable_build_id":
+		return "process.executable.build_id.gnu"
+	case "cmdline":
+		return "process.command_line"
 	case "container":
 		if !pod {
 			return "container.name"

@@ -308,6 +308,7 @@ func TestLabels(t *testing.T) {
 		{"service_name=s pod_uid=1 pod=p namespace=n container=web image=shop controller=c controller_kind=StatefulSet",
 			"container.image.name=shop controller_kind=StatefulSet k8s.container.name=web k8s.namespace.name=n k8s.pod.name=p k8s.pod.uid=1 k8s.statefulset.name=c service.name=s"},
 		{"service_name=s namespace=n pod=p controller=c", "controller=c namespace=n pod=p service.name=s"},
+		{"service_name=s comm=c executable=/bin/x executable_build_id=ab cmdline=x kernel=6.1", "comm=c kernel=6.1 process.command_line=x process.executable.build_id.gnu=ab process.executable.path=/bin/x service.name=s"},
 	} {
 		var labels []export.Label
 		for _, text := range strings.Fields(c.labels) {

@@ -53,9 +53,10 @@ the names of functions and inlined calls, to each --output:
 With --off-cpu, each place has a second profile, of the time for which its threads waited. Waits shorter than
 --off-cpu-threshold are recorded by chance, at a weight that keeps sums right on average.
 
-Each profile has the labels service_name, node, cgroup, unit, container_id, container, image and pod_uid, as far as they
-are known, and those of --label. --kubelet adds the names of pods, their containers and workloads. A process may name
-its service itself, by OpenTelemetry's process context. Command lines are not sent.
+Each profile has the labels service_name, node, kernel, cgroup, unit, container_id, container, image and pod_uid, as far
+as they are known, and those of --label. --kubelet adds the names of pods, their containers and workloads. A process may
+name its service itself, by OpenTelemetry's process context. Where a --relabel rule reads uid, user, comm, executable or
+executable_build_id, processes that differ have profiles of their own; so with cmdline, if --command-lines permits it.
 
 Where an engine is away or busy, profiles wait in --queue bytes of memory; when these are full, the oldest go, and
 are counted. http://ADDRESS/metrics, /healthz and /readyz say how the agent does; --listen is their address. A page
@@ -104,6 +105,7 @@ changes when the agent starts again.`,
 	a.sending.server(c, "output", "where profiles go")
 	cli.Var(c, &a.Interval, "interval", "10s", "send profiles of this time each", cli.Duration)
 	f.StringArrayVar(&a.relabel, "relabel", nil, "a rule that changes labels or drops profiles, as Prometheus' relabel_config, in JSON; may be repeated")
+	f.BoolVar(&a.CommandLines, "command-lines", false, "let rules read command lines, the label cmdline: they may hold secrets, and are sent where a rule reads them")
 	cli.Var(c, &a.Queue, "queue", "16M", "memory for what an output does not take at once, for each", cli.Size)
 	f.StringVar(&a.kubelet.Address, "kubelet", "", "ask this kubelet for the names of pods: https://HOST:10250, http://127.0.0.1:10255, or HOST")
 	f.StringVar(&a.kubelet.CA, "kubelet-ca", kubelet.Account+"ca.crt", "certificates that the kubelet's is checked by")
@@ -157,14 +159,14 @@ func (a *agentRun) checkSettings() error {
 		return usage("--interval is %v to an hour", leastInterval)
 	}
 	var err error
-	if a.Rules, err = agent.ParseRules(a.relabel); err != nil {
+	if a.Rules, err = agent.ParseRules(a.relabel, a.CommandLines); err != nil {
 		return usage("--relabel: %w", err)
 	}
 	return nil
 }
 
 // reloadable are the flags that checkSettings reads.
-var reloadable = []string{"output", "label", "ca", "token-file", "interval", "queue", "relabel"}
+var reloadable = []string{"output", "label", "ca", "token-file", "interval", "queue", "relabel", "command-lines"}
 
 // again reads the configuration once more, as an agent would that starts now with the same command line.
 func (a *agentRun) again() (daemon.Changeable, []string, error) {

@@ -102,7 +102,8 @@ func TestAgent(t *testing.T) {
 	defer server.Close()
 
 	c := program(t, "agent", "--output", "files="+ring, "--output", "pyroscope="+server.URL, "--interval", "1s", "--listen", "127.0.0.1:0", "-F", "99",
-		"--label", "region=north", "--log-format", "json", "--", exe, enough)
+		"--label", "region=north", "--log-format", "json", "--command-lines",
+		"--relabel", `{"source_labels": ["executable", "cmdline"], "regex": ".*/work;.*/work .*/enough", "target_label": "program", "replacement": "work"}`, "--", exe, enough)
 	pipe, err := c.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -201,12 +202,22 @@ func TestAgent(t *testing.T) {
 	}
 	runProgram(t, "report", ring, "--service", "^no such$").want(t, 1, "no samples of that time, service")
 	var pushed int64
+	kernel, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		t.Fatal(err)
+	}
+	programs := 0
 	for i, got := range p.took {
 		n, _ := samples(got, "work")
 		pushed += n
-		if l := p.labels[i]; l["region"] != "north" || l["service_name"] == "" || l["node"] == "" || l["__name__"] != "process_cpu" {
+		if l := p.labels[i]; l["region"] != "north" || l["service_name"] == "" || l["node"] == "" || l["__name__"] != "process_cpu" || l["kernel"] != strings.TrimSpace(string(kernel)) {
 			t.Errorf("labels %v", l)
+		} else if l["program"] == "work" && l["executable"] == exe && l["cmdline"] == exe+" "+enough {
+			programs++
 		}
+	}
+	if programs == 0 {
+		t.Errorf("no profile is of %s: %v", exe, p.labels)
 	}
 	if pushed != all || p.turned == 0 {
 		t.Errorf("%d samples in %d profiles arrived at the engine, which was away %d times, and %d in files", pushed, len(p.took), p.turned, all)
@@ -410,6 +421,7 @@ func TestAgentConfig(t *testing.T) {
 	runProgram(t, "agent", "--output", "x=y").want(t, 2, "--output: a target is KIND=URL")
 	runProgram(t, "agent", "--output", "files=/proc/nowhere").want(t, 2, "--output: files: .*/proc/nowhere")
 	runProgram(t, "agent", "--output", "parca=http://x", "--relabel", "{\"action\":\"keep\"}").want(t, 2, "--relabel: rule 1: keep needs source_labels")
+	runProgram(t, "agent", "--output", "parca=http://x", "--relabel", `{"source_labels":["cmdline"],"target_label":"x"}`).want(t, 2, "--relabel: rule 1: command lines may hold secrets: a rule reads cmdline only with --command-lines")
 	runProgram(t, "agent", "--output", "parca=http://x", "--interval", "1ms").want(t, 2, "--interval is 1s to an hour")
 	runProgram(t, "agent", "--output", "parca=http://x", "--listen", ":80").want(t, 2, "--listen \":80\": name the address, too")
 
