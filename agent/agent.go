@@ -335,8 +335,9 @@ func (a *Agent) patience() time.Duration {
 const waiting = 2
 
 // Run ends intervals in time, also while profiles of those before are made, and the last one when ctx or late ends. It puts the profiles into the
-// queues. The first interval is shorter by chance, so that machines that start together do not send together. After ctx, profiles are made until late
-// ends. Samples without a profile then are lost, and counted, and whole is false: a goroutine still uses the agent and what its Options have.
+// queues. The first interval is shorter by chance, so that machines that start together do not send together; so is the first after a change of the
+// length. After ctx, profiles are made until late ends. Samples without a profile then are lost, and counted, and whole is false: a goroutine still uses
+// the agent and what its Options have.
 func (a *Agent) Run(ctx, late context.Context) (whole bool) {
 	cuts, made := make(chan *interval, waiting), make(chan struct{})
 	go func() {
@@ -350,10 +351,9 @@ func (a *Agent) Run(ctx, late context.Context) (whole bool) {
 	for over := false; !over; {
 		select {
 		case <-a.changed:
-			now := time.Now()
-			every = a.interval()
-			if latest := now.Add(every); next.After(latest) {
-				next = latest
+			if now := a.interval(); now != every { // all machines may hear of it at the same moment
+				every = now
+				next = time.Now().Add(rand.N(every) + 1)
 			}
 			continue
 		case <-time.After(time.Until(next)):

@@ -134,8 +134,8 @@ func (q *Queue) Run(ctx context.Context, grace time.Duration, tell func(error)) 
 			continue
 		}
 		q.pause = min(max(2*q.pause, leastPause), mostPause)
-		// From half of the pause to all of it: machines that lost the engine together do not come back together.
-		wait = max(wait, q.pause/2+rand.N(q.pause/2+1))
+		// From half of the pause to all of it: machines that lost the engine together do not come back together, nor at the moment that it has named to all.
+		wait = max(wait+rand.N(min(wait/2, mostPause)+1), q.pause/2+rand.N(q.pause/2+1))
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
