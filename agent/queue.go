@@ -18,6 +18,7 @@ type Queue struct {
 	limit  int64
 	items  []*export.Request
 	bytes  int64
+	flying *export.Request // it is being sent, and has perhaps had to make room: what has become of it is not known yet
 	stats  QueueStats
 	tell   func(error)
 	more   chan struct{} // there are items; of one element
@@ -90,11 +91,19 @@ func (q *Queue) Put(r *export.Request) {
 	}
 }
 
+// drop makes room. A request that is being sent is counted when it is known whether the target has taken it.
 func (q *Queue) drop() {
+	if q.items[0] != q.flying {
+		q.stats.Dropped++
+	}
+	q.remove()
+}
+
+// remove removes the oldest request.
+func (q *Queue) remove() {
 	q.bytes -= int64(len(q.items[0].Body))
 	q.items[0] = nil
 	q.items = q.items[1:]
-	q.stats.Dropped++
 }
 
 // Stats returns what has become of the requests so far.
@@ -205,8 +214,14 @@ func (q *Queue) again(r *export.Request, l *export.Later) bool {
 // send tries to send the oldest request once. It returns for how long the target asks to wait before it is tried again; less than 0 if it has
 // not to be.
 func (q *Queue) send(ctx context.Context, r *export.Request) time.Duration {
-	receipt, err := sendTo(ctx, q.Target(), r)
 	q.mu.Lock()
+	q.flying = r
+	target := q.target
+	q.mu.Unlock()
+	receipt, err := sendTo(ctx, target, r)
+	q.mu.Lock()
+	q.flying = nil
+	here := len(q.items) > 0 && q.items[0] == r // it may have had to make room meanwhile
 	was := q.stats.Err
 	q.stats.Err = err
 	defer func() {
@@ -222,7 +237,11 @@ func (q *Queue) send(ctx context.Context, r *export.Request) time.Duration {
 		q.stats.SentBytes += uint64(receipt.Bytes)
 		q.stats.Last = time.Now()
 	case errors.As(err, &later) && q.again(r, later):
-		q.stats.Retries++
+		if here {
+			q.stats.Retries++
+		} else {
+			q.stats.Dropped++
+		}
 		return later.After
 	default:
 		q.stats.Refused++
@@ -230,10 +249,8 @@ func (q *Queue) send(ctx context.Context, r *export.Request) time.Duration {
 	if later == nil { // else the next one may find the same
 		q.pause = 0
 	}
-	if len(q.items) > 0 && q.items[0] == r { // it may have had to make room meanwhile
-		q.bytes -= int64(len(r.Body))
-		q.items[0] = nil
-		q.items = q.items[1:]
+	if here {
+		q.remove()
 	}
 	return -1
 }

@@ -248,3 +248,25 @@ func TestQueueStuck(t *testing.T) {
 		}
 	})
 }
+
+// What has to make room while it is being sent is counted once: as sent, or as dropped.
+func TestQueueRoomInFlight(t *testing.T) {
+	for _, c := range []struct {
+		answer        error
+		sent, dropped uint64
+	}{{nil, 2, 1}, {&export.Later{Err: errors.New("away")}, 0, 3}, {&export.Refused{Status: "400 Bad Request"}, 0, 1}} {
+		synctest.Test(t, func(t *testing.T) {
+			e, q := newEngine(func(string) error { return c.answer }, 4)
+			e.takes = time.Minute
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(90*time.Second, cancel) // the last one is being sent, or waits
+			for i := range 3 {
+				time.AfterFunc(time.Duration(i)*time.Second, func() { q.Put(request(i)) })
+			}
+			q.Run(ctx, time.Hour, e.tell)
+			if s := q.Stats(); s.Sent != c.sent || s.Dropped != c.dropped || s.Sent+s.Dropped+s.Refused != 3 {
+				t.Errorf("answer %v: %+v", c.answer, s)
+			}
+		})
+	}
+}
