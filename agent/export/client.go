@@ -27,6 +27,7 @@ import (
 
 const (
 	patience  = 30 * time.Second // for one request and its answer
+	idle      = 3 * time.Minute  // for a connection: longer than intervals of a minute, which else had a new one each
 	maxAnswer = 64 << 10         // bytes read of an answer's body
 	maxWords  = 300              // characters shown of what a server says
 	maxAfter  = time.Hour        // a server may ask to wait for
@@ -91,7 +92,7 @@ func NewClient(base *url.URL, http2 bool, o Options) (*Client, error) {
 		MaxResponseHeaderBytes: maxAnswer,
 		DisableCompression:     true,
 		MaxIdleConnsPerHost:    1,
-		IdleConnTimeout:        time.Minute,
+		IdleConnTimeout:        idle,
 		Protocols:              new(http.Protocols),
 	}
 	t.Protocols.SetHTTP2(true)
