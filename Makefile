@@ -53,8 +53,8 @@ test:
 full:
 	$(MAKE) fuzz FUZZTIME=30s
 	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./...
-	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 2h -run '^(TestArmEhElf|TestArmEhShadow|TestDocker|TestDwPerf|TestEhFigures|TestEhLanguages|TestEhSanitizers|TestEhSuites|TestExecuteMingw|TestHeapFigures|TestImageRuns|TestInsidePerf|TestKilled|TestLlvmFigures|TestParca|TestParcaNames|TestResultsEvaluation|TestSideBySide|TestSize|TestSmall|TestSteps|TestSuites|TestSynthetic|TestUnanswered|TestWalkSpeed|TestWine)$$' \
-		./agent/containers ./agent/debuginfo ./cmd/unspool ./emit/csource ./format/pe ./internal/release ./lab ./runtime/test ./source/ebpf ./source/minidump
+	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 2h -run '^(TestArmEhElf|TestArmEhShadow|TestDocker|TestDwPerf|TestEhFigures|TestEhLanguages|TestEhSanitizers|TestEhSuites|TestExecuteMingw|TestHeapFigures|TestImageRuns|TestInsidePerf|TestKilled|TestLlvmFigures|TestParca|TestParcaNames|TestResultsEvaluation|TestScale|TestSideBySide|TestSize|TestSmall|TestSteps|TestSuites|TestSynthetic|TestUnanswered|TestWalkSpeed|TestWine)$$' \
+		./agent/containers ./agent/debuginfo ./cmd/unspool ./emit/csource ./format/pe ./internal/release ./lab ./lab/fleet ./runtime/test ./source/ebpf ./source/minidump
 	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 60m ./format/sframe ./emit/sframe
 	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 60m -run '^TestForeign$$' ./source/corefile
 	UNSPOOL_CORPUS=all $(GO) test -count=1 -timeout 60m -run '^TestFiles$$' ./emit/csource
@@ -67,6 +67,15 @@ SOAK ?= 2h
 .PHONY: soak
 soak:
 	UNSPOOL_SOAK=$(SOAK) $(GO) test -count=1 -v -timeout 0 -run '^TestSoak$$' ./cmd/unspool
+
+# What agents send of several programs, and AGENTS of them, each INTERVAL seconds, against one collector. As root, half an hour; docs/FLEET.md has the
+# figures. With UNSPOOL_FLEET_REQUESTS=FILE, what was recorded is kept there, and taken from there.
+AGENTS ?= 10000
+INTERVAL ?= 120
+.PHONY: fleet
+fleet:
+	UNSPOOL_FULL=1 UNSPOOL_REQUIRE_JUDGES=1 UNSPOOL_FLEET_AGENTS=$(AGENTS) UNSPOOL_FLEET_INTERVAL=$(INTERVAL) \
+		$(GO) test -count=1 -v -timeout 0 -run '^TestScale$$' ./lab/fleet
 
 # Programs walked in virtual machines with other kernels, which it fetches from Debian: 5.10, 6.1, 6.12 and the newest, for x86-64 and for
 # AArch64; cores and recordings of AArch64's 6.12, read here; and 200,000 instructions of AArch64's programs, executed step by step.
