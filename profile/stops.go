@@ -12,35 +12,45 @@ func Mark(s unwind.Stop) string {
 	return ""
 }
 
-// Why says why the callers of a stack's outermost frame are not known; "" where Mark is "".
+// Why says in a sentence why the callers of a stack's outermost frame are not known; "" for a whole stack.
 func Why(s unwind.Stop) string { return why[min(s, unwind.NumStops)].why }
 
-// Reason says the same in a few words, for lists of counts: "code without unwind information".
+// WhyRecorded is Why for a recording, with what would help.
+func WhyRecorded(s unwind.Stop) string {
+	w := why[min(s, unwind.NumStops)]
+	return w.why + w.help
+}
+
+// Reason says the same in a few words, for lists of counts: "code without unwind information"; "" where Mark is "".
 func Reason(s unwind.Stop) string { return why[min(s, unwind.NumStops)].reason }
 
-var why = [unwind.NumStops + 1]struct{ reason, why string }{
+var why = [unwind.NumStops + 1]struct{ reason, why, help string }{
 	unwind.NoInfo: {
-		"code without unwind information",
-		"there is no unwind information for the outermost function shown",
+		reason: "code without unwind information",
+		why:    "there is no unwind information for the outermost function shown, and no frame pointer to follow",
 	},
 	unwind.BadCFA: {
-		"the frame address did not move up",
-		"the stack pointer of the outermost function’s caller cannot be computed",
+		reason: "the frame address did not move up",
+		why:    "the stack pointer of the outermost function’s caller cannot be computed",
 	},
 	unwind.Truncated: {
-		"cut off",
-		"the recorded copy of the stack ends here (record with a larger --stack-size), or none was to be made",
+		reason: "cut off",
+		why:    "the copy of the stack ends here, or none was made",
+		help:   " (record with a larger --stack-size)",
 	},
 	unwind.BadMemory: {
-		"memory that cannot be read",
-		"memory that is needed to find them could not be read",
+		reason: "memory that cannot be read",
+		why:    "the memory that leads to the caller could not be read",
 	},
 	unwind.BadReturn: {
-		"a return address outside of all code",
-		"the return address lies outside of all code",
+		reason: "a return address outside of all code",
+		why:    "the return address is not in code",
 	},
 	unwind.DepthLimit: {
-		"more frames than are walked",
-		"there are more frames than the limit",
+		reason: "more frames than are walked",
+		why:    "there are more frames than the limit",
+	},
+	unwind.NoUserStack: {
+		why: "there is no user stack to walk",
 	},
 }

@@ -1,21 +1,29 @@
 package profile
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/unspool/unspool/unwind"
 )
 
-// TestWhy: every reason to stop is explained, or needs no explanation; those of other programs' recordings are no reason to panic.
+// TestWhy: every reason to stop is explained, or needs no explanation; those of other programs' recordings are no reason to panic. A recording's
+// explanation begins as any other's.
 func TestWhy(t *testing.T) {
 	for s := range unwind.NumStops + 2 {
 		mark := Mark(s)
 		if want := map[string]string{"truncated": "[truncated]", "broken": "[broken]"}[Grade(s)]; mark != want {
 			t.Errorf("Mark(%v) = %q, want %q", s, mark, want)
 		}
-		explained := Why(s) != "" && Reason(s) != ""
-		if s < unwind.NumStops && explained != (mark != "") || s >= unwind.NumStops && explained {
-			t.Errorf("%v, marked %q: %q, %q", s, mark, Reason(s), Why(s))
+		known := s < unwind.NumStops
+		if why := Why(s); (why != "") != (known && s != unwind.Outermost) {
+			t.Errorf("Why(%v) = %q", s, why)
+		}
+		if got, why := WhyRecorded(s), Why(s); !strings.HasPrefix(got, why) {
+			t.Errorf("WhyRecorded(%v) = %q, Why: %q", s, got, why)
+		}
+		if reason := Reason(s); (reason != "") != (known && mark != "") {
+			t.Errorf("Reason(%v) = %q, marked %q", s, reason, mark)
 		}
 	}
 }

@@ -157,7 +157,7 @@ func (g *flameGraph) paths() []flamePath {
 		f := flamePath{n: n, stack: i, names: []int32{0, add(flameName{text: comm, module: -1, class: "g", note: "the thread’s name"})}}
 		if !p.Totals.NoStops {
 			if m := profile.Mark(s.Stop); m != "" {
-				f.names = append(f.names, add(flameName{text: m, module: -1, class: "m", note: "the callers are not known: " + profile.Why(s.Stop)}))
+				f.names = append(f.names, add(flameName{text: m, module: -1, class: "m", note: "the callers are not known: " + profile.WhyRecorded(s.Stop)}))
 			}
 		}
 		for _, id := range slices.Backward(s.Frames) {

@@ -82,7 +82,7 @@ func (q *request) info() (any, error) {
 		}
 	}
 	for i := range unwind.NumStops {
-		info.Stops = append(info.Stops, stopInfo{i.String(), profile.Grade(i), profile.Why(i)})
+		info.Stops = append(info.Stops, stopInfo{i.String(), profile.Grade(i), profile.WhyRecorded(i)})
 	}
 	return info, nil
 }

@@ -101,7 +101,7 @@ func newTree(ctx context.Context, d *data, group func(*data, int, *profile.Stack
 			at = b.down(at, add(label{text: group(d, i, s), kind: kindGroup, module: -1}))
 		}
 		if m := profile.Mark(s.Stop); m != "" && !p.Totals.NoStops {
-			at = b.down(at, add(label{text: m, kind: kindStop, module: -1, note: profile.Why(s.Stop)}))
+			at = b.down(at, add(label{text: m, kind: kindStop, module: -1, note: profile.WhyRecorded(s.Stop)}))
 		}
 		for _, f := range slices.Backward(s.Frames) {
 			l := &p.Locs[f]

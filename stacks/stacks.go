@@ -76,22 +76,11 @@ func (t *Thread) Incomplete() string {
 	case t.Err != nil:
 		return fmt.Sprintf("no registers: %v", t.Err)
 	case t.Stop == unwind.BadReturn:
-		return fmt.Sprintf("not whole, %s: the return address %#x is not in code", t.Stop, t.Return)
+		return fmt.Sprintf("not whole, %s: %s: %#x", t.Stop, profile.Why(t.Stop), t.Return)
 	case t.Stop != unwind.Outermost:
-		return fmt.Sprintf("not whole, %s: %s", t.Stop, stopText[t.Stop])
+		return fmt.Sprintf("not whole, %s: %s", t.Stop, profile.Why(t.Stop))
 	}
 	return ""
-}
-
-// stopText says what a reason to stop means.
-var stopText = [unwind.NumStops]string{
-	unwind.Outermost:   "whole",
-	unwind.NoInfo:      "there is no unwind information at the last frame, and no frame pointer to follow",
-	unwind.BadCFA:      "the caller's frame is not above the last one, or needs a register that is lost",
-	unwind.Truncated:   "the captured stack ends before the last frame does",
-	unwind.BadMemory:   "memory that the last frame's caller is found by cannot be read",
-	unwind.DepthLimit:  "the limit of frames",
-	unwind.NoUserStack: "there is nothing to walk",
 }
 
 // Of a stack, the Inner innermost frames are shown, and the Outer outermost.
