@@ -1,5 +1,7 @@
 package profile
 
+import "slices"
+
 // A Weight says what numbers mean.
 type Weight uint8
 
@@ -24,32 +26,48 @@ func (w Weight) All(t *Totals) uint64 {
 	return t.Samples
 }
 
-// Sums are the weights of functions, by their index in Profile.Funcs.
+// Sums are the weights of functions, by their index in Profile.Funcs; of several profiles, by the numbers that Add was given.
 type Sums struct {
 	Self  []uint64 // of stacks whose innermost function it is
 	Total []uint64 // of stacks that it is in, each once
+
+	seen   []int // by function: the last stack that had it; stacks are numbered from 1
+	stacks int
 }
 
 // Sums adds up the stacks that keep, which is called with each index in order, says yes to; nil keeps all.
 func (p *Profile) Sums(by Weight, keep func(stack int) bool) Sums {
-	s := Sums{make([]uint64, len(p.Funcs)), make([]uint64, len(p.Funcs))}
-	seen := make([]int, len(p.Funcs)) // 1 + the last stack that had the function
+	numbers := make([]int32, len(p.Funcs))
+	for i := range numbers {
+		numbers[i] = int32(i)
+	}
+	var s Sums
+	s.Add(p, by, numbers, keep)
+	return s
+}
+
+// Add adds a profile. numbers says by which number s knows each function of p. Functions of one number are one function.
+func (s *Sums) Add(p *Profile, by Weight, numbers []int32, keep func(stack int) bool) {
+	if len(numbers) > 0 {
+		more := max(0, int(slices.Max(numbers))+1-len(s.Self))
+		s.Self, s.Total, s.seen = append(s.Self, make([]uint64, more)...), append(s.Total, make([]uint64, more)...), append(s.seen, make([]int, more)...)
+	}
 	for i := range p.Stacks {
 		if keep != nil && !keep(i) {
 			continue
 		}
+		s.stacks++
 		st := &p.Stacks[i]
 		n := by.Of(st)
 		for j, f := range st.Frames {
-			fn := p.Locs[f].Func
+			fn := numbers[p.Locs[f].Func]
 			if j == 0 {
 				s.Self[fn] += n
 			}
-			if seen[fn] != i+1 {
-				seen[fn] = i + 1
+			if s.seen[fn] != s.stacks {
+				s.seen[fn] = s.stacks
 				s.Total[fn] += n
 			}
 		}
 	}
-	return s
 }

@@ -33,6 +33,19 @@ func TestSums(t *testing.T) {
 	}
 }
 
+// TestSumsAdd: profiles add up. Functions of one number are one function, also within a stack.
+func TestSumsAdd(t *testing.T) {
+	p := &Profile{Funcs: make([]Func, 3), Locs: []Loc{{Func: 0}, {Func: 1}, {Func: 2}}, Stacks: []Stack{{Frames: []uint32{0, 1, 2}, Count: 2}, {Frames: []uint32{1}, Count: 1}}}
+	q := &Profile{Funcs: make([]Func, 2), Locs: []Loc{{Func: 1}, {Func: 0}}, Stacks: []Stack{{Frames: []uint32{0, 1}, Count: 5}}}
+	var got Sums
+	got.Add(p, Samples, []int32{0, 1, 0}, nil)
+	got.Add(&Profile{}, Samples, nil, nil)
+	got.Add(q, Samples, []int32{0, 3}, nil)
+	if self, total := []uint64{2, 1, 0, 5}, []uint64{7, 3, 0, 5}; !slices.Equal(got.Self, self) || !slices.Equal(got.Total, total) {
+		t.Errorf("%+v\nwant self %v, total %v", got, self, total)
+	}
+}
+
 // TestNumber: times and bytes have the unit that suits them, all other numbers are counts.
 func TestNumber(t *testing.T) {
 	for n, want := range map[uint64]string{0: "0", 7: "7 ns", 999: "999 ns", 1500: "1.5 µs", 12_345_678: "12.35 ms", 1_234_567_890: "1.235 s", 5e15: "5,000,000 s"} {

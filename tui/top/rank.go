@@ -13,10 +13,10 @@ import (
 
 // A window is the last intervals of a recording.
 type window struct {
-	size    int
-	periods bool              // what weighs is the sum of periods, such as the ns that a thread was blocked, not the number of samples
-	total   bool              // functions come in the order of their total weight, not of their own
-	parts   []record.Interval // oldest first
+	size  int
+	by    profile.Weight    // periods: such as the ns that a thread was blocked
+	total bool              // functions come in the order of their total weight, not of their own
+	parts []record.Interval // oldest first
 }
 
 // push adds an interval. The oldest goes where there are too many.
@@ -38,6 +38,7 @@ type ranking struct {
 	lost   uint64
 
 	funcs  []rankedFunc
+	sums   profile.Sums // of funcs
 	stacks []rankedStack
 	procs  []rankedProc
 	shares []share
@@ -45,10 +46,7 @@ type ranking struct {
 	byFunc, byStack, byProc []int32
 }
 
-type rankedFunc struct {
-	name, module string
-	self, total  uint64
-}
+type rankedFunc struct{ name, module string }
 
 type rankedStack struct {
 	frames []int32 // functions, innermost first
@@ -72,11 +70,8 @@ type share struct {
 // rank adds up. Numbers are the ranking's own: nothing grows from one to the next.
 func (w *window) rank() *ranking {
 	r := &ranking{}
-	type name struct{ fn, module string }
-	fns, stacks, procs, shares := map[name]int32{}, map[string]int32{}, map[int32]int32{}, map[[2]int32]int32{}
+	fns, stacks, procs, shares := map[rankedFunc]int32{}, map[string]int32{}, map[int32]int32{}, map[[2]int32]int32{}
 	var key []byte
-	var seen []int // by function: 1 + the last stack that had it
-	n := 0
 	for i := range w.parts {
 		part := &w.parts[i]
 		p := part.Profile
@@ -87,35 +82,23 @@ func (w *window) rank() *ranking {
 		of := make([]int32, len(p.Funcs))
 		for j := range p.Funcs {
 			f := &p.Funcs[j]
-			k := name{f.Name, p.Modules[f.Module].Base()}
+			k := rankedFunc{f.Name, p.Modules[f.Module].Base()}
 			id, ok := fns[k]
 			if !ok {
 				id = int32(len(r.funcs))
 				fns[k] = id
-				r.funcs = append(r.funcs, rankedFunc{name: k.fn, module: k.module})
-				seen = append(seen, 0)
+				r.funcs = append(r.funcs, k)
 			}
 			of[j] = id
 		}
+		r.sums.Add(p, w.by, of, nil)
 		for j := range p.Stacks {
 			s := &p.Stacks[j]
-			n++
-			weight := s.Count
-			if w.periods {
-				weight = s.Period
-			}
+			weight := w.by.Of(s)
 			r.weight += weight
 			key = append(key[:0], byte(s.Stop))
-			for k, loc := range s.Frames {
-				f := of[p.Locs[loc].Func]
-				key = binary.LittleEndian.AppendUint32(key, uint32(f))
-				if k == 0 {
-					r.funcs[f].self += weight
-				}
-				if seen[f] != n {
-					seen[f] = n
-					r.funcs[f].total += weight
-				}
+			for _, loc := range s.Frames {
+				key = binary.LittleEndian.AppendUint32(key, uint32(of[p.Locs[loc].Func]))
 			}
 			stack, ok := stacks[string(key)]
 			if !ok {
@@ -153,11 +136,11 @@ func (w *window) rank() *ranking {
 		}
 	}
 	r.byFunc = order(len(r.funcs), func(a, b int32) int {
-		x, y := &r.funcs[a], &r.funcs[b]
+		x, y, first, second := &r.funcs[a], &r.funcs[b], r.sums.Self, r.sums.Total
 		if w.total {
-			x, y = &rankedFunc{x.name, x.module, x.total, x.self}, &rankedFunc{y.name, y.module, y.total, y.self}
+			first, second = second, first
 		}
-		return cmp.Or(cmp.Compare(y.self, x.self), cmp.Compare(y.total, x.total), cmp.Compare(x.name, y.name), cmp.Compare(x.module, y.module))
+		return cmp.Or(cmp.Compare(first[b], first[a]), cmp.Compare(second[b], second[a]), cmp.Compare(x.name, y.name), cmp.Compare(x.module, y.module))
 	})
 	r.byStack = order(len(r.stacks), func(a, b int32) int {
 		return cmp.Or(cmp.Compare(r.stacks[b].n, r.stacks[a].n), cmp.Compare(a, b)) // of equals, the one that was seen first

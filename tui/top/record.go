@@ -40,7 +40,10 @@ func Record(ctx context.Context, p record.Plan, r record.Options, o Options, say
 	if comm := r.Filter.Comm; comm != nil {
 		what += " (" + printable.Marked(comm.String()) + ")"
 	}
-	o.what, o.periods = printable.Clip(what, 40)+" · "+printable.Marked(rec.Event()), p.Event == profile.OffCPU
+	o.what = printable.Clip(what, 40) + " · " + printable.Marked(rec.Event())
+	if p.Event == profile.OffCPU {
+		o.by = profile.Periods
+	}
 	view := newDisplay(o, rec, r.Names, rec.Since)
 	ended := make(chan error, 1)
 	go func() {

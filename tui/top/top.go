@@ -32,8 +32,8 @@ type Options struct {
 	Table  string        // of Tables: the one that is shown first
 	Total  bool          // functions come in the order of their total weight, not of their own
 
-	what    string // is recorded: fit for a terminal
-	periods bool   // what weighs is the sum of periods, in ns, not the number of samples
+	what string         // is recorded: fit for a terminal
+	by   profile.Weight // periods are ns
 }
 
 // Tables are the names of the tables.
@@ -49,7 +49,7 @@ type display struct {
 // newDisplay returns a display of a recording that began at a time, whose samples n names.
 func newDisplay(o Options, rec recording, n profile.Namer, since time.Time) *display {
 	v := newView()
-	v.what, v.size, v.table, v.periods = o.what, o.Window, max(0, slices.Index(tableNames[:], o.Table)), o.periods
+	v.what, v.size, v.table, v.periods = o.what, o.Window, max(0, slices.Index(tableNames[:], o.Table)), o.by == profile.Periods
 	return &display{o, newFeed(rec, n, since, &o), v}
 }
 
@@ -101,7 +101,7 @@ type feed struct {
 func newFeed(rec recording, names profile.Namer, since time.Time, o *Options) *feed {
 	return &feed{
 		rec: rec, names: names, tally: record.NewTally(since),
-		window: window{size: int((o.Window + o.Every - 1) / o.Every), periods: o.periods, total: o.Total},
+		window: window{size: int((o.Window + o.Every - 1) / o.Every), by: o.by, total: o.Total},
 	}
 }
 

@@ -38,7 +38,7 @@ func TestWindow(t *testing.T) {
 	}
 	var got []string
 	for _, f := range r.byFunc {
-		got = append(got, fmt.Sprintf("%s %d %d", name(r, f), r.funcs[f].self, r.funcs[f].total))
+		got = append(got, fmt.Sprintf("%s %d %d", name(r, f), r.sums.Self[f], r.sums.Total[f]))
 	}
 	for _, s := range r.byStack {
 		line := fmt.Sprint(r.stacks[s].n, " ", r.stacks[s].stop)
@@ -75,9 +75,9 @@ func TestWindow(t *testing.T) {
 			t.Errorf("%q, want %q", s, c.want)
 		}
 	}
-	w.periods = true
-	if r := w.rank(); r.weight != 20e6 || r.funcs[r.byFunc[0]].self != 16e6 {
-		t.Errorf("periods: %d, %+v", r.weight, r.funcs[r.byFunc[0]])
+	w.by = profile.Periods
+	if r := w.rank(); r.weight != 20e6 || r.sums.Self[r.byFunc[0]] != 16e6 {
+		t.Errorf("periods: %d, %+v", r.weight, r.sums)
 	}
 	if w.reset(); w.rank().totals.Samples != 0 {
 		t.Error("there are samples after a reset")
@@ -206,6 +206,15 @@ tab table · ↑↓ select · enter unfold · / filter · p pause ·…`)
      12  25.0 %       3.0   0.0 %  b
 ` {
 		t.Errorf("got\n%s", s)
+	}
+	// There may be more processes than functions.
+	w.reset()
+	w.push(intervalOf(t, c, "3x 11/11 a outermost: main", "2x 12/12 b outermost: main", "1x 13/13 c outermost: main"))
+	v.setFilter(nil)
+	v.show(w.rank())
+	v.sel[processes], v.open[processes] = 2, true
+	if got := strings.Join(v.unfolded(processes, v.rows[processes][2], 60), "\n"); got != "        in 100.0 %       1.0  main" {
+		t.Errorf("inside the third process: %q", got)
 	}
 	v.help = true
 	if s := v.text(100, 24); !strings.Contains(s, "regular expression; escape: all") {

@@ -218,7 +218,7 @@ func (v *view) row(table int, id int32) string {
 	switch table {
 	case functions:
 		f := &r.funcs[id]
-		return fmt.Sprintf("%7s %7s %9s  %s  %s", profile.Percent(f.self, r.weight), profile.Percent(f.total, r.weight), v.rate(f.self),
+		return fmt.Sprintf("%7s %7s %9s  %s  %s", profile.Percent(r.sums.Self[id], r.weight), profile.Percent(r.sums.Total[id], r.weight), v.rate(r.sums.Self[id]),
 			printable.Pad(printable.Clip(printable.Marked(f.module), 20), 20), printable.Marked(f.name))
 	case stacks:
 		s := &r.stacks[id]
@@ -381,9 +381,13 @@ func (v *view) unfolded(table int, id int32, width int) (out []string) {
 		}
 		return out
 	}
-	list, all, verb := r.callers(id), r.funcs[id].total, "called by"
+	var list []weighted
+	var all uint64
+	verb := "in"
 	if table == processes {
-		list, all, verb = r.inside(id), r.procs[id].n, "in"
+		list, all = r.inside(id), r.procs[id].n
+	} else {
+		list, all, verb = r.callers(id), r.sums.Total[id], "called by"
 	}
 	for _, w := range list[:min(len(list), maxBelow)] {
 		add("%s %7s %9s  %s", verb, profile.Percent(w.n, all), v.rate(w.n), printable.Marked(r.funcs[w.fn].name))
