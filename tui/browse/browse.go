@@ -28,6 +28,7 @@ type browser struct {
 	kept    []uint32 // stacks that the filter leaves, by index
 	sums    profile.Sums
 	byTotal bool // top and callers are ordered by total, not self
+	marks   []string
 
 	view  int
 	roots [numViews][]*branch
@@ -38,12 +39,8 @@ type browser struct {
 	filter, search *regexp.Regexp
 }
 
-// Functions of branches that stand for none.
-const (
-	fnThread = -1 - iota
-	fnTruncated
-	fnBroken
-)
+// fnThread is the function of a thread's branch. Those below it stand for unknown callers: fnThread-1-i is named browser.marks[i].
+const fnThread = -1
 
 // A branch is a function in a context: what lies beyond it is found out when somebody looks.
 type branch struct {
@@ -207,13 +204,11 @@ func (b *browser) sort(list []*branch) {
 
 // name is what a branch is called.
 func (b *browser) name(r *branch) string {
-	switch r.fn {
-	case fnThread:
+	switch {
+	case r.fn == fnThread:
 		return r.comm
-	case fnTruncated:
-		return "[truncated]"
-	case fnBroken:
-		return "[broken]"
+	case r.fn < fnThread:
+		return b.marks[fnThread-1-r.fn]
 	}
 	return b.p.Funcs[r.fn].Name
 }
@@ -273,11 +268,12 @@ func (b *browser) leaves(r *branch) (n uint64) {
 // next returns what lies beyond a place in a stack: a function, where, and the location; fnThread and -1 for nothing.
 func (b *browser) next(r *branch, s *profile.Stack, pos int32) (fn, to, loc int32) {
 	if r.fn == fnThread && !b.p.Totals.NoStops {
-		switch profile.Grade(s.Stop) {
-		case "truncated":
-			return fnTruncated, pos, -1
-		case "broken":
-			return fnBroken, pos, -1
+		if m := profile.Mark(s.Stop); m != "" {
+			i := slices.Index(b.marks, m)
+			if i < 0 {
+				i, b.marks = len(b.marks), append(b.marks, m)
+			}
+			return fnThread - 1 - int32(i), pos, -1
 		}
 	}
 	step := int32(1)
