@@ -143,7 +143,7 @@ func TestUnnamed(t *testing.T) {
 
 // TestStdout: the standard output needs no URL, and may have a format.
 func TestStdout(t *testing.T) {
-	for name, want := range map[string]string{"stdout": "", "stdout=": "", "stdout=top": "", "stdout=svg": "folded, top or tree", "files": "KIND=URL"} {
+	for name, want := range map[string]string{"stdout": "", "stdout=": "", "stdout=top": "", "stdout=svg": "callees or folded", "files": "KIND=URL"} {
 		target, err := Open(name, export.Options{})
 		if want == "" && (err != nil || target.String() != strings.TrimSuffix(name, "=")) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, %v", name, target, err)

@@ -24,6 +24,7 @@ type Format struct {
 
 	Uses []string // the options that its reports obey, by the names of their flags: "sort"; all others change nothing
 
+	Text    bool // for people: lines, so that one report can follow the other
 	Binary  bool // not for a terminal
 	Private bool // it has addresses, the kernel's too: its files are for their owner
 	Grows   bool // what is there of it can be read before it is whole
@@ -31,11 +32,11 @@ type Format struct {
 
 // Formats are all forms that this package writes, those for a terminal first.
 var Formats = Table{
-	{Name: "top", Endings: []string{".txt"}, About: "table of functions", Whole: Top, Uses: []string{"sort", "limit"}},
-	{Name: "tree", About: "tree of calls", Whole: Tree},
-	{Name: "callers", About: "functions, each with what calls it", Whole: Callers, Uses: []string{"function", "sort", "limit"}},
-	{Name: "callees", About: "functions, each with what it calls", Whole: Callees, Uses: []string{"function", "sort", "limit"}},
-	{Name: "folded", Endings: []string{".folded"}, About: "a line for each stack, for flamegraph.pl and inferno", Whole: Folded},
+	{Name: "top", Endings: []string{".txt"}, About: "table of functions", Whole: Top, Uses: []string{"sort", "limit"}, Text: true},
+	{Name: "tree", About: "tree of calls", Whole: Tree, Text: true},
+	{Name: "callers", About: "functions, each with what calls it", Whole: Callers, Uses: []string{"function", "sort", "limit"}, Text: true},
+	{Name: "callees", About: "functions, each with what it calls", Whole: Callees, Uses: []string{"function", "sort", "limit"}, Text: true},
+	{Name: "folded", Endings: []string{".folded"}, About: "a line for each stack, for flamegraph.pl and inferno", Whole: Folded, Text: true},
 	{Name: "flame", Endings: []string{".svg"}, About: "flame graph", Whole: Flame, Uses: []string{"icicle"}},
 	{Name: "pprof", Endings: []string{".pb.gz", ".pb", ".pprof"}, About: "for pprof and other readers of its profiles", Whole: func(w io.Writer, p *profile.Profile, _ Options) error { return pprof.Write(w, p) }, Binary: true},
 	{Name: "firefox", Endings: []string{".firefox.json"}, About: "for profiler.firefox.com", Whole: Firefox, Stream: NewFirefox},
@@ -115,8 +116,18 @@ func (t Table) Using(option string) (names []string) {
 }
 
 // Whole returns the formats of whole profiles.
-func (t Table) Whole() Table {
-	return slices.DeleteFunc(slices.Clone(t), func(f Format) bool { return f.Whole == nil })
+func (t Table) Whole() Table { return t.only(func(f *Format) bool { return f.Whole != nil }) }
+
+// Text returns the formats that are text for people.
+func (t Table) Text() Table { return t.only(func(f *Format) bool { return f.Text }) }
+
+func (t Table) only(yes func(*Format) bool) Table {
+	return slices.DeleteFunc(slices.Clone(t), func(f Format) bool { return !yes(&f) })
+}
+
+// PrivateEndings lists the usual endings of files that are for their owner only: ".data, .perf or .json".
+func (t Table) PrivateEndings() string {
+	return printable.Either(t.only(func(f *Format) bool { return f.Private }).Endings())
 }
 
 // Endings returns the usual endings.

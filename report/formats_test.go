@@ -16,6 +16,9 @@ func TestFormats(t *testing.T) {
 			t.Errorf("%+v", f)
 		}
 		names[f.Name] = true
+		if f.Text && (f.Whole == nil || f.Binary || f.Private) {
+			t.Errorf("%s is text for people, but has single samples only, is binary or private: %+v", f.Name, f)
+		}
 		for _, e := range f.Endings {
 			if !strings.HasPrefix(e, ".") || endings[e] {
 				t.Errorf("%s: ending %q", f.Name, e)
@@ -25,6 +28,9 @@ func TestFormats(t *testing.T) {
 				t.Errorf("x%s is %v, not %s", e, got, f.Name)
 			}
 		}
+	}
+	if got := Formats.PrivateEndings(); got != ".perf, .json, .jsonl or .stacks.json" {
+		t.Errorf("PrivateEndings() = %q", got)
 	}
 	for _, path := range []string{"", "x", "x.data", "svg", "x.svg.old"} {
 		if f := Formats.ByEnding(path); f != nil {

@@ -3,10 +3,10 @@ package stdout
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"sync"
 	"time"
 
@@ -15,8 +15,8 @@ import (
 	"github.com/unspool/unspool/report"
 )
 
-// formats are those that a profile of an interval is read in, the usual one first.
-var formats = []string{"folded", "top", "tree"}
+// usual is the format unless another is asked for.
+const usual = "folded"
 
 // A Writer writes one profile after the other. It is safe for concurrent use.
 type Writer struct {
@@ -26,15 +26,14 @@ type Writer struct {
 	w  io.Writer
 }
 
-// New returns a writer of a format: folded, top or tree; empty is folded.
+// New returns a writer of one of report's formats that are text, such as "top"; empty is folded.
 func New(w io.Writer, format string) (*Writer, error) {
-	if format == "" {
-		format = formats[0]
+	formats := report.Formats.Text()
+	f := formats.Named(cmp.Or(format, usual))
+	if f == nil {
+		return nil, fmt.Errorf("want %s, not %q", printable.Either(formats.Names()), printable.String(format))
 	}
-	if !slices.Contains(formats, format) {
-		return nil, fmt.Errorf("want %s, not %q", printable.Either(formats), printable.String(format))
-	}
-	return &Writer{format: report.Formats.Named(format), w: w}, nil
+	return &Writer{format: f, w: w}, nil
 }
 
 // Encode returns a batch as it is written.

@@ -49,7 +49,7 @@ func TestText(t *testing.T) {
 	if len(paragraphs) != 2 || !strings.HasPrefix(paragraphs[0], head+"spinner;") {
 		t.Fatalf("%q", out.String())
 	}
-	if _, err := New(&out, "pprof"); err == nil || !strings.Contains(err.Error(), "folded, top or tree") {
-		t.Error(err)
+	if _, err := New(&out, "pprof"); err == nil || !strings.Contains(err.Error(), `top, tree, callers, callees or folded, not "pprof"`) {
+		t.Errorf("New(pprof): %v", err)
 	}
 }

@@ -48,7 +48,7 @@ The ending of -o picks the format:
 Without -o, record writes ` + defaultRecording + ` and prints a table; only the recording before is kept, as ` + defaultRecording + `.old.
 
 A whole output replaces the file at its place. If recording fails, or has no samples, the old file stays. A recorder
-that is killed leaves .NAME.tmp-… there: report reads it. Only the owner can read .data, .json, .jsonl, .stacks.json and .perf.
+that is killed leaves .NAME.tmp-… there: report reads it. Others cannot read ` + recordFormats.PrivateEndings() + `.
 
 With --off-cpu --wakers, each wait shows the thread that ended it: "[woken by COMM]" stands above the wait, then the
 waker's stack upside down. So the functions that wake are next to the functions that wait. The self time belongs to
