@@ -1,6 +1,7 @@
 package unspool
 
 import (
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -81,14 +82,84 @@ var arrows = []struct {
 	{"lab/*", []string{"*"}},
 }
 
-// elves are the packages that read ELF. For all others a binary is a module.Image, whatever its format.
-var elves = map[string]string{
-	"module":           "reads it",
+// binaries are the packages that know how binary files begin, or use Go's readers of them. For all others a binary is a module.Image, whatever
+// its format.
+var binaries = map[string]string{
+	"module":           "reads them",
 	"agent/debuginfo":  "gives a debug file the headers of its program",
-	"emit/native":      "writes it, and reads what it wrote",
-	"source/corefile":  "a core is no binary image",
-	"internal/release": "says which packages its drop-ins need",
+	"emit/ehframe":     "writes ELF",
+	"emit/native":      "writes ELF, and reads what it wrote",
+	"emit/orc":         "copies object files; an image has no place for a new section's relocations",
+	"internal/elfcopy": "copies ELF files below module, for emitters, which take bytes",
 	"internal/elfnote": "reads notes below module: of a file without mapping it, too",
+	"internal/oracle":  "picks the ELF files of a machine for tests, by their first bytes",
+	"internal/release": "says which packages its drop-ins need",
+	"source/corefile":  "a core is no binary image",
+}
+
+// readers are Go's readers of binary files.
+var readers = []string{"debug/elf", "debug/macho", "debug/pe"}
+
+// knows returns what a file has of binaries: readers, and the first bytes of ELF and of Windows's files.
+func knows(f *ast.File) (out []string) {
+	for _, im := range f.Imports {
+		if s, _ := strconv.Unquote(im.Path.Value); slices.Contains(readers, s) {
+			out = append(out, s)
+		}
+	}
+	ast.Inspect(f, func(n ast.Node) bool {
+		var bytes []ast.Expr // one by one
+		switch n := n.(type) {
+		case *ast.BasicLit:
+			if s, err := strconv.Unquote(n.Value); n.Kind == token.STRING && err == nil && magic(s) {
+				out = append(out, n.Value)
+			}
+		case *ast.CompositeLit:
+			bytes = n.Elts
+		case *ast.CallExpr: // append
+			bytes = n.Args[min(1, len(n.Args)):]
+		}
+		var s []byte
+		for _, e := range bytes {
+			lit, _ := e.(*ast.BasicLit)
+			if lit == nil {
+				break
+			}
+			if c, err := strconv.Unquote(lit.Value); lit.Kind == token.CHAR && err == nil {
+				s = append(s, c...)
+			} else if i, err := strconv.ParseUint(lit.Value, 0, 8); err == nil {
+				s = append(s, byte(i))
+			}
+		}
+		if magic(string(s)) {
+			out = append(out, strconv.Quote(string(s)))
+		}
+		return true
+	})
+	return out
+}
+
+func magic(s string) bool { return strings.HasPrefix(s, "\x7fELF") || s == "MZ" }
+
+// TestKnows: what TestArrows looks for is found in each form.
+func TestKnows(t *testing.T) {
+	f, err := parser.ParseFile(token.NewFileSet(), "x.go", `package x
+
+import (
+	"go/ast"
+	"debug/pe"
+	"debug/dwarf"
+)
+
+// MZ, "\x7fELF"
+var a, b, c, d, e = "\x7fELF\x02", "MZ", []byte{0x7f, 'E', 'L', 'F'}, append(c, 'M', 'Z'), "MZxMm"
+`, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := knows(f), []string{"debug/pe", `"\x7fELF\x02"`, `"MZ"`, `"\x7fELF"`, `"MZ"`}; !slices.Equal(got, want) {
+		t.Errorf("knows: %q, want %q", got, want)
+	}
 }
 
 func matches(pattern, pkg string) bool {
@@ -99,9 +170,9 @@ func matches(pattern, pkg string) bool {
 	return ok && strings.HasPrefix(pkg, dir+"/")
 }
 
-// TestArrows holds the imports of all files, tests apart, against the list.
+// TestArrows holds the imports of all files, tests apart, against the list, and where binary files are read against binaries.
 func TestArrows(t *testing.T) {
-	used := map[string]bool{}
+	used, known := map[string]bool{}, map[string]bool{}
 	err := filepath.WalkDir(".", func(p string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			if d != nil && d.IsDir() && (strings.HasPrefix(d.Name(), ".") && p != "." || d.Name() == "testdata" || d.Name() == "tools") {
@@ -112,7 +183,7 @@ func TestArrows(t *testing.T) {
 		if !strings.HasSuffix(p, ".go") || strings.HasSuffix(p, "_test.go") {
 			return nil
 		}
-		f, err := parser.ParseFile(token.NewFileSet(), p, nil, parser.ImportsOnly)
+		f, err := parser.ParseFile(token.NewFileSet(), p, nil, parser.SkipObjectResolution)
 		if err != nil {
 			return err
 		}
@@ -128,11 +199,13 @@ func TestArrows(t *testing.T) {
 			return nil
 		}
 		used[arrows[i].pkg] = true
+		for _, what := range knows(f) {
+			if known[pkg] = true; binaries[pkg] == "" {
+				t.Errorf("%s: package %s must not have %s: module reads binaries", p, pkg, what)
+			}
+		}
 		for _, im := range f.Imports {
 			s, _ := strconv.Unquote(im.Path.Value)
-			if used["debug/elf "+pkg] = used["debug/elf "+pkg] || s == "debug/elf"; s == "debug/elf" && elves[pkg] == "" {
-				t.Errorf("%s: package %s must not import debug/elf: module reads it", p, pkg)
-			}
 			s, ours := strings.CutPrefix(s, modulePath)
 			if !ours || strings.HasPrefix(s, "internal/") {
 				continue
@@ -146,9 +219,9 @@ func TestArrows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for pkg, why := range elves {
-		if !used["debug/elf "+pkg] {
-			t.Errorf("%s does not read ELF (%s): take it off the list", pkg, why)
+	for pkg, why := range binaries {
+		if !known[pkg] {
+			t.Errorf("%s knows nothing of binary files (%s): take it off the list", pkg, why)
 		}
 	}
 	for _, a := range arrows {
