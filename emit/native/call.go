@@ -39,7 +39,7 @@ func sliceMemory(s *slice, b []byte, words []word) *memory {
 
 // callable says whether this program can call code for a machine directly.
 func callable(m *arch.Machine) bool {
-	return m.GoArch == runtime.GOARCH && runtime.GOOS == "linux" && (m == arch.AMD64 || m == arch.ARM64)
+	return m.GoArch == runtime.GOARCH && runtime.GOOS == "linux" && targets[m].lower != nil && hostCalls
 }
 
 // call calls the code at an offset of the file, as fn(s, mem, arg). An error says what code for another machine, which is interpreted, must

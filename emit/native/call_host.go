@@ -4,6 +4,9 @@ package native
 
 import "unsafe"
 
+// hostCalls says that this program can call code.
+const hostCalls = true
+
 // call calls fn(s, mem, arg), code that Emit wrote. A goroutine is not interrupted there, so nothing moves meanwhile.
 //
 //go:noescape

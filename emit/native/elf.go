@@ -58,14 +58,6 @@ func checksum(b []byte, at int) uint32 {
 	return crc32.Update(crc32.Update(crc32.Checksum(b[:at], castagnoli), castagnoli, make([]byte, 4)), castagnoli, b[at+4:])
 }
 
-// pageSize returns the size of the largest pages that kernels of a machine have: ld.so maps no file whose segments are not aligned to its pages.
-func pageSize(m *arch.Machine) int {
-	if m == arch.ARM64 {
-		return 1 << 16
-	}
-	return 1 << 12
-}
-
 // sectionNames are the sections of a file, in their order. The null section comes before them. What tools find through
 // segments has no section of its own: the hash table and .eh_frame_hdr are in .rodata.
 var sectionNames = []string{".note.unspool", ".dynstr", ".dynsym", ".rodata", ".text", ".eh_frame", ".dynamic"}
@@ -174,7 +166,7 @@ func (g *generator) file(t *rows.Table) ([]byte, error) {
 
 	// .dynamic is the last that is loaded, and again behind everything.
 	dynamic := o.add(section{name: ".dynamic", typ: elf.SHT_DYNAMIC, flags: elf.SHF_ALLOC | elf.SHF_WRITE, link: dynstrIndex, entsize: 16}, 8, make([]byte, numDynTag*16))
-	loaded, page := len(o.b), pageSize(t.Machine)
+	loaded, page := len(o.b), targets[t.Machine].page
 	dynVaddr := uint64((loaded+page-1)&^(page-1) + dynamic.off&(page-1))
 	for i, e := range [numDynTag][2]uint64{
 		{uint64(elf.DT_HASH), uint64(hash)}, {uint64(elf.DT_STRTAB), uint64(dynstr.off)},
@@ -335,7 +327,7 @@ func (o *object) headers(m *arch.Machine, nameOf map[string]uint32, dynamic *sec
 	for _, v := range [...]int{headSize, progSize, numProgs, sectSize, len(o.sects), dynstrIndex} {
 		h = le.AppendUint16(h, uint16(v))
 	}
-	page := uint64(pageSize(m))
+	page := uint64(targets[m].page)
 	p := o.b[headSize:headSize:cap(o.b)]
 	for _, s := range [numProgs]struct {
 		typ        elf.ProgType

@@ -41,6 +41,9 @@ func TestInstructions(t *testing.T) {
 
 func testInstructions(t *testing.T, m *arch.Machine) {
 	dis := disassemblers[m]
+	if len(dis) == 0 || mnemonics[m] == "" {
+		t.Fatalf("disassemblers and mnemonics do not have %s", m.Name)
+	}
 	oracle.Need(t, dis[0])
 	known := map[string]bool{}
 	for _, m := range strings.Fields(mnemonics[m]) {

@@ -99,7 +99,7 @@ func protection(in info) (int, error) {
 	switch {
 	case callable(m):
 		return unix.PROT_READ | unix.PROT_EXEC, nil
-	case m == arch.ARM64:
+	case targets[m].interpreted:
 		return unix.PROT_READ, nil
 	}
 	return 0, ErrHost
@@ -170,7 +170,7 @@ func check(b []byte) (in info, id string, err error) {
 		return bad(infoAt+int(unsafe.Offsetof(in.Size)), "%d bytes, not %d", size, in.Size)
 	case in.Checksum != checksum(b, infoAt+infoChecksum):
 		return bad(infoAt+infoChecksum, "checksum %#x, not %#x: the file is damaged", checksum(b, infoAt+infoChecksum), in.Checksum)
-	case in.Machine > math.MaxUint16, lowerings[arch.ByELF(uint16(in.Machine))] == nil, in.Layout >= uint8(numLayouts), in.Deref >= uint8(numDerefs):
+	case in.Machine > math.MaxUint16, targets[arch.ByELF(uint16(in.Machine))].lower == nil, in.Layout >= uint8(numLayouts), in.Deref >= uint8(numDerefs):
 		return bad(infoAt+int(unsafe.Offsetof(in.Layout)), "machine %d, layout %d, memory %d", in.Machine, in.Layout, in.Deref)
 	case uint64(in.Rules)+4*uint64(in.NumRules) > size:
 		return bad(infoAt+int(unsafe.Offsetof(in.Rules)), "%d rules at %#x of %#x", in.NumRules, in.Rules, size)

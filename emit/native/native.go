@@ -82,15 +82,21 @@ var ErrTooLarge = errors.New("machine code: more than 1 GiB, or for AArch64 64 M
 
 const maxSize = 1 << 30
 
-// lowerings are the machines that code is written for.
-var lowerings = map[*arch.Machine]func(*generator) lowering{
-	arch.AMD64: func(g *generator) lowering { return newX86(g) },
-	arch.ARM64: func(g *generator) lowering { return newArm(g) },
+// A target is a machine that code is written for.
+type target struct {
+	lower       func(*generator) lowering
+	page        int  // the size of its kernels' largest pages: ld.so maps no file whose segments are not aligned to its pages
+	interpreted bool // on other machines, to prove it
+}
+
+var targets = map[*arch.Machine]target{
+	arch.AMD64: {lower: func(g *generator) lowering { return newX86(g) }, page: 4 << 10},
+	arch.ARM64: {lower: func(g *generator) lowering { return newArm(g) }, page: 64 << 10, interpreted: true},
 }
 
 // Emit compiles t: the same bytes for the same table and options.
 func Emit(t *rows.Table, o Options) ([]byte, error) {
-	lower := lowerings[t.Machine]
+	lower := targets[t.Machine].lower
 	if lower == nil {
 		return nil, ErrMachine
 	}
