@@ -80,6 +80,31 @@ func (r *recipe) run(verb string, args ...string) (string, error) {
 	return string(out), err
 }
 
+// generated returns a file that go generate ./emit/compact writes, in a copy of what it reads.
+func (r *recipe) generated(path string) string {
+	r.t.Helper()
+	gen := filepath.Join(r.dir, "gen")
+	if out, err := r.run("build", "-o", gen, "./emit/compact/gen"); err != nil {
+		r.t.Fatalf("go build ./emit/compact/gen: %v\n%s", err, out)
+	}
+	dir := r.t.TempDir()
+	for _, sub := range []string{"arch", "docs", "emit/compact", "format/dwarf", "rows", "runtime"} {
+		if err := os.CopyFS(filepath.Join(dir, sub), os.DirFS(filepath.Join(r.root, sub))); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	c := exec.Command(gen)
+	c.Dir = filepath.Join(dir, "emit/compact")
+	if out, err := c.CombinedOutput(); err != nil {
+		r.t.Fatalf("gen: %v\n%s", err, out)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, path))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return string(b)
+}
+
 // passes runs tests, each of which must have run.
 func (r *recipe) passes(pkg string, tests ...string) {
 	r.t.Helper()
@@ -165,6 +190,14 @@ func TestDummy(t *testing.T) {
 	r.passes("./arch", "TestWhole")
 	r.passes("./emit/compact", "TestDummy")
 	r.fails("./emit/compact/gen", "TestUpToDate", "runtime/machine.h is not what Go says")
+	if machine := r.generated("runtime/machine.h"); !strings.Contains(machine, "UNSPOOL_DUMMY_") || !strings.Contains(machine, "defined(__dummy__)") {
+		t.Errorf("go generate ./emit/compact leaves the machine out of runtime/machine.h:\n%s", machine)
+	}
+	recipeInstructions(r)
+	r.passes("./report/annotate", "TestDummy")
+	r.passes("./emit/native", "TestDummy")
+	r.fails("./emit/native", "TestInstructions", "disassemblers and mnemonics do not have dummy")
+	r.passes("./shadow", "TestDummy")
 
 	// A machine that is described by half.
 	r.add("arch/dummy.go", `package arch
@@ -176,6 +209,57 @@ var Dummy = func() *Machine {
 }()
 `)
 	r.fails("./arch", "TestWhole", "dummy: Perf")
+}
+
+// recipeInstructions adds what reads and writes the machine's instructions.
+func recipeInstructions(r *recipe) {
+	r.insert("report/annotate/disasm.go", "\tcase arch.ARM64:\n", "\t\treturn arm64{syntax}\n\tcase arch.Dummy:\n", false)
+	r.add("report/annotate/dummy_test.go", `package annotate
+
+import (
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+)
+
+func TestDummy(t *testing.T) {
+	if x, ok := newDecoder(arch.Dummy, "gnu").decode([]byte{0xc0, 0x03, 0x5f, 0xd6}, 0x1000); !ok || x.text != "ret" {
+		t.Errorf("ret: %+v, %v", x, ok)
+	}
+}
+`)
+	r.insert("emit/native/native.go", "var targets = map[*arch.Machine]target{\n", "\tarch.Dummy: {lower: func(g *generator) lowering { return newArm(g) }, page: 64 << 10, interpreted: true},\n", false)
+	r.add("emit/native/dummy_test.go", `package native
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+	"github.com/unspool/unspool/rows/rowstest"
+)
+
+func TestDummy(t *testing.T) {
+	for d := range numDerefs {
+		prove(t, rowstest.Table(rand.New(rand.NewPCG(1, 2)), arch.Dummy, 20), Options{Deref: d})
+	}
+}
+`)
+	r.insert("shadow/machine.go", "var machines = []*machine{\n", "\t{Machine: arch.Dummy, decode: decodeARM64, disassemble: disassembleARM64, longest: 4, ownTraps: []int32{trapBrkpt}, restart: 4},\n", false)
+	r.add("shadow/dummy_test.go", `package shadow
+
+import (
+	"testing"
+
+	"github.com/unspool/unspool/arch"
+)
+
+func TestDummy(t *testing.T) {
+	if host == nil || host.Machine != arch.Host() {
+		t.Errorf("host is %+v, want %s", host, arch.Host().Name)
+	}
+}
+`)
 }
 
 func recipeOutput(t *testing.T) {
