@@ -11,6 +11,13 @@
 //     information, [github.com/unspool/unspool/store] compiles it to a table and proves both equal, [github.com/unspool/unspool/rows] defines
 //     the meaning of a table's rules.
 //
-// The first two share a [github.com/unspool/unspool/modules.Set], which finds the files of processes and keeps their tables, and a
+// Frames and addresses are those of [github.com/unspool/unspool/unwind] and [github.com/unspool/unspool/arch]. The first two share a [github.com/unspool/unspool/modules.Set], which finds the files of processes and keeps their tables, and a
 // [github.com/unspool/unspool/names.Namer], which finds names. Libraries print nothing: they return notes and counts.
+//
+// # What is stable
+//
+// The packages named here are the library, as far as testdata/api.txt lists their exported names. Before version 1, a change may take a listed
+// name away: its commit says what takes the name's place. From version 1 on, that takes a new major version. A name that is not listed yet may
+// change at any time. So may all other packages: they are the program's own, also where their types are seen in the library, such as
+// source.Process. The text that [github.com/unspool/unspool/report] writes for people may change, too.
 package unspool
