@@ -99,7 +99,7 @@ func TestBlindDropIns(t *testing.T) {
 			prog := dropInProgram(t, which)
 			permits, hows, stacks, bad := map[string]int{}, map[unwind.How]int{}, 0, 0
 			for seed := range uint64(8) {
-				x, w := newWild(t, seed), unwind.NewWalker(1024)
+				x, w := newWild(t, grounds[0], seed), unwind.NewWalker(1024)
 				var snaps []*unwind.Snapshot
 				for range 3000 {
 					if s := x.snapshot(); which == "remote" || s.Mem.Lo == wildStack {
