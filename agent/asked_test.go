@@ -32,7 +32,10 @@ func start(t *testing.T, args ...string) int32 {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Process.Kill(); c.Wait() })
-	return int32(c.Process.Pid)
+	pid := int32(c.Process.Pid)
+	for end := time.Now().Add(time.Minute); cmdline(pid) == "" && time.Now().Before(end); time.Sleep(time.Millisecond) { // execve(2) sets it last
+	}
+	return pid
 }
 
 // TestAsked: what rules ask of a process is a label, and nothing else is.
