@@ -2,6 +2,7 @@ package vm
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"io/fs"
@@ -14,7 +15,8 @@ import (
 
 // A Root is the files of a machine: an archive that the kernel unpacks into memory.
 type Root struct {
-	files []file
+	files   []file
+	modules []file // of the kernel, in the order in which they are loaded
 }
 
 type file struct {
@@ -78,6 +80,40 @@ func (r *Root) Tree(dir string) error {
 	})
 }
 
+// Modules adds modules of a kernel, whose files are below dir, and those that they depend on. The machine loads them before the first step.
+func (r *Root) Modules(dir string, names ...string) error {
+	files := map[string]string{}
+	err := filepath.WalkDir(dir, func(at string, d fs.DirEntry, err error) error {
+		if name, ok := strings.CutSuffix(d.Name(), ".ko"); ok {
+			files[strings.ReplaceAll(name, "-", "_")] = at
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for len(names) > 0 {
+		name := names[0]
+		names = names[1:]
+		if files[name] == "" {
+			return fmt.Errorf("%s has no module %s", dir, name)
+		}
+		b, err := os.ReadFile(files[name])
+		if err != nil {
+			return err
+		}
+		_, depends, _ := bytes.Cut(b, []byte("\x00depends="))
+		depends, _, _ = bytes.Cut(depends, []byte{0})
+		if len(depends) > 0 {
+			names = append(names, strings.Split(string(depends), ",")...)
+		}
+		// What others depend on is added, and loaded, before them. Only its last place counts.
+		r.modules = slices.DeleteFunc(r.modules, func(f file) bool { return f.name == name })
+		r.modules = slices.Insert(r.modules, 0, file{name: name, data: b})
+	}
+	return nil
+}
+
 // Link adds a symbolic link.
 func (r *Root) Link(name, to string) {
 	r.Add(name, 0o777, []byte(to))
@@ -89,7 +125,11 @@ func (r *Root) Link(name, to string) {
 func (r *Root) write(w io.Writer, more ...file) error {
 	b := bufio.NewWriter(w)
 	pad := func(n int) { b.Write(make([]byte, -n&3)) }
-	all := slices.Concat(r.files, more, []file{{name: "TRAILER!!!"}})
+	with := Root{files: slices.Clone(r.files)}
+	for i, m := range r.modules {
+		with.Add(fmt.Sprintf("modules/%03d-%s", i, m.name), 0o644, m.data)
+	}
+	all := slices.Concat(with.files, more, []file{{name: "TRAILER!!!"}})
 	for i, f := range all {
 		fields := []uint32{uint32(i + 1), f.mode, 0, 0, 1, 0, uint32(len(f.data)), 0, 0, 0, 0, uint32(len(f.name) + 1), 0}
 		b.WriteString("070701")

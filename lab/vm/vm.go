@@ -6,6 +6,7 @@ package vm
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/base64"
@@ -112,6 +113,8 @@ type Kernel struct {
 	Arch    string // amd64 or arm64, as Go and Debian say
 	Version string
 	QEMU    []string // begins the command that emulates the machine; nil: the one of this system
+	Memory  string   // of the machine, as QEMU says it; "": 2G
+	Disk    string   // the path of an ext4 file system, which the machine has at /disk and may change; needs the modules virtio_pci and virtio_blk
 	image   string
 }
 
@@ -144,7 +147,10 @@ func (k *Kernel) Boot(ctx context.Context, root *Root, steps []Step) ([]Result, 
 	if k.QEMU != nil {
 		machine = slices.Concat(k.QEMU, machine[1:])
 	}
-	cmd := exec.CommandContext(ctx, machine[0], append(machine[1:], "-accel", "tcg,thread=single", "-m", "2G", "-nographic", "-no-reboot",
+	if k.Disk != "" {
+		machine = append(machine, "-drive", "if=virtio,format=raw,file="+strings.ReplaceAll(k.Disk, ",", ",,"))
+	}
+	cmd := exec.CommandContext(ctx, machine[0], append(machine[1:], "-accel", "tcg,thread=single", "-m", cmp.Or(k.Memory, "2G"), "-nographic", "-no-reboot",
 		"-kernel", k.image, "-initrd", initrd.Name())...)
 	cmd.WaitDelay = time.Second
 	var stderr bytes.Buffer

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -45,6 +46,12 @@ func run() error {
 	for _, m := range mounts {
 		os.MkdirAll(m.dir, 0o755)
 		unix.Mount(m.kind, m.dir, m.kind, 0, "")
+	}
+	if err := load(); err != nil {
+		return err
+	}
+	if err := loopback(); err != nil {
+		return fmt.Errorf("the loopback interface: %w", err)
 	}
 	// The root is memory already.
 	if err := errors.Join(os.MkdirAll("/tmp", 0o777), os.Chmod("/tmp", 0o1777)); err != nil {
@@ -86,6 +93,51 @@ func run() error {
 		if err := vm.Print(os.Stdout, r); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// loopback brings the interface lo up, which has 127.0.0.1 then.
+func loopback() error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(s)
+	lo, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	lo.SetUint16(unix.IFF_UP)
+	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, lo)
+}
+
+// load loads the modules in /modules, in the order of their names, and mounts the disk.
+func load() error {
+	modules, err := filepath.Glob("/modules/*")
+	if err != nil {
+		return err
+	}
+	for _, path := range modules {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		err = unix.FinitModule(int(f.Fd()), "", 0)
+		f.Close()
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	const disk = "/dev/vda"
+	if _, err := os.Stat(disk); err != nil {
+		return nil
+	}
+	if err := os.MkdirAll("/disk", 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount(disk, "/disk", "ext4", 0, ""); err != nil {
+		return fmt.Errorf("%s: %w", disk, err)
 	}
 	return nil
 }
