@@ -11,8 +11,9 @@
 //     information, [github.com/unspool/unspool/store] compiles it to a table and proves both equal, [github.com/unspool/unspool/rows] defines
 //     the meaning of a table's rules.
 //
-// Frames and addresses are those of [github.com/unspool/unspool/unwind] and [github.com/unspool/unspool/arch]. The first two share a [github.com/unspool/unspool/modules.Set], which finds the files of processes and keeps their tables, and a
-// [github.com/unspool/unspool/names.Namer], which finds names. Libraries print nothing: they return notes and counts.
+// Frames and addresses are those of [github.com/unspool/unspool/unwind] and [github.com/unspool/unspool/arch]. The first two share a
+// [github.com/unspool/unspool/modules.Set], which finds the files of processes and keeps their tables, and a [github.com/unspool/unspool/names.Namer],
+// which finds names. Libraries print nothing: they return notes and counts.
 //
 // # What is stable
 //
