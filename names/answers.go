@@ -69,12 +69,16 @@ type answer struct {
 	name *profile.Name
 }
 
+// keeps says whether answers are kept in the cache.
+func (n *Namer) keeps() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.cache != "" && (n.recorded || n.kept != nil)
+}
+
 // answersOf returns what is known of a module; nil where nothing may be kept.
 func (n *Namer) answersOf(m *unwind.Module, t *symbol.Table) *answers {
-	n.mu.Lock()
-	keeps := n.cache != "" && (n.recorded || n.kept != nil)
-	n.mu.Unlock()
-	if !keeps {
+	if !n.keeps() {
 		return nil
 	}
 	id, ok := t.Identity(n.Lines)

@@ -80,6 +80,7 @@ type Namer struct {
 	inside   map[string]*keptModule         // what the recording brought; set before the first use
 	recalled map[*unwind.Module]*keptModule // what was kept of files that are gone; nil where there is none
 
+	recent   recent
 	answers  map[symbol.Identity]*answers
 	answered int // bytes of the files of answers
 	learned  int // places and sources of new answers
@@ -213,6 +214,22 @@ func (n *Namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 		}
 		clear(names)
 	}
+	if m.BuildID == "" || n.keeps() {
+		n.search(m, t, offs, names)
+		return
+	}
+	missing := n.recent.fill(m, offs, names)
+	want, got := pick(offs, missing), make([]profile.Name, len(missing))
+	if len(missing) > 0 && n.search(m, t, want, got) {
+		n.recent.learn(m, want, got)
+	}
+	for i, k := range missing {
+		names[k] = got[i]
+	}
+}
+
+// search names offsets by all that may have their names. It says no where the file that ran does not have all offsets.
+func (n *Namer) search(m *unwind.Module, t *symbol.Table, offs []uint64, names []profile.Name) (has bool) {
 	addrs, gone := n.look(m, t, offs, names)
 	n.inRecording(m, offs, names)
 	if gone {
@@ -221,6 +238,7 @@ func (n *Namer) User(m *unwind.Module, offs []uint64, names []profile.Name) {
 		n.collect(m, t.Private(), offs, names)
 	}
 	_ = n.starts(m, offs, addrs, names) // the rest is nameless whatever becomes of the file
+	return !gone
 }
 
 // find names offsets by the module's files alone. It says no where these do not have all offsets, or are cut short.

@@ -1,0 +1,83 @@
+package names
+
+import (
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/profile"
+	"github.com/unspool/unspool/unwind"
+)
+
+// TestRecent: a live profile's names are there again when its files are closed; what was not asked before is not, and comes when it can be found.
+func TestRecent(t *testing.T) {
+	t.Setenv("DEBUGINFOD_URLS", "")
+	p := &tiny{name: "f", frame: 16}
+	copy(p.id[:], "01234567890123456789")
+	path := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(path, p.file(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	mods := modules.Interpreted()
+	defer mods.Files.Close()
+	n := New(Options{Mods: mods})
+	defer n.Close()
+	m := mods.Module(path, hex.EncodeToString(p.id[:]))
+	name := func(m *unwind.Module, offs ...uint64) string {
+		names := make([]profile.Name, len(offs))
+		n.User(m, offs, names)
+		var all []string
+		for i := range names {
+			all = append(all, names[i].Func)
+		}
+		return strings.Join(all, " ")
+	}
+	if got := name(m, 0x1010, 0x127f); got != "f _start" {
+		t.Fatalf("%q", got)
+	}
+	n.symbols.Close()
+	if got := name(m, 0x1010, 0x1040, 0x127f); got != "f  _start" {
+		t.Errorf("without files: %q", got)
+	}
+	if other := mods.Module(path, strings.Repeat("ab", 20)); name(other, 0x1010) != "" {
+		t.Error("another build has these names")
+	}
+	if name(mods.Module(path, ""), 0x1010); n.recent.young[place{path, "", 0x1010}].Func != "" {
+		t.Error("names of a file that can be replaced unseen are remembered")
+	}
+}
+
+// TestRecentBounds: what is asked again stays, the rest goes, and all takes little room.
+func TestRecentBounds(t *testing.T) {
+	var r recent
+	m := &unwind.Module{Path: "p", BuildID: "id"}
+	names := []profile.Name{{Func: strings.Repeat("f", 1000)}}
+	for off := range uint64(10_000) {
+		r.learn(m, []uint64{off}, names)
+		if missing := r.fill(m, []uint64{0}, names); missing != nil {
+			t.Fatalf("%d names later, what is always asked for is gone", off)
+		}
+	}
+	if all := len(r.young) + len(r.old); all > 2*(recentBytes/1200+1) || all < recentBytes/1200 {
+		t.Errorf("%d names", all)
+	}
+	if missing := r.fill(m, []uint64{1}, names); missing == nil {
+		t.Error("what nobody asked for is still there")
+	}
+	r.until = time.Now()
+	r.learn(m, []uint64{20_000}, names)
+	if missing := r.fill(m, []uint64{0}, names); missing != nil || len(r.young) != 2 {
+		t.Errorf("after one turn: %d missing, %d young", len(missing), len(r.young))
+	}
+	r.until = time.Now()
+	r.learn(m, []uint64{20_001}, names)
+	r.until = time.Now()
+	r.learn(m, []uint64{20_002}, names)
+	if missing := r.fill(m, []uint64{0}, names); missing == nil {
+		t.Error("a name of two turns ago is still there")
+	}
+}
