@@ -17,6 +17,11 @@ var goFirst = map[string]bool{
 	"runtime.mcall": true, "runtime.systemstack": true, "runtime.morestack": true, "runtime.asmcgocall": true,
 }
 
+// goEntry says whether a Go program of Linux begins with a function. Those for libraries, whose names end with _lib, are called.
+func goEntry(name string, img *module.Image) bool {
+	return strings.HasPrefix(name, "_rt0_") && !strings.HasSuffix(name, "_lib") && img.Format() == "ELF"
+}
+
 // goInjected are what Go calls on behalf of code that a signal has interrupted (runtime/traceback.go: isInjectedCall), and what leads there.
 var goInjected = map[string]bool{
 	"runtime.sigpanic": true, "runtime.sigpanic0": true, "runtime.asyncPreempt": true, "runtime.debugCallV2": true,
@@ -38,7 +43,7 @@ func goRanges(c *unwind.Code, img *module.Image) {
 		switch name = strings.TrimSuffix(name, ".abi0"); {
 		case goInjected[name]:
 			c.Injected = append(c.Injected, unwind.Range{Lo: lo, Hi: hi})
-		case goFirst[name]:
+		case goFirst[name] || goEntry(name, img):
 			c.Terminal = append(c.Terminal, unwind.Range{Lo: lo, Hi: hi})
 		case goMoves[name]:
 			c.Moved = append(c.Moved, moved(c, img, lo, hi)...)

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/unspool/unspool/format"
 	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
+	"github.com/unspool/unspool/unwind"
 )
 
 // TestGoFunctions: what a Go program's own table says of functions is what its symbols say, however it was linked.
@@ -65,6 +67,17 @@ func TestGoFunctions(t *testing.T) {
 		}
 		if len(c.Moved) < 2 { // nanotime1 and time.now; others are left out where nobody calls them
 			t.Errorf("%q: %d functions go on with another stack", flags, len(c.Moved))
+		}
+		entries := 0
+		for f := range symbols {
+			if in := slices.ContainsFunc(c.Terminal, func(r unwind.Range) bool { return r.Lo == f.at }); strings.HasPrefix(f.name, "_rt0_") {
+				if entries++; in == strings.HasSuffix(f.name, "_lib") {
+					t.Errorf("%q: %s is where stacks begin: %v", flags, f.name, in)
+				}
+			}
+		}
+		if entries == 0 && !strings.Contains(flags, "external") { // else the C library's code begins
+			t.Errorf("%q: no function with which it begins", flags)
 		}
 		img.Close()
 	}

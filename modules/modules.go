@@ -15,6 +15,8 @@ import (
 	"unsafe"
 	"weak"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/unspool/unspool/arch"
 	"github.com/unspool/unspool/emit/native"
 	"github.com/unspool/unspool/format"
@@ -33,6 +35,7 @@ type Set struct {
 	store  *store.Store
 	opened error // why the store keeps nothing on disk
 	kind   kind
+	reread reread
 
 	mu    sync.Mutex
 	mods  map[[2]string]weak.Pointer[unwind.Module] // those that somebody has
@@ -123,6 +126,9 @@ func (s *Set) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.mods)
+	s.reread.mu.Lock()
+	s.reread.close()
+	s.reread.mu.Unlock()
 	err := s.Files.Close()
 	if s.store != nil {
 		err = errors.Join(err, s.store.Close())
@@ -258,6 +264,9 @@ func (s *Set) read(m *unwind.Module, was **module.File) *unwind.Code {
 	c.Text = func(v arch.Vaddr, to []byte) (n int) {
 		img := img
 		if !img.Hold() {
+			if n, ok := s.reread.at(m.Path, file, c.Segments, v, to); ok {
+				return n
+			}
 			again, _, err := s.Files.Find(m.Path, m.BuildID, int(m.Process()))
 			if again == nil || err != nil {
 				return 0
@@ -301,6 +310,52 @@ func (s *Set) code(path string, img *module.Image) *unwind.Code {
 	c := codeOf(img, st)
 	c.Err = err
 	return c
+}
+
+// reread reads code of files that are not mapped any more. It keeps the last one open: the frames of a stack are often of one file.
+type reread struct {
+	mu   sync.Mutex
+	path string
+	file *os.File // nil: none
+}
+
+// at reads code at v. ok is false where another file is at the path, or none. To map a file and to read its headers takes a hundred times as long, and
+// walks of copies need few bytes of each of many programs.
+func (r *reread) at(path string, was *module.File, segments []unwind.Segment, v arch.Vaddr, to []byte) (n int, ok bool) {
+	i := slices.IndexFunc(segments, func(s unwind.Segment) bool { return uint64(v-s.Vaddr) < s.Size })
+	if was == nil || i < 0 || !module.OnDisk(path) {
+		return 0, false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.file == nil || r.path != path || !r.is(was) {
+		r.close()
+		f, err := module.OpenFile(path)
+		if err != nil {
+			return 0, false
+		}
+		if r.path, r.file = path, f; !r.is(was) {
+			return 0, false
+		}
+	}
+	s := &segments[i]
+	at := uint64(v - s.Vaddr)
+	n, err := r.file.ReadAt(to[:min(uint64(len(to)), s.Size-at)], int64(s.Off+at))
+	return n, err == nil
+}
+
+// is says whether the open file is the one that it was, and as it was. r.mu is held.
+func (r *reread) is(was *module.File) bool {
+	var st unix.Stat_t
+	return unix.Fstat(int(r.file.Fd()), &st) == nil && st.Dev == was.Dev && st.Ino == was.Ino && st.Size == was.Size && st.Mtim == was.Mtim && st.Ctim == was.Ctim
+}
+
+// close closes the file. r.mu is held.
+func (r *reread) close() {
+	if r.file != nil {
+		r.file.Close()
+		r.file = nil
+	}
 }
 
 // codeOf returns the code of an image that a stepper walks; nil is none.
