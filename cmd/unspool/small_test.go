@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -106,7 +105,6 @@ func (g *memoryGroup) fill(t *testing.T, dir string) {
 func TestSmall(t *testing.T) {
 	oracle.Full(t)
 	canWalk(t)
-	oracle.Need(t, "gcc")
 	if runtime.GOARCH != "amd64" {
 		oracle.Lacks(t, "an x86-64 machine")
 	}
@@ -121,27 +119,10 @@ func TestSmall(t *testing.T) {
 	group := newMemoryGroup(t, limit)
 	dir := t.TempDir()
 	group.fill(t, filepath.Join(dir, "ring"))
-	id := bytes.Repeat([]byte{0x5a, 0xa5}, 10)
-	first := filepath.Join(dir, "first")
-	oracle.Run(t, "gcc", "-O1", "-fomit-frame-pointer", "-Wl,--build-id=0x"+hex.EncodeToString(id), "-o", first, "../../testdata/small/main.c", "../../testdata/small/functions.s")
-	image, err := os.ReadFile(first)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if bytes.Count(image, id) != 1 {
-		t.Fatal("the build ID is not found once")
-	}
-	at := bytes.Index(image, id)
-	path := func(i int) string { return filepath.Join(dir, fmt.Sprint("small", i)) }
-	for i := range programs { // which differ in their build IDs
-		copy(image[at:], fmt.Sprintf("small program %06d", i))
-		if err := os.WriteFile(path(i), image, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
+	paths := oracle.SmallPrograms(t, "../..", dir, programs)
 	var running [programs]*exec.Cmd
 	start := func(i int) {
-		running[i] = exec.Command("nice", "-n5", path(i))
+		running[i] = exec.Command("nice", "-n5", paths[i])
 		if err := running[i].Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -164,6 +145,7 @@ func TestSmall(t *testing.T) {
 	c := program(t, "agent", "--output", "files="+filepath.Join(dir, "ring")+"?size=64M", "--listen", "127.0.0.1:0", "--comm", "^small")
 	// It runs when it has to, however busy the machine is: with a session of its own, its niceness counts among those in others only so (sched(7)).
 	c.Args = append([]string{"sh", "-c", `echo $$ > "$0" && echo -10 > /proc/$$/autogroup; exec nice -n -10 "$@"`, filepath.Join(group.dir, "cgroup.procs"), c.Path}, c.Args[1:]...)
+	var err error
 	if c.Path, err = exec.LookPath("sh"); err != nil {
 		t.Fatal(err)
 	}

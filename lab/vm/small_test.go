@@ -1,9 +1,7 @@
 package vm
 
 import (
-	"bytes"
 	"context"
-	"encoding/hex"
 	"fmt"
 	"os"
 	"os/exec"
@@ -22,7 +20,7 @@ import (
 // programs' stacks are whole, and no sample is lost.
 func TestSmallMachine(t *testing.T) {
 	oracle.Full(t)
-	oracle.Need(t, "gcc", "mke2fs", "qemu-system-x86_64")
+	oracle.Need(t, "mke2fs", "qemu-system-x86_64")
 	length := 10 * time.Minute
 	if s := os.Getenv("UNSPOOL_SMALL"); s != "" {
 		var err error
@@ -96,27 +94,11 @@ const smallPrograms = 200
 func smallDisk(t *testing.T, disk string) {
 	t.Helper()
 	dir := t.TempDir()
-	id := bytes.Repeat([]byte{0x5a, 0xa5}, 10)
-	first := filepath.Join(t.TempDir(), "first")
-	oracle.Run(t, "gcc", "-O1", "-fomit-frame-pointer", "-static", "-no-pie", "-Wl,--build-id=0x"+hex.EncodeToString(id), "-o", first,
-		"../../testdata/small/main.c", "../../testdata/small/functions.s")
-	image, err := os.ReadFile(first)
-	if err != nil {
+	programs := filepath.Join(dir, "programs")
+	if err := os.Mkdir(programs, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	at := bytes.Index(image, id)
-	if at < 0 || bytes.Count(image, id) != 1 {
-		t.Fatal("the build ID is not found once")
-	}
-	if err := os.Mkdir(filepath.Join(dir, "programs"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for i := range smallPrograms {
-		copy(image[at:], fmt.Sprintf("small program %06d", i))
-		if err := os.WriteFile(filepath.Join(dir, "programs", fmt.Sprint("small", i)), image, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
+	paths := oracle.SmallPrograms(t, "../..", programs, smallPrograms, "-static", "-no-pie")
 	for _, pkg := range []string{"cmd/unspool", "lab/vm/small"} {
 		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, filepath.Base(pkg)), "github.com/unspool/unspool/"+pkg)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH=amd64")
@@ -124,10 +106,6 @@ func smallDisk(t *testing.T, disk string) {
 			t.Fatalf("%s: %v\n%s", pkg, err, out)
 		}
 	}
-	programs, err := filepath.Glob(filepath.Join(dir, "programs", "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	oracle.Run(t, filepath.Join(dir, "unspool"), append([]string{"compile", "--system", "-o", filepath.Join(dir, "tables")}, programs...)...)
+	oracle.Run(t, filepath.Join(dir, "unspool"), append([]string{"compile", "--system", "-o", filepath.Join(dir, "tables")}, paths...)...)
 	oracle.Run(t, "mke2fs", "-q", "-t", "ext4", "-d", dir, disk, "3G")
 }
