@@ -25,6 +25,8 @@ type Queue struct {
 	closed bool
 
 	pause  time.Duration   // after the last failure; 0: there was none
+	waited time.Duration   // before the last attempt
+	gap    time.Duration   // the longest between two requests that have waited for the target to come back; 0: none
 	faulty *export.Request // the one that may be sent some times only
 	faults int             // how often it was
 }
@@ -47,6 +49,7 @@ const (
 
 	leastPause = time.Second     // after the first failure; doubled with each
 	mostPause  = 2 * time.Minute // then
+	mostGap    = 5 * time.Second // between two requests that have waited
 )
 
 // Target is where the requests go.
@@ -132,6 +135,7 @@ func (q *Queue) Run(ctx context.Context, grace time.Duration, tell func(error)) 
 	for ctx.Err() == nil {
 		r := q.head()
 		if r == nil {
+			q.gap = 0
 			select {
 			case <-q.more:
 			case <-ctx.Done():
@@ -140,15 +144,15 @@ func (q *Queue) Run(ctx context.Context, grace time.Duration, tell func(error)) 
 		}
 		wait := q.send(sending, r)
 		if wait < 0 {
+			if q.gap > 0 {
+				sleep(ctx, rand.N(q.gap))
+			}
 			continue
 		}
 		q.pause = min(max(2*q.pause, leastPause), mostPause)
 		// From half of the pause to all of it: machines that lost the engine together do not come back together, nor at the moment that it has named to all.
-		wait = max(wait+rand.N(min(wait/2, mostPause)+1), q.pause/2+rand.N(q.pause/2+1))
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-		}
+		q.waited = max(wait+rand.N(min(wait/2, mostPause)+1), q.pause/2+rand.N(q.pause/2+1))
+		sleep(ctx, q.waited)
 	}
 	for r := q.head(); r != nil && sending.Err() == nil; r = q.head() {
 		if q.send(sending, r) >= 0 {
@@ -160,6 +164,14 @@ func (q *Queue) Run(ctx context.Context, grace time.Duration, tell func(error)) 
 	q.closed = true
 	for len(q.items) > 0 {
 		q.drop()
+	}
+}
+
+// sleep waits, at most until ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
 	}
 }
 
@@ -247,6 +259,10 @@ func (q *Queue) send(ctx context.Context, r *export.Request) time.Duration {
 		q.stats.Refused++
 	}
 	if later == nil { // else the next one may find the same
+		if q.pause > 0 {
+			// Many machines come back in the first second. What else they have is sent within about the time for which this one has just waited.
+			q.gap = min(q.waited/time.Duration(max(len(q.items), 1)), mostGap)
+		}
 		q.pause = 0
 	}
 	if here {

@@ -124,7 +124,7 @@ func TestQueueAnswers(t *testing.T) {
 		if s := q.Stats(); s.Sent != 1 || s.Refused != 1 || s.Retries != 1 || s.Waiting != 2 {
 			t.Errorf("before the time that the engine asked for: %+v", s)
 		}
-		time.Sleep(mostPause + 2*time.Second) // it is not the only one that was asked
+		time.Sleep(mostPause + 2*time.Second + mostGap) // it is not the only one that was asked
 		synctest.Wait()
 		if s := q.Stats(); s.Sent != 3 || s.Refused != 1 || s.Waiting != 0 {
 			t.Errorf("after it: %+v, took %v", s, e.took)
