@@ -95,7 +95,7 @@ var documented = []struct {
 	{"docs/DROPIN.md", "for a procedure of more than 64 KiB", [][2]string{{"runtime/space.c", `MAX_PROCEDURE = 1 << 16 `}}},
 	{"ARCHITECTURE.md", "One `module.Budget` of 128 MiB", [][2]string{{"module/budget.go", `DefaultBudget = 128 << 20`}}},
 	{"ARCHITECTURE.md", "at most 4,096 of them are mapped", [][2]string{{"store/shared.go", `maxMaps += 4 << 10`}}},
-	{"ARCHITECTURE.md", "the last 1,024 others (1,536 until the oldest of them go)", [][2]string{{"source/ebpf/tables.go", `maxIdle = 1 << 10`}, {"source/ebpf/tables.go", `t\.idle <= maxIdle\+maxIdle/2`}}},
+	{"ARCHITECTURE.md", "the last 1,024 others (1,536 until the oldest of them go)", [][2]string{{"source/ebpf/room.go", `maxIdle = 1 << 10`}, {"source/ebpf/room.go", `t\.idle > maxIdle\+maxIdle/2`}}},
 	{"ARCHITECTURE.md", "A test lets 10,000 programs come and go", [][2]string{{"names/churn_test.go", `programs, workers := 10_000`}}},
 	{"ARCHITECTURE.md", "at most 2 GiB of tables (`store/disk.go`), 512 MiB of names and 768 MiB of debug information",
 		[][2]string{{"store/disk.go", `maxKept = int64\(2 << 30\)`}, {"names/kept.go", `maxKeptFiles += 256 << 20`}, {"names/answers.go", `maxAnswersAll += 256 << 20`},

@@ -84,14 +84,14 @@ type Options struct {
 	// Mods gives the modules of address spaces, as source.NewWorld has it. Only compact tables can be used.
 	Mods func(path, buildID string) *unwind.Module
 
-	// Memory limits the tables' bytes of kernel memory; 0 is DefaultMemory. Where there are more, those go that have not been searched for
-	// the longest time.
+	// Memory limits the tables' bytes of kernel memory; 0 is DefaultMemory. Where there are more, those are there that are searched most
+	// often.
 	Memory uint64
 
 	// Command is the command to be started: the tables of its program and libraries are brought into the kernel first.
 	Command []string
 
-	// Comm, if not nil, says which commands are of interest. The kernel refuses all other samples.
+	// Comm, if not nil, says which commands are of interest. The kernel refuses all other samples, and has no tables for them alone.
 	Comm func(comm string) bool
 
 	// Cgroup is the directory of a cgroup (version 2): samples of tasks outside of it are refused. Empty: none are.
@@ -196,7 +196,11 @@ func Load(o Options) (_ *Program, err error) {
 			o.Memory = min(o.Memory, limit/tablesShare)
 		}
 	}
-	p.track.start(p.coll, o.Mods, o.Memory, filesOf(o.Command))
+	comm := o.Comm
+	if o.Wakers || o.Heap != nil {
+		comm = nil // others are walked, too
+	}
+	p.track.start(p.coll, o.Mods, o.Memory, filesOf(o.Command), comm)
 	return p, nil
 }
 

@@ -204,38 +204,34 @@ int main(void) { for (int i = 0; i < 5000; i++) syscall(SYS_getpgid, 0); return 
 	}
 }
 
-// TestMemory: tables keep to the memory that they are given. Stacks are whole all the same, by copies.
-func TestMemory(t *testing.T) {
-	prog := compile(t, `#include <stdlib.h>
-static int less(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
-int main(void) { static int v[1 << 16]; for (;;) { for (int i = 0; i < 1 << 16; i++) v[i] = rand(); qsort(v, 1 << 16, 4, less); } }`)
-	p := load(t, Options{Memory: 20 << 10})
-	n, whole := 0, 0
-	record(t, p, perfevent.Options{Command: []string{prog}, User: true, Duration: 4 * time.Second}, func(s *source.Sample) {
-		n++
-		if s.Stop == unwind.Outermost {
-			whole++
-		}
-	})
-	st := p.Stats()
-	t.Logf("%d samples, %d whole, %d copied; %d tables, %d bytes, %d evicted", n, whole, st.Copied, st.Tables, st.MapBytes, st.Evicted)
-	if n < 50 || whole < n*99/100 {
-		t.Errorf("%d of %d stacks are whole", whole, n)
-	}
-	if st.Evicted == 0 {
-		t.Error("nothing was evicted")
-	}
-}
-
-// TestComm: the kernel refuses samples of commands that are not wanted.
+// TestComm: the kernel refuses samples of commands that are not wanted, and has no tables of what only these map.
 func TestComm(t *testing.T) {
 	p := load(t, Options{Comm: func(c string) bool { return c == "wanted" }})
-	spin := compile(t, `#include <sys/prctl.h>
-int main(int argc, char **argv) { prctl(PR_SET_NAME, argv[1]); for (volatile long i = 0; i < 400000000; i++); return 0; }`)
-	seen := map[string]int{}
-	record(t, p, perfevent.Options{Command: []string{"sh", "-c", spin + " wanted & " + spin + " other; wait"}, User: true}, func(s *source.Sample) { seen[s.Comm]++ })
+	const code = `#include <sys/prctl.h>
+int main(int argc, char **argv) { prctl(PR_SET_NAME, argv[1]); for (volatile long i = 0; i < 400000000; i++); return 0; }`
+	wanted, other := compile(t, code), compile(t, code+"/* has another build ID */ int other;")
+	seen, walked := map[string]int{}, 0
+	var space *unwind.Space
+	record(t, p, perfevent.Options{Command: []string{"sh", "-c", wanted + " wanted & " + other + " other; wait"}, User: true}, func(s *source.Sample) {
+		if seen[s.Comm]++; s.Comm == "wanted" && s.Record.ID == source.WalkedID {
+			walked++
+			space = s.Space
+		}
+	})
 	if seen["wanted"] < 20 || seen["other"] > seen["wanted"]/2 { // until its name has been read
 		t.Errorf("%v", seen)
+	}
+	if walked < seen["wanted"]/2 {
+		t.Fatalf("%d of %d were walked in the kernel", walked, seen["wanted"])
+	}
+	files := map[string]bool{}
+	for i := range space.Mappings() {
+		if m := space.Mappings()[i].Module; m.PID == 0 {
+			files[m.Path] = true
+		}
+	}
+	if n := p.Stats().Tables; n == 0 || n > len(files) {
+		t.Errorf("%d tables; a process that is wanted maps %d files", n, len(files))
 	}
 }
 

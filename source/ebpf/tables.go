@@ -2,9 +2,7 @@ package ebpf
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
-	"maps"
 	"runtime"
 	"slices"
 	"sync"
@@ -12,7 +10,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/pages"
 	"github.com/unspool/unspool/unwind"
@@ -30,8 +27,9 @@ type tables struct {
 	free   []uint32                  // slots that nothing uses
 	last   uint32                    // slot that has been used
 	size   uint64                    // bytes of the kernel's memory
-	coming uint64                    // bytes of tables that jobs write
-	look   atomic.Int64              // when to see whether all is as it should be: CLOCK_MONOTONIC; 0: it is
+	coming uint64                    // bytes of it for tables that jobs write
+	look   atomic.Int64              // when to see which tables are wanted most: CLOCK_MONOTONIC; 0: all are in the kernel
+	looked uint64                    // when that was done last
 	jobs   sync.WaitGroup
 
 	turn      sync.Mutex
@@ -60,6 +58,7 @@ type table struct {
 	bad   bool          // it cannot be brought there
 	size  uint64        // bytes of the kernel's memory
 	since uint64        // when it came or went, or was named last: CLOCK_MONOTONIC
+	want  float64       // in how many seconds it was searched: see contend
 }
 
 // A loaded is what became of a job that wrote a table.
@@ -84,7 +83,6 @@ const (
 	smallTables = 16 << 20 // bytes of the kernel's memory for tables, below which one table is made at a time
 	maxTables   = 1 << 14
 	patience    = 2 * time.Millisecond // that a space waits for its modules
-	lookEvery   = time.Second          // for tables that were taken out and are wanted again, or could not go
 	leastCrowd  = 1 << 10              // modules that wait
 	long        = 5 * time.Second      // for a module to be compiled
 	maxLong     = 16                   // modules that take so long
@@ -267,7 +265,7 @@ func (t *tables) slot(l *table) uint32 {
 			t.last++
 			l.slot = t.last
 		default:
-			t.evict(t.size, 64)
+			t.dropIdle(func() bool { return len(t.free) >= 64 })
 			if len(t.free) == 0 {
 				t.track.failed(fmt.Errorf("the table of %s: the kernel has %d tables already", l.mod.Path, maxTables))
 				return Pending
@@ -287,21 +285,11 @@ func (t *tables) load(l *table) {
 		return
 	}
 	l.busy = true
-	t.coming += uint64(len(l.bytes))
+	t.coming += l.cost()
 	t.jobs.Go(func() {
 		size, err := t.put(l)
 		t.notify(loaded{l, size, err})
 	})
-}
-
-// room says whether a table may come now: while others come, they may be an eighth too much altogether. A single one may always come. What may not
-// come now is wanted again when somebody has missed it: see fit.
-func (t *tables) room(l *table) bool {
-	if t.size+t.coming+uint64(len(l.bytes)) <= t.memory+t.memory/8 || t.coming == 0 && t.size <= t.memory {
-		return true
-	}
-	t.look.CompareAndSwap(0, int64(monotonic()+uint64(lookEvery)))
-	return false
 }
 
 // settle takes note of jobs that have ended.
@@ -317,7 +305,7 @@ func (t *tables) settle() {
 	for _, d := range done {
 		l := d.table
 		l.in, l.bad, l.busy, l.since = d.err == nil, d.err != nil, false, monotonic()
-		t.coming -= uint64(len(l.bytes))
+		t.coming -= l.cost()
 		if l.bad {
 			t.track.failed(fmt.Errorf("the table of %s: %w", l.mod.Path, d.err))
 			if l.refs == 0 {
@@ -436,24 +424,6 @@ func (t *tables) forget(l *table) {
 	}
 }
 
-// shed takes tables out of the kernel that no space names, until only so many are left that were named last.
-func (t *tables) shed() {
-	if t.idle <= maxIdle+maxIdle/2 {
-		return
-	}
-	var idle []*table
-	for _, l := range t.all {
-		if l.refs == 0 && l.in {
-			idle = append(idle, l)
-		}
-	}
-	slices.SortFunc(idle, func(a, b *table) int { return cmp.Compare(a.since, b.since) })
-	for _, l := range idle[:max(0, len(idle)-maxIdle)] {
-		t.withdraw(l)
-		t.vacate(l)
-	}
-}
-
 // withdraw takes a table out of the kernel.
 func (t *tables) withdraw(l *table) {
 	t.tables.Delete(l.slot)
@@ -462,93 +432,6 @@ func (t *tables) withdraw(l *table) {
 		t.idle--
 	}
 }
-
-func monotonic() uint64 {
-	var ts unix.Timespec
-	unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
-	return uint64(ts.Nano())
-}
-
-// due says whether it is time to fit the tables again. Any goroutine may ask.
-func (t *tables) due() bool {
-	at := t.look.Load()
-	return at != 0 && monotonic() >= uint64(at)
-}
-
-// fit keeps the tables within the memory that they may take, and brings those back that were taken out and are wanted again.
-func (t *tables) fit() {
-	t.shed()
-	missing := false
-	if t.due() {
-		for _, l := range t.all {
-			if l.refs == 0 || l.in || l.slot == 0 || l.bad {
-				continue
-			}
-			missing = true
-			var u [2]uint64 // found, missed
-			if t.uses.Lookup(l.slot, &u) == nil && u[1] > l.since {
-				t.load(l)
-			}
-		}
-	} else if t.look.Load() != 0 {
-		missing = true // not yet
-	}
-	if t.size > t.memory {
-		missing = t.evict(t.memory-t.memory/8, 0) || t.size > t.memory || missing
-	}
-	switch {
-	case !missing:
-		t.look.Store(0)
-	case t.look.Load() == 0 || t.due():
-		t.look.Store(int64(monotonic() + uint64(lookEvery)))
-	}
-}
-
-// evict takes tables out of the kernel until they take no more than so many bytes and so many slots are free: first those that
-// no space names, then those that have not been searched for the longest time. What was searched or came in the last second stays. It
-// returns whether a table has gone that a space names.
-func (t *tables) evict(size uint64, slots int) (missing bool) {
-	type old struct {
-		*table
-		used uint64
-	}
-	var olds []old
-	for l := range maps.Values(t.all) {
-		if !l.in || l.busy || slots > 0 && l.refs > 0 {
-			continue
-		}
-		var u [2]uint64
-		if l.refs > 0 && t.uses.Lookup(l.slot, &u) != nil {
-			continue
-		}
-		olds = append(olds, old{l, max(u[0], l.since)})
-	}
-	slices.SortFunc(olds, func(a, b old) int {
-		return cmp.Or(min(a.refs, 1)-min(b.refs, 1), cmp.Compare(a.used, b.used))
-	})
-	now := monotonic()
-	for _, l := range olds {
-		if t.size <= size && len(t.free) >= slots {
-			break
-		}
-		if l.refs > 0 && now-l.used < uint64(time.Second) {
-			continue
-		}
-		t.withdraw(l.table)
-		if l.refs == 0 {
-			t.vacate(l.table)
-			continue
-		}
-		missing = true
-		t.track.mu.Lock()
-		t.track.count.Evicted++
-		t.track.mu.Unlock()
-	}
-	return missing
-}
-
-// maxIdle is how many tables that no space names stay in the kernel, for the next process of the same program.
-var maxIdle = 1 << 10 // but for tests
 
 // A lot is the part of a table that is copied into the kernel by one call.
 type lot struct {

@@ -41,7 +41,10 @@ type tracker struct {
 
 	// The goroutine's.
 	world     *source.World
-	members   *source.Members // who is of interest; nil: everybody
+	members   *source.Members   // who is of interest; nil: everybody
+	comm      func(string) bool // which commands are; nil: all
+	named     map[int32]bool    // whether a thread of a process has had such a name, since it executes its program; none: not known
+	unheard   bool              // names have been lost
 	coll      *ebpf.Collection
 	tables    tables
 	spaces    map[*unwind.Space]*shared
@@ -65,8 +68,9 @@ type shared struct {
 	waits  []*table // that were not compiled
 }
 
-func (t *tracker) start(coll *ebpf.Collection, mods func(path, buildID string) *unwind.Module, memory uint64, files []string) {
+func (t *tracker) start(coll *ebpf.Collection, mods func(path, buildID string) *unwind.Module, memory uint64, files []string, comm func(string) bool) {
 	t.changed.L = &t.mu
+	t.comm, t.named = comm, map[int32]bool{}
 	t.done, t.known = make(chan struct{}), make(chan struct{})
 	t.coll, t.world = coll, source.NewWorld(mods)
 	t.world.Owners(procfs.Owner)
@@ -201,6 +205,7 @@ func (t *tracker) run() {
 				continue
 			}
 			t.bounds.follow(&r)
+			t.name(&r, touched)
 			switch t.world.Apply(&r); {
 			case r.Type == source.RecordLost:
 				t.reap(touched)
@@ -284,8 +289,31 @@ func (t *tracker) reap(touched map[int32]bool) {
 		}
 	}
 	for _, pid := range gone {
+		delete(t.named, pid)
 		t.set(pid, nil)
 		delete(touched, pid)
+	}
+}
+
+// name takes note of whether a process is of interest by its threads' names. A child has its parent's, until it executes another program.
+func (t *tracker) name(r *source.Record, touched map[int32]bool) {
+	switch {
+	case t.comm == nil:
+	case r.Type == source.RecordComm:
+		if was, known := t.named[r.PID]; known || !t.unheard || r.Exec() {
+			t.named[r.PID] = was && !r.Exec() || t.comm(string(r.Comm))
+		}
+	case r.Type == source.RecordFork && r.PID != r.PPID:
+		delete(t.named, r.PID)
+		if yes, ok := t.named[r.PPID]; ok {
+			t.named[r.PID] = yes
+		}
+	case r.Type == source.RecordLost: // a name may be
+		for pid := range t.named {
+			touched[pid] = true
+		}
+		clear(t.named)
+		t.unheard = true
 	}
 }
 
@@ -294,10 +322,13 @@ func (t *tracker) update(pid int32) {
 	space, alive := t.world.Process(pid)
 	if !alive {
 		t.bounds.forget(pid)
+		delete(t.named, pid)
 		t.set(pid, nil)
 		return
 	}
-	if t.bounds.partial[pid] || t.bounds.waits(pid, len(space.Mappings()), monotonic()) {
+	if yes, ok := t.named[pid]; ok && !yes {
+		space = unwind.NewSpace() // the kernel refuses its samples
+	} else if t.bounds.partial[pid] || t.bounds.waits(pid, len(space.Mappings()), monotonic()) {
 		space = unwind.NewSpace() // not known: its stacks are copied
 	}
 	t.set(pid, space)

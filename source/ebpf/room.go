@@ -1,0 +1,176 @@
+package ebpf
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Where there is no room for all tables, the kernel has those that are searched most often. A table that comes has others go, and costs as much
+// as hundreds of walks of copies. Where programs take turns, the one that was not searched for longest is the one that is wanted next, so the order
+// of their last searches does not choose well. Each second, a table that was searched, or missed, gains one want. Wants fade: half are gone after
+// wantHalf. A table comes in place of others if it is wanted clearly more than all of them together.
+const (
+	lookEvery = time.Second
+	wantHalf  = 30 * time.Second
+	wantTimes = 1.5 // a table that comes is wanted as often as those that go, so many times,
+	wantMore  = 1   // and by so much more
+)
+
+// maxIdle is how many tables that no space names stay in the kernel, for the next process of the same program.
+var maxIdle = 1 << 10 // but for tests
+
+// cost returns about how many bytes of the kernel's memory the table takes.
+func (l *table) cost() uint64 {
+	n := (len(l.bytes) + valueBytes - 1) / valueBytes
+	return uint64(n*valueSize) + 512
+}
+
+// room says whether there is room for a table. Tables that no space names make room. One for which there is none may come later: see fit.
+func (t *tables) room(l *table) bool {
+	fits := func() bool { return t.size+t.coming+l.cost() <= t.memory }
+	if l.cost() <= t.memory {
+		t.dropIdle(fits)
+	}
+	if fits() {
+		return true
+	}
+	t.look.CompareAndSwap(0, int64(monotonic()+uint64(lookEvery)))
+	return false
+}
+
+// due says whether it is time to fit the tables again. Any goroutine may ask.
+func (t *tables) due() bool {
+	at := t.look.Load()
+	return at != 0 && monotonic() >= uint64(at)
+}
+
+// fit keeps the tables within the memory that they may take, and brings those in that are wanted more than others.
+func (t *tables) fit() {
+	if t.idle > maxIdle+maxIdle/2 {
+		t.dropIdle(func() bool { return t.idle <= maxIdle })
+	}
+	if t.size > t.memory { // they take more than cost says
+		t.dropIdle(func() bool { return t.size <= t.memory })
+		in, _, _ := t.claims()
+		for i := 0; i < len(in) && t.size > t.memory; i++ {
+			t.evict(in[i])
+		}
+	}
+	if !t.due() {
+		return
+	}
+	t.weigh(monotonic(), func(l *table) uint64 {
+		var u [2]uint64 // found, missed
+		_ = t.uses.Lookup(l.slot, &u)
+		return max(u[0], u[1])
+	})
+	in, out, idle := t.claims()
+	if len(out) == 0 {
+		t.look.Store(0)
+		return
+	}
+	t.look.Store(int64(t.looked + uint64(lookEvery)))
+	come, leave := contend(in, out, int64(t.memory)-int64(t.size-idle+t.coming))
+	for _, l := range leave {
+		t.evict(l)
+	}
+	for _, l := range come {
+		t.load(l)
+	}
+}
+
+// weigh adds to the wants of tables. searched returns when one was searched or missed last. It is called each second while a table is out.
+func (t *tables) weigh(now uint64, searched func(*table) uint64) {
+	fade := math.Exp2(-float64(now-t.looked) / float64(wantHalf))
+	for _, l := range t.all {
+		l.want *= fade
+		if l.slot != 0 && l.refs > 0 && searched(l) > max(t.looked, l.since) {
+			l.want++
+		}
+	}
+	t.looked = now
+}
+
+// claims returns the tables that the kernel has, and those that it lacks, of those that spaces name: in ascending order of their wants. idle is how
+// many bytes the others take.
+func (t *tables) claims() (in, out []*table, idle uint64) {
+	for _, l := range t.all {
+		switch {
+		case l.refs == 0 && l.in:
+			idle += l.size
+		case l.refs == 0 || l.slot == 0 || l.bad:
+		case l.in:
+			in = append(in, l)
+		case !l.busy:
+			out = append(out, l)
+		}
+	}
+	for _, list := range [][]*table{in, out} {
+		slices.SortFunc(list, func(a, b *table) int { return cmp.Compare(a.want, b.want) })
+	}
+	return in, out, idle
+}
+
+// contend chooses which of the tables that are out come, and which of those that are in leave. Both are in ascending order of their wants. free is how
+// many bytes are free; it is negative where there are too many.
+func contend(in, out []*table, free int64) (come, leave []*table) {
+	for _, l := range slices.Backward(out) {
+		if l.want == 0 {
+			break
+		}
+		n, room, want := 0, free, 0.0
+		for room < int64(l.cost()) && n < len(in) && clearly(l.want, want+in[n].want) {
+			room, want = room+int64(in[n].size), want+in[n].want
+			n++
+		}
+		if room < int64(l.cost()) {
+			continue
+		}
+		come, leave = append(come, l), append(leave, in[:n]...)
+		in, free = in[n:], room-int64(l.cost())
+	}
+	return come, leave
+}
+
+// clearly says whether a want is clearly more than another.
+func clearly(want, than float64) bool { return want > wantTimes*than+wantMore }
+
+// dropIdle takes tables out of the kernel that no space names, those first that were named longest ago, until enough.
+func (t *tables) dropIdle(enough func() bool) {
+	if t.idle == 0 || enough() {
+		return
+	}
+	var idle []*table
+	for _, l := range t.all {
+		if l.refs == 0 && l.in && !l.busy {
+			idle = append(idle, l)
+		}
+	}
+	slices.SortFunc(idle, func(a, b *table) int { return cmp.Compare(a.since, b.since) })
+	for _, l := range idle {
+		if enough() {
+			break
+		}
+		t.withdraw(l)
+		t.vacate(l)
+	}
+}
+
+// evict takes a table out of the kernel that spaces name.
+func (t *tables) evict(l *table) {
+	t.withdraw(l)
+	t.look.CompareAndSwap(0, int64(monotonic()+uint64(lookEvery)))
+	t.track.mu.Lock()
+	t.track.count.Evicted++
+	t.track.mu.Unlock()
+}
+
+func monotonic() uint64 {
+	var ts unix.Timespec
+	unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return uint64(ts.Nano())
+}
