@@ -34,12 +34,13 @@ type thread struct {
 	ran         time.Duration // on a processor, when last looked at
 	credit      time.Duration // for which it has run without being sampled
 	counted     time.Duration // of ran, when missing samples were last counted
+	resumed     time.Time     // when it was last let go on after a stop
 }
 
 // A proc is a process. Its files are opened at the first sample.
 type proc struct {
 	pid     int
-	threads int
+	threads map[int]*thread
 	maps    *os.File
 	statm   *os.File
 	size    string               // what statm said when the mappings were read
@@ -72,10 +73,9 @@ func (r *Recorder) add(rec *source.Record) { r.out = r.dec.Append(r.out, 0, rec)
 func (r *Recorder) insert(pid, tid int) *thread {
 	p := r.procs[pid]
 	if p == nil {
-		p = &proc{pid: pid, told: map[mapping]struct{}{}}
+		p = &proc{pid: pid, threads: map[int]*thread{}, told: map[mapping]struct{}{}}
 		r.procs[pid] = p
 	}
-	p.threads++
 	open := func(name string) int {
 		fd, err := unix.Open(fmt.Sprintf("/proc/%d/task/%d/%s", pid, tid, name), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
@@ -87,7 +87,7 @@ func (r *Recorder) insert(pid, tid int) *thread {
 	th := &thread{tid: tid, proc: p, stat: open("stat"), sched: open("schedstat"), credit: r.tick}
 	th.ran = r.runtime(th)
 	th.counted = th.ran
-	r.threads[tid] = th
+	r.threads[tid], p.threads[tid] = th, th
 	return th
 }
 
@@ -120,7 +120,7 @@ func (r *Recorder) started(pid int) *thread {
 	th := r.insert(pid, pid)
 	r.rename(th, source.MiscCommExec, now())
 	delete(r.threads, pid) // until it is seized
-	th.proc.threads--
+	delete(th.proc.threads, pid)
 	return th
 }
 
@@ -196,7 +196,7 @@ func (r *Recorder) exit(tid int) {
 	th.close()
 	p := th.proc
 	r.add(&source.Record{Type: source.RecordExit, PID: int32(p.pid), TID: int32(tid), PPID: int32(p.pid), PTID: int32(p.pid), Time: now(), HasTime: true})
-	if p.threads--; p.threads == 0 {
+	if delete(p.threads, tid); len(p.threads) == 0 {
 		p.close()
 		delete(r.procs, p.pid)
 	}
@@ -244,7 +244,11 @@ func (r *Recorder) read(fd int) []byte {
 
 // runtime returns how long a thread has run, as the scheduler counts it (Documentation/scheduler/sched-stats.rst).
 func (r *Recorder) runtime(th *thread) time.Duration {
-	ns, _, ok := bytes.Cut(r.read(th.sched), []byte(" "))
+	b := r.read(th.sched)
+	if len(b) == 0 && th.sched >= 0 {
+		return th.ran // it has gone, and another has executed a program
+	}
+	ns, _, ok := bytes.Cut(b, []byte(" "))
 	n, err := strconv.ParseInt(string(ns), 10, 64)
 	if !ok || err != nil {
 		return th.ran + r.tick // not told: then being ready to run has to do

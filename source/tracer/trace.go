@@ -26,21 +26,24 @@ type tracer struct {
 	copied  []byte // scratch
 	unsaid  uint64 // samples that were lost and not reported
 
-	alarm   *alarm
-	here    int         // the processor that this thread stays on; -1: any
-	visits  []visit     // of this tick
-	ready   []*thread   // that may run
-	resting []*thread   // that did lately, and have not in the last tick
-	spare   []*thread   // scratch
-	places  map[int]int // processors on which threads have run: the last tick in which one had
-	ticks   int
-	at      int           // the next of them
-	since   time.Time     // when the tick has
-	next    time.Time     // when the visit is due, or the next tick if there is none
-	again   int           // how often it was repeated
-	missed  time.Duration // for which threads have run without being sampled, because this thread came late: a tick of it is a lost sample
-	spent   time.Duration // for which all threads have run
-	told    uint64        // samples of that, and what is counted as lost
+	alarm    *alarm
+	here     int         // the processor that this thread stays on; -1: any
+	visits   []visit     // of this tick
+	ready    []*thread   // that may run
+	resting  []*thread   // that did lately, and have not in the last tick
+	spare    []*thread   // scratch
+	places   map[int]int // processors on which threads have run: the last tick in which one had
+	ticks    int
+	at       int           // the next of them
+	since    time.Time     // when the tick has
+	next     time.Time     // when the visit is due, or the next tick if there is none
+	again    int           // how often it was repeated
+	nobody   int           // visits were left out, one after the other, as this thread ran when they were due
+	reckoned time.Time     // when the threads' time was last read: when the tick began, or for missing samples
+	used     time.Duration // by this thread, until then
+	missed   time.Duration // for which threads have run without being sampled, because this thread came late: a tick of it is a lost sample
+	spent    time.Duration // for which all threads have run
+	told     uint64        // samples of that, and what is counted as lost
 }
 
 func (t *tracer) init() {
@@ -268,6 +271,7 @@ func (r *Recorder) handle(s ptrace.Stop) {
 			r.sample(th)
 		}
 	}
+	th.resumed = time.Now()
 	_ = ptrace.Cont(s.TID, s.Inject()) // it fails if the thread has been killed
 }
 

@@ -11,9 +11,11 @@
 //   - A tick visits 64 processors at most, and beyond eight none but those that threads ran on last.
 //   - A thread that lost its processor to another just before the tracer came is not sampled: see displaced. Most of those that run for some
 //     tens of microseconds at a time are lost that way, and counted.
+//   - Where reading /proc/PID/stat waits for execve(2), as on Linux 6.18, some samples of that call fall on what the program does next.
 //   - A thread that has slept for two seconds is not sampled before it has run, unless another thread runs on its processor.
 //
 // Where the tracer gets no processor, ticks go by without a visit. For each tick's time that threads have run meanwhile, a sample counts as lost.
+// A visit that is due while the tracer handles stops finds nobody: who waits for the tracer does not run.
 //
 // Signals, group-stops, exit statuses and the reports to the processes' parents stay as without a tracer. Two things change: set-user-ID
 // programs get no rights, and some waiting system calls, such as epoll_wait(2), return EINTR when their thread is stopped. Waiting threads do

@@ -32,6 +32,7 @@ const (
 	maxCredit = 100                   // ticks that a thread may lag behind
 	maxAgain  = 4                     // times that a visit is repeated at which this thread came late
 	lately    = 2 * time.Second       // for which threads that sleep are visited where any of them ran: one may run again for less than a tick
+	maxNobody = 2                     // visits in a row that find nobody as this thread ran: of thousands, it may run all the time
 	maxPlaces = 8                     // visits of a tick beyond which there are none to where no thread is
 
 	// moment is how long a thread that runs takes at most to stop, unless it has to wait for a processor.
@@ -64,6 +65,7 @@ func (r *Recorder) plan() {
 	r.overdue(0) // this thread may have had to wait in the last visit
 	r.flush()
 	r.ticks++
+	r.reckoned, r.used = time.Now(), processorTime()
 	hot := r.ready
 	r.visits, r.at, r.ready, r.spare, r.resting = r.visits[:0], 0, r.spare[:0], hot, r.resting[:0]
 	for _, th := range hot {
@@ -148,8 +150,15 @@ func (r *Recorder) await() {
 // tickOver makes the visit that is due. One at which this thread came late is made again a little later, where the timer falls by chance, too.
 func (r *Recorder) tickOver() {
 	r.overdue(0)
+	busy := r.alarm.ran()
 	if r.at < len(r.visits) {
-		ran, late := r.visit(int(r.visits[r.at]))
+		ran, late := 0, false
+		if busy && r.here >= 0 && r.nobody < maxNobody {
+			r.nobody++
+		} else {
+			r.nobody = 0
+			ran, late = r.visit(int(r.visits[r.at]))
+		}
 		if late && r.again < maxAgain {
 			r.again++
 			r.next = time.Now().Add(r.tick / 16)
@@ -170,15 +179,20 @@ func (r *Recorder) tickOver() {
 
 // overdue counts the samples that are missing since ticks went by without a visit: this thread had no processor. It is called when there is something
 // to hear of a thread, and before it is heard: who has heard of a thread's end cannot read any more for how long the thread ran. So of a thread that
-// has ended, it counts the time since it was last looked at.
+// has ended, it counts the time since it was last looked at. The ticks are left out: visits are not made up for.
 func (r *Recorder) overdue(ended int) {
-	if n := time.Since(r.next) / r.tick; n > 0 {
+	if late := time.Since(r.next) / r.tick * r.tick; late > 0 {
+		// While this thread runs, those that wait for it do not.
+		now, used := time.Now(), processorTime()
+		own := used - r.used
+		part := max(0, float64(late-own)) / float64(max(late, now.Sub(r.reckoned)-own))
 		for _, th := range r.threads {
-			if ran := r.runtime(th); ran > th.counted && th.sched >= 0 {
-				r.missed += (ran - th.counted) * n / (n + 1) // one of these ticks still has its visit
+			if ran := r.runtime(th); ran > th.counted && th.owns() {
+				r.missed += time.Duration(part * float64(ran-th.counted))
 				r.spend(th, ran)
 			}
 		}
+		r.since, r.next, r.reckoned, r.used = r.since.Add(late), r.next.Add(late), now, used
 	}
 	if th := r.threads[ended]; th != nil {
 		r.spend(th, r.runtime(th))
@@ -190,10 +204,24 @@ func (r *Recorder) overdue(ended int) {
 
 // spend counts for how long a thread has run by now.
 func (r *Recorder) spend(th *thread, ran time.Duration) {
-	if th.sched >= 0 {
-		r.spent += max(ran-th.counted, 0)
+	if !th.owns() {
+		return
 	}
+	r.spent += max(ran-th.counted, 0)
 	th.counted = ran
+}
+
+// owns says whether what was just read of a thread's time is known, and its own. From when a thread has executed a program until that is told,
+// it has the number of the process's first thread, and the others are gone.
+func (th *thread) owns() bool {
+	if th.sched >= 0 && th.tid == th.proc.pid {
+		for tid := range th.proc.threads {
+			if tid != th.tid {
+				return unix.Tgkill(th.proc.pid, tid, 0) != unix.ESRCH
+			}
+		}
+	}
+	return th.sched >= 0
 }
 
 // settle counts as lost, at the end, the samples of threads that have not stopped yet, and what the processor time of all threads lacks in
@@ -222,6 +250,9 @@ func (r *Recorder) visit(cpu int) (threads int, late bool) {
 	r.rouse(cpu)
 	var ran []*thread
 	for _, th := range r.ready {
+		if th.resumed.After(r.next) {
+			continue // it was stopped when the visit was due
+		}
 		if r.threads[th.tid] != th || th.wanted || th.on != cpu && len(r.ready) > maxLooked {
 			continue
 		}
@@ -337,6 +368,8 @@ type alarm struct {
 	quit, gone chan struct{}
 	switches   int64         // of this thread, before it slept
 	spent      time.Duration // its processorTime then
+	woke       time.Time     // when it had slept
+	busy       float64       // times that it was running when it should have slept until then
 }
 
 // newAlarm makes an alarm that tells of news of tracees and of the end of stop. The kernel sends SIGCHLD when a tracee has stopped or exited.
@@ -375,12 +408,27 @@ func (a *alarm) close() {
 func (a *alarm) wait(t time.Time) bool {
 	ts := unix.NsecToTimespec(int64(max(time.Until(t), leastNap)))
 	fds := []unix.PollFd{{Fd: int32(a.fd), Events: unix.POLLIN}}
-	a.switches, a.spent = switches(), processorTime()
+	spent := processorTime()
+	if now := time.Now(); now.After(t) {
+		a.busy += min(1, float64(spent-a.spent)/float64(now.Sub(a.woke)))
+	}
+	a.switches, a.spent = switches(), spent
 	if n, err := unix.Ppoll(fds, &ts, nil); n > 0 && err == nil {
 		var b [8]byte
 		_, _ = unix.Read(a.fd, b[:])
 	}
-	return !time.Now().Before(t)
+	a.woke = time.Now()
+	return !a.woke.Before(t)
+}
+
+// ran says whether this thread was running when the visit was due, and so nobody else on its processor. Had it waited for the processor for a part of
+// the time for which it was awake, it says so as often as it was running.
+func (a *alarm) ran() bool {
+	if a.busy < 1 {
+		return false
+	}
+	a.busy--
+	return true
 }
 
 // straight says whether this thread has run since the timer woke it. If Go's scheduler made it wait, others have run meanwhile.
