@@ -153,7 +153,7 @@ func (r *Recorder) tickOver() {
 	busy := r.alarm.ran()
 	if r.at < len(r.visits) {
 		ran, late := 0, false
-		if busy && r.here >= 0 && r.nobody < maxNobody {
+		if busy && r.here >= 0 && r.nobody < maxNobody && len(r.threads) <= maxLooked {
 			r.nobody++
 		} else {
 			r.nobody = 0
@@ -192,7 +192,10 @@ func (r *Recorder) overdue(ended int) {
 				r.spend(th, ran)
 			}
 		}
-		r.since, r.next, r.reckoned, r.used = r.since.Add(late), r.next.Add(late), now, used
+		r.reckoned, r.used = now, used
+		if len(r.threads) <= maxLooked { // with more, this thread may run all the time: what it leaves out, it never does
+			r.since, r.next = r.since.Add(late), r.next.Add(late)
+		}
 	}
 	if th := r.threads[ended]; th != nil {
 		r.spend(th, r.runtime(th))
