@@ -49,6 +49,7 @@ var documented = []struct {
 	{"docs/FLEET.md", "tried again after at most a second, then after at most twice as long, up to two minutes",
 		[][2]string{{"agent/queue.go", `leastPause = time\.Second `}, {"agent/queue.go", `mostPause += 2 \* time\.Minute`}}},
 	{"docs/FLEET.md", "An engine may ask for up to an hour", [][2]string{{"agent/export/client.go", `maxAfter += time\.Hour`}}},
+	{"docs/FLEET.md", "at most 5 seconds between two requests", [][2]string{{"agent/queue.go", `mostGap += 5 \* time\.Second`}}},
 	{"docs/FLEET.md", "for at most two seconds", [][2]string{{"agent/daemon/daemon.go", `lastWords += 2 \* time\.Second`}}},
 	{"docs/FLEET.md", "`size` bytes (1G), up to an age of `age` (168h)", [][2]string{{"agent/files/files.go", `DefaultSize = 1 << 30`}, {"agent/files/files.go", `DefaultAge += 7 \* 24 \* time\.Hour`}}},
 	{"docs/FLEET.md", "at most once in 10 seconds", [][2]string{{"agent/files/files.go", `every = 10 \* time\.Second`}}},

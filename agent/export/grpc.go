@@ -2,6 +2,7 @@ package export
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -9,6 +10,10 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // GRPC returns where a server's gRPC is: at grpc://HOST:PORT, at grpcs:// with TLS, and at the same host and port as http:// and https://.
@@ -63,10 +68,11 @@ func grpcAnswer(a *Answer, err error) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	status, says := a.Trailer.Get("Grpc-Status"), a.Trailer.Get("Grpc-Message")
-	if status == "" { // without a message, trailers are headers
-		status, says = a.Header.Get("Grpc-Status"), a.Header.Get("Grpc-Message")
+	from := a.Trailer
+	if from.Get("Grpc-Status") == "" { // without a message, trailers are headers
+		from = a.Header
 	}
+	status, says := from.Get("Grpc-Status"), from.Get("Grpc-Message")
 	if status == "" {
 		if err := a.Err(); err != nil {
 			return nil, err
@@ -81,7 +87,7 @@ func grpcAnswer(a *Answer, err error) ([]byte, error) {
 		if plain, err := url.PathUnescape(says); err == nil {
 			says = plain
 		}
-		return nil, grpcError(code, Words(says))
+		return nil, grpcError(code, Words(says), from.Get("Grpc-Status-Details-Bin"))
 	}
 	if len(a.Body) < 5 || a.Body[0] != 0 || uint64(binary.BigEndian.Uint32(a.Body[1:])) != uint64(len(a.Body)-5) {
 		return nil, nil // accepted; what else it says cannot be read
@@ -89,12 +95,80 @@ func grpcAnswer(a *Answer, err error) ([]byte, error) {
 	return a.Body[5:], nil
 }
 
-// grpcError is a status that is not OK. OTLP says which may be tried again ("Failures"); it holds for other services, too.
-func grpcError(code uint64, words string) error {
+// grpcError is a status that is not OK. OTLP says which may be tried again ("Failures", "OTLP/gRPC Throttling"); it holds for other services, too.
+func grpcError(code uint64, words, details string) error {
 	what := fmt.Sprintf("gRPC status %d", code)
+	after, named := retryAfter(details)
 	switch code {
+	case 8: // RESOURCE_EXHAUSTED
+		if !named {
+			break
+		}
+		fallthrough
 	case 1, 4, 10, 11, 14, 15: // CANCELLED, DEADLINE_EXCEEDED, ABORTED, OUT_OF_RANGE, UNAVAILABLE, DATA_LOSS
-		return &Later{Err: errors.New(joined(what, words))}
+		return &Later{After: after, Err: errors.New(joined(what, words))}
 	}
 	return &Refused{Status: what, Words: words}
+}
+
+// retryAfter reads after what time a server lets a call be tried again: a google.rpc.RetryInfo among the details of a google.rpc.Status (status.proto and
+// error_details.proto of googleapis), in base64. ok is false where there is none.
+func retryAfter(details string) (after time.Duration, ok bool) {
+	status, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(details, "="))
+	if err != nil {
+		return 0, false
+	}
+	fields(status, func(n protowire.Number, _ uint64, detail []byte) {
+		var kind string
+		var info []byte
+		if n != 3 {
+			return
+		}
+		fields(detail, func(n protowire.Number, _ uint64, b []byte) {
+			switch n {
+			case 1:
+				kind = string(b)
+			case 2:
+				info = b
+			}
+		})
+		if !strings.HasSuffix(kind, "/google.rpc.RetryInfo") {
+			return
+		}
+		ok = true
+		fields(info, func(n protowire.Number, _ uint64, delay []byte) {
+			fields(delay, func(part protowire.Number, v uint64, _ []byte) {
+				switch most := uint64(maxAfter / time.Second); {
+				case n == 1 && part == 1 && int64(v) >= 0:
+					after += time.Duration(min(v, most)) * time.Second
+				case n == 1 && part == 2 && int64(v) >= 0:
+					after += time.Duration(min(v, 1e9))
+				}
+			})
+		})
+	})
+	return min(after, maxAfter), ok
+}
+
+// fields calls f with each field of a message, up to what is damaged: a number, or the bytes of a string or a message.
+func fields(message []byte, f func(n protowire.Number, v uint64, b []byte)) {
+	for len(message) > 0 {
+		n, kind, head := protowire.ConsumeTag(message)
+		if head < 0 {
+			return
+		}
+		size := protowire.ConsumeFieldValue(n, kind, message[head:])
+		if size < 0 {
+			return
+		}
+		switch value := message[head : head+size]; kind {
+		case protowire.VarintType:
+			v, _ := protowire.ConsumeVarint(value)
+			f(n, v, nil)
+		case protowire.BytesType:
+			b, _ := protowire.ConsumeBytes(value)
+			f(n, 0, b)
+		}
+		message = message[head+size:]
+	}
 }

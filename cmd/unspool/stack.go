@@ -18,7 +18,7 @@ import (
 
 func stackCmd() *cobra.Command {
 	var o sources.Options
-	format, plain := "text", false
+	format, plain, pid := "text", false, ""
 	var stepper func() (*modules.Set, error)
 	c := &cobra.Command{
 		Use:   "stack PID | CORE [EXE] | FILE.dmp",
@@ -39,18 +39,20 @@ frame. [sigreturn]: the kernel's frame of a signal. [plt]: by the shape of the c
 		Example: `  unspool stack 1234
   unspool stack core ./program
   unspool stack --unique --format json 1234 | jq '.threads[].frames[0].function'`,
-		Args: cobra.RangeArgs(1, 2),
+		Args: cobra.MaximumNArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			// Nothing is left behind, not even a thread that is stopped: Ctrl-C ends at once, wherever this is.
 			signal.Reset(os.Interrupt, syscall.SIGTERM)
 			if o.Depth < 0 || o.TID < 0 {
 				return usage("--depth and --tid are positive")
 			}
-			exe := ""
-			if len(args) > 1 {
-				exe = args[1]
+			if pid != "" { // as eu-stack has it
+				args = append([]string{pid}, args...)
 			}
-			walk, err := sources.Of(args[0], exe, o.NoPause)
+			if args = append(args, ""); len(args) == 1 {
+				return usage("an argument is missing: %s", c.UseLine())
+			}
+			walk, err := sources.Of(args[0], args[1], o.NoPause)
 			if err != nil {
 				return usage("%w", err)
 			}
@@ -66,6 +68,7 @@ frame. [sigreturn]: the kernel's frame of a signal. [plt]: by the shape of the c
 	}
 	f := c.Flags()
 	cli.OneOf(c, &format, "format", "text, gdb (as thread apply all bt), eu (as eu-stack -m) or json", "text", "gdb", "eu", "json")
+	f.StringVarP(&pid, "pid", "p", "", "the process; -p may be left out")
 	f.IntVarP(&o.TID, "tid", "t", 0, "only this thread")
 	f.IntVar(&o.Depth, "depth", 0, fmt.Sprintf("only the innermost frames of a thread, at most this many (default: the innermost %d and the outermost %d)", stacks.Inner, stacks.Outer))
 	sourceFlag(c, &plain)

@@ -386,6 +386,8 @@ func TestStackErrors(t *testing.T) {
 		{"stack", 2, "an argument is missing: unspool stack"},
 		{"stack --format xml 1", 2, "--format is text, gdb, eu or json"},
 		{"stack 1 /bin/sh", 2, "EXE needs a core file"},
+		{"stack -p 1 /bin/sh", 2, "EXE needs a core file"},
+		{"stack -p 99999999", 1, "no such process"},
 		{"stack --no-pause core", 2, "--no-pause needs a PID"},
 		{"stack --depth -1 1", 2, "positive"},
 		{"stack /nonexistent", 1, "no such file"},
