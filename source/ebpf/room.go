@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where there is no room for all tables, the kernel has those that are searched most often. A table that comes has others go, and costs as much
-// as hundreds of walks of copies. Where programs take turns, the one that was not searched for longest is the one that is wanted next, so the order
-// of their last searches does not choose well. Each second, a table that was searched, or missed, gains one want. Wants fade: half are gone after
-// wantHalf. A table comes in place of others if it is wanted clearly more than all of them together.
+// Where there is no room for all tables, the kernel has those that are searched most often. Where programs take turns, the table that was not
+// searched for longest is the one that is wanted next, so the order of last searches would load one for nearly each search. Each second, a table that
+// was searched, or missed, gains one want. Wants fade: half are gone after wantHalf. A table comes in place of others if it is wanted clearly more than
+// all of them together.
 const (
 	lookEvery = time.Second
 	wantHalf  = 30 * time.Second
