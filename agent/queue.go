@@ -26,7 +26,8 @@ type Queue struct {
 
 	pause  time.Duration   // after the last failure; 0: there was none
 	waited time.Duration   // before the last attempt
-	gap    time.Duration   // the longest between two requests that have waited for the target to come back; 0: none
+	gap    time.Duration   // the longest between two requests that have waited for the target to come back
+	until  time.Time       // there are such gaps
 	faulty *export.Request // the one that may be sent some times only
 	faults int             // how often it was
 }
@@ -135,7 +136,6 @@ func (q *Queue) Run(ctx context.Context, grace time.Duration, tell func(error)) 
 	for ctx.Err() == nil {
 		r := q.head()
 		if r == nil {
-			q.gap = 0
 			select {
 			case <-q.more:
 			case <-ctx.Done():
@@ -144,7 +144,7 @@ func (q *Queue) Run(ctx context.Context, grace time.Duration, tell func(error)) 
 		}
 		wait := q.send(sending, r)
 		if wait < 0 {
-			if q.gap > 0 {
+			if q.gap > 0 && time.Now().Before(q.until) {
 				sleep(ctx, rand.N(q.gap))
 			}
 			continue
@@ -261,6 +261,7 @@ func (q *Queue) send(ctx context.Context, r *export.Request) time.Duration {
 	if later == nil { // else the next one may find the same
 		if q.pause > 0 {
 			// Many machines come back in the first second. What else they have is sent within about the time for which this one has just waited.
+			q.until = time.Now().Add(q.waited)
 			q.gap = min(q.waited/time.Duration(max(len(q.items), 1)), mostGap)
 		}
 		q.pause = 0

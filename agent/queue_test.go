@@ -79,7 +79,7 @@ func TestQueueDropsOldest(t *testing.T) {
 		e.mu.Lock()
 		away = false
 		e.mu.Unlock()
-		time.Sleep(mostPause)
+		time.Sleep(2 * mostPause)
 		synctest.Wait()
 		want := ""
 		for i := 15; i < 25; i++ {
@@ -161,7 +161,7 @@ func TestQueueFaults(t *testing.T) {
 		for i := range 4 {
 			q.Put(request(i))
 		}
-		time.Sleep(leastPause * (1 + 2 + 4 + 8 + 16))
+		time.Sleep(leastPause * (1 + 2 + 4 + 8 + 16 + 16))
 		synctest.Wait()
 		if s := q.Stats(); s.Sent != 3 || s.Refused != 1 || s.Retries != 5 || tried != 6 || s.Waiting != 0 {
 			t.Errorf("one that makes the engine fail, tried %d times: %+v", tried, s)
@@ -176,7 +176,7 @@ func TestQueueFaults(t *testing.T) {
 		e.mu.Lock()
 		all = false
 		e.mu.Unlock()
-		time.Sleep(mostPause)
+		time.Sleep(2 * mostPause)
 		synctest.Wait()
 		// After the pauses of the first (7.5 s at least) and the second (116 s), each takes four of a minute at least.
 		if s := q.Stats(); s.Refused < 3 || s.Refused > 4 || s.Sent != 3+60+1-s.Refused || s.Waiting != 0 {
@@ -267,6 +267,49 @@ func TestQueueRoomInFlight(t *testing.T) {
 			if s := q.Stats(); s.Sent != c.sent || s.Dropped != c.dropped || s.Sent+s.Dropped+s.Refused != 3 {
 				t.Errorf("answer %v: %+v", c.answer, s)
 			}
+		})
+	}
+}
+
+// TestQueueCatchesUp: after an absence, a machine with many places sends all that waits, and then all as it comes.
+func TestQueueCatchesUp(t *testing.T) {
+	for _, gone := range []time.Duration{4 * time.Second, 7250 * time.Millisecond, 10 * time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			away := false
+			e, q := newEngine(func(string) error {
+				if away {
+					return &export.Later{Err: errors.New("503")}
+				}
+				return nil
+			}, 4*300) // three intervals of 100 places
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() { q.Run(ctx, time.Second, e.tell); close(done) }()
+			is := func(is bool) {
+				e.mu.Lock()
+				defer e.mu.Unlock()
+				away = is
+			}
+			put := func(intervals int) {
+				for range intervals {
+					for i := range 100 {
+						q.Put(request(i))
+					}
+					time.Sleep(10 * time.Second)
+				}
+			}
+			put(2)
+			is(true)
+			go func() { time.Sleep(gone); is(false) }()
+			put(int(gone/(10*time.Second)) + 30) // it comes back after two minutes at most, and then takes as long again
+			before := q.Stats()
+			put(60)
+			synctest.Wait()
+			if after := q.Stats(); after.Dropped > before.Dropped || after.Sent-before.Sent < 5900 || after.Waiting > 100 {
+				t.Errorf("away for %v: later, in ten minutes of 6,000 requests: %+v; before %+v", gone, after, before)
+			}
+			cancel()
+			<-done
 		})
 	}
 }
