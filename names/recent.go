@@ -11,13 +11,12 @@ import (
 // recent has the names that a live profile had last. A machine's profile names the same few places again in each interval. Where memory has no
 // room for open symbol tables, a whole one would be read for each of them.
 //
-// It has two generations. When the young one is full, or older than recentTime, it becomes the old one, and what is asked again moves to the
-// new young one. So names from a debug file that is installed later come after two times recentTime at most.
+// It has two generations. When the young one is full, it becomes the old one, and what is asked again moves to the new young one. A name is searched
+// again after recentTime, because a debug file may have been installed; a place without a name after a minute.
 type recent struct {
 	mu         sync.Mutex
-	young, old map[place]profile.Name
-	size       int       // about how many bytes young takes
-	until      time.Time // when young becomes old
+	young, old map[place]known
+	size       int // about how many bytes young takes
 }
 
 // A place is an offset in a module.
@@ -26,43 +25,59 @@ type place struct {
 	off           uint64
 }
 
+// A known is a name, and until when it holds.
+type known struct {
+	profile.Name
+	until time.Time
+}
+
 const (
-	recentBytes = 1 << 20
-	recentTime  = 5 * time.Minute
+	recentBytes  = 1 << 20
+	recentTime   = 10 * time.Minute
+	namelessTime = time.Minute
 )
 
 // fill fills in names, and returns the indices of those that are not known.
 func (r *recent) fill(m *unwind.Module, offs []uint64, names []profile.Name) (missing []int) {
+	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i, off := range offs {
 		p := place{m.Path, m.BuildID, off}
-		name, ok := r.young[p]
-		if !ok {
-			if name, ok = r.old[p]; !ok {
-				missing = append(missing, i)
-				continue
-			}
+		name, young := r.young[p]
+		if !young {
+			name = r.old[p]
+		}
+		if !now.Before(name.until) {
+			missing = append(missing, i)
+			continue
+		}
+		if !young {
 			r.add(p, name)
 		}
-		names[i] = name
+		names[i] = name.Name
 	}
 	return missing
 }
 
 // learn adds names, which must not change afterwards.
 func (r *recent) learn(m *unwind.Module, offs []uint64, names []profile.Name) {
+	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i, off := range offs {
-		r.add(place{m.Path, m.BuildID, off}, names[i])
+		hold := recentTime
+		if names[i].Func == "" {
+			hold = namelessTime
+		}
+		r.add(place{m.Path, m.BuildID, off}, known{names[i], now.Add(hold)})
 	}
 }
 
 // add adds a name. r.mu is held.
-func (r *recent) add(p place, name profile.Name) {
-	if now := time.Now(); r.young == nil || r.size > recentBytes || now.After(r.until) {
-		r.young, r.old, r.size, r.until = map[place]profile.Name{}, r.young, 0, now.Add(recentTime)
+func (r *recent) add(p place, name known) {
+	if r.young == nil || r.size > recentBytes {
+		r.young, r.old, r.size = map[place]known{}, r.young, 0
 	}
 	r.young[p] = name
 	r.size += 200 + len(name.Func) + len(name.Linkage)

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/unspool/unspool/modules"
@@ -68,16 +69,30 @@ func TestRecentBounds(t *testing.T) {
 	if missing := r.fill(m, []uint64{1}, names); missing == nil {
 		t.Error("what nobody asked for is still there")
 	}
-	r.until = time.Now()
-	r.learn(m, []uint64{20_000}, names)
-	if missing := r.fill(m, []uint64{0}, names); missing != nil || len(r.young) != 2 {
-		t.Errorf("after one turn: %d missing, %d young", len(missing), len(r.young))
-	}
-	r.until = time.Now()
-	r.learn(m, []uint64{20_001}, names)
-	r.until = time.Now()
-	r.learn(m, []uint64{20_002}, names)
-	if missing := r.fill(m, []uint64{0}, names); missing == nil {
-		t.Error("a name of two turns ago is still there")
-	}
+}
+
+// TestRecentTime: a name is searched again after a while, however often it was asked for; a place without one soon.
+func TestRecentTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r recent
+		m := &unwind.Module{Path: "p", BuildID: "id"}
+		offs, names := []uint64{1, 2}, make([]profile.Name, 2)
+		r.learn(m, offs, []profile.Name{{Func: "f"}, {}})
+		began := time.Now()
+		var lost [2]time.Duration
+		for range 2 * recentTime / time.Second {
+			time.Sleep(time.Second)
+			for _, i := range r.fill(m, offs, names) {
+				if lost[i] == 0 {
+					lost[i] = time.Since(began)
+				}
+			}
+			if time.Since(began)%(10*time.Second) == 0 {
+				r.size = recentBytes + 1 // another turn
+			}
+		}
+		if lost != [2]time.Duration{recentTime, namelessTime} {
+			t.Errorf("searched again after %v", lost)
+		}
+	})
 }
