@@ -38,7 +38,7 @@ func TestReread(t *testing.T) {
 	}
 	s := c.Segments[0]
 	var r reread
-	defer r.close()
+	defer r.keep("", nil)
 	for _, v := range []arch.Vaddr{s.Vaddr, s.Vaddr + 100, s.Vaddr + arch.Vaddr(s.Size) - 3} {
 		var was, is [8]byte
 		n := textOf(img, v, was[:])

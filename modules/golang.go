@@ -17,9 +17,9 @@ var goFirst = map[string]bool{
 	"runtime.mcall": true, "runtime.systemstack": true, "runtime.morestack": true, "runtime.asmcgocall": true,
 }
 
-// goEntry says whether a Go program of Linux begins with a function. Those for libraries, whose names end with _lib, are called.
+// goEntry says whether a Go program of Linux begins with a function. Those for libraries (_lib, _lib_go) are called.
 func goEntry(name string, img *module.Image) bool {
-	return strings.HasPrefix(name, "_rt0_") && !strings.HasSuffix(name, "_lib") && img.Format() == "ELF"
+	return strings.HasPrefix(name, "_rt0_") && !strings.Contains(name, "_lib") && img.Format() == "ELF"
 }
 
 // goInjected are what Go calls on behalf of code that a signal has interrupted (runtime/traceback.go: isInjectedCall), and what leads there.

@@ -126,9 +126,7 @@ func (s *Set) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.mods)
-	s.reread.mu.Lock()
-	s.reread.close()
-	s.reread.mu.Unlock()
+	s.reread.keep("", nil)
 	err := s.Files.Close()
 	if s.store != nil {
 		err = errors.Join(err, s.store.Close())
@@ -247,7 +245,7 @@ func codeSize(c *unwind.Code) int64 {
 }
 
 func (s *Set) read(m *unwind.Module, was **module.File) *unwind.Code {
-	img, _, err := s.Files.Find(m.Path, m.BuildID, int(m.Process()))
+	img, in, err := s.Files.Find(m.Path, m.BuildID, int(m.Process()))
 	if err != nil {
 		return &unwind.Code{Err: err}
 	}
@@ -261,11 +259,14 @@ func (s *Set) read(m *unwind.Module, was **module.File) *unwind.Code {
 	file := img.File()
 	*was = file
 	c := s.code(m.Path, img)
+	here := in == 0 && module.OnDisk(m.Path) && s.Files.Sysroot == "" // and not below a process's root
 	c.Text = func(v arch.Vaddr, to []byte) (n int) {
 		img := img
 		if !img.Hold() {
-			if n, ok := s.reread.at(m.Path, file, c.Segments, v, to); ok {
-				return n
+			if here {
+				if n, ok := s.reread.at(m.Path, file, c.Segments, v, to); ok {
+					return n
+				}
 			}
 			again, _, err := s.Files.Find(m.Path, m.BuildID, int(m.Process()))
 			if again == nil || err != nil {
@@ -312,7 +313,8 @@ func (s *Set) code(path string, img *module.Image) *unwind.Code {
 	return c
 }
 
-// reread reads code of files that are not mapped any more. It keeps the last one open: the frames of a stack are often of one file.
+// reread reads code of files that are not mapped any more. It keeps the last one open: the frames of a stack are often of one file. A file that does not
+// answer holds up nobody else.
 type reread struct {
 	mu   sync.Mutex
 	path string
@@ -323,39 +325,51 @@ type reread struct {
 // walks of copies need few bytes of each of many programs.
 func (r *reread) at(path string, was *module.File, segments []unwind.Segment, v arch.Vaddr, to []byte) (n int, ok bool) {
 	i := slices.IndexFunc(segments, func(s unwind.Segment) bool { return uint64(v-s.Vaddr) < s.Size })
-	if was == nil || i < 0 || !module.OnDisk(path) {
+	if i < 0 {
 		return 0, false
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.file == nil || r.path != path || !r.is(was) {
-		r.close()
-		f, err := module.OpenFile(path)
-		if err != nil {
+	f := r.opened(path)
+	if f == nil || !isFile(f, was) {
+		var err error
+		if f, err = module.OpenFile(path); err != nil {
 			return 0, false
 		}
-		if r.path, r.file = path, f; !r.is(was) {
+		if !isFile(f, was) {
+			f.Close()
 			return 0, false
 		}
+		r.keep(path, f)
 	}
 	s := &segments[i]
 	at := uint64(v - s.Vaddr)
-	n, err := r.file.ReadAt(to[:min(uint64(len(to)), s.Size-at)], int64(s.Off+at))
+	n, err := f.ReadAt(to[:min(uint64(len(to)), s.Size-at)], int64(s.Off+at)) // it fails if another has taken its place meanwhile
 	return n, err == nil
 }
 
-// is says whether the open file is the one that it was, and as it was. r.mu is held.
-func (r *reread) is(was *module.File) bool {
-	var st unix.Stat_t
-	return unix.Fstat(int(r.file.Fd()), &st) == nil && st.Dev == was.Dev && st.Ino == was.Ino && st.Size == was.Size && st.Mtim == was.Mtim && st.Ctim == was.Ctim
+// opened returns the open file if it is at the path.
+func (r *reread) opened(path string) *os.File {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.path != path {
+		return nil
+	}
+	return r.file
 }
 
-// close closes the file. r.mu is held.
-func (r *reread) close() {
+// keep keeps a file open in place of the last one.
+func (r *reread) keep(path string, f *os.File) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if r.file != nil {
 		r.file.Close()
-		r.file = nil
 	}
+	r.path, r.file = path, f
+}
+
+// isFile says whether f is the file that was, and as it was.
+func isFile(f *os.File, was *module.File) bool {
+	var st unix.Stat_t
+	return was != nil && unix.Fstat(int(f.Fd()), &st) == nil && st.Dev == was.Dev && st.Ino == was.Ino && st.Size == was.Size && st.Mtim == was.Mtim && st.Ctim == was.Ctim
 }
 
 // codeOf returns the code of an image that a stepper walks; nil is none.
