@@ -226,7 +226,7 @@ func (r *Recorder) tracedBy(tid int) bool {
 
 // drain handles all that threads have to tell. It returns false if nobody is left.
 func (r *Recorder) drain() bool {
-	for {
+	for due := r.next; ; {
 		s, ok, err := ptrace.NextAfter(-1, r.overdue)
 		switch {
 		case err != nil:
@@ -235,7 +235,7 @@ func (r *Recorder) drain() bool {
 			return true
 		}
 		r.handle(s)
-		if time.Since(r.next) >= r.tick {
+		if time.Since(due) >= r.tick {
 			return true // a tick is overdue, whatever there is still to tell
 		}
 	}

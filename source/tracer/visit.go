@@ -413,7 +413,7 @@ func (a *alarm) wait(t time.Time) bool {
 	fds := []unix.PollFd{{Fd: int32(a.fd), Events: unix.POLLIN}}
 	spent := processorTime()
 	if now := time.Now(); now.After(t) {
-		a.busy += min(1, float64(spent-a.spent)/float64(now.Sub(a.woke)))
+		a.busy += min(1, float64(spent-a.spent)/float64(max(now.Sub(a.woke), 1)))
 	}
 	a.switches, a.spent = switches(), spent
 	if n, err := unix.Ppoll(fds, &ts, nil); n > 0 && err == nil {
