@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -20,6 +21,7 @@ func stackCmd() *cobra.Command {
 	var o sources.Options
 	format, plain, pid := "text", false, ""
 	var stepper func() (*modules.Set, error)
+	named := func(args []string) []string { return append(strings.Fields(pid), args...) } // -p PID, as eu-stack has it
 	c := &cobra.Command{
 		Use:   "stack PID | CORE [EXE] | FILE.dmp",
 		Short: "Print the stacks of a running process, a core dump or a minidump",
@@ -39,19 +41,14 @@ frame. [sigreturn]: the kernel's frame of a signal. [plt]: by the shape of the c
 		Example: `  unspool stack 1234
   unspool stack core ./program
   unspool stack --unique --format json 1234 | jq '.threads[].frames[0].function'`,
-		Args: cobra.MaximumNArgs(2),
+		Args: func(c *cobra.Command, args []string) error { return cobra.RangeArgs(1, 2)(c, named(args)) },
 		RunE: func(c *cobra.Command, args []string) error {
 			// Nothing is left behind, not even a thread that is stopped: Ctrl-C ends at once, wherever this is.
 			signal.Reset(os.Interrupt, syscall.SIGTERM)
 			if o.Depth < 0 || o.TID < 0 {
 				return usage("--depth and --tid are positive")
 			}
-			if pid != "" { // as eu-stack has it
-				args = append([]string{pid}, args...)
-			}
-			if args = append(args, ""); len(args) == 1 {
-				return usage("an argument is missing: %s", c.UseLine())
-			}
+			args = append(named(args), "")
 			walk, err := sources.Of(args[0], args[1], o.NoPause)
 			if err != nil {
 				return usage("%w", err)

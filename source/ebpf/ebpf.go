@@ -84,8 +84,8 @@ type Options struct {
 	// Mods gives the modules of address spaces, as source.NewWorld has it. Only compact tables can be used.
 	Mods func(path, buildID string) *unwind.Module
 
-	// Memory limits the tables' bytes of kernel memory; 0 is DefaultMemory. Where there are more, those are there that are searched most
-	// often.
+	// Memory limits the tables' bytes of kernel memory; 0 is DefaultMemory. Where there are more, those are there that most walks
+	// look for.
 	Memory uint64
 
 	// Command is the command to be started: the tables of its program and libraries are brought into the kernel first.
@@ -119,8 +119,8 @@ type Options struct {
 	Pass bool
 }
 
-// DefaultMemory is 1 GiB: the tables of 10 GiB of code. Where a control group limits this program's memory, which takes in the kernel's for it, an eighth
-// of the limit is, if that is less.
+// DefaultMemory is 1 GiB: the tables of 10 GiB of code. Where a control group limits this program's memory, which takes in the kernel's for it, a
+// sixteenth of the limit is, if that is less.
 const DefaultMemory = 1 << 30
 
 // initialPIDs is the inode of the first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
@@ -622,7 +622,9 @@ func (p *Program) name(raw []byte) {
 	if p.names(s) {
 		yes = 1
 	}
-	p.coll.Maps["names"].Put(name, yes) // where there is no room, it is one that is not known
+	if p.coll.Maps["names"].Put(name, yes) != nil { // it is one that is not known
+		p.track.full.Store(true)
+	}
 }
 
 // Samples implements perfevent.Program.

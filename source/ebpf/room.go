@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where there is no room for all tables, the kernel has those that are searched most often. Where programs take turns, the table that was not
-// searched for longest is the one that is wanted next, so the order of last searches would load one for nearly each search. Each second, a table that
-// was searched, or missed, gains one want. Wants fade: half are gone after wantHalf. A table comes in place of others if it is wanted clearly more than
-// all of them together.
+// Where there is no room for all tables, the kernel has those that most walks look for. Where programs take turns, the table that was not
+// looked for for longest is the one that is wanted next, so the order of last searches would load one for nearly each search. A walk that looks for a table,
+// whether it is there or not, makes it wanted by one more. Wants fade: half are gone after wantHalf. A table comes in place of others if it is wanted
+// clearly more than all of them together. What a processor remembers of a table's answers is no search: such a table is not needed.
 const (
 	lookEvery = time.Second
 	wantHalf  = 30 * time.Second
@@ -23,16 +23,19 @@ const (
 // maxIdle is how many tables that no space names stay in the kernel, for the next process of the same program.
 var maxIdle = 1 << 10 // but for tests
 
-// cost returns about how many bytes of the kernel's memory the table takes.
+// cost returns how many bytes of the kernel's memory the table takes: as many as it took, or at most.
 func (l *table) cost() uint64 {
+	if l.size > 0 {
+		return l.size
+	}
 	n := (len(l.bytes) + valueBytes - 1) / valueBytes
-	return uint64(n*valueSize) + 512
+	return (uint64(n*(valueSize+8)) + 1<<12 - 1) &^ (1<<12 - 1) // until Linux 6.3, the kernel counts keys, too, and pages
 }
 
 // room says whether there is room for a table. Tables that no space names make room. One for which there is none may come later: see fit.
 func (t *tables) room(l *table) bool {
 	fits := func() bool { return t.size+t.coming+l.cost() <= t.memory }
-	if l.cost() <= t.memory {
+	if !fits() && t.idle > 0 && t.size-t.idleSize()+t.coming+l.cost() <= t.memory {
 		t.dropIdle(fits)
 	}
 	if fits() {
@@ -40,6 +43,16 @@ func (t *tables) room(l *table) bool {
 	}
 	t.look.CompareAndSwap(0, int64(monotonic()+uint64(lookEvery)))
 	return false
+}
+
+// idleSize is how many bytes the tables take that no space names.
+func (t *tables) idleSize() (size uint64) {
+	for _, l := range t.all {
+		if l.refs == 0 && l.in {
+			size += l.size
+		}
+	}
+	return size
 }
 
 // due says whether it is time to fit the tables again. Any goroutine may ask.
@@ -55,7 +68,7 @@ func (t *tables) fit() {
 	}
 	if t.size > t.memory { // they take more than cost says
 		t.dropIdle(func() bool { return t.size <= t.memory })
-		in, _, _ := t.claims()
+		in, _ := t.claims()
 		for i := 0; i < len(in) && t.size > t.memory; i++ {
 			t.evict(in[i])
 		}
@@ -63,18 +76,14 @@ func (t *tables) fit() {
 	if !t.due() {
 		return
 	}
-	t.weigh(monotonic(), func(l *table) uint64 {
-		var u [2]uint64 // found, missed
-		_ = t.uses.Lookup(l.slot, &u)
-		return max(u[0], u[1])
-	})
-	in, out, idle := t.claims()
+	t.weigh(monotonic(), t.looks)
+	in, out := t.claims()
 	if len(out) == 0 {
 		t.look.Store(0)
 		return
 	}
 	t.look.Store(int64(t.looked + uint64(lookEvery)))
-	come, leave := contend(in, out, int64(t.memory)-int64(t.size-idle+t.coming))
+	come, leave := contend(in, out, int64(t.memory)-int64(t.size-t.idleSize()+t.coming))
 	for _, l := range leave {
 		t.evict(l)
 	}
@@ -83,25 +92,34 @@ func (t *tables) fit() {
 	}
 }
 
-// weigh adds to the wants of tables. searched returns when one was searched or missed last. It is called each second while a table is out.
-func (t *tables) weigh(now uint64, searched func(*table) uint64) {
-	fade := math.Exp2(-float64(now-t.looked) / float64(wantHalf))
+// looks returns how many walks have looked for the table in a slot: this one, and those that had the slot before.
+func (t *tables) looks(l *table) uint64 {
+	var u [2]uint64 // struct use of c/unspool.bpf.c
+	_ = t.uses.Lookup(l.slot, &u)
+	return u[0]
+}
+
+// weigh adds the walks since it was called last to the wants of tables. It is called each second while a table is out. The first time after that, the
+// walks count as if they had come at regular intervals.
+func (t *tables) weigh(now uint64, looks func(*table) uint64) {
+	halves := float64(now-t.looked) / float64(wantHalf)
+	fade := math.Exp2(-halves)
+	each := (1 - fade) / (halves * math.Ln2)
 	for _, l := range t.all {
 		l.want *= fade
-		if l.slot != 0 && l.refs > 0 && searched(l) > max(t.looked, l.since) {
-			l.want++
+		if l.slot != 0 && l.refs > 0 {
+			n := looks(l)
+			l.want += each * float64(n-l.walks)
+			l.walks = n
 		}
 	}
 	t.looked = now
 }
 
-// claims returns the tables that the kernel has, and those that it lacks, of those that spaces name: in ascending order of their wants. idle is how
-// many bytes the others take.
-func (t *tables) claims() (in, out []*table, idle uint64) {
+// claims returns the tables that the kernel has, and those that it lacks, of those that spaces name: in ascending order of their wants.
+func (t *tables) claims() (in, out []*table) {
 	for _, l := range t.all {
 		switch {
-		case l.refs == 0 && l.in:
-			idle += l.size
 		case l.refs == 0 || l.slot == 0 || l.bad:
 		case l.in:
 			in = append(in, l)
@@ -112,7 +130,7 @@ func (t *tables) claims() (in, out []*table, idle uint64) {
 	for _, list := range [][]*table{in, out} {
 		slices.SortFunc(list, func(a, b *table) int { return cmp.Compare(a.want, b.want) })
 	}
-	return in, out, idle
+	return in, out
 }
 
 // contend chooses which of the tables that are out come, and which of those that are in leave. Both are in ascending order of their wants. free is how

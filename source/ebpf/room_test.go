@@ -20,7 +20,7 @@ import (
 type shelf struct {
 	tables
 	list     []*table
-	searched map[*table]uint64
+	searched map[*table]uint64 // how often
 	now      uint64
 	missed   int // searches of tables that were out
 	loads    int
@@ -39,7 +39,7 @@ func newShelf(n, room int) *shelf {
 }
 
 func (s *shelf) search(i int) {
-	if s.searched[s.list[i]] = s.now + 1; !s.list[i].in {
+	if s.searched[s.list[i]]++; !s.list[i].in {
 		s.missed++
 	}
 }
@@ -47,8 +47,8 @@ func (s *shelf) search(i int) {
 func (s *shelf) second(t *testing.T) {
 	s.now += uint64(time.Second)
 	s.weigh(s.now, func(l *table) uint64 { return s.searched[l] })
-	in, out, idle := s.claims()
-	come, leave := contend(in, out, int64(s.memory)-int64(s.size-idle))
+	in, out := s.claims()
+	come, leave := contend(in, out, int64(s.memory)-int64(s.size))
 	for _, l := range leave {
 		l.in, l.since = false, s.now
 		s.size -= l.size
@@ -110,6 +110,44 @@ func TestBusiest(t *testing.T) {
 	t.Logf("in after %d s; others after %d s; %d loads", first, other, s.loads)
 	if first < 0 || first > 5 || other < 0 || other > 45 || s.loads > 100 {
 		t.Errorf("in after %d s; others after %d s; %d loads", first, other, s.loads)
+	}
+}
+
+// TestMostSearched: a table that a thousand walks a second look for comes in place of one that was there first, and for which one does.
+func TestMostSearched(t *testing.T) {
+	s := newShelf(13, 12)
+	for range 100 {
+		for i := range 12 {
+			s.search(i)
+		}
+		s.second(t)
+	}
+	for range 10 {
+		for i := range 12 {
+			s.search(i)
+		}
+		for range 1000 {
+			s.search(12)
+		}
+		s.second(t)
+	}
+	if !s.list[12].in || s.loads != 13 {
+		t.Errorf("it is there: %v; %d loads", s.list[12].in, s.loads)
+	}
+}
+
+// TestCost: a table costs what the kernel said, so none comes where it has no room.
+func TestCost(t *testing.T) {
+	s := newShelf(2, 1)
+	cost := s.list[0].size
+	for _, l := range s.list {
+		if l.size = 0; l.cost() < cost {
+			t.Fatalf("%d bytes, and %d when it is known", l.cost(), cost)
+		}
+		l.size = cost + 4096
+	}
+	if got := s.list[0].cost(); got != cost+4096 {
+		t.Errorf("%d bytes of one that took %d", got, cost+4096)
 	}
 }
 

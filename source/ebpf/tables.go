@@ -58,7 +58,8 @@ type table struct {
 	bad   bool          // it cannot be brought there
 	size  uint64        // bytes of the kernel's memory
 	since uint64        // when it came or went, or was named last: CLOCK_MONOTONIC
-	want  float64       // in how many seconds it was searched: see contend
+	want  float64       // how many walks looked for it: see weigh
+	walks uint64        // of its slot, when last counted
 }
 
 // A loaded is what became of a job that wrote a table.
@@ -272,6 +273,7 @@ func (t *tables) slot(l *table) uint32 {
 			}
 			return t.slot(l)
 		}
+		l.walks = t.looks(l)
 	}
 	if !l.in {
 		t.load(l)

@@ -43,8 +43,8 @@ type tracker struct {
 	world     *source.World
 	members   *source.Members   // who is of interest; nil: everybody
 	comm      func(string) bool // which commands are; nil: all
+	full      atomic.Bool       // the kernel has no room for more names, and takes them for wanted
 	named     map[int32]bool    // whether a thread of a process has had such a name, since it executes its program; none: not known
-	unheard   bool              // names have been lost
 	coll      *ebpf.Collection
 	tables    tables
 	spaces    map[*unwind.Space]*shared
@@ -205,7 +205,7 @@ func (t *tracker) run() {
 				continue
 			}
 			t.bounds.follow(&r)
-			t.name(&r, touched)
+			t.name(&r)
 			switch t.world.Apply(&r); {
 			case r.Type == source.RecordLost:
 				t.reap(touched)
@@ -295,25 +295,18 @@ func (t *tracker) reap(touched map[int32]bool) {
 	}
 }
 
-// name takes note of whether a process is of interest by its threads' names. A child has its parent's, until it executes another program.
-func (t *tracker) name(r *source.Record, touched map[int32]bool) {
+// name takes note of whether a process is of interest by its threads' names. A child has its parent's, until it executes another program. When names are
+// lost, those of all processes come again.
+func (t *tracker) name(r *source.Record) {
 	switch {
 	case t.comm == nil:
 	case r.Type == source.RecordComm:
-		if was, known := t.named[r.PID]; known || !t.unheard || r.Exec() {
-			t.named[r.PID] = was && !r.Exec() || t.comm(string(r.Comm))
-		}
+		t.named[r.PID] = t.named[r.PID] && !r.Exec() || t.comm(string(r.Comm))
 	case r.Type == source.RecordFork && r.PID != r.PPID:
 		delete(t.named, r.PID)
 		if yes, ok := t.named[r.PPID]; ok {
 			t.named[r.PID] = yes
 		}
-	case r.Type == source.RecordLost: // a name may be
-		for pid := range t.named {
-			touched[pid] = true
-		}
-		clear(t.named)
-		t.unheard = true
 	}
 }
 
@@ -326,7 +319,8 @@ func (t *tracker) update(pid int32) {
 		t.set(pid, nil)
 		return
 	}
-	if yes, ok := t.named[pid]; ok && !yes {
+	if yes, ok := t.named[pid]; ok && !yes && !t.full.Load() {
+		delete(t.bounds.late, pid)
 		space = unwind.NewSpace() // the kernel refuses its samples
 	} else if t.bounds.partial[pid] || t.bounds.waits(pid, len(space.Mappings()), monotonic()) {
 		space = unwind.NewSpace() // not known: its stacks are copied

@@ -140,11 +140,11 @@ PART u32 look_up(u64 at, u32 here)
 				w->rule.head |= MARK(MOVED);
 			if (RULE_FLAGS(&w->rule) & UNSPOOL_SIGNAL)
 				signal_here(at + 1 - w->range.bias);
-			walk_used(w->range.table, 1, w->s.time);
+			walk_used(w->range.table, w->s.time);
 			return BY_RULE;
 		}
 		if (!walk_value(w->range.table, 0)) {
-			walk_used(w->range.table, 0, w->s.time);
+			walk_used(w->range.table, w->s.time);
 			return NO_TABLE;
 		}
 	}

@@ -40,7 +40,7 @@ static const u8 *walk_part(const void *t, u32 k);
 static const u8 *walk_value(u32 table, u32 k);
 static const struct range_block *walk_block(u32 space, u32 k);
 static int walk_read(void *to, u32 n, u64 addr);
-static void walk_used(u32 table, int found, u64 time);
+static void walk_used(u32 table, u64 time);
 
 #include "walk.h"
 
@@ -62,9 +62,9 @@ struct {
 	});
 } tables SEC(".maps");
 
-/* When a table was last used, and when it was last not there. */
+/* How many walks have looked for a table, whether it was there or not; and when the last one did. */
 struct use {
-	u64 found, missed;
+	u64 walks, last;
 };
 
 struct {
@@ -321,14 +321,14 @@ static __always_inline int walk_read(void *to, u32 n, u64 addr)
 	return bpf_probe_read_user(to, n, (const void *)addr);
 }
 
-static __always_inline void walk_used(u32 table, int found, u64 time)
+static __always_inline void walk_used(u32 table, u64 time)
 {
 	struct use *u = bpf_map_lookup_elem(&uses, &table);
 
-	if (u && found)
-		u->found = time;
-	else if (u)
-		u->missed = time;
+	if (u && u->last != time) { /* a walk's frames have one time; of two processors' walks at once, one may be left out */
+		u->last = time;
+		u->walks++;
+	}
 }
 
 /* ---- Samples ---- */

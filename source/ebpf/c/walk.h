@@ -11,7 +11,7 @@
  *							repeat the start of the next; or NULL
  *	const struct range_block *walk_block(u32 space, u32 k)	block k of a space's ranges, or NULL
  *	int walk_read(void *to, u32 n, u64 addr)		reads user memory; 0, or less than 0 where it cannot be read
- *	void walk_used(u32 table, int found, u64 time)	notes that a table was looked for
+ *	void walk_used(u32 table, u64 time)	notes that a table was looked for
  *	struct walk *walk_state(void)			where the walk is kept
  *	struct cache *walk_cache(void)			what it remembers of other walks
  *	int walk_registers(struct walk *w)		fills w->val with the registers that the walk begins with; or 0

@@ -90,7 +90,7 @@ PART int expr_next(u32 i)
 /* A rule is still cached whose table has been taken out. */
 static __always_inline int no_table(struct walk *w)
 {
-	walk_used(w->table, 0, w->s.time);
+	walk_used(w->table, w->s.time);
 	w->missing = 1;
 	return NO_RULE;
 }

@@ -33,9 +33,9 @@ static const u8 *walk_part(const void *t, u32 k);
 static const u8 *walk_value(u32 table, u32 k);
 static const struct range_block *walk_block(u32 space, u32 k);
 static int walk_read(void *to, u32 n, u64 addr);
-static void walk_used(u32 table, int found, u64 time)
+static void walk_used(u32 table, u64 time)
 {
-	(void)table, (void)found, (void)time;
+	(void)table, (void)time;
 }
 
 static struct cache *walk_cache(void);
