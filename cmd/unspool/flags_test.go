@@ -104,7 +104,7 @@ func TestCallGraph(t *testing.T) {
 	src := filepath.Join(dir, "calls.c")
 	if err := os.WriteFile(src, []byte(`
 static volatile unsigned long sum;
-__attribute__((noinline)) static void inner(void) { for (long i = 0; i < 150000000; i++) sum += i; }
+__attribute__((noinline)) static void inner(void) { for (long i = 0; i < 800000000; i++) sum += i; }
 __attribute__((noinline)) static void middle(void) { inner(); sum++; }
 __attribute__((noinline)) static void outer(void) { middle(); sum++; }
 int main(void) { outer(); return sum == 1; }
