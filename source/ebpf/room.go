@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where there is no room for all tables, the kernel has those that most walks look for. Where programs take turns, the table that was not
-// looked for for longest is the one that is wanted next, so the order of last searches would load one for nearly each search. A walk that looks for a table,
-// whether it is there or not, makes it wanted by one more. Wants fade: half are gone after wantHalf. A table comes in place of others if it is wanted
-// clearly more than all of them together. What a processor remembers of a table's answers is no search: such a table is not needed.
+// Where there is no room for all tables, the kernel has those that most walks look for. The order of last searches would choose badly: programs that take
+// turns want next the table that was searched longest ago, so nearly each search would load one. A walk that looks for a table, whether it is there or
+// not, makes it wanted by one more. Wants fade: half are gone after wantHalf. A table comes in place of others if it is wanted clearly more than all of
+// them together. What a processor remembers of a table's answers is no search: such a table is not needed.
 const (
 	lookEvery = time.Second
 	wantHalf  = 30 * time.Second
