@@ -486,7 +486,7 @@ func TestBrief(t *testing.T) {
 				t.Error(st, ok)
 			}
 			due := (children() - from).Seconds() * 199
-			if all := float64(g.Samples + r.Lost()); due < 50 || all < 0.85*due || all > 1.1*due+3*math.Sqrt(due) {
+			if all := float64(g.Samples + r.Lost()); due < 50 || all < 0.85*due || all > 1.15*due+3*math.Sqrt(due) {
 				t.Errorf("%d samples and %d lost, want %.0f together", g.Samples, r.Lost(), due)
 			}
 			t.Logf("%d samples and %d lost of %.0f", g.Samples, r.Lost(), due)
