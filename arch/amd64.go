@@ -35,6 +35,7 @@ var AMD64 = finish(&Machine{
 	Trap:      Trap{Code: []byte("\xcc"), Behind: 1}, // int3
 	VSyscall:  0xffffffffff600000,
 	GoMove:    GoMove{Code: []byte("\x49\x89\xe4"), To: 12}, // mov %rsp,%r12
+	Return:    []byte("\xc3"),                               // ret
 	StepKnown: true,
 	names:     amd64Names(),
 }, 17, nil)

@@ -127,6 +127,9 @@ type Machine struct {
 	// GoMove is how Go's runtime keeps the stack pointer while it calls the vDSO.
 	GoMove GoMove
 
+	// Return is the instruction with which Go's assembler returns.
+	Return []byte
+
 	// GoPush is how many bytes Go's handler of a signal pushes before it makes a function look as if the interrupted code had called it. The link
 	// register is at their beginning (runtime/signal_arm64.go: pushCall, preparePanic). 0 where the return address is pushed, as by a call.
 	GoPush uint64

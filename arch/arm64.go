@@ -29,6 +29,7 @@ var ARM64 = finish(&Machine{
 	Perf:      arm64Order(),
 	UserRegs:  UserRegs{Words: 34, Slots: arm64Order(), TLSSet: 0x401, SignSet: 0x406, BreakSet: 0x402}, // struct user_pt_regs (asm/ptrace.h); NT_ARM_TLS, NT_ARM_PAC_MASK, NT_ARM_HW_BREAK
 	GoMove:    GoMove{Code: []byte("\xf4\x03\x00\x91"), To: 20},                                         // mov x20,sp
+	Return:    []byte("\xc0\x03\x5f\xd6"),                                                               // ret
 	Trap:      Trap{Code: []byte("\x00\x00\x20\xd4")},                                                   // brk #0
 	GoPush:    16,
 	StepKnown: true,

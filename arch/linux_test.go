@@ -133,6 +133,7 @@ func TestWhole(t *testing.T) {
 			"Perf":        len(m.Perf) > 0 && len(m.Perf) <= 64,
 			"UserRegs":    len(m.UserRegs.Slots) > 0 && m.UserRegs.Words >= len(m.UserRegs.Slots) && m.UserRegs.TLS+m.UserRegs.TLSSet > 0,
 			"GoMove":      len(m.GoMove.Code) > 0,
+			"Return":      len(m.Return) > 0,
 			"GoPush":      (m.GoPush > 0) == m.RAInReg,
 		} {
 			if !ok {

@@ -45,6 +45,8 @@ func goRanges(c *unwind.Code, img *module.Image) {
 			c.Injected = append(c.Injected, unwind.Range{Lo: lo, Hi: hi})
 		case goFirst[name] || goEntry(name, img):
 			c.Terminal = append(c.Terminal, unwind.Range{Lo: lo, Hi: hi})
+		case name == "runtime.clone":
+			c.Terminal = append(c.Terminal, child(c.Machine, img, lo, hi)...)
 		case goMoves[name]:
 			c.Moved = append(c.Moved, moved(c, img, lo, hi)...)
 		}
@@ -64,7 +66,26 @@ func goRanges(c *unwind.Code, img *module.Image) {
 	}
 }
 
-// maxMoved bounds the size of a function of goMoves, in bytes: real ones have 200.
+// child returns the code of runtime.clone that only the new thread executes, before it calls its first function: what follows the
+// first return behind the system call, with which the other thread returns (runtime/sys_linux_amd64.s, sys_linux_arm64.s).
+func child(m *arch.Machine, img *module.Image, lo, hi arch.Vaddr) []unwind.Range {
+	text := img.Tail(lo)
+	if hi <= lo || hi-lo > maxMoved || uint64(len(text)) < uint64(hi-lo) || len(m.Return) == 0 {
+		return nil
+	}
+	text = text[:hi-lo]
+	call := bytes.Index(text, m.Syscall.Code)
+	if call < 0 {
+		return nil
+	}
+	ret := bytes.Index(text[call:], m.Return)
+	if ret < 0 {
+		return nil
+	}
+	return []unwind.Range{{Lo: lo + arch.Vaddr(call+ret+len(m.Return)), Hi: hi}}
+}
+
+// maxMoved bounds the size of a function whose code is read, in bytes: real ones have 200.
 const maxMoved = 1 << 10
 
 // moved returns the code of a function in which a register has the stack pointer: behind the instruction that copies it there, wherever

@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -78,6 +79,53 @@ func TestGoFunctions(t *testing.T) {
 		}
 		if entries == 0 && !strings.Contains(flags, "external") { // else the C library's code begins
 			t.Errorf("%q: no function with which it begins", flags)
+		}
+		img.Close()
+	}
+}
+
+// TestGoChild: of runtime.clone, the new thread's part is where a stack begins, and no more: it begins behind the first return after the
+// system call, as go tool objdump prints the function.
+func TestGoChild(t *testing.T) {
+	oracle.Long(t)
+	oracle.Need(t, "go")
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\n\nfunc main() { println() }\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, machine := range []string{"amd64", "arm64"} {
+		path := filepath.Join(dir, machine)
+		cmd := exec.Command("go", "build", "-o", path, "main.go")
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOARCH="+machine)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", machine, err, out)
+		}
+		var want, last arch.Vaddr // the child's first instruction, and its last
+		called, returned := false, false
+		for line := range strings.Lines(string(oracle.Run(t, "go", "tool", "objdump", "-s", `^runtime\.clone(\.abi0)?$`, path))) {
+			// sys_linux_amd64.s:599	0x46c1e5	0f05	SYSCALL
+			words := strings.Fields(line)
+			if len(words) < 4 || !strings.HasPrefix(words[1], "0x") {
+				continue
+			}
+			at, err := strconv.ParseUint(words[1], 0, 64)
+			if err != nil {
+				t.Fatalf("%s: %v", line, err)
+			}
+			if last = arch.Vaddr(at); returned && want == 0 {
+				want = last
+			}
+			called = called || words[3] == "SYSCALL" || words[3] == "SVC"
+			returned = returned || called && words[3] == "RET"
+		}
+		img, err := module.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := Interpreted().code(path, img)
+		i := slices.IndexFunc(c.Terminal, func(r unwind.Range) bool { return r.Lo <= last && last < r.Hi })
+		if want == 0 || i < 0 || c.Terminal[i].Lo != want {
+			t.Errorf("%s: the new thread's part of runtime.clone begins at %#x and ends behind %#x; stacks begin at %#x", machine, want, last, c.Terminal)
 		}
 		img.Close()
 	}
