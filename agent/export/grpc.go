@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protowire"
+	"github.com/unspool/unspool/internal/wire"
 )
 
 // GRPC returns where a server's gRPC is: at grpc://HOST:PORT, at grpcs:// with TLS, and at the same host and port as http:// and https://.
@@ -118,57 +118,37 @@ func retryAfter(details string) (after time.Duration, ok bool) {
 	if err != nil {
 		return 0, false
 	}
-	fields(status, func(n protowire.Number, _ uint64, detail []byte) {
+	for f := range wire.Fields(status) {
 		var kind string
 		var info []byte
-		if n != 3 {
-			return
+		if f.Number != 3 {
+			continue
 		}
-		fields(detail, func(n protowire.Number, _ uint64, b []byte) {
-			switch n {
+		for f := range wire.Fields(f.Bytes) {
+			switch f.Number {
 			case 1:
-				kind = string(b)
+				kind = string(f.Bytes)
 			case 2:
-				info = b
+				info = f.Bytes
 			}
-		})
+		}
 		if !strings.HasSuffix(kind, "/google.rpc.RetryInfo") {
-			return
+			continue
 		}
 		ok = true
-		fields(info, func(n protowire.Number, _ uint64, delay []byte) {
-			fields(delay, func(part protowire.Number, v uint64, _ []byte) {
+		for delay := range wire.Fields(info) {
+			if delay.Number != 1 {
+				continue
+			}
+			for part := range wire.Fields(delay.Bytes) {
 				switch most := uint64(maxAfter / time.Second); {
-				case n == 1 && part == 1 && int64(v) >= 0:
-					after += time.Duration(min(v, most)) * time.Second
-				case n == 1 && part == 2 && int64(v) >= 0:
-					after += time.Duration(min(v, 1e9))
+				case part.Number == 1 && int64(part.Value) >= 0:
+					after += time.Duration(min(part.Value, most)) * time.Second
+				case part.Number == 2 && int64(part.Value) >= 0:
+					after += time.Duration(min(part.Value, 1e9))
 				}
-			})
-		})
-	})
-	return min(after, maxAfter), ok
-}
-
-// fields calls f with each field of a message, up to what is damaged: a number, or the bytes of a string or a message.
-func fields(message []byte, f func(n protowire.Number, v uint64, b []byte)) {
-	for len(message) > 0 {
-		n, kind, head := protowire.ConsumeTag(message)
-		if head < 0 {
-			return
+			}
 		}
-		size := protowire.ConsumeFieldValue(n, kind, message[head:])
-		if size < 0 {
-			return
-		}
-		switch value := message[head : head+size]; kind {
-		case protowire.VarintType:
-			v, _ := protowire.ConsumeVarint(value)
-			f(n, v, nil)
-		case protowire.BytesType:
-			b, _ := protowire.ConsumeBytes(value)
-			f(n, 0, b)
-		}
-		message = message[head+size:]
 	}
+	return min(after, maxAfter), ok
 }

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/unspool/unspool/internal/procfs"
+	"github.com/unspool/unspool/internal/wire"
 )
 
 const (
@@ -68,60 +69,75 @@ func Decode(payload []byte) (s Service, err error) {
 		return s, errors.New("the payload is too large")
 	}
 	n := 0
-	err = fields(payload, "", func(field protowire.Number, kind protowire.Type, resource []byte) error {
-		if field != 1 || kind != protowire.BytesType {
-			return nil
+	for f, err := range wire.Fields(payload) {
+		if err != nil {
+			return Service{}, err
 		}
-		return fields(resource, "resource: ", func(field protowire.Number, kind protowire.Type, attribute []byte) error {
-			if field != 1 || kind != protowire.BytesType {
-				return nil
+		if f.Number != 1 || f.Kind != protowire.BytesType {
+			continue
+		}
+		for f, err := range wire.Fields(f.Bytes) {
+			if err != nil {
+				return Service{}, fmt.Errorf("resource: %w", err)
+			}
+			if f.Number != 1 || f.Kind != protowire.BytesType {
+				continue
 			}
 			if n++; n > maxAttributes {
-				return fmt.Errorf("more than %d attributes", maxAttributes)
+				return Service{}, fmt.Errorf("more than %d attributes", maxAttributes)
 			}
-			key, value, err := keyValue(attribute)
+			key, value, err := keyValue(f.Bytes)
 			if err != nil {
-				return err
+				return Service{}, fmt.Errorf("attribute: %w", err)
 			}
 			if to := s.field(key); to != nil && *to == "" {
 				*to = value
 			}
-			return nil
-		})
-	})
-	if err != nil {
-		return Service{}, err
+		}
 	}
 	return s, nil
 }
 
 // keyValue reads a KeyValue. The value is empty if it is no string.
 func keyValue(b []byte) (key, value string, err error) {
-	err = fields(b, "attribute: ", func(field protowire.Number, kind protowire.Type, b []byte) error {
+	for f, err := range wire.Fields(b) {
 		switch {
-		case field == 1 && kind == protowire.BytesType:
-			if !utf8.Valid(b) {
-				return errors.New("a key is no UTF-8")
+		case err != nil:
+			return "", "", err
+		case f.Kind != protowire.BytesType:
+		case f.Number == 1:
+			if !utf8.Valid(f.Bytes) {
+				return "", "", errors.New("a key is no UTF-8")
 			}
-			key = string(b[:min(len(b), maxKey+1)]) // longer keys are none of ours
-		case field == 2 && kind == protowire.BytesType:
-			return fields(b, "value: ", func(field protowire.Number, kind protowire.Type, b []byte) error {
-				if want, known := anyValue[field]; !known || kind != want {
-					return nil
-				}
-				value = ""
-				if field == 1 {
-					if !utf8.Valid(b) {
-						return errors.New("a value is no UTF-8")
-					}
-					value = strings.ToValidUTF8(string(b[:min(len(b), maxValue)]), "")
-				}
-				return nil
-			})
+			key = string(f.Bytes[:min(len(f.Bytes), maxKey+1)]) // longer keys are none of ours
+		case f.Number == 2:
+			if value, err = text(value, f.Bytes); err != nil {
+				return "", "", err
+			}
 		}
-		return nil
-	})
-	return key, value, err
+	}
+	return key, value, nil
+}
+
+// text reads an AnyValue: the string that it is, or none. A message without a known field leaves the value before it.
+func text(before string, b []byte) (value string, err error) {
+	value = before
+	for f, err := range wire.Fields(b) {
+		if err != nil {
+			return "", fmt.Errorf("value: %w", err)
+		}
+		if want, known := anyValue[f.Number]; !known || f.Kind != want {
+			continue
+		}
+		value = ""
+		if f.Number == 1 {
+			if !utf8.Valid(f.Bytes) {
+				return "", errors.New("a value is no UTF-8")
+			}
+			value = strings.ToValidUTF8(string(f.Bytes[:min(len(f.Bytes), maxValue)]), "")
+		}
+	}
+	return value, nil
 }
 
 // anyValue are the fields of an AnyValue, of which the last counts: a string, a truth value, an integer, a number, an array, a list of pairs, bytes,
@@ -129,30 +145,6 @@ func keyValue(b []byte) (key, value string, err error) {
 var anyValue = map[protowire.Number]protowire.Type{
 	1: protowire.BytesType, 2: protowire.VarintType, 3: protowire.VarintType, 4: protowire.Fixed64Type, 5: protowire.BytesType, 6: protowire.BytesType,
 	7: protowire.BytesType, 8: protowire.VarintType,
-}
-
-// fields calls f with each field of a message, and the bytes of those that have a length.
-func fields(b []byte, what string, f func(protowire.Number, protowire.Type, []byte) error) error {
-	all := len(b)
-	for len(b) > 0 {
-		num, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return fmt.Errorf("%sat byte %d: %w", what, all-len(b), protowire.ParseError(n))
-		}
-		size := protowire.ConsumeFieldValue(num, kind, b[n:])
-		if size < 0 {
-			return fmt.Errorf("%sat byte %d: %w", what, all-len(b), protowire.ParseError(size))
-		}
-		var v []byte
-		if kind == protowire.BytesType {
-			v, _ = protowire.ConsumeBytes(b[n:])
-		}
-		if err := f(num, kind, v); err != nil {
-			return err
-		}
-		b = b[n+size:]
-	}
-	return nil
 }
 
 // A header is what the mapping begins with, in the byte order of the machine. All that Linux runs on, and this program, is little-endian.

@@ -14,8 +14,10 @@ import (
 	"strings"
 
 	"github.com/klauspost/compress/gzip"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/internal/wire"
 )
 
 const (
@@ -101,28 +103,31 @@ func (e *Exporter) overGRPC(ctx context.Context, body []byte) ([]byte, error) {
 
 // partial reads an ExportProfilesServiceResponse: how many profiles the server has not taken, and what it says.
 func partial(b []byte) (rejected uint64, words string, err error) {
-	err = fields(b, func(field, _ uint64, sub []byte) {
-		if field != 1 {
-			return
+	for f, err := range wire.Fields(b) {
+		if err != nil {
+			return rejected, words, fmt.Errorf("the answer is no message of protocol buffers: %w", err)
 		}
-		fields(sub, func(field, v uint64, b []byte) {
+		if f.Number != 1 {
+			continue
+		}
+		for f := range wire.Fields(f.Bytes) {
 			switch {
-			case field == 1 && b == nil:
-				rejected = v
-			case field == 2:
-				words = export.Words(string(b))
+			case f.Number == 1 && f.Kind == protowire.VarintType:
+				rejected = f.Value
+			case f.Number == 2:
+				words = export.Words(string(f.Bytes))
 			}
-		})
-	})
-	return rejected, words, err
+		}
+	}
+	return rejected, words, nil
 }
 
 // statusMessage returns the message of a google.rpc.Status.
 func statusMessage(b []byte) (s string) {
-	fields(b, func(field, _ uint64, b []byte) {
-		if field == 2 {
-			s = string(b)
+	for f := range wire.Fields(b) {
+		if f.Number == 2 {
+			s = string(f.Bytes)
 		}
-	})
+	}
 	return s
 }

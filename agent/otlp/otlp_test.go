@@ -413,7 +413,7 @@ func TestAnswers(t *testing.T) {
 		{"accepted", "http", 200, "application/x-protobuf", "", "", "", "", false, false},
 		{"a warning", "http", 200, "application/x-protobuf", string(warn), "", "", "old  version", false, false},
 		{"rejected", "http", 200, "application/x-protobuf", string(some), "", "", "refused: 2 of the batch's profiles: no room", false, true},
-		{"nonsense", "http", 200, "application/x-protobuf", "\x0a\xff", "", "", errWire.Error(), false, false},
+		{"nonsense", "http", 200, "application/x-protobuf", "\x0a\xff", "", "", "the answer is no message of protocol buffers: at byte 0: unexpected EOF", false, false},
 		{"status", "http", 400, "application/x-protobuf", string(bad), "", "", "refused: 400 Bad Request: bad dictionary", false, true},
 		{"unavailable", "http", 503, "", "", "", "", "503 Service Unavailable (try again)", true, true},
 		{"accepted", "grpc", 200, "application/grpc", framed(nil), "0", "", "", false, false},

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/unspool/unspool/agent/export"
+	"github.com/unspool/unspool/internal/wire"
 )
 
 // service is parca.debuginfo.v1alpha1.DebuginfoService, which Parca has on the same port by gRPC.
@@ -41,26 +42,15 @@ type answer struct {
 }
 
 // parse reads a message. What cannot be read is the end of it.
-func parse(b []byte) (a answer) {
-	a.nums, a.text = map[protowire.Number]uint64{}, map[protowire.Number][]byte{}
-	for len(b) > 0 {
-		field, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			break
-		}
-		b = b[n:]
-		switch kind {
+func parse(b []byte) answer {
+	a := answer{map[protowire.Number]uint64{}, map[protowire.Number][]byte{}}
+	for f := range wire.Fields(b) {
+		switch f.Kind {
 		case protowire.VarintType:
-			a.nums[field], n = protowire.ConsumeVarint(b)
+			a.nums[f.Number] = f.Value
 		case protowire.BytesType:
-			a.text[field], n = protowire.ConsumeBytes(b)
-		default:
-			n = protowire.ConsumeFieldValue(field, kind, b)
+			a.text[f.Number] = f.Bytes
 		}
-		if n < 0 {
-			break
-		}
-		b = b[n:]
 	}
 	return a
 }
