@@ -53,7 +53,7 @@ test:
 full:
 	$(MAKE) fuzz FUZZTIME=30s
 	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./...
-	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 2h -run '^(TestArmEhElf|TestArmEhShadow|TestDocker|TestDwPerf|TestEhFigures|TestEhLanguages|TestEhSanitizers|TestEhSuites|TestExecuteMingw|TestHeapFigures|TestImageRuns|TestInsidePerf|TestKilled|TestLlvmFigures|TestParca|TestParcaNames|TestResultsEvaluation|TestScale|TestSideBySide|TestSize|TestSmall|TestSmallMachine|TestSteps|TestSuites|TestSynthetic|TestUnanswered|TestWalkSpeed|TestWine)$$' \
+	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 2h -run '^(TestArmEhElf|TestArmEhShadow|TestBeside|TestDocker|TestDwPerf|TestEhFigures|TestEhLanguages|TestEhSanitizers|TestEhSuites|TestExecuteMingw|TestHeapFigures|TestImageRuns|TestInsidePerf|TestKilled|TestLlvmFigures|TestParca|TestParcaNames|TestResultsEvaluation|TestScale|TestSideBySide|TestSize|TestSmall|TestSmallMachine|TestSteps|TestSuites|TestSynthetic|TestUnanswered|TestWalkSpeed|TestWine)$$' \
 		./agent/containers ./agent/debuginfo ./cmd/unspool ./emit/csource ./format/pe ./internal/release ./lab ./lab/fleet ./lab/vm ./runtime/test ./source/ebpf ./source/minidump
 	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 60m ./format/sframe ./emit/sframe
 	UNSPOOL_FULL=1 $(GO) test -count=1 -timeout 60m -run '^TestForeign$$' ./source/corefile

@@ -445,12 +445,17 @@ func TestAgentConfig(t *testing.T) {
 	// What is printed without settings is a configuration, with the defaults.
 	r = runProgram(t, "agent", "--print-config")
 	r.want(t, 0, "")
-	for _, line := range []string{"frequency = 19", "interval = \"10s\"", "log-format = \"text\"", "off-cpu-threshold = \"10ms\"", "process-context = true"} {
+	for _, line := range []string{"frequency = 19", "interval = \"10s\"", "log-format = \"text\"", "off-cpu-threshold = \"10ms\"", "process-context = true", "memory = \"1G\"",
+		"event: cycles, or cpu-clock on machines without counters", "stack-size: 32 KiB; if the kernel walks most stacks, less while many copies wait"} {
 		if !strings.Contains(r.out, "\n# "+line+"\n") {
 			t.Errorf("no default %s in\n%s", line, r.out)
 		}
 	}
-	write(strings.ReplaceAll(strings.ReplaceAll(r.out, "# Defaults:\n", ""), "# ", "") + "output = [\"files=/tmp\"]\nlabel = [\"x\"]\n")
+	var defaults strings.Builder
+	for _, m := range regexp.MustCompile(`(?m)^# (.* = .*)$`).FindAllStringSubmatch(r.out, -1) {
+		fmt.Fprintln(&defaults, m[1])
+	}
+	write(defaults.String() + "output = [\"files=/tmp\"]\nlabel = [\"x\"]\n")
 	runProgram(t, "agent", "--config", file).want(t, 2, "agent.toml: label: ") // and nothing else is wrong
 }
 

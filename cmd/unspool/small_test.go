@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -10,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/internal/ring"
 )
 
@@ -100,6 +101,65 @@ func (g *memoryGroup) fill(t *testing.T, dir string) {
 	}
 }
 
+// metric returns a number of an agent's metrics.
+func metric(t *testing.T, metrics, name string) int {
+	t.Helper()
+	m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (\S+)$`).FindStringSubmatch(metrics)
+	if m == nil {
+		t.Fatalf("no %s in\n%s", name, metrics)
+	}
+	f, err := strconv.ParseFloat(m[1], 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(f)
+}
+
+// stopsIn returns how many stacks have ended for each reason.
+func stopsIn(t *testing.T, metrics string) map[string]int {
+	t.Helper()
+	stops := map[string]int{}
+	for _, m := range regexp.MustCompile(`(?m)^unspool_stacks_total{stop="(.*)"} `).FindAllStringSubmatch(metrics, -1) {
+		if n := metric(t, metrics, fmt.Sprintf("unspool_stacks_total{stop=%q}", m[1])); n > 0 {
+			stops[m[1]] = n
+		}
+	}
+	return stops
+}
+
+// runSmall makes n programs of 10 MB in dir, and runs them until the test ends. again starts one of them anew.
+func runSmall(t *testing.T, dir string, n int) (again func()) {
+	t.Helper()
+	paths, running := oracle.SmallPrograms(t, "../..", dir, n), make([]*exec.Cmd, n)
+	stop := func(i int) {
+		if c := running[i]; c != nil {
+			c.Process.Kill()
+			c.Wait()
+		}
+	}
+	start := func(i int) {
+		c := exec.Command("nice", "-n5", paths[i])
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		running[i] = c
+	}
+	t.Cleanup(func() {
+		for i := range running {
+			stop(i)
+		}
+	})
+	for i := range running {
+		start(i)
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	return func() {
+		i := r.IntN(n)
+		stop(i)
+		start(i)
+	}
+}
+
 // TestSmall: an agent with 64 MiB, for three minutes, or UNSPOOL_SMALL, beside 200 programs of 10 MB. Each second, one of them starts anew. Its ring
 // has an hour's files. The kernel does not kill the agent; 99 % of the programs' stacks are whole, and no sample is lost.
 func TestSmall(t *testing.T) {
@@ -119,28 +179,7 @@ func TestSmall(t *testing.T) {
 	group := newMemoryGroup(t, limit)
 	dir := t.TempDir()
 	group.fill(t, filepath.Join(dir, "ring"))
-	paths := oracle.SmallPrograms(t, "../..", dir, programs)
-	var running [programs]*exec.Cmd
-	start := func(i int) {
-		running[i] = exec.Command("nice", "-n5", paths[i])
-		if err := running[i].Start(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	stop := func(i int) {
-		if c := running[i]; c != nil {
-			c.Process.Kill()
-			c.Wait()
-		}
-	}
-	defer func() {
-		for i := range running {
-			stop(i)
-		}
-	}()
-	for i := range running {
-		start(i)
-	}
+	again := runSmall(t, dir, programs)
 
 	c := program(t, "agent", "--output", "files="+filepath.Join(dir, "ring")+"?size=64M", "--listen", "127.0.0.1:0", "--comm", "^small")
 	// It runs when it has to, however busy the machine is: with a session of its own, its niceness counts among those in others only so (sched(7)).
@@ -153,12 +192,9 @@ func TestSmall(t *testing.T) {
 	address, said := agentAddress(t, c)
 	defer c.Process.Kill()
 	most, mostKernel := 0, 0
-	r := rand.New(rand.NewPCG(1, 1))
 	began := time.Now()
 	for tick := time.NewTicker(time.Second); time.Since(began) < length; <-tick.C {
-		i := r.IntN(programs)
-		stop(i)
-		start(i)
+		again()
 		own, kernel := group.held(t)
 		most, mostKernel = max(most, own), max(mostKernel, kernel)
 		if group.kills(t) > 0 {
@@ -172,27 +208,13 @@ func TestSmall(t *testing.T) {
 	if err := c.Wait(); err != nil {
 		t.Errorf("%v: %s", err, said())
 	}
-	count := func(of string) (n int) {
-		m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(of) + ` (\S+)$`).FindStringSubmatch(metrics)
-		if m == nil {
-			t.Fatalf("no %s in\n%s", of, metrics)
-		}
-		f, err := strconv.ParseFloat(m[1], 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return int(f)
-	}
-	all, lost := 0, count("unspool_lost_samples_total")
-	stops := map[string]int{}
-	for _, m := range regexp.MustCompile(`(?m)^unspool_stacks_total{stop="(.*)"} `).FindAllStringSubmatch(metrics, -1) {
-		n := count(fmt.Sprintf("unspool_stacks_total{stop=%q}", m[1]))
-		if all += n; n > 0 {
-			stops[m[1]] = n
-		}
+	lost, stops := metric(t, metrics, "unspool_lost_samples_total"), stopsIn(t, metrics)
+	all := lost
+	for _, n := range stops {
+		all += n
 	}
 	t.Logf("%v: at most %.1f MiB of its own, and %.1f in the kernel; stacks by their ends: %v; %d records lost; %d s of CPU time", length, float64(most)/(1<<20),
-		float64(mostKernel)/(1<<20), stops, lost, count("process_cpu_seconds_total"))
+		float64(mostKernel)/(1<<20), stops, lost, metric(t, metrics, "process_cpu_seconds_total"))
 	if all < int(length/time.Second) {
 		t.Errorf("only %d stacks", all)
 	}
@@ -204,6 +226,83 @@ func TestSmall(t *testing.T) {
 	}
 }
 
+// TestBeside: an agent without a limit of its own, for five and a half minutes, or UNSPOOL_BESIDE, of a machine with 200 programs of 10 MB: of these
+// programs, and of all. Each second, one of them starts anew. From the 30th second on, it has 60 MB of memory, on average. Its cache is new.
+func TestBeside(t *testing.T) {
+	oracle.Full(t)
+	canWalk(t)
+	length := 330 * time.Second
+	if s := os.Getenv("UNSPOOL_BESIDE"); s != "" {
+		var err error
+		if length, err = time.ParseDuration(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exe := filepath.Join(t.TempDir(), "unspool") // as in a release: a test's program has more code, and debug information, which it would read of itself
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", exe, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	again := runSmall(t, t.TempDir(), 200)
+	for _, of := range []struct{ name, comm string }{{"all", ""}, {"programs", "^small"}} {
+		t.Run(of.name, func(t *testing.T) {
+			c := exec.CommandContext(t.Context(), exe, "agent", "--output", "files="+filepath.Join(t.TempDir(), "ring"), "--listen", "127.0.0.1:0", "--comm", of.comm)
+			c.Env = append(c.Environ(), "UNSPOOL_TABLES=", "XDG_CACHE_HOME="+t.TempDir())
+			address, said := agentAddress(t, c)
+			defer c.Process.Kill()
+			var resident, own []int // KiB
+			began, restarted := time.Now(), time.Duration(0)
+			for tick := time.NewTicker(time.Second / 2); time.Since(began) < length; <-tick.C {
+				since := time.Since(began)
+				if since-restarted >= time.Second {
+					restarted = since
+					again()
+				}
+				if since >= length/11 {
+					resident, own = append(resident, kibOf(t, c, "VmRSS")), append(own, kibOf(t, c, "RssAnon"))
+				}
+			}
+			metrics := get(t, address+"/metrics")
+			if err := c.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Wait(); err != nil {
+				t.Errorf("%v: %s", err, said())
+			}
+			mean := func(list []int) (sum float64) {
+				for _, v := range list {
+					sum += float64(v) / 1024
+				}
+				return sum / float64(len(list))
+			}
+			stops, all := stopsIn(t, metrics), 0
+			for _, n := range stops {
+				all += n
+			}
+			whole := stops["outermost"]
+			t.Logf("resident memory: %.1f MiB on average, %.1f at most; of its own, %.1f; %d of %d stacks whole; %d s of CPU time",
+				mean(resident), float64(slices.Max(resident))/1024, mean(own), whole, all, metric(t, metrics, "process_cpu_seconds_total"))
+			if mean(resident) > 60e6/(1<<20) {
+				t.Errorf("%.1f MiB are more than 60 MB", mean(resident))
+			}
+			if 100*whole < 99*all || all == 0 {
+				t.Errorf("%d of %d stacks are whole", whole, all)
+			}
+		})
+	}
+}
+
+// kibOf returns a number of /proc/PID/status, in KiB.
+func kibOf(t *testing.T, c *exec.Cmd, name string) int {
+	t.Helper()
+	n, err := strconv.Atoi(strings.TrimSuffix(procfs.Status(c.Process.Pid, name), " kB"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
 // TestAgentMemory: with --max-memory 64M, an agent of the whole machine has at most three quarters of 64 MiB of its own. The kernel can drop pages of files.
 func TestAgentMemory(t *testing.T) {
 	oracle.Long(t)
@@ -213,16 +312,7 @@ func TestAgentMemory(t *testing.T) {
 	defer c.Process.Kill()
 	most, all := 0, 0
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.Process.Pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		of := func(name string) (kib int) {
-			_, rest, _ := bytes.Cut(b, []byte(name))
-			fmt.Sscan(string(rest), &kib)
-			return kib
-		}
-		most, all = max(most, of("RssAnon:")), max(all, of("VmRSS:"))
+		most, all = max(most, kibOf(t, c, "RssAnon")), max(all, kibOf(t, c, "VmRSS"))
 	}
 	if got := get(t, address+"/metrics"); !strings.Contains(got, "unspool_") {
 		t.Errorf("/metrics has no unspool_ in %q", got)

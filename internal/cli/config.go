@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -277,6 +278,9 @@ func flagWords(v any) (out []string, err error) {
 	return out, err
 }
 
+// told matches what a flag's description says of a default that pflag does not know: a value, or, behind a colon, words.
+var told = regexp.MustCompile(`\(default(:?) ([^()]*)\)$`)
+
 // Write writes the flags that are set, as a file that --config takes, then as comments the defaults of others: to be set can mean more than the value.
 func (f *Config) Write(w io.Writer) error {
 	var set, unset bytes.Buffer
@@ -284,9 +288,16 @@ func (f *Config) Write(w io.Writer) error {
 	f.c.Flags().VisitAll(func(flag *pflag.Flag) {
 		if v := f.values[flag.Name]; v != nil {
 			err = cmp.Or(err, writeValue(&set, flag, v))
-		} else if zero := []string{"", "0", "[]"}; configurable(flag) && !slices.Contains(zero, flag.DefValue) {
+		} else if zero := []string{"", "0", "[]"}; !configurable(flag) {
+			return
+		} else if !slices.Contains(zero, flag.DefValue) {
 			unset.WriteString("# ")
 			err = cmp.Or(err, writeValue(&unset, flag, flag.DefValue))
+		} else if d := told.FindStringSubmatch(flag.Usage); d != nil && d[1] != "" {
+			fmt.Fprintf(&unset, "# %s: %s\n", flag.Name, d[2])
+		} else if d != nil {
+			unset.WriteString("# ")
+			err = cmp.Or(err, writeValue(&unset, flag, d[2]))
 		}
 	})
 	if err != nil {
