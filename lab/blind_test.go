@@ -317,12 +317,13 @@ func groundARM64() *ground {
 		le(0xd4000001, 0xb4000040, ret), le(nop), le(0xd4200000), le(0xaa0003f3), le(0xf94003e0), le(0xd53bd041, ret), le(0x910043ff),
 	}
 	g.lazy = le(0xa9bf7bf0, adrp, ldr, add, br, nop, nop, nop) // stp x16,x30
-	for i := range uint32(5) {
+	for i := range uint32(6) {
 		g.lazy += le(adrp, ldr|i<<10, add, br)
 	}
 	for range 4 {
 		g.plain += le(btiC, adrp, ldr, add, br, nop)
 	}
+	g.plain += strings.Repeat(le(adrp, ldr, add, br), 2)
 	g.rules = []string{
 		"cfa=sp+0", "cfa=sp+32  x29=c-32  ra=c-24", "cfa=x29+16  x29=c-16  ra=c-8", "cfa=sp+16  x19=c-16  ra=c-8", "cfa=x19+16  x29=c-24  ra=c-8",
 		"cfa=sp+16  ra=u", "cfa=sp+32  x29=c-32  ra=c-24  ra-signed", "cfa=sp+0  ra-signed", "cfa=sp+32  x29=c-32  ra=c-24  partial",

@@ -62,6 +62,13 @@ static int return_address(struct us_blind *b, uint64_t off, uint64_t *ra, uint64
 
 /* ---- Linkage tables ---- */
 
+static int code_is(struct us_blind *b, uint64_t at, const uint8_t *want, uint32_t n)
+{
+	uint8_t code[16];
+
+	return b->from->code(b->ctx, at, code, n) && memcmp(code, want, n) == 0;
+}
+
 static uint32_t word_at(const uint8_t *b)
 {
 	return (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
@@ -131,27 +138,30 @@ static int is_entry(const uint8_t *b)
 	       (word_at(b + 12) == 0xd61f0220 || (word_at(b + 12) & 0xfffffddf) == 0xd503219f);
 }
 
-/* A stub uses no stack, but for the first of its table: stp x16,x30,[sp,#-16]! comes before the rest. */
+/* A stub uses no stack, but for the first of its table: stp x16,x30,[sp,#-16]! comes before the rest, and three nops behind it. */
 static int step_stub(struct us_blind *b, uint64_t at)
 {
 	enum { FIRST = 0xa9bf7bf0, LANDING = 0xd503245f };
-	uint64_t ra, from, cfa;
+	static const uint8_t nop[] = {0x1f, 0x20, 0x03, 0xd5};
+	uint64_t ra;
 	uint8_t code[20];
 
-	for (int i = -1; i < 5; i++) { /* the entry's instruction at hand; -1 before it */
+	if (!b->exact) /* no stub calls: the link register is no caller's */
+		return US_NO_RULE;
+	for (int i = -1; i < 7; i++) { /* the entry's instruction at hand; -1 before it */
 		uint64_t lo = at - (uint64_t)(int64_t)(4 * i);
 		uint64_t pushed = 0;
 
-		if (!b->from->code(b->ctx, lo - 4, code, sizeof code) || !is_entry(code + 4))
+		if (!b->from->code(b->ctx, lo - 4, code, sizeof code) || !is_entry(code + 4) || (i > 3 && !code_is(b, at, nop, sizeof nop)))
 			continue;
 		if (word_at(code) == FIRST)
 			pushed = i >= 0 ? 16 : 0;
-		else if (i < 0 && word_at(code) != LANDING)
+		else if (i > 4 || (i < 0 && word_at(code) != LANDING))
 			continue;
-		if (!return_address(b, pushed, &ra, &from, &cfa))
+		if (us_get_with(b->s, US_RA, b->from->load, b->from->reg, b->ctx, &ra) != US_OK) /* not signed yet */
 			return US_NO_RULE;
 		b->s->known &= US_SAVED;
-		return called_from(b, US_BY_PLT, from, ra, cfa);
+		return called_from(b, US_BY_PLT, 0, ra, b->sp + pushed);
 	}
 	return US_NO_RULE;
 }
@@ -168,13 +178,6 @@ static const uint8_t return_1[] = {MACHINE(RETURN_1)};
 #endif
 
 static const uint8_t system_call[] = {MACHINE(SYSCALL_BYTES)};
-
-static int code_is(struct us_blind *b, uint64_t at, const uint8_t *want, uint32_t n)
-{
-	uint8_t code[16];
-
-	return b->from->code(b->ctx, at, code, n) && memcmp(code, want, n) == 0;
-}
 
 /* Whether the code to which signal handlers return ends there. */
 static int ends_sigreturn(struct us_blind *b, uint64_t end)
@@ -347,7 +350,8 @@ int us_step_blind(struct us_blind *b, uint64_t at)
 	if (step_edge(b) == US_OK)
 		return US_OK;
 	o = step_pointer(b);
-	if (o != US_OK && step_call(b, 0) == US_OK)
+	/* A link register has another return address, once the function has called. */
+	if ((o == US_LOST_REGISTER || (o != US_OK && MACHINE(CALL_PUSH))) && step_call(b, 0) == US_OK)
 		return US_OK;
 	if (o == US_LOST_REGISTER) { /* no call, though */
 		b->exact = 0;

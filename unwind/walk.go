@@ -248,7 +248,7 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool, e *site, r *res
 		}
 	}
 	for i := range c.PLT {
-		if p := &c.PLT[i]; p.Lo <= v && v < p.Hi {
+		if p := &c.PLT[i]; p.Lo <= v && v < p.Hi && (exact || !w.machine.RAInReg) { // no stub calls: the link register is no caller's
 			r.kind, r.rule = sitePLT, p.pushed(c, v)
 			return
 		}

@@ -16,7 +16,7 @@ struct head {
 };
 
 struct stack {
-	uint64_t reg[US_SLOTS], lo, size; /* the memory follows */
+	uint64_t reg[64], lo, size; /* by slot, more than any machine has; the memory follows */
 };
 
 enum { MAX = 1024 };
@@ -73,12 +73,13 @@ static uint8_t *memory_at(uint64_t at, size_t size)
 
 static uint64_t walk(uint64_t *pcs)
 {
-	static uint8_t uc[1024];
+	static uint8_t uc[8192]; /* AArch64's has room for more registers, and says of none that it has them */
 	struct us_walk w;
 	uint64_t n = 0;
 
 	for (unsigned i = 0; i < US_SLOTS; i++)
-		memcpy(uc + us_greg[i], &k.reg[i], 8);
+		if (us_greg[i])
+			memcpy(uc + us_greg[i], &k.reg[i], 8);
 	us_walk_context(&w, (uint64_t)uc, 1);
 	w.saved_only = 1;
 	do
@@ -89,9 +90,9 @@ static uint64_t walk(uint64_t *pcs)
 
 #else
 
-int _Ux86_64_init_remote(unw_cursor_t *c, unw_addr_space_t as, void *arg);
-int _Ux86_64_step(unw_cursor_t *c);
-int _Ux86_64_get_reg(unw_cursor_t *c, int n, unw_word_t *to);
+int U(init_remote)(unw_cursor_t *c, unw_addr_space_t as, void *arg);
+int U(step)(unw_cursor_t *c);
+int U(get_reg)(unw_cursor_t *c, int n, unw_word_t *to);
 
 struct unw_addr_space us_local_space;
 
@@ -159,7 +160,7 @@ static int access_mem(unw_addr_space_t as, unw_word_t addr, unw_word_t *to, int 
 static int access_reg(unw_addr_space_t as, unw_regnum_t i, unw_word_t *to, int write, void *arg)
 {
 	(void)as, (void)arg;
-	must(!write && i >= 0 && i < US_SLOTS, "registers are read only");
+	must(!write && i >= 0 && i < UNW_NUM_REGS, "registers are read only");
 	*to = k.reg[i];
 	return 0;
 }
@@ -171,10 +172,10 @@ static uint64_t walk(uint64_t *pcs)
 	unw_cursor_t c;
 	uint64_t n = 0;
 
-	must(_Ux86_64_init_remote(&c, &space, NULL) == 0, "init_remote");
+	must(U(init_remote)(&c, &space, NULL) == 0, "init_remote");
 	do
-		_Ux86_64_get_reg(&c, UNW_X86_64_RIP, &pcs[n++]);
-	while (n < MAX && _Ux86_64_step(&c) > 0);
+		U(get_reg)(&c, UNW_PC, &pcs[n++]);
+	while (n < MAX && U(step)(&c) > 0);
 	return n;
 }
 

@@ -520,6 +520,8 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 			by = look_up(at, exact | place);
 		else
 			w->range.lo = w->range.hi = 0;
+		if (!exact && !MACHINE(CALL_PUSH) && (by == BY_PLT || by == BY_LAZY_PLT))
+			by = BY_FP; /* no stub calls: the link register is no caller's */
 		if (maybe == MAYBE_PLACE)
 			maybe = ends_here(at, by) ? MAYBE_PLACE : 0;
 		if (by == BY_FP) {
