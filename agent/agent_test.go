@@ -250,7 +250,7 @@ func TestLastInterval(t *testing.T) {
 			}
 		}
 		if !a.Run(ctx, context.Background()) {
-			t.Error("it was not whole")
+			t.Errorf("Run says that not all was sent: %d samples of 2; %+v", e.samples, a.Stats())
 		}
 		if e.samples != 2 {
 			t.Errorf("%d samples were sent of 2", e.samples)
@@ -338,7 +338,7 @@ func TestAfterEnd(t *testing.T) {
 		a.Add(sample(1<<30, "c", 7))
 		cancel()
 		if !a.Run(ctx, context.Background()) {
-			t.Error("it was not whole")
+			t.Errorf("Run says that not all was sent: %d samples of 1; %+v", e.samples, a.Stats())
 		}
 		for range 3 {
 			a.Add(sample(1<<30, "c", 7))
@@ -396,7 +396,7 @@ func TestPods(t *testing.T) {
 	go pods.Run(ctx, func(err error) { known <- err })
 	for end := time.Now().Add(20 * time.Second); pods.Stats().Asked == 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("the kubelet is not asked")
+			t.Fatalf("after 20 s, the kubelet at %s was not asked: %+v", server.URL, pods.Stats())
 		}
 	}
 	for _, c := range []struct {

@@ -70,7 +70,7 @@ func TestFiles(t *testing.T) {
 	sleep, env := using(t, "sleep"), using(t, "env")
 	set(first)
 	if o.named() {
-		t.Error("an output takes names")
+		t.Errorf("named says that one of %d outputs takes names; they have names=upload and names=none", len(o.Queues()))
 	}
 	o.offer(sleep)
 	wait(first, "sleep")
@@ -90,6 +90,6 @@ func TestFiles(t *testing.T) {
 		}
 	}
 	if strings.Contains(w.Body.String(), `files_sent_total{target="parca=http://q`) {
-		t.Error("/metrics counts files of an output that is sent none")
+		t.Errorf("/metrics counts files of http://q, which is sent none:\n%s", w.Body)
 	}
 }

@@ -28,7 +28,7 @@ func TestSending(t *testing.T) {
 	}
 	s = Sending{Label: []string{"=x"}}
 	if err := s.Read("to"); err == nil {
-		t.Error("a label without a name")
+		t.Errorf("Read takes label %q, which has no name: labels %v; want an error", s.Label[0], s.Known)
 	}
 	for _, to := range [][]string{{"stdout", "stdout"}, {"otlp=http://o", "parca=http://o", "otlp=http://o"}} {
 		s = Sending{To: to}

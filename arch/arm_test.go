@@ -36,7 +36,7 @@ func TestTargetARM(t *testing.T) {
 			t.Errorf("Target(% x) at %#x\n got %#x, %v\nwant %#x: %s", code, c.at, to, ok, c.to, c.text)
 		}
 	}
-	if _, ok := ARM.Target([]byte{0, 0, 0xeb}, 0x1004); ok {
-		t.Error("three bytes are no call")
+	if to, ok := ARM.Target([]byte{0, 0, 0xeb}, 0x1004); ok {
+		t.Errorf("Target(00 00 eb) = %#x, true; want false: three bytes are no call", to)
 	}
 }

@@ -110,7 +110,7 @@ func TestUnanswered(t *testing.T) {
 	select {
 	case <-collected:
 	case <-time.After(30 * time.Second):
-		t.Error("the garbage collector waits for a page of the file")
+		t.Errorf("after 30 s, the garbage collector has not ended: it waits for a page of %s; find has ended: %v", path, len(done) > 0)
 	}
 	if err := <-done; !errors.Is(err, errSilent) {
 		t.Errorf("%v, want %v", err, errSilent)

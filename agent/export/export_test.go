@@ -79,13 +79,13 @@ func TestNewBatch(t *testing.T) {
 		t.Errorf("%v, %v", q, err)
 	}
 	if p.Command != "secret" || !p.Start.IsZero() {
-		t.Error("the profile was changed")
+		t.Errorf("NewBatch changed the profile: command %q, start %v; want \"secret\" and no start", p.Command, p.Start)
 	}
 	p.Stacks[0].Count, p.Totals.Samples = 1, 2
 	if b, _ := NewBatch(p, nil, now); b.Label(ServiceName) != "unspool" {
 		t.Error(b.Labels)
 	}
-	if _, err := NewBatch(p, []Label{{"a", "1"}, {"a", "2"}}, now); err == nil {
-		t.Error("NewBatch accepts label a twice, with values 1 and 2; want an error")
+	if b, err := NewBatch(p, []Label{{"a", "1"}, {"a", "2"}}, now); err == nil {
+		t.Errorf("NewBatch accepts label a twice, with values 1 and 2: labels %v; want an error", b.Labels)
 	}
 }

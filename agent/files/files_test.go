@@ -65,7 +65,7 @@ func TestSlowDisk(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(20 * time.Second):
-		t.Error("a profile waits for the disk")
+		t.Errorf("after 20 s, Encode has not ended: a profile waits for the disk of %s, which Send uses", r.dir)
 	}
 }
 

@@ -265,8 +265,8 @@ func TestReadContext(t *testing.T) {
 	try("no address", m, 0, Service{}, io.EOF)
 	m = newMemory(good, 5)
 	m.header[14] = 0xff
-	if _, _, err := readContext(m, 0x1000, 0, anywhere); err == nil {
-		t.Error("a payload of 16 MB is read")
+	if s, published, err := readContext(m, 0x1000, 0, anywhere); err == nil {
+		t.Errorf("a payload of 16 MB is read: %+v, %d; want an error", s, published)
 	}
 }
 
@@ -454,7 +454,7 @@ func TestFUSE(t *testing.T) {
 	select {
 	case <-ended:
 	case <-time.After(20 * time.Second):
-		t.Error("a read goes on after the file system has gone")
+		t.Errorf("a read of process %d at %#x goes on 20 s after its file system has gone", pid, at[0])
 	}
 }
 
@@ -607,20 +607,21 @@ func TestPolicy(t *testing.T) {
 			t.Errorf("%d looks in an hour at a process without a context", n)
 		}
 		got, fail = result{shop, 5}, nil
-		if during(15 * time.Minute); r.Of(pid) != shop {
-			t.Error("a late context is not found")
+		during(15 * time.Minute)
+		if s := r.Of(pid); s != shop {
+			t.Errorf("15 minutes after a process got its context: %+v, want %+v; %+v", s, shop, r.Stats())
 		}
 		if n := during(10 * time.Minute); n != 10 {
 			t.Errorf("%d looks in ten minutes at a process with a context", n)
 		}
 		time.Sleep(changed)
 		fail = errBusy
-		if r.Of(pid) != shop {
-			t.Error("a context that is being changed is lost")
+		if s := r.Of(pid); s != shop {
+			t.Errorf("while a context is being changed: %+v, want %+v; %+v", s, shop, r.Stats())
 		}
 		fail = errNone
-		if r.Of(pid) != (Service{}) {
-			t.Error("a context that has gone is kept")
+		if s := r.Of(pid); s != (Service{}) {
+			t.Errorf("a context that has gone is kept: %+v, want none; %+v", s, r.Stats())
 		}
 		for i := range int32(3 * maxKnown) {
 			r.known[i+1<<20] = &entry{asked: time.Now()}

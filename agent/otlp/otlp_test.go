@@ -440,8 +440,11 @@ func TestAnswers(t *testing.T) {
 				}
 				if z, err := gzip.NewReader(strings.NewReader(string(body))); err != nil || r.URL.Path != path {
 					t.Errorf("%s: %v", r.URL, err)
-				} else if body, _ = io.ReadAll(z); len(conform(parse(t, body))) > 0 {
-					t.Error("a wrong request")
+				} else {
+					body, _ = io.ReadAll(z)
+					if wrong := conform(parse(t, body)); len(wrong) > 0 {
+						t.Errorf("a request of %d bytes breaks rules of profiles.proto: %q", len(body), wrong)
+					}
 				}
 				if c.kind != "" {
 					w.Header().Set("Content-Type", c.kind)
