@@ -44,7 +44,7 @@ func TestCopyTruncated(t *testing.T) {
 	dir := t.TempDir()
 	path, out := filepath.Join(dir, "a"), filepath.Join(dir, "b")
 	b := get(t, "/bin/ls")
-	n := 0
+	n, last := 0, error(nil)
 	for i := range 60 {
 		put(t, path, b, 0o755)
 		done := make(chan error)
@@ -59,9 +59,10 @@ func TestCopyTruncated(t *testing.T) {
 		if errors.Is(err, module.ErrTruncated) {
 			n++
 		}
+		last = err
 	}
 	if n == 0 {
-		t.Error("no copy met the end of the file")
+		t.Errorf("none of 60 copies met the end of a file that was truncated meanwhile; the error of the last is %v", last)
 	}
 }
 
@@ -180,8 +181,8 @@ func TestCopyPlaces(t *testing.T) {
 	read := make(chan []byte)
 	go func() { b, _ := os.ReadFile(at("fifo")); read <- b }()
 	copied(at("a"), at("fifo"))
-	if !bytes.Equal(<-read, want) {
-		t.Error("what comes through a FIFO is not the copy")
+	if b := <-read; !bytes.Equal(b, want) {
+		t.Errorf("what comes through a FIFO is not the copy: %d bytes, want %d, which begin with %.32x; got %.32x", len(b), len(want), want, b)
 	}
 	if st, err := os.Stat(at("fifo")); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("the FIFO: %v, %v", st.Mode(), err)

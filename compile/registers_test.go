@@ -119,8 +119,8 @@ func TestRegistersRefused(t *testing.T) {
 	}
 	dir := t.TempDir()
 	c := Compiler{Emit: "native", Dir: dir, Registers: []string{"rip"}}
-	if _, err := c.File(spin); err == nil {
-		t.Error("a file was compiled without rsp")
+	if r, err := c.File(spin); err == nil {
+		t.Errorf("%s was compiled with %q only, without rsp: %+v; want an error", spin, c.Registers, r)
 	}
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
 		t.Errorf("%s is left", filepath.Join(dir, left[0].Name()))

@@ -189,11 +189,11 @@ func TestChangeable(t *testing.T) {
 // TestHasOperators: an allocator counts if the program is linked with it, or if it is preloaded.
 func TestHasOperators(t *testing.T) {
 	t.Setenv("LD_PRELOAD", "")
-	if HasOperators("sh") || HasOperators("/no such program") {
-		t.Error("sh, or what is not there, has an allocator of its own")
+	if sh, none := HasOperators("sh"), HasOperators("/no such program"); sh || none {
+		t.Errorf("without LD_PRELOAD, an allocator of its own: sh %v, a program that is not there %v; want false, false", sh, none)
 	}
 	t.Setenv("LD_PRELOAD", "/usr/lib/libother.so /opt/libjemalloc.so.2")
 	if !HasOperators("sh") {
-		t.Error("a preloaded allocator does not count")
+		t.Errorf("with LD_PRELOAD=%q, sh has no allocator of its own; want one: it is preloaded", os.Getenv("LD_PRELOAD"))
 	}
 }
