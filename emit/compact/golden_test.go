@@ -21,7 +21,8 @@ var update = flag.Bool("update", false, "write the golden files anew")
 func TestGolden(t *testing.T) {
 	files, _ := filepath.Glob("testdata/*.txt")
 	if len(files) == 0 {
-		t.Fatal("no testdata/*.txt")
+		wd, _ := os.Getwd()
+		t.Fatalf("%s has no testdata/*.txt", wd)
 	}
 	for _, f := range files {
 		text, err := os.ReadFile(f)

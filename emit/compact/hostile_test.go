@@ -335,7 +335,7 @@ func TestOrigins(t *testing.T) {
 	wrong := *ref
 	wrong.Origins = ref.Origins[:2]
 	if err := Verify(other, &wrong, 1); err == nil {
-		t.Error("Verify takes other origins for equal")
+		t.Errorf("Verify takes other origins for equal: %v and %v", slices.Collect(other.Origins()), wrong.Origins)
 	}
 }
 

@@ -15,13 +15,14 @@ import (
 func TestSlots(t *testing.T) {
 	m := arch.AMD64
 	if m.Slot(m.SP) != sixSP || m.Slot(m.RA) != sixRA {
-		t.Error("the stack pointer or the return address has another slot")
+		t.Errorf("the stack pointer has slot %d, want %d; the return address has slot %d, want %d", m.Slot(m.SP), sixSP, m.Slot(m.RA), sixRA)
 	}
 	if got := string(shapeOf(m).slots); got != sixSlots {
 		t.Errorf("the saves of x86-64 have slots %x, not %x", got, sixSlots)
 	}
-	if !emit(t, rows.Build(rows.NewBuilder(m))).six {
-		t.Error("tables of x86-64 are applied by the loop")
+	if tab := emit(t, rows.Build(rows.NewBuilder(m))); !tab.six {
+		t.Errorf("tables of x86-64 are applied by the loop: slots %x, want %x; stack pointer in slot %d, want %d; scale %d, want 8; return address in a register %v, want false",
+			tab.sh.slots, sixSlots, tab.sp, sixSP, tab.sh.scale, m.RAInReg)
 	}
 }
 

@@ -199,7 +199,7 @@ var byHand = []struct{ table, left string }{
 }
 
 func TestByHand(t *testing.T) {
-	for _, c := range byHand {
+	for i, c := range byHand {
 		ref, err := rows.ParseText(strings.NewReader(c.table))
 		if err != nil {
 			t.Fatal(err)
@@ -218,7 +218,7 @@ func TestByHand(t *testing.T) {
 		}
 		again, _ := Emit(ref, 0x30000, nil)
 		if string(again.Bytes) != string(s.Bytes) || string(again.Index) != string(s.Index) {
-			t.Error("the same table gives other bytes")
+			t.Errorf("table %d gives other bytes the second time\n got %x, index %x\nwant %x, index %x", i, again.Bytes, again.Index, s.Bytes, s.Index)
 		}
 	}
 	for _, m := range []*arch.Machine{arch.ByELF(arch.EM_S390), arch.I386} {
@@ -374,8 +374,8 @@ func main() { fmt.Println(deep(50)) }
 			t.Errorf("%v: %d FDEs, want %d", tool, n, s.Functions)
 		}
 	}
-	if _, _, err := Add(b, ref, f.Bounds); err == nil {
-		t.Error("a second .eh_frame is added")
+	if out, again, err := Add(b, ref, f.Bounds); err == nil {
+		t.Errorf("Add adds a second .eh_frame, of %d functions: %d bytes become %d; want an error", again.Functions, len(b), len(out))
 	}
 	t.Logf("%d rows of %d functions: %d bytes and an index of %d; .gopclntab has %d; left out: %v", s.Rows, s.Functions, len(s.Bytes), len(s.Index), f.Size(format.PCLNTab), s.Left)
 

@@ -211,7 +211,7 @@ func TestCallSites(t *testing.T) {
 				got, want := rowsOf(t, img, format.CompactUnwind), rowsOf(t, ref, format.EHFrame)
 				text, refText := img.Section(".text"), ref.Section(".text")
 				if text == nil || refText == nil || text.Size != refText.Size {
-					t.Fatal("the linker has laid out the code in different ways")
+					t.Fatalf("the linker has laid out the code in different ways: .text is\n%+v with encodings, and\n%+v with DWARF", text, refText)
 				}
 				calls, compared := 0, 0
 				for off := uint64(0); off < text.Size; off++ {

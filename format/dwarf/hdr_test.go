@@ -76,7 +76,7 @@ func TestHdr(t *testing.T) {
 			for _, countEnc := range []byte{0x03, 0x01, 0x09, 0x02, 0x04, 0x00} {
 				in := l.sections()
 				if enc == 0x02 && ehBase+len(l.b) > 0xffff {
-					t.Fatal("the numbers do not fit")
+					t.Fatalf("variant %d, encoding %#02x: .eh_frame, of %d bytes at %#x, ends above 0xffff: its addresses do not fit", variant, enc, len(l.b), ehBase)
 				}
 				if enc == 0x33 && word == 8 {
 					continue // unsigned offsets wrap at the machine's width, which only four bytes reach

@@ -86,7 +86,7 @@ func TestLookup(t *testing.T) {
 		x, ds := f.Build(Both)
 		sound(t, ds)
 		if len(x.Rows) == 0 {
-			t.Fatal("there are no rows")
+			t.Fatalf("Build makes no rows, of %d sections .eh_frame and %d .debug_frame, with %d damaged", len(f.eh), len(f.debug), len(ds))
 		}
 		n := agree(t, f, x, sampled(x, nth))
 		t.Logf("%d rows, %d addresses", len(x.Rows), n)
@@ -112,7 +112,7 @@ func TestLookup(t *testing.T) {
 	t.Run("static", func(t *testing.T) {
 		f := check(t, openImage(t, compileC(t, "-static")), 3)
 		if f.in.Hdr != nil {
-			t.Error("a static program has an .eh_frame_hdr")
+			t.Errorf("a static program has an .eh_frame_hdr of %d bytes at %#x; want none", len(f.in.Hdr.Data), f.in.Hdr.Addr)
 		}
 	})
 	t.Run("pie", func(t *testing.T) {

@@ -96,12 +96,12 @@ func TestOthers(t *testing.T) {
 	binary.LittleEndian.PutUint32(b[0x24:], 0x10000)
 	rec.EHFrame = string(b)
 	r := New(arch.AMD64, nil, nil)
-	if _, ok := r.Find(rec, 0x1000, 0); !ok {
-		t.Error("no rule for the function itself")
+	if id, ok := r.Find(rec, 0x1000, 0); !ok {
+		t.Errorf("Find(0x1000, 0) = %d, false; want a rule for the function itself, of %d bytes", id, rec.Size)
 	}
-	for _, rec := range []Record{rec, cpython(t)} {
-		if _, ok := r.Find(rec, 0x1000, 11); ok {
-			t.Error("a rule behind the function")
+	for i, rec := range []Record{rec, cpython(t)} {
+		if id, ok := r.Find(rec, 0x1000, 11); ok {
+			t.Errorf("record %d: Find(0x1000, 11) = %d, true; want no rule behind the function, of %d bytes", i, id, rec.Size)
 		}
 	}
 }

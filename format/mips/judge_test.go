@@ -391,7 +391,8 @@ func TestGCC(t *testing.T) {
 	})
 	t.Logf("%d calls, %d of them with swapped pairs, %d with the frame pointer set in the delay slot; %d more in functions with FDEs; opcodes % x", sites, swapped, slots, fdes, list)
 	if sites < 1500 || swapped == 0 || slots == 0 || slots > 30 || fdes < 10 || len(list) < 50 {
-		t.Error("one of these is missing")
+		t.Errorf("%d calls, want 1500 or more; %d with swapped pairs, want some; %d with the frame pointer set in the delay slot, want 1 to 30; %d in functions with FDEs, want 10 or more; %d opcodes, want 50 or more",
+			sites, swapped, slots, fdes, len(list))
 	}
 }
 

@@ -432,6 +432,6 @@ func TestCFI(t *testing.T) {
 		}
 	}
 	if t.Logf("%d bytes in gaps, %d before a stack is aligned", gaps, copied); gaps == 0 || copied == 0 {
-		t.Error("what never differs needs no permission")
+		t.Errorf("%d bytes in gaps and %d before a stack is aligned, want some of each: what never differs needs no permission", gaps, copied)
 	}
 }
