@@ -83,7 +83,7 @@ func TestHold(t *testing.T) {
 			wg.Go(func() {
 				for img.Hold() {
 					if string(img.Bytes()[1:4]) != "ELF" {
-						t.Error("not mapped although it is held")
+						t.Errorf("%s, which %d hold, is not mapped: its bytes 1 to 3 are %q, want \"ELF\"", img.Name(), img.holders.Load(), img.Bytes()[1:4])
 					}
 					img.Release()
 				}

@@ -14,8 +14,8 @@ func TestRanges(t *testing.T) {
 			t.Errorf("End(%#x) = %#x, want %#x", uint64(v), uint64(got), uint64(want))
 		}
 	}
-	if Ranges(nil).End(1) != 0 {
-		t.Error("an end of nothing")
+	if got := Ranges(nil).End(1); got != 0 {
+		t.Errorf("without ranges, End(1) = %#x, want 0", uint64(got))
 	}
 }
 

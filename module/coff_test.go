@@ -216,7 +216,7 @@ func TestCOFFDamaged(t *testing.T) {
 			return
 		}
 		if i > 1000 {
-			t.Fatal("copies of a section take more than the file")
+			t.Fatalf("%d copies of a section of %d bytes take more than the file, of %d; want an error of Relocate before", i, s.Size, len(b))
 		}
 	}
 }
@@ -300,7 +300,7 @@ func TestCOFFBig(t *testing.T) {
 	}
 	imported := []byte("\x00\x00\xff\xff\x00\x00\x64\x86" + strings.Repeat("\x00", 60)) // of a library: it has no code
 	if Known(imported) {
-		t.Error("an import is an object file")
+		t.Errorf("Known takes an import for an object file: %.16x", imported)
 	}
 }
 

@@ -58,8 +58,8 @@ func TestForms(t *testing.T) {
 					t.Errorf("Tail(%#x) is something", v)
 				}
 			}
-			if _, ok := img.At(0x40103f, 2); ok {
-				t.Error("At past the end of a segment")
+			if b, ok := img.At(0x40103f, 2); ok {
+				t.Errorf("%v %v: At(0x40103f, 2) = % x, true; want false: the segment ends at 0x401040", is64, o, b)
 			}
 			if b, ok := img.At(0x401000, -1); ok {
 				t.Errorf("At(0x401000, -1) = % x, true; want false", b)
@@ -207,8 +207,8 @@ func TestErrors(t *testing.T) {
 	if got, err := img.Contents(&cut); err == nil || err.Error() != want || !bytes.Equal(got, c[cut.Off:]) {
 		t.Errorf("Contents: %d bytes, %v, want %s", len(got), err, want)
 	}
-	if _, err := Open(t.TempDir()); err == nil {
-		t.Error("a directory opened")
+	if img, err := Open(t.TempDir()); err == nil {
+		t.Errorf("Open takes %s, a directory, and has %d bytes of it; want an error", img.Name(), len(img.Bytes()))
 	}
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	if err := unix.Mkfifo(fifo, 0o600); err == nil {
@@ -445,12 +445,14 @@ func TestVDSO(t *testing.T) {
 		t.Fatal(err)
 	}
 	found = false
+	var all []string
 	img.Symbols(func(s Symbol) bool {
 		found = found || strings.Contains(s.Name, "clock_gettime")
+		all = append(all, s.Name)
 		return true
 	})
 	if !found {
-		t.Error("without section headers: no clock_gettime")
+		t.Errorf("without section headers: no clock_gettime, but %q", all)
 	}
 }
 
@@ -483,8 +485,8 @@ func TestTruncatedLater(t *testing.T) {
 		t.Error(err)
 	}
 	defer func() {
-		if recover() != "other" {
-			t.Error("Guard swallowed a panic that is none of its business")
+		if p := recover(); p != "other" {
+			t.Errorf("Guard swallowed a panic that is none of its business: recovered %v, want other", p)
 		}
 	}()
 	Guard(func() error { panic("other") })

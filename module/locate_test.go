@@ -81,7 +81,7 @@ func TestLocate(t *testing.T) {
 	perfs, _ := copied(sh, "perf", ".build-id", shID[:2], shID[2:], "elf")
 	liar, _ := copied(cat, "liar", ".build-id", shID[:2], shID[2:])
 	if lsID == shID || lsID == catID || shID == catID {
-		t.Fatal("programs with one build ID")
+		t.Fatalf("programs with one build ID: %s has %q, %s has %q, %s has %q; this test needs three", ls, lsID, sh, shID, cat, catID)
 	}
 	asIs, err := Open(perfs)
 	if err != nil {
@@ -174,7 +174,7 @@ func TestLocate(t *testing.T) {
 	if img, _, err := l.Find("[vdso]", "", 0); err == nil {
 		l.Close()
 		if vdso, _ := VDSO(); img != vdso || len(vdso.Bytes()) == 0 {
-			t.Error("the vDSO is closed")
+			t.Errorf("after Close, the vDSO has %d bytes, want some; Find gave the vDSO: %v, want true", len(vdso.Bytes()), img == vdso)
 		}
 	}
 }

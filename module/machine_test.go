@@ -115,7 +115,7 @@ func TestMachine32(t *testing.T) {
 		}
 		if img != nil {
 			if _, ok := img.VaddrToOff(0x401010); !ok {
-				t.Error("no address of it is known")
+				t.Errorf("a program of machine %d on %s: 0x401010 is nowhere in the file; want an offset, of segments %+v", c.program, c.m.Name, img.Segments())
 			}
 			img.Release()
 		}

@@ -143,7 +143,8 @@ symbol data 0x440 1 0 2
 				t.Errorf("64 bits %v, %v:\n%s\nwant\n%s", is64, o, got.String(), want)
 			}
 			if img.Section(".text") != img.Section("__TEXT,__text") || img.Section(".text") == nil || img.Section("__text") != nil {
-				t.Error("sections are not found by both names")
+				t.Errorf("64 bits %v, %v: sections are not found by both names\n.text: %+v\n__TEXT,__text: %+v, want the same\n__text: %+v, want none",
+					is64, o, img.Section(".text"), img.Section("__TEXT,__text"), img.Section("__text"))
 			}
 		}
 	}

@@ -75,7 +75,7 @@ func TestMachOObjects(t *testing.T) {
 			}
 			break
 		} else if i == 99 {
-			t.Error("copies of a section take more than the file")
+			t.Errorf("%d copies of a section of %d bytes take more than the file, of %d; want an error of Relocate before", i+1, x.Size, len(twice))
 		}
 	}
 	b := machoObjects(t)[1]

@@ -229,7 +229,7 @@ func TestPlace(t *testing.T) {
 	x := object{machine: elf.EM_X86_64, is64: true, order: binary.LittleEndian, rela: true, field: make([]byte, 32)}
 	img := x.open(t)
 	if img.Linked() {
-		t.Error("an object is linked")
+		t.Errorf("Linked is true of an object, whose type is %v; want false", img.typ)
 	}
 	undef := uint64(img.layout.undef)
 	for _, c := range []struct {

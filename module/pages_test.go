@@ -44,7 +44,7 @@ func TestReleasePages(t *testing.T) {
 	}
 	defer img.Close()
 	if !bytes.Equal(img.b, want) {
-		t.Fatal("the image is not the file")
+		t.Fatalf("the image of %s is not the file: %d bytes, want %d", exe, len(img.b), len(want))
 	}
 	other, err := Open(exe)
 	if err != nil {
@@ -73,7 +73,7 @@ func TestReleasePages(t *testing.T) {
 		}
 	}
 	if !bytes.Equal(img.b, want) {
-		t.Error("the image is not the file any more")
+		t.Errorf("after its pages were given back, the image of %s is not the file any more: %d bytes, want %d", exe, len(img.b), len(want))
 	}
 	// Others open and close files meanwhile.
 	before := len(mapped.files)
@@ -88,7 +88,7 @@ func TestReleasePages(t *testing.T) {
 				}
 				ReleasePages()
 				if !bytes.Equal(img.b[:1<<16], want[:1<<16]) {
-					t.Error("another image is not the file")
+					t.Errorf("after ReleasePages, another image is not the file: %d bytes, want %d; they begin with %.16x, want %.16x", len(img.b), len(want), img.b, want)
 				}
 				img.Close()
 			}

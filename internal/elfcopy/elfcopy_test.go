@@ -66,7 +66,8 @@ func TestAlign(t *testing.T) {
 			t.Errorf("%#x, aligned to %#x: a segment at %#x, %#x of the file, aligned to %#x", c.vaddr, c.align, p.vaddr, p.off, p.align)
 		}
 		if !f.Has(".a", 0) || !f.Has(".b", 0) || !f.Has("", 0x60000001) || f.Has(".c", 7) {
-			t.Error("Has does not find what was added")
+			t.Errorf("%#x, aligned to %#x: the copy has .a %v, .b %v, program header 0x60000001 %v, .c %v; want all but .c",
+				c.vaddr, c.align, f.Has(".a", 0), f.Has(".b", 0), f.Has("", 0x60000001), f.Has(".c", 7))
 		}
 	}
 }
@@ -133,7 +134,7 @@ func FuzzAdd(f *testing.F) {
 		before := bytes.Clone(b)
 		out, err := add(b)
 		if !bytes.Equal(b, before) {
-			t.Fatal("the file has changed")
+			t.Fatalf("Add changed the file that it was given: %d bytes, error %v", len(b), err)
 		}
 		if err != nil {
 			return
@@ -142,10 +143,11 @@ func FuzzAdd(f *testing.F) {
 			t.Errorf("%d bytes of %d", len(out), len(b))
 		}
 		if !bytes.Equal(out[ehsize:len(b)], b[ehsize:]) || bytes.Count(out[len(b):], []byte(data)) < 2 {
-			t.Error("the copy is not the file with sections behind it")
+			t.Errorf("the copy, of %d bytes, is not the file, of %d, with sections behind it: it has the file's bytes %v; behind them, %q is found %d times, want 2 or more",
+				len(out), len(b), bytes.Equal(out[ehsize:len(b)], b[ehsize:]), data, bytes.Count(out[len(b):], []byte(data)))
 		}
 		if f, err := Read(out); err == nil && !f.Has("", 0x60000001) {
-			t.Error("the copy has no program header more")
+			t.Errorf("the copy, of %d bytes, has no program header 0x60000001, which was added to the file of %d", len(out), len(b))
 		}
 	})
 }

@@ -84,7 +84,7 @@ func TestFetched(t *testing.T) {
 		t.Errorf("process %d of the fetch goes on, %v", pid, err)
 	}
 	if !stalled.Load() {
-		t.Error("the next fetch would have all its time")
+		t.Errorf("after a fetch of process %d took too long, stalled is %v, want true: the next fetch would have all its time", pid, stalled.Load())
 	}
 }
 

@@ -327,7 +327,7 @@ func TestThrough(t *testing.T) {
 	f.Discard()
 	is(t, dir, "fifo")
 	if _, err := Create(context.Background(), fifo, Options{Keep: true}); err == nil {
-		t.Error("a FIFO in the place of the default")
+		t.Errorf("Create with Keep takes %s, a FIFO in the place of the default; want an error", fifo)
 	}
 	if os.Geteuid() == 0 {
 		os.Chown(fifo, 12345, 0)

@@ -49,23 +49,25 @@ func TestRelease(t *testing.T) {
 			t.Fatalf("given back and read again, byte %d is %#x, want %#x", i, b[i], want[i])
 		}
 	}
-	if ReleaseFiles(); has() != 0 || !bytes.Equal(b, want) {
-		t.Error("ReleaseFiles gave nothing back, or the mapping has changed")
+	ReleaseFiles()
+	if n, same := has(), bytes.Equal(b, want); n != 0 || !same {
+		t.Errorf("after ReleaseFiles, the mapping has %d KiB of memory, want 0; its bytes are those of the file: %v, want true", n, same)
 	}
 	Release(b[1:])
 	if n := has(); n == 0 {
-		t.Error("a part that the mapping does not begin with was given back")
+		t.Errorf("a part that the mapping does not begin with was given back: %d KiB stay, of %d; want some", n, len(want)>>10)
 	}
 	own := bytes.Clone(want)
 	if !Mapped(b[:100]) || Mapped(b[1:]) || Mapped(own) || Mapped(nil) {
-		t.Error("what begins with the mapping is mapped, and nothing else")
+		t.Errorf("Mapped says %v of the mapping's beginning, want true; %v of its rest, %v of other memory and %v of none, want false",
+			Mapped(b[:100]), Mapped(b[1:]), Mapped(own), Mapped(nil))
 	}
 	Release(own)
 	Release(nil)
 	if !bytes.Equal(own, want) {
-		t.Error("memory that is no file's was given back")
+		t.Errorf("memory that is no file's was given back: its %d bytes begin with %.16q, want %.16q", len(own), own, want)
 	}
-	if _, err := MapFile(-1, 100); err == nil {
-		t.Error("no file is mapped")
+	if b, err := MapFile(-1, 100); err == nil {
+		t.Errorf("MapFile maps %d bytes of descriptor -1; want an error", len(b))
 	}
 }

@@ -135,7 +135,7 @@ func TestReleaseProgram(t *testing.T) {
 	ReleaseProgram()
 	after := resident()
 	if is := read(); !slices.EqualFunc(is, was, bytes.Equal) {
-		t.Error("other bytes came back")
+		t.Errorf("after ReleaseProgram, other bytes came back, of %d mappings; %d before: %+v", len(is), len(was), program())
 	}
 	size := 0
 	for _, b := range was {

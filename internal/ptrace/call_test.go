@@ -71,6 +71,6 @@ func TestRead(t *testing.T) {
 		}
 	}
 	if err := Read(1999999999, b[1:]); err == nil {
-		t.Error("read of no process")
+		t.Errorf("Read of process 1999999999, which is not there, has no error: %+v", b[1:])
 	}
 }

@@ -44,7 +44,7 @@ func TestNoChildren(t *testing.T) {
 			}
 		})
 		if !called {
-			t.Error("f was not called")
+			t.Errorf("onThread, called on thread %d of process %d, returned without a call of f", here, os.Getpid())
 		}
 	})
 	if !known {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"io"
 	"os"
 	"os/exec"
@@ -108,13 +109,13 @@ func TestSameBytes(t *testing.T) {
 	slices.Reverse(reversed)
 	a, b := deb(someDeb, someFiles, someTime), deb(someDeb, reversed, someTime)
 	if !bytes.Equal(a, b) {
-		t.Error("packages differ")
+		t.Errorf("the same files in another order make another package: %d bytes, SHA-256 %x; want %d, %x", len(b), sha256.Sum256(b), len(a), sha256.Sum256(a))
 	}
-	if !bytes.Equal(tarball("x/", someFiles, someTime), tarball("x/", reversed, someTime)) {
-		t.Error("archives differ")
+	if a, b := tarball("x/", someFiles, someTime), tarball("x/", reversed, someTime); !bytes.Equal(a, b) {
+		t.Errorf("the same files in another order make another archive: %d bytes, SHA-256 %x; want %d, %x", len(b), sha256.Sum256(b), len(a), sha256.Sum256(a))
 	}
 	if bytes.Equal(a, deb(someDeb, someFiles, someTime.Add(time.Second))) {
-		t.Error("a package does not have the time of its commit")
+		t.Errorf("packages of commits at %v and a second later are the same %d bytes: a package does not have the time of its commit", someTime, len(a))
 	}
 }
 
@@ -205,7 +206,7 @@ func TestEqual(t *testing.T) {
 		}
 	}
 	if equal(of(a), built{}) == nil {
-		t.Error("a build equals one without files")
+		t.Errorf("a build of the file %v equals one without files", a)
 	}
 }
 
@@ -313,8 +314,8 @@ func TestUnion(t *testing.T) {
 	if err != nil || !slices.Equal(got, []*debug.Module{a, b}) {
 		t.Errorf("%v, %v", got, err)
 	}
-	if _, err := union([]*debug.BuildInfo{{}, {Deps: []*debug.Module{c}}}); err == nil {
-		t.Error("a replaced module is no error")
+	if got, err := union([]*debug.BuildInfo{{}, {Deps: []*debug.Module{c}}}); err == nil {
+		t.Errorf("module %s, whose source is elsewhere, is no error: union finds %d modules", c.Path, len(got))
 	}
 }
 
@@ -328,7 +329,7 @@ func TestWrite(t *testing.T) {
 		}
 	}
 	if err := write(dir, []file{{"unspool_2_amd64.deb", 0o644, nil}, {"without/directory", 0o644, nil}}); err == nil {
-		t.Fatal("a file in a directory that is not there is written")
+		t.Fatalf("without/directory is written, although %s has no directory of this name; want an error", dir)
 	}
 	for _, name := range old {
 		if _, err := os.Stat(filepath.Join(dir, name)); !os.IsNotExist(err) {

@@ -59,8 +59,8 @@ func TestNames(t *testing.T) {
 	if got, want := Beside(dir, "heap.pb.gz"), []string{"heap.002.pb.gz", "heap.1000.pb.gz"}; !slices.Equal(got, want) && !slices.Equal(got, []string{want[1], want[0]}) {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if next(filepath.Join(dir, "none", "x.svg"), pprof) != 1 {
-		t.Error("a directory that is not there")
+	if n := next(filepath.Join(dir, "none", "x.svg"), pprof); n != 1 {
+		t.Errorf("in a directory that is not there, the next is %d, want 1", n)
 	}
 }
 
