@@ -70,8 +70,8 @@ func TestMachine(t *testing.T) {
 	}
 	time.Sleep(20 * time.Millisecond)
 	again()
-	if _, known := m.Known(a); known {
-		t.Error("a file that has changed is known")
+	if size, known := m.Known(a); known {
+		t.Errorf("%s, which has changed, is known, with a table of %d bytes; want false", a, size)
 	}
 	if got := keepAt(t, m, a); got != names[a] || m.Stats().Built != 0 {
 		t.Errorf("%s, %+v: the same contents have the same table", got, m.Stats())
@@ -87,8 +87,8 @@ func TestMachine(t *testing.T) {
 	// A table that somebody has removed is made again; an index of another version says nothing, and costs no table.
 	os.Remove(filepath.Join(dir, names[a]))
 	again()
-	if _, known := m.Known(a); known {
-		t.Error("a table that is gone is known")
+	if size, known := m.Known(a); known {
+		t.Errorf("%s, whose table %s is gone, is known, with a table of %d bytes; want false", a, names[a], size)
 	}
 	keepAt(t, m, a)
 	if _, err := m.Prune(); err != nil {
@@ -103,8 +103,8 @@ func TestMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	again()
-	if _, known := m.Known(a); known {
-		t.Error("an index of another version is believed")
+	if size, known := m.Known(a); known {
+		t.Errorf("an index of another version is believed: it knows %s, with a table of %d bytes; want false", a, size)
 	}
 	keepAt(t, m, a)
 	if p, err := m.Prune(); err != nil || p.Gone != 0 || p.Left != 1 || m.Stats().Built != 0 {
@@ -129,7 +129,7 @@ func TestMachineAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := OpenMachine(t.Context(), bad); err == nil {
-		t.Error("a directory that all write to is taken")
+		t.Errorf("OpenMachine takes %s, of mode %v, which all can write to; want an error", bad, stat(t, bad).Mode())
 	}
 	exe, err := os.Executable()
 	if err != nil {

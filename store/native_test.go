@@ -62,7 +62,7 @@ func TestKeepsNative(t *testing.T) {
 		t.Errorf("%+v, want %+v", again.Stats(), want)
 	}
 	if !bytes.Equal(built.Bytes(), mapped.Bytes()) {
-		t.Error("what is mapped is not what was built")
+		t.Errorf("what is mapped is not what was built: %d bytes, want %d; they begin with %.32x, want %.32x", len(mapped.Bytes()), len(built.Bytes()), mapped.Bytes(), built.Bytes())
 	}
 	f, err := format.Open(shell(t))
 	if err != nil {
@@ -177,7 +177,7 @@ func TestUnkeptNative(t *testing.T) {
 		}
 		s, err := Open(dir)
 		if err == nil {
-			t.Error("a directory that all may write to is taken")
+			t.Errorf("Open takes %s, of mode %v, which all may write to; want an error", dir, stat(t, dir).Mode())
 		}
 		had := getNative(t, s, walking, Built)
 		getNative(t, s, walking, Memory)

@@ -131,7 +131,7 @@ func TestRemembered(t *testing.T) {
 	poisoned(t, path, path)
 	os.Chtimes(path, st.ModTime(), st.ModTime())
 	if got := table(); bytes.Equal(got.Bytes(), want) {
-		t.Error("a change in place was not noticed")
+		t.Errorf("a change of %s in place was not noticed: the table is the old one, of %d bytes, which %q leads to", path, len(want), links())
 	}
 	for _, to := range []string{"../" + filepath.Base(dir) + "/" + name, "/etc/passwd", "", strings.Replace(name, "-own-", "-own-0", 1), strings.Repeat("0", 40) + name[40:]} {
 		os.Remove(path)

@@ -99,7 +99,7 @@ func nowhere(t *testing.T) *Store {
 	t.Helper()
 	s, err := Open("/proc/unspool")
 	if err == nil {
-		t.Fatal("a directory in /proc can be used")
+		t.Fatal("Open takes /proc/unspool, where nothing can be written; want an error")
 	}
 	return s
 }
@@ -110,9 +110,9 @@ func TestShared(t *testing.T) {
 	want := get(t, new(Store), Built)
 	dir := machineDir(t, "/bin/sh")
 	own := t.TempDir()
-	for _, s := range []*Store{nowhere(t), open2(t, own)} {
+	for i, s := range []*Store{nowhere(t), open2(t, own)} {
 		if got := get(t, s, Disk); !bytes.Equal(got.Bytes(), want.Bytes()) {
-			t.Error("the table is another")
+			t.Errorf("store %d: the table is another: %d bytes, %+v; want %d, %+v", i, len(got.Bytes()), got.Stats(), len(want.Bytes()), want.Stats())
 		}
 		if want := (Stats{Mapped: 1}); s.Stats() != want || s.Err() != nil {
 			t.Errorf("%+v, %v; want %+v", s.Stats(), s.Err(), want)
@@ -130,7 +130,7 @@ func TestShared(t *testing.T) {
 		}
 	}
 	if !isMapped(t, tableOf(t, dir)) {
-		t.Error("the table is not mapped")
+		t.Errorf("%s, a table that all users share, is not mapped", tableOf(t, dir))
 	}
 	// What is not in it goes into the user's own.
 	other := filepath.Join(t.TempDir(), "other")
@@ -312,7 +312,7 @@ func TestMapped(t *testing.T) {
 	}
 	a, b := table(), table()
 	if &a.Bytes()[0] != &b.Bytes()[0] || !isMapped(t, path) {
-		t.Error("not one mapping")
+		t.Errorf("the table's bytes are at %p, then at %p, want the same; %s is mapped: %v, want true", &a.Bytes()[0], &b.Bytes()[0], path, isMapped(t, path))
 	}
 	if n := resident(t, path); n > 64 {
 		t.Errorf("%d KiB are in memory, of %d", n, len(a.Bytes())>>10)
@@ -321,12 +321,13 @@ func TestMapped(t *testing.T) {
 	os.Remove(path)
 	keepAt(t, openMachine(t, dir), big)
 	if !bytes.Equal(a.Bytes(), before) || !bytes.Equal(table().Bytes(), before) {
-		t.Error("the table has changed")
+		t.Errorf("since its file was replaced, the table has changed: it is as before %v, and so is another that is opened now %v; want true, true",
+			bytes.Equal(a.Bytes(), before), bytes.Equal(table().Bytes(), before))
 	}
 	os.RemoveAll(dir)
 	runtime.GC()
 	if !bytes.Equal(a.Bytes(), before) {
-		t.Error("the table has changed, whose file is gone")
+		t.Errorf("since its file is gone, the table has changed: %d bytes, want %d; they begin with %.32x, want %.32x", len(a.Bytes()), len(before), a.Bytes(), before)
 	}
 }
 

@@ -221,7 +221,9 @@ func TestTogether(t *testing.T) {
 		t.Helper()
 		select {
 		case <-begun:
-			t.Fatal("it did not wait")
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			t.Fatalf("making a table did not wait, although all together may take %d bytes; now it takes %d", s.Together, s.making)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -264,8 +266,8 @@ func TestKept(t *testing.T) {
 			t.Errorf("%q found a table", none)
 		}
 	}
-	if (&Store{}).Kept(id) != nil {
-		t.Error("a store that keeps nothing found a table")
+	if kept := (&Store{}).Kept(id); kept != nil {
+		t.Errorf("a store that keeps nothing found a table of %s: %d bytes; want none", id, len(kept.Bytes()))
 	}
 	if s.Kept(id); s.Stats().Mapped != 1 {
 		t.Errorf("the table was mapped again: %+v", s.Stats())
@@ -319,8 +321,8 @@ func TestTampered(t *testing.T) {
 			}
 		}
 	}
-	if _, err := open(seal(good[:len(good)-trailerSize-len(name)], "another"), name); err == nil {
-		t.Error("the table of another module was taken")
+	if got, err := open(seal(good[:len(good)-trailerSize-len(name)], "another"), name); err == nil {
+		t.Errorf("the table of another module, of %d bytes, was taken for that of %s; want an error", len(got.Bytes()), name)
 	}
 	for _, bad := range [][]byte{nil, []byte("x"), good[:len(good)/2], bytes.Repeat([]byte{0xff}, len(good))} {
 		if err := os.WriteFile(path, bad, 0o600); err != nil {
@@ -381,8 +383,8 @@ func TestLetGo(t *testing.T) {
 	collect()
 	had := get(t, s, Disk)
 	collect()
-	if get(t, s, Memory) != had {
-		t.Error("two tables of one module")
+	if now := get(t, s, Memory); now != had {
+		t.Errorf("two tables of one module: %p, and %p before; %+v", now, had, s.Stats())
 	}
 	code := getNative(t, s, walking, Built)
 	mapped := func() (n int) {
@@ -414,8 +416,8 @@ func TestLetGo(t *testing.T) {
 	if n := len(s.tables); n > 2*minSweep {
 		t.Errorf("%d tables that nobody has are known", n)
 	}
-	if get(t, s, Memory) != had {
-		t.Error("a table that somebody has was forgotten")
+	if now := get(t, s, Memory); now != had {
+		t.Errorf("table %p, which somebody has, was forgotten: there is %p; %+v", had, now, s.Stats())
 	}
 }
 

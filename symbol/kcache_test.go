@@ -44,7 +44,7 @@ func TestKept(t *testing.T) {
 	inside := New(Options{CacheDir: dir})
 	inside.Kernel(lo + 1000)
 	if inside.kernel.funcs != nil {
-		t.Error("/proc/kallsyms was read for an address in the kernel proper")
+		t.Errorf("/proc/kallsyms was read for %#x, an address in the kernel proper: %d functions, want none", lo+1000, inside.kernel.funcs.len())
 	}
 	// With another kernel's build ID, nothing that is kept gives names either.
 	other := New(Options{CacheDir: dir, KernelID: "00112233445566778899aabbccddeeff00112233"})
@@ -100,7 +100,7 @@ func TestKeptAfter(t *testing.T) {
 		}
 	}
 	if kept.kernel.funcs != nil {
-		t.Error("/proc/kallsyms was read for functions that are in the file")
+		t.Errorf("/proc/kallsyms was read for functions that are in %s: %d functions, want none", path, kept.kernel.funcs.len())
 	}
 }
 
@@ -120,10 +120,10 @@ func TestKeptDamaged(t *testing.T) {
 		t.Fatalf("decoded\n%+v\nencoded\n%+v", &back, k)
 	}
 	if len(k.mods) < 2 {
-		t.Error("this test has no functions of modules")
+		t.Errorf("this test has no functions of modules, but those of %q only", k.mods)
 	}
 	if back.decode(b, "x"+boot[1:]) == nil {
-		t.Error("another boot's file is taken")
+		t.Errorf("a file of boot %s, with %d functions, is taken on boot %s; want an error", boot, back.funcs.len(), "x"+boot[1:])
 	}
 	for i := range b {
 		if back.decode(b[:i], boot) == nil {

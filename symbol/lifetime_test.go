@@ -126,8 +126,8 @@ func TestScarce(t *testing.T) {
 		t.Fatalf("%+v, %v", want, tab.index)
 	}
 	size := tab.size()
-	if !tab.evict() || tab.index != nil || !r.scarce.Load() {
-		t.Fatal("it is not released")
+	if evicted := tab.evict(); !evicted || tab.index != nil || !r.scarce.Load() {
+		t.Fatalf("a table of %d bytes: evict says %v, want true; it has an index: %v, want false; the Resolver is scarce: %v, want true", size, evicted, tab.index != nil, r.scarce.Load())
 	}
 	if got, _ := tab.Lookup(lo); got != want || tab.index != nil || tab.size() >= size {
 		t.Errorf("%+v, and an index of all symbols: %v; %d bytes, before %d", got, tab.index != nil, tab.size(), size)

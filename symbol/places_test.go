@@ -289,18 +289,18 @@ objcopy --only-keep-debug prog .debug/prog.debug && objcopy --strip-all prog && 
 		defer r.Close()
 		tab := r.Module(prog, id)
 		if lo, hi, ok := tab.FuncRange("secret"); !ok || len(placesOf(tab, lo, hi)[0]) == 0 {
-			t.Error("the debug file was not found")
+			t.Errorf("%s with build ID %q: no function with places is called secret: FuncRange = %#x, %#x, %v; note %q", prog, id, lo, hi, ok, tab.Note())
 		}
 		return tab.Private()
 	}
 	if !private("") {
-		t.Error("only root could have written this")
+		t.Errorf("Private is false of %s with %s; want true: only root could have written them", prog, debug)
 	}
 	if private("0123456789abcdef0123456789abcdef01234567") {
-		t.Error("the file without a build ID is not known to be the one that ran")
+		t.Errorf("Private is true of %s, which has no build ID, for a module that has one; want false: it is not known to be the file that ran", prog)
 	}
 	os.Chown(debug, 12345, 12345)
 	if private("") {
-		t.Error("another user's debug file is root's own")
+		t.Errorf("Private is true of %s with %s, which is user 12345's; want false", prog, debug)
 	}
 }

@@ -68,8 +68,9 @@ func TestSpecialFiles(t *testing.T) {
 	terminal := filepath.Join("/dev/pts", strconv.Itoa(number))
 	if opens := opened(t, fifo); true { // the watch works
 		f, _ := os.OpenFile(fifo, os.O_RDONLY|unix.O_NONBLOCK, 0)
-		if f.Close(); opens() != 1 {
-			t.Fatal("opening a FIFO is not seen")
+		f.Close()
+		if n := opens(); n != 1 {
+			t.Fatalf("opening %s, a FIFO, is seen %d times, want 1", fifo, n)
 		}
 	}
 

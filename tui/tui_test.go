@@ -81,6 +81,6 @@ func TestSteps(t *testing.T) {
 		}
 	}
 	if Steps("pgdown", 20) != 20 || Steps("x", 20) != 0 || Steps("", 20) != 0 {
-		t.Error("pages, or keys that move nothing")
+		t.Errorf("of pages of 20, pgdown moves by %d, want 20; x by %d and no key by %d, want 0", Steps("pgdown", 20), Steps("x", 20), Steps("", 20))
 	}
 }

@@ -48,7 +48,10 @@ func TestNoCore(t *testing.T) {
 	defer mods.Close()
 	n := names.New(names.Options{Mods: mods})
 	defer n.Close()
-	o := Options{Mods: mods, Namer: n, Write: func(*stacks.Process) error { t.Error("stacks of what is no core"); return nil }}
+	o := Options{Mods: mods, Namer: n, Write: func(p *stacks.Process) error {
+		t.Errorf("stacks of what is no core: process %d, with %d threads", p.PID, len(p.Threads))
+		return nil
+	}}
 	for name, err := range map[string]error{"core": Core(path, "", o), "minidump": Minidump(path, o)} {
 		if err == nil || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v", name, err)

@@ -110,10 +110,10 @@ func TestCache(t *testing.T) {
 	before, _ := os.ReadFile(path)
 	in, _ = Open(theirs, Options{CacheDir: dir})
 	if got := in.units(); reflect.DeepEqual(got, want) {
-		t.Error("another user's file has the index of ours")
+		t.Errorf("another user's file, in which one address differs, has the index of ours, of %d ranges", len(got))
 	}
 	if after, _ := os.ReadFile(path); !bytes.Equal(after, before) {
-		t.Error("another user's file has left its index")
+		t.Errorf("another user's file has left its index in %s: %d bytes, %d before", path, len(after), len(before))
 	}
 	if got := look(filepath.Join(dir, "missing")); !reflect.DeepEqual(got, want) {
 		t.Errorf("without a directory: %v, want %v", got, want)

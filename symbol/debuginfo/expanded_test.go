@@ -43,6 +43,19 @@ func compressedUnits(t testing.TB, name string) string {
 	return path
 }
 
+// others says which of the places of addrs are others than are wanted.
+func others(addrs []arch.Vaddr, got, want [][]Place) string {
+	n, first := 0, ""
+	for i, a := range addrs[:min(len(addrs), len(got), len(want))] {
+		if !reflect.DeepEqual(got[i], want[i]) {
+			if n++; n == 1 {
+				first = fmt.Sprintf("; the first is %#x: %+v, want %+v", uint64(a), got[i], want[i])
+			}
+		}
+	}
+	return fmt.Sprintf("of %d addresses, %d have other places%s", len(got), n, first)
+}
+
 // TestExpanded: places are the same without a cache, with an empty one, from a section that is kept, and where what is kept is damaged or of
 // another file.
 func TestExpanded(t *testing.T) {
@@ -89,7 +102,7 @@ func TestExpanded(t *testing.T) {
 		t.Fatalf("places %v", want[999])
 	}
 	if got := places(file, dir); !reflect.DeepEqual(got, want) {
-		t.Error("with an empty cache there are other places")
+		t.Errorf("with an empty cache, %s", others(addrs, got, want))
 	}
 	good, err := os.ReadFile(path)
 	if err != nil {
@@ -100,7 +113,7 @@ func TestExpanded(t *testing.T) {
 		t.Errorf("kept are %d bytes, which are not the section", len(b))
 	}
 	if got := places(file, dir); !reflect.DeepEqual(got, want) {
-		t.Error("from the cache come other places")
+		t.Errorf("from the cache, %s", others(addrs, got, want))
 	}
 
 	key := good[16:expandedHead]
@@ -122,7 +135,7 @@ func TestExpanded(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := places(file, dir); !reflect.DeepEqual(got, want) {
-			t.Errorf("with %d bytes that are damaged there are other places", len(bad))
+			t.Errorf("with %d bytes that are damaged, %s", len(bad), others(addrs, got, want))
 		}
 		if again, err := os.ReadFile(path); err != nil || !bytes.Equal(again, good) {
 			t.Errorf("%d bytes that are damaged were not written again (%v)", len(bad), err)
@@ -135,7 +148,7 @@ func TestExpanded(t *testing.T) {
 		t.Errorf("another file with the same build ID: %v", other[999])
 	}
 	if got := places(file, dir); !reflect.DeepEqual(got, want) {
-		t.Error("another file with the same build ID has left its section")
+		t.Errorf("another file with the same build ID has left its section: %s", others(addrs, got, want))
 	}
 	// A file that others can change neither finds nor leaves anything.
 	before, _ := os.ReadFile(path)
@@ -155,9 +168,9 @@ func TestExpanded(t *testing.T) {
 		t.Errorf("a file that others can change: %v", got[999])
 	}
 	if after, _ := os.ReadFile(path); !bytes.Equal(after, before) {
-		t.Error("a file that others can change has left its section")
+		t.Errorf("%s, which others can change, has left its section in %s: %d bytes, %d before", forged, path, len(after), len(before))
 	}
 	if got := places(file, filepath.Join(dir, "missing")); !reflect.DeepEqual(got, want) {
-		t.Error("without a directory there are other places")
+		t.Errorf("without a directory, %s", others(addrs, got, want))
 	}
 }

@@ -331,7 +331,7 @@ func TestConcurrent(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			if got := in.Places(addrs); !reflect.DeepEqual(got, want) {
-				t.Error("other places than one goroutine gets")
+				t.Errorf("four goroutines get other places than one: %s", others(addrs, got, want))
 			}
 			in.Lines(addrs[0], addrs[len(addrs)-1])
 			in.Notes()

@@ -50,6 +50,7 @@ func built(t testing.TB) (path string, id []byte) {
 func serve(t *testing.T, dir string, id []byte) string {
 	t.Helper()
 	oracle.Need(t, "debuginfod")
+	said := ""
 	for range 5 {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -77,16 +78,19 @@ func serve(t *testing.T, dir string, id []byte) string {
 				}
 			}
 			select {
-			case <-gone: // somebody else has the port
+			case err := <-gone: // somebody else has the port
+				said = fmt.Sprintf("%v\n%s", err, &out)
 			case <-late:
-				t.Fatal("debuginfod does not serve the file")
+				cmd.Process.Kill()
+				<-gone
+				t.Fatalf("after two minutes, debuginfod at %s does not serve the file with build ID %x in %s; it says\n%.2000s", url, id, dir, &out)
 			case <-time.After(20 * time.Millisecond):
 				continue
 			}
 			break
 		}
 	}
-	t.Fatal("debuginfod finds no free port")
+	t.Fatalf("debuginfod, started five times, finds no free port; it ended last with %.2000s", said)
 	return ""
 }
 
@@ -147,8 +151,8 @@ func TestDebian(t *testing.T) {
 	if st, err := os.Stat(filepath.Join(ours, hex.EncodeToString(none), Debuginfo)); err != nil || st.Size() != 0 || st.Mode().Perm() != 0 {
 		t.Errorf("what says that there is none: %v, %v", st, err)
 	}
-	if _, err := find(t, ours, nowhere, none); err == nil {
-		t.Error("debuginfod-find has a file that nobody has")
+	if b, err := find(t, ours, nowhere, none); err == nil {
+		t.Errorf("debuginfod-find has a file with build ID %x, which nobody has: %d bytes; want an error", none, len(b))
 	}
 	find(t, theirs, url, none)
 	asked := 0
@@ -316,8 +320,8 @@ func TestCacheDir(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := os.Lstat(target); err == nil {
-		t.Error("what cache_miss_s leads to was made")
+	if st, err := os.Lstat(target); err == nil {
+		t.Errorf("%s, which cache_miss_s leads to, was made: %v, %d bytes", target, st.Mode(), st.Size())
 	}
 	os.Remove(name)
 	if err := syscall.Mkfifo(name, 0o600); err != nil {

@@ -284,22 +284,22 @@ func TestEnded(t *testing.T) {
 	}
 	c := OpenUnwind(Seen(cmd.Process.Pid), []string{path}, nil)
 	defer c.Close()
-	if _, ok := c.Unwinding(0x2000, 25); ok {
-		t.Error("nothing is written, and something is found")
+	if u, ok := c.Unwinding(0x2000, 25); ok {
+		t.Errorf("%s has no records yet, and Unwinding(0x2000, 25) = %+v", path, u)
 	}
 	c.next.Store(1 << 62)
 	if err := os.WriteFile(path, sample(binary.LittleEndian).Bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	c.alike.next = 0
-	if _, ok := c.Unwinding(0x2000, 25); ok {
-		t.Error("it is read too soon")
+	if u, ok := c.Unwinding(0x2000, 25); ok {
+		t.Errorf("%s of a running process is read too soon: Unwinding(0x2000, 25) = %+v", path, u)
 	}
 	cmd.Process.Kill()
 	cmd.Wait()
 	c.alike.next = 0
-	if _, ok := c.Unwinding(0x2000, 25); !ok {
-		t.Error("it is not read at the end")
+	if u, ok := c.Unwinding(0x2000, 25); !ok {
+		t.Errorf("%s is not read when process %d has ended: Unwinding(0x2000, 25) = %+v, false", path, cmd.Process.Pid, u)
 	}
 }
 
@@ -316,8 +316,8 @@ func TestDamaged(t *testing.T) {
 		m.Lookup(0x1000, Always)
 		m.unwinding(0x2000, 25)
 	}
-	if _, err := ReadDump(strings.NewReader("<html>")); err == nil {
-		t.Error("no error for what is no dump")
+	if m, err := ReadDump(strings.NewReader("<html>")); err == nil {
+		t.Errorf("ReadDump takes <html> for a dump, with %d entries; want an error", len(m.entries))
 	}
 }
 
@@ -443,12 +443,12 @@ func TestMisses(t *testing.T) {
 	}
 	c.Again()
 	c.reading.Lock() // as a miss that reads a large file
-	if _, ok := c.Unwinding(0x2000, 25); !ok {
-		t.Error("it is forgotten while it is read again")
+	if u, ok := c.Unwinding(0x2000, 25); !ok {
+		t.Errorf("%s is forgotten while it is read again: Unwinding(0x2000, 25) = %+v, false", c.files[0].path, u)
 	}
 	c.next.Store(1 << 62)
-	if _, ok := c.Unwinding(0x9000, 25); ok {
-		t.Error("what no record has is found")
+	if u, ok := c.Unwinding(0x9000, 25); ok {
+		t.Errorf("Unwinding(0x9000, 25) = %+v, true; want false: no record has this address", u)
 	}
 	c.reading.Unlock()
 }
@@ -477,10 +477,10 @@ func TestProcesses(t *testing.T) {
 		t.Errorf("%d processes are known", len(p.procs))
 	}
 	if p.Code(1<<22+1) != nil || p.Code(1) != nil {
-		t.Error("a process without a dump has code")
+		t.Errorf("processes without a dump have code: %d %v, 1 %v; want false, false", 1<<22+1, p.Code(1<<22+1) != nil, p.Code(1) != nil)
 	}
-	if _, ok := code.Unwinding(0x2000, 25); !ok {
-		t.Error("no unwind information")
+	if u, ok := code.Unwinding(0x2000, 25); !ok {
+		t.Errorf("Unwinding(0x2000, 25) = %+v, false, of %s, in use beside %d other processes; want unwind information", u, dump, maxProcesses+100)
 	}
 	code.Close()
 }

@@ -162,7 +162,7 @@ func TestBrowse(t *testing.T) {
 		t.Error(r.text())
 	}
 	if _, cmd := r.Update(tea.KeyPressMsg{Text: "q", Code: 'q'}); cmd == nil {
-		t.Error("q does not end it")
+		t.Errorf("q does not end it: no command, and the screen shows\n%s", r.text())
 	}
 }
 

@@ -79,8 +79,9 @@ func TestWindow(t *testing.T) {
 	if r := w.rank(); r.weight != 20e6 || r.sums.Self[r.byFunc[0]] != 16e6 {
 		t.Errorf("periods: %d, %+v", r.weight, r.sums)
 	}
-	if w.reset(); w.rank().totals.Samples != 0 {
-		t.Error("there are samples after a reset")
+	w.reset()
+	if n := w.rank().totals.Samples; n != 0 {
+		t.Errorf("%d samples after a reset, want 0", n)
 	}
 }
 
