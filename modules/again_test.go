@@ -34,7 +34,7 @@ func TestReread(t *testing.T) {
 	defer img.Close()
 	c := Interpreted().code(path, img)
 	if len(c.Segments) == 0 {
-		t.Fatal("no code")
+		t.Fatalf("the code of %s has no segments: %+v", path, c)
 	}
 	s := c.Segments[0]
 	var r reread
@@ -47,11 +47,11 @@ func TestReread(t *testing.T) {
 		}
 	}
 	var to [8]byte
-	if _, ok := r.at(path, img.File(), c.Segments, s.Vaddr+arch.Vaddr(s.Size), to[:]); ok {
-		t.Error("there is code behind the segment")
+	if n, ok := r.at(path, img.File(), c.Segments, s.Vaddr+arch.Vaddr(s.Size), to[:]); ok {
+		t.Errorf("there is code behind the segment, at %#x: %x; want none", uint64(s.Vaddr)+s.Size, to[:n])
 	}
 	write()
-	if _, ok := r.at(path, img.File(), c.Segments, s.Vaddr, to[:]); ok {
-		t.Error("another file, of the same size, was read")
+	if n, ok := r.at(path, img.File(), c.Segments, s.Vaddr, to[:]); ok {
+		t.Errorf("another file at %s, of the same %d bytes, was read: at %#x is %x; want nothing", path, len(b), uint64(s.Vaddr), to[:n])
 	}
 }

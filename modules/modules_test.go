@@ -156,7 +156,7 @@ func TestAgain(t *testing.T) {
 			m.Unload(c)
 		}
 		if m.Loaded() != nil {
-			t.Fatal("it is not unloaded")
+			t.Fatalf("after Unload of code %p of %s, code %p is loaded; want none", c, m.Path, m.Loaded())
 		}
 	}
 	c := m.Code()
@@ -181,7 +181,7 @@ func TestAgain(t *testing.T) {
 			if left > 0 {
 				continue
 			}
-			t.Error("code that was unloaded stays, and nobody has it")
+			t.Errorf("code of %s was unloaded, and nobody has it: it stays after 11 collections", m.Path)
 		}
 		break
 	}

@@ -140,8 +140,8 @@ func TestAnswers(t *testing.T) {
 		}
 	}
 	move("good", "debug")
-	inlined := 0
-	for _, n := range same("debug file", true) {
+	inlined, all := 0, same("debug file", true)
+	for _, n := range all {
 		if n.Func != "f" || n.Start != at || len(n.Source) == 0 {
 			t.Errorf("with a debug file: %+v", n)
 		}
@@ -150,7 +150,7 @@ func TestAnswers(t *testing.T) {
 		}
 	}
 	if inlined == 0 {
-		t.Error("no address of f has an inlined call of in at line 1; want one or more")
+		t.Errorf("none of %d addresses of f has an inlined call of in at line 1; want one or more; the first has %+v", len(all), all[:min(1, len(all))])
 	}
 	for _, n := range same("no lines", false) {
 		if n.Func != "f" || n.Source != nil {
@@ -230,7 +230,11 @@ func TestAnswersCost(t *testing.T) {
 		}
 	}
 	if !reflect.DeepEqual(names[0], names[1]) {
-		t.Error("the kept names are others")
+		i := 0
+		for i < len(offs)-1 && reflect.DeepEqual(names[0][i], names[1][i]) {
+			i++
+		}
+		t.Errorf("of %d kept names, that of offset %#x is another: %+v, want %+v", len(offs), offs[i], names[1][i], names[0][i])
 	}
 	t.Logf("%d offsets: %d allocations, then %d", len(offs), allocs[0], allocs[1])
 	// One at a time, as streams ask.
@@ -265,8 +269,11 @@ func TestAnswersText(t *testing.T) {
 	if took := after.TotalAlloc - before.TotalAlloc; b != nil || took > 8*maxAnswers {
 		t.Errorf("64 MiB of names: a file of %d bytes, made with %d bytes of memory", len(b), took)
 	}
-	if x := readAnswers(encodeAnswers(all[:15], &id), &id); x == nil || x.places != 15 {
-		t.Error("15 MiB of names: no file")
+	b = encodeAnswers(all[:15], &id)
+	if x := readAnswers(b, &id); x == nil {
+		t.Errorf("15 MiB of names: a file of %d bytes, which cannot be read", len(b))
+	} else if x.places != 15 {
+		t.Errorf("15 MiB of names: a file of %d bytes with %d names, want 15", len(b), x.places)
 	}
 	n := New(Options{})
 	defer n.Close()

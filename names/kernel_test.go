@@ -39,8 +39,8 @@ func TestKernelCode(t *testing.T) {
 	before := keyed(n, 0x1010)
 	ksymbols(n, 0x1000, 0x100, "bpf_prog_old", source.SymbolUnregister)
 	between := keyed(n, 0x1010)
-	if n.KernelKey() != nil {
-		t.Error("addresses with one code have other keys")
+	if key := n.KernelKey(); key != nil {
+		t.Errorf("an address with one code has another key: %#x has %#x; want none", uint64(codeBase+0x1010), key(codeBase+0x1010))
 	}
 	ksymbols(n, 0x1000, 0x80, "bpf_prog_new", 0)
 	after := keyed(n, 0x1010)
@@ -63,7 +63,7 @@ func TestKernelCode(t *testing.T) {
 		}
 	}
 	if again != before {
-		t.Error("code that comes again has another key")
+		t.Errorf("code that comes again has the key %#x, want %#x, which it had before", again, before)
 	}
 	// In a profile, both are at the address.
 	b := profile.NewBuilder()

@@ -44,11 +44,12 @@ func TestRecent(t *testing.T) {
 	if got := name(m, 0x1010, 0x1040, 0x127f); got != "f  _start" {
 		t.Errorf("without files: %q", got)
 	}
-	if other := mods.Module(path, strings.Repeat("ab", 20)); name(other, 0x1010) != "" {
-		t.Error("another build has these names")
+	other := mods.Module(path, strings.Repeat("ab", 20))
+	if got := name(other, 0x1010); got != "" {
+		t.Errorf("0x1010 of build %s has the name %q of build %s; want none", other.BuildID, got, m.BuildID)
 	}
 	if name(mods.Module(path, ""), 0x1010); n.recent.young[place{path, "", 0x1010}].Func != "" {
-		t.Error("names of a file that can be replaced unseen are remembered")
+		t.Errorf("a name of a file without a build ID, which can be replaced unseen, is remembered: %+v", n.recent.young[place{path, "", 0x1010}])
 	}
 }
 
@@ -67,7 +68,7 @@ func TestRecentBounds(t *testing.T) {
 		t.Errorf("%d names", all)
 	}
 	if missing := r.fill(m, []uint64{1}, names); missing == nil {
-		t.Error("what nobody asked for is still there")
+		t.Errorf("after 10,000 names, offset 1, which nobody asked for, still has one: %d are young, %d old", len(r.young), len(r.old))
 	}
 }
 

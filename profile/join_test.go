@@ -114,6 +114,6 @@ func TestJoin(t *testing.T) {
 		t.Errorf("(-want +got)\n%s\n%+v", diff, p.Totals)
 	}
 	if len(now.Funcs) != 3 || len(now.Stacks) != 3 {
-		t.Error("what was joined has changed")
+		t.Errorf("Join changed what it joined: %d functions and %d stacks, want 3 and 3", len(now.Funcs), len(now.Stacks))
 	}
 }

@@ -86,7 +86,7 @@ func TestOpen(t *testing.T) {
 	}
 	if f, err := Open(packed, FileOptions{Mods: mods, Single: true}); err == nil {
 		f.Close()
-		t.Error("a pprof profile has single samples")
+		t.Errorf("Open takes %s, a pprof profile of %d bytes, for single samples; want an error", packed, f.Stat.Size())
 	}
 	for text, want := range map[string]string{"": "it is empty; want ", "hello": `it starts with "hello"; want `, "\n\x04\b\x01": `it starts with "\n\x04\b\x01", as a pprof profile, which has no single samples; want `} {
 		path := filepath.Join(t.TempDir(), "x")

@@ -34,7 +34,8 @@ func diffed(t *testing.T, f diffFunc, before, after *profile.Profile, o Options)
 func TestDiffGolden(t *testing.T) {
 	files, _ := filepath.Glob("testdata/diff/*.txtar")
 	if len(files) == 0 {
-		t.Fatal("no golden files")
+		wd, _ := os.Getwd()
+		t.Fatalf("%s has no testdata/diff/*.txtar", wd)
 	}
 	for _, path := range files {
 		text, err := os.ReadFile(path)

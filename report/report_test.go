@@ -297,7 +297,8 @@ func TestHostileEvent(t *testing.T) {
 func TestGolden(t *testing.T) {
 	files, _ := filepath.Glob("testdata/*.txtar")
 	if len(files) == 0 {
-		t.Fatal("no golden files")
+		wd, _ := os.Getwd()
+		t.Fatalf("%s has no testdata/*.txtar", wd)
 	}
 	for _, path := range files {
 		t.Run(filepath.Base(path), func(t *testing.T) {

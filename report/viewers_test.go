@@ -244,10 +244,13 @@ func (s *firefoxSession) run(args ...string) ([]byte, error) {
 func (s *firefoxSession) load(path string) {
 	s.t.Helper()
 	s.t.Cleanup(s.stop)
+	var last error
 	for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); {
-		if _, err := s.run("load", path); err == nil {
+		_, err := s.run("load", path)
+		if err == nil {
 			return
 		}
+		last = err
 		for range 50 {
 			if _, err := s.run("thread", "list"); err == nil {
 				return
@@ -255,7 +258,11 @@ func (s *firefoxSession) load(path string) {
 			time.Sleep(100 * time.Millisecond)
 		}
 	}
-	s.t.Fatal("profiler-cli has no server after five minutes")
+	var said []byte
+	if exit, ok := last.(*exec.ExitError); ok {
+		said = exit.Stderr
+	}
+	s.t.Fatalf("profiler-cli has no server for %s after five minutes: %v\n%.2000s", path, last, said)
 }
 
 // stop ends the servers, and waits for that: they have files open.

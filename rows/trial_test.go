@@ -37,7 +37,7 @@ func TestCheckBytes(t *testing.T) {
 		}
 	}
 	if a, b, c := SharedTrials(5), SharedTrials(5), SharedTrials(6); a != b || a == c {
-		t.Error("trials of a seed are not shared, or those of others are")
+		t.Errorf("SharedTrials(5) is %p, then %p, want the same; SharedTrials(6) is %p, want another", a, b, c)
 	}
 }
 

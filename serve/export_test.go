@@ -24,8 +24,9 @@ func exported(t *testing.T, recs ...*Recording) string {
 		o.Inputs = append(o.Inputs, Input{fmt.Sprintf("rec%d.data", i), func(context.Context, func(Progress)) (*Recording, error) { return r, nil }})
 	}
 	s := New(o)
-	if err := s.Export(t.Context(), new(bytes.Buffer)); err == nil {
-		t.Error("a page without a profile")
+	var page bytes.Buffer
+	if err := s.Export(t.Context(), &page); err == nil {
+		t.Errorf("before Load, Export writes a page of %d bytes without a profile; want an error", page.Len())
 	}
 	if err := s.Load(t.Context()); err != nil {
 		t.Fatal(err)
@@ -105,7 +106,7 @@ func TestExport(t *testing.T) {
 	// Names that want to be markup are text.
 	p.Go(exported(t, hostile()))
 	p.Wait(graphReady + ` && document.body.textContent.includes('onerror=')`)
-	if p.Eval(`document.querySelectorAll('img').length`) != 1.0 || strings.Contains(p.Eval(`document.title`).(string), "owned") {
-		t.Error("a name became markup")
+	if images, title := p.Eval(`document.querySelectorAll('img').length`), p.Eval(`document.title`); images != 1.0 || strings.Contains(title.(string), "owned") {
+		t.Errorf("a name became markup: %v images, want 1; the title is %q, want none with \"owned\"", images, title)
 	}
 }

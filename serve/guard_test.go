@@ -127,7 +127,8 @@ func TestGuard(t *testing.T) {
 		}
 	}
 	if _, body := ask(t, h, "GET", "/", nil); strings.Contains(body, "<script>") || strings.Contains(body, "style=") {
-		t.Error("the page has a script or a style of its own, which its policy forbids")
+		t.Errorf("the page has a script (%v) or a style (%v) of its own, which its policy forbids; want false, false\n%.2000s",
+			strings.Contains(body, "<script>"), strings.Contains(body, "style="), body)
 	}
 }
 
@@ -247,16 +248,16 @@ func TestCancel(t *testing.T) {
 		t.Fatal(err)
 	}
 	if g := newGraph(over, w, &graphQuery{view: "calls", width: 1000}); g != nil {
-		t.Error("a graph that nobody waits for is made")
+		t.Errorf("a graph that nobody waits for is made: %d nodes", len(g.Nodes)/nodeSize)
 	}
 	if x := s.data.weigh(over, w.t, &filter{group: "comm"}); x != nil {
-		t.Error("sums that nobody waits for are made")
+		t.Errorf("sums that nobody waits for are made: of %d stacks", len(x.stacks))
 	}
 	if x, err := newTop(over, s.data, w, &topQuery{}); x != nil || err == nil {
-		t.Error("a table that nobody waits for is made")
+		t.Errorf("a table that nobody waits for is made: %v, error %v; want false, and an error", x != nil, err)
 	}
-	if newTree(over, s.data, nil, func(float64) {}) != nil {
-		t.Error("a tree that nobody waits for is made")
+	if x := newTree(over, s.data, nil, func(float64) {}); x != nil {
+		t.Errorf("a tree that nobody waits for is made: %d nodes of %d stacks", len(x.label), len(x.leaf))
 	}
 }
 

@@ -94,7 +94,7 @@ func TestLive(t *testing.T) {
 		get(path, 403)
 	}
 	if len(l.shown) > 0 {
-		t.Error("a page was made for somebody without the token")
+		t.Errorf("%d pages were made for somebody without the token; want none", len(l.shown))
 	}
 	if body, _ := get("/?token=secret", 503); !strings.Contains(body, "no samples yet") {
 		t.Errorf("without profiles: %s", body)

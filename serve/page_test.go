@@ -219,7 +219,7 @@ func TestPage(t *testing.T) {
 	p.Key("2")
 	p.Wait(`document.body.dataset.ready === 'top' && document.querySelectorAll('.tbody .tr .c-name').length > 20`)
 	if got := p.Eval(`document.querySelectorAll('.tbody .tr')[0].querySelector('.c-self .n').textContent`); got == "" {
-		t.Error("the first row has no number")
+		t.Errorf("the first row has no number: %q", p.Eval(`document.querySelectorAll('.tbody .tr')[0].textContent`))
 	}
 	picture(t, p, "top")
 	p.Eval(`document.querySelector('.th .c-name button').click()`)
@@ -300,8 +300,8 @@ func TestPage(t *testing.T) {
 	p.Wait(`document.querySelector('.tbody .c-name') !== null && document.querySelector('#lanelist button') !== null`)
 	p.Eval(`document.getElementById('badge').click()`)
 	p.Wait(`document.body.textContent.includes('onerror=')`)
-	if p.Eval(`document.querySelectorAll('img').length`) != 1.0 || strings.Contains(p.Eval(`document.title`).(string), "owned") {
-		t.Error("a name became markup")
+	if images, title := p.Eval(`document.querySelectorAll('img').length`), p.Eval(`document.title`); images != 1.0 || strings.Contains(title.(string), "owned") {
+		t.Errorf("a name became markup: %v images, want 1; the title is %q, want none with \"owned\"", images, title)
 	}
 	// So late that a number of JavaScript does not tell one nanosecond from the next.
 	p.Eval(`location.hash = 'lo=6148914691236516000&hi=6148914691236520000'`)

@@ -255,8 +255,8 @@ func TestMissing(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Function(p, 3, Options{}); err == nil {
-		t.Error("there is no function 3")
+	if a, err := Function(p, 3, Options{}); err == nil {
+		t.Errorf("Function 3, of a profile with %d, has %d lines; want an error", len(p.Funcs), len(a.Lines))
 	}
 }
 
