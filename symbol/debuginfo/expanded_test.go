@@ -53,7 +53,7 @@ func others(addrs []arch.Vaddr, got, want [][]Place) string {
 			}
 		}
 	}
-	return fmt.Sprintf("of %d addresses, %d have other places%s", len(got), n, first)
+	return fmt.Sprintf("there are places of %d addresses, want %d; %d have other places%s", len(got), len(want), n, first)
 }
 
 // TestExpanded: places are the same without a cache, with an empty one, from a section that is kept, and where what is kept is damaged or of
