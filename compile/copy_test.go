@@ -182,7 +182,11 @@ func TestCopyPlaces(t *testing.T) {
 	go func() { b, _ := os.ReadFile(at("fifo")); read <- b }()
 	copied(at("a"), at("fifo"))
 	if b := <-read; !bytes.Equal(b, want) {
-		t.Errorf("what comes through a FIFO is not the copy: %d bytes, want %d, which begin with %.32x; got %.32x", len(b), len(want), want, b)
+		same := 0
+		for same < min(len(b), len(want)) && b[same] == want[same] {
+			same++
+		}
+		t.Errorf("what comes through a FIFO is not the copy: %d bytes, want %d, of which the first %d are the same", len(b), len(want), same)
 	}
 	if st, err := os.Stat(at("fifo")); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("the FIFO: %v, %v", st.Mode(), err)
