@@ -372,8 +372,9 @@ func FuzzProvenance(f *testing.F) {
 		if len(rest) > len(raw) || !ok && len(rest) != len(raw) {
 			t.Errorf("%d bytes of %d are left, %v", len(rest), len(raw), ok)
 		}
-		if n = n & 0xfff; len(p.appendFrames(nil, make([]uint64, n), unwind.NewSpace())) != n {
-			t.Error("not as many frames as addresses")
+		n &= 0xfff
+		if frames := p.appendFrames(nil, make([]uint64, n), unwind.NewSpace()); len(frames) != n {
+			t.Errorf("%d addresses make %d frames with the provenance %+v", n, len(frames), p)
 		}
 	})
 }

@@ -359,12 +359,13 @@ func TestRunErrors(t *testing.T) {
 		})
 	}
 	t.Run("panic", func(t *testing.T) { // is no fault, and nobody's to hide
+		var err error
 		defer func() {
 			if recover() == nil {
-				t.Error("Guard hides a panic")
+				t.Errorf("Guard hides a panic and returns %v", err)
 			}
 		}()
-		Guard(func() error { panic("BUG") })
+		err = Guard(func() error { panic("BUG") })
 	})
 }
 
@@ -386,7 +387,9 @@ func TestRunPrompt(t *testing.T) {
 			t.Errorf("got %d", v)
 		}
 	case <-time.After(5 * time.Second):
-		t.Error("nothing is delivered")
+		s.mu.Lock()
+		t.Errorf("while the stream waits, the sample of time 10 is not delivered within 5 s; %d bytes of records are held", s.held)
+		s.mu.Unlock()
 	}
 	cancel() // calls Stop
 	select {
@@ -395,7 +398,7 @@ func TestRunPrompt(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	case <-time.After(5 * time.Second):
-		t.Fatal("Run does not end")
+		t.Fatalf("Run does not end within 5 s of its context (%v); %d samples wait", ctx.Err(), len(got))
 	}
 	s.released(t)
 }

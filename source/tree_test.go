@@ -43,7 +43,7 @@ func TestMembers(t *testing.T) {
 		t.Errorf("%v", m.pids)
 	}
 	if m = tree.Members(); !m.Apply(&Record{Type: RecordComm, Misc: MiscAgain, PID: 10}) { // its execve was lost
-		t.Error("a command that was read again is not in its tree")
+		t.Errorf("a command that was read again, process 10, is not in its tree: %v", m.pids)
 	}
 	m = NewTree([]int32{20, 21}).Members()
 	for i, c := range []struct {
@@ -66,7 +66,7 @@ func TestMembers(t *testing.T) {
 	}
 	var all *Tree
 	if m := all.Members(); !m.Has(1) || !m.Apply(&Record{Type: RecordComm, PID: 1}) {
-		t.Error("somebody is not in no tree")
+		t.Errorf("without a tree, process 1 is recorded: %v, its name is kept: %v; want both", m.Has(1), m.Apply(&Record{Type: RecordComm, PID: 1}))
 	}
 }
 
@@ -125,7 +125,7 @@ func TestForgotten(t *testing.T) {
 	exit(200, 201)
 	later(20 * second)
 	if m.Has(200) {
-		t.Error("a process is not forgotten whose last thread has ended")
+		t.Errorf("process 200, whose last thread ended 20 s ago, is not forgotten: %+v, ended %v", m.pids[200], m.ended)
 	}
 	fork(250, 10)
 	exit(250, 250)
@@ -133,7 +133,7 @@ func TestForgotten(t *testing.T) {
 	exit(230, 230)
 	later(20 * second)
 	if !m.Has(230) || !m.Has(250) {
-		t.Error("a process is forgotten of which a thread may run")
+		t.Errorf("processes of which a thread may run: 230 is known: %v, 250: %v, want both; %d records were lost", m.Has(230), m.Has(250), m.losses)
 	}
 }
 
@@ -154,7 +154,7 @@ func TestAdrift(t *testing.T) {
 	m.Apply(&Record{Type: RecordFork, PID: 30, PPID: 1})
 	m.Apply(&Record{Type: RecordLost, Lost: 0})
 	if m.Adrift(2) {
-		t.Error("nothing was lost")
+		t.Errorf("process 2 is adrift, but nothing was lost: lossy is %v, losses %d", m.lossy, m.losses)
 	}
 	m.Apply(&Record{Type: RecordLost, Lost: 1}) // 21, which 20 started
 	m.Apply(&Record{Type: RecordFork, PID: 22, PPID: 21})
@@ -171,7 +171,7 @@ func TestAdrift(t *testing.T) {
 	check("a number that is used again", slices.DeleteFunc(want, func(pid int32) bool { return pid == 22 })...)
 	var all *Members
 	if all.Adrift(1) {
-		t.Error("adrift of no tree")
+		t.Error("without a tree, process 1 is adrift")
 	}
 }
 

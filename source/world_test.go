@@ -2,6 +2,7 @@ package source
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -205,11 +206,11 @@ func TestWorldNames(t *testing.T) {
 		t.Error("process 7 is known, but its beginning is not recorded")
 	}
 	if !w.Known(9) {
-		t.Error("process 9 is not known, but executed a program")
+		t.Errorf("process 9 is not known, but executed a program; processes are %v", slices.Sorted(maps.Keys(w.procs)))
 	}
 	w.Apply(&Record{Type: RecordComm, PID: 30, TID: 30, Comm: []byte("old")}) // time 0: found by the recorder
 	if !w.Known(30) {
-		t.Error("process 30 is not known, but the recorder described it")
+		t.Errorf("process 30 is not known, but the recorder described it; processes are %v", slices.Sorted(maps.Keys(w.procs)))
 	}
 }
 
@@ -233,10 +234,10 @@ func TestWorldIdentity(t *testing.T) {
 	}
 	mmap(0x1800, 0x100, 1, "/data")
 	if _, s := w.Thread(3, 3); s != before {
-		t.Error("the child's Space changes with its parent's")
+		t.Errorf("the child's Space changes with its parent's: from %p to %p, with %d mappings", before, s, len(s.Mappings()))
 	}
 	if _, s := w.Thread(1, 1); s == before || s.Find(0x1850) != nil || s.Find(0x1900) == nil {
-		t.Error("a mapping is not hidden by another over a part of it")
+		t.Errorf("after a mapping over a part of another: the Space has changed: %v, 0x1850 is mapped: %v, 0x1900: %v; want true, false, true", s != before, s.Find(0x1850) != nil, s.Find(0x1900) != nil)
 	}
 }
 
@@ -299,7 +300,7 @@ func TestWorldForgets(t *testing.T) {
 		t.Errorf("%d files are known after %d processes, of which %d have their memory; at most %d should be", n, processes, len(w.procs), most)
 	}
 	if again := w.module(fileID{path: "/stays", inode: stays}); again != module {
-		t.Error("a file that a process has is another module")
+		t.Errorf("%s, which a process has, is another module than before: %p, not %p; %d files are known", again.Path, again, module, len(w.files))
 	}
 	runtime.KeepAlive(w)
 }
