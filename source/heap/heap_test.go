@@ -176,7 +176,8 @@ func FuzzChunk(f *testing.F) {
 			}
 		}
 		if 8*(frames-1000) > len(b) || stackSize*len(p.Stacks) > len(b) || moduleSize*len(p.Modules) > len(b) {
-			t.Fatal("more than there is room for")
+			t.Fatalf("%d bytes make %d frames, %d stacks and %d modules, want at most %d, %d and %d",
+				len(b), frames, len(p.Stacks), len(p.Modules), 1000+len(b)/8, len(b)/stackSize, len(b)/moduleSize)
 		}
 	})
 }
