@@ -143,10 +143,10 @@ func TestRebuilt(t *testing.T) {
 	at := bytes.LastIndex(lies, le.AppendUint64(le.AppendUint64(nil, 0x140000000), 0x3000)) // the range
 	le.PutUint64(lies[at+8:], 0x2000)
 	if f := open(t, lies, options(t)); f.modules[0].img != nil {
-		t.Error("a module is rebuilt of which memory lacks a page")
+		t.Errorf("a module of %d bytes is rebuilt, although the dump has only %d bytes of its memory: %q", f.modules[0].size, 0x2000, f.Notes)
 	}
 	f.copied = uint64(len(f.b))
 	if f.rebuilt(&f.modules[0]) != nil {
-		t.Error("more memory is taken than the dump has")
+		t.Errorf("a module of %d bytes is rebuilt, although all %d bytes of the dump had been copied: now %d have", f.modules[0].size, len(f.b), f.copied)
 	}
 }

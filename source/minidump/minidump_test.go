@@ -231,8 +231,8 @@ func TestMachines(t *testing.T) {
 			if v, ok := f.mem.Read8(0x1ffc); string(le.AppendUint64(nil, v)) != "4567!bcd" || !ok {
 				t.Errorf("memory: %q", le.AppendUint64(nil, v))
 			}
-			if _, ok := f.mem.Read8(0x2001); ok {
-				t.Error("memory that is not there is read")
+			if v, ok := f.mem.Read8(0x2001); ok {
+				t.Errorf("%s, form %d: 8 bytes at 0x2001 are read as %#x, but the dump's memory ends at 0x2008", c.m.Name, form, v)
 			}
 			want := map[uint32]string{windowsNT: "thread 8 ended the process: exception 0xb at 0x10", macOS: "thread 8 ended the process: EXC_RESOURCE (0xb) at 0x10"}
 			want[iOS] = want[macOS]
