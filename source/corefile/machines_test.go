@@ -277,7 +277,7 @@ func (f *foreign) chains(t *testing.T, path string, c *corefile.File) (list [][]
 		for i := range n {
 			v, ok := c.Threads[0].Snapshot.Mem.Load(at + word*(1+i))
 			if !ok {
-				t.Fatal("chains cannot be read")
+				t.Fatalf("the word at %#x, %d of %d in a chain, cannot be read", at+word*(1+i), i+1, n)
 			}
 			chain = append(chain, v&^f.m.ModeBits)
 		}
