@@ -365,7 +365,7 @@ func TestUnfinished(t *testing.T) {
 		t.Errorf("closed: %d samples, %+v, %v", len(samples), info, err)
 	}
 	if x.Sample(&source.Sample{Record: &source.Record{}}) == nil {
-		t.Error("a closed Writer takes samples")
+		t.Errorf("a closed Writer takes a sample: it has %d bytes, and its error is %v", x.n, x.err)
 	}
 }
 
