@@ -36,17 +36,17 @@ func TestBounds(t *testing.T) {
 		b.admits(again, 6)
 	}
 	if !b.admits(record(source.RecordMmap2, 9), 6) {
-		t.Error("what was read from /proc counts as the process's doing")
+		t.Errorf("%d mappings that were read from /proc count as process 9's doing: it has made %d, and is out: %v", maxRecords, b.made[9], b.out[9])
 	}
 	binary.LittleEndian.PutUint32(again[8:], 1<<23)
 	if b.admits(again, 6) {
-		t.Error("what was read from /proc of a process that is out is kept")
+		t.Errorf("a mapping that was read from /proc of process %d is kept, but the process should be out: out are %v", 1<<23, b.out)
 	}
 	b.taken()
 	exec := record(source.RecordComm, 1<<23)
 	binary.LittleEndian.PutUint16(exec[4:], source.MiscCommExec)
 	if b.admits(exec, 2e9); !b.admits(record(source.RecordMmap2, 1<<23), 2e9) {
-		t.Error("another program's are not kept")
+		t.Errorf("process %d executes another program, and its mappings are not kept: it has made %d, and out are %v", 1<<23, b.made[1<<23], b.out)
 	}
 	kept = 0
 	for n := range 20 * (maxRecords - 1) { // processes of one user, each of which makes less than it may
@@ -64,7 +64,8 @@ func TestBounds(t *testing.T) {
 		t.Errorf("known in part: %v", b.partial)
 	}
 	if b.waits(5, heavyMappings, 1e9) || b.waits(5, heavyMappings+1, 1e9) || !b.waits(5, heavyMappings+1, 1e9+1) || !b.late[5] || b.waits(5, heavyMappings+1, 2e9) || b.late[5] {
-		t.Error("a heavy process waits when it should not, or does not")
+		t.Errorf("process 5 waits with %d mappings, or, with %d, does not wait from 1e9+1 ns to 2e9 ns only: its space was last shared at %d ns, and it is late: %v",
+			heavyMappings, heavyMappings+1, b.shared[5], b.late[5])
 	}
 	for blocks, want := range map[int]int{1 << 12: 1 << 11, 1 << 13: 1 << 12, 1 << 14: 1 << 12, 1 << 15: 1 << 12, 1 << 18: 1 << 15} {
 		if got := share(blocks); got != want {
@@ -73,16 +74,16 @@ func TestBounds(t *testing.T) {
 	}
 	u := &user{max: 1 << 15}
 	if !u.fits(1<<15) || u.fits(1) || !(*user)(nil).fits(1<<30) {
-		t.Error("a user's blocks are not bounded, or root's are")
+		t.Errorf("a user has %d blocks of %d, want all; or root, who has no bound, does not have %d", u.blocks, u.max, 1<<30)
 	}
 	for range maxUserTables {
 		u.table()
 	}
 	if u.table() {
-		t.Error("a user's tables are not bounded")
+		t.Errorf("a user has %d tables, want at most %d", u.tables, maxUserTables)
 	}
 	if u.release(); !u.table() {
-		t.Error("a table that is none any more counts")
+		t.Errorf("a user who has released 1 of %d tables still has %d", maxUserTables, u.tables)
 	}
 }
 

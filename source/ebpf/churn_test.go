@@ -33,7 +33,7 @@ func TestChurn(t *testing.T) {
 	}
 	at := bytes.Index(b, []byte("\x04\x00\x00\x00\x14\x00\x00\x00\x03\x00\x00\x00GNU\x00")) // the build ID's note
 	if at < 0 {
-		t.Fatal("gcc has made no build ID")
+		t.Fatalf("gcc has made a program of %d bytes without a build ID of 20 bytes", len(b))
 	}
 	dir := t.TempDir()
 	for i := range programs {
@@ -174,12 +174,12 @@ func TestWaiting(t *testing.T) {
 	close(l.made)
 	tables.made = []*table{l}
 	if tables.settle(); len(tables.all) != 0 {
-		t.Error("a module that nobody names is kept")
+		t.Errorf("%d modules are kept, want none: %d spaces name the only one", len(tables.all), l.named)
 	}
 	if again := tables.add(mod); again == l {
-		t.Error("what was forgotten is there")
+		t.Errorf("the table that was forgotten is there again: %d spaces name it; %d modules have tables", again.named, len(tables.all))
 	} else if tables.forget(l); tables.all[mod] != again {
-		t.Error("another one of the same module was forgotten")
+		t.Errorf("a module's old table %p was forgotten, and the module now has %p, want the new one, %p", l, tables.all[mod], again)
 	}
 	// Of what no space has any more, only so much waits; what one has stays.
 	kept := tables.add(&unwind.Module{})
@@ -193,7 +193,8 @@ func TestWaiting(t *testing.T) {
 		}
 	}
 	if tables.all[kept.mod] != kept || !slices.Contains(tables.waiting, kept) {
-		t.Error("a module that a space has does not wait any more")
+		t.Errorf("a module that a space has is known: %v, waits: %v, want both; %d modules wait, of %d",
+			tables.all[kept.mod] == kept, slices.Contains(tables.waiting, kept), len(tables.waiting), len(tables.all))
 	}
 }
 
@@ -209,7 +210,7 @@ func TestLong(t *testing.T) {
 		first, second, third := stuck(), stuck(), tables.add(&unwind.Module{})
 		synctest.Wait()
 		if third.compiled() || len(tables.compiling) != 1 {
-			t.Error("more than one at once")
+			t.Errorf("%d modules are compiled at once, want 1; the third, behind two that do not let themselves be read, is compiled: %v", len(tables.compiling), third.compiled())
 		}
 		for range 2 {
 			time.Sleep(long)
@@ -217,7 +218,8 @@ func TestLong(t *testing.T) {
 			synctest.Wait()
 		}
 		if !third.compiled() || first.compiled() || second.compiled() {
-			t.Error("the third module waits for the first two")
+			t.Errorf("compiled are the first module: %v, the second: %v, the third: %v; want only the third; %d are being compiled, %d wait",
+				first.compiled(), second.compiled(), third.compiled(), len(tables.compiling), len(tables.waiting))
 		}
 		var all []*table
 		for range 2 * maxLong {
@@ -230,9 +232,9 @@ func TestLong(t *testing.T) {
 		}
 		close(answer)
 		synctest.Wait()
-		for _, l := range append(all, first, second) {
+		for i, l := range append(all, first, second) {
 			if !l.compiled() {
-				t.Fatal("a module is not compiled in the end")
+				t.Fatalf("module %d of %d is not compiled in the end; %d are being compiled, %d wait", i, len(all)+2, len(tables.compiling), len(tables.waiting))
 			}
 		}
 		if len(tables.compiling)+len(tables.waiting) > 0 {

@@ -291,8 +291,9 @@ func TestStacks(t *testing.T) {
 	k.old, k.now = k.now, map[uint64][]byte{}
 	check(ref, 20, 9, 7, 8, 1)
 	k.old = nil
-	if s, _ := parse(ref); k.record(&s) != nil || k.unknown.Load() != 1 {
-		t.Error("a stack that never came is not counted")
+	never, _ := parse(ref)
+	if b := k.record(&never); b != nil || k.unknown.Load() != 1 {
+		t.Errorf("a sample of a stack that never came makes a record of %d bytes, want none; %d such stacks are counted, want 1", len(b), k.unknown.Load())
 	}
 	for n := range len(def) {
 		parse(def[:n])
@@ -417,7 +418,7 @@ func TestNoRoomForChild(t *testing.T) {
 	const first = 1 << 22 // above all real ones
 	for pid := int32(first); put(pid) == nil; pid++ {
 		if pid-first > int32(known.MaxEntries()) {
-			t.Fatal("the map of processes has no end")
+			t.Fatalf("the map of processes takes %d of them, but has room for %d", pid-first, known.MaxEntries())
 		}
 	}
 	for scoped := range uint32(2) {
@@ -436,7 +437,7 @@ func TestCopiesEnd(t *testing.T) {
 	prog := compile(t, `#include <time.h>
 int main(void) { for (clock_t end = clock() + CLOCKS_PER_SEC / 100; clock() < end;); }`)
 	copies := 0
-	record(t, p, perfevent.Options{Command: []string{"env", "-i", "sh", "-c", `i=0; while [ $i -lt 30 ]; do cp "$0" "$0.$i"; "$0.$i"; i=$((i+1)); done`, prog}, Frequency: 5000}, func(s *source.Sample) {
+	st := record(t, p, perfevent.Options{Command: []string{"env", "-i", "sh", "-c", `i=0; while [ $i -lt 30 ]; do cp "$0" "$0.$i"; "$0.$i"; i=$((i+1)); done`, prog}, Frequency: 5000}, func(s *source.Sample) {
 		if s.From != source.Walked {
 			return
 		}
@@ -447,6 +448,6 @@ int main(void) { for (clock_t end = clock() + CLOCKS_PER_SEC / 100; clock() < en
 	})
 	t.Logf("%d copies", copies)
 	if copies == 0 {
-		t.Error("no stack was copied")
+		t.Errorf("none of %d stacks was copied: %+v", st.Samples, p.Stats())
 	}
 }

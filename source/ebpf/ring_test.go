@@ -120,7 +120,7 @@ func TestRing(t *testing.T) {
 			binary.LittleEndian.PutUint32(m.mem[2*m.page+int(at):], 1<<29)
 		}
 		if err := m.read(func([]byte) {}); err == nil {
-			t.Error("a record is longer than the data")
+			t.Errorf("a ring of %d bytes: a record of %d bytes is read without an error, but only %d bytes were written", m.size, 1<<29, 2*ringHeader)
 		}
 	}
 }

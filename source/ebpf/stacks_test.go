@@ -38,10 +38,10 @@ func TestKept(t *testing.T) {
 		t.Errorf("kept %d stacks of %d bytes each, want %d", n, len(record), maxKept/len(record))
 	}
 	if !k.full(maxStacks, maxBytes) {
-		t.Error("a generation of new stacks is not full")
+		t.Errorf("a generation of %d new stacks (%d bytes) is not full, but may have %d (%d bytes)", len(k.now)-k.kept, k.size, maxStacks, maxBytes)
 	}
 	if k.kept = len(k.now); k.full(maxStacks, maxBytes) {
-		t.Error("a generation is full of what it began with")
+		t.Errorf("a generation is full of the %d stacks that it began with: %d are new (%d bytes), it may have %d (%d bytes)", k.kept, len(k.now)-k.kept, k.size, maxStacks, maxBytes)
 	}
 	if k.drop(1); k.size != 0 {
 		t.Errorf("%d bytes have come", k.size)
