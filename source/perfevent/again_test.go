@@ -214,17 +214,18 @@ func TestConcerned(t *testing.T) {
 		}
 	}
 	if !r.member(20, 50) {
-		t.Error("a process is not recorded whose first thread has ended")
+		t.Errorf("process 20, whose first thread has ended, is not recorded: began %v, ended %v, in the tree: %v", r.repair.began, r.repair.ended, r.kin.Has(20))
 	}
 	r.mark(&source.Record{Type: source.RecordFork, PID: 20, TID: 20, PPID: 10, PTID: 10, Time: monotonic()})
 	if !r.member(20, now+2) {
-		t.Error("a process is not recorded that has the number of one that ended")
+		t.Errorf("process 20 of tick %d, which has the number of one that ended, is not recorded: began %v, ended %v, in the tree: %v", now+2, r.repair.began, r.repair.ended, r.kin.Has(20))
 	}
 	// Its exit is lost, and the number another one's, or a descendant's.
 	r.repair.start(10, 50)
 	procs[10] = origin{1, 50 + startSlack + 1}
 	if r.member(10, procs[10].start) || !r.member(10, 50+startSlack) {
-		t.Error("whoever has the number of a process is taken for that one")
+		t.Errorf("process 10 of tick 50: one of tick %d is taken for it: %v, want false; one of tick %d: %v, want true; began %v, ended %v",
+			procs[10].start, r.member(10, procs[10].start), 50+startSlack, r.member(10, 50+startSlack), r.repair.began, r.repair.ended)
 	}
 	for _, c := range []struct {
 		found  []int
@@ -254,7 +255,8 @@ func TestConcerned(t *testing.T) {
 	r.mark(&source.Record{Type: source.RecordFork, PID: 12, TID: 12, PPID: 10, PTID: 10, Time: monotonic()})
 	r.kin.Apply(&source.Record{Type: source.RecordFork, PID: 12, TID: 12, PPID: 10, PTID: 10})
 	if at := bootTicks(monotonic()); !r.member(12, at) || r.member(12, at+startSlack+1) {
-		t.Error("whoever has the number of a child is taken for it")
+		t.Errorf("child 12: one of tick %d is taken for it: %v, want true; one of tick %d: %v, want false; began %v, ended %v",
+			at, r.member(12, at), at+startSlack+1, r.member(12, at+startSlack+1), r.repair.began, r.repair.ended)
 	}
 	r.kin.Apply(&source.Record{Type: source.RecordFork, PID: 12, TID: 12, PPID: 1, PTID: 1})
 	r.family = false

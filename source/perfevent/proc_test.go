@@ -127,7 +127,7 @@ func TestSynthesisedZombie(t *testing.T) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatal("true has not ended")
+			t.Fatalf("true, process %d, is no zombie after a minute: its state is %q", cmd.Process.Pid, procfs.Status(cmd.Process.Pid, "State"))
 		}
 	}
 	s := synth{dec: source.NewDecoder(), ids: &buildIDs{}, owned: map[uint32]int{}}
@@ -136,7 +136,8 @@ func TestSynthesisedZombie(t *testing.T) {
 		t.Errorf("%d bytes of records", len(s.b))
 	}
 	if s.process(os.Getpid(), nil); len(s.b) == 0 {
-		t.Error("no records of this process")
+		tids, err := procfs.Threads(os.Getpid())
+		t.Errorf("process %d, this one, has no records; its threads are %v (%v)", os.Getpid(), tids, err)
 	}
 }
 
@@ -277,7 +278,7 @@ func TestKnown(t *testing.T) {
 				continue
 			}
 			if what == "known" && !known.Load() {
-				t.Error("the recording begins before the program knows the process")
+				t.Errorf("%s: the recording begins before the program knows process %d", what, pid)
 			}
 			if what == "known" || what == "own" {
 				r.Stop()

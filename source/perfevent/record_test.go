@@ -258,21 +258,22 @@ func TestStop(t *testing.T) {
 	start := <-stopped
 	between(t, "samples", int(s.Samples), 20, s.most())
 	if r.TimedOut() {
-		t.Error("a recording without a duration ended because it was over")
+		t.Errorf("a recording without a duration says that its duration was over: %d samples, Stop was called %v ago", s.Samples, time.Since(start).Round(time.Millisecond))
 	}
 	if st, _ := r.Wait(); st.ExitCode() != -1 || st.String() != "signal: terminated" {
 		t.Errorf("%v", st)
 	}
 	r = open(t, Options{Command: []string{"sleep", "1000"}, Duration: 100 * time.Millisecond})
+	opened := time.Now()
 	if run(t, r); !r.TimedOut() {
-		t.Error("a recording did not end because its duration was over")
+		t.Errorf("a recording of 100 ms ended after %v, and does not say that its duration was over; it was told to end: %v", time.Since(opened).Round(time.Millisecond), r.stop.Load())
 	}
 	r = open(t, Options{Command: []string{"false"}, Duration: time.Hour})
 	run(t, r)
 	r.Wait()
 	r.finish(true) // the duration is over while whoever records still writes
 	if r.TimedOut() {
-		t.Error("a recording whose command has ended did so because its duration was over")
+		t.Errorf("a recording whose command has ended (%v) says that its duration was over", r.cmd.ProcessState)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	r, err := Open(ctx, Options{Command: []string{"sleep", "1000"}})
@@ -507,7 +508,7 @@ func TestBegin(t *testing.T) {
 			drained = monotonic()
 			for whole, until := rounds.Load()+2, time.Now().Add(time.Minute); rounds.Load() < whole; time.Sleep(time.Millisecond) {
 				if time.Now().After(until) {
-					t.Error("the rings are not read")
+					t.Errorf("%v %v: a minute after the program has computed, the rings have been read %d times, want %d", o.PIDs, o.Command, rounds.Load(), whole)
 					break
 				}
 			}
