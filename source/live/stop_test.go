@@ -210,8 +210,9 @@ func TestExecutes(t *testing.T) {
 		t.Fatal(err)
 	}
 	pid := start(t, exec.Command(script))
+	const times = 200
 	seen := 0
-	for range 200 {
+	for range times {
 		if _, _, err := Open(pid, Options{Mods: func(string, string) *unwind.Module { return unwind.NewModule("", "", nil) }}); err == nil {
 			seen++
 		} else if !errors.Is(err, errReplaced) {
@@ -219,7 +220,7 @@ func TestExecutes(t *testing.T) {
 		}
 	}
 	if seen == 0 {
-		t.Error("it was never seen")
+		t.Errorf("process %d, which executes programs all the time, was seen in none of %d attempts", pid, times)
 	}
 }
 
@@ -237,7 +238,8 @@ func TestRefused(t *testing.T) {
 	if procfs.KernelThread(2) {
 		check(2, "kernel thread")
 	} else if procfs.Status(2, "Name") == "kthreadd" {
-		t.Error("kthreadd is no kernel thread")
+		stat, err := os.ReadFile("/proc/2/stat")
+		t.Errorf("kthreadd, process 2, is no kernel thread: Kthread is %q, stat %q (%v)", procfs.Status(2, "Kthread"), stat, err)
 	}
 	dead := exec.Command("true")
 	if err := dead.Start(); err != nil {
