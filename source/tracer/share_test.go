@@ -197,7 +197,8 @@ func TestMoved(t *testing.T) {
 			move(pid, cpus[1])
 		}
 		if !r.ask(th) {
-			t.Error("it cannot be interrupted")
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+			t.Errorf("thread %d, moved before: %v, cannot be interrupted: %s (%v)", pid, before, stat, err)
 			return 0
 		}
 		if after {
