@@ -336,7 +336,8 @@ func TestParcaNames(t *testing.T) {
 		inlined = inlined || len(l.Line) > 1
 	}
 	if !inlined {
-		t.Error("Parca has found no inlined call")
+		t.Errorf("Parca has found no inlined call in %d samples with %d locations and %d functions; report has %d, %d and %d",
+			len(got.Sample), len(got.Location), len(got.Function), len(want.Sample), len(want.Location), len(want.Function))
 	}
 	if got := report(ring); len(got.Sample) == 0 {
 		t.Errorf("the whole ring has 0 samples, its service %d", len(want.Sample))

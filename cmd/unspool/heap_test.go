@@ -19,6 +19,7 @@ import (
 
 	"github.com/unspool/unspool/doctor"
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/profile/pprof"
 	rec "github.com/unspool/unspool/record"
@@ -202,7 +203,7 @@ func TestHeapTwice(t *testing.T) {
 			break
 		}
 		if time.Now().After(limit) {
-			t.Fatal("the command has not started")
+			t.Fatalf("%q has not started its command after a minute: its state is %q", c.Args[1:], procfs.Status(c.Process.Pid, "State"))
 		}
 	}
 	c.Process.Signal(os.Interrupt)

@@ -72,7 +72,7 @@ func TestIdentity(t *testing.T) {
 	other := bytes.Clone(here)
 	other[0] = '1'
 	if bytes.Count(b, append(bytes.Clone(here), 0)) == 0 {
-		t.Fatal("the recording does not say its kernel's release")
+		t.Fatalf("the recording, of %d bytes, does not have its kernel's release, %q", len(b), here)
 	}
 	if err := os.WriteFile(data, bytes.ReplaceAll(b, append(bytes.Clone(here), 0), append(other, 0)), 0o600); err != nil {
 		t.Fatal(err)

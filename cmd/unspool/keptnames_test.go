@@ -102,7 +102,7 @@ func TestWithNames(t *testing.T) {
 	}
 	at := bytes.LastIndex(b, []byte("unspnam1"))
 	if at < 0 {
-		t.Fatal("the recording has no names")
+		t.Fatalf("the recording, of %d bytes, has no names: it lacks %q", len(b), "unspnam1")
 	}
 	b[at+20] ^= 1
 	os.WriteFile(data, b, 0o600)

@@ -410,7 +410,7 @@ func TestCompileForged(t *testing.T) {
 	section := b[frames.Offset:][:frames.Size]
 	i := bytes.Index(section, []byte{0x0e, 16}) // DW_CFA_def_cfa_offset
 	if i < 0 {
-		t.Fatal(".eh_frame of /bin/sh has no DW_CFA_def_cfa_offset 16")
+		t.Fatalf(".eh_frame of /bin/sh, %d bytes at %#x, has no DW_CFA_def_cfa_offset 16", frames.Size, frames.Offset)
 	}
 	section[i+1] = 24
 	dir := t.TempDir()

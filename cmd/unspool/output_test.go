@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/procfs"
 )
 
 // holds checks the names in a directory.
@@ -77,8 +78,8 @@ func TestFailedRecord(t *testing.T) {
 	// One without samples is not worth the one before it.
 	before, _ := os.ReadFile(file)
 	in("record", "--source", "perf", "-e", "page-faults", "-c", "1000000000", "--", "true").want(t, 0, "no samples.*; unspool.data still has the recording before")
-	if b, _ := os.ReadFile(file); !bytes.Equal(b, before) {
-		t.Error("an empty recording has taken the place of a good one")
+	if b, err := os.ReadFile(file); !bytes.Equal(b, before) {
+		t.Errorf("an empty recording of %d bytes (%v) has taken the place of a good one of %d", len(b), err, len(before))
 	}
 	in("record", "--source", "perf", "-e", "page-faults", "-c", "1000000000", "-o", "x.svg", "--", "true").want(t, 0, "no samples.*; x.svg still has the recording before")
 	if err := os.WriteFile(filepath.Join(dir, "x.jsonl"), []byte("{}\n"), 0o600); err != nil {
@@ -109,8 +110,8 @@ func TestFailedRecord(t *testing.T) {
 	good, _ := os.ReadFile(filepath.Join(dir, "x.svg"))
 	in("report", defaultRecording, "--comm", "^nobody$", "-o", "x.svg").want(t, 1, "matches")
 	in("record", "-p", "999999999", "-o", "x.svg").want(t, 1, "")
-	if b, _ := os.ReadFile(filepath.Join(dir, "x.svg")); !bytes.Equal(b, good) {
-		t.Error("a failure has replaced x.svg")
+	if b, err := os.ReadFile(filepath.Join(dir, "x.svg")); !bytes.Equal(b, good) {
+		t.Errorf("a failure has replaced x.svg: it has %d bytes (%v), and had %d", len(b), err, len(good))
 	}
 	for _, args := range []string{"report IN -o IN", "report IN --format folded -o LINK", "report - --format json -o IN", "unwind IN IN", "diff IN IN --format json -o IN"} {
 		os.Symlink(defaultRecording, filepath.Join(dir, "link"))
@@ -199,7 +200,7 @@ func TestSignals(t *testing.T) {
 				break
 			}
 			if time.Now().After(limit) {
-				t.Fatal("the command has not started")
+				t.Fatalf("%q has not started its command after a minute: its state is %q", c.Args[1:], procfs.Status(c.Process.Pid, "State"))
 			}
 		}
 		untilWorked(t, c.Process.Pid, 200*time.Millisecond)
@@ -275,7 +276,8 @@ func TestGrows(t *testing.T) {
 			return
 		}
 		if time.Now().After(limit) {
-			t.Fatal("nothing to be seen")
+			st, err := os.Stat(filepath.Join(c.Dir, "x.jsonl"))
+			t.Fatalf("x.jsonl has no samples a minute after the start: %v, %v; the state of the recording is %q", st, err, procfs.Status(c.Process.Pid, "State"))
 		}
 	}
 }

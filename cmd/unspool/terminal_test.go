@@ -197,7 +197,8 @@ func TestTopTerminal(t *testing.T) {
 			t.Errorf("%v: %q", err, p.text())
 		}
 	case <-time.After(20 * time.Second):
-		t.Fatal("it does not end")
+		text := p.text()
+		t.Fatalf("top does not end within 20 s of q; it has written %d bytes, in the end %q", len(text), text[max(0, len(text)-1000):])
 	}
 	after, err := unix.IoctlGetTermios(int(p.slave.Fd()), unix.TCGETS)
 	if err != nil || *after != p.before {
@@ -251,7 +252,8 @@ func TestReportTerminal(t *testing.T) {
 			t.Errorf("%v: %q", err, term.text())
 		}
 	case <-time.After(30 * time.Second):
-		t.Fatal("it does not end")
+		text := term.text()
+		t.Fatalf("report does not end within 30 s of q; it has written %d bytes, in the end %q", len(text), text[max(0, len(text)-1000):])
 	}
 	if m := regexp.MustCompile(`\x1b\[[\d;]*\b[39][0-8]m`).FindString(term.text()); m != "" {
 		t.Errorf("a colour, although NO_COLOR is set: %q", m)
