@@ -29,9 +29,10 @@ func measureGas(t testing.TB, root, asm string) measured {
 		return oracle.Run(t, root+"/lib64/ld-linux-x86-64.so.2", append([]string{"--library-path", root + "/usr/lib/x86_64-linux-gnu", root + "/usr/bin/x86_64-linux-gnu-" + name}, args...)...)
 	}
 	so := filepath.Join(t.TempDir(), "gas.so")
-	release := regexp.MustCompile(`^.* ([0-9]+\.[0-9]+)`).FindSubmatch(tool("as", "--version"))
+	version := tool("as", "--version")
+	release := regexp.MustCompile(`^.* ([0-9]+\.[0-9]+)`).FindSubmatch(version)
 	if release == nil {
-		t.Fatal("the assembler does not tell its version")
+		t.Fatalf("the assembler of %s does not tell its version: %.300q", root, version)
 	}
 	tool("as", "--gsframe", "-o", so+".o", asm)
 	tool("ld", "-shared", "--eh-frame-hdr", "--unresolved-symbols=ignore-all", "-o", so, so+".o")
@@ -301,7 +302,7 @@ func measureGo(t testing.TB) (list []measured) {
 	img, f := open(t, build(t))
 	h := pclntab.Open(img)
 	if h == nil {
-		t.Fatal("the program has no pclntab")
+		t.Fatalf("the program, an %s file of %d bytes, has no pclntab: .gopclntab has %d bytes", img.Format(), len(img.Bytes()), sectionSize(img, ".gopclntab"))
 	}
 	want, _ := f.Build(dwarf.DebugFrame)
 	c, err := compareRows(want, bounded(f, dwarf.DebugFrame))

@@ -307,7 +307,7 @@ func (ev *evaluation) formats(t testing.TB) string {
 		return err
 	})
 	if all.files == 0 {
-		t.Error("no file has .eh_frame")
+		t.Errorf("none of %d files has .eh_frame: %.500q", len(ev.paths), fmt.Sprint(ev.paths))
 		return ""
 	}
 	all.name = fmt.Sprintf("all %d files", all.files)

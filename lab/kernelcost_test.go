@@ -114,7 +114,9 @@ func loadOurs(t testing.TB, pid int) *ourWalk {
 		select {
 		case <-whole:
 		case <-time.After(30 * time.Second):
-			t.Fatal("there was no whole stack")
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			t.Fatalf("no stack of process %d was whole in 30 s: %d samples were walked in the kernel, with %d frames; others: %.500q", pid, w.samples, w.frames, w.other)
 		}
 	})
 	return w

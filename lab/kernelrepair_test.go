@@ -88,7 +88,14 @@ func TestKernelRepair(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("the program does not load its objects")
+			maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+			loaded := 0
+			for _, file := range files {
+				if bytes.Contains(maps, []byte(file)) {
+					loaded++
+				}
+			}
+			t.Fatalf("process %d has loaded %d of %d objects after a minute, %s not among them (%v)", pid, loaded, len(files), filepath.Base(files[n-1]), err)
 		}
 	}
 	time.Sleep(100 * time.Millisecond)

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/modules"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/source/ebpf"
@@ -150,7 +151,7 @@ func (r *kernelRun) wait(t *testing.T) error {
 	case err := <-r.done:
 		return err
 	case <-time.After(time.Minute):
-		t.Fatal("the recording does not end")
+		t.Fatalf("the recording does not end within a minute: %+v; its program: %+v", r.rec.Stats(), r.prog.Stats())
 		return nil
 	}
 }
@@ -333,7 +334,7 @@ func TestKernelStarved(t *testing.T) {
 		t.Errorf("%d processes have ended and are still known", len(left))
 	}
 	if n < 500 || float64(whole) < 0.9*float64(n) {
-		t.Error("the program that began meanwhile is not known")
+		t.Errorf("%d of %d stacks of the program that began meanwhile are whole, want 90 %% of at least 500", whole, n)
 	}
 }
 
@@ -469,12 +470,12 @@ func TestKernelKilledProfiler(t *testing.T) {
 	}
 	t.Logf("%d objects at most", most)
 	if most < 5 {
-		t.Error("it was never seen at work")
+		t.Errorf("the profiler was never seen at work: it had at most %d objects in the kernel, want 5; it was stopped within %v", most, reach)
 	}
 	before := ticks(t, target.Process.Pid)
 	time.Sleep(100 * time.Millisecond)
 	if ticks(t, target.Process.Pid) == before {
-		t.Error("the target stands still")
+		t.Errorf("process %d, which was recorded, stands still: its state is %q, and it has used %s ticks, as 100 ms before", target.Process.Pid, procfs.Status(target.Process.Pid, "State"), before)
 	}
 }
 
@@ -558,7 +559,7 @@ func TestKernelLoads(t *testing.T) {
 	}
 	t.Logf("%v; descriptors %d, then %d; goroutines %d, then %d; locked %s, then %s", took, fds, fds2, goroutines, goroutines2, locked, locked2)
 	if fds2 > fds || goroutines2 > goroutines || locked2 != locked {
-		t.Error("something was left behind")
+		t.Errorf("something was left behind: descriptors %d, then %d; goroutines %d, then %d; locked %s, then %s", fds, fds2, goroutines, goroutines2, locked, locked2)
 	}
 }
 
@@ -649,8 +650,8 @@ func TestKernelUnprivileged(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 	t.Logf("%s", out)
-	if _, err := os.Stat(filepath.Join(cmd.Dir, "x.stacks.json")); err == nil {
-		t.Error("it leaves a file")
+	if st, err := os.Stat(filepath.Join(cmd.Dir, "x.stacks.json")); err == nil {
+		t.Errorf("a recording that was not permitted leaves %s, of %d bytes", st.Name(), st.Size())
 	}
 }
 

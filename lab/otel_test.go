@@ -160,7 +160,7 @@ func TestOtel(t *testing.T) {
 	cells := sideBySide(t, 30*time.Second, ourProfiler(t, "unspool"), &profiler{name: filepath.Base(command[0]), args: command})
 	t.Logf("%s, both at the same time, beside compilers:\n%s", machine(), table(cells))
 	if strings.Contains(fmt.Sprint(cells), "NaN") {
-		t.Error("a profiler had no samples")
+		t.Errorf("a profiler had no samples: %v", cells)
 	}
 }
 

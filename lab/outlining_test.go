@@ -170,7 +170,7 @@ func (ev *evaluation) outlining(t testing.TB) string {
 		}
 	}
 	if sum.files == 0 {
-		t.Error("no file has .eh_frame that can be taken apart")
+		t.Errorf("none of %d files has .eh_frame that can be taken apart; %d fail: %.500q", len(ev.paths), len(odd), fmt.Sprint(odd))
 		return ""
 	}
 	cells := [][]string{{"form"}}

@@ -76,7 +76,7 @@ func TestSmallMachine(t *testing.T) {
 		t.Errorf("%d of %d stacks are whole", whole, all)
 	}
 	if own := count("own_bytes"); own == 0 || own+count("kernel_bytes") > count("limit_bytes") {
-		t.Error("it does not live by its limit")
+		t.Errorf("the agent does not live by its limit: %d bytes of its own, which must not be 0, and %d in the kernel, of %d", own, count("kernel_bytes"), count("limit_bytes"))
 	}
 	if killed, programs := count("killed"), count("programs"); killed > 0 || programs != smallPrograms {
 		t.Errorf("%d processes were killed, %d programs are left", killed, programs)
