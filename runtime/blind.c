@@ -351,7 +351,7 @@ int us_step_blind(struct us_blind *b, uint64_t at)
 		return US_OK;
 	o = step_pointer(b);
 	/* A link register has another return address, once the function has called. */
-	if ((o == US_LOST_REGISTER || (o != US_OK && MACHINE(CALL_PUSH))) && step_call(b, 0) == US_OK)
+	if ((o == US_LOST_REGISTER || (o != US_OK && MACHINE(CALL_PUSH) > 0)) && step_call(b, 0) == US_OK)
 		return US_OK;
 	if (o == US_LOST_REGISTER) { /* no call, though */
 		b->exact = 0;
