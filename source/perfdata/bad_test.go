@@ -165,7 +165,12 @@ func TestRefused(t *testing.T) {
 		}
 		r.Close()
 	}
-	if f, err := New(os.NewFile(^uintptr(0), "closed"), "closed"); err == nil {
+	closed, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed.Close()
+	if f, err := New(closed, "closed"); err == nil {
 		t.Errorf("New reads a file that is not open, and finds %d bytes", f.size)
 	}
 	dir, err := os.Open(t.TempDir())
