@@ -44,6 +44,11 @@ func TestCopyTruncated(t *testing.T) {
 	dir := t.TempDir()
 	path, out := filepath.Join(dir, "a"), filepath.Join(dir, "b")
 	b := get(t, "/bin/ls")
+	put(t, path, b, 0o755)
+	if _, err := Copy(context.Background(), path, out, "sframe"); err != nil {
+		t.Fatal(err)
+	}
+	whole := get(t, out)
 	n, last := 0, error(nil)
 	for i := range 60 {
 		put(t, path, b, 0o755)
@@ -58,6 +63,8 @@ func TestCopyTruncated(t *testing.T) {
 		}
 		if errors.Is(err, module.ErrTruncated) {
 			n++
+		} else if made := get(t, out); err == nil && !bytes.Equal(made, whole) {
+			t.Errorf("copy %d has no error and %d bytes; a copy of the whole file has %d", i, len(made), len(whole))
 		}
 		last = err
 	}
