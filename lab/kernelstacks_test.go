@@ -114,6 +114,10 @@ var kernelWorkloads = []kernelWorkload{
 	{"Go's faults", func(t *testing.T) []string {
 		return []string{goBuildFile(t, "workload/testdata/recovers.go"), shortly("700", "5000")}
 	}, 0.8, false},
+	// Where Go makes a thread, both threads are at the same instructions, and the new one has no caller.
+	{"Go's threads", func(t *testing.T) []string {
+		return []string{goBuildFile(t, "workload/testdata/threads.go", "-ldflags=-s -w"), shortly("700", "5000")}
+	}, 0.97, false},
 	// What musl has compiled has no information, main's caller neither, so no stack is whole.
 	{"signals, musl", func(t *testing.T) []string {
 		return []string{compiled(t, "musl-gcc", "signals.c", "-static"), shortly("30", "2000"), "altstack"}

@@ -46,7 +46,9 @@ func goRanges(c *unwind.Code, img *module.Image) {
 		case goFirst[name] || goEntry(name, img):
 			c.Terminal = append(c.Terminal, unwind.Range{Lo: lo, Hi: hi})
 		case name == "runtime.clone":
-			c.Terminal = append(c.Terminal, child(c.Machine, img, lo, hi)...)
+			if both, child, ok := clone(c.Machine, img, lo, hi); ok {
+				c.Forks, c.Terminal = append(c.Forks, both), append(c.Terminal, child)
+			}
 		case goMoves[name]:
 			c.Moved = append(c.Moved, moved(c, img, lo, hi)...)
 		}
@@ -61,28 +63,30 @@ func goRanges(c *unwind.Code, img *module.Image) {
 		return
 	}
 	if funcs := format.Functions(img); funcs != nil {
-		c.Injected, c.Moved = nil, nil
+		c.Injected, c.Moved, c.Forks = nil, nil, nil
 		funcs(add)
 	}
 }
 
-// child returns the code of runtime.clone that only the new thread executes, before it calls its first function: what follows the
-// first return behind the system call, with which the other thread returns (runtime/sys_linux_amd64.s, sys_linux_arm64.s).
-func child(m *arch.Machine, img *module.Image, lo, hi arch.Vaddr) []unwind.Range {
+// clone returns two parts of runtime.clone (runtime/sys_linux_amd64.s, sys_linux_arm64.s). Both threads execute the first one, which begins
+// behind the system call and ends with the return of the thread that made it. What follows is the new thread's, up to its first call.
+func clone(m *arch.Machine, img *module.Image, lo, hi arch.Vaddr) (both, child unwind.Range, ok bool) {
 	text := img.Tail(lo)
 	if hi <= lo || hi-lo > maxMoved || uint64(len(text)) < uint64(hi-lo) || len(m.Return) == 0 {
-		return nil
+		return both, child, false
 	}
 	text = text[:hi-lo]
 	call := bytes.Index(text, m.Syscall.Code)
 	if call < 0 {
-		return nil
+		return both, child, false
 	}
+	call += len(m.Syscall.Code)
 	ret := bytes.Index(text[call:], m.Return)
 	if ret < 0 {
-		return nil
+		return both, child, false
 	}
-	return []unwind.Range{{Lo: lo + arch.Vaddr(call+ret+len(m.Return)), Hi: hi}}
+	end := lo + arch.Vaddr(call+ret+len(m.Return))
+	return unwind.Range{Lo: lo + arch.Vaddr(call), Hi: end}, unwind.Range{Lo: end, Hi: hi}, true
 }
 
 // maxMoved bounds the size of a function whose code is read, in bytes: real ones have 200.

@@ -27,7 +27,7 @@ func TestGoFunctions(t *testing.T) {
 	for _, flags := range []string{"", "-buildmode=pie", "-ldflags=-linkmode=external", "-buildmode=pie -ldflags=-linkmode=external"} {
 		path := filepath.Join(dir, "prog")
 		cmd := exec.Command("go", append(append([]string{"build", "-o", path}, strings.Fields(flags)...), "main.go")...)
-		cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=")
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=-trimpath")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
@@ -85,7 +85,7 @@ func TestGoFunctions(t *testing.T) {
 }
 
 // TestGoChild: of runtime.clone, the new thread's part is where a stack begins, and no more: it begins behind the first return after the
-// system call, as go tool objdump prints the function.
+// system call, as go tool objdump prints the function. Between this call and this return, both threads are.
 func TestGoChild(t *testing.T) {
 	oracle.Long(t)
 	oracle.Need(t, "go")
@@ -96,11 +96,11 @@ func TestGoChild(t *testing.T) {
 	for _, machine := range []string{"amd64", "arm64"} {
 		path := filepath.Join(dir, machine)
 		cmd := exec.Command("go", "build", "-o", path, "main.go")
-		cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOARCH="+machine)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath", "GOARCH="+machine)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v\n%s", machine, err, out)
 		}
-		var want, last arch.Vaddr // the child's first instruction, and its last
+		var both, want, last arch.Vaddr // the first instruction behind the call; the child's first one, and its last
 		called, returned := false, false
 		for line := range strings.Lines(string(oracle.Run(t, "go", "tool", "objdump", "-s", `^runtime\.clone(\.abi0)?$`, path))) {
 			// sys_linux_amd64.s:599	0x46c1e5	0f05	SYSCALL
@@ -115,6 +115,9 @@ func TestGoChild(t *testing.T) {
 			if last = arch.Vaddr(at); returned && want == 0 {
 				want = last
 			}
+			if called && both == 0 {
+				both = last
+			}
 			called = called || words[3] == "SYSCALL" || words[3] == "SVC"
 			returned = returned || called && words[3] == "RET"
 		}
@@ -126,6 +129,9 @@ func TestGoChild(t *testing.T) {
 		i := slices.IndexFunc(c.Terminal, func(r unwind.Range) bool { return r.Lo <= last && last < r.Hi })
 		if want == 0 || i < 0 || c.Terminal[i].Lo != want {
 			t.Errorf("%s: the new thread's part of runtime.clone begins at %#x and ends behind %#x; stacks begin at %#x", machine, want, last, c.Terminal)
+		}
+		if len(c.Forks) != 1 || c.Forks[0] != (unwind.Range{Lo: both, Hi: want}) {
+			t.Errorf("%s: both threads are at %#x to %#x; got %#x", machine, both, want, c.Forks)
 		}
 		img.Close()
 	}

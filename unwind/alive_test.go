@@ -221,6 +221,30 @@ func TestMoved(t *testing.T) {
 	}
 }
 
+// TestForks: behind a system call that makes a thread, the thread for which it returns 0 has no caller; the other one has. So has whoever
+// returns there.
+func TestForks(t *testing.T) {
+	for _, plain := range []bool{true, false} {
+		space, code := in(t, arch.AMD64, plain, "400000  cfa=rsp+8  ra=c-8", "400100  cfa=rsp+16  rbp=c-16  ra=c-8", "400200  cfa=rsp+8  ra=u", "400300  gap")
+		code.Forks = []Range{{0x400110, 0x400120}}
+		s := snap(space, 0x400115, 0, 0x400201)
+		w := NewWalker(0)
+		for _, c := range []struct {
+			result uint64
+			want   string
+		}{{0, "400115:start outermost"}, {4711, "400115:start 400200:cfi outermost"}, {0, "400115:start outermost"}} {
+			s.Regs[0] = c.result
+			if got := chain(w.Walk(s, nil)); got != c.want {
+				t.Errorf("result %d\n got %s\nwant %s", c.result, got, c.want)
+			}
+		}
+		s = snap(space, 0x400000, 0x400115, 0, 0x400201)
+		if got, want := chain(w.Walk(s, nil)), "400000:start 400114:cfi 400200:cfi outermost"; got != want {
+			t.Errorf("called from there\n got %s\nwant %s", got, want)
+		}
+	}
+}
+
 // TestSignedFramePointer: by frame pointers, return addresses that are signed are read without their codes.
 func TestSignedFramePointer(t *testing.T) {
 	for _, code := range []uint64{0, 0x7f << 48, 0x35 << 56, 1<<63 | 0x42<<52} {

@@ -203,9 +203,9 @@ func (w *Walker) afterSyscall(c *Code, v arch.Vaddr) (n uint32, ok bool) {
 	return 0, false
 }
 
-// newThread says whether the thread has just been made by the system call that is n bytes before the program counter: what it
-// returns there is 0. Nothing has called it. w.state is that of the place.
-func (w *Walker) newThread(m *arch.Machine, mem *rows.Memory, n uint32) bool {
+// newThread says whether the thread has just been made by the system call behind which it is: what the call has returned is 0. Nobody
+// has called the thread. w.state is that of the place.
+func (w *Walker) newThread(m *arch.Machine, mem *rows.Memory) bool {
 	v, o := w.state.Get(m.Slot(m.Syscall.Result), mem)
-	return n > 0 && o == rows.OK && v == 0
+	return o == rows.OK && v == 0
 }

@@ -68,6 +68,10 @@ type Code struct {
 	// Moved is code that has another stack pointer than its rules say: Go's, while it calls the vDSO on a bigger stack.
 	Moved []Moved
 
+	// Forks is code right behind a system call that makes a thread. The call returns twice: in the new thread with 0, and nobody has called
+	// that thread. Rules there hold for the thread that has made it.
+	Forks []Range
+
 	// PLT are procedure linkage tables; Lazy ones push before they jump.
 	PLT []PLTRange
 }

@@ -70,6 +70,7 @@ type rest struct {
 	kind   siteKind
 	signal bool
 	moved  arch.Reg // in Code.Moved: the register that has the stack pointer; else 0
+	forks  bool     // in Code.Forks, and no call has led there
 }
 
 type siteFlags uint8
@@ -227,6 +228,9 @@ func (w *Walker) resolve(space *Space, pc arch.Addr, exact bool, e *site, r *res
 				if x := &c.Moved[i]; x.Lo <= v && v < x.Hi {
 					r.moved, e.plain = x.SP, plainNot
 				}
+			}
+			if exact && slices.ContainsFunc(c.Forks, func(x Range) bool { return x.Lo <= v && v < x.Hi }) {
+				r.forks, e.plain = true, plainNot
 			}
 			came := e.flags&siteExact != 0
 			if came && !r.signal {
@@ -414,6 +418,9 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 		how = HowCFI
 		switch kind {
 		case siteCFI:
+			if here.forks && w.newThread(m, mem) {
+				return frames, Outermost
+			}
 			if o := w.apply(&here, m, mem, alive); o != rows.OK {
 				return frames, w.stop(o, s, left)
 			}
@@ -464,7 +471,7 @@ func (w *Walker) Walk(s *Snapshot, frames []Frame) ([]Frame, Stop) {
 			if w.catchUp(s, frames[first:]) != rows.OK {
 				return frames, NoInfo
 			}
-			if w.newThread(m, mem, rule) {
+			if rule > 0 && w.newThread(m, mem) {
 				return frames, Outermost
 			}
 			if !w.stepCall(s) {

@@ -25,6 +25,7 @@ const (
 	LazyPLT                  // the same, whose stubs push
 	Injected                 // as Code, but the caller's PC is exact: unwind.Code
 	Moved                    // as Code, but the register of arch.GoMove has the stack pointer
+	Forks                    // as Code, but a thread that has just been made has no caller: unwind.Code
 )
 
 // Pending is the table of a module that is not compiled yet.
@@ -107,7 +108,7 @@ func cut(r Range, c *unwind.Code) []Range {
 		parts = append(next, x)
 		slices.SortFunc(parts, func(a, b Range) int { return cmp.Compare(a.Lo, b.Lo) })
 	}
-	if len(c.PLT)+len(c.Injected)+len(c.Moved)+len(c.Terminal) > maxParts {
+	if len(c.PLT)+len(c.Injected)+len(c.Moved)+len(c.Forks)+len(c.Terminal) > maxParts {
 		return parts
 	}
 	for _, p := range c.PLT {
@@ -124,6 +125,9 @@ func cut(r Range, c *unwind.Code) []Range {
 		if x.SP == c.Machine.GoMove.To {
 			lay(at(x.Range, Moved))
 		}
+	}
+	for _, x := range c.Forks {
+		lay(at(x, Forks))
 	}
 	for _, x := range c.Terminal {
 		lay(at(x, Terminal))

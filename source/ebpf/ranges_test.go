@@ -16,6 +16,7 @@ func TestRanges(t *testing.T) {
 		Segments: []unwind.Segment{{Off: 0x690, Size: 0x1000, Vaddr: 0x1690}},
 		Terminal: []unwind.Range{{Lo: 0x1690, Hi: 0x16b0}},
 		Injected: []unwind.Range{{Lo: 0x2000, Hi: 0x2010}},
+		Forks:    []unwind.Range{{Lo: 0x2100, Hi: 0x2110}},
 		PLT:      []unwind.PLTRange{{Range: unwind.Range{Lo: 0x2600, Hi: 0x2680}, Lazy: true}},
 	}
 	m := unwind.NewModule("/bin/prog", "", func(*unwind.Module) *unwind.Code { return code })
@@ -33,7 +34,9 @@ func TestRanges(t *testing.T) {
 		{Lo: 0x401690, Hi: 0x4016b0, Bias: bias, Table: 7, Kind: Terminal},
 		{Lo: 0x4016b0, Hi: 0x402000, Bias: bias, Table: 7, Kind: Code},
 		{Lo: 0x402000, Hi: 0x402010, Bias: bias, Table: 7, Kind: Injected},
-		{Lo: 0x402010, Hi: 0x402600, Bias: bias, Table: 7, Kind: Code},
+		{Lo: 0x402010, Hi: 0x402100, Bias: bias, Table: 7, Kind: Code},
+		{Lo: 0x402100, Hi: 0x402110, Bias: bias, Table: 7, Kind: Forks},
+		{Lo: 0x402110, Hi: 0x402600, Bias: bias, Table: 7, Kind: Code},
 		{Lo: 0x402600, Hi: 0x402680, Bias: bias, Table: 7, Kind: LazyPLT},
 		{Lo: 0x402680, Hi: 0x402690, Bias: bias, Table: 7, Kind: Code},
 		{Lo: 0x402690, Hi: 0x403000, Kind: Code},

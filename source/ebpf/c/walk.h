@@ -80,6 +80,7 @@ enum {
 	RANGE_LAZY = 4,     /* the same, whose stubs push */
 	RANGE_INJECTED = 5, /* as RANGE_CODE, but the caller goes on exactly at the return address */
 	RANGE_MOVED = 6,    /* as RANGE_CODE, but register GO_SP has the stack pointer */
+	RANGE_FORKS = 7,    /* as RANGE_CODE, but where a system call has returned 0, nothing: it has made the thread */
 };
 
 /* A part of a process's address space. Ranges ascend and do not overlap. */
@@ -337,6 +338,15 @@ static __always_inline int get(struct walk *w, u32 slot, u64 *to)
 	return OK;
 }
 
+/* Whether the thread has just been made by the system call behind which it is: the call has returned 0. Nobody has called the thread. */
+static __always_inline int new_thread(void)
+{
+	struct walk *w = walk_state();
+	u64 result;
+
+	return w && get(w, MACHINE(RESULT), &result) == OK && result == 0;
+}
+
 #include "find.h"
 
 /* ---- Steps ---- */
@@ -535,7 +545,9 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 				by = BY_CALL;
 			}
 		}
-		if (by == BY_RULE && maybe != MAYBE_PLACE) {
+		if (by == BY_RULE && exact && w->range.kind == RANGE_FORKS && new_thread())
+			by = NO_CALLER;
+		else if (by == BY_RULE && maybe != MAYBE_PLACE && w->range.kind != RANGE_FORKS) {
 			e[1] = e[0];
 			e->pc = key;
 			e->space = w->space;
@@ -599,13 +611,9 @@ static __always_inline long walk_frame(struct walk *w, struct cache *c)
 		break;
 	case BY_CALL:
 		how = HOW_CALL;
-		if (w->gap > 1) { /* behind the call, a new thread has 0 */
-			u64 result;
-
-			if (get(w, MACHINE(RESULT), &result) == OK && result == 0) {
-				w->stop = STOP_OUTERMOST;
-				return 1;
-			}
+		if (w->gap > 1 && new_thread()) {
+			w->stop = STOP_OUTERMOST;
+			return 1;
 		}
 		o = step_call(0) ? OK : NO_RULE;
 		break;
