@@ -185,15 +185,20 @@ func TestCopyPlaces(t *testing.T) {
 	if err := syscall.Mkfifo(at("fifo"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	var through error
 	read := make(chan []byte)
-	go func() { b, _ := os.ReadFile(at("fifo")); read <- b }()
+	go func() {
+		var b []byte
+		b, through = os.ReadFile(at("fifo"))
+		read <- b
+	}()
 	copied(at("a"), at("fifo"))
-	if b := <-read; !bytes.Equal(b, want) {
+	if b := <-read; through != nil || !bytes.Equal(b, want) {
 		same := 0
 		for same < min(len(b), len(want)) && b[same] == want[same] {
 			same++
 		}
-		t.Errorf("what comes through a FIFO is not the copy: %d bytes, want %d, of which the first %d are the same", len(b), len(want), same)
+		t.Errorf("what comes through a FIFO is not the copy: %d bytes, want %d, of which the first %d are the same; %v", len(b), len(want), same, through)
 	}
 	if st, err := os.Stat(at("fifo")); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("the FIFO: %v, %v", st.Mode(), err)

@@ -171,9 +171,14 @@ func TestLocate(t *testing.T) {
 			t.Errorf("%q: %v, %v", name, img, err)
 		}
 	}
-	if img, _, err := l.Find("[vdso]", "", 0); err == nil {
+	vdso, missing := VDSO()
+	img, _, err := l.Find("[vdso]", "", 0)
+	if (err == nil) != (missing == nil) {
+		t.Errorf("Find: %v; VDSO: %v; want both or none", err, missing)
+	}
+	if err == nil {
 		l.Close()
-		if vdso, _ := VDSO(); img != vdso || len(vdso.Bytes()) == 0 {
+		if img != vdso || len(vdso.Bytes()) == 0 {
 			t.Errorf("after Close, the vDSO has %d bytes, want some; Find gave the vDSO: %v, want true", len(vdso.Bytes()), img == vdso)
 		}
 	}
