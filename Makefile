@@ -7,9 +7,14 @@ RECORDINGS ?= recordings
 # Tests count what they compile: they do not look at what this machine has compiled for all users.
 export UNSPOOL_TABLES =
 
-# Build the program. Without cgo, whose threads would keep the capabilities that a recording gives up.
+# All that is compiled names no place (-trimpath): so clones at other places find it in Go's cache, and each target finds what another one,
+# or .ci/run, has compiled.
+export GOFLAGS := -trimpath $(filter-out -trimpath,$(GOFLAGS))
+
+# Build the program. Without cgo, whose threads would keep the capabilities that a recording gives up. Developers profile it, and annotate its
+# source: it names where that is.
 unspool: $(shell git ls-files '*.go' '*.s' '*.o' '*.js' '*.css' '*.html' go.mod go.sum)
-	CGO_ENABLED=0 $(GO) build -o unspool ./cmd/unspool
+	CGO_ENABLED=0 $(GO) build -trimpath=false -o unspool ./cmd/unspool
 
 # Manual pages, in man/.
 .PHONY: man
@@ -27,14 +32,14 @@ install-runtime:
 MACHINES = $$({ git grep -lE '^//go:build .*(amd64|arm64)' -- '*.go'; git ls-files '*_amd64.go' '*_arm64.go' '*_amd64_test.go' '*_arm64_test.go'; } | xargs -n1 dirname | sort -u | sed 's,^,./,')
 
 # What a change must pass before anything longer is run: formatting, vet for both machines, and the tests that take neither long nor
-# the whole machine (-short). Half a minute on two cores, when what has not changed is in Go's cache, which clones at other places share
-# (-trimpath): but not what opens files of the clone, as targets of fuzzing do.
+# the whole machine (-short). Half a minute on two cores, when what has not changed is in Go's cache: but not what opens files of the clone,
+# as targets of fuzzing do.
 .PHONY: check
 check:
 	test -z "$$(gofmt -l . | tee -a /dev/stderr)"
-	$(GO) vet -trimpath ./...
-	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet -trimpath $(MACHINES)
-	@others="$(others)" && $(GO) run -trimpath ./internal/testlog $(GO) test -short -skip '^Fuzz' -trimpath -vet=off $(TESTFLAGS) ./cmd/unspool $$others
+	$(GO) vet ./...
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet $(MACHINES)
+	@others="$(others)" && $(GO) run ./internal/testlog $(GO) test -short -skip '^Fuzz' -vet=off $(TESTFLAGS) ./cmd/unspool $$others
 
 # The packages whose tests take long, longest first: the others, which are short, fill the gaps.
 LONGEST = lab cmd/unspool runtime/test lab/shapes source/perfevent emit/csource source/perfdata source/ebpf source/tracer shadow lab/random source/live

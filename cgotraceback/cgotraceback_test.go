@@ -272,7 +272,7 @@ func TestVendored(t *testing.T) {
 	}
 	for _, args := range [][]string{{"go", "mod", "vendor"}, {"go", "build", "-mod=vendor", "-o", "main", "."}, {"./main"}} {
 		cmd := exec.Command(args[0], args[1:]...)
-		cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=", "GOWORK=off")
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=-trimpath", "GOWORK=off")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%q: %v\n%s", args, err, out)
 		}

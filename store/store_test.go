@@ -543,7 +543,7 @@ func TestGo(t *testing.T) {
 		t.Helper()
 		path := filepath.Join(dir, "prog"+ldflags)
 		cmd := exec.Command("go", "build", "-o", path, "-ldflags="+ldflags, "main.go")
-		cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}

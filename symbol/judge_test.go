@@ -59,7 +59,7 @@ func others(t *testing.T) []string {
 		}
 		exe := filepath.Join(dir, fmt.Sprint(build[0], i))
 		cmd := exec.Command(build[0], append(build[1:], "-o", exe, src)...)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GO111MODULE=off", "GOFLAGS=")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GO111MODULE=off", "GOFLAGS=-trimpath")
 		if b, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v\n%s", build, err, b)
 		}

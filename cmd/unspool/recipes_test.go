@@ -75,7 +75,7 @@ func (r *recipe) run(verb string, args ...string) (string, error) {
 		r.t.Fatal(err)
 	}
 	c := exec.Command("go", append([]string{verb, "-overlay", overlay}, args...)...)
-	c.Dir, c.Env = r.root, append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0")
+	c.Dir, c.Env = r.root, append(os.Environ(), "GOFLAGS=-trimpath", "CGO_ENABLED=0")
 	out, err := c.CombinedOutput()
 	return string(out), err
 }

@@ -47,7 +47,7 @@ func TestJudge(t *testing.T) {
 			build := func(path, more string) *module.Image {
 				t.Helper()
 				cmd := exec.Command("go", "build", "-o", path, "-buildmode="+c.mode, "-ldflags="+c.ldflags+more, "main.go")
-				cmd.Dir, cmd.Env = dir, append(append(os.Environ(), "GOFLAGS="), c.env...)
+				cmd.Dir, cmd.Env = dir, append(append(os.Environ(), "GOFLAGS=-trimpath"), c.env...)
 				if out, err := cmd.CombinedOutput(); err != nil {
 					t.Fatalf("%v\n%s", err, out)
 				}
