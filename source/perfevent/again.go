@@ -48,10 +48,16 @@ type repair struct {
 	ended map[int32]uint64 // when they exited: the same, instead of began. One whose exit was lost is in began
 	sweep int              // how many have ended when those are forgotten that kin has forgotten
 
-	mu       sync.Mutex
-	unmapped map[int32]bool // processes with stacks that lead to addresses in no known mapping: see Unmapped
-	some     atomic.Bool    // there are some
-	tried    map[int32]trial
+	mu     sync.Mutex
+	unread map[int32]debt // processes with stacks that lead to addresses in no known mapping: see Unmapped; and those whose reading took too long
+	some   atomic.Bool    // there are some
+	tried  map[int32]trial
+}
+
+// A debt says of a process that is to be read alone whether a repair owes that: then nobody asks for it again.
+type debt struct {
+	owed  bool
+	start uint64 // of the process that is owed, in ticks, where it is known: whether it is recorded is not asked again
 }
 
 // An origin is what /proc/PID/stat says of how a process began. Times are in ticks of the boot clock, as there.
@@ -74,33 +80,49 @@ const (
 
 // Unmapped says that a stack of a process leads to an address in no known mapping: mremap(2) writes no record. See source.RecordStream.
 func (r *Recorder) Unmapped(pid int32) {
-	p := &r.repair
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.unmapped) < maxUnmapped {
-		if p.unmapped == nil {
-			p.unmapped = map[int32]bool{}
-		}
-		p.unmapped[pid] = true
-		p.some.Store(true)
-	}
+	r.repair.want(pid, debt{})
 }
 
-// due returns the processes of Unmapped that may be read now. Whoever is not read asks again.
+// want notes a process that is to be read alone.
+func (p *repair) want(pid int32, d debt) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !d.owed && (p.unread[pid].owed || len(p.unread) >= maxUnmapped) {
+		return
+	}
+	if p.unread == nil {
+		p.unread = map[int32]debt{}
+	}
+	p.unread[pid] = d
+	p.some.Store(true)
+}
+
+// due returns the processes of want that may be read now. Of the others, whoever is not owed asks again.
 func (p *repair) due(now time.Time) (pids []int) {
 	if !p.some.Load() || now.Before(p.rest) {
 		return nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for pid := range p.unmapped {
+	for pid, d := range p.unread {
 		if !now.Before(p.tried[pid].next) {
 			pids = append(pids, int(pid))
+		} else if !d.owed {
+			delete(p.unread, pid)
 		}
 	}
-	clear(p.unmapped)
-	p.some.Store(false)
+	p.some.Store(len(p.unread) > 0)
 	return pids
+}
+
+// take forgets a process of want, which is read now, and returns what was owed.
+func (p *repair) take(pid int32) debt {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	d := p.unread[pid]
+	delete(p.unread, pid)
+	p.some.Store(len(p.unread) > 0)
+	return d
 }
 
 // charge notes that a process is read because its stacks lead to addresses in no known mapping.
@@ -181,7 +203,7 @@ func (r *Recorder) repairing(owned map[uint32]int) synth {
 // read makes the records of a process: see synth.again. Where that takes too long, it is tried again: by then build IDs are known.
 func (r *Recorder) read(s *synth, pid int, is origin) {
 	if !s.again(pid, is) {
-		r.Unmapped(int32(pid))
+		r.repair.want(int32(pid), debt{true, is.start})
 	}
 }
 
@@ -204,13 +226,14 @@ func (r *Recorder) single(now time.Time) bool {
 	}
 	s := r.repairing(map[uint32]int{})
 	for _, pid := range pids {
+		d := p.take(int32(pid))
 		p.charge(int32(pid), now)
-		if is, ok := originOf(pid); ok && r.member(pid, is.start) {
+		if is, ok := originOf(pid); ok && (is.start == d.start || r.member(pid, is.start)) {
 			r.read(&s, pid, origin{start: is.start})
 		}
 		r.write(&s)
 		if time.Since(now) > sliceTime {
-			break // the others ask again
+			break // the others are due
 		}
 	}
 	r.flush()

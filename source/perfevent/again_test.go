@@ -368,6 +368,41 @@ func TestTrials(t *testing.T) {
 	}
 }
 
+// TestOwed: a process whose reading took too long is kept until it is read, though nobody asks for it, and is known by when it began. One that
+// only a stack has asked for is not kept.
+func TestOwed(t *testing.T) {
+	r := &Recorder{}
+	p := &r.repair
+	at := time.Now()
+	p.want(7, debt{true, 4711})
+	p.want(8, debt{})
+	r.Unmapped(7) // takes nothing from it
+	for range 2 {
+		if pids := p.due(at); len(pids) != 2 {
+			t.Fatalf("at once, %v are due, want 7 and 8", pids)
+		}
+	}
+	for _, pid := range []int32{7, 8} {
+		d := p.take(pid)
+		if want := (debt{pid == 7, 4711 * uint64(8-pid)}); d != want {
+			t.Errorf("of process %d, owed: %+v, want %+v", pid, d, want)
+		}
+		p.charge(pid, at)
+		p.want(pid, d)
+	}
+	for _, c := range []struct {
+		after time.Duration
+		want  []int
+	}{{time.Second / 2, nil}, {time.Second, []int{7}}, {time.Minute, []int{7}}} {
+		if pids := p.due(at.Add(c.after)); !slices.Equal(pids, c.want) {
+			t.Errorf("after %v, %v are due, want %v", c.after, pids, c.want)
+		}
+	}
+	if p.take(7); p.due(at.Add(time.Minute)) != nil || p.some.Load() {
+		t.Errorf("what has been read is still to be read: %v", p.unread)
+	}
+}
+
 // TestAgainBound: reading a process of many mappings ends when it is asked to, and leaves what is known of it.
 func TestAgainBound(t *testing.T) {
 	const pages = 1024
