@@ -2,6 +2,7 @@ package tracer
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -161,6 +162,26 @@ func TestBursts(t *testing.T) {
 	// Kernels before Linux 6.12 let a thread end its slice, and many of these bursts, before they run the tracer.
 	if due == 0 || float64(g.Samples+g.Lost+g.LostSamples) < due/4 {
 		t.Errorf("%d samples and %d lost, want %.0f", g.Samples, g.Lost+g.LostSamples, due)
+	}
+}
+
+// A thread that is asked to stop while it makes processes stops to tell of one, and the kernel forgets that it was asked. It is sampled all the same,
+// and from then on.
+func TestForks(t *testing.T) {
+	oracle.Long(t)
+	pid, _ := spawn(t, "forks")
+	ticks := func() float64 { u, k := times(t, pid); return u + k } // of 10 ms
+	before := ticks()
+	var first, last uint64
+	g := run(t, open(t, Options{PIDs: []int{pid}, Frequency: 300, Duration: 3 * time.Second}), func(s *source.Sample, _ string) {
+		if int(s.TID) == pid {
+			first, last = cmp.Or(first, s.Time), s.Time
+		}
+	})
+	due := (ticks() - before) * 3
+	t.Logf("%d samples and %d lost of %.0f, in %v", g.tids[int32(pid)], g.Lost+g.LostSamples, due, time.Duration(last-first))
+	if n := float64(g.tids[int32(pid)]); due == 0 || n < due/4 || time.Duration(last-first) < 2*time.Second {
+		t.Errorf("%.0f samples in %v, want %.0f in 3 s; %d lost", n, time.Duration(last-first), due, g.Lost+g.LostSamples)
 	}
 }
 

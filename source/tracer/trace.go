@@ -266,10 +266,10 @@ func (r *Recorder) handle(s ptrace.Stop) {
 			_ = ptrace.Listen(s.TID)
 			return
 		}
-		if th.wanted {
-			th.wanted = false
-			r.sample(th)
-		}
+	}
+	if th.wanted { // whatever it has stopped for: each stop makes the kernel forget that it has been asked (ptrace_stop)
+		th.wanted = false
+		r.sample(th)
 	}
 	th.resumed = time.Now()
 	_ = ptrace.Cont(s.TID, s.Inject()) // it fails if the thread has been killed

@@ -190,7 +190,7 @@ func TestCommand(t *testing.T) {
 		{"work;", ";main;", "in_first"}, {"named;", ";start_thread;", "in_thread"}, {"work;", ";main;", "in_child"}, {"executed;", ";main;", "in_executed"},
 	} {
 		if g.has(want...) == 0 {
-			t.Errorf("no sample of %v\n%v", want, g.String())
+			t.Errorf("no sample of %v\n%v%+v", want, g.String(), g.Stats)
 		}
 	}
 	if whole := g.Stops[unwind.Outermost]; whole*10 < g.Samples*9 || len(g.pids) < 3 {

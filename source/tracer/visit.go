@@ -288,10 +288,11 @@ func (r *Recorder) visit(cpu int) (threads int, late bool) {
 		case err != nil:
 			return asked, false
 		case ok:
-			if th := r.threads[s.TID]; th != nil && th.wanted && s.Event() == unix.PTRACE_EVENT_STOP {
+			th := r.threads[s.TID]
+			wanted := th != nil && th.wanted
+			if r.handle(s); wanted && (!th.wanted || s.GroupStop()) {
 				asked--
 			}
-			r.handle(s)
 		default:
 			ptrace.Nap()
 		}

@@ -201,6 +201,13 @@ int main(int argc, char **argv)
 			return 1;
 		alternate(NULL);
 	}
+	if (argc > 1 && !strcmp(argv[1], "forks") && write(1, "up\n", 3) == 3) /* children that end at once */
+		for (;;) {
+			pid_t child = fork();
+			if (child == 0)
+				_exit(0);
+			waitpid(child, NULL, 0);
+		}
 	if (argc > 2 && !strcmp(argv[1], "bursts") && write(1, "up\n", 3) == 3)
 		bursts(atof(argv[2]));
 	if (argc > 3 && !strcmp(argv[1], "share"))
