@@ -19,6 +19,7 @@ var seldom = []exception{
 	{"deeper", ".*", "ebpf", "truncated", "s_spin (s_odd s_even)* s_odd?", "until tables have come to the kernel, events copy 32 KiB"},
 	{"loaded", ".*", "ebpf", "truncated", "s_spin plt? s_work (s_load s_down*)?", "the same"},
 	{"goroutine|goclock", "arm64-go.*", ".*", "bad-cfa|bad-return", "LIB{1,2}", "gogo calls without a frame, and asyncPreempt returns by another register (docs/FINDINGS.md)"},
+	{"short", ".*", "perf|ebpf", "truncated|bad-memory", "s_parent", "the first call behind fork writes to the stack: while the kernel copies the page, nothing is mapped there (ptep_clear_flush in do_wp_page)"},
 	{"altstack", "arm64.*", "perf|ebpf", "truncated", "s_handler SIGRETURN s_loop main", "a copy holds the handler's stack; s_loop has no frame, x30 leads to main"},
 	{"reload", "arm64.*", ".*", "bad-return|bad-memory", "LIB+ s_load (s_load|main)?", "glibc's rules for _dl_runtime_resolve have a CFA 16 bytes too low (docs/FINDINGS.md)"},
 }

@@ -134,22 +134,34 @@ func (t *tables) claims() (in, out []*table) {
 }
 
 // contend chooses which of the tables that are out come, and which of those that are in leave. Both are in ascending order of their wants. free is how
-// many bytes are free; it is negative where there are too many.
+// many bytes are free; it is negative where there are too many. A table leaves only if there is no room without it.
 func contend(in, out []*table, free int64) (come, leave []*table) {
 	for _, l := range slices.Backward(out) {
 		if l.want == 0 {
 			break
 		}
-		n, room, want := 0, free, 0.0
-		for room < int64(l.cost()) && n < len(in) && clearly(l.want, want+in[n].want) {
-			room, want = room+int64(in[n].size), want+in[n].want
-			n++
+		n, room := 0, free-int64(l.cost())
+		for ; room < 0 && n < len(in); n++ {
+			room += int64(in[n].size)
 		}
-		if room < int64(l.cost()) {
+		if room < 0 {
 			continue
 		}
-		come, leave = append(come, l), append(leave, in[:n]...)
-		in, free = in[n:], room-int64(l.cost())
+		var gone, stay []*table
+		want := 0.0
+		for _, i := range slices.Backward(in[:n]) {
+			if size := int64(i.size); size <= room {
+				room, stay = room-size, append(stay, i)
+			} else {
+				want, gone = want+i.want, append(gone, i)
+			}
+		}
+		if !clearly(l.want, want) {
+			continue
+		}
+		slices.Reverse(stay)
+		come, leave = append(come, l), append(leave, gone...)
+		in, free = append(stay, in[n:]...), room
 	}
 	return come, leave
 }

@@ -136,6 +136,45 @@ func TestMostSearched(t *testing.T) {
 	}
 }
 
+// TestSpared: small tables stay where a large one must leave in any case, and a table comes only if those that leave are wanted less.
+func TestSpared(t *testing.T) {
+	tab := func(size uint64, want float64) *table { return &table{size: size, want: want} }
+	small, tiny, large, busy := tab(10, 1), tab(1, 2), tab(80, 3), tab(40, 300)
+	in := []*table{small, tiny, large, busy}
+	for _, c := range []struct {
+		free        int64
+		out         []*table
+		come, leave []*table
+	}{
+		{free: 20, out: []*table{tab(45, 100)}, leave: []*table{large}},
+		{free: 40, out: []*table{tab(45, 100)}, leave: []*table{small}},
+		{free: 45, out: []*table{tab(45, 100)}},
+		{free: -1, out: []*table{tab(5, 100)}, leave: []*table{small}},
+		{free: 0, out: []*table{tab(91, 100)}, leave: []*table{large, tiny, small}},
+		{free: 0, out: []*table{tab(92, 100)}, come: []*table{}}, // busy would have to leave
+		{free: 0, out: []*table{tab(200, 1000)}, come: []*table{}},
+		{free: 20, out: []*table{tab(45, 5)}, come: []*table{}},
+		{free: 20, out: []*table{tab(12, 50), tab(45, 100)}, leave: []*table{large}},
+		{free: 5, out: []*table{tab(11, 50), tab(85, 100)}, leave: []*table{large, tiny, small}},
+	} {
+		if c.come == nil {
+			c.come = slices.Clone(c.out)
+			slices.Reverse(c.come)
+		}
+		come, leave := contend(in, c.out, c.free)
+		if !slices.Equal(come, c.come) || !slices.Equal(leave, c.leave) {
+			t.Errorf("%d free, %v out: %v come and %v leave, want %v and %v", c.free, bytesOf(c.out), bytesOf(come), bytesOf(leave), bytesOf(c.come), bytesOf(c.leave))
+		}
+	}
+}
+
+func bytesOf(list []*table) (all []uint64) {
+	for _, l := range list {
+		all = append(all, l.size)
+	}
+	return all
+}
+
 // TestCost: a table costs what the kernel said, so none comes where it has no room.
 func TestCost(t *testing.T) {
 	s := newShelf(2, 1)
