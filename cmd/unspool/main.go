@@ -1,8 +1,8 @@
-// Command unspool turns unwind tables into stacks and stacks into pictures. Each verb has a file here with
-// its flags and its help; packages do the work.
+// Command unspool turns unwind tables into stacks and stacks into pictures. Each verb has a file here with its flags and help; packages do the work.
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -66,9 +66,7 @@ programs need no frame pointers.`,
 	root.SetVersionTemplate("{{about}}")
 	cli.Setup(root, groups, values)
 	cli.EachVerb(root, func(c *cobra.Command) error {
-		if e, ok := examples[c.CommandPath()]; ok {
-			c.Example = e
-		}
+		c.Example = cmp.Or(examples[c.CommandPath()], c.Example)
 		return nil
 	})
 	for _, c := range root.Commands() {
@@ -77,7 +75,7 @@ programs need no frame pointers.`,
 			c.RunE = func(c *cobra.Command, args []string) error {
 				if on, err := c.Flags().GetBool("run"); err != nil || !on {
 					if err := caps.Drop(keep, caps.Outputs); err != nil && !errors.Is(err, errors.ErrUnsupported) {
-						fmt.Fprintf(stderr, "unspool: %v\n", err)
+						sayError(err)
 					}
 				}
 				return run(c, args)

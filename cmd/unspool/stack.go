@@ -4,7 +4,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"strings"
+	"slices"
+	"strconv"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -19,9 +20,14 @@ import (
 
 func stackCmd() *cobra.Command {
 	var o sources.Options
-	format, plain, pid := "text", false, ""
+	format, plain, pid := "text", false, 0
 	var stepper func() (*modules.Set, error)
-	named := func(args []string) []string { return append(strings.Fields(pid), args...) } // -p PID, as eu-stack has it
+	named := func(args []string) []string { // -p PID, as eu-stack has it
+		if pid != 0 {
+			args = slices.Insert(args, 0, strconv.Itoa(pid))
+		}
+		return args
+	}
 	c := &cobra.Command{
 		Use:   "stack PID | CORE [EXE] | FILE.dmp",
 		Short: "Print the stacks of a running process, a core dump or a minidump",
@@ -65,7 +71,7 @@ frame. [sigreturn]: the kernel's frame of a signal. [plt]: by the shape of the c
 	}
 	f := c.Flags()
 	cli.OneOf(c, &format, "format", "text, gdb (as thread apply all bt), eu (as eu-stack -m) or json", "text", "gdb", "eu", "json")
-	f.StringVarP(&pid, "pid", "p", "", "the process; -p may be left out")
+	f.IntVarP(&pid, "pid", "p", 0, "the process; -p may be left out")
 	f.IntVarP(&o.TID, "tid", "t", 0, "only this thread")
 	f.IntVar(&o.Depth, "depth", 0, fmt.Sprintf("only the innermost frames of a thread, at most this many (default: the innermost %d and the outermost %d)", stacks.Inner, stacks.Outer))
 	sourceFlag(c, &plain)

@@ -388,6 +388,7 @@ func TestStackErrors(t *testing.T) {
 		{"stack 1 /bin/sh", 2, "EXE needs a core file"},
 		{"stack -p 1 /bin/sh", 2, "EXE needs a core file"},
 		{"stack -p 99999999", 1, "no such process"},
+		{"stack -p abc", 2, `-p takes a process ID such as 1234, not "abc"`},
 		{"stack -p 1 core exe", 2, "too many arguments"},
 		{"stack --no-pause core", 2, "--no-pause needs a PID"},
 		{"stack --depth -1 1", 2, "positive"},

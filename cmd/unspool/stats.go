@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -34,10 +35,7 @@ JSON has an object for each file. After several files, one more object has the s
 				}
 			})
 			if len(all) == 0 {
-				if err == nil {
-					err = fmt.Errorf("no call frame information in %s", strings.Join(args, ", "))
-				}
-				return err
+				return cmp.Or(err, fmt.Errorf("no call frame information in %s", strings.Join(args, ", ")))
 			}
 			return errors.Join(err, compile.WriteStats(stdout, all, format == "json"))
 		},
