@@ -77,6 +77,8 @@ func TestKernelRepair(t *testing.T) {
 	line, err := bufio.NewReader(said).ReadString('\n')
 	pid, nerr := strconv.Atoi(strings.TrimSpace(line))
 	if err != nil || nerr != nil {
+		cmd.Process.Kill()
+		cmd.Wait() // it writes complaints
 		t.Fatalf("%q: %v\n%s", line, err, complaints.Bytes())
 	}
 	go io.Copy(io.Discard, said)

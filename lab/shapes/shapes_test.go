@@ -164,9 +164,11 @@ func judge(t *testing.T, s *shape, b *build, ws []walk, mu *sync.Mutex, used []i
 			wrong[w.String()]++
 		}
 	}
-	for w, n := range wrong {
-		t.Errorf("%d × %s\nwant ^%s$", n, w, s.chains(b))
-	}
+	t.Cleanup(func() { // at the end of the log, behind its table
+		for w, n := range wrong {
+			t.Errorf("%s, %s: %d × %s\nwant ^%s$", s.name, b.name, n, w, s.chains(b))
+		}
+	})
 	return out, gdb
 }
 
