@@ -307,6 +307,7 @@ type kernelStack struct {
 	frames []unwind.Frame
 	empty  bool // the copy has no bytes: a page at the stack's end that nobody has written to is not there
 	exec   bool // in execve
+	kernel []uint64
 
 	// Of a copy, so that a difference can be walked again.
 	regs  source.Words
@@ -498,6 +499,14 @@ func copiedStacks(t *testing.T, cmd []string, over bool) {
 	inExec := func(kernel []uint64) bool {
 		return slices.ContainsFunc(kernel, func(a uint64) bool { s, _, _ := names.Kernel(a); return s.Name == "bprm_execve" })
 	}
+	inKernel := func(s *kernelStack) string {
+		var list []string
+		for _, a := range s.kernel {
+			sym, _, _ := names.Kernel(a)
+			list = append(list, cmp.Or(sym.Name, fmt.Sprintf("%#x", a)))
+		}
+		return "there in " + strings.Join(list, ", called by ")
+	}
 	var counts [different + 1]int
 	n, whole, deepest, wanting := 0, 0, 0, 0
 	for run := 0; run < busyRuns && n < 100; run++ {
@@ -507,7 +516,7 @@ func copiedStacks(t *testing.T, cmd []string, over bool) {
 			if s.Record.ID == source.WalkedID {
 				to = walks
 			}
-			stack := kernelStack{time: s.Time, tid: s.TID, stop: s.Stop, frames: slices.Clone(s.User), empty: s.Record.StackDyn == 0, exec: inExec(s.Kernel), space: s.Space}
+			stack := kernelStack{time: s.Time, tid: s.TID, stop: s.Stop, frames: slices.Clone(s.User), empty: s.Record.StackDyn == 0, exec: inExec(s.Kernel), kernel: slices.Clone(s.Kernel), space: s.Space}
 			if s.Record.ID != source.WalkedID {
 				stack.regs, stack.stack = slices.Clone(s.Record.UserRegs), slices.Clone(s.Record.Stack[:min(s.Record.StackDyn, uint64(len(s.Record.Stack)))])
 			}
@@ -545,7 +554,7 @@ func copiedStacks(t *testing.T, cmd []string, over bool) {
 				}
 				like := liken(k, c)
 				if counts[like]++; like == different && counts[like] <= 3 {
-					t.Errorf("walked in the kernel %v\ncopied %v\nboth, and what the copy was walked from, are in %s", k, c, keep(k, c))
+					t.Errorf("walked in the kernel %v, %s\ncopied %v, %s\nboth, and what the copy was walked from, are in %s", k, inKernel(k), c, inKernel(c), keep(k, c))
 				}
 			}
 		}
