@@ -83,7 +83,7 @@ fleet:
 		$(GO) test -count=1 -v -timeout 0 -run '^TestScale$$' ./lab/fleet
 
 # Programs walked in virtual machines with other kernels, which it fetches from Debian: 5.10, 6.1, 6.12 and the newest, for x86-64 and for
-# AArch64; cores and recordings of AArch64's 6.12, read here; and 200,000 instructions of AArch64's programs, executed step by step.
+# AArch64; cores and recordings of AArch64's 6.12, read here; and 300,000 instructions of AArch64's programs, executed step by step.
 .PHONY: vms
 vms:
 	UNSPOOL_MACHINES=all $(GO) test -count=1 -v -timeout 60m -run '^(TestMachines|TestClock|TestForeign|TestExecution|TestStrict|TestGCS|TestKernels)$$' ./lab/shapes ./cmd/unspool ./lab/vm ./agent/otelctx
@@ -166,7 +166,7 @@ otel:
 		"make agent in github.com/open-telemetry/opentelemetry-ebpf-profiler" >&2; exit 2; }
 	UNSPOOL_OTEL="$(abspath $(firstword $(OTEL))) $(wordlist 2,$(words $(OTEL)),$(OTEL))" UNSPOOL_REQUIRE_JUDGES=1 $(GO) test -count=1 -v -run '^TestOtel$$' ./lab
 
-# Programs whose chains of calls are known by construction, compiled in thirty ways and walked live, from cores, from copies, in the kernel
+# Programs whose chains of calls are known by construction, compiled in 37 ways and walked live, from cores, from copies, in the kernel
 # and by ptrace: every walk is whole and right, or permitted with a reason. Half an hour on two cores.
 .PHONY: shapes
 shapes:

@@ -134,6 +134,8 @@ func TestWhole(t *testing.T) {
 			"UserRegs":    len(m.UserRegs.Slots) > 0 && m.UserRegs.Words >= len(m.UserRegs.Slots) && m.UserRegs.TLS+m.UserRegs.TLSSet > 0,
 			"GoMove":      len(m.GoMove.Code) > 0,
 			"Return":      len(m.Return) > 0,
+			"Trap":        len(m.Trap.Code) > 0,
+			"EdgeBytes":   m.EdgeBytes > 0 && m.EdgeBytes <= arch.MaxEdge,
 			"GoPush":      (m.GoPush > 0) == m.RAInReg,
 		} {
 			if !ok {

@@ -22,8 +22,8 @@ type Proof struct {
 	Unindexed            []arch.Vaddr // functions with an FDE that .eh_frame_hdr does not lead to
 }
 
-// Prove proves that the compact table of a file is equal to its unwind information, and with code that machine code is, in each layout and
-// with each way of reading memory. It compares the sources of the file with each other. The error of a file without unwind information is ErrNoRows.
+// Prove proves that the compact table of a file is equal to its unwind information, and with code that machine code is, in the layouts Page and
+// Tree and with each way of reading memory. It compares the sources of the file with each other. The error of a file without unwind information is ErrNoRows.
 func Prove(path string, code bool) (Proof, error) {
 	img, f, err := Open(path)
 	if err != nil {

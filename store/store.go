@@ -1,6 +1,6 @@
 // Package store keeps compiled tables and machine code: in memory, one for each module, and on disk for the next run.
 //
-// A file's name has the module's build ID, or a hash of its headers if it has none. The name also has a hash of the unwind information in the
+// A file's name has the module's build ID, or, if it has none, a hash of its headers and of what unwinding and naming read. The name also has a hash of the unwind information in the
 // module, because anybody can make a file with libc's build ID. For modules that only root and this user can change, a symbolic link named
 // after device, inode, size and times remembers the hash. A table's file is the table, as package compact lays it out, and a trailer with the
 // name. Machine code is an eh_elf file, as package native writes it. A damaged file, or a damaged cache, costs only the time to build the table

@@ -65,8 +65,8 @@ there shows the last minutes as unspool serve does, to those who open the addres
 Each flag can be a line of the file that --config names, in TOML (output = ["otlp=http://127.0.0.1:4318"]), or an
 environment variable (UNSPOOL_AGENT_OUTPUT; a list has its values between blanks, one a line, or as a JSON array). The
 command line comes first, then the environment, then the file. --print-config prints what holds, and the defaults. An
-agent with a file reads it again on SIGHUP: outputs, labels, rules, the interval and the queue change at once; the rest
-changes when the agent starts again.`,
+agent with a file reads it again on SIGHUP: outputs, labels, rules, --command-lines, --ca, --token-file, the interval
+and the queue change at once; the rest changes when the agent starts again.`,
 		Example: `  unspool agent --output pyroscope=http://127.0.0.1:4040
   unspool agent --output otlp=grpc://collector:4317 --label region=north --interval 30s
   unspool agent --output files=/var/lib/unspool -F 49 --comm '^nginx'

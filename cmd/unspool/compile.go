@@ -35,7 +35,7 @@ func compileCmd() *cobra.Command {
 		Long: `Compile the unwind information of files, of all files in directories, or of all files that a process maps. Of
 directories, object files, archives and compressed kernel modules are compiled only with -o. The output is compact
 tables, machine code for x86-64 and AArch64, or C. Machine code is an eh_elf file: a shared object with functions that
-step from a frame to its caller. Every output is proven equal to the unwind information.
+step from a frame to its caller. Tables and machine code are proven equal to the unwind information.
 
 Without -o, tables and machine code go to the cache, where report and record find them by build ID. C goes to the
 current directory. With -o, compile writes BUILDID.unspool, BUILDID.eh_elf.so and BUILDID.c to DIR, and replaces files
@@ -56,7 +56,7 @@ them from code; orc-6.12 writes those of Linux 6.12. What ORC cannot say is left
 
 --system compiles for all users. As root, it fills /var/cache/unspool-tables with tables of all programs and libraries
 that are installed, or of FILEs, and removes tables of files that have changed or gone. Files that have not changed are
-not read again. All users find these tables behind those of their own cache. With -o, any user makes the tables of
+not read again. A user's own cache comes first, then this directory. With -o, any user makes the tables of
 FILEs for a package, which installs them in /usr/lib/unspool/tables. UNSPOOL_TABLES names other directories.
 
 --registers keeps only the named registers. Machine code and C get smaller; callers lose the other registers. A file with
@@ -117,7 +117,7 @@ function, slice reads a captured piece of stack (the default without -o, for wal
 	f := c.Flags()
 	f.StringVar(&o.Emit, "emit", o.Emit, "what to make: table, native, c, or a copy of the file with sframe, sframe2, eh_frame, orc or orc-VERSION")
 	f.StringVarP(&o.Dir, "output", "o", o.Dir, "directory to write to (default: the cache); with --emit sframe, eh_frame or orc, the copy")
-	cli.OneOf(c, &o.layout, "layout", "how machine code and C find the rule of an address: page (native only), tree, or inline, where each row has its own code", native.Layouts...)
+	cli.OneOf(c, &o.layout, "layout", "how machine code and C find the rule of an address: page (native only), tree (C's default), or inline, where each row has its own code", native.Layouts...)
 	cli.OneOf(c, &o.deref, "deref", "how machine code and C read memory: self, callback or slice", native.Derefs...)
 	f.BoolVar(&o.Functions, "functions", o.Functions, "with -o, add to each table where functions start and who handles exceptions in them")
 	f.StringSliceVar(&o.Registers, "registers", nil, "with -o, the `REGISTERS` that machine code or C recovers, such as rip,rsp,rbp,rbx (default: all)")

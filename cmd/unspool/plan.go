@@ -30,7 +30,7 @@ func (p *plan) flags(c *cobra.Command) {
 	f.BoolVar(&p.OffCPU, "off-cpu", false, "record the time threads are blocked, as -e off-cpu does: only with --source ebpf (root)")
 	cli.Var(c, &p.InKernel.Threshold, "off-cpu-threshold", "", "with --off-cpu: record waits shorter than this, such as 10ms, by chance, and weigh those recorded as this long: sums stay right on average, at a bounded cost", cli.Duration)
 	f.BoolVar(&p.InKernel.Wakers, "wakers", false, "with --off-cpu: show who woke each thread, the waker's stack upside down above the wait's")
-	f.Uint32Var(&p.StackSize, "stack-size", 0, "bytes of each stack to copy and walk (default: 32 KiB; if the kernel walks most stacks, less while many copies wait)")
+	f.Uint32Var(&p.StackSize, "stack-size", 0, "bytes of each stack to copy and walk (default: 32 KiB; 60 KiB if the kernel walks most stacks, and less while many copies wait)")
 	f.BoolVar(&p.User, "user", false, "count in user space only")
 	f.BoolVar(&p.Kernel, "kernel", false, "count in the kernel only")
 	f.IntSliceVarP(&p.PIDs, "pid", "p", nil, "record these processes, and all processes they start")
@@ -39,7 +39,7 @@ func (p *plan) flags(c *cobra.Command) {
 	cli.OneOf(c, &p.Source, "source", "ebpf: the kernel walks stacks, up to 1,024 frames deep (root, Linux 5.10 or later); perf: the kernel copies stacks, this program walks them; ptrace: this program stops running threads, without events; auto: the first of these that is allowed", record.Sources()...)
 	cli.Var(c, &p.comm, "comm", "", "record only commands that match this regular expression", cli.Regexp)
 	f.StringVar(&p.InKernel.Cgroup, "cgroup", "", "record only tasks in this directory of cgroup v2 and below; implies -a unless processes are given: only with --source ebpf (root)")
-	cli.Var(c, &p.InKernel.Memory, "memory", "", "kernel memory for unwind tables, such as 512M; the least recently used tables go first (default 1G)", cli.Size)
+	cli.Var(c, &p.InKernel.Memory, "memory", "", "kernel memory for unwind tables, such as 512M; those that most walks look for stay (default: a 64th of the machine's memory, at most 1G; less under a limit of memory)", cli.Size)
 	f.BoolVar(&p.InKernel.NoCopies, "no-copies", false, "copy no stack, not even the first ones of a program, whose unwind tables the kernel has not yet: these are cut off, and counted; only with --source ebpf (root)")
 	cli.Var(c, &p.CallGraph, "call-graph", record.CallGraphs[perfevent.CFI], "what leads through stacks: cfi: the unwind tables of programs; fp: frame pointers, which the kernel follows, without copies; fp,cfi: frame pointers where they reach an outermost frame, else a copy and tables", callGraph)
 	// Users of perf type this; stacks are recorded without it.

@@ -22,7 +22,7 @@ func runCmd() *cobra.Command {
 		Short: "Run a program that uses libunwind or libdw on compiled tables",
 		Long: `Run a program with unspool's libunwind in place of the system's. Stock perf script and perf report then unwind by
 compiled tables; the program itself is not changed. If the cache lacks tables, run compiles them first: for the program,
-and for all files mapped in a perf.data file among the arguments.
+and for the files with samples in a perf.data file among the arguments.
 
 A program linked with LLVM's libunwind.so.1 gets unspool's in its place, too: it throws, catches and walks by the same rules.
 

@@ -25,8 +25,8 @@ func verifyCmd() *cobra.Command {
 		Short: "Check compiled tables against the originals, or the originals against a running program",
 		Long: `Compile each file, and each executable, library and object file in directories and archives, and compare the result
 with the reference interpreter. Both ends of every row must select the row's rule. Every distinct rule must equal the
-reference on adversarial states of registers and memory. Machine code (--emit native) is run in both of its layouts,
-with each way of reading memory.
+reference on adversarial states of registers and memory. Machine code (--emit native) is run in the layouts page and
+tree, with each way of reading memory.
 
 The exit status is 1 if any file differs. Damaged entries are counted; no table has them. Functions that .eh_frame has and
 .eh_frame_hdr does not lead to are listed: unspool's tables have them, and libgcc finds no unwind information there.

@@ -119,8 +119,8 @@ type Options struct {
 	Pass bool
 }
 
-// DefaultMemory is 1 GiB: the tables of 10 GiB of code. Where a control group limits this program's memory, which takes in the kernel's for it, a
-// sixteenth of the limit is, if that is less.
+// DefaultMemory is 1 GiB: the tables of 10 GiB of code. A sixteenth of procfs.MemoryLimit is the default where that is less: so a 64th of the machine's
+// memory, or a sixteenth of what a control group lets this program take, the kernel's memory for it included.
 const DefaultMemory = 1 << 30
 
 // initialPIDs is the inode of the first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
