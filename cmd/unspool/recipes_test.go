@@ -130,6 +130,7 @@ func (r *recipe) fails(pkg, test, message string) {
 func TestRecipes(t *testing.T) {
 	oracle.Long(t)
 	t.Run("architecture", recipeMachine)
+	t.Run("origin", recipeOrigin)
 	t.Run("format and output", recipeOutput)
 }
 
@@ -260,6 +261,22 @@ func TestDummy(t *testing.T) {
 	}
 }
 `)
+}
+
+// recipeOrigin gives a format a number.
+func recipeOrigin(t *testing.T) {
+	r := newRecipe(t)
+	r.insert("rows/origin.go", "// MIPS compact tables, in .eh_frame_hdr\n", "\tFromDummy\n", false)
+	r.insert("rows/origin.go", `"mips-compact"`, `, "dummy"`, false)
+	r.fails("./emit/compact/gen", "TestOrigins", "(dummy): listed false, want true")
+	r.insert("emit/compact/gen/main.go", `int(rows.FromMIPS): "FROM_MIPS"`, `, int(rows.FromDummy): "FROM_DUMMY"`, false)
+	r.passes("./emit/compact/gen", "TestOrigins")
+	for _, path := range []string{"runtime/unspool_table.h", "docs/TABLE.md"} {
+		r.fails("./emit/compact/gen", "TestUpToDate", path+" is not what Go says")
+		if text := r.generated(path); !strings.Contains(text, "FROM_DUMMY") {
+			t.Errorf("go generate ./emit/compact leaves the origin out of %s:\n%s", path, text)
+		}
+	}
 }
 
 func recipeOutput(t *testing.T) {
