@@ -193,6 +193,11 @@ func obtain[T any](s *Store, all *map[string]*entry[T], img *module.Image, suffi
 		from := Memory
 		e.ready.Do(func() {
 			e.err = errors.New("it could not be compiled") // unless what follows returns
+			defer func() {
+				if !e.done.Swap(true) { // the file was cut short while it was read: the next reader may have it whole again
+					forget(s, all, name, e)
+				}
+			}()
 			var kept bool
 			t, kept = fill(s, e, name, open, how)
 			e.some, e.made = t != nil, weak.Make(t)
@@ -212,11 +217,16 @@ func obtain[T any](s *Store, all *map[string]*entry[T], img *module.Image, suffi
 			return t, from, name, errors.Join(err, e.err)
 		}
 		// Nobody had it any more.
-		s.mu.Lock()
-		if (*all)[name] == e {
-			delete(*all, name)
-		}
-		s.mu.Unlock()
+		forget(s, all, name, e)
+	}
+}
+
+// forget removes an entry, so that the next one who asks makes it anew.
+func forget[T any](s *Store, all *map[string]*entry[T], name string, e *entry[T]) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if (*all)[name] == e {
+		delete(*all, name)
 	}
 }
 

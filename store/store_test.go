@@ -574,3 +574,30 @@ func TestGo(t *testing.T) {
 		t.Errorf("%d rows, and stripped %d", whole.NumRows(), stripped.NumRows())
 	}
 }
+
+// TestFault: where reading a file faults while its table is made, whoever asks next makes the table.
+func TestFault(t *testing.T) {
+	img, s := shell(t), new(Store)
+	faulty := recipe[compact.Table]{
+		load: func(string) (*compact.Table, error) { return nil, nil },
+		make: func(*format.Unwind) ([]byte, *compact.Table, error) { panic("a page of the file is gone") },
+	}
+	ask := func(how recipe[compact.Table]) (tab *compact.Table, from Origin, err error, fault any) {
+		defer func() { fault = recover() }()
+		tab, from, _, err = obtain(s, &s.tables, img, "test", how)
+		return tab, from, err, nil
+	}
+	for range 2 {
+		if _, _, _, fault := ask(faulty); fault != "a page of the file is gone" {
+			t.Errorf("the fault is %v", fault)
+		}
+		if len(s.tables) != 0 {
+			t.Errorf("%d entries are left of a table that could not be made", len(s.tables))
+		}
+	}
+	whole := faulty
+	whole.make = Build
+	if tab, from, err, fault := ask(whole); tab == nil || from != Built || err != nil || fault != nil {
+		t.Errorf("made %v, from %v; %v, %v", tab != nil, from, err, fault)
+	}
+}
