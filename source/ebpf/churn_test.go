@@ -242,3 +242,41 @@ func TestLong(t *testing.T) {
 		}
 	})
 }
+
+// TestNumbers: when all numbers of spaces have been given, those that are free are given again, and no processor remembers whose they were.
+func TestNumbers(t *testing.T) {
+	p := load(t, Options{})
+	caches := p.coll.Maps["caches"]
+	remembered := func() (n int) {
+		for cpu := range caches.MaxEntries() {
+			b, err := caches.LookupBytes(cpu)
+			if err != nil || len(b) != int(caches.ValueSize()) {
+				t.Fatalf("%d bytes, %v", len(b), err)
+			}
+			n += len(b) - bytes.Count(b, []byte{0})
+		}
+		return n
+	}
+	for cpu := range caches.MaxEntries() {
+		if err := caches.Put(cpu, bytes.Repeat([]byte{1}, int(caches.ValueSize()))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := tracker{coll: p.coll, numbers: map[uint32]bool{1: true, 3: true}, last: 1<<32 - 3}
+	var got []uint32
+	for range 2 {
+		got = append(got, s.number())
+	}
+	if n := remembered(); n == 0 {
+		t.Error("the caches are empty before all numbers have been given")
+	}
+	for range 2 {
+		got = append(got, s.number())
+	}
+	if want := []uint32{1<<32 - 2, 1<<32 - 1, 2, 4}; !slices.Equal(got, want) {
+		t.Errorf("got the numbers %d, want %d", got, want)
+	}
+	if n := remembered(); n != 0 {
+		t.Errorf("processors remember %d bytes that are not 0", n)
+	}
+}

@@ -40,18 +40,19 @@ type tracker struct {
 	dec *source.Decoder
 
 	// The goroutine's.
-	world     *source.World
-	members   *source.Members   // who is of interest; nil: everybody
-	comm      func(string) bool // which commands are; nil: all
-	full      atomic.Bool       // the kernel has no room for more names, and takes them for wanted
-	named     map[int32]bool    // whether a thread of a process has had such a name, since it executes its program; none: not known
-	coll      *ebpf.Collection
-	tables    tables
-	spaces    map[*unwind.Space]*shared
-	procs     map[int32]*shared
-	lastSpace uint32
-	dead      []*shared // spaces that no process has any more, and that a walk that runs can still read
-	burying   int       // so many of them wait for that
+	world   *source.World
+	members *source.Members   // who is of interest; nil: everybody
+	comm    func(string) bool // which commands are; nil: all
+	full    atomic.Bool       // the kernel has no room for more names, and takes them for wanted
+	named   map[int32]bool    // whether a thread of a process has had such a name, since it executes its program; none: not known
+	coll    *ebpf.Collection
+	tables  tables
+	spaces  map[*unwind.Space]*shared
+	procs   map[int32]*shared
+	last    uint32          // number that a space was given
+	numbers map[uint32]bool // those of spaces and dead
+	dead    []*shared       // spaces that no process has any more, and that a walk that runs can still read
+	burying int             // so many of them wait for that
 }
 
 // A shared is an address space in the kernel, and how many processes have it.
@@ -76,7 +77,7 @@ func (t *tracker) start(coll *ebpf.Collection, mods func(path, buildID string) *
 	t.world.Owners(procfs.Owner)
 	t.tables.start(t, coll.Maps["tables"], coll.Maps["uses"], memory)
 	t.bounds.start(int(coll.Maps["spaces"].MaxEntries()))
-	t.spaces, t.procs = map[*unwind.Space]*shared{}, map[int32]*shared{}
+	t.spaces, t.procs, t.numbers = map[*unwind.Space]*shared{}, map[int32]*shared{}, map[uint32]bool{}
 	if mods != nil {
 		t.ahead(files, mods)
 	}
@@ -391,8 +392,7 @@ func (t *tracker) share(space *unwind.Space, u *user) *shared {
 	var of map[*unwind.Module]walkable
 	of, s.mods, s.tables, s.waits = t.tables.of(space, u)
 	ranges := rangesOf(space, func(m *unwind.Module) (uint32, *unwind.Code) { return of[m].slot, of[m].code })
-	t.lastSpace++
-	s.id = t.lastSpace // never used before: what is cached for an ID stays right
+	s.id = t.number()
 	if s.blocks = (len(ranges) + blockRanges - 1) / blockRanges; !u.fits(s.blocks) {
 		s.blocks, ranges = 0, nil
 		t.failed(errors.New("an address space: this user's address spaces are too large"))
@@ -410,6 +410,29 @@ func (t *tracker) share(space *unwind.Space, u *user) *shared {
 	return s
 }
 
+// number returns a number for a space: one that no processor remembers. When all have been given, 2³² spaces later, processors forget what they know.
+func (t *tracker) number() uint32 {
+	for {
+		if t.last++; t.last == 0 { // which is no space
+			t.forget()
+		} else if !t.numbers[t.last] {
+			t.numbers[t.last] = true
+			return t.last
+		}
+	}
+}
+
+// forget empties the caches of all processors.
+func (t *tracker) forget() {
+	m := t.coll.Maps["caches"]
+	none := make([]byte, m.ValueSize())
+	for cpu := range m.MaxEntries() {
+		if err := m.Put(cpu, none); err != nil {
+			t.failed(fmt.Errorf("emptying a cache: %w", err))
+		}
+	}
+}
+
 // free takes spaces out of the kernel when all walks have ended that could have begun with them: their memory, and the slots of
 // their tables, become others' at once.
 func (t *tracker) free() {
@@ -420,6 +443,7 @@ func (t *tracker) free() {
 	if freed {
 		for _, s := range t.dead[:t.burying] {
 			t.unshare(s)
+			delete(t.numbers, s.id)
 		}
 		t.dead = slices.Delete(t.dead, 0, t.burying)
 		t.burying = 0
