@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -219,6 +221,24 @@ func TestPyroscope(t *testing.T) {
 	}
 	if u = New(engine); u.Send(t.Context(), p, tell) != nil || u.Stats().Unneeded != 1 {
 		t.Errorf("%+v", u.Stats())
+	}
+}
+
+// TestAnswerBrokenOff: what the engine wants is not known from an answer that broke off, so it is asked again; it does not count as one that is nonsense.
+func TestAnswerBrokenOff(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", "1000")
+		io.WriteString(w, `{"shouldInitiateUpload":`)
+	}))
+	defer s.Close()
+	engine, err := pyroscope.New(at(t, s.Listener.Addr().String()), export.Options{Names: export.Uploaded})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = engine.Wants(t.Context(), &export.DebugFile{BuildID: "aabb", Name: "a", Size: 1})
+	var later *export.Later
+	if !errors.As(err, &later) || later.Times == 0 {
+		t.Errorf("%#v", err)
 	}
 }
 

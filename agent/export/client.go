@@ -31,7 +31,7 @@ const (
 	maxAnswer = 64 << 10         // bytes read of an answer's body
 	maxWords  = 300              // characters shown of what a server says
 	maxAfter  = time.Hour        // a server may ask to wait for
-	maxFaults = 5                // times that a request is sent to a server that says of itself that it has a fault
+	maxFaults = 5                // times that a request is sent to a server that says of itself that it has a fault, or whose answers break off
 	maxRoots  = 4 << 20          // bytes of a file of certificates
 )
 
@@ -65,7 +65,7 @@ type Answer struct {
 	Header  http.Header
 	Trailer http.Header
 	Body    []byte // at most 64 KiB
-	Cut     bool   // there was more
+	Cut     bool   // there was more, or it broke off
 }
 
 // NewClient returns a client for the server at base, http or https. http2 says that the server speaks HTTP/2 also without TLS.
@@ -141,7 +141,8 @@ func readSmall(path string, limit int64) ([]byte, error) {
 // URL returns the server's.
 func (c *Client) URL() string { return c.base.String() }
 
-// Post sends body to a path below the server's URL, and returns the answer, whatever its status. An error is a *Later.
+// Post sends body to a path below the server's URL, and returns the answer, whatever its status. An error is a *Later. Where an answer of success breaks
+// off, there are both: the server has taken the body, and who needs to know what else it says may ask again, some times only.
 func (c *Client) Post(ctx context.Context, path string, header http.Header, body []byte) (*Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.patience)
 	defer cancel()
@@ -162,7 +163,7 @@ func (c *Client) PostLong(ctx context.Context, path string, header http.Header, 
 	return c.do(req)
 }
 
-// do sends a request, and reads as much of the answer as is looked at.
+// do sends a request, and reads as much of the answer as is looked at. See Post.
 func (c *Client) do(req *http.Request) (*Answer, error) {
 	if c.failed.Swap(false) {
 		c.http.CloseIdleConnections() // one of HTTP/2 whose other end has gone without a word is idle now, and this request would wait for it, too
@@ -175,13 +176,12 @@ func (c *Client) do(req *http.Request) (*Answer, error) {
 	defer resp.Body.Close()
 	a := &Answer{Status: resp.StatusCode, Header: resp.Header}
 	a.Body, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
-	if err != nil {
-		return nil, &Later{Err: spoken(err)}
-	}
-	if a.Cut = len(a.Body) > maxAnswer; a.Cut {
-		a.Body = a.Body[:maxAnswer]
-	}
+	a.Cut = err != nil || len(a.Body) > maxAnswer
+	a.Body = a.Body[:min(len(a.Body), maxAnswer)]
 	a.Trailer = resp.Trailer
+	if err != nil && a.Status >= 200 && a.Status < 300 {
+		return a, &Later{Times: maxFaults, Err: fmt.Errorf("the answer broke off: %w", spoken(err))}
+	}
 	return a, nil
 }
 
@@ -191,7 +191,7 @@ func (c *Client) SendJSON(ctx context.Context, path string, header http.Header, 
 	h := http.Header{"Content-Type": {"application/json"}}
 	maps.Copy(h, header)
 	a, err := c.Post(ctx, path, h, r.Body)
-	if err == nil {
+	if a != nil { // its status has decided, even if the body broke off
 		err = a.Err()
 	}
 	var refused *Refused

@@ -3,6 +3,7 @@ package export
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -46,6 +47,51 @@ func TestSendJSON(t *testing.T) {
 	}
 }
 
+// TestBrokenOff: an engine has taken or refused what it answers, also where the body of its answer breaks off, or never ends: nothing is sent again.
+func TestBrokenOff(t *testing.T) {
+	breaks := map[string]func(w http.ResponseWriter, r *http.Request){
+		"shorter": func(http.ResponseWriter, *http.Request) {},
+		"reset":   func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+		"endless": func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
+	}
+	for how, then := range breaks {
+		for _, status := range []int{200, 400, 503} {
+			t.Run(fmt.Sprint(how, " ", status), func(t *testing.T) {
+				t.Parallel()
+				s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					io.Copy(io.Discard, r.Body)
+					w.Header().Set("Content-Length", "10")
+					w.WriteHeader(status)
+					io.WriteString(w, "{}")
+					w.(http.Flusher).Flush()
+					then(w, r)
+				}))
+				defer s.Close()
+				patience := 30 * time.Second
+				if how == "endless" {
+					patience = 400 * time.Millisecond
+				}
+				check := func(what string, err error) {
+					var refused *Refused
+					var later *Later
+					if (err == nil) != (status == 200) || errors.As(err, &refused) != (status == 400) || errors.As(err, &later) != (status == 503) {
+						t.Errorf("%s: %v", what, err)
+					}
+				}
+				c := client(t, s.URL, Options{Timeout: patience})
+				receipt, err := c.SendJSON(t.Context(), "a", nil, &Request{Body: []byte("{}")})
+				check("profile", err)
+				if status == 200 && receipt.Bytes != 2 {
+					t.Errorf("%+v", receipt)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				check("file", c.PutSigned(ctx, s.URL, strings.NewReader("{}"), 2))
+			})
+		}
+	}
+}
+
 // TestAnswers: what each answer means for the batch, however hostile it is.
 func TestAnswers(t *testing.T) {
 	token := filepath.Join(t.TempDir(), "token")
@@ -79,8 +125,13 @@ func TestAnswers(t *testing.T) {
 			w.WriteHeader(404)
 			io.WriteString(w, "<html>")
 		}, "refused: 404 Not Found", false, 0},
-		"broken JSON":  {func(w http.ResponseWriter) { http.Error(w, `{"message":`, 400) }, `refused: 400 Bad Request: {"message":`, false, 0},
-		"cut off":      {func(w http.ResponseWriter) { w.Header().Set("Content-Length", "100"); io.WriteString(w, "x") }, "unexpected EOF (try again)", true, 0},
+		"broken JSON": {func(w http.ResponseWriter) { http.Error(w, `{"message":`, 400) }, `refused: 400 Bad Request: {"message":`, false, 0},
+		"cut off":     {func(w http.ResponseWriter) { w.Header().Set("Content-Length", "100"); io.WriteString(w, "x") }, "the answer broke off: unexpected EOF (try again)", true, 0},
+		"words cut off": {func(w http.ResponseWriter) {
+			w.Header().Set("Content-Length", "100")
+			w.WriteHeader(400)
+			io.WriteString(w, "no such")
+		}, "refused: 400 Bad Request: no such", false, 0},
 		"huge headers": {func(w http.ResponseWriter) { w.Header().Set("X", strings.Repeat("x", 1<<20)) }, "*", true, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -105,8 +156,8 @@ func TestAnswers(t *testing.T) {
 				t.Fatalf("%v, want %s", err, c.want)
 			}
 			var later *Later
-			if errors.As(err, &later) != c.later || c.later && later.After != c.after {
-				t.Errorf("%#v", err)
+			if errors.As(err, &later) != c.later || c.later && later.After != c.after || name == "cut off" && (later.Times != maxFaults || string(a.Body) != "x" || !a.Cut) {
+				t.Errorf("%#v, %+v", err, a)
 			}
 		})
 	}
@@ -135,10 +186,10 @@ func TestEndless(t *testing.T) {
 		t.Fatalf("%v, %d bytes", err, len(a.Body))
 	}
 	start := time.Now()
-	_, err = client(t, s.URL, Options{Timeout: 200 * time.Millisecond}).Post(context.Background(), "slow", nil, nil)
+	a, err = client(t, s.URL, Options{Timeout: 200 * time.Millisecond}).Post(context.Background(), "slow", nil, nil)
 	var later *Later
-	if !errors.As(err, &later) || time.Since(start) > 5*time.Second {
-		t.Errorf("%v after %v", err, time.Since(start))
+	if !errors.As(err, &later) || later.Times != maxFaults || a == nil || a.Status != 200 || !a.Cut || time.Since(start) > 5*time.Second {
+		t.Errorf("%+v, %v after %v", a, err, time.Since(start))
 	}
 }
 

@@ -1,6 +1,7 @@
 package export
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/binary"
@@ -63,10 +64,10 @@ func grpcHeader() http.Header {
 	return http.Header{"Content-Type": {"application/grpc"}, "Te": {"trailers"}}
 }
 
-// grpcAnswer reads the answer to a call.
-func grpcAnswer(a *Answer, err error) ([]byte, error) {
-	if err != nil {
-		return nil, err
+// grpcAnswer reads the answer to a call. The status is behind the body: where this broke off, there is none.
+func grpcAnswer(a *Answer, broken error) ([]byte, error) {
+	if a == nil {
+		return nil, broken
 	}
 	from := a.Trailer
 	if from.Get("Grpc-Status") == "" { // without a message, trailers are headers
@@ -74,7 +75,7 @@ func grpcAnswer(a *Answer, err error) ([]byte, error) {
 	}
 	status, says := from.Get("Grpc-Status"), from.Get("Grpc-Message")
 	if status == "" {
-		if err := a.Err(); err != nil {
+		if err := cmp.Or(broken, a.Err()); err != nil {
 			return nil, err
 		}
 		return nil, &Refused{Status: "the server does not speak gRPC"}

@@ -3,7 +3,10 @@ package export
 import (
 	"encoding/base64"
 	"errors"
+	"io"
 	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -75,6 +78,39 @@ func TestRetryInfo(t *testing.T) {
 			case (later != nil) != (c.after >= 0) || later != nil && later.After != c.after:
 				t.Errorf("%s: %s: %v, %+v, want %v", c.name, where, err, later, c.after)
 			}
+		}
+	}
+}
+
+// TestCallBrokenOff: without the status, which is behind the body, nobody knows whether the server has taken a call: it is made again, some times only.
+func TestCallBrokenOff(t *testing.T) {
+	for _, status := range []string{"", "0", "3"} {
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			if status != "" {
+				w.Header().Set("Grpc-Status", status)
+			}
+			w.Write([]byte{0})
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		}))
+		s.Config.Protocols = new(http.Protocols)
+		s.Config.Protocols.SetUnencryptedHTTP2(true)
+		s.Start()
+		u, err := url.Parse(s.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := NewClient(u, true, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = c.Call(t.Context(), "a/B", nil)
+		s.Close()
+		var refused *Refused
+		var later *Later
+		if (err == nil) != (status == "0") || errors.As(err, &refused) != (status == "3") || errors.As(err, &later) != (status == "") || later != nil && later.Times != maxFaults {
+			t.Errorf("status %q: %#v", status, err)
 		}
 	}
 }

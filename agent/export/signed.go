@@ -40,7 +40,7 @@ func (c *Client) PutSigned(ctx context.Context, to string, body io.Reader, size 
 	t := &http.Transport{DialContext: dialer.DialContext, TLSHandshakeTimeout: 10 * time.Second, MaxResponseHeaderBytes: maxAnswer, DisableKeepAlives: true}
 	own := Client{http: http.Client{Transport: t, CheckRedirect: c.http.CheckRedirect}}
 	a, err := own.do(req)
-	if err != nil {
+	if a == nil {
 		return &Later{Err: unquoted(err)}
 	}
 	a.hide(u)

@@ -88,7 +88,7 @@ func (e *Exporter) Send(ctx context.Context, q *export.Request) (export.Receipt,
 
 func (e *Exporter) overHTTP(ctx context.Context, body []byte) ([]byte, error) {
 	a, err := e.client.Post(ctx, httpPath, http.Header{"Content-Type": {"application/x-protobuf"}, "Content-Encoding": {"gzip"}}, body)
-	if err != nil {
+	if a == nil {
 		return nil, err
 	}
 	if strings.HasPrefix(a.Header.Get("Content-Type"), "application/x-protobuf") && a.Status >= 300 {

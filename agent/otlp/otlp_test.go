@@ -414,6 +414,8 @@ func TestAnswers(t *testing.T) {
 		{"a warning", "http", 200, "application/x-protobuf", string(warn), "", "", "old  version", false, false},
 		{"rejected", "http", 200, "application/x-protobuf", string(some), "", "", "refused: 2 of the batch's profiles: no room", false, true},
 		{"nonsense", "http", 200, "application/x-protobuf", "\x0a\xff", "", "", "the answer is no message of protocol buffers: at byte 0: unexpected EOF", false, false},
+		{"broken off", "http", 200, "application/x-protobuf", "", "", "", "", false, false},
+		{"broken off", "http", 400, "application/x-protobuf", string(bad), "", "", "refused: 400 Bad Request: bad dictionary", false, true},
 		{"status", "http", 400, "application/x-protobuf", string(bad), "", "", "refused: 400 Bad Request: bad dictionary", false, true},
 		{"unavailable", "http", 503, "", "", "", "", "503 Service Unavailable (try again)", true, true},
 		{"accepted", "grpc", 200, "application/grpc", framed(nil), "0", "", "", false, false},
@@ -452,6 +454,9 @@ func TestAnswers(t *testing.T) {
 				if c.code != "" {
 					w.Header().Set(http.TrailerPrefix+"Grpc-Status", c.code)
 					w.Header().Set(http.TrailerPrefix+"Grpc-Message", c.message)
+				}
+				if c.name == "broken off" {
+					w.Header().Set("Content-Length", "1000")
 				}
 				w.WriteHeader(c.status)
 				io.WriteString(w, c.body)
