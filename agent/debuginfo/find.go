@@ -1,10 +1,8 @@
 package debuginfo
 
 import (
-	"debug/elf"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path"
 	"slices"
@@ -246,7 +244,9 @@ func debugFile(buildID string, who reader) *os.File {
 
 // image calls f with the image of an open file; it does nothing with what is no image.
 func image(file *os.File, f func(*module.Image)) {
-	fetch(file)
+	if st, err := file.Stat(); err != nil || !fetch(file, st.Size()) {
+		return
+	}
 	img, err := module.Map(file)
 	if err != nil {
 		return
@@ -254,28 +254,6 @@ func image(file *os.File, f func(*module.Image)) {
 	defer img.Close()
 	module.Guard(func() error { f(img); return nil }) // others may shorten the file
 }
-
-// fetch reads what identified and has look at: headers and notes. Where the file system of a file never answers, this waits, in a system call. A page of a
-// mapped file that never comes would hold up the whole program: Go's garbage collector cannot stop the thread that touches it.
-func fetch(file *os.File) {
-	e, err := elf.NewFile(file)
-	if err != nil {
-		return
-	}
-	for _, s := range e.Sections {
-		if s.Type == elf.SHT_NOTE {
-			io.Copy(io.Discard, io.LimitReader(s.Open(), maxNotes))
-		}
-	}
-	for _, p := range e.Progs {
-		if p.Type == elf.PT_NOTE {
-			io.Copy(io.Discard, io.LimitReader(p.Open(), maxNotes))
-		}
-	}
-}
-
-// maxNotes bounds how much is fetched of a section, in bytes: who has more waits for the rest.
-const maxNotes = 1 << 20
 
 // identified says whether a file has a build ID, in hex.
 func identified(f *os.File, buildID string) (ok bool) {
