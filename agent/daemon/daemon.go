@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"runtime/debug"
 	"strings"
@@ -39,7 +38,6 @@ const (
 	lastRecords = 800 * time.Millisecond // after a signal ends the agent, for the samples that wait
 	lastRead    = 2 * lastRecords        // from the signal on, until whoever reads them is no longer waited for
 	lastMade    = 3 * lastRecords        // the same, until profiles are no longer made
-	slowClient  = 10 * time.Second       // for a request over HTTP
 
 	makeTogether = 16 << 20 // bytes that making tables at the same time takes, if they are several
 
@@ -267,10 +265,9 @@ func (d *daemon) listen(l net.Listener) (stop func() error) {
 	if d.Pods != nil {
 		view.More = append(view.More, d.Pods)
 	}
-	server := http.Server{Handler: view.Handler(), ReadHeaderTimeout: slowClient, ReadTimeout: slowClient, WriteTimeout: 3 * slowClient, MaxHeaderBytes: 1 << 16}
-	go server.Serve(l)
+	stop = answer(l, view.Handler())
 	d.Log.Info("listening", "address", l.Addr().String())
-	return server.Close
+	return stop
 }
 
 // isLoopback says whether only this machine can reach an address.
