@@ -227,34 +227,58 @@ func (r *Ring) prune(room int64, now time.Time) {
 	}
 }
 
-// shrink removes files that are too old, and the oldest, until no more than so many bytes are left.
+// shrink removes files that are too old, and the oldest, until no more than so many bytes are left. A file that is later than the clock lets it be was
+// written while the clock was ahead: how old it is, nobody knows, and it goes before the oldest.
 func (r *Ring) shrink(most int64, now time.Time) {
 	_, left := r.sum()
-	old := r.spanOf(now.Add(-r.age))
-	last := int64(0) // the span in which the last file goes
-	for len(r.spans) > 0 && (left > most || r.spans[0].at < old) {
-		last = r.spans[0].at
-		left -= r.spans[0].bytes
-		r.spans = r.spans[1:]
+	old, ahead := r.spanOf(now.Add(-r.age)), r.spanOf(now.Add(ring.MostInterval))
+	var last, lastAhead int64 // the spans in which the last files go: of the others, and of those that are ahead
+	drop := func(i int) int64 {
+		s := r.spans[i]
+		r.spans = slices.Delete(r.spans, i, i+1)
+		left -= s.bytes
+		return s.at
+	}
+	for len(r.spans) > 0 && r.spans[0].at < old {
+		last = drop(0)
+	}
+	first, _ := slices.BinarySearchFunc(r.spans, ahead+1, func(s span, n int64) int { return cmp.Compare(s.at, n) })
+	for first < len(r.spans) && left > most {
+		lastAhead = drop(first)
+	}
+	for len(r.spans) > 0 && left > most {
+		last = drop(0)
 	}
 	type file struct {
-		name string
-		at   time.Time
+		name  string
+		at    time.Time
+		ahead bool
 	}
 	var files []file
 	r.each(func(name string, at time.Time) {
-		if r.spanOf(at) <= last {
-			files = append(files, file{name, at})
+		switch n := r.spanOf(at); {
+		case n <= last:
+			files = append(files, file{name, at, false})
+		case n > ahead && n <= lastAhead:
+			files = append(files, file{name, at, true})
 		}
 	})
-	slices.SortFunc(files, func(a, b file) int { return cmp.Or(b.at.Compare(a.at), strings.Compare(b.name, a.name)) })
+	slices.SortFunc(files, func(a, b file) int {
+		if a.ahead != b.ahead {
+			if a.ahead {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Or(b.at.Compare(a.at), strings.Compare(b.name, a.name))
+	})
 	full := false
 	for _, f := range files { // the newest first
 		bytes, ok := r.fileSize(f.name)
 		if !ok {
 			continue
 		}
-		if full = full || left+bytes > most || now.Sub(f.at) > r.age; !full {
+		if full = full || left+bytes > most; !full && now.Sub(f.at) <= r.age {
 			r.add(f.at, bytes)
 			left += bytes
 			continue

@@ -81,6 +81,41 @@ func names(t *testing.T, dir string) (out []string) {
 	return out
 }
 
+// TestAhead: files that were written while the clock was ahead go before all others when there are too many bytes, the oldest of them first, and not
+// sooner: where the clock is behind, after a start, they are the good ones.
+func TestAhead(t *testing.T) {
+	dir := t.TempDir()
+	r := newRing(t, dir, "age=1h&size="+fmt.Sprint(20*block))
+	now := time.Now()
+	have := func() (ahead, right []string) {
+		for _, name := range names(t, dir) { // by time
+			if strings.Contains(name, "-ahead.") {
+				ahead = append(ahead, name)
+			} else {
+				right = append(right, name)
+			}
+		}
+		return ahead, right
+	}
+	var written []string
+	for i := range 15 {
+		written = append(written, write(t, r, "ahead", now.AddDate(1, 0, 0).Add(time.Duration(i)*time.Minute)))
+	}
+	for i := range 30 {
+		name := write(t, r, "right", now.Add(time.Duration(i-30)*time.Second))
+		ahead, right := have()
+		if i == 4 && len(ahead) != 15 {
+			t.Errorf("there is room, and %d are left of 15 files that are ahead", len(ahead))
+		}
+		if len(ahead) > 0 && (len(right) != i+1 || ahead[len(ahead)-1] != written[14]) || !slices.Contains(right, name) || len(right)+len(ahead) < 18 && i > 3 {
+			t.Errorf("after file %d: %q, %q", i, ahead, right)
+		}
+	}
+	if ahead, right := have(); len(ahead) != 0 || len(right) < 18 {
+		t.Errorf("at the end: %q, %q", ahead, right)
+	}
+}
+
 // A ring's files are profiles that only their owner reads. The oldest go first, by time and by size; what is not the ring's stays.
 func TestRing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
