@@ -141,8 +141,9 @@ func readSmall(path string, limit int64) ([]byte, error) {
 // URL returns the server's.
 func (c *Client) URL() string { return c.base.String() }
 
-// Post sends body to a path below the server's URL, and returns the answer, whatever its status. An error is a *Later. Where an answer of success breaks
-// off, there are both: the server has taken the body, and who needs to know what else it says may ask again, some times only.
+// Post sends body to a path below the server's URL, and returns the answer, whatever its status, unless a secret that the server does not take has been
+// renewed. An error is a *Later. Where an answer of success breaks off, there are both: the server has taken the body, and who needs to know what else it
+// says may ask again, some times only.
 func (c *Client) Post(ctx context.Context, path string, header http.Header, body []byte) (*Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.patience)
 	defer cancel()
@@ -160,7 +161,11 @@ func (c *Client) PostLong(ctx context.Context, path string, header http.Header, 
 		req.Header[k] = v
 	}
 	c.authorize(req.Header)
-	return c.do(req)
+	a, err := c.do(req)
+	if a != nil && a.unauthorized() && c.renewed(req.Header) {
+		return nil, &Later{Times: 2, Err: errors.New("the server does not take a secret that has been renewed meanwhile")}
+	}
+	return a, err
 }
 
 // do sends a request, and reads as much of the answer as is looked at. See Post.

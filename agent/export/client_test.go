@@ -411,3 +411,49 @@ func TestTokenRenewed(t *testing.T) {
 	c.read = c.read.Add(-freshSecret)
 	post("second")
 }
+
+// TestTokenExpired: a server that refuses a token which its file does not hold any more is sent the profile again, with the new one. A token that is still
+// there is refused for good.
+func TestTokenExpired(t *testing.T) {
+	valid := "second"
+	for how, refuse := range map[string]func(w http.ResponseWriter){
+		"401":    func(w http.ResponseWriter) { w.WriteHeader(401) },
+		"403":    func(w http.ResponseWriter) { w.WriteHeader(403) },
+		"header": func(w http.ResponseWriter) { w.Header().Set("Grpc-Status", "16") },
+		"trailer": func(w http.ResponseWriter) {
+			w.Header().Set(http.TrailerPrefix+"Grpc-Status", "7")
+			io.WriteString(w, "x")
+		},
+	} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Authorization") != "Bearer "+valid {
+				refuse(w)
+			}
+		}))
+		token := filepath.Join(t.TempDir(), "token")
+		write := func(text string) {
+			if err := os.WriteFile(token, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("first")
+		c := client(t, s.URL, Options{TokenFile: token})
+		send := func() (*Later, *Answer, error) {
+			a, err := c.Post(t.Context(), "", nil, nil)
+			var later *Later
+			errors.As(err, &later)
+			return later, a, err
+		}
+		if _, a, err := send(); err != nil || !a.unauthorized() {
+			t.Errorf("%s: the file has the token still: %+v, %v", how, a, err)
+		}
+		write("second")
+		if later, _, err := send(); later == nil || later.Times != 2 {
+			t.Errorf("%s: the file has another token: %v", how, err)
+		}
+		if _, a, err := send(); err != nil || a.unauthorized() {
+			t.Errorf("%s: with the new token: %+v, %v", how, a, err)
+		}
+		s.Close()
+	}
+}

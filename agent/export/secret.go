@@ -2,6 +2,7 @@ package export
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -68,7 +69,7 @@ func isSecret(name string) bool {
 	})
 }
 
-// A secret is a header's value that a file holds. Secrets are read again each minute, because they are renewed.
+// A secret is a header's value that a file holds. Secrets are read again each minute, and when a server does not take them, because they are renewed.
 type secret struct {
 	header, file string
 	value        func(text string) (string, error) // of the file's text
@@ -161,4 +162,21 @@ func (c *Client) authorize(h http.Header) {
 		}
 		h.Set(s.header, s.now)
 	}
+}
+
+// renewed reads the secrets again, and says whether one is not what a request had.
+func (c *Client) renewed(sent http.Header) (is bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.secrets {
+		s.read()
+		is = is || sent.Get(s.header) != s.now
+	}
+	return is
+}
+
+// unauthorized says whether the server does not take a request's secrets: by HTTP's status, or by gRPC's (UNAUTHENTICATED, PERMISSION_DENIED).
+func (a *Answer) unauthorized() bool {
+	code := cmp.Or(a.Trailer.Get("Grpc-Status"), a.Header.Get("Grpc-Status"))
+	return a.Status == http.StatusUnauthorized || a.Status == http.StatusForbidden || code == "16" || code == "7"
 }
