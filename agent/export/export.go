@@ -26,8 +26,16 @@ type Exporter interface {
 
 // A Request is a batch as an engine takes it.
 type Request struct {
-	Body  []byte
+	Body  []byte // see Fitted
 	Query string // what finds the profile in the engine; may be empty
+}
+
+// Fitted returns b, or a copy where the buffer of b is larger by more than an eighth: a request's body may wait for long, and counts by its length.
+func Fitted(b []byte) []byte {
+	if cap(b) > len(b)+len(b)/8 {
+		return bytes.Clone(b)
+	}
+	return b
 }
 
 // A Label says where a profile comes from.

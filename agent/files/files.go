@@ -115,7 +115,7 @@ func (r *Ring) Encode(b *export.Batch) (*export.Request, error) {
 		return nil, err
 	}
 	n := int(r.n.Add(1))
-	return &export.Request{Body: raw, Query: ring.Name(b.Profile.Start, n, b.Label(export.ServiceName))}, nil
+	return &export.Request{Body: export.Fitted(raw), Query: ring.Name(b.Profile.Start, n, b.Label(export.ServiceName))}, nil
 }
 
 // Send writes a file, and removes what the ring has too much of. On a disk that is full the oldest files make room. One that is full of others' files, or

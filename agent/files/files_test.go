@@ -2,6 +2,8 @@ package files
 
 import (
 	"context"
+	crand "crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -352,6 +354,26 @@ func TestNew(t *testing.T) {
 		}
 		if _, err := New(u); err == nil {
 			t.Errorf("%q: no error", bad)
+		}
+	}
+}
+
+// TestFitted: a profile that waits takes as much memory as it is long.
+func TestFitted(t *testing.T) {
+	r := newRing(t, t.TempDir(), "")
+	for size := 100_000; size < 600_000; size += 100_000 {
+		value := make([]byte, size)
+		crand.Read(value)
+		b, err := export.NewBatch(&profile.Profile{}, []export.Label{{Name: "x", Value: hex.EncodeToString(value)}}, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := r.Encode(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(q.Body); n < size || cap(q.Body) > n+n/8 {
+			t.Errorf("%d bytes in a buffer of %d", n, cap(q.Body))
 		}
 	}
 }

@@ -60,7 +60,7 @@ func (e *Exporter) Encode(b *export.Batch) (*export.Request, error) {
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
-	return &export.Request{Body: z.Bytes()}, nil
+	return &export.Request{Body: export.Fitted(z.Bytes())}, nil
 }
 
 // Send sends a request.

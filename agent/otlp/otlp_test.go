@@ -3,7 +3,9 @@ package otlp
 import (
 	"compress/gzip"
 	"context"
+	"crypto/rand"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -498,4 +500,23 @@ func FuzzAnswer(f *testing.F) {
 func marshal2(m proto.Message) []byte {
 	b, _ := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	return b
+}
+
+// TestFitted: a profile that waits takes as much memory as it is long.
+func TestFitted(t *testing.T) {
+	for size := 100_000; size < 600_000; size += 100_000 {
+		value := make([]byte, size)
+		rand.Read(value)
+		b, err := export.NewBatch(&profile.Profile{}, []export.Label{{Name: "x", Value: hex.EncodeToString(value)}}, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := new(Exporter).Encode(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(q.Body); n < size || cap(q.Body) > n+n/8 {
+			t.Errorf("%d bytes in a buffer of %d", n, cap(q.Body))
+		}
+	}
 }

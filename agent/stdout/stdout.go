@@ -45,7 +45,7 @@ func (w *Writer) Encode(b *export.Batch) (*export.Request, error) {
 		return nil, err
 	}
 	text.WriteByte('\n')
-	return &export.Request{Body: text.Bytes()}, nil
+	return &export.Request{Body: export.Fitted(text.Bytes())}, nil
 }
 
 // Send writes a request.

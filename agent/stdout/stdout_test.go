@@ -3,6 +3,7 @@ package stdout
 import (
 	"bytes"
 	"context"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -51,5 +52,35 @@ func TestText(t *testing.T) {
 	}
 	if _, err := New(&out, "pprof"); err == nil || !strings.Contains(err.Error(), `top, tree, callers, callees or folded, not "pprof"`) {
 		t.Errorf("New(pprof): %v", err)
+	}
+}
+
+// TestFitted: a profile that waits takes as much memory as it is long, also where all but the last byte fill a buffer, which then grows to twice the size.
+func TestFitted(t *testing.T) {
+	w, err := New(io.Discard, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const page = 8 << 10 // buffers of Go are multiples of it
+	for pad := 0; ; {
+		p := &profile.Profile{Info: profile.Info{Events: []profile.Event{profile.NewEvent("cpu-clock")}}}
+		p.Stacks = []profile.Stack{{Comm: strings.Repeat("x", 40*page+pad), PID: 1, Count: 1, Period: 1}}
+		p.Totals.Samples, p.Totals.Period = 1, 1
+		b, err := export.NewBatch(p, []export.Label{{Name: export.ServiceName, Value: "s"}}, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := w.Encode(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := len(q.Body)
+		if n < 40*page || cap(q.Body) > n+n/8 {
+			t.Errorf("%d bytes in a buffer of %d", n, cap(q.Body))
+		}
+		if pad > 0 {
+			break
+		}
+		pad = page - (n-1)%page
 	}
 }
