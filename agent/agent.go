@@ -265,7 +265,7 @@ func (a *Agent) send(c *interval) {
 					a.log(fmt.Errorf("%s: %w", q.Target(), err))
 					continue
 				}
-				puts = append(puts, func() { q.Put(r) })
+				puts = append(puts, func() { a.o.Outputs.put(q, r) })
 			}
 			n := b.Profile.Totals.Samples
 			if a.late(n) {

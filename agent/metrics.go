@@ -125,7 +125,7 @@ var (
 	descSent     = describe("sent_total", "Profiles that a target has taken.", "target")
 	descSentB    = describe("sent_bytes_total", "Their bytes.", "target")
 	descRefused  = describe("refused_total", "Profiles that a target will not take.", "target")
-	descDropped  = describe("dropped_total", "Profiles that were dropped for want of room.", "target")
+	descDropped  = describe("dropped_total", "Profiles that were dropped for want of room, or because their output ended.", "target")
 	descRetries  = describe("retries_total", "Attempts that failed and are repeated.", "target")
 	descQueue    = describe("queue", "Profiles that wait.", "target")
 	descQueueB   = describe("queue_bytes", "Their bytes.", "target")
@@ -193,8 +193,7 @@ func (o *Outside) Collect(to chan<- prometheus.Metric) {
 			gauge(descThreshold, k.Pace.Threshold.Seconds())
 		}
 	}
-	for _, q := range o.Outputs.Queues() {
-		target, s := q.Target().String(), q.Stats()
+	for target, s := range o.Outputs.Stats() {
 		counter(descSent, s.Sent, target)
 		counter(descSentB, s.SentBytes, target)
 		counter(descRefused, s.Refused, target)

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -15,11 +16,15 @@ import (
 // Outputs are an agent's targets. Each has a queue, and a sender that empties it. A target that names code itself has a sender of files, too. Outputs
 // are safe for concurrent use.
 type Outputs struct {
+	Gone func(*Target, QueueStats) // is told what has become of the profiles of an output that Set has ended; nil, or set before the first Set
+
 	grace time.Duration
 	tell  func(t *Target, err error)
 
 	mu      sync.Mutex
 	all     []*output
+	ending  []*Queue              // Set has ended them, and they may still send what waits
+	gone    map[string]QueueStats // of those that have ended, by their target's name
 	senders sync.WaitGroup
 }
 
@@ -32,11 +37,11 @@ type output struct {
 // NewOutputs returns no outputs yet. grace is for what waits when an output ends: see Queue.Run. tell is called when a target does not take what
 // it took before, or says another reason; with nil, when it takes it again.
 func NewOutputs(grace time.Duration, tell func(*Target, error)) *Outputs {
-	return &Outputs{grace: grace, tell: tell}
+	return &Outputs{grace: grace, tell: tell, gone: map[string]QueueStats{}}
 }
 
 // Set makes these the targets, each with so many bytes of room. What waits for a target of the same name waits on, and is sent as the new one
-// says. Targets that are no longer named end.
+// says. Targets that are no longer named end: see Gone.
 func (o *Outputs) Set(targets []*Target, room int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -57,15 +62,48 @@ func (o *Outputs) Set(targets []*Target, room int64) {
 		out := &output{queue: q, end: end}
 		o.all = append(o.all, out)
 		tell := func(err error) { o.tell(q.Target(), err) }
-		o.senders.Go(func() { q.Run(ctx, o.grace, tell) })
+		o.senders.Go(func() {
+			q.Run(ctx, o.grace, tell)
+			o.over(q)
+		})
 		if s := t.symbolizer(); s != nil {
 			out.files = debuginfo.New(s)
 			o.senders.Go(func() { out.files.Run(ctx, o.tellFiles(q)) })
 		}
 	}
 	for _, e := range was {
+		o.ending = append(o.ending, e.queue)
 		e.end()
 	}
+}
+
+// over keeps the counts of a queue that Set has ended.
+func (o *Outputs) over(q *Queue) {
+	o.mu.Lock()
+	i := slices.Index(o.ending, q)
+	if i < 0 {
+		o.mu.Unlock()
+		return
+	}
+	t, s := q.Target(), q.Stats()
+	o.ending = slices.Delete(o.ending, i, i+1)
+	o.gone[t.String()] = o.gone[t.String()].plus(&s)
+	o.mu.Unlock()
+	if o.Gone != nil {
+		o.Gone(t, s)
+	}
+}
+
+// put puts a request into a queue. One that has ended meanwhile drops it.
+func (o *Outputs) put(q *Queue, r *export.Request) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if slices.Contains(o.ending, q) || slices.ContainsFunc(o.all, func(e *output) bool { return e.queue == q }) {
+		q.Put(r)
+		return
+	}
+	name := q.Target().String()
+	o.gone[name] = o.gone[name].plus(&QueueStats{Dropped: 1})
 }
 
 // Queues returns those of the targets.
@@ -74,6 +112,25 @@ func (o *Outputs) Queues() (out []*Queue) {
 	defer o.mu.Unlock()
 	for _, e := range o.all {
 		out = append(out, e.queue)
+	}
+	return out
+}
+
+// Stats returns what has become of the requests of each target, by its name, also of those that are no longer named.
+func (o *Outputs) Stats() map[string]QueueStats {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := map[string]QueueStats{}
+	maps.Copy(out, o.gone)
+	add := func(q *Queue) {
+		name, s := q.Target().String(), q.Stats()
+		out[name] = out[name].plus(&s)
+	}
+	for _, q := range o.ending {
+		add(q)
+	}
+	for _, e := range o.all {
+		add(e.queue)
 	}
 	return out
 }

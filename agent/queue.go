@@ -44,6 +44,17 @@ type QueueStats struct {
 	Err             error // of the last attempt; nil: it was taken
 }
 
+// plus returns the sums with what has become of the requests of a later queue.
+func (s QueueStats) plus(o *QueueStats) QueueStats {
+	s.Sent, s.SentBytes = s.Sent+o.Sent, s.SentBytes+o.SentBytes
+	s.Refused, s.Dropped, s.Retries = s.Refused+o.Refused, s.Dropped+o.Dropped, s.Retries+o.Retries
+	s.Waiting, s.Bytes, s.Err = s.Waiting+o.Waiting, s.Bytes+o.Bytes, o.Err
+	if o.Last.After(s.Last) {
+		s.Last = o.Last
+	}
+	return s
+}
+
 const (
 	// DefaultQueue is the memory of a queue: for an engine that is away, some hours of one machine's profiles.
 	DefaultQueue = 16 << 20

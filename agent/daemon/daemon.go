@@ -219,6 +219,7 @@ func (d *daemon) queue(c *Changeable) int64 {
 // start makes the agent, its outputs, and the page for a listener.
 func (d *daemon) start(n *names.Namer, host string, listener net.Listener) {
 	d.outputs = agent.NewOutputs(lastWords, d.tellOutput)
+	d.outputs.Gone = d.tellMissing
 	d.outputs.Set(d.Outputs, d.queue(&d.Changeable))
 	info := profile.Info{Host: host}
 	for _, e := range d.rec.Decoder().Events() {
@@ -300,6 +301,13 @@ func (d *daemon) tellOutput(t *agent.Target, err error) {
 	}
 }
 
+// tellMissing says what an output that has ended has not taken.
+func (d *daemon) tellMissing(t *agent.Target, s agent.QueueStats) {
+	if s.Dropped+s.Refused > 0 {
+		d.Log.Warn("profiles are missing", "output", t.String(), "sent", s.Sent, "dropped", s.Dropped, "refused", s.Refused)
+	}
+}
+
 func (d *daemon) tellKubelet(err error) {
 	if err != nil {
 		d.Log.Warn(err.Error(), "kubelet", d.Kubelet)
@@ -338,9 +346,7 @@ func (d *daemon) readAgain() {
 // sum says what was recorded, and what is missing.
 func (d *daemon) sum() {
 	for _, q := range d.outputs.Queues() {
-		if s := q.Stats(); s.Dropped+s.Refused > 0 {
-			d.Log.Warn("profiles are missing", "output", q.Target().String(), "sent", s.Sent, "dropped", s.Dropped, "refused", s.Refused)
-		}
+		d.tellMissing(q.Target(), q.Stats())
 	}
 	d.agent.End()
 	st := d.agent.Stats()

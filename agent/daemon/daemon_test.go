@@ -53,6 +53,19 @@ func TestReadAgain(t *testing.T) {
 	}
 }
 
+// TestMissing: the log says what an output has not taken, and nothing of one that has taken all.
+func TestMissing(t *testing.T) {
+	var log strings.Builder
+	d := daemon{Options: &Options{Log: slog.New(slog.NewTextHandler(&log, nil))}}
+	target := &agent.Target{Kind: "parca", URL: "http://p"}
+	d.tellMissing(target, agent.QueueStats{Sent: 7})
+	d.tellMissing(target, agent.QueueStats{Sent: 7, Dropped: 5, Refused: 1})
+	const want = `level=WARN msg="profiles are missing" output="parca=http://p" sent=7 dropped=5 refused=1` + "\n"
+	if _, line, _ := strings.Cut(log.String(), " "); line != want {
+		t.Errorf("the log is %q, want %q", log.String(), want)
+	}
+}
+
 // TestQueueBound: all queues together have a part of the memory, however large each may be.
 func TestQueueBound(t *testing.T) {
 	for _, c := range []struct {
