@@ -70,3 +70,27 @@ func TestGone(t *testing.T) {
 		}
 	})
 }
+
+// TestCloseSet: a Set that comes when Close has been called starts no sender, and Close returns.
+func TestCloseSet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		silent := &engine{takes: time.Hour}
+		one, two := &Target{Exporter: silent, Kind: "parca", URL: "http://p"}, &Target{Exporter: silent, Kind: "pyroscope", URL: "http://q"}
+		o := NewOutputs(2*time.Second, func(*Target, error) {})
+		o.Set([]*Target{one}, 1<<20)
+		o.put(o.Queues()[0], request(0))
+		synctest.Wait()
+		closed := make(chan bool)
+		go func() { o.Close(); close(closed) }()
+		time.Sleep(time.Second)
+		o.Set([]*Target{one, two}, 1<<20)
+		if q := o.Queues(); len(q) != 1 || q[0].Target() != one {
+			t.Errorf("a closed agent has %d outputs, want the one that it had", len(q))
+		}
+		select {
+		case <-closed:
+		case <-time.After(time.Minute):
+			t.Fatal("Close waits for more than a minute, want two seconds")
+		}
+	})
+}

@@ -25,6 +25,7 @@ type Outputs struct {
 	all     []*output
 	ending  []*Queue              // Set has ended them, and they may still send what waits
 	gone    map[string]QueueStats // of those that have ended, by their target's name
+	closed  bool                  // there are no new outputs any more
 	senders sync.WaitGroup
 }
 
@@ -41,10 +42,13 @@ func NewOutputs(grace time.Duration, tell func(*Target, error)) *Outputs {
 }
 
 // Set makes these the targets, each with so many bytes of room. What waits for a target of the same name waits on, and is sent as the new one
-// says. Targets that are no longer named end: see Gone.
+// says. Targets that are no longer named end: see Gone. After Close, Set does nothing.
 func (o *Outputs) Set(targets []*Target, room int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.closed { // the agent ends while it reads its configuration again
+		return
+	}
 	was := o.all
 	o.all = nil
 	for _, t := range targets {
@@ -176,6 +180,7 @@ func (o *Outputs) Files() map[string]debuginfo.Stats {
 // Close ends all senders, and waits for them.
 func (o *Outputs) Close() {
 	o.mu.Lock()
+	o.closed = true
 	for _, e := range o.all {
 		e.end()
 	}
