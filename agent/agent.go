@@ -29,16 +29,16 @@ import (
 
 // Options say what an agent does with samples.
 type Options struct {
-	Settings
-	Outputs *Outputs
-	Names   profile.Namer
-	Info    profile.Info      // of the recording: events, host
-	Lost    func() uint64     // samples lost since the recording began
-	Log     func(error)       // is told what could not be encoded; may be nil
-	Pods    *kubelet.Pods     // names of pods and containers; may be nil
-	Self    *otelctx.Reader   // what processes say of themselves; may be nil
-	Local   *containers.Files // names of docker's and podman's containers; may be nil
-	Kernel  string            // its release, a label of all profiles; may be empty
+	Settings // at first: see Change
+	Outputs  *Outputs
+	Names    profile.Namer
+	Info     profile.Info      // of the recording: events, host
+	Lost     func() uint64     // samples lost since the recording began
+	Log      func(error)       // is told what could not be encoded; may be nil
+	Pods     *kubelet.Pods     // names of pods and containers; may be nil
+	Self     *otelctx.Reader   // what processes say of themselves; may be nil
+	Local    *containers.Files // names of docker's and podman's containers; may be nil
+	Kernel   string            // its release, a label of all profiles; may be empty
 
 	Show func(*export.Batch) // is told of what is sent; may be nil
 }
@@ -62,16 +62,17 @@ type series struct {
 type Agent struct {
 	o Options
 
-	mu      sync.Mutex
-	changed chan struct{} // the interval may be another one; of one element
-	groups  map[series]*profile.Builder
-	places  map[group]bool  // of groups
-	members map[int32]group // of processes, in this interval
-	since   time.Time
-	was     uint64 // lost before
-	ended   bool   // there is no interval any more
-	stats   Stats
-	longest time.Duration // the longest of the intervals since stats.Last; 0: it has not changed
+	mu       sync.Mutex
+	settings *Settings     // those of now, which do not change
+	changed  chan struct{} // the interval may be another one; of one element
+	groups   map[series]*profile.Builder
+	places   map[group]bool  // of groups, with the settings of now
+	members  map[int32]group // of processes, in this interval
+	since    time.Time
+	was      uint64 // lost before
+	ended    bool   // there is no interval any more
+	stats    Stats
+	longest  time.Duration // the longest of the intervals since stats.Last; 0: it has not changed
 
 	reader patient // of processes
 
@@ -97,21 +98,23 @@ type Stats struct {
 
 // A group is what the samples of a profile have in common.
 type group struct {
-	service string
+	settings *Settings // by which it was asked, and its labels are made
+	service  string
 	asked
 	self otelctx.Service
 	Place
 }
 
 const (
-	maxGroups  = 512 // profiles of an interval
+	maxGroups  = 512 // profiles of an interval, by the same settings
 	maxMembers = 1 << 16
 	maxService = 128 // bytes of a service's name
 )
 
 // New returns an agent whose first interval begins now.
 func New(o Options, now time.Time) *Agent {
-	return &Agent{o: o, reader: patient{patience: askPatience}, changed: make(chan struct{}, 1), groups: map[series]*profile.Builder{}, places: map[group]bool{}, members: map[int32]group{}, since: now}
+	first := o.Settings
+	return &Agent{o: o, settings: &first, reader: patient{patience: askPatience}, changed: make(chan struct{}, 1), groups: map[series]*profile.Builder{}, places: map[group]bool{}, members: map[int32]group{}, since: now}
 }
 
 // Add takes a sample. Its error is always nil.
@@ -130,10 +133,10 @@ func (a *Agent) Add(s *profile.Sample) error {
 	if s.HasUser && s.Stop < unwind.NumStops {
 		a.stats.Stops[s.Stop]++
 	}
-	g, ok := a.members[s.PID]
-	if !ok {
+	g := a.members[s.PID]
+	if g.settings != a.settings {
 		g = a.find(s)
-		if len(a.members) < maxMembers {
+		if _, ok := a.members[s.PID]; ok || len(a.members) < maxMembers {
 			a.members[s.PID] = g
 		}
 	}
@@ -141,7 +144,7 @@ func (a *Agent) Add(s *profile.Sample) error {
 		a.stats.Unplaced++
 	}
 	if !a.places[g] && len(a.places) >= maxGroups {
-		g = group{service: "other"}
+		g = group{settings: a.settings, service: "other"}
 		a.stats.Crowded++
 	}
 	a.places[g] = true
@@ -164,8 +167,10 @@ func (a *Agent) Add(s *profile.Sample) error {
 
 // find finds out where the process of a sample lives. It may have gone: then its command is all that is known.
 func (a *Agent) find(s *profile.Sample) (g group) {
+	g.settings = a.settings
 	if procfs.KernelThread(int(s.PID)) {
-		return group{service: "kernel", Place: Place{Cgroup: "/"}}
+		g.service, g.Place = "kernel", Place{Cgroup: "/"}
+		return g
 	}
 	g.Place = PlaceOf(s.PID)
 	g.asked = a.ask(s.PID, s.Comm)
@@ -306,11 +311,11 @@ func (a *Agent) Stats() Stats {
 	return a.stats
 }
 
-// Change gives the agent other settings. They hold for the interval that runs.
+// Change gives the agent other settings. They hold for samples that are added from now on, also in the interval that runs; of those before, see take.
 func (a *Agent) Change(s Settings) {
 	a.mu.Lock()
-	a.longest = max(a.longest, a.o.Interval, s.Interval)
-	a.o.Settings = s
+	a.longest = max(a.longest, a.settings.Interval, s.Interval)
+	a.settings, a.places = &s, map[group]bool{}
 	a.mu.Unlock()
 	select {
 	case a.changed <- struct{}{}:
@@ -321,14 +326,14 @@ func (a *Agent) Change(s Settings) {
 func (a *Agent) interval() time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.o.Interval
+	return a.settings.Interval
 }
 
 // patience is the longest interval that may not have ended.
 func (a *Agent) patience() time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return max(a.longest, a.o.Interval)
+	return max(a.longest, a.settings.Interval)
 }
 
 // waiting is how many intervals that have ended may wait for their profiles to be made. When they do, the one that runs becomes longer.

@@ -31,10 +31,21 @@ const (
 	maxHeld     = 8 // threads that such reads hold
 )
 
+// asks says whether a label is one of those in an asked, and a rule reads it.
+func (s *Settings) asks(label string) bool {
+	switch label {
+	case "cmdline":
+		return s.CommandLines && asks(s.Rules, label)
+	case "uid", "user", "comm", "executable", "executable_build_id":
+		return asks(s.Rules, label)
+	}
+	return false
+}
+
 // ask finds out what rules ask of the process of a sample. a.mu is held.
 func (a *Agent) ask(pid int32, comm string) (q asked) {
-	rules := a.o.Rules
-	if id, name := asks(rules, "uid"), asks(rules, "user"); id || name {
+	rules := a.settings
+	if id, name := rules.asks("uid"), rules.asks("user"); id || name {
 		uid := user(pid)
 		if id {
 			q.uid = uid
@@ -43,13 +54,13 @@ func (a *Agent) ask(pid int32, comm string) (q asked) {
 			q.user = userName(pid, uid)
 		}
 	}
-	if asks(rules, "comm") {
+	if rules.asks("comm") {
 		q.comm = name(cmp.Or(command(pid), comm))
 	}
-	if asks(rules, "executable") {
+	if rules.asks("executable") {
 		q.executable = executable(pid)
 	}
-	id, line := asks(rules, "executable_build_id"), asks(rules, "cmdline") && a.o.CommandLines
+	id, line := rules.asks("executable_build_id"), rules.asks("cmdline")
 	if id || line {
 		slow, ok := a.reader.read(func() (out asked) {
 			if id {

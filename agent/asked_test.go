@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -209,4 +210,52 @@ func TestPatient(t *testing.T) {
 			t.Errorf("afterwards: %+v, %d threads", got, p.held.Load())
 		}
 	})
+}
+
+// TestAskedChange: when other rules come, samples that were taken before have the labels that the rules of then make, and later ones those of the new rules. A
+// label that was asked for, and that no rule reads any more, is not sent.
+func TestAskedChange(t *testing.T) {
+	pid := start(t, "sleep --token=secret", "100")
+	const part, less = `{"source_labels":["cmdline"],"regex":"(\\w+) .*","target_label":"program"}`, `{"regex":"cmdline","action":"labeldrop"}`
+	own := fmt.Sprint(os.Geteuid())
+	for _, c := range []struct {
+		was, now string // rules, one a line
+		want     string // samples by the labels program, cmdline and uid
+	}{
+		{part + "\n" + less, "", `[1 "sleep" "" "" 2 "" "" ""]`},
+		{part, "", `[1 "sleep" "" "" 2 "" "" ""]`},
+		{part, part, `[3 "sleep" "sleep --token=secret 100" ""]`},
+		{part + "\n" + less, `{"source_labels":["uid"],"regex":"` + own + `","action":"keep"}`, `[1 "sleep" "" "" 2 "" "" "` + own + `"]`},
+		{`{"source_labels":["uid"],"regex":"no-one","action":"keep"}`, `{"source_labels":["uid"],"regex":"` + own + `","action":"keep"}`, `[2 "" "" "` + own + `"]`},
+		{`{"source_labels":["unit"],"target_label":"uid","replacement":"7"}`, "", `[1 "" "" "7" 2 "" "" ""]`}, // not what was asked for
+	} {
+		settings := func(rules string) (s Settings) {
+			for rule := range strings.Lines(rules) {
+				r, err := ParseRule(rule)
+				if err != nil {
+					t.Fatal(err)
+				}
+				s.Rules = append(s.Rules, r)
+			}
+			s.CommandLines = strings.Contains(rules, "cmdline")
+			return s
+		}
+		a := newAgent(Options{Settings: settings(c.was)}, time.Now())
+		a.reader.patience = time.Minute
+		a.Add(sample(pid, "sleep", 7))
+		a.Change(settings(c.now))
+		a.Add(sample(pid, "sleep", 7))
+		a.Add(sample(pid, "sleep", 8))
+		batches, err := a.Cut(time.Now())
+		var got []string
+		for _, b := range batches {
+			got = append(got, fmt.Sprintf("%d %q %q %q", b.Profile.Totals.Samples, b.Label("program"), b.Label("cmdline"), b.Label("uid")))
+		}
+		if slices.Sort(got); err != nil || fmt.Sprint(got) != c.want {
+			t.Errorf("%s\nthen %s\nmake %s, %v; want %s", c.was, c.now, got, err, c.want)
+		}
+		if n := a.Stats().Processes; n != 1 {
+			t.Errorf("%d processes, want 1", n)
+		}
+	}
 }

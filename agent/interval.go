@@ -31,12 +31,13 @@ type part struct {
 	builder *profile.Builder
 }
 
-// take ends the interval.
+// take ends the interval. A place's labels are made by the settings with which its samples were taken. What these have asked of processes, and the settings
+// of now do not ask, is not among the labels.
 func (a *Agent) take(now time.Time) *interval {
 	lost := a.o.Lost()
 	a.mu.Lock()
 	groups, since := a.groups, a.since
-	settings := a.o.Settings
+	settings := a.settings
 	missing := lost - min(lost, a.was)
 	a.stats.Processes, a.stats.Last, a.longest = len(a.members), now, 0
 	a.stats.Lost += missing
@@ -48,17 +49,18 @@ func (a *Agent) take(now time.Time) *interval {
 	var parts []part
 	dropped, nameless := uint64(0), false
 	for g, b := range groups {
-		labels := slices.Clone(settings.Labels)
+		labels := slices.Clone(g.settings.Labels)
 		for _, l := range a.labels(&g.group) {
 			if !slices.ContainsFunc(labels, func(given export.Label) bool { return given.Name == l.Name }) {
 				labels = append(labels, l)
 			}
 		}
-		labels, ok := relabel(labels, settings.Rules)
+		labels, ok := relabel(labels, g.settings.Rules)
 		if !ok {
 			dropped++
 			continue
 		}
+		labels = slices.DeleteFunc(labels, func(l export.Label) bool { return g.settings.asks(l.Name) && !settings.asks(l.Name) })
 		if !slices.ContainsFunc(labels, func(l export.Label) bool { return l.Name == export.ServiceName }) {
 			nameless = true // the samples name the service
 		}
