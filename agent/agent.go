@@ -11,9 +11,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -22,7 +20,6 @@ import (
 	"github.com/unspool/unspool/agent/export"
 	"github.com/unspool/unspool/agent/kubelet"
 	"github.com/unspool/unspool/agent/otelctx"
-	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/unwind"
 )
@@ -66,8 +63,8 @@ type Agent struct {
 	settings *Settings     // those of now, which do not change
 	changed  chan struct{} // the interval may be another one; of one element
 	groups   map[series]*profile.Builder
-	places   map[group]bool  // of groups, with the settings of now
-	members  map[int32]group // of processes, in this interval
+	places   map[group]bool    // of groups, with the settings of now
+	members  map[int32]*member // processes of this interval
 	since    time.Time
 	was      uint64 // lost before
 	ended    bool   // there is no interval any more
@@ -114,7 +111,7 @@ const (
 // New returns an agent whose first interval begins now.
 func New(o Options, now time.Time) *Agent {
 	first := o.Settings
-	return &Agent{o: o, settings: &first, reader: patient{patience: askPatience}, changed: make(chan struct{}, 1), groups: map[series]*profile.Builder{}, places: map[group]bool{}, members: map[int32]group{}, since: now}
+	return &Agent{o: o, settings: &first, reader: patient{patience: askPatience}, changed: make(chan struct{}, 1), groups: map[series]*profile.Builder{}, places: map[group]bool{}, members: map[int32]*member{}, since: now}
 }
 
 // Add takes a sample. Its error is always nil.
@@ -133,13 +130,7 @@ func (a *Agent) Add(s *profile.Sample) error {
 	if s.HasUser && s.Stop < unwind.NumStops {
 		a.stats.Stops[s.Stop]++
 	}
-	g := a.members[s.PID]
-	if g.settings != a.settings {
-		g = a.find(s)
-		if _, ok := a.members[s.PID]; ok || len(a.members) < maxMembers {
-			a.members[s.PID] = g
-		}
-	}
+	g := a.member(s).group
 	if g.Cgroup == "" {
 		a.stats.Unplaced++
 	}
@@ -165,30 +156,6 @@ func (a *Agent) Add(s *profile.Sample) error {
 	return nil
 }
 
-// find finds out where the process of a sample lives. It may have gone: then its command is all that is known.
-func (a *Agent) find(s *profile.Sample) (g group) {
-	g.settings = a.settings
-	if procfs.KernelThread(int(s.PID)) {
-		g.service, g.Place = "kernel", Place{Cgroup: "/"}
-		return g
-	}
-	g.Place = PlaceOf(s.PID)
-	g.asked = a.ask(s.PID, s.Comm)
-	g.self = a.o.Self.Of(s.PID)
-	pod := a.o.Pods != nil && g.Pod != ""
-	if pod {
-		a.o.Pods.Find(g.Pod, g.Container) // asks for the names, before Cut needs them
-	}
-	switch {
-	case g.self.Name != "":
-		g.service = name(g.self.Name)
-	case pod: // one service for all of the container's commands: see labels
-	default:
-		g.service = cmp.Or(g.name(), name(cmp.Or(command(s.PID), s.Comm, "unknown")))
-	}
-	return g
-}
-
 // name is the service of a place: the unit's, without its kind. Units of people's sessions, and those that run containers, are no services.
 func (p *Place) name() string {
 	unit, ok := strings.CutSuffix(p.Unit, ".service")
@@ -201,17 +168,6 @@ func (p *Place) name() string {
 // name returns a service's name: at most 128 bytes of valid UTF-8.
 func name(s string) string {
 	return strings.ToValidUTF8(s[:min(len(s), maxService)], "\ufffd")
-}
-
-// command returns the name of a process's first thread; empty if it has gone.
-func command(pid int32) string {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/comm", pid))
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	b, _ := io.ReadAll(io.LimitReader(f, maxService))
-	return strings.TrimSuffix(string(b), "\n")
 }
 
 // labels are those of a group, as far as they are known now. The service of a pod is its workload; export.NewBatch finds a name for others.

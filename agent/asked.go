@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/unspool/unspool/internal/procfs"
+	"github.com/unspool/unspool/profile"
 )
 
 // An asked is what rules ask of a process. What none asks is empty: each of these can make many places of one.
@@ -42,42 +43,47 @@ func (s *Settings) asks(label string) bool {
 	return false
 }
 
-// ask finds out what rules ask of the process of a sample. a.mu is held.
-func (a *Agent) ask(pid int32, comm string) (q asked) {
-	rules := a.settings
+// ask finds out what rules ask of the process of a sample, which is to be m. What is slow to read is as it was, if the program is. a.mu is held.
+func (a *Agent) ask(s *profile.Sample, m, was *member) {
+	pid, rules := s.PID, a.settings
 	if id, name := rules.asks("uid"), rules.asks("user"); id || name {
 		uid := user(pid)
 		if id {
-			q.uid = uid
+			m.uid = uid
 		}
 		if name {
-			q.user = userName(pid, uid)
+			m.user = userName(pid, uid)
 		}
 	}
 	if rules.asks("comm") {
-		q.comm = name(cmp.Or(command(pid), comm))
+		m.comm = name(cmp.Or(command(pid), s.Comm))
 	}
 	if rules.asks("executable") {
-		q.executable = executable(pid)
+		m.executable = executable(pid)
 	}
 	id, line := rules.asks("executable_build_id"), rules.asks("cmdline")
-	if id || line {
-		slow, ok := a.reader.read(func() (out asked) {
-			if id {
-				b, _ := procfs.FileBuildID(fmt.Sprintf("/proc/%d/exe", pid), 0)
-				out.buildID = hex.EncodeToString(b)
-			}
-			if line {
-				out.cmdline = cmdline(pid)
-			}
-			return out
-		})
-		q.buildID, q.cmdline = slow.buildID, slow.cmdline
-		if !ok {
-			a.stats.Unread++
-		}
+	if !id && !line {
+		return
 	}
-	return q
+	m.path = executable(pid)
+	if was != nil && was.path == m.path { // also what could not be read in time is not tried again in this interval
+		m.buildID, m.cmdline = was.buildID, was.cmdline
+		return
+	}
+	slow, ok := a.reader.read(func() (out asked) {
+		if id {
+			b, _ := procfs.FileBuildID(fmt.Sprintf("/proc/%d/exe", pid), 0)
+			out.buildID = hex.EncodeToString(b)
+		}
+		if line {
+			out.cmdline = cmdline(pid)
+		}
+		return out
+	})
+	m.buildID, m.cmdline = slow.buildID, slow.cmdline
+	if !ok {
+		a.stats.Unread++
+	}
 }
 
 // executable returns the path of a process's program as /proc has it: a text, which is not followed. Empty: the process has gone.

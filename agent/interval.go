@@ -41,7 +41,7 @@ func (a *Agent) take(now time.Time) *interval {
 	missing := lost - min(lost, a.was)
 	a.stats.Processes, a.stats.Last, a.longest = len(a.members), now, 0
 	a.stats.Lost += missing
-	a.groups, a.places, a.members, a.since, a.was = map[series]*profile.Builder{}, map[group]bool{}, map[int32]group{}, now, lost
+	a.groups, a.places, a.members, a.since, a.was = map[series]*profile.Builder{}, map[group]bool{}, map[int32]*member{}, now, lost
 	a.mu.Unlock()
 
 	info := a.o.Info
