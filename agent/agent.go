@@ -172,9 +172,9 @@ func name(s string) string {
 
 // labels are those of a group, as far as they are known now. The service of a pod is its workload; export.NewBatch finds a name for others.
 func (a *Agent) labels(g *group) (out []export.Label) {
-	n, ok := a.o.Pods.Find(g.Pod, g.Container)
+	n, ok := a.o.Pods.Find(g.Pod, g.named())
 	if !ok && g.Pod == "" {
-		local, _ := a.o.Local.Find(g.Container)
+		local, _ := a.o.Local.Find(g.named())
 		n.Container, n.Image = local.Container, local.Image
 	}
 	for _, l := range []export.Label{

@@ -406,6 +406,8 @@ func TestPods(t *testing.T) {
 		{group{Place: Place{Cgroup: "/x", Container: id, Pod: pod}},
 			"service_name=shop cgroup=/x container_id=" + id + " container=web image=shop:1.2 pod_uid=" + pod + " pod=shop-1 namespace=market controller=shop controller_kind=StatefulSet"},
 		{group{Place: Place{Pod: pod, Container: id2}}, "service_name=shop container_id=" + id2 + " pod_uid=" + pod + " pod=shop-1 namespace=market controller=shop controller_kind=StatefulSet"},
+		{group{service: "x", Place: Place{Container: id, Claimed: true}}, "service_name=x container_id=" + id}, // a user's own
+		{group{Place: Place{Pod: pod, Container: id, Claimed: true}}, "service_name=shop container_id=" + id + " pod_uid=" + pod + " pod=shop-1 namespace=market controller=shop controller_kind=StatefulSet"},
 		{group{Place: Place{Pod: strings.Repeat("0", 32)}}, "pod_uid=" + strings.Repeat("0", 32)},
 		{group{service: "own", self: otelctx.Service{Name: "own", Namespace: "n", Instance: "i", Version: "v", Environment: "e"}, asked: asked{uid: "7"}, Place: Place{Pod: pod, Container: id}},
 			"service_name=own service_namespace=n service_instance_id=i service_version=v deployment_environment_name=e uid=7 container_id=" + id + " container=web image=shop:1.2 pod_uid=" + pod + " pod=shop-1 namespace=market controller=shop controller_kind=StatefulSet"},
@@ -514,11 +516,15 @@ func TestContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := newAgent(Options{Local: containers.New(dir, dir)}, time.Now())
-	for _, c := range []struct{ pod, want string }{
-		{"", "[{service_name x} {container_id " + id + "} {container shop} {image shop:1.2}]"},
-		{pod, "[{service_name x} {container_id " + id + "} {pod_uid " + pod + "}]"},
+	for _, c := range []struct {
+		place Place
+		want  string
+	}{
+		{Place{Container: id}, "[{service_name x} {container_id " + id + "} {container shop} {image shop:1.2}]"},
+		{Place{Container: id, Pod: pod}, "[{service_name x} {container_id " + id + "} {pod_uid " + pod + "}]"},
+		{Place{Container: id, Claimed: true}, "[{service_name x} {container_id " + id + "}]"},
 	} {
-		if got := fmt.Sprint(a.labels(&group{service: "x", Place: Place{Container: id, Pod: c.pod}})); got != c.want {
+		if got := fmt.Sprint(a.labels(&group{service: "x", Place: c.place})); got != c.want {
 			t.Errorf("%s, want %s", got, c.want)
 		}
 	}

@@ -18,6 +18,15 @@ type Place struct {
 	Unit      string // the systemd service or scope of the machine that it belongs to
 	Container string // the container's ID: 64 hexadecimal digits
 	Pod       string // the pod's UID
+	Claimed   bool   // Container is in a cgroup that its user may have made and named
+}
+
+// named is the container for which names are asked. A user may give his cgroups the ID of another one's container.
+func (p *Place) named() string {
+	if p.Claimed {
+		return ""
+	}
+	return p.Container
 }
 
 // PlaceOf returns where a process of this machine lives; the zero Place if it has gone.
@@ -73,21 +82,23 @@ func ParseCgroups(text string) (p Place) {
 }
 
 // observe takes what a cgroup's path says. The innermost container is the process's; the outermost unit is the machine's.
+// What is below user.slice or a user's own systemd is made by users, without privileges: pods are not there, and containers are only claimed.
 func (p *Place) observe(place string) {
-	unit := ""
+	unit, users := "", false
 	for element := range strings.SplitSeq(place, "/") {
 		if strings.HasPrefix(element, "crio-conmon-") || strings.HasPrefix(element, "libpod-conmon-") {
 			continue // the runtime's own process beside the container
 		}
 		m := containerID.FindStringSubmatch(element)
 		if m != nil {
-			p.Container = m[1]
+			p.Container, p.Claimed = m[1], users
 		} else if unit == "" && unitName.MatchString(element) {
 			unit = element
 		}
-		if m := podUID.FindStringSubmatch(element); m != nil {
+		if m := podUID.FindStringSubmatch(element); m != nil && !users {
 			p.Pod = strings.ReplaceAll(m[1], "_", "-") // as Kubernetes writes it; a static pod's is a hash
 		}
+		users = users || element == "user.slice" || strings.HasPrefix(element, "user@") && strings.HasSuffix(element, ".service")
 	}
 	if unit != "" && p.Unit == "" {
 		p.Unit = unit

@@ -39,7 +39,18 @@ func TestParseCgroups(t *testing.T) {
 		{"podman", "0::/machine.slice/libpod-" + id + ".scope/container\n", Place{Cgroup: "/machine.slice/libpod-" + id + ".scope/container", Container: id}},
 		{"podman, cgroupfs", "0::/libpod_parent/libpod-" + id + "\n", Place{Cgroup: "/libpod_parent/libpod-" + id, Container: id}},
 		{"podman of a user", "0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-" + id + ".scope/container\n", Place{
-			Cgroup: "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-" + id + ".scope/container", Unit: "user@1000.service", Container: id}},
+			Cgroup: "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-" + id + ".scope/container", Unit: "user@1000.service", Container: id, Claimed: true}},
+		{"a pod of a user", "0::/user.slice/user-1000.slice/user@1000.service/kubepods-pod" + under + ".slice/crio-" + id + ".scope\n", Place{
+			Cgroup: "/user.slice/user-1000.slice/user@1000.service/kubepods-pod" + under + ".slice/crio-" + id + ".scope", Unit: "user@1000.service", Container: id, Claimed: true}},
+		{"a user's manager in another slice", "0::/people.slice/user@1000.service/kubepods/pod" + pod + "/" + id + "\n", Place{
+			Cgroup: "/people.slice/user@1000.service/kubepods/pod" + pod + "/" + id, Unit: "user@1000.service", Container: id, Claimed: true}},
+		{"a pod of a session", "0::/user.slice/user-1000.slice/session-3.scope/pod" + pod + "\n", Place{
+			Cgroup: "/user.slice/user-1000.slice/session-3.scope/pod" + pod, Unit: "session-3.scope"}},
+		{"a user in a pod", "0::/kubepods/pod" + pod + "/" + id + "/user.slice/x.scope\n", Place{Cgroup: "/kubepods/pod" + pod + "/" + id + "/user.slice/x.scope", Unit: "x.scope", Container: id, Pod: pod}},
+		{"a user's container in a pod", "0::/kubepods/pod" + pod + "/" + id + "/user.slice/pod" + id[:32] + "/" + id2 + "\n", Place{
+			Cgroup: "/kubepods/pod" + pod + "/" + id + "/user.slice/pod" + id[:32] + "/" + id2, Container: id2, Pod: pod, Claimed: true}},
+		{"a user's container in version 1", "2:cpu:/docker/" + id + "\n1:name=systemd:/user.slice/user@1000.service/" + id2 + "\n", Place{
+			Cgroup: "/user.slice/user@1000.service/" + id2, Unit: "user@1000.service", Container: id2, Claimed: true}},
 		{"its monitor", "0::/machine.slice/libpod-conmon-" + id + ".scope\n", Place{Cgroup: "/machine.slice/libpod-conmon-" + id + ".scope"}},
 		{"docker in docker", "0::/system.slice/docker-" + id + ".scope/docker/" + id2 + "\n", Place{Cgroup: "/system.slice/docker-" + id + ".scope/docker/" + id2, Container: id2}},
 		{"version 1", "11:memory:/user.slice\n4:cpu:/\n1:name=systemd:/system.slice/cron.service\n", Place{Cgroup: "/system.slice/cron.service", Unit: "cron.service"}},

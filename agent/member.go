@@ -70,7 +70,7 @@ func (a *Agent) find(s *profile.Sample, was *member) *member {
 	m.self = a.o.Self.Of(s.PID)
 	pod := a.o.Pods != nil && m.Pod != ""
 	if pod {
-		a.o.Pods.Find(m.Pod, m.Container) // asks for the names, before Cut needs them
+		a.o.Pods.Find(m.Pod, m.named()) // asks for the names, before Cut needs them
 	}
 	switch {
 	case m.self.Name != "":
