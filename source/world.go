@@ -14,8 +14,8 @@ import (
 // A World is the processes and threads of a recording over time, with their address spaces. Records go in in
 // time order. It is for one goroutine.
 //
-// A process starts as a copy of its parent (FORK), loses its mappings when it executes another program (COMM with
-// MiscCommExec), and keeps them after it has exited until its number is used again: the kernel can still sample
+// A process starts as a copy of its parent (FORK), loses its mappings and all threads but one when it executes another program (COMM with
+// MiscCommExec), and keeps its mappings after it has exited until its number is used again: the kernel can still sample
 // a thread that has reported its end. A new mapping replaces whatever lay there. The kernel reports no munmap, so
 // an address can look mapped for longer than it was.
 //
@@ -38,6 +38,7 @@ type World struct {
 	total    int                    // mappings in all images
 
 	gone    []int32 // TIDs that have exited, oldest first
+	stale   int     // threads of processes that are no more
 	dropped uint64
 	repairs Repairs
 }
@@ -227,6 +228,9 @@ func (w *World) remove(tid int32) {
 		return
 	}
 	delete(w.threads, tid)
+	if w.procs[t.pid] != t.proc {
+		w.stale--
+	}
 	if t.gone {
 		t.proc.gone--
 	}
@@ -236,6 +240,24 @@ func (w *World) remove(tid int32) {
 	w.assign(t.proc, nil)
 	if w.procs[t.pid] == t.proc {
 		delete(w.procs, t.pid)
+	}
+}
+
+// end forgets a process, whose number another program gets. Not all of its threads need have said that they have exited: see exec.
+func (w *World) end(pid int32) {
+	p := w.procs[pid]
+	if p == nil {
+		return
+	}
+	delete(w.procs, pid)
+	w.assign(p, w.empty)
+	if w.stale += p.threads; w.stale < len(w.threads)/2+keepGone {
+		return
+	}
+	for tid, t := range w.threads {
+		if w.procs[t.pid] != t.proc {
+			w.remove(tid)
+		}
 	}
 }
 
@@ -271,7 +293,20 @@ func (w *World) intern(name []byte) string {
 	return s
 }
 
+// exec starts the program that a process executes: it has one thread and no mappings. A thread other than the first that calls execve has
+// the first one's number from then on, behind that one's EXIT, and none tells of the end of its own number.
+func (w *World) exec(r *Record) {
+	w.end(r.PID)
+	if t, p := w.add(r.PID, r.TID); t != nil {
+		t.comm, p.orphan = w.intern(r.Comm), false
+	}
+}
+
 func (w *World) comm(r *Record) {
+	if r.Exec() {
+		w.exec(r)
+		return
+	}
 	t, p := w.thread(r.PID, r.TID)
 	if t == nil {
 		return
@@ -290,10 +325,7 @@ func (w *World) comm(r *Record) {
 			p.pending, p.anew, p.orphan = nil, true, false
 		}
 	}
-	if r.Exec() {
-		w.assign(p, w.empty)
-		p.orphan = false
-	} else if r.Time == 0 {
+	if r.Time == 0 {
 		p.orphan = false // the recorder found it running
 	}
 }
@@ -325,8 +357,8 @@ func (w *World) fork(r *Record) {
 		}
 	}
 	known = known || r.PPID == 0 || r.Misc&MiscForkExec != 0
-	delete(w.procs, r.PID)
-	im.procs++ // whatever add removes
+	im.procs++ // whatever end and add remove
+	w.end(r.PID)
 	if t, p := w.add(r.PID, r.TID); t != nil {
 		w.assign(p, im)
 		t.comm, p.orphan = comm, !known

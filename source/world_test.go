@@ -160,8 +160,15 @@ func checkPages(t *testing.T, seed uint64, pid int32, space *unwind.Space, want 
 func checkTotal(t *testing.T, w *World) {
 	t.Helper()
 	seen, users := map[*image]int{w.empty: 1}, map[*proc]bool{}
+	stale := 0
 	for _, th := range w.threads {
 		users[th.proc] = true
+		if w.procs[th.pid] != th.proc {
+			stale++
+		}
+	}
+	if stale != w.stale {
+		t.Fatalf("%d threads of processes that are no more, counted %d", stale, w.stale)
 	}
 	for p := range users {
 		seen[p.image]++
@@ -175,6 +182,45 @@ func checkTotal(t *testing.T, w *World) {
 	}
 	if total != w.total {
 		t.Fatalf("%d mappings, counted %d", total, w.total)
+	}
+}
+
+// TestWorldExecOfThread: a thread other than the first calls execve. The kernel writes the first one's EXIT, a COMM with the first one's number, and
+// later one more EXIT of this number; none comes of the thread's old number. The process ends nevertheless, and nothing is kept of it.
+func TestWorldExecOfThread(t *testing.T) {
+	w := NewWorld(nil)
+	w.Owners(func(int32) uint32 { return 1 })
+	at := uint64(0)
+	do := func(r Record) {
+		at++
+		r.Time = at
+		w.Apply(&r)
+	}
+	for i := range int32(2 * keepGone) {
+		pid, tid := 2*i+100, 2*i+101
+		do(Record{Type: RecordFork, PID: pid, TID: pid, PPID: 1, PTID: 1})
+		do(Record{Type: RecordFork, PID: pid, TID: tid, PPID: pid, PTID: pid})
+		do(Record{Type: RecordMmap2, PID: pid, TID: tid, Addr: 0x1000, Len: 0x1000, Prot: ProtExec, Filename: []byte("/before")})
+		if _, s := w.Thread(pid, tid); len(s.Mappings()) != 1 || w.owned[1] != 1 {
+			t.Fatalf("%d mappings, %v", len(s.Mappings()), w.owned)
+		}
+		do(Record{Type: RecordExit, PID: pid, TID: pid, PPID: 1, PTID: 1})
+		if _, alive := w.Process(pid); !alive {
+			t.Fatal("a process whose first thread has exited has ended")
+		}
+		do(Record{Type: RecordComm, Misc: MiscCommExec, PID: pid, TID: pid, Comm: []byte("after")})
+		comm, s := w.Thread(pid, pid)
+		if _, alive := w.Process(pid); !alive || comm != "after" || len(s.Mappings()) > 0 || len(w.owned) > 0 || !w.Known(pid) {
+			t.Fatalf("%q runs: %v; it has %d mappings, %v", comm, alive, len(s.Mappings()), w.owned)
+		}
+		do(Record{Type: RecordExit, PID: pid, TID: pid, PPID: 1, PTID: 1})
+		if _, alive := w.Process(pid); alive {
+			t.Fatal("its only thread has exited, and it has not ended")
+		}
+		checkTotal(t, w)
+	}
+	if n := len(w.threads); n > 5*keepGone {
+		t.Errorf("%d threads are kept", n)
 	}
 }
 
