@@ -30,6 +30,36 @@ func repaired(r *source.Repairs) string {
 	return "read from /proc, because no record told of them: " + strings.Join(parts, ", ")
 }
 
+// missed says what the processes and threads of the samples lack, and what that does to their stacks. What a sound recording has a little of is said
+// from one in fifty samples on.
+func missed(st *source.Stats) (out []string) {
+	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	many := func(n uint64) bool { return n*50 > st.Samples }
+	if st.Dropped > 0 {
+		say("%s left out: %s executable mappings of a process are kept, and %s of a user's processes; stacks that lead to others end there: record fewer processes",
+			profile.Count(st.Dropped, "mapping or thread was", "mappings or threads were"), profile.Comma(source.MaxMappings), profile.Comma(source.MaxOwned))
+	}
+	if st.Disordered > 0 {
+		say("%s too late: stacks and names near them can be those of another moment", profile.Count(st.Disordered, "record came", "records came"))
+	}
+	if many(st.NoTime) {
+		say("%s of the samples have no time: their stacks and names are as the file has them in its order; perf record -T records times",
+			profile.Percent(st.NoTime, st.Samples))
+	}
+	if many(st.Orphans) {
+		say("%s of the samples are of processes whose start was not recorded: where their mappings are missing, stacks end and code has no names",
+			profile.Percent(st.Orphans, st.Samples))
+	}
+	if many(st.Compat) {
+		say("%s of the samples are of 32-bit code on a 64-bit machine, whose stacks are not walked: perf record --call-graph fp follows frame pointers there",
+			profile.Percent(st.Compat, st.Samples))
+	}
+	if many(st.Undeferred) {
+		say("%s of the samples have no user stack: the record that has it is missing", profile.Percent(st.Undeferred, st.Samples))
+	}
+	return out
+}
+
 // recordLess adds to a note how to record less, by what the events take.
 func recordLess(note string, events []source.Event) string {
 	for _, e := range events {

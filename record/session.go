@@ -284,6 +284,7 @@ func (s *Session) Notes() []string {
 	if st.Unknown > 0 {
 		say("%s skipped", profile.Count(st.Unknown, "record of an unknown kind was", "records of unknown kinds were"))
 	}
+	out = append(out, missed(st)...)
 	total := st.Samples
 	if cut := st.Stops[unwind.Truncated]; cut*50 > total && !s.noCopies {
 		out = append(out, largerCopies(profile.Percent(cut, total)+" of the stacks were cut off by the size of their copy", s.in.Decoder().Events()))

@@ -1,12 +1,17 @@
 package record
 
 import (
+	"encoding/binary"
+	"io"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/unspool/unspool/modules"
+	"github.com/unspool/unspool/names"
 	"github.com/unspool/unspool/profile"
 	"github.com/unspool/unspool/source"
+	"github.com/unspool/unspool/source/perfdata"
 	"github.com/unspool/unspool/source/perfevent"
 	"github.com/unspool/unspool/source/tracer"
 )
@@ -26,6 +31,70 @@ func TestRecordLess(t *testing.T) {
 		const lost = "3 records were lost"
 		if got := recordLess(lost, []source.Event{{Name: c.name, Attr: c.attr}}); got != lost+": "+c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+// manyMappings is a recording of a process with one executable mapping more than are kept, and of one that nothing tells the start of.
+type manyMappings struct {
+	dec *source.Decoder
+	n   uint64
+}
+
+func (m *manyMappings) Decoder() *source.Decoder { return m.dec }
+
+func (m *manyMappings) Next() ([]byte, *source.Buffer, error) {
+	m.n++
+	switch {
+	case m.n == 1:
+		return m.dec.Append(nil, 0, &source.Record{Type: source.RecordComm, PID: 7, TID: 7, Time: 1, Comm: []byte("jit"), Misc: source.MiscCommExec}), nil, nil
+	case m.n <= source.MaxMappings+2:
+		return m.dec.Append(nil, 0, &source.Record{
+			Type: source.RecordMmap2, PID: 7, TID: 7, Time: m.n, Addr: m.n << 16, Len: 1 << 12, Prot: source.ProtExec, Filename: []byte("/lib"),
+		}), nil, nil
+	case m.n <= source.MaxMappings+4: // a sample of each
+		pid := uint64(m.n - source.MaxMappings + 4)
+		b := binary.LittleEndian.AppendUint32(nil, source.RecordSample)
+		b = binary.LittleEndian.AppendUint32(b, 40<<16|source.MiscUser)
+		for _, v := range []uint64{7 << 16, pid<<32 | pid, m.n, 0} {
+			b = binary.LittleEndian.AppendUint64(b, v)
+		}
+		return b, nil, nil
+	}
+	return nil, nil, io.EOF
+}
+
+// TestMissed: what a recording lacks is said, and what it does to stacks; a sound recording has nothing to say.
+func TestMissed(t *testing.T) {
+	in := &manyMappings{dec: source.NewDecoder()}
+	in.dec.AddAttr(&source.Attr{
+		SampleType: source.SampleIP | source.SampleTID | source.SampleTime | source.SampleCallchain, Flags: source.FlagSampleIDAll | source.FlagMmap2,
+	}, nil, "test")
+	o := Options{Mods: modules.Interpreted(), Names: names.New(names.Options{Recorded: true})}
+	defer o.Names.Close()
+	s := newSession(in, func() perfdata.Info { return perfdata.Info{} }, o)
+	if err := s.Run(t.Context(), func(*profile.Sample) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	notes := strings.Join(s.Notes(), "\n")
+	for _, want := range []string{
+		"1 mapping or thread was left out: 8,192 executable mappings of a process are kept, and 131,072 of a user's processes; stacks that lead to others end",
+		"50.0 % of the samples are of processes whose start was not recorded",
+	} {
+		if !strings.Contains(notes, want) {
+			t.Errorf("%s\nlack %q; %+v", notes, want, s.Stats)
+		}
+	}
+	for want, st := range map[string]source.Stats{
+		"":                                    {Samples: 1000, Orphans: 20, Compat: 20, Undeferred: 20},
+		"1 record came too late":              {Samples: 1000, Disordered: 1},
+		"100.0 % of the samples have no time": {Samples: 5, NoTime: 5},
+		"3.0 % of the samples are of 32-bit code": {Samples: 1000, Compat: 30},
+		"3.0 % of the samples have no user stack": {Samples: 1000, Undeferred: 30},
+	} {
+		got := missed(&st)
+		if len(got) > 1 || (len(got) == 1) != (want != "") || !strings.HasPrefix(strings.Join(got, ""), want) {
+			t.Errorf("%+v: %q, want %q", st, got, want)
 		}
 	}
 }
