@@ -35,12 +35,13 @@ type ksymbol struct {
 }
 
 // Bounds of what is remembered, and the keys: no kernel has addresses at lateKeys, whose upper half is the number of the code, and whose lower
-// half is the offset in it.
+// half is the offset in it. noKeys are those that nothing names: the rest is the address.
 const (
 	maxKernelCodes = 1 << 16
 	maxKernelName  = 512      // KSYM_NAME_LEN
 	maxKernelCode  = 64 << 20 // bytes; a program of a million instructions has 20 MiB
 	lateKeys       = 1 << 62
+	noKeys         = lateKeys | 1<<61
 )
 
 // observe takes a KSYMBOL record.
@@ -64,6 +65,10 @@ func (k *kernelCode) observe(r *source.Record) {
 	}
 	if !ok {
 		if id, ok = k.add(s); !ok {
+			if from, to := k.overlap(k.now, lo, hi); from < to { // what was there is there no more, and what is has no name
+				k.now = slices.Delete(k.now, from, to)
+				k.late.Store(true)
+			}
 			return
 		}
 		if from, to := k.overlap(k.first, lo, hi); from == to {
@@ -115,11 +120,12 @@ func (k *kernelCode) at(list []int32, addr uint64) (id int32, ok bool) {
 func (k *kernelCode) key(addr uint64) uint64 {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
-	id, ok := k.at(k.now, addr)
-	if !ok {
-		return addr
-	}
-	if first, ok := k.at(k.first, addr); ok && first == id {
+	id, there := k.at(k.now, addr)
+	first, ok := k.at(k.first, addr)
+	switch {
+	case !there && ok && k.dropped > 0: // what is there may be one of those that are not known
+		return noKeys | addr<<3>>3
+	case !there || ok && first == id:
 		return addr
 	}
 	return lateKeys | uint64(id)<<32 | (addr - k.codes[id].lo)

@@ -153,4 +153,22 @@ func TestKernelCodeBounds(t *testing.T) {
 	if got := kernelName(n, codeBase+maxKernelCodes<<8-1); got.Func != "bpf_prog_many" {
 		t.Errorf("%+v", got)
 	}
+	// What is too much comes where another one was: it has no name, and not the other's.
+	before := keyed(n, 0x10)
+	ksymbols(n, 0, 0x80, "bpf_prog_too_many", 0)
+	after, next, other := keyed(n, 0x10), keyed(n, 0x11), keyed(n, 0x110)
+	if a, b := kernelName(n, before), kernelName(n, other); a.Func != "bpf_prog_many" || b.Func != "bpf_prog_many" {
+		t.Errorf("before: %+v; elsewhere: %+v", a, b)
+	}
+	if got := kernelName(n, after); got.Func != "" || after == before || next != after+1 {
+		t.Errorf("%#x, and then %#x, is %+v", before, after, got)
+	}
+	ksymbols(n, 0, 0x80, "bpf_prog_too_many", source.SymbolUnregister)
+	if got := keyed(n, 0x10); got != after {
+		t.Errorf("when it has gone, a processor in it asks for %#x, was %#x", got, after)
+	}
+	ksymbols(n, 0, 1<<8, "bpf_prog_many", 0)
+	if got := keyed(n, 0x10); got != before {
+		t.Errorf("the first one again has the key %#x, want %#x", got, before)
+	}
 }
