@@ -5,19 +5,22 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"strconv"
 	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/source"
 )
 
-// buildIDs are the build IDs of mapped files, looked up when a file is first seen. The kernel would give them with its
-// records (attr.build_id), but as long as one event asks for them, Linux marks the records of all others as if they had
-// them, too: another recorder's file is spoilt, and perf record crashes. It is safe for concurrent use: the drainer looks files
-// up, and whoever reads /proc meanwhile. Nobody holds the lock while a file is read.
+// buildIDs are the build IDs of mapped files. The kernel would give them with its records (attr.build_id), but as long as one event asks for them,
+// Linux marks the records of all others as if they had them, too: another recorder's file is spoilt, and perf record crashes. A file can be replaced
+// in place, by cp or scp, and keeps its inode: so what is known of it counts only while its stamp is the same, or if nobody answers any more. It is
+// safe for concurrent use: the drainer looks files up, and whoever reads /proc meanwhile. Nobody holds the lock while a file is read.
 type buildIDs struct {
 	mu sync.Mutex
-	by map[inode][]byte
+	by map[inode]identity
 }
 
 // An inode is a file, as an MMAP2 record has it. /proc does not say the generation.
@@ -26,45 +29,89 @@ type inode struct {
 	num, gen uint64
 }
 
+// An identity is a file's build ID, and what the file was like before it was asked for; no stamp: nobody could tell.
+type identity struct {
+	id []byte
+	at stamp
+}
+
+// A stamp changes when what is in a file does.
+type stamp struct {
+	inode        uint64
+	size         int64
+	mtime, ctime unix.Timespec
+}
+
+// stampOf returns the stamp of the file that process pid has mapped at m: zero if it has no name any more, or another file has it. Asking for it takes
+// a tenth of the time that the build ID does.
+func stampOf(pid int, m *procfs.Mapping) stamp {
+	var st unix.Stat_t
+	if unix.Stat(m.Name, &st) != nil || st.Ino != m.Inode {
+		if unix.Stat(inside(pid, m.Name), &st) != nil || st.Ino != m.Inode {
+			return stamp{}
+		}
+	}
+	return stamp{st.Ino, st.Size, st.Mtim, st.Ctim}
+}
+
+// inside returns the path that leads to a file as a process names it.
+func inside(pid int, name string) string { return "/proc/" + strconv.Itoa(pid) + "/root" + name }
+
 const maxBuildIDs = 1 << 16
 
 // of returns the build ID of the file that process pid has mapped at m: what the kernel finds in it, if it can be asked, or else
 // what the file has, if it is still there; nil if it has none, or if nobody can tell. maps is the process's open
-// /proc/PID/maps; nil if it has none any more.
+// /proc/PID/maps; nil: it is opened if it is needed.
 func (b *buildIDs) of(maps *os.File, pid int, m *procfs.Mapping, gen uint64) []byte {
+	if m.Inode == 0 {
+		return nil
+	}
 	key := inode{m.Maj, m.Min, m.Inode, gen}
-	id, ok := b.known(key)
-	if ok || m.Inode == 0 {
-		return id
+	was, ok := b.known(key)
+	is := identity{at: stampOf(pid, m)}
+	if ok && is.at == was.at && is.at != (stamp{}) {
+		return was.id
+	}
+	if is.id, ok = ask(maps, pid, m); !ok {
+		return was.id
+	}
+	b.keep(key, is)
+	return is.id
+}
+
+// ask is buildIDs.of for a file that nothing is known of. ok is false if nobody can tell.
+func ask(maps *os.File, pid int, m *procfs.Mapping) (id []byte, ok bool) {
+	if maps == nil {
+		if f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid)); err == nil { // else it has exited
+			defer f.Close()
+			maps = f
+		}
 	}
 	if maps != nil {
 		if id, ok = procfs.BuildID(maps, m); !ok {
-			id, ok = procfs.FileBuildID(fmt.Sprintf("/proc/%d/root%s", pid, m.Name), m.Inode)
+			id, ok = procfs.FileBuildID(inside(pid, m.Name), m.Inode)
 		}
 	}
 	if !ok {
 		id, ok = procfs.FileBuildID(m.Name, m.Inode)
 	}
-	if ok {
-		b.keep(key, id)
-	}
-	return id
-}
-
-func (b *buildIDs) known(file inode) (id []byte, ok bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	id, ok = b.by[file]
 	return id, ok
 }
 
-func (b *buildIDs) keep(file inode, id []byte) {
+func (b *buildIDs) known(file inode) (is identity, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	is, ok = b.by[file]
+	return is, ok
+}
+
+func (b *buildIDs) keep(file inode, is identity) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.by == nil || len(b.by) >= maxBuildIDs {
-		b.by = map[inode][]byte{}
+		b.by = map[inode]identity{}
 	}
-	b.by[file] = id
+	b.by[file] = is
 }
 
 // Where an MMAP2 record has what identify wants (struct perf_record_mmap2), from its beginning.
@@ -94,18 +141,7 @@ func (b *buildIDs) identify(raw []byte) {
 		Lo: num(raw[mmapAddr:]), Off: num(raw[mmapOff:]), Name: string(name),
 		Maj: binary.LittleEndian.Uint32(file), Min: binary.LittleEndian.Uint32(file[4:]), Inode: num(file[8:]),
 	}
-	gen := num(file[16:])
-	id, ok := b.known(inode{m.Maj, m.Min, m.Inode, gen})
-	if !ok && m.Inode != 0 {
-		pid := int(binary.LittleEndian.Uint32(raw[mmapPID:]))
-		maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
-		if err != nil {
-			maps = nil // it has exited
-		} else {
-			defer maps.Close()
-		}
-		id = b.of(maps, pid, &m, gen)
-	}
+	id := b.of(nil, int(binary.LittleEndian.Uint32(raw[mmapPID:])), &m, num(file[16:]))
 	if len(id) == 0 {
 		return
 	}

@@ -8,8 +8,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/unspool/unspool/internal/oracle"
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/source"
 	"github.com/unspool/unspool/unwind"
 )
@@ -71,4 +75,81 @@ func TestOtherRecorder(t *testing.T) {
 	if id := ids[w]; id == "" || !strings.Contains(string(note), id) {
 		t.Errorf("%s: build ID %q in our records, in the file\n%s", w, id, note)
 	}
+}
+
+// TestReplacedInPlace: a program that is replaced by what keeps its inode, as cp does, has its own build ID from then on; and what was known of it
+// still counts where neither the process nor the file is there any more.
+func TestReplacedInPlace(t *testing.T) {
+	oracle.Need(t, "cc")
+	dir := t.TempDir()
+	path := filepath.Join(dir, "server")
+	dec := source.NewDecoder()
+	dec.AddAttr(&source.Attr{Flags: source.FlagMmap2}, nil, "")
+	var ids buildIDs
+	identify := func(rec source.Record) string {
+		raw := dec.Append(nil, 0, &rec)
+		ids.identify(raw)
+		if err := dec.Decode(raw, &rec); err != nil {
+			t.Fatal(err)
+		}
+		return hex.EncodeToString(rec.BuildID)
+	}
+	var last source.Record
+	was := ""
+	for _, id := range []string{"00112233445566778899aabbccddeeff00112233", "ffeeddccbbaa99887766554433221100ffeeddcc"} {
+		made := filepath.Join(dir, "made")
+		cc := exec.Command("cc", "-shared", "-nostdlib", "-Wl,--build-id=0x"+id, "-o", made, "-x", "c", "-")
+		cc.Stdin = strings.NewReader("int f(void) { return 1; }")
+		if out, err := cc.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		b, err := os.ReadFile(made)
+		if err == nil {
+			err = os.WriteFile(path, b, 0o755) // in place
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := mapCode(t, path)
+		last = mapped(&m)
+		last.PID = int32(os.Getpid())
+		if was = identify(last); was != id {
+			t.Errorf("inode %d has build ID %s, want %s", m.Inode, was, id)
+		}
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	last.PID = 1<<31 - 1 // nobody is
+	if got := identify(last); got != was {
+		t.Errorf("when nobody can be asked any more, it has build ID %q, want %q", got, was)
+	}
+}
+
+// mapCode maps the first page of a file into this process as code, and returns what /proc says of it.
+func mapCode(t *testing.T, path string) (m procfs.Mapping) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	mem, err := unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Munmap(mem) })
+	maps, err := os.Open("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer maps.Close()
+	list, err := procfs.Mappings(maps)
+	for _, m := range list {
+		if m.Lo == uint64(uintptr(unsafe.Pointer(&mem[0]))) {
+			return m
+		}
+	}
+	t.Fatalf("%s is mapped nowhere: %v", path, err)
+	return m
 }
