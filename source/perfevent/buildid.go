@@ -19,8 +19,9 @@ import (
 // in place, by cp or scp, and keeps its inode: so what is known of it counts only while its stamp is the same, or if nobody answers any more. It is
 // safe for concurrent use: the drainer looks files up, and whoever reads /proc meanwhile. Nobody holds the lock while a file is read.
 type buildIDs struct {
-	mu sync.Mutex
-	by map[inode]identity
+	asker procfs.Asker
+	mu    sync.Mutex
+	by    map[inode]identity
 }
 
 // An inode is a file, as an MMAP2 record has it. /proc does not say the generation.
@@ -60,7 +61,7 @@ func inside(pid int, name string) string { return "/proc/" + strconv.Itoa(pid) +
 const maxBuildIDs = 1 << 16
 
 // of returns the build ID of the file that process pid has mapped at m: what the kernel finds in it, if it can be asked, or else
-// what the file has, if it is still there; nil if it has none, or if nobody can tell. maps is the process's open
+// what the file has, if it is still there; nil if it has none, or if nobody can tell in time. maps is the process's open
 // /proc/PID/maps; nil: it is opened if it is needed.
 func (b *buildIDs) of(maps *os.File, pid int, m *procfs.Mapping, gen uint64) []byte {
 	if m.Inode == 0 {
@@ -68,15 +69,20 @@ func (b *buildIDs) of(maps *os.File, pid int, m *procfs.Mapping, gen uint64) []b
 	}
 	key := inode{m.Maj, m.Min, m.Inode, gen}
 	was, ok := b.known(key)
-	is := identity{at: stampOf(pid, m)}
-	if ok && is.at == was.at && is.at != (stamp{}) {
+	id, answered := b.asker.AskOf(pid, m, func() (id []byte, good bool) {
+		is := identity{at: stampOf(pid, m)}
+		if ok && is.at == was.at && is.at != (stamp{}) {
+			return was.id, true
+		}
+		if is.id, good = ask(maps, pid, m); good {
+			b.keep(key, is)
+		}
+		return is.id, good
+	})
+	if !answered {
 		return was.id
 	}
-	if is.id, ok = ask(maps, pid, m); !ok {
-		return was.id
-	}
-	b.keep(key, is)
-	return is.id
+	return id
 }
 
 // ask is buildIDs.of for a file that nothing is known of. ok is false if nobody can tell.

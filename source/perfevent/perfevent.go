@@ -142,6 +142,7 @@ type Recorder struct {
 	event   string
 	notes   []string
 	ids     buildIDs
+	paths   procfs.Asker // for BuildID
 
 	// The drainer's alone, and Open's before it runs.
 	rings     []*ring
@@ -541,11 +542,12 @@ func (r *Recorder) release() error {
 	return errors.Join(errs...)
 }
 
-// BuildID returns the build ID of a file in hex, or of the kernel, for mappings whose records have none: see source.RecordStream.
+// BuildID returns the build ID of a file in hex, or of the kernel, for mappings whose records have none: see source.RecordStream. "": it has
+// none, or does not say so in time.
 func (r *Recorder) BuildID(path string) string {
 	if path == "[kernel.kallsyms]" {
 		return fmt.Sprintf("%x", procfs.KernelBuildID())
 	}
-	id, _ := procfs.FileBuildID(path, 0)
+	id, _ := r.paths.Ask(func() ([]byte, bool) { return procfs.FileBuildID(path, 0) })
 	return fmt.Sprintf("%x", id)
 }

@@ -396,10 +396,13 @@ func (r *Recorder) mmap(p *proc, m *procfs.Mapping, time uint64) {
 		rec.Filename = []byte("//anon")
 	}
 	if m.Inode != 0 {
-		id, ok := procfs.BuildID(p.maps, m)
-		if !ok {
-			id, _ = procfs.FileBuildID(fmt.Sprintf("/proc/%d/root%s", p.pid, m.Name), m.Inode)
-		}
+		maps, path := p.maps, fmt.Sprintf("/proc/%d/root%s", p.pid, m.Name)
+		id, _ := r.asker.AskOf(p.pid, m, func() (id []byte, ok bool) {
+			if id, ok = procfs.BuildID(maps, m); !ok {
+				id, ok = procfs.FileBuildID(path, m.Inode)
+			}
+			return id, ok
+		})
 		if len(id) > 0 {
 			rec.Misc |= source.MiscMmapBuildID
 			rec.BuildID = id

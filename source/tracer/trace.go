@@ -25,6 +25,7 @@ type tracer struct {
 	text    []byte // scratch
 	copied  []byte // scratch
 	unsaid  uint64 // samples that were lost and not reported
+	asker   procfs.Asker
 
 	alarm    *alarm
 	here     int         // the processor that this thread stays on; -1: any
