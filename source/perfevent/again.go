@@ -25,7 +25,7 @@ const (
 	sliceTime  = 5 * time.Millisecond
 	oneTime    = 20 * time.Millisecond
 	againShare = 10
-	maxCounted = 1 << 10 // events that are asked now and then how many records they have lost
+	maxCounted = 1 << 10 // events of threads that are asked now and then how many records they have lost
 )
 
 // A repair makes up for lost records: it reads names and mappings of the processes concerned from /proc again, and who has started those that are
@@ -245,17 +245,27 @@ func (r *Recorder) single(now time.Time) bool {
 // finds room.
 func (r *Recorder) countMissed(now time.Time) {
 	p := &r.repair
-	if now.Sub(p.asked) < againTime || len(r.targets)*len(r.cpus) > maxCounted {
+	if now.Sub(p.asked) < againTime {
 		return
 	}
 	p.asked = now
-	missed := r.missed
-	for _, t := range r.targets {
-		missed += t.missed()
+	targets := r.targets
+	if r.plug.target != nil {
+		targets = []*target{r.plug.target} // the others count nothing: see openEnd
 	}
-	if missed > p.missed {
-		p.missed = missed
-		p.lose()
+	open := 0
+	for _, t := range targets {
+		open += t.open()
+	}
+	if open <= maxCounted || r.plug.target != nil {
+		missed := r.missed
+		for _, t := range targets {
+			missed += t.missed()
+		}
+		if missed > p.missed {
+			p.missed = missed
+			p.lose()
+		}
 	}
 	r.replug()
 }

@@ -49,6 +49,16 @@ func (t *target) missed() (n uint64) {
 	return n
 }
 
+// open returns how many events t has that are open.
+func (t *target) open() (n int) {
+	for _, fd := range t.fds {
+		if fd >= 0 {
+			n++
+		}
+	}
+	return n
+}
+
 func (t *target) close() {
 	for i, fd := range t.fds {
 		if fd >= 0 {

@@ -18,6 +18,8 @@
 // Uprobes are recorded by events of the processors, too: with events of single processes, the kernel loses the breakpoints of a process that
 // starts others.
 //
+// Where events are those of the processors, processors that come online later are recorded, too. Elsewhere they are only counted: Stats.Unplugged.
+//
 // Elsewhere, and for events that are counted rather than sampled, a thread opens disabled events on itself and starts the command. The command
 // inherits the events, and execve enables them (PERF_EVENT attr.inherit and attr.enable_on_exec). So no tracer or helper program runs before the
 // command, and the first record is that of its execve.

@@ -132,7 +132,7 @@ type Stats struct {
 	RingSize          int    // bytes of each ring
 	StackSize         uint32 // bytes copied of each stack
 	Shortened         uint64 // copies with fewer, because many waited
-	Unplugged         int    // processors that have come online, and could not be recorded when they were last tried
+	Unplugged         int    // processors that have come online, and were not recorded when that was last looked at
 }
 
 // A Recorder is a recording that runs. Next is for one goroutine at a time; other methods may be called from any.

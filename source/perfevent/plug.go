@@ -9,28 +9,32 @@ import (
 	"github.com/unspool/unspool/source"
 )
 
-// A plug has what is opened for each processor, where all that runs on processors is recorded: those that come online are recorded, too.
+// A plug has what is opened for each processor, where all that runs on processors is recorded: those that come online are recorded, too. Where threads
+// have events, of each thread and each processor, they are not, but counted: another event would leave out what a thread has started before.
 type plug struct {
 	ring, code, sampling source.Attr
-	target               *target // one event for each of Recorder.cpus; nil: threads have events, which go with them from processor to processor
+	target               *target // one event for each of Recorder.cpus; nil: threads have events
 }
 
 // replug opens what is missing on processors. When one goes offline, if only for a moment or while the machine is suspended, the kernel takes its
 // events out of what it counts, for good, and tells nobody (perf_event_exit_cpu_context in kernel/events/core.c): the time for which they are
-// enabled no longer grows. What cannot be opened is tried again the next time.
+// enabled no longer grows. What cannot be opened is tried again the next time. It counts the processors that are not recorded.
 func (r *Recorder) replug() {
-	t := r.plug.target
-	if t == nil {
-		return
-	}
 	online, err := onlineCPUs()
 	if err != nil {
 		return
 	}
+	t := r.plug.target
 	unheard := 0
 	defer func() { r.unplugged.Store(int64(unheard)) }()
 	for _, cpu := range online {
 		i := slices.Index(r.cpus, cpu)
+		if t == nil {
+			if i < 0 {
+				unheard++
+			}
+			continue
+		}
 		if i < 0 {
 			if i = r.addCPU(cpu); i < 0 {
 				unheard++

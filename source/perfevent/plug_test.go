@@ -3,6 +3,7 @@ package perfevent
 import (
 	"context"
 	"os"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -44,6 +45,9 @@ func TestReplug(t *testing.T) {
 			r.rings[last].close()
 			r.rings, r.cpus = r.rings[:last], r.cpus[:last]
 		}
+		for range maxCounted { // as if so many threads' ends were waited for
+			r.targets = append(r.targets, &target{fds: []int{-1}})
+		}
 		at.Store(monotonic())
 	}}
 	r := open(t, o)
@@ -69,5 +73,22 @@ func TestReplug(t *testing.T) {
 	}})
 	if err != nil || !enough() {
 		t.Errorf("%v; samples of processors %d and %d, after they were lost: %v", err, first, lost, after)
+	}
+}
+
+// TestUnplugged: where threads have events, a processor that comes online is counted, however many threads have gone.
+func TestUnplugged(t *testing.T) {
+	cpus, err := onlineCPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, lacks := range []int{0, 1} {
+		r := &Recorder{cpus: cpus[lacks:]}
+		for range 2 * maxCounted {
+			r.targets = append(r.targets, &target{fds: slices.Repeat([]int{-1}, len(r.cpus))})
+		}
+		if r.countMissed(time.Now()); r.Stats().Unplugged != lacks {
+			t.Errorf("of processors %v, %v are recorded, and %d count as not recorded", cpus, r.cpus, r.Stats().Unplugged)
+		}
 	}
 }
