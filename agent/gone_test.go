@@ -36,6 +36,7 @@ func TestGone(t *testing.T) {
 		const line = `unspool_dropped_total{target="parca=http://p"} `
 		check := func(when, want string) {
 			t.Helper()
+			synctest.Wait()
 			if got := strings.Join(metrics(o, line), "; "); got != line+want {
 				t.Errorf("%s: /metrics has %q, want %q", when, got, line+want)
 			}
