@@ -1,27 +1,127 @@
 package names
 
 import (
+	"os"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/procfs"
 	"github.com/unspool/unspool/module"
 )
 
-// Identify returns a function that decides whether the file at a path is the one that was recorded without a build ID: it has the same inode.
-// Some file systems give a mapping another device and inode than stat(2); there, a file of this host that has not changed since the recording
-// was written counts as the recorded file. here says whether this host recorded. written is the recording's time, or zero if unknown. The
-// function returns "" for the recorded file, and module.Another for any other (source.Options.Identify).
-func Identify(here func() bool, written time.Time) func(path string, maj, min uint32, inode uint64) string {
-	return func(path string, maj, min uint32, inode uint64) string {
-		var st unix.Stat_t
-		if !module.OnDisk(path) || unix.Stat(path, &st) != nil || st.Ino == inode {
-			return ""
-		}
-		elsewhere := unix.Major(st.Dev) != maj || unix.Minor(st.Dev) != min
-		if elsewhere && here() && !written.IsZero() && time.Unix(st.Ctim.Unix()).Before(written) {
-			return ""
-		}
-		return module.Another
+// An Identity decides whether the file at a path is the one that was recorded without a build ID. Identify is for one goroutine.
+type Identity struct {
+	Here    func() bool       // says whether this host recorded
+	Written time.Time         // when the recording was; zero: nobody knows
+	Doubt   func(path string) // is told of each file that is taken for the recorded one and may be another one; nil: nobody is
+
+	booted time.Time              // zero: not asked for yet
+	mapped map[string]fileNumbers // by path; zero: cannot be mapped
+}
+
+// fileNumbers tell the files of a running host apart.
+type fileNumbers struct {
+	maj, min uint32
+	inode    uint64
+}
+
+// maxIdentified bounds the files that an Identity remembers.
+const maxIdentified = 1 << 14
+
+// Identify returns "" for the recorded file, and module.Another for any other (source.Options.Identify).
+//
+// Where this host has recorded since it was started, the file is mapped, as programs are: the kernel says the same device and inode of it as it did in the
+// recording. Elsewhere, device numbers mean nothing, and the file has the recorded inode. Some file systems give a mapping other numbers
+// than stat(2), and of a layered one, kernels differ in which layer's they record: there, a file of this host that has not changed since the
+// recording was written counts as the recorded file, and Doubt is told.
+func (id *Identity) Identify(path string, maj, min uint32, inode uint64) string {
+	var st unix.Stat_t
+	if !module.OnDisk(path) || unix.Stat(path, &st) != nil {
+		return ""
 	}
+	recorded, here := fileNumbers{maj, min, inode}, id.Here() && !id.Written.IsZero()
+	if here && maj|min != 0 && id.Written.After(id.boot()) {
+		switch is, ok := id.mapping(path); {
+		case ok && is == recorded:
+			return ""
+		case ok && !layered(path):
+			return module.Another
+		}
+	}
+	if st.Ino == inode {
+		return ""
+	}
+	elsewhere := unix.Major(st.Dev) != maj || unix.Minor(st.Dev) != min
+	if elsewhere && here && time.Unix(st.Ctim.Unix()).Before(id.Written) {
+		if id.Doubt != nil {
+			id.Doubt(path)
+		}
+		return ""
+	}
+	return module.Another
+}
+
+// Identify returns Identity.Identify for a recording, without anybody to tell of doubts.
+func Identify(here func() bool, written time.Time) func(path string, maj, min uint32, inode uint64) string {
+	return (&Identity{Here: here, Written: written}).Identify
+}
+
+// boot returns when this host was started.
+func (id *Identity) boot() time.Time {
+	if id.booted.IsZero() {
+		var since unix.Timespec
+		if unix.ClockGettime(unix.CLOCK_BOOTTIME, &since) != nil {
+			return time.Now()
+		}
+		id.booted = time.Now().Add(-time.Duration(since.Nano()))
+	}
+	return id.booted
+}
+
+// layered says whether a path is on a file system whose files are others'.
+func layered(path string) bool {
+	var on unix.Statfs_t
+	return unix.Statfs(path, &on) != nil || on.Type == unix.OVERLAYFS_SUPER_MAGIC || on.Type == unix.FUSE_SUPER_MAGIC
+}
+
+// mapping returns what the kernel says of the file at a path where it is mapped. ok is false for what cannot be mapped.
+func (id *Identity) mapping(path string) (is fileNumbers, ok bool) {
+	if is, ok = id.mapped[path]; ok {
+		return is, is != fileNumbers{}
+	}
+	is = mapFile(path)
+	if id.mapped == nil || len(id.mapped) >= maxIdentified {
+		id.mapped = map[string]fileNumbers{}
+	}
+	id.mapped[path] = is
+	return is, is != fileNumbers{}
+}
+
+// mapFile maps the file at a path, and returns what /proc/self/maps has of it; nothing, if that fails.
+func mapFile(path string) (is fileNumbers) {
+	f, err := module.OpenFile(path)
+	if err != nil {
+		return is
+	}
+	defer f.Close()
+	b, err := unix.Mmap(int(f.Fd()), 0, 1, unix.PROT_READ, unix.MAP_PRIVATE)
+	if err != nil {
+		return is
+	}
+	defer unix.Munmap(b)
+	maps, err := os.Open("/proc/self/maps")
+	if err != nil {
+		return is
+	}
+	defer maps.Close()
+	all, err := procfs.Mappings(maps)
+	at := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+	for i := range all {
+		if m := &all[i]; err == nil && m.Lo <= at && at < m.Hi {
+			return fileNumbers{m.Maj, m.Min, m.Inode}
+		}
+	}
+	return is
 }

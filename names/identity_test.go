@@ -11,37 +11,89 @@ import (
 	"github.com/unspool/unspool/module"
 )
 
-// TestIdentify: without a build ID, a file is the recorded one by its inode, or, on this host, by its age where a file system tells other devices.
+// TestIdentify: without a build ID, a file is the recorded one if this host maps it under the recorded device and inode. Where numbers may be
+// others, in a recording of another host or from before this host was started, it is the recorded one by its inode, or by its age, with a doubt.
 func TestIdentify(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "prog")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
+	if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		t.Fatal(err)
+	is := mapFile(path) // what a recording has of it
+	if is.inode == 0 {
+		t.Fatal("no mapping of the file")
 	}
-	maj, min, later, earlier := unix.Major(st.Dev), unix.Minor(st.Dev), time.Now().Add(time.Hour), time.Now().Add(-time.Hour)
+	later, earlier := time.Now().Add(time.Hour), time.Now().Add(-time.Hour)
+	before, after := time.Unix(1, 0), time.Now().Add(2*time.Hour) // this host was started then
+	other := fileNumbers{is.maj, is.min + 1, is.inode + 1}
 	for _, c := range []struct {
-		what    string
-		path    string
-		here    bool
-		written time.Time
-		min     uint32
-		inode   uint64
-		want    string
+		what     string
+		path     string
+		here     bool
+		written  time.Time
+		booted   time.Time
+		recorded fileNumbers
+		want     string
+		doubts   int
 	}{
-		{"its inode", path, false, time.Time{}, min, st.Ino, ""},
-		{"another inode", path, true, later, min, st.Ino + 1, module.Another},
-		{"another device, not changed since", path, true, later, min + 1, st.Ino + 1, ""},
-		{"another device, changed since", path, true, earlier, min + 1, st.Ino + 1, module.Another},
-		{"another device, another host", path, false, later, min + 1, st.Ino + 1, module.Another},
-		{"another device, written nobody knows when", path, true, time.Time{}, min + 1, st.Ino + 1, module.Another},
-		{"nothing there", path + "x", true, later, min, 1, ""},
-		{"no file", "[vdso]", true, later, min, 1, ""},
+		{"its numbers", path, true, later, before, is, "", 0},
+		{"its inode on another device", path, true, later, before, fileNumbers{is.maj, is.min + 1, is.inode}, module.Another, 0},
+		{"another inode", path, true, later, before, fileNumbers{is.maj, is.min, is.inode + 1}, module.Another, 0},
+		{"a namesake that is older than the recording", path, true, later, before, other, module.Another, 0},
+		{"a namesake that is younger", path, true, earlier, before, other, module.Another, 0},
+		{"no device recorded", path, true, later, before, fileNumbers{0, 0, is.inode}, "", 0},
+
+		{"another start, its inode", path, true, later, after, fileNumbers{is.maj, is.min + 1, is.inode}, "", 0},
+		{"another start, another inode", path, true, later, after, fileNumbers{is.maj, is.min, is.inode + 1}, module.Another, 0},
+		{"another start, another device, not changed since", path, true, later, after, other, "", 1},
+		{"another start, another device, changed since", path, true, earlier, after, other, module.Another, 0},
+
+		{"another host, its inode", path, false, time.Time{}, before, fileNumbers{is.maj, is.min + 1, is.inode}, "", 0},
+		{"another host, another device", path, false, later, before, other, module.Another, 0},
+		{"written nobody knows when, its inode", path, true, time.Time{}, before, is, "", 0},
+		{"written nobody knows when, another device", path, true, time.Time{}, before, other, module.Another, 0},
+		{"nothing there", path + "x", true, later, before, other, "", 0},
+		{"no file", "[vdso]", true, later, before, other, "", 0},
 	} {
-		if got := Identify(func() bool { return c.here }, c.written)(c.path, maj, c.min, c.inode); got != c.want {
-			t.Errorf("%s: %q, want %q", c.what, got, c.want)
+		doubts := 0
+		id := Identity{Here: func() bool { return c.here }, Written: c.written, Doubt: func(string) { doubts++ }, booted: c.booted}
+		for range 2 {
+			if got := id.Identify(c.path, c.recorded.maj, c.recorded.min, c.recorded.inode); got != c.want {
+				t.Errorf("%s: %q, want %q", c.what, got, c.want)
+			}
+		}
+		if doubts != 2*c.doubts {
+			t.Errorf("%s: %d doubts in two calls, want %d in each", c.what, doubts, c.doubts)
+		}
+	}
+	var id Identity
+	if up := time.Since(id.boot()); up < 0 || up > 100*365*24*time.Hour {
+		t.Errorf("this host was started %v ago", up)
+	}
+}
+
+// TestIdentifyMounts: a file of another mount at the path of one of this host's is another one, although that one is older than the recording, and has
+// the same inode.
+func TestIdentifyMounts(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "prog")
+	var is [2]fileNumbers
+	for i := range is {
+		if err := unix.Mount("none", dir, "tmpfs", 0, ""); err != nil {
+			t.Skip(err)
+		}
+		defer unix.Unmount(dir, unix.MNT_DETACH)
+		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		is[i] = mapFile(path)
+	}
+	for i, want := range []string{module.Another, ""} {
+		id := Identity{Here: func() bool { return true }, Written: time.Now().Add(time.Hour)}
+		if got := id.Identify(path, is[i].maj, is[i].min, is[i].inode); got != want {
+			t.Errorf("mount %d: %q, want %q; %+v", i, got, want, is)
 		}
 	}
 }

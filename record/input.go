@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -68,16 +67,17 @@ func CheckInput(path string) error {
 	return f.Close()
 }
 
-// identify returns Session.identify for f, the recording in the file.
-func (in *input) identify(f *perfdata.File) func(path string, maj, min uint32, inode uint64) string {
-	var written time.Time // zero: not known
+// identify returns Session.identify for f, the recording in the file. doubt is told of each file that may be another one than was recorded.
+func (in *input) identify(f *perfdata.File, doubt func(path string)) func(path string, maj, min uint32, inode uint64) string {
+	id := names.Identity{Doubt: doubt}
 	if st, err := in.Stat(); err == nil && st.Mode().IsRegular() {
-		written = st.ModTime()
+		id.Written = st.ModTime()
 	}
-	return names.Identify(func() bool {
+	id.Here = func() bool {
 		info := f.Info() // that of a stream is not there at its beginning
 		return info.Hostname != "" && info.Hostname == perfdata.Host().Hostname
-	}, written)
+	}
+	return id.Identify
 }
 
 // peek looks at the first bytes of a pipe, which stay there (tee(2)). Of what is no pipe it sees none.

@@ -55,6 +55,7 @@ type Session struct {
 	unsaid        func() uint64                                           // after the last record: samples that the recorder lost and that the stream does not say; nil: none
 	lost          uint64                                                  // what unsaid said
 	howFar        func() string                                           // nil: nobody is to know
+	doubtful      []string                                                // files that may be others than were recorded
 	cut           cuts                                                    // waits that are longer than they look
 	sample        profile.Sample                                          // scratch
 }
@@ -258,6 +259,16 @@ func (s *Session) recorded() bool {
 	return !s.ours
 }
 
+// doubt notes a file that may be another one than was recorded.
+func (s *Session) doubt(path string) {
+	if !slices.Contains(s.doubtful, path) && len(s.doubtful) < maxDoubtful {
+		s.doubtful = append(s.doubtful, path)
+	}
+}
+
+// maxDoubtful bounds the files that a Session counts in doubt.
+const maxDoubtful = 1 << 10
+
 // Notes says what the reader of a report should know: why stacks are not whole, what was lost, and what helps.
 func (s *Session) Notes() []string {
 	out := slices.Clone(s.notes)
@@ -299,6 +310,10 @@ func (s *Session) Notes() []string {
 	}
 	if note := s.Names.KernelNote(); note != "" {
 		say("kernel functions have no names: %s", note)
+	}
+	if n := len(s.doubtful); n > 0 {
+		say("%s recorded without a build ID, and may be other files now, whose names are wrong; the first: %s",
+			profile.Count(uint64(n), "file was", "files were"), s.doubtful[0])
 	}
 	errs := s.Mods.Errors()
 	for _, err := range errs[:min(5, len(errs))] {

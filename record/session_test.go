@@ -85,6 +85,12 @@ func TestMissed(t *testing.T) {
 			t.Errorf("%s\nlack %q; %+v", notes, want, s.Stats)
 		}
 	}
+	for _, path := range []string{"/a", "/b", "/a"} {
+		s.doubt(path)
+	}
+	if notes := strings.Join(s.Notes(), "\n"); !strings.Contains(notes, "2 files were recorded without a build ID, and may be other files now, whose names are wrong; the first: /a") {
+		t.Error(notes)
+	}
 	for want, st := range map[string]source.Stats{
 		"":                                    {Samples: 1000, Orphans: 20, Compat: 20, Undeferred: 20},
 		"1 record came too late":              {Samples: 1000, Disordered: 1},
