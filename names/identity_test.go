@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/unspool/unspool/internal/oracle"
 	"github.com/unspool/unspool/module"
 )
 
@@ -75,14 +76,14 @@ func TestIdentify(t *testing.T) {
 // the same inode.
 func TestIdentifyMounts(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("mounting needs root")
+		oracle.Lacks(t, "root, who may mount")
 	}
 	dir := t.TempDir()
 	path := filepath.Join(dir, "prog")
 	var is [2]fileNumbers
 	for i := range is {
 		if err := unix.Mount("none", dir, "tmpfs", 0, ""); err != nil {
-			t.Skip(err)
+			oracle.Lacks(t, "a mount of tmpfs: "+err.Error())
 		}
 		defer unix.Unmount(dir, unix.MNT_DETACH)
 		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
