@@ -23,6 +23,29 @@ type procmapQuery struct {
 
 const procmapQueryIoctl = 3<<30 | 104<<16 | 'f'<<8 | 17 // PROCMAP_QUERY
 
+// At asks the kernel what a process has mapped at an address, without its name, since Linux 6.11. maps is /proc/PID/maps. ok is false if the kernel does
+// not answer, or if nothing is there.
+func At(maps *os.File, addr uint64) (m Mapping, ok bool) {
+	q := procmapQuery{addr: addr}
+	q.size = uint64(unsafe.Sizeof(q))
+	conn, err := maps.SyscallConn()
+	if err != nil {
+		return m, false
+	}
+	var errno unix.Errno
+	conn.Control(func(fd uintptr) {
+		_, _, errno = unix.Syscall(unix.SYS_IOCTL, fd, procmapQueryIoctl, uintptr(unsafe.Pointer(&q)))
+	})
+	if errno != 0 {
+		return m, false
+	}
+	const shared = 8 // PROCMAP_QUERY_VMA_SHARED; those before it are as Mapping.Prot
+	return Mapping{
+		Lo: q.start, Hi: q.end, Off: q.offset, Prot: uint32(q.vmaFlags & (Read | Write | Exec)), Shared: q.vmaFlags&shared != 0,
+		Maj: q.major, Min: q.minor, Inode: q.inode,
+	}, true
+}
+
 // BuildID asks the kernel for the build ID of the file that a process has mapped at m, since Linux 6.11. maps is /proc/PID/maps. ok is
 // false if the kernel does not answer, or if something else is there by now. Some file systems give a record of perf's another inode
 // than /proc; there the path decides.

@@ -43,9 +43,9 @@ type proc struct {
 	threads map[int]*thread
 	maps    *os.File
 	statm   *os.File
-	size    string               // what statm said when the mappings were read
-	read    time.Time            // when that was
-	told    map[mapping]struct{} // executable mappings that have been reported
+	size    string             // what statm said when the mappings were read
+	read    time.Time          // when that was
+	told    map[mapping]string // executable mappings that have been reported, with their names
 
 	stack    span   // of its first thread
 	writable []span // mappings that belong to no file, in order
@@ -54,11 +54,8 @@ type proc struct {
 // A span is of addresses.
 type span struct{ lo, hi uint64 }
 
-// A mapping is what a MMAP2 record says of one.
-type mapping struct {
-	lo, hi, off, inode uint64
-	name               string
-}
+// A mapping is what a MMAP2 record says of one, but for its name.
+type mapping struct{ lo, hi, off, inode uint64 }
 
 func now() uint64 {
 	var ts unix.Timespec
@@ -73,7 +70,7 @@ func (r *Recorder) add(rec *source.Record) { r.out = r.dec.Append(r.out, 0, rec)
 func (r *Recorder) insert(pid, tid int) *thread {
 	p := r.procs[pid]
 	if p == nil {
-		p = &proc{pid: pid, threads: map[int]*thread{}, told: map[mapping]struct{}{}}
+		p = &proc{pid: pid, threads: map[int]*thread{}, told: map[mapping]string{}}
 		r.procs[pid] = p
 	}
 	open := func(name string) int {
@@ -268,7 +265,7 @@ func (r *Recorder) sample(th *thread) {
 		r.lose()
 		return
 	}
-	r.remapIfChanged(th.proc)
+	r.remapIfChanged(th.proc, regs.PC)
 	piece := []ptrace.Piece{{Addr: regs.SP, Bytes: r.stackBuf()}}
 	if err = ptrace.Read(th.tid, piece); err != nil { // such as of a process that has had itself made not dumpable
 		r.lose()
@@ -334,19 +331,30 @@ func (r *Recorder) stackBuf() []byte {
 // refresh is after what time mappings are read again, even if the size of the address space is the same.
 const refresh = time.Second
 
-// remapIfChanged reports what a process maps now, if that may have changed.
-func (r *Recorder) remapIfChanged(p *proc) {
+// remapIfChanged reports what a process maps now, if that may have changed: the size of the address space has, or what lies at pc is not what was
+// reported.
+func (r *Recorder) remapIfChanged(p *proc, pc uint64) {
 	if p.statm == nil {
 		p.statm, _ = os.Open(fmt.Sprintf("/proc/%d/statm", p.pid))
 	}
 	var b [64]byte
 	n, _ := p.statm.ReadAt(b[:], 0)
 	size, _, _ := strings.Cut(string(b[:max(n, 0)]), " ")
-	if size != "" && size == p.size && time.Since(p.read) < refresh {
+	if size != "" && size == p.size && time.Since(p.read) < refresh && !p.replaced(pc) {
 		return
 	}
 	p.size, p.read = size, time.Now()
 	r.remap(p, now())
+}
+
+// replaced says whether other code lies at pc than was reported. It does not where the kernel cannot be asked.
+func (p *proc) replaced(pc uint64) bool {
+	m, ok := procfs.At(p.maps, pc)
+	if !ok || m.Prot&procfs.Exec == 0 {
+		return false
+	}
+	_, told := p.told[mapping{m.Lo, m.Hi, m.Off, m.Inode}]
+	return !told
 }
 
 // remap reports the executable mappings that have not been reported.
@@ -362,7 +370,7 @@ func (r *Recorder) remap(p *proc, time uint64) {
 	if err != nil {
 		return
 	}
-	there := make(map[mapping]struct{}, len(p.told))
+	there := make(map[mapping]string, len(p.told))
 	p.stack, p.writable = span{}, p.writable[:0]
 	for i := range list {
 		m := &list[i]
@@ -375,9 +383,9 @@ func (r *Recorder) remap(p *proc, time uint64) {
 		if m.Prot&procfs.Exec == 0 {
 			continue
 		}
-		key := mapping{m.Lo, m.Hi, m.Off, m.Inode, m.Name}
-		there[key] = struct{}{}
-		if _, ok := p.told[key]; !ok {
+		key := mapping{m.Lo, m.Hi, m.Off, m.Inode}
+		there[key] = m.Name
+		if name, ok := p.told[key]; !ok || name != m.Name {
 			r.mmap(p, m, time)
 		}
 	}

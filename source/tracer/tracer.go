@@ -12,6 +12,8 @@
 //   - A thread that lost its processor to another just before the tracer came is not sampled: see displaced. Most of those that run for some
 //     tens of microseconds at a time are lost that way, and counted.
 //   - Where reading /proc/PID/stat waits for execve(2), as on Linux 6.18, some samples of that call fall on what the program does next.
+//   - A library that takes the place of another of the same size is found at once where a sample has its code at the top of the stack, since
+//     Linux 6.11. Otherwise the other's tables and names count for up to a second.
 //   - A thread that has slept for two seconds is not sampled before it has run, unless another thread runs on its processor.
 //
 // Where the tracer gets no processor, ticks go by without a visit. For each tick's time that threads have run meanwhile, a sample counts as lost.
