@@ -13,15 +13,23 @@ import (
 // file system that any user runs in a process (FUSE) can keep them waiting for ever. Each question has a goroutine, and a thread while it waits.
 // Where no answer comes, the file has no build ID. The zero Asker is ready. It is safe for concurrent use.
 //
-// What a mapping is of is asked of file systems of this machine's kernel with more patience than of others: this process may have to wait for a
-// processor. But another file may be mapped there by now, so these questions have an end, too.
+// File systems of this machine's kernel are asked with more patience than others: this process may have to wait for a processor. But another file may
+// be mapped there by now, so these questions have an end, too. So are layered ones, which containers have: but any user may mount one above FUSE.
 type Asker struct {
-	mu     sync.Mutex
-	local  map[device]bool // what is known of file systems
-	late   map[device]int  // questions that others than local ones have not answered yet
-	others patience
-	own    patience // with local ones
+	mu    sync.Mutex
+	kinds map[device]kind // what is known of file systems
+	late  map[device]int  // questions that others than local ones have not answered yet
+	by    [local + 1]patience
 }
+
+// A kind is what a file system is like.
+type kind uint8
+
+const (
+	other   kind = iota // its files may be a server's or a process's
+	layered             // they may be another file system's
+	local
+)
 
 type device struct{ maj, min uint32 }
 
@@ -33,11 +41,11 @@ type patience struct {
 }
 
 const (
-	maxLate      = 2 // questions that go on without an answer, to file systems of either kind: nobody is asked meanwhile
+	maxLate      = 2 // questions that go on without an answer, to file systems of a kind: no other of this kind is asked meanwhile
 	slow         = 5 * time.Millisecond
-	otherTime    = 20 * time.Millisecond // for an answer
-	localTime    = 500 * time.Millisecond
-	slowTime     = time.Second // for all slow answers of slowPeriod
+	otherTime    = 20 * time.Millisecond  // for an answer
+	ownTime      = 500 * time.Millisecond // of a layered or local one
+	slowTime     = time.Second            // for all slow answers of slowPeriod
 	slowPeriod   = 10 * time.Second
 	maxDevices   = 1 << 10
 	maxMountinfo = 1 << 20
@@ -46,18 +54,18 @@ const (
 // AskOf returns what ask does, or false if that takes too long. ask asks of the file that process pid has mapped at m.
 func (a *Asker) AskOf(pid int, m *Mapping, ask func() (id []byte, ok bool)) (id []byte, ok bool) {
 	dev := device{m.Maj, m.Min}
-	return a.ask(dev, a.isLocal(pid, dev), ask)
+	return a.ask(dev, a.kind(pid, dev), ask)
 }
 
 // Ask is AskOf for a file on whatever file system: with the patience for local ones.
 func (a *Asker) Ask(ask func() (id []byte, ok bool)) (id []byte, ok bool) {
-	return a.ask(device{}, true, ask)
+	return a.ask(device{}, local, ask)
 }
 
-func (a *Asker) ask(dev device, local bool, ask func() (id []byte, ok bool)) (id []byte, ok bool) {
-	p, wait := &a.others, otherTime
-	if local {
-		p, wait = &a.own, localTime
+func (a *Asker) ask(dev device, is kind, ask func() (id []byte, ok bool)) (id []byte, ok bool) {
+	p, wait := &a.by[is], ownTime
+	if is == other {
+		wait = otherTime
 	}
 	began := time.Now()
 	a.mu.Lock()
@@ -80,7 +88,7 @@ func (a *Asker) ask(dev device, local bool, ask func() (id []byte, ok bool)) (id
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if answer, good = b, ok; late {
-			if p.waiting--; !local {
+			if p.waiting--; is != local {
 				if a.late[dev]--; a.late[dev] == 0 {
 					delete(a.late, dev)
 				}
@@ -105,7 +113,7 @@ func (a *Asker) ask(dev device, local bool, ask func() (id []byte, ok bool)) (id
 	default:
 	}
 	late = true
-	if p.waiting++; !local {
+	if p.waiting++; is != local {
 		if a.late == nil {
 			a.late = map[device]int{}
 		}
@@ -114,35 +122,34 @@ func (a *Asker) ask(dev device, local bool, ask func() (id []byte, ok bool)) (id
 	return nil, false
 }
 
-// isLocal says whether the file system of a device is the kernel's own, as this process's mounts or those of process pid have it.
-func (a *Asker) isLocal(pid int, dev device) bool {
+// kind says what the file system of a device is, as this process's mounts or those of process pid have it.
+func (a *Asker) kind(pid int, dev device) kind {
 	a.mu.Lock()
-	local, ok := a.local[dev]
+	is, ok := a.kinds[dev]
 	a.mu.Unlock()
 	if ok {
-		return local
+		return is
 	}
 	for _, proc := range []string{"self", strconv.Itoa(pid)} {
 		if f, err := os.Open("/proc/" + proc + "/mountinfo"); err == nil {
 			text, _ := io.ReadAll(io.LimitReader(f, maxMountinfo))
 			f.Close()
-			if local = localIn(text, dev); local {
+			if is = kindIn(text, dev); is != other {
 				break
 			}
 		}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.local == nil || len(a.local) >= maxDevices {
-		a.local = map[device]bool{}
+	if a.kinds == nil || len(a.kinds) >= maxDevices {
+		a.kinds = map[device]kind{}
 	}
-	a.local[dev] = local
-	return local
+	a.kinds[dev] = is
+	return is
 }
 
-// localIn says whether a text of /proc/PID/mountinfo (proc_pid_mountinfo(5)) has a device with a file system that the kernel answers for itself. Others
-// may wait for a server, a process, or a file system below them.
-func localIn(mountinfo []byte, dev device) bool {
+// kindIn says what file system a text of /proc/PID/mountinfo (proc_pid_mountinfo(5)) has for a device.
+func kindIn(mountinfo []byte, dev device) kind {
 	for line := range bytes.Lines(mountinfo) {
 		f := bytes.Fields(line)
 		sep := 0
@@ -159,9 +166,11 @@ func localIn(mountinfo []byte, dev device) bool {
 		switch string(f[sep+1]) {
 		case "ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "f2fs", "zfs", "jfs", "nilfs2", "squashfs", "erofs", "iso9660", "vfat", "exfat", "ubifs", "jffs2",
 			"tmpfs", "ramfs", "rootfs", "hugetlbfs", "devtmpfs":
-			return true
+			return local
+		case "overlay":
+			return layered
 		}
-		return false
+		return other
 	}
-	return false
+	return other
 }

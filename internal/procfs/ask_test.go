@@ -10,10 +10,10 @@ import (
 // concern files of local file systems, or those whose file systems answer.
 func TestAsker(t *testing.T) {
 	var a Asker
-	const ext4, silent, silent2, nfs = 1, 2, 3, 4
-	a.local = map[device]bool{{0, ext4}: true, {0, silent}: false, {0, silent2}: false, {0, nfs}: false}
+	const ext4, silent, silent2, nfs, overlay = 1, 2, 3, 4, 5
+	a.kinds = map[device]kind{{0, ext4}: local, {0, silent}: other, {0, silent2}: other, {0, nfs}: other, {0, overlay}: layered}
 	free := make(chan struct{})
-	var asked [nfs + 1]atomic.Int32
+	var asked [overlay + 1]atomic.Int32
 	ask := func(dev uint32, blocks bool) bool {
 		_, ok := a.AskOf(0, &Mapping{Min: dev}, func() ([]byte, bool) {
 			asked[dev].Add(1)
@@ -31,7 +31,9 @@ func TestAsker(t *testing.T) {
 				return true
 			}
 			a.mu.Lock()
-			a.others.spent, a.own.spent = 0, 0
+			for i := range a.by {
+				a.by[i].spent = 0
+			}
 			a.mu.Unlock()
 		}
 		return false
@@ -53,8 +55,8 @@ func TestAsker(t *testing.T) {
 	if was := asked[nfs].Load(); ask(nfs, false) || asked[nfs].Load() != was {
 		t.Errorf("with %d questions that are late, another is asked", maxLate)
 	}
-	if !answers(ext4) {
-		t.Error("a local file system is not asked, because others do not answer")
+	if !answers(ext4) || !answers(overlay) {
+		t.Error("a local or a layered file system is not asked, because others do not answer")
 	}
 	close(free)
 	if !answers(silent) || !answers(silent2) || !answers(nfs) {
@@ -64,14 +66,14 @@ func TestAsker(t *testing.T) {
 
 // TestAskerSlow: answers that all come late, but in time, are not waited for for more than slowTime in slowPeriod.
 func TestAskerSlow(t *testing.T) {
-	a := Asker{local: map[device]bool{{}: false}}
+	a := Asker{kinds: map[device]kind{{}: other}}
 	began := time.Now()
 	var waited atomic.Int32
 	for range 1000 {
 		a.AskOf(0, &Mapping{}, func() ([]byte, bool) {
 			waited.Add(1)
 			a.mu.Lock()
-			a.others.spent += slowTime / 4 // as if it had waited for so long
+			a.by[other].spent += slowTime / 4 // as if it had waited for so long
 			a.mu.Unlock()
 			return nil, true
 		})
@@ -81,7 +83,7 @@ func TestAskerSlow(t *testing.T) {
 	}
 }
 
-func TestLocalIn(t *testing.T) {
+func TestKindIn(t *testing.T) {
 	const text = `26 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 27 26 0:24 / /mnt rw,relatime shared:1 master:2 - fuse.sshfs x ro
 28 26 0:25 / /tmp rw - tmpfs tmpfs rw
@@ -89,12 +91,12 @@ func TestLocalIn(t *testing.T) {
 30 26 0:27 / /b
 31 26 0:28 / /c rw shared:1 -`
 	for _, c := range []struct {
-		dev   device
-		local bool
-	}{{device{254, 0}, true}, {device{0, 24}, false}, {device{0, 25}, true}, {device{0, 26}, false}, {device{0, 27}, false}, {device{0, 28}, false},
-		{device{0, 2}, false}, {device{54, 0}, false}} {
-		if got := localIn([]byte(text), c.dev); got != c.local {
-			t.Errorf("device %v is local: %v", c.dev, got)
+		dev  device
+		want kind
+	}{{device{254, 0}, local}, {device{0, 24}, other}, {device{0, 25}, local}, {device{0, 26}, layered}, {device{0, 27}, other}, {device{0, 28}, other},
+		{device{0, 2}, other}, {device{54, 0}, other}} {
+		if got := kindIn([]byte(text), c.dev); got != c.want {
+			t.Errorf("device %v has kind %d, want %d", c.dev, got, c.want)
 		}
 	}
 }
