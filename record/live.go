@@ -373,7 +373,11 @@ func (l *Live) unsaid() uint64 {
 // EndNotes says what is to be known of a recording that has ended.
 func (l *Live) EndNotes() (out []string) {
 	if n := l.Unplugged(); n > 0 {
-		out = append(out, profile.Count(uint64(n), "processor that came online is", "processors that came online are")+" not recorded: a running recording lacks the right")
+		why := "record -a, as root, includes them"
+		if l.plan.All {
+			why = "a running recording lacks the right"
+		}
+		out = append(out, profile.Count(uint64(n), "processor that came online is", "processors that came online are")+" not recorded: "+why)
 	}
 	if l.prog == nil {
 		return out
