@@ -582,13 +582,13 @@ func TestFault(t *testing.T) {
 		load: func(string) (*compact.Table, error) { return nil, nil },
 		make: func(*format.Unwind) ([]byte, *compact.Table, error) { panic("a page of the file is gone") },
 	}
-	ask := func(how recipe[compact.Table]) (tab *compact.Table, from Origin, err error, fault any) {
+	ask := func(how recipe[compact.Table]) (tab *compact.Table, from Origin, fault any, err error) {
 		defer func() { fault = recover() }()
 		tab, from, _, err = obtain(s, &s.tables, img, "test", how)
-		return tab, from, err, nil
+		return tab, from, nil, err
 	}
 	for range 2 {
-		if _, _, _, fault := ask(faulty); fault != "a page of the file is gone" {
+		if _, _, fault, _ := ask(faulty); fault != "a page of the file is gone" {
 			t.Errorf("the fault is %v", fault)
 		}
 		if len(s.tables) != 0 {
@@ -597,7 +597,7 @@ func TestFault(t *testing.T) {
 	}
 	whole := faulty
 	whole.make = Build
-	if tab, from, err, fault := ask(whole); tab == nil || from != Built || err != nil || fault != nil {
+	if tab, from, fault, err := ask(whole); tab == nil || from != Built || err != nil || fault != nil {
 		t.Errorf("made %v, from %v; %v, %v", tab != nil, from, err, fault)
 	}
 }
