@@ -59,13 +59,12 @@ func (a *Agent) ask(s *profile.Sample, m, was *member) {
 		m.comm = name(cmp.Or(command(pid), s.Comm))
 	}
 	if rules.asks("executable") {
-		m.executable = executable(pid)
+		m.executable = m.path
 	}
 	id, line := rules.asks("executable_build_id"), rules.asks("cmdline")
 	if !id && !line {
 		return
 	}
-	m.path = executable(pid)
 	if was != nil && was.path == m.path { // also what could not be read in time is not tried again in this interval
 		m.buildID, m.cmdline = was.buildID, was.cmdline
 		return

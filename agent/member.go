@@ -20,29 +20,36 @@ type member struct {
 	looked time.Time // at it
 	start  uint64    // when the process started, in clock ticks; 0: it had gone
 	thread string    // the name of its first thread
-	path   string    // of its program, if a rule asks for what is slow to read
+	path   string    // of its program
 	kernel bool      // it is a thread of the kernel
 }
 
 // lookAgain is after how long a process is looked at again. Reading /proc for each sample is too dear.
-const lookAgain = time.Second
+const lookAgain = 5 * time.Second
 
-// member returns the process of a sample. It looks at the process if it has not yet, if the first thread has another name, as execve(2) gives it, if the
-// settings are others, and after lookAgain. A process that has gone meanwhile lived where it did before.
+// member returns the process of a sample. It looks at the process if it has not yet, if the first thread has another name and runs another program, as
+// execve(2) does, if the settings are others, and after lookAgain. A process that has gone meanwhile lived where it did before.
 func (a *Agent) member(s *profile.Sample) *member {
 	m, now := a.members[s.PID], time.Now()
-	same := m != nil && m.settings == a.settings && (s.TID != s.PID || s.Comm == m.thread)
-	if same && now.Sub(m.looked) < lookAgain {
+	same := m != nil && m.settings == a.settings
+	renamed := same && s.TID == s.PID && s.Comm != m.thread
+	if same && !renamed && now.Sub(m.looked) < lookAgain {
 		return m
 	}
 	start := started(s.PID)
-	if same && (start == 0 || m.kernel && m.start == start) {
+	if same && (start == 0 && !renamed || m.kernel && m.start == start) {
 		m.looked = now
 		return m
 	}
 	was := m
-	if !same || start != m.start { // also another process of this number
+	if !same || start != m.start || executable(s.PID) != m.path { // also another process of this number
 		was = nil
+	} else if renamed && now.Sub(m.looked) < lookAgain { // the process has renamed itself
+		m.thread = s.Comm
+		if m.settings.asks("comm") {
+			m.comm = name(s.Comm)
+		}
+		return m
 	}
 	n := a.find(s, was)
 	n.looked, n.start = now, start
@@ -60,12 +67,10 @@ func (a *Agent) find(s *profile.Sample, was *member) *member {
 		m.kernel, m.service, m.Place = true, "kernel", Place{Cgroup: "/"}
 		return m
 	}
-	if was != nil {
-		m.thread = was.thread
-	} else if s.TID != s.PID {
+	if s.TID != s.PID {
 		m.thread = command(s.PID)
 	}
-	m.Place = PlaceOf(s.PID)
+	m.Place, m.path = PlaceOf(s.PID), executable(s.PID)
 	a.ask(s, m, was)
 	m.self = a.o.Self.Of(s.PID)
 	pod := a.o.Pods != nil && m.Pod != ""
@@ -76,6 +81,8 @@ func (a *Agent) find(s *profile.Sample, was *member) *member {
 	case m.self.Name != "":
 		m.service = name(m.self.Name)
 	case pod: // one service for all of the container's commands: see labels
+	case was != nil && was.Place == m.Place && was.self.Name == "": // whatever name the program has given itself
+		m.service = was.service
 	default:
 		m.service = cmp.Or(m.name(), name(cmp.Or(command(s.PID), s.Comm, "unknown")))
 	}

@@ -107,7 +107,25 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// TestLookAgain: what a process becomes under the same name is found after a second, also in an interval of an hour; and so is another process of its number.
+// TestRenames: a process that renames itself again and again, as by prctl(PR_SET_NAME), is one place, and its names are those of its samples.
+func TestRenames(t *testing.T) {
+	c := newChanging(t, "sleep 100")
+	a, comms := newAgent(Options{}, time.Now()), asking(t, "comm")
+	for i := range 2 * maxGroups {
+		a.Add(sample(c.pid(), fmt.Sprintf("job %d", i), 7))
+	}
+	for _, name := range []string{command(c.pid()), "job 1", "job 2", "job 1"} {
+		comms.Add(sample(c.pid(), name, 7))
+	}
+	if got, want := cut(t, a, "service_name"), fmt.Sprintf("%d %s", 2*maxGroups, command(c.pid())); got != want {
+		t.Errorf("the samples are %q, want %q", got, want)
+	}
+	if got, want := cut(t, comms, "comm"), fmt.Sprintf("1 job 2, 1 %s, 2 job 1", command(c.pid())); got != want {
+		t.Errorf("the samples are %q, want %q", got, want)
+	}
+}
+
+// TestLookAgain: what a process becomes under the same name is found after five seconds, also in an interval of an hour; and so is another process of its number.
 func TestLookAgain(t *testing.T) {
 	b, err := os.ReadFile(oracle.Tool(t, "sh"))
 	if err != nil {
@@ -125,7 +143,7 @@ func TestLookAgain(t *testing.T) {
 		a.Add(sample(pid, name, 7))
 		lines.Add(sample(pid, name, 7))
 	}
-	second := func() { // passes
+	later := func() { // lookAgain has passed
 		for _, a := range []*Agent{a, lines} {
 			a.members[pid].looked = time.Now().Add(-lookAgain)
 		}
@@ -138,19 +156,19 @@ func TestLookAgain(t *testing.T) {
 	if now := command(pid); now != name {
 		t.Fatalf("the process's name is %s, want %s", now, name)
 	}
-	second()
+	later()
 	add()
 	lines.members[pid].start-- // another process had this number
 	lines.members[pid].cmdline = "another process's"
-	second()
+	later()
 	add()
 	c.Process.Kill()
 	for end := time.Now().Add(time.Minute); started(pid) != 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
 	}
-	second()
+	later()
 	add() // a sample that was read late
 	c.Wait()
-	second()
+	later()
 	add()
 	if got, want := cut(t, a, "executable"), fmt.Sprintf("1 %s, 4 %s", before, other); got != want {
 		t.Errorf("the samples are %q, want %q", got, want)

@@ -91,7 +91,9 @@ func (o *Outputs) over(q *Queue) {
 	}
 	t, s := q.Target(), q.Stats()
 	o.ending = slices.Delete(o.ending, i, i+1)
-	o.gone[t.String()] = o.gone[t.String()].plus(&s)
+	counts := s
+	counts.Last = time.Time{} // nobody waits for the next one
+	o.gone[t.String()] = o.gone[t.String()].plus(&counts)
 	o.mu.Unlock()
 	if o.Gone != nil {
 		o.Gone(t, s)

@@ -33,9 +33,9 @@ const maxIdentified = 1 << 14
 // Identify returns "" for the recorded file, and module.Another for any other (source.Options.Identify).
 //
 // Where this host has recorded since it was started, the file is mapped, as programs are: the kernel says the same device and inode of it as it did in the
-// recording. Elsewhere, device numbers mean nothing, and the file has the recorded inode. Some file systems give a mapping other numbers
-// than stat(2), and of a layered one, kernels differ in which layer's they record: there, a file of this host that has not changed since the
-// recording was written counts as the recorded file, and Doubt is told.
+// recording. Elsewhere, device numbers mean nothing, and the file has the recorded inode. Some file systems give a mapping other numbers than stat(2), or
+// have another device when they are mounted anew, and of a layered one, kernels differ in which layer's numbers they record: there, a file of this host
+// that has not changed since the recording was written counts as the recorded file, and Doubt is told.
 func (id *Identity) Identify(path string, maj, min uint32, inode uint64) string {
 	var st unix.Stat_t
 	if !module.OnDisk(path) || unix.Stat(path, &st) != nil {
@@ -46,6 +46,8 @@ func (id *Identity) Identify(path string, maj, min uint32, inode uint64) string 
 		switch is, ok := id.mapping(path); {
 		case ok && is == recorded:
 			return ""
+		case ok && is.inode == inode: // a file system that was mounted anew since may have another device
+			return id.unchanged(path, &st)
 		case ok && !layered(path):
 			return module.Another
 		}
@@ -53,14 +55,21 @@ func (id *Identity) Identify(path string, maj, min uint32, inode uint64) string 
 	if st.Ino == inode {
 		return ""
 	}
-	elsewhere := unix.Major(st.Dev) != maj || unix.Minor(st.Dev) != min
-	if elsewhere && here && time.Unix(st.Ctim.Unix()).Before(id.Written) {
-		if id.Doubt != nil {
-			id.Doubt(path)
-		}
-		return ""
+	if here && (unix.Major(st.Dev) != maj || unix.Minor(st.Dev) != min) {
+		return id.unchanged(path, &st)
 	}
 	return module.Another
+}
+
+// unchanged takes a file for the recorded one, in doubt, if it has not changed since the recording was written.
+func (id *Identity) unchanged(path string, st *unix.Stat_t) string {
+	if !time.Unix(st.Ctim.Unix()).Before(id.Written) {
+		return module.Another
+	}
+	if id.Doubt != nil {
+		id.Doubt(path)
+	}
+	return ""
 }
 
 // Identify returns Identity.Identify for a recording, without anybody to tell of doubts.

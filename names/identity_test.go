@@ -37,7 +37,8 @@ func TestIdentify(t *testing.T) {
 		doubts   int
 	}{
 		{"its numbers", path, true, later, before, is, "", 0},
-		{"its inode on another device", path, true, later, before, fileNumbers{is.maj, is.min + 1, is.inode}, module.Another, 0},
+		{"its inode on another device", path, true, later, before, fileNumbers{is.maj, is.min + 1, is.inode}, "", 1},
+		{"its inode on another device, changed since", path, true, earlier, before, fileNumbers{is.maj, is.min + 1, is.inode}, module.Another, 0},
 		{"another inode", path, true, later, before, fileNumbers{is.maj, is.min, is.inode + 1}, module.Another, 0},
 		{"a namesake that is older than the recording", path, true, later, before, other, module.Another, 0},
 		{"a namesake that is younger", path, true, earlier, before, other, module.Another, 0},
@@ -72,8 +73,7 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
-// TestIdentifyMounts: a file of another mount at the path of one of this host's is another one, although that one is older than the recording, and has
-// the same inode.
+// TestIdentifyMounts: a file of another mount at the path of one of this host's is another one, although that one is older than the recording.
 func TestIdentifyMounts(t *testing.T) {
 	if os.Geteuid() != 0 {
 		oracle.Lacks(t, "root, who may mount")
@@ -86,8 +86,10 @@ func TestIdentifyMounts(t *testing.T) {
 			oracle.Lacks(t, "a mount of tmpfs: "+err.Error())
 		}
 		defer unix.Unmount(dir, unix.MNT_DETACH)
-		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
-			t.Fatal(err)
+		for _, name := range []string{"first", "second", "prog"}[2*i:] { // numbered in their order
+			if err := os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600); err != nil {
+				t.Fatal(err)
+			}
 		}
 		is[i] = mapFile(path)
 	}

@@ -18,7 +18,8 @@ import (
 type Asker struct {
 	mu    sync.Mutex
 	kinds map[device]kind // what is known of file systems
-	late  map[device]int  // questions that others than local ones have not answered yet
+	since time.Time       // from when on: a device's number can become another one's
+	late  map[int]bool    // processes with a question that goes on without an answer
 	by    [local + 1]patience
 }
 
@@ -41,28 +42,28 @@ type patience struct {
 }
 
 const (
-	maxLate      = 2 // questions that go on without an answer, to file systems of a kind: no other of this kind is asked meanwhile
+	maxLate      = 16 // questions that go on without an answer, to file systems of a kind: no other of this kind is asked meanwhile
 	slow         = 5 * time.Millisecond
 	otherTime    = 20 * time.Millisecond  // for an answer
 	ownTime      = 500 * time.Millisecond // of a layered or local one
-	slowTime     = time.Second            // for all slow answers of slowPeriod
+	slowTime     = time.Second            // for all slow answers of slowPeriod; then others are not asked, and answers of layered and local ones have slow
 	slowPeriod   = 10 * time.Second
 	maxDevices   = 1 << 10
 	maxMountinfo = 1 << 20
 )
 
-// AskOf returns what ask does, or false if that takes too long. ask asks of the file that process pid has mapped at m.
+// AskOf returns what ask does, or false if that takes too long, or if another question of process pid goes on. ask asks of the file that the process has
+// mapped at m.
 func (a *Asker) AskOf(pid int, m *Mapping, ask func() (id []byte, ok bool)) (id []byte, ok bool) {
-	dev := device{m.Maj, m.Min}
-	return a.ask(dev, a.kind(pid, dev), ask)
+	return a.ask(pid, a.kind(pid, device{m.Maj, m.Min}), ask)
 }
 
 // Ask is AskOf for a file on whatever file system: with the patience for local ones.
 func (a *Asker) Ask(ask func() (id []byte, ok bool)) (id []byte, ok bool) {
-	return a.ask(device{}, local, ask)
+	return a.ask(0, local, ask)
 }
 
-func (a *Asker) ask(dev device, is kind, ask func() (id []byte, ok bool)) (id []byte, ok bool) {
+func (a *Asker) ask(pid int, is kind, ask func() (id []byte, ok bool)) (id []byte, ok bool) {
 	p, wait := &a.by[is], ownTime
 	if is == other {
 		wait = otherTime
@@ -72,8 +73,12 @@ func (a *Asker) ask(dev device, is kind, ask func() (id []byte, ok bool)) (id []
 	if began.Sub(p.since) >= slowPeriod {
 		p.since, p.spent = began, 0
 	}
-	wait = min(wait, slowTime-p.spent)
-	refused := p.waiting >= maxLate || wait <= 0 || a.late[dev] > 0
+	left := slowTime - p.spent
+	if is != other {
+		left = max(left, slow)
+	}
+	wait = min(wait, left)
+	refused := p.waiting >= maxLate || wait <= 0 || a.late[pid]
 	a.mu.Unlock()
 	if refused {
 		return nil, false
@@ -88,11 +93,8 @@ func (a *Asker) ask(dev device, is kind, ask func() (id []byte, ok bool)) (id []
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if answer, good = b, ok; late {
-			if p.waiting--; is != local {
-				if a.late[dev]--; a.late[dev] == 0 {
-					delete(a.late, dev)
-				}
-			}
+			p.waiting--
+			delete(a.late, pid)
 		}
 		close(answered)
 	}()
@@ -113,18 +115,22 @@ func (a *Asker) ask(dev device, is kind, ask func() (id []byte, ok bool)) (id []
 	default:
 	}
 	late = true
-	if p.waiting++; is != local {
+	if p.waiting++; pid != 0 {
 		if a.late == nil {
-			a.late = map[device]int{}
+			a.late = map[int]bool{}
 		}
-		a.late[dev]++
+		a.late[pid] = true
 	}
 	return nil, false
 }
 
 // kind says what the file system of a device is, as this process's mounts or those of process pid have it.
 func (a *Asker) kind(pid int, dev device) kind {
+	now := time.Now()
 	a.mu.Lock()
+	if a.kinds == nil || len(a.kinds) >= maxDevices || now.Sub(a.since) >= slowPeriod {
+		a.kinds, a.since = map[device]kind{}, now
+	}
 	is, ok := a.kinds[dev]
 	a.mu.Unlock()
 	if ok {
@@ -134,22 +140,21 @@ func (a *Asker) kind(pid int, dev device) kind {
 		if f, err := os.Open("/proc/" + proc + "/mountinfo"); err == nil {
 			text, _ := io.ReadAll(io.LimitReader(f, maxMountinfo))
 			f.Close()
-			if is = kindIn(text, dev); is != other {
+			if is, ok = kindIn(text, dev); ok {
 				break
 			}
 		}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.kinds == nil || len(a.kinds) >= maxDevices {
-		a.kinds = map[device]kind{}
+	if ok { // else the process has gone, and another one may tell
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.kinds[dev] = is
 	}
-	a.kinds[dev] = is
 	return is
 }
 
-// kindIn says what file system a text of /proc/PID/mountinfo (proc_pid_mountinfo(5)) has for a device.
-func kindIn(mountinfo []byte, dev device) kind {
+// kindIn says what file system a text of /proc/PID/mountinfo (proc_pid_mountinfo(5)) has for a device; ok is false if it has none.
+func kindIn(mountinfo []byte, dev device) (is kind, ok bool) {
 	for line := range bytes.Lines(mountinfo) {
 		f := bytes.Fields(line)
 		sep := 0
@@ -166,11 +171,11 @@ func kindIn(mountinfo []byte, dev device) kind {
 		switch string(f[sep+1]) {
 		case "ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "f2fs", "zfs", "jfs", "nilfs2", "squashfs", "erofs", "iso9660", "vfat", "exfat", "ubifs", "jffs2",
 			"tmpfs", "ramfs", "rootfs", "hugetlbfs", "devtmpfs":
-			return local
+			return local, true
 		case "overlay":
-			return layered
+			return layered, true
 		}
-		return other
+		return other, true
 	}
-	return other
+	return other, false
 }

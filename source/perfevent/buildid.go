@@ -47,10 +47,8 @@ type stamp struct {
 // a tenth of the time that the build ID does.
 func stampOf(pid int, m *procfs.Mapping) stamp {
 	var st unix.Stat_t
-	if unix.Stat(m.Name, &st) != nil || st.Ino != m.Inode {
-		if unix.Stat(inside(pid, m.Name), &st) != nil || st.Ino != m.Inode {
-			return stamp{}
-		}
+	if unix.Stat(inside(pid, m.Name), &st) != nil && unix.Stat(m.Name, &st) != nil || st.Ino != m.Inode {
+		return stamp{}
 	}
 	return stamp{st.Ino, st.Size, st.Mtim, st.Ctim}
 }
