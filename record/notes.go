@@ -43,7 +43,7 @@ func missed(st *source.Stats) (out []string) {
 		say("%s too late: stacks and names near them can be those of another moment", profile.Count(st.Disordered, "record came", "records came"))
 	}
 	if many(st.NoTime) {
-		say("%s of the samples have no time: their stacks and names are as the file has them in its order; perf record -T records times",
+		say("%s of the samples have no time: their stacks and names are as the file has them in its order: record them with times",
 			profile.Percent(st.NoTime, st.Samples))
 	}
 	if many(st.Orphans) {

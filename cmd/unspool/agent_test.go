@@ -445,8 +445,8 @@ func TestAgentConfig(t *testing.T) {
 	// What is printed without settings is a configuration, with the defaults.
 	r = runProgram(t, "agent", "--print-config")
 	r.want(t, 0, "")
-	for _, line := range []string{"frequency = 19", "interval = \"10s\"", "log-format = \"text\"", "off-cpu-threshold = \"10ms\"", "process-context = true", "memory = \"1G\"",
-		"event: cycles, or cpu-clock on machines without counters", "stack-size: 32 KiB; if the kernel walks most stacks, less while many copies wait"} {
+	for _, line := range []string{"frequency = 19", "interval = \"10s\"", "log-format = \"text\"", "off-cpu-threshold = \"10ms\"", "process-context = true", "memory: a 64th of the machine's memory, at most 1G; less under a limit of memory",
+		"event: cycles, or cpu-clock on machines without counters", "stack-size: 32 KiB; 60 KiB if the kernel walks most stacks, and less while many copies wait"} {
 		if !strings.Contains(r.out, "\n# "+line+"\n") {
 			t.Errorf("no default %s in\n%s", line, r.out)
 		}
