@@ -225,6 +225,7 @@ func TestSparseArchive(t *testing.T) {
 
 // TestArchivesOfMachine: members are those that ar lists.
 func TestArchivesOfMachine(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "ar")
 	var paths []string
 	for _, pattern := range []string{"/usr/lib/*/*.a", "/usr/lib/gcc*/*/*/*.a", "/usr/*/lib/*.a"} {

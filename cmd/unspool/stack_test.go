@@ -143,6 +143,7 @@ func TestCoreFiles(t *testing.T) {
 
 // Many threads with deep stacks, as a hostile core can have them all on one, are shown in part, and a note says so.
 func TestManyFrames(t *testing.T) {
+	oracle.Long(t)
 	exe := built(t, "../../../../source/live/testdata/work.c", "work", "gcc", "-O1", "-pthread", "-o", "OUT", "SRC")
 	p := stackProgram{pausing: true}
 	c := p.start(t, t.TempDir(), []string{exe, "threads", "1", "1000"})
@@ -351,6 +352,7 @@ func TestStackDeep(t *testing.T) {
 
 // Ctrl-C ends stack at once, also where nobody reads what it writes.
 func TestStackInterrupted(t *testing.T) {
+	oracle.Long(t)
 	c := program(t, "stack", (&stackProgram{}).anyCore(t, []string{private(t), "deep"}))
 	out, err := c.StdoutPipe()
 	if err == nil {

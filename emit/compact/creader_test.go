@@ -185,6 +185,7 @@ func checkC(ct *Table, q *cQuestion, a *cAnswer) error {
 
 // TestBPF compiles the reader for eBPF.
 func TestBPF(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19")
 	out := filepath.Join(t.TempDir(), "reader.o")
 	oracle.Run(t, "clang-19", "-target", "bpf", "-mcpu=v3", "-O2", "-Wall", "-Wextra", "-Werror", "-I../../runtime", "-c", "-o", out, "testdata/reader_bpf.c")

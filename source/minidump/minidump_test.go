@@ -246,6 +246,7 @@ func TestMachines(t *testing.T) {
 // TestRunning: the minidump of a running program has the stacks that the program has, by files with the build ID that the dump names, and a file
 // with another one is not used.
 func TestRunning(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "gcc")
 	dir := t.TempDir()
 	prog := filepath.Join(dir, "prog")
@@ -386,6 +387,7 @@ int main(void) { pthread_t t; pthread_create(&t, 0, start, 0); write(1, "x", 1);
 
 // TestWindows: a program for Windows is found by the time and the size, or by the GUID of its PDB, and its stack is walked by .pdata.
 func TestWindows(t *testing.T) {
+	oracle.Long(t)
 	oracle.Need(t, "clang-19")
 	oracle.Need(t, "lld-link-19")
 	dir := t.TempDir()
